@@ -1,0 +1,29 @@
+/*
+ * Time behind one interface, so that the same code runs against the wall and in virtual time.
+ *
+ * Nanoseconds from an arbitrary start, never going back. Only differences mean anything, and only within one process:
+ * what travels between processes is time remaining.
+ *
+ * Threads: reading is free for all; virtual time is advanced by one thread.
+ */
+#pragma once
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define NS_PER_MS 1000000ull
+#define NS_PER_S  1000000000ull
+
+struct clock {
+    uint64_t (*now_ns)(const struct clock *clock);
+    _Atomic uint64_t virtual_ns; /* used by virtual clocks only */
+};
+
+static inline uint64_t clock_now(const struct clock *clock)
+{
+    return clock->now_ns(clock);
+}
+
+void clock_init_real(struct clock *clock);
+void clock_init_virtual(struct clock *clock, uint64_t start_ns);
+void clock_advance(struct clock *clock, uint64_t delta_ns); /* virtual clocks only */

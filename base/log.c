@@ -1,0 +1,42 @@
+#include "base/log.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char *const LEVEL_NAMES[] = {"error", "warn", "info", "debug"};
+
+int log_level_parse(const char *name)
+{
+    for (int i = 0; i < 4; i++)
+        if (!strcmp(name, LEVEL_NAMES[i]))
+            return i;
+    return -1;
+}
+
+void log_write(const struct log *log, enum log_level level, const char *format, ...)
+{
+    char line[1024];
+    struct timespec ts;
+    struct tm tm;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    gmtime_r(&ts.tv_sec, &tm);
+    int n =
+        snprintf(line, sizeof(line), "%04d-%02d-%02dT%02d:%02d:%02d.%06ldZ %s %s ", tm.tm_year + 1900, tm.tm_mon + 1,
+                 tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec, ts.tv_nsec / 1000, log->who, LEVEL_NAMES[level]);
+    va_list args;
+    va_start(args, format);
+    int m = vsnprintf(line + n, sizeof(line) - (size_t)n, format, args);
+    va_end(args);
+    size_t len = (size_t)n + (size_t)(m < 0 ? 0 : m);
+    if (len > sizeof(line) - 2)
+        len = sizeof(line) - 2;
+    for (size_t i = 0; i < len; i++) /* a value from outside must not start a line of its own */
+        if ((unsigned char)line[i] < 0x20)
+            line[i] = ' ';
+    line[len++] = '\n';
+    ssize_t ignored = write(log->fd ? log->fd : 2, line, len);
+    (void)ignored;
+}

@@ -1,0 +1,153 @@
+#include "base/mem.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static void *must(void *p)
+{
+    if (!p) {
+        fputs("out of memory\n", stderr);
+        abort();
+    }
+    return p;
+}
+
+void *mem_zalloc(size_t len_bytes)
+{
+    return must(calloc(1, len_bytes ? len_bytes : 1));
+}
+
+void *mem_array(size_t count, size_t item_bytes)
+{
+    return must(calloc(count ? count : 1, item_bytes));
+}
+
+void *mem_resize(void *old, size_t count, size_t item_bytes)
+{
+    size_t len = 0;
+    if (__builtin_mul_overflow(count, item_bytes, &len))
+        must(NULL);
+    return must(realloc(old, len ? len : 1));
+}
+
+char *mem_strdup(const char *text)
+{
+    return text ? must(strdup(text)) : NULL;
+}
+
+void *mem_dup(const void *data, size_t len_bytes)
+{
+    void *p = must(malloc(len_bytes ? len_bytes : 1));
+    if (len_bytes)
+        memcpy(p, data, len_bytes);
+    return p;
+}
+
+enum td_status mem_try(size_t len_bytes, void **out)
+{
+    void *p = NULL;
+    if (posix_memalign(&p, 64, len_bytes ? len_bytes : 64))
+        return TD_ERR_NO_MEMORY;
+    *out = p;
+    return TD_OK;
+}
+
+enum td_status mem_map(size_t len_bytes, void **out)
+{
+    void *p = mmap(NULL, len_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return TD_ERR_NO_MEMORY;
+    madvise(p, len_bytes, MADV_HUGEPAGE);
+    if (madvise(p, len_bytes, MADV_POPULATE_WRITE) != 0) {
+        if (errno == ENOMEM) {
+            munmap(p, len_bytes);
+            return TD_ERR_NO_MEMORY;
+        }
+        for (size_t i = 0; i < len_bytes; i += 4096) /* a kernel without MADV_POPULATE_WRITE */
+            ((volatile char *)p)[i] = 0;
+    }
+    *out = p;
+    return TD_OK;
+}
+
+void mem_unmap(void *base, size_t len_bytes)
+{
+    if (base)
+        munmap(base, len_bytes);
+}
+
+static void bytes_reserve(struct bytes *b, size_t more)
+{
+    if (b->len + more + 1 <= b->cap)
+        return;
+    size_t cap = b->cap ? b->cap * 2 : 64;
+    while (cap < b->len + more + 1)
+        cap *= 2;
+    b->data = mem_resize(b->data, cap, 1);
+    b->cap = cap;
+}
+
+void bytes_append(struct bytes *b, const void *data, size_t len_bytes)
+{
+    bytes_reserve(b, len_bytes);
+    if (len_bytes)
+        memcpy(b->data + b->len, data, len_bytes);
+    b->len += len_bytes;
+    b->data[b->len] = 0;
+}
+
+void bytes_printf(struct bytes *b, const char *format, ...)
+{
+    va_list args, again;
+    va_start(args, format);
+    va_copy(again, args);
+    int n = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    if (n > 0) {
+        bytes_reserve(b, (size_t)n);
+        vsnprintf(b->data + b->len, (size_t)n + 1, format, again);
+        b->len += (size_t)n;
+    }
+    va_end(again);
+}
+
+void bytes_clear(struct bytes *b)
+{
+    b->len = 0;
+    if (b->data)
+        b->data[0] = 0;
+}
+
+void bytes_free(struct bytes *b)
+{
+    free(b->data);
+    *b = (struct bytes){0};
+}
+
+enum td_status file_read(const char *path, size_t max_bytes, char **out, size_t *len_out, struct td_error *error_out)
+{
+    FILE *f = fopen(path, "rb");
+    if (!f)
+        return td_fail(error_out, errno == ENOENT ? TD_ERR_NOT_FOUND : TD_ERR_IO, "%s: %s", path, strerror(errno));
+    struct bytes b = {0};
+    char chunk[65536];
+    size_t n;
+    while ((n = fread(chunk, 1, sizeof(chunk), f)) > 0 && b.len + n <= max_bytes)
+        bytes_append(&b, chunk, n);
+    int bad = ferror(f);
+    fclose(f);
+    if (bad || n > 0) {
+        bytes_free(&b);
+        return bad ? td_fail(error_out, TD_ERR_IO, "%s: read error", path)
+                   : td_fail(error_out, TD_ERR_NO_SPACE, "%s: larger than %zu bytes", path, max_bytes);
+    }
+    bytes_append(&b, "", 0);
+    *out = b.data;
+    *len_out = b.len;
+    return TD_OK;
+}

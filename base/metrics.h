@@ -1,0 +1,54 @@
+/*
+ * Metrics in Prometheus' text format, per instance: a process part owns a registry, modules add what they count.
+ *
+ * A module lists its metrics once, as an X-macro, and gets an enum and a table from it:
+ *
+ *     #define XFER_METRICS(X) \
+ *         X(XFER_BYTES_IN, METRIC_COUNTER, "tandem_transfer_received_bytes_total", "KV bytes received and verified")
+ *     enum { METRICS_ENUM(XFER_METRICS) };
+ *     static const struct metric_info INFO[] = {METRICS_TABLE(XFER_METRICS)};
+ *
+ * Threads: adding and setting are atomic and free for all; rendering too. Registering is done before threads start.
+ */
+#pragma once
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/status.h"
+
+enum metric_type { METRIC_COUNTER, METRIC_GAUGE, METRIC_SECONDS /* a histogram of durations */ };
+
+struct metric_info {
+    enum metric_type type;
+    const char *name, *help;
+};
+
+#define METRICS_ENUM_1(id, type, name, help)  id,
+#define METRICS_TABLE_1(id, type, name, help) {type, name, help},
+#define METRICS_ENUM(LIST)                    LIST(METRICS_ENUM_1)
+#define METRICS_TABLE(LIST)                   LIST(METRICS_TABLE_1)
+
+struct metrics;     /* registry */
+struct metrics_set; /* the metrics of one module, indexed by its enum */
+
+struct metrics *metrics_open(void);
+void metrics_close(struct metrics *m);
+
+/* info borrowed for ever (a static table); labels ("worker=\"p0\"") copied, may be NULL. */
+struct metrics_set *metrics_add(struct metrics *m, const struct metric_info *info, uint32_t n, const char *labels);
+
+void metrics_inc(struct metrics_set *s, uint32_t id, uint64_t by); /* NULL set: nothing */
+void metrics_gauge(struct metrics_set *s, uint32_t id, double value);
+void metrics_observe_ns(struct metrics_set *s, uint32_t id, uint64_t duration_ns);
+uint64_t metrics_get(const struct metrics_set *s, uint32_t id); /* counter, or number of observations */
+
+void metrics_render(struct metrics *m, struct bytes *out);
+
+/* GET /metrics over HTTP on "HOST:PORT" (0 picks a port). address_out (64 bytes) says where. */
+struct metrics_http;
+enum td_status metrics_http_open(struct metrics *m, const char *listen, struct metrics_http **out, char address_out[64],
+                                 struct td_error *error_out);
+void metrics_http_close(struct metrics_http *h); /* NULL is fine */

@@ -1,0 +1,331 @@
+#include "base/options.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+enum { CONFIG_MAX_BYTES = 1 << 20 };
+
+static bool is_option(const struct option *t)
+{
+    return t->name[0] != 0;
+}
+
+static const struct option *find(const struct options *o, const char *name, size_t len)
+{
+    for (const struct option *t = o->table; t->name; t++)
+        if (is_option(t) && strlen(t->name) == len && !memcmp(t->name, name, len))
+            return t;
+    return NULL;
+}
+
+static bool choice_has(const char *choices, const char *text)
+{
+    size_t n = strlen(text);
+    for (const char *c = choices; c; c = strchr(c, '|'), c = c ? c + 1 : NULL)
+        if (n && !strncmp(c, text, n) && (c[n] == '|' || !c[n]))
+            return true;
+    return false;
+}
+
+/* The factor that a unit stands for; 0 if it is none for this type. */
+static double unit_factor(enum option_type type, const char *unit)
+{
+    static const struct {
+        enum option_type type;
+        const char *unit;
+        double factor;
+    } UNITS[] = {{OPT_BYTES, "K", 0x1p10}, {OPT_BYTES, "M", 0x1p20}, {OPT_BYTES, "G", 0x1p30}, {OPT_BYTES, "T", 0x1p40},
+                 {OPT_MS, "ms", 1},        {OPT_MS, "s", 1e3},       {OPT_MS, "m", 6e4},       {OPT_MS, "h", 3.6e6}};
+    if (!*unit)
+        return 1;
+    for (size_t i = 0; i < sizeof(UNITS) / sizeof(UNITS[0]); i++)
+        if (UNITS[i].type == type && !strcmp(UNITS[i].unit, unit))
+            return UNITS[i].factor;
+    return 0;
+}
+
+static enum td_status set_number(const struct option *t, const char *text, void *at, struct td_error *e)
+{
+    char *end = NULL;
+    errno = 0;
+    double v = strtod(text, &end);
+    double factor = unit_factor(t->type, end);
+    if (end == text || !factor || errno || !isfinite(v))
+        return td_fail(e, TD_ERR_INVALID, "--%s: '%s' is not %s", t->name, text,
+                       t->type == OPT_BYTES ? "a size (512, 64K, 16M, 2G)"
+                       : t->type == OPT_MS  ? "a duration (250ms, 10s, 5m)"
+                                            : "a number");
+    v *= factor;
+    bool free_range = t->min == 0 && t->max == 0;
+    if (free_range ? v < 0 : v < t->min || v > t->max)
+        return td_fail(e, TD_ERR_INVALID, free_range ? "--%s: %s is negative" : "--%s: %s is not in %.15g .. %.15g",
+                       t->name, text, t->min, t->max);
+    if (t->type == OPT_DOUBLE) {
+        memcpy(at, &v, sizeof(v));
+        return TD_OK;
+    }
+    if (v > 9e15 || (t->type == OPT_INT && floor(v) != v))
+        return td_fail(e, TD_ERR_INVALID, "--%s: '%s' is not a whole number", t->name, text);
+    int64_t i = (int64_t)v;
+    memcpy(at, &i, sizeof(i));
+    return TD_OK;
+}
+
+static enum td_status set(const struct option *t, const char *text, void *values, struct td_error *e)
+{
+    char *at = (char *)values + t->offset;
+    switch (t->type) {
+    case OPT_STRING:
+        memcpy(at, &text, sizeof(text));
+        return TD_OK;
+    case OPT_CHOICE:
+        if (!choice_has(t->choices, text))
+            return td_fail(e, TD_ERR_INVALID, "--%s: '%s' is none of %s", t->name, text, t->choices);
+        memcpy(at, &text, sizeof(text));
+        return TD_OK;
+    case OPT_BOOL: {
+        bool on = !strcmp(text, "true") || !strcmp(text, "1");
+        if (!on && strcmp(text, "false") && strcmp(text, "0"))
+            return td_fail(e, TD_ERR_INVALID, "--%s: '%s' is neither true nor false", t->name, text);
+        memcpy(at, &on, sizeof(on));
+        return TD_OK;
+    }
+    case OPT_INT:
+    case OPT_BYTES:
+    case OPT_MS:
+    case OPT_DOUBLE:
+        return set_number(t, text, at, e);
+    }
+    return TD_ERR_INVALID;
+}
+
+static enum td_status from_environment(const struct options *o, void *values, struct td_error *e)
+{
+    for (const struct option *t = o->table; o->env_prefix && t->name; t++) {
+        char name[128];
+        int n = snprintf(name, sizeof(name), "%s_%s", o->env_prefix, t->name);
+        for (int i = 0; i < n && i < (int)sizeof(name); i++)
+            name[i] = name[i] == '-' ? '_' : (char)toupper((unsigned char)name[i]);
+        const char *text = is_option(t) ? getenv(name) : NULL;
+        enum td_status s = text ? set(t, text, values, e) : TD_OK;
+        if (s)
+            return s;
+    }
+    return TD_OK;
+}
+
+/* Strings that outlive the JSON: kept in one allocation that the caller frees. */
+static enum td_status from_config(const struct options *o, const char *path, void *values, char **strings_out,
+                                  struct td_error *e)
+{
+    json_error_t je;
+    char *data = NULL;
+    size_t len = 0;
+    enum td_status s = file_read(path, CONFIG_MAX_BYTES, &data, &len, e);
+    if (s)
+        return td_fail(e, TD_ERR_INVALID, "--config %s: can't be read", path);
+    json_t *root = json_loadb(data, len, JSON_REJECT_DUPLICATES, &je);
+    free(data);
+    if (!json_is_object(root)) {
+        json_decref(root);
+        return td_fail(e, TD_ERR_INVALID, "--config %s: line %d: %s", path, root ? 1 : je.line,
+                       root ? "not a JSON object" : je.text);
+    }
+    const char *key;
+    json_t *value;
+    size_t room = 0;
+    json_object_foreach(root, key, value) room += json_is_string(value) ? json_string_length(value) + 1 : 32;
+    char *at = *strings_out = mem_zalloc(room + 1);
+    json_object_foreach(root, key, value)
+    {
+        const struct option *t = find(o, key, strlen(key));
+        if (!t) {
+            s = td_fail(e, TD_ERR_INVALID, "--config %s: '%s' is no option of %s", path, key, o->program);
+            break;
+        }
+        int n = 0;
+        if (json_is_string(value))
+            n = sprintf(at, "%s", json_string_value(value));
+        else if (json_is_boolean(value))
+            n = sprintf(at, "%s", json_is_true(value) ? "true" : "false");
+        else if (json_is_number(value))
+            n = sprintf(at, "%.17g", json_number_value(value));
+        else
+            s = td_fail(e, TD_ERR_INVALID, "--config %s: '%s' must be a text, a number or true/false", path, key);
+        if (!s)
+            s = set(t, at, values, e);
+        at += n + 1;
+        if (s)
+            break;
+    }
+    json_decref(root);
+    return s;
+}
+
+static void print_help(const struct options *o)
+{
+    printf("usage: %s %s\n\n%s\n\n", o->program, o->usage, o->about);
+    for (const struct option *t = o->table; t->name; t++) {
+        if (!is_option(t)) {
+            printf("\n%s\n", t->help);
+            continue;
+        }
+        static const char *const KINDS[] = {"TEXT", "", "N", "BYTES", "TIME", "X", ""};
+        const char *kind = t->choices ? t->choices : KINDS[t->type];
+        int n = printf("  --%s%s%s", t->name, *kind ? " " : "", kind);
+        printf("%*s%s", n < 34 ? 34 - n : 2, "", t->help);
+        if (t->fallback)
+            printf(" [%s]", t->fallback);
+        putchar('\n');
+    }
+    printf("\n  --config FILE                   a JSON object with these names as keys\n"
+           "  --print-config                  the values in force, as such a file, and exit\n"
+           "  --version, --help\n");
+    if (o->env_prefix)
+        printf("\nEach option can also be set in the environment: %s_NAME, with '_' for '-'.\n", o->env_prefix);
+}
+
+static void print_config(const struct options *o, const void *values)
+{
+    json_t *root = json_object();
+    for (const struct option *t = o->table; t->name; t++) {
+        if (!is_option(t))
+            continue;
+        const char *at = (const char *)values + t->offset;
+        json_t *v = NULL;
+        switch (t->type) {
+        case OPT_STRING:
+        case OPT_CHOICE: {
+            const char *text;
+            memcpy(&text, at, sizeof(text));
+            v = text ? json_string(text) : NULL;
+            break;
+        }
+        case OPT_BOOL:
+            v = json_boolean(*(const bool *)at);
+            break;
+        case OPT_DOUBLE: {
+            double d;
+            memcpy(&d, at, sizeof(d));
+            v = json_real(d);
+            break;
+        }
+        default: {
+            int64_t i;
+            memcpy(&i, at, sizeof(i));
+            v = json_integer(i);
+        }
+        }
+        if (v)
+            json_object_set_new(root, t->name, v);
+    }
+    json_dumpf(root, stdout, JSON_INDENT(2));
+    putchar('\n');
+    json_decref(root);
+}
+
+struct parsed {
+    const char *config;
+    bool help, version, print;
+};
+
+/* One argument at argv[*i]; advances *i over its value. values NULL: only looks for what parsed holds. */
+static enum td_status one_flag(const struct options *o, int argc, char **argv, int *i, void *values, struct parsed *p,
+                               struct td_error *e)
+{
+    const char *name = argv[*i] + 2, *eq = strchr(name, '=');
+    size_t len = eq ? (size_t)(eq - name) : strlen(name);
+    const char *value = eq ? eq + 1 : *i + 1 < argc ? argv[*i + 1] : NULL;
+    if (!strcmp(name, "help") || !strcmp(name, "version") || !strcmp(name, "print-config")) {
+        p->help |= name[0] == 'h';
+        p->version |= name[0] == 'v';
+        p->print |= name[0] == 'p';
+        return TD_OK;
+    }
+    bool config = len == 6 && !memcmp(name, "config", 6);
+    const struct option *t = config ? NULL : find(o, name, len);
+    bool off = !t && len > 3 && !memcmp(name, "no-", 3);
+    if (off && (t = find(o, name + 3, len - 3)) && t->type != OPT_BOOL)
+        t = NULL;
+    if (!t && !config)
+        return td_fail(e, TD_ERR_INVALID, "--%.*s: no such option; %s --help lists them", (int)len, name, o->program);
+    if (t && t->type == OPT_BOOL)
+        return values ? set(t, off ? "false" : eq ? value : "true", values, e) : TD_OK;
+    if (!value)
+        return td_fail(e, TD_ERR_INVALID, "--%.*s: needs a value", (int)len, name);
+    *i += !eq;
+    if (config)
+        p->config = value;
+    return t && values ? set(t, value, values, e) : TD_OK;
+}
+
+static enum td_status walk(const struct options *o, int argc, char **argv, void *values, const char **rest_out,
+                           int *n_rest, struct parsed *p, struct td_error *e)
+{
+    *n_rest = 0;
+    for (int i = 1; i < argc; i++) {
+        bool end = !strcmp(argv[i], "--");
+        if (!end && !strcmp(argv[i], "-h")) {
+            p->help = true;
+        } else if (!end && !strncmp(argv[i], "--", 2)) {
+            enum td_status s = one_flag(o, argc, argv, &i, values, p, e);
+            if (s)
+                return s;
+        } else {
+            for (i += end; i < argc; i++) {
+                if (!rest_out)
+                    return td_fail(e, TD_ERR_INVALID, "'%s': %s takes only options; see --help", argv[i], o->program);
+                rest_out[(*n_rest)++] = argv[i];
+                if (!end)
+                    break;
+            }
+        }
+    }
+    return TD_OK;
+}
+
+enum td_status options_parse(const struct options *o, int argc, char **argv, void *values, const char **rest_out,
+                             int *n_rest_out, char **strings_out, enum options_action *action_out,
+                             struct td_error *error_out)
+{
+    struct parsed p = {0};
+    int n_rest = 0;
+    *strings_out = NULL;
+    *action_out = OPTIONS_RUN;
+    enum td_status s = TD_OK;
+    for (const struct option *t = o->table; t->name && !s; t++)
+        if (is_option(t) && t->fallback)
+            s = set(t, t->fallback, values, error_out);
+    if (!s)
+        s = walk(o, argc, argv, NULL, rest_out, &n_rest, &p, error_out); /* --config, --help first */
+    if (!s && p.help) {
+        print_help(o);
+        *action_out = OPTIONS_EXIT;
+        return TD_OK;
+    }
+    if (!s && p.version) {
+        printf("%s %s\n", o->program, TANDEM_VERSION);
+        *action_out = OPTIONS_EXIT;
+        return TD_OK;
+    }
+    if (!s && p.config)
+        s = from_config(o, p.config, values, strings_out, error_out);
+    if (!s)
+        s = from_environment(o, values, error_out);
+    if (!s)
+        s = walk(o, argc, argv, values, rest_out, &n_rest, &p, error_out);
+    if (!s && p.print) {
+        print_config(o, values);
+        *action_out = OPTIONS_EXIT;
+    }
+    if (n_rest_out)
+        *n_rest_out = n_rest;
+    return s;
+}

@@ -1,0 +1,59 @@
+/*
+ * Option tables: one table gives a program's flags, environment variables, config file keys, --help, --print-config and
+ * validation.
+ *
+ * Precedence: flag, then environment (TANDEM_ROLE_NAME, upper case, '-' as '_'), then config file (--config FILE, a JSON
+ * object with the flags' names as keys), then default. Unknown flags and keys, bad values and values out of range are
+ * refused with one line that names the option and says what it takes.
+ *
+ * Values land in the caller's struct, at each option's offset: const char *, bool, int64_t or double by type. Strings are
+ * borrowed from argv, the environment, the table, or from *strings_out, which the caller frees last.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+enum option_type {
+    OPT_STRING,
+    OPT_BOOL,  /* --name, --no-name, --name=true|false */
+    OPT_INT,   /* int64_t, within [min, max] */
+    OPT_BYTES, /* int64_t; 512, 64K, 16M, 2G, 1T (powers of 1024) */
+    OPT_MS,    /* int64_t milliseconds; 250, 250ms, 10s, 5m */
+    OPT_DOUBLE,
+    OPT_CHOICE, /* const char *, one of "a|b|c" in choices */
+};
+
+struct option {
+    const char *name; /* without dashes; NULL ends a table; "" with a help is a heading */
+    enum option_type type;
+    size_t offset;
+    const char *fallback; /* default as text; NULL: NULL, false or 0 */
+    const char *choices;  /* OPT_CHOICE; else the placeholder shown in --help, may be NULL */
+    double min, max;      /* numbers; both 0: any that is >= 0 */
+    const char *help;
+};
+
+struct options {
+    const char *program;    /* "tandem-router" */
+    const char *usage;      /* after the program's name: "[options] --model DIR" */
+    const char *about;      /* one or two sentences */
+    const char *env_prefix; /* "TANDEM_ROUTER"; NULL: no environment */
+    const struct option *table;
+};
+
+enum options_action {
+    OPTIONS_RUN,
+    OPTIONS_EXIT
+}; /* EXIT: --help, --version or --print-config was answered on stdout */
+
+/*
+ * argv[0] is skipped; what is no option is moved to rest_out (room for argc pointers; NULL: refused). After "--" nothing is
+ * an option. On failure error_out holds the line to print.
+ */
+enum td_status options_parse(const struct options *o, int argc, char **argv, void *values, const char **rest_out,
+                             int *n_rest_out, char **strings_out, enum options_action *action_out,
+                             struct td_error *error_out);

@@ -1,0 +1,73 @@
+#include "base/process.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/thread.h"
+
+struct process_signals {
+    void (*stop)(void *user);
+    void *user;
+    pthread_t thread;
+};
+
+static sigset_t stop_signals(void)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    sigaddset(&set, SIGUSR2); /* ours: ends the thread */
+    return set;
+}
+
+void process_block_signals(void)
+{
+    sigset_t set = stop_signals();
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+static void *take_signals(void *arg)
+{
+    struct process_signals *p = arg;
+    sigset_t set = stop_signals();
+    int sig = 0;
+    while (!sigwait(&set, &sig) && sig != SIGUSR2)
+        p->stop(p->user);
+    return NULL;
+}
+
+struct process_signals *process_on_stop(void (*stop)(void *user), void *user)
+{
+    struct process_signals *p = mem_zalloc(sizeof(*p));
+    p->stop = stop;
+    p->user = user;
+    p->thread = thread_start("signals", take_signals, p);
+    return p;
+}
+
+void process_signals_close(struct process_signals *p)
+{
+    if (!p)
+        return;
+    pthread_kill(p->thread, SIGUSR2);
+    pthread_join(p->thread, NULL);
+    free(p);
+}
+
+void process_announce(const char *address)
+{
+    const char *fd = getenv("TANDEM_READY_FD");
+    if (!fd)
+        return;
+    dprintf(atoi(fd), "%s\n", address);
+    close(atoi(fd));
+    unsetenv("TANDEM_READY_FD");
+}

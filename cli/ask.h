@@ -1,0 +1,39 @@
+/*
+ * One Generate call from the command line: a request made from JSON members, an answer collected while it streams.
+ *
+ * Members of a request (all but the prompt optional): id, prompt (text) | prompt_ids | messages [{role, content}],
+ * add_special_tokens, max_tokens, min_tokens, ignore_eos, stop [text], stop_ids, greedy, temperature, top_k, top_p, min_p,
+ * presence_penalty, frequency_penalty, repetition_penalty, seed, logit_bias {"id": bias}, logprobs, prompt_logprobs,
+ * ttft_ms, tpot_ms, deadline_ms, priority, tenant, cache_salt, workflow_id.
+ *
+ * Threads: ask_start from any; callbacks on rpc threads, one at a time per ask.
+ */
+#pragma once
+
+#include "cli/cli.h"
+
+struct ask {
+    json_t *request;
+    void (*on_text)(struct ask *a, const void *text, size_t len_bytes); /* optional */
+    void (*on_done)(struct ask *a);                                     /* once; ask_free() may follow */
+    void *user;
+
+    struct rpc_call *call;
+    struct bytes text;
+    json_t *ids, *logprobs;
+    Tandem__V1__GenerateEnd *end; /* NULL: failed, see code and error */
+    enum rpc_code code;
+    uint32_t retry_after_ms;
+    char error[1100];
+};
+
+/* Takes the reference to request. A request that can't be put into a message calls on_done at once, with code and error. */
+struct ask *ask_start(struct rpc_client *c, json_t *request, void (*on_text)(struct ask *, const void *, size_t),
+                      void (*on_done)(struct ask *), void *user);
+void ask_free(struct ask *a);
+
+/*
+ * {"id", "token_ids", "text", "finish_reason", "logprobs", "prompt_logprobs", "usage", "timing", "placement", "predicted",
+ * "seed"} or {"id", "error": {"code", "message", "retry_after_ms"}}.
+ */
+json_t *ask_result(const struct ask *a);

@@ -1,0 +1,176 @@
+/*
+ * tandem bench: one area after the other, each into rows of (name, value, unit, limit, share).
+ *
+ * --json prints one object a row: {"area", "name", "value", "unit", "limit" (null: none), "share" (null), "hash" (engine)}.
+ */
+#include "cli/bench.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "cli/table.h"
+#include "kernels/bench.h"
+#include "transfer/bench.h"
+
+#define AT(member) offsetof(struct bench_options, member)
+static const struct option TABLE[] = {
+    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "one JSON object a row"},
+    {"seconds", OPT_DOUBLE, AT(seconds), "0", NULL, 0, 3600, "how long a row is measured; 0: as the area thinks right"},
+    {"threads", OPT_INT, AT(threads), "0", NULL, 0, 1024, "kernels, engine: compute threads; 0: one for each CPU"},
+    {"dummy", OPT_STRING, AT(dummy), "1b", "DIMS", 0, 0, "engine: the made-up model, 1b or hidden=256,layers=2,..."},
+    {"numerics", OPT_CHOICE, AT(numerics), "auto", "auto|f32|bf16", 0, 0, "engine: activations"},
+    {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
+};
+
+struct bench_row *bench_add(struct bench_rows *b, const char *unit, double value, double limit, const char *format, ...)
+{
+    va_list args;
+    b->rows = mem_resize(b->rows, b->n + 1, sizeof(*b->rows));
+    struct bench_row *row = &b->rows[b->n++];
+    *row = (struct bench_row){.unit = unit, .value = value, .limit = limit};
+    va_start(args, format);
+    vsnprintf(row->name, sizeof(row->name), format, args);
+    va_end(args);
+    return row;
+}
+
+/* ------------------------------------------------------------------- areas */
+
+static enum td_status bench_kernels(const struct bench_options *o, struct bench_rows *out, struct td_error *e)
+{
+    struct kernels_bench *b = mem_zalloc(sizeof(*b));
+    const struct kernels_bench_config c = {.n_threads = (uint32_t)o->threads, .seconds_per_row = o->seconds};
+    enum td_status s = kernels_bench(&c, b, e);
+    for (uint32_t i = 0; i < b->n_rows && !s; i++)
+        bench_add(out, b->rows[i].unit, b->rows[i].value, b->rows[i].limit, "%s", b->rows[i].name);
+    free(b);
+    return s;
+}
+
+static enum td_status bench_transfer(const struct bench_options *o, struct bench_rows *out, struct td_error *e)
+{
+    static const char *const TLS[] = {"auto", "tcp"};
+    static const uint64_t PAGES[] = {16 << 10, 128 << 10, 512 << 10, 2 << 20};
+    enum { N_TLS = 2, N_PAGES = 4 };
+    struct xfer_bench_row rows[N_TLS * N_PAGES];
+    const struct xfer_bench_config c = {.tls = TLS,
+                                        .n_tls = N_TLS,
+                                        .page_bytes = PAGES,
+                                        .n_page_bytes = N_PAGES,
+                                        .min_ns = (uint64_t)(o->seconds * 1e9)};
+    enum td_status s = xfer_bench(&c, rows, e);
+    for (int i = 0; i < N_TLS * N_PAGES && !s; i++)
+        bench_add(out, "GB/s", rows[i].gb_per_s, rows[i].memcpy_gb_per_s, "pull pages of %" PRIu64 " KiB, %s",
+                  rows[i].page_bytes >> 10, rows[i].transport);
+    return s;
+}
+
+static const struct {
+    const char *name, *about;
+    enum td_status (*run)(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
+} AREAS[] = {
+    {"kernels", "single operations, against memory and arithmetic", bench_kernels},
+    {"engine", "prefill and decode of a made-up model, against memory and arithmetic", bench_engine},
+    {"transfer", "KV pages between two endpoints, against one thread's memcpy", bench_transfer},
+};
+enum { N_AREAS = sizeof(AREAS) / sizeof(AREAS[0]) };
+
+/* ------------------------------------------------------------------ output */
+
+static void print_json(const char *area, const struct bench_rows *b)
+{
+    char hash[17];
+    for (uint32_t i = 0; i < b->n; i++) {
+        const struct bench_row *r = &b->rows[i];
+        json_t *o = json_pack("{s:s, s:s, s:f, s:s, s:o, s:o}", "area", area, "name", r->name, "value", r->value,
+                              "unit", r->unit, "limit", r->limit > 0 ? json_real(r->limit) : json_null(), "share",
+                              r->limit > 0 ? json_real(r->value / r->limit) : json_null());
+        snprintf(hash, sizeof(hash), "%016" PRIx64, r->hash);
+        if (r->hash)
+            json_object_set_new(o, "hash", json_string(hash));
+        cli_print_json(o);
+    }
+}
+
+static void print_table(const char *area, const struct bench_rows *b)
+{
+    static const char *const TITLES[] = {"", "VALUE", "UNIT", "LIMIT", "SHARE", "HASH"};
+    struct table t;
+    table_init(&t, 6, 1 | 1 << 2 | 1 << 5, TITLES);
+    for (uint32_t i = 0; i < b->n; i++) {
+        const struct bench_row *r = &b->rows[i];
+        table_cell(&t, "%s: %s", area, r->name);
+        table_cell(&t, "%.2f", r->value);
+        table_cell(&t, "%s", r->unit);
+        if (r->limit > 0) {
+            table_cell(&t, "%.2f", r->limit);
+            table_cell(&t, "%.0f %%", 100 * r->value / r->limit);
+        } else {
+            table_cell(&t, "%s", "");
+            table_cell(&t, "%s", "");
+        }
+        if (r->hash)
+            table_cell(&t, "%016" PRIx64, r->hash);
+        else
+            table_cell(&t, "%s", "");
+    }
+    table_print(&t, stdout);
+    fflush(stdout);
+    table_fini(&t);
+}
+
+static int run_area(int area, const struct bench_options *o)
+{
+    struct bench_rows rows = {0};
+    struct td_error e = {{0}};
+    enum td_status s = AREAS[area].run(o, &rows, &e);
+    if (s)
+        cli_fail("bench", "%s: %s", AREAS[area].name, e.text[0] ? e.text : td_status_name(s));
+    else if (o->json)
+        print_json(AREAS[area].name, &rows);
+    else
+        print_table(AREAS[area].name, &rows);
+    free(rows.rows);
+    return s ? 1 : 0;
+}
+
+static int find_area(const char *name)
+{
+    for (int i = 0; i < N_AREAS; i++)
+        if (!strcmp(AREAS[i].name, name))
+            return i;
+    return -1;
+}
+
+static int usage(const char *unknown)
+{
+    if (unknown)
+        fprintf(stderr, "tandem bench: '%s' is no area; these are:\n", unknown);
+    else
+        fprintf(stderr, "tandem bench: give an area:\n");
+    for (int i = 0; i < N_AREAS; i++)
+        fprintf(stderr, "  %-10s %s\n", AREAS[i].name, AREAS[i].about);
+    return 2;
+}
+
+int cli_bench(int argc, char **argv)
+{
+    struct bench_options o = {0};
+    const char **areas = mem_array((size_t)argc, sizeof(*areas));
+    int n_areas = 0, exit_code;
+    bool run = cli_options("bench", "AREA... [options]", "Measures areas beside the limits of this machine.", TABLE,
+                           argc, argv, &o, areas, &n_areas, &exit_code);
+    if (run && !n_areas)
+        exit_code = usage(NULL);
+    for (int i = 0; run && i < n_areas && !exit_code; i++)
+        if (find_area(areas[i]) < 0)
+            exit_code = usage(areas[i]);
+    for (int i = 0; run && i < n_areas && !exit_code; i++)
+        exit_code = run_area(find_area(areas[i]), &o);
+    free(areas);
+    return exit_code;
+}

@@ -1,0 +1,36 @@
+/*
+ * What the areas of tandem bench share: rows of a measured value beside this machine's limit, measured in the same run.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+struct bench_options {
+    const char *dummy, *numerics;
+    double seconds; /* per row; 0: the area's own */
+    int64_t threads;
+    bool json;
+};
+
+struct bench_row {
+    char name[96];
+    const char *unit; /* "GB/s", "GFLOP/s", "tokens/s"; static text */
+    double value;
+    double limit;  /* 0: none, or it is a limit itself */
+    uint64_t hash; /* of the tokens and log-probabilities computed; 0: none */
+};
+
+struct bench_rows {
+    struct bench_row *rows;
+    uint32_t n;
+};
+
+/* Prints nothing; the caller does, when the area is done. The row returned is good until the next is added. */
+struct bench_row *bench_add(struct bench_rows *b, const char *unit, double value, double limit, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+
+/* Prefill and decode of a made-up model through engine/engine.h. */
+enum td_status bench_engine(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);

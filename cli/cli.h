@@ -1,0 +1,42 @@
+/*
+ * The tandem command: what its subcommands share.
+ *
+ * A subcommand is one function with its own option table; it returns the exit code: 0 done, 1 failed, 2 wrong use. Answers go to
+ * stdout, words to stderr. Tables have --json beside them.
+ */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+
+#include "base/mem.h"
+#include "base/options.h"
+#include "proto/rpc/rpc.h"
+#include "tandem.pb-c.h"
+
+int cli_up(int argc, char **argv);
+int cli_down(int argc, char **argv);
+int cli_generate(int argc, char **argv);
+int cli_chat(int argc, char **argv);
+int cli_status(int argc, char **argv);
+int cli_tokenize(int argc, char **argv);
+int cli_bench(int argc, char **argv);
+
+/* Parses a subcommand's options; *exit_out is set when the caller should return it at once (help, or an error printed). */
+bool cli_options(const char *command, const char *usage, const char *about, const struct option *table, int argc,
+                 char **argv, void *values, const char **rest_out, int *n_rest_out, int *exit_out);
+
+/* Prints "tandem COMMAND: text" on stderr; returns 1. */
+int cli_fail(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* --router, else $TANDEM_ROUTER, else the default port on this machine. */
+#define CLI_DEFAULT_ROUTER "127.0.0.1:7470"
+const char *cli_router(const char *option);
+struct rpc_client *cli_connect(const char *command, const char *target); /* NULL: said why */
+
+/* A line of input of any length, without its end; false at the end of input. Free with bytes_free. */
+bool cli_read_line(struct bytes *line);
+void cli_print_json(json_t *object); /* one line on stdout, flushed; takes the reference */
+
+/* Text that may not be UTF-8 as a JSON string: invalid parts become U+FFFD. */
+json_t *cli_json_text(const void *data, size_t len_bytes);

@@ -1,0 +1,96 @@
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <utf8proc.h>
+
+#include "cli/cli.h"
+
+bool cli_options(const char *command, const char *usage, const char *about, const struct option *table, int argc,
+                 char **argv, void *values, const char **rest_out, int *n_rest_out, int *exit_out)
+{
+    char program[64];
+    char *strings;
+    struct td_error e = {{0}};
+    enum options_action action;
+    snprintf(program, sizeof(program), "tandem %s", command);
+    const struct options o = {.program = program, .usage = usage, .about = about, .table = table};
+    enum td_status s = options_parse(&o, argc, argv, values, rest_out, n_rest_out, &strings, &action, &e);
+    *exit_out = s ? 2 : 0; /* strings of a config file stay until the process ends */
+    if (s)
+        fprintf(stderr, "%s: %s\n", program, e.text);
+    return !s && action == OPTIONS_RUN;
+}
+
+int cli_fail(const char *command, const char *format, ...)
+{
+    va_list args;
+    fflush(stdout);
+    fprintf(stderr, "tandem %s: ", command);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+    return 1;
+}
+
+const char *cli_router(const char *option)
+{
+    const char *env = getenv("TANDEM_ROUTER");
+    return option ? option : env && *env ? env : CLI_DEFAULT_ROUTER;
+}
+
+struct rpc_client *cli_connect(const char *command, const char *target)
+{
+    struct rpc_client *c = NULL;
+    struct td_error e = {{0}};
+    const struct rpc_client_config config = {
+        .target = target, .max_message_bytes = 64 << 20, .max_queued_bytes = 64 << 20};
+    if (rpc_client_open(&config, &c, &e))
+        cli_fail(command, "%s", e.text);
+    return c;
+}
+
+bool cli_read_line(struct bytes *line)
+{
+    static char *buffer; /* getline's own; the command reads one input from one thread */
+    static size_t cap;
+    bytes_clear(line);
+    ssize_t n = getline(&buffer, &cap, stdin);
+    if (n < 0)
+        return false;
+    while (n && (buffer[n - 1] == '\n' || buffer[n - 1] == '\r'))
+        n--;
+    bytes_append(line, buffer, (size_t)n);
+    return true;
+}
+
+void cli_print_json(json_t *object)
+{
+    char *text = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    puts(text);
+    fflush(stdout);
+    free(text);
+    json_decref(object);
+}
+
+json_t *cli_json_text(const void *data, size_t len_bytes)
+{
+    json_t *s = json_stringn(data ? data : "", len_bytes); /* NULL if it is not UTF-8 */
+    if (s)
+        return s;
+    struct bytes b = {0};
+    const utf8proc_uint8_t *p = data;
+    for (size_t i = 0; i < len_bytes;) {
+        utf8proc_int32_t c;
+        utf8proc_ssize_t n = utf8proc_iterate(p + i, (utf8proc_ssize_t)(len_bytes - i), &c);
+        if (n > 0)
+            bytes_append(&b, p + i, (size_t)n);
+        else
+            bytes_append(&b, "\xef\xbf\xbd", 3);
+        i += n > 0 ? (size_t)n : 1;
+    }
+    s = json_stringn(b.data ? b.data : "", b.len);
+    bytes_free(&b);
+    return s;
+}

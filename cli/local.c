@@ -1,0 +1,112 @@
+#include "cli/local.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/thread.h"
+#include "router/router.h"
+#include "transfer/xfer.h"
+#include "worker/worker.h"
+
+enum { N_WORKERS = 2, MAX_ARGS = 64 };
+
+struct local {
+    struct xfer_hub *hub;
+    struct worker *workers[N_WORKERS];
+    struct router *router;
+    pthread_t threads[N_WORKERS + 1];
+    int n_threads;
+    char addresses[256];
+};
+
+static enum td_status parse(const char *program, const struct option *table, const char *const *args, void *values,
+                            struct td_error *e)
+{
+    char *argv[MAX_ARGS] = {(char *)(uintptr_t)program}, *strings;
+    int argc = 1;
+    enum options_action action;
+    for (; *args && argc < MAX_ARGS - 1; args++)
+        argv[argc++] = (char *)(uintptr_t)*args;
+    const struct options o = {.program = program, .usage = "", .about = "", .table = table};
+    return options_parse(&o, argc, argv, values, NULL, NULL, &strings, &action, e);
+}
+
+static void *run_worker(void *w)
+{
+    worker_run(w);
+    return NULL;
+}
+
+static void *run_router(void *r)
+{
+    router_run(r);
+    return NULL;
+}
+
+static enum td_status open_workers(struct local *l, const char *const *args, struct td_error *e)
+{
+    static const char *const ROLES[N_WORKERS] = {"prefill", "decode"};
+    for (int i = 0; i < N_WORKERS; i++) {
+        struct worker_config c = {.role = ROLES[i], .hub = l->hub};
+        enum td_status s = parse("tandem generate --local", WORKER_OPTIONS, args, &c.options, e);
+        c.options.name = i ? "decode-0" : "prefill-0";
+        c.options.listen = "127.0.0.1:0";
+        if (!s)
+            s = worker_open(&c, &l->workers[i], e);
+        if (s)
+            return s;
+        size_t n = strlen(l->addresses);
+        snprintf(l->addresses + n, sizeof(l->addresses) - n, "%s%s", i ? "," : "", worker_address(l->workers[i]));
+        l->threads[l->n_threads++] = thread_start("engine", run_worker, l->workers[i]);
+    }
+    return TD_OK;
+}
+
+enum td_status local_open(const char *model, const char *const *worker_args, const char *plan, struct local **out,
+                          struct td_error *error_out)
+{
+    struct local *l = mem_zalloc(sizeof(*l));
+    struct router_options options = {0};
+    l->hub = xfer_hub_open();
+    enum td_status s = open_workers(l, worker_args, error_out);
+    if (!s) {
+        const char *args[] = {"--model", model, "--workers",   l->addresses, "--listen", "127.0.0.1:0",
+                              "--plan",  plan,  "--log-level", "warn",       NULL};
+        s = parse("tandem generate --local", ROUTER_OPTIONS, args, &options, error_out);
+    }
+    if (!s)
+        s = router_open(&options, &l->router, error_out);
+    if (s) {
+        local_close(l);
+        return s;
+    }
+    l->threads[l->n_threads++] = thread_start("router", run_router, l->router);
+    *out = l;
+    return TD_OK;
+}
+
+const char *local_router(const struct local *l)
+{
+    return router_address(l->router);
+}
+
+void local_close(struct local *l)
+{
+    if (!l)
+        return;
+    if (l->router)
+        router_stop(l->router);
+    for (int i = 0; i < N_WORKERS; i++)
+        if (l->workers[i])
+            worker_stop(l->workers[i]);
+    for (int i = 0; i < l->n_threads; i++)
+        pthread_join(l->threads[i], NULL);
+    router_close(l->router);
+    for (int i = 0; i < N_WORKERS; i++)
+        worker_close(l->workers[i]);
+    xfer_hub_close(l->hub);
+    free(l);
+}

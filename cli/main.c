@@ -1,0 +1,44 @@
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *about;
+} COMMANDS[] = {
+    {"up", cli_up, "start a cluster on this machine"},
+    {"down", cli_down, "stop it"},
+    {"generate", cli_generate, "answer a prompt, or many from standard input"},
+    {"chat", cli_chat, "talk to the model"},
+    {"status", cli_status, "workers, pages, bytes moved"},
+    {"tokenize", cli_tokenize, "text to token ids and back"},
+    {"bench", cli_bench, "measure kernels, engine, transfer and store beside this machine's limits"},
+};
+enum { N_COMMANDS = sizeof(COMMANDS) / sizeof(COMMANDS[0]) };
+
+static void usage(FILE *f)
+{
+    fputs("usage: tandem COMMAND [options]\n\n", f);
+    for (int i = 0; i < N_COMMANDS; i++)
+        fprintf(f, "  %-10s %s\n", COMMANDS[i].name, COMMANDS[i].about);
+    fputs("\ntandem COMMAND --help lists a command's options.\n", f);
+}
+
+int main(int argc, char **argv)
+{
+    signal(SIGPIPE, SIG_IGN);
+    const char *name = argc > 1 ? argv[1] : "";
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (!strcmp(name, COMMANDS[i].name))
+            return COMMANDS[i].run(argc - 1, argv + 1);
+    if (!strcmp(name, "--version")) {
+        printf("tandem %s\n", TANDEM_VERSION);
+        return 0;
+    }
+    bool help = !strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help");
+    usage(help ? stdout : stderr);
+    return help ? 0 : 2;
+}

@@ -1,0 +1,143 @@
+#include "cli/rundir.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { LOCK_TRIES = 5 };
+
+enum td_status rundir_locate(const char *option, struct rundir *out, struct td_error *error_out)
+{
+    const char *base = getenv("XDG_RUNTIME_DIR");
+    struct rundir r = {.lock_fd = -1};
+    char cwd[PATH_MAX] = "";
+    int n;
+    if (option && option[0] != '/')
+        n = getcwd(cwd, sizeof(cwd)) ? snprintf(r.path, sizeof(r.path), "%s/%s", cwd, option) : -1;
+    else if (option)
+        n = snprintf(r.path, sizeof(r.path), "%s", option);
+    else if (base && *base)
+        n = snprintf(r.path, sizeof(r.path), "%s/tandem", base);
+    else
+        n = snprintf(r.path, sizeof(r.path), "/tmp/tandem-%u", (unsigned)geteuid());
+    if (n < 0 || n >= (int)sizeof(r.path))
+        return td_fail(error_out, TD_ERR_INVALID, "--run-dir: the path is too long");
+    while (n > 1 && r.path[n - 1] == '/')
+        r.path[--n] = 0;
+    *out = r;
+    return TD_OK;
+}
+
+void rundir_path(const struct rundir *r, const char *name, char out[PATH_MAX])
+{
+    snprintf(out, PATH_MAX, "%s/%s", r->path, name);
+}
+
+/* A directory of ours; parents are made too. */
+static enum td_status make_dir(const char *path, struct td_error *e)
+{
+    char part[PATH_MAX];
+    struct stat st;
+    snprintf(part, sizeof(part), "%s", path);
+    for (char *slash = strchr(part + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = 0;
+        mkdir(part, 0777);
+        *slash = '/';
+    }
+    if (mkdir(path, 0700) && errno != EEXIST)
+        return td_fail(e, TD_ERR_IO, "%s: can't be made: %s", path, strerror(errno));
+    if (lstat(path, &st) || !S_ISDIR(st.st_mode))
+        return td_fail(e, TD_ERR_IO, "%s: is no directory", path);
+    if (st.st_uid != geteuid())
+        return td_fail(e, TD_ERR_IO, "%s: belongs to another user", path);
+    return TD_OK;
+}
+
+static bool leads_to(const char *path, int fd)
+{
+    struct stat a, b;
+    return !stat(path, &a) && !fstat(fd, &b) && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+enum td_status rundir_take(struct rundir *r, struct td_error *e)
+{
+    char path[PATH_MAX];
+    rundir_path(r, "logs", path);
+    enum td_status s = make_dir(r->path, e);
+    if (!s)
+        s = make_dir(path, e);
+    if (s)
+        return s;
+    rundir_path(r, "up.pid", path);
+    for (int i = 0; i < LOCK_TRIES; i++) { /* one that looks at the lock holds it for a moment */
+        int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        if (fd < 0)
+            return td_fail(e, TD_ERR_IO, "%s: %s", path, strerror(errno));
+        if (!flock(fd, LOCK_EX | LOCK_NB) && leads_to(path, fd)) {
+            r->lock_fd = fd;
+            return ftruncate(fd, 0) ? td_fail(e, TD_ERR_IO, "%s: %s", path, strerror(errno)) : TD_OK;
+        }
+        close(fd);
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    }
+    pid_t pid = rundir_owner(r);
+    return pid > 0 ? td_fail(e, TD_ERR_REFUSED, "%s: a cluster runs here already (pid %d)", r->path, (int)pid)
+                   : td_fail(e, TD_ERR_REFUSED, "%s: a cluster runs here already", r->path);
+}
+
+void rundir_set_pid(struct rundir *r)
+{
+    if (ftruncate(r->lock_fd, 0) == 0)
+        dprintf(r->lock_fd, "%d\n", (int)getpid());
+}
+
+void rundir_release(struct rundir *r)
+{
+    static const char *const NAMES[] = {"router.address", "cluster.json", "up.pid"};
+    char path[PATH_MAX];
+    if (r->lock_fd < 0)
+        return;
+    for (int i = 0; i < 3; i++) {
+        rundir_path(r, NAMES[i], path);
+        unlink(path);
+    }
+    close(r->lock_fd);
+    r->lock_fd = -1;
+}
+
+pid_t rundir_owner(const struct rundir *r)
+{
+    char path[PATH_MAX], text[32] = "";
+    rundir_path(r, "up.pid", path);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    bool locked = flock(fd, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK;
+    ssize_t n = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    if (!locked)
+        return 0;
+    return n > 0 && atoi(text) > 1 ? (pid_t)atoi(text) : -1;
+}
+
+enum td_status rundir_write(const struct rundir *r, const char *name, const char *text, struct td_error *e)
+{
+    char path[PATH_MAX], fresh[PATH_MAX + 8];
+    rundir_path(r, name, path);
+    snprintf(fresh, sizeof(fresh), "%s.new", path);
+    int fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    size_t len = strlen(text);
+    bool ok = fd >= 0 && write(fd, text, len) == (ssize_t)len;
+    if (fd >= 0)
+        ok = !close(fd) && ok;
+    if (!ok || rename(fresh, path))
+        return td_fail(e, TD_ERR_IO, "%s: can't be written: %s", path, strerror(errno));
+    return TD_OK;
+}

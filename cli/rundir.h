@@ -1,0 +1,41 @@
+/*
+ * The run directory of a cluster on this machine: who runs it, and where its files lie.
+ *
+ *   up.pid          process id of the supervisor, which holds a flock on it for as long as it lives
+ *   router.address  HOST:PORT of the client API, once it is up
+ *   cluster.json    {"pid", "router", "model", "processes": [{"name", "role", "pid" (0: not running), "state", "address",
+ *                   "restarts", "log"}]}, rewritten at each change
+ *   logs/           up.log and one NAME.log for each process, kept
+ *   store/          what the KV store wrote, kept
+ *
+ * The lock, not the file, says that a supervisor lives: it ends with the process, however that ends. The file is removed
+ * under the lock, so a lock is only good if the path still leads to the file that was locked.
+ *
+ * Threads: one. Errors: TD_ERR_REFUSED from taking means that another supervisor has the directory.
+ */
+#pragma once
+
+#include <limits.h>
+#include <sys/types.h>
+
+#include "base/status.h"
+
+struct rundir {
+    char path[PATH_MAX / 2]; /* room for names below it in PATH_MAX */
+    int lock_fd;             /* of up.pid; -1: not ours */
+};
+
+/* option, else $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-UID. Makes nothing. */
+enum td_status rundir_locate(const char *option, struct rundir *out, struct td_error *error_out);
+
+/* Makes the directory with logs/ (mode 0700; somebody else's is refused) and takes the lock. It survives a fork. */
+enum td_status rundir_take(struct rundir *r, struct td_error *error_out);
+void rundir_set_pid(struct rundir *r);
+void rundir_release(struct rundir *r); /* removes up.pid, router.address and cluster.json */
+
+/* The living supervisor, 0 if there is none, -1 while one is starting. */
+pid_t rundir_owner(const struct rundir *r);
+
+void rundir_path(const struct rundir *r, const char *name, char out[PATH_MAX]);
+/* Replaces a file in one step, so that a reader sees the old text or the new. */
+enum td_status rundir_write(const struct rundir *r, const char *name, const char *text, struct td_error *error_out);

@@ -1,0 +1,361 @@
+#include "cli/supervise.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+enum { READY_SECONDS = 60, TAIL_LINES = 5 };
+static const uint64_t DRAIN_NS = 10 * NS_PER_S;
+static const uint64_t ONE_STOP_NS =
+    500 * NS_PER_MS; /* timeout(1) sends its signal twice, to a process and to its group */
+
+struct supervisor {
+    const struct supervise_config *config;
+    struct clock clock;
+    struct log log;
+    int signal_fd;
+    struct child *router; /* last of the children */
+    struct child probe;   /* tandem status --wait */
+    int probe_status;
+    uint32_t n_stops; /* times we were asked to stop; at the second, without draining */
+    uint64_t stopped_ns;
+    bool failed, stopping, quiet;
+    bool changed; /* cluster.json is old */
+};
+
+int supervise_signals(void)
+{
+    struct sigaction hup;
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGCHLD);
+    if (!sigaction(SIGHUP, NULL, &hup) && hup.sa_handler != SIG_IGN) /* nohup */
+        sigaddset(&set, SIGHUP);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+/* ------------------------------------------------------------------- words */
+
+static void say(struct supervisor *s, enum log_level level, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void say(struct supervisor *s, enum log_level level, const char *format, ...)
+{
+    char text[1200];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    log_write(&s->log, level, "%s", text);
+    if (!s->quiet)
+        fprintf(stderr, "%s%s\n", level == LOG_ERROR ? "tandem up: " : "", text);
+}
+
+static json_t *json_child(const struct child *c)
+{
+    return json_pack("{s:s, s:s, s:I, s:s, s:s, s:I, s:s}", "name", c->name, "role", child_role_name(c->role), "pid",
+                     (json_int_t)c->pid, "state", child_state_name(c->state), "address", c->announced ? c->listen : "",
+                     "restarts", (json_int_t)c->n_restarts, "log", c->log_path);
+}
+
+static void write_cluster(struct supervisor *s)
+{
+    const struct supervise_config *k = s->config;
+    struct bytes text = {0};
+    struct td_error e;
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < k->n_children; i++)
+        json_array_append_new(list, json_child(&k->children[i]));
+    json_t *root = json_pack("{s:I, s:s, s:s, s:o}", "pid", (json_int_t)getpid(), "router",
+                             s->router->announced ? s->router->listen : "", "model", k->model, "processes", list);
+    char *json = json_dumps(root, JSON_INDENT(2));
+    bytes_printf(&text, "%s\n", json ? json : "{}");
+    if (rundir_write(k->dir, "cluster.json", text.data, &e))
+        say(s, LOG_WARN, "%s", e.text);
+    free(json);
+    json_decref(root);
+    bytes_free(&text);
+    s->changed = false;
+}
+
+/* -------------------------------------------------------------------- loop */
+
+static void start(struct supervisor *s, struct child *c)
+{
+    child_start(c, clock_now(&s->clock));
+    s->changed = true;
+}
+
+static void on_announced(struct supervisor *s, struct child *c)
+{
+    say(s, LOG_INFO, c->n_restarts ? "%s ready again %s" : "%s ready %s", c->name, c->listen);
+    s->changed = true;
+}
+
+static void on_exit_before_ready(struct supervisor *s, const struct child *c, const char *how)
+{
+    struct bytes tail = {0};
+    child_log_tail(c, TAIL_LINES, &tail);
+    say(s, LOG_ERROR, "%s ended before it was ready (%s)%s", c->name, how, tail.len ? ":" : "");
+    for (char *line = tail.data ? strtok(tail.data, "\n") : NULL; line; line = strtok(NULL, "\n"))
+        say(s, LOG_INFO, "  %s", line);
+    bytes_free(&tail);
+    s->failed = true;
+}
+
+static void on_exited(struct supervisor *s, struct child *c, int status)
+{
+    char how[64];
+    struct bytes words = {0};
+    child_describe_exit(status, how);
+    s->changed = true;
+    if (s->stopping || s->failed) {
+        log_info(&s->log, "%s ended (%s)", c->name, how);
+    } else if (!c->announced) {
+        on_exit_before_ready(s, c, how);
+    } else {
+        if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL) /* who is killed has no last words */
+            child_log_tail(c, 1, &words);
+        say(s, LOG_WARN, "%s ended (%s), starts again in %llu ms%s%.400s", c->name, how,
+            (unsigned long long)(c->backoff_ns / NS_PER_MS), words.len ? "; its log ends: " : "",
+            words.len ? words.data : "");
+        bytes_free(&words);
+    }
+}
+
+static void read_signals(struct supervisor *s)
+{
+    struct signalfd_siginfo info;
+    uint64_t now = clock_now(&s->clock);
+    while (read(s->signal_fd, &info, sizeof(info)) == sizeof(info))
+        if (info.ssi_signo != SIGCHLD && (!s->n_stops || now - s->stopped_ns > ONE_STOP_NS)) {
+            s->n_stops++;
+            s->stopped_ns = now;
+        }
+}
+
+static void reap(struct supervisor *s)
+{
+    int status;
+    uint64_t now = clock_now(&s->clock);
+    for (uint32_t i = 0; i < s->config->n_children; i++)
+        if (child_reap(&s->config->children[i], now, &status))
+            on_exited(s, &s->config->children[i], status);
+    child_reap(&s->probe, now, &s->probe_status);
+}
+
+static void start_due(struct supervisor *s)
+{
+    uint64_t now = clock_now(&s->clock);
+    for (uint32_t i = 0; i < s->config->n_children; i++) {
+        struct child *c = &s->config->children[i];
+        if (c->state == CHILD_BACKOFF && now >= c->due_ns && !s->stopping && !s->failed)
+            start(s, c);
+    }
+}
+
+/* Milliseconds until something is due; rounded up, so that it is due then. */
+static int poll_ms(const struct supervisor *s, uint64_t deadline)
+{
+    uint64_t now = clock_now(&s->clock);
+    for (uint32_t i = 0; i < s->config->n_children; i++) {
+        const struct child *c = &s->config->children[i];
+        if (c->state == CHILD_BACKOFF && !s->stopping && c->due_ns < deadline)
+            deadline = c->due_ns;
+    }
+    return deadline == UINT64_MAX ? -1 : deadline <= now ? 0 : (int)((deadline - now + NS_PER_MS - 1) / NS_PER_MS);
+}
+
+/* Waits for the next thing to happen, or the deadline, and deals with it. */
+static void turn(struct supervisor *s, uint64_t deadline)
+{
+    const struct supervise_config *k = s->config;
+    struct pollfd *fds = mem_array(k->n_children + 1, sizeof(*fds));
+    fds[k->n_children] = (struct pollfd){.fd = s->signal_fd, .events = POLLIN};
+    for (uint32_t i = 0; i < k->n_children; i++)
+        fds[i] = (struct pollfd){.fd = k->children[i].ready_fd, .events = POLLIN};
+    poll(fds, k->n_children + 1, poll_ms(s, deadline));
+    for (uint32_t i = 0; i < k->n_children; i++)
+        if (fds[i].fd >= 0 && fds[i].revents && child_hear(&k->children[i]))
+            on_announced(s, &k->children[i]);
+    free(fds);
+    read_signals(s);
+    reap(s);
+    start_due(s);
+    if (s->changed)
+        write_cluster(s);
+}
+
+static bool go_on(const struct supervisor *s)
+{
+    return !s->failed && !s->n_stops;
+}
+
+/* ---------------------------------------------------------- start and stop */
+
+static bool wait_announced(struct supervisor *s, uint32_t n_children)
+{
+    uint32_t n = 0;
+    while (go_on(s)) {
+        while (n < n_children && s->config->children[n].announced)
+            n++;
+        if (n == n_children)
+            return true;
+        turn(s, UINT64_MAX);
+    }
+    return false;
+}
+
+static bool start_workers(struct supervisor *s)
+{
+    uint32_t n = s->config->n_children - 1;
+    for (uint32_t i = 0; i < n; i++)
+        start(s, &s->config->children[i]);
+    return wait_announced(s, n);
+}
+
+static bool start_router(struct supervisor *s)
+{
+    struct bytes workers = {0};
+    for (uint32_t i = 0; i + 1 < s->config->n_children; i++)
+        bytes_printf(&workers, "%s%s", i ? "," : "", s->config->children[i].listen);
+    args_add(&s->router->args, "--workers");
+    args_add(&s->router->args, "%s", workers.data);
+    bytes_free(&workers);
+    start(s, s->router);
+    return wait_announced(s, s->config->n_children);
+}
+
+static bool wait_ready(struct supervisor *s)
+{
+    struct child *p = &s->probe;
+    struct bytes tail = {0};
+    args_add(&p->args, "%s", s->config->tandem);
+    static const char *const WORDS[] = {"status", "--json", "--router"};
+    for (int i = 0; i < 3; i++)
+        args_add(&p->args, "%s", WORDS[i]);
+    args_add(&p->args, "%s", s->router->listen);
+    args_add(&p->args, "--wait=%d", READY_SECONDS);
+    child_start(p, clock_now(&s->clock));
+    while (go_on(s) && p->pid)
+        turn(s, UINT64_MAX);
+    if (p->pid) {
+        child_kill(p);
+        waitpid(p->pid, &s->probe_status, 0);
+        p->pid = 0;
+        if (p->ready_fd >= 0)
+            close(p->ready_fd);
+    }
+    if (!go_on(s))
+        return false;
+    s->failed = !WIFEXITED(s->probe_status) || WEXITSTATUS(s->probe_status);
+    if (s->failed) {
+        child_log_tail(p, 1, &tail);
+        say(s, LOG_ERROR, "the cluster did not get ready: %s", tail.data ? tail.data : "");
+        bytes_free(&tail);
+    }
+    return !s->failed;
+}
+
+static uint32_t kill_late(struct supervisor *s, bool late)
+{
+    uint32_t n_running = 0;
+    for (uint32_t i = 0; i < s->config->n_children; i++) {
+        struct child *c = &s->config->children[i];
+        if (c->state != CHILD_STOPPING)
+            continue;
+        n_running++;
+        if (late) {
+            say(s, LOG_WARN, "%s has not ended yet: killed", c->name);
+            child_kill(c);
+        }
+    }
+    return n_running;
+}
+
+/* Ends the children with these roles, and waits until they are gone. */
+static void stop_roles(struct supervisor *s, enum child_role first, enum child_role last)
+{
+    uint64_t deadline = clock_now(&s->clock) + DRAIN_NS;
+    for (uint32_t i = 0; i < s->config->n_children; i++)
+        if (s->config->children[i].role >= first && s->config->children[i].role <= last)
+            child_stop(&s->config->children[i]);
+    for (;;) {
+        bool late = deadline != UINT64_MAX && (clock_now(&s->clock) >= deadline || s->n_stops > 1);
+        if (!kill_late(s, late))
+            return;
+        deadline = late ? UINT64_MAX : deadline;
+        turn(s, deadline);
+    }
+}
+
+static bool bring_up(struct supervisor *s)
+{
+    struct td_error e;
+    struct bytes text = {0};
+    if (!start_workers(s) || !start_router(s) || !wait_ready(s))
+        return false;
+    bytes_printf(&text, "%s\n", s->router->listen);
+    s->failed = rundir_write(s->config->dir, "router.address", text.data, &e);
+    bytes_free(&text);
+    if (s->failed) {
+        say(s, LOG_ERROR, "%s", e.text);
+        return false;
+    }
+    log_info(&s->log, "up router=%s", s->router->listen);
+    s->quiet = s->config->on_up(s->config->user, s->router->listen);
+    return true;
+}
+
+int supervise_run(const struct supervise_config *config, int signal_fd)
+{
+    char path[PATH_MAX];
+    struct supervisor s = {.config = config, .signal_fd = signal_fd, .log = {.who = "up", .level = LOG_INFO}};
+    clock_init_real(&s.clock);
+    rundir_path(config->dir, "logs/up.log", path);
+    s.log.fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (s.log.fd < 0) {
+        fprintf(stderr, "tandem up: %s: %s\n", path, strerror(errno));
+        return 1;
+    }
+    for (uint32_t i = 0; i < config->n_children; i++) {
+        struct child *c = &config->children[i];
+        c->ready_fd = -1;
+        snprintf(path, sizeof(path), "logs/%s.log", c->name);
+        rundir_path(config->dir, path, c->log_path);
+    }
+    s.router = &config->children[config->n_children - 1];
+    s.probe_status = -1; /* no exit code */
+    s.probe = (struct child){.name = "status", .role = CHILD_STATUS, .ready_fd = -1};
+    rundir_path(config->dir, "logs/status.log", s.probe.log_path);
+    log_info(&s.log, "starting pid=%d", (int)getpid());
+    bool up = bring_up(&s);
+    while (go_on(&s))
+        turn(&s, UINT64_MAX);
+    log_info(&s.log, "stopping");
+    s.stopping = true;
+    stop_roles(&s, CHILD_ROUTER, CHILD_ROUTER);
+    stop_roles(&s, CHILD_PREFILL, CHILD_DECODE);
+    stop_roles(&s, CHILD_STORE, CHILD_STORE);
+    log_info(&s.log, "stopped");
+    for (uint32_t i = 0; i < config->n_children; i++)
+        child_free(&config->children[i]);
+    child_free(&s.probe);
+    close(s.log.fd);
+    return up ? 0 : 1;
+}

@@ -1,0 +1,36 @@
+/*
+ * Runs a cluster on this machine: starts workers and store, then the router that is told their addresses, restarts what
+ * dies, and stops everything in order.
+ *
+ *   start:   all workers and the store at once; when each has said where it listens, the router; when `tandem status --wait`
+ *            says that all are ready and the router serves, on_up
+ *   run:     whoever exits is started again, on the same address, after 100 ms, doubling to 5 s; 10 s of life start that over
+ *   stop:    SIGTERM to the router, then to the workers, then to the store; each group has 10 s to drain, then SIGKILL
+ *
+ * A process that ends before it was ever ready stops the whole start: what is wrong with it will not pass by itself.
+ *
+ * The question whether all are ready is asked by a process of its own, because a process that has used gRPC must not fork.
+ *
+ * Threads: one. Errors: said on stderr and in logs/up.log.
+ */
+#pragma once
+
+#include "cli/child.h"
+#include "cli/rundir.h"
+
+struct supervise_config {
+    struct rundir *dir;     /* taken */
+    struct child *children; /* IDLE; name, role, args and listen filled in; the router last, its --workers left out */
+    uint32_t n_children;
+    const char *tandem; /* path of this program, for the question above */
+    const char *model;
+    /* Called once, with the router's address. True: nobody reads stderr any more. */
+    bool (*on_up)(void *user, const char *router);
+    void *user;
+};
+
+/* Before any fork: SIGINT, SIGTERM, SIGHUP (unless ignored) and SIGCHLD wait to be read from the descriptor returned. */
+int supervise_signals(void);
+
+/* Until a signal comes. Returns the exit code: 0 if it came when all was up. */
+int supervise_run(const struct supervise_config *config, int signal_fd);

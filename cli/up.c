@@ -1,0 +1,401 @@
+/*
+ * tandem up, tandem down: a cluster on this machine, as real processes under one supervisor.
+ *
+ * This file turns options into command lines; rundir.c keeps two of them out of one directory, supervise.c runs the
+ * processes. An option that was not given is not passed on, so that TANDEM_PREFILL_*, TANDEM_DECODE_*, TANDEM_KVSTORE_* and
+ * TANDEM_ROUTER_* in the environment still count. The secret goes by the environment: command lines can be read by all.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/random.h"
+#include "cli/cli.h"
+#include "cli/rundir.h"
+#include "cli/supervise.h"
+#include "transfer/netaddr.h"
+#include "worker/geometry.h"
+
+enum { DOWN_MS = 20000, DOWN_POLL_MS = 20 };
+
+struct up_options {
+    const char *model, *run_dir, *store_dir, *listen, *plan, *tls, *isa, *numerics, *kv_dtype, *log_level;
+    int64_t n_prefill, n_decode, threads, block_tokens, pool_bytes, pages, max_context, max_batch, chunk_tokens,
+        silence_ms;
+    int64_t store_dram, store_ssd;
+    bool store, detach;
+};
+
+#define AT(member) offsetof(struct up_options, member)
+static const struct option TABLE[] = {
+    {"model", OPT_STRING, AT(model), NULL, "DIR", 0, 0, "Hugging Face model directory"},
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Processes"},
+    {"prefill", OPT_INT, AT(n_prefill), "1", NULL, 0, 16, "prefill workers"},
+    {"decode", OPT_INT, AT(n_decode), "1", NULL, 1, 16, "decode workers"},
+    {"store", OPT_BOOL, AT(store), "true", NULL, 0, 0, "a KV store; --no-store: none"},
+    {"run-dir", OPT_STRING, AT(run_dir), NULL, "DIR", 0, 0,
+     "pid, logs and store; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-UID"},
+    {"detach", OPT_BOOL, AT(detach), NULL, NULL, 0, 0, "return when it is up; tandem down ends it"},
+    {"listen", OPT_STRING, AT(listen), CLI_DEFAULT_ROUTER, "HOST:PORT", 0, 0, "client API; port 0 picks one"},
+    {"log-level", OPT_CHOICE, AT(log_level), NULL, "error|warn|info|debug", 0, 0, "of all processes"},
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Compute"},
+    {"threads", OPT_INT, AT(threads), "0", NULL, 0, 1024, "divided among the workers; 0: the CPUs we may use"},
+    {"isa", OPT_CHOICE, AT(isa), NULL, "auto|plain|avx2|avx512", 0, 0, "instruction set of the kernels"},
+    {"numerics", OPT_CHOICE, AT(numerics), NULL, "auto|f32|bf16", 0, 0, "activations"},
+    {"chunk-tokens", OPT_INT, AT(chunk_tokens), NULL, NULL, 0, 65536, "most prompt tokens of one sequence in a step"},
+    {"max-batch", OPT_INT, AT(max_batch), NULL, NULL, 0, 4096, "sequences computed together"},
+    {"max-context", OPT_INT, AT(max_context), NULL, NULL, 0, 1 << 24, "prompt and answer"},
+    {"plan", OPT_CHOICE, AT(plan), NULL, "auto|split|aggregated", 0, 0, "forces every placement"},
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "KV"},
+    {"kv-dtype", OPT_CHOICE, AT(kv_dtype), NULL, "auto|f32|f16|bf16", 0, 0, "KV cache"},
+    {"block-tokens", OPT_INT, AT(block_tokens), NULL, NULL, 0, 256, "tokens of a page and of a block"},
+    {"pool-bytes", OPT_BYTES, AT(pool_bytes), NULL, NULL, 0, 1e15, "memory for KV pages, of each worker"},
+    {"pages", OPT_INT, AT(pages), NULL, NULL, 0, 4e9, "KV pages of each worker; 0: what pool-bytes hold"},
+    {"tls", OPT_STRING, AT(tls), NULL, "LIST", 0, 0, "UCX transports: auto, tcp, or a UCX_TLS list"},
+    {"silence-ms", OPT_MS, AT(silence_ms), NULL, NULL, 0, 3.6e6, "silence after which a process counts as dead"},
+    {"store-dram", OPT_BYTES, AT(store_dram), NULL, NULL, 0, 1e15, "the store's memory"},
+    {"store-ssd", OPT_BYTES, AT(store_ssd), NULL, NULL, 0, 1e15, "the store's room on disk"},
+    {"store-dir", OPT_STRING, AT(store_dir), NULL, "DIR", 0, 0, "default: store/ in the run directory"},
+    {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
+};
+
+/* Whose options they are: bits of child roles. */
+enum {
+    ROUTER = 1 << CHILD_ROUTER,
+    WORKERS = 1 << CHILD_PREFILL | 1 << CHILD_DECODE,
+    STORE = 1 << CHILD_STORE,
+};
+
+static const struct {
+    const char *name;
+    size_t offset;
+    unsigned roles;
+    bool text;
+} PASSED[] = {
+    {"model", AT(model), ROUTER | WORKERS | STORE, true},
+    {"plan", AT(plan), ROUTER, true},
+    {"log-level", AT(log_level), ROUTER | WORKERS | STORE, true},
+    {"isa", AT(isa), WORKERS, true},
+    {"numerics", AT(numerics), WORKERS | STORE, true},
+    {"kv-dtype", AT(kv_dtype), WORKERS | STORE, true},
+    {"tls", AT(tls), WORKERS | STORE, true},
+    {"block-tokens", AT(block_tokens), WORKERS | STORE, false},
+    {"chunk-tokens", AT(chunk_tokens), WORKERS, false},
+    {"max-batch", AT(max_batch), WORKERS, false},
+    {"max-context", AT(max_context), WORKERS, false},
+    {"pool-bytes", AT(pool_bytes), WORKERS, false},
+    {"pages", AT(pages), WORKERS, false},
+    {"silence-ms", AT(silence_ms), ROUTER | WORKERS | STORE, false},
+    {"dram-bytes", AT(store_dram), STORE, false},
+    {"ssd-bytes", AT(store_ssd), STORE, false},
+    {"dir", AT(store_dir), STORE, true},
+};
+
+struct up {
+    struct up_options options;
+    struct rundir dir;
+    struct child *children;
+    uint32_t n_children;
+    int signal_fd, report_fd; /* report: where the waiting parent of a detached supervisor hears that all is up */
+    char bin[PATH_MAX / 2];   /* where this program lies */
+    char store_dir[PATH_MAX];
+};
+
+/* ----------------------------------------------------------- command lines */
+
+static void pass_options(struct args *a, const struct up_options *o, enum child_role role)
+{
+    for (size_t i = 0; i < sizeof(PASSED) / sizeof(PASSED[0]); i++) {
+        const char *at = (const char *)o + PASSED[i].offset, *text = NULL;
+        int64_t number = 0;
+        if (!(PASSED[i].roles >> role & 1))
+            continue;
+        if (PASSED[i].text)
+            memcpy(&text, at, sizeof(text));
+        else
+            memcpy(&number, at, sizeof(number));
+        if (text)
+            args_add(a, "--%s=%s", PASSED[i].name, text);
+        else if (number)
+            args_add(a, "--%s=%" PRId64, PASSED[i].name, number);
+    }
+}
+
+/* Beside this program, or where a build leaves it. */
+static enum td_status add_program(const struct up *u, struct args *a, enum child_role role, struct td_error *e)
+{
+    static const char *const FOLDERS[] = {"router", "prefill", "decode", "kvstore"};
+    char path[PATH_MAX];
+    snprintf(path, sizeof(path), "%s/tandem-%s", u->bin, FOLDERS[role]);
+    if (access(path, X_OK))
+        snprintf(path, sizeof(path), "%s/../%s/tandem-%s", u->bin, FOLDERS[role], FOLDERS[role]);
+    if (access(path, X_OK))
+        return td_fail(e, TD_ERR_NOT_FOUND, "tandem-%s is not beside this program in %s", FOLDERS[role], u->bin);
+    args_add(a, "%s", path);
+    return TD_OK;
+}
+
+static enum td_status add_child(struct up *u, enum child_role role, uint32_t number, uint32_t n_threads,
+                                struct td_error *e)
+{
+    struct child *c = &u->children[u->n_children++];
+    c->role = role;
+    if (role == CHILD_ROUTER)
+        snprintf(c->name, sizeof(c->name), "router");
+    else
+        snprintf(c->name, sizeof(c->name), "%s-%u", child_role_name(role), number);
+    snprintf(c->listen, sizeof(c->listen), "%s", role == CHILD_ROUTER ? u->options.listen : "127.0.0.1:0");
+    enum td_status s = add_program(u, &c->args, role, e);
+    args_add(&c->args, "--name=%s", c->name);
+    pass_options(&c->args, &u->options, role);
+    if (n_threads)
+        args_add(&c->args, "--threads=%u", n_threads);
+    return s;
+}
+
+/* An equal share of the threads for each worker, what is left over to the first. */
+static uint32_t threads_of(const struct up_options *o, uint32_t index)
+{
+    cpu_set_t set;
+    uint32_t total = (uint32_t)o->threads, n = (uint32_t)(o->n_prefill + o->n_decode);
+    if (!total)
+        total = sched_getaffinity(0, sizeof(set), &set) ? 1 : (uint32_t)CPU_COUNT(&set);
+    uint32_t share = total / n + (index < total % n);
+    return share ? share : 1;
+}
+
+static enum td_status plan_children(struct up *u, struct td_error *e)
+{
+    const struct up_options *o = &u->options;
+    uint32_t n_prefill = (uint32_t)o->n_prefill, n_decode = (uint32_t)o->n_decode;
+    u->children = mem_array(n_prefill + n_decode + 2, sizeof(*u->children));
+    enum td_status s = TD_OK;
+    for (uint32_t i = 0; i < n_prefill && !s; i++)
+        s = add_child(u, CHILD_PREFILL, i, threads_of(o, i), e);
+    for (uint32_t i = 0; i < n_decode && !s; i++)
+        s = add_child(u, CHILD_DECODE, i, threads_of(o, n_prefill + i), e);
+    if (o->store && !s)
+        s = add_child(u, CHILD_STORE, 0, 0, e);
+    return s ? s : add_child(u, CHILD_ROUTER, 0, 0, e);
+}
+
+/* ------------------------------------------------------------------ checks */
+
+/* The router is started last: what would fail only after the workers have loaded the model. */
+static enum td_status check_listen(const char *listen, struct td_error *e)
+{
+    struct sockaddr_storage address;
+    socklen_t len;
+    if (!strncmp(listen, "unix:", 5))
+        return TD_OK;
+    enum td_status s = netaddr_resolve(listen, &address, &len, e);
+    if (s)
+        return s;
+    int fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (bind(fd, (struct sockaddr *)&address, len))
+        s = td_fail(e, TD_ERR_INVALID, "--listen %s: %s", listen, strerror(errno));
+    close(fd);
+    return s;
+}
+
+/* The model is read far enough to know its shape, so that a wrong directory is said once and at once. */
+static enum td_status check_model(const struct up_options *o, struct td_error *e)
+{
+    struct geometry g;
+    const struct geometry_options geometry = {.model = o->model,
+                                              .numerics = o->numerics ? o->numerics : "auto",
+                                              .kv_dtype = o->kv_dtype ? o->kv_dtype : "auto",
+                                              .block_tokens = o->block_tokens ? o->block_tokens : 16};
+    if (!o->model)
+        return td_fail(e, TD_ERR_INVALID, "--model: give the model's directory");
+    if (access(o->model, R_OK))
+        return td_fail(e, TD_ERR_INVALID, "--model %s: %s", o->model, strerror(errno));
+    return geometry_resolve(&geometry, &g, e);
+}
+
+static enum td_status locate_program(struct up *u, struct td_error *e)
+{
+    ssize_t n = readlink("/proc/self/exe", u->bin, sizeof(u->bin) - 1);
+    if (n <= 0)
+        return td_fail(e, TD_ERR_IO, "/proc/self/exe: %s", strerror(errno));
+    u->bin[n] = 0;
+    *strrchr(u->bin, '/') = 0;
+    return TD_OK;
+}
+
+static void set_secret(void)
+{
+    static const char *const NAMES[] = {"TANDEM_ROUTER_SECRET", "TANDEM_PREFILL_SECRET", "TANDEM_DECODE_SECRET",
+                                        "TANDEM_KVSTORE_SECRET"};
+    char secret[65];
+    for (int i = 0; i < 4; i++)
+        snprintf(secret + 16 * i, 17, "%016" PRIx64, random_u64());
+    for (int i = 0; i < 4; i++)
+        setenv(NAMES[i], secret, 1);
+}
+
+/* ------------------------------------------------------------------ detach */
+
+/* Waits until the supervisor says that all is up, or is gone. Signals go on to it. */
+static int wait_detached(pid_t supervisor, int signal_fd, int report_fd)
+{
+    struct signalfd_siginfo info;
+    char byte;
+    for (;;) {
+        struct pollfd fds[] = {{.fd = report_fd, .events = POLLIN}, {.fd = signal_fd, .events = POLLIN}};
+        poll(fds, 2, -1);
+        while (read(signal_fd, &info, sizeof(info)) == sizeof(info))
+            if (info.ssi_signo != SIGCHLD)
+                kill(supervisor, SIGTERM);
+        if (fds[0].revents)
+            return read(report_fd, &byte, 1) == 1 ? 0 : 1;
+    }
+}
+
+/* True in the process that shall go on as supervisor. */
+static bool go_detached(struct up *u, int *exit_out)
+{
+    int fds[2];
+    *exit_out = 1;
+    fflush(NULL);
+    pid_t pid = pipe2(fds, O_CLOEXEC) ? -1 : fork();
+    if (pid < 0) {
+        cli_fail("up", "--detach: %s", strerror(errno));
+        return false;
+    }
+    if (pid) {
+        close(fds[1]);
+        *exit_out = wait_detached(pid, u->signal_fd, fds[0]);
+        return false;
+    }
+    close(fds[0]);
+    u->report_fd = fds[1];
+    setsid();
+    return true;
+}
+
+static bool on_up(void *user, const char *router)
+{
+    struct up *u = user;
+    char log[PATH_MAX];
+    printf("tandem is up: router %s (run dir %s)\n", router, u->dir.path);
+    fflush(stdout);
+    if (u->report_fd < 0)
+        return false;
+    rundir_path(&u->dir, "logs/up.log", log);
+    int null_fd = open("/dev/null", O_RDWR | O_CLOEXEC), log_fd = open(log, O_WRONLY | O_APPEND | O_CLOEXEC);
+    dup2(null_fd, 0);
+    dup2(null_fd, 1);
+    dup2(log_fd, 2);
+    close(null_fd);
+    close(log_fd);
+    (void)!write(u->report_fd, "1", 1);
+    close(u->report_fd);
+    return true;
+}
+
+/* ---------------------------------------------------------------- commands */
+
+static int run(struct up *u)
+{
+    char tandem[PATH_MAX];
+    int exit_code;
+    u->signal_fd = supervise_signals();
+    if (u->options.detach && !go_detached(u, &exit_code))
+        return exit_code;
+    set_secret();
+    rundir_set_pid(&u->dir);
+    snprintf(tandem, sizeof(tandem), "/proc/self/exe");
+    const struct supervise_config c = {.dir = &u->dir,
+                                       .children = u->children,
+                                       .n_children = u->n_children,
+                                       .tandem = tandem,
+                                       .model = u->options.model,
+                                       .on_up = on_up,
+                                       .user = u};
+    exit_code = supervise_run(&c, u->signal_fd);
+    rundir_release(&u->dir);
+    return exit_code;
+}
+
+int cli_up(int argc, char **argv)
+{
+    struct up u = {.dir = {.lock_fd = -1}, .signal_fd = -1, .report_fd = -1};
+    struct td_error e = {{0}};
+    int exit_code;
+    if (!cli_options(
+            "up", "--model DIR [options]",
+            "A cluster on this machine: router, prefill and decode workers, KV store. Ctrl-C drains and ends it.\n"
+            "What has no option here can be set in the environment: TANDEM_PREFILL_NAME, TANDEM_DECODE_NAME,\n"
+            "TANDEM_KVSTORE_NAME, TANDEM_ROUTER_NAME.",
+            TABLE, argc, argv, &u.options, NULL, NULL, &exit_code))
+        return exit_code;
+    enum td_status s = rundir_locate(u.options.run_dir, &u.dir, &e);
+    if (!s)
+        s = locate_program(&u, &e);
+    if (!s)
+        s = check_model(&u.options, &e);
+    if (!s)
+        s = rundir_take(&u.dir, &e);
+    if (!s)
+        s = check_listen(u.options.listen, &e);
+    if (!u.options.store_dir) {
+        rundir_path(&u.dir, "store", u.store_dir);
+        u.options.store_dir = u.store_dir;
+    }
+    if (!s)
+        s = plan_children(&u, &e);
+    exit_code = s ? cli_fail("up", "%s", e.text) : run(&u);
+    if (s)
+        rundir_release(&u.dir);
+    free(u.children);
+    return exit_code;
+}
+
+struct down_options {
+    const char *run_dir;
+};
+
+static const struct option DOWN_TABLE[] = {
+    {"run-dir", OPT_STRING, offsetof(struct down_options, run_dir), NULL, "DIR", 0, 0,
+     "as for tandem up; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-UID"},
+    {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
+};
+
+int cli_down(int argc, char **argv)
+{
+    struct down_options o = {0};
+    struct td_error e = {{0}};
+    struct rundir dir;
+    int exit_code;
+    if (!cli_options("down", "[options]", "Drains and ends the cluster that tandem up started on this machine.",
+                     DOWN_TABLE, argc, argv, &o, NULL, NULL, &exit_code))
+        return exit_code;
+    if (rundir_locate(o.run_dir, &dir, &e))
+        return cli_fail("down", "%s", e.text);
+    pid_t told = 0;
+    for (int ms = 0; ms < DOWN_MS; ms += DOWN_POLL_MS) {
+        pid_t pid = rundir_owner(&dir);
+        if (!pid || (told && pid > 0 && pid != told)) { /* gone, or another one came after it */
+            fprintf(stderr, told ? "tandem is down (run dir %s)\n" : "nothing runs in %s\n", dir.path);
+            return 0;
+        }
+        if (pid > 0 && !told) {
+            kill(pid, SIGTERM);
+            told = pid;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = DOWN_POLL_MS * 1000000L}, NULL);
+    }
+    return cli_fail("down", "%s: process %d has not ended after %d s", dir.path, (int)told, DOWN_MS / 1000);
+}

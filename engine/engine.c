@@ -1,0 +1,359 @@
+/*
+ * Steps: admit, plan, run one batch, sample.
+ *
+ * A step never waits: sequences that lack something are passed over. Pages for a prompt are taken all at once when it is
+ * admitted, in order of arrival; a decoding sequence takes one page when it crosses a page's end, and when there is none, the
+ * newest running sequence gives all of its own back (its full blocks stay cached) and waits to be admitted again. The oldest
+ * running one therefore always gets on.
+ */
+#include "engine/engine_internal.h"
+
+#include <assert.h>
+#include <math.h>
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+enum { PROMPT_LOGPROB_ROWS = 64 };
+
+/* ------------------------------------------------------------ open, close */
+
+static void make_fingerprint(struct engine *e)
+{
+    struct block_key model = model_fingerprint(e->config.model);
+    uint8_t layout[KV_LAYOUT_WIRE_BYTES], full[32];
+    kv_layout_encode(&e->layout, layout);
+    struct bytes b = {0};
+    bytes_append(&b, model.b, BLOCK_KEY_BYTES);
+    bytes_append(&b, layout, sizeof(layout));
+    bytes_printf(&b, "%s", kernels_numerics(e->config.compute));
+    EVP_Digest(b.data, b.len, full, NULL, EVP_sha256(), NULL);
+    bytes_free(&b);
+    memcpy(e->fingerprint.b, full, BLOCK_KEY_BYTES);
+}
+
+static enum td_status check_config(struct engine *e, struct td_error *error_out)
+{
+    struct engine_config *c = &e->config;
+    uint64_t pool_tokens = (uint64_t)c->n_pages * c->page_tokens;
+    if (!c->max_context)
+        c->max_context = pool_tokens < e->model.max_positions ? (uint32_t)pool_tokens : e->model.max_positions;
+    if (c->max_context > e->model.max_positions)
+        return td_fail(error_out, TD_ERR_INVALID, "max-context %u is over the model's %u positions", c->max_context,
+                       e->model.max_positions);
+    if (!c->n_pages || !c->max_batch || c->max_rows < c->max_batch)
+        return td_fail(error_out, TD_ERR_INVALID, "no pages, no batch, or fewer rows a step (%u) than sequences (%u)",
+                       c->max_rows, c->max_batch);
+    if (!c->chunk_tokens || c->chunk_tokens > c->max_rows)
+        c->chunk_tokens = c->max_rows;
+    if (!c->announce_calls)
+        c->announce_calls = 4;
+    return kv_layout_check(&e->layout, error_out);
+}
+
+static enum td_status open_parts(struct engine *e, struct td_error *error_out)
+{
+    struct engine_config *c = &e->config;
+    const struct kvpool_config pool = {.layout = &e->layout,
+                                       .n_pages = c->n_pages,
+                                       .quarantine_ns = c->quarantine_ns,
+                                       .clock = c->clock,
+                                       .on_block = c->callbacks.on_block,
+                                       .user = c->callbacks.user};
+    const struct forward_config forward = {.kernels = c->kernels,
+                                           .model = c->model,
+                                           .compute = c->compute,
+                                           .layout = &e->layout,
+                                           .max_rows = c->max_rows,
+                                           .max_positions = c->max_context};
+    enum td_status s = kvpool_open(&pool, &e->pool);
+    if (s)
+        return td_fail(error_out, s, "no memory for a pool of %u pages of %zu bytes", c->n_pages,
+                       kv_layout_page_bytes(&e->layout));
+    s = forward_open(&forward, &e->forward, error_out);
+    if (s)
+        return s;
+    e->sampler = sampler_open(e->model.vocab_size);
+    e->max_logit_rows = c->max_batch + PROMPT_LOGPROB_ROWS;
+    e->ids = mem_array(c->max_rows, sizeof(*e->ids));
+    e->positions = mem_array(c->max_rows, sizeof(*e->positions));
+    e->logit_rows = mem_array(e->max_logit_rows, sizeof(*e->logit_rows));
+    e->attn_seqs = mem_array(c->max_batch, sizeof(*e->attn_seqs));
+    e->batch = mem_array(c->max_batch, sizeof(struct seq *));
+    e->items = mem_array(c->max_batch, sizeof(*e->items));
+    e->item_rows = mem_array(c->max_batch, sizeof(*e->item_rows));
+    void *logits;
+    s = mem_try((size_t)e->max_logit_rows * e->model.vocab_size * sizeof(float), &logits);
+    if (s)
+        return td_fail(error_out, s, "no memory for logits of %u rows", e->max_logit_rows);
+    e->logits = logits;
+    return TD_OK;
+}
+
+enum td_status engine_open(const struct engine_config *config, struct engine **out, struct td_error *error_out)
+{
+    struct engine *e = mem_zalloc(sizeof(*e));
+    e->config = *config;
+    e->model = *model_config(config->model);
+    e->layout = (struct kv_layout){.dtype = config->kv_dtype,
+                                   .n_layers = e->model.n_layers,
+                                   .n_kv_heads = e->model.n_kv_heads,
+                                   .head_dim = e->model.head_dim,
+                                   .page_tokens = config->page_tokens};
+    enum td_status s = check_config(e, error_out);
+    if (!s)
+        s = open_parts(e, error_out);
+    if (s) {
+        engine_close(e);
+        return s;
+    }
+    make_fingerprint(e);
+    *out = e;
+    return TD_OK;
+}
+
+void engine_close(struct engine *e)
+{
+    if (!e)
+        return;
+    assert(!e->head);
+    sampler_close(e->sampler);
+    forward_close(e->forward);
+    kvpool_close(e->pool);
+    free(e->ids);
+    free(e->positions);
+    free(e->logit_rows);
+    free(e->attn_seqs);
+    free(e->batch);
+    free(e->items);
+    free(e->item_rows);
+    free(e->logits);
+    free(e);
+}
+
+struct kvpool *engine_pool(struct engine *e)
+{
+    return e->pool;
+}
+
+const struct kv_layout *engine_layout(const struct engine *e)
+{
+    return &e->layout;
+}
+
+uint32_t engine_max_context(const struct engine *e)
+{
+    return e->config.max_context;
+}
+
+uint64_t engine_weight_bytes(const struct engine *e)
+{
+    return forward_weight_bytes(e->forward);
+}
+
+struct block_key engine_fingerprint(const struct engine *e)
+{
+    return e->fingerprint;
+}
+
+struct engine_load engine_load(const struct engine *e)
+{
+    struct engine_load l = {.prefill_ms_per_token = e->prefill_ms_per_token,
+                            .decode_ms_per_step = e->decode_ms_per_step};
+    for (const struct seq *s = e->head; s; s = s->next) {
+        l.running += s->state == SEQ_RUNNING;
+        l.waiting += s->state == SEQ_WAITING;
+        l.filling += s->state == SEQ_FILLING;
+        if (s->state != SEQ_ENDED && s->goal != SEQ_ADOPT && s->n_computed < s->n_prompt)
+            l.waiting_tokens += s->n_prompt - s->n_computed;
+    }
+    return l;
+}
+
+/* -------------------------------------------------------------- the batch */
+
+static void admit(struct engine *e)
+{
+    for (struct seq *s = e->head, *next; s && e->n_active < e->config.max_batch; s = next) {
+        next = s->next;
+        if (s->state == SEQ_WAITING && !seq_admit(s))
+            return; /* in order of arrival: nobody overtakes the one that lacks pages */
+    }
+}
+
+static struct seq *newest_running(struct engine *e)
+{
+    struct seq *s = e->tail;
+    while (s && (s->state != SEQ_RUNNING || s->goal == SEQ_FIRST_TOKEN))
+        s = s->prev;
+    return s;
+}
+
+/* A page for the token to come, whatever it takes. False: s itself had to go. */
+static bool make_room(struct engine *e, struct seq *s)
+{
+    while (!seq_grow(s, pages_for(e, s->n_tokens))) {
+        struct seq *victim = newest_running(e);
+        seq_preempt(victim ? victim : s);
+        if (!victim || victim == s)
+            return false;
+    }
+    return true;
+}
+
+/* Sequences of this step in e->batch, each with its n_rows. */
+static void plan(struct engine *e)
+{
+    struct batch_item *items = e->items;
+    uint32_t *rows = e->item_rows, n = 0, logprob_rows = 0;
+    for (struct seq *s = e->head; s && n < e->config.max_batch; s = s->next)
+        if (s->state == SEQ_RUNNING && make_room(e, s))
+            e->batch[n++] = s;
+    uint32_t kept = 0; /* a later one may have preempted one that was put in already */
+    for (uint32_t i = 0; i < n; i++)
+        if (e->batch[i]->state == SEQ_RUNNING)
+            e->batch[kept++] = e->batch[i];
+    for (uint32_t i = 0; i < kept; i++) {
+        const struct seq *s = e->batch[i];
+        items[i].n_pending = s->n_tokens - s->n_computed;
+        items[i].decoding = items[i].n_pending == 1 && s->n_tokens > s->n_prompt;
+    }
+    batching_plan(items, kept, e->config.max_rows, e->config.chunk_tokens, rows);
+    e->n_batch = 0;
+    for (uint32_t i = 0; i < kept; i++) {
+        struct seq *s = e->batch[i];
+        if (s->want_prompt_logprobs && s->n_computed < s->n_prompt) { /* logits of every row: few at a time */
+            uint32_t room = PROMPT_LOGPROB_ROWS - logprob_rows;
+            rows[i] = rows[i] < room ? rows[i] : room;
+            logprob_rows += rows[i];
+        }
+        s->n_rows = rows[i];
+        if (rows[i])
+            e->batch[e->n_batch++] = s;
+    }
+}
+
+static bool wants_row(const struct seq *s, uint32_t position)
+{
+    return position + 1 == s->n_tokens || (s->want_prompt_logprobs && position + 1 < s->n_prompt);
+}
+
+static uint32_t fill_arrays(struct engine *e, uint32_t *n_logit_rows)
+{
+    uint32_t row = 0;
+    *n_logit_rows = 0;
+    for (uint32_t i = 0; i < e->n_batch; i++) {
+        struct seq *s = e->batch[i];
+        e->attn_seqs[i] = (struct k_attn_seq){
+            .first_row = row, .n_rows = s->n_rows, .first_pos = s->n_computed, .pages = s->addresses};
+        for (uint32_t j = 0; j < s->n_rows; j++, row++) {
+            e->ids[row] = s->tokens[s->n_computed + j];
+            e->positions[row] = s->n_computed + j;
+            if (wants_row(s, s->n_computed + j))
+                e->logit_rows[(*n_logit_rows)++] = row;
+        }
+    }
+    return row;
+}
+
+/* Pages whose last token (of the page or of the prompt) is in this step; matched ones before them, once, in all layers. */
+static void on_layers(void *user, uint16_t begin, uint16_t end)
+{
+    struct engine *e = user;
+    const struct engine_callbacks *cb = &e->config.callbacks;
+    for (uint32_t i = 0; i < e->n_batch; i++) {
+        struct seq *s = e->batch[i];
+        if (s->goal != SEQ_FIRST_TOKEN || !cb->on_pages_ready)
+            continue;
+        uint32_t after = s->n_computed + s->n_rows, ready = s->n_computed / e->config.page_tokens;
+        uint32_t last = after == s->n_tokens ? pages_for(e, after) : after / e->config.page_tokens;
+        if (begin == 0 && ready > s->n_reported) {
+            cb->on_pages_ready(cb->user, s, s->n_reported, ready - s->n_reported, 0, (uint16_t)e->layout.n_layers);
+            s->n_reported = ready;
+        }
+        if (last > ready)
+            cb->on_pages_ready(cb->user, s, ready, last - ready, begin, end);
+        if (end == e->layout.n_layers && last > s->n_reported)
+            s->n_reported = last;
+    }
+}
+
+/* -------------------------------------------------------------- after it */
+
+static void note_prompt_logprobs(struct engine *e, struct seq *s, const float *logits, uint32_t position)
+{
+    s->prompt_logprobs[position + 1] = logits[s->tokens[position + 1]] - k_logsumexp(logits, e->model.vocab_size);
+}
+
+static void sample(struct engine *e, struct seq *s, float *logits)
+{
+    struct engine_callbacks *cb = &e->config.callbacks;
+    if (!s->first_token_ns)
+        s->times.prefill = clock_now(e->config.clock) - s->running_ns;
+    if (!s->sampling.max_tokens) { /* scoring only */
+        seq_end(s, FINISH_LENGTH);
+        return;
+    }
+    float logprob = 0;
+    uint32_t token = sampler_draw(e->sampler, &s->sampling, s->tokens, s->n_tokens, s->n_prompt, logits, &logprob);
+    if (cb->on_token)
+        cb->on_token(cb->user, s, token, logprob);
+    seq_push_token(s, token);
+}
+
+/* on_token and on_end may not close sequences, so the batch stays as it is. */
+static void finish_rows(struct engine *e)
+{
+    float *logits = e->logits;
+    for (uint32_t i = 0; i < e->n_batch; i++) {
+        struct seq *s = e->batch[i];
+        uint32_t first = s->n_computed, after = first + s->n_rows, n_tokens = s->n_tokens;
+        seq_computed(s, after);
+        for (uint32_t position = first; position < after; position++) {
+            if (position + 1 == n_tokens) {
+                sample(e, s, logits);
+                logits += e->model.vocab_size;
+            } else if (s->want_prompt_logprobs && position + 1 < s->n_prompt) {
+                note_prompt_logprobs(e, s, logits, position);
+                logits += e->model.vocab_size;
+            }
+        }
+    }
+}
+
+static void measure(struct engine *e, uint32_t n_rows, uint64_t took_ns)
+{
+    double ms = (double)took_ns * 1e-6,
+           *average = n_rows > e->n_batch ? &e->prefill_ms_per_token : &e->decode_ms_per_step;
+    double value = n_rows > e->n_batch ? ms / n_rows : ms;
+    *average = *average > 0 ? *average * 0.9 + value * 0.1 : value;
+}
+
+uint32_t engine_step(struct engine *e)
+{
+    kvpool_sweep(e->pool);
+    admit(e);
+    plan(e);
+    if (!e->n_batch)
+        return 0;
+    uint32_t n_logit_rows, n_rows = fill_arrays(e, &n_logit_rows);
+    uint32_t per_call = (e->layout.n_layers + e->config.announce_calls - 1) / e->config.announce_calls;
+    const struct forward_batch batch = {.ids = e->ids,
+                                        .positions = e->positions,
+                                        .n_rows = n_rows,
+                                        .seqs = e->attn_seqs,
+                                        .n_seqs = e->n_batch,
+                                        .logit_rows = e->logit_rows,
+                                        .n_logit_rows = n_logit_rows,
+                                        .on_layers = on_layers,
+                                        .layers_per_call = (uint16_t)per_call,
+                                        .user = e};
+    uint64_t start = clock_now(e->config.clock);
+    forward_run(e->forward, &batch, e->logits);
+    measure(e, n_rows, clock_now(e->config.clock) - start);
+    finish_rows(e);
+    return n_rows;
+}

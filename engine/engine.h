@@ -1,0 +1,135 @@
+/*
+ * The engine: sequences over a paged pool, run in steps of one batch each. No network: what has to be brought from elsewhere
+ * or told to somebody is the worker's, by callbacks.
+ *
+ * A sequence:
+ *
+ *     WAITING --pages taken--> on_admitted --> RUNNING --step: prompt chunks, then tokens--> ENDED (on_end)
+ *        ^                        |   ^ filled    |
+ *        |                        v   |           +--goal FIRST_TOKEN: one token--> ENDED
+ *        |                      FILLING
+ *        +---------- preempted (pages ran out; the newest goes) ----- RUNNING
+ *
+ * on_admitted may call engine_seq_fill() to keep the sequence FILLING while KV arrives in its pages; engine_seq_filled()
+ * lets it run. Pages stay held until engine_seq_close(), which is legal in every state and at any time outside a callback
+ * of that sequence.
+ *
+ * Same tokens, always: a sequence's tokens and log-probabilities depend on its own tokens and sampling only, not on the
+ * chunking, the batch, a preemption, or where its KV came from.
+ *
+ * Threads: one (engine); callbacks come inside engine_step(). Errors: opening validates and names the field; steps can't
+ * fail.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "engine/kvpool.h"
+#include "engine/sampler.h"
+#include "kernels/kernels.h"
+#include "model/model.h"
+
+struct engine;
+struct seq;
+
+enum seq_state { SEQ_WAITING, SEQ_FILLING, SEQ_RUNNING, SEQ_ENDED };
+enum seq_goal {
+    SEQ_GENERATE,    /* prompt and all tokens here */
+    SEQ_FIRST_TOKEN, /* prompt and one token; layers are reported as they get ready */
+    SEQ_ADOPT,       /* the prompt's KV and the first token come from elsewhere */
+};
+enum seq_finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH };
+
+struct engine_callbacks {
+    void *user;
+    /* Pages are taken, the first n_matched_blocks of them from the prefix cache. */
+    void (*on_admitted)(void *user, struct seq *seq, uint32_t n_matched_blocks);
+    /* FIRST_TOKEN only: pages [first, first + n) hold their last token in layers [begin, end). */
+    void (*on_pages_ready)(void *user, struct seq *seq, uint32_t first, uint32_t n, uint16_t begin, uint16_t end);
+    void (*on_token)(void *user, struct seq *seq, uint32_t token, float logprob);
+    void (*on_end)(void *user, struct seq *seq, enum seq_finish finish);
+    /* A block got or lost its name (kvpool_config.on_block). */
+    void (*on_block)(void *user, bool added, const struct block_key *key, uint32_t chain_index);
+};
+
+struct engine_config {
+    struct kernels *kernels;   /* borrowed */
+    const struct model *model; /* borrowed */
+    enum compute compute;
+    enum num_type kv_dtype;
+    uint32_t page_tokens; /* = the cluster's block_tokens */
+    uint32_t n_pages;
+    uint32_t max_context;    /* prompt and answer; <= the model's positions; 0: the model's, or what the pool holds */
+    uint32_t max_batch;      /* sequences running at once */
+    uint32_t max_rows;       /* rows of one step */
+    uint32_t chunk_tokens;   /* most prompt tokens of one sequence in one step; 0: max_rows */
+    uint32_t announce_calls; /* on_pages_ready calls a step and page run, at most; 0: 4 */
+    uint64_t quarantine_ns;
+    const struct clock *clock;
+    const struct log *log;
+    struct engine_callbacks callbacks;
+};
+
+enum td_status engine_open(const struct engine_config *config, struct engine **out, struct td_error *error_out);
+void engine_close(struct engine *e); /* all sequences closed before; NULL is fine */
+
+struct kvpool *engine_pool(struct engine *e);
+const struct kv_layout *engine_layout(const struct engine *e);
+uint32_t engine_max_context(const struct engine *e);
+uint64_t engine_weight_bytes(const struct engine *e);
+/* Fingerprint of model, KV dtype, numerics and layout: equal means KV is interchangeable. */
+struct block_key engine_fingerprint(const struct engine *e);
+
+struct seq_params {
+    const uint32_t *ids; /* copied; prompt, then tokens generated before (a resumed request) */
+    uint32_t n_ids, n_prompt;
+    struct sampling sampling; /* copied, arrays too */
+    struct block_key root;    /* of the prefix keys */
+    enum seq_goal goal;
+    bool prompt_logprobs; /* computes the whole prompt, so nothing is matched */
+    void *user;
+};
+
+/* Validates at this door: ids, lengths against context and pool, sampling. TD_ERR_INVALID names the field. */
+enum td_status engine_seq_check(const struct engine *e, const struct seq_params *p, struct td_error *error_out);
+enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, struct seq **out,
+                               struct td_error *error_out);
+void engine_seq_close(struct engine *e, struct seq *seq); /* NULL is fine */
+
+/* Inside on_admitted (always for ADOPT): the sequence waits until its KV was brought. */
+void engine_seq_fill(struct engine *e, struct seq *seq);
+/*
+ * The first n_tokens are in the pages and verified (fewer than asked for is fine, the rest is computed; for ADOPT all of
+ * the prompt, followed by engine_seq_append of the first token). Full pages are named.
+ */
+void engine_seq_filled(struct engine *e, struct seq *seq, uint32_t n_tokens);
+/* ADOPT: a token sampled elsewhere; may end the sequence (on_end is called at once). */
+void engine_seq_append(struct engine *e, struct seq *seq, uint32_t token);
+
+void *engine_seq_user(const struct seq *seq);
+enum seq_state engine_seq_state(const struct seq *seq);
+const uint32_t *engine_seq_tokens(const struct seq *seq, uint32_t *n_out);
+const struct page_ref *engine_seq_pages(const struct seq *seq, uint32_t *n_out);
+/* Keys of the full blocks of all tokens so far, and how many of them hold computed KV. */
+const struct block_key *engine_seq_keys(const struct seq *seq, uint32_t *n_out, uint32_t *n_computed_out);
+const float *engine_seq_prompt_logprobs(const struct seq *seq, uint32_t *n_out); /* [0] is NaN; NULL if not asked for */
+
+struct seq_times { /* nanoseconds; 0 while not over */
+    uint64_t queue, fill, prefill, decode_wait, decode;
+    uint32_t n_preempted;
+};
+struct seq_times engine_seq_times(const struct seq *seq);
+
+struct engine_load {
+    uint32_t running, waiting, filling;
+    uint64_t waiting_tokens;                         /* prompt tokens not computed yet */
+    double prefill_ms_per_token, decode_ms_per_step; /* moving averages of what was measured; 0: nothing yet */
+};
+struct engine_load engine_load(const struct engine *e);
+
+/* One step: sweeps, admits, runs one batch. Returns the rows computed: 0 means there is nothing to do right now. */
+uint32_t engine_step(struct engine *e);

@@ -1,0 +1,66 @@
+/* What engine.c (steps) and seq.c (one sequence) share. */
+#pragma once
+
+#include "engine/engine.h"
+#include "engine/forward.h"
+#include "sched/batching.h"
+
+struct seq {
+    struct seq *prev, *next; /* engine's list, in order of arrival */
+    struct engine *engine;
+    enum seq_state state;
+    enum seq_goal goal;
+    struct sampling sampling;
+    struct block_key root;
+    void *user;
+
+    uint32_t *tokens, n_tokens, cap_tokens, n_prompt;
+    uint32_t n_computed; /* tokens whose KV is in the pages */
+    struct page_ref *pages;
+    uint8_t **addresses; /* of pages */
+    uint32_t n_pages, cap_pages;
+    struct block_key *keys;               /* of full blocks of tokens[] */
+    uint32_t n_keys, n_named, n_reported; /* n_reported: pages told by on_pages_ready in all layers */
+
+    bool want_prompt_logprobs;
+    float *prompt_logprobs; /* [n_prompt] */
+
+    uint32_t n_rows; /* in the step being built */
+    uint64_t opened_ns, admitted_ns, running_ns, first_token_ns;
+    struct seq_times times;
+};
+
+struct engine {
+    struct engine_config config;
+    struct model_config model;
+    struct kv_layout layout;
+    struct kvpool *pool;
+    struct forward *forward;
+    struct sampler *sampler;
+    struct block_key fingerprint;
+    struct seq *head, *tail;
+    uint32_t n_active; /* FILLING and RUNNING */
+
+    /* one step's arrays, max_rows or max_batch long */
+    uint32_t *ids, *positions, *logit_rows, max_logit_rows;
+    struct k_attn_seq *attn_seqs;
+    struct seq **batch; /* sequences in the step */
+    uint32_t n_batch;
+    struct batch_item *items; /* what the plan is made from */
+    uint32_t *item_rows;
+    float *logits;
+
+    double prefill_ms_per_token, decode_ms_per_step;
+};
+
+static inline uint32_t pages_for(const struct engine *e, uint32_t n_tokens)
+{
+    return (n_tokens + e->config.page_tokens - 1) / e->config.page_tokens;
+}
+
+bool seq_grow(struct seq *s, uint32_t n_pages);     /* takes pages up to n_pages; false: none left */
+bool seq_admit(struct seq *s);                      /* WAITING -> RUNNING or FILLING; false: no pages */
+void seq_preempt(struct seq *s);                    /* RUNNING -> WAITING */
+void seq_computed(struct seq *s, uint32_t n_total); /* KV of tokens [0, n_total) is there: names full blocks */
+void seq_push_token(struct seq *s, uint32_t token); /* appends, ends the sequence when it is over */
+void seq_end(struct seq *s, enum seq_finish finish);

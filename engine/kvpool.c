@@ -1,0 +1,302 @@
+#include "engine/kvpool.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+
+enum { NONE = UINT32_MAX };
+
+enum list_id { LIST_NONE, LIST_FREE, LIST_CACHED, LIST_QUARANTINE, N_LISTS };
+
+struct page {
+    uint32_t generation, seq_holds, xfer_holds;
+    uint32_t prev, next; /* in the list that it is on */
+    enum list_id list;
+    bool named, doubt;
+    uint32_t chain_index, hash_next;
+    struct block_key key;
+    uint64_t free_at_ns;
+};
+
+struct list {
+    uint32_t head, tail, n;
+};
+
+struct kvpool {
+    struct kvpool_config config;
+    struct kv_layout layout;
+    size_t page_bytes, arena_bytes;
+    uint8_t *arena;
+    struct page *pages;
+    struct list lists[N_LISTS]; /* cached: least recently used first */
+    uint32_t *buckets, n_buckets;
+};
+
+/* Asserts that guard pages stay in release builds. */
+#define MUST(condition)                                                                                                \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "kvpool: broken invariant: %s (%s:%d)\n", #condition, __FILE__, __LINE__);                 \
+            abort();                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+static void list_remove(struct kvpool *pool, uint32_t i)
+{
+    struct page *p = &pool->pages[i];
+    struct list *l = &pool->lists[p->list];
+    if (p->list == LIST_NONE)
+        return;
+    *(p->prev == NONE ? &l->head : &pool->pages[p->prev].next) = p->next;
+    *(p->next == NONE ? &l->tail : &pool->pages[p->next].prev) = p->prev;
+    l->n--;
+    p->list = LIST_NONE;
+}
+
+static void list_append(struct kvpool *pool, enum list_id id, uint32_t i)
+{
+    struct page *p = &pool->pages[i];
+    struct list *l = &pool->lists[id];
+    MUST(p->list == LIST_NONE);
+    p->prev = l->tail;
+    p->next = NONE;
+    *(l->tail == NONE ? &l->head : &pool->pages[l->tail].next) = i;
+    l->tail = i;
+    l->n++;
+    p->list = id;
+}
+
+static uint32_t *bucket(const struct kvpool *pool, const struct block_key *key)
+{
+    return &pool->buckets[block_key_hash(key) & (pool->n_buckets - 1)];
+}
+
+static uint32_t find(const struct kvpool *pool, const struct block_key *key)
+{
+    uint32_t i = *bucket(pool, key);
+    while (i != NONE && !block_key_equal(&pool->pages[i].key, key))
+        i = pool->pages[i].hash_next;
+    return i;
+}
+
+static void unname(struct kvpool *pool, uint32_t i)
+{
+    struct page *p = &pool->pages[i];
+    if (!p->named)
+        return;
+    uint32_t *at = bucket(pool, &p->key);
+    while (*at != i)
+        at = &pool->pages[*at].hash_next;
+    *at = p->hash_next;
+    p->named = false;
+    if (pool->config.on_block)
+        pool->config.on_block(pool->config.user, false, &p->key, p->chain_index);
+}
+
+static struct page *checked(const struct kvpool *pool, struct page_ref ref)
+{
+    MUST(ref.index < pool->config.n_pages);
+    struct page *p = &pool->pages[ref.index];
+    MUST(p->generation == ref.generation);
+    return p;
+}
+
+enum td_status kvpool_open(const struct kvpool_config *config, struct kvpool **out)
+{
+    struct kvpool *pool = mem_zalloc(sizeof(*pool));
+    pool->config = *config;
+    pool->layout = *config->layout;
+    pool->page_bytes = kv_layout_page_bytes(config->layout);
+    void *arena = NULL;
+    if (__builtin_mul_overflow(pool->page_bytes, (size_t)config->n_pages, &pool->arena_bytes) ||
+        mem_map(pool->arena_bytes, &arena)) {
+        free(pool);
+        return TD_ERR_NO_MEMORY;
+    }
+    pool->arena = arena;
+    pool->pages = mem_array(config->n_pages, sizeof(*pool->pages));
+    for (pool->n_buckets = 64; pool->n_buckets < config->n_pages;)
+        pool->n_buckets *= 2;
+    pool->buckets = mem_array(pool->n_buckets, sizeof(*pool->buckets));
+    memset(pool->buckets, 0xff, pool->n_buckets * sizeof(*pool->buckets));
+    for (int l = 0; l < N_LISTS; l++)
+        pool->lists[l] = (struct list){NONE, NONE, 0};
+    for (uint32_t i = 0; i < config->n_pages; i++)
+        list_append(pool, LIST_FREE, i);
+    *out = pool;
+    return TD_OK;
+}
+
+void kvpool_close(struct kvpool *pool)
+{
+    if (!pool)
+        return;
+    for (uint32_t i = 0; i < pool->config.n_pages; i++)
+        MUST(!pool->pages[i].xfer_holds);
+    mem_unmap(pool->arena, pool->arena_bytes);
+    free(pool->pages);
+    free(pool->buckets);
+    free(pool);
+}
+
+void *kvpool_arena(const struct kvpool *pool, uint64_t *bytes_out)
+{
+    *bytes_out = pool->arena_bytes;
+    return pool->arena;
+}
+
+uint8_t *kvpool_address(const struct kvpool *pool, struct page_ref page)
+{
+    checked(pool, page);
+    return pool->arena + page.index * pool->page_bytes;
+}
+
+uint32_t kvpool_takeable(const struct kvpool *pool)
+{
+    return pool->lists[LIST_FREE].n + pool->lists[LIST_CACHED].n;
+}
+
+enum td_status kvpool_take(struct kvpool *pool, uint32_t n, struct page_ref *pages_out)
+{
+    if (kvpool_takeable(pool) < n)
+        return TD_ERR_NO_SPACE;
+    for (uint32_t i = 0; i < n; i++) {
+        struct list *l = &pool->lists[pool->lists[LIST_FREE].n ? LIST_FREE : LIST_CACHED];
+        uint32_t at = l->head;
+        struct page *p = &pool->pages[at];
+        list_remove(pool, at);
+        unname(pool, at);
+        MUST(!p->seq_holds && !p->xfer_holds && !p->doubt);
+        p->seq_holds = 1;
+        p->generation++;
+        pages_out[i] = (struct page_ref){at, p->generation};
+    }
+    return TD_OK;
+}
+
+uint32_t kvpool_match(struct kvpool *pool, const struct block_key *keys, uint32_t n, struct page_ref *pages_out)
+{
+    uint32_t i = 0;
+    for (; i < n; i++) {
+        uint32_t at = find(pool, &keys[i]);
+        if (at == NONE)
+            break;
+        list_remove(pool, at);
+        pool->pages[at].seq_holds++;
+        pages_out[i] = (struct page_ref){at, pool->pages[at].generation};
+    }
+    return i;
+}
+
+/* Where a page goes whose last holder left. */
+static void settle(struct kvpool *pool, uint32_t i)
+{
+    struct page *p = &pool->pages[i];
+    if (p->seq_holds || p->xfer_holds)
+        return;
+    if (p->doubt) {
+        unname(pool, i);
+        p->free_at_ns = clock_now(pool->config.clock) + pool->config.quarantine_ns;
+        list_append(pool, LIST_QUARANTINE, i);
+    } else {
+        list_append(pool, p->named ? LIST_CACHED : LIST_FREE, i);
+    }
+}
+
+void kvpool_hold(struct kvpool *pool, struct page_ref page)
+{
+    struct page *p = checked(pool, page);
+    MUST(p->seq_holds || p->xfer_holds);
+    p->seq_holds++;
+}
+
+void kvpool_unhold(struct kvpool *pool, const struct page_ref *pages, uint32_t n)
+{
+    for (uint32_t i = n; i-- > 0;) {
+        struct page *p = checked(pool, pages[i]);
+        MUST(p->seq_holds);
+        p->seq_holds--;
+        settle(pool, pages[i].index);
+    }
+}
+
+void kvpool_transfer_hold(struct kvpool *pool, struct page_ref page)
+{
+    struct page *p = checked(pool, page);
+    MUST(p->seq_holds || p->xfer_holds);
+    p->xfer_holds++;
+}
+
+void kvpool_transfer_unhold(struct kvpool *pool, struct page_ref page, bool in_doubt)
+{
+    struct page *p = checked(pool, page);
+    MUST(p->xfer_holds);
+    p->xfer_holds--;
+    p->doubt |= in_doubt;
+    settle(pool, page.index);
+}
+
+void kvpool_name(struct kvpool *pool, struct page_ref page, const struct block_key *key, uint32_t chain_index)
+{
+    struct page *p = checked(pool, page);
+    MUST(p->seq_holds);
+    if (p->named || p->doubt || find(pool, key) != NONE)
+        return;
+    p->named = true;
+    p->key = *key;
+    p->chain_index = chain_index;
+    p->hash_next = *bucket(pool, key);
+    *bucket(pool, key) = page.index;
+    if (pool->config.on_block)
+        pool->config.on_block(pool->config.user, true, key, chain_index);
+}
+
+void kvpool_each_block(const struct kvpool *pool,
+                       void (*each)(void *user, const struct block_key *key, uint32_t chain_index), void *user)
+{
+    for (uint32_t i = 0; i < pool->config.n_pages; i++)
+        if (pool->pages[i].named)
+            each(user, &pool->pages[i].key, pool->pages[i].chain_index);
+}
+
+void kvpool_flush(struct kvpool *pool)
+{
+    for (uint32_t i = 0; i < pool->config.n_pages; i++) {
+        unname(pool, i);
+        if (pool->pages[i].list == LIST_CACHED) {
+            list_remove(pool, i);
+            list_append(pool, LIST_FREE, i);
+        }
+    }
+}
+
+void kvpool_sweep(struct kvpool *pool)
+{
+    uint64_t now = clock_now(pool->config.clock);
+    uint32_t i;
+    while ((i = pool->lists[LIST_QUARANTINE].head) != NONE && pool->pages[i].free_at_ns <= now) {
+        list_remove(pool, i);
+        pool->pages[i].doubt = false;
+        list_append(pool, LIST_FREE, i);
+    }
+}
+
+struct kvpool_audit kvpool_audit(const struct kvpool *pool)
+{
+    struct kvpool_audit a = {.total = pool->config.n_pages};
+    for (uint32_t i = 0; i < pool->config.n_pages; i++) {
+        const struct page *p = &pool->pages[i];
+        if (p->doubt)
+            a.quarantined++;
+        else if (p->xfer_holds)
+            a.leased++;
+        else if (p->seq_holds)
+            a.held++;
+        else if (p->named)
+            a.cached++;
+        else
+            a.free++;
+    }
+    return a;
+}

@@ -1,0 +1,53 @@
+/*
+ * From logits to a token: penalties, bias, temperature, top-k, top-p, min-p, and the draw.
+ *
+ * The draw comes from a counter-based generator keyed by (seed, choice, absolute position of the new token), so where and
+ * in which batch a token is sampled doesn't change it. Candidates are ordered by (logit descending, id ascending).
+ *
+ * Order of operations, as transformers has it: repetition, presence and frequency penalty, bias, forbidden ids,
+ * temperature, top-k, top-p, min-p. Log-probabilities are those of the unmodified distribution.
+ *
+ * Threads: a sampler has scratch and belongs to one thread.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+enum { SAMPLING_MAX_BIAS = 1024, SAMPLING_MAX_STOP_IDS = 64 };
+
+struct logit_bias {
+    uint32_t id;
+    float bias;
+};
+
+struct sampling {      /* plain data; arrays belong to whoever filled it */
+    float temperature; /* 0: greedy */
+    uint32_t top_k;    /* 0: all */
+    float top_p, min_p;
+    float presence_penalty, frequency_penalty, repetition_penalty;
+    uint64_t seed;
+    uint32_t choice;
+    const struct logit_bias *bias;
+    uint32_t n_bias;
+    uint32_t max_tokens, min_tokens; /* counted from n_prompt */
+    const uint32_t *stop_ids;        /* end the sequence; never drawn before min_tokens */
+    uint32_t n_stop_ids;
+};
+
+/* Every value in its range, ids inside the vocabulary. TD_ERR_INVALID names the field. */
+enum td_status sampling_check(const struct sampling *s, uint32_t vocab_size, struct td_error *error_out);
+
+struct sampler;
+struct sampler *sampler_open(uint32_t vocab_size);
+void sampler_close(struct sampler *s);
+
+/*
+ * tokens[0..n_tokens): prompt (n_prompt of them) and what was generated; the new token gets position n_tokens.
+ * logits[vocab] is modified. *logprob_out is natural and of the unmodified distribution.
+ */
+uint32_t sampler_draw(struct sampler *s, const struct sampling *p, const uint32_t *tokens, uint32_t n_tokens,
+                      uint32_t n_prompt, float *logits, float *logprob_out);

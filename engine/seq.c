@@ -1,0 +1,282 @@
+/*
+ * One sequence: its tokens, pages, names of its blocks, and its states. See engine.h for the drawing.
+ */
+#include "engine/engine_internal.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+static void set_state(struct seq *s, enum seq_state to)
+{
+    static const bool LEGAL[4][4] = {
+        [SEQ_WAITING] = {[SEQ_FILLING] = true, [SEQ_RUNNING] = true, [SEQ_ENDED] = true},
+        [SEQ_FILLING] = {[SEQ_RUNNING] = true},
+        [SEQ_RUNNING] = {[SEQ_WAITING] = true, [SEQ_FILLING] = true, [SEQ_ENDED] = true},
+    };
+    if (!LEGAL[s->state][to])
+        abort();
+    bool was = s->state == SEQ_FILLING || s->state == SEQ_RUNNING, is = to == SEQ_FILLING || to == SEQ_RUNNING;
+    s->engine->n_active += (uint32_t)is - (uint32_t)was;
+    s->state = to;
+}
+
+/* ------------------------------------------------------------- validation */
+
+static enum td_status check_lengths(const struct engine *e, const struct seq_params *p, struct td_error *error_out)
+{
+    if (!p->n_prompt || p->n_prompt > p->n_ids)
+        return td_fail(error_out, TD_ERR_INVALID, "prompt: empty");
+    if (!p->sampling.max_tokens && !p->prompt_logprobs)
+        return td_fail(error_out, TD_ERR_INVALID, "stopping.max_tokens: 0 is only for prompt log-probabilities");
+    uint64_t total = (uint64_t)p->n_prompt + p->sampling.max_tokens;
+    if (total > e->config.max_context)
+        return td_fail(error_out, TD_ERR_INVALID,
+                       "prompt of %u tokens and stopping.max_tokens %u are over the context of %u", p->n_prompt,
+                       p->sampling.max_tokens, e->config.max_context);
+    if (total > (uint64_t)e->config.n_pages * e->config.page_tokens)
+        return td_fail(error_out, TD_ERR_INVALID,
+                       "prompt of %u tokens and stopping.max_tokens %u never fit into the pool of %u pages of %u",
+                       p->n_prompt, p->sampling.max_tokens, e->config.n_pages, e->config.page_tokens);
+    if (p->n_ids - p->n_prompt > p->sampling.max_tokens)
+        return td_fail(error_out, TD_ERR_INVALID, "more tokens generated before than stopping.max_tokens");
+    return TD_OK;
+}
+
+enum td_status engine_seq_check(const struct engine *e, const struct seq_params *p, struct td_error *error_out)
+{
+    enum td_status s = check_lengths(e, p, error_out);
+    if (s)
+        return s;
+    for (uint32_t i = 0; i < p->n_ids; i++)
+        if (p->ids[i] >= e->model.vocab_size)
+            return td_fail(error_out, TD_ERR_INVALID, "prompt.ids[%u]: %u is not in the vocabulary of %u", i, p->ids[i],
+                           e->model.vocab_size);
+    return sampling_check(&p->sampling, e->model.vocab_size, error_out);
+}
+
+/* ------------------------------------------------------------- life cycle */
+
+static void extend_keys(struct seq *s)
+{
+    uint32_t page_tokens = s->engine->config.page_tokens, n = s->n_tokens / page_tokens;
+    for (; s->n_keys < n; s->n_keys++)
+        s->keys[s->n_keys] = block_key_next(s->n_keys ? &s->keys[s->n_keys - 1] : &s->root,
+                                            s->tokens + (size_t)s->n_keys * page_tokens, page_tokens);
+}
+
+enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, struct seq **out,
+                               struct td_error *error_out)
+{
+    enum td_status status = engine_seq_check(e, p, error_out);
+    if (status)
+        return status;
+    struct seq *s = mem_zalloc(sizeof(*s));
+    s->engine = e;
+    s->goal = p->goal;
+    s->root = p->root;
+    s->user = p->user;
+    s->sampling = p->sampling;
+    s->sampling.bias = mem_dup(p->sampling.bias, p->sampling.n_bias * sizeof(*p->sampling.bias));
+    s->sampling.stop_ids = mem_dup(p->sampling.stop_ids, p->sampling.n_stop_ids * sizeof(*p->sampling.stop_ids));
+    s->n_prompt = p->n_prompt;
+    s->n_tokens = p->n_ids;
+    s->cap_tokens = p->n_prompt + p->sampling.max_tokens + 1;
+    s->tokens = mem_array(s->cap_tokens, sizeof(*s->tokens));
+    memcpy(s->tokens, p->ids, p->n_ids * sizeof(*s->tokens));
+    s->cap_pages = pages_for(e, s->cap_tokens);
+    s->pages = mem_array(s->cap_pages, sizeof(*s->pages));
+    s->addresses = mem_array(s->cap_pages, sizeof(*s->addresses));
+    s->keys = mem_array(s->cap_pages, sizeof(*s->keys));
+    s->want_prompt_logprobs = p->prompt_logprobs;
+    if (p->prompt_logprobs) {
+        s->prompt_logprobs = mem_array(p->n_prompt, sizeof(float));
+        s->prompt_logprobs[0] = NAN;
+    }
+    extend_keys(s);
+    s->opened_ns = clock_now(e->config.clock);
+    s->prev = e->tail;
+    *(e->tail ? &e->tail->next : &e->head) = s;
+    e->tail = s;
+    *out = s;
+    return TD_OK;
+}
+
+void engine_seq_close(struct engine *e, struct seq *s)
+{
+    if (!s)
+        return;
+    kvpool_unhold(e->pool, s->pages, s->n_pages);
+    e->n_active -= s->state == SEQ_FILLING || s->state == SEQ_RUNNING;
+    *(s->prev ? &s->prev->next : &e->head) = s->next;
+    *(s->next ? &s->next->prev : &e->tail) = s->prev;
+    free((void *)s->sampling.bias);
+    free((void *)s->sampling.stop_ids);
+    free(s->tokens);
+    free(s->pages);
+    free(s->addresses);
+    free(s->keys);
+    free(s->prompt_logprobs);
+    free(s);
+}
+
+/* ------------------------------------------------------------------ pages */
+
+bool seq_grow(struct seq *s, uint32_t n_pages)
+{
+    assert(n_pages <= s->cap_pages);
+    if (n_pages <= s->n_pages)
+        return true;
+    if (kvpool_take(s->engine->pool, n_pages - s->n_pages, s->pages + s->n_pages))
+        return false;
+    for (; s->n_pages < n_pages; s->n_pages++)
+        s->addresses[s->n_pages] = kvpool_address(s->engine->pool, s->pages[s->n_pages]);
+    return true;
+}
+
+bool seq_admit(struct seq *s)
+{
+    struct engine *e = s->engine;
+    uint32_t need = pages_for(e, s->n_tokens), matched = 0;
+    /* The last token is always computed here, into a private page, so its block is never matched. */
+    bool adopts = s->goal == SEQ_ADOPT && !s->times.n_preempted; /* a preempted one computes for itself */
+    uint32_t matchable = adopts || s->want_prompt_logprobs ? 0 : (s->n_tokens - 1) / e->config.page_tokens;
+    matched = kvpool_match(e->pool, s->keys, matchable, s->pages);
+    s->n_pages = matched;
+    for (uint32_t i = 0; i < matched; i++)
+        s->addresses[i] = kvpool_address(e->pool, s->pages[i]);
+    if (!seq_grow(s, need)) {
+        kvpool_unhold(e->pool, s->pages, s->n_pages);
+        s->n_pages = 0;
+        return false;
+    }
+    s->n_computed = matched * e->config.page_tokens;
+    s->n_named = matched;
+    s->n_reported = 0;
+    s->admitted_ns = s->running_ns = clock_now(e->config.clock);
+    if (!s->times.n_preempted)
+        s->times.queue = s->admitted_ns - s->opened_ns;
+    set_state(s, SEQ_RUNNING);
+    if (e->config.callbacks.on_admitted && !s->times.n_preempted)
+        e->config.callbacks.on_admitted(e->config.callbacks.user, s, matched);
+    return true;
+}
+
+void seq_preempt(struct seq *s)
+{
+    kvpool_unhold(s->engine->pool, s->pages, s->n_pages);
+    s->n_pages = 0;
+    s->n_computed = 0;
+    s->times.n_preempted++;
+    set_state(s, SEQ_WAITING);
+    log_debug(s->engine->config.log, "sequence preempted tokens=%u", s->n_tokens);
+}
+
+void seq_computed(struct seq *s, uint32_t n_total)
+{
+    s->n_computed = n_total;
+    for (uint32_t n = n_total / s->engine->config.page_tokens; s->n_named < n; s->n_named++)
+        kvpool_name(s->engine->pool, s->pages[s->n_named], &s->keys[s->n_named], s->n_named);
+}
+
+void engine_seq_fill(struct engine *e, struct seq *s)
+{
+    (void)e;
+    set_state(s, SEQ_FILLING);
+}
+
+void engine_seq_filled(struct engine *e, struct seq *s, uint32_t n_tokens)
+{
+    uint64_t now = clock_now(e->config.clock);
+    s->times.fill = now - s->admitted_ns;
+    s->running_ns = now;
+    set_state(s, SEQ_RUNNING);
+    if (n_tokens > s->n_computed)
+        seq_computed(s, n_tokens);
+}
+
+/* ----------------------------------------------------------------- tokens */
+
+void seq_end(struct seq *s, enum seq_finish finish)
+{
+    struct engine_callbacks *cb = &s->engine->config.callbacks;
+    uint64_t now = clock_now(s->engine->config.clock);
+    s->times.decode = s->first_token_ns ? now - s->first_token_ns : 0;
+    set_state(s, SEQ_ENDED);
+    if (cb->on_end)
+        cb->on_end(cb->user, s, finish);
+}
+
+static bool is_stop(const struct seq *s, uint32_t token)
+{
+    for (uint32_t i = 0; i < s->sampling.n_stop_ids; i++)
+        if (s->sampling.stop_ids[i] == token)
+            return true;
+    return false;
+}
+
+void seq_push_token(struct seq *s, uint32_t token)
+{
+    assert(s->n_tokens < s->cap_tokens);
+    s->tokens[s->n_tokens++] = token;
+    extend_keys(s);
+    if (!s->first_token_ns)
+        s->first_token_ns = clock_now(s->engine->config.clock);
+    if (is_stop(s, token))
+        seq_end(s, FINISH_STOP);
+    else if (s->n_tokens - s->n_prompt >= s->sampling.max_tokens)
+        seq_end(s, FINISH_LENGTH);
+    else if (s->goal == SEQ_FIRST_TOKEN)
+        seq_end(s, FINISH_NONE);
+}
+
+void engine_seq_append(struct engine *e, struct seq *s, uint32_t token)
+{
+    (void)e;
+    seq_push_token(s, token);
+}
+
+/* -------------------------------------------------------------- accessors */
+
+void *engine_seq_user(const struct seq *s)
+{
+    return s->user;
+}
+
+enum seq_state engine_seq_state(const struct seq *s)
+{
+    return s->state;
+}
+
+const uint32_t *engine_seq_tokens(const struct seq *s, uint32_t *n_out)
+{
+    *n_out = s->n_tokens;
+    return s->tokens;
+}
+
+const struct page_ref *engine_seq_pages(const struct seq *s, uint32_t *n_out)
+{
+    *n_out = s->n_pages;
+    return s->pages;
+}
+
+const struct block_key *engine_seq_keys(const struct seq *s, uint32_t *n_out, uint32_t *n_computed_out)
+{
+    *n_out = s->n_keys;
+    *n_computed_out = s->n_computed / s->engine->config.page_tokens;
+    return s->keys;
+}
+
+const float *engine_seq_prompt_logprobs(const struct seq *s, uint32_t *n_out)
+{
+    *n_out = s->want_prompt_logprobs ? s->n_prompt : 0;
+    return s->prompt_logprobs;
+}
+
+struct seq_times engine_seq_times(const struct seq *s)
+{
+    return s->times;
+}

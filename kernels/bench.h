@@ -1,0 +1,43 @@
+/*
+ * How fast the kernels are on this machine, as a share of what the machine can do.
+ *
+ * The limits are measured in the same run: memory bandwidth by reading far more than the caches hold, arithmetic by the
+ * instruction alone in registers. A row of an operation is held against the limit that binds it (Williams, Waterman and
+ * Patterson 2009): bandwidth if its bytes take longer than its arithmetic, else arithmetic. Every number is the best of
+ * several runs, the limits' spread over the whole bench, because what else the machine does only takes away.
+ *
+ * Shapes are those of a Llama with a billion parameters; attention is at a context of 2048.
+ *
+ * Threads: the caller waits; nothing is printed. Some 15 seconds and 0.6 GB with the defaults.
+ * Errors:  TD_ERR_UNSUPPORTED for plain C, which is not made to be fast; TD_ERR_NO_MEMORY.
+ */
+#pragma once
+
+#include "kernels/kernels.h"
+
+enum { KERNELS_BENCH_ROWS = 64 };
+
+struct kernels_bench_config {
+    uint32_t n_threads; /* 0: one per CPU */
+    enum kernels_isa isa;
+    double seconds_per_row; /* 0: 0.2; a row takes three runs at least */
+    uint32_t shrink;        /* divides shapes and buffers, so that a test is quick; 0 and 1: not */
+};
+
+struct kernels_bench_row {
+    char name[64];    /* e.g. "linear f32 2048x8192 T=1" (n_out x n_in) */
+    const char *unit; /* "GB/s" or "GFLOP/s" */
+    double value;
+    double limit; /* 0 for a row that is a limit itself */
+    double share; /* value / limit */
+};
+
+struct kernels_bench {
+    const char *isa;
+    uint32_t n_threads;
+    uint32_t n_rows;
+    struct kernels_bench_row rows[KERNELS_BENCH_ROWS]; /* limits first */
+};
+
+enum td_status kernels_bench(const struct kernels_bench_config *config, struct kernels_bench *out,
+                             struct td_error *error_out);

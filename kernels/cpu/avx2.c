@@ -1,0 +1,236 @@
+/*
+ * AVX2, FMA and F16C: vectors of 8.
+ *
+ * VDPBF16PS is two fmas here, with the processor told to treat subnormals as zero: what that rounds and flushes is what
+ * the instruction does (scalar.h).
+ */
+#include <immintrin.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "kernels/cpu/unroll.h"
+
+#define VL 8
+
+enum { SCORE_ROWS = 4, VALUE_ROWS = 6, VALUE_VECTORS = 2 };
+
+typedef __m256 vf;
+
+static inline vf v_load(const float *p)
+{
+    return _mm256_loadu_ps(p);
+}
+
+static inline void v_store(float *p, vf a)
+{
+    _mm256_storeu_ps(p, a);
+}
+
+static inline vf v_set1(float a)
+{
+    return _mm256_set1_ps(a);
+}
+
+static inline vf v_broadcast(const float *p)
+{
+    float a;
+    memcpy(&a, p, 4); /* what p points to may be two bf16 */
+    return _mm256_set1_ps(a);
+}
+
+static inline vf v_add(vf a, vf b)
+{
+    return _mm256_add_ps(a, b);
+}
+
+static inline vf v_sub(vf a, vf b)
+{
+    return _mm256_sub_ps(a, b);
+}
+
+static inline vf v_mul(vf a, vf b)
+{
+    return _mm256_mul_ps(a, b);
+}
+
+static inline vf v_div(vf a, vf b)
+{
+    return _mm256_div_ps(a, b);
+}
+
+static inline vf v_fma(vf a, vf b, vf c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+
+static inline vf v_max(vf a, vf b) /* a > b ? a : b */
+{
+    return _mm256_max_ps(a, b);
+}
+
+static inline vf v_negate(vf a)
+{
+    return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f));
+}
+
+/* All ones in the first n lanes. */
+static inline __m256i first_n(int n)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+static inline vf v_load_n(const float *p, int n)
+{
+    return _mm256_maskload_ps(p, first_n(n));
+}
+
+static inline vf v_keep(vf a, int n)
+{
+    return _mm256_and_ps(a, _mm256_castsi256_ps(first_n(n)));
+}
+
+static inline vf v_keep_or(vf a, int n, float other)
+{
+    return _mm256_blendv_ps(_mm256_set1_ps(other), a, _mm256_castsi256_ps(first_n(n)));
+}
+
+static inline vf v_exp_scale(vf t)
+{
+    __m256i n = _mm256_add_epi32(_mm256_castps_si256(t), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(n, 23));
+}
+
+static inline vf v_exp_ends(vf x, vf e)
+{
+    const vf limit = _mm256_set1_ps(87);
+    e = _mm256_blendv_ps(e, _mm256_set1_ps(__builtin_inff()), _mm256_cmp_ps(x, limit, _CMP_GT_OQ));
+    return _mm256_andnot_ps(_mm256_cmp_ps(x, v_negate(limit), _CMP_LT_OQ), e);
+}
+
+static inline float v_max_lanes(vf a)
+{
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+
+/* 16 lanes in two vectors, halves onto each other, as plain.c does. */
+static inline float v_sum_lanes(const vf *a)
+{
+    vf x = v_add(a[0], a[1]);
+    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+}
+
+static inline vf v_from_bf16(const void *p)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
+}
+
+static inline vf v_from_f16(const void *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128(p));
+}
+
+static inline void v_to_bf16(void *p, vf a)
+{
+    __m256i b = _mm256_castps_si256(a), quiet = _mm256_or_si256(b, _mm256_set1_epi32(0x400000));
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(b, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(b, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    rounded = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0xd8);
+    _mm_storeu_si128(p, _mm256_castsi256_si128(packed));
+}
+
+static inline void v_to_f16(void *p, vf a)
+{
+    _mm_storeu_si128(p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+
+/* 8 x 8: pairs, fours, then 128-bit lanes. */
+static inline void v_transpose(const float *from, size_t from_stride, float *to, size_t to_stride)
+{
+    __m256 a[8], b[8];
+    UNROLL for (int i = 0; i < 8; i++) a[i] = v_load(from + (size_t)i * from_stride);
+    UNROLL for (int i = 0; i < 8; i += 2)
+    {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+    UNROLL for (int i = 0; i < 8; i += 4)
+    {
+        a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
+        a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xee);
+        a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+        a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+    }
+    UNROLL for (int i = 0; i < 4; i++)
+    {
+        v_store(to + (size_t)i * to_stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
+        v_store(to + (size_t)(i + 4) * to_stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+    }
+}
+
+struct vpair {
+    vf lo, hi; /* outputs 16 apart */
+};
+
+static inline vf v_low_half(__m256i words)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
+}
+
+static inline vf v_high_half(__m256i words)
+{
+    return _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(-65536)));
+}
+
+/* 8 words of two bf16 (cpu.h). */
+static inline struct vpair v_widen_pair(const void *p)
+{
+    __m256i words = _mm256_loadu_si256(p);
+    return (struct vpair){v_low_half(words), v_high_half(words)};
+}
+
+#define v_step(w, x, acc, kind) ((kind) == LINEAR_DP ? step_dp(w, x, acc) : v_fma(w, x, acc))
+
+static inline vf step_dp(vf w, vf x, vf acc)
+{
+    __m256i wi = _mm256_castps_si256(w), xi = _mm256_castps_si256(x);
+    acc = v_fma(v_high_half(wi), v_high_half(xi), acc);
+    return v_fma(v_low_half(wi), v_low_half(xi), acc);
+}
+
+#include "kernels/cpu/linear.inc.h"
+#include "kernels/cpu/simd.inc.h"
+
+/* A call of its own, so that no arithmetic moves across the change of mode. */
+static __attribute__((noinline)) void sum_panel_dp(const struct linear_job *job, uint32_t panel, uint32_t row0,
+                                                   uint32_t row1, float *sums)
+{
+    sum_panel(job, panel, row0, row1, sums, LINEAR_DP);
+}
+
+void cpu_avx2_linear_bf16(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1)
+{
+    enum { FLUSH_TO_ZERO = 0x8000, SUBNORMALS_ARE_ZERO = 0x40 };
+    _Alignas(64) float sums[ROW_BLOCK * PANEL];
+    unsigned mode = _mm_getcsr();
+    _mm_setcsr(mode | FLUSH_TO_ZERO | SUBNORMALS_ARE_ZERO);
+    sum_panel_dp(job, panel, row0, row1, sums);
+    _mm_setcsr(mode);
+    put_sums(job, panel, row0, row1, sums);
+}
+
+double cpu_avx2_peak_bf16(void)
+{
+    return peak(LINEAR_DP);
+}
+
+const struct cpu_ops cpu_avx2 = {.name = "avx2",
+                                 .linear_f32 = linear_f32,
+                                 .linear_bf16 = cpu_avx2_linear_bf16,
+                                 .peak_bf16 = cpu_avx2_peak_bf16,
+                                 SIMD_OPS};

@@ -1,0 +1,187 @@
+/* Vectors of 16 for the code that is shared between widths; for files compiled with AVX-512 F, BW, VL and DQ. */
+#pragma once
+#include <immintrin.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "kernels/cpu/unroll.h"
+
+#define VL 16
+
+enum { SCORE_ROWS = 4, VALUE_ROWS = 6, VALUE_VECTORS = 4 };
+
+typedef __m512 vf;
+
+static inline vf v_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+
+static inline void v_store(float *p, vf a)
+{
+    _mm512_storeu_ps(p, a);
+}
+
+static inline vf v_set1(float a)
+{
+    return _mm512_set1_ps(a);
+}
+
+static inline vf v_broadcast(const float *p)
+{
+    float a;
+    memcpy(&a, p, 4); /* what p points to may be two bf16 */
+    return _mm512_set1_ps(a);
+}
+
+static inline vf v_add(vf a, vf b)
+{
+    return _mm512_add_ps(a, b);
+}
+
+static inline vf v_sub(vf a, vf b)
+{
+    return _mm512_sub_ps(a, b);
+}
+
+static inline vf v_mul(vf a, vf b)
+{
+    return _mm512_mul_ps(a, b);
+}
+
+static inline vf v_div(vf a, vf b)
+{
+    return _mm512_div_ps(a, b);
+}
+
+static inline vf v_fma(vf a, vf b, vf c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+static inline vf v_max(vf a, vf b) /* a > b ? a : b */
+{
+    return _mm512_max_ps(a, b);
+}
+
+static inline vf v_negate(vf a)
+{
+    return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f));
+}
+
+static inline __mmask16 first_n(int n)
+{
+    return n >= VL ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1);
+}
+
+static inline vf v_load_n(const float *p, int n)
+{
+    return _mm512_maskz_loadu_ps(first_n(n), p);
+}
+
+static inline vf v_keep(vf a, int n)
+{
+    return _mm512_maskz_mov_ps(first_n(n), a);
+}
+
+static inline vf v_keep_or(vf a, int n, float other)
+{
+    return _mm512_mask_mov_ps(_mm512_set1_ps(other), first_n(n), a);
+}
+
+static inline vf v_exp_scale(vf t)
+{
+    __m512i n = _mm512_add_epi32(_mm512_castps_si512(t), _mm512_set1_epi32(127));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(n, 23));
+}
+
+static inline vf v_exp_ends(vf x, vf e)
+{
+    const vf limit = _mm512_set1_ps(87);
+    e = _mm512_mask_mov_ps(e, _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ), _mm512_set1_ps(__builtin_inff()));
+    return _mm512_mask_mov_ps(e, _mm512_cmp_ps_mask(x, v_negate(limit), _CMP_LT_OQ), _mm512_setzero_ps());
+}
+
+static inline float v_max_lanes(vf a)
+{
+    return _mm512_reduce_max_ps(a);
+}
+
+/* Halves onto each other, as plain.c does. */
+static inline float v_sum_lanes(const vf *a)
+{
+    __m256 x = _mm256_add_ps(_mm512_castps512_ps256(*a), _mm512_extractf32x8_ps(*a, 1));
+    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+}
+
+static inline vf v_from_bf16(const void *p)
+{
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+
+static inline vf v_from_f16(const void *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256(p));
+}
+
+static inline void v_to_bf16(void *p, vf a)
+{
+    __m512i b = _mm512_castps_si512(a);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(b, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(b, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), b, _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
+
+static inline void v_to_f16(void *p, vf a)
+{
+    _mm256_storeu_si256(p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+
+/* 16 x 16: pairs, fours, then 128-bit lanes. */
+static inline void v_transpose(const float *from, size_t from_stride, float *to, size_t to_stride)
+{
+    __m512 a[16], b[16];
+    UNROLL for (int i = 0; i < 16; i++) a[i] = v_load(from + (size_t)i * from_stride);
+    UNROLL for (int i = 0; i < 16; i += 2)
+    {
+        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+    }
+    UNROLL for (int i = 0; i < 16; i += 4)
+    {
+        a[i] = _mm512_shuffle_ps(b[i], b[i + 2], 0x44);
+        a[i + 1] = _mm512_shuffle_ps(b[i], b[i + 2], 0xee);
+        a[i + 2] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+        a[i + 3] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+    }
+    UNROLL for (int i = 0; i < 4; i++)
+    {
+        b[i] = _mm512_shuffle_f32x4(a[i], a[i + 4], 0x88);
+        b[i + 4] = _mm512_shuffle_f32x4(a[i], a[i + 4], 0xdd);
+        b[i + 8] = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0x88);
+        b[i + 12] = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0xdd);
+    }
+    UNROLL for (int i = 0; i < 4; i++)
+    {
+        v_store(to + (size_t)i * to_stride, _mm512_shuffle_f32x4(b[i], b[i + 8], 0x88));
+        v_store(to + (size_t)(i + 8) * to_stride, _mm512_shuffle_f32x4(b[i], b[i + 8], 0xdd));
+        v_store(to + (size_t)(i + 4) * to_stride, _mm512_shuffle_f32x4(b[i + 4], b[i + 12], 0x88));
+        v_store(to + (size_t)(i + 12) * to_stride, _mm512_shuffle_f32x4(b[i + 4], b[i + 12], 0xdd));
+    }
+}
+
+struct vpair {
+    vf lo, hi; /* outputs 16 apart */
+};
+
+/* 16 words of two bf16 (cpu.h). */
+static inline struct vpair v_widen_pair(const void *p)
+{
+    __m512i words = _mm512_loadu_si512(p);
+    return (struct vpair){_mm512_castsi512_ps(_mm512_slli_epi32(words, 16)),
+                          _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(-65536)))};
+}

@@ -1,0 +1,18 @@
+/* The two functions that need AVX512_BF16, in a file of its own flags. */
+#include "kernels/cpu/avx512.h"
+
+#define v_step(w, x, acc, kind) _mm512_dpbf16_ps(acc, (__m512bh)(w), (__m512bh)(x))
+
+#include "kernels/cpu/limits.inc.h"
+
+void cpu_avx512_linear_bf16(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1)
+{
+    _Alignas(64) float sums[ROW_BLOCK * PANEL];
+    sum_panel(job, panel, row0, row1, sums, LINEAR_DP);
+    put_sums(job, panel, row0, row1, sums);
+}
+
+double cpu_avx512_peak_bf16(void)
+{
+    return peak(LINEAR_DP);
+}

@@ -1,0 +1,129 @@
+/*
+ * What the files of the CPU backend share: the packed matrix, pieces of work, and the table of functions that each
+ * instruction set fills.
+ *
+ * kernels.c validates, cuts an operation into pieces and hands them to the pool; plain.c, avx2.c and avx512.c compute a
+ * piece each. A piece is never cut along a sum, so who computes it does not change its bits. Equality "bit for bit" leaves
+ * out the payload of NaNs.
+ *
+ * A packed matrix is [n_panels][n_steps][64 outputs] elements; outputs that are missing in the last panel are zero.
+ *
+ *     COMPUTE_F32   a step is one k; elements as stored (bf16 and f16 2 bytes, f32 4 bytes). In bf16 panels the 64 elements
+ *                   of a step are 32 words of two: word 16 g + i holds output 32 g + i low and 32 g + 16 + i high (g 0..1,
+ *                   i 0..15), so a shift and a mask widen a vector of words into two vectors of outputs.
+ *     COMPUTE_BF16  a step is a pair of k's; an element is a word, the even k low, the odd k high. If n_in is odd, the last
+ *                   odd k is +0 on both sides; that turns a -0 sum into +0, in every version.
+ */
+#pragma once
+
+#include <stddef.h>
+
+#include "kernels/kernels.h"
+
+enum {
+    PANEL = 64,       /* outputs of a panel */
+    STEP_BLOCK = 512, /* steps of a panel that stay in the L2 cache while rows stream past (at most 128 KiB) */
+    ROW_BLOCK = 192,  /* rows of one piece; their partial sums are 48 KiB of stack */
+    LANES = 16,       /* partial sums of a dot product */
+    KEY_BLOCK = 32,   /* positions of one online-softmax step */
+    QUERY_TILE = 48,  /* queries (rows times heads of a group) that share a loaded block of keys */
+};
+
+struct k_matrix {
+    enum compute compute;
+    enum num_type type; /* of elements; NUM_BF16 with COMPUTE_BF16 */
+    uint32_t n_out, n_in;
+    uint32_t n_panels, n_steps;
+    size_t step_bytes;
+    size_t bytes;
+    uint8_t *data; /* mem_map'ed */
+};
+
+static inline const uint8_t *matrix_step(const struct k_matrix *m, uint32_t panel, uint32_t step)
+{
+    return m->data + ((size_t)panel * m->n_steps + step) * m->step_bytes;
+}
+
+/* Where output c of a panel lies within a step, in elements. */
+static inline uint32_t panel_slot(const struct k_matrix *m, uint32_t c)
+{
+    if (m->compute == COMPUTE_BF16 || m->type != NUM_BF16)
+        return c;
+    return c / 32 * 32 + c % 16 * 2 + c % 32 / 16;
+}
+
+struct linear_job {
+    const struct k_matrix *w;
+    const void *x; /* COMPUTE_F32: float [T][n_in]; COMPUTE_BF16: words of two bf16 [T][n_steps] */
+    uint32_t n_rows;
+    float *y; /* [T][n_out] */
+    bool accumulate;
+};
+
+/* One piece of attention: rows row0 .. row0+n_rows of a sequence, all query heads of one kv head. */
+struct attn_tile {
+    const struct k_attn *a;
+    const struct k_attn_seq *seq;
+    uint32_t kv_head;
+    uint32_t row0, n_rows;
+    float *scratch; /* attn_scratch_floats(), 64-byte aligned */
+};
+
+static inline uint32_t attn_padded(uint32_t dim)
+{
+    return (dim + LANES - 1) / LANES * LANES;
+}
+
+/* Keys transposed, values, queries and sums padded to whole vectors, weights, and four numbers per query. */
+static inline size_t attn_scratch_floats(uint32_t head_dim, uint32_t n_queries)
+{
+    size_t dim = attn_padded(head_dim);
+    return 2 * KEY_BLOCK * dim + n_queries * (2 * dim + KEY_BLOCK + 4) + 5 * LANES;
+}
+
+/* K (which 0) or V (which 1) of a position, as stored. */
+static inline uint8_t *attn_kv_at(const struct k_attn *a, const struct k_attn_seq *s, uint32_t which, uint32_t kv_head,
+                                  uint32_t pos)
+{
+    const struct kv_layout *l = a->layout;
+    size_t head = (size_t)which * l->n_kv_heads + kv_head;
+    return s->pages[pos / l->page_tokens] + a->layer * kv_layout_layer_bytes(l) + head * kv_layout_head_bytes(l) +
+           (size_t)(pos % l->page_tokens) * l->head_dim * num_type_bytes(l->dtype);
+}
+
+/* Functions of one instruction set. Rows are row0 <= r < row1, row1 - row0 <= ROW_BLOCK. */
+struct cpu_ops {
+    const char *name;
+    void (*linear_f32)(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
+    void (*linear_bf16)(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
+    void (*round_pairs)(const float *x, uint32_t n_in, uint32_t *words_out); /* (n_in + 1) / 2 words */
+    void (*rmsnorm)(const float *x, const float *w, float eps, uint32_t dim, float *y);
+    void (*silu_mul)(const float *gate, const float *up, uint32_t dim, float *out);
+    void (*attend)(const struct attn_tile *tile);
+    void (*to_f32)(const void *src, enum num_type type, uint64_t n, float *dst);
+    void (*from_f32)(const float *src, enum num_type type, uint64_t n, void *dst);
+    float (*max)(const float *x, uint32_t n); /* skips NaNs; -inf if there is nothing else */
+    float (*logsumexp)(const float *x, uint32_t n);
+    float (*exp)(float x);
+    float (*log)(float x);
+    /* For the bench; NULL in plain C. peak_ return the operations they did; len_bytes is a multiple of 1024. */
+    double (*peak_f32)(void);
+    double (*peak_bf16)(void);
+    void (*read_stream)(const void *from, size_t len_bytes);
+};
+
+extern const struct cpu_ops cpu_plain;
+#ifdef KERNELS_SIMD
+/* What avx512.c takes from its neighbours. */
+void cpu_avx2_linear_bf16(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
+double cpu_avx2_peak_bf16(void);
+double cpu_avx512_peak_bf16(void);
+void cpu_avx512_linear_bf16(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
+
+extern const struct cpu_ops cpu_avx2;
+extern const struct cpu_ops cpu_avx512;
+extern const struct cpu_ops cpu_avx512_bf16; /* cpu_avx512 with linear_bf16 by the instruction */
+#endif
+
+/* The best this CPU has, at most isa; NULL if it lacks what isa asks for. */
+const struct cpu_ops *cpu_ops_get(enum kernels_isa isa);

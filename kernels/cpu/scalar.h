@@ -1,0 +1,175 @@
+/*
+ * Arithmetic of single numbers, the same bits however it is compiled: with FMA instructions where the including file has
+ * them, through exact double arithmetic where not.
+ *
+ * exp: x = n ln2 + r, |r| <= ln2 / 2, ln2 in two parts (Cody and Waite 1980); e^r = 1 + r + r^2 P(r) with P of degree 4, a
+ * Chebyshev interpolation in 50 digits; the result is scaled by 2^n. Error under 1.5 ulp.
+ * log: x = 2^e m, m in [sqrt(1/2), sqrt(2)); log(1 + f) = f - f^2 / 2 + f^3 Q(f) with Q of degree 8, found the same way.
+ *
+ * VDPBF16PS, as measured: acc = fma(odd, odd, acc), then acc = fma(even, even, acc); subnormal inputs count as zero and
+ * subnormal results become zero, whatever MXCSR says. A result is subnormal if it is so after rounding to 24 bits with an
+ * unlimited exponent, as everywhere on x86 with flush-to-zero.
+ */
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#define EXP_LIMIT 87.0f
+#define EXP_MAGIC 12582912.0f /* 1.5 * 2^23: adding it rounds to an integer, left in the low bits */
+#define LOG2_E    0x1.715476p+0f
+#define LN2_HI    0x1.62e8p-1f /* 14 bits: n times it is exact */
+#define LN2_LO    -0x1.e8082ep-16f
+#define EXP_C0    0.5f
+#define EXP_C1    0x1.5554dcp-3f
+#define EXP_C2    0x1.55551ap-5f
+#define EXP_C3    0x1.120b68p-7f
+#define EXP_C4    0x1.6d1102p-10f
+
+static inline float float_of(uint32_t bits)
+{
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+static inline uint32_t bits_of(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    return bits;
+}
+
+/*
+ * a b + c in double, rounded to odd (Boldo and Melquiond 2008): a b is exact, and a double rounded to odd still knows on which
+ * side of any float or midpoint it lies, so rounding it once more gives the correctly rounded float.
+ */
+static inline double scalar_fma_odd(float a, float b, float c)
+{
+    double p = (double)a * b, s = p + c;
+    double from_c = s - p, lost = (p - (s - from_c)) + (c - from_c);
+    uint64_t bits;
+    memcpy(&bits, &s, 8);
+    if ((lost > 0 || lost < 0) && !(bits & 1)) {
+        bits += (lost > 0) == (s > 0) ? 1 : UINT64_MAX;
+        memcpy(&s, &bits, 8);
+    }
+    return s;
+}
+
+static inline float scalar_fma(float a, float b, float c)
+{
+#ifdef __FMA__
+    return __builtin_fmaf(a, b, c);
+#else
+    return (float)scalar_fma_odd(a, b, c);
+#endif
+}
+
+static inline float scalar_max(float a, float b)
+{
+    return a > b ? a : b;
+}
+
+static inline float scalar_exp(float x)
+{
+    if (x > EXP_LIMIT)
+        return __builtin_inff();
+    if (x < -EXP_LIMIT)
+        return 0;
+    float t = scalar_fma(x, LOG2_E, EXP_MAGIC), n = t - EXP_MAGIC;
+    float r = scalar_fma(n, -LN2_LO, scalar_fma(n, -LN2_HI, x));
+    float p = scalar_fma(scalar_fma(scalar_fma(EXP_C4, r, EXP_C3), r, EXP_C2), r, EXP_C1);
+    p = scalar_fma(scalar_fma(scalar_fma(p, r, EXP_C0), r, 1.0f), r, 1.0f);
+    return p * float_of((bits_of(t) + 127u) << 23);
+}
+
+static inline float scalar_log(float x)
+{
+    static const float Q[] = {0x1.1d8ea6p-4f,  -0x1.d635bcp-4f, 0x1.dea282p-4f,  -0x1.fcf4c6p-4f, 0x1.23d21ap-3f,
+                              -0x1.555b4ap-3f, 0x1.999d5ap-3f,  -0x1.fffffcp-3f, 0x1.555554p-2f};
+    if (x != x || x == __builtin_inff())
+        return x;
+    if (x <= 0)
+        return x < 0 ? __builtin_nanf("") : -__builtin_inff();
+    int32_t e = 0;
+    if (x < 0x1p-126f) {
+        x *= 0x1p23f;
+        e = -23;
+    }
+    int32_t bits = (int32_t)bits_of(x), up = (bits - 0x3f3504f3) >> 23;
+    float f = float_of((uint32_t)(bits - up * (1 << 23))) - 1.0f, n = (float)(e + up), f2 = f * f, q = Q[0];
+    for (int i = 1; i < 9; i++)
+        q = scalar_fma(q, f, Q[i]);
+    float r = scalar_fma(n, LN2_LO, f2 * f * q);
+    return scalar_fma(n, LN2_HI, scalar_fma(-0.5f, f2, r) + f);
+}
+
+static inline uint16_t scalar_to_bf16(float f)
+{
+    uint32_t b = bits_of(f);
+    if ((b & 0x7fffffff) > 0x7f800000)
+        return (uint16_t)(b >> 16 | 0x40);
+    return (uint16_t)((b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+
+static inline float scalar_from_bf16(uint16_t h)
+{
+    return float_of((uint32_t)h << 16);
+}
+
+static inline uint16_t scalar_to_f16(float f)
+{
+    uint32_t b = bits_of(f), sign = b >> 16 & 0x8000;
+    b &= 0x7fffffff;
+    if (b > 0x7f800000)
+        return (uint16_t)(sign | 0x7e00 | (b >> 13 & 0x3ff));
+    if (b >= 0x477ff000) /* 65520 and more */
+        return (uint16_t)(sign | 0x7c00);
+    if (b < 0x38800000) /* subnormal: adding 1/2 rounds to multiples of 2^-24 */
+        return (uint16_t)(sign | (bits_of(float_of(b) + 0.5f) - 0x3f000000));
+    b += 0xfff + (b >> 13 & 1);
+    return (uint16_t)(sign | (b - 0x38000000) >> 13);
+}
+
+static inline float scalar_from_f16(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, e = h >> 10 & 31, m = h & 0x3ff;
+    if (e == 31)
+        return float_of(sign | 0x7f800000 | m << 13 | (m ? 0x400000 : 0));
+    if (!e)
+        return float_of(sign | bits_of((float)m * 0x1p-24f));
+    return float_of(sign | (e + 112) << 23 | m << 13);
+}
+
+static inline float scalar_from(const void *src, uint32_t type_bytes, int is_bf16, uint64_t i)
+{
+    uint16_t h;
+    float f;
+    if (type_bytes == 4) {
+        memcpy(&f, (const uint8_t *)src + 4 * i, 4);
+        return f;
+    }
+    memcpy(&h, (const uint8_t *)src + 2 * i, 2);
+    return is_bf16 ? scalar_from_bf16(h) : scalar_from_f16(h);
+}
+
+/* Half of VDPBF16PS: fma with subnormals as zero on both sides. a and b are bf16 numbers, in the high half of a word. */
+static inline float scalar_dp_half(uint32_t a, uint32_t b, float acc)
+{
+    float fa = a & 0x7f800000 ? float_of(a) : float_of(a & 0x80000000);
+    float fb = b & 0x7f800000 ? float_of(b) : float_of(b & 0x80000000);
+    double s = scalar_fma_odd(fa, fb, acc), size = s < 0 ? -s : s;
+    if (size < 0x1p-126 - 0x1p-151) {
+        uint64_t bits;
+        memcpy(&bits, &s, 8);
+        return float_of((uint32_t)(bits >> 63) << 31);
+    }
+    return (float)s;
+}
+
+static inline float scalar_dp(uint32_t w, uint32_t x, float acc)
+{
+    acc = scalar_dp_half(w & 0xffff0000, x & 0xffff0000, acc);
+    return scalar_dp_half(w << 16, x << 16, acc);
+}

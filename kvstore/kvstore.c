@@ -1,0 +1,416 @@
+/*
+ * The store as a whole: opening its parts, the main thread's loop, and what it tells routers of itself.
+ *
+ * The main thread sleeps in its mailbox; everything it does is short: it moves entries between states and tells other threads
+ * what to do. Bytes are touched by the wire, the SSD's threads, and nobody else.
+ */
+#include "kvstore/kvstore.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/random.h"
+#include "base/thread.h"
+#include "kvstore/kvstore_internal.h"
+
+enum { BEAT_MS = 250, IDLE_MS = 100 };
+
+#define AT(member) offsetof(struct kvstore_options, member)
+const struct option KVSTORE_OPTIONS[] = {
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Model"},
+    GEOMETRY_OPTIONS(struct kvstore_options, geometry),
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Network"},
+    {"name", OPT_STRING, AT(name), NULL, "NAME", 0, 0, "name in status and logs; default: role and process id"},
+    {"listen", OPT_STRING, AT(listen), "127.0.0.1:0", "HOST:PORT", 0, 0, "gRPC service for routers; port 0 picks one"},
+    {"xfer-listen", OPT_STRING, AT(xfer_listen), "127.0.0.1:0", "HOST:PORT", 0, 0, "KV transfers"},
+    {"tls", OPT_STRING, AT(tls), "auto", "LIST", 0, 0, "UCX transports: auto, tcp, or a UCX_TLS list"},
+    {"secret", OPT_STRING, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
+    {"metrics-listen", OPT_STRING, AT(metrics_listen), NULL, "HOST:PORT", 0, 0, "Prometheus metrics over HTTP"},
+    {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, 100, 3.6e6, "silence after which a peer counts as dead"},
+    {"lease-ms", OPT_MS, AT(lease_ms), "10000", NULL, 100, 3.6e6,
+     "how long blocks wait for a reader that does nothing"},
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Memory and disk"},
+    {"dram-bytes", OPT_BYTES, AT(dram_bytes), "1G", NULL, 4096, 1e15, "memory for blocks"},
+    {"dir", OPT_STRING, AT(dir), NULL, "DIR", 0, 0, "directory for blocks on SSD; without it there is only DRAM"},
+    {"ssd-bytes", OPT_BYTES, AT(ssd_bytes), "16G", NULL, 1 << 20, 1e17, "most that the directory may measure"},
+    {"read-threads", OPT_INT, AT(read_threads), "4", NULL, 1, 64, "threads that read from SSD"},
+    {"write-queue-bytes", OPT_BYTES, AT(write_queue_bytes), "256M", NULL, 4096, 1e15, "most that waits to be written"},
+    {"log-level", OPT_CHOICE, AT(log_level), "info", "error|warn|info|debug", 0, 0, "what is logged, to stderr"},
+    {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
+};
+
+static const struct metric_info METRIC_INFO[] = {METRICS_TABLE(KVSTORE_METRICS)};
+
+struct work *store_work_new(enum work_kind kind)
+{
+    struct work *work = mem_zalloc(sizeof(*work));
+    work->kind = kind;
+    return work;
+}
+
+void store_count(struct kvstore *s, uint32_t metric, uint64_t by)
+{
+    if (by)
+        metrics_inc(s->counters, metric, by);
+}
+
+/* ------------------------------------------------------------------ hello */
+
+static ProtobufCBinaryData data_of(const char *text)
+{
+    return (ProtobufCBinaryData){strlen(text), (uint8_t *)(uintptr_t)text};
+}
+
+/* On an rpc thread: reads only what stays as it was when the store opened. */
+static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
+{
+    struct kvstore *s = user;
+    static _Thread_local uint8_t layout[KV_LAYOUT_WIRE_BYTES];
+    kv_layout_encode(&s->geometry.layout, layout);
+    h->name = data_of(s->name);
+    h->role = data_of("store");
+    h->pid = (uint32_t)getpid();
+    h->incarnation = s->incarnation;
+    h->layout = (ProtobufCBinaryData){sizeof(layout), layout};
+    h->numerics = data_of(kernels_numerics(s->geometry.compute));
+    h->xfer_address = data_of(xfer_address(s->xfer));
+    h->n_pages = (uint32_t)(s->arena_bytes / s->page_bytes);
+}
+
+static void deliver(void *user, struct link_mail *mail)
+{
+    struct kvstore *s = user;
+    struct work *work = store_work_new(WORK_LINK);
+    work->link = mail;
+    mailbox_push(&s->mailbox, &work->mail);
+}
+
+/* ----------------------------------------------------------- block events */
+
+static void add_event(struct kvstore *s, struct block_event ev)
+{
+    if (s->n_events == s->cap_events) {
+        s->cap_events = s->cap_events ? s->cap_events * 2 : 256;
+        s->events = mem_resize(s->events, s->cap_events, sizeof(*s->events));
+    }
+    s->events[s->n_events++] = ev;
+}
+
+void store_event(struct kvstore *s, enum block_event_kind kind, enum block_tier tier, const struct entry *e)
+{
+    add_event(s, (struct block_event){kind, tier, e->chain_index, e->key});
+}
+
+/* to NULL: every router, and the numbers move on; else a snapshot, numbered so that the next event follows it. */
+static void send_events(struct kvstore *s, const struct block_event *events, uint32_t n, struct link *to)
+{
+    uint64_t first = to ? s->next_event - n : s->next_event;
+    for (uint32_t at = 0; at < n;) {
+        uint32_t count = n - at < EVENTS_MAX ? n - at : EVENTS_MAX;
+        struct bytes b = {0};
+        events_encode(&(struct events_header){s->incarnation, first + at, count}, events + at, &b);
+        Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
+        m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_EVENTS;
+        m.events = (ProtobufCBinaryData){b.len, (uint8_t *)b.data};
+        if (to)
+            link_send(to, &m);
+        else
+            link_server_send_all(s->links, &m);
+        bytes_free(&b);
+        at += count;
+    }
+    if (!to)
+        s->next_event += n;
+}
+
+static void flush_events(struct kvstore *s)
+{
+    if (s->n_events)
+        send_events(s, s->events, s->n_events, NULL);
+    s->n_events = 0;
+}
+
+static void add_snapshot_block(void *user, const struct entry *e)
+{
+    if (e->dram == DRAM_READY)
+        store_event(user, BLOCK_ADDED, TIER_DRAM, e);
+    if (e->ssd == SSD_DURABLE)
+        store_event(user, BLOCK_ADDED, TIER_SSD, e);
+}
+
+static void send_snapshot(struct kvstore *s, struct link *link)
+{
+    flush_events(s);
+    add_event(s, (struct block_event){.kind = BLOCK_CLEARED, .tier = TIER_DRAM});
+    table_each(s->table, add_snapshot_block, s);
+    send_events(s, s->events, s->n_events, link);
+    s->n_events = 0;
+}
+
+/* ------------------------------------------------------------------- load */
+
+static struct ssd_stats stats_of_ssd(const struct kvstore *s)
+{
+    return s->ssd ? ssd_stats(s->ssd) : (struct ssd_stats){0};
+}
+
+static void note_load(struct kvstore *s)
+{
+    struct table_audit a = table_audit(s->table);
+    struct ssd_stats d = stats_of_ssd(s);
+    pthread_mutex_lock(&s->load_lock);
+    s->audit = a;
+    pthread_mutex_unlock(&s->load_lock);
+    metrics_gauge(s->counters, STORE_SLOTS_FREE, a.free);
+    metrics_gauge(s->counters, STORE_SLOTS_CACHED, a.cached);
+    metrics_gauge(s->counters, STORE_SLOTS_LEASED, a.leased);
+    metrics_gauge(s->counters, STORE_SLOTS_HELD, a.held);
+    metrics_gauge(s->counters, STORE_BLOCKS_DRAM, (double)a.n_dram);
+    metrics_gauge(s->counters, STORE_BLOCKS_SSD, (double)a.n_ssd);
+    metrics_gauge(s->counters, STORE_SSD_UP, d.is_writable);
+    metrics_gauge(s->counters, STORE_SSD_BYTES, (double)d.dir_bytes);
+    metrics_gauge(s->counters, STORE_QUEUE_BYTES, (double)d.queued_bytes);
+}
+
+static void send_load(struct kvstore *s)
+{
+    char transport[64];
+    Tandem__Worker__V1__Load l = TANDEM__WORKER__V1__LOAD__INIT;
+    Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
+    struct xfer_stats x = xfer_stats(s->xfer);
+    xfer_transport(s->xfer, transport, sizeof(transport));
+    pthread_mutex_lock(&s->load_lock);
+    struct table_audit a = s->audit;
+    pthread_mutex_unlock(&s->load_lock);
+    l.free_pages = a.free;
+    l.cached_pages = a.cached;
+    l.held_pages = a.held;
+    l.leased_pages = a.leased;
+    l.total_pages = a.total;
+    l.kv_bytes_in = x.bytes_in;
+    l.kv_bytes_out = x.bytes_out;
+    l.transport = data_of(transport);
+    l.store_blocks_dram = a.n_dram;
+    l.store_blocks_ssd = a.n_ssd;
+    l.store_bytes_ssd = stats_of_ssd(s).dir_bytes;
+    m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_LOAD;
+    m.load = &l;
+    link_server_send_all(s->links, &m);
+}
+
+static void *beat(void *arg)
+{
+    struct kvstore *s = arg;
+    while (!atomic_load(&s->beat_stop)) {
+        send_load(s);
+        nanosleep(&(struct timespec){.tv_nsec = BEAT_MS * 1000000L}, NULL);
+    }
+    return NULL;
+}
+
+/* ------------------------------------------------------------ main thread */
+
+static void on_link(struct kvstore *s, struct link_mail *mail)
+{
+    unsigned long long router = link_router_incarnation(mail->link);
+    switch (mail->kind) {
+    case LINK_UP:
+        log_info(&s->log, "router attached router=%016llx", router);
+        send_snapshot(s, mail->link);
+        break;
+    case LINK_GONE:
+        log_info(&s->log, "router left router=%016llx", router);
+        break;
+    case LINK_MESSAGE:
+        if (mail->message->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_SNAPSHOT)
+            send_snapshot(s, mail->link);
+        break;
+    }
+    link_mail_free(mail);
+}
+
+static void on_work(struct kvstore *s, struct work *work)
+{
+    switch (work->kind) {
+    case WORK_LINK:
+        if (s->is_closing)
+            link_mail_free(work->link);
+        else
+            on_link(s, work->link);
+        break;
+    case WORK_MESSAGE:
+        if (!s->is_closing)
+            request_message(s, work);
+        break;
+    case WORK_LEASE_END:
+        request_lease_ended(s, work->lease, work->in_doubt);
+        break;
+    case WORK_FILL_END:
+        request_fill_ended(s, work->fill);
+        break;
+    case WORK_LOADED:
+        tier_loaded(s, work->entry, work->status);
+        break;
+    case WORK_WRITTEN:
+        tier_written(s, work->entry, work->status);
+        break;
+    case WORK_SSD_OVER:
+        tier_make_ssd_room(s, work->n_bytes);
+        break;
+    case WORK_STOP:
+        break;
+    }
+    bytes_free(&work->data);
+    free(work);
+}
+
+static void take_mail(struct kvstore *s)
+{
+    for (struct mail *m = mailbox_take(&s->mailbox), *next; m; m = next) {
+        next = m->next;
+        on_work(s, (struct work *)m); /* mail is its first member */
+    }
+}
+
+enum td_status kvstore_run(struct kvstore *s)
+{
+    pthread_t beat_thread = thread_start("beat", beat, s);
+    while (!atomic_load(&s->forced) && !(atomic_load(&s->stopping) && !s->n_wire && tier_is_settled(s))) {
+        take_mail(s);
+        request_free_doubtful(s, clock_now(&s->clock), false);
+        flush_events(s);
+        note_load(s);
+        mailbox_wait(&s->mailbox, IDLE_MS);
+    }
+    atomic_store(&s->beat_stop, true);
+    pthread_join(beat_thread, NULL);
+    return TD_OK;
+}
+
+void kvstore_stop(struct kvstore *s)
+{
+    if (atomic_exchange(&s->stopping, true))
+        atomic_store(&s->forced, true);
+    mailbox_push(&s->mailbox, &store_work_new(WORK_STOP)->mail);
+}
+
+/* ------------------------------------------------------------ open, close */
+
+static enum td_status open_tiers(struct kvstore *s, struct td_error *e)
+{
+    struct kvstore_options *o = &s->options;
+    enum td_status status = geometry_resolve(&o->geometry, &s->geometry, e);
+    if (status)
+        return status;
+    s->page_bytes = kv_layout_page_bytes(&s->geometry.layout);
+    uint64_t n_slots = (uint64_t)o->dram_bytes / s->page_bytes;
+    if (!n_slots || n_slots > UINT32_MAX)
+        return td_fail(e, TD_ERR_INVALID, "--dram-bytes %lld: a block takes %llu", (long long)o->dram_bytes,
+                       (unsigned long long)s->page_bytes);
+    s->arena_bytes = n_slots * s->page_bytes;
+    status = mem_map(s->arena_bytes, &s->arena);
+    if (status)
+        return td_fail(e, status, "--dram-bytes %lld: the system has not as much", (long long)o->dram_bytes);
+    s->table = table_open((uint32_t)n_slots, o->dir != NULL);
+    if (!o->dir)
+        return TD_OK;
+    status = tier_open_ssd(s, e);
+    if (!status || status == TD_ERR_REFUSED)
+        return status;
+    log_error(&s->log, "no SSD tier: %s", e->text); /* a cache in DRAM alone is better than none */
+    table_close(s->table);
+    s->table = table_open((uint32_t)n_slots, false);
+    return TD_OK;
+}
+
+static enum td_status open_network(struct kvstore *s, struct xfer_hub *hub, struct td_error *e)
+{
+    struct kvstore_options *o = &s->options;
+    const struct xfer_config x = {.backend = hub ? XFER_LOOPBACK : XFER_UCX,
+                                  .hub = hub,
+                                  .name = s->name,
+                                  .listen = hub ? s->name : o->xfer_listen,
+                                  .tls = o->tls,
+                                  .incarnation = s->incarnation,
+                                  .secret = o->secret,
+                                  .layout = &s->geometry.layout,
+                                  .arena = s->arena,
+                                  .arena_bytes = s->arena_bytes,
+                                  .silence_ns = (uint64_t)o->silence_ms * NS_PER_MS,
+                                  .clock = &s->clock,
+                                  .log = &s->log,
+                                  .callbacks = {.user = s, .on_message = request_on_message}};
+    enum td_status status = xfer_open(&x, &s->xfer, e);
+    if (!status && o->metrics_listen)
+        status = metrics_http_open(s->metrics, o->metrics_listen, &s->metrics_http, s->metrics_address, e);
+    const struct link_server_config l = {
+        .listen = o->listen, .secret = o->secret, .log = &s->log, .deliver = deliver, .hello = hello, .user = s};
+    return status ? status : link_server_open(&l, &s->links, e);
+}
+
+enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore **out, struct td_error *error_out)
+{
+    struct kvstore *s = mem_zalloc(sizeof(*s));
+    s->options = config->options;
+    if (s->options.name)
+        snprintf(s->name, sizeof(s->name), "%s", s->options.name);
+    else
+        snprintf(s->name, sizeof(s->name), "store-%d", (int)getpid());
+    s->log = (struct log){.who = s->name, .level = (enum log_level)log_level_parse(s->options.log_level)};
+    clock_init_real(&s->clock);
+    s->incarnation = random_u64();
+    s->next_event = 1ull << 32; /* a snapshot is numbered backwards from here */
+    mailbox_init(&s->mailbox);
+    pthread_mutex_init(&s->load_lock, NULL);
+    s->metrics = metrics_open();
+    s->counters = metrics_add(s->metrics, METRIC_INFO, sizeof(METRIC_INFO) / sizeof(METRIC_INFO[0]), NULL);
+    enum td_status status = open_tiers(s, error_out);
+    if (!status)
+        status = open_network(s, config->hub, error_out);
+    if (status) {
+        kvstore_close(s);
+        return status;
+    }
+    note_load(s);
+    log_info(&s->log, "ready address=%s xfer=%s slots=%u block_kib=%llu blocks_ssd=%llu dir=%s", kvstore_address(s),
+             xfer_address(s->xfer), s->audit.total, (unsigned long long)(s->page_bytes >> 10),
+             (unsigned long long)s->audit.n_ssd, s->ssd ? s->options.dir : "none");
+    *out = s;
+    return TD_OK;
+}
+
+void kvstore_close(struct kvstore *s)
+{
+    if (!s)
+        return;
+    s->is_closing = true;
+    link_server_close(s->links);
+    ssd_close(s->ssd); /* before the wire: what was read may still be announced */
+    s->ssd = NULL;
+    take_mail(s);
+    xfer_close(s->xfer); /* every lease and pull has ended, by mail, when this returns */
+    take_mail(s);
+    request_free_doubtful(s, 0, true);
+    metrics_http_close(s->metrics_http);
+    metrics_close(s->metrics);
+    mailbox_fini(&s->mailbox);
+    pthread_mutex_destroy(&s->load_lock);
+    table_close(s->table);
+    mem_unmap(s->arena, s->arena_bytes);
+    free(s->events);
+    free(s);
+}
+
+const char *kvstore_xfer_address(const struct kvstore *s)
+{
+    return xfer_address(s->xfer);
+}
+
+const char *kvstore_address(const struct kvstore *s)
+{
+    return link_server_address(s->links);
+}

@@ -1,0 +1,49 @@
+/*
+ * The KV store process: blocks by key in DRAM, and below it on SSD.
+ *
+ *   LOOKUP(id, keys)  pins the longest stored prefix (one step: what was found can't be evicted any more), grants lease id
+ *                     over it, announces what lies in DRAM at once and the rest as it arrives from SSD and verifies; the
+ *                     first block that doesn't verify ends the prefix there. The lease's tail says how many came from where.
+ *   OFFER(id, keys)   answers WANT with those it doesn't have and has room for; pulls them; a pulled block is visible only
+ *                     after its bytes were verified.
+ *
+ * DRAM: one arena of slots of one page each, registered with the transfer layer, so that a hit is read straight from it.
+ * SSD: RocksDB with blob files (ssd.c, the only file that sees RocksDB): one bounded writer thread, reader threads with
+ * pinned gets. A block cools from DRAM to SSD by write-back: written when it is first put (unless the writer is behind: then
+ * it stays dirty and is written before it is evicted, or dropped and counted). At a clean stop everything dirty is written.
+ *
+ * Never an error for a request: any failure is a miss, counted by reason. It never blocks serving: a directory that can't be
+ * opened is set aside (renamed) and the store starts empty; a full disk means a smaller cache.
+ *
+ * Threads: "main" owns the table, the tiers and leases (mailbox); "xfer" the wire; "ssd-write", "ssd-read-N"; "beat" tells
+ * routers every 250 ms that we live. Routers attach as to a worker (worker/link.h) and get block events with tiers.
+ */
+#pragma once
+
+#include "base/options.h"
+#include "transfer/xfer.h"
+#include "worker/geometry.h"
+
+struct kvstore;
+
+struct kvstore_options {
+    struct geometry_options geometry; /* the layout only: no weights are read */
+    const char *name, *listen, *xfer_listen, *tls, *secret, *metrics_listen, *dir, *log_level;
+    int64_t dram_bytes, ssd_bytes, read_threads, write_queue_bytes, lease_ms, silence_ms;
+};
+
+extern const struct option KVSTORE_OPTIONS[];
+
+struct kvstore_config {
+    struct kvstore_options options;
+    struct xfer_hub *hub; /* loopback transfers within one process; NULL: UCX */
+};
+
+enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore **out, struct td_error *error_out);
+enum td_status kvstore_run(struct kvstore *s); /* until kvstore_stop */
+/* Any thread: no new work, dirty blocks are written, then kvstore_run returns. Twice: at once. */
+void kvstore_stop(struct kvstore *s);
+void kvstore_close(struct kvstore *s); /* NULL is fine */
+
+const char *kvstore_address(const struct kvstore *s);      /* of the gRPC service, port filled in */
+const char *kvstore_xfer_address(const struct kvstore *s); /* where workers look up and offer */

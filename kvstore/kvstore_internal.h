@@ -1,0 +1,160 @@
+/* What the files of the store share. Everything here belongs to the main thread unless it says otherwise. */
+#pragma once
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/metrics.h"
+#include "base/queue.h"
+#include "kvstore/kvstore.h"
+#include "kvstore/ssd.h"
+#include "kvstore/table.h"
+#include "proto/wire/events.h"
+#include "proto/wire/store_msg.h"
+#include "worker/link.h"
+
+/*
+ * Blocks asked for = hits + misses by reason; blocks offered = puts + known + dropped by reason.
+ */
+#define KVSTORE_METRICS(X)                                                                                             \
+    X(STORE_ASKED, METRIC_COUNTER, "tandem_store_asked_blocks_total", "blocks asked for")                              \
+    X(STORE_HITS_DRAM, METRIC_COUNTER, "tandem_store_hits_dram_blocks_total", "blocks served from DRAM")               \
+    X(STORE_HITS_SSD, METRIC_COUNTER, "tandem_store_hits_ssd_blocks_total", "blocks served from SSD")                  \
+    X(STORE_MISS_ABSENT, METRIC_COUNTER, "tandem_store_miss_absent_blocks_total", "beyond the longest stored prefix")  \
+    X(STORE_MISS_NO_SLOT, METRIC_COUNTER, "tandem_store_miss_no_slot_blocks_total", "no slot to read them into")       \
+    X(STORE_MISS_CORRUPT, METRIC_COUNTER, "tandem_store_miss_corrupt_blocks_total", "did not verify, or stand behind") \
+    X(STORE_MISS_IO, METRIC_COUNTER, "tandem_store_miss_io_blocks_total", "could not be read, or stand behind")        \
+    X(STORE_MISS_ENDED, METRIC_COUNTER, "tandem_store_miss_ended_blocks_total", "reader was gone before it was ready") \
+    X(STORE_MISS_STOPPING, METRIC_COUNTER, "tandem_store_miss_stopping_blocks_total", "asked while stopping")          \
+    X(STORE_OFFERED, METRIC_COUNTER, "tandem_store_offered_blocks_total", "blocks offered")                            \
+    X(STORE_PUTS, METRIC_COUNTER, "tandem_store_put_blocks_total", "blocks taken, verified and made visible")          \
+    X(STORE_KNOWN, METRIC_COUNTER, "tandem_store_known_blocks_total", "offered blocks already here or on their way")   \
+    X(STORE_DROP_NO_SLOT, METRIC_COUNTER, "tandem_store_drop_no_slot_blocks_total", "offered, no slot to take")        \
+    X(STORE_DROP_TRANSFER, METRIC_COUNTER, "tandem_store_drop_transfer_blocks_total", "wanted, but never arrived")     \
+    X(STORE_DROP_STOPPING, METRIC_COUNTER, "tandem_store_drop_stopping_blocks_total", "offered while stopping")        \
+    X(STORE_BAD_MESSAGES, METRIC_COUNTER, "tandem_store_bad_messages_total", "messages that make no sense")            \
+    X(STORE_EVICTED_DRAM, METRIC_COUNTER, "tandem_store_evicted_dram_blocks_total", "blocks that left DRAM")           \
+    X(STORE_EVICTED_SSD, METRIC_COUNTER, "tandem_store_evicted_ssd_blocks_total", "blocks that left SSD for room")     \
+    X(STORE_LOST_DIRTY, METRIC_COUNTER, "tandem_store_lost_dirty_blocks_total", "evicted before they were written")    \
+    X(STORE_SSD_WRITES, METRIC_COUNTER, "tandem_store_ssd_written_blocks_total", "blocks made durable")                \
+    X(STORE_SSD_WRITE_FULL, METRIC_COUNTER, "tandem_store_ssd_write_full_blocks_total", "not written: no space")       \
+    X(STORE_SSD_WRITE_ERRORS, METRIC_COUNTER, "tandem_store_ssd_write_error_blocks_total", "not written: error")       \
+    X(STORE_SSD_CORRUPT, METRIC_COUNTER, "tandem_store_ssd_corrupt_blocks_total", "read, did not verify, deleted")     \
+    X(STORE_SSD_READ_ERRORS, METRIC_COUNTER, "tandem_store_ssd_read_error_blocks_total", "could not be read, deleted") \
+    X(STORE_SSD_DROPPED, METRIC_COUNTER, "tandem_store_ssd_dropped_blocks_total", "of another layout, at start")       \
+    X(STORE_SSD_SET_ASIDE, METRIC_COUNTER, "tandem_store_ssd_set_aside_total", "directories set aside at start")       \
+    X(STORE_LOAD_SECONDS, METRIC_SECONDS, "tandem_store_ssd_read_seconds", "asked for until verified in DRAM")         \
+    X(STORE_SSD_UP, METRIC_GAUGE, "tandem_store_ssd_up", "1: there is an SSD tier and it takes writes")                \
+    X(STORE_SSD_BYTES, METRIC_GAUGE, "tandem_store_ssd_bytes", "measured size of the directory")                       \
+    X(STORE_QUEUE_BYTES, METRIC_GAUGE, "tandem_store_write_queue_bytes", "waiting to be written")                      \
+    X(STORE_BLOCKS_DRAM, METRIC_GAUGE, "tandem_store_blocks_dram", "blocks in DRAM")                                   \
+    X(STORE_BLOCKS_SSD, METRIC_GAUGE, "tandem_store_blocks_ssd", "blocks on SSD")                                      \
+    X(STORE_SLOTS_FREE, METRIC_GAUGE, "tandem_store_pages_free", "slots that nothing is in")                           \
+    X(STORE_SLOTS_CACHED, METRIC_GAUGE, "tandem_store_pages_cached", "slots with blocks that nobody reads")            \
+    X(STORE_SLOTS_LEASED, METRIC_GAUGE, "tandem_store_pages_leased", "slots with blocks under a lease")                \
+    X(STORE_SLOTS_HELD, METRIC_GAUGE, "tandem_store_pages_held", "slots being filled")
+enum { METRICS_ENUM(KVSTORE_METRICS) };
+
+struct lease { /* the answer to a lookup; pins its entries until the wire is quiet */
+    struct lease *next;
+    struct kvstore *store;
+    struct xfer_id id;
+    struct entry **entries;
+    bool *from_ssd;
+    uint32_t n, n_announced; /* entries[n_announced..n) are being read from SSD, or wait for one that is */
+    bool is_finished;        /* the reader was told how many there are */
+    bool is_ended;           /* in doubt: only waits for free_ns */
+    uint64_t free_ns;
+};
+
+struct fill { /* a pull of offered blocks */
+    struct kvstore *store;
+    struct xfer_id id;
+    struct entry **entries;
+    uint8_t **addresses; /* read on the xfer thread, fixed before the pull starts */
+    uint32_t n;
+    _Atomic uint32_t n_verified;
+};
+
+enum work_kind {
+    WORK_LINK,
+    WORK_MESSAGE,
+    WORK_LEASE_END,
+    WORK_FILL_END,
+    WORK_LOADED,
+    WORK_WRITTEN,
+    WORK_SSD_OVER,
+    WORK_STOP
+};
+
+struct work { /* what other threads tell the main thread */
+    struct mail mail;
+    enum work_kind kind;
+    struct link_mail *link;
+    uint16_t message_kind;
+    struct bytes data;
+    struct lease *lease;
+    struct fill *fill;
+    struct entry *entry;
+    enum td_status status;
+    bool in_doubt;
+    uint64_t n_bytes;
+};
+
+struct kvstore {
+    struct kvstore_options options;
+    char name[64];
+    struct clock clock;
+    struct log log;
+    uint64_t incarnation;
+    struct geometry geometry;
+    uint64_t page_bytes, arena_bytes;
+    void *arena;
+    struct table *table;
+    struct ssd *ssd; /* NULL: none */
+    struct xfer *xfer;
+    struct link_server *links;
+    struct metrics *metrics;
+    struct metrics_set *counters;
+    struct metrics_http *metrics_http;
+    char metrics_address[64];
+    struct mailbox mailbox;
+
+    uint64_t tick; /* one for each request: what "last used" means to eviction */
+    struct lease *leases;
+    uint32_t n_wire; /* leases and pulls not ended: stopping waits for them */
+    struct block_event *events;
+    uint32_t n_events, cap_events;
+    uint64_t next_event;
+
+    pthread_mutex_t load_lock; /* beat reads what main wrote: a few words, no queue needed */
+    struct table_audit audit;
+    _Atomic bool stopping, forced, beat_stop;
+    bool is_closing; /* the loop is over: mail is only cleared away */
+};
+
+/* kvstore.c */
+struct work *store_work_new(enum work_kind kind);
+void store_event(struct kvstore *s, enum block_event_kind kind, enum block_tier tier, const struct entry *e);
+void store_count(struct kvstore *s, uint32_t metric, uint64_t by);
+
+/* tiers.c: what is where, and what goes where */
+uint8_t *tier_address(const struct kvstore *s, const struct entry *e);
+bool tier_make_slot(struct kvstore *s, bool may_lose_dirty); /* then there is a free one */
+void tier_start_load(struct kvstore *s, struct entry *e);    /* SSD to a slot, of which there is one */
+bool tier_is_corrupt(enum td_status read_status);            /* not merely unreadable */
+void tier_loaded(struct kvstore *s, struct entry *e, enum td_status status);
+void tier_filled(struct kvstore *s, struct entry *e, bool is_verified);
+void tier_written(struct kvstore *s, struct entry *e, enum td_status status);
+void tier_write_dirty(struct kvstore *s); /* as much as the queue takes */
+void tier_make_ssd_room(struct kvstore *s, uint64_t n_bytes);
+bool tier_is_settled(const struct kvstore *s); /* nothing is dirty or being written */
+enum td_status tier_open_ssd(struct kvstore *s, struct td_error *error_out);
+
+/* requests.c: lookups, offers, and what they hold */
+void request_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes);
+void request_message(struct kvstore *s, const struct work *work);
+void request_lease_ended(struct kvstore *s, struct lease *l, bool in_doubt);
+void request_fill_ended(struct kvstore *s, struct fill *f);
+void request_advance_all(struct kvstore *s, enum td_status load_status); /* some block was read, or could not be */
+void request_free_doubtful(struct kvstore *s, uint64_t now, bool all);

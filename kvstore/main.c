@@ -1,0 +1,42 @@
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/process.h"
+#include "kvstore/kvstore.h"
+
+static void stop(void *store)
+{
+    kvstore_stop(store);
+}
+
+int main(int argc, char **argv)
+{
+    struct kvstore_config config = {.hub = NULL};
+    struct td_error e = {""};
+    struct kvstore *s = NULL;
+    char *strings;
+    enum options_action action;
+    const struct options o = {
+        .program = "tandem-kvstore",
+        .usage = "--model DIR [--dir DIR] [options]",
+        .about = "Keeps KV blocks of a tandem cluster in memory and on SSD. Workers and routers connect "
+                 "to it; SIGTERM writes what is not yet on SSD and ends it.",
+        .env_prefix = "TANDEM_KVSTORE",
+        .table = KVSTORE_OPTIONS};
+    enum td_status status = options_parse(&o, argc, argv, &config.options, NULL, NULL, &strings, &action, &e);
+    if (!status && action == OPTIONS_RUN) {
+        process_block_signals();
+        status = kvstore_open(&config, &s, &e);
+        if (!status) {
+            struct process_signals *signals = process_on_stop(stop, s);
+            process_announce(kvstore_address(s));
+            status = kvstore_run(s);
+            process_signals_close(signals);
+        }
+        kvstore_close(s);
+    }
+    if (status)
+        fprintf(stderr, "tandem-kvstore: %s\n", e.text[0] ? e.text : td_status_name(status));
+    free(strings);
+    return status ? 1 : 0;
+}

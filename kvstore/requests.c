@@ -1,0 +1,352 @@
+/*
+ * Lookups and offers: what workers ask of the store.
+ *
+ * A lookup is answered by a lease over the longest stored prefix. Pinning that prefix is one step on the main thread, so what
+ * was found can't go away; blocks on SSD are read into slots, and announced strictly in order, so that the first one that
+ * doesn't verify can still end the prefix. The lease is granted before anything is read, also over nothing: the worker's pull
+ * is waiting for it.
+ *
+ * An offer is answered on the main thread too, so that of two offers of one block only the first is wanted: it made the entry
+ * FILLING. The answer goes to the address in the offer, and not to the peer it came from: that handle is valid on the xfer
+ * thread only, and the address is needed for the pull anyway.
+ *
+ * Ids come from peers. An id that is in use is refused here: the wire knows leases by id, and two of one id would be mixed up.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "kvstore/kvstore_internal.h"
+
+static const uint64_t FILL_NS = 10 * NS_PER_S; /* a worker that doesn't let its offer be pulled loses it */
+
+void request_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes)
+{
+    (void)peer;
+    struct kvstore *s = user;
+    struct work *work = store_work_new(WORK_MESSAGE);
+    work->message_kind = kind;
+    bytes_append(&work->data, data, len_bytes);
+    mailbox_push(&s->mailbox, &work->mail);
+}
+
+/* ------------------------------------------------------------------- leases */
+
+static void on_lease_end(void *user, struct xfer_id id, enum td_status status, bool in_doubt)
+{
+    (void)id, (void)status;
+    struct lease *l = user;
+    struct work *work = store_work_new(WORK_LEASE_END);
+    work->lease = l;
+    work->in_doubt = in_doubt;
+    mailbox_push(&l->store->mailbox, &work->mail);
+}
+
+static bool is_leased(const struct kvstore *s, struct xfer_id id)
+{
+    for (const struct lease *l = s->leases; l; l = l->next)
+        if (l->id.incarnation == id.incarnation && l->id.counter == id.counter && !l->is_ended)
+            return true;
+    return false;
+}
+
+static struct lease *lease_open(struct kvstore *s, struct xfer_id id, uint32_t cap)
+{
+    struct lease *l = mem_zalloc(sizeof(*l));
+    l->store = s;
+    l->id = id;
+    l->entries = mem_array(cap, sizeof(l->entries[0]));
+    l->from_ssd = mem_array(cap, sizeof(l->from_ssd[0]));
+    l->next = s->leases;
+    s->leases = l;
+    s->n_wire++;
+    xfer_lease_grant(s->xfer, &(struct xfer_lease_params){.id = id,
+                                                          .duration_ns = (uint64_t)s->options.lease_ms * NS_PER_MS,
+                                                          .on_end = on_lease_end,
+                                                          .user = l});
+    return l;
+}
+
+/* Entries from n on are not part of it any more. */
+static void lease_cut(struct kvstore *s, struct lease *l, uint32_t n, uint32_t why)
+{
+    store_count(s, why, l->n - n);
+    for (uint32_t i = n; i < l->n; i++)
+        table_unpin(s->table, l->entries[i]);
+    l->n = n;
+}
+
+static void lease_finish(struct kvstore *s, struct lease *l)
+{
+    struct store_found found = {0};
+    uint8_t tail[STORE_FOUND_BYTES];
+    for (uint32_t i = 0; i < l->n; i++)
+        found.n_ssd += l->from_ssd[i];
+    found.n_dram = l->n - found.n_ssd;
+    store_count(s, STORE_HITS_DRAM, found.n_dram);
+    store_count(s, STORE_HITS_SSD, found.n_ssd);
+    store_found_encode(&found, tail);
+    l->is_finished = true;
+    xfer_lease_finish(s->xfer, l->id, l->n, tail, sizeof(tail));
+}
+
+/* Announces what has become ready, in order. load_status says why a block that was being read is not. */
+static void lease_advance(struct kvstore *s, struct lease *l, enum td_status load_status)
+{
+    uint32_t first = l->n_announced, n = first;
+    while (n < l->n && l->entries[n]->dram == DRAM_READY)
+        n++;
+    if (n > first) {
+        struct xfer_page *pages = mem_array(n - first, sizeof(*pages));
+        for (uint32_t i = first; i < n; i++)
+            pages[i - first] = (struct xfer_page){tier_address(s, l->entries[i]),
+                                                  table_slot_generation(s->table, l->entries[i]->slot)};
+        xfer_lease_announce(s->xfer, l->id, first, pages, n - first, 0, (uint16_t)s->geometry.layout.n_layers);
+        free(pages);
+        l->n_announced = n;
+    }
+    if (n < l->n && l->entries[n]->dram == DRAM_LOADING)
+        return;
+    if (n < l->n) {
+        lease_cut(s, l, n, tier_is_corrupt(load_status) ? STORE_MISS_CORRUPT : STORE_MISS_IO);
+    }
+    lease_finish(s, l);
+}
+
+void request_advance_all(struct kvstore *s, enum td_status load_status)
+{
+    for (struct lease *l = s->leases; l; l = l->next)
+        if (!l->is_finished && !l->is_ended)
+            lease_advance(s, l, load_status);
+}
+
+static void lease_free(struct kvstore *s, struct lease *l)
+{
+    for (uint32_t i = 0; i < l->n; i++)
+        table_unpin(s->table, l->entries[i]);
+    free(l->entries);
+    free(l->from_ssd);
+    free(l);
+}
+
+/* In doubt: bytes may still be on their way out of the slots, so they stay pinned for as long as a peer may be silent. */
+void request_lease_ended(struct kvstore *s, struct lease *l, bool in_doubt)
+{
+    s->n_wire--;
+    if (!l->is_finished)
+        store_count(s, STORE_MISS_ENDED, l->n);
+    l->is_ended = true;
+    l->free_ns = in_doubt ? clock_now(&s->clock) + (uint64_t)s->options.silence_ms * NS_PER_MS : 0;
+    request_free_doubtful(s, clock_now(&s->clock), false);
+}
+
+void request_free_doubtful(struct kvstore *s, uint64_t now, bool all)
+{
+    for (struct lease **at = &s->leases; *at;) {
+        struct lease *l = *at;
+        if (!l->is_ended || (!all && l->free_ns > now)) {
+            at = &l->next;
+            continue;
+        }
+        *at = l->next;
+        lease_free(s, l);
+    }
+}
+
+/* ------------------------------------------------------------------ lookups */
+
+static bool is_stored(const struct entry *e)
+{
+    return e && (e->dram == DRAM_READY || e->dram == DRAM_LOADING || e->ssd == SSD_DURABLE);
+}
+
+/* The longest stored prefix, pinned. A slot each is enough, however often a peer repeats a key. */
+static void pin_prefix(struct kvstore *s, struct lease *l, const struct store_keys_msg *m)
+{
+    uint32_t most = table_audit(s->table).total;
+    for (; l->n < m->n_keys && l->n < most; l->n++) {
+        struct block_key key = store_keys_at(m, l->n);
+        struct entry *e = table_find(s->table, &key);
+        if (!is_stored(e))
+            break;
+        table_touch(s->table, e, s->tick);
+        table_pin(s->table, e);
+        l->entries[l->n] = e;
+        l->from_ssd[l->n] = e->dram != DRAM_READY;
+    }
+    store_count(s, STORE_MISS_ABSENT, m->n_keys - l->n);
+}
+
+static void lookup(struct kvstore *s, const struct store_keys_msg *m)
+{
+    struct xfer_id id = {m->id_incarnation, m->id_counter};
+    if (is_leased(s, id)) {
+        log_warn(&s->log, "lookup with an id that is in use refused req=%llx-%llu", (unsigned long long)id.incarnation,
+                 (unsigned long long)id.counter);
+        store_count(s, STORE_BAD_MESSAGES, 1);
+        return;
+    }
+    store_count(s, STORE_ASKED, m->n_keys);
+    struct lease *l = lease_open(s, id, m->n_keys);
+    if (atomic_load(&s->stopping)) {
+        store_count(s, STORE_MISS_STOPPING, m->n_keys);
+        lease_finish(s, l);
+        return;
+    }
+    pin_prefix(s, l, m);
+    for (uint32_t i = 0; i < l->n; i++) {
+        if (l->entries[i]->dram != DRAM_ABSENT)
+            continue;
+        if (!tier_make_slot(s, false)) {
+            lease_cut(s, l, i, STORE_MISS_NO_SLOT);
+            break;
+        }
+        tier_start_load(s, l->entries[i]);
+    }
+    log_debug(&s->log, "lookup req=%llx-%llu asked=%u found=%u", (unsigned long long)id.incarnation,
+              (unsigned long long)id.counter, m->n_keys, l->n);
+    lease_advance(s, l, TD_OK);
+}
+
+/* ------------------------------------------------------------------- offers */
+
+static void *fill_place(void *user, struct xfer_id id, uint32_t index)
+{
+    (void)id;
+    const struct fill *f = user;
+    return index < f->n ? f->addresses[index] : NULL;
+}
+
+static void fill_on_progress(void *user, struct xfer_id id, uint32_t n_verified)
+{
+    (void)id;
+    struct fill *f = user;
+    if (n_verified > atomic_load(&f->n_verified))
+        atomic_store(&f->n_verified, n_verified);
+}
+
+static void fill_on_end(void *user, struct xfer_id id, const struct xfer_pull_result *result)
+{
+    struct fill *f = user;
+    if (result->status == TD_OK)
+        fill_on_progress(f, id, result->n_pages);
+    struct work *work = store_work_new(WORK_FILL_END);
+    work->fill = f;
+    mailbox_push(&f->store->mailbox, &work->mail);
+}
+
+static void fill_start(struct kvstore *s, struct fill *f, const char *address)
+{
+    s->n_wire++;
+    xfer_pull_start(s->xfer, &(struct xfer_pull_params){.id = f->id,
+                                                        .address = address,
+                                                        .deadline_ns = clock_now(&s->clock) + FILL_NS,
+                                                        .place = fill_place,
+                                                        .on_progress = fill_on_progress,
+                                                        .on_end = fill_on_end,
+                                                        .user = f});
+}
+
+static void fill_free(struct fill *f)
+{
+    free(f->entries);
+    free(f->addresses);
+    free(f);
+}
+
+/* What arrived and verified is kept, also when the rest did not come: it is a prefix. */
+void request_fill_ended(struct kvstore *s, struct fill *f)
+{
+    uint32_t n_ok = atomic_load(&f->n_verified) < f->n ? atomic_load(&f->n_verified) : f->n;
+    s->n_wire--;
+    store_count(s, STORE_PUTS, n_ok);
+    store_count(s, STORE_DROP_TRANSFER, f->n - n_ok);
+    if (n_ok < f->n)
+        log_debug(&s->log, "offered blocks did not arrive req=%llx-%llu got=%u of=%u",
+                  (unsigned long long)f->id.incarnation, (unsigned long long)f->id.counter, n_ok, f->n);
+    for (uint32_t i = 0; i < f->n; i++)
+        tier_filled(s, f->entries[i], i < n_ok);
+    fill_free(f);
+    tier_write_dirty(s);
+}
+
+/* Whether the store has it or is getting it. One that the SSD once refused gets another chance. */
+static bool is_known(struct kvstore *s, struct entry *e)
+{
+    if (!e || (e->dram == DRAM_ABSENT && e->ssd != SSD_DURABLE))
+        return false;
+    table_touch(s->table, e, s->tick);
+    if (e->ssd == SSD_REFUSED && e->dram == DRAM_READY)
+        table_set_ssd(s->table, e, SSD_ABSENT);
+    return true;
+}
+
+/* Adds the block to the fill, if it is to be pulled. */
+static bool want(struct kvstore *s, struct fill *f, const struct block_key *key, uint32_t chain_index)
+{
+    struct entry *e = table_find(s->table, key);
+    if (is_known(s, e)) {
+        store_count(s, STORE_KNOWN, 1);
+        return false;
+    }
+    if (!tier_make_slot(s, true)) {
+        store_count(s, STORE_DROP_NO_SLOT, 1);
+        return false;
+    }
+    if (!e)
+        e = table_add(s->table, key, chain_index, s->tick);
+    table_touch(s->table, e, s->tick);
+    table_set_dram(s->table, e, DRAM_FILLING);
+    f->entries[f->n] = e;
+    f->addresses[f->n++] = tier_address(s, e);
+    return true;
+}
+
+static void offer(struct kvstore *s, const struct store_keys_msg *m)
+{
+    char address[STORE_ADDRESS_MAX + 1] = "";
+    uint16_t positions[STORE_MAX_KEYS];
+    struct bytes b = {0};
+    struct fill *f = mem_zalloc(sizeof(*f));
+    memcpy(address, m->address, m->address_len);
+    f->store = s;
+    f->id = (struct xfer_id){m->id_incarnation, m->id_counter};
+    f->entries = mem_array(m->n_keys, sizeof(f->entries[0]));
+    f->addresses = mem_array(m->n_keys, sizeof(f->addresses[0]));
+    store_count(s, STORE_OFFERED, m->n_keys);
+    if (atomic_load(&s->stopping))
+        store_count(s, STORE_DROP_STOPPING, m->n_keys);
+    for (uint32_t i = 0; i < m->n_keys && !atomic_load(&s->stopping); i++) {
+        struct block_key key = store_keys_at(m, i);
+        if (want(s, f, &key, m->first_index + i))
+            positions[f->n - 1] = (uint16_t)i;
+    }
+    log_debug(&s->log, "offer req=%llx-%llu offered=%u wanted=%u", (unsigned long long)f->id.incarnation,
+              (unsigned long long)f->id.counter, m->n_keys, f->n);
+    store_want_encode(m->id_incarnation, m->id_counter, positions, (uint16_t)f->n, &b);
+    xfer_send(s->xfer, address, STORE_WANT, b.data, (uint32_t)b.len);
+    bytes_free(&b);
+    if (f->n)
+        fill_start(s, f, address);
+    else
+        fill_free(f);
+    tier_write_dirty(s);
+}
+
+void request_message(struct kvstore *s, const struct work *work)
+{
+    struct store_keys_msg m;
+    uint16_t kind = work->message_kind;
+    bool is_known_kind = kind == STORE_LOOKUP || kind == STORE_OFFER;
+    if (!is_known_kind || store_keys_decode(work->data.data, work->data.len, &m) ||
+        (kind == STORE_OFFER && !m.address_len)) {
+        log_warn(&s->log, "message of a worker makes no sense kind=%u bytes=%zu", kind, work->data.len);
+        store_count(s, STORE_BAD_MESSAGES, 1);
+        return;
+    }
+    s->tick++;
+    if (kind == STORE_LOOKUP)
+        lookup(s, &m);
+    else
+        offer(s, &m);
+}

@@ -1,0 +1,298 @@
+#include "kvstore/table.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+
+struct table {
+    bool has_ssd;
+    struct entry **buckets; /* open addressing, linear probing, at most half full; keys are hashes already */
+    uint64_t cap, n_entries;
+    uint32_t *free_slots, *generations;
+    uint32_t n_free, n_slots;
+    struct eviction *clean, *dirty, *ssd;
+    struct entry *dirty_first, *dirty_last;
+    uint32_t n_use[4]; /* by slot_use */
+    uint64_t n_ready, n_durable, n_queued;
+};
+
+struct table *table_open(uint32_t n_slots, bool has_ssd)
+{
+    struct table *t = mem_zalloc(sizeof(*t));
+    t->has_ssd = has_ssd;
+    t->cap = 1024;
+    t->buckets = mem_array(t->cap, sizeof(t->buckets[0]));
+    t->n_slots = t->n_free = n_slots;
+    t->free_slots = mem_array(n_slots, sizeof(t->free_slots[0]));
+    t->generations = mem_array(n_slots, sizeof(t->generations[0]));
+    for (uint32_t i = 0; i < n_slots; i++)
+        t->free_slots[i] = n_slots - 1 - i;
+    t->clean = eviction_open(EVICTION_LRU);
+    t->dirty = eviction_open(EVICTION_LRU);
+    t->ssd = eviction_open(EVICTION_LRU);
+    return t;
+}
+
+void table_close(struct table *t)
+{
+    if (!t)
+        return;
+    eviction_close(t->clean);
+    eviction_close(t->dirty);
+    eviction_close(t->ssd);
+    for (uint64_t i = 0; i < t->cap; i++)
+        free(t->buckets[i]);
+    free(t->buckets);
+    free(t->free_slots);
+    free(t->generations);
+    free(t);
+}
+
+/* ------------------------------------------------------------------- keys */
+
+static uint64_t home(const struct table *t, const struct block_key *key)
+{
+    return block_key_hash(key) & (t->cap - 1);
+}
+
+/* Where the key is, or the empty place where it would go. */
+static uint64_t bucket(const struct table *t, const struct block_key *key)
+{
+    uint64_t i = home(t, key);
+    while (t->buckets[i] && !block_key_equal(&t->buckets[i]->key, key))
+        i = (i + 1) & (t->cap - 1);
+    return i;
+}
+
+struct entry *table_find(const struct table *t, const struct block_key *key)
+{
+    return t->buckets[bucket(t, key)];
+}
+
+static void grow(struct table *t)
+{
+    struct entry **old = t->buckets;
+    uint64_t n = t->cap;
+    t->cap *= 2;
+    t->buckets = mem_array(t->cap, sizeof(t->buckets[0]));
+    for (uint64_t i = 0; i < n; i++)
+        if (old[i])
+            t->buckets[bucket(t, &old[i]->key)] = old[i];
+    free(old);
+}
+
+struct entry *table_add(struct table *t, const struct block_key *key, uint32_t chain_index, uint64_t now)
+{
+    if (2 * (t->n_entries + 1) > t->cap)
+        grow(t);
+    struct entry *e = mem_zalloc(sizeof(*e));
+    e->key = *key;
+    e->chain_index = chain_index;
+    e->last_used = now;
+    uint64_t i = bucket(t, key);
+    assert(!t->buckets[i]);
+    t->buckets[i] = e;
+    t->n_entries++;
+    t->n_use[SLOT_NONE]++;
+    return e;
+}
+
+/* What follows in the same run moves up, so that there are no holes to search over (Knuth 6.4, algorithm R). */
+static void drop(struct table *t, struct entry *e)
+{
+    uint64_t mask = t->cap - 1, hole = bucket(t, &e->key);
+    for (uint64_t i = (hole + 1) & mask; t->buckets[i]; i = (i + 1) & mask) {
+        uint64_t from_home = (i - home(t, &t->buckets[i]->key)) & mask;
+        if (from_home < ((i - hole) & mask))
+            continue;
+        t->buckets[hole] = t->buckets[i];
+        hole = i;
+    }
+    t->buckets[hole] = NULL;
+    t->n_entries--;
+    free(e);
+}
+
+/* ----------------------------------------------------------------- orders */
+
+static enum slot_use use_of(const struct entry *e)
+{
+    if (e->dram == DRAM_ABSENT)
+        return SLOT_NONE;
+    if (e->dram != DRAM_READY)
+        return SLOT_HELD;
+    return e->pins ? SLOT_LEASED : SLOT_CACHED;
+}
+
+static bool is_dirty(const struct table *t, const struct entry *e)
+{
+    return t->has_ssd && e->dram == DRAM_READY && e->ssd == SSD_ABSENT;
+}
+
+static void list_dirty(struct table *t, struct entry *e, bool wanted)
+{
+    if (wanted == e->is_listed)
+        return;
+    e->is_listed = wanted;
+    if (wanted) {
+        e->dirty_prev = t->dirty_last;
+        e->dirty_next = NULL;
+        *(t->dirty_last ? &t->dirty_last->dirty_next : &t->dirty_first) = e;
+        t->dirty_last = e;
+    } else {
+        *(e->dirty_prev ? &e->dirty_prev->dirty_next : &t->dirty_first) = e->dirty_next;
+        *(e->dirty_next ? &e->dirty_next->dirty_prev : &t->dirty_last) = e->dirty_prev;
+    }
+}
+
+/* Puts the entry into the orders and counts that its state asks for; ends it if it is in no tier. */
+static void settle(struct table *t, struct entry *e)
+{
+    enum slot_use use = use_of(e);
+    t->n_use[e->use]--;
+    t->n_use[e->use = use]++;
+    list_dirty(t, e, is_dirty(t, e));
+
+    struct eviction *order = NULL;
+    if (use == SLOT_CACHED && e->ssd != SSD_QUEUED)
+        order = is_dirty(t, e) ? t->dirty : t->clean;
+    if (order != e->dram_order) {
+        if (e->dram_order)
+            eviction_remove(e->dram_order, &e->in_dram);
+        if (order)
+            eviction_insert(order, &e->in_dram, e->chain_index, e->last_used);
+        e->dram_order = order;
+    }
+    bool may_leave_ssd = e->ssd == SSD_DURABLE && !e->pins && e->dram != DRAM_LOADING;
+    if (may_leave_ssd && !eviction_contains(&e->on_ssd))
+        eviction_insert(t->ssd, &e->on_ssd, e->chain_index, e->last_used);
+    else if (!may_leave_ssd)
+        eviction_remove(t->ssd, &e->on_ssd);
+
+    if (e->dram == DRAM_ABSENT && (e->ssd == SSD_ABSENT || e->ssd == SSD_REFUSED) && !e->pins) {
+        t->n_use[SLOT_NONE]--;
+        drop(t, e);
+    }
+}
+
+static struct entry *victim(const struct eviction *order, size_t offset, uint64_t before)
+{
+    struct eviction_item *item = eviction_victim(order);
+    if (!item || item->last_used >= before)
+        return NULL;
+    return (struct entry *)(void *)((char *)item - offset);
+}
+
+struct entry *table_victim_clean(const struct table *t, uint64_t before)
+{
+    return victim(t->clean, offsetof(struct entry, in_dram), before);
+}
+
+struct entry *table_victim_dirty(const struct table *t, uint64_t before)
+{
+    return victim(t->dirty, offsetof(struct entry, in_dram), before);
+}
+
+struct entry *table_victim_ssd(const struct table *t, uint64_t before)
+{
+    return victim(t->ssd, offsetof(struct entry, on_ssd), before);
+}
+
+struct entry *table_first_dirty(const struct table *t)
+{
+    return t->dirty_first;
+}
+
+/* ----------------------------------------------------------------- states */
+
+void table_touch(struct table *t, struct entry *e, uint64_t now)
+{
+    e->last_used = now;
+    eviction_touch(e->dram_order ? e->dram_order : t->clean, &e->in_dram, now);
+    eviction_touch(t->ssd, &e->on_ssd, now);
+}
+
+void table_pin(struct table *t, struct entry *e)
+{
+    e->pins++;
+    settle(t, e);
+}
+
+void table_unpin(struct table *t, struct entry *e)
+{
+    assert(e->pins);
+    e->pins--;
+    settle(t, e);
+}
+
+void table_set_dram(struct table *t, struct entry *e, enum dram_state to)
+{
+    static const bool LEGAL[4][4] = {
+        [DRAM_ABSENT] = {[DRAM_FILLING] = true, [DRAM_LOADING] = true},
+        [DRAM_FILLING] = {[DRAM_READY] = true, [DRAM_ABSENT] = true},
+        [DRAM_LOADING] = {[DRAM_READY] = true, [DRAM_ABSENT] = true},
+        [DRAM_READY] = {[DRAM_ABSENT] = true},
+    };
+    assert(LEGAL[e->dram][to]);
+    assert(to != DRAM_ABSENT || e->dram != DRAM_READY || (!e->pins && e->ssd != SSD_QUEUED));
+    if (e->dram == DRAM_ABSENT) {
+        assert(t->n_free);
+        e->slot = t->free_slots[--t->n_free];
+    }
+    t->n_ready -= e->dram == DRAM_READY;
+    t->n_ready += to == DRAM_READY;
+    e->dram = to;
+    if (to == DRAM_ABSENT) {
+        t->generations[e->slot]++;
+        t->free_slots[t->n_free++] = e->slot;
+    }
+    settle(t, e);
+}
+
+void table_set_ssd(struct table *t, struct entry *e, enum ssd_state to)
+{
+    static const bool LEGAL[4][4] = {
+        [SSD_ABSENT] = {[SSD_QUEUED] = true, [SSD_DURABLE] = true}, /* DURABLE at once: found when opening */
+        [SSD_QUEUED] = {[SSD_DURABLE] = true, [SSD_REFUSED] = true},
+        [SSD_DURABLE] = {[SSD_ABSENT] = true, [SSD_REFUSED] = true},
+        [SSD_REFUSED] = {[SSD_ABSENT] = true},
+    };
+    assert(LEGAL[e->ssd][to]);
+    t->n_durable -= e->ssd == SSD_DURABLE;
+    t->n_durable += to == SSD_DURABLE;
+    t->n_queued -= e->ssd == SSD_QUEUED;
+    t->n_queued += to == SSD_QUEUED;
+    e->ssd = to;
+    settle(t, e);
+}
+
+uint32_t table_slots_free(const struct table *t)
+{
+    return t->n_free;
+}
+
+uint32_t table_slot_generation(const struct table *t, uint32_t slot)
+{
+    return t->generations[slot];
+}
+
+struct table_audit table_audit(const struct table *t)
+{
+    return (struct table_audit){.free = t->n_free,
+                                .cached = t->n_use[SLOT_CACHED],
+                                .leased = t->n_use[SLOT_LEASED],
+                                .held = t->n_use[SLOT_HELD],
+                                .total = t->n_slots,
+                                .n_dram = t->n_ready,
+                                .n_ssd = t->n_durable,
+                                .n_queued = t->n_queued,
+                                .n_entries = t->n_entries};
+}
+
+void table_each(const struct table *t, void (*visit)(void *user, const struct entry *e), void *user)
+{
+    for (uint64_t i = 0; i < t->cap; i++)
+        if (t->buckets[i])
+            visit(user, t->buckets[i]);
+}

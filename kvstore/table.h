@@ -1,0 +1,81 @@
+/*
+ * What the store holds: block keys to entries, and which slots of the arena are free. Data only: no I/O, no clock, no locks.
+ *
+ * A block may lie in DRAM (one slot), on SSD, or both:
+ *
+ *   dram:  ABSENT --pull--> FILLING --verified--> READY --evicted--> ABSENT
+ *            \------read---> LOADING --verified--/         FILLING and LOADING fall back to ABSENT on failure
+ *
+ *   ssd:   ABSENT --queued--> QUEUED --in the log--> DURABLE --didn't verify--> ABSENT
+ *                                \--failed--> REFUSED <--evicted--/        REFUSED --offered again--> ABSENT
+ *
+ * REFUSED is not written again by itself: else a block that SSD has no room for would go in a circle as long as it is in DRAM.
+ *
+ * An entry that is in no tier and that nobody pins is gone: the functions that can end one say so.
+ *
+ * A READY block that is in none of the SSD states above but ABSENT is dirty (if there is an SSD): it waits in a list for room
+ * in the write queue. Three eviction orders hold what may go: clean blocks in DRAM, dirty ones, and blocks on SSD. Nothing that
+ * is pinned, being written or being loaded is in any of them.
+ *
+ * Threads: one owner.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/wire/block_key.h"
+#include "sched/eviction.h"
+
+enum dram_state { DRAM_ABSENT, DRAM_FILLING, DRAM_LOADING, DRAM_READY };
+enum ssd_state { SSD_ABSENT, SSD_QUEUED, SSD_DURABLE, SSD_REFUSED };
+enum slot_use { SLOT_NONE, SLOT_HELD, SLOT_LEASED, SLOT_CACHED };
+
+struct entry { /* read freely; changed by the functions below only, but for load_ns */
+    struct block_key key;
+    uint32_t chain_index; /* of the block in its chain */
+    uint32_t pins;
+    uint32_t slot; /* while dram is not ABSENT */
+    enum dram_state dram;
+    enum ssd_state ssd;
+    uint64_t last_used;
+    uint64_t load_ns; /* of the table's owner: when reading it from SSD began */
+    enum slot_use use;
+    struct eviction_item in_dram, on_ssd;
+    struct eviction *dram_order; /* which of the two in_dram is in; NULL: none */
+    struct entry *dirty_prev, *dirty_next;
+    bool is_listed; /* in the list of dirty blocks */
+};
+
+struct table;
+
+struct table *table_open(uint32_t n_slots, bool has_ssd);
+void table_close(struct table *t); /* NULL is fine */
+
+struct entry *table_find(const struct table *t, const struct block_key *key); /* NULL: unknown */
+/* A new entry in no tier: the caller gives it one before it does anything else with the table. */
+struct entry *table_add(struct table *t, const struct block_key *key, uint32_t chain_index, uint64_t now);
+
+void table_touch(struct table *t, struct entry *e, uint64_t now);
+void table_pin(struct table *t, struct entry *e);
+void table_unpin(struct table *t, struct entry *e);                        /* may end e */
+void table_set_dram(struct table *t, struct entry *e, enum dram_state to); /* ABSENT may end e */
+void table_set_ssd(struct table *t, struct entry *e, enum ssd_state to);   /* ABSENT and REFUSED may end e */
+
+/* Leaving ABSENT takes a free slot: there must be one. Its generation rises when it is given back. */
+uint32_t table_slots_free(const struct table *t);
+uint32_t table_slot_generation(const struct table *t, uint32_t slot);
+
+/* The block that should go next, if it was last used before `before`; NULL: none. */
+struct entry *table_victim_clean(const struct table *t, uint64_t before);
+struct entry *table_victim_dirty(const struct table *t, uint64_t before);
+struct entry *table_victim_ssd(const struct table *t, uint64_t before);
+struct entry *table_first_dirty(const struct table *t); /* the one that waits longest; NULL: none */
+
+struct table_audit { /* slots, each counted once: the first four add up to total */
+    uint32_t free, cached, leased, held, total;
+    uint64_t n_dram, n_ssd, n_queued, n_entries; /* blocks READY, DURABLE, QUEUED; entries of any kind */
+};
+struct table_audit table_audit(const struct table *t);
+
+void table_each(const struct table *t, void (*visit)(void *user, const struct entry *e), void *user);

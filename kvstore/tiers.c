@@ -1,0 +1,188 @@
+/*
+ * What lies in which tier, and what moves between them.
+ *
+ * Down: a block that arrived is dirty, is queued for the SSD at once, and stays in DRAM until something else needs its slot. If
+ * the write queue is full it waits in the table's list; room there is given out in that order. Up: a block on SSD is read
+ * straight into a slot, and then lies in both. A slot is taken from the block in DRAM that eviction names, a clean one first;
+ * a dirty one is lost, and counted, only for new blocks, which are at least as likely to be asked for.
+ */
+#include "kvstore/kvstore_internal.h"
+
+uint8_t *tier_address(const struct kvstore *s, const struct entry *e)
+{
+    return (uint8_t *)s->arena + (uint64_t)e->slot * s->page_bytes;
+}
+
+/* --------------------------------------------------------------------- DRAM */
+
+static void leave_dram(struct kvstore *s, struct entry *e)
+{
+    store_count(s, STORE_EVICTED_DRAM, 1);
+    store_event(s, BLOCK_REMOVED, TIER_DRAM, e);
+    table_set_dram(s->table, e, DRAM_ABSENT);
+}
+
+bool tier_make_slot(struct kvstore *s, bool may_lose_dirty)
+{
+    if (table_slots_free(s->table))
+        return true;
+    struct entry *e = table_victim_clean(s->table, s->tick);
+    if (!e && may_lose_dirty && (e = table_victim_dirty(s->table, s->tick)))
+        store_count(s, STORE_LOST_DIRTY, 1);
+    if (!e)
+        return false;
+    leave_dram(s, e);
+    return true;
+}
+
+void tier_filled(struct kvstore *s, struct entry *e, bool is_verified)
+{
+    if (!is_verified) {
+        table_set_dram(s->table, e, DRAM_ABSENT);
+        return;
+    }
+    table_set_dram(s->table, e, DRAM_READY);
+    store_event(s, BLOCK_ADDED, TIER_DRAM, e);
+}
+
+/* ---------------------------------------------------------------------- SSD */
+
+static void on_found(void *user, const struct block_key *key, uint32_t chain_index)
+{
+    struct kvstore *s = user;
+    if (!table_find(s->table, key))
+        table_set_ssd(s->table, table_add(s->table, key, chain_index, 0), SSD_DURABLE);
+}
+
+static void post(struct kvstore *s, enum work_kind kind, void *token, enum td_status status)
+{
+    struct work *work = store_work_new(kind);
+    work->entry = token;
+    work->status = status;
+    mailbox_push(&s->mailbox, &work->mail);
+}
+
+static void on_put(void *user, void *token, enum td_status status)
+{
+    post(user, WORK_WRITTEN, token, status);
+}
+
+static void on_read(void *user, void *token, enum td_status status)
+{
+    post(user, WORK_LOADED, token, status);
+}
+
+static void on_over(void *user, uint64_t n_bytes)
+{
+    struct kvstore *s = user;
+    struct work *work = store_work_new(WORK_SSD_OVER);
+    work->n_bytes = n_bytes;
+    mailbox_push(&s->mailbox, &work->mail);
+}
+
+enum td_status tier_open_ssd(struct kvstore *s, struct td_error *error_out)
+{
+    const struct kvstore_options *o = &s->options;
+    uint64_t half = s->arena_bytes / 2; /* what is queued can't be evicted */
+    const struct ssd_config c = {.dir = o->dir,
+                                 .capacity_bytes = (uint64_t)o->ssd_bytes,
+                                 .queue_bytes =
+                                     (uint64_t)o->write_queue_bytes < half ? (uint64_t)o->write_queue_bytes : half,
+                                 .n_readers = (uint32_t)o->read_threads,
+                                 .layout = &s->geometry.layout,
+                                 .clock = &s->clock,
+                                 .log = &s->log,
+                                 .callbacks = {s, on_found, on_put, on_read, on_over}};
+    enum td_status status = ssd_open(&c, &s->ssd, error_out);
+    if (status)
+        return status;
+    struct ssd_stats st = ssd_stats(s->ssd);
+    store_count(s, STORE_SSD_DROPPED, st.dropped_layout);
+    store_count(s, STORE_SSD_SET_ASIDE, st.was_set_aside);
+    return TD_OK;
+}
+
+/* to REFUSED for a block that was evicted, to ABSENT for one that can't be served. May end e. */
+static void leave_ssd(struct kvstore *s, struct entry *e, enum ssd_state to)
+{
+    store_event(s, BLOCK_REMOVED, TIER_SSD, e);
+    if (s->ssd) /* not while closing: the block fails to verify again */
+        ssd_delete(s->ssd, &e->key);
+    table_set_ssd(s->table, e, to);
+}
+
+static bool evict_ssd(struct kvstore *s)
+{
+    struct entry *e = table_victim_ssd(s->table, UINT64_MAX);
+    if (!e)
+        return false;
+    store_count(s, STORE_EVICTED_SSD, 1);
+    leave_ssd(s, e, SSD_REFUSED);
+    return true;
+}
+
+void tier_make_ssd_room(struct kvstore *s, uint64_t n_bytes)
+{
+    for (uint64_t done = 0; done < n_bytes && s->ssd && evict_ssd(s); done += s->page_bytes)
+        ;
+}
+
+void tier_start_load(struct kvstore *s, struct entry *e)
+{
+    table_set_dram(s->table, e, DRAM_LOADING);
+    e->load_ns = clock_now(&s->clock);
+    ssd_read(s->ssd, &e->key, tier_address(s, e), e);
+}
+
+bool tier_is_corrupt(enum td_status status)
+{
+    return status == TD_ERR_CORRUPT || status == TD_ERR_CHECKSUM || status == TD_ERR_VERSION ||
+           status == TD_ERR_NOT_FOUND;
+}
+
+void tier_loaded(struct kvstore *s, struct entry *e, enum td_status status)
+{
+    if (!status) {
+        metrics_observe_ns(s->counters, STORE_LOAD_SECONDS, clock_now(&s->clock) - e->load_ns);
+        table_set_dram(s->table, e, DRAM_READY);
+        store_event(s, BLOCK_ADDED, TIER_DRAM, e);
+    } else {
+        table_set_dram(s->table, e, DRAM_ABSENT); /* e stays: it is DURABLE */
+        if (status != TD_ERR_CANCELLED) {
+            store_count(s, tier_is_corrupt(status) ? STORE_SSD_CORRUPT : STORE_SSD_READ_ERRORS, 1);
+            leave_ssd(s, e, SSD_ABSENT);
+        }
+    }
+    request_advance_all(s, status);
+}
+
+void tier_written(struct kvstore *s, struct entry *e, enum td_status status)
+{
+    if (!status) {
+        store_count(s, STORE_SSD_WRITES, 1);
+        store_event(s, BLOCK_ADDED, TIER_SSD, e);
+        table_set_ssd(s->table, e, SSD_DURABLE);
+    } else {
+        if (status != TD_ERR_CANCELLED)
+            store_count(s, status == TD_ERR_NO_SPACE ? STORE_SSD_WRITE_FULL : STORE_SSD_WRITE_ERRORS, 1);
+        table_set_ssd(s->table, e, SSD_REFUSED);
+    }
+    tier_write_dirty(s);
+}
+
+void tier_write_dirty(struct kvstore *s)
+{
+    for (struct entry *e; s->ssd && (e = table_first_dirty(s->table));) {
+        if (ssd_put(s->ssd, &e->key, e->chain_index, tier_address(s, e), e) == TD_BUSY)
+            break;
+        table_set_ssd(s->table, e, SSD_QUEUED);
+        struct table_audit a = table_audit(s->table);
+        if (a.n_ssd + a.n_queued > ssd_max_blocks(s->ssd))
+            evict_ssd(s);
+    }
+}
+
+bool tier_is_settled(const struct kvstore *s)
+{
+    return !s->ssd || (!table_first_dirty(s->table) && !table_audit(s->table).n_queued);
+}

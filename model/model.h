@@ -1,0 +1,42 @@
+/*
+ * A model directory as loaded: configuration, weights (mapped), and its fingerprint. No device, no compute.
+ *
+ * Weights by the names that a family gives them: model_tensor() finds one and checks its shape. --dummy makes seeded gaussian
+ * weights of any dimensions instead of reading any, for benches.
+ *
+ * Threads: immutable after opening.
+ */
+#pragma once
+
+#include "model/config.h"
+#include "model/safetensors.h"
+#include "proto/wire/block_key.h"
+
+struct model;
+
+struct model_dummy { /* dimensions of a made-up Llama; 0 takes that of Llama 3.2 1B */
+    uint32_t vocab_size, hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate, max_positions;
+    uint64_t seed;
+};
+
+enum td_status model_open(const char *dir, struct model **out, struct td_error *error_out);
+void model_dummy_config(const struct model_dummy *dims, struct model_config *out);
+/* bf16 weights, gaussian with deviation 0.02 (norms 1), tied embeddings. */
+enum td_status model_open_dummy(const struct model_dummy *dims, struct model **out, struct td_error *error_out);
+void model_close(struct model *m); /* NULL is fine */
+
+const struct model_config *model_config(const struct model *m);
+const char *model_name(const struct model *m); /* last part of the directory; "dummy" */
+uint64_t model_weight_bytes(const struct model *m);
+
+/*
+ * A tensor by name with exactly this shape (n_dims 1 or 2). TD_ERR_CORRUPT naming tensor and both shapes, TD_ERR_NOT_FOUND.
+ */
+enum td_status model_tensor(const struct model *m, const char *name, uint64_t rows, uint64_t cols, /* cols 0: 1-D */
+                            const struct tensor **out, struct td_error *error_out);
+
+/*
+ * First 128 bits of SHA-256 over the canonical configuration and every tensor's name, dtype, shape and bytes, in the order
+ * of names: the same for the same weights wherever they lie, sharded or not. Engines mix numerics and layout into it.
+ */
+struct block_key model_fingerprint(const struct model *m);

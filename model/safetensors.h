@@ -1,0 +1,42 @@
+/*
+ * safetensors as views into a mapping: nothing is copied, every name, shape and offset is checked before it is used.
+ *
+ *   0  u64 header length N (little-endian, <= 100 MB, 8 + N <= file)
+ *   8  N bytes JSON: {"name": {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__": {...}}
+ *   8 + N  data
+ *
+ * Refused: offsets out of the file, reversed, overlapping or with a hole, shape product that overflows or is not the byte
+ * span, duplicate names, dtypes other than F32, F16, BF16 for tensors that are asked for.
+ *
+ * Threads: immutable after opening. Ownership: tensors borrow from the safetensors object.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "proto/wire/kv_layout.h" /* enum num_type */
+
+struct tensor {
+    const char *name;
+    enum num_type type; /* 0: a dtype that we don't compute with */
+    uint32_t n_dims;
+    uint64_t shape[4];
+    const void *data;
+    uint64_t len_bytes;
+};
+
+struct safetensors;
+
+/* model.safetensors, or model.safetensors.index.json with its shards. */
+enum td_status safetensors_open_dir(const char *dir, struct safetensors **out, struct td_error *error_out);
+/* One file in memory (borrowed until close); what the fuzzer calls. */
+enum td_status safetensors_open_memory(const void *data, size_t len_bytes, struct safetensors **out,
+                                       struct td_error *error_out);
+void safetensors_close(struct safetensors *s); /* NULL is fine */
+
+/* NULL if there is none. */
+const struct tensor *safetensors_find(const struct safetensors *s, const char *name);
+uint32_t safetensors_count(const struct safetensors *s);
+const struct tensor *safetensors_at(const struct safetensors *s, uint32_t i); /* sorted by name */

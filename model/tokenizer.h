@@ -1,0 +1,59 @@
+/*
+ * tokenizer.json: text to ids and back, as the Hugging Face tokenizers library does it.
+ *
+ * Kinds: byte-level BPE (GPT-2's byte alphabet, Split pre-tokenizers by PCRE2) and SentencePiece-style BPE (byte fallback;
+ * Prepend/Replace normalizers, or Metaspace). What a file uses beyond that is refused at load by name, with where it stands.
+ *
+ * Text is bytes with a length: it may hold U+0000. Input that is not UTF-8 is TD_ERR_INVALID.
+ *
+ * Cost: byte-level kinds are linear in the text's length whatever the text, SentencePiece kinds n log n (a heap over merge
+ * candidates, no quadratic merging). Loading refuses hostile files: empty added tokens, merges that no entry makes (checked
+ * as the library does), too deep or too large JSON.
+ *
+ * Threads: immutable after opening; every function may run on several threads at once (per-call scratch).
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/mem.h"
+#include "base/status.h"
+
+struct tokenizer;
+
+struct token_ids { /* zero-initialised is empty; free with token_ids_free */
+    uint32_t *ids;
+    size_t n, cap;
+};
+void token_ids_push(struct token_ids *t, uint32_t id);
+void token_ids_free(struct token_ids *t);
+
+/* Reads DIR/tokenizer.json (TD_ERR_NOT_FOUND, TD_ERR_CORRUPT, TD_ERR_UNSUPPORTED: one clear line). */
+enum td_status tokenizer_open(const char *dir, struct tokenizer **out, struct td_error *error_out);
+enum td_status tokenizer_parse(const char *json, size_t len_bytes, struct tokenizer **out, struct td_error *error_out);
+void tokenizer_close(struct tokenizer *t); /* NULL is fine */
+
+uint32_t tokenizer_size(const struct tokenizer *t); /* largest id + 1, added tokens included */
+/* id of an added token's or vocabulary entry's text; TD_ERR_NOT_FOUND */
+enum td_status tokenizer_find(const struct tokenizer *t, const char *text, uint32_t *id_out);
+
+/* Appends to out. add_special: what the post-processor adds. Special tokens in the text are taken as special. */
+enum td_status tokenizer_encode(const struct tokenizer *t, const char *text, size_t len_bytes, bool add_special,
+                                struct token_ids *out, struct td_error *error_out);
+
+/* Appends text to out. Unknown ids decode to nothing; bytes that are not UTF-8 become U+FFFD as the library does it. */
+void tokenizer_decode(const struct tokenizer *t, const uint32_t *ids, size_t n, bool skip_special, struct bytes *out);
+
+/*
+ * Streaming: ids one by one, text as soon as it is certain. Bytes are held back until they are complete UTF-8; byte-level:
+ * what can't become UTF-8 comes out as U+FFFD at once; byte fallback: a run of byte tokens is held until it is valid. All
+ * pieces joined are tokenizer_decode of all ids, but for byte-fallback runs that are partly text: those count as a whole
+ * there.
+ */
+struct token_stream;
+struct token_stream *token_stream_open(const struct tokenizer *t, bool skip_special);
+void token_stream_push(struct token_stream *s, uint32_t id, struct bytes *out);
+void token_stream_flush(struct token_stream *s, struct bytes *out);
+void token_stream_close(struct token_stream *s); /* NULL is fine */

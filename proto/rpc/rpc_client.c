@@ -1,0 +1,242 @@
+/*
+ * The client: a channel, its queue, and the blocking unary call built on the asynchronous one.
+ *
+ * gRPC's own retries are off: a request that may have reached a server is repeated only by those who know whether that is
+ * safe. Each client has its own connection (no shared subchannels), so closing one says nothing about another.
+ */
+#include "proto/rpc/rpc_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <grpc/grpc_security.h>
+#include <grpc/slice.h>
+#include <grpc/support/time.h>
+
+#include "base/mem.h"
+
+struct rpc_client {
+    struct rpc_pump pump;
+    grpc_channel *channel;
+};
+
+/* ------------------------------------------------------------------ channel */
+
+static grpc_channel *channel_create(const char *target, uint32_t max_message_bytes)
+{
+    int limit = (int)max_message_bytes;
+    grpc_arg args[] = {
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, .value.integer = limit},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, .value.integer = limit},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIME_MS, .value.integer = 1000},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIMEOUT_MS, .value.integer = 1000},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, .value.integer = 1},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, .value.integer = 0},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, .value.integer = 100},
+        /* despite its name the time one attempt may take, handshake included: not too short for a busy machine */
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, .value.integer = 1000},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, .value.integer = 1000},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, .value.integer = 500},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ENABLE_RETRIES, .value.integer = 0},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, .value.integer = 1},
+        /* peers of a cluster are reached directly, whatever http_proxy says */
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ENABLE_HTTP_PROXY, .value.integer = 0},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, .value.integer = 1},
+    };
+    grpc_channel_args all = {.num_args = sizeof(args) / sizeof(*args), .args = args};
+    grpc_channel_credentials *creds = grpc_insecure_credentials_create();
+    grpc_channel *channel = grpc_channel_create(target, creds, &all);
+    grpc_channel_credentials_release(creds);
+    return channel;
+}
+
+enum td_status rpc_client_open(const struct rpc_client_config *config, struct rpc_client **out,
+                               struct td_error *error_out)
+{
+    if (config->max_message_bytes > INT32_MAX)
+        return td_fail(error_out, TD_ERR_INVALID, "max_message_bytes: at most %d", INT32_MAX);
+    if (!config->target || !strchr(config->target, ':'))
+        return td_fail(error_out, TD_ERR_INVALID, "target: %s is neither HOST:PORT nor unix:/path",
+                       config->target ? config->target : "nothing");
+    struct rpc_client *c = mem_zalloc(sizeof(*c));
+    rpc_pump_init(&c->pump, "rpc-client", config->max_message_bytes, config->max_queued_bytes, config->log);
+    c->channel = channel_create(config->target, c->pump.max_message_bytes);
+    *out = c;
+    return TD_OK;
+}
+
+static void *client_destroy(void *arg)
+{
+    struct rpc_client *c = arg;
+    grpc_channel_destroy(c->channel);
+    rpc_pump_fini(&c->pump);
+    free(c);
+    return NULL;
+}
+
+void rpc_client_close(struct rpc_client *c)
+{
+    if (!c)
+        return;
+    pthread_mutex_lock(&c->pump.lock);
+    c->pump.closing = true;
+    pthread_mutex_unlock(&c->pump.lock);
+    rpc_pump_abort_all(&c->pump, RPC_CANCELLED, "client closing");
+    rpc_pump_wait_calls(&c->pump);
+    rpc_pump_destroy(&c->pump, client_destroy, c);
+}
+
+/* ------------------------------------------------------------------ calls */
+
+static bool header_is_legal(const char *name, const char *value)
+{
+    grpc_slice key = grpc_slice_from_static_string(name), val = grpc_slice_from_static_string(value);
+    return grpc_header_key_is_legal(key) && !grpc_is_binary_header(key) && grpc_header_nonbin_value_is_legal(val);
+}
+
+static enum td_status call_set_headers(struct rpc_call *call, const char *const *headers)
+{
+    uint32_t n = 0;
+    while (headers && headers[2 * n])
+        n++;
+    call->headers = mem_array(n, sizeof(*call->headers));
+    for (uint32_t i = 0; i < n; i++) {
+        if (!headers[2 * i + 1] || !header_is_legal(headers[2 * i], headers[2 * i + 1]))
+            return TD_ERR_INVALID;
+        call->headers[i] = (struct rpc_header){mem_strdup(headers[2 * i]), mem_strdup(headers[2 * i + 1])};
+        call->n_headers++;
+    }
+    return TD_OK;
+}
+
+static void call_create_grpc(struct rpc_client *c, struct rpc_call *call, const struct rpc_call_params *params)
+{
+    if (params->timeout_ms > 0)
+        call->deadline =
+            gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(params->timeout_ms, GPR_TIMESPAN));
+    grpc_slice path = grpc_slice_from_copied_string(params->path);
+    call->grpc = grpc_channel_create_call(c->channel, NULL, 0, c->pump.queue, path, NULL, call->deadline, NULL);
+    grpc_slice_unref(path);
+}
+
+/* first: sent together with the headers and the end of sending; NULL for a stream. */
+static enum td_status call_start(struct rpc_client *c, const struct rpc_call_params *params,
+                                 const ProtobufCMessage *first, struct rpc_call **out)
+{
+    struct rpc_call *call = rpc_call_new(&c->pump, false, params->path);
+    call->handlers = params->handlers;
+    call->incoming = params->response;
+    call->user = params->user;
+    call->wait_for_ready = params->wait_for_ready;
+    enum td_status status = call_set_headers(call, params->headers);
+    if (status == TD_OK && first)
+        status = rpc_call_preload(call, first);
+    if (status == TD_OK) {
+        call_create_grpc(c, call, params);
+        if (!rpc_pump_add(&c->pump, call)) {
+            grpc_call_unref(call->grpc);
+            status = TD_ERR_CANCELLED;
+        }
+    }
+    if (status != TD_OK) {
+        rpc_call_unref(call);
+        return status;
+    }
+    struct rpc_call *before = *out;
+    *out = rpc_call_ref(call); /* before the first callback can come */
+    status = rpc_call_run_client(call);
+    if (status != TD_OK) {
+        *out = before;
+        rpc_pump_remove(&c->pump, call);
+        grpc_call_unref(call->grpc);
+        rpc_pump_other_done(&c->pump);
+        rpc_call_unref(call);
+        rpc_call_unref(call);
+    }
+    return status;
+}
+
+enum td_status rpc_call_start(struct rpc_client *c, const struct rpc_call_params *params, struct rpc_call **out)
+{
+    return call_start(c, params, NULL, out);
+}
+
+/* ------------------------------------------------------------------ unary */
+
+struct unary {
+    pthread_mutex_t lock; /* one waiter, one event, on the waiter's stack: a mailbox would be more than the wait */
+    pthread_cond_t ended;
+    bool done;
+    ProtobufCMessage *response;
+    enum rpc_code code;
+    struct td_error text;
+};
+
+static void unary_message(struct rpc_call *call, const ProtobufCMessage *message)
+{
+    struct unary *u = rpc_call_user(call);
+    if (u->response)
+        return;
+    u->response = (ProtobufCMessage *)(uintptr_t)message;
+    call->message_taken = true;
+}
+
+static void unary_end(struct rpc_call *call, enum rpc_code code, const char *text)
+{
+    struct unary *u = rpc_call_user(call);
+    pthread_mutex_lock(&u->lock);
+    u->code = code;
+    rpc_text_clean(text, strlen(text), u->text.text, sizeof(u->text.text));
+    u->done = true;
+    pthread_cond_signal(&u->ended);
+    pthread_mutex_unlock(&u->lock);
+}
+
+static enum rpc_code unary_result(struct unary *u, ProtobufCMessage **response_out, struct td_error *text_out)
+{
+    if (u->code == RPC_OK && u->response) {
+        *response_out = u->response;
+        return RPC_OK;
+    }
+    if (u->response)
+        protobuf_c_message_free_unpacked(u->response, NULL);
+    if (u->code == RPC_OK) {
+        td_fail(&u->text, TD_ERR_PROTOCOL, "the server answered without a message");
+        u->code = RPC_INTERNAL;
+    }
+    if (text_out)
+        *text_out = u->text;
+    return u->code;
+}
+
+enum rpc_code rpc_unary(struct rpc_client *c, const char *path, const ProtobufCMessage *request,
+                        const ProtobufCMessageDescriptor *response, int64_t timeout_ms, ProtobufCMessage **response_out,
+                        struct td_error *text_out)
+{
+    struct unary u = {.done = false};
+    pthread_mutex_init(&u.lock, NULL);
+    pthread_cond_init(&u.ended, NULL);
+    struct rpc_call_params params = {
+        .path = path,
+        .response = response,
+        .handlers = {.on_message = unary_message, .on_end = unary_end},
+        .user = &u,
+        .timeout_ms = timeout_ms,
+    };
+    struct rpc_call *call = NULL;
+    enum td_status status = call_start(c, &params, request, &call);
+    if (status == TD_OK) {
+        pthread_mutex_lock(&u.lock);
+        while (!u.done)
+            pthread_cond_wait(&u.ended, &u.lock);
+        pthread_mutex_unlock(&u.lock);
+        rpc_call_unref(call);
+    } else {
+        u.code = rpc_code_of_status(status);
+        td_fail(&u.text, status, "call not started: %s", td_status_name(status));
+    }
+    enum rpc_code code = unary_result(&u, response_out, text_out);
+    pthread_cond_destroy(&u.ended);
+    pthread_mutex_destroy(&u.lock);
+    return code;
+}

@@ -1,0 +1,18 @@
+#include "proto/wire/checksum.h"
+
+#include <xxhash.h>
+
+#include "base/endian.h"
+
+uint64_t checksum_bytes(const struct checksum_identity *identity, const void *data, size_t len_bytes)
+{
+    uint8_t b[40];
+    put_u64(b, identity->id_a);
+    put_u64(b + 8, identity->id_b);
+    put_u32(b + 16, identity->index);
+    put_u32(b + 20, identity->generation);
+    put_u32(b + 24, identity->part_begin);
+    put_u32(b + 28, identity->part_end);
+    put_u64(b + 32, len_bytes);
+    return XXH3_64bits_withSeed(data, len_bytes, XXH3_64bits(b, sizeof(b)));
+}

@@ -1,0 +1,17 @@
+/*
+ * Checksum of KV bytes: XXH3-64 seeded with their identity, so that the right bytes in the wrong place fail too.
+ *
+ * identity = XXH3-64 over 40 bytes, little-endian: u64 id_a, u64 id_b, u32 index, u32 generation, u32 part_begin,
+ * u32 part_end, u64 n_bytes. What id_a and id_b are depends on the user: a transfer id, or the two halves of a block key.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct checksum_identity {
+    uint64_t id_a, id_b;
+    uint32_t index, generation, part_begin, part_end;
+};
+
+uint64_t checksum_bytes(const struct checksum_identity *identity, const void *data, size_t len_bytes);

@@ -1,0 +1,253 @@
+/*
+ * The client API and the admin API, on rpc threads: validates, tokenizes, and hands over. Nothing here waits.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "router/router_internal.h"
+
+static void refuse(struct router *r, struct rpc_call *call, enum td_status s, const struct td_error *e)
+{
+    metrics_inc(r->counters, ROUTER_INVALID, 1);
+    rpc_call_finish(call, rpc_code_of_status(s), e->text, 0);
+}
+
+static void on_open(struct rpc_call *call, void *router)
+{
+    rpc_call_set_user(call, router);
+}
+
+static void on_plain_end(struct rpc_call *call, enum rpc_code code, const char *text)
+{
+    (void)call, (void)code, (void)text;
+}
+
+/* --------------------------------------------------------------- Generate */
+
+static void on_generate(struct rpc_call *call, const ProtobufCMessage *base)
+{
+    struct router *r = rpc_call_user(call);
+    struct td_error e = {{0}};
+    struct params p;
+    uint64_t now = clock_now(&r->clock);
+    if (atomic_load(&r->stopping)) {
+        rpc_call_finish(call, RPC_UNAVAILABLE, "router is draining", 1000);
+        return;
+    }
+    enum td_status s = params_parse(r, (const Tandem__V1__GenerateRequest *)base, rpc_call_remaining_ms(call), &p, &e);
+    if (s) {
+        refuse(r, call, s, &e);
+        return;
+    }
+    struct request *q = mem_zalloc(sizeof(*q));
+    q->router = r;
+    q->call = rpc_call_ref(call);
+    q->p = p;
+    q->arrived_ns = now;
+    q->detok = token_stream_open(r->tokenizer, true);
+    q->tokenized_ns = clock_now(&r->clock);
+    struct note *note = note_new(NOTE_REQUEST);
+    note->request = q;
+    mailbox_push(&r->mailbox, &note->mail);
+}
+
+static void on_generate_end(struct rpc_call *call, enum rpc_code code, const char *text)
+{
+    (void)text;
+    struct router *r = rpc_call_user(call);
+    if (code == RPC_OK)
+        return;
+    struct note *note = note_new(NOTE_REQUEST_GONE);
+    note->call = rpc_call_ref(call);
+    mailbox_push(&r->mailbox, &note->mail);
+}
+
+/* ------------------------------------------------- Tokenize and Detokenize */
+
+static void on_tokenize(struct rpc_call *call, const ProtobufCMessage *base)
+{
+    struct router *r = rpc_call_user(call);
+    const Tandem__V1__TokenizeRequest *m = (const Tandem__V1__TokenizeRequest *)base;
+    Tandem__V1__TokenizeResponse answer = TANDEM__V1__TOKENIZE_RESPONSE__INIT;
+    struct token_ids ids = {0};
+    struct bytes text = {0};
+    struct td_error e = {{0}};
+    enum td_status s = TD_OK;
+    if (m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT) {
+        s = params_chat(r, m->chat, &text, &e);
+        if (!s)
+            s = tokenizer_encode(r->tokenizer, text.data, text.len, false, &ids, &e);
+    } else if (m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_TEXT) {
+        s = tokenizer_encode(r->tokenizer, (const char *)m->text.data, m->text.len, m->add_special_tokens, &ids, &e);
+    } else {
+        s = td_fail(&e, TD_ERR_INVALID, "input: neither text nor chat is given");
+    }
+    if (s) {
+        refuse(r, call, s, &e);
+    } else {
+        answer.ids = ids.ids;
+        answer.n_ids = ids.n;
+        answer.text = (ProtobufCBinaryData){text.len, (uint8_t *)text.data};
+        s = rpc_call_send(call, &answer.base);
+        rpc_call_finish(call, s ? RPC_RESOURCE_EXHAUSTED : RPC_OK, s ? "answer too large" : "", 0);
+    }
+    token_ids_free(&ids);
+    bytes_free(&text);
+}
+
+static void on_detokenize(struct rpc_call *call, const ProtobufCMessage *base)
+{
+    struct router *r = rpc_call_user(call);
+    const Tandem__V1__DetokenizeRequest *m = (const Tandem__V1__DetokenizeRequest *)base;
+    Tandem__V1__DetokenizeResponse answer = TANDEM__V1__DETOKENIZE_RESPONSE__INIT;
+    struct td_error e = {{0}};
+    struct bytes text = {0};
+    for (size_t i = 0; i < m->n_ids; i++)
+        if (m->ids[i] >= r->config.vocab_size) {
+            refuse(r, call,
+                   td_fail(&e, TD_ERR_INVALID, "ids[%zu]: %u is not in the vocabulary of %u", i, m->ids[i],
+                           r->config.vocab_size),
+                   &e);
+            return;
+        }
+    tokenizer_decode(r->tokenizer, m->ids, m->n_ids, m->skip_special_tokens, &text);
+    answer.text = (ProtobufCBinaryData){text.len, (uint8_t *)text.data};
+    enum td_status s = rpc_call_send(call, &answer.base);
+    rpc_call_finish(call, s ? RPC_RESOURCE_EXHAUSTED : RPC_OK, s ? "answer too large" : "", 0);
+    bytes_free(&text);
+}
+
+/* ------------------------------------------------------------- ListModels */
+
+static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
+{
+    (void)base;
+    struct router *r = rpc_call_user(call);
+    Tandem__V1__ListModelsResponse answer = TANDEM__V1__LIST_MODELS_RESPONSE__INIT;
+    Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT, *list[] = {&info};
+    const struct chat_message probe = {"user", "x", 1};
+    struct bytes rendered = {0};
+    char hex[33] = "", numerics[32];
+    pthread_mutex_lock(&r->hello_lock);
+    if (r->known)
+        block_key_hex(&r->fingerprint, hex);
+    memcpy(numerics, r->numerics, sizeof(numerics));
+    pthread_mutex_unlock(&r->hello_lock);
+    info.name = router_data(r->model_name);
+    info.max_context_tokens = atomic_load(&r->max_context);
+    info.vocab_size = r->config.vocab_size;
+    info.block_tokens = atomic_load(&r->block_tokens);
+    info.fingerprint = router_data(hex);
+    info.numerics = router_data(numerics);
+    info.max_stop_strings = MAX_STOP_STRINGS;
+    info.max_stop_bytes = MAX_STOP_BYTES;
+    info.max_message_bytes = (uint32_t)r->options.max_message_bytes;
+    info.chat = !chat_template_render(r->chat, &probe, 1, true, &rendered, NULL);
+    bytes_free(&rendered);
+    answer.n_models = 1;
+    answer.models = list;
+    rpc_call_send(call, &answer.base);
+    rpc_call_finish(call, RPC_OK, "", 0);
+}
+
+/* ----------------------------------------------------------------- Status */
+
+static void on_status(struct rpc_call *call, const ProtobufCMessage *base)
+{
+    (void)base;
+    struct router *r = rpc_call_user(call);
+    struct note *note = note_new(NOTE_STATUS);
+    note->call = rpc_call_ref(call);
+    mailbox_push(&r->mailbox, &note->mail);
+}
+
+static void fill_worker(const struct peer *p, Tandem__Admin__V1__WorkerStatus *w, Tandem__Admin__V1__Pages *pages,
+                        char state[300])
+{
+    static const char *const STATES[] = {"connecting", "ready", "lost", "refused"}, *const ROLES[] = {
+                                                                                        "prefill", "decode", "store"};
+    snprintf(state, 300, "%s%s%s", STATES[p->state], p->state == PEER_REFUSED ? ": " : "",
+             p->state == PEER_REFUSED ? p->why : "");
+    w->name = router_data(p->name);
+    w->role = router_data(ROLES[p->role]);
+    w->pid = p->pid;
+    w->state = router_data(state);
+    w->address = router_data(p->address);
+    w->transport = router_data(p->transport);
+    pages->free = p->load.free_pages;
+    pages->cached = p->load.cached_pages;
+    pages->held = p->load.held_pages;
+    pages->leased = p->load.leased_pages;
+    pages->quarantined = p->load.quarantined_pages;
+    pages->total = p->load.total_pages;
+    w->pages = pages;
+    w->kv_bytes_in = p->load.kv_bytes_in;
+    w->kv_bytes_out = p->load.kv_bytes_out;
+    w->running = p->load.running;
+    w->waiting = p->load.waiting;
+    w->weight_bytes = p->weight_bytes;
+    w->incarnation = p->incarnation;
+    w->store_blocks_dram = p->load.store_blocks_dram;
+    w->store_blocks_ssd = p->load.store_blocks_ssd;
+    w->store_bytes_ssd = p->load.store_bytes_ssd;
+}
+
+/* Owner thread. */
+void router_answer_status(struct router *r, struct rpc_call *call)
+{
+    Tandem__Admin__V1__StatusResponse answer = TANDEM__ADMIN__V1__STATUS_RESPONSE__INIT;
+    Tandem__Admin__V1__WorkerStatus *workers = mem_array(r->n_peers, sizeof(*workers)),
+                                    **list = mem_array(r->n_peers, sizeof(*list));
+    Tandem__Admin__V1__Pages *pages = mem_array(r->n_peers, sizeof(*pages));
+    char(*states)[300] = mem_array(r->n_peers, sizeof(*states)), hex[33] = "";
+    for (uint32_t i = 0; i < r->n_peers; i++) {
+        tandem__admin__v1__worker_status__init(&workers[i]);
+        tandem__admin__v1__pages__init(&pages[i]);
+        fill_worker(r->peers[i], &workers[i], &pages[i], states[i]);
+        list[i] = &workers[i];
+    }
+    if (r->known)
+        block_key_hex(&r->fingerprint, hex);
+    answer.model = router_data(r->model_name);
+    answer.fingerprint = router_data(hex);
+    answer.n_workers = r->n_peers;
+    answer.workers = list;
+    answer.queued = r->n_queued;
+    answer.running = r->n_running;
+    answer.accepted = metrics_get(r->counters, ROUTER_ACCEPTED);
+    answer.refused = metrics_get(r->counters, ROUTER_REFUSED);
+    answer.failed = metrics_get(r->counters, ROUTER_FAILED);
+    answer.finished = metrics_get(r->counters, ROUTER_FINISHED);
+    answer.index_blocks = index_blocks(r->index);
+    rpc_call_send(call, &answer.base);
+    rpc_call_finish(call, RPC_OK, "", 0);
+    free(workers);
+    free(list);
+    free(pages);
+    free(states);
+}
+
+const struct rpc_method ROUTER_METHODS[] = {
+    {"/tandem.v1.Tandem/Generate",
+     &tandem__v1__generate_request__descriptor,
+     {on_generate, NULL, on_generate_end},
+     on_open},
+    {"/tandem.v1.Tandem/Tokenize",
+     &tandem__v1__tokenize_request__descriptor,
+     {on_tokenize, NULL, on_plain_end},
+     on_open},
+    {"/tandem.v1.Tandem/Detokenize",
+     &tandem__v1__detokenize_request__descriptor,
+     {on_detokenize, NULL, on_plain_end},
+     on_open},
+    {"/tandem.v1.Tandem/ListModels",
+     &tandem__v1__list_models_request__descriptor,
+     {on_list_models, NULL, on_plain_end},
+     on_open},
+    {"/tandem.admin.v1.Admin/Status",
+     &tandem__admin__v1__status_request__descriptor,
+     {on_status, NULL, on_plain_end},
+     on_open},
+};
+const uint32_t N_ROUTER_METHODS = sizeof(ROUTER_METHODS) / sizeof(ROUTER_METHODS[0]);

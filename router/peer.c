@@ -1,0 +1,385 @@
+/*
+ * One worker or store as the router sees it: its stream, what it said of itself, its load, its blocks.
+ *
+ *     CONNECTING --hello that matches--> READY --stream ends, or silence--> LOST --retry--> CONNECTING
+ *         \--hello that doesn't match--> REFUSED --retry (it may be replaced)--> CONNECTING
+ *
+ * Callbacks come on rpc threads and only post notes; a note carries the epoch of its call, so that what an old call still
+ * says is not taken for the new one's.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "router/router_internal.h"
+#include "worker/link.h"
+
+enum { RETRY_MS = 100, RETRY_REFUSED_MS = 2000 };
+
+static void set_state(struct peer *p, enum peer_state to)
+{
+    static const bool LEGAL[4][4] = {
+        [PEER_CONNECTING] = {[PEER_READY] = true, [PEER_LOST] = true, [PEER_REFUSED] = true},
+        [PEER_READY] = {[PEER_LOST] = true},
+        [PEER_LOST] = {[PEER_CONNECTING] = true},
+        [PEER_REFUSED] = {[PEER_CONNECTING] = true, [PEER_LOST] = true},
+    };
+    if (!LEGAL[p->state][to])
+        abort();
+    p->state = to;
+}
+
+/* ---------------------------------------------------- the call, rpc threads */
+
+struct tie { /* what a call's handlers need; freed at its end */
+    struct peer *peer;
+    uint64_t epoch;
+};
+
+static void on_message(struct rpc_call *call, const ProtobufCMessage *base)
+{
+    const struct tie *t = rpc_call_user(call);
+    struct note *note = note_new(NOTE_WORKER);
+    size_t n = protobuf_c_message_get_packed_size(base);
+    uint8_t *packed = mem_zalloc(n);
+    protobuf_c_message_pack(base, packed); /* the rpc layer owns the message, the owner thread needs its own */
+    note->message = tandem__worker__v1__worker_message__unpack(NULL, n, packed);
+    free(packed);
+    note->peer = t->peer;
+    note->epoch = t->epoch;
+    mailbox_push(&t->peer->router->mailbox, &note->mail);
+}
+
+static void on_end(struct rpc_call *call, enum rpc_code code, const char *text)
+{
+    struct tie *t = rpc_call_user(call);
+    struct note *note = note_new(NOTE_WORKER_GONE);
+    note->peer = t->peer;
+    note->epoch = t->epoch;
+    snprintf(note->text, sizeof(note->text), "%s: %.200s", rpc_code_name(code), text ? text : "");
+    mailbox_push(&t->peer->router->mailbox, &note->mail);
+    free(t);
+}
+
+/* ------------------------------------------------------------ owner thread */
+
+static void connect_peer(struct peer *p)
+{
+    struct router *r = p->router;
+    struct tie *t = mem_zalloc(sizeof(*t));
+    *t = (struct tie){p, ++p->epoch};
+    const struct rpc_call_params params = {.path = "/tandem.worker.v1.Worker/Attach",
+                                           .response = &tandem__worker__v1__worker_message__descriptor,
+                                           .handlers = {on_message, NULL, on_end},
+                                           .user = t};
+    set_state(p, PEER_CONNECTING);
+    p->heard_ns = clock_now(&r->clock);
+    if (rpc_call_start(p->client, &params, &p->call)) {
+        free(t);
+        set_state(p, PEER_LOST);
+        p->retry_ns = clock_now(&r->clock) + RETRY_MS * NS_PER_MS;
+        return;
+    }
+    uint8_t proof[LINK_PROOF_BYTES];
+    Tandem__Worker__V1__RouterHello hello = TANDEM__WORKER__V1__ROUTER_HELLO__INIT;
+    Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
+    link_proof(r->options.secret, r->incarnation, proof);
+    hello.protocol = LINK_PROTOCOL_VERSION;
+    hello.incarnation = r->incarnation;
+    hello.secret_proof = (ProtobufCBinaryData){sizeof(proof), proof};
+    m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_HELLO;
+    m.hello = &hello;
+    peer_send(p, &m);
+}
+
+struct peer *peer_open(struct router *r, const char *address, uint32_t holder)
+{
+    struct td_error e;
+    struct peer *p = mem_zalloc(sizeof(*p));
+    p->router = r;
+    p->holder = holder;
+    p->state = PEER_LOST;
+    snprintf(p->address, sizeof(p->address), "%s", address);
+    snprintf(p->name, sizeof(p->name), "%.60s", address);
+    const struct rpc_client_config c = {.target = p->address,
+                                        .max_message_bytes = LINK_MAX_MESSAGE_BYTES,
+                                        .max_queued_bytes = LINK_MAX_MESSAGE_BYTES,
+                                        .log = &r->log};
+    if (rpc_client_open(&c, &p->client, &e)) {
+        log_error(&r->log, "worker address can't be used peer=%s text='%s'", address, e.text);
+        free(p);
+        return NULL;
+    }
+    return p;
+}
+
+void peer_close(struct peer *p)
+{
+    if (!p)
+        return;
+    if (p->call) {
+        rpc_call_cancel(p->call);
+        rpc_call_unref(p->call);
+    }
+    rpc_client_close(p->client);
+    free(p);
+}
+
+void peer_send(struct peer *p, const Tandem__Worker__V1__RouterMessage *m)
+{
+    if (p->call && rpc_call_send(p->call, &m->base) == TD_ERR_NO_SPACE)
+        rpc_call_cancel(p->call); /* it does not read: lost, in a moment */
+}
+
+static void forget(struct peer *p)
+{
+    struct router *r = p->router;
+    index_clear(r->index, p->holder);
+    for (struct request *q = r->requests, *next; q; q = next) {
+        next = q->next;
+        if (q->state == REQUEST_PLACED)
+            request_peer_lost(q, p);
+    }
+    p->queued_tokens = 0;
+    r->replan = true;
+}
+
+/* The call is over, or given up: whatever it still says is of an old epoch. */
+static void lose(struct peer *p, const char *why, uint64_t retry_ms)
+{
+    bool was_ready = p->state == PEER_READY;
+    if (was_ready)
+        log_warn(&p->router->log, "worker lost peer=%s why='%s'", p->name, why);
+    p->epoch++;
+    if (p->call) {
+        rpc_call_cancel(p->call);
+        rpc_call_unref(p->call);
+        p->call = NULL;
+    }
+    if (p->state != PEER_REFUSED) {
+        snprintf(p->why, sizeof(p->why), "%s", why);
+        set_state(p, PEER_LOST);
+    }
+    p->retry_ns = clock_now(&p->router->clock) + retry_ms * NS_PER_MS;
+    if (was_ready)
+        forget(p);
+}
+
+void peer_gone(struct peer *p, const char *why)
+{
+    lose(p, why, p->state == PEER_REFUSED ? RETRY_REFUSED_MS : RETRY_MS);
+}
+
+void peer_tick(struct peer *p, uint64_t now)
+{
+    uint64_t silence = (uint64_t)p->router->options.silence_ms * NS_PER_MS;
+    if ((p->state == PEER_LOST || p->state == PEER_REFUSED) && !p->call && now >= p->retry_ns) {
+        if (p->state == PEER_REFUSED)
+            set_state(p, PEER_LOST);
+        connect_peer(p);
+    } else if (p->call && now > p->heard_ns + silence) {
+        peer_gone(p, p->state == PEER_CONNECTING ? "no answer" : "silent");
+    }
+}
+
+/* -------------------------------------------------------------- messages */
+
+static void copy_text(char *out, size_t size, ProtobufCBinaryData b)
+{
+    size_t n = b.len < size - 1 ? b.len : size - 1;
+    if (n)
+        memcpy(out, b.data, n);
+    out[n] = 0;
+}
+
+static bool parse_role(ProtobufCBinaryData b, enum worker_role *out)
+{
+    static const char *const NAMES[] = {"prefill", "decode", "store"};
+    for (int i = 0; i < 3; i++)
+        if (b.len == strlen(NAMES[i]) && !memcmp(b.data, NAMES[i], b.len)) {
+            *out = (enum worker_role)i;
+            return true;
+        }
+    return false;
+}
+
+/* The first worker says what this cluster serves; the router's own model must be the same shape. */
+static enum td_status adopt(struct router *r, const Tandem__Worker__V1__WorkerHello *h, const struct kv_layout *layout,
+                            struct td_error *e)
+{
+    if (h->vocab_size != r->config.vocab_size)
+        return td_fail(e, TD_ERR_VERSION, "vocab_size differs: the router's model has %u, the worker's %u",
+                       r->config.vocab_size, h->vocab_size);
+    pthread_mutex_lock(&r->hello_lock);
+    memcpy(r->fingerprint.b, h->fingerprint.data, BLOCK_KEY_BYTES);
+    copy_text(r->numerics, sizeof(r->numerics), h->numerics);
+    r->layout = *layout;
+    r->known = true;
+    pthread_mutex_unlock(&r->hello_lock);
+    atomic_store(&r->block_tokens, layout->page_tokens);
+    return TD_OK;
+}
+
+static enum td_status check_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h, struct kv_layout *layout,
+                                  struct td_error *e)
+{
+    struct router *r = p->router;
+    enum worker_role role;
+    if (h->protocol != LINK_PROTOCOL_VERSION)
+        return td_fail(e, TD_ERR_VERSION, "protocol differs: ours %d, theirs %u", LINK_PROTOCOL_VERSION, h->protocol);
+    if (!parse_role(h->role, &role) || !h->incarnation)
+        return td_fail(e, TD_ERR_PROTOCOL, "role or incarnation is missing");
+    enum td_status s = kv_layout_decode(h->layout.data, h->layout.len, layout, e);
+    if (s)
+        return s;
+    if (role == ROLE_STORE)
+        return r->known ? kv_layout_match(&r->layout, layout, e) : TD_OK;
+    if (h->fingerprint.len != BLOCK_KEY_BYTES)
+        return td_fail(e, TD_ERR_PROTOCOL, "fingerprint is missing");
+    if (!r->known)
+        return adopt(r, h, layout, e);
+    s = kv_layout_match(&r->layout, layout, e);
+    if (s)
+        return s;
+    if (h->numerics.len != strlen(r->numerics) || memcmp(h->numerics.data, r->numerics, h->numerics.len))
+        return td_fail(e, TD_ERR_VERSION, "numerics differ: ours %s, theirs %.*s", r->numerics, (int)h->numerics.len,
+                       (const char *)h->numerics.data);
+    if (memcmp(h->fingerprint.data, r->fingerprint.b, BLOCK_KEY_BYTES))
+        return td_fail(e, TD_ERR_VERSION, "fingerprint differs: other weights under the same shape");
+    return TD_OK;
+}
+
+/* The smallest context of all workers is what the door promises. */
+static void lower_context(struct router *r)
+{
+    uint32_t least = 0;
+    for (uint32_t i = 0; i < r->n_peers; i++) {
+        const struct peer *p = r->peers[i];
+        if (p->state == PEER_READY && p->role != ROLE_STORE && (!least || p->max_context < least))
+            least = p->max_context;
+    }
+    if (least)
+        atomic_store(&r->max_context, least);
+}
+
+static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
+{
+    struct router *r = p->router;
+    struct td_error e = {{0}};
+    struct kv_layout layout;
+    copy_text(p->name, sizeof(p->name), h->name);
+    parse_role(h->role, &p->role);
+    if (check_hello(p, h, &layout, &e)) {
+        log_error(&r->log, "worker refused peer=%s why='%s'", p->name, e.text);
+        snprintf(p->why, sizeof(p->why), "%s", e.text);
+        set_state(p, PEER_REFUSED);
+        lose(p, e.text, RETRY_REFUSED_MS);
+        return;
+    }
+    copy_text(p->xfer_address, sizeof(p->xfer_address), h->xfer_address);
+    p->pid = h->pid;
+    p->incarnation = h->incarnation;
+    p->n_pages = h->n_pages;
+    p->max_context = h->max_context;
+    p->max_batch = h->max_batch;
+    p->chunk_tokens = h->chunk_tokens;
+    p->weight_bytes = h->weight_bytes;
+    p->layout = layout;
+    p->next_event = 0; /* its snapshot comes by itself */
+    p->snapshot_asked = true;
+    p->queued_tokens = 0;
+    p->running = p->reserved_pages = 0;
+    set_state(p, PEER_READY);
+    lower_context(r);
+    r->replan = true;
+    log_info(&r->log, "worker ready peer=%s incarnation=%016llx xfer=%s", p->name, (unsigned long long)p->incarnation,
+             p->xfer_address);
+}
+
+static void ask_snapshot(struct peer *p)
+{
+    Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
+    Tandem__Worker__V1__SnapshotRequest s = TANDEM__WORKER__V1__SNAPSHOT_REQUEST__INIT;
+    if (p->snapshot_asked)
+        return;
+    p->snapshot_asked = true;
+    metrics_inc(p->router->counters, ROUTER_INDEX_GAPS, 1);
+    m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_SNAPSHOT;
+    m.snapshot = &s;
+    peer_send(p, &m);
+}
+
+static void on_events(struct peer *p, ProtobufCBinaryData b)
+{
+    struct router *r = p->router;
+    struct events_header h;
+    if (events_decode(b.data, b.len, &h) || h.incarnation != p->incarnation) {
+        log_warn(&r->log, "events that can't be read peer=%s", p->name);
+        ask_snapshot(p);
+        return;
+    }
+    bool snapshot = h.count && events_at(b.data, 0).kind == BLOCK_CLEARED;
+    if (!snapshot && h.first_sequence != p->next_event) {
+        ask_snapshot(p);
+        return;
+    }
+    if (snapshot)
+        p->snapshot_asked = false;
+    for (uint32_t i = 0; i < h.count; i++) {
+        struct block_event ev = events_at(b.data, i);
+        if (ev.kind == BLOCK_CLEARED)
+            index_clear(r->index, p->holder);
+        else if (ev.kind == BLOCK_ADDED)
+            index_add(r->index, p->holder, ev.tier, &ev.key);
+        else
+            index_remove(r->index, p->holder, ev.tier, &ev.key);
+    }
+    p->next_event = h.first_sequence + h.count;
+}
+
+static void on_load(struct peer *p, const Tandem__Worker__V1__Load *l)
+{
+    p->load = *l;
+    copy_text(p->transport, sizeof(p->transport), l->transport);
+    p->load.transport = (ProtobufCBinaryData){0, NULL};
+    p->router->replan = true;
+}
+
+void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m)
+{
+    struct router *r = p->router;
+    struct request *q;
+    p->heard_ns = clock_now(&r->clock);
+    if ((p->state == PEER_READY) == (m->kind_case == TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_HELLO)) {
+        peer_gone(p, "its messages are out of order");
+        return;
+    }
+    switch (m->kind_case) {
+    case TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_HELLO:
+        on_hello(p, m->hello);
+        break;
+    case TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_ACCEPTED:
+        if ((q = router_find(r, m->accepted->id)) && q->decode == p)
+            request_accepted(q);
+        break;
+    case TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_TOKENS:
+        for (size_t i = 0; i < m->tokens->n_tokens; i++) {
+            const Tandem__Worker__V1__Token *t = m->tokens->tokens[i];
+            if ((q = router_find(r, t->id)))
+                request_token(q, p, t->token, t->logprob);
+        }
+        break;
+    case TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_END:
+        if ((q = router_find(r, m->end->id)))
+            request_leg_end(q, p, m->end);
+        break;
+    case TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_LOAD:
+        on_load(p, m->load);
+        break;
+    case TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_EVENTS:
+        on_events(p, m->events);
+        break;
+    default:
+        break; /* a newer worker may say more */
+    }
+}

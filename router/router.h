@@ -1,0 +1,34 @@
+/*
+ * The router: the client API, all text, and the decision where each request goes.
+ *
+ * It never touches KV bytes. One "owner" thread holds the prefix index, the snapshot of the cluster, the one queue and all
+ * requests; rpc threads parse, validate and tokenize before they hand a request over, and deliver workers' messages. Workers
+ * are connected to by address; what they are (role, model, layout) they say themselves, and a worker that doesn't match the
+ * first one is refused, field by field.
+ *
+ * A worker is lost when its stream ends or it says nothing for silence_ms; its requests then end with UNAVAILABLE and
+ * both legs are cancelled. It is connected to again for ever.
+ */
+#pragma once
+
+#include <stdint.h>
+
+#include "base/options.h"
+#include "base/status.h"
+
+struct router;
+
+struct router_options {
+    const char *model, *listen, *workers, *secret, *metrics_listen, *plan, *log_level, *name;
+    int64_t silence_ms, queue_tokens, queue_requests, max_message_bytes, stall_ms;
+};
+
+extern const struct option ROUTER_OPTIONS[];
+
+enum td_status router_open(const struct router_options *options, struct router **out, struct td_error *error_out);
+enum td_status router_run(struct router *r); /* until router_stop */
+/* Any thread: no new requests; those that run are finished, then router_run returns. Twice: at once. */
+void router_stop(struct router *r);
+void router_close(struct router *r); /* NULL is fine */
+
+const char *router_address(const struct router *r); /* port filled in */

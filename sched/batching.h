@@ -1,0 +1,21 @@
+/*
+ * Which sequences take part in the next engine step, and with how many tokens: a pure function, called by the engine and by
+ * the simulator.
+ *
+ * Decoding sequences come first, one token each (none of them may wait for a prompt: TPOT); what is left of the row budget
+ * goes to prompts in order of arrival, as large chunks as fit (Sarathi-Serve's stall-free batching, Agrawal et al. 2024).
+ */
+#pragma once
+
+#include <stdint.h>
+
+struct batch_item {
+    uint32_t n_pending; /* tokens whose KV is not computed yet; >= 1 */
+    uint32_t decoding;  /* 1: past its prompt */
+};
+
+/*
+ * items in order of arrival. rows_out[i] = tokens of item i in this step (0: waits). budget: rows of one step (>= 1);
+ * chunk: most prompt tokens of one sequence in one step. Returns the sum.
+ */
+uint32_t batching_plan(const struct batch_item *items, uint32_t n, uint32_t budget, uint32_t chunk, uint32_t *rows_out);

@@ -1,0 +1,122 @@
+#include "sched/index.h"
+
+#include <stdlib.h>
+
+#include "base/mem.h"
+
+struct entry { /* empty when nobody holds it and it was never used; a hole when nobody holds it any more */
+    struct block_key key;
+    uint64_t fast, ssd; /* bit h: holder h has it in memory, on disk */
+    bool used;
+};
+
+struct index {
+    struct entry *entries;
+    uint64_t cap, n_used, n_blocks; /* n_used counts holes too */
+};
+
+struct index *index_open(void)
+{
+    struct index *x = mem_zalloc(sizeof(*x));
+    x->cap = 1024;
+    x->entries = mem_array(x->cap, sizeof(*x->entries));
+    return x;
+}
+
+void index_close(struct index *x)
+{
+    if (!x)
+        return;
+    free(x->entries);
+    free(x);
+}
+
+/* The key's entry, or the empty one where it would go. */
+static struct entry *slot(const struct index *x, const struct block_key *key)
+{
+    uint64_t i = block_key_hash(key) & (x->cap - 1);
+    while (x->entries[i].used && !block_key_equal(&x->entries[i].key, key))
+        i = (i + 1) & (x->cap - 1);
+    return &x->entries[i];
+}
+
+static bool held(const struct entry *e)
+{
+    return e->fast | e->ssd;
+}
+
+/* Grows where it is full of blocks, or only drops holes. */
+static void rehash(struct index *x)
+{
+    struct entry *old = x->entries;
+    uint64_t n = x->cap;
+    while (x->n_blocks * 4 > x->cap)
+        x->cap *= 2;
+    x->entries = mem_array(x->cap, sizeof(*x->entries));
+    x->n_used = x->n_blocks;
+    for (uint64_t i = 0; i < n; i++)
+        if (held(&old[i]))
+            *slot(x, &old[i].key) = old[i];
+    free(old);
+}
+
+void index_add(struct index *x, uint32_t holder, enum block_tier tier, const struct block_key *key)
+{
+    if (x->n_used * 2 >= x->cap)
+        rehash(x);
+    struct entry *e = slot(x, key);
+    if (!e->used) {
+        e->used = true;
+        e->key = *key;
+        x->n_used++;
+    }
+    x->n_blocks += !held(e);
+    *(tier == TIER_SSD ? &e->ssd : &e->fast) |= 1ull << holder;
+}
+
+void index_remove(struct index *x, uint32_t holder, enum block_tier tier, const struct block_key *key)
+{
+    struct entry *e = slot(x, key);
+    bool was = held(e);
+    *(tier == TIER_SSD ? &e->ssd : &e->fast) &= ~(1ull << holder);
+    x->n_blocks -= was && !held(e);
+}
+
+void index_clear(struct index *x, uint32_t holder)
+{
+    for (uint64_t i = 0; i < x->cap; i++) {
+        struct entry *e = &x->entries[i];
+        bool was = held(e);
+        e->fast &= ~(1ull << holder);
+        e->ssd &= ~(1ull << holder);
+        x->n_blocks -= was && !held(e);
+    }
+}
+
+static bool has(const struct index *x, uint32_t holder, const struct block_key *key)
+{
+    const struct entry *e = slot(x, key);
+    return (e->fast | e->ssd) >> holder & 1;
+}
+
+uint32_t index_match(const struct index *x, uint32_t holder, const struct block_key *keys, uint32_t n)
+{
+    uint32_t have = 0, step = 1; /* keys[0..have) are there */
+    while (have + step <= n && has(x, holder, &keys[have + step - 1])) {
+        have += step;
+        step *= 2;
+    }
+    for (uint32_t limit = have + step < n + 1 ? have + step : n + 1; have + 1 < limit;) { /* keys[limit-1] is not */
+        uint32_t middle = have + (limit - have) / 2;
+        if (has(x, holder, &keys[middle - 1]))
+            have = middle;
+        else
+            limit = middle;
+    }
+    return have;
+}
+
+uint64_t index_blocks(const struct index *x)
+{
+    return x->n_blocks;
+}

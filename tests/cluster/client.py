@@ -1,0 +1,92 @@
+"""The API as a Python grpcio client sees it, generated from proto/ when a test starts."""
+import os, subprocess, sys, tempfile
+
+try:
+    import grpc
+except ImportError:
+    print("1..0 # SKIP python3-grpcio is not installed")
+    sys.exit(0)
+
+SOURCE = os.environ["TANDEM_SOURCE_ROOT"]
+_dir = tempfile.mkdtemp(prefix="tandem-pb-")
+for path in ("proto", "proto/rpc"):
+    full = os.path.join(SOURCE, path)
+    files = [f for f in os.listdir(full) if f in ("tandem.proto", "admin.proto", "worker.proto", "grpc_health.proto",
+                                                  "grpc_reflection.proto")]
+    subprocess.run(["protoc", "--proto_path=" + full, "--python_out=" + _dir, *files], check=True)
+sys.path.insert(0, _dir)
+import tandem_pb2 as pb, worker_pb2 as worker_pb, grpc_health_pb2 as health_pb, grpc_reflection_pb2 as reflection_pb
+
+
+class Client:
+    def __init__(self, address):
+        self.channel = grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)])
+
+    def _call(self, kind, path, response):
+        return getattr(self.channel, kind)(path, request_serializer=lambda m: m if isinstance(m, bytes) else
+                                           m.SerializeToString(), response_deserializer=response.FromString)
+
+    def generate(self, request, **kw):
+        return self._call("unary_stream", "/tandem.v1.Tandem/Generate", pb.GenerateResponse)(request, **kw)
+
+    def tokenize(self, request, **kw):
+        return self._call("unary_unary", "/tandem.v1.Tandem/Tokenize", pb.TokenizeResponse)(request, **kw)
+
+    def detokenize(self, request, **kw):
+        return self._call("unary_unary", "/tandem.v1.Tandem/Detokenize", pb.DetokenizeResponse)(request, **kw)
+
+    def list_models(self):
+        return self._call("unary_unary", "/tandem.v1.Tandem/ListModels", pb.ListModelsResponse)(pb.ListModelsRequest(),
+                                                                                            timeout=10)
+
+    def health(self, service=""):
+        return self._call("unary_unary", "/grpc.health.v1.Health/Check", health_pb.HealthCheckResponse)(
+            health_pb.HealthCheckRequest(service=service), timeout=10).status
+
+    def services(self):
+        call = self._call("stream_stream", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                          reflection_pb.ServerReflectionResponse)
+        answers = call(iter([reflection_pb.ServerReflectionRequest(list_services="")]), timeout=10)
+        return [s.name for s in next(answers).list_services_response.service]
+
+    def all(self, request, **kw):
+        """(text, ids, end)"""
+        text, ids, end = b"", [], None
+        for m in self.generate(request, timeout=kw.pop("timeout", 60), **kw):
+            text += m.text
+            ids += [t.id for t in m.tokens]
+            end = m.end if m.HasField("end") else end
+        return text, ids, end
+
+    def error(self, request, timeout=30):
+        """(code name, details) of a request that must fail; ("OK", "") if it did not."""
+        try:
+            self.all(request, timeout=timeout)
+            return "OK", ""
+        except grpc.RpcError as e:
+            return e.code().name, e.details()
+
+
+def request(ids=None, text=None, chat=None, max_tokens=None, greedy=True, **kw):
+    r = pb.GenerateRequest(want_ids=True)
+    if ids is not None:
+        r.tokens.ids.extend(ids)
+        r.tokens.SetInParent()
+    if text is not None:
+        r.text = text
+    for role, content in chat or []:
+        r.chat.messages.add(role=role, content=content)
+    if max_tokens is not None:
+        r.stopping.max_tokens = max_tokens
+    if greedy:
+        r.sampling.temperature = 0
+    for path, value in kw.items():
+        *parents, last = path.split("__")
+        at = r
+        for p in parents:
+            at = getattr(at, p)
+        if isinstance(value, list):
+            getattr(at, last).extend(value)
+        else:
+            setattr(at, last, value)
+    return r

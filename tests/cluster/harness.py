@@ -1,0 +1,215 @@
+"""A cluster of real processes for a test, TAP output, and the oracles that every test ends with. Python 3.11, stdlib only.
+
+Environment: TANDEM_BUILD_ROOT (build directory), TANDEM_SOURCE_ROOT; both set by meson.
+"""
+import atexit, json, os, random, shutil, signal, subprocess, sys, tempfile, threading, time, traceback
+
+BUILD = os.environ["TANDEM_BUILD_ROOT"]
+SOURCE = os.environ["TANDEM_SOURCE_ROOT"]
+SHARED = os.environ.get("TANDEM_SHARED", os.path.join(SOURCE, "..", "shared"))
+DEMO = os.path.join(SOURCE, "deploy/demo-model/tandem-demo")
+TANDEM = os.path.join(BUILD, "cli/tandem")
+SLOW = 5 if os.environ.get("TANDEM_SANITIZE") else 1  # sanitizers: everything takes longer
+SECRET = "test-secret"
+
+
+class Proc:
+    """One server process; knows the address that it announced, and can be started again on it."""
+
+    def __init__(self, cluster, role, name, args):
+        self.cluster, self.role, self.name, self.args = cluster, role, name, args
+        self.address, self.child = None, None
+
+    def start(self, wait=True):
+        binary = os.path.join(BUILD, {"store": "kvstore"}.get(self.role, self.role),
+                              "tandem-" + {"store": "kvstore"}.get(self.role, self.role))
+        read, write = os.pipe()
+        env = dict(os.environ, TANDEM_READY_FD=str(write))
+        for prefix in ("PREFILL", "DECODE", "KVSTORE", "ROUTER"):
+            env[f"TANDEM_{prefix}_SECRET"] = SECRET
+        log = open(os.path.join(self.cluster.dir, self.name + ".log"), "ab")
+        listen = self.address or "127.0.0.1:0"
+        self.child = subprocess.Popen([*self.cluster.wrap, binary, "--name", self.name, "--listen", listen, *self.args],
+                                      env=env, stdout=log, stderr=log, pass_fds=[write])
+        os.close(write)
+        self.ready = read
+        if wait:
+            self.wait()
+        return self
+
+    def wait(self):
+        with os.fdopen(self.ready) as f:
+            address = f.readline().strip()
+        if not address:
+            raise RuntimeError(f"{self.name} did not start:\n" + self.cluster.log(self.name))
+        self.address = address
+
+    @property
+    def pid(self):
+        return self.child.pid
+
+    def kill(self, sig=signal.SIGKILL):
+        self.child.send_signal(sig)
+
+    def stop(self, timeout=20):
+        if self.child and self.child.poll() is None:
+            self.child.send_signal(signal.SIGCONT)
+            self.child.terminate()
+            try:
+                self.child.wait(timeout * SLOW)
+            except subprocess.TimeoutExpired:
+                self.child.kill()
+                self.child.wait()
+        return self.child.returncode if self.child else None
+
+
+class Cluster:
+    def __init__(self, model=DEMO, prefill=1, decode=1, store=False, plan="auto", worker_args=(), store_args=(),
+                 router_args=(), wrap=(), roles_args=None):
+        self.dir = tempfile.mkdtemp(prefix="tandem-test-")
+        self.wrap, self.model = list(wrap), model
+        workers = ["--model", model, "--pool-bytes", "64M", "--threads", "1", "--log-level", "info", *worker_args]
+        self.workers = []
+        for role, n in (("prefill", prefill), ("decode", decode)):
+            for i in range(n):
+                extra = (roles_args or {}).get(role, [])
+                self.workers.append(Proc(self, role, f"{role}-{i}", [*workers, *extra]))
+        if store:
+            self.workers.append(Proc(self, "store", "store-0", ["--model", model, "--dir", os.path.join(self.dir, "store"),
+                                                                 "--dram-bytes", "64M", *store_args]))
+        self.plan, self.router_args = plan, list(router_args)
+        self.router = None
+        atexit.register(self.close)
+
+    def __enter__(self):
+        try:
+            for w in self.workers:
+                w.start(wait=False)
+            for w in self.workers:
+                w.wait()
+            self.router = Proc(self, "router", "router", ["--model", self.model, "--plan", self.plan, "--workers",
+                                                           ",".join(w.address for w in self.workers), *self.router_args])
+            self.router.start()
+            self.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        for p in [self.router, *self.workers]:
+            if p:
+                p.stop()
+        if self.dir and not os.environ.get("TANDEM_KEEP"):
+            shutil.rmtree(self.dir, ignore_errors=True)
+        atexit.unregister(self.close)
+
+    def log(self, name):
+        with open(os.path.join(self.dir, name + ".log"), errors="replace") as f:
+            return f.read()[-3000:]
+
+    def __getitem__(self, name):
+        return next(w for w in self.workers if w.name == name)
+
+    def status(self):
+        out = subprocess.run([*self.wrap, TANDEM, "status", "--json", "--router", self.router.address],
+                             capture_output=True, text=True, timeout=30 * SLOW)
+        if out.returncode:
+            raise RuntimeError(out.stderr)
+        return json.loads(out.stdout)
+
+    def wait_ready(self, timeout=30):
+        wait_until(lambda: all(w["state"] == "ready" for w in self.status()["workers"]), timeout, "all workers ready")
+
+    def generate(self, requests, args=(), timeout=120):
+        """Results by id, many in flight."""
+        text = "".join(json.dumps(r) + "\n" for r in requests)
+        out = subprocess.run([*self.wrap, TANDEM, "generate", "--jsonl", "--router", self.router.address, *args], input=text,
+                             capture_output=True, text=True, timeout=timeout * SLOW)
+        results = {}
+        for line in out.stdout.splitlines():
+            r = json.loads(line)
+            assert r["id"] not in results, "two answers for " + r["id"]
+            results[r["id"]] = r
+        missing = [r["id"] for r in requests if r["id"] not in results]
+        assert not missing, f"no answer for {missing[:3]}: {out.stderr[-500:]}"
+        return results
+
+    def audit(self, timeout=10):
+        """Every page accounted for, nothing leased or held when nothing runs."""
+        def clean():
+            for w in self.status()["workers"]:
+                p = w["pages"]
+                if p["free"] + p["cached"] + p["held"] + p["leased"] + p["quarantined"] != p["total"]:
+                    raise AssertionError(f"{w['name']}: pages don't add up: {p}")
+                if w["role"] != "store" and (p["held"] or p["leased"] or p["quarantined"]):
+                    return False
+                if w["running"] or w["waiting"] or not p["total"]:
+                    return False
+            return True
+        wait_until(clean, timeout, lambda: "pages come back: " + json.dumps(self.status()["workers"]))
+
+
+def wait_until(condition, timeout, what):
+    end = time.monotonic() + timeout * SLOW
+    while True:
+        if condition():
+            return
+        if time.monotonic() > end:
+            raise AssertionError("did not happen in time: " + (what() if callable(what) else what))
+        time.sleep(0.05)
+
+
+def golden(path):
+    with open(path, encoding="utf-8") as f:
+        return json.load(f)
+
+
+def golden_requests(g, prefix=""):
+    return [{"id": prefix + c["name"], "prompt_ids": c["prompt_ids"], "max_tokens": g["max_tokens"], "greedy": True,
+             "ignore_eos": True} for c in g["cases"]]
+
+
+def check_golden(g, results, prefix="", tolerance=5e-4):
+    for c in g["cases"]:
+        r = results[prefix + c["name"]]
+        assert "error" not in r, f"{c['name']}: {r['error']}"
+        assert r["token_ids"] == c["greedy_ids"], f"{prefix}{c['name']}: {r['token_ids']} expected {c['greedy_ids']}"
+        for got, want in zip(r.get("logprobs", []), c.get("greedy_logprobs", [])):
+            assert abs(got - want) <= tolerance, f"{c['name']}: log-probability {got}, expected {want}"
+
+
+_tests = []
+
+
+def test(f):
+    _tests.append(f)
+    return f
+
+
+class Skip(Exception):
+    pass
+
+
+def main():
+    """Runs the tests named on the command line, or all; TAP."""
+    names = sys.argv[1:]
+    chosen = [t for t in _tests if not names or t.__name__ in names]
+    failed = 0
+    print(f"1..{len(chosen)}", flush=True)
+    for i, t in enumerate(chosen, 1):
+        started = time.monotonic()
+        try:
+            t()
+            print(f"ok {i} - {t.__name__} ({time.monotonic() - started:.1f} s)", flush=True)
+        except Skip as s:
+            print(f"ok {i} - {t.__name__} # SKIP {s}", flush=True)
+        except Exception:
+            failed += 1
+            print(f"not ok {i} - {t.__name__}", flush=True)
+            for line in traceback.format_exc().splitlines():
+                print("# " + line[:2000], flush=True)
+    sys.exit(1 if failed else 0)

@@ -1,0 +1,170 @@
+"""The client API through grpcio: streaming, stop strings, cancel, deadlines, SLOs, reflection, health."""
+import os, sys, threading, time
+sys.path.insert(0, os.path.dirname(__file__))
+from harness import *
+from client import Client, grpc, pb, request
+
+GOLDEN = golden(os.path.join(DEMO, "golden.json"))
+STORY = [(b"user", b"Tell me a story about a fox and a lantern.")]
+
+
+def cluster(**kw):
+    kw.setdefault("plan", "split")
+    return Cluster(**kw)
+
+
+@test
+def test_streams_whole_characters_and_ends_with_usage_and_timing():
+    with cluster() as c:
+        client = Client(c.router.address)
+        messages = list(client.generate(request(chat=STORY, max_tokens=100), timeout=30))
+        assert len(messages) > 10
+        for m in messages:
+            m.text.decode()
+        end = messages[-1].end
+        assert end.finish_reason in (b"stop", b"length") and end.usage.completion_tokens == sum(len(m.tokens) for m in messages)
+        t = end.timing
+        parts = t.tokenize + t.queue + t.prefix_load + t.prefill + t.exposed_transfer + t.decode_wait + t.decode + t.residual
+        assert abs(parts - t.total) < 0.01 * t.total + 0.01 and 0 < t.ttft <= t.total
+        assert end.placement.plan == b"split" and end.placement.prefill != end.placement.decode
+
+
+@test
+def test_health_reflection_and_models():
+    with cluster() as c:
+        client = Client(c.router.address)
+        wait_until(lambda: client.health() == 1 and client.health("tandem.v1.Tandem") == 1, 5, "SERVING")
+        services = client.services()
+        for s in ("tandem.v1.Tandem", "tandem.admin.v1.Admin", "grpc.health.v1.Health"):
+            assert s in services, services
+        m = client.list_models().models[0]
+        assert m.name == b"tandem-demo" and m.max_context_tokens == 8192 and m.chat and len(m.fingerprint) == 32
+
+
+@test
+def test_tokenize_and_back():
+    with cluster() as c:
+        client = Client(c.router.address)
+        for text in ("Hello, world! ", "\0 and \u00e9\u4e2d\U0001f600", ""):
+            ids = client.tokenize(pb.TokenizeRequest(text=text.encode())).ids
+            assert client.detokenize(pb.DetokenizeRequest(ids=ids)).text == text.encode()
+
+
+@test
+def test_stop_string_is_neither_shown_nor_billed():
+    with cluster() as c:
+        client = Client(c.router.address)
+        whole, ids, _ = client.all(request(chat=STORY, max_tokens=120))
+        for stop in (b"lantern", b" named", b"fox called Mar", b"."):
+            at = whole.find(stop)
+            if at < 0:
+                continue
+            text, got, end = client.all(request(chat=STORY, max_tokens=120, stopping__stop=[stop]))
+            assert text == whole[:at] and end.finish_reason == b"stop", (stop, text)
+            assert got == ids[:len(got)] and end.usage.completion_tokens == len(got) < len(ids)
+        c.audit()
+
+
+@test
+def test_deadline_is_kept_by_field_and_by_grpc():
+    with cluster(worker_args=["--isa", "plain"]) as c:
+        client = Client(c.router.address)
+        long = request(ids=[1, 2, 3], max_tokens=8000, stopping__ignore_eos=True)
+        started = time.monotonic()
+        assert client.error(long, timeout=0.5)[0] == "DEADLINE_EXCEEDED"
+        long.slo.deadline_ms = 500
+        assert client.error(long, timeout=30)[0] == "DEADLINE_EXCEEDED"
+        assert time.monotonic() - started < 4 * SLOW
+        c.audit(2)
+
+
+@test
+def test_cancel_frees_both_legs_within_a_second():
+    with cluster(worker_args=["--isa", "plain"]) as c:
+        client = Client(c.router.address)
+        for n in (0, 1, 5):
+            stream = client.generate(request(ids=list(range(500)), max_tokens=5000, stopping__ignore_eos=True), timeout=60)
+            for _ in range(n):
+                next(stream)
+            stream.cancel()
+            c.audit(1.5)
+
+
+@test
+def test_client_that_does_not_read_is_cut_off():
+    with cluster(router_args=["--stall-ms", "300"]) as c:
+        client = Client(c.router.address)
+        stream = client.generate(request(ids=[1, 2, 3], max_tokens=8000, stopping__ignore_eos=True, want_logprobs=True),
+                                 timeout=120)
+        next(stream)
+        c.audit(20)  # generated in full into the flow-control window, or cut off; either way nothing is held
+        good, _, end = client.all(request(chat=STORY, max_tokens=10))
+        assert end.usage.completion_tokens == 10
+
+
+@test
+def test_slo_that_cannot_be_met_is_refused_before_any_work():
+    with cluster(worker_args=["--isa", "plain"]) as c:
+        client = Client(c.router.address)
+        for _ in range(3):  # the workers' speed gets known
+            client.all(request(ids=list(range(1000)), max_tokens=4))
+        wait_until(lambda: client.error(request(ids=list(range(1000, 1500)) * 4, max_tokens=4, slo__ttft_ms=1))[0] ==
+                   "RESOURCE_EXHAUSTED", 5, "a refusal")
+        before = [w["kv_bytes_out"] for w in c.status()["workers"]]
+        code, text = client.error(request(ids=list(range(1000, 1500)) * 4, max_tokens=4, slo__ttft_ms=1))
+        assert code == "RESOURCE_EXHAUSTED" and "ttft" in text, (code, text)
+        call = client.generate(request(ids=list(range(1000, 1500)) * 4, max_tokens=4, slo__ttft_ms=1), timeout=10)
+        try:
+            list(call)
+        except grpc.RpcError:
+            trailing = dict(call.trailing_metadata())
+            assert int(trailing["retry-after-ms"]) > 0
+        assert [w["kv_bytes_out"] for w in c.status()["workers"]] == before
+
+
+@test
+def test_first_token_that_ends_it_needs_no_decode():
+    with cluster() as c:
+        client = Client(c.router.address)
+        ids = GOLDEN["cases"][0]["prompt_ids"]
+        first = GOLDEN["cases"][0]["greedy_ids"][0]
+        text, got, end = client.all(request(ids=ids, max_tokens=1))
+        assert got == [first] and end.finish_reason == b"length"
+        text, got, end = client.all(request(ids=ids, max_tokens=50, stopping__stop_ids=[first]))
+        assert got == [first] and end.finish_reason == b"stop"
+        c.audit()
+
+
+@test
+def test_cache_salt_and_tenant_keep_caches_apart():
+    with cluster() as c:
+        client = Client(c.router.address)
+        ids = list(range(100))
+
+        def cached(**kw):
+            return client.all(request(ids=ids, max_tokens=4, **kw))[2].usage.cached_tokens.worker
+        assert cached() == 0 and cached() == 96
+        assert cached(cache_salt=b"a") == 0 and cached(cache_salt=b"a") == 96 and cached(cache_salt=b"b") == 0
+        assert cached(tenant=b"other") == 0 and cached(tenant=b"other") == 96
+
+
+@test
+def test_same_label_a_hundred_times_at_once():
+    with cluster() as c:
+        client = Client(c.router.address)
+        case = GOLDEN["cases"][1]
+        results = []
+
+        def one():
+            results.append(client.all(request(ids=case["prompt_ids"], max_tokens=48, request_id=b"same",
+                                              stopping__ignore_eos=True))[1])
+        threads = [threading.Thread(target=one) for _ in range(100)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert results == [case["greedy_ids"]] * 100
+        c.audit()
+
+
+main()

@@ -1,0 +1,220 @@
+"""Bad input is refused at the door with the field's name, nothing is allocated, and the next good request is unaffected."""
+import os, random, struct, subprocess, sys, tempfile, threading
+sys.path.insert(0, os.path.dirname(__file__))
+from harness import *
+from client import Client, grpc, pb, request
+
+NAN = float("nan")
+INF = float("inf")
+OK_IDS = [1, 2, 3]
+
+# name, request, expected code, what the message names
+ROWS = [
+    ("empty ids", request(ids=[], max_tokens=4), "INVALID_ARGUMENT", "prompt"),
+    ("no prompt", pb.GenerateRequest(), "INVALID_ARGUMENT", "prompt"),
+    ("empty text", request(text=b"", max_tokens=4), "INVALID_ARGUMENT", "prompt"),
+    ("id = vocabulary", request(ids=[1536], max_tokens=4), "INVALID_ARGUMENT", "ids[0]"),
+    ("id garbage", request(ids=[1, 2 ** 32 - 1], max_tokens=4), "INVALID_ARGUMENT", "ids[1]"),
+    ("invalid UTF-8", request(text=b"ab\xff\xfe", max_tokens=4), "INVALID_ARGUMENT", "text"),
+    ("overlong UTF-8", request(text=b"\xc0\x80", max_tokens=4), "INVALID_ARGUMENT", "text"),
+    ("surrogate", request(text=b"\xed\xa0\x80", max_tokens=4), "INVALID_ARGUMENT", "text"),
+    ("prompt over context", request(ids=[1] * 9000, max_tokens=4), "INVALID_ARGUMENT", "prompt"),
+    ("prompt = context", request(ids=[1] * 8192), "INVALID_ARGUMENT", "prompt"),
+    ("prompt + max over context", request(ids=[1] * 8000, max_tokens=300), "INVALID_ARGUMENT", "max_tokens"),
+    ("max_tokens 0", request(ids=OK_IDS, max_tokens=0), "INVALID_ARGUMENT", "max_tokens"),
+    ("max_tokens 2^32-1", request(ids=OK_IDS, max_tokens=2 ** 32 - 1), "INVALID_ARGUMENT", "max_tokens"),
+    ("min over max", request(ids=OK_IDS, max_tokens=4, stopping__min_tokens=5), "INVALID_ARGUMENT", "min_tokens"),
+    ("17 stops", request(ids=OK_IDS, max_tokens=4, stopping__stop=[b"x"] * 17), "INVALID_ARGUMENT", "stop"),
+    ("empty stop", request(ids=OK_IDS, max_tokens=4, stopping__stop=[b""]), "INVALID_ARGUMENT", "stop[0]"),
+    ("long stop", request(ids=OK_IDS, max_tokens=4, stopping__stop=[b"x" * 257]), "INVALID_ARGUMENT", "stop[0]"),
+    ("stop id", request(ids=OK_IDS, max_tokens=4, stopping__stop_ids=[5000]), "INVALID_ARGUMENT", "stop_ids[0]"),
+    ("many stop ids", request(ids=OK_IDS, max_tokens=4, stopping__stop_ids=[5] * 1000), "INVALID_ARGUMENT", "stop_ids"),
+    ("unknown model", request(ids=OK_IDS, max_tokens=4, model=b"gpt-9"), "NOT_FOUND", "model"),
+    ("priority", request(ids=OK_IDS, max_tokens=4, priority=11), "INVALID_ARGUMENT", "priority"),
+    ("long tenant", request(ids=OK_IDS, max_tokens=4, tenant=b"t" * 65), "INVALID_ARGUMENT", "tenant"),
+    ("long salt", request(ids=OK_IDS, max_tokens=4, cache_salt=b"t" * 65), "INVALID_ARGUMENT", "cache_salt"),
+    ("long label", request(ids=OK_IDS, max_tokens=4, request_id=b"t" * 65), "INVALID_ARGUMENT", "request_id"),
+    ("n", request(ids=OK_IDS, max_tokens=4, sampling__n=2), "UNIMPLEMENTED", "sampling.n"),
+    ("lora", request(ids=OK_IDS, max_tokens=4, lora=b"x"), "UNIMPLEMENTED", "lora"),
+    ("bad role", request(chat=[(b"king", b"x")], max_tokens=4), "INVALID_ARGUMENT", "role"),
+    ("role with NUL", request(chat=[(b"us\0er", b"x")], max_tokens=4), "INVALID_ARGUMENT", "role"),
+    ("chat not UTF-8", request(chat=[(b"user", b"\xff")], max_tokens=4), "INVALID_ARGUMENT", "content"),
+    ("no messages", (lambda r: (r.chat.SetInParent(), r)[1])(request(max_tokens=4)), "INVALID_ARGUMENT", "messages"),
+    ("garbage bytes", b"\xff\xff\xff\xff garbage", "INVALID_ARGUMENT", "parse"),
+    ("huge varint", b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "INVALID_ARGUMENT", "parse"),
+    ("oversized message", request(text=b"a" * (5 << 20)), "RESOURCE_EXHAUSTED", ""),
+]
+for field, values in {"temperature": (NAN, INF, -1, 999999), "top_p": (NAN, 0, -1, 1.5), "min_p": (NAN, -0.1, 2),
+                      "presence_penalty": (NAN, 5, -INF), "frequency_penalty": (NAN, -5), "top_k": (2 ** 31,),
+                      "repetition_penalty": (NAN, 0, -1, 11)}.items():
+    for v in values:
+        ROWS.append((f"{field} {v}", request(ids=OK_IDS, max_tokens=4, greedy=False, **{"sampling__" + field: v}),
+                     "INVALID_ARGUMENT", field))
+for id, bias in ((9999, 1.0), (1, NAN), (1, 1e9)):
+    r = request(ids=OK_IDS, max_tokens=4)
+    r.sampling.logit_bias.add(id=id, bias=bias)
+    ROWS.append((f"bias {id} {bias}", r, "INVALID_ARGUMENT", "logit_bias[0]"))
+r = request(ids=OK_IDS, max_tokens=4)
+for _ in range(2000):
+    r.sampling.logit_bias.add(id=1, bias=0.0)
+ROWS.append(("2000 biases", r, "INVALID_ARGUMENT", "logit_bias"))
+
+
+@test
+def test_every_row_is_refused_by_name_and_good_requests_go_on():
+    case = golden(os.path.join(DEMO, "golden.json"))["cases"][0]
+    with Cluster(plan="split") as c:
+        client = Client(c.router.address)
+        wrong = []
+        good = request(ids=case["prompt_ids"], max_tokens=48, stopping__ignore_eos=True)
+        for name, r, code, word in ROWS:
+            got, text = client.error(r)
+            if got != code or word not in text:
+                wrong.append(f"{name}: {got} '{text}', expected {code} naming '{word}'")
+            if random.random() < 0.1:
+                assert client.all(good)[1] == case["greedy_ids"]
+        assert not wrong, "\n".join(wrong)
+        assert client.all(good)[1] == case["greedy_ids"]
+        for p in (c.router, *c.workers):
+            assert p.child.poll() is None, p.name + " is gone"
+        c.audit(3)
+
+
+@test
+def test_workers_check_at_their_own_door():
+    """A router that sends nonsense legs to a worker: each is answered with its own end, the worker lives."""
+    import hashlib, hmac
+    from client import worker_pb as wp
+    with Cluster(plan="split") as c:
+        for worker in (c["prefill-0"], c["decode-0"]):
+            channel = grpc.insecure_channel(worker.address)
+            incarnation = 77
+            proof = hmac.new(SECRET.encode(), b"tandem-attach" + struct.pack("<Q", incarnation), hashlib.sha256).digest()
+
+            def leg(counter, **kw):
+                m = wp.RouterMessage()
+                m.leg.id.incarnation, m.leg.id.counter = incarnation, counter
+                m.leg.kind = kw.get("kind", wp.LEG_AGGREGATED)
+                m.leg.ids.extend(kw.get("ids", [1, 2, 3]))
+                m.leg.cache_salt = kw.get("root", bytes(16))
+                s = m.leg.sampling
+                s.top_p, s.repetition_penalty, s.max_tokens = 1, 1, kw.get("max_tokens", 4)
+                s.n_prompt = kw.get("n_prompt", len(m.leg.ids))
+                s.temperature = kw.get("temperature", 0)
+                s.stop_ids.extend(kw.get("stop_ids", []))
+                return m
+            bad = [leg(1, ids=[]), leg(2, ids=[9999]), leg(3, max_tokens=0), leg(4, max_tokens=2 ** 32 - 1),
+                   leg(5, temperature=NAN), leg(6, root=b"short"), leg(7, kind=wp.LEG_DECODE), leg(8, n_prompt=50),
+                   leg(9, stop_ids=[70000]), leg(10, ids=[1] * 8192)]
+            messages = [wp.RouterMessage(hello=wp.RouterHello(protocol=1, incarnation=incarnation, secret_proof=proof)),
+                        *bad, leg(99)]
+            done = threading.Event()
+
+            def feed():
+                yield from messages
+                done.wait(30)
+            call = channel.stream_stream("/tandem.worker.v1.Worker/Attach", request_serializer=lambda m: m.SerializeToString(),
+                                         response_deserializer=wp.WorkerMessage.FromString)(feed(), timeout=30)
+            ends = {}
+            for m in call:
+                if m.HasField("end"):
+                    ends[m.end.id.counter] = (m.end.status, m.end.text)
+                if 99 in ends:
+                    break
+            done.set()
+            call.cancel()
+            for i in range(1, 11):
+                assert ends[i][0] == -1 and ends[i][1], (i, ends[i])
+            assert ends[99][0] == 0, ends[99]
+        c.audit(3)
+
+
+@test
+def test_router_without_the_secret_is_refused():
+    from client import worker_pb as wp
+    with Cluster(plan="split") as c:
+        channel = grpc.insecure_channel(c["decode-0"].address)
+        call = channel.stream_stream("/tandem.worker.v1.Worker/Attach", request_serializer=lambda m: m.SerializeToString(),
+                                     response_deserializer=wp.WorkerMessage.FromString)
+        for first in (wp.RouterMessage(hello=wp.RouterHello(protocol=1, incarnation=5, secret_proof=b"x" * 32)),
+                      wp.RouterMessage(hello=wp.RouterHello(protocol=9, incarnation=5)), wp.RouterMessage()):
+            try:
+                list(call(iter([first]), timeout=10))
+                raise AssertionError("accepted")
+            except grpc.RpcError as e:
+                assert e.code().name in ("UNAUTHENTICATED", "FAILED_PRECONDITION", "INVALID_ARGUMENT"), e
+
+
+@test
+def test_worker_with_other_layout_is_refused_by_field():
+    with Cluster(plan="split") as c:
+        odd = Proc(c, "decode", "odd", ["--model", DEMO, "--pool-bytes", "16M", "--threads", "1", "--kv-dtype", "bf16"]).start()
+        c.workers.append(odd)
+        c.router.stop()
+        c.router.args[c.router.args.index("--workers") + 1] += "," + odd.address
+        c.router.start()
+
+        def refused():
+            return [w["state"] for w in c.status()["workers"] if w["address"] == odd.address and "dtype" in w["state"]]
+        wait_until(refused, 10, lambda: "refused by name: " + json.dumps(c.status()["workers"]))
+
+
+@test
+def test_corrupt_model_files_give_one_line_and_exit_1():
+    binary = os.path.join(BUILD, "decode/tandem-decode")
+    router = os.path.join(BUILD, "router/tandem-router")
+
+    def damaged(name, change):
+        d = tempfile.mkdtemp(prefix="tandem-bad-")
+        for f in os.listdir(DEMO):
+            data = open(os.path.join(DEMO, f), "rb").read()
+            data = change(data) if f == name else data
+            if data is not None:
+                open(os.path.join(d, f), "wb").write(data)
+        return d
+    changes = [
+        (binary, "model.safetensors", lambda b: b[:len(b) // 2]),
+        (binary, "model.safetensors", lambda b: b[:100]),
+        (binary, "model.safetensors", lambda b: b""),
+        (binary, "model.safetensors", lambda b: struct.pack("<Q", 2 ** 64 - 1) + b[8:]),
+        (binary, "model.safetensors", lambda b: b.replace(b'"data_offsets":[0,', b'"data_offsets":[9,', 1)),
+        (binary, "model.safetensors", lambda b: b.replace(b"embed_tokens", b"embed_tokenz", 1)),
+        (binary, "model.safetensors", lambda b: None),
+        (binary, "config.json", lambda b: b[:50]),
+        (binary, "config.json", lambda b: b.replace(b'"hidden_size": 256', b'"hidden_size": 255')),
+        (binary, "config.json", lambda b: b.replace(b'"num_hidden_layers": 4', b'"num_hidden_layers": -4')),
+        (binary, "config.json", lambda b: b.replace(b'"model_type": "llama"', b'"model_type": "mamba"')),
+        (binary, "config.json", lambda b: b"[" * 100000),
+        (router, "tokenizer.json", lambda b: b[:5000]),
+        (router, "tokenizer.json", lambda b: b.replace(b'"NFC"', b'"NFKQ"')),
+        (router, "tokenizer.json", lambda b: b"{}"),
+        (router, "tokenizer.json", lambda b: None),
+        (router, "tokenizer_config.json", lambda b: b"{"),
+    ]
+    for program, name, change in changes:
+        d = damaged(name, change)
+        args = ["--workers", "127.0.0.1:1"] if program == router else ["--pool-bytes", "1M"]
+        out = subprocess.run([program, "--model", d, "--listen", "127.0.0.1:0", *args], capture_output=True, text=True,
+                             timeout=60)
+        lines = [l for l in out.stderr.splitlines() if l.strip()]
+        assert out.returncode == 1 and len(lines) == 1 and "tandem-" in lines[0], (name, out.returncode, out.stderr[-500:])
+        shutil.rmtree(d)
+
+
+@test
+def test_bad_options_give_one_line_and_exit_1():
+    for program, args in (("decode/tandem-decode", ["--model", DEMO, "--nonsense"]),
+                          ("decode/tandem-decode", ["--model", DEMO, "--pages", "minus"]),
+                          ("decode/tandem-decode", ["--model", DEMO, "--max-batch", "0"]),
+                          ("decode/tandem-decode", ["--model", DEMO, "--isa", "quantum"]),
+                          ("decode/tandem-decode", []),
+                          ("decode/tandem-decode", ["--model", "/nonexistent"]),
+                          ("decode/tandem-decode", ["--model", DEMO, "--listen", "nonsense"]),
+                          ("router/tandem-router", ["--model", DEMO]),
+                          ("router/tandem-router", ["--model", DEMO, "--workers", "nonsense"])):
+        out = subprocess.run([os.path.join(BUILD, program), *args], capture_output=True, text=True, timeout=60)
+        lines = [l for l in out.stderr.splitlines() if l.strip() and " info " not in l]
+        assert out.returncode == 1 and len(lines) == 1, (args, out.returncode, out.stderr)
+
+
+main()

@@ -1,0 +1,160 @@
+"""Killed and frozen workers: one status for each call within its time, no leaked page, no wrong token.
+
+Default: 10 of each. TANDEM_LONG=faults: 100 of each. The histogram of what was going on at each fault is printed.
+"""
+import collections, os, random, sys, threading
+sys.path.insert(0, os.path.dirname(__file__))
+from harness import *
+from client import Client, grpc, request
+
+ROUNDS = 100 if os.environ.get("TANDEM_LONG") in ("faults", "all") else 10
+LIMIT = 3 * SLOW
+
+
+class Load:
+    """Keeps requests in flight, checks every answer that comes, notes when each call ended."""
+
+    def __init__(self, address, n):
+        self.address, self.n, self.stop = address, n, threading.Event()
+        self.lock, self.flying, self.wrong, self.codes = threading.Lock(), {}, [], collections.Counter()
+        self.want, self.ended = {}, {}
+        self.threads = [threading.Thread(target=self.run, args=(i,), daemon=True) for i in range(n)]
+
+    def prompt(self, i, k):
+        rnd = random.Random(i * 7919 + k % 5)
+        return [rnd.randrange(1500) for _ in range(rnd.choice((100, 700, 2000)))]
+
+    def reference(self, client):
+        for i in range(self.n):
+            for k in range(5):
+                self.want[i, k] = client.all(request(ids=self.prompt(i, k), max_tokens=40, stopping__ignore_eos=True))[1]
+
+    def run(self, i):
+        client, k = Client(self.address), 0
+        while not self.stop.is_set():
+            with self.lock:
+                self.flying[i] = [time.monotonic(), "prefill"]
+            try:
+                ids = []
+                for m in client.generate(request(ids=self.prompt(i, k), max_tokens=40, stopping__ignore_eos=True), timeout=60):
+                    ids += [t.id for t in m.tokens]
+                    self.flying[i][1] = "decode"
+                if ids != self.want[i, k % 5]:
+                    self.wrong.append((i, k, ids[:5], self.want[i, k % 5][:5]))
+                code = "OK"
+            except grpc.RpcError as e:
+                code = e.code().name
+                if ids != self.want[i, k % 5][:len(ids)]:
+                    self.wrong.append((i, k, ids[:5]))
+            with self.lock:
+                self.codes[code] += 1
+                self.flying.pop(i)
+            k += 1
+            if code != "OK":
+                time.sleep(0.02)
+
+
+def transfers(status):
+    return sum(w["pages"]["leased"] for w in status["workers"] if w["role"] != "store")
+
+
+def campaign(sig):
+    rnd = random.Random(1)
+    phases = collections.Counter()
+    with Cluster(prefill=2, decode=2, plan="split", worker_args=["--isa", "plain", "--chunk-tokens", "64"]) as c:
+        load = Load(c.router.address, 10)
+        load.reference(Client(c.router.address))
+        for t in load.threads:
+            t.start()
+        for n in range(ROUNDS):
+            wait_until(lambda: len(load.flying) >= 8, 10, "8 requests in flight")
+            time.sleep(rnd.random() * 0.3)
+            status = c.status()
+            leased = {w["name"]: w["pages"]["leased"] for w in status["workers"]}
+            moving = [w for w in c.workers if leased.get(w.name)]
+            victim = rnd.choice(moving if moving and rnd.random() < 0.6 else c.workers)
+            phases["transfer" if leased.get(victim.name) else
+                   "prefill" if victim.role == "prefill" else "decode"] += 1
+            with load.lock:
+                at_fault = {i: v[0] for i, v in load.flying.items()}
+            hit = time.monotonic()
+            victim.kill(sig)
+            if sig == signal.SIGKILL:
+                victim.child.wait()
+
+            def over():  # calls that ran at the fault on the victim end; others may go on: those move forward
+                with load.lock:
+                    return all(load.flying.get(i, [None])[0] != t for i, t in at_fault.items())
+            wait_until(over, max(LIMIT / SLOW, 3) + 10, "calls end")
+            if sig == signal.SIGKILL:
+                victim.start()
+            else:
+                victim.kill(signal.SIGCONT)
+            c.wait_ready(15)
+            assert not load.wrong, load.wrong
+        load.stop.set()
+        for t in load.threads:
+            t.join(60)
+        bad = set(load.codes) - {"OK", "UNAVAILABLE"}
+        print(f"# {ROUNDS} faults, phases {dict(phases)}, calls {dict(load.codes)}")
+        assert not bad, load.codes
+        assert not load.wrong, load.wrong
+        assert load.codes["OK"] > ROUNDS and load.codes["UNAVAILABLE"] > 0
+        assert phases["transfer"] >= 0.3 * ROUNDS, phases
+        c.audit(15)
+        check = Client(c.router.address)
+        for (i, k), want in list(load.want.items())[:5]:
+            assert check.all(request(ids=load.prompt(i, k), max_tokens=40, stopping__ignore_eos=True))[1] == want
+
+
+@test
+def test_killed_workers():
+    campaign(signal.SIGKILL)
+
+
+@test
+def test_frozen_workers():
+    campaign(signal.SIGSTOP)
+
+
+@test
+def test_fault_is_told_within_three_seconds():
+    for sig in (signal.SIGKILL, signal.SIGSTOP):
+        for name in ("prefill-0", "decode-0"):
+            with Cluster(plan="split", worker_args=["--isa", "plain", "--chunk-tokens", "16"]) as c:
+                client = Client(c.router.address)
+                codes, threads = [], []
+
+                def one():
+                    started = time.monotonic()
+                    code, text = client.error(request(ids=[1] * 4000, max_tokens=4000, stopping__ignore_eos=True), timeout=60)
+                    codes.append((code, time.monotonic(), text))
+                for _ in range(8):
+                    threads.append(threading.Thread(target=one))
+                    threads[-1].start()
+                wait_until(lambda: sum(w["running"] + w["waiting"] for w in c.status()["workers"]) >= 2, 10, "legs run")
+                hit = time.monotonic()
+                c[name].kill(sig)
+                for t in threads:
+                    t.join(60)
+                if sig == signal.SIGSTOP:
+                    c[name].kill(signal.SIGCONT)
+                late = [x for x in codes if x[1] - hit > LIMIT and x[0] != "OK"]
+                assert not late and any(x[0] == "UNAVAILABLE" for x in codes), (name, sig, codes)
+
+
+@test
+def test_store_dies_and_nobody_notices():
+    g = golden(os.path.join(DEMO, "golden.json"))
+    with Cluster(plan="split", store=True) as c:
+        check_golden(g, c.generate(golden_requests(g)))
+        c["store-0"].kill()
+        check_golden(g, c.generate(golden_requests(g)))
+        c["store-0"].child.wait()
+        c["store-0"].start()
+        c.wait_ready()
+        check_golden(g, c.generate(golden_requests(g)))
+        c.audit()
+
+
+main()

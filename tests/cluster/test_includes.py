@@ -1,0 +1,53 @@
+"""A folder includes only what is below it, and third-party libraries are seen where the design says."""
+import os, re, sys
+sys.path.insert(0, os.path.dirname(__file__))
+from harness import *
+
+RANKS = {"base": 0, "proto/wire": 1, "model": 2, "kernels": 2, "transfer": 2, "sched": 2, "proto/rpc": 2, "engine": 3,
+         "worker": 4, "router": 5, "prefill": 5, "decode": 5, "kvstore": 5, "replay": 6, "cli": 7}
+# The stream between router and workers has one implementation of its proof; the router uses its header only.
+ALLOWED = {}
+LIBRARIES = {r"ucp/|ucs/|uct/": r"^transfer/wire_ucx", r"rocksdb/": r"^kvstore/ssd\.c$", r"grpc/": r"^proto/rpc/",
+             r"cuda|cublas": r"^kernels/cuda/"}
+
+
+def folder(path):
+    parts = path.split("/")
+    return "/".join(parts[:2]) if parts[0] == "proto" and parts[1] in ("wire", "rpc") else parts[0]
+
+
+def sources():
+    for top in {r.split("/")[0] for r in RANKS}:
+        for d, _, files in os.walk(os.path.join(SOURCE, top)):
+            for f in files:
+                if f.endswith((".c", ".h", ".cu")):
+                    yield os.path.relpath(os.path.join(d, f), SOURCE)
+
+
+@test
+def test_includes_point_downwards():
+    up, n = [], 0
+    for path in sources():
+        for name in re.findall(r'^#include "([^"]+)"', open(os.path.join(SOURCE, path)).read(), re.M):
+            mine, other = folder(path), folder(name)
+            if other not in RANKS or mine == other:
+                continue
+            n += 1
+            if RANKS[other] >= RANKS[mine]:
+                up.append(f"{path} includes {name}")
+    print(f"# {n} includes across folders, {len(up)} upwards")
+    assert n > 50 and not up, up
+
+
+@test
+def test_libraries_are_seen_where_the_design_says():
+    wrong = []
+    for path in sources():
+        for name in re.findall(r"^#include <([^>]+)>", open(os.path.join(SOURCE, path)).read(), re.M):
+            for library, where in LIBRARIES.items():
+                if re.match(library, name) and not re.match(where, path):
+                    wrong.append(f"{path} includes <{name}>")
+    assert not wrong, wrong
+
+
+main()

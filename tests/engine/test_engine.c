@@ -1,0 +1,450 @@
+/*
+ * The engine against golden token ids (deploy/demo-model, and any directory with a golden.json given in TANDEM_GOLDEN):
+ * alone, in a crowd, in chunks, from the prefix cache, preempted, handed over page by page.
+ */
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "engine/engine.h"
+#include "tests/tap.h"
+
+enum { MAX_SEQS = 64, MAX_TOKENS = 512 };
+
+struct run { /* one sequence of a test */
+    struct seq *seq;
+    uint32_t tokens[MAX_TOKENS], n_tokens;
+    float logprobs[MAX_TOKENS];
+    enum seq_finish finish;
+    bool ended;
+    uint32_t matched;
+    bool adopts;
+    bool keep; /* not closed when it ends: the test looks at its pages */
+    uint32_t n_preempted;
+    uint64_t layer_pages; /* sum over on_pages_ready of pages * layers */
+};
+
+struct fixture {
+    struct clock clock;
+    struct kernels *kernels;
+    struct model *model;
+    struct engine *engine;
+    json_t *golden;
+    struct run runs[MAX_SEQS];
+    uint32_t n_runs;
+    int64_t n_named;
+};
+
+static const char *golden_dir(void)
+{
+    const char *dir = getenv("TANDEM_GOLDEN");
+    return dir ? dir : DEMO_MODEL;
+}
+
+static void on_admitted(void *user, struct seq *seq, uint32_t n)
+{
+    struct run *r = engine_seq_user(seq);
+    r->matched = n;
+    if (r->adopts)
+        engine_seq_fill(((struct fixture *)user)->engine, seq);
+}
+
+static void on_pages_ready(void *user, struct seq *seq, uint32_t first, uint32_t n, uint16_t begin, uint16_t end)
+{
+    (void)user, (void)first;
+    ((struct run *)engine_seq_user(seq))->layer_pages += (uint64_t)n * (end - begin);
+}
+
+static void on_token(void *user, struct seq *seq, uint32_t token, float logprob)
+{
+    (void)user;
+    struct run *r = engine_seq_user(seq);
+    r->logprobs[r->n_tokens] = logprob;
+    r->tokens[r->n_tokens++] = token;
+}
+
+static void on_end(void *user, struct seq *seq, enum seq_finish finish)
+{
+    (void)user;
+    struct run *r = engine_seq_user(seq);
+    r->finish = finish;
+    r->n_preempted = engine_seq_times(seq).n_preempted;
+    r->ended = true;
+}
+
+static void on_block(void *user, bool added, const struct block_key *key, uint32_t index)
+{
+    (void)key, (void)index;
+    ((struct fixture *)user)->n_named += added ? 1 : -1;
+}
+
+static void open_engine(struct fixture *f, uint32_t n_pages, uint32_t chunk, uint32_t max_batch)
+{
+    struct td_error e = {{0}};
+    const struct engine_config config = {
+        .kernels = f->kernels,
+        .model = f->model,
+        .compute = COMPUTE_F32,
+        .kv_dtype = NUM_F32,
+        .page_tokens = 16,
+        .n_pages = n_pages,
+        .max_batch = max_batch,
+        .max_rows = 512,
+        .chunk_tokens = chunk,
+        .clock = &f->clock,
+        .callbacks = {f, on_admitted, on_pages_ready, on_token, on_end, on_block},
+    };
+    ck_assert_msg(engine_open(&config, &f->engine, &e) == TD_OK, "%s", e.text);
+}
+
+static void setup_with(struct fixture *f, uint32_t n_pages, uint32_t chunk, uint32_t max_batch)
+{
+    struct td_error e = {{0}};
+    char path[4096];
+    json_error_t je;
+    *f = (struct fixture){0};
+    clock_init_real(&f->clock);
+    ck_assert_msg(model_open(golden_dir(), &f->model, &e) == TD_OK, "%s", e.text);
+    ck_assert(kernels_open(&(struct kernels_config){.n_threads = 2}, &f->kernels, &e) == TD_OK);
+    snprintf(path, sizeof(path), "%s/golden.json", golden_dir());
+    f->golden = json_load_file(path, 0, &je);
+    ck_assert_msg(f->golden != NULL, "%s: %s", path, je.text);
+    open_engine(f, n_pages, chunk, max_batch);
+}
+
+static void teardown(struct fixture *f)
+{
+    for (uint32_t i = 0; i < f->n_runs; i++)
+        engine_seq_close(f->engine, f->runs[i].seq);
+    struct kvpool_audit a = kvpool_audit(engine_pool(f->engine));
+    ck_assert_uint_eq(a.free + a.cached, a.total);
+    ck_assert_int_eq(f->n_named, a.cached);
+    engine_close(f->engine);
+    kernels_close(f->kernels);
+    model_close(f->model);
+    json_decref(f->golden);
+}
+
+static uint32_t ids_of(json_t *array, uint32_t *out)
+{
+    for (size_t i = 0; i < json_array_size(array); i++)
+        out[i] = (uint32_t)json_integer_value(json_array_get(array, i));
+    return (uint32_t)json_array_size(array);
+}
+
+static size_t n_cases(const struct fixture *f)
+{
+    return json_array_size(json_object_get(f->golden, "cases"));
+}
+
+static json_t *case_at(const struct fixture *f, size_t i)
+{
+    return json_array_get(json_object_get(f->golden, "cases"), i);
+}
+
+static struct run *start_params(struct fixture *f, struct seq_params p)
+{
+    struct run *r = &f->runs[f->n_runs++];
+    struct td_error e = {{0}};
+    ck_assert_uint_le(f->n_runs, MAX_SEQS);
+    p.user = r;
+    ck_assert_msg(engine_seq_open(f->engine, &p, &r->seq, &e) == TD_OK, "%s", e.text);
+    return r;
+}
+
+static struct seq_params greedy(const uint32_t *ids, uint32_t n, uint32_t max_tokens)
+{
+    return (struct seq_params){
+        .ids = ids,
+        .n_ids = n,
+        .n_prompt = n,
+        .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = max_tokens},
+    };
+}
+
+static struct run *start_case(struct fixture *f, size_t i)
+{
+    uint32_t ids[8192], n = ids_of(json_object_get(case_at(f, i), "prompt_ids"), ids);
+    return start_params(f, greedy(ids, n, (uint32_t)json_array_size(json_object_get(case_at(f, i), "greedy_ids"))));
+}
+
+static void run_all(struct fixture *f)
+{
+    for (int steps = 0; steps < 100000; steps++) {
+        bool left = false;
+        for (uint32_t i = 0; i < f->n_runs; i++) {
+            struct run *r = &f->runs[i];
+            left |= !r->ended;
+            if (r->ended && !r->keep) {
+                engine_seq_close(f->engine, r->seq);
+                r->seq = NULL;
+            }
+        }
+        if (!left)
+            return;
+        ck_assert_uint_gt(engine_step(f->engine), 0);
+    }
+    ck_abort_msg("still running");
+}
+
+static void check_case(const struct fixture *f, const struct run *r, size_t i)
+{
+    json_t *c = case_at(f, i), *logprobs = json_object_get(c, "greedy_logprobs");
+    uint32_t want[MAX_TOKENS], n = ids_of(json_object_get(c, "greedy_ids"), want);
+    ck_assert_uint_eq(r->n_tokens, n);
+    for (uint32_t t = 0; t < n; t++) {
+        ck_assert_msg(r->tokens[t] == want[t], "case %zu token %u: %u, expected %u", i, t, r->tokens[t], want[t]);
+        if (logprobs)
+            ck_assert_double_eq_tol((double)r->logprobs[t], json_number_value(json_array_get(logprobs, t)), 5e-4);
+    }
+}
+
+START_TEST(test_engine_golden_alone)
+{
+    struct fixture f;
+    setup_with(&f, 400, 0, 8);
+    for (size_t i = 0; i < n_cases(&f); i++) {
+        struct run *r = start_case(&f, i);
+        run_all(&f);
+        check_case(&f, r, i);
+    }
+    teardown(&f);
+}
+END_TEST
+
+START_TEST(test_engine_golden_all_together_in_chunks)
+{
+    static const uint32_t CHUNKS[] = {16, 64, 37, 512};
+    struct fixture f;
+    setup_with(&f, 800, CHUNKS[_i], 32);
+    for (size_t i = 0; i < n_cases(&f); i++)
+        start_case(&f, i);
+    run_all(&f);
+    for (size_t i = 0; i < n_cases(&f); i++)
+        check_case(&f, &f.runs[i], i);
+    teardown(&f);
+}
+END_TEST
+
+START_TEST(test_engine_golden_from_prefix_cache)
+{
+    struct fixture f;
+    setup_with(&f, 800, 0, 8);
+    for (int round = 0; round < 2; round++)
+        for (size_t i = 0; i < n_cases(&f); i++) {
+            struct run *r = start_case(&f, i);
+            run_all(&f);
+            check_case(&f, r, i);
+            uint32_t n = (uint32_t)json_array_size(json_object_get(case_at(&f, i), "prompt_ids"));
+            if (round)
+                ck_assert_uint_eq(r->matched, (n - 1) / 16);
+        }
+    teardown(&f);
+}
+END_TEST
+
+START_TEST(test_engine_golden_preempted_and_resumed)
+{
+    struct fixture f;
+    setup_with(&f, 800, 0, 32);
+    size_t longest = 0;
+    for (size_t i = 0; i < n_cases(&f); i++) {
+        size_t n = json_array_size(json_object_get(case_at(&f, i), "prompt_ids")) +
+                   json_array_size(json_object_get(case_at(&f, i), "greedy_ids"));
+        longest = n > longest ? n : longest;
+    }
+    engine_close(f.engine);
+    open_engine(&f, (uint32_t)longest / 16 + 6, 0, 32); /* room for the longest and little else */
+    uint32_t preempted = 0;
+    for (size_t i = 0; i < n_cases(&f); i++)
+        start_case(&f, i);
+    run_all(&f);
+    for (size_t i = 0; i < n_cases(&f); i++) {
+        check_case(&f, &f.runs[i], i);
+        preempted += f.runs[i].n_preempted;
+    }
+    ck_assert_uint_gt(f.n_runs, 4);
+    (void)preempted; /* whether it happens depends on the golden file's lengths; test_engine_preempts forces it */
+    teardown(&f);
+}
+END_TEST
+
+START_TEST(test_engine_preempts_the_newest_and_tokens_stay)
+{
+    struct fixture f;
+    uint32_t ids[4][20], want[4][100];
+    setup_with(&f, 400, 0, 8);
+    for (uint32_t i = 0; i < 4; i++) {
+        for (uint32_t j = 0; j < 20; j++)
+            ids[i][j] = (i * 131 + j * 17 + 5) % 500;
+        struct run *r = start_params(&f, greedy(ids[i], 20, 100));
+        run_all(&f);
+        memcpy(want[i], r->tokens, sizeof(want[i]));
+    }
+    f.n_runs = 0;
+    memset(f.runs, 0, sizeof(f.runs));
+    engine_close(f.engine);
+    f.n_named = 0;
+    open_engine(&f, 20, 0, 8); /* four of them want 8 pages each */
+    for (uint32_t i = 0; i < 4; i++)
+        start_params(&f, greedy(ids[i], 20, 100));
+    run_all(&f);
+    uint32_t preempted = 0;
+    for (uint32_t i = 0; i < 4; i++) {
+        ck_assert_int_eq(memcmp(f.runs[i].tokens, want[i], sizeof(want[i])), 0);
+        preempted += f.runs[i].n_preempted;
+    }
+    ck_assert_uint_gt(preempted, 0);
+    ck_assert_uint_eq(f.runs[0].n_preempted, 0);
+    teardown(&f);
+}
+END_TEST
+
+/* Prefill in one sequence, copy of its pages to an adopting one: what transfer does, without a wire. */
+START_TEST(test_engine_adopted_pages_give_same_tokens)
+{
+    struct fixture f;
+    setup_with(&f, 800, 37, 8);
+    for (size_t i = 0; i < n_cases(&f); i++) {
+        uint32_t ids[8192], n = ids_of(json_object_get(case_at(&f, i), "prompt_ids"), ids), n_from, n_to;
+        uint32_t max = (uint32_t)json_array_size(json_object_get(case_at(&f, i), "greedy_ids"));
+        struct seq_params p = greedy(ids, n, max);
+        p.root.b[0] = (uint8_t)(i + 1); /* no cache hits between cases */
+        p.goal = SEQ_FIRST_TOKEN;
+        struct run *first = start_params(&f, p);
+        first->keep = true;
+        run_all(&f);
+        ck_assert_uint_eq(first->n_tokens, 1);
+        ck_assert_uint_eq(first->layer_pages, (uint64_t)((n + 15) / 16) * engine_layout(f.engine)->n_layers);
+        p.goal = SEQ_ADOPT;
+        p.root.b[1] = 1;
+        struct run *second = start_params(&f, p);
+        second->adopts = true;
+        ck_assert_uint_eq(engine_step(f.engine), 0); /* admitted, and waiting for its pages */
+        ck_assert_int_eq(engine_seq_state(second->seq), SEQ_FILLING);
+        const struct page_ref *from = engine_seq_pages(first->seq, &n_from), *to = engine_seq_pages(second->seq, &n_to);
+        ck_assert_uint_eq(n_from, n_to);
+        for (uint32_t j = 0; j < n_to; j++)
+            memcpy(kvpool_address(engine_pool(f.engine), to[j]), kvpool_address(engine_pool(f.engine), from[j]),
+                   kv_layout_page_bytes(engine_layout(f.engine)));
+        second->tokens[second->n_tokens] = first->tokens[0];
+        second->logprobs[second->n_tokens++] = first->logprobs[0];
+        engine_seq_filled(f.engine, second->seq, n);
+        engine_seq_append(f.engine, second->seq, first->tokens[0]);
+        run_all(&f);
+        check_case(&f, second, i);
+    }
+    teardown(&f);
+}
+END_TEST
+
+START_TEST(test_engine_seeded_sampling_same_in_any_batch)
+{
+    struct fixture f;
+    setup_with(&f, 800, 0, 33);
+    uint32_t ids[40];
+    for (uint32_t j = 0; j < 40; j++)
+        ids[j] = (j * 37 + 11) % 500;
+    struct seq_params p = greedy(ids, 40, 60);
+    p.sampling.temperature = 1.3f;
+    p.sampling.top_p = 0.9f;
+    p.sampling.top_k = 50;
+    p.sampling.seed = 42;
+    p.sampling.presence_penalty = 0.3f;
+    struct run *alone = start_params(&f, p);
+    run_all(&f);
+    kvpool_flush(engine_pool(f.engine));
+    for (uint32_t i = 0; i < 32; i++) { /* strangers */
+        uint32_t other[64];
+        for (uint32_t j = 0; j < 64; j++)
+            other[j] = (j * (i + 3) + i) % 500;
+        start_params(&f, greedy(other, 3 + i, 50));
+    }
+    struct run *crowd = start_params(&f, p);
+    run_all(&f);
+    ck_assert_int_eq(memcmp(alone->tokens, crowd->tokens, 60 * sizeof(uint32_t)), 0);
+    ck_assert_int_eq(memcmp(alone->logprobs, crowd->logprobs, 60 * sizeof(float)), 0);
+    p.sampling.seed = 43;
+    struct run *other = start_params(&f, p);
+    run_all(&f);
+    ck_assert_int_ne(memcmp(alone->tokens, other->tokens, 60 * sizeof(uint32_t)), 0);
+    teardown(&f);
+}
+END_TEST
+
+START_TEST(test_engine_prompt_logprobs_agree_with_golden)
+{
+    struct fixture f;
+    setup_with(&f, 800, 0, 8);
+    for (size_t i = 0; i < n_cases(&f); i++) {
+        json_t *want = json_object_get(case_at(&f, i), "prompt_logprobs");
+        uint32_t ids[8192], n = ids_of(json_object_get(case_at(&f, i), "prompt_ids"), ids), got;
+        if (!want)
+            continue;
+        struct seq_params p = greedy(ids, n, 0);
+        p.prompt_logprobs = true;
+        struct run *r = start_params(&f, p);
+        r->keep = true;
+        run_all(&f);
+        ck_assert_uint_eq(r->n_tokens, 0);
+        const float *lp = engine_seq_prompt_logprobs(r->seq, &got);
+        ck_assert_uint_eq(got, n);
+        ck_assert(isnan(lp[0]));
+        for (uint32_t t = 1; t < n; t++)
+            ck_assert_double_eq_tol((double)lp[t], json_number_value(json_array_get(want, t)), 5e-4);
+    }
+    teardown(&f);
+}
+END_TEST
+
+START_TEST(test_engine_refuses_bad_requests_by_field)
+{
+    static const struct {
+        const char *field;
+        float temperature, top_p, repetition;
+        uint32_t n, max_tokens, bad_id;
+    } BAD[] = {
+        {"prompt", 0, 1, 1, 0, 8, 0},       {"prompt.ids[0]", 0, 1, 1, 4, 8, 1u << 30},
+        {"max_tokens", 0, 1, 1, 4, 0, 0},   {"max_tokens", 0, 1, 1, 4, UINT32_MAX, 0},
+        {"context", 0, 1, 1, 4, 100000, 0}, {"temperature", NAN, 1, 1, 4, 8, 0},
+        {"temperature", -1, 1, 1, 4, 8, 0}, {"temperature", 999999, 1, 1, 4, 8, 0},
+        {"top_p", 1, NAN, 1, 4, 8, 0},      {"top_p", 1, -1, 1, 4, 8, 0},
+        {"top_p", 1, 0, 1, 4, 8, 0},        {"repetition_penalty", 1, 1, 0, 4, 8, 0},
+    };
+    struct fixture f;
+    setup_with(&f, 100, 0, 8);
+    for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
+        uint32_t ids[4] = {BAD[i].bad_id, 1, 2, 3};
+        struct seq_params p = greedy(ids, BAD[i].n, BAD[i].max_tokens);
+        struct td_error e = {{0}};
+        struct seq *seq = NULL;
+        p.sampling.temperature = BAD[i].temperature;
+        p.sampling.top_p = BAD[i].top_p;
+        p.sampling.repetition_penalty = BAD[i].repetition;
+        ck_assert_int_eq(engine_seq_open(f.engine, &p, &seq, &e), TD_ERR_INVALID);
+        ck_assert_msg(strstr(e.text, BAD[i].field) != NULL, "'%s' does not name %s", e.text, BAD[i].field);
+    }
+    teardown(&f);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("engine");
+    TCase *t = tcase_create("golden");
+    tcase_set_timeout(t, 60);
+    tcase_add_test(t, test_engine_golden_alone);
+    tcase_add_loop_test(t, test_engine_golden_all_together_in_chunks, 0, 4);
+    tcase_add_test(t, test_engine_golden_from_prefix_cache);
+    tcase_add_test(t, test_engine_golden_preempted_and_resumed);
+    tcase_add_test(t, test_engine_preempts_the_newest_and_tokens_stay);
+    tcase_add_test(t, test_engine_adopted_pages_give_same_tokens);
+    tcase_add_test(t, test_engine_seeded_sampling_same_in_any_batch);
+    tcase_add_test(t, test_engine_prompt_logprobs_agree_with_golden);
+    tcase_add_test(t, test_engine_refuses_bad_requests_by_field);
+    suite_add_tcase(s, t);
+    return tap_main(s);
+}

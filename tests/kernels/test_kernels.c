@@ -1,0 +1,530 @@
+/*
+ * Every instruction set against plain C, bit for bit, and the invariance that the product promises: a row's result does
+ * not depend on the rows beside it, the chunk, or the number of threads.
+ */
+#include <math.h>
+
+#include "tests/kernels/data.h"
+
+static const struct {
+    enum kernels_isa isa;
+    uint32_t n_threads;
+} BACKENDS[] = {{ISA_PLAIN, 2}, {ISA_AVX2, 1}, {ISA_AVX2, 3}, {ISA_AVX512, 1}, {ISA_AVX512, 3}, {ISA_AUTO, 0}};
+
+enum { N_BACKENDS = sizeof(BACKENDS) / sizeof(BACKENDS[0]) };
+
+static struct kernels *plain, *fast; /* fast is NULL where the CPU lacks it: the test passes without work */
+
+static void open_both(int i)
+{
+    plain = data_open(ISA_PLAIN, 1);
+    fast = data_open(BACKENDS[i].isa, BACKENDS[i].n_threads);
+}
+
+static void close_both(void)
+{
+    kernels_close(plain);
+    kernels_close(fast);
+}
+
+/* ------------------------------------------------------------------ linear */
+
+struct linear_case {
+    uint32_t n_rows, n_in, n_out[2];
+    enum num_type type[2];
+    enum compute compute;
+    bool accumulate;
+    float scale;
+};
+
+static struct k_matrix *pack(struct kernels *k, const struct linear_case *c, uint64_t seed)
+{
+    struct k_matrix_part parts[2];
+    void *data[2];
+    for (int i = 0; i < 2; i++) {
+        size_t n = (size_t)c->n_out[i] * c->n_in;
+        float *w = data_floats(seed + (uint64_t)i, n, c->scale);
+        data[i] = data_as(w, c->type[i], n);
+        parts[i] = (struct k_matrix_part){.data = data[i], .type = c->type[i], .n_out = c->n_out[i]};
+        free(w);
+    }
+    struct k_matrix *m = NULL;
+    ck_assert_int_eq(k_matrix_pack(k, parts, c->n_out[1] ? 2 : 1, c->n_in, c->compute, &m), TD_OK);
+    ck_assert_uint_eq(k_matrix_n_out(m), c->n_out[0] + c->n_out[1]);
+    free(data[0]);
+    free(data[1]);
+    return m;
+}
+
+static void check_linear(const struct linear_case *c, uint64_t seed)
+{
+    uint32_t n_out = c->n_out[0] + c->n_out[1];
+    size_t n_y = (size_t)c->n_rows * n_out;
+    float *x = data_floats(seed + 7, (size_t)c->n_rows * c->n_in, 1.5f);
+    float *y = data_floats(seed + 8, n_y, 1), *z = mem_dup(y, n_y * sizeof(float));
+    struct k_matrix *a = pack(plain, c, seed), *b = pack(fast, c, seed);
+    k_linear(plain, a, x, c->n_rows, y, c->accumulate);
+    k_linear(fast, b, x, c->n_rows, z, c->accumulate);
+    data_equal(z, y, n_y, "linear");
+    k_matrix_free(a);
+    k_matrix_free(b);
+    free(x);
+    free(y);
+    free(z);
+}
+
+START_TEST(test_linear_equals_plain_for_any_shape)
+{
+    open_both(_i);
+    for (uint64_t i = 0; fast && i < 60; i++) {
+        uint64_t s = 1000 * i;
+        struct linear_case c = {.n_rows = data_range(s, 1, 1, i % 4 ? 14 : 70),
+                                .n_in = data_range(s, 2, 1, 150),
+                                .n_out = {data_range(s, 3, 1, 150), i % 3 ? 0 : data_range(s, 4, 1, 80)},
+                                .type = {1 + data_bits(s, 5) % 3, 1 + data_bits(s, 6) % 3},
+                                .compute = i % 2 ? COMPUTE_F32 : COMPUTE_BF16,
+                                .accumulate = data_bits(s, 7) % 2,
+                                .scale = 1};
+        check_linear(&c, s);
+    }
+    close_both();
+}
+END_TEST
+
+START_TEST(test_linear_equals_plain_beyond_a_cache_block)
+{
+    open_both(_i);
+    for (int i = 0; fast && i < 2; i++) {
+        struct linear_case c = {.n_rows = 2, .n_in = 1500, .n_out = {65, 0}, .type = {NUM_BF16, NUM_BF16}, .scale = 1};
+        c.compute = i ? COMPUTE_F32 : COMPUTE_BF16;
+        check_linear(&c, 40);
+        c.n_rows = 200;
+        c.n_in = 40;
+        c.n_out[0] = 3;
+        check_linear(&c, 41);
+    }
+    close_both();
+}
+END_TEST
+
+/* Products and sums around the smallest normal number, where VDPBF16PS flushes, and up to infinity. */
+START_TEST(test_linear_bf16_equals_plain_at_the_edges_of_the_range)
+{
+    open_both(_i);
+    static const float W[] = {0x1p-60f, 0x1p-80f, 0x1p-126f, 0x1p-130f, 0x1p120f, 1, 0x1.04p-75f, 0x1p-70f};
+    for (uint64_t i = 0; fast && i < 32; i++) {
+        struct linear_case c = {.n_rows = 3, .n_in = data_range(i, 50, 1, 40), .n_out = {70, 0}};
+        c.type[0] = c.type[1] = NUM_F32;
+        c.compute = COMPUTE_BF16;
+        c.scale = W[i % 8];
+        uint32_t n_out = c.n_out[0];
+        float *x = data_floats(i, (size_t)c.n_rows * c.n_in, W[i / 4]), y[3 * 70], z[3 * 70];
+        struct k_matrix *a = pack(plain, &c, i), *b = pack(fast, &c, i);
+        k_linear(plain, a, x, c.n_rows, y, false);
+        k_linear(fast, b, x, c.n_rows, z, false);
+        data_equal(z, y, (size_t)c.n_rows * n_out, "linear at the edges");
+        k_matrix_free(a);
+        k_matrix_free(b);
+        free(x);
+    }
+    close_both();
+}
+END_TEST
+
+/*
+ * One pair of k's and an accumulator that a first pair sets, with random exponents everywhere: sums that cancel, that are
+ * subnormal before or after rounding, ties.
+ */
+START_TEST(test_linear_bf16_equals_plain_for_random_bits)
+{
+    open_both(_i);
+    enum { N_OUT = 640, N_IN = 4, N_ROWS = 16 };
+    for (uint64_t round = 0; fast && round < 24; round++) {
+        uint32_t centre = (uint32_t[]){64, 70, 127, 190, 1, 30}[round % 6];
+        uint16_t *w = mem_array((size_t)N_OUT * N_IN, 2);
+        float *x = mem_array((size_t)N_ROWS * N_IN, 4), *y = mem_array((size_t)N_OUT * N_ROWS, 4),
+              *z = mem_array((size_t)N_OUT * N_ROWS, 4);
+        for (uint32_t i = 0; i < N_OUT * N_IN; i++)
+            w[i] = (uint16_t)(data_bits(round, i) % 2 << 15 | data_range(round + 100, i, centre, centre + 10) << 7 |
+                              data_bits(round + 200, i) % 128);
+        for (uint32_t i = 0; i < N_ROWS * N_IN; i++) {
+            uint32_t low = round % 4 ? 127 - 62 : 118;
+            uint32_t b = (uint32_t)(data_bits(round, ~i) % 2) << 31 | data_range(round + 300, i, low, low + 8) << 23 |
+                         (uint32_t)(data_bits(round + 400, i) & 0x7fffff);
+            memcpy(x + i, &b, 4);
+        }
+        struct k_matrix_part part = {.data = w, .type = NUM_BF16, .n_out = N_OUT};
+        struct k_matrix *a = NULL, *b = NULL;
+        ck_assert_int_eq(k_matrix_pack(plain, &part, 1, N_IN, COMPUTE_BF16, &a), TD_OK);
+        ck_assert_int_eq(k_matrix_pack(fast, &part, 1, N_IN, COMPUTE_BF16, &b), TD_OK);
+        k_linear(plain, a, x, N_ROWS, y, false);
+        k_linear(fast, b, x, N_ROWS, z, false);
+        data_equal(z, y, (size_t)N_OUT * N_ROWS, "random bits");
+        k_matrix_free(a);
+        k_matrix_free(b);
+        free(w);
+        free(x);
+        free(y);
+        free(z);
+    }
+    close_both();
+}
+END_TEST
+
+START_TEST(test_linear_row_is_the_same_alone_and_in_a_batch)
+{
+    open_both(_i);
+    for (int mode = 0; fast && mode < 4; mode++) {
+        struct linear_case c = {.n_in = 1100, .n_out = {200, 0}, .scale = 1};
+        c.type[0] = c.type[1] = mode % 2 ? NUM_BF16 : NUM_F16;
+        c.compute = mode / 2 ? COMPUTE_BF16 : COMPUTE_F32;
+        enum { N_ROWS = 70 };
+        struct k_matrix *m = pack(fast, &c, 5);
+        float *x = data_floats(6, (size_t)N_ROWS * c.n_in, 1), *all = mem_array(N_ROWS * 200, 4), y[20 * 200];
+        uint32_t n_out = c.n_out[0];
+        k_linear(fast, m, x, N_ROWS, all, false);
+        for (uint32_t row = 0, n = 1; row < N_ROWS; row += n, n = n % 13 + 1) {
+            uint32_t n_rows = row + n > N_ROWS ? N_ROWS - row : n;
+            k_linear(fast, m, x + (size_t)row * c.n_in, n_rows, y, false);
+            data_equal(y, all + (size_t)row * n_out, (size_t)n_rows * n_out, "rows of a batch");
+        }
+        k_matrix_free(m);
+        free(x);
+        free(all);
+    }
+    close_both();
+}
+END_TEST
+
+START_TEST(test_matrix_pack_refuses_empty_shapes)
+{
+    struct kernels *k = data_open(ISA_PLAIN, 1);
+    float w[4] = {0};
+    struct k_matrix *m = NULL;
+    struct k_matrix_part part = {.data = w, .type = NUM_F32, .n_out = 0};
+    ck_assert_int_eq(k_matrix_pack(k, &part, 1, 4, COMPUTE_F32, &m), TD_ERR_INVALID);
+    part.n_out = 1;
+    ck_assert_int_eq(k_matrix_pack(k, &part, 1, 0, COMPUTE_F32, &m), TD_ERR_INVALID);
+    ck_assert_int_eq(k_matrix_pack(k, &part, 1, 4, (enum compute)9, &m), TD_ERR_INVALID);
+    part.type = (enum num_type)9;
+    ck_assert_int_eq(k_matrix_pack(k, &part, 1, 4, COMPUTE_F32, &m), TD_ERR_INVALID);
+    ck_assert_ptr_null(m);
+    kernels_close(k);
+}
+END_TEST
+
+/* ------------------------------------------------------------- elementwise */
+
+START_TEST(test_elementwise_equals_plain_for_any_shape)
+{
+    open_both(_i);
+    for (uint64_t i = 0; fast && i < 40; i++) {
+        uint32_t n_rows = data_range(i, 1, 1, 70), dim = data_range(i, 2, 1, 300);
+        size_t n = (size_t)n_rows * dim;
+        float *x = data_floats(i, 2 * n, i % 5 ? 2 : 100), *w = data_floats(i + 1, dim, 2);
+        float *y = mem_array(n, 4), *z = mem_array(n, 4);
+        k_rmsnorm(plain, x, w, 1e-5f, n_rows, dim, y);
+        k_rmsnorm(fast, x, w, 1e-5f, n_rows, dim, z);
+        data_equal(z, y, n, "rmsnorm");
+        k_silu_mul(plain, x, n_rows, dim, y);
+        k_silu_mul(fast, x, n_rows, dim, z);
+        data_equal(z, y, n, "silu_mul");
+        k_rmsnorm(fast, x, w, 1e-5f, n_rows, dim, x);
+        k_rmsnorm(plain, x, w, 1e-5f, n_rows, dim, y);
+        k_rmsnorm(fast, x, w, 1e-5f, n_rows, dim, x);
+        data_equal(x, y, n, "rmsnorm in place");
+        free(x);
+        free(w);
+        free(y);
+        free(z);
+    }
+    close_both();
+}
+END_TEST
+
+START_TEST(test_embed_equals_plain_for_every_type)
+{
+    open_both(_i);
+    enum { VOCAB = 11, DIM = 37, N_ROWS = 23 };
+    float *x = data_floats(3, VOCAB * DIM, 4), y[N_ROWS * DIM], z[N_ROWS * DIM];
+    uint32_t ids[N_ROWS];
+    for (uint32_t i = 0; i < N_ROWS; i++)
+        ids[i] = data_range(4, i, 0, VOCAB - 1);
+    for (enum num_type type = NUM_F32; fast && type <= NUM_BF16; type++) {
+        void *table = data_as(x, type, VOCAB * DIM);
+        k_embed(plain, table, type, DIM, ids, N_ROWS, y);
+        k_embed(fast, table, type, DIM, ids, N_ROWS, z);
+        data_equal(z, y, N_ROWS * DIM, "embed");
+        k_convert_to_f32((uint8_t *)table + ids[5] * DIM * num_type_bytes(type), type, DIM, y);
+        data_equal(z + 5 * DIM, y, DIM, "embed of one row");
+        free(table);
+    }
+    free(x);
+    close_both();
+}
+END_TEST
+
+START_TEST(test_rope_rotates_only_its_heads)
+{
+    open_both(_i);
+    enum { HALF = 9, HEADS = 3, STRIDE = HEADS * 2 * HALF + 5, N_ROWS = 20 };
+    double inv_freq[HALF];
+    float table[64 * HALF * 2], *x = data_floats(8, STRIDE * N_ROWS, 2);
+    uint32_t positions[N_ROWS];
+    for (uint32_t i = 0; i < HALF; i++)
+        inv_freq[i] = 1.0 / (1 + i);
+    for (uint32_t i = 0; i < N_ROWS; i++)
+        positions[i] = data_range(9, i, 0, 63);
+    k_rope_table(inv_freq, HALF, 64, table);
+    for (int once = 0; fast && once < 1; once++) {
+        float *y = mem_dup(x, STRIDE * N_ROWS * 4), *z = mem_dup(x, STRIDE * N_ROWS * 4);
+        k_rope(plain, y, STRIDE, HEADS, 2 * HALF, positions, N_ROWS, table);
+        k_rope(fast, z, STRIDE, HEADS, 2 * HALF, positions, N_ROWS, table);
+        data_equal(z, y, STRIDE * N_ROWS, "rope");
+        for (uint32_t t = 0; t < N_ROWS; t++)
+            data_equal(z + t * STRIDE + STRIDE - 5, x + t * STRIDE + STRIDE - 5, 5, "behind the heads");
+        const float *in = x + 4 * STRIDE + 2 * HALF, *out = z + 4 * STRIDE + 2 * HALF;
+        double angle = positions[4] * inv_freq[2];
+        ck_assert_double_eq_tol((double)out[2], (double)in[2] * cos(angle) - (double)in[2 + HALF] * sin(angle), 1e-6);
+        ck_assert_double_eq_tol((double)out[2 + HALF], (double)in[2 + HALF] * cos(angle) + (double)in[2] * sin(angle),
+                                1e-6);
+        free(y);
+        free(z);
+    }
+    free(x);
+    close_both();
+}
+END_TEST
+
+/* --------------------------------------------------------------- attention */
+
+struct kv_case {
+    struct kv_layout layout;
+    uint32_t n_heads, n_seqs;
+    uint32_t first_pos[4], n_rows[4];
+};
+
+/* A batch of sequences, its pages (filled with NaN), and where they start: the KV of 0..first_pos comes from seed. */
+struct kv_batch {
+    struct k_attn attn;
+    struct k_attn_seq seqs[4];
+    uint8_t **pages[4];
+    uint32_t n_pages[4];
+    uint32_t n_rows;
+    float *qkv;
+};
+
+static struct kv_batch batch_open(const struct kv_case *c)
+{
+    struct kv_batch b = {0};
+    const struct kv_layout *l = &c->layout;
+    for (uint32_t i = 0; i < c->n_seqs; i++) {
+        b.n_pages[i] = (c->first_pos[i] + c->n_rows[i] + l->page_tokens - 1) / l->page_tokens;
+        b.pages[i] = mem_array(b.n_pages[i], sizeof(uint8_t *));
+        for (uint32_t p = 0; p < b.n_pages[i]; p++) {
+            b.pages[i][p] = mem_zalloc(kv_layout_page_bytes(l));
+            memset(b.pages[i][p], 0xff, kv_layout_page_bytes(l));
+        }
+        b.seqs[i] = (struct k_attn_seq){.first_row = b.n_rows, .n_rows = c->n_rows[i], .first_pos = c->first_pos[i]};
+        b.seqs[i].pages = b.pages[i];
+        b.n_rows += c->n_rows[i];
+    }
+    uint32_t stride = (c->n_heads + 2 * l->n_kv_heads) * l->head_dim + 3;
+    b.qkv = mem_array((size_t)b.n_rows * stride, sizeof(float));
+    b.attn = (struct k_attn){.layout = l, .layer = l->n_layers - 1, .n_heads = c->n_heads, .row_stride = stride};
+    b.attn.qkv = b.qkv;
+    b.attn.scale = 0.3f;
+    b.attn.n_seqs = c->n_seqs;
+    return b;
+}
+
+static void batch_close(struct kv_batch *b)
+{
+    for (uint32_t i = 0; i < b->attn.n_seqs; i++) {
+        for (uint32_t p = 0; p < b->n_pages[i]; p++)
+            free(b->pages[i][p]);
+        free(b->pages[i]);
+    }
+    free(b->qkv);
+}
+
+/* The row of sequence i at a position: the same numbers in whatever chunk it comes. */
+static void fill_row(struct kv_batch *b, uint32_t row, uint32_t seq, uint32_t pos)
+{
+    float *x = data_floats(7000 + seq * 1000 + pos, b->attn.row_stride, 1.5f);
+    memcpy(b->qkv + (size_t)row * b->attn.row_stride, x, b->attn.row_stride * sizeof(float));
+    free(x);
+}
+
+/* Stores what lies before the chunk, one row at a time, then fills the chunk and stores it. */
+static void fill(struct kernels *k, struct kv_batch *b, const uint32_t *seq_ids)
+{
+    for (uint32_t i = 0; i < b->attn.n_seqs; i++) {
+        struct k_attn one = b->attn;
+        for (uint32_t pos = 0; pos < b->seqs[i].first_pos; pos++) {
+            struct k_attn_seq s = {.first_row = 0, .n_rows = 1, .first_pos = pos, .pages = b->pages[i]};
+            fill_row(b, 0, seq_ids[i], pos);
+            one.seqs = &s;
+            one.n_seqs = 1;
+            k_kv_store(k, &one);
+        }
+    }
+    for (uint32_t i = 0; i < b->attn.n_seqs; i++)
+        for (uint32_t r = 0; r < b->seqs[i].n_rows; r++)
+            fill_row(b, b->seqs[i].first_row + r, seq_ids[i], b->seqs[i].first_pos + r);
+    b->attn.seqs = b->seqs;
+    k_kv_store(k, &b->attn);
+}
+
+static const uint32_t SEQ_IDS[] = {0, 1, 2, 3};
+
+static struct kv_case random_kv_case(uint64_t i)
+{
+    struct kv_case c = {.layout = {.dtype = 1 + i % 3, .n_layers = 1 + i % 2}, .n_seqs = data_range(i, 1, 1, 4)};
+    c.layout.n_kv_heads = data_range(i, 2, 1, 3);
+    c.layout.head_dim = (uint32_t[]){64, 16, 7, 33, 128, 80, 1}[i % 7];
+    c.layout.page_tokens = (uint32_t[]){16, 5, 32, 64, 1}[i % 5];
+    c.n_heads = c.layout.n_kv_heads * (uint32_t[]){1, 4, 3, 7, 2}[data_bits(i, 3) % 5];
+    for (uint32_t s = 0; s < c.n_seqs; s++) {
+        c.first_pos[s] = data_bits(i, 4 + s) % 3 ? data_range(i, 8 + s, 0, 80) : 0;
+        c.n_rows[s] = data_bits(i, 12 + s) % 2 ? 1 : data_range(i, 16 + s, 1, 40);
+    }
+    return c;
+}
+
+START_TEST(test_attention_equals_plain_for_any_shape)
+{
+    open_both(_i);
+    for (uint64_t i = 0; fast && i < 28; i++) {
+        struct kv_case c = random_kv_case(i);
+        struct kv_batch a = batch_open(&c), b = batch_open(&c);
+        size_t n = (size_t)a.n_rows * c.n_heads * c.layout.head_dim;
+        float *y = mem_array(n, sizeof(float)), *z = mem_array(n, sizeof(float));
+        fill(plain, &a, SEQ_IDS);
+        fill(fast, &b, SEQ_IDS);
+        for (uint32_t s = 0; s < c.n_seqs; s++)
+            for (uint32_t p = 0; p < a.n_pages[s]; p++)
+                ck_assert_mem_eq(a.pages[s][p], b.pages[s][p], kv_layout_page_bytes(&c.layout));
+        a.attn.out = y;
+        b.attn.out = z;
+        k_attention(plain, &a.attn);
+        k_attention(fast, &b.attn);
+        data_equal(z, y, n, "attention");
+        for (size_t j = 0; j < n; j++)
+            ck_assert(isfinite(z[j]));
+        batch_close(&a);
+        batch_close(&b);
+        free(y);
+        free(z);
+    }
+    close_both();
+}
+END_TEST
+
+/* A prompt as one chunk, against the same prompt in odd chunks beside strangers, against rows one by one. */
+START_TEST(test_attention_row_is_the_same_in_any_chunk_and_batch)
+{
+    open_both(_i);
+    enum { N_TOKENS = 101 };
+    struct kv_case c = {.layout = {NUM_BF16, 1, 2, 32, 16}, .n_heads = 6, .n_seqs = 1, .n_rows = {N_TOKENS}};
+    size_t row_floats = (size_t)c.n_heads * c.layout.head_dim;
+    float *whole = mem_array(N_TOKENS * row_floats, 4), *part = mem_array(N_TOKENS * 3 * row_floats, 4);
+    struct kv_batch b = {0};
+    if (fast) {
+        b = batch_open(&c);
+        fill(fast, &b, SEQ_IDS);
+        b.attn.out = whole;
+        k_attention(fast, &b.attn);
+        batch_close(&b);
+    }
+    for (uint32_t pos = 0, n = 1; fast && pos < N_TOKENS; pos += n, n = n * 2 % 19 + 1) {
+        uint32_t n_rows = pos + n > N_TOKENS ? N_TOKENS - pos : n;
+        struct kv_case odd = c;
+        odd.n_seqs = 3;
+        memcpy(odd.first_pos, (uint32_t[]){pos / 2, pos, 33, 0}, sizeof(odd.first_pos));
+        memcpy(odd.n_rows, (uint32_t[]){3, n_rows, 1, 0}, sizeof(odd.n_rows));
+        b = batch_open(&odd);
+        fill(fast, &b, (uint32_t[]){9, 0, 8});
+        b.attn.out = part;
+        k_attention(fast, &b.attn);
+        data_equal(part + 3 * row_floats, whole + pos * row_floats, n_rows * row_floats, "attention of a chunk");
+        batch_close(&b);
+    }
+    free(whole);
+    free(part);
+    close_both();
+}
+END_TEST
+
+/* ------------------------------------------------------------------ opening */
+
+START_TEST(test_open_names_what_it_uses)
+{
+    static const char *const NAMES[] = {"", "plain", "avx2", "avx512"};
+    open_both(_i);
+    if (fast && BACKENDS[_i].isa != ISA_AUTO)
+        ck_assert(!strncmp(kernels_isa_name(fast), NAMES[BACKENDS[_i].isa], strlen(NAMES[BACKENDS[_i].isa])));
+    if (fast && BACKENDS[_i].n_threads)
+        ck_assert_uint_eq(kernels_n_threads(fast), BACKENDS[_i].n_threads);
+    ck_assert_str_ne(kernels_numerics(COMPUTE_F32), kernels_numerics(COMPUTE_BF16));
+    close_both();
+}
+END_TEST
+
+START_TEST(test_open_refuses_nonsense)
+{
+    struct kernels *k = NULL;
+    struct td_error error;
+    struct kernels_config config = {.isa = (enum kernels_isa)77};
+    ck_assert_int_eq(kernels_open(&config, &k, &error), TD_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(error.text, "isa"));
+    config = (struct kernels_config){.n_threads = 100000};
+    ck_assert_int_eq(kernels_open(&config, &k, &error), TD_ERR_INVALID);
+    ck_assert_ptr_null(k);
+    kernels_close(NULL);
+}
+END_TEST
+
+/* Many small operations in a row, with pauses long enough for the threads to fall asleep: none may hang or lose a piece. */
+START_TEST(test_pool_survives_many_operations)
+{
+    struct kernels *k = data_open(ISA_AUTO, 4);
+    enum { N_ROWS = 64, DIM = 2048 };
+    float *x = data_floats(1, N_ROWS * DIM, 1), *w = data_floats(2, DIM, 1), *y = mem_array(N_ROWS * DIM, 4),
+          *z = mem_array(N_ROWS * DIM, 4);
+    k_rmsnorm(k, x, w, 1e-5f, N_ROWS, DIM, z);
+    for (int i = 0; i < 300; i++) {
+        memset(y, 0, N_ROWS * DIM * 4);
+        k_rmsnorm(k, x, w, 1e-5f, N_ROWS, DIM, y);
+        ck_assert_mem_eq(y, z, N_ROWS * DIM * 4);
+    }
+    kernels_close(k);
+    free(x);
+    free(w);
+    free(y);
+    free(z);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("kernels");
+    TCase *t = tcase_create("kernels");
+    tcase_set_timeout(t, 60);
+    tcase_add_loop_test(t, test_linear_equals_plain_for_any_shape, 0, N_BACKENDS);
+    tcase_add_loop_test(t, test_linear_equals_plain_beyond_a_cache_block, 0, N_BACKENDS);
+    tcase_add_loop_test(t, test_linear_bf16_equals_plain_at_the_edges_of_the_range, 0, N_BACKENDS);
+    tcase_add_loop_test(t, test_linear_bf16_equals_plain_for_random_bits, 0, N_BACKENDS);
+    tcase_add_loop_test(t, test_linear_row_is_the_same_alone_and_in_a_batch, 1, N_BACKENDS);
+    tcase_add_test(t, test_matrix_pack_refuses_empty_shapes);
+    tcase_add_loop_test(t, test_elementwise_equals_plain_for_any_shape, 0, N_BACKENDS);
+    tcase_add_loop_test(t, test_embed_equals_plain_for_every_type, 0, N_BACKENDS);
+    tcase_add_loop_test(t, test_rope_rotates_only_its_heads, 0, N_BACKENDS);
+    tcase_add_loop_test(t, test_attention_equals_plain_for_any_shape, 0, N_BACKENDS);
+    tcase_add_loop_test(t, test_attention_row_is_the_same_in_any_chunk_and_batch, 1, N_BACKENDS);
+    tcase_add_loop_test(t, test_open_names_what_it_uses, 0, N_BACKENDS);
+    tcase_add_test(t, test_open_refuses_nonsense);
+    tcase_add_test(t, test_pool_survives_many_operations);
+    suite_add_tcase(s, t);
+    return data_main(s);
+}

@@ -1,0 +1,437 @@
+/* Servers and clients that come and go while calls run. */
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/thread.h"
+#include "echo.h"
+#include "tests/tap.h"
+
+#define AT_MOST_MS 30000
+#define N_STREAMS  50
+
+static enum rpc_code ping(struct rpc_client *c, int64_t timeout_ms)
+{
+    Tandem__Test__EchoRequest request = TANDEM__TEST__ECHO_REQUEST__INIT;
+    ProtobufCMessage *response = NULL;
+    enum rpc_code code =
+        rpc_unary(c, ECHO_PATH, &request.base, &tandem__test__echo_response__descriptor, timeout_ms, &response, NULL);
+    if (response)
+        protobuf_c_message_free_unpacked(response, NULL);
+    return code;
+}
+
+static void streams_start(struct record **r, struct rpc_client *c)
+{
+    for (int i = 0; i < N_STREAMS; i++) {
+        r[i] = record_open();
+        record_count(r[i], c, 0, 256);
+    }
+    for (int i = 0; i < N_STREAMS; i++)
+        ck_assert(record_wait_messages(r[i], 1, AT_MOST_MS));
+}
+
+static void streams_check_and_close(struct record **r, enum rpc_code code)
+{
+    for (int i = 0; i < N_STREAMS; i++) {
+        ck_assert(record_wait_end(r[i], AT_MOST_MS));
+        ck_assert_int_eq(record_view(r[i]).code, code);
+        ck_assert_uint_eq(record_view(r[i]).n_ends, 1);
+        ck_assert(record_view(r[i]).in_order);
+        record_close(r[i]);
+    }
+}
+
+START_TEST(test_rpc_server_close_ends_50_running_streams)
+{
+    struct echo_service *e = echo_open(&(struct echo_config){0});
+    struct rpc_client *c = echo_client(echo_address(e), 0);
+    struct record *r[N_STREAMS];
+    streams_start(r, c);
+    uint64_t start_ms = echo_now_ms();
+    echo_close(e); /* its feeders go on sending meanwhile */
+    ck_assert_uint_le(echo_now_ms() - start_ms, 3000 * SLOWER);
+    streams_check_and_close(r, RPC_UNAVAILABLE);
+    rpc_client_close(c);
+}
+END_TEST
+
+START_TEST(test_rpc_client_close_ends_50_running_streams)
+{
+    struct echo_service *e = echo_open(&(struct echo_config){0});
+    struct rpc_client *c = echo_client(echo_address(e), 0);
+    struct record *r[N_STREAMS];
+    streams_start(r, c);
+    uint64_t start_ms = echo_now_ms();
+    rpc_client_close(c);
+    ck_assert_uint_le(echo_now_ms() - start_ms, 3000 * SLOWER);
+    for (int i = 0; i < N_STREAMS; i++)
+        ck_assert_uint_eq(record_view(r[i]).n_ends, 1); /* already, without waiting */
+    streams_check_and_close(r, RPC_CANCELLED);
+    ck_assert(echo_wait_ended(e, N_STREAMS, AT_MOST_MS));
+    ck_assert_uint_eq(echo_stats(e).n_double_ends, 0);
+    ck_assert_uint_eq(echo_stats(e).n_overlaps, 0);
+    echo_close(e);
+}
+END_TEST
+
+START_TEST(test_rpc_closing_what_was_never_used_is_quick)
+{
+    struct echo_service *e = echo_open(&(struct echo_config){0});
+    struct rpc_client *c = echo_client(echo_address(e), 0);
+    rpc_client_close(c);
+    rpc_client_close(NULL);
+    echo_close(e);
+    rpc_server_close(NULL);
+}
+END_TEST
+
+START_TEST(test_rpc_server_close_waits_for_a_call_nobody_answers)
+{
+    struct echo_service *e = echo_open(&(struct echo_config){0});
+    struct rpc_client *c = echo_client(echo_address(e), 0);
+    struct record *r = record_open();
+    Tandem__Test__EchoRequest request = TANDEM__TEST__ECHO_REQUEST__INIT;
+    request.hang = true;
+    ck_assert_int_eq(record_start(r, c, ECHO_PATH, 0), TD_OK);
+    ck_assert_int_eq(rpc_call_send(record_call(r), &request.base), TD_OK);
+    ck_assert(echo_wait_opened(e, 1, AT_MOST_MS));
+    echo_close(e);
+    ck_assert(record_wait_end(r, AT_MOST_MS));
+    ck_assert_int_eq(record_view(r).code, RPC_UNAVAILABLE);
+    record_close(r);
+    rpc_client_close(c);
+}
+END_TEST
+
+/* ------------------------------------------------------------------ sends that race with the end */
+
+struct racer {
+    struct rpc_call *call;
+    _Atomic bool stop;
+    uint64_t n_sent;
+};
+
+static void *racer_run(void *arg)
+{
+    struct racer *racer = arg;
+    Tandem__Test__EchoRequest request = TANDEM__TEST__ECHO_REQUEST__INIT;
+    while (!atomic_load(&racer->stop)) {
+        racer->n_sent += rpc_call_send(racer->call, &request.base) == TD_OK;
+        rpc_call_queued_bytes(racer->call);
+        rpc_call_remaining_ms(racer->call);
+    }
+    rpc_call_unref(racer->call);
+    return NULL;
+}
+
+START_TEST(test_rpc_sends_from_two_threads_race_with_cancel)
+{
+    struct echo_service *e = echo_open(&(struct echo_config){0});
+    struct rpc_client *c = echo_client(echo_address(e), 0);
+    for (uint32_t i = 1; i <= 20; i++) {
+        struct record *r = record_open();
+        ck_assert_int_eq(record_start(r, c, CHAT_PATH, 0), TD_OK);
+        struct racer racers[2];
+        pthread_t threads[2];
+        for (int k = 0; k < 2; k++) {
+            racers[k] = (struct racer){.call = rpc_call_ref(record_call(r))};
+            threads[k] = thread_start("racer", racer_run, &racers[k]);
+        }
+        ck_assert(record_wait_messages(r, 10, AT_MOST_MS));
+        if (i % 2)
+            rpc_call_cancel(record_call(r));
+        else
+            rpc_call_close_send(record_call(r));
+        ck_assert(record_wait_end(r, AT_MOST_MS));
+        for (int k = 0; k < 2; k++) {
+            atomic_store(&racers[k].stop, true);
+            pthread_join(threads[k], NULL);
+        }
+        ck_assert_int_eq(record_view(r).code, i % 2 ? RPC_CANCELLED : RPC_OK);
+        if (i % 2 == 0)
+            ck_assert_uint_eq(record_view(r).n_messages, racers[0].n_sent + racers[1].n_sent);
+        ck_assert(echo_wait_ended(e, i, AT_MOST_MS));
+        record_close(r);
+    }
+    ck_assert_uint_eq(echo_stats(e).n_double_ends, 0);
+    ck_assert_uint_eq(echo_stats(e).n_overlaps, 0);
+    rpc_client_close(c);
+    echo_close(e);
+}
+END_TEST
+
+static struct rpc_call *other_call;
+
+static void meddle(struct rpc_call *call, const ProtobufCMessage *message)
+{
+    (void)message;
+    Tandem__Test__EchoRequest request = TANDEM__TEST__ECHO_REQUEST__INIT;
+    rpc_call_send(other_call, &request.base);
+    rpc_call_cancel(other_call);
+    rpc_call_cancel(call);
+    rpc_call_cancel(call);
+    rpc_call_send(call, &request.base);
+    rpc_call_close_send(call);
+    rpc_call_queued_bytes(call);
+}
+
+static _Atomic uint32_t n_meddled;
+
+static void meddle_end(struct rpc_call *call, enum rpc_code code, const char *text)
+{
+    (void)code;
+    (void)text;
+    meddle(call, NULL);
+    atomic_fetch_add(&n_meddled, 1);
+}
+
+START_TEST(test_rpc_callbacks_may_use_this_call_and_others)
+{
+    struct echo_service *e = echo_open(&(struct echo_config){0});
+    struct rpc_client *c = echo_client(echo_address(e), 0);
+    struct rpc_call_params params = {
+        .path = CHAT_PATH,
+        .response = &tandem__test__echo_response__descriptor,
+        .handlers = {.on_message = meddle, .on_end = meddle_end},
+    };
+    struct rpc_call *call = NULL;
+    ck_assert_int_eq(rpc_call_start(c, &params, &other_call), TD_OK);
+    ck_assert_int_eq(rpc_call_start(c, &params, &call), TD_OK);
+    Tandem__Test__EchoRequest request = TANDEM__TEST__ECHO_REQUEST__INIT;
+    ck_assert_int_eq(rpc_call_send(call, &request.base), TD_OK);
+    ck_assert(echo_wait_ended(e, 1, AT_MOST_MS));
+    rpc_client_close(c);
+    ck_assert_uint_eq(atomic_load(&n_meddled), 2);
+    rpc_call_unref(call);
+    rpc_call_unref(other_call);
+    echo_close(e);
+}
+END_TEST
+
+/* ------------------------------------------------------------------ peers that are not there */
+
+START_TEST(test_rpc_absent_server_is_unavailable_at_once)
+{
+    struct echo_service *e = echo_open(&(struct echo_config){0});
+    char address[128];
+    snprintf(address, sizeof(address), "%s", echo_address(e));
+    echo_close(e); /* a port that was free a moment ago */
+    struct rpc_client *c = echo_client(address, 0);
+    uint64_t start_ms = echo_now_ms();
+    ck_assert_int_eq(ping(c, AT_MOST_MS), RPC_UNAVAILABLE);
+    ck_assert_uint_le(echo_now_ms() - start_ms, 1000 * SLOWER);
+    rpc_client_close(c);
+}
+END_TEST
+
+START_TEST(test_rpc_client_finds_a_restarted_server)
+{
+    struct echo_service *e = echo_open(&(struct echo_config){0});
+    char address[128];
+    snprintf(address, sizeof(address), "%s", echo_address(e));
+    struct rpc_client *c = echo_client(address, 0);
+    ck_assert_int_eq(ping(c, AT_MOST_MS), RPC_OK);
+    echo_close(e);
+    uint64_t until_ms = echo_now_ms() + 1500;
+    while (echo_now_ms() < until_ms) /* calls while it is down must not stretch the back-off */
+        ck_assert_int_ne(ping(c, 100), RPC_OK);
+    e = echo_open(&(struct echo_config){.listen = address});
+    ck_assert_ptr_nonnull(e);
+    uint64_t start_ms = echo_now_ms();
+    while (ping(c, 1000) != RPC_OK)
+        ck_assert_uint_le(echo_now_ms() - start_ms, 1500 * SLOWER);
+    ck_assert_uint_le(echo_now_ms() - start_ms, 1500 * SLOWER);
+    rpc_client_close(c);
+    echo_close(e);
+}
+END_TEST
+
+START_TEST(test_rpc_second_server_on_one_port_is_refused)
+{
+    struct echo_service *e = echo_open(&(struct echo_config){0});
+    ck_assert_ptr_null(echo_open(&(struct echo_config){.listen = echo_address(e)}));
+    ck_assert_ptr_null(echo_open(&(struct echo_config){.listen = "nonsense"}));
+    echo_close(e);
+}
+END_TEST
+
+START_TEST(test_rpc_unix_socket_works)
+{
+    char listen[64];
+    snprintf(listen, sizeof(listen), "unix:/tmp/tandem-rpc-%d.sock", (int)getpid());
+    struct echo_service *e = echo_open(&(struct echo_config){.listen = listen});
+    ck_assert_ptr_nonnull(e);
+    ck_assert_str_eq(echo_address(e), listen);
+    struct rpc_client *c = echo_client(listen, 0);
+    ck_assert_int_eq(ping(c, AT_MOST_MS), RPC_OK);
+    rpc_client_close(c);
+    echo_close(e);
+    unlink(listen + 5);
+}
+END_TEST
+
+START_TEST(test_rpc_killed_client_ends_its_calls)
+{
+    struct echo_service *e = echo_open(&(struct echo_config){0});
+    struct child child = child_start("count", echo_address(e));
+    char line[64];
+    ck_assert(child_read_line(&child, line, sizeof(line)));
+    ck_assert_str_eq(line, "streaming");
+    uint64_t start_ms = echo_now_ms();
+    child_end(&child);
+    ck_assert(echo_wait_ended(e, 1, AT_MOST_MS));
+    ck_assert_uint_le(echo_stats(e).last_end_ms - start_ms, 1000 * SLOWER);
+    ck_assert_int_eq(echo_stats(e).last_code, RPC_CANCELLED);
+    echo_close(e);
+}
+END_TEST
+
+START_TEST(test_rpc_frozen_client_is_noticed)
+{
+    struct echo_service *e = echo_open(&(struct echo_config){0});
+    struct child child = child_start("count", echo_address(e));
+    char line[64];
+    ck_assert(child_read_line(&child, line, sizeof(line)));
+    kill(child.pid, SIGSTOP);
+    uint64_t start_ms = echo_now_ms();
+    ck_assert(echo_wait_ended(e, 1, AT_MOST_MS));
+    ck_assert_uint_le(echo_stats(e).last_end_ms - start_ms, 4000 * SLOWER);
+    child_end(&child);
+    echo_close(e);
+}
+END_TEST
+
+START_TEST(test_rpc_frozen_server_is_noticed)
+{
+    struct child child = child_start("server", "127.0.0.1:0");
+    char address[64];
+    ck_assert(child_read_line(&child, address, sizeof(address)));
+    struct rpc_client *c = echo_client(address, 0);
+    struct record *r = record_open();
+    record_count(r, c, 0, 64);
+    ck_assert(record_wait_messages(r, 10, AT_MOST_MS));
+    kill(child.pid, SIGSTOP);
+    uint64_t start_ms = echo_now_ms();
+    ck_assert(record_wait_end(r, AT_MOST_MS));
+    ck_assert_int_eq(record_view(r).code, RPC_UNAVAILABLE);
+    ck_assert_uint_le(record_view(r).end_ms - start_ms, 4000 * SLOWER);
+    child_end(&child);
+    record_close(r);
+    rpc_client_close(c);
+}
+END_TEST
+
+/* A unix socket is the hard case: nothing in the kernel gives up on a peer that is alive and does not read. */
+static void close_server_with_frozen_client(const char *listen)
+{
+    struct echo_service *e = echo_open(&(struct echo_config){.listen = listen});
+    ck_assert_ptr_nonnull(e);
+    struct child child = child_start("count", echo_address(e));
+    char line[64];
+    ck_assert(child_read_line(&child, line, sizeof(line)));
+    uint32_t n_full = echo_stats(e).n_full;
+    kill(child.pid, SIGSTOP);
+    uint64_t start_ms = echo_now_ms();
+    while (echo_stats(e).n_full < n_full + 10 && echo_now_ms() < start_ms + AT_MOST_MS) /* socket and queue are full */
+        echo_wait_ended(e, 1, 10);
+    start_ms = echo_now_ms();
+    echo_close(e);
+    ck_assert_uint_le(echo_now_ms() - start_ms, 6000 * SLOWER);
+    child_end(&child);
+}
+
+START_TEST(test_rpc_server_close_does_not_wait_for_a_frozen_client)
+{
+    close_server_with_frozen_client("127.0.0.1:0");
+}
+END_TEST
+
+START_TEST(test_rpc_server_close_does_not_wait_for_a_frozen_client_on_a_unix_socket)
+{
+    char listen[64];
+    snprintf(listen, sizeof(listen), "unix:/tmp/tandem-rpc-%d.sock", (int)getpid());
+    close_server_with_frozen_client(listen);
+    unlink(listen + 5);
+}
+END_TEST
+
+START_TEST(test_rpc_cancel_ends_a_call_whose_send_is_stuck)
+{
+    char listen[64];
+    snprintf(listen, sizeof(listen), "unix:/tmp/tandem-rpc-%d.sock", (int)getpid());
+    struct child child = child_start("server", listen);
+    char address[64];
+    ck_assert(child_read_line(&child, address, sizeof(address)));
+    struct rpc_client *c = echo_client(address, 0);
+    struct record *r = record_open();
+    ck_assert_int_eq(record_start(r, c, CHAT_PATH, 0), TD_OK);
+    uint8_t bytes[65536] = {0};
+    Tandem__Test__EchoRequest request = TANDEM__TEST__ECHO_REQUEST__INIT;
+    request.text = (ProtobufCBinaryData){sizeof(bytes), bytes};
+    ck_assert_int_eq(rpc_call_send(record_call(r), &request.base), TD_OK);
+    ck_assert(record_wait_messages(r, 1, AT_MOST_MS));
+    kill(child.pid, SIGSTOP);
+    while (rpc_call_send(record_call(r), &request.base) == TD_OK)
+        ;
+    uint64_t start_ms = echo_now_ms();
+    rpc_call_cancel(record_call(r));
+    ck_assert(record_wait_end(r, AT_MOST_MS));
+    ck_assert_uint_le(record_view(r).end_ms - start_ms, 200 * SLOWER);
+    ck_assert_int_eq(record_view(r).code, RPC_CANCELLED);
+    child_end(&child);
+    rpc_client_close(c);
+    record_close(r);
+    unlink(listen + 5);
+}
+END_TEST
+
+/* Pings come every second from both sides; with gRPC's defaults the third would end the connection. */
+START_TEST(test_rpc_silent_stream_stays_open)
+{
+    struct echo_service *e = echo_open(&(struct echo_config){0});
+    struct rpc_client *c = echo_client(echo_address(e), 0);
+    struct record *r = record_open();
+    Tandem__Test__CountRequest request = TANDEM__TEST__COUNT_REQUEST__INIT;
+    request.silent = true;
+    ck_assert_int_eq(record_start(r, c, COUNT_PATH, 0), TD_OK);
+    ck_assert_int_eq(rpc_call_send(record_call(r), &request.base), TD_OK);
+    ck_assert(!record_wait_end(r, 6500));
+    ck_assert_uint_eq(echo_stats(e).n_ended, 0);
+    ck_assert_int_eq(ping(c, AT_MOST_MS), RPC_OK);
+    rpc_client_close(c);
+    ck_assert_uint_eq(record_view(r).n_ends, 1);
+    record_close(r);
+    echo_close(e);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("rpc_life");
+    TCase *tc = tcase_create("life");
+    tcase_set_timeout(tc, 100);
+    tcase_add_test(tc, test_rpc_server_close_ends_50_running_streams);
+    tcase_add_test(tc, test_rpc_client_close_ends_50_running_streams);
+    tcase_add_test(tc, test_rpc_closing_what_was_never_used_is_quick);
+    tcase_add_test(tc, test_rpc_server_close_waits_for_a_call_nobody_answers);
+    tcase_add_test(tc, test_rpc_sends_from_two_threads_race_with_cancel);
+    tcase_add_test(tc, test_rpc_callbacks_may_use_this_call_and_others);
+    tcase_add_test(tc, test_rpc_absent_server_is_unavailable_at_once);
+    tcase_add_test(tc, test_rpc_client_finds_a_restarted_server);
+    tcase_add_test(tc, test_rpc_second_server_on_one_port_is_refused);
+    tcase_add_test(tc, test_rpc_unix_socket_works);
+    tcase_add_test(tc, test_rpc_killed_client_ends_its_calls);
+    tcase_add_test(tc, test_rpc_frozen_client_is_noticed);
+    tcase_add_test(tc, test_rpc_frozen_server_is_noticed);
+    tcase_add_test(tc, test_rpc_server_close_does_not_wait_for_a_frozen_client);
+    tcase_add_test(tc, test_rpc_server_close_does_not_wait_for_a_frozen_client_on_a_unix_socket);
+    tcase_add_test(tc, test_rpc_cancel_ends_a_call_whose_send_is_stuck);
+    tcase_add_test(tc, test_rpc_silent_stream_stays_open);
+    suite_add_tcase(suite, tc);
+    return tap_main(suite);
+}

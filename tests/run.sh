@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds, runs the tests. Last line: "N passed, N failed, N skipped".
+#   run.sh                 everything that fits into a quarter of an hour
+#   run.sh --long faults   also the long fault campaign
+#   run.sh --sanitize asan|tsan   the suite under AddressSanitizer+UBSan, or the unit and cluster suites under ThreadSanitizer
+#   run.sh --suite NAME    only that suite
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+long="" sanitize="" suites=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --long) long="${2:-all}"; shift ;;
+    --sanitize) sanitize="${2:?asan or tsan}"; shift ;;
+    --suite) suites+=(--suite "${2:?name}"); shift ;;
+    *) echo "run.sh: unknown option $1 (--long NAME, --sanitize asan|tsan, --suite NAME)" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+bash deploy/install-deps.sh --test
+
+build="${TANDEM_BUILD:-build}${sanitize:+-$sanitize}"
+setup=()
+case "$sanitize" in
+  "") ;;
+  # gcc warns of formats that can't be null where UBSan looks at them
+  asan) setup=(-Db_sanitize=address,undefined -Dwerror=false) ;;
+  tsan) setup=(-Db_sanitize=thread -Dwerror=false -Db_lundef=false)
+        export TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1" UCX_MEM_MMAP_HOOK_MODE=none CK_FORK=no ;;
+  *) echo "run.sh: --sanitize takes asan or tsan" >&2; exit 2 ;;
+esac
+[ -d "$build" ] || meson setup "$build" "${setup[@]}" >/dev/null
+ninja -C "$build" >"$build/build.log" 2>&1 || { tail -40 "$build/build.log"; echo "0 passed, 1 failed"; exit 1; }
+
+export TANDEM_LONG="$long" TANDEM_SANITIZE="$sanitize"
+status=0
+timeout_factor=1
+[ -z "$sanitize" ] || timeout_factor=10
+meson test -C "$build" --no-rebuild --num-processes 2 --timeout-multiplier "$timeout_factor" "${suites[@]}" || status=$?
+
+# Every program writes TAP, or counts as one test by its exit status.
+python3 - "$build/meson-logs/testlog.json" "$status" <<'PY'
+import json, re, sys
+passed = failed = skipped = 0
+for line in open(sys.argv[1], encoding="utf-8"):
+    t = json.loads(line)
+    tap = re.findall(r"^(not ok|ok)\b(.*)$", t.get("stdout") or "", re.M)
+    bad = sum(1 for word, rest in tap if word == "not ok")
+    skip = sum(1 for word, rest in tap if re.search(r"#\s*skip", rest, re.I))
+    passed += sum(1 for word, rest in tap if word == "ok") - skip
+    skipped += skip
+    failed += bad
+    if t["result"] in ("OK", "EXPECTEDFAIL"):
+        passed += not tap
+    elif t["result"] == "SKIP":
+        skipped += not tap
+    else:
+        failed += not bad
+        print(f"FAILED {t['name']} ({t['result']})\n{(t.get('stdout') or '')[-3000:]}\n{(t.get('stderr') or '')[-3000:]}")
+if int(sys.argv[2]) and not failed:
+    failed = 1
+print(f"{passed} passed, {failed} failed, {skipped} skipped")
+sys.exit(1 if failed or not passed else 0)
+PY

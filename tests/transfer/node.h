@@ -1,0 +1,322 @@
+/*
+ * One xfer with an arena and a record of what its callbacks said, for the tests of this folder.
+ *
+ * The record is shared by the xfer's thread and the test's: a mutex and a condition, because a test waits for states, and a
+ * queue of events would have to be searched anyway. Pages are filled with a pattern made of the transfer's counter, the index
+ * and the position, so that any byte in a wrong place shows.
+ */
+#pragma once
+
+#include <check.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/mem.h"
+#include "base/random.h"
+#include "transfer/xfer.h"
+
+enum { NODE_IDS = 512 };
+
+struct lease_record {
+    uint32_t ends;
+    enum td_status status;
+    bool in_doubt;
+};
+
+struct pull_record {
+    uint32_t ends, n_pages, progress, placed, tail_len;
+    enum td_status status;
+    uint64_t bytes;
+    uint32_t place_limit; /* indexes from here on get no place; 0: no limit */
+    uint32_t place_base;  /* first page of the arena used */
+    uint8_t tail[256];
+};
+
+struct node {
+    struct xfer *x;
+    struct clock clock;
+    struct log log;
+    struct kv_layout layout;
+    size_t page_bytes, arena_bytes;
+    uint8_t *arena;
+    uint64_t incarnation;
+    char address[160];
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct lease_record leases[NODE_IDS]; /* by counter modulo NODE_IDS */
+    struct pull_record pulls[NODE_IDS];
+    uint32_t ups, downs, n_messages, pulls_ended, leases_ended, pulls_ok;
+    enum td_status down_why;
+    struct xfer_peer *peer;
+    uint64_t peer_incarnation;
+    struct bytes message;
+    uint16_t message_kind;
+};
+
+struct node_params {
+    const char *backend; /* "loopback", "tcp", "auto" */
+    struct xfer_hub *hub;
+    const char *name, *secret, *listen;
+    uint32_t n_pages;
+    struct kv_layout layout; /* zero: a small one */
+    uint64_t incarnation;
+    uint32_t max_inflight_bytes;
+};
+
+static inline uint64_t wall_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * NS_PER_S + (uint64_t)ts.tv_nsec;
+}
+
+/* One wait of at most 20 ms for a change; false once the deadline is over. */
+static inline bool node_wait_turn(struct node *n, uint64_t deadline_ns)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    ts.tv_nsec += 20 * 1000000;
+    if (ts.tv_nsec >= 1000000000) {
+        ts.tv_nsec -= 1000000000;
+        ts.tv_sec++;
+    }
+    pthread_cond_timedwait(&n->changed, &n->lock, &ts);
+    return wall_ns() < deadline_ns;
+}
+
+/* Waits, under the node's lock, until condition holds; fails the test after seconds. */
+#define NODE_WAIT_S(n, seconds, condition)                                                                             \
+    do {                                                                                                               \
+        uint64_t wait_deadline = wall_ns() + (uint64_t)((seconds) * (double)NS_PER_S);                                 \
+        pthread_mutex_lock(&(n)->lock);                                                                                \
+        bool wait_ok = true;                                                                                           \
+        while (!(condition) && (wait_ok = node_wait_turn(n, wait_deadline)))                                           \
+            ;                                                                                                          \
+        wait_ok = wait_ok || (condition);                                                                              \
+        pthread_mutex_unlock(&(n)->lock);                                                                              \
+        ck_assert_msg(wait_ok, "waited in vain for: %s", #condition);                                                  \
+    } while (0)
+#define NODE_WAIT(n, condition) NODE_WAIT_S(n, 10, condition)
+
+static inline void node_on_up(void *user, struct xfer_peer *peer, uint64_t incarnation, const char *name)
+{
+    struct node *n = user;
+    (void)name;
+    pthread_mutex_lock(&n->lock);
+    n->ups++;
+    n->peer = peer;
+    n->peer_incarnation = incarnation;
+    pthread_cond_broadcast(&n->changed);
+    pthread_mutex_unlock(&n->lock);
+}
+
+static inline void node_on_down(void *user, struct xfer_peer *peer, uint64_t incarnation, enum td_status why)
+{
+    struct node *n = user;
+    (void)peer;
+    (void)incarnation;
+    pthread_mutex_lock(&n->lock);
+    n->downs++;
+    n->down_why = why;
+    pthread_cond_broadcast(&n->changed);
+    pthread_mutex_unlock(&n->lock);
+}
+
+static inline void node_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len)
+{
+    struct node *n = user;
+    pthread_mutex_lock(&n->lock);
+    n->n_messages++;
+    n->peer = peer;
+    n->message_kind = kind;
+    bytes_clear(&n->message);
+    bytes_append(&n->message, data, len);
+    pthread_cond_broadcast(&n->changed);
+    pthread_mutex_unlock(&n->lock);
+}
+
+static inline void node_on_lease_end(void *user, struct xfer_id id, enum td_status status, bool in_doubt)
+{
+    struct node *n = user;
+    pthread_mutex_lock(&n->lock);
+    struct lease_record *r = &n->leases[id.counter % NODE_IDS];
+    r->ends++;
+    r->status = status;
+    r->in_doubt = in_doubt;
+    n->leases_ended++;
+    pthread_cond_broadcast(&n->changed);
+    pthread_mutex_unlock(&n->lock);
+}
+
+static inline void *node_place(void *user, struct xfer_id id, uint32_t index)
+{
+    struct node *n = user;
+    pthread_mutex_lock(&n->lock);
+    struct pull_record *r = &n->pulls[id.counter % NODE_IDS];
+    r->placed++;
+    bool has_place = !r->place_limit || index < r->place_limit;
+    uint8_t *at = n->arena + (r->place_base + index) * n->page_bytes;
+    pthread_mutex_unlock(&n->lock);
+    return has_place ? at : NULL;
+}
+
+static inline void node_on_progress(void *user, struct xfer_id id, uint32_t n_verified)
+{
+    struct node *n = user;
+    pthread_mutex_lock(&n->lock);
+    struct pull_record *r = &n->pulls[id.counter % NODE_IDS];
+    if (n_verified > r->progress)
+        r->progress = n_verified;
+    pthread_cond_broadcast(&n->changed);
+    pthread_mutex_unlock(&n->lock);
+}
+
+static inline void node_on_pull_end(void *user, struct xfer_id id, const struct xfer_pull_result *result)
+{
+    struct node *n = user;
+    pthread_mutex_lock(&n->lock);
+    struct pull_record *r = &n->pulls[id.counter % NODE_IDS];
+    r->ends++;
+    r->status = result->status;
+    r->n_pages = result->n_pages;
+    r->bytes = result->bytes;
+    r->tail_len = result->tail_len_bytes;
+    if (result->tail_len_bytes)
+        memcpy(r->tail, result->tail, result->tail_len_bytes);
+    n->pulls_ended++;
+    n->pulls_ok += result->status == TD_OK;
+    pthread_cond_broadcast(&n->changed);
+    pthread_mutex_unlock(&n->lock);
+}
+
+static const struct kv_layout SMALL_LAYOUT = {NUM_F32, 4, 2, 16, 16}; /* layer 4 KiB, page 16 KiB */
+static const struct kv_layout BIG_LAYOUT = {NUM_F32, 4, 8, 128, 32};  /* layer 256 KiB, page 1 MiB */
+static const struct kv_layout HUGE_LAYOUT = {NUM_F32, 3, 8, 128, 96}; /* layer 768 KiB, page 2.25 MiB: several parts */
+
+static inline struct node *node_open(const struct node_params *p)
+{
+    static int n_opened;
+    struct node *n = mem_zalloc(sizeof(*n));
+    clock_init_real(&n->clock);
+    n->log = (struct log){.who = p->name, .level = getenv("XFER_TEST_DEBUG") ? LOG_DEBUG : LOG_ERROR};
+    n->layout = p->layout.n_layers ? p->layout : SMALL_LAYOUT;
+    n->page_bytes = kv_layout_page_bytes(&n->layout);
+    n->arena_bytes = n->page_bytes * p->n_pages;
+    n->incarnation = p->incarnation ? p->incarnation : random_u64();
+    ck_assert_int_eq(mem_map(n->arena_bytes, (void **)&n->arena), TD_OK);
+    pthread_mutex_init(&n->lock, NULL);
+    pthread_cond_init(&n->changed, NULL);
+    bool is_loopback = !strcmp(p->backend, "loopback");
+    char listen[64];
+    if (is_loopback)
+        snprintf(listen, sizeof(listen), "%s-%d", p->name, n_opened++);
+    else
+        snprintf(listen, sizeof(listen), "127.0.0.1:0");
+    struct xfer_config c = {.backend = is_loopback ? XFER_LOOPBACK : XFER_UCX,
+                            .hub = p->hub,
+                            .name = p->name,
+                            .listen = p->listen ? p->listen : listen,
+                            .tls = is_loopback ? NULL : p->backend,
+                            .incarnation = n->incarnation,
+                            .secret = p->secret,
+                            .layout = &n->layout,
+                            .arena = n->arena,
+                            .arena_bytes = n->arena_bytes,
+                            .max_inflight_bytes = p->max_inflight_bytes,
+                            .clock = &n->clock,
+                            .log = &n->log,
+                            .callbacks = {n, node_on_up, node_on_down, node_on_message}};
+    struct td_error error = {""};
+    enum td_status s = xfer_open(&c, &n->x, &error);
+    ck_assert_msg(s == TD_OK, "xfer_open: %s", error.text);
+    snprintf(n->address, sizeof(n->address), "%s", xfer_address(n->x));
+    return n;
+}
+
+static inline void node_close(struct node *n)
+{
+    if (!n)
+        return;
+    xfer_close(n->x);
+    pthread_cond_destroy(&n->changed);
+    pthread_mutex_destroy(&n->lock);
+    mem_unmap(n->arena, n->arena_bytes);
+    bytes_free(&n->message);
+    free(n);
+}
+
+/* The promise after each test: nothing is left open. */
+static inline void node_check_quiet(struct node *n)
+{
+    uint64_t deadline = wall_ns() + 5 * NS_PER_S;
+    struct xfer_stats s = xfer_stats(n->x);
+    while ((s.leases_open || s.pulls_open) && wall_ns() < deadline) {
+        pthread_mutex_lock(&n->lock);
+        node_wait_turn(n, deadline);
+        pthread_mutex_unlock(&n->lock);
+        s = xfer_stats(n->x);
+    }
+    ck_assert_uint_eq(s.leases_open, 0);
+    ck_assert_uint_eq(s.pulls_open, 0);
+}
+
+static inline uint64_t pattern(uint64_t counter, uint32_t index, size_t word)
+{
+    return random_mix(counter * 0x100000001b3ull + index) ^ (word * 0x9e3779b97f4a7c15ull);
+}
+
+static inline void node_fill(struct node *n, uint32_t page, uint64_t counter, uint32_t index)
+{
+    uint64_t *w = (uint64_t *)(void *)(n->arena + page * n->page_bytes);
+    for (size_t i = 0; i < n->page_bytes / 8; i++)
+        w[i] = pattern(counter, index, i);
+}
+
+static inline bool node_page_is(const struct node *n, uint32_t page, uint64_t counter, uint32_t index)
+{
+    const uint64_t *w = (const uint64_t *)(const void *)(n->arena + page * n->page_bytes);
+    for (size_t i = 0; i < n->page_bytes / 8; i++)
+        if (w[i] != pattern(counter, index, i))
+            return false;
+    return true;
+}
+
+static inline struct xfer_id node_id(uint64_t counter)
+{
+    return (struct xfer_id){77, counter};
+}
+
+static inline void node_grant(struct node *n, uint64_t counter, uint64_t duration_ns)
+{
+    struct xfer_lease_params p = {
+        .id = node_id(counter), .duration_ns = duration_ns, .on_end = node_on_lease_end, .user = n};
+    xfer_lease_grant(n->x, &p);
+}
+
+/* Pages [first_index, +n_pages) lie in the arena from page first_page on; generation is 100 + index. */
+static inline void node_announce(struct node *n, uint64_t counter, uint32_t first_page, uint32_t first_index,
+                                 uint32_t n_pages, uint16_t layer_begin, uint16_t layer_end)
+{
+    struct xfer_page *pages = mem_array(n_pages, sizeof(pages[0]));
+    for (uint32_t i = 0; i < n_pages; i++)
+        pages[i] = (struct xfer_page){n->arena + (first_page + i) * n->page_bytes, 100 + first_index + i};
+    xfer_lease_announce(n->x, node_id(counter), first_index, pages, n_pages, layer_begin, layer_end);
+    free(pages);
+}
+
+static inline void node_pull(struct node *n, uint64_t counter, const char *address, uint64_t holder_incarnation,
+                             uint64_t within_ns)
+{
+    struct xfer_pull_params p = {.id = node_id(counter),
+                                 .address = address,
+                                 .holder_incarnation = holder_incarnation,
+                                 .deadline_ns = clock_now(&n->clock) + within_ns,
+                                 .place = node_place,
+                                 .on_progress = node_on_progress,
+                                 .on_end = node_on_pull_end,
+                                 .user = n};
+    xfer_pull_start(n->x, &p);
+}

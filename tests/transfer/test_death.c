@@ -1,0 +1,294 @@
+/*
+ * Processes that die or freeze in the middle of transfers: the survivor gets exactly one end for everything it had open with
+ * them, in time, and goes on with others. UCX only: a part of one process can't be killed alone.
+ *
+ * argv[1] is the helper program, xfer_peer.
+ */
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/transfer/node.h"
+#include "tests/transfer/peer_shape.h"
+
+static const char *helper;
+static const char *const TLS[] = {"tcp", "auto"};
+enum { N_TLS = 2, ROUNDS = 10, BYSTANDER = 1 };
+
+struct child {
+    pid_t pid;
+    char address[160];
+};
+
+static struct child child_start(const char *role, const char *tls, uint64_t id_incarnation, const char *address)
+{
+    int fds[2];
+    ck_assert_int_eq(pipe2(fds, O_CLOEXEC), 0);
+    char id[32];
+    snprintf(id, sizeof(id), "%llu", (unsigned long long)id_incarnation);
+    struct child c = {.pid = fork()};
+    if (c.pid == 0) {
+        dup2(fds[1], 1);
+        execl(helper, helper, role, tls, id, address, (char *)NULL);
+        _exit(127);
+    }
+    close(fds[1]);
+    FILE *f = fdopen(fds[0], "r");
+    ck_assert_ptr_nonnull(fgets(c.address, sizeof(c.address), f));
+    c.address[strcspn(c.address, "\n")] = 0;
+    fclose(f);
+    return c;
+}
+
+static void child_end(struct child *c)
+{
+    kill(c->pid, SIGKILL);
+    waitpid(c->pid, NULL, 0);
+    c->pid = 0;
+}
+
+/* Everything opened with one child, by counter. */
+struct book {
+    struct node *n;
+    struct child child;
+    uint64_t id_incarnation;
+    uint32_t place_base; /* reader: its part of the arena */
+    uint32_t begun, ended, ended_ok, ended_lost, ended_doubt;
+    uint8_t ends[65536]; /* by counter */
+    bool is_stopped;     /* no new ones */
+};
+
+static void book_end(struct book *b, uint64_t counter, enum td_status status)
+{
+    b->ended++;
+    b->ended_ok += status == TD_OK;
+    b->ended_lost += status == TD_ERR_PEER_LOST;
+    if (counter < sizeof(b->ends) && b->ends[counter] < 255)
+        b->ends[counter]++;
+    pthread_cond_broadcast(&b->n->changed);
+}
+
+static void book_check_once(const struct book *b)
+{
+    for (size_t i = 0; i < sizeof(b->ends); i++)
+        ck_assert_msg(b->ends[i] <= 1, "transfer %zu ended %u times", i, b->ends[i]);
+    ck_assert_uint_eq(b->begun, b->ended);
+}
+
+/* ---------------------------------------------------------- we are the reader */
+
+static void *book_place(void *user, struct xfer_id id, uint32_t index)
+{
+    struct book *b = user;
+    return b->n->arena + (b->place_base + (id.counter % PEER_WINDOW) * PEER_PAGES + index) * b->n->page_bytes;
+}
+
+static void book_pull(struct book *b, uint64_t counter);
+
+static void book_pull_end(void *user, struct xfer_id id, const struct xfer_pull_result *result)
+{
+    struct book *b = user;
+    pthread_mutex_lock(&b->n->lock);
+    book_end(b, id.counter, result->status);
+    if (!b->is_stopped && !result->status)
+        book_pull(b, id.counter + PEER_WINDOW);
+    pthread_mutex_unlock(&b->n->lock);
+}
+
+static void book_pull(struct book *b, uint64_t counter)
+{
+    b->begun++;
+    struct xfer_pull_params p = {.id = {b->id_incarnation, counter},
+                                 .address = b->child.address,
+                                 .deadline_ns = clock_now(&b->n->clock) + 60 * NS_PER_S,
+                                 .place = book_place,
+                                 .on_end = book_pull_end,
+                                 .user = b};
+    xfer_pull_start(b->n->x, &p);
+}
+
+/* ---------------------------------------------------------- we are the holder */
+
+static void book_offer(struct book *b, uint64_t counter);
+
+static void book_lease_end(void *user, struct xfer_id id, enum td_status status, bool in_doubt)
+{
+    struct book *b = user;
+    pthread_mutex_lock(&b->n->lock);
+    book_end(b, id.counter, status);
+    b->ended_doubt += in_doubt;
+    if (!b->is_stopped && !status)
+        book_offer(b, id.counter + PEER_WINDOW);
+    pthread_mutex_unlock(&b->n->lock);
+}
+
+static void book_offer(struct book *b, uint64_t counter)
+{
+    struct xfer_page pages[PEER_PAGES];
+    for (uint32_t i = 0; i < PEER_PAGES; i++)
+        pages[i] = (struct xfer_page){b->n->arena + i * b->n->page_bytes, i};
+    b->begun++;
+    struct xfer_lease_params p = {
+        .id = {b->id_incarnation, counter}, .duration_ns = 60 * NS_PER_S, .on_end = book_lease_end, .user = b};
+    xfer_lease_grant(b->n->x, &p);
+    xfer_lease_announce(b->n->x, p.id, 0, pages, PEER_PAGES, 0, PEER_LAYERS);
+    xfer_lease_finish(b->n->x, p.id, PEER_PAGES, NULL, 0);
+}
+
+/* ------------------------------------------------------------------- scenario */
+
+static struct book *book_begin(struct node *n, const char *tls, bool we_read, uint64_t id_incarnation)
+{
+    struct book *b = mem_zalloc(sizeof(*b));
+    b->n = n;
+    b->id_incarnation = id_incarnation;
+    b->place_base = id_incarnation == BYSTANDER ? 0 : PEER_PAGES * PEER_WINDOW;
+    b->child = child_start(we_read ? "holder" : "reader", tls, id_incarnation, we_read ? NULL : n->address);
+    pthread_mutex_lock(&n->lock);
+    for (uint64_t i = 1; i <= PEER_WINDOW; i++) {
+        if (we_read)
+            book_pull(b, i);
+        else
+            book_offer(b, i);
+    }
+    pthread_mutex_unlock(&n->lock);
+    return b;
+}
+
+static void wait_random_ms(struct node *n, uint32_t most_ms)
+{
+    uint64_t until = wall_ns() + random_u64() % (most_ms * NS_PER_MS); /* the moment is the test's input */
+    while (wall_ns() < until)
+        ck_assert_ptr_nonnull(n->x);
+}
+
+static uint32_t n_lost; /* a holder may be between two transfers when its reader dies, but not ten times */
+
+/* One victim: killed or stopped at a random moment while transfers run. Returns how long the last end took. */
+static uint64_t one_round(struct node *n, struct book *bystander, const char *tls, bool we_read, int sig, uint64_t id)
+{
+    struct book *v = book_begin(n, tls, we_read, id);
+    NODE_WAIT(n, v->ended_ok >= 2);
+    wait_random_ms(n, 20);
+    pthread_mutex_lock(&n->lock);
+    uint32_t downs = n->downs;
+    pthread_mutex_unlock(&n->lock);
+    uint64_t begin = wall_ns();
+    kill(v->child.pid, sig);
+    NODE_WAIT_S(n, 5, n->downs > downs);
+    pthread_mutex_lock(&n->lock);
+    v->is_stopped = true;
+    uint64_t took = wall_ns() - begin;
+    ck_assert_int_eq(n->down_why, TD_ERR_PEER_LOST);
+    n_lost += v->ended_lost; /* ends come before the peer's down */
+    if (we_read)
+        ck_assert_uint_eq(v->begun, v->ended);
+    pthread_mutex_unlock(&n->lock);
+    for (uint64_t i = 1; !we_read && i < 8192; i++) /* granted ahead, not yet asked for when it died */
+        xfer_lease_cancel(n->x, (struct xfer_id){id, i});
+    NODE_WAIT_S(n, 2, v->begun == v->ended);
+    pthread_mutex_lock(&n->lock);
+    uint32_t before = bystander->ended_ok;
+    pthread_mutex_unlock(&n->lock);
+    NODE_WAIT(n, bystander->ended_ok >= before + 3);
+    book_check_once(v);
+    child_end(&v->child);
+    free(v);
+    return took;
+}
+
+static void rounds(int tls_index, bool we_read, int sig, int n_rounds, uint64_t limit_ns)
+{
+    struct node *n = node_open(&(struct node_params){
+        .backend = TLS[tls_index], .name = "survivor", .layout = PEER_LAYOUT, .n_pages = 2 * PEER_PAGES * PEER_WINDOW});
+    struct book *bystander = book_begin(n, TLS[tls_index], we_read, BYSTANDER);
+    NODE_WAIT(n, bystander->ended_ok >= 3);
+    for (int i = 0; i < n_rounds; i++) {
+        uint64_t took = one_round(n, bystander, TLS[tls_index], we_read, sig, 100 + (uint64_t)i);
+        ck_assert_msg(took < limit_ns, "noticed after %llu ms", (unsigned long long)(took / NS_PER_MS));
+        if (sig == SIGSTOP)
+            ck_assert_msg(took > 500 * NS_PER_MS, "a frozen peer was taken for dead after %llu ms",
+                          (unsigned long long)(took / NS_PER_MS));
+    }
+    ck_assert_uint_ge(n_lost, 1);
+    pthread_mutex_lock(&n->lock);
+    ck_assert_uint_eq(bystander->ended_lost, 0);
+    bystander->is_stopped = true;
+    pthread_mutex_unlock(&n->lock);
+    xfer_close(n->x);
+    n->x = NULL;
+    book_check_once(bystander);
+    child_end(&bystander->child);
+    node_close(n);
+    free(bystander);
+}
+
+START_TEST(test_xfer_killed_holder_ends_every_pull_once)
+{
+    rounds(_i, true, SIGKILL, ROUNDS, 2 * NS_PER_S);
+}
+END_TEST
+
+START_TEST(test_xfer_killed_reader_ends_every_lease_once)
+{
+    rounds(_i, false, SIGKILL, ROUNDS, 2 * NS_PER_S);
+}
+END_TEST
+
+START_TEST(test_xfer_frozen_holder_is_dead_after_a_second)
+{
+    rounds(_i, true, SIGSTOP, 3, 1600 * NS_PER_MS);
+}
+END_TEST
+
+START_TEST(test_xfer_frozen_reader_is_dead_after_a_second)
+{
+    rounds(_i, false, SIGSTOP, 3, 1600 * NS_PER_MS);
+}
+END_TEST
+
+/* It was taken for dead, but it is the same incarnation: the next pull connects again. */
+START_TEST(test_xfer_frozen_peer_that_thaws_is_served_again)
+{
+    struct node *n = node_open(&(struct node_params){
+        .backend = TLS[_i], .name = "survivor", .layout = PEER_LAYOUT, .n_pages = 2 * PEER_PAGES * PEER_WINDOW});
+    struct book *b = book_begin(n, TLS[_i], true, 500);
+    NODE_WAIT(n, b->ended_ok >= 2);
+    kill(b->child.pid, SIGSTOP);
+    NODE_WAIT_S(n, 5, n->downs == 1 && b->begun == b->ended);
+    kill(b->child.pid, SIGCONT);
+    pthread_mutex_lock(&n->lock);
+    for (uint64_t i = 30000; i < 30000 + PEER_WINDOW; i++)
+        book_pull(b, i); /* ids it does not hold: "not yet" says that it answers */
+    pthread_mutex_unlock(&n->lock);
+    NODE_WAIT(n, n->ups == 2);
+    for (uint64_t i = 30000; i < 30000 + PEER_WINDOW; i++)
+        xfer_pull_cancel(n->x, (struct xfer_id){500, i});
+    NODE_WAIT(n, b->begun == b->ended);
+    book_check_once(b);
+    node_check_quiet(n);
+    child_end(&b->child);
+    node_close(n);
+    free(b);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    helper = argc > 1 ? argv[1] : "./xfer_peer";
+    Suite *s = suite_create("death");
+    TCase *tc = tcase_create("ucx");
+    tcase_set_timeout(tc, 120);
+    tcase_add_loop_test(tc, test_xfer_killed_holder_ends_every_pull_once, 0, N_TLS);
+    tcase_add_loop_test(tc, test_xfer_killed_reader_ends_every_lease_once, 0, N_TLS);
+    tcase_add_loop_test(tc, test_xfer_frozen_holder_is_dead_after_a_second, 0, N_TLS);
+    tcase_add_loop_test(tc, test_xfer_frozen_reader_is_dead_after_a_second, 0, N_TLS);
+    tcase_add_loop_test(tc, test_xfer_frozen_peer_that_thaws_is_served_again, 0, N_TLS);
+    suite_add_tcase(s, tc);
+    SRunner *sr = srunner_create(s);
+    srunner_run_all(sr, CK_ENV);
+    int failed = srunner_ntests_failed(sr);
+    srunner_free(sr);
+    return failed ? 1 : 0;
+}

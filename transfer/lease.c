@@ -1,0 +1,496 @@
+/*
+ * The holder's side: leases, and the pages that readers have asked for.
+ *
+ * A reader is bound by its first PULL_OPEN and from then on is told of every announcement; what it asks for is queued on its
+ * connection and sent part by part: checksum, then the bytes, straight from the page. The queue is drained within a credit
+ * of bytes being sent, and within a few MiB a turn, so that checksums never keep the thread from heartbeats.
+ *
+ * A lease ends in one place, lease_settle: when it is DRAINING and none of its parts is in flight. In doubt are the pages of a
+ * lease some part of which was cut off, by a connection that had to be closed by force, before the reader had let it go.
+ */
+#include "transfer/impl.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "proto/wire/checksum.h"
+
+enum { UNITS_QUEUED_MAX = 65536 };
+#define TURN_BYTES (4u << 20)
+
+/* ---------------------------------------------------------------- life cycle */
+
+static struct lease *lease_find(struct xfer *x, struct xfer_id id)
+{
+    return (struct lease *)idmap_find(&x->leases_by_id, id);
+}
+
+static void lease_set_state(struct lease *l, enum lease_state to)
+{
+    bool legal =
+        (l->state == LEASE_OPEN && to == LEASE_COMPLETE) || (l->state != LEASE_DRAINING && to == LEASE_DRAINING);
+    assert(legal);
+    l->state = to;
+}
+
+static enum proto_reason reason_of(enum td_status end)
+{
+    if (end == TD_ERR_DEADLINE)
+        return REFUSE_EXPIRED;
+    return end == TD_ERR_CANCELLED ? REFUSE_CANCELLED : REFUSE_STALE;
+}
+
+static void remember_ended(struct xfer *x, struct xfer_id id, enum td_status end)
+{
+    struct idnode *same = idmap_find(&x->ended_by_id, id);
+    if (same)
+        idmap_remove(&x->ended_by_id, same);
+    struct ended *e = &x->ended[x->ended_at++ % ENDED_KEPT];
+    idmap_remove(&x->ended_by_id, &e->node);
+    e->reason = reason_of(end);
+    idmap_add(&x->ended_by_id, &e->node, id);
+}
+
+static void lease_settle(struct xfer *x, struct lease *l)
+{
+    if (l->state != LEASE_DRAINING || l->in_flight)
+        return;
+    idmap_remove(&x->leases_by_id, &l->node);
+    if (l->prev)
+        l->prev->next = l->next;
+    else
+        x->leases = l->next;
+    if (l->next)
+        l->next->prev = l->prev;
+    atomic_fetch_sub(&x->counters.leases_open, 1);
+    remember_ended(x, l->node.id, l->end_status);
+    log_debug(x->config.log, "lease ended req=%llx-%llu status=%s in_doubt=%d",
+              (unsigned long long)l->node.id.incarnation, (unsigned long long)l->node.id.counter,
+              td_status_name(l->end_status), l->in_doubt);
+    l->params.on_end(l->params.user, l->node.id, l->end_status, l->in_doubt);
+    free(l->pages);
+    free(l->ready);
+    free(l->units);
+    free(l);
+}
+
+static void drop_units(struct conn *c, const struct lease *l)
+{
+    struct send_unit **at = &c->out_units;
+    while (*at) {
+        struct send_unit *u = *at;
+        if (u->lease != l) {
+            at = &u->next;
+            continue;
+        }
+        *at = u->next;
+        c->n_out_units--;
+        free(u);
+    }
+    c->out_units_tail = at;
+}
+
+/* Stops issuing; the end comes when nothing is in flight. The reader is told, unless it is the one who said so. */
+static void lease_drain(struct xfer *x, struct lease *l, enum td_status why)
+{
+    if (l->state == LEASE_DRAINING)
+        return;
+    lease_set_state(l, LEASE_DRAINING);
+    l->end_status = why;
+    struct conn *c = l->reader;
+    if (c) {
+        drop_units(c, l);
+        if (!l->released && conn_is_up(c)) {
+            uint8_t out[WIRE_HEADER_MAX];
+            conn_say(c, out, proto_put_refuse(out, l->node.id, reason_of(why)));
+        }
+        l->in_doubt |= why == TD_ERR_PEER_LOST && l->in_flight && !l->released;
+        l->reader = NULL;
+    }
+    lease_settle(x, l);
+}
+
+void lease_conn_lost(struct conn *c)
+{
+    for (struct lease *l = c->x->leases, *next; l; l = next) {
+        next = l->next;
+        if (l->reader == c)
+            lease_drain(c->x, l, TD_ERR_PEER_LOST);
+    }
+}
+
+void lease_cancel_all(struct xfer *x)
+{
+    for (struct lease *l = x->leases, *next; l; l = next) {
+        next = l->next;
+        lease_drain(x, l, TD_ERR_CANCELLED);
+    }
+}
+
+void lease_timer(struct xfer *x, struct lease *l)
+{
+    if (l->state == LEASE_DRAINING)
+        return;
+    if (x->now_ns >= l->expires_ns)
+        lease_drain(x, l, TD_ERR_DEADLINE);
+    else
+        due_at(x, l->expires_ns);
+}
+
+static void lease_touch(struct xfer *x, struct lease *l)
+{
+    l->expires_ns = x->now_ns + l->params.duration_ns;
+    due_at(x, l->expires_ns);
+}
+
+/* ------------------------------------------------------ what the holder says */
+
+struct grant_command {
+    struct command head;
+    struct xfer_lease_params params;
+};
+
+static void run_grant(struct xfer *x, struct command *command)
+{
+    const struct xfer_lease_params *p = &((struct grant_command *)command)->params;
+    if (x->stopping || lease_find(x, p->id)) {
+        p->on_end(p->user, p->id, x->stopping ? TD_ERR_CANCELLED : TD_ERR_INVALID, false);
+        return;
+    }
+    struct lease *l = mem_zalloc(sizeof(*l));
+    l->params = *p;
+    l->next = x->leases;
+    if (x->leases)
+        x->leases->prev = l;
+    x->leases = l;
+    idmap_add(&x->leases_by_id, &l->node, p->id);
+    atomic_fetch_add(&x->counters.leases_open, 1);
+    lease_touch(x, l);
+}
+
+void xfer_lease_grant(struct xfer *x, const struct xfer_lease_params *params)
+{
+    struct grant_command *c = mem_zalloc(sizeof(*c));
+    c->head.run = run_grant;
+    c->params = *params;
+    command_push(x, &c->head);
+}
+
+/* One unit as ANNOUNCE messages of at most PROTO_UNIT_PAGES pages. */
+static void tell_unit(struct lease *l, const struct lease_unit *u)
+{
+    struct proto_unit m = {.id = l->node.id, .layer_begin = u->layer_begin, .layer_end = u->layer_end};
+    for (uint32_t done = 0; done < u->n; done += m.n) {
+        m.first = u->first + done;
+        m.n = (uint16_t)(u->n - done < PROTO_UNIT_PAGES ? u->n - done : PROTO_UNIT_PAGES);
+        for (uint32_t i = 0; i < m.n; i++)
+            m.generations[i] = l->pages[m.first + i].generation;
+        uint8_t out[WIRE_HEADER_MAX];
+        conn_say(l->reader, out, proto_put_unit(out, MSG_ANNOUNCE, &m));
+    }
+}
+
+static void tell_finish(struct lease *l)
+{
+    uint8_t out[WIRE_HEADER_MAX];
+    conn_say(l->reader, out, proto_put_finish(out, l->node.id, l->n_final, l->tail, l->tail_len));
+}
+
+struct announce_command {
+    struct command head;
+    struct xfer_id id;
+    struct lease_unit unit;
+    struct xfer_page pages[];
+};
+
+static void lease_reserve(struct xfer *x, struct lease *l, uint32_t n)
+{
+    if (n > l->cap_pages) {
+        uint32_t cap = l->cap_pages ? l->cap_pages : 16;
+        while (cap < n)
+            cap *= 2;
+        l->pages = mem_resize(l->pages, cap, sizeof(l->pages[0]));
+        l->ready = mem_resize(l->ready, (size_t)cap * x->words, sizeof(l->ready[0]));
+        memset(l->pages + l->cap_pages, 0, (cap - l->cap_pages) * sizeof(l->pages[0]));
+        memset(l->ready + (size_t)l->cap_pages * x->words, 0, (size_t)(cap - l->cap_pages) * x->words * 8);
+        l->cap_pages = cap;
+    }
+    if (n > l->n_pages)
+        l->n_pages = n;
+}
+
+static void run_announce(struct xfer *x, struct command *command)
+{
+    struct announce_command *c = (struct announce_command *)command;
+    struct lease *l = lease_find(x, c->id);
+    if (!l || l->state == LEASE_DRAINING)
+        return; /* it ended meanwhile, and its owner was or will be told */
+    assert(l->state == LEASE_OPEN);
+    lease_reserve(x, l, c->unit.first + c->unit.n);
+    for (uint32_t i = 0; i < c->unit.n; i++) {
+        uint32_t at = c->unit.first + i;
+        assert(!l->pages[at].data || l->pages[at].data == c->pages[i].data);
+        l->pages[at] = c->pages[i];
+        bits_set(l->ready + (size_t)at * x->words, c->unit.layer_begin, c->unit.layer_end);
+    }
+    if (l->reader) {
+        tell_unit(l, &c->unit);
+        return;
+    }
+    if (l->n_units == l->cap_units) {
+        l->cap_units = l->cap_units ? 2 * l->cap_units : 16;
+        l->units = mem_resize(l->units, l->cap_units, sizeof(l->units[0]));
+    }
+    l->units[l->n_units++] = c->unit;
+}
+
+void xfer_lease_announce(struct xfer *x, struct xfer_id id, uint32_t first_index, const struct xfer_page *pages,
+                         uint32_t n_pages, uint16_t layer_begin, uint16_t layer_end)
+{
+    if (!n_pages)
+        return;
+    assert(layer_begin < layer_end && layer_end <= x->layout.n_layers);
+    assert(first_index < x->pages_max && n_pages <= x->pages_max - first_index);
+    for (uint32_t i = 0; i < n_pages; i++)
+        assert(xfer_in_arena(x, pages[i].data));
+    struct announce_command *c = mem_zalloc(sizeof(*c) + n_pages * sizeof(pages[0]));
+    c->head.run = run_announce;
+    c->id = id;
+    c->unit = (struct lease_unit){first_index, n_pages, layer_begin, layer_end};
+    memcpy(c->pages, pages, n_pages * sizeof(pages[0]));
+    command_push(x, &c->head);
+}
+
+struct finish_command {
+    struct command head;
+    struct xfer_id id;
+    uint32_t n_pages, tail_len;
+    uint8_t tail[PROTO_TAIL_MAX];
+};
+
+static void run_finish(struct xfer *x, struct command *command)
+{
+    struct finish_command *c = (struct finish_command *)command;
+    struct lease *l = lease_find(x, c->id);
+    if (!l || l->state == LEASE_DRAINING)
+        return;
+    lease_set_state(l, LEASE_COMPLETE);
+    l->n_final = c->n_pages;
+    l->tail_len = c->tail_len;
+    memcpy(l->tail, c->tail, c->tail_len);
+    if (l->reader)
+        tell_finish(l);
+}
+
+void xfer_lease_finish(struct xfer *x, struct xfer_id id, uint32_t n_pages, const void *tail, uint32_t tail_len_bytes)
+{
+    assert(tail_len_bytes <= PROTO_TAIL_MAX && n_pages <= x->pages_max);
+    struct finish_command *c = mem_zalloc(sizeof(*c));
+    c->head.run = run_finish;
+    c->id = id;
+    c->n_pages = n_pages;
+    c->tail_len = tail_len_bytes;
+    if (tail_len_bytes)
+        memcpy(c->tail, tail, tail_len_bytes);
+    command_push(x, &c->head);
+}
+
+struct cancel_command {
+    struct command head;
+    struct xfer_id id;
+};
+
+static void run_cancel(struct xfer *x, struct command *command)
+{
+    struct lease *l = lease_find(x, ((struct cancel_command *)command)->id);
+    if (l)
+        lease_drain(x, l, TD_ERR_CANCELLED);
+}
+
+void xfer_lease_cancel(struct xfer *x, struct xfer_id id)
+{
+    struct cancel_command *c = mem_zalloc(sizeof(*c));
+    c->head.run = run_cancel;
+    c->id = id;
+    command_push(x, &c->head);
+}
+
+/* ------------------------------------------------------ what the reader says */
+
+static void refuse(struct conn *c, struct xfer_id id, enum proto_reason reason)
+{
+    struct counters *n = &c->x->counters;
+    atomic_fetch_add(reason == REFUSE_NOT_YET ? &n->not_yet : &n->refused_stale, 1);
+    uint8_t out[WIRE_HEADER_MAX];
+    conn_say(c, out, proto_put_refuse(out, id, reason));
+}
+
+static void refuse_ended(struct conn *c, struct xfer_id id, enum proto_reason else_reason)
+{
+    const struct ended *e = (const struct ended *)idmap_find(&c->x->ended_by_id, id);
+    refuse(c, id, e ? e->reason : else_reason);
+}
+
+static void bind_reader(struct lease *l, struct conn *c)
+{
+    l->reader = c;
+    l->reader_incarnation = c->incarnation;
+    for (uint32_t i = 0; i < l->n_units; i++)
+        tell_unit(l, &l->units[i]);
+    l->n_units = 0;
+    if (l->state == LEASE_COMPLETE)
+        tell_finish(l);
+}
+
+void lease_on_open(struct conn *c, struct xfer_id id, uint64_t holder_incarnation)
+{
+    struct xfer *x = c->x;
+    if (holder_incarnation && holder_incarnation != x->config.incarnation) {
+        refuse(c, id, REFUSE_STALE);
+        return;
+    }
+    struct lease *l = lease_find(x, id);
+    if (!l) {
+        refuse_ended(c, id, REFUSE_NOT_YET);
+        return;
+    }
+    bool is_other = (l->params.reader_incarnation && l->params.reader_incarnation != c->incarnation) ||
+                    (l->reader && l->reader != c);
+    if (l->state == LEASE_DRAINING || is_other) {
+        refuse(c, id, l->state == LEASE_DRAINING ? reason_of(l->end_status) : REFUSE_STALE);
+        return;
+    }
+    lease_touch(x, l);
+    if (!l->reader)
+        bind_reader(l, c);
+}
+
+/* Whether every part asked for was announced, with these generations. */
+static bool is_ready(const struct xfer *x, const struct lease *l, const struct proto_unit *u)
+{
+    if (u->first + u->n > l->n_pages || u->layer_end > x->layout.n_layers)
+        return false;
+    for (uint32_t i = 0; i < u->n; i++)
+        if (l->pages[u->first + i].generation != u->generations[i] ||
+            !bits_all(l->ready + (size_t)(u->first + i) * x->words, u->layer_begin, u->layer_end))
+            return false;
+    return true;
+}
+
+void lease_on_pull(struct conn *c, const struct proto_unit *u)
+{
+    struct xfer *x = c->x;
+    struct lease *l = lease_find(x, u->id);
+    if (!l || l->reader != c) {
+        if (!l || l->state != LEASE_DRAINING) /* else it was told why when the lease ended */
+            refuse_ended(c, u->id, REFUSE_UNKNOWN);
+        return;
+    }
+    lease_touch(x, l);
+    if (!is_ready(x, l, u)) {
+        log_warn(x->config.log, "pull names what is not announced peer=%s first=%u n=%u layers=%u-%u", c->name,
+                 u->first, u->n, u->layer_begin, u->layer_end);
+        refuse(c, u->id, REFUSE_STALE);
+        return;
+    }
+    if (c->n_out_units >= UNITS_QUEUED_MAX) {
+        log_warn(x->config.log, "too many pulls queued peer=%s", c->name);
+        conn_close(c, TD_ERR_PROTOCOL);
+        return;
+    }
+    struct send_unit *s = mem_zalloc(sizeof(*s));
+    *s = (struct send_unit){NULL, l, u->first, u->n, 0, u->layer_begin, u->layer_end};
+    *c->out_units_tail = s;
+    c->out_units_tail = &s->next;
+    c->n_out_units++;
+}
+
+void lease_on_release(struct conn *c, struct xfer_id id, enum td_status status)
+{
+    struct lease *l = lease_find(c->x, id);
+    if (!l || l->reader != c)
+        return;
+    bool is_ok = status == TD_OK && l->state == LEASE_COMPLETE;
+    l->released = true;
+    lease_drain(c->x, l, is_ok ? TD_OK : TD_ERR_CANCELLED);
+}
+
+/* ------------------------------------------------------------------- sending */
+
+struct part { /* one answer on its way */
+    struct conn *conn;
+    struct lease *lease;
+    uint64_t len;
+    bool is_last; /* it holds the last layer: counts as a page */
+};
+
+static void part_sent(void *arg, enum td_status status)
+{
+    struct part *p = arg;
+    struct lease *l = p->lease;
+    struct xfer *x = p->conn->x;
+    p->conn->out_bytes -= p->len;
+    l->in_flight--;
+    if (!status) {
+        p->conn->heard_ns = x->now_ns; /* it took the bytes, so it lives */
+        atomic_fetch_add(&x->counters.bytes_out, p->len);
+        atomic_fetch_add(&x->counters.pages_out, p->is_last);
+    } else if (!l->released) {
+        l->in_doubt = true;
+    }
+    free(p);
+    lease_settle(x, l);
+}
+
+static uint64_t send_part(struct conn *c, const struct send_unit *u)
+{
+    struct xfer *x = c->x;
+    struct lease *l = u->lease;
+    uint32_t index = u->first + u->pos;
+    const struct xfer_page *page = &l->pages[index];
+    const uint8_t *bytes = (const uint8_t *)page->data + u->layer_begin * x->layer_bytes;
+    struct part *p = mem_zalloc(sizeof(*p));
+    *p = (struct part){c, l, (uint64_t)(u->layer_end - u->layer_begin) * x->layer_bytes,
+                       u->layer_end == x->layout.n_layers};
+    const struct checksum_identity identity = {.id_a = l->node.id.incarnation,
+                                               .id_b = l->node.id.counter,
+                                               .index = index,
+                                               .generation = page->generation,
+                                               .part_begin = u->layer_begin,
+                                               .part_end = u->layer_end};
+    const struct proto_data m = {.id = l->node.id,
+                                 .index = index,
+                                 .generation = page->generation,
+                                 .layer_begin = u->layer_begin,
+                                 .layer_end = u->layer_end,
+                                 .checksum = checksum_bytes(&identity, bytes, p->len)};
+    uint8_t out[WIRE_HEADER_MAX];
+    uint32_t n = proto_put_data(out, &m);
+    uint64_t len = p->len;
+    l->in_flight++;
+    c->out_bytes += len;
+    wire_send(c->wire, out, n, bytes, len, part_sent, p);
+    return len;
+}
+
+bool lease_pump(struct conn *c)
+{
+    uint64_t turn = 0, max = c->x->config.max_inflight_bytes;
+    while (c->out_units && turn < TURN_BYTES) {
+        struct send_unit *u = c->out_units;
+        uint64_t len = (uint64_t)(u->layer_end - u->layer_begin) * c->x->layer_bytes;
+        if (c->out_bytes && c->out_bytes + len > max)
+            break;
+        turn += send_part(c, u);
+        if (++u->pos < u->n)
+            continue;
+        c->out_units = u->next;
+        if (!c->out_units)
+            c->out_units_tail = &c->out_units;
+        c->n_out_units--;
+        free(u);
+    }
+    return turn != 0;
+}

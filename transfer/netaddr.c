@@ -1,0 +1,128 @@
+#include "transfer/netaddr.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum td_status netaddr_resolve(const char *text, struct sockaddr_storage *out, socklen_t *len_out,
+                               struct td_error *error_out)
+{
+    char host[256];
+    const char *colon = strrchr(text, ':');
+    if (!colon || !colon[1] || (size_t)(colon - text) >= sizeof(host))
+        return td_fail(error_out, TD_ERR_INVALID, "address %.200s: expected HOST:PORT", text);
+    size_t n = (size_t)(colon - text);
+    bool bracketed = n >= 2 && text[0] == '[' && text[n - 1] == ']';
+    memcpy(host, text + bracketed, n - 2u * bracketed);
+    host[n - 2u * bracketed] = 0;
+
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | AI_PASSIVE};
+    struct addrinfo *found = NULL;
+    int rc = getaddrinfo(host[0] ? host : NULL, colon + 1, &hints, &found);
+    if (rc)
+        return td_fail(error_out, TD_ERR_NOT_FOUND, "address %.180s: %s", text, gai_strerror(rc));
+    memset(out, 0, sizeof(*out));
+    memcpy(out, found->ai_addr, found->ai_addrlen);
+    *len_out = found->ai_addrlen;
+    freeaddrinfo(found);
+    return TD_OK;
+}
+
+void netaddr_format(const struct sockaddr_storage *address, char *out, uint32_t out_bytes)
+{
+    char host[INET6_ADDRSTRLEN] = "?";
+    if (address->ss_family == AF_INET) {
+        const struct sockaddr_in *a = (const struct sockaddr_in *)address;
+        inet_ntop(AF_INET, &a->sin_addr, host, sizeof(host));
+        snprintf(out, out_bytes, "%s:%u", host, ntohs(a->sin_port));
+        return;
+    }
+    const struct sockaddr_in6 *a = (const struct sockaddr_in6 *)address;
+    inet_ntop(AF_INET6, &a->sin6_addr, host, sizeof(host));
+    snprintf(out, out_bytes, "[%s]:%u", host, ntohs(a->sin6_port));
+}
+
+static bool same_host(const struct sockaddr *a, const struct sockaddr_storage *b)
+{
+    if (!a || a->sa_family != b->ss_family)
+        return false;
+    if (a->sa_family == AF_INET)
+        return ((const struct sockaddr_in *)a)->sin_addr.s_addr == ((const struct sockaddr_in *)b)->sin_addr.s_addr;
+    return a->sa_family == AF_INET6 && !memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr,
+                                               &((const struct sockaddr_in6 *)b)->sin6_addr, sizeof(struct in6_addr));
+}
+
+static bool is_loopback(const struct sockaddr_storage *a)
+{
+    if (a->ss_family == AF_INET)
+        return ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr) >> 24 == 127;
+    return a->ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)a)->sin6_addr);
+}
+
+static bool is_any(const struct sockaddr_storage *a)
+{
+    if (a->ss_family == AF_INET)
+        return ((const struct sockaddr_in *)a)->sin_addr.s_addr == htonl(INADDR_ANY);
+    return a->ss_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&((const struct sockaddr_in6 *)a)->sin6_addr);
+}
+
+static bool device_holding(const struct sockaddr_storage *address, char out[64])
+{
+    struct ifaddrs *all = NULL;
+    if (getifaddrs(&all))
+        return false;
+    bool found = false;
+    for (struct ifaddrs *i = all; i && !found; i = i->ifa_next) {
+        found = same_host(i->ifa_addr, address);
+        if (found)
+            snprintf(out, 64, "%s", i->ifa_name);
+    }
+    freeifaddrs(all);
+    return found;
+}
+
+/* Connecting a datagram socket sends nothing, but makes the kernel choose the route and with it our own address. */
+static bool device_towards(const struct sockaddr_storage *address, socklen_t len, char out[64])
+{
+    int fd = socket(address->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return false;
+    struct sockaddr_storage own = {0};
+    socklen_t own_len = sizeof(own);
+    bool routed = connect(fd, (const struct sockaddr *)address, len) == 0 &&
+                  getsockname(fd, (struct sockaddr *)&own, &own_len) == 0;
+    close(fd);
+    return routed && device_holding(&own, out);
+}
+
+bool netaddr_device(const struct sockaddr_storage *address, socklen_t len, char out[64])
+{
+    if (is_any(address))
+        return false;
+    if (is_loopback(address)) {
+        snprintf(out, 64, "lo");
+        return true;
+    }
+    return device_holding(address, out) || device_towards(address, len, out);
+}
+
+void netaddr_any_device(char out[64])
+{
+    snprintf(out, 64, "lo");
+    struct ifaddrs *all = NULL;
+    if (getifaddrs(&all))
+        return;
+    for (struct ifaddrs *i = all; i; i = i->ifa_next) {
+        if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET || !(i->ifa_flags & IFF_UP) ||
+            i->ifa_flags & IFF_LOOPBACK)
+            continue;
+        snprintf(out, 64, "%s", i->ifa_name);
+        break;
+    }
+    freeifaddrs(all);
+}

@@ -1,0 +1,657 @@
+/*
+ * Connections: handshake, heartbeats, goodbye, user messages, and the addresses that we connect to.
+ *
+ * Handshake, c the side that connected:      c: HELLO  ->      a: HELLO  ->      c: AUTH  ->      a: AUTH
+ * a proves itself only to a peer that has proved itself; each side checks version and layout on its own, so each can name
+ * the field that differs. Nothing else is accepted before. Who is refused gets a GOODBYE that says why.
+ *
+ * Liveness: a heartbeat goes out every heartbeat_ns on every connection that has one; silence_ns without anything heard is
+ * death, and ends in the same forced close as an error of the transport. If this process itself was stopped or starved, that
+ * time does not count as the others' silence (xfer.c moves heard_ns on).
+ *
+ * Goodbye: the one who leaves says GOODBYE and waits for the answer, the other's close or LEAVE_PATIENCE_NS. The other ends
+ * everything with that peer, answers, and waits for the close; so an end of the connection is never taken for a death.
+ */
+#include "transfer/impl.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/endian.h"
+#include "base/mem.h"
+#include "base/random.h"
+
+enum { PARTS_OUT_MAX = 16384 };
+#define LEAVE_PATIENCE_NS (250 * NS_PER_MS)
+#define BACKOFF_MIN_NS    (50 * NS_PER_MS)
+#define BACKOFF_MAX_NS    NS_PER_S
+
+static void conn_set_state(struct conn *c, enum conn_state to)
+{
+    assert(to > c->state); /* the drawing in impl.h only goes to the right */
+    c->state = to;
+}
+
+/* One handshake takes a few round trips and the making of two ucp workers. */
+static uint64_t handshake_ns(const struct xfer *x)
+{
+    return 2 * x->config.silence_ns;
+}
+
+/* ------------------------------------------------------------------- peers */
+
+static struct xfer_peer *peer_get(struct xfer *x, uint64_t incarnation)
+{
+    struct xfer_peer *p = x->peers;
+    while (p && p->incarnation != incarnation)
+        p = p->next;
+    if (p)
+        return p;
+    p = mem_zalloc(sizeof(*p));
+    p->incarnation = incarnation;
+    p->next = x->peers;
+    x->peers = p;
+    return p;
+}
+
+static void note_transport(struct xfer *x, struct conn *c)
+{
+    char now[128] = "";
+    wire_transport(c->wire, now, sizeof(now));
+    log_info(x->config.log, "peer connected peer=%s incarnation=%016llx direction=%s transport=%s", c->name,
+             (unsigned long long)c->incarnation, c->target ? "out" : "in", now);
+    if (!strcmp(x->config.tls, "auto") && c->target && !strncmp(c->target->address, "127.", 4) && strstr(now, "tcp") &&
+        !strstr(now, "posix"))
+        log_warn(x->config.log, "peer on this host is reached by tcp, not by shared memory peer=%s transport=%s",
+                 c->name, now);
+    pthread_mutex_lock(&x->transport_lock);
+    size_t used = strlen(x->transport);
+    if (!strstr(x->transport, now))
+        snprintf(x->transport + used, sizeof(x->transport) - used, "%s%s", used ? "," : "", now);
+    pthread_mutex_unlock(&x->transport_lock);
+}
+
+static void targets_flush(struct conn *c);
+
+static void conn_up(struct conn *c)
+{
+    struct xfer *x = c->x;
+    conn_set_state(c, CONN_UP);
+    c->was_up = true;
+    c->beat_ns = x->now_ns + x->config.heartbeat_ns;
+    due_at(x, c->beat_ns);
+    struct xfer_peer *p = c->peer = peer_get(x, c->incarnation);
+    memcpy(p->name, c->name, sizeof(p->name));
+    note_transport(x, c);
+    if (p->n_conns++ == 0) {
+        atomic_fetch_add(&x->counters.peers_up, 1);
+        if (x->config.callbacks.on_peer_up)
+            x->config.callbacks.on_peer_up(x->config.callbacks.user, p, p->incarnation, p->name);
+    }
+    if (c->target) {
+        c->target->n_failures = 0;
+        targets_flush(c);
+        pull_on_up(c->target);
+    }
+}
+
+static void peer_leave(struct conn *c)
+{
+    struct xfer *x = c->x;
+    struct xfer_peer *p = c->peer;
+    if (!p || --p->n_conns)
+        return;
+    log_info(x->config.log, "peer down peer=%s incarnation=%016llx why=%s", p->name, (unsigned long long)p->incarnation,
+             c->why ? td_status_name(c->why) : "goodbye");
+    atomic_fetch_sub(&x->counters.peers_up, 1);
+    if (x->config.callbacks.on_peer_down)
+        x->config.callbacks.on_peer_down(x->config.callbacks.user, p, p->incarnation, c->why);
+}
+
+/* ------------------------------------------------------------- beginning, end */
+
+static struct conn *conn_new(struct xfer *x, enum conn_state state)
+{
+    struct conn *c = mem_zalloc(sizeof(*c));
+    c->x = x;
+    c->state = state;
+    c->out_units_tail = &c->out_units;
+    c->heard_ns = x->now_ns;
+    c->deadline_ns = x->now_ns + handshake_ns(x);
+    due_at(x, c->deadline_ns);
+    c->next = x->conns;
+    x->conns = c;
+    return c;
+}
+
+static void conn_detach(struct conn *c)
+{
+    lease_conn_lost(c);
+    pull_conn_lost(c);
+}
+
+static void target_failed(struct conn *c, enum td_status why);
+
+void conn_close(struct conn *c, enum td_status why)
+{
+    if (c->state == CONN_CLOSING)
+        return;
+    if (c->state != CONN_LEAVING)
+        c->why = why;
+    bool was_up = c->state == CONN_UP;
+    conn_set_state(c, CONN_CLOSING);
+    if (was_up)
+        conn_detach(c);
+    if (c->target && !c->was_up)
+        target_failed(c, c->why);
+    wire_close(c->wire);
+}
+
+/* Says why, and ends everything on this connection; the close follows by their answer or by time. */
+static void conn_leave(struct conn *c, enum td_status why, bool is_reply)
+{
+    uint8_t out[WIRE_HEADER_MAX];
+    conn_say(c, out, proto_put_goodbye(out, is_reply, why));
+    if (c->state == CONN_LEAVING)
+        return;
+    bool was_up = c->state == CONN_UP;
+    c->why = why;
+    conn_set_state(c, CONN_LEAVING);
+    c->deadline_ns = c->x->now_ns + LEAVE_PATIENCE_NS * (is_reply ? 2 : 1);
+    due_at(c->x, c->deadline_ns);
+    if (was_up)
+        conn_detach(c);
+}
+
+void conn_leave_all(struct xfer *x)
+{
+    for (struct conn *c = x->conns; c; c = c->next) {
+        if (c->state == CONN_UP)
+            conn_leave(c, TD_OK, false);
+        else if (c->state != CONN_LEAVING)
+            conn_close(c, TD_ERR_CANCELLED);
+    }
+}
+
+static void on_accept(void *user, struct wire_conn *wire)
+{
+    struct xfer *x = user;
+    if (x->stopping)
+        return;
+    struct conn *c = conn_new(x, CONN_HELLO);
+    c->wire = wire;
+    wire->user = c;
+}
+
+static void send_hello(struct conn *c)
+{
+    struct xfer *x = c->x;
+    struct proto_hello h = {.incarnation = x->config.incarnation, .layout = x->layout};
+    put_u64(h.nonce, random_u64());
+    put_u64(h.nonce + 8, random_u64());
+    snprintf(h.name, sizeof(h.name), "%s", x->name);
+    c->hello_ours_len = proto_put_hello(c->hello_ours, &h);
+    conn_say(c, c->hello_ours, c->hello_ours_len);
+}
+
+static void on_open(void *user)
+{
+    struct conn *c = user;
+    if (c->state != CONN_CONNECTING)
+        return;
+    conn_set_state(c, CONN_HELLO);
+    send_hello(c);
+}
+
+static void on_error(void *user, enum td_status why)
+{
+    struct conn *c = user;
+    if (c->state < CONN_LEAVING)
+        log_debug(c->x->config.log, "connection lost peer=%s address=%s status=%s", c->name,
+                  c->target ? c->target->address : "", td_status_name(why));
+    conn_close(c, TD_ERR_PEER_LOST);
+}
+
+static void on_closed(void *user)
+{
+    struct conn *c = user;
+    struct xfer *x = c->x;
+    assert(c->state == CONN_CLOSING && !c->out_bytes && !c->in_bytes && !c->n_out_units);
+    struct conn **at = &x->conns;
+    while (*at != c)
+        at = &(*at)->next;
+    *at = c->next;
+    if (c->target) {
+        c->target->conn = NULL;
+        due_at(x, x->now_ns);
+    }
+    peer_leave(c);
+    free(c->message);
+    free(c);
+}
+
+/* ----------------------------------------------------------------- handshake */
+
+static void conn_refuse(struct conn *c, enum td_status why, const char *reason)
+{
+    log_warn(c->x->config.log, "peer refused peer=%s address=%s status=%s reason=%s", c->name[0] ? c->name : "?",
+             c->target ? c->target->address : "", td_status_name(why), reason);
+    conn_leave(c, why, false);
+    if (c->target)
+        target_failed(c, why);
+}
+
+static void mac_of(const struct conn *c, char role, uint8_t mac[PROTO_MAC_BYTES])
+{
+    if (c->target)
+        proto_mac(c->x->secret, role, c->hello_ours, c->hello_ours_len, c->hello_theirs, c->hello_theirs_len, mac);
+    else
+        proto_mac(c->x->secret, role, c->hello_theirs, c->hello_theirs_len, c->hello_ours, c->hello_ours_len, mac);
+}
+
+static void send_auth(struct conn *c)
+{
+    uint8_t mac[PROTO_MAC_BYTES], out[WIRE_HEADER_MAX];
+    mac_of(c, c->target ? 'c' : 'a', mac);
+    conn_say(c, out, proto_put_auth(out, mac));
+}
+
+static void on_hello(struct conn *c, const struct proto_hello *h, const uint8_t *bytes, uint32_t len)
+{
+    struct xfer *x = c->x;
+    memcpy(c->hello_theirs, bytes, len);
+    c->hello_theirs_len = len;
+    c->incarnation = h->incarnation;
+    memcpy(c->name, h->name, sizeof(c->name));
+    if (!c->target)
+        send_hello(c); /* also if we refuse: then the other side can name the field by itself */
+    struct td_error why = {""};
+    if (kv_layout_match(&x->layout, &h->layout, &why)) {
+        conn_refuse(c, TD_ERR_VERSION, why.text);
+        return;
+    }
+    conn_set_state(c, CONN_AUTH);
+    if (c->target)
+        send_auth(c);
+}
+
+static void on_auth(struct conn *c, const uint8_t *mac)
+{
+    uint8_t expected[PROTO_MAC_BYTES];
+    mac_of(c, c->target ? 'a' : 'c', expected);
+    if (!proto_mac_equal(mac, expected)) {
+        conn_refuse(c, TD_ERR_AUTH, "the cluster secret differs");
+        return;
+    }
+    if (!c->target)
+        send_auth(c);
+    conn_up(c);
+}
+
+static void on_goodbye(struct conn *c, bool is_reply, enum td_status status)
+{
+    switch (c->state) {
+    case CONN_UP:
+        conn_leave(c, status, true);
+        return;
+    case CONN_LEAVING:
+        if (!is_reply)
+            conn_leave(c, c->why, true);
+        conn_close(c, c->why);
+        return;
+    default:
+        if (status)
+            log_warn(c->x->config.log, "refused by peer=%s address=%s status=%s", c->name,
+                     c->target ? c->target->address : "", td_status_name(status));
+        conn_close(c, status ? status : TD_ERR_PEER_LOST);
+        return;
+    }
+}
+
+/* ------------------------------------------------------------------ messages */
+
+static void drop_messages(struct xfer *x, uint64_t n)
+{
+    atomic_fetch_add(&x->counters.messages_dropped, n);
+}
+
+static void part_sent(void *arg, enum td_status status)
+{
+    (void)status;
+    ((struct conn *)arg)->n_parts_out--;
+}
+
+static void send_message(struct conn *c, uint16_t kind, const uint8_t *data, uint32_t len)
+{
+    if (c->n_parts_out + len / PROTO_USER_PART >= PARTS_OUT_MAX) {
+        log_warn(c->x->config.log, "message dropped: peer does not read peer=%s bytes=%u", c->name, len);
+        drop_messages(c->x, 1);
+        return;
+    }
+    uint32_t at = 0;
+    do {
+        uint8_t out[WIRE_HEADER_MAX];
+        uint32_t n = len - at < PROTO_USER_PART ? len - at : PROTO_USER_PART;
+        uint32_t size = proto_put_user(out, kind, len, at, len ? data + at : NULL, n);
+        c->n_parts_out++;
+        wire_send(c->wire, out, size, NULL, 0, part_sent, c);
+        at += n;
+    } while (at < len);
+}
+
+static void tell_message(struct conn *c, uint16_t kind, const void *data, uint32_t len)
+{
+    const struct xfer_callbacks *cb = &c->x->config.callbacks;
+    if (cb->on_message)
+        cb->on_message(cb->user, c->peer, kind, data, len);
+}
+
+static void on_user(struct conn *c, const struct proto_msg *m)
+{
+    if (m->user.offset != c->message_len ||
+        (m->user.offset && (m->user.kind != c->message_kind || m->user.total_len != c->message_total))) {
+        conn_close(c, TD_ERR_PROTOCOL);
+        return;
+    }
+    if (m->user.len == m->user.total_len) {
+        tell_message(c, m->user.kind, m->user.bytes, m->user.len);
+        return;
+    }
+    uint32_t end = m->user.offset + m->user.len;
+    if (end > c->message_cap) { /* grows with what has really come, not with what was promised */
+        uint32_t cap = 2 * end > 65536 ? 2 * end : 65536;
+        c->message_cap = cap < m->user.total_len ? cap : m->user.total_len;
+        c->message = mem_resize(c->message, c->message_cap, 1);
+    }
+    memcpy(c->message + m->user.offset, m->user.bytes, m->user.len);
+    c->message_kind = m->user.kind;
+    c->message_total = m->user.total_len;
+    c->message_len = end;
+    if (end < m->user.total_len)
+        return;
+    tell_message(c, m->user.kind, c->message, end);
+    free(c->message);
+    c->message = NULL;
+    c->message_len = c->message_cap = 0;
+}
+
+static void dispatch(struct conn *c, const struct proto_msg *m)
+{
+    switch (m->type) {
+    case MSG_HEARTBEAT:
+        return;
+    case MSG_PULL_OPEN:
+        lease_on_open(c, m->open.id, m->open.holder_incarnation);
+        return;
+    case MSG_PULL:
+        lease_on_pull(c, &m->unit);
+        return;
+    case MSG_RELEASE:
+        lease_on_release(c, m->release.id, m->release.status);
+        return;
+    case MSG_ANNOUNCE:
+        pull_on_announce(c, &m->unit);
+        return;
+    case MSG_FINISH:
+        pull_on_finish(c, m);
+        return;
+    case MSG_REFUSE:
+        pull_on_refuse(c, m->refuse.id, m->refuse.reason);
+        return;
+    case MSG_USER:
+        on_user(c, m);
+        return;
+    default:
+        log_warn(c->x->config.log, "message out of order peer=%s type=%d", c->name, (int)m->type);
+        conn_close(c, TD_ERR_PROTOCOL);
+        return;
+    }
+}
+
+static void on_message(void *user, const uint8_t *header, uint32_t len)
+{
+    struct conn *c = user;
+    struct proto_msg m;
+    struct td_error error = {""};
+    if (c->state == CONN_CLOSING)
+        return;
+    enum td_status s = proto_decode(header, len, &m, &error);
+    if (s) {
+        if (c->state < CONN_LEAVING)
+            conn_refuse(c, s, error.text);
+        return;
+    }
+    c->heard_ns = c->x->now_ns;
+    if (m.type == MSG_GOODBYE)
+        on_goodbye(c, m.goodbye.is_reply, m.goodbye.status);
+    else if (c->state == CONN_UP)
+        dispatch(c, &m);
+    else if (c->state == CONN_HELLO && m.type == MSG_HELLO)
+        on_hello(c, &m.hello, header, len);
+    else if (c->state == CONN_AUTH && m.type == MSG_AUTH)
+        on_auth(c, m.mac);
+    else if (c->state < CONN_UP)
+        conn_close(c, TD_ERR_PROTOCOL);
+}
+
+static void *on_payload(void *user, const uint8_t *header, uint32_t header_len, uint64_t payload_len, void **token_out)
+{
+    struct conn *c = user;
+    struct proto_msg m;
+    if (c->state != CONN_UP)
+        return NULL;
+    if (proto_decode(header, header_len, &m, NULL) || m.type != MSG_DATA) {
+        conn_close(c, TD_ERR_PROTOCOL);
+        return NULL;
+    }
+    c->heard_ns = c->x->now_ns;
+    return pull_on_payload(c, &m.data, payload_len, token_out);
+}
+
+static void on_payload_done(void *user, void *token, enum td_status status)
+{
+    pull_on_payload_done(user, token, status);
+}
+
+const struct wire_events PEER_WIRE_EVENTS = {
+    .on_accept = on_accept,
+    .on_open = on_open,
+    .on_message = on_message,
+    .on_payload = on_payload,
+    .on_payload_done = on_payload_done,
+    .on_error = on_error,
+    .on_closed = on_closed,
+};
+
+/* -------------------------------------------------------------------- timers */
+
+void conn_timer(struct conn *c)
+{
+    struct xfer *x = c->x;
+    if (c->state == CONN_CLOSING)
+        return;
+    if (c->state != CONN_UP) {
+        if (x->now_ns >= c->deadline_ns)
+            conn_close(c, TD_ERR_PEER_LOST);
+        else
+            due_at(x, c->deadline_ns);
+        return;
+    }
+    uint64_t silent_at = c->heard_ns + x->config.silence_ns;
+    if (x->now_ns >= silent_at) {
+        log_warn(x->config.log, "peer is silent peer=%s ms=%llu", c->name,
+                 (unsigned long long)((x->now_ns - c->heard_ns) / NS_PER_MS));
+        conn_close(c, TD_ERR_PEER_LOST);
+        return;
+    }
+    if (x->now_ns >= c->beat_ns) {
+        uint8_t out[8];
+        conn_say(c, out, proto_put_heartbeat(out));
+        c->beat_ns = x->now_ns + x->config.heartbeat_ns;
+    }
+    due_at(x, c->beat_ns < silent_at ? c->beat_ns : silent_at);
+}
+
+/* ------------------------------------------------------------------- targets */
+
+struct target *target_get(struct xfer *x, const char *address)
+{
+    struct target *t = x->targets;
+    while (t && strcmp(t->address, address))
+        t = t->next;
+    if (t)
+        return t;
+    t = mem_zalloc(sizeof(*t));
+    t->address = mem_strdup(address);
+    t->messages_tail = &t->messages;
+    t->next = x->targets;
+    x->targets = t;
+    return t;
+}
+
+static struct outgoing *message_pop(struct target *t)
+{
+    struct outgoing *m = t->messages;
+    t->messages = m->next;
+    if (!t->messages)
+        t->messages_tail = &t->messages;
+    return m;
+}
+
+static void targets_flush(struct conn *c)
+{
+    while (c->target->messages) {
+        struct outgoing *m = message_pop(c->target);
+        send_message(c, m->kind, m->data, m->len);
+        free(m);
+    }
+}
+
+/* An attempt failed before the peer was up. If it was refused, asking again won't help those who wait. */
+static void target_failed(struct conn *c, enum td_status why)
+{
+    struct target *t = c->target;
+    struct xfer *x = c->x;
+    uint64_t backoff = BACKOFF_MIN_NS << (t->n_failures < 5 ? t->n_failures : 5);
+    t->n_failures++;
+    t->next_attempt_ns = x->now_ns + (backoff < BACKOFF_MAX_NS ? backoff : BACKOFF_MAX_NS);
+    due_at(x, t->next_attempt_ns);
+    if (why == TD_ERR_PEER_LOST || why == TD_ERR_CANCELLED)
+        return;
+    pull_on_refused(t, why);
+    for (; t->messages; drop_messages(x, 1))
+        free(message_pop(t));
+}
+
+static void target_connect(struct xfer *x, struct target *t)
+{
+    struct conn *c = conn_new(x, CONN_CONNECTING);
+    c->target = t;
+    t->conn = c;
+    c->wire = wire_connect(x->wire, t->address, c);
+}
+
+void target_kick(struct xfer *x, struct target *t)
+{
+    if (x->stopping || t->conn)
+        return; /* the timer looks again when a connection on its way out is gone */
+    if (x->now_ns >= t->next_attempt_ns)
+        target_connect(x, t);
+    else
+        due_at(x, t->next_attempt_ns);
+}
+
+bool target_timer(struct xfer *x, struct target *t)
+{
+    while (t->messages && (x->stopping || x->now_ns >= t->messages->deadline_ns)) {
+        log_warn(x->config.log, "message dropped: can't be reached address=%s", t->address);
+        drop_messages(x, 1);
+        free(message_pop(t));
+    }
+    if (t->messages)
+        due_at(x, t->messages->deadline_ns);
+    bool is_wanted = t->messages || t->n_pulls;
+    if (is_wanted)
+        target_kick(x, t);
+    return is_wanted || t->conn || x->now_ns < t->next_attempt_ns;
+}
+
+void target_free(struct target *t)
+{
+    while (t->messages)
+        free(message_pop(t));
+    free(t->address);
+    free(t);
+}
+
+/* ------------------------------------------------------------- user messages */
+
+struct send_command {
+    struct command head;
+    struct xfer_peer *peer; /* or */
+    char *address;
+    struct outgoing *message;
+};
+
+static struct conn *conn_to_peer(struct xfer *x, const struct xfer_peer *peer)
+{
+    struct conn *found = NULL;
+    for (struct conn *c = x->conns; c; c = c->next)
+        if (c->peer == peer && c->state == CONN_UP && (!found || c->target))
+            found = c;
+    return found;
+}
+
+static void run_send(struct xfer *x, struct command *command)
+{
+    struct send_command *s = (struct send_command *)command;
+    struct outgoing *m = s->message;
+    struct target *t = s->address && !x->stopping ? target_get(x, s->address) : NULL;
+    struct conn *c = s->peer ? conn_to_peer(x, s->peer) : (t ? t->conn : NULL);
+    if (conn_is_up(c)) {
+        send_message(c, m->kind, m->data, m->len);
+        free(m);
+    } else if (t) {
+        m->deadline_ns = x->now_ns + handshake_ns(x);
+        *t->messages_tail = m;
+        t->messages_tail = &m->next;
+        due_at(x, m->deadline_ns);
+        target_kick(x, t);
+    } else {
+        drop_messages(x, 1);
+        free(m);
+    }
+    free(s->address);
+}
+
+static void push_send(struct xfer *x, struct xfer_peer *peer, const char *address, uint16_t kind, const void *data,
+                      uint32_t len)
+{
+    if (len > PROTO_USER_MAX) {
+        log_error(x->config.log, "message dropped: too long bytes=%u", len);
+        drop_messages(x, 1);
+        return;
+    }
+    struct send_command *s = mem_zalloc(sizeof(*s));
+    s->head.run = run_send;
+    s->peer = peer;
+    s->address = mem_strdup(address);
+    s->message = mem_zalloc(sizeof(*s->message) + len);
+    s->message->kind = kind;
+    s->message->len = len;
+    if (len)
+        memcpy(s->message->data, data, len);
+    command_push(x, &s->head);
+}
+
+void xfer_send(struct xfer *x, const char *address, uint16_t kind, const void *data, uint32_t len_bytes)
+{
+    push_send(x, NULL, address, kind, data, len_bytes);
+}
+
+void xfer_send_peer(struct xfer *x, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes)
+{
+    push_send(x, peer, NULL, kind, data, len_bytes);
+}

@@ -1,0 +1,153 @@
+/*
+ * The messages of the transfer protocol, byte by byte. Little-endian; every message begins with its type; reserved fields
+ * are 0 and lengths exact, or the message is refused. Decoding is total: any bytes give a status, and what a decoded
+ * message points to lies inside those bytes.
+ *
+ * HELLO      0 u16 1      2 u16 version (1)  4 u32 name_len (0..63)   8 u64 incarnation
+ *           16 nonce[16] 32 kv_layout[24]   56 name[name_len]
+ * AUTH       0 u16 2      2 u16 0            4 u32 0                  8 mac[32]
+ * HEARTBEAT  0 u16 3      2 u16 0            4 u32 0
+ * GOODBYE    0 u16 4      2 u16 is_reply     4 i32 status (0: a leave; else why the connection is refused)
+ * PULL_OPEN  0 u16 5      2 u16 0            4 u32 0      8 id[16]   24 u64 holder incarnation (0: any)
+ * ANNOUNCE   0 u16 6      2 u16 n (1..256)   4 u32 first  8 id[16]   24 u16 layer_begin  26 u16 layer_end
+ *           28 u32 0     32 u32 generation[n]
+ * PULL       0 u16 7      then as ANNOUNCE
+ * FINISH     0 u16 8      2 u16 tail_len (0..256)  4 u32 n_pages      8 id[16]           24 tail[tail_len]
+ * DATA       0 u16 9      2 u16 0            4 u32 index  8 id[16]   24 u16 layer_begin  26 u16 layer_end
+ *           28 u32 generation                 32 u64 checksum         (the bytes follow as the payload)
+ * REFUSE     0 u16 10     2 u16 reason       4 u32 0      8 id[16]
+ * RELEASE    0 u16 11     2 u16 0            4 i32 status 8 id[16]
+ * USER       0 u16 12     2 u16 kind         4 u32 total_len          8 u32 offset   12 u32 0   16 bytes[..]
+ *
+ * id is u64 incarnation, u64 counter. A user message longer than one header travels as consecutive USER parts.
+ *
+ * The mac of AUTH is HMAC-SHA-256(secret, "tandem-xfer-1" || role || HELLO of the connecting side || HELLO of the other),
+ * role being 'c' for the connecting side and 'a' for the accepting one, so neither side can be made to answer for the
+ * other, and name, layout and version are proved together with nonces and incarnations.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "proto/wire/kv_layout.h"
+#include "transfer/wire.h"
+#include "transfer/xfer.h"
+
+enum {
+    PROTO_VERSION = 1,
+    PROTO_NAME_MAX = 63,
+    PROTO_NONCE_BYTES = 16,
+    PROTO_MAC_BYTES = 32,
+    PROTO_UNIT_PAGES = 256,
+    PROTO_TAIL_MAX = 256,
+    PROTO_HELLO_MAX = 56 + PROTO_NAME_MAX,
+    PROTO_USER_HEADER = 16,
+    PROTO_USER_PART = WIRE_HEADER_MAX - PROTO_USER_HEADER,
+    PROTO_USER_MAX = 16 << 20, /* bytes of one user message */
+    PROTO_PAGES_MAX = 1 << 20, /* pages of one transfer */
+    PROTO_LAYERS_MAX = 1024,
+};
+
+enum proto_type { /* values travel: never renumber */
+                  MSG_HELLO = 1,
+                  MSG_AUTH = 2,
+                  MSG_HEARTBEAT = 3,
+                  MSG_GOODBYE = 4,
+                  MSG_PULL_OPEN = 5,
+                  MSG_ANNOUNCE = 6,
+                  MSG_PULL = 7,
+                  MSG_FINISH = 8,
+                  MSG_DATA = 9,
+                  MSG_REFUSE = 10,
+                  MSG_RELEASE = 11,
+                  MSG_USER = 12,
+};
+
+enum proto_reason { /* values travel */
+                    REFUSE_NOT_YET = 1,
+                    REFUSE_STALE = 2, /* another incarnation or generation, or the lease ended */
+                    REFUSE_UNKNOWN = 3,
+                    REFUSE_EXPIRED = 4,
+                    REFUSE_CANCELLED = 5,
+};
+
+struct proto_hello {
+    uint64_t incarnation;
+    uint8_t nonce[PROTO_NONCE_BYTES];
+    struct kv_layout layout;
+    char name[PROTO_NAME_MAX + 1];
+};
+
+struct proto_unit { /* pages [first, first + n) in layers [layer_begin, layer_end) */
+    struct xfer_id id;
+    uint32_t first;
+    uint16_t n, layer_begin, layer_end;
+    uint32_t generations[PROTO_UNIT_PAGES];
+};
+
+struct proto_data {
+    struct xfer_id id;
+    uint32_t index, generation;
+    uint16_t layer_begin, layer_end;
+    uint64_t checksum;
+};
+
+struct proto_msg { /* decoded; pointers lie in the bytes given */
+    enum proto_type type;
+    union {
+        struct proto_hello hello;
+        const uint8_t *mac;
+        struct {
+            int is_reply;
+            enum td_status status;
+        } goodbye;
+        struct {
+            struct xfer_id id;
+            uint64_t holder_incarnation;
+        } open;
+        struct proto_unit unit; /* ANNOUNCE, PULL */
+        struct {
+            struct xfer_id id;
+            uint32_t n_pages, tail_len;
+            const uint8_t *tail;
+        } finish;
+        struct proto_data data;
+        struct {
+            struct xfer_id id;
+            enum proto_reason reason;
+        } refuse;
+        struct {
+            struct xfer_id id;
+            enum td_status status;
+        } release;
+        struct {
+            uint16_t kind;
+            uint32_t total_len, offset, len;
+            const uint8_t *bytes;
+        } user;
+    };
+};
+
+/* TD_ERR_PROTOCOL, or TD_ERR_VERSION for a HELLO of another version or layout version; error_out names the field. */
+enum td_status proto_decode(const uint8_t *data, size_t len_bytes, struct proto_msg *out, struct td_error *error_out);
+
+/* Each writes at most WIRE_HEADER_MAX bytes and returns how many. */
+uint32_t proto_put_hello(uint8_t *out, const struct proto_hello *m);
+uint32_t proto_put_auth(uint8_t *out, const uint8_t mac[PROTO_MAC_BYTES]);
+uint32_t proto_put_heartbeat(uint8_t *out);
+uint32_t proto_put_goodbye(uint8_t *out, int is_reply, enum td_status status);
+uint32_t proto_put_pull_open(uint8_t *out, struct xfer_id id, uint64_t holder_incarnation);
+uint32_t proto_put_unit(uint8_t *out, enum proto_type announce_or_pull, const struct proto_unit *m);
+uint32_t proto_put_finish(uint8_t *out, struct xfer_id id, uint32_t n_pages, const void *tail, uint32_t tail_len);
+uint32_t proto_put_data(uint8_t *out, const struct proto_data *m);
+uint32_t proto_put_refuse(uint8_t *out, struct xfer_id id, enum proto_reason reason);
+uint32_t proto_put_release(uint8_t *out, struct xfer_id id, enum td_status status);
+uint32_t proto_put_user(uint8_t *out, uint16_t kind, uint32_t total_len, uint32_t offset, const void *bytes,
+                        uint32_t len);
+
+/* role: 'c' or 'a'; the hellos as they were sent. */
+void proto_mac(const char *secret, char role, const uint8_t *connecting, uint32_t connecting_len,
+               const uint8_t *accepting, uint32_t accepting_len, uint8_t mac_out[PROTO_MAC_BYTES]);
+int proto_mac_equal(const uint8_t *a, const uint8_t *b); /* in constant time */

@@ -1,0 +1,553 @@
+/*
+ * The reader's side: pulls.
+ *
+ *     WAITING (for the connection) -> OPENING (asked for the lease; "not yet" asks again) -> ACTIVE -> DRAINING -> ended
+ *
+ * Announcements queue units; units are asked for in parts of at most PART_BYTES within the connection's credit, all pulls
+ * of a connection taking turns. Every layer of every page is announced, asked for and landed at most once, each a bit, so
+ * whatever a peer sends can neither land twice nor where nothing was asked for; what is not expected is thrown away by
+ * the transport. A part counts only after its checksum agrees.
+ *
+ * A pull ends in one place, pull_settle: when it is DRAINING and no payload is landing in its pages. Parts that were asked for
+ * but have not begun to arrive need not be waited for: when they come, the pull is unknown and they are thrown away.
+ */
+#include "transfer/impl.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "proto/wire/checksum.h"
+
+#define PART_BYTES (1u << 20)
+#define REOPEN_MIN (2 * NS_PER_MS)
+#define REOPEN_MAX (50 * NS_PER_MS)
+
+enum bit_set { ANNOUNCED, ASKED, LANDED, N_BIT_SETS };
+
+static uint64_t *page_bits(const struct xfer *x, const struct pull *p, uint32_t index, enum bit_set set)
+{
+    return p->bits + ((size_t)index * N_BIT_SETS + set) * x->words;
+}
+
+static struct pull *pull_find(struct xfer *x, struct xfer_id id)
+{
+    return (struct pull *)idmap_find(&x->pulls_by_id, id);
+}
+
+/* The pull that this connection may speak of; NULL if it is another's, ending or gone. */
+static struct pull *pull_of(struct conn *c, struct xfer_id id)
+{
+    struct pull *p = pull_find(c->x, id);
+    return p && p->conn == c && p->state != PULL_DRAINING ? p : NULL;
+}
+
+static void pull_set_state(struct pull *p, enum pull_state to)
+{
+    assert(p->state != PULL_DRAINING && (to > p->state || to == PULL_OPENING));
+    p->state = to;
+}
+
+/* ------------------------------------------------------------------- the end */
+
+static void tell_end(struct xfer *x, struct pull *p)
+{
+    bool is_ok = p->end_status == TD_OK;
+    struct xfer_pull_result r = {.status = p->end_status,
+                                 .n_pages = is_ok ? p->n_final : p->n_prefix,
+                                 .tail = p->tail,
+                                 .tail_len_bytes = p->tail_len,
+                                 .bytes = p->bytes,
+                                 .first_announce_ns = p->first_announce_ns,
+                                 .last_announce_ns = p->last_announce_ns,
+                                 .done_ns = clock_now(x->config.clock)};
+    atomic_fetch_sub(&x->counters.pulls_open, 1);
+    atomic_fetch_add(is_ok ? &x->counters.pulls_ok : &x->counters.pulls_failed, 1);
+    log_debug(x->config.log, "pull ended req=%llx-%llu address=%s status=%s pages=%u bytes=%llu",
+              (unsigned long long)p->node.id.incarnation, (unsigned long long)p->node.id.counter, p->target->address,
+              td_status_name(r.status), r.n_pages, (unsigned long long)r.bytes);
+    p->params.on_end(p->params.user, p->node.id, &r);
+}
+
+static void pull_settle(struct xfer *x, struct pull *p)
+{
+    if (p->state != PULL_DRAINING || p->arriving)
+        return;
+    idmap_remove(&x->pulls_by_id, &p->node);
+    if (p->prev)
+        p->prev->next = p->next;
+    else
+        x->pulls = p->next;
+    if (p->next)
+        p->next->prev = p->prev;
+    tell_end(x, p);
+    p->target->n_pulls--;
+    due_at(x, x->now_ns); /* its address may not be needed any more */
+    free(p->pages);
+    free(p->bits);
+    free(p->units);
+    free(p);
+}
+
+static void pull_drain(struct xfer *x, struct pull *p, enum td_status why, bool tell_holder)
+{
+    if (p->state == PULL_DRAINING)
+        return;
+    struct conn *c = p->conn;
+    if (c) {
+        c->in_bytes -= p->asked_bytes;
+        p->asked_bytes = 0;
+        if (tell_holder && conn_is_up(c)) {
+            uint8_t out[WIRE_HEADER_MAX];
+            conn_say(c, out, proto_put_release(out, p->node.id, why));
+        }
+    }
+    pull_set_state(p, PULL_DRAINING);
+    p->end_status = why;
+    p->conn = NULL;
+    pull_settle(x, p);
+}
+
+static void pull_finish_if_done(struct xfer *x, struct pull *p)
+{
+    if (p->state == PULL_ACTIVE && p->finished && p->n_complete == p->n_final)
+        pull_drain(x, p, TD_OK, true);
+}
+
+void pull_conn_lost(struct conn *c)
+{
+    for (struct pull *p = c->x->pulls, *next; p; p = next) {
+        next = p->next;
+        if (p->conn == c)
+            pull_drain(c->x, p, TD_ERR_PEER_LOST, false);
+    }
+}
+
+void pull_cancel_all(struct xfer *x)
+{
+    for (struct pull *p = x->pulls, *next; p; p = next) {
+        next = p->next;
+        pull_drain(x, p, TD_ERR_CANCELLED, true);
+    }
+}
+
+/* --------------------------------------------------------------- beginning */
+
+static void send_open(struct xfer *x, struct pull *p, uint64_t again_ns)
+{
+    uint8_t out[WIRE_HEADER_MAX];
+    conn_say(p->conn, out, proto_put_pull_open(out, p->node.id, p->params.holder_incarnation));
+    p->open_ns = x->now_ns + again_ns;
+    due_at(x, p->open_ns);
+}
+
+/* Asked again now and then even when all is well: it tells the holder that its lease is still wanted. */
+static uint64_t touch_ns(const struct xfer *x)
+{
+    return 2 * x->config.heartbeat_ns;
+}
+
+static void pull_begin(struct xfer *x, struct pull *p)
+{
+    struct conn *c = p->target->conn;
+    if (p->params.holder_incarnation && p->params.holder_incarnation != c->incarnation) {
+        atomic_fetch_add(&x->counters.refused_stale, 1);
+        pull_drain(x, p, TD_ERR_STALE, false);
+        return;
+    }
+    pull_set_state(p, PULL_OPENING);
+    p->conn = c;
+    send_open(x, p, touch_ns(x));
+}
+
+void pull_on_up(struct target *t)
+{
+    struct xfer *x = t->conn->x;
+    for (struct pull *p = x->pulls, *next; p; p = next) {
+        next = p->next;
+        if (p->target == t && p->state == PULL_WAITING)
+            pull_begin(x, p);
+    }
+}
+
+void pull_on_refused(struct target *t, enum td_status why)
+{
+    struct xfer *x = t->conn->x;
+    for (struct pull *p = x->pulls, *next; p; p = next) {
+        next = p->next;
+        if (p->target == t && p->state == PULL_WAITING)
+            pull_drain(x, p, why, false);
+    }
+}
+
+struct pull_command {
+    struct command head;
+    struct xfer_pull_params params;
+    char address[];
+};
+
+static void run_pull(struct xfer *x, struct command *command)
+{
+    const struct pull_command *c = (const struct pull_command *)command;
+    const struct xfer_pull_params *params = &c->params;
+    if (x->stopping || pull_find(x, params->id)) {
+        struct xfer_pull_result r = {.status = x->stopping ? TD_ERR_CANCELLED : TD_ERR_INVALID, .done_ns = x->now_ns};
+        params->on_end(params->user, params->id, &r);
+        return;
+    }
+    struct pull *p = mem_zalloc(sizeof(*p));
+    p->params = *params;
+    p->target = target_get(x, c->address);
+    p->params.address = p->target->address;
+    p->target->n_pulls++;
+    p->open_backoff_ns = REOPEN_MIN;
+    p->next = x->pulls;
+    if (x->pulls)
+        x->pulls->prev = p;
+    x->pulls = p;
+    idmap_add(&x->pulls_by_id, &p->node, params->id);
+    atomic_fetch_add(&x->counters.pulls_open, 1);
+    due_at(x, params->deadline_ns);
+    if (conn_is_up(p->target->conn))
+        pull_begin(x, p);
+    else
+        target_kick(x, p->target);
+}
+
+void xfer_pull_start(struct xfer *x, const struct xfer_pull_params *params)
+{
+    size_t len = strlen(params->address);
+    struct pull_command *c = mem_zalloc(sizeof(*c) + len + 1);
+    c->head.run = run_pull;
+    c->params = *params;
+    memcpy(c->address, params->address, len + 1);
+    c->params.address = NULL;
+    command_push(x, &c->head);
+}
+
+struct cancel_command {
+    struct command head;
+    struct xfer_id id;
+};
+
+static void run_cancel(struct xfer *x, struct command *command)
+{
+    struct pull *p = pull_find(x, ((struct cancel_command *)command)->id);
+    if (p)
+        pull_drain(x, p, TD_ERR_CANCELLED, true);
+}
+
+void xfer_pull_cancel(struct xfer *x, struct xfer_id id)
+{
+    struct cancel_command *c = mem_zalloc(sizeof(*c));
+    c->head.run = run_cancel;
+    c->id = id;
+    command_push(x, &c->head);
+}
+
+void pull_timer(struct xfer *x, struct pull *p)
+{
+    if (p->state == PULL_DRAINING)
+        return;
+    if (x->now_ns >= p->params.deadline_ns) {
+        bool is_unreached = p->state == PULL_WAITING && p->target->n_failures;
+        pull_drain(x, p, is_unreached ? TD_ERR_PEER_LOST : TD_ERR_DEADLINE, true);
+        return;
+    }
+    due_at(x, p->params.deadline_ns);
+    if (p->state == PULL_WAITING)
+        return;
+    if (x->now_ns >= p->open_ns)
+        send_open(x, p, touch_ns(x));
+    due_at(x, p->open_ns);
+}
+
+/* ------------------------------------------------------ what the holder says */
+
+static void pull_reserve(struct xfer *x, struct pull *p, uint32_t n)
+{
+    if (n > p->cap_pages) {
+        uint32_t cap = p->cap_pages ? p->cap_pages : 16;
+        while (cap < n)
+            cap *= 2;
+        size_t page_words = (size_t)N_BIT_SETS * x->words;
+        p->pages = mem_resize(p->pages, cap, sizeof(p->pages[0]));
+        p->bits = mem_resize(p->bits, cap * page_words, sizeof(p->bits[0]));
+        memset(p->pages + p->cap_pages, 0, (cap - p->cap_pages) * sizeof(p->pages[0]));
+        memset(p->bits + p->cap_pages * page_words, 0, (cap - p->cap_pages) * page_words * sizeof(p->bits[0]));
+        p->cap_pages = cap;
+    }
+    if (n > p->n_pages)
+        p->n_pages = n;
+}
+
+static void pull_violated(struct xfer *x, struct pull *p, const char *what)
+{
+    log_warn(x->config.log, "holder broke the protocol address=%s what=%s", p->target->address, what);
+    pull_drain(x, p, TD_ERR_PROTOCOL, true);
+}
+
+/* false: the pull was ended. */
+static bool announce_page(struct xfer *x, struct pull *p, uint32_t index, uint32_t generation,
+                          const struct proto_unit *u)
+{
+    struct pull_page *page = &p->pages[index];
+    uint64_t *announced = page_bits(x, p, index, ANNOUNCED);
+    if (bits_any(announced, u->layer_begin, u->layer_end) || (page->to && page->generation != generation)) {
+        pull_violated(x, p, "announced twice");
+        return false;
+    }
+    if (!page->to) {
+        page->to = p->params.place(p->params.user, p->node.id, index);
+        page->generation = generation;
+        if (!page->to) {
+            pull_drain(x, p, TD_ERR_NO_SPACE, true);
+            return false;
+        }
+        assert(xfer_in_arena(x, page->to));
+    }
+    bits_set(announced, u->layer_begin, u->layer_end);
+    return true;
+}
+
+static void push_unit(struct pull *p, const struct proto_unit *u)
+{
+    if (p->units_head && p->units_head == p->n_units)
+        p->units_head = p->n_units = 0;
+    if (p->n_units == p->cap_units) {
+        p->cap_units = p->cap_units ? 2 * p->cap_units : 16;
+        p->units = mem_resize(p->units, p->cap_units, sizeof(p->units[0]));
+    }
+    p->units[p->n_units++] = (struct lease_unit){u->first, u->n, u->layer_begin, u->layer_end};
+}
+
+void pull_on_announce(struct conn *c, const struct proto_unit *u)
+{
+    struct xfer *x = c->x;
+    struct pull *p = pull_of(c, u->id);
+    if (!p)
+        return;
+    if (p->finished || u->layer_end > x->layout.n_layers || u->first + u->n > x->pages_max) {
+        pull_violated(x, p, "announced out of range");
+        return;
+    }
+    if (p->state == PULL_OPENING)
+        pull_set_state(p, PULL_ACTIVE);
+    p->last_announce_ns = x->now_ns;
+    if (!p->first_announce_ns)
+        p->first_announce_ns = x->now_ns;
+    pull_reserve(x, p, u->first + u->n);
+    for (uint32_t i = 0; i < u->n; i++)
+        if (!announce_page(x, p, u->first + i, u->generations[i], u))
+            return;
+    push_unit(p, u);
+}
+
+void pull_on_finish(struct conn *c, const struct proto_msg *m)
+{
+    struct pull *p = pull_of(c, m->finish.id);
+    if (!p)
+        return;
+    if (p->finished || m->finish.n_pages != p->n_pages) {
+        pull_violated(c->x, p, "finished with another number of pages");
+        return;
+    }
+    if (p->state == PULL_OPENING)
+        pull_set_state(p, PULL_ACTIVE);
+    p->finished = true;
+    p->n_final = m->finish.n_pages;
+    p->tail_len = m->finish.tail_len;
+    memcpy(p->tail, m->finish.tail, m->finish.tail_len);
+    pull_finish_if_done(c->x, p);
+}
+
+static enum td_status status_of(enum proto_reason reason)
+{
+    switch (reason) {
+    case REFUSE_NOT_YET:
+        return TD_NOT_YET;
+    case REFUSE_UNKNOWN:
+        return TD_ERR_NOT_FOUND;
+    case REFUSE_CANCELLED:
+        return TD_ERR_CANCELLED;
+    case REFUSE_STALE:
+    case REFUSE_EXPIRED:
+        break;
+    }
+    return TD_ERR_STALE;
+}
+
+void pull_on_refuse(struct conn *c, struct xfer_id id, enum proto_reason reason)
+{
+    struct pull *p = pull_of(c, id);
+    if (!p)
+        return;
+    if (reason != REFUSE_NOT_YET) {
+        pull_drain(c->x, p, status_of(reason), false);
+        return;
+    }
+    if (p->state != PULL_OPENING)
+        return;
+    p->open_ns = c->x->now_ns + p->open_backoff_ns;
+    p->open_backoff_ns = 2 * p->open_backoff_ns < REOPEN_MAX ? 2 * p->open_backoff_ns : REOPEN_MAX;
+    due_at(c->x, p->open_ns);
+}
+
+/* -------------------------------------------------------------------- asking */
+
+/* The next part of the unit at head, as much as credit allows; 0 pages if none. Moves the cursor. */
+static uint64_t next_ask(struct xfer *x, struct pull *p, uint64_t credit, struct proto_unit *m)
+{
+    const struct lease_unit *u = &p->units[p->units_head];
+    uint16_t chunk = (uint16_t)(PART_BYTES / x->layer_bytes
+                                    ? (PART_BYTES / x->layer_bytes > PROTO_LAYERS_MAX ? PROTO_LAYERS_MAX
+                                                                                      : PART_BYTES / x->layer_bytes)
+                                    : 1);
+    uint16_t begin = (uint16_t)(u->layer_begin + p->ask_layer);
+    uint16_t end = u->layer_end - begin < chunk ? u->layer_end : (uint16_t)(begin + chunk);
+    bool is_whole = begin == u->layer_begin && end == u->layer_end; /* then several pages fit one message */
+    uint64_t part = (end - begin) * x->layer_bytes;
+    uint64_t n = credit / part, left = u->n - p->ask_page;
+    n = n > left ? left : n;
+    n = n > PROTO_UNIT_PAGES ? PROTO_UNIT_PAGES : n;
+    n = !is_whole && n ? 1 : n;
+    *m = (struct proto_unit){.id = p->node.id, .first = u->first + p->ask_page, .n = (uint16_t)n};
+    m->layer_begin = begin;
+    m->layer_end = end;
+    if (!n)
+        return 0;
+    p->ask_layer = is_whole || end == u->layer_end ? 0 : (uint16_t)(p->ask_layer + chunk);
+    p->ask_page += p->ask_layer ? 0 : (uint32_t)n;
+    if (p->ask_page == u->n) {
+        p->units_head++;
+        p->ask_page = 0;
+    }
+    return n * part;
+}
+
+static uint64_t pull_ask(struct conn *c, struct pull *p, uint64_t credit)
+{
+    struct proto_unit m;
+    uint64_t bytes = next_ask(c->x, p, credit, &m);
+    if (!bytes)
+        return 0;
+    for (uint32_t i = 0; i < m.n; i++) {
+        m.generations[i] = p->pages[m.first + i].generation;
+        bits_set(page_bits(c->x, p, m.first + i, ASKED), m.layer_begin, m.layer_end);
+    }
+    p->asked_bytes += bytes;
+    c->in_bytes += bytes;
+    uint8_t out[WIRE_HEADER_MAX];
+    conn_say(c, out, proto_put_unit(out, MSG_PULL, &m));
+    return bytes;
+}
+
+bool pull_pump(struct conn *c)
+{
+    struct xfer *x = c->x;
+    bool any = false, again = true;
+    while (again) { /* one message of each pull in turn, so that a long one does not starve the others */
+        again = false;
+        for (struct pull *p = x->pulls; p; p = p->next) {
+            if (p->conn != c || p->state != PULL_ACTIVE || p->units_head == p->n_units)
+                continue;
+            uint64_t max = x->config.max_inflight_bytes;
+            uint64_t credit = c->in_bytes < max ? max - c->in_bytes : 0;
+            if (!c->in_bytes && credit < x->page_bytes)
+                credit = x->page_bytes; /* one part always may go, however small the credit */
+            again |= pull_ask(c, p, credit) != 0;
+        }
+        any |= again;
+    }
+    return any;
+}
+
+/* ------------------------------------------------------------------ arriving */
+
+struct arrival {
+    struct pull *pull;
+    struct proto_data data;
+    uint64_t len;
+};
+
+void *pull_on_payload(struct conn *c, const struct proto_data *d, uint64_t payload_len, void **token_out)
+{
+    struct xfer *x = c->x;
+    struct pull *p = pull_of(c, d->id);
+    if (!p)
+        return NULL; /* cancelled meanwhile, or never asked for */
+    uint64_t len = (uint64_t)(d->layer_end - d->layer_begin) * x->layer_bytes;
+    bool fits = d->index < p->n_pages && d->layer_end <= x->layout.n_layers && payload_len == len &&
+                d->generation == p->pages[d->index].generation &&
+                bits_all(page_bits(x, p, d->index, ASKED), d->layer_begin, d->layer_end) &&
+                !bits_any(page_bits(x, p, d->index, LANDED), d->layer_begin, d->layer_end);
+    if (!fits) {
+        atomic_fetch_add(&x->counters.refused_stale, 1);
+        pull_violated(x, p, "sent what was not asked for");
+        return NULL;
+    }
+    bits_set(page_bits(x, p, d->index, LANDED), d->layer_begin, d->layer_end);
+    p->asked_bytes -= len;
+    p->arriving++;
+    struct arrival *a = mem_zalloc(sizeof(*a));
+    *a = (struct arrival){p, *d, len};
+    *token_out = a;
+    return (uint8_t *)p->pages[d->index].to + d->layer_begin * x->layer_bytes;
+}
+
+static bool is_genuine(const struct xfer *x, const struct pull *p, const struct arrival *a)
+{
+    const struct proto_data *d = &a->data;
+    const struct checksum_identity identity = {.id_a = d->id.incarnation,
+                                               .id_b = d->id.counter,
+                                               .index = d->index,
+                                               .generation = d->generation,
+                                               .part_begin = d->layer_begin,
+                                               .part_end = d->layer_end};
+    const uint8_t *bytes = (const uint8_t *)p->pages[d->index].to + d->layer_begin * x->layer_bytes;
+    return checksum_bytes(&identity, bytes, a->len) == d->checksum;
+}
+
+static void count_verified(struct xfer *x, struct pull *p, const struct arrival *a)
+{
+    struct pull_page *page = &p->pages[a->data.index];
+    p->bytes += a->len;
+    atomic_fetch_add(&x->counters.bytes_in, a->len);
+    page->n_verified = (uint16_t)(page->n_verified + a->data.layer_end - a->data.layer_begin);
+    if (page->n_verified < x->layout.n_layers)
+        return;
+    p->n_complete++;
+    atomic_fetch_add(&x->counters.pages_in, 1);
+    uint32_t before = p->n_prefix;
+    while (p->n_prefix < p->n_pages && p->pages[p->n_prefix].n_verified == x->layout.n_layers)
+        p->n_prefix++;
+    if (p->n_prefix > before && p->params.on_progress)
+        p->params.on_progress(p->params.user, p->node.id, p->n_prefix);
+    pull_finish_if_done(x, p);
+}
+
+void pull_on_payload_done(struct conn *c, void *token, enum td_status status)
+{
+    struct xfer *x = c->x;
+    struct arrival *a = token;
+    struct pull *p = a->pull;
+    p->arriving--;
+    c->in_bytes -= a->len;
+    if (!status)
+        c->heard_ns = x->now_ns;
+    if (p->state == PULL_DRAINING) {
+        pull_settle(x, p);
+    } else if (status) {
+        pull_drain(x, p, TD_ERR_PEER_LOST, false);
+    } else if (!is_genuine(x, p, a)) {
+        atomic_fetch_add(&x->counters.checksum_errors, 1);
+        log_warn(x->config.log, "checksum differs req=%llx-%llu address=%s index=%u layers=%u-%u",
+                 (unsigned long long)p->node.id.incarnation, (unsigned long long)p->node.id.counter, p->target->address,
+                 a->data.index, a->data.layer_begin, a->data.layer_end);
+        pull_drain(x, p, TD_ERR_CHECKSUM, true);
+    } else {
+        count_verified(x, p, a);
+    }
+    free(a);
+}

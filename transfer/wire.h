@@ -1,0 +1,125 @@
+/*
+ * What lies between the protocol and a transport: connections, small messages, and payloads whose place the receiver
+ * chooses. The protocol (peer.c, lease.c, pull.c) knows nothing of UCX; a transport knows nothing of leases.
+ *
+ * A message is a header of at most WIRE_HEADER_MAX bytes; it may carry one contiguous payload, borrowed until its done
+ * callback. Headers of one connection arrive in the order they were sent; payloads may complete in any order.
+ *
+ * Life of a connection, as the protocol sees it:
+ *
+ *     wire_connect -> on_open -> messages -> [on_error, at most once] -> wire_close -> done callbacks -> on_closed
+ *        accepted: on_accept -> messages -> ...
+ *
+ * wire_close is a forced close and may be called at any time, also from a callback. After it no message and no error comes
+ * any more; every payload in flight, both ways, ends with its callback; then on_closed comes, once, and the connection is
+ * gone. So after on_closed no byte is read from, or written to, memory that the connection was given.
+ *
+ * Threads: all calls but the constructors and wire_free belong to the thread that calls wire_progress, which is
+ * also where all callbacks come. No callback comes from inside wire_send or wire_connect.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/log.h"
+#include "base/status.h"
+
+enum { WIRE_HEADER_MAX = 2048 };
+
+struct wire;
+struct xfer_hub;
+
+struct wire_conn { /* the head of each transport's own connection */
+    struct wire *wire;
+    void *user; /* the protocol's; set by wire_connect, or by on_accept */
+};
+
+typedef void wire_done_fn(void *arg, enum td_status status);
+
+struct wire_events {
+    void *user;
+    void (*on_accept)(void *user, struct wire_conn *conn); /* sets conn->user, or leaves it NULL: closed at once */
+    void (*on_open)(void *conn_user); /* only connections we asked for: may be sent to from now on */
+    void (*on_message)(void *conn_user, const uint8_t *header, uint32_t header_len);
+    /* Where the payload of this message lands; NULL: it is thrown away, and on_payload_done does not come. */
+    void *(*on_payload)(void *conn_user, const uint8_t *header, uint32_t header_len, uint64_t payload_len,
+                        void **token_out);
+    void (*on_payload_done)(void *conn_user, void *token, enum td_status status);
+    void (*on_error)(void *conn_user, enum td_status why);
+    void (*on_closed)(void *conn_user);
+};
+
+struct wire_ops {
+    struct wire_conn *(*connect)(struct wire *w, const char *address, void *user);
+    void (*send)(struct wire_conn *c, const void *header, uint32_t header_len, const void *payload,
+                 uint64_t payload_len, wire_done_fn *done, void *arg);
+    void (*close)(struct wire_conn *c);
+    bool (*progress)(struct wire *w);
+    int (*arm)(struct wire *w);
+    void (*transport)(struct wire_conn *c, char *out, uint32_t out_bytes);
+    void (*free)(struct wire *w);
+};
+
+struct wire { /* the head of each transport */
+    const struct wire_ops *ops;
+    struct wire_events events;
+    const struct log *log;
+    char address[128]; /* where it listens, "" if it does not */
+    int fd;            /* an epoll set that becomes readable when there is something to do, once armed */
+};
+
+struct wire_config {
+    const char *listen; /* NULL: does not */
+    const char *tls;
+    void *arena;
+    uint64_t arena_bytes;
+    struct xfer_hub *hub;
+    const struct log *log;
+    struct wire_events events;
+};
+
+enum td_status wire_ucx_open(const struct wire_config *config, struct wire **out, struct td_error *error_out);
+enum td_status wire_loopback_open(const struct wire_config *config, struct wire **out, struct td_error *error_out);
+
+static inline struct wire_conn *wire_connect(struct wire *w, const char *address, void *user)
+{
+    return w->ops->connect(w, address, user);
+}
+
+/* header is copied. done may be NULL. */
+static inline void wire_send(struct wire_conn *c, const void *header, uint32_t header_len, const void *payload,
+                             uint64_t payload_len, wire_done_fn *done, void *arg)
+{
+    c->wire->ops->send(c, header, header_len, payload, payload_len, done, arg);
+}
+
+static inline void wire_close(struct wire_conn *c)
+{
+    c->wire->ops->close(c);
+}
+
+/* One bounded turn; true if anything happened. */
+static inline bool wire_progress(struct wire *w)
+{
+    return w->ops->progress(w);
+}
+
+/* Before sleeping on fd: 0 if there is work already, else for how many ms it may be slept (-1: any time). */
+static inline int wire_arm(struct wire *w)
+{
+    return w->ops->arm(w);
+}
+
+/* What the connection really uses, as the transport reports it. */
+static inline void wire_transport(struct wire_conn *c, char *out, uint32_t out_bytes)
+{
+    c->wire->ops->transport(c, out, out_bytes);
+}
+
+/* All connections are closed. NULL is fine. */
+static inline void wire_free(struct wire *w)
+{
+    if (w)
+        w->ops->free(w);
+}

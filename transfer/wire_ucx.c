@@ -1,0 +1,866 @@
+/*
+ * The UCX transport: active messages, rendezvous for payloads, one ucp_worker per connection.
+ *
+ * Why it is built this way (measured with UCX 1.13):
+ *  - No put, no get: over tcp they are emulated, and the survivor of a dead initiator may abort. With rendezvous the receiver
+ *    names the destination of each payload, so nothing is ever written that was not asked for.
+ *  - A worker of its own for each connection: a shared-memory sender that is killed can wedge the worker that it sends to,
+ *    for all its other peers and for ever. The listener's worker only accepts.
+ *  - Making a worker takes 3 ms and destroying one 1 ms, and names must be resolved: all that happens on a thread of its own
+ *    ("xfer-connect"). Everything else, endpoints included, belongs to the thread that calls wire_progress.
+ *  - tcp stands in every list of transports: sockaddr endpoints need it. Shared memory in peer-error mode is used only with
+ *    POSIX_ERROR_HANDLING=y, and then needs RNDV_SCHEME=get_zcopy, or the payloads go over tcp all the same.
+ *  - The shared-memory ring has room for 4 MiB (128 x 32 KiB; UCX: 64 x 8 KiB). When others compute on every core, sender and
+ *    receiver run in turns of some ms, and a ring is all that moves in a turn: 2.5 GB/s instead of 0.2. It costs 5 MiB
+ *    of /dev/shm a connection. (Segments of 64 KiB trip an assertion in UCX.)
+ *
+ * A connection: MAKING (worker being made) -> OPEN -> CLOSING (forced close; operations end) -> DESTROYING (worker on its way
+ * out) -> GONE. If operations have not ended within CLOSE_PATIENCE_NS, the worker is destroyed with them, which is as good an
+ * end as any: after that nothing can touch their memory.
+ *
+ * Callbacks from inside UCX only note what happened; the protocol hears of completions from wire_progress. Only messages are
+ * handed on at once, because their bytes live no longer than the call.
+ */
+#include "transfer/wire.h"
+
+#include <assert.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <time.h>
+#include <ucp/api/ucp.h>
+#include <ucs/config/global_opts.h>
+#include <ucs/debug/log_def.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/queue.h"
+#include "base/thread.h"
+#include "transfer/netaddr.h"
+
+enum { AM_ID = 1, PROGRESS_BURST = 8, ACCEPTS_PENDING_MAX = 256 };
+#define CLOSE_PATIENCE_NS (250 * NS_PER_MS)
+
+enum conn_state { CONN_MAKING, CONN_OPEN, CONN_CLOSING, CONN_DESTROYING, CONN_GONE };
+enum job_kind { JOB_MAKE, JOB_DESTROY, JOB_STOP };
+
+struct ucx_conn;
+
+struct job { /* for the connector thread and back; lies in the connection, one at a time */
+    struct mail mail;
+    enum job_kind kind;
+    struct ucx_conn *conn;
+};
+
+struct op { /* one send or receive, from the call into UCX to the protocol's callback */
+    struct op *next, *prev;
+    struct ucx_conn *conn;
+    wire_done_fn *done; /* sends */
+    void *arg;          /* sends: of done; receives: the protocol's token */
+    bool is_receive, ended;
+    enum td_status status;
+    uint8_t header[];
+};
+
+struct ucx_wire {
+    struct wire base;
+    ucp_context_h context;
+    ucp_mem_h arena;
+    char *tls;
+    void *arena_base;
+    uint64_t arena_bytes;
+    ucp_worker_h listen_worker;
+    ucp_listener_h listener;
+    struct ucx_conn *conns;
+    uint32_t n_making;
+    struct op *ended, **ended_tail; /* to be told to the protocol */
+    struct mailbox jobs, results, requests;
+    pthread_t connector;
+    bool connector_runs;
+};
+
+struct ucx_conn {
+    struct wire_conn base;
+    struct ucx_wire *w;
+    struct ucx_conn *next;
+    enum conn_state state;
+    struct job job;
+    char *address;                  /* connecting */
+    ucp_conn_request_h request;     /* accepting */
+    struct sockaddr_storage target; /* resolved */
+    socklen_t target_len;
+    enum td_status made; /* by the connector thread */
+    ucp_worker_h worker;
+    int worker_fd;
+    ucp_ep_h ep;
+    ucs_status_ptr_t close_request;
+    struct op *ops; /* in flight */
+    enum td_status error;
+    bool error_told, close_asked;
+    uint64_t close_begin_ns;
+};
+
+static struct ucx_wire *wire_of(struct wire *w)
+{
+    return (struct ucx_wire *)w;
+}
+
+static struct ucx_conn *conn_of(struct wire_conn *c)
+{
+    return (struct ucx_conn *)c;
+}
+
+static uint64_t monotonic_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * NS_PER_S + (uint64_t)ts.tv_nsec;
+}
+
+static enum td_status convert(ucs_status_t s)
+{
+    switch (s) {
+    case UCS_OK:
+        return TD_OK;
+    case UCS_INPROGRESS:
+        return TD_NOT_YET;
+    case UCS_ERR_NO_MEMORY:
+        return TD_ERR_NO_MEMORY;
+    case UCS_ERR_INVALID_PARAM:
+    case UCS_ERR_INVALID_ADDR:
+        return TD_ERR_INVALID;
+    case UCS_ERR_CANCELED:
+        return TD_ERR_CANCELLED;
+    case UCS_ERR_UNSUPPORTED:
+        return TD_ERR_UNSUPPORTED;
+    case UCS_ERR_MESSAGE_TRUNCATED:
+        return TD_ERR_PROTOCOL;
+    default:
+        return TD_ERR_PEER_LOST;
+    }
+}
+
+/* -------------------------------------------------------- once per process */
+
+/* UCX writes its log to stdout, where answers belong; what matters goes to stderr, the rest nowhere. */
+static ucs_log_func_rc_t log_handler(const char *file, unsigned line, const char *function, ucs_log_level_t level,
+                                     const ucs_log_component_config_t *component, const char *message, va_list args)
+{
+    static const struct log LOG = {.who = "ucx", .level = LOG_WARN};
+    (void)function;
+    (void)component;
+    if (level > UCS_LOG_LEVEL_ERROR)
+        return UCS_LOG_FUNC_RC_STOP;
+    char text[512];
+    vsnprintf(text, sizeof(text), message, args);
+    const char *base = strrchr(file, '/');
+    /* a peer's end shows up here as an error, but what to make of it is decided, and logged, by the protocol */
+    log_write(&LOG, level == UCS_LOG_LEVEL_FATAL ? LOG_ERROR : LOG_WARN, "%s at=%s:%u", text, base ? base + 1 : file,
+              line);
+    return UCS_LOG_FUNC_RC_STOP;
+}
+
+/* The constructor of libucs takes over the handlers of fatal signals, and prints from them; a core dump is worth more. */
+static void give_back_signals(void)
+{
+    static const int SIGNALS[] = {SIGSEGV, SIGILL, SIGBUS, SIGFPE, SIGABRT};
+    for (size_t i = 0; i < sizeof(SIGNALS) / sizeof(SIGNALS[0]); i++) {
+        struct sigaction now;
+        Dl_info where;
+        if (sigaction(SIGNALS[i], NULL, &now) || !(now.sa_flags & SA_SIGINFO))
+            continue;
+        void *handler;
+        memcpy(&handler, &now.sa_sigaction, sizeof(handler));
+        if (dladdr(handler, &where) && where.dli_fname && strstr(where.dli_fname, "libucs"))
+            signal(SIGNALS[i], SIG_DFL);
+    }
+}
+
+/*
+ * Options of the transports themselves go through the environment: ucp_config_modify takes their names and ignores them.
+ * What the user has set stands.
+ */
+static void process_setup(void)
+{
+    static const char *const ENV[][2] = {
+        {"UCX_LOG_LEVEL", "error"},        {"UCX_ERROR_SIGNALS", ""},         {"UCX_MEM_MMAP_HOOK_MODE", "none"},
+        {"UCX_WARN_UNUSED_ENV_VARS", "n"}, {"UCX_POSIX_ERROR_HANDLING", "y"}, {"UCX_TCP_CM_REUSEADDR", "y"},
+        {"UCX_POSIX_FIFO_SIZE", "128"},    {"UCX_POSIX_SEG_SIZE", "32768"},   {"UCX_POSIX_RX_BUFS_GROW", "32"}};
+    for (size_t i = 0; i < sizeof(ENV) / sizeof(ENV[0]); i++)
+        setenv(ENV[i][0], ENV[i][1], 0);
+    ucs_log_push_handler(log_handler);
+    if (!strcmp(getenv("UCX_LOG_LEVEL"), "error"))
+        ucs_global_opts_set_value("LOG_LEVEL", "error"); /* libucs has read the environment long before */
+    give_back_signals();
+}
+
+/* ------------------------------------------------------------------ context */
+
+static enum td_status apply_config(ucp_config_t *c, const char *tls, const char *device, struct td_error *error_out)
+{
+    bool is_shared = strstr(tls, "posix") != NULL;
+    const char *const options[][2] = {{"TLS", tls},
+                                      {"NET_DEVICES", device},
+                                      {"MAX_RNDV_LANES", "1"},
+                                      {"RNDV_SCHEME", is_shared ? "get_zcopy" : "auto"}};
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+        ucs_status_t s = ucp_config_modify(c, options[i][0], options[i][1]);
+        if (s != UCS_OK)
+            return td_fail(error_out, TD_ERR_INVALID, "UCX option %s=%s: %s", options[i][0], options[i][1],
+                           ucs_status_string(s));
+    }
+    return TD_OK;
+}
+
+static enum td_status map_arena(struct ucx_wire *w, struct td_error *error_out)
+{
+    if (!w->arena_bytes)
+        return TD_OK;
+    ucp_mem_map_params_t p = {.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH,
+                              .address = w->arena_base,
+                              .length = w->arena_bytes};
+    ucs_status_t s = ucp_mem_map(w->context, &p, &w->arena);
+    if (s == UCS_OK)
+        return TD_OK;
+    w->arena = NULL;
+    return td_fail(error_out, TD_ERR_NO_MEMORY, "arena of %llu bytes can't be registered: %s",
+                   (unsigned long long)w->arena_bytes, ucs_status_string(s));
+}
+
+static enum td_status context_open(struct ucx_wire *w, const char *device, struct td_error *error_out)
+{
+    ucp_config_t *c = NULL;
+    ucs_status_t s = ucp_config_read(NULL, NULL, &c);
+    if (s != UCS_OK)
+        return td_fail(error_out, TD_ERR_IO, "UCX configuration: %s", ucs_status_string(s));
+    const char *tls = !strcmp(w->tls, "auto") ? "posix,tcp" : w->tls;
+    enum td_status st = apply_config(c, tls, device, error_out);
+    if (!st) {
+        ucp_params_t p = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED,
+                          .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+                          .mt_workers_shared = 1};
+        s = ucp_init(&p, c, &w->context);
+        if (s != UCS_OK) {
+            w->context = NULL;
+            st = td_fail(error_out, TD_ERR_IO, "UCX with transports %s on %s: %s", tls, device, ucs_status_string(s));
+        }
+    }
+    ucp_config_release(c);
+    if (st)
+        return st;
+    log_debug(w->base.log, "ucx context opened transports=%s device=%s", tls, device);
+    return map_arena(w, error_out);
+}
+
+/* --------------------------------------------------------- connector thread */
+
+static ucs_status_t am_callback(void *arg, const void *header, size_t header_len, void *data, size_t len,
+                                const ucp_am_recv_param_t *param);
+
+static enum td_status worker_make(ucp_context_h context, struct ucx_conn *c, ucp_worker_h *out, int *fd_out)
+{
+    ucp_worker_params_t p = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                             .thread_mode = UCS_THREAD_MODE_SERIALIZED};
+    ucp_worker_h worker;
+    ucs_status_t s = ucp_worker_create(context, &p, &worker);
+    if (s != UCS_OK)
+        return TD_ERR_IO;
+    ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER};
+    ucp_am_handler_param_t am = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS | UCP_AM_HANDLER_PARAM_FIELD_CB |
+                      UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = AM_ID,
+        .flags = UCP_AM_FLAG_WHOLE_MSG,
+        .cb = am_callback,
+        .arg = c,
+    };
+    bool ok = ucp_worker_query(worker, &attr) == UCS_OK && attr.max_am_header >= WIRE_HEADER_MAX &&
+              (!c || ucp_worker_set_am_recv_handler(worker, &am) == UCS_OK) &&
+              ucp_worker_get_efd(worker, fd_out) == UCS_OK;
+    if (!ok) {
+        ucp_worker_destroy(worker);
+        return TD_ERR_IO;
+    }
+    *out = worker;
+    return TD_OK;
+}
+
+static enum td_status conn_make(struct ucx_wire *w, struct ucx_conn *c)
+{
+    struct td_error error = {""};
+    if (c->address) {
+        enum td_status s = netaddr_resolve(c->address, &c->target, &c->target_len, &error);
+        char device[64];
+        if (!s && !w->context) { /* we don't listen, so the first address says which device */
+            if (!netaddr_device(&c->target, c->target_len, device))
+                netaddr_any_device(device);
+            s = context_open(w, device, &error);
+        }
+        if (s) {
+            log_warn(w->base.log, "can't connect address=%s reason=%s", c->address, error.text);
+            return s;
+        }
+    }
+    enum td_status s = worker_make(w->context, c, &c->worker, &c->worker_fd);
+    if (s)
+        log_error(w->base.log, "no ucx worker could be made (open files? shared memory?)");
+    return s;
+}
+
+static void *connector_run(void *arg)
+{
+    struct ucx_wire *w = arg;
+    for (;;) {
+        mailbox_wait(&w->jobs, -1);
+        struct mail *mail = mailbox_take(&w->jobs);
+        while (mail) {
+            struct job *job = (struct job *)mail;
+            mail = mail->next;
+            if (job->kind == JOB_STOP)
+                return NULL;
+            if (job->kind == JOB_MAKE)
+                job->conn->made = conn_make(w, job->conn);
+            else
+                ucp_worker_destroy(job->conn->worker);
+            mailbox_push(&w->results, &job->mail);
+        }
+    }
+}
+
+static void job_push(struct ucx_conn *c, enum job_kind kind)
+{
+    c->job = (struct job){.kind = kind, .conn = c};
+    mailbox_push(&c->w->jobs, &c->job.mail);
+}
+
+/* --------------------------------------------------------------- operations */
+
+static struct op *op_new(struct ucx_conn *c, uint32_t header_len)
+{
+    struct op *op = mem_zalloc(sizeof(*op) + header_len);
+    op->conn = c;
+    op->next = c->ops;
+    if (c->ops)
+        c->ops->prev = op;
+    c->ops = op;
+    return op;
+}
+
+/* Moves it from "in flight" to "to be told". */
+static void op_end(struct op *op, enum td_status status)
+{
+    struct ucx_conn *c = op->conn;
+    op->ended = true;
+    op->status = status;
+    if (op->prev)
+        op->prev->next = op->next;
+    else
+        c->ops = op->next;
+    if (op->next)
+        op->next->prev = op->prev;
+    op->next = op->prev = NULL;
+    *c->w->ended_tail = op;
+    c->w->ended_tail = &op->next;
+}
+
+static bool tell_ended(struct ucx_wire *w)
+{
+    struct op *op = w->ended;
+    w->ended = NULL;
+    w->ended_tail = &w->ended;
+    bool any = op != NULL;
+    while (op) {
+        struct op *next = op->next;
+        if (op->is_receive)
+            w->base.events.on_payload_done(op->conn->base.user, op->arg, op->status);
+        else if (op->done)
+            op->done(op->arg, op->status);
+        free(op);
+        op = next;
+    }
+    return any;
+}
+
+static void send_callback(void *request, ucs_status_t status, void *user_data)
+{
+    struct op *op = user_data;
+    if (op->conn->state != CONN_DESTROYING) /* else on another thread, and counted as ended already */
+        op_end(op, convert(status));
+    ucp_request_free(request);
+}
+
+static void receive_callback(void *request, ucs_status_t status, size_t length, void *user_data)
+{
+    (void)length;
+    send_callback(request, status, user_data);
+}
+
+static void ucx_send(struct wire_conn *base, const void *header, uint32_t header_len, const void *payload,
+                     uint64_t payload_len, wire_done_fn *done, void *arg)
+{
+    struct ucx_conn *c = conn_of(base);
+    assert(header_len <= WIRE_HEADER_MAX);
+    struct op *op = op_new(c, header_len);
+    memcpy(op->header, header, header_len);
+    op->done = done;
+    op->arg = arg;
+    if (c->state != CONN_OPEN || c->close_asked || c->error) {
+        op_end(op, TD_ERR_PEER_LOST);
+        return;
+    }
+    ucp_request_param_t p = {.op_attr_mask =
+                                 UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+                             .cb.send = send_callback,
+                             .user_data = op,
+                             .flags = payload_len ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER};
+    if (payload_len && c->w->arena) {
+        p.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+        p.memh = c->w->arena;
+    }
+    ucs_status_ptr_t r = ucp_am_send_nbx(c->ep, AM_ID, op->header, header_len, payload, payload_len, &p);
+    if (!UCS_PTR_IS_PTR(r)) /* done or refused at once: then the callback does not come */
+        op_end(op, convert(UCS_PTR_STATUS(r)));
+}
+
+static void receive(struct ucx_conn *c, void *data, size_t len, void *destination, void *token, bool is_rendezvous)
+{
+    struct op *op = op_new(c, 0);
+    op->is_receive = true;
+    op->arg = token;
+    if (!is_rendezvous) {
+        memcpy(destination, data, len);
+        op_end(op, TD_OK);
+        return;
+    }
+    ucp_request_param_t p = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+                             .cb.recv_am = receive_callback,
+                             .user_data = op};
+    if (c->w->arena) {
+        p.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+        p.memh = c->w->arena;
+    }
+    ucs_status_ptr_t r = ucp_am_recv_data_nbx(c->worker, data, destination, len, &p);
+    if (!UCS_PTR_IS_PTR(r))
+        op_end(op, convert(UCS_PTR_STATUS(r)));
+}
+
+/* A rendezvous that is not received here is thrown away by UCX, which tells the sender that it is done. */
+static ucs_status_t am_callback(void *arg, const void *header, size_t header_len, void *data, size_t len,
+                                const ucp_am_recv_param_t *param)
+{
+    struct ucx_conn *c = arg;
+    if (c->state != CONN_OPEN || c->close_asked || c->error || header_len > WIRE_HEADER_MAX)
+        return UCS_OK;
+    const struct wire_events *e = &c->w->base.events;
+    if (!len) {
+        e->on_message(c->base.user, header, (uint32_t)header_len);
+        return UCS_OK;
+    }
+    void *token = NULL;
+    void *destination = e->on_payload(c->base.user, header, (uint32_t)header_len, len, &token);
+    if (destination)
+        receive(c, data, len, destination, token, param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV);
+    return UCS_OK;
+}
+
+/* -------------------------------------------------------------- connections */
+
+static struct ucx_conn *conn_new(struct ucx_wire *w)
+{
+    struct ucx_conn *c = mem_zalloc(sizeof(*c));
+    c->base.wire = &w->base;
+    c->w = w;
+    c->worker_fd = -1;
+    c->next = w->conns;
+    w->conns = c;
+    w->n_making++;
+    return c;
+}
+
+static struct wire_conn *ucx_connect(struct wire *base, const char *address, void *user)
+{
+    struct ucx_conn *c = conn_new(wire_of(base));
+    c->base.user = user;
+    c->address = mem_strdup(address);
+    job_push(c, JOB_MAKE);
+    return &c->base;
+}
+
+struct request_mail {
+    struct mail mail;
+    ucp_conn_request_h request;
+};
+
+static void listener_callback(ucp_conn_request_h request, void *arg)
+{
+    struct ucx_wire *w = arg;
+    struct request_mail *r = mem_zalloc(sizeof(*r));
+    r->request = request;
+    mailbox_push(&w->requests, &r->mail);
+}
+
+static bool take_requests(struct ucx_wire *w)
+{
+    struct mail *mail = mailbox_take(&w->requests);
+    bool any = mail != NULL;
+    while (mail) {
+        struct request_mail *r = (struct request_mail *)mail;
+        mail = mail->next;
+        if (w->n_making >= ACCEPTS_PENDING_MAX) {
+            ucp_listener_reject(w->listener, r->request);
+        } else {
+            struct ucx_conn *c = conn_new(w);
+            c->request = r->request;
+            job_push(c, JOB_MAKE);
+        }
+        free(r);
+    }
+    return any;
+}
+
+static void error_callback(void *arg, ucp_ep_h ep, ucs_status_t status)
+{
+    struct ucx_conn *c = arg;
+    (void)ep;
+    if (c->state == CONN_OPEN && !c->error)
+        c->error = status == UCS_OK ? TD_ERR_PEER_LOST : convert(status);
+}
+
+static ucs_status_t endpoint_make(struct ucx_conn *c)
+{
+    ucp_ep_params_t p = {.field_mask = UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
+                         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                         .err_handler = {.cb = error_callback, .arg = c}};
+    if (c->request) {
+        p.field_mask |= UCP_EP_PARAM_FIELD_CONN_REQUEST;
+        p.conn_request = c->request;
+    } else {
+        p.field_mask |= UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
+        p.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
+        p.sockaddr.addr = (const struct sockaddr *)&c->target;
+        p.sockaddr.addrlen = c->target_len;
+    }
+    ucs_status_t s = ucp_ep_create(c->worker, &p, &c->ep);
+    c->request = NULL; /* taken by UCX, also when it fails */
+    return s;
+}
+
+static void watch(struct ucx_wire *w, int fd)
+{
+    struct epoll_event e = {.events = EPOLLIN};
+    epoll_ctl(w->base.fd, EPOLL_CTL_ADD, fd, &e);
+}
+
+/* The connector thread is done with it: a worker was made, or is gone. */
+static void conn_made(struct ucx_conn *c)
+{
+    struct ucx_wire *w = c->w;
+    w->n_making--;
+    bool is_accepted = !c->address;
+    if (c->made) { /* no worker */
+        if (c->request)
+            ucp_listener_reject(w->listener, c->request);
+        c->request = NULL;
+        c->error = TD_ERR_PEER_LOST;
+    } else {
+        watch(w, c->worker_fd);
+        if (c->close_asked && c->request) {
+            ucp_listener_reject(w->listener, c->request);
+            c->request = NULL;
+        } else if (!c->close_asked && endpoint_make(c) != UCS_OK) {
+            c->ep = NULL;
+            c->error = TD_ERR_PEER_LOST;
+        }
+    }
+    c->state = CONN_OPEN;
+    if (c->close_asked)
+        return;
+    if (is_accepted && c->error) {
+        c->close_asked = true; /* nobody has heard of it yet */
+    } else if (is_accepted) {
+        w->base.events.on_accept(w->base.events.user, &c->base);
+        c->close_asked = c->close_asked || !c->base.user;
+    } else if (!c->error) {
+        w->base.events.on_open(c->base.user);
+    }
+}
+
+static void conn_free(struct ucx_conn *c)
+{
+    struct ucx_wire *w = c->w;
+    struct ucx_conn **at = &w->conns;
+    while (*at != c)
+        at = &(*at)->next;
+    *at = c->next;
+    void *user = c->base.user;
+    free(c->address);
+    free(c);
+    if (user)
+        w->base.events.on_closed(user);
+}
+
+static bool take_results(struct ucx_wire *w)
+{
+    struct mail *mail = mailbox_take(&w->results);
+    bool any = mail != NULL;
+    while (mail) {
+        struct job *job = (struct job *)mail;
+        struct ucx_conn *c = job->conn;
+        mail = mail->next;
+        if (job->kind == JOB_MAKE) {
+            conn_made(c);
+            continue;
+        }
+        c->state = CONN_GONE;
+        while (c->ops) /* that never ended; the worker that knew of them is no more */
+            op_end(c->ops, TD_ERR_CANCELLED);
+    }
+    return any;
+}
+
+static void ucx_close(struct wire_conn *base)
+{
+    conn_of(base)->close_asked = true;
+}
+
+static void close_begin(struct ucx_conn *c)
+{
+    c->state = CONN_CLOSING;
+    c->close_begin_ns = monotonic_ns();
+    if (!c->ep)
+        return;
+    ucp_request_param_t p = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE};
+    c->close_request = ucp_ep_close_nbx(c->ep, &p);
+    c->ep = NULL;
+}
+
+/* true if the connection left this state. */
+static bool close_step(struct ucx_conn *c)
+{
+    if (UCS_PTR_IS_PTR(c->close_request) && ucp_request_check_status(c->close_request) != UCS_INPROGRESS) {
+        ucp_request_free(c->close_request);
+        c->close_request = NULL;
+    }
+    bool is_pending = UCS_PTR_IS_PTR(c->close_request);
+    if ((c->ops || is_pending) && monotonic_ns() - c->close_begin_ns < CLOSE_PATIENCE_NS)
+        return false;
+    if (c->ops)
+        log_warn(c->w->base.log, "operations outlived the close of their endpoint; its worker goes with them");
+    c->state = c->worker ? CONN_DESTROYING : CONN_GONE; /* from here on UCX's callbacks for it are ignored */
+    if (c->worker) {
+        epoll_ctl(c->w->base.fd, EPOLL_CTL_DEL, c->worker_fd, NULL);
+        job_push(c, JOB_DESTROY);
+    }
+    return true;
+}
+
+/* ------------------------------------------------------------------ the turn */
+
+static bool conn_progress(struct ucx_conn *c)
+{
+    bool any = false;
+    for (int i = 0; c->worker && i < PROGRESS_BURST && ucp_worker_progress(c->worker); i++)
+        any = true;
+    if (c->state == CONN_OPEN && c->error && !c->close_asked && !c->error_told) {
+        c->error_told = any = true;
+        c->w->base.events.on_error(c->base.user, c->error);
+    }
+    if (c->state == CONN_OPEN && c->close_asked) {
+        any = true;
+        close_begin(c);
+    }
+    return any;
+}
+
+static bool ucx_progress(struct wire *base)
+{
+    struct ucx_wire *w = wire_of(base);
+    bool any = false;
+    if (w->listen_worker)
+        for (int i = 0; i < PROGRESS_BURST && ucp_worker_progress(w->listen_worker); i++)
+            any = true;
+    any |= take_requests(w);
+    any |= take_results(w);
+    for (struct ucx_conn *c = w->conns; c; c = c->next) {
+        if (c->state == CONN_OPEN || c->state == CONN_CLOSING)
+            any |= conn_progress(c);
+        if (c->state == CONN_CLOSING)
+            any |= close_step(c);
+    }
+    any |= tell_ended(w);
+    for (struct ucx_conn *c = w->conns, *next; c && !w->ended; c = next) { /* what has ended was told first */
+        next = c->next;
+        if (c->state == CONN_GONE)
+            conn_free(c);
+    }
+    return any;
+}
+
+static int ucx_arm(struct wire *base)
+{
+    struct ucx_wire *w = wire_of(base);
+    if (w->ended)
+        return 0;
+    int sleep_ms = -1;
+    if (w->listen_worker && ucp_worker_arm(w->listen_worker) != UCS_OK)
+        return 0;
+    for (struct ucx_conn *c = w->conns; c; c = c->next) {
+        if (c->state == CONN_OPEN && (c->close_asked || (c->error && !c->error_told)))
+            return 0;
+        if (c->state == CONN_GONE)
+            return 0;
+        if (c->state == CONN_CLOSING)
+            sleep_ms = 1;
+        if ((c->state == CONN_OPEN || c->state == CONN_CLOSING) && c->worker && ucp_worker_arm(c->worker) != UCS_OK)
+            return 0;
+    }
+    return sleep_ms;
+}
+
+/* ---------------------------------------------------------- what is in use */
+
+static void add_transport(char *out, uint32_t out_bytes, const char *name, size_t len)
+{
+    char one[64];
+    snprintf(one, sizeof(one), "%.*s", (int)len, name);
+    char *dot = strrchr(one, '.'); /* path index of the device */
+    if (dot)
+        *dot = 0;
+    char *memory = strstr(one, "/memory"); /* what shared memory calls its device */
+    if (memory)
+        *memory = 0;
+    if (strstr(out, one))
+        return;
+    size_t used = strlen(out);
+    snprintf(out + used, out_bytes - used, "%s%s", used ? "," : "", one);
+}
+
+/* Lines look like "#   lane[0]:  1:posix/memory.0 md[1]  -> md[1]/posix/... am am_bw#0"; lanes that carry messages count. */
+static void ucx_transport(struct wire_conn *base, char *out, uint32_t out_bytes)
+{
+    struct ucx_conn *c = conn_of(base);
+    char *text = NULL;
+    size_t size = 0;
+    out[0] = 0;
+    FILE *f = c->ep ? open_memstream(&text, &size) : NULL;
+    if (!f)
+        return;
+    ucp_ep_print_info(c->ep, f);
+    fclose(f);
+    char *rest = NULL;
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        char *lane = strstr(line, "lane[");
+        char *name = lane ? strchr(lane + 8, ':') : NULL;
+        if (name && strstr(name, " am"))
+            add_transport(out, out_bytes, name + 1, strcspn(name + 1, " "));
+    }
+    free(text);
+}
+
+/* ------------------------------------------------------------- open and free */
+
+static void ucx_free(struct wire *base)
+{
+    struct ucx_wire *w = wire_of(base);
+    if (w->connector_runs) {
+        struct job stop = {.kind = JOB_STOP};
+        mailbox_push(&w->jobs, &stop.mail);
+        pthread_join(w->connector, NULL);
+        mailbox_take(&w->jobs);
+    }
+    if (w->listener) {
+        take_requests(w);
+        ucp_listener_destroy(w->listener);
+    }
+    if (w->listen_worker)
+        ucp_worker_destroy(w->listen_worker);
+    if (w->arena)
+        ucp_mem_unmap(w->context, w->arena);
+    if (w->context)
+        ucp_cleanup(w->context);
+    mailbox_fini(&w->jobs);
+    mailbox_fini(&w->results);
+    mailbox_fini(&w->requests);
+    if (w->base.fd >= 0)
+        close(w->base.fd);
+    free(w->tls);
+    free(w);
+}
+
+static enum td_status listen_open(struct ucx_wire *w, const char *text, struct td_error *error_out)
+{
+    struct sockaddr_storage address;
+    socklen_t len;
+    char device[64];
+    enum td_status st = netaddr_resolve(text, &address, &len, error_out);
+    if (st)
+        return st;
+    if (!netaddr_device(&address, len, device))
+        netaddr_any_device(device);
+    st = context_open(w, device, error_out);
+    if (st)
+        return st;
+    int fd;
+    if (worker_make(w->context, NULL, &w->listen_worker, &fd))
+        return td_fail(error_out, TD_ERR_IO, "listen %s: no ucx worker could be made", text);
+    watch(w, fd);
+    ucp_listener_params_t p = {.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
+                               .sockaddr = {.addr = (const struct sockaddr *)&address, .addrlen = len},
+                               .conn_handler = {.cb = listener_callback, .arg = w}};
+    ucs_status_t s = ucp_listener_create(w->listen_worker, &p, &w->listener);
+    if (s != UCS_OK) {
+        w->listener = NULL;
+        return td_fail(error_out, TD_ERR_IO, "listen %s: %s", text, ucs_status_string(s));
+    }
+    ucp_listener_attr_t attr = {.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR};
+    if (ucp_listener_query(w->listener, &attr) != UCS_OK)
+        return td_fail(error_out, TD_ERR_IO, "listen %s: its port can't be read back", text);
+    netaddr_format(&attr.sockaddr, w->base.address, sizeof(w->base.address));
+    return TD_OK;
+}
+
+static const struct wire_ops OPS = {
+    .connect = ucx_connect,
+    .send = ucx_send,
+    .close = ucx_close,
+    .progress = ucx_progress,
+    .arm = ucx_arm,
+    .transport = ucx_transport,
+    .free = ucx_free,
+};
+
+enum td_status wire_ucx_open(const struct wire_config *config, struct wire **out, struct td_error *error_out)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, process_setup);
+    struct ucx_wire *w = mem_zalloc(sizeof(*w));
+    w->base.ops = &OPS;
+    w->base.events = config->events;
+    w->base.log = config->log;
+    w->tls = mem_strdup(config->tls ? config->tls : "auto");
+    w->arena_base = config->arena;
+    w->arena_bytes = config->arena_bytes;
+    w->ended_tail = &w->ended;
+    mailbox_init(&w->jobs);
+    mailbox_init(&w->results);
+    mailbox_init(&w->requests);
+    w->base.fd = epoll_create1(EPOLL_CLOEXEC);
+    enum td_status s = w->base.fd < 0 ? td_fail(error_out, TD_ERR_IO, "no epoll descriptor") : TD_OK;
+    if (!s && config->listen)
+        s = listen_open(w, config->listen, error_out);
+    if (s) {
+        ucx_free(&w->base);
+        return s;
+    }
+    watch(w, mailbox_fd(&w->results));
+    watch(w, mailbox_fd(&w->requests));
+    w->connector = thread_start("xfer-connect", connector_run, w);
+    w->connector_runs = true;
+    *out = &w->base;
+    return TD_OK;
+}

@@ -1,0 +1,338 @@
+/*
+ * The thread of an xfer, its commands and its timers.
+ *
+ * One turn: commands from other threads, one bounded step of the wire, what may be asked for and sent, timers that are due.
+ * No step takes longer than some ms, so heartbeats go out in time. A turn without work is repeated for SPIN_NS, because the
+ * next message is often that near (7 us against 53 us by epoll); then the thread sleeps until the wire, a command or a timer
+ * wakes it, and costs nothing while idle.
+ */
+#include "transfer/impl.h"
+
+#include <assert.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/thread.h"
+
+#define SPIN_NS           30000ull
+#define SLICE_NS          100000ull
+#define DEFAULT_HEARTBEAT (250 * NS_PER_MS)
+#define DEFAULT_SILENCE   NS_PER_S
+#define DEFAULT_IN_FLIGHT (32u << 20)
+#define SLEEP_MAX_MS      250
+
+/* -------------------------------------------------------------------- helpers */
+
+bool bits_any(const uint64_t *bits, uint32_t begin, uint32_t end)
+{
+    for (uint32_t i = begin; i < end; i++)
+        if (bits[i / 64] >> (i % 64) & 1)
+            return true;
+    return false;
+}
+
+bool bits_all(const uint64_t *bits, uint32_t begin, uint32_t end)
+{
+    for (uint32_t i = begin; i < end; i++)
+        if (!(bits[i / 64] >> (i % 64) & 1))
+            return false;
+    return true;
+}
+
+void bits_set(uint64_t *bits, uint32_t begin, uint32_t end)
+{
+    for (uint32_t i = begin; i < end; i++)
+        bits[i / 64] |= 1ull << (i % 64);
+}
+
+bool xfer_in_arena(const struct xfer *x, const void *p)
+{
+    uintptr_t base = (uintptr_t)x->config.arena, at = (uintptr_t)p;
+    return at >= base && x->config.arena_bytes >= x->page_bytes && at - base <= x->config.arena_bytes - x->page_bytes;
+}
+
+/* --------------------------------------------------------------------- thread */
+
+static bool run_commands(struct xfer *x)
+{
+    struct mail *mail = mailbox_take(&x->commands);
+    bool any = mail != NULL;
+    while (mail) {
+        struct command *c = (struct command *)mail;
+        mail = mail->next;
+        c->run(x, c);
+        free(c);
+    }
+    return any;
+}
+
+static void run_timers(struct xfer *x)
+{
+    if (x->now_ns < x->due_ns)
+        return;
+    x->due_ns = UINT64_MAX;
+    for (struct conn *c = x->conns; c; c = c->next)
+        conn_timer(c);
+    for (struct lease *l = x->leases, *next; l; l = next) {
+        next = l->next;
+        lease_timer(x, l);
+    }
+    for (struct pull *p = x->pulls, *next; p; p = next) {
+        next = p->next;
+        pull_timer(x, p);
+    }
+    struct target **at = &x->targets;
+    while (*at) {
+        struct target *t = *at;
+        if (target_timer(x, t)) {
+            at = &t->next;
+            continue;
+        }
+        *at = t->next;
+        target_free(t);
+    }
+}
+
+static bool pump(struct xfer *x)
+{
+    bool any = false;
+    for (struct conn *c = x->conns; c; c = c->next) {
+        if (c->state != CONN_UP)
+            continue;
+        any |= pull_pump(c);
+        any |= lease_pump(c);
+    }
+    return any;
+}
+
+/* If this thread was kept from running, the others' messages may be waiting unread: that time is not their silence. */
+static void forgive_own_absence(struct xfer *x, uint64_t now)
+{
+    uint64_t away = now - x->now_ns;
+    if (away < x->config.silence_ns / 2)
+        return;
+    log_warn(x->config.log, "this process was stopped or starved ms=%llu", (unsigned long long)(away / NS_PER_MS));
+    for (struct conn *c = x->conns; c; c = c->next)
+        c->heard_ns += away;
+}
+
+static void begin_turn(struct xfer *x)
+{
+    uint64_t now = clock_now(x->config.clock);
+    forgive_own_absence(x, now);
+    x->now_ns = now;
+}
+
+static void sleep_until_due(struct xfer *x)
+{
+    int ms = wire_arm(x->wire);
+    if (!ms) {
+        sched_yield();
+        return;
+    }
+    uint64_t now = clock_now(x->config.clock);
+    if (now >= x->due_ns)
+        return;
+    uint64_t wait_ns = x->due_ns - now, most = SLEEP_MAX_MS * NS_PER_MS;
+    int timer_ms = (int)((wait_ns < most ? wait_ns : most) / NS_PER_MS) + 1;
+    if (ms < 0 || timer_ms < ms)
+        ms = timer_ms;
+    struct epoll_event events[4];
+    epoll_wait(x->epoll_fd, events, 4, ms);
+}
+
+/*
+ * Asks for short time slices (0.1 ms instead of some ms), which Linux from 6.12 on grants to anybody: a thread that moves
+ * bytes in bursts then gets a core when its turn comes, though others compute on all of them. Elsewhere it does nothing.
+ */
+static void ask_for_short_slices(void)
+{
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period;
+    } attr = {0};
+    if (syscall(SYS_sched_getattr, 0, &attr, sizeof(attr), 0) || attr.policy != SCHED_OTHER)
+        return;
+    attr.runtime = SLICE_NS;
+    syscall(SYS_sched_setattr, 0, &attr, 0);
+}
+
+static void *run(void *arg)
+{
+    struct xfer *x = arg;
+    ask_for_short_slices();
+    uint64_t busy_ns = 0;
+    for (;;) {
+        begin_turn(x);
+        bool any = run_commands(x);
+        any |= wire_progress(x->wire);
+        any |= pump(x);
+        run_timers(x);
+        if (x->stopping && !x->conns && !x->leases && !x->pulls)
+            return NULL;
+        if (any)
+            busy_ns = x->now_ns;
+        else if (x->now_ns - busy_ns > SPIN_NS)
+            sleep_until_due(x);
+        else
+            sched_yield(); /* the one we wait for may be waiting for this core */
+    }
+}
+
+/* ------------------------------------------------------------- open and close */
+
+static enum td_status check(const struct xfer_config *config, struct td_error *error_out)
+{
+    if (!config->layout || !config->clock || !config->name || !config->incarnation)
+        return td_fail(error_out, TD_ERR_INVALID, "xfer: layout, clock, name and incarnation are needed");
+    return kv_layout_check(config->layout, error_out);
+}
+
+static struct xfer *xfer_new(const struct xfer_config *config)
+{
+    struct xfer *x = mem_zalloc(sizeof(*x));
+    x->config = *config;
+    x->name = mem_strdup(config->name);
+    for (char *p = x->name; *p; p++) /* shown to people and put into logs of others */
+        if (*p < 0x21 || *p > 0x7e)
+            *p = '_';
+    x->secret = mem_strdup(config->secret ? config->secret : "");
+    x->layout = *config->layout;
+    x->page_bytes = kv_layout_page_bytes(&x->layout);
+    x->layer_bytes = kv_layout_layer_bytes(&x->layout);
+    x->words = (x->layout.n_layers + 63) / 64;
+    uint64_t fit = config->arena_bytes / x->page_bytes;
+    x->pages_max = fit < PROTO_PAGES_MAX ? (uint32_t)fit : PROTO_PAGES_MAX;
+    x->config.tls = config->tls ? config->tls : "auto";
+    x->config.heartbeat_ns = config->heartbeat_ns ? config->heartbeat_ns : DEFAULT_HEARTBEAT;
+    x->config.silence_ns = config->silence_ns ? config->silence_ns : DEFAULT_SILENCE;
+    x->config.max_inflight_bytes = config->max_inflight_bytes ? config->max_inflight_bytes : DEFAULT_IN_FLIGHT;
+    x->ended = mem_array(ENDED_KEPT, sizeof(x->ended[0]));
+    x->now_ns = clock_now(config->clock);
+    x->due_ns = UINT64_MAX;
+    mailbox_init(&x->commands);
+    pthread_mutex_init(&x->transport_lock, NULL);
+    x->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    return x;
+}
+
+static void xfer_free(struct xfer *x)
+{
+    wire_free(x->wire);
+    while (x->targets) {
+        struct target *t = x->targets;
+        x->targets = t->next;
+        target_free(t);
+    }
+    while (x->peers) {
+        struct xfer_peer *p = x->peers;
+        x->peers = p->next;
+        free(p);
+    }
+    if (x->epoll_fd >= 0)
+        close(x->epoll_fd);
+    mailbox_fini(&x->commands);
+    pthread_mutex_destroy(&x->transport_lock);
+    free(x->ended);
+    free(x->name);
+    free(x->secret);
+    free(x);
+}
+
+static void watch(struct xfer *x, int fd)
+{
+    struct epoll_event e = {.events = EPOLLIN};
+    epoll_ctl(x->epoll_fd, EPOLL_CTL_ADD, fd, &e);
+}
+
+enum td_status xfer_open(const struct xfer_config *config, struct xfer **out, struct td_error *error_out)
+{
+    enum td_status s = check(config, error_out);
+    if (s)
+        return s;
+    struct xfer *x = xfer_new(config);
+    struct wire_config w = {.listen = config->listen,
+                            .tls = x->config.tls,
+                            .arena = config->arena,
+                            .arena_bytes = config->arena_bytes,
+                            .hub = config->hub,
+                            .log = config->log,
+                            .events = PEER_WIRE_EVENTS};
+    w.events.user = x;
+    s = x->epoll_fd < 0 ? td_fail(error_out, TD_ERR_IO, "xfer: no epoll descriptor") : TD_OK;
+    if (!s)
+        s = config->backend == XFER_UCX ? wire_ucx_open(&w, &x->wire, error_out)
+                                        : wire_loopback_open(&w, &x->wire, error_out);
+    if (s) {
+        xfer_free(x);
+        return s;
+    }
+    watch(x, x->wire->fd);
+    watch(x, mailbox_fd(&x->commands));
+    x->thread = thread_start("xfer", run, x);
+    *out = x;
+    return TD_OK;
+}
+
+static void run_stop(struct xfer *x, struct command *c)
+{
+    (void)c;
+    x->stopping = true;
+    pull_cancel_all(x);
+    lease_cancel_all(x);
+    conn_leave_all(x);
+}
+
+void xfer_close(struct xfer *x)
+{
+    if (!x)
+        return;
+    struct command *stop = mem_zalloc(sizeof(*stop));
+    stop->run = run_stop;
+    command_push(x, stop);
+    pthread_join(x->thread, NULL);
+    x->now_ns = clock_now(x->config.clock);
+    run_commands(x); /* made by the last callbacks: answered with "cancelled", sends dropped */
+    xfer_free(x);
+}
+
+/* ---------------------------------------------------------------- looking at it */
+
+const char *xfer_address(const struct xfer *x)
+{
+    return x->wire->address;
+}
+
+struct xfer_stats xfer_stats(struct xfer *x)
+{
+    struct counters *c = &x->counters;
+    return (struct xfer_stats){.bytes_in = atomic_load(&c->bytes_in),
+                               .bytes_out = atomic_load(&c->bytes_out),
+                               .pages_in = atomic_load(&c->pages_in),
+                               .pages_out = atomic_load(&c->pages_out),
+                               .pulls_ok = atomic_load(&c->pulls_ok),
+                               .pulls_failed = atomic_load(&c->pulls_failed),
+                               .checksum_errors = atomic_load(&c->checksum_errors),
+                               .refused_stale = atomic_load(&c->refused_stale),
+                               .not_yet = atomic_load(&c->not_yet),
+                               .messages_dropped = atomic_load(&c->messages_dropped),
+                               .leases_open = atomic_load(&c->leases_open),
+                               .pulls_open = atomic_load(&c->pulls_open),
+                               .peers_up = atomic_load(&c->peers_up)};
+}
+
+void xfer_transport(struct xfer *x, char *out, uint32_t out_bytes)
+{
+    pthread_mutex_lock(&x->transport_lock);
+    snprintf(out, out_bytes, "%s", x->transport);
+    pthread_mutex_unlock(&x->transport_lock);
+}

@@ -1,0 +1,58 @@
+/*
+ * What model a process serves and in which numbers: the options that prefill, decode and store share, so that one rule
+ * decides them for all.
+ */
+#pragma once
+
+#include "base/options.h"
+#include "kernels/kernels.h"
+#include "model/model.h"
+#include "proto/wire/kv_layout.h"
+
+struct geometry_options {
+    const char *model;    /* directory; NULL with dummy */
+    const char *dummy;    /* "1b" or "layers=2,hidden=256,...": seeded gaussian weights instead of a directory */
+    const char *numerics; /* auto, f32, bf16 */
+    const char *kv_dtype; /* auto, f32, f16, bf16 */
+    int64_t block_tokens;
+};
+
+#define GEOMETRY_OPTIONS(type, member)                                                                                 \
+    {"model", OPT_STRING, offsetof(type, member.model), NULL, "DIR", 0, 0, "Hugging Face model directory"},            \
+        {"dummy",                                                                                                      \
+         OPT_STRING,                                                                                                   \
+         offsetof(type, member.dummy),                                                                                 \
+         NULL,                                                                                                         \
+         "DIMS",                                                                                                       \
+         0,                                                                                                            \
+         0,                                                                                                            \
+         "seeded random weights instead: 1b, or hidden=256,layers=2,heads=8,..."},                                     \
+        {"numerics",                                                                                                   \
+         OPT_CHOICE,                                                                                                   \
+         offsetof(type, member.numerics),                                                                              \
+         "auto",                                                                                                       \
+         "auto|f32|bf16",                                                                                              \
+         0,                                                                                                            \
+         0,                                                                                                            \
+         "activations; auto: f32 below 64 M parameters, else bf16"},                                                   \
+        {"kv-dtype", OPT_CHOICE, offsetof(type, member.kv_dtype), "auto", "auto|f32|f16|bf16",                         \
+         0,          0,          "KV cache; auto: as numerics"},                                                       \
+    {                                                                                                                  \
+        "block-tokens", OPT_INT, offsetof(type, member.block_tokens), "16", "N", 1, 256,                               \
+            "tokens of a page and of a block; one value for the whole cluster"                                         \
+    }
+
+struct geometry {
+    struct model_config config;
+    struct model_dummy dummy; /* used when the options say so */
+    bool is_dummy;
+    enum compute compute;
+    struct kv_layout layout;
+};
+
+/* Reads config.json at most. TD_ERR_INVALID names the option. */
+enum td_status geometry_resolve(const struct geometry_options *o, struct geometry *out, struct td_error *error_out);
+
+/* Opens the weights that were resolved. */
+enum td_status geometry_open_model(const struct geometry_options *o, const struct geometry *g, struct model **out,
+                                   struct td_error *error_out);

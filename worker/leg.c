@@ -1,0 +1,462 @@
+/*
+ * Legs: from the router's message to the answer.
+ *
+ *   PREFILL:    seq FIRST_TOKEN; lease granted at once, so that an early pull finds it; announced layer by layer; finished
+ *               with the first token in the lease's tail. The leg is over then; the pages stay leased until the reader is done.
+ *   DECODE:     seq ADOPT; pages reserved -> accepted -> pull; verified -> runs from the first token on.
+ *   AGGREGATED: seq GENERATE.
+ *
+ * A leg ends with one LegEnd. Cancelling drops the sequence at once; pages that the wire may still touch follow later.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/endian.h"
+#include "base/mem.h"
+#include "worker/worker_internal.h"
+
+enum { TAIL_BYTES = 12 }; /* of a prefill's lease: u32 token, u32 bits of its log-probability, u32 enum seq_finish */
+
+static bool same_id(struct xfer_id a, struct xfer_id b)
+{
+    return a.incarnation == b.incarnation && a.counter == b.counter;
+}
+
+static Tandem__Worker__V1__TransferId message_id(struct xfer_id id)
+{
+    Tandem__Worker__V1__TransferId m = TANDEM__WORKER__V1__TRANSFER_ID__INIT;
+    m.incarnation = id.incarnation;
+    m.counter = id.counter;
+    return m;
+}
+
+static ProtobufCBinaryData data_of(const char *text)
+{
+    return (ProtobufCBinaryData){strlen(text), (uint8_t *)(uintptr_t)text};
+}
+
+/* ------------------------------------------------------------------- ends */
+
+static const char *finish_name(enum seq_finish f)
+{
+    return f == FINISH_STOP ? "stop" : f == FINISH_LENGTH ? "length" : "";
+}
+
+static void send_end(struct link *link, struct xfer_id id, enum td_status status, const char *text,
+                     Tandem__Worker__V1__LegEnd *end)
+{
+    Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
+    Tandem__Worker__V1__TransferId mid = message_id(id);
+    end->id = &mid;
+    end->status = status;
+    end->text = data_of(text);
+    m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_END;
+    m.end = end;
+    link_send(link, &m);
+}
+
+static void fill_end(const struct leg *leg, Tandem__Worker__V1__LegEnd *end, Tandem__Worker__V1__PhaseTimes *times)
+{
+    struct seq_times t = engine_seq_times(leg->seq);
+    uint32_t n;
+    times->queue = t.queue;
+    times->prefix_load = leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE ? 0 : t.fill;
+    times->prefill = leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE ? 0 : t.prefill;
+    times->transfer = leg->transfer_ns;
+    times->exposed_transfer = leg->exposed_ns;
+    times->decode = t.decode;
+    end->times = times;
+    end->cached_worker = leg->cached_worker;
+    end->cached_dram = leg->cached_dram;
+    end->cached_ssd = leg->cached_ssd;
+    end->finish_reason = data_of(finish_name(leg->finish));
+    end->prompt_logprobs = (float *)(uintptr_t)engine_seq_prompt_logprobs(leg->seq, &n);
+    end->n_prompt_logprobs = n;
+}
+
+static void leg_free(struct worker *w, struct leg *leg)
+{
+    for (uint32_t i = 0; i < w->n_out; i++) /* tokens not sent yet of a leg that is cancelled */
+        if (w->out[i].leg == leg)
+            w->out[i].leg = NULL;
+    if (leg->pull)
+        leg->pull->leg = NULL;
+    engine_seq_close(w->engine, leg->seq);
+    *(leg->prev ? &leg->prev->next : &w->legs) = leg->next;
+    if (leg->next)
+        leg->next->prev = leg->prev;
+    link_unref(leg->link);
+    free(leg->store);
+    free(leg->peer);
+    free(leg);
+}
+
+/* Ends it early. tell: the router hears of it. */
+static void leg_abort(struct worker *w, struct leg *leg, enum td_status why, const char *text, bool tell)
+{
+    if (leg->pull)
+        xfer_pull_cancel(w->xfer, leg->pull->id);
+    if (leg->lease)
+        xfer_lease_cancel(w->xfer, leg->lease->id);
+    if (tell) {
+        Tandem__Worker__V1__LegEnd end = TANDEM__WORKER__V1__LEG_END__INIT;
+        Tandem__Worker__V1__PhaseTimes times = TANDEM__WORKER__V1__PHASE_TIMES__INIT;
+        fill_end(leg, &end, &times);
+        send_end(leg->link, leg->id, why, text, &end);
+    }
+    metrics_inc(w->counters, WORKER_LEGS_FAILED, 1);
+    log_debug(&w->log, "leg ended req=%s status=%s text='%s'", leg->label, td_status_name(why), text);
+    leg_free(w, leg);
+}
+
+void leg_cancel(struct worker *w, struct xfer_id id, enum td_status why, const char *text)
+{
+    for (struct leg *l = w->legs; l; l = l->next)
+        if (same_id(l->id, id)) {
+            leg_abort(w, l, why, text, true);
+            return;
+        }
+}
+
+void leg_cancel_link(struct worker *w, const struct link *link)
+{
+    for (struct leg *l = w->legs, *next; l; l = next) {
+        next = l->next;
+        if (l->link == link)
+            leg_abort(w, l, TD_ERR_PEER_LOST, "router lost", false);
+    }
+}
+
+void leg_cancel_all(struct worker *w, enum td_status why, const char *text)
+{
+    while (w->legs)
+        leg_abort(w, w->legs, why, text, true);
+}
+
+void leg_expire(struct worker *w, uint64_t now)
+{
+    for (struct leg *l = w->legs, *next; l; l = next) {
+        next = l->next;
+        if (l->deadline_ns <= now)
+            leg_abort(w, l, TD_ERR_DEADLINE, "deadline passed on the worker", true);
+    }
+}
+
+/* ------------------------------------------------------------------ start */
+
+static char *text_of(ProtobufCBinaryData b)
+{
+    if (!b.len)
+        return NULL;
+    char *s = mem_zalloc(b.len + 1);
+    memcpy(s, b.data, b.len);
+    return s;
+}
+
+static struct sampling sampling_of(const Tandem__Worker__V1__SamplingParams *m, struct logit_bias *bias)
+{
+    for (size_t i = 0; i < m->n_logit_bias; i++)
+        bias[i] = (struct logit_bias){m->logit_bias[i]->id, m->logit_bias[i]->bias};
+    return (struct sampling){.temperature = m->temperature,
+                             .top_k = m->top_k,
+                             .top_p = m->top_p,
+                             .min_p = m->min_p,
+                             .presence_penalty = m->presence_penalty,
+                             .frequency_penalty = m->frequency_penalty,
+                             .repetition_penalty = m->repetition_penalty,
+                             .seed = m->seed,
+                             .choice = m->choice,
+                             .bias = bias,
+                             .n_bias = (uint32_t)m->n_logit_bias,
+                             .max_tokens = m->max_tokens,
+                             .min_tokens = m->min_tokens,
+                             .stop_ids = m->stop_ids,
+                             .n_stop_ids = (uint32_t)m->n_stop_ids};
+}
+
+static enum td_status check_message(struct worker *w, const Tandem__Worker__V1__Leg *m, struct td_error *e)
+{
+    if (!m->id || !m->id->incarnation)
+        return td_fail(e, TD_ERR_INVALID, "leg.id: missing");
+    if (!m->sampling)
+        return td_fail(e, TD_ERR_INVALID, "leg.sampling: missing");
+    if (m->cache_salt.len != BLOCK_KEY_BYTES)
+        return td_fail(e, TD_ERR_INVALID, "leg.cache_salt: %zu bytes, expected %d", m->cache_salt.len, BLOCK_KEY_BYTES);
+    if (m->kind > TANDEM__WORKER__V1__LEG_KIND__LEG_AGGREGATED)
+        return td_fail(e, TD_ERR_INVALID, "leg.kind: %d is unknown", (int)m->kind);
+    if (m->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE && (!m->peer_xfer_address.len || !m->peer_incarnation))
+        return td_fail(e, TD_ERR_INVALID, "leg.peer_xfer_address: a decode leg needs one, and the incarnation");
+    if (m->peer_xfer_address.len > 128 || m->store_xfer_address.len > 128 || m->request_id.len > 64)
+        return td_fail(e, TD_ERR_INVALID, "leg: an address or the request id is too long");
+    if (m->sampling->n_logit_bias > SAMPLING_MAX_BIAS || m->n_ids > UINT32_MAX / 2)
+        return td_fail(e, TD_ERR_INVALID, "leg: too many ids or biases");
+    for (const struct leg *l = w->legs; l; l = l->next)
+        if (l->id.incarnation == m->id->incarnation && l->id.counter == m->id->counter)
+            return td_fail(e, TD_ERR_INVALID, "leg.id: in use");
+    return atomic_load(&w->stopping) ? td_fail(e, TD_ERR_REFUSED, "worker is draining") : TD_OK;
+}
+
+static enum td_status open_seq(struct worker *w, struct leg *leg, const Tandem__Worker__V1__Leg *m, struct td_error *e)
+{
+    static const enum seq_goal GOALS[] = {SEQ_FIRST_TOKEN, SEQ_ADOPT, SEQ_GENERATE};
+    struct logit_bias *bias = mem_array(m->sampling->n_logit_bias, sizeof(*bias));
+    struct seq_params p = {.ids = m->ids,
+                           .n_ids = (uint32_t)m->n_ids,
+                           .n_prompt = m->sampling->n_prompt,
+                           .sampling = sampling_of(m->sampling, bias),
+                           .goal = GOALS[m->kind],
+                           .prompt_logprobs =
+                               m->sampling->prompt_logprobs && m->kind != TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE,
+                           .user = leg};
+    memcpy(p.root.b, m->cache_salt.data, BLOCK_KEY_BYTES);
+    enum td_status s = engine_seq_open(w->engine, &p, &leg->seq, e);
+    free(bias);
+    return s;
+}
+
+void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Leg *m)
+{
+    struct td_error e = {{0}};
+    struct leg *leg = mem_zalloc(sizeof(*leg));
+    enum td_status s = check_message(w, m, &e);
+    if (!s)
+        s = open_seq(w, leg, m, &e);
+    if (s) {
+        struct xfer_id id = {m->id ? m->id->incarnation : 0, m->id ? m->id->counter : 0};
+        Tandem__Worker__V1__LegEnd end = TANDEM__WORKER__V1__LEG_END__INIT;
+        log_debug(&w->log, "leg refused status=%s text='%s'", td_status_name(s), e.text);
+        send_end(link, id, s, e.text, &end);
+        free(leg);
+        return;
+    }
+    leg->id = (struct xfer_id){m->id->incarnation, m->id->counter};
+    leg->kind = m->kind;
+    leg->link = link_ref(link);
+    leg->store = text_of(m->store_xfer_address);
+    leg->n_prompt = m->sampling->n_prompt;
+    leg->store_blocks = m->store_blocks;
+    leg->peer = text_of(m->peer_xfer_address);
+    leg->peer_incarnation = m->peer_incarnation;
+    memcpy(leg->label, m->request_id.data ? (const char *)m->request_id.data : "", m->request_id.len);
+    leg->deadline_ns = m->remaining_ms > 0 && m->remaining_ms < INT64_MAX / 2000000
+                           ? clock_now(&w->clock) + (uint64_t)m->remaining_ms * NS_PER_MS
+                           : UINT64_MAX;
+    leg->next = w->legs;
+    if (w->legs)
+        w->legs->prev = leg;
+    w->legs = leg;
+    if (leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_PREFILL && leg->peer_incarnation)
+        leg->lease = lease_open(w, leg->id, leg->peer_incarnation);
+    metrics_inc(w->counters, WORKER_LEGS, 1);
+    metrics_inc(w->counters, WORKER_PROMPT_TOKENS, m->n_ids);
+}
+
+/* -------------------------------------------------- what the engine tells */
+
+static void accept_decode(struct worker *w, struct leg *leg)
+{
+    uint32_t n_pages;
+    engine_seq_pages(leg->seq, &n_pages);
+    engine_seq_fill(w->engine, leg->seq);
+    struct pull *p = pull_open(w, leg, 0, n_pages);
+    pull_start(w, p, leg->id, leg->peer, leg->peer_incarnation, leg->deadline_ns);
+    Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
+    Tandem__Worker__V1__LegAccepted accepted = TANDEM__WORKER__V1__LEG_ACCEPTED__INIT;
+    Tandem__Worker__V1__TransferId id = message_id(leg->id);
+    accepted.id = &id;
+    m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_ACCEPTED;
+    m.accepted = &accepted;
+    link_send(leg->link, &m);
+}
+
+void leg_on_admitted(void *user, struct seq *seq, uint32_t n_matched)
+{
+    struct worker *w = user;
+    struct leg *leg = engine_seq_user(seq);
+    if (leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE) {
+        accept_decode(w, leg);
+        return;
+    }
+    uint32_t n;
+    leg->cached_worker = n_matched * w->geometry.layout.page_tokens;
+    metrics_inc(w->counters, WORKER_CACHED_TOKENS, leg->cached_worker);
+    if (!engine_seq_prompt_logprobs(seq, &n) && store_load(w, leg, n_matched))
+        engine_seq_fill(w->engine, seq);
+}
+
+void leg_on_pages_ready(void *user, struct seq *seq, uint32_t first, uint32_t n, uint16_t begin, uint16_t end)
+{
+    struct worker *w = user;
+    struct leg *leg = engine_seq_user(seq);
+    uint32_t n_pages;
+    const struct page_ref *refs = engine_seq_pages(seq, &n_pages);
+    if (!leg->lease)
+        return;
+    struct xfer_page *pages = mem_array(n, sizeof(*pages));
+    for (uint32_t i = 0; i < n; i++) {
+        struct page_ref ref = refs[first + i];
+        pages[i] = (struct xfer_page){kvpool_address(engine_pool(w->engine), ref), ref.generation};
+        if (first + i >= leg->lease->held.n) /* its first range of layers */
+            held_add(w, &leg->lease->held, ref);
+    }
+    xfer_lease_announce(w->xfer, leg->id, first, pages, n, begin, end);
+    free(pages);
+}
+
+void leg_on_token(void *user, struct seq *seq, uint32_t token, float logprob)
+{
+    struct worker *w = user;
+    struct leg *leg = engine_seq_user(seq);
+    leg->first_token = token;
+    leg->first_logprob = logprob;
+    if (w->n_out == w->cap_out) {
+        w->cap_out = w->cap_out ? w->cap_out * 2 : 64;
+        w->out = mem_resize(w->out, w->cap_out, sizeof(*w->out));
+    }
+    w->out[w->n_out++] = (struct out_token){leg, token, logprob};
+    metrics_inc(w->counters, WORKER_TOKENS, 1);
+}
+
+void leg_on_end(void *user, struct seq *seq, enum seq_finish finish)
+{
+    (void)user;
+    struct leg *leg = engine_seq_user(seq);
+    leg->ended = true;
+    leg->finish = finish;
+}
+
+/* ------------------------------------------------------------ after a step */
+
+/* Tokens of all requests of one step travel to a router in one message. */
+static void send_tokens(struct worker *w, struct link *link)
+{
+    Tandem__Worker__V1__Token *tokens = mem_array(w->n_out, sizeof(*tokens)),
+                              **list = mem_array(w->n_out, sizeof(*list));
+    Tandem__Worker__V1__TransferId *ids = mem_array(w->n_out, sizeof(*ids));
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < w->n_out; i++) {
+        struct out_token *o = &w->out[i];
+        if (!o->leg || o->leg->link != link)
+            continue;
+        tandem__worker__v1__token__init(&tokens[n]);
+        ids[n] = message_id(o->leg->id);
+        tokens[n].id = &ids[n];
+        tokens[n].token = o->token;
+        tokens[n].logprob = o->logprob;
+        list[n] = &tokens[n];
+        n++;
+        o->leg = NULL;
+    }
+    Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
+    Tandem__Worker__V1__Tokens all = TANDEM__WORKER__V1__TOKENS__INIT;
+    all.n_tokens = n;
+    all.tokens = list;
+    m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_TOKENS;
+    m.tokens = &all;
+    link_send(link, &m);
+    free(list);
+    free(tokens);
+    free(ids);
+}
+
+static void finish_lease(struct worker *w, struct leg *leg)
+{
+    uint8_t tail[TAIL_BYTES];
+    uint32_t bits, n_pages;
+    if (!leg->lease)
+        return;
+    if (leg->finish != FINISH_NONE) { /* the first token ended it: nobody will decode */
+        xfer_lease_cancel(w->xfer, leg->id);
+        return;
+    }
+    engine_seq_pages(leg->seq, &n_pages);
+    memcpy(&bits, &leg->first_logprob, sizeof(bits));
+    put_u32(tail, leg->first_token);
+    put_u32(tail + 4, bits);
+    put_u32(tail + 8, (uint32_t)leg->finish);
+    xfer_lease_finish(w->xfer, leg->id, n_pages, tail, sizeof(tail));
+}
+
+static void leg_finish(struct worker *w, struct leg *leg)
+{
+    Tandem__Worker__V1__LegEnd end = TANDEM__WORKER__V1__LEG_END__INIT;
+    Tandem__Worker__V1__PhaseTimes times = TANDEM__WORKER__V1__PHASE_TIMES__INIT;
+    finish_lease(w, leg);
+    leg->lease = NULL; /* ends by itself */
+    fill_end(leg, &end, &times);
+    send_end(leg->link, leg->id, TD_OK, "", &end);
+    /* A decode worker adds the answer; the prompt's blocks were offered by whoever computed them. */
+    bool decode = leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE;
+    store_offer(w, leg, decode ? leg->n_prompt / w->geometry.layout.page_tokens : leg->n_from_store);
+    leg_free(w, leg);
+}
+
+void leg_flush(struct worker *w)
+{
+    for (uint32_t i = 0; i < w->n_out; i++)
+        if (w->out[i].leg)
+            send_tokens(w, w->out[i].leg->link);
+    w->n_out = 0;
+    for (struct leg *l = w->legs, *next; l; l = next) {
+        next = l->next;
+        if (l->ended)
+            leg_finish(w, l);
+    }
+}
+
+/* ------------------------------------------------------------ pulls ended */
+
+static void store_load_ended(struct worker *w, struct leg *leg, const struct work *work, uint32_t first)
+{
+    struct store_found found = {0, 0};
+    uint32_t page_tokens = w->geometry.layout.page_tokens, n = 0;
+    if (!work->status && !store_found_decode(work->result.tail, work->result.tail_len_bytes, &found))
+        n = work->result.n_pages;
+    if (n) {
+        leg->cached_dram = found.n_dram * page_tokens;
+        leg->cached_ssd = found.n_ssd * page_tokens;
+        leg->n_from_store = first + n;
+        metrics_inc(w->counters, WORKER_STORE_TOKENS, (uint64_t)n * page_tokens);
+    } else if (work->status) {
+        log_warn(&w->log, "store load failed, computing instead req=%s peer=%s status=%s", leg->label, leg->store,
+                 td_status_name(work->status));
+    }
+    engine_seq_filled(w->engine, leg->seq, (first + n) * page_tokens);
+}
+
+static void kv_arrived(struct worker *w, struct leg *leg, const struct work *work)
+{
+    uint32_t n_tokens, n_pages;
+    const struct xfer_pull_result *r = &work->result;
+    engine_seq_tokens(leg->seq, &n_tokens);
+    engine_seq_pages(leg->seq, &n_pages);
+    if (r->n_pages != n_pages || r->tail_len_bytes != TAIL_BYTES || get_u32(r->tail) >= w->geometry.config.vocab_size) {
+        leg_abort(w, leg, TD_ERR_PROTOCOL, "prefill worker handed over something else than this prompt", true);
+        return;
+    }
+    leg->transfer_ns = r->done_ns - r->first_announce_ns;
+    leg->exposed_ns = r->done_ns > r->last_announce_ns ? r->done_ns - r->last_announce_ns : 0;
+    metrics_observe_ns(w->counters, WORKER_TRANSFER_SECONDS, leg->transfer_ns);
+    engine_seq_filled(w->engine, leg->seq, n_tokens);
+    engine_seq_append(w->engine, leg->seq, get_u32(r->tail));
+}
+
+void leg_pull_ended(struct worker *w, struct work *work)
+{
+    struct pull *p = work->pull;
+    struct leg *leg = p->leg;
+    held_drop(w, &p->held, false); /* the end callback: nothing writes any more */
+    w->n_wire--;
+    if (leg) {
+        leg->pull = NULL;
+        if (p->from_store)
+            store_load_ended(w, leg, work, p->first);
+        else if (work->status)
+            leg_abort(w, leg, work->status == TD_ERR_DEADLINE ? TD_ERR_DEADLINE : TD_ERR_PEER_LOST,
+                      "KV did not arrive from the prefill worker", true);
+        else
+            kv_arrived(w, leg, work);
+    }
+    free(p->addresses);
+    free(p);
+}

@@ -1,0 +1,214 @@
+#include "worker/link.h"
+
+#include <openssl/crypto.h>
+#include <openssl/hmac.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/endian.h"
+#include "base/mem.h"
+
+struct link {
+    _Atomic uint32_t refs;
+    struct link *prev, *next; /* in the server's list, once it said hello */
+    struct link_server *server;
+    struct rpc_call *call;
+    uint64_t incarnation;
+    bool up;
+};
+
+struct link_server {
+    struct link_server_config config;
+    struct rpc_server *rpc;
+    struct rpc_method method;
+    pthread_mutex_t lock; /* the list of links: rpc threads change it, engine and beat threads walk it */
+    struct link *links;
+};
+
+void link_proof(const char *secret, uint64_t incarnation, uint8_t out[LINK_PROOF_BYTES])
+{
+    uint8_t text[13 + 8] = "tandem-attach";
+    unsigned len = LINK_PROOF_BYTES;
+    secret = secret ? secret : "";
+    put_u64(text + 13, incarnation);
+    HMAC(EVP_sha256(), secret, (int)strlen(secret), text, sizeof(text), out, &len);
+}
+
+struct link *link_ref(struct link *link)
+{
+    atomic_fetch_add(&link->refs, 1);
+    return link;
+}
+
+void link_unref(struct link *link)
+{
+    if (link && atomic_fetch_sub(&link->refs, 1) == 1) {
+        rpc_call_unref(link->call);
+        free(link);
+    }
+}
+
+uint64_t link_router_incarnation(const struct link *link)
+{
+    return link->incarnation;
+}
+
+void link_mail_free(struct link_mail *mail)
+{
+    if (mail->message)
+        tandem__worker__v1__router_message__free_unpacked(mail->message, NULL);
+    link_unref(mail->link);
+    free(mail);
+}
+
+static void deliver(struct link *link, enum link_mail_kind kind, Tandem__Worker__V1__RouterMessage *message)
+{
+    struct link_mail *mail = mem_zalloc(sizeof(*mail));
+    mail->kind = kind;
+    mail->link = link_ref(link);
+    mail->message = message;
+    link->server->config.deliver(link->server->config.user, mail);
+}
+
+void link_send(struct link *link, const Tandem__Worker__V1__WorkerMessage *message)
+{
+    if (rpc_call_send(link->call, &message->base) == TD_ERR_NO_SPACE) {
+        log_error(link->server->config.log, "router does not read; cut off router=%016llx",
+                  (unsigned long long)link->incarnation);
+        rpc_call_abort(link->call, RPC_RESOURCE_EXHAUSTED, "worker's queue to this router is full");
+    }
+}
+
+void link_server_send_all(struct link_server *s, const Tandem__Worker__V1__WorkerMessage *message)
+{
+    pthread_mutex_lock(&s->lock);
+    for (struct link *l = s->links; l; l = l->next)
+        link_send(l, message);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void on_open(struct rpc_call *call, void *user)
+{
+    struct link *link = mem_zalloc(sizeof(*link));
+    atomic_init(&link->refs, 1);
+    link->server = user;
+    link->call = rpc_call_ref(call);
+    rpc_call_set_user(call, link);
+}
+
+static void on_hello(struct link *link, const Tandem__Worker__V1__RouterHello *hello)
+{
+    uint8_t proof[LINK_PROOF_BYTES];
+    struct link_server *s = link->server;
+    if (hello->protocol != LINK_PROTOCOL_VERSION) {
+        rpc_call_finish(link->call, RPC_FAILED_PRECONDITION, "protocol version differs: this worker speaks 1", 0);
+        return;
+    }
+    link_proof(s->config.secret, hello->incarnation, proof);
+    if (hello->secret_proof.len != sizeof(proof) || CRYPTO_memcmp(hello->secret_proof.data, proof, sizeof(proof))) {
+        log_warn(s->config.log, "router without the cluster secret refused");
+        rpc_call_finish(link->call, RPC_UNAUTHENTICATED, "secret_proof: not by this cluster's secret", 0);
+        return;
+    }
+    link->incarnation = hello->incarnation;
+    Tandem__Worker__V1__WorkerHello answer = TANDEM__WORKER__V1__WORKER_HELLO__INIT;
+    Tandem__Worker__V1__WorkerMessage message = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
+    answer.protocol = LINK_PROTOCOL_VERSION;
+    s->config.hello(s->config.user, &answer);
+    message.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_HELLO;
+    message.hello = &answer;
+    link_send(link, &message);
+    pthread_mutex_lock(&s->lock);
+    link->next = s->links;
+    if (s->links)
+        s->links->prev = link;
+    s->links = link;
+    link->up = true;
+    pthread_mutex_unlock(&s->lock);
+    deliver(link, LINK_UP, NULL);
+}
+
+static void on_message(struct rpc_call *call, const ProtobufCMessage *base)
+{
+    struct link *link = rpc_call_user(call);
+    const Tandem__Worker__V1__RouterMessage *m = (const Tandem__Worker__V1__RouterMessage *)base;
+    bool hello = m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_HELLO;
+    if (hello == link->up || m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND__NOT_SET) {
+        rpc_call_finish(call, RPC_INVALID_ARGUMENT, "kind: the first message is a hello, and only the first", 0);
+        return;
+    }
+    if (hello) {
+        on_hello(link, m->hello);
+        return;
+    }
+    /* The rpc layer owns the message; the engine thread needs one of its own. */
+    size_t n = protobuf_c_message_get_packed_size(base);
+    uint8_t *packed = mem_zalloc(n);
+    protobuf_c_message_pack(base, packed);
+    deliver(link, LINK_MESSAGE, tandem__worker__v1__router_message__unpack(NULL, n, packed));
+    free(packed);
+}
+
+static void on_end(struct rpc_call *call, enum rpc_code code, const char *text)
+{
+    (void)code, (void)text;
+    struct link *link = rpc_call_user(call);
+    struct link_server *s = link->server;
+    pthread_mutex_lock(&s->lock);
+    if (link->up) {
+        *(link->prev ? &link->prev->next : &s->links) = link->next;
+        if (link->next)
+            link->next->prev = link->prev;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (link->up)
+        deliver(link, LINK_GONE, NULL);
+    link_unref(link);
+}
+
+static void on_half_close(struct rpc_call *call)
+{
+    rpc_call_finish(call, RPC_OK, "", 0);
+}
+
+enum td_status link_server_open(const struct link_server_config *config, struct link_server **out,
+                                struct td_error *error_out)
+{
+    struct link_server *s = mem_zalloc(sizeof(*s));
+    s->config = *config;
+    pthread_mutex_init(&s->lock, NULL);
+    s->method = (struct rpc_method){.path = "/tandem.worker.v1.Worker/Attach",
+                                    .request = &tandem__worker__v1__router_message__descriptor,
+                                    .handlers = {on_message, on_half_close, on_end},
+                                    .on_open = on_open};
+    const struct rpc_server_config rpc = {.listen = config->listen,
+                                          .methods = &s->method,
+                                          .n_methods = 1,
+                                          .max_message_bytes = LINK_MAX_MESSAGE_BYTES,
+                                          .max_queued_bytes = LINK_MAX_MESSAGE_BYTES,
+                                          .log = config->log,
+                                          .user = s};
+    enum td_status status = rpc_server_open(&rpc, &s->rpc, error_out);
+    if (status) {
+        link_server_close(s);
+        return status;
+    }
+    rpc_server_set_serving(s->rpc, true);
+    *out = s;
+    return TD_OK;
+}
+
+const char *link_server_address(const struct link_server *s)
+{
+    return rpc_server_address(s->rpc);
+}
+
+void link_server_close(struct link_server *s)
+{
+    if (!s)
+        return;
+    rpc_server_close(s->rpc);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}

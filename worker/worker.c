@@ -1,0 +1,492 @@
+/*
+ * The worker as a whole: opening its parts, the engine thread's loop, and what it tells routers of itself.
+ *
+ * The engine thread alternates between its mailbox and one step of the engine; when there is nothing to compute it sleeps in
+ * the mailbox, with a short timer for what expires by itself. Nothing in the loop waits for the network.
+ */
+#include "worker/worker.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/process.h"
+#include "base/random.h"
+#include "base/thread.h"
+#include "worker/worker_internal.h"
+
+enum { BEAT_MS = 250, IDLE_MS = 50 };
+
+#define AT(member) offsetof(struct worker_options, member)
+const struct option WORKER_OPTIONS[] = {
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Model"},
+    GEOMETRY_OPTIONS(struct worker_options, geometry),
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Network"},
+    {"name", OPT_STRING, AT(name), NULL, "NAME", 0, 0, "name in status and logs; default: role and process id"},
+    {"listen", OPT_STRING, AT(listen), "127.0.0.1:0", "HOST:PORT", 0, 0, "gRPC service for routers; port 0 picks one"},
+    {"xfer-listen", OPT_STRING, AT(xfer_listen), "127.0.0.1:0", "HOST:PORT", 0, 0, "KV transfers"},
+    {"tls", OPT_STRING, AT(tls), "auto", "LIST", 0, 0, "UCX transports: auto, tcp, or a UCX_TLS list"},
+    {"secret", OPT_STRING, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
+    {"metrics-listen", OPT_STRING, AT(metrics_listen), NULL, "HOST:PORT", 0, 0, "Prometheus metrics over HTTP"},
+    {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, 100, 3.6e6, "silence after which a peer counts as dead"},
+    {"lease-ms", OPT_MS, AT(lease_ms), "10000", NULL, 100, 3.6e6, "how long pages wait for a reader that does nothing"},
+    {"quarantine-ms", OPT_MS, AT(quarantine_ms), "1000", NULL, 0, 3.6e6, "how long a page in doubt is kept away"},
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Compute and memory"},
+    {"threads", OPT_INT, AT(threads), "0", NULL, 0, 1024, "compute threads; 0: one for each CPU"},
+    {"isa", OPT_CHOICE, AT(isa), "auto", "auto|plain|avx2|avx512", 0, 0, "instruction set of the kernels"},
+    {"pool-bytes", OPT_BYTES, AT(pool_bytes), "1G", NULL, 65536, 1e15, "memory for KV pages"},
+    {"pages", OPT_INT, AT(pages), "0", NULL, 0, 4e9, "KV pages; 0: what pool-bytes hold"},
+    {"max-context", OPT_INT, AT(max_context), "0", NULL, 0, 1 << 24, "prompt and answer; 0: the model's limit"},
+    {"max-batch", OPT_INT, AT(max_batch), "64", NULL, 1, 4096, "sequences computed together"},
+    {"max-rows", OPT_INT, AT(max_rows), "512", NULL, 1, 65536, "tokens of one step"},
+    {"chunk-tokens", OPT_INT, AT(chunk_tokens), "256", NULL, 1, 65536, "most prompt tokens of one sequence in a step"},
+    {"log-level", OPT_CHOICE, AT(log_level), "info", "error|warn|info|debug", 0, 0, "what is logged, to stderr"},
+    {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
+};
+
+static const struct metric_info METRIC_INFO[] = {METRICS_TABLE(WORKER_METRICS)};
+
+struct work *work_new(enum work_kind kind)
+{
+    struct work *work = mem_zalloc(sizeof(*work));
+    work->kind = kind;
+    return work;
+}
+
+struct xfer_id worker_new_id(struct worker *w)
+{
+    return (struct xfer_id){w->incarnation, ++w->next_counter};
+}
+
+/* ------------------------------------------------------------------ hello */
+
+static ProtobufCBinaryData data_of(const char *text)
+{
+    return (ProtobufCBinaryData){strlen(text), (uint8_t *)(uintptr_t)text};
+}
+
+/* On an rpc thread: reads only what stays as it was when the worker opened. */
+static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
+{
+    struct worker *w = user;
+    static _Thread_local uint8_t layout[KV_LAYOUT_WIRE_BYTES];
+    static _Thread_local struct block_key fingerprint;
+    kv_layout_encode(&w->geometry.layout, layout);
+    fingerprint = engine_fingerprint(w->engine);
+    h->name = data_of(w->name);
+    h->role = data_of(w->role);
+    h->pid = (uint32_t)getpid();
+    h->incarnation = w->incarnation;
+    h->fingerprint = (ProtobufCBinaryData){BLOCK_KEY_BYTES, fingerprint.b};
+    h->layout = (ProtobufCBinaryData){sizeof(layout), layout};
+    h->numerics = data_of(kernels_numerics(w->geometry.compute));
+    h->xfer_address = data_of(xfer_address(w->xfer));
+    h->n_pages = (uint32_t)w->options.pages;
+    h->max_context = engine_max_context(w->engine);
+    h->max_batch = (uint32_t)w->options.max_batch;
+    h->chunk_tokens = (uint32_t)w->options.chunk_tokens;
+    h->vocab_size = w->geometry.config.vocab_size;
+    h->weight_bytes = engine_weight_bytes(w->engine);
+}
+
+static void deliver(void *user, struct link_mail *mail)
+{
+    struct worker *w = user;
+    struct work *work = work_new(WORK_LINK);
+    work->link = mail;
+    mailbox_push(&w->mailbox, &work->mail);
+}
+
+/* ----------------------------------------------------------- block events */
+
+static void add_event(struct worker *w, struct block_event ev)
+{
+    if (w->n_events == w->cap_events) {
+        w->cap_events = w->cap_events ? w->cap_events * 2 : 256;
+        w->events = mem_resize(w->events, w->cap_events, sizeof(*w->events));
+    }
+    w->events[w->n_events++] = ev;
+}
+
+static void on_block(void *user, bool added, const struct block_key *key, uint32_t chain_index)
+{
+    add_event(user, (struct block_event){added ? BLOCK_ADDED : BLOCK_REMOVED, TIER_WORKER, chain_index, *key});
+}
+
+/* to NULL: every router, and the numbers move on; else a snapshot, numbered so that the next event follows it. */
+static void send_events(struct worker *w, const struct block_event *events, uint32_t n, struct link *to)
+{
+    uint64_t first = to ? w->next_event - n : w->next_event;
+    for (uint32_t at = 0; at < n;) {
+        uint32_t count = n - at < EVENTS_MAX ? n - at : EVENTS_MAX;
+        struct bytes b = {0};
+        events_encode(&(struct events_header){w->incarnation, first + at, count}, events + at, &b);
+        Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
+        m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_EVENTS;
+        m.events = (ProtobufCBinaryData){b.len, (uint8_t *)b.data};
+        if (to)
+            link_send(to, &m);
+        else
+            link_server_send_all(w->links, &m);
+        bytes_free(&b);
+        at += count;
+    }
+    if (!to)
+        w->next_event += n;
+}
+
+static void flush_events(struct worker *w)
+{
+    if (w->n_events)
+        send_events(w, w->events, w->n_events, NULL);
+    w->n_events = 0;
+}
+
+static void add_snapshot_block(void *user, const struct block_key *key, uint32_t chain_index)
+{
+    add_event(user, (struct block_event){BLOCK_ADDED, TIER_WORKER, chain_index, *key});
+}
+
+static void send_snapshot(struct worker *w, struct link *link)
+{
+    flush_events(w);
+    add_event(w, (struct block_event){.kind = BLOCK_CLEARED, .tier = TIER_WORKER});
+    kvpool_each_block(engine_pool(w->engine), add_snapshot_block, w);
+    send_events(w, w->events, w->n_events, link);
+    w->n_events = 0;
+}
+
+/* ------------------------------------------------------------------- load */
+
+static void note_load(struct worker *w)
+{
+    struct engine_load load = engine_load(w->engine);
+    struct kvpool_audit a = kvpool_audit(engine_pool(w->engine));
+    pthread_mutex_lock(&w->load_lock);
+    w->load = load;
+    w->audit = a;
+    pthread_mutex_unlock(&w->load_lock);
+    metrics_gauge(w->counters, WORKER_PAGES_FREE, a.free);
+    metrics_gauge(w->counters, WORKER_PAGES_CACHED, a.cached);
+    metrics_gauge(w->counters, WORKER_PAGES_HELD, a.held);
+    metrics_gauge(w->counters, WORKER_PAGES_LEASED, a.leased);
+    metrics_gauge(w->counters, WORKER_PAGES_QUARANTINED, a.quarantined);
+}
+
+static void send_load(struct worker *w)
+{
+    char transport[64];
+    Tandem__Worker__V1__Load l = TANDEM__WORKER__V1__LOAD__INIT;
+    Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
+    struct xfer_stats x = xfer_stats(w->xfer);
+    xfer_transport(w->xfer, transport, sizeof(transport));
+    pthread_mutex_lock(&w->load_lock);
+    struct engine_load e = w->load;
+    struct kvpool_audit a = w->audit;
+    pthread_mutex_unlock(&w->load_lock);
+    l.free_pages = a.free;
+    l.cached_pages = a.cached;
+    l.held_pages = a.held;
+    l.leased_pages = a.leased;
+    l.quarantined_pages = a.quarantined;
+    l.total_pages = a.total;
+    l.running = e.running;
+    l.waiting = e.waiting + e.filling;
+    l.waiting_tokens = e.waiting_tokens;
+    l.kv_bytes_in = x.bytes_in;
+    l.kv_bytes_out = x.bytes_out;
+    l.prefill_ms_per_token = e.prefill_ms_per_token;
+    l.decode_ms_per_step = e.decode_ms_per_step;
+    l.transport = data_of(transport);
+    m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_LOAD;
+    m.load = &l;
+    link_server_send_all(w->links, &m);
+}
+
+/* A thread that never computes, so that a long step is not taken for a death. */
+static void *beat(void *arg)
+{
+    struct worker *w = arg;
+    while (!atomic_load(&w->beat_stop)) {
+        send_load(w);
+        nanosleep(&(struct timespec){.tv_nsec = BEAT_MS * 1000000L}, NULL);
+    }
+    return NULL;
+}
+
+/* ---------------------------------------------------------- engine thread */
+
+static void on_link(struct worker *w, struct link_mail *mail)
+{
+    Tandem__Worker__V1__RouterMessage *m = mail->message;
+    switch (mail->kind) {
+    case LINK_UP:
+        log_info(&w->log, "router attached router=%016llx", (unsigned long long)link_router_incarnation(mail->link));
+        send_snapshot(w, mail->link);
+        break;
+    case LINK_GONE:
+        log_info(&w->log, "router left router=%016llx", (unsigned long long)link_router_incarnation(mail->link));
+        leg_cancel_link(w, mail->link);
+        break;
+    case LINK_MESSAGE:
+        if (m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_LEG)
+            leg_start(w, mail->link, m->leg);
+        else if (m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_CANCEL && m->cancel->id)
+            leg_cancel(w, (struct xfer_id){m->cancel->id->incarnation, m->cancel->id->counter}, TD_ERR_CANCELLED,
+                       "cancelled");
+        else if (m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_SNAPSHOT)
+            send_snapshot(w, mail->link);
+        break;
+    }
+    link_mail_free(mail);
+}
+
+static void on_work(struct worker *w, struct work *work)
+{
+    switch (work->kind) {
+    case WORK_LINK:
+        on_link(w, work->link);
+        break;
+    case WORK_PULL_END:
+        leg_pull_ended(w, work);
+        break;
+    case WORK_LEASE_END:
+        for (struct leg *l = w->legs; l; l = l->next)
+            if (l->lease == work->lease)
+                l->lease = NULL;
+        held_drop(w, &work->lease->held, work->in_doubt);
+        w->n_wire--;
+        free(work->lease);
+        break;
+    case WORK_WANT:
+        store_wanted(w, &work->data);
+        bytes_free(&work->data);
+        break;
+    case WORK_STOP:
+        break;
+    }
+    free(work);
+}
+
+static void take_mail(struct worker *w)
+{
+    for (struct mail *m = mailbox_take(&w->mailbox), *next; m; m = next) {
+        next = m->next;
+        on_work(w, (struct work *)m); /* mail is its first member */
+    }
+}
+
+static void step(struct worker *w)
+{
+    uint64_t before = clock_now(&w->clock);
+    leg_expire(w, before);
+    store_expire(w, before, false);
+    uint32_t rows = engine_step(w->engine);
+    leg_flush(w);
+    flush_events(w);
+    note_load(w);
+    if (rows) {
+        metrics_inc(w->counters, WORKER_STEPS, 1);
+        metrics_observe_ns(w->counters, WORKER_STEP_SECONDS, clock_now(&w->clock) - before);
+    } else {
+        mailbox_wait(&w->mailbox, IDLE_MS);
+    }
+}
+
+enum td_status worker_run(struct worker *w)
+{
+    pthread_t beat_thread = thread_start("beat", beat, w);
+    while (!atomic_load(&w->forced) && !(atomic_load(&w->stopping) && !w->legs && !w->n_wire)) {
+        take_mail(w);
+        step(w);
+    }
+    leg_cancel_all(w, TD_ERR_PEER_LOST, "worker is stopping");
+    leg_flush(w);
+    atomic_store(&w->beat_stop, true);
+    pthread_join(beat_thread, NULL);
+    return TD_OK;
+}
+
+void worker_stop(struct worker *w)
+{
+    if (atomic_exchange(&w->stopping, true))
+        atomic_store(&w->forced, true);
+    mailbox_push(&w->mailbox, &work_new(WORK_STOP)->mail);
+}
+
+/* ------------------------------------------------------------ open, close */
+
+static enum td_status open_engine(struct worker *w, struct td_error *e)
+{
+    struct worker_options *o = &w->options;
+    static const char *const ISAS[] = {"auto", "plain", "avx2", "avx512"};
+    struct kernels_config k = {.n_threads = (uint32_t)o->threads};
+    while (strcmp(ISAS[k.isa], o->isa))
+        k.isa++;
+    enum td_status s = geometry_resolve(&o->geometry, &w->geometry, e);
+    if (!s)
+        s = geometry_open_model(&o->geometry, &w->geometry, &w->model, e);
+    if (!s)
+        s = kernels_open(&k, &w->kernels, e);
+    if (s)
+        return s;
+    if (!o->pages)
+        o->pages = o->pool_bytes / (int64_t)kv_layout_page_bytes(&w->geometry.layout);
+    if (o->max_rows < o->max_batch)
+        return td_fail(e, TD_ERR_INVALID, "--max-rows %lld is less than --max-batch %lld", (long long)o->max_rows,
+                       (long long)o->max_batch);
+    if (o->chunk_tokens > o->max_rows)
+        o->chunk_tokens = o->max_rows;
+    const struct engine_config c = {
+        .kernels = w->kernels,
+        .model = w->model,
+        .compute = w->geometry.compute,
+        .kv_dtype = w->geometry.layout.dtype,
+        .page_tokens = w->geometry.layout.page_tokens,
+        .n_pages = (uint32_t)o->pages,
+        .max_context = (uint32_t)o->max_context,
+        .max_batch = (uint32_t)o->max_batch,
+        .max_rows = (uint32_t)o->max_rows,
+        .chunk_tokens = (uint32_t)o->chunk_tokens,
+        .quarantine_ns = (uint64_t)o->quarantine_ms * NS_PER_MS,
+        .clock = &w->clock,
+        .log = &w->log,
+        .callbacks = {w, leg_on_admitted, leg_on_pages_ready, leg_on_token, leg_on_end, on_block},
+    };
+    return engine_open(&c, &w->engine, e);
+}
+
+static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struct td_error *e)
+{
+    struct worker_options *o = &w->options;
+    struct xfer_config x = {.backend = hub ? XFER_LOOPBACK : XFER_UCX,
+                            .hub = hub,
+                            .name = w->name,
+                            .listen = hub ? w->name : o->xfer_listen,
+                            .tls = o->tls,
+                            .incarnation = w->incarnation,
+                            .secret = o->secret,
+                            .layout = &w->geometry.layout,
+                            .silence_ns = (uint64_t)o->silence_ms * NS_PER_MS,
+                            .clock = &w->clock,
+                            .log = &w->log,
+                            .callbacks = {.user = w, .on_message = wire_on_message}};
+    x.arena = kvpool_arena(engine_pool(w->engine), &x.arena_bytes);
+    enum td_status s = xfer_open(&x, &w->xfer, e);
+    if (!s && o->metrics_listen)
+        s = metrics_http_open(w->metrics, o->metrics_listen, &w->metrics_http, w->metrics_address, e);
+    const struct link_server_config l = {
+        .listen = o->listen, .secret = o->secret, .log = &w->log, .deliver = deliver, .hello = hello, .user = w};
+    return s ? s : link_server_open(&l, &w->links, e);
+}
+
+enum td_status worker_open(const struct worker_config *config, struct worker **out, struct td_error *error_out)
+{
+    struct worker *w = mem_zalloc(sizeof(*w));
+    w->role = config->role;
+    w->options = config->options;
+    if (w->options.name)
+        snprintf(w->name, sizeof(w->name), "%s", w->options.name);
+    else
+        snprintf(w->name, sizeof(w->name), "%s-%d", w->role, (int)getpid());
+    w->log = (struct log){.who = w->name, .level = (enum log_level)log_level_parse(w->options.log_level)};
+    clock_init_real(&w->clock);
+    w->incarnation = random_u64();
+    w->next_event = 1ull << 32; /* a snapshot is numbered backwards from here */
+    mailbox_init(&w->mailbox);
+    pthread_mutex_init(&w->load_lock, NULL);
+    w->metrics = metrics_open();
+    w->counters = metrics_add(w->metrics, METRIC_INFO, sizeof(METRIC_INFO) / sizeof(METRIC_INFO[0]), NULL);
+    enum td_status s = open_engine(w, error_out);
+    if (!s)
+        s = open_network(w, config->hub, error_out);
+    if (s) {
+        worker_close(w);
+        return s;
+    }
+    note_load(w);
+    log_info(&w->log, "ready address=%s xfer=%s isa=%s numerics=%s pages=%lld weights_mib=%llu", worker_address(w),
+             xfer_address(w->xfer), kernels_isa_name(w->kernels), kernels_numerics(w->geometry.compute),
+             (long long)w->options.pages, (unsigned long long)(engine_weight_bytes(w->engine) >> 20));
+    *out = w;
+    return TD_OK;
+}
+
+void worker_close(struct worker *w)
+{
+    if (!w)
+        return;
+    atomic_store(&w->stopping, true); /* legs still in the mailbox are refused */
+    link_server_close(w->links);
+    if (w->engine) {
+        leg_cancel_all(w, TD_ERR_PEER_LOST, "worker is stopping");
+        store_expire(w, 0, true);
+    }
+    xfer_close(w->xfer); /* every lease and pull has ended, by mail, when this returns */
+    take_mail(w);
+    metrics_http_close(w->metrics_http);
+    engine_close(w->engine);
+    kernels_close(w->kernels);
+    model_close(w->model);
+    metrics_close(w->metrics);
+    mailbox_fini(&w->mailbox);
+    pthread_mutex_destroy(&w->load_lock);
+    free(w->out);
+    free(w->events);
+    free(w);
+}
+
+const char *worker_address(const struct worker *w)
+{
+    return link_server_address(w->links);
+}
+
+const char *worker_metrics_address(const struct worker *w)
+{
+    return w->metrics_address;
+}
+
+/* ------------------------------------------------------------------- main */
+
+static void stop(void *worker)
+{
+    worker_stop(worker);
+}
+
+int worker_main(const char *role, int argc, char **argv)
+{
+    char program[32], prefix[32];
+    struct worker_config config = {.role = role};
+    struct td_error e = {{0}};
+    struct worker *w = NULL;
+    char *strings;
+    enum options_action action;
+    snprintf(program, sizeof(program), "tandem-%s", role);
+    snprintf(prefix, sizeof(prefix), "TANDEM_%s", !strcmp(role, "prefill") ? "PREFILL" : "DECODE");
+    const struct options o = {.program = program,
+                              .usage = "--model DIR [options]",
+                              .about = "A worker of a tandem cluster. Routers connect to it; SIGTERM drains it.",
+                              .env_prefix = prefix,
+                              .table = WORKER_OPTIONS};
+    enum td_status s = options_parse(&o, argc, argv, &config.options, NULL, NULL, &strings, &action, &e);
+    if (!s && action == OPTIONS_RUN) {
+        process_block_signals();
+        s = worker_open(&config, &w, &e);
+        if (!s) {
+            struct process_signals *signals = process_on_stop(stop, w);
+            process_announce(worker_address(w));
+            s = worker_run(w);
+            process_signals_close(signals);
+        }
+        worker_close(w);
+    }
+    if (s)
+        fprintf(stderr, "%s: %s\n", program, e.text[0] ? e.text : td_status_name(s));
+    free(strings);
+    return s ? 1 : 0;
+}

@@ -1,0 +1,55 @@
+/*
+ * What prefill and decode workers share: one engine, one transfer endpoint, and the legs of requests that routers send.
+ *
+ * A leg is one worker's part of a request:
+ *
+ *   PREFILL     computes the prompt, samples the first token, leases its KV pages to the decode worker
+ *   DECODE      reserves pages, pulls the KV, generates
+ *   AGGREGATED  does all of it
+ *
+ * Both roles can run every kind; the role only says what the router uses a worker for.
+ *
+ * Threads: "engine" owns the engine, the pool and all legs; "xfer" the wire; rpc threads deliver routers' messages; "beat"
+ * tells routers every 250 ms that this process lives, and never computes. They meet in one mailbox of the engine thread.
+ *
+ * Errors: opening fails with one clear line. While running, a leg fails with a status of its own; only a broken device or
+ * broken invariant ends the process.
+ */
+#pragma once
+
+#include <stdint.h>
+
+#include "base/metrics.h"
+#include "base/options.h"
+#include "transfer/xfer.h"
+#include "worker/geometry.h"
+
+struct worker;
+
+struct worker_options {
+    struct geometry_options geometry;
+    const char *name, *listen, *xfer_listen, *tls, *secret, *metrics_listen, *isa, *log_level;
+    int64_t threads, pool_bytes, pages, max_context, max_batch, max_rows, chunk_tokens;
+    int64_t lease_ms, quarantine_ms, silence_ms;
+};
+
+extern const struct option WORKER_OPTIONS[];
+
+struct worker_config {
+    const char *role; /* "prefill" or "decode" */
+    struct worker_options options;
+    struct xfer_hub *hub; /* loopback transfers between workers of one process; NULL: UCX */
+};
+
+enum td_status worker_open(const struct worker_config *config, struct worker **out, struct td_error *error_out);
+/* Serves until worker_stop. */
+enum td_status worker_run(struct worker *w);
+/* Any thread or signal handler: no new legs; those that run are finished, then worker_run returns. Twice: at once. */
+void worker_stop(struct worker *w);
+void worker_close(struct worker *w); /* NULL is fine */
+
+const char *worker_address(const struct worker *w);         /* of the gRPC service, port filled in */
+const char *worker_metrics_address(const struct worker *w); /* "" without metrics */
+
+/* The whole of a worker's main(): options, signals, open, run, close. */
+int worker_main(const char *role, int argc, char **argv);

@@ -1,0 +1,159 @@
+/* What the files of worker/ share. Everything here belongs to the engine thread unless it says otherwise. */
+#pragma once
+
+#include "base/queue.h"
+#include "engine/engine.h"
+#include "proto/wire/events.h"
+#include "proto/wire/store_msg.h"
+#include "worker/link.h"
+#include "worker/worker.h"
+
+#define WORKER_METRICS(X)                                                                                              \
+    X(WORKER_LEGS, METRIC_COUNTER, "tandem_worker_legs_total", "legs accepted")                                        \
+    X(WORKER_LEGS_FAILED, METRIC_COUNTER, "tandem_worker_legs_failed_total", "legs that ended with an error")          \
+    X(WORKER_PROMPT_TOKENS, METRIC_COUNTER, "tandem_worker_prompt_tokens_total", "prompt tokens taken in")             \
+    X(WORKER_CACHED_TOKENS, METRIC_COUNTER, "tandem_worker_cached_tokens_total", "prompt tokens found in this pool")   \
+    X(WORKER_STORE_TOKENS, METRIC_COUNTER, "tandem_worker_store_tokens_total", "prompt tokens loaded from a store")    \
+    X(WORKER_TOKENS, METRIC_COUNTER, "tandem_worker_generated_tokens_total", "tokens sampled")                         \
+    X(WORKER_STEPS, METRIC_COUNTER, "tandem_worker_steps_total", "batches run")                                        \
+    X(WORKER_STEP_SECONDS, METRIC_SECONDS, "tandem_worker_step_seconds", "time of one batch")                          \
+    X(WORKER_TRANSFER_SECONDS, METRIC_SECONDS, "tandem_worker_transfer_seconds", "first announcement to last byte")    \
+    X(WORKER_PAGES_FREE, METRIC_GAUGE, "tandem_worker_pages_free", "pages that nobody holds or cached")                \
+    X(WORKER_PAGES_CACHED, METRIC_GAUGE, "tandem_worker_pages_cached", "named pages, reusable at once")                \
+    X(WORKER_PAGES_HELD, METRIC_GAUGE, "tandem_worker_pages_held", "pages of running sequences")                       \
+    X(WORKER_PAGES_LEASED, METRIC_GAUGE, "tandem_worker_pages_leased", "pages that a transfer may touch")              \
+    X(WORKER_PAGES_QUARANTINED, METRIC_GAUGE, "tandem_worker_pages_quarantined", "pages in doubt")
+enum { METRICS_ENUM(WORKER_METRICS) };
+
+/* Pages whose bytes the wire may touch: under one lease, pull or offer. Freed when the wire is quiet. */
+struct held_pages {
+    struct page_ref *pages;
+    uint32_t n, cap;
+};
+
+struct pull {
+    struct worker *worker;
+    struct xfer_id id;
+    struct leg *leg; /* NULL: cancelled, only the pages are waited for */
+    bool from_store;
+    uint32_t first; /* page of the sequence where index 0 lands */
+    struct held_pages held;
+    uint8_t **addresses; /* of held; read on the xfer thread, fixed before the pull starts */
+};
+
+struct lease {
+    struct worker *worker;
+    struct xfer_id id;
+    struct held_pages held;
+};
+
+struct offer { /* told the store which blocks there are; waiting to hear which it wants */
+    struct offer *next;
+    struct xfer_id id;
+    struct held_pages held;
+    uint64_t deadline_ns;
+};
+
+struct leg {
+    struct leg *prev, *next;
+    struct xfer_id id;
+    enum _Tandem__Worker__V1__LegKind kind;
+    struct link *link;
+    struct seq *seq;
+    struct lease *lease; /* PREFILL with a decode leg to follow */
+    struct pull *pull;
+    char *store, *peer; /* transfer addresses; NULL: none */
+    uint64_t peer_incarnation;
+    uint32_t n_prompt, store_blocks, n_from_store;
+    char label[72]; /* request id for logs */
+    uint64_t deadline_ns, pull_done_ns, prefill_end_ns, transfer_ns, exposed_ns, wait_ns;
+    uint32_t cached_worker, cached_dram, cached_ssd;
+    float first_logprob;
+    uint32_t first_token;
+    bool ended;
+    enum seq_finish finish;
+};
+
+struct out_token {
+    struct leg *leg;
+    uint32_t token;
+    float logprob;
+};
+
+struct worker {
+    const char *role;
+    struct worker_options options;
+    char name[64];
+    struct clock clock;
+    struct log log;
+    uint64_t incarnation, next_counter;
+    struct geometry geometry;
+    struct model *model;
+    struct kernels *kernels;
+    struct engine *engine;
+    struct xfer *xfer;
+    struct link_server *links;
+    struct metrics *metrics;
+    struct metrics_set *counters;
+    struct metrics_http *metrics_http;
+    char metrics_address[64];
+    struct mailbox mailbox;
+
+    struct leg *legs;
+    struct offer *offers;
+    uint32_t n_wire; /* pulls and leases not ended: closing waits for them */
+    struct out_token *out;
+    uint32_t n_out, cap_out;
+    struct block_event *events;
+    uint32_t n_events, cap_events;
+    uint64_t next_event;
+
+    pthread_mutex_t load_lock; /* beat reads what engine wrote: a few words, no queue needed */
+    struct engine_load load;
+    struct kvpool_audit audit;
+    _Atomic bool stopping, forced, beat_stop;
+};
+
+enum work_kind { WORK_LINK, WORK_PULL_END, WORK_LEASE_END, WORK_WANT, WORK_STOP };
+
+struct work { /* what other threads tell the engine thread */
+    struct mail mail;
+    enum work_kind kind;
+    struct link_mail *link;
+    struct pull *pull;
+    struct lease *lease;
+    enum td_status status;
+    bool in_doubt;
+    struct xfer_pull_result result; /* tail points at tail_data */
+    uint8_t tail_data[256];
+    struct bytes data; /* WORK_WANT */
+};
+
+struct work *work_new(enum work_kind kind);
+struct xfer_id worker_new_id(struct worker *w);
+void held_add(struct worker *w, struct held_pages *h, struct page_ref page);
+void held_drop(struct worker *w, struct held_pages *h, bool in_doubt); /* and frees the array */
+
+/* leg.c */
+void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Leg *m);
+void leg_cancel(struct worker *w, struct xfer_id id, enum td_status why, const char *text);
+void leg_cancel_link(struct worker *w, const struct link *link);
+void leg_expire(struct worker *w, uint64_t now);
+void leg_cancel_all(struct worker *w, enum td_status why, const char *text);
+void leg_flush(struct worker *w); /* after a step: tokens, ends */
+void leg_pull_ended(struct worker *w, struct work *work);
+void leg_on_admitted(void *user, struct seq *seq, uint32_t n_matched);
+void leg_on_pages_ready(void *user, struct seq *seq, uint32_t first, uint32_t n, uint16_t begin, uint16_t end);
+void leg_on_token(void *user, struct seq *seq, uint32_t token, float logprob);
+void leg_on_end(void *user, struct seq *seq, enum seq_finish finish);
+
+/* wire.c: leases, pulls and the store */
+struct lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_incarnation);
+struct pull *pull_open(struct worker *w, struct leg *leg, uint32_t first, uint32_t n);
+void pull_start(struct worker *w, struct pull *p, struct xfer_id id, const char *address, uint64_t incarnation,
+                uint64_t deadline_ns);
+bool store_load(struct worker *w, struct leg *leg, uint32_t n_matched); /* false: nothing to ask for */
+void store_offer(struct worker *w, struct leg *leg, uint32_t first_block);
+void store_wanted(struct worker *w, const struct bytes *message);
+void store_expire(struct worker *w, uint64_t now, bool all);
+void wire_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes);
