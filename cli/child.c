@@ -101,7 +101,7 @@ static void back_off(struct child *c, uint64_t now)
     set_state(c, CHILD_BACKOFF);
 }
 
-void child_start(struct child *c, uint64_t now)
+enum td_status child_start(struct child *c, uint64_t now, struct td_error *e)
 {
     int fds[2] = {-1, -1};
     struct stat st;
@@ -120,19 +120,21 @@ void child_start(struct child *c, uint64_t now)
     pid_t parent = getpid(), pid = log_fd < 0 || pipe2(fds, O_CLOEXEC | O_NONBLOCK) ? -1 : fork();
     if (!pid)
         become(args.words, parent, log_fd, fds[1]);
+    enum td_status s =
+        pid > 0 ? TD_OK
+                : td_fail(e, TD_ERR_IO, "%s can't be started (log %s): %s", c->name, c->log_path, strerror(errno));
     if (log_fd >= 0)
         close(log_fd);
     if (fds[1] >= 0)
         close(fds[1]);
-    if (pid < 0) {
-        if (fds[0] >= 0)
-            close(fds[0]);
+    if (s && fds[0] >= 0)
+        close(fds[0]);
+    if (s)
         back_off(c, now);
-    } else {
-        c->pid = pid;
-        c->ready_fd = fds[0];
-    }
+    c->pid = s ? 0 : pid;
+    c->ready_fd = s ? -1 : fds[0];
     args_free(&args);
+    return s;
 }
 
 bool child_hear(struct child *c)

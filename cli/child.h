@@ -56,7 +56,8 @@ struct child {
 const char *child_role_name(enum child_role role);
 const char *child_state_name(enum child_state state);
 
-void child_start(struct child *c, uint64_t now_ns); /* a failure to fork counts as an exit: BACKOFF */
+/* TD_ERR_IO: the log can't be opened, or the system has no process to give; that counts as an exit: BACKOFF. */
+enum td_status child_start(struct child *c, uint64_t now_ns, struct td_error *error_out);
 
 /* ready_fd is readable. True: it announced itself, and is UP now. */
 bool child_hear(struct child *c);

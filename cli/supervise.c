@@ -97,8 +97,12 @@ static void write_cluster(struct supervisor *s)
 
 static void start(struct supervisor *s, struct child *c)
 {
-    child_start(c, clock_now(&s->clock));
+    struct td_error e;
     s->changed = true;
+    if (!child_start(c, clock_now(&s->clock), &e))
+        return;
+    say(s, c->announced ? LOG_WARN : LOG_ERROR, "%s", e.text);
+    s->failed |= !c->announced;
 }
 
 static void on_announced(struct supervisor *s, struct child *c)
@@ -251,7 +255,7 @@ static bool wait_ready(struct supervisor *s)
         args_add(&p->args, "%s", WORDS[i]);
     args_add(&p->args, "%s", s->router->listen);
     args_add(&p->args, "--wait=%d", READY_SECONDS);
-    child_start(p, clock_now(&s->clock));
+    start(s, p);
     while (go_on(s) && p->pid)
         turn(s, UINT64_MAX);
     if (p->pid) {

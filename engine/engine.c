@@ -17,7 +17,7 @@
 
 #include "base/mem.h"
 
-enum { PROMPT_LOGPROB_ROWS = 64 };
+enum { PROMPT_LOGPROB_ROWS = 64, MIN_PART_BYTES = 64 << 10 };
 
 /* ------------------------------------------------------------ open, close */
 
@@ -51,6 +51,10 @@ static enum td_status check_config(struct engine *e, struct td_error *error_out)
         c->chunk_tokens = c->max_rows;
     if (!c->announce_calls)
         c->announce_calls = 4;
+    uint64_t parts =
+        kv_layout_page_bytes(&e->layout) / MIN_PART_BYTES; /* small pages go whole: overlap would not pay */
+    if (c->announce_calls > parts)
+        c->announce_calls = parts ? (uint32_t)parts : 1;
     return kv_layout_check(&e->layout, error_out);
 }
 

@@ -31,10 +31,17 @@
 #include "base/queue.h"
 #include "base/thread.h"
 
-enum { RECORD_KEY_BYTES = 1 + BLOCK_KEY_BYTES, MAX_OPEN_FILES = 512, N_MEMTABLES = 4, IDLE_MS = 500, READERS_MAX = 64 };
+enum {
+    RECORD_KEY_BYTES = 1 + BLOCK_KEY_BYTES,
+    MAX_OPEN_FILES = 512,
+    N_MEMTABLES = 4,
+    IDLE_MS = 500,
+    READERS_MAX = 64,
+    SLACK = 16
+};
 static const uint64_t MEMTABLE_MIN = 64 << 10, MEMTABLE_MAX = 128 << 20;
 static const uint64_t RESERVE_MAX = 1 << 30;           /* of the file system, left to others */
-static const uint64_t RECLAIM_EVERY_NS = NS_PER_S / 5; /* while over capacity */
+static const uint64_t RECLAIM_EVERY_NS = NS_PER_S / 5; /* while it gives too little */
 static const uint64_t REOPEN_EVERY_NS = 5 * NS_PER_S;
 
 enum op_kind { OP_PUT, OP_DELETE, OP_STOP };
@@ -73,8 +80,8 @@ struct ssd {
 
     struct mailbox ops;
     pthread_t writer;
-    bool is_writer_up, is_changed; /* is_changed: since the directory was last measured */
-    uint64_t since_bytes, reclaimed_ns, reopened_ns;
+    bool is_writer_up, is_changed;                   /* is_changed: since the directory was last measured */
+    uint64_t since_bytes, reopened_ns, fruitless_ns; /* fruitless_ns: of the last reclaim, if it gave too little */
 
     pthread_mutex_t read_lock; /* a list that several threads take from: a mailbox has one reader */
     pthread_cond_t read_wake;
@@ -202,6 +209,7 @@ static void make_options(struct ssd *s)
     rocksdb_options_set_manifest_preallocation_size(o, 64 << 10);
     rocksdb_options_set_keep_log_file_num(o, 2);
     rocksdb_options_set_max_log_file_size(o, 1 << 20);
+    rocksdb_options_set_info_log_level(o, 2); /* warnings: it counts towards the capacity */
     rocksdb_options_set_stats_dump_period_sec(o, 0);
     s->read_options = rocksdb_readoptions_create();
     rocksdb_readoptions_set_verify_checksums(s->read_options, 0);
@@ -346,41 +354,52 @@ static void compact(struct ssd *s, bool collect)
     rocksdb_compactoptions_destroy(o);
 }
 
-/* Gives back what deleted blocks still take: the log and memtables first, then whole dead files, then dead bytes. */
+/*
+ * Gives back what deleted blocks still take: the log and memtables first, then whole dead files, then dead bytes in the oldest
+ * quarter of the files. With some slack, or the next block would need it again.
+ */
 static void reclaim(struct ssd *s)
 {
     char *text = NULL;
     rocksdb_flushoptions_t *f = rocksdb_flushoptions_create();
     atomic_fetch_add(&s->reclaims, 1);
-    s->reclaimed_ns = clock_now(s->config.clock);
     rocksdb_flush(s->db, f, &text);
     rocksdb_flushoptions_destroy(f);
     if (convert_error(text))
         return;
     compact(s, false);
     measure(s);
-    uint64_t limit = limit_bytes(s);
-    if (atomic_load(&s->dir_bytes) <= limit || property(s, "rocksdb.live-blob-file-garbage-size") < limit / 8)
+    uint64_t limit = limit_bytes(s), goal = limit - limit / SLACK;
+    if (atomic_load(&s->dir_bytes) <= goal || property(s, "rocksdb.live-blob-file-garbage-size") < limit / SLACK)
         return;
     compact(s, true);
     measure(s);
 }
 
+static bool fits(struct ssd *s, uint64_t need, uint64_t *excess_out)
+{
+    uint64_t limit = limit_bytes(s), size = atomic_load(&s->dir_bytes) + s->since_bytes + need;
+    *excess_out = size > limit ? size - limit : 0;
+    return size <= limit;
+}
+
 static bool has_room(struct ssd *s)
 {
-    uint64_t need = s->page_bytes + BLOCK_HEADER_BYTES, now = clock_now(s->config.clock);
+    uint64_t need = s->page_bytes + BLOCK_HEADER_BYTES, now = clock_now(s->config.clock), excess;
     if (s->since_bytes >= s->memtable_bytes / 2)
         measure(s);
-    if (atomic_load(&s->dir_bytes) + s->since_bytes + need <= limit_bytes(s))
+    if (fits(s, need, &excess))
         return true;
     measure(s);
-    if (atomic_load(&s->dir_bytes) + need > limit_bytes(s) && now - s->reclaimed_ns >= RECLAIM_EVERY_NS)
-        reclaim(s);
-    uint64_t limit = limit_bytes(s), size = atomic_load(&s->dir_bytes) + need;
-    if (size <= limit)
+    if (fits(s, need, &excess))
         return true;
-    s->config.callbacks.on_over(s->config.callbacks.user, size - limit);
-    return false;
+    if (!s->fruitless_ns || now - s->fruitless_ns >= RECLAIM_EVERY_NS) {
+        reclaim(s);
+        s->fruitless_ns = fits(s, need, &excess) ? 0 : clock_now(s->config.clock);
+        if (excess)
+            s->config.callbacks.on_over(s->config.callbacks.user, excess + limit_bytes(s) / SLACK);
+    }
+    return !excess;
 }
 
 /* After an error that RocksDB doesn't mend by itself. Disk full it does, 5 s after there is room. */

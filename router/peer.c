@@ -366,7 +366,7 @@ void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m)
         for (size_t i = 0; i < m->tokens->n_tokens; i++) {
             const Tandem__Worker__V1__Token *t = m->tokens->tokens[i];
             if ((q = router_find(r, t->id)))
-                request_token(q, p, t->token, t->logprob);
+                request_token(q, p, t);
         }
         break;
     case TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_END:

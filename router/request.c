@@ -19,6 +19,8 @@ static double ms(uint64_t ns)
     return (double)ns * 1e-6;
 }
 
+static void finish_by_leg(struct request *q, bool length);
+
 static void unlink_request(struct request *q)
 {
     struct router *r = q->router;
@@ -196,6 +198,11 @@ void request_peer_lost(struct request *q, struct peer *peer)
         release_prefill(q);
         return;
     }
+    if (prefill_lost && q->over) { /* all tokens are here, only its times are not */
+        release_prefill(q);
+        finish_by_leg(q, q->over_by_length);
+        return;
+    }
     snprintf(text, sizeof(text), "%s worker %s was lost", prefill_lost ? "prefill" : "decode", peer->name);
     request_fail(q, RPC_UNAVAILABLE, text, 0);
 }
@@ -368,6 +375,7 @@ static bool deliver(struct request *q, uint32_t id, float logprob)
 {
     struct router *r = q->router;
     uint64_t before = q->text.len, now = clock_now(&r->clock);
+    bool unread = rpc_call_queued_bytes(q->call) > 0; /* what was sent before this token */
     keep_token(q, id, logprob);
     token_stream_push(q->detok, id, &q->text);
     q->last_token_ns = now;
@@ -382,9 +390,8 @@ static bool deliver(struct request *q, uint32_t id, float logprob)
     }
     uint64_t upto = q->text.len - held_back(q);
     enum td_status s = show(q, upto > q->shown ? upto : q->shown, false, NULL);
-    bool waiting = rpc_call_queued_bytes(q->call) > 0;
-    q->stalled_ns = !waiting ? 0 : q->stalled_ns ? q->stalled_ns : now;
-    if (s == TD_ERR_NO_SPACE || (waiting && now - q->stalled_ns > (uint64_t)r->options.stall_ms * NS_PER_MS)) {
+    q->stalled_ns = !unread ? 0 : q->stalled_ns ? q->stalled_ns : now;
+    if (s == TD_ERR_NO_SPACE || (unread && now - q->stalled_ns > (uint64_t)r->options.stall_ms * NS_PER_MS)) {
         rpc_call_abort(q->call, RPC_RESOURCE_EXHAUSTED, "the client does not read");
         metrics_inc(r->counters, ROUTER_FAILED, 1);
         drop(q);
@@ -393,30 +400,39 @@ static bool deliver(struct request *q, uint32_t id, float logprob)
     return false;
 }
 
-void request_token(struct request *q, struct peer *from, uint32_t id, float logprob)
+void request_token(struct request *q, struct peer *from, const Tandem__Worker__V1__Token *t)
 {
-    if (from != q->placed_prefill && from != q->placed_decode)
-        return;
-    if (id >= q->router->config.vocab_size) {
-        request_fail(q, RPC_INTERNAL, "a worker sent a token outside the vocabulary", 0);
+    uint32_t next = q->n_tokens + q->n_held;
+    if ((from != q->placed_prefill && from != q->placed_decode) || t->position < next)
+        return; /* a stranger's, or the first token for the second time */
+    if (t->token >= q->router->config.vocab_size || t->position > next) {
+        request_fail(q, RPC_INTERNAL, "a worker sent a token outside the vocabulary, or left one out", 0);
         return;
     }
     if (q->decode_accepted) {
-        deliver(q, id, logprob);
+        deliver(q, t->token, t->logprob);
         return;
     }
     q->held = mem_resize(q->held, q->n_held + 1, sizeof(*q->held));
-    q->held[q->n_held].id = id;
-    q->held[q->n_held++].logprob = logprob;
+    q->held[q->n_held].id = t->token;
+    q->held[q->n_held++].logprob = t->logprob;
+}
+
+/* Returns true when the request is over. */
+static bool show_held(struct request *q)
+{
+    uint32_t n = q->n_held;
+    q->decode_accepted = true;
+    q->n_held = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (deliver(q, q->held[i].id, q->held[i].logprob))
+            return true;
+    return false;
 }
 
 void request_accepted(struct request *q)
 {
-    q->decode_accepted = true;
-    for (uint32_t i = 0; i < q->n_held; i++)
-        if (deliver(q, q->held[i].id, q->held[i].logprob))
-            return;
-    q->n_held = 0;
+    show_held(q);
 }
 
 /* ------------------------------------------------------------------- ends */
@@ -455,15 +471,10 @@ static void fail_by_status(struct request *q, const struct peer *from, const Tan
     request_fail(q, code, text, 0);
 }
 
-static void finish_by_leg(struct request *q, const Tandem__Worker__V1__LegEnd *end)
+static void finish_by_leg(struct request *q, bool length)
 {
-    bool length = end->finish_reason.len == 6; /* "length"; else "stop" */
-    if (!q->decode_accepted) {                 /* the first token ended it: no decode worker is needed */
-        q->decode_accepted = true;
-        for (uint32_t i = 0; i < q->n_held; i++)
-            if (deliver(q, q->held[i].id, q->held[i].logprob))
-                return;
-    }
+    if (!q->decode_accepted && show_held(q)) /* the first token ended it: no decode worker is needed */
+        return;
     token_stream_flush(q->detok, &q->text);
     uint64_t stop = find_stop(q, q->shown);
     if (stop != UINT64_MAX && stop >= q->shown)
@@ -485,15 +496,21 @@ void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker_
         fail_by_status(q, from, end);
         return;
     }
+    bool length = end->finish_reason.len == 6; /* "length"; else "stop", or nothing */
     note_times(q, end);
     if (prefill_leg) {
         q->prefill_done = true;
         prompt_computed(q);
-        if (end->finish_reason.len)
-            finish_by_leg(q, end);
+        if (end->finish_reason.len || q->over)
+            finish_by_leg(q, q->over ? q->over_by_length : length);
+        return;
+    }
+    release_decode(q);
+    if (q->plan.kind == PLAN_SPLIT && !q->prefill_done) { /* its end, with the times, is on its way */
+        q->over = true;
+        q->over_by_length = length;
         return;
     }
     q->prefill_done = true;
-    release_decode(q);
-    finish_by_leg(q, end);
+    finish_by_leg(q, length);
 }

@@ -89,6 +89,7 @@ struct request {
     uint64_t counter; /* of its transfer id */
     uint32_t reserved_pages, queued_tokens;
     bool decode_accepted, prefill_done, alone; /* alone: no decode leg was sent */
+    bool over, over_by_length;                 /* the decode leg ended before what the prefill leg has to tell came */
 
     struct token_stream *detok;
     struct bytes text; /* whole answer so far */
@@ -201,7 +202,7 @@ void request_free(struct request *q);
 void request_place(struct request *q, const struct plan *plan);
 void request_fail(struct request *q, enum rpc_code code, const char *text, uint32_t retry_after_ms);
 void request_gone(struct request *q); /* the client left */
-void request_token(struct request *q, struct peer *from, uint32_t id, float logprob);
+void request_token(struct request *q, struct peer *from, const Tandem__Worker__V1__Token *t);
 void request_accepted(struct request *q);
 void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker__V1__LegEnd *end);
 void request_peer_lost(struct request *q, struct peer *peer);

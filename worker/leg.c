@@ -303,17 +303,24 @@ void leg_on_pages_ready(void *user, struct seq *seq, uint32_t first, uint32_t n,
     free(pages);
 }
 
+static void put_token(struct worker *w, struct leg *leg, uint32_t token, float logprob)
+{
+    uint32_t n_tokens;
+    engine_seq_tokens(leg->seq, &n_tokens);
+    if (w->n_out == w->cap_out) {
+        w->cap_out = w->cap_out ? w->cap_out * 2 : 64;
+        w->out = mem_resize(w->out, w->cap_out, sizeof(*w->out));
+    }
+    w->out[w->n_out++] = (struct out_token){leg, token, n_tokens - leg->n_prompt, logprob};
+}
+
 void leg_on_token(void *user, struct seq *seq, uint32_t token, float logprob)
 {
     struct worker *w = user;
     struct leg *leg = engine_seq_user(seq);
     leg->first_token = token;
     leg->first_logprob = logprob;
-    if (w->n_out == w->cap_out) {
-        w->cap_out = w->cap_out ? w->cap_out * 2 : 64;
-        w->out = mem_resize(w->out, w->cap_out, sizeof(*w->out));
-    }
-    w->out[w->n_out++] = (struct out_token){leg, token, logprob};
+    put_token(w, leg, token, logprob);
     metrics_inc(w->counters, WORKER_TOKENS, 1);
 }
 
@@ -343,6 +350,7 @@ static void send_tokens(struct worker *w, struct link *link)
         tokens[n].id = &ids[n];
         tokens[n].token = o->token;
         tokens[n].logprob = o->logprob;
+        tokens[n].position = o->position;
         list[n] = &tokens[n];
         n++;
         o->leg = NULL;
@@ -437,7 +445,11 @@ static void kv_arrived(struct worker *w, struct leg *leg, const struct work *wor
     leg->transfer_ns = r->done_ns - r->first_announce_ns;
     leg->exposed_ns = r->done_ns > r->last_announce_ns ? r->done_ns - r->last_announce_ns : 0;
     metrics_observe_ns(w->counters, WORKER_TRANSFER_SECONDS, leg->transfer_ns);
+    uint32_t bits = get_u32((const uint8_t *)r->tail + 4);
+    float logprob;
+    memcpy(&logprob, &bits, sizeof(logprob));
     engine_seq_filled(w->engine, leg->seq, n_tokens);
+    put_token(w, leg, get_u32(r->tail), logprob);
     engine_seq_append(w->engine, leg->seq, get_u32(r->tail));
 }
 

@@ -76,7 +76,7 @@ struct leg {
 
 struct out_token {
     struct leg *leg;
-    uint32_t token;
+    uint32_t token, position;
     float logprob;
 };
 

@@ -18,9 +18,7 @@ def test_status_agrees_with_the_interface():
         raise Skip("network namespaces can't be made here")
     try:
         subprocess.run(["ip", "netns", "exec", NETNS, "ip", "link", "set", "lo", "up"], check=True)
-        dims = "vocab=1536,hidden=256,layers=8,heads=8,kv_heads=8,head_dim=64,ffn=256,positions=8192"
-        model = DEMO
-        with Cluster(model=model, plan="split", wrap=["ip", "netns", "exec", NETNS], worker_args=["--tls", "tcp"]) as c:
+        with Cluster(plan="split", wrap=["ip", "netns", "exec", NETNS], worker_args=["--tls", "tcp"]) as c:
             requests = [{"id": str(i), "prompt_ids": [(i * 31 + j) % 1500 for j in range(3000)], "max_tokens": 2,
                          "ignore_eos": True, "greedy": True} for i in range(20)]
             c.generate(requests[:2])

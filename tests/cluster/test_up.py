@@ -1,0 +1,226 @@
+"""tandem up and down: a cluster of real processes under one supervisor."""
+import contextlib, glob, json, os, shutil, signal, socket, subprocess, tempfile, time
+
+from harness import DEMO, SLOW, TANDEM, main, test, wait_until
+
+SMALL = ["--pool-bytes", "8M", "--store-dram", "8M", "--store-ssd", "256M"]
+
+
+class RunDir:
+    """A run directory of its own; whatever ran in it is gone at the end, even if a test failed."""
+
+    def __enter__(self):
+        self.path = tempfile.mkdtemp(prefix="tandem-up-")
+        self.seen = set()
+        return self
+
+    def __exit__(self, *_):
+        self.tandem("down")
+        for pid in self.seen:
+            with contextlib.suppress(ProcessLookupError):
+                if alive(pid):
+                    os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def tandem(self, command, *args, env=None, run_dir=True):
+        dir_args = ["--run-dir", self.path] if run_dir else []
+        return subprocess.run([TANDEM, command, *dir_args, *args], capture_output=True, text=True, timeout=60 * SLOW,
+                              env=dict(os.environ, **(env or {})))
+
+    def up(self, *args, env=None):
+        return self.tandem("up", "--model", DEMO, "--listen", "127.0.0.1:0", "--detach", *SMALL, *args, env=env)
+
+    def up_well(self, *args):
+        out = self.up(*args)
+        assert out.returncode == 0, out.stderr
+        assert out.stdout.startswith("tandem is up: router " + self.router() + " "), out.stdout
+        self.pids()
+        return out
+
+    def file(self, name):
+        with open(os.path.join(self.path, name), errors="replace") as f:
+            return f.read()
+
+    def router(self):
+        return self.file("router.address").strip()
+
+    def cluster(self):
+        return json.loads(self.file("cluster.json"))
+
+    def pids(self):
+        """Of all processes by name; the supervisor's is "up"."""
+        cluster = self.cluster()
+        pids = {p["name"]: p["pid"] for p in cluster["processes"]}
+        pids["up"] = cluster["pid"]
+        self.seen.update(pid for pid in pids.values() if pid)
+        return pids
+
+    def status(self, *args):
+        out = self.tandem("status", "--router", self.router(), "--json", *args, run_dir=False)
+        return {w["name"]: w for w in json.loads(out.stdout)["workers"]} if out.returncode == 0 else {}
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def none_alive(pids):
+    return not any(alive(p) for p in pids.values())
+
+
+def one_line(out, *words):
+    lines = out.stderr.strip().splitlines()
+    assert out.returncode == 1 and len(lines) == 1 and out.stdout == "", (out.returncode, out.stdout, out.stderr)
+    assert all(w in lines[0] for w in words), lines[0]
+
+
+@test
+def test_up_starts_all_and_down_leaves_nothing_but_logs_and_store():
+    with RunDir() as r:
+        out = r.up_well("--prefill", "2", "--decode", "2", "--threads", "2")
+        names = ["prefill-0", "prefill-1", "decode-0", "decode-1", "store-0"]
+        for name in [*names, "router"]:
+            assert f"{name} ready " in out.stderr, out.stderr
+        workers = r.status()
+        assert sorted(workers) == sorted(names)
+        assert all(w["state"] == "ready" for w in workers.values()), workers
+        assert all(w["pages"]["total"] > 0 for w in workers.values() if w["role"] != "store"), workers
+        assert "store" in workers["store-0"] and "store" not in workers["decode-0"]
+        pids = r.pids()
+        assert all(workers[n]["pid"] == pids[n] for n in names)
+        answer = r.tandem("generate", "--router", r.router(), "--max-tokens", "4", "Hello", run_dir=False)
+        assert answer.returncode == 0, answer.stderr
+        down = r.tandem("down")
+        assert down.returncode == 0, down.stderr
+        assert none_alive(pids), [n for n, p in pids.items() if alive(p)]
+        assert sorted(os.listdir(r.path)) == ["logs", "store"]
+        again = r.tandem("down")
+        assert again.returncode == 0 and "nothing runs" in again.stderr, again.stderr
+        r.up_well()  # logs and store of an earlier run are no hindrance
+
+
+@test
+def test_a_killed_process_is_restarted_on_its_address():
+    with RunDir() as r:
+        r.up_well()
+        for name in ("decode-0", "store-0", "prefill-0"):
+            before, address = r.pids()[name], r.status()[name]["address"]
+            os.kill(before, signal.SIGKILL)
+            wait_until(lambda: r.status()[name]["pid"] != before and r.status()[name]["state"] == "ready", 10,
+                       name + " is ready again")
+            assert r.status()[name]["address"] == address
+            assert f"{name} ended (signal 9" in r.file("logs/up.log")
+            wait_until(lambda: r.pids()[name] == r.status()[name]["pid"], 5, "cluster.json says so too")
+        router = r.router()
+        os.kill(r.pids()["router"], signal.SIGKILL)
+        wait_until(lambda: r.status("--wait", "1"), 10, "the router answers again")
+        assert r.router() == router
+        assert {p["name"]: p["restarts"] for p in r.cluster()["processes"]} == dict.fromkeys(
+            ["decode-0", "store-0", "prefill-0", "router"], 1)
+
+
+@test
+def test_a_second_up_on_the_run_dir_is_refused():
+    with RunDir() as r:
+        r.up_well("--no-store")
+        pids = r.pids()
+        one_line(r.up("--no-store"), "runs here already", str(pids["up"]))
+        assert all(alive(p) for p in pids.values()) and r.pids() == pids
+
+
+@test
+def test_a_wrong_model_is_one_clear_line():
+    with RunDir() as r, tempfile.TemporaryDirectory() as empty:
+        one_line(r.tandem("up", "--model", "/no/such/model", "--detach"), "--model", "/no/such/model")
+        one_line(r.tandem("up", "--model", empty, "--detach"), empty)
+        one_line(r.tandem("up", "--detach"), "--model")
+
+
+@test
+def test_a_busy_port_is_one_clear_line():
+    with RunDir() as r, socket.create_server(("127.0.0.1", 0)) as busy:
+        address = "127.0.0.1:%d" % busy.getsockname()[1]
+        one_line(r.up("--listen", address), "--listen", address, "in use")
+        assert os.listdir(r.path) == ["logs"]
+
+
+@test
+def test_a_worker_that_can_not_start_stops_the_whole():
+    with RunDir() as r:
+        out = r.up("--no-store", env={"TANDEM_DECODE_MAX_ROWS": "1"})
+        assert out.returncode == 1 and out.stdout == "", out.stdout
+        assert "decode-0 ended before it was ready (exit code 1)" in out.stderr, out.stderr
+        assert "--max-rows 1 is less than --max-batch" in out.stderr, out.stderr
+        assert os.listdir(r.path) == ["logs"]
+
+
+@test
+def test_ctrl_c_stops_a_cluster_in_the_foreground():
+    with RunDir() as r:
+        up = subprocess.Popen([TANDEM, "up", "--model", DEMO, "--run-dir", r.path, "--listen", "127.0.0.1:0", *SMALL],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        assert up.stdout.readline().startswith("tandem is up: ")
+        pids = r.pids()
+        os.killpg(up.pid, signal.SIGINT)  # as a terminal does
+        up.communicate(timeout=30 * SLOW)
+        assert up.returncode == 0 and none_alive(pids)
+        log = r.file("logs/up.log")
+        ends = [log.index(f"{n} ended (exit code 0)") for n in ("router", "decode-0", "store-0")]
+        assert ends == sorted(ends), log
+
+
+@test
+def test_processes_do_not_outlive_a_killed_supervisor():
+    with RunDir() as r:
+        r.up_well()
+        pids = r.pids()
+        os.kill(pids["up"], signal.SIGKILL)
+        wait_until(lambda: none_alive(pids), 20, "all processes end")
+        down = r.tandem("down")
+        assert down.returncode == 0 and "nothing runs" in down.stderr, down.stderr
+        r.up_well()
+
+
+@test
+def test_a_second_signal_does_not_wait_for_a_frozen_worker():
+    with RunDir() as r:
+        r.up_well("--no-store")
+        pids = r.pids()
+        os.kill(pids["prefill-0"], signal.SIGSTOP)
+        os.kill(pids["up"], signal.SIGTERM)
+        wait_until(lambda: not alive(pids["decode-0"]), 10, "the others drain")
+        assert alive(pids["prefill-0"]) and alive(pids["up"])
+        end = time.monotonic() + 8 * SLOW  # sooner than the ten seconds it would be given
+        while alive(pids["up"]) and time.monotonic() < end:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids["up"], signal.SIGTERM)
+            time.sleep(0.2)
+        assert none_alive(pids)
+
+
+@test
+def test_the_secret_is_random_and_on_no_command_line():
+    secrets = set()
+    for _ in range(2):
+        with RunDir() as r:
+            r.up_well("--no-store")
+            for name, pid in r.pids().items():
+                with open(f"/proc/{pid}/cmdline", "rb") as f:
+                    line = f.read()
+                if name == "up":
+                    continue
+                with open(f"/proc/{pid}/environ", "rb") as f:
+                    env = dict(v.split(b"=", 1) for v in f.read().split(b"\0") if b"=" in v)
+                secret = env[b"TANDEM_" + name.split("-")[0].upper().encode() + b"_SECRET"]
+                assert len(secret) == 64 and secret not in line
+                for log in glob.glob(os.path.join(r.path, "logs", "*")):
+                    assert secret.decode() not in open(log).read()
+                secrets.add(secret)
+    assert len(secrets) == 2
+
+
+main()

@@ -1,0 +1,574 @@
+/*
+ * The store end to end: a store in this process, a worker played by an xfer over loopback, and a router attached by gRPC. The
+ * last test runs tandem-kvstore itself over TCP and kills it.
+ */
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include "base/thread.h"
+#include "kvstore/kvstore.h"
+#include "proto/wire/store_msg.h"
+#include "tests/kvstore/dirs.h"
+#include "tests/kvstore/router.h"
+#include "tests/tap.h"
+#include "tests/transfer/node.h"
+
+#define DIMS "layers=2,hidden=32,heads=2,kv_heads=2,head_dim=16,ffn=64,vocab=256"
+static const struct kv_layout LAYOUT = {NUM_F32, 2, 2, 16, 16}; /* what DIMS make: a page of 8 KiB */
+enum { PAGE = 8192, WORKER_PAGES = 256 };
+
+struct world {
+    struct temp_dir dir;
+    struct xfer_hub *hub;
+    struct kvstore_config config;
+    struct kvstore *store;
+    pthread_t thread;
+    struct node *worker;
+    struct fake_router *router;
+    uint64_t next_id;
+};
+
+static void *run(void *store)
+{
+    kvstore_run(store);
+    return NULL;
+}
+
+static void start_store(struct world *w)
+{
+    struct td_error e = {""};
+    enum td_status s = kvstore_open(&w->config, &w->store, &e);
+    ck_assert_msg(s == TD_OK, "kvstore_open: %s", e.text);
+    w->thread = thread_start("main", run, w->store);
+    w->router = router_attach(kvstore_address(w->store));
+}
+
+static void stop_store(struct world *w)
+{
+    router_detach(w->router);
+    kvstore_stop(w->store);
+    pthread_join(w->thread, NULL);
+    kvstore_close(w->store);
+}
+
+static void world_open(struct world *w, uint32_t n_slots, bool has_ssd)
+{
+    *w = (struct world){.dir = temp_dir_make(), .hub = xfer_hub_open()};
+    w->config = (struct kvstore_config){
+        .hub = w->hub,
+        .options = {.geometry = {.dummy = DIMS, .numerics = "f32", .kv_dtype = "auto", .block_tokens = 16},
+                    .name = "store",
+                    .listen = "127.0.0.1:0",
+                    .log_level = "error",
+                    .dir = has_ssd ? w->dir.store : NULL,
+                    .dram_bytes = (int64_t)n_slots * PAGE,
+                    .ssd_bytes = 256 << 20,
+                    .read_threads = 2,
+                    .write_queue_bytes = 64 << 20,
+                    .lease_ms = 10000,
+                    .silence_ms = 1000}};
+}
+
+static void world_start(struct world *w)
+{
+    start_store(w);
+    w->worker = node_open(&(struct node_params){
+        .backend = "loopback", .hub = w->hub, .name = "worker", .n_pages = WORKER_PAGES, .layout = LAYOUT});
+}
+
+static void world_close(struct world *w)
+{
+    node_check_quiet(w->worker);
+    ck_assert(!w->router->has_gap);
+    node_close(w->worker);
+    stop_store(w);
+    xfer_hub_close(w->hub);
+    temp_dir_remove(&w->dir);
+}
+
+/* ------------------------------------------------------------- the worker's part */
+
+static void send_keys(struct node *n, const char *store, enum store_msg_kind kind, uint64_t id, uint32_t first,
+                      uint32_t count)
+{
+    struct block_key keys[WORKER_PAGES];
+    struct bytes b = {0};
+    for (uint32_t i = 0; i < count; i++)
+        keys[i] = block_of(first + i);
+    const struct store_keys_msg m = {.id_incarnation = node_id(id).incarnation,
+                                     .id_counter = id,
+                                     .first_index = first,
+                                     .n_keys = (uint16_t)count,
+                                     .keys = keys[0].b,
+                                     .address = n->address,
+                                     .address_len = kind == STORE_OFFER ? (uint16_t)strlen(n->address) : 0};
+    store_keys_encode(&m, &b);
+    xfer_send(n->x, store, (uint16_t)kind, b.data, (uint32_t)b.len);
+    bytes_free(&b);
+}
+
+static bool is_want_of(const struct node *n, uint64_t id)
+{
+    struct store_want_msg m;
+    return n->message_kind == STORE_WANT && !store_want_decode(n->message.data, n->message.len, &m) &&
+           m.id_counter == id;
+}
+
+/* Offers blocks [first, first + count), grants what is wanted, and returns how many that were; positions_out may be NULL. */
+static uint32_t offer_at(struct node *n, const char *store, uint64_t id, uint32_t first, uint32_t count,
+                         uint16_t *positions_out)
+{
+    send_keys(n, store, STORE_OFFER, id, first, count);
+    NODE_WAIT(n, is_want_of(n, id));
+    struct store_want_msg m;
+    pthread_mutex_lock(&n->lock);
+    store_want_decode(n->message.data, n->message.len, &m);
+    struct xfer_page pages[WORKER_PAGES];
+    for (uint32_t i = 0; i < m.n; i++) {
+        uint16_t at = store_want_at(&m, i);
+        ck_assert_uint_lt(at, count);
+        node_fill(n, at, first + at, 0); /* the bytes of a block are made of its number */
+        pages[i] = (struct xfer_page){n->arena + at * n->page_bytes, 1};
+        if (positions_out)
+            positions_out[i] = at;
+    }
+    pthread_mutex_unlock(&n->lock);
+    if (m.n) {
+        node_grant(n, id, 10 * NS_PER_S);
+        xfer_lease_announce(n->x, node_id(id), 0, pages, m.n, 0, (uint16_t)n->layout.n_layers);
+        xfer_lease_finish(n->x, node_id(id), m.n, NULL, 0);
+        NODE_WAIT(n, n->leases[id % NODE_IDS].ends == 1);
+        ck_assert_int_eq(n->leases[id % NODE_IDS].status, TD_OK);
+    }
+    return m.n;
+}
+
+static uint32_t offer(struct world *w, uint32_t first, uint32_t count)
+{
+    return offer_at(w->worker, kvstore_xfer_address(w->store), ++w->next_id, first, count, NULL);
+}
+
+/* Looks up blocks [first, first + count) and returns how many came; all bytes are compared. */
+static uint32_t lookup_at(struct node *n, const char *store, uint64_t id, uint32_t first, uint32_t count,
+                          struct store_found *found_out)
+{
+    struct store_found found;
+    struct pull_record *r = &n->pulls[id % NODE_IDS];
+    memset(n->arena, 0, n->arena_bytes);
+    node_pull(n, id, store, 0, 20 * NS_PER_S);
+    send_keys(n, store, STORE_LOOKUP, id, first, count);
+    NODE_WAIT_S(n, 20, r->ends == 1);
+    ck_assert_int_eq(r->status, TD_OK);
+    ck_assert_uint_le(r->n_pages, count);
+    for (uint32_t i = 0; i < r->n_pages; i++)
+        ck_assert_msg(node_page_is(n, i, first + i, 0), "block %u has wrong bytes", first + i);
+    ck_assert_int_eq(store_found_decode(r->tail, r->tail_len, &found), TD_OK);
+    ck_assert_uint_eq(found.n_dram + found.n_ssd, r->n_pages);
+    if (found_out)
+        *found_out = found;
+    return r->n_pages;
+}
+
+static uint32_t lookup(struct world *w, uint32_t first, uint32_t count, struct store_found *found_out)
+{
+    return lookup_at(w->worker, kvstore_xfer_address(w->store), ++w->next_id, first, count, found_out);
+}
+
+/* ------------------------------------------------------------------- tests */
+
+START_TEST(test_kvstore_says_what_it_is)
+{
+    struct world w;
+    world_open(&w, 32, true);
+    world_start(&w);
+    ck_assert_str_eq(w.router->role, "store");
+    ck_assert_str_eq(w.router->xfer_address, kvstore_xfer_address(w.store));
+    ck_assert_uint_eq(w.router->n_pages, 32);
+    ROUTER_WAIT(w.router, w.router->n_loads >= 3);
+    ck_assert_uint_eq(w.router->total_pages, 32);
+    ck_assert_uint_eq(w.router->free_pages, 32);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_kvstore_serves_what_was_offered)
+{
+    struct world w;
+    struct store_found f;
+    world_open(&w, 32, true);
+    world_start(&w);
+    ck_assert_uint_eq(offer(&w, 0, 10), 10);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_DRAM] == 10 && w.router->n_in[TIER_SSD] == 10);
+    ck_assert_uint_eq(w.router->index[7], 7);
+    ck_assert_uint_eq(lookup(&w, 0, 10, &f), 10);
+    ck_assert_uint_eq(f.n_dram, 10);
+    ck_assert_uint_eq(lookup(&w, 4, 20, &f), 6); /* the longest stored prefix of what was asked for */
+    ROUTER_WAIT(w.router, w.router->cached_pages == 10 && !w.router->leased_pages && w.router->store_blocks_ssd == 10 &&
+                              w.router->store_blocks_dram == 10);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_kvstore_answers_a_lookup_of_nothing_at_once)
+{
+    struct world w;
+    struct store_found f;
+    world_open(&w, 8, false);
+    world_start(&w);
+    uint64_t before = wall_ns();
+    ck_assert_uint_eq(lookup(&w, 0, 5, &f), 0);
+    ck_assert_uint_lt(wall_ns() - before, 2 * NS_PER_S);
+    ck_assert_uint_eq(offer(&w, 1, 3), 3);
+    ck_assert_uint_eq(lookup(&w, 0, 4, &f), 0); /* without its head there is no prefix */
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_kvstore_wants_a_block_once)
+{
+    struct world w;
+    uint16_t positions[8];
+    world_open(&w, 32, false);
+    world_start(&w);
+    const char *store = kvstore_xfer_address(w.store);
+    ck_assert_uint_eq(offer(&w, 0, 4), 4);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_DRAM] == 4);
+    ck_assert_uint_eq(offer(&w, 0, 4), 0);
+    ck_assert_uint_eq(offer_at(w.worker, store, ++w.next_id, 2, 5, positions), 3);
+    ck_assert_uint_eq(positions[0], 2); /* block 4 */
+
+    /* Offered by another worker while the first one's pull is waiting for its lease. */
+    struct node *other = node_open(
+        &(struct node_params){.backend = "loopback", .hub = w.hub, .name = "other", .n_pages = 32, .layout = LAYOUT});
+    uint64_t first = ++w.next_id, second = ++w.next_id;
+    send_keys(w.worker, store, STORE_OFFER, first, 20, 4);
+    NODE_WAIT(w.worker, is_want_of(w.worker, first));
+    ck_assert_uint_eq(offer_at(other, store, second, 20, 4, NULL), 0);
+    ck_assert_uint_eq(lookup(&w, 20, 4, NULL), 0); /* on its way is not there yet */
+    node_close(other);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_kvstore_restart_serves_from_ssd)
+{
+    struct world w;
+    struct store_found f;
+    world_open(&w, 32, true);
+    world_start(&w);
+    ck_assert_uint_eq(offer(&w, 0, 12), 12);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 12);
+    stop_store(&w);
+    start_store(&w);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 12);
+    ck_assert_uint_eq(w.router->n_in[TIER_DRAM], 0);
+    ck_assert_uint_eq(w.router->index[5], 5);
+    ck_assert_uint_eq(lookup(&w, 0, 12, &f), 12);
+    ck_assert_uint_eq(f.n_ssd, 12);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_DRAM] == 12);
+    ck_assert_uint_eq(lookup(&w, 0, 12, &f), 12);
+    ck_assert_uint_eq(f.n_dram, 12);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_kvstore_small_dram_cools_blocks_to_ssd)
+{
+    struct world w;
+    struct store_found f;
+    world_open(&w, 8, true);
+    world_start(&w);
+    for (uint32_t i = 0; i < 10; i++) {
+        ck_assert_uint_eq(offer(&w, 6 * i, 6), 6);
+        ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 6 * (i + 1));
+        ck_assert_uint_le(w.router->n_in[TIER_DRAM], 8);
+    }
+    for (uint32_t i = 0; i < 10; i++) {
+        ck_assert_uint_eq(lookup(&w, 6 * i, 6, &f), 6);
+        ck_assert_uint_le(w.router->n_in[TIER_DRAM], 8);
+    }
+    ck_assert_uint_eq(lookup(&w, 0, 60, &f), 8); /* no more than there are slots */
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_kvstore_evicts_tails_before_heads)
+{
+    struct world w;
+    world_open(&w, 8, false);
+    world_start(&w);
+    ck_assert_uint_eq(offer(&w, 0, 8), 8);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_DRAM] == 8);
+    ck_assert_uint_eq(offer(&w, 100, 3), 3);
+    ROUTER_WAIT(w.router, w.router->in_tier[TIER_DRAM][100] && w.router->in_tier[TIER_DRAM][102]);
+    ck_assert_uint_eq(lookup(&w, 0, 8, NULL), 5);
+    ck_assert_uint_eq(lookup(&w, 100, 3, NULL), 3);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_kvstore_pinned_blocks_survive)
+{
+    struct world w;
+    world_open(&w, 8, false);
+    world_start(&w);
+    const char *store = kvstore_xfer_address(w.store);
+    ck_assert_uint_eq(offer(&w, 0, 4), 4);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_DRAM] == 4);
+    uint64_t id = ++w.next_id;
+    send_keys(w.worker, store, STORE_LOOKUP, id, 0, 4); /* not pulled yet */
+    ROUTER_WAIT(w.router, w.router->leased_pages == 4);
+    ck_assert_uint_eq(offer(&w, 100, 8), 4);
+    ck_assert_uint_eq(offer(&w, 200, 8), 4);
+    ROUTER_WAIT(w.router, w.router->in_tier[TIER_DRAM][203] && w.router->free_pages + w.router->cached_pages == 4);
+    node_pull(w.worker, id, store, 0, 10 * NS_PER_S);
+    NODE_WAIT(w.worker, w.worker->pulls[id].ends == 1);
+    ck_assert_int_eq(w.worker->pulls[id].status, TD_OK);
+    ck_assert_uint_eq(w.worker->pulls[id].n_pages, 4);
+    for (uint32_t i = 0; i < 4; i++)
+        ck_assert(node_page_is(w.worker, i, i, 0));
+    ROUTER_WAIT(w.router, !w.router->leased_pages);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_kvstore_lease_nobody_pulls_lets_go)
+{
+    struct world w;
+    world_open(&w, 8, false);
+    w.config.options.lease_ms = 300;
+    world_start(&w);
+    ck_assert_uint_eq(offer(&w, 0, 8), 8);
+    send_keys(w.worker, kvstore_xfer_address(w.store), STORE_LOOKUP, ++w.next_id, 0, 8);
+    ROUTER_WAIT(w.router, w.router->leased_pages == 8);
+    ROUTER_WAIT(w.router, w.router->cached_pages == 8);
+    ck_assert_uint_eq(offer(&w, 100, 8), 8);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_kvstore_corrupt_block_ends_the_prefix_and_goes)
+{
+    struct world w;
+    struct store_found f;
+    char blocks[160];
+    uint64_t pattern_of_3[8];
+    uint16_t positions[8];
+    world_open(&w, 32, true);
+    world_start(&w);
+    snprintf(blocks, sizeof(blocks), "%s/blocks", w.dir.store);
+    ck_assert_uint_eq(offer(&w, 0, 8), 8);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 8);
+    stop_store(&w);
+    for (size_t i = 0; i < 8; i++)
+        pattern_of_3[i] = pattern(3, 0, 100 + i);
+    ck_assert_int_eq(temp_dir_flip(blocks, ".blob", pattern_of_3, sizeof(pattern_of_3)), 1);
+    start_store(&w);
+    ck_assert_uint_eq(lookup(&w, 0, 8, &f), 3);
+    ck_assert_uint_eq(f.n_ssd, 3);
+    ROUTER_WAIT(w.router, !w.router->in_tier[TIER_SSD][3] && w.router->n_in[TIER_SSD] == 7);
+    ck_assert_uint_eq(lookup(&w, 0, 8, &f), 3);
+    ck_assert_uint_eq(offer_at(w.worker, kvstore_xfer_address(w.store), ++w.next_id, 0, 8, positions), 1);
+    ck_assert_uint_eq(positions[0], 3);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 8);
+    ck_assert_uint_eq(lookup(&w, 0, 8, &f), 8);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_kvstore_survives_messages_that_make_no_sense)
+{
+    struct world w;
+    world_open(&w, 8, false);
+    world_start(&w);
+    const char *store = kvstore_xfer_address(w.store);
+    ck_assert_uint_eq(offer(&w, 0, 4), 4);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_DRAM] == 4);
+    for (uint16_t kind = 0; kind < 6; kind++)
+        for (uint32_t len = 0; len < 64; len += 7) {
+            uint8_t noise[64];
+            for (uint32_t i = 0; i < len; i++)
+                noise[i] = (uint8_t)random_at(3, kind, len * 64 + i);
+            xfer_send(w.worker->x, store, kind, noise, len);
+        }
+    /* One id twice, one key many times over, and more keys than slots. */
+    uint64_t id = ++w.next_id;
+    struct block_key same[64];
+    struct bytes b = {0};
+    for (int i = 0; i < 64; i++)
+        same[i] = block_of(0);
+    const struct store_keys_msg m = {.id_incarnation = 77, .id_counter = id, .n_keys = 64, .keys = same[0].b};
+    store_keys_encode(&m, &b);
+    for (int i = 0; i < 3; i++)
+        xfer_send(w.worker->x, store, STORE_LOOKUP, b.data, (uint32_t)b.len);
+    bytes_free(&b);
+    node_pull(w.worker, id, store, 0, 10 * NS_PER_S);
+    NODE_WAIT(w.worker, w.worker->pulls[id].ends == 1);
+    ck_assert_int_eq(w.worker->pulls[id].status, TD_OK);
+    ck_assert_uint_eq(w.worker->pulls[id].n_pages, 8);
+    ck_assert_uint_eq(lookup(&w, 0, 4, NULL), 4);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_kvstore_worker_that_dies_gives_slots_back)
+{
+    struct world w;
+    world_open(&w, 8, false);
+    world_start(&w);
+    struct node *other = node_open(
+        &(struct node_params){.backend = "loopback", .hub = w.hub, .name = "dying", .n_pages = 32, .layout = LAYOUT});
+    send_keys(other, kvstore_xfer_address(w.store), STORE_OFFER, 400, 50, 6);
+    NODE_WAIT(other, is_want_of(other, 400));
+    ROUTER_WAIT(w.router, w.router->held_pages == 6);
+    node_close(other);
+    ROUTER_WAIT(w.router, w.router->free_pages == 8);
+    ck_assert_uint_eq(offer(&w, 50, 8), 8);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_kvstore_stop_writes_what_is_dirty)
+{
+    struct world w;
+    world_open(&w, 128, true);
+    w.config.options.write_queue_bytes = PAGE; /* the writer is always behind */
+    world_start(&w);
+    ck_assert_uint_eq(offer(&w, 0, 100), 100);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_DRAM] == 100);
+    stop_store(&w);
+    start_store(&w);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 100);
+    ck_assert_uint_eq(lookup(&w, 0, 100, NULL), 100);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_kvstore_ssd_capacity_evicts_the_oldest)
+{
+    struct world w;
+    world_open(&w, 64, true);
+    w.config.options.ssd_bytes = 8 << 20; /* some 860 blocks */
+    world_start(&w);
+    for (uint32_t i = 0; i < 60; i++) {
+        ck_assert_uint_eq(offer(&w, 32 * i, 32), 32);
+        ROUTER_WAIT(w.router, w.router->in_tier[TIER_SSD][32 * i + 31]);
+    }
+    ROUTER_WAIT(w.router, w.router->store_blocks_ssd < 900 && w.router->store_bytes_ssd <= 8 << 20);
+    ck_assert(!w.router->in_tier[TIER_SSD][0]);
+    ck_assert_uint_gt(w.router->n_in[TIER_SSD], 700);
+    ck_assert_uint_eq(lookup(&w, 0, 32, NULL), 0);
+    ck_assert_uint_eq(lookup(&w, 32 * 50, 32, NULL), 32);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_kvstore_without_a_usable_directory_serves_from_dram)
+{
+    struct world w;
+    world_open(&w, 8, true);
+    w.config.options.dir = "/proc/no/such/directory";
+    w.config.options.log_level = "error";
+    world_start(&w);
+    ck_assert_uint_eq(offer(&w, 0, 8), 8);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_DRAM] == 8);
+    ck_assert_uint_eq(lookup(&w, 0, 8, NULL), 8);
+    world_close(&w);
+}
+END_TEST
+
+/* ----------------------------------------------------------------- the process */
+
+struct process {
+    pid_t pid;
+    char address[128];
+};
+
+static struct process spawn_store(const char *dir)
+{
+    extern char **environ;
+    struct process p = {0};
+    int ends[2];
+    char fd[16];
+    ck_assert_int_eq(pipe(ends), 0);
+    snprintf(fd, sizeof(fd), "%d", ends[1]);
+    fcntl(ends[0], F_SETFD, FD_CLOEXEC);
+    setenv("TANDEM_READY_FD", fd, 1);
+    char *argv[] = {(char *)(uintptr_t)TANDEM_KVSTORE,
+                    (char *)(uintptr_t) "--dummy=" DIMS,
+                    (char *)(uintptr_t) "--tls=tcp",
+                    (char *)(uintptr_t) "--log-level=error",
+                    (char *)(uintptr_t) "--dram-bytes=4M",
+                    (char *)(uintptr_t) "--dir",
+                    (char *)(uintptr_t)dir,
+                    NULL};
+    ck_assert_int_eq(posix_spawn(&p.pid, TANDEM_KVSTORE, NULL, NULL, argv, environ), 0);
+    close(ends[1]);
+    size_t n = 0;
+    for (ssize_t got; n < sizeof(p.address) - 1 && (got = read(ends[0], p.address + n, sizeof(p.address) - 1 - n)) > 0;)
+        n += (size_t)got;
+    close(ends[0]);
+    p.address[strcspn(p.address, "\n")] = 0;
+    ck_assert_msg(p.address[0], "tandem-kvstore did not start");
+    return p;
+}
+
+START_TEST(test_kvstore_process_killed_and_restarted_serves_what_was_durable)
+{
+    struct temp_dir d = temp_dir_make();
+    bool durable[ROUTER_BLOCKS];
+    uint64_t id = 0;
+    struct node *n =
+        node_open(&(struct node_params){.backend = "tcp", .name = "worker", .n_pages = WORKER_PAGES, .layout = LAYOUT});
+    for (uint32_t round = 0; round < 3; round++) {
+        struct process p = spawn_store(d.store);
+        struct fake_router *r = router_attach(p.address);
+        if (round)
+            for (uint32_t i = 0; i < ROUTER_BLOCKS; i++)
+                ck_assert_msg(!durable[i] || r->in_tier[TIER_SSD][i], "block %u was durable and is gone", i);
+        for (uint32_t chain = 0; chain < round; chain++)
+            if (durable[200 * chain + 19])
+                ck_assert_uint_ge(lookup_at(n, r->xfer_address, ++id, 200 * chain, 20, NULL), 20);
+        ck_assert_uint_eq(offer_at(n, r->xfer_address, ++id, 200 * round, 200, NULL), 200);
+        ROUTER_WAIT(r, r->in_tier[TIER_SSD][200 * round + 40]); /* the rest is being written */
+        kill(p.pid, SIGKILL);
+        ROUTER_WAIT(r, r->is_over);
+        memcpy(durable, r->in_tier[TIER_SSD], sizeof(durable));
+        waitpid(p.pid, NULL, 0);
+        router_detach(r);
+    }
+    struct process p = spawn_store(d.store);
+    kill(p.pid, SIGTERM);
+    int status;
+    ck_assert_int_eq(waitpid(p.pid, &status, 0), p.pid);
+    ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    node_close(n);
+    temp_dir_remove(&d);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("kvstore");
+    TCase *c = tcase_create("kvstore");
+    tcase_set_timeout(c, 100);
+    tcase_add_test(c, test_kvstore_says_what_it_is);
+    tcase_add_test(c, test_kvstore_serves_what_was_offered);
+    tcase_add_test(c, test_kvstore_answers_a_lookup_of_nothing_at_once);
+    tcase_add_test(c, test_kvstore_wants_a_block_once);
+    tcase_add_test(c, test_kvstore_restart_serves_from_ssd);
+    tcase_add_test(c, test_kvstore_small_dram_cools_blocks_to_ssd);
+    tcase_add_test(c, test_kvstore_evicts_tails_before_heads);
+    tcase_add_test(c, test_kvstore_pinned_blocks_survive);
+    tcase_add_test(c, test_kvstore_lease_nobody_pulls_lets_go);
+    tcase_add_test(c, test_kvstore_corrupt_block_ends_the_prefix_and_goes);
+    tcase_add_test(c, test_kvstore_survives_messages_that_make_no_sense);
+    tcase_add_test(c, test_kvstore_worker_that_dies_gives_slots_back);
+    tcase_add_test(c, test_kvstore_stop_writes_what_is_dirty);
+    tcase_add_test(c, test_kvstore_ssd_capacity_evicts_the_oldest);
+    tcase_add_test(c, test_kvstore_without_a_usable_directory_serves_from_dram);
+    tcase_add_test(c, test_kvstore_process_killed_and_restarted_serves_what_was_durable);
+    suite_add_tcase(s, c);
+    return tap_main(s);
+}

@@ -1,0 +1,260 @@
+/* The table's states, counts and orders, and the eviction order they use: data only, so everything is checked by model. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/random.h"
+#include "kvstore/table.h"
+#include "tests/tap.h"
+
+static struct block_key key_of(uint64_t n)
+{
+    struct block_key k;
+    uint64_t a = random_mix(n), b = random_mix(n + 1000000007);
+    memcpy(k.b, &a, 8);
+    memcpy(k.b + 8, &b, 8);
+    return k;
+}
+
+static struct entry *add(struct table *t, uint64_t n, uint32_t chain_index, uint64_t now)
+{
+    struct block_key k = key_of(n);
+    return table_add(t, &k, chain_index, now);
+}
+
+static struct entry *find(struct table *t, uint64_t n)
+{
+    struct block_key k = key_of(n);
+    return table_find(t, &k);
+}
+
+static struct entry *add_ready(struct table *t, uint64_t n, uint32_t chain_index, uint64_t now)
+{
+    struct entry *e = add(t, n, chain_index, now);
+    table_set_dram(t, e, DRAM_FILLING);
+    table_set_dram(t, e, DRAM_READY);
+    return e;
+}
+
+static void make_durable(struct table *t, struct entry *e)
+{
+    table_set_ssd(t, e, SSD_QUEUED);
+    table_set_ssd(t, e, SSD_DURABLE);
+}
+
+static void check_sum(const struct table *t)
+{
+    struct table_audit a = table_audit(t);
+    ck_assert_uint_eq(a.free + a.cached + a.leased + a.held, a.total);
+}
+
+/* ---------------------------------------------------------------- eviction */
+
+START_TEST(test_eviction_takes_least_recently_used_and_tails_before_heads)
+{
+    struct eviction *e = eviction_open(EVICTION_LRU);
+    struct eviction_item old = {0}, head = {0}, middle = {0}, tail = {0};
+    eviction_insert(e, &head, 0, 20);
+    eviction_insert(e, &tail, 2, 20);
+    eviction_insert(e, &middle, 1, 20);
+    eviction_insert(e, &old, 0, 10);
+    struct eviction_item *expected[] = {&old, &tail, &middle, &head};
+    for (int i = 0; i < 4; i++) {
+        ck_assert_ptr_eq(eviction_victim(e), expected[i]);
+        eviction_remove(e, expected[i]);
+        ck_assert(!eviction_contains(expected[i]));
+    }
+    ck_assert_ptr_null(eviction_victim(e));
+    eviction_close(e);
+}
+END_TEST
+
+START_TEST(test_eviction_touch_saves_an_item)
+{
+    struct eviction *e = eviction_open(EVICTION_LRU);
+    struct eviction_item a = {0}, b = {0};
+    eviction_insert(e, &a, 0, 1);
+    eviction_insert(e, &b, 0, 2);
+    eviction_touch(e, &a, 3);
+    ck_assert_ptr_eq(eviction_victim(e), &b);
+    eviction_remove(e, &b);
+    eviction_touch(e, &b, 9); /* in no order: only its time is set */
+    ck_assert_uint_eq(b.last_used, 9);
+    ck_assert_uint_eq(eviction_count(e), 1);
+    eviction_close(e);
+}
+END_TEST
+
+static bool precedes(const struct eviction_item *a, const struct eviction_item *b)
+{
+    if (a->last_used != b->last_used)
+        return a->last_used < b->last_used;
+    return a->chain_index != b->chain_index ? a->chain_index > b->chain_index : a->sequence < b->sequence;
+}
+
+START_TEST(test_eviction_agrees_with_a_search_over_all)
+{
+    enum { N = 200, STEPS = 20000 };
+    struct eviction *e = eviction_open(EVICTION_LRU);
+    struct eviction_item items[N] = {0};
+    for (uint64_t step = 0; step < STEPS; step++) {
+        struct eviction_item *x = &items[random_at(1, step, 0) % N];
+        uint64_t what = random_at(1, step, 1) % 4, when = random_at(1, step, 2) % 50;
+        if (!eviction_contains(x))
+            eviction_insert(e, x, (uint32_t)(random_at(1, step, 3) % 5), when);
+        else if (what == 0)
+            eviction_remove(e, x);
+        else
+            eviction_touch(e, x, when);
+        const struct eviction_item *best = NULL;
+        uint64_t n = 0;
+        for (int i = 0; i < N; i++) {
+            n += eviction_contains(&items[i]);
+            if (eviction_contains(&items[i]) && (!best || precedes(&items[i], best)))
+                best = &items[i];
+        }
+        ck_assert_ptr_eq(eviction_victim(e), best);
+        ck_assert_uint_eq(eviction_count(e), n);
+    }
+    eviction_close(e);
+}
+END_TEST
+
+/* ------------------------------------------------------------------- table */
+
+START_TEST(test_table_finds_what_was_added_and_forgets_what_left)
+{
+    enum { N = 5000 };
+    struct table *t = table_open(N, false);
+    for (uint64_t i = 0; i < N; i++)
+        add_ready(t, i, 0, i);
+    ck_assert_uint_eq(table_audit(t).n_entries, N);
+    for (uint64_t i = 0; i < N; i += 2)
+        table_set_dram(t, find(t, i), DRAM_ABSENT);
+    for (uint64_t i = 0; i < N; i++)
+        ck_assert_int_eq(find(t, i) != NULL, i % 2);
+    ck_assert_uint_eq(table_slots_free(t), N / 2);
+    check_sum(t);
+    table_close(t);
+}
+END_TEST
+
+START_TEST(test_table_pinned_block_is_in_no_eviction_order)
+{
+    struct table *t = table_open(4, true);
+    struct entry *e = add_ready(t, 1, 0, 1);
+    ck_assert_ptr_eq(table_victim_dirty(t, 10), e);
+    ck_assert_ptr_null(table_victim_clean(t, 10));
+    make_durable(t, e);
+    ck_assert_ptr_eq(table_victim_clean(t, 10), e);
+    ck_assert_ptr_eq(table_victim_ssd(t, 10), e);
+    table_pin(t, e);
+    table_pin(t, e);
+    ck_assert_ptr_null(table_victim_clean(t, 10));
+    ck_assert_ptr_null(table_victim_ssd(t, 10));
+    ck_assert_uint_eq(table_audit(t).leased, 1);
+    table_unpin(t, e);
+    ck_assert_ptr_null(table_victim_clean(t, 10));
+    table_unpin(t, e);
+    ck_assert_ptr_eq(table_victim_clean(t, 10), e);
+    ck_assert_ptr_null(table_victim_clean(t, 1)); /* not what this request itself used */
+    check_sum(t);
+    table_close(t);
+}
+END_TEST
+
+START_TEST(test_table_block_being_written_is_not_evictable)
+{
+    struct table *t = table_open(4, true);
+    struct entry *e = add_ready(t, 1, 0, 1);
+    ck_assert_ptr_eq(table_first_dirty(t), e);
+    table_set_ssd(t, e, SSD_QUEUED);
+    ck_assert_ptr_null(table_first_dirty(t));
+    ck_assert_ptr_null(table_victim_clean(t, 10));
+    ck_assert_ptr_null(table_victim_dirty(t, 10));
+    table_set_ssd(t, e, SSD_REFUSED); /* lives on in DRAM, and is not tried again by itself */
+    ck_assert_ptr_null(table_first_dirty(t));
+    ck_assert_ptr_eq(table_victim_clean(t, 10), e);
+    table_close(t);
+}
+END_TEST
+
+START_TEST(test_table_entry_ends_with_its_last_tier_and_pin)
+{
+    struct table *t = table_open(2, true);
+    struct entry *e = add_ready(t, 1, 0, 1);
+    make_durable(t, e);
+    table_set_dram(t, e, DRAM_ABSENT);
+    ck_assert_ptr_eq(find(t, 1), e);
+    table_pin(t, e);
+    table_set_dram(t, e, DRAM_LOADING);
+    table_set_dram(t, e, DRAM_ABSENT); /* it could not be read */
+    table_set_ssd(t, e, SSD_ABSENT);
+    ck_assert_ptr_eq(find(t, 1), e);
+    table_unpin(t, e);
+    ck_assert_ptr_null(find(t, 1));
+    ck_assert_uint_eq(table_audit(t).n_entries, 0);
+    check_sum(t);
+    table_close(t);
+}
+END_TEST
+
+START_TEST(test_table_slot_generation_rises_with_reuse)
+{
+    struct table *t = table_open(1, false);
+    struct entry *a = add_ready(t, 1, 0, 1);
+    uint32_t slot = a->slot, before = table_slot_generation(t, slot);
+    table_set_dram(t, a, DRAM_ABSENT);
+    struct entry *b = add_ready(t, 2, 0, 2);
+    ck_assert_uint_eq(b->slot, slot);
+    ck_assert_uint_gt(table_slot_generation(t, slot), before);
+    table_close(t);
+}
+END_TEST
+
+START_TEST(test_table_dirty_blocks_wait_in_order_of_arrival)
+{
+    struct table *t = table_open(8, true);
+    for (uint64_t i = 0; i < 4; i++)
+        add_ready(t, i, 0, 10 - i);
+    table_set_dram(t, find(t, 1), DRAM_ABSENT); /* from the middle */
+    for (uint64_t i = 0; i < 4; i++) {
+        if (i == 1)
+            continue;
+        struct entry *e = table_first_dirty(t);
+        ck_assert_ptr_eq(e, find(t, i));
+        make_durable(t, e);
+    }
+    ck_assert_ptr_null(table_first_dirty(t));
+    ck_assert_uint_eq(table_audit(t).n_ssd, 3);
+    table_close(t);
+}
+END_TEST
+
+START_TEST(test_table_aborts_when_a_pinned_block_is_thrown_out)
+{
+    struct table *t = table_open(1, false);
+    struct entry *e = add_ready(t, 1, 0, 1);
+    table_pin(t, e);
+    table_set_dram(t, e, DRAM_ABSENT);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("kvstore table");
+    TCase *c = tcase_create("table");
+    tcase_set_timeout(c, 60);
+    tcase_add_test(c, test_eviction_takes_least_recently_used_and_tails_before_heads);
+    tcase_add_test(c, test_eviction_touch_saves_an_item);
+    tcase_add_test(c, test_eviction_agrees_with_a_search_over_all);
+    tcase_add_test(c, test_table_finds_what_was_added_and_forgets_what_left);
+    tcase_add_test(c, test_table_pinned_block_is_in_no_eviction_order);
+    tcase_add_test(c, test_table_block_being_written_is_not_evictable);
+    tcase_add_test(c, test_table_entry_ends_with_its_last_tier_and_pin);
+    tcase_add_test(c, test_table_slot_generation_rises_with_reuse);
+    tcase_add_test(c, test_table_dirty_blocks_wait_in_order_of_arrival);
+    tcase_add_test_raise_signal(c, test_table_aborts_when_a_pinned_block_is_thrown_out, 6);
+    suite_add_tcase(s, c);
+    return tap_main(s);
+}
