@@ -68,7 +68,7 @@ bool child_reap(struct child *c, uint64_t now_ns, int *wait_status_out);
 /* SIGTERM; one that is not up yet has nothing to drain and does not listen to signals: SIGKILL. */
 void child_stop(struct child *c);
 void child_kill(struct child *c); /* SIGKILL; it still has to be reaped */
-void child_free(struct child *c); /* not running any more */
+void child_free(struct child *c); /* of this process: a running child goes on */
 
 /* The last lines, n_lines at most, that it wrote since its start. */
 void child_log_tail(const struct child *c, uint32_t n_lines, struct bytes *out);

@@ -357,8 +357,6 @@ int supervise_run(const struct supervise_config *config, int signal_fd)
     stop_roles(&s, CHILD_PREFILL, CHILD_DECODE);
     stop_roles(&s, CHILD_STORE, CHILD_STORE);
     log_info(&s.log, "stopped");
-    for (uint32_t i = 0; i < config->n_children; i++)
-        child_free(&config->children[i]);
     child_free(&s.probe);
     close(s.log.fd);
     return up ? 0 : 1;

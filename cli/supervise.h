@@ -19,8 +19,9 @@
 #include "cli/rundir.h"
 
 struct supervise_config {
-    struct rundir *dir;     /* taken */
-    struct child *children; /* IDLE; name, role, args and listen filled in; the router last, its --workers left out */
+    struct rundir *dir; /* taken */
+    /* The caller's. IDLE, with name, role, args and listen filled in; the router last, its --workers left out. */
+    struct child *children;
     uint32_t n_children;
     const char *tandem; /* path of this program, for the question above */
     const char *model;

@@ -359,6 +359,8 @@ int cli_up(int argc, char **argv)
     exit_code = s ? cli_fail("up", "%s", e.text) : run(&u);
     if (s)
         rundir_release(&u.dir);
+    for (uint32_t i = 0; i < u.n_children; i++)
+        child_free(&u.children[i]);
     free(u.children);
     return exit_code;
 }

@@ -135,6 +135,15 @@ static inline void router_on_end(struct rpc_call *call, enum rpc_code code, cons
         ck_assert_msg(holds, "waited in vain for: %s", #condition);                                                    \
     } while (0)
 
+/* One number of the record, as it is now. */
+#define ROUTER_READ(r, expression) (pthread_mutex_lock(&(r)->lock), router_unlock(r, (uint64_t)(expression)))
+
+static inline uint64_t router_unlock(struct fake_router *r, uint64_t value)
+{
+    pthread_mutex_unlock(&r->lock);
+    return value;
+}
+
 static inline struct fake_router *router_attach(const char *address)
 {
     struct fake_router *r = mem_zalloc(sizeof(*r));

@@ -80,7 +80,7 @@ static void world_start(struct world *w)
 static void world_close(struct world *w)
 {
     node_check_quiet(w->worker);
-    ck_assert(!w->router->has_gap);
+    ck_assert(!ROUTER_READ(w->router, w->router->has_gap));
     node_close(w->worker);
     stop_store(w);
     xfer_hub_close(w->hub);
@@ -186,8 +186,8 @@ START_TEST(test_kvstore_says_what_it_is)
     ck_assert_str_eq(w.router->xfer_address, kvstore_xfer_address(w.store));
     ck_assert_uint_eq(w.router->n_pages, 32);
     ROUTER_WAIT(w.router, w.router->n_loads >= 3);
-    ck_assert_uint_eq(w.router->total_pages, 32);
-    ck_assert_uint_eq(w.router->free_pages, 32);
+    ck_assert_uint_eq(ROUTER_READ(w.router, w.router->total_pages), 32);
+    ck_assert_uint_eq(ROUTER_READ(w.router, w.router->free_pages), 32);
     world_close(&w);
 }
 END_TEST
@@ -200,7 +200,7 @@ START_TEST(test_kvstore_serves_what_was_offered)
     world_start(&w);
     ck_assert_uint_eq(offer(&w, 0, 10), 10);
     ROUTER_WAIT(w.router, w.router->n_in[TIER_DRAM] == 10 && w.router->n_in[TIER_SSD] == 10);
-    ck_assert_uint_eq(w.router->index[7], 7);
+    ck_assert_uint_eq(ROUTER_READ(w.router, w.router->index[7]), 7);
     ck_assert_uint_eq(lookup(&w, 0, 10, &f), 10);
     ck_assert_uint_eq(f.n_dram, 10);
     ck_assert_uint_eq(lookup(&w, 4, 20, &f), 6); /* the longest stored prefix of what was asked for */
@@ -262,8 +262,8 @@ START_TEST(test_kvstore_restart_serves_from_ssd)
     stop_store(&w);
     start_store(&w);
     ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 12);
-    ck_assert_uint_eq(w.router->n_in[TIER_DRAM], 0);
-    ck_assert_uint_eq(w.router->index[5], 5);
+    ck_assert_uint_eq(ROUTER_READ(w.router, w.router->n_in[TIER_DRAM]), 0);
+    ck_assert_uint_eq(ROUTER_READ(w.router, w.router->index[5]), 5);
     ck_assert_uint_eq(lookup(&w, 0, 12, &f), 12);
     ck_assert_uint_eq(f.n_ssd, 12);
     ROUTER_WAIT(w.router, w.router->n_in[TIER_DRAM] == 12);
@@ -282,11 +282,11 @@ START_TEST(test_kvstore_small_dram_cools_blocks_to_ssd)
     for (uint32_t i = 0; i < 10; i++) {
         ck_assert_uint_eq(offer(&w, 6 * i, 6), 6);
         ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 6 * (i + 1));
-        ck_assert_uint_le(w.router->n_in[TIER_DRAM], 8);
+        ck_assert_uint_le(ROUTER_READ(w.router, w.router->n_in[TIER_DRAM]), 8);
     }
     for (uint32_t i = 0; i < 10; i++) {
         ck_assert_uint_eq(lookup(&w, 6 * i, 6, &f), 6);
-        ck_assert_uint_le(w.router->n_in[TIER_DRAM], 8);
+        ck_assert_uint_le(ROUTER_READ(w.router, w.router->n_in[TIER_DRAM]), 8);
     }
     ck_assert_uint_eq(lookup(&w, 0, 60, &f), 8); /* no more than there are slots */
     world_close(&w);
@@ -456,8 +456,8 @@ START_TEST(test_kvstore_ssd_capacity_evicts_the_oldest)
         ROUTER_WAIT(w.router, w.router->in_tier[TIER_SSD][32 * i + 31]);
     }
     ROUTER_WAIT(w.router, w.router->store_blocks_ssd < 900 && w.router->store_bytes_ssd <= 8 << 20);
-    ck_assert(!w.router->in_tier[TIER_SSD][0]);
-    ck_assert_uint_gt(w.router->n_in[TIER_SSD], 700);
+    ck_assert(!ROUTER_READ(w.router, w.router->in_tier[TIER_SSD][0]));
+    ck_assert_uint_gt(ROUTER_READ(w.router, w.router->n_in[TIER_SSD]), 700);
     ck_assert_uint_eq(lookup(&w, 0, 32, NULL), 0);
     ck_assert_uint_eq(lookup(&w, 32 * 50, 32, NULL), 32);
     world_close(&w);
