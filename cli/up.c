@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/pidfd.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -386,18 +387,21 @@ int cli_down(int argc, char **argv)
         return exit_code;
     if (rundir_locate(o.run_dir, &dir, &e))
         return cli_fail("down", "%s", e.text);
-    pid_t told = 0;
-    for (int ms = 0; ms < DOWN_MS; ms += DOWN_POLL_MS) {
-        pid_t pid = rundir_owner(&dir);
-        if (!pid || (told && pid > 0 && pid != told)) { /* gone, or another one came after it */
-            fprintf(stderr, told ? "tandem is down (run dir %s)\n" : "nothing runs in %s\n", dir.path);
-            return 0;
-        }
-        if (pid > 0 && !told) {
-            kill(pid, SIGTERM);
-            told = pid;
-        }
+    pid_t pid;
+    int ms = 0;
+    for (; (pid = rundir_owner(&dir)) < 0 && ms < DOWN_MS; ms += DOWN_POLL_MS) /* it is just starting */
         nanosleep(&(struct timespec){.tv_nsec = DOWN_POLL_MS * 1000000L}, NULL);
+    if (pid < 0)
+        return cli_fail("down", "%s: a supervisor holds it, but has not said who it is", dir.path);
+    int fd = pid ? pidfd_open(pid, 0) : -1;
+    if (!pid || (fd < 0 && errno == ESRCH) || (fd >= 0 && rundir_owner(&dir) != pid)) {
+        fprintf(stderr, "nothing runs in %s\n", dir.path);
+        return 0;
     }
-    return cli_fail("down", "%s: process %d has not ended after %d s", dir.path, (int)told, DOWN_MS / 1000);
+    if (fd < 0 || pidfd_send_signal(fd, SIGTERM, NULL, 0))
+        return cli_fail("down", "%s: process %d can't be told to end: %s", dir.path, (int)pid, strerror(errno));
+    if (poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, DOWN_MS) != 1)
+        return cli_fail("down", "%s: process %d has not ended after %d s", dir.path, (int)pid, DOWN_MS / 1000);
+    fprintf(stderr, "tandem is down (run dir %s)\n", dir.path);
+    return 0;
 }

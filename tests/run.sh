@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, runs the tests. Last line: "N passed, N failed, N skipped".
 #   run.sh                 everything that fits into a quarter of an hour
-#   run.sh --long faults   also the long fault campaign
+#   run.sh --long NAME     also what takes long: faults (100 kills, 100 freezes), fuzz (10^7 runs a parser), all
 #   run.sh --sanitize asan|tsan   the suite under AddressSanitizer+UBSan, or the unit and cluster suites under ThreadSanitizer
 #   run.sh --suite NAME    only that suite
 set -euo pipefail
@@ -38,6 +38,10 @@ status=0
 timeout_factor=1
 [ -z "$sanitize" ] || timeout_factor=10
 meson test -C "$build" --no-rebuild --num-processes 2 --timeout-multiplier "$timeout_factor" "${suites[@]}" || status=$?
+
+if [ "$long" = fuzz ] || [ "$long" = all ]; then
+  bash tests/fuzz/run.sh || status=1
+fi
 
 # Every program writes TAP, or counts as one test by its exit status.
 python3 - "$build/meson-logs/testlog.json" "$status" <<'PY'

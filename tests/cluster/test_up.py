@@ -15,12 +15,14 @@ class RunDir:
         return self
 
     def __exit__(self, *_):
-        self.tandem("down")
-        for pid in self.seen:
-            with contextlib.suppress(ProcessLookupError):
-                if alive(pid):
-                    os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(self.path, ignore_errors=True)
+        try:
+            self.tandem("down")
+        finally:
+            for pid in self.seen:
+                with contextlib.suppress(ProcessLookupError):
+                    if alive(pid):
+                        os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def tandem(self, command, *args, env=None, run_dir=True):
         dir_args = ["--run-dir", self.path] if run_dir else []

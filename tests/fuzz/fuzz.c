@@ -1,0 +1,106 @@
+/*
+ * Fuzz targets, one a program by -DTARGET=...: whatever the bytes, a parser answers with a status, reads nothing outside of
+ * them and leaks nothing. Run with libFuzzer: build/tests/fuzz/fuzz_NAME -runs=10000000.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/endian.h"
+#include "model/config.h"
+#include "model/safetensors.h"
+#include "model/tokenizer.h"
+#include "proto/wire/block_header.h"
+#include "proto/wire/events.h"
+#include "proto/wire/store_msg.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void events(const uint8_t *data, size_t size)
+{
+    struct events_header h;
+    if (events_decode(data, size, &h))
+        return;
+    for (uint32_t i = 0; i < h.count; i++)
+        if (events_at(data, i).kind > BLOCK_CLEARED)
+            abort();
+}
+
+static void store_msg(const uint8_t *data, size_t size)
+{
+    struct store_keys_msg keys;
+    struct store_want_msg want;
+    struct store_found found;
+    uint8_t sum = 0;
+    if (!store_keys_decode(data, size, &keys))
+        for (uint32_t i = 0; i < keys.n_keys; i++)
+            sum ^= store_keys_at(&keys, i).b[15];
+    if (!store_want_decode(data, size, &want))
+        for (uint32_t i = 0; i < want.n; i++)
+            sum ^= (uint8_t)store_want_at(&want, i);
+    (void)store_found_decode(data, size, &found);
+    *(volatile uint8_t *)&sum = sum;
+}
+
+static void block(const uint8_t *data, size_t size)
+{
+    static const struct kv_layout layout = {NUM_F32, 1, 1, 2, 1};
+    struct block_header h;
+    struct block_key key = {{0}};
+    (void)block_header_decode(data, size, &h);
+    if (size >= 24)
+        memcpy(key.b, data + 8, 16);
+    (void)block_verify(data, size, &key, &layout, &h);
+}
+
+static void layout(const uint8_t *data, size_t size)
+{
+    struct kv_layout l;
+    uint8_t back[KV_LAYOUT_WIRE_BYTES];
+    if (kv_layout_decode(data, size, &l, NULL))
+        return;
+    kv_layout_encode(&l, back);
+    if (memcmp(back, data, sizeof(back)))
+        abort(); /* one encoding for each layout */
+}
+
+static void tensors(const uint8_t *data, size_t size)
+{
+    struct safetensors *s;
+    if (safetensors_open_memory(data, size, &s, NULL))
+        return;
+    for (uint32_t i = 0; i < safetensors_count(s); i++) {
+        const struct tensor *t = safetensors_at(s, i);
+        if ((const uint8_t *)t->data < data || (const uint8_t *)t->data + t->len_bytes > data + size)
+            abort();
+    }
+    safetensors_close(s);
+}
+
+static void config(const uint8_t *data, size_t size)
+{
+    struct model_config c;
+    (void)model_config_parse((const char *)data, size, (const char *)data, size, &c, NULL);
+}
+
+static void tokenizer(const uint8_t *data, size_t size)
+{
+    struct tokenizer *t;
+    struct token_ids ids = {0};
+    struct bytes text = {0};
+    if (tokenizer_parse((const char *)data, size, &t, NULL))
+        return;
+    (void)tokenizer_encode(t, "a b<x>\n12", 9, true, &ids, NULL);
+    tokenizer_decode(t, ids.ids, ids.n, false, &text);
+    token_ids_free(&ids);
+    bytes_free(&text);
+    tokenizer_close(t);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    void (*const all[])(const uint8_t *, size_t) = {events, store_msg, block, layout, tensors, config, tokenizer};
+    (void)all; /* each program uses one */
+    TARGET(data, size);
+    return 0;
+}
