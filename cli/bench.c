@@ -14,6 +14,7 @@
 #include "cli/cli.h"
 #include "cli/table.h"
 #include "kernels/bench.h"
+#include "kvstore/bench.h"
 #include "transfer/bench.h"
 
 #define AT(member) offsetof(struct bench_options, member)
@@ -23,6 +24,8 @@ static const struct option TABLE[] = {
     {"threads", OPT_INT, AT(threads), "0", NULL, 0, 1024, "kernels, engine: compute threads; 0: one for each CPU"},
     {"dummy", OPT_STRING, AT(dummy), "1b", "DIMS", 0, 0, "engine: the made-up model, 1b or hidden=256,layers=2,..."},
     {"numerics", OPT_CHOICE, AT(numerics), "auto", "auto|f32|bf16", 0, 0, "engine: activations"},
+    {"dir", OPT_STRING, AT(dir), ".", "DIR", 0, 0, "store: on the disk to measure; nothing is left there"},
+    {"bytes", OPT_BYTES, AT(bytes), "0", NULL, 0, 1e13, "store: working set; 0: 512M"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
@@ -69,6 +72,16 @@ static enum td_status bench_transfer(const struct bench_options *o, struct bench
     return s;
 }
 
+static enum td_status bench_store(const struct bench_options *o, struct bench_rows *out, struct td_error *e)
+{
+    struct kvstore_bench b = {0};
+    const struct kvstore_bench_config c = {.dir = o->dir, .bytes = (uint64_t)o->bytes};
+    enum td_status s = kvstore_bench(&c, &b, e);
+    for (uint32_t i = 0; i < b.n_rows && !s; i++)
+        bench_add(out, b.rows[i].unit, b.rows[i].value, b.rows[i].limit, "%s", b.rows[i].name);
+    return s;
+}
+
 static const struct {
     const char *name, *about;
     enum td_status (*run)(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
@@ -76,6 +89,7 @@ static const struct {
     {"kernels", "single operations, against memory and arithmetic", bench_kernels},
     {"engine", "prefill and decode of a made-up model, against memory and arithmetic", bench_engine},
     {"transfer", "KV pages between two endpoints, against one thread's memcpy", bench_transfer},
+    {"store", "KV blocks put, and read from DRAM and from disk, against memcpy and the disk", bench_store},
 };
 enum { N_AREAS = sizeof(AREAS) / sizeof(AREAS[0]) };
 

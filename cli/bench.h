@@ -9,9 +9,9 @@
 #include "base/status.h"
 
 struct bench_options {
-    const char *dummy, *numerics;
+    const char *dummy, *numerics, *dir;
     double seconds; /* per row; 0: the area's own */
-    int64_t threads;
+    int64_t threads, bytes;
     bool json;
 };
 

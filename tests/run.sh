@@ -30,7 +30,9 @@ case "$sanitize" in
         export TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1" UCX_MEM_MMAP_HOOK_MODE=none CK_FORK=no ;;
   *) echo "run.sh: --sanitize takes asan or tsan" >&2; exit 2 ;;
 esac
-[ -d "$build" ] || meson setup "$build" "${setup[@]}" >/dev/null
+again=() # the build may have been made without tests
+[ ! -d "$build" ] || again=(--reconfigure)
+meson setup "${again[@]}" "$build" -Dtests=true "${setup[@]}" >/dev/null
 ninja -C "$build" >"$build/build.log" 2>&1 || { tail -40 "$build/build.log"; echo "0 passed, 1 failed"; exit 1; }
 
 export TANDEM_LONG="$long" TANDEM_SANITIZE="$sanitize"

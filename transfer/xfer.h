@@ -21,9 +21,8 @@
  * their deadline. Everything stale (incarnation, generation, ended lease) is refused by name and counted.
  *
  * Liveness: the xfer thread, which never computes for long, sends heartbeats every 250 ms on every connection; 1 s of
- * silence is death. A goodbye tells
- * a leave from a death. Peers must prove the cluster secret (HMAC-SHA-256 over both nonces and incarnations) and have the
- * same layout before anything else is accepted.
+ * silence is death. A goodbye tells a leave from a death. Peers must prove the cluster secret (HMAC-SHA-256 over both nonces
+ * and incarnations) and have the same layout before anything else is accepted.
  *
  * Threads: one thread "xfer" owns all of it; the functions here may be called from any thread and only enqueue; callbacks
  * come on the xfer thread and must not block. Errors: nothing here aborts on what a peer does.

@@ -74,8 +74,7 @@ START_TEST(test_xfer_pages_arrive_bit_exact_announced_layer_by_layer)
                     node_fill(h, i, 1, i);
             node_announce(h, 1, chunk, chunk, 10, layer, (uint16_t)(layer + 1));
         }
-        NODE_WAIT(r, r->pulls[1].progress >= chunk + 10);
-        ck_assert_uint_eq(r->pulls[1].ends, 0);
+        NODE_WAIT(r, r->pulls[1].progress >= chunk + 10 && !r->pulls[1].ends);
     }
     xfer_lease_finish(h->x, node_id(1), N, "first token", 11);
     NODE_WAIT(r, r->pulls[1].ends);

@@ -1,0 +1,201 @@
+/* The pool against its own invariants: random operations, two kinds of holders, names, quarantine; states always add up. */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/random.h"
+#include "engine/kvpool.h"
+#include "tests/tap.h"
+
+enum { PAGES = 50 };
+
+struct fixture {
+    struct clock clock;
+    struct kvpool *pool;
+    int64_t n_named;
+};
+
+static void on_block(void *user, bool added, const struct block_key *key, uint32_t index)
+{
+    (void)key, (void)index;
+    ((struct fixture *)user)->n_named += added ? 1 : -1;
+}
+
+static void setup(struct fixture *f)
+{
+    static const struct kv_layout layout = {NUM_F32, 1, 1, 4, 16};
+    *f = (struct fixture){0};
+    clock_init_virtual(&f->clock, 1);
+    const struct kvpool_config c = {&layout, PAGES, 1000, &f->clock, on_block, f};
+    ck_assert_int_eq(kvpool_open(&c, &f->pool), TD_OK);
+}
+
+static struct block_key key(uint64_t n)
+{
+    struct block_key k = {{0}};
+    uint64_t a = random_at(1, n, 0), b = random_at(2, n, 0);
+    memcpy(k.b, &a, 8);
+    memcpy(k.b + 8, &b, 8);
+    return k;
+}
+
+static void check_sum(const struct fixture *f)
+{
+    struct kvpool_audit a = kvpool_audit(f->pool);
+    ck_assert_uint_eq(a.free + a.cached + a.held + a.leased + a.quarantined, PAGES);
+}
+
+START_TEST(test_kvpool_page_in_transfer_is_not_handed_out)
+{
+    struct fixture f;
+    struct page_ref pages[PAGES], again[PAGES];
+    setup(&f);
+    ck_assert_int_eq(kvpool_take(f.pool, PAGES, pages), TD_OK);
+    kvpool_transfer_hold(f.pool, pages[7]);
+    kvpool_unhold(f.pool, pages, PAGES);
+    ck_assert_uint_eq(kvpool_audit(f.pool).leased, 1);
+    ck_assert_int_eq(kvpool_take(f.pool, PAGES, again), TD_ERR_NO_SPACE);
+    ck_assert_int_eq(kvpool_take(f.pool, PAGES - 1, again), TD_OK);
+    for (int i = 0; i < PAGES - 1; i++)
+        ck_assert_uint_ne(again[i].index, pages[7].index);
+    kvpool_transfer_unhold(f.pool, pages[7], true);
+    ck_assert_uint_eq(kvpool_audit(f.pool).quarantined, 1);
+    kvpool_sweep(f.pool);
+    ck_assert_int_eq(kvpool_take(f.pool, 1, again + PAGES - 1), TD_ERR_NO_SPACE);
+    clock_advance(&f.clock, 1000);
+    kvpool_sweep(f.pool);
+    ck_assert_int_eq(kvpool_take(f.pool, 1, again + PAGES - 1), TD_OK);
+    ck_assert_uint_eq(again[PAGES - 1].index, pages[7].index);
+    ck_assert_uint_gt(again[PAGES - 1].generation, pages[7].generation);
+    kvpool_unhold(f.pool, again, PAGES);
+    kvpool_close(f.pool);
+}
+END_TEST
+
+START_TEST(test_kvpool_stale_reference_aborts)
+{
+    struct fixture f;
+    struct page_ref page, next[PAGES];
+    setup(&f);
+    kvpool_take(f.pool, 1, &page);
+    kvpool_unhold(f.pool, &page, 1);
+    kvpool_take(f.pool, PAGES, next);
+    kvpool_address(f.pool, page); /* another generation by now */
+}
+END_TEST
+
+START_TEST(test_kvpool_tail_of_a_chain_goes_before_its_head)
+{
+    struct fixture f;
+    struct page_ref chain[10], more[PAGES - 5], found[10];
+    struct block_key keys[10];
+    setup(&f);
+    kvpool_take(f.pool, 10, chain);
+    for (uint32_t i = 0; i < 10; i++) {
+        keys[i] = key(i);
+        kvpool_name(f.pool, chain[i], &keys[i], i);
+    }
+    kvpool_unhold(f.pool, chain, 10);
+    ck_assert_uint_eq(kvpool_audit(f.pool).cached, 10);
+    ck_assert_int_eq(kvpool_take(f.pool, PAGES - 5, more), TD_OK); /* 40 free ones and 5 cached */
+    ck_assert_uint_eq(kvpool_match(f.pool, keys, 10, found), 5);
+    ck_assert_uint_eq(found[0].index, chain[0].index);
+    kvpool_unhold(f.pool, found, 5);
+    kvpool_unhold(f.pool, more, PAGES - 5);
+    kvpool_flush(f.pool);
+    ck_assert_int_eq(f.n_named, 0);
+    kvpool_close(f.pool);
+}
+END_TEST
+
+struct held {
+    struct page_ref page;
+    uint32_t seq, xfer;
+};
+
+START_TEST(test_kvpool_random_operations_keep_the_sum)
+{
+    struct fixture f;
+    struct held held[2 * PAGES];
+    uint32_t n = 0;
+    setup(&f);
+    for (uint64_t step = 0; step < 200000; step++) {
+        uint64_t r = random_at(5, step, _i);
+        struct held *h = n ? &held[(r >> 8) % n] : NULL;
+        struct block_key k = key((r >> 16) % 60);
+        switch (r % 8) {
+        case 0:
+        case 1: {
+            struct page_ref page;
+            if (n < 2 * PAGES && !kvpool_take(f.pool, 1, &page))
+                held[n++] = (struct held){page, 1, 0};
+            break;
+        }
+        case 2: {
+            struct page_ref page;
+            if (n < 2 * PAGES && kvpool_match(f.pool, &k, 1, &page))
+                held[n++] = (struct held){page, 1, 0};
+            break;
+        }
+        case 3:
+            if (h && h->seq)
+                kvpool_name(f.pool, h->page, &k, (uint32_t)(r >> 40) % 10);
+            break;
+        case 4:
+            if (h) {
+                kvpool_transfer_hold(f.pool, h->page);
+                h->xfer++;
+            }
+            break;
+        case 5:
+            if (h && h->xfer) {
+                kvpool_transfer_unhold(f.pool, h->page, r >> 60 == 0);
+                h->xfer--;
+            }
+            break;
+        case 6:
+            if (h && h->seq) {
+                kvpool_unhold(f.pool, &h->page, 1);
+                h->seq--;
+            }
+            break;
+        case 7:
+            clock_advance(&f.clock, 300);
+            kvpool_sweep(f.pool);
+            break;
+        }
+        if (h && !h->seq && !h->xfer)
+            *h = held[--n];
+        if (step % 64 == 0)
+            check_sum(&f);
+    }
+    while (n) {
+        struct held *h = &held[--n];
+        for (; h->xfer; h->xfer--)
+            kvpool_transfer_unhold(f.pool, h->page, false);
+        if (h->seq)
+            kvpool_unhold(f.pool, &h->page, 1);
+    }
+    clock_advance(&f.clock, 2000);
+    kvpool_sweep(f.pool);
+    struct kvpool_audit a = kvpool_audit(f.pool);
+    ck_assert_uint_eq(a.free + a.cached, PAGES);
+    ck_assert_int_eq(f.n_named, a.cached);
+    kvpool_close(f.pool);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("kvpool");
+    TCase *t = tcase_create("kvpool");
+    const char *fork = getenv("CK_FORK");
+    tcase_set_timeout(t, 30);
+    tcase_add_test(t, test_kvpool_page_in_transfer_is_not_handed_out);
+    if (!fork || strcmp(fork, "no"))
+        tcase_add_test_raise_signal(t, test_kvpool_stale_reference_aborts, SIGABRT);
+    tcase_add_test(t, test_kvpool_tail_of_a_chain_goes_before_its_head);
+    tcase_add_loop_test(t, test_kvpool_random_operations_keep_the_sum, 0, 4);
+    suite_add_tcase(s, t);
+    return tap_main(s);
+}
