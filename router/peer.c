@@ -113,16 +113,16 @@ struct peer *peer_open(struct router *r, const char *address, uint32_t holder)
     return p;
 }
 
-void peer_close(struct peer *p)
+void peer_disconnect(struct peer *p)
 {
-    if (!p)
-        return;
+    p->epoch++; /* mail of its call is of no interest any more */
     if (p->call) {
         rpc_call_cancel(p->call);
         rpc_call_unref(p->call);
+        p->call = NULL;
     }
     rpc_client_close(p->client);
-    free(p);
+    p->client = NULL;
 }
 
 void peer_send(struct peer *p, const Tandem__Worker__V1__RouterMessage *m)

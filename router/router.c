@@ -388,17 +388,14 @@ void router_close(struct router *r)
         return;
     atomic_store(&r->stopping, true);
     rpc_server_close(r->rpc);
-    for (uint32_t i = 0; i < r->n_peers; i++) {
-        struct peer *p = r->peers[i];
-        p->epoch++; /* what its call still says is of no interest */
-    }
     take_mail(r); /* requests that arrived last: their calls are over */
     while (r->requests)
         request_gone(r->requests);
     for (uint32_t i = 0; i < r->n_peers; i++)
-        peer_close(r->peers[i]);
-    r->n_peers = 0;
-    take_mail(r);
+        peer_disconnect(r->peers[i]);
+    take_mail(r); /* what their calls still said */
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        free(r->peers[i]);
     metrics_http_close(r->metrics_http);
     metrics_close(r->metrics);
     index_close(r->index);

@@ -209,7 +209,7 @@ void request_peer_lost(struct request *q, struct peer *peer);
 
 /* peer.c: one worker, owner thread but for callbacks */
 struct peer *peer_open(struct router *r, const char *address, uint32_t holder);
-void peer_close(struct peer *p);
+void peer_disconnect(struct peer *p); /* for good: no mail of it comes afterwards; freed by the router */
 void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m);
 void peer_gone(struct peer *p, const char *why);
 void peer_tick(struct peer *p, uint64_t now);
