@@ -235,8 +235,13 @@ static void plan(struct engine *e)
             logprob_rows += rows[i];
         }
         s->n_rows = rows[i];
-        if (rows[i])
-            e->batch[e->n_batch++] = s;
+        if (!rows[i])
+            continue;
+        e->batch[e->n_batch++] = s;
+        if (items[i].decoding && !s->decode_ns) {
+            s->decode_ns = clock_now(e->config.clock);
+            s->times.decode_wait = s->decode_ns - (s->goal == SEQ_ADOPT ? s->running_ns : s->first_token_ns);
+        }
     }
 }
 

@@ -26,7 +26,8 @@ struct seq {
     float *prompt_logprobs; /* [n_prompt] */
 
     uint32_t n_rows; /* in the step being built */
-    uint64_t opened_ns, admitted_ns, running_ns, first_token_ns;
+    uint64_t opened_ns, admitted_ns, running_ns, first_token_ns,
+        decode_ns; /* decode_ns: its first step past the prompt */
     struct seq_times times;
 };
 

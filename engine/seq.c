@@ -204,7 +204,7 @@ void seq_end(struct seq *s, enum seq_finish finish)
 {
     struct engine_callbacks *cb = &s->engine->config.callbacks;
     uint64_t now = clock_now(s->engine->config.clock);
-    s->times.decode = s->first_token_ns ? now - s->first_token_ns : 0;
+    s->times.decode = s->decode_ns ? now - s->decode_ns : 0;
     set_state(s, SEQ_ENDED);
     if (cb->on_end)
         cb->on_end(cb->user, s, finish);

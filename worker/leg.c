@@ -64,6 +64,7 @@ static void fill_end(const struct leg *leg, Tandem__Worker__V1__LegEnd *end, Tan
     times->prefill = leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE ? 0 : t.prefill;
     times->transfer = leg->transfer_ns;
     times->exposed_transfer = leg->exposed_ns;
+    times->decode_wait = t.decode_wait;
     times->decode = t.decode;
     end->times = times;
     end->cached_worker = leg->cached_worker;

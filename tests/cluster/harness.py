@@ -9,7 +9,7 @@ SOURCE = os.environ["TANDEM_SOURCE_ROOT"]
 SHARED = os.environ.get("TANDEM_SHARED", os.path.join(SOURCE, "..", "shared"))
 DEMO = os.path.join(SOURCE, "deploy/demo-model/tandem-demo")
 TANDEM = os.path.join(BUILD, "cli/tandem")
-SLOW = 5 if os.environ.get("TANDEM_SANITIZE") else 1  # sanitizers: everything takes longer
+SLOW = 6 if os.environ.get("TANDEM_SANITIZE") else 1  # sanitizers: everything takes longer
 SECRET = "test-secret"
 
 
@@ -68,6 +68,8 @@ class Cluster:
                  router_args=(), wrap=(), roles_args=None):
         self.dir = tempfile.mkdtemp(prefix="tandem-test-")
         self.wrap, self.model = list(wrap), model
+        patience = ["--silence-ms", str(1000 * SLOW)]
+        worker_args, store_args, router_args = [[*patience, *a] for a in (worker_args, store_args, router_args)]
         workers = ["--model", model, "--pool-bytes", "64M", "--threads", "1", "--log-level", "info", *worker_args]
         self.workers = []
         for role, n in (("prefill", prefill), ("decode", decode)):
