@@ -10,11 +10,12 @@ mirror="$(awk '/^deb /{for(i=2;i<=NF;i++)if($i~/^http/){print $i;exit}}' /etc/ap
 [ -x "$tree/bin/bash" ] || debootstrap --variant=minbase --include=ca-certificates bookworm "$tree" "$mirror" >/dev/null
 cp -a /etc/apt/. "$tree/etc/apt/"
 cp /etc/resolv.conf "$tree/etc/resolv.conf"
+mount --bind "$tree" "$tree" # so that / inside is a mount point, which network namespaces need
 mount --bind /proc "$tree/proc"
 mount --bind /dev "$tree/dev"
 mount -t tmpfs tmpfs "$tree/dev/shm" 2>/dev/null || true
 mount -t sysfs sysfs "$tree/sys" 2>/dev/null || true
-trap 'umount -l "$tree/proc" "$tree/sys" "$tree/dev/shm" "$tree/dev" 2>/dev/null || true' EXIT
+trap 'umount -l "$tree/proc" "$tree/sys" "$tree/dev/shm" "$tree/dev" "$tree" 2>/dev/null || true' EXIT
 rm -rf "$tree/tandem"
 git clone -q "$project" "$tree/tandem"
 in_tree() { env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root http_proxy="${http_proxy:-}" https_proxy="${https_proxy:-}" chroot "$tree" bash -c "cd /tandem && $1"; }

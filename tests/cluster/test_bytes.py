@@ -17,7 +17,8 @@ def test_status_agrees_with_the_interface():
     if subprocess.run(["ip", "netns", "add", NETNS], capture_output=True).returncode:
         raise Skip("network namespaces can't be made here")
     try:
-        subprocess.run(["ip", "netns", "exec", NETNS, "ip", "link", "set", "lo", "up"], check=True)
+        if subprocess.run(["ip", "netns", "exec", NETNS, "ip", "link", "set", "lo", "up"], capture_output=True).returncode:
+            raise Skip("network namespaces can't be entered here")
         with Cluster(plan="split", wrap=["ip", "netns", "exec", NETNS], worker_args=["--tls", "tcp"]) as c:
             requests = [{"id": str(i), "prompt_ids": [(i * 31 + j) % 1500 for j in range(3000)], "max_tokens": 2,
                          "ignore_eos": True, "greedy": True} for i in range(20)]

@@ -128,12 +128,13 @@ def test_fault_is_told_within_three_seconds():
 
                 def one():
                     started = time.monotonic()
-                    code, text = client.error(request(ids=[1] * 4000, max_tokens=10000, stopping__ignore_eos=True), timeout=60)
+                    code, text = client.error(request(ids=[1] * 4000, max_tokens=4000, stopping__ignore_eos=True), timeout=60)
                     codes.append((code, time.monotonic(), text))
                 for _ in range(8):
                     threads.append(threading.Thread(target=one))
                     threads[-1].start()
-                wait_until(lambda: sum(w["running"] + w["waiting"] for w in c.status()["workers"]) >= 2, 10, "legs run")
+                wait_until(lambda: sum(w["running"] + w["waiting"] for w in c.status()["workers"]) >= 2, 20,
+                           lambda: f"legs run: {codes} {c.status()}")
                 hit = time.monotonic()
                 c[name].kill(sig)
                 for t in threads:
