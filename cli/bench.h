@@ -9,7 +9,7 @@
 #include "base/status.h"
 
 struct bench_options {
-    const char *dummy, *numerics, *dir;
+    const char *dummy, *numerics, *dir, *model;
     double seconds; /* per row; 0: the area's own */
     int64_t threads, bytes;
     bool json;
@@ -34,3 +34,6 @@ struct bench_row *bench_add(struct bench_rows *b, const char *unit, double value
 
 /* Prefill and decode of a made-up model through engine/engine.h. */
 enum td_status bench_engine(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
+
+/* Time to first token, split and not; needs model. */
+enum td_status bench_cluster(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);

@@ -34,6 +34,9 @@ int cli_fail(const char *command, const char *format, ...) __attribute__((format
 const char *cli_router(const char *option);
 struct rpc_client *cli_connect(const char *command, const char *target); /* NULL: said why */
 
+/* Waits until the router knows its model, which it does when a worker is up. False, and said why, after wait_ms. */
+bool cli_wait_ready(const char *command, struct rpc_client *client, int64_t wait_ms);
+
 /* A line of input of any length, without its end; false at the end of input. Free with bytes_free. */
 bool cli_read_line(struct bytes *line);
 void cli_print_json(json_t *object); /* one line on stdout, flushed; takes the reference */

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <utf8proc.h>
 
 #include "cli/cli.h"
@@ -49,6 +50,27 @@ struct rpc_client *cli_connect(const char *command, const char *target)
     if (rpc_client_open(&config, &c, &e))
         cli_fail(command, "%s", e.text);
     return c;
+}
+
+bool cli_wait_ready(const char *command, struct rpc_client *client, int64_t wait_ms)
+{
+    Tandem__V1__ListModelsRequest request = TANDEM__V1__LIST_MODELS_REQUEST__INIT;
+    struct td_error e = {{0}};
+    for (int64_t waited = 0;; waited += 50) {
+        ProtobufCMessage *m = NULL;
+        enum rpc_code code = rpc_unary(client, "/tandem.v1.Tandem/ListModels", &request.base,
+                                       &tandem__v1__list_models_response__descriptor, 5000, &m, &e);
+        bool ready = !code && ((Tandem__V1__ListModelsResponse *)m)->models[0]->max_context_tokens > 0;
+        if (!code)
+            protobuf_c_message_free_unpacked(m, NULL);
+        if (ready)
+            return true;
+        if (waited >= wait_ms) {
+            cli_fail(command, "the cluster is not ready: %s", code ? e.text : "no worker is up");
+            return false;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+    }
 }
 
 bool cli_read_line(struct bytes *line)

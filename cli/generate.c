@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cli/ask.h"
@@ -251,28 +250,6 @@ static int run_prompt(struct session *s, const struct bytes *text)
 
 /* ------------------------------------------------------------------- start */
 
-/* Waits until the router knows its model, which it does when a worker is up. */
-static bool wait_ready(struct session *s, int64_t wait_ms)
-{
-    Tandem__V1__ListModelsRequest request = TANDEM__V1__LIST_MODELS_REQUEST__INIT;
-    struct td_error e = {{0}};
-    for (int64_t waited = 0;; waited += 50) {
-        ProtobufCMessage *m = NULL;
-        enum rpc_code code = rpc_unary(s->client, "/tandem.v1.Tandem/ListModels", &request.base,
-                                       &tandem__v1__list_models_response__descriptor, 5000, &m, &e);
-        bool ready = !code && ((Tandem__V1__ListModelsResponse *)m)->models[0]->max_context_tokens > 0;
-        if (!code)
-            protobuf_c_message_free_unpacked(m, NULL);
-        if (ready)
-            return true;
-        if (waited >= wait_ms) {
-            cli_fail("generate", "the cluster is not ready: %s", code ? e.text : "no worker is up");
-            return false;
-        }
-        nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
-    }
-}
-
 static enum td_status open_local(const struct generate_options *o, struct local **out, struct td_error *e)
 {
     const char *args[64] = {"--model", o->model, "--log-level", "warn"};
@@ -309,7 +286,7 @@ static int run(struct session *s, const char **rest, int n_rest)
     if (!s->o->jsonl && !read_prompt(rest, n_rest, &prompt))
         return 2;
     int exit_code = 1;
-    if (wait_ready(s, s->o->wait_ms))
+    if (cli_wait_ready("generate", s->client, s->o->wait_ms))
         exit_code = s->o->jsonl ? run_jsonl(s) : run_prompt(s, &prompt);
     bytes_free(&prompt);
     return exit_code;
