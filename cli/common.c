@@ -11,13 +11,13 @@ bool cli_options(const char *command, const char *usage, const char *about, cons
                  char **argv, void *values, const char **rest_out, int *n_rest_out, int *exit_out)
 {
     char program[64];
-    char *strings;
+    static char *strings; /* of a config file: borrowed by the values until the process ends */
     struct td_error e = {{0}};
     enum options_action action;
     snprintf(program, sizeof(program), "tandem %s", command);
     const struct options o = {.program = program, .usage = usage, .about = about, .table = table};
     enum td_status s = options_parse(&o, argc, argv, values, rest_out, n_rest_out, &strings, &action, &e);
-    *exit_out = s ? 2 : 0; /* strings of a config file stay until the process ends */
+    *exit_out = s ? 2 : 0;
     if (s)
         fprintf(stderr, "%s: %s\n", program, e.text);
     return !s && action == OPTIONS_RUN;

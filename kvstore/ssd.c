@@ -7,8 +7,8 @@
  *
  * Rejected: one record a block (RocksDB 7.8 reads blobs while it iterates, so opening would read the whole disk); garbage
  * collection always on (it rewrote 15 % of data that is written once and deleted); checking RocksDB's CRC (a tenth of the
- * speed, and it doesn't prove that the value belongs to the key and the layout); direct I/O for flushes (no faster, and a
- * file system without it could not be used).
+ * speed, and it doesn't prove that the value belongs to the key and the layout); direct I/O for flushes (a file system
+ * without it could not be used).
  */
 #include "kvstore/ssd.h"
 

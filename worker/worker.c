@@ -227,7 +227,9 @@ static void on_link(struct worker *w, struct link_mail *mail)
     switch (mail->kind) {
     case LINK_UP:
         log_info(&w->log, "router attached router=%016llx", (unsigned long long)link_router_incarnation(mail->link));
-        send_snapshot(w, mail->link);
+        if (!atomic_load(
+                &w->stopping)) /* else it asks when it misses events; the server of links may be closed already */
+            send_snapshot(w, mail->link);
         break;
     case LINK_GONE:
         log_info(&w->log, "router left router=%016llx", (unsigned long long)link_router_incarnation(mail->link));
