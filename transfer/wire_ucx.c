@@ -1,12 +1,15 @@
 /*
- * The UCX transport: active messages, rendezvous for payloads, one ucp_worker per connection.
+ * The UCX transport: active messages, one ucp_worker per connection; payloads by rendezvous, over tcp eagerly.
  *
  * Why it is built this way (measured with UCX 1.13):
  *  - No put, no get: over tcp they are emulated, and the survivor of a dead initiator may abort. With rendezvous the receiver
  *    names the destination of each payload, so nothing is ever written that was not asked for.
  *    For the same reason TCP_PUT_ENABLE=n: else rendezvous over tcp uses its put in secret, and a peer that dies at the
  *    wrong moment takes this process along (assertion on PUT_TX_WAITING_ACK in tcp_ep.c; seen in 1 kill of 10 on a busy
- *    machine). RNDV_SCHEME=get_zcopy finds no get either, and sends the payload as active messages.
+ *    machine).
+ *  - Over tcp payloads go eagerly and by copy (ZCOPY_THRESH=inf): a rendezvous that a dying peer cuts off completes its
+ *    zero-copy sends twice there (assertion on comp->count in uct_iface.h; 1 kill of 30 on a busy machine), and eager messages
+ *    have no such state. The receiver still says where each payload lands; it costs a copy on each side.
  *  - A worker of its own for each connection: a shared-memory sender that is killed can wedge the worker that it sends to,
  *    for all its other peers and for ever. The listener's worker only accepts.
  *  - Making a worker takes 3 ms and destroying one 1 ms, and names must be resolved: all that happens on a thread of its own
@@ -105,6 +108,7 @@ struct ucx_conn {
     struct op *ops; /* in flight */
     enum td_status error;
     bool error_told, close_asked;
+    enum { PAYLOADS_UNKNOWN, PAYLOADS_EAGER, PAYLOADS_RENDEZVOUS } payloads_by;
     uint64_t close_begin_ns;
 };
 
@@ -207,8 +211,11 @@ static void process_setup(void)
 
 static enum td_status apply_config(ucp_config_t *c, const char *tls, const char *device, struct td_error *error_out)
 {
-    const char *const options[][2] = {
-        {"TLS", tls}, {"NET_DEVICES", device}, {"MAX_RNDV_LANES", "1"}, {"RNDV_SCHEME", "get_zcopy"}};
+    const char *const options[][2] = {{"TLS", tls},
+                                      {"NET_DEVICES", device},
+                                      {"MAX_RNDV_LANES", "1"},
+                                      {"RNDV_SCHEME", "get_zcopy"},
+                                      {"ZCOPY_THRESH", "inf"}};
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
         ucs_status_t s = ucp_config_modify(c, options[i][0], options[i][1]);
         if (s != UCS_OK)
@@ -401,6 +408,19 @@ static void receive_callback(void *request, ucs_status_t status, size_t length, 
     send_callback(request, status, user_data);
 }
 
+static void ucx_transport(struct wire_conn *base, char *out, uint32_t out_bytes);
+
+/* Whether payloads of this connection go over tcp; asked of UCX once, when the first is sent. */
+static bool over_tcp(struct ucx_conn *c)
+{
+    char names[128] = "";
+    if (c->payloads_by == PAYLOADS_UNKNOWN) {
+        ucx_transport(&c->base, names, sizeof(names));
+        c->payloads_by = !strncmp(names, "tcp", 3) ? PAYLOADS_EAGER : PAYLOADS_RENDEZVOUS;
+    }
+    return c->payloads_by == PAYLOADS_EAGER;
+}
+
 static void ucx_send(struct wire_conn *base, const void *header, uint32_t header_len, const void *payload,
                      uint64_t payload_len, wire_done_fn *done, void *arg)
 {
@@ -418,7 +438,7 @@ static void ucx_send(struct wire_conn *base, const void *header, uint32_t header
                                  UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
                              .cb.send = send_callback,
                              .user_data = op,
-                             .flags = payload_len ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER};
+                             .flags = payload_len && !over_tcp(c) ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER};
     if (payload_len && c->w->arena) {
         p.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
         p.memh = c->w->arena;

@@ -86,7 +86,7 @@ def campaign(sig):
             def over():  # calls that ran at the fault on the victim end; others may go on: those move forward
                 with load.lock:
                     return all(load.flying.get(i, [None])[0] != t for i, t in at_fault.items())
-            wait_until(over, max(LIMIT / SLOW, 3) + 10, "calls end")
+            wait_until(over, 13, lambda: f"calls end after {victim.name}: {at_fault} {load.flying} {c.status()}")
             if sig == signal.SIGKILL:
                 victim.start()
             else:
