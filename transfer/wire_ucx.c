@@ -194,11 +194,11 @@ static void give_back_signals(void)
  */
 static void process_setup(void)
 {
-    static const char *const ENV[][2] = {{"UCX_LOG_LEVEL", "error"},         {"UCX_ERROR_SIGNALS", ""},
-                                         {"UCX_MEM_MMAP_HOOK_MODE", "none"}, {"UCX_WARN_UNUSED_ENV_VARS", "n"},
-                                         {"UCX_POSIX_ERROR_HANDLING", "y"},  {"UCX_TCP_CM_REUSEADDR", "y"},
-                                         {"UCX_POSIX_FIFO_SIZE", "128"},     {"UCX_POSIX_SEG_SIZE", "32768"},
-                                         {"UCX_POSIX_RX_BUFS_GROW", "32"},   {"UCX_TCP_PUT_ENABLE", "n"}};
+    static const char *const ENV[][2] = {
+        {"UCX_LOG_LEVEL", "error"},        {"UCX_ERROR_SIGNALS", ""},         {"UCX_MEM_MMAP_HOOK_MODE", "none"},
+        {"UCX_WARN_UNUSED_ENV_VARS", "n"}, {"UCX_POSIX_ERROR_HANDLING", "y"}, {"UCX_TCP_CM_REUSEADDR", "y"},
+        {"UCX_POSIX_FIFO_SIZE", "128"},    {"UCX_POSIX_SEG_SIZE", "32768"},   {"UCX_POSIX_RX_BUFS_GROW", "32"},
+        {"UCX_TCP_PUT_ENABLE", "n"},       {"UCX_TCP_TX_SEG_SIZE", "128K"},   {"UCX_TCP_RX_SEG_SIZE", "256K"}};
     for (size_t i = 0; i < sizeof(ENV) / sizeof(ENV[0]); i++)
         setenv(ENV[i][0], ENV[i][1], 0);
     ucs_log_push_handler(log_handler);
