@@ -89,8 +89,8 @@ struct search {
     uint64_t seed;
     int32_t store;
     struct plan best;
-    bool found, could_fit, had_room;
-    double least_ttft, least_tpot;
+    bool found, could_fit;
+    double best_cost, least_ttft, least_tpot;
 };
 
 static bool meets(const struct policy_request *r, double ttft, double tpot)
@@ -119,21 +119,20 @@ static void consider(struct search *s, uint32_t prefill, uint32_t decode)
         return;
     if (!has_room(d, s->r) || !takes_prompts(p) || (prefill != decode && !has_room(p, s->r)))
         return;
-    s->had_room = true;
     /* decode load breaks the tie that TTFT leaves open */
     double cost = ttft + tpot * (1 + (double)d->reserved_pages / (d->total_pages ? d->total_pages : 1));
-    double best = s->best.ttft_ms; /* cost of the best so far, until the end */
-    bool tie = s->found && cost < best * TIE && best < cost * TIE;
-    bool better = !s->found || (tie ? random_at(s->seed, prefill, decode) & 1 : cost < best);
+    bool tie = s->found && cost < s->best_cost * TIE && s->best_cost < cost * TIE;
+    bool better = !s->found || (tie ? random_at(s->seed, prefill, decode) & 1 : cost < s->best_cost);
     s->found = true;
     if (!better)
         return;
+    s->best_cost = cost;
     s->best = (struct plan){.kind = prefill == decode ? PLAN_AGGREGATED : PLAN_SPLIT,
                             .prefill = prefill,
                             .decode = decode,
                             .store = s->store,
                             .store_blocks = store_blocks,
-                            .ttft_ms = cost,
+                            .ttft_ms = ttft,
                             .tpot_ms = tpot};
 }
 
@@ -185,7 +184,5 @@ struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers
     }
     if (!s.found)
         return refuse(&s);
-    uint32_t ignored; /* best.ttft_ms held the cost; say the prediction */
-    s.best.ttft_ms = predict_ttft(&workers[s.best.prefill], s.store < 0 ? NULL : &workers[s.store], request, &ignored);
     return s.best;
 }

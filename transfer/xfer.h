@@ -27,8 +27,9 @@
  * Threads: one thread "xfer" owns all of it; the functions here may be called from any thread and only enqueue; callbacks
  * come on the xfer thread and must not block. Errors: nothing here aborts on what a peer does.
  *
- * Backends: XFER_UCX (one ucp_worker per peer, active messages with rendezvous) and XFER_LOOPBACK (between xfers of one
- * process, found by address in the given hub). Both run the same protocol code over transfer/wire.h.
+ * Backends: XFER_UCX (one ucp_worker per connection; active messages, by rendezvous over shared memory, eager over tcp) and
+ * XFER_LOOPBACK (between xfers of one process, found by address in the given hub). Both run the same protocol code over
+ * transfer/wire.h.
  */
 #pragma once
 
