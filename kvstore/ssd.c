@@ -81,7 +81,7 @@ struct ssd {
 
     struct mailbox ops;
     pthread_t writer;
-    bool is_writer_up, is_changed;                   /* is_changed: since the directory was last measured */
+    bool is_writer_up, is_changed;                   /* is_changed: the directory, since tidy */
     uint64_t since_bytes, reopened_ns, fruitless_ns; /* fruitless_ns: of the last reclaim, if it gave too little */
 
     pthread_mutex_t read_lock; /* a list that several threads take from: a mailbox has one reader */
@@ -134,7 +134,6 @@ static void measure(struct ssd *s)
     closedir(d);
     atomic_store(&s->dir_bytes, sum);
     s->since_bytes = 0;
-    s->is_changed = false;
 }
 
 /* What the directory may measure: as configured, and a reserve of the file system is left free. */
@@ -384,11 +383,10 @@ static bool fits(struct ssd *s, uint64_t need, uint64_t *excess_out)
     return size <= limit;
 }
 
-static bool has_room(struct ssd *s)
+/* Room for need bytes more; 0: what lies there is within the limit. At most one fruitless reclaim in RECLAIM_EVERY_NS. */
+static bool make_room(struct ssd *s, uint64_t need)
 {
-    uint64_t need = s->page_bytes + BLOCK_HEADER_BYTES, now = clock_now(s->config.clock), excess;
-    if (s->since_bytes >= s->memtable_bytes / 2)
-        measure(s);
+    uint64_t now = clock_now(s->config.clock), excess;
     if (fits(s, need, &excess))
         return true;
     measure(s);
@@ -401,6 +399,23 @@ static bool has_room(struct ssd *s)
             s->config.callbacks.on_over(s->config.callbacks.user, excess + limit_bytes(s) / SLACK);
     }
     return !excess;
+}
+
+static bool has_room(struct ssd *s)
+{
+    if (s->since_bytes >= s->memtable_bytes / 2)
+        measure(s);
+    return make_room(s, s->page_bytes + BLOCK_HEADER_BYTES);
+}
+
+/* When there is nothing to do: RocksDB goes on writing for a while after the last change, and that may be too much. */
+static void tidy(struct ssd *s)
+{
+    measure(s);
+    s->is_changed =
+        s->db && (property(s, "rocksdb.num-running-flushes") || property(s, "rocksdb.num-running-compactions"));
+    if (s->db)
+        make_room(s, 0);
 }
 
 /* After an error that RocksDB doesn't mend by itself. Disk full it does, 5 s after there is room. */
@@ -460,7 +475,7 @@ static void *write_loop(void *arg)
         struct mail *m = mailbox_take(&s->ops);
         if (!m) {
             if (s->is_changed)
-                measure(s);
+                tidy(s);
             mailbox_wait(&s->ops, IDLE_MS);
         }
         for (struct mail *next; m; m = next) {
