@@ -74,6 +74,8 @@ static void connect_peer(struct peer *p)
                                            .user = t};
     set_state(p, PEER_CONNECTING);
     p->heard_ns = clock_now(&r->clock);
+    p->n_said = p->n_heard = 0;
+    p->unheard_ns = 0;
     if (rpc_call_start(p->client, &params, &p->call)) {
         free(t);
         set_state(p, PEER_LOST);
@@ -104,6 +106,7 @@ struct peer *peer_open(struct router *r, const char *address, uint32_t holder)
     const struct rpc_client_config c = {.target = p->address,
                                         .max_message_bytes = LINK_MAX_MESSAGE_BYTES,
                                         .max_queued_bytes = LINK_MAX_MESSAGE_BYTES,
+                                        .faults = r->faults,
                                         .log = &r->log};
     if (rpc_client_open(&c, &p->client, &e)) {
         log_error(&r->log, "worker address can't be used peer=%s text='%s'", address, e.text);
@@ -125,8 +128,9 @@ void peer_disconnect(struct peer *p)
     p->client = NULL;
 }
 
-void peer_send(struct peer *p, const Tandem__Worker__V1__RouterMessage *m)
+void peer_send(struct peer *p, Tandem__Worker__V1__RouterMessage *m)
 {
+    m->number = ++p->n_said;
     if (p->call && rpc_call_send(p->call, &m->base) == TD_ERR_NO_SPACE)
         rpc_call_cancel(p->call); /* it does not read: lost, in a moment */
 }
@@ -337,8 +341,25 @@ static void on_events(struct peer *p, ProtobufCBinaryData b)
     p->next_event = h.first_sequence + h.count;
 }
 
+/* Whether the worker hears us: what was said a silence ago must have come by now. */
+static bool is_heard(struct peer *p, uint32_t heard)
+{
+    uint64_t now = p->heard_ns, patience = (uint64_t)p->router->options.silence_ms * NS_PER_MS;
+    if (heard == p->n_said) {
+        p->unheard_ns = 0;
+    } else if (!p->unheard_ns || heard >= p->unheard) {
+        p->unheard_ns = now;
+        p->unheard = p->n_said;
+    }
+    return !p->unheard_ns || now < p->unheard_ns + patience;
+}
+
 static void on_load(struct peer *p, const Tandem__Worker__V1__Load *l)
 {
+    if (!is_heard(p, l->heard)) {
+        peer_gone(p, "it does not hear us");
+        return;
+    }
     p->load = *l;
     copy_text(p->transport, sizeof(p->transport), l->transport);
     p->load.transport = (ProtobufCBinaryData){0, NULL};
@@ -350,6 +371,10 @@ void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m)
     struct router *r = p->router;
     struct request *q;
     p->heard_ns = clock_now(&r->clock);
+    if (m->number != ++p->n_heard) {
+        peer_gone(p, "a message is missing or doubled");
+        return;
+    }
     if ((p->state == PEER_READY) == (m->kind_case == TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_HELLO)) {
         peer_gone(p, "its messages are out of order");
         return;

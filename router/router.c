@@ -32,6 +32,8 @@ const struct option ROUTER_OPTIONS[] = {
     {"queue-tokens", OPT_INT, AT(queue_tokens), "1000000", NULL, 1, 1e12, "prompt tokens that may wait"},
     {"queue-requests", OPT_INT, AT(queue_requests), "4096", NULL, 1, 1e9, "requests that may wait"},
     {"max-message-bytes", OPT_BYTES, AT(max_message_bytes), "4M", NULL, 1024, 256 << 20, "largest client message"},
+    {"faults", OPT_STRING, AT(faults), NULL, "SCRIPT", 0, 0,
+     "tests: messages to workers go wrong by script; syntax: base/fault.h"},
     {"log-level", OPT_CHOICE, AT(log_level), "info", "error|warn|info|debug", 0, 0, "what is logged, to stderr"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
@@ -368,7 +370,10 @@ enum td_status router_open(const struct router_options *options, struct router *
     r->index = index_open();
     r->metrics = metrics_open();
     r->counters = metrics_add(r->metrics, METRIC_INFO, sizeof(METRIC_INFO) / sizeof(METRIC_INFO[0]), NULL);
-    enum td_status s = open_model(r, error_out);
+    enum td_status s = faults_open(r->options.faults, &r->log, &r->faults, error_out);
+    faults_export(r->faults, r->metrics);
+    if (!s)
+        s = open_model(r, error_out);
     if (!s)
         s = open_peers(r, error_out);
     if (!s)
@@ -398,6 +403,7 @@ void router_close(struct router *r)
         free(r->peers[i]);
     metrics_http_close(r->metrics_http);
     metrics_close(r->metrics);
+    faults_close(r->faults);
     index_close(r->index);
     tokenizer_close(r->tokenizer);
     chat_template_close(r->chat);

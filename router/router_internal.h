@@ -121,6 +121,9 @@ struct peer { /* a worker or store; owner thread */
     struct rpc_call *call;
     uint64_t epoch; /* of the call: mail of an older one is dropped */
     uint64_t retry_ns, heard_ns, next_event;
+    uint32_t n_said, n_heard; /* messages of this call, each way */
+    uint32_t unheard;         /* up to here the worker had not heard, at unheard_ns; 0 ns: it has heard all */
+    uint64_t unheard_ns;
     enum worker_role role;
     char name[64], xfer_address[128], transport[64], why[256];
     uint32_t pid;
@@ -160,6 +163,7 @@ struct router {
     struct metrics_set *counters;
     struct metrics_http *metrics_http;
     char metrics_address[64];
+    struct faults *faults; /* NULL: none */
     struct mailbox mailbox;
     _Atomic bool stopping, forced;
 
@@ -213,7 +217,7 @@ void peer_disconnect(struct peer *p); /* for good: no mail of it comes afterward
 void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m);
 void peer_gone(struct peer *p, const char *why);
 void peer_tick(struct peer *p, uint64_t now);
-void peer_send(struct peer *p, const Tandem__Worker__V1__RouterMessage *m);
+void peer_send(struct peer *p, Tandem__Worker__V1__RouterMessage *m); /* numbers it */
 
 struct note *note_new(enum note_kind kind);
 struct request *router_find(struct router *r, const Tandem__Worker__V1__TransferId *id);

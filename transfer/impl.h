@@ -93,15 +93,16 @@ struct conn {
     struct wire_conn *wire;
     enum conn_state state;
     enum td_status why; /* of LEAVING and CLOSING */
-    bool was_up;
+    bool was_up, is_stalled;
     struct target *target;  /* NULL: accepted */
     struct xfer_peer *peer; /* while or after it was up */
 
-    uint8_t hello_ours[PROTO_HELLO_MAX], hello_theirs[PROTO_HELLO_MAX];
+    uint8_t hello_ours[PROTO_HELLO_MAX + PROTO_SEAL_BYTES], hello_theirs[PROTO_HELLO_MAX];
     uint32_t hello_ours_len, hello_theirs_len;
     uint64_t incarnation; /* theirs */
     char name[PROTO_NAME_MAX + 1];
 
+    uint32_t n_said, n_heard;   /* sealed messages */
     uint64_t heard_ns, beat_ns; /* last message in; next heartbeat out */
     uint64_t deadline_ns;       /* of handshake and leave */
 
@@ -200,6 +201,7 @@ struct pull {
     uint32_t n_final, tail_len;
     uint8_t tail[PROTO_TAIL_MAX];
     enum td_status end_status;
+    uint64_t moved_ns; /* when bytes that were asked for last came, or were first asked for */
     uint64_t bytes, first_announce_ns, last_announce_ns;
 };
 
@@ -212,7 +214,7 @@ struct ended { /* a lease that was: so that a late pull is told by name */
 
 struct counters {
     _Atomic uint64_t bytes_in, bytes_out, pages_in, pages_out, pulls_ok, pulls_failed, checksum_errors, refused_stale,
-        not_yet, messages_dropped;
+        not_yet, stalled, messages_dropped;
     _Atomic uint32_t leases_open, pulls_open, peers_up;
 };
 
@@ -281,9 +283,10 @@ static inline bool conn_is_up(const struct conn *c)
 {
     return c && c->state == CONN_UP;
 }
-static inline void conn_say(struct conn *c, const void *header, uint32_t len)
+/* message: room for its seal behind it. */
+static inline void conn_say(struct conn *c, uint8_t *message, uint32_t len)
 {
-    wire_send(c->wire, header, len, NULL, 0, NULL, NULL);
+    wire_send(c->wire, message, proto_seal(message, len, ++c->n_said), NULL, 0, NULL, NULL);
 }
 
 /* lease.c */

@@ -336,7 +336,7 @@ static void send_message(struct conn *c, uint16_t kind, const uint8_t *data, uin
         uint32_t n = len - at < PROTO_USER_PART ? len - at : PROTO_USER_PART;
         uint32_t size = proto_put_user(out, kind, len, at, len ? data + at : NULL, n);
         c->n_parts_out++;
-        wire_send(c->wire, out, size, NULL, 0, part_sent, c);
+        wire_send(c->wire, out, proto_seal(out, size, ++c->n_said), NULL, 0, part_sent, c);
         at += n;
     } while (at < len);
 }
@@ -417,7 +417,14 @@ static void on_message(void *user, const uint8_t *header, uint32_t len)
     struct td_error error = {""};
     if (c->state == CONN_CLOSING)
         return;
-    enum td_status s = proto_decode(header, len, &m, &error);
+    enum td_status s = proto_unseal(header, &len, ++c->n_heard, &error);
+    if (s) { /* the network's doing, so it is worth another connection */
+        if (c->state < CONN_LEAVING)
+            log_warn(c->x->config.log, "connection is unsound peer=%s reason=%s", c->name, error.text);
+        conn_close(c, TD_ERR_PEER_LOST);
+        return;
+    }
+    s = proto_decode(header, len, &m, &error);
     if (s) {
         if (c->state < CONN_LEAVING)
             conn_refuse(c, s, error.text);
@@ -479,6 +486,10 @@ void conn_timer(struct conn *c)
             due_at(x, c->deadline_ns);
         return;
     }
+    if (c->is_stalled) {
+        conn_close(c, TD_ERR_PEER_LOST);
+        return;
+    }
     uint64_t silent_at = c->heard_ns + x->config.silence_ns;
     if (x->now_ns >= silent_at) {
         log_warn(x->config.log, "peer is silent peer=%s ms=%llu", c->name,
@@ -487,7 +498,7 @@ void conn_timer(struct conn *c)
         return;
     }
     if (x->now_ns >= c->beat_ns) {
-        uint8_t out[8];
+        uint8_t out[WIRE_HEADER_MAX];
         conn_say(c, out, proto_put_heartbeat(out));
         c->beat_ns = x->now_ns + x->config.heartbeat_ns;
     }

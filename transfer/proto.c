@@ -4,9 +4,33 @@
 #include <openssl/hmac.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "base/endian.h"
 #include "base/mem.h"
+
+/* --------------------------------------------------------------------- seal */
+
+uint32_t proto_seal(uint8_t *message, uint32_t len, uint32_t number)
+{
+    put_u32(message + len, number);
+    put_u32(message + len + 4, (uint32_t)XXH3_64bits(message, len + 4));
+    return len + PROTO_SEAL_BYTES;
+}
+
+enum td_status proto_unseal(const uint8_t *data, uint32_t *len_bytes, uint32_t number, struct td_error *error_out)
+{
+    uint32_t len = *len_bytes - PROTO_SEAL_BYTES;
+    if (*len_bytes < 8 + PROTO_SEAL_BYTES)
+        return td_fail(error_out, TD_ERR_PROTOCOL, "transfer message: short (%u bytes)", *len_bytes);
+    if (get_u32(data + len + 4) != (uint32_t)XXH3_64bits(data, len + 4))
+        return td_fail(error_out, TD_ERR_PROTOCOL, "transfer message: damaged (%u bytes)", *len_bytes);
+    if (get_u32(data + len) != number)
+        return td_fail(error_out, TD_ERR_PROTOCOL, "transfer message: number %u instead of %u", get_u32(data + len),
+                       number);
+    *len_bytes = len;
+    return TD_OK;
+}
 
 /* ------------------------------------------------------------------- encode */
 

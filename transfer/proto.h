@@ -3,7 +3,7 @@
  * are 0 and lengths exact, or the message is refused. Decoding is total: any bytes give a status, and what a decoded
  * message points to lies inside those bytes.
  *
- * HELLO      0 u16 1      2 u16 version (1)  4 u32 name_len (0..63)   8 u64 incarnation
+ * HELLO      0 u16 1      2 u16 version (2)  4 u32 name_len (0..63)   8 u64 incarnation
  *           16 nonce[16] 32 kv_layout[24]   56 name[name_len]
  * AUTH       0 u16 2      2 u16 0            4 u32 0                  8 mac[32]
  * HEARTBEAT  0 u16 3      2 u16 0            4 u32 0
@@ -21,6 +21,11 @@
  *
  * id is u64 incarnation, u64 counter. A user message longer than one header travels as consecutive USER parts.
  *
+ * Every message but DATA is sealed: 8 bytes follow it, u32 number (of the sender's sealed messages on this connection, from 1)
+ * and u32 check (the low half of XXH3-64 over the message and the number). So one that was lost, doubled, overtaken, cut short or
+ * damaged is noticed with the next one, a heartbeat at the latest, and ends the connection. DATA has no order among them, and
+ * its checksum covers all of its fields.
+ *
  * The mac of AUTH is HMAC-SHA-256(secret, "tandem-xfer-1" || role || HELLO of the connecting side || HELLO of the other),
  * role being 'c' for the connecting side and 'a' for the accepting one, so neither side can be made to answer for the
  * other, and name, layout and version are proved together with nonces and incarnations.
@@ -36,7 +41,8 @@
 #include "transfer/xfer.h"
 
 enum {
-    PROTO_VERSION = 1,
+    PROTO_VERSION = 2,
+    PROTO_SEAL_BYTES = 8,
     PROTO_NAME_MAX = 63,
     PROTO_NONCE_BYTES = 16,
     PROTO_MAC_BYTES = 32,
@@ -44,7 +50,7 @@ enum {
     PROTO_TAIL_MAX = 256,
     PROTO_HELLO_MAX = 56 + PROTO_NAME_MAX,
     PROTO_USER_HEADER = 16,
-    PROTO_USER_PART = WIRE_HEADER_MAX - PROTO_USER_HEADER,
+    PROTO_USER_PART = WIRE_HEADER_MAX - PROTO_USER_HEADER - PROTO_SEAL_BYTES,
     PROTO_USER_MAX = 16 << 20, /* bytes of one user message */
     PROTO_PAGES_MAX = 1 << 20, /* pages of one transfer */
     PROTO_LAYERS_MAX = 1024,
@@ -133,7 +139,12 @@ struct proto_msg { /* decoded; pointers lie in the bytes given */
 /* TD_ERR_PROTOCOL, or TD_ERR_VERSION for a HELLO of another version or layout version; error_out names the field. */
 enum td_status proto_decode(const uint8_t *data, size_t len_bytes, struct proto_msg *out, struct td_error *error_out);
 
-/* Each writes at most WIRE_HEADER_MAX bytes and returns how many. */
+/* Appends the seal; len is without it, the new length is returned. */
+uint32_t proto_seal(uint8_t *message, uint32_t len, uint32_t number);
+/* Without its seal; TD_ERR_PROTOCOL: damaged, or not the one that was due. */
+enum td_status proto_unseal(const uint8_t *data, uint32_t *len_bytes, uint32_t number, struct td_error *error_out);
+
+/* Each writes at most WIRE_HEADER_MAX - PROTO_SEAL_BYTES bytes and returns how many. */
 uint32_t proto_put_hello(uint8_t *out, const struct proto_hello *m);
 uint32_t proto_put_auth(uint8_t *out, const uint8_t mac[PROTO_MAC_BYTES]);
 uint32_t proto_put_heartbeat(uint8_t *out);

@@ -246,6 +246,27 @@ void xfer_pull_cancel(struct xfer *x, struct xfer_id id)
     command_push(x, &c->head);
 }
 
+/* Longer than silence, which tells first if it is the peer that is gone. */
+static uint64_t stall_ns(const struct xfer *x)
+{
+    return 2 * x->config.silence_ns;
+}
+
+/* The holder lives and says nothing against it, but the bytes don't come. What is half here is only safe behind a close. */
+static void pull_stalled(struct xfer *x, struct pull *p)
+{
+    log_warn(x->config.log, "pull is stalled req=%llx-%llu address=%s asked_bytes=%llu arriving=%u",
+             (unsigned long long)p->node.id.incarnation, (unsigned long long)p->node.id.counter, p->target->address,
+             (unsigned long long)p->asked_bytes, p->arriving);
+    atomic_fetch_add(&x->counters.stalled, 1);
+    if (!p->arriving) {
+        pull_drain(x, p, TD_ERR_PEER_LOST, true);
+        return;
+    }
+    p->conn->is_stalled = true; /* its timer closes it: here others of its pulls would go while they are being walked */
+    due_at(x, x->now_ns);
+}
+
 void pull_timer(struct xfer *x, struct pull *p)
 {
     if (p->state == PULL_DRAINING)
@@ -258,6 +279,13 @@ void pull_timer(struct xfer *x, struct pull *p)
     due_at(x, p->params.deadline_ns);
     if (p->state == PULL_WAITING)
         return;
+    if (p->asked_bytes || p->arriving) {
+        if (x->now_ns >= p->moved_ns + stall_ns(x)) {
+            pull_stalled(x, p);
+            return;
+        }
+        due_at(x, p->moved_ns + stall_ns(x));
+    }
     if (x->now_ns >= p->open_ns)
         send_open(x, p, touch_ns(x));
     due_at(x, p->open_ns);
@@ -436,8 +464,11 @@ static uint64_t pull_ask(struct conn *c, struct pull *p, uint64_t credit)
         m.generations[i] = p->pages[m.first + i].generation;
         bits_set(page_bits(c->x, p, m.first + i, ASKED), m.layer_begin, m.layer_end);
     }
+    if (!p->asked_bytes && !p->arriving)
+        p->moved_ns = c->x->now_ns;
     p->asked_bytes += bytes;
     c->in_bytes += bytes;
+    due_at(c->x, p->moved_ns + stall_ns(c->x));
     uint8_t out[WIRE_HEADER_MAX];
     conn_say(c, out, proto_put_unit(out, MSG_PULL, &m));
     return bytes;
@@ -490,6 +521,7 @@ void *pull_on_payload(struct conn *c, const struct proto_data *d, uint64_t paylo
     bits_set(page_bits(x, p, d->index, LANDED), d->layer_begin, d->layer_end);
     p->asked_bytes -= len;
     p->arriving++;
+    p->moved_ns = x->now_ns;
     struct arrival *a = mem_zalloc(sizeof(*a));
     *a = (struct arrival){p, *d, len};
     *token_out = a;
@@ -533,6 +565,7 @@ void pull_on_payload_done(struct conn *c, void *token, enum td_status status)
     struct arrival *a = token;
     struct pull *p = a->pull;
     p->arriving--;
+    p->moved_ns = x->now_ns;
     c->in_bytes -= a->len;
     if (!status)
         c->heard_ns = x->now_ns;

@@ -22,6 +22,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/clock.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/status.h"
 
@@ -79,8 +81,11 @@ struct wire_config {
     struct wire_events events;
 };
 
-enum td_status wire_ucx_open(const struct wire_config *config, struct wire **out, struct td_error *error_out);
-enum td_status wire_loopback_open(const struct wire_config *config, struct wire **out, struct td_error *error_out);
+typedef enum td_status wire_open_fn(const struct wire_config *config, struct wire **out, struct td_error *error_out);
+wire_open_fn wire_ucx_open, wire_loopback_open;
+/* One of the others, with faults made on purpose. faults and clock borrowed. */
+enum td_status wire_fault_open(const struct wire_config *config, wire_open_fn *open_inner, struct faults *faults,
+                               const struct clock *clock, struct wire **out, struct td_error *error_out);
 
 static inline struct wire_conn *wire_connect(struct wire *w, const char *address, void *user)
 {

@@ -166,18 +166,29 @@ static void ask_for_short_slices(void)
     syscall(SYS_sched_setattr, 0, &attr, 0);
 }
 
+static bool turn(struct xfer *x)
+{
+    begin_turn(x);
+    bool any = run_commands(x);
+    any |= wire_progress(x->wire);
+    any |= pump(x);
+    run_timers(x);
+    return any;
+}
+
+static bool is_over(const struct xfer *x)
+{
+    return x->stopping && !x->conns && !x->leases && !x->pulls;
+}
+
 static void *run(void *arg)
 {
     struct xfer *x = arg;
     ask_for_short_slices();
     uint64_t busy_ns = 0;
     for (;;) {
-        begin_turn(x);
-        bool any = run_commands(x);
-        any |= wire_progress(x->wire);
-        any |= pump(x);
-        run_timers(x);
-        if (x->stopping && !x->conns && !x->leases && !x->pulls)
+        bool any = turn(x);
+        if (is_over(x))
             return NULL;
         if (any)
             busy_ns = x->now_ns;
@@ -268,17 +279,19 @@ enum td_status xfer_open(const struct xfer_config *config, struct xfer **out, st
                             .log = config->log,
                             .events = PEER_WIRE_EVENTS};
     w.events.user = x;
+    wire_open_fn *open_wire = config->backend == XFER_UCX ? wire_ucx_open : wire_loopback_open;
     s = x->epoll_fd < 0 ? td_fail(error_out, TD_ERR_IO, "xfer: no epoll descriptor") : TD_OK;
     if (!s)
-        s = config->backend == XFER_UCX ? wire_ucx_open(&w, &x->wire, error_out)
-                                        : wire_loopback_open(&w, &x->wire, error_out);
+        s = config->faults ? wire_fault_open(&w, open_wire, config->faults, config->clock, &x->wire, error_out)
+                           : open_wire(&w, &x->wire, error_out);
     if (s) {
         xfer_free(x);
         return s;
     }
     watch(x, x->wire->fd);
     watch(x, mailbox_fd(&x->commands));
-    x->thread = thread_start("xfer", run, x);
+    if (!config->is_driven)
+        x->thread = thread_start("xfer", run, x);
     *out = x;
     return TD_OK;
 }
@@ -292,14 +305,35 @@ static void run_stop(struct xfer *x, struct command *c)
     conn_leave_all(x);
 }
 
+bool xfer_step(struct xfer *x, uint64_t *due_ns_out)
+{
+    bool any = turn(x);
+    int ms = wire_arm(x->wire);
+    *due_ns_out = x->due_ns;
+    if (ms >= 0 && x->now_ns + (uint64_t)ms * NS_PER_MS < x->due_ns)
+        *due_ns_out = x->now_ns + (uint64_t)ms * NS_PER_MS;
+    return any;
+}
+
+bool xfer_stop(struct xfer *x)
+{
+    if (!x->stopping)
+        run_stop(x, NULL);
+    return is_over(x);
+}
+
 void xfer_close(struct xfer *x)
 {
     if (!x)
         return;
-    struct command *stop = mem_zalloc(sizeof(*stop));
-    stop->run = run_stop;
-    command_push(x, stop);
-    pthread_join(x->thread, NULL);
+    if (x->config.is_driven) {
+        assert(is_over(x));
+    } else {
+        struct command *stop = mem_zalloc(sizeof(*stop));
+        stop->run = run_stop;
+        command_push(x, stop);
+        pthread_join(x->thread, NULL);
+    }
     x->now_ns = clock_now(x->config.clock);
     run_commands(x); /* made by the last callbacks: answered with "cancelled", sends dropped */
     xfer_free(x);
@@ -324,6 +358,7 @@ struct xfer_stats xfer_stats(struct xfer *x)
                                .checksum_errors = atomic_load(&c->checksum_errors),
                                .refused_stale = atomic_load(&c->refused_stale),
                                .not_yet = atomic_load(&c->not_yet),
+                               .stalled = atomic_load(&c->stalled),
                                .messages_dropped = atomic_load(&c->messages_dropped),
                                .leases_open = atomic_load(&c->leases_open),
                                .pulls_open = atomic_load(&c->pulls_open),

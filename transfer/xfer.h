@@ -37,6 +37,7 @@
 #include <stdint.h>
 
 #include "base/clock.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "proto/wire/kv_layout.h"
@@ -55,7 +56,7 @@ struct xfer_id {
 
 struct xfer_stats { /* a snapshot; sums since start */
     uint64_t bytes_in, bytes_out, pages_in, pages_out;
-    uint64_t pulls_ok, pulls_failed, checksum_errors, refused_stale, not_yet, messages_dropped;
+    uint64_t pulls_ok, pulls_failed, checksum_errors, refused_stale, not_yet, stalled, messages_dropped;
     uint32_t leases_open, pulls_open, peers_up;
 };
 
@@ -82,6 +83,8 @@ struct xfer_config {
     uint64_t arena_bytes;
     uint64_t heartbeat_ns, silence_ns; /* 0: 250 ms and 1 s */
     uint32_t max_inflight_bytes;       /* per peer and direction; 0: 32 MiB */
+    struct faults *faults;             /* borrowed; NULL: none */
+    bool is_driven; /* no thread of its own: the caller calls xfer_step, which makes runs that replay exactly */
     const struct clock *clock;
     const struct log *log;
     struct xfer_callbacks callbacks;
@@ -92,8 +95,13 @@ void xfer_hub_close(struct xfer_hub *hub); /* after all its xfers */
 
 /* Starts the threads and listens. TD_ERR_IO names the address. */
 enum td_status xfer_open(const struct xfer_config *config, struct xfer **out, struct td_error *error_out);
-/* Ends every lease and pull (TD_ERR_CANCELLED), says goodbye, joins the threads. NULL is fine. */
+/* Ends every lease and pull (TD_ERR_CANCELLED), says goodbye, joins the threads. NULL is fine. Driven: after xfer_stop. */
 void xfer_close(struct xfer *x);
+
+/* Driven only, on one thread: a turn that never waits; true if anything happened. Else nothing will before *due_ns_out. */
+bool xfer_step(struct xfer *x, uint64_t *due_ns_out);
+/* Driven only: begins what xfer_close does. True once all is over: step until then. */
+bool xfer_stop(struct xfer *x);
 
 const char *xfer_address(const struct xfer *x); /* where it listens, port filled in; "" if it does not */
 struct xfer_stats xfer_stats(struct xfer *x);

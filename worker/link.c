@@ -16,6 +16,9 @@ struct link {
     struct rpc_call *call;
     uint64_t incarnation;
     bool up;
+    _Atomic uint32_t n_heard;
+    pthread_mutex_t lock; /* numbering and queueing are one step: engine, beat and rpc threads send */
+    uint32_t n_said;
 };
 
 struct link_server {
@@ -45,6 +48,7 @@ void link_unref(struct link *link)
 {
     if (link && atomic_fetch_sub(&link->refs, 1) == 1) {
         rpc_call_unref(link->call);
+        pthread_mutex_destroy(&link->lock);
         free(link);
     }
 }
@@ -71,9 +75,25 @@ static void deliver(struct link *link, enum link_mail_kind kind, Tandem__Worker_
     link->server->config.deliver(link->server->config.user, mail);
 }
 
+static enum td_status send_numbered(struct link *link, const Tandem__Worker__V1__WorkerMessage *message)
+{
+    Tandem__Worker__V1__WorkerMessage m = *message;
+    Tandem__Worker__V1__Load load;
+    if (m.kind_case == TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_LOAD) {
+        load = *m.load;
+        load.heard = atomic_load(&link->n_heard);
+        m.load = &load;
+    }
+    pthread_mutex_lock(&link->lock);
+    m.number = ++link->n_said;
+    enum td_status status = rpc_call_send(link->call, &m.base);
+    pthread_mutex_unlock(&link->lock);
+    return status;
+}
+
 void link_send(struct link *link, const Tandem__Worker__V1__WorkerMessage *message)
 {
-    if (rpc_call_send(link->call, &message->base) == TD_ERR_NO_SPACE) {
+    if (send_numbered(link, message) == TD_ERR_NO_SPACE) {
         log_error(link->server->config.log, "router does not read; cut off router=%016llx",
                   (unsigned long long)link->incarnation);
         rpc_call_abort(link->call, RPC_RESOURCE_EXHAUSTED, "worker's queue to this router is full");
@@ -92,6 +112,7 @@ static void on_open(struct rpc_call *call, void *user)
 {
     struct link *link = mem_zalloc(sizeof(*link));
     atomic_init(&link->refs, 1);
+    pthread_mutex_init(&link->lock, NULL);
     link->server = user;
     link->call = rpc_call_ref(call);
     rpc_call_set_user(call, link);
@@ -134,6 +155,12 @@ static void on_message(struct rpc_call *call, const ProtobufCMessage *base)
     struct link *link = rpc_call_user(call);
     const Tandem__Worker__V1__RouterMessage *m = (const Tandem__Worker__V1__RouterMessage *)base;
     bool hello = m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_HELLO;
+    if (m->number != atomic_fetch_add(&link->n_heard, 1) + 1) {
+        log_warn(link->server->config.log, "stream is unsound: a message is missing or doubled router=%016llx",
+                 (unsigned long long)link->incarnation);
+        rpc_call_finish(call, RPC_DATA_LOSS, "number: a message is missing or doubled", 0);
+        return;
+    }
     if (hello == link->up || m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND__NOT_SET) {
         rpc_call_finish(call, RPC_INVALID_ARGUMENT, "kind: the first message is a hello, and only the first", 0);
         return;
@@ -187,6 +214,7 @@ enum td_status link_server_open(const struct link_server_config *config, struct 
                                           .n_methods = 1,
                                           .max_message_bytes = LINK_MAX_MESSAGE_BYTES,
                                           .max_queued_bytes = LINK_MAX_MESSAGE_BYTES,
+                                          .faults = config->faults,
                                           .log = config->log,
                                           .user = s};
     enum td_status status = rpc_server_open(&rpc, &s->rpc, error_out);

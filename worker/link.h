@@ -30,6 +30,7 @@ struct link_server;
 struct link_server_config {
     const char *listen;
     const char *secret;
+    struct faults *faults; /* borrowed; NULL: none */
     const struct log *log;
     /* On an rpc thread: takes the mail over. */
     void (*deliver)(void *user, struct link_mail *mail);

@@ -45,6 +45,8 @@ const struct option WORKER_OPTIONS[] = {
     {"max-batch", OPT_INT, AT(max_batch), "64", NULL, 1, 4096, "sequences computed together"},
     {"max-rows", OPT_INT, AT(max_rows), "512", NULL, 1, 65536, "tokens of one step"},
     {"chunk-tokens", OPT_INT, AT(chunk_tokens), "256", NULL, 1, 65536, "most prompt tokens of one sequence in a step"},
+    {"faults", OPT_STRING, AT(faults), NULL, "SCRIPT", 0, 0,
+     "tests: wire and messages go wrong by script; syntax: base/fault.h"},
     {"log-level", OPT_CHOICE, AT(log_level), "info", "error|warn|info|debug", 0, 0, "what is logged, to stderr"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
@@ -375,6 +377,7 @@ static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struc
                             .secret = o->secret,
                             .layout = &w->geometry.layout,
                             .silence_ns = (uint64_t)o->silence_ms * NS_PER_MS,
+                            .faults = w->faults,
                             .clock = &w->clock,
                             .log = &w->log,
                             .callbacks = {.user = w, .on_message = wire_on_message}};
@@ -382,8 +385,13 @@ static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struc
     enum td_status s = xfer_open(&x, &w->xfer, e);
     if (!s && o->metrics_listen)
         s = metrics_http_open(w->metrics, o->metrics_listen, &w->metrics_http, w->metrics_address, e);
-    const struct link_server_config l = {
-        .listen = o->listen, .secret = o->secret, .log = &w->log, .deliver = deliver, .hello = hello, .user = w};
+    const struct link_server_config l = {.listen = o->listen,
+                                         .secret = o->secret,
+                                         .faults = w->faults,
+                                         .log = &w->log,
+                                         .deliver = deliver,
+                                         .hello = hello,
+                                         .user = w};
     return s ? s : link_server_open(&l, &w->links, e);
 }
 
@@ -404,7 +412,10 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
     pthread_mutex_init(&w->load_lock, NULL);
     w->metrics = metrics_open();
     w->counters = metrics_add(w->metrics, METRIC_INFO, sizeof(METRIC_INFO) / sizeof(METRIC_INFO[0]), NULL);
-    enum td_status s = open_engine(w, error_out);
+    enum td_status s = faults_open(w->options.faults, &w->log, &w->faults, error_out);
+    faults_export(w->faults, w->metrics);
+    if (!s)
+        s = open_engine(w, error_out);
     if (!s)
         s = open_network(w, config->hub, error_out);
     if (s) {
@@ -436,6 +447,7 @@ void worker_close(struct worker *w)
     kernels_close(w->kernels);
     model_close(w->model);
     metrics_close(w->metrics);
+    faults_close(w->faults);
     mailbox_fini(&w->mailbox);
     pthread_mutex_destroy(&w->load_lock);
     free(w->out);

@@ -97,6 +97,7 @@ struct worker {
     struct metrics_set *counters;
     struct metrics_http *metrics_http;
     char metrics_address[64];
+    struct faults *faults; /* NULL: none */
     struct mailbox mailbox;
 
     struct leg *legs;

@@ -26,6 +26,7 @@
 
 #include <protobuf-c/protobuf-c.h>
 
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/status.h"
 
@@ -100,6 +101,7 @@ struct rpc_server_config {
     size_t descriptors_len_bytes; /* 0: none */
     uint32_t max_message_bytes;   /* 0: 4 MiB */
     uint64_t max_queued_bytes;    /* per call; 0: 1 MiB */
+    struct faults *faults;        /* on messages that we send; borrowed; NULL: none */
     const struct log *log;
     void *user; /* for on_open */
 };
@@ -127,6 +129,7 @@ struct rpc_client_config {
     const char *target; /* "HOST:PORT" or "unix:/path" */
     uint32_t max_message_bytes;
     uint64_t max_queued_bytes;
+    struct faults *faults; /* as a server's */
     const struct log *log;
 };
 enum td_status rpc_client_open(const struct rpc_client_config *config, struct rpc_client **out,

@@ -80,16 +80,25 @@ struct rpc_call *rpc_call_ref(struct rpc_call *call)
     return call;
 }
 
+static void send_free(struct rpc_send *send)
+{
+    if (!send)
+        return;
+    grpc_byte_buffer_destroy(send->buffer);
+    free(send);
+}
+
 static void call_drop_queue(struct rpc_call *call)
 {
     while (call->send_head) {
         struct rpc_send *send = call->send_head;
         call->send_head = send->next;
         call->queued_bytes -= send->cost_bytes;
-        grpc_byte_buffer_destroy(send->buffer);
-        free(send);
+        send_free(send);
     }
     call->send_tail = &call->send_head;
+    send_free(call->overtaken);
+    call->overtaken = NULL;
 }
 
 void rpc_call_unref(struct rpc_call *call)
@@ -386,21 +395,67 @@ static enum td_status call_send(struct rpc_call *call, const ProtobufCMessage *m
     if (status == TD_OK && start)
         call_pump_sends(call);
     pthread_mutex_unlock(&call->lock);
-    if (status != TD_OK) {
-        grpc_byte_buffer_destroy(send->buffer);
-        free(send);
-    }
+    if (status != TD_OK)
+        send_free(send);
     return status;
 }
 
-/* The pump may be gone when the call has ended: its limit is read under the lock. */
+/* A fault made on purpose: true if the message was dealt with, as if it had been sent. */
+static bool call_misbehaves(struct rpc_call *call, struct faults *faults, const ProtobufCMessage *message,
+                            uint32_t limit)
+{
+    switch (faults_draw(faults, FAULT_RPC_MESSAGE).kind) {
+    case FAULT_DROP:
+        return true;
+    case FAULT_DUPLICATE:
+        call_send(call, message, limit, true);
+        return false;
+    case FAULT_FAIL:
+        rpc_call_abort(call, RPC_UNAVAILABLE, "a fault made on purpose");
+        return true;
+    case FAULT_REORDER:
+        break;
+    default:
+        return false;
+    }
+    struct rpc_send *send = send_pack(message, protobuf_c_message_get_packed_size(message));
+    pthread_mutex_lock(&call->lock);
+    struct rpc_send *before = call->overtaken;
+    call->overtaken = send;
+    pthread_mutex_unlock(&call->lock);
+    send_free(before); /* two in a row: the first is lost altogether */
+    return true;
+}
+
+static void call_send_overtaken(struct rpc_call *call)
+{
+    pthread_mutex_lock(&call->lock);
+    struct rpc_send *send = call->overtaken;
+    call->overtaken = NULL;
+    if (send && call_enqueue(call, send) == TD_OK) {
+        call_pump_sends(call);
+        send = NULL;
+    }
+    pthread_mutex_unlock(&call->lock);
+    send_free(send);
+}
+
+/* The pump may be gone when the call has ended: what is its is read under the lock. */
 enum td_status rpc_call_send(struct rpc_call *call, const ProtobufCMessage *message)
 {
     pthread_mutex_lock(&call->lock);
     bool open = call->state == CALL_OPEN && !call->aborted && !call->finish_wanted;
     uint32_t limit = open ? call->pump->max_message_bytes : 0;
+    struct faults *faults = open ? call->pump->faults : NULL;
     pthread_mutex_unlock(&call->lock);
-    return open ? call_send(call, message, limit, true) : TD_ERR_CANCELLED;
+    if (!open)
+        return TD_ERR_CANCELLED;
+    if (faults && call_misbehaves(call, faults, message, limit))
+        return TD_OK;
+    enum td_status status = call_send(call, message, limit, true);
+    if (faults)
+        call_send_overtaken(call);
+    return status;
 }
 
 enum td_status rpc_call_preload(struct rpc_call *call, const ProtobufCMessage *message)

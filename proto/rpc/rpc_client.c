@@ -60,6 +60,7 @@ enum td_status rpc_client_open(const struct rpc_client_config *config, struct rp
                        config->target ? config->target : "nothing");
     struct rpc_client *c = mem_zalloc(sizeof(*c));
     rpc_pump_init(&c->pump, "rpc-client", config->max_message_bytes, config->max_queued_bytes, config->log);
+    c->pump.faults = config->faults;
     c->channel = channel_create(config->target, c->pump.max_message_bytes);
     *out = c;
     return TD_OK;

@@ -39,6 +39,7 @@ struct rpc_pump {
     const struct log *log;
     uint32_t max_message_bytes;
     uint64_t max_queued_bytes;
+    struct faults *faults;
 
     pthread_mutex_t lock;   /* not a mailbox: calls come and go on any thread, close() waits for a count */
     pthread_cond_t changed; /* a count below fell */
@@ -112,7 +113,8 @@ struct rpc_call {
     bool unparsed;     /* client: ended because of what the server sent; overrules its status */
 
     struct rpc_send *send_head, **send_tail;
-    uint64_t queued_bytes; /* what waits, and what is in flight */
+    struct rpc_send *overtaken; /* a fault: goes after the next */
+    uint64_t queued_bytes;      /* what waits, and what is in flight */
     uint64_t inflight_bytes;
     bool sending; /* one batch with send operations is out */
     bool metadata_sent;

@@ -223,6 +223,7 @@ enum td_status rpc_server_open(const struct rpc_server_config *config, struct rp
         return td_fail(error_out, TD_ERR_INVALID, "max_message_bytes: at most %d", INT32_MAX);
     struct rpc_server *s = mem_zalloc(sizeof(*s));
     rpc_pump_init(&s->pump, "rpc-server", config->max_message_bytes, config->max_queued_bytes, config->log);
+    s->pump.faults = config->faults;
     s->grpc = server_create(s->pump.max_message_bytes);
     grpc_server_register_completion_queue(s->grpc, s->pump.queue, NULL);
     enum td_status status = rpc_reflection_open(config->descriptors, config->descriptors_len_bytes, &s->reflection);

@@ -18,7 +18,7 @@ class Load:
     def __init__(self, address, n):
         self.address, self.n, self.stop = address, n, threading.Event()
         self.lock, self.flying, self.wrong, self.codes = threading.Lock(), {}, [], collections.Counter()
-        self.want, self.ended = {}, {}
+        self.want, self.failed = {}, []  # failed: (began, ended)
         self.threads = [threading.Thread(target=self.run, args=(i,), daemon=True) for i in range(n)]
 
     def prompt(self, i, k):
@@ -49,7 +49,9 @@ class Load:
                     self.wrong.append((i, k, ids[:5]))
             with self.lock:
                 self.codes[code] += 1
-                self.flying.pop(i)
+                began, _ = self.flying.pop(i)
+                if code != "OK":
+                    self.failed.append((began, time.monotonic()))
             k += 1
             if code != "OK":
                 time.sleep(0.02)
@@ -61,7 +63,7 @@ def transfers(status):
 
 def campaign(sig):
     rnd = random.Random(1)
-    phases = collections.Counter()
+    phases, slowest = collections.Counter(), 0
     with Cluster(prefill=2, decode=2, plan="split", worker_args=["--chunk-tokens", "64"]) as c:
         load = Load(c.router.address, 10)
         load.reference(c)
@@ -83,10 +85,14 @@ def campaign(sig):
             if sig == signal.SIGKILL:
                 victim.child.wait()
 
-            def over():  # calls that ran at the fault on the victim end; others may go on: those move forward
+            def over():  # every call that ran at the fault ends: the others with an answer, when their turn comes
                 with load.lock:
                     return all(load.flying.get(i, [None])[0] != t for i, t in at_fault.items())
             wait_until(over, 13, lambda: f"calls end after {victim.name}: {at_fault} {load.flying} {c.status()}")
+            with load.lock:
+                told = max([ended - hit for began, ended in load.failed if began <= hit <= ended], default=0)
+            assert told <= LIMIT, f"{victim.name}: a call was told {told:.1f} s after the fault"
+            slowest = max(slowest, told)
             if sig == signal.SIGKILL:
                 victim.start()
             else:
@@ -97,7 +103,7 @@ def campaign(sig):
         for t in load.threads:
             t.join(60)
         bad = set(load.codes) - {"OK", "UNAVAILABLE"}
-        print(f"# {ROUNDS} faults, phases {dict(phases)}, calls {dict(load.codes)}")
+        print(f"# {ROUNDS} faults, phases {dict(phases)}, calls {dict(load.codes)}, told within {slowest:.2f} s")
         assert not bad, load.codes
         assert not load.wrong, load.wrong
         assert load.codes["OK"] > ROUNDS and load.codes["UNAVAILABLE"] > 0

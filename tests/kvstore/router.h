@@ -164,6 +164,7 @@ static inline struct fake_router *router_attach(const char *address)
     Tandem__Worker__V1__RouterHello hello = TANDEM__WORKER__V1__ROUTER_HELLO__INIT;
     Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
     hello.protocol = LINK_PROTOCOL_VERSION;
+    m.number = 1;
     hello.incarnation = random_u64();
     link_proof(NULL, hello.incarnation, proof);
     hello.secret_proof = (ProtobufCBinaryData){sizeof(proof), proof};

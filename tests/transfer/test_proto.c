@@ -24,7 +24,7 @@ START_TEST(test_proto_bytes_are_the_golden_ones)
     struct proto_hello h = {.incarnation = 0x0102030405060708ull, .layout = {NUM_BF16, 32, 8, 128, 16}, .name = "p0"};
     for (uint8_t i = 0; i < PROTO_NONCE_BYTES; i++)
         h.nonce[i] = i;
-    CHECK_GOLDEN(out, proto_put_hello(out, &h), 1, 0, 1, 0, 2, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 0, 1, 2, 3, 4, 5, 6, 7,
+    CHECK_GOLDEN(out, proto_put_hello(out, &h), 1, 0, 2, 0, 2, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 0, 1, 2, 3, 4, 5, 6, 7,
                  8, 9, 10, 11, 12, 13, 14, 15, 1, 0, 3, 0, 32, 0, 0, 0, 8, 0, 0, 0, 128, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0,
                  0, 'p', '0');
     for (uint8_t i = 0; i < PROTO_MAC_BYTES; i++)

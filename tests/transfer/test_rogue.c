@@ -15,6 +15,7 @@ struct rogue {
     uint32_t hello_ours_len, hello_theirs_len;
     bool is_open, is_up, is_lost, is_closed, is_accepted;
     char answer_role; /* 'a' is the right one */
+    uint32_t n_said, n_heard;
     struct proto_msg last;
     uint32_t n_of[MSG_USER + 1]; /* messages received, by type */
 };
@@ -25,7 +26,9 @@ static struct rogue rogue;
 
 static void say(const uint8_t *out, uint32_t n)
 {
-    wire_send(rogue.conn, out, n, NULL, 0, NULL, NULL);
+    uint8_t sealed[WIRE_HEADER_MAX];
+    memcpy(sealed, out, n);
+    wire_send(rogue.conn, sealed, proto_seal(sealed, n, ++rogue.n_said), NULL, 0, NULL, NULL);
 }
 
 static void say_hello(void)
@@ -60,6 +63,7 @@ static void on_open(void *user)
 static void on_message(void *user, const uint8_t *header, uint32_t len)
 {
     struct rogue *r = user;
+    ck_assert_int_eq(proto_unseal(header, &len, ++r->n_heard, NULL), TD_OK);
     ck_assert_int_eq(proto_decode(header, len, &r->last, NULL), TD_OK);
     r->n_of[r->last.type]++;
     if (r->last.type == MSG_HELLO) {
@@ -79,9 +83,11 @@ static void on_message(void *user, const uint8_t *header, uint32_t len)
 
 static void *on_payload(void *user, const uint8_t *header, uint32_t header_len, uint64_t len, void **token_out)
 {
+    struct rogue *r = user;
     (void)len;
     (void)token_out;
-    on_message(user, header, header_len);
+    ck_assert_int_eq(proto_decode(header, header_len, &r->last, NULL), TD_OK);
+    r->n_of[r->last.type]++;
     return NULL;
 }
 

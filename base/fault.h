@@ -1,0 +1,83 @@
+/*
+ * Faults on purpose: a seeded script says which operation on the wire, on disk or in an RPC goes wrong, and how. Tests run
+ * on it; operators may, to see what their clients see (--faults).
+ *
+ * A script is words between blanks: "seed=7 wire.payload:corrupt=0.01 disk.read:delay=0.05/20ms wire.message:drop@100".
+ *
+ *     seed=N
+ *     SITE:KIND[=SHARE][/DURATION][@FIRST[-LAST]]   SHARE of the operations (1: all), delays of DURATION (10ms), only the
+ *                                                   operations numbered FIRST to LAST of that site, counted from 1
+ *
+ *     site          kinds                                            one operation is
+ *     wire.connect  delay fail                                       a connection asked for
+ *     wire.message  delay drop truncate duplicate reorder corrupt fail  a message without payload, sent
+ *     wire.payload  delay truncate duplicate reorder corrupt fail lie   a run of KV bytes, sent
+ *     disk.put      delay fail truncate duplicate corrupt lie        a block written to SSD
+ *     disk.read     delay fail truncate corrupt lie                  a block read from SSD
+ *     rpc.message   drop duplicate reorder fail                      a message on the stream of router and worker, sent
+ *
+ * fail: the operation says that it failed (a connection breaks, a call ends). lie: it says it was done, and nothing was; a
+ * read gives the bytes of another block. duplicate on disk: written under another key too. reorder: goes after the next one.
+ *
+ * What happens to operation n of a site is a function of (seed, site, n) alone, so a run in one thread replays exactly, and
+ * with many processes the script is what repeats.
+ *
+ * Threads: free for all.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/log.h"
+#include "base/metrics.h"
+#include "base/status.h"
+
+enum fault_site {
+    FAULT_WIRE_CONNECT,
+    FAULT_WIRE_MESSAGE,
+    FAULT_WIRE_PAYLOAD,
+    FAULT_DISK_PUT,
+    FAULT_DISK_READ,
+    FAULT_RPC_MESSAGE,
+    FAULT_SITES
+};
+
+enum fault_kind {
+    FAULT_NONE,
+    FAULT_DELAY,
+    FAULT_DROP,
+    FAULT_TRUNCATE,
+    FAULT_DUPLICATE,
+    FAULT_REORDER,
+    FAULT_CORRUPT,
+    FAULT_FAIL,
+    FAULT_LIE,
+    FAULT_KINDS
+};
+
+struct fault {
+    enum fault_kind kind;
+    uint64_t delay_ns; /* of FAULT_DELAY */
+    uint64_t bits;     /* where to corrupt or truncate: uniform, repeatable */
+};
+
+struct faults;
+
+/* Empty or NULL script: *out is NULL, which all functions take as "none". log borrowed. TD_ERR_INVALID names the word. */
+enum td_status faults_open(const char *script, const struct log *log, struct faults **out, struct td_error *error_out);
+void faults_close(struct faults *f);
+
+/* What happens to this operation; it is counted. */
+struct fault faults_draw(struct faults *f, enum fault_site site);
+
+uint64_t faults_count(const struct faults *f, enum fault_site site, enum fault_kind kind);
+/* Exports the counts as tandem_faults_total{site,kind}; metrics must outlive f. */
+void faults_export(struct faults *f, struct metrics *m);
+
+/* Flips the bit that the fault names. n_bytes > 0. */
+static inline void fault_flip(const struct fault *fault, void *data, uint64_t n_bytes)
+{
+    uint64_t bit = fault->bits % (8 * n_bytes);
+    ((uint8_t *)data)[bit / 8] ^= (uint8_t)(1u << (bit % 8));
+}

@@ -1,0 +1,459 @@
+/*
+ * A transport that makes faults: it lies between the protocol and a real transport, of either kind, and does to connections,
+ * messages and payloads what the script says (base/fault.h). It keeps the contract of wire.h itself, whatever it does to the
+ * traffic: every payload ends with its callback, on_closed comes last.
+ *
+ * A delayed message holds up all that follow on its connection, as a slow network would; a reordered one is let past by
+ * one. What has to be told to the protocol later (a done, an error) is told from progress.
+ */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "transfer/wire.h"
+
+enum { REORDER_MS = 10 }; /* the longest that a message waits to be overtaken */
+
+struct parcel { /* a message that is not simply passed on */
+    struct parcel *next;
+    struct fault_conn *conn;
+    const void *payload;
+    void *copy; /* of the payload, corrupted; or NULL */
+    uint64_t payload_len, due_ns;
+    wire_done_fn *done;
+    void *arg;
+    enum td_status status;
+    uint32_t n_sends, header_len;
+    uint8_t header[];
+};
+
+struct parcels {
+    struct parcel *head, **tail;
+};
+
+struct fault_conn {
+    struct wire_conn base;
+    struct fault_wire *w;
+    struct wire_conn *inner; /* NULL: there is none, or no more */
+    struct fault_conn *next;
+    struct parcels held;
+    struct parcel *overtaken;
+    uint32_t n_parcels; /* not done */
+    uint64_t open_due_ns;
+    bool is_open_held, is_broken, error_told, is_closing;
+};
+
+struct fault_wire {
+    struct wire base;
+    struct wire *inner;
+    struct faults *faults;
+    const struct clock *clock;
+    struct fault_conn *conns;
+    struct parcels over; /* done must be told */
+};
+
+static void parcels_init(struct parcels *q)
+{
+    q->head = NULL;
+    q->tail = &q->head;
+}
+
+static void parcels_push(struct parcels *q, struct parcel *p)
+{
+    p->next = NULL;
+    *q->tail = p;
+    q->tail = &p->next;
+}
+
+static struct parcel *parcels_pop(struct parcels *q)
+{
+    struct parcel *p = q->head;
+    if (p && !(q->head = p->next))
+        q->tail = &q->head;
+    return p;
+}
+
+/* ------------------------------------------------------------------- parcels */
+
+static struct parcel *parcel_new(struct fault_conn *c, const void *header, uint32_t header_len, const void *payload,
+                                 uint64_t payload_len, wire_done_fn *done, void *arg)
+{
+    struct parcel *p = mem_zalloc(sizeof(*p) + header_len);
+    p->conn = c;
+    p->payload = payload;
+    p->payload_len = payload_len;
+    p->done = done;
+    p->arg = arg;
+    p->n_sends = 1;
+    p->header_len = header_len;
+    memcpy(p->header, header, header_len);
+    c->n_parcels++;
+    return p;
+}
+
+static void parcel_over(struct parcel *p, enum td_status status)
+{
+    p->status = status;
+    parcels_push(&p->conn->w->over, p);
+}
+
+static void on_sent(void *arg, enum td_status status)
+{
+    struct parcel *p = arg;
+    if (status)
+        p->status = status;
+    if (!--p->n_sends)
+        parcel_over(p, p->status);
+}
+
+static void parcel_send(struct parcel *p)
+{
+    struct fault_conn *c = p->conn;
+    if (!c->inner || c->is_broken) {
+        parcel_over(p, TD_ERR_PEER_LOST);
+        return;
+    }
+    for (uint32_t i = p->n_sends; i; i--)
+        wire_send(c->inner, p->header, p->header_len, p->copy ? p->copy : p->payload, p->payload_len, on_sent, p);
+}
+
+/* In order, behind what is held already; what was to be overtaken follows. */
+static void forward(struct fault_conn *c, struct parcel *p)
+{
+    struct parcel *overtaken = c->overtaken;
+    if (c->held.head) {
+        parcels_push(&c->held, p);
+        return;
+    }
+    c->overtaken = NULL;
+    parcel_send(p);
+    if (overtaken)
+        parcel_send(overtaken);
+}
+
+static void damage(struct parcel *p, const struct fault *fault)
+{
+    if (fault->kind == FAULT_TRUNCATE && p->payload_len)
+        p->payload_len = 1 + fault->bits % p->payload_len; /* sometimes by nothing */
+    else if (fault->kind == FAULT_TRUNCATE)
+        p->header_len = 1 + (uint32_t)(fault->bits % p->header_len);
+    else if (fault->kind == FAULT_CORRUPT && !p->payload_len)
+        fault_flip(fault, p->header, p->header_len);
+    else if (fault->kind == FAULT_CORRUPT) {
+        p->copy = mem_array(p->payload_len, 1);
+        memcpy(p->copy, p->payload, p->payload_len);
+        fault_flip(fault, p->copy, p->payload_len);
+    } else if (fault->kind == FAULT_DUPLICATE) {
+        p->n_sends = 2;
+    }
+}
+
+static void strike(struct fault_conn *c, struct parcel *p, const struct fault *fault)
+{
+    switch (fault->kind) {
+    case FAULT_DROP:
+    case FAULT_LIE:
+        parcel_over(p, TD_OK);
+        break;
+    case FAULT_FAIL:
+        c->is_broken = true;
+        parcel_over(p, TD_ERR_PEER_LOST);
+        break;
+    case FAULT_DELAY:
+        p->due_ns = clock_now(c->w->clock) + fault->delay_ns;
+        parcels_push(&c->held, p);
+        break;
+    case FAULT_REORDER:
+        if (c->overtaken || c->held.head) {
+            forward(c, p);
+            break;
+        }
+        p->due_ns = clock_now(c->w->clock) + REORDER_MS * NS_PER_MS;
+        c->overtaken = p;
+        break;
+    default:
+        damage(p, fault);
+        forward(c, p);
+    }
+}
+
+/* --------------------------------------------------------------------- calls */
+
+static struct fault_conn *conn_new(struct fault_wire *w)
+{
+    struct fault_conn *c = mem_zalloc(sizeof(*c));
+    c->base.wire = &w->base;
+    c->w = w;
+    parcels_init(&c->held);
+    c->next = w->conns;
+    w->conns = c;
+    return c;
+}
+
+static struct wire_conn *fault_connect(struct wire *base, const char *address, void *user)
+{
+    struct fault_wire *w = (struct fault_wire *)base;
+    struct fault_conn *c = conn_new(w);
+    struct fault fault = faults_draw(w->faults, FAULT_WIRE_CONNECT);
+    c->base.user = user;
+    if (fault.kind == FAULT_FAIL)
+        c->is_broken = true;
+    else
+        c->inner = wire_connect(w->inner, address, c);
+    if (fault.kind == FAULT_DELAY)
+        c->open_due_ns = clock_now(w->clock) + fault.delay_ns;
+    return &c->base;
+}
+
+static void fault_send(struct wire_conn *base, const void *header, uint32_t header_len, const void *payload,
+                       uint64_t payload_len, wire_done_fn *done, void *arg)
+{
+    struct fault_conn *c = (struct fault_conn *)base;
+    struct fault fault = faults_draw(c->w->faults, payload_len ? FAULT_WIRE_PAYLOAD : FAULT_WIRE_MESSAGE);
+    bool is_plain = !fault.kind && !c->held.head && !c->overtaken && c->inner && !c->is_broken && !c->is_closing;
+    if (is_plain) {
+        wire_send(c->inner, header, header_len, payload, payload_len, done, arg);
+        return;
+    }
+    struct parcel *p = parcel_new(c, header, header_len, payload, payload_len, done, arg);
+    if (c->is_closing || !c->inner)
+        parcel_over(p, TD_ERR_PEER_LOST);
+    else if (fault.kind)
+        strike(c, p, &fault);
+    else
+        forward(c, p);
+}
+
+static void fault_close(struct wire_conn *base)
+{
+    struct fault_conn *c = (struct fault_conn *)base;
+    if (c->is_closing)
+        return;
+    c->is_closing = true;
+    for (struct parcel *p; (p = parcels_pop(&c->held));)
+        parcel_over(p, TD_ERR_CANCELLED);
+    if (c->overtaken)
+        parcel_over(c->overtaken, TD_ERR_CANCELLED);
+    c->overtaken = NULL;
+    if (c->inner)
+        wire_close(c->inner);
+}
+
+/* -------------------------------------------------------------------- events */
+
+static const struct wire_events *events_of(const struct fault_conn *c)
+{
+    return &c->w->base.events;
+}
+
+static void on_accept(void *user, struct wire_conn *inner)
+{
+    struct fault_wire *w = user;
+    struct fault_conn *c = conn_new(w);
+    w->base.events.on_accept(w->base.events.user, &c->base);
+    if (c->base.user) {
+        c->inner = inner;
+        inner->user = c;
+        return;
+    }
+    w->conns = c->next; /* it is still the first: refusing makes no connection */
+    free(c);
+}
+
+static void on_open(void *user)
+{
+    struct fault_conn *c = user;
+    c->is_open_held = c->open_due_ns != 0;
+    if (!c->is_closing && !c->is_open_held)
+        events_of(c)->on_open(c->base.user);
+}
+
+static void on_message(void *user, const uint8_t *header, uint32_t header_len)
+{
+    struct fault_conn *c = user;
+    if (!c->is_closing)
+        events_of(c)->on_message(c->base.user, header, header_len);
+}
+
+static void *on_payload(void *user, const uint8_t *header, uint32_t header_len, uint64_t payload_len, void **token_out)
+{
+    struct fault_conn *c = user;
+    return c->is_closing ? NULL : events_of(c)->on_payload(c->base.user, header, header_len, payload_len, token_out);
+}
+
+static void on_payload_done(void *user, void *token, enum td_status status)
+{
+    struct fault_conn *c = user;
+    events_of(c)->on_payload_done(c->base.user, token, status);
+}
+
+static void tell_error(struct fault_conn *c, enum td_status why)
+{
+    if (c->error_told || c->is_closing)
+        return;
+    c->error_told = true;
+    events_of(c)->on_error(c->base.user, why);
+}
+
+static void on_error(void *user, enum td_status why)
+{
+    tell_error(user, why);
+}
+
+static void on_closed(void *user)
+{
+    struct fault_conn *c = user;
+    c->inner = NULL; /* gone when its parcels are done */
+}
+
+/* -------------------------------------------------------------------- the turn */
+
+static bool tell_over(struct fault_wire *w)
+{
+    bool any = false;
+    for (struct parcel *p; (p = parcels_pop(&w->over)); any = true) {
+        if (p->done)
+            p->done(p->arg, p->status);
+        p->conn->n_parcels--;
+        free(p->copy);
+        free(p);
+    }
+    return any;
+}
+
+static bool release_due(struct fault_conn *c, uint64_t now)
+{
+    bool any = false;
+    for (struct parcel *p; (p = c->held.head) && p->due_ns <= now; any = true) /* 0: only waited behind another */
+        parcel_send(parcels_pop(&c->held));
+    if (c->overtaken && c->overtaken->due_ns <= now) {
+        parcel_send(c->overtaken);
+        c->overtaken = NULL;
+        any = true;
+    }
+    if (c->is_open_held && c->open_due_ns <= now) {
+        c->is_open_held = false;
+        events_of(c)->on_open(c->base.user);
+        any = true;
+    }
+    return any;
+}
+
+static bool conn_turn(struct fault_conn *c, uint64_t now)
+{
+    if (c->is_closing)
+        return false;
+    bool any = c->is_broken && !c->error_told;
+    if (any)
+        tell_error(c, TD_ERR_PEER_LOST);
+    return any | (!c->is_closing && release_due(c, now));
+}
+
+static bool reap(struct fault_wire *w)
+{
+    for (struct fault_conn **at = &w->conns; *at; at = &(*at)->next) {
+        struct fault_conn *c = *at;
+        if (!c->is_closing || c->inner || c->n_parcels)
+            continue;
+        void *user = c->base.user;
+        *at = c->next;
+        free(c);
+        w->base.events.on_closed(user); /* may change the list: the next one in the next turn */
+        return true;
+    }
+    return false;
+}
+
+static bool fault_progress(struct wire *base)
+{
+    struct fault_wire *w = (struct fault_wire *)base;
+    uint64_t now = clock_now(w->clock);
+    bool any = wire_progress(w->inner);
+    for (struct fault_conn *c = w->conns; c; c = c->next) /* new ones come first: not met in this turn */
+        any |= conn_turn(c, now);
+    any |= tell_over(w);
+    return any | reap(w);
+}
+
+static uint64_t next_due(const struct fault_wire *w)
+{
+    uint64_t due = w->over.head ? 0 : UINT64_MAX;
+    for (const struct fault_conn *c = w->conns; c; c = c->next) {
+        const uint64_t times[] = {c->held.head ? c->held.head->due_ns : UINT64_MAX,
+                                  c->overtaken ? c->overtaken->due_ns : UINT64_MAX,
+                                  c->is_open_held ? c->open_due_ns : UINT64_MAX,
+                                  (c->is_broken && !c->error_told) || (c->is_closing && !c->inner) ? 0 : UINT64_MAX};
+        for (int i = 0; i < 4; i++)
+            due = times[i] < due ? times[i] : due;
+    }
+    return due;
+}
+
+static int fault_arm(struct wire *base)
+{
+    struct fault_wire *w = (struct fault_wire *)base;
+    uint64_t now = clock_now(w->clock), due = next_due(w);
+    int ms = wire_arm(w->inner);
+    if (due <= now)
+        return 0;
+    if (due == UINT64_MAX)
+        return ms;
+    int due_ms = (int)((due - now) / NS_PER_MS) + 1;
+    return ms < 0 || due_ms < ms ? due_ms : ms;
+}
+
+static void fault_transport(struct wire_conn *base, char *out, uint32_t out_bytes)
+{
+    struct fault_conn *c = (struct fault_conn *)base;
+    if (c->inner)
+        wire_transport(c->inner, out, out_bytes);
+    else
+        snprintf(out, out_bytes, "none");
+}
+
+static void fault_free(struct wire *base)
+{
+    struct fault_wire *w = (struct fault_wire *)base;
+    assert(!w->conns && !w->over.head);
+    wire_free(w->inner);
+    free(w);
+}
+
+static const struct wire_ops OPS = {
+    .connect = fault_connect,
+    .send = fault_send,
+    .close = fault_close,
+    .progress = fault_progress,
+    .arm = fault_arm,
+    .transport = fault_transport,
+    .free = fault_free,
+};
+
+enum td_status wire_fault_open(const struct wire_config *config, wire_open_fn *open_inner, struct faults *faults,
+                               const struct clock *clock, struct wire **out, struct td_error *error_out)
+{
+    struct fault_wire *w = mem_zalloc(sizeof(*w));
+    struct wire_config inner = *config;
+    inner.events = (struct wire_events){.user = w,
+                                        .on_accept = on_accept,
+                                        .on_open = on_open,
+                                        .on_message = on_message,
+                                        .on_payload = on_payload,
+                                        .on_payload_done = on_payload_done,
+                                        .on_error = on_error,
+                                        .on_closed = on_closed};
+    enum td_status s = open_inner(&inner, &w->inner, error_out);
+    if (s) {
+        free(w);
+        return s;
+    }
+    w->base = (struct wire){.ops = &OPS, .events = config->events, .log = config->log, .fd = w->inner->fd};
+    memcpy(w->base.address, w->inner->address, sizeof(w->base.address));
+    w->faults = faults;
+    w->clock = clock;
+    parcels_init(&w->over);
+    *out = &w->base;
+    return TD_OK;
+}
