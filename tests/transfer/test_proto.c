@@ -88,9 +88,32 @@ START_TEST(test_proto_other_version_is_told_by_name)
     struct td_error error = {""};
     struct proto_hello h = {.incarnation = 9, .layout = {NUM_F16, 2, 1, 64, 8}, .name = "x"};
     uint32_t n = proto_put_hello(out, &h);
-    put_u16(out + 2, 2);
+    put_u16(out + 2, PROTO_VERSION + 1);
     ck_assert_int_eq(proto_decode(out, n, &m, &error), TD_ERR_VERSION);
     ck_assert_ptr_nonnull(strstr(error.text, "version"));
+}
+END_TEST
+
+START_TEST(test_proto_seal_tells_damage_and_another_number)
+{
+    uint8_t out[WIRE_HEADER_MAX];
+    uint32_t n = proto_seal(out, proto_put_heartbeat(out), 258), len = n;
+    ck_assert_uint_eq(n, 8 + PROTO_SEAL_BYTES);
+    ck_assert_uint_eq(get_u32(out + 8), 258);
+    ck_assert_uint_eq(get_u32(out + 12), 0xdcba79c5); /* the low half of XXH3-64 of the first 12 bytes */
+    ck_assert_int_eq(proto_unseal(out, &len, 258, NULL), TD_OK);
+    ck_assert_uint_eq(len, 8);
+    len = n;
+    ck_assert_int_eq(proto_unseal(out, &len, 257, NULL), TD_ERR_PROTOCOL);
+    for (uint32_t bit = 0; bit < 8 * n; bit++) {
+        out[bit / 8] ^= (uint8_t)(1u << (bit % 8));
+        ck_assert_int_eq(proto_unseal(out, &len, 258, NULL), TD_ERR_PROTOCOL);
+        out[bit / 8] ^= (uint8_t)(1u << (bit % 8));
+    }
+    for (len = 0; len < n; len++) {
+        uint32_t cut = len;
+        ck_assert_int_eq(proto_unseal(out, &cut, 258, NULL), TD_ERR_PROTOCOL);
+    }
 }
 END_TEST
 
@@ -226,6 +249,7 @@ int main(void)
     tcase_add_test(tc, test_proto_bytes_are_the_golden_ones);
     tcase_add_test(tc, test_proto_decode_gives_back_what_was_put);
     tcase_add_test(tc, test_proto_other_version_is_told_by_name);
+    tcase_add_test(tc, test_proto_seal_tells_damage_and_another_number);
     tcase_add_test(tc, test_proto_other_lengths_are_refused);
     tcase_add_test(tc, test_proto_any_bytes_give_a_status);
     tcase_add_test(tc, test_proto_mac_depends_on_role_secret_and_both_hellos);
