@@ -5,60 +5,11 @@ Default: 10 of each. TANDEM_LONG=faults: 100 of each. The histogram of what was 
 import collections, os, random, sys, threading
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
-from client import Client, grpc, request
+from client import Client, request
+from load import Load
 
 ROUNDS = 100 if os.environ.get("TANDEM_LONG") in ("faults", "all") else 10
 LIMIT = 3 * SLOW
-KINDS = 3  # prompts of each client
-
-
-class Load:
-    """Keeps requests in flight, checks every answer that comes, notes when each call ended."""
-
-    def __init__(self, address, n):
-        self.address, self.n, self.stop = address, n, threading.Event()
-        self.lock, self.flying, self.wrong, self.codes = threading.Lock(), {}, [], collections.Counter()
-        self.want, self.failed = {}, []  # failed: (began, ended)
-        self.threads = [threading.Thread(target=self.run, args=(i,), daemon=True) for i in range(n)]
-
-    def prompt(self, i, k):
-        rnd = random.Random(i * 7919 + k % KINDS)
-        return [rnd.randrange(1500) for _ in range(rnd.choice((200, 2000, 5000)))]
-
-    def reference(self, cluster):
-        results = cluster.generate([{"id": f"{i}.{k}", "prompt_ids": self.prompt(i, k), "max_tokens": 100, "greedy": True,
-                                     "ignore_eos": True} for i in range(self.n) for k in range(KINDS)])
-        self.want = {tuple(map(int, id.split("."))): r["token_ids"] for id, r in results.items()}
-
-    def run(self, i):
-        client, k = Client(self.address), 0
-        while not self.stop.is_set():
-            with self.lock:
-                self.flying[i] = [time.monotonic(), "prefill"]
-            try:
-                ids = []
-                for m in client.generate(request(ids=self.prompt(i, k), max_tokens=100, stopping__ignore_eos=True), timeout=60):
-                    ids += [t.id for t in m.tokens]
-                    self.flying[i][1] = "decode"
-                if ids != self.want[i, k % KINDS]:
-                    self.wrong.append((i, k, ids[:5], self.want[i, k % KINDS][:5]))
-                code = "OK"
-            except grpc.RpcError as e:
-                code = e.code().name
-                if ids != self.want[i, k % KINDS][:len(ids)]:
-                    self.wrong.append((i, k, ids[:5]))
-            with self.lock:
-                self.codes[code] += 1
-                began, _ = self.flying.pop(i)
-                if code != "OK":
-                    self.failed.append((began, time.monotonic()))
-            k += 1
-            if code != "OK":
-                time.sleep(0.02)
-
-
-def transfers(status):
-    return sum(w["pages"]["leased"] for w in status["workers"] if w["role"] != "store")
 
 
 def campaign(sig):
@@ -67,8 +18,7 @@ def campaign(sig):
     with Cluster(prefill=2, decode=2, plan="split", worker_args=["--chunk-tokens", "64"]) as c:
         load = Load(c.router.address, 10)
         load.reference(c)
-        for t in load.threads:
-            t.start()
+        load.start()
         for n in range(ROUNDS):
             wait_until(lambda: len(load.flying) >= 8, 10, "8 requests in flight")
             time.sleep(rnd.random() * 0.3)
@@ -99,9 +49,7 @@ def campaign(sig):
                 victim.kill(signal.SIGCONT)
             c.wait_ready(15)
             assert not load.wrong, load.wrong
-        load.stop.set()
-        for t in load.threads:
-            t.join(60)
+        load.finish()
         bad = set(load.codes) - {"OK", "UNAVAILABLE"}
         print(f"# {ROUNDS} faults, phases {dict(phases)}, calls {dict(load.codes)}, told within {slowest:.2f} s")
         assert not bad, load.codes
