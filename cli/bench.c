@@ -23,7 +23,7 @@ static const struct option TABLE[] = {
     {"seconds", OPT_DOUBLE, AT(seconds), "0", NULL, 0, 3600, "how long a row is measured; 0: as the area thinks right"},
     {"threads", OPT_INT, AT(threads), "0", NULL, 0, 1024, "kernels, engine: compute threads; 0: one for each CPU"},
     {"dummy", OPT_STRING, AT(dummy), "1b", "DIMS", 0, 0, "engine: the made-up model, 1b or hidden=256,layers=2,..."},
-    {"model", OPT_STRING, AT(model), NULL, "DIR", 0, 0, "cluster: the model's directory"},
+    {"model", OPT_STRING, AT(model), NULL, "DIR", 0, 0, "cluster, overlap: the model's directory"},
     {"numerics", OPT_CHOICE, AT(numerics), "auto", "auto|f32|bf16", 0, 0, "engine: activations"},
     {"dir", OPT_STRING, AT(dir), ".", "DIR", 0, 0, "store: on the disk to measure; nothing is left there"},
     {"bytes", OPT_BYTES, AT(bytes), "0", NULL, 0, 1e13, "store: working set; 0: 512M"},
@@ -91,6 +91,7 @@ static const struct {
     {"engine", "prefill and decode of a made-up model, against memory and arithmetic", bench_engine},
     {"transfer", "KV pages between two endpoints, against one thread's memcpy", bench_transfer},
     {"cluster", "time to first token, split beside one worker that does all", bench_cluster},
+    {"overlap", "the part of the transfer that prefill does not hide, by prompt length", bench_overlap},
     {"store", "KV blocks put, and read from DRAM and from disk, against memcpy and the disk", bench_store},
 };
 enum { N_AREAS = sizeof(AREAS) / sizeof(AREAS[0]) };

@@ -35,5 +35,7 @@ struct bench_row *bench_add(struct bench_rows *b, const char *unit, double value
 /* Prefill and decode of a made-up model through engine/engine.h. */
 enum td_status bench_engine(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
 
+/* Exposed part of the transfer by length of the prompt, with simulated and real compute; needs model. */
+enum td_status bench_overlap(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
 /* Time to first token, split and not; needs model. */
 enum td_status bench_cluster(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);

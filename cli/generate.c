@@ -260,7 +260,7 @@ static enum td_status open_local(const struct generate_options *o, struct local 
     snprintf(words, sizeof(words), "%s", o->worker_options ? o->worker_options : "");
     for (char *save, *w = strtok_r(words, " ", &save); w && n < 63; w = strtok_r(NULL, " ", &save))
         args[n++] = w;
-    return local_open(o->model, args, o->plan, out, e);
+    return local_open(o->model, args, o->plan, LOCAL_LOOPBACK, out, e);
 }
 
 static bool read_prompt(const char **rest, int n_rest, struct bytes *out)

@@ -65,12 +65,12 @@ static enum td_status open_workers(struct local *l, const char *const *args, str
     return TD_OK;
 }
 
-enum td_status local_open(const char *model, const char *const *worker_args, const char *plan, struct local **out,
-                          struct td_error *error_out)
+enum td_status local_open(const char *model, const char *const *worker_args, const char *plan, enum local_wire wire,
+                          struct local **out, struct td_error *error_out)
 {
     struct local *l = mem_zalloc(sizeof(*l));
     struct router_options options = {0};
-    l->hub = xfer_hub_open();
+    l->hub = wire == LOCAL_LOOPBACK ? xfer_hub_open() : NULL;
     enum td_status s = open_workers(l, worker_args, error_out);
     if (!s) {
         const char *args[] = {"--model", model, "--workers",   l->addresses, "--listen", "127.0.0.1:0",

@@ -1,6 +1,6 @@
 /*
- * A whole cluster inside this process: router, one prefill and one decode worker, over loopback transfers and real gRPC on
- * ports that the system picks. For --local, and for tests.
+ * A whole cluster inside this process: router, one prefill and one decode worker, real gRPC on ports that the system picks.
+ * For --local, benches and tests.
  */
 #pragma once
 
@@ -8,8 +8,10 @@
 
 struct local;
 
+enum local_wire { LOCAL_LOOPBACK, LOCAL_UCX }; /* how the workers move KV */
+
 /* worker_args: NULL-terminated options that both workers take ("--model", DIR, ...); plan as in tandem-router. */
-enum td_status local_open(const char *model, const char *const *worker_args, const char *plan, struct local **out,
-                          struct td_error *error_out);
+enum td_status local_open(const char *model, const char *const *worker_args, const char *plan, enum local_wire wire,
+                          struct local **out, struct td_error *error_out);
 const char *local_router(const struct local *l);
 void local_close(struct local *l); /* NULL is fine */

@@ -23,13 +23,15 @@ enum { PROMPT_LOGPROB_ROWS = 64, MIN_PART_BYTES = 64 << 10 };
 
 static void make_fingerprint(struct engine *e)
 {
-    struct block_key model = model_fingerprint(e->config.model);
+    struct block_key model = {0};
+    if (!e->sim)
+        model = model_fingerprint(e->config.model);
     uint8_t layout[KV_LAYOUT_WIRE_BYTES], full[32];
     kv_layout_encode(&e->layout, layout);
     struct bytes b = {0};
     bytes_append(&b, model.b, BLOCK_KEY_BYTES);
     bytes_append(&b, layout, sizeof(layout));
-    bytes_printf(&b, "%s", kernels_numerics(e->config.compute));
+    bytes_printf(&b, "%s", engine_numerics(e));
     EVP_Digest(b.data, b.len, full, NULL, EVP_sha256(), NULL);
     bytes_free(&b);
     memcpy(e->fingerprint.b, full, BLOCK_KEY_BYTES);
@@ -77,7 +79,8 @@ static enum td_status open_parts(struct engine *e, struct td_error *error_out)
     if (s)
         return td_fail(error_out, s, "no memory for a pool of %u pages of %zu bytes", c->n_pages,
                        kv_layout_page_bytes(&e->layout));
-    s = forward_open(&forward, &e->forward, error_out);
+    s = c->sim ? forward_sim_open(&e->layout, e->model.vocab_size, c->sim, c->clock, &e->sim, error_out)
+               : forward_open(&forward, &e->forward, error_out);
     if (s)
         return s;
     e->sampler = sampler_open(e->model.vocab_size);
@@ -101,7 +104,7 @@ enum td_status engine_open(const struct engine_config *config, struct engine **o
 {
     struct engine *e = mem_zalloc(sizeof(*e));
     e->config = *config;
-    e->model = *model_config(config->model);
+    e->model = config->sim ? *config->shape : *model_config(config->model);
     e->layout = (struct kv_layout){.dtype = config->kv_dtype,
                                    .n_layers = e->model.n_layers,
                                    .n_kv_heads = e->model.n_kv_heads,
@@ -126,6 +129,7 @@ void engine_close(struct engine *e)
     assert(!e->head);
     sampler_close(e->sampler);
     forward_close(e->forward);
+    forward_sim_close(e->sim);
     kvpool_close(e->pool);
     free(e->ids);
     free(e->positions);
@@ -155,7 +159,12 @@ uint32_t engine_max_context(const struct engine *e)
 
 uint64_t engine_weight_bytes(const struct engine *e)
 {
-    return forward_weight_bytes(e->forward);
+    return e->forward ? forward_weight_bytes(e->forward) : 0;
+}
+
+const char *engine_numerics(const struct engine *e)
+{
+    return e->sim ? "sim" : kernels_numerics(e->config.compute);
 }
 
 struct block_key engine_fingerprint(const struct engine *e)
@@ -361,7 +370,10 @@ uint32_t engine_step(struct engine *e)
                                         .layers_per_call = (uint16_t)per_call,
                                         .user = e};
     uint64_t start = clock_now(e->config.clock);
-    forward_run(e->forward, &batch, e->logits);
+    if (e->sim)
+        forward_sim_run(e->sim, &batch, e->logits);
+    else
+        forward_run(e->forward, &batch, e->logits);
     measure(e, n_rows, clock_now(e->config.clock) - start);
     finish_rows(e);
     return n_rows;

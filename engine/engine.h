@@ -28,6 +28,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "engine/forward_sim.h"
 #include "engine/kvpool.h"
 #include "engine/sampler.h"
 #include "kernels/kernels.h"
@@ -57,8 +58,10 @@ struct engine_callbacks {
 };
 
 struct engine_config {
-    struct kernels *kernels;   /* borrowed */
-    const struct model *model; /* borrowed */
+    struct kernels *kernels;          /* borrowed */
+    const struct model *model;        /* borrowed; NULL with sim */
+    const struct sim_cost *sim;       /* simulated compute, no weights; copied; NULL: real */
+    const struct model_config *shape; /* with sim: what the model would be; copied */
     enum compute compute;
     enum num_type kv_dtype;
     uint32_t page_tokens; /* = the cluster's block_tokens */
@@ -80,7 +83,8 @@ void engine_close(struct engine *e); /* all sequences closed before; NULL is fin
 struct kvpool *engine_pool(struct engine *e);
 const struct kv_layout *engine_layout(const struct engine *e);
 uint32_t engine_max_context(const struct engine *e);
-uint64_t engine_weight_bytes(const struct engine *e);
+uint64_t engine_weight_bytes(const struct engine *e); /* 0: simulated */
+const char *engine_numerics(const struct engine *e);  /* numerics_id; "sim" */
 /* Fingerprint of model, KV dtype, numerics and layout: equal means KV is interchangeable. */
 struct block_key engine_fingerprint(const struct engine *e);
 

@@ -36,7 +36,8 @@ struct engine {
     struct model_config model;
     struct kv_layout layout;
     struct kvpool *pool;
-    struct forward *forward;
+    struct forward *forward; /* NULL: simulated */
+    struct forward_sim *sim; /* NULL: real */
     struct sampler *sampler;
     struct block_key fingerprint;
     struct seq *head, *tail;

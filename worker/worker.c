@@ -37,6 +37,11 @@ const struct option WORKER_OPTIONS[] = {
     {"lease-ms", OPT_MS, AT(lease_ms), "10000", NULL, 100, 3.6e6, "how long pages wait for a reader that does nothing"},
     {"quarantine-ms", OPT_MS, AT(quarantine_ms), "1000", NULL, 0, 3.6e6, "how long a page in doubt is kept away"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Compute and memory"},
+    {"engine", OPT_CHOICE, AT(engine), "cpu", "cpu|sim", 0, 0, "sim: steps only take the time that a cost model says"},
+    {"sim-prefill", OPT_STRING, AT(sim_prefill), "5000,50,0.001", "A,B,C", 0, 0,
+     "sim: us of a chunk: A + B n + C n (n + 2 cached)"},
+    {"sim-decode", OPT_STRING, AT(sim_decode), "8000,0.05,50", "A,B,C", 0, 0,
+     "sim: us of a step: A + B sum of contexts + C sequences"},
     {"threads", OPT_INT, AT(threads), "0", NULL, 0, 1024, "compute threads; 0: one for each CPU"},
     {"isa", OPT_CHOICE, AT(isa), "auto", "auto|plain|avx2|avx512", 0, 0, "instruction set of the kernels"},
     {"pool-bytes", OPT_BYTES, AT(pool_bytes), "1G", NULL, 65536, 1e15, "memory for KV pages"},
@@ -86,7 +91,7 @@ static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
     h->incarnation = w->incarnation;
     h->fingerprint = (ProtobufCBinaryData){BLOCK_KEY_BYTES, fingerprint.b};
     h->layout = (ProtobufCBinaryData){sizeof(layout), layout};
-    h->numerics = data_of(kernels_numerics(w->geometry.compute));
+    h->numerics = data_of(engine_numerics(w->engine));
     h->xfer_address = data_of(xfer_address(w->xfer));
     h->n_pages = (uint32_t)w->options.pages;
     h->max_context = engine_max_context(w->engine);
@@ -333,7 +338,13 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
     while (strcmp(ISAS[k.isa], o->isa))
         k.isa++;
     enum td_status s = geometry_resolve(&o->geometry, &w->geometry, e);
-    if (!s)
+    bool is_sim = !strcmp(o->engine, "sim");
+    struct sim_cost cost;
+    if (!s && is_sim)
+        s = sim_cost_parse("sim-prefill", o->sim_prefill, cost.prefill, e);
+    if (!s && is_sim)
+        s = sim_cost_parse("sim-decode", o->sim_decode, cost.decode, e);
+    if (!s && !is_sim)
         s = geometry_open_model(&o->geometry, &w->geometry, &w->model, e);
     if (!s)
         s = kernels_open(&k, &w->kernels, e);
@@ -349,6 +360,8 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
     const struct engine_config c = {
         .kernels = w->kernels,
         .model = w->model,
+        .sim = is_sim ? &cost : NULL,
+        .shape = &w->geometry.config,
         .compute = w->geometry.compute,
         .kv_dtype = w->geometry.layout.dtype,
         .page_tokens = w->geometry.layout.page_tokens,
@@ -424,7 +437,7 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
     }
     note_load(w);
     log_info(&w->log, "ready address=%s xfer=%s isa=%s numerics=%s pages=%lld weights_mib=%llu", worker_address(w),
-             xfer_address(w->xfer), kernels_isa_name(w->kernels), kernels_numerics(w->geometry.compute),
+             xfer_address(w->xfer), kernels_isa_name(w->kernels), engine_numerics(w->engine),
              (long long)w->options.pages, (unsigned long long)(engine_weight_bytes(w->engine) >> 20));
     *out = w;
     return TD_OK;

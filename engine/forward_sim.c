@@ -1,0 +1,158 @@
+#include "engine/forward_sim.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/mem.h"
+#include "base/random.h"
+
+#define SEED 0x73696d756c617465ull
+
+static const float NOT_DRAWN = -30, DRAWN = 10; /* logits */
+
+struct forward_sim {
+    struct kv_layout layout;
+    uint32_t vocab_size;
+    struct sim_cost cost;
+    const struct clock *clock;
+    uint64_t *words; /* of the rows of this step */
+    uint32_t cap_words;
+};
+
+enum td_status sim_cost_parse(const char *option, const char *text, double out[3], struct td_error *error_out)
+{
+    int end = 0;
+    if (sscanf(text, "%lf,%lf,%lf%n", &out[0], &out[1], &out[2], &end) != 3 || text[end] || out[0] < 0 || out[1] < 0 ||
+        out[2] < 0)
+        return td_fail(error_out, TD_ERR_INVALID, "--%s %s: expected A,B,C in microseconds, none below 0", option,
+                       text);
+    for (int i = 0; i < 3; i++)
+        out[i] *= 1000;
+    return TD_OK;
+}
+
+enum td_status forward_sim_open(const struct kv_layout *layout, uint32_t vocab_size, const struct sim_cost *cost,
+                                const struct clock *clock, struct forward_sim **out, struct td_error *error_out)
+{
+    if (layout->head_dim * num_type_bytes(layout->dtype) < sizeof(uint64_t))
+        return td_fail(error_out, TD_ERR_INVALID, "--engine sim: head_dim %u of %zu bytes is less than a word",
+                       layout->head_dim, num_type_bytes(layout->dtype));
+    struct forward_sim *f = mem_zalloc(sizeof(*f));
+    *f = (struct forward_sim){.layout = *layout, .vocab_size = vocab_size, .cost = *cost, .clock = clock};
+    *out = f;
+    return TD_OK;
+}
+
+void forward_sim_close(struct forward_sim *f)
+{
+    if (f)
+        free(f->words);
+    free(f);
+}
+
+/* ----------------------------------------------------------------- contents */
+
+/* K of the first head, at the token's slot. */
+static uint8_t *slot_of(const struct forward_sim *f, const struct k_attn_seq *s, uint32_t layer, uint32_t position)
+{
+    const struct kv_layout *l = &f->layout;
+    return s->pages[position / l->page_tokens] + layer * kv_layout_layer_bytes(l) +
+           position % l->page_tokens * (l->head_dim * num_type_bytes(l->dtype));
+}
+
+static uint64_t load(const struct forward_sim *f, const struct k_attn_seq *s, uint32_t layer, uint32_t position)
+{
+    uint64_t word;
+    memcpy(&word, slot_of(f, s, layer, position), sizeof(word));
+    return word ^ layer;
+}
+
+/* The word of a past token; another one if its layers don't agree. */
+static uint64_t recall(const struct forward_sim *f, const struct k_attn_seq *s, uint32_t position)
+{
+    uint64_t word = load(f, s, 0, position), odd = 0;
+    for (uint32_t layer = 1; layer < f->layout.n_layers; layer++)
+        odd |= load(f, s, layer, position) ^ word;
+    return odd ? ~word : word;
+}
+
+static void make_words(struct forward_sim *f, const struct forward_batch *b, const struct k_attn_seq *s)
+{
+    uint64_t word = SEED;
+    if (s->first_pos) {
+        word = recall(f, s, s->first_pos - 1);
+        uint32_t past = (uint32_t)(word % s->first_pos);
+        if (s->pages[past / f->layout.page_tokens] && recall(f, s, past) == ~load(f, s, 0, past))
+            word = ~word;
+    }
+    for (uint32_t i = s->first_row; i < s->first_row + s->n_rows; i++)
+        f->words[i] = word = random_at(word, b->ids[i], b->positions[i]);
+}
+
+static void store(struct forward_sim *f, const struct forward_batch *b, uint32_t begin, uint32_t end)
+{
+    for (uint32_t i = 0; i < b->n_seqs; i++) {
+        const struct k_attn_seq *s = &b->seqs[i];
+        for (uint32_t layer = begin; layer < end; layer++)
+            for (uint32_t r = 0; r < s->n_rows; r++) {
+                uint64_t word = f->words[s->first_row + r] ^ layer;
+                memcpy(slot_of(f, s, layer, s->first_pos + r), &word, sizeof(word));
+            }
+    }
+}
+
+static void make_logits(const struct forward_sim *f, const struct forward_batch *b, float *logits)
+{
+    for (uint32_t i = 0; i < b->n_logit_rows; i++, logits += f->vocab_size) {
+        for (uint32_t t = 0; t < f->vocab_size; t++)
+            logits[t] = NOT_DRAWN;
+        logits[random_mix(f->words[b->logit_rows[i]]) % f->vocab_size] = DRAWN;
+    }
+}
+
+/* --------------------------------------------------------------------- time */
+
+static double step_ns(const struct forward_sim *f, const struct forward_batch *b)
+{
+    const double *p = f->cost.prefill, *d = f->cost.decode;
+    double prefill = 0, decode = 0;
+    for (uint32_t i = 0; i < b->n_seqs; i++) {
+        double n = b->seqs[i].n_rows, cached = b->seqs[i].first_pos;
+        if (b->seqs[i].n_rows > 1)
+            prefill += (prefill > 0 ? 0 : p[0]) + p[1] * n + p[2] * n * (n + 2 * cached);
+        else
+            decode += (decode > 0 ? 0 : d[0]) + d[1] * cached + d[2];
+    }
+    return prefill + decode;
+}
+
+static void sleep_until(const struct clock *clock, uint64_t then_ns)
+{
+    for (uint64_t now; (now = clock_now(clock)) < then_ns;) {
+        uint64_t left = then_ns - now;
+        nanosleep(&(struct timespec){(time_t)(left / NS_PER_S), (long)(left % NS_PER_S)}, NULL);
+    }
+}
+
+void forward_sim_run(struct forward_sim *f, const struct forward_batch *b, float *logits_out)
+{
+    uint64_t begin_ns = clock_now(f->clock);
+    double took_ns = step_ns(f, b);
+    uint32_t n_layers = f->layout.n_layers, per_call = b->layers_per_call;
+    if (b->n_rows > f->cap_words) {
+        f->cap_words = b->n_rows;
+        f->words = mem_resize(f->words, f->cap_words, sizeof(f->words[0]));
+    }
+    for (uint32_t i = 0; i < b->n_seqs; i++)
+        make_words(f, b, &b->seqs[i]);
+    for (uint32_t begin = 0; begin < n_layers; begin += per_call) {
+        uint32_t end = begin + per_call < n_layers ? begin + per_call : n_layers;
+        store(f, b, begin, end);
+        sleep_until(f->clock, begin_ns + (uint64_t)(took_ns * end / n_layers));
+        if (b->on_layers)
+            b->on_layers(b->user, (uint16_t)begin, (uint16_t)end);
+    }
+    make_logits(f, b, logits_out);
+}

@@ -1,0 +1,33 @@
+/*
+ * Simulated compute (--engine sim): a step takes the time that a cost model says, while the process sleeps; everything else is
+ * real: processes, RPC, pages, transfers.
+ *
+ * Tokens still depend on the KV. Each token's slot, in every layer, holds a word made from the word of the token before it (read
+ * from its page, as stored) and its own id; the next token is drawn from the last word. Each step also reads a past position in
+ * all layers: a page that is missing, misplaced or stale changes the tokens, and golden output still means what it means.
+ *
+ * Threads: engine thread.
+ */
+#pragma once
+
+#include "base/clock.h"
+#include "engine/forward.h"
+
+/* Nanoseconds. Prefill of n tokens after c cached ones: [0] + [1] n + [2] n (n + 2 c). A decode step of a batch: [0] + [1] times
+ * the sum of the contexts + [2] times the sequences. A mixed step takes the sum. (Mooncake, FAST '25, section 5.) */
+struct sim_cost {
+    double prefill[3], decode[3];
+};
+
+/* "A,B,C" in microseconds. TD_ERR_INVALID names the option. */
+enum td_status sim_cost_parse(const char *option, const char *text, double out[3], struct td_error *error_out);
+
+struct forward_sim;
+
+/* layout copied, clock borrowed. TD_ERR_INVALID: a head of the layout holds less than a word. */
+enum td_status forward_sim_open(const struct kv_layout *layout, uint32_t vocab_size, const struct sim_cost *cost,
+                                const struct clock *clock, struct forward_sim **out, struct td_error *error_out);
+void forward_sim_close(struct forward_sim *f); /* NULL is fine */
+
+/* As forward_run. on_layers comes at even times over the step. */
+void forward_sim_run(struct forward_sim *f, const struct forward_batch *batch, float *logits_out);
