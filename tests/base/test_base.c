@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/metrics.h"
@@ -127,12 +128,15 @@ static const struct options OPTIONS = {"test", "[options]", "About.", "TANDEM_TE
 
 static enum td_status parse(struct values *v, struct td_error *e, const char *const *args)
 {
-    char *argv[16] = {(char *)(uintptr_t) "test"}, *strings;
+    static char *strings; /* what v points into, until the next parse */
+    char *argv[16] = {(char *)(uintptr_t) "test"};
     int argc = 1;
     enum options_action action;
     while (*args)
         argv[argc++] = (char *)(uintptr_t)*args++;
     *v = (struct values){0};
+    free(strings);
+    strings = NULL;
     return options_parse(&OPTIONS, argc, argv, v, NULL, NULL, &strings, &action, e);
 }
 #define PARSE(v, e, ...) parse(v, e, (const char *const[]){__VA_ARGS__, NULL})
@@ -216,6 +220,63 @@ START_TEST(test_file_read_refuses_what_is_too_large)
 }
 END_TEST
 
+START_TEST(test_faults_happen_as_often_as_the_script_says_and_repeat)
+{
+    struct td_error e;
+    struct faults *a, *b, *c;
+    const char *script = "seed=3 wire.payload:corrupt=0.1 wire.payload:delay=0.2/7ms disk.read:fail@5-6 ";
+    ck_assert_int_eq(faults_open(script, NULL, &a, &e), TD_OK);
+    ck_assert_int_eq(faults_open(script, NULL, &b, &e), TD_OK);
+    ck_assert_int_eq(faults_open("seed=4 wire.payload:corrupt=0.1 wire.payload:delay=0.2/7ms", NULL, &c, &e), TD_OK);
+    int n_other = 0;
+    for (int i = 1; i <= 10000; i++) {
+        struct fault x = faults_draw(a, FAULT_WIRE_PAYLOAD), y = faults_draw(b, FAULT_WIRE_PAYLOAD);
+        ck_assert(x.kind == y.kind && x.bits == y.bits);
+        if (x.kind == FAULT_DELAY)
+            ck_assert_uint_eq(x.delay_ns, 7 * NS_PER_MS);
+        n_other += faults_draw(c, FAULT_WIRE_PAYLOAD).kind != x.kind;
+        enum fault_kind read = faults_draw(a, FAULT_DISK_READ).kind;
+        ck_assert_int_eq(read, i == 5 || i == 6 ? FAULT_FAIL : FAULT_NONE);
+    }
+    uint64_t n = faults_count(a, FAULT_WIRE_PAYLOAD, FAULT_CORRUPT);
+    ck_assert(n > 900 && n < 1100);
+    n = faults_count(a, FAULT_WIRE_PAYLOAD, FAULT_DELAY);
+    ck_assert(n > 1650 && n < 1950); /* of the nine tenths that are left */
+    ck_assert_int_gt(n_other, 1000);
+    faults_close(a);
+    faults_close(b);
+    faults_close(c);
+}
+END_TEST
+
+START_TEST(test_faults_script_that_makes_no_sense_is_refused_by_its_word)
+{
+    static const char *const BAD[] = {"wire.payload",
+                                      "wire.payload:drop",
+                                      "disk.read:corrupt=2",
+                                      "wire.message:delay=1/",
+                                      "wire.message:delay=1/5m",
+                                      "wire.connect:fail@0",
+                                      "seed=x",
+                                      "disk.write:fail",
+                                      "wire.message:drop=0.1x",
+                                      "rpc.message:corrupt"};
+    for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
+        struct td_error e;
+        struct faults *f;
+        char script[128];
+        snprintf(script, sizeof(script), "wire.connect:fail=0.5 %s", BAD[i]);
+        ck_assert_msg(faults_open(script, NULL, &f, &e) == TD_ERR_INVALID, "%s", BAD[i]);
+        ck_assert_ptr_nonnull(strstr(e.text, BAD[i]));
+        ck_assert_ptr_null(f);
+    }
+    struct faults *none = (struct faults *)&none;
+    ck_assert_int_eq(faults_open("  ", NULL, &none, NULL), TD_OK);
+    ck_assert_ptr_null(none);
+    ck_assert_int_eq(faults_draw(none, FAULT_DISK_PUT).kind, FAULT_NONE);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("base");
@@ -230,6 +291,8 @@ int main(void)
     tcase_add_test(t, test_metrics_render_prometheus_text);
     tcase_add_test(t, test_random_at_is_repeatable_and_even);
     tcase_add_test(t, test_file_read_refuses_what_is_too_large);
+    tcase_add_test(t, test_faults_happen_as_often_as_the_script_says_and_repeat);
+    tcase_add_test(t, test_faults_script_that_makes_no_sense_is_refused_by_its_word);
     suite_add_tcase(s, t);
     return tap_main(s);
 }

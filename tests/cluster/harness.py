@@ -65,19 +65,20 @@ class Proc:
 
 class Cluster:
     def __init__(self, model=DEMO, prefill=1, decode=1, store=False, plan="auto", worker_args=(), store_args=(),
-                 router_args=(), wrap=(), roles_args=None):
+                 router_args=(), wrap=(), roles_args=None, dummy=None):
         self.dir = tempfile.mkdtemp(prefix="tandem-test-")
         self.wrap, self.model = list(wrap), model
         patience = ["--silence-ms", str(1000 * SLOW)]
         worker_args, store_args, router_args = [[*patience, *a] for a in (worker_args, store_args, router_args)]
-        workers = ["--model", model, "--pool-bytes", "64M", "--threads", "1", "--log-level", "info", *worker_args]
+        shape = ["--dummy", dummy] if dummy else ["--model", model]  # the router's model gives the vocabulary all the same
+        workers = [*shape, "--pool-bytes", "64M", "--threads", "1", "--log-level", "info", *worker_args]
         self.workers = []
         for role, n in (("prefill", prefill), ("decode", decode)):
             for i in range(n):
                 extra = (roles_args or {}).get(role, [])
                 self.workers.append(Proc(self, role, f"{role}-{i}", [*workers, *extra]))
         if store:
-            self.workers.append(Proc(self, "store", "store-0", ["--model", model, "--dir", os.path.join(self.dir, "store"),
+            self.workers.append(Proc(self, "store", "store-0", [*shape, "--dir", os.path.join(self.dir, "store"),
                                                                  "--dram-bytes", "64M", *store_args]))
         self.plan, self.router_args = plan, list(router_args)
         self.router = None

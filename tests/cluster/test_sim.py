@@ -1,0 +1,55 @@
+"""Workers with simulated compute: real processes, RPC and transfers, tokens that depend on the KV, time as the model says."""
+import os, sys
+sys.path.insert(0, os.path.dirname(__file__))
+from harness import *
+
+DIMS = "layers=8,kv_heads=2,heads=2,head_dim=64,hidden=128,ffn=128,vocab=1536"
+SIM = ["--engine", "sim", "--numerics", "bf16", "--max-rows", "1024", "--chunk-tokens", "512"]
+
+
+def prompts(tag):
+    rnd = random.Random(7)
+    shared = [rnd.randrange(1500) for _ in range(640)]
+    return [{"id": f"{tag}{i}", "prompt_ids": shared[:rnd.choice((0, 320, 640))] + [rnd.randrange(1500) for _ in range(n)],
+             "max_tokens": 40, "greedy": True, "ignore_eos": True} for i, n in enumerate((1, 17, 300, 1500, 40, 900, 16, 2222))]
+
+
+@test
+def test_sim_tokens_do_not_depend_on_where_they_are_made():
+    with Cluster(dummy=DIMS, plan="aggregated", worker_args=SIM) as c:
+        want = {k[1:]: r["token_ids"] for k, r in c.generate(prompts("a")).items()}
+    assert len({tuple(v) for v in want.values()}) == len(want)
+    with Cluster(dummy=DIMS, prefill=2, decode=2, store=True, plan="split", worker_args=SIM, store_args=["--numerics", "bf16"]) as c:
+        for tag in "bc":  # the second time from caches
+            got = c.generate(prompts(tag))
+            assert {k[1:]: r["token_ids"] for k, r in got.items()} == want
+            assert all(r["placement"]["plan"] == "split" for r in got.values())
+        assert any(r["usage"]["cached_tokens"]["worker"] for r in got.values())
+        c.audit()
+
+
+@test
+def test_sim_time_is_the_cost_models():
+    cost = ["--sim-prefill", "20000,100,0", "--sim-decode", "30000,0,0"]
+    with Cluster(dummy=DIMS, plan="split", worker_args=[*SIM, *cost]) as c:
+        c.generate([{"id": "w", "prompt_ids": [3] * 20, "max_tokens": 2, "greedy": True}])
+        t = c.generate([{"id": "x", "prompt_ids": [5] * 1000, "max_tokens": 11, "greedy": True, "ignore_eos": True}])["x"]["timing"]
+        assert 140 <= t["prefill"] < 140 + 100 * SLOW, t  # 2 chunks: 2 * 20 + 1000 * 0.1
+        assert 30 <= t["tpot"] < 30 + 20 * SLOW, t
+
+
+@test
+def test_sim_and_real_workers_do_not_mix():
+    with Cluster(plan="split") as c:
+        stranger = Proc(c, "decode", "decode-9", ["--engine", "sim", "--model", DEMO, "--pool-bytes", "16M"])
+        c.workers.append(stranger)
+        stranger.start()
+        router = Proc(c, "router", "router-2", ["--model", DEMO, "--workers", ",".join(w.address for w in c.workers),
+                                                "--listen", "127.0.0.1:0"]).start()
+        try:
+            wait_until(lambda: "numerics differ" in c.log("router-2"), 10, lambda: c.log("router-2"))
+        finally:
+            router.stop()
+
+
+main()
