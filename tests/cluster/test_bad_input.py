@@ -108,6 +108,8 @@ def test_workers_check_at_their_own_door():
                    leg(9, stop_ids=[70000]), leg(10, ids=[1] * 8192)]
             messages = [wp.RouterMessage(hello=wp.RouterHello(protocol=1, incarnation=incarnation, secret_proof=proof)),
                         *bad, leg(99)]
+            for number, m in enumerate(messages, 1):
+                m.number = number
             done = threading.Event()
 
             def feed():
