@@ -155,14 +155,14 @@ static void on_message(struct rpc_call *call, const ProtobufCMessage *base)
     struct link *link = rpc_call_user(call);
     const Tandem__Worker__V1__RouterMessage *m = (const Tandem__Worker__V1__RouterMessage *)base;
     bool hello = m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_HELLO;
+    if (hello == link->up || m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND__NOT_SET) {
+        rpc_call_finish(call, RPC_INVALID_ARGUMENT, "kind: the first message is a hello, and only the first", 0);
+        return;
+    }
     if (m->number != atomic_fetch_add(&link->n_heard, 1) + 1 && !hello) { /* versions and the secret are told first */
         log_warn(link->server->config.log, "stream is unsound: a message is missing or doubled router=%016llx",
                  (unsigned long long)link->incarnation);
         rpc_call_finish(call, RPC_DATA_LOSS, "number: a message is missing or doubled", 0);
-        return;
-    }
-    if (hello == link->up || m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND__NOT_SET) {
-        rpc_call_finish(call, RPC_INVALID_ARGUMENT, "kind: the first message is a hello, and only the first", 0);
         return;
     }
     if (hello) {
