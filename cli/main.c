@@ -14,6 +14,7 @@ static const struct {
     {"generate", cli_generate, "answer a prompt, or many from standard input"},
     {"chat", cli_chat, "talk to the model"},
     {"status", cli_status, "workers, pages, bytes moved"},
+    {"audit", cli_audit, "accounts for every page and block; exit code 1: not all are"},
     {"tokenize", cli_tokenize, "text to token ids and back"},
     {"bench", cli_bench, "measure kernels, engine, transfer and store beside this machine's limits"},
 };

@@ -300,3 +300,11 @@ struct kvpool_audit kvpool_audit(const struct kvpool *pool)
     }
     return a;
 }
+
+void kvpool_page_holds(const struct kvpool *pool, uint32_t index, uint32_t *by_sequences_out,
+                       uint32_t *by_transfers_out)
+{
+    MUST(index < pool->config.n_pages);
+    *by_sequences_out = pool->pages[index].seq_holds;
+    *by_transfers_out = pool->pages[index].xfer_holds;
+}

@@ -82,3 +82,6 @@ struct kvpool_audit {
     uint32_t free, cached, held, leased, quarantined, total;
 };
 struct kvpool_audit kvpool_audit(const struct kvpool *pool);
+/* How often page index (< total) is held by sequences and by transfers. */
+void kvpool_page_holds(const struct kvpool *pool, uint32_t index, uint32_t *by_sequences_out,
+                       uint32_t *by_transfers_out);

@@ -228,6 +228,10 @@ static void on_link(struct kvstore *s, struct link_mail *mail)
     case LINK_MESSAGE:
         if (mail->message->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_SNAPSHOT)
             send_snapshot(s, mail->link);
+        else if (mail->message->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_AUDIT) {
+            flush_events(s);
+            audit_answer(s, mail->link, mail->message->audit->nonce);
+        }
         break;
     }
     link_mail_free(mail);

@@ -158,3 +158,6 @@ void request_lease_ended(struct kvstore *s, struct lease *l, bool in_doubt);
 void request_fill_ended(struct kvstore *s, struct fill *f);
 void request_advance_all(struct kvstore *s, enum td_status load_status); /* some block was read, or could not be */
 void request_free_doubtful(struct kvstore *s, uint64_t now, bool all);
+
+/* audit.c */
+void audit_answer(struct kvstore *s, struct link *link, uint64_t nonce); /* after flush_events */

@@ -153,13 +153,24 @@ static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
 
 /* ----------------------------------------------------------------- Status */
 
+static void ask_owner(struct rpc_call *call, enum note_kind kind)
+{
+    struct router *r = rpc_call_user(call);
+    struct note *note = note_new(kind);
+    note->call = rpc_call_ref(call);
+    mailbox_push(&r->mailbox, &note->mail);
+}
+
 static void on_status(struct rpc_call *call, const ProtobufCMessage *base)
 {
     (void)base;
-    struct router *r = rpc_call_user(call);
-    struct note *note = note_new(NOTE_STATUS);
-    note->call = rpc_call_ref(call);
-    mailbox_push(&r->mailbox, &note->mail);
+    ask_owner(call, NOTE_STATUS);
+}
+
+static void on_audit(struct rpc_call *call, const ProtobufCMessage *base)
+{
+    (void)base;
+    ask_owner(call, NOTE_AUDIT);
 }
 
 static void fill_worker(const struct peer *p, Tandem__Admin__V1__WorkerStatus *w, Tandem__Admin__V1__Pages *pages,
@@ -248,6 +259,10 @@ const struct rpc_method ROUTER_METHODS[] = {
     {"/tandem.admin.v1.Admin/Status",
      &tandem__admin__v1__status_request__descriptor,
      {on_status, NULL, on_plain_end},
+     on_open},
+    {"/tandem.admin.v1.Admin/Audit",
+     &tandem__admin__v1__audit_request__descriptor,
+     {on_audit, NULL, on_plain_end},
      on_open},
 };
 const uint32_t N_ROUTER_METHODS = sizeof(ROUTER_METHODS) / sizeof(ROUTER_METHODS[0]);

@@ -404,6 +404,9 @@ void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m)
     case TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_EVENTS:
         on_events(p, m->events);
         break;
+    case TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_AUDIT:
+        audit_answered(p, m->audit);
+        break;
     default:
         break; /* a newer worker may say more */
     }

@@ -232,6 +232,10 @@ static void on_note(struct router *r, struct note *n)
         router_answer_status(r, n->call);
         rpc_call_unref(n->call);
         break;
+    case NOTE_AUDIT:
+        audit_start(r, n->call);
+        rpc_call_unref(n->call);
+        break;
     case NOTE_STOP:
         break;
     }
@@ -269,6 +273,7 @@ static void tick(struct router *r)
     for (uint32_t i = 0; i < r->n_peers; i++)
         peer_tick(r->peers[i], now);
     expire(r, now);
+    audit_tick(r, now);
     rpc_server_set_serving(r->rpc, ready(r));
     metrics_gauge(r->counters, ROUTER_QUEUED, r->n_queued);
     metrics_gauge(r->counters, ROUTER_RUNNING, r->n_running);
@@ -399,6 +404,7 @@ void router_close(struct router *r)
     for (uint32_t i = 0; i < r->n_peers; i++)
         peer_disconnect(r->peers[i]);
     take_mail(r); /* what their calls still said */
+    audit_drop(r);
     for (uint32_t i = 0; i < r->n_peers; i++)
         free(r->peers[i]);
     metrics_http_close(r->metrics_http);

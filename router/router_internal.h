@@ -136,7 +136,7 @@ struct peer { /* a worker or store; owner thread */
     uint64_t queued_tokens;
 };
 
-enum note_kind { NOTE_REQUEST, NOTE_REQUEST_GONE, NOTE_WORKER, NOTE_WORKER_GONE, NOTE_STATUS, NOTE_STOP };
+enum note_kind { NOTE_REQUEST, NOTE_REQUEST_GONE, NOTE_WORKER, NOTE_WORKER_GONE, NOTE_STATUS, NOTE_AUDIT, NOTE_STOP };
 
 struct note { /* what rpc threads tell the owner */
     struct mail mail;
@@ -145,7 +145,7 @@ struct note { /* what rpc threads tell the owner */
     struct peer *peer;
     uint64_t epoch;
     Tandem__Worker__V1__WorkerMessage *message;
-    struct rpc_call *call; /* NOTE_STATUS; NOTE_REQUEST_GONE */
+    struct rpc_call *call; /* NOTE_STATUS, NOTE_AUDIT; NOTE_REQUEST_GONE */
     char text[256];
 };
 
@@ -164,6 +164,8 @@ struct router {
     struct metrics_http *metrics_http;
     char metrics_address[64];
     struct faults *faults; /* NULL: none */
+    struct audit *audit;   /* that runs; NULL: none */
+    uint64_t next_audit;
     struct mailbox mailbox;
     _Atomic bool stopping, forced;
 
@@ -221,3 +223,9 @@ void peer_send(struct peer *p, Tandem__Worker__V1__RouterMessage *m); /* numbers
 
 struct note *note_new(enum note_kind kind);
 struct request *router_find(struct router *r, const Tandem__Worker__V1__TransferId *id);
+
+/* audit.c; owner thread */
+void audit_start(struct router *r, struct rpc_call *call);
+void audit_answered(struct peer *p, const Tandem__Worker__V1__Audit *m);
+void audit_tick(struct router *r, uint64_t now);
+void audit_drop(struct router *r); /* when stopping */

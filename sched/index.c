@@ -116,6 +116,20 @@ uint32_t index_match(const struct index *x, uint32_t holder, const struct block_
     return have;
 }
 
+uint64_t index_digest(const struct index *x, uint32_t holder, uint64_t *n_blocks_out)
+{
+    uint64_t sum = 0, n = 0;
+    for (uint64_t i = 0; i < x->cap; i++) {
+        const struct entry *e = &x->entries[i];
+        uint64_t fast = e->fast >> holder & 1, ssd = e->ssd >> holder & 1;
+        n += fast + ssd;
+        sum += fast ? block_digest(&e->key, TIER_WORKER) : 0;
+        sum += ssd ? block_digest(&e->key, TIER_SSD) : 0;
+    }
+    *n_blocks_out = n;
+    return sum;
+}
+
 uint64_t index_blocks(const struct index *x)
 {
     return x->n_blocks;

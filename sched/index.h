@@ -30,3 +30,6 @@ void index_clear(struct index *x, uint32_t holder); /* it died, or sends a snaps
 /* Length of the longest prefix of keys[0..n) that holder has in any tier. */
 uint32_t index_match(const struct index *x, uint32_t holder, const struct block_key *keys, uint32_t n);
 uint64_t index_blocks(const struct index *x);
+
+/* All that holder has, a block in two tiers counted twice: how many, and the sum of their block_digest(). Walks everything. */
+uint64_t index_digest(const struct index *x, uint32_t holder, uint64_t *n_blocks_out);

@@ -458,18 +458,17 @@ void leg_pull_ended(struct worker *w, struct work *work)
 {
     struct pull *p = work->pull;
     struct leg *leg = p->leg;
-    held_drop(w, &p->held, false); /* the end callback: nothing writes any more */
-    w->n_wire--;
+    bool from_store = p->from_store;
+    uint32_t first = p->first;
+    pull_close(w, p);
     if (leg) {
         leg->pull = NULL;
-        if (p->from_store)
-            store_load_ended(w, leg, work, p->first);
+        if (from_store)
+            store_load_ended(w, leg, work, first);
         else if (work->status)
             leg_abort(w, leg, work->status == TD_ERR_DEADLINE ? TD_ERR_DEADLINE : TD_ERR_PEER_LOST,
                       "KV did not arrive from the prefill worker", true);
         else
             kv_arrived(w, leg, work);
     }
-    free(p->addresses);
-    free(p);
 }

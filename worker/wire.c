@@ -49,6 +49,10 @@ struct lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_in
     struct lease *l = mem_zalloc(sizeof(*l));
     l->worker = w;
     l->id = id;
+    l->next = w->leases;
+    if (w->leases)
+        w->leases->prev = l;
+    w->leases = l;
     w->n_wire++;
     xfer_lease_grant(w->xfer, &(struct xfer_lease_params){.id = id,
                                                           .reader_incarnation = reader_incarnation,
@@ -56,6 +60,16 @@ struct lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_in
                                                           .on_end = on_lease_end,
                                                           .user = l});
     return l;
+}
+
+void lease_close(struct worker *w, struct lease *l, bool in_doubt)
+{
+    *(l->prev ? &l->prev->next : &w->leases) = l->next;
+    if (l->next)
+        l->next->prev = l->prev;
+    held_drop(w, &l->held, in_doubt);
+    w->n_wire--;
+    free(l);
 }
 
 /* ------------------------------------------------------------------ pulls */
@@ -89,6 +103,10 @@ struct pull *pull_open(struct worker *w, struct leg *leg, uint32_t first, uint32
     p->worker = w;
     p->leg = leg;
     p->first = first;
+    p->next = w->pulls;
+    if (w->pulls)
+        w->pulls->prev = p;
+    w->pulls = p;
     p->addresses = mem_array(n, sizeof(*p->addresses));
     for (uint32_t i = 0; i < n; i++) {
         p->addresses[i] = kvpool_address(engine_pool(w->engine), pages[first + i]);
@@ -96,6 +114,17 @@ struct pull *pull_open(struct worker *w, struct leg *leg, uint32_t first, uint32
     }
     leg->pull = p;
     return p;
+}
+
+void pull_close(struct worker *w, struct pull *p)
+{
+    *(p->prev ? &p->prev->next : &w->pulls) = p->next;
+    if (p->next)
+        p->next->prev = p->prev;
+    held_drop(w, &p->held, false); /* the end callback: nothing writes any more */
+    w->n_wire--;
+    free(p->addresses);
+    free(p);
 }
 
 void pull_start(struct worker *w, struct pull *p, struct xfer_id id, const char *address, uint64_t incarnation,

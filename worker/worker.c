@@ -250,6 +250,10 @@ static void on_link(struct worker *w, struct link_mail *mail)
                        "cancelled");
         else if (m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_SNAPSHOT)
             send_snapshot(w, mail->link);
+        else if (m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_AUDIT) {
+            flush_events(w);
+            audit_answer(w, mail->link, m->audit->nonce);
+        }
         break;
     }
     link_mail_free(mail);
@@ -268,9 +272,7 @@ static void on_work(struct worker *w, struct work *work)
         for (struct leg *l = w->legs; l; l = l->next)
             if (l->lease == work->lease)
                 l->lease = NULL;
-        held_drop(w, &work->lease->held, work->in_doubt);
-        w->n_wire--;
-        free(work->lease);
+        lease_close(w, work->lease, work->in_doubt);
         break;
     case WORK_WANT:
         store_wanted(w, &work->data);

@@ -32,6 +32,7 @@ struct held_pages {
 };
 
 struct pull {
+    struct pull *prev, *next; /* the worker's list, for audits */
     struct worker *worker;
     struct xfer_id id;
     struct leg *leg; /* NULL: cancelled, only the pages are waited for */
@@ -42,6 +43,7 @@ struct pull {
 };
 
 struct lease {
+    struct lease *prev, *next; /* the worker's list, for audits */
     struct worker *worker;
     struct xfer_id id;
     struct held_pages held;
@@ -102,6 +104,8 @@ struct worker {
 
     struct leg *legs;
     struct offer *offers;
+    struct lease *leases;
+    struct pull *pulls;
     uint32_t n_wire; /* pulls and leases not ended: closing waits for them */
     struct out_token *out;
     uint32_t n_out, cap_out;
@@ -151,6 +155,8 @@ void leg_on_end(void *user, struct seq *seq, enum seq_finish finish);
 /* wire.c: leases, pulls and the store */
 struct lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_incarnation);
 struct pull *pull_open(struct worker *w, struct leg *leg, uint32_t first, uint32_t n);
+void lease_close(struct worker *w, struct lease *l, bool in_doubt); /* after on_end */
+void pull_close(struct worker *w, struct pull *p);
 void pull_start(struct worker *w, struct pull *p, struct xfer_id id, const char *address, uint64_t incarnation,
                 uint64_t deadline_ns);
 bool store_load(struct worker *w, struct leg *leg, uint32_t n_matched); /* false: nothing to ask for */
@@ -158,3 +164,6 @@ void store_offer(struct worker *w, struct leg *leg, uint32_t first_block);
 void store_wanted(struct worker *w, const struct bytes *message);
 void store_expire(struct worker *w, uint64_t now, bool all);
 void wire_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes);
+
+/* audit.c */
+void audit_answer(struct worker *w, struct link *link, uint64_t nonce); /* after flush_events */

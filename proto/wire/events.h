@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "base/mem.h"
+#include "base/random.h"
 #include "base/status.h"
 #include "proto/wire/block_key.h"
 
@@ -40,3 +41,12 @@ void events_encode(const struct events_header *h, const struct block_event *even
 /* The header, after checking every byte of the batch; events_at then reads event i < count. */
 enum td_status events_decode(const void *data, size_t len_bytes, struct events_header *out);
 struct block_event events_at(const void *data, uint32_t i);
+
+/*
+ * A number for a set of blocks: the sum of this over its members, so it is kept up or compared without an order. Memory of a
+ * worker and of a store count as one tier, as in the index.
+ */
+static inline uint64_t block_digest(const struct block_key *key, enum block_tier tier)
+{
+    return random_at(block_key_hash(key), tier == TIER_SSD, 0);
+}

@@ -154,6 +154,15 @@ class Cluster:
                     return False
             return True
         wait_until(clean, timeout, lambda: "pages come back: " + json.dumps(self.status()["workers"]))
+        code, report = self.account()
+        assert code == 0 and report["ok"], report
+
+    def account(self):
+        """What `tandem audit` says, now, whatever runs."""
+        out = subprocess.run([*self.wrap, TANDEM, "audit", "--json", "--router", self.router.address], capture_output=True,
+                             text=True, timeout=30 * SLOW)
+        assert out.returncode in (0, 1) and out.stdout, out.stderr
+        return out.returncode, json.loads(out.stdout)
 
 
 def wait_until(condition, timeout, what):
