@@ -232,11 +232,10 @@ static void on_message(struct rpc_call *call, const ProtobufCMessage *base)
     if (a->on_text && m->text.len)
         a->on_text(a, m->text.data, m->text.len);
     if (m->end && !a->end) {
-        size_t n = protobuf_c_message_get_packed_size(&m->end->base);
-        uint8_t *packed = mem_zalloc(n);
-        protobuf_c_message_pack(&m->end->base, packed);
-        a->end = tandem__v1__generate_end__unpack(NULL, n, packed);
-        free(packed);
+        Tandem__V1__GenerateResponse *whole = (Tandem__V1__GenerateResponse *)rpc_call_take(call, base);
+        a->end = whole->end;
+        whole->end = NULL;
+        tandem__v1__generate_response__free_unpacked(whole, NULL);
     }
 }
 

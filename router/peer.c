@@ -40,11 +40,7 @@ static void on_message(struct rpc_call *call, const ProtobufCMessage *base)
 {
     const struct tie *t = rpc_call_user(call);
     struct note *note = note_new(NOTE_WORKER);
-    size_t n = protobuf_c_message_get_packed_size(base);
-    uint8_t *packed = mem_zalloc(n);
-    protobuf_c_message_pack(base, packed); /* the rpc layer owns the message, the owner thread needs its own */
-    note->message = tandem__worker__v1__worker_message__unpack(NULL, n, packed);
-    free(packed);
+    note->message = (Tandem__Worker__V1__WorkerMessage *)rpc_call_take(call, base);
     note->peer = t->peer;
     note->epoch = t->epoch;
     mailbox_push(&t->peer->router->mailbox, &note->mail);

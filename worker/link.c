@@ -169,12 +169,7 @@ static void on_message(struct rpc_call *call, const ProtobufCMessage *base)
         on_hello(link, m->hello);
         return;
     }
-    /* The rpc layer owns the message; the engine thread needs one of its own. */
-    size_t n = protobuf_c_message_get_packed_size(base);
-    uint8_t *packed = mem_zalloc(n);
-    protobuf_c_message_pack(base, packed);
-    deliver(link, LINK_MESSAGE, tandem__worker__v1__router_message__unpack(NULL, n, packed));
-    free(packed);
+    deliver(link, LINK_MESSAGE, (Tandem__Worker__V1__RouterMessage *)rpc_call_take(call, base));
 }
 
 static void on_end(struct rpc_call *call, enum rpc_code code, const char *text)

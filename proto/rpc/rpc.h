@@ -9,7 +9,8 @@
  *   client:  rpc_call_start -> on_message* -> on_end, once
  *
  * Ownership: the call is counted. The rpc layer holds it until on_end returned; who wants to use it longer, or from another
- * thread, takes a ref first. After on_end sends are ignored. Messages given to on_message belong to the rpc layer.
+ * thread, takes a ref first. After on_end sends are ignored. A message given to on_message belongs to the rpc layer, unless
+ * it is taken.
  *
  * Bounds: a call queues at most max_queued_bytes of unsent messages, each counted with some 150 bytes for its keep (one
  * message is always taken, however large); then rpc_call_send answers TD_ERR_NO_SPACE, and the caller decides (a token
@@ -66,6 +67,9 @@ struct rpc_handlers {
      * of rpc_call_abort, INVALID_ARGUMENT if the client's message made no sense). */
     void (*on_end)(struct rpc_call *call, enum rpc_code code, const char *text);
 };
+
+/* Inside on_message: the message is the caller's from here on, who frees it with protobuf_c_message_free_unpacked(m, NULL). */
+ProtobufCMessage *rpc_call_take(struct rpc_call *call, const ProtobufCMessage *message);
 
 struct rpc_call *rpc_call_ref(struct rpc_call *call);
 void rpc_call_unref(struct rpc_call *call);

@@ -552,6 +552,12 @@ static void call_deliver(struct rpc_call *call, grpc_byte_buffer *buffer)
         protobuf_c_message_free_unpacked(message, NULL);
 }
 
+ProtobufCMessage *rpc_call_take(struct rpc_call *call, const ProtobufCMessage *message)
+{
+    call->message_taken = true;
+    return (ProtobufCMessage *)(uintptr_t)message;
+}
+
 static void call_recv_start(struct rpc_call *call)
 {
     grpc_op op = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &call->recv_buffer};

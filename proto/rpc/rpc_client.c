@@ -178,8 +178,7 @@ static void unary_message(struct rpc_call *call, const ProtobufCMessage *message
     struct unary *u = rpc_call_user(call);
     if (u->response)
         return;
-    u->response = (ProtobufCMessage *)(uintptr_t)message;
-    call->message_taken = true;
+    u->response = rpc_call_take(call, message);
 }
 
 static void unary_end(struct rpc_call *call, enum rpc_code code, const char *text)

@@ -100,7 +100,7 @@ struct rpc_call {
 
     struct rpc_tag close_tag, recv_tag, send_tag;
     uint32_t n_received;     /* the receive chain's own */
-    bool message_taken;      /* on_message (of rpc_unary) keeps the message */
+    bool message_taken;      /* on_message keeps the message */
     uint32_t retry_after_ms; /* client: from the trailing metadata; server: to be sent */
 
     /* A lock and not a queue: the sender wants to know at once whether its message fits. */
