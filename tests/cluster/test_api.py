@@ -91,6 +91,15 @@ def test_cancel_frees_both_legs_within_a_second():
 
 
 @test
+def test_client_that_was_idle_is_not_cut_off():
+    with cluster() as c:
+        client = Client(c.router.address)
+        for _ in range(4):
+            client.all(request(ids=[1, 2, 3], max_tokens=4))
+            time.sleep(2.6)  # longer than it takes to notice a client that froze within a call
+
+
+@test
 def test_client_that_does_not_read_is_cut_off():
     with cluster(router_args=["--stall-ms", "300"]) as c:
         client = Client(c.router.address)
