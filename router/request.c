@@ -12,7 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/random.h"
 #include "router/router_internal.h"
+
+enum { MAX_RUNS = 256 };
+static const double HOT_AT = 8; /* requests within a minute or so from which on a segment deserves a second copy */
 
 static double ms(uint64_t ns)
 {
@@ -59,12 +63,73 @@ static Tandem__Worker__V1__TransferId transfer_id(const struct request *q)
     return id;
 }
 
+struct store_list { /* what a leg's message points to */
+    Tandem__Worker__V1__Store stores[MAX_WORKERS], *store_list[MAX_WORKERS];
+    Tandem__Worker__V1__StoreRun runs[MAX_RUNS], *run_list[MAX_RUNS];
+    const struct peer *peers[MAX_WORKERS];
+};
+
+/* The store that goes on longest from block `first`; of equals one by chance, so that copies share the load. */
+static uint32_t longest_run(const struct request *q, const struct store_list *l, size_t n_stores, uint32_t first,
+                            uint32_t *store_out)
+{
+    uint32_t best = 0;
+    uint64_t start = random_at(q->router->incarnation, q->counter, first) % n_stores;
+    for (size_t i = 0; i < n_stores; i++) {
+        uint32_t at = (uint32_t)((start + i) % n_stores);
+        uint32_t n =
+            index_match_segments(q->router->index, 1ull << l->peers[at]->holder, q->keys, first, q->plan.store_blocks);
+        if (n > best) {
+            best = n;
+            *store_out = at;
+        }
+    }
+    return best;
+}
+
+static void list_runs(const struct request *q, struct store_list *l, Tandem__Worker__V1__Leg *leg)
+{
+    uint32_t store = 0, n;
+    for (uint32_t first = 0; first < q->plan.store_blocks && leg->n_store_runs < MAX_RUNS && leg->n_stores;
+         first += n) {
+        if (!(n = longest_run(q, l, leg->n_stores, first, &store)))
+            return;
+        Tandem__Worker__V1__StoreRun *run = l->run_list[leg->n_store_runs] = &l->runs[leg->n_store_runs];
+        tandem__worker__v1__store_run__init(run);
+        run->store = store;
+        run->first_block = first;
+        run->n_blocks = n;
+        leg->n_store_runs++;
+    }
+}
+
+static void list_stores(const struct request *q, Tandem__Worker__V1__LegKind kind, struct store_list *l,
+                        Tandem__Worker__V1__Leg *leg)
+{
+    const struct router *r = q->router;
+    for (uint32_t i = 0; i < r->n_peers; i++) {
+        const struct peer *p = r->peers[i];
+        if (p->role != ROLE_STORE || p->state != PEER_READY)
+            continue;
+        Tandem__Worker__V1__Store *s = l->store_list[leg->n_stores] = &l->stores[leg->n_stores];
+        tandem__worker__v1__store__init(s);
+        s->xfer_address = router_data(p->xfer_address);
+        s->id = ring_id(p->name, strlen(p->name));
+        l->peers[leg->n_stores++] = p;
+    }
+    leg->stores = l->store_list;
+    leg->store_runs = l->run_list;
+    leg->hot_blocks = q->hot_blocks;
+    if (kind != TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE)
+        list_runs(q, l, leg);
+}
+
 static void send_leg(struct request *q, struct peer *to, Tandem__Worker__V1__LegKind kind, const struct peer *other)
 {
     Tandem__Worker__V1__Leg leg = TANDEM__WORKER__V1__LEG__INIT;
     Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
     Tandem__Worker__V1__TransferId id = transfer_id(q);
-    struct peer *store = q->plan.store < 0 ? NULL : q->router->peers[q->plan.store];
+    struct store_list stores;
     leg.id = &id;
     leg.kind = kind;
     leg.n_ids = q->p.n_ids;
@@ -75,10 +140,7 @@ static void send_leg(struct request *q, struct peer *to, Tandem__Worker__V1__Leg
         leg.peer_xfer_address = router_data(other->xfer_address);
         leg.peer_incarnation = other->incarnation;
     }
-    if (store) {
-        leg.store_xfer_address = router_data(store->xfer_address);
-        leg.store_blocks = q->plan.store_blocks;
-    }
+    list_stores(q, kind, &stores, &leg);
     if (q->p.remaining_ms != INT64_MAX) {
         int64_t left = q->p.remaining_ms - (int64_t)ms(clock_now(&q->router->clock) - q->arrived_ns);
         leg.remaining_ms = left > 0 ? left : 1;
@@ -120,6 +182,18 @@ static void release_decode(struct request *q)
     q->decode = NULL;
 }
 
+/* How many of its leading blocks are in segments that are asked for often. */
+static uint32_t count_hot(struct request *q)
+{
+    uint32_t n = 0;
+    for (uint32_t at = 0; at < q->n_keys; at += RING_SEGMENT_BLOCKS) {
+        double count = hot_count(q->router->hot, &q->keys[at], q->placed_ns);
+        if (count >= HOT_AT && n == at)
+            n = at + RING_SEGMENT_BLOCKS < q->n_keys ? at + RING_SEGMENT_BLOCKS : q->n_keys;
+    }
+    return n;
+}
+
 void request_place(struct request *q, const struct plan *plan)
 {
     struct router *r = q->router;
@@ -131,13 +205,14 @@ void request_place(struct request *q, const struct plan *plan)
     r->n_running++;
     q->state = REQUEST_PLACED;
     q->counter = ++r->next_counter;
+    q->hot_blocks = count_hot(q);
     q->alone = plan->kind == PLAN_SPLIT && q->p.sampling.max_tokens <= 1; /* nothing would be left to decode */
     q->prefill = q->placed_prefill = prefill;
     q->decode = q->placed_decode = decode;
     memcpy(q->prefill_name, prefill->name, sizeof(q->prefill_name));
     memcpy(q->decode_name, decode->name, sizeof(q->decode_name));
     q->reserved_pages = policy_reservation(&q->ask);
-    uint32_t known = index_match(r->index, prefill->holder, q->keys, q->n_keys) * q->ask.block_tokens;
+    uint32_t known = index_match(r->index, 1ull << prefill->holder, q->keys, q->n_keys) * q->ask.block_tokens;
     known = plan->store_blocks * q->ask.block_tokens > known ? plan->store_blocks * q->ask.block_tokens : known;
     q->queued_tokens = q->p.n_ids > known ? q->p.n_ids - known : 1;
     prefill->queued_tokens += q->queued_tokens;

@@ -122,7 +122,7 @@ static void fill_snapshot(struct router *r, const struct request *q, struct poli
         const struct peer *p = r->peers[i];
         out[i] = (struct policy_worker){.role = p->role,
                                         .usable = p->state == PEER_READY,
-                                        .matched_blocks = index_match(r->index, p->holder, q->keys, q->n_keys),
+                                        .matched_blocks = index_match(r->index, 1ull << p->holder, q->keys, q->n_keys),
                                         .queued_tokens = p->queued_tokens,
                                         .chunk_tokens = p->chunk_tokens,
                                         .running = p->running,
@@ -133,6 +133,15 @@ static void fill_snapshot(struct router *r, const struct request *q, struct poli
                                         .prefill_ms_per_token = p->load.prefill_ms_per_token,
                                         .decode_ms_per_step = p->load.decode_ms_per_step};
     }
+}
+
+static uint64_t stores_of(const struct router *r)
+{
+    uint64_t mask = 0;
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        if (r->peers[i]->role == ROLE_STORE && r->peers[i]->state == PEER_READY)
+            mask |= 1ull << r->peers[i]->holder;
+    return mask;
 }
 
 static enum plan_force forced_plan(const struct router *r)
@@ -148,14 +157,16 @@ static bool decide(struct router *r, struct request *q)
     struct policy_worker snapshot[MAX_WORKERS];
     char text[200];
     double waited = (double)(clock_now(&r->clock) - q->arrived_ns) * 1e-6;
-    q->ask = (struct policy_request){.n_tokens = q->p.n_ids,
-                                     .max_tokens = q->p.sampling.max_tokens,
-                                     .block_tokens = r->layout.page_tokens,
-                                     .ttft_ms = q->p.ttft_ms,
-                                     .tpot_ms = q->p.tpot_ms,
-                                     .remaining_ms = INT64_MAX,
-                                     .waited_ms = waited,
-                                     .force = forced_plan(r)};
+    q->ask =
+        (struct policy_request){.n_tokens = q->p.n_ids,
+                                .max_tokens = q->p.sampling.max_tokens,
+                                .block_tokens = r->layout.page_tokens,
+                                .store_blocks = index_match_segments(r->index, stores_of(r), q->keys, 0, q->n_keys),
+                                .ttft_ms = q->p.ttft_ms,
+                                .tpot_ms = q->p.tpot_ms,
+                                .remaining_ms = INT64_MAX,
+                                .waited_ms = waited,
+                                .force = forced_plan(r)};
     if (q->p.remaining_ms != INT64_MAX)
         q->ask.remaining_ms = q->p.remaining_ms > (int64_t)waited ? q->p.remaining_ms - (int64_t)waited : 0;
     fill_snapshot(r, q, snapshot);
@@ -373,6 +384,7 @@ enum td_status router_open(const struct router_options *options, struct router *
     mailbox_init(&r->mailbox);
     pthread_mutex_init(&r->hello_lock, NULL);
     r->index = index_open();
+    r->hot = mem_zalloc(sizeof(*r->hot));
     r->metrics = metrics_open();
     r->counters = metrics_add(r->metrics, METRIC_INFO, sizeof(METRIC_INFO) / sizeof(METRIC_INFO[0]), NULL);
     enum td_status s = faults_open(r->options.faults, &r->log, &r->faults, error_out);
@@ -411,6 +423,7 @@ void router_close(struct router *r)
     metrics_close(r->metrics);
     faults_close(r->faults);
     index_close(r->index);
+    free(r->hot);
     tokenizer_close(r->tokenizer);
     chat_template_close(r->chat);
     mailbox_fini(&r->mailbox);

@@ -17,8 +17,10 @@
 #include "proto/wire/events.h"
 #include "proto/wire/kv_layout.h"
 #include "router/router.h"
+#include "sched/hot.h"
 #include "sched/index.h"
 #include "sched/policy.h"
+#include "sched/ring.h"
 #include "tandem.pb-c.h"
 #include "worker.pb-c.h"
 
@@ -87,7 +89,7 @@ struct request {
     struct peer *placed_prefill, *placed_decode;
     char prefill_name[64], decode_name[64];
     uint64_t counter; /* of its transfer id */
-    uint32_t reserved_pages, queued_tokens;
+    uint32_t reserved_pages, queued_tokens, hot_blocks;
     bool decode_accepted, prefill_done, alone; /* alone: no decode leg was sent */
     bool over, over_by_length;                 /* the decode leg ended before what the prefill leg has to tell came */
 
@@ -180,6 +182,7 @@ struct router {
     struct peer *peers[MAX_WORKERS];
     uint32_t n_peers;
     struct index *index;
+    struct hot *hot; /* segments of prompts */
     struct request *requests, *last_request;
     uint64_t queued_tokens;
     uint32_t n_queued, n_running;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "sched/ring.h"
 
 struct entry { /* empty when nobody holds it and it was never used; a hole when nobody holds it any more */
     struct block_key key;
@@ -93,27 +94,42 @@ void index_clear(struct index *x, uint32_t holder)
     }
 }
 
-static bool has(const struct index *x, uint32_t holder, const struct block_key *key)
+static bool has(const struct index *x, uint64_t holders, const struct block_key *key)
 {
     const struct entry *e = slot(x, key);
-    return (e->fast | e->ssd) >> holder & 1;
+    return (e->fast | e->ssd) & holders;
 }
 
-uint32_t index_match(const struct index *x, uint32_t holder, const struct block_key *keys, uint32_t n)
+uint32_t index_match(const struct index *x, uint64_t holders, const struct block_key *keys, uint32_t n)
 {
     uint32_t have = 0, step = 1; /* keys[0..have) are there */
-    while (have + step <= n && has(x, holder, &keys[have + step - 1])) {
+    while (have + step <= n && has(x, holders, &keys[have + step - 1])) {
         have += step;
         step *= 2;
     }
     for (uint32_t limit = have + step < n + 1 ? have + step : n + 1; have + 1 < limit;) { /* keys[limit-1] is not */
         uint32_t middle = have + (limit - have) / 2;
-        if (has(x, holder, &keys[middle - 1]))
+        if (has(x, holders, &keys[middle - 1]))
             have = middle;
         else
             limit = middle;
     }
     return have;
+}
+
+uint32_t index_match_segments(const struct index *x, uint64_t holders, const struct block_key *keys, uint32_t first,
+                              uint32_t n)
+{
+    uint32_t at = first;
+    while (at < n) {
+        uint32_t end = (at / RING_SEGMENT_BLOCKS + 1) * RING_SEGMENT_BLOCKS;
+        end = end < n ? end : n;
+        uint32_t m = index_match(x, holders, keys + at, end - at);
+        at += m;
+        if (at < end)
+            break;
+    }
+    return at - first;
 }
 
 uint64_t index_digest(const struct index *x, uint32_t holder, uint64_t *n_blocks_out)

@@ -1,7 +1,7 @@
 /*
  * Prefix index: which holders (workers and stores) have which blocks, fed by their sequenced events.
  *
- * One entry a key with a bit for each holder and tier; open addressing, linear probing, at most half full. A holder's chain is
+ * One entry a key with a bit for each holder and tier; open addressing, linear probing, at most half full. A worker's chain is
  * closed under prefixes, so its longest match is found by galloping over the request's key array: O(log n) lookups. It is a
  * hint: workers check again.
  *
@@ -27,8 +27,11 @@ void index_add(struct index *x, uint32_t holder, enum block_tier tier, const str
 void index_remove(struct index *x, uint32_t holder, enum block_tier tier, const struct block_key *key);
 void index_clear(struct index *x, uint32_t holder); /* it died, or sends a snapshot */
 
-/* Length of the longest prefix of keys[0..n) that holder has in any tier. */
-uint32_t index_match(const struct index *x, uint32_t holder, const struct block_key *keys, uint32_t n);
+/* Length of the longest prefix of keys[0..n) of which each block is with one of the holders (a bit for each), in any tier. */
+uint32_t index_match(const struct index *x, uint64_t holders, const struct block_key *keys, uint32_t n);
+/* The same of stores, which hold a chain by segments (sched/ring.h): how many blocks from keys[first] on. O(n / 64 log 64). */
+uint32_t index_match_segments(const struct index *x, uint64_t holders, const struct block_key *keys, uint32_t first,
+                              uint32_t n);
 uint64_t index_blocks(const struct index *x);
 
 /* All that holder has, a block in two tiers counted twice: how many, and the sum of their block_digest(). Walks everything. */

@@ -49,24 +49,12 @@ static bool takes_prompts(const struct policy_worker *w)
     return w->queued_tokens < (uint64_t)CHUNKS_AHEAD * w->chunk_tokens;
 }
 
-/* The store with the longest prefix. */
-static int32_t best_store(const struct policy_worker *workers, uint32_t n)
-{
-    int32_t best = -1;
-    for (uint32_t i = 0; i < n; i++)
-        if (workers[i].role == ROLE_STORE && workers[i].usable &&
-            (best < 0 || workers[i].matched_blocks > workers[best].matched_blocks))
-            best = (int32_t)i;
-    return best;
-}
-
 /* TTFT on worker w; *store_blocks_out: what is worth loading (0: computing is faster, or nothing is there). */
-static double predict_ttft(const struct policy_worker *w, const struct policy_worker *store,
-                           const struct policy_request *r, uint32_t *store_blocks_out)
+static double predict_ttft(const struct policy_worker *w, const struct policy_request *r, uint32_t *store_blocks_out)
 {
     uint32_t usable = (r->n_tokens - 1) / r->block_tokens; /* the last token is always computed */
     uint32_t own = w->matched_blocks < usable ? w->matched_blocks : usable;
-    uint32_t there = store ? (store->matched_blocks < usable ? store->matched_blocks : usable) : 0;
+    uint32_t there = r->store_blocks < usable ? r->store_blocks : usable;
     double load = 0;
     *store_blocks_out = 0;
     if (there > own) {
@@ -87,7 +75,6 @@ struct search {
     const struct policy_worker *workers;
     const struct policy_request *r;
     uint64_t seed;
-    int32_t store;
     struct plan best;
     bool found, could_fit;
     double best_cost, least_ttft, least_tpot;
@@ -107,7 +94,7 @@ static void consider(struct search *s, uint32_t prefill, uint32_t decode)
         return;
     s->could_fit = true;
     uint32_t store_blocks;
-    double ttft = predict_ttft(p, s->store < 0 ? NULL : &s->workers[s->store], s->r, &store_blocks);
+    double ttft = predict_ttft(p, s->r, &store_blocks);
     double tpot = step_ms(d);
     if (prefill == decode && d->running) /* its running sequences wait for our chunks, we for their steps */
         ttft += step_ms(d) * (1 + s->r->n_tokens / (d->chunk_tokens ? d->chunk_tokens : 1));
@@ -130,7 +117,6 @@ static void consider(struct search *s, uint32_t prefill, uint32_t decode)
     s->best = (struct plan){.kind = prefill == decode ? PLAN_AGGREGATED : PLAN_SPLIT,
                             .prefill = prefill,
                             .decode = decode,
-                            .store = s->store,
                             .store_blocks = store_blocks,
                             .ttft_ms = ttft,
                             .tpot_ms = tpot};
@@ -139,7 +125,7 @@ static void consider(struct search *s, uint32_t prefill, uint32_t decode)
 static struct plan refuse(const struct search *s)
 {
     const struct policy_request *r = s->r;
-    struct plan p = {.kind = PLAN_REFUSE, .store = -1, .ttft_ms = s->least_ttft, .tpot_ms = s->least_tpot};
+    struct plan p = {.kind = PLAN_REFUSE, .ttft_ms = s->least_ttft, .tpot_ms = s->least_tpot};
     p.retry_after_ms = 100;
     if (!s->could_fit) {
         p.reason = "prompt and max_tokens fit no worker's context or pool";
@@ -162,7 +148,7 @@ static struct plan refuse(const struct search *s)
 struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers, const struct policy_request *request,
                          uint64_t seed)
 {
-    struct search s = {.workers = workers, .r = request, .seed = seed, .store = best_store(workers, n_workers)};
+    struct search s = {.workers = workers, .r = request, .seed = seed};
     bool any_prefill = false, any_decode = false;
     for (uint32_t i = 0; i < n_workers; i++) {
         any_prefill |= workers[i].usable && workers[i].role == ROLE_PREFILL;
@@ -170,7 +156,6 @@ struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers
     }
     if (!any_decode || (request->force == FORCE_SPLIT && !any_prefill))
         return (struct plan){.kind = PLAN_REFUSE,
-                             .store = -1,
                              .reason = any_decode ? "no prefill worker is up" : "no decode worker is up",
                              .retry_after_ms = 1000};
     for (uint32_t d = 0; d < n_workers; d++) {

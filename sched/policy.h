@@ -21,7 +21,7 @@ enum worker_role { ROLE_PREFILL, ROLE_DECODE, ROLE_STORE };
 struct policy_worker {
     enum worker_role role;
     bool usable;
-    uint32_t matched_blocks; /* of this request, in its own pool; of a store: from block 0 on */
+    uint32_t matched_blocks; /* of this request, in its own pool */
     uint64_t queued_tokens;  /* prompt tokens sent to it and not computed yet */
     uint32_t chunk_tokens;   /* of one of its steps */
     uint32_t running, max_batch;
@@ -33,6 +33,7 @@ struct policy_worker {
 struct policy_request {
     uint32_t n_tokens, max_tokens;
     uint32_t block_tokens;
+    uint32_t store_blocks;     /* leading blocks that the stores hold together */
     uint32_t ttft_ms, tpot_ms; /* 0: no limit */
     int64_t remaining_ms;      /* INT64_MAX: no deadline */
     double waited_ms;          /* so far, in the router's queue */
@@ -42,12 +43,11 @@ struct policy_request {
 struct plan {
     enum plan_kind kind;
     uint32_t prefill, decode; /* indices into workers; equal when aggregated */
-    int32_t store;            /* where the prefix is loaded from; -1: nowhere */
-    uint32_t store_blocks;    /* leading blocks that the store holds */
-    double ttft_ms, tpot_ms;  /* predicted, from arrival */
-    const char *reason;       /* PLAN_REFUSE, PLAN_WAIT; static text */
-    bool never;               /* PLAN_REFUSE: no waiting will help (it can't fit) */
-    uint32_t retry_after_ms;  /* PLAN_REFUSE */
+    uint32_t store_blocks;   /* leading blocks worth loading from stores; 0: computing is faster, or nothing is there */
+    double ttft_ms, tpot_ms; /* predicted, from arrival */
+    const char *reason;      /* PLAN_REFUSE, PLAN_WAIT; static text */
+    bool never;              /* PLAN_REFUSE: no waiting will help (it can't fit) */
+    uint32_t retry_after_ms; /* PLAN_REFUSE */
 };
 
 struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers, const struct policy_request *request,

@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "worker/worker_internal.h"
 
+enum { MAX_ADDRESS = 128 };
 enum { TAIL_BYTES = 12 }; /* of a prefill's lease: u32 token, u32 bits of its log-probability, u32 enum seq_finish */
 
 static bool same_id(struct xfer_id a, struct xfer_id b)
@@ -87,7 +88,10 @@ static void leg_free(struct worker *w, struct leg *leg)
     if (leg->next)
         leg->next->prev = leg->prev;
     link_unref(leg->link);
-    free(leg->store);
+    for (uint32_t i = 0; i < leg->n_stores; i++)
+        free(leg->stores[i].address);
+    free(leg->stores);
+    free(leg->runs);
     free(leg->peer);
     free(leg);
 }
@@ -175,6 +179,23 @@ static struct sampling sampling_of(const Tandem__Worker__V1__SamplingParams *m, 
                              .n_stop_ids = (uint32_t)m->n_stop_ids};
 }
 
+static enum td_status check_stores(const Tandem__Worker__V1__Leg *m, struct td_error *e)
+{
+    if (m->n_stores > MAX_STORES || m->n_store_runs > m->n_ids)
+        return td_fail(e, TD_ERR_INVALID, "leg.stores: %zu, and %zu runs", m->n_stores, m->n_store_runs);
+    for (size_t i = 0; i < m->n_stores; i++)
+        if (!m->stores[i]->xfer_address.len || m->stores[i]->xfer_address.len > MAX_ADDRESS)
+            return td_fail(e, TD_ERR_INVALID, "leg.stores[%zu].xfer_address: %zu bytes", i,
+                           m->stores[i]->xfer_address.len);
+    for (size_t i = 0; i < m->n_store_runs; i++) {
+        const Tandem__Worker__V1__StoreRun *r = m->store_runs[i];
+        if (r->store >= m->n_stores || r->n_blocks > m->n_ids || r->first_block > m->n_ids)
+            return td_fail(e, TD_ERR_INVALID, "leg.store_runs[%zu]: blocks %u+%u of store %u", i, r->first_block,
+                           r->n_blocks, r->store);
+    }
+    return TD_OK;
+}
+
 static enum td_status check_message(struct worker *w, const Tandem__Worker__V1__Leg *m, struct td_error *e)
 {
     if (!m->id || !m->id->incarnation)
@@ -187,8 +208,10 @@ static enum td_status check_message(struct worker *w, const Tandem__Worker__V1__
         return td_fail(e, TD_ERR_INVALID, "leg.kind: %d is unknown", (int)m->kind);
     if (m->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE && (!m->peer_xfer_address.len || !m->peer_incarnation))
         return td_fail(e, TD_ERR_INVALID, "leg.peer_xfer_address: a decode leg needs one, and the incarnation");
-    if (m->peer_xfer_address.len > 128 || m->store_xfer_address.len > 128 || m->request_id.len > 64)
+    if (m->peer_xfer_address.len > MAX_ADDRESS || m->request_id.len > 64)
         return td_fail(e, TD_ERR_INVALID, "leg: an address or the request id is too long");
+    if (check_stores(m, e))
+        return TD_ERR_INVALID;
     if (m->sampling->n_logit_bias > SAMPLING_MAX_BIAS || m->n_ids > UINT32_MAX / 2)
         return td_fail(e, TD_ERR_INVALID, "leg: too many ids or biases");
     for (const struct leg *l = w->legs; l; l = l->next)
@@ -215,6 +238,18 @@ static enum td_status open_seq(struct worker *w, struct leg *leg, const Tandem__
     return s;
 }
 
+static void take_stores(struct leg *leg, const Tandem__Worker__V1__Leg *m)
+{
+    leg->stores = mem_array(m->n_stores, sizeof(*leg->stores));
+    leg->runs = mem_array(m->n_store_runs, sizeof(*leg->runs));
+    leg->hot_blocks = m->hot_blocks;
+    for (size_t i = 0; i < m->n_stores; i++)
+        leg->stores[leg->n_stores++] = (struct store_ref){text_of(m->stores[i]->xfer_address), m->stores[i]->id};
+    for (size_t i = 0; i < m->n_store_runs; i++)
+        leg->runs[leg->n_runs++] =
+            (struct store_run){m->store_runs[i]->store, m->store_runs[i]->first_block, m->store_runs[i]->n_blocks};
+}
+
 void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Leg *m)
 {
     struct td_error e = {{0}};
@@ -233,9 +268,8 @@ void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Le
     leg->id = (struct xfer_id){m->id->incarnation, m->id->counter};
     leg->kind = m->kind;
     leg->link = link_ref(link);
-    leg->store = text_of(m->store_xfer_address);
+    take_stores(leg, m);
     leg->n_prompt = m->sampling->n_prompt;
-    leg->store_blocks = m->store_blocks;
     leg->peer = text_of(m->peer_xfer_address);
     leg->peer_incarnation = m->peer_incarnation;
     memcpy(leg->label, m->request_id.data ? (const char *)m->request_id.data : "", m->request_id.len);
@@ -415,24 +449,6 @@ void leg_flush(struct worker *w)
 
 /* ------------------------------------------------------------ pulls ended */
 
-static void store_load_ended(struct worker *w, struct leg *leg, const struct work *work, uint32_t first)
-{
-    struct store_found found = {0, 0};
-    uint32_t page_tokens = w->geometry.layout.page_tokens, n = 0;
-    if (!work->status && !store_found_decode(work->result.tail, work->result.tail_len_bytes, &found))
-        n = work->result.n_pages;
-    if (n) {
-        leg->cached_dram = found.n_dram * page_tokens;
-        leg->cached_ssd = found.n_ssd * page_tokens;
-        leg->n_from_store = first + n;
-        metrics_inc(w->counters, WORKER_STORE_TOKENS, (uint64_t)n * page_tokens);
-    } else if (work->status) {
-        log_warn(&w->log, "store load failed, computing instead req=%s peer=%s status=%s", leg->label, leg->store,
-                 td_status_name(work->status));
-    }
-    engine_seq_filled(w->engine, leg->seq, (first + n) * page_tokens);
-}
-
 static void kv_arrived(struct worker *w, struct leg *leg, const struct work *work)
 {
     uint32_t n_tokens, n_pages;
@@ -459,12 +475,12 @@ void leg_pull_ended(struct worker *w, struct work *work)
     struct pull *p = work->pull;
     struct leg *leg = p->leg;
     bool from_store = p->from_store;
-    uint32_t first = p->first;
+    uint32_t first = p->first, n_asked = p->held.n;
     pull_close(w, p);
     if (leg) {
         leg->pull = NULL;
         if (from_store)
-            store_load_ended(w, leg, work, first);
+            store_load_ended(w, leg, work, first, n_asked);
         else if (work->status)
             leg_abort(w, leg, work->status == TD_ERR_DEADLINE ? TD_ERR_DEADLINE : TD_ERR_PEER_LOST,
                       "KV did not arrive from the prefill worker", true);

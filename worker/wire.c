@@ -1,5 +1,5 @@
 /*
- * Pages on the wire: leases that others pull from us, pulls of ours, and the store.
+ * Pages on the wire: leases that others pull from us, and pulls of ours.
  *
  * A page gets a transfer hold before the wire may touch it and loses it when the end callback said that nothing moves any
  * more. The callbacks come on the xfer thread and only post; the pool is touched on the engine thread alone.
@@ -9,9 +9,6 @@
 
 #include "base/mem.h"
 #include "worker/worker_internal.h"
-
-static const uint64_t STORE_LOAD_NS = 10 * NS_PER_S; /* a slower store is treated as a miss */
-static const uint64_t STORE_WANT_NS = 2 * NS_PER_S;  /* a store that doesn't answer an offer loses it */
 
 void held_add(struct worker *w, struct held_pages *h, struct page_ref page)
 {
@@ -139,129 +136,4 @@ void pull_start(struct worker *w, struct pull *p, struct xfer_id id, const char 
                                                         .place = place,
                                                         .on_end = on_pull_end,
                                                         .user = p});
-}
-
-/* ------------------------------------------------------------------ store */
-
-static uint32_t clamp_keys(uint32_t n)
-{
-    return n < STORE_MAX_KEYS ? n : STORE_MAX_KEYS;
-}
-
-static void send_keys(struct worker *w, const char *store, enum store_msg_kind kind, struct xfer_id id,
-                      const struct block_key *keys, uint32_t first, uint32_t n)
-{
-    struct bytes b = {0};
-    const char *address = kind == STORE_OFFER ? xfer_address(w->xfer) : ""; /* where the store pulls from */
-    const struct store_keys_msg m = {.id_incarnation = id.incarnation,
-                                     .id_counter = id.counter,
-                                     .first_index = first,
-                                     .n_keys = (uint16_t)n,
-                                     .keys = keys[first].b,
-                                     .address = address,
-                                     .address_len = (uint16_t)strlen(address)};
-    store_keys_encode(&m, &b);
-    xfer_send(w->xfer, store, (uint16_t)kind, b.data, (uint32_t)b.len);
-    bytes_free(&b);
-}
-
-bool store_load(struct worker *w, struct leg *leg, uint32_t n_matched)
-{
-    uint32_t n_tokens, n_keys, n_computed;
-    engine_seq_tokens(leg->seq, &n_tokens);
-    const struct block_key *keys = engine_seq_keys(leg->seq, &n_keys, &n_computed);
-    uint32_t usable = (n_tokens - 1) / w->geometry.layout.page_tokens; /* the last token is computed here */
-    uint32_t until = leg->store_blocks < usable ? leg->store_blocks : usable;
-    if (!leg->store || until <= n_matched)
-        return false;
-    uint32_t n = clamp_keys(until - n_matched);
-    uint64_t limit = clock_now(&w->clock) + STORE_LOAD_NS;
-    struct xfer_id id = worker_new_id(w);
-    struct pull *p = pull_open(w, leg, n_matched, n);
-    p->from_store = true;
-    send_keys(w, leg->store, STORE_LOOKUP, id, keys, n_matched, n);
-    pull_start(w, p, id, leg->store, 0, limit < leg->deadline_ns ? limit : leg->deadline_ns);
-    return true;
-}
-
-void store_offer(struct worker *w, struct leg *leg, uint32_t first_block)
-{
-    uint32_t n_keys, n_computed, n_pages;
-    const struct block_key *keys = engine_seq_keys(leg->seq, &n_keys, &n_computed);
-    const struct page_ref *pages = engine_seq_pages(leg->seq, &n_pages);
-    if (!leg->store || n_computed <= first_block)
-        return;
-    uint32_t n = clamp_keys(n_computed - first_block);
-    struct offer *o = mem_zalloc(sizeof(*o));
-    o->id = worker_new_id(w);
-    o->deadline_ns = clock_now(&w->clock) + STORE_WANT_NS;
-    for (uint32_t i = 0; i < n; i++)
-        held_add(w, &o->held, pages[first_block + i]);
-    o->next = w->offers;
-    w->offers = o;
-    send_keys(w, leg->store, STORE_OFFER, o->id, keys, first_block, n);
-}
-
-/* The wanted pages move from the offer to a lease, the others are let go. */
-static void lease_wanted(struct worker *w, struct offer *o, const struct store_want_msg *m)
-{
-    uint32_t n = 0;
-    while (n < m->n && store_want_at(m, n) < o->held.n)
-        n++;
-    if (!n || n < m->n) /* nothing wanted, or positions outside the offer */
-        return;
-    struct lease *l = lease_open(w, o->id, 0);
-    struct xfer_page *pages = mem_array(n, sizeof(*pages));
-    for (uint32_t i = 0; i < n; i++) {
-        struct page_ref ref = o->held.pages[store_want_at(m, i)];
-        pages[i] = (struct xfer_page){kvpool_address(engine_pool(w->engine), ref), ref.generation};
-        held_add(w, &l->held, ref);
-    }
-    xfer_lease_announce(w->xfer, o->id, 0, pages, n, 0, (uint16_t)w->geometry.layout.n_layers);
-    xfer_lease_finish(w->xfer, o->id, n, NULL, 0);
-    free(pages);
-}
-
-void store_wanted(struct worker *w, const struct bytes *message)
-{
-    struct store_want_msg m;
-    if (store_want_decode(message->data, message->len, &m)) {
-        log_warn(&w->log, "store sent a want that can't be read");
-        return;
-    }
-    for (struct offer **at = &w->offers; *at; at = &(*at)->next) {
-        struct offer *o = *at;
-        if (o->id.incarnation != m.id_incarnation || o->id.counter != m.id_counter)
-            continue;
-        lease_wanted(w, o, &m);
-        *at = o->next;
-        held_drop(w, &o->held, false);
-        free(o);
-        return;
-    }
-}
-
-void store_expire(struct worker *w, uint64_t now, bool all)
-{
-    for (struct offer **at = &w->offers; *at;) {
-        struct offer *o = *at;
-        if (!all && o->deadline_ns > now) {
-            at = &o->next;
-            continue;
-        }
-        *at = o->next;
-        held_drop(w, &o->held, false);
-        free(o);
-    }
-}
-
-void wire_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes)
-{
-    (void)peer;
-    struct worker *w = user;
-    if (kind != STORE_WANT)
-        return;
-    struct work *work = work_new(WORK_WANT);
-    bytes_append(&work->data, data, len_bytes);
-    mailbox_push(&w->mailbox, &work->mail);
 }

@@ -56,6 +56,17 @@ struct offer { /* told the store which blocks there are; waiting to hear which i
     uint64_t deadline_ns;
 };
 
+enum { MAX_STORES = 64 };
+
+struct store_ref {
+    char *address; /* of its transfers */
+    uint64_t id;   /* for sched/ring.h */
+};
+
+struct store_run { /* blocks [first, first + n) of the prompt are thought to be with stores[store] */
+    uint32_t store, first, n;
+};
+
 struct leg {
     struct leg *prev, *next;
     struct xfer_id id;
@@ -64,9 +75,12 @@ struct leg {
     struct seq *seq;
     struct lease *lease; /* PREFILL with a decode leg to follow */
     struct pull *pull;
-    char *store, *peer; /* transfer addresses; NULL: none */
+    char *peer; /* transfer address; NULL: none */
+    struct store_ref *stores;
+    struct store_run *runs;
+    uint32_t n_stores, n_runs, hot_blocks;
     uint64_t peer_incarnation;
-    uint32_t n_prompt, store_blocks, n_from_store;
+    uint32_t n_prompt, n_from_store;
     char label[72]; /* request id for logs */
     uint64_t deadline_ns, pull_done_ns, prefill_end_ns, transfer_ns, exposed_ns, wait_ns;
     uint32_t cached_worker, cached_dram, cached_ssd;
@@ -152,14 +166,16 @@ void leg_on_pages_ready(void *user, struct seq *seq, uint32_t first, uint32_t n,
 void leg_on_token(void *user, struct seq *seq, uint32_t token, float logprob);
 void leg_on_end(void *user, struct seq *seq, enum seq_finish finish);
 
-/* wire.c: leases, pulls and the store */
+/* wire.c: leases and pulls */
 struct lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_incarnation);
 struct pull *pull_open(struct worker *w, struct leg *leg, uint32_t first, uint32_t n);
 void lease_close(struct worker *w, struct lease *l, bool in_doubt); /* after on_end */
 void pull_close(struct worker *w, struct pull *p);
 void pull_start(struct worker *w, struct pull *p, struct xfer_id id, const char *address, uint64_t incarnation,
                 uint64_t deadline_ns);
-bool store_load(struct worker *w, struct leg *leg, uint32_t n_matched); /* false: nothing to ask for */
+/* store.c */
+bool store_load(struct worker *w, struct leg *leg, uint32_t n_have); /* blocks; false: nothing to ask for */
+void store_load_ended(struct worker *w, struct leg *leg, const struct work *work, uint32_t first, uint32_t n_asked);
 void store_offer(struct worker *w, struct leg *leg, uint32_t first_block);
 void store_wanted(struct worker *w, const struct bytes *message);
 void store_expire(struct worker *w, uint64_t now, bool all);

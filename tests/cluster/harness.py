@@ -77,8 +77,8 @@ class Cluster:
             for i in range(n):
                 extra = (roles_args or {}).get(role, [])
                 self.workers.append(Proc(self, role, f"{role}-{i}", [*workers, *extra]))
-        if store:
-            self.workers.append(Proc(self, "store", "store-0", [*shape, "--dir", os.path.join(self.dir, "store"),
+        for i in range(int(store)):
+            self.workers.append(Proc(self, "store", f"store-{i}", [*shape, "--dir", os.path.join(self.dir, f"store-{i}"),
                                                                  "--dram-bytes", "64M", *store_args]))
         self.plan, self.router_args = plan, list(router_args)
         self.router = None

@@ -2,10 +2,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "base/random.h"
 #include "sched/batching.h"
+#include "sched/hot.h"
 #include "sched/index.h"
 #include "sched/policy.h"
+#include "sched/ring.h"
 #include "tests/tap.h"
 
 START_TEST(test_batching_decodes_first_then_prompts_in_order)
@@ -62,14 +65,87 @@ START_TEST(test_index_agrees_with_a_naive_model)
             keys[j] = key(c, j);
         while (want < LENGTH && (has[h][c][want][0] || has[h][c][want][1]))
             want++;
-        ck_assert_uint_eq(index_match(x, h, keys, LENGTH), want);
+        ck_assert_uint_eq(index_match(x, 1ull << h, keys, LENGTH), want);
         uint32_t part = want / 2;
-        ck_assert_uint_eq(index_match(x, h, keys, part), part);
+        ck_assert_uint_eq(index_match(x, 1ull << h, keys, part), part);
     }
     for (uint32_t h = 0; h < HOLDERS; h++)
         index_clear(x, h);
     ck_assert_uint_eq(index_blocks(x), 0);
     index_close(x);
+}
+END_TEST
+
+START_TEST(test_index_matches_a_prefix_whose_segments_are_spread_over_stores)
+{
+    enum { N = 5 * RING_SEGMENT_BLOCKS };
+    struct index *x = index_open();
+    struct block_key keys[N];
+    for (uint32_t i = 0; i < N; i++) { /* store 0: segments 0, 1, 3 and half of 4; store 1: segment 2 */
+        keys[i] = key(1, i);
+        if (i < N - RING_SEGMENT_BLOCKS / 2)
+            index_add(x, i / RING_SEGMENT_BLOCKS == 2, TIER_DRAM, &keys[i]);
+    }
+    ck_assert_uint_eq(index_match_segments(x, 1, keys, 0, N), 2 * RING_SEGMENT_BLOCKS);
+    ck_assert_uint_eq(index_match_segments(x, 1, keys, 0, 100), 100);
+    ck_assert_uint_eq(index_match_segments(x, 2, keys, 0, N), 0);
+    ck_assert_uint_eq(index_match_segments(x, 2, keys, 2 * RING_SEGMENT_BLOCKS + 3, N), RING_SEGMENT_BLOCKS - 3);
+    ck_assert_uint_eq(index_match_segments(x, 1 | 2, keys, 0, N), N - RING_SEGMENT_BLOCKS / 2);
+    uint64_t n, digest = index_digest(x, 1, &n), want = 0;
+    ck_assert_uint_eq(n, RING_SEGMENT_BLOCKS);
+    for (uint32_t i = 0; i < RING_SEGMENT_BLOCKS; i++)
+        want += block_digest(&keys[2 * RING_SEGMENT_BLOCKS + i], TIER_DRAM);
+    ck_assert_uint_eq(digest, want);
+    index_add(x, 1, TIER_SSD, &keys[0]);
+    ck_assert_uint_ne(index_digest(x, 1, &n), digest);
+    ck_assert_uint_eq(n, RING_SEGMENT_BLOCKS + 1);
+    index_close(x);
+}
+END_TEST
+
+START_TEST(test_ring_moves_only_the_share_of_a_store_that_comes_or_goes)
+{
+    enum { STORES = 5, SEGMENTS = 20000 };
+    uint64_t ids[STORES];
+    uint32_t counts[STORES] = {0}, n_moved = 0;
+    for (uint32_t i = 0; i < STORES; i++) {
+        char name[16];
+        snprintf(name, sizeof(name), "store-%u", i);
+        ids[i] = ring_id(name, strlen(name));
+    }
+    for (uint32_t s = 0; s < SEGMENTS; s++) {
+        struct block_key k = key(s, 0);
+        uint32_t owner = ring_place(ids, STORES, &k, 0), copy = ring_place(ids, STORES, &k, 1);
+        uint32_t before = ring_place(ids, STORES - 1, &k, 0); /* without the last one */
+        counts[owner]++;
+        ck_assert_uint_ne(owner, copy);
+        ck_assert(before == owner || owner == STORES - 1); /* nothing moves but to the new one */
+        if (owner == STORES - 1)
+            ck_assert_uint_eq(before, copy); /* the next in line takes over what a lost one had */
+        n_moved += before != owner;
+    }
+    for (uint32_t i = 0; i < STORES; i++)
+        ck_assert_msg(counts[i] > SEGMENTS / STORES * 9 / 10 && counts[i] < SEGMENTS / STORES * 11 / 10, "%u: %u", i,
+                      counts[i]);
+    ck_assert_uint_eq(n_moved, counts[STORES - 1]);
+}
+END_TEST
+
+START_TEST(test_hot_counts_what_comes_often_and_forgets)
+{
+    struct hot *h = mem_zalloc(sizeof(*h));
+    struct block_key often = key(1, 1);
+    uint64_t now = NS_PER_S;
+    double count = 0;
+    for (uint32_t i = 0; i < 2000; i++, now += NS_PER_MS) { /* strangers share its slots now and then */
+        struct block_key once = key(2, i);
+        ck_assert(hot_count(h, &once, now) <= 2);
+        count = hot_count(h, &often, now);
+        ck_assert(count <= i + 1);
+    }
+    ck_assert_msg(count > 1900, "%f", count);
+    ck_assert(hot_count(h, &often, now + 10 * HOT_HALF_LIFE_NS) < 4);
+    free(h);
 }
 END_TEST
 
@@ -164,9 +240,8 @@ START_TEST(test_policy_loads_from_the_store_where_that_is_faster)
     struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_DECODE), worker(ROLE_STORE)};
     struct policy_request r = ask(1600);
     r.force = FORCE_SPLIT;
-    w[2].matched_blocks = 80;
+    r.store_blocks = 80;
     struct plan p = policy_place(w, 3, &r, 1);
-    ck_assert_int_eq(p.store, 2);
     ck_assert_uint_eq(p.store_blocks, 80);
     w[0].prefill_ms_per_token = 0.001; /* computing 16 tokens in 16 us */
     ck_assert_uint_eq(policy_place(w, 3, &r, 1).store_blocks, 0);
@@ -201,6 +276,9 @@ int main(void)
     tcase_add_test(t, test_policy_waits_for_room_and_never_overfills);
     tcase_add_test(t, test_policy_without_prefill_workers_is_aggregated);
     tcase_add_test(t, test_policy_loads_from_the_store_where_that_is_faster);
+    tcase_add_test(t, test_index_matches_a_prefix_whose_segments_are_spread_over_stores);
+    tcase_add_test(t, test_ring_moves_only_the_share_of_a_store_that_comes_or_goes);
+    tcase_add_test(t, test_hot_counts_what_comes_often_and_forgets);
     tcase_add_test(t, test_policy_spreads_equal_workers);
     suite_add_tcase(s, t);
     return tap_main(s);

@@ -1,0 +1,93 @@
+"""Several stores: long prefixes spread over them by rendezvous hashing, hot ones get a second copy, a lost one is a set of misses."""
+import os, sys
+sys.path.insert(0, os.path.dirname(__file__))
+from harness import *
+
+DIMS = "layers=4,kv_heads=1,heads=1,head_dim=64,hidden=64,ffn=64,vocab=1536"
+SIM = ["--engine", "sim", "--numerics", "bf16", "--max-rows", "2048", "--chunk-tokens", "2048", "--sim-prefill", "1000,20,0"]
+
+
+def ask(c, tag, prompts, max_tokens=8):
+    return c.generate([{"id": f"{tag}{i}", "prompt_ids": p, "max_tokens": max_tokens, "greedy": True, "ignore_eos": True}
+                       for i, p in enumerate(prompts)])
+
+
+def stores(c):
+    return {w["name"]: w["store"]["blocks_dram"] for w in c.status()["workers"] if w["role"] == "store"}
+
+
+def three():
+    return Cluster(dummy=DIMS, prefill=1, decode=1, store=3, plan="split", worker_args=SIM,
+                   store_args=["--numerics", "bf16"])
+
+
+def restart_workers(c):
+    for w in c.workers:
+        if w.role != "store":
+            w.stop()
+            w.start()
+    c.wait_ready()
+
+
+def tokens(results):
+    return [results[k]["token_ids"] for k in sorted(results)]
+
+
+@test
+def test_prefixes_are_spread_over_stores_and_come_back_whole():
+    rnd = random.Random(5)
+    prompts = [[rnd.randrange(1500) for _ in range(5000)] for _ in range(6)]  # 312 full blocks each: 5 segments
+    with three() as c:
+        first = ask(c, "a", prompts)
+        wait_until(lambda: sum(stores(c).values()) >= 6 * 312, 20, lambda: f"all blocks are stored: {stores(c)}")
+        assert all(n > 100 for n in stores(c).values()), stores(c)
+        assert sum(stores(c).values()) <= 6 * 313, stores(c)  # each once
+        restart_workers(c)
+        again = ask(c, "b", prompts)
+        assert tokens(again) == tokens(first)
+        for r in again.values():
+            cached = r["usage"]["cached_tokens"]
+            assert cached["dram"] == 312 * 16 and not cached["worker"], cached
+        c.audit()
+
+
+@test
+def test_lost_store_costs_its_share_and_no_answer():
+    rnd = random.Random(6)
+    prompts = [[rnd.randrange(1500) for _ in range(1024 + 8)] for _ in range(30)]  # one segment each
+    with three() as c:
+        first = ask(c, "a", prompts)
+        wait_until(lambda: sum(stores(c).values()) >= 30 * 64, 20, lambda: f"all blocks are stored: {stores(c)}")
+        lost = stores(c)["store-1"]
+        c["store-1"].kill()
+        c["store-1"].child.wait()
+        c.workers.remove(c["store-1"])
+        wait_until(lambda: any(w["state"] != "ready" for w in c.status()["workers"]), 10, "the router knows")
+        for w in c.workers:
+            if w.role != "store":
+                w.stop()
+                w.start()
+        wait_until(lambda: sum(w["state"] == "ready" for w in c.status()["workers"]) == 4, 20, "the others are back")
+        again = ask(c, "b", prompts)
+        assert tokens(again) == tokens(first)
+        hits = sum(r["usage"]["cached_tokens"]["dram"] for r in again.values()) // 16
+        assert 0 < lost < 30 * 64 and hits == 30 * 64 - lost, (hits, lost)
+        # what the lost one owned is written to the next in line
+        wait_until(lambda: sum(n for s, n in stores(c).items() if s != "store-1") >= 30 * 64, 20, lambda: str(stores(c)))
+
+
+@test
+def test_hot_prefix_gets_a_second_copy():
+    rnd = random.Random(7)
+    shared = [rnd.randrange(1500) for _ in range(64 * 16)]
+    with three() as c:
+        ask(c, "a", [shared + [9]])
+        wait_until(lambda: sum(stores(c).values()) >= 64, 20, lambda: f"stored: {stores(c)}")
+        assert sorted(stores(c).values()) == [0, 0, 64], stores(c)
+        ask(c, "b", [shared + [i] * 20 for i in range(12)])
+        wait_until(lambda: sum(n >= 64 for n in stores(c).values()) >= 2, 20, lambda: f"a second copy: {stores(c)}")
+        assert sum(n >= 64 for n in stores(c).values()) == 2, stores(c)
+        c.audit()
+
+
+main()
