@@ -237,9 +237,10 @@ void request_place(struct request *q, const struct plan *plan)
 /* Both legs cancelled, off the lists, freed. The call was finished before, or is gone. */
 static void drop(struct request *q)
 {
-    if (q->prefill && !q->prefill_done)
-        cancel_leg(q, q->prefill);
-    if (q->decode && q->decode != q->prefill)
+    /* Also a prefill leg that is done: its pages may be waiting for a reader that never comes. */
+    if (q->placed_prefill && q->placed_prefill->state == PEER_READY)
+        cancel_leg(q, q->placed_prefill);
+    if (q->decode && q->decode != q->placed_prefill)
         cancel_leg(q, q->decode);
     release_prefill(q);
     release_decode(q);

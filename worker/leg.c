@@ -121,6 +121,7 @@ void leg_cancel(struct worker *w, struct xfer_id id, enum td_status why, const c
             leg_abort(w, l, why, text, true);
             return;
         }
+    lease_cancel(w, id);
 }
 
 void leg_cancel_link(struct worker *w, const struct link *link)

@@ -59,6 +59,13 @@ struct lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_in
     return l;
 }
 
+void lease_cancel(struct worker *w, struct xfer_id id)
+{
+    for (const struct lease *l = w->leases; l; l = l->next)
+        if (l->id.incarnation == id.incarnation && l->id.counter == id.counter)
+            xfer_lease_cancel(w->xfer, id);
+}
+
 void lease_close(struct worker *w, struct lease *l, bool in_doubt)
 {
     *(l->prev ? &l->prev->next : &w->leases) = l->next;

@@ -169,6 +169,7 @@ void leg_on_end(void *user, struct seq *seq, enum seq_finish finish);
 /* wire.c: leases and pulls */
 struct lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_incarnation);
 struct pull *pull_open(struct worker *w, struct leg *leg, uint32_t first, uint32_t n);
+void lease_cancel(struct worker *w, struct xfer_id id);             /* nothing if it is over */
 void lease_close(struct worker *w, struct lease *l, bool in_doubt); /* after on_end */
 void pull_close(struct worker *w, struct pull *p);
 void pull_start(struct worker *w, struct pull *p, struct xfer_id id, const char *address, uint64_t incarnation,

@@ -133,6 +133,25 @@ START_TEST(test_transfer_lost_doubled_or_damaged_message_ends_the_connection)
 }
 END_TEST
 
+START_TEST(test_transfer_with_one_bad_part_fails_whichever_part_it_is)
+{
+    static const char *const KINDS[] = {"corrupt", "truncate", "lie", "fail"};
+    for (int kind = 0; kind < 4; kind++) {
+        uint64_t n_struck = 0;
+        for (int position = 1; position <= WORLD_RUN; position++) {
+            struct world w;
+            char script[64];
+            snprintf(script, sizeof(script), "wire.payload:%s@%d", KINDS[kind], position);
+            run(&w, 31, script, 1);
+            n_struck += n_faults(&w);
+            if (kind != 1 && n_faults(&w)) /* a cut may take nothing away */
+                ck_assert_msg(!w.n_status[0], "%s at part %d", KINDS[kind], position);
+        }
+        ck_assert_uint_ge(n_struck, 2);
+    }
+}
+END_TEST
+
 START_TEST(test_transfer_doubled_payload_is_refused_not_written_twice)
 {
     struct world w;
@@ -161,6 +180,7 @@ int main(void)
     tcase_add_test(t, test_transfer_corrupt_payload_is_a_checksum_error_never_a_success);
     tcase_add_test(t, test_transfer_that_says_done_without_sending_is_a_stall);
     tcase_add_test(t, test_transfer_lost_doubled_or_damaged_message_ends_the_connection);
+    tcase_add_test(t, test_transfer_with_one_bad_part_fails_whichever_part_it_is);
     tcase_add_test(t, test_transfer_doubled_payload_is_refused_not_written_twice);
     tcase_add_test(t, test_transfer_late_and_overtaken_payloads_still_arrive);
     suite_add_tcase(s, t);
