@@ -131,7 +131,10 @@ static void fill_snapshot(struct router *r, const struct request *q, struct poli
                                         .reserved_pages = p->reserved_pages,
                                         .max_context = p->max_context,
                                         .prefill_ms_per_token = p->load.prefill_ms_per_token,
-                                        .decode_ms_per_step = p->load.decode_ms_per_step};
+                                        .decode_ms_per_step = p->load.decode_ms_per_step,
+                                        .load_ms = p->load.load_ms,
+                                        .load_dram_ms = p->load.load_dram_ms,
+                                        .load_ssd_ms = p->load.load_ssd_ms};
     }
 }
 
@@ -169,6 +172,7 @@ static bool decide(struct router *r, struct request *q)
                                 .force = forced_plan(r)};
     if (q->p.remaining_ms != INT64_MAX)
         q->ask.remaining_ms = q->p.remaining_ms > (int64_t)waited ? q->p.remaining_ms - (int64_t)waited : 0;
+    q->ask.store_blocks_ssd = index_on_disk(r->index, stores_of(r), q->keys, q->ask.store_blocks);
     fill_snapshot(r, q, snapshot);
     struct plan plan = policy_place(snapshot, r->n_peers, &q->ask, random_at(r->incarnation, r->next_counter, 0));
     if (plan.kind == PLAN_WAIT)

@@ -132,6 +132,15 @@ uint32_t index_match_segments(const struct index *x, uint64_t holders, const str
     return at - first;
 }
 
+uint32_t index_on_disk(const struct index *x, uint64_t holders, const struct block_key *keys, uint32_t n)
+{
+    enum { LOOKED_AT = 64 };
+    uint32_t step = n > LOOKED_AT ? n / LOOKED_AT : 1, looked_at = 0, on_disk = 0;
+    for (uint32_t i = 0; i < n; i += step, looked_at++)
+        on_disk += !(slot(x, &keys[i])->fast & holders);
+    return looked_at ? (uint32_t)((uint64_t)n * on_disk / looked_at) : 0;
+}
+
 uint64_t index_digest(const struct index *x, uint32_t holder, uint64_t *n_blocks_out)
 {
     uint64_t sum = 0, n = 0;

@@ -34,5 +34,8 @@ uint32_t index_match_segments(const struct index *x, uint64_t holders, const str
                               uint32_t n);
 uint64_t index_blocks(const struct index *x);
 
+/* How many of keys[0..n), which the holders have, are on disk only: counted on up to 64 of them, and scaled up. */
+uint32_t index_on_disk(const struct index *x, uint64_t holders, const struct block_key *keys, uint32_t n);
+
 /* All that holder has, a block in two tiers counted twice: how many, and the sum of their block_digest(). Walks everything. */
 uint64_t index_digest(const struct index *x, uint32_t holder, uint64_t *n_blocks_out);

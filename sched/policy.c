@@ -9,7 +9,7 @@ enum {
     CHUNKS_AHEAD = 2,      /* a worker's own queue; all other waiting is done where it can be re-ordered */
 };
 static const double UNMEASURED_PREFILL_MS = 0.05, UNMEASURED_STEP_MS = 5; /* a worker that has done nothing yet */
-static const double STORE_MS_PER_BLOCK = 0.2, SPLIT_MS = 2;               /* prior costs of loading and handing over */
+static const double SPLIT_MS = 2;                                         /* prior cost of handing over */
 static const double TIE = 1.05;
 
 static uint32_t pages(uint64_t tokens, uint32_t block_tokens)
@@ -49,6 +49,14 @@ static bool takes_prompts(const struct policy_worker *w)
     return w->queued_tokens < (uint64_t)CHUNKS_AHEAD * w->chunk_tokens;
 }
 
+/* What is loaded is taken to lie in memory and on disk as the whole prefix does. */
+static double load_ms(const struct policy_worker *w, const struct policy_request *r, uint32_t n_blocks)
+{
+    double on_disk = (double)n_blocks * r->store_blocks_ssd / r->store_blocks;
+    double ms = w->load_ms + w->load_dram_ms * (n_blocks - on_disk) + w->load_ssd_ms * on_disk;
+    return ms > 0 ? ms : 0;
+}
+
 /* TTFT on worker w; *store_blocks_out: what is worth loading (0: computing is faster, or nothing is there). */
 static double predict_ttft(const struct policy_worker *w, const struct policy_request *r, uint32_t *store_blocks_out)
 {
@@ -59,7 +67,7 @@ static double predict_ttft(const struct policy_worker *w, const struct policy_re
     *store_blocks_out = 0;
     if (there > own) {
         double computing = prefill_ms(w, (uint64_t)(there - own) * r->block_tokens);
-        load = STORE_MS_PER_BLOCK * (there - own);
+        load = load_ms(w, r, there - own);
         if (load < computing || w->prefill_ms_per_token <= 0) {
             *store_blocks_out = there;
             own = there;

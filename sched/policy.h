@@ -28,12 +28,15 @@ struct policy_worker {
     uint32_t total_pages, reserved_pages; /* reserved: by requests that were placed there, growth included */
     uint32_t max_context;
     double prefill_ms_per_token, decode_ms_per_step; /* 0: not measured yet */
+    double load_ms, load_dram_ms,
+        load_ssd_ms; /* of a load from stores: for itself, for each block in memory, on disk */
 };
 
 struct policy_request {
     uint32_t n_tokens, max_tokens;
     uint32_t block_tokens;
     uint32_t store_blocks;     /* leading blocks that the stores hold together */
+    uint32_t store_blocks_ssd; /* of these, on disk only */
     uint32_t ttft_ms, tpot_ms; /* 0: no limit */
     int64_t remaining_ms;      /* INT64_MAX: no deadline */
     double waited_ms;          /* so far, in the router's queue */

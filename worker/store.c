@@ -57,9 +57,19 @@ bool store_load(struct worker *w, struct leg *leg, uint32_t n_have)
     struct xfer_id id = worker_new_id(w);
     struct pull *p = pull_open(w, leg, n_have, n);
     p->from_store = true;
+    leg->load_begin_ns = clock_now(&w->clock);
     send_keys(w, leg->stores[run->store].address, STORE_LOOKUP, id, keys, n_have, n);
     pull_start(w, p, id, leg->stores[run->store].address, 0, limit < leg->deadline_ns ? limit : leg->deadline_ns);
     return true;
+}
+
+/* What the router needs to know in order to tell whether loading or computing is faster. */
+static void note_speed(struct worker *w, const struct store_found *found, uint64_t took_ns)
+{
+    const double x[] = {1, found->n_dram, found->n_ssd};
+    pthread_mutex_lock(&w->load_lock);
+    w->loading = rls_observe(w->loading, x, (double)took_ns * 1e-6);
+    pthread_mutex_unlock(&w->load_lock);
 }
 
 void store_load_ended(struct worker *w, struct leg *leg, const struct work *work, uint32_t first, uint32_t n_asked)
@@ -69,6 +79,7 @@ void store_load_ended(struct worker *w, struct leg *leg, const struct work *work
     if (!work->status && !store_found_decode(work->result.tail, work->result.tail_len_bytes, &found))
         n = work->result.n_pages;
     if (n) {
+        note_speed(w, &found, clock_now(&w->clock) - leg->load_begin_ns);
         leg->cached_dram += found.n_dram * page_tokens;
         leg->cached_ssd += found.n_ssd * page_tokens;
         leg->n_from_store = first + n;

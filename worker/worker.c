@@ -195,7 +195,11 @@ static void send_load(struct worker *w)
     pthread_mutex_lock(&w->load_lock);
     struct engine_load e = w->load;
     struct kvpool_audit a = w->audit;
+    struct rls loading = w->loading;
     pthread_mutex_unlock(&w->load_lock);
+    l.load_ms = loading.w[0];
+    l.load_dram_ms = loading.w[1];
+    l.load_ssd_ms = loading.w[2];
     l.free_pages = a.free;
     l.cached_pages = a.cached;
     l.held_pages = a.held;
@@ -425,6 +429,7 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
     w->next_event = 1ull << 32; /* a snapshot is numbered backwards from here */
     mailbox_init(&w->mailbox);
     pthread_mutex_init(&w->load_lock, NULL);
+    w->loading = rls_make(3, (const double[]){2, 0.2, 0.5}, 0.1);
     w->metrics = metrics_open();
     w->counters = metrics_add(w->metrics, METRIC_INFO, sizeof(METRIC_INFO) / sizeof(METRIC_INFO[0]), NULL);
     enum td_status s = faults_open(w->options.faults, &w->log, &w->faults, error_out);

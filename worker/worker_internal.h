@@ -5,6 +5,7 @@
 #include "engine/engine.h"
 #include "proto/wire/events.h"
 #include "proto/wire/store_msg.h"
+#include "sched/rls.h"
 #include "worker/link.h"
 #include "worker/worker.h"
 
@@ -82,7 +83,7 @@ struct leg {
     uint64_t peer_incarnation;
     uint32_t n_prompt, n_from_store;
     char label[72]; /* request id for logs */
-    uint64_t deadline_ns, pull_done_ns, prefill_end_ns, transfer_ns, exposed_ns, wait_ns;
+    uint64_t deadline_ns, load_begin_ns, pull_done_ns, prefill_end_ns, transfer_ns, exposed_ns, wait_ns;
     uint32_t cached_worker, cached_dram, cached_ssd;
     float first_logprob;
     uint32_t first_token;
@@ -130,6 +131,8 @@ struct worker {
     pthread_mutex_t load_lock; /* beat reads what engine wrote: a few words, no queue needed */
     struct engine_load load;
     struct kvpool_audit audit;
+    struct rls
+        loading; /* ms of a load from a store: 1, blocks in its memory, on its disk; engine writes it under the lock */
     _Atomic bool stopping, forced, beat_stop;
 };
 

@@ -52,6 +52,22 @@ def test_prefixes_are_spread_over_stores_and_come_back_whole():
 
 
 @test
+def test_prefix_is_computed_where_that_is_faster_than_loading():
+    rnd = random.Random(9)
+    prompts = [[rnd.randrange(1500) for _ in range(2000)] for _ in range(3)]
+    with Cluster(dummy=DIMS, prefill=1, decode=1, store=1, plan="split", store_args=["--numerics", "bf16"],
+                 worker_args=[*SIM[:-1], "100,0,0"]) as c:  # a prompt takes 0.1 ms
+        first = ask(c, "a", prompts)
+        wait_until(lambda: sum(stores(c).values()) >= 3 * 125, 20, lambda: f"all blocks are stored: {stores(c)}")
+        restart_workers(c)
+        ask(c, "w", [[1] * 1500])  # the new worker's speed gets known
+        time.sleep(0.6)
+        again = ask(c, "b", prompts)
+        assert tokens(again) == tokens(first)
+        assert all(not r["usage"]["cached_tokens"]["dram"] for r in again.values()), again
+
+
+@test
 def test_lost_store_costs_its_share_and_no_answer():
     rnd = random.Random(6)
     prompts = [[rnd.randrange(1500) for _ in range(1024 + 8)] for _ in range(30)]  # one segment each

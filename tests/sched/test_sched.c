@@ -1,3 +1,4 @@
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include "sched/index.h"
 #include "sched/policy.h"
 #include "sched/ring.h"
+#include "sched/rls.h"
 #include "tests/tap.h"
 
 START_TEST(test_batching_decodes_first_then_prompts_in_order)
@@ -100,6 +102,27 @@ START_TEST(test_index_matches_a_prefix_whose_segments_are_spread_over_stores)
     ck_assert_uint_ne(index_digest(x, 1, &n), digest);
     ck_assert_uint_eq(n, RING_SEGMENT_BLOCKS + 1);
     index_close(x);
+}
+END_TEST
+
+START_TEST(test_rls_learns_a_line_and_follows_when_it_changes)
+{
+    struct rls m = rls_make(3, (const double[]){2, 0.2, 0.5}, 0.1);
+    const double prior[] = {1, 10, 10};
+    ck_assert(fabs(rls_predict(&m, prior) - 9) < 1e-9);
+    for (uint32_t i = 0; i < 400; i++) {
+        double a = (double)(random_at(3, i, 0) % 60), b = (double)(random_at(3, i, 1) % 60);
+        double noise = random_unit(random_at(3, i, 2)) - 0.5;
+        m = rls_observe(m, (const double[]){1, a, b}, 5 + 0.1 * a + (i < 200 ? 1.0 : 3.0) * b + noise);
+        if (i == 199)
+            ck_assert_msg(fabs(m.w[0] - 5) < 0.5 && fabs(m.w[1] - 0.1) < 0.02 && fabs(m.w[2] - 1) < 0.02, "%f %f %f",
+                          m.w[0], m.w[1], m.w[2]);
+    }
+    ck_assert_msg(fabs(m.w[2] - 3) < 0.1, "%f", m.w[2]);
+    for (uint32_t i = 0; i < 5000; i++) /* the same sample for ever: nothing runs away */
+        m = rls_observe(m, (const double[]){1, 30, 0}, 8);
+    ck_assert(fabs(rls_predict(&m, (const double[]){1, 30, 0}) - 8) < 0.01);
+    ck_assert(fabs(rls_predict(&m, (const double[]){1, 0, 30})) < 500);
 }
 END_TEST
 
@@ -241,8 +264,19 @@ START_TEST(test_policy_loads_from_the_store_where_that_is_faster)
     struct policy_request r = ask(1600);
     r.force = FORCE_SPLIT;
     r.store_blocks = 80;
+    w[0].load_ms = 2;
+    w[0].load_dram_ms = 0.2;
+    w[0].load_ssd_ms = 2; /* more than computing a block takes */
     struct plan p = policy_place(w, 3, &r, 1);
     ck_assert_uint_eq(p.store_blocks, 80);
+    double by_memory = p.ttft_ms;
+    r.store_blocks_ssd = 10;
+    p = policy_place(w, 3, &r, 1);
+    ck_assert_uint_eq(p.store_blocks, 80);
+    ck_assert(p.ttft_ms > by_memory + 17 && p.ttft_ms < by_memory + 19);
+    r.store_blocks_ssd = 80;
+    ck_assert_uint_eq(policy_place(w, 3, &r, 1).store_blocks, 0); /* the disk is slower than computing */
+    r.store_blocks_ssd = 0;
     w[0].prefill_ms_per_token = 0.001; /* computing 16 tokens in 16 us */
     ck_assert_uint_eq(policy_place(w, 3, &r, 1).store_blocks, 0);
 }
@@ -277,6 +311,7 @@ int main(void)
     tcase_add_test(t, test_policy_without_prefill_workers_is_aggregated);
     tcase_add_test(t, test_policy_loads_from_the_store_where_that_is_faster);
     tcase_add_test(t, test_index_matches_a_prefix_whose_segments_are_spread_over_stores);
+    tcase_add_test(t, test_rls_learns_a_line_and_follows_when_it_changes);
     tcase_add_test(t, test_ring_moves_only_the_share_of_a_store_that_comes_or_goes);
     tcase_add_test(t, test_hot_counts_what_comes_often_and_forgets);
     tcase_add_test(t, test_policy_spreads_equal_workers);
