@@ -60,24 +60,19 @@ void store_count(struct kvstore *s, uint32_t metric, uint64_t by)
 
 /* ------------------------------------------------------------------ hello */
 
-static ProtobufCBinaryData data_of(const char *text)
-{
-    return (ProtobufCBinaryData){strlen(text), (uint8_t *)(uintptr_t)text};
-}
-
 /* On an rpc thread: reads only what stays as it was when the store opened. */
 static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
 {
     struct kvstore *s = user;
     static _Thread_local uint8_t layout[KV_LAYOUT_WIRE_BYTES];
     kv_layout_encode(&s->geometry.layout, layout);
-    h->name = data_of(s->name);
-    h->role = data_of("store");
+    h->name = rpc_data(s->name);
+    h->role = rpc_data("store");
     h->pid = (uint32_t)getpid();
     h->incarnation = s->incarnation;
     h->layout = (ProtobufCBinaryData){sizeof(layout), layout};
-    h->numerics = data_of(kernels_numerics(s->geometry.compute));
-    h->xfer_address = data_of(xfer_address(s->xfer));
+    h->numerics = rpc_data(kernels_numerics(s->geometry.compute));
+    h->xfer_address = rpc_data(xfer_address(s->xfer));
     h->n_pages = (uint32_t)(s->arena_bytes / s->page_bytes);
 }
 
@@ -193,7 +188,7 @@ static void send_load(struct kvstore *s)
     l.total_pages = a.total;
     l.kv_bytes_in = x.bytes_in;
     l.kv_bytes_out = x.bytes_out;
-    l.transport = data_of(transport);
+    l.transport = rpc_data(transport);
     l.store_blocks_dram = a.n_dram;
     l.store_blocks_ssd = a.n_ssd;
     l.store_bytes_ssd = stats_of_ssd(s).dir_bytes;

@@ -134,12 +134,12 @@ static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
         block_key_hex(&r->fingerprint, hex);
     memcpy(numerics, r->numerics, sizeof(numerics));
     pthread_mutex_unlock(&r->hello_lock);
-    info.name = router_data(r->model_name);
+    info.name = rpc_data(r->model_name);
     info.max_context_tokens = atomic_load(&r->max_context);
     info.vocab_size = r->config.vocab_size;
     info.block_tokens = atomic_load(&r->block_tokens);
-    info.fingerprint = router_data(hex);
-    info.numerics = router_data(numerics);
+    info.fingerprint = rpc_data(hex);
+    info.numerics = rpc_data(numerics);
     info.max_stop_strings = MAX_STOP_STRINGS;
     info.max_stop_bytes = MAX_STOP_BYTES;
     info.max_message_bytes = (uint32_t)r->options.max_message_bytes;
@@ -180,12 +180,12 @@ static void fill_worker(const struct peer *p, Tandem__Admin__V1__WorkerStatus *w
                                                                                         "prefill", "decode", "store"};
     snprintf(state, 300, "%s%s%s", STATES[p->state], p->state == PEER_REFUSED ? ": " : "",
              p->state == PEER_REFUSED ? p->why : "");
-    w->name = router_data(p->name);
-    w->role = router_data(ROLES[p->role]);
+    w->name = rpc_data(p->name);
+    w->role = rpc_data(ROLES[p->role]);
     w->pid = p->pid;
-    w->state = router_data(state);
-    w->address = router_data(p->address);
-    w->transport = router_data(p->transport);
+    w->state = rpc_data(state);
+    w->address = rpc_data(p->address);
+    w->transport = rpc_data(p->transport);
     pages->free = p->load.free_pages;
     pages->cached = p->load.cached_pages;
     pages->held = p->load.held_pages;
@@ -220,8 +220,8 @@ void router_answer_status(struct router *r, struct rpc_call *call)
     }
     if (r->known)
         block_key_hex(&r->fingerprint, hex);
-    answer.model = router_data(r->model_name);
-    answer.fingerprint = router_data(hex);
+    answer.model = rpc_data(r->model_name);
+    answer.fingerprint = rpc_data(hex);
     answer.n_workers = r->n_peers;
     answer.workers = list;
     answer.queued = r->n_queued;

@@ -114,8 +114,8 @@ static void tell(struct router *r)
     Tandem__Admin__V1__WorkerAudit **list = mem_array(r->n_peers, sizeof(*list));
     for (uint32_t i = 0; i < r->n_peers; i++) {
         struct peer *p = r->peers[i];
-        a->of[i].m.name = router_data(p->name);
-        a->of[i].m.role = router_data(ROLES[p->role]);
+        a->of[i].m.name = rpc_data(p->name);
+        a->of[i].m.role = rpc_data(ROLES[p->role]);
         if (!a->of[i].has_answered)
             add_problem(&a->of[i], "it does not answer", 18);
         list[i] = &a->of[i].m;

@@ -113,7 +113,7 @@ static void list_stores(const struct request *q, Tandem__Worker__V1__LegKind kin
             continue;
         Tandem__Worker__V1__Store *s = l->store_list[leg->n_stores] = &l->stores[leg->n_stores];
         tandem__worker__v1__store__init(s);
-        s->xfer_address = router_data(p->xfer_address);
+        s->xfer_address = rpc_data(p->xfer_address);
         s->id = ring_id(p->name, strlen(p->name));
         l->peers[leg->n_stores++] = p;
     }
@@ -135,9 +135,9 @@ static void send_leg(struct request *q, struct peer *to, Tandem__Worker__V1__Leg
     leg.n_ids = q->p.n_ids;
     leg.ids = q->p.ids;
     leg.sampling = &q->p.sampling;
-    leg.cache_salt = (ProtobufCBinaryData){BLOCK_KEY_BYTES, q->root.b};
+    leg.prefix_root = (ProtobufCBinaryData){BLOCK_KEY_BYTES, q->root.b};
     if (other) {
-        leg.peer_xfer_address = router_data(other->xfer_address);
+        leg.peer_xfer_address = rpc_data(other->xfer_address);
         leg.peer_incarnation = other->incarnation;
     }
     list_stores(q, kind, &stores, &leg);
@@ -375,12 +375,12 @@ static void finish(struct request *q, const char *reason, uint64_t upto, bool al
     usage.prompt_tokens = q->p.n_ids;
     usage.completion_tokens = q->n_told;
     usage.cached_tokens = &cached;
-    placement.prefill = router_data(q->prefill_name);
-    placement.decode = router_data(q->decode_name);
-    placement.plan = router_data(q->plan.kind == PLAN_SPLIT ? "split" : "aggregated");
+    placement.prefill = rpc_data(q->prefill_name);
+    placement.decode = rpc_data(q->decode_name);
+    placement.plan = rpc_data(q->plan.kind == PLAN_SPLIT ? "split" : "aggregated");
     predicted.ttft_ms = q->plan.ttft_ms;
     predicted.tpot_ms = q->plan.tpot_ms;
-    end.finish_reason = router_data(reason);
+    end.finish_reason = rpc_data(reason);
     end.usage = &usage;
     end.timing = &timing;
     end.seed = q->p.sampling.seed;

@@ -189,11 +189,6 @@ struct router {
     bool replan; /* something changed that may let a queued request go */
 };
 
-static inline ProtobufCBinaryData router_data(const char *text)
-{
-    return (ProtobufCBinaryData){__builtin_strlen(text), (uint8_t *)(uintptr_t)text};
-}
-
 /* params.c: from the client's message; TD_ERR_INVALID or _UNSUPPORTED name the field */
 enum td_status params_parse(struct router *r, const Tandem__V1__GenerateRequest *m, int64_t grpc_remaining_ms,
                             struct params *out, struct td_error *error_out);

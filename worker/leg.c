@@ -31,11 +31,6 @@ static Tandem__Worker__V1__TransferId message_id(struct xfer_id id)
     return m;
 }
 
-static ProtobufCBinaryData data_of(const char *text)
-{
-    return (ProtobufCBinaryData){strlen(text), (uint8_t *)(uintptr_t)text};
-}
-
 /* ------------------------------------------------------------------- ends */
 
 static const char *finish_name(enum seq_finish f)
@@ -50,7 +45,7 @@ static void send_end(struct link *link, struct xfer_id id, enum td_status status
     Tandem__Worker__V1__TransferId mid = message_id(id);
     end->id = &mid;
     end->status = status;
-    end->text = data_of(text);
+    end->text = rpc_data(text);
     m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_END;
     m.end = end;
     link_send(link, &m);
@@ -71,7 +66,7 @@ static void fill_end(const struct leg *leg, Tandem__Worker__V1__LegEnd *end, Tan
     end->cached_worker = leg->cached_worker;
     end->cached_dram = leg->cached_dram;
     end->cached_ssd = leg->cached_ssd;
-    end->finish_reason = data_of(finish_name(leg->finish));
+    end->finish_reason = rpc_data(finish_name(leg->finish));
     end->prompt_logprobs = (float *)(uintptr_t)engine_seq_prompt_logprobs(leg->seq, &n);
     end->n_prompt_logprobs = n;
 }
@@ -203,8 +198,9 @@ static enum td_status check_message(struct worker *w, const Tandem__Worker__V1__
         return td_fail(e, TD_ERR_INVALID, "leg.id: missing");
     if (!m->sampling)
         return td_fail(e, TD_ERR_INVALID, "leg.sampling: missing");
-    if (m->cache_salt.len != BLOCK_KEY_BYTES)
-        return td_fail(e, TD_ERR_INVALID, "leg.cache_salt: %zu bytes, expected %d", m->cache_salt.len, BLOCK_KEY_BYTES);
+    if (m->prefix_root.len != BLOCK_KEY_BYTES)
+        return td_fail(e, TD_ERR_INVALID, "leg.prefix_root: %zu bytes, expected %d", m->prefix_root.len,
+                       BLOCK_KEY_BYTES);
     if (m->kind > TANDEM__WORKER__V1__LEG_KIND__LEG_AGGREGATED)
         return td_fail(e, TD_ERR_INVALID, "leg.kind: %d is unknown", (int)m->kind);
     if (m->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE && (!m->peer_xfer_address.len || !m->peer_incarnation))
@@ -233,7 +229,7 @@ static enum td_status open_seq(struct worker *w, struct leg *leg, const Tandem__
                            .prompt_logprobs =
                                m->sampling->prompt_logprobs && m->kind != TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE,
                            .user = leg};
-    memcpy(p.root.b, m->cache_salt.data, BLOCK_KEY_BYTES);
+    memcpy(p.root.b, m->prefix_root.data, BLOCK_KEY_BYTES);
     enum td_status s = engine_seq_open(w->engine, &p, &leg->seq, e);
     free(bias);
     return s;

@@ -72,11 +72,6 @@ struct xfer_id worker_new_id(struct worker *w)
 
 /* ------------------------------------------------------------------ hello */
 
-static ProtobufCBinaryData data_of(const char *text)
-{
-    return (ProtobufCBinaryData){strlen(text), (uint8_t *)(uintptr_t)text};
-}
-
 /* On an rpc thread: reads only what stays as it was when the worker opened. */
 static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
 {
@@ -85,14 +80,14 @@ static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
     static _Thread_local struct block_key fingerprint;
     kv_layout_encode(&w->geometry.layout, layout);
     fingerprint = engine_fingerprint(w->engine);
-    h->name = data_of(w->name);
-    h->role = data_of(w->role);
+    h->name = rpc_data(w->name);
+    h->role = rpc_data(w->role);
     h->pid = (uint32_t)getpid();
     h->incarnation = w->incarnation;
     h->fingerprint = (ProtobufCBinaryData){BLOCK_KEY_BYTES, fingerprint.b};
     h->layout = (ProtobufCBinaryData){sizeof(layout), layout};
-    h->numerics = data_of(engine_numerics(w->engine));
-    h->xfer_address = data_of(xfer_address(w->xfer));
+    h->numerics = rpc_data(engine_numerics(w->engine));
+    h->xfer_address = rpc_data(xfer_address(w->xfer));
     h->n_pages = (uint32_t)w->options.pages;
     h->max_context = engine_max_context(w->engine);
     h->max_batch = (uint32_t)w->options.max_batch;
@@ -213,7 +208,7 @@ static void send_load(struct worker *w)
     l.kv_bytes_out = x.bytes_out;
     l.prefill_ms_per_token = e.prefill_ms_per_token;
     l.decode_ms_per_step = e.decode_ms_per_step;
-    l.transport = data_of(transport);
+    l.transport = rpc_data(transport);
     m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_LOAD;
     m.load = &l;
     link_server_send_all(w->links, &m);

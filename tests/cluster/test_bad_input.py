@@ -96,7 +96,7 @@ def test_workers_check_at_their_own_door():
                 m.leg.id.incarnation, m.leg.id.counter = incarnation, counter
                 m.leg.kind = kw.get("kind", wp.LEG_AGGREGATED)
                 m.leg.ids.extend(kw.get("ids", [1, 2, 3]))
-                m.leg.cache_salt = kw.get("root", bytes(16))
+                m.leg.prefix_root = kw.get("root", bytes(16))
                 s = m.leg.sampling
                 s.top_p, s.repetition_penalty, s.max_tokens = 1, 1, kw.get("max_tokens", 4)
                 s.n_prompt = kw.get("n_prompt", len(m.leg.ids))
