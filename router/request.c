@@ -34,6 +34,10 @@ static void unlink_request(struct request *q)
         r->n_queued--;
         r->queued_tokens -= q->p.n_ids;
     } else if (q->state == REQUEST_PLACED) {
+        struct request **at = &r->placed[q->counter % PLACED_BUCKETS];
+        while (*at != q)
+            at = &(*at)->next_placed;
+        *at = q->next_placed;
         r->n_running--;
     }
     q->state = REQUEST_OVER;
@@ -205,6 +209,8 @@ void request_place(struct request *q, const struct plan *plan)
     r->n_running++;
     q->state = REQUEST_PLACED;
     q->counter = ++r->next_counter;
+    q->next_placed = r->placed[q->counter % PLACED_BUCKETS];
+    r->placed[q->counter % PLACED_BUCKETS] = q;
     q->hot_blocks = count_hot(q);
     q->alone = plan->kind == PLAN_SPLIT && q->p.sampling.max_tokens <= 1; /* nothing would be left to decode */
     q->prefill = q->placed_prefill = prefill;

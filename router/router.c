@@ -51,10 +51,10 @@ struct request *router_find(struct router *r, const Tandem__Worker__V1__Transfer
 {
     if (!id || id->incarnation != r->incarnation)
         return NULL;
-    for (struct request *q = r->requests; q; q = q->next)
-        if (q->state == REQUEST_PLACED && q->counter == id->counter)
-            return q;
-    return NULL;
+    struct request *q = r->placed[id->counter % PLACED_BUCKETS];
+    while (q && q->counter != id->counter)
+        q = q->next_placed;
+    return q;
 }
 
 /* ---------------------------------------------------------------- arriving */

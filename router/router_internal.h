@@ -75,8 +75,11 @@ struct shown_token {
     uint64_t text_start; /* offset in the whole text where what it adds begins */
 };
 
+enum { PLACED_BUCKETS = 4096 };
+
 struct request {
     struct request *prev, *next; /* owner's list, in order of arrival */
+    struct request *next_placed; /* in its bucket of router.placed */
     struct router *router;
     struct rpc_call *call;
     struct params p;
@@ -182,7 +185,8 @@ struct router {
     struct peer *peers[MAX_WORKERS];
     uint32_t n_peers;
     struct index *index;
-    struct hot *hot; /* segments of prompts */
+    struct hot *hot;                        /* segments of prompts */
+    struct request *placed[PLACED_BUCKETS]; /* by counter: every token of every step is looked up here */
     struct request *requests, *last_request;
     uint64_t queued_tokens;
     uint32_t n_queued, n_running;
