@@ -1,8 +1,10 @@
 """Clients that keep requests in flight against a router, and check every answer against what one process gave."""
 import collections, random, threading, time
 from client import Client, grpc, request
+from harness import SLOW
 
 KINDS = 3  # prompts of each client
+LENGTHS = (200, 2000, 5000) if SLOW == 1 else (100, 300, 700)
 
 
 class Load:
@@ -14,7 +16,7 @@ class Load:
 
     def prompt(self, i, k):
         rnd = random.Random(i * 7919 + k % KINDS)
-        return [rnd.randrange(1500) for _ in range(rnd.choice((200, 2000, 5000)))]
+        return [rnd.randrange(1500) for _ in range(rnd.choice(LENGTHS))]
 
     def reference(self, cluster):
         results = cluster.generate([{"id": f"{i}.{k}", "prompt_ids": self.prompt(i, k), "max_tokens": 100, "greedy": True,
