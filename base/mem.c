@@ -1,12 +1,15 @@
 #include "base/mem.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 static void *must(void *p)
 {
@@ -57,20 +60,80 @@ enum td_status mem_try(size_t len_bytes, void **out)
     return TD_OK;
 }
 
+static enum td_status touch(void *p, size_t len_bytes)
+{
+    madvise(p, len_bytes, MADV_HUGEPAGE);
+    if (madvise(p, len_bytes, MADV_POPULATE_WRITE) == 0)
+        return TD_OK;
+    if (errno == ENOMEM || errno == EFAULT)
+        return TD_ERR_NO_MEMORY;
+    for (size_t i = 0; i < len_bytes; i += 4096) /* a kernel without MADV_POPULATE_WRITE */
+        ((volatile char *)p)[i] = 0;
+    return TD_OK;
+}
+
 enum td_status mem_map(size_t len_bytes, void **out)
 {
     void *p = mmap(NULL, len_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
         return TD_ERR_NO_MEMORY;
-    madvise(p, len_bytes, MADV_HUGEPAGE);
-    if (madvise(p, len_bytes, MADV_POPULATE_WRITE) != 0) {
-        if (errno == ENOMEM) {
-            munmap(p, len_bytes);
-            return TD_ERR_NO_MEMORY;
-        }
-        for (size_t i = 0; i < len_bytes; i += 4096) /* a kernel without MADV_POPULATE_WRITE */
-            ((volatile char *)p)[i] = 0;
+    if (touch(p, len_bytes)) {
+        munmap(p, len_bytes);
+        return TD_ERR_NO_MEMORY;
     }
+    *out = p;
+    return TD_OK;
+}
+
+/* At a multiple of 2 MiB, without which a file's memory gets no huge pages. */
+static void *map_aligned(size_t len_bytes, int protection, int fd)
+{
+    const size_t align = 2u << 20, room = len_bytes + align;
+    char *p = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return MAP_FAILED;
+    size_t before = (align - (uintptr_t)p % align) % align;
+    size_t whole = (len_bytes + 4095) / 4096 * 4096;
+    if (before)
+        munmap(p, before);
+    if (room > before + whole)
+        munmap(p + before + whole, room - before - whole);
+    void *at = mmap(p + before, len_bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0);
+    if (at == MAP_FAILED)
+        munmap(p + before, whole);
+    return at;
+}
+
+enum td_status mem_map_shared(size_t len_bytes, void **out, int *fd_out)
+{
+    int made = memfd_create("tandem-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int fd = made < 0 ? -1 : fcntl(made, F_DUPFD_CLOEXEC, 3);
+    void *p = MAP_FAILED;
+    if (made >= 0)
+        close(made);
+    if (fd >= 0 && ftruncate(fd, (off_t)len_bytes) == 0)
+        p = map_aligned(len_bytes, PROT_READ | PROT_WRITE, fd);
+    bool ok = p != MAP_FAILED && !touch(p, len_bytes) &&
+              fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0;
+    if (ok) {
+        *out = p;
+        *fd_out = fd;
+        return TD_OK;
+    }
+    if (p != MAP_FAILED)
+        munmap(p, len_bytes);
+    if (fd >= 0)
+        close(fd);
+    return TD_ERR_NO_MEMORY;
+}
+
+enum td_status mem_map_view(size_t len_bytes, int fd, const void **out)
+{
+    void *p = map_aligned(len_bytes, PROT_READ, fd);
+    if (p == MAP_FAILED)
+        return TD_ERR_NO_MEMORY;
+    madvise(p, len_bytes, MADV_HUGEPAGE);
+    madvise(p, len_bytes, MADV_POPULATE_READ); /* where the kernel can't, pages come as they are read */
     *out = p;
     return TD_OK;
 }

@@ -21,6 +21,15 @@ enum td_status mem_try(size_t len_bytes, void **out);
 enum td_status mem_map(size_t len_bytes, void **out);
 void mem_unmap(void *base, size_t len_bytes);
 
+/*
+ * The same, of memory that other processes may map too, read-only, by the descriptor *fd_out (> 2, close-on-exec, the
+ * caller's to close): it is sealed, so that after this mapping nobody can make another that writes, nor change its length.
+ */
+enum td_status mem_map_shared(size_t len_bytes, void **out, int *fd_out);
+
+/* Such memory of another process, read-only, by its descriptor. mem_unmap releases it. */
+enum td_status mem_map_view(size_t len_bytes, int fd, const void **out);
+
 /* A growing byte buffer; zero-initialised is empty. data is always followed by a NUL that len does not count. */
 struct bytes {
     char *data;

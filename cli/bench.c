@@ -15,7 +15,6 @@
 #include "cli/table.h"
 #include "kernels/bench.h"
 #include "kvstore/bench.h"
-#include "transfer/bench.h"
 
 #define AT(member) offsetof(struct bench_options, member)
 static const struct option TABLE[] = {
@@ -26,7 +25,19 @@ static const struct option TABLE[] = {
     {"model", OPT_STRING, AT(model), NULL, "DIR", 0, 0, "cluster, overlap: the model's directory"},
     {"numerics", OPT_CHOICE, AT(numerics), "auto", "auto|f32|bf16", 0, 0, "engine: activations"},
     {"dir", OPT_STRING, AT(dir), ".", "DIR", 0, 0, "store: on the disk to measure; nothing is left there"},
-    {"bytes", OPT_BYTES, AT(bytes), "0", NULL, 0, 1e13, "store: working set; 0: 512M"},
+    {"bytes", OPT_BYTES, AT(bytes), "0", NULL, 0, 1e13, "store: working set (0: 512M); transfer: of a pool (0: 256M)"},
+    {"paths", OPT_STRING, AT(paths), "mapped+shm+tcp", NULL, 0, 0,
+     "transfer: mapped, shm, tcp or lists of UCX transports, joined by +"},
+    {"rounds", OPT_INT, AT(rounds), "10", NULL, 1, 100, "transfer: interleaved rounds a row"},
+    {"serve", OPT_STRING, AT(serve), NULL, "HOST:PORT", 0, 0,
+     "transfer: hold pages for a reader elsewhere; of --paths the first counts"},
+    {"peer", OPT_STRING, AT(peer), NULL, "HOST:PORT", 0, 0,
+     "transfer: read from the one that serves there; of --paths the first"},
+    {"secret", OPT_STRING, AT(secret), "", NULL, 0, 0, "transfer: of --serve and --peer, the same on both sides"},
+    {"trace", OPT_STRING, AT(trace), NULL, "FILE", 0, 0, "eviction: requests with block ids, in Mooncake's format"},
+    {"capacity", OPT_STRING, AT(capacity), "1000,10000,30000", "N,...", 0, 0, "eviction: blocks in the cache"},
+    {"block-tokens", OPT_INT, AT(block_tokens), "0", NULL, 0, 1e6,
+     "eviction: leave out last blocks with fewer tokens; 0: all blocks count"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
@@ -55,24 +66,6 @@ static enum td_status bench_kernels(const struct bench_options *o, struct bench_
     return s;
 }
 
-static enum td_status bench_transfer(const struct bench_options *o, struct bench_rows *out, struct td_error *e)
-{
-    static const char *const TLS[] = {"auto", "tcp"};
-    static const uint64_t PAGES[] = {16 << 10, 128 << 10, 512 << 10, 2 << 20};
-    enum { N_TLS = 2, N_PAGES = 4 };
-    struct xfer_bench_row rows[N_TLS * N_PAGES];
-    const struct xfer_bench_config c = {.tls = TLS,
-                                        .n_tls = N_TLS,
-                                        .page_bytes = PAGES,
-                                        .n_page_bytes = N_PAGES,
-                                        .min_ns = (uint64_t)(o->seconds * 1e9)};
-    enum td_status s = xfer_bench(&c, rows, e);
-    for (int i = 0; i < N_TLS * N_PAGES && !s; i++)
-        bench_add(out, "GB/s", rows[i].gb_per_s, rows[i].memcpy_gb_per_s, "pull pages of %" PRIu64 " KiB, %s",
-                  rows[i].page_bytes >> 10, rows[i].transport);
-    return s;
-}
-
 static enum td_status bench_store(const struct bench_options *o, struct bench_rows *out, struct td_error *e)
 {
     struct kvstore_bench b = {0};
@@ -89,10 +82,11 @@ static const struct {
 } AREAS[] = {
     {"kernels", "single operations, against memory and arithmetic", bench_kernels},
     {"engine", "prefill and decode of a made-up model, against memory and arithmetic", bench_engine},
-    {"transfer", "KV pages between two endpoints, against one thread's memcpy", bench_transfer},
+    {"transfer", "KV pages between two endpoints, against a bare UCX loop and memcpy", bench_transfer},
     {"cluster", "time to first token, split beside one worker that does all", bench_cluster},
     {"overlap", "the part of the transfer that prefill does not hide, by prompt length", bench_overlap},
     {"store", "KV blocks put, and read from DRAM and from disk, against memcpy and the disk", bench_store},
+    {"eviction", "block hits of a trace by policy and capacity, against the clairvoyant optimum", bench_eviction},
 };
 enum { N_AREAS = sizeof(AREAS) / sizeof(AREAS[0]) };
 
@@ -149,7 +143,7 @@ static int run_area(int area, const struct bench_options *o)
         cli_fail("bench", "%s: %s", AREAS[area].name, e.text[0] ? e.text : td_status_name(s));
     else if (o->json)
         print_json(AREAS[area].name, &rows);
-    else
+    else if (rows.n)
         print_table(AREAS[area].name, &rows);
     free(rows.rows);
     return s ? 1 : 0;

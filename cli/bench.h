@@ -9,9 +9,12 @@
 #include "base/status.h"
 
 struct bench_options {
+    const char *trace, *capacity;
+    int64_t block_tokens;
     const char *dummy, *numerics, *dir, *model;
     double seconds; /* per row; 0: the area's own */
-    int64_t threads, bytes;
+    const char *paths, *serve, *peer, *secret;
+    int64_t threads, bytes, rounds;
     bool json;
 };
 
@@ -35,7 +38,14 @@ struct bench_row *bench_add(struct bench_rows *b, const char *unit, double value
 /* Prefill and decode of a made-up model through engine/engine.h. */
 enum td_status bench_engine(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
 
+/* KV pages between two endpoints, on this machine or two. */
+enum td_status bench_transfer(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
+
 /* Exposed part of the transfer by length of the prompt, with simulated and real compute; needs model. */
 enum td_status bench_overlap(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
+
+/* Hit rates of the eviction policies over a trace; needs trace. */
+enum td_status bench_eviction(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
+
 /* Time to first token, split and not; needs model. */
 enum td_status bench_cluster(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);

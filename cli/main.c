@@ -16,6 +16,7 @@ static const struct {
     {"status", cli_status, "workers, pages, bytes moved"},
     {"audit", cli_audit, "accounts for every page and block; exit code 1: not all are"},
     {"tokenize", cli_tokenize, "text to token ids and back"},
+    {"store", cli_store, "look into, check and tidy a store's directory while it does not run"},
     {"bench", cli_bench, "measure kernels, engine, transfer and store beside this machine's limits"},
 };
 enum { N_COMMANDS = sizeof(COMMANDS) / sizeof(COMMANDS[0]) };

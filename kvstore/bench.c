@@ -1,6 +1,6 @@
 /*
- * The worker's side of the bench is an xfer whose arena holds the working set. It puts and reads everything in requests of
- * REQUEST blocks, one at a time, as a worker with one sequence would. Waiting is by condition: the callbacks of its xfer count.
+ * Every part opens the store that it needs, moves the whole working set, and closes it.
+ * What RocksDB wrote is what this process wrote (/proc/self/io) while nothing else did.
  */
 #include "kvstore/bench.h"
 
@@ -15,128 +15,140 @@
 
 #include "base/random.h"
 #include "base/thread.h"
+#include "kvstore/bench_client.h"
 #include "kvstore/kvstore_internal.h"
 
-enum { REQUEST = 64, MEMCPY_RUNS = 3, THREADS_MAX = 64 };
-#define DIMS "layers=16,hidden=512,heads=8,kv_heads=8,head_dim=64,ffn=64,vocab=256" /* 512 KiB a block in bf16 */
+enum { THREADS_MAX = 64, ROUNDS_MAX = 64, SAMPLES_MAX = 1 << 16, LARGE_LAYERS = 32, SMALL_LAYERS = 8 };
 static const char *const GB_S = "GB/s";
 
-struct client {
-    struct kvstore_config config;
+struct bench {
+    const struct kvstore_bench_config *config;
+    struct kvstore_bench *out;
+    struct bench_client client;
+    struct bytes dir, store_dir;
+    struct kvstore_config store_config;
     struct kvstore *store;
     pthread_t main;
-    struct xfer_hub *hub;
-    struct xfer *xfer;
-    struct clock clock;
-    struct log log;
-    uint64_t incarnation, next_id, page_bytes;
-    uint8_t *arena;
-    uint32_t n_blocks, first; /* first: block of the request that is on its way */
-    char *dir;
-    pthread_mutex_t lock; /* the record below: callbacks write it, the bench waits for it */
-    pthread_cond_t changed;
-    uint32_t n_ended, n_pages;
-    enum td_status status;
+    uint32_t n_rounds, n_threads;
+    double direct_write; /* of the last raw file */
+    char dims[96];
+    struct td_error *error;
 };
 
-static void add_row(struct kvstore_bench *b, const char *name, double value, double limit)
+struct round {
+    double before, value, after; /* limit, store, limit */
+};
+
+/* ------------------------------------------------------------------- rows */
+
+static int by_value(const void *a, const void *b)
 {
-    struct kvstore_bench_row *r = &b->rows[b->n_rows++];
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *v, uint32_t n)
+{
+    qsort(v, n, sizeof(*v), by_value);
+    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+}
+
+static struct kvstore_bench_row *add_row(struct bench *b, const char *unit, double value, double limit,
+                                         const char *what, const char *how)
+{
+    struct kvstore_bench_row *r = &b->out->rows[b->out->n_rows++];
     *r = (struct kvstore_bench_row){
-        .unit = GB_S, .value = value, .limit = limit, .share = limit > 0 ? value / limit : 0};
-    snprintf(r->name, sizeof(r->name), "%s", name);
+        .unit = unit, .value = value, .limit = limit, .share = limit > 0 ? value / limit : 0};
+    snprintf(r->name, sizeof(r->name), "%s, %u KiB blocks, %s", what, (unsigned)(b->client.page_bytes >> 10), how);
+    return r;
 }
 
-static double gb_per_s(const struct client *c, uint64_t since_ns)
+static void add_rounds(struct bench *b, const struct round *rounds, const char *what, const char *how)
 {
-    return (double)(c->n_blocks * c->page_bytes) / (double)(clock_now(&c->clock) - since_ns);
-}
-
-static struct block_key key_of(uint32_t i)
-{
-    struct block_key k;
-    uint64_t a = random_mix(i), b = i;
-    memcpy(k.b, &a, 8);
-    memcpy(k.b + 8, &b, 8);
-    return k;
-}
-
-/* ------------------------------------------------------------------ limits */
-
-static double measure_memcpy(const struct client *c, uint8_t *to)
-{
-    double best = 0;
-    for (int i = 0; i < MEMCPY_RUNS; i++) {
-        uint64_t before = clock_now(&c->clock);
-        memcpy(to, c->arena, c->n_blocks * c->page_bytes);
-        double v = gb_per_s(c, before);
-        best = v > best ? v : best;
+    double value[ROUNDS_MAX], limit[ROUNDS_MAX], share[ROUNDS_MAX], spread[ROUNDS_MAX];
+    uint32_t n = b->n_rounds;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct round *r = &rounds[i];
+        value[i] = r->value;
+        limit[i] = (r->before + r->after) / 2;
+        share[i] = r->value / limit[i];
+        spread[i] = (r->before > r->after ? r->before - r->after : r->after - r->before) / limit[i];
     }
-    return best;
+    double v = median(value, n), l = median(limit, n);
+    struct kvstore_bench_row *row = add_row(b, GB_S, v, l, what, how);
+    row->share = median(share, n);
+    row->spread = median(spread, n);
+    size_t len = strlen(row->name);
+    snprintf(row->name + len, sizeof(row->name) - len, " (+-%.0f %%)", 100 * row->spread);
 }
 
-struct disk_reader {
-    const struct client *client;
-    int fd;
-    uint32_t first, step;
-    uint8_t *buffer;
-    bool failed;
-};
-
-static void *read_direct(void *arg)
+static uint64_t now(const struct bench *b)
 {
-    struct disk_reader *r = arg;
-    uint64_t size = r->client->page_bytes;
-    for (uint32_t i = r->first; i < r->client->n_blocks; i += r->step)
-        r->failed |= pread(r->fd, r->buffer, size, (off_t)(i * size)) != (ssize_t)size;
+    return clock_now(&b->client.clock);
+}
+
+static double gb_per_s(const struct bench *b, uint64_t since_ns)
+{
+    return (double)(b->client.n_blocks * b->client.page_bytes) / (double)(now(b) - since_ns);
+}
+
+/* ------------------------------------------------------------------ store */
+
+static void *run_store(void *store)
+{
+    kvstore_run(store);
     return NULL;
 }
 
-/* Each thread reads into the scratch page by page; that they overwrite nothing of one another is all that matters. */
-static bool read_file(const struct client *c, int fd, uint8_t *scratch, uint32_t n_threads)
+static enum td_status open_store(struct bench *b, uint64_t dram_bytes, uint64_t ssd_bytes, int64_t rate)
 {
-    struct disk_reader readers[THREADS_MAX];
-    pthread_t threads[THREADS_MAX];
-    bool failed = false;
-    for (uint32_t i = 0; i < n_threads; i++) {
-        readers[i] = (struct disk_reader){c, fd, i, n_threads, scratch + i * c->page_bytes, false};
-        threads[i] = thread_start("direct", read_direct, &readers[i]);
-    }
-    for (uint32_t i = 0; i < n_threads; i++) {
-        pthread_join(threads[i], NULL);
-        failed |= readers[i].failed;
-    }
-    return !failed;
+    struct kvstore_options *o = &b->store_config.options;
+    o->dram_bytes = (int64_t)dram_bytes;
+    o->ssd_bytes = (int64_t)ssd_bytes;
+    o->write_bytes_per_s = rate;
+    enum td_status s = kvstore_open(&b->store_config, &b->store, b->error);
+    if (s)
+        return s;
+    b->client.store = xfer_address(b->store->xfer);
+    b->main = thread_start("store", run_store, b->store);
+    return TD_OK;
 }
 
-static enum td_status measure_disk(const struct client *c, uint8_t *scratch, uint32_t n_threads, double *write_out,
-                                   double *read_out, struct td_error *e)
+/* What is dirty is written before this returns. */
+static void close_store(struct bench *b)
 {
-    char path[4096];
-    snprintf(path, sizeof(path), "%s/bench-direct", c->dir);
-    int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_DIRECT | O_CLOEXEC, 0600);
-    if (fd < 0)
-        return td_fail(e, errno == EINVAL ? TD_ERR_UNSUPPORTED : TD_ERR_IO, "%s: %s", path, strerror(errno));
-    uint64_t before = clock_now(&c->clock);
-    bool ok = true;
-    for (uint32_t i = 0; i < c->n_blocks && ok; i++)
-        ok = pwrite(fd, c->arena + i * c->page_bytes, c->page_bytes, (off_t)(i * c->page_bytes)) ==
-             (ssize_t)c->page_bytes;
-    *write_out = gb_per_s(c, before);
-    before = clock_now(&c->clock);
-    ok = ok && read_file(c, fd, scratch, n_threads);
-    *read_out = gb_per_s(c, before);
-    close(fd);
-    unlink(path);
-    return ok ? TD_OK : td_fail(e, TD_ERR_IO, "%s: %s", path, strerror(errno));
+    if (!b->store)
+        return;
+    kvstore_stop(b->store);
+    pthread_join(b->main, NULL);
+    kvstore_close(b->store);
+    b->store = NULL;
+}
+
+static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw)
+{
+    (void)st, (void)kind, (void)ftw;
+    return remove(path);
+}
+
+static void remove_store(struct bench *b)
+{
+    close_store(b);
+    nftw(b->store_dir.data, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+static void wait_written(const struct bench *b)
+{
+    while (ssd_tier_stats(b->store->ssd).queued_bytes)
+        usleep(1000);
 }
 
 /* What the store wrote is read from the disk next time, not from memory. */
-static void empty_page_cache(const struct client *c)
+static void empty_page_cache(const struct bench *b)
 {
-    char path[4096];
-    snprintf(path, sizeof(path), "%s/store/blocks", c->dir);
-    DIR *d = opendir(path);
+    struct bytes path = {0};
+    bytes_printf(&path, "%s/blocks", b->store_dir.data);
+    DIR *d = opendir(path.data);
     for (struct dirent *e; d && (e = readdir(d));) {
         int fd = openat(dirfd(d), e->d_name, O_RDONLY | O_CLOEXEC);
         if (fd < 0)
@@ -147,268 +159,361 @@ static void empty_page_cache(const struct client *c)
     }
     if (d)
         closedir(d);
+    bytes_free(&path);
 }
 
-/* ------------------------------------------------------------------ client */
-
-static void note_end(struct client *c, enum td_status status, uint32_t n_pages)
+/* What this process has written to disks since it began. */
+static uint64_t written_bytes(void)
 {
-    pthread_mutex_lock(&c->lock);
-    c->n_ended++;
-    c->n_pages = n_pages;
-    c->status = status;
-    pthread_cond_signal(&c->changed);
-    pthread_mutex_unlock(&c->lock);
+    char *text;
+    size_t len;
+    uint64_t n = 0;
+    if (file_read("/proc/self/io", 4096, &text, &len, NULL))
+        return 0;
+    const char *at = strstr(text, "\nwrite_bytes: ");
+    if (at)
+        n = strtoull(at + 14, NULL, 10);
+    free(text);
+    return n;
 }
 
-static void on_lease_end(void *user, struct xfer_id id, enum td_status status, bool in_doubt)
-{
-    (void)id, (void)in_doubt;
-    note_end(user, status, REQUEST);
-}
+/* ------------------------------------------------------------------ raw disk */
 
-static void on_pull_end(void *user, struct xfer_id id, const struct xfer_pull_result *result)
-{
-    (void)id;
-    note_end(user, result->status, result->n_pages);
-}
+struct disk_reader {
+    const struct bench_client *client;
+    int fd;
+    uint32_t first, step;
+    bool failed;
+};
 
-static void *place(void *user, struct xfer_id id, uint32_t index)
+static void *read_direct(void *arg)
 {
-    (void)id;
-    struct client *c = user;
-    return index < REQUEST ? c->arena + (uint64_t)(c->first + index) * c->page_bytes : NULL;
-}
-
-/* WANT: everything is wanted, because nothing is offered twice and all of it has room. */
-static void on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes)
-{
-    (void)peer;
-    struct client *c = user;
-    struct store_want_msg m;
-    struct xfer_page pages[REQUEST];
-    if (kind != STORE_WANT || store_want_decode(data, len_bytes, &m) || m.n > REQUEST)
-        return;
-    struct xfer_id id = {m.id_incarnation, m.id_counter};
-    for (uint32_t i = 0; i < m.n; i++)
-        pages[i] = (struct xfer_page){c->arena + (uint64_t)(c->first + store_want_at(&m, i)) * c->page_bytes, 1};
-    xfer_lease_grant(c->xfer, &(struct xfer_lease_params){
-                                  .id = id, .duration_ns = 10 * NS_PER_S, .on_end = on_lease_end, .user = c});
-    xfer_lease_announce(c->xfer, id, 0, pages, m.n, 0, (uint16_t)c->store->geometry.layout.n_layers);
-    xfer_lease_finish(c->xfer, id, m.n, NULL, 0);
-}
-
-static void ask(struct client *c, enum store_msg_kind kind, struct xfer_id id)
-{
-    struct block_key keys[REQUEST];
-    struct bytes b = {0};
-    const char *address = kind == STORE_OFFER ? xfer_address(c->xfer) : "";
-    for (uint32_t i = 0; i < REQUEST; i++)
-        keys[i] = key_of(c->first + i);
-    const struct store_keys_msg m = {.id_incarnation = id.incarnation,
-                                     .id_counter = id.counter,
-                                     .first_index = c->first,
-                                     .n_keys = REQUEST,
-                                     .keys = keys[0].b,
-                                     .address = address,
-                                     .address_len = (uint16_t)strlen(address)};
-    store_keys_encode(&m, &b);
-    xfer_send(c->xfer, xfer_address(c->store->xfer), (uint16_t)kind, b.data, (uint32_t)b.len);
-    bytes_free(&b);
-}
-
-/* All blocks, one request after the other; false if one did not give all of its blocks. */
-static bool move_all(struct client *c, enum store_msg_kind kind)
-{
-    bool ok = true;
-    for (c->first = 0; c->first < c->n_blocks && ok; c->first += REQUEST) {
-        struct xfer_id id = {c->incarnation, ++c->next_id};
-        uint32_t before = c->n_ended;
-        if (kind == STORE_LOOKUP)
-            xfer_pull_start(c->xfer, &(struct xfer_pull_params){.id = id,
-                                                                .address = xfer_address(c->store->xfer),
-                                                                .deadline_ns = clock_now(&c->clock) + 60 * NS_PER_S,
-                                                                .place = place,
-                                                                .on_end = on_pull_end,
-                                                                .user = c});
-        ask(c, kind, id);
-        pthread_mutex_lock(&c->lock);
-        while (c->n_ended == before)
-            pthread_cond_wait(&c->changed, &c->lock);
-        ok = c->status == TD_OK && c->n_pages == REQUEST;
-        pthread_mutex_unlock(&c->lock);
-    }
-    return ok;
-}
-
-static void *run_store(void *store)
-{
-    kvstore_run(store);
+    struct disk_reader *r = arg;
+    uint64_t size = r->client->page_bytes;
+    for (uint32_t i = r->first; i < r->client->n_blocks; i += r->step) /* to where a block that was read would land */
+        r->failed |= pread(r->fd, r->client->landing + i * size, size, (off_t)(i * size)) != (ssize_t)size;
     return NULL;
 }
 
-static enum td_status open_store(struct client *c, struct td_error *e)
+static bool read_file(const struct bench *b, int fd)
 {
-    enum td_status s = kvstore_open(&c->config, &c->store, e);
+    struct disk_reader readers[THREADS_MAX];
+    pthread_t threads[THREADS_MAX];
+    bool failed = false;
+    for (uint32_t i = 0; i < b->n_threads; i++) {
+        readers[i] = (struct disk_reader){&b->client, fd, i, b->n_threads, false};
+        threads[i] = thread_start("direct", read_direct, &readers[i]);
+    }
+    for (uint32_t i = 0; i < b->n_threads; i++) {
+        pthread_join(threads[i], NULL);
+        failed |= readers[i].failed;
+    }
+    return !failed;
+}
+
+static bool write_file(const struct bench *b, int fd)
+{
+    uint64_t size = b->client.page_bytes;
+    for (uint32_t i = 0; i < b->client.n_blocks; i++)
+        if (pwrite(fd, b->client.source + i * size, size, (off_t)(i * size)) != (ssize_t)size)
+            return false;
+    return true;
+}
+
+/* A file of the working set beside the store's; unlinked at once. -1: said why. */
+static int make_raw_file(struct bench *b, double *write_gb_s_out)
+{
+    struct bytes path = {0};
+    bytes_printf(&path, "%s/direct", b->dir.data);
+    int fd = open(path.data, O_RDWR | O_CREAT | O_TRUNC | O_DIRECT | O_CLOEXEC, 0600);
+    if (fd >= 0)
+        unlink(path.data);
+    bytes_free(&path);
+    uint64_t before = now(b);
+    if (fd >= 0 && write_file(b, fd)) {
+        *write_gb_s_out = gb_per_s(b, before);
+        return fd;
+    }
+    td_fail(b->error, errno == EINVAL ? TD_ERR_UNSUPPORTED : TD_ERR_IO, "%s: %s", b->dir.data, strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
+/* -------------------------------------------------------------------- parts */
+
+static double move_all(struct bench *b, enum bench_move move)
+{
+    uint64_t before = now(b);
+    return bench_client_move(&b->client, move, 0, b->client.n_blocks) ? gb_per_s(b, before) : 0;
+}
+
+static enum td_status failed(struct bench *b, const char *what)
+{
+    return td_fail(b->error, TD_ERR_IO, "not all blocks could be %s", what);
+}
+
+/* Puts and hits in DRAM, beside the wire; the store writes to SSD at its usual rate meanwhile. */
+static enum td_status measure_dram(struct bench *b)
+{
+    struct round puts[ROUNDS_MAX], hits[ROUNDS_MAX];
+    uint64_t set = b->client.n_blocks * b->client.page_bytes;
+    enum td_status s = open_store(b, set, (b->n_rounds + 2) * set, (int64_t)KVSTORE_WRITE_MIB_PER_S << 20);
+    if (s)
+        return s;
+    move_all(b, BENCH_WIRE); /* connects, and touches what will be touched */
+    for (uint32_t i = 0; i < b->n_rounds; i++) {
+        b->client.generation++; /* known blocks are not put again */
+        wait_written(b);        /* those that are being written can't make room */
+        puts[i].before = move_all(b, BENCH_WIRE);
+        puts[i].value = move_all(b, BENCH_PUT);
+        puts[i].after = move_all(b, BENCH_WIRE);
+        if (puts[i].value <= 0)
+            return failed(b, "put");
+    }
+    wait_written(b);
+    for (uint32_t i = 0; i < b->n_rounds; i++) {
+        hits[i].before = move_all(b, BENCH_WIRE);
+        hits[i].value = move_all(b, BENCH_HIT);
+        hits[i].after = move_all(b, BENCH_WIRE);
+        if (hits[i].value <= 0 || !bench_client_check(&b->client))
+            return failed(b, "read from DRAM");
+    }
+    add_rounds(b, hits, "hit in DRAM", "beside worker to worker");
+    add_rounds(b, puts, "put until readable", "beside worker to worker");
+    remove_store(b);
+    return TD_OK;
+}
+
+/* Fills a store as fast as it goes and closes it. */
+static enum td_status measure_durable(struct bench *b)
+{
+    uint64_t set = b->client.n_blocks * b->client.page_bytes;
+    enum td_status s = open_store(b, set, 4 * set, 0);
+    if (s)
+        return s;
+    b->client.generation++;
+    uint64_t wrote = written_bytes(), before = now(b);
+    if (move_all(b, BENCH_PUT) <= 0)
+        return failed(b, "put");
+    close_store(b);
+    add_row(b, GB_S, gb_per_s(b, before), b->direct_write, "put until durable", "no rate, beside O_DIRECT writes");
+    add_row(b, "x", (double)(written_bytes() - wrote) / (double)set, 0, "bytes written for a byte put", "filling");
+    return TD_OK;
+}
+
+static double read_raw(struct bench *b, int fd)
+{
+    uint64_t before = now(b);
+    return read_file(b, fd) ? gb_per_s(b, before) : 0;
+}
+
+static enum td_status measure_ssd_rounds(struct bench *b, int fd)
+{
+    struct round rounds[ROUNDS_MAX];
+    for (uint32_t i = 0; i < b->n_rounds; i++) {
+        rounds[i].before = read_raw(b, fd);
+        memset(b->client.landing, 0, b->client.n_blocks * b->client.page_bytes);
+        rounds[i].value = move_all(b, BENCH_HIT);
+        if (rounds[i].value <= 0 || !bench_client_check(&b->client))
+            return failed(b, "read from SSD");
+        rounds[i].after = read_raw(b, fd);
+    }
+    add_rounds(b, rounds, "hit on SSD", "beside O_DIRECT reads");
+    return TD_OK;
+}
+
+static enum td_status measure_ssd(struct bench *b)
+{
+    uint64_t set = b->client.n_blocks * b->client.page_bytes;
+    int fd = make_raw_file(b, &b->direct_write);
+    if (fd < 0)
+        return TD_ERR_IO;
+    enum td_status s = measure_durable(b);
+    if (!s) {
+        empty_page_cache(b);
+        uint64_t least = 2ull * BENCH_FLIGHTS * BENCH_REQUEST_BYTES; /* what was read waits for its reader's word */
+        s = open_store(b, set / 4 > least ? set / 4 : least, 4 * set, 0);
+    }
     if (!s)
-        c->main = thread_start("store", run_store, c->store);
+        s = measure_ssd_rounds(b, fd);
+    close_store(b);
+    close(fd);
     return s;
 }
 
-/* What is dirty is written before this returns. */
-static void close_store(struct client *c)
+/* ------------------------------------------------------- reading under writes */
+
+struct load { /* a worker that puts new blocks for as long as it may */
+    struct bench_client client;
+    struct bench *bench;
+    _Atomic bool is_on, is_over;
+};
+
+static void *put_new(void *arg)
 {
-    if (!c->store)
-        return;
-    kvstore_stop(c->store);
-    pthread_join(c->main, NULL);
-    kvstore_close(c->store);
-    c->store = NULL;
+    struct load *l = arg;
+    const uint64_t most = 2ull * BENCH_REQUEST_BYTES;
+    for (uint32_t i = 0; !atomic_load(&l->is_over);) {
+        if (!atomic_load(&l->is_on) || ssd_tier_stats(l->bench->store->ssd).queued_bytes > most) {
+            usleep(1000);
+            continue;
+        }
+        l->client.generation = 1000 + i / l->client.n_blocks;
+        bench_client_move(&l->client, BENCH_PUT, i % l->client.n_blocks, l->client.n_request);
+        i += l->client.n_request;
+    }
+    return NULL;
 }
 
-static enum td_status open_client(struct client *c, const struct kvstore_bench_config *config, struct td_error *e)
+struct samples {
+    double *ms;
+    uint32_t n;
+};
+
+/* Requests of 2 MiB at random from the first quarter of the set, which is therefore never the one to be evicted. */
+static void read_for(struct bench *b, uint64_t for_ns, struct samples *s)
 {
-    struct geometry g;
-    uint64_t bytes = config->bytes ? config->bytes : 512ull << 20;
-    clock_init_real(&c->clock);
-    c->log = (struct log){.who = "bench", .level = LOG_ERROR};
-    pthread_mutex_init(&c->lock, NULL);
-    pthread_cond_init(&c->changed, NULL);
-    c->incarnation = random_u64();
-    c->hub = xfer_hub_open();
-    struct bytes store_dir = {0};
-    bytes_printf(&store_dir, "%s/store", c->dir);
-    c->config = (struct kvstore_config){
-        .hub = c->hub,
-        .options = {.geometry = {.dummy = DIMS, .numerics = "bf16", .kv_dtype = "auto", .block_tokens = 16},
-                    .name = "store",
-                    .listen = "127.0.0.1:0",
-                    .log_level = "error",
-                    .dir = store_dir.data,
-                    .dram_bytes = (int64_t)bytes,
-                    .ssd_bytes = (int64_t)(4 * bytes),
-                    .read_threads = config->read_threads ? config->read_threads : 4,
-                    .write_queue_bytes = (int64_t)bytes / 4,
-                    .lease_ms = 10000,
-                    .silence_ms = 5000}};
-    enum td_status s = geometry_resolve(&c->config.options.geometry, &g, e);
+    struct bench_client *c = &b->client;
+    uint32_t n_blocks = (uint32_t)((2 << 20) / c->page_bytes), n_places = c->n_blocks / 4 / n_blocks;
+    uint64_t began = now(b), took;
+    while (s->n < SAMPLES_MAX && now(b) < began + for_ns) {
+        uint32_t at = (uint32_t)(random_at(3, s->n, 0) % n_places) * n_blocks;
+        if (bench_client_time(c, BENCH_HIT, at, n_blocks, &took))
+            s->ms[s->n++] = (double)took * 1e-6;
+    }
+}
+
+static double p99(struct samples *s)
+{
+    qsort(s->ms, s->n, sizeof(*s->ms), by_value);
+    return s->ms[s->n - 1 - s->n / 100];
+}
+
+/* Idle and busy by turns, so that what else the machine does hits both. */
+static enum td_status measure_under_load(struct bench *b, struct load *l)
+{
+    enum { TURNS = 4 };
+    uint64_t turn_ns = (b->config->load_ns ? b->config->load_ns : 8 * NS_PER_S) / TURNS;
+    struct samples idle = {.ms = mem_array(SAMPLES_MAX, sizeof(double))};
+    struct samples busy = {.ms = mem_array(SAMPLES_MAX, sizeof(double))};
+    struct ssd_tier_stats before = ssd_tier_stats(b->store->ssd);
+    uint64_t wrote = written_bytes(), began = now(b);
+    pthread_t writer = thread_start("load", put_new, l);
+    for (int i = 0; i < TURNS; i++) {
+        atomic_store(&l->is_on, false);
+        wait_written(b);
+        read_for(b, turn_ns / 2, &idle);
+        atomic_store(&l->is_on, true);
+        read_for(b, turn_ns, &busy);
+    }
+    atomic_store(&l->is_over, true);
+    pthread_join(writer, NULL);
+    wait_written(b);
+    wrote = written_bytes() - wrote;
+    double took = (double)(now(b) - began);
+    struct ssd_tier_stats after = ssd_tier_stats(b->store->ssd);
+    double put = (double)(after.written_bytes - before.written_bytes);
+    enum td_status s = idle.n && busy.n && put > 0 ? TD_OK : failed(b, "read and put under load");
+    if (!s) {
+        double quiet = p99(&idle);
+        add_row(b, "ms", quiet, 0, "p99 of reading 2 MiB from SSD", "idle");
+        add_row(b, "ms", p99(&busy), quiet, "p99 of reading 2 MiB from SSD", "beside writes and collecting");
+        add_row(b, GB_S, put / took, 0, "written meanwhile", "at the default rate");
+        add_row(b, "x", (double)wrote / put, 0, "bytes written for a byte put", "full directory");
+        add_row(b, "times", (double)(after.reclaims - before.reclaims), 0, "room collected meanwhile",
+                "full directory");
+    }
+    free(idle.ms);
+    free(busy.ms);
+    return s;
+}
+
+/* In the directory that measure_ssd left. */
+static enum td_status measure_latency(struct bench *b)
+{
+    uint64_t set = b->client.n_blocks * b->client.page_bytes;
+    struct load *l = mem_zalloc(sizeof(*l));
+    l->bench = b;
+    empty_page_cache(b);
+    enum td_status s = open_store(b, 4 * BENCH_REQUEST_BYTES, set + set / 2, (int64_t)KVSTORE_WRITE_MIB_PER_S << 20);
+    if (!s)
+        s = bench_client_open(&l->client, SMALL_LAYERS, 4 * BENCH_REQUEST_BYTES, b->config->tls, b->error);
+    l->client.store = b->client.store;
+    if (!s)
+        s = measure_under_load(b, l);
+    bench_client_close(&l->client);
+    remove_store(b);
+    free(l);
+    return s;
+}
+
+/* ----------------------------------------------------------------- all of it */
+
+static enum td_status open_client(struct bench *b, uint32_t n_layers)
+{
+    snprintf(b->dims, sizeof(b->dims), "layers=%u,hidden=512,heads=8,kv_heads=8,head_dim=64,ffn=64,vocab=256",
+             n_layers);
+    b->store_config.options = (struct kvstore_options){
+        .geometry = {.dummy = b->dims, .numerics = "bf16", .kv_dtype = "auto", .block_tokens = 16},
+        .name = "store",
+        .listen = "127.0.0.1:0",
+        .xfer_listen = "127.0.0.1:0",
+        .tls = b->config->tls ? b->config->tls : "auto",
+        .log_level = "error",
+        .dir = b->store_dir.data,
+        .read_threads = b->n_threads,
+        .read_deadline_ms = 10000,
+        .write_queue_bytes = 256 << 20,
+        .lease_ms = 10000,
+        .silence_ms = 5000};
+    return bench_client_open(&b->client, n_layers, b->config->bytes ? b->config->bytes : 512ull << 20, b->config->tls,
+                             b->error);
+}
+
+static enum td_status run_parts(struct bench *b)
+{
+    enum td_status s = open_client(b, LARGE_LAYERS);
+    if (!s)
+        s = measure_dram(b);
+    if (!s)
+        s = measure_ssd(b);
+    remove_store(b);
+    bench_client_close(&b->client);
     if (s)
         return s;
-    c->page_bytes = kv_layout_page_bytes(&g.layout);
-    c->n_blocks = (uint32_t)(bytes / c->page_bytes / REQUEST * REQUEST);
-    if (!c->n_blocks)
-        return td_fail(e, TD_ERR_INVALID, "bytes: %llu at least", (unsigned long long)(REQUEST * c->page_bytes));
-    void *arena;
-    s = mem_map(c->n_blocks * c->page_bytes, &arena);
-    if (s)
-        return td_fail(e, s, "no memory for the working set");
-    c->arena = arena;
-    for (uint64_t i = 0; i < c->n_blocks * c->page_bytes / 8; i++)
-        ((uint64_t *)arena)[i] = random_mix(i);
-    const struct xfer_config x = {.backend = XFER_LOOPBACK,
-                                  .hub = c->hub,
-                                  .name = "bench",
-                                  .listen = "bench",
-                                  .incarnation = c->incarnation,
-                                  .layout = &g.layout,
-                                  .arena = c->arena,
-                                  .arena_bytes = c->n_blocks * c->page_bytes,
-                                  .silence_ns = 5 * NS_PER_S,
-                                  .clock = &c->clock,
-                                  .log = &c->log,
-                                  .callbacks = {.user = c, .on_message = on_message}};
-    return xfer_open(&x, &c->xfer, e);
-}
 
-static void close_client(struct client *c)
-{
-    if (c->store)
-        close_store(c);
-    xfer_close(c->xfer); /* NULL is fine, as everywhere here */
-    xfer_hub_close(c->hub);
-    if (c->arena)
-        mem_unmap(c->arena, c->n_blocks * c->page_bytes);
-    pthread_mutex_destroy(&c->lock);
-    pthread_cond_destroy(&c->changed);
-    free((void *)(uintptr_t)c->config.options.dir);
-}
-
-static enum td_status measure_limits(struct client *c, struct kvstore_bench *b, struct td_error *e)
-{
-    void *scratch;
-    double write = 0, read = 0;
-    if (mem_map(c->n_blocks * c->page_bytes, &scratch))
-        return td_fail(e, TD_ERR_NO_MEMORY, "no memory for measuring limits");
-    double copy = measure_memcpy(c, scratch);
-    uint32_t n = (uint32_t)c->config.options.read_threads;
-    enum td_status s = measure_disk(c, scratch, n < THREADS_MAX ? n : THREADS_MAX, &write, &read, e);
-    mem_unmap(scratch, c->n_blocks * c->page_bytes);
-    if (s)
-        return s;
-    add_row(b, "memcpy, one thread", copy, 0);
-    add_row(b, "disk write, O_DIRECT, one thread", write, 0);
-    add_row(b, "disk read, O_DIRECT", read, 0);
-    return TD_OK;
-}
-
-static enum td_status measure_store(struct client *c, struct kvstore_bench *b, struct td_error *e)
-{
-    double copy = b->rows[0].value, write = b->rows[1].value, read = b->rows[2].value;
-    enum td_status s = open_store(c, e);
-    if (s)
-        return s;
-    uint64_t before = clock_now(&c->clock);
-    if (!move_all(c, STORE_OFFER))
-        return td_fail(e, TD_ERR_IO, "not all blocks could be put");
-    add_row(b, "put, until readable", gb_per_s(c, before), copy);
-    uint64_t hits = clock_now(&c->clock);
-    if (!move_all(c, STORE_LOOKUP))
-        return td_fail(e, TD_ERR_IO, "not all blocks could be read from DRAM");
-    hits = clock_now(&c->clock) - hits;
-    close_store(c);
-    add_row(b, "put, until durable",
-            (double)(c->n_blocks * c->page_bytes) / (double)(clock_now(&c->clock) - before - hits), write);
-    add_row(b, "hit in DRAM", (double)(c->n_blocks * c->page_bytes) / (double)hits, copy);
-    empty_page_cache(c);
-    s = open_store(c, e);
-    if (s)
-        return s;
-    before = clock_now(&c->clock);
-    if (!move_all(c, STORE_LOOKUP))
-        return td_fail(e, TD_ERR_IO, "not all blocks could be read from SSD");
-    add_row(b, "hit on SSD", gb_per_s(c, before), read);
-    return TD_OK;
-}
-
-static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw)
-{
-    (void)st, (void)kind, (void)ftw;
-    return remove(path);
+    s = open_client(b, SMALL_LAYERS);
+    if (!s)
+        s = measure_ssd(b);
+    if (!s)
+        s = measure_latency(b);
+    remove_store(b);
+    bench_client_close(&b->client);
+    return s;
 }
 
 enum td_status kvstore_bench(const struct kvstore_bench_config *config, struct kvstore_bench *out,
                              struct td_error *error_out)
 {
-    struct bytes dir = {0};
-    struct client c = {0};
-    struct kvstore_bench b = {0};
-    bytes_printf(&dir, "%s/tandem-bench-XXXXXX", config->dir);
-    if (!mkdtemp(dir.data)) {
+    struct kvstore_bench rows = {0};
+    struct bench b = {.config = config, .out = &rows, .error = error_out};
+    b.n_rounds = !config->n_rounds ? 6 : config->n_rounds < ROUNDS_MAX ? config->n_rounds : ROUNDS_MAX;
+    b.n_threads = !config->read_threads                ? KVSTORE_READ_THREADS
+                  : config->read_threads < THREADS_MAX ? config->read_threads
+                                                       : THREADS_MAX;
+    bytes_printf(&b.dir, "%s/tandem-bench-XXXXXX", config->dir);
+    if (!mkdtemp(b.dir.data)) {
         enum td_status s = td_fail(error_out, TD_ERR_IO, "%s: %s", config->dir, strerror(errno));
-        bytes_free(&dir);
+        bytes_free(&b.dir);
         return s;
     }
-    c.dir = dir.data;
-    enum td_status s = open_client(&c, config, error_out);
+    bytes_printf(&b.store_dir, "%s/store", b.dir.data);
+    enum td_status s = run_parts(&b);
+    rmdir(b.dir.data);
+    bytes_free(&b.store_dir);
+    bytes_free(&b.dir);
     if (!s)
-        s = measure_limits(&c, &b, error_out);
-    if (!s)
-        s = measure_store(&c, &b, error_out);
-    b.block_bytes = c.page_bytes;
-    close_client(&c);
-    nftw(dir.data, remove_one, 16, FTW_DEPTH | FTW_PHYS);
-    bytes_free(&dir);
-    if (!s)
-        *out = b;
+        *out = rows;
     return s;
 }

@@ -1,10 +1,17 @@
 /*
- * How fast the store is on this machine, as a share of what memory and disk can do.
+ * How fast the store is on this machine, as a share of what the wire and the disk can do.
  *
- * A store and a worker in this process, over loopback transfers (which copy once, and check every byte on both sides): blocks
- * are put, read back from DRAM, and, after a restart and with the page cache emptied of them, from SSD. The limits are measured
- * in the same run: memcpy by one thread, and O_DIRECT writing and reading of a file in the same directory, blocks of the same
- * size, as many reading threads as the store has.
+ * A store and two workers in this process, over UCX as between processes of one host. The limits are measured in the same run,
+ * in rounds that alternate limit, store, limit: the same requests from worker to worker, and O_DIRECT reads of a file in the
+ * same directory, as many threads and bytes a read as the store has. Values are medians over the rounds, a share is the
+ * median of the rounds' shares, and the spread is how much the limits of one round differ: less than that means nothing.
+ *
+ * The SSD part reads from the disk: the store is opened anew with memory for a quarter of the working set, which goes round
+ * and round in it, its files are read past the page cache where the file system can do that, and they are dropped from the
+ * page cache before (fdatasync, POSIX_FADV_DONTNEED) in any case.
+ *
+ * Reading under writes: one reader, a request of 2 MiB at a time from the disk, beside a worker that puts new blocks as fast as
+ * the store writes them, in a directory so small that old ones are deleted and their room collected all the time.
  *
  * Threads: the caller waits; nothing is printed.
  * Errors:  TD_ERR_UNSUPPORTED where the directory's file system has no O_DIRECT; TD_ERR_IO; TD_ERR_NO_MEMORY.
@@ -15,26 +22,28 @@
 
 #include "base/status.h"
 
-enum { KVSTORE_BENCH_ROWS = 8 };
+enum { KVSTORE_BENCH_ROWS = 24 };
 
 struct kvstore_bench_config {
-    const char *dir;       /* exists; what the bench makes there it removes */
-    uint64_t bytes;        /* working set; 0: 512 MiB. Three times as much memory is needed */
-    uint32_t read_threads; /* 0: 4 */
+    const char *dir; /* exists; what the bench makes there it removes */
+    const char *tls; /* UCX transports; NULL: auto */
+    uint64_t bytes;  /* working set; 0: 512 MiB. Three times as much memory and six times as much disk are needed */
+    uint32_t read_threads; /* 0: as the store's default */
+    uint32_t n_rounds;     /* 0: 6 */
+    uint64_t load_ns;      /* how long reading under writes is measured; 0: 8 s */
 };
 
-struct kvstore_bench_row { /* as struct kernels_bench_row */
-    char name[64];
-    const char *unit; /* "GB/s" */
+struct kvstore_bench_row {
+    char name[96];
+    const char *unit; /* "GB/s", "ms", "x" */
     double value;
-    double limit; /* 0 for a row that is a limit itself */
-    double share; /* value / limit */
+    double limit;         /* 0: none */
+    double share, spread; /* of limit; 0: none */
 };
 
 struct kvstore_bench {
     uint32_t n_rows;
-    uint64_t block_bytes;
-    struct kvstore_bench_row rows[KVSTORE_BENCH_ROWS]; /* limits first */
+    struct kvstore_bench_row rows[KVSTORE_BENCH_ROWS];
 };
 
 enum td_status kvstore_bench(const struct kvstore_bench_config *config, struct kvstore_bench *out,

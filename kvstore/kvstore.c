@@ -6,6 +6,7 @@
  */
 #include "kvstore/kvstore.h"
 
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,9 +18,11 @@
 #include "base/thread.h"
 #include "kvstore/kvstore_internal.h"
 
-enum { BEAT_MS = 250, IDLE_MS = 100 };
+enum { BEAT_MS = 250, IDLE_MS = 100, WAITING_MS = 10 };
 
-#define AT(member) offsetof(struct kvstore_options, member)
+#define TEXT_OF(macro) #macro
+#define TEXT(macro)    TEXT_OF(macro)
+#define AT(member)     offsetof(struct kvstore_options, member)
 const struct option KVSTORE_OPTIONS[] = {
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Model"},
     GEOMETRY_OPTIONS(struct kvstore_options, geometry),
@@ -37,8 +40,15 @@ const struct option KVSTORE_OPTIONS[] = {
     {"dram-bytes", OPT_BYTES, AT(dram_bytes), "1G", NULL, 4096, 1e15, "memory for blocks"},
     {"dir", OPT_STRING, AT(dir), NULL, "DIR", 0, 0, "directory for blocks on SSD; without it there is only DRAM"},
     {"ssd-bytes", OPT_BYTES, AT(ssd_bytes), "16G", NULL, 1 << 20, 1e17, "most that the directory may measure"},
-    {"read-threads", OPT_INT, AT(read_threads), "4", NULL, 1, 64, "threads that read from SSD"},
+    {"read-threads", OPT_INT, AT(read_threads), TEXT(KVSTORE_READ_THREADS), NULL, 1, 64, "threads that read from SSD"},
+    {"read-deadline-ms", OPT_MS, AT(read_deadline_ms), "500", NULL, 1, 3.6e6,
+     "a reader waits so long for its next block from SSD; then the rest is a miss"},
     {"write-queue-bytes", OPT_BYTES, AT(write_queue_bytes), "256M", NULL, 4096, 1e15, "most that waits to be written"},
+    {"write-rate", OPT_BYTES, AT(write_bytes_per_s), TEXT(KVSTORE_WRITE_MIB_PER_S) "M", NULL, 0, 1e15,
+     "bytes a second written to SSD at most; 0: as fast as it goes"},
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Other"},
+    {"faults", OPT_STRING, AT(faults), NULL, "SCRIPT", 0, 0,
+     "tests: faults on the wire and the disk by script; see base/fault.h"},
     {"log-level", OPT_CHOICE, AT(log_level), "info", "error|warn|info|debug", 0, 0, "what is logged, to stderr"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
@@ -148,15 +158,15 @@ static void send_snapshot(struct kvstore *s, struct link *link)
 
 /* ------------------------------------------------------------------- load */
 
-static struct ssd_stats stats_of_ssd(const struct kvstore *s)
+static struct ssd_tier_stats stats_of_ssd(const struct kvstore *s)
 {
-    return s->ssd ? ssd_stats(s->ssd) : (struct ssd_stats){0};
+    return s->ssd ? ssd_tier_stats(s->ssd) : (struct ssd_tier_stats){0};
 }
 
 static void note_load(struct kvstore *s)
 {
     struct table_audit a = table_audit(s->table);
-    struct ssd_stats d = stats_of_ssd(s);
+    struct ssd_tier_stats d = stats_of_ssd(s);
     pthread_mutex_lock(&s->load_lock);
     s->audit = a;
     pthread_mutex_unlock(&s->load_lock);
@@ -167,6 +177,7 @@ static void note_load(struct kvstore *s)
     metrics_gauge(s->counters, STORE_BLOCKS_DRAM, (double)a.n_dram);
     metrics_gauge(s->counters, STORE_BLOCKS_SSD, (double)a.n_ssd);
     metrics_gauge(s->counters, STORE_SSD_UP, d.is_writable);
+    metrics_gauge(s->counters, STORE_SSD_SLOW, d.is_slow);
     metrics_gauge(s->counters, STORE_SSD_BYTES, (double)d.dir_bytes);
     metrics_gauge(s->counters, STORE_QUEUE_BYTES, (double)d.queued_bytes);
 }
@@ -273,6 +284,7 @@ static void take_mail(struct kvstore *s)
         next = m->next;
         on_work(s, (struct work *)m); /* mail is its first member */
     }
+    request_advance_all(s);
 }
 
 enum td_status kvstore_run(struct kvstore *s)
@@ -281,9 +293,12 @@ enum td_status kvstore_run(struct kvstore *s)
     while (!atomic_load(&s->forced) && !(atomic_load(&s->stopping) && !s->n_wire && tier_is_settled(s))) {
         take_mail(s);
         request_free_doubtful(s, clock_now(&s->clock), false);
+        bool is_waiting = request_expire(s, clock_now(&s->clock));
+        if (atomic_load(&s->stopping) && s->ssd)
+            ssd_tier_hurry(s->ssd);
         flush_events(s);
         note_load(s);
-        mailbox_wait(&s->mailbox, IDLE_MS);
+        mailbox_wait(&s->mailbox, is_waiting ? WAITING_MS : IDLE_MS);
     }
     atomic_store(&s->beat_stop, true);
     pthread_join(beat_thread, NULL);
@@ -311,7 +326,8 @@ static enum td_status open_tiers(struct kvstore *s, struct td_error *e)
         return td_fail(e, TD_ERR_INVALID, "--dram-bytes %lld: a block takes %llu", (long long)o->dram_bytes,
                        (unsigned long long)s->page_bytes);
     s->arena_bytes = n_slots * s->page_bytes;
-    status = mem_map(s->arena_bytes, &s->arena);
+    if (mem_map_shared(s->arena_bytes, &s->arena, &s->arena_fd)) /* readers on this host may map it; if not, they ask */
+        status = mem_map(s->arena_bytes, &s->arena);
     if (status)
         return td_fail(e, status, "--dram-bytes %lld: the system has not as much", (long long)o->dram_bytes);
     s->table = table_open((uint32_t)n_slots, o->dir != NULL);
@@ -339,7 +355,9 @@ static enum td_status open_network(struct kvstore *s, struct xfer_hub *hub, stru
                                   .layout = &s->geometry.layout,
                                   .arena = s->arena,
                                   .arena_bytes = s->arena_bytes,
+                                  .arena_fd = s->arena_fd,
                                   .silence_ns = (uint64_t)o->silence_ms * NS_PER_MS,
+                                  .faults = s->faults,
                                   .clock = &s->clock,
                                   .log = &s->log,
                                   .callbacks = {.user = s, .on_message = request_on_message}};
@@ -351,8 +369,19 @@ static enum td_status open_network(struct kvstore *s, struct xfer_hub *hub, stru
     return status ? status : link_server_open(&l, &s->links, e);
 }
 
+/*
+ * RocksDB takes a buffer or two for each block that it reads or writes. Without this every one of them is fresh memory from
+ * the system, cleared page by page, and handed back at once: a third of what reading costs.
+ */
+static void keep_buffers(void)
+{
+    mallopt(M_MMAP_THRESHOLD, 32 << 20);
+    mallopt(M_TRIM_THRESHOLD, 256 << 20);
+}
+
 enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore **out, struct td_error *error_out)
 {
+    keep_buffers();
     struct kvstore *s = mem_zalloc(sizeof(*s));
     s->options = config->options;
     if (s->options.name)
@@ -367,7 +396,10 @@ enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore 
     pthread_mutex_init(&s->load_lock, NULL);
     s->metrics = metrics_open();
     s->counters = metrics_add(s->metrics, METRIC_INFO, sizeof(METRIC_INFO) / sizeof(METRIC_INFO[0]), NULL);
-    enum td_status status = open_tiers(s, error_out);
+    enum td_status status = faults_open(s->options.faults, &s->log, &s->faults, error_out);
+    faults_export(s->faults, s->metrics);
+    if (!status)
+        status = open_tiers(s, error_out);
     if (!status)
         status = open_network(s, config->hub, error_out);
     if (status) {
@@ -388,18 +420,21 @@ void kvstore_close(struct kvstore *s)
         return;
     s->is_closing = true;
     link_server_close(s->links);
-    ssd_close(s->ssd); /* before the wire: what was read may still be announced */
+    ssd_tier_close(s->ssd); /* before the wire: what was read may still be announced */
     s->ssd = NULL;
     take_mail(s);
     xfer_close(s->xfer); /* every lease and pull has ended, by mail, when this returns */
     take_mail(s);
     request_free_doubtful(s, 0, true);
     metrics_http_close(s->metrics_http);
+    faults_close(s->faults);
     metrics_close(s->metrics);
     mailbox_fini(&s->mailbox);
     pthread_mutex_destroy(&s->load_lock);
     table_close(s->table);
     mem_unmap(s->arena, s->arena_bytes);
+    if (s->arena_fd)
+        close(s->arena_fd);
     free(s->events);
     free(s);
 }

@@ -7,7 +7,7 @@
 #include "base/metrics.h"
 #include "base/queue.h"
 #include "kvstore/kvstore.h"
-#include "kvstore/ssd.h"
+#include "kvstore/ssd_tier.h"
 #include "kvstore/table.h"
 #include "proto/wire/events.h"
 #include "proto/wire/store_msg.h"
@@ -24,6 +24,7 @@
     X(STORE_MISS_NO_SLOT, METRIC_COUNTER, "tandem_store_miss_no_slot_blocks_total", "no slot to read them into")       \
     X(STORE_MISS_CORRUPT, METRIC_COUNTER, "tandem_store_miss_corrupt_blocks_total", "did not verify, or stand behind") \
     X(STORE_MISS_IO, METRIC_COUNTER, "tandem_store_miss_io_blocks_total", "could not be read, or stand behind")        \
+    X(STORE_MISS_SLOW, METRIC_COUNTER, "tandem_store_miss_slow_blocks_total", "SSD too slow or away just now")         \
     X(STORE_MISS_ENDED, METRIC_COUNTER, "tandem_store_miss_ended_blocks_total", "reader was gone before it was ready") \
     X(STORE_MISS_STOPPING, METRIC_COUNTER, "tandem_store_miss_stopping_blocks_total", "asked while stopping")          \
     X(STORE_OFFERED, METRIC_COUNTER, "tandem_store_offered_blocks_total", "blocks offered")                            \
@@ -45,6 +46,7 @@
     X(STORE_SSD_SET_ASIDE, METRIC_COUNTER, "tandem_store_ssd_set_aside_total", "directories set aside at start")       \
     X(STORE_LOAD_SECONDS, METRIC_SECONDS, "tandem_store_ssd_read_seconds", "asked for until verified in DRAM")         \
     X(STORE_SSD_UP, METRIC_GAUGE, "tandem_store_ssd_up", "1: there is an SSD tier and it takes writes")                \
+    X(STORE_SSD_SLOW, METRIC_GAUGE, "tandem_store_ssd_slow", "1: reads are late, only probes are sent")                \
     X(STORE_SSD_BYTES, METRIC_GAUGE, "tandem_store_ssd_bytes", "measured size of the directory")                       \
     X(STORE_QUEUE_BYTES, METRIC_GAUGE, "tandem_store_write_queue_bytes", "waiting to be written")                      \
     X(STORE_BLOCKS_DRAM, METRIC_GAUGE, "tandem_store_blocks_dram", "blocks in DRAM")                                   \
@@ -65,6 +67,7 @@ struct lease { /* the answer to a lookup; pins its entries until the wire is qui
     bool is_finished;        /* the reader was told how many there are */
     bool is_ended;           /* in doubt: only waits for free_ns */
     uint64_t free_ns;
+    uint64_t moved_ns; /* when it was granted, or a block was last announced */
 };
 
 struct fill { /* a pull of offered blocks */
@@ -110,8 +113,12 @@ struct kvstore {
     struct geometry geometry;
     uint64_t page_bytes, arena_bytes;
     void *arena;
+    int arena_fd; /* 0: not shared */
     struct table *table;
-    struct ssd *ssd; /* NULL: none */
+    struct ssd_tier *ssd; /* NULL: none */
+    uint64_t probed_ns;   /* when a slow SSD was last tried */
+    bool must_advance;    /* blocks were read, or could not be: leases may move on */
+    struct faults *faults;
     struct xfer *xfer;
     struct link_server *links;
     struct metrics *metrics;
@@ -143,6 +150,8 @@ uint8_t *tier_address(const struct kvstore *s, const struct entry *e);
 bool tier_make_slot(struct kvstore *s, bool may_lose_dirty); /* then there is a free one */
 void tier_start_load(struct kvstore *s, struct entry *e);    /* SSD to a slot, of which there is one */
 bool tier_is_corrupt(enum td_status read_status);            /* not merely unreadable */
+bool tier_is_slow(const struct kvstore *s);                  /* what lies on SSD only counts as absent */
+void tier_probe(struct kvstore *s, struct entry *e);         /* reads e for nobody, if it is time to try again */
 void tier_loaded(struct kvstore *s, struct entry *e, enum td_status status);
 void tier_filled(struct kvstore *s, struct entry *e, bool is_verified);
 void tier_written(struct kvstore *s, struct entry *e, enum td_status status);
@@ -156,7 +165,8 @@ void request_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const
 void request_message(struct kvstore *s, const struct work *work);
 void request_lease_ended(struct kvstore *s, struct lease *l, bool in_doubt);
 void request_fill_ended(struct kvstore *s, struct fill *f);
-void request_advance_all(struct kvstore *s, enum td_status load_status); /* some block was read, or could not be */
+void request_advance_all(struct kvstore *s);
+bool request_expire(struct kvstore *s, uint64_t now); /* who waits too long for SSD; true: somebody still waits */
 void request_free_doubtful(struct kvstore *s, uint64_t now, bool all);
 
 /* audit.c */

@@ -55,6 +55,7 @@ static struct lease *lease_open(struct kvstore *s, struct xfer_id id, uint32_t c
     struct lease *l = mem_zalloc(sizeof(*l));
     l->store = s;
     l->id = id;
+    l->moved_ns = clock_now(&s->clock);
     l->entries = mem_array(cap, sizeof(l->entries[0]));
     l->from_ssd = mem_array(cap, sizeof(l->from_ssd[0]));
     l->next = s->leases;
@@ -90,8 +91,15 @@ static void lease_finish(struct kvstore *s, struct lease *l)
     xfer_lease_finish(s->xfer, l->id, l->n, tail, sizeof(tail));
 }
 
-/* Announces what has become ready, in order. load_status says why a block that was being read is not. */
-static void lease_advance(struct kvstore *s, struct lease *l, enum td_status load_status)
+static uint32_t miss_reason(enum td_status load_status)
+{
+    if (tier_is_corrupt(load_status))
+        return STORE_MISS_CORRUPT;
+    return load_status == TD_NOT_YET ? STORE_MISS_SLOW : STORE_MISS_IO;
+}
+
+/* Announces what has become ready, in order. */
+static void lease_advance(struct kvstore *s, struct lease *l)
 {
     uint32_t first = l->n_announced, n = first;
     while (n < l->n && l->entries[n]->dram == DRAM_READY)
@@ -104,20 +112,38 @@ static void lease_advance(struct kvstore *s, struct lease *l, enum td_status loa
         xfer_lease_announce(s->xfer, l->id, first, pages, n - first, 0, (uint16_t)s->geometry.layout.n_layers);
         free(pages);
         l->n_announced = n;
+        l->moved_ns = clock_now(&s->clock);
     }
     if (n < l->n && l->entries[n]->dram == DRAM_LOADING)
         return;
-    if (n < l->n) {
-        lease_cut(s, l, n, tier_is_corrupt(load_status) ? STORE_MISS_CORRUPT : STORE_MISS_IO);
-    }
+    if (n < l->n)
+        lease_cut(s, l, n, miss_reason(l->entries[n]->load_status));
     lease_finish(s, l);
 }
 
-void request_advance_all(struct kvstore *s, enum td_status load_status)
+void request_advance_all(struct kvstore *s)
 {
-    for (struct lease *l = s->leases; l; l = l->next)
+    for (struct lease *l = s->must_advance ? s->leases : NULL; l; l = l->next)
         if (!l->is_finished && !l->is_ended)
-            lease_advance(s, l, load_status);
+            lease_advance(s, l);
+    s->must_advance = false;
+}
+
+/* What is still being read goes on, into a slot that stays taken until then; nobody waits for it any more. */
+bool request_expire(struct kvstore *s, uint64_t now)
+{
+    uint64_t patience_ns = (uint64_t)s->options.read_deadline_ms * NS_PER_MS;
+    bool is_waiting = false;
+    for (struct lease *l = s->leases; l; l = l->next) {
+        if (l->is_finished || l->is_ended)
+            continue;
+        is_waiting = true;
+        if (!patience_ns || now < l->moved_ns + patience_ns)
+            continue;
+        lease_cut(s, l, l->n_announced, STORE_MISS_SLOW);
+        lease_finish(s, l);
+    }
+    return is_waiting;
 }
 
 static void lease_free(struct kvstore *s, struct lease *l)
@@ -163,18 +189,24 @@ static bool is_stored(const struct entry *e)
 /* The longest stored prefix, pinned. A slot each is enough, however often a peer repeats a key. */
 static void pin_prefix(struct kvstore *s, struct lease *l, const struct store_keys_msg *m)
 {
-    uint32_t most = table_audit(s->table).total;
+    uint32_t most = table_audit(s->table).total, why = STORE_MISS_ABSENT;
+    bool is_slow = tier_is_slow(s);
     for (; l->n < m->n_keys && l->n < most; l->n++) {
         struct block_key key = store_keys_at(m, l->n);
         struct entry *e = table_find(s->table, &key);
         if (!is_stored(e))
             break;
+        if (is_slow && e->dram != DRAM_READY) {
+            why = STORE_MISS_SLOW;
+            tier_probe(s, e);
+            break;
+        }
         table_touch(s->table, e, s->tick);
         table_pin(s->table, e);
         l->entries[l->n] = e;
         l->from_ssd[l->n] = e->dram != DRAM_READY;
     }
-    store_count(s, STORE_MISS_ABSENT, m->n_keys - l->n);
+    store_count(s, why, m->n_keys - l->n);
 }
 
 static void lookup(struct kvstore *s, const struct store_keys_msg *m)
@@ -205,7 +237,7 @@ static void lookup(struct kvstore *s, const struct store_keys_msg *m)
     }
     log_debug(&s->log, "lookup req=%llx-%llu asked=%u found=%u", (unsigned long long)id.incarnation,
               (unsigned long long)id.counter, m->n_keys, l->n);
-    lease_advance(s, l, TD_OK);
+    lease_advance(s, l);
 }
 
 /* ------------------------------------------------------------------- offers */
@@ -275,7 +307,7 @@ static bool is_known(struct kvstore *s, struct entry *e)
 {
     if (!e || (e->dram == DRAM_ABSENT && e->ssd != SSD_DURABLE))
         return false;
-    table_touch(s->table, e, s->tick);
+    table_keep(s->table, e, s->tick);
     if (e->ssd == SSD_REFUSED && e->dram == DRAM_READY)
         table_set_ssd(s->table, e, SSD_ABSENT);
     return true;
@@ -291,6 +323,8 @@ static bool want(struct kvstore *s, struct fill *f, const struct block_key *key,
     }
     if (!tier_make_slot(s, true)) {
         store_count(s, STORE_DROP_NO_SLOT, 1);
+        if (!e)
+            table_refused(s->table, key, chain_index, s->tick);
         return false;
     }
     if (!e)

@@ -1,24 +1,22 @@
 /*
- * Blocks on SSD: RocksDB with blob files behind a bounded queue. The only file that sees RocksDB.
- *
- * Writing and deleting is done by one thread, in the order asked for; a put is durable when its callback says so: the
- * write-ahead log has it, which survives the death of the process, not of the power. Reading is done by several threads with
- * pinned gets; RocksDB's slow checksums are off, ours (block_header.h) decide whether a value is served.
+ * Blocks in a directory: a RocksDB database with blob files. ssd.c is the only file that sees RocksDB.
  *
  * Two records a block, written together: "b" key -> header and payload (a blob), and "m" key -> the header alone, so that
- * opening lists the blocks without reading their bytes.
+ * listing the blocks reads none of their bytes. A logged put survives the death of the process when it returns (the
+ * write-ahead log has it); after ssd_sync all that was put does, and the loss of power too.
  *
  * Capacity is what the directory measures on disk, never more than the file system can spare. Deleting gives room back only
- * as whole blob files die: the writer compacts when it is over, and collects garbage when dead bytes hide in live files; what
- * is still too much it asks the owner to delete (on_over).
+ * as whole blob files die: ssd_make_room compacts, and collects garbage when dead bytes hide in live files.
  *
- * The directory holds "blocks" (the database), "lock", and "blocks.aside": the last one that could not be opened.
+ * The directory holds "blocks" (the database), "lock", and "blocks.aside": the last one that could not be opened. Reads go
+ * past the page cache where the file system can do that: memory is what --dram-bytes says.
  *
- * Callbacks come on the writer's and the readers' threads, once for each call that returned TD_OK, also at close.
+ * Threads: ssd_get, ssd_get_into and ssd_release are free for all; everything else belongs to one thread.
  */
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/clock.h"
@@ -28,51 +26,87 @@
 
 struct ssd;
 
-struct ssd_callbacks {
-    void *user;
-    /* While opening, on the caller's thread: a block that is durable. */
-    void (*on_found)(void *user, const struct block_key *key, uint32_t chain_index);
-    /* TD_OK: durable, and the payload is not needed any more. TD_ERR_NO_SPACE, TD_ERR_IO, TD_ERR_CORRUPT; TD_ERR_CANCELLED. */
-    void (*on_put)(void *user, void *token, enum td_status status);
-    /* TD_OK: verified and copied. TD_ERR_NOT_FOUND; TD_ERR_CORRUPT, _CHECKSUM, _VERSION: must not be served; TD_ERR_IO. */
-    void (*on_read)(void *user, void *token, enum td_status status);
-    /* So many bytes must go for anything more to fit. */
-    void (*on_over)(void *user, uint64_t bytes);
+enum ssd_mode {
+    SSD_SERVE,   /* made if it isn't there (its parent must exist); what can't be opened is set aside */
+    SSD_INSPECT, /* must be there; nothing is written */
+    SSD_REPAIR   /* must be there; may be written, nothing is set aside */
 };
 
 struct ssd_config {
-    const char *dir; /* made if it isn't there; its parent must exist */
+    const char *dir;
+    enum ssd_mode mode;
     uint64_t capacity_bytes;
-    uint64_t queue_bytes; /* payloads waiting to be written; one is always taken */
-    uint32_t n_readers;
-    const struct kv_layout *layout; /* borrowed; values of another one are deleted */
+    uint64_t background_bytes_per_s; /* most that flushing and collecting garbage write; 0: no limit */
     const struct clock *clock;
     const struct log *log;
-    struct ssd_callbacks callbacks;
-};
-
-struct ssd_stats {
-    uint64_t dir_bytes, queued_bytes, written_bytes, read_bytes;
-    uint64_t write_errors, read_errors, dropped_layout; /* sums since opening */
-    uint64_t reclaims, reopens;
-    bool was_set_aside, is_writable; /* is_writable: the last put succeeded */
 };
 
 /*
- * TD_ERR_REFUSED: another process has the directory. TD_ERR_IO: there is no directory to be had. A database that can't be
- * opened or listed is set aside, and an empty one opened.
+ * TD_ERR_REFUSED: another process has the directory. TD_ERR_IO: there is no directory to be had. TD_ERR_NOT_FOUND: nothing
+ * there to inspect. A database that can't be opened is set aside when serving, and an empty one opened.
  */
 enum td_status ssd_open(const struct ssd_config *config, struct ssd **out, struct td_error *error_out);
-/* What is queued is answered TD_ERR_CANCELLED. NULL is fine. */
-void ssd_close(struct ssd *s);
+void ssd_close(struct ssd *s); /* NULL is fine */
 
-/* How many blocks fit, with room for the log and for garbage: the owner deletes before it puts more. */
-uint64_t ssd_max_blocks(const struct ssd *s);
+/* This thread, and those that RocksDB starts from it, get the processor after all others. */
+void ssd_step_back(void);
 
-/* payload: one page of the layout, unchanged until on_put. TD_BUSY: the queue is full. */
-enum td_status ssd_put(struct ssd *s, const struct block_key *key, uint32_t chain_index, const void *payload,
-                       void *token);
-void ssd_delete(struct ssd *s, const struct block_key *key); /* after what was asked for before */
-void ssd_read(struct ssd *s, const struct block_key *key, void *page, void *token); /* page is written until on_read */
+/* Renames the database to "blocks.aside", whatever stood there before, and opens an empty one. */
+enum td_status ssd_set_aside(struct ssd *s, const char *why, struct td_error *error_out);
+bool ssd_was_set_aside(const struct ssd *s);
 
-struct ssd_stats ssd_stats(const struct ssd *s);
+/* header: of len_bytes, not checked. False ends the visit. */
+typedef bool ssd_visit_fn(void *user, const struct block_key *key, const void *header, size_t len_bytes);
+enum td_status ssd_each(struct ssd *s, ssd_visit_fn *visit, void *user, struct td_error *error_out);
+
+/*
+ * is_logged: durable at once, and written twice; else durable after ssd_sync, and written once: for bulk. TD_ERR_NO_SPACE,
+ * TD_ERR_IO, TD_ERR_CORRUPT.
+ */
+enum td_status ssd_put(struct ssd *s, const struct block_key *key, const uint8_t header[BLOCK_HEADER_BYTES],
+                       const void *payload, size_t len_bytes, bool is_logged);
+uint64_t ssd_batch_bytes(const struct ssd *s); /* after so much that is not logged, ssd_sync is due */
+enum td_status ssd_delete(struct ssd *s, const struct block_key *key);
+
+struct ssd_value { /* header and payload as they stand there, not checked; lent until ssd_release */
+    const void *data;
+    size_t len_bytes;
+    void *pin;
+};
+/* TD_ERR_NOT_FOUND, TD_ERR_CORRUPT, TD_ERR_IO; TD_NOT_YET: the database is lost for now. Release only after TD_OK. */
+enum td_status ssd_get(struct ssd *s, const struct block_key *key, struct ssd_value *out);
+void ssd_release(struct ssd *s, struct ssd_value *value);
+/*
+ * The same, faster, into a buffer of the caller's of ssd_buffer_bytes, on a page's border; there is nothing to release.
+ * TD_NOT_YET also: not to be had that way now. What doesn't verify may be an old copy: ssd_get decides.
+ */
+enum td_status ssd_get_into(struct ssd *s, const struct block_key *key, void *buffer, size_t buffer_bytes,
+                            const void **value_out, size_t *len_out);
+size_t ssd_buffer_bytes(size_t payload_bytes);
+/* Some other key that is there; TD_ERR_NOT_FOUND if there is none. */
+enum td_status ssd_neighbour(struct ssd *s, const struct block_key *key, struct block_key *out);
+
+enum td_status ssd_sync(struct ssd *s); /* all that was put lies in files, and those are on the disk */
+
+/*
+ * Whether need_bytes more fit (0: what is there is within the limit), after reclaiming what deleted blocks take, at most one
+ * fruitless time in 200 ms. Else *over_out is what should be deleted; it is 0 between those times.
+ */
+bool ssd_make_room(struct ssd *s, uint64_t need_bytes, uint64_t *over_out);
+enum td_status ssd_compact(struct ssd *s); /* all garbage goes, however long it takes */
+/* After the last change: measures again; false once nothing goes on in the background. */
+bool ssd_tidy(struct ssd *s);
+/* So that ssd_get_into finds what was written since; may read a page of each new value. */
+void ssd_learn(struct ssd *s);
+
+/* After an error. TD_ERR_IO: the directory can't be written, is full, or the database is lost. */
+enum td_status ssd_reopen(struct ssd *s, struct td_error *error_out);
+bool ssd_is_open(const struct ssd *s); /* for writing; else ssd_reopen is due. Reads may go on all the same */
+
+struct ssd_info {
+    uint64_t dir_bytes, limit_bytes, blob_bytes, garbage_bytes, n_blob_files;
+    bool is_direct; /* past the page cache */
+};
+struct ssd_info ssd_info(struct ssd *s);
+uint64_t ssd_dir_bytes(const struct ssd *s); /* these two: any thread */
+uint64_t ssd_reclaims(const struct ssd *s);  /* sum since opening */

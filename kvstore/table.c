@@ -29,7 +29,7 @@ struct table *table_open(uint32_t n_slots, bool has_ssd)
     for (uint32_t i = 0; i < n_slots; i++)
         t->free_slots[i] = n_slots - 1 - i;
     t->clean = eviction_open(EVICTION_LRU);
-    t->dirty = eviction_open(EVICTION_LRU);
+    t->dirty = eviction_open_beside(t->clean);
     t->ssd = eviction_open(EVICTION_LRU);
     return t;
 }
@@ -88,7 +88,8 @@ struct entry *table_add(struct table *t, const struct block_key *key, uint32_t c
         grow(t);
     struct entry *e = mem_zalloc(sizeof(*e));
     e->key = *key;
-    e->chain_index = chain_index;
+    e->chain_index = e->in_dram.chain_index = e->on_ssd.chain_index = chain_index;
+    e->in_dram.key_hash = e->on_ssd.key_hash = block_key_hash(key);
     e->last_used = now;
     uint64_t i = bucket(t, key);
     assert(!t->buckets[i]);
@@ -176,7 +177,7 @@ static void settle(struct table *t, struct entry *e)
     }
 }
 
-static struct entry *victim(const struct eviction *order, size_t offset, uint64_t before)
+static struct entry *victim(struct eviction *order, size_t offset, uint64_t before)
 {
     struct eviction_item *item = eviction_victim(order);
     if (!item || item->last_used >= before)
@@ -206,11 +207,31 @@ struct entry *table_first_dirty(const struct table *t)
 
 /* ----------------------------------------------------------------- states */
 
-void table_touch(struct table *t, struct entry *e, uint64_t now)
+/* A tier that the block is not in learns of this use when it gets there. */
+static void use(struct table *t, struct entry *e, uint64_t now,
+                void (*how)(struct eviction *, struct eviction_item *, uint64_t))
 {
     e->last_used = now;
-    eviction_touch(e->dram_order ? e->dram_order : t->clean, &e->in_dram, now);
-    eviction_touch(t->ssd, &e->on_ssd, now);
+    if (e->dram != DRAM_ABSENT)
+        how(e->dram_order ? e->dram_order : t->clean, &e->in_dram, now);
+    if (e->ssd == SSD_DURABLE)
+        how(t->ssd, &e->on_ssd, now);
+}
+
+void table_touch(struct table *t, struct entry *e, uint64_t now)
+{
+    use(t, e, now, eviction_touch);
+}
+
+void table_keep(struct table *t, struct entry *e, uint64_t now)
+{
+    use(t, e, now, eviction_keep);
+}
+
+void table_refused(struct table *t, const struct block_key *key, uint32_t chain_index, uint64_t now)
+{
+    struct eviction_item item = {.key_hash = block_key_hash(key), .chain_index = chain_index};
+    eviction_refused(t->clean, &item, now);
 }
 
 void table_pin(struct table *t, struct entry *e)
@@ -246,6 +267,8 @@ void table_set_dram(struct table *t, struct entry *e, enum dram_state to)
     if (to == DRAM_ABSENT) {
         t->generations[e->slot]++;
         t->free_slots[t->n_free++] = e->slot;
+        eviction_leave(e->dram_order ? e->dram_order : t->clean, &e->in_dram);
+        e->dram_order = NULL;
     }
     settle(t, e);
 }
@@ -263,6 +286,8 @@ void table_set_ssd(struct table *t, struct entry *e, enum ssd_state to)
     t->n_durable += to == SSD_DURABLE;
     t->n_queued -= e->ssd == SSD_QUEUED;
     t->n_queued += to == SSD_QUEUED;
+    if (e->ssd == SSD_DURABLE)
+        eviction_leave(t->ssd, &e->on_ssd);
     e->ssd = to;
     settle(t, e);
 }

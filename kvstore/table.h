@@ -24,6 +24,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/status.h"
 #include "proto/wire/block_key.h"
 #include "sched/eviction.h"
 
@@ -31,7 +32,7 @@ enum dram_state { DRAM_ABSENT, DRAM_FILLING, DRAM_LOADING, DRAM_READY };
 enum ssd_state { SSD_ABSENT, SSD_QUEUED, SSD_DURABLE, SSD_REFUSED };
 enum slot_use { SLOT_NONE, SLOT_HELD, SLOT_LEASED, SLOT_CACHED };
 
-struct entry { /* read freely; changed by the functions below only, but for load_ns */
+struct entry { /* read freely; changed by the functions below only, but for load_ns and load_status */
     struct block_key key;
     uint32_t chain_index; /* of the block in its chain */
     uint32_t pins;
@@ -39,7 +40,8 @@ struct entry { /* read freely; changed by the functions below only, but for load
     enum dram_state dram;
     enum ssd_state ssd;
     uint64_t last_used;
-    uint64_t load_ns; /* of the table's owner: when reading it from SSD began */
+    uint64_t load_ns;           /* of the table's owner: when reading it from SSD began, */
+    enum td_status load_status; /* and how it last ended */
     enum slot_use use;
     struct eviction_item in_dram, on_ssd;
     struct eviction *dram_order; /* which of the two in_dram is in; NULL: none */
@@ -57,6 +59,10 @@ struct entry *table_find(const struct table *t, const struct block_key *key); /*
 struct entry *table_add(struct table *t, const struct block_key *key, uint32_t chain_index, uint64_t now);
 
 void table_touch(struct table *t, struct entry *e, uint64_t now);
+void table_keep(struct table *t, struct entry *e,
+                uint64_t now); /* offered again: as new, but not a use to learn from */
+/* A block was offered that is in no tier, and there was no slot for it: eviction learns from that, too. */
+void table_refused(struct table *t, const struct block_key *key, uint32_t chain_index, uint64_t now);
 void table_pin(struct table *t, struct entry *e);
 void table_unpin(struct table *t, struct entry *e);                        /* may end e */
 void table_set_dram(struct table *t, struct entry *e, enum dram_state to); /* ABSENT may end e */

@@ -8,6 +8,8 @@
  */
 #include "kvstore/kvstore_internal.h"
 
+static const uint64_t PROBE_EVERY_NS = NS_PER_S / 2;
+
 uint8_t *tier_address(const struct kvstore *s, const struct entry *e)
 {
     return (uint8_t *)s->arena + (uint64_t)e->slot * s->page_bytes;
@@ -84,19 +86,22 @@ enum td_status tier_open_ssd(struct kvstore *s, struct td_error *error_out)
 {
     const struct kvstore_options *o = &s->options;
     uint64_t half = s->arena_bytes / 2; /* what is queued can't be evicted */
-    const struct ssd_config c = {.dir = o->dir,
-                                 .capacity_bytes = (uint64_t)o->ssd_bytes,
-                                 .queue_bytes =
-                                     (uint64_t)o->write_queue_bytes < half ? (uint64_t)o->write_queue_bytes : half,
-                                 .n_readers = (uint32_t)o->read_threads,
-                                 .layout = &s->geometry.layout,
-                                 .clock = &s->clock,
-                                 .log = &s->log,
-                                 .callbacks = {s, on_found, on_put, on_read, on_over}};
-    enum td_status status = ssd_open(&c, &s->ssd, error_out);
+    const struct ssd_tier_config c = {.dir = o->dir,
+                                      .capacity_bytes = (uint64_t)o->ssd_bytes,
+                                      .queue_bytes =
+                                          (uint64_t)o->write_queue_bytes < half ? (uint64_t)o->write_queue_bytes : half,
+                                      .write_bytes_per_s = (uint64_t)o->write_bytes_per_s,
+                                      .read_deadline_ns = (uint64_t)o->read_deadline_ms * NS_PER_MS,
+                                      .n_readers = (uint32_t)o->read_threads,
+                                      .faults = s->faults,
+                                      .layout = &s->geometry.layout,
+                                      .clock = &s->clock,
+                                      .log = &s->log,
+                                      .callbacks = {s, on_found, on_put, on_read, on_over}};
+    enum td_status status = ssd_tier_open(&c, &s->ssd, error_out);
     if (status)
         return status;
-    struct ssd_stats st = ssd_stats(s->ssd);
+    struct ssd_tier_stats st = ssd_tier_stats(s->ssd);
     store_count(s, STORE_SSD_DROPPED, st.dropped_layout);
     store_count(s, STORE_SSD_SET_ASIDE, st.was_set_aside);
     return TD_OK;
@@ -107,7 +112,7 @@ static void leave_ssd(struct kvstore *s, struct entry *e, enum ssd_state to)
 {
     store_event(s, BLOCK_REMOVED, TIER_SSD, e);
     if (s->ssd) /* not while closing: the block fails to verify again */
-        ssd_delete(s->ssd, &e->key);
+        ssd_tier_delete(s->ssd, &e->key);
     table_set_ssd(s->table, e, to);
 }
 
@@ -131,7 +136,7 @@ void tier_start_load(struct kvstore *s, struct entry *e)
 {
     table_set_dram(s->table, e, DRAM_LOADING);
     e->load_ns = clock_now(&s->clock);
-    ssd_read(s->ssd, &e->key, tier_address(s, e), e);
+    ssd_tier_read(s->ssd, &e->key, tier_address(s, e), e);
 }
 
 bool tier_is_corrupt(enum td_status status)
@@ -140,20 +145,37 @@ bool tier_is_corrupt(enum td_status status)
            status == TD_ERR_NOT_FOUND;
 }
 
+bool tier_is_slow(const struct kvstore *s)
+{
+    return s->ssd && ssd_tier_is_slow(s->ssd);
+}
+
+void tier_probe(struct kvstore *s, struct entry *e)
+{
+    uint64_t now = clock_now(&s->clock);
+    if (e->dram != DRAM_ABSENT || e->ssd != SSD_DURABLE || now - s->probed_ns < PROBE_EVERY_NS ||
+        !tier_make_slot(s, false))
+        return;
+    s->probed_ns = now;
+    tier_start_load(s, e);
+}
+
+/* TD_NOT_YET: it may well be there. Anything else that can't be served goes, so that it is taken when it is offered again. */
 void tier_loaded(struct kvstore *s, struct entry *e, enum td_status status)
 {
+    s->must_advance = true;
+    e->load_status = status;
     if (!status) {
         metrics_observe_ns(s->counters, STORE_LOAD_SECONDS, clock_now(&s->clock) - e->load_ns);
         table_set_dram(s->table, e, DRAM_READY);
         store_event(s, BLOCK_ADDED, TIER_DRAM, e);
     } else {
         table_set_dram(s->table, e, DRAM_ABSENT); /* e stays: it is DURABLE */
-        if (status != TD_ERR_CANCELLED) {
+        if (status != TD_ERR_CANCELLED && status != TD_NOT_YET) {
             store_count(s, tier_is_corrupt(status) ? STORE_SSD_CORRUPT : STORE_SSD_READ_ERRORS, 1);
             leave_ssd(s, e, SSD_ABSENT);
         }
     }
-    request_advance_all(s, status);
 }
 
 void tier_written(struct kvstore *s, struct entry *e, enum td_status status)
@@ -173,11 +195,11 @@ void tier_written(struct kvstore *s, struct entry *e, enum td_status status)
 void tier_write_dirty(struct kvstore *s)
 {
     for (struct entry *e; s->ssd && (e = table_first_dirty(s->table));) {
-        if (ssd_put(s->ssd, &e->key, e->chain_index, tier_address(s, e), e) == TD_BUSY)
+        if (ssd_tier_put(s->ssd, &e->key, e->chain_index, tier_address(s, e), e) == TD_BUSY)
             break;
         table_set_ssd(s->table, e, SSD_QUEUED);
         struct table_audit a = table_audit(s->table);
-        if (a.n_ssd + a.n_queued > ssd_max_blocks(s->ssd))
+        if (a.n_ssd + a.n_queued > ssd_tier_max_blocks(s->ssd))
             evict_ssd(s);
     }
 }

@@ -84,7 +84,7 @@ struct send_unit { /* asked for by a reader and not sent yet; page-major cursor 
     struct send_unit *next;
     struct lease *lease;
     uint32_t first, n, pos;
-    uint16_t layer_begin, layer_end;
+    uint16_t layer_begin, layer_end, part_layers, layer_pos; /* layer_pos: where the next part begins */
 };
 
 struct conn {
@@ -99,7 +99,10 @@ struct conn {
 
     uint8_t hello_ours[PROTO_HELLO_MAX + PROTO_SEAL_BYTES], hello_theirs[PROTO_HELLO_MAX];
     uint32_t hello_ours_len, hello_theirs_len;
-    uint64_t incarnation; /* theirs */
+    struct kv_layout theirs; /* differs from ours in page_tokens at most */
+    bool is_converting;      /* it does */
+    uint64_t layer_bytes;    /* of one of their pages */
+    uint64_t incarnation;    /* theirs */
     char name[PROTO_NAME_MAX + 1];
 
     uint32_t n_said, n_heard;   /* sealed messages */
@@ -113,8 +116,9 @@ struct conn {
 
     struct send_unit *out_units, **out_units_tail;
     uint32_t n_out_units;
-    uint64_t out_bytes; /* payload being sent */
-    uint64_t in_bytes;  /* payload asked for and not arrived */
+    uint64_t out_bytes;  /* payload being sent */
+    uint64_t in_bytes;   /* payload asked for and not arrived */
+    uint64_t part_bytes; /* what is asked for in one piece, unless a layer is longer */
 };
 
 struct xfer_peer { /* kept until xfer_close, so that a late use of the pointer is harmless */
@@ -173,8 +177,8 @@ struct lease {
 
 enum pull_state { PULL_WAITING, PULL_OPENING, PULL_ACTIVE, PULL_DRAINING };
 
-struct pull_page {
-    void *to;
+struct pull_page { /* as the holder counts them */
+    bool is_placed;
     uint32_t generation;
     uint16_t n_verified; /* layers */
 };
@@ -186,8 +190,12 @@ struct pull {
     enum pull_state state;
     struct target *target;
     struct conn *conn;
+    struct kv_layout theirs; /* of the holder, from OPENING on */
+    bool is_converting;
     uint64_t open_ns, open_backoff_ns; /* when to ask (again) for the lease */
     struct pull_page *pages;
+    void **places; /* of our own pages: as many, or with other page_tokens fewer or more */
+    uint32_t cap_places;
     uint64_t *bits; /* [page][announced, asked, landed][words of layers] */
     uint32_t n_pages, cap_pages;
     struct lease_unit *units; /* announced, not asked for yet: [head, n) */
@@ -305,6 +313,7 @@ void pull_on_announce(struct conn *c, const struct proto_unit *u);
 void pull_on_finish(struct conn *c, const struct proto_msg *m);
 void pull_on_refuse(struct conn *c, struct xfer_id id, enum proto_reason reason);
 void *pull_on_payload(struct conn *c, const struct proto_data *d, uint64_t payload_len, void **token_out);
+void pull_land(void *token, void *to, const void *from, uint64_t len_bytes);
 void pull_on_payload_done(struct conn *c, void *token, enum td_status status);
 void pull_conn_lost(struct conn *c);
 bool pull_pump(struct conn *c); /* asks for what was announced, within credit */

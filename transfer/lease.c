@@ -401,7 +401,10 @@ void lease_on_pull(struct conn *c, const struct proto_unit *u)
         return;
     }
     struct send_unit *s = mem_zalloc(sizeof(*s));
-    *s = (struct send_unit){NULL, l, u->first, u->n, 0, u->layer_begin, u->layer_end};
+    *s = (struct send_unit){.lease = l, .first = u->first, .n = u->n, .layer_begin = u->layer_begin};
+    s->layer_end = u->layer_end;
+    s->part_layers = u->part_layers ? u->part_layers : (uint16_t)(u->layer_end - u->layer_begin);
+    s->layer_pos = u->layer_begin;
     *c->out_units_tail = s;
     c->out_units_tail = &s->next;
     c->n_out_units++;
@@ -444,27 +447,43 @@ static void part_sent(void *arg, enum td_status status)
     lease_settle(x, l);
 }
 
+static uint16_t part_end(const struct send_unit *u)
+{
+    uint32_t end = (uint32_t)u->layer_pos + u->part_layers;
+    return end < u->layer_end ? (uint16_t)end : u->layer_end;
+}
+
+/* True if that was the last part of the unit. */
+static bool move_cursor(struct send_unit *u)
+{
+    u->layer_pos = part_end(u);
+    if (u->layer_pos < u->layer_end)
+        return false;
+    u->layer_pos = u->layer_begin;
+    return ++u->pos == u->n;
+}
+
 static uint64_t send_part(struct conn *c, const struct send_unit *u)
 {
     struct xfer *x = c->x;
     struct lease *l = u->lease;
     uint32_t index = u->first + u->pos;
     const struct xfer_page *page = &l->pages[index];
-    const uint8_t *bytes = (const uint8_t *)page->data + u->layer_begin * x->layer_bytes;
+    uint16_t begin = u->layer_pos, end = part_end(u);
+    const uint8_t *bytes = (const uint8_t *)page->data + begin * x->layer_bytes;
     struct part *p = mem_zalloc(sizeof(*p));
-    *p = (struct part){c, l, (uint64_t)(u->layer_end - u->layer_begin) * x->layer_bytes,
-                       u->layer_end == x->layout.n_layers};
+    *p = (struct part){c, l, (uint64_t)(end - begin) * x->layer_bytes, end == x->layout.n_layers};
     const struct checksum_identity identity = {.id_a = l->node.id.incarnation,
                                                .id_b = l->node.id.counter,
                                                .index = index,
                                                .generation = page->generation,
-                                               .part_begin = u->layer_begin,
-                                               .part_end = u->layer_end};
+                                               .part_begin = begin,
+                                               .part_end = end};
     const struct proto_data m = {.id = l->node.id,
                                  .index = index,
                                  .generation = page->generation,
-                                 .layer_begin = u->layer_begin,
-                                 .layer_end = u->layer_end,
+                                 .layer_begin = begin,
+                                 .layer_end = end,
                                  .checksum = checksum_bytes(&identity, bytes, p->len)};
     uint8_t out[WIRE_HEADER_MAX];
     uint32_t n = proto_put_data(out, &m);
@@ -480,11 +499,11 @@ bool lease_pump(struct conn *c)
     uint64_t turn = 0, max = c->x->config.max_inflight_bytes;
     while (c->out_units && turn < TURN_BYTES) {
         struct send_unit *u = c->out_units;
-        uint64_t len = (uint64_t)(u->layer_end - u->layer_begin) * c->x->layer_bytes;
+        uint64_t len = (uint64_t)(part_end(u) - u->layer_pos) * c->x->layer_bytes;
         if (c->out_bytes && c->out_bytes + len > max)
             break;
         turn += send_part(c, u);
-        if (++u->pos < u->n)
+        if (!move_cursor(u))
             continue;
         c->out_units = u->next;
         if (!c->out_units)

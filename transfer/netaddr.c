@@ -1,6 +1,7 @@
 #include "transfer/netaddr.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -109,6 +110,36 @@ bool netaddr_device(const struct sockaddr_storage *address, socklen_t len, char 
         return true;
     }
     return device_holding(address, out) || device_towards(address, len, out);
+}
+
+/* The port of the card that the network device is; counted from 0 there, from 1 in RDMA. */
+static int port_of(const char *sysfs, const char *device)
+{
+    char path[256];
+    int port = 0;
+    snprintf(path, sizeof(path), "%s/class/net/%s/dev_port", sysfs, device);
+    FILE *f = fopen(path, "re");
+    if (f && fscanf(f, "%d", &port) != 1)
+        port = 0;
+    if (f)
+        fclose(f);
+    return port + 1;
+}
+
+bool netaddr_rdma_device(const char *sysfs, const char *device, char out[64])
+{
+    char path[256], name[48] = "";
+    snprintf(path, sizeof(path), "%s/class/net/%s/device/infiniband", sysfs, device);
+    DIR *dir = opendir(path);
+    if (!dir)
+        return false;
+    for (struct dirent *e; !name[0] && (e = readdir(dir));)
+        if (e->d_name[0] != '.' && strlen(e->d_name) < sizeof(name))
+            memcpy(name, e->d_name, strlen(e->d_name) + 1);
+    closedir(dir);
+    if (name[0])
+        snprintf(out, 64, "%s:%d", name, port_of(sysfs, device));
+    return name[0] != 0;
 }
 
 void netaddr_any_device(char out[64])

@@ -18,5 +18,11 @@ void netaddr_format(const struct sockaddr_storage *address, char *out, uint32_t 
  */
 bool netaddr_device(const struct sockaddr_storage *address, socklen_t len, char out[64]);
 
+/*
+ * The RDMA device behind a network device, with its port, as UCX names it ("mlx5_0:1"); false if there is none. sysfs: "/sys".
+ * A device on top of others (a bond, a VLAN) has none of its own.
+ */
+bool netaddr_rdma_device(const char *sysfs, const char *device, char out[64]);
+
 /* The first device that is up and not loopback, else "lo". */
 void netaddr_any_device(char out[64]);

@@ -18,10 +18,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "base/endian.h"
 #include "base/mem.h"
 #include "base/random.h"
+#include "transfer/convert.h"
 
 enum { PARTS_OUT_MAX = 16384 };
 #define LEAVE_PATIENCE_NS (250 * NS_PER_MS)
@@ -56,6 +58,25 @@ static struct xfer_peer *peer_get(struct xfer *x, uint64_t incarnation)
     return p;
 }
 
+/* Adds what the connection uses to what is told of the xfer. */
+static void add_transport(struct xfer *x, const char *now)
+{
+    pthread_mutex_lock(&x->transport_lock);
+    size_t used = strlen(x->transport);
+    if (!strstr(x->transport, now))
+        snprintf(x->transport + used, sizeof(x->transport) - used, "%s%s", used ? "," : "", now);
+    pthread_mutex_unlock(&x->transport_lock);
+}
+
+static void on_transport(void *user)
+{
+    struct conn *c = user;
+    char now[128] = "";
+    wire_transport(c->wire, now, sizeof(now));
+    log_info(c->x->config.log, "peer's payloads take another way peer=%s transport=%s", c->name, now);
+    add_transport(c->x, now);
+}
+
 static void note_transport(struct xfer *x, struct conn *c)
 {
     char now[128] = "";
@@ -66,11 +87,7 @@ static void note_transport(struct xfer *x, struct conn *c)
         !strstr(now, "posix"))
         log_warn(x->config.log, "peer on this host is reached by tcp, not by shared memory peer=%s transport=%s",
                  c->name, now);
-    pthread_mutex_lock(&x->transport_lock);
-    size_t used = strlen(x->transport);
-    if (!strstr(x->transport, now))
-        snprintf(x->transport + used, sizeof(x->transport) - used, "%s%s", used ? "," : "", now);
-    pthread_mutex_unlock(&x->transport_lock);
+    add_transport(x, now);
 }
 
 static void targets_flush(struct conn *c);
@@ -85,6 +102,8 @@ static void conn_up(struct conn *c)
     struct xfer_peer *p = c->peer = peer_get(x, c->incarnation);
     memcpy(p->name, c->name, sizeof(p->name));
     note_transport(x, c);
+    c->part_bytes = wire_part_bytes(c->wire);
+    wire_trust(c->wire);
     if (p->n_conns++ == 0) {
         atomic_fetch_add(&x->counters.peers_up, 1);
         if (x->config.callbacks.on_peer_up)
@@ -268,7 +287,10 @@ static void on_hello(struct conn *c, const struct proto_hello *h, const uint8_t 
     if (!c->target)
         send_hello(c); /* also if we refuse: then the other side can name the field by itself */
     struct td_error why = {""};
-    if (kv_layout_match(&x->layout, &h->layout, &why)) {
+    c->theirs = h->layout;
+    c->is_converting = x->layout.page_tokens != h->layout.page_tokens;
+    c->layer_bytes = kv_layout_layer_bytes(&h->layout);
+    if (convert_check(&x->layout, &h->layout, &why)) {
         conn_refuse(c, TD_ERR_VERSION, why.text);
         return;
     }
@@ -457,6 +479,12 @@ static void *on_payload(void *user, const uint8_t *header, uint32_t header_len, 
     return pull_on_payload(c, &m.data, payload_len, token_out);
 }
 
+static void land(void *user, void *token, void *to, const void *from, uint64_t len_bytes)
+{
+    (void)user;
+    pull_land(token, to, from, len_bytes);
+}
+
 static void on_payload_done(void *user, void *token, enum td_status status)
 {
     pull_on_payload_done(user, token, status);
@@ -467,7 +495,9 @@ const struct wire_events PEER_WIRE_EVENTS = {
     .on_open = on_open,
     .on_message = on_message,
     .on_payload = on_payload,
+    .land = land,
     .on_payload_done = on_payload_done,
+    .on_transport = on_transport,
     .on_error = on_error,
     .on_closed = on_closed,
 };
@@ -546,8 +576,11 @@ static void target_failed(struct conn *c, enum td_status why)
     struct target *t = c->target;
     struct xfer *x = c->x;
     uint64_t backoff = BACKOFF_MIN_NS << (t->n_failures < 5 ? t->n_failures : 5);
+    backoff = backoff < BACKOFF_MAX_NS ? backoff : BACKOFF_MAX_NS;
     t->n_failures++;
-    t->next_attempt_ns = x->now_ns + (backoff < BACKOFF_MAX_NS ? backoff : BACKOFF_MAX_NS);
+    /* from half of it on, different in each process: those who lost the same peer must not all come back at once */
+    uint64_t bits = random_at(x->config.incarnation, XXH3_64bits(t->address, strlen(t->address)), t->n_failures);
+    t->next_attempt_ns = x->now_ns + backoff / 2 + bits % (backoff / 2);
     due_at(x, t->next_attempt_ns);
     if (why == TD_ERR_PEER_LOST || why == TD_ERR_CANCELLED)
         return;

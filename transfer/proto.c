@@ -91,7 +91,8 @@ uint32_t proto_put_unit(uint8_t *out, enum proto_type announce_or_pull, const st
     put_id(out + 8, m->id);
     put_u16(out + 24, m->layer_begin);
     put_u16(out + 26, m->layer_end);
-    put_u32(out + 28, 0);
+    put_u16(out + 28, announce_or_pull == MSG_PULL ? m->part_layers : 0);
+    put_u16(out + 30, 0);
     for (uint32_t i = 0; i < m->n; i++)
         put_u32(out + 32 + 4 * i, m->generations[i]);
     return 32 + 4u * m->n;
@@ -199,8 +200,11 @@ static enum td_status get_unit(const struct input *in, struct proto_msg *m)
     u->id = get_id(in->p + 8);
     u->layer_begin = get_u16(in->p + 24);
     u->layer_end = get_u16(in->p + 26);
-    if (u->n < 1 || u->n > PROTO_UNIT_PAGES || in->len != 32 + 4 * (size_t)u->n || get_u32(in->p + 28))
+    u->part_layers = get_u16(in->p + 28);
+    if (u->n < 1 || u->n > PROTO_UNIT_PAGES || in->len != 32 + 4 * (size_t)u->n)
         return bad(in, "unit.n_pages");
+    if (get_u16(in->p + 30) || (m->type == MSG_ANNOUNCE && u->part_layers))
+        return bad(in, "unit.part_layers");
     if (u->first > (uint32_t)PROTO_PAGES_MAX - u->n)
         return bad(in, "unit.first_index");
     if (u->layer_begin >= u->layer_end || u->layer_end > PROTO_LAYERS_MAX)

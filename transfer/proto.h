@@ -3,7 +3,7 @@
  * are 0 and lengths exact, or the message is refused. Decoding is total: any bytes give a status, and what a decoded
  * message points to lies inside those bytes.
  *
- * HELLO      0 u16 1      2 u16 version (2)  4 u32 name_len (0..63)   8 u64 incarnation
+ * HELLO      0 u16 1      2 u16 version (3)  4 u32 name_len (0..63)   8 u64 incarnation
  *           16 nonce[16] 32 kv_layout[24]   56 name[name_len]
  * AUTH       0 u16 2      2 u16 0            4 u32 0                  8 mac[32]
  * HEARTBEAT  0 u16 3      2 u16 0            4 u32 0
@@ -11,7 +11,7 @@
  * PULL_OPEN  0 u16 5      2 u16 0            4 u32 0      8 id[16]   24 u64 holder incarnation (0: any)
  * ANNOUNCE   0 u16 6      2 u16 n (1..256)   4 u32 first  8 id[16]   24 u16 layer_begin  26 u16 layer_end
  *           28 u32 0     32 u32 generation[n]
- * PULL       0 u16 7      then as ANNOUNCE
+ * PULL       0 u16 7      then as ANNOUNCE, but 28 u16 part_layers  30 u16 0  (layers in one DATA at most; 0: all of them)
  * FINISH     0 u16 8      2 u16 tail_len (0..256)  4 u32 n_pages      8 id[16]           24 tail[tail_len]
  * DATA       0 u16 9      2 u16 0            4 u32 index  8 id[16]   24 u16 layer_begin  26 u16 layer_end
  *           28 u32 generation                 32 u64 checksum         (the bytes follow as the payload)
@@ -41,7 +41,7 @@
 #include "transfer/xfer.h"
 
 enum {
-    PROTO_VERSION = 2,
+    PROTO_VERSION = 3,
     PROTO_SEAL_BYTES = 8,
     PROTO_NAME_MAX = 63,
     PROTO_NONCE_BYTES = 16,
@@ -89,7 +89,7 @@ struct proto_hello {
 struct proto_unit { /* pages [first, first + n) in layers [layer_begin, layer_end) */
     struct xfer_id id;
     uint32_t first;
-    uint16_t n, layer_begin, layer_end;
+    uint16_t n, layer_begin, layer_end, part_layers; /* part_layers: PULL only */
     uint32_t generations[PROTO_UNIT_PAGES];
 };
 

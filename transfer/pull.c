@@ -19,8 +19,9 @@
 
 #include "base/mem.h"
 #include "proto/wire/checksum.h"
+#include "transfer/convert.h"
 
-#define PART_BYTES (1u << 20)
+#define PART_BYTES (256u << 10) /* still in the second-level cache when its checksum is made */
 #define REOPEN_MIN (2 * NS_PER_MS)
 #define REOPEN_MAX (50 * NS_PER_MS)
 
@@ -49,13 +50,24 @@ static void pull_set_state(struct pull *p, enum pull_state to)
     p->state = to;
 }
 
+/* Our pages that the holder's pages [0, n) begin to fill, and fill; before a connection there are none. */
+static uint32_t pages_begun(const struct xfer *x, const struct pull *p, uint32_t n)
+{
+    return n ? (uint32_t)convert_pages_begun(&x->layout, &p->theirs, n) : 0;
+}
+
+static uint32_t pages_full(const struct xfer *x, const struct pull *p, uint32_t n)
+{
+    return n ? (uint32_t)convert_pages_full(&x->layout, &p->theirs, n) : 0;
+}
+
 /* ------------------------------------------------------------------- the end */
 
 static void tell_end(struct xfer *x, struct pull *p)
 {
     bool is_ok = p->end_status == TD_OK;
     struct xfer_pull_result r = {.status = p->end_status,
-                                 .n_pages = is_ok ? p->n_final : p->n_prefix,
+                                 .n_pages = is_ok ? pages_begun(x, p, p->n_final) : pages_full(x, p, p->n_prefix),
                                  .tail = p->tail,
                                  .tail_len_bytes = p->tail_len,
                                  .bytes = p->bytes,
@@ -85,6 +97,7 @@ static void pull_settle(struct xfer *x, struct pull *p)
     p->target->n_pulls--;
     due_at(x, x->now_ns); /* its address may not be needed any more */
     free(p->pages);
+    free(p->places);
     free(p->bits);
     free(p->units);
     free(p);
@@ -158,6 +171,8 @@ static void pull_begin(struct xfer *x, struct pull *p)
     }
     pull_set_state(p, PULL_OPENING);
     p->conn = c;
+    p->theirs = c->theirs;
+    p->is_converting = c->is_converting;
     send_open(x, p, touch_ns(x));
 }
 
@@ -306,8 +321,30 @@ static void pull_reserve(struct xfer *x, struct pull *p, uint32_t n)
         memset(p->bits + p->cap_pages * page_words, 0, (cap - p->cap_pages) * page_words * sizeof(p->bits[0]));
         p->cap_pages = cap;
     }
+    uint32_t n_places = pages_begun(x, p, n), cap = p->cap_places;
+    if (n_places > cap) {
+        cap = 2 * cap > n_places ? 2 * cap : n_places;
+        p->places = mem_resize(p->places, cap, sizeof(p->places[0]));
+        memset(p->places + p->cap_places, 0, (cap - p->cap_places) * sizeof(p->places[0]));
+        p->cap_places = cap;
+    }
     if (n > p->n_pages)
         p->n_pages = n;
+}
+
+/* Where their page index lies: one of our pages, or several, or a part of one. */
+static bool pull_place(const struct xfer *x, struct pull *p, uint32_t index)
+{
+    uint32_t begin, end;
+    convert_range(&x->layout, &p->theirs, index, &begin, &end);
+    for (uint32_t i = begin; i < end; i++) {
+        if (!p->places[i])
+            p->places[i] = p->params.place(p->params.user, p->node.id, i);
+        if (!p->places[i])
+            return false;
+        assert(xfer_in_arena(x, p->places[i]));
+    }
+    return true;
 }
 
 static void pull_violated(struct xfer *x, struct pull *p, const char *what)
@@ -322,25 +359,45 @@ static bool announce_page(struct xfer *x, struct pull *p, uint32_t index, uint32
 {
     struct pull_page *page = &p->pages[index];
     uint64_t *announced = page_bits(x, p, index, ANNOUNCED);
-    if (bits_any(announced, u->layer_begin, u->layer_end) || (page->to && page->generation != generation)) {
+    if (bits_any(announced, u->layer_begin, u->layer_end) || (page->is_placed && page->generation != generation)) {
         pull_violated(x, p, "announced twice");
         return false;
     }
-    if (!page->to) {
-        page->to = p->params.place(p->params.user, p->node.id, index);
+    if (!page->is_placed) {
+        page->is_placed = true;
         page->generation = generation;
-        if (!page->to) {
+        if (!pull_place(x, p, index)) {
             pull_drain(x, p, TD_ERR_NO_SPACE, true);
             return false;
         }
-        assert(xfer_in_arena(x, page->to));
     }
     bits_set(announced, u->layer_begin, u->layer_end);
     return true;
 }
 
+/* What follows the last unit, in pages or in layers, becomes a part of it, so that it is asked for together. */
+static bool join_unit(struct pull *p, const struct proto_unit *u)
+{
+    struct lease_unit *last = p->units_head < p->n_units ? &p->units[p->n_units - 1] : NULL;
+    if (!last)
+        return false;
+    bool is_begun = p->units_head == p->n_units - 1 && (p->ask_page || p->ask_layer);
+    bool same_layers = last->layer_begin == u->layer_begin && last->layer_end == u->layer_end;
+    if (same_layers && last->first + last->n == u->first) {
+        last->n += u->n;
+        return true;
+    }
+    if (!is_begun && last->first == u->first && last->n == u->n && last->layer_end == u->layer_begin) {
+        last->layer_end = u->layer_end;
+        return true;
+    }
+    return false;
+}
+
 static void push_unit(struct pull *p, const struct proto_unit *u)
 {
+    if (join_unit(p, u))
+        return;
     if (p->units_head && p->units_head == p->n_units)
         p->units_head = p->n_units = 0;
     if (p->n_units == p->cap_units) {
@@ -356,7 +413,7 @@ void pull_on_announce(struct conn *c, const struct proto_unit *u)
     struct pull *p = pull_of(c, u->id);
     if (!p)
         return;
-    if (p->finished || u->layer_end > x->layout.n_layers || u->first + u->n > x->pages_max) {
+    if (p->finished || u->layer_end > x->layout.n_layers || pages_begun(x, p, u->first + u->n) > x->pages_max) {
         pull_violated(x, p, "announced out of range");
         return;
     }
@@ -424,40 +481,60 @@ void pull_on_refuse(struct conn *c, struct xfer_id id, enum proto_reason reason)
 
 /* -------------------------------------------------------------------- asking */
 
-/* The next part of the unit at head, as much as credit allows; 0 pages if none. Moves the cursor. */
-static uint64_t next_ask(struct xfer *x, struct pull *p, uint64_t credit, struct proto_unit *m)
+static uint16_t layers_at_once(const struct conn *c)
 {
-    const struct lease_unit *u = &p->units[p->units_head];
-    uint16_t chunk = (uint16_t)(PART_BYTES / x->layer_bytes
-                                    ? (PART_BYTES / x->layer_bytes > PROTO_LAYERS_MAX ? PROTO_LAYERS_MAX
-                                                                                      : PART_BYTES / x->layer_bytes)
-                                    : 1);
-    uint16_t begin = (uint16_t)(u->layer_begin + p->ask_layer);
-    uint16_t end = u->layer_end - begin < chunk ? u->layer_end : (uint16_t)(begin + chunk);
-    bool is_whole = begin == u->layer_begin && end == u->layer_end; /* then several pages fit one message */
-    uint64_t part = (end - begin) * x->layer_bytes;
-    uint64_t n = credit / part, left = u->n - p->ask_page;
-    n = n > left ? left : n;
-    n = n > PROTO_UNIT_PAGES ? PROTO_UNIT_PAGES : n;
-    n = !is_whole && n ? 1 : n;
-    *m = (struct proto_unit){.id = p->node.id, .first = u->first + p->ask_page, .n = (uint16_t)n};
-    m->layer_begin = begin;
-    m->layer_end = end;
-    if (!n)
-        return 0;
-    p->ask_layer = is_whole || end == u->layer_end ? 0 : (uint16_t)(p->ask_layer + chunk);
-    p->ask_page += p->ask_layer ? 0 : (uint32_t)n;
-    if (p->ask_page == u->n) {
+    uint64_t n = (c->part_bytes ? c->part_bytes : PART_BYTES) / c->layer_bytes;
+    return (uint16_t)(n < 1 ? 1 : (n < PROTO_LAYERS_MAX ? n : PROTO_LAYERS_MAX));
+}
+
+static uint64_t least_ask(const struct conn *c)
+{
+    return layers_at_once(c) * c->layer_bytes;
+}
+
+static void move_cursor(struct pull *p, uint32_t n_pages)
+{
+    p->ask_page += n_pages;
+    p->ask_layer = 0;
+    if (p->ask_page == p->units[p->units_head].n) {
         p->units_head++;
         p->ask_page = 0;
     }
-    return n * part;
+}
+
+/*
+ * The next message of the unit at head, for at most limit bytes; returns how many, 0 if they are too few. Whole pages if they
+ * fit, which the holder cuts into parts; else one part of one page. Moves the cursor.
+ */
+static uint64_t next_ask(struct pull *p, uint64_t limit, struct proto_unit *m)
+{
+    const struct lease_unit *u = &p->units[p->units_head];
+    uint64_t layer = p->conn->layer_bytes, page = (uint64_t)(u->layer_end - u->layer_begin) * layer;
+    uint16_t chunk = layers_at_once(p->conn), begin = (uint16_t)(u->layer_begin + p->ask_layer);
+    *m = (struct proto_unit){.id = p->node.id, .first = u->first + p->ask_page, .n = 1, .layer_begin = begin};
+    if (!p->ask_layer && page <= limit) {
+        uint64_t n = limit / page, left = u->n - p->ask_page;
+        n = n > left ? left : n;
+        m->n = (uint16_t)(n > PROTO_UNIT_PAGES ? PROTO_UNIT_PAGES : n);
+        m->layer_end = u->layer_end;
+        m->part_layers = chunk < u->layer_end - u->layer_begin ? chunk : 0;
+        move_cursor(p, m->n);
+        return m->n * page;
+    }
+    m->layer_end = u->layer_end - begin < chunk ? u->layer_end : (uint16_t)(begin + chunk);
+    uint64_t part = (uint64_t)(m->layer_end - begin) * layer;
+    if (part > limit)
+        return 0;
+    p->ask_layer = (uint16_t)(p->ask_layer + chunk);
+    if (m->layer_end == u->layer_end)
+        move_cursor(p, 1);
+    return part;
 }
 
 static uint64_t pull_ask(struct conn *c, struct pull *p, uint64_t credit)
 {
     struct proto_unit m;
-    uint64_t bytes = next_ask(c->x, p, credit, &m);
+    uint64_t bytes = next_ask(p, credit, &m);
     if (!bytes)
         return 0;
     for (uint32_t i = 0; i < m.n; i++) {
@@ -474,20 +551,25 @@ static uint64_t pull_ask(struct conn *c, struct pull *p, uint64_t credit)
     return bytes;
 }
 
+/*
+ * Asked is in steps: not before a quarter of the credit is free, or every part that lands would cost a message back; and at most
+ * an eighth of it in one message, so that pulls share.
+ */
 bool pull_pump(struct conn *c)
 {
     struct xfer *x = c->x;
-    bool any = false, again = true;
+    uint64_t max = x->config.max_inflight_bytes, step = max / 8;
+    bool any = false, again = c->in_bytes <= max - max / 4;
     while (again) { /* one message of each pull in turn, so that a long one does not starve the others */
         again = false;
         for (struct pull *p = x->pulls; p; p = p->next) {
             if (p->conn != c || p->state != PULL_ACTIVE || p->units_head == p->n_units)
                 continue;
-            uint64_t max = x->config.max_inflight_bytes;
-            uint64_t credit = c->in_bytes < max ? max - c->in_bytes : 0;
-            if (!c->in_bytes && credit < x->page_bytes)
-                credit = x->page_bytes; /* one part always may go, however small the credit */
-            again |= pull_ask(c, p, credit) != 0;
+            uint64_t credit = c->in_bytes < max ? max - c->in_bytes : 0, part = least_ask(c);
+            uint64_t limit = step > part ? step : part;
+            if (c->in_bytes && limit > credit)
+                limit = credit; /* else one part may go, however small the credit */
+            again |= pull_ask(c, p, limit) != 0;
         }
         any |= again;
     }
@@ -499,7 +581,10 @@ bool pull_pump(struct conn *c)
 struct arrival {
     struct pull *pull;
     struct proto_data data;
-    uint64_t len;
+    uint64_t len, checksum;
+    bool is_summed; /* while it landed */
+    void *bytes;
+    bool is_aside; /* bytes is ours, to be laid out once it is checked */
 };
 
 void *pull_on_payload(struct conn *c, const struct proto_data *d, uint64_t payload_len, void **token_out)
@@ -508,7 +593,7 @@ void *pull_on_payload(struct conn *c, const struct proto_data *d, uint64_t paylo
     struct pull *p = pull_of(c, d->id);
     if (!p)
         return NULL; /* cancelled meanwhile, or never asked for */
-    uint64_t len = (uint64_t)(d->layer_end - d->layer_begin) * x->layer_bytes;
+    uint64_t len = (uint64_t)(d->layer_end - d->layer_begin) * c->layer_bytes;
     bool fits = d->index < p->n_pages && d->layer_end <= x->layout.n_layers && payload_len == len &&
                 d->generation == p->pages[d->index].generation &&
                 bits_all(page_bits(x, p, d->index, ASKED), d->layer_begin, d->layer_end) &&
@@ -518,32 +603,54 @@ void *pull_on_payload(struct conn *c, const struct proto_data *d, uint64_t paylo
         pull_violated(x, p, "sent what was not asked for");
         return NULL;
     }
+    struct arrival *a = mem_zalloc(sizeof(*a));
+    *a = (struct arrival){.pull = p, .data = *d, .len = len, .is_aside = p->is_converting};
+    if (a->is_aside && mem_try(len, &a->bytes)) {
+        pull_drain(x, p, TD_ERR_NO_MEMORY, true);
+        free(a);
+        return NULL;
+    }
+    if (!a->is_aside)
+        a->bytes = (uint8_t *)p->places[d->index] + d->layer_begin * x->layer_bytes;
     bits_set(page_bits(x, p, d->index, LANDED), d->layer_begin, d->layer_end);
     p->asked_bytes -= len;
     p->arriving++;
     p->moved_ns = x->now_ns;
-    struct arrival *a = mem_zalloc(sizeof(*a));
-    *a = (struct arrival){p, *d, len};
     *token_out = a;
-    return (uint8_t *)p->pages[d->index].to + d->layer_begin * x->layer_bytes;
+    return a->bytes;
 }
 
-static bool is_genuine(const struct xfer *x, const struct pull *p, const struct arrival *a)
+static struct checksum_identity identity_of(const struct proto_data *d)
+{
+    return (struct checksum_identity){.id_a = d->id.incarnation,
+                                      .id_b = d->id.counter,
+                                      .index = d->index,
+                                      .generation = d->generation,
+                                      .part_begin = d->layer_begin,
+                                      .part_end = d->layer_end};
+}
+
+void pull_land(void *token, void *to, const void *from, uint64_t len_bytes)
+{
+    struct arrival *a = token;
+    const struct checksum_identity identity = identity_of(&a->data);
+    a->checksum = checksum_copy(&identity, to, from, len_bytes);
+    a->is_summed = true;
+}
+
+static bool is_genuine(const struct arrival *a)
 {
     const struct proto_data *d = &a->data;
-    const struct checksum_identity identity = {.id_a = d->id.incarnation,
-                                               .id_b = d->id.counter,
-                                               .index = d->index,
-                                               .generation = d->generation,
-                                               .part_begin = d->layer_begin,
-                                               .part_end = d->layer_end};
-    const uint8_t *bytes = (const uint8_t *)p->pages[d->index].to + d->layer_begin * x->layer_bytes;
-    return checksum_bytes(&identity, bytes, a->len) == d->checksum;
+    const struct checksum_identity identity = identity_of(d);
+    return (a->is_summed ? a->checksum : checksum_bytes(&identity, a->bytes, a->len)) == d->checksum;
 }
 
 static void count_verified(struct xfer *x, struct pull *p, const struct arrival *a)
 {
     struct pull_page *page = &p->pages[a->data.index];
+    if (a->is_aside)
+        convert_page(&x->layout, &p->theirs, a->data.index, a->data.layer_begin, a->data.layer_end, a->bytes,
+                     p->places);
     p->bytes += a->len;
     atomic_fetch_add(&x->counters.bytes_in, a->len);
     page->n_verified = (uint16_t)(page->n_verified + a->data.layer_end - a->data.layer_begin);
@@ -554,8 +661,8 @@ static void count_verified(struct xfer *x, struct pull *p, const struct arrival 
     uint32_t before = p->n_prefix;
     while (p->n_prefix < p->n_pages && p->pages[p->n_prefix].n_verified == x->layout.n_layers)
         p->n_prefix++;
-    if (p->n_prefix > before && p->params.on_progress)
-        p->params.on_progress(p->params.user, p->node.id, p->n_prefix);
+    if (pages_full(x, p, p->n_prefix) > pages_full(x, p, before) && p->params.on_progress)
+        p->params.on_progress(p->params.user, p->node.id, pages_full(x, p, p->n_prefix));
     pull_finish_if_done(x, p);
 }
 
@@ -573,7 +680,7 @@ void pull_on_payload_done(struct conn *c, void *token, enum td_status status)
         pull_settle(x, p);
     } else if (status) {
         pull_drain(x, p, TD_ERR_PEER_LOST, false);
-    } else if (!is_genuine(x, p, a)) {
+    } else if (!is_genuine(a)) {
         atomic_fetch_add(&x->counters.checksum_errors, 1);
         log_warn(x->config.log, "checksum differs req=%llx-%llu address=%s index=%u layers=%u-%u",
                  (unsigned long long)p->node.id.incarnation, (unsigned long long)p->node.id.counter, p->target->address,
@@ -582,5 +689,7 @@ void pull_on_payload_done(struct conn *c, void *token, enum td_status status)
     } else {
         count_verified(x, p, a);
     }
+    if (a->is_aside)
+        free(a->bytes);
     free(a);
 }

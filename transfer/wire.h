@@ -21,6 +21,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/fault.h"
@@ -47,7 +48,11 @@ struct wire_events {
     /* Where the payload of this message lands; NULL: it is thrown away, and on_payload_done does not come. */
     void *(*on_payload)(void *conn_user, const uint8_t *header, uint32_t header_len, uint64_t payload_len,
                         void **token_out);
+    /* Brings a payload that lies in this process's sight to its place, once and whole; NULL: memcpy. A transport that has no
+     * such moment (rendezvous) does not call it. */
+    void (*land)(void *conn_user, void *token, void *to, const void *from, uint64_t len_bytes);
     void (*on_payload_done)(void *conn_user, void *token, enum td_status status);
+    void (*on_transport)(void *conn_user); /* may be NULL: wire_transport() says something else from now on */
     void (*on_error)(void *conn_user, enum td_status why);
     void (*on_closed)(void *conn_user);
 };
@@ -57,9 +62,11 @@ struct wire_ops {
     void (*send)(struct wire_conn *c, const void *header, uint32_t header_len, const void *payload,
                  uint64_t payload_len, wire_done_fn *done, void *arg);
     void (*close)(struct wire_conn *c);
+    void (*trust)(struct wire_conn *c); /* may be NULL */
     bool (*progress)(struct wire *w);
     int (*arm)(struct wire *w);
     void (*transport)(struct wire_conn *c, char *out, uint32_t out_bytes);
+    uint64_t (*part_bytes)(struct wire_conn *c); /* may be NULL */
     void (*free)(struct wire *w);
 };
 
@@ -76,6 +83,7 @@ struct wire_config {
     const char *tls;
     void *arena;
     uint64_t arena_bytes;
+    int arena_fd; /* 0: the arena is not shared */
     struct xfer_hub *hub;
     const struct log *log;
     struct wire_events events;
@@ -83,6 +91,7 @@ struct wire_config {
 
 typedef enum td_status wire_open_fn(const struct wire_config *config, struct wire **out, struct td_error *error_out);
 wire_open_fn wire_ucx_open, wire_loopback_open;
+wire_open_fn wire_mapped_open; /* UCX, and for peers on this host payloads straight from the holder's arena */
 /* One of the others, with faults made on purpose. faults and clock borrowed. */
 enum td_status wire_fault_open(const struct wire_config *config, wire_open_fn *open_inner, struct faults *faults,
                                const struct clock *clock, struct wire **out, struct td_error *error_out);
@@ -104,6 +113,13 @@ static inline void wire_close(struct wire_conn *c)
     c->wire->ops->close(c);
 }
 
+/* The peer has proved the secret: what a stranger must not be offered may be. Both sides call it. */
+static inline void wire_trust(struct wire_conn *c)
+{
+    if (c->wire->ops->trust)
+        c->wire->ops->trust(c);
+}
+
 /* One bounded turn; true if anything happened. */
 static inline bool wire_progress(struct wire *w)
 {
@@ -120,6 +136,21 @@ static inline int wire_arm(struct wire *w)
 static inline void wire_transport(struct wire_conn *c, char *out, uint32_t out_bytes)
 {
     c->wire->ops->transport(c, out, out_bytes);
+}
+
+/* The length of a payload that travels best in one piece; 0: no matter. Others arrive all the same. */
+static inline uint64_t wire_part_bytes(struct wire_conn *c)
+{
+    return c->wire->ops->part_bytes ? c->wire->ops->part_bytes(c) : 0;
+}
+
+static inline void wire_land(const struct wire_events *events, void *conn_user, void *token, void *to, const void *from,
+                             uint64_t len_bytes)
+{
+    if (events->land)
+        events->land(conn_user, token, to, from, len_bytes);
+    else
+        memcpy(to, from, len_bytes);
 }
 
 /* All connections are closed. NULL is fine. */

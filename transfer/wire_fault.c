@@ -241,6 +241,13 @@ static void fault_close(struct wire_conn *base)
         wire_close(c->inner);
 }
 
+static void fault_trust(struct wire_conn *base)
+{
+    struct fault_conn *c = (struct fault_conn *)base;
+    if (c->inner && !c->is_closing)
+        wire_trust(c->inner);
+}
+
 /* -------------------------------------------------------------------- events */
 
 static const struct wire_events *events_of(const struct fault_conn *c)
@@ -283,10 +290,23 @@ static void *on_payload(void *user, const uint8_t *header, uint32_t header_len, 
     return c->is_closing ? NULL : events_of(c)->on_payload(c->base.user, header, header_len, payload_len, token_out);
 }
 
+static void land(void *user, void *token, void *to, const void *from, uint64_t len_bytes)
+{
+    struct fault_conn *c = user;
+    wire_land(events_of(c), c->base.user, token, to, from, len_bytes);
+}
+
 static void on_payload_done(void *user, void *token, enum td_status status)
 {
     struct fault_conn *c = user;
     events_of(c)->on_payload_done(c->base.user, token, status);
+}
+
+static void on_transport(void *user)
+{
+    struct fault_conn *c = user;
+    if (!c->is_closing && events_of(c)->on_transport)
+        events_of(c)->on_transport(c->base.user);
 }
 
 static void tell_error(struct fault_conn *c, enum td_status why)
@@ -413,6 +433,12 @@ static void fault_transport(struct wire_conn *base, char *out, uint32_t out_byte
         snprintf(out, out_bytes, "none");
 }
 
+static uint64_t fault_part_bytes(struct wire_conn *base)
+{
+    struct fault_conn *c = (struct fault_conn *)base;
+    return c->inner ? wire_part_bytes(c->inner) : 0;
+}
+
 static void fault_free(struct wire *base)
 {
     struct fault_wire *w = (struct fault_wire *)base;
@@ -425,9 +451,11 @@ static const struct wire_ops OPS = {
     .connect = fault_connect,
     .send = fault_send,
     .close = fault_close,
+    .trust = fault_trust,
     .progress = fault_progress,
     .arm = fault_arm,
     .transport = fault_transport,
+    .part_bytes = fault_part_bytes,
     .free = fault_free,
 };
 
@@ -441,7 +469,9 @@ enum td_status wire_fault_open(const struct wire_config *config, wire_open_fn *o
                                         .on_open = on_open,
                                         .on_message = on_message,
                                         .on_payload = on_payload,
+                                        .land = land,
                                         .on_payload_done = on_payload_done,
+                                        .on_transport = on_transport,
                                         .on_error = on_error,
                                         .on_closed = on_closed};
     enum td_status s = open_inner(&inner, &w->inner, error_out);

@@ -211,7 +211,7 @@ static enum td_status deliver(struct loop_wire *w, struct loop_conn *c, struct e
     void *token = NULL;
     void *to = ev->on_payload(c->base.user, e->header, e->header_len, e->payload_len, &token);
     if (to) {
-        memcpy(to, e->payload, e->payload_len);
+        wire_land(ev, c->base.user, token, to, e->payload, e->payload_len);
         ev->on_payload_done(c->base.user, token, TD_OK);
     }
     return TD_OK;

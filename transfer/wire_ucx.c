@@ -16,6 +16,8 @@
  *    ("xfer-connect"). Everything else, endpoints included, belongs to the thread that calls wire_progress.
  *  - tcp stands in every list of transports: sockaddr endpoints need it. Shared memory in peer-error mode is used only with
  *    POSIX_ERROR_HANDLING=y, and with RNDV_SCHEME=get_zcopy, or the payloads go over tcp all the same.
+ *  - tcp segments are of 1 MiB and parts fit into one (TCP_PART_BYTES): a message of several segments is put together in memory
+ *    of UCX's first, and each segment costs calls into the kernel on both sides; 5 GB/s instead of 3.
  *  - The shared-memory ring has room for 4 MiB (128 x 32 KiB; UCX: 64 x 8 KiB). When others compute on every core, sender and
  *    receiver run in turns of some ms, and a ring is all that moves in a turn: 2.5 GB/s instead of 0.2. It costs 5 MiB
  *    of /dev/shm a connection. (Segments of 64 KiB trip an assertion in UCX.)
@@ -27,7 +29,7 @@
  * Callbacks from inside UCX only note what happened; the protocol hears of completions from wire_progress. Only messages are
  * handed on at once, because their bytes live no longer than the call.
  */
-#include "transfer/wire.h"
+#include "transfer/wire_ucx.h"
 
 #include <assert.h>
 #include <dlfcn.h>
@@ -37,19 +39,25 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <time.h>
-#include <ucp/api/ucp.h>
+#include <unistd.h>
+
+#define asm __asm__ /* newer releases have inline assembly in these headers, for which standard C has no such word */
 #include <ucs/config/global_opts.h>
 #include <ucs/debug/log_def.h>
-#include <unistd.h>
+#undef asm
 
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/queue.h"
 #include "base/thread.h"
 #include "transfer/netaddr.h"
+#include "transfer/wire.h"
 
-enum { AM_ID = 1, PROGRESS_BURST = 8, ACCEPTS_PENDING_MAX = 256 };
+enum { AM_ID = 1, PROGRESS_BURST = 8, ACCEPTS_PENDING_MAX = 256, IDLE_TURNS = 64, IDLE_PERIOD = 8 };
+enum { TCP_PART_BYTES = 1020 << 10 }; /* a segment, headers included; in parts of 256 KiB it is a third slower */
+#define TCP_SEGMENT       "1M"
 #define CLOSE_PATIENCE_NS (250 * NS_PER_MS)
 
 enum conn_state { CONN_MAKING, CONN_OPEN, CONN_CLOSING, CONN_DESTROYING, CONN_GONE };
@@ -83,7 +91,7 @@ struct ucx_wire {
     ucp_worker_h listen_worker;
     ucp_listener_h listener;
     struct ucx_conn *conns;
-    uint32_t n_making;
+    uint32_t n_making, n_turns;
     struct op *ended, **ended_tail; /* to be told to the protocol */
     struct mailbox jobs, results, requests;
     pthread_t connector;
@@ -110,6 +118,7 @@ struct ucx_conn {
     bool error_told, close_asked;
     enum { PAYLOADS_UNKNOWN, PAYLOADS_EAGER, PAYLOADS_RENDEZVOUS } payloads_by;
     uint64_t close_begin_ns;
+    uint32_t n_idle; /* turns in which nothing happened here */
 };
 
 static struct ucx_wire *wire_of(struct wire *w)
@@ -129,7 +138,7 @@ static uint64_t monotonic_ns(void)
     return (uint64_t)ts.tv_sec * NS_PER_S + (uint64_t)ts.tv_nsec;
 }
 
-static enum td_status convert(ucs_status_t s)
+enum td_status wire_ucx_convert(ucs_status_t s)
 {
     switch (s) {
     case UCS_OK:
@@ -188,35 +197,69 @@ static void give_back_signals(void)
     }
 }
 
+/* Each connection takes some ten descriptors, and a cluster of 32 and 32 has a thousand connections. */
+static void raise_file_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= limit.rlim_max)
+        return;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 /*
  * Options of the transports themselves go through the environment: ucp_config_modify takes their names and ignores them.
  * What the user has set stands.
  */
 static void process_setup(void)
 {
-    static const char *const ENV[][2] = {
-        {"UCX_LOG_LEVEL", "error"},        {"UCX_ERROR_SIGNALS", ""},         {"UCX_MEM_MMAP_HOOK_MODE", "none"},
-        {"UCX_WARN_UNUSED_ENV_VARS", "n"}, {"UCX_POSIX_ERROR_HANDLING", "y"}, {"UCX_TCP_CM_REUSEADDR", "y"},
-        {"UCX_POSIX_FIFO_SIZE", "128"},    {"UCX_POSIX_SEG_SIZE", "32768"},   {"UCX_POSIX_RX_BUFS_GROW", "32"},
-        {"UCX_TCP_PUT_ENABLE", "n"},       {"UCX_TCP_TX_SEG_SIZE", "128K"},   {"UCX_TCP_RX_SEG_SIZE", "256K"}};
+    static const char *const ENV[][2] = {{"UCX_LOG_LEVEL", "error"},           {"UCX_ERROR_SIGNALS", ""},
+                                         {"UCX_MEM_MMAP_HOOK_MODE", "none"},   {"UCX_WARN_UNUSED_ENV_VARS", "n"},
+                                         {"UCX_POSIX_ERROR_HANDLING", "y"},    {"UCX_TCP_CM_REUSEADDR", "y"},
+                                         {"UCX_POSIX_FIFO_SIZE", "128"},       {"UCX_POSIX_SEG_SIZE", "32768"},
+                                         {"UCX_POSIX_RX_BUFS_GROW", "32"},     {"UCX_TCP_PUT_ENABLE", "n"},
+                                         {"UCX_TCP_TX_SEG_SIZE", TCP_SEGMENT}, {"UCX_TCP_RX_SEG_SIZE", TCP_SEGMENT},
+                                         {"UCX_TCP_TX_BUFS_GROW", "2"},        {"UCX_TCP_RX_BUFS_GROW", "2"}};
     for (size_t i = 0; i < sizeof(ENV) / sizeof(ENV[0]); i++)
         setenv(ENV[i][0], ENV[i][1], 0);
+    raise_file_limit();
     ucs_log_push_handler(log_handler);
     if (!strcmp(getenv("UCX_LOG_LEVEL"), "error"))
         ucs_global_opts_set_value("LOG_LEVEL", "error"); /* libucs has read the environment long before */
     give_back_signals();
 }
 
+void wire_ucx_setup(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, process_setup);
+}
+
 /* ------------------------------------------------------------------ context */
+
+/* The one that the address belongs to, and for RDMA the card behind it. */
+static void name_devices(const char *tls, const char *device, char *out, size_t out_bytes)
+{
+    static const char *const RDMA[] = {"rc", "dc", "ud", "ib", "all"};
+    char card[64];
+    bool is_rdma = false;
+    for (size_t i = 0; i < sizeof(RDMA) / sizeof(RDMA[0]); i++)
+        is_rdma |= strstr(tls, RDMA[i]) != NULL;
+    is_rdma = is_rdma && netaddr_rdma_device("/sys", device, card);
+    snprintf(out, out_bytes, "%s%s%s", device, is_rdma ? "," : "", is_rdma ? card : "");
+}
 
 static enum td_status apply_config(ucp_config_t *c, const char *tls, const char *device, struct td_error *error_out)
 {
+    char devices[160];
+    name_devices(tls, device, devices, sizeof(devices));
     const char *const options[][2] = {{"TLS", tls},
-                                      {"NET_DEVICES", device},
                                       {"MAX_RNDV_LANES", "1"},
                                       {"RNDV_SCHEME", "get_zcopy"},
-                                      {"ZCOPY_THRESH", "inf"}};
-    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+                                      {"ZCOPY_THRESH", "inf"},
+                                      {"NET_DEVICES", devices}};
+    size_t n = sizeof(options) / sizeof(options[0]) - (getenv("UCX_NET_DEVICES") ? 1 : 0); /* the user's stands */
+    for (size_t i = 0; i < n; i++) {
         ucs_status_t s = ucp_config_modify(c, options[i][0], options[i][1]);
         if (s != UCS_OK)
             return td_fail(error_out, TD_ERR_INVALID, "UCX option %s=%s: %s", options[i][0], options[i][1],
@@ -240,28 +283,33 @@ static enum td_status map_arena(struct ucx_wire *w, struct td_error *error_out)
                    (unsigned long long)w->arena_bytes, ucs_status_string(s));
 }
 
-static enum td_status context_open(struct ucx_wire *w, const char *device, struct td_error *error_out)
+enum td_status wire_ucx_context_open(const char *tls, const char *device, ucp_context_h *out,
+                                     struct td_error *error_out)
 {
     ucp_config_t *c = NULL;
     ucs_status_t s = ucp_config_read(NULL, NULL, &c);
     if (s != UCS_OK)
         return td_fail(error_out, TD_ERR_IO, "UCX configuration: %s", ucs_status_string(s));
-    const char *tls = !strcmp(w->tls, "auto") ? "posix,tcp" : w->tls;
+    tls = !strcmp(tls, "auto") ? "posix,tcp" : tls;
     enum td_status st = apply_config(c, tls, device, error_out);
     if (!st) {
         ucp_params_t p = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED,
                           .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
                           .mt_workers_shared = 1};
-        s = ucp_init(&p, c, &w->context);
-        if (s != UCS_OK) {
-            w->context = NULL;
+        s = ucp_init(&p, c, out);
+        if (s != UCS_OK)
             st = td_fail(error_out, TD_ERR_IO, "UCX with transports %s on %s: %s", tls, device, ucs_status_string(s));
-        }
     }
     ucp_config_release(c);
-    if (st)
-        return st;
-    log_debug(w->base.log, "ucx context opened transports=%s device=%s", tls, device);
+    return st;
+}
+
+static enum td_status context_open(struct ucx_wire *w, const char *device, struct td_error *error_out)
+{
+    enum td_status s = wire_ucx_context_open(w->tls, device, &w->context, error_out);
+    if (s)
+        return s;
+    log_debug(w->base.log, "ucx context opened transports=%s device=%s", w->tls, device);
     return map_arena(w, error_out);
 }
 
@@ -270,15 +318,26 @@ static enum td_status context_open(struct ucx_wire *w, const char *device, struc
 static ucs_status_t am_callback(void *arg, const void *header, size_t header_len, void *data, size_t len,
                                 const ucp_am_recv_param_t *param);
 
-static enum td_status worker_make(ucp_context_h context, struct ucx_conn *c, ucp_worker_h *out, int *fd_out)
+enum td_status wire_ucx_worker_open(ucp_context_h context, ucp_worker_h *out, int *fd_out)
 {
     ucp_worker_params_t p = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
                              .thread_mode = UCS_THREAD_MODE_SERIALIZED};
-    ucp_worker_h worker;
-    ucs_status_t s = ucp_worker_create(context, &p, &worker);
-    if (s != UCS_OK)
-        return TD_ERR_IO;
     ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER};
+    ucp_worker_h worker;
+    if (ucp_worker_create(context, &p, &worker) != UCS_OK)
+        return TD_ERR_IO;
+    bool ok = ucp_worker_query(worker, &attr) == UCS_OK && attr.max_am_header >= WIRE_HEADER_MAX &&
+              ucp_worker_get_efd(worker, fd_out) == UCS_OK;
+    if (!ok) {
+        ucp_worker_destroy(worker);
+        return TD_ERR_IO;
+    }
+    *out = worker;
+    return TD_OK;
+}
+
+static enum td_status worker_make(ucp_context_h context, struct ucx_conn *c, ucp_worker_h *out, int *fd_out)
+{
     ucp_am_handler_param_t am = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS | UCP_AM_HANDLER_PARAM_FIELD_CB |
                       UCP_AM_HANDLER_PARAM_FIELD_ARG,
@@ -287,10 +346,11 @@ static enum td_status worker_make(ucp_context_h context, struct ucx_conn *c, ucp
         .cb = am_callback,
         .arg = c,
     };
-    bool ok = ucp_worker_query(worker, &attr) == UCS_OK && attr.max_am_header >= WIRE_HEADER_MAX &&
-              (!c || ucp_worker_set_am_recv_handler(worker, &am) == UCS_OK) &&
-              ucp_worker_get_efd(worker, fd_out) == UCS_OK;
-    if (!ok) {
+    ucp_worker_h worker;
+    enum td_status s = wire_ucx_worker_open(context, &worker, fd_out);
+    if (s)
+        return s;
+    if (c && ucp_worker_set_am_recv_handler(worker, &am) != UCS_OK) {
         ucp_worker_destroy(worker);
         return TD_ERR_IO;
     }
@@ -398,7 +458,7 @@ static void send_callback(void *request, ucs_status_t status, void *user_data)
 {
     struct op *op = user_data;
     if (op->conn->state != CONN_DESTROYING) /* else on another thread, and counted as ended already */
-        op_end(op, convert(status));
+        op_end(op, wire_ucx_convert(status));
     ucp_request_free(request);
 }
 
@@ -408,14 +468,19 @@ static void receive_callback(void *request, ucs_status_t status, size_t length, 
     send_callback(request, status, user_data);
 }
 
-static void ucx_transport(struct wire_conn *base, char *out, uint32_t out_bytes);
+/* Else it is memory that was never registered, which UCX then does by itself. */
+static bool in_arena(const struct ucx_wire *w, const void *p, uint64_t len)
+{
+    uintptr_t base = (uintptr_t)w->arena_base, at = (uintptr_t)p;
+    return at >= base && len <= w->arena_bytes && at - base <= w->arena_bytes - len;
+}
 
 /* Whether payloads of this connection go over tcp; asked of UCX once, when the first is sent. */
 static bool over_tcp(struct ucx_conn *c)
 {
     char names[128] = "";
     if (c->payloads_by == PAYLOADS_UNKNOWN) {
-        ucx_transport(&c->base, names, sizeof(names));
+        wire_ucx_transport(c->ep, names, sizeof(names));
         c->payloads_by = !strncmp(names, "tcp", 3) ? PAYLOADS_EAGER : PAYLOADS_RENDEZVOUS;
     }
     return c->payloads_by == PAYLOADS_EAGER;
@@ -427,6 +492,7 @@ static void ucx_send(struct wire_conn *base, const void *header, uint32_t header
     struct ucx_conn *c = conn_of(base);
     assert(header_len <= WIRE_HEADER_MAX);
     struct op *op = op_new(c, header_len);
+    c->n_idle = 0;
     memcpy(op->header, header, header_len);
     op->done = done;
     op->arg = arg;
@@ -439,13 +505,13 @@ static void ucx_send(struct wire_conn *base, const void *header, uint32_t header
                              .cb.send = send_callback,
                              .user_data = op,
                              .flags = payload_len && !over_tcp(c) ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER};
-    if (payload_len && c->w->arena) {
+    if (payload_len && c->w->arena && in_arena(c->w, payload, payload_len)) {
         p.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
         p.memh = c->w->arena;
     }
     ucs_status_ptr_t r = ucp_am_send_nbx(c->ep, AM_ID, op->header, header_len, payload, payload_len, &p);
     if (!UCS_PTR_IS_PTR(r)) /* done or refused at once: then the callback does not come */
-        op_end(op, convert(UCS_PTR_STATUS(r)));
+        op_end(op, wire_ucx_convert(UCS_PTR_STATUS(r)));
 }
 
 static void receive(struct ucx_conn *c, void *data, size_t len, void *destination, void *token, bool is_rendezvous)
@@ -454,20 +520,20 @@ static void receive(struct ucx_conn *c, void *data, size_t len, void *destinatio
     op->is_receive = true;
     op->arg = token;
     if (!is_rendezvous) {
-        memcpy(destination, data, len);
+        wire_land(&c->w->base.events, c->base.user, token, destination, data, len);
         op_end(op, TD_OK);
         return;
     }
     ucp_request_param_t p = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
                              .cb.recv_am = receive_callback,
                              .user_data = op};
-    if (c->w->arena) {
+    if (c->w->arena && in_arena(c->w, destination, len)) {
         p.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
         p.memh = c->w->arena;
     }
     ucs_status_ptr_t r = ucp_am_recv_data_nbx(c->worker, data, destination, len, &p);
     if (!UCS_PTR_IS_PTR(r))
-        op_end(op, convert(UCS_PTR_STATUS(r)));
+        op_end(op, wire_ucx_convert(UCS_PTR_STATUS(r)));
 }
 
 /* A rendezvous that is not received here is thrown away by UCX, which tells the sender that it is done. */
@@ -549,24 +615,31 @@ static void error_callback(void *arg, ucp_ep_h ep, ucs_status_t status)
     struct ucx_conn *c = arg;
     (void)ep;
     if (c->state == CONN_OPEN && !c->error)
-        c->error = status == UCS_OK ? TD_ERR_PEER_LOST : convert(status);
+        c->error = status == UCS_OK ? TD_ERR_PEER_LOST : wire_ucx_convert(status);
+}
+
+ucs_status_t wire_ucx_endpoint_open(ucp_worker_h worker, ucp_conn_request_h request, const struct sockaddr *address,
+                                    socklen_t address_len, ucp_err_handler_cb_t on_error, void *arg, ucp_ep_h *out)
+{
+    ucp_ep_params_t p = {.field_mask = UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
+                         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                         .err_handler = {.cb = on_error, .arg = arg}};
+    if (request) {
+        p.field_mask |= UCP_EP_PARAM_FIELD_CONN_REQUEST;
+        p.conn_request = request;
+    } else {
+        p.field_mask |= UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
+        p.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
+        p.sockaddr.addr = address;
+        p.sockaddr.addrlen = address_len;
+    }
+    return ucp_ep_create(worker, &p, out);
 }
 
 static ucs_status_t endpoint_make(struct ucx_conn *c)
 {
-    ucp_ep_params_t p = {.field_mask = UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
-                         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-                         .err_handler = {.cb = error_callback, .arg = c}};
-    if (c->request) {
-        p.field_mask |= UCP_EP_PARAM_FIELD_CONN_REQUEST;
-        p.conn_request = c->request;
-    } else {
-        p.field_mask |= UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
-        p.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
-        p.sockaddr.addr = (const struct sockaddr *)&c->target;
-        p.sockaddr.addrlen = c->target_len;
-    }
-    ucs_status_t s = ucp_ep_create(c->worker, &p, &c->ep);
+    ucs_status_t s = wire_ucx_endpoint_open(c->worker, c->request, (const struct sockaddr *)&c->target, c->target_len,
+                                            error_callback, c, &c->ep);
     c->request = NULL; /* taken by UCX, also when it fails */
     return s;
 }
@@ -687,6 +760,7 @@ static bool conn_progress(struct ucx_conn *c)
     bool any = false;
     for (int i = 0; c->worker && i < PROGRESS_BURST && ucp_worker_progress(c->worker); i++)
         any = true;
+    c->n_idle = any ? 0 : c->n_idle + 1;
     if (c->state == CONN_OPEN && c->error && !c->close_asked && !c->error_told) {
         c->error_told = any = true;
         c->w->base.events.on_error(c->base.user, c->error);
@@ -698,17 +772,28 @@ static bool conn_progress(struct ucx_conn *c)
     return any;
 }
 
+/*
+ * Looking after a worker costs about half a microsecond, and most of many peers are quiet at any time: those are looked after in
+ * one turn of IDLE_PERIOD, unless there is something to be told or closed. They wake the thread from its sleep all the same.
+ */
+static bool may_skip(const struct ucx_wire *w, const struct ucx_conn *c)
+{
+    return c->n_idle > IDLE_TURNS && (w->n_turns + (uintptr_t)c / sizeof(*c)) % IDLE_PERIOD && !c->error &&
+           !c->close_asked;
+}
+
 static bool ucx_progress(struct wire *base)
 {
     struct ucx_wire *w = wire_of(base);
     bool any = false;
+    w->n_turns++;
     if (w->listen_worker)
         for (int i = 0; i < PROGRESS_BURST && ucp_worker_progress(w->listen_worker); i++)
             any = true;
     any |= take_requests(w);
     any |= take_results(w);
     for (struct ucx_conn *c = w->conns; c; c = c->next) {
-        if (c->state == CONN_OPEN || c->state == CONN_CLOSING)
+        if ((c->state == CONN_OPEN && !may_skip(w, c)) || c->state == CONN_CLOSING)
             any |= conn_progress(c);
         if (c->state == CONN_CLOSING)
             any |= close_step(c);
@@ -762,16 +847,15 @@ static void add_transport(char *out, uint32_t out_bytes, const char *name, size_
 }
 
 /* Lines look like "#   lane[0]:  1:posix/memory.0 md[1]  -> md[1]/posix/... am am_bw#0"; lanes that carry messages count. */
-static void ucx_transport(struct wire_conn *base, char *out, uint32_t out_bytes)
+void wire_ucx_transport(ucp_ep_h ep, char *out, uint32_t out_bytes)
 {
-    struct ucx_conn *c = conn_of(base);
     char *text = NULL;
     size_t size = 0;
     out[0] = 0;
-    FILE *f = c->ep ? open_memstream(&text, &size) : NULL;
+    FILE *f = ep ? open_memstream(&text, &size) : NULL;
     if (!f)
         return;
-    ucp_ep_print_info(c->ep, f);
+    ucp_ep_print_info(ep, f);
     fclose(f);
     char *rest = NULL;
     for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
@@ -781,6 +865,17 @@ static void ucx_transport(struct wire_conn *base, char *out, uint32_t out_bytes)
             add_transport(out, out_bytes, name + 1, strcspn(name + 1, " "));
     }
     free(text);
+}
+
+static void ucx_transport(struct wire_conn *base, char *out, uint32_t out_bytes)
+{
+    wire_ucx_transport(conn_of(base)->ep, out, out_bytes);
+}
+
+static uint64_t ucx_part_bytes(struct wire_conn *base)
+{
+    struct ucx_conn *c = conn_of(base);
+    return c->ep && over_tcp(c) ? TCP_PART_BYTES : 0;
 }
 
 /* ------------------------------------------------------------- open and free */
@@ -852,13 +947,13 @@ static const struct wire_ops OPS = {
     .progress = ucx_progress,
     .arm = ucx_arm,
     .transport = ucx_transport,
+    .part_bytes = ucx_part_bytes,
     .free = ucx_free,
 };
 
 enum td_status wire_ucx_open(const struct wire_config *config, struct wire **out, struct td_error *error_out)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, process_setup);
+    wire_ucx_setup();
     struct ucx_wire *w = mem_zalloc(sizeof(*w));
     w->base.ops = &OPS;
     w->base.events = config->events;

@@ -22,12 +22,16 @@
  *
  * Liveness: the xfer thread, which never computes for long, sends heartbeats every 250 ms on every connection; 1 s of
  * silence is death. A goodbye tells a leave from a death. Peers must prove the cluster secret (HMAC-SHA-256 over both nonces
- * and incarnations) and have the same layout before anything else is accepted.
+ * and incarnations) and have the same layout before anything else is accepted, but for page_tokens, of which one may be a
+ * multiple of the other: the reader then lays out what arrives in its own pages (transfer/convert.h), and all indexes and counts
+ * that it is told are of its own pages. The last of them may be filled in part; and pages beyond the last token are asked a
+ * place for where the holder's last page reaches over them.
  *
  * Threads: one thread "xfer" owns all of it; the functions here may be called from any thread and only enqueue; callbacks
  * come on the xfer thread and must not block. Errors: nothing here aborts on what a peer does.
  *
- * Backends: XFER_UCX (one ucp_worker per connection; active messages, by rendezvous over shared memory, eager over tcp) and
+ * Backends: XFER_UCX (one ucp_worker per connection; active messages, by rendezvous over shared memory, eager over tcp; for peers
+ * on one host payloads straight from the holder's arena, if that is shared: transfer/wire_mapped.c) and
  * XFER_LOOPBACK (between xfers of one process, found by address in the given hub). Both run the same protocol code over
  * transfer/wire.h.
  */
@@ -81,6 +85,7 @@ struct xfer_config {
     const struct kv_layout *layout; /* borrowed */
     void *arena;                    /* the pool's memory: mapped and registered once; all pages lie in it */
     uint64_t arena_bytes;
+    int arena_fd; /* of mem_map_shared: readers on this host may map the arena, with tls "auto". Borrowed; 0: not shared */
     uint64_t heartbeat_ns, silence_ns; /* 0: 250 ms and 1 s */
     uint32_t max_inflight_bytes;       /* per peer and direction; 0: 32 MiB */
     struct faults *faults;             /* borrowed; NULL: none */

@@ -7,9 +7,14 @@
 
 enum { BLOCK_VERSION = 1 };
 
+static struct checksum_identity identity_of(const struct block_key *key, uint32_t index)
+{
+    return (struct checksum_identity){.id_a = get_u64(key->b), .id_b = get_u64(key->b + 8), .index = index};
+}
+
 uint64_t block_checksum(const struct block_key *key, uint32_t index, const void *payload, size_t len_bytes)
 {
-    struct checksum_identity id = {.id_a = get_u64(key->b), .id_b = get_u64(key->b + 8), .index = index};
+    struct checksum_identity id = identity_of(key, index);
     return checksum_bytes(&id, payload, len_bytes);
 }
 
@@ -48,18 +53,41 @@ enum td_status block_header_decode(const void *data, size_t len_bytes, struct bl
     return TD_OK;
 }
 
+static enum td_status verify_header(const void *value, size_t len_bytes, const struct block_key *key,
+                                    const struct kv_layout *layout, struct block_header *out)
+{
+    enum td_status s = block_header_decode(value, len_bytes, out);
+    if (s)
+        return s;
+    if (!block_key_equal(&out->key, key) || out->payload_bytes != len_bytes - BLOCK_HEADER_BYTES)
+        return TD_ERR_CORRUPT;
+    if (kv_layout_match(layout, &out->layout, NULL) || out->payload_bytes != kv_layout_page_bytes(layout))
+        return TD_ERR_VERSION;
+    return TD_OK;
+}
+
 enum td_status block_verify(const void *value, size_t len_bytes, const struct block_key *key,
                             const struct kv_layout *layout, struct block_header *out)
 {
     struct block_header h;
-    enum td_status s = block_header_decode(value, len_bytes, &h);
+    enum td_status s = verify_header(value, len_bytes, key, layout, &h);
     if (s)
         return s;
-    if (!block_key_equal(&h.key, key) || h.payload_bytes != len_bytes - BLOCK_HEADER_BYTES)
-        return TD_ERR_CORRUPT;
-    if (kv_layout_match(layout, &h.layout, NULL) || h.payload_bytes != kv_layout_page_bytes(layout))
-        return TD_ERR_VERSION;
     if (block_checksum(key, h.index, (const uint8_t *)value + BLOCK_HEADER_BYTES, h.payload_bytes) != h.checksum)
+        return TD_ERR_CHECKSUM;
+    *out = h;
+    return TD_OK;
+}
+
+enum td_status block_take(const void *value, size_t len_bytes, const struct block_key *key,
+                          const struct kv_layout *layout, void *page, struct block_header *out)
+{
+    struct block_header h;
+    enum td_status s = verify_header(value, len_bytes, key, layout, &h);
+    if (s)
+        return s;
+    struct checksum_identity id = identity_of(key, h.index);
+    if (checksum_copy(&id, page, (const uint8_t *)value + BLOCK_HEADER_BYTES, h.payload_bytes) != h.checksum)
         return TD_ERR_CHECKSUM;
     *out = h;
     return TD_OK;

@@ -37,3 +37,6 @@ enum td_status block_header_decode(const void *data, size_t len_bytes, struct bl
 /* Header and payload, for this key and layout: TD_OK, or TD_ERR_CORRUPT, _VERSION (also another layout), _CHECKSUM. */
 enum td_status block_verify(const void *value, size_t len_bytes, const struct block_key *key,
                             const struct kv_layout *layout, struct block_header *out);
+/* The same, and copies the payload to page in one pass; after TD_ERR_CHECKSUM wrong bytes lie there. */
+enum td_status block_take(const void *value, size_t len_bytes, const struct block_key *key,
+                          const struct kv_layout *layout, void *page, struct block_header *out);

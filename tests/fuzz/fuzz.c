@@ -13,6 +13,7 @@
 #include "proto/wire/block_header.h"
 #include "proto/wire/events.h"
 #include "proto/wire/store_msg.h"
+#include "replay/trace.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -97,9 +98,21 @@ static void tokenizer(const uint8_t *data, size_t size)
     tokenizer_close(t);
 }
 
+static void trace(const uint8_t *data, size_t size)
+{
+    struct trace *t;
+    if (trace_parse((const char *)data, size, &t, NULL))
+        return;
+    for (uint64_t i = 0; i < t->n_requests; i++)
+        if (t->requests[i].first_block + t->requests[i].n_blocks > t->n_blocks ||
+            (i && t->requests[i].arrival_ns < t->requests[i - 1].arrival_ns))
+            abort();
+    trace_close(t);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    void (*const all[])(const uint8_t *, size_t) = {events, store_msg, block, layout, tensors, config, tokenizer};
+    void (*const all[])(const uint8_t *, size_t) = {events, store_msg, block, layout, tensors, config, tokenizer, trace};
     (void)all; /* each program uses one */
     TARGET(data, size);
     return 0;

@@ -6,12 +6,12 @@ runs="${1:-10000000}"
 build="${TANDEM_BUILD:-build}-fuzz"
 [ -d "$build" ] || CC=clang meson setup "$build" -Dfuzz=true -Dtests=false -Db_sanitize=address,undefined -Db_lundef=false \
   -Dwerror=false >/dev/null
-targets=(events store_msg block layout transfer tensors config tokenizer)
+targets=(events store_msg block layout transfer tensors config tokenizer trace)
 ninja -C "$build" "${targets[@]/#/tests/fuzz/fuzz_}" >"$build/build.log" 2>&1 || { tail -20 "$build/build.log"; exit 1; }
 failed=0
 for t in "${targets[@]}"; do
   n=$runs
-  case "$t" in tensors|config|tokenizer) n=$((runs / 10)) ;; esac
+  case "$t" in tensors|config|tokenizer|trace) n=$((runs / 10)) ;; esac
   mkdir -p "$build/corpus/$t"
   if "$build/tests/fuzz/fuzz_$t" -runs="$n" -max_len=4096 -close_fd_mask=3 "$build/corpus/$t" 2>"$build/$t.log"; then
     echo "ok fuzz_$t $n runs"

@@ -16,7 +16,7 @@
 #include "proto/wire/events.h"
 #include "worker/link.h"
 
-enum { ROUTER_BLOCKS = 4096 };
+enum { ROUTER_BLOCKS = 1 << 18 };
 
 struct fake_router {
     struct log log;
@@ -123,16 +123,16 @@ static inline void router_on_end(struct rpc_call *call, enum rpc_code code, cons
 /* Waits, under the lock, until condition holds; fails the test after 20 s. */
 #define ROUTER_WAIT(r, condition)                                                                                      \
     do {                                                                                                               \
-        struct timespec until;                                                                                         \
-        clock_gettime(CLOCK_REALTIME, &until);                                                                         \
-        until.tv_sec += 20;                                                                                            \
-        int late = 0;                                                                                                  \
+        struct timespec router_until;                                                                                  \
+        clock_gettime(CLOCK_REALTIME, &router_until);                                                                  \
+        router_until.tv_sec += 20;                                                                                     \
+        int router_late = 0;                                                                                           \
         pthread_mutex_lock(&(r)->lock);                                                                                \
-        while (!(condition) && !late)                                                                                  \
-            late = pthread_cond_timedwait(&(r)->changed, &(r)->lock, &until);                                          \
-        bool holds = condition;                                                                                        \
+        while (!(condition) && !router_late)                                                                           \
+            router_late = pthread_cond_timedwait(&(r)->changed, &(r)->lock, &router_until);                            \
+        bool router_holds = condition;                                                                                 \
         pthread_mutex_unlock(&(r)->lock);                                                                              \
-        ck_assert_msg(holds, "waited in vain for: %s", #condition);                                                    \
+        ck_assert_msg(router_holds, "waited in vain for: %s", #condition);                                             \
     } while (0)
 
 /* One number of the record, as it is now. */

@@ -6,176 +6,8 @@
 #include <spawn.h>
 #include <sys/wait.h>
 
-#include "base/thread.h"
-#include "kvstore/kvstore.h"
-#include "proto/wire/store_msg.h"
-#include "tests/kvstore/dirs.h"
-#include "tests/kvstore/router.h"
+#include "tests/kvstore/world.h"
 #include "tests/tap.h"
-#include "tests/transfer/node.h"
-
-#define DIMS "layers=2,hidden=32,heads=2,kv_heads=2,head_dim=16,ffn=64,vocab=256"
-static const struct kv_layout LAYOUT = {NUM_F32, 2, 2, 16, 16}; /* what DIMS make: a page of 8 KiB */
-enum { PAGE = 8192, WORKER_PAGES = 256 };
-
-struct world {
-    struct temp_dir dir;
-    struct xfer_hub *hub;
-    struct kvstore_config config;
-    struct kvstore *store;
-    pthread_t thread;
-    struct node *worker;
-    struct fake_router *router;
-    uint64_t next_id;
-};
-
-static void *run(void *store)
-{
-    kvstore_run(store);
-    return NULL;
-}
-
-static void start_store(struct world *w)
-{
-    struct td_error e = {""};
-    enum td_status s = kvstore_open(&w->config, &w->store, &e);
-    ck_assert_msg(s == TD_OK, "kvstore_open: %s", e.text);
-    w->thread = thread_start("main", run, w->store);
-    w->router = router_attach(kvstore_address(w->store));
-}
-
-static void stop_store(struct world *w)
-{
-    router_detach(w->router);
-    kvstore_stop(w->store);
-    pthread_join(w->thread, NULL);
-    kvstore_close(w->store);
-}
-
-static void world_open(struct world *w, uint32_t n_slots, bool has_ssd)
-{
-    *w = (struct world){.dir = temp_dir_make(), .hub = xfer_hub_open()};
-    w->config = (struct kvstore_config){
-        .hub = w->hub,
-        .options = {.geometry = {.dummy = DIMS, .numerics = "f32", .kv_dtype = "auto", .block_tokens = 16},
-                    .name = "store",
-                    .listen = "127.0.0.1:0",
-                    .log_level = "error",
-                    .dir = has_ssd ? w->dir.store : NULL,
-                    .dram_bytes = (int64_t)n_slots * PAGE,
-                    .ssd_bytes = 256 << 20,
-                    .read_threads = 2,
-                    .write_queue_bytes = 64 << 20,
-                    .lease_ms = 10000,
-                    .silence_ms = 1000}};
-}
-
-static void world_start(struct world *w)
-{
-    start_store(w);
-    w->worker = node_open(&(struct node_params){
-        .backend = "loopback", .hub = w->hub, .name = "worker", .n_pages = WORKER_PAGES, .layout = LAYOUT});
-}
-
-static void world_close(struct world *w)
-{
-    node_check_quiet(w->worker);
-    ck_assert(!ROUTER_READ(w->router, w->router->has_gap));
-    node_close(w->worker);
-    stop_store(w);
-    xfer_hub_close(w->hub);
-    temp_dir_remove(&w->dir);
-}
-
-/* ------------------------------------------------------------- the worker's part */
-
-static void send_keys(struct node *n, const char *store, enum store_msg_kind kind, uint64_t id, uint32_t first,
-                      uint32_t count)
-{
-    struct block_key keys[WORKER_PAGES];
-    struct bytes b = {0};
-    for (uint32_t i = 0; i < count; i++)
-        keys[i] = block_of(first + i);
-    const struct store_keys_msg m = {.id_incarnation = node_id(id).incarnation,
-                                     .id_counter = id,
-                                     .first_index = first,
-                                     .n_keys = (uint16_t)count,
-                                     .keys = keys[0].b,
-                                     .address = n->address,
-                                     .address_len = kind == STORE_OFFER ? (uint16_t)strlen(n->address) : 0};
-    store_keys_encode(&m, &b);
-    xfer_send(n->x, store, (uint16_t)kind, b.data, (uint32_t)b.len);
-    bytes_free(&b);
-}
-
-static bool is_want_of(const struct node *n, uint64_t id)
-{
-    struct store_want_msg m;
-    return n->message_kind == STORE_WANT && !store_want_decode(n->message.data, n->message.len, &m) &&
-           m.id_counter == id;
-}
-
-/* Offers blocks [first, first + count), grants what is wanted, and returns how many that were; positions_out may be NULL. */
-static uint32_t offer_at(struct node *n, const char *store, uint64_t id, uint32_t first, uint32_t count,
-                         uint16_t *positions_out)
-{
-    send_keys(n, store, STORE_OFFER, id, first, count);
-    NODE_WAIT(n, is_want_of(n, id));
-    struct store_want_msg m;
-    pthread_mutex_lock(&n->lock);
-    store_want_decode(n->message.data, n->message.len, &m);
-    struct xfer_page pages[WORKER_PAGES];
-    for (uint32_t i = 0; i < m.n; i++) {
-        uint16_t at = store_want_at(&m, i);
-        ck_assert_uint_lt(at, count);
-        node_fill(n, at, first + at, 0); /* the bytes of a block are made of its number */
-        pages[i] = (struct xfer_page){n->arena + at * n->page_bytes, 1};
-        if (positions_out)
-            positions_out[i] = at;
-    }
-    pthread_mutex_unlock(&n->lock);
-    if (m.n) {
-        node_grant(n, id, 10 * NS_PER_S);
-        xfer_lease_announce(n->x, node_id(id), 0, pages, m.n, 0, (uint16_t)n->layout.n_layers);
-        xfer_lease_finish(n->x, node_id(id), m.n, NULL, 0);
-        NODE_WAIT(n, n->leases[id % NODE_IDS].ends == 1);
-        ck_assert_int_eq(n->leases[id % NODE_IDS].status, TD_OK);
-    }
-    return m.n;
-}
-
-static uint32_t offer(struct world *w, uint32_t first, uint32_t count)
-{
-    return offer_at(w->worker, kvstore_xfer_address(w->store), ++w->next_id, first, count, NULL);
-}
-
-/* Looks up blocks [first, first + count) and returns how many came; all bytes are compared. */
-static uint32_t lookup_at(struct node *n, const char *store, uint64_t id, uint32_t first, uint32_t count,
-                          struct store_found *found_out)
-{
-    struct store_found found;
-    struct pull_record *r = &n->pulls[id % NODE_IDS];
-    memset(n->arena, 0, n->arena_bytes);
-    node_pull(n, id, store, 0, 20 * NS_PER_S);
-    send_keys(n, store, STORE_LOOKUP, id, first, count);
-    NODE_WAIT_S(n, 20, r->ends == 1);
-    ck_assert_int_eq(r->status, TD_OK);
-    ck_assert_uint_le(r->n_pages, count);
-    for (uint32_t i = 0; i < r->n_pages; i++)
-        ck_assert_msg(node_page_is(n, i, first + i, 0), "block %u has wrong bytes", first + i);
-    ck_assert_int_eq(store_found_decode(r->tail, r->tail_len, &found), TD_OK);
-    ck_assert_uint_eq(found.n_dram + found.n_ssd, r->n_pages);
-    if (found_out)
-        *found_out = found;
-    return r->n_pages;
-}
-
-static uint32_t lookup(struct world *w, uint32_t first, uint32_t count, struct store_found *found_out)
-{
-    return lookup_at(w->worker, kvstore_xfer_address(w->store), ++w->next_id, first, count, found_out);
-}
-
-/* ------------------------------------------------------------------- tests */
 
 START_TEST(test_kvstore_says_what_it_is)
 {
@@ -483,6 +315,7 @@ END_TEST
 struct process {
     pid_t pid;
     char address[128];
+    uint64_t start_ns; /* until it said where it listens */
 };
 
 static struct process spawn_store(const char *dir)
@@ -495,56 +328,93 @@ static struct process spawn_store(const char *dir)
     snprintf(fd, sizeof(fd), "%d", ends[1]);
     fcntl(ends[0], F_SETFD, FD_CLOEXEC);
     setenv("TANDEM_READY_FD", fd, 1);
-    char *argv[] = {(char *)(uintptr_t)TANDEM_KVSTORE,
-                    (char *)(uintptr_t) "--dummy=" DIMS,
-                    (char *)(uintptr_t) "--tls=tcp",
-                    (char *)(uintptr_t) "--log-level=error",
-                    (char *)(uintptr_t) "--dram-bytes=4M",
-                    (char *)(uintptr_t) "--dir",
-                    (char *)(uintptr_t)dir,
-                    NULL};
+    char *argv[] = {
+        (char *)(uintptr_t)TANDEM_KVSTORE,
+        (char *)(uintptr_t) "--dummy=" DIMS,
+        (char *)(uintptr_t) "--tls=tcp",
+        (char *)(uintptr_t) "--log-level=error",
+        (char *)(uintptr_t) "--dram-bytes=4M",
+        (char *)(uintptr_t) "--ssd-bytes=64M", /* batches of 2 MiB, so that some puts are logged and some not */
+        (char *)(uintptr_t) "--dir",
+        (char *)(uintptr_t)dir,
+        NULL};
+    uint64_t before = wall_ns();
     ck_assert_int_eq(posix_spawn(&p.pid, TANDEM_KVSTORE, NULL, NULL, argv, environ), 0);
     close(ends[1]);
     size_t n = 0;
     for (ssize_t got; n < sizeof(p.address) - 1 && (got = read(ends[0], p.address + n, sizeof(p.address) - 1 - n)) > 0;)
         n += (size_t)got;
     close(ends[0]);
+    p.start_ns = wall_ns() - before;
     p.address[strcspn(p.address, "\n")] = 0;
     ck_assert_msg(p.address[0], "tandem-kvstore did not start");
     return p;
 }
 
+/* A worker that knows what it was told is durable; chains of CHAIN blocks. */
+struct killing {
+    struct temp_dir dir;
+    struct node *worker;
+    uint64_t next_id, slowest_ns;
+    bool *durable; /* by number of the block */
+    uint32_t n_checked;
+};
+
+enum { CHAIN = 200, DIR_ROUNDS = 16 }; /* what fits into the directory without evicting */
+
+static void check_durable(struct killing *k, struct fake_router *r, uint32_t first_chain, uint32_t n_chains)
+{
+    for (uint32_t c = first_chain; c < first_chain + n_chains; c++) {
+        uint32_t first = c * CHAIN, n = 0;
+        for (uint32_t i = first; i < first + CHAIN; i++)
+            ck_assert_msg(!k->durable[i] || r->in_tier[TIER_SSD][i], "block %u was durable and is gone", i);
+        while (n < CHAIN && k->durable[first + n])
+            n++;
+        if (n)
+            ck_assert_uint_ge(lookup_at(k->worker, r->xfer_address, ++k->next_id, first, CHAIN, NULL), n);
+        k->n_checked += n;
+    }
+}
+
+static void kill_round(struct killing *k, uint32_t round, uint32_t dir_round)
+{
+    struct process p = spawn_store(k->dir.store);
+    struct fake_router *r = router_attach(p.address);
+    k->slowest_ns = p.start_ns > k->slowest_ns ? p.start_ns : k->slowest_ns;
+    check_durable(k, r, round - dir_round, dir_round);
+    uint32_t first = round * CHAIN, least = (uint32_t)(random_at(8, round, 0) % (CHAIN - 10));
+    ck_assert_uint_eq(offer_at(k->worker, r->xfer_address, ++k->next_id, first, CHAIN, NULL), CHAIN);
+    ROUTER_WAIT(r, r->in_tier[TIER_SSD][first + least]); /* the rest is being written */
+    kill(p.pid, SIGKILL);
+    ROUTER_WAIT(r, r->is_over);
+    memcpy(k->durable, r->in_tier[TIER_SSD], ROUTER_BLOCKS);
+    waitpid(p.pid, NULL, 0);
+    router_detach(r);
+}
+
 START_TEST(test_kvstore_process_killed_and_restarted_serves_what_was_durable)
 {
-    struct temp_dir d = temp_dir_make();
-    bool durable[ROUTER_BLOCKS];
-    uint64_t id = 0;
-    struct node *n =
+    const char *more = getenv("TANDEM_LONG");
+    uint32_t rounds = more && (!strcmp(more, "store") || !strcmp(more, "all")) ? 1000 : 5;
+    struct killing k = {.dir = temp_dir_make(), .durable = mem_zalloc(ROUTER_BLOCKS)};
+    k.worker =
         node_open(&(struct node_params){.backend = "tcp", .name = "worker", .n_pages = WORKER_PAGES, .layout = LAYOUT});
-    for (uint32_t round = 0; round < 3; round++) {
-        struct process p = spawn_store(d.store);
-        struct fake_router *r = router_attach(p.address);
-        if (round)
-            for (uint32_t i = 0; i < ROUTER_BLOCKS; i++)
-                ck_assert_msg(!durable[i] || r->in_tier[TIER_SSD][i], "block %u was durable and is gone", i);
-        for (uint32_t chain = 0; chain < round; chain++)
-            if (durable[200 * chain + 19])
-                ck_assert_uint_ge(lookup_at(n, r->xfer_address, ++id, 200 * chain, 20, NULL), 20);
-        ck_assert_uint_eq(offer_at(n, r->xfer_address, ++id, 200 * round, 200, NULL), 200);
-        ROUTER_WAIT(r, r->in_tier[TIER_SSD][200 * round + 40]); /* the rest is being written */
-        kill(p.pid, SIGKILL);
-        ROUTER_WAIT(r, r->is_over);
-        memcpy(durable, r->in_tier[TIER_SSD], sizeof(durable));
-        waitpid(p.pid, NULL, 0);
-        router_detach(r);
+    for (uint32_t round = 0; round < rounds; round++) {
+        if (round % DIR_ROUNDS == 0)
+            temp_dir_remove_store(&k.dir);
+        kill_round(&k, round, round % DIR_ROUNDS);
     }
-    struct process p = spawn_store(d.store);
+    struct process p = spawn_store(k.dir.store);
     kill(p.pid, SIGTERM);
     int status;
     ck_assert_int_eq(waitpid(p.pid, &status, 0), p.pid);
     ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    node_close(n);
-    temp_dir_remove(&d);
+    fprintf(stderr, "# %u kills, %u durable blocks looked up after them and right, started again within %.0f ms\n",
+            rounds, k.n_checked, (double)k.slowest_ns * 1e-6);
+    ck_assert_uint_gt(k.n_checked, 100);
+    node_close(k.worker);
+    temp_dir_remove(&k.dir);
+    free(k.durable);
 }
 END_TEST
 
@@ -552,7 +422,7 @@ int main(void)
 {
     Suite *s = suite_create("kvstore");
     TCase *c = tcase_create("kvstore");
-    tcase_set_timeout(c, 100);
+    tcase_set_timeout(c, getenv("TANDEM_LONG") ? 3600 : 100);
     tcase_add_test(c, test_kvstore_says_what_it_is);
     tcase_add_test(c, test_kvstore_serves_what_was_offered);
     tcase_add_test(c, test_kvstore_answers_a_lookup_of_nothing_at_once);

@@ -1,4 +1,4 @@
-/* The table's states, counts and orders, and the eviction order they use: data only, so everything is checked by model. */
+/* The table's states, counts and orders: data only, so everything is checked by model. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,78 +47,6 @@ static void check_sum(const struct table *t)
     struct table_audit a = table_audit(t);
     ck_assert_uint_eq(a.free + a.cached + a.leased + a.held, a.total);
 }
-
-/* ---------------------------------------------------------------- eviction */
-
-START_TEST(test_eviction_takes_least_recently_used_and_tails_before_heads)
-{
-    struct eviction *e = eviction_open(EVICTION_LRU);
-    struct eviction_item old = {0}, head = {0}, middle = {0}, tail = {0};
-    eviction_insert(e, &head, 0, 20);
-    eviction_insert(e, &tail, 2, 20);
-    eviction_insert(e, &middle, 1, 20);
-    eviction_insert(e, &old, 0, 10);
-    struct eviction_item *expected[] = {&old, &tail, &middle, &head};
-    for (int i = 0; i < 4; i++) {
-        ck_assert_ptr_eq(eviction_victim(e), expected[i]);
-        eviction_remove(e, expected[i]);
-        ck_assert(!eviction_contains(expected[i]));
-    }
-    ck_assert_ptr_null(eviction_victim(e));
-    eviction_close(e);
-}
-END_TEST
-
-START_TEST(test_eviction_touch_saves_an_item)
-{
-    struct eviction *e = eviction_open(EVICTION_LRU);
-    struct eviction_item a = {0}, b = {0};
-    eviction_insert(e, &a, 0, 1);
-    eviction_insert(e, &b, 0, 2);
-    eviction_touch(e, &a, 3);
-    ck_assert_ptr_eq(eviction_victim(e), &b);
-    eviction_remove(e, &b);
-    eviction_touch(e, &b, 9); /* in no order: only its time is set */
-    ck_assert_uint_eq(b.last_used, 9);
-    ck_assert_uint_eq(eviction_count(e), 1);
-    eviction_close(e);
-}
-END_TEST
-
-static bool precedes(const struct eviction_item *a, const struct eviction_item *b)
-{
-    if (a->last_used != b->last_used)
-        return a->last_used < b->last_used;
-    return a->chain_index != b->chain_index ? a->chain_index > b->chain_index : a->sequence < b->sequence;
-}
-
-START_TEST(test_eviction_agrees_with_a_search_over_all)
-{
-    enum { N = 200, STEPS = 20000 };
-    struct eviction *e = eviction_open(EVICTION_LRU);
-    struct eviction_item items[N] = {0};
-    for (uint64_t step = 0; step < STEPS; step++) {
-        struct eviction_item *x = &items[random_at(1, step, 0) % N];
-        uint64_t what = random_at(1, step, 1) % 4, when = random_at(1, step, 2) % 50;
-        if (!eviction_contains(x))
-            eviction_insert(e, x, (uint32_t)(random_at(1, step, 3) % 5), when);
-        else if (what == 0)
-            eviction_remove(e, x);
-        else
-            eviction_touch(e, x, when);
-        const struct eviction_item *best = NULL;
-        uint64_t n = 0;
-        for (int i = 0; i < N; i++) {
-            n += eviction_contains(&items[i]);
-            if (eviction_contains(&items[i]) && (!best || precedes(&items[i], best)))
-                best = &items[i];
-        }
-        ck_assert_ptr_eq(eviction_victim(e), best);
-        ck_assert_uint_eq(eviction_count(e), n);
-    }
-    eviction_close(e);
-}
-END_TEST
 
 /* ------------------------------------------------------------------- table */
 
@@ -231,6 +159,41 @@ START_TEST(test_table_dirty_blocks_wait_in_order_of_arrival)
 }
 END_TEST
 
+START_TEST(test_table_offer_of_a_known_block_is_recent_but_no_use)
+{
+    struct table *t = table_open(4, false);
+    struct entry *a = add_ready(t, 1, 0, 1), *b = add_ready(t, 2, 0, 2);
+    table_keep(t, a, 3);
+    ck_assert_ptr_eq(table_victim_clean(t, 10), b);
+    ck_assert_uint_eq(a->in_dram.n_uses, 1);
+    table_touch(t, a, 4);
+    ck_assert_uint_eq(a->in_dram.n_uses, 2);
+    table_close(t);
+}
+END_TEST
+
+START_TEST(test_table_use_counts_in_each_tier_that_the_block_is_in)
+{
+    struct table *t = table_open(4, true);
+    struct entry *e = add_ready(t, 1, 3, 1);
+    table_touch(t, e, 2);
+    make_durable(t, e); /* there since now: used once */
+    ck_assert_uint_eq(e->in_dram.n_uses, 2);
+    ck_assert_uint_eq(e->on_ssd.n_uses, 1);
+    ck_assert_uint_eq(e->on_ssd.last_used, 2);
+    table_set_dram(t, e, DRAM_ABSENT);
+    table_touch(t, e, 5);
+    ck_assert_uint_eq(e->in_dram.n_uses, 0);
+    ck_assert_uint_eq(e->on_ssd.n_uses, 2);
+    table_set_dram(t, e, DRAM_LOADING);
+    table_set_dram(t, e, DRAM_READY);
+    ck_assert_uint_ge(e->in_dram.n_uses, 1);
+    ck_assert_uint_eq(e->in_dram.last_used, 5);
+    ck_assert_ptr_eq(table_victim_clean(t, 10), e);
+    table_close(t);
+}
+END_TEST
+
 START_TEST(test_table_aborts_when_a_pinned_block_is_thrown_out)
 {
     struct table *t = table_open(1, false);
@@ -245,15 +208,14 @@ int main(void)
     Suite *s = suite_create("kvstore table");
     TCase *c = tcase_create("table");
     tcase_set_timeout(c, 60);
-    tcase_add_test(c, test_eviction_takes_least_recently_used_and_tails_before_heads);
-    tcase_add_test(c, test_eviction_touch_saves_an_item);
-    tcase_add_test(c, test_eviction_agrees_with_a_search_over_all);
     tcase_add_test(c, test_table_finds_what_was_added_and_forgets_what_left);
     tcase_add_test(c, test_table_pinned_block_is_in_no_eviction_order);
     tcase_add_test(c, test_table_block_being_written_is_not_evictable);
     tcase_add_test(c, test_table_entry_ends_with_its_last_tier_and_pin);
     tcase_add_test(c, test_table_slot_generation_rises_with_reuse);
     tcase_add_test(c, test_table_dirty_blocks_wait_in_order_of_arrival);
+    tcase_add_test(c, test_table_offer_of_a_known_block_is_recent_but_no_use);
+    tcase_add_test(c, test_table_use_counts_in_each_tier_that_the_block_is_in);
     tcase_add_test_raise_signal(c, test_table_aborts_when_a_pinned_block_is_thrown_out, 6);
     suite_add_tcase(s, c);
     return tap_main(s);

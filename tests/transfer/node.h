@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "base/random.h"
@@ -57,7 +58,7 @@ struct node {
 };
 
 struct node_params {
-    const char *backend; /* "loopback", "tcp", "auto" */
+    const char *backend; /* "loopback", "tcp", "auto", "mapped" */
     struct xfer_hub *hub;
     const char *name, *secret, *listen;
     uint32_t n_pages;
@@ -206,7 +207,11 @@ static inline struct node *node_open(const struct node_params *p)
     n->page_bytes = kv_layout_page_bytes(&n->layout);
     n->arena_bytes = n->page_bytes * p->n_pages;
     n->incarnation = p->incarnation ? p->incarnation : random_u64();
-    ck_assert_int_eq(mem_map(n->arena_bytes, (void **)&n->arena), TD_OK);
+    bool is_mapped = !strcmp(p->backend, "mapped");
+    int fd = 0;
+    ck_assert_int_eq(is_mapped ? mem_map_shared(n->arena_bytes, (void **)&n->arena, &fd)
+                               : mem_map(n->arena_bytes, (void **)&n->arena),
+                     TD_OK);
     pthread_mutex_init(&n->lock, NULL);
     pthread_cond_init(&n->changed, NULL);
     bool is_loopback = !strcmp(p->backend, "loopback");
@@ -219,12 +224,13 @@ static inline struct node *node_open(const struct node_params *p)
                             .hub = p->hub,
                             .name = p->name,
                             .listen = p->listen ? p->listen : listen,
-                            .tls = is_loopback ? NULL : p->backend,
+                            .tls = is_loopback ? NULL : (is_mapped ? "auto" : p->backend),
                             .incarnation = n->incarnation,
                             .secret = p->secret,
                             .layout = &n->layout,
                             .arena = n->arena,
                             .arena_bytes = n->arena_bytes,
+                            .arena_fd = fd,
                             .max_inflight_bytes = p->max_inflight_bytes,
                             .clock = &n->clock,
                             .log = &n->log,
@@ -232,6 +238,8 @@ static inline struct node *node_open(const struct node_params *p)
     struct td_error error = {""};
     enum td_status s = xfer_open(&c, &n->x, &error);
     ck_assert_msg(s == TD_OK, "xfer_open: %s", error.text);
+    if (fd)
+        close(fd);
     snprintf(n->address, sizeof(n->address), "%s", xfer_address(n->x));
     return n;
 }

@@ -13,8 +13,8 @@
 #include "tests/transfer/peer_shape.h"
 
 static const char *helper;
-static const char *const TLS[] = {"tcp", "auto"};
-enum { N_TLS = 2, ROUNDS = 10, BYSTANDER = 1 };
+static const char *const TLS[] = {"tcp", "auto", "mapped"};
+enum { N_TLS = 3, ROUNDS = 10, BYSTANDER = 1 };
 
 struct child {
     pid_t pid;

@@ -24,7 +24,7 @@ START_TEST(test_proto_bytes_are_the_golden_ones)
     struct proto_hello h = {.incarnation = 0x0102030405060708ull, .layout = {NUM_BF16, 32, 8, 128, 16}, .name = "p0"};
     for (uint8_t i = 0; i < PROTO_NONCE_BYTES; i++)
         h.nonce[i] = i;
-    CHECK_GOLDEN(out, proto_put_hello(out, &h), 1, 0, 2, 0, 2, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 0, 1, 2, 3, 4, 5, 6, 7,
+    CHECK_GOLDEN(out, proto_put_hello(out, &h), 1, 0, 3, 0, 2, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 0, 1, 2, 3, 4, 5, 6, 7,
                  8, 9, 10, 11, 12, 13, 14, 15, 1, 0, 3, 0, 32, 0, 0, 0, 8, 0, 0, 0, 128, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0,
                  0, 'p', '0');
     for (uint8_t i = 0; i < PROTO_MAC_BYTES; i++)
@@ -39,7 +39,8 @@ START_TEST(test_proto_bytes_are_the_golden_ones)
         .id = ID, .first = 7, .n = 2, .layer_begin = 3, .layer_end = 5, .generations = {9, 0x01020304}};
     CHECK_GOLDEN(out, proto_put_unit(out, MSG_ANNOUNCE, &u), 6, 0, 2, 0, 7, 0, 0, 0, ID_BYTES, 3, 0, 5, 0, 0, 0, 0, 0,
                  9, 0, 0, 0, 4, 3, 2, 1);
-    CHECK_GOLDEN(out, proto_put_unit(out, MSG_PULL, &u), 7, 0, 2, 0, 7, 0, 0, 0, ID_BYTES, 3, 0, 5, 0, 0, 0, 0, 0, 9, 0,
+    u.part_layers = 0x0102;
+    CHECK_GOLDEN(out, proto_put_unit(out, MSG_PULL, &u), 7, 0, 2, 0, 7, 0, 0, 0, ID_BYTES, 3, 0, 5, 0, 2, 1, 0, 0, 9, 0,
                  0, 0, 4, 3, 2, 1);
     CHECK_GOLDEN(out, proto_put_finish(out, ID, 300, "xy", 2), 8, 0, 2, 0, 0x2c, 1, 0, 0, ID_BYTES, 'x', 'y');
     struct proto_data d = {ID, 6, 0x0a0b0c0d, 1, 4, 0x1817161514131211ull};
@@ -62,13 +63,17 @@ START_TEST(test_proto_decode_gives_back_what_was_put)
     ck_assert_str_eq(m.hello.name, "decode-1");
     ck_assert_uint_eq(m.hello.layout.head_dim, 64);
 
-    struct proto_unit u = {.id = ID, .first = 1000, .n = PROTO_UNIT_PAGES, .layer_begin = 0, .layer_end = 80};
+    struct proto_unit u = {
+        .id = ID, .first = 1000, .n = PROTO_UNIT_PAGES, .layer_begin = 0, .layer_end = 80, .part_layers = 7};
     for (uint32_t i = 0; i < PROTO_UNIT_PAGES; i++)
         u.generations[i] = i * i;
     ck_assert_int_eq(proto_decode(out, proto_put_unit(out, MSG_PULL, &u), &m, NULL), TD_OK);
     ck_assert_uint_eq(m.unit.first, u.first);
     ck_assert_uint_eq(m.unit.n, u.n);
     ck_assert_uint_eq(m.unit.layer_end, u.layer_end);
+    ck_assert_uint_eq(m.unit.part_layers, 7);
+    put_u16(out, MSG_ANNOUNCE); /* which has no parts */
+    ck_assert_int_eq(proto_decode(out, 32 + 4 * PROTO_UNIT_PAGES, &m, NULL), TD_ERR_PROTOCOL);
     ck_assert_mem_eq(m.unit.generations, u.generations, sizeof(u.generations));
 
     ck_assert_int_eq(proto_decode(out, proto_put_goodbye(out, 0, TD_ERR_VERSION), &m, NULL), TD_OK);

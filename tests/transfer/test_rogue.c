@@ -123,10 +123,10 @@ static void setup(void)
     hub = xfer_hub_open();
     node = node_open(&(struct node_params){.backend = "loopback", .hub = hub, .name = "node", .n_pages = 8});
     rogue = (struct rogue){.layout = node->layout, .answer_role = 'a'};
-    struct wire_config c = {
-        .listen = "rogue",
-        .hub = hub,
-        .events = {&rogue, on_accept, on_open, on_message, on_payload, on_payload_done, on_error, on_closed}};
+    struct wire_config c = {.listen = "rogue",
+                            .hub = hub,
+                            .events = {&rogue, on_accept, on_open, on_message, on_payload, NULL, on_payload_done, NULL,
+                                       on_error, on_closed}};
     struct td_error error;
     ck_assert_int_eq(wire_loopback_open(&c, &rogue.wire, &error), TD_OK);
 }
@@ -369,6 +369,32 @@ START_TEST(test_rogue_reader_gets_only_what_was_announced)
 }
 END_TEST
 
+/* The reader says how long a part may be, in layers; whatever it says, all that it asked for comes, once. */
+START_TEST(test_rogue_holder_cuts_pages_into_the_parts_asked_for)
+{
+    static const struct {
+        uint16_t part_layers;
+        uint32_t n_parts; /* of two pages of four layers */
+    } CASES[] = {{0, 2}, {1, 8}, {2, 4}, {3, 4}, {4, 2}, {UINT16_MAX, 2}};
+    uint8_t out[WIRE_HEADER_MAX];
+    node_grant(node, 1, 20 * NS_PER_S);
+    node_announce(node, 1, 0, 0, 2, 0, 4);
+    connect_up();
+    say(out, proto_put_pull_open(out, node_id(1), node->incarnation));
+    ROGUE_UNTIL(rogue.n_of[MSG_ANNOUNCE]);
+    struct proto_unit u = {.id = node_id(1), .n = 2, .layer_begin = 0, .layer_end = 4, .generations = {100, 101}};
+    u.part_layers = CASES[_i].part_layers;
+    say(out, proto_put_unit(out, MSG_PULL, &u));
+    ROGUE_UNTIL(rogue.n_of[MSG_DATA] == CASES[_i].n_parts);
+    ck_assert_uint_eq(rogue.last.data.index, 1); /* page by page, the last one's end at the end */
+    ck_assert_uint_eq(rogue.last.data.layer_end, 4);
+    say(out, proto_put_release(out, node_id(1), TD_ERR_CANCELLED));
+    NODE_WAIT(node, (wire_progress(rogue.wire), node->leases[1].ends == 1));
+    ck_assert_uint_eq(rogue.n_of[MSG_DATA], CASES[_i].n_parts);
+    ck_assert_uint_eq(xfer_stats(node->x).bytes_out, 2 * node->page_bytes);
+}
+END_TEST
+
 START_TEST(test_rogue_pull_of_an_unknown_lease_is_refused)
 {
     uint8_t out[WIRE_HEADER_MAX];
@@ -412,6 +438,7 @@ int main(void)
     tcase_add_test(tc, test_rogue_proof_of_the_other_role_is_none);
     tcase_add_loop_test(tc, test_rogue_garbage_is_refused_with_a_reason, 0, 2);
     tcase_add_loop_test(tc, test_rogue_reader_gets_only_what_was_announced, 0, 3);
+    tcase_add_loop_test(tc, test_rogue_holder_cuts_pages_into_the_parts_asked_for, 0, 6);
     tcase_add_test(tc, test_rogue_pull_of_an_unknown_lease_is_refused);
     tcase_add_test(tc, test_rogue_that_says_nothing_is_dropped);
     suite_add_tcase(s, tc);

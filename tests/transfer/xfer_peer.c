@@ -85,17 +85,20 @@ int main(int argc, char **argv)
     struct kv_layout layout = PEER_LAYOUT;
     s.page_bytes = kv_layout_page_bytes(&layout);
     size_t arena_bytes = s.page_bytes * PEER_PAGES * PEER_WINDOW;
-    if (mem_map(arena_bytes, (void **)&s.arena))
+    bool is_mapped = !strcmp(argv[2], "mapped");
+    int fd = 0;
+    if (is_mapped ? mem_map_shared(arena_bytes, (void **)&s.arena, &fd) : mem_map(arena_bytes, (void **)&s.arena))
         return 2;
     struct log log = {.who = "child", .level = LOG_ERROR};
     struct xfer_config c = {.backend = XFER_UCX,
                             .name = argv[1],
                             .listen = "127.0.0.1:0",
-                            .tls = argv[2],
+                            .tls = is_mapped ? "auto" : argv[2],
                             .incarnation = random_u64(),
                             .layout = &layout,
                             .arena = s.arena,
                             .arena_bytes = arena_bytes,
+                            .arena_fd = fd,
                             .clock = &s.clock,
                             .log = &log};
     struct td_error error = {""};

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/random.h"
 #include "proto/wire/block_header.h"
 #include "proto/wire/checksum.h"
 #include "proto/wire/events.h"
@@ -107,6 +108,59 @@ START_TEST(test_checksum_covers_bytes_and_identity)
 }
 END_TEST
 
+START_TEST(test_checksum_copy_is_the_sum_of_what_was_copied)
+{
+    static const size_t LENGTHS[] = {1, 8, 240, 241, 1024, 4095, 4096, 4097, 65536, 70001};
+    static uint8_t from[70100] __attribute__((aligned(64))), to[70200] __attribute__((aligned(64)));
+    const struct checksum_identity id = {1, 2, 3, 4, 5, 6};
+    for (size_t i = 0; i < sizeof(from); i++)
+        from[i] = (uint8_t)random_mix(i);
+    for (size_t i = 0; i < sizeof(LENGTHS) / sizeof(LENGTHS[0]); i++) {
+        for (size_t at = 0; at < 64; at += 7) { /* no place is better than another */
+            size_t n = LENGTHS[i], other = (at * 3) % 64;
+            memset(to, 0xee, sizeof(to));
+            ck_assert_uint_eq(checksum_copy(&id, to + other, from + at, n), checksum_bytes(&id, from + at, n));
+            ck_assert_mem_eq(to + other, from + at, n);
+            ck_assert_uint_eq(to[other + n], 0xee);
+            ck_assert(!other || to[other - 1] == 0xee);
+        }
+    }
+}
+END_TEST
+
+/* What a sum of words would not see: the same bytes in another order, or of another time. */
+START_TEST(test_checksum_sees_swapped_shifted_and_stale_bytes)
+{
+    enum { BYTES = 65536, PART = 64 };
+    static uint8_t page[BYTES], other[BYTES];
+    const struct checksum_identity id = {1, 2, 3, 4, 5, 6};
+    for (size_t i = 0; i < BYTES; i++)
+        page[i] = (uint8_t)random_mix(i);
+    const uint64_t sum = checksum_bytes(&id, page, BYTES);
+    for (size_t at = 0; at + 2 * PART <= BYTES; at += 1000 / 8 * 8) { /* neighbours of each length swapped */
+        for (size_t n = 1; n <= PART; n *= 2) {
+            memcpy(other, page, BYTES);
+            memcpy(other + at, page + at + n, n);
+            memcpy(other + at + n, page + at, n);
+            ck_assert_uint_ne(checksum_bytes(&id, other, BYTES), sum);
+        }
+    }
+    for (size_t n = 1; n <= 4096; n *= 2) { /* everything shifted */
+        memcpy(other, page + n, BYTES - n);
+        memcpy(other + BYTES - n, page, n);
+        ck_assert_uint_ne(checksum_bytes(&id, other, BYTES), sum);
+    }
+    for (size_t at = 0; at < BYTES; at += 4096) { /* one piece of an older page, then of zeros */
+        memcpy(other, page, BYTES);
+        for (size_t i = 0; i < 64; i++)
+            other[at + i] = (uint8_t)random_mix(at + i + BYTES);
+        ck_assert_uint_ne(checksum_bytes(&id, other, BYTES), sum);
+        memset(other + at, 0, 64);
+        ck_assert_uint_ne(checksum_bytes(&id, other, BYTES), sum);
+    }
+}
+END_TEST
+
 START_TEST(test_events_golden_bytes_and_round_trip)
 {
     struct block_event ev = {BLOCK_ADDED, TIER_SSD, 7, {{0xaa, 0xbb}}};
@@ -191,6 +245,8 @@ int main(void)
     tcase_add_test(t, test_kv_layout_mismatch_names_the_field);
     tcase_add_test(t, test_kv_layout_absurd_values_are_refused);
     tcase_add_test(t, test_checksum_covers_bytes_and_identity);
+    tcase_add_test(t, test_checksum_copy_is_the_sum_of_what_was_copied);
+    tcase_add_test(t, test_checksum_sees_swapped_shifted_and_stale_bytes);
     tcase_add_test(t, test_events_golden_bytes_and_round_trip);
     tcase_add_test(t, test_block_header_every_flipped_bit_is_noticed);
     tcase_add_test(t, test_store_messages_round_trip_and_bounds);

@@ -1,0 +1,636 @@
+/*
+ * The writer has a mailbox. What trickles in goes through the write-ahead log and is durable at once; once a batch is waiting
+ * it leaves the log out, which halves what is written, and a batch is durable, and answered, when it was flushed: at a batch's
+ * size, or when nothing more waits.
+ *
+ * The readers share a list. A reader notes when it began, so that anybody can see that it is late: a
+ * thread that hangs in the kernel can't be asked to say so.
+ *
+ * The rate is a token bucket of a tenth of a second: what is put in bursts is written evenly, and RocksDB's flushes behind it
+ * are held to the same rate, which is what readers feel (docs/store.md has the figures).
+ *
+ * Faults on purpose happen here, between a block and the database, so that all that protects from them is above or below.
+ */
+#include "kvstore/ssd_tier.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/mem.h"
+#include "base/queue.h"
+#include "base/thread.h"
+#include "kvstore/ssd.h"
+
+enum { IDLE_MS = 500, READERS_MAX = 64, HUGE_BYTES = 2 << 20 };
+static const uint64_t REOPEN_EVERY_NS = 3 * NS_PER_S;
+static const uint64_t BUCKET_NS = NS_PER_S / 10;
+
+enum op_kind { OP_PUT, OP_DELETE, OP_STOP };
+
+struct op { /* for the writer */
+    struct mail mail;
+    enum op_kind kind;
+    struct block_key key;
+    uint32_t chain_index;
+    const void *payload;
+    void *token;
+};
+
+struct read { /* for a reader */
+    struct read *next;
+    struct block_key key;
+    void *page, *token;
+};
+
+struct reader {
+    struct ssd_tier *tier;
+    pthread_t thread;
+    _Atomic uint64_t began_ns; /* 0: reads nothing now */
+    void *buffer;              /* of buffer_bytes, or NULL */
+};
+
+struct found {
+    struct block_key key;
+    uint32_t chain_index;
+    bool is_ours;
+};
+
+struct listing {
+    struct ssd_tier *tier;
+    struct found *found;
+    uint64_t n, cap;
+};
+
+struct ssd_tier {
+    struct ssd_tier_config config;
+    struct ssd *db;
+    uint64_t page_bytes, buffer_bytes, buffers_bytes;
+    void *buffers; /* of all readers in one piece, so that they get huge pages; NULL: there was no memory for them */
+
+    struct mailbox ops;
+    pthread_t writer;
+    bool is_writer_up, is_changed; /* is_changed: the directory, since it was tidied */
+    uint64_t reopened_ns;
+    uint64_t bucket_bytes, bucket_ns; /* what may be written, as of then */
+    struct op *unsynced;              /* put, but not durable yet, newest first */
+    uint64_t unsynced_bytes;
+
+    pthread_mutex_t lock; /* a list that several threads take from: a mailbox has one reader */
+    pthread_cond_t read_wake, nap_wake;
+    struct read *reads, **reads_tail;
+    bool is_stopping;
+    struct reader readers[READERS_MAX];
+    uint32_t n_readers;
+
+    _Atomic uint64_t queued_bytes, written_bytes, read_bytes, write_errors, read_errors, dropped_layout, reopens;
+    _Atomic bool is_writable, is_cancelling, is_hurried, is_slow, is_probing;
+};
+
+/* Sleeps, but not into a close. */
+static void nap(struct ssd_tier *t, uint64_t ns)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    ns += (uint64_t)until.tv_nsec;
+    until.tv_sec += (time_t)(ns / NS_PER_S);
+    until.tv_nsec = (long)(ns % NS_PER_S);
+    pthread_mutex_lock(&t->lock);
+    while (!t->is_stopping && !pthread_cond_timedwait(&t->nap_wake, &t->lock, &until))
+        ;
+    pthread_mutex_unlock(&t->lock);
+}
+
+/* ----------------------------------------------------------------- writing */
+
+static struct block_header header_of(const struct ssd_tier *t, const struct op *op)
+{
+    return (struct block_header){.key = op->key,
+                                 .layout = *t->config.layout,
+                                 .n_tokens = t->config.layout->page_tokens,
+                                 .index = op->chain_index,
+                                 .payload_bytes = t->page_bytes,
+                                 .checksum = block_checksum(&op->key, op->chain_index, op->payload, t->page_bytes)};
+}
+
+/* What a fault makes of the put: the value that is written is not the one that the header speaks of. */
+static enum td_status put_faulty(struct ssd_tier *t, const struct op *op, const uint8_t header[BLOCK_HEADER_BYTES],
+                                 bool is_logged, const struct fault *fault)
+{
+    struct block_key other = op->key;
+    struct bytes value = {0};
+    uint64_t len = t->page_bytes;
+    enum td_status status = TD_OK;
+    switch (fault->kind) {
+    case FAULT_FAIL:
+        return TD_ERR_IO;
+    case FAULT_LIE:
+        return TD_OK;
+    case FAULT_DUPLICATE:
+        fault_flip(fault, other.b, sizeof(other.b));
+        status = ssd_put(t->db, &other, header, op->payload, len, is_logged);
+        return status ? status : ssd_put(t->db, &op->key, header, op->payload, len, is_logged);
+    case FAULT_TRUNCATE:
+        return ssd_put(t->db, &op->key, header, op->payload, fault->bits % len, is_logged);
+    case FAULT_CORRUPT:
+        bytes_append(&value, header, BLOCK_HEADER_BYTES);
+        bytes_append(&value, op->payload, len);
+        fault_flip(fault, value.data, value.len);
+        status = ssd_put(t->db, &op->key, (uint8_t *)value.data, value.data + BLOCK_HEADER_BYTES, len, is_logged);
+        bytes_free(&value);
+        return status;
+    case FAULT_DELAY:
+        nap(t, fault->delay_ns);
+        break;
+    default:
+        break;
+    }
+    return ssd_put(t->db, &op->key, header, op->payload, len, is_logged);
+}
+
+static enum td_status put_block(struct ssd_tier *t, const struct op *op, bool is_logged)
+{
+    uint8_t encoded[BLOCK_HEADER_BYTES];
+    const struct block_header h = header_of(t, op);
+    block_header_encode(&h, encoded);
+    struct fault fault = faults_draw(t->config.faults, FAULT_DISK_PUT);
+    if (fault.kind != FAULT_NONE)
+        return put_faulty(t, op, encoded, is_logged, &fault);
+    return ssd_put(t->db, &op->key, encoded, op->payload, t->page_bytes, is_logged);
+}
+
+/* Waits until the bucket holds a block's worth. */
+static void take_tokens(struct ssd_tier *t)
+{
+    uint64_t rate = t->config.write_bytes_per_s, depth = rate / (NS_PER_S / BUCKET_NS);
+    if (!rate)
+        return;
+    if (depth < t->page_bytes)
+        depth = t->page_bytes;
+    while (!atomic_load(&t->is_cancelling) && !atomic_load(&t->is_hurried)) {
+        uint64_t now = clock_now(t->config.clock);
+        double add = (double)(now - t->bucket_ns) * 1e-9 * (double)rate;
+        t->bucket_bytes = (double)(depth - t->bucket_bytes) < add ? depth : t->bucket_bytes + (uint64_t)add;
+        t->bucket_ns = now;
+        if (t->bucket_bytes >= t->page_bytes)
+            break;
+        nap(t, (uint64_t)((double)(t->page_bytes - t->bucket_bytes) / (double)rate * 1e9) + NS_PER_MS);
+    }
+    t->bucket_bytes -= t->bucket_bytes < t->page_bytes ? t->bucket_bytes : t->page_bytes;
+}
+
+static bool make_room(struct ssd_tier *t, uint64_t need)
+{
+    uint64_t over;
+    bool fits = ssd_make_room(t->db, need, &over);
+    if (over)
+        t->config.callbacks.on_over(t->config.callbacks.user, over);
+    return fits;
+}
+
+static void note_write(struct ssd_tier *t, enum td_status status)
+{
+    bool is_ok = status == TD_OK;
+    if (!is_ok)
+        atomic_fetch_add(&t->write_errors, 1);
+    if (atomic_exchange(&t->is_writable, is_ok) != is_ok)
+        log_warn(t->config.log, "SSD tier %s status=%s", is_ok ? "takes writes again" : "doesn't take writes",
+                 td_status_name(status));
+}
+
+static void answer(struct ssd_tier *t, struct op *op, enum td_status status)
+{
+    if (status == TD_OK)
+        atomic_fetch_add(&t->written_bytes, t->page_bytes);
+    atomic_fetch_sub(&t->queued_bytes, t->page_bytes);
+    t->config.callbacks.on_put(t->config.callbacks.user, op->token, status);
+    free(op);
+}
+
+static void answer_batch(struct ssd_tier *t, enum td_status status)
+{
+    struct op *op = t->unsynced;
+    t->unsynced = NULL;
+    t->unsynced_bytes = 0;
+    for (struct op *next; op; op = next) {
+        next = (struct op *)op->mail.next;
+        answer(t, op, status);
+    }
+}
+
+static void sync_batch(struct ssd_tier *t)
+{
+    if (!t->unsynced)
+        return;
+    enum td_status status = ssd_sync(t->db);
+    note_write(t, status);
+    answer_batch(t, status);
+    ssd_learn(t->db);
+}
+
+/* A flush that finds the disk full RocksDB repeats by itself; everything else needs this. */
+static void reopen(struct ssd_tier *t)
+{
+    uint64_t now = clock_now(t->config.clock);
+    struct td_error e = {""};
+    if (t->reopened_ns && now - t->reopened_ns < REOPEN_EVERY_NS)
+        return;
+    t->reopened_ns = now;
+    atomic_fetch_add(&t->reopens, 1);
+    answer_batch(t, TD_ERR_IO); /* it may not have been flushed */
+    if (ssd_reopen(t->db, &e))
+        log_error(t->config.log, "SSD tier can't be opened again for now: %s", e.text);
+    else
+        log_warn(t->config.log, "SSD tier opened again after an error");
+}
+
+static enum td_status write_block(struct ssd_tier *t, const struct op *op, bool is_logged)
+{
+    if (!ssd_is_open(t->db))
+        reopen(t);
+    if (!ssd_is_open(t->db))
+        return TD_ERR_NO_SPACE; /* or worse; it is looked after */
+    t->is_changed = true;
+    if (!make_room(t, t->page_bytes + BLOCK_HEADER_BYTES))
+        return TD_ERR_NO_SPACE;
+    enum td_status status = put_block(t, op, is_logged);
+    if (status && (status != TD_ERR_NO_SPACE || !ssd_is_open(t->db)))
+        reopen(t);
+    return status;
+}
+
+/* Takes op. Bulk is what came while a batch's quarter was waiting, and what follows it. */
+static void run_put(struct ssd_tier *t, struct op *op)
+{
+    bool is_logged = !t->unsynced && atomic_load(&t->queued_bytes) < ssd_batch_bytes(t->db) / 4;
+    take_tokens(t);
+    if (atomic_load(&t->is_cancelling)) {
+        answer(t, op, TD_ERR_CANCELLED);
+        return;
+    }
+    enum td_status status = write_block(t, op, is_logged);
+    if (status || is_logged) {
+        note_write(t, status);
+        answer(t, op, status);
+        return;
+    }
+    op->mail.next = t->unsynced ? &t->unsynced->mail : NULL;
+    t->unsynced = op;
+    t->unsynced_bytes += t->page_bytes;
+    if (t->unsynced_bytes >= ssd_batch_bytes(t->db))
+        sync_batch(t);
+}
+
+/* When there is nothing to do: RocksDB goes on writing for a while after the last change, and that may be too much. */
+static void tidy(struct ssd_tier *t)
+{
+    ssd_learn(t->db);
+    t->is_changed = ssd_tidy(t->db);
+    if (ssd_is_open(t->db))
+        make_room(t, 0);
+    else
+        reopen(t);
+}
+
+static void *write_loop(void *arg)
+{
+    struct ssd_tier *t = arg;
+    ssd_step_back();
+    for (;;) {
+        struct mail *m = mailbox_take(&t->ops);
+        if (!m)
+            sync_batch(t);
+        if (!m && !(m = mailbox_take(&t->ops))) {
+            if (t->is_changed || !ssd_is_open(t->db))
+                tidy(t);
+            mailbox_wait(&t->ops, IDLE_MS);
+        }
+        for (struct mail *next; m; m = next) {
+            next = m->next;
+            struct op *op = (struct op *)m; /* mail is its first member */
+            enum op_kind kind = op->kind;
+            if (kind == OP_PUT) {
+                run_put(t, op);
+                continue;
+            }
+            if (kind == OP_DELETE && ssd_delete(t->db, &op->key))
+                atomic_fetch_add(&t->write_errors, 1); /* it is not in the table any more, or fails to verify again */
+            t->is_changed |= kind == OP_DELETE;
+            free(op);
+            if (kind == OP_STOP) {
+                sync_batch(t);
+                return NULL; /* nothing is pushed after it */
+            }
+        }
+    }
+}
+
+/* ----------------------------------------------------------------- reading */
+
+static void note_pace(struct ssd_tier *t, bool is_slow)
+{
+    if (atomic_exchange(&t->is_slow, is_slow) != is_slow)
+        log_warn(t->config.log, "SSD tier %s", is_slow ? "is slow: only probes are read" : "reads in time again");
+}
+
+static uint32_t count_overdue(const struct ssd_tier *t)
+{
+    uint32_t n = 0;
+    uint64_t now = clock_now(t->config.clock);
+    for (uint32_t i = 0; t->config.read_deadline_ns && i < t->n_readers; i++) {
+        uint64_t began = atomic_load(&t->readers[i].began_ns);
+        n += began && now > began + t->config.read_deadline_ns;
+    }
+    return n;
+}
+
+bool ssd_tier_is_slow(struct ssd_tier *t)
+{
+    if (count_overdue(t))
+        note_pace(t, true);
+    return atomic_load(&t->is_slow);
+}
+
+static enum td_status land(struct ssd_tier *t, const struct read *r, const void *value, size_t len)
+{
+    struct block_header h;
+    return block_take(value, len, &r->key, t->config.layout, r->page, &h);
+}
+
+static enum td_status get_faulty(struct ssd_tier *t, const struct read *r, const struct fault *fault)
+{
+    struct block_key key = r->key;
+    struct ssd_value v;
+    if (fault->kind == FAULT_DELAY)
+        nap(t, fault->delay_ns);
+    else if (fault->kind == FAULT_FAIL)
+        return TD_ERR_IO;
+    else if (fault->kind == FAULT_LIE && ssd_neighbour(t->db, &r->key, &key))
+        return TD_ERR_NOT_FOUND;
+    enum td_status status = ssd_get(t->db, &key, &v);
+    if (status)
+        return status;
+    uint8_t *copy = mem_dup(v.data, v.len_bytes);
+    if (fault->kind == FAULT_CORRUPT)
+        fault_flip(fault, copy, v.len_bytes);
+    status = land(t, r, copy, fault->kind == FAULT_TRUNCATE ? fault->bits % v.len_bytes : v.len_bytes);
+    free(copy);
+    ssd_release(t->db, &v);
+    return status;
+}
+
+static enum td_status get_block(struct ssd_tier *t, const struct read *r, void *buffer)
+{
+    struct ssd_value v;
+    size_t len;
+    struct fault fault = faults_draw(t->config.faults, FAULT_DISK_READ);
+    if (fault.kind != FAULT_NONE)
+        return get_faulty(t, r, &fault);
+    const void *value;
+    enum td_status status = buffer ? ssd_get_into(t->db, &r->key, buffer, t->buffer_bytes, &value, &len) : TD_NOT_YET;
+    if (status == TD_ERR_NOT_FOUND || (!status && !land(t, r, value, len)))
+        return status;
+    status = ssd_get(t->db, &r->key, &v);
+    if (status)
+        return status;
+    status = land(t, r, v.data, v.len_bytes);
+    ssd_release(t->db, &v);
+    return status;
+}
+
+/* While the tier is slow one read at a time shows whether it still is. */
+static enum td_status read_in_time(struct reader *self, const struct read *r)
+{
+    struct ssd_tier *t = self->tier;
+    bool is_probe = ssd_tier_is_slow(t);
+    if (is_probe && atomic_exchange(&t->is_probing, true))
+        return TD_NOT_YET;
+    uint64_t began = clock_now(t->config.clock);
+    atomic_store(&self->began_ns, began);
+    enum td_status status = get_block(t, r, self->buffer);
+    atomic_store(&self->began_ns, 0);
+    if (t->config.read_deadline_ns)
+        note_pace(t, clock_now(t->config.clock) - began > t->config.read_deadline_ns || count_overdue(t));
+    if (is_probe)
+        atomic_store(&t->is_probing, false);
+    return status;
+}
+
+static void run_read(struct reader *self, const struct read *r)
+{
+    struct ssd_tier *t = self->tier;
+    enum td_status status = atomic_load(&t->is_cancelling) ? TD_ERR_CANCELLED : read_in_time(self, r);
+    if (!status)
+        atomic_fetch_add(&t->read_bytes, t->page_bytes);
+    else if (status != TD_ERR_CANCELLED && status != TD_NOT_YET) {
+        char hex[33];
+        block_key_hex(&r->key, hex);
+        atomic_fetch_add(&t->read_errors, 1);
+        log_warn(t->config.log, "block on SSD can't be served key=%s status=%s", hex, td_status_name(status));
+    }
+    t->config.callbacks.on_read(t->config.callbacks.user, r->token, status);
+}
+
+static void *read_loop(void *arg)
+{
+    struct reader *self = arg;
+    struct ssd_tier *t = self->tier;
+    for (;;) {
+        pthread_mutex_lock(&t->lock);
+        while (!t->reads && !t->is_stopping)
+            pthread_cond_wait(&t->read_wake, &t->lock);
+        struct read *r = t->reads;
+        if (r && !(t->reads = r->next))
+            t->reads_tail = &t->reads;
+        pthread_mutex_unlock(&t->lock);
+        if (!r)
+            break;
+        run_read(self, r);
+        free(r);
+    }
+    return NULL;
+}
+
+/* ------------------------------------------------------------- open, close */
+
+static bool note_found(void *user, const struct block_key *key, const void *header, size_t len_bytes)
+{
+    struct listing *l = user;
+    struct block_header h;
+    bool is_ours = !block_header_decode(header, len_bytes, &h) && block_key_equal(&h.key, key) &&
+                   !kv_layout_match(l->tier->config.layout, &h.layout, NULL);
+    if (l->n == l->cap) {
+        l->cap = l->cap ? 2 * l->cap : 256;
+        l->found = mem_resize(l->found, l->cap, sizeof(*l->found));
+    }
+    l->found[l->n++] = (struct found){*key, is_ours ? h.index : 0, is_ours};
+    return true;
+}
+
+/* What we can't serve goes, both records of it. */
+static void take_found(struct ssd_tier *t, const struct listing *l)
+{
+    for (uint64_t i = 0; i < l->n; i++) {
+        const struct found *f = &l->found[i];
+        if (f->is_ours) {
+            t->config.callbacks.on_found(t->config.callbacks.user, &f->key, f->chain_index);
+            continue;
+        }
+        atomic_fetch_add(&t->dropped_layout, 1);
+        ssd_delete(t->db, &f->key);
+    }
+}
+
+static void start_threads(struct ssd_tier *t)
+{
+    uint32_t n = t->config.n_readers < READERS_MAX ? t->config.n_readers : READERS_MAX;
+    t->buffers_bytes = ((n ? n : 1) * t->buffer_bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
+    if (mem_map(t->buffers_bytes, &t->buffers))
+        t->buffers = NULL;
+    t->writer = thread_start("ssd-write", write_loop, t);
+    t->is_writer_up = true;
+    for (char name[16]; t->n_readers < (n ? n : 1); t->n_readers++) {
+        struct reader *r = &t->readers[t->n_readers];
+        snprintf(name, sizeof(name), "ssd-read-%u", t->n_readers);
+        r->tier = t;
+        r->buffer = t->buffers ? (uint8_t *)t->buffers + t->n_readers * t->buffer_bytes : NULL;
+        r->thread = thread_start(name, read_loop, r);
+    }
+}
+
+enum td_status ssd_tier_open(const struct ssd_tier_config *config, struct ssd_tier **out, struct td_error *error_out)
+{
+    struct ssd_tier *t = mem_zalloc(sizeof(*t));
+    struct listing l = {.tier = t};
+    struct td_error why;
+    t->config = *config;
+    t->page_bytes = kv_layout_page_bytes(config->layout);
+    t->buffer_bytes = ssd_buffer_bytes(t->page_bytes);
+    t->reads_tail = &t->reads;
+    t->is_changed = true; /* places of values have to be learned */
+    t->is_writable = true;
+    mailbox_init(&t->ops);
+    pthread_mutex_init(&t->lock, NULL);
+    pthread_cond_init(&t->read_wake, NULL);
+    pthread_cond_init(&t->nap_wake, NULL);
+    const struct ssd_config db = {.dir = config->dir,
+                                  .mode = SSD_SERVE,
+                                  .capacity_bytes = config->capacity_bytes,
+                                  .background_bytes_per_s = config->write_bytes_per_s,
+                                  .clock = config->clock,
+                                  .log = config->log};
+    enum td_status status = ssd_open(&db, &t->db, error_out);
+    if (!status && ssd_each(t->db, note_found, &l, &why)) {
+        l.n = 0;
+        status = ssd_set_aside(t->db, why.text, error_out);
+    }
+    if (!status) {
+        take_found(t, &l);
+        start_threads(t);
+        *out = t;
+    } else {
+        ssd_tier_close(t);
+    }
+    free(l.found);
+    return status;
+}
+
+static void stop_threads(struct ssd_tier *t)
+{
+    atomic_store(&t->is_cancelling, true);
+    pthread_mutex_lock(&t->lock);
+    t->is_stopping = true;
+    pthread_cond_broadcast(&t->read_wake);
+    pthread_cond_broadcast(&t->nap_wake);
+    pthread_mutex_unlock(&t->lock);
+    if (t->is_writer_up) {
+        struct op *stop = mem_zalloc(sizeof(*stop));
+        stop->kind = OP_STOP;
+        mailbox_push(&t->ops, &stop->mail);
+        pthread_join(t->writer, NULL);
+    }
+    for (uint32_t i = 0; i < t->n_readers; i++)
+        pthread_join(t->readers[i].thread, NULL);
+}
+
+void ssd_tier_close(struct ssd_tier *t)
+{
+    if (!t)
+        return;
+    stop_threads(t);
+    mem_unmap(t->buffers, t->buffers_bytes);
+    ssd_close(t->db);
+    mailbox_fini(&t->ops);
+    pthread_mutex_destroy(&t->lock);
+    pthread_cond_destroy(&t->read_wake);
+    pthread_cond_destroy(&t->nap_wake);
+    free(t);
+}
+
+/* ------------------------------------------------------------------- calls */
+
+uint64_t ssd_tier_max_blocks(const struct ssd_tier *t)
+{
+    uint64_t value = t->page_bytes + 4 * BLOCK_HEADER_BYTES; /* both headers, and what RocksDB keeps beside them */
+    return t->config.capacity_bytes / 8 * 7 / value;
+}
+
+enum td_status ssd_tier_put(struct ssd_tier *t, const struct block_key *key, uint32_t chain_index, const void *payload,
+                            void *token)
+{
+    uint64_t queued = atomic_load(&t->queued_bytes);
+    if (queued && queued + t->page_bytes > t->config.queue_bytes)
+        return TD_BUSY;
+    atomic_fetch_add(&t->queued_bytes, t->page_bytes);
+    struct op *op = mem_zalloc(sizeof(*op));
+    op->kind = OP_PUT;
+    op->key = *key;
+    op->chain_index = chain_index;
+    op->payload = payload;
+    op->token = token;
+    mailbox_push(&t->ops, &op->mail);
+    return TD_OK;
+}
+
+void ssd_tier_delete(struct ssd_tier *t, const struct block_key *key)
+{
+    struct op *op = mem_zalloc(sizeof(*op));
+    op->kind = OP_DELETE;
+    op->key = *key;
+    mailbox_push(&t->ops, &op->mail);
+}
+
+void ssd_tier_read(struct ssd_tier *t, const struct block_key *key, void *page, void *token)
+{
+    struct read *r = mem_zalloc(sizeof(*r));
+    *r = (struct read){NULL, *key, page, token};
+    pthread_mutex_lock(&t->lock);
+    *t->reads_tail = r;
+    t->reads_tail = &r->next;
+    pthread_cond_signal(&t->read_wake);
+    pthread_mutex_unlock(&t->lock);
+}
+
+void ssd_tier_hurry(struct ssd_tier *t)
+{
+    atomic_store(&t->is_hurried, true);
+}
+
+struct ssd_tier_stats ssd_tier_stats(struct ssd_tier *t)
+{
+    return (struct ssd_tier_stats){.dir_bytes = ssd_dir_bytes(t->db),
+                                   .queued_bytes = atomic_load(&t->queued_bytes),
+                                   .written_bytes = atomic_load(&t->written_bytes),
+                                   .read_bytes = atomic_load(&t->read_bytes),
+                                   .write_errors = atomic_load(&t->write_errors),
+                                   .read_errors = atomic_load(&t->read_errors),
+                                   .dropped_layout = atomic_load(&t->dropped_layout),
+                                   .reclaims = ssd_reclaims(t->db),
+                                   .reopens = atomic_load(&t->reopens),
+                                   .was_set_aside = ssd_was_set_aside(t->db),
+                                   .is_writable = atomic_load(&t->is_writable),
+                                   .is_slow = atomic_load(&t->is_slow)};
+}

@@ -1,0 +1,83 @@
+/*
+ * The SSD tier: blocks written by one thread from a bounded queue, and read by several, over the database of ssd.h.
+ *
+ * Writing and deleting is done in the order asked for, no faster than the rate allows; a put is durable when its callback says
+ * so. Our checksums (block_header.h) decide whether a value is served. What is over the capacity the owner is asked to delete
+ * (on_over).
+ *
+ * A read that takes longer than its deadline makes the tier slow, until one ends in time. Then it reads one block at a time, to
+ * see whether it is better, and answers TD_NOT_YET to the others; a late read still ends with its callback. Errors of the disk make the tier refuse writes, and are looked after
+ * every few seconds; reads go on as long as they can.
+ *
+ * Callbacks come on the writer's and the readers' threads, once for each call that returned TD_OK, also at close.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/clock.h"
+#include "base/fault.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "proto/wire/block_header.h"
+
+struct ssd_tier;
+
+struct ssd_callbacks {
+    void *user;
+    /* While opening, on the caller's thread: a block that is durable. */
+    void (*on_found)(void *user, const struct block_key *key, uint32_t chain_index);
+    /* TD_OK: durable, and the payload is not needed any more. TD_ERR_NO_SPACE, TD_ERR_IO, TD_ERR_CORRUPT; TD_ERR_CANCELLED. */
+    void (*on_put)(void *user, void *token, enum td_status status);
+    /*
+     * TD_OK: verified and copied. TD_ERR_NOT_FOUND; TD_ERR_CORRUPT, _CHECKSUM, _VERSION: must not be served; TD_ERR_IO;
+     * TD_NOT_YET: the tier is slow or lost for now, the block may well be there.
+     */
+    void (*on_read)(void *user, void *token, enum td_status status);
+    /* So many bytes must go for anything more to fit. */
+    void (*on_over)(void *user, uint64_t bytes);
+};
+
+struct ssd_tier_config {
+    const char *dir; /* made if it isn't there; its parent must exist */
+    uint64_t capacity_bytes;
+    uint64_t queue_bytes;       /* payloads waiting to be written; one is always taken */
+    uint64_t write_bytes_per_s; /* 0: as fast as it goes */
+    uint64_t read_deadline_ns;  /* 0: none */
+    uint32_t n_readers;
+    const struct kv_layout *layout; /* borrowed; values of another one are deleted */
+    struct faults *faults;          /* borrowed; NULL: none */
+    const struct clock *clock;
+    const struct log *log;
+    struct ssd_callbacks callbacks;
+};
+
+struct ssd_tier_stats {
+    uint64_t dir_bytes, queued_bytes, written_bytes, read_bytes;
+    uint64_t write_errors, read_errors, dropped_layout; /* sums since opening */
+    uint64_t reclaims, reopens;
+    bool was_set_aside, is_writable, is_slow; /* is_writable: the last put succeeded */
+};
+
+/*
+ * TD_ERR_REFUSED: another process has the directory. TD_ERR_IO: there is no directory to be had. A database that can't be
+ * opened or listed is set aside, and an empty one opened.
+ */
+enum td_status ssd_tier_open(const struct ssd_tier_config *config, struct ssd_tier **out, struct td_error *error_out);
+/* What is queued is answered TD_ERR_CANCELLED. NULL is fine. */
+void ssd_tier_close(struct ssd_tier *t);
+
+/* How many blocks fit, with room for the log and for garbage: the owner deletes before it puts more. */
+uint64_t ssd_tier_max_blocks(const struct ssd_tier *t);
+
+/* payload: one page of the layout, unchanged until on_put. TD_BUSY: the queue is full. */
+enum td_status ssd_tier_put(struct ssd_tier *t, const struct block_key *key, uint32_t chain_index, const void *payload,
+                            void *token);
+void ssd_tier_delete(struct ssd_tier *t, const struct block_key *key); /* after what was asked for before */
+/* page is written until on_read */
+void ssd_tier_read(struct ssd_tier *t, const struct block_key *key, void *page, void *token);
+void ssd_tier_hurry(struct ssd_tier *t); /* from now on the rate doesn't count: we are stopping */
+
+bool ssd_tier_is_slow(struct ssd_tier *t);
+struct ssd_tier_stats ssd_tier_stats(struct ssd_tier *t);

@@ -1,0 +1,71 @@
+/* Which RDMA card a network device is, read from a directory that looks like /sys. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "tests/tap.h"
+#include "transfer/netaddr.h"
+
+static char root[] = "/tmp/netaddr-XXXXXX";
+
+static void make(const char *path, const char *text)
+{
+    char full[256];
+    snprintf(full, sizeof(full), "%s/%s", root, path);
+    for (char *slash = full + strlen(root) + 1; (slash = strchr(slash, '/')); slash++) {
+        *slash = 0;
+        mkdir(full, 0700);
+        *slash = '/';
+    }
+    FILE *f = text ? fopen(full, "w") : NULL;
+    if (!text)
+        mkdir(full, 0700);
+    if (f)
+        fputs(text, f);
+    if (f)
+        fclose(f);
+}
+
+START_TEST(test_netaddr_finds_the_card_and_its_port)
+{
+    char out[64] = "unchanged", command[64];
+    ck_assert_ptr_nonnull(mkdtemp(root));
+    make("class/net/eth0/device/vendor", "0x1af4\n");
+    make("class/net/ib0/device/infiniband/mlx5_3/node_type", "1: CA\n");
+    make("class/net/ib0/dev_port", "1\n");
+    make("class/net/roce0/device/infiniband/mlx5_bond_0", NULL);
+    ck_assert(!netaddr_rdma_device(root, "eth0", out));
+    ck_assert(!netaddr_rdma_device(root, "none", out));
+    ck_assert_str_eq(out, "unchanged");
+    ck_assert(netaddr_rdma_device(root, "ib0", out));
+    ck_assert_str_eq(out, "mlx5_3:2");
+    ck_assert(netaddr_rdma_device(root, "roce0", out));
+    ck_assert_str_eq(out, "mlx5_bond_0:1");
+    snprintf(command, sizeof(command), "rm -r %s", root);
+    ck_assert_int_eq(system(command), 0);
+}
+END_TEST
+
+START_TEST(test_netaddr_loopback_is_lo)
+{
+    struct sockaddr_storage address;
+    socklen_t len;
+    char device[64];
+    ck_assert_int_eq(netaddr_resolve("127.0.0.1:7000", &address, &len, NULL), TD_OK);
+    ck_assert(netaddr_device(&address, len, device));
+    ck_assert_str_eq(device, "lo");
+    ck_assert_int_eq(netaddr_resolve("no port", &address, &len, NULL), TD_ERR_INVALID);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("netaddr");
+    TCase *tc = tcase_create("netaddr");
+    tcase_set_timeout(tc, 10);
+    tcase_add_test(tc, test_netaddr_finds_the_card_and_its_port);
+    tcase_add_test(tc, test_netaddr_loopback_is_lo);
+    suite_add_tcase(s, tc);
+    return tap_main(s);
+}

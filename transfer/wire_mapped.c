@@ -1,0 +1,620 @@
+/*
+ * A way for payloads between processes of one host: the reader maps the holder's arena, read-only, and copies from it. One
+ * pass over memory that sums as it copies, instead of two copies through a ring and a sum beside.
+ *
+ * It lies over UCX, which carries all messages, so that a peer's death, its silence and everything of the protocol are what
+ * they are without it; only payloads of the arena are lent instead of sent. To a peer elsewhere, or one that can't map (another
+ * user, another container, no descriptors), nothing is lent and UCX carries payloads too. Who was told which transports to use
+ * neither offers nor takes, but has this layer all the same, because the other side may offer.
+ *
+ *     accepted side (the holder)                       connecting side (the reader)
+ *     OFFER, when the peer has proved itself    ->     on the thread "xfer-map": is it this host? opens /proc/PID/fd/FD, checks
+ *                                                      that it is that very file, and sealed; maps it
+ *     from now on it lends                      <-     TAKEN
+ *     LEND (where, and the message)             ->     copies at once, in the handler
+ *     the payload is done                       <-     RETURN (how many), in batches
+ *
+ * Messages of its own, told from the protocol's by the first two bytes; little-endian:
+ *
+ *     OFFER   0 u16 0x4d01  2 u16 0           4 u32 pid   8 u32 fd  12 u32 0   16 u64 arena_bytes
+ *            24 u64 inode  32 boot_id[36]                  of /proc/sys/kernel/random/boot_id
+ *     TAKEN   0 u16 0x4d02  2 u16 0           4 u32 0
+ *     LEND    0 u16 0x4d03  2 u16 header_len  4 u32 0     8 u64 offset        16 u64 len   24 header[header_len]
+ *     RETURN  0 u16 0x4d04  2 u16 0           4 u32 n
+ *
+ * Why the process's number and not SCM_RIGHTS: no second listener, no second proof; what names the file is its inode on this
+ * boot, so a number that was given to another process since leads to a file that is refused. The seals hold the length (no
+ * SIGBUS) and keep the reader, and whoever else, from ever writing.
+ *
+ * What is weaker than with messages: after a forced close on the holder's side the reader may still be reading, until it hears of
+ * it. It only reads, and what it reads is checked; the lease that was cut off is in doubt, so its pages rest in quarantine.
+ *
+ * Threads: as wire.h says; "xfer-map" is started by the first offer, because mapping and unmapping take long.
+ */
+#include <assert.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/endian.h"
+#include "base/mem.h"
+#include "base/queue.h"
+#include "base/thread.h"
+#include "transfer/wire.h"
+
+enum { OFFER = 0x4d01, TAKEN = 0x4d02, LEND = 0x4d03, RETURN = 0x4d04 };
+enum { BOOT_ID = 36, OFFER_BYTES = 32 + BOOT_ID, LEND_HEADER = 24, RETURN_EVERY = 16 };
+
+enum view_state { VIEW_NONE, VIEW_MAPPING, VIEW_READY, VIEW_UNMAPPING, VIEW_GONE };
+enum job_kind { JOB_MAP, JOB_UNMAP, JOB_STOP };
+
+struct mapped_conn;
+
+struct job { /* for the thread and back; lies in the connection, one at a time */
+    struct mail mail;
+    enum job_kind kind;
+    struct mapped_conn *conn;
+};
+
+struct loan { /* a payload that the peer may be reading */
+    struct loan *next;
+    wire_done_fn *done;
+    void *arg;
+};
+
+struct mapped_conn {
+    struct wire_conn base;
+    struct mapped_wire *w;
+    struct wire_conn *inner; /* NULL: gone */
+    struct mapped_conn *next;
+    bool is_accepted, is_trusted, is_closing, is_broken, error_told;
+
+    bool may_lend; /* the peer has taken our arena */
+    struct loan *loans, **loans_tail;
+
+    enum view_state view_state; /* of the peer's arena */
+    struct job job;
+    uint8_t offer[OFFER_BYTES];
+    const uint8_t *view;
+    uint64_t view_bytes;
+    uint32_t n_to_return;
+    bool has_lent; /* something was lent to us in this turn: then what is to be returned may become more */
+};
+
+struct mapped_wire {
+    struct wire base;
+    struct wire *inner;
+    struct mapped_conn *conns;
+    const uint8_t *arena;
+    uint64_t arena_bytes;
+    int arena_fd;    /* our own; 0: not shared */
+    bool is_willing; /* transports are left to us ("auto"): offers and takes */
+    char boot_id[BOOT_ID];
+    struct mailbox jobs, results;
+    pthread_t thread;
+    bool thread_runs;
+};
+
+/* ---------------------------------------------------------------- the thread */
+
+static bool is_our_host(const struct mapped_wire *w, const uint8_t *offer)
+{
+    return w->boot_id[0] && !memcmp(offer + 32, w->boot_id, BOOT_ID);
+}
+
+/*
+ * Opens the very file that was offered, of that length for ever, which nobody can write but by the mapping that the holder has.
+ * -1: it is not. It is looked at before it is opened: a number that was given to something else since may lead to a device.
+ */
+static int open_offered(const char *path, uint64_t inode, uint64_t len_bytes)
+{
+    const int needed = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
+    struct stat st;
+    char same[64];
+    int fd = -1, at = open(path, O_PATH | O_CLOEXEC);
+    if (at < 0)
+        return -1;
+    snprintf(same, sizeof(same), "/proc/self/fd/%d", at);
+    if (fstat(at, &st) == 0 && S_ISREG(st.st_mode) && st.st_ino == inode && (uint64_t)st.st_size == len_bytes)
+        fd = open(same, O_RDONLY | O_CLOEXEC);
+    close(at);
+    int seals = fd < 0 ? -1 : fcntl(fd, F_GET_SEALS);
+    if (fd < 0 || (seals >= 0 && (seals & needed) == needed))
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static const uint8_t *map_view(const struct mapped_wire *w, const uint8_t *offer, uint64_t *len_out)
+{
+    char path[64];
+    const void *view = NULL;
+    uint64_t len_bytes = get_u64(offer + 16);
+    if (!is_our_host(w, offer) || !len_bytes || len_bytes > SIZE_MAX / 2)
+        return NULL;
+    snprintf(path, sizeof(path), "/proc/%u/fd/%u", get_u32(offer + 4), get_u32(offer + 8));
+    int fd = open_offered(path, get_u64(offer + 24), len_bytes);
+    if (fd < 0)
+        return NULL;
+    if (!mem_map_view(len_bytes, fd, &view))
+        *len_out = len_bytes;
+    close(fd);
+    return view;
+}
+
+static void *map_run(void *arg)
+{
+    struct mapped_wire *w = arg;
+    for (;;) {
+        mailbox_wait(&w->jobs, -1);
+        struct mail *mail = mailbox_take(&w->jobs);
+        while (mail) {
+            struct job *job = (struct job *)mail;
+            mail = mail->next;
+            if (job->kind == JOB_STOP)
+                return NULL;
+            struct mapped_conn *c = job->conn;
+            if (job->kind == JOB_MAP)
+                c->view = map_view(w, c->offer, &c->view_bytes);
+            else
+                munmap((void *)(uintptr_t)c->view, c->view_bytes);
+            mailbox_push(&w->results, &job->mail);
+        }
+    }
+}
+
+static void job_push(struct mapped_conn *c, enum job_kind kind)
+{
+    struct mapped_wire *w = c->w;
+    if (!w->thread_runs)
+        w->thread = thread_start("xfer-map", map_run, w);
+    w->thread_runs = true;
+    c->view_state = kind == JOB_MAP ? VIEW_MAPPING : VIEW_UNMAPPING;
+    c->job = (struct job){.kind = kind, .conn = c};
+    mailbox_push(&w->jobs, &c->job.mail);
+}
+
+static void say(struct mapped_conn *c, uint16_t type, uint32_t n)
+{
+    uint8_t out[8];
+    put_u16(out, type);
+    put_u16(out + 2, 0);
+    put_u32(out + 4, n);
+    if (c->inner && !c->is_closing)
+        wire_send(c->inner, out, sizeof(out), NULL, 0, NULL, NULL);
+}
+
+static bool take_results(struct mapped_wire *w)
+{
+    struct mail *mail = mailbox_take(&w->results);
+    bool any = mail != NULL;
+    while (mail) {
+        struct mapped_conn *c = ((struct job *)mail)->conn;
+        enum job_kind kind = ((struct job *)mail)->kind;
+        mail = mail->next;
+        c->view_state = kind == JOB_MAP && c->view ? VIEW_READY : VIEW_GONE;
+        if (kind == JOB_UNMAP || c->is_closing)
+            continue;
+        log_debug(w->base.log, "arena of a peer %s bytes=%llu", c->view ? "is mapped" : "can't be mapped",
+                  (unsigned long long)c->view_bytes);
+        if (c->view_state == VIEW_READY) {
+            say(c, TAKEN, 0);
+            if (w->base.events.on_transport)
+                w->base.events.on_transport(c->base.user);
+        }
+    }
+    return any;
+}
+
+/* --------------------------------------------------------------------- loans */
+
+static bool in_arena(const struct mapped_wire *w, const void *p, uint64_t len)
+{
+    uintptr_t base = (uintptr_t)w->arena, at = (uintptr_t)p;
+    return at >= base && len <= w->arena_bytes && at - base <= w->arena_bytes - len;
+}
+
+static void add_loan(struct mapped_conn *c, wire_done_fn *done, void *arg)
+{
+    struct loan *l = mem_zalloc(sizeof(*l));
+    *l = (struct loan){.done = done, .arg = arg};
+    *c->loans_tail = l;
+    c->loans_tail = &l->next;
+}
+
+static void lend(struct mapped_conn *c, const void *header, uint32_t header_len, const void *payload, uint64_t len)
+{
+    uint8_t out[WIRE_HEADER_MAX];
+    put_u16(out, LEND);
+    put_u16(out + 2, (uint16_t)header_len);
+    put_u32(out + 4, 0);
+    put_u64(out + 8, (uint64_t)((const uint8_t *)payload - c->w->arena));
+    put_u64(out + 16, len);
+    memcpy(out + LEND_HEADER, header, header_len);
+    wire_send(c->inner, out, LEND_HEADER + header_len, NULL, 0, NULL, NULL);
+}
+
+static void end_loan(struct mapped_conn *c, enum td_status status)
+{
+    struct loan *l = c->loans;
+    c->loans = l->next;
+    if (!c->loans)
+        c->loans_tail = &c->loans;
+    if (l->done)
+        l->done(l->arg, status);
+    free(l);
+}
+
+static void break_off(struct mapped_conn *c, const char *what)
+{
+    log_warn(c->w->base.log, "peer broke the rules of the mapped arena what=%s", what);
+    c->is_broken = true;
+}
+
+static void on_lend(struct mapped_conn *c, const uint8_t *m, uint32_t len)
+{
+    const struct wire_events *e = &c->w->base.events;
+    uint32_t header_len = get_u16(m + 2);
+    if (c->view_state != VIEW_READY || len < LEND_HEADER || len != LEND_HEADER + header_len) {
+        break_off(c, "lend");
+        return;
+    }
+    uint64_t offset = get_u64(m + 8), n = get_u64(m + 16);
+    if (!n || n > c->view_bytes || offset > c->view_bytes - n) {
+        break_off(c, "lend beyond the arena");
+        return;
+    }
+    void *token = NULL;
+    void *to = e->on_payload(c->base.user, m + LEND_HEADER, header_len, n, &token);
+    if (to) {
+        wire_land(e, c->base.user, token, to, c->view + offset, n);
+        e->on_payload_done(c->base.user, token, TD_OK);
+    }
+    c->has_lent = true;
+    if (++c->n_to_return == RETURN_EVERY) {
+        say(c, RETURN, c->n_to_return);
+        c->n_to_return = 0;
+    }
+}
+
+static void on_return(struct mapped_conn *c, uint32_t n)
+{
+    for (; n && c->loans; n--)
+        end_loan(c, TD_OK);
+    if (n)
+        break_off(c, "returned more than was lent");
+}
+
+static void on_offer(struct mapped_conn *c, const uint8_t *m, uint32_t len)
+{
+    if (c->is_accepted || c->view_state != VIEW_NONE || len != OFFER_BYTES) {
+        break_off(c, "offer");
+        return;
+    }
+    if (!c->w->is_willing)
+        return;
+    memcpy(c->offer, m, OFFER_BYTES);
+    job_push(c, JOB_MAP);
+}
+
+static void on_taken(struct mapped_conn *c)
+{
+    if (!c->is_accepted || !c->w->arena_fd || c->may_lend) {
+        break_off(c, "taken");
+        return;
+    }
+    c->may_lend = true;
+    if (c->w->base.events.on_transport)
+        c->w->base.events.on_transport(c->base.user);
+}
+
+/* -------------------------------------------------------------------- events */
+
+static const struct wire_events *events_of(const struct mapped_conn *c)
+{
+    return &c->w->base.events;
+}
+
+static struct mapped_conn *conn_new(struct mapped_wire *w)
+{
+    struct mapped_conn *c = mem_zalloc(sizeof(*c));
+    c->base.wire = &w->base;
+    c->w = w;
+    c->loans_tail = &c->loans;
+    c->next = w->conns;
+    w->conns = c;
+    return c;
+}
+
+static void on_accept(void *user, struct wire_conn *inner)
+{
+    struct mapped_wire *w = user;
+    struct mapped_conn *c = conn_new(w);
+    c->is_accepted = true;
+    w->base.events.on_accept(w->base.events.user, &c->base);
+    if (c->base.user) {
+        c->inner = inner;
+        inner->user = c;
+        return;
+    }
+    w->conns = c->next; /* it is still the first: refusing makes no connection */
+    free(c);
+}
+
+static void on_open(void *user)
+{
+    struct mapped_conn *c = user;
+    if (!c->is_closing)
+        events_of(c)->on_open(c->base.user);
+}
+
+static void on_message(void *user, const uint8_t *header, uint32_t len)
+{
+    struct mapped_conn *c = user;
+    uint16_t type = len >= 8 ? get_u16(header) : 0;
+    if (c->is_closing || c->is_broken)
+        return;
+    if (!c->is_trusted || type < OFFER || type > RETURN)
+        events_of(c)->on_message(c->base.user, header, len);
+    else if (type == OFFER)
+        on_offer(c, header, len);
+    else if (type == TAKEN)
+        on_taken(c);
+    else if (type == LEND)
+        on_lend(c, header, len);
+    else
+        on_return(c, get_u32(header + 4));
+}
+
+static void *on_payload(void *user, const uint8_t *header, uint32_t header_len, uint64_t payload_len, void **token_out)
+{
+    struct mapped_conn *c = user;
+    return c->is_closing ? NULL : events_of(c)->on_payload(c->base.user, header, header_len, payload_len, token_out);
+}
+
+static void land(void *user, void *token, void *to, const void *from, uint64_t len_bytes)
+{
+    struct mapped_conn *c = user;
+    wire_land(events_of(c), c->base.user, token, to, from, len_bytes);
+}
+
+static void on_payload_done(void *user, void *token, enum td_status status)
+{
+    struct mapped_conn *c = user;
+    events_of(c)->on_payload_done(c->base.user, token, status);
+}
+
+static void tell_error(struct mapped_conn *c, enum td_status why)
+{
+    if (c->error_told || c->is_closing)
+        return;
+    c->error_told = true;
+    events_of(c)->on_error(c->base.user, why);
+}
+
+static void on_error(void *user, enum td_status why)
+{
+    tell_error(user, why);
+}
+
+static void on_closed(void *user)
+{
+    struct mapped_conn *c = user;
+    c->inner = NULL; /* gone when its loans are ended and its view is unmapped */
+}
+
+/* --------------------------------------------------------------------- calls */
+
+static struct wire_conn *mapped_connect(struct wire *base, const char *address, void *user)
+{
+    struct mapped_wire *w = (struct mapped_wire *)base;
+    struct mapped_conn *c = conn_new(w);
+    c->base.user = user;
+    c->inner = wire_connect(w->inner, address, c);
+    return &c->base;
+}
+
+static void mapped_send(struct wire_conn *base, const void *header, uint32_t header_len, const void *payload,
+                        uint64_t payload_len, wire_done_fn *done, void *arg)
+{
+    struct mapped_conn *c = (struct mapped_conn *)base;
+    bool is_lent = payload_len && c->may_lend && !c->is_closing && header_len + LEND_HEADER <= WIRE_HEADER_MAX &&
+                   in_arena(c->w, payload, payload_len);
+    if (is_lent || !c->inner)
+        add_loan(c, done, arg); /* without a connection it is ended in the next turn */
+    if (is_lent)
+        lend(c, header, header_len, payload, payload_len);
+    else if (c->inner)
+        wire_send(c->inner, header, header_len, payload, payload_len, done, arg);
+}
+
+static void mapped_close(struct wire_conn *base)
+{
+    struct mapped_conn *c = (struct mapped_conn *)base;
+    if (!c->is_closing)
+        wire_close(c->inner);
+    c->is_closing = true;
+}
+
+static void mapped_trust(struct wire_conn *base)
+{
+    struct mapped_conn *c = (struct mapped_conn *)base;
+    struct mapped_wire *w = c->w;
+    struct stat st;
+    c->is_trusted = true;
+    if (!c->is_accepted || !w->arena_fd || !w->boot_id[0] || fstat(w->arena_fd, &st))
+        return;
+    uint8_t out[OFFER_BYTES] = {0};
+    put_u16(out, OFFER);
+    put_u32(out + 4, (uint32_t)getpid());
+    put_u32(out + 8, (uint32_t)w->arena_fd);
+    put_u64(out + 16, w->arena_bytes);
+    put_u64(out + 24, st.st_ino);
+    memcpy(out + 32, w->boot_id, BOOT_ID);
+    wire_send(c->inner, out, sizeof(out), NULL, 0, NULL, NULL);
+}
+
+/* ------------------------------------------------------------------ the turn */
+
+static bool conn_turn(struct mapped_conn *c)
+{
+    bool any = c->is_broken && !c->error_told;
+    if (any)
+        tell_error(c, TD_ERR_PROTOCOL);
+    if (c->n_to_return && !c->has_lent) {
+        say(c, RETURN, c->n_to_return);
+        c->n_to_return = 0;
+    }
+    c->has_lent = false;
+    for (; !c->inner && c->loans; any = true)
+        end_loan(c, TD_ERR_CANCELLED);
+    if (!c->inner && c->view_state == VIEW_READY)
+        job_push(c, JOB_UNMAP);
+    return any;
+}
+
+static bool is_over(const struct mapped_conn *c)
+{
+    bool has_job = c->view_state == VIEW_MAPPING || c->view_state == VIEW_READY || c->view_state == VIEW_UNMAPPING;
+    return c->is_closing && !c->inner && !c->loans && !has_job;
+}
+
+static bool reap(struct mapped_wire *w)
+{
+    for (struct mapped_conn **at = &w->conns; *at; at = &(*at)->next) {
+        struct mapped_conn *c = *at;
+        if (!is_over(c))
+            continue;
+        void *user = c->base.user;
+        *at = c->next;
+        free(c);
+        w->base.events.on_closed(user); /* may change the list: the next one in the next turn */
+        return true;
+    }
+    return false;
+}
+
+static bool mapped_progress(struct wire *base)
+{
+    struct mapped_wire *w = (struct mapped_wire *)base;
+    bool any = wire_progress(w->inner);
+    any |= take_results(w);
+    for (struct mapped_conn *c = w->conns; c; c = c->next) /* new ones come first: not met in this turn */
+        any |= conn_turn(c);
+    return any | reap(w);
+}
+
+static int mapped_arm(struct wire *base)
+{
+    struct mapped_wire *w = (struct mapped_wire *)base;
+    for (const struct mapped_conn *c = w->conns; c; c = c->next)
+        if ((c->is_broken && !c->error_told) || (!c->inner && c->view_state == VIEW_READY) || is_over(c) ||
+            c->n_to_return)
+            return 0;
+    return wire_arm(w->inner);
+}
+
+static void mapped_transport(struct wire_conn *base, char *out, uint32_t out_bytes)
+{
+    struct mapped_conn *c = (struct mapped_conn *)base;
+    if (c->may_lend || c->view_state == VIEW_READY)
+        snprintf(out, out_bytes, "mapped");
+    else
+        wire_transport(c->inner, out, out_bytes);
+}
+
+static uint64_t mapped_part_bytes(struct wire_conn *base)
+{
+    return wire_part_bytes(((struct mapped_conn *)base)->inner);
+}
+
+/* ------------------------------------------------------------- open and free */
+
+static void read_boot_id(struct mapped_wire *w)
+{
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (f && fread(w->boot_id, 1, BOOT_ID, f) != BOOT_ID)
+        w->boot_id[0] = 0; /* no host is ours then */
+    if (f)
+        fclose(f);
+}
+
+static void mapped_free(struct wire *base)
+{
+    struct mapped_wire *w = (struct mapped_wire *)base;
+    assert(!w->conns);
+    if (w->thread_runs) {
+        struct job stop = {.kind = JOB_STOP};
+        mailbox_push(&w->jobs, &stop.mail);
+        pthread_join(w->thread, NULL);
+        mailbox_take(&w->jobs);
+    }
+    wire_free(w->inner);
+    mailbox_fini(&w->jobs);
+    mailbox_fini(&w->results);
+    if (w->arena_fd)
+        close(w->arena_fd);
+    if (w->base.fd >= 0)
+        close(w->base.fd);
+    free(w);
+}
+
+static const struct wire_ops OPS = {
+    .connect = mapped_connect,
+    .send = mapped_send,
+    .close = mapped_close,
+    .trust = mapped_trust,
+    .progress = mapped_progress,
+    .arm = mapped_arm,
+    .transport = mapped_transport,
+    .part_bytes = mapped_part_bytes,
+    .free = mapped_free,
+};
+
+static void watch(struct mapped_wire *w, int fd)
+{
+    struct epoll_event e = {.events = EPOLLIN};
+    epoll_ctl(w->base.fd, EPOLL_CTL_ADD, fd, &e);
+}
+
+enum td_status wire_mapped_open(const struct wire_config *config, struct wire **out, struct td_error *error_out)
+{
+    struct mapped_wire *w = mem_zalloc(sizeof(*w));
+    struct wire_config inner = *config;
+    inner.events = (struct wire_events){.user = w,
+                                        .on_accept = on_accept,
+                                        .on_open = on_open,
+                                        .on_message = on_message,
+                                        .on_payload = on_payload,
+                                        .land = land,
+                                        .on_payload_done = on_payload_done,
+                                        .on_error = on_error,
+                                        .on_closed = on_closed};
+    w->base = (struct wire){.ops = &OPS, .events = config->events, .log = config->log};
+    w->base.fd = epoll_create1(EPOLL_CLOEXEC);
+    mailbox_init(&w->jobs);
+    mailbox_init(&w->results);
+    read_boot_id(w);
+    w->arena = config->arena;
+    w->arena_bytes = config->arena_bytes;
+    w->is_willing = !config->tls || !strcmp(config->tls, "auto");
+    int fd = config->arena_fd && w->is_willing ? fcntl(config->arena_fd, F_DUPFD_CLOEXEC, 3) : 0;
+    w->arena_fd = fd > 0 ? fd : 0;
+    enum td_status s = w->base.fd < 0 || fd < 0 ? td_fail(error_out, TD_ERR_IO, "no descriptor for an arena or epoll")
+                                                : wire_ucx_open(&inner, &w->inner, error_out);
+    if (s) {
+        mapped_free(&w->base);
+        return s;
+    }
+    memcpy(w->base.address, w->inner->address, sizeof(w->base.address));
+    watch(w, w->inner->fd);
+    watch(w, mailbox_fd(&w->results));
+    *out = &w->base;
+    return TD_OK;
+}
