@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 
@@ -28,6 +29,7 @@ struct kvpool {
     struct kv_layout layout;
     size_t page_bytes, arena_bytes;
     uint8_t *arena;
+    int arena_fd; /* 0: nobody else may map it */
     struct page *pages;
     struct list lists[N_LISTS]; /* cached: least recently used first */
     uint32_t *buckets, n_buckets;
@@ -110,7 +112,7 @@ enum td_status kvpool_open(const struct kvpool_config *config, struct kvpool **o
     pool->page_bytes = kv_layout_page_bytes(config->layout);
     void *arena = NULL;
     if (__builtin_mul_overflow(pool->page_bytes, (size_t)config->n_pages, &pool->arena_bytes) ||
-        mem_map(pool->arena_bytes, &arena)) {
+        (mem_map_shared(pool->arena_bytes, &arena, &pool->arena_fd) && mem_map(pool->arena_bytes, &arena))) {
         free(pool);
         return TD_ERR_NO_MEMORY;
     }
@@ -135,6 +137,8 @@ void kvpool_close(struct kvpool *pool)
     for (uint32_t i = 0; i < pool->config.n_pages; i++)
         MUST(!pool->pages[i].xfer_holds);
     mem_unmap(pool->arena, pool->arena_bytes);
+    if (pool->arena_fd)
+        close(pool->arena_fd);
     free(pool->pages);
     free(pool->buckets);
     free(pool);
@@ -144,6 +148,11 @@ void *kvpool_arena(const struct kvpool *pool, uint64_t *bytes_out)
 {
     *bytes_out = pool->arena_bytes;
     return pool->arena;
+}
+
+int kvpool_arena_fd(const struct kvpool *pool)
+{
+    return pool->arena_fd;
 }
 
 uint8_t *kvpool_address(const struct kvpool *pool, struct page_ref page)

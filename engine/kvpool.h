@@ -48,6 +48,8 @@ enum td_status kvpool_open(const struct kvpool_config *config, struct kvpool **o
 void kvpool_close(struct kvpool *pool); /* NULL is fine; aborts if a transfer still holds a page */
 
 void *kvpool_arena(const struct kvpool *pool, uint64_t *bytes_out);
+int kvpool_arena_fd(
+    const struct kvpool *pool); /* by which readers on this host map it (mem_map_shared); 0: there is none */
 uint8_t *kvpool_address(const struct kvpool *pool, struct page_ref page); /* aborts on a stale reference */
 
 /* Takes n pages for one sequence, all or none. pages_out[0..n) is written only on success. */

@@ -37,6 +37,8 @@ const struct option KVSTORE_OPTIONS[] = {
     {"lease-ms", OPT_MS, AT(lease_ms), "10000", NULL, 100, 3.6e6,
      "how long blocks wait for a reader that does nothing"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Memory and disk"},
+    {"eviction", OPT_CHOICE, AT(eviction), "tandem", EVICTION_NAMES, 0, 0,
+     "which block goes first when room is needed"},
     {"dram-bytes", OPT_BYTES, AT(dram_bytes), "1G", NULL, 4096, 1e15, "memory for blocks"},
     {"dir", OPT_STRING, AT(dir), NULL, "DIR", 0, 0, "directory for blocks on SSD; without it there is only DRAM"},
     {"ssd-bytes", OPT_BYTES, AT(ssd_bytes), "16G", NULL, 1 << 20, 1e17, "most that the directory may measure"},
@@ -317,6 +319,9 @@ void kvstore_stop(struct kvstore *s)
 static enum td_status open_tiers(struct kvstore *s, struct td_error *e)
 {
     struct kvstore_options *o = &s->options;
+    enum eviction_policy policy = EVICTION_TANDEM;
+    if (o->eviction && !eviction_policy_from_name(o->eviction, &policy))
+        return td_fail(e, TD_ERR_INVALID, "--eviction %s: expected one of " EVICTION_NAMES, o->eviction);
     enum td_status status = geometry_resolve(&o->geometry, &s->geometry, e);
     if (status)
         return status;
@@ -330,7 +335,7 @@ static enum td_status open_tiers(struct kvstore *s, struct td_error *e)
         status = mem_map(s->arena_bytes, &s->arena);
     if (status)
         return td_fail(e, status, "--dram-bytes %lld: the system has not as much", (long long)o->dram_bytes);
-    s->table = table_open((uint32_t)n_slots, o->dir != NULL);
+    s->table = table_open((uint32_t)n_slots, o->dir != NULL, policy);
     if (!o->dir)
         return TD_OK;
     status = tier_open_ssd(s, e);
@@ -338,7 +343,7 @@ static enum td_status open_tiers(struct kvstore *s, struct td_error *e)
         return status;
     log_error(&s->log, "no SSD tier: %s", e->text); /* a cache in DRAM alone is better than none */
     table_close(s->table);
-    s->table = table_open((uint32_t)n_slots, false);
+    s->table = table_open((uint32_t)n_slots, false, policy);
     return TD_OK;
 }
 

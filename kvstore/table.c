@@ -17,7 +17,7 @@ struct table {
     uint64_t n_ready, n_durable, n_queued;
 };
 
-struct table *table_open(uint32_t n_slots, bool has_ssd)
+struct table *table_open(uint32_t n_slots, bool has_ssd, enum eviction_policy policy)
 {
     struct table *t = mem_zalloc(sizeof(*t));
     t->has_ssd = has_ssd;
@@ -28,9 +28,9 @@ struct table *table_open(uint32_t n_slots, bool has_ssd)
     t->generations = mem_array(n_slots, sizeof(t->generations[0]));
     for (uint32_t i = 0; i < n_slots; i++)
         t->free_slots[i] = n_slots - 1 - i;
-    t->clean = eviction_open(EVICTION_LRU);
+    t->clean = eviction_open(policy);
     t->dirty = eviction_open_beside(t->clean);
-    t->ssd = eviction_open(EVICTION_LRU);
+    t->ssd = eviction_open(policy);
     return t;
 }
 

@@ -51,7 +51,7 @@ struct entry { /* read freely; changed by the functions below only, but for load
 
 struct table;
 
-struct table *table_open(uint32_t n_slots, bool has_ssd);
+struct table *table_open(uint32_t n_slots, bool has_ssd, enum eviction_policy policy);
 void table_close(struct table *t); /* NULL is fine */
 
 struct entry *table_find(const struct table *t, const struct block_key *key); /* NULL: unknown */

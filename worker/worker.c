@@ -396,6 +396,7 @@ static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struc
                             .log = &w->log,
                             .callbacks = {.user = w, .on_message = wire_on_message}};
     x.arena = kvpool_arena(engine_pool(w->engine), &x.arena_bytes);
+    x.arena_fd = kvpool_arena_fd(engine_pool(w->engine));
     enum td_status s = xfer_open(&x, &w->xfer, e);
     if (!s && o->metrics_listen)
         s = metrics_http_open(w->metrics, o->metrics_listen, &w->metrics_http, w->metrics_address, e);

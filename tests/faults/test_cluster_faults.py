@@ -52,8 +52,7 @@ def chaotic_cluster():
     c = Cluster(prefill=2, decode=2, store=True, plan="split", worker_args=worker, store_args=["--dram-bytes", "8M"],
                 router_args=["--metrics-listen", metrics[5], "--faults", seed(99) + RPC])
     for i, p in enumerate(c.workers):
-        p.args += ["--metrics-listen", metrics[i]]
-        p.args += ["--faults", seed(i) + RPC + WIRE] if p.role != "store" else []
+        p.args += ["--metrics-listen", metrics[i], "--faults", seed(i) + (RPC + WIRE if p.role != "store" else WIRE + DISK)]
     c.metrics = metrics
     return c
 

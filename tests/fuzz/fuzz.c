@@ -112,7 +112,8 @@ static void trace(const uint8_t *data, size_t size)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    void (*const all[])(const uint8_t *, size_t) = {events, store_msg, block, layout, tensors, config, tokenizer, trace};
+    void (*const all[])(const uint8_t *, size_t) = {events,  store_msg, block,     layout,
+                                                    tensors, config,    tokenizer, trace};
     (void)all; /* each program uses one */
     TARGET(data, size);
     return 0;

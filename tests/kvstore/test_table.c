@@ -53,7 +53,7 @@ static void check_sum(const struct table *t)
 START_TEST(test_table_finds_what_was_added_and_forgets_what_left)
 {
     enum { N = 5000 };
-    struct table *t = table_open(N, false);
+    struct table *t = table_open(N, false, EVICTION_LRU);
     for (uint64_t i = 0; i < N; i++)
         add_ready(t, i, 0, i);
     ck_assert_uint_eq(table_audit(t).n_entries, N);
@@ -69,7 +69,7 @@ END_TEST
 
 START_TEST(test_table_pinned_block_is_in_no_eviction_order)
 {
-    struct table *t = table_open(4, true);
+    struct table *t = table_open(4, true, EVICTION_LRU);
     struct entry *e = add_ready(t, 1, 0, 1);
     ck_assert_ptr_eq(table_victim_dirty(t, 10), e);
     ck_assert_ptr_null(table_victim_clean(t, 10));
@@ -93,7 +93,7 @@ END_TEST
 
 START_TEST(test_table_block_being_written_is_not_evictable)
 {
-    struct table *t = table_open(4, true);
+    struct table *t = table_open(4, true, EVICTION_LRU);
     struct entry *e = add_ready(t, 1, 0, 1);
     ck_assert_ptr_eq(table_first_dirty(t), e);
     table_set_ssd(t, e, SSD_QUEUED);
@@ -109,7 +109,7 @@ END_TEST
 
 START_TEST(test_table_entry_ends_with_its_last_tier_and_pin)
 {
-    struct table *t = table_open(2, true);
+    struct table *t = table_open(2, true, EVICTION_LRU);
     struct entry *e = add_ready(t, 1, 0, 1);
     make_durable(t, e);
     table_set_dram(t, e, DRAM_ABSENT);
@@ -129,7 +129,7 @@ END_TEST
 
 START_TEST(test_table_slot_generation_rises_with_reuse)
 {
-    struct table *t = table_open(1, false);
+    struct table *t = table_open(1, false, EVICTION_LRU);
     struct entry *a = add_ready(t, 1, 0, 1);
     uint32_t slot = a->slot, before = table_slot_generation(t, slot);
     table_set_dram(t, a, DRAM_ABSENT);
@@ -142,7 +142,7 @@ END_TEST
 
 START_TEST(test_table_dirty_blocks_wait_in_order_of_arrival)
 {
-    struct table *t = table_open(8, true);
+    struct table *t = table_open(8, true, EVICTION_LRU);
     for (uint64_t i = 0; i < 4; i++)
         add_ready(t, i, 0, 10 - i);
     table_set_dram(t, find(t, 1), DRAM_ABSENT); /* from the middle */
@@ -161,7 +161,7 @@ END_TEST
 
 START_TEST(test_table_offer_of_a_known_block_is_recent_but_no_use)
 {
-    struct table *t = table_open(4, false);
+    struct table *t = table_open(4, false, EVICTION_LRU);
     struct entry *a = add_ready(t, 1, 0, 1), *b = add_ready(t, 2, 0, 2);
     table_keep(t, a, 3);
     ck_assert_ptr_eq(table_victim_clean(t, 10), b);
@@ -174,7 +174,7 @@ END_TEST
 
 START_TEST(test_table_use_counts_in_each_tier_that_the_block_is_in)
 {
-    struct table *t = table_open(4, true);
+    struct table *t = table_open(4, true, EVICTION_LRU);
     struct entry *e = add_ready(t, 1, 3, 1);
     table_touch(t, e, 2);
     make_durable(t, e); /* there since now: used once */
@@ -196,7 +196,7 @@ END_TEST
 
 START_TEST(test_table_aborts_when_a_pinned_block_is_thrown_out)
 {
-    struct table *t = table_open(1, false);
+    struct table *t = table_open(1, false, EVICTION_LRU);
     struct entry *e = add_ready(t, 1, 0, 1);
     table_pin(t, e);
     table_set_dram(t, e, DRAM_ABSENT);
