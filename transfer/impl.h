@@ -118,6 +118,7 @@ struct conn {
     uint32_t n_out_units;
     uint64_t out_bytes;  /* payload being sent */
     uint64_t in_bytes;   /* payload asked for and not arrived */
+    uint64_t moved_ns;   /* when some last came */
     uint64_t part_bytes; /* what is asked for in one piece, unless a layer is longer */
 };
 

@@ -261,10 +261,15 @@ void xfer_pull_cancel(struct xfer *x, struct xfer_id id)
     command_push(x, &c->head);
 }
 
-/* Longer than silence, which tells first if it is the peer that is gone. */
-static uint64_t stall_ns(const struct xfer *x)
+/*
+ * When a pull whose bytes don't come is given up: longer than silence, which tells first if it is the peer that is gone; and
+ * while others of its connection move, it may be waiting behind them, several times that.
+ */
+static uint64_t stalled_at(const struct xfer *x, const struct pull *p)
 {
-    return 2 * x->config.silence_ns;
+    uint64_t patience = 2 * x->config.silence_ns, alone = p->moved_ns + patience, last = p->moved_ns + 5 * patience;
+    uint64_t at = p->conn->moved_ns + patience > alone ? p->conn->moved_ns + patience : alone;
+    return at < last ? at : last;
 }
 
 /* The holder lives and says nothing against it, but the bytes don't come. What is half here is only safe behind a close. */
@@ -295,11 +300,11 @@ void pull_timer(struct xfer *x, struct pull *p)
     if (p->state == PULL_WAITING)
         return;
     if (p->asked_bytes || p->arriving) {
-        if (x->now_ns >= p->moved_ns + stall_ns(x)) {
+        if (x->now_ns >= stalled_at(x, p)) {
             pull_stalled(x, p);
             return;
         }
-        due_at(x, p->moved_ns + stall_ns(x));
+        due_at(x, stalled_at(x, p));
     }
     if (x->now_ns >= p->open_ns)
         send_open(x, p, touch_ns(x));
@@ -545,7 +550,7 @@ static uint64_t pull_ask(struct conn *c, struct pull *p, uint64_t credit)
         p->moved_ns = c->x->now_ns;
     p->asked_bytes += bytes;
     c->in_bytes += bytes;
-    due_at(c->x, p->moved_ns + stall_ns(c->x));
+    due_at(c->x, stalled_at(c->x, p));
     uint8_t out[WIRE_HEADER_MAX];
     conn_say(c, out, proto_put_unit(out, MSG_PULL, &m));
     return bytes;
@@ -615,7 +620,7 @@ void *pull_on_payload(struct conn *c, const struct proto_data *d, uint64_t paylo
     bits_set(page_bits(x, p, d->index, LANDED), d->layer_begin, d->layer_end);
     p->asked_bytes -= len;
     p->arriving++;
-    p->moved_ns = x->now_ns;
+    p->moved_ns = c->moved_ns = x->now_ns;
     *token_out = a;
     return a->bytes;
 }
@@ -672,7 +677,7 @@ void pull_on_payload_done(struct conn *c, void *token, enum td_status status)
     struct arrival *a = token;
     struct pull *p = a->pull;
     p->arriving--;
-    p->moved_ns = x->now_ns;
+    p->moved_ns = c->moved_ns = x->now_ns;
     c->in_bytes -= a->len;
     if (!status)
         c->heard_ns = x->now_ns;
