@@ -8,9 +8,10 @@
  *                     after its bytes were verified.
  *
  * DRAM: one arena of slots of one page each, registered with the transfer layer, so that a hit is read straight from it.
- * SSD: RocksDB with blob files (ssd.c, the only file that sees RocksDB): one bounded writer thread, reader threads with
- * pinned gets. A block cools from DRAM to SSD by write-back: written when it is first put (unless the writer is behind: then
- * it stays dirty and is written before it is evicted, or dropped and counted). At a clean stop everything dirty is written.
+ * SSD: RocksDB with blob files (ssd.c, the only file that sees RocksDB) behind one bounded, rated writer thread, and reader threads
+ * that take values straight from the blob files (ssd_tier.h). A block cools from DRAM to SSD by write-back: written when it is
+ * first put (unless the writer is behind: then it stays dirty and is written before it is evicted, or dropped and counted). At
+ * a clean stop everything dirty is written. A disk that is slow, full or failing makes a smaller cache (docs/store.md).
  *
  * Never an error for a request: any failure is a miss, counted by reason. It never blocks serving: a directory that can't be
  * opened is set aside (renamed) and the store starts empty; a full disk means a smaller cache.

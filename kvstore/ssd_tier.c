@@ -7,7 +7,7 @@
  * thread that hangs in the kernel can't be asked to say so.
  *
  * The rate is a token bucket of a tenth of a second: what is put in bursts is written evenly, and RocksDB's flushes behind it
- * are held to the same rate, which is what readers feel (docs/store.md has the figures).
+ * are held to the same rate and run at a lower priority, which is what readers feel (docs/store.md).
  *
  * Faults on purpose happen here, between a block and the database, so that all that protects from them is above or below.
  */
@@ -184,8 +184,10 @@ static void take_tokens(struct ssd_tier *t)
 
 static bool make_room(struct ssd_tier *t, uint64_t need)
 {
-    uint64_t over;
+    uint64_t over, reclaims = ssd_reclaims(t->db);
     bool fits = ssd_make_room(t->db, need, &over);
+    if (ssd_reclaims(t->db) != reclaims)
+        ssd_learn(t->db); /* values were moved */
     if (over)
         t->config.callbacks.on_over(t->config.callbacks.user, over);
     return fits;

@@ -77,7 +77,7 @@ enum td_status ssd_tier_put(struct ssd_tier *t, const struct block_key *key, uin
 void ssd_tier_delete(struct ssd_tier *t, const struct block_key *key); /* after what was asked for before */
 /* page is written until on_read */
 void ssd_tier_read(struct ssd_tier *t, const struct block_key *key, void *page, void *token);
-void ssd_tier_hurry(struct ssd_tier *t); /* from now on the rate doesn't count: we are stopping */
+void ssd_tier_hurry(struct ssd_tier *t); /* from now on only flushes are held to the rate: we are stopping */
 
 bool ssd_tier_is_slow(struct ssd_tier *t);
 struct ssd_tier_stats ssd_tier_stats(struct ssd_tier *t);

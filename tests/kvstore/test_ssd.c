@@ -3,6 +3,7 @@
 
 #include "base/mem.h"
 #include "base/random.h"
+#include "kvstore/ssd.h"
 #include "kvstore/ssd_tier.h"
 #include "tests/kvstore/dirs.h"
 #include "tests/tap.h"
@@ -41,6 +42,13 @@ static void on_found(void *user, const struct block_key *key, uint32_t index)
     b->n_found++;
     b->found[n] = true;
     b->found_index[n] = index;
+}
+
+static void count_found(void *user, const struct block_key *key, uint32_t index)
+{
+    struct bench *b = user;
+    (void)key, (void)index;
+    b->n_found++;
 }
 
 static void note(struct bench *b, enum td_status *at, enum td_status status, uint32_t *count)
@@ -436,8 +444,145 @@ START_TEST(test_ssd_close_answers_everything)
 }
 END_TEST
 
+/* What a trickle and a bulk of puts leave behind is the same: both paths are durable and are read back. */
+START_TEST(test_ssd_bulk_and_trickle_are_both_durable)
+{
+    struct temp_dir d = temp_dir_make();
+    struct bench *b = bench_make();
+    struct ssd_tier_config c = config_of(b, d.store);
+    c.capacity_bytes = 64 << 20; /* a quarter of a batch is 512 KiB, 32 blocks */
+    open_with(b, &c);
+    for (uint32_t i = 0; i < 20; i++) { /* one by one: logged */
+        ck_assert_int_eq(put(b, i), TD_OK);
+        wait_for(b, &b->n_put, i + 1);
+    }
+    for (uint32_t i = 20; i < 300; i++) /* at once: flushed */
+        ck_assert_int_eq(put(b, i), TD_OK);
+    wait_for(b, &b->n_put, 300);
+    for (uint32_t i = 0; i < 300; i++)
+        ck_assert_int_eq(b->put[i], TD_OK);
+    ssd_tier_close(b->ssd);
+    open_with(b, &c);
+    ck_assert_uint_eq(b->n_found, 300);
+    for (uint32_t i = 0; i < 300; i += 7) {
+        ck_assert_int_eq(read_one(b, i), TD_OK);
+        ck_assert(landed(b, i));
+    }
+    bench_free(b);
+    temp_dir_remove(&d);
+}
+END_TEST
+
+START_TEST(test_ssd_rate_bounds_what_is_written)
+{
+    struct temp_dir d = temp_dir_make();
+    struct bench *b = bench_make();
+    struct ssd_tier_config c = config_of(b, d.store);
+    c.write_bytes_per_s = 8 << 20;
+    open_with(b, &c);
+    uint64_t before = clock_now(&b->clock);
+    for (uint32_t i = 0; i < 512; i++) /* 8 MiB */
+        ck_assert_int_eq(put(b, i), TD_OK);
+    wait_for(b, &b->n_put, 512);
+    uint64_t took = clock_now(&b->clock) - before;
+    ck_assert_uint_gt(took, NS_PER_S * 8 / 10); /* a bucket of a tenth of a second is full at the start */
+    bench_free(b);
+    temp_dir_remove(&d);
+}
+END_TEST
+
+static void put_direct(struct bench *b, struct ssd *db, uint32_t i)
+{
+    struct block_header h = {.key = key_of(i), .layout = LAYOUT, .n_tokens = 16, .payload_bytes = b->page_bytes};
+    uint8_t header[BLOCK_HEADER_BYTES];
+    h.checksum = block_checksum(&h.key, 0, b->pages + i * b->page_bytes, b->page_bytes);
+    block_header_encode(&h, header);
+    ck_assert_int_eq(ssd_put(db, &h.key, header, b->pages + i * b->page_bytes, b->page_bytes, true), TD_OK);
+}
+
+/* Straight from the blob file, once its place is known; never what was deleted. */
+START_TEST(test_ssd_reads_values_straight_from_files_while_they_are_listed)
+{
+    struct temp_dir d = temp_dir_make();
+    struct bench *b = bench_make();
+    struct ssd *db;
+    struct td_error e;
+    void *buffer;
+    const void *value;
+    size_t len, room = ssd_buffer_bytes(b->page_bytes);
+    struct block_header h;
+    const struct ssd_config c = {.dir = d.store, .capacity_bytes = 64 << 20, .clock = &b->clock, .log = &b->log};
+    ck_assert_int_eq(mem_map(room, &buffer), TD_OK);
+    ck_assert_int_eq(ssd_open(&c, &db, &e), TD_OK);
+    bool is_direct = ssd_info(db).is_direct;
+    for (uint32_t i = 0; i < 8; i++)
+        put_direct(b, db, i);
+    struct block_key k = key_of(5), absent = key_of(9);
+    ck_assert_int_eq(ssd_get_into(db, &k, buffer, room, &value, &len), TD_NOT_YET); /* in memory only */
+    ck_assert_int_eq(ssd_sync(db), TD_OK);
+    ssd_learn(db);
+    ck_assert_int_eq(ssd_get_into(db, &k, buffer, room, &value, &len), is_direct ? TD_OK : TD_NOT_YET);
+    if (is_direct) {
+        ck_assert_int_eq(block_verify(value, len, &k, &LAYOUT, &h), TD_OK);
+        ck_assert_mem_eq((const uint8_t *)value + BLOCK_HEADER_BYTES, b->pages + 5 * b->page_bytes, b->page_bytes);
+        ck_assert_int_eq(ssd_get_into(db, &absent, buffer, room, &value, &len), TD_ERR_NOT_FOUND);
+        ck_assert_int_eq(ssd_delete(db, &k), TD_OK);
+        ck_assert_int_eq(ssd_get_into(db, &k, buffer, room, &value, &len), TD_ERR_NOT_FOUND);
+        ck_assert_int_eq(ssd_compact(db), TD_OK); /* moves what lives; the old file goes */
+        k = key_of(6);
+        enum td_status s = ssd_get_into(db, &k, buffer, room, &value, &len);
+        ck_assert(s == TD_NOT_YET || (s == TD_OK && !block_verify(value, len, &k, &LAYOUT, &h)));
+        ssd_learn(db);
+        ck_assert_int_eq(ssd_get_into(db, &k, buffer, room, &value, &len), TD_OK);
+        ck_assert_int_eq(block_verify(value, len, &k, &LAYOUT, &h), TD_OK);
+    }
+    ssd_close(db);
+    mem_unmap(buffer, room);
+    bench_free(b);
+    temp_dir_remove(&d);
+}
+END_TEST
+
+START_TEST(test_ssd_of_10_gb_opens_within_a_second)
+{
+    enum { N_BLOCKS = 10240 };
+    static const struct kv_layout LARGE = {NUM_BF16, 32, 8, 64, 16}; /* 1 MiB */
+    struct temp_dir d = temp_dir_make();
+    struct bench *b = bench_make();
+    struct ssd *db;
+    struct td_error e;
+    const uint64_t len = kv_layout_page_bytes(&LARGE);
+    const struct ssd_config sc = {.dir = d.store, .capacity_bytes = 64ull << 30, .clock = &b->clock, .log = &b->log};
+    ck_assert_int_eq(ssd_open(&sc, &db, &e), TD_OK);
+    for (uint32_t i = 0; i < N_BLOCKS; i++) {
+        struct block_header h = {.key = key_of(i), .layout = LARGE, .n_tokens = 16, .payload_bytes = len};
+        uint8_t header[BLOCK_HEADER_BYTES];
+        h.checksum = block_checksum(&h.key, 0, b->pages, len);
+        block_header_encode(&h, header);
+        ck_assert_int_eq(ssd_put(db, &h.key, header, b->pages, len, false), TD_OK);
+        if (i % 100 == 99)
+            ck_assert_int_eq(ssd_sync(db), TD_OK);
+    }
+    ssd_close(db);
+    struct ssd_tier_config c = config_of(b, d.store);
+    c.capacity_bytes = 64ull << 30;
+    c.layout = &LARGE;
+    c.callbacks.on_found = count_found;
+    uint64_t before = clock_now(&b->clock);
+    open_with(b, &c);
+    uint64_t took = clock_now(&b->clock) - before;
+    fprintf(stderr, "# opened %u blocks of 1 MiB in %.0f ms\n", b->n_found, (double)took * 1e-6);
+    ck_assert_uint_eq(b->n_found, N_BLOCKS);
+    ck_assert_uint_lt(took, NS_PER_S);
+    bench_free(b);
+    temp_dir_remove(&d);
+}
+END_TEST
+
 int main(void)
 {
+    const char *more = getenv("TANDEM_LONG");
+    bool is_long = more && (!strcmp(more, "store") || !strcmp(more, "all"));
     Suite *s = suite_create("kvstore ssd");
     TCase *c = tcase_create("ssd");
     tcase_set_timeout(c, 100);
@@ -452,6 +597,13 @@ int main(void)
     tcase_add_test(c, test_ssd_collects_garbage_between_live_blocks);
     tcase_add_test(c, test_ssd_over_capacity_asks_for_room_and_refuses);
     tcase_add_test(c, test_ssd_close_answers_everything);
+    tcase_add_test(c, test_ssd_bulk_and_trickle_are_both_durable);
+    tcase_add_test(c, test_ssd_rate_bounds_what_is_written);
+    tcase_add_test(c, test_ssd_reads_values_straight_from_files_while_they_are_listed);
+    if (is_long)
+        tcase_add_test(c, test_ssd_of_10_gb_opens_within_a_second);
+    else
+        fprintf(stderr, "# skipped: test_ssd_of_10_gb_opens_within_a_second (TANDEM_LONG=store)\n");
     suite_add_tcase(s, c);
     return tap_main(s);
 }

@@ -168,6 +168,7 @@ static void world_skip(struct world *w)
 static void unmount(const struct world *w)
 {
     umount2(w->dir.root, MNT_DETACH);
+    rmdir(w->dir.root);
 }
 
 /* New blocks until one is durable again: what a worker that goes on offering sees. */
