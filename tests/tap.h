@@ -2,6 +2,16 @@
 #pragma once
 
 #include <check.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Whether tests run in processes of their own; without (CK_FORK=no), those that are meant to abort can't run. */
+static inline bool tap_forks(void)
+{
+    const char *fork = getenv("CK_FORK");
+    return !fork || strcmp(fork, "no") != 0;
+}
 
 static inline int tap_main(Suite *suite)
 {

@@ -103,7 +103,7 @@ def test_client_that_was_idle_is_not_cut_off():
 def test_client_that_does_not_read_is_cut_off():
     with cluster(router_args=["--stall-ms", "300"]) as c:
         client = Client(c.router.address)
-        stream = client.generate(request(ids=[1, 2, 3], max_tokens=8000, stopping__ignore_eos=True, want_logprobs=True),
+        stream = client.generate(request(ids=[1, 2, 3], max_tokens=8000 // SLOW, stopping__ignore_eos=True, want_logprobs=True),
                                  timeout=120)
         next(stream)
         c.audit(20)  # generated in full into the flow-control window, or cut off; either way nothing is held

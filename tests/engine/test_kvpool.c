@@ -189,10 +189,9 @@ int main(void)
 {
     Suite *s = suite_create("kvpool");
     TCase *t = tcase_create("kvpool");
-    const char *fork = getenv("CK_FORK");
     tcase_set_timeout(t, 30);
     tcase_add_test(t, test_kvpool_page_in_transfer_is_not_handed_out);
-    if (!fork || strcmp(fork, "no"))
+    if (tap_forks())
         tcase_add_test_raise_signal(t, test_kvpool_stale_reference_aborts, SIGABRT);
     tcase_add_test(t, test_kvpool_tail_of_a_chain_goes_before_its_head);
     tcase_add_loop_test(t, test_kvpool_random_operations_keep_the_sum, 0, 4);
