@@ -6,8 +6,8 @@
  * (on_over).
  *
  * A read that takes longer than its deadline makes the tier slow, until one ends in time. Then it reads one block at a time, to
- * see whether it is better, and answers TD_NOT_YET to the others; a late read still ends with its callback. Errors of the disk make the tier refuse writes, and are looked after
- * every few seconds; reads go on as long as they can.
+ * see whether it is better, and answers TD_NOT_YET to the others; a late read still ends with its callback. Errors of the disk
+ * make the tier refuse writes, and are looked after every few seconds; reads go on as long as they can.
  *
  * Callbacks come on the writer's and the readers' threads, once for each call that returned TD_OK, also at close.
  */
