@@ -27,6 +27,8 @@ const struct option ROUTER_OPTIONS[] = {
     {"secret", OPT_STRING, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
     {"metrics-listen", OPT_STRING, AT(metrics_listen), NULL, "HOST:PORT", 0, 0, "Prometheus metrics over HTTP"},
     {"plan", OPT_CHOICE, AT(plan), "auto", "auto|split|aggregated", 0, 0, "forces every placement"},
+    {"prefix", OPT_CHOICE, AT(prefix), "auto", "auto|load|compute", 0, 0,
+     "what stores hold: whichever is faster, or always the one"},
     {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, 100, 3.6e6, "silence after which a worker counts as dead"},
     {"stall-ms", OPT_MS, AT(stall_ms), "500", NULL, 10, 3.6e6, "how long a client may leave its tokens unread"},
     {"queue-tokens", OPT_INT, AT(queue_tokens), "1000000", NULL, 1, 1e12, "prompt tokens that may wait"},
@@ -154,6 +156,13 @@ static enum plan_force forced_plan(const struct router *r)
                                                     : FORCE_NONE;
 }
 
+static enum prefix_rule prefix_rule(const struct router *r)
+{
+    return !strcmp(r->options.prefix, "load")      ? PREFIX_LOAD
+           : !strcmp(r->options.prefix, "compute") ? PREFIX_COMPUTE
+                                                   : PREFIX_AUTO;
+}
+
 /* False: it has to wait, and so have those behind it. */
 static bool decide(struct router *r, struct request *q)
 {
@@ -169,7 +178,8 @@ static bool decide(struct router *r, struct request *q)
                                 .tpot_ms = q->p.tpot_ms,
                                 .remaining_ms = INT64_MAX,
                                 .waited_ms = waited,
-                                .force = forced_plan(r)};
+                                .force = forced_plan(r),
+                                .prefix = prefix_rule(r)};
     if (q->p.remaining_ms != INT64_MAX)
         q->ask.remaining_ms = q->p.remaining_ms > (int64_t)waited ? q->p.remaining_ms - (int64_t)waited : 0;
     q->ask.store_blocks_ssd = index_on_disk(r->index, stores_of(r), q->keys, q->ask.store_blocks);

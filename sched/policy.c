@@ -62,13 +62,13 @@ static double predict_ttft(const struct policy_worker *w, const struct policy_re
 {
     uint32_t usable = (r->n_tokens - 1) / r->block_tokens; /* the last token is always computed */
     uint32_t own = w->matched_blocks < usable ? w->matched_blocks : usable;
-    uint32_t there = r->store_blocks < usable ? r->store_blocks : usable;
+    uint32_t there = r->prefix == PREFIX_COMPUTE ? 0 : r->store_blocks < usable ? r->store_blocks : usable;
     double load = 0;
     *store_blocks_out = 0;
     if (there > own) {
         double computing = prefill_ms(w, (uint64_t)(there - own) * r->block_tokens);
         load = load_ms(w, r, there - own);
-        if (load < computing || w->prefill_ms_per_token <= 0) {
+        if (load < computing || w->prefill_ms_per_token <= 0 || r->prefix == PREFIX_LOAD) {
             *store_blocks_out = there;
             own = there;
         } else {

@@ -16,6 +16,11 @@
 
 enum plan_kind { PLAN_SPLIT, PLAN_AGGREGATED, PLAN_WAIT, PLAN_REFUSE };
 enum plan_force { FORCE_NONE, FORCE_SPLIT, FORCE_AGGREGATED };
+enum prefix_rule {
+    PREFIX_AUTO,
+    PREFIX_LOAD,
+    PREFIX_COMPUTE
+}; /* what stores hold: whichever is faster, or always the one */
 enum worker_role { ROLE_PREFILL, ROLE_DECODE, ROLE_STORE };
 
 struct policy_worker {
@@ -41,6 +46,7 @@ struct policy_request {
     int64_t remaining_ms;      /* INT64_MAX: no deadline */
     double waited_ms;          /* so far, in the router's queue */
     enum plan_force force;
+    enum prefix_rule prefix;
 };
 
 struct plan {

@@ -111,7 +111,7 @@ def tokens(results):
 
 @test
 def test_prefix_from_ssd_after_restart_changes_nothing():
-    with Cluster(store=True, plan="split") as c:
+    with Cluster(store=True, plan="split", router_args=["--prefix", "load"]) as c:
         want = tokens(c.generate(long_requests()))
         n_blocks = 4 * (200 // 16)
         wait_until(lambda: c["store-0"] and next(w for w in c.status()["workers"] if w["role"] == "store")["store"]["blocks_ssd"]

@@ -29,7 +29,7 @@ def fill(cluster):
 
 @test
 def test_store_tools_look_into_a_directory_and_find_damage():
-    with Cluster(store=True, plan="split") as c:
+    with Cluster(store=True, plan="split", router_args=["--prefix", "load"]) as c:
         code, _, err = store("stat", directory(c))
         assert code == 1 and "a store uses it" in err, (code, err)  # refused while it runs
         fill(c)
@@ -81,7 +81,8 @@ def test_store_tools_refuse_what_makes_no_sense():
 def test_answers_are_the_same_on_a_disk_that_corrupts_lies_and_fails():
     faults = ("seed=3 disk.put:corrupt=0.1 disk.put:lie=0.1 disk.put:truncate=0.1 disk.put:duplicate=0.1 "
               "disk.read:corrupt=0.1 disk.read:lie=0.1 disk.read:fail=0.1 disk.read:truncate=0.1")
-    with Cluster(store=True, plan="split", store_args=["--dram-bytes", "4M", "--faults", faults]) as c:
+    with Cluster(store=True, plan="split", router_args=["--prefix", "load"],
+                 store_args=["--dram-bytes", "4M", "--faults", faults]) as c:
         first = c.generate(requests(12))
         again = c.generate(requests(12))
         failed = [r["error"] for r in [*first.values(), *again.values()] if "error" in r]

@@ -17,7 +17,7 @@ def stores(c):
 
 
 def three():
-    return Cluster(dummy=DIMS, prefill=1, decode=1, store=3, plan="split", worker_args=SIM,
+    return Cluster(dummy=DIMS, prefill=1, decode=1, store=3, plan="split", worker_args=SIM, router_args=["--prefix", "load"],
                    store_args=["--numerics", "bf16"])
 
 

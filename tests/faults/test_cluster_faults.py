@@ -50,7 +50,7 @@ def chaotic_cluster():
     worker = ["--chunk-tokens", "64", "--pages", "900", "--lease-ms", "3000"]
     metrics = [f"127.0.0.1:{free_port()}" for _ in range(6)]
     c = Cluster(prefill=2, decode=2, store=True, plan="split", worker_args=worker, store_args=["--dram-bytes", "8M"],
-                router_args=["--metrics-listen", metrics[5], "--faults", seed(99) + RPC])
+                router_args=["--prefix", "load", "--metrics-listen", metrics[5], "--faults", seed(99) + RPC])
     for i, p in enumerate(c.workers):
         p.args += ["--metrics-listen", metrics[i], "--faults", seed(i) + (RPC + WIRE if p.role != "store" else WIRE + DISK)]
     c.metrics = metrics

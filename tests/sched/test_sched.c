@@ -276,7 +276,12 @@ START_TEST(test_policy_loads_from_the_store_where_that_is_faster)
     ck_assert(p.ttft_ms > by_memory + 17 && p.ttft_ms < by_memory + 19);
     r.store_blocks_ssd = 80;
     ck_assert_uint_eq(policy_place(w, 3, &r, 1).store_blocks, 0); /* the disk is slower than computing */
+    r.prefix = PREFIX_LOAD;
+    ck_assert_uint_eq(policy_place(w, 3, &r, 1).store_blocks, 80);
     r.store_blocks_ssd = 0;
+    r.prefix = PREFIX_COMPUTE;
+    ck_assert_uint_eq(policy_place(w, 3, &r, 1).store_blocks, 0);
+    r.prefix = PREFIX_AUTO;
     w[0].prefill_ms_per_token = 0.001; /* computing 16 tokens in 16 us */
     ck_assert_uint_eq(policy_place(w, 3, &r, 1).store_blocks, 0);
 }
