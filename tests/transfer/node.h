@@ -65,6 +65,7 @@ struct node_params {
     struct kv_layout layout; /* zero: a small one */
     uint64_t incarnation;
     uint32_t max_inflight_bytes;
+    uint64_t silence_ns; /* 0: the default */
 };
 
 static inline uint64_t wall_ns(void)
@@ -232,6 +233,7 @@ static inline struct node *node_open(const struct node_params *p)
                             .arena_bytes = n->arena_bytes,
                             .arena_fd = fd,
                             .max_inflight_bytes = p->max_inflight_bytes,
+                            .silence_ns = p->silence_ns,
                             .clock = &n->clock,
                             .log = &n->log,
                             .callbacks = {n, node_on_up, node_on_down, node_on_message}};

@@ -99,6 +99,7 @@ int main(int argc, char **argv)
                             .arena = s.arena,
                             .arena_bytes = arena_bytes,
                             .arena_fd = fd,
+                            .silence_ns = peer_silence_ns(),
                             .clock = &s.clock,
                             .log = &log};
     struct td_error error = {""};
