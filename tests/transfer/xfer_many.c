@@ -192,6 +192,8 @@ int main(int argc, char **argv)
     struct endpoint *endpoints = mem_array(n, sizeof(endpoints[0]));
     for (uint32_t i = 0; i < n; i++)
         endpoints[i] = (struct endpoint){.many = &many, .index = (uint32_t)atoi(argv[4]) + i};
-    return !strcmp(argv[1], "holder") ? run_holders(endpoints, n, argv[2], (uint32_t)atoi(argv[5]))
-                                      : run_readers(endpoints, n, argv[2], argc - 5, argv + 5);
+    int exit_code = !strcmp(argv[1], "holder") ? run_holders(endpoints, n, argv[2], (uint32_t)atoi(argv[5]))
+                                               : run_readers(endpoints, n, argv[2], argc - 5, argv + 5);
+    free(endpoints);
+    return exit_code;
 }
