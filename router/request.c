@@ -123,9 +123,10 @@ static void list_stores(const struct request *q, Tandem__Worker__V1__LegKind kin
     }
     leg->stores = l->store_list;
     leg->store_runs = l->run_list;
+    if (kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE)
+        return; /* the prompt's blocks are the other leg's */
     leg->hot_blocks = q->hot_blocks;
-    if (kind != TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE)
-        list_runs(q, l, leg);
+    list_runs(q, l, leg);
 }
 
 static void send_leg(struct request *q, struct peer *to, Tandem__Worker__V1__LegKind kind, const struct peer *other)
