@@ -16,11 +16,8 @@
 
 enum plan_kind { PLAN_SPLIT, PLAN_AGGREGATED, PLAN_WAIT, PLAN_REFUSE };
 enum plan_force { FORCE_NONE, FORCE_SPLIT, FORCE_AGGREGATED };
-enum prefix_rule {
-    PREFIX_AUTO,
-    PREFIX_LOAD,
-    PREFIX_COMPUTE
-}; /* what stores hold: whichever is faster, or always the one */
+/* What stores hold is loaded or computed, whichever is faster; or always the one. */
+enum prefix_rule { PREFIX_AUTO, PREFIX_LOAD, PREFIX_COMPUTE };
 enum worker_role { ROLE_PREFILL, ROLE_DECODE, ROLE_STORE };
 
 struct policy_worker {
@@ -33,8 +30,8 @@ struct policy_worker {
     uint32_t total_pages, reserved_pages; /* reserved: by requests that were placed there, growth included */
     uint32_t max_context;
     double prefill_ms_per_token, decode_ms_per_step; /* 0: not measured yet */
-    double load_ms, load_dram_ms,
-        load_ssd_ms; /* of a load from stores: for itself, for each block in memory, on disk */
+    /* Of a load from stores, as measured: for itself, for each block in their memory, for each on their disks. */
+    double load_ms, load_dram_ms, load_ssd_ms;
 };
 
 struct policy_request {

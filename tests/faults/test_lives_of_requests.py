@@ -70,7 +70,6 @@ def test_processes_may_start_in_any_order():
     with Cluster(dummy=DIMS, prefill=1, decode=1, store=True, plan="split", worker_args=SIM,
                  store_args=["--numerics", "bf16"]) as c:
         procs = [c.router, *c.workers]
-        c.router.args += ["--plan", "split"]
         orders = list(itertools.permutations(range(4)))
         for order in orders if LONG else orders[::5]:
             for p in procs:
