@@ -312,6 +312,8 @@ static json_t *timing_json(const Tandem__V1__Timing *t)
 static void add_end(json_t *o, const Tandem__V1__GenerateEnd *e)
 {
     json_object_set_new(o, "finish_reason", cli_json_text(e->finish_reason.data, e->finish_reason.len));
+    if (e->kv_codec.len)
+        json_object_set_new(o, "kv_codec", cli_json_text(e->kv_codec.data, e->kv_codec.len));
     if (e->usage)
         json_object_set_new(o, "usage", usage_json(e->usage));
     if (e->timing)

@@ -25,6 +25,7 @@ static const struct option TABLE[] = {
     {"model", OPT_STRING, AT(model), NULL, "DIR", 0, 0, "cluster, overlap: the model's directory"},
     {"numerics", OPT_CHOICE, AT(numerics), "auto", "auto|f32|bf16", 0, 0, "engine: activations"},
     {"dir", OPT_STRING, AT(dir), ".", "DIR", 0, 0, "store: on the disk to measure; nothing is left there"},
+    {"codec", OPT_CHOICE, AT(codec), "none", BLOCK_CODEC_NAMES, 0, 0, "store: how blocks are kept on disk"},
     {"bytes", OPT_BYTES, AT(bytes), "0", NULL, 0, 1e13, "store: working set (0: 512M); transfer: of a pool (0: 256M)"},
     {"paths", OPT_STRING, AT(paths), "mapped+shm+tcp", NULL, 0, 0,
      "transfer: mapped, shm, tcp or lists of UCX transports, joined by +"},
@@ -34,6 +35,8 @@ static const struct option TABLE[] = {
     {"peer", OPT_STRING, AT(peer), NULL, "HOST:PORT", 0, 0,
      "transfer: read from the one that serves there; of --paths the first"},
     {"secret", OPT_STRING, AT(secret), "", NULL, 0, 0, "transfer: of --serve and --peer, the same on both sides"},
+    {"blocks", OPT_STRING, AT(blocks), NULL, "FILE", 0, 0,
+     "codec: pages to encode, from tandem store export; default: made up"},
     {"trace", OPT_STRING, AT(trace), NULL, "FILE", 0, 0, "eviction: requests with block ids, in Mooncake's format"},
     {"capacity", OPT_STRING, AT(capacity), "1000,10000,30000", "N,...", 0, 0, "eviction: blocks in the cache"},
     {"block-tokens", OPT_INT, AT(block_tokens), "0", NULL, 0, 1e6,
@@ -69,7 +72,8 @@ static enum td_status bench_kernels(const struct bench_options *o, struct bench_
 static enum td_status bench_store(const struct bench_options *o, struct bench_rows *out, struct td_error *e)
 {
     struct kvstore_bench b = {0};
-    const struct kvstore_bench_config c = {.dir = o->dir, .bytes = (uint64_t)o->bytes};
+    struct kvstore_bench_config c = {.dir = o->dir, .bytes = (uint64_t)o->bytes};
+    block_codec_from_name(o->codec, &c.codec);
     enum td_status s = kvstore_bench(&c, &b, e);
     for (uint32_t i = 0; i < b.n_rows && !s; i++)
         bench_add(out, b.rows[i].unit, b.rows[i].value, b.rows[i].limit, "%s", b.rows[i].name);
@@ -86,6 +90,7 @@ static const struct {
     {"cluster", "time to first token, split beside one worker that does all", bench_cluster},
     {"overlap", "the part of the transfer that prefill does not hide, by prompt length", bench_overlap},
     {"store", "KV blocks put, and read from DRAM and from disk, against memcpy and the disk", bench_store},
+    {"codec", "encoding KV blocks for the disk: ratio, speed beside memcpy, error", bench_codec},
     {"eviction", "block hits of a trace by policy and capacity, against the clairvoyant optimum", bench_eviction},
 };
 enum { N_AREAS = sizeof(AREAS) / sizeof(AREAS[0]) };

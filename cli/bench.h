@@ -9,7 +9,7 @@
 #include "base/status.h"
 
 struct bench_options {
-    const char *trace, *capacity;
+    const char *trace, *capacity, *blocks, *codec;
     int64_t block_tokens;
     const char *dummy, *numerics, *dir, *model;
     double seconds; /* per row; 0: the area's own */
@@ -46,6 +46,9 @@ enum td_status bench_overlap(const struct bench_options *o, struct bench_rows *o
 
 /* Hit rates of the eviction policies over a trace; needs trace. */
 enum td_status bench_eviction(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
+
+/* What the codecs of the SSD tier save, cost and lose. */
+enum td_status bench_codec(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
 
 /* Time to first token, split and not; needs model. */
 enum td_status bench_cluster(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);

@@ -3,7 +3,8 @@
  *
  * --json prints one object a block (ls), or one in all: stat {"blocks", "payload_bytes", "dir_bytes", "blob_bytes",
  * "garbage_bytes", "blob_files", "bad_headers", "layouts", "layout": {"dtype", "layers", "kv_heads", "head_dim",
- * "page_tokens"}}; verify and export {"blocks", "right", "absent", "corrupt", "checksum", "version", "unreadable", "bytes"};
+ * "page_tokens"}, "stored_bytes", "codecs": {NAME: BLOCKS}, "tenants":
+ * {HASH OF NAME: BYTES}, "default" and at most 31 others}; verify and export {"blocks", "right", "absent", "corrupt", "checksum", "version", "unreadable", "bytes"};
  * compact {"before_bytes", "after_bytes"}. verify and export end with 1 if any block is not right.
  */
 #include <inttypes.h>
@@ -53,30 +54,32 @@ static void list_block(void *user, const struct offline_block *b)
     if (c->options->json) {
         json_t *o = json_pack("{s:s, s:s}", "key", hex, "status", td_status_name(b->status));
         if (!b->status)
-            json_object_update_missing_new(o, json_pack("{s:i, s:i, s:I, s:o}", "index", (int)h->index, "tokens",
-                                                        (int)h->n_tokens, "bytes", (json_int_t)h->payload_bytes,
-                                                        "layout", json_layout(&h->layout)));
+            json_object_update_missing_new(o,
+                                           json_pack("{s:i, s:i, s:I, s:s, s:o}", "index", (int)h->index, "tokens",
+                                                     (int)h->n_tokens, "bytes", (json_int_t)h->payload_bytes, "codec",
+                                                     block_codec_name(h->codec), "layout", json_layout(&h->layout)));
         cli_print_json(o);
         return;
     }
     table_cell(&c->table, "%s", hex);
     if (b->status) {
-        table_cell(&c->table, "%s", "");
-        table_cell(&c->table, "%s", "");
+        for (int i = 0; i < 3; i++)
+            table_cell(&c->table, "%s", "");
         table_cell(&c->table, "header %s", td_status_name(b->status));
         return;
     }
     table_cell(&c->table, "%" PRIu32, h->index);
     table_bytes(&c->table, h->payload_bytes);
+    table_cell(&c->table, "%s", block_codec_name(h->codec));
     table_cell(&c->table, "%" PRIu32 " layers %s", h->layout.n_layers, num_type_name(h->layout.dtype));
 }
 
 static enum td_status run_ls(struct store_command *c, struct td_error *e)
 {
-    static const char *const TITLES[] = {"KEY", "INDEX", "SIZE", "LAYOUT"};
+    static const char *const TITLES[] = {"KEY", "INDEX", "SIZE", "CODEC", "LAYOUT"};
     if (c->options->json)
         return offline_each(c->store, list_block, c, e);
-    table_init(&c->table, 4, 1 | 1 << 3, TITLES);
+    table_init(&c->table, 5, 1 | 1 << 3 | 1 << 4, TITLES);
     enum td_status s = offline_each(c->store, list_block, c, e);
     if (!s)
         table_print(&c->table, stdout);
@@ -91,6 +94,36 @@ static void print_size(const char *name, uint64_t bytes)
     printf("%-14s %.1f MiB\n", name, (double)bytes / (1 << 20));
 }
 
+static json_t *json_codecs(const struct offline_info *i)
+{
+    json_t *o = json_object();
+    for (int k = 0; k < BLOCK_CODECS; k++)
+        if (i->n_by_codec[k])
+            json_object_set_new(o, block_codec_name((enum block_codec)k), json_integer((json_int_t)i->n_by_codec[k]));
+    return o;
+}
+
+static void tenant_name(const struct offline_info *i, uint32_t n, char out[16])
+{
+    if (n + 1 == OFFLINE_TENANTS)
+        snprintf(out, 16, "others");
+    else if (!i->tenants[n].tenant)
+        snprintf(out, 16, "default");
+    else
+        snprintf(out, 16, "%08" PRIx32, i->tenants[n].tenant);
+}
+
+static json_t *json_tenants(const struct offline_info *i)
+{
+    json_t *o = json_object();
+    char name[16];
+    for (uint32_t n = 0; n < i->n_tenants; n++) {
+        tenant_name(i, n, name);
+        json_object_set_new(o, name, json_integer((json_int_t)i->tenants[n].stored_bytes));
+    }
+    return o;
+}
+
 static enum td_status run_stat(struct store_command *c, struct td_error *e)
 {
     struct offline_info i;
@@ -98,16 +131,27 @@ static enum td_status run_stat(struct store_command *c, struct td_error *e)
     if (s)
         return s;
     if (c->options->json) {
-        cli_print_json(json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:o}", "blocks", (json_int_t)i.n_blocks,
-                                 "payload_bytes", (json_int_t)i.payload_bytes, "dir_bytes", (json_int_t)i.dir_bytes,
-                                 "blob_bytes", (json_int_t)i.blob_bytes, "garbage_bytes", (json_int_t)i.garbage_bytes,
-                                 "blob_files", (json_int_t)i.n_blob_files, "bad_headers", (json_int_t)i.n_bad_headers,
-                                 "layouts", (int)i.n_layouts, "layout",
-                                 i.n_layouts ? json_layout(&i.layout) : json_null()));
+        cli_print_json(json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:o, s:I, s:o, s:o}", "blocks",
+                                 (json_int_t)i.n_blocks, "payload_bytes", (json_int_t)i.payload_bytes, "dir_bytes",
+                                 (json_int_t)i.dir_bytes, "blob_bytes", (json_int_t)i.blob_bytes, "garbage_bytes",
+                                 (json_int_t)i.garbage_bytes, "blob_files", (json_int_t)i.n_blob_files, "bad_headers",
+                                 (json_int_t)i.n_bad_headers, "layouts", (int)i.n_layouts, "layout",
+                                 i.n_layouts ? json_layout(&i.layout) : json_null(), "stored_bytes",
+                                 (json_int_t)i.stored_bytes, "codecs", json_codecs(&i), "tenants", json_tenants(&i)));
         return TD_OK;
     }
     printf("%-14s %" PRIu64 "\n", "blocks", i.n_blocks);
+    for (int k = 0; k < BLOCK_CODECS; k++)
+        if (i.n_by_codec[k])
+            printf("  %-12s %" PRIu64 "\n", block_codec_name((enum block_codec)k), i.n_by_codec[k]);
     print_size("payload", i.payload_bytes);
+    print_size("as stored", i.stored_bytes);
+    for (uint32_t n = 0; n < i.n_tenants; n++) {
+        char name[16];
+        tenant_name(&i, n, name);
+        printf("  %-12s %.1f MiB in %" PRIu64 "\n", name, (double)i.tenants[n].stored_bytes / (1 << 20),
+               i.tenants[n].n_blocks);
+    }
     print_size("directory", i.dir_bytes);
     print_size("in blob files", i.blob_bytes);
     print_size("garbage", i.garbage_bytes);

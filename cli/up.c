@@ -24,13 +24,14 @@
 #include "cli/cli.h"
 #include "cli/rundir.h"
 #include "cli/supervise.h"
+#include "proto/wire/block_header.h"
 #include "transfer/netaddr.h"
 #include "worker/geometry.h"
 
 enum { DOWN_MS = 20000, DOWN_POLL_MS = 20 };
 
 struct up_options {
-    const char *model, *run_dir, *store_dir, *listen, *plan, *tls, *isa, *numerics, *kv_dtype, *log_level;
+    const char *model, *run_dir, *store_dir, *listen, *plan, *tls, *isa, *numerics, *kv_dtype, *log_level, *store_codec;
     int64_t n_prefill, n_decode, threads, block_tokens, pool_bytes, pages, max_context, max_batch, chunk_tokens,
         silence_ms;
     int64_t store_dram, store_ssd;
@@ -66,6 +67,7 @@ static const struct option TABLE[] = {
     {"silence-ms", OPT_MS, AT(silence_ms), NULL, NULL, 0, 3.6e6, "silence after which a process counts as dead"},
     {"store-dram", OPT_BYTES, AT(store_dram), NULL, NULL, 0, 1e15, "the store's memory"},
     {"store-ssd", OPT_BYTES, AT(store_ssd), NULL, NULL, 0, 1e15, "the store's room on disk"},
+    {"store-codec", OPT_CHOICE, AT(store_codec), NULL, BLOCK_CODEC_NAMES, 0, 0, "how blocks are kept on disk"},
     {"store-dir", OPT_STRING, AT(store_dir), NULL, "DIR", 0, 0, "default: store/ in the run directory"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
@@ -99,6 +101,7 @@ static const struct {
     {"silence-ms", AT(silence_ms), ROUTER | WORKERS | STORE, false},
     {"dram-bytes", AT(store_dram), STORE, false},
     {"ssd-bytes", AT(store_ssd), STORE, false},
+    {"codec", AT(store_codec), STORE, true},
     {"dir", AT(store_dir), STORE, true},
 };
 

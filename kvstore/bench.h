@@ -10,6 +10,8 @@
  * and round in it, its files are read past the page cache where the file system can do that, and they are dropped from the
  * page cache before (fdatasync, POSIX_FADV_DONTNEED) in any case.
  *
+ * Putting until durable fills an empty store, three times, beside O_DIRECT writes of as much to one file, and fdatasync.
+ *
  * Reading under writes: one reader, a request of 2 MiB at a time from the disk, beside a worker that puts new blocks as fast as
  * the store writes them, in a directory so small that old ones are deleted and their room collected all the time.
  *
@@ -21,6 +23,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "proto/wire/block_header.h"
 
 enum { KVSTORE_BENCH_ROWS = 24 };
 
@@ -28,9 +31,10 @@ struct kvstore_bench_config {
     const char *dir; /* exists; what the bench makes there it removes */
     const char *tls; /* UCX transports; NULL: auto */
     uint64_t bytes;  /* working set; 0: 512 MiB. Three times as much memory and six times as much disk are needed */
-    uint32_t read_threads; /* 0: as the store's default */
-    uint32_t n_rounds;     /* 0: 6 */
-    uint64_t load_ns;      /* how long reading under writes is measured; 0: 8 s */
+    uint32_t read_threads;  /* 0: as the store's default */
+    uint32_t n_rounds;      /* 0: 6 */
+    enum block_codec codec; /* of the store's SSD tier; rates are of pages, and what is lossy is not compared */
+    uint64_t load_ns;       /* how long reading under writes is measured; 0: 8 s */
 };
 
 struct kvstore_bench_row {

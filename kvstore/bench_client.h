@@ -1,6 +1,7 @@
 /*
  * The workers' side of the store's bench: a holder whose arena is the working set, and a reader with room for it. Requests of
- * 32 MiB, two on their way at a time, as two sequences would have. What came is compared with what was sent.
+ * 32 MiB, two on their way at a time, as two sequences would have. What came is compared with what was sent: bf16 numbers of
+ * magnitudes from 1/128 to 2, so that codecs find in them about what they find in KV.
  *
  * Threads: the caller waits; the callbacks of the two transfer endpoints count.
  */
@@ -38,6 +39,7 @@ struct bench_client {
     uint64_t page_bytes, next_id;
     uint8_t *source, *landing; /* of holder and reader: n_blocks pages each */
     int source_fd;
+    bool is_lossy; /* what comes back is not looked at */
     uint32_t n_blocks, n_request;
     uint32_t generation;  /* names other keys for the same bytes */
     const char *store;    /* transfer address */

@@ -40,8 +40,13 @@ const struct option KVSTORE_OPTIONS[] = {
     {"eviction", OPT_CHOICE, AT(eviction), "tandem", EVICTION_NAMES, 0, 0,
      "which block goes first when room is needed"},
     {"dram-bytes", OPT_BYTES, AT(dram_bytes), "1G", NULL, 4096, 1e15, "memory for blocks"},
+    {"tenant-quota", OPT_DOUBLE, AT(tenant_quota), "1", "SHARE", 0.001, 1,
+     "of memory and of the directory one tenant may keep at most while others need the room; 1: all"},
+    {"tenant-quotas", OPT_STRING, AT(tenant_quotas), NULL, "NAME=SHARE,...", 0, 0, "other shares for some tenants"},
     {"dir", OPT_STRING, AT(dir), NULL, "DIR", 0, 0, "directory for blocks on SSD; without it there is only DRAM"},
     {"ssd-bytes", OPT_BYTES, AT(ssd_bytes), "16G", NULL, 1 << 20, 1e17, "most that the directory may measure"},
+    {"codec", OPT_CHOICE, AT(codec), "none", BLOCK_CODEC_NAMES, 0, 0,
+     "how blocks are kept on SSD; int8 and fp8 are lossy: such blocks have names of their own"},
     {"read-threads", OPT_INT, AT(read_threads), TEXT(KVSTORE_READ_THREADS), NULL, 1, 64, "threads that read from SSD"},
     {"read-deadline-ms", OPT_MS, AT(read_deadline_ms), "500", NULL, 1, 3.6e6,
      "a reader waits so long for its next block from SSD; then the rest is a miss"},
@@ -86,6 +91,7 @@ static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
     h->numerics = rpc_data(kernels_numerics(s->geometry.compute));
     h->xfer_address = rpc_data(xfer_address(s->xfer));
     h->n_pages = (uint32_t)(s->arena_bytes / s->page_bytes);
+    h->kv_codec = rpc_data(block_codec_is_lossy(s->codec) ? block_codec_name(s->codec) : "");
 }
 
 static void deliver(void *user, struct link_mail *mail)
@@ -181,6 +187,7 @@ static void note_load(struct kvstore *s)
     metrics_gauge(s->counters, STORE_SSD_UP, d.is_writable);
     metrics_gauge(s->counters, STORE_SSD_SLOW, d.is_slow);
     metrics_gauge(s->counters, STORE_SSD_BYTES, (double)d.dir_bytes);
+    metrics_gauge(s->counters, STORE_SSD_BLOCK_BYTES, s->ssd ? (double)ssd_tier_block_bytes(s->ssd) : 0);
     metrics_gauge(s->counters, STORE_QUEUE_BYTES, (double)d.queued_bytes);
 }
 
@@ -316,16 +323,30 @@ void kvstore_stop(struct kvstore *s)
 
 /* ------------------------------------------------------------ open, close */
 
+static void open_table(struct kvstore *s, uint32_t n_slots, bool has_ssd, enum eviction_policy policy)
+{
+    double share = s->options.tenant_quota;
+    table_close(s->table);
+    s->table = table_open(n_slots, has_ssd, policy);
+    table_set_quotas(s->table, share > 0 ? share : 1, s->quotas, s->n_quotas);
+}
+
 static enum td_status open_tiers(struct kvstore *s, struct td_error *e)
 {
     struct kvstore_options *o = &s->options;
     enum eviction_policy policy = EVICTION_TANDEM;
     if (o->eviction && !eviction_policy_from_name(o->eviction, &policy))
         return td_fail(e, TD_ERR_INVALID, "--eviction %s: expected one of " EVICTION_NAMES, o->eviction);
-    enum td_status status = geometry_resolve(&o->geometry, &s->geometry, e);
+    if (o->codec && !block_codec_from_name(o->codec, &s->codec))
+        return td_fail(e, TD_ERR_INVALID, "--codec %s: expected one of " BLOCK_CODEC_NAMES, o->codec);
+    enum td_status status = quotas_parse(o->tenant_quotas, &s->quotas, &s->n_quotas, e);
+    if (!status)
+        status = geometry_resolve(&o->geometry, &s->geometry, e);
     if (status)
         return status;
     s->page_bytes = kv_layout_page_bytes(&s->geometry.layout);
+    if (!o->dir)
+        s->codec = BLOCK_RAW; /* DRAM has none */
     uint64_t n_slots = (uint64_t)o->dram_bytes / s->page_bytes;
     if (!n_slots || n_slots > UINT32_MAX)
         return td_fail(e, TD_ERR_INVALID, "--dram-bytes %lld: a block takes %llu", (long long)o->dram_bytes,
@@ -335,15 +356,14 @@ static enum td_status open_tiers(struct kvstore *s, struct td_error *e)
         status = mem_map(s->arena_bytes, &s->arena);
     if (status)
         return td_fail(e, status, "--dram-bytes %lld: the system has not as much", (long long)o->dram_bytes);
-    s->table = table_open((uint32_t)n_slots, o->dir != NULL, policy);
+    open_table(s, (uint32_t)n_slots, o->dir != NULL, policy);
     if (!o->dir)
         return TD_OK;
     status = tier_open_ssd(s, e);
     if (!status || status == TD_ERR_REFUSED)
         return status;
     log_error(&s->log, "no SSD tier: %s", e->text); /* a cache in DRAM alone is better than none */
-    table_close(s->table);
-    s->table = table_open((uint32_t)n_slots, false, policy);
+    open_table(s, (uint32_t)n_slots, false, policy);
     return TD_OK;
 }
 
@@ -437,6 +457,7 @@ void kvstore_close(struct kvstore *s)
     mailbox_fini(&s->mailbox);
     pthread_mutex_destroy(&s->load_lock);
     table_close(s->table);
+    free(s->quotas);
     mem_unmap(s->arena, s->arena_bytes);
     if (s->arena_fd)
         close(s->arena_fd);

@@ -8,6 +8,7 @@
  *                     after its bytes were verified.
  *
  * DRAM: one arena of slots of one page each, registered with the transfer layer, so that a hit is read straight from it.
+ * On SSD they may be encoded (--codec; codec.h). A lossy codec is told to routers, which give such a store names of its own.
  * SSD: RocksDB with blob files (ssd.c, the only file that sees RocksDB) behind one bounded, rated writer thread, and reader threads
  * that take values straight from the blob files (ssd_tier.h). A block cools from DRAM to SSD by write-back: written when it is
  * first put (unless the writer is behind: then it stays dirty and is written before it is evicted, or dropped and counted). At
@@ -33,9 +34,12 @@ struct kvstore;
 
 struct kvstore_options {
     struct geometry_options geometry; /* the layout only: no weights are read */
-    const char *name, *listen, *xfer_listen, *tls, *secret, *metrics_listen, *eviction, *dir, *faults, *log_level;
+    const char *name, *listen, *xfer_listen, *tls, *secret, *metrics_listen, *eviction, *dir, *codec, *faults,
+        *log_level;
     int64_t dram_bytes, ssd_bytes, read_threads, read_deadline_ms, write_queue_bytes, write_bytes_per_s, lease_ms;
     int64_t silence_ms;
+    const char *tenant_quotas;
+    double tenant_quota; /* 0: as 1 */
 };
 
 extern const struct option KVSTORE_OPTIONS[];

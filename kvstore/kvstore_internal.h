@@ -48,6 +48,8 @@
     X(STORE_SSD_UP, METRIC_GAUGE, "tandem_store_ssd_up", "1: there is an SSD tier and it takes writes")                \
     X(STORE_SSD_SLOW, METRIC_GAUGE, "tandem_store_ssd_slow", "1: reads are late, only probes are sent")                \
     X(STORE_SSD_BYTES, METRIC_GAUGE, "tandem_store_ssd_bytes", "measured size of the directory")                       \
+    X(STORE_SSD_BLOCK_BYTES, METRIC_GAUGE, "tandem_store_ssd_block_bytes",                                             \
+      "what a block takes on SSD, mean of late ones")                                                                  \
     X(STORE_QUEUE_BYTES, METRIC_GAUGE, "tandem_store_write_queue_bytes", "waiting to be written")                      \
     X(STORE_BLOCKS_DRAM, METRIC_GAUGE, "tandem_store_blocks_dram", "blocks in DRAM")                                   \
     X(STORE_BLOCKS_SSD, METRIC_GAUGE, "tandem_store_blocks_ssd", "blocks on SSD")                                      \
@@ -111,9 +113,12 @@ struct kvstore {
     struct log log;
     uint64_t incarnation;
     struct geometry geometry;
+    enum block_codec codec; /* of the SSD tier */
     uint64_t page_bytes, arena_bytes;
     void *arena;
-    int arena_fd; /* 0: not shared */
+    int arena_fd;                /* 0: not shared */
+    struct tenant_share *quotas; /* of named tenants */
+    uint32_t n_quotas;
     struct table *table;
     struct ssd_tier *ssd; /* NULL: none */
     uint64_t probed_ns;   /* when a slow SSD was last tried */
@@ -147,11 +152,11 @@ void store_count(struct kvstore *s, uint32_t metric, uint64_t by);
 
 /* tiers.c: what is where, and what goes where */
 uint8_t *tier_address(const struct kvstore *s, const struct entry *e);
-bool tier_make_slot(struct kvstore *s, bool may_lose_dirty); /* then there is a free one */
-void tier_start_load(struct kvstore *s, struct entry *e);    /* SSD to a slot, of which there is one */
-bool tier_is_corrupt(enum td_status read_status);            /* not merely unreadable */
-bool tier_is_slow(const struct kvstore *s);                  /* what lies on SSD only counts as absent */
-void tier_probe(struct kvstore *s, struct entry *e);         /* reads e for nobody, if it is time to try again */
+bool tier_make_slot(struct kvstore *s, uint32_t for_tenant, bool may_lose_dirty); /* then there is a free one */
+void tier_start_load(struct kvstore *s, struct entry *e); /* SSD to a slot, of which there is one */
+bool tier_is_corrupt(enum td_status read_status);         /* not merely unreadable */
+bool tier_is_slow(const struct kvstore *s);               /* what lies on SSD only counts as absent */
+void tier_probe(struct kvstore *s, struct entry *e);      /* reads e for nobody, if it is time to try again */
 void tier_loaded(struct kvstore *s, struct entry *e, enum td_status status);
 void tier_filled(struct kvstore *s, struct entry *e, bool is_verified);
 void tier_written(struct kvstore *s, struct entry *e, enum td_status status);
@@ -168,6 +173,9 @@ void request_fill_ended(struct kvstore *s, struct fill *f);
 void request_advance_all(struct kvstore *s);
 bool request_expire(struct kvstore *s, uint64_t now); /* who waits too long for SSD; true: somebody still waits */
 void request_free_doubtful(struct kvstore *s, uint64_t now, bool all);
+
+/* quotas.c: "NAME=SHARE,..."; NULL: none. The caller frees *out. */
+enum td_status quotas_parse(const char *text, struct tenant_share **out, uint32_t *n_out, struct td_error *error_out);
 
 /* audit.c */
 void audit_answer(struct kvstore *s, struct link *link, uint64_t nonce); /* after flush_events */

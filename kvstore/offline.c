@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "kvstore/codec.h"
 #include "kvstore/ssd.h"
 
 enum { PROGRESS_EVERY = 64 };
@@ -66,6 +67,19 @@ enum td_status offline_each(struct offline *o, offline_visit_fn *visit, void *us
     return ssd_each(o->db, visit_header, &v, error_out);
 }
 
+static void sum_up_tenant(struct offline_info *i, const struct block_header *h)
+{
+    uint32_t n = 0;
+    while (n < i->n_tenants && i->tenants[n].tenant != h->tenant)
+        n++;
+    if (n == OFFLINE_TENANTS)
+        n--;
+    if (n == i->n_tenants)
+        i->tenants[i->n_tenants++].tenant = h->tenant;
+    i->tenants[n].n_blocks++;
+    i->tenants[n].stored_bytes += h->payload_bytes;
+}
+
 static void sum_up(void *user, const struct offline_block *b)
 {
     struct offline_info *i = user;
@@ -74,7 +88,10 @@ static void sum_up(void *user, const struct offline_block *b)
         i->n_bad_headers++;
         return;
     }
-    i->payload_bytes += b->header.payload_bytes;
+    i->payload_bytes += kv_layout_page_bytes(&b->header.layout);
+    i->stored_bytes += b->header.payload_bytes;
+    i->n_by_codec[b->header.codec]++;
+    sum_up_tenant(i, &b->header);
     if (!i->n_layouts)
         i->layout = b->header.layout;
     if (!i->n_layouts || kv_layout_match(&i->layout, &b->header.layout, NULL))
@@ -130,17 +147,31 @@ static bool write_all(int fd, const uint8_t *data, size_t len)
     return true;
 }
 
+/* What an encoded payload makes of a page shows only when it is decoded. */
+static enum td_status check_value(const void *value, size_t len, const struct block_key *key)
+{
+    struct block_header h;
+    enum td_status status = block_header_decode(value, len, &h);
+    if (!status)
+        status = block_verify(value, len, key, &h.layout, &h);
+    if (status || h.codec == BLOCK_RAW)
+        return status;
+    struct codec *c = codec_open(&h.layout);
+    void *page = mem_array(kv_layout_page_bytes(&h.layout), 1);
+    status = codec_decode(c, h.codec, (const uint8_t *)value + BLOCK_HEADER_BYTES, h.payload_bytes, page);
+    free(page);
+    codec_close(c);
+    return status;
+}
+
 /* A block is checked against its own header's layout: what reads the store has its own opinion about that. */
 static enum td_status check_block(struct offline *o, const struct block_key *key, int fd, struct offline_report *r,
                                   bool *copied_out)
 {
     struct ssd_value v;
-    struct block_header h;
     enum td_status status = ssd_get(o->db, key, &v);
     if (!status) {
-        status = block_header_decode(v.data, v.len_bytes, &h);
-        if (!status)
-            status = block_verify(v.data, v.len_bytes, key, &h.layout, &h);
+        status = check_value(v.data, v.len_bytes, key);
         r->n_bytes += v.len_bytes;
         *copied_out = status || fd < 0 || write_all(fd, v.data, v.len_bytes);
         ssd_release(o->db, &v);

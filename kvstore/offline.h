@@ -30,12 +30,18 @@ struct offline_block {
 typedef void offline_visit_fn(void *user, const struct offline_block *block);
 enum td_status offline_each(struct offline *o, offline_visit_fn *visit, void *user, struct td_error *error_out);
 
+enum { OFFLINE_TENANTS = 32 };
 struct offline_info {
-    uint64_t n_blocks, payload_bytes; /* by the headers */
+    uint64_t n_blocks, payload_bytes, stored_bytes; /* by the headers: as pages, and as encoded */
+    uint64_t n_by_codec[BLOCK_CODECS];
     uint64_t dir_bytes, blob_bytes, garbage_bytes, n_blob_files;
     uint64_t n_bad_headers;
     struct kv_layout layout; /* of the first block; n_layouts says how many differ */
-    uint32_t n_layouts;
+    uint32_t n_layouts, n_tenants;
+    struct {
+        uint32_t tenant; /* proto/wire/store_msg.h */
+        uint64_t n_blocks, stored_bytes;
+    } tenants[OFFLINE_TENANTS]; /* the first that were met; the last stands for all further ones */
 };
 enum td_status offline_info(struct offline *o, struct offline_info *out, struct td_error *error_out);
 
@@ -57,7 +63,10 @@ struct offline_work {
 /* Reads and checks every block. */
 enum td_status offline_verify(struct offline *o, const struct offline_work *work, struct offline_report *out,
                               struct td_error *error_out);
-/* The same, and writes what is right to a new file: header and payload of one block after the other (block_header.h). */
+/*
+ * The same, and writes what is right to a new file: header and payload of one block after the other (block_header.h), as they
+ * are stored: the header names the codec.
+ */
 enum td_status offline_export(struct offline *o, const char *path, const struct offline_work *work,
                               struct offline_report *out, struct td_error *error_out);
 /* Garbage goes; before and after are sizes of the directory. */

@@ -229,7 +229,7 @@ static void lookup(struct kvstore *s, const struct store_keys_msg *m)
     for (uint32_t i = 0; i < l->n; i++) {
         if (l->entries[i]->dram != DRAM_ABSENT)
             continue;
-        if (!tier_make_slot(s, false)) {
+        if (!tier_make_slot(s, l->entries[i]->tenant, false)) {
             lease_cut(s, l, i, STORE_MISS_NO_SLOT);
             break;
         }
@@ -314,21 +314,21 @@ static bool is_known(struct kvstore *s, struct entry *e)
 }
 
 /* Adds the block to the fill, if it is to be pulled. */
-static bool want(struct kvstore *s, struct fill *f, const struct block_key *key, uint32_t chain_index)
+static bool want(struct kvstore *s, struct fill *f, const struct block_key *key, uint32_t chain_index, uint32_t tenant)
 {
     struct entry *e = table_find(s->table, key);
     if (is_known(s, e)) {
         store_count(s, STORE_KNOWN, 1);
         return false;
     }
-    if (!tier_make_slot(s, true)) {
+    if (!tier_make_slot(s, e ? e->tenant : tenant, true)) {
         store_count(s, STORE_DROP_NO_SLOT, 1);
         if (!e)
             table_refused(s->table, key, chain_index, s->tick);
         return false;
     }
     if (!e)
-        e = table_add(s->table, key, chain_index, s->tick);
+        e = table_add(s->table, key, chain_index, tenant, s->tick);
     table_touch(s->table, e, s->tick);
     table_set_dram(s->table, e, DRAM_FILLING);
     f->entries[f->n] = e;
@@ -352,7 +352,7 @@ static void offer(struct kvstore *s, const struct store_keys_msg *m)
         store_count(s, STORE_DROP_STOPPING, m->n_keys);
     for (uint32_t i = 0; i < m->n_keys && !atomic_load(&s->stopping); i++) {
         struct block_key key = store_keys_at(m, i);
-        if (want(s, f, &key, m->first_index + i))
+        if (want(s, f, &key, m->first_index + i, m->tenant))
             positions[f->n - 1] = (uint16_t)i;
     }
     log_debug(&s->log, "offer req=%llx-%llu offered=%u wanted=%u", (unsigned long long)f->id.incarnation,

@@ -34,10 +34,9 @@ enum op_kind { OP_PUT, OP_DELETE, OP_STOP };
 struct op { /* for the writer */
     struct mail mail;
     enum op_kind kind;
-    struct block_key key;
-    uint32_t chain_index;
-    const void *payload;
-    void *token;
+    struct ssd_put put; /* OP_DELETE: of the key */
+    struct block_header header;
+    const void *payload; /* what is stored; the codec's until the next one */
 };
 
 struct read { /* for a reader */
@@ -51,11 +50,11 @@ struct reader {
     pthread_t thread;
     _Atomic uint64_t began_ns; /* 0: reads nothing now */
     void *buffer;              /* of buffer_bytes, or NULL */
+    struct codec *codec;
 };
 
 struct found {
-    struct block_key key;
-    uint32_t chain_index;
+    struct block_header header;
     bool is_ours;
 };
 
@@ -73,6 +72,7 @@ struct ssd_tier {
 
     struct mailbox ops;
     pthread_t writer;
+    struct codec *codec;           /* the writer's */
     bool is_writer_up, is_changed; /* is_changed: the directory, since it was tidied */
     uint64_t reopened_ns;
     uint64_t bucket_bytes, bucket_ns; /* what may be written, as of then */
@@ -86,6 +86,7 @@ struct ssd_tier {
     struct reader readers[READERS_MAX];
     uint32_t n_readers;
 
+    _Atomic uint64_t stored_bytes; /* mean size of late blocks as they are stored; 0: none yet */
     _Atomic uint64_t queued_bytes, written_bytes, read_bytes, write_errors, read_errors, dropped_layout, reopens;
     _Atomic bool is_writable, is_cancelling, is_hurried, is_slow, is_probing;
 };
@@ -106,23 +107,34 @@ static void nap(struct ssd_tier *t, uint64_t ns)
 
 /* ----------------------------------------------------------------- writing */
 
-static struct block_header header_of(const struct ssd_tier *t, const struct op *op)
+static void note_stored(struct ssd_tier *t, uint64_t n_bytes)
 {
-    return (struct block_header){.key = op->key,
-                                 .layout = *t->config.layout,
-                                 .n_tokens = t->config.layout->page_tokens,
-                                 .index = op->chain_index,
-                                 .payload_bytes = t->page_bytes,
-                                 .checksum = block_checksum(&op->key, op->chain_index, op->payload, t->page_bytes)};
+    uint64_t mean = atomic_load(&t->stored_bytes);
+    atomic_store(&t->stored_bytes, mean ? (63 * mean + n_bytes + 63) / 64 : n_bytes);
+}
+
+static void encode(struct ssd_tier *t, struct op *op)
+{
+    const struct ssd_put *put = &op->put;
+    size_t n;
+    enum block_codec codec = codec_encode(t->codec, t->config.codec, put->page, &op->payload, &n);
+    op->header = (struct block_header){.key = put->key,
+                                       .layout = *t->config.layout,
+                                       .n_tokens = t->config.layout->page_tokens,
+                                       .index = put->chain_index,
+                                       .tenant = put->tenant,
+                                       .codec = codec,
+                                       .payload_bytes = n,
+                                       .checksum = block_checksum(&put->key, put->chain_index, op->payload, n)};
 }
 
 /* What a fault makes of the put: the value that is written is not the one that the header speaks of. */
 static enum td_status put_faulty(struct ssd_tier *t, const struct op *op, const uint8_t header[BLOCK_HEADER_BYTES],
                                  bool is_logged, const struct fault *fault)
 {
-    struct block_key other = op->key;
+    struct block_key key = op->put.key, other = key;
     struct bytes value = {0};
-    uint64_t len = t->page_bytes;
+    uint64_t len = op->header.payload_bytes;
     enum td_status status = TD_OK;
     switch (fault->kind) {
     case FAULT_FAIL:
@@ -132,14 +144,14 @@ static enum td_status put_faulty(struct ssd_tier *t, const struct op *op, const 
     case FAULT_DUPLICATE:
         fault_flip(fault, other.b, sizeof(other.b));
         status = ssd_put(t->db, &other, header, op->payload, len, is_logged);
-        return status ? status : ssd_put(t->db, &op->key, header, op->payload, len, is_logged);
+        return status ? status : ssd_put(t->db, &key, header, op->payload, len, is_logged);
     case FAULT_TRUNCATE:
-        return ssd_put(t->db, &op->key, header, op->payload, fault->bits % len, is_logged);
+        return ssd_put(t->db, &key, header, op->payload, fault->bits % len, is_logged);
     case FAULT_CORRUPT:
         bytes_append(&value, header, BLOCK_HEADER_BYTES);
         bytes_append(&value, op->payload, len);
         fault_flip(fault, value.data, value.len);
-        status = ssd_put(t->db, &op->key, (uint8_t *)value.data, value.data + BLOCK_HEADER_BYTES, len, is_logged);
+        status = ssd_put(t->db, &key, (uint8_t *)value.data, value.data + BLOCK_HEADER_BYTES, len, is_logged);
         bytes_free(&value);
         return status;
     case FAULT_DELAY:
@@ -148,22 +160,21 @@ static enum td_status put_faulty(struct ssd_tier *t, const struct op *op, const 
     default:
         break;
     }
-    return ssd_put(t->db, &op->key, header, op->payload, len, is_logged);
+    return ssd_put(t->db, &key, header, op->payload, len, is_logged);
 }
 
 static enum td_status put_block(struct ssd_tier *t, const struct op *op, bool is_logged)
 {
-    uint8_t encoded[BLOCK_HEADER_BYTES];
-    const struct block_header h = header_of(t, op);
-    block_header_encode(&h, encoded);
+    uint8_t header[BLOCK_HEADER_BYTES];
+    block_header_encode(&op->header, header);
     struct fault fault = faults_draw(t->config.faults, FAULT_DISK_PUT);
     if (fault.kind != FAULT_NONE)
-        return put_faulty(t, op, encoded, is_logged, &fault);
-    return ssd_put(t->db, &op->key, encoded, op->payload, t->page_bytes, is_logged);
+        return put_faulty(t, op, header, is_logged, &fault);
+    return ssd_put(t->db, &op->put.key, header, op->payload, op->header.payload_bytes, is_logged);
 }
 
-/* Waits until the bucket holds a block's worth. */
-static void take_tokens(struct ssd_tier *t)
+/* Waits until the bucket holds so much. */
+static void take_tokens(struct ssd_tier *t, uint64_t n_bytes)
 {
     uint64_t rate = t->config.write_bytes_per_s, depth = rate / (NS_PER_S / BUCKET_NS);
     if (!rate)
@@ -175,11 +186,11 @@ static void take_tokens(struct ssd_tier *t)
         double add = (double)(now - t->bucket_ns) * 1e-9 * (double)rate;
         t->bucket_bytes = (double)(depth - t->bucket_bytes) < add ? depth : t->bucket_bytes + (uint64_t)add;
         t->bucket_ns = now;
-        if (t->bucket_bytes >= t->page_bytes)
+        if (t->bucket_bytes >= n_bytes)
             break;
-        nap(t, (uint64_t)((double)(t->page_bytes - t->bucket_bytes) / (double)rate * 1e9) + NS_PER_MS);
+        nap(t, (uint64_t)((double)(n_bytes - t->bucket_bytes) / (double)rate * 1e9) + NS_PER_MS);
     }
-    t->bucket_bytes -= t->bucket_bytes < t->page_bytes ? t->bucket_bytes : t->page_bytes;
+    t->bucket_bytes -= t->bucket_bytes < n_bytes ? t->bucket_bytes : n_bytes;
 }
 
 static bool make_room(struct ssd_tier *t, uint64_t need)
@@ -208,7 +219,7 @@ static void answer(struct ssd_tier *t, struct op *op, enum td_status status)
     if (status == TD_OK)
         atomic_fetch_add(&t->written_bytes, t->page_bytes);
     atomic_fetch_sub(&t->queued_bytes, t->page_bytes);
-    t->config.callbacks.on_put(t->config.callbacks.user, op->token, status);
+    t->config.callbacks.on_put(t->config.callbacks.user, op->put.token, status);
     free(op);
 }
 
@@ -256,9 +267,11 @@ static enum td_status write_block(struct ssd_tier *t, const struct op *op, bool 
     if (!ssd_is_open(t->db))
         return TD_ERR_NO_SPACE; /* or worse; it is looked after */
     t->is_changed = true;
-    if (!make_room(t, t->page_bytes + BLOCK_HEADER_BYTES))
+    if (!make_room(t, op->header.payload_bytes + BLOCK_HEADER_BYTES))
         return TD_ERR_NO_SPACE;
     enum td_status status = put_block(t, op, is_logged);
+    if (!status)
+        note_stored(t, op->header.payload_bytes);
     if (status && (status != TD_ERR_NO_SPACE || !ssd_is_open(t->db)))
         reopen(t);
     return status;
@@ -268,7 +281,10 @@ static enum td_status write_block(struct ssd_tier *t, const struct op *op, bool 
 static void run_put(struct ssd_tier *t, struct op *op)
 {
     bool is_logged = !t->unsynced && atomic_load(&t->queued_bytes) < ssd_batch_bytes(t->db) / 4;
-    take_tokens(t);
+    if (!atomic_load(&t->is_cancelling)) {
+        encode(t, op);
+        take_tokens(t, op->header.payload_bytes);
+    }
     if (atomic_load(&t->is_cancelling)) {
         answer(t, op, TD_ERR_CANCELLED);
         return;
@@ -281,7 +297,7 @@ static void run_put(struct ssd_tier *t, struct op *op)
     }
     op->mail.next = t->unsynced ? &t->unsynced->mail : NULL;
     t->unsynced = op;
-    t->unsynced_bytes += t->page_bytes;
+    t->unsynced_bytes += op->header.payload_bytes;
     if (t->unsynced_bytes >= ssd_batch_bytes(t->db))
         sync_batch(t);
 }
@@ -318,7 +334,7 @@ static void *write_loop(void *arg)
                 run_put(t, op);
                 continue;
             }
-            if (kind == OP_DELETE && ssd_delete(t->db, &op->key))
+            if (kind == OP_DELETE && ssd_delete(t->db, &op->put.key))
                 atomic_fetch_add(&t->write_errors, 1); /* it is not in the table any more, or fails to verify again */
             t->is_changed |= kind == OP_DELETE;
             free(op);
@@ -356,14 +372,15 @@ bool ssd_tier_is_slow(struct ssd_tier *t)
     return atomic_load(&t->is_slow);
 }
 
-static enum td_status land(struct ssd_tier *t, const struct read *r, const void *value, size_t len)
+static enum td_status land(struct reader *self, const struct read *r, const void *value, size_t len)
 {
     struct block_header h;
-    return block_take(value, len, &r->key, t->config.layout, r->page, &h);
+    return codec_take(self->codec, value, len, &r->key, r->page, &h);
 }
 
-static enum td_status get_faulty(struct ssd_tier *t, const struct read *r, const struct fault *fault)
+static enum td_status get_faulty(struct reader *self, const struct read *r, const struct fault *fault)
 {
+    struct ssd_tier *t = self->tier;
     struct block_key key = r->key;
     struct ssd_value v;
     if (fault->kind == FAULT_DELAY)
@@ -378,27 +395,29 @@ static enum td_status get_faulty(struct ssd_tier *t, const struct read *r, const
     uint8_t *copy = mem_dup(v.data, v.len_bytes);
     if (fault->kind == FAULT_CORRUPT)
         fault_flip(fault, copy, v.len_bytes);
-    status = land(t, r, copy, fault->kind == FAULT_TRUNCATE ? fault->bits % v.len_bytes : v.len_bytes);
+    status = land(self, r, copy, fault->kind == FAULT_TRUNCATE ? fault->bits % v.len_bytes : v.len_bytes);
     free(copy);
     ssd_release(t->db, &v);
     return status;
 }
 
-static enum td_status get_block(struct ssd_tier *t, const struct read *r, void *buffer)
+static enum td_status get_block(struct reader *self, const struct read *r)
 {
+    struct ssd_tier *t = self->tier;
     struct ssd_value v;
     size_t len;
     struct fault fault = faults_draw(t->config.faults, FAULT_DISK_READ);
     if (fault.kind != FAULT_NONE)
-        return get_faulty(t, r, &fault);
+        return get_faulty(self, r, &fault);
     const void *value;
-    enum td_status status = buffer ? ssd_get_into(t->db, &r->key, buffer, t->buffer_bytes, &value, &len) : TD_NOT_YET;
-    if (status == TD_ERR_NOT_FOUND || (!status && !land(t, r, value, len)))
+    enum td_status status =
+        self->buffer ? ssd_get_into(t->db, &r->key, self->buffer, t->buffer_bytes, &value, &len) : TD_NOT_YET;
+    if (status == TD_ERR_NOT_FOUND || (!status && !land(self, r, value, len)))
         return status;
     status = ssd_get(t->db, &r->key, &v);
     if (status)
         return status;
-    status = land(t, r, v.data, v.len_bytes);
+    status = land(self, r, v.data, v.len_bytes);
     ssd_release(t->db, &v);
     return status;
 }
@@ -412,7 +431,7 @@ static enum td_status read_in_time(struct reader *self, const struct read *r)
         return TD_NOT_YET;
     uint64_t began = clock_now(t->config.clock);
     atomic_store(&self->began_ns, began);
-    enum td_status status = get_block(t, r, self->buffer);
+    enum td_status status = get_block(self, r);
     atomic_store(&self->began_ns, 0);
     if (t->config.read_deadline_ns)
         note_pace(t, clock_now(t->config.clock) - began > t->config.read_deadline_ns || count_overdue(t));
@@ -461,14 +480,15 @@ static void *read_loop(void *arg)
 static bool note_found(void *user, const struct block_key *key, const void *header, size_t len_bytes)
 {
     struct listing *l = user;
-    struct block_header h;
+    struct block_header h = {.index = 0};
     bool is_ours = !block_header_decode(header, len_bytes, &h) && block_key_equal(&h.key, key) &&
                    !kv_layout_match(l->tier->config.layout, &h.layout, NULL);
     if (l->n == l->cap) {
         l->cap = l->cap ? 2 * l->cap : 256;
         l->found = mem_resize(l->found, l->cap, sizeof(*l->found));
     }
-    l->found[l->n++] = (struct found){*key, is_ours ? h.index : 0, is_ours};
+    h.key = *key;
+    l->found[l->n++] = (struct found){h, is_ours};
     return true;
 }
 
@@ -478,11 +498,12 @@ static void take_found(struct ssd_tier *t, const struct listing *l)
     for (uint64_t i = 0; i < l->n; i++) {
         const struct found *f = &l->found[i];
         if (f->is_ours) {
-            t->config.callbacks.on_found(t->config.callbacks.user, &f->key, f->chain_index);
+            note_stored(t, f->header.payload_bytes);
+            t->config.callbacks.on_found(t->config.callbacks.user, &f->header);
             continue;
         }
         atomic_fetch_add(&t->dropped_layout, 1);
-        ssd_delete(t->db, &f->key);
+        ssd_delete(t->db, &f->header.key);
     }
 }
 
@@ -492,12 +513,14 @@ static void start_threads(struct ssd_tier *t)
     t->buffers_bytes = ((n ? n : 1) * t->buffer_bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
     if (mem_map(t->buffers_bytes, &t->buffers))
         t->buffers = NULL;
+    t->codec = codec_open(t->config.layout);
     t->writer = thread_start("ssd-write", write_loop, t);
     t->is_writer_up = true;
     for (char name[16]; t->n_readers < (n ? n : 1); t->n_readers++) {
         struct reader *r = &t->readers[t->n_readers];
         snprintf(name, sizeof(name), "ssd-read-%u", t->n_readers);
         r->tier = t;
+        r->codec = codec_open(t->config.layout);
         r->buffer = t->buffers ? (uint8_t *)t->buffers + t->n_readers * t->buffer_bytes : NULL;
         r->thread = thread_start(name, read_loop, r);
     }
@@ -554,8 +577,11 @@ static void stop_threads(struct ssd_tier *t)
         mailbox_push(&t->ops, &stop->mail);
         pthread_join(t->writer, NULL);
     }
-    for (uint32_t i = 0; i < t->n_readers; i++)
+    for (uint32_t i = 0; i < t->n_readers; i++) {
         pthread_join(t->readers[i].thread, NULL);
+        codec_close(t->readers[i].codec);
+    }
+    codec_close(t->codec);
 }
 
 void ssd_tier_close(struct ssd_tier *t)
@@ -574,14 +600,18 @@ void ssd_tier_close(struct ssd_tier *t)
 
 /* ------------------------------------------------------------------- calls */
 
-uint64_t ssd_tier_max_blocks(const struct ssd_tier *t)
+uint64_t ssd_tier_block_bytes(const struct ssd_tier *t)
 {
-    uint64_t value = t->page_bytes + 4 * BLOCK_HEADER_BYTES; /* both headers, and what RocksDB keeps beside them */
-    return t->config.capacity_bytes / 8 * 7 / value;
+    uint64_t stored = atomic_load(&t->stored_bytes);
+    return (stored ? stored : t->page_bytes) + 4 * BLOCK_HEADER_BYTES; /* both, and what RocksDB keeps beside them */
 }
 
-enum td_status ssd_tier_put(struct ssd_tier *t, const struct block_key *key, uint32_t chain_index, const void *payload,
-                            void *token)
+uint64_t ssd_tier_max_blocks(const struct ssd_tier *t)
+{
+    return t->config.capacity_bytes / 8 * 7 / ssd_tier_block_bytes(t);
+}
+
+enum td_status ssd_tier_put(struct ssd_tier *t, const struct ssd_put *put)
 {
     uint64_t queued = atomic_load(&t->queued_bytes);
     if (queued && queued + t->page_bytes > t->config.queue_bytes)
@@ -589,10 +619,7 @@ enum td_status ssd_tier_put(struct ssd_tier *t, const struct block_key *key, uin
     atomic_fetch_add(&t->queued_bytes, t->page_bytes);
     struct op *op = mem_zalloc(sizeof(*op));
     op->kind = OP_PUT;
-    op->key = *key;
-    op->chain_index = chain_index;
-    op->payload = payload;
-    op->token = token;
+    op->put = *put;
     mailbox_push(&t->ops, &op->mail);
     return TD_OK;
 }
@@ -601,7 +628,7 @@ void ssd_tier_delete(struct ssd_tier *t, const struct block_key *key)
 {
     struct op *op = mem_zalloc(sizeof(*op));
     op->kind = OP_DELETE;
-    op->key = *key;
+    op->put.key = *key;
     mailbox_push(&t->ops, &op->mail);
 }
 

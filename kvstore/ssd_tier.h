@@ -3,7 +3,7 @@
  *
  * Writing and deleting is done in the order asked for, no faster than the rate allows; a put is durable when its callback says
  * so. Our checksums (block_header.h) decide whether a value is served. What is over the capacity the owner is asked to delete
- * (on_over).
+ * (on_over). Blocks are written with the codec of the configuration, and read with that of their header.
  *
  * A read that takes longer than its deadline makes the tier slow, until one ends in time. Then it reads one block at a time, to
  * see whether it is better, and answers TD_NOT_YET to the others; a late read still ends with its callback. Errors of the disk
@@ -20,14 +20,14 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/status.h"
-#include "proto/wire/block_header.h"
+#include "kvstore/codec.h"
 
 struct ssd_tier;
 
 struct ssd_callbacks {
     void *user;
     /* While opening, on the caller's thread: a block that is durable. */
-    void (*on_found)(void *user, const struct block_key *key, uint32_t chain_index);
+    void (*on_found)(void *user, const struct block_header *header);
     /* TD_OK: durable, and the payload is not needed any more. TD_ERR_NO_SPACE, TD_ERR_IO, TD_ERR_CORRUPT; TD_ERR_CANCELLED. */
     void (*on_put)(void *user, void *token, enum td_status status);
     /*
@@ -46,6 +46,7 @@ struct ssd_tier_config {
     uint64_t write_bytes_per_s; /* 0: as fast as it goes */
     uint64_t read_deadline_ns;  /* 0: none */
     uint32_t n_readers;
+    enum block_codec codec;
     const struct kv_layout *layout; /* borrowed; values of another one are deleted */
     struct faults *faults;          /* borrowed; NULL: none */
     const struct clock *clock;
@@ -54,8 +55,8 @@ struct ssd_tier_config {
 };
 
 struct ssd_tier_stats {
-    uint64_t dir_bytes, queued_bytes, written_bytes, read_bytes;
-    uint64_t write_errors, read_errors, dropped_layout; /* sums since opening */
+    uint64_t dir_bytes, queued_bytes, written_bytes, read_bytes; /* the last three: pages, before encoding */
+    uint64_t write_errors, read_errors, dropped_layout;          /* sums since opening */
     uint64_t reclaims, reopens;
     bool was_set_aside, is_writable, is_slow; /* is_writable: the last put succeeded */
 };
@@ -68,12 +69,18 @@ enum td_status ssd_tier_open(const struct ssd_tier_config *config, struct ssd_ti
 /* What is queued is answered TD_ERR_CANCELLED. NULL is fine. */
 void ssd_tier_close(struct ssd_tier *t);
 
-/* How many blocks fit, with room for the log and for garbage: the owner deletes before it puts more. */
+/* What a block takes: the mean of late ones. How many fit, with room for the log and for garbage: the owner deletes before. */
+uint64_t ssd_tier_block_bytes(const struct ssd_tier *t);
 uint64_t ssd_tier_max_blocks(const struct ssd_tier *t);
 
-/* payload: one page of the layout, unchanged until on_put. TD_BUSY: the queue is full. */
-enum td_status ssd_tier_put(struct ssd_tier *t, const struct block_key *key, uint32_t chain_index, const void *payload,
-                            void *token);
+struct ssd_put {
+    struct block_key key;
+    uint32_t chain_index, tenant;
+    const void *page; /* of the layout; unchanged until on_put */
+    void *token;
+};
+/* TD_BUSY: the queue is full. */
+enum td_status ssd_tier_put(struct ssd_tier *t, const struct ssd_put *put);
 void ssd_tier_delete(struct ssd_tier *t, const struct block_key *key); /* after what was asked for before */
 /* page is written until on_read */
 void ssd_tier_read(struct ssd_tier *t, const struct block_key *key, void *page, void *token);

@@ -5,13 +5,23 @@
 
 #include "base/mem.h"
 
+struct tenant {
+    uint32_t id;
+    double share;
+    uint64_t n_entries, n_dram, n_ssd; /* that hold a slot; that are on SSD or on the way */
+    struct eviction *clean, *dirty, *ssd;
+};
+
 struct table {
-    bool has_ssd;
+    bool has_ssd, has_quotas;
+    struct tenant tenants[TABLE_TENANTS]; /* the first is the default one; one without entries may get another name */
+    uint32_t n_tenants, n_named;
+    double share;
+    const struct tenant_share *named;
     struct entry **buckets; /* open addressing, linear probing, at most half full; keys are hashes already */
     uint64_t cap, n_entries;
     uint32_t *free_slots, *generations;
     uint32_t n_free, n_slots;
-    struct eviction *clean, *dirty, *ssd;
     struct entry *dirty_first, *dirty_last;
     uint32_t n_use[4]; /* by slot_use */
     uint64_t n_ready, n_durable, n_queued;
@@ -28,9 +38,10 @@ struct table *table_open(uint32_t n_slots, bool has_ssd, enum eviction_policy po
     t->generations = mem_array(n_slots, sizeof(t->generations[0]));
     for (uint32_t i = 0; i < n_slots; i++)
         t->free_slots[i] = n_slots - 1 - i;
-    t->clean = eviction_open(policy);
-    t->dirty = eviction_open_beside(t->clean);
-    t->ssd = eviction_open(policy);
+    struct eviction *clean = eviction_open(policy);
+    t->tenants[0] =
+        (struct tenant){.share = 1, .clean = clean, .dirty = eviction_open_beside(clean), .ssd = eviction_open(policy)};
+    t->n_tenants = 1;
     return t;
 }
 
@@ -38,15 +49,61 @@ void table_close(struct table *t)
 {
     if (!t)
         return;
-    eviction_close(t->clean);
-    eviction_close(t->dirty);
-    eviction_close(t->ssd);
+    for (uint32_t i = 0; i < t->n_tenants; i++) {
+        eviction_close(t->tenants[i].clean);
+        eviction_close(t->tenants[i].dirty);
+        eviction_close(t->tenants[i].ssd);
+    }
     for (uint64_t i = 0; i < t->cap; i++)
         free(t->buckets[i]);
     free(t->buckets);
     free(t->free_slots);
     free(t->generations);
     free(t);
+}
+
+/* ---------------------------------------------------------------- tenants */
+
+static double share_of(const struct table *t, uint32_t tenant)
+{
+    for (uint32_t i = 0; i < t->n_named; i++)
+        if (t->named[i].tenant == tenant)
+            return t->named[i].share;
+    return t->share;
+}
+
+void table_set_quotas(struct table *t, double share, const struct tenant_share *named, uint32_t n_named)
+{
+    assert(!t->n_entries);
+    t->has_quotas = share < 1 || n_named;
+    t->share = share;
+    t->named = named;
+    t->n_named = n_named;
+    t->tenants[0].share = share_of(t, 0);
+}
+
+static struct tenant *tenant_of(struct table *t, uint32_t id)
+{
+    struct tenant *first = t->tenants, *free = NULL;
+    if (!t->has_quotas || !id)
+        return first;
+    for (uint32_t i = 1; i < t->n_tenants; i++) {
+        if (t->tenants[i].id == id)
+            return &t->tenants[i];
+        if (!t->tenants[i].n_entries)
+            free = &t->tenants[i];
+    }
+    if (!free && t->n_tenants == TABLE_TENANTS)
+        return first;
+    if (!free) {
+        free = &t->tenants[t->n_tenants++];
+        *free = (struct tenant){.clean = eviction_open_beside(first->clean),
+                                .dirty = eviction_open_beside(first->clean),
+                                .ssd = eviction_open_beside(first->ssd)};
+    }
+    free->id = id;
+    free->share = share_of(t, id);
+    return free;
 }
 
 /* ------------------------------------------------------------------- keys */
@@ -82,7 +139,8 @@ static void grow(struct table *t)
     free(old);
 }
 
-struct entry *table_add(struct table *t, const struct block_key *key, uint32_t chain_index, uint64_t now)
+struct entry *table_add(struct table *t, const struct block_key *key, uint32_t chain_index, uint32_t tenant,
+                        uint64_t now)
 {
     if (2 * (t->n_entries + 1) > t->cap)
         grow(t);
@@ -91,6 +149,9 @@ struct entry *table_add(struct table *t, const struct block_key *key, uint32_t c
     e->chain_index = e->in_dram.chain_index = e->on_ssd.chain_index = chain_index;
     e->in_dram.key_hash = e->on_ssd.key_hash = block_key_hash(key);
     e->last_used = now;
+    e->tenant = tenant;
+    e->owner = tenant_of(t, tenant);
+    e->owner->n_entries++;
     uint64_t i = bucket(t, key);
     assert(!t->buckets[i]);
     t->buckets[i] = e;
@@ -112,6 +173,7 @@ static void drop(struct table *t, struct entry *e)
     }
     t->buckets[hole] = NULL;
     t->n_entries--;
+    e->owner->n_entries--;
     free(e);
 }
 
@@ -157,7 +219,7 @@ static void settle(struct table *t, struct entry *e)
 
     struct eviction *order = NULL;
     if (use == SLOT_CACHED && e->ssd != SSD_QUEUED)
-        order = is_dirty(t, e) ? t->dirty : t->clean;
+        order = is_dirty(t, e) ? e->owner->dirty : e->owner->clean;
     if (order != e->dram_order) {
         if (e->dram_order)
             eviction_remove(e->dram_order, &e->in_dram);
@@ -167,9 +229,9 @@ static void settle(struct table *t, struct entry *e)
     }
     bool may_leave_ssd = e->ssd == SSD_DURABLE && !e->pins && e->dram != DRAM_LOADING;
     if (may_leave_ssd && !eviction_contains(&e->on_ssd))
-        eviction_insert(t->ssd, &e->on_ssd, e->chain_index, e->last_used);
+        eviction_insert(e->owner->ssd, &e->on_ssd, e->chain_index, e->last_used);
     else if (!may_leave_ssd)
-        eviction_remove(t->ssd, &e->on_ssd);
+        eviction_remove(e->owner->ssd, &e->on_ssd);
 
     if (e->dram == DRAM_ABSENT && (e->ssd == SSD_ABSENT || e->ssd == SSD_REFUSED) && !e->pins) {
         t->n_use[SLOT_NONE]--;
@@ -177,27 +239,88 @@ static void settle(struct table *t, struct entry *e)
     }
 }
 
-static struct entry *victim(struct eviction *order, size_t offset, uint64_t before)
+enum order { CLEAN, DIRTY, ON_SSD };
+
+static struct eviction_item *first_of(const struct tenant *n, enum order order)
 {
-    struct eviction_item *item = eviction_victim(order);
+    return eviction_victim(order == CLEAN ? n->clean : order == DIRTY ? n->dirty : n->ssd);
+}
+
+static struct entry *victim(struct eviction_item *item, enum order order, uint64_t before)
+{
+    size_t offset = order == ON_SSD ? offsetof(struct entry, on_ssd) : offsetof(struct entry, in_dram);
     if (!item || item->last_used >= before)
         return NULL;
     return (struct entry *)(void *)((char *)item - offset);
 }
 
+/* The order that sched/eviction.h promises within one, here over the firsts of several. */
+static bool goes_before(const struct eviction_item *a, const struct eviction_item *b)
+{
+    if (a->rank != b->rank)
+        return a->rank < b->rank;
+    if (a->last_used != b->last_used)
+        return a->last_used < b->last_used;
+    if (a->chain_index != b->chain_index)
+        return a->chain_index > b->chain_index;
+    return a->sequence < b->sequence;
+}
+
+static struct entry *victim_of_all(const struct table *t, enum order order, uint64_t before)
+{
+    struct eviction_item *best = NULL, *item;
+    for (uint32_t i = 0; i < t->n_tenants; i++)
+        if ((item = first_of(&t->tenants[i], order)) && (!best || goes_before(item, best)))
+            best = item;
+    return victim(best, order, before);
+}
+
 struct entry *table_victim_clean(const struct table *t, uint64_t before)
 {
-    return victim(t->clean, offsetof(struct entry, in_dram), before);
+    return victim_of_all(t, CLEAN, before);
 }
 
 struct entry *table_victim_dirty(const struct table *t, uint64_t before)
 {
-    return victim(t->dirty, offsetof(struct entry, in_dram), before);
+    return victim_of_all(t, DIRTY, before);
 }
 
 struct entry *table_victim_ssd(const struct table *t, uint64_t before)
 {
-    return victim(t->ssd, offsetof(struct entry, on_ssd), before);
+    return victim_of_all(t, ON_SSD, before);
+}
+
+/* Room is needed on SSD when it is full: what is there is its capacity in blocks. */
+static double excess(const struct table *t, const struct tenant *n, enum order order, uint32_t for_tenant)
+{
+    if (order == ON_SSD)
+        return (double)n->n_ssd - n->share * (double)(t->n_durable + t->n_queued);
+    return (double)(n->n_dram + (n->id == for_tenant)) - n->share * t->n_slots;
+}
+
+static struct entry *victim_over_quota(const struct table *t, enum order order, uint32_t for_tenant, uint64_t before)
+{
+    struct entry *best = NULL, *e;
+    double most = 0, over;
+    for (uint32_t i = 0; t->has_quotas && i < t->n_tenants; i++) {
+        const struct tenant *n = &t->tenants[i];
+        if ((over = excess(t, n, order, for_tenant)) > most && (e = victim(first_of(n, order), order, before))) {
+            most = over;
+            best = e;
+        }
+    }
+    return best;
+}
+
+struct entry *table_victim_over_quota(const struct table *t, uint32_t for_tenant, bool may_be_dirty, uint64_t before)
+{
+    struct entry *e = victim_over_quota(t, CLEAN, for_tenant, before);
+    return e || !may_be_dirty ? e : victim_over_quota(t, DIRTY, for_tenant, before);
+}
+
+struct entry *table_victim_ssd_over_quota(const struct table *t, uint64_t before)
+{
+    return victim_over_quota(t, ON_SSD, 0, before);
 }
 
 struct entry *table_first_dirty(const struct table *t)
@@ -208,30 +331,31 @@ struct entry *table_first_dirty(const struct table *t)
 /* ----------------------------------------------------------------- states */
 
 /* A tier that the block is not in learns of this use when it gets there. */
-static void use(struct table *t, struct entry *e, uint64_t now,
-                void (*how)(struct eviction *, struct eviction_item *, uint64_t))
+static void use(struct entry *e, uint64_t now, void (*how)(struct eviction *, struct eviction_item *, uint64_t))
 {
     e->last_used = now;
     if (e->dram != DRAM_ABSENT)
-        how(e->dram_order ? e->dram_order : t->clean, &e->in_dram, now);
+        how(e->dram_order ? e->dram_order : e->owner->clean, &e->in_dram, now);
     if (e->ssd == SSD_DURABLE)
-        how(t->ssd, &e->on_ssd, now);
+        how(e->owner->ssd, &e->on_ssd, now);
 }
 
 void table_touch(struct table *t, struct entry *e, uint64_t now)
 {
-    use(t, e, now, eviction_touch);
+    (void)t;
+    use(e, now, eviction_touch);
 }
 
 void table_keep(struct table *t, struct entry *e, uint64_t now)
 {
-    use(t, e, now, eviction_keep);
+    (void)t;
+    use(e, now, eviction_keep);
 }
 
 void table_refused(struct table *t, const struct block_key *key, uint32_t chain_index, uint64_t now)
 {
     struct eviction_item item = {.key_hash = block_key_hash(key), .chain_index = chain_index};
-    eviction_refused(t->clean, &item, now);
+    eviction_refused(t->tenants[0].clean, &item, now);
 }
 
 void table_pin(struct table *t, struct entry *e)
@@ -260,6 +384,7 @@ void table_set_dram(struct table *t, struct entry *e, enum dram_state to)
     if (e->dram == DRAM_ABSENT) {
         assert(t->n_free);
         e->slot = t->free_slots[--t->n_free];
+        e->owner->n_dram++;
     }
     t->n_ready -= e->dram == DRAM_READY;
     t->n_ready += to == DRAM_READY;
@@ -267,7 +392,8 @@ void table_set_dram(struct table *t, struct entry *e, enum dram_state to)
     if (to == DRAM_ABSENT) {
         t->generations[e->slot]++;
         t->free_slots[t->n_free++] = e->slot;
-        eviction_leave(e->dram_order ? e->dram_order : t->clean, &e->in_dram);
+        e->owner->n_dram--;
+        eviction_leave(e->dram_order ? e->dram_order : e->owner->clean, &e->in_dram);
         e->dram_order = NULL;
     }
     settle(t, e);
@@ -287,7 +413,9 @@ void table_set_ssd(struct table *t, struct entry *e, enum ssd_state to)
     t->n_queued -= e->ssd == SSD_QUEUED;
     t->n_queued += to == SSD_QUEUED;
     if (e->ssd == SSD_DURABLE)
-        eviction_leave(t->ssd, &e->on_ssd);
+        eviction_leave(e->owner->ssd, &e->on_ssd);
+    e->owner->n_ssd -= e->ssd == SSD_DURABLE || e->ssd == SSD_QUEUED;
+    e->owner->n_ssd += to == SSD_DURABLE || to == SSD_QUEUED;
     e->ssd = to;
     settle(t, e);
 }

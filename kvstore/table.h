@@ -17,6 +17,12 @@
  * in the write queue. Three eviction orders hold what may go: clean blocks in DRAM, dirty ones, and blocks on SSD. Nothing that
  * is pinned, being written or being loaded is in any of them.
  *
+ * Tenants: a block belongs to the one that first offered it. With quotas each tenant has orders of its own over the same room:
+ * what is learned of uses is shared, and the block that should go next is the first of all their firsts. A tenant that holds
+ * more than its share of the slots, or of the blocks on SSD, is evicted from first, the one furthest above it before others. A
+ * quota is no reservation: while nobody needs the room a tenant may have all of it. At most TABLE_TENANTS are told apart at a
+ * time; blocks of further ones count as the default tenant's.
+ *
  * Threads: one owner.
  */
 #pragma once
@@ -30,11 +36,13 @@
 
 enum dram_state { DRAM_ABSENT, DRAM_FILLING, DRAM_LOADING, DRAM_READY };
 enum ssd_state { SSD_ABSENT, SSD_QUEUED, SSD_DURABLE, SSD_REFUSED };
+enum { TABLE_TENANTS = 64 };
 enum slot_use { SLOT_NONE, SLOT_HELD, SLOT_LEASED, SLOT_CACHED };
 
 struct entry { /* read freely; changed by the functions below only, but for load_ns and load_status */
     struct block_key key;
     uint32_t chain_index; /* of the block in its chain */
+    uint32_t tenant;      /* store_msg.h */
     uint32_t pins;
     uint32_t slot; /* while dram is not ABSENT */
     enum dram_state dram;
@@ -44,6 +52,7 @@ struct entry { /* read freely; changed by the functions below only, but for load
     enum td_status load_status; /* and how it last ended */
     enum slot_use use;
     struct eviction_item in_dram, on_ssd;
+    struct tenant *owner;        /* whose orders it is in */
     struct eviction *dram_order; /* which of the two in_dram is in; NULL: none */
     struct entry *dirty_prev, *dirty_next;
     bool is_listed; /* in the list of dirty blocks */
@@ -54,9 +63,17 @@ struct table;
 struct table *table_open(uint32_t n_slots, bool has_ssd, enum eviction_policy policy);
 void table_close(struct table *t); /* NULL is fine */
 
+struct tenant_share {
+    uint32_t tenant;
+    double share; /* of each tier */
+};
+/* Before the first entry. share: of whoever is not among the named, which are borrowed; 1 and none named: no quotas. */
+void table_set_quotas(struct table *t, double share, const struct tenant_share *named, uint32_t n_named);
+
 struct entry *table_find(const struct table *t, const struct block_key *key); /* NULL: unknown */
 /* A new entry in no tier: the caller gives it one before it does anything else with the table. */
-struct entry *table_add(struct table *t, const struct block_key *key, uint32_t chain_index, uint64_t now);
+struct entry *table_add(struct table *t, const struct block_key *key, uint32_t chain_index, uint32_t tenant,
+                        uint64_t now);
 
 void table_touch(struct table *t, struct entry *e, uint64_t now);
 void table_keep(struct table *t, struct entry *e,
@@ -76,6 +93,12 @@ uint32_t table_slot_generation(const struct table *t, uint32_t slot);
 struct entry *table_victim_clean(const struct table *t, uint64_t before);
 struct entry *table_victim_dirty(const struct table *t, uint64_t before);
 struct entry *table_victim_ssd(const struct table *t, uint64_t before);
+/*
+ * The same of tenants above their quotas; NULL: none, or none of theirs may go. In DRAM room is needed for a block of the tenant
+ * given; dirty blocks only if there are no clean ones, and they may be lost.
+ */
+struct entry *table_victim_over_quota(const struct table *t, uint32_t for_tenant, bool may_be_dirty, uint64_t before);
+struct entry *table_victim_ssd_over_quota(const struct table *t, uint64_t before);
 struct entry *table_first_dirty(const struct table *t); /* the one that waits longest; NULL: none */
 
 struct table_audit { /* slots, each counted once: the first four add up to total */

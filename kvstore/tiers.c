@@ -4,7 +4,8 @@
  * Down: a block that arrived is dirty, is queued for the SSD at once, and stays in DRAM until something else needs its slot. If
  * the write queue is full it waits in the table's list; room there is given out in that order. Up: a block on SSD is read
  * straight into a slot, and then lies in both. A slot is taken from the block in DRAM that eviction names, a clean one first;
- * a dirty one is lost, and counted, only for new blocks, which are at least as likely to be asked for.
+ * a dirty one is lost, and counted, only for new blocks, which are at least as likely to be asked for. Tenants above their quota
+ * go first (table.h).
  */
 #include "kvstore/kvstore_internal.h"
 
@@ -24,15 +25,18 @@ static void leave_dram(struct kvstore *s, struct entry *e)
     table_set_dram(s->table, e, DRAM_ABSENT);
 }
 
-bool tier_make_slot(struct kvstore *s, bool may_lose_dirty)
+bool tier_make_slot(struct kvstore *s, uint32_t for_tenant, bool may_lose_dirty)
 {
     if (table_slots_free(s->table))
         return true;
-    struct entry *e = table_victim_clean(s->table, s->tick);
-    if (!e && may_lose_dirty && (e = table_victim_dirty(s->table, s->tick)))
-        store_count(s, STORE_LOST_DIRTY, 1);
+    struct entry *e = table_victim_over_quota(s->table, for_tenant, may_lose_dirty, s->tick);
+    if (!e)
+        e = table_victim_clean(s->table, s->tick);
+    if (!e && may_lose_dirty)
+        e = table_victim_dirty(s->table, s->tick);
     if (!e)
         return false;
+    store_count(s, STORE_LOST_DIRTY, e->is_listed);
     leave_dram(s, e);
     return true;
 }
@@ -49,11 +53,11 @@ void tier_filled(struct kvstore *s, struct entry *e, bool is_verified)
 
 /* ---------------------------------------------------------------------- SSD */
 
-static void on_found(void *user, const struct block_key *key, uint32_t chain_index)
+static void on_found(void *user, const struct block_header *h)
 {
     struct kvstore *s = user;
-    if (!table_find(s->table, key))
-        table_set_ssd(s->table, table_add(s->table, key, chain_index, 0), SSD_DURABLE);
+    if (!table_find(s->table, &h->key))
+        table_set_ssd(s->table, table_add(s->table, &h->key, h->index, h->tenant, 0), SSD_DURABLE);
 }
 
 static void post(struct kvstore *s, enum work_kind kind, void *token, enum td_status status)
@@ -93,6 +97,7 @@ enum td_status tier_open_ssd(struct kvstore *s, struct td_error *error_out)
                                       .write_bytes_per_s = (uint64_t)o->write_bytes_per_s,
                                       .read_deadline_ns = (uint64_t)o->read_deadline_ms * NS_PER_MS,
                                       .n_readers = (uint32_t)o->read_threads,
+                                      .codec = s->codec,
                                       .faults = s->faults,
                                       .layout = &s->geometry.layout,
                                       .clock = &s->clock,
@@ -118,8 +123,8 @@ static void leave_ssd(struct kvstore *s, struct entry *e, enum ssd_state to)
 
 static bool evict_ssd(struct kvstore *s)
 {
-    struct entry *e = table_victim_ssd(s->table, UINT64_MAX);
-    if (!e)
+    struct entry *e = table_victim_ssd_over_quota(s->table, UINT64_MAX);
+    if (!e && !(e = table_victim_ssd(s->table, UINT64_MAX)))
         return false;
     store_count(s, STORE_EVICTED_SSD, 1);
     leave_ssd(s, e, SSD_REFUSED);
@@ -128,7 +133,7 @@ static bool evict_ssd(struct kvstore *s)
 
 void tier_make_ssd_room(struct kvstore *s, uint64_t n_bytes)
 {
-    for (uint64_t done = 0; done < n_bytes && s->ssd && evict_ssd(s); done += s->page_bytes)
+    for (uint64_t done = 0; done < n_bytes && s->ssd && evict_ssd(s); done += ssd_tier_block_bytes(s->ssd))
         ;
 }
 
@@ -154,7 +159,7 @@ void tier_probe(struct kvstore *s, struct entry *e)
 {
     uint64_t now = clock_now(&s->clock);
     if (e->dram != DRAM_ABSENT || e->ssd != SSD_DURABLE || now - s->probed_ns < PROBE_EVERY_NS ||
-        !tier_make_slot(s, false))
+        !tier_make_slot(s, e->tenant, false))
         return;
     s->probed_ns = now;
     tier_start_load(s, e);
@@ -195,7 +200,8 @@ void tier_written(struct kvstore *s, struct entry *e, enum td_status status)
 void tier_write_dirty(struct kvstore *s)
 {
     for (struct entry *e; s->ssd && (e = table_first_dirty(s->table));) {
-        if (ssd_tier_put(s->ssd, &e->key, e->chain_index, tier_address(s, e), e) == TD_BUSY)
+        const struct ssd_put put = {e->key, e->chain_index, e->tenant, tier_address(s, e), e};
+        if (ssd_tier_put(s->ssd, &put) == TD_BUSY)
             break;
         table_set_ssd(s->table, e, SSD_QUEUED);
         struct table_audit a = table_audit(s->table);

@@ -249,6 +249,19 @@ static enum td_status check_hello(struct peer *p, const Tandem__Worker__V1__Work
     return TD_OK;
 }
 
+/* Blocks of exact and of lossy stores have different names, and a request has one name for each: so there is one kind. */
+static enum td_status check_codec(const struct peer *p, const char *codec, struct td_error *e)
+{
+    for (uint32_t i = 0; i < p->router->n_peers; i++) {
+        const struct peer *other = p->router->peers[i];
+        if (other != p && other->role == ROLE_STORE && other->state == PEER_READY && strcmp(other->kv_codec, codec))
+            return td_fail(e, TD_ERR_VERSION, "kv_codec differs: store %s has %s, this one %s", other->name,
+                           other->kv_codec[0] ? other->kv_codec : "a lossless one",
+                           codec[0] ? codec : "a lossless one");
+    }
+    return TD_OK;
+}
+
 /* The smallest context of all workers is what the door promises. */
 static void lower_context(struct router *r)
 {
@@ -269,7 +282,8 @@ static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
     struct kv_layout layout;
     copy_text(p->name, sizeof(p->name), h->name);
     parse_role(h->role, &p->role);
-    if (check_hello(p, h, &layout, &e)) {
+    copy_text(p->kv_codec, sizeof(p->kv_codec), h->kv_codec);
+    if (check_hello(p, h, &layout, &e) || (p->role == ROLE_STORE && check_codec(p, p->kv_codec, &e))) {
         log_error(&r->log, "worker refused peer=%s why='%s'", p->name, e.text);
         snprintf(p->why, sizeof(p->why), "%s", e.text);
         set_state(p, PEER_REFUSED);
@@ -289,6 +303,8 @@ static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
     p->snapshot_asked = true;
     p->queued_tokens = 0;
     p->running = p->reserved_pages = 0;
+    if (p->role == ROLE_STORE)
+        memcpy(r->kv_codec, p->kv_codec, sizeof(r->kv_codec));
     set_state(p, PEER_READY);
     lower_context(r);
     r->replan = true;

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/random.h"
+#include "proto/wire/store_msg.h"
 #include "router/router_internal.h"
 
 enum { MAX_RUNS = 256 };
@@ -113,8 +114,8 @@ static void list_stores(const struct request *q, Tandem__Worker__V1__LegKind kin
     const struct router *r = q->router;
     for (uint32_t i = 0; i < r->n_peers; i++) {
         const struct peer *p = r->peers[i];
-        if (p->role != ROLE_STORE || p->state != PEER_READY)
-            continue;
+        if (p->role != ROLE_STORE || p->state != PEER_READY || strcmp(p->kv_codec, q->kv_codec))
+            continue; /* one that came since with another codec gets no blocks of this name */
         Tandem__Worker__V1__Store *s = l->store_list[leg->n_stores] = &l->stores[leg->n_stores];
         tandem__worker__v1__store__init(s);
         s->xfer_address = rpc_data(p->xfer_address);
@@ -150,6 +151,7 @@ static void send_leg(struct request *q, struct peer *to, Tandem__Worker__V1__Leg
         int64_t left = q->p.remaining_ms - (int64_t)ms(clock_now(&q->router->clock) - q->arrived_ns);
         leg.remaining_ms = left > 0 ? left : 1;
     }
+    leg.tenant = store_tenant(q->p.tenant.data, q->p.tenant.len);
     leg.request_id = (ProtobufCBinaryData){q->p.label.len, (uint8_t *)q->p.label.data};
     m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_LEG;
     m.leg = &leg;
@@ -395,6 +397,8 @@ static void finish(struct request *q, const char *reason, uint64_t upto, bool al
     end.predicted = &predicted;
     end.prompt_logprobs = q->prompt_logprobs;
     end.n_prompt_logprobs = q->n_prompt_logprobs;
+    if (q->cached_worker + q->cached_peer + q->cached_dram + q->cached_ssd)
+        end.kv_codec = rpc_data(q->kv_codec);
     end.request_id = (ProtobufCBinaryData){q->p.label.len, (uint8_t *)q->p.label.data};
     show(q, q->shown, false, &end);
     metrics_inc(q->router->counters, ROUTER_TOKENS, q->n_told);

@@ -63,13 +63,14 @@ struct request *router_find(struct router *r, const Tandem__Worker__V1__Transfer
 
 /*
  * Root of a request's prefix keys. The salt is an HMAC of the cluster's secret, the tenant and what the client asked for
- * (length-framed), so no client can name another tenant's blocks.
+ * (length-framed), so no client can name another tenant's blocks. Behind it stands the lossy codec of the stores, if they have
+ * one: what such a store gives back, and all that is computed from it, is never found under the names of the exact.
  */
 static struct block_key root_key(struct router *r, const struct params *p)
 {
     struct bytes b = {0};
-    uint8_t salt[32], n[4];
-    unsigned len = sizeof(salt);
+    uint8_t salt[32 + sizeof(r->kv_codec)], n[4];
+    unsigned len = 32, codec_len = (unsigned)strlen(r->kv_codec);
     const char *secret = r->options.secret ? r->options.secret : "",
                *tenant = p->tenant.len ? p->tenant.data : "default";
     put_u32(n, (uint32_t)strlen(tenant));
@@ -78,13 +79,15 @@ static struct block_key root_key(struct router *r, const struct params *p)
     bytes_append(&b, p->salt.data, p->salt.len);
     HMAC(EVP_sha256(), secret, (int)strlen(secret), (const uint8_t *)b.data, b.len, salt, &len);
     bytes_free(&b);
-    return block_key_root(&r->fingerprint, NULL, 0, salt, sizeof(salt));
+    memcpy(salt + len, r->kv_codec, codec_len);
+    return block_key_root(&r->fingerprint, NULL, 0, salt, len + codec_len);
 }
 
 static void name_blocks(struct router *r, struct request *q)
 {
     uint32_t block_tokens = r->layout.page_tokens;
     q->root = root_key(r, &q->p);
+    memcpy(q->kv_codec, r->kv_codec, sizeof(q->kv_codec));
     q->keys = mem_array(q->p.n_ids / block_tokens, sizeof(*q->keys));
     q->n_keys = block_keys(&q->root, q->p.ids, q->p.n_ids, block_tokens, q->keys);
 }

@@ -84,6 +84,7 @@ struct request {
     struct rpc_call *call;
     struct params p;
     struct block_key *keys, root;
+    char kv_codec[16]; /* that root is made of */
     uint32_t n_keys;
     enum request_state state;
     struct plan plan;
@@ -130,7 +131,7 @@ struct peer { /* a worker or store; owner thread */
     uint32_t unheard;         /* up to here the worker had not heard, at unheard_ns; 0 ns: it has heard all */
     uint64_t unheard_ns;
     enum worker_role role;
-    char name[64], xfer_address[128], transport[64], why[256];
+    char name[64], xfer_address[128], transport[64], why[256], kv_codec[16];
     uint32_t pid;
     uint64_t incarnation, weight_bytes;
     uint32_t n_pages, max_context, max_batch, chunk_tokens;
@@ -179,6 +180,7 @@ struct router {
     bool known;
     struct block_key fingerprint;
     struct kv_layout layout;
+    char kv_codec[16]; /* lossy one of the stores that were last here: prefix keys are made of it; "": none */
     char numerics[32];
     pthread_mutex_t hello_lock; /* fingerprint and numerics, for ListModels on rpc threads */
 

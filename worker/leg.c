@@ -240,6 +240,7 @@ static void take_stores(struct leg *leg, const Tandem__Worker__V1__Leg *m)
     leg->stores = mem_array(m->n_stores, sizeof(*leg->stores));
     leg->runs = mem_array(m->n_store_runs, sizeof(*leg->runs));
     leg->hot_blocks = m->hot_blocks;
+    leg->tenant = m->tenant;
     for (size_t i = 0; i < m->n_stores; i++)
         leg->stores[leg->n_stores++] = (struct store_ref){text_of(m->stores[i]->xfer_address), m->stores[i]->id};
     for (size_t i = 0; i < m->n_store_runs; i++)

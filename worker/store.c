@@ -14,8 +14,8 @@
 static const uint64_t STORE_LOAD_NS = 10 * NS_PER_S; /* a slower store is treated as a miss */
 static const uint64_t STORE_WANT_NS = 2 * NS_PER_S;  /* a store that doesn't answer an offer loses it */
 
-static void send_keys(struct worker *w, const char *store, enum store_msg_kind kind, struct xfer_id id,
-                      const struct block_key *keys, uint32_t first, uint32_t n)
+static void send_keys(struct worker *w, const struct leg *leg, const char *store, enum store_msg_kind kind,
+                      struct xfer_id id, const struct block_key *keys, uint32_t first, uint32_t n)
 {
     struct bytes b = {0};
     const char *address = kind == STORE_OFFER ? xfer_address(w->xfer) : ""; /* where the store pulls from */
@@ -25,7 +25,8 @@ static void send_keys(struct worker *w, const char *store, enum store_msg_kind k
                                      .n_keys = (uint16_t)n,
                                      .keys = keys[first].b,
                                      .address = address,
-                                     .address_len = (uint16_t)strlen(address)};
+                                     .address_len = (uint16_t)strlen(address),
+                                     .tenant = leg->tenant};
     store_keys_encode(&m, &b);
     xfer_send(w->xfer, store, (uint16_t)kind, b.data, (uint32_t)b.len);
     bytes_free(&b);
@@ -58,7 +59,7 @@ bool store_load(struct worker *w, struct leg *leg, uint32_t n_have)
     struct pull *p = pull_open(w, leg, n_have, n);
     p->from_store = true;
     leg->load_begin_ns = clock_now(&w->clock);
-    send_keys(w, leg->stores[run->store].address, STORE_LOOKUP, id, keys, n_have, n);
+    send_keys(w, leg, leg->stores[run->store].address, STORE_LOOKUP, id, keys, n_have, n);
     pull_start(w, p, id, leg->stores[run->store].address, 0, limit < leg->deadline_ns ? limit : leg->deadline_ns);
     return true;
 }
@@ -106,7 +107,7 @@ static void offer(struct worker *w, struct leg *leg, const char *store, uint32_t
         held_add(w, &o->held, pages[i]);
     o->next = w->offers;
     w->offers = o;
-    send_keys(w, store, STORE_OFFER, o->id, keys, first, end - first);
+    send_keys(w, leg, store, STORE_OFFER, o->id, keys, first, end - first);
 }
 
 void store_offer(struct worker *w, struct leg *leg, uint32_t first_block)

@@ -79,7 +79,7 @@ struct leg {
     char *peer; /* transfer address; NULL: none */
     struct store_ref *stores;
     struct store_run *runs;
-    uint32_t n_stores, n_runs, hot_blocks;
+    uint32_t n_stores, n_runs, hot_blocks, tenant;
     uint64_t peer_incarnation;
     uint32_t n_prompt, n_from_store;
     char label[72]; /* request id for logs */

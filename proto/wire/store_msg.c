@@ -1,8 +1,18 @@
 #include "proto/wire/store_msg.h"
 
 #include <stdbool.h>
+#include <string.h>
+#include <xxhash.h>
 
 #include "base/endian.h"
+
+uint32_t store_tenant(const char *name, size_t len_bytes)
+{
+    if (!len_bytes || (len_bytes == 7 && !memcmp(name, "default", 7)))
+        return 0;
+    uint32_t id = (uint32_t)XXH3_64bits(name, len_bytes);
+    return id ? id : 1;
+}
 
 static void put_header(uint8_t b[STORE_MSG_HEADER_BYTES], uint16_t n, uint32_t word, uint64_t incarnation,
                        uint64_t counter)
@@ -21,10 +31,12 @@ void store_keys_encode(const struct store_keys_msg *m, struct bytes *out)
     bytes_append(out, b, sizeof(b));
     bytes_append(out, m->keys, (size_t)m->n_keys * BLOCK_KEY_BYTES);
     if (m->address_len) {
-        uint8_t len[2];
+        uint8_t len[2], tenant[4];
         put_u16(len, m->address_len);
+        put_u32(tenant, m->tenant);
         bytes_append(out, len, sizeof(len));
         bytes_append(out, m->address, m->address_len);
+        bytes_append(out, tenant, sizeof(tenant));
     }
 }
 
@@ -36,15 +48,16 @@ static bool has_control(const char *text, size_t len)
     return false;
 }
 
-/* What follows the keys: nothing, or an address. */
-static enum td_status decode_address(const uint8_t *b, size_t len_bytes, struct store_keys_msg *m)
+/* What follows the keys: nothing, or an address and a tenant. */
+static enum td_status decode_sender(const uint8_t *b, size_t len_bytes, struct store_keys_msg *m)
 {
     if (!len_bytes)
         return TD_OK;
-    if (len_bytes < 3 || get_u16(b) != len_bytes - 2 || get_u16(b) > STORE_ADDRESS_MAX)
+    if (len_bytes < 7 || get_u16(b) != len_bytes - 6 || get_u16(b) > STORE_ADDRESS_MAX)
         return TD_ERR_PROTOCOL;
     m->address = (const char *)b + 2;
     m->address_len = get_u16(b);
+    m->tenant = get_u32(b + 2 + m->address_len);
     return has_control(m->address, m->address_len) ? TD_ERR_PROTOCOL : TD_OK;
 }
 
@@ -63,7 +76,7 @@ enum td_status store_keys_decode(const void *data, size_t len_bytes, struct stor
     size_t keys_end = STORE_MSG_HEADER_BYTES + (size_t)m.n_keys * BLOCK_KEY_BYTES;
     if (!m.n_keys || m.n_keys > STORE_MAX_KEYS || len_bytes < keys_end)
         return TD_ERR_PROTOCOL;
-    enum td_status s = decode_address(b + keys_end, len_bytes - keys_end, &m);
+    enum td_status s = decode_sender(b + keys_end, len_bytes - keys_end, &m);
     if (!s)
         *out = m;
     return s;

@@ -9,14 +9,15 @@
  *             blocks, in that order; the store pulls them.
  *
  * Layouts, little-endian. LOOKUP and OFFER:
- *      0  u16 version (1)   2  u16 n_keys (1..4096)   4  u32 index of the first key's block in its chain
+ *      0  u16 version (2)   2  u16 n_keys (1..4096)   4  u32 index of the first key's block in its chain
  *      8  u64 id.incarnation   16  u64 id.counter   24  keys, 16 bytes each
- *      then, in an OFFER: u16 length (1..255) and bytes of the transfer address that WANT goes to and that is pulled from
+ *      then, in an OFFER: u16 length (1..255) and bytes of the transfer address that WANT goes to and that is pulled from;
+ *      u32 tenant that asked for the blocks
  * WANT:
- *      0  u16 version (1)   2  u16 n (0..4096)   4  u32 reserved, 0   8  u64 id.incarnation  16  u64 id.counter
+ *      0  u16 version (2)   2  u16 n (0..4096)   4  u32 reserved, 0   8  u64 id.incarnation  16  u64 id.counter
  *     24  u16 each: position in the offer's keys, ascending
  * FOUND (tail of a lease):
- *      0  u16 version (1)   2  u16 reserved, 0   4  u32 n_dram   8  u32 n_ssd
+ *      0  u16 version (2)   2  u16 reserved, 0   4  u32 n_dram   8  u32 n_ssd
  */
 #pragma once
 
@@ -29,7 +30,7 @@
 
 enum store_msg_kind { STORE_LOOKUP = 1, STORE_OFFER = 2, STORE_WANT = 3 }; /* xfer_send's kind */
 enum {
-    STORE_MSG_VERSION = 1,
+    STORE_MSG_VERSION = 2,
     STORE_MAX_KEYS = 4096,
     STORE_MSG_HEADER_BYTES = 24,
     STORE_FOUND_BYTES = 12,
@@ -42,7 +43,8 @@ struct store_keys_msg { /* LOOKUP, OFFER */
     uint16_t n_keys;
     const uint8_t *keys;  /* n_keys * BLOCK_KEY_BYTES; borrowed from the message */
     const char *address;  /* OFFER: of the sender, not terminated; borrowed too */
-    uint16_t address_len; /* 0: none, and nothing of it on the wire */
+    uint16_t address_len; /* 0: none, and nothing of it and of the tenant on the wire */
+    uint32_t tenant;      /* OFFER */
 };
 
 struct store_want_msg {
@@ -54,6 +56,9 @@ struct store_want_msg {
 struct store_found {
     uint32_t n_dram, n_ssd;
 };
+
+/* What a store knows of a tenant's name: some hash; 0 of "default" and of no name, and of no other. */
+uint32_t store_tenant(const char *name, size_t len_bytes);
 
 void store_keys_encode(const struct store_keys_msg *m, struct bytes *out);
 enum td_status store_keys_decode(const void *data, size_t len_bytes, struct store_keys_msg *out);

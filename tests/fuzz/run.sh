@@ -6,7 +6,7 @@ runs="${1:-10000000}"
 build="${TANDEM_BUILD:-build}-fuzz"
 [ -d "$build" ] || CC=clang meson setup "$build" -Dfuzz=true -Dtests=false -Db_sanitize=address,undefined -Db_lundef=false \
   -Dwerror=false >/dev/null
-targets=(events store_msg block layout transfer tensors config tokenizer trace)
+targets=(events store_msg block codec layout transfer tensors config tokenizer trace)
 ninja -C "$build" "${targets[@]/#/tests/fuzz/fuzz_}" >"$build/build.log" 2>&1 || { tail -20 "$build/build.log"; exit 1; }
 failed=0
 for t in "${targets[@]}"; do

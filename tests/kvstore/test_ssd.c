@@ -1,4 +1,5 @@
 /* The SSD tier on a temporary directory: what is durable comes back, and nothing else ever does. */
+#include <math.h>
 #include <pthread.h>
 
 #include "base/mem.h"
@@ -20,7 +21,8 @@ struct bench { /* an ssd and what its callbacks said, by number of the block */
     pthread_cond_t changed;
     uint32_t n_found, n_put, n_read, n_over;
     bool found[MAX];
-    uint32_t found_index[MAX];
+    uint32_t found_index[MAX], found_tenant[MAX];
+    enum block_codec found_codec[MAX];
     enum td_status put[MAX], read[MAX];
     uint8_t *pages; /* MAX of them: what is put */
     uint8_t *landing;
@@ -35,19 +37,21 @@ static struct block_key key_of(uint32_t n)
     return k;
 }
 
-static void on_found(void *user, const struct block_key *key, uint32_t index)
+static void on_found(void *user, const struct block_header *h)
 {
     struct bench *b = user;
-    uint32_t n = key->b[0] | (uint32_t)key->b[1] << 8;
+    uint32_t n = h->key.b[0] | (uint32_t)h->key.b[1] << 8;
     b->n_found++;
     b->found[n] = true;
-    b->found_index[n] = index;
+    b->found_index[n] = h->index;
+    b->found_codec[n] = h->codec;
+    b->found_tenant[n] = h->tenant;
 }
 
-static void count_found(void *user, const struct block_key *key, uint32_t index)
+static void count_found(void *user, const struct block_header *h)
 {
     struct bench *b = user;
-    (void)key, (void)index;
+    (void)h;
     b->n_found++;
 }
 
@@ -159,7 +163,7 @@ static void reopen_at(struct bench *b, const char *dir)
 static enum td_status put(struct bench *b, uint32_t i)
 {
     struct block_key k = key_of(i);
-    return ssd_tier_put(b->ssd, &k, i + 1000, b->pages + i * b->page_bytes, TOKENS + i);
+    return ssd_tier_put(b->ssd, &(struct ssd_put){k, i + 1000, i % 3, b->pages + i * b->page_bytes, TOKENS + i});
 }
 
 static void put_all(struct bench *b, uint32_t n)
@@ -246,6 +250,83 @@ START_TEST(test_ssd_flipped_bit_on_disk_is_never_served)
             ck_assert(landed(b, i));
         }
     ck_assert_uint_eq(ssd_tier_stats(b->ssd).read_errors, 1);
+    bench_free(b);
+    temp_dir_remove(&d);
+}
+END_TEST
+
+/* Numbers as KV has them, not random bits: those neither shrink nor have a scale. */
+static void make_numbers(struct bench *b, uint32_t i)
+{
+    float *x = (float *)(void *)(b->pages + i * b->page_bytes);
+    for (size_t k = 0; k < b->page_bytes / sizeof(*x); k++)
+        x[k] = (float)((double)(random_at(i, k, 0) >> 11) * 0x1p-53 - 0.5);
+}
+
+/* The codec was changed between runs: each block is read with its own. Ten blocks of each, of which one holds a NaN. */
+START_TEST(test_ssd_reads_blocks_of_several_codecs_in_one_directory)
+{
+    enum { EACH = 10, N_BLOCKS = EACH * BLOCK_CODECS };
+    struct temp_dir d = temp_dir_make();
+    struct bench *b = bench_make();
+    struct ssd_tier_config c = config_of(b, d.store);
+    ck_assert_int_eq(LAYOUT.dtype, NUM_F32);
+    for (uint32_t i = 0; i < N_BLOCKS; i++)
+        make_numbers(b, i);
+    for (uint32_t codec = 0; codec < BLOCK_CODECS; codec++) {
+        c.codec = (enum block_codec)codec;
+        ((float *)(void *)(b->pages + codec * EACH * b->page_bytes))[100] = NAN;
+        open_with(b, &c);
+        ck_assert_uint_eq(b->n_found, codec * EACH);
+        for (uint32_t i = 0; i < EACH; i++)
+            ck_assert_int_eq(put(b, codec * EACH + i), TD_OK);
+        wait_for(b, &b->n_put, EACH);
+        uint64_t block = ssd_tier_block_bytes(b->ssd);
+        ck_assert(codec == BLOCK_RAW ? block > b->page_bytes : block < b->page_bytes + 300);
+        ssd_tier_close(b->ssd);
+        b->ssd = NULL;
+    }
+    open_at(b, d.store);
+    ck_assert_uint_eq(b->n_found, N_BLOCKS);
+    for (uint32_t i = 0; i < N_BLOCKS; i++) {
+        enum block_codec codec = (enum block_codec)(i / EACH);
+        bool is_kept = i % EACH == 0 && block_codec_is_lossy(codec);
+        const float *x = (float *)(void *)(b->pages + i * b->page_bytes), *y = (float *)(void *)b->landing;
+        ck_assert_int_eq(b->found_codec[i], is_kept ? BLOCK_RAW : codec);
+        ck_assert_uint_eq(b->found_tenant[i], i % 3);
+        ck_assert_int_eq(read_one(b, i), TD_OK);
+        ck_assert_int_eq(landed(b, i), is_kept || !block_codec_is_lossy(codec));
+        for (size_t k = 0; !is_kept && k < b->page_bytes / sizeof(*x); k++)
+            ck_assert(isnan(x[k]) || fabsf(x[k] - y[k]) <= (codec == BLOCK_FP8 ? 0.5 / 28 : 0.5 / 254) * 1.001);
+    }
+    bench_free(b);
+    temp_dir_remove(&d);
+}
+END_TEST
+
+START_TEST(test_ssd_flipped_bit_of_an_encoded_block_is_never_served)
+{
+    struct temp_dir d = temp_dir_make();
+    struct bench *b = bench_make();
+    struct ssd_tier_config c = config_of(b, d.store);
+    struct codec *codec = codec_open(&LAYOUT);
+    const void *data;
+    size_t len;
+    char blocks[160];
+    snprintf(blocks, sizeof(blocks), "%s/blocks", d.store);
+    c.codec = BLOCK_INT8;
+    for (uint32_t i = 0; i < 10; i++)
+        make_numbers(b, i);
+    open_with(b, &c);
+    put_all(b, 10);
+    ssd_tier_close(b->ssd);
+    b->ssd = NULL;
+    ck_assert_int_eq(codec_encode(codec, BLOCK_INT8, b->pages + 4 * b->page_bytes, &data, &len), BLOCK_INT8);
+    ck_assert_int_eq(temp_dir_flip(blocks, ".blob", (const uint8_t *)data + len / 2, 64), 1);
+    open_at(b, d.store);
+    for (uint32_t i = 0; i < 10; i++)
+        ck_assert_int_eq(read_one(b, i), i == 4 ? TD_ERR_CHECKSUM : TD_OK);
+    codec_close(codec);
     bench_free(b);
     temp_dir_remove(&d);
 }
@@ -589,6 +670,8 @@ int main(void)
     tcase_add_test(c, test_ssd_reads_back_what_was_put);
     tcase_add_test(c, test_ssd_lists_its_blocks_when_opened_again);
     tcase_add_test(c, test_ssd_flipped_bit_on_disk_is_never_served);
+    tcase_add_test(c, test_ssd_reads_blocks_of_several_codecs_in_one_directory);
+    tcase_add_test(c, test_ssd_flipped_bit_of_an_encoded_block_is_never_served);
     tcase_add_test(c, test_ssd_deletes_values_of_another_layout);
     tcase_add_test(c, test_ssd_directory_that_can_not_be_opened_is_set_aside);
     tcase_add_test(c, test_ssd_directory_in_use_is_refused);

@@ -50,11 +50,12 @@ static struct block_key key_of(uint32_t n)
     return k;
 }
 
-static void on_found(void *user, const struct block_key *key, uint32_t index)
+static void on_found(void *user, const struct block_header *h)
 {
     struct patient *p = user;
+    const struct block_key *key = &h->key;
     struct block_key expected = key_of(key->b[0] % N);
-    if (block_key_equal(&expected, key) && index == key->b[0])
+    if (block_key_equal(&expected, key) && h->index == key->b[0])
         p->is_found[key->b[0]] = true;
 }
 
@@ -111,7 +112,8 @@ static void put_missing(struct patient *p)
         struct block_key k = key_of(i);
         if (p->is_found[i])
             continue;
-        ck_assert_int_eq(ssd_tier_put(p->tier, &k, i, p->pages + i * p->page_bytes, TOKENS + i), TD_OK);
+        ck_assert_int_eq(ssd_tier_put(p->tier, &(struct ssd_put){k, i, 0, p->pages + i * p->page_bytes, TOKENS + i}),
+                         TD_OK);
         n++;
     }
     wait_done(p, n);

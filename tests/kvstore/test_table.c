@@ -19,7 +19,7 @@ static struct block_key key_of(uint64_t n)
 static struct entry *add(struct table *t, uint64_t n, uint32_t chain_index, uint64_t now)
 {
     struct block_key k = key_of(n);
-    return table_add(t, &k, chain_index, now);
+    return table_add(t, &k, chain_index, 0, now);
 }
 
 static struct entry *find(struct table *t, uint64_t n)

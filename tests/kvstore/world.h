@@ -15,6 +15,8 @@
 static const struct kv_layout LAYOUT = {NUM_F32, 2, 2, 16, 16}; /* what DIMS make: a page of 8 KiB */
 enum { PAGE = 8192, WORKER_PAGES = 256 };
 
+static uint32_t offering; /* the tenant whose blocks are offered; tests have a process each */
+
 struct world {
     struct temp_dir dir;
     struct xfer_hub *hub;
@@ -100,7 +102,8 @@ static inline void send_keys(struct node *n, const char *store, enum store_msg_k
                                      .n_keys = (uint16_t)count,
                                      .keys = keys[0].b,
                                      .address = n->address,
-                                     .address_len = kind == STORE_OFFER ? (uint16_t)strlen(n->address) : 0};
+                                     .address_len = kind == STORE_OFFER ? (uint16_t)strlen(n->address) : 0,
+                                     .tenant = offering};
     store_keys_encode(&m, &b);
     xfer_send(n->x, store, (uint16_t)kind, b.data, (uint32_t)b.len);
     bytes_free(&b);

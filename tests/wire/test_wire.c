@@ -209,6 +209,33 @@ START_TEST(test_block_header_every_flipped_bit_is_noticed)
 }
 END_TEST
 
+/* What the bytes that were reserved say; all else is as it was before there were codecs. */
+START_TEST(test_block_header_golden_bytes)
+{
+    struct block_header h = {.key = {{0xaa, 0xbb}},
+                             .layout = LAYOUT,
+                             .n_tokens = 16,
+                             .index = 3,
+                             .tenant = 0x01020304,
+                             .codec = BLOCK_INT8,
+                             .payload_bytes = 0x1122,
+                             .checksum = 0x1122334455667788},
+                        back;
+    uint8_t b[BLOCK_HEADER_BYTES];
+    char text[2 * BLOCK_HEADER_BYTES + 1];
+    block_header_encode(&h, b);
+    hex(b, 80, text);
+    ck_assert_str_eq(text, "54444b4201005800aabb0000000000000000000000000000"
+                           "010003001000000008000000400000001000000000000000"
+                           "1000000003000000221100000000000088776655443322110200000004030201");
+    ck_assert_int_eq(block_header_decode(b, sizeof(b), &back), TD_OK);
+    ck_assert(back.codec == BLOCK_INT8 && back.tenant == 0x01020304);
+    h.codec = BLOCK_CODECS; /* of a newer version */
+    block_header_encode(&h, b);
+    ck_assert_int_eq(block_header_decode(b, sizeof(b), &back), TD_ERR_VERSION);
+}
+END_TEST
+
 START_TEST(test_store_messages_round_trip_and_bounds)
 {
     struct block_key keys[3] = {{{1}}, {{2}}, {{3}}};
@@ -224,6 +251,18 @@ START_TEST(test_store_messages_round_trip_and_bounds)
     ck_assert_uint_eq(back.first_index, 9);
     for (size_t n = 0; n < b.len; n++)
         ck_assert_int_ne(store_keys_decode(b.data, n, &back), TD_OK);
+    bytes_clear(&b);
+    m.address = "unix:a";
+    m.address_len = 6;
+    m.tenant = store_tenant("acme", 4);
+    store_keys_encode(&m, &b);
+    ck_assert_int_eq(store_keys_decode(b.data, b.len, &back), TD_OK);
+    ck_assert(back.address_len == 6 && !memcmp(back.address, "unix:a", 6));
+    ck_assert_uint_eq(back.tenant, m.tenant);
+    for (size_t n = 24 + 3 * 16 + 1; n < b.len; n++)
+        ck_assert_int_ne(store_keys_decode(b.data, n, &back), TD_OK);
+    ck_assert_uint_eq(m.tenant, 0x5d8858e1); /* it is on disks */
+    ck_assert(!store_tenant("default", 7) && !store_tenant("", 0) && store_tenant("defaulT", 7));
     bytes_clear(&b);
     store_want_encode(1, 2, positions, 2, &b);
     ck_assert_int_eq(store_want_decode(b.data, b.len, &want), TD_OK);
@@ -249,6 +288,7 @@ int main(void)
     tcase_add_test(t, test_checksum_sees_swapped_shifted_and_stale_bytes);
     tcase_add_test(t, test_events_golden_bytes_and_round_trip);
     tcase_add_test(t, test_block_header_every_flipped_bit_is_noticed);
+    tcase_add_test(t, test_block_header_golden_bytes);
     tcase_add_test(t, test_store_messages_round_trip_and_bounds);
     suite_add_tcase(s, t);
     return tap_main(s);
