@@ -14,7 +14,7 @@ struct bench_options {
     const char *dummy, *numerics, *dir, *model;
     double seconds; /* per row; 0: the area's own */
     const char *paths, *serve, *peer, *secret;
-    int64_t threads, bytes, rounds;
+    int64_t threads, bytes, rounds, n_blocks;
     bool json;
 };
 
@@ -49,6 +49,9 @@ enum td_status bench_eviction(const struct bench_options *o, struct bench_rows *
 
 /* What the codecs of the SSD tier save, cost and lose. */
 enum td_status bench_codec(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
+
+/* The router's prefix index: inserting, removing, lookups alone and beside the writer. */
+enum td_status bench_index(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
 
 /* Time to first token, split and not; needs model. */
 enum td_status bench_cluster(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);

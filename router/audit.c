@@ -69,7 +69,8 @@ void audit_answered(struct peer *p, const Tandem__Worker__V1__Audit *m)
     if (!r->audit || m->nonce != r->audit->nonce)
         return;
     struct audited *a = &r->audit->of[p->holder];
-    uint64_t n_index, digest = index_digest(r->index, p->holder, &n_index);
+    uint64_t n_index, digest;
+    bool is_whole = index_digest(r->index, p->holder, &n_index, &digest);
     char text[TEXT_BYTES];
     a->has_answered = true;
     a->pages.free = m->free;
@@ -85,7 +86,7 @@ void audit_answered(struct peer *p, const Tandem__Worker__V1__Audit *m)
     a->m.pulls = m->pulls;
     for (size_t i = 0; i < m->n_problems; i++)
         add_problem(a, (const char *)m->problems[i].data, m->problems[i].len);
-    if (!p->snapshot_asked && (n_index != m->blocks || digest != m->digest)) {
+    if (!p->snapshot_asked && is_whole && (n_index != m->blocks || digest != m->digest)) {
         snprintf(text, sizeof(text), "the router's index has %llu blocks of it%s, it has %llu",
                  (unsigned long long)n_index, n_index == m->blocks ? ", others than these" : "",
                  (unsigned long long)m->blocks);

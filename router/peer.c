@@ -14,7 +14,7 @@
 #include "router/router_internal.h"
 #include "worker/link.h"
 
-enum { RETRY_MS = 100, RETRY_REFUSED_MS = 2000 };
+enum { RETRY_MS = 100, RETRY_REFUSED_MS = 2000, EVENTS_AT_ONCE = 512 };
 
 static void set_state(struct peer *p, enum peer_state to)
 {
@@ -220,6 +220,14 @@ static enum td_status adopt(struct router *r, const Tandem__Worker__V1__WorkerHe
     return TD_OK;
 }
 
+static uint32_t count_stores(const struct router *r)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        n += r->peers[i]->state == PEER_READY && r->peers[i]->role == ROLE_STORE;
+    return n;
+}
+
 static enum td_status check_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h, struct kv_layout *layout,
                                   struct td_error *e)
 {
@@ -232,6 +240,8 @@ static enum td_status check_hello(struct peer *p, const Tandem__Worker__V1__Work
     enum td_status s = kv_layout_decode(h->layout.data, h->layout.len, layout, e);
     if (s)
         return s;
+    if (role == ROLE_STORE && count_stores(r) == MAX_STORES)
+        return td_fail(e, TD_ERR_NO_SPACE, "there are %d stores already", MAX_STORES);
     if (role == ROLE_STORE)
         return r->known ? kv_layout_match(&r->layout, layout, e) : TD_OK;
     if (h->fingerprint.len != BLOCK_KEY_BYTES)
@@ -341,14 +351,11 @@ static void on_events(struct peer *p, ProtobufCBinaryData b)
     }
     if (snapshot)
         p->snapshot_asked = false;
-    for (uint32_t i = 0; i < h.count; i++) {
-        struct block_event ev = events_at(b.data, i);
-        if (ev.kind == BLOCK_CLEARED)
-            index_clear(r->index, p->holder);
-        else if (ev.kind == BLOCK_ADDED)
-            index_add(r->index, p->holder, ev.tier, &ev.key);
-        else
-            index_remove(r->index, p->holder, ev.tier, &ev.key);
+    struct block_event events[EVENTS_AT_ONCE];
+    for (uint32_t i = 0, n; i < h.count; i += n) {
+        for (n = 0; n < EVENTS_AT_ONCE && i + n < h.count; n++)
+            events[n] = events_at(b.data, i + n);
+        index_apply(r->index, p->holder, events, n);
     }
     p->next_event = h.first_sequence + h.count;
 }

@@ -69,9 +69,9 @@ static Tandem__Worker__V1__TransferId transfer_id(const struct request *q)
 }
 
 struct store_list { /* what a leg's message points to */
-    Tandem__Worker__V1__Store stores[MAX_WORKERS], *store_list[MAX_WORKERS];
+    Tandem__Worker__V1__Store stores[MAX_STORES], *store_list[MAX_STORES];
     Tandem__Worker__V1__StoreRun runs[MAX_RUNS], *run_list[MAX_RUNS];
-    const struct peer *peers[MAX_WORKERS];
+    const struct peer *peers[MAX_STORES];
 };
 
 /* The store that goes on longest from block `first`; of equals one by chance, so that copies share the load. */
@@ -82,8 +82,8 @@ static uint32_t longest_run(const struct request *q, const struct store_list *l,
     uint64_t start = random_at(q->router->incarnation, q->counter, first) % n_stores;
     for (size_t i = 0; i < n_stores; i++) {
         uint32_t at = (uint32_t)((start + i) % n_stores);
-        uint32_t n =
-            index_match_segments(q->router->index, 1ull << l->peers[at]->holder, q->keys, first, q->plan.store_blocks);
+        struct holder_set store = holder_set_of(l->peers[at]->holder);
+        uint32_t n = index_match_segments(q->router->index, &store, q->keys, first, q->plan.store_blocks);
         if (n > best) {
             best = n;
             *store_out = at;
@@ -221,7 +221,7 @@ void request_place(struct request *q, const struct plan *plan)
     memcpy(q->prefill_name, prefill->name, sizeof(q->prefill_name));
     memcpy(q->decode_name, decode->name, sizeof(q->decode_name));
     q->reserved_pages = policy_reservation(&q->ask);
-    uint32_t known = index_match(r->index, 1ull << prefill->holder, q->keys, q->n_keys) * q->ask.block_tokens;
+    uint32_t known = index_match(r->index, prefill->holder, q->keys, q->n_keys) * q->ask.block_tokens;
     known = plan->store_blocks * q->ask.block_tokens > known ? plan->store_blocks * q->ask.block_tokens : known;
     q->queued_tokens = q->p.n_ids > known ? q->p.n_ids - known : 1;
     prefill->queued_tokens += q->queued_tokens;

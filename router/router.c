@@ -16,7 +16,7 @@
 #include "descriptors.h"
 #include "router/router_internal.h"
 
-enum { TICK_MS = 20, SEND_QUEUE_BYTES = 256 << 10 };
+enum { TICK_MS = 20, SWEEP_ENTRIES = 1 << 15 /* a tick; well under a millisecond */, SEND_QUEUE_BYTES = 256 << 10 };
 
 #define AT(member) offsetof(struct router_options, member)
 const struct option ROUTER_OPTIONS[] = {
@@ -33,6 +33,7 @@ const struct option ROUTER_OPTIONS[] = {
     {"stall-ms", OPT_MS, AT(stall_ms), "500", NULL, 10, 3.6e6, "how long a client may leave its tokens unread"},
     {"queue-tokens", OPT_INT, AT(queue_tokens), "1000000", NULL, 1, 1e12, "prompt tokens that may wait"},
     {"queue-requests", OPT_INT, AT(queue_requests), "4096", NULL, 1, 1e9, "requests that may wait"},
+    {"index-blocks", OPT_INT, AT(index_blocks), "0", NULL, 0, 1e12, "blocks that the prefix index keeps; 0: all"},
     {"max-message-bytes", OPT_BYTES, AT(max_message_bytes), "4M", NULL, 1024, 256 << 20, "largest client message"},
     {"faults", OPT_STRING, AT(faults), NULL, "SCRIPT", 0, 0,
      "tests: messages to workers go wrong by script; syntax: base/fault.h"},
@@ -121,13 +122,25 @@ static void on_request(struct router *r, struct request *q)
 
 /* ---------------------------------------------------------------- deciding */
 
+static struct holder_set ready_holders(const struct router *r, bool stores)
+{
+    struct holder_set s = {{0}};
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        if ((r->peers[i]->role == ROLE_STORE) == stores && r->peers[i]->state == PEER_READY)
+            holder_set_add(&s, r->peers[i]->holder);
+    return s;
+}
+
 static void fill_snapshot(struct router *r, const struct request *q, struct policy_worker *out)
 {
+    uint32_t matched[INDEX_MAX_HOLDERS] = {0};
+    struct holder_set workers = ready_holders(r, false);
+    index_match_each(r->index, &workers, q->keys, q->n_keys, matched);
     for (uint32_t i = 0; i < r->n_peers; i++) {
         const struct peer *p = r->peers[i];
         out[i] = (struct policy_worker){.role = p->role,
                                         .usable = p->state == PEER_READY,
-                                        .matched_blocks = index_match(r->index, 1ull << p->holder, q->keys, q->n_keys),
+                                        .matched_blocks = matched[p->holder],
                                         .queued_tokens = p->queued_tokens,
                                         .chunk_tokens = p->chunk_tokens,
                                         .running = p->running,
@@ -141,15 +154,6 @@ static void fill_snapshot(struct router *r, const struct request *q, struct poli
                                         .load_dram_ms = p->load.load_dram_ms,
                                         .load_ssd_ms = p->load.load_ssd_ms};
     }
-}
-
-static uint64_t stores_of(const struct router *r)
-{
-    uint64_t mask = 0;
-    for (uint32_t i = 0; i < r->n_peers; i++)
-        if (r->peers[i]->role == ROLE_STORE && r->peers[i]->state == PEER_READY)
-            mask |= 1ull << r->peers[i]->holder;
-    return mask;
 }
 
 static enum plan_force forced_plan(const struct router *r)
@@ -170,22 +174,22 @@ static enum prefix_rule prefix_rule(const struct router *r)
 static bool decide(struct router *r, struct request *q)
 {
     struct policy_worker snapshot[MAX_WORKERS];
+    struct holder_set stores = ready_holders(r, true);
     char text[200];
     double waited = (double)(clock_now(&r->clock) - q->arrived_ns) * 1e-6;
-    q->ask =
-        (struct policy_request){.n_tokens = q->p.n_ids,
-                                .max_tokens = q->p.sampling.max_tokens,
-                                .block_tokens = r->layout.page_tokens,
-                                .store_blocks = index_match_segments(r->index, stores_of(r), q->keys, 0, q->n_keys),
-                                .ttft_ms = q->p.ttft_ms,
-                                .tpot_ms = q->p.tpot_ms,
-                                .remaining_ms = INT64_MAX,
-                                .waited_ms = waited,
-                                .force = forced_plan(r),
-                                .prefix = prefix_rule(r)};
+    q->ask = (struct policy_request){.n_tokens = q->p.n_ids,
+                                     .max_tokens = q->p.sampling.max_tokens,
+                                     .block_tokens = r->layout.page_tokens,
+                                     .store_blocks = index_match_segments(r->index, &stores, q->keys, 0, q->n_keys),
+                                     .ttft_ms = q->p.ttft_ms,
+                                     .tpot_ms = q->p.tpot_ms,
+                                     .remaining_ms = INT64_MAX,
+                                     .waited_ms = waited,
+                                     .force = forced_plan(r),
+                                     .prefix = prefix_rule(r)};
     if (q->p.remaining_ms != INT64_MAX)
         q->ask.remaining_ms = q->p.remaining_ms > (int64_t)waited ? q->p.remaining_ms - (int64_t)waited : 0;
-    q->ask.store_blocks_ssd = index_on_disk(r->index, stores_of(r), q->keys, q->ask.store_blocks);
+    q->ask.store_blocks_ssd = index_on_disk(r->index, &stores, q->keys, q->ask.store_blocks);
     fill_snapshot(r, q, snapshot);
     struct plan plan = policy_place(snapshot, r->n_peers, &q->ask, random_at(r->incarnation, r->next_counter, 0));
     if (plan.kind == PLAN_WAIT)
@@ -305,7 +309,11 @@ static void tick(struct router *r)
     rpc_server_set_serving(r->rpc, ready(r));
     metrics_gauge(r->counters, ROUTER_QUEUED, r->n_queued);
     metrics_gauge(r->counters, ROUTER_RUNNING, r->n_running);
+    index_sweep(r->index, SWEEP_ENTRIES);
     metrics_gauge(r->counters, ROUTER_INDEX_BLOCKS, (double)index_blocks(r->index));
+    metrics_gauge(r->counters, ROUTER_INDEX_BYTES, (double)index_bytes(r->index));
+    metrics_inc(r->counters, ROUTER_INDEX_DROPPED,
+                index_dropped(r->index) - metrics_get(r->counters, ROUTER_INDEX_DROPPED));
 }
 
 enum td_status router_run(struct router *r)
@@ -400,7 +408,7 @@ enum td_status router_open(const struct router_options *options, struct router *
     r->incarnation = random_u64();
     mailbox_init(&r->mailbox);
     pthread_mutex_init(&r->hello_lock, NULL);
-    r->index = index_open();
+    r->index = index_open((uint64_t)options->index_blocks);
     r->hot = mem_zalloc(sizeof(*r->hot));
     r->metrics = metrics_open();
     r->counters = metrics_add(r->metrics, METRIC_INFO, sizeof(METRIC_INFO) / sizeof(METRIC_INFO[0]), NULL);

@@ -20,7 +20,7 @@ struct router;
 
 struct router_options {
     const char *model, *listen, *workers, *secret, *metrics_listen, *plan, *prefix, *faults, *log_level, *name;
-    int64_t silence_ms, queue_tokens, queue_requests, max_message_bytes, stall_ms;
+    int64_t silence_ms, queue_tokens, queue_requests, index_blocks, max_message_bytes, stall_ms;
 };
 
 extern const struct option ROUTER_OPTIONS[];

@@ -29,6 +29,7 @@ enum {
     MAX_STOP_BYTES = 256,
     MAX_LABEL_BYTES = 64,
     MAX_WORKERS = INDEX_MAX_HOLDERS,
+    MAX_STORES = 64, /* of which a leg is told */
     MAX_PROMPT_LOGPROBS = 65536,
 };
 
@@ -49,6 +50,8 @@ enum {
     X(ROUTER_QUEUED, METRIC_GAUGE, "tandem_requests_queued", "requests waiting to be placed")                          \
     X(ROUTER_RUNNING, METRIC_GAUGE, "tandem_requests_running", "requests placed on workers")                           \
     X(ROUTER_INDEX_BLOCKS, METRIC_GAUGE, "tandem_index_blocks", "blocks in the prefix index")                          \
+    X(ROUTER_INDEX_BYTES, METRIC_GAUGE, "tandem_index_bytes", "memory of the prefix index")                            \
+    X(ROUTER_INDEX_DROPPED, METRIC_COUNTER, "tandem_index_dropped_total", "blocks that found no place in the index")   \
     X(ROUTER_INDEX_GAPS, METRIC_COUNTER, "tandem_index_gaps_total", "event gaps that made a snapshot necessary")
 enum { METRICS_ENUM(ROUTER_METRICS) };
 
@@ -120,7 +123,7 @@ enum peer_state { PEER_CONNECTING, PEER_READY, PEER_LOST, PEER_REFUSED };
 
 struct peer { /* a worker or store; owner thread */
     struct router *router;
-    uint32_t holder; /* bit in the index */
+    uint32_t holder; /* in the index; its place in router.peers */
     char address[128];
     enum peer_state state;
     struct rpc_client *client;

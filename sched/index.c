@@ -1,26 +1,41 @@
+/*
+ * The writer's side of the index, and what readers and writer owe each other.
+ *
+ * A holder's number lives through
+ *
+ *     FREE --first block--> LIVE --index_clear--> RETIRED --a sweep begins--> SWEPT --it ends--> RESTING
+ *      ^-----------------------------no reader of then is left-----------------------------------/
+ *
+ * of which only LIVE is found. A copy of a table leaves out all that are not LIVE, so it counts as swept.
+ */
 #include "sched/index.h"
 
+#include <sched.h>
 #include <stdlib.h>
 
-#include "base/mem.h"
-#include "sched/ring.h"
+#include "sched/index_internal.h"
 
-struct entry { /* empty when nobody holds it and it was never used; a hole when nobody holds it any more */
-    struct block_key key;
-    uint64_t fast, ssd; /* bit h: holder h has it in memory, on disk */
-    bool used;
-};
+enum { SWEEP_STEP = 64 };
 
-struct index {
-    struct entry *entries;
-    uint64_t cap, n_used, n_blocks; /* n_used counts holes too */
-};
-
-struct index *index_open(void)
+struct index *index_open(uint64_t max_blocks)
 {
-    struct index *x = mem_zalloc(sizeof(*x));
-    x->cap = 1024;
-    x->entries = mem_array(x->cap, sizeof(*x->entries));
+    void *memory;
+    if (mem_try(sizeof(struct index), &memory))
+        abort();
+    struct index *x = memset(memory, 0, sizeof(*x));
+    x->max_blocks = max_blocks;
+    x->bytes = sizeof(*x);
+    atomic_init(&x->epoch, 1);
+    for (uint32_t i = 0; i < N_SHARDS; i++) { /* of different sizes, so that they don't grow all at once */
+        struct table *t = index_table_open(x, (MIN_CAP + i * (MIN_CAP / 2) / N_SHARDS) / GROUP * GROUP);
+        if (!t)
+            abort();
+        atomic_init(&x->tables[i], t);
+    }
+    for (uint32_t i = 0; i < INDEX_MAX_READERS; i++) {
+        x->readers[i].now = &x->epoch;
+        atomic_flag_clear(&x->readers[i].taken);
+    }
     return x;
 }
 
@@ -28,134 +43,292 @@ void index_close(struct index *x)
 {
     if (!x)
         return;
-    free(x->entries);
+    while (x->replaced) {
+        struct table *t = x->replaced;
+        x->replaced = t->next;
+        index_table_free(x, t);
+    }
+    for (uint32_t i = 0; i < N_SHARDS; i++)
+        index_table_free(x, table_of(x, i));
+    index_table_free(x, x->spare);
     free(x);
 }
 
-/* The key's entry, or the empty one where it would go. */
-static struct entry *slot(const struct index *x, const struct block_key *key)
+/* ----------------------------------------------------------------- readers */
+
+struct index_reader *index_reader_open(struct index *x)
 {
-    uint64_t i = block_key_hash(key) & (x->cap - 1);
-    while (x->entries[i].used && !block_key_equal(&x->entries[i].key, key))
-        i = (i + 1) & (x->cap - 1);
-    return &x->entries[i];
+    for (uint32_t i = 0; i < INDEX_MAX_READERS; i++)
+        if (!atomic_flag_test_and_set(&x->readers[i].taken))
+            return &x->readers[i];
+    return NULL;
 }
 
-static bool held(const struct entry *e)
+void index_reader_close(struct index_reader *r)
 {
-    return e->fast | e->ssd;
+    if (r)
+        atomic_flag_clear(&r->taken);
 }
 
-/* Grows where it is full of blocks, or only drops holes. */
-static void rehash(struct index *x)
+/*
+ * Sequentially consistent, as are the writer's replacing and looking here afterwards: either it sees this reader, or this
+ * reader sees what is new.
+ */
+void index_read_begin(struct index_reader *r)
 {
-    struct entry *old = x->entries;
-    uint64_t n = x->cap;
-    while (x->n_blocks * 4 > x->cap)
-        x->cap *= 2;
-    x->entries = mem_array(x->cap, sizeof(*x->entries));
-    x->n_used = x->n_blocks;
-    for (uint64_t i = 0; i < n; i++)
-        if (held(&old[i]))
-            *slot(x, &old[i].key) = old[i];
-    free(old);
+    atomic_store(&r->epoch, atomic_load(r->now));
 }
 
-void index_add(struct index *x, uint32_t holder, enum block_tier tier, const struct block_key *key)
+void index_read_end(struct index_reader *r)
 {
-    if (x->n_used * 2 >= x->cap)
-        rehash(x);
-    struct entry *e = slot(x, key);
-    if (!e->used) {
-        e->used = true;
-        e->key = *key;
-        x->n_used++;
+    atomic_store_explicit(&r->epoch, 0, memory_order_release);
+}
+
+/* What was replaced in this epoch or before, no reader uses any more. */
+static uint64_t passed_epoch(const struct index *x)
+{
+    uint64_t oldest = atomic_load(&x->epoch);
+    for (uint32_t i = 0; i < INDEX_MAX_READERS; i++) {
+        uint64_t began = atomic_load(&x->readers[i].epoch);
+        if (began && began < oldest)
+            oldest = began;
     }
-    x->n_blocks += !held(e);
-    *(tier == TIER_SSD ? &e->ssd : &e->fast) |= 1ull << holder;
+    return oldest;
 }
 
-void index_remove(struct index *x, uint32_t holder, enum block_tier tier, const struct block_key *key)
+static void free_replaced(struct index *x)
 {
-    struct entry *e = slot(x, key);
-    bool was = held(e);
-    *(tier == TIER_SSD ? &e->ssd : &e->fast) &= ~(1ull << holder);
-    x->n_blocks -= was && !held(e);
+    if (!x->replaced)
+        return;
+    uint64_t passed = passed_epoch(x);
+    for (struct table **at = &x->replaced; *at;) {
+        struct table *t = *at;
+        if (t->epoch <= passed) {
+            *at = t->next;
+            index_table_spare(x, t);
+        } else {
+            at = &t->next;
+        }
+    }
+}
+
+/* ----------------------------------------------------------------- numbers */
+
+static uint32_t find_free(const struct index *x)
+{
+    uint64_t passed = passed_epoch(x);
+    for (uint32_t i = 1; i < N_IDS; i++)
+        if (x->ids[i].state == ID_FREE || (x->ids[i].state == ID_RESTING && x->ids[i].epoch <= passed))
+            return i;
+    return NO_ID;
+}
+
+/* The holder's number; it gets one if it has none. */
+static uint32_t id_make(struct index *x, uint32_t holder)
+{
+    uint32_t id = atomic_load_explicit(&x->id_of[holder], memory_order_relaxed);
+    if (id != NO_ID)
+        return id;
+    while ((id = find_free(x)) == NO_ID) {
+        index_sweep(x, UINT32_MAX);
+        sched_yield(); /* those that rest wait for readers within their bracket */
+    }
+    x->ids[id] = (struct id){.state = ID_LIVE};
+    x->live[id / 64] |= 1ull << id % 64;
+    atomic_store(&x->id_of[holder], (uint16_t)id);
+    return id;
+}
+
+static void change_state(struct index *x, enum id_state from, enum id_state to)
+{
+    uint64_t now = atomic_fetch_add(&x->epoch, 1) + 1;
+    for (uint32_t i = 0; i < N_IDS; i++)
+        if (x->ids[i].state == from) {
+            x->ids[i].state = to;
+            x->ids[i].epoch = now;
+        }
 }
 
 void index_clear(struct index *x, uint32_t holder)
 {
-    for (uint64_t i = 0; i < x->cap; i++) {
-        struct entry *e = &x->entries[i];
-        bool was = held(e);
-        e->fast &= ~(1ull << holder);
-        e->ssd &= ~(1ull << holder);
-        x->n_blocks -= was && !held(e);
+    uint32_t id = atomic_load_explicit(&x->id_of[holder], memory_order_relaxed);
+    if (id == NO_ID)
+        return;
+    x->ids[id].dropped = false;
+    if (!x->ids[id].n)
+        return; /* no entry has it */
+    x->live[id / 64] &= ~(1ull << id % 64);
+    x->ids[id].state = ID_RETIRED;
+    atomic_store(&x->id_of[holder], NO_ID);
+    x->n_retired++;
+}
+
+/* ---------------------------------------------------------------- sweeping */
+
+static bool begin_sweep(struct index *x)
+{
+    if (x->sweeping)
+        return true;
+    if (!x->n_retired)
+        return false;
+    change_state(x, ID_RETIRED, ID_SWEPT);
+    x->n_retired = 0;
+    x->sweep_shard = x->sweep_at = 0;
+    return x->sweeping = true;
+}
+
+static void sweep_entries(struct index *x, struct table *t, uint32_t n)
+{
+    for (uint32_t end = x->sweep_at + n; x->sweep_at < end; x->sweep_at++) {
+        struct entry *e = &t->entries[x->sweep_at];
+        if (!index_entry_held(e))
+            continue;
+        index_entry_sweep(x, e);
+        if (!index_entry_held(e)) {
+            x->n_held[x->sweep_shard]--;
+            x->n_blocks--;
+        }
     }
 }
 
-static bool has(const struct index *x, uint64_t holders, const struct block_key *key)
+/* The sweep is through with a shard: what became nearly empty becomes small. */
+static void next_shard(struct index *x, const struct table *t)
 {
-    const struct entry *e = slot(x, key);
-    return (e->fast | e->ssd) & holders;
+    if (t->cap > MIN_CAP && x->n_held[x->sweep_shard] < t->cap / 8)
+        index_shard_copy(x, x->sweep_shard);
+    x->sweep_at = 0;
+    if (++x->sweep_shard < N_SHARDS)
+        return;
+    x->sweeping = false;
+    change_state(x, ID_SWEPT, ID_RESTING);
 }
 
-uint32_t index_match(const struct index *x, uint64_t holders, const struct block_key *keys, uint32_t n)
+bool index_sweep(struct index *x, uint32_t n)
 {
-    uint32_t have = 0, step = 1; /* keys[0..have) are there */
-    while (have + step <= n && has(x, holders, &keys[have + step - 1])) {
-        have += step;
-        step *= 2;
+    free_replaced(x);
+    while (n && begin_sweep(x)) {
+        struct table *t = table_of(x, x->sweep_shard);
+        uint32_t step = t->cap - x->sweep_at < n ? t->cap - x->sweep_at : n;
+        sweep_entries(x, t, step);
+        n -= step;
+        if (x->sweep_at == t->cap)
+            next_shard(x, t);
     }
-    for (uint32_t limit = have + step < n + 1 ? have + step : n + 1; have + 1 < limit;) { /* keys[limit-1] is not */
-        uint32_t middle = have + (limit - have) / 2;
-        if (has(x, holders, &keys[middle - 1]))
-            have = middle;
-        else
-            limit = middle;
-    }
-    return have;
+    return x->sweeping || x->n_retired || x->replaced;
 }
 
-uint32_t index_match_segments(const struct index *x, uint64_t holders, const struct block_key *keys, uint32_t first,
-                              uint32_t n)
+/* ---------------------------------------------------------------- applying */
+
+static bool is_full(const struct index *x)
 {
-    uint32_t at = first;
-    while (at < n) {
-        uint32_t end = (at / RING_SEGMENT_BLOCKS + 1) * RING_SEGMENT_BLOCKS;
-        end = end < n ? end : n;
-        uint32_t m = index_match(x, holders, keys + at, end - at);
-        at += m;
-        if (at < end)
-            break;
-    }
-    return at - first;
+    return x->max_blocks && x->n_blocks >= x->max_blocks;
 }
 
-uint32_t index_on_disk(const struct index *x, uint64_t holders, const struct block_key *keys, uint32_t n)
+static void count(struct index *x, uint32_t id, uint32_t tier, const struct block_key *key, bool added)
 {
-    enum { LOOKED_AT = 64 };
-    uint32_t step = n > LOOKED_AT ? n / LOOKED_AT : 1, looked_at = 0, on_disk = 0;
-    for (uint32_t i = 0; i < n; i += step, looked_at++)
-        on_disk += !(slot(x, &keys[i])->fast & holders);
-    return looked_at ? (uint32_t)((uint64_t)n * on_disk / looked_at) : 0;
+    uint64_t digest = block_digest(key, tier == ON_DISK ? TIER_SSD : TIER_WORKER);
+    x->ids[id].n += added ? 1 : -1ull;
+    x->ids[id].sum += added ? digest : -digest;
 }
 
-uint64_t index_digest(const struct index *x, uint32_t holder, uint64_t *n_blocks_out)
+/* The key's entry, or an unused one that may be taken. NULL: there is no room. */
+static struct entry *make_entry(struct index *x, uint32_t shard, const struct block_key *key)
 {
-    uint64_t sum = 0, n = 0;
-    for (uint64_t i = 0; i < x->cap; i++) {
-        const struct entry *e = &x->entries[i];
-        uint64_t fast = e->fast >> holder & 1, ssd = e->ssd >> holder & 1;
-        n += fast + ssd;
-        sum += fast ? block_digest(&e->key, TIER_WORKER) : 0;
-        sum += ssd ? block_digest(&e->key, TIER_SSD) : 0;
+    bool found;
+    struct entry *e = table_probe(table_of(x, shard), key, &found);
+    if (found && index_entry_held(e))
+        return e;
+    while (is_full(x) && begin_sweep(x)) { /* what cleared holders left behind goes first */
+        index_sweep(x, SWEEP_STEP);
+        e = table_probe(table_of(x, shard), key, &found);
     }
-    *n_blocks_out = n;
-    return sum;
+    if (is_full(x))
+        return NULL;
+    if (found)
+        return e;
+    if (x->n_used[shard] >= table_of(x, shard)->cap / 4 * 3) {
+        free_replaced(x);
+        if (!index_shard_copy(x, shard))
+            return NULL;
+        e = table_probe(table_of(x, shard), key, &found);
+    }
+    x->n_used[shard]++;
+    index_entry_take(e, key);
+    return e;
 }
+
+static void add(struct index *x, uint32_t id, uint32_t tier, const struct block_key *key)
+{
+    uint32_t shard = shard_of(key);
+    struct entry *e = make_entry(x, shard, key);
+    if (!e) {
+        x->n_dropped++;
+        x->ids[id].dropped = true;
+        return;
+    }
+    bool was_held = index_entry_held(e);
+    x->n_held[shard] += !was_held;
+    x->n_blocks += !was_held;
+    if (index_entry_add(x, table_of(x, shard), e, id, tier))
+        count(x, id, tier, key, true);
+}
+
+static void drop(struct index *x, uint32_t id, uint32_t tier, const struct block_key *key)
+{
+    bool found;
+    uint32_t shard = shard_of(key);
+    struct entry *e = table_probe(table_of(x, shard), key, &found);
+    if (!found || !index_entry_remove(e, id, tier))
+        return;
+    count(x, id, tier, key, false);
+    bool is_held = index_entry_held(e);
+    x->n_held[shard] -= !is_held;
+    x->n_blocks -= !is_held;
+}
+
+void index_apply(struct index *x, uint32_t holder, const struct block_event *events, uint32_t n)
+{
+    for (uint32_t i = 0; i < n + LOOK_AHEAD; i++) {
+        const struct block_key *far = &events[i].key, *near = &events[i - LOOK_AHEAD / 2].key;
+        if (i < n)
+            table_prefetch(table_of(x, shard_of(far)), far);
+        if (i >= LOOK_AHEAD / 2 && i - LOOK_AHEAD / 2 < n)
+            table_prefetch_more(table_of(x, shard_of(near)), near);
+        if (i < LOOK_AHEAD)
+            continue;
+        const struct block_event *ev = &events[i - LOOK_AHEAD];
+        uint32_t tier = ev->tier == TIER_SSD ? ON_DISK : IN_MEMORY;
+        uint32_t id = atomic_load_explicit(&x->id_of[holder], memory_order_relaxed);
+        if (ev->kind == BLOCK_CLEARED)
+            index_clear(x, holder);
+        else if (ev->kind == BLOCK_ADDED)
+            add(x, id_make(x, holder), tier, &ev->key);
+        else if (id != NO_ID)
+            drop(x, id, tier, &ev->key);
+    }
+}
+
+/* ---------------------------------------------------------------- accounts */
 
 uint64_t index_blocks(const struct index *x)
 {
     return x->n_blocks;
+}
+
+uint64_t index_bytes(const struct index *x)
+{
+    return x->bytes;
+}
+
+uint64_t index_dropped(const struct index *x)
+{
+    return x->n_dropped;
+}
+
+bool index_digest(const struct index *x, uint32_t holder, uint64_t *n_blocks_out, uint64_t *digest_out)
+{
+    uint32_t id = atomic_load_explicit(&x->id_of[holder], memory_order_relaxed);
+    *n_blocks_out = x->ids[id].n; /* of NO_ID all is zero */
+    *digest_out = x->ids[id].sum;
+    return !x->ids[id].dropped;
 }

@@ -7,7 +7,6 @@
 #include "base/random.h"
 #include "sched/batching.h"
 #include "sched/hot.h"
-#include "sched/index.h"
 #include "sched/policy.h"
 #include "sched/ring.h"
 #include "sched/rls.h"
@@ -36,74 +35,6 @@ static struct block_key key(uint32_t chain, uint32_t i)
     memcpy(k.b + 8, &b, 8);
     return k;
 }
-
-START_TEST(test_index_agrees_with_a_naive_model)
-{
-    enum { CHAINS = 20, LENGTH = 40, HOLDERS = 5 };
-    static bool has[HOLDERS][CHAINS][LENGTH][2];
-    struct index *x = index_open();
-    memset(has, 0, sizeof(has));
-    for (uint32_t step = 0; step < 20000; step++) {
-        uint64_t r = random_at(77, step, 0);
-        uint32_t h = r % HOLDERS, c = (r >> 8) % CHAINS, i = (r >> 16) % LENGTH;
-        enum block_tier tier = (r >> 30) & 1 ? TIER_SSD : TIER_DRAM;
-        if (step % 1000 == 999) {
-            index_clear(x, h);
-            memset(has[h], 0, sizeof(has[h]));
-            continue;
-        }
-        /* chains stay closed under prefixes: heads come first and go last */
-        bool add = (r >> 40) & 1;
-        for (uint32_t j = 0; j < LENGTH; j++) {
-            struct block_key k = key(c, j);
-            if (add ? j <= i : j >= i) {
-                (add ? index_add : index_remove)(x, h, tier, &k);
-                has[h][c][j][tier == TIER_SSD] = add;
-            }
-        }
-        struct block_key keys[LENGTH];
-        uint32_t want = 0;
-        for (uint32_t j = 0; j < LENGTH; j++)
-            keys[j] = key(c, j);
-        while (want < LENGTH && (has[h][c][want][0] || has[h][c][want][1]))
-            want++;
-        ck_assert_uint_eq(index_match(x, 1ull << h, keys, LENGTH), want);
-        uint32_t part = want / 2;
-        ck_assert_uint_eq(index_match(x, 1ull << h, keys, part), part);
-    }
-    for (uint32_t h = 0; h < HOLDERS; h++)
-        index_clear(x, h);
-    ck_assert_uint_eq(index_blocks(x), 0);
-    index_close(x);
-}
-END_TEST
-
-START_TEST(test_index_matches_a_prefix_whose_segments_are_spread_over_stores)
-{
-    enum { N = 5 * RING_SEGMENT_BLOCKS };
-    struct index *x = index_open();
-    struct block_key keys[N];
-    for (uint32_t i = 0; i < N; i++) { /* store 0: segments 0, 1, 3 and half of 4; store 1: segment 2 */
-        keys[i] = key(1, i);
-        if (i < N - RING_SEGMENT_BLOCKS / 2)
-            index_add(x, i / RING_SEGMENT_BLOCKS == 2, TIER_DRAM, &keys[i]);
-    }
-    ck_assert_uint_eq(index_match_segments(x, 1, keys, 0, N), 2 * RING_SEGMENT_BLOCKS);
-    ck_assert_uint_eq(index_match_segments(x, 1, keys, 0, 100), 100);
-    ck_assert_uint_eq(index_match_segments(x, 2, keys, 0, N), 0);
-    ck_assert_uint_eq(index_match_segments(x, 2, keys, 2 * RING_SEGMENT_BLOCKS + 3, N), RING_SEGMENT_BLOCKS - 3);
-    ck_assert_uint_eq(index_match_segments(x, 1 | 2, keys, 0, N), N - RING_SEGMENT_BLOCKS / 2);
-    uint64_t n, digest = index_digest(x, 1, &n), want = 0;
-    ck_assert_uint_eq(n, RING_SEGMENT_BLOCKS);
-    for (uint32_t i = 0; i < RING_SEGMENT_BLOCKS; i++)
-        want += block_digest(&keys[2 * RING_SEGMENT_BLOCKS + i], TIER_DRAM);
-    ck_assert_uint_eq(digest, want);
-    index_add(x, 1, TIER_SSD, &keys[0]);
-    ck_assert_uint_ne(index_digest(x, 1, &n), digest);
-    ck_assert_uint_eq(n, RING_SEGMENT_BLOCKS + 1);
-    index_close(x);
-}
-END_TEST
 
 START_TEST(test_rls_learns_a_line_and_follows_when_it_changes)
 {
@@ -309,13 +240,11 @@ int main(void)
     TCase *t = tcase_create("sched");
     tcase_set_timeout(t, 30);
     tcase_add_test(t, test_batching_decodes_first_then_prompts_in_order);
-    tcase_add_test(t, test_index_agrees_with_a_naive_model);
     tcase_add_test(t, test_policy_prefers_the_worker_that_has_the_prefix);
     tcase_add_test(t, test_policy_refuses_what_cannot_be_met_and_says_when);
     tcase_add_test(t, test_policy_waits_for_room_and_never_overfills);
     tcase_add_test(t, test_policy_without_prefill_workers_is_aggregated);
     tcase_add_test(t, test_policy_loads_from_the_store_where_that_is_faster);
-    tcase_add_test(t, test_index_matches_a_prefix_whose_segments_are_spread_over_stores);
     tcase_add_test(t, test_rls_learns_a_line_and_follows_when_it_changes);
     tcase_add_test(t, test_ring_moves_only_the_share_of_a_store_that_comes_or_goes);
     tcase_add_test(t, test_hot_counts_what_comes_often_and_forgets);

@@ -1,0 +1,230 @@
+/* Lookups of the index: any thread. */
+#include "sched/index_internal.h"
+#include "sched/ring.h"
+
+struct numbers { /* of holders, a bit for each */
+    uint64_t words[ID_WORDS];
+};
+
+static void numbers_add(struct numbers *s, uint32_t id)
+{
+    s->words[id / 64] |= 1ull << id % 64;
+}
+
+static struct numbers numbers_of(const struct index *x, const struct holder_set *holders)
+{
+    struct numbers s = {{0}};
+    for (uint32_t w = 0; w < INDEX_MAX_HOLDERS / 64; w++)
+        for (uint64_t left = holders->words[w]; left; left &= left - 1) {
+            uint32_t id = atomic_load(&x->id_of[w * 64 + (uint32_t)__builtin_ctzll(left)]);
+            if (id != NO_ID)
+                numbers_add(&s, id);
+        }
+    return s;
+}
+
+__attribute__((always_inline)) static inline void prefetch(const struct index *x, const struct block_key *key)
+{
+    table_prefetch(table_of(x, shard_of(key)), key);
+}
+
+static const struct entry *find(const struct index *x, const struct block_key *key)
+{
+    bool found;
+    const struct entry *e = table_probe(table_of(x, shard_of(key)), key, &found);
+    return found ? e : NULL;
+}
+
+static uint64_t crowd_word(const struct crowd *c, uint32_t w, uint32_t tiers)
+{
+    return (tiers & IN_MEMORY ? atomic_load_explicit(&c->in_memory[w], memory_order_relaxed) : 0) |
+           (tiers & ON_DISK ? atomic_load_explicit(&c->on_disk[w], memory_order_relaxed) : 0);
+}
+
+/* A block's holders in some of the tiers: of the slots, or of the crowd if there is one. */
+struct view {
+    const struct crowd *crowd;
+    uint32_t tiers;
+    struct numbers in_slots;
+};
+
+static void look(const struct index *x, const struct block_key *key, uint32_t tiers, struct view *v)
+{
+    const struct entry *e = find(x, key);
+    uint64_t slots = e ? atomic_load_explicit(&e->slots[0], memory_order_acquire) : 0;
+    v->tiers = tiers;
+    v->crowd = crowd_of(slots);
+    if (v->crowd)
+        return;
+    v->in_slots = (struct numbers){{0}};
+    for (uint32_t i = 0; e && i < 2; i++) {
+        for (; slots; slots >>= 16)
+            if (slots & tiers)
+                numbers_add(&v->in_slots, (slots & 0xffff) >> 2);
+        slots = atomic_load_explicit(&e->slots[1], memory_order_relaxed);
+    }
+}
+
+static uint64_t view_word(const struct view *v, uint32_t w)
+{
+    return v->crowd ? crowd_word(v->crowd, w, v->tiers) : v->in_slots.words[w];
+}
+
+/* Whether one of these has the block in one of the tiers. */
+static bool has(const struct index *x, const struct numbers *of, const struct block_key *key, uint32_t tiers)
+{
+    struct view v;
+    uint64_t both = 0;
+    look(x, key, tiers, &v);
+    for (uint32_t w = 0; w < ID_WORDS; w++)
+        both |= view_word(&v, w) & of->words[w];
+    return both;
+}
+
+/* ------------------------------------------------------------------ chains */
+
+struct candidate {
+    uint16_t id, holder;
+};
+
+struct span { /* candidates [first, first + n) have the first lo blocks and not the first hi */
+    uint32_t lo, hi, first, n;
+};
+
+struct search {
+    const struct index *x;
+    const struct block_key *keys;
+    uint32_t n_keys, n_spans, *lengths;
+    struct candidate candidates[INDEX_MAX_HOLDERS];
+    struct span spans[INDEX_MAX_HOLDERS]; /* that are left: no more than candidates */
+};
+
+/*
+ * Which length to try: nothing and all are the likeliest answers. A head that everybody has, or nobody, takes one look at it
+ * for all.
+ */
+static uint32_t middle(const struct search *s, const struct span *p)
+{
+    return !p->lo ? 1 : p->hi > s->n_keys ? s->n_keys : p->lo + (p->hi - p->lo) / 2;
+}
+
+/* Brings those that have it to the front; returns how many. */
+static uint32_t partition(struct candidate *c, uint32_t n, const struct view *have)
+{
+    uint32_t k = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        struct candidate now = c[i];
+        c[i] = c[k];
+        c[k] = now;
+        k += view_word(have, now.id / 64) >> now.id % 64 & 1;
+    }
+    return k;
+}
+
+/* A part of a span is left for the next round, or its length is known. */
+static void keep(struct search *s, struct span p)
+{
+    if (p.n && p.hi - p.lo > 1) {
+        s->spans[s->n_spans++] = p;
+        return;
+    }
+    for (uint32_t i = 0; i < p.n; i++)
+        s->lengths[s->candidates[p.first + i].holder] = p.lo;
+}
+
+/* All spans are bisected in rounds, so that a round's reads of memory are under way together. */
+static void bisect_all(struct search *s)
+{
+    struct span now[INDEX_MAX_HOLDERS];
+    while (s->n_spans) {
+        uint32_t n = s->n_spans;
+        memcpy(now, s->spans, n * sizeof(now[0]));
+        s->n_spans = 0;
+        for (uint32_t i = 0; i < n; i++)
+            prefetch(s->x, &s->keys[middle(s, &now[i]) - 1]);
+        for (uint32_t i = 0; i < n; i++) {
+            struct span p = now[i];
+            uint32_t m = middle(s, &p);
+            struct view have;
+            look(s->x, &s->keys[m - 1], ANYWHERE, &have);
+            uint32_t k = partition(&s->candidates[p.first], p.n, &have);
+            keep(s, (struct span){m, p.hi, p.first, k});
+            keep(s, (struct span){p.lo, m, p.first + k, p.n - k});
+        }
+    }
+}
+
+void index_match_each(const struct index *x, const struct holder_set *holders, const struct block_key *keys, uint32_t n,
+                      uint32_t lengths_out[INDEX_MAX_HOLDERS])
+{
+    struct search s;
+    uint32_t n_candidates = 0;
+    s.x = x;
+    s.keys = keys;
+    s.n_keys = n;
+    s.lengths = lengths_out;
+    s.n_spans = 0;
+    for (uint32_t w = 0; w < INDEX_MAX_HOLDERS / 64; w++)
+        for (uint64_t left = holders->words[w]; left; left &= left - 1) {
+            uint32_t holder = w * 64 + (uint32_t)__builtin_ctzll(left), id = atomic_load(&x->id_of[holder]);
+            lengths_out[holder] = 0;
+            if (id != NO_ID)
+                s.candidates[n_candidates++] = (struct candidate){(uint16_t)id, (uint16_t)holder};
+        }
+    keep(&s, (struct span){0, n + 1, 0, n_candidates});
+    bisect_all(&s);
+}
+
+uint32_t index_match(const struct index *x, uint32_t holder, const struct block_key *keys, uint32_t n)
+{
+    uint32_t lengths[INDEX_MAX_HOLDERS];
+    struct holder_set one = holder_set_of(holder);
+    index_match_each(x, &one, keys, n, lengths);
+    return lengths[holder];
+}
+
+/* ---------------------------------------------------------------- segments */
+
+/* keys[0..n) are of one segment, of which every store has the head or nothing. */
+static uint32_t match_segment(const struct index *x, const struct numbers *of, const struct block_key *keys, uint32_t n)
+{
+    if (has(x, of, &keys[n - 1], ANYWHERE))
+        return n;
+    uint32_t lo = 0, hi = n;
+    while (hi - lo > 1) {
+        uint32_t m = lo ? lo + (hi - lo) / 2 : 1;
+        if (has(x, of, &keys[m - 1], ANYWHERE))
+            lo = m;
+        else
+            hi = m;
+    }
+    return lo;
+}
+
+uint32_t index_match_segments(const struct index *x, const struct holder_set *holders, const struct block_key *keys,
+                              uint32_t first, uint32_t n)
+{
+    struct numbers of = numbers_of(x, holders);
+    uint32_t at = first;
+    while (at < n) {
+        uint32_t end = (at / RING_SEGMENT_BLOCKS + 1) * RING_SEGMENT_BLOCKS;
+        end = end < n ? end : n;
+        at += match_segment(x, &of, keys + at, end - at);
+        if (at < end)
+            break;
+    }
+    return at - first;
+}
+
+uint32_t index_on_disk(const struct index *x, const struct holder_set *holders, const struct block_key *keys,
+                       uint32_t n)
+{
+    enum { LOOKED_AT = 64 };
+    struct numbers of = numbers_of(x, holders);
+    uint32_t step = n > LOOKED_AT ? n / LOOKED_AT : 1, looked_at = 0, on_disk = 0;
+    for (uint32_t i = 0; i < n; i += step)
+        prefetch(x, &keys[i]);
+    for (uint32_t i = 0; i < n; i += step, looked_at++)
+        on_disk += !has(x, &of, &keys[i], IN_MEMORY);
+    return looked_at ? (uint32_t)((uint64_t)n * on_disk / looked_at) : 0;
+}
