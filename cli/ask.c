@@ -303,10 +303,11 @@ static json_t *usage_json(const Tandem__V1__Usage *u)
 
 static json_t *timing_json(const Tandem__V1__Timing *t)
 {
-    return json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "tokenize", t->tokenize, "queue", t->queue,
-                     "prefix_load", t->prefix_load, "prefill", t->prefill, "transfer", t->transfer, "exposed_transfer",
-                     t->exposed_transfer, "decode_wait", t->decode_wait, "decode", t->decode, "residual", t->residual,
-                     "ttft", t->ttft, "tpot", t->tpot, "total", t->total);
+    return json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "tokenize", t->tokenize, "queue",
+                     t->queue, "prefix_load", t->prefix_load, "prefill", t->prefill, "transfer", t->transfer,
+                     "exposed_transfer", t->exposed_transfer, "decode_wait", t->decode_wait, "decode", t->decode,
+                     "residual", t->residual, "ttft", t->ttft, "tpot", t->tpot, "total", t->total, "stalled",
+                     t->stalled);
 }
 
 static void add_end(json_t *o, const Tandem__V1__GenerateEnd *e)
@@ -329,6 +330,7 @@ static void add_end(json_t *o, const Tandem__V1__GenerateEnd *e)
         json_object_set_new(o, "predicted",
                             json_pack("{s:f,s:f}", "ttft_ms", e->predicted->ttft_ms, "tpot_ms", e->predicted->tpot_ms));
     json_object_set_new(o, "seed", json_integer((json_int_t)e->seed));
+    json_object_set_new(o, "replans", json_integer((json_int_t)e->replans));
     if (e->n_prompt_logprobs) {
         json_t *list = json_array();
         for (size_t i = 0; i < e->n_prompt_logprobs; i++)

@@ -41,7 +41,8 @@ static const struct option TABLE[] = {
     {"capacity", OPT_STRING, AT(capacity), "1000,10000,30000", "N,...", 0, 0, "eviction: blocks in the cache"},
     {"block-tokens", OPT_INT, AT(block_tokens), "0", NULL, 0, 1e6,
      "eviction: leave out last blocks with fewer tokens; 0: all blocks count"},
-    {"n-blocks", OPT_INT, AT(n_blocks), "1000000", NULL, 1, 1e8, "index: blocks in it before a row is measured"},
+    {"n-blocks", OPT_INT, AT(n_blocks), "1000000", NULL, 1, 1e8,
+     "index, router: blocks in it before a row is measured"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
@@ -93,6 +94,7 @@ static const struct {
     {"store", "KV blocks put, and read from DRAM and from disk, against memcpy and the disk", bench_store},
     {"codec", "encoding KV blocks for the disk: ratio, speed beside memcpy, error", bench_codec},
     {"eviction", "block hits of a trace by policy and capacity, against the clairvoyant optimum", bench_eviction},
+    {"router", "what a decision takes, and what a router costs; needs --model", bench_router},
     {"index", "the router's prefix index: writes against random cache lines, lookups by time", bench_index},
 };
 enum { N_AREAS = sizeof(AREAS) / sizeof(AREAS[0]) };

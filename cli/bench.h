@@ -47,11 +47,14 @@ enum td_status bench_overlap(const struct bench_options *o, struct bench_rows *o
 /* Hit rates of the eviction policies over a trace; needs trace. */
 enum td_status bench_eviction(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
 
-/* What the codecs of the SSD tier save, cost and lose. */
-enum td_status bench_codec(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
+/* A decision's time, a router's processor time; needs model. */
+enum td_status bench_router(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
 
 /* The router's prefix index: inserting, removing, lookups alone and beside the writer. */
 enum td_status bench_index(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
+
+/* What the codecs of the SSD tier save, cost and lose. */
+enum td_status bench_codec(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
 
 /* Time to first token, split and not; needs model. */
 enum td_status bench_cluster(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);

@@ -55,7 +55,7 @@ static void set_state(struct child *c, enum child_state to)
     static const bool LEGAL[6][6] = {
         [CHILD_IDLE] = {[CHILD_STARTING] = true, [CHILD_ENDED] = true},
         [CHILD_STARTING] = {[CHILD_UP] = true, [CHILD_BACKOFF] = true, [CHILD_STOPPING] = true},
-        [CHILD_UP] = {[CHILD_BACKOFF] = true, [CHILD_STOPPING] = true},
+        [CHILD_UP] = {[CHILD_BACKOFF] = true, [CHILD_STOPPING] = true, [CHILD_ENDED] = true},
         [CHILD_BACKOFF] = {[CHILD_STARTING] = true, [CHILD_ENDED] = true},
         [CHILD_STOPPING] = {[CHILD_ENDED] = true},
     };
@@ -166,7 +166,8 @@ bool child_reap(struct child *c, uint64_t now, int *wait_status_out)
     if (c->ready_fd >= 0)
         close(c->ready_fd);
     c->ready_fd = -1;
-    if (c->state == CHILD_STOPPING)
+    bool drained = c->role != CHILD_ROUTER && c->announced && WIFEXITED(status) && !WEXITSTATUS(status);
+    if (c->state == CHILD_STOPPING || drained)
         set_state(c, CHILD_ENDED);
     else
         back_off(c, now);

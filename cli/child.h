@@ -7,6 +7,7 @@
  *                        v  |                            |
  *                       BACKOFF <------------------------+
  *     STARTING, UP --stop--> STOPPING --exit--> ENDED        IDLE, BACKOFF --stop--> ENDED
+ *     UP --a worker's exit with code 0: it was drained--> ENDED
  *
  * A child gets SIGTERM when the supervisor dies (PR_SET_PDEATHSIG), so that nothing outlives it; a process group of its own,
  * so that Ctrl-C reaches only the supervisor, which then stops everything in order; no open file but its log, and the pipe

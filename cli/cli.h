@@ -22,6 +22,10 @@ int cli_status(int argc, char **argv);
 int cli_audit(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 int cli_bench(int argc, char **argv);
+int cli_explain(int argc, char **argv);
+int cli_replay(int argc, char **argv);
+int cli_scale(int argc, char **argv);
+int cli_drain(int argc, char **argv);
 int cli_store(int argc, char **argv);
 
 /* Parses a subcommand's options; *exit_out is set when the caller should return it at once (help, or an error printed). */

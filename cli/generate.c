@@ -197,6 +197,8 @@ static void show_timing(const struct ask *a)
     part("exposed transfer", t->exposed_transfer);
     part("decode wait", t->decode_wait);
     part("decode", t->decode);
+    if (e->replans)
+        part("stalled", t->stalled);
     part("residual", t->residual);
     fprintf(stderr, "  %-18s %9.1f ms   (predicted %.1f ms)\n  %-18s %9.2f ms   (%.1f tokens/s)\n  %-18s %9.1f ms\n",
             "TTFT", t->ttft, e->predicted->ttft_ms, "TPOT", t->tpot, t->tpot > 0 ? 1000 / t->tpot : 0, "total",

@@ -2,10 +2,11 @@
  * tandem status: what the router knows of its workers and of itself.
  *
  * --json prints one object; scripts rely on its shape:
- *   {"model", "fingerprint", "queued", "running", "accepted", "refused", "failed", "finished", "index_blocks",
+ *   {"model", "fingerprint", "queued", "running", "accepted", "refused", "failed", "finished", "index_blocks", "ready", "replans",
+ *    "replan_budget",
  *    "workers": [{"name", "role", "pid", "state", "address", "transport", "incarnation" (16 hex digits),
  *                 "pages": {"free", "cached", "held", "leased", "quarantined", "total"},
- *                 "kv_bytes_in", "kv_bytes_out", "running", "waiting", "weight_bytes",
+ *                 "kv_bytes_in", "kv_bytes_out", "running", "waiting", "weight_bytes", "breaker",
  *                 "store": {"blocks_dram", "blocks_ssd", "bytes_ssd"} (role store only)}]}
  *
  * --wait asks again until every worker is ready and the router's health is SERVING, so what comes after it can send requests.
@@ -58,13 +59,14 @@ static json_t *json_worker(const worker_status *w)
     char incarnation[17];
     snprintf(incarnation, sizeof(incarnation), "%016" PRIx64, w->incarnation);
     json_t *o = json_pack(
-        "{s:o, s:o, s:I, s:o, s:o, s:o, s:s, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:I, s:I, s:I, s:I, s:I}", "name",
+        "{s:o, s:o, s:I, s:o, s:o, s:o, s:s, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:I, s:I, s:I, s:I, s:I, s:o}", "name",
         json_data(w->name), "role", json_data(w->role), "pid", (json_int_t)w->pid, "state", json_data(w->state),
         "address", json_data(w->address), "transport", json_data(w->transport), "incarnation", incarnation, "pages",
         "free", (json_int_t)p->free, "cached", (json_int_t)p->cached, "held", (json_int_t)p->held, "leased",
         (json_int_t)p->leased, "quarantined", (json_int_t)p->quarantined, "total", (json_int_t)p->total, "kv_bytes_in",
         (json_int_t)w->kv_bytes_in, "kv_bytes_out", (json_int_t)w->kv_bytes_out, "running", (json_int_t)w->running,
-        "waiting", (json_int_t)w->waiting, "weight_bytes", (json_int_t)w->weight_bytes);
+        "waiting", (json_int_t)w->waiting, "weight_bytes", (json_int_t)w->weight_bytes, "breaker",
+        json_data(w->breaker));
     if (text_is(w->role, "store"))
         json_object_set_new(o, "store",
                             json_pack("{s:I, s:I, s:I}", "blocks_dram", (json_int_t)w->store_blocks_dram, "blocks_ssd",
@@ -77,11 +79,12 @@ static void print_json(const status_response *s)
     json_t *workers = json_array();
     for (size_t i = 0; i < s->n_workers; i++)
         json_array_append_new(workers, json_worker(s->workers[i]));
-    cli_print_json(json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "model", json_data(s->model),
-                             "fingerprint", json_data(s->fingerprint), "queued", (json_int_t)s->queued, "running",
-                             (json_int_t)s->running, "accepted", (json_int_t)s->accepted, "refused",
-                             (json_int_t)s->refused, "failed", (json_int_t)s->failed, "finished",
-                             (json_int_t)s->finished, "index_blocks", (json_int_t)s->index_blocks, "workers", workers));
+    cli_print_json(json_pack(
+        "{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:I, s:o}", "model", json_data(s->model),
+        "fingerprint", json_data(s->fingerprint), "queued", (json_int_t)s->queued, "running", (json_int_t)s->running,
+        "accepted", (json_int_t)s->accepted, "refused", (json_int_t)s->refused, "failed", (json_int_t)s->failed,
+        "finished", (json_int_t)s->finished, "index_blocks", (json_int_t)s->index_blocks, "ready", s->ready, "replans",
+        (json_int_t)s->replans, "replan_budget", (json_int_t)s->replan_budget, "workers", workers));
 }
 
 static void print_workers(const status_response *s)
@@ -137,8 +140,9 @@ static void print_table(const status_response *s)
            s->fingerprint.len ? (int)s->fingerprint.len : 1,
            s->fingerprint.len ? (const char *)s->fingerprint.data : "-");
     printf("requests: %u queued, %u running; %" PRIu64 " accepted, %" PRIu64 " refused, %" PRIu64 " failed, %" PRIu64
-           " finished; %" PRIu64 " blocks in the index\n\n",
-           s->queued, s->running, s->accepted, s->refused, s->failed, s->finished, s->index_blocks);
+           " finished, %" PRIu64 " planned anew; %" PRIu64 " blocks in the index%s\n\n",
+           s->queued, s->running, s->accepted, s->refused, s->failed, s->finished, s->replans, s->index_blocks,
+           s->ready ? "" : "; not placing requests yet");
     print_workers(s);
     print_stores(s);
 }

@@ -33,6 +33,8 @@ struct supervisor {
     uint64_t stopped_ns;
     bool failed, stopping, quiet;
     bool changed; /* cluster.json is old */
+    bool scale;   /* somebody asks for other numbers of workers */
+    uint32_t n_children;
 };
 
 int supervise_signals(void)
@@ -43,6 +45,7 @@ int supervise_signals(void)
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGCHLD);
+    sigaddset(&set, SIGUSR1);
     if (!sigaction(SIGHUP, NULL, &hup) && hup.sa_handler != SIG_IGN) /* nohup */
         sigaddset(&set, SIGHUP);
     sigprocmask(SIG_BLOCK, &set, NULL);
@@ -79,8 +82,9 @@ static void write_cluster(struct supervisor *s)
     struct bytes text = {0};
     struct td_error e;
     json_t *list = json_array();
-    for (uint32_t i = 0; i < k->n_children; i++)
-        json_array_append_new(list, json_child(&k->children[i]));
+    for (uint32_t i = 0; i < s->n_children; i++)
+        if (s->stopping || k->children[i].state != CHILD_ENDED)
+            json_array_append_new(list, json_child(&k->children[i]));
     json_t *root = json_pack("{s:I, s:s, s:s, s:o}", "pid", (json_int_t)getpid(), "router",
                              s->router->announced ? s->router->listen : "", "model", k->model, "processes", list);
     char *json = json_dumps(root, JSON_INDENT(2));
@@ -130,6 +134,8 @@ static void on_exited(struct supervisor *s, struct child *c, int status)
     s->changed = true;
     if (s->stopping || s->failed) {
         log_info(&s->log, "%s ended (%s)", c->name, how);
+    } else if (c->state == CHILD_ENDED) {
+        say(s, LOG_INFO, "%s drained (%s)", c->name, how);
     } else if (!c->announced) {
         on_exit_before_ready(s, c, how);
     } else {
@@ -147,7 +153,9 @@ static void read_signals(struct supervisor *s)
     struct signalfd_siginfo info;
     uint64_t now = clock_now(&s->clock);
     while (read(s->signal_fd, &info, sizeof(info)) == sizeof(info))
-        if (info.ssi_signo != SIGCHLD && (!s->n_stops || now - s->stopped_ns > ONE_STOP_NS)) {
+        if (info.ssi_signo == SIGUSR1)
+            s->scale = true;
+        else if (info.ssi_signo != SIGCHLD && (!s->n_stops || now - s->stopped_ns > ONE_STOP_NS)) {
             s->n_stops++;
             s->stopped_ns = now;
         }
@@ -157,7 +165,7 @@ static void reap(struct supervisor *s)
 {
     int status;
     uint64_t now = clock_now(&s->clock);
-    for (uint32_t i = 0; i < s->config->n_children; i++)
+    for (uint32_t i = 0; i < s->n_children; i++)
         if (child_reap(&s->config->children[i], now, &status))
             on_exited(s, &s->config->children[i], status);
     child_reap(&s->probe, now, &s->probe_status);
@@ -166,7 +174,7 @@ static void reap(struct supervisor *s)
 static void start_due(struct supervisor *s)
 {
     uint64_t now = clock_now(&s->clock);
-    for (uint32_t i = 0; i < s->config->n_children; i++) {
+    for (uint32_t i = 0; i < s->n_children; i++) {
         struct child *c = &s->config->children[i];
         if (c->state == CHILD_BACKOFF && now >= c->due_ns && !s->stopping && !s->failed)
             start(s, c);
@@ -177,7 +185,7 @@ static void start_due(struct supervisor *s)
 static int poll_ms(const struct supervisor *s, uint64_t deadline)
 {
     uint64_t now = clock_now(&s->clock);
-    for (uint32_t i = 0; i < s->config->n_children; i++) {
+    for (uint32_t i = 0; i < s->n_children; i++) {
         const struct child *c = &s->config->children[i];
         if (c->state == CHILD_BACKOFF && !s->stopping && c->due_ns < deadline)
             deadline = c->due_ns;
@@ -189,12 +197,12 @@ static int poll_ms(const struct supervisor *s, uint64_t deadline)
 static void turn(struct supervisor *s, uint64_t deadline)
 {
     const struct supervise_config *k = s->config;
-    struct pollfd *fds = mem_array(k->n_children + 1, sizeof(*fds));
-    fds[k->n_children] = (struct pollfd){.fd = s->signal_fd, .events = POLLIN};
-    for (uint32_t i = 0; i < k->n_children; i++)
+    struct pollfd *fds = mem_array(s->n_children + 1, sizeof(*fds));
+    fds[s->n_children] = (struct pollfd){.fd = s->signal_fd, .events = POLLIN};
+    for (uint32_t i = 0; i < s->n_children; i++)
         fds[i] = (struct pollfd){.fd = k->children[i].ready_fd, .events = POLLIN};
-    poll(fds, k->n_children + 1, poll_ms(s, deadline));
-    for (uint32_t i = 0; i < k->n_children; i++)
+    poll(fds, s->n_children + 1, poll_ms(s, deadline));
+    for (uint32_t i = 0; i < s->n_children; i++)
         if (fds[i].fd >= 0 && fds[i].revents && child_hear(&k->children[i]))
             on_announced(s, &k->children[i]);
     free(fds);
@@ -203,6 +211,111 @@ static void turn(struct supervisor *s, uint64_t deadline)
     start_due(s);
     if (s->changed)
         write_cluster(s);
+}
+
+/* ------------------------------------------------------------------- scale */
+
+static bool is_there(const struct child *c)
+{
+    return c->state != CHILD_ENDED && c->state != CHILD_STOPPING;
+}
+
+static void name_log(struct supervisor *s, struct child *c)
+{
+    char path[PATH_MAX];
+    c->ready_fd = -1;
+    snprintf(path, sizeof(path), "logs/%s.log", c->name);
+    rundir_path(s->config->dir, path, c->log_path);
+}
+
+/* A place in the array: of one that ended, else a new one. */
+static struct child *free_child(struct supervisor *s)
+{
+    for (uint32_t i = 0; i < s->n_children; i++)
+        if (s->config->children[i].state == CHILD_ENDED) {
+            child_free(&s->config->children[i]);
+            return &s->config->children[i];
+        }
+    return s->n_children < s->config->max_children ? &s->config->children[s->n_children++] : NULL;
+}
+
+static bool has_number(const struct supervisor *s, enum child_role role, uint32_t number)
+{
+    char name[32];
+    snprintf(name, sizeof(name), "%s-%u", child_role_name(role), number);
+    for (uint32_t i = 0; i < s->n_children; i++)
+        if (s->config->children[i].state != CHILD_ENDED && !strcmp(s->config->children[i].name, name))
+            return true;
+    return false;
+}
+
+static void add_worker(struct supervisor *s, enum child_role role)
+{
+    struct td_error e;
+    uint32_t number = 0;
+    struct child *c = free_child(s);
+    if (!c) {
+        say(s, LOG_WARN, "no more than %u processes", s->config->max_children);
+        return;
+    }
+    *c = (struct child){.state = CHILD_ENDED};
+    while (has_number(s, role, number))
+        number++;
+    struct child made = {.role = role};
+    if (s->config->make(s->config->user, role, number, s->router->listen, &made, &e)) {
+        say(s, LOG_WARN, "%s", e.text);
+        return;
+    }
+    *c = made;
+    name_log(s, c);
+    start(s, c);
+}
+
+static void drain_worker(struct supervisor *s, enum child_role role)
+{
+    struct child *last = NULL;
+    for (uint32_t i = 0; i < s->n_children; i++) {
+        struct child *c = &s->config->children[i];
+        if (c->role == role && is_there(c) &&
+            (!last || strlen(c->name) > strlen(last->name) ||
+             (strlen(c->name) == strlen(last->name) && strcmp(c->name, last->name) > 0)))
+            last = c;
+    }
+    if (last)
+        child_stop(last);
+    s->changed = true;
+}
+
+static void scale_role(struct supervisor *s, enum child_role role, int wanted)
+{
+    uint32_t n = 0, target = (uint32_t)wanted;
+    if (wanted < 0)
+        return;
+    for (uint32_t i = 0; i < s->n_children; i++)
+        n += s->config->children[i].role == role && is_there(&s->config->children[i]);
+    if (n != target)
+        say(s, LOG_INFO, "%s workers: %u, shall be %u", child_role_name(role), n, target);
+    for (; n < target; n++)
+        add_worker(s, role);
+    for (; n > target; n--)
+        drain_worker(s, role);
+}
+
+static void scale(struct supervisor *s)
+{
+    char path[PATH_MAX];
+    int n_prefill, n_decode; /* below 0: as many as there are */
+    rundir_path(s->config->dir, "scale", path);
+    FILE *f = fopen(path, "re");
+    s->scale = false;
+    if (!f || fscanf(f, "%d %d", &n_prefill, &n_decode) != 2 || n_prefill > 64 || !n_decode || n_decode > 64) {
+        say(s, LOG_WARN, "%s can't be read: two numbers are expected", path);
+    } else {
+        scale_role(s, CHILD_PREFILL, n_prefill);
+        scale_role(s, CHILD_DECODE, n_decode);
+    }
+    if (f)
+        fclose(f);
 }
 
 static bool go_on(const struct supervisor *s)
@@ -227,7 +340,7 @@ static bool wait_announced(struct supervisor *s, uint32_t n_children)
 
 static bool start_workers(struct supervisor *s)
 {
-    uint32_t n = s->config->n_children - 1;
+    uint32_t n = s->n_children - 1;
     for (uint32_t i = 0; i < n; i++)
         start(s, &s->config->children[i]);
     return wait_announced(s, n);
@@ -236,13 +349,13 @@ static bool start_workers(struct supervisor *s)
 static bool start_router(struct supervisor *s)
 {
     struct bytes workers = {0};
-    for (uint32_t i = 0; i + 1 < s->config->n_children; i++)
+    for (uint32_t i = 0; i + 1 < s->n_children; i++)
         bytes_printf(&workers, "%s%s", i ? "," : "", s->config->children[i].listen);
     args_add(&s->router->args, "--workers");
     args_add(&s->router->args, "%s", workers.data);
     bytes_free(&workers);
     start(s, s->router);
-    return wait_announced(s, s->config->n_children);
+    return wait_announced(s, s->n_children);
 }
 
 static bool wait_ready(struct supervisor *s)
@@ -279,7 +392,7 @@ static bool wait_ready(struct supervisor *s)
 static uint32_t kill_late(struct supervisor *s, bool late)
 {
     uint32_t n_running = 0;
-    for (uint32_t i = 0; i < s->config->n_children; i++) {
+    for (uint32_t i = 0; i < s->n_children; i++) {
         struct child *c = &s->config->children[i];
         if (c->state != CHILD_STOPPING)
             continue;
@@ -296,7 +409,7 @@ static uint32_t kill_late(struct supervisor *s, bool late)
 static void stop_roles(struct supervisor *s, enum child_role first, enum child_role last)
 {
     uint64_t deadline = clock_now(&s->clock) + DRAIN_NS;
-    for (uint32_t i = 0; i < s->config->n_children; i++)
+    for (uint32_t i = 0; i < s->n_children; i++)
         if (s->config->children[i].role >= first && s->config->children[i].role <= last)
             child_stop(&s->config->children[i]);
     for (;;) {
@@ -337,20 +450,22 @@ int supervise_run(const struct supervise_config *config, int signal_fd)
         fprintf(stderr, "tandem up: %s: %s\n", path, strerror(errno));
         return 1;
     }
-    for (uint32_t i = 0; i < config->n_children; i++) {
-        struct child *c = &config->children[i];
-        c->ready_fd = -1;
-        snprintf(path, sizeof(path), "logs/%s.log", c->name);
-        rundir_path(config->dir, path, c->log_path);
-    }
+    s.n_children = config->n_children;
+    for (uint32_t i = 0; i < s.n_children; i++)
+        name_log(&s, &config->children[i]);
     s.router = &config->children[config->n_children - 1];
     s.probe_status = -1; /* no exit code */
     s.probe = (struct child){.name = "status", .role = CHILD_STATUS, .ready_fd = -1};
     rundir_path(config->dir, "logs/status.log", s.probe.log_path);
     log_info(&s.log, "starting pid=%d", (int)getpid());
     bool up = bring_up(&s);
-    while (go_on(&s))
+    while (go_on(&s)) {
         turn(&s, UINT64_MAX);
+        if (s.scale && go_on(&s))
+            scale(&s);
+        if (s.changed)
+            write_cluster(&s);
+    }
     log_info(&s.log, "stopping");
     s.stopping = true;
     stop_roles(&s, CHILD_ROUTER, CHILD_ROUTER);

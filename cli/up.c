@@ -28,7 +28,7 @@
 #include "transfer/netaddr.h"
 #include "worker/geometry.h"
 
-enum { DOWN_MS = 20000, DOWN_POLL_MS = 20 };
+enum { DOWN_MS = 20000, DOWN_POLL_MS = 20, MAX_CHILDREN = 2 * 64 + 2 };
 
 struct up_options {
     const char *model, *run_dir, *store_dir, *listen, *plan, *tls, *isa, *numerics, *kv_dtype, *log_level, *store_codec;
@@ -149,21 +149,37 @@ static enum td_status add_program(const struct up *u, struct args *a, enum child
     return TD_OK;
 }
 
+static enum td_status fill_child(const struct up *u, struct child *c, uint32_t number, uint32_t n_threads,
+                                 struct td_error *e)
+{
+    if (c->role == CHILD_ROUTER)
+        snprintf(c->name, sizeof(c->name), "router");
+    else
+        snprintf(c->name, sizeof(c->name), "%s-%u", child_role_name(c->role), number);
+    snprintf(c->listen, sizeof(c->listen), "%s", c->role == CHILD_ROUTER ? u->options.listen : "127.0.0.1:0");
+    enum td_status s = add_program(u, &c->args, c->role, e);
+    args_add(&c->args, "--name=%s", c->name);
+    pass_options(&c->args, &u->options, c->role);
+    if (n_threads)
+        args_add(&c->args, "--threads=%u", n_threads);
+    return s;
+}
+
 static enum td_status add_child(struct up *u, enum child_role role, uint32_t number, uint32_t n_threads,
                                 struct td_error *e)
 {
     struct child *c = &u->children[u->n_children++];
     c->role = role;
-    if (role == CHILD_ROUTER)
-        snprintf(c->name, sizeof(c->name), "router");
-    else
-        snprintf(c->name, sizeof(c->name), "%s-%u", child_role_name(role), number);
-    snprintf(c->listen, sizeof(c->listen), "%s", role == CHILD_ROUTER ? u->options.listen : "127.0.0.1:0");
-    enum td_status s = add_program(u, &c->args, role, e);
-    args_add(&c->args, "--name=%s", c->name);
-    pass_options(&c->args, &u->options, role);
-    if (n_threads)
-        args_add(&c->args, "--threads=%u", n_threads);
+    return fill_child(u, c, number, n_threads, e);
+}
+
+/* One that joins later tells the router itself where it is. */
+static enum td_status make_child(void *user, enum child_role role, uint32_t number, const char *router,
+                                 struct child *out, struct td_error *e)
+{
+    out->role = role;
+    enum td_status s = fill_child(user, out, number, 1, e);
+    args_add(&out->args, "--routers=%s", router);
     return s;
 }
 
@@ -182,7 +198,7 @@ static enum td_status plan_children(struct up *u, struct td_error *e)
 {
     const struct up_options *o = &u->options;
     uint32_t n_prefill = (uint32_t)o->n_prefill, n_decode = (uint32_t)o->n_decode;
-    u->children = mem_array(n_prefill + n_decode + 2, sizeof(*u->children));
+    u->children = mem_array(MAX_CHILDREN, sizeof(*u->children));
     enum td_status s = TD_OK;
     for (uint32_t i = 0; i < n_prefill && !s; i++)
         s = add_child(u, CHILD_PREFILL, i, threads_of(o, i), e);
@@ -324,6 +340,8 @@ static int run(struct up *u)
     const struct supervise_config c = {.dir = &u->dir,
                                        .children = u->children,
                                        .n_children = u->n_children,
+                                       .max_children = MAX_CHILDREN,
+                                       .make = make_child,
                                        .tandem = tandem,
                                        .model = u->options.model,
                                        .on_up = on_up,
@@ -363,7 +381,7 @@ int cli_up(int argc, char **argv)
     exit_code = s ? cli_fail("up", "%s", e.text) : run(&u);
     if (s)
         rundir_release(&u.dir);
-    for (uint32_t i = 0; i < u.n_children; i++)
+    for (uint32_t i = 0; u.children && i < MAX_CHILDREN; i++)
         child_free(&u.children[i]);
     free(u.children);
     return exit_code;

@@ -174,8 +174,7 @@ struct block_key engine_fingerprint(const struct engine *e)
 
 struct engine_load engine_load(const struct engine *e)
 {
-    struct engine_load l = {.prefill_ms_per_token = e->prefill_ms_per_token,
-                            .decode_ms_per_step = e->decode_ms_per_step};
+    struct engine_load l = {0};
     for (const struct seq *s = e->head; s; s = s->next) {
         l.running += s->state == SEQ_RUNNING;
         l.waiting += s->state == SEQ_WAITING;
@@ -184,6 +183,11 @@ struct engine_load engine_load(const struct engine *e)
             l.waiting_tokens += s->n_prompt - s->n_computed;
     }
     return l;
+}
+
+struct cost_step engine_last_step(const struct engine *e)
+{
+    return e->last_step;
 }
 
 /* -------------------------------------------------------------- the batch */
@@ -231,10 +235,11 @@ static void plan(struct engine *e)
             e->batch[kept++] = e->batch[i];
     for (uint32_t i = 0; i < kept; i++) {
         const struct seq *s = e->batch[i];
-        items[i].n_pending = s->n_tokens - s->n_computed;
-        items[i].decoding = items[i].n_pending == 1 && s->n_tokens > s->n_prompt;
+        uint32_t n_pending = s->n_tokens - s->n_computed;
+        bool decoding = n_pending == 1 && s->n_tokens > s->n_prompt;
+        items[i] = (struct batch_item){n_pending, decoding, e->config.chunk_tokens, s->chunk_beside};
     }
-    batching_plan(items, kept, e->config.max_rows, e->config.chunk_tokens, rows);
+    batching_plan(items, kept, e->config.max_rows, rows);
     e->n_batch = 0;
     for (uint32_t i = 0; i < kept; i++) {
         struct seq *s = e->batch[i];
@@ -247,7 +252,8 @@ static void plan(struct engine *e)
         if (!rows[i])
             continue;
         e->batch[e->n_batch++] = s;
-        if (items[i].decoding && !s->decode_ns) {
+        bool generates = items[i].decoding && s->first_token_ns; /* a resumed one may begin with one token to compute */
+        if (generates && !s->decode_ns) {
             s->decode_ns = clock_now(e->config.clock);
             s->times.decode_wait = s->decode_ns - (s->goal == SEQ_ADOPT ? s->running_ns : s->first_token_ns);
         }
@@ -342,12 +348,23 @@ static void finish_rows(struct engine *e)
     }
 }
 
-static void measure(struct engine *e, uint32_t n_rows, uint64_t took_ns)
+/* Before the step's tokens are counted: what the cost model shall learn from it. */
+static struct cost_step describe(const struct engine *e)
 {
-    double ms = (double)took_ns * 1e-6,
-           *average = n_rows > e->n_batch ? &e->prefill_ms_per_token : &e->decode_ms_per_step;
-    double value = n_rows > e->n_batch ? ms / n_rows : ms;
-    *average = *average > 0 ? *average * 0.9 + value * 0.1 : value;
+    struct cost_step step = {0};
+    for (uint32_t i = 0; i < e->n_batch; i++) {
+        const struct seq *s = e->batch[i];
+        double n = s->n_rows, cached = s->n_computed;
+        if (s->n_rows == 1 && s->n_tokens > s->n_prompt) {
+            step.batch++;
+            step.context += cached;
+        } else {
+            step.n_prompts++;
+            step.prefill_tokens += s->n_rows;
+            step.prefill_square += n * (n + 2 * cached);
+        }
+    }
+    return step;
 }
 
 uint32_t engine_step(struct engine *e)
@@ -369,12 +386,13 @@ uint32_t engine_step(struct engine *e)
                                         .on_layers = on_layers,
                                         .layers_per_call = (uint16_t)per_call,
                                         .user = e};
+    e->last_step = describe(e);
     uint64_t start = clock_now(e->config.clock);
     if (e->sim)
         forward_sim_run(e->sim, &batch, e->logits);
     else
         forward_run(e->forward, &batch, e->logits);
-    measure(e, n_rows, clock_now(e->config.clock) - start);
+    e->last_step.ms = (double)(clock_now(e->config.clock) - start) * 1e-6;
     finish_rows(e);
     return n_rows;
 }

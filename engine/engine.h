@@ -33,6 +33,7 @@
 #include "engine/sampler.h"
 #include "kernels/kernels.h"
 #include "model/model.h"
+#include "sched/cost.h"
 
 struct engine;
 struct seq;
@@ -94,7 +95,8 @@ struct seq_params {
     struct sampling sampling; /* copied, arrays too */
     struct block_key root;    /* of the prefix keys */
     enum seq_goal goal;
-    bool prompt_logprobs; /* computes the whole prompt, so nothing is matched */
+    bool prompt_logprobs;  /* computes the whole prompt, so nothing is matched */
+    uint32_t chunk_beside; /* most prompt tokens in a step beside others' decoding; 0: the engine's chunk_tokens */
     void *user;
 };
 
@@ -130,10 +132,12 @@ struct seq_times engine_seq_times(const struct seq *seq);
 
 struct engine_load {
     uint32_t running, waiting, filling;
-    uint64_t waiting_tokens;                         /* prompt tokens not computed yet */
-    double prefill_ms_per_token, decode_ms_per_step; /* moving averages of what was measured; 0: nothing yet */
+    uint64_t waiting_tokens; /* prompt tokens not computed yet */
 };
 struct engine_load engine_load(const struct engine *e);
+
+/* The batch that the last engine_step() ran, and how long it took. */
+struct cost_step engine_last_step(const struct engine *e);
 
 /* One step: sweeps, admits, runs one batch. Returns the rows computed: 0 means there is nothing to do right now. */
 uint32_t engine_step(struct engine *e);

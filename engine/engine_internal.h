@@ -23,6 +23,7 @@ struct seq {
     uint32_t n_keys, n_named, n_reported; /* n_reported: pages told by on_pages_ready in all layers */
 
     bool want_prompt_logprobs;
+    uint32_t chunk_beside;
     float *prompt_logprobs; /* [n_prompt] */
 
     uint32_t n_rows; /* in the step being built */
@@ -52,7 +53,7 @@ struct engine {
     uint32_t *item_rows;
     float *logits;
 
-    double prefill_ms_per_token, decode_ms_per_step;
+    struct cost_step last_step;
 };
 
 static inline uint32_t pages_for(const struct engine *e, uint32_t n_tokens)

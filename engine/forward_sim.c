@@ -1,5 +1,6 @@
 #include "engine/forward_sim.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,7 @@ struct forward_sim {
     const struct clock *clock;
     uint64_t *words; /* of the rows of this step */
     uint32_t cap_words;
+    uint64_t seed, n_steps;
 };
 
 enum td_status sim_cost_parse(const char *option, const char *text, double out[3], struct td_error *error_out)
@@ -40,7 +42,8 @@ enum td_status forward_sim_open(const struct kv_layout *layout, uint32_t vocab_s
         return td_fail(error_out, TD_ERR_INVALID, "--engine sim: head_dim %u of %zu bytes is less than a word",
                        layout->head_dim, num_type_bytes(layout->dtype));
     struct forward_sim *f = mem_zalloc(sizeof(*f));
-    *f = (struct forward_sim){.layout = *layout, .vocab_size = vocab_size, .cost = *cost, .clock = clock};
+    *f = (struct forward_sim){
+        .layout = *layout, .vocab_size = vocab_size, .cost = *cost, .clock = clock, .seed = random_u64()};
     *out = f;
     return TD_OK;
 }
@@ -128,6 +131,15 @@ static double step_ns(const struct forward_sim *f, const struct forward_batch *b
     return prefill + decode;
 }
 
+/* Box and Muller; another sequence in every process. */
+static double noise(struct forward_sim *f)
+{
+    double sigma = f->cost.noise, u = 1 - random_unit(random_at(f->seed, f->n_steps, 0)),
+           v = random_unit(random_at(f->seed, f->n_steps, 1));
+    f->n_steps++;
+    return sigma > 0 ? exp(sigma * sqrt(-2 * log(u)) * cos(2 * M_PI * v) - sigma * sigma / 2) : 1;
+}
+
 static void sleep_until(const struct clock *clock, uint64_t then_ns)
 {
     for (uint64_t now; (now = clock_now(clock)) < then_ns;) {
@@ -139,7 +151,7 @@ static void sleep_until(const struct clock *clock, uint64_t then_ns)
 void forward_sim_run(struct forward_sim *f, const struct forward_batch *b, float *logits_out)
 {
     uint64_t begin_ns = clock_now(f->clock);
-    double took_ns = step_ns(f, b);
+    double took_ns = step_ns(f, b) * noise(f);
     uint32_t n_layers = f->layout.n_layers, per_call = b->layers_per_call;
     if (b->n_rows > f->cap_words) {
         f->cap_words = b->n_rows;

@@ -17,6 +17,7 @@
  * the sum of the contexts + [2] times the sequences. A mixed step takes the sum. (Mooncake, FAST '25, section 5.) */
 struct sim_cost {
     double prefill[3], decode[3];
+    double noise; /* sigma of a log-normal factor of mean 1 on each step */
 };
 
 /* "A,B,C" in microseconds. TD_ERR_INVALID names the option. */

@@ -92,6 +92,7 @@ enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, str
     s->addresses = mem_array(s->cap_pages, sizeof(*s->addresses));
     s->keys = mem_array(s->cap_pages, sizeof(*s->keys));
     s->want_prompt_logprobs = p->prompt_logprobs;
+    s->chunk_beside = p->chunk_beside ? p->chunk_beside : e->config.chunk_tokens;
     if (p->prompt_logprobs) {
         s->prompt_logprobs = mem_array(p->n_prompt, sizeof(float));
         s->prompt_logprobs[0] = NAN;

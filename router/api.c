@@ -1,11 +1,13 @@
 /*
  * The client API and the admin API, on rpc threads: validates, tokenizes, and hands over. Nothing here waits.
  */
+#include <openssl/crypto.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "router/router_internal.h"
+#include "worker/link.h"
 
 static void refuse(struct router *r, struct rpc_call *call, enum td_status s, const struct td_error *e)
 {
@@ -173,13 +175,76 @@ static void on_audit(struct rpc_call *call, const ProtobufCMessage *base)
     ask_owner(call, NOTE_AUDIT);
 }
 
+static void on_register(struct rpc_call *call, const ProtobufCMessage *base)
+{
+    struct router *r = rpc_call_user(call);
+    const Tandem__Admin__V1__JoinRequest *m = (const Tandem__Admin__V1__JoinRequest *)base;
+    uint8_t proof[LINK_PROOF_BYTES];
+    link_proof(r->options.secret, m->incarnation, proof);
+    if (m->secret_proof.len != sizeof(proof) || CRYPTO_memcmp(m->secret_proof.data, proof, sizeof(proof))) {
+        rpc_call_finish(call, RPC_PERMISSION_DENIED, "secret_proof: not of this cluster", 0);
+        return;
+    }
+    if (!m->address.len || m->address.len >= 128 || !memchr(m->address.data, ':', m->address.len)) {
+        rpc_call_finish(call, RPC_INVALID_ARGUMENT, "address: not HOST:PORT or unix:PATH", 0);
+        return;
+    }
+    struct note *note = note_new(NOTE_REGISTER);
+    memcpy(note->text, m->address.data, m->address.len);
+    note->call = rpc_call_ref(call);
+    mailbox_push(&r->mailbox, &note->mail);
+}
+
+static void on_drain(struct rpc_call *call, const ProtobufCMessage *base)
+{
+    struct router *r = rpc_call_user(call);
+    const Tandem__Admin__V1__DrainRequest *m = (const Tandem__Admin__V1__DrainRequest *)base;
+    if (!m->name.len || m->name.len >= sizeof(r->peers[0]->name)) {
+        rpc_call_finish(call, RPC_INVALID_ARGUMENT, "name: of a worker", 0);
+        return;
+    }
+    struct note *note = note_new(NOTE_DRAIN);
+    memcpy(note->text, m->name.data, m->name.len);
+    note->number = m->limit_ms;
+    note->call = rpc_call_ref(call);
+    mailbox_push(&r->mailbox, &note->mail);
+}
+
+static void on_explain(struct rpc_call *call, const ProtobufCMessage *base)
+{
+    struct router *r = rpc_call_user(call);
+    const Tandem__Admin__V1__ExplainRequest *m = (const Tandem__Admin__V1__ExplainRequest *)base;
+    if (m->request_id.len > MAX_LABEL_BYTES) {
+        rpc_call_finish(call, RPC_INVALID_ARGUMENT, "request_id: too long", 0);
+        return;
+    }
+    struct note *note = note_new(NOTE_EXPLAIN);
+    if (m->request_id.len)
+        memcpy(note->text, m->request_id.data, m->request_id.len);
+    note->number = m->last;
+    note->call = rpc_call_ref(call);
+    mailbox_push(&r->mailbox, &note->mail);
+}
+
+void router_answer_simple(struct rpc_call *call, const ProtobufCMessage *answer, enum td_status status,
+                          const struct td_error *e)
+{
+    if (!status)
+        rpc_call_send(call, answer);
+    rpc_call_finish(call, rpc_code_of_status(status), status ? e->text : "", 0);
+    rpc_call_unref(call);
+}
+
 static void fill_worker(const struct peer *p, Tandem__Admin__V1__WorkerStatus *w, Tandem__Admin__V1__Pages *pages,
                         char state[300])
 {
     static const char *const STATES[] = {"connecting", "ready", "lost", "refused"}, *const ROLES[] = {
                                                                                         "prefill", "decode", "store"};
-    snprintf(state, 300, "%s%s%s", STATES[p->state], p->state == PEER_REFUSED ? ": " : "",
-             p->state == PEER_REFUSED ? p->why : "");
+    snprintf(state, 300, "%s%s%s",
+             p->draining && p->state == PEER_READY ? "draining"
+             : p->drained                          ? "drained"
+                                                   : STATES[p->state],
+             p->state == PEER_REFUSED ? ": " : "", p->state == PEER_REFUSED ? p->why : "");
     w->name = rpc_data(p->name);
     w->role = rpc_data(ROLES[p->role]);
     w->pid = p->pid;
@@ -202,6 +267,7 @@ static void fill_worker(const struct peer *p, Tandem__Admin__V1__WorkerStatus *w
     w->store_blocks_dram = p->load.store_blocks_dram;
     w->store_blocks_ssd = p->load.store_blocks_ssd;
     w->store_bytes_ssd = p->load.store_bytes_ssd;
+    w->breaker = rpc_data(breaker_name(p->breaker.state));
 }
 
 /* Owner thread. */
@@ -212,17 +278,21 @@ void router_answer_status(struct router *r, struct rpc_call *call)
                                     **list = mem_array(r->n_peers, sizeof(*list));
     Tandem__Admin__V1__Pages *pages = mem_array(r->n_peers, sizeof(*pages));
     char(*states)[300] = mem_array(r->n_peers, sizeof(*states)), hex[33] = "";
+    uint32_t n = 0;
     for (uint32_t i = 0; i < r->n_peers; i++) {
-        tandem__admin__v1__worker_status__init(&workers[i]);
-        tandem__admin__v1__pages__init(&pages[i]);
-        fill_worker(r->peers[i], &workers[i], &pages[i], states[i]);
-        list[i] = &workers[i];
+        if (r->peers[i]->state == PEER_GONE)
+            continue;
+        tandem__admin__v1__worker_status__init(&workers[n]);
+        tandem__admin__v1__pages__init(&pages[n]);
+        fill_worker(r->peers[i], &workers[n], &pages[n], states[n]);
+        list[n] = &workers[n];
+        n++;
     }
     if (r->known)
         block_key_hex(&r->fingerprint, hex);
     answer.model = rpc_data(r->model_name);
     answer.fingerprint = rpc_data(hex);
-    answer.n_workers = r->n_peers;
+    answer.n_workers = n;
     answer.workers = list;
     answer.queued = r->n_queued;
     answer.running = r->n_running;
@@ -231,6 +301,10 @@ void router_answer_status(struct router *r, struct rpc_call *call)
     answer.failed = metrics_get(r->counters, ROUTER_FAILED);
     answer.finished = metrics_get(r->counters, ROUTER_FINISHED);
     answer.index_blocks = index_blocks(r->index);
+    answer.ready = r->ready;
+    answer.replan_budget = (uint64_t)retry_budget_left(&r->budget, clock_now(&r->clock));
+    for (int i = 0; i < REPLAN_REASONS; i++)
+        answer.replans += metrics_get(r->replans[i], 0);
     rpc_call_send(call, &answer.base);
     rpc_call_finish(call, RPC_OK, "", 0);
     free(workers);
@@ -259,6 +333,18 @@ const struct rpc_method ROUTER_METHODS[] = {
     {"/tandem.admin.v1.Admin/Status",
      &tandem__admin__v1__status_request__descriptor,
      {on_status, NULL, on_plain_end},
+     on_open},
+    {"/tandem.admin.v1.Admin/Explain",
+     &tandem__admin__v1__explain_request__descriptor,
+     {on_explain, NULL, on_plain_end},
+     on_open},
+    {"/tandem.admin.v1.Admin/Join",
+     &tandem__admin__v1__join_request__descriptor,
+     {on_register, NULL, on_plain_end},
+     on_open},
+    {"/tandem.admin.v1.Admin/Drain",
+     &tandem__admin__v1__drain_request__descriptor,
+     {on_drain, NULL, on_plain_end},
      on_open},
     {"/tandem.admin.v1.Admin/Audit",
      &tandem__admin__v1__audit_request__descriptor,

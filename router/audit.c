@@ -25,6 +25,7 @@ struct audit {
     uint32_t n_calls;
     uint64_t nonce, deadline_ns;
     struct audited *of; /* [n_peers] */
+    uint32_t n_peers;   /* when it began */
 };
 
 static void add_problem(struct audited *a, const char *text, size_t len)
@@ -39,6 +40,7 @@ static void begin(struct router *r)
     struct audit *a = r->audit = mem_zalloc(sizeof(*a));
     a->nonce = ++r->next_audit;
     a->deadline_ns = clock_now(&r->clock) + PATIENCE_MS * NS_PER_MS;
+    a->n_peers = r->n_peers;
     a->of = mem_array(r->n_peers, sizeof(*a->of));
     for (uint32_t i = 0; i < r->n_peers; i++) {
         Tandem__Worker__V1__AuditRequest ask = TANDEM__WORKER__V1__AUDIT_REQUEST__INIT;
@@ -66,7 +68,7 @@ void audit_start(struct router *r, struct rpc_call *call)
 void audit_answered(struct peer *p, const Tandem__Worker__V1__Audit *m)
 {
     struct router *r = p->router;
-    if (!r->audit || m->nonce != r->audit->nonce)
+    if (!r->audit || m->nonce != r->audit->nonce || p->holder >= r->audit->n_peers)
         return;
     struct audited *a = &r->audit->of[p->holder];
     uint64_t n_index, digest;
@@ -95,9 +97,9 @@ void audit_answered(struct peer *p, const Tandem__Worker__V1__Audit *m)
     audit_tick(r, clock_now(&r->clock));
 }
 
-static void audit_free(struct audit *a, uint32_t n_peers)
+static void audit_free(struct audit *a)
 {
-    for (uint32_t i = 0; i < n_peers; i++) {
+    for (uint32_t i = 0; i < a->n_peers; i++) {
         for (size_t j = 0; j < a->of[i].m.n_problems; j++)
             free(a->of[i].problems[j].data);
         free(a->of[i].problems);
@@ -112,17 +114,18 @@ static void tell(struct router *r)
     static const char *const ROLES[] = {"prefill", "decode", "store"};
     struct audit *a = r->audit;
     Tandem__Admin__V1__AuditResponse answer = TANDEM__ADMIN__V1__AUDIT_RESPONSE__INIT;
-    Tandem__Admin__V1__WorkerAudit **list = mem_array(r->n_peers, sizeof(*list));
-    for (uint32_t i = 0; i < r->n_peers; i++) {
+    Tandem__Admin__V1__WorkerAudit **list = mem_array(a->n_peers, sizeof(*list));
+    for (uint32_t i = 0; i < a->n_peers; i++) {
         struct peer *p = r->peers[i];
+        if (p->state == PEER_GONE || p->drained) /* it ended as it should */
+            continue;
         a->of[i].m.name = rpc_data(p->name);
         a->of[i].m.role = rpc_data(ROLES[p->role]);
         if (!a->of[i].has_answered)
             add_problem(&a->of[i], "it does not answer", 18);
-        list[i] = &a->of[i].m;
+        list[answer.n_workers++] = &a->of[i].m;
     }
     answer.workers = list;
-    answer.n_workers = r->n_peers;
     answer.running = r->n_running;
     for (uint32_t i = 0; i < a->n_calls; i++) {
         rpc_call_send(a->calls[i], &answer.base);
@@ -130,7 +133,7 @@ static void tell(struct router *r)
         rpc_call_unref(a->calls[i]);
     }
     free(list);
-    audit_free(a, r->n_peers);
+    audit_free(a);
     r->audit = NULL;
 }
 
@@ -139,7 +142,7 @@ void audit_tick(struct router *r, uint64_t now)
     if (!r->audit)
         return;
     bool is_awaited = false;
-    for (uint32_t i = 0; i < r->n_peers; i++)
+    for (uint32_t i = 0; i < r->audit->n_peers; i++)
         is_awaited |= !r->audit->of[i].has_answered && r->peers[i]->state == PEER_READY;
     if (!is_awaited || now >= r->audit->deadline_ns)
         tell(r);
@@ -152,6 +155,6 @@ void audit_drop(struct router *r)
         rpc_call_unref(r->audit->calls[i]);
     }
     if (r->audit)
-        audit_free(r->audit, r->n_peers);
+        audit_free(r->audit);
     r->audit = NULL;
 }

@@ -226,6 +226,8 @@ static enum td_status parse_rest(struct router *r, const Tandem__V1__GenerateReq
             p->remaining_ms = m->slo->deadline_ms;
     }
     p->priority = m->priority;
+    p->workflow_deadline_ms = m->workflow_deadline_ms;
+    p->workflow_steps_left = m->workflow_steps_left;
     p->want_ids = m->want_ids;
     p->want_logprobs = m->want_logprobs;
     p->want_prompt_logprobs = m->want_prompt_logprobs;

@@ -3,6 +3,7 @@
  *
  *     CONNECTING --hello that matches--> READY --stream ends, or silence--> LOST --retry--> CONNECTING
  *         \--hello that doesn't match--> REFUSED --retry (it may be replaced)--> CONNECTING
+ *     LOST --it came by itself, and was draining or is lost for FORGET_MS--> GONE --another registers--> LOST
  *
  * Callbacks come on rpc threads and only post notes; a note carries the epoch of its call, so that what an old call still
  * says is not taken for the new one's.
@@ -14,15 +15,18 @@
 #include "router/router_internal.h"
 #include "worker/link.h"
 
-enum { RETRY_MS = 100, RETRY_REFUSED_MS = 2000, EVENTS_AT_ONCE = 512 };
+enum { RETRY_MS = 100, RETRY_REFUSED_MS = 2000, FORGET_MS = 60000, EVENTS_AT_ONCE = 512 };
+
+static const struct metric_info METRIC_INFO[] = {METRICS_TABLE(PEER_METRICS)};
 
 static void set_state(struct peer *p, enum peer_state to)
 {
-    static const bool LEGAL[4][4] = {
+    static const bool LEGAL[5][5] = {
         [PEER_CONNECTING] = {[PEER_READY] = true, [PEER_LOST] = true, [PEER_REFUSED] = true},
         [PEER_READY] = {[PEER_LOST] = true},
-        [PEER_LOST] = {[PEER_CONNECTING] = true},
+        [PEER_LOST] = {[PEER_CONNECTING] = true, [PEER_GONE] = true},
         [PEER_REFUSED] = {[PEER_CONNECTING] = true, [PEER_LOST] = true},
+        [PEER_GONE] = {[PEER_LOST] = true},
     };
     if (!LEGAL[p->state][to])
         abort();
@@ -70,8 +74,9 @@ static void connect_peer(struct peer *p)
                                            .user = t};
     set_state(p, PEER_CONNECTING);
     p->heard_ns = clock_now(&r->clock);
-    p->n_said = p->n_heard = 0;
+    p->n_said = p->n_heard = p->heard = 0;
     p->unheard_ns = 0;
+    p->whole = false;
     if (rpc_call_start(p->client, &params, &p->call)) {
         free(t);
         set_state(p, PEER_LOST);
@@ -90,13 +95,12 @@ static void connect_peer(struct peer *p)
     peer_send(p, &m);
 }
 
-struct peer *peer_open(struct router *r, const char *address, uint32_t holder)
+/* Another process has the place now, or the first; its mail of before is of an older epoch. */
+static enum td_status take_place(struct peer *p, const char *address, struct td_error *e)
 {
-    struct td_error e;
-    struct peer *p = mem_zalloc(sizeof(*p));
-    p->router = r;
-    p->holder = holder;
-    p->state = PEER_LOST;
+    struct router *r = p->router;
+    *p = (struct peer){
+        .router = r, .holder = p->holder, .epoch = p->epoch + 1, .counters = p->counters, .state = PEER_LOST};
     snprintf(p->address, sizeof(p->address), "%s", address);
     snprintf(p->name, sizeof(p->name), "%.60s", address);
     const struct rpc_client_config c = {.target = p->address,
@@ -104,11 +108,23 @@ struct peer *peer_open(struct router *r, const char *address, uint32_t holder)
                                         .max_queued_bytes = LINK_MAX_MESSAGE_BYTES,
                                         .faults = r->faults,
                                         .log = &r->log};
-    if (rpc_client_open(&c, &p->client, &e)) {
+    return rpc_client_open(&c, &p->client, e);
+}
+
+struct peer *peer_open(struct router *r, const char *address, uint32_t holder)
+{
+    struct td_error e;
+    char labels[32];
+    struct peer *p = mem_zalloc(sizeof(*p));
+    p->router = r;
+    p->holder = holder;
+    if (take_place(p, address, &e)) {
         log_error(&r->log, "worker address can't be used peer=%s text='%s'", address, e.text);
         free(p);
         return NULL;
     }
+    snprintf(labels, sizeof(labels), "place=\"%u\"", holder);
+    p->counters = metrics_add(r->metrics, METRIC_INFO, sizeof(METRIC_INFO) / sizeof(METRIC_INFO[0]), labels);
     return p;
 }
 
@@ -140,14 +156,14 @@ static void forget(struct peer *p)
         if (q->state == REQUEST_PLACED)
             request_peer_lost(q, p);
     }
-    p->queued_tokens = 0;
-    r->replan = true;
+    scheduler_worker_down(r->scheduler, p->holder);
 }
 
 /* The call is over, or given up: whatever it still says is of an old epoch. */
 static void lose(struct peer *p, const char *why, uint64_t retry_ms)
 {
     bool was_ready = p->state == PEER_READY;
+    p->tried = true;
     if (was_ready)
         log_warn(&p->router->log, "worker lost peer=%s why='%s'", p->name, why);
     p->epoch++;
@@ -161,8 +177,19 @@ static void lose(struct peer *p, const char *why, uint64_t retry_ms)
         set_state(p, PEER_LOST);
     }
     p->retry_ns = clock_now(&p->router->clock) + retry_ms * NS_PER_MS;
-    if (was_ready)
+    if (was_ready) {
+        p->lost_ns = clock_now(&p->router->clock);
+        if (!p->draining)
+            peer_failed(p);
         forget(p);
+    }
+    if (p->draining && p->state == PEER_LOST) {
+        log_info(&p->router->log, "worker drained peer=%s", p->name);
+        p->draining = false;
+        p->drained = true;
+        if (p->registered)
+            set_state(p, PEER_GONE);
+    }
 }
 
 void peer_gone(struct peer *p, const char *why)
@@ -173,13 +200,130 @@ void peer_gone(struct peer *p, const char *why)
 void peer_tick(struct peer *p, uint64_t now)
 {
     uint64_t silence = (uint64_t)p->router->options.silence_ms * NS_PER_MS;
-    if ((p->state == PEER_LOST || p->state == PEER_REFUSED) && !p->call && now >= p->retry_ns) {
+    if (p->state == PEER_LOST && p->registered && now > p->lost_ns + FORGET_MS * NS_PER_MS) {
+        log_info(&p->router->log, "worker forgotten peer=%s", p->name);
+        set_state(p, PEER_GONE);
+    } else if ((p->state == PEER_LOST || p->state == PEER_REFUSED) && !p->call && now >= p->retry_ns) {
         if (p->state == PEER_REFUSED)
             set_state(p, PEER_LOST);
         connect_peer(p);
     } else if (p->call && now > p->heard_ns + silence) {
         peer_gone(p, p->state == PEER_CONNECTING ? "no answer" : "silent");
     }
+}
+
+static bool is_there(const struct peer *p, enum worker_role role)
+{
+    return p->role == role && p->state == PEER_READY && !p->draining;
+}
+
+bool peer_has_role(const struct router *r, enum worker_role role)
+{
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        if (is_there(r->peers[i], role))
+            return true;
+    return false;
+}
+
+/* A breaker is heeded as long as there is another whose breaker is closed. */
+bool peer_usable(const struct peer *p, uint64_t now)
+{
+    const struct router *r = p->router;
+    if (p->role == ROLE_STORE || !is_there(p, p->role) || breaker_usable(&p->breaker, now))
+        return p->role != ROLE_STORE && is_there(p, p->role);
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        if (is_there(r->peers[i], p->role) && r->peers[i]->breaker.state == BREAKER_CLOSED)
+            return false;
+    return true;
+}
+
+/* What the scheduler may count on. */
+static void tell_usable(struct peer *p)
+{
+    scheduler_worker_usable(p->router->scheduler, p->holder, peer_usable(p, clock_now(&p->router->clock)));
+}
+
+void peer_drains(struct peer *p)
+{
+    if (p->draining)
+        return;
+    log_info(&p->router->log, "worker drains peer=%s", p->name);
+    p->draining = true;
+    tell_usable(p);
+}
+
+/* ---------------------------------------------------------- coming, leaving */
+
+static struct peer *free_place(struct router *r)
+{
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        if (r->peers[i]->state == PEER_GONE)
+            return r->peers[i];
+    return NULL;
+}
+
+enum td_status peer_register(struct router *r, const char *address, struct td_error *e)
+{
+    struct peer *p, *old = free_place(r);
+    uint32_t holder = old ? old->holder : r->n_peers;
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        if (r->peers[i]->state != PEER_GONE && !strcmp(r->peers[i]->address, address))
+            return TD_OK;
+    if (holder == MAX_WORKERS)
+        return td_fail(e, TD_ERR_NO_SPACE, "%d workers and stores are here already", MAX_WORKERS);
+    if (old) {
+        rpc_client_close(old->client);
+        p = take_place(old, address, e) ? NULL : old;
+    } else {
+        p = peer_open(r, address, holder);
+    }
+    if (!p)
+        return td_fail(e, TD_ERR_INVALID, "address: '%s' can't be used", address);
+    if (!old)
+        r->peers[r->n_peers++] = p;
+    p->registered = p->tried = true;
+    p->lost_ns = clock_now(&r->clock);
+    log_info(&r->log, "worker registered address=%s", address);
+    return TD_OK;
+}
+
+enum td_status peer_drain(struct router *r, const char *name, uint32_t limit_ms, struct td_error *e)
+{
+    Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
+    Tandem__Worker__V1__Drain drain = TANDEM__WORKER__V1__DRAIN__INIT;
+    for (uint32_t i = 0; i < r->n_peers; i++) {
+        struct peer *p = r->peers[i];
+        if (p->state != PEER_READY || strcmp(p->name, name))
+            continue;
+        drain.limit_ms = limit_ms;
+        m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_DRAIN;
+        m.drain = &drain;
+        peer_drains(p);
+        peer_send(p, &m);
+        return TD_OK;
+    }
+    return td_fail(e, TD_ERR_NOT_FOUND, "name: no worker '%s' is ready", name);
+}
+
+/* ------------------------------------------------------------ the breaker */
+
+void peer_succeeded(struct peer *p)
+{
+    p->probe = 0;
+    p->failed_with = 0;
+    breaker_succeeded(&p->breaker);
+    tell_usable(p);
+}
+
+void peer_failed(struct peer *p)
+{
+    bool was_open = p->breaker.state == BREAKER_OPEN;
+    p->probe = 0;
+    breaker_failed(&p->breaker, clock_now(&p->router->clock));
+    tell_usable(p);
+    if (!was_open && p->breaker.state == BREAKER_OPEN)
+        log_warn(&p->router->log, "worker fails too often and is left out peer=%s ms=%llu", p->name,
+                 (unsigned long long)(p->breaker.wait_ns / NS_PER_MS));
 }
 
 /* -------------------------------------------------------------- messages */
@@ -285,6 +429,17 @@ static void lower_context(struct router *r)
         atomic_store(&r->max_context, least);
 }
 
+static void tell_scheduler(struct peer *p)
+{
+    const struct sched_worker_info info = {.role = p->role,
+                                           .chunk_tokens = p->chunk_tokens,
+                                           .max_batch = p->max_batch,
+                                           .n_pages = p->n_pages,
+                                           .max_context = p->max_context};
+    scheduler_worker_up(p->router->scheduler, p->holder, &info);
+    tell_usable(p);
+}
+
 static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
 {
     struct router *r = p->router;
@@ -302,6 +457,9 @@ static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
     }
     copy_text(p->xfer_address, sizeof(p->xfer_address), h->xfer_address);
     p->pid = h->pid;
+    if (p->incarnation != h->incarnation)
+        breaker_try(&p->breaker, clock_now(&r->clock));
+    p->draining &= p->incarnation == h->incarnation;
     p->incarnation = h->incarnation;
     p->n_pages = h->n_pages;
     p->max_context = h->max_context;
@@ -310,14 +468,13 @@ static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
     p->weight_bytes = h->weight_bytes;
     p->layout = layout;
     p->next_event = 0; /* its snapshot comes by itself */
+    p->drained = false;
     p->snapshot_asked = true;
-    p->queued_tokens = 0;
-    p->running = p->reserved_pages = 0;
     if (p->role == ROLE_STORE)
         memcpy(r->kv_codec, p->kv_codec, sizeof(r->kv_codec));
     set_state(p, PEER_READY);
     lower_context(r);
-    r->replan = true;
+    tell_scheduler(p);
     log_info(&r->log, "worker ready peer=%s incarnation=%016llx xfer=%s", p->name, (unsigned long long)p->incarnation,
              p->xfer_address);
 }
@@ -351,6 +508,7 @@ static void on_events(struct peer *p, ProtobufCBinaryData b)
     }
     if (snapshot)
         p->snapshot_asked = false;
+    p->whole |= h.count < EVENTS_MAX; /* a longer snapshot comes in several messages */
     struct block_event events[EVENTS_AT_ONCE];
     for (uint32_t i = 0, n; i < h.count; i += n) {
         for (n = 0; n < EVENTS_AT_ONCE && i + n < h.count; n++)
@@ -373,16 +531,37 @@ static bool is_heard(struct peer *p, uint32_t heard)
     return !p->unheard_ns || now < p->unheard_ns + patience;
 }
 
+static void learn(struct peer *p, const Tandem__Worker__V1__Load *l)
+{
+    struct scheduler *s = p->router->scheduler;
+    scheduler_observe_loading(s, p->holder, l->load_ms, l->load_dram_ms, l->load_ssd_ms);
+    for (size_t i = 0; i < l->n_steps; i++) {
+        const Tandem__Worker__V1__Step *m = l->steps[i];
+        const struct cost_step step = {.n_prompts = m->n_prompts,
+                                       .prefill_tokens = m->prefill_tokens,
+                                       .prefill_square = m->prefill_square,
+                                       .batch = m->batch,
+                                       .context = m->context,
+                                       .ms = m->ms};
+        scheduler_observe_step(s, p->holder, &step);
+    }
+}
+
 static void on_load(struct peer *p, const Tandem__Worker__V1__Load *l)
 {
     if (!is_heard(p, l->heard)) {
         peer_gone(p, "it does not hear us");
         return;
     }
+    p->heard = l->heard;
+    if (l->draining)
+        peer_drains(p);
     p->load = *l;
     copy_text(p->transport, sizeof(p->transport), l->transport);
     p->load.transport = (ProtobufCBinaryData){0, NULL};
-    p->router->replan = true;
+    p->load.n_steps = 0;
+    p->load.steps = NULL;
+    learn(p, l);
 }
 
 void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m)

@@ -1,17 +1,15 @@
 /*
- * The owner thread: takes notes, keeps the snapshot, and decides.
+ * The owner thread: takes notes, keeps the snapshot, and lets the scheduler decide (place.c).
  *
- * Placement is asked again whenever something changed that may let a queued request go: by priority, then in order of
- * arrival, until one has to wait for room. Everything that expires by itself is looked at every TICK_MS.
+ * A pass over the queue is made whenever something changed that may let a request go. Everything that expires by itself is looked
+ * at every TICK_MS.
  */
 #include "router/router.h"
 
-#include <openssl/hmac.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/endian.h"
 #include "base/random.h"
 #include "descriptors.h"
 #include "router/router_internal.h"
@@ -27,9 +25,25 @@ const struct option ROUTER_OPTIONS[] = {
     {"secret", OPT_STRING, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
     {"metrics-listen", OPT_STRING, AT(metrics_listen), NULL, "HOST:PORT", 0, 0, "Prometheus metrics over HTTP"},
     {"plan", OPT_CHOICE, AT(plan), "auto", "auto|split|aggregated", 0, 0, "forces every placement"},
+    {"policy", OPT_CHOICE, AT(policy), "tandem", POLICY_NAMES, 0, 0, "who decides placement; sched/policy.h"},
+    {"order", OPT_CHOICE, AT(order), "tandem", ORDER_NAMES, 0, 0, "of the queue, inside a tenant; sched/scheduler.h"},
+    {"profile", OPT_STRING, AT(profile), "2000,50,0.001:5000,0.05,50", "A,B,C:A,B,C", 0, 0,
+     "us of a worker's steps before it was measured: prefill A + B n + C n (n + 2 cached), decode A + B contexts + C "
+     "sequences"},
+    {"tenants", OPT_STRING, AT(tenants), NULL, "NAME=WEIGHT,...", 0, 0, "shares of those that don't have 1"},
+    {"share-half-life-ms", OPT_MS, AT(share_half_life_ms), "30s", NULL, 1, 1e12,
+     "after which a tenant's use counts half"},
+    {"max-wait-ms", OPT_MS, AT(max_wait_ms), "120s", NULL, 1, 1e12, "in the queue, after which a request is first"},
     {"prefix", OPT_CHOICE, AT(prefix), "auto", "auto|load|compute", 0, 0,
      "what stores hold: whichever is faster, or always the one"},
     {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, 100, 3.6e6, "silence after which a worker counts as dead"},
+    {"dispatch-ms", OPT_MS, AT(dispatch_ms), "500", NULL, 10, 3.6e6,
+     "how long a worker may take to acknowledge a request before it goes elsewhere"},
+    {"gone-ms", OPT_MS, AT(gone_ms), "5000", NULL, 0, 3.6e6, "how long requests wait when no worker of a role is left"},
+    {"settle-ms", OPT_MS, AT(settle_ms), "5000", NULL, 0, 3.6e6,
+     "after a start: how long to wait for what workers hold, before requests are placed"},
+    {"replan-burst", OPT_INT, AT(replan_burst), "256", NULL, 0, 1e9,
+     "re-plans at once; beyond, one for every ten requests of late"},
     {"stall-ms", OPT_MS, AT(stall_ms), "500", NULL, 10, 3.6e6, "how long a client may leave its tokens unread"},
     {"queue-tokens", OPT_INT, AT(queue_tokens), "1000000", NULL, 1, 1e12, "prompt tokens that may wait"},
     {"queue-requests", OPT_INT, AT(queue_requests), "4096", NULL, 1, 1e9, "requests that may wait"},
@@ -62,37 +76,6 @@ struct request *router_find(struct router *r, const Tandem__Worker__V1__Transfer
 
 /* ---------------------------------------------------------------- arriving */
 
-/*
- * Root of a request's prefix keys. The salt is an HMAC of the cluster's secret, the tenant and what the client asked for
- * (length-framed), so no client can name another tenant's blocks. Behind it stands the lossy codec of the stores, if they have
- * one: what such a store gives back, and all that is computed from it, is never found under the names of the exact.
- */
-static struct block_key root_key(struct router *r, const struct params *p)
-{
-    struct bytes b = {0};
-    uint8_t salt[32 + sizeof(r->kv_codec)], n[4];
-    unsigned len = 32, codec_len = (unsigned)strlen(r->kv_codec);
-    const char *secret = r->options.secret ? r->options.secret : "",
-               *tenant = p->tenant.len ? p->tenant.data : "default";
-    put_u32(n, (uint32_t)strlen(tenant));
-    bytes_append(&b, n, 4);
-    bytes_append(&b, tenant, strlen(tenant));
-    bytes_append(&b, p->salt.data, p->salt.len);
-    HMAC(EVP_sha256(), secret, (int)strlen(secret), (const uint8_t *)b.data, b.len, salt, &len);
-    bytes_free(&b);
-    memcpy(salt + len, r->kv_codec, codec_len);
-    return block_key_root(&r->fingerprint, NULL, 0, salt, len + codec_len);
-}
-
-static void name_blocks(struct router *r, struct request *q)
-{
-    uint32_t block_tokens = r->layout.page_tokens;
-    q->root = root_key(r, &q->p);
-    memcpy(q->kv_codec, r->kv_codec, sizeof(q->kv_codec));
-    q->keys = mem_array(q->p.n_ids / block_tokens, sizeof(*q->keys));
-    q->n_keys = block_keys(&q->root, q->p.ids, q->p.n_ids, block_tokens, q->keys);
-}
-
 static void enqueue(struct router *r, struct request *q)
 {
     q->prev = r->last_request;
@@ -100,7 +83,7 @@ static void enqueue(struct router *r, struct request *q)
     r->last_request = q;
     r->n_queued++;
     r->queued_tokens += q->p.n_ids;
-    r->replan = true;
+    r->n_unsubmitted++;
     metrics_inc(r->counters, ROUTER_ACCEPTED, 1);
     metrics_inc(r->counters, ROUTER_PROMPT_TOKENS, q->p.n_ids);
 }
@@ -109,124 +92,13 @@ static void on_request(struct router *r, struct request *q)
 {
     bool full = r->queued_tokens + q->p.n_ids > (uint64_t)r->options.queue_tokens ||
                 r->n_queued >= (uint64_t)r->options.queue_requests;
-    if (full || !r->known) {
+    if (full) {
         metrics_inc(r->counters, ROUTER_REFUSED, 1);
-        rpc_call_finish(q->call, full ? RPC_RESOURCE_EXHAUSTED : RPC_UNAVAILABLE,
-                        full ? "the queue is full" : "no worker is up yet", 1000);
+        rpc_call_finish(q->call, RPC_RESOURCE_EXHAUSTED, "the queue is full", 1000);
         request_free(q);
         return;
     }
-    name_blocks(r, q);
     enqueue(r, q);
-}
-
-/* ---------------------------------------------------------------- deciding */
-
-static struct holder_set ready_holders(const struct router *r, bool stores)
-{
-    struct holder_set s = {{0}};
-    for (uint32_t i = 0; i < r->n_peers; i++)
-        if ((r->peers[i]->role == ROLE_STORE) == stores && r->peers[i]->state == PEER_READY)
-            holder_set_add(&s, r->peers[i]->holder);
-    return s;
-}
-
-static void fill_snapshot(struct router *r, const struct request *q, struct policy_worker *out)
-{
-    uint32_t matched[INDEX_MAX_HOLDERS] = {0};
-    struct holder_set workers = ready_holders(r, false);
-    index_match_each(r->index, &workers, q->keys, q->n_keys, matched);
-    for (uint32_t i = 0; i < r->n_peers; i++) {
-        const struct peer *p = r->peers[i];
-        out[i] = (struct policy_worker){.role = p->role,
-                                        .usable = p->state == PEER_READY,
-                                        .matched_blocks = matched[p->holder],
-                                        .queued_tokens = p->queued_tokens,
-                                        .chunk_tokens = p->chunk_tokens,
-                                        .running = p->running,
-                                        .max_batch = p->max_batch,
-                                        .total_pages = p->n_pages,
-                                        .reserved_pages = p->reserved_pages,
-                                        .max_context = p->max_context,
-                                        .prefill_ms_per_token = p->load.prefill_ms_per_token,
-                                        .decode_ms_per_step = p->load.decode_ms_per_step,
-                                        .load_ms = p->load.load_ms,
-                                        .load_dram_ms = p->load.load_dram_ms,
-                                        .load_ssd_ms = p->load.load_ssd_ms};
-    }
-}
-
-static enum plan_force forced_plan(const struct router *r)
-{
-    return !strcmp(r->options.plan, "split")        ? FORCE_SPLIT
-           : !strcmp(r->options.plan, "aggregated") ? FORCE_AGGREGATED
-                                                    : FORCE_NONE;
-}
-
-static enum prefix_rule prefix_rule(const struct router *r)
-{
-    return !strcmp(r->options.prefix, "load")      ? PREFIX_LOAD
-           : !strcmp(r->options.prefix, "compute") ? PREFIX_COMPUTE
-                                                   : PREFIX_AUTO;
-}
-
-/* False: it has to wait, and so have those behind it. */
-static bool decide(struct router *r, struct request *q)
-{
-    struct policy_worker snapshot[MAX_WORKERS];
-    struct holder_set stores = ready_holders(r, true);
-    char text[200];
-    double waited = (double)(clock_now(&r->clock) - q->arrived_ns) * 1e-6;
-    q->ask = (struct policy_request){.n_tokens = q->p.n_ids,
-                                     .max_tokens = q->p.sampling.max_tokens,
-                                     .block_tokens = r->layout.page_tokens,
-                                     .store_blocks = index_match_segments(r->index, &stores, q->keys, 0, q->n_keys),
-                                     .ttft_ms = q->p.ttft_ms,
-                                     .tpot_ms = q->p.tpot_ms,
-                                     .remaining_ms = INT64_MAX,
-                                     .waited_ms = waited,
-                                     .force = forced_plan(r),
-                                     .prefix = prefix_rule(r)};
-    if (q->p.remaining_ms != INT64_MAX)
-        q->ask.remaining_ms = q->p.remaining_ms > (int64_t)waited ? q->p.remaining_ms - (int64_t)waited : 0;
-    q->ask.store_blocks_ssd = index_on_disk(r->index, &stores, q->keys, q->ask.store_blocks);
-    fill_snapshot(r, q, snapshot);
-    struct plan plan = policy_place(snapshot, r->n_peers, &q->ask, random_at(r->incarnation, r->next_counter, 0));
-    if (plan.kind == PLAN_WAIT)
-        return false;
-    if (plan.kind != PLAN_REFUSE) {
-        request_place(q, &plan);
-        return true;
-    }
-    if (plan.ttft_ms > 0)
-        snprintf(text, sizeof(text), "%s: predicted TTFT %.1f ms, TPOT %.1f ms", plan.reason, plan.ttft_ms,
-                 plan.tpot_ms);
-    else
-        snprintf(text, sizeof(text), "%s", plan.reason);
-    request_fail(q,
-                 plan.never         ? RPC_INVALID_ARGUMENT
-                 : plan.ttft_ms > 0 ? RPC_RESOURCE_EXHAUSTED
-                                    : RPC_UNAVAILABLE,
-                 text, plan.retry_after_ms);
-    return true;
-}
-
-static struct request *first_queued(struct router *r)
-{
-    struct request *best = NULL;
-    for (struct request *q = r->requests; q; q = q->next)
-        if (q->state == REQUEST_QUEUED && (!best || q->p.priority > best->p.priority))
-            best = q;
-    return best;
-}
-
-static void place_queued(struct router *r)
-{
-    struct request *q;
-    while (r->replan && (q = first_queued(r)))
-        if (!decide(r, q))
-            break;
-    r->replan = false;
 }
 
 /* ------------------------------------------------------------------- notes */
@@ -244,6 +116,7 @@ static void on_request_gone(struct router *r, struct rpc_call *call)
 static void on_note(struct router *r, struct note *n)
 {
     bool current = n->peer && n->epoch == n->peer->epoch;
+    struct td_error e = {{0}};
     switch (n->kind) {
     case NOTE_REQUEST:
         on_request(r, n->request);
@@ -264,6 +137,19 @@ static void on_note(struct router *r, struct note *n)
         router_answer_status(r, n->call);
         rpc_call_unref(n->call);
         break;
+    case NOTE_REGISTER: {
+        const Tandem__Admin__V1__JoinResponse answer = TANDEM__ADMIN__V1__JOIN_RESPONSE__INIT;
+        router_answer_simple(n->call, &answer.base, peer_register(r, n->text, &e), &e);
+        break;
+    }
+    case NOTE_DRAIN: {
+        const Tandem__Admin__V1__DrainResponse answer = TANDEM__ADMIN__V1__DRAIN_RESPONSE__INIT;
+        router_answer_simple(n->call, &answer.base, peer_drain(r, n->text, n->number, &e), &e);
+        break;
+    }
+    case NOTE_EXPLAIN:
+        explain_answer(r, n->call, n->text, n->number);
+        break;
     case NOTE_AUDIT:
         audit_start(r, n->call);
         rpc_call_unref(n->call);
@@ -282,12 +168,48 @@ static void take_mail(struct router *r)
     }
 }
 
-static bool ready(const struct router *r)
+bool can_serve(const struct router *r)
 {
-    bool decode = false;
-    for (uint32_t i = 0; i < r->n_peers; i++)
-        decode |= r->peers[i]->state == PEER_READY && r->peers[i]->role == ROLE_DECODE;
-    return decode && !atomic_load(&r->stopping);
+    return peer_has_role(r, ROLE_DECODE) && (place_forced(r) != FORCE_SPLIT || peer_has_role(r, ROLE_PREFILL));
+}
+
+/* After a start: everyone that can be reached has told what it holds, or has had its time. */
+static bool settled(const struct router *r, uint64_t now)
+{
+    for (uint32_t i = 0; i < r->n_peers; i++) {
+        const struct peer *p = r->peers[i];
+        bool known = p->state == PEER_READY ? p->whole : p->tried || p->state == PEER_GONE;
+        if (!known && now < r->opened_ns + (uint64_t)r->options.settle_ms * NS_PER_MS)
+            return false;
+    }
+    return true;
+}
+
+static void show_worker(const struct router *r, const struct peer *p)
+{
+    struct sched_worker_stats s = scheduler_worker_stats(r->scheduler, p->holder);
+    metrics_gauge(p->counters, PEER_BREAKER, p->breaker.state);
+    metrics_gauge(p->counters, PEER_BUSY, s.busy_ms * 1e-3);
+    metrics_gauge(p->counters, PEER_PREFILL_ERROR, s.cost.prefill_error.error);
+    metrics_gauge(p->counters, PEER_DECODE_ERROR, s.cost.decode_error.error);
+    metrics_gauge(p->counters, PEER_LEG_ERROR, s.leg_error.error);
+}
+
+static void look_at_workers(struct router *r, uint64_t now)
+{
+    for (uint32_t i = 0; i < r->n_peers; i++) {
+        const struct peer *p = r->peers[i];
+        show_worker(r, p);
+        scheduler_worker_usable(r->scheduler, i, peer_usable(p, now));
+    }
+    if (!r->ready && settled(r, now)) {
+        r->ready = true;
+        log_info(&r->log, "requests are placed from now on index_blocks=%llu",
+                 (unsigned long long)index_blocks(r->index));
+    }
+    if (can_serve(r))
+        r->able_ns = now;
+    rpc_server_set_serving(r->rpc, r->ready && peer_has_role(r, ROLE_DECODE) && !atomic_load(&r->stopping));
 }
 
 static void expire(struct router *r, uint64_t now)
@@ -306,7 +228,10 @@ static void tick(struct router *r)
         peer_tick(r->peers[i], now);
     expire(r, now);
     audit_tick(r, now);
-    rpc_server_set_serving(r->rpc, ready(r));
+    replan_tick(r, now);
+    look_at_workers(r, now);
+    metrics_gauge(r->counters, ROUTER_REPLAN_BUDGET, retry_budget_left(&r->budget, now));
+    metrics_gauge(r->counters, ROUTER_READY, r->ready);
     metrics_gauge(r->counters, ROUTER_QUEUED, r->n_queued);
     metrics_gauge(r->counters, ROUTER_RUNNING, r->n_running);
     index_sweep(r->index, SWEEP_ENTRIES);
@@ -379,7 +304,7 @@ static enum td_status open_peers(struct router *r, struct td_error *e)
         r->peers[r->n_peers++] = p;
         at += n + (at[n] == ',');
     }
-    return r->n_peers ? TD_OK : td_fail(e, TD_ERR_INVALID, "--workers: give at least one decode worker's address");
+    return TD_OK; /* none: they register */
 }
 
 static enum td_status open_network(struct router *r, struct td_error *e)
@@ -405,15 +330,21 @@ enum td_status router_open(const struct router_options *options, struct router *
     r->options = *options;
     r->log = (struct log){.who = options->name, .level = (enum log_level)log_level_parse(options->log_level)};
     clock_init_real(&r->clock);
+    r->opened_ns = r->able_ns = clock_now(&r->clock);
+    r->budget.burst = (double)options->replan_burst;
     r->incarnation = random_u64();
     mailbox_init(&r->mailbox);
     pthread_mutex_init(&r->hello_lock, NULL);
     r->index = index_open((uint64_t)options->index_blocks);
     r->hot = mem_zalloc(sizeof(*r->hot));
+    r->explain = explain_open();
     r->metrics = metrics_open();
     r->counters = metrics_add(r->metrics, METRIC_INFO, sizeof(METRIC_INFO) / sizeof(METRIC_INFO[0]), NULL);
+    replan_metrics(r);
     enum td_status s = faults_open(r->options.faults, &r->log, &r->faults, error_out);
     faults_export(r->faults, r->metrics);
+    if (!s)
+        s = place_open(r, error_out);
     if (!s)
         s = open_model(r, error_out);
     if (!s)
@@ -448,7 +379,9 @@ void router_close(struct router *r)
     metrics_close(r->metrics);
     faults_close(r->faults);
     index_close(r->index);
+    scheduler_close(r->scheduler);
     free(r->hot);
+    explain_close(r->explain);
     tokenizer_close(r->tokenizer);
     chat_template_close(r->chat);
     mailbox_fini(&r->mailbox);

@@ -6,8 +6,9 @@
  * are connected to by address; what they are (role, model, layout) they say themselves, and a worker that doesn't match the
  * first one is refused, field by field.
  *
- * A worker is lost when its stream ends or it says nothing for silence_ms; its requests then end with UNAVAILABLE and
- * both legs are cancelled. It is connected to again for ever.
+ * A worker is lost when its stream ends or it says nothing for silence_ms; its requests are then planned anew, with what was
+ * generated so far (router/replan.c). It is connected to again for ever. A new router places nothing before it knows what the
+ * workers hold.
  */
 #pragma once
 
@@ -19,8 +20,10 @@
 struct router;
 
 struct router_options {
-    const char *model, *listen, *workers, *secret, *metrics_listen, *plan, *prefix, *faults, *log_level, *name;
-    int64_t silence_ms, queue_tokens, queue_requests, index_blocks, max_message_bytes, stall_ms;
+    const char *model, *listen, *workers, *secret, *metrics_listen, *plan, *policy, *order, *profile, *tenants, *prefix,
+        *faults, *log_level, *name;
+    int64_t silence_ms, dispatch_ms, gone_ms, settle_ms, replan_burst, share_half_life_ms, max_wait_ms;
+    int64_t queue_tokens, queue_requests, index_blocks, max_message_bytes, stall_ms;
 };
 
 extern const struct option ROUTER_OPTIONS[];

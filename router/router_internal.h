@@ -19,8 +19,9 @@
 #include "router/router.h"
 #include "sched/hot.h"
 #include "sched/index.h"
-#include "sched/policy.h"
+#include "sched/retry.h"
 #include "sched/ring.h"
+#include "sched/scheduler.h"
 #include "tandem.pb-c.h"
 #include "worker.pb-c.h"
 
@@ -52,12 +53,33 @@ enum {
     X(ROUTER_INDEX_BLOCKS, METRIC_GAUGE, "tandem_index_blocks", "blocks in the prefix index")                          \
     X(ROUTER_INDEX_BYTES, METRIC_GAUGE, "tandem_index_bytes", "memory of the prefix index")                            \
     X(ROUTER_INDEX_DROPPED, METRIC_COUNTER, "tandem_index_dropped_total", "blocks that found no place in the index")   \
-    X(ROUTER_INDEX_GAPS, METRIC_COUNTER, "tandem_index_gaps_total", "event gaps that made a snapshot necessary")
+    X(ROUTER_INDEX_GAPS, METRIC_COUNTER, "tandem_index_gaps_total", "event gaps that made a snapshot necessary")       \
+    X(ROUTER_STALLED, METRIC_SECONDS, "tandem_replan_stall_seconds", "pause that a re-plan made in a stream")          \
+    X(ROUTER_REPLAN_BUDGET, METRIC_GAUGE, "tandem_replan_budget", "re-plans that may be made now")                     \
+    X(ROUTER_READY, METRIC_GAUGE, "tandem_router_ready", "1: the index is whole, requests are placed")
 enum { METRICS_ENUM(ROUTER_METRICS) };
+
+#define PEER_METRICS(X)                                                                                                \
+    X(PEER_BREAKER, METRIC_GAUGE, "tandem_worker_breaker", "0: closed, 1: one request tries it, 2: open")              \
+    X(PEER_BUSY, METRIC_GAUGE, "tandem_worker_busy_seconds", "until the prompts sent to it are computed, predicted")   \
+    X(PEER_PREFILL_ERROR, METRIC_GAUGE, "tandem_worker_prefill_error_ratio", "|predicted - actual| / actual of steps") \
+    X(PEER_DECODE_ERROR, METRIC_GAUGE, "tandem_worker_decode_error_ratio", "the same of steps that only decode")       \
+    X(PEER_LEG_ERROR, METRIC_GAUGE, "tandem_worker_leg_error_ratio", "the same of a prefill leg, loading included")
+enum { METRICS_ENUM(PEER_METRICS) };
+
+/* Why a request is planned anew; the label of tandem_replans_total. */
+enum replan_reason {
+    REPLAN_LOST,     /* a worker is gone */
+    REPLAN_TRANSFER, /* the KV did not get from one to the other, or not unharmed */
+    REPLAN_REFUSED,  /* a worker takes nothing: it drains, or has no room */
+    REPLAN_UNHEARD,  /* a leg was not acknowledged in time */
+    REPLAN_FAILED,   /* anything else that a worker did wrong */
+    REPLAN_REASONS
+};
 
 /* A client's request after validation; filled by the rpc thread that got it, then the owner's. */
 struct params {
-    uint32_t *ids, n_ids;
+    uint32_t *ids, n_ids; /* the prompt (sampling.n_prompt of them), then what was generated before the last re-plan */
     Tandem__Worker__V1__SamplingParams sampling; /* arrays below */
     Tandem__Worker__V1__Bias *bias, **bias_list;
     uint32_t *stop_ids;
@@ -65,7 +87,8 @@ struct params {
     uint32_t n_stop;
     uint32_t ttft_ms, tpot_ms;
     int32_t priority;
-    int64_t remaining_ms; /* at arrival; INT64_MAX: none */
+    uint32_t workflow_deadline_ms, workflow_steps_left; /* 0 ms: no workflow */
+    int64_t remaining_ms;                               /* at arrival; INT64_MAX: none */
     struct bytes tenant, salt, label;
     bool want_ids, want_logprobs, want_prompt_logprobs, max_tokens_given;
 };
@@ -80,46 +103,59 @@ struct shown_token {
 
 enum { PLACED_BUCKETS = 4096 };
 
+enum part { PART_QUEUE, PART_LOAD, PART_PREFILL, PART_TRANSFER, PART_EXPOSED, PART_WAIT, PART_DECODE, PARTS };
+
 struct request {
     struct request *prev, *next; /* owner's list, in order of arrival */
     struct request *next_placed; /* in its bucket of router.placed */
     struct router *router;
     struct rpc_call *call;
     struct params p;
-    struct block_key *keys, root;
-    char kv_codec[16]; /* that root is made of */
+    struct block_key *keys, root; /* of the full blocks of p.ids */
+    char kv_codec[16];            /* that root is made of */
     uint32_t n_keys;
     enum request_state state;
     struct plan plan;
-    struct policy_request ask;
+    struct sched_request sched;
+    bool submitted; /* to the scheduler */
+    uint32_t n_replans;
+
+    /* of the present placement */
     struct peer *prefill, *decode; /* equal when aggregated; NULL when their leg is over */
     struct peer *placed_prefill, *placed_decode;
     char prefill_name[64], decode_name[64];
-    uint64_t counter; /* of its transfer id */
-    uint32_t reserved_pages, queued_tokens, hot_blocks;
+    uint64_t counter;                   /* of its transfer id: what comes under an old one is not for us any more */
+    uint32_t prefill_said, decode_said; /* numbers of the messages that brought the legs; 0: heard */
+    uint32_t hot_blocks, n_before;      /* tokens generated before it was placed */
     bool decode_accepted, prefill_done, alone; /* alone: no decode leg was sent */
     bool over, over_by_length;                 /* the decode leg ended before what the prefill leg has to tell came */
+    bool proven;                               /* the decode worker sent a token */
+    bool scores;                               /* all tokens are here; only the prompt is scored (again) */
+    uint64_t begun_ns, begun_token_ns;         /* when it was placed, and its first token; 0: none yet */
+    double now_ms[PARTS];                      /* what its legs told */
+    uint32_t n_held;                           /* arrived before the decode worker accepted */
+    struct {
+        uint32_t id;
+        float logprob;
+    } * held;
 
     struct token_stream *detok;
     struct bytes text; /* whole answer so far */
     uint64_t shown;    /* bytes of it that the client has */
     struct shown_token *tokens;
-    uint32_t n_tokens, cap_tokens, n_told; /* n_told: given to the client */
-    uint32_t n_held;                       /* arrived before the decode worker accepted */
-    struct {
-        uint32_t id;
-        float logprob;
-    } * held;
-    uint64_t arrived_ns, tokenized_ns, placed_ns, first_token_ns, last_token_ns, stalled_ns;
-    double times_ms[9]; /* enum part */
+    uint32_t n_tokens, cap_tokens, n_told;                                       /* n_told: given to the client */
+    uint64_t arrived_ns, tokenized_ns, placed_ns, first_token_ns, last_token_ns; /* placed_ns: for the first time */
+    uint64_t unread_ns;     /* since when the client reads nothing */
+    uint64_t stall_ns;      /* since when a lost placement gives nothing; 0: all is well */
+    double times_ms[PARTS]; /* of placements before, and of this one once it is over */
+    double stalled_ms, predicted_ttft_ms, predicted_tpot_ms;
+    bool cache_told, answered;
     uint32_t cached_worker, cached_peer, cached_dram, cached_ssd;
     float *prompt_logprobs;
     size_t n_prompt_logprobs;
 };
 
-enum part { PART_TOKENIZE, PART_QUEUE, PART_LOAD, PART_PREFILL, PART_TRANSFER, PART_EXPOSED, PART_WAIT, PART_DECODE };
-
-enum peer_state { PEER_CONNECTING, PEER_READY, PEER_LOST, PEER_REFUSED };
+enum peer_state { PEER_CONNECTING, PEER_READY, PEER_LOST, PEER_REFUSED, PEER_GONE }; /* GONE: its place is free */
 
 struct peer { /* a worker or store; owner thread */
     struct router *router;
@@ -133,6 +169,16 @@ struct peer { /* a worker or store; owner thread */
     uint32_t n_said, n_heard; /* messages of this call, each way */
     uint32_t unheard;         /* up to here the worker had not heard, at unheard_ns; 0 ns: it has heard all */
     uint64_t unheard_ns;
+    uint32_t heard;    /* the last number that the worker said it heard */
+    bool draining;     /* takes no new work, and ends */
+    bool drained;      /* has ended so; forgotten if it came by itself, else connected to again for ever */
+    bool registered;   /* came by itself: forgotten when it is lost for long */
+    uint64_t lost_ns;  /* since when */
+    bool tried, whole; /* a connection was tried since start; a whole snapshot came on this call */
+    struct breaker breaker;
+    uint32_t failed_with; /* holder + 1 of the worker that its last failed transfer was with; 0: none */
+    uint64_t probe;       /* counter of the request that tries a worker whose breaker is open; 0: none */
+    struct metrics_set *counters;
     enum worker_role role;
     char name[64], xfer_address[128], transport[64], why[256], kv_codec[16];
     uint32_t pid;
@@ -141,11 +187,20 @@ struct peer { /* a worker or store; owner thread */
     struct kv_layout layout;
     bool snapshot_asked;
     Tandem__Worker__V1__Load load; /* the last one; transport copied above */
-    uint32_t reserved_pages, running;
-    uint64_t queued_tokens;
 };
 
-enum note_kind { NOTE_REQUEST, NOTE_REQUEST_GONE, NOTE_WORKER, NOTE_WORKER_GONE, NOTE_STATUS, NOTE_AUDIT, NOTE_STOP };
+enum note_kind {
+    NOTE_REQUEST,
+    NOTE_REQUEST_GONE,
+    NOTE_WORKER,
+    NOTE_WORKER_GONE,
+    NOTE_STATUS,
+    NOTE_AUDIT,
+    NOTE_REGISTER,
+    NOTE_DRAIN,
+    NOTE_EXPLAIN,
+    NOTE_STOP
+};
 
 struct note { /* what rpc threads tell the owner */
     struct mail mail;
@@ -154,8 +209,9 @@ struct note { /* what rpc threads tell the owner */
     struct peer *peer;
     uint64_t epoch;
     Tandem__Worker__V1__WorkerMessage *message;
-    struct rpc_call *call; /* NOTE_STATUS, NOTE_AUDIT; NOTE_REQUEST_GONE */
-    char text[256];
+    struct rpc_call *call; /* NOTE_STATUS, _AUDIT, _REGISTER, _DRAIN, _EXPLAIN, NOTE_REQUEST_GONE */
+    char text[256];        /* NOTE_REGISTER: address; NOTE_DRAIN: name; NOTE_EXPLAIN: label */
+    uint32_t number;       /* NOTE_DRAIN: limit in ms; NOTE_EXPLAIN: how many */
 };
 
 struct router {
@@ -194,8 +250,14 @@ struct router {
     struct request *placed[PLACED_BUCKETS]; /* by counter: every token of every step is looked up here */
     struct request *requests, *last_request;
     uint64_t queued_tokens;
-    uint32_t n_queued, n_running;
-    bool replan; /* something changed that may let a queued request go */
+    uint32_t n_queued, n_running, n_unsubmitted;
+    uint64_t next_number; /* of requests */
+    struct scheduler *scheduler;
+    struct explain *explain;
+    bool ready;                  /* requests are placed: the index is as whole as it can be */
+    uint64_t opened_ns, able_ns; /* able: when there last was a worker of each role that is needed */
+    struct retry_budget budget;
+    struct metrics_set *replans[REPLAN_REASONS];
 };
 
 /* params.c: from the client's message; TD_ERR_INVALID or _UNSUPPORTED name the field */
@@ -209,10 +271,16 @@ enum td_status params_chat(struct router *r, const Tandem__V1__ChatPrompt *chat,
 extern const struct rpc_method ROUTER_METHODS[];
 extern const uint32_t N_ROUTER_METHODS;
 void router_answer_status(struct router *r, struct rpc_call *call);
+/* Sends answer, or fails by status; gives the call up. */
+void router_answer_simple(struct rpc_call *call, const ProtobufCMessage *answer, enum td_status status,
+                          const struct td_error *e);
 
-/* request.c: one request, owner thread */
+/* request.c: one request, owner thread. Any of these may end it. */
 void request_free(struct request *q);
 void request_place(struct request *q, const struct plan *plan);
+/* Off its workers and out of router.placed: what still comes under its id finds nobody. */
+void request_unplace(struct request *q);
+void request_drop(struct request *q); /* off all lists, freed; its call was finished before, or is gone */
 void request_fail(struct request *q, enum rpc_code code, const char *text, uint32_t retry_after_ms);
 void request_gone(struct request *q); /* the client left */
 void request_token(struct request *q, struct peer *from, const Tandem__Worker__V1__Token *t);
@@ -220,16 +288,59 @@ void request_accepted(struct request *q);
 void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker__V1__LegEnd *end);
 void request_peer_lost(struct request *q, struct peer *peer);
 
+/* place.c: what the scheduler decides */
+enum td_status place_open(struct router *r, struct td_error *e);
+enum plan_force place_forced(const struct router *r);
+void place_queued(struct router *r);
+void place_again(struct request *q); /* it was placed, and has its ids and tokens */
+
+/* legs.c: what is sent to workers for a request, and what is counted on them */
+void legs_send(struct request *q); /* by q->plan, under q->counter */
+void legs_cancel(struct request *q);
+void legs_release_prefill(struct request *q);
+void legs_release_decode(struct request *q);
+void legs_decoded(struct request *q);         /* its decode leg is over; the other may not be */
+void legs_prompt_computed(struct request *q); /* its worker may take the next one */
+
+/* answer.c: what the client gets. True: the request is over and freed. */
+bool answer_token(struct request *q, uint32_t id, float logprob);
+void answer_finish(struct request *q, bool length); /* no token comes any more; length, or a stop id */
+double answer_ms(uint64_t ns);
+
+/* replan.c: planned anew, with what was generated so far */
+void replan_request(struct request *q, enum replan_reason reason, const char *text);
+bool replan_wants_scores(const struct request *q);
+void replan_blame(struct request *q, struct peer *p); /* p failed it */
+void replan_tick(struct router *r, uint64_t now);     /* legs that nobody heard of */
+void replan_times(struct request *q, bool lost);      /* what of q->now_ms counts goes into q->times_ms */
+void replan_metrics(struct router *r);
+
 /* peer.c: one worker, owner thread but for callbacks */
 struct peer *peer_open(struct router *r, const char *address, uint32_t holder);
+/* It is there, says it itself. TD_ERR_NO_SPACE: too many already. */
+enum td_status peer_register(struct router *r, const char *address, struct td_error *error_out);
+enum td_status peer_drain(struct router *r, const char *name, uint32_t limit_ms, struct td_error *error_out);
 void peer_disconnect(struct peer *p); /* for good: no mail of it comes afterwards; freed by the router */
 void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m);
 void peer_gone(struct peer *p, const char *why);
 void peer_tick(struct peer *p, uint64_t now);
 void peer_send(struct peer *p, Tandem__Worker__V1__RouterMessage *m); /* numbers it */
 
+bool peer_has_role(const struct router *r, enum worker_role role); /* somebody could do it */
+bool peer_usable(const struct peer *p, uint64_t now);              /* for new work */
+void peer_drains(struct peer *p);                                  /* it refused a leg: it gets nothing more */
+void peer_succeeded(struct peer *p);
+void peer_failed(struct peer *p);
+
+bool can_serve(const struct router *r); /* there is one of each role that is needed */
 struct note *note_new(enum note_kind kind);
 struct request *router_find(struct router *r, const Tandem__Worker__V1__TransferId *id);
+
+/* explain.c; owner thread */
+struct explain *explain_open(void);
+void explain_close(struct explain *x); /* NULL is fine */
+void explain_note(struct request *q, const struct plan *plan, double retry_after_ms);
+void explain_answer(struct router *r, struct rpc_call *call, const char *label, uint32_t last); /* gives the call up */
 
 /* audit.c; owner thread */
 void audit_start(struct router *r, struct rpc_call *call);

@@ -10,8 +10,8 @@
  */
 #include "sched/index.h"
 
-#include <sched.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "sched/index_internal.h"
 
@@ -131,7 +131,8 @@ static uint32_t id_make(struct index *x, uint32_t holder)
         return id;
     while ((id = find_free(x)) == NO_ID) {
         index_sweep(x, UINT32_MAX);
-        sched_yield(); /* those that rest wait for readers within their bracket */
+        nanosleep(&(struct timespec){.tv_nsec = 10000},
+                  NULL); /* those that rest wait for readers within their bracket */
     }
     x->ids[id] = (struct id){.state = ID_LIVE};
     x->live[id / 64] |= 1ull << id % 64;
@@ -289,11 +290,12 @@ static void drop(struct index *x, uint32_t id, uint32_t tier, const struct block
 void index_apply(struct index *x, uint32_t holder, const struct block_event *events, uint32_t n)
 {
     for (uint32_t i = 0; i < n + LOOK_AHEAD; i++) {
-        const struct block_key *far = &events[i].key, *near = &events[i - LOOK_AHEAD / 2].key;
         if (i < n)
-            table_prefetch(table_of(x, shard_of(far)), far);
-        if (i >= LOOK_AHEAD / 2 && i - LOOK_AHEAD / 2 < n)
+            table_prefetch(table_of(x, shard_of(&events[i].key)), &events[i].key);
+        if (i >= LOOK_AHEAD / 2 && i - LOOK_AHEAD / 2 < n) {
+            const struct block_key *near = &events[i - LOOK_AHEAD / 2].key;
             table_prefetch_more(table_of(x, shard_of(near)), near);
+        }
         if (i < LOOK_AHEAD)
             continue;
         const struct block_event *ev = &events[i - LOOK_AHEAD];

@@ -1,181 +1,449 @@
 #include "sched/policy.h"
 
+#include <math.h>
 #include <stddef.h>
 
 #include "base/random.h"
+#include "sched/policy_internal.h"
 
-enum {
-    EXPECTED_ANSWER = 256, /* tokens, until lengths are learned: growth beyond it is what preemption is for */
-    CHUNKS_AHEAD = 2,      /* a worker's own queue; all other waiting is done where it can be re-ordered */
-};
-static const double UNMEASURED_PREFILL_MS = 0.05, UNMEASURED_STEP_MS = 5; /* a worker that has done nothing yet */
-static const double SPLIT_MS = 2;                                         /* prior cost of handing over */
-static const double TIE = 1.05;
+const double POLICY_HORIZON_MS[POLICY_HORIZONS] = {0, 250, 500, 1000, 2000, 4000, 8000, 16000};
+const double POLICY_BALANCE = 4;
 
-static uint32_t pages(uint64_t tokens, uint32_t block_tokens)
+enum { LEAST_CHUNK = 64 };                 /* a step with fewer prompt tokens costs more than it brings */
+static const double HANDOVER_MS = 2;       /* of two legs: the decode worker's word that it reserved */
+static const double WITHIN_TPOT = 0.9;     /* of a limit that steps with chunks may take */
+static const double WAITING = 0.5;         /* a millisecond of waiting, in milliseconds of work: under a limit... */
+static const double WAITING_UNLIMITED = 1; /* ...and without */
+static const double DISTURBED = 0.1; /* the same of sequences that wait for a chunk and have a limit that is kept */
+static const double TIE = 0.07;
+static const char *const KEPT = "it is kept for one that was told to come back";
+
+/* ------------------------------------------------------------- predictions */
+
+static double pages(double tokens, uint32_t block_tokens)
 {
-    return (uint32_t)((tokens + block_tokens - 1) / block_tokens);
+    return ceil(tokens / block_tokens);
 }
 
-uint32_t policy_reservation(const struct policy_request *r)
+uint32_t policy_pages(const struct policy_request *r)
 {
-    uint32_t answer = r->max_tokens < EXPECTED_ANSWER ? r->max_tokens : EXPECTED_ANSWER;
-    return pages((uint64_t)r->n_tokens + answer, r->block_tokens);
+    return (uint32_t)pages(r->n_tokens + r->expected_tokens, r->block_tokens);
 }
 
-static double prefill_ms(const struct policy_worker *w, uint64_t tokens)
+struct policy_load policy_load_at(const struct policy_worker *w, double after_ms)
 {
-    return (double)tokens * (w->prefill_ms_per_token > 0 ? w->prefill_ms_per_token : UNMEASURED_PREFILL_MS);
-}
-
-static double step_ms(const struct policy_worker *w)
-{
-    return w->decode_ms_per_step > 0 ? w->decode_ms_per_step : UNMEASURED_STEP_MS;
+    uint32_t i = 1;
+    while (i < POLICY_HORIZONS && POLICY_HORIZON_MS[i] < after_ms)
+        i++;
+    if (i == POLICY_HORIZONS)
+        return w->at[POLICY_HORIZONS - 1];
+    const struct policy_load *a = &w->at[i - 1], *b = &w->at[i];
+    double share = (after_ms - POLICY_HORIZON_MS[i - 1]) / (POLICY_HORIZON_MS[i] - POLICY_HORIZON_MS[i - 1]);
+    share = share < 0 ? 0 : share;
+    return (struct policy_load){a->running + share * (b->running - a->running),
+                                a->context + share * (b->context - a->context),
+                                a->pages + share * (b->pages - a->pages)};
 }
 
 static bool fits_ever(const struct policy_worker *w, const struct policy_request *r)
 {
-    uint64_t total = (uint64_t)r->n_tokens + r->max_tokens;
+    double total = (double)r->n_tokens + r->max_tokens;
     return total <= w->max_context && pages(total, r->block_tokens) <= w->total_pages;
 }
 
-static bool has_room(const struct policy_worker *w, const struct policy_request *r)
-{
-    return w->running < w->max_batch && w->reserved_pages + policy_reservation(r) <= w->total_pages;
-}
-
-static bool takes_prompts(const struct policy_worker *w)
-{
-    return w->queued_tokens < (uint64_t)CHUNKS_AHEAD * w->chunk_tokens;
-}
-
 /* What is loaded is taken to lie in memory and on disk as the whole prefix does. */
-static double load_ms(const struct policy_worker *w, const struct policy_request *r, uint32_t n_blocks)
+static double predict_load(const struct policy_worker *w, const struct policy_request *r, uint32_t n_blocks)
 {
     double on_disk = (double)n_blocks * r->store_blocks_ssd / r->store_blocks;
-    double ms = w->load_ms + w->load_dram_ms * (n_blocks - on_disk) + w->load_ssd_ms * on_disk;
-    return ms > 0 ? ms : 0;
+    return fmax(w->load_ms + w->load_dram_ms * (n_blocks - on_disk) + w->load_ssd_ms * on_disk, 0);
 }
 
-/* TTFT on worker w; *store_blocks_out: what is worth loading (0: computing is faster, or nothing is there). */
-static double predict_ttft(const struct policy_worker *w, const struct policy_request *r, uint32_t *store_blocks_out)
+static double compute_ms(const struct policy_worker *w, const struct policy_request *r, uint32_t blocks, uint32_t chunk)
+{
+    double cached = (double)blocks * r->block_tokens;
+    return cost_prefill_ms(w->cost, r->n_tokens - cached, cached, chunk);
+}
+
+/* Whether to load what the stores have beyond the worker's own: Mooncake asks for the ratio, everybody else for the time. */
+static bool load_pays(const struct policy_request *r, uint32_t own, uint32_t there, double load, double saved)
+{
+    if (r->prefix != PREFIX_AUTO)
+        return r->prefix == PREFIX_LOAD;
+    if (r->policy == POLICY_MOONCAKE)
+        return there > POLICY_BALANCE * own;
+    return r->policy != POLICY_CACHE_AWARE && load < saved;
+}
+
+static void view_prefix(const struct policy_worker *w, const struct policy_request *r, struct prefill_view *v)
 {
     uint32_t usable = (r->n_tokens - 1) / r->block_tokens; /* the last token is always computed */
-    uint32_t own = w->matched_blocks < usable ? w->matched_blocks : usable;
-    uint32_t there = r->prefix == PREFIX_COMPUTE ? 0 : r->store_blocks < usable ? r->store_blocks : usable;
-    double load = 0;
-    *store_blocks_out = 0;
-    if (there > own) {
-        double computing = prefill_ms(w, (uint64_t)(there - own) * r->block_tokens);
-        load = load_ms(w, r, there - own);
-        if (load < computing || w->prefill_ms_per_token <= 0 || r->prefix == PREFIX_LOAD) {
-            *store_blocks_out = there;
-            own = there;
-        } else {
-            load = 0;
-        }
-    }
-    return r->waited_ms + prefill_ms(w, w->queued_tokens) + load +
-           prefill_ms(w, r->n_tokens - (uint64_t)own * r->block_tokens);
+    uint32_t matched = r->matched_blocks ? r->matched_blocks[v->worker] : 0;
+    uint32_t there = r->store_blocks < usable ? r->store_blocks : usable;
+    v->own_blocks = matched < usable ? matched : usable;
+    v->compute = compute_ms(w, r, v->own_blocks, v->chunk);
+    if (there <= v->own_blocks)
+        return;
+    double load = predict_load(w, r, there - v->own_blocks), rest = compute_ms(w, r, there, v->chunk);
+    if (!load_pays(r, v->own_blocks, there, load, v->compute - rest))
+        return;
+    v->store_blocks = there;
+    v->load = load;
+    v->compute = rest;
 }
+
+struct prefill_view policy_view_prefill(const struct policy_worker *workers, uint32_t i, const struct policy_request *r)
+{
+    const struct policy_worker *w = &workers[i];
+    struct prefill_view v = {.worker = i, .wait = w->busy_ms, .chunk = w->chunk_tokens};
+    if (!fits_ever(w, r)) {
+        v.reason = "prompt and max_tokens fit no worker's context or pool";
+        return v;
+    }
+    view_prefix(w, r, &v);
+    v.alone = v.load + v.compute;
+    v.ttft = fmax(v.wait, v.load) + v.compute; /* it loads while others are computed */
+    v.kept = i != r->keeper && v.ttft > w->kept_ms;
+    return v;
+}
+
+static double tightest(double a, double b)
+{
+    return a > 0 && b > 0 ? fmin(a, b) : fmax(a, b);
+}
+
+struct prefill_view policy_view_aggregated(const struct policy_worker *workers, uint32_t i,
+                                           const struct policy_request *r)
+{
+    const struct policy_worker *w = &workers[i];
+    struct prefill_view v = {.worker = i, .wait = w->busy_ms, .chunk = w->chunk_tokens};
+    double limit = tightest(w->tpot_limit_ms, r->tpot_ms);
+    struct policy_load at = policy_load_at(w, v.wait);
+    if (!fits_ever(w, r)) {
+        v.reason = "prompt and max_tokens fit no worker's context or pool";
+        return v;
+    }
+    struct prefill_view alone = v;
+    view_prefix(w, r, &alone);
+    v.alone = alone.load + alone.compute;
+    if (limit > 0 && at.running >= 1 && r->policy == POLICY_TANDEM)
+        v.chunk = cost_chunk_within(w->cost, limit * WITHIN_TPOT, at.running, at.context, r->n_tokens / 2.0, v.chunk);
+    if (v.chunk < LEAST_CHUNK && v.chunk < w->chunk_tokens) {
+        v.reason = "its sequences leave no room for a chunk within their TPOT";
+        return v;
+    }
+    view_prefix(w, r, &v);
+    uint32_t blocks = v.store_blocks > v.own_blocks ? v.store_blocks : v.own_blocks;
+    double steps = ceil((r->n_tokens - (double)blocks * r->block_tokens) / v.chunk);
+    double step = at.running < 1 ? 0 : cost_decode_ms(w->cost, at.running, at.context);
+    v.compute += steps * step;
+    v.ttft = fmax(v.wait + step / 2, v.load) + v.compute; /* the step that runs when it arrives */
+    v.kept = i != r->keeper && v.ttft > w->kept_ms;
+    return v;
+}
+
+static bool has_room(const struct policy_worker *w, const struct policy_request *r, struct policy_load at)
+{
+    return at.running + 1 <= w->max_batch && at.pages + policy_pages(r) <= w->total_pages;
+}
+
+static double tpot_with(const struct policy_worker *w, const struct policy_request *r, struct policy_load at)
+{
+    return cost_decode_ms(w->cost, at.running + 1, at.context + r->n_tokens + r->expected_tokens / 2);
+}
+
+/* The first moment from after_ms on when it has room, and those that run there stay within their limits; not in sight: the last. */
+static double room_from(const struct policy_worker *w, const struct policy_request *r, double after_ms)
+{
+    for (uint32_t i = 0; i <= POLICY_HORIZONS; i++) {
+        double t = i ? POLICY_HORIZON_MS[i - 1] : after_ms;
+        struct policy_load at = policy_load_at(w, t);
+        if (t >= after_ms && has_room(w, r, at) && (!(w->tpot_limit_ms > 0) || tpot_with(w, r, at) <= w->tpot_limit_ms))
+            return t;
+    }
+    return after_ms + POLICY_HORIZON_MS[POLICY_HORIZONS - 1];
+}
+
+struct decode_view policy_view_decode(const struct policy_worker *workers, uint32_t i, const struct policy_request *r,
+                                      double after_ms)
+{
+    const struct policy_worker *w = &workers[i];
+    struct decode_view v = {.worker = i, .start = after_ms};
+    if (!fits_ever(w, r)) {
+        v.reason = "prompt and max_tokens fit no worker's context or pool";
+        return v;
+    }
+    v.start = room_from(w, r, after_ms);
+    v.now = v.start <= after_ms && has_room(w, r, w->at[0]);
+    v.tpot = tpot_with(w, r, policy_load_at(w, v.start));
+    return v;
+}
+
+/* ----------------------------------------------------------------- limits */
+
+static bool within_ttft(const struct policy_request *r, double ttft)
+{
+    return (!(r->ttft_ms > 0) || r->waited_ms + ttft <= r->ttft_ms) && ttft <= r->remaining_ms;
+}
+
+static bool within_tpot(const struct policy_request *r, double tpot)
+{
+    return !(r->tpot_ms > 0) || tpot <= r->tpot_ms;
+}
+
+static double tie_break(const struct policy_request *r, uint32_t worker)
+{
+    return 1 + TIE * random_unit(random_at(r->number, worker, 0));
+}
+
+/* In milliseconds of work: the worker's own, and what waiting is worth. */
+static double prefill_cost(const struct policy_request *r, const struct prefill_view *v)
+{
+    double waiting = r->ttft_ms > 0 ? WAITING : WAITING_UNLIMITED;
+    return (v->load + v->compute + waiting * v->wait) * tie_break(r, v->worker);
+}
+
+/* ------------------------------------------------------------------ search */
 
 struct search {
     const struct policy_worker *workers;
+    uint32_t n;
     const struct policy_request *r;
-    uint64_t seed;
-    struct plan best;
-    bool found, could_fit;
-    double best_cost, least_ttft, least_tpot;
+    struct policy_candidate *log;
+    uint32_t n_log;
+    struct plan best;              /* of what meets the limits */
+    double best_cost;              /* INFINITY: nothing does */
+    double least_ttft, least_tpot; /* of what could take it at all */
+    double least_work;             /* the same, of idle workers' time to the first token */
+    const char *why;               /* the last reason why one could not */
+    bool could_fit;
+    uint32_t soonest; /* worker of least_ttft */
 };
 
-static bool meets(const struct policy_request *r, double ttft, double tpot)
+static void note(struct search *s, const struct prefill_view *p, const struct decode_view *d, double cost,
+                 const char *reason)
 {
-    double first = ttft - r->waited_ms;
-    return (!r->ttft_ms || ttft <= r->ttft_ms) && (!r->tpot_ms || tpot <= r->tpot_ms) &&
-           (r->remaining_ms == INT64_MAX || first <= (double)r->remaining_ms);
+    if (!s->log)
+        return;
+    struct policy_candidate *c = &s->log[s->n_log++];
+    *c = (struct policy_candidate){.cost = cost, .reason = reason};
+    if (p) {
+        c->worker = p->worker;
+        c->as_prefill = true;
+        c->matched_blocks = p->own_blocks;
+        c->store_blocks = p->store_blocks;
+        c->wait_ms = p->wait;
+        c->load_ms = p->load;
+        c->prefill_ms = p->compute;
+        c->ttft_ms = s->r->waited_ms + p->ttft;
+    }
+    if (d) {
+        c->worker = d->worker;
+        c->as_decode = true;
+        c->tpot_ms = d->tpot;
+    }
 }
 
-static void consider(struct search *s, uint32_t prefill, uint32_t decode)
+static struct plan plan_of(const struct search *s, const struct prefill_view *p, const struct decode_view *d)
 {
-    const struct policy_worker *p = &s->workers[prefill], *d = &s->workers[decode];
-    if (!fits_ever(p, s->r) || !fits_ever(d, s->r))
+    const struct policy_request *r = s->r;
+    uint32_t known = p->store_blocks > p->own_blocks ? p->store_blocks : p->own_blocks;
+    double ready = fmax(p->ttft, d->start); /* the first token is shown when the decode worker has reserved */
+    return (struct plan){.kind = p->worker == d->worker ? PLAN_AGGREGATED : PLAN_SPLIT,
+                         .now = s->workers[p->worker].takes_prompts && d->now,
+                         .prefill = p->worker,
+                         .decode = d->worker,
+                         .store_blocks = p->store_blocks,
+                         .chunk_tokens = p->chunk,
+                         .new_tokens = r->n_tokens - known * r->block_tokens,
+                         .ttft_ms = r->waited_ms + ready,
+                         .tpot_ms = d->tpot,
+                         .work_ms = p->load + p->compute,
+                         .load_ms = p->load,
+                         .start_ms = p->wait};
+}
+
+static void see(double *least, double value)
+{
+    *least = value < *least ? value : *least;
+}
+
+/* A pair that could take it: the best so far, if it meets the limits. */
+static void weigh(struct search *s, const struct prefill_view *p, const struct decode_view *d, double cost)
+{
+    struct plan plan = plan_of(s, p, d);
+    double from_now = plan.ttft_ms - s->r->waited_ms;
+    if (from_now < s->least_ttft)
+        s->soonest = p->worker;
+    see(&s->least_ttft, from_now);
+    see(&s->least_tpot, d->tpot);
+    see(&s->least_work, p->alone);
+    if (!p->kept && within_ttft(s->r, from_now) && within_tpot(s->r, d->tpot) && cost < s->best_cost) {
+        s->best = plan;
+        s->best_cost = cost;
+    }
+}
+
+/* The decode worker that is least busy at that time, of those that have room by then; else the one that has it first. */
+static struct decode_view best_decode(struct search *s, double after_ms)
+{
+    struct decode_view best = {.start = INFINITY, .reason = "no decode worker is up"};
+    double best_cost = INFINITY;
+    for (uint32_t i = 0; i < s->n; i++) {
+        if (!s->workers[i].usable || s->workers[i].role != ROLE_DECODE)
+            continue;
+        struct decode_view v = policy_view_decode(s->workers, i, s->r, after_ms);
+        s->could_fit |= fits_ever(&s->workers[i], s->r);
+        double cost = (v.tpot + (v.start - after_ms)) * tie_break(s->r, i);
+        note(s, NULL, &v, cost, v.reason);
+        see(&s->least_tpot, v.tpot > 0 ? v.tpot : INFINITY);
+        if (v.reason && best_cost == INFINITY)
+            best.reason = v.reason;
+        if (!v.reason && cost < best_cost) {
+            best = v;
+            best_cost = cost;
+        }
+    }
+    return best;
+}
+
+static void try_aggregated(struct search *s, uint32_t i)
+{
+    const struct policy_worker *w = &s->workers[i];
+    struct prefill_view p = policy_view_aggregated(s->workers, i, s->r);
+    struct decode_view d = {.worker = i};
+    const char *reason = p.reason;
+    double cost = INFINITY;
+    if (fits_ever(w, s->r)) {
+        s->could_fit = true;
+        see(&s->least_work, p.alone);
+    }
+    if (!reason) {
+        d = policy_view_decode(s->workers, i, s->r, p.ttft);
+        reason = d.reason;
+    }
+    if (!reason) {
+        double limit = tightest(w->tpot_limit_ms, s->r->tpot_ms);
+        double disturbed = policy_load_at(w, p.wait).running * (p.load + p.compute) * (limit > 0 ? DISTURBED : 1);
+        cost = prefill_cost(s->r, &p) + disturbed + (d.start - p.ttft);
+        weigh(s, &p, &d, cost);
+    }
+    note(s, &p, &d, cost, p.kept ? KEPT : reason);
+    s->why = reason ? reason : s->why;
+}
+
+/* The prefill worker of least cost that meets the limits, and of least TTFT; then a decode worker for the end of its prefill. */
+static void try_split(struct search *s)
+{
+    struct prefill_view best = {0}, soonest = {.ttft = INFINITY};
+    double best_cost = INFINITY;
+    for (uint32_t i = 0; i < s->n; i++) {
+        if (!s->workers[i].usable || s->workers[i].role != ROLE_PREFILL)
+            continue;
+        struct prefill_view v = policy_view_prefill(s->workers, i, s->r);
+        double cost = v.reason ? INFINITY : prefill_cost(s->r, &v);
+        note(s, &v, NULL, cost, v.kept ? KEPT : v.reason);
+        s->why = v.reason ? v.reason : s->why;
+        if (v.reason)
+            continue;
+        see(&s->least_work, v.alone);
+        if (v.ttft < soonest.ttft)
+            soonest = v;
+        if (!v.kept && within_ttft(s->r, v.ttft) && cost < best_cost) {
+            best = v;
+            best_cost = cost;
+        }
+    }
+    if (soonest.ttft == INFINITY)
         return;
-    s->could_fit = true;
-    uint32_t store_blocks;
-    double ttft = predict_ttft(p, s->r, &store_blocks);
-    double tpot = step_ms(d);
-    if (prefill == decode && d->running) /* its running sequences wait for our chunks, we for their steps */
-        ttft += step_ms(d) * (1 + s->r->n_tokens / (d->chunk_tokens ? d->chunk_tokens : 1));
-    else if (prefill != decode)
-        ttft += SPLIT_MS;
-    s->least_ttft = !s->least_ttft || ttft < s->least_ttft ? ttft : s->least_ttft;
-    s->least_tpot = !s->least_tpot || tpot < s->least_tpot ? tpot : s->least_tpot;
-    if (!meets(s->r, ttft, tpot))
+    if (best_cost == INFINITY)
+        best = soonest;
+    struct decode_view d = best_decode(s, best.ttft);
+    if (d.reason) {
+        s->why = d.reason;
         return;
-    if (!has_room(d, s->r) || !takes_prompts(p) || (prefill != decode && !has_room(p, s->r)))
-        return;
-    /* decode load breaks the tie that TTFT leaves open */
-    double cost = ttft + tpot * (1 + (double)d->reserved_pages / (d->total_pages ? d->total_pages : 1));
-    bool tie = s->found && cost < s->best_cost * TIE && s->best_cost < cost * TIE;
-    bool better = !s->found || (tie ? random_at(s->seed, prefill, decode) & 1 : cost < s->best_cost);
-    s->found = true;
-    if (!better)
-        return;
-    s->best_cost = cost;
-    s->best = (struct plan){.kind = prefill == decode ? PLAN_AGGREGATED : PLAN_SPLIT,
-                            .prefill = prefill,
-                            .decode = decode,
-                            .store_blocks = store_blocks,
-                            .ttft_ms = ttft,
-                            .tpot_ms = tpot};
+    }
+    weigh(s, &best, &d,
+          (best_cost == INFINITY ? best.load + best.compute : best_cost) + HANDOVER_MS + (d.start - best.ttft));
 }
 
 static struct plan refuse(const struct search *s)
 {
     const struct policy_request *r = s->r;
-    struct plan p = {.kind = PLAN_REFUSE, .ttft_ms = s->least_ttft, .tpot_ms = s->least_tpot};
-    p.retry_after_ms = 100;
+    bool known = s->least_ttft < INFINITY;
+    struct plan p = {.kind = PLAN_REFUSE,
+                     .prefill = s->soonest,
+                     .work_ms = s->least_work < INFINITY ? s->least_work : 0,
+                     .ttft_ms = known ? r->waited_ms + s->least_ttft : 0,
+                     .tpot_ms = s->least_tpot < INFINITY ? s->least_tpot : 0};
+    double limit = r->ttft_ms > 0 ? r->ttft_ms - r->waited_ms : INFINITY;
+    p.hopeless = known && s->least_work > fmin(limit, r->remaining_ms);
     if (!s->could_fit) {
-        p.reason = "prompt and max_tokens fit no worker's context or pool";
+        p.reason = s->why ? s->why : "no worker takes it";
         p.never = true;
-    } else if (r->remaining_ms != INT64_MAX && s->least_ttft - r->waited_ms > (double)r->remaining_ms) {
+    } else if (known && s->least_ttft > r->remaining_ms) {
         p.reason = "slo.deadline_ms can't be met";
-    } else if (r->ttft_ms && s->least_ttft > r->ttft_ms) {
+        p.over_ms = s->least_ttft - r->remaining_ms;
+    } else if (known && s->least_ttft > limit) {
         p.reason = "slo.ttft_ms can't be met";
-        p.retry_after_ms += (uint32_t)(s->least_ttft - r->ttft_ms);
-    } else if (r->tpot_ms && s->least_tpot > r->tpot_ms) {
+        p.over_ms = s->least_ttft - limit;
+    } else if (!within_tpot(r, p.tpot_ms)) {
         p.reason = "slo.tpot_ms can't be met";
-        p.retry_after_ms += 1000;
+        p.over_ms = 1000;
     } else {
-        p.kind = PLAN_WAIT;
-        p.reason = "no room yet";
+        p.reason = s->why ? s->why : "no pair meets slo.ttft_ms and slo.tpot_ms together";
+        p.over_ms = 1000;
     }
     return p;
 }
 
-struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers, const struct policy_request *request,
-                         uint64_t seed)
+/* The policies of others take what they chose, limits or not; Mooncake's holds the two predictions against the limits. */
+static struct plan place_named(struct search *s)
 {
-    struct search s = {.workers = workers, .r = request, .seed = seed};
-    bool any_prefill = false, any_decode = false;
-    for (uint32_t i = 0; i < n_workers; i++) {
-        any_prefill |= workers[i].usable && workers[i].role == ROLE_PREFILL;
-        any_decode |= workers[i].usable && workers[i].role == ROLE_DECODE;
+    struct prefill_view p;
+    uint32_t decode;
+    if (!policy_choose_named(s->workers, s->n, s->r, &p, &decode)) {
+        s->why = "prompt and max_tokens fit no worker's context or pool";
+        return refuse(s);
     }
-    if (!any_decode || (request->force == FORCE_SPLIT && !any_prefill))
-        return (struct plan){.kind = PLAN_REFUSE,
-                             .reason = any_decode ? "no prefill worker is up" : "no decode worker is up",
-                             .retry_after_ms = 1000};
-    for (uint32_t d = 0; d < n_workers; d++) {
-        if (!workers[d].usable || workers[d].role != ROLE_DECODE)
-            continue;
-        if (request->force != FORCE_SPLIT)
-            consider(&s, d, d);
-        for (uint32_t p = 0; p < n_workers && request->force != FORCE_AGGREGATED; p++)
-            if (workers[p].usable && workers[p].role == ROLE_PREFILL)
-                consider(&s, p, d);
+    s->could_fit = true;
+    struct decode_view d = policy_view_decode(s->workers, decode, s->r, p.ttft);
+    double cost = prefill_cost(s->r, &p);
+    if (p.worker == decode) {
+        note(s, &p, &d, cost, NULL);
+    } else {
+        note(s, &p, NULL, cost, NULL);
+        note(s, NULL, &d, cost, NULL);
     }
-    if (!s.found)
-        return refuse(&s);
-    return s.best;
+    struct plan plan = plan_of(s, &p, &d);
+    if (s->r->policy != POLICY_MOONCAKE)
+        return plan;
+    weigh(s, &p, &d, cost);
+    return s->best_cost < INFINITY ? s->best : refuse(s);
+}
+
+struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers, const struct policy_request *request,
+                         struct policy_candidate *candidates_out, uint32_t *n_candidates_out)
+{
+    struct search s = {.workers = workers,
+                       .n = n_workers,
+                       .r = request,
+                       .log = candidates_out,
+                       .best_cost = INFINITY,
+                       .least_ttft = INFINITY,
+                       .least_tpot = INFINITY,
+                       .least_work = INFINITY};
+    struct plan plan;
+    if (request->policy != POLICY_TANDEM) {
+        plan = place_named(&s);
+    } else {
+        if (request->force != FORCE_AGGREGATED)
+            try_split(&s);
+        for (uint32_t i = 0; i < n_workers && request->force != FORCE_SPLIT; i++)
+            if (workers[i].usable && workers[i].role == ROLE_DECODE)
+                try_aggregated(&s, i);
+        plan = s.best_cost < INFINITY ? s.best : refuse(&s);
+    }
+    if (n_candidates_out)
+        *n_candidates_out = s.n_log;
+    return plan;
 }

@@ -1,63 +1,129 @@
 /*
  * Where a request goes: a pure function over a snapshot, called by the live router and by the simulator.
  *
- * For every prefill candidate: TTFT = queue + prefix load + prefill of what is not cached there. For every decode candidate:
- * free pages for prompt and answer, and predicted TPOT. The pair with the least predicted TTFT that meets the request's
- * limits wins; near ties (5 %) are drawn by the seed. A decode worker that prefills by itself (aggregated) is a candidate
- * like the others: it wins where splitting doesn't pay.
+ * Everything is predicted in milliseconds. Of a worker that prefills: when it is free, what of the prefix is there or worth loading,
+ * and how long the rest takes. Of a worker that decodes: how its steps will be when the prefill ends (who will have left by then, who
+ * comes), whether the pages will be there, and whether those that run there stay within their limits. The time to first token
+ * does not depend on the decode worker nor its step on the prefill worker, so both are chosen in one pass each: O(workers). A
+ * decode worker that prefills by itself (aggregated) is one candidate more: in chunks that keep everybody there within TPOT.
  *
- * Refusals come before any work: what can't fit, what can't meet its TTFT, TPOT or deadline. What only has to wait for
- * room is PLAN_WAIT: the caller keeps it queued and asks again.
+ * Policies (all on the same predictions; which one decides is a name):
+ *
+ *   tandem        of what meets the limits, the least cost: work + waiting; what is loaded or found is work that isn't done. Ties by
+ *                 seed. Refuses what can't meet its limits.
+ *   mooncake      Algorithm 1 of the paper (FAST '25): least TTFT; a prefix is fetched where the best match is over
+ *                 POLICY_BALANCE times the local one. Refuses by TTFT and TBT.
+ *   headroom      (Glia's HRA, arXiv 2510.27176): fewest in flight among those with pages for prompt and 0.6 of it, and 3 % left.
+ *   mixed-pool    (Splitwise): shortest queue in the prompt pool, least memory in the token pool; a full pool borrows of the other.
+ *   cache-aware   (SGLang's gateway): longest match in the worker's own pool where it is over half of the prompt, else, and when loads
+ *                 differ too much, the fewest in flight.
+ *   least-loaded, round-robin, random.
  */
 #pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 
-enum plan_kind { PLAN_SPLIT, PLAN_AGGREGATED, PLAN_WAIT, PLAN_REFUSE };
+#include "sched/cost.h"
+
+enum policy {
+    POLICY_TANDEM,
+    POLICY_MOONCAKE,
+    POLICY_HEADROOM,
+    POLICY_MIXED_POOL,
+    POLICY_CACHE_AWARE,
+    POLICY_LEAST_LOADED,
+    POLICY_ROUND_ROBIN,
+    POLICY_RANDOM,
+    POLICIES
+};
+#define POLICY_NAMES "tandem|mooncake|headroom|mixed-pool|cache-aware|least-loaded|round-robin|random"
+
+enum plan_kind { PLAN_SPLIT, PLAN_AGGREGATED, PLAN_REFUSE };
 enum plan_force { FORCE_NONE, FORCE_SPLIT, FORCE_AGGREGATED };
 /* What stores hold is loaded or computed, whichever is faster; or always the one. */
 enum prefix_rule { PREFIX_AUTO, PREFIX_LOAD, PREFIX_COMPUTE };
 enum worker_role { ROLE_PREFILL, ROLE_DECODE, ROLE_STORE };
 
+enum { POLICY_HORIZONS = 8 };
+#define POLICY_NO_KEEPER UINT32_MAX
+extern const double POLICY_HORIZON_MS[POLICY_HORIZONS]; /* from 0, rising */
+extern const double POLICY_BALANCE;                     /* Mooncake's kvcache_balancing_threshold */
+
+struct policy_load { /* of a decode worker */
+    double running, context, pages;
+};
+
 struct policy_worker {
     enum worker_role role;
     bool usable;
-    uint32_t matched_blocks; /* of this request, in its own pool */
-    uint64_t queued_tokens;  /* prompt tokens sent to it and not computed yet */
-    uint32_t chunk_tokens;   /* of one of its steps */
-    uint32_t running, max_batch;
-    uint32_t total_pages, reserved_pages; /* reserved: by requests that were placed there, growth included */
-    uint32_t max_context;
-    double prefill_ms_per_token, decode_ms_per_step; /* 0: not measured yet */
-    /* Of a load from stores, as measured: for itself, for each block in their memory, for each on their disks. */
+    const struct cost_model *cost;
+    uint32_t chunk_tokens, max_batch, total_pages, max_context;
+    double busy_ms;       /* until the prompts that it has, or will have before this one, are computed */
+    double queued_tokens; /* of these, those to be computed */
+    uint32_t n_prompts;   /* theirs */
+    double kept_ms; /* what is placed must be computed within that, but for who has a place there; INFINITY: any time */
+    bool takes_prompts; /* has less than two chunks of work; else what goes there waits at the router */
+    /* Loading a prefix from stores: for itself, for each block in their memory, for each on their disks. */
     double load_ms, load_dram_ms, load_ssd_ms;
+    struct policy_load at[POLICY_HORIZONS]; /* what runs, or will, if nothing more comes; pages with what is to grow */
+    double tpot_limit_ms;                   /* the tightest of what runs there; 0: none */
 };
 
 struct policy_request {
-    uint32_t n_tokens, max_tokens;
+    uint32_t n_tokens, max_tokens; /* prompt (with what was generated before); most that may still be generated */
+    double expected_tokens;        /* that will be; sched/lengths.h */
     uint32_t block_tokens;
-    uint32_t store_blocks;     /* leading blocks that the stores hold together */
-    uint32_t store_blocks_ssd; /* of these, on disk only */
-    uint32_t ttft_ms, tpot_ms; /* 0: no limit */
-    int64_t remaining_ms;      /* INT64_MAX: no deadline */
-    double waited_ms;          /* so far, in the router's queue */
+    const uint32_t *matched_blocks; /* of each worker, in its own pool; NULL: nowhere */
+    uint32_t store_blocks;          /* leading blocks that the stores hold together */
+    uint32_t store_blocks_ssd;      /* of these, on disk only */
+    double ttft_ms, tpot_ms;        /* limits; 0: none */
+    double remaining_ms;            /* INFINITY: no deadline */
+    double waited_ms;               /* since it arrived */
+    enum policy policy;
     enum plan_force force;
     enum prefix_rule prefix;
+    uint32_t keeper; /* the worker that keeps a place for it; POLICY_NO_KEEPER */
+    uint64_t number; /* of requests, for round-robin and ties */
 };
 
 struct plan {
     enum plan_kind kind;
-    uint32_t prefill, decode; /* indices into workers; equal when aggregated */
+    bool now;                 /* both workers take it at once; else it waits at the router */
+    uint32_t prefill, decode; /* indices into workers; equal when aggregated. PLAN_REFUSE: what would be soonest */
     uint32_t store_blocks;   /* leading blocks worth loading from stores; 0: computing is faster, or nothing is there */
+    uint32_t chunk_tokens;   /* of a step beside others' decoding; the worker's own where nothing limits it */
+    uint32_t new_tokens;     /* that are computed: neither matched nor loaded */
     double ttft_ms, tpot_ms; /* predicted, from arrival */
-    const char *reason;      /* PLAN_REFUSE, PLAN_WAIT; static text */
-    bool never;              /* PLAN_REFUSE: no waiting will help (it can't fit) */
-    uint32_t retry_after_ms; /* PLAN_REFUSE */
+    double work_ms;          /* of the prefill worker: load and prefill */
+    double load_ms, start_ms; /* of it: loading; when it begins, from now */
+    const char *reason;       /* PLAN_REFUSE; static text */
+    bool never;               /* PLAN_REFUSE: no waiting will help (it can't fit) */
+    bool hopeless;  /* PLAN_REFUSE: not with idle workers either, as long as nothing more of its prefix is there */
+    double over_ms; /* PLAN_REFUSE: by how much the best missed its limit */
 };
 
-struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers, const struct policy_request *request,
-                         uint64_t seed);
+/* What was weighed, for those who ask why. */
+struct policy_candidate {
+    uint32_t worker;
+    bool as_prefill, as_decode; /* both: aggregated */
+    uint32_t matched_blocks, store_blocks;
+    double wait_ms, load_ms, prefill_ms, ttft_ms, tpot_ms, cost;
+    const char *reason; /* NULL: it could take the request */
+};
 
-/* Pages that placing this request takes on its decode worker: the prompt, and an answer of the length one should expect. */
-uint32_t policy_reservation(const struct policy_request *request);
+/* candidates_out: NULL, or room for 2 * n_workers; *n_candidates_out of them are written. */
+struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers, const struct policy_request *request,
+                         struct policy_candidate *candidates_out, uint32_t *n_candidates_out);
+
+/* Whether it holds predictions against limits at all. */
+static inline bool policy_refuses(enum policy p)
+{
+    return p == POLICY_TANDEM || p == POLICY_MOONCAKE;
+}
+
+/* Pages that a request takes on its decode worker: the prompt, and an answer of the length one should expect. */
+uint32_t policy_pages(const struct policy_request *request);
+
+/* What runs on a decode worker after a while. */
+struct policy_load policy_load_at(const struct policy_worker *w, double after_ms);

@@ -5,6 +5,9 @@
 /* Forgetting lets p grow where nothing is observed; beyond this, one odd sample would overthrow everything. */
 static const double P_MAX = 1e6;
 
+static const double FAR = 4; /* spreads, from which on an error is cut */
+static const double SPREAD_RATE = 0.1;
+
 struct rls rls_make(uint32_t n, const double *prior, double confidence)
 {
     struct rls m = {.n = n};
@@ -23,9 +26,21 @@ double rls_predict(const struct rls *m, const double *x)
     return y;
 }
 
+/* The error as far as it counts; the spread follows what comes. */
+static double cut(struct rls *m, double error)
+{
+    double size = fabs(error), most = FAR * m->spread;
+    if (!m->n_samples) {
+        m->spread = size;
+        return error;
+    }
+    m->spread += SPREAD_RATE * (fmin(size, 2 * most + 1e-9) - m->spread);
+    return size > most && most > 0 ? copysign(most, error) : error;
+}
+
 struct rls rls_observe(struct rls m, const double *x, double y)
 {
-    double px[RLS_MAX], scale = RLS_FORGET, error = y - rls_predict(&m, x);
+    double px[RLS_MAX], scale = RLS_FORGET, error = cut(&m, y - rls_predict(&m, x));
     for (uint32_t i = 0; i < m.n; i++) {
         px[i] = 0;
         for (uint32_t j = 0; j < m.n; j++)

@@ -4,7 +4,9 @@
  *
  *     y = w . x,   the latest 1 / (1 - RLS_FORGET) samples count most
  *
- * Coefficients start at a prior, with a confidence: how many samples of size 1 it is worth.
+ * Coefficients start at a prior, with a confidence: how many samples of size 1 it is worth. A sample that is off by more than a few
+ * times what samples are usually off counts as that far off and no more (Huber's psi): one stall teaches little, a change that lasts
+ * raises what is usual, and is followed.
  */
 #pragma once
 
@@ -17,6 +19,7 @@ struct rls {
     uint32_t n; /* coefficients, <= RLS_MAX */
     uint64_t n_samples;
     double w[RLS_MAX], p[RLS_MAX][RLS_MAX];
+    double spread; /* what samples are usually off by */
 };
 
 struct rls rls_make(uint32_t n, const double *prior, double confidence);

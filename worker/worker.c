@@ -31,6 +31,12 @@ const struct option WORKER_OPTIONS[] = {
     {"listen", OPT_STRING, AT(listen), "127.0.0.1:0", "HOST:PORT", 0, 0, "gRPC service for routers; port 0 picks one"},
     {"xfer-listen", OPT_STRING, AT(xfer_listen), "127.0.0.1:0", "HOST:PORT", 0, 0, "KV transfers"},
     {"tls", OPT_STRING, AT(tls), "auto", "LIST", 0, 0, "UCX transports: auto, tcp, or a UCX_TLS list"},
+    {"routers", OPT_STRING, AT(routers), NULL, "HOST:PORT,...", 0, 0,
+     "routers to register with; else they are told of us"},
+    {"advertise", OPT_STRING, AT(advertise), NULL, "HOST:PORT", 0, 0,
+     "where routers reach us; default: where we listen"},
+    {"drain-ms", OPT_MS, AT(drain_ms), "30s", NULL, 0, 3.6e6,
+     "after SIGTERM: time to finish what runs; what is left is planned anew elsewhere"},
     {"secret", OPT_STRING, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
     {"metrics-listen", OPT_STRING, AT(metrics_listen), NULL, "HOST:PORT", 0, 0, "Prometheus metrics over HTTP"},
     {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, 100, 3.6e6, "silence after which a peer counts as dead"},
@@ -42,6 +48,8 @@ const struct option WORKER_OPTIONS[] = {
      "sim: us of a chunk: A + B n + C n (n + 2 cached)"},
     {"sim-decode", OPT_STRING, AT(sim_decode), "8000,0.05,50", "A,B,C", 0, 0,
      "sim: us of a step: A + B sum of contexts + C sequences"},
+    {"sim-noise", OPT_DOUBLE, AT(sim_noise), "0", "SIGMA", 0, 2,
+     "sim: of a log-normal factor on the time of each step"},
     {"threads", OPT_INT, AT(threads), "0", NULL, 0, 1024, "compute threads; 0: one for each CPU"},
     {"isa", OPT_CHOICE, AT(isa), "auto", "auto|plain|avx2|avx512", 0, 0, "instruction set of the kernels"},
     {"pool-bytes", OPT_BYTES, AT(pool_bytes), "1G", NULL, 65536, 1e15, "memory for KV pages"},
@@ -180,9 +188,31 @@ static void note_load(struct worker *w)
     metrics_gauge(w->counters, WORKER_PAGES_QUARANTINED, a.quarantined);
 }
 
+/* What was noted since the last message; under the lock. */
+static void fill_steps(struct worker *w, Tandem__Worker__V1__Step *steps, Tandem__Worker__V1__Step **list,
+                       Tandem__Worker__V1__Load *l)
+{
+    uint32_t n = w->n_steps < STEPS_TOLD ? w->n_steps : STEPS_TOLD;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct cost_step *s = &w->steps[i];
+        tandem__worker__v1__step__init(&steps[i]);
+        steps[i].n_prompts = s->n_prompts;
+        steps[i].prefill_tokens = s->prefill_tokens;
+        steps[i].prefill_square = s->prefill_square;
+        steps[i].batch = s->batch;
+        steps[i].context = s->context;
+        steps[i].ms = s->ms;
+        list[i] = &steps[i];
+    }
+    l->n_steps = n;
+    l->steps = list;
+    w->n_steps = 0;
+}
+
 static void send_load(struct worker *w)
 {
     char transport[64];
+    Tandem__Worker__V1__Step steps[STEPS_TOLD], *list[STEPS_TOLD];
     Tandem__Worker__V1__Load l = TANDEM__WORKER__V1__LOAD__INIT;
     Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
     struct xfer_stats x = xfer_stats(w->xfer);
@@ -191,6 +221,7 @@ static void send_load(struct worker *w)
     struct engine_load e = w->load;
     struct kvpool_audit a = w->audit;
     struct rls loading = w->loading;
+    fill_steps(w, steps, list, &l);
     pthread_mutex_unlock(&w->load_lock);
     l.load_ms = loading.w[0];
     l.load_dram_ms = loading.w[1];
@@ -206,9 +237,8 @@ static void send_load(struct worker *w)
     l.waiting_tokens = e.waiting_tokens;
     l.kv_bytes_in = x.bytes_in;
     l.kv_bytes_out = x.bytes_out;
-    l.prefill_ms_per_token = e.prefill_ms_per_token;
-    l.decode_ms_per_step = e.decode_ms_per_step;
     l.transport = rpc_data(transport);
+    l.draining = atomic_load(&w->stopping);
     m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_LOAD;
     m.load = &l;
     link_server_send_all(w->links, &m);
@@ -252,6 +282,10 @@ static void on_link(struct worker *w, struct link_mail *mail)
         else if (m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_AUDIT) {
             flush_events(w);
             audit_answer(w, mail->link, m->audit->nonce);
+        } else if (m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_DRAIN && !atomic_load(&w->stopping)) {
+            if (m->drain->limit_ms)
+                w->options.drain_ms = m->drain->limit_ms;
+            worker_stop(w);
         }
         break;
     }
@@ -291,6 +325,14 @@ static void take_mail(struct worker *w)
     }
 }
 
+/* A ring: of more steps than a message tells, the latest count. */
+static void note_step(struct worker *w)
+{
+    pthread_mutex_lock(&w->load_lock);
+    w->steps[w->n_steps++ % STEPS_TOLD] = engine_last_step(w->engine);
+    pthread_mutex_unlock(&w->load_lock);
+}
+
 static void step(struct worker *w)
 {
     uint64_t before = clock_now(&w->clock);
@@ -301,11 +343,27 @@ static void step(struct worker *w)
     flush_events(w);
     note_load(w);
     if (rows) {
+        note_step(w);
         metrics_inc(w->counters, WORKER_STEPS, 1);
         metrics_observe_ns(w->counters, WORKER_STEP_SECONDS, clock_now(&w->clock) - before);
     } else {
         mailbox_wait(&w->mailbox, IDLE_MS);
     }
+}
+
+/* What still runs when the time to finish is over goes elsewhere. Leases are left to their readers. */
+static void drain(struct worker *w)
+{
+    uint64_t now = clock_now(&w->clock);
+    if (!atomic_load(&w->stopping))
+        return;
+    if (!w->drain_until_ns) {
+        log_info(&w->log, "draining limit_ms=%lld", (long long)w->options.drain_ms);
+        w->drain_until_ns = now + (uint64_t)w->options.drain_ms * NS_PER_MS;
+        send_load(w); /* routers know at once */
+    }
+    if (now >= w->drain_until_ns && w->legs)
+        leg_cancel_all(w, TD_ERR_REFUSED, "worker is draining");
 }
 
 enum td_status worker_run(struct worker *w)
@@ -314,6 +372,7 @@ enum td_status worker_run(struct worker *w)
     while (!atomic_load(&w->forced) && !(atomic_load(&w->stopping) && !w->legs && !w->n_wire)) {
         take_mail(w);
         step(w);
+        drain(w);
     }
     leg_cancel_all(w, TD_ERR_PEER_LOST, "worker is stopping");
     leg_flush(w);
@@ -340,7 +399,7 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
         k.isa++;
     enum td_status s = geometry_resolve(&o->geometry, &w->geometry, e);
     bool is_sim = !strcmp(o->engine, "sim");
-    struct sim_cost cost;
+    struct sim_cost cost = {.noise = o->sim_noise};
     if (!s && is_sim)
         s = sim_cost_parse("sim-prefill", o->sim_prefill, cost.prefill, e);
     if (!s && is_sim)
@@ -407,7 +466,14 @@ static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struc
                                          .deliver = deliver,
                                          .hello = hello,
                                          .user = w};
-    return s ? s : link_server_open(&l, &w->links, e);
+    if (!s)
+        s = link_server_open(&l, &w->links, e);
+    const struct registrar_config r = {.routers = o->routers,
+                                       .address = o->advertise || s ? o->advertise : link_server_address(w->links),
+                                       .secret = o->secret,
+                                       .incarnation = w->incarnation,
+                                       .log = &w->log};
+    return s ? s : registrar_open(&r, &w->registrar, e);
 }
 
 enum td_status worker_open(const struct worker_config *config, struct worker **out, struct td_error *error_out)
@@ -451,6 +517,7 @@ void worker_close(struct worker *w)
     if (!w)
         return;
     atomic_store(&w->stopping, true); /* legs still in the mailbox are refused */
+    registrar_close(w->registrar);
     link_server_close(w->links);
     if (w->engine) {
         leg_cancel_all(w, TD_ERR_PEER_LOST, "worker is stopping");

@@ -7,6 +7,7 @@
 #include "proto/wire/store_msg.h"
 #include "sched/rls.h"
 #include "worker/link.h"
+#include "worker/register.h"
 #include "worker/worker.h"
 
 #define WORKER_METRICS(X)                                                                                              \
@@ -57,7 +58,7 @@ struct offer { /* told the store which blocks there are; waiting to hear which i
     uint64_t deadline_ns;
 };
 
-enum { MAX_STORES = 64 };
+enum { MAX_STORES = 64, STEPS_TOLD = 16 };
 
 struct store_ref {
     char *address; /* of its transfers */
@@ -110,6 +111,8 @@ struct worker {
     struct engine *engine;
     struct xfer *xfer;
     struct link_server *links;
+    struct registrar *registrar;
+    uint64_t drain_until_ns; /* 0: not draining */
     struct metrics *metrics;
     struct metrics_set *counters;
     struct metrics_http *metrics_http;
@@ -131,6 +134,8 @@ struct worker {
     pthread_mutex_t load_lock; /* beat reads what engine wrote: a few words, no queue needed */
     struct engine_load load;
     struct kvpool_audit audit;
+    struct cost_step steps[STEPS_TOLD];
+    uint32_t n_steps; /* since the last message */
     struct rls
         loading; /* ms of a load from a store: 1, blocks in its memory, on its disk; engine writes it under the lock */
     _Atomic bool stopping, forced, beat_stop;

@@ -8,8 +8,8 @@ LENGTHS = (200, 2000, 5000) if SLOW == 1 else (100, 300, 700)
 
 
 class Load:
-    def __init__(self, address, n):
-        self.address, self.n, self.stop = address, n, threading.Event()
+    def __init__(self, address, n, cached=True):
+        self.address, self.n, self.stop, self.cached = address, n, threading.Event(), cached
         self.lock, self.flying, self.wrong, self.codes = threading.Lock(), {}, [], collections.Counter()
         self.want, self.failed, self.texts, self.slowest = {}, [], collections.Counter(), 0  # failed: (began, ended)
         self.threads = [threading.Thread(target=self.run, args=(i,), daemon=True) for i in range(n)]
@@ -23,6 +23,9 @@ class Load:
                                      "ignore_eos": True} for i in range(self.n) for k in range(KINDS)])
         self.want = {tuple(map(int, id.split("."))): r["token_ids"] for id, r in results.items()}
 
+    def salt(self, i, k):
+        return b"" if self.cached else b"%d.%d" % (i, k)  # else no prefix is ever found
+
     def start(self):
         for t in self.threads:
             t.start()
@@ -35,7 +38,7 @@ class Load:
             ids, code = [], "OK"
             want = self.want[i, k % KINDS]
             try:
-                for m in client.generate(request(ids=self.prompt(i, k), max_tokens=100, stopping__ignore_eos=True), timeout=60):
+                for m in client.generate(request(ids=self.prompt(i, k), max_tokens=100, stopping__ignore_eos=True, cache_salt=self.salt(i, k)), timeout=60):
                     ids += [t.id for t in m.tokens]
                     self.flying[i][1] = "decode"
             except grpc.RpcError as e:

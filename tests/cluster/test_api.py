@@ -24,7 +24,7 @@ def test_streams_whole_characters_and_ends_with_usage_and_timing():
         end = messages[-1].end
         assert end.finish_reason in (b"stop", b"length") and end.usage.completion_tokens == sum(len(m.tokens) for m in messages)
         t = end.timing
-        parts = t.tokenize + t.queue + t.prefix_load + t.prefill + t.exposed_transfer + t.decode_wait + t.decode + t.residual
+        parts = t.tokenize + t.queue + t.prefix_load + t.prefill + t.exposed_transfer + t.decode_wait + t.decode + t.stalled + t.residual
         assert abs(parts - t.total) < 0.01 * t.total + 0.01 and 0 < t.ttft <= t.total
         assert end.placement.plan == b"split" and end.placement.prefill != end.placement.decode
 
@@ -134,7 +134,7 @@ def test_slo_that_cannot_be_met_is_refused_before_any_work():
             list(call)
         except grpc.RpcError:
             trailing = dict(call.trailing_metadata())
-            assert int(trailing["retry-after-ms"]) > 0
+            assert "retry-after-ms" not in trailing and "idle" in call.details()  # coming back would not help
         time.sleep(0.6)
         assert moved() == before
 

@@ -212,7 +212,9 @@ def test_bad_options_give_one_line_and_exit_1():
                           ("decode/tandem-decode", []),
                           ("decode/tandem-decode", ["--model", "/nonexistent"]),
                           ("decode/tandem-decode", ["--model", DEMO, "--listen", "nonsense"]),
-                          ("router/tandem-router", ["--model", DEMO]),
+                          ("router/tandem-router", ["--model", DEMO, "--profile", "1,2"]),
+                          ("router/tandem-router", ["--model", DEMO, "--tenants", "a=0"]),
+                          ("decode/tandem-decode", ["--model", DEMO, "--routers", "nonsense"]),
                           ("router/tandem-router", ["--model", DEMO, "--workers", "nonsense"])):
         out = subprocess.run([os.path.join(BUILD, program), *args], capture_output=True, text=True, timeout=60)
         lines = [l for l in out.stderr.splitlines() if l.strip() and " info " not in l]

@@ -1,4 +1,4 @@
-"""Killed and frozen workers: one status for each call within its time, no leaked page, no wrong token.
+"""Killed and frozen workers: every call is answered in full, no leaked page, no wrong token.
 
 Default: 10 of each. TANDEM_LONG=faults: 100 of each. The histogram of what was going on at each fault is printed.
 """
@@ -9,7 +9,7 @@ from client import Client, request
 from load import Load
 
 ROUNDS = 100 if os.environ.get("TANDEM_LONG") in ("faults", "all") else 10
-LIMIT = 3 * SLOW
+LIMIT = 3 * SLOW  # silence, a second of grace, and some
 
 
 def campaign(sig):
@@ -35,14 +35,11 @@ def campaign(sig):
             if sig == signal.SIGKILL:
                 victim.child.wait()
 
-            def over():  # every call that ran at the fault ends: the others with an answer, when their turn comes
+            def over():  # every call that ran at the fault is answered, by the worker that is left
                 with load.lock:
                     return all(load.flying.get(i, [None])[0] != t for i, t in at_fault.items())
-            wait_until(over, 13, lambda: f"calls end after {victim.name}: {at_fault} {load.flying} {c.status()}")
-            with load.lock:
-                told = max([ended - hit for began, ended in load.failed if began <= hit <= ended], default=0)
-            assert told <= LIMIT or SLOW > 1, f"{victim.name}: a call was told {told:.1f} s after the fault"
-            slowest = max(slowest, told)
+            wait_until(over, 20, lambda: f"calls end after {victim.name}: {at_fault} {load.flying} {c.status()}")
+            slowest = max(slowest, time.monotonic() - hit)
             if sig == signal.SIGKILL:
                 victim.start()
             else:
@@ -50,11 +47,12 @@ def campaign(sig):
             c.wait_ready(15)
             assert not load.wrong, load.wrong
         load.finish()
-        bad = set(load.codes) - {"OK", "UNAVAILABLE"}
-        print(f"# {ROUNDS} faults, phases {dict(phases)}, calls {dict(load.codes)}, told within {slowest:.2f} s")
-        assert not bad, load.codes
+        replans = c.status()["replans"]
+        print(f"# {ROUNDS} faults, phases {dict(phases)}, calls {dict(load.codes)}, {replans} re-plans, all over within "
+              f"{slowest:.2f} s")
+        assert set(load.codes) == {"OK"}, (load.codes, load.texts)
         assert not load.wrong, load.wrong
-        assert load.codes["OK"] > ROUNDS and load.codes["UNAVAILABLE"] > 0
+        assert load.codes["OK"] > ROUNDS and replans >= ROUNDS / 2
         assert phases["transfer"] >= 0.3 * ROUNDS or SLOW > 1, phases  # prompts are shorter under sanitizers
         c.audit(15)
         check = Client(c.router.address)
@@ -73,15 +71,16 @@ def test_frozen_workers():
 
 
 @test
-def test_fault_is_told_within_three_seconds():
+def test_fault_is_told_in_time_when_nothing_is_left():
+    """One worker of each role, and it stays away: no call hangs, and each gets one status."""
     for sig in (signal.SIGKILL, signal.SIGSTOP):
         for name in ("prefill-0", "decode-0"):
-            with Cluster(plan="split", worker_args=["--isa", "plain", "--chunk-tokens", "16"]) as c:
+            with Cluster(plan="split", worker_args=["--isa", "plain", "--chunk-tokens", "16"],
+                         router_args=["--gone-ms", str(1000 * SLOW)]) as c:
                 client = Client(c.router.address)
                 codes, threads = [], []
 
                 def one():
-                    started = time.monotonic()
                     code, text = client.error(request(ids=[1] * 4000, max_tokens=4000, stopping__ignore_eos=True), timeout=60)
                     codes.append((code, time.monotonic(), text))
                 for _ in range(8):
@@ -97,6 +96,7 @@ def test_fault_is_told_within_three_seconds():
                     c[name].kill(signal.SIGCONT)
                 late = [x for x in codes if x[1] - hit > LIMIT and x[0] != "OK"]
                 assert not late and any(x[0] == "UNAVAILABLE" for x in codes), (name, sig, codes)
+                assert all(x[2] == f"no {name.split('-')[0]} worker is up" for x in codes if x[0] == "UNAVAILABLE"), codes
 
 
 @test

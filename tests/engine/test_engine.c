@@ -304,6 +304,57 @@ START_TEST(test_engine_preempts_the_newest_and_tokens_stay)
 END_TEST
 
 /* Prefill in one sequence, copy of its pages to an adopting one: what transfer does, without a wire. */
+/* Prompt and first k tokens as somebody else generated them: the rest, the scores and the end are the same. */
+START_TEST(test_engine_resumes_after_any_token)
+{
+    enum { N = 30, MAX = 40 };
+    struct fixture f;
+    uint32_t ids[N + MAX], stop;
+    struct run want;
+    setup_with(&f, 400, 0, 8);
+    for (uint32_t j = 0; j < N; j++)
+        ids[j] = (j * 17 + 5) % 500;
+    struct seq_params p = greedy(ids, N, MAX);
+    p.sampling.temperature = 1;
+    p.sampling.seed = 3;
+    p.sampling.presence_penalty = 0.5f;
+    p.sampling.repetition_penalty = 1.1f;
+    p.prompt_logprobs = _i % 2;
+    if (_i / 2) { /* ends by a stop id, not allowed before min_tokens */
+        start_params(&f, p);
+        run_all(&f);
+        stop = f.runs[0].tokens[MAX - 5];
+        f.n_runs = 0;
+        memset(f.runs, 0, sizeof(f.runs));
+        p.sampling.stop_ids = &stop;
+        p.sampling.n_stop_ids = 1;
+        p.sampling.min_tokens = 20;
+    }
+    start_params(&f, p);
+    run_all(&f);
+    want = f.runs[0];
+    ck_assert_int_eq(want.finish, _i / 2 ? FINISH_STOP : FINISH_LENGTH);
+    memcpy(ids + N, want.tokens, want.n_tokens * sizeof(*ids));
+    for (uint32_t k = 1; k < want.n_tokens; k++) {
+        f.n_runs = 0;
+        memset(f.runs, 0, sizeof(f.runs));
+        p.n_ids = N + k;
+        uint64_t began = clock_now(&f.clock);
+        struct run *r = start_params(&f, p);
+        r->keep = true;
+        run_all(&f);
+        ck_assert_uint_eq(r->n_tokens, want.n_tokens - k);
+        ck_assert_int_eq(memcmp(r->tokens, want.tokens + k, r->n_tokens * sizeof(*r->tokens)), 0);
+        ck_assert_int_eq(memcmp(r->logprobs, want.logprobs + k, r->n_tokens * sizeof(*r->logprobs)), 0);
+        ck_assert_int_eq(r->finish, want.finish);
+        ck_assert_uint_lt(engine_seq_times(r->seq).decode_wait, clock_now(&f.clock) - began);
+        engine_seq_close(f.engine, r->seq);
+        r->seq = NULL;
+    }
+    teardown(&f);
+}
+END_TEST
+
 START_TEST(test_engine_adopted_pages_give_same_tokens)
 {
     struct fixture f;
@@ -441,6 +492,7 @@ int main(void)
     tcase_add_test(t, test_engine_golden_from_prefix_cache);
     tcase_add_test(t, test_engine_golden_preempted_and_resumed);
     tcase_add_test(t, test_engine_preempts_the_newest_and_tokens_stay);
+    tcase_add_loop_test(t, test_engine_resumes_after_any_token, 0, 4);
     tcase_add_test(t, test_engine_adopted_pages_give_same_tokens);
     tcase_add_test(t, test_engine_seeded_sampling_same_in_any_batch);
     tcase_add_test(t, test_engine_prompt_logprobs_agree_with_golden);

@@ -126,7 +126,8 @@ def test_prompt_of_the_whole_context_is_moved_in_pieces():
 def test_orphaned_pages_come_back_by_themselves():
     with Cluster(dummy=DIMS, prefill=1, decode=1, plan="split",
                  worker_args=[*SIM, "--lease-ms", "1500", "--pages", "260", "--chunk-tokens", "256", "--max-rows", "256",
-                              "--sim-prefill", "1000,2,0", "--sim-decode", "20000,0,0"]) as c:
+                              "--sim-prefill", "1000,2,0", "--sim-decode", "20000,0,0"],
+                 router_args=["--gone-ms", "500"]) as c:
         client = Client(c.router.address)
         streams = [client.generate(request(ids=ids(1000, i), max_tokens=200, stopping__ignore_eos=True), timeout=60) for i in range(8)]
         wait_until(lambda: sum(w["running"] for w in c.status()["workers"]) > 1, 10, "they run")

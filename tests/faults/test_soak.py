@@ -44,6 +44,8 @@ class Clients:
             except grpc.RpcError as e:
                 if e.code().name != "CANCELLED":
                     self.n_failed += 1
+                    self.wrong.append((e.code().name, e.details()))
+                    continue
             with self.lock:
                 self.n_done += 1
                 self.n_left += len(out) < 12
@@ -73,9 +75,23 @@ def slope_per_hour(samples):
     return 3600 * sum((x - mx) * (y - my) for x, y in samples) / den if den else 0
 
 
+def account(c):
+    """An audit may time out on a busy machine, but not three in a row."""
+    for attempt in range(3):
+        try:
+            ok = c.account()[1]["ok"]
+        except AssertionError:
+            if attempt == 2:
+                raise
+            continue
+        assert ok, c.account()
+        return
+
+
 @test
 def test_soak_stays_flat_and_right():
     with Cluster(dummy=DIMS, prefill=2, decode=2, store=True, plan="split", worker_args=WORKER,
+                 router_args=["--stall-ms", "10000"],  # eight clients in one process: one may be kept from reading
                  store_args=["--numerics", "bf16", "--dram-bytes", "4M", "--ssd-bytes", "64M"]) as c:
         clients = Clients(c.router.address, 8)
         started, series, shown = time.monotonic(), {}, 0
@@ -88,8 +104,7 @@ def test_soak_stays_flat_and_right():
                 shown = now
                 print(f"# {now:.0f} s, {clients.n_done} requests: " +
                       ", ".join(f"{n} {s[-1][1]:.0f} MiB {s[-1][2]}" for n, s in series.items()), flush=True)
-            if not c.account()[1]["ok"]:
-                raise AssertionError(c.account())
+            account(c)
         clients.finish()
         c.wait_ready()
         c.audit(10)

@@ -1,0 +1,220 @@
+/*
+ * tandem scale, tandem drain: workers come and go while the cluster serves.
+ *
+ * scale tells the supervisor on this machine (tandem up) how many workers of each role there shall be, and waits until it is so.
+ * drain asks the router to tell one worker, wherever it runs, to take no new work, finish and end.
+ */
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "admin.pb-c.h"
+#include "base/clock.h"
+#include "cli/cli.h"
+#include "cli/rundir.h"
+
+enum { POLL_MS = 100, CALL_MS = 5000, MOST = 64, EXTRA_MS = 10000 };
+
+struct scale_options {
+    const char *run_dir;
+    double wait_s;
+};
+
+#define AT(member) offsetof(struct scale_options, member)
+static const struct option SCALE_TABLE[] = {
+    {"run-dir", OPT_STRING, AT(run_dir), NULL, "DIR", 0, 0,
+     "as for tandem up; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-UID"},
+    {"wait", OPT_DOUBLE, AT(wait_s), "60", "SECONDS", 0, 86400,
+     "until it is so; 1 when the time is over; 0: don't wait"},
+    {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
+};
+#undef AT
+
+struct pools {
+    int prefill, decode; /* up; as a target: -1: as many as there are */
+    int leaving;         /* starting or draining */
+};
+
+static void pause_ms(int ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
+}
+
+static bool read_pools(const struct rundir *dir, struct pools *out)
+{
+    char path[PATH_MAX];
+    rundir_path(dir, "cluster.json", path);
+    json_t *root = json_load_file(path, 0, NULL), *process;
+    size_t i;
+    *out = (struct pools){0};
+    json_array_foreach(json_object_get(root, "processes"), i, process)
+    {
+        const char *role = json_string_value(json_object_get(process, "role")),
+                   *state = json_string_value(json_object_get(process, "state"));
+        bool up = state && !strcmp(state, "up"), prefill = role && !strcmp(role, "prefill");
+        if (!role || (!prefill && strcmp(role, "decode")))
+            continue;
+        *(!up ? &out->leaving : prefill ? &out->prefill : &out->decode) += 1;
+    }
+    json_decref(root);
+    return root;
+}
+
+/* "prefill=4" or "decode=6". */
+static bool parse_target(const char *text, struct pools *target)
+{
+    bool prefill = !strncmp(text, "prefill=", 8), decode = !strncmp(text, "decode=", 7);
+    char *end = NULL;
+    const char *number = strchr(text, '=');
+    long n = number ? strtol(number + 1, &end, 10) : -1;
+    if ((!prefill && !decode) || !number[1] || *end || n < decode || n > MOST)
+        return false;
+    *(prefill ? &target->prefill : &target->decode) = (int)n;
+    return true;
+}
+
+static bool is_met(int target, int now)
+{
+    return target < 0 || target == now;
+}
+
+static int wait_for(const struct rundir *dir, const struct pools *target, double wait_s)
+{
+    struct pools now = {0};
+    for (double waited = 0; waited <= wait_s; waited += POLL_MS * 1e-3) {
+        pause_ms(POLL_MS);
+        if (read_pools(dir, &now) && is_met(target->prefill, now.prefill) && is_met(target->decode, now.decode) &&
+            !now.leaving) {
+            fprintf(stderr, "prefill=%d decode=%d\n", now.prefill, now.decode);
+            return 0;
+        }
+    }
+    return wait_s > 0 ? cli_fail("scale", "prefill=%d decode=%d, and %d are still starting or draining", now.prefill,
+                                 now.decode, now.leaving)
+                      : 0;
+}
+
+int cli_scale(int argc, char **argv)
+{
+    struct scale_options o = {0};
+    struct td_error e = {{0}};
+    struct rundir dir;
+    struct pools target = {-1, -1, 0}, now;
+    const char **rest = mem_array((size_t)argc, sizeof(*rest));
+    char text[32];
+    int exit_code = 0, n_rest;
+    bool run = cli_options("scale", "[prefill=N] [decode=M] [options]",
+                           "How many workers of each role the cluster of tandem up has: starts or drains the others.",
+                           SCALE_TABLE, argc, argv, &o, rest, &n_rest, &exit_code);
+    if (run && rundir_locate(o.run_dir, &dir, &e)) {
+        exit_code = cli_fail("scale", "%s", e.text);
+        run = false;
+    }
+    pid_t owner = run ? rundir_owner(&dir) : 0;
+    if (run && (owner <= 0 || !read_pools(&dir, &now))) {
+        exit_code = cli_fail("scale", "no cluster runs in %s: tandem up starts one", dir.path);
+        run = false;
+    }
+    for (int i = 0; run && i < n_rest; i++)
+        if (!parse_target(rest[i], &target)) {
+            cli_fail("scale", "'%s': expected prefill=N, 0 to %d, or decode=N, 1 to %d", rest[i], MOST, MOST);
+            exit_code = 2;
+            run = false;
+        }
+    free(rest);
+    if (!run)
+        return exit_code;
+    snprintf(text, sizeof(text), "%d %d\n", target.prefill, target.decode);
+    if (rundir_write(&dir, "scale", text, &e) || kill(owner, SIGUSR1))
+        return cli_fail("scale", "the supervisor %d can't be told: %s", (int)owner, e.text);
+    return wait_for(&dir, &target, o.wait_s);
+}
+
+/* ------------------------------------------------------------------- drain */
+
+struct drain_options {
+    const char *router;
+    int64_t limit_ms;
+    bool wait;
+};
+
+#define AT(member) offsetof(struct drain_options, member)
+static const struct option DRAIN_TABLE[] = {
+    {"router", OPT_STRING, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    {"limit", OPT_MS, AT(limit_ms), "30s", NULL, 1, 3.6e6, "what still runs then is planned anew elsewhere"},
+    {"wait", OPT_BOOL, AT(wait), "true", NULL, 0, 0, "until it has ended"},
+    {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
+};
+#undef AT
+
+static bool is_data(ProtobufCBinaryData b, const char *text)
+{
+    return b.len == strlen(text) && !memcmp(b.data, text, b.len);
+}
+
+/* 1: it is there, 0: it is not, -1: the router did not say. */
+static int is_known(struct rpc_client *c, const char *name)
+{
+    const Tandem__Admin__V1__StatusRequest request = TANDEM__ADMIN__V1__STATUS_REQUEST__INIT;
+    struct td_error text;
+    ProtobufCMessage *m = NULL;
+    int known = 0;
+    if (rpc_unary(c, "/tandem.admin.v1.Admin/Status", &request.base, &tandem__admin__v1__status_response__descriptor,
+                  CALL_MS, &m, &text))
+        return -1;
+    const Tandem__Admin__V1__StatusResponse *s = (const Tandem__Admin__V1__StatusResponse *)m;
+    for (size_t i = 0; i < s->n_workers; i++)
+        known |= is_data(s->workers[i]->name, name) && !is_data(s->workers[i]->state, "drained");
+    protobuf_c_message_free_unpacked(m, NULL);
+    return known;
+}
+
+static int wait_gone(struct rpc_client *c, const char *name, int64_t limit_ms)
+{
+    for (int64_t ms = 0; ms < limit_ms + EXTRA_MS; ms += POLL_MS) {
+        if (!is_known(c, name)) {
+            fprintf(stderr, "%s has ended\n", name);
+            return 0;
+        }
+        pause_ms(POLL_MS);
+    }
+    return cli_fail("drain", "%s has not ended yet", name);
+}
+
+int cli_drain(int argc, char **argv)
+{
+    struct drain_options o = {0};
+    struct td_error text = {{0}};
+    Tandem__Admin__V1__DrainRequest request = TANDEM__ADMIN__V1__DRAIN_REQUEST__INIT;
+    ProtobufCMessage *m = NULL;
+    const char **rest = mem_array((size_t)argc, sizeof(*rest)), *name;
+    int exit_code, n_rest;
+    bool run = cli_options("drain", "WORKER [options]", "The worker takes no new work, finishes what it has, and ends.",
+                           DRAIN_TABLE, argc, argv, &o, rest, &n_rest, &exit_code);
+    name = run && n_rest == 1 ? rest[0] : NULL;
+    free(rest);
+    if (!run)
+        return exit_code;
+    if (!name) {
+        cli_fail("drain", "give the name of one worker, as in tandem status");
+        return 2;
+    }
+    const char *router = cli_router(o.router);
+    struct rpc_client *c = cli_connect("drain", router);
+    if (!c)
+        return 1;
+    request.name = rpc_data(name);
+    request.limit_ms = (uint32_t)o.limit_ms;
+    enum rpc_code code = rpc_unary(c, "/tandem.admin.v1.Admin/Drain", &request.base,
+                                   &tandem__admin__v1__drain_response__descriptor, CALL_MS, &m, &text);
+    if (m)
+        protobuf_c_message_free_unpacked(m, NULL);
+    exit_code = code     ? cli_fail("drain", "%s: %s: %s", router, rpc_code_name(code), text.text)
+                : o.wait ? wait_gone(c, name, o.limit_ms)
+                         : 0;
+    rpc_client_close(c);
+    return exit_code;
+}

@@ -1,0 +1,227 @@
+/*
+ * What the client gets: tokens become text, stop strings are found, the end says how it went.
+ *
+ * The text of a token is held back while it may begin a stop string, and the token with it, so that the overshoot is neither shown
+ * nor counted. All of this belongs to the request, not to a placement: a re-plan goes on where the last token left it.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "router/router_internal.h"
+
+double answer_ms(uint64_t ns)
+{
+    return (double)ns * 1e-6;
+}
+
+static Tandem__V1__GenerateEnd end_message(void)
+{
+    return (Tandem__V1__GenerateEnd)TANDEM__V1__GENERATE_END__INIT;
+}
+
+/* Sends text [shown, upto) and the tokens that begin before upto. */
+static enum td_status show(struct request *q, uint64_t upto, bool all_tokens, Tandem__V1__GenerateEnd *end)
+{
+    Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
+    uint32_t n = q->n_told;
+    while (n < q->n_tokens && (all_tokens || q->tokens[n].text_start < upto || !q->p.n_stop))
+        n++;
+    uint32_t count = n - q->n_told;
+    Tandem__V1__TokenEvent *events = mem_array(count, sizeof(*events)), **list = mem_array(count, sizeof(*list));
+    for (uint32_t i = 0; i < count; i++) {
+        tandem__v1__token_event__init(&events[i]);
+        events[i].id = q->tokens[q->n_told + i].id;
+        events[i].logprob = q->p.want_logprobs ? q->tokens[q->n_told + i].logprob : 0;
+        list[i] = &events[i];
+    }
+    m.text = (ProtobufCBinaryData){upto - q->shown, (uint8_t *)q->text.data + q->shown};
+    if (q->p.want_ids || q->p.want_logprobs) {
+        m.n_tokens = count;
+        m.tokens = list;
+    }
+    m.end = end;
+    q->n_told = n;
+    enum td_status s = TD_OK;
+    if (m.text.len || m.n_tokens || end)
+        s = rpc_call_send(q->call, &m.base);
+    q->shown = upto;
+    free(events);
+    free(list);
+    return s;
+}
+
+static double tpot_ms(const struct request *q)
+{
+    return q->n_told > 1 ? answer_ms(q->last_token_ns - q->first_token_ns) / (q->n_told - 1) : 0;
+}
+
+static void fill_timing(const struct request *q, Tandem__V1__Timing *t)
+{
+    uint64_t now = clock_now(&q->router->clock);
+    t->tokenize = answer_ms(q->tokenized_ns - q->arrived_ns);
+    t->queue = q->times_ms[PART_QUEUE] + answer_ms(q->placed_ns - q->tokenized_ns);
+    t->stalled = q->stalled_ms;
+    t->prefix_load = q->times_ms[PART_LOAD];
+    t->prefill = q->times_ms[PART_PREFILL];
+    t->transfer = q->times_ms[PART_TRANSFER];
+    t->exposed_transfer = q->times_ms[PART_EXPOSED];
+    t->decode_wait = q->times_ms[PART_WAIT];
+    t->decode = q->times_ms[PART_DECODE];
+    t->ttft = q->first_token_ns ? answer_ms(q->first_token_ns - q->arrived_ns) : 0;
+    t->tpot = tpot_ms(q);
+    t->total = answer_ms(now - q->arrived_ns);
+    t->residual = t->total - (t->tokenize + t->queue + t->prefix_load + t->prefill + t->exposed_transfer +
+                              t->decode_wait + t->decode + t->stalled);
+}
+
+static void observe(struct request *q)
+{
+    struct router *r = q->router;
+    double ttft = answer_ms(q->first_token_ns - q->arrived_ns);
+    metrics_inc(r->counters, ROUTER_FINISHED, 1);
+    if (!q->n_told)
+        return;
+    metrics_observe_ns(r->counters, ROUTER_TTFT, q->first_token_ns - q->arrived_ns);
+    metrics_observe_ns(r->counters, ROUTER_TTFT_ERROR, (uint64_t)(fabs(ttft - q->predicted_ttft_ms) * 1e6));
+    if (q->n_told > 1)
+        metrics_observe_ns(r->counters, ROUTER_TPOT, (uint64_t)(tpot_ms(q) * 1e6));
+}
+
+/* The pause that a lost placement made is over: a token, or the end. */
+static void end_stall(struct request *q)
+{
+    if (!q->stall_ns)
+        return;
+    uint64_t ns = clock_now(&q->router->clock) - q->stall_ns;
+    q->stalled_ms += answer_ms(ns);
+    q->stall_ns = 0;
+    metrics_observe_ns(q->router->counters, ROUTER_STALLED, ns);
+}
+
+/* upto: bytes of the text that belong to the answer. */
+static void finish(struct request *q, const char *reason, uint64_t upto, bool all_tokens)
+{
+    Tandem__V1__GenerateEnd end = end_message();
+    Tandem__V1__Usage usage = TANDEM__V1__USAGE__INIT;
+    Tandem__V1__CachedTokens cached = TANDEM__V1__CACHED_TOKENS__INIT;
+    Tandem__V1__Timing timing = TANDEM__V1__TIMING__INIT;
+    Tandem__V1__Placement placement = TANDEM__V1__PLACEMENT__INIT;
+    Tandem__V1__Predicted predicted = TANDEM__V1__PREDICTED__INIT;
+    show(q, upto, all_tokens, NULL);
+    end_stall(q);
+    replan_times(q, false);
+    fill_timing(q, &timing);
+    cached.worker = q->cached_worker;
+    cached.peer = q->cached_peer;
+    cached.dram = q->cached_dram;
+    cached.ssd = q->cached_ssd;
+    usage.prompt_tokens = q->p.sampling.n_prompt;
+    usage.completion_tokens = q->n_told;
+    usage.cached_tokens = &cached;
+    placement.prefill = rpc_data(q->prefill_name);
+    placement.decode = rpc_data(q->decode_name);
+    placement.plan = rpc_data(q->plan.kind == PLAN_SPLIT ? "split" : "aggregated");
+    predicted.ttft_ms = q->predicted_ttft_ms;
+    predicted.tpot_ms = q->predicted_tpot_ms;
+    end.finish_reason = rpc_data(reason);
+    end.usage = &usage;
+    end.timing = &timing;
+    end.seed = q->p.sampling.seed;
+    end.placement = &placement;
+    end.predicted = &predicted;
+    end.prompt_logprobs = q->prompt_logprobs;
+    end.n_prompt_logprobs = q->n_prompt_logprobs;
+    end.replans = q->n_replans;
+    if (q->cached_worker + q->cached_peer + q->cached_dram + q->cached_ssd)
+        end.kv_codec = rpc_data(q->kv_codec);
+    end.request_id = (ProtobufCBinaryData){q->p.label.len, (uint8_t *)q->p.label.data};
+    show(q, q->shown, false, &end);
+    metrics_inc(q->router->counters, ROUTER_TOKENS, q->n_told);
+    observe(q);
+    rpc_call_finish(q->call, RPC_OK, "", 0);
+    q->answered = true;
+    request_drop(q);
+}
+
+/* ----------------------------------------------------------------- tokens */
+
+/* Where the first stop string begins that ends at or after from; UINT64_MAX: nowhere. */
+static uint64_t find_stop(const struct request *q, uint64_t from)
+{
+    uint64_t best = UINT64_MAX;
+    for (uint32_t i = 0; i < q->p.n_stop; i++) {
+        const struct bytes *stop = &q->p.stop[i];
+        uint64_t start = from > stop->len ? from - stop->len : 0;
+        const char *at = memmem(q->text.data + start, q->text.len - start, stop->data, stop->len);
+        if (at && (uint64_t)(at - q->text.data) < best)
+            best = (uint64_t)(at - q->text.data);
+    }
+    return best;
+}
+
+/* Bytes at the end that may begin a stop string. */
+static uint64_t held_back(const struct request *q)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < q->p.n_stop; i++) {
+        const struct bytes *stop = &q->p.stop[i];
+        uint64_t n = stop->len - 1 < q->text.len ? stop->len - 1 : q->text.len;
+        for (; n > most; n--)
+            if (!memcmp(q->text.data + q->text.len - n, stop->data, n)) {
+                most = n;
+                break;
+            }
+    }
+    return most;
+}
+
+static void keep_token(struct request *q, uint32_t id, float logprob)
+{
+    if (q->n_tokens == q->cap_tokens) {
+        q->cap_tokens = q->cap_tokens ? q->cap_tokens * 2 : 32;
+        q->tokens = mem_resize(q->tokens, q->cap_tokens, sizeof(*q->tokens));
+    }
+    q->tokens[q->n_tokens++] = (struct shown_token){id, logprob, q->text.len};
+}
+
+bool answer_token(struct request *q, uint32_t id, float logprob)
+{
+    struct router *r = q->router;
+    uint64_t before = q->text.len, now = clock_now(&r->clock);
+    bool unread = rpc_call_queued_bytes(q->call) > 0; /* what was sent before this token */
+    keep_token(q, id, logprob);
+    token_stream_push(q->detok, id, &q->text);
+    q->last_token_ns = now;
+    scheduler_generated(&q->sched, q->n_tokens - q->n_before);
+    if (!q->begun_token_ns) {
+        q->begun_token_ns = now;
+        q->first_token_ns = q->first_token_ns ? q->first_token_ns : now;
+        end_stall(q);
+    }
+    uint64_t stop = q->n_tokens > q->p.sampling.min_tokens ? find_stop(q, before) : UINT64_MAX;
+    if (stop != UINT64_MAX) {
+        finish(q, "stop", stop > q->shown ? stop : q->shown, false);
+        return true;
+    }
+    uint64_t upto = q->text.len - held_back(q);
+    enum td_status s = show(q, upto > q->shown ? upto : q->shown, false, NULL);
+    q->unread_ns = !unread ? 0 : q->unread_ns ? q->unread_ns : now;
+    if (s == TD_ERR_NO_SPACE || (unread && now - q->unread_ns > (uint64_t)r->options.stall_ms * NS_PER_MS)) {
+        rpc_call_abort(q->call, RPC_RESOURCE_EXHAUSTED, "the client does not read");
+        metrics_inc(r->counters, ROUTER_FAILED, 1);
+        request_drop(q);
+        return true;
+    }
+    return false;
+}
+
+void answer_finish(struct request *q, bool length)
+{
+    token_stream_flush(q->detok, &q->text);
+    uint64_t stop = find_stop(q, q->shown);
+    if (stop != UINT64_MAX && stop >= q->shown)
+        finish(q, "stop", stop, false);
+    else
+        finish(q, length ? "length" : "stop", q->text.len, true);
+}

@@ -1,0 +1,197 @@
+/*
+ * Legs: what is sent to workers for a request, and what is counted on them while it is theirs.
+ *
+ * A leg carries everything that a worker needs: the ids (the prompt and what was generated before), where the original prompt ends,
+ * the sampling, the other leg's worker, the stores. The number of the message that brought it is kept until the worker has said
+ * that it heard it.
+ */
+#include <string.h>
+
+#include "base/random.h"
+#include "proto/wire/store_msg.h"
+#include "router/router_internal.h"
+
+enum { MAX_RUNS = 256 };
+
+static Tandem__Worker__V1__TransferId transfer_id(const struct request *q)
+{
+    Tandem__Worker__V1__TransferId id = TANDEM__WORKER__V1__TRANSFER_ID__INIT;
+    id.incarnation = q->router->incarnation;
+    id.counter = q->counter;
+    return id;
+}
+
+struct store_list { /* what a leg's message points to */
+    Tandem__Worker__V1__Store stores[MAX_STORES], *store_list[MAX_STORES];
+    Tandem__Worker__V1__StoreRun runs[MAX_RUNS], *run_list[MAX_RUNS];
+    const struct peer *peers[MAX_STORES];
+};
+
+/* The store that goes on longest from block `first`; of equals one by chance, so that copies share the load. */
+static uint32_t longest_run(const struct request *q, const struct store_list *l, size_t n_stores, uint32_t first,
+                            uint32_t *store_out)
+{
+    uint32_t best = 0;
+    uint64_t start = random_at(q->router->incarnation, q->counter, first) % n_stores;
+    for (size_t i = 0; i < n_stores; i++) {
+        uint32_t at = (uint32_t)((start + i) % n_stores);
+        struct holder_set store = holder_set_of(l->peers[at]->holder);
+        uint32_t n = index_match_segments(q->router->index, &store, q->keys, first, q->plan.store_blocks);
+        if (n > best) {
+            best = n;
+            *store_out = at;
+        }
+    }
+    return best;
+}
+
+static void list_runs(const struct request *q, struct store_list *l, Tandem__Worker__V1__Leg *leg)
+{
+    uint32_t store = 0, n;
+    for (uint32_t first = 0; first < q->plan.store_blocks && leg->n_store_runs < MAX_RUNS && leg->n_stores;
+         first += n) {
+        if (!(n = longest_run(q, l, leg->n_stores, first, &store)))
+            return;
+        Tandem__Worker__V1__StoreRun *run = l->run_list[leg->n_store_runs] = &l->runs[leg->n_store_runs];
+        tandem__worker__v1__store_run__init(run);
+        run->store = store;
+        run->first_block = first;
+        run->n_blocks = n;
+        leg->n_store_runs++;
+    }
+}
+
+static void list_stores(const struct request *q, Tandem__Worker__V1__LegKind kind, struct store_list *l,
+                        Tandem__Worker__V1__Leg *leg)
+{
+    const struct router *r = q->router;
+    for (uint32_t i = 0; i < r->n_peers; i++) {
+        const struct peer *p = r->peers[i];
+        if (p->role != ROLE_STORE || p->state != PEER_READY || strcmp(p->kv_codec, q->kv_codec))
+            continue; /* one that came since with another codec gets no blocks of this name */
+        Tandem__Worker__V1__Store *s = l->store_list[leg->n_stores] = &l->stores[leg->n_stores];
+        tandem__worker__v1__store__init(s);
+        s->xfer_address = rpc_data(p->xfer_address);
+        s->id = ring_id(p->name, strlen(p->name));
+        l->peers[leg->n_stores++] = p;
+    }
+    leg->stores = l->store_list;
+    leg->store_runs = l->run_list;
+    if (kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE)
+        return; /* the prompt's blocks are the other leg's */
+    leg->hot_blocks = q->hot_blocks;
+    list_runs(q, l, leg);
+}
+
+/* The answer's limits, and what is asked of the prompt: nothing that came already. */
+static Tandem__Worker__V1__SamplingParams sampling_of(const struct request *q)
+{
+    Tandem__Worker__V1__SamplingParams s = q->p.sampling;
+    s.prompt_logprobs = replan_wants_scores(q);
+    if (q->scores)
+        s.max_tokens = s.min_tokens = 0;
+    return s;
+}
+
+static uint32_t send_leg(struct request *q, struct peer *to, Tandem__Worker__V1__LegKind kind, const struct peer *other)
+{
+    Tandem__Worker__V1__Leg leg = TANDEM__WORKER__V1__LEG__INIT;
+    Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
+    Tandem__Worker__V1__TransferId id = transfer_id(q);
+    Tandem__Worker__V1__SamplingParams sampling = sampling_of(q);
+    struct store_list stores;
+    leg.id = &id;
+    leg.kind = kind;
+    leg.n_ids = q->scores ? sampling.n_prompt : q->p.n_ids;
+    leg.ids = q->p.ids;
+    leg.sampling = &sampling;
+    leg.prefix_root = (ProtobufCBinaryData){BLOCK_KEY_BYTES, q->root.b};
+    if (other) {
+        leg.peer_xfer_address = rpc_data(other->xfer_address);
+        leg.peer_incarnation = other->incarnation;
+    }
+    list_stores(q, kind, &stores, &leg);
+    if (q->p.remaining_ms != INT64_MAX) {
+        int64_t left = q->p.remaining_ms - (int64_t)answer_ms(clock_now(&q->router->clock) - q->arrived_ns);
+        leg.remaining_ms = left > 0 ? left : 1;
+    }
+    leg.chunk_tokens = q->plan.chunk_tokens;
+    leg.tenant = store_tenant(q->p.tenant.data, q->p.tenant.len);
+    leg.request_id = (ProtobufCBinaryData){q->p.label.len, (uint8_t *)q->p.label.data};
+    m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_LEG;
+    m.leg = &leg;
+    peer_send(to, &m);
+    return to->n_said;
+}
+
+void legs_send(struct request *q)
+{
+    struct peer *prefill = q->prefill, *decode = q->decode;
+    if (q->plan.kind == PLAN_AGGREGATED) {
+        q->decode_said = send_leg(q, decode, TANDEM__WORKER__V1__LEG_KIND__LEG_AGGREGATED, NULL);
+        return;
+    }
+    if (q->alone)
+        legs_decoded(q);
+    else
+        q->decode_said = send_leg(q, decode, TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE, prefill);
+    q->prefill_said = send_leg(q, prefill, TANDEM__WORKER__V1__LEG_KIND__LEG_PREFILL, q->alone ? NULL : decode);
+}
+
+static void cancel_leg(struct request *q, struct peer *to)
+{
+    Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
+    Tandem__Worker__V1__Cancel cancel = TANDEM__WORKER__V1__CANCEL__INIT;
+    Tandem__Worker__V1__TransferId id = transfer_id(q);
+    cancel.id = &id;
+    m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_CANCEL;
+    m.cancel = &cancel;
+    peer_send(to, &m);
+}
+
+void legs_cancel(struct request *q)
+{
+    /* Also a prefill leg that is done: its pages may be waiting for a reader that never comes. */
+    if (q->placed_prefill && q->placed_prefill->state == PEER_READY)
+        cancel_leg(q, q->placed_prefill);
+    if (q->decode && q->decode != q->placed_prefill && q->decode->state == PEER_READY)
+        cancel_leg(q, q->decode);
+    legs_release_prefill(q);
+    legs_release_decode(q);
+}
+
+/* The worker has nothing more to do with it. */
+static void release(struct request *q, struct peer *p)
+{
+    if (p->probe == q->counter) { /* it told neither success nor failure */
+        p->probe = 0;
+        breaker_try(&p->breaker, clock_now(&q->router->clock));
+    }
+}
+
+void legs_release_prefill(struct request *q)
+{
+    if (q->prefill)
+        release(q, q->prefill);
+    q->prefill = NULL;
+    q->prefill_said = 0;
+}
+
+void legs_release_decode(struct request *q)
+{
+    if (q->decode)
+        release(q, q->decode);
+    q->decode = NULL;
+    q->decode_said = 0;
+}
+
+void legs_prompt_computed(struct request *q)
+{
+    scheduler_prefilled(q->router->scheduler, &q->sched, clock_now(&q->router->clock));
+}
+
+void legs_decoded(struct request *q)
+{
+    legs_release_decode(q);
+    scheduler_decoded(q->router->scheduler, &q->sched);
+}

@@ -1,0 +1,256 @@
+/*
+ * Between requests and the scheduler (sched/scheduler.h), which decides: names their blocks, says what is matched where, and carries
+ * out what it decides.
+ *
+ * A request is submitted once the router knows what it serves; until then, and while no worker of a role that is needed is up, it
+ * waits as it came.
+ */
+#include <math.h>
+#include <openssl/hmac.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/endian.h"
+#include "router/router_internal.h"
+
+/* ------------------------------------------------------------------- names */
+
+/*
+ * Root of a request's prefix keys. The salt is an HMAC of the cluster's secret, the tenant and what the client asked for
+ * (length-framed), so no client can name another tenant's blocks. Behind it stands the lossy codec of the stores, if they have
+ * one: what such a store gives back, and all that is computed from it, is never found under the names of the exact.
+ */
+static struct block_key root_key(struct router *r, const struct params *p)
+{
+    struct bytes b = {0};
+    uint8_t salt[32 + sizeof(r->kv_codec)], n[4];
+    unsigned len = 32, codec_len = (unsigned)strlen(r->kv_codec);
+    const char *secret = r->options.secret ? r->options.secret : "",
+               *tenant = p->tenant.len ? p->tenant.data : "default";
+    put_u32(n, (uint32_t)strlen(tenant));
+    bytes_append(&b, n, 4);
+    bytes_append(&b, tenant, strlen(tenant));
+    bytes_append(&b, p->salt.data, p->salt.len);
+    HMAC(EVP_sha256(), secret, (int)strlen(secret), (const uint8_t *)b.data, b.len, salt, &len);
+    bytes_free(&b);
+    memcpy(salt + len, r->kv_codec, codec_len);
+    return block_key_root(&r->fingerprint, NULL, 0, salt, len + codec_len);
+}
+
+/* Waits for the first worker: what it says is part of the names. */
+static void name_blocks(struct router *r, struct request *q)
+{
+    uint32_t block_tokens = r->layout.page_tokens, context = atomic_load(&r->max_context);
+    if (!q->p.max_tokens_given && q->p.n_ids < context && q->p.sampling.max_tokens > context - q->p.n_ids)
+        q->p.sampling.max_tokens = context - q->p.n_ids; /* it came before the context was known */
+    q->root = root_key(r, &q->p);
+    memcpy(q->kv_codec, r->kv_codec, sizeof(q->kv_codec));
+    q->keys = mem_array(q->p.n_ids / block_tokens, sizeof(*q->keys));
+    q->n_keys = block_keys(&q->root, q->p.ids, q->p.n_ids, block_tokens, q->keys);
+}
+
+/* The same prompt of the same tenant and salt. */
+static uint64_t identity(const struct router *r, const struct request *q)
+{
+    uint64_t h = block_key_hash(q->n_keys ? &q->keys[q->n_keys - 1] : &q->root);
+    for (uint32_t i = q->n_keys * r->layout.page_tokens; i < q->p.n_ids; i++)
+        h = random_at(h, q->p.ids[i], i);
+    return h ? h : 1;
+}
+
+static uint64_t tenant_of(const struct request *q)
+{
+    return q->p.tenant.len ? ring_id(q->p.tenant.data, q->p.tenant.len) : 0;
+}
+
+/* ---------------------------------------------------------------- matching */
+
+static struct holder_set ready_holders(const struct router *r, bool stores)
+{
+    struct holder_set s = {{0}};
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        if ((r->peers[i]->role == ROLE_STORE) == stores && r->peers[i]->state == PEER_READY)
+            holder_set_add(&s, r->peers[i]->holder);
+    return s;
+}
+
+static void match(void *user, struct sched_request *s)
+{
+    struct router *r = user;
+    struct request *q = s->user;
+    struct holder_set workers = ready_holders(r, false), stores = ready_holders(r, true);
+    memset(s->matched_blocks, 0, MAX_WORKERS * sizeof(*s->matched_blocks));
+    index_match_each(r->index, &workers, q->keys, q->n_keys, s->matched_blocks);
+    s->store_blocks = index_match_segments(r->index, &stores, q->keys, 0, q->n_keys);
+    s->store_blocks_ssd = index_on_disk(r->index, &stores, q->keys, s->store_blocks);
+}
+
+/* --------------------------------------------------------------- decisions */
+
+static void place(void *user, struct sched_request *s)
+{
+    (void)user;
+    explain_note(s->user, &s->plan, 0);
+    request_place(s->user, &s->plan);
+}
+
+static void refuse(void *user, struct sched_request *s, double retry_after_ms)
+{
+    struct request *q = s->user;
+    const struct plan *plan = &s->plan;
+    char text[200];
+    (void)user;
+    explain_note(q, plan, retry_after_ms);
+    if (plan->ttft_ms > 0)
+        snprintf(text, sizeof(text), "%s: predicted TTFT %.1f ms, TPOT %.1f ms%s", plan->reason, plan->ttft_ms,
+                 plan->tpot_ms, plan->hopeless ? "; not with idle workers either" : "");
+    else
+        snprintf(text, sizeof(text), "%s", plan->reason);
+    request_fail(q, plan->never && !q->n_replans ? RPC_INVALID_ARGUMENT : RPC_RESOURCE_EXHAUSTED, text,
+                 (uint32_t)ceil(retry_after_ms));
+}
+
+static void submit(struct router *r, struct request *q, uint64_t now)
+{
+    struct sched_request *s = &q->sched;
+    double retry_after_ms;
+    name_blocks(r, q);
+    q->submitted = true;
+    r->n_unsubmitted--;
+    *s = (struct sched_request){.user = q,
+                                .number = ++r->next_number,
+                                .tenant = tenant_of(q),
+                                .identity = identity(r, q),
+                                .priority = q->p.priority,
+                                .n_tokens = q->p.n_ids,
+                                .max_tokens = q->p.sampling.max_tokens,
+                                .block_tokens = r->layout.page_tokens,
+                                .ttft_ms = q->p.ttft_ms,
+                                .tpot_ms = q->p.tpot_ms,
+                                .arrived_ns = q->arrived_ns,
+                                .deadline_ns = UINT64_MAX,
+                                .workflow_deadline_ns = UINT64_MAX,
+                                .workflow_steps_left = q->p.workflow_steps_left,
+                                .matched_blocks = mem_array(MAX_WORKERS, sizeof(uint32_t))};
+    if (q->p.remaining_ms != INT64_MAX)
+        s->deadline_ns = q->arrived_ns + (uint64_t)q->p.remaining_ms * NS_PER_MS;
+    if (q->p.workflow_deadline_ms)
+        s->workflow_deadline_ns = q->arrived_ns + (uint64_t)q->p.workflow_deadline_ms * NS_PER_MS;
+    if (scheduler_submit(r->scheduler, s, now, &retry_after_ms)) {
+        q->predicted_ttft_ms = s->promised_ttft_ms;
+        q->predicted_tpot_ms = s->promised_tpot_ms;
+    } else {
+        refuse(r, s, retry_after_ms);
+    }
+}
+
+void place_again(struct request *q)
+{
+    struct sched_request *s = &q->sched;
+    s->resumed = true;
+    s->n_tokens = q->scores ? q->p.sampling.n_prompt : q->p.n_ids;
+    s->max_tokens = q->scores ? 0 : q->p.sampling.max_tokens - q->n_tokens;
+    scheduler_requeue(q->router->scheduler, s, clock_now(&q->router->clock));
+}
+
+/* Nobody came for whom they could wait. */
+static void give_up(struct router *r)
+{
+    for (struct request *q = r->requests, *next; q; q = next) {
+        next = q->next;
+        if (q->state == REQUEST_QUEUED)
+            request_fail(q, RPC_UNAVAILABLE,
+                         !r->known                       ? "no worker is up yet"
+                         : peer_has_role(r, ROLE_DECODE) ? "no prefill worker is up"
+                                                         : "no decode worker is up",
+                         1000);
+    }
+}
+
+void place_queued(struct router *r)
+{
+    uint64_t now = clock_now(&r->clock);
+    if (!r->n_queued)
+        return;
+    if (now >= r->able_ns + (uint64_t)r->options.gone_ms * NS_PER_MS && !can_serve(r)) {
+        give_up(r);
+        return;
+    }
+    if (!r->ready || !r->known)
+        return;
+    for (struct request *q = r->requests, *next; q && r->n_unsubmitted; q = next) {
+        next = q->next;
+        if (!q->submitted)
+            submit(r, q, now);
+    }
+    scheduler_run(r->scheduler, now);
+}
+
+/* -------------------------------------------------------------------- open */
+
+enum plan_force place_forced(const struct router *r)
+{
+    return !strcmp(r->options.plan, "split")        ? FORCE_SPLIT
+           : !strcmp(r->options.plan, "aggregated") ? FORCE_AGGREGATED
+                                                    : FORCE_NONE;
+}
+
+static enum prefix_rule prefix_rule(const struct router *r)
+{
+    return !strcmp(r->options.prefix, "load")      ? PREFIX_LOAD
+           : !strcmp(r->options.prefix, "compute") ? PREFIX_COMPUTE
+                                                   : PREFIX_AUTO;
+}
+
+/* Place of a name in "a|b|c". */
+static int choice_of(const char *names, const char *name)
+{
+    int i = 0;
+    for (size_t len = strlen(name); strncmp(names, name, len) || (names[len] && names[len] != '|'); i++)
+        names = strchr(names, '|') + 1;
+    return i;
+}
+
+/* "name=weight,..." */
+static enum td_status parse_tenants(const char *text, struct fair_weight **out, uint32_t *n_out, struct td_error *e)
+{
+    for (const char *at = text; at && *at;) {
+        size_t n = strcspn(at, ","), name = strcspn(at, "=");
+        char *end = NULL;
+        double weight = name < n ? strtod(at + name + 1, &end) : 0;
+        if (!name || end != at + n || !(weight > 0) || !isfinite(weight))
+            return td_fail(e, TD_ERR_INVALID, "--tenants: '%.*s' is not NAME=WEIGHT, above 0", (int)n, at);
+        *out = mem_resize(*out, *n_out + 1, sizeof(**out));
+        (*out)[(*n_out)++] = (struct fair_weight){ring_id(at, name), weight};
+        at += n + (at[n] == ',');
+    }
+    return TD_OK;
+}
+
+enum td_status place_open(struct router *r, struct td_error *e)
+{
+    const struct router_options *o = &r->options;
+    struct fair_weight *weights = NULL;
+    struct scheduler_config c = {.policy = (enum policy)choice_of(POLICY_NAMES, o->policy),
+                                 .order = (enum order)choice_of(ORDER_NAMES, o->order),
+                                 .force = place_forced(r),
+                                 .prefix = prefix_rule(r),
+                                 .half_life_ns = (uint64_t)o->share_half_life_ms * NS_PER_MS,
+                                 .max_wait_ns = (uint64_t)o->max_wait_ms * NS_PER_MS,
+                                 .max_queued_tokens = (uint64_t)o->queue_tokens,
+                                 .max_queued = (uint32_t)o->queue_requests,
+                                 .explain = true,
+                                 .user = r,
+                                 .place = place,
+                                 .refuse = refuse,
+                                 .match = match};
+    enum td_status s = cost_profile_parse(o->profile, &c.profile, e);
+    if (!s)
+        s = parse_tenants(o->tenants, &weights, &c.n_weights, e);
+    c.weights = weights;
+    if (!s)
+        r->scheduler = scheduler_open(&c);
+    free(weights);
+    return s;
+}

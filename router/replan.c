@@ -1,0 +1,164 @@
+/*
+ * Planned anew: a request whose worker, transfer or leg failed goes back into the queue, ahead of new ones, with its prompt and the
+ * tokens generated so far, under a new transfer id. The client sees a pause, then the same stream.
+ *
+ *     PLACED --worker lost, transfer failed, leg refused, leg unheard--> QUEUED (replan_request) --> PLACED ...
+ *         \--all tokens were here already--> OVER        \--no budget, or too often--> UNAVAILABLE
+ *
+ * Why nothing is missing, doubled or changed:
+ * - Tokens are a function of ids, sampling and absolute position, so what a worker generates after (prompt + tokens so far) is what
+ *   the lost one would have generated. Limits and penalties count from sampling.n_prompt, the end of the original prompt.
+ * - The old id is fenced: its legs are cancelled where they can be, and router_find() does not know it any more, so what still
+ *   comes under it finds nobody. A token is appended only at its own position (request_token).
+ * - Text, held-back bytes and stop strings belong to the request, not to a placement (answer.c). First tokens held for a decode
+ *   worker that never accepted are dropped: they come again.
+ *
+ * How often: a budget for all (sched/retry.h), MAX_REPLANS for each. Who failed a request is avoided by it as long as there is
+ * another, and counts towards that worker's breaker.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "router/router_internal.h"
+
+enum { MAX_REPLANS = 5 };
+
+static const char *const REASONS[REPLAN_REASONS] = {"lost", "transfer", "refused", "unheard", "failed"};
+
+bool replan_wants_scores(const struct request *q)
+{
+    return q->p.want_prompt_logprobs && !q->prompt_logprobs;
+}
+
+/* ------------------------------------------------------------------- times */
+
+/*
+ * A re-planned stretch has no queue or prefill of its own: from the last sign of the lost placement to the next token all is
+ * "stalled". What a leg can't tell any more (lost, or cancelled at a stop string) is taken from the router's clock.
+ */
+void replan_times(struct request *q, bool lost)
+{
+    if ((lost || q->decode) && q->begun_token_ns) {
+        if (!q->prefill_done)
+            q->now_ms[PART_PREFILL] = answer_ms(q->begun_token_ns - q->begun_ns);
+        q->now_ms[PART_EXPOSED] = q->now_ms[PART_WAIT] = 0;
+        q->now_ms[PART_DECODE] = answer_ms(q->last_token_ns - q->begun_token_ns);
+        q->stall_ns = lost ? q->last_token_ns : 0;
+    } else if (lost) {
+        memset(q->now_ms, 0, sizeof(q->now_ms));
+        q->stall_ns = q->stall_ns ? q->stall_ns : q->begun_ns;
+    }
+    for (int i = 0; i < PARTS; i++) {
+        bool within_stall = i == PART_QUEUE || i == PART_LOAD || i == PART_PREFILL;
+        if (!q->n_replans || !within_stall)
+            q->times_ms[i] += q->now_ms[i];
+        q->now_ms[i] = 0;
+    }
+}
+
+/* ------------------------------------------------------------- once more */
+
+static bool ends_by_stop(const struct request *q)
+{
+    for (size_t i = 0; q->n_tokens && i < q->p.sampling.n_stop_ids; i++)
+        if (q->p.sampling.stop_ids[i] == q->tokens[q->n_tokens - 1].id)
+            return true;
+    return false;
+}
+
+/* p.ids takes in the tokens that came since, and the names of the blocks that they fill. */
+static void take_tokens(struct request *q)
+{
+    uint32_t page = q->router->layout.page_tokens, n = q->p.sampling.n_prompt + q->n_tokens;
+    q->p.ids = mem_resize(q->p.ids, n, sizeof(*q->p.ids));
+    while (q->p.n_ids < n) {
+        q->p.ids[q->p.n_ids] = q->tokens[q->p.n_ids - q->p.sampling.n_prompt].id;
+        q->p.n_ids++;
+    }
+    q->keys = mem_resize(q->keys, n / page, sizeof(*q->keys));
+    for (; q->n_keys < n / page; q->n_keys++)
+        q->keys[q->n_keys] =
+            block_key_next(q->n_keys ? &q->keys[q->n_keys - 1] : &q->root, q->p.ids + (size_t)q->n_keys * page, page);
+}
+
+static void enqueue_again(struct request *q, bool scores)
+{
+    struct router *r = q->router;
+    request_unplace(q);
+    take_tokens(q);
+    q->scores = scores;
+    q->over_by_length = !ends_by_stop(q);
+    q->n_replans++;
+    q->state = REQUEST_QUEUED;
+    r->n_queued++;
+    r->queued_tokens += q->p.n_ids;
+    place_again(q);
+}
+
+void replan_request(struct request *q, enum replan_reason reason, const char *text)
+{
+    struct router *r = q->router;
+    char why[400];
+    bool complete = q->n_tokens >= q->p.sampling.max_tokens || ends_by_stop(q), often = q->n_replans == MAX_REPLANS;
+    replan_times(q, true);
+    if (complete && !replan_wants_scores(q)) { /* nothing is missing but the news of the end */
+        answer_finish(q, !ends_by_stop(q));
+        return;
+    }
+    if (often || !retry_budget_take(&r->budget, clock_now(&r->clock))) {
+        snprintf(why, sizeof(why), "%s; %s", text,
+                 often ? "it was planned anew too often already" : "too much is being planned anew");
+        request_fail(q, RPC_UNAVAILABLE, why, 1000);
+        return;
+    }
+    log_debug(&r->log, "request planned anew req=%.*s reason=%s tokens=%u text='%s'", (int)q->p.label.len,
+              q->p.label.data ? q->p.label.data : "", REASONS[reason], q->n_tokens, text);
+    metrics_inc(r->replans[reason], 0, 1);
+    enqueue_again(q, complete);
+}
+
+void replan_blame(struct request *q, struct peer *p)
+{
+    scheduler_avoid(&q->sched, p->holder);
+    peer_failed(p);
+}
+
+/* ------------------------------------------------------------ unheard legs */
+
+static bool is_unheard(const struct peer *p, uint32_t *said)
+{
+    if (!p || p->heard >= *said)
+        *said = 0;
+    return *said;
+}
+
+void replan_tick(struct router *r, uint64_t now)
+{
+    uint64_t patience = (uint64_t)r->options.dispatch_ms * NS_PER_MS;
+    for (struct request *q = r->requests, *next; q; q = next) {
+        next = q->next;
+        if (q->state != REQUEST_PLACED || !(q->prefill_said || q->decode_said))
+            continue;
+        bool prefill = is_unheard(q->prefill, &q->prefill_said), decode = is_unheard(q->decode, &q->decode_said);
+        if (!(prefill || decode) || now <= q->begun_ns + patience)
+            continue;
+        char text[160];
+        snprintf(text, sizeof(text), "worker %s did not acknowledge a leg", (prefill ? q->prefill : q->decode)->name);
+        if (prefill)
+            replan_blame(q, q->prefill);
+        if (decode)
+            replan_blame(q, q->decode);
+        replan_request(q, REPLAN_UNHEARD, text);
+    }
+}
+
+void replan_metrics(struct router *r)
+{
+    static const struct metric_info INFO = {METRIC_COUNTER, "tandem_replans_total", "requests planned anew"};
+    for (int i = 0; i < REPLAN_REASONS; i++) {
+        char labels[32];
+        snprintf(labels, sizeof(labels), "reason=\"%s\"", REASONS[i]);
+        r->replans[i] = metrics_add(r->metrics, &INFO, 1, labels);
+    }
+}

@@ -1,0 +1,56 @@
+#include "sched/booking.h"
+
+#include <math.h>
+#include <string.h>
+
+static double ms_until(uint64_t now, uint64_t at)
+{
+    return at > now ? (double)(at - now) * 1e-6 : -(double)(now - at) * 1e-6;
+}
+
+uint64_t bookings_earliest(const struct bookings *b, uint64_t now, double busy_ms, double wait_ms, double work_ms)
+{
+    double start = fmax(busy_ms, wait_ms); /* of its work */
+    if (b->n == BOOKINGS_MAX)
+        return UINT64_MAX;
+    for (uint32_t i = 0; i < b->n; i++) {
+        double other = fmax(ms_until(now, b->list[i].at_ns) + b->list[i].wait_ms, 0);
+        if (start + work_ms > other)
+            start = fmax(start, other + b->list[i].work_ms);
+    }
+    return now + (uint64_t)((start - wait_ms) * 1e6);
+}
+
+void bookings_add(struct bookings *b, const struct booking *booking)
+{
+    uint32_t i = b->n++;
+    for (; i && b->list[i - 1].at_ns > booking->at_ns; i--)
+        b->list[i] = b->list[i - 1];
+    b->list[i] = *booking;
+}
+
+bool bookings_remove(struct bookings *b, uint64_t identity)
+{
+    uint32_t kept = 0, n = b->n;
+    for (uint32_t i = 0; i < n; i++)
+        if (b->list[i].identity != identity)
+            b->list[kept++] = b->list[i];
+    b->n = kept;
+    return kept < n;
+}
+
+void bookings_expire(struct bookings *b, uint64_t now)
+{
+    while (b->n && now > b->list[0].at_ns + BOOKING_WINDOW) {
+        memmove(b->list, b->list + 1, (b->n - 1) * sizeof(b->list[0]));
+        b->n--;
+    }
+}
+
+double bookings_limit_ms(const struct bookings *b, uint64_t now)
+{
+    double limit = INFINITY;
+    for (uint32_t i = 0; i < b->n; i++)
+        limit = fmin(limit, fmax(ms_until(now, b->list[i].at_ns), 0) + b->list[i].wait_ms);
+    return limit;
+}

@@ -1,0 +1,60 @@
+#include "sched/lengths.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/random.h"
+
+enum { PER_OCTAVE = 4 };
+static const double FADE = 0.998;  /* per answer: the latest 500 count most */
+static const double PRIOR = 256;   /* tokens, before any answer ended */
+static const double BORROWED = 20; /* answers of everybody's that a tenant starts with */
+
+static uint32_t bucket_of(double n)
+{
+    double b = n < 1 ? 0 : floor(log2(n) * PER_OCTAVE) + 1;
+    return b < LENGTHS_BUCKETS ? (uint32_t)b : LENGTHS_BUCKETS - 1;
+}
+
+void lengths_init(struct lengths *l)
+{
+    memset(l, 0, sizeof(*l));
+    for (uint32_t i = 1; i < LENGTHS_BUCKETS; i++)
+        l->middle[i] = exp2((i - 0.5) / PER_OCTAVE);
+    l->all.weight[bucket_of(PRIOR)] = l->all.total = 1;
+}
+
+static void add(struct lengths_histogram *h, uint32_t n_tokens)
+{
+    for (uint32_t i = 0; i < LENGTHS_BUCKETS; i++)
+        h->weight[i] *= FADE;
+    h->weight[bucket_of(n_tokens)] += 1;
+    h->total = h->total * FADE + 1;
+}
+
+static uint32_t slot_of(uint64_t tenant)
+{
+    return (uint32_t)(random_mix(tenant) % LENGTHS_SLOTS);
+}
+
+void lengths_observe(struct lengths *l, uint64_t tenant, uint32_t n_tokens)
+{
+    add(&l->all, n_tokens);
+    add(&l->slots[slot_of(tenant)], n_tokens);
+}
+
+double lengths_remaining(const struct lengths *l, uint64_t tenant, uint32_t n_so_far, uint32_t max_tokens)
+{
+    const struct lengths_histogram *own = &l->slots[slot_of(tenant)];
+    double most = max_tokens > n_so_far ? max_tokens - n_so_far : 0, sum = 0, weight = 0;
+    double known = 1 / (BORROWED + own->total), share = BORROWED * known / l->all.total;
+    for (uint32_t i = bucket_of(n_so_far); i < LENGTHS_BUCKETS; i++) {
+        double w = own->weight[i] * known + share * l->all.weight[i], left = l->middle[i] - n_so_far;
+        if (left <= 0)
+            continue;
+        sum += w * (left < most ? left : most);
+        weight += w;
+    }
+    double left = weight > 1e-9 ? sum / weight : fmax(n_so_far, 1); /* longer than any: as long again (Lindy) */
+    return fmin(fmax(left, 1), most);
+}

@@ -1,0 +1,30 @@
+/* What sched/policy.c and sched/policy_named.c share: the predictions, one worker at a time. */
+#pragma once
+
+#include "sched/policy.h"
+
+struct prefill_view { /* of one worker, as the place of the prefill */
+    uint32_t worker, own_blocks, store_blocks, chunk;
+    double wait, load, compute, ttft; /* ttft: from now */
+    double alone;                     /* load and compute if nothing else were there */
+    bool kept;                        /* the worker is kept for one that was told to come back */
+    const char *reason;               /* NULL: possible */
+};
+
+struct decode_view { /* of one worker, as the place of decoding, from the end of the prefill on */
+    uint32_t worker;
+    double tpot, start; /* start: from now; later than the prefill's end where pages must become free first */
+    bool now;           /* the pages and a place are there already */
+    const char *reason;
+};
+
+struct prefill_view policy_view_prefill(const struct policy_worker *workers, uint32_t i,
+                                        const struct policy_request *r);
+struct prefill_view policy_view_aggregated(const struct policy_worker *workers, uint32_t i,
+                                           const struct policy_request *r);
+struct decode_view policy_view_decode(const struct policy_worker *workers, uint32_t i, const struct policy_request *r,
+                                      double after_ms);
+
+/* The policies of others: which workers, the predictions left to the caller. False: none. */
+bool policy_choose_named(const struct policy_worker *workers, uint32_t n, const struct policy_request *r,
+                         struct prefill_view *prefill_out, uint32_t *decode_out);

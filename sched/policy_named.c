@@ -1,0 +1,162 @@
+/*
+ * The policies that others published, as they published them, so that a comparison is one flag. Each chooses workers only; what
+ * they will take is predicted by the caller with the same model for all.
+ */
+#include <math.h>
+
+#include "base/random.h"
+#include "sched/policy_internal.h"
+
+static const double HEADROOM_ANSWER = 0.6, HEADROOM_LEFT = 0.03;    /* HRA's r and m */
+static const double FULL_QUEUE = 8192;                              /* Splitwise: tokens a prompt machine queues */
+static const double MATCHED = 0.5, UNEVEN = 32, UNEVEN_RATIO = 1.1; /* SGLang's gateway: thresholds */
+
+struct choice { /* of one role */
+    const struct policy_worker *workers;
+    uint32_t n;
+    const struct policy_request *r;
+    enum worker_role role;
+};
+
+/* Lower is better; INFINITY: not this one. */
+typedef double (*score_fn)(const struct choice *c, uint32_t i);
+
+static bool takes_part(const struct choice *c, uint32_t i)
+{
+    const struct policy_worker *w = &c->workers[i];
+    double total = (double)c->r->n_tokens + c->r->max_tokens;
+    return w->usable && w->role == c->role && total <= w->max_context &&
+           ceil(total / c->r->block_tokens) <= w->total_pages;
+}
+
+static double by_chance(const struct choice *c, uint32_t i)
+{
+    return random_unit(random_at(c->r->number, i, c->role));
+}
+
+static bool least(const struct choice *c, score_fn score, uint32_t *out)
+{
+    double best = INFINITY, best_tie = 0;
+    for (uint32_t i = 0; i < c->n; i++) {
+        double value = takes_part(c, i) ? score(c, i) : INFINITY, tie = by_chance(c, i);
+        if (value < best || (value == best && value < INFINITY && tie < best_tie)) {
+            best = value;
+            best_tie = tie;
+            *out = i;
+        }
+    }
+    return best < INFINITY;
+}
+
+static double ttft(const struct choice *c, uint32_t i)
+{
+    return (c->role == ROLE_PREFILL ? policy_view_prefill : policy_view_aggregated)(c->workers, i, c->r).ttft;
+}
+
+static double step(const struct choice *c, uint32_t i)
+{
+    return policy_view_decode(c->workers, i, c->r, 0).tpot;
+}
+
+static double in_flight(const struct choice *c, uint32_t i)
+{
+    return c->workers[i].n_prompts + c->workers[i].at[0].running;
+}
+
+static double queue(const struct choice *c, uint32_t i)
+{
+    return c->workers[i].queued_tokens;
+}
+
+static double memory(const struct choice *c, uint32_t i)
+{
+    return c->workers[i].at[0].pages;
+}
+
+static double headroom(const struct choice *c, uint32_t i)
+{
+    const struct policy_worker *w = &c->workers[i];
+    double need = ceil(c->r->n_tokens * (1 + HEADROOM_ANSWER) / c->r->block_tokens);
+    bool fits = w->total_pages - w->at[0].pages - need >= HEADROOM_LEFT * w->total_pages;
+    return in_flight(c, i) + (fits || c->role == ROLE_PREFILL ? 0 : 1e9); /* none fits: it waits for the least busy */
+}
+
+static double short_queue(const struct choice *c, uint32_t i)
+{
+    double have = queue(c, i);
+    return have > 0 && have + c->r->n_tokens > FULL_QUEUE ? INFINITY : have;
+}
+
+static bool uneven(const struct choice *c)
+{
+    double least_of = INFINITY, most = 0;
+    for (uint32_t i = 0; i < c->n; i++)
+        if (takes_part(c, i)) {
+            least_of = fmin(least_of, in_flight(c, i));
+            most = fmax(most, in_flight(c, i));
+        }
+    return most - least_of > UNEVEN && most > UNEVEN_RATIO * least_of;
+}
+
+static double cache_aware(const struct choice *c, uint32_t i)
+{
+    const uint32_t *matched = c->r->matched_blocks;
+    double share = matched ? (double)matched[i] * c->r->block_tokens / c->r->n_tokens : 0;
+    return in_flight(c, i) - (share > MATCHED && !uneven(c) ? 1e9 * share : 0);
+}
+
+static double in_turn(const struct choice *c, uint32_t i)
+{
+    uint32_t n = 0, before = 0;
+    for (uint32_t j = 0; j < c->n; j++)
+        if (takes_part(c, j)) {
+            n++;
+            before += j < i;
+        }
+    return (before + n - c->r->number % n) % n;
+}
+
+static bool mixed_pool(struct choice *c, uint32_t *prefill, uint32_t *decode)
+{
+    struct choice tokens = *c;
+    tokens.role = ROLE_DECODE;
+    if (!least(&tokens, memory, decode))
+        return false;
+    if (least(c, short_queue, prefill) || (c->r->force == FORCE_SPLIT && least(c, queue, prefill)))
+        return true;
+    if (c->r->force == FORCE_SPLIT)
+        return false;
+    if (least(&tokens, short_queue, prefill)) { /* the prompt pool is full: a token machine takes both */
+        *decode = *prefill;
+        return true;
+    }
+    return least(c, queue, prefill) || (*prefill = *decode, true);
+}
+
+bool policy_choose_named(const struct policy_worker *workers, uint32_t n, const struct policy_request *r,
+                         struct prefill_view *prefill_out, uint32_t *decode_out)
+{
+    static const score_fn PREFILL[POLICIES] = {
+        [POLICY_MOONCAKE] = ttft,          [POLICY_HEADROOM] = headroom,   [POLICY_CACHE_AWARE] = cache_aware,
+        [POLICY_LEAST_LOADED] = in_flight, [POLICY_ROUND_ROBIN] = in_turn, [POLICY_RANDOM] = by_chance};
+    static const score_fn DECODE[POLICIES] = {
+        [POLICY_MOONCAKE] = step,          [POLICY_HEADROOM] = headroom,   [POLICY_CACHE_AWARE] = in_flight,
+        [POLICY_LEAST_LOADED] = in_flight, [POLICY_ROUND_ROBIN] = in_turn, [POLICY_RANDOM] = by_chance};
+    struct choice c = {workers, n, r, ROLE_PREFILL};
+    uint32_t prefill = 0, decode = 0;
+    bool split = r->force != FORCE_AGGREGATED, found;
+    if (r->policy == POLICY_MIXED_POOL && split) {
+        found = mixed_pool(&c, &prefill, &decode);
+    } else {
+        found = split && least(&c, PREFILL[r->policy == POLICY_MIXED_POOL ? POLICY_LEAST_LOADED : r->policy], &prefill);
+        c.role = ROLE_DECODE;
+        bool some = least(&c, DECODE[r->policy == POLICY_MIXED_POOL ? POLICY_LEAST_LOADED : r->policy], &decode);
+        prefill = found ? prefill : decode; /* no prefill worker: an aggregated cluster */
+        found = some && (found || r->force != FORCE_SPLIT);
+    }
+    if (!found)
+        return false;
+    *decode_out = decode;
+    *prefill_out = (prefill == decode ? policy_view_aggregated : policy_view_prefill)(workers, prefill, r);
+    return !prefill_out->reason;
+}

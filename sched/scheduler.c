@@ -1,0 +1,793 @@
+#include "sched/scheduler.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "sched/booking.h"
+
+enum { SCHEDULER_LOOK = 128 };
+
+static const double CHUNKS_AHEAD = 2;
+static const double PRIORITY_MS = 5000;
+static const double PATIENCE = 20, MAX_PATIENCE_MS = 60000; /* of a request with no limit: times its work, at most */
+static const double WORKFLOW_WORK = 2; /* of two workflows with one deadline, the one with less work left is first */
+static const double LATE_MS = 1e12;    /* the order of what can't be on time any more: after all that can */
+static const double REFRESH_MS = 50, MATCH_MS = 100;
+static const double LATE = 1.1;           /* of its limit: a queued request that is predicted to be later is refused */
+static const double BOOKED_MARGIN = 0.88; /* of its limit: what one that comes back is given place for */
+static const double LEAST_RETRY_MS = 20, MAX_RETRY_MS = 60000;
+static const double LEAST_LEFT = 0.02; /* of a prefill that takes longer than it should: what is left of it */
+static const double LEG_RATE = 0.02;
+
+struct worker {
+    bool up;
+    struct sched_worker_info info;
+    struct cost_model cost;
+    struct cost_term leg_error;
+    double leg_extra_ms; /* of a prefill leg beyond its predicted steps: the mean */
+    double load_ms, dram_ms, ssd_ms;
+    struct sched_request *first, *last; /* dispatched prompts */
+    uint32_t n_prompts;
+    struct sched_request *running;
+    uint32_t n_running;
+    uint64_t refreshed_ns;
+    bool changed;
+    struct bookings bookings;
+};
+
+struct scheduler {
+    struct scheduler_config config;
+    struct worker workers[SCHEDULER_MAX_WORKERS];
+    struct policy_worker views[SCHEDULER_MAX_WORKERS], pass[SCHEDULER_MAX_WORKERS];
+    struct policy_candidate candidates[2 * SCHEDULER_MAX_WORKERS]; /* of the last decision */
+    uint32_t n_candidates;
+    uint32_t n_workers;
+    struct lengths lengths;
+    struct fair *fair;
+    struct sched_request *queued, *last_queued;
+    uint64_t queued_tokens;
+    uint32_t n_queued, n_back; /* back: those that came back when they were told to */
+    bool dirty;
+};
+
+static double ms_between(uint64_t from_ns, uint64_t to_ns)
+{
+    return to_ns > from_ns ? (double)(to_ns - from_ns) * 1e-6 : 0;
+}
+
+struct scheduler *scheduler_open(const struct scheduler_config *config)
+{
+    struct scheduler *s = mem_zalloc(sizeof(*s));
+    s->config = *config;
+    s->fair = fair_open(config->half_life_ns, config->weights, config->n_weights);
+    lengths_init(&s->lengths);
+    return s;
+}
+
+void scheduler_close(struct scheduler *s)
+{
+    if (s)
+        fair_close(s->fair);
+    free(s);
+}
+
+/* ----------------------------------------------------------------- workers */
+
+static void fill_view(struct scheduler *s, uint32_t w)
+{
+    const struct worker *k = &s->workers[w];
+    struct policy_worker *v = &s->views[w];
+    v->role = k->info.role;
+    v->cost = &k->cost;
+    v->chunk_tokens = k->info.chunk_tokens;
+    v->max_batch = k->info.max_batch;
+    v->total_pages = k->info.n_pages;
+    v->max_context = k->info.max_context;
+    v->load_ms = k->load_ms;
+    v->load_dram_ms = k->dram_ms;
+    v->load_ssd_ms = k->ssd_ms;
+}
+
+void scheduler_worker_up(struct scheduler *s, uint32_t w, const struct sched_worker_info *info)
+{
+    struct worker *k = &s->workers[w];
+    assert(w < SCHEDULER_MAX_WORKERS && !k->first && !k->running);
+    if (!k->cost.prefill.n)
+        k->cost = cost_make(&s->config.profile);
+    k->info = *info;
+    k->up = k->changed = true;
+    s->n_workers = w < s->n_workers ? s->n_workers : w + 1;
+    s->views[w].usable = info->role != ROLE_STORE;
+    s->dirty = true;
+    fill_view(s, w);
+}
+
+void scheduler_worker_usable(struct scheduler *s, uint32_t w, bool usable)
+{
+    usable &= s->workers[w].up && s->workers[w].info.role != ROLE_STORE;
+    s->dirty |= s->views[w].usable != usable;
+    s->views[w].usable = s->pass[w].usable = usable;
+}
+
+void scheduler_worker_down(struct scheduler *s, uint32_t w)
+{
+    assert(!s->workers[w].first && !s->workers[w].running);
+    s->workers[w].up = false;
+    s->views[w] = (struct policy_worker){0};
+    s->dirty = true;
+}
+
+void scheduler_observe_step(struct scheduler *s, uint32_t w, const struct cost_step *step)
+{
+    s->workers[w].cost = cost_observe(s->workers[w].cost, step);
+}
+
+void scheduler_observe_loading(struct scheduler *s, uint32_t w, double load_ms, double dram_ms, double ssd_ms)
+{
+    struct worker *k = &s->workers[w];
+    k->load_ms = load_ms;
+    k->dram_ms = dram_ms;
+    k->ssd_ms = ssd_ms;
+    fill_view(s, w);
+}
+
+/* ---------------------------------------------------------------- snapshot */
+
+/* What its prompts still take. The head's time runs from when it began; one that overruns is always nearly done. */
+static void view_prompts(struct scheduler *s, uint32_t w, uint64_t now)
+{
+    const struct worker *k = &s->workers[w];
+    struct policy_worker *v = &s->views[w];
+    v->busy_ms = v->queued_tokens = 0;
+    v->n_prompts = k->n_prompts;
+    for (const struct sched_request *q = k->first; q; q = q->prefill_next) {
+        double left = q->work_ms;
+        if (q == k->first)
+            left = fmax(left - ms_between(q->began_ns, now), LEAST_LEFT * left);
+        v->busy_ms += left;
+        v->queued_tokens += q->work_ms > 0 ? q->plan.new_tokens * left / q->work_ms : 0;
+    }
+    v->takes_prompts = v->queued_tokens < CHUNKS_AHEAD * k->info.chunk_tokens;
+    v->kept_ms = bookings_limit_ms(&k->bookings, now);
+}
+
+static struct policy_load load_of(const struct scheduler *s, const struct sched_request *q, double step_ms,
+                                  double at_ms)
+{
+    double left = lengths_remaining(&s->lengths, q->tenant, q->n_generated, q->max_tokens);
+    double stays = q->max_tokens > 0 ? exp(-at_ms / fmax(left * step_ms, 1)) : 0;
+    double context = q->n_tokens + q->n_generated + fmin(at_ms / step_ms, left);
+    return (struct policy_load){stays, stays * context, stays * q->n_pages};
+}
+
+/* Who will have left after a while, if answers get as long as they do lately. */
+static void view_running(struct scheduler *s, uint32_t w, uint64_t now)
+{
+    struct worker *k = &s->workers[w];
+    struct policy_worker *v = &s->views[w];
+    double context = 0;
+    for (const struct sched_request *q = k->running; q; q = q->running_next)
+        context += q->n_tokens + q->n_generated;
+    double step = fmax(cost_decode_ms(&k->cost, k->n_running, context), 0.1);
+    memset(v->at, 0, sizeof(v->at));
+    v->tpot_limit_ms = 0;
+    for (const struct sched_request *q = k->running; q; q = q->running_next) {
+        for (uint32_t i = 0; i < POLICY_HORIZONS; i++) {
+            struct policy_load l = load_of(s, q, step, POLICY_HORIZON_MS[i]);
+            v->at[i].running += l.running;
+            v->at[i].context += l.context;
+            v->at[i].pages += l.pages;
+        }
+        if (q->tpot_ms > 0 && (!(v->tpot_limit_ms > 0) || q->tpot_ms < v->tpot_limit_ms))
+            v->tpot_limit_ms = q->tpot_ms;
+    }
+    k->changed = false;
+    k->refreshed_ns = now;
+}
+
+void scheduler_refresh(struct scheduler *s, uint64_t now)
+{
+    for (uint32_t w = 0; w < s->n_workers; w++) {
+        if (!s->workers[w].up || s->workers[w].info.role == ROLE_STORE)
+            continue;
+        bookings_expire(&s->workers[w].bookings, now);
+        view_prompts(s, w, now);
+        if (s->workers[w].changed || ms_between(s->workers[w].refreshed_ns, now) > REFRESH_MS)
+            view_running(s, w, now);
+    }
+}
+
+/* What the next decision shall see of this one. Its pages count from now on, though it may begin later: so nobody overtakes it there. */
+static void apply(struct policy_worker *views, const struct sched_request *q, const struct plan *plan, double begins_ms)
+{
+    struct policy_worker *p = &views[plan->prefill], *d = &views[plan->decode];
+    double stays_ms = fmax(q->expected_tokens * plan->tpot_ms, 1);
+    p->busy_ms += plan->work_ms;
+    p->queued_tokens += plan->new_tokens;
+    p->n_prompts++;
+    p->takes_prompts = p->queued_tokens < CHUNKS_AHEAD * p->chunk_tokens;
+    for (uint32_t i = 0; i < POLICY_HORIZONS; i++) {
+        double ran = POLICY_HORIZON_MS[i] - begins_ms, there = ran > 0 ? exp(-ran / stays_ms) : 1;
+        d->at[i].running += there;
+        d->at[i].context += there * (q->n_tokens + q->expected_tokens / 2);
+        d->at[i].pages += there * ceil((q->n_tokens + q->expected_tokens) / q->block_tokens);
+    }
+    if (q->tpot_ms > 0 && (!(d->tpot_limit_ms > 0) || q->tpot_ms < d->tpot_limit_ms))
+        d->tpot_limit_ms = q->tpot_ms;
+}
+
+/* ---------------------------------------------------------------- decisions */
+
+static struct policy_request ask_of(const struct scheduler *s, const struct sched_request *q, uint64_t now,
+                                    double margin)
+{
+    return (struct policy_request){.n_tokens = q->n_tokens,
+                                   .max_tokens = q->max_tokens,
+                                   .expected_tokens = q->expected_tokens,
+                                   .block_tokens = q->block_tokens,
+                                   .matched_blocks = q->matched_blocks,
+                                   .store_blocks = q->store_blocks,
+                                   .store_blocks_ssd = q->store_blocks_ssd,
+                                   .ttft_ms = q->resumed ? 0 : q->ttft_ms * margin,
+                                   .tpot_ms = q->resumed ? 0 : q->tpot_ms,
+                                   .remaining_ms =
+                                       q->deadline_ns == UINT64_MAX ? INFINITY : ms_between(now, q->deadline_ns),
+                                   .waited_ms = ms_between(q->arrived_ns, now),
+                                   .policy = s->config.policy,
+                                   .force = s->config.force,
+                                   .prefix = s->config.prefix,
+                                   .keeper = q->keeper,
+                                   .number = q->number};
+}
+
+void scheduler_avoid(struct sched_request *q, uint32_t w)
+{
+    for (uint32_t i = 0; i < q->n_avoid && i < SCHEDULER_AVOID; i++)
+        if (q->avoid[i] == w)
+            return;
+    q->avoid[q->n_avoid++ % SCHEDULER_AVOID] = w;
+}
+
+/* Workers that failed q are out as long as there is another of their role. */
+static uint32_t hide_avoided(const struct scheduler *s, struct policy_worker *views, const struct sched_request *q,
+                             uint32_t *hidden_out)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < q->n_avoid && i < SCHEDULER_AVOID; i++) {
+        struct policy_worker *v = &views[q->avoid[i]];
+        bool others = false;
+        for (uint32_t w = 0; w < s->n_workers; w++)
+            others |= &views[w] != v && views[w].usable && views[w].role == v->role;
+        if (!v->usable || !others)
+            continue;
+        v->usable = false;
+        hidden_out[n++] = q->avoid[i];
+    }
+    return n;
+}
+
+static struct plan place(struct scheduler *s, struct policy_worker *views, struct sched_request *q, uint64_t now,
+                         double margin)
+{
+    if (s->config.match && (!q->matched_ns || ms_between(q->matched_ns, now) > MATCH_MS)) {
+        s->config.match(s->config.user, q);
+        q->matched_ns = now;
+    }
+    const struct policy_request ask = ask_of(s, q, now, margin);
+    uint32_t hidden[SCHEDULER_AVOID], n_hidden = hide_avoided(s, views, q, hidden);
+    struct policy_candidate *log = s->config.explain ? s->candidates : NULL;
+    struct plan plan = policy_place(views, s->n_workers, &ask, log, &s->n_candidates);
+    for (uint32_t i = 0; i < n_hidden; i++)
+        views[hidden[i]].usable = true;
+    if (plan.kind == PLAN_REFUSE && n_hidden) /* rather with one that failed it than not at all */
+        plan = policy_place(views, s->n_workers, &ask, log, &s->n_candidates);
+    if (plan.kind != PLAN_REFUSE) {
+        plan.ttft_ms += s->workers[plan.prefill].leg_extra_ms;
+        plan.work_ms += s->workers[plan.prefill].leg_extra_ms;
+    }
+    return plan;
+}
+
+static double charge_of(const struct sched_request *q)
+{
+    return q->n_tokens + q->expected_tokens;
+}
+
+/* ------------------------------------------------------------------- order */
+
+/* What its workflow still takes, if all steps are like this one. */
+static double workflow_ms_left(const struct sched_request *q)
+{
+    return (q->work_ms + q->promised_tpot_ms * q->expected_tokens) * (1 + q->workflow_steps_left);
+}
+
+static bool is_lost(const struct sched_request *q, uint64_t now)
+{
+    return q->workflow_deadline_ns != UINT64_MAX && ms_between(now, q->workflow_deadline_ns) < workflow_ms_left(q);
+}
+
+static double order_key(const struct scheduler *s, const struct sched_request *q, uint64_t now)
+{
+    double arrived = (double)q->arrived_ns * 1e-6;
+    double deadline = q->deadline_ns == UINT64_MAX ? INFINITY : ms_between(q->arrived_ns, q->deadline_ns);
+    double workflow =
+        q->workflow_deadline_ns == UINT64_MAX ? INFINITY : ms_between(q->arrived_ns, q->workflow_deadline_ns);
+    if (s->config.order == ORDER_FCFS)
+        return arrived;
+    if (s->config.order == ORDER_EDF)
+        return arrived + fmin(fmin(deadline, workflow), q->ttft_ms > 0 ? q->ttft_ms : MAX_PATIENCE_MS);
+    if (s->config.order == ORDER_SHORTEST)
+        return q->n_tokens;
+    if (q->resumed)
+        return -LATE_MS + arrived;
+    double due = fmin(deadline - q->work_ms - q->promised_tpot_ms * q->expected_tokens,
+                      workflow + WORKFLOW_WORK * workflow_ms_left(q));
+    if (q->ttft_ms > 0)
+        due = fmin(due, q->ttft_ms);
+    else if (due == INFINITY)
+        due = fmin(PATIENCE * q->work_ms, MAX_PATIENCE_MS);
+    return arrived + due - PRIORITY_MS * q->priority + (is_lost(q, now) ? LATE_MS : 0);
+}
+
+/* It came back when it was told to. */
+static bool is_back(const struct sched_request *q)
+{
+    return q->keeper != POLICY_NO_KEEPER;
+}
+
+static void enqueue(struct scheduler *s, struct sched_request *q, uint64_t now)
+{
+    q->due_ms = order_key(s, q, now);
+    q->state = SCHED_QUEUED;
+    q->next = NULL;
+    q->prev = s->last_queued;
+    *(s->last_queued ? &s->last_queued->next : &s->queued) = q;
+    s->last_queued = q;
+    s->n_queued++;
+    s->queued_tokens += q->n_tokens;
+    s->n_back += is_back(q);
+    s->dirty = true;
+    fair_push(s->fair, q->tenant, q->due_ms, q);
+}
+
+static void dequeue(struct scheduler *s, struct sched_request *q)
+{
+    *(q->prev ? &q->prev->next : &s->queued) = q->next;
+    *(q->next ? &q->next->prev : &s->last_queued) = q->prev;
+    s->n_queued--;
+    s->queued_tokens -= q->n_tokens;
+    s->n_back -= is_back(q);
+    s->dirty = true;
+    fair_remove(s->fair, q->tenant, q->due_ms, q);
+}
+
+/* A pass: first those that came back, whose places are kept; then who waited too long; then by order. */
+struct walk {
+    struct sched_request *back, *overdue;
+};
+
+static struct walk walk_begin(struct scheduler *s, uint64_t now)
+{
+    fair_begin(s->fair, now);
+    return (struct walk){s->n_back ? s->queued : NULL, s->queued};
+}
+
+static struct sched_request *walk_next(struct scheduler *s, struct walk *walk, uint64_t now)
+{
+    struct sched_request *q;
+    while ((q = walk->back)) {
+        walk->back = q->next;
+        if (is_back(q))
+            return q;
+    }
+    while ((q = walk->overdue) && now > q->arrived_ns + s->config.max_wait_ns) {
+        walk->overdue = q->next;
+        if (!is_back(q))
+            return q;
+    }
+    do
+        q = fair_next(s->fair);
+    while (q && (is_back(q) || now > q->arrived_ns + s->config.max_wait_ns));
+    return q;
+}
+
+/* ------------------------------------------------------------------- passes */
+
+static void add_running(struct worker *k, struct sched_request *q)
+{
+    q->running_prev = NULL;
+    q->running_next = k->running;
+    if (k->running)
+        k->running->running_prev = q;
+    k->running = q;
+    k->n_running++;
+    k->changed = q->on_decode = true;
+}
+
+static void add_prompt(struct worker *k, struct sched_request *q, uint64_t now)
+{
+    q->prefill_next = NULL;
+    *(k->first ? &k->last->prefill_next : &k->first) = q;
+    k->last = q;
+    k->n_prompts++;
+    q->on_prefill = true;
+    q->began_ns = now;
+}
+
+static void dispatch(struct scheduler *s, struct sched_request *q, const struct plan *plan, uint64_t now)
+{
+    dequeue(s, q);
+    q->plan = *plan;
+    q->placed_ns = now;
+    q->state = SCHED_PREFILLING;
+    q->work_ms = plan->work_ms;
+    q->load_ms = plan->load_ms;
+    q->n_generated = 0;
+    q->n_pages = (uint32_t)ceil((q->n_tokens + q->expected_tokens) / q->block_tokens);
+    q->charged = charge_of(q);
+    fair_charge(s->fair, q->tenant, q->charged, now);
+    add_prompt(&s->workers[plan->prefill], q, now);
+    add_running(&s->workers[plan->decode], q);
+    apply(s->views, q, plan, plan->ttft_ms - ms_between(q->arrived_ns, now));
+    s->config.place(s->config.user, q);
+}
+
+static void drop(struct scheduler *s, struct sched_request *q, const struct plan *plan)
+{
+    dequeue(s, q);
+    q->plan = *plan;
+    q->state = SCHED_OVER;
+    s->config.refuse(s->config.user, q, plan->never || plan->hopeless ? 0 : fmax(plan->over_ms, LEAST_RETRY_MS));
+}
+
+/* One request's turn in a pass: its plan on the copy, which then has it. */
+static struct plan take_turn(struct scheduler *s, struct sched_request *q, uint64_t now, double margin)
+{
+    struct plan plan = place(s, s->pass, q, now, margin);
+    if (plan.kind != PLAN_REFUSE)
+        apply(s->pass, q, &plan, plan.ttft_ms - ms_between(q->arrived_ns, now));
+    fair_take(s->fair, q->tenant, charge_of(q));
+    return plan;
+}
+
+static bool some_worker(const struct scheduler *s)
+{
+    bool decode = false, prefill = false;
+    for (uint32_t w = 0; w < s->n_workers; w++) {
+        decode |= s->views[w].usable && s->views[w].role == ROLE_DECODE;
+        prefill |= s->views[w].usable && s->views[w].role == ROLE_PREFILL;
+    }
+    return decode && (prefill || s->config.force != FORCE_SPLIT);
+}
+
+/* A step whose workflow can't keep its deadline any more goes behind all that can. */
+static bool put_last(struct scheduler *s, struct sched_request *q, uint64_t now)
+{
+    if (s->config.order != ORDER_TANDEM || q->resumed || q->due_ms >= LATE_MS || !is_lost(q, now))
+        return false;
+    fair_remove(s->fair, q->tenant, q->due_ms, q);
+    q->due_ms += LATE_MS;
+    fair_push(s->fair, q->tenant, q->due_ms, q);
+    return true;
+}
+
+void scheduler_run(struct scheduler *s, uint64_t now)
+{
+    struct sched_request *q;
+    if (!s->dirty || !s->n_queued || !some_worker(s))
+        return;
+    s->dirty = false;
+    scheduler_refresh(s, now);
+    memcpy(s->pass, s->views, s->n_workers * sizeof(s->pass[0]));
+    struct walk walk = walk_begin(s, now);
+    for (uint32_t n = 0; n < SCHEDULER_LOOK && some_worker(s) && (q = walk_next(s, &walk, now)); n++) {
+        if (put_last(s, q, now))
+            continue;
+        struct plan plan = take_turn(s, q, now, LATE);
+        if (plan.kind == PLAN_REFUSE)
+            drop(s, q, &plan);
+        else if (plan.now)
+            dispatch(s, q, &plan, now);
+    }
+    s->dirty = false; /* what the pass itself changed, it has seen */
+}
+
+/* --------------------------------------------------------------- admission */
+
+/* The worker that kept a place for it, and does no more now that it is here; POLICY_NO_KEEPER: none. */
+static uint32_t booked_with(struct scheduler *s, const struct sched_request *q, uint64_t now)
+{
+    for (uint32_t w = 0; w < s->n_workers && q->identity; w++) {
+        bookings_expire(&s->workers[w].bookings, now);
+        if (bookings_remove(&s->workers[w].bookings, q->identity))
+            return w;
+    }
+    return POLICY_NO_KEEPER;
+}
+
+/* A pass that only looks: afterwards the copy has all that is queued. */
+static void survey(struct scheduler *s, uint64_t now)
+{
+    struct sched_request *q;
+    memcpy(s->pass, s->views, s->n_workers * sizeof(s->pass[0]));
+    struct walk walk = walk_begin(s, now);
+    for (uint32_t n = 0; n < SCHEDULER_LOOK && (q = walk_next(s, &walk, now)); n++)
+        take_turn(s, q, now, LATE);
+}
+
+/* The worker and the time at which q will have room first, by what each would take for it. */
+static struct worker *first_room(struct scheduler *s, const struct sched_request *q, uint64_t now,
+                                 struct booking *booking_out)
+{
+    const struct policy_request ask = ask_of(s, q, now, 1);
+    struct worker *first = NULL;
+    bool splits = false; /* what decode workers will be able to prefill is hard to tell */
+    uint32_t n;
+    for (uint32_t w = 0; w < s->n_workers; w++)
+        splits |= s->views[w].usable && s->views[w].role == ROLE_PREFILL;
+    survey(s, now);
+    policy_place(s->pass, s->n_workers, &ask, s->candidates, &n);
+    s->n_candidates = n;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct policy_candidate *c = &s->candidates[i];
+        double work = c->load_ms + c->prefill_ms, wait = fmax(q->ttft_ms * BOOKED_MARGIN - work, 0);
+        if (!c->as_prefill || (c->as_decode && splits) || work > q->ttft_ms || c->prefill_ms <= 0)
+            continue;
+        struct worker *k = &s->workers[c->worker];
+        uint64_t at = bookings_earliest(&k->bookings, now, s->pass[c->worker].busy_ms, wait, work);
+        if (first ? at < booking_out->at_ns : at < UINT64_MAX) {
+            first = k;
+            *booking_out = (struct booking){q->identity, at, wait, work};
+        }
+    }
+    return first;
+}
+
+/* Says when there will be room for q, and keeps it. 0: coming back makes no sense. */
+static double book(struct scheduler *s, const struct sched_request *q, uint64_t now)
+{
+    struct booking b;
+    double retry = q->plan.over_ms;
+    if (q->plan.never || q->plan.hopeless)
+        return 0;
+    if (q->identity && q->ttft_ms > 0 && s->config.policy == POLICY_TANDEM) { /* others keep no places */
+        struct worker *k = first_room(s, q, now, &b);
+        if (k) {
+            retry = fmax(ms_between(now, b.at_ns), LEAST_RETRY_MS);
+            b.at_ns = now + (uint64_t)(retry * 1e6);
+            bookings_add(&k->bookings, &b);
+        }
+    }
+    return fmin(fmax(retry, LEAST_RETRY_MS), MAX_RETRY_MS);
+}
+
+/* Whether one that was admitted before would now miss what it was promised, because of q. */
+static bool breaks(const struct scheduler *s, const struct sched_request *other, const struct plan *plan)
+{
+    return s->config.policy == POLICY_TANDEM && other->ttft_ms > 0 && !other->resumed &&
+           other->promised_ttft_ms <= other->ttft_ms && (plan->kind == PLAN_REFUSE || plan->ttft_ms > other->ttft_ms);
+}
+
+/* The turn of q in a pass with it, and what happens to those behind it. */
+static struct plan try_out(struct scheduler *s, struct sched_request *q, uint64_t now, double margin)
+{
+    struct sched_request *other;
+    struct plan plan = {.kind = PLAN_REFUSE, .reason = "the queue is too long to tell", .over_ms = 1000};
+    bool seen = false;
+    memcpy(s->pass, s->views, s->n_workers * sizeof(s->pass[0]));
+    struct walk walk = walk_begin(s, now);
+    for (uint32_t n = 0; n < SCHEDULER_LOOK && (other = walk_next(s, &walk, now)); n++) {
+        struct plan turn = take_turn(s, other, now, other == q ? margin : 1);
+        if (other == q) {
+            plan = turn;
+            seen = true;
+            if (plan.kind == PLAN_REFUSE)
+                break;
+        } else if (seen && !is_back(q) && breaks(s, other, &turn)) {
+            plan.kind = PLAN_REFUSE;
+            plan.reason = "others that were admitted would miss their slo.ttft_ms";
+            plan.over_ms = turn.kind == PLAN_REFUSE ? turn.over_ms : turn.ttft_ms - other->ttft_ms;
+            break;
+        }
+    }
+    bool limited = q->ttft_ms > 0 || q->deadline_ns != UINT64_MAX;
+    if (!seen && !(limited && policy_refuses(s->config.policy))) /* far behind, and nothing to hold it against */
+        plan = place(s, s->pass, q, now, margin);
+    return plan;
+}
+
+static bool refuse_now(struct scheduler *s, struct sched_request *q, uint64_t now, double *retry_after_ms_out)
+{
+    q->state = SCHED_OVER;
+    *retry_after_ms_out = book(s, q, now);
+    return false;
+}
+
+/* An empty queue takes any request. */
+static bool has_room(const struct scheduler *s, const struct sched_request *q)
+{
+    return q->resumed || !s->n_queued ||
+           (s->n_queued < s->config.max_queued && s->queued_tokens + q->n_tokens <= s->config.max_queued_tokens);
+}
+
+/* True: it is queued. False: q->plan says why not. */
+static bool admit(struct scheduler *s, struct sched_request *q, uint64_t now)
+{
+    double margin = is_back(q) ? 1 : SCHEDULER_MARGIN;
+    scheduler_refresh(s, now);
+    q->plan = place(s, s->views, q, now, margin);
+    q->work_ms = q->plan.work_ms;
+    q->promised_ttft_ms = q->plan.ttft_ms;
+    q->promised_tpot_ms = q->plan.tpot_ms;
+    if (q->plan.kind == PLAN_REFUSE && !q->resumed)
+        return false;
+    enqueue(s, q, now);
+    if (s->n_queued == 1 || q->resumed)
+        return true;
+    q->plan = try_out(s, q, now, margin);
+    if (q->plan.kind == PLAN_REFUSE) {
+        dequeue(s, q);
+        return false;
+    }
+    q->promised_ttft_ms = q->plan.ttft_ms;
+    q->promised_tpot_ms = q->plan.tpot_ms;
+    return true;
+}
+
+static void prepare(struct scheduler *s, struct sched_request *q)
+{
+    q->expected_tokens = lengths_remaining(&s->lengths, q->tenant, 0, q->max_tokens);
+    q->keeper = POLICY_NO_KEEPER;
+}
+
+bool scheduler_submit(struct scheduler *s, struct sched_request *q, uint64_t now, double *retry_after_ms_out)
+{
+    prepare(s, q);
+    if (!has_room(s, q)) {
+        q->plan = (struct plan){.kind = PLAN_REFUSE, .reason = "the queue is full", .over_ms = 1000};
+        return refuse_now(s, q, now, retry_after_ms_out);
+    }
+    if (!some_worker(s)) { /* nothing can be said yet */
+        enqueue(s, q, now);
+        return true;
+    }
+    q->keeper = booked_with(s, q, now);
+    return admit(s, q, now) || refuse_now(s, q, now, retry_after_ms_out);
+}
+
+bool scheduler_would_admit(struct scheduler *s, struct sched_request *q, uint64_t now)
+{
+    bool dirty = s->dirty, admitted = false;
+    prepare(s, q);
+    if (has_room(s, q) && (!some_worker(s) || admit(s, q, now))) {
+        admitted = true;
+        if (q->state == SCHED_QUEUED)
+            dequeue(s, q);
+    }
+    q->state = SCHED_NEW;
+    s->dirty = dirty;
+    return admitted;
+}
+
+/* ---------------------------------------------------------------- progress */
+
+/* What the leg took from its turn on, against its prediction; the mean of the rest is added to those to come. */
+static void observe_leg(struct worker *k, const struct sched_request *q, uint64_t now)
+{
+    double took = ms_between(q->began_ns, now), extra = took - (q->work_ms - k->leg_extra_ms);
+    cost_term_observe(&k->leg_error, q->work_ms, took);
+    double most = 0.5 * q->work_ms + 1;
+    k->leg_extra_ms += LEG_RATE * (fmax(fmin(extra, most), -most) - k->leg_extra_ms);
+}
+
+static void remove_prompt(struct scheduler *s, struct sched_request *q, uint64_t now, bool observed)
+{
+    struct worker *k = &s->workers[q->plan.prefill];
+    struct sched_request **at = &k->first, *before = NULL;
+    if (!q->on_prefill)
+        return;
+    if (observed && k->first == q)
+        observe_leg(k, q, now);
+    while (*at != q) {
+        before = *at;
+        at = &(*at)->prefill_next;
+    }
+    *at = q->prefill_next;
+    k->last = k->last == q ? before : k->last;
+    k->n_prompts--;
+    q->on_prefill = false;
+    if (at == &k->first && k->first)
+        k->first->began_ns = now;
+    s->dirty = true;
+}
+
+static void remove_running(struct scheduler *s, struct sched_request *q)
+{
+    struct worker *k = &s->workers[q->plan.decode];
+    if (!q->on_decode)
+        return;
+    *(q->running_prev ? &q->running_prev->running_next : &k->running) = q->running_next;
+    if (q->running_next)
+        q->running_next->running_prev = q->running_prev;
+    k->n_running--;
+    k->changed = s->dirty = true;
+    q->on_decode = false;
+}
+
+void scheduler_prefilled(struct scheduler *s, struct sched_request *q, uint64_t now)
+{
+    remove_prompt(s, q, now, true);
+    if (q->state == SCHED_PREFILLING)
+        q->state = SCHED_DECODING;
+}
+
+void scheduler_generated(struct sched_request *q, uint32_t n_tokens)
+{
+    q->n_generated = n_tokens;
+}
+
+void scheduler_decoded(struct scheduler *s, struct sched_request *q)
+{
+    remove_running(s, q);
+}
+
+/* used: tokens that its tenant pays for, instead of what was expected. */
+static void leave_workers(struct scheduler *s, struct sched_request *q, uint64_t now, double used)
+{
+    remove_prompt(s, q, now, false);
+    remove_running(s, q);
+    fair_charge(s->fair, q->tenant, used - q->charged, now);
+}
+
+void scheduler_end(struct scheduler *s, struct sched_request *q, uint64_t now, bool answered)
+{
+    if (q->state == SCHED_QUEUED)
+        dequeue(s, q);
+    else if (q->state == SCHED_PREFILLING || q->state == SCHED_DECODING)
+        leave_workers(s, q, now, q->n_tokens + q->n_generated);
+    if (answered)
+        lengths_observe(&s->lengths, q->tenant, q->n_generated);
+    q->state = SCHED_OVER;
+}
+
+void scheduler_requeue(struct scheduler *s, struct sched_request *q, uint64_t now)
+{
+    q->keeper = POLICY_NO_KEEPER;
+    leave_workers(s, q, now, 0); /* what it generated is part of its prompt from now on */
+    q->n_generated = 0;
+    q->matched_ns = 0;
+    q->expected_tokens = lengths_remaining(&s->lengths, q->tenant, 0, q->max_tokens);
+    enqueue(s, q, now);
+}
+
+/* -------------------------------------------------------------- from outside */
+
+struct sched_worker_stats scheduler_worker_stats(const struct scheduler *s, uint32_t w)
+{
+    const struct worker *k = &s->workers[w];
+    return (struct sched_worker_stats){.busy_ms = s->views[w].busy_ms,
+                                       .pages = s->views[w].at[0].pages,
+                                       .n_prompts = k->n_prompts,
+                                       .running = k->n_running,
+                                       .cost = k->cost,
+                                       .leg_error = k->leg_error};
+}
+
+uint32_t scheduler_queued(const struct scheduler *s)
+{
+    return s->n_queued;
+}
+
+uint64_t scheduler_queued_tokens(const struct scheduler *s)
+{
+    return s->queued_tokens;
+}
+
+const struct policy_candidate *scheduler_candidates(const struct scheduler *s, uint32_t *n_out)
+{
+    *n_out = s->n_candidates;
+    return s->candidates;
+}

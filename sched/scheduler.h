@@ -1,0 +1,146 @@
+/*
+ * The one queue, and what is known of the workers: admits, orders, dispatches, observes. The live router and the simulator drive the
+ * same object; it knows no clock, no wire and no thread, and the same calls give the same decisions.
+ *
+ *     scheduler_submit --refused at once--> (over)
+ *          \--admitted--> QUEUED --place()--> PREFILLING --scheduler_prefilled--> DECODING --scheduler_end--> (over)
+ *                           ^---------------------- scheduler_requeue (re-planned) --------------'
+ *
+ * A pass (scheduler_run) goes through the queue in order and asks policy_place() for each request, on a copy of the snapshot in which
+ * those before it have their places already: list scheduling. What both workers take now is dispatched; workers keep at most two
+ * chunks of work ahead, the rest waits here, where it can still be re-ordered. The same pass answers, for a new request, what it
+ * will get and what it does to those admitted before: one that would miss its limits, or make another miss, is refused
+ * before any work, with the time after which it would have been admitted. New requests are held to a part of their TTFT
+ * limit (SCHEDULER_MARGIN): what is left covers noise, and those who come back when they were told to.
+ *
+ * One that was refused finds a place kept on the worker that has room first (sched/booking.h), if it comes when it was told to: it is
+ * then held to its whole limit, and goes before all others.
+ *
+ * Order: tenants by use (prompt and answer tokens, halved every half_life_ns) over weight, the least first (KAI's decayed shares);
+ * inside a tenant by the moment at which each is due: arrival + limit (of a deadline, less the work), earlier by PRIORITY_MS for each
+ * class. (Under one TTFT limit for all that is first come, first served; going by slack instead would put long prompts before short
+ * ones, and costs a tenth of the goodput at twice the load.) A request with no limit gets one that grows with its work (shortest first) up to MAX_PATIENCE_MS (ageing): so it is
+ * overtaken only by those of its tenant that arrive within that time. A step of a workflow is due at the workflow's deadline, later
+ * by some times the work that is left of it (where not all deadlines can be kept, earliest deadline first works for those that will
+ * miss theirs; shorter ones first keeps most); one that can't make it any more goes last. Who waited longer than max_wait_ns is first.
+ *
+ * Threads: one owner. Ownership: requests are the caller's, linked here from submit to the refusal or scheduler_end.
+ */
+#pragma once
+
+#include "base/clock.h"
+#include "sched/fair.h"
+#include "sched/lengths.h"
+#include "sched/policy.h"
+
+enum { SCHEDULER_MAX_WORKERS = 512, SCHEDULER_AVOID = 4 };
+#define SCHEDULER_MARGIN 0.9
+
+enum order { ORDER_TANDEM, ORDER_FCFS, ORDER_EDF, ORDER_SHORTEST, ORDERS };
+#define ORDER_NAMES "tandem|fcfs|edf|shortest"
+
+enum sched_state { SCHED_NEW, SCHED_QUEUED, SCHED_PREFILLING, SCHED_DECODING, SCHED_OVER };
+
+struct sched_request {
+    /* set by the caller before submit */
+    void *user;
+    uint64_t number;   /* rises */
+    uint64_t tenant;   /* hash of its name */
+    uint64_t identity; /* of prompt and tenant: by it a request that comes back is known; 0: not */
+    int32_t priority;  /* higher first */
+    uint32_t n_tokens, max_tokens, block_tokens; /* prompt; most that may still be generated */
+    double ttft_ms, tpot_ms;                     /* 0: no limit */
+    uint64_t arrived_ns, deadline_ns;            /* UINT64_MAX: none */
+    uint64_t workflow_deadline_ns;               /* UINT64_MAX: no workflow */
+    uint32_t workflow_steps_left;                /* after this one */
+    bool resumed; /* its client has tokens already: it goes first, and no limit refuses it */
+    uint32_t avoid[SCHEDULER_AVOID], n_avoid; /* workers that failed it: others first; scheduler_avoid() */
+    /* kept by the caller when config.match is called */
+    uint32_t *matched_blocks; /* of each worker; NULL: nowhere */
+    uint32_t store_blocks, store_blocks_ssd;
+
+    /* the scheduler's */
+    enum sched_state state;
+    struct plan plan;                          /* as dispatched; of a refused one, why */
+    double promised_ttft_ms, promised_tpot_ms; /* as admitted */
+    uint64_t placed_ns, matched_ns;
+    double due_ms;   /* the order inside its tenant */
+    uint32_t keeper; /* the worker that kept a place for it while it was away: it goes first; POLICY_NO_KEEPER */
+    double expected_tokens, charged, load_ms, work_ms;
+    uint32_t n_generated, n_pages;
+    bool on_prefill, on_decode;
+    struct sched_request *prev, *next;                 /* all queued, by arrival */
+    struct sched_request *prefill_next;                /* dispatched to its prefill worker, in order */
+    struct sched_request *running_prev, *running_next; /* of its decode worker */
+    uint64_t began_ns;                                 /* the head of a prefill worker's */
+};
+
+struct scheduler_config {
+    enum policy policy;
+    enum order order;
+    enum plan_force force;
+    enum prefix_rule prefix;
+    struct cost_profile profile; /* every worker's coefficients at its start */
+    uint64_t half_life_ns, max_wait_ns;
+    const struct fair_weight *weights; /* of those that don't have 1 */
+    uint32_t n_weights;
+    uint64_t max_queued_tokens;
+    uint32_t max_queued;
+    bool explain; /* keeps what each decision weighed, for scheduler_candidates() */
+    void *user;
+    /* Dispatches q as q->plan says. May call scheduler_prefilled and scheduler_end for q, and nothing else. */
+    void (*place)(void *user, struct sched_request *q);
+    /* q->plan says why; q was queued, and is out. Coming back makes no sense: 0. */
+    void (*refuse)(void *user, struct sched_request *q, double retry_after_ms);
+    /* Brings q's matches up to date; NULL: they are. */
+    void (*match)(void *user, struct sched_request *q);
+};
+
+struct sched_worker_info {
+    enum worker_role role;
+    uint32_t chunk_tokens, max_batch, n_pages, max_context;
+};
+
+struct scheduler;
+
+struct scheduler *scheduler_open(const struct scheduler_config *config);
+void scheduler_close(struct scheduler *s); /* NULL is fine */
+
+/* w < SCHEDULER_MAX_WORKERS, the caller's number. A worker that was up before starts anew, its cost model kept. */
+void scheduler_worker_up(struct scheduler *s, uint32_t w, const struct sched_worker_info *info);
+void scheduler_worker_usable(struct scheduler *s, uint32_t w,
+                             bool usable);                   /* false: what it has stays, nothing new comes */
+void scheduler_worker_down(struct scheduler *s, uint32_t w); /* its requests were requeued or ended */
+void scheduler_observe_step(struct scheduler *s, uint32_t w, const struct cost_step *step);
+void scheduler_observe_loading(struct scheduler *s, uint32_t w, double load_ms, double dram_ms, double ssd_ms);
+
+/*
+ * True: admitted, and queued; a pass will place it. False: q->plan says why not, *retry_after_ms_out when to come back.
+ * O(queued * workers), of which at most the first SCHEDULER_LOOK count.
+ */
+bool scheduler_submit(struct scheduler *s, struct sched_request *q, uint64_t now_ns, double *retry_after_ms_out);
+/* Whether scheduler_submit() would admit it, as one that comes for the first time; nothing changes but q's plan. */
+bool scheduler_would_admit(struct scheduler *s, struct sched_request *q, uint64_t now_ns);
+void scheduler_run(struct scheduler *s, uint64_t now_ns);
+
+void scheduler_avoid(struct sched_request *q, uint32_t w); /* the latest SCHEDULER_AVOID are remembered */
+void scheduler_prefilled(struct scheduler *s, struct sched_request *q, uint64_t now_ns); /* its prefill leg is over */
+void scheduler_generated(struct sched_request *q, uint32_t n_tokens); /* so many since it was placed */
+void scheduler_decoded(struct scheduler *s, struct sched_request *q); /* its decode leg is over; the other may not be */
+void scheduler_end(struct scheduler *s, struct sched_request *q, uint64_t now_ns, bool answered);
+/* Placed, and to be placed again: n_tokens, max_tokens and resumed are set anew by the caller. */
+void scheduler_requeue(struct scheduler *s, struct sched_request *q, uint64_t now_ns);
+
+/* Seen from outside, as of the last pass or scheduler_refresh(). */
+void scheduler_refresh(struct scheduler *s, uint64_t now_ns);
+struct sched_worker_stats {
+    double busy_ms, pages;
+    uint32_t n_prompts, running;
+    struct cost_model cost;
+    struct cost_term leg_error; /* of a prefill leg: load and prefill, from its turn on */
+};
+struct sched_worker_stats scheduler_worker_stats(const struct scheduler *s, uint32_t w);
+uint32_t scheduler_queued(const struct scheduler *s);
+uint64_t scheduler_queued_tokens(const struct scheduler *s);
+/* What the last decision weighed: inside place() and refuse(), and after a submit that was refused. Borrowed. */
+const struct policy_candidate *scheduler_candidates(const struct scheduler *s, uint32_t *n_out);

@@ -1,0 +1,126 @@
+"""Workers come and go while the cluster serves: no request fails, no token changes, who comes takes a share.
+
+TANDEM_LONG=pools: 100 workers come and go, else 6.
+"""
+import os, subprocess, sys, tempfile, threading
+from harness import *
+from load import Load
+
+DIMS = "layers=4,kv_heads=1,heads=1,head_dim=64,hidden=64,ffn=64,vocab=1536,positions=8192"
+SIM = ["--engine", "sim", "--numerics", "bf16", "--pages", "3000", "--max-context", "8192", "--chunk-tokens", "512",
+       "--max-rows", "576", "--sim-prefill", "1000,50,0", "--sim-decode", "4000,0,20"]
+ROUNDS = 100 if os.environ.get("TANDEM_LONG") in ("pools", "all") else 6
+
+
+def states(c):
+    return {w["name"]: w for w in c.status()["workers"]}
+
+
+def join(c, role, name):
+    """A worker nobody was told of: it tells the router itself."""
+    w = Proc(c, role, name, ["--dummy", DIMS, "--threads", "1", "--silence-ms", str(1000 * SLOW), *SIM, "--routers",
+                             c.router.address])
+    w.start()
+    c.workers.append(w)
+    wait_until(lambda: states(c).get(name, {}).get("state") == "ready", 10, name + " is ready")
+    return w
+
+
+def drain(c, w, limit="30s"):
+    out = subprocess.run([TANDEM, "drain", w.name, "--router", c.router.address, "--limit", limit], capture_output=True,
+                         text=True, timeout=60 * SLOW)
+    assert out.returncode == 0, out.stderr
+    assert w.child.wait(20 * SLOW) == 0, c.log(w.name)
+    c.workers.remove(w)
+
+
+@test
+def test_workers_come_and_go_and_no_request_fails():
+    with Cluster(dummy=DIMS, prefill=1, decode=1, plan="split", worker_args=SIM) as c:
+        load = Load(c.router.address, 6, cached=False)
+        load.reference(c)
+        load.start()
+        shares = []
+        for i in range(ROUNDS):
+            role = ("prefill", "decode")[i % 2]
+            w = join(c, role, f"{role}-new{i}")
+            began = time.monotonic()
+            moved = "kv_bytes_out" if role == "prefill" else "kv_bytes_in"
+            wait_until(lambda: states(c)[w.name][moved] > 0, 10, w.name + " has work")
+            shares.append(time.monotonic() - began)
+            drain(c, w)
+            load.check(30 * SLOW)
+        load.finish()
+        assert set(load.codes) == {"OK"}, (load.codes, load.texts)
+        assert max(shares) < 5 * SLOW, shares
+        print(f"# {ROUNDS} workers came and went, {load.codes['OK']} requests OK; the first work came within {max(shares):.2f} s")
+        names = states(c)
+        assert set(names) == {"prefill-0", "decode-0"}, names.keys()  # those that came by themselves are forgotten
+        c.audit()
+
+
+@test
+def test_what_a_drained_worker_cannot_finish_is_planned_anew():
+    with Cluster(dummy=DIMS, prefill=1, decode=2, plan="split", worker_args=[*SIM[:-1], "60000,0,0"]) as c:
+        load = Load(c.router.address, 6)  # an answer takes 6 s
+        load.reference(c)
+        load.start()
+        wait_until(lambda: states(c)["decode-1"]["running"], 10, "decode-1 works")
+        began = time.monotonic()
+        w = c["decode-1"]
+        drain(c, w, "500ms")
+        assert time.monotonic() - began < 6 * SLOW, "it was waited for"
+        assert states(c)["decode-1"]["state"] == "drained"
+        load.finish()
+        assert set(load.codes) == {"OK"}, (load.codes, load.texts)
+        w.start()  # it was in the router's list: it is connected to again
+        wait_until(lambda: states(c)["decode-1"]["state"] == "ready", 10, "decode-1 is back")
+        c.workers.append(w)
+
+
+@test
+def test_scale_starts_and_drains_workers_of_one_pool():
+    with tempfile.TemporaryDirectory() as run_dir:
+        def tandem(*args):
+            out = subprocess.run([TANDEM, *args], capture_output=True, text=True, timeout=90 * SLOW)
+            assert out.returncode == 0, out.stderr
+            return out.stdout
+
+        def pools():
+            with open(os.path.join(run_dir, "cluster.json")) as f:
+                return sorted(p["name"] for p in json.load(f)["processes"] if p["role"] in ("prefill", "decode"))
+        tandem("up", "--model", DEMO, "--run-dir", run_dir, "--listen", "127.0.0.1:0", "--pool-bytes", "32M", "--no-store",
+               "--threads", "1", "--detach")
+        try:
+            with open(os.path.join(run_dir, "router.address")) as f:
+                router = f.read().strip()
+            tandem("scale", "prefill=2", "decode=3", "--run-dir", run_dir)
+            assert pools() == ["decode-0", "decode-1", "decode-2", "prefill-0", "prefill-1"], pools()
+            status = lambda: json.loads(tandem("status", "--json", "--router", router))["workers"]
+            wait_until(lambda: sorted(w["name"] for w in status() if w["state"] == "ready") == pools(), 10, "all are known")
+            tandem("scale", "decode=1", "--run-dir", run_dir)
+            assert pools() == ["decode-0", "prefill-0", "prefill-1"], pools()
+            wait_until(lambda: sorted(w["name"] for w in status()) == pools(), 10, lambda: f"the others are forgotten: {status()}")
+            assert tandem("generate", "--router", router, "--max-tokens", "4", "Hello")
+            bad = subprocess.run([TANDEM, "scale", "decode=0", "--run-dir", run_dir], capture_output=True, text=True)
+            assert bad.returncode == 2 and "decode=0" in bad.stderr, bad.stderr
+        finally:
+            tandem("down", "--run-dir", run_dir)
+
+
+@test
+def test_explain_says_what_was_weighed():
+    with Cluster(dummy=DIMS, prefill=2, decode=1, plan="split", worker_args=SIM) as c:
+        c.generate([{"id": f"e{i}", "prompt_ids": list(range(200)), "max_tokens": 4, "greedy": True} for i in range(3)])
+        out = subprocess.run([TANDEM, "explain", "e1", "--json", "--router", c.router.address], capture_output=True, text=True)
+        d = json.loads(out.stdout)["decisions"]
+        assert len(d) == 1 and d[0]["request_id"] == "e1" and d[0]["verdict"] == "split" and d[0]["prompt_tokens"] == 200, d
+        assert {(k["worker"], k["as"]) for k in d[0]["candidates"]} == {
+            ("prefill-0", "prefill"), ("prefill-1", "prefill"), ("decode-0", "decode")}, d
+        winner = min((k for k in d[0]["candidates"] if k["as"] == "prefill"), key=lambda k: k["cost"])
+        assert winner["worker"] == d[0]["prefill"], d
+        none = subprocess.run([TANDEM, "explain", "nobody", "--router", c.router.address], capture_output=True, text=True)
+        assert none.returncode == 1 and "nobody" in none.stderr
+
+
+main()

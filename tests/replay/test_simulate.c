@@ -1,0 +1,546 @@
+/* The cluster in virtual time: identities that any queueing system keeps, and what the scheduler does with small made loads. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/random.h"
+#include "replay/simulate.h"
+#include "tests/tap.h"
+
+enum { BLOCK = 512 };
+
+/* ------------------------------------------------------------- made traces */
+
+struct maker {
+    struct trace trace;
+    uint64_t cap_requests, cap_blocks, next_id;
+};
+
+static void add(struct maker *m, double at_ms, uint32_t n_prompt, uint32_t n_output, uint64_t chain, uint32_t n_shared)
+{
+    struct trace *t = &m->trace;
+    uint32_t n_blocks = (n_prompt + BLOCK - 1) / BLOCK;
+    if (t->n_requests == m->cap_requests) {
+        m->cap_requests = m->cap_requests * 2 + 64;
+        t->requests = mem_resize(t->requests, m->cap_requests, sizeof(*t->requests));
+    }
+    if (t->n_blocks + n_blocks > m->cap_blocks) {
+        m->cap_blocks = m->cap_blocks * 2 + n_blocks;
+        t->blocks = mem_resize(t->blocks, m->cap_blocks, sizeof(*t->blocks));
+    }
+    t->requests[t->n_requests++] =
+        (struct trace_request){(uint64_t)(at_ms * 1e6), n_prompt, n_output, n_blocks, t->n_blocks};
+    for (uint32_t i = 0; i < n_blocks; i++) /* an id names its whole prefix: those of a chain are its own */
+        t->blocks[t->n_blocks++] = i < n_shared ? chain << 32 | i : 1ull << 62 | m->next_id++;
+}
+
+static void maker_fini(struct maker *m)
+{
+    free(m->trace.requests);
+    free(m->trace.blocks);
+}
+
+static double uniform(uint64_t i, uint64_t what)
+{
+    return random_unit(random_at(7, i, what));
+}
+
+static double exponential(double mean, uint64_t i, uint64_t what)
+{
+    return -mean * log(1 - uniform(i, what));
+}
+
+static double log_uniform(double low, double high, uint64_t i, uint64_t what)
+{
+    return low * exp(uniform(i, what) * log(high / low));
+}
+
+/* Conversations: prompts of 0.5 to 20 thousand tokens, half of them with one of 40 prefixes; a mean of gap_ms apart. */
+static void make_mixed(struct maker *m, uint32_t n, double gap_ms)
+{
+    double at = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t n_prompt = (uint32_t)log_uniform(500, 20000, i, 1), chain = (uint32_t)(uniform(i, 2) * 80);
+        uint32_t shared = chain < 40 ? n_prompt / BLOCK * 2 / 3 : 0;
+        add(m, at, n_prompt, 1 + (uint32_t)log_uniform(20, 600, i, 3), chain + 1, shared);
+        at += exponential(gap_ms, i, 4);
+    }
+}
+
+static struct simulate_config config_of(uint32_t n_prefill, uint32_t n_decode)
+{
+    struct simulate_config c = {.n_prefill = n_prefill,
+                                .n_decode = n_decode,
+                                .chunk_tokens = 4096,
+                                .max_batch = 256,
+                                .n_pages = 1600,
+                                .max_context = 131072,
+                                .block_tokens = BLOCK,
+                                .profile_error = 1,
+                                .link_ms = 1,
+                                .link_ms_per_token = 0.003,
+                                .rate = 1,
+                                .ttft_ms = 1000,
+                                .tpot_ms = 30,
+                                .seed = 1};
+    ck_assert_int_eq(cost_profile_parse("3526,18.5,0.000535:5228,0.0293,8.088", &c.cost, NULL), TD_OK);
+    return c;
+}
+
+static double goodput(const struct simulate_config *c, const struct simulate_result *r)
+{
+    uint32_t met = 0;
+    for (uint64_t i = 0; i < r->n_requests; i++) {
+        const struct simulated *q = &r->requests[i];
+        met += !q->refused && (!(c->ttft_ms > 0) || q->ttft_ms <= c->ttft_ms) && q->tpot_ms <= c->tpot_ms;
+    }
+    return met / (r->requests[r->n_requests - 1].arrived_ms * 1e-3);
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double busy_share(const struct simulate_result *r, uint32_t from, uint32_t to)
+{
+    double sum = 0;
+    for (uint32_t w = from; w < to; w++)
+        sum += r->busy_ms[w] / r->duration_ms;
+    return sum / (to - from);
+}
+
+/* -------------------------------------------------------------- identities */
+
+START_TEST(test_simulate_gives_the_same_result_twice)
+{
+    struct maker m = {0};
+    struct simulate_config c = config_of(2, 3);
+    struct simulate_result a, b;
+    make_mixed(&m, 1500, 25);
+    c.noise = 0.1;
+    c.profile_error = 2;
+    c.retry_share = 0.2;
+    simulate_run(&m.trace, &c, &a);
+    simulate_run(&m.trace, &c, &b);
+    ck_assert(a.n_refused == b.n_refused && a.duration_ms == b.duration_ms && a.n_late_refused == b.n_late_refused);
+    ck_assert_mem_eq(a.busy_ms, b.busy_ms, a.n_workers * sizeof(double));
+    for (uint64_t i = 0; i < a.n_requests; i++) {
+        const struct simulated *p = &a.requests[i], *q = &b.requests[i];
+        if (p->refused != q->refused || p->ttft_ms != q->ttft_ms || p->tpot_ms != q->tpot_ms ||
+            p->end_ms != q->end_ms || p->prefill != q->prefill || p->decode != q->decode ||
+            p->predicted_ttft_ms != q->predicted_ttft_ms || p->retry_after_ms != q->retry_after_ms)
+            ck_abort_msg("request %lu differs", (unsigned long)i);
+    }
+    ck_assert_uint_gt(a.n_refused, 0);
+    simulate_result_fini(&a);
+    simulate_result_fini(&b);
+    maker_fini(&m);
+}
+END_TEST
+
+struct edge { /* a request comes or goes */
+    double at;
+    int by;
+};
+
+static int compare_edges(const void *a, const void *b)
+{
+    const struct edge *x = a, *y = b;
+    return (x->at > y->at) - (x->at < y->at);
+}
+
+START_TEST(test_simulate_keeps_the_identities_of_queues)
+{
+    struct maker m = {0};
+    struct simulate_config c = config_of(2, 3);
+    struct simulate_result r;
+    make_mixed(&m, 1500, 60);
+    c.ttft_ms = c.tpot_ms = 0;
+    simulate_run(&m.trace, &c, &r);
+    ck_assert_uint_eq(r.n_refused, 0);
+    struct edge *edges = mem_array(2 * r.n_requests, sizeof(*edges));
+    double sojourn = 0, work = 0, busy = 0, area = 0, before = 0;
+    for (uint64_t i = 0; i < r.n_requests; i++) {
+        const struct simulated *q = &r.requests[i];
+        const struct trace_request *t = &m.trace.requests[i];
+        double latency = q->end_ms - q->arrived_ms;
+        if (fabs(q->ttft_ms + (t->n_output - 1) * q->tpot_ms - latency) > 1e-4)
+            ck_abort_msg("request %lu: %f + %u * %f is not %f", (unsigned long)i, q->ttft_ms, t->n_output - 1,
+                         q->tpot_ms, latency);
+        double n = t->n_prompt - q->cached_tokens; /* no noise: the least that its prompt can take is known */
+        work += c.cost.prefill[1] * n + c.cost.prefill[2] * n * (n + 2.0 * q->cached_tokens);
+        sojourn += latency;
+        edges[2 * i] = (struct edge){q->arrived_ms, 1};
+        edges[2 * i + 1] = (struct edge){q->end_ms, -1};
+        ck_assert(q->cached_tokens < t->n_prompt && q->cached_tokens % BLOCK == 0);
+    }
+    qsort(edges, 2 * r.n_requests, sizeof(*edges), compare_edges);
+    int there = 0;
+    for (uint64_t i = 0; i < 2 * r.n_requests; i++) {
+        area += there * (edges[i].at - before);
+        before = edges[i].at;
+        there += edges[i].by;
+        ck_assert_int_ge(there, 0);
+    }
+    ck_assert_int_eq(there, 0);
+    ck_assert(fabs(area / sojourn - 1) < 1e-9); /* Little: what is there over time is what each stays */
+    for (uint32_t w = 0; w < r.n_workers; w++) {
+        busy += r.busy_ms[w];
+        ck_assert(r.busy_ms[w] <= r.duration_ms * (1 + 1e-9));
+    }
+    ck_assert_msg(busy > work, "%f ms of work in %f", work, busy);
+    free(edges);
+    simulate_result_fini(&r);
+    maker_fini(&m);
+}
+END_TEST
+
+START_TEST(test_simulate_a_lone_request_takes_what_the_model_says)
+{
+    struct maker m = {0};
+    struct simulate_config c = config_of(1, 1);
+    struct simulate_result r;
+    add(&m, 0, 4000, 11, 1, 0);
+    c.force = FORCE_SPLIT;
+    simulate_run(&m.trace, &c, &r);
+    const struct simulated *q = &r.requests[0];
+    const double *p = c.cost.prefill, *d = c.cost.decode;
+    double prefill = p[0] + 4000 * p[1] + 4000.0 * 4000 * p[2], link = c.link_ms + 4000 * c.link_ms_per_token;
+    ck_assert_msg(fabs(q->ttft_ms - prefill) < 1e-3, "%f %f", q->ttft_ms, prefill);
+    double steps = 10 * (d[0] + d[2]) + d[1] * (10 * 4001 + 45);
+    ck_assert_msg(fabs(q->end_ms - prefill - link - steps) < 0.1, "%f %f", q->end_ms, prefill + link + steps);
+    simulate_result_fini(&r);
+    maker_fini(&m);
+}
+END_TEST
+
+/* ----------------------------------------------------- what it is used for */
+
+START_TEST(test_simulate_tandem_has_the_goodput_of_the_best_policy)
+{
+    struct maker m = {0};
+    make_mixed(&m, 3000, 12);
+    double of[POLICIES];
+    for (enum policy p = 0; p < POLICIES; p++) {
+        struct simulate_config c = config_of(4, 4);
+        struct simulate_result r;
+        c.policy = p;
+        c.noise = 0.1;
+        simulate_run(&m.trace, &c, &r);
+        of[p] = goodput(&c, &r);
+        printf("# policy %d: goodput %.2f/s, busy %.2f and %.2f\n", p, of[p], busy_share(&r, 0, 4),
+               busy_share(&r, 4, 8));
+        ck_assert_msg(of[POLICY_TANDEM] >= of[p], "policy %d: %f, tandem %f", p, of[p], of[POLICY_TANDEM]);
+        simulate_result_fini(&r);
+    }
+    maker_fini(&m);
+}
+END_TEST
+
+/* Relative errors of TTFT as promised, after the first 20 %; returns how busy prefill workers were. */
+static double measure_errors(double gap_ms, double noise, double profile_error, double *p50_out, double *p90_out)
+{
+    struct maker m = {0};
+    struct simulate_config c = config_of(4, 4);
+    struct simulate_result r;
+    uint32_t n = 0;
+    make_mixed(&m, 3000, gap_ms);
+    c.noise = noise;
+    c.profile_error = profile_error;
+    c.force = FORCE_SPLIT;
+    simulate_run(&m.trace, &c, &r);
+    double *errors = mem_array(r.n_requests, sizeof(*errors)), busy = busy_share(&r, 0, 4);
+    for (uint64_t i = r.n_requests / 5; i < r.n_requests; i++)
+        if (!r.requests[i].refused)
+            errors[n++] = fabs(r.requests[i].predicted_ttft_ms / r.requests[i].ttft_ms - 1);
+    qsort(errors, n, sizeof(*errors), compare);
+    *p50_out = errors[n / 2];
+    *p90_out = errors[n * 9 / 10];
+    printf("# gap %.0f ms, noise %.1f, profile x %.0f: busy %.2f, error p50 %.3f p90 %.3f of %u\n", gap_ms, noise,
+           profile_error, busy, *p50_out, *p90_out, n);
+    fflush(stdout);
+    free(errors);
+    simulate_result_fini(&r);
+    maker_fini(&m);
+    return busy;
+}
+
+START_TEST(test_simulate_times_to_first_token_are_as_promised)
+{
+    double p50, p90;
+    measure_errors(80, 0, 1, &p50, &p90);
+    ck_assert_msg(p50 < 0.01 && p90 < 0.05, "%f %f", p50, p90);
+    double busy = measure_errors(30, 0.1, 2, &p50, &p90);
+    ck_assert_msg(busy >= 0.7, "%f", busy);
+    ck_assert_msg(p50 <= 0.06 && p90 <= 0.17, "%f %f", p50, p90);
+}
+END_TEST
+
+START_TEST(test_simulate_admits_those_that_come_back_when_they_were_told)
+{
+    struct maker m = {0};
+    struct simulate_config c = config_of(4, 4);
+    struct simulate_result r;
+    uint32_t back = 0, admitted = 0, taken = 0, met = 0;
+    make_mixed(&m, 4000, 12);
+    c.noise = 0.1;
+    c.retry_share = 0.1;
+    simulate_run(&m.trace, &c, &r);
+    for (uint64_t i = 0; i < r.n_requests; i++) {
+        const struct simulated *q = &r.requests[i];
+        back += q->came_back;
+        admitted += q->came_back && q->admitted_then;
+        taken += !q->refused;
+        met += !q->refused && q->ttft_ms <= c.ttft_ms;
+    }
+    printf("# %u came back, %u admitted; %u of all admitted, %u had their first token in time; %lu refused, %lu of "
+           "them late\n",
+           back, admitted, taken, met, (unsigned long)r.n_refused, (unsigned long)r.n_late_refused);
+    fflush(stdout);
+    ck_assert_uint_gt(back, 20);
+    ck_assert_msg(admitted >= 0.9 * back, "%u of %u", admitted, back);
+    ck_assert_msg(met >= 0.99 * taken, "%u of %u", met, taken);
+    simulate_result_fini(&r);
+    maker_fini(&m);
+}
+END_TEST
+
+START_TEST(test_simulate_shares_a_full_cluster_by_the_weights_of_tenants)
+{
+    enum { N = 7800, WINDOW_MS = 60000 };
+    static const struct fair_weight WEIGHTS[] = {{1, 1}, {2, 3}};
+    struct maker m = {0};
+    struct simulate_config c = config_of(1, 1);
+    struct simulate_ask *asks = mem_array(N, sizeof(*asks));
+    struct simulate_result r;
+    double shares[2][2] = {{0}};
+    for (uint32_t i = 0; i < N; i++) {
+        bool floods = i % 3 < 2; /* twice as many requests, for a third of the weight */
+        add(&m, i * 15.4, 4000 + (uint32_t)(uniform(i, 1) * 4000), 20, 0, 0);
+        asks[i] = (struct simulate_ask){.tenant = floods ? 1 : 2, .follows = -1};
+    }
+    c.ttft_ms = c.tpot_ms = 0;
+    c.asks = asks;
+    c.weights = WEIGHTS;
+    c.n_weights = 2;
+    simulate_run(&m.trace, &c, &r);
+    for (uint32_t i = 0; i < N; i++) { /* by when the prefill ended; while they arrive, both are backlogged */
+        const struct simulated *q = &r.requests[i];
+        uint32_t window = (uint32_t)((q->arrived_ms + q->ttft_ms) / WINDOW_MS);
+        if (window < 2)
+            shares[window][asks[i].tenant - 1] += m.trace.requests[i].n_prompt + 20;
+    }
+    for (uint32_t w = 0; w < 2; w++) {
+        double share = shares[w][0] / (shares[w][0] + shares[w][1]);
+        printf("# window %u: share %.3f\n", w, share);
+        ck_assert_msg(fabs(share - 0.25) <= 0.05 * 0.25, "window %u: %f", w, share);
+    }
+    simulate_result_fini(&r);
+    maker_fini(&m);
+    free(asks);
+}
+END_TEST
+
+/* Workflows of 1 to 12 steps; each has its deadline: some times what its steps take alone. Returns the share that kept it. */
+static double attainment(enum order order, double gap_ms)
+{
+    enum { FLOWS = 500, STEPS = 12 };
+    struct maker m = {0};
+    struct simulate_config c = config_of(2, 2);
+    struct simulate_ask *asks = mem_array(FLOWS * STEPS, sizeof(*asks));
+    struct simulate_result r;
+    uint32_t n = 0, kept = 0;
+    for (uint32_t f = 0; f < FLOWS; f++) {
+        uint32_t steps = 1 + (uint32_t)(uniform(f, 20) * STEPS);
+        double slack = log_uniform(2, 8, f, 21);
+        for (uint32_t i = 0; i < steps; i++, n++) {
+            uint64_t id = (uint64_t)f * STEPS + i;
+            add(&m, f * gap_ms, (uint32_t)log_uniform(2000, 12000, id, 22), 20 + (uint32_t)(uniform(id, 23) * 80), 0,
+                0);
+            asks[n] = (struct simulate_ask){
+                .follows = i ? (int64_t)n - 1 : -1, .steps_left = steps - 1 - i, .workflow_ms = slack * steps * 600};
+        }
+    }
+    c.ttft_ms = c.tpot_ms = 0;
+    c.asks = asks;
+    c.order = order;
+    c.noise = 0.1;
+    simulate_run(&m.trace, &c, &r);
+    for (uint32_t i = 0, first = 0; i < n; i++) {
+        first = asks[i].follows < 0 ? i : first;
+        kept += !asks[i].steps_left && !r.requests[i].refused &&
+                r.requests[i].end_ms - r.requests[first].arrived_ms <= asks[i].workflow_ms;
+    }
+    printf("# order %d, gap %.0f ms: %.3f of %d kept, busy %.2f and %.2f\n", order, gap_ms, (double)kept / FLOWS, FLOWS,
+           busy_share(&r, 0, 2), busy_share(&r, 2, 4));
+    fflush(stdout);
+    simulate_result_fini(&r);
+    maker_fini(&m);
+    free(asks);
+    return (double)kept / FLOWS;
+}
+
+START_TEST(test_simulate_keeps_more_deadlines_of_workflows_than_other_orders)
+{
+    for (int i = 0; i < 2; i++) { /* a little more than can be kept; just what can */
+        double gap = i ? 320 : 260, tandem = attainment(ORDER_TANDEM, gap);
+        double first_come = attainment(ORDER_FCFS, gap), earliest = attainment(ORDER_EDF, gap);
+        ck_assert_msg(tandem >= (i ? 1 : 1.3) * first_come, "%f, first come first served %f", tandem, first_come);
+        ck_assert_msg(tandem >= earliest, "%f, earliest deadline first %f", tandem, earliest);
+    }
+}
+END_TEST
+
+/* ----------------------------------------------------------------- balance */
+
+enum load { UNIQUE, SHARED, ONE_BY_ONE, LONG_ONES, BURST, MIXED, LOADS };
+
+/* concurrent_out: each follows the one so far before it, so that there are always as many; 0: they come by the clock. */
+static void make_load(struct maker *m, enum load load, uint32_t *concurrent_out)
+{
+    static const uint32_t N[LOADS] = {3000, 4000, 800, 3000, 200, 3000};
+    double at = 0;
+    *concurrent_out = load == SHARED ? 480 : load == ONE_BY_ONE;
+    if (load == MIXED) {
+        make_mixed(m, N[load], 8);
+        return;
+    }
+    for (uint32_t i = 0; i < N[load]; i++) {
+        uint32_t n_prompt = (uint32_t)log_uniform(1000, 8000, i, 1), shared = 0;
+        if (load == SHARED) {
+            shared = 16;
+            n_prompt = 16 * BLOCK + 100 + (uint32_t)(uniform(i, 2) * 800);
+        }
+        if (load == LONG_ONES && i % 20 == 7)
+            n_prompt = 100000;
+        add(m, at, n_prompt, 20 + (uint32_t)(uniform(i, 3) * 200), 1, shared);
+        at += load == SHARED && i < 480 ? 0.01 : load == BURST ? 0.05 : exponential(load == LONG_ONES ? 60 : 15, i, 4);
+    }
+}
+
+/* Whether at some time one decode worker has more than its pages while another has less than half. */
+static bool is_lopsided(const struct trace *t, const struct simulate_config *c, const struct simulate_result *r)
+{
+    struct edge *edges = mem_array(2 * r->n_requests, sizeof(*edges));
+    double *used = mem_array(r->n_workers, sizeof(*used));
+    bool lopsided = false;
+    for (uint64_t i = 0; i < r->n_requests; i++) {
+        const struct simulated *q = &r->requests[i];
+        edges[2 * i] = (struct edge){q->arrived_ms + q->ttft_ms, (int)i};
+        edges[2 * i + 1] = (struct edge){q->end_ms, -1 - (int)i};
+    }
+    qsort(edges, 2 * r->n_requests, sizeof(*edges), compare_edges);
+    for (uint64_t i = 0; i < 2 * r->n_requests; i++) {
+        int by = edges[i].by, request = by < 0 ? -1 - by : by;
+        const struct trace_request *q = &t->requests[request];
+        double pages = ceil((double)(q->n_prompt + q->n_output) / BLOCK), most = 0, least = INFINITY;
+        used[r->requests[request].decode] += by < 0 ? -pages : pages;
+        for (uint32_t w = c->n_prefill; w < r->n_workers; w++) {
+            most = fmax(most, used[w]);
+            least = fmin(least, used[w]);
+        }
+        lopsided |= most > c->n_pages && least < c->n_pages / 2.0;
+    }
+    free(edges);
+    free(used);
+    return lopsided;
+}
+
+static double ratio(const double *values, uint32_t n)
+{
+    double most = 0, least = INFINITY;
+    for (uint32_t i = 0; i < n; i++) {
+        most = fmax(most, values[i]);
+        least = fmin(least, values[i]);
+    }
+    return most / least;
+}
+
+/*
+ * Most over least: of prefill workers the tokens of the prompts that they served, if they have anything to do at all; of decode
+ * workers the time that they were busy, because they prefill too, and a token of a prompt is not one of an answer.
+ */
+static void measure_spread(const struct trace *t, const struct simulate_config *c, const struct simulate_result *r,
+                           double spread_out[2])
+{
+    double *served = mem_array(r->n_workers, sizeof(*served));
+    for (uint64_t i = 0; i < r->n_requests; i++)
+        served[r->requests[i].prefill] += t->requests[i].n_prompt;
+    spread_out[0] = busy_share(r, 0, c->n_prefill) > 0.01 ? ratio(served, c->n_prefill) : 1;
+    spread_out[1] = ratio(r->busy_ms + c->n_prefill, c->n_decode);
+    free(served);
+}
+
+static double hit_rate(const struct trace *t, const struct simulate_result *r)
+{
+    double cached = 0, all = 0;
+    for (uint64_t i = 0; i < r->n_requests; i++) {
+        cached += r->requests[i].cached_tokens;
+        all += t->requests[i].n_prompt;
+    }
+    return cached / all;
+}
+
+static void balance(enum load load, enum policy policy, double spread_out[2], double *hits_out, bool *lopsided_out)
+{
+    struct maker m = {0};
+    struct simulate_config c = config_of(8, 8);
+    struct simulate_result r;
+    uint32_t concurrent;
+    make_load(&m, load, &concurrent);
+    struct simulate_ask *asks = mem_array(m.trace.n_requests, sizeof(*asks));
+    for (uint32_t i = 0; i < m.trace.n_requests; i++)
+        asks[i].follows = concurrent && i >= concurrent ? (int64_t)i - concurrent : -1;
+    c.asks = asks;
+    c.policy = policy;
+    c.ttft_ms = c.tpot_ms = 0;
+    c.noise = load == ONE_BY_ONE ? 0 : 0.05; /* one by one goes where steps seem to be shortest, and that is noise */
+    simulate_run(&m.trace, &c, &r);
+    measure_spread(&m.trace, &c, &r, spread_out);
+    *hits_out = hit_rate(&m.trace, &r);
+    *lopsided_out = is_lopsided(&m.trace, &c, &r);
+    printf("# load %d, policy %d: spread %.2f and %.2f, hits %.3f, busy %.2f and %.2f%s\n", load, policy, spread_out[0],
+           spread_out[1], *hits_out, busy_share(&r, 0, 8), busy_share(&r, 8, 16), *lopsided_out ? ", lopsided" : "");
+    fflush(stdout);
+    simulate_result_fini(&r);
+    maker_fini(&m);
+    free(asks);
+}
+
+START_TEST(test_simulate_spreads_load_over_equal_workers_and_finds_prefixes)
+{
+    enum load load = (enum load)_i;
+    double spreads[2], hits, best = 0, others, ignored[2];
+    bool lopsided, other_lopsided;
+    for (enum policy p = POLICY_TANDEM + 1; p < POLICIES; p++) {
+        balance(load, p, ignored, &others, &other_lopsided);
+        best = fmax(best, others);
+    }
+    balance(load, POLICY_TANDEM, spreads, &hits, &lopsided);
+    ck_assert_msg(spreads[0] <= 1.5 && spreads[1] <= 1.5, "%f %f", spreads[0], spreads[1]);
+    ck_assert_msg(hits >= 0.9 * best, "%f, best %f", hits, best);
+    ck_assert(!lopsided);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("simulate");
+    TCase *t = tcase_create("simulate");
+    tcase_set_timeout(t, 120);
+    tcase_add_test(t, test_simulate_gives_the_same_result_twice);
+    tcase_add_test(t, test_simulate_keeps_the_identities_of_queues);
+    tcase_add_test(t, test_simulate_a_lone_request_takes_what_the_model_says);
+    tcase_add_test(t, test_simulate_tandem_has_the_goodput_of_the_best_policy);
+    tcase_add_test(t, test_simulate_times_to_first_token_are_as_promised);
+    tcase_add_test(t, test_simulate_admits_those_that_come_back_when_they_were_told);
+    tcase_add_test(t, test_simulate_shares_a_full_cluster_by_the_weights_of_tenants);
+    tcase_add_test(t, test_simulate_keeps_more_deadlines_of_workflows_than_other_orders);
+    tcase_add_loop_test(t, test_simulate_spreads_load_over_equal_workers_and_finds_prefixes, 0, LOADS);
+    suite_add_tcase(s, t);
+    return tap_main(s);
+}

@@ -1,0 +1,241 @@
+/* What is learned: step times from noisy steps, answer lengths from those that ended. */
+#include <math.h>
+#include <string.h>
+
+#include "base/random.h"
+#include "sched/cost.h"
+#include "sched/lengths.h"
+#include "tests/tap.h"
+
+static const char PROFILE[] = "3526,18.5,0.000535:5228,0.0293,8.088";
+
+static struct cost_profile profile(double factor)
+{
+    struct cost_profile p;
+    ck_assert_int_eq(cost_profile_parse(PROFILE, &p, NULL), TD_OK);
+    for (int i = 0; i < 3; i++) {
+        p.prefill[i] *= factor;
+        p.decode[i] *= factor;
+    }
+    return p;
+}
+
+static double uniform(uint64_t i, uint64_t what)
+{
+    return random_unit(random_at(31, i, what));
+}
+
+static double log_normal(double sigma, uint64_t i)
+{
+    double normal = sqrt(-2 * log(uniform(i, 8) + 0x1p-54)) * cos(2 * M_PI * uniform(i, 9));
+    return exp(sigma * normal - sigma * sigma / 2);
+}
+
+/* Steps as a busy worker runs them: prompts of all sizes, batches that grow and shrink, both at once now and then. */
+static struct cost_step make_step(const struct cost_profile *truth, uint64_t i, double sigma)
+{
+    struct cost_step s = {0};
+    if (i % 3) {
+        s.batch = 1 + (uint32_t)(uniform(i, 0) * 60);
+        s.context = s.batch * (200 + 8000 * uniform(i, 1));
+    }
+    if (i % 3 != 1) {
+        double n = floor(exp(log(32) + uniform(i, 2) * log(256))), cached = floor(uniform(i, 3) * 20000);
+        s.n_prompts = 1;
+        s.prefill_tokens = (uint32_t)n;
+        s.prefill_square = n * (n + 2 * cached);
+    }
+    const double *p = truth->prefill, *d = truth->decode;
+    s.ms = (s.prefill_tokens ? p[0] + p[1] * s.prefill_tokens + p[2] * s.prefill_square : 0) +
+           (s.batch ? d[0] + d[1] * s.context + d[2] * s.batch : 0);
+    s.ms *= log_normal(sigma, i);
+    return s;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Median relative error over fresh steps without noise, of prompts and of decoding. */
+static void measure(const struct cost_model *m, const struct cost_profile *truth, double *prefill_out,
+                    double *decode_out)
+{
+    enum { N = 300 };
+    double prefill[N], decode[N];
+    uint32_t n_prefill = 0, n_decode = 0;
+    for (uint64_t i = 100000; n_prefill < N || n_decode < N; i++) {
+        struct cost_step s = make_step(truth, i, 0);
+        if (i % 3 == 0 && n_prefill < N)
+            prefill[n_prefill++] = fabs(
+                cost_prefill_ms(m, s.prefill_tokens, (s.prefill_square / s.prefill_tokens - s.prefill_tokens) / 2, 0) /
+                    s.ms -
+                1);
+        if (i % 3 == 1 && n_decode < N)
+            decode[n_decode++] = fabs(cost_decode_ms(m, s.batch, s.context) / s.ms - 1);
+    }
+    qsort(prefill, N, sizeof(double), compare);
+    qsort(decode, N, sizeof(double), compare);
+    *prefill_out = prefill[N / 2];
+    *decode_out = decode[N / 2];
+}
+
+START_TEST(test_cost_learns_from_a_profile_that_is_twice_off)
+{
+    const struct cost_profile truth = profile(1);
+    for (int half = 0; half < 2; half++) {
+        const struct cost_profile wrong = profile(half ? 0.5 : 2);
+        struct cost_model m = cost_make(&wrong);
+        double prefill, decode;
+        measure(&m, &truth, &prefill, &decode);
+        ck_assert(prefill > 0.4 && decode > 0.4);
+        for (uint64_t i = 0; i < 100; i++) {
+            const struct cost_step s = make_step(&truth, i, 0.1);
+            m = cost_observe(m, &s);
+        }
+        measure(&m, &truth, &prefill, &decode);
+        ck_assert_msg(prefill < 0.15 && decode < 0.15, "after 100 steps: %f %f", prefill, decode);
+        for (uint64_t i = 100; i < 1500; i++) {
+            const struct cost_step s = make_step(&truth, i, 0.1);
+            m = cost_observe(m, &s);
+        }
+        measure(&m, &truth, &prefill, &decode);
+        ck_assert_msg(prefill < 0.05 && decode < 0.05, "after 1500 steps: %f %f", prefill, decode);
+        ck_assert(m.prefill_error.error < 0.25 && m.decode_error.error < 0.15);
+    }
+}
+END_TEST
+
+START_TEST(test_cost_learns_little_from_one_step_that_stalled)
+{
+    const struct cost_profile truth = profile(1);
+    struct cost_model m = cost_make(&truth);
+    double prefill, decode;
+    for (uint64_t i = 0; i < 300; i++) {
+        const struct cost_step s = make_step(&truth, i, 0.1);
+        m = cost_observe(m, &s);
+    }
+    for (uint64_t i = 300; i < 302; i++) { /* a prompt's and a batch's */
+        struct cost_step s = make_step(&truth, i, 0);
+        s.ms *= 50;
+        m = cost_observe(m, &s);
+    }
+    measure(&m, &truth, &prefill, &decode);
+    ck_assert_msg(prefill < 0.12 && decode < 0.12, "%f %f", prefill, decode);
+}
+END_TEST
+
+START_TEST(test_cost_of_an_unseen_worker_is_its_profile)
+{
+    const struct cost_profile p = profile(1);
+    struct cost_model m = cost_make(&p);
+    for (uint64_t i = 0; i < 50; i++) {
+        double prefill = p.prefill[0] + p.prefill[1] * 1000 + p.prefill[2] * 1000.0 * (1000 + 2.0 * (double)i * 100);
+        ck_assert(fabs(cost_prefill_ms(&m, 1000, (double)i * 100, 0) - prefill) < 1e-6);
+        double decode = p.decode[0] + p.decode[1] * (double)i * 1000 + p.decode[2] * 7;
+        ck_assert(fabs(cost_decode_ms(&m, 7, (double)i * 1000) - decode) < 1e-6);
+    }
+    ck_assert(cost_prefill_ms(&m, 0, 100, 512) == 0 && cost_decode_ms(&m, 0, 100) == 0);
+    double whole = cost_prefill_ms(&m, 4096, 0, 0), cut = cost_prefill_ms(&m, 4096, 0, 1024);
+    ck_assert(fabs(cut - whole - 3 * p.prefill[0]) < 1e-6); /* only the steps themselves are paid more often */
+}
+END_TEST
+
+START_TEST(test_cost_chunk_is_the_largest_that_stays_within_its_limit)
+{
+    const struct cost_profile p = profile(1);
+    struct cost_model m = cost_make(&p);
+    for (uint64_t i = 0; i < 2000; i++) {
+        double limit = uniform(i, 0) * 200, batch = floor(uniform(i, 1) * 60), context = batch * 2000;
+        double cached = uniform(i, 2) * 50000;
+        uint32_t max = 1 + (uint32_t)(uniform(i, 3) * 8192);
+        uint32_t chunk = cost_chunk_within(&m, limit, batch, context, cached, max);
+        double others = cost_decode_ms(&m, batch, context);
+        ck_assert_uint_le(chunk, max);
+        ck_assert(!chunk || others + cost_prefill_ms(&m, chunk, cached, 0) <= limit);
+        ck_assert(chunk == max || others + cost_prefill_ms(&m, chunk + 1, cached, 0) > limit);
+    }
+}
+END_TEST
+
+START_TEST(test_cost_profile_says_what_is_wrong)
+{
+    static const char *const WRONG[] = {
+        "", "1,2,3", "1,2,3:4,5", "1,2,3:4,5,6x", "1,2,3:4,5,-6", "nan,2,3:4,5,6", "1,2,inf:4,5,6", "1 2 3:4 5 6"};
+    struct cost_profile p;
+    for (size_t i = 0; i < sizeof(WRONG) / sizeof(WRONG[0]); i++) {
+        struct td_error e = {0};
+        ck_assert_int_eq(cost_profile_parse(WRONG[i], &p, &e), TD_ERR_INVALID);
+        ck_assert_ptr_nonnull(strstr(e.text, "microseconds") ? e.text : strstr(e.text, "below 0"));
+    }
+    ck_assert_int_eq(cost_profile_parse("1000,0,0:2000,3,4e-1", &p, NULL), TD_OK);
+    ck_assert(p.prefill[0] == 1 && p.decode[0] == 2 && fabs(p.decode[2] - 0.0004) < 1e-12);
+}
+END_TEST
+
+/* ----------------------------------------------------------------- lengths */
+
+START_TEST(test_lengths_tell_two_tenants_apart)
+{
+    struct lengths l;
+    lengths_init(&l);
+    for (uint32_t i = 0; i < 400; i++) {
+        lengths_observe(&l, 1, 20 + (uint32_t)(uniform(i, 0) * 20));
+        lengths_observe(&l, 2, 800 + (uint32_t)(uniform(i, 1) * 400));
+    }
+    double brief = lengths_remaining(&l, 1, 0, 4000), lengthy = lengths_remaining(&l, 2, 0, 4000);
+    double stranger = lengths_remaining(&l, 3, 0, 4000);
+    ck_assert_msg(brief > 20 && brief < 90, "%f", brief);
+    ck_assert_msg(lengthy > 800 && lengthy < 1150, "%f", lengthy);
+    ck_assert_msg(stranger > 300 && stranger < 800, "%f", stranger);
+}
+END_TEST
+
+START_TEST(test_lengths_remaining_is_the_mean_of_those_that_got_as_long)
+{
+    struct lengths l;
+    lengths_init(&l);
+    for (uint32_t i = 0; i < 2000; i++)
+        lengths_observe(&l, 1, i % 4 ? 16 : 1024); /* three quarters are short, the rest long */
+    double fresh = lengths_remaining(&l, 1, 0, 8192), past = lengths_remaining(&l, 1, 40, 8192);
+    double late = lengths_remaining(&l, 1, 900, 8192), longest = lengths_remaining(&l, 1, 3000, 8192);
+    ck_assert_msg(fresh > 0.8 * 268 && fresh < 1.2 * 268, "%f", fresh);
+    ck_assert_msg(past > 0.85 * 984 && past < 1.15 * 984, "%f", past);
+    ck_assert_msg(late > 1 && late < 300, "%f", late);
+    ck_assert_msg(longest >= 1500 && longest <= 3000, "%f", longest); /* longer than any: as long again */
+}
+END_TEST
+
+START_TEST(test_lengths_remaining_stays_below_max_tokens)
+{
+    struct lengths l;
+    lengths_init(&l);
+    ck_assert(lengths_remaining(&l, 1, 0, 10) <= 10);
+    for (uint32_t i = 0; i < 100; i++)
+        lengths_observe(&l, 1, 500);
+    for (uint32_t n = 0; n <= 100; n++) {
+        double left = lengths_remaining(&l, 1, n, 100);
+        ck_assert(left <= 100 - n);
+        ck_assert(n == 100 || left >= 1);
+    }
+    ck_assert(lengths_remaining(&l, 1, 200, 100) == 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("cost");
+    TCase *t = tcase_create("cost");
+    tcase_set_timeout(t, 30);
+    tcase_add_test(t, test_cost_learns_from_a_profile_that_is_twice_off);
+    tcase_add_test(t, test_cost_learns_little_from_one_step_that_stalled);
+    tcase_add_test(t, test_cost_of_an_unseen_worker_is_its_profile);
+    tcase_add_test(t, test_cost_chunk_is_the_largest_that_stays_within_its_limit);
+    tcase_add_test(t, test_cost_profile_says_what_is_wrong);
+    tcase_add_test(t, test_lengths_tell_two_tenants_apart);
+    tcase_add_test(t, test_lengths_remaining_is_the_mean_of_those_that_got_as_long);
+    tcase_add_test(t, test_lengths_remaining_stays_below_max_tokens);
+    suite_add_tcase(s, t);
+    return tap_main(s);
+}

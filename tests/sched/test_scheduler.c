@@ -1,0 +1,816 @@
+/* The one queue: life cycles, order, bounds, and counters that stay true whatever comes in which order. */
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/random.h"
+#include "sched/scheduler.h"
+#include "tests/tap.h"
+
+enum { CHUNK = 512, BLOCK = 16, MANY = 4000 };
+
+struct cluster {
+    struct scheduler *s;
+    struct sched_request *placed[MANY], *refused[MANY];
+    double retry_ms[MANY];
+    uint32_t n_placed, n_refused;
+    uint64_t now, number;
+};
+
+static struct sched_worker_stats stats_at(struct scheduler *s, uint32_t w, uint64_t now)
+{
+    scheduler_refresh(s, now);
+    return scheduler_worker_stats(s, w);
+}
+
+static void on_place(void *user, struct sched_request *q)
+{
+    struct cluster *c = user;
+    ck_assert_int_eq(q->state, SCHED_PREFILLING);
+    c->placed[c->n_placed++ % MANY] = q;
+}
+
+static void on_refuse(void *user, struct sched_request *q, double retry_after_ms)
+{
+    struct cluster *c = user;
+    ck_assert_int_eq(q->state, SCHED_OVER);
+    c->retry_ms[c->n_refused % MANY] = retry_after_ms;
+    c->refused[c->n_refused++ % MANY] = q;
+}
+
+static struct scheduler_config config_of(struct cluster *c)
+{
+    struct scheduler_config config = {.force = FORCE_SPLIT,
+                                      .half_life_ns = 30 * NS_PER_S,
+                                      .max_wait_ns = 100 * NS_PER_S,
+                                      .max_queued_tokens = UINT64_MAX / 2,
+                                      .max_queued = UINT32_MAX / 2,
+                                      .user = c,
+                                      .place = on_place,
+                                      .refuse = on_refuse};
+    ck_assert_int_eq(cost_profile_parse("1000,100,0:5000,0.05,20", &config.profile, NULL), TD_OK);
+    return config; /* 10 tokens a millisecond */
+}
+
+static void worker_up(struct cluster *c, uint32_t w, enum worker_role role)
+{
+    scheduler_worker_up(
+        c->s, w,
+        &(struct sched_worker_info){
+            .role = role, .chunk_tokens = CHUNK, .max_batch = 64, .n_pages = 20000, .max_context = 100000});
+}
+
+/* The first n_prefill workers prefill, the rest decode. */
+static struct cluster *cluster_with(const struct scheduler_config *config, uint32_t n_prefill, uint32_t n_decode)
+{
+    struct cluster *c = config->user;
+    c->now = NS_PER_S;
+    c->s = scheduler_open(config);
+    for (uint32_t w = 0; w < n_prefill + n_decode; w++)
+        worker_up(c, w, w < n_prefill ? ROLE_PREFILL : ROLE_DECODE);
+    return c;
+}
+
+static struct cluster *cluster_open(uint32_t n_prefill, uint32_t n_decode)
+{
+    struct scheduler_config config = config_of(mem_zalloc(sizeof(struct cluster)));
+    return cluster_with(&config, n_prefill, n_decode);
+}
+
+static void cluster_close(struct cluster *c)
+{
+    scheduler_close(c->s);
+    free(c);
+}
+
+static struct sched_request request(struct cluster *c, uint32_t n_tokens)
+{
+    return (struct sched_request){.number = c->number++,
+                                  .n_tokens = n_tokens,
+                                  .max_tokens = 100,
+                                  .block_tokens = BLOCK,
+                                  .arrived_ns = c->now,
+                                  .deadline_ns = UINT64_MAX,
+                                  .workflow_deadline_ns = UINT64_MAX};
+}
+
+static bool submit(struct cluster *c, struct sched_request *q)
+{
+    double retry;
+    q->arrived_ns = c->now;
+    return scheduler_submit(c->s, q, c->now, &retry);
+}
+
+static void run(struct cluster *c)
+{
+    scheduler_run(c->s, c->now);
+}
+
+static void pass_ms(struct cluster *c, double ms)
+{
+    c->now += (uint64_t)(ms * 1e6);
+}
+
+static void assert_idle(struct cluster *c, uint32_t n_workers)
+{
+    ck_assert_uint_eq(scheduler_queued(c->s), 0);
+    ck_assert_uint_eq(scheduler_queued_tokens(c->s), 0);
+    for (uint32_t w = 0; w < n_workers; w++) {
+        struct sched_worker_stats stats = stats_at(c->s, w, c->now);
+        ck_assert_uint_eq(stats.n_prompts + stats.running, 0);
+        ck_assert(stats.busy_ms == 0 && fabs(stats.pages) < 1e-9);
+    }
+}
+
+/* -------------------------------------------------------------- life cycle */
+
+START_TEST(test_scheduler_takes_a_request_through_its_life)
+{
+    struct cluster *c = cluster_open(1, 1);
+    struct sched_request q = request(c, 1000);
+    ck_assert(submit(c, &q));
+    ck_assert_int_eq(q.state, SCHED_QUEUED);
+    ck_assert_uint_eq(scheduler_queued_tokens(c->s), 1000);
+    run(c);
+    ck_assert_ptr_eq(c->placed[0], &q);
+    ck_assert_int_eq(q.plan.kind, PLAN_SPLIT);
+    struct sched_worker_stats prefill = stats_at(c->s, 0, c->now);
+    ck_assert_uint_eq(prefill.n_prompts, 1);
+    ck_assert(fabs(prefill.busy_ms - 102) < 1); /* two chunks, 100 ms of tokens */
+    pass_ms(c, 50);
+    ck_assert(fabs(stats_at(c->s, 0, c->now).busy_ms - 52) < 1);
+    pass_ms(c, 52);
+    scheduler_prefilled(c->s, &q, c->now);
+    ck_assert_int_eq(q.state, SCHED_DECODING);
+    ck_assert_uint_eq(stats_at(c->s, 0, c->now).n_prompts, 0);
+    struct sched_worker_stats decode = stats_at(c->s, 1, c->now);
+    ck_assert_uint_eq(decode.running, 1);
+    ck_assert(decode.pages >= 1000.0 / BLOCK);
+    scheduler_generated(&q, 40);
+    scheduler_decoded(c->s, &q);
+    scheduler_end(c->s, &q, c->now, true);
+    ck_assert_int_eq(q.state, SCHED_OVER);
+    assert_idle(c, 2);
+    cluster_close(c);
+}
+END_TEST
+
+START_TEST(test_scheduler_forgets_what_is_cancelled_in_any_state)
+{
+    struct cluster *c = cluster_open(1, 1);
+    for (int state = 0; state < 4; state++) {
+        struct sched_request other = request(c, 800), q = request(c, 1000);
+        ck_assert(submit(c, &other) && submit(c, &q));
+        if (state >= 1)
+            run(c);
+        if (state >= 2)
+            scheduler_prefilled(c->s, &q, c->now);
+        if (state >= 3)
+            scheduler_decoded(c->s, &q);
+        scheduler_end(c->s, &q, c->now, false);
+        ck_assert_int_eq(q.state, SCHED_OVER);
+        if (!state)
+            run(c);
+        ck_assert_int_eq(other.state, SCHED_PREFILLING);
+        ck_assert_uint_eq(stats_at(c->s, 0, c->now).n_prompts, 1);
+        ck_assert_uint_eq(stats_at(c->s, 1, c->now).running, 1);
+        scheduler_end(c->s, &other, c->now, false);
+        assert_idle(c, 2);
+    }
+    cluster_close(c);
+}
+END_TEST
+
+START_TEST(test_scheduler_requeues_to_another_worker_when_one_is_lost)
+{
+    struct cluster *c = cluster_open(2, 1);
+    struct sched_request q = request(c, 1000);
+    ck_assert(submit(c, &q));
+    run(c);
+    uint32_t lost = q.plan.prefill;
+    q.resumed = true;
+    scheduler_requeue(c->s, &q, c->now);
+    ck_assert_int_eq(q.state, SCHED_QUEUED);
+    scheduler_worker_down(c->s, lost);
+    run(c);
+    ck_assert_int_eq(q.state, SCHED_PREFILLING);
+    ck_assert_uint_eq(q.plan.prefill, 1 - lost);
+    scheduler_end(c->s, &q, c->now, false);
+    worker_up(c, lost, ROLE_PREFILL);
+    assert_idle(c, 3);
+    cluster_close(c);
+}
+END_TEST
+
+START_TEST(test_scheduler_sends_nothing_to_a_draining_worker_and_waits_for_one)
+{
+    struct cluster *c = cluster_open(2, 1);
+    struct sched_request qs[8], waiting = request(c, 100);
+    scheduler_worker_usable(c->s, 1, false);
+    for (int i = 0; i < 8; i++) {
+        qs[i] = request(c, 100);
+        ck_assert(submit(c, &qs[i]));
+        run(c);
+        ck_assert_uint_eq(qs[i].plan.prefill, 0);
+    }
+    scheduler_worker_usable(c->s, 0, false);
+    waiting.ttft_ms = 100; /* nothing is known without a worker, so nothing is refused */
+    ck_assert(submit(c, &waiting));
+    run(c);
+    ck_assert_int_eq(waiting.state, SCHED_QUEUED);
+    scheduler_worker_usable(c->s, 1, true);
+    run(c);
+    ck_assert_int_eq(waiting.state, SCHED_PREFILLING);
+    ck_assert_uint_eq(waiting.plan.prefill, 1);
+    for (int i = 0; i < 8; i++)
+        scheduler_end(c->s, &qs[i], c->now, false);
+    scheduler_end(c->s, &waiting, c->now, false);
+    assert_idle(c, 3);
+    cluster_close(c);
+}
+END_TEST
+
+START_TEST(test_scheduler_lets_a_worker_have_two_chunks_ahead)
+{
+    struct cluster *c = cluster_open(2, 1);
+    struct sched_request qs[10];
+    for (int i = 0; i < 10; i++) {
+        qs[i] = request(c, CHUNK);
+        ck_assert(submit(c, &qs[i]));
+    }
+    run(c);
+    ck_assert_uint_eq(c->n_placed, 4);
+    ck_assert_uint_eq(stats_at(c->s, 0, c->now).n_prompts, 2);
+    ck_assert_uint_eq(stats_at(c->s, 1, c->now).n_prompts, 2);
+    ck_assert_uint_eq(scheduler_queued(c->s), 6);
+    scheduler_prefilled(c->s, c->placed[0], c->now);
+    run(c);
+    ck_assert_uint_eq(c->n_placed, 5);
+    for (int i = 0; i < 10; i++)
+        scheduler_end(c->s, &qs[i], c->now, false);
+    assert_idle(c, 3);
+    cluster_close(c);
+}
+END_TEST
+
+/* --------------------------------------------------------------- admission */
+
+START_TEST(test_scheduler_refuses_what_its_queue_has_no_room_for)
+{
+    struct scheduler_config config = config_of(mem_zalloc(sizeof(struct cluster)));
+    config.max_queued = 3;
+    config.max_queued_tokens = 2000;
+    struct cluster *c = cluster_with(&config, 0, 0);
+    struct sched_request large = request(c, 50000), qs[5];
+    ck_assert(submit(c, &large)); /* an empty queue takes any */
+    scheduler_end(c->s, &large, c->now, false);
+    for (int i = 0; i < 5; i++) {
+        qs[i] = request(c, i == 2 ? 1900 : 100);
+        qs[i].resumed = i == 4;
+        ck_assert_int_eq(submit(c, &qs[i]), i != 2); /* too many tokens; then there is room again */
+        if (i == 2)
+            ck_assert_ptr_nonnull(strstr(qs[i].plan.reason, "queue is full"));
+    }
+    struct sched_request more = request(c, 1);
+    ck_assert(!submit(c, &more)); /* four are queued, one of them resumed */
+    ck_assert_int_eq(more.state, SCHED_OVER);
+    ck_assert_uint_eq(scheduler_queued(c->s), 4);
+    for (int i = 0; i < 5; i++)
+        if (i != 2)
+            scheduler_end(c->s, &qs[i], c->now, false);
+    assert_idle(c, 0);
+    cluster_close(c);
+}
+END_TEST
+
+START_TEST(test_scheduler_refuses_before_any_work_what_would_be_late)
+{
+    struct cluster *c = cluster_open(1, 1);
+    struct sched_request qs[20];
+    uint32_t admitted = 0;
+    for (int i = 0; i < 20; i++) { /* 50 ms of work each, 400 ms to wait: seven or eight of them */
+        qs[i] = request(c, 500);
+        qs[i].ttft_ms = 400;
+        double retry = -1;
+        bool taken = scheduler_submit(c->s, &qs[i], c->now, &retry);
+        ck_assert_msg(taken || (qs[i].state == SCHED_OVER && retry > 0 && qs[i].plan.reason), "%d", i);
+        ck_assert(!taken || qs[i].promised_ttft_ms <= 400);
+        admitted += taken;
+        run(c);
+    }
+    ck_assert_msg(admitted >= 6 && admitted <= 8, "%u", admitted);
+    struct sched_request never = request(c, 99990), resumed = request(c, 500);
+    double retry = -1;
+    ck_assert(!scheduler_submit(c->s, &never, c->now, &retry));
+    ck_assert(never.plan.never && retry == 0); /* coming back makes no sense */
+    resumed.ttft_ms = 1;
+    resumed.resumed = true;
+    ck_assert(submit(c, &resumed));
+    ck_assert_uint_eq(c->n_refused, 0);
+    scheduler_end(c->s, &resumed, c->now, false);
+    for (int i = 0; i < 20; i++)
+        if (qs[i].state != SCHED_OVER)
+            scheduler_end(c->s, &qs[i], c->now, false);
+    assert_idle(c, 2);
+    cluster_close(c);
+}
+END_TEST
+
+START_TEST(test_scheduler_does_not_admit_what_would_break_a_promise)
+{
+    struct cluster *c = cluster_open(1, 1);
+    struct sched_request busy[2], promised = request(c, 1000), urgent = request(c, 3000), small = request(c, 100);
+    for (int i = 0; i < 2; i++) {
+        busy[i] = request(c, CHUNK);
+        ck_assert(submit(c, &busy[i]));
+    }
+    run(c);
+    promised.ttft_ms = 300; /* 102 ms of queue, 102 of work */
+    ck_assert(submit(c, &promised));
+    run(c);
+    urgent.priority = 1; /* would go first, with 300 ms of work */
+    urgent.ttft_ms = 1000;
+    ck_assert(!submit(c, &urgent));
+    ck_assert_ptr_nonnull(strstr(urgent.plan.reason, "others"));
+    small.priority = 1;
+    small.ttft_ms = 1000;
+    ck_assert(submit(c, &small));
+    for (int i = 0; i < 2; i++)
+        scheduler_prefilled(c->s, &busy[i], c->now);
+    run(c);
+    ck_assert_ptr_eq(c->placed[2], &small);
+    ck_assert_ptr_eq(c->placed[3], &promised);
+    struct sched_request *const all[] = {&busy[0], &busy[1], &promised, &small};
+    for (int i = 0; i < 4; i++)
+        scheduler_end(c->s, all[i], c->now, false);
+    assert_idle(c, 2);
+    cluster_close(c);
+}
+END_TEST
+
+START_TEST(test_scheduler_refuses_late_what_can_not_be_on_time_any_more)
+{
+    struct cluster *c = cluster_open(1, 1);
+    struct sched_request busy[2], late = request(c, 500), resumed = request(c, 500), next = request(c, 10);
+    for (int i = 0; i < 2; i++) {
+        busy[i] = request(c, i ? 2000 : 1000); /* the second is more than the worker should have ahead */
+        ck_assert(submit(c, &busy[i]));
+    }
+    run(c);
+    late.ttft_ms = 450;
+    ck_assert(submit(c, &late));
+    resumed.ttft_ms = 450;
+    resumed.resumed = true;
+    ck_assert(submit(c, &resumed));
+    pass_ms(c, 600); /* the worker does not get on */
+    ck_assert(submit(c, &next));
+    run(c);
+    ck_assert_int_eq(late.state, SCHED_OVER);
+    ck_assert_ptr_eq(c->refused[0], &late);
+    ck_assert_uint_eq(c->n_refused, 1);
+    ck_assert_int_eq(resumed.state, SCHED_QUEUED);
+    struct sched_request *const all[] = {&busy[0], &busy[1], &resumed, &next};
+    for (int i = 0; i < 4; i++)
+        scheduler_end(c->s, all[i], c->now, false);
+    assert_idle(c, 2);
+    cluster_close(c);
+}
+END_TEST
+
+START_TEST(test_scheduler_keeps_a_place_for_one_that_comes_back_when_told)
+{
+    struct cluster *c = cluster_open(1, 1);
+    struct sched_request first = request(c, 3000), q = request(c, 5000), others[40];
+    uint32_t taken = 0, n_others = 0;
+    first.ttft_ms = q.ttft_ms = 700;
+    q.identity = 77;
+    ck_assert(submit(c, &first));
+    run(c);
+    double retry = 0;
+    ck_assert(!scheduler_submit(c->s, &q, c->now, &retry)); /* 300 ms of queue and 500 of work */
+    ck_assert_msg(retry >= 150 && retry <= 350, "%f", retry);
+    uint64_t back = c->now + (uint64_t)(retry * 1e6);
+    for (; c->now + NS_PER_MS * 10 < back && n_others < 40; n_others++) { /* these would fill the worker meanwhile */
+        pass_ms(c, 9);
+        others[n_others] = request(c, 900);
+        others[n_others].ttft_ms = 700;
+        taken += submit(c, &others[n_others]);
+        run(c);
+    }
+    ck_assert_msg(taken < n_others / 2, "%u of %u", taken, n_others);
+    c->now = back;
+    scheduler_prefilled(c->s, &first, c->now - NS_PER_MS);
+    for (uint32_t i = 0; i < n_others; i++) /* those that were let in were to be done by then, or nearly */
+        if (others[i].state == SCHED_PREFILLING)
+            scheduler_prefilled(c->s, &others[i], c->now);
+    ck_assert(submit(c, &q));
+    ck_assert(q.promised_ttft_ms <= 700);
+    struct sched_request *const both[] = {&first, &q};
+    for (int i = 0; i < 2; i++)
+        scheduler_end(c->s, both[i], c->now, false);
+    for (uint32_t i = 0; i < n_others; i++)
+        if (others[i].state != SCHED_OVER)
+            scheduler_end(c->s, &others[i], c->now, false);
+    assert_idle(c, 2);
+    cluster_close(c);
+}
+END_TEST
+
+START_TEST(test_scheduler_keeps_no_place_for_one_that_does_not_come)
+{
+    struct cluster *c = cluster_open(1, 1);
+    struct sched_request first = request(c, 3000), q = request(c, 5000), other = request(c, 4000);
+    double retry = 0;
+    first.ttft_ms = q.ttft_ms = 700;
+    other.ttft_ms = 700;
+    q.identity = 77;
+    ck_assert(submit(c, &first));
+    run(c);
+    ck_assert(!scheduler_submit(c->s, &q, c->now, &retry));
+    pass_ms(c, retry);
+    scheduler_end(c->s, &first, c->now, false);
+    other.arrived_ns = c->now;
+    ck_assert(!scheduler_would_admit(c->s, &other, c->now)); /* its place is kept... */
+    pass_ms(c, 51);
+    other.arrived_ns = c->now;
+    ck_assert(scheduler_would_admit(c->s, &other, c->now)); /* ...not for ever */
+    ck_assert_uint_eq(scheduler_queued(c->s), 0);
+    assert_idle(c, 2);
+    cluster_close(c);
+}
+END_TEST
+
+/* ------------------------------------------------------------------- order */
+
+/* Fills the worker, lets qs[0..n) queue up a millisecond apart, and writes the order in which they are placed. */
+static void place_in_order(const struct scheduler_config *config, struct sched_request *qs, uint32_t n,
+                           uint32_t *order_out)
+{
+    struct cluster *c = cluster_with(config, 1, 1);
+    struct sched_request busy = request(c, 4 * CHUNK);
+    ck_assert(submit(c, &busy));
+    run(c);
+    for (uint32_t i = 0; i < n; i++) {
+        pass_ms(c, 1);
+        ck_assert(submit(c, &qs[i]));
+    }
+    run(c);
+    ck_assert_uint_eq(c->n_placed, 1);
+    scheduler_end(c->s, &busy, c->now, false);
+    for (uint32_t i = 0; i < n; i++) {
+        run(c);
+        struct sched_request *q = c->placed[i + 1];
+        ck_assert_uint_eq(c->n_placed, i + 2); /* each fills the worker */
+        order_out[i] = (uint32_t)(q - qs);
+        scheduler_end(c->s, q, c->now, false);
+    }
+    assert_idle(c, 2);
+    cluster_close(c);
+}
+
+static void assert_order(const struct scheduler_config *config, const struct sched_request *qs, uint32_t n,
+                         const uint32_t *want)
+{
+    struct sched_request copy[8];
+    uint32_t order[8];
+    memcpy(copy, qs, n * sizeof(*qs));
+    struct scheduler_config fresh = *config;
+    fresh.user = mem_zalloc(sizeof(struct cluster));
+    place_in_order(&fresh, copy, n, order);
+    for (uint32_t i = 0; i < n; i++)
+        ck_assert_msg(order[i] == want[i], "place %u: %u, not %u", i, order[i], want[i]);
+}
+
+START_TEST(test_scheduler_orders_by_priority_then_by_when_each_is_due)
+{
+    struct cluster dummy = {0};
+    struct scheduler_config config = config_of(&dummy);
+    struct sched_request qs[4];
+    for (int i = 0; i < 4; i++) {
+        qs[i] = request(&dummy, 2 * CHUNK);
+        qs[i].ttft_ms = 5000 - 100.0 * i; /* due earlier, the later it came */
+    }
+    qs[1].priority = 1;
+    assert_order(&config, qs, 4, (const uint32_t[]){1, 3, 2, 0});
+    qs[2].resumed = true;
+    assert_order(&config, qs, 4, (const uint32_t[]){2, 1, 3, 0});
+    config.order = ORDER_FCFS;
+    assert_order(&config, qs, 4, (const uint32_t[]){0, 1, 2, 3});
+    config.order = ORDER_EDF;
+    assert_order(&config, qs, 4, (const uint32_t[]){3, 2, 1, 0});
+    config.order = ORDER_SHORTEST;
+    for (int i = 0; i < 4; i++)
+        qs[i].n_tokens = 3000 + 100 * (uint32_t)(i ^ 2);
+    assert_order(&config, qs, 4, (const uint32_t[]){2, 3, 0, 1});
+}
+END_TEST
+
+START_TEST(test_scheduler_puts_short_ones_first_where_nobody_has_a_limit)
+{
+    struct cluster dummy = {0};
+    struct scheduler_config config = config_of(&dummy);
+    struct sched_request qs[3];
+    for (int i = 0; i < 3; i++)
+        qs[i] = request(&dummy, 2 * CHUNK * (uint32_t)(3 - i));
+    assert_order(&config, qs, 3, (const uint32_t[]){2, 1, 0});
+}
+END_TEST
+
+START_TEST(test_scheduler_puts_the_workflow_first_that_needs_least_and_a_lost_one_last)
+{
+    struct cluster dummy = {0};
+    struct scheduler_config config = config_of(&dummy);
+    struct sched_request qs[4];
+    for (int i = 0; i < 4; i++) {
+        qs[i] = request(&dummy, 2 * CHUNK);
+        qs[i].workflow_deadline_ns = NS_PER_S + 30 * NS_PER_S;
+        qs[i].workflow_steps_left = (uint32_t)i;
+    }
+    qs[3].workflow_deadline_ns = NS_PER_S + NS_PER_S / 10; /* can't make it any more: others may */
+    assert_order(&config, qs, 4, (const uint32_t[]){0, 1, 2, 3});
+    qs[2].workflow_deadline_ns = NS_PER_S + 20 * NS_PER_S; /* more work left, but much earlier */
+    assert_order(&config, qs, 4, (const uint32_t[]){2, 0, 1, 3});
+    config.order = ORDER_EDF; /* that is by the moment alone */
+    assert_order(&config, qs, 4, (const uint32_t[]){3, 2, 0, 1});
+}
+END_TEST
+
+START_TEST(test_scheduler_lets_nobody_wait_longer_than_max_wait_while_others_are_placed)
+{
+    struct scheduler_config config = config_of(mem_zalloc(sizeof(struct cluster)));
+    config.max_wait_ns = 2 * NS_PER_S;
+    struct cluster *c = cluster_with(&config, 1, 1);
+    struct sched_request low = request(c, CHUNK), *others = mem_array(MANY, sizeof(*others));
+    uint32_t n = 0, ended = 0;
+    low.priority = -100;
+    for (; n < 4; n++) {
+        others[n] = request(c, CHUNK);
+        ck_assert(submit(c, &others[n]));
+    }
+    ck_assert(submit(c, &low));
+    uint64_t since = c->now;
+    while (low.state == SCHED_QUEUED && n < MANY) { /* a prompt ends each 52 ms, and one or two come */
+        run(c);
+        pass_ms(c, 52);
+        if (c->placed[ended] != &low)
+            scheduler_end(c->s, c->placed[ended], c->now, false);
+        ended++;
+        others[n] = request(c, CHUNK);
+        ck_assert(submit(c, &others[n++]));
+    }
+    double waited = (double)(low.placed_ns - since) * 1e-6;
+    ck_assert_msg(low.state == SCHED_PREFILLING && waited >= 2000 && waited <= 2000 + 2 * 52, "%f", waited);
+    cluster_close(c);
+    free(others);
+}
+END_TEST
+
+START_TEST(test_scheduler_shares_workers_between_tenants_by_weight)
+{
+    const struct fair_weight weights[] = {{1, 1}, {2, 3}};
+    struct scheduler_config config = config_of(mem_zalloc(sizeof(struct cluster)));
+    config.weights = weights;
+    config.n_weights = 2;
+    struct cluster *c = cluster_with(&config, 1, 1);
+    struct sched_request *qs = mem_array(MANY, sizeof(*qs));
+    uint32_t n = 0, served[3] = {0}, ended = 0;
+    for (; n < 40; n++) { /* the light one floods */
+        qs[n] = request(c, CHUNK);
+        qs[n].tenant = n < 30 ? 1 : 2;
+        ck_assert(submit(c, &qs[n]));
+    }
+    while (ended < 2000) {
+        run(c);
+        pass_ms(c, 52);
+        struct sched_request *q = c->placed[ended++];
+        served[q->tenant]++;
+        scheduler_end(c->s, q, c->now, false);
+        qs[n] = request(c, CHUNK);
+        qs[n].tenant = q->tenant;
+        ck_assert(submit(c, &qs[n++]));
+    }
+    ck_assert_msg(served[1] > 475 && served[1] < 525, "%u of 2000", served[1]);
+    cluster_close(c);
+    free(qs);
+}
+END_TEST
+
+/* -------------------------------------------------------------- invariants */
+
+enum { WORKERS = 8, OPEN = 300 };
+
+struct fuzz {
+    struct cluster *c;
+    struct sched_request qs[OPEN];
+    bool up[WORKERS], usable[WORKERS], decoded[OPEN];
+    uint64_t seed, n;
+};
+
+static uint64_t below(struct fuzz *f, uint64_t n)
+{
+    return random_at(f->seed, 3, f->n++) % n;
+}
+
+static bool is_placed(const struct sched_request *q)
+{
+    return q->state == SCHED_PREFILLING || q->state == SCHED_DECODING;
+}
+
+/* Both neighbours in each list know it, and it is only in those of its state. */
+static bool is_linked(const struct sched_request *q, bool decoded)
+{
+    bool queued = q->state == SCHED_QUEUED, placed = is_placed(q), ok = true;
+    if (queued) {
+        ok &= !q->prev || (q->prev->next == q && q->prev->state == SCHED_QUEUED);
+        ok &= !q->next || (q->next->prev == q && q->next->state == SCHED_QUEUED);
+    }
+    if (q->on_decode) {
+        const struct sched_request *next = q->running_next;
+        ok &= !q->running_prev || q->running_prev->running_next == q;
+        ok &= !next || (next->running_prev == q && next->on_decode && next->plan.decode == q->plan.decode);
+    }
+    if (q->on_prefill) {
+        const struct sched_request *next = q->prefill_next;
+        ok &= !next || (next != q && next->on_prefill && next->plan.prefill == q->plan.prefill);
+    }
+    return ok && (placed || !q->on_decode) && (!placed || q->on_decode == !decoded) &&
+           q->on_prefill == (q->state == SCHED_PREFILLING);
+}
+
+static void check(struct fuzz *f)
+{
+    uint32_t prompts[WORKERS] = {0}, running[WORKERS] = {0}, queued = 0;
+    uint64_t tokens = 0;
+    bool linked = true, counted = true;
+    for (uint32_t i = 0; i < OPEN; i++) {
+        const struct sched_request *q = &f->qs[i];
+        linked &= is_linked(q, f->decoded[i]);
+        queued += q->state == SCHED_QUEUED;
+        tokens += q->state == SCHED_QUEUED ? q->n_tokens : 0;
+        if (q->on_decode)
+            running[q->plan.decode]++;
+        if (q->on_prefill)
+            prompts[q->plan.prefill]++;
+    }
+    for (uint32_t w = 0; w < WORKERS; w++) {
+        struct sched_worker_stats stats = stats_at(f->c->s, w, f->c->now);
+        counted &= stats.n_prompts == prompts[w] && stats.running == running[w];
+        counted &= stats.busy_ms >= 0 && isfinite(stats.busy_ms) && isfinite(stats.pages);
+    }
+    counted &= queued == scheduler_queued(f->c->s) && tokens == scheduler_queued_tokens(f->c->s);
+    ck_assert_msg(linked && counted, "seed %lu, draw %lu: linked %d, counted %d", (unsigned long)f->seed,
+                  (unsigned long)f->n, linked, counted);
+}
+
+static void fuzz_submit(struct fuzz *f)
+{
+    uint32_t i = (uint32_t)below(f, OPEN);
+    struct sched_request *q = &f->qs[i];
+    if (q->state != SCHED_NEW && q->state != SCHED_OVER)
+        return;
+    *q = request(f->c, 1 + (uint32_t)below(f, 6000));
+    q->tenant = below(f, 5);
+    q->identity = below(f, 3) ? 1 + i : 0;
+    q->priority = (int32_t)below(f, 5) - 2;
+    q->ttft_ms = below(f, 2) ? 50 + (double)below(f, 3000) : 0;
+    q->tpot_ms = below(f, 2) ? 5 + (double)below(f, 40) : 0;
+    q->deadline_ns = below(f, 5) ? UINT64_MAX : f->c->now + below(f, 5) * NS_PER_S;
+    q->workflow_deadline_ns = below(f, 5) ? UINT64_MAX : f->c->now + below(f, 20) * NS_PER_S;
+    q->workflow_steps_left = (uint32_t)below(f, 4);
+    q->resumed = !below(f, 20);
+    f->decoded[i] = false;
+    double retry = -1;
+    bool resumed = q->resumed, taken = scheduler_submit(f->c->s, q, f->c->now, &retry);
+    ck_assert_int_eq(taken, q->state == SCHED_QUEUED);
+    ck_assert(taken || (!resumed && retry >= 0 && isfinite(retry)));
+}
+
+static void requeue(struct fuzz *f, struct sched_request *q)
+{
+    q->n_tokens += q->n_generated;
+    q->max_tokens -= q->n_generated;
+    q->resumed = true;
+    f->decoded[q - f->qs] = false;
+    scheduler_requeue(f->c->s, q, f->c->now);
+}
+
+static void fuzz_progress(struct fuzz *f)
+{
+    uint32_t i = (uint32_t)below(f, OPEN);
+    struct sched_request *q = &f->qs[i];
+    switch (below(f, 6)) {
+    case 0:
+    case 1:
+        if (q->state == SCHED_PREFILLING)
+            scheduler_prefilled(f->c->s, q, f->c->now);
+        break;
+    case 2:
+        if (is_placed(q))
+            scheduler_generated(q, (uint32_t)below(f, q->max_tokens + 1));
+        break;
+    case 3:
+        if (is_placed(q)) {
+            scheduler_decoded(f->c->s, q);
+            f->decoded[i] = true;
+        }
+        break;
+    case 4:
+        if (q->state != SCHED_NEW && q->state != SCHED_OVER)
+            scheduler_end(f->c->s, q, f->c->now, below(f, 2));
+        break;
+    default:
+        if (is_placed(q) && !below(f, 4))
+            requeue(f, q);
+    }
+}
+
+static void fuzz_worker(struct fuzz *f)
+{
+    uint32_t w = (uint32_t)below(f, WORKERS);
+    if (!f->up[w]) {
+        worker_up(f->c, w, w == WORKERS - 1 ? ROLE_STORE : w % 2 ? ROLE_DECODE : ROLE_PREFILL);
+        f->up[w] = f->usable[w] = true;
+    } else if (below(f, 2)) {
+        f->usable[w] = !f->usable[w];
+        scheduler_worker_usable(f->c->s, w, f->usable[w]);
+    } else if (!below(f, 3)) {
+        for (uint32_t i = 0; i < OPEN; i++) {
+            struct sched_request *q = &f->qs[i];
+            if (!is_placed(q) || (q->plan.prefill != w && q->plan.decode != w))
+                continue;
+            if (below(f, 2))
+                requeue(f, q);
+            else
+                scheduler_end(f->c->s, q, f->c->now, false);
+        }
+        scheduler_worker_down(f->c->s, w);
+        f->up[w] = false;
+    }
+}
+
+START_TEST(test_scheduler_counters_are_true_whatever_comes)
+{
+    struct fuzz *f = mem_zalloc(sizeof(*f));
+    uint32_t n_placed = 0, n_refused = 0;
+    for (f->seed = 0; f->seed < 64; f->seed++) {
+        struct scheduler_config config = config_of(mem_zalloc(sizeof(struct cluster)));
+        config.policy = (enum policy)(f->seed % POLICIES);
+        config.order = (enum order)(f->seed % ORDERS);
+        config.force = f->seed % 3 ? FORCE_NONE : FORCE_SPLIT;
+        config.max_wait_ns = 2 * NS_PER_S;
+        config.max_queued = 100;
+        f->c = cluster_with(&config, 0, 0);
+        memset(f->qs, 0, sizeof(f->qs));
+        memset(f->up, 0, sizeof(f->up));
+        for (uint32_t step = 0; step < 2500; step++) {
+            uint64_t what = below(f, 20);
+            if (what < 8)
+                fuzz_submit(f);
+            else if (what < 16)
+                fuzz_progress(f);
+            else if (what == 16)
+                fuzz_worker(f);
+            else if (what > 17)
+                run(f->c);
+            pass_ms(f->c, below(f, 10) ? (double)below(f, 30) : (double)below(f, 500));
+            check(f);
+        }
+        for (uint32_t i = 0; i < OPEN; i++)
+            if (f->qs[i].state == SCHED_QUEUED || is_placed(&f->qs[i]))
+                scheduler_end(f->c->s, &f->qs[i], f->c->now, false);
+        check(f);
+        assert_idle(f->c, WORKERS);
+        n_placed += f->c->n_placed;
+        n_refused += f->c->n_refused;
+        cluster_close(f->c);
+    }
+    ck_assert_msg(n_placed > 2000 && n_refused > 500, "%u placed, %u refused late", n_placed, n_refused);
+    free(f);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("scheduler");
+    TCase *t = tcase_create("scheduler");
+    tcase_set_timeout(t, 60);
+    tcase_add_test(t, test_scheduler_takes_a_request_through_its_life);
+    tcase_add_test(t, test_scheduler_forgets_what_is_cancelled_in_any_state);
+    tcase_add_test(t, test_scheduler_requeues_to_another_worker_when_one_is_lost);
+    tcase_add_test(t, test_scheduler_sends_nothing_to_a_draining_worker_and_waits_for_one);
+    tcase_add_test(t, test_scheduler_lets_a_worker_have_two_chunks_ahead);
+    tcase_add_test(t, test_scheduler_refuses_what_its_queue_has_no_room_for);
+    tcase_add_test(t, test_scheduler_refuses_before_any_work_what_would_be_late);
+    tcase_add_test(t, test_scheduler_does_not_admit_what_would_break_a_promise);
+    tcase_add_test(t, test_scheduler_refuses_late_what_can_not_be_on_time_any_more);
+    tcase_add_test(t, test_scheduler_keeps_a_place_for_one_that_comes_back_when_told);
+    tcase_add_test(t, test_scheduler_keeps_no_place_for_one_that_does_not_come);
+    tcase_add_test(t, test_scheduler_orders_by_priority_then_by_when_each_is_due);
+    tcase_add_test(t, test_scheduler_puts_short_ones_first_where_nobody_has_a_limit);
+    tcase_add_test(t, test_scheduler_puts_the_workflow_first_that_needs_least_and_a_lost_one_last);
+    tcase_add_test(t, test_scheduler_lets_nobody_wait_longer_than_max_wait_while_others_are_placed);
+    tcase_add_test(t, test_scheduler_shares_workers_between_tenants_by_weight);
+    tcase_add_test(t, test_scheduler_counters_are_true_whatever_comes);
+    suite_add_tcase(s, t);
+    return tap_main(s);
+}
