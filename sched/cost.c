@@ -41,6 +41,15 @@ struct cost_model cost_make(const struct cost_profile *profile)
     return m;
 }
 
+struct cost_model cost_like(const struct cost_model *other)
+{
+    struct cost_model m = *other;
+    m.prefill = rls_make(3, other->prefill.w, CONFIDENCE);
+    m.decode = rls_make(3, other->decode.w, CONFIDENCE);
+    m.prefill_error = m.decode_error = (struct cost_term){0};
+    return m;
+}
+
 static double predict_prefill(const struct cost_model *m, double chunks, double tokens, double square)
 {
     const double *u = m->prefill_unit, x[] = {u[0] * chunks, u[1] * tokens, u[2] * square};

@@ -42,6 +42,8 @@ struct cost_model {
 enum td_status cost_profile_parse(const char *text, struct cost_profile *out, struct td_error *error_out);
 
 struct cost_model cost_make(const struct cost_profile *profile);
+struct cost_model cost_like(
+    const struct cost_model *other); /* what it learned as the start, with as little confidence */
 struct cost_model cost_observe(struct cost_model m, const struct cost_step *step);
 
 /* All of n tokens, in chunks of at most chunk (0: one). 0 tokens take no time. */

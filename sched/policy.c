@@ -14,8 +14,9 @@ static const double HANDOVER_MS = 2;       /* of two legs: the decode worker's w
 static const double WITHIN_TPOT = 0.9;     /* of a limit that steps with chunks may take */
 static const double WAITING = 0.5;         /* a millisecond of waiting, in milliseconds of work: under a limit... */
 static const double WAITING_UNLIMITED = 1; /* ...and without */
-static const double DISTURBED = 0.1; /* the same of sequences that wait for a chunk and have a limit that is kept */
-static const double TIE = 0.07;
+static const double DISTURBED = 0.1;   /* the same of sequences that wait for a chunk and have a limit that is kept */
+static const double TIE = 0.07;        /* what one prefill may be predicted slower than another and still be taken, */
+static const double DECODE_TIE = 0.15; /* and one decode worker: steps differ by less than they are measured */
 static const char *const KEPT = "it is kept for one that was told to come back";
 
 /* ------------------------------------------------------------- predictions */
@@ -190,16 +191,16 @@ static bool within_tpot(const struct policy_request *r, double tpot)
     return !(r->tpot_ms > 0) || tpot <= r->tpot_ms;
 }
 
-static double tie_break(const struct policy_request *r, uint32_t worker)
+static double tie_break(const struct policy_request *r, uint32_t worker, double tie)
 {
-    return 1 + TIE * random_unit(random_at(r->number, worker, 0));
+    return 1 + tie * random_unit(random_at(r->number, worker, 0));
 }
 
 /* In milliseconds of work: the worker's own, and what waiting is worth. */
 static double prefill_cost(const struct policy_request *r, const struct prefill_view *v)
 {
     double waiting = r->ttft_ms > 0 ? WAITING : WAITING_UNLIMITED;
-    return (v->load + v->compute + waiting * v->wait) * tie_break(r, v->worker);
+    return (v->load + v->compute + waiting * v->wait) * tie_break(r, v->worker, TIE);
 }
 
 /* ------------------------------------------------------------------ search */
@@ -283,7 +284,7 @@ static void weigh(struct search *s, const struct prefill_view *p, const struct d
     }
 }
 
-/* The decode worker that is least busy at that time, of those that have room by then; else the one that has it first. */
+/* The decode worker whose steps are shortest at that time, the more so the emptier it is; else the one that has room first. */
 static struct decode_view best_decode(struct search *s, double after_ms)
 {
     struct decode_view best = {.start = INFINITY, .reason = "no decode worker is up"};
@@ -293,7 +294,8 @@ static struct decode_view best_decode(struct search *s, double after_ms)
             continue;
         struct decode_view v = policy_view_decode(s->workers, i, s->r, after_ms);
         s->could_fit |= fits_ever(&s->workers[i], s->r);
-        double cost = (v.tpot + (v.start - after_ms)) * tie_break(s->r, i);
+        double full = policy_load_at(&s->workers[i], after_ms).pages / fmax(s->workers[i].total_pages, 1);
+        double cost = (v.tpot * (1 + full) + (v.start - after_ms)) * tie_break(s->r, i, DECODE_TIE);
         note(s, NULL, &v, cost, v.reason);
         see(&s->least_tpot, v.tpot > 0 ? v.tpot : INFINITY);
         if (v.reason && best_cost == INFINITY)

@@ -91,12 +91,28 @@ static void fill_view(struct scheduler *s, uint32_t w)
     v->load_ssd_ms = k->ssd_ms;
 }
 
+/* A worker that has done nothing yet is taken to be as fast as those of its role that have; else it might never be tried. */
+static struct cost_model first_cost(const struct scheduler *s, enum worker_role role)
+{
+    const struct worker *best = NULL;
+    uint64_t most = 0;
+    for (uint32_t w = 0; w < s->n_workers; w++) {
+        const struct worker *k = &s->workers[w];
+        uint64_t n = k->info.role == role ? k->cost.prefill.n_samples + k->cost.decode.n_samples : 0;
+        if (n > most) {
+            most = n;
+            best = k;
+        }
+    }
+    return best ? cost_like(&best->cost) : cost_make(&s->config.profile);
+}
+
 void scheduler_worker_up(struct scheduler *s, uint32_t w, const struct sched_worker_info *info)
 {
     struct worker *k = &s->workers[w];
     assert(w < SCHEDULER_MAX_WORKERS && !k->first && !k->running);
     if (!k->cost.prefill.n)
-        k->cost = cost_make(&s->config.profile);
+        k->cost = first_cost(s, info->role);
     k->info = *info;
     k->up = k->changed = true;
     s->n_workers = w < s->n_workers ? s->n_workers : w + 1;

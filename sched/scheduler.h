@@ -80,7 +80,7 @@ struct scheduler_config {
     enum order order;
     enum plan_force force;
     enum prefix_rule prefix;
-    struct cost_profile profile; /* every worker's coefficients at its start */
+    struct cost_profile profile; /* coefficients of a worker when nobody of its role was measured */
     uint64_t half_life_ns, max_wait_ns;
     const struct fair_weight *weights; /* of those that don't have 1 */
     uint32_t n_weights;
