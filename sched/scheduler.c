@@ -380,7 +380,10 @@ static void dequeue(struct scheduler *s, struct sched_request *q)
     fair_remove(s->fair, q->tenant, q->due_ms, q);
 }
 
-/* A pass: first those that came back, whose places are kept; then who waited too long; then by order. */
+/*
+ * A pass: first those that came back, whose places are kept; then who waited too long; then by order. The first two are looked for to
+ * the end of the queue before the third begins: what a walk points to is not refused, and freed, between two of its steps.
+ */
 struct walk {
     struct sched_request *back, *overdue;
 };
@@ -399,9 +402,9 @@ static struct sched_request *walk_next(struct scheduler *s, struct walk *walk, u
         if (is_back(q))
             return q;
     }
-    while ((q = walk->overdue) && now > q->arrived_ns + s->config.max_wait_ns) {
+    while ((q = walk->overdue)) {
         walk->overdue = q->next;
-        if (!is_back(q))
+        if (!is_back(q) && now > q->arrived_ns + s->config.max_wait_ns)
             return q;
     }
     do

@@ -15,6 +15,7 @@ struct cluster {
     double retry_ms[MANY];
     uint32_t n_placed, n_refused;
     uint64_t now, number;
+    bool frees; /* what is refused */
 };
 
 static struct sched_worker_stats stats_at(struct scheduler *s, uint32_t w, uint64_t now)
@@ -36,11 +37,23 @@ static void on_refuse(void *user, struct sched_request *q, double retry_after_ms
     ck_assert_int_eq(q->state, SCHED_OVER);
     c->retry_ms[c->n_refused % MANY] = retry_after_ms;
     c->refused[c->n_refused++ % MANY] = q;
+    if (c->frees)
+        *q = (struct sched_request){.workflow_deadline_ns = UINT64_MAX,
+                                    .keeper = POLICY_NO_KEEPER}; /* it is gone, and as old as can be */
+}
+
+/* Called for what takes its turn. */
+static void on_match(void *user, struct sched_request *q)
+{
+    struct cluster *c = user;
+    for (uint32_t i = 0; i < c->n_refused && c->frees; i++)
+        ck_assert_ptr_ne(q, c->refused[i % MANY]);
 }
 
 static struct scheduler_config config_of(struct cluster *c)
 {
     struct scheduler_config config = {.force = FORCE_SPLIT,
+                                      .match = on_match,
                                       .half_life_ns = 30 * NS_PER_S,
                                       .max_wait_ns = 100 * NS_PER_S,
                                       .max_queued_tokens = UINT64_MAX / 2,
@@ -371,6 +384,37 @@ START_TEST(test_scheduler_refuses_late_what_can_not_be_on_time_any_more)
     ck_assert_int_eq(resumed.state, SCHED_QUEUED);
     struct sched_request *const all[] = {&busy[0], &busy[1], &resumed, &next};
     for (int i = 0; i < 4; i++)
+        scheduler_end(c->s, all[i], c->now, false);
+    assert_idle(c, 2);
+    cluster_close(c);
+}
+END_TEST
+
+START_TEST(test_scheduler_pass_goes_on_when_the_first_in_the_queue_is_refused_and_freed)
+{
+    struct cluster *c = cluster_open(1, 1);
+    struct sched_request busy, late[2], next;
+    pass_ms(c, 1e6);
+    busy = request(c, 3000); /* more than the worker should have ahead */
+    ck_assert(submit(c, &busy));
+    run(c);
+    ck_assert_int_eq(busy.state, SCHED_PREFILLING);
+    for (int i = 0; i < 2; i++) {
+        late[i] = request(c, 500);
+        late[i].ttft_ms = 700;
+        ck_assert(submit(c, &late[i]));
+    }
+    pass_ms(c, 800);
+    next = request(c, 10);
+    ck_assert(submit(c, &next));
+    c->frees = true;
+    run(c);
+    ck_assert_uint_eq(c->n_refused, 2);
+    ck_assert_int_eq(next.state, SCHED_PREFILLING);
+    ck_assert_int_eq(late[0].state, SCHED_NEW); /* nobody touched them since */
+    ck_assert_int_eq(late[1].state, SCHED_NEW);
+    struct sched_request *const all[] = {&busy, &next};
+    for (int i = 0; i < 2; i++)
         scheduler_end(c->s, all[i], c->now, false);
     assert_idle(c, 2);
     cluster_close(c);
@@ -803,6 +847,7 @@ int main(void)
     tcase_add_test(t, test_scheduler_refuses_before_any_work_what_would_be_late);
     tcase_add_test(t, test_scheduler_does_not_admit_what_would_break_a_promise);
     tcase_add_test(t, test_scheduler_refuses_late_what_can_not_be_on_time_any_more);
+    tcase_add_test(t, test_scheduler_pass_goes_on_when_the_first_in_the_queue_is_refused_and_freed);
     tcase_add_test(t, test_scheduler_keeps_a_place_for_one_that_comes_back_when_told);
     tcase_add_test(t, test_scheduler_keeps_no_place_for_one_that_does_not_come);
     tcase_add_test(t, test_scheduler_orders_by_priority_then_by_when_each_is_due);
