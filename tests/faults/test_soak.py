@@ -76,16 +76,19 @@ def slope_per_hour(samples):
 
 
 def account(c):
-    """An audit may time out on a busy machine, but not three in a row."""
+    """On a busy machine somebody may not answer in time, but not three times in a row."""
     for attempt in range(3):
         try:
-            ok = c.account()[1]["ok"]
+            report = c.account()[1]
         except AssertionError:
             if attempt == 2:
                 raise
             continue
-        assert ok, c.account()
-        return
+        problems = {w["name"]: w["problems"] for w in report["workers"] if w["problems"]}
+        late = all(p == ["it does not answer"] for p in problems.values())
+        if report["ok"] or not late:
+            break
+    assert report["ok"], problems
 
 
 @test
