@@ -94,7 +94,8 @@ static void release(struct token_stream *s, bool all, struct bytes *out)
             at += n < 0 ? (size_t)-n : s->pending.len - at;
         }
     }
-    memmove(s->pending.data, s->pending.data + at, s->pending.len - at);
+    if (at) /* else there may be no memory yet */
+        memmove(s->pending.data, s->pending.data + at, s->pending.len - at);
     s->pending.len -= at;
 }
 
