@@ -19,8 +19,8 @@
  * Order: tenants by use (prompt and answer tokens, halved every half_life_ns) over weight, the least first (KAI's decayed shares);
  * inside a tenant by the moment at which each is due: arrival + limit (of a deadline, less the work), earlier by PRIORITY_MS for each
  * class. (Under one TTFT limit for all that is first come, first served; going by slack instead would put long prompts before short
- * ones, and costs a tenth of the goodput at twice the load.) A request with no limit gets one that grows with its work (shortest first) up to MAX_PATIENCE_MS (ageing): so it is
- * overtaken only by those of its tenant that arrive within that time. A step of a workflow is due at the workflow's deadline, later
+ * ones, and costs a tenth of the goodput at twice the load.) A request with no limit gets one that grows with its work (shortest
+ * first) up to MAX_PATIENCE_MS (ageing): so it is overtaken only by those of its tenant that arrive within that time. A step of a workflow is due at the workflow's deadline, later
  * by some times the work that is left of it (where not all deadlines can be kept, earliest deadline first works for those that will
  * miss theirs; shorter ones first keeps most); one that can't make it any more goes last. Who waited longer than max_wait_ns is first.
  *
