@@ -1,0 +1,112 @@
+/*
+ * What a run did, live (tandem replay) or in virtual time (tandem simulate): one report for both, so that prediction and truth
+ * stand side by side.
+ *
+ * A run is a list of requests in the order of the trace and some facts about the cluster. From it: report_json(), a superset of
+ * what vLLM's serving benchmark writes, and report_html(), one page that needs no network. Reading the JSON back gives the run
+ * again (report_parse), so that two runs can be compared later.
+ *
+ * Times are milliseconds; those of a request count from the start of the run, lengths of time from its arrival. Arrival is when the
+ * trace says, not when the sender got round to it.
+ *
+ * Goodput has four definitions in the literature; each is named where it is printed:
+ *   at_rate     requests per second that met every stated limit (AIPerf, vLLM bench --goodput)
+ *   effective   the same, counting only tokens of requests that were answered whole and in time (Mooncake: what was refused or cut
+ *               off is a loss), as requests and as tokens per second
+ *   distserve   highest rate at which >= 90 % of all requests meet both limits, per worker; needs --find-max
+ *   mlperf      highest rate at which the 99th percentiles of TTFT and of TPOT are each within their limit; needs --find-max
+ *
+ * Inter-token latencies come from the times of tokens, never of messages that carry several.
+ *
+ * Threads: one owner.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/mem.h"
+#include "base/status.h"
+
+enum report_outcome { REPORT_ANSWERED, REPORT_REFUSED, REPORT_FAILED, REPORT_CUT_SHORT };
+
+struct report_request {
+    enum report_outcome outcome;
+    uint32_t tenant;                 /* index into report_run.tenants */
+    uint32_t n_prompt, n_output;     /* n_output: tokens that came */
+    uint32_t cached[4];              /* prompt tokens from the worker itself, a peer, DRAM, SSD */
+    int32_t prefill, decode;         /* index into report_run.workers; -1: none, or not known */
+    double arrived_ms;               /* since the start of the run */
+    double sent_late_ms;             /* 0 in virtual time */
+    double ttft_ms, tpot_ms, e2e_ms; /* since arrival; NAN: it has none (refused; fewer than two tokens) */
+    double queue_ms, load_ms, prefill_ms, transfer_ms; /* parts of TTFT and of the first gap; NAN: not known */
+    double predicted_ttft_ms, predicted_tpot_ms;       /* NAN: none */
+    double refused_after_ms, retry_after_ms;           /* NAN: was not refused */
+    bool came_back, admitted_then;
+    const float *token_ms; /* [n_output] since arrival, borrowed; NULL: not kept */
+};
+
+struct report_worker {
+    const char *name, *role; /* "prefill-1", "prefill" | "decode" | "both" */
+    double busy_ms, joules;  /* NAN: not known */
+    const float *load;       /* [n_load] share busy in each tick of load_tick_ms, borrowed; NULL: none */
+    uint32_t n_load;
+};
+
+struct report_run {
+    const char *kind;                /* "replay" | "simulate" */
+    const char *label;               /* shown in comparisons, e.g. "8+8 tandem" */
+    const char *trace;               /* file name without its folders */
+    const char *settings;            /* JSON object of what was asked for; may be NULL */
+    double ttft_slo_ms, tpot_slo_ms; /* 0: none */
+    double rate;                     /* times faster than the trace */
+    double duration_ms;              /* first arrival to last answer */
+    double arrivals_ms;              /* first arrival to last arrival */
+    double warm_ms;                  /* predictions before it are not counted */
+    double load_tick_ms;
+    const struct report_request *requests;
+    uint64_t n_requests;
+    const char *const *tenants;
+    uint32_t n_tenants; /* >= 1 */
+    const struct report_worker *workers;
+    uint32_t n_workers;
+    bool valid;
+    const char *why_invalid; /* NULL when valid */
+};
+
+/* Order statistics as numpy's default (linear interpolation between closest ranks), of finite values only; n = 0: all NAN. */
+struct report_stats {
+    uint64_t n;
+    double mean, std, min, p50, p75, p90, p95, p99, max;
+};
+struct report_stats report_stats_of(double *values, uint64_t n); /* sorts values */
+
+struct report_summary {
+    uint64_t sent, answered, refused, failed, cut_short, met, came_back, admitted_then;
+    uint64_t input_tokens, output_tokens, cached_tokens[4];
+    double duration_s, offered_rate, request_throughput, output_throughput, total_token_throughput;
+    double goodput_at_rate, goodput_effective, goodput_effective_tokens, attainment, attainment_admitted;
+    struct report_stats ttft, tpot, itl, e2e, sent_late, refused_after, retry_after, ttft_error, ttft_error_last_value,
+        tpot_error;
+    double joules_per_token, total_joules; /* NAN: no power model */
+};
+void report_summarize(const struct report_run *run, struct report_summary *out);
+
+/*
+ * Identities that hold in any run: tokens in = out of the answered ones, TTFT + (n - 1) TPOT = latency of each, and Little's law
+ * (mean number in the system = rate times mean time in it, over the whole run). TD_ERR_CORRUPT names the one that is broken.
+ */
+enum td_status report_check(const struct report_run *run, struct td_error *error_out);
+
+void report_table(const struct report_run *run, struct bytes *out); /* what a terminal shows */
+/* One object. with_requests: also each request, so that report_parse gives the whole run again. */
+void report_json(const struct report_run *run, bool with_requests, struct bytes *out);
+/* One page for one or several runs (compared), with its plots inline; opens from a file, light and dark, narrow and wide. */
+void report_html(const struct report_run *const *runs, uint32_t n_runs, struct bytes *out);
+
+/* A report as report_json wrote it. TD_ERR_INVALID names the member. Owned: report_close. */
+struct report_file;
+enum td_status report_parse(const char *data, size_t size, struct report_file **out, struct td_error *error_out);
+const struct report_run *report_file_run(const struct report_file *f);
+void report_close(struct report_file *f); /* NULL is fine */
