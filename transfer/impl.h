@@ -28,7 +28,7 @@
 
 /* ------------------------------------------------------------------ by id */
 
-enum { ID_BUCKETS = 1024, ENDED_KEPT = 4096 };
+enum { ID_BUCKETS = 1024, ENDED_KEPT = 4096, EARLY_KEPT = 1024 };
 
 struct idnode {
     struct idnode *next;
@@ -221,6 +221,11 @@ struct ended { /* a lease that was: so that a late pull is told by name */
     enum proto_reason reason;
 };
 
+struct early { /* a reader that asked for a lease before there was one: it need not ask again */
+    struct idnode node;
+    struct conn *conn; /* NULL: gone */
+};
+
 struct counters {
     _Atomic uint64_t bytes_in, bytes_out, pages_in, pages_out, pulls_ok, pulls_failed, checksum_errors, refused_stale,
         not_yet, stalled, messages_dropped;
@@ -245,9 +250,10 @@ struct xfer {
     struct target *targets;
     struct lease *leases;
     struct pull *pulls;
-    struct idmap leases_by_id, pulls_by_id, ended_by_id;
+    struct idmap leases_by_id, pulls_by_id, ended_by_id, early_by_id;
     struct ended *ended; /* [ENDED_KEPT], a ring */
-    uint32_t ended_at;
+    struct early *early; /* [EARLY_KEPT], a ring */
+    uint32_t ended_at, early_at;
 
     struct counters counters;
     pthread_mutex_t transport_lock; /* a text of a few bytes, read by any thread, written once a connection */

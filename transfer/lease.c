@@ -1,8 +1,9 @@
 /*
  * The holder's side: leases, and the pages that readers have asked for.
  *
- * A reader is bound by its first PULL_OPEN and from then on is told of every announcement; what it asks for is queued on its
- * connection and sent part by part: checksum, then the bytes, straight from the page. The queue is drained within a credit
+ * A reader is bound by its first PULL_OPEN and from then on is told of every announcement. One that comes before its lease is told
+ * "not yet", and is bound when the lease is granted; that it asks again is for when too many came early to remember them all.
+ * What a reader asks for is queued on its connection and sent part by part: checksum, then the bytes, straight from the page. The queue is drained within a credit
  * of bytes being sent, and within a few MiB a turn, so that checksums never keep the thread from heartbeats.
  *
  * A lease ends in one place, lease_settle: when it is DRAINING and none of its parts is in flight. In doubt are the pages of a
@@ -114,6 +115,9 @@ static void lease_drain(struct xfer *x, struct lease *l, enum td_status why)
 
 void lease_conn_lost(struct conn *c)
 {
+    for (uint32_t i = 0; i < EARLY_KEPT; i++)
+        if (c->x->early[i].conn == c)
+            c->x->early[i].conn = NULL;
     for (struct lease *l = c->x->leases, *next; l; l = next) {
         next = l->next;
         if (l->reader == c)
@@ -168,6 +172,13 @@ static void run_grant(struct xfer *x, struct command *command)
     idmap_add(&x->leases_by_id, &l->node, p->id);
     atomic_fetch_add(&x->counters.leases_open, 1);
     lease_touch(x, l);
+    struct early *e = (struct early *)idmap_find(&x->early_by_id, p->id);
+    if (!e)
+        return;
+    idmap_remove(&x->early_by_id, &e->node);
+    if (e->conn)
+        lease_on_open(e->conn, p->id, 0); /* which incarnation it means was looked at when it came */
+    e->conn = NULL;
 }
 
 void xfer_lease_grant(struct xfer *x, const struct xfer_lease_params *params)
@@ -344,6 +355,18 @@ static void bind_reader(struct lease *l, struct conn *c)
         tell_finish(l);
 }
 
+static void remember_early(struct conn *c, struct xfer_id id)
+{
+    struct xfer *x = c->x;
+    struct early *e = (struct early *)idmap_find(&x->early_by_id, id);
+    if (!e) {
+        e = &x->early[x->early_at++ % EARLY_KEPT];
+        idmap_remove(&x->early_by_id, &e->node);
+        idmap_add(&x->early_by_id, &e->node, id);
+    }
+    e->conn = c;
+}
+
 void lease_on_open(struct conn *c, struct xfer_id id, uint64_t holder_incarnation)
 {
     struct xfer *x = c->x;
@@ -353,6 +376,8 @@ void lease_on_open(struct conn *c, struct xfer_id id, uint64_t holder_incarnatio
     }
     struct lease *l = lease_find(x, id);
     if (!l) {
+        if (!idmap_find(&x->ended_by_id, id))
+            remember_early(c, id);
         refuse_ended(c, id, REFUSE_NOT_YET);
         return;
     }
@@ -413,6 +438,9 @@ void lease_on_pull(struct conn *c, const struct proto_unit *u)
 void lease_on_release(struct conn *c, struct xfer_id id, enum td_status status)
 {
     struct lease *l = lease_find(c->x, id);
+    struct early *e = (struct early *)idmap_find(&c->x->early_by_id, id);
+    if (e && e->conn == c)
+        e->conn = NULL;
     if (!l || l->reader != c)
         return;
     bool is_ok = status == TD_OK && l->state == LEASE_COMPLETE;

@@ -205,6 +205,7 @@ static struct xfer *xfer_new(const struct xfer_config *config)
     x->config.silence_ns = config->silence_ns ? config->silence_ns : DEFAULT_SILENCE;
     x->config.max_inflight_bytes = config->max_inflight_bytes ? config->max_inflight_bytes : DEFAULT_IN_FLIGHT;
     x->ended = mem_array(ENDED_KEPT, sizeof(x->ended[0]));
+    x->early = mem_array(EARLY_KEPT, sizeof(x->early[0]));
     x->now_ns = clock_now(config->clock);
     x->due_ns = UINT64_MAX;
     mailbox_init(&x->commands);
@@ -231,6 +232,7 @@ static void xfer_free(struct xfer *x)
     mailbox_fini(&x->commands);
     pthread_mutex_destroy(&x->transport_lock);
     free(x->ended);
+    free(x->early);
     free(x->name);
     free(x->secret);
     free(x);

@@ -155,6 +155,55 @@ START_TEST(test_xfer_pull_that_overtakes_the_grant_is_asked_again)
 }
 END_TEST
 
+/* Waits for one more refusal: then the reader would not ask again for 50 ms, the longest it waits between two questions. */
+static void wait_refused(struct node *h)
+{
+    uint64_t deadline = wall_ns() + 10 * NS_PER_S, before = xfer_stats(h->x).not_yet;
+    while (xfer_stats(h->x).not_yet == before && wall_ns() < deadline)
+        sched_yield();
+    ck_assert_uint_gt(xfer_stats(h->x).not_yet, before);
+}
+
+START_TEST(test_xfer_pull_that_overtakes_the_grant_need_not_ask_again)
+{
+    enum { TIMES = 5, QUESTIONS = 8 };
+    struct node *h = open_node(_i, "holder", 1), *r = open_node(_i, "reader", 1);
+    uint64_t least = UINT64_MAX;
+    for (uint64_t id = 1; id <= TIMES; id++) {
+        node_pull(r, id, h->address, h->incarnation, LONG);
+        for (int i = 0; i < QUESTIONS; i++)
+            wait_refused(h);
+        uint64_t granted = wall_ns();
+        offer(h, id, 0, 1);
+        NODE_WAIT(r, r->pulls[id].ends);
+        check_landed(r, id, 1);
+        if (wall_ns() - granted < least)
+            least = wall_ns() - granted;
+    }
+    ck_assert_uint_lt(least, 30 * NS_PER_MS);
+    close_pair(r, h);
+}
+END_TEST
+
+START_TEST(test_xfer_early_reader_that_gave_up_leaves_the_lease_to_another)
+{
+    struct node *h = open_node(_i, "holder", 1), *r = open_node(_i, "reader", 1), *other = open_node(_i, "other", 1);
+    node_pull(r, 1, h->address, h->incarnation, LONG);
+    wait_refused(h);
+    xfer_pull_cancel(r->x, node_id(1));
+    NODE_WAIT(r, r->pulls[1].ends);
+    node_pull(r, 2, h->address, h->incarnation, LONG); /* behind what said that the first gave up */
+    offer(h, 2, 0, 0);
+    NODE_WAIT(r, r->pulls[2].ends);
+    node_pull(other, 1, h->address, h->incarnation, LONG);
+    offer(h, 1, 0, 1);
+    NODE_WAIT(other, other->pulls[1].ends);
+    check_landed(other, 1, 1);
+    node_close(other);
+    close_pair(r, h);
+}
+END_TEST
+
 START_TEST(test_xfer_pull_without_grant_ends_at_its_deadline)
 {
     struct node *h = open_node(_i, "holder", 1), *r = open_node(_i, "reader", 1);
@@ -572,6 +621,8 @@ int main(void)
         test_xfer_large_pages_travel_in_parts_within_the_credit,
         test_xfer_empty_transfer_carries_its_tail,
         test_xfer_pull_that_overtakes_the_grant_is_asked_again,
+        test_xfer_pull_that_overtakes_the_grant_need_not_ask_again,
+        test_xfer_early_reader_that_gave_up_leaves_the_lease_to_another,
         test_xfer_pull_without_grant_ends_at_its_deadline,
         test_xfer_lease_nobody_pulls_expires_and_is_refused_by_name,
         test_xfer_waiting_reader_keeps_its_lease_alive,
