@@ -7,6 +7,7 @@
 static const double LEAST_PREFILL[3] = {1e-2, 1e-6, 1e-11}, LEAST_DECODE[3] = {1e-2, 1e-8, 1e-4};
 static const double CONFIDENCE = 0.05; /* of the profile, in samples: little; a worker's own steps are better */
 static const double TERM_RATE = 0.05, LEAST_MS = 1e-3;
+static const double TYPICAL_TOKENS = 1000, TYPICAL_BATCH = 8, SLOWER = 1.1;
 
 enum td_status cost_profile_parse(const char *text, struct cost_profile *out, struct td_error *error_out)
 {
@@ -47,6 +48,24 @@ struct cost_model cost_like(const struct cost_model *other)
     m.prefill = rls_make(3, other->prefill.w, CONFIDENCE);
     m.decode = rls_make(3, other->decode.w, CONFIDENCE);
     m.prefill_error = m.decode_error = (struct cost_term){0};
+    return m;
+}
+
+static struct rls half_way(const struct rls *m, const struct rls *other)
+{
+    double middle[3];
+    for (int i = 0; i < 3; i++)
+        middle[i] = (m->w[i] + other->w[i]) / 2;
+    return rls_make(3, middle, CONFIDENCE);
+}
+
+struct cost_model cost_doubt(struct cost_model m, const struct cost_model *other)
+{
+    if (cost_prefill_ms(&m, TYPICAL_TOKENS, 0, 0) > SLOWER * cost_prefill_ms(other, TYPICAL_TOKENS, 0, 0))
+        m.prefill = half_way(&m.prefill, &other->prefill);
+    if (cost_decode_ms(&m, TYPICAL_BATCH, TYPICAL_BATCH * TYPICAL_TOKENS) >
+        SLOWER * cost_decode_ms(other, TYPICAL_BATCH, TYPICAL_BATCH * TYPICAL_TOKENS))
+        m.decode = half_way(&m.decode, &other->decode);
     return m;
 }
 

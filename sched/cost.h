@@ -6,7 +6,8 @@
  *     decode step of a batch:                                 a + b (sum of contexts) + d (sequences)
  *
  * A step with both takes the sum. Learned by recursive least squares of relative errors, so that short steps count as much as
- * long ones, and in units of the profile's coefficients, so that it may be off by as much in each. A model is a value: observing gives the next one. Milliseconds and tokens throughout.
+ * long ones, and in units of the profile's coefficients, so that it may be off by as much in each. A model is a value: observing
+ * gives the next one. Milliseconds and tokens throughout.
  */
 #pragma once
 
@@ -44,6 +45,11 @@ enum td_status cost_profile_parse(const char *text, struct cost_profile *out, st
 struct cost_model cost_make(const struct cost_profile *profile);
 struct cost_model cost_like(
     const struct cost_model *other); /* what it learned as the start, with as little confidence */
+/*
+ * m, where it predicts longer steps than other: half way to it, with little confidence. For a worker that is thought slow and
+ * therefore gets no work that would show whether it is.
+ */
+struct cost_model cost_doubt(struct cost_model m, const struct cost_model *other);
 struct cost_model cost_observe(struct cost_model m, const struct cost_step *step);
 
 /* All of n tokens, in chunks of at most chunk (0: one). 0 tokens take no time. */

@@ -21,11 +21,14 @@ static const double BOOKED_MARGIN = 0.88; /* of its limit: what one that comes b
 static const double LEAST_RETRY_MS = 20, MAX_RETRY_MS = 60000;
 static const double LEAST_LEFT = 0.02; /* of a prefill that takes longer than it should: what is left of it */
 static const double LEG_RATE = 0.02;
+static const double STALE_MS = 10000; /* a cost that nothing was measured against for so long may be wrong by now */
 
 struct worker {
     bool up;
     struct sched_worker_info info;
     struct cost_model cost;
+    uint64_t n_measured, measured_ns; /* steps as of the last look, and when there last were more */
+    uint64_t doubted_ns;              /* when its cost was last looked at for being too old */
     struct cost_term leg_error;
     double leg_extra_ms; /* of a prefill leg beyond its predicted steps: the mean */
     double load_ms, dram_ms, ssd_ms;
@@ -91,20 +94,48 @@ static void fill_view(struct scheduler *s, uint32_t w)
     v->load_ssd_ms = k->ssd_ms;
 }
 
+static uint64_t n_steps(const struct worker *k)
+{
+    return k->cost.prefill.n_samples + k->cost.decode.n_samples;
+}
+
+/* The one of its role that was measured most, lately or ever; NULL: none was. */
+static const struct worker *most_measured(const struct scheduler *s, enum worker_role role, uint64_t since_ns)
+{
+    const struct worker *best = NULL;
+    for (uint32_t w = 0; w < s->n_workers; w++) {
+        const struct worker *k = &s->workers[w];
+        bool is_lately = !since_ns || (k->up && k->n_measured && k->measured_ns > since_ns);
+        if (k->info.role == role && is_lately && n_steps(k) > (best ? n_steps(best) : 0))
+            best = k;
+    }
+    return best;
+}
+
 /* A worker that has done nothing yet is taken to be as fast as those of its role that have; else it might never be tried. */
 static struct cost_model first_cost(const struct scheduler *s, enum worker_role role)
 {
-    const struct worker *best = NULL;
-    uint64_t most = 0;
-    for (uint32_t w = 0; w < s->n_workers; w++) {
-        const struct worker *k = &s->workers[w];
-        uint64_t n = k->info.role == role ? k->cost.prefill.n_samples + k->cost.decode.n_samples : 0;
-        if (n > most) {
-            most = n;
-            best = k;
-        }
-    }
+    const struct worker *best = most_measured(s, role, 0);
     return best ? cost_like(&best->cost) : cost_make(&s->config.profile);
+}
+
+/* One that was not measured for long while others of its role were may be avoided for what it no longer is. */
+static void reconsider(struct scheduler *s, struct worker *k, uint64_t now)
+{
+    if (n_steps(k) != k->n_measured || !k->measured_ns) {
+        k->n_measured = n_steps(k);
+        k->measured_ns = now;
+        return;
+    }
+    uint64_t since = k->measured_ns > k->doubted_ns ? k->measured_ns : k->doubted_ns;
+    if (ms_between(since, now) < STALE_MS)
+        return;
+    const struct worker *other = most_measured(s, k->info.role, since);
+    k->doubted_ns = now;
+    if (!other)
+        return;
+    k->cost = cost_doubt(k->cost, &other->cost);
+    k->n_measured = n_steps(k);
 }
 
 void scheduler_worker_up(struct scheduler *s, uint32_t w, const struct sched_worker_info *info)
@@ -209,6 +240,7 @@ void scheduler_refresh(struct scheduler *s, uint64_t now)
     for (uint32_t w = 0; w < s->n_workers; w++) {
         if (!s->workers[w].up || s->workers[w].info.role == ROLE_STORE)
             continue;
+        reconsider(s, &s->workers[w], now);
         bookings_expire(&s->workers[w].bookings, now);
         view_prompts(s, w, now);
         if (s->workers[w].changed || ms_between(s->workers[w].refreshed_ns, now) > REFRESH_MS)
@@ -443,7 +475,6 @@ static void dispatch(struct scheduler *s, struct sched_request *q, const struct 
     q->placed_ns = now;
     q->state = SCHED_PREFILLING;
     q->work_ms = plan->work_ms;
-    q->load_ms = plan->load_ms;
     q->n_generated = 0;
     q->n_pages = (uint32_t)ceil((q->n_tokens + q->expected_tokens) / q->block_tokens);
     q->charged = charge_of(q);

@@ -66,7 +66,7 @@ struct sched_request {
     uint64_t placed_ns, matched_ns;
     double due_ms;   /* the order inside its tenant */
     uint32_t keeper; /* the worker that kept a place for it while it was away: it goes first; POLICY_NO_KEEPER */
-    double expected_tokens, charged, load_ms, work_ms;
+    double expected_tokens, charged, work_ms;
     uint32_t n_generated, n_pages;
     bool on_prefill, on_decode;
     struct sched_request *prev, *next;                 /* all queued, by arrival */

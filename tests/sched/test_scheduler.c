@@ -243,6 +243,56 @@ START_TEST(test_scheduler_sends_nothing_to_a_draining_worker_and_waits_for_one)
 }
 END_TEST
 
+static double decode_ms(struct cluster *c, uint32_t w)
+{
+    struct sched_worker_stats stats = stats_at(c->s, w, c->now);
+    return cost_decode_ms(&stats.cost, 8, 8000);
+}
+
+/* For so long, a step each half second on that worker, so many times slower than the profile says. */
+static void steps_for(struct cluster *c, double seconds, uint32_t w, double slower)
+{
+    for (double t = 0; t < seconds; t += 0.5) {
+        const struct cost_step step = {.batch = 8, .context = 8000, .ms = slower * (5 + 0.4 + 0.16)};
+        scheduler_observe_step(c->s, w, &step);
+        pass_ms(c, 500);
+        scheduler_refresh(c->s, c->now);
+    }
+}
+
+START_TEST(test_scheduler_doubts_that_a_worker_is_slow_when_only_others_are_measured)
+{
+    struct cluster *c = cluster_open(1, 2);
+    steps_for(c, 20, 2, 10);
+    double slow = decode_ms(c, 2);
+    ck_assert_double_gt(slow, 40);
+    steps_for(c, 8, 1, 1);
+    ck_assert_double_eq(decode_ms(c, 2), slow); /* not for long enough */
+    steps_for(c, 60, 1, 1);
+    ck_assert_double_lt(decode_ms(c, 2), 8);
+    steps_for(c, 10, 2, 10); /* it is slow indeed */
+    ck_assert_double_gt(decode_ms(c, 2), 40);
+    ck_assert_double_lt(decode_ms(c, 1), 7);
+    cluster_close(c);
+}
+END_TEST
+
+START_TEST(test_scheduler_keeps_what_it_knows_of_workers_while_nothing_happens)
+{
+    struct cluster *c = cluster_open(1, 2);
+    steps_for(c, 5, 1, 1);
+    steps_for(c, 20, 2, 10);
+    double slow = decode_ms(c, 2), fast = decode_ms(c, 1);
+    for (int i = 0; i < 100; i++) {
+        pass_ms(c, 1000);
+        scheduler_refresh(c->s, c->now);
+    }
+    ck_assert_double_eq(decode_ms(c, 2), slow);
+    ck_assert_double_eq(decode_ms(c, 1), fast);
+    cluster_close(c);
+}
+END_TEST
+
 START_TEST(test_scheduler_lets_a_worker_have_two_chunks_ahead)
 {
     struct cluster *c = cluster_open(2, 1);
@@ -842,6 +892,8 @@ int main(void)
     tcase_add_test(t, test_scheduler_forgets_what_is_cancelled_in_any_state);
     tcase_add_test(t, test_scheduler_requeues_to_another_worker_when_one_is_lost);
     tcase_add_test(t, test_scheduler_sends_nothing_to_a_draining_worker_and_waits_for_one);
+    tcase_add_test(t, test_scheduler_doubts_that_a_worker_is_slow_when_only_others_are_measured);
+    tcase_add_test(t, test_scheduler_keeps_what_it_knows_of_workers_while_nothing_happens);
     tcase_add_test(t, test_scheduler_lets_a_worker_have_two_chunks_ahead);
     tcase_add_test(t, test_scheduler_refuses_what_its_queue_has_no_room_for);
     tcase_add_test(t, test_scheduler_refuses_before_any_work_what_would_be_late);
