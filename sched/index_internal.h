@@ -86,6 +86,7 @@ struct index {
     struct id ids[N_IDS];
     uint32_t n_used[N_SHARDS], n_held[N_SHARDS]; /* entries with a key; of these, with a holder, perhaps retired */
     uint64_t n_blocks, max_blocks, n_dropped, bytes;
+    struct piece *pieces; /* of memory for tables */
     struct table *replaced;
     struct table *spare; /* one that was freed last: the next copy of a shard of its size finds its memory mapped */
     bool sweeping;
@@ -161,11 +162,14 @@ static inline struct crowd *crowd_of(uint64_t slots)
 
 /* ---------------------------------------------------------- tables, writer */
 
+void *index_memory_take(struct index *x, size_t len_bytes); /* a cache line's border, not zeroed; NULL: no memory */
+void index_memory_give(struct index *x, void *taken, size_t len_bytes);
+
 struct table *index_table_open(struct index *x, uint32_t cap); /* NULL: no memory */
 void index_table_free(struct index *x, struct table *t);       /* NULL is fine */
 void index_table_spare(struct index *x, struct table *t);      /* frees it when the next one comes */
 
-/* Copies a shard's table without what is dead into one of 5/2 entries a block. False: no memory. */
+/* Copies a shard's table without what is dead into one of three entries a block. False: no memory. */
 bool index_shard_copy(struct index *x, uint32_t shard);
 
 /* Gives an unused one its key; a slot is to be filled next. */

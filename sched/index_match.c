@@ -65,6 +65,23 @@ static void look(const struct index *x, const struct block_key *key, uint32_t ti
     }
 }
 
+/* The same of one holder. */
+static bool look_for(const struct index *x, const struct block_key *key, uint32_t id)
+{
+    const struct entry *e = find(x, key);
+    uint64_t slots = e ? atomic_load_explicit(&e->slots[0], memory_order_acquire) : 0;
+    const struct crowd *c = crowd_of(slots);
+    if (c)
+        return crowd_word(c, id / 64, ANYWHERE) >> id % 64 & 1;
+    for (uint32_t i = 0; e && i < 2; i++) {
+        for (; slots; slots >>= 16)
+            if ((slots & 0xffff) >> 2 == id && (slots & ANYWHERE))
+                return true;
+        slots = atomic_load_explicit(&e->slots[1], memory_order_relaxed);
+    }
+    return false;
+}
+
 static uint64_t view_word(const struct view *v, uint32_t w)
 {
     return v->crowd ? crowd_word(v->crowd, w, v->tiers) : v->in_slots.words[w];
@@ -132,6 +149,23 @@ static void keep(struct search *s, struct span p)
         s->lengths[s->candidates[p.first + i].holder] = p.lo;
 }
 
+/* One round for a span. Most soon have one holder. */
+static void bisect(struct search *s, const struct span *p)
+{
+    uint32_t m = middle(s, p), k;
+    const struct block_key *key = &s->keys[m - 1];
+    if (p->n == 1) {
+        bool has_it = look_for(s->x, key, s->candidates[p->first].id);
+        keep(s, has_it ? (struct span){m, p->hi, p->first, 1} : (struct span){p->lo, m, p->first, 1});
+        return;
+    }
+    struct view have;
+    look(s->x, key, ANYWHERE, &have);
+    k = partition(&s->candidates[p->first], p->n, &have);
+    keep(s, (struct span){m, p->hi, p->first, k});
+    keep(s, (struct span){p->lo, m, p->first + k, p->n - k});
+}
+
 /* All spans are bisected in rounds, so that a round's reads of memory are under way together. */
 static void bisect_all(struct search *s)
 {
@@ -142,15 +176,8 @@ static void bisect_all(struct search *s)
         s->n_spans = 0;
         for (uint32_t i = 0; i < n; i++)
             prefetch(s->x, &s->keys[middle(s, &now[i]) - 1]);
-        for (uint32_t i = 0; i < n; i++) {
-            struct span p = now[i];
-            uint32_t m = middle(s, &p);
-            struct view have;
-            look(s->x, &s->keys[m - 1], ANYWHERE, &have);
-            uint32_t k = partition(&s->candidates[p.first], p.n, &have);
-            keep(s, (struct span){m, p.hi, p.first, k});
-            keep(s, (struct span){p.lo, m, p.first + k, p.n - k});
-        }
+        for (uint32_t i = 0; i < n; i++)
+            bisect(s, &now[i]);
     }
 }
 

@@ -17,12 +17,13 @@ struct table *index_table_open(struct index *x, uint32_t cap)
         memset(t->entries, 0, (size_t)t->cap * sizeof(struct entry));
         return t;
     }
-    if (mem_try(len, &entries))
+    entries = index_memory_take(x, len);
+    if (!entries)
         return NULL;
     t = mem_zalloc(sizeof(*t));
     t->entries = memset(entries, 0, len);
     t->cap = cap;
-    x->bytes += sizeof(*t) + len;
+    x->bytes += sizeof(*t);
     return t;
 }
 
@@ -41,8 +42,8 @@ void index_table_free(struct index *x, struct table *t)
     if (!t)
         return;
     free_crowds(x, t);
-    x->bytes -= sizeof(*t) + (size_t)t->cap * sizeof(struct entry);
-    free(t->entries);
+    x->bytes -= sizeof(*t);
+    index_memory_give(x, t->entries, (size_t)t->cap * sizeof(struct entry));
     free(t);
 }
 
@@ -268,21 +269,45 @@ static struct entry *unused_entry(const struct table *t, const struct block_key 
     return e;
 }
 
+static struct entry *copy_key(const struct entry *e, const struct table *to)
+{
+    uint64_t words[2] = {get(&e->key[0]), get(&e->key[1])};
+    struct block_key key;
+    memcpy(key.b, words, sizeof(words));
+    struct entry *into = unused_entry(to, &key);
+    index_entry_take(into, &key);
+    return into;
+}
+
+/* As they are: no holder was cleared whose slots could still be there. */
+static void copy_slots(const struct entry *e, const struct table *to)
+{
+    struct entry *into = copy_key(e, to);
+    put(&into->slots[1], get(&e->slots[1]));
+    put(&into->slots[0], get(&e->slots[0]));
+}
+
 static uint32_t copy_entries(struct index *x, const struct table *from, struct table *to)
 {
     uint16_t list[N_IDS];
     uint32_t n_copied = 0;
+    bool all_live = !x->n_retired && !x->sweeping;
     for (uint32_t i = 0; i < from->cap; i++) {
         const struct entry *e = &from->entries[i];
-        uint32_t n = get(&e->slots[0]) ? entry_list(x, e, list) : 0;
+        uint64_t slots = get(&e->slots[0]);
+        if (!slots)
+            continue;
+        if (all_live && !crowd_of(slots)) {
+            if (!index_entry_held(e))
+                continue;
+            copy_slots(e, to);
+            n_copied++;
+            continue;
+        }
+        uint32_t n = entry_list(x, e, list);
         if (!n)
             continue;
-        uint64_t words[2] = {get(&e->key[0]), get(&e->key[1])};
-        struct block_key key;
-        memcpy(key.b, words, sizeof(words));
-        struct entry *into = unused_entry(to, &key);
-        index_entry_take(into, &key);
-        entry_fill(x, to, into, list, n);
+        entry_fill(x, to, copy_key(e, to), list, n);
         n_copied++;
     }
     return n_copied;
@@ -291,7 +316,7 @@ static uint32_t copy_entries(struct index *x, const struct table *from, struct t
 bool index_shard_copy(struct index *x, uint32_t shard)
 {
     const struct table *from = table_of(x, shard);
-    uint64_t cap = (x->n_held[shard] * 5ull / 2 + GROUP - 1) / GROUP * GROUP;
+    uint64_t cap = (x->n_held[shard] * 3ull + GROUP - 1) / GROUP * GROUP;
     struct table *to = cap <= UINT32_MAX ? index_table_open(x, cap > MIN_CAP ? (uint32_t)cap : MIN_CAP) : NULL;
     if (!to)
         return false;

@@ -1,0 +1,119 @@
+/*
+ * Memory of the index's tables: in few large pieces, so that it lies on huge pages. A search that starts with a prefetch waits for
+ * the address more than for the line: on pages of 4 KiB most are not in the translation buffer.
+ *
+ * First fit with coalescing (Knuth, vol. 1, 2.5, algorithms A and B). There are few tables, and they are taken and given back
+ * only when one is copied. A piece that is free as a whole goes back to the system.
+ */
+#include <stdlib.h>
+
+#include "sched/index_internal.h"
+
+enum { PIECE_MIN = 64 << 10, PIECE_MAX = 64 << 20, HUGE_PAGE = 2 << 20, LINE = 64 };
+
+struct range { /* of a piece, free; in order of addresses */
+    struct range *next;
+    size_t at, len;
+};
+
+struct piece {
+    struct piece *next;
+    uint8_t *base;
+    size_t len;
+    struct range *free;
+};
+
+static size_t round_up(size_t n, size_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+static struct range *range_new(struct range *next, size_t at, size_t len)
+{
+    struct range *r = mem_zalloc(sizeof(*r));
+    *r = (struct range){next, at, len};
+    return r;
+}
+
+static uint8_t *take_from(struct piece *p, size_t len)
+{
+    struct range **at = &p->free;
+    while (*at && (*at)->len < len)
+        at = &(*at)->next;
+    struct range *r = *at;
+    if (!r)
+        return NULL;
+    uint8_t *taken = p->base + r->at;
+    r->at += len;
+    r->len -= len;
+    if (!r->len) {
+        *at = r->next;
+        free(r);
+    }
+    return taken;
+}
+
+/* A quarter of what there is, so that what is not used stays a small part. NULL: no memory. */
+static struct piece *piece_open(struct index *x, size_t least)
+{
+    void *base;
+    size_t len = x->bytes / 4 < PIECE_MIN ? PIECE_MIN : x->bytes / 4 > PIECE_MAX ? PIECE_MAX : x->bytes / 4;
+    len = round_up(len < least ? least : len, len < HUGE_PAGE ? 4096 : HUGE_PAGE);
+    if (mem_map(len, &base))
+        return NULL;
+    struct piece *p = mem_zalloc(sizeof(*p));
+    *p = (struct piece){x->pieces, base, len, range_new(NULL, 0, len)};
+    x->pieces = p;
+    x->bytes += len;
+    return p;
+}
+
+void *index_memory_take(struct index *x, size_t len)
+{
+    len = round_up(len, LINE);
+    for (struct piece *p = x->pieces; p; p = p->next) {
+        uint8_t *taken = take_from(p, len);
+        if (taken)
+            return taken;
+    }
+    struct piece *p = piece_open(x, len);
+    return p ? take_from(p, len) : NULL;
+}
+
+static void piece_close(struct index *x, struct piece *p)
+{
+    struct piece **at = &x->pieces;
+    while (*at != p)
+        at = &(*at)->next;
+    *at = p->next;
+    x->bytes -= p->len;
+    mem_unmap(p->base, p->len);
+    free(p->free);
+    free(p);
+}
+
+static void give_to(struct piece *p, size_t at, size_t len)
+{
+    struct range *before = NULL, *next = p->free;
+    for (; next && next->at < at; next = next->next)
+        before = next;
+    if (before && before->at + before->len == at)
+        before->len += len;
+    else
+        before = *(before ? &before->next : &p->free) = range_new(next, at, len);
+    if (!next || before->at + before->len != next->at)
+        return;
+    before->len += next->len;
+    before->next = next->next;
+    free(next);
+}
+
+void index_memory_give(struct index *x, void *taken, size_t len)
+{
+    struct piece *p = x->pieces;
+    while ((uint8_t *)taken < p->base || (uint8_t *)taken >= p->base + p->len)
+        p = p->next;
+    give_to(p, (size_t)((uint8_t *)taken - p->base), round_up(len, LINE));
+    if (p->free->len == p->len)
+        piece_close(x, p);
+}
