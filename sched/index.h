@@ -10,7 +10,7 @@
  * the call. What readers may still look at is freed later; the writer waits for the ends of their brackets only if
  * INDEX_MAX_HOLDERS clears come within one sweep.
  *
- * Memory: 32 bytes a block with up to 8 holders, at a load of 2/5 to 3/4; about 300 more for a block with more holders.
+ * Memory: 32 bytes a block with up to 8 holders, at a load of 1/3 to 3/4; about 300 more for a block with more holders.
  * Bounded by max_blocks; what is beyond it, or finds no memory, is dropped and counted. An empty index is 500 KB.
  *
  * Sources: index_internal.h names those of its parts.
