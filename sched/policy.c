@@ -181,9 +181,15 @@ struct decode_view policy_view_decode(const struct policy_worker *workers, uint3
 
 /* ----------------------------------------------------------------- limits */
 
-static bool within_ttft(const struct policy_request *r, double ttft)
+/* From now on, of which work is its own; what is uncertain is the rest. */
+static double careful_ttft(const struct policy_request *r, double ttft, double work)
 {
-    return (!(r->ttft_ms > 0) || r->waited_ms + ttft <= r->ttft_ms) && ttft <= r->remaining_ms;
+    return ttft + r->caution * fmax(r->waited_ms + ttft - work, 0) - r->hope * work;
+}
+
+static bool within_ttft(const struct policy_request *r, double ttft, double work)
+{
+    return (!(r->ttft_ms > 0) || r->waited_ms + careful_ttft(r, ttft, work) <= r->ttft_ms) && ttft <= r->remaining_ms;
 }
 
 static bool within_tpot(const struct policy_request *r, double tpot)
@@ -214,6 +220,7 @@ struct search {
     struct plan best;              /* of what meets the limits */
     double best_cost;              /* INFINITY: nothing does */
     double least_ttft, least_tpot; /* of what could take it at all */
+    double least_careful;          /* the same of careful_ttft() */
     double least_work;             /* the same, of idle workers' time to the first token */
     const char *why;               /* the last reason why one could not */
     bool could_fit;
@@ -276,9 +283,10 @@ static void weigh(struct search *s, const struct prefill_view *p, const struct d
     if (from_now < s->least_ttft)
         s->soonest = p->worker;
     see(&s->least_ttft, from_now);
+    see(&s->least_careful, careful_ttft(s->r, from_now, plan.work_ms));
     see(&s->least_tpot, d->tpot);
     see(&s->least_work, p->alone);
-    if (!p->kept && within_ttft(s->r, from_now) && within_tpot(s->r, d->tpot) && cost < s->best_cost) {
+    if (!p->kept && within_ttft(s->r, from_now, plan.work_ms) && within_tpot(s->r, d->tpot) && cost < s->best_cost) {
         s->best = plan;
         s->best_cost = cost;
     }
@@ -350,7 +358,7 @@ static void try_split(struct search *s)
         see(&s->least_work, v.alone);
         if (v.ttft < soonest.ttft)
             soonest = v;
-        if (!v.kept && within_ttft(s->r, v.ttft) && cost < best_cost) {
+        if (!v.kept && within_ttft(s->r, v.ttft, v.load + v.compute) && cost < best_cost) {
             best = v;
             best_cost = cost;
         }
@@ -378,16 +386,16 @@ static struct plan refuse(const struct search *s)
                      .ttft_ms = known ? r->waited_ms + s->least_ttft : 0,
                      .tpot_ms = s->least_tpot < INFINITY ? s->least_tpot : 0};
     double limit = r->ttft_ms > 0 ? r->ttft_ms - r->waited_ms : INFINITY;
-    p.hopeless = known && s->least_work > fmin(limit, r->remaining_ms);
+    p.hopeless = known && s->least_work * (1 - r->hope) > fmin(limit, r->remaining_ms);
     if (!s->could_fit) {
         p.reason = s->why ? s->why : "no worker takes it";
         p.never = true;
     } else if (known && s->least_ttft > r->remaining_ms) {
         p.reason = "slo.deadline_ms can't be met";
         p.over_ms = s->least_ttft - r->remaining_ms;
-    } else if (known && s->least_ttft > limit) {
+    } else if (known && s->least_careful > limit) {
         p.reason = "slo.ttft_ms can't be met";
-        p.over_ms = s->least_ttft - limit;
+        p.over_ms = s->least_careful - limit;
     } else if (!within_tpot(r, p.tpot_ms)) {
         p.reason = "slo.tpot_ms can't be met";
         p.over_ms = 1000;
@@ -432,6 +440,7 @@ struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers
                        .log = candidates_out,
                        .best_cost = INFINITY,
                        .least_ttft = INFINITY,
+                       .least_careful = INFINITY,
                        .least_tpot = INFINITY,
                        .least_work = INFINITY};
     struct plan plan;

@@ -78,8 +78,10 @@ struct policy_request {
     uint32_t store_blocks;          /* leading blocks that the stores hold together */
     uint32_t store_blocks_ssd;      /* of these, on disk only */
     double ttft_ms, tpot_ms;        /* limits; 0: none */
-    double remaining_ms;            /* INFINITY: no deadline */
-    double waited_ms;               /* since it arrived */
+    double caution, hope; /* against ttft_ms waiting is taken to be so much longer than it is predicted to be, and
+                                       its own work so much shorter */
+    double remaining_ms;  /* INFINITY: no deadline */
+    double waited_ms;     /* since it arrived */
     enum policy policy;
     enum plan_force force;
     enum prefix_rule prefix;

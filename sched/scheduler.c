@@ -16,12 +16,17 @@ static const double PATIENCE = 20, MAX_PATIENCE_MS = 60000; /* of a request with
 static const double WORKFLOW_WORK = 2; /* of two workflows with one deadline, the one with less work left is first */
 static const double LATE_MS = 1e12;    /* the order of what can't be on time any more: after all that can */
 static const double REFRESH_MS = 50, MATCH_MS = 100;
-static const double LATE = 1.1;           /* of its limit: a queued request that is predicted to be later is refused */
 static const double BOOKED_MARGIN = 0.88; /* of its limit: what one that comes back is given place for */
 static const double LEAST_RETRY_MS = 20, MAX_RETRY_MS = 60000;
 static const double LEAST_LEFT = 0.02; /* of a prefill that takes longer than it should: what is left of it */
 static const double LEG_RATE = 0.02;
 static const double STALE_MS = 10000; /* a cost that nothing was measured against for so long may be wrong by now */
+
+struct terms { /* on which a prediction is held against the TTFT limit */
+    double of_limit, caution, hope;
+};
+static const struct terms NEW = {1, SCHEDULER_CAUTION, SCHEDULER_HOPE}, PROMISED = {1, 0, 0};
+static const struct terms LATE = {1.1, 0, 0}; /* a queued request that is predicted to be later is refused */
 
 struct worker {
     bool up;
@@ -270,7 +275,7 @@ static void apply(struct policy_worker *views, const struct sched_request *q, co
 /* ---------------------------------------------------------------- decisions */
 
 static struct policy_request ask_of(const struct scheduler *s, const struct sched_request *q, uint64_t now,
-                                    double margin)
+                                    struct terms terms)
 {
     return (struct policy_request){.n_tokens = q->n_tokens,
                                    .max_tokens = q->max_tokens,
@@ -279,8 +284,10 @@ static struct policy_request ask_of(const struct scheduler *s, const struct sche
                                    .matched_blocks = q->matched_blocks,
                                    .store_blocks = q->store_blocks,
                                    .store_blocks_ssd = q->store_blocks_ssd,
-                                   .ttft_ms = q->resumed ? 0 : q->ttft_ms * margin,
+                                   .ttft_ms = q->resumed ? 0 : q->ttft_ms * terms.of_limit,
                                    .tpot_ms = q->resumed ? 0 : q->tpot_ms,
+                                   .caution = terms.caution,
+                                   .hope = terms.hope,
                                    .remaining_ms =
                                        q->deadline_ns == UINT64_MAX ? INFINITY : ms_between(now, q->deadline_ns),
                                    .waited_ms = ms_between(q->arrived_ns, now),
@@ -318,13 +325,13 @@ static uint32_t hide_avoided(const struct scheduler *s, struct policy_worker *vi
 }
 
 static struct plan place(struct scheduler *s, struct policy_worker *views, struct sched_request *q, uint64_t now,
-                         double margin)
+                         struct terms terms)
 {
     if (s->config.match && (!q->matched_ns || ms_between(q->matched_ns, now) > MATCH_MS)) {
         s->config.match(s->config.user, q);
         q->matched_ns = now;
     }
-    const struct policy_request ask = ask_of(s, q, now, margin);
+    const struct policy_request ask = ask_of(s, q, now, terms);
     uint32_t hidden[SCHEDULER_AVOID], n_hidden = hide_avoided(s, views, q, hidden);
     struct policy_candidate *log = s->config.explain ? s->candidates : NULL;
     struct plan plan = policy_place(views, s->n_workers, &ask, log, &s->n_candidates);
@@ -494,9 +501,9 @@ static void drop(struct scheduler *s, struct sched_request *q, const struct plan
 }
 
 /* One request's turn in a pass: its plan on the copy, which then has it. */
-static struct plan take_turn(struct scheduler *s, struct sched_request *q, uint64_t now, double margin)
+static struct plan take_turn(struct scheduler *s, struct sched_request *q, uint64_t now, struct terms terms)
 {
-    struct plan plan = place(s, s->pass, q, now, margin);
+    struct plan plan = place(s, s->pass, q, now, terms);
     if (plan.kind != PLAN_REFUSE)
         apply(s->pass, q, &plan, plan.ttft_ms - ms_between(q->arrived_ns, now));
     fair_take(s->fair, q->tenant, charge_of(q));
@@ -572,7 +579,7 @@ static void survey(struct scheduler *s, uint64_t now)
 static struct worker *first_room(struct scheduler *s, const struct sched_request *q, uint64_t now,
                                  struct booking *booking_out)
 {
-    const struct policy_request ask = ask_of(s, q, now, 1);
+    const struct policy_request ask = ask_of(s, q, now, PROMISED);
     struct worker *first = NULL;
     bool splits = false; /* what decode workers will be able to prefill is hard to tell */
     uint32_t n;
@@ -622,7 +629,7 @@ static bool breaks(const struct scheduler *s, const struct sched_request *other,
 }
 
 /* The turn of q in a pass with it, and what happens to those behind it. */
-static struct plan try_out(struct scheduler *s, struct sched_request *q, uint64_t now, double margin)
+static struct plan try_out(struct scheduler *s, struct sched_request *q, uint64_t now, struct terms terms)
 {
     struct sched_request *other;
     struct plan plan = {.kind = PLAN_REFUSE, .reason = "the queue is too long to tell", .over_ms = 1000};
@@ -630,7 +637,7 @@ static struct plan try_out(struct scheduler *s, struct sched_request *q, uint64_
     memcpy(s->pass, s->views, s->n_workers * sizeof(s->pass[0]));
     struct walk walk = walk_begin(s, now);
     for (uint32_t n = 0; n < SCHEDULER_LOOK && (other = walk_next(s, &walk, now)); n++) {
-        struct plan turn = take_turn(s, other, now, other == q ? margin : 1);
+        struct plan turn = take_turn(s, other, now, other == q ? terms : PROMISED);
         if (other == q) {
             plan = turn;
             seen = true;
@@ -645,7 +652,7 @@ static struct plan try_out(struct scheduler *s, struct sched_request *q, uint64_
     }
     bool limited = q->ttft_ms > 0 || q->deadline_ns != UINT64_MAX;
     if (!seen && !(limited && policy_refuses(s->config.policy))) /* far behind, and nothing to hold it against */
-        plan = place(s, s->pass, q, now, margin);
+        plan = place(s, s->pass, q, now, terms);
     return plan;
 }
 
@@ -666,9 +673,9 @@ static bool has_room(const struct scheduler *s, const struct sched_request *q)
 /* True: it is queued. False: q->plan says why not. */
 static bool admit(struct scheduler *s, struct sched_request *q, uint64_t now)
 {
-    double margin = is_back(q) ? 1 : SCHEDULER_MARGIN;
+    struct terms terms = is_back(q) ? PROMISED : NEW;
     scheduler_refresh(s, now);
-    q->plan = place(s, s->views, q, now, margin);
+    q->plan = place(s, s->views, q, now, terms);
     q->work_ms = q->plan.work_ms;
     q->promised_ttft_ms = q->plan.ttft_ms;
     q->promised_tpot_ms = q->plan.tpot_ms;
@@ -677,7 +684,7 @@ static bool admit(struct scheduler *s, struct sched_request *q, uint64_t now)
     enqueue(s, q, now);
     if (s->n_queued == 1 || q->resumed)
         return true;
-    q->plan = try_out(s, q, now, margin);
+    q->plan = try_out(s, q, now, terms);
     if (q->plan.kind == PLAN_REFUSE) {
         dequeue(s, q);
         return false;

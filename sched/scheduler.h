@@ -10,8 +10,9 @@
  * those before it have their places already: list scheduling. What both workers take now is dispatched; workers keep at most two
  * chunks of work ahead, the rest waits here, where it can still be re-ordered. The same pass answers, for a new request, what it
  * will get and what it does to those admitted before: one that would miss its limits, or make another miss, is refused
- * before any work, with the time after which it would have been admitted. New requests are held to a part of their TTFT
- * limit (SCHEDULER_MARGIN): what is left covers noise, and those who come back when they were told to.
+ * before any work, with the time after which it would have been admitted. For new requests waiting counts for more than is
+ * predicted (SCHEDULER_CAUTION): what is left covers noise, and those who come back when they were told to. One that has to wait for
+ * nobody is tried even where its own work is predicted to take a little longer than its limit (SCHEDULER_HOPE).
  *
  * One that was refused finds a place kept on the worker that has room first (sched/booking.h), if it comes when it was told to: it is
  * then held to its whole limit, and goes before all others.
@@ -34,7 +35,8 @@
 #include "sched/policy.h"
 
 enum { SCHEDULER_MAX_WORKERS = 512, SCHEDULER_AVOID = 4 };
-#define SCHEDULER_MARGIN 0.9
+#define SCHEDULER_CAUTION (1.0 / 3)
+#define SCHEDULER_HOPE    0.02
 
 enum order { ORDER_TANDEM, ORDER_FCFS, ORDER_EDF, ORDER_SHORTEST, ORDERS };
 #define ORDER_NAMES "tandem|fcfs|edf|shortest"

@@ -420,9 +420,9 @@ START_TEST(test_scheduler_refuses_late_what_can_not_be_on_time_any_more)
         ck_assert(submit(c, &busy[i]));
     }
     run(c);
-    late.ttft_ms = 450;
+    late.ttft_ms = 500;
     ck_assert(submit(c, &late));
-    resumed.ttft_ms = 450;
+    resumed.ttft_ms = 500;
     resumed.resumed = true;
     ck_assert(submit(c, &resumed));
     pass_ms(c, 600); /* the worker does not get on */
