@@ -137,7 +137,7 @@ struct prefill_view policy_view_aggregated(const struct policy_worker *workers, 
     double steps = ceil((r->n_tokens - (double)blocks * r->block_tokens) / v.chunk);
     double step = at.running < 1 ? 0 : cost_decode_ms(w->cost, at.running, at.context);
     v.compute += steps * step;
-    v.ttft = fmax(v.wait + step / 2, v.load) + v.compute; /* the step that runs when it arrives */
+    v.ttft = fmax(v.wait, v.load) + v.compute; /* for the end of the step that runs it waits as its legs lately did */
     v.kept = i != r->keeper && v.ttft > w->kept_ms;
     return v;
 }
