@@ -17,6 +17,7 @@ static const double WAITING_UNLIMITED = 1; /* ...and without */
 static const double DISTURBED = 0.1;   /* the same of sequences that wait for a chunk and have a limit that is kept */
 static const double TIE = 0.07;        /* what one prefill may be predicted slower than another and still be taken, */
 static const double DECODE_TIE = 0.15; /* and one decode worker: steps differ by less than they are measured */
+static const double PROMISABLE = 0.9;  /* of a limit: who needs more of it needs a worker that happens to be idle */
 static const char *const KEPT = "it is kept for one that was told to come back";
 
 /* ------------------------------------------------------------- predictions */
@@ -386,7 +387,7 @@ static struct plan refuse(const struct search *s)
                      .ttft_ms = known ? r->waited_ms + s->least_ttft : 0,
                      .tpot_ms = s->least_tpot < INFINITY ? s->least_tpot : 0};
     double limit = r->ttft_ms > 0 ? r->ttft_ms - r->waited_ms : INFINITY;
-    p.hopeless = known && s->least_work * (1 - r->hope) > fmin(limit, r->remaining_ms);
+    p.hopeless = known && s->least_work > PROMISABLE * fmin(limit, r->remaining_ms);
     if (!s->could_fit) {
         p.reason = s->why ? s->why : "no worker takes it";
         p.never = true;

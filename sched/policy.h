@@ -101,7 +101,8 @@ struct plan {
     double load_ms, start_ms; /* of it: loading; when it begins, from now */
     const char *reason;       /* PLAN_REFUSE; static text */
     bool never;               /* PLAN_REFUSE: no waiting will help (it can't fit) */
-    bool hopeless;  /* PLAN_REFUSE: not with idle workers either, as long as nothing more of its prefix is there */
+    bool
+        hopeless; /* PLAN_REFUSE: not, or hardly, with idle workers either, as long as nothing more of its prefix is there */
     double over_ms; /* PLAN_REFUSE: by how much the best missed its limit */
 };
 

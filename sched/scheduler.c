@@ -25,7 +25,7 @@ static const double STALE_MS = 10000; /* a cost that nothing was measured agains
 struct terms { /* on which a prediction is held against the TTFT limit */
     double of_limit, caution, hope;
 };
-static const struct terms NEW = {1, SCHEDULER_CAUTION, SCHEDULER_HOPE}, PROMISED = {1, 0, 0};
+static const struct terms NEW = {1, SCHEDULER_CAUTION, SCHEDULER_HOPE}, PROMISED = {1, 0, SCHEDULER_HOPE};
 static const struct terms LATE = {1.1, 0, 0}; /* a queued request that is predicted to be later is refused */
 
 struct worker {
@@ -340,8 +340,9 @@ static struct plan place(struct scheduler *s, struct policy_worker *views, struc
     if (plan.kind == PLAN_REFUSE && n_hidden) /* rather with one that failed it than not at all */
         plan = policy_place(views, s->n_workers, &ask, log, &s->n_candidates);
     if (plan.kind != PLAN_REFUSE) {
-        plan.ttft_ms += s->workers[plan.prefill].leg_extra_ms;
-        plan.work_ms += s->workers[plan.prefill].leg_extra_ms;
+        double extra = fmax(s->workers[plan.prefill].leg_extra_ms, -plan.work_ms / 2);
+        plan.ttft_ms += extra;
+        plan.work_ms += extra;
     }
     return plan;
 }
@@ -736,8 +737,8 @@ static void observe_leg(struct worker *k, const struct sched_request *q, uint64_
 {
     double took = ms_between(q->began_ns, now), extra = took - (q->work_ms - k->leg_extra_ms);
     cost_term_observe(&k->leg_error, q->work_ms, took);
-    double most = 0.5 * q->work_ms + 1;
-    k->leg_extra_ms += LEG_RATE * (fmax(fmin(extra, most), -most) - k->leg_extra_ms);
+    double most = 0.5 * q->work_ms + 1, rate = fmax(LEG_RATE, 1.0 / (double)(k->leg_error.n + 1));
+    k->leg_extra_ms += rate * (fmax(fmin(extra, most), -most) - k->leg_extra_ms);
 }
 
 static void remove_prompt(struct scheduler *s, struct sched_request *q, uint64_t now, bool observed)

@@ -289,22 +289,23 @@ START_TEST(test_simulate_admits_those_that_come_back_when_they_were_told)
     make_mixed(&m, 4000, 12);
     c.noise = 0.1;
     c.retry_share = 0.1;
-    simulate_run(&m.trace, &c, &r);
-    for (uint64_t i = 0; i < r.n_requests; i++) {
-        const struct simulated *q = &r.requests[i];
-        back += q->came_back;
-        admitted += q->came_back && q->admitted_then;
-        taken += !q->refused;
-        met += !q->refused && q->ttft_ms <= c.ttft_ms;
+    for (c.seed = 1; c.seed <= 4; c.seed++) {
+        simulate_run(&m.trace, &c, &r);
+        for (uint64_t i = 0; i < r.n_requests; i++) {
+            const struct simulated *q = &r.requests[i];
+            back += q->came_back;
+            admitted += q->came_back && q->admitted_then;
+            taken += !q->refused;
+            met += !q->refused && q->ttft_ms <= c.ttft_ms;
+        }
+        simulate_result_fini(&r);
     }
-    printf("# %u came back, %u admitted; %u of all admitted, %u had their first token in time; %lu refused, %lu of "
-           "them late\n",
-           back, admitted, taken, met, (unsigned long)r.n_refused, (unsigned long)r.n_late_refused);
+    printf("# %u came back, %u admitted; %u of all admitted, %u had their first token in time\n", back, admitted, taken,
+           met);
     fflush(stdout);
-    ck_assert_uint_gt(back, 20);
+    ck_assert_uint_gt(back, 100);
     ck_assert_msg(admitted >= 0.9 * back, "%u of %u", admitted, back);
     ck_assert_msg(met >= 0.99 * taken, "%u of %u", met, taken);
-    simulate_result_fini(&r);
     maker_fini(&m);
 }
 END_TEST

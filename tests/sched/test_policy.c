@@ -206,6 +206,27 @@ START_TEST(test_policy_keeps_limits_or_refuses)
 }
 END_TEST
 
+START_TEST(test_policy_doubts_waiting_and_hopes_for_work)
+{
+    uint32_t kept = 0, hoped = 0;
+    for (uint64_t seed = 0; seed < ROUNDS * POLICIES; seed++) {
+        struct scene s;
+        make_scene(&s, seed, false);
+        s.r.caution = 0.5;
+        s.r.hope = 0.1;
+        struct plan p = place(&s);
+        if (!policy_refuses(s.r.policy) || p.kind == PLAN_REFUSE || !(s.r.ttft_ms > 0))
+            continue;
+        double waiting = p.ttft_ms - p.work_ms;
+        kept++;
+        hoped += p.ttft_ms > s.r.ttft_ms;
+        ck_assert_double_le(0.9 * p.work_ms + waiting + 0.5 * fmax(waiting, 0), s.r.ttft_ms + 1e-9);
+    }
+    ck_assert_uint_gt(kept, ROUNDS / 10);
+    ck_assert_uint_gt(hoped, 0);
+}
+END_TEST
+
 START_TEST(test_policy_keeps_a_forced_kind)
 {
     uint32_t n[3] = {0};
@@ -373,7 +394,8 @@ START_TEST(test_policy_calls_hopeless_what_idle_workers_could_not_do_either)
             some |= s.workers[i].usable && s.workers[i].role == ROLE_DECODE && fits(&s.workers[i], &s.r);
         ck_assert(!p.never || idle.kind == PLAN_REFUSE);
         ck_assert(some || p.never);
-        ck_assert_msg(!p.hopeless || idle.kind == PLAN_REFUSE, "seed %lu", (unsigned long)seed);
+        ck_assert_msg(!p.hopeless || idle.kind == PLAN_REFUSE || idle.ttft_ms > 0.9 * s.r.ttft_ms, "seed %lu",
+                      (unsigned long)seed);
         if (!p.never && !p.hopeless && strstr(p.reason, "slo.ttft_ms can't"))
             ck_assert_msg(idle.kind != PLAN_REFUSE, "seed %lu", (unsigned long)seed);
         n_never += p.never;
@@ -579,6 +601,7 @@ int main(void)
     tcase_add_test(t, test_policy_never_takes_an_unusable_too_small_or_full_worker_nor_a_store);
     tcase_add_test(t, test_policy_gives_the_same_plan_for_the_same_input);
     tcase_add_test(t, test_policy_keeps_limits_or_refuses);
+    tcase_add_test(t, test_policy_doubts_waiting_and_hopes_for_work);
     tcase_add_test(t, test_policy_keeps_a_forced_kind);
     tcase_add_test(t, test_policy_predicts_no_less_for_a_busier_worker);
     tcase_add_test(t, test_policy_stays_with_its_choice_when_another_worker_gets_busier);
