@@ -24,6 +24,7 @@ int cli_tokenize(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_explain(int argc, char **argv);
 int cli_replay(int argc, char **argv);
+int cli_trace(int argc, char **argv);
 int cli_scale(int argc, char **argv);
 int cli_drain(int argc, char **argv);
 int cli_store(int argc, char **argv);

@@ -18,6 +18,7 @@ static const struct {
     {"drain", cli_drain, "a worker finishes and ends"},
     {"explain", cli_explain, "what the router weighed for a request"},
     {"replay", cli_replay, "send a trace to a cluster, and see how it did"},
+    {"trace", cli_trace, "look into request traces, cut, convert and make them"},
     {"audit", cli_audit, "accounts for every page and block; exit code 1: not all are"},
     {"tokenize", cli_tokenize, "text to token ids and back"},
     {"store", cli_store, "look into, check and tidy a store's directory while it does not run"},

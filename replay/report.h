@@ -11,8 +11,8 @@
  *
  * Goodput has four definitions in the literature; each is named where it is printed:
  *   at_rate     requests per second that met every stated limit (AIPerf, vLLM bench --goodput)
- *   effective   the same, counting only tokens of requests that were answered whole and in time (Mooncake: what was refused or cut
- *               off is a loss), as requests and as tokens per second
+ *   effective   the same, counting only requests that were answered whole, in time and at the first asking (Mooncake: what was
+ *               refused or cut off is a loss, also if it came back), as requests and as tokens per second
  *   distserve   highest rate at which >= 90 % of all requests meet both limits, per worker; needs --find-max
  *   mlperf      highest rate at which the 99th percentiles of TTFT and of TPOT are each within their limit; needs --find-max
  *
@@ -35,6 +35,8 @@ struct report_request {
     enum report_outcome outcome;
     uint32_t tenant;                 /* index into report_run.tenants */
     uint32_t n_prompt, n_output;     /* n_output: tokens that came */
+    uint32_t n_asked;                /* tokens of an answer in full; 0: not known */
+    float ttft_slo_ms, tpot_slo_ms;  /* its own limits; 0: those of the run */
     uint32_t cached[4];              /* prompt tokens from the worker itself, a peer, DRAM, SSD */
     int32_t prefill, decode;         /* index into report_run.workers; -1: none, or not known */
     double arrived_ms;               /* since the start of the run */
@@ -54,6 +56,12 @@ struct report_worker {
     uint32_t n_load;
 };
 
+/* One rate of a search for the most that a cluster bears; shares of all requests, refused ones being outside of any limit. */
+struct report_point {
+    double rate, offered_rate, goodput; /* rate: as report_run's; the others per second */
+    double met_share, ttft_share, tpot_share;
+};
+
 struct report_run {
     const char *kind;                /* "replay" | "simulate" */
     const char *label;               /* shown in comparisons, e.g. "8+8 tandem" */
@@ -71,9 +79,14 @@ struct report_run {
     uint32_t n_tenants; /* >= 1 */
     const struct report_worker *workers;
     uint32_t n_workers;
+    const struct report_point *points; /* of --find-max or a sweep over rates, by rate; NULL: none */
+    uint32_t n_points;
     bool valid;
     const char *why_invalid; /* NULL when valid */
 };
+
+/* Answered within its limits. */
+bool report_is_met(const struct report_run *run, const struct report_request *q);
 
 /* Order statistics as numpy's default (linear interpolation between closest ranks), of finite values only; n = 0: all NAN. */
 struct report_stats {
@@ -90,17 +103,22 @@ struct report_summary {
     struct report_stats ttft, tpot, itl, e2e, sent_late, refused_after, retry_after, ttft_error, ttft_error_last_value,
         tpot_error;
     double joules_per_token, total_joules; /* NAN: no power model */
+    double goodput_distserve,
+        goodput_mlperf; /* offered rates, per worker and whole; NAN: no points, or none that is good enough */
 };
 void report_summarize(const struct report_run *run, struct report_summary *out);
+/* The run as one rate of a search. */
+struct report_point report_point_of(const struct report_run *run);
 
 /*
- * Identities that hold in any run: tokens in = out of the answered ones, TTFT + (n - 1) TPOT = latency of each, and Little's law
- * (mean number in the system = rate times mean time in it, over the whole run). TD_ERR_CORRUPT names the one that is broken.
+ * Identities that hold in any run: tokens asked for = tokens that came of the answered ones, TTFT + (n - 1) TPOT = latency of each,
+ * and Little's law (mean number in the system, counted event by event from the start of the run to its stated end, = rate times
+ * mean time in it). TD_ERR_CORRUPT names the one that is broken.
  */
 enum td_status report_check(const struct report_run *run, struct td_error *error_out);
 
 void report_table(const struct report_run *run, struct bytes *out); /* what a terminal shows */
-/* One object. with_requests: also each request, so that report_parse gives the whole run again. */
+/* One object; the format is in docs/replay.md. with_requests: also each request, so that report_parse gives the whole run again. */
 void report_json(const struct report_run *run, bool with_requests, struct bytes *out);
 /* One page for one or several runs (compared), with its plots inline; opens from a file, light and dark, narrow and wide. */
 void report_html(const struct report_run *const *runs, uint32_t n_runs, struct bytes *out);

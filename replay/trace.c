@@ -1,176 +1,103 @@
 #include "replay/trace.h"
 
 #include <inttypes.h>
-#include <jansson.h>
-#include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <zlib.h>
+#include <zstd.h>
 
 #include "base/clock.h"
-#include "base/mem.h"
+#include "replay/trace_internal.h"
 
-static const uint32_t MAX_TOKENS = 1u << 30; /* of a prompt or an answer */
-static const double MAX_TIMESTAMP_MS = 1e12; /* 30 years: below 2^63 ns */
-static const char AZURE_HEADER[] = "TIMESTAMP,ContextTokens,GeneratedTokens";
+static const char *const NAMES[TRACE_FORMATS] = {"mooncake", "bailian", "tandem", "azure", "burstgpt"};
 
-struct parser {
-    struct trace *trace;
-    uint64_t cap_requests, cap_blocks;
-    uint64_t line; /* from 1 */
-    struct td_error *error_out;
-};
-
-#define FAIL(p, ...) td_fail((p)->error_out, TD_ERR_INVALID, __VA_ARGS__)
-
-/* The request is added at once, at its time in the file's own terms; blocks follow by add_block. */
-static struct trace_request *add_request(struct parser *p, uint64_t arrival_ns, uint32_t n_prompt, uint32_t n_output)
+const char *trace_format_name(enum trace_format format)
 {
-    struct trace *t = p->trace;
-    if (t->n_requests == p->cap_requests) {
-        p->cap_requests = p->cap_requests ? 2 * p->cap_requests : 256;
-        t->requests = mem_resize(t->requests, p->cap_requests, sizeof(*t->requests));
-    }
-    struct trace_request *r = &t->requests[t->n_requests++];
-    *r = (struct trace_request){
-        .arrival_ns = arrival_ns, .n_prompt = n_prompt, .n_output = n_output, .first_block = t->n_blocks};
-    return r;
+    return NAMES[format];
 }
 
-static void add_block(struct parser *p, uint64_t id)
+/* ---------------------------------------------------------------- building */
+
+struct trace *trace_open(void)
 {
-    struct trace *t = p->trace;
-    if (t->n_blocks == p->cap_blocks) {
-        p->cap_blocks = p->cap_blocks ? 2 * p->cap_blocks : 1024;
-        t->blocks = mem_resize(t->blocks, p->cap_blocks, sizeof(*t->blocks));
+    struct trace *t = mem_zalloc(sizeof(*t));
+    t->block_tokens = 512;
+    trace_tenant(t, NULL, "");
+    return t;
+}
+
+struct trace_request *trace_add_request(struct trace *t, uint64_t *cap, const struct trace_request *r)
+{
+    if (t->n_requests == *cap) {
+        *cap = *cap ? 2 * *cap : 256;
+        t->requests = mem_resize(t->requests, *cap, sizeof(*t->requests));
+    }
+    struct trace_request *to = &t->requests[t->n_requests++];
+    *to = *r;
+    to->first_block = t->n_blocks;
+    return to;
+}
+
+void trace_add_block(struct trace *t, uint64_t *cap, uint64_t id)
+{
+    if (t->n_blocks == *cap) {
+        *cap = *cap ? 2 * *cap : 1024;
+        t->blocks = mem_resize(t->blocks, *cap, sizeof(*t->blocks));
     }
     t->blocks[t->n_blocks++] = id;
 }
 
-/* ---------------------------------------------------------------- Mooncake */
-
-static enum td_status get_tokens(struct parser *p, const json_t *object, const char *name, uint32_t least,
-                                 uint32_t *out)
+uint32_t trace_tenant(struct trace *t, json_t *by_name, const char *name)
 {
-    const json_t *v = json_object_get(object, name);
-    json_int_t n = json_integer_value(v);
-    if (!json_is_integer(v) || n < least || n > MAX_TOKENS)
-        return FAIL(p, "line %" PRIu64 ": %s must be a whole number from %u to %u", p->line, name, least, MAX_TOKENS);
-    *out = (uint32_t)n;
-    return TD_OK;
+    const json_t *known = *name ? json_object_get(by_name, name) : NULL;
+    if (known)
+        return (uint32_t)json_integer_value(known);
+    if (!*name && t->n_tenants)
+        return 0;
+    t->tenants = mem_resize(t->tenants, t->n_tenants + 1, sizeof(*t->tenants));
+    t->tenants[t->n_tenants] = mem_strdup(name);
+    if (by_name)
+        json_object_set_new(by_name, name, json_integer(t->n_tenants));
+    return t->n_tenants++;
 }
 
-static enum td_status get_blocks(struct parser *p, const json_t *object, struct trace_request *r)
+/* By arrival; in the order of the list where equal, which nothing in a request tells, hence a merge sort. */
+static void sort_by_arrival(const struct trace_request *r, uint64_t *order, uint64_t *room, uint64_t n)
 {
-    const json_t *ids = json_object_get(object, "hash_ids");
-    size_t n = json_array_size(ids);
-    if (!json_is_array(ids) || n > r->n_prompt)
-        return FAIL(p, "line %" PRIu64 ": hash_ids must be an array of at most input_length ids", p->line);
-    for (size_t i = 0; i < n; i++) {
-        const json_t *id = json_array_get(ids, i);
-        if (!json_is_integer(id) || json_integer_value(id) < 0)
-            return FAIL(p, "line %" PRIu64 ": hash_ids[%zu] must be a whole number from 0 on", p->line, i);
-        add_block(p, (uint64_t)json_integer_value(id));
+    if (n < 2)
+        return;
+    uint64_t half = n / 2;
+    sort_by_arrival(r, order, room, half);
+    sort_by_arrival(r, order + half, room, n - half);
+    memcpy(room, order, half * sizeof(*order));
+    for (uint64_t a = 0, b = half, to = 0; a < half; to++)
+        order[to] = b < n && r[order[b]].arrival_ns < r[room[a]].arrival_ns ? order[b++] : room[a++];
+}
+
+void trace_sort(struct trace *t)
+{
+    uint64_t n = t->n_requests, *order = mem_array(2 * n, sizeof(*order)), *rank = order + n;
+    struct trace_request *old = t->requests;
+    for (uint64_t i = 0; i < n; i++)
+        order[i] = i;
+    sort_by_arrival(old, order, rank, n);
+    t->requests = mem_array(n, sizeof(*t->requests));
+    for (uint64_t i = 0; i < n; i++) {
+        t->requests[i] = old[order[i]];
+        rank[order[i]] = i;
     }
-    r->n_blocks = (uint32_t)n;
-    return TD_OK;
-}
-
-static enum td_status get_request(struct parser *p, const json_t *object)
-{
-    uint32_t n_prompt, n_output;
-    const json_t *at = json_object_get(object, "timestamp");
-    double ms = json_number_value(at);
-    if (!json_is_number(at) || !(ms >= 0 && ms <= MAX_TIMESTAMP_MS))
-        return FAIL(p, "line %" PRIu64 ": timestamp must be milliseconds from 0 on", p->line);
-    enum td_status s = get_tokens(p, object, "input_length", 1, &n_prompt);
-    if (!s)
-        s = get_tokens(p, object, "output_length", 0, &n_output);
-    if (s)
-        return s;
-    uint64_t ns =
-        json_is_integer(at) ? (uint64_t)json_integer_value(at) * NS_PER_MS : (uint64_t)llround(ms * NS_PER_MS);
-    return get_blocks(p, object, add_request(p, ns, n_prompt, n_output));
-}
-
-static enum td_status mooncake_line(struct parser *p, const char *text, size_t len)
-{
-    json_error_t e;
-    json_t *object = json_loadb(text, len, JSON_REJECT_DUPLICATES, &e);
-    if (!object)
-        return FAIL(p, "line %" PRIu64 ": %s at byte %d", p->line, e.text, e.position);
-    enum td_status s =
-        json_is_object(object) ? get_request(p, object) : FAIL(p, "line %" PRIu64 ": no JSON object", p->line);
-    json_decref(object);
-    return s;
-}
-
-/* ------------------------------------------------------------------- Azure */
-
-/* Reads 1 to max_digits digits; *at moves behind them. */
-static bool get_number(const char **at, const char *end, int max_digits, uint64_t *out)
-{
-    const char *p = *at;
-    uint64_t n = 0;
-    while (p < end && p - *at < max_digits && *p >= '0' && *p <= '9')
-        n = 10 * n + (uint64_t)(*p++ - '0');
-    bool any = p > *at;
-    *at = p;
-    *out = n;
-    return any;
-}
-
-static bool get_char(const char **at, const char *end, char c)
-{
-    return *at < end && *(*at)++ == c;
-}
-
-/* Days since 1970-01-01 of a day of the Gregorian calendar; years from March on, so that the leap day is the last. */
-static uint64_t days_of(uint64_t year, uint64_t month, uint64_t day)
-{
-    uint64_t y = month > 2 ? year : year - 1, m = (month + 9) % 12;
-    return 365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day - 1 - 719468;
-}
-
-/* "2023-11-16 18:15:46.6805900", with 0 to 9 digits of a fraction. */
-static bool get_time(const char **at, const char *end, uint64_t *ns_out)
-{
-    uint64_t year, month, day, hour, minute, second, fraction = 0;
-    bool ok = get_number(at, end, 4, &year) && get_char(at, end, '-') && get_number(at, end, 2, &month) &&
-              get_char(at, end, '-') && get_number(at, end, 2, &day) && get_char(at, end, ' ') &&
-              get_number(at, end, 2, &hour) && get_char(at, end, ':') && get_number(at, end, 2, &minute) &&
-              get_char(at, end, ':') && get_number(at, end, 2, &second);
-    if (!ok || year < 1970 || year > 2200 || month < 1 || month > 12 || day < 1 || day > 31 || hour > 23 ||
-        minute > 59 || second > 60)
-        return false;
-    if (*at < end && **at == '.') {
-        const char *first = ++*at;
-        if (!get_number(at, end, 9, &fraction))
-            return false;
-        for (long n = *at - first; n < 9; n++)
-            fraction *= 10;
+    uint64_t first_ns = n ? t->requests[0].arrival_ns : 0;
+    for (uint64_t i = 0; i < n; i++) {
+        struct trace_request *r = &t->requests[i];
+        r->arrival_ns -= first_ns;
+        if (r->follows)
+            r->follows = 1 + rank[r->follows - 1];
     }
-    *ns_out = (((days_of(year, month, day) * 24 + hour) * 60 + minute) * 60 + second) * NS_PER_S + fraction;
-    return true;
+    free(old);
+    free(order);
 }
 
-static enum td_status azure_line(struct parser *p, const char *text, size_t len)
-{
-    const char *at = text, *end = text + len;
-    uint64_t ns, n_prompt, n_output;
-    if (p->line == 1)
-        return TD_OK; /* the header, by which the format was told */
-    if (!get_time(&at, end, &ns) || !get_char(&at, end, ','))
-        return FAIL(p, "line %" PRIu64 ": TIMESTAMP must be like 2023-11-16 18:15:46.6805900", p->line);
-    if (!get_number(&at, end, 10, &n_prompt) || n_prompt < 1 || n_prompt > MAX_TOKENS || !get_char(&at, end, ','))
-        return FAIL(p, "line %" PRIu64 ": ContextTokens must be from 1 to %u", p->line, MAX_TOKENS);
-    if (!get_number(&at, end, 10, &n_output) || n_output > MAX_TOKENS || at != end)
-        return FAIL(p, "line %" PRIu64 ": GeneratedTokens must be up to %u, and end the line", p->line, MAX_TOKENS);
-    add_request(p, ns, (uint32_t)n_prompt, (uint32_t)n_output);
-    return TD_OK;
-}
-
-/* ------------------------------------------------------------------- files */
+/* ----------------------------------------------------------------- parsing */
 
 static bool is_blank(const char *text, size_t len)
 {
@@ -180,10 +107,9 @@ static bool is_blank(const char *text, size_t len)
     return true;
 }
 
-static enum td_status parse_lines(struct parser *p, const char *data, size_t size)
+static enum td_status parse_lines(struct trace_parser *p, const char *data, size_t size)
 {
-    size_t header = sizeof(AZURE_HEADER) - 1;
-    bool is_azure = size >= header && !memcmp(data, AZURE_HEADER, header);
+    bool is_csv = size && (*data == 'T' || *data == 't'), is_first = true;
     for (size_t at = 0; at < size;) {
         const char *text = data + at, *newline = memchr(text, '\n', size - at);
         size_t len = newline ? (size_t)(newline - text) : size - at;
@@ -193,59 +119,144 @@ static enum td_status parse_lines(struct parser *p, const char *data, size_t siz
             len--;
         if (is_blank(text, len))
             continue;
-        enum td_status s = is_azure ? azure_line(p, text, len) : mooncake_line(p, text, len);
+        enum td_status s = !is_csv    ? trace_json_line(p, text, len)
+                           : is_first ? trace_csv_header(p, text, len)
+                                      : trace_csv_line(p, text, len);
         if (s)
             return s;
+        is_first = false;
     }
-    return p->trace->n_requests ? TD_OK : FAIL(p, "there is no request in it");
+    return p->trace->n_requests ? TD_OK : TRACE_FAIL(p, "there is no request in it");
 }
 
-/* By arrival; in the order of the file where equal, which first_block tells only with blocks, hence a merge sort. */
-static void sort_by_arrival(struct trace_request *r, struct trace_request *room, uint64_t n)
+static enum td_status check_order(struct trace_parser *p)
 {
-    if (n < 2)
-        return;
-    uint64_t half = n / 2;
-    sort_by_arrival(r, room, half);
-    sort_by_arrival(r + half, room, n - half);
-    memcpy(room, r, half * sizeof(*r));
-    for (uint64_t a = 0, b = half, to = 0; a < half; to++)
-        r[to] = b < n && r[b].arrival_ns < room[a].arrival_ns ? r[b++] : room[a++];
-}
-
-static void settle_arrivals(struct trace *t)
-{
-    struct trace_request *room = mem_array(t->n_requests / 2 + 1, sizeof(*room));
-    sort_by_arrival(t->requests, room, t->n_requests);
-    free(room);
-    uint64_t first = t->requests[0].arrival_ns;
+    const struct trace *t = p->trace;
     for (uint64_t i = 0; i < t->n_requests; i++)
-        t->requests[i].arrival_ns -= first;
+        if (t->requests[i].follows > i)
+            return TRACE_FAIL(p, "request %" PRIu64 " by arrival follows one that arrives later", i);
+    return TD_OK;
 }
 
 enum td_status trace_parse(const char *data, size_t size, struct trace **out, struct td_error *error_out)
 {
-    struct parser p = {.trace = mem_zalloc(sizeof(*p.trace)), .error_out = error_out};
+    struct trace_parser p = {.trace = trace_open(),
+                             .ids = json_object(),
+                             .sessions = json_object(),
+                             .tenants = json_object(),
+                             .error_out = error_out};
     enum td_status s = parse_lines(&p, data, size);
-    if (s) {
+    if (!s) {
+        trace_sort(p.trace);
+        s = check_order(&p);
+    }
+    json_decref(p.ids);
+    json_decref(p.sessions);
+    json_decref(p.tenants);
+    if (s)
         trace_close(p.trace);
+    else
+        *out = p.trace;
+    return s;
+}
+
+/* ------------------------------------------------------------------- files */
+
+enum { PIECE_BYTES = 1 << 18 };
+
+/* Adds a piece; false: it would be more than max. */
+static bool add_piece(struct bytes *out, const void *piece, size_t n, size_t max_bytes)
+{
+    if (n > max_bytes - out->len)
+        return false;
+    bytes_append(out, piece, n);
+    return true;
+}
+
+/* One or several gzip members, one after the other. */
+static enum td_status unpack_gzip(const char *data, size_t size, size_t max_bytes, struct bytes *out,
+                                  struct td_error *e)
+{
+    z_stream z = {.next_in = (Bytef *)(uintptr_t)data};
+    unsigned char *piece = mem_array(PIECE_BYTES, 1);
+    size_t left = size;
+    enum td_status s = TD_OK;
+    int code = inflateInit2(&z, 16 + MAX_WBITS);
+    while (!s && code == Z_OK && (left || z.avail_in)) {
+        if (!z.avail_in) {
+            z.avail_in = left < PIECE_BYTES ? (uInt)left : PIECE_BYTES;
+            left -= z.avail_in;
+        }
+        z.next_out = piece;
+        z.avail_out = PIECE_BYTES;
+        code = inflate(&z, Z_NO_FLUSH);
+        if (!add_piece(out, piece, PIECE_BYTES - z.avail_out, max_bytes))
+            s = td_fail(e, TD_ERR_NO_SPACE, "unpacked it is larger than %zu bytes", max_bytes);
+        if (code == Z_STREAM_END && (left || z.avail_in))
+            code = inflateReset(&z);
+    }
+    inflateEnd(&z);
+    free(piece);
+    return s ? s : code == Z_STREAM_END ? TD_OK : td_fail(e, TD_ERR_INVALID, "gzip: damaged, or cut short");
+}
+
+static enum td_status unpack_zstd(const char *data, size_t size, size_t max_bytes, struct bytes *out,
+                                  struct td_error *e)
+{
+    ZSTD_DStream *z = ZSTD_createDStream();
+    ZSTD_inBuffer in = {data, size, 0};
+    char *piece = mem_array(PIECE_BYTES, 1);
+    enum td_status s = TD_OK;
+    size_t code = 1;
+    for (bool full = false; !s && (in.pos < in.size || full);) {
+        ZSTD_outBuffer to = {piece, PIECE_BYTES, 0};
+        code = ZSTD_decompressStream(z, &to, &in);
+        full = to.pos == to.size;
+        if (ZSTD_isError(code))
+            s = td_fail(e, TD_ERR_INVALID, "zstd: %s", ZSTD_getErrorName(code));
+        else if (!add_piece(out, piece, to.pos, max_bytes))
+            s = td_fail(e, TD_ERR_NO_SPACE, "unpacked it is larger than %zu bytes", max_bytes);
+    }
+    ZSTD_freeDStream(z);
+    free(piece);
+    return s ? s : code ? td_fail(e, TD_ERR_INVALID, "zstd: cut short") : TD_OK;
+}
+
+enum td_status trace_unpack(const char *data, size_t size, size_t max_bytes, char **out, size_t *size_out,
+                            struct td_error *error_out)
+{
+    struct bytes b = {0};
+    enum td_status s = TD_OK;
+    if (size >= 2 && !memcmp(data, "\x1f\x8b", 2))
+        s = unpack_gzip(data, size, max_bytes, &b, error_out);
+    else if (size >= 4 && !memcmp(data, "\x28\xb5\x2f\xfd", 4))
+        s = unpack_zstd(data, size, max_bytes, &b, error_out);
+    else
+        bytes_append(&b, data, size);
+    if (s) {
+        bytes_free(&b);
         return s;
     }
-    settle_arrivals(p.trace);
-    *out = p.trace;
+    bytes_append(&b, "", 0); /* never NULL */
+    *out = b.data;
+    *size_out = b.len;
     return TD_OK;
 }
 
 enum td_status trace_read(const char *path, size_t max_bytes, struct trace **out, struct td_error *error_out)
 {
-    char *data;
+    char *packed, *data;
     size_t len;
-    enum td_status s = file_read(path, max_bytes, &data, &len, error_out);
+    enum td_status s = file_read(path, max_bytes, &packed, &len, error_out);
     if (s)
         return s;
     struct td_error e = {{0}};
-    s = trace_parse(data, len, out, &e);
-    free(data);
+    s = trace_unpack(packed, len, max_bytes, &data, &len, &e);
+    free(packed);
+    if (!s) {
+        s = trace_parse(data, len, out, &e);
+        free(data);
+    }
     return s ? td_fail(error_out, s, "%s: %.180s", path, e.text) : TD_OK;
 }
 
@@ -253,6 +264,9 @@ void trace_close(struct trace *t)
 {
     if (!t)
         return;
+    for (uint32_t i = 0; i < t->n_tenants; i++)
+        free(t->tenants[i]);
+    free(t->tenants);
     free(t->requests);
     free(t->blocks);
     free(t);

@@ -2,17 +2,34 @@
  * Request traces: when each request arrived, how long its prompt and its answer were, and which blocks it shares with
  * others.
  *
- * Two formats, told apart by their first bytes:
+ * Formats, told apart by their first line; all may be packed with gzip or zstd (docs/replay.md says where to get them):
  *
  *   Mooncake, one JSON object a line (FAST'25 release). timestamp in milliseconds; hash_ids name the blocks of the
  *   prompt from its head, the last one may be partial; an id names the whole prefix that it ends.
  *
  *       {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
  *
- *   Azure (2023), comma separated, without blocks:
+ *   Qwen-Bailian: the same with seconds, blocks of 16 tokens, chats and turns. Its type becomes the tenant.
+ *
+ *       {"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.1, "input_length": 521, "output_length": 132, "type": "text",
+ *        "turn": 2, "hash_ids": [1089, 1090]}
+ *
+ *   tandem's own: a line that says so, then Mooncake's members and what else is known. Only the first three are needed.
+ *
+ *       {"tandem_trace": 1, "block_tokens": 16}
+ *       {"timestamp": 27482, "input_length": 30, "output_length": 52, "hash_ids": [46, 47], "tenant": "a", "priority": 2,
+ *        "ttft_ms": 500, "tpot_ms": 50, "id": "r8", "session": "s3", "follows": "r7", "delay_ms": 1200}
+ *
+ *   Azure (2023, 2024, multimodal 2025), comma separated with a header, without blocks:
  *
  *       TIMESTAMP,ContextTokens,GeneratedTokens
  *       2023-11-16 18:15:46.6805900,374,44
+ *
+ *   BurstGPT: the same with seconds; its model becomes the tenant, its session ID the session. Requests without a prompt
+ *   token (failures of the service that was observed) are left out and counted.
+ *
+ *       Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+ *       5,ChatGPT,472,18,490,Conversation log
  *
  * Requests come sorted by arrival, equal ones in the order of the file; arrivals count from the first. Other members of
  * an object are ignored, blank lines too. What is wrong is named by line.
@@ -24,13 +41,22 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/mem.h"
 #include "base/status.h"
+
+enum trace_format { TRACE_MOONCAKE, TRACE_BAILIAN, TRACE_TANDEM, TRACE_AZURE, TRACE_BURSTGPT, TRACE_FORMATS };
 
 struct trace_request {
     uint64_t arrival_ns;         /* since the first of the trace */
     uint32_t n_prompt, n_output; /* tokens; n_prompt >= 1 */
     uint32_t n_blocks;           /* <= n_prompt; 0: the trace has none */
     uint64_t first_block;        /* into blocks */
+    uint32_t tenant;             /* into tenants */
+    int32_t priority;            /* -10 .. 10 */
+    uint32_t ttft_ms, tpot_ms;   /* limits asked for; 0: none */
+    uint32_t delay_ms;           /* from the end of the one that it follows */
+    uint64_t session;            /* equal within a session; 0: none */
+    uint64_t follows;            /* 1 + index of the request before it that must have ended first; 0: none */
 };
 
 struct trace {
@@ -38,6 +64,11 @@ struct trace {
     uint64_t n_requests;
     uint64_t *blocks; /* ids, request by request in the order of the file */
     uint64_t n_blocks;
+    char **tenants; /* the first is "": none named */
+    uint32_t n_tenants;
+    uint32_t block_tokens; /* of an id */
+    enum trace_format format;
+    uint64_t n_left_out; /* lines without a prompt token */
 };
 
 static inline const uint64_t *trace_blocks(const struct trace *t, const struct trace_request *r)
@@ -45,13 +76,23 @@ static inline const uint64_t *trace_blocks(const struct trace *t, const struct t
     return t->blocks + r->first_block;
 }
 
+const char *trace_format_name(enum trace_format format); /* "mooncake", ... */
+
 /*
- * data[0..size) is only read during the call. TD_ERR_INVALID names line and member. Memory: below 16 * size + 1 MiB,
+ * data[0..size) is only read during the call. TD_ERR_INVALID names line and member. Memory: below 32 * size + 1 MiB,
  * and 32 times the longest line while that is parsed.
  */
 enum td_status trace_parse(const char *data, size_t size, struct trace **out, struct td_error *error_out);
 
-/* A whole file, of at most max_bytes. TD_ERR_NOT_FOUND, TD_ERR_IO, TD_ERR_NO_SPACE (too large), TD_ERR_INVALID. */
+/* What gzip or zstd packed, by its first bytes; else a copy. *out is malloc'd. TD_ERR_INVALID, TD_ERR_NO_SPACE over max_bytes. */
+enum td_status trace_unpack(const char *data, size_t size, size_t max_bytes, char **out, size_t *size_out,
+                            struct td_error *error_out);
+
+/* A whole file, of at most max_bytes, also unpacked. TD_ERR_NOT_FOUND, TD_ERR_IO, TD_ERR_NO_SPACE (too large), TD_ERR_INVALID. */
 enum td_status trace_read(const char *path, size_t max_bytes, struct trace **out, struct td_error *error_out);
+
+/* As a file of that format, which trace_parse reads. TD_ERR_UNSUPPORTED: it is none of tandem, mooncake, azure. */
+enum td_status trace_write(const struct trace *t, enum trace_format format, struct bytes *out,
+                           struct td_error *error_out);
 
 void trace_close(struct trace *t); /* NULL is fine */

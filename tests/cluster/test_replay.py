@@ -1,23 +1,31 @@
 """tandem replay: every request of a trace is sent when it is due, equal block ids are equal tokens, and the report adds up."""
-import os, signal, subprocess, tempfile
+import contextlib, gzip, os, shutil, signal, subprocess, tempfile
 from harness import *
 
 DIMS = "layers=2,kv_heads=1,heads=1,head_dim=64,hidden=64,ffn=64,vocab=1536,positions=8192"
 SIM = ["--engine", "sim", "--numerics", "bf16", "--pages", "3000", "--sim-prefill", "1000,10,0", "--sim-decode", "2000,0,20"]
 
 
-def write_trace(path, n, gap_ms):
-    with open(path, "w") as f:
-        for i in range(n):  # two blocks of 512 that four share, then one of its own
+def write_trace(path, n, gap_ms, n_output=6, head=None, **more):
+    """Two blocks of 512 that four share, then one of its own."""
+    opener = gzip.open if path.endswith(".gz") else open
+    with opener(path, "wt") as f:
+        if head:
+            f.write(json.dumps(head) + "\n")
+        for i in range(n):
             ids = [i // 4 * 10, i // 4 * 10 + 1, 1000 + i]
-            f.write(json.dumps({"timestamp": i * gap_ms, "input_length": 1200, "output_length": 6, "hash_ids": ids}) + "\n")
+            line = {"timestamp": i * gap_ms, "input_length": 1200, "output_length": n_output, "hash_ids": ids}
+            f.write(json.dumps({**line, **{k: v(i) for k, v in more.items() if v(i) is not None}}) + "\n")
 
 
-def replay(c, path, *args):
-    out = subprocess.run([TANDEM, "replay", path, "--router", c.router.address, "--json", *args], capture_output=True, text=True,
-                         timeout=60 * SLOW)
-    assert out.returncode == 0, out.stderr
-    return json.loads(out.stdout)
+def tandem(*args, timeout=60, code=0):
+    out = subprocess.run([TANDEM, *args], capture_output=True, text=True, timeout=timeout * SLOW)
+    assert out.returncode == code, (out.returncode, out.stdout[-2000:], out.stderr[-2000:])
+    return out
+
+
+def replay(address, path, *args, timeout=60):
+    return json.loads(tandem("replay", path, "--router", address, "--json", *args, timeout=timeout).stdout)
 
 
 @test
@@ -25,14 +33,16 @@ def test_replay_sends_all_and_reports_what_came():
     with tempfile.TemporaryDirectory() as d, Cluster(dummy=DIMS, prefill=1, decode=1, worker_args=SIM) as c:
         path = os.path.join(d, "trace.jsonl")
         write_trace(path, 40, 50)
-        r = replay(c, path)
-        assert (r["sent"], r["ok"], r["refused"], r["failed"], r["met"]) == (40, 40, 0, 0, 40), r
-        assert 1.9 < r["duration_s"] < 2.0 and r["ttft_ms"]["p50"] > 0 and r["tpot_ms"]["mean"] > 0, r
+        r = replay(c.router.address, path)
+        assert (r["sent"], r["answered"], r["refused"], r["failed"], r["met"]) == (40, 40, 0, 0, 40), r
+        assert 1.94 < r["arrivals_ms"] / 1e3 < 2.1 and r["ttft_ms"]["p50"] > 0 and r["tpot_ms"]["mean"] > 0, r
+        assert r["completed"] == 40 and r["total_output_tokens"] == 240 and r["itl_ms"]["n"] == 200, r
         assert 0.4 < r["cached_share"] <= 3 / 4 * 1024 / 1200, r  # three of four find two blocks
-        r = replay(c, path, "--ttft-ms", "1", "--retry-share", "1")
-        assert r["refused"] == 40 and r["ok"] == 0 and r["attainment"] == 0, r
-        r = replay(c, path, "--length-scale", "0.1", "--rate", "10", "--requests", "10")
-        assert r["ok"] == 10 and r["duration_s"] < 0.1, r
+        assert [w["name"] for w in r["workers"]] == ["prefill-0", "decode-0"], r["workers"]
+        r = replay(c.router.address, path, "--ttft-ms", "1", "--retry-share", "1")
+        assert r["refused"] == 40 and r["answered"] == 0 and r["attainment"] == 0, r
+        r = replay(c.router.address, path, "--length-scale", "0.1", "--rate", "10", "--requests", "10")
+        assert r["answered"] == 10 and r["arrivals_ms"] < 100, r
         c.audit()
 
 
@@ -41,15 +51,126 @@ def test_replay_that_is_interrupted_reports_what_ran():
     with tempfile.TemporaryDirectory() as d, Cluster(dummy=DIMS, prefill=0, decode=1, worker_args=SIM) as c:
         path = os.path.join(d, "trace.jsonl")
         write_trace(path, 100, 200)
-        p = subprocess.Popen([TANDEM, "replay", path, "--router", c.router.address, "--json"], stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE, text=True)
+        p = subprocess.Popen([TANDEM, "replay", path, "--router", c.router.address, "--json", "--processes", "2"],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         wait_until(lambda: c.status()["finished"] >= 2, 10, "some are answered")
         p.send_signal(signal.SIGINT)
         out, err = p.communicate(timeout=20 * SLOW)
         r = json.loads(out)
-        assert p.returncode == 0 and 2 <= r["sent"] < 100 and r["ok"] == r["sent"], (r, err)
-        bad = subprocess.run([TANDEM, "replay", "/nonexistent", "--router", c.router.address], capture_output=True, text=True)
-        assert bad.returncode == 1 and "/nonexistent" in bad.stderr, bad.stderr
+        assert p.returncode == 0 and 2 <= r["sent"] < 100 and r["answered"] == r["sent"], (r, err)
+        assert "in flight" in err or r["sent"] < 10, err
+        tandem("replay", "/nonexistent", "--router", c.router.address, code=1)
+        bad = os.path.join(d, "bad.jsonl")
+        with open(bad, "w") as f:
+            f.write('{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": []}\n{"timestamp": "x"}\n')
+        assert "bad.jsonl: line 2: timestamp" in tandem("replay", bad, "--router", c.router.address, code=1).stderr
+
+
+@test
+def test_replay_with_several_processes_is_one_run():
+    with tempfile.TemporaryDirectory() as d, Cluster(dummy=DIMS, prefill=1, decode=2, worker_args=SIM) as c:
+        path, out, page = (os.path.join(d, n) for n in ("trace.jsonl.gz", "out.json", "out.html"))
+        write_trace(path, 60, 20, n_output=8)
+        r = replay(c.router.address, path, "--processes", "3", "--output", out, "--html", page, "--poisson", "40")
+        assert (r["sent"], r["answered"], r["itl_ms"]["n"]) == (60, 60, 60 * 7), r
+        assert 25 < r["offered_rate"] < 60, r["offered_rate"]
+        with open(out) as f:
+            full = json.load(f)
+        q = full["requests"]
+        assert q["n"] == 60 and len(q["token_ms"]) == 60 and all(len(t) == 8 for t in q["token_ms"]), q.keys()
+        assert q["arrived_ms"] == sorted(q["arrived_ms"]) and full["settings"]["poisson"] == 40
+        for i, times in enumerate(q["token_ms"]):
+            assert times == sorted(times) and abs(times[0] - q["ttft_ms"][i]) < 0.01 and abs(times[-1] - q["e2e_ms"][i]) < 0.01
+            assert abs(q["ttft_ms"][i] + 7 * q["tpot_ms"][i] - q["e2e_ms"][i]) < 0.001
+        names = [w["name"] for w in full["workers"]]
+        decoders = q["decode"] if isinstance(q["decode"], list) else [q["decode"]] * 60
+        assert {names[k] for k in decoders} <= {"decode-0", "decode-1", "prefill-0"}, decoders
+        with open(page) as f:
+            text = f.read()
+        assert text.lower().startswith("<!doctype html>") and "http" + "://" not in text.replace("http://www.w3.org/", "")
+        c.audit()
+
+
+@test
+def test_replay_in_closed_loop_keeps_so_many_under_way():
+    with tempfile.TemporaryDirectory() as d, Cluster(dummy=DIMS, prefill=1, decode=1, worker_args=SIM) as c:
+        path, out = os.path.join(d, "trace.jsonl"), os.path.join(d, "out.json")
+        write_trace(path, 30, 100000)  # whose own times would take an hour
+        r = replay(c.router.address, path, "--concurrency", "4", "--processes", "2", "--output", out)
+        assert (r["sent"], r["answered"]) == (30, 30) and r["duration"] < 60, r
+        with open(out) as f:
+            q = json.load(f)["requests"]
+        edges = sorted([(a, 1) for a in q["arrived_ms"]] + [(a + e, -1) for a, e in zip(q["arrived_ms"], q["e2e_ms"])])
+        n = most = 0
+        for _, step in edges:
+            n += step
+            most = max(most, n)
+        assert 3 <= most <= 5, most  # a stream ends a little after its last token
+
+
+@test
+def test_replay_sends_a_step_when_the_one_before_has_ended():
+    head = {"tandem_trace": 1, "block_tokens": 512}
+    with tempfile.TemporaryDirectory() as d, Cluster(dummy=DIMS, prefill=1, decode=1, worker_args=SIM) as c:
+        path, out = os.path.join(d, "trace.jsonl"), os.path.join(d, "out.json")
+        write_trace(path, 8, 1, head=head, id=lambda i: f"r{i}", follows=lambda i: f"r{i - 1}" if i % 4 else None,
+                    delay_ms=lambda i: 30, tenant=lambda i: "ab"[i % 2], session=lambda i: f"s{i // 4}",
+                    ttft_ms=lambda i: 60000)
+        r = replay(c.router.address, path, "--processes", "2", "--output", out)
+        assert (r["answered"], r["tenants"]) == (8, ["", "a", "b"]), r
+        with open(out) as f:
+            q = json.load(f)["requests"]
+        for i in (1, 2, 3, 5, 6, 7):
+            gap = q["arrived_ms"][i] - q["arrived_ms"][i - 1] - q["e2e_ms"][i - 1]
+            assert gap >= 29.9, (i, gap, q)
+        assert q["tenant"] == [1, 2] * 4 and q["ttft_slo_ms"] == 60000, q
+
+
+@test
+def test_replay_finds_the_highest_rate():
+    with tempfile.TemporaryDirectory() as d, Cluster(dummy=DIMS, prefill=1, decode=1, worker_args=SIM) as c:
+        path = os.path.join(d, "trace.jsonl")
+        write_trace(path, 60, 50)  # a prefill takes some 5 to 13 ms: well over a hundred a second can't be done
+        r = replay(c.router.address, path, "--find-max", "--ttft-ms", "200", "--tpot-ms", "200", "--find-rounds", "8", "--rate", "2", timeout=120)
+        points = r["points"]
+        assert 3 <= len(points) <= 9 and [p["rate"] for p in points] == sorted(p["rate"] for p in points), points
+        best = r["goodput"]["distserve"]
+        assert best is not None and 10 < 2 * best < 1500, r["goodput"]
+        assert any(p["met_share"] < 0.9 for p in points), points
+        tandem("replay", path, "--router", c.router.address, "--find-max", code=2)
+
+
+@test
+def test_replay_breaks_the_cluster_on_schedule():
+    run = tempfile.mkdtemp(prefix="tandem-up-")
+    try:
+        tandem("up", "--run-dir", run, "--model", DEMO, "--listen", "127.0.0.1:0", "--detach", "--decode", "2", "--pool-bytes",
+               "8M", "--no-store", "--silence-ms", str(1000 * SLOW))
+        with open(os.path.join(run, "router.address")) as f:
+            router = f.read().strip()
+        path, out = os.path.join(run, "trace.jsonl"), os.path.join(run, "out.json")
+        write_trace(path, 40, 100, n_output=20)
+
+        def pid_of(name):
+            with open(os.path.join(run, "cluster.json")) as f:
+                return next(p["pid"] for p in json.load(f)["processes"] if p["name"] == name)
+        before = pid_of("decode-1")
+        bad = tandem("replay", path, "--router", router, "--run-dir", run, "--at", "1s:kill:decode-7", code=2)
+        assert "no process 'decode-7'" in bad.stderr, bad.stderr
+        for wrong in ("kill:decode-1", "1s:burn:decode-1", "1s:kill", "1s:slow:decode-1/1", "1s:kill:decode-1/3"):
+            assert "--at" in tandem("replay", path, "--at", wrong, code=2).stderr
+        r = replay(router, path, "--length-scale", "0.1", "--run-dir", run, "--output", out, "--at",
+                   "1s:kill:decode-1,500ms:slow:prefill-0/3,2s:cont:prefill-0")
+        assert r["sent"] == 40 and r["answered"] + r["refused"] + r["failed"] + r["cut_short"] == 40, r
+        assert r["answered"] >= 35, r  # who lost its worker is planned anew
+        assert [f["action"] for f in r["settings"]["faults"]] == ["slow", "kill", "cont"], r["settings"]
+        wait_until(lambda: pid_of("decode-1") not in (0, before), 20, "decode-1 is started again")
+        state = open(f"/proc/{pid_of('prefill-0')}/stat").read().rsplit(")", 1)[1].split()[0]
+        assert state != "T", "prefill-0 goes on"
+    finally:
+        with contextlib.suppress(Exception):
+            tandem("down", "--run-dir", run)
+        shutil.rmtree(run, ignore_errors=True)
 
 
 main()

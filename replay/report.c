@@ -1,0 +1,425 @@
+#include "replay/report.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* -------------------------------------------------------------- statistics */
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double quantile(const double *sorted, uint64_t n, double share)
+{
+    double at = share * (double)(n - 1);
+    uint64_t low = (uint64_t)at;
+    return low + 1 < n ? sorted[low] + (at - (double)low) * (sorted[low + 1] - sorted[low]) : sorted[n - 1];
+}
+
+struct report_stats report_stats_of(double *values, uint64_t n)
+{
+    uint64_t kept = 0;
+    double sum = 0, squares = 0;
+    for (uint64_t i = 0; i < n; i++)
+        if (isfinite(values[i])) {
+            sum += values[i];
+            values[kept++] = values[i];
+        }
+    if (!kept)
+        return (struct report_stats){0, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN};
+    double mean = sum / (double)kept;
+    for (uint64_t i = 0; i < kept; i++)
+        squares += (values[i] - mean) * (values[i] - mean);
+    qsort(values, kept, sizeof(*values), by_value);
+    return (struct report_stats){.n = kept,
+                                 .mean = mean,
+                                 .std = sqrt(squares / (double)kept),
+                                 .min = values[0],
+                                 .p50 = quantile(values, kept, 0.5),
+                                 .p75 = quantile(values, kept, 0.75),
+                                 .p90 = quantile(values, kept, 0.9),
+                                 .p95 = quantile(values, kept, 0.95),
+                                 .p99 = quantile(values, kept, 0.99),
+                                 .max = values[kept - 1]};
+}
+
+/* ----------------------------------------------------------------- summary */
+
+static double limit_of(double own, double run)
+{
+    return own > 0 ? own : run > 0 ? run : INFINITY;
+}
+
+static bool is_ttft_met(const struct report_run *run, const struct report_request *q)
+{
+    return q->outcome == REPORT_ANSWERED && !(q->ttft_ms > limit_of((double)q->ttft_slo_ms, run->ttft_slo_ms));
+}
+
+static bool is_tpot_met(const struct report_run *run, const struct report_request *q)
+{
+    return q->outcome == REPORT_ANSWERED && !(q->tpot_ms > limit_of((double)q->tpot_slo_ms, run->tpot_slo_ms));
+}
+
+bool report_is_met(const struct report_run *run, const struct report_request *q)
+{
+    return is_ttft_met(run, q) && is_tpot_met(run, q);
+}
+
+struct counts { /* what rates are made of */
+    uint64_t effective, effective_tokens;
+};
+
+static void count(const struct report_run *run, const struct report_request *q, struct report_summary *out,
+                  struct counts *c)
+{
+    uint64_t *const outcomes[] = {&out->answered, &out->refused, &out->failed, &out->cut_short};
+    bool met = report_is_met(run, q);
+    ++*outcomes[q->outcome];
+    out->sent++;
+    out->met += met;
+    out->came_back += q->came_back;
+    out->admitted_then += q->admitted_then;
+    if (q->outcome != REPORT_ANSWERED)
+        return;
+    out->input_tokens += q->n_prompt;
+    out->output_tokens += q->n_output;
+    for (int i = 0; i < 4; i++)
+        out->cached_tokens[i] += q->cached[i];
+    c->effective += met && !q->came_back;
+    c->effective_tokens += met && !q->came_back ? q->n_output : 0;
+}
+
+static double ratio(double a, double b)
+{
+    return b > 0 ? a / b : 0;
+}
+
+static void set_rates(const struct report_run *run, const struct counts *c, struct report_summary *s)
+{
+    double seconds = s->duration_s = run->duration_ms * 1e-3;
+    s->offered_rate = ratio((double)s->sent, run->arrivals_ms * 1e-3);
+    s->request_throughput = ratio((double)s->answered, seconds);
+    s->output_throughput = ratio((double)s->output_tokens, seconds);
+    s->total_token_throughput = ratio((double)(s->input_tokens + s->output_tokens), seconds);
+    s->goodput_at_rate = ratio((double)s->met, seconds);
+    s->goodput_effective = ratio((double)c->effective, seconds);
+    s->goodput_effective_tokens = ratio((double)c->effective_tokens, seconds);
+    s->attainment = ratio((double)s->met, (double)s->sent);
+    s->attainment_admitted = ratio((double)s->met, (double)s->answered);
+}
+
+typedef double field_of(const struct report_request *q);
+
+static double ttft_of(const struct report_request *q)
+{
+    return q->outcome == REPORT_ANSWERED ? q->ttft_ms : NAN;
+}
+
+static double tpot_of(const struct report_request *q)
+{
+    return q->outcome == REPORT_ANSWERED ? q->tpot_ms : NAN;
+}
+
+static double e2e_of(const struct report_request *q)
+{
+    return q->outcome == REPORT_ANSWERED ? q->e2e_ms : NAN;
+}
+
+static double late_of(const struct report_request *q)
+{
+    return q->sent_late_ms;
+}
+
+static double refused_of(const struct report_request *q)
+{
+    return q->refused_after_ms;
+}
+
+static double retry_of(const struct report_request *q)
+{
+    return q->retry_after_ms;
+}
+
+static struct report_stats stats_of_field(const struct report_run *run, double *room, field_of *field)
+{
+    for (uint64_t i = 0; i < run->n_requests; i++)
+        room[i] = field(&run->requests[i]);
+    return report_stats_of(room, run->n_requests);
+}
+
+static struct report_stats stats_of_gaps(const struct report_run *run)
+{
+    uint64_t n = 0, most = 0;
+    for (uint64_t i = 0; i < run->n_requests; i++)
+        most += run->requests[i].token_ms ? run->requests[i].n_output : 0;
+    double *gaps = mem_array(most, sizeof(*gaps));
+    for (uint64_t i = 0; i < run->n_requests; i++) {
+        const struct report_request *q = &run->requests[i];
+        for (uint32_t k = 1; q->outcome == REPORT_ANSWERED && q->token_ms && k < q->n_output; k++)
+            gaps[n++] = (double)q->token_ms[k] - (double)q->token_ms[k - 1];
+    }
+    struct report_stats s = report_stats_of(gaps, n);
+    free(gaps);
+    return s;
+}
+
+/* Relative errors of what was predicted; naive: of what the request before had. */
+static struct report_stats stats_of_errors(const struct report_run *run, double *room, bool tpot, bool naive)
+{
+    double last = NAN;
+    uint64_t n = 0;
+    for (uint64_t i = 0; i < run->n_requests; i++) {
+        const struct report_request *q = &run->requests[i];
+        double actual = tpot ? tpot_of(q) : ttft_of(q), predicted = tpot ? q->predicted_tpot_ms : q->predicted_ttft_ms;
+        if (!(actual > 0))
+            continue;
+        if (q->arrived_ms >= run->warm_ms && isfinite(predicted))
+            room[n++] = fabs((naive ? last : predicted) - actual) / actual;
+        last = actual;
+    }
+    return report_stats_of(room, n);
+}
+
+static void set_energy(const struct report_run *run, struct report_summary *s)
+{
+    s->total_joules = run->n_workers ? 0 : NAN;
+    for (uint32_t i = 0; i < run->n_workers; i++)
+        s->total_joules += run->workers[i].joules;
+    s->joules_per_token = s->output_tokens ? s->total_joules / (double)s->output_tokens : NAN;
+}
+
+static uint32_t n_engines(const struct report_run *run)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < run->n_workers; i++)
+        n += strcmp(run->workers[i].role, "store") != 0;
+    return n;
+}
+
+static void set_most(const struct report_run *run, struct report_summary *s)
+{
+    s->goodput_distserve = s->goodput_mlperf = NAN;
+    for (uint32_t i = 0; i < run->n_points; i++) {
+        const struct report_point *p = &run->points[i];
+        double per_worker = p->offered_rate / (n_engines(run) ? n_engines(run) : 1);
+        if (p->met_share >= 0.9)
+            s->goodput_distserve = fmax(s->goodput_distserve, per_worker); /* fmax passes over NAN */
+        if (p->ttft_share >= 0.99 && p->tpot_share >= 0.99)
+            s->goodput_mlperf = fmax(s->goodput_mlperf, p->offered_rate);
+    }
+}
+
+void report_summarize(const struct report_run *run, struct report_summary *out)
+{
+    double *room = mem_array(run->n_requests, sizeof(*room));
+    struct counts c = {0};
+    *out = (struct report_summary){0};
+    for (uint64_t i = 0; i < run->n_requests; i++)
+        count(run, &run->requests[i], out, &c);
+    set_rates(run, &c, out);
+    out->ttft = stats_of_field(run, room, ttft_of);
+    out->tpot = stats_of_field(run, room, tpot_of);
+    out->e2e = stats_of_field(run, room, e2e_of);
+    out->sent_late = stats_of_field(run, room, late_of);
+    out->refused_after = stats_of_field(run, room, refused_of);
+    out->retry_after = stats_of_field(run, room, retry_of);
+    out->itl = stats_of_gaps(run);
+    out->ttft_error = stats_of_errors(run, room, false, false);
+    out->ttft_error_last_value = stats_of_errors(run, room, false, true);
+    out->tpot_error = stats_of_errors(run, room, true, false);
+    set_energy(run, out);
+    set_most(run, out);
+    free(room);
+}
+
+struct report_point report_point_of(const struct report_run *run)
+{
+    uint64_t met = 0, ttft = 0, tpot = 0;
+    for (uint64_t i = 0; i < run->n_requests; i++) {
+        met += report_is_met(run, &run->requests[i]);
+        ttft += is_ttft_met(run, &run->requests[i]);
+        tpot += is_tpot_met(run, &run->requests[i]);
+    }
+    double n = (double)run->n_requests;
+    return (struct report_point){.rate = run->rate,
+                                 .offered_rate = ratio(n, run->arrivals_ms * 1e-3),
+                                 .goodput = ratio((double)met, run->duration_ms * 1e-3),
+                                 .met_share = ratio((double)met, n),
+                                 .ttft_share = ratio((double)ttft, n),
+                                 .tpot_share = ratio((double)tpot, n)};
+}
+
+/* ------------------------------------------------------------------ checks */
+
+static enum td_status check_tokens(const struct report_run *run, uint64_t i, struct td_error *e)
+{
+    const struct report_request *q = &run->requests[i];
+    uint64_t cached = 0;
+    for (int k = 0; k < 4; k++)
+        cached += q->cached[k];
+    if (q->n_asked && q->n_output != q->n_asked)
+        return td_fail(e, TD_ERR_CORRUPT, "tokens in = out: request %" PRIu64 " asked for %u tokens and got %u", i,
+                       q->n_asked, q->n_output);
+    if (cached > q->n_prompt)
+        return td_fail(e, TD_ERR_CORRUPT, "tokens in = out: request %" PRIu64 " found %" PRIu64 " of %u prompt tokens",
+                       i, cached, q->n_prompt);
+    return TD_OK;
+}
+
+static enum td_status check_latency(const struct report_run *run, uint64_t i, struct td_error *e)
+{
+    const struct report_request *q = &run->requests[i];
+    double gaps = q->n_output > 1 ? (q->n_output - 1) * q->tpot_ms : 0, sum = q->ttft_ms + gaps;
+    if (!(fabs(sum - q->e2e_ms) <= 1e-3 + 1e-6 * fabs(q->e2e_ms)))
+        return td_fail(e, TD_ERR_CORRUPT,
+                       "TTFT + (n - 1) TPOT = latency: request %" PRIu64 " has %.3f + %u * %.4f ms, and %.3f ms", i,
+                       q->ttft_ms, q->n_output ? q->n_output - 1 : 0, q->tpot_ms, q->e2e_ms);
+    return TD_OK;
+}
+
+struct edge { /* a request comes or goes */
+    double at_ms;
+    int step;
+};
+
+static int by_time(const void *a, const void *b)
+{
+    const struct edge *x = a, *y = b;
+    return x->at_ms < y->at_ms ? -1 : x->at_ms > y->at_ms ? 1 : y->step - x->step; /* comes before it goes */
+}
+
+/* The area under the number in the system is found by going through the run event by event, not by adding up latencies. */
+static enum td_status check_little(const struct report_run *run, struct td_error *e)
+{
+    struct edge *edges = mem_array(2 * run->n_requests, sizeof(*edges));
+    uint64_t n = 0;
+    double area = 0, times = 0, last_ms = 0, inside = 0, first_ms = INFINITY;
+    for (uint64_t i = 0; i < run->n_requests; i++) {
+        const struct report_request *q = &run->requests[i];
+        first_ms = fmin(first_ms, q->arrived_ms);
+        if (q->outcome != REPORT_ANSWERED)
+            continue;
+        edges[n++] = (struct edge){q->arrived_ms, 1};
+        edges[n++] = (struct edge){q->arrived_ms + q->e2e_ms, -1};
+        times += q->e2e_ms;
+    }
+    qsort(edges, n, sizeof(*edges), by_time);
+    double end_ms = first_ms + run->duration_ms * (1 + 1e-9) + 1e-3;
+    for (uint64_t i = 0; i < n; i++) {
+        double at_ms = fmin(edges[i].at_ms, end_ms);
+        area += inside * (at_ms - last_ms);
+        last_ms = at_ms;
+        inside += edges[i].step;
+    }
+    free(edges);
+    double answered = (double)(n / 2), mean_inside = ratio(area, run->duration_ms),
+           rate = ratio(answered, run->duration_ms), expected = rate * ratio(times, answered);
+    if (!(fabs(mean_inside - expected) <= 1e-6 + 1e-4 * expected))
+        return td_fail(e, TD_ERR_CORRUPT,
+                       "Little's law: %.6g requests were in the system on average, rate times mean time is %.6g",
+                       mean_inside, expected);
+    return TD_OK;
+}
+
+enum td_status report_check(const struct report_run *run, struct td_error *error_out)
+{
+    enum td_status s = TD_OK;
+    for (uint64_t i = 0; !s && i < run->n_requests; i++)
+        if (run->requests[i].outcome == REPORT_ANSWERED) {
+            s = check_tokens(run, i, error_out);
+            if (!s)
+                s = check_latency(run, i, error_out);
+        }
+    return s ? s : check_little(run, error_out);
+}
+
+/* ------------------------------------------------------------------- table */
+
+static void add_line(struct bytes *out, const char *name, const struct report_stats *s)
+{
+    if (s->n)
+        bytes_printf(out, "%-14s mean %9.1f  p50 %9.1f  p90 %9.1f  p99 %9.1f ms\n", name, s->mean, s->p50, s->p90,
+                     s->p99);
+}
+
+static void add_cached(struct bytes *out, const struct report_summary *s)
+{
+    static const char *const TIERS[] = {"worker", "peer", "DRAM", "SSD"};
+    double all = (double)s->input_tokens, sum = 0;
+    int any = 0;
+    for (int i = 0; i < 4; i++)
+        sum += (double)s->cached_tokens[i];
+    bytes_printf(out, "cached         %.1f %% of the prompts' tokens", 100 * ratio(sum, all));
+    for (int i = 0; i < 4; i++)
+        if (s->cached_tokens[i])
+            bytes_printf(out, "%s %s %.1f %%", any++ ? "," : ":", TIERS[i], 100 * ratio((double)s->cached_tokens[i], all));
+    bytes_printf(out, "\n");
+}
+
+static void add_rate(struct bytes *out, double rate, const char *unit)
+{
+    if (isfinite(rate))
+        bytes_printf(out, "%.3f%s", rate, unit);
+    else
+        bytes_printf(out, "none%s", unit + strlen("/s"));
+}
+
+static void add_goodput(struct bytes *out, const struct report_run *run, const struct report_summary *s)
+{
+    bytes_printf(out,
+                 "goodput        at_rate %.2f/s, effective %.2f/s (%.1f tokens/s); %.1f %% of all met their limits, "
+                 "%.1f %% of the admitted\n",
+                 s->goodput_at_rate, s->goodput_effective, s->goodput_effective_tokens, 100 * s->attainment,
+                 100 * s->attainment_admitted);
+    if (!run->n_points)
+        return;
+    bytes_printf(out, "most           distserve ");
+    add_rate(out, s->goodput_distserve, "/s per worker, mlperf ");
+    add_rate(out, s->goodput_mlperf, "/s\n");
+}
+
+static void add_predictions(struct bytes *out, const struct report_run *run, const struct report_summary *s)
+{
+    const struct report_stats *p = &s->ttft_error, *naive = &s->ttft_error_last_value;
+    if (p->n)
+        bytes_printf(out,
+                     "TTFT predicted within %.1f %% (median), %.1f %% (p90); by the last value %.1f %%, %.1f %%; "
+                     "%" PRIu64 " after %.0f s\n",
+                     100 * p->p50, 100 * p->p90, 100 * naive->p50, 100 * naive->p90, p->n, run->warm_ms * 1e-3);
+    if (s->tpot_error.n)
+        bytes_printf(out, "TPOT predicted within %.1f %% (median), %.1f %% (p90)\n", 100 * s->tpot_error.p50,
+                     100 * s->tpot_error.p90);
+}
+
+void report_table(const struct report_run *run, struct bytes *out)
+{
+    struct report_summary s;
+    report_summarize(run, &s);
+    bytes_printf(out,
+                 "%s: %" PRIu64 " requests at %.2f/s: %" PRIu64 " answered, %" PRIu64 " refused, %" PRIu64
+                 " failed, %" PRIu64 " cut short; %.1f s\n",
+                 run->label, s.sent, s.offered_rate, s.answered, s.refused, s.failed, s.cut_short, s.duration_s);
+    add_goodput(out, run, &s);
+    add_line(out, "TTFT", &s.ttft);
+    add_line(out, "TPOT", &s.tpot);
+    add_line(out, "ITL", &s.itl);
+    add_line(out, "latency", &s.e2e);
+    add_line(out, "refused after", &s.refused_after);
+    add_line(out, "sent late by", &s.sent_late);
+    bytes_printf(out, "tokens         %.1f/s out, %.1f/s in and out\n", s.output_throughput, s.total_token_throughput);
+    add_cached(out, &s);
+    add_predictions(out, run, &s);
+    if (s.came_back)
+        bytes_printf(out,
+                     "came back      %" PRIu64 ", of whom %" PRIu64 " were admitted then; told to wait %.0f ms on "
+                     "average\n",
+                     s.came_back, s.admitted_then, s.retry_after.n ? s.retry_after.mean : 0);
+    if (isfinite(s.joules_per_token))
+        bytes_printf(out, "energy         %.3f J a token, %.1f kJ\n", s.joules_per_token, s.total_joules * 1e-3);
+    if (!run->valid)
+        bytes_printf(out, "NOT VALID: %s\n", run->why_invalid ? run->why_invalid : "");
+}
