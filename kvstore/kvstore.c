@@ -19,6 +19,7 @@
 #include "kvstore/kvstore_internal.h"
 
 enum { BEAT_MS = 250, IDLE_MS = 100, WAITING_MS = 10 };
+enum { IN_FLIGHT_BYTES = 4 << 20 }; /* of one peer: what is being put is never long in front of what is being read */
 
 #define TEXT_OF(macro) #macro
 #define TEXT(macro)    TEXT_OF(macro)
@@ -382,6 +383,7 @@ static enum td_status open_network(struct kvstore *s, struct xfer_hub *hub, stru
                                   .arena_bytes = s->arena_bytes,
                                   .arena_fd = s->arena_fd,
                                   .silence_ns = (uint64_t)o->silence_ms * NS_PER_MS,
+                                  .max_inflight_bytes = IN_FLIGHT_BYTES,
                                   .faults = s->faults,
                                   .clock = &s->clock,
                                   .log = &s->log,

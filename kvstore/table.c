@@ -23,6 +23,7 @@ struct table {
     uint32_t *free_slots, *generations;
     uint32_t n_free, n_slots;
     struct entry *dirty_first, *dirty_last;
+    uint32_t n_unwritten;
     uint32_t n_use[4]; /* by slot_use */
     uint64_t n_ready, n_durable, n_queued;
 };
@@ -193,6 +194,13 @@ static bool is_dirty(const struct table *t, const struct entry *e)
     return t->has_ssd && e->dram == DRAM_READY && e->ssd == SSD_ABSENT;
 }
 
+/* Its slot can't be had for reading: nobody else has the block, or may have it. */
+static bool is_unwritten(const struct table *t, const struct entry *e)
+{
+    return t->has_ssd &&
+           (e->dram == DRAM_FILLING || (e->dram == DRAM_READY && (e->ssd == SSD_ABSENT || e->ssd == SSD_QUEUED)));
+}
+
 static void list_dirty(struct table *t, struct entry *e, bool wanted)
 {
     if (wanted == e->is_listed)
@@ -216,6 +224,8 @@ static void settle(struct table *t, struct entry *e)
     t->n_use[e->use]--;
     t->n_use[e->use = use]++;
     list_dirty(t, e, is_dirty(t, e));
+    t->n_unwritten -= e->is_unwritten;
+    t->n_unwritten += e->is_unwritten = is_unwritten(t, e);
 
     struct eviction *order = NULL;
     if (use == SLOT_CACHED && e->ssd != SSD_QUEUED)
@@ -321,6 +331,11 @@ struct entry *table_victim_over_quota(const struct table *t, uint32_t for_tenant
 struct entry *table_victim_ssd_over_quota(const struct table *t, uint64_t before)
 {
     return victim_over_quota(t, ON_SSD, 0, before);
+}
+
+uint32_t table_unwritten(const struct table *t)
+{
+    return t->n_unwritten;
 }
 
 struct entry *table_first_dirty(const struct table *t)

@@ -56,6 +56,7 @@ struct entry { /* read freely; changed by the functions below only, but for load
     struct eviction *dram_order; /* which of the two in_dram is in; NULL: none */
     struct entry *dirty_prev, *dirty_next;
     bool is_listed; /* in the list of dirty blocks */
+    bool is_unwritten;
 };
 
 struct table;
@@ -99,6 +100,7 @@ struct entry *table_victim_ssd(const struct table *t, uint64_t before);
  */
 struct entry *table_victim_over_quota(const struct table *t, uint32_t for_tenant, bool may_be_dirty, uint64_t before);
 struct entry *table_victim_ssd_over_quota(const struct table *t, uint64_t before);
+uint32_t table_unwritten(const struct table *t); /* slots of blocks that arrive, are dirty, or are being written */
 struct entry *table_first_dirty(const struct table *t); /* the one that waits longest; NULL: none */
 
 struct table_audit { /* slots, each counted once: the first four add up to total */
