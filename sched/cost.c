@@ -86,21 +86,20 @@ double cost_decode_ms(const struct cost_model *m, double batch, double context)
     return batch > 0 ? fmax(rls_predict(&m->decode, x), LEAST_MS) : 0;
 }
 
+/* The positive root of d n^2 + (b + 2 d cached) n = left - a, which is what fits but for rounding. */
 uint32_t cost_chunk_within(const struct cost_model *m, double limit_ms, double batch, double context, double cached,
                            uint32_t max)
 {
     double left = limit_ms - cost_decode_ms(m, batch, context);
-    uint32_t low = 0, high = max; /* low fits */
+    const double *u = m->prefill_unit, *w = m->prefill.w;
     if (cost_prefill_ms(m, max, cached, 0) <= left)
         return max;
-    while (high - low > 1) {
-        uint32_t middle = low + (high - low) / 2;
-        if (cost_prefill_ms(m, middle, cached, 0) <= left)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
+    double d = u[2] * w[2], b = u[1] * w[1] + 2 * d * cached, room = left - u[0] * w[0];
+    double below = b + sqrt(fmax(b * b + 4 * d * room, 0));
+    uint32_t n = room <= 0 ? 0 : below > 0 ? (uint32_t)fmin(2 * room / below + 1, max) : max;
+    while (n && cost_prefill_ms(m, n, cached, 0) > left)
+        n--;
+    return n;
 }
 
 void cost_term_observe(struct cost_term *t, double predicted, double actual)

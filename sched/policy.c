@@ -320,6 +320,9 @@ static struct decode_view best_decode(struct search *s, double after_ms)
 static void try_aggregated(struct search *s, uint32_t i)
 {
     const struct policy_worker *w = &s->workers[i];
+    double waiting = (s->r->ttft_ms > 0 ? WAITING : WAITING_UNLIMITED) * w->busy_ms;
+    if (!s->log && waiting >= s->best_cost)
+        return; /* whatever else it costs */
     struct prefill_view p = policy_view_aggregated(s->workers, i, s->r);
     struct decode_view d = {.worker = i};
     const char *reason = p.reason;

@@ -2,15 +2,12 @@
 
 #include <math.h>
 
-/* Forgetting lets p grow where nothing is observed; beyond this, one odd sample would overthrow everything. */
-static const double P_MAX = 1e6;
-
 static const double FAR = 4; /* spreads, from which on an error is cut */
 static const double SPREAD_RATE = 0.1;
 
 struct rls rls_make(uint32_t n, const double *prior, double confidence)
 {
-    struct rls m = {.n = n};
+    struct rls m = {.n = n, .trace_max = n / confidence};
     for (uint32_t i = 0; i < n; i++) {
         m.w[i] = prior[i];
         m.p[i][i] = 1 / confidence;
@@ -38,6 +35,21 @@ static double cut(struct rls *m, double error)
     return size > most && most > 0 ? copysign(most, error) : error;
 }
 
+/*
+ * Where nothing is observed p grows without end (samples that are all alike say nothing of what tells coefficients apart), until
+ * noise overthrows them. So there is never less confidence than at the start; scaled as a whole, p stays positive.
+ */
+static void forget(struct rls *m)
+{
+    double trace = 0;
+    for (uint32_t i = 0; i < m->n; i++)
+        trace += m->p[i][i];
+    double factor = fmin(1 / RLS_FORGET, m->trace_max / trace);
+    for (uint32_t i = 0; i < m->n; i++)
+        for (uint32_t j = 0; j < m->n; j++)
+            m->p[i][j] *= factor;
+}
+
 struct rls rls_observe(struct rls m, const double *x, double y)
 {
     double px[RLS_MAX], scale = RLS_FORGET, error = cut(&m, y - rls_predict(&m, x));
@@ -49,11 +61,10 @@ struct rls rls_observe(struct rls m, const double *x, double y)
     }
     for (uint32_t i = 0; i < m.n; i++) {
         m.w[i] += px[i] / scale * error;
-        for (uint32_t j = 0; j < m.n; j++) {
-            double p = (m.p[i][j] - px[i] * px[j] / scale) / RLS_FORGET;
-            m.p[i][j] = fmax(-P_MAX, fmin(p, P_MAX));
-        }
+        for (uint32_t j = 0; j < m.n; j++)
+            m.p[i][j] -= px[i] * px[j] / scale;
     }
+    forget(&m);
     m.n_samples++;
     return m;
 }

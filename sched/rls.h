@@ -19,7 +19,8 @@ struct rls {
     uint32_t n; /* coefficients, <= RLS_MAX */
     uint64_t n_samples;
     double w[RLS_MAX], p[RLS_MAX][RLS_MAX];
-    double spread; /* what samples are usually off by */
+    double trace_max; /* of p */
+    double spread;    /* what samples are usually off by */
 };
 
 struct rls rls_make(uint32_t n, const double *prior, double confidence);

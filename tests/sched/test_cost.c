@@ -126,6 +126,22 @@ START_TEST(test_cost_learns_little_from_one_step_that_stalled)
 }
 END_TEST
 
+/* Steps that are all alike tell batch and context not apart: what was known of them must not be lost meanwhile. */
+START_TEST(test_cost_of_other_steps_stays_right_while_all_are_alike)
+{
+    const struct cost_profile truth = profile(1);
+    struct cost_model m = cost_make(&truth);
+    double prefill, decode;
+    for (uint64_t i = 0; i < 20000; i++) {
+        struct cost_step s = make_step(&truth, 1, 0);
+        s.ms *= 1 + 0.1 * (random_unit(random_at(9, i, 0)) - 0.5);
+        m = cost_observe(m, &s);
+    }
+    measure(&m, &truth, &prefill, &decode);
+    ck_assert_msg(prefill < 0.3 && decode < 0.3, "%f %f", prefill, decode);
+}
+END_TEST
+
 START_TEST(test_cost_of_an_unseen_worker_is_its_profile)
 {
     const struct cost_profile p = profile(1);
@@ -230,6 +246,7 @@ int main(void)
     tcase_set_timeout(t, 30);
     tcase_add_test(t, test_cost_learns_from_a_profile_that_is_twice_off);
     tcase_add_test(t, test_cost_learns_little_from_one_step_that_stalled);
+    tcase_add_test(t, test_cost_of_other_steps_stays_right_while_all_are_alike);
     tcase_add_test(t, test_cost_of_an_unseen_worker_is_its_profile);
     tcase_add_test(t, test_cost_chunk_is_the_largest_that_stays_within_its_limit);
     tcase_add_test(t, test_cost_profile_says_what_is_wrong);
