@@ -8,6 +8,7 @@
  * Arithmetic counts the matrices and attention, each multiply-add as two; of a prompt only the last token meets the head.
  * Limits come from a short run of the kernels' own bench.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -103,14 +104,26 @@ static void add_time(struct engine_bench *b, uint64_t since)
         b->times[b->n_times++] = clock_now(&b->clock) - since;
 }
 
+/* Of all weights, those that n_rows rows read: experts that no row chose stay where they are. */
+static double share_read(const struct model_config *c, uint32_t n_rows)
+{
+    double all = (double)model_config_n_params(c), active = (double)model_config_n_active_params(c);
+    double n = c->moe.n_experts, used = c->moe.n_used;
+    if (n <= used)
+        return 1;
+    double expert = (all - active) / (n - used),
+           chosen = n * (1 - pow(1 - used / n, n_rows)); /* were they drawn evenly */
+    return (all - expert * (n - chosen)) / all;
+}
+
 /* n_rows tokens went through the layers and n_heads of them through the head, over n_keys pairs of query and key. */
 static void add_rows(struct engine_bench *b, const char *name, uint32_t n_rows, uint32_t n_heads, double n_keys)
 {
     const struct model_config *c = &b->geometry.config;
-    double q = (double)c->n_heads * c->head_dim, kv = (double)c->n_kv_heads * c->head_dim, hidden = c->hidden;
-    double layer = hidden * (2 * q + 2 * kv) + 3 * hidden * c->intermediate, head = hidden * c->vocab_size;
-    double ops = 2 * (layer * c->n_layers * n_rows + head * n_heads) + 4 * q * c->n_layers * n_keys;
-    double bytes = (double)engine_weight_bytes(b->engine), seconds = median_seconds(b);
+    double q = (double)c->n_heads * c->head_dim, head = (double)c->hidden * c->vocab_size;
+    double layers = (double)model_config_n_active_params(c) - head * (c->tied_embeddings ? 1 : 2);
+    double ops = 2 * (layers * n_rows + head * n_heads) + 4 * q * c->n_layers * n_keys;
+    double bytes = (double)engine_weight_bytes(b->engine) * share_read(c, n_rows), seconds = median_seconds(b);
     bench_add(b->out, "tokens/s", n_rows / seconds, 0, "%s", name)->hash = b->hash;
     bench_add(b->out, "GB/s", bytes * 1e-9 / seconds, b->read_gb_s, "%s, weights streamed", name);
     bench_add(b->out, "GFLOP/s", ops * 1e-9 / seconds, b->peak_gflop_s, "%s, arithmetic", name);

@@ -89,6 +89,7 @@ static enum td_status open_parts(struct engine *e, struct td_error *error_out)
     e->positions = mem_array(c->max_rows, sizeof(*e->positions));
     e->logit_rows = mem_array(e->max_logit_rows, sizeof(*e->logit_rows));
     e->attn_seqs = mem_array(c->max_batch, sizeof(*e->attn_seqs));
+    e->seq_tokens = mem_array(c->max_batch, sizeof(*e->seq_tokens));
     e->batch = mem_array(c->max_batch, sizeof(struct seq *));
     e->items = mem_array(c->max_batch, sizeof(*e->items));
     e->item_rows = mem_array(c->max_batch, sizeof(*e->item_rows));
@@ -105,11 +106,7 @@ enum td_status engine_open(const struct engine_config *config, struct engine **o
     struct engine *e = mem_zalloc(sizeof(*e));
     e->config = *config;
     e->model = config->sim ? *config->shape : *model_config(config->model);
-    e->layout = (struct kv_layout){.dtype = config->kv_dtype,
-                                   .n_layers = e->model.n_layers,
-                                   .n_kv_heads = e->model.n_kv_heads,
-                                   .head_dim = e->model.head_dim,
-                                   .page_tokens = config->page_tokens};
+    e->layout = model_config_layout(&e->model, config->kv_dtype, config->page_tokens);
     enum td_status s = check_config(e, error_out);
     if (!s)
         s = open_parts(e, error_out);
@@ -135,6 +132,7 @@ void engine_close(struct engine *e)
     free(e->positions);
     free(e->logit_rows);
     free(e->attn_seqs);
+    free(e->seq_tokens);
     free(e->batch);
     free(e->items);
     free(e->item_rows);
@@ -260,9 +258,15 @@ static void plan(struct engine *e)
     }
 }
 
+/* Not once more when a sequence that has generated is computed anew. */
+static bool wants_logprob(const struct seq *s, uint32_t position)
+{
+    return s->want_prompt_logprobs && !s->first_token_ns && position + 1 < s->n_prompt;
+}
+
 static bool wants_row(const struct seq *s, uint32_t position)
 {
-    return position + 1 == s->n_tokens || (s->want_prompt_logprobs && position + 1 < s->n_prompt);
+    return position + 1 == s->n_tokens || wants_logprob(s, position);
 }
 
 static uint32_t fill_arrays(struct engine *e, uint32_t *n_logit_rows)
@@ -273,6 +277,7 @@ static uint32_t fill_arrays(struct engine *e, uint32_t *n_logit_rows)
         struct seq *s = e->batch[i];
         e->attn_seqs[i] = (struct k_attn_seq){
             .first_row = row, .n_rows = s->n_rows, .first_pos = s->n_computed, .pages = s->addresses};
+        e->seq_tokens[i] = s->n_tokens;
         for (uint32_t j = 0; j < s->n_rows; j++, row++) {
             e->ids[row] = s->tokens[s->n_computed + j];
             e->positions[row] = s->n_computed + j;
@@ -340,7 +345,7 @@ static void finish_rows(struct engine *e)
             if (position + 1 == n_tokens) {
                 sample(e, s, logits);
                 logits += e->model.vocab_size;
-            } else if (s->want_prompt_logprobs && position + 1 < s->n_prompt) {
+            } else if (wants_logprob(s, position)) {
                 note_prompt_logprobs(e, s, logits, position);
                 logits += e->model.vocab_size;
             }
@@ -380,6 +385,7 @@ uint32_t engine_step(struct engine *e)
                                         .positions = e->positions,
                                         .n_rows = n_rows,
                                         .seqs = e->attn_seqs,
+                                        .n_tokens = e->seq_tokens,
                                         .n_seqs = e->n_batch,
                                         .logit_rows = e->logit_rows,
                                         .n_logit_rows = n_logit_rows,

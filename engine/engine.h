@@ -119,7 +119,11 @@ void engine_seq_append(struct engine *e, struct seq *seq, uint32_t token);
 void *engine_seq_user(const struct seq *seq);
 enum seq_state engine_seq_state(const struct seq *seq);
 const uint32_t *engine_seq_tokens(const struct seq *seq, uint32_t *n_out);
+/* [first_page, n) are held; those before were given up, behind a sliding window. */
 const struct page_ref *engine_seq_pages(const struct seq *seq, uint32_t *n_out);
+uint32_t engine_seq_first_page(const struct seq *seq);
+/* The first page that is needed to go on where n_tokens end: what a hand-over begins with. */
+uint32_t engine_first_page_after(const struct engine *e, uint32_t n_tokens);
 /* Keys of the full blocks of all tokens so far, and how many of them hold computed KV. */
 const struct block_key *engine_seq_keys(const struct seq *seq, uint32_t *n_out, uint32_t *n_computed_out);
 const float *engine_seq_prompt_logprobs(const struct seq *seq, uint32_t *n_out); /* [0] is NaN; NULL if not asked for */

@@ -18,7 +18,9 @@ struct seq {
     uint32_t n_computed; /* tokens whose KV is in the pages */
     struct page_ref *pages;
     uint8_t **addresses; /* of pages */
+    uint32_t first_page; /* those before it were given up: no layer sees them any more (kv_layout.h) */
     uint32_t n_pages, cap_pages;
+    bool is_long;                         /* model_config_is_long: what its KV was computed by, and its keys say */
     struct block_key *keys;               /* of full blocks of tokens[] */
     uint32_t n_keys, n_named, n_reported; /* n_reported: pages told by on_pages_ready in all layers */
 
@@ -47,6 +49,7 @@ struct engine {
     /* one step's arrays, max_rows or max_batch long */
     uint32_t *ids, *positions, *logit_rows, max_logit_rows;
     struct k_attn_seq *attn_seqs;
+    uint32_t *seq_tokens;
     struct seq **batch; /* sequences in the step */
     uint32_t n_batch;
     struct batch_item *items; /* what the plan is made from */

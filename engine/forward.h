@@ -21,7 +21,7 @@ struct forward_config {
     uint32_t max_positions;         /* longest context served */
 };
 
-/* Packs all weights. TD_ERR_NOT_FOUND or _CORRUPT name the tensor. */
+/* Finds and packs all weights. TD_ERR_NOT_FOUND or _CORRUPT name the tensor. */
 enum td_status forward_open(const struct forward_config *config, struct forward **out, struct td_error *error_out);
 void forward_close(struct forward *f);                  /* NULL is fine */
 uint64_t forward_weight_bytes(const struct forward *f); /* memory of the packed copy */
@@ -31,6 +31,7 @@ struct forward_batch {
     const uint32_t *positions; /* [n_rows] */
     uint32_t n_rows;
     const struct k_attn_seq *seqs;
+    const uint32_t *n_tokens; /* [n_seqs] length of the sequence, what longrope goes by */
     uint32_t n_seqs;
     const uint32_t *logit_rows; /* [n_logit_rows] rows whose logits are wanted */
     uint32_t n_logit_rows;

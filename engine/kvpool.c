@@ -198,6 +198,24 @@ uint32_t kvpool_match(struct kvpool *pool, const struct block_key *keys, uint32_
     return i;
 }
 
+uint32_t kvpool_match_window(struct kvpool *pool, const struct block_key *keys, uint32_t n, struct page_ref *pages_out,
+                             uint32_t *first_out)
+{
+    uint32_t end = n, page_tokens = pool->layout.page_tokens;
+    *first_out = 0;
+    if (!pool->layout.window)
+        return kvpool_match(pool, keys, n, pages_out);
+    for (uint32_t i = n; i-- > 0;) { /* [i + 1, end) is there */
+        if (find(pool, &keys[i]) == NONE)
+            end = i;
+        else if (i == kv_layout_first_kept(&pool->layout, end * page_tokens)) {
+            *first_out = i;
+            return i + kvpool_match(pool, keys + i, end - i, pages_out + i);
+        }
+    }
+    return 0;
+}
+
 /* Where a page goes whose last holder left. */
 static void settle(struct kvpool *pool, uint32_t i)
 {

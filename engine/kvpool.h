@@ -59,6 +59,13 @@ uint32_t kvpool_takeable(const struct kvpool *pool); /* free + cached */
 /* The longest prefix of keys[0..n) that is cached or in use: each page gets a hold of the caller's sequence. */
 uint32_t kvpool_match(struct kvpool *pool, const struct block_key *keys, uint32_t n, struct page_ref *pages_out);
 
+/*
+ * The same where only the last pages of a prefix are needed: the longest prefix whose pages from kv_layout_first_kept of its end
+ * on are all there. *first_out: the first page held; pages_out[*first_out .. n) are written.
+ */
+uint32_t kvpool_match_window(struct kvpool *pool, const struct block_key *keys, uint32_t n, struct page_ref *pages_out,
+                             uint32_t *first_out);
+
 void kvpool_hold(struct kvpool *pool, struct page_ref page);
 /* Pages of a sequence, in token order: the last become the first to be reused. */
 void kvpool_unhold(struct kvpool *pool, const struct page_ref *pages, uint32_t n);

@@ -60,12 +60,31 @@ enum td_status engine_seq_check(const struct engine *e, const struct seq_params 
 
 /* ------------------------------------------------------------- life cycle */
 
+/* Blocks of a sequence that longrope takes for long are no others': their keys have another root. */
 static void extend_keys(struct seq *s)
 {
+    static const uint32_t LONG = UINT32_MAX;
     uint32_t page_tokens = s->engine->config.page_tokens, n = s->n_tokens / page_tokens;
+    struct block_key root = s->is_long ? block_key_next(&s->root, &LONG, 1) : s->root;
     for (; s->n_keys < n; s->n_keys++)
-        s->keys[s->n_keys] = block_key_next(s->n_keys ? &s->keys[s->n_keys - 1] : &s->root,
+        s->keys[s->n_keys] = block_key_next(s->n_keys ? &s->keys[s->n_keys - 1] : &root,
                                             s->tokens + (size_t)s->n_keys * page_tokens, page_tokens);
+}
+
+static void release_pages(struct seq *s)
+{
+    kvpool_unhold(s->engine->pool, s->pages + s->first_page, s->n_pages - s->first_page);
+    s->first_page = s->n_pages = 0;
+}
+
+/* Pages that lie behind every window, now that the sequence goes on after n_computed tokens. */
+static void drop_unseen(struct seq *s)
+{
+    uint32_t first = kv_layout_first_kept(&s->engine->layout, s->n_computed);
+    for (; s->first_page < first && s->first_page < s->n_pages; s->first_page++) {
+        kvpool_unhold(s->engine->pool, &s->pages[s->first_page], 1);
+        s->addresses[s->first_page] = NULL;
+    }
 }
 
 enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, struct seq **out,
@@ -97,6 +116,7 @@ enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, str
         s->prompt_logprobs = mem_array(p->n_prompt, sizeof(float));
         s->prompt_logprobs[0] = NAN;
     }
+    s->is_long = model_config_is_long(&e->model, s->n_tokens);
     extend_keys(s);
     s->opened_ns = clock_now(e->config.clock);
     s->prev = e->tail;
@@ -110,7 +130,7 @@ void engine_seq_close(struct engine *e, struct seq *s)
 {
     if (!s)
         return;
-    kvpool_unhold(e->pool, s->pages, s->n_pages);
+    release_pages(s);
     e->n_active -= s->state == SEQ_FILLING || s->state == SEQ_RUNNING;
     *(s->prev ? &s->prev->next : &e->head) = s->next;
     *(s->next ? &s->next->prev : &e->tail) = s->prev;
@@ -145,17 +165,19 @@ bool seq_admit(struct seq *s)
     /* The last token is always computed here, into a private page, so its block is never matched. */
     bool adopts = s->goal == SEQ_ADOPT && !s->times.n_preempted; /* a preempted one computes for itself */
     uint32_t matchable = adopts || s->want_prompt_logprobs ? 0 : (s->n_tokens - 1) / e->config.page_tokens;
-    matched = kvpool_match(e->pool, s->keys, matchable, s->pages);
-    s->n_pages = matched;
-    for (uint32_t i = 0; i < matched; i++)
+    matched = kvpool_match_window(e->pool, s->keys, matchable, s->pages, &s->first_page);
+    if (adopts)
+        s->first_page = engine_first_page_after(e, s->n_tokens);
+    s->n_pages = adopts ? s->first_page : matched;
+    for (uint32_t i = s->first_page; i < s->n_pages; i++)
         s->addresses[i] = kvpool_address(e->pool, s->pages[i]);
     if (!seq_grow(s, need)) {
-        kvpool_unhold(e->pool, s->pages, s->n_pages);
-        s->n_pages = 0;
+        release_pages(s);
         return false;
     }
+    memset(s->addresses, 0, s->first_page * sizeof(*s->addresses));
     s->n_computed = matched * e->config.page_tokens;
-    s->n_named = matched;
+    s->n_named = adopts ? s->first_page : matched;
     s->n_reported = 0;
     s->admitted_ns = s->running_ns = clock_now(e->config.clock);
     if (!s->times.n_preempted)
@@ -168,8 +190,7 @@ bool seq_admit(struct seq *s)
 
 void seq_preempt(struct seq *s)
 {
-    kvpool_unhold(s->engine->pool, s->pages, s->n_pages);
-    s->n_pages = 0;
+    release_pages(s);
     s->n_computed = 0;
     s->times.n_preempted++;
     set_state(s, SEQ_WAITING);
@@ -181,6 +202,7 @@ void seq_computed(struct seq *s, uint32_t n_total)
     s->n_computed = n_total;
     for (uint32_t n = n_total / s->engine->config.page_tokens; s->n_named < n; s->n_named++)
         kvpool_name(s->engine->pool, s->pages[s->n_named], &s->keys[s->n_named], s->n_named);
+    drop_unseen(s);
 }
 
 void engine_seq_fill(struct engine *e, struct seq *s)
@@ -232,6 +254,12 @@ void seq_push_token(struct seq *s, uint32_t token)
         seq_end(s, FINISH_LENGTH);
     else if (s->goal == SEQ_FIRST_TOKEN)
         seq_end(s, FINISH_NONE);
+    else if (s->is_long != model_config_is_long(&s->engine->model, s->n_tokens)) { /* all of its KV is made anew */
+        s->is_long = !s->is_long;
+        s->n_keys = 0;
+        extend_keys(s);
+        seq_preempt(s);
+    }
 }
 
 void engine_seq_append(struct engine *e, struct seq *s, uint32_t token)
@@ -262,6 +290,16 @@ const struct page_ref *engine_seq_pages(const struct seq *s, uint32_t *n_out)
 {
     *n_out = s->n_pages;
     return s->pages;
+}
+
+uint32_t engine_seq_first_page(const struct seq *s)
+{
+    return s->first_page;
+}
+
+uint32_t engine_first_page_after(const struct engine *e, uint32_t n_tokens)
+{
+    return kv_layout_first_kept(&e->layout, n_tokens);
 }
 
 const struct block_key *engine_seq_keys(const struct seq *s, uint32_t *n_out, uint32_t *n_computed_out)

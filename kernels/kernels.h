@@ -53,12 +53,17 @@ struct k_matrix;
 
 /*
  * data [n_out][n_in] row-major of type; borrowed only during the call. For COMPUTE_BF16 an f32 or f16 source is rounded to
- * bf16. parts let several matrices with equal n_in become one (q, k, v; gate, up): rows of part 0 first.
+ * bf16. parts let several matrices with equal n_in become one (q, k, v; gate, up): rows of part 0 first. Strides, in
+ * elements, let a part be transposed or interleaved with another. A matrix in which any part has a bias adds one, as f32.
  */
 struct k_matrix_part {
     const void *data;
     enum num_type type;
     uint32_t n_out;
+    size_t out_stride, in_stride; /* between outputs, between inputs; 0: n_in and 1 */
+    const void *bias;             /* [n_out], or NULL */
+    enum num_type bias_type;
+    uint32_t bias_stride; /* 0: 1 */
 };
 enum td_status k_matrix_pack(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in,
                              enum compute compute, struct k_matrix **out);
@@ -66,52 +71,121 @@ void k_matrix_free(struct k_matrix *m);
 uint64_t k_matrix_bytes(const struct k_matrix *m);
 uint32_t k_matrix_n_out(const struct k_matrix *m);
 
-/* y[T][n_out] = x[T][n_in] W^T; accumulate adds to what y holds: y = y + (x W^T), the sum rounded once at the end. */
+/* y[T][n_out] = x[T][n_in] W^T + bias; accumulate adds to what y holds: y = y + (x W^T + bias), each sum rounded. */
 void k_linear(struct kernels *k, const struct k_matrix *w, const float *x, uint32_t n_rows, float *y, bool accumulate);
+
+/*
+ * Many matrices of one shape, compute and type, each with rows of its own: the experts of a layer, the heads of latent
+ * attention. A row's result is that of k_linear with its matrix. Matrices without rows are not read.
+ */
+struct k_group {
+    const struct k_matrix *w;
+    const float *x; /* row t at x + t * x_stride */
+    float *y;       /* row t at y + t * y_stride */
+    uint32_t n_rows;
+};
+void k_linear_groups(struct kernels *k, const struct k_group *groups, uint32_t n_groups, size_t x_stride,
+                     size_t y_stride);
 
 /* ------------------------------------------------------------- elementwise */
 
-/* out[T][dim] = table[ids[t]][dim]; table [vocab][dim] of type, as stored. */
+/* out[T][dim] = table[ids[t]][dim] * scale; table [vocab][dim] of type, as stored. With scale 1 it gathers rows. */
 void k_embed(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
-             uint32_t n_rows, float *out);
+             uint32_t n_rows, float scale, float *out);
 
 /* y[T][dim] = x / sqrt(mean(x^2) + eps) * w[dim]. Sum of squares: 16 lanes strided by 16, then a fixed tree. y may be x. */
 void k_rmsnorm(struct kernels *k, const float *x, const float *w, float eps, uint32_t n_rows, uint32_t dim, float *y);
 
-/* out[T][dim] = silu(gate_up[T][0..dim)) * gate_up[T][dim..2 dim). silu with our own exp. */
-void k_silu_mul(struct kernels *k, const float *gate_up, uint32_t n_rows, uint32_t dim, float *out);
+/* The same for each of n_heads heads of dim in place, row t at x + t * row_stride, heads head_stride apart. */
+void k_head_norm(struct kernels *k, float *x, size_t row_stride, uint32_t n_heads, size_t head_stride, const float *w,
+                 float eps, uint32_t n_rows, uint32_t dim);
+
+/* y[n] = y + x. */
+void k_add(struct kernels *k, const float *x, size_t n, float *y);
 
 /*
- * Rotary table for n_positions: cos_sin_out[pos][half_dim][2] = cos, sin of pos * inv_freq[i], by our own double-precision
- * range reduction and polynomial (error < 1e-9), rounded to f32.
+ * out[T][dim] = act(g) * u of g = gate_up[T][0..dim), u = gate_up[T][dim..2 dim), with our own exp:
+ *
+ *     silu       g / (1 + exp(-g)) * u
+ *     gelu_tanh  g / (1 + exp(-z)) * u, z = g * fma(g * g, 2 sqrt(2 / pi) 0.044715, 2 sqrt(2 / pi)), which is g times
+ *                (1 + tanh(z / 2)) / 2 (Hendrycks and Gimpel 2016, the approximation by tanh)
+ *     clamped    g = min(g, limit), u = clamp(u, -limit, limit), then (u + 1) * (g / (1 + exp(-alpha * g))) (gpt-oss)
  */
-void k_rope_table(const double *inv_freq, uint32_t half_dim, uint32_t n_positions, float *cos_sin_out);
+enum k_act { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED };
+struct k_glu {
+    enum k_act act;
+    float alpha, limit; /* ACT_CLAMPED */
+};
+void k_glu(struct kernels *k, const float *gate_up, uint32_t n_rows, uint32_t dim, const struct k_glu *glu, float *out);
+
+/* x[n] = cap * tanh(x / cap), tanh(u) = 1 - 2 / (exp(2 u) + 1): within 2e-7 cap of the true value. */
+void k_softcap(struct kernels *k, float *x, size_t n, float cap);
 
 /*
- * Rotates pairs (i, i + half) of each head in place ("rotate half", Su et al. 2021 as in Hugging Face).
- * x: row t at x + t * row_stride, n_heads heads of head_dim. positions[T] absolute.
+ * Rotary table for n_positions: cos_sin_out[pos][half_dim][2] = scale times cos, sin of pos * inv_freq[i], by our own
+ * double-precision range reduction and polynomial (error < 1e-9), rounded to f32.
  */
-void k_rope(struct kernels *k, float *x, uint32_t row_stride, uint32_t n_heads, uint32_t head_dim,
-            const uint32_t *positions, uint32_t n_rows, const float *cos_sin);
+void k_rope_table(const double *inv_freq, uint32_t half_dim, uint32_t n_positions, double scale, float *cos_sin_out);
+
+/*
+ * Rotates dim numbers of each head in place: pairs (i, i + dim / 2) ("rotate half", Su et al. 2021 as in Hugging Face), or
+ * (2 i, 2 i + 1) if interleaved. Row t at x + t * row_stride, n_heads heads head_stride apart; what a head has beyond dim
+ * stays. table_rows[T]: rows of cos_sin, usually the absolute positions.
+ */
+struct k_rotary {
+    const float *cos_sin;
+    uint32_t dim;
+    bool interleaved;
+};
+void k_rope(struct kernels *k, float *x, size_t row_stride, uint32_t n_heads, size_t head_stride,
+            const struct k_rotary *r, const uint32_t *table_rows, uint32_t n_rows);
+
+/* ----------------------------------------------------------------- experts */
+
+/*
+ * Which experts a row goes to (Shazeer et al. 2017; groups as in DeepSeek-V2, section 2.1.2), and with what weights. The
+ * n_used largest logits, the lower index first on a tie, out of the n_groups_used groups whose largest logit is largest.
+ * weights: softmax over the chosen logits if normalized, else over all; times scale. Sums in order of index (all) or of choice.
+ */
+struct k_router {
+    uint32_t n_experts, n_used; /* <= K_MAX_EXPERTS, <= K_MAX_USED */
+    uint32_t n_groups, n_groups_used;
+    bool normalized;
+    float scale;
+};
+enum { K_MAX_EXPERTS = 1024, K_MAX_USED = 32 };
+/* logits[T][n_experts]; row t of experts_out and weights_out is at t * stride, n_used long, by falling logit. */
+void k_route(struct kernels *k, const struct k_router *r, const float *logits, uint32_t n_rows, uint32_t stride,
+             uint32_t *experts_out, float *weights_out);
+
+/* y[T][dim] = y + s, s = sum of weights[t][i] * x[rows[t][i]] by fma from 0, i = 0 .. n-1 ascending. */
+void k_combine(struct kernels *k, const float *x, uint32_t dim, const uint32_t *rows, const float *weights, uint32_t n,
+               uint32_t n_rows, float *y);
 
 /* ---------------------------------------------------------------- attention */
 
 /* Consecutive rows of one sequence in the batch, and where its KV lies. */
 struct k_attn_seq {
-    uint32_t first_row;    /* in the batch */
-    uint32_t n_rows;       /* >= 1 */
-    uint32_t first_pos;    /* absolute position of first_row */
-    uint8_t *const *pages; /* [ceil((first_pos + n_rows) / page_tokens)] page addresses in token order */
+    uint32_t first_row; /* in the batch */
+    uint32_t n_rows;    /* >= 1 */
+    uint32_t first_pos; /* absolute position of first_row */
+    uint8_t *const
+        *pages; /* [ceil((first_pos + n_rows) / page_tokens)] addresses in token order; not read before a window */
 };
 
 struct k_attn {
     const struct kv_layout *layout;
-    uint32_t layer;      /* within the layout */
-    uint32_t n_heads;    /* query heads; a multiple of layout->n_kv_heads */
-    uint32_t row_stride; /* floats between rows of qkv */
-    const float *qkv;    /* row: [n_heads][head_dim] q, then [n_kv_heads][head_dim] k, then the same of v */
-    float *out;          /* [T][n_heads][head_dim] */
-    float scale;         /* 1 / sqrt(head_dim) usually */
+    uint32_t layer;     /* within the layout */
+    uint32_t n_heads;   /* query heads; a multiple of layout->n_kv_heads */
+    const float *q;     /* row t at q + t * q_stride: [n_heads][head_dim] */
+    const float *k, *v; /* row t at k, v + t * kv_stride: [n_kv_heads][head_dim]; latent: k is both, v NULL */
+    size_t q_stride, kv_stride;
+    uint32_t v_dim;     /* what of a row of V counts: head_dim; latent: less */
+    float *out;         /* [T][n_heads][v_dim] */
+    float scale;        /* of the scores: 1 / sqrt(head_dim) usually */
+    float cap;          /* soft cap of the scaled scores (k_softcap); 0: none */
+    const float *sinks; /* [n_heads] one more logit of each head, whose value is 0; NULL: none */
+    uint32_t window;    /* a row at position p sees the last so many of 0..p; 0: all */
     const struct k_attn_seq *seqs;
     uint32_t n_seqs;
 };
@@ -120,10 +194,11 @@ struct k_attn {
 void k_kv_store(struct kernels *k, const struct k_attn *a);
 
 /*
- * Causal attention over the pages (row at position p sees 0..p), reading K and V only as stored. Per (row, head): keys in
- * absolute blocks of 32 positions, ascending; scores by a 16-lane strided dot product with a fixed tree; online softmax
- * (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022, algorithm 1) with our own exp; V accumulated in position
- * order by fma. A fully computed k_kv_store must come before.
+ * Causal attention over the pages (row at position p sees 0..p, or the end of that), reading K and V only as stored. Per (row,
+ * head): keys in absolute blocks of 32 positions, ascending from the block of the first one seen; scores by a 16-lane strided
+ * dot product with a fixed tree; online softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022, algorithm 1)
+ * with our own exp, from maximum -inf and sum 0, or from the sink's logit and 1; V accumulated in position order by fma.
+ * A fully computed k_kv_store must come before.
  */
 void k_attention(struct kernels *k, const struct k_attn *a);
 

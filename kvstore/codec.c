@@ -24,7 +24,7 @@ struct codec {
 
 static size_t rows_of(const struct kv_layout *l)
 {
-    return (size_t)l->n_layers * 2 * l->n_kv_heads * l->page_tokens;
+    return (size_t)l->n_layers * kv_layout_planes(l) * l->n_kv_heads * l->page_tokens;
 }
 
 struct codec *codec_open(const struct kv_layout *layout)

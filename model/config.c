@@ -23,6 +23,13 @@ static void refuse(struct reader *r, enum td_status status, const char *field, c
         r->status = td_fail(r->error, status, "config.json: %s: %s", field, what);
 }
 
+static void unsupported(struct reader *r, const char *field, const char *value)
+{
+    if (!r->status)
+        r->status = td_fail(r->error, TD_ERR_UNSUPPORTED, "config.json: %s: '%s' is not supported", field, value);
+}
+
+/* fallback NAN: must be there. */
 static double number(struct reader *r, json_t *object, const char *field, double fallback, double min, double max)
 {
     json_t *v = json_object_get(object, field);
@@ -39,20 +46,40 @@ static double number(struct reader *r, json_t *object, const char *field, double
     return d;
 }
 
-static uint32_t count(struct reader *r, const char *field, double fallback, double max)
+static uint32_t whole(struct reader *r, json_t *object, const char *field, double fallback, double min, double max)
 {
-    double d = number(r, r->root, field, fallback, 1, max);
+    double d = number(r, object, field, fallback, min, max);
+    if (isnan(d))
+        return (uint32_t)min;
     if (d != floor(d))
         refuse(r, TD_ERR_CORRUPT, field, "not a whole number");
     return (uint32_t)d;
 }
 
-static bool flag(struct reader *r, const char *field)
+static uint32_t count(struct reader *r, const char *field, double fallback, double max)
 {
-    json_t *v = json_object_get(r->root, field);
-    if (v && !json_is_boolean(v) && !json_is_null(v))
+    return whole(r, r->root, field, fallback, 1, max);
+}
+
+static bool is_set(json_t *object, const char *field)
+{
+    json_t *v = json_object_get(object, field);
+    return v && !json_is_null(v);
+}
+
+static bool flag_in(struct reader *r, json_t *object, const char *field, bool fallback)
+{
+    json_t *v = json_object_get(object, field);
+    if (!v || json_is_null(v))
+        return fallback;
+    if (!json_is_boolean(v))
         refuse(r, TD_ERR_CORRUPT, field, "neither true nor false");
     return json_is_true(v);
+}
+
+static bool flag(struct reader *r, const char *field, bool fallback)
+{
+    return flag_in(r, r->root, field, fallback);
 }
 
 static const char *text(json_t *object, const char *field, const char *fallback)
@@ -61,31 +88,236 @@ static const char *text(json_t *object, const char *field, const char *fallback)
     return json_is_string(v) ? json_string_value(v) : fallback;
 }
 
-/* v5 keeps theta and scaling in rope_parameters; v4 theta at the top and scaling, if any, in rope_scaling. */
+static void must_not_be(struct reader *r, const char *field)
+{
+    if (flag(r, field, false))
+        unsupported(r, field, "true");
+}
+
+/* -------------------------------------------------------------------- rope */
+
+static void read_factors(struct reader *r, json_t *object, const char *field, uint32_t n, double *out)
+{
+    json_t *list = json_object_get(object, field);
+    if (!json_is_array(list) || json_array_size(list) != n) {
+        refuse(r, TD_ERR_CORRUPT, field, "not a list of half as many numbers as dimensions are rotated");
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        json_t *v = json_array_get(list, i);
+        out[i] = json_is_number(v) ? json_number_value(v) : 0;
+        if (!(out[i] > 1e-6 && out[i] < 1e6))
+            refuse(r, TD_ERR_CORRUPT, field, "not numbers in their range");
+    }
+}
+
+static enum rope_type rope_type_of(struct reader *r, const char *name)
+{
+    static const struct {
+        const char *name;
+        enum rope_type type;
+    } TYPES[] = {{"default", ROPE_DEFAULT}, {"linear", ROPE_LINEAR}, {"dynamic", ROPE_DYNAMIC},
+                 {"llama3", ROPE_LLAMA3},   {"yarn", ROPE_YARN},     {"longrope", ROPE_LONGROPE},
+                 {"su", ROPE_LONGROPE}}; /* what the first Phi-3 called it */
+    for (size_t i = 0; i < sizeof(TYPES) / sizeof(TYPES[0]); i++)
+        if (!strcmp(TYPES[i].name, name))
+            return TYPES[i].type;
+    unsupported(r, "rope_type", name);
+    return ROPE_DEFAULT;
+}
+
+static void read_scaling(struct reader *r, json_t *s, const struct model_config *c, struct model_rope *rope)
+{
+    double ratio = NAN; /* factor, where it may be missing */
+    if (rope->type >= ROPE_LLAMA3) {
+        double original = number(r, s, "original_max_position_embeddings", c->max_positions, 2, 1e8);
+        rope->original_positions = (uint32_t)number(r, r->root, "original_max_position_embeddings", original, 2, 1e8);
+        if (rope->type != ROPE_LLAMA3)
+            ratio = c->max_positions / (double)rope->original_positions;
+    }
+    rope->factor = number(r, s, "factor", ratio, 1e-6, 1e6);
+    if (rope->type == ROPE_LLAMA3) {
+        rope->low_freq_factor = number(r, s, "low_freq_factor", NAN, 1e-6, 1e6);
+        rope->high_freq_factor = number(r, s, "high_freq_factor", NAN, 1e-6, 1e6);
+        if (!r->status && rope->high_freq_factor <= rope->low_freq_factor)
+            refuse(r, TD_ERR_CORRUPT, "high_freq_factor", "not larger than low_freq_factor");
+    }
+    if (rope->type == ROPE_YARN) {
+        rope->beta_fast = number(r, s, "beta_fast", 32, 1e-6, 1e6);
+        rope->beta_slow = number(r, s, "beta_slow", 1, 1e-6, 1e6);
+        rope->mscale = number(r, s, "mscale", 0, 0, 1e6);
+        rope->mscale_all_dim = number(r, s, "mscale_all_dim", 0, 0, 1e6);
+        rope->truncate = flag_in(r, s, "truncate", true);
+    }
+    if (rope->type == ROPE_YARN || rope->type == ROPE_LONGROPE)
+        rope->attention_factor = number(r, s, "attention_factor", 0, 1e-6, 1e6);
+    if (rope->type == ROPE_LONGROPE && !r->status) {
+        read_factors(r, s, "short_factor", c->rotary_dim / 2, rope->short_factor);
+        read_factors(r, s, "long_factor", c->rotary_dim / 2, rope->long_factor);
+    }
+}
+
+/* p says theta, s type and scaling, if any. */
+static void read_one_rope(struct reader *r, json_t *p, json_t *s, double theta, const struct model_config *c,
+                          struct model_rope *rope)
+{
+    rope->theta = number(r, p, "rope_theta", theta, 2, 1e12);
+    if (!json_is_object(s))
+        return;
+    rope->type = rope_type_of(r, text(s, "rope_type", text(s, "type", "default")));
+    if (rope->type != ROPE_DEFAULT && !r->status)
+        read_scaling(r, s, c, rope);
+}
+
+/*
+ * v5 keeps theta and scaling in rope_parameters, which may hold one object for each kind of layer; v4 has theta at the top and
+ * scaling, if any, in rope_scaling.
+ */
 static void read_rope(struct reader *r, struct model_config *c)
 {
-    json_t *p = json_object_get(r->root, "rope_parameters"), *scaling = p;
-    if (!json_is_object(p)) {
-        p = r->root;
-        scaling = json_object_get(r->root, "rope_scaling");
-    }
-    c->rope_theta = number(r, p, "rope_theta", 10000, 1, 1e12);
-    if (!json_is_object(scaling))
-        return;
-    const char *type = text(scaling, "rope_type", text(scaling, "type", "default"));
-    if (!strcmp(type, "default"))
-        return;
-    if (strcmp(type, "llama3")) {
-        refuse(r, TD_ERR_UNSUPPORTED, "rope_type is neither default nor llama3", type);
+    json_t *p = json_object_get(r->root, "rope_parameters"), *full = json_object_get(p, "full_attention"), *factor;
+    bool v5 = json_is_object(p);
+    p = json_is_object(full) ? full : v5 ? p : r->root;
+    json_t *s = v5 ? p : json_object_get(r->root, "rope_scaling");
+    double theta = c->family->rope_theta, part = 1;
+    uint32_t dim = c->family->latent ? c->latent.rope_dim : c->head_dim;
+    factor = is_set(p, "partial_rotary_factor") ? p : r->root;
+    part = number(r, factor, "partial_rotary_factor", 1, 1e-3, 1);
+    c->rotary_dim = (uint32_t)(dim * part);
+    if (!r->status && (c->rotary_dim % 2 || c->rotary_dim < 2 || c->rotary_dim > 2 * MODEL_MAX_PAIRS)) {
+        refuse(r, TD_ERR_CORRUPT, "head_dim", "the dimensions to rotate are odd, or too many");
         return;
     }
-    c->rope_type = ROPE_LLAMA3;
-    c->rope_factor = number(r, scaling, "factor", NAN, 1, 1e6);
-    c->rope_low_freq_factor = number(r, scaling, "low_freq_factor", NAN, 1e-6, 1e6);
-    c->rope_high_freq_factor = number(r, scaling, "high_freq_factor", NAN, 1e-6, 1e6);
-    c->rope_original_positions = (uint32_t)number(r, scaling, "original_max_position_embeddings", NAN, 1, 1e8);
-    if (!r->status && c->rope_high_freq_factor <= c->rope_low_freq_factor)
-        refuse(r, TD_ERR_CORRUPT, "high_freq_factor", "not larger than low_freq_factor");
+    read_one_rope(r, p, s, theta, c, &c->rope[0]);
+    c->rope[1] = c->rope[0];
+    if (c->family->two_ropes) {
+        json_t *local = json_object_get(json_object_get(r->root, "rope_parameters"), "sliding_attention");
+        c->rope[1] = (struct model_rope){.type = ROPE_DEFAULT};
+        read_one_rope(r, local, local, number(r, r->root, "rope_local_base_freq", 10000, 1, 1e12), c, &c->rope[1]);
+    }
+}
+
+/* ----------------------------------------------------------------- windows */
+
+static bool rule_windows(const struct model_family *f, uint32_t layer, uint32_t from, uint32_t pattern)
+{
+    switch (f->window_rule) {
+    case WINDOW_NONE:
+        return false;
+    case WINDOW_ALL:
+    case WINDOW_USED:
+        return true;
+    case WINDOW_UPPER:
+        return layer >= from;
+    case WINDOW_ALTERNATE:
+        return layer % 2 == 0;
+    case WINDOW_PATTERN:
+        return (layer + 1) % pattern != 0;
+    }
+    return false;
+}
+
+static bool type_windows(struct reader *r, json_t *type)
+{
+    const char *name = json_is_string(type) ? json_string_value(type) : "";
+    if (!strcmp(name, "sliding_attention"))
+        return true;
+    if (strcmp(name, "full_attention"))
+        unsupported(r, "layer_types", name);
+    return false;
+}
+
+static void read_windows(struct reader *r, struct model_config *c)
+{
+    const struct model_family *f = c->family;
+    json_t *types = f->window_rule == WINDOW_ALL ? NULL : json_object_get(r->root, "layer_types");
+    bool needs_use = f->window_rule == WINDOW_USED || f->window_rule == WINDOW_UPPER || f->window_rule == WINDOW_NONE;
+    bool used = flag(r, "use_sliding_window", !needs_use) || !needs_use;
+    uint32_t from = whole(r, r->root, "max_window_layers", 0, 0, 1e6);
+    uint32_t pattern = count(r, "sliding_window_pattern", 6, MODEL_MAX_LAYERS);
+    bool missing = !json_object_get(r->root, "sliding_window");
+    uint32_t window = missing ? (uint32_t)f->window : whole(r, r->root, "sliding_window", 0, 0, 1 << 24);
+    if (json_is_array(types) && json_array_size(types) != c->n_layers)
+        refuse(r, TD_ERR_CORRUPT, "layer_types", "not one for each layer");
+    if (f->window_rule == WINDOW_NONE && used && !json_is_array(types))
+        unsupported(r, "use_sliding_window without layer_types", "true");
+    for (uint32_t l = 0; l < c->n_layers && !r->status; l++) {
+        bool typed = json_is_array(types) && type_windows(r, json_array_get(types, l));
+        if (typed && !(window && used))
+            refuse(r, TD_ERR_CORRUPT, "sliding_window", "missing, and layer_types has sliding_attention");
+        if (json_is_array(types) ? typed : window && used && rule_windows(f, l, from, pattern)) {
+            c->layers[l] |= LAYER_WINDOW;
+            c->window = window;
+        }
+    }
+}
+
+/* ----------------------------------------------------------------- experts */
+
+static bool in_list(json_t *list, uint32_t layer)
+{
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (json_integer_value(json_array_get(list, i)) == layer)
+            return true;
+    return false;
+}
+
+static void read_expert_layers(struct reader *r, struct model_config *c)
+{
+    uint32_t step = count(r, "decoder_sparse_step", 1, MODEL_MAX_LAYERS),
+             first = whole(r, r->root, "first_k_dense_replace", 0, 0, 1e6);
+    json_t *dense = json_object_get(r->root, "mlp_only_layers");
+    if (whole(r, r->root, "moe_layer_freq", 1, 1, 1e6) != 1)
+        refuse(r, TD_ERR_UNSUPPORTED, "moe_layer_freq", "other than 1 is not supported");
+    for (uint32_t l = 0; l < c->n_layers; l++)
+        if (l >= first && (l + 1) % step == 0 && !in_list(dense, l))
+            c->layers[l] |= LAYER_MOE;
+}
+
+static void read_groups(struct reader *r, struct model_moe *m)
+{
+    const char *method = text(r->root, "topk_method", "greedy"), *scoring = text(r->root, "scoring_func", "softmax");
+    m->n_groups = m->n_groups_used = 1;
+    if (strcmp(scoring, "softmax"))
+        unsupported(r, "scoring_func", scoring);
+    if (!strcmp(method, "group_limited_greedy")) {
+        m->n_groups = count(r, "n_group", NAN, 256);
+        m->n_groups_used = count(r, "topk_group", NAN, 256);
+        if (!r->status && (m->n_experts % m->n_groups || m->n_groups_used > m->n_groups ||
+                           m->n_used > m->n_experts / m->n_groups * m->n_groups_used))
+            refuse(r, TD_ERR_CORRUPT, "n_group", "does not divide the experts, or has fewer than are used");
+    } else if (strcmp(method, "greedy")) {
+        unsupported(r, "topk_method", method);
+    }
+}
+
+static void read_experts(struct reader *r, struct model_config *c)
+{
+    static const char *const NAMES[] = {"num_local_experts", "num_experts", "n_routed_experts"};
+    const struct model_family *f = c->family;
+    struct model_moe *m = &c->moe;
+    if (!f->router)
+        return;
+    const char *name = NAMES[0];
+    for (size_t i = 0; i < sizeof(NAMES) / sizeof(NAMES[0]) && !is_set(r->root, name); i++)
+        name = NAMES[i];
+    m->n_experts = count(r, name, NAN, MODEL_MAX_EXPERTS);
+    m->n_used = count(r, "num_experts_per_tok", NAN, MODEL_MAX_USED);
+    if (!r->status && m->n_used > m->n_experts)
+        refuse(r, TD_ERR_CORRUPT, "num_experts_per_tok", "more than there are experts");
+    m->intermediate = count(r, is_set(r->root, "moe_intermediate_size") ? "moe_intermediate_size" : "intermediate_size",
+                            NAN, 1 << 22);
+    m->scale = (float)number(r, r->root, "routed_scaling_factor", 1, 1e-6, 1e6);
+    m->normalized = f->always_normalized || flag(r, "norm_topk_prob", false);
+    if (m->normalized && f->latent)
+        unsupported(r, "norm_topk_prob",
+                    "true"); /* its meaning beside routed_scaling_factor differs between versions */
+    if (f->shared_gate)
+        m->shared_intermediate = count(r, "shared_expert_intermediate_size", NAN, 1 << 22);
+    else if (f->shared)
+        m->shared_intermediate = m->intermediate * whole(r, r->root, "n_shared_experts", 0, 0, 64);
+    read_groups(r, m);
+    read_expert_layers(r, c);
 }
 
 static void read_eos(struct reader *r, json_t *v, struct model_config *c)
@@ -123,33 +355,96 @@ static void read_generation(struct reader *r, const char *data, size_t len, stru
     json_decref(g);
 }
 
+/* -------------------------------------------------------------------- all */
+
+static void read_attention(struct reader *r, struct model_config *c)
+{
+    const struct model_family *f = c->family;
+    uint32_t head_dim = f->head_dim ? f->head_dim : c->n_heads ? c->hidden / c->n_heads : 0;
+    c->n_kv_heads = count(r, "num_key_value_heads", c->n_heads, 1024);
+    c->head_dim = count(r, "head_dim", head_dim, 1024);
+    if (f->latent) {
+        c->latent.q_rank = whole(r, r->root, "q_lora_rank", 0, 0, 1 << 16);
+        c->latent.kv_rank = count(r, "kv_lora_rank", NAN, 960);
+        c->latent.nope_dim = count(r, "qk_nope_head_dim", NAN, 1024);
+        c->latent.rope_dim = count(r, "qk_rope_head_dim", NAN, 64);
+        c->latent.v_dim = count(r, "v_head_dim", NAN, 1024);
+        c->head_dim = c->latent.nope_dim + c->latent.rope_dim;
+        c->n_kv_heads = c->n_heads;
+        must_not_be(r, "attention_bias");
+        must_not_be(r, "mlp_bias");
+    }
+    if (!r->status && (c->n_kv_heads > c->n_heads || c->n_heads % c->n_kv_heads))
+        refuse(r, TD_ERR_CORRUPT, "num_key_value_heads", "does not divide num_attention_heads");
+    c->qkv_bias = f->bias_field ? flag(r, f->bias_field, f->bias) : f->bias;
+    c->out_bias = c->qkv_bias && f->bias_out;
+    must_not_be(r, "use_bidirectional_attention");
+    read_rope(r, c);
+    read_windows(r, c);
+}
+
+static float cap_of(struct reader *r, const char *field, double fallback)
+{
+    bool missing = !json_object_get(r->root, field);
+    return (float)number(r, r->root, field, missing && fallback > 0 ? fallback : 0, 1e-3, 1e6);
+}
+
+static void read_scores(struct reader *r, struct model_config *c)
+{
+    const struct model_family *f = c->family;
+    double scalar = f->query_scalar ? number(r, r->root, "query_pre_attn_scalar", 256, 1e-3, 1e6) : c->head_dim;
+    c->score_scale = 1.0f / sqrtf((float)scalar);
+    if (f->latent && c->rope[0].type == ROPE_YARN && c->rope[0].mscale_all_dim > 0) {
+        double m = model_rope_mscale(&c->rope[0], c->rope[0].mscale_all_dim);
+        c->score_scale = (float)(m * m / sqrt(scalar));
+    }
+    if (f->attn_cap != 0)
+        c->attn_cap = cap_of(r, "attn_logit_softcapping", f->attn_cap);
+    else if (is_set(r->root, "attn_logit_softcapping"))
+        unsupported(r, "attn_logit_softcapping", "a number");
+    if (f->logits_cap != 0)
+        c->logits_cap = cap_of(r, "final_logit_softcapping", f->logits_cap);
+}
+
+static void read_activation(struct reader *r, struct model_config *c)
+{
+    const char *act = text(r->root, c->family->act_field, c->family->act);
+    if (!strcmp(act, "silu"))
+        c->glu = c->family->clamped_glu ? GLU_CLAMPED : GLU_SILU;
+    else if (!strcmp(act, "gelu_pytorch_tanh"))
+        c->glu = GLU_GELU_TANH;
+    else
+        unsupported(r, c->family->act_field, act);
+    c->glu_alpha = (float)number(r, r->root, "swiglu_alpha", 1.702, 1e-3, 1e3);
+    c->glu_limit = (float)number(r, r->root, "swiglu_limit", 7, 1e-3, 1e6);
+    c->mlp_bias = flag(r, "mlp_bias", false);
+}
+
 static void read_all(struct reader *r, struct model_config *c)
 {
     const char *type = text(r->root, "model_type", "");
-    if (strcmp(type, "llama")) {
-        refuse(r, TD_ERR_UNSUPPORTED, "model_type is not llama", type);
+    c->family = model_family_find(type);
+    if (!c->family) {
+        unsupported(r, "model_type", type);
         return;
     }
-    snprintf(c->model_type, sizeof(c->model_type), "%s", type);
+    json_t *quantized = json_object_get(r->root, "quantization_config");
+    if (json_is_object(quantized))
+        unsupported(r, "quantization_config.quant_method", text(quantized, "quant_method", "?"));
     c->vocab_size = count(r, "vocab_size", NAN, 1 << 24);
     c->hidden = count(r, "hidden_size", NAN, 1 << 20);
-    c->n_layers = count(r, "num_hidden_layers", NAN, 1024);
+    c->n_layers = count(r, "num_hidden_layers", NAN, MODEL_MAX_LAYERS);
     c->n_heads = count(r, "num_attention_heads", NAN, 1024);
-    c->n_kv_heads = count(r, "num_key_value_heads", c->n_heads, 1024);
-    c->head_dim = count(r, "head_dim", c->n_heads ? c->hidden / c->n_heads : 0, 1024);
     c->intermediate = count(r, "intermediate_size", NAN, 1 << 22);
     c->max_positions = count(r, "max_position_embeddings", NAN, 1 << 24);
     c->rms_eps = (float)number(r, r->root, "rms_norm_eps", NAN, 0, 1);
-    c->tied_embeddings = flag(r, "tie_word_embeddings");
-    if (flag(r, "attention_bias") || flag(r, "mlp_bias"))
-        refuse(r, TD_ERR_UNSUPPORTED, "attention_bias or mlp_bias", "true is not supported");
-    if (strcmp(text(r->root, "hidden_act", "silu"), "silu"))
-        refuse(r, TD_ERR_UNSUPPORTED, "hidden_act is not silu", text(r->root, "hidden_act", ""));
-    if (!r->status && (c->n_kv_heads > c->n_heads || c->n_heads % c->n_kv_heads))
-        refuse(r, TD_ERR_CORRUPT, "num_key_value_heads", "does not divide num_attention_heads");
-    if (!r->status && c->head_dim % 2)
-        refuse(r, TD_ERR_CORRUPT, "head_dim", "odd");
-    read_rope(r, c);
+    c->tied_embeddings = flag(r, "tie_word_embeddings", c->family->tied);
+    if (r->status)
+        return;
+    read_attention(r, c);
+    read_scores(r, c);
+    read_activation(r, c);
+    read_experts(r, c);
     read_eos(r, json_object_get(r->root, "eos_token_id"), c);
 }
 
@@ -190,58 +485,64 @@ enum td_status model_config_load(const char *dir, struct model_config *out, stru
     return s;
 }
 
+/* ------------------------------------------------------------------ derived */
+
+static uint64_t mlp_params(const struct model_config *c, uint32_t layer, uint64_t n_experts)
+{
+    uint64_t h = c->hidden;
+    if (!(c->layers[layer] & LAYER_MOE))
+        return 3 * h * c->intermediate;
+    return 3 * h * c->moe.intermediate * n_experts + 3 * h * c->moe.shared_intermediate + h * c->moe.n_experts;
+}
+
+static uint64_t attention_params(const struct model_config *c)
+{
+    uint64_t h = c->hidden, q = (uint64_t)c->n_heads * c->head_dim, kv = (uint64_t)c->n_kv_heads * c->head_dim;
+    const struct model_latent *m = &c->latent;
+    if (!c->family->latent)
+        return h * (2 * q + 2 * kv);
+    return (m->q_rank ? m->q_rank * (h + q) : h * q) + h * (m->kv_rank + m->rope_dim) +
+           (uint64_t)c->n_heads * (m->kv_rank * (uint64_t)(m->nope_dim + m->v_dim) + h * m->v_dim);
+}
+
+static uint64_t n_params(const struct model_config *c, uint64_t n_experts)
+{
+    uint64_t n = (uint64_t)c->vocab_size * c->hidden * (c->tied_embeddings ? 1 : 2) + c->hidden;
+    for (uint32_t l = 0; l < c->n_layers; l++)
+        n += attention_params(c) + mlp_params(c, l, n_experts) + 2ull * c->hidden;
+    return n;
+}
+
 uint64_t model_config_n_params(const struct model_config *c)
 {
-    uint64_t q = (uint64_t)c->n_heads * c->head_dim, kv = (uint64_t)c->n_kv_heads * c->head_dim;
-    uint64_t layer = c->hidden * (2 * q + 2 * kv) + 3ull * c->hidden * c->intermediate + 2ull * c->hidden;
-    return layer * c->n_layers + (uint64_t)c->vocab_size * c->hidden * (c->tied_embeddings ? 1 : 2) + c->hidden;
+    return n_params(c, c->moe.n_experts);
 }
 
-/* ------------------------------------------------------------------ rotary */
-
-static const double LN2_HI = 0x1.62e42fee00000p-1, LN2_LO = 0x1.a39ef35793c76p-33;
-
-/* frexp, ldexp and rint are exact, so these give the same bits with any C library. */
-static double own_log(double x)
+uint64_t model_config_n_active_params(const struct model_config *c)
 {
-    int e;
-    double m = frexp(x, &e);
-    if (m < 0.70710678118654752) {
-        m *= 2;
-        e--;
+    return n_params(c, c->moe.n_used);
+}
+
+struct kv_layout model_config_layout(const struct model_config *c, enum num_type dtype, uint32_t page_tokens)
+{
+    struct kv_layout l = {.dtype = dtype,
+                          .n_layers = c->n_layers,
+                          .n_kv_heads = c->n_kv_heads,
+                          .head_dim = c->head_dim,
+                          .page_tokens = page_tokens,
+                          .window = c->window};
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        if (!(c->layers[i] & LAYER_WINDOW))
+            l.window = 0;
+    if (c->family->latent) {
+        l.kind = KV_LATENT;
+        l.n_kv_heads = 1;
+        l.head_dim = c->latent.kv_rank + c->latent.rope_dim;
     }
-    double s = (m - 1) / (m + 1), s2 = s * s, sum = 0;
-    for (int k = 25; k >= 1; k -= 2)
-        sum = sum * s2 + 1.0 / k;
-    return 2 * s * sum + e * LN2_LO + e * LN2_HI;
+    return l;
 }
 
-static double own_exp(double y)
+bool model_config_is_long(const struct model_config *c, uint32_t n_tokens)
 {
-    double n = rint(y * 1.4426950408889634), r = (y - n * LN2_HI) - n * LN2_LO, sum = 1;
-    for (int k = 20; k >= 1; k--)
-        sum = 1 + sum * r / k;
-    return ldexp(sum, (int)n);
-}
-
-static double llama3_scaled(const struct model_config *c, double freq)
-{
-    const double two_pi = 6.283185307179586;
-    double wavelength = two_pi / freq, original = c->rope_original_positions;
-    if (wavelength < original / c->rope_high_freq_factor)
-        return freq;
-    if (wavelength > original / c->rope_low_freq_factor)
-        return freq / c->rope_factor;
-    double smooth =
-        (original / wavelength - c->rope_low_freq_factor) / (c->rope_high_freq_factor - c->rope_low_freq_factor);
-    return (1 - smooth) * freq / c->rope_factor + smooth * freq;
-}
-
-void model_config_rope(const struct model_config *c, double *inv_freq_out)
-{
-    double log_theta = own_log(c->rope_theta);
-    for (uint32_t i = 0; i < c->head_dim / 2; i++) {
-        double freq = own_exp(-log_theta * (2.0 * i) / c->head_dim);
-        inv_freq_out[i] = c->rope_type == ROPE_LLAMA3 ? llama3_scaled(c, freq) : freq;
-    }
+    return c->rope[0].type == ROPE_LONGROPE && n_tokens > c->rope[0].original_positions;
 }

@@ -37,15 +37,70 @@ static void hash_number(EVP_MD_CTX *ctx, uint64_t v)
     EVP_DigestUpdate(ctx, b, 8);
 }
 
+static void hash_double(EVP_MD_CTX *ctx, double v)
+{
+    uint64_t bits;
+    memcpy(&bits, &v, sizeof(bits));
+    hash_number(ctx, bits);
+}
+
+static void hash_rope(EVP_MD_CTX *ctx, const struct model_rope *r, uint32_t rotary_dim)
+{
+    const double numbers[] = {r->theta,     r->factor, r->low_freq_factor, r->high_freq_factor, r->beta_fast,
+                              r->beta_slow, r->mscale, r->mscale_all_dim,  r->attention_factor};
+    hash_number(ctx, r->type);
+    hash_number(ctx, r->original_positions);
+    hash_number(ctx, r->truncate);
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        hash_double(ctx, numbers[i]);
+    for (uint32_t i = 0; i < rotary_dim / 2; i++) {
+        hash_double(ctx, r->short_factor[i]);
+        hash_double(ctx, r->long_factor[i]);
+    }
+}
+
+/* All that changes what the model computes. */
 static void hash_config(EVP_MD_CTX *ctx, const struct model_config *c)
 {
-    char line[512];
-    snprintf(line, sizeof(line), "%s v%u h%u l%u q%u kv%u d%u i%u p%u eps%.9g tied%d rope%d %.17g %.17g %.17g %.17g %u",
-             c->model_type, c->vocab_size, c->hidden, c->n_layers, c->n_heads, c->n_kv_heads, c->head_dim,
-             c->intermediate, c->max_positions, (double)c->rms_eps, c->tied_embeddings, (int)c->rope_type,
-             c->rope_theta, c->rope_factor, c->rope_low_freq_factor, c->rope_high_freq_factor,
-             c->rope_original_positions);
-    hash_text(ctx, line);
+    const struct model_moe *m = &c->moe;
+    const struct model_latent *l = &c->latent;
+    const uint64_t numbers[] = {c->vocab_size,
+                                c->hidden,
+                                c->n_layers,
+                                c->n_heads,
+                                c->n_kv_heads,
+                                c->head_dim,
+                                c->intermediate,
+                                c->rotary_dim,
+                                c->max_positions,
+                                c->tied_embeddings,
+                                c->qkv_bias,
+                                c->out_bias,
+                                c->mlp_bias,
+                                c->glu,
+                                c->window,
+                                m->n_experts,
+                                m->n_used,
+                                m->intermediate,
+                                m->shared_intermediate,
+                                m->n_groups,
+                                m->n_groups_used,
+                                m->normalized,
+                                l->q_rank,
+                                l->kv_rank,
+                                l->nope_dim,
+                                l->rope_dim,
+                                l->v_dim};
+    const float floats[] = {c->rms_eps,  c->glu_alpha,  c->glu_limit, c->score_scale,
+                            c->attn_cap, c->logits_cap, m->scale};
+    hash_text(ctx, c->family->model_type);
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        hash_number(ctx, numbers[i]);
+    for (size_t i = 0; i < sizeof(floats) / sizeof(floats[0]); i++)
+        hash_double(ctx, (double)floats[i]);
+    EVP_DigestUpdate(ctx, c->layers, c->n_layers);
+    hash_rope(ctx, &c->rope[0], c->rotary_dim);
+    hash_rope(ctx, &c->rope[1], c->rotary_dim);
 }
 
 static void fingerprint(struct model *m, uint64_t dummy_seed)
@@ -53,7 +108,7 @@ static void fingerprint(struct model *m, uint64_t dummy_seed)
     EVP_MD_CTX *ctx = EVP_MD_CTX_new();
     uint8_t full[32];
     EVP_DigestInit_ex(ctx, EVP_sha256(), NULL);
-    hash_text(ctx, "tandem-model-1");
+    hash_text(ctx, "tandem-model-2");
     hash_config(ctx, &m->config);
     if (!m->file) {
         hash_text(ctx, "dummy");
@@ -130,40 +185,76 @@ static void fill_gaussian(uint16_t *out, uint64_t n, uint64_t seed, const uint16
 }
 
 struct dummy_shape {
-    char name[80];
+    char name[112];
     uint64_t rows, cols;
 };
 
-static uint32_t dummy_shapes(const struct model_config *c, struct dummy_shape *out)
+struct dummy_list {
+    struct dummy_shape *shapes;
+    uint32_t n;
+};
+
+static void add_shape(struct dummy_list *list, uint32_t layer, const char *name, uint64_t rows, uint64_t cols)
 {
-    const struct {
-        const char *name;
-        uint64_t rows, cols;
-    } layer[] = {{"input_layernorm", c->hidden, 0},
-                 {"post_attention_layernorm", c->hidden, 0},
-                 {"self_attn.q_proj", (uint64_t)c->n_heads * c->head_dim, c->hidden},
-                 {"self_attn.k_proj", (uint64_t)c->n_kv_heads * c->head_dim, c->hidden},
-                 {"self_attn.v_proj", (uint64_t)c->n_kv_heads * c->head_dim, c->hidden},
-                 {"self_attn.o_proj", c->hidden, (uint64_t)c->n_heads * c->head_dim},
-                 {"mlp.gate_proj", c->intermediate, c->hidden},
-                 {"mlp.up_proj", c->intermediate, c->hidden},
-                 {"mlp.down_proj", c->hidden, c->intermediate}};
-    uint32_t n = 0;
-    out[n++] = (struct dummy_shape){"model.embed_tokens.weight", c->vocab_size, c->hidden};
-    out[n++] = (struct dummy_shape){"model.norm.weight", c->hidden, 0};
-    for (uint32_t l = 0; l < c->n_layers; l++)
-        for (size_t i = 0; i < sizeof(layer) / sizeof(layer[0]); i++, n++) {
-            snprintf(out[n].name, sizeof(out[n].name), "model.layers.%u.%s.weight", l, layer[i].name);
-            out[n].rows = layer[i].rows;
-            out[n].cols = layer[i].cols;
+    struct dummy_shape *s = &list->shapes[list->n++];
+    snprintf(s->name, sizeof(s->name), "model.layers.%u.%s.weight", layer, name);
+    s->rows = rows;
+    s->cols = cols;
+}
+
+static void add_experts(struct dummy_list *list, const struct model_config *c, uint32_t layer)
+{
+    char name[64];
+    add_shape(list, layer, c->family->router, c->moe.n_experts, c->hidden);
+    for (uint32_t e = 0; e < c->moe.n_experts; e++) {
+        const struct {
+            const char *format;
+            uint64_t rows, cols;
+        } parts[] = {{c->family->expert_gate, c->moe.intermediate, c->hidden},
+                     {c->family->expert_up, c->moe.intermediate, c->hidden},
+                     {c->family->expert_down, c->hidden, c->moe.intermediate}};
+        for (size_t i = 0; i < 3; i++) {
+            const char *number = strstr(parts[i].format, "%u");
+            snprintf(name, sizeof(name), "%.*s%u%s", (int)(number - parts[i].format), parts[i].format, e, number + 2);
+            add_shape(list, layer, name, parts[i].rows, parts[i].cols);
         }
-    return n;
+    }
+}
+
+static void add_layer(struct dummy_list *list, const struct model_config *c, uint32_t layer)
+{
+    uint64_t q = (uint64_t)c->n_heads * c->head_dim, kv = (uint64_t)c->n_kv_heads * c->head_dim;
+    add_shape(list, layer, "input_layernorm", c->hidden, 0);
+    add_shape(list, layer, "post_attention_layernorm", c->hidden, 0);
+    add_shape(list, layer, "self_attn.q_proj", q, c->hidden);
+    add_shape(list, layer, "self_attn.k_proj", kv, c->hidden);
+    add_shape(list, layer, "self_attn.v_proj", kv, c->hidden);
+    add_shape(list, layer, "self_attn.o_proj", c->hidden, q);
+    if (c->layers[layer] & LAYER_MOE) {
+        add_experts(list, c, layer);
+        return;
+    }
+    add_shape(list, layer, "mlp.gate_proj", c->intermediate, c->hidden);
+    add_shape(list, layer, "mlp.up_proj", c->intermediate, c->hidden);
+    add_shape(list, layer, "mlp.down_proj", c->hidden, c->intermediate);
+}
+
+static struct dummy_list dummy_shapes(const struct model_config *c)
+{
+    struct dummy_list list = {mem_array(2 + (10 + 3 * (size_t)c->moe.n_experts) * c->n_layers, sizeof(*list.shapes)),
+                              0};
+    list.shapes[list.n++] = (struct dummy_shape){"model.embed_tokens.weight", c->vocab_size, c->hidden};
+    list.shapes[list.n++] = (struct dummy_shape){"model.norm.weight", c->hidden, 0};
+    for (uint32_t l = 0; l < c->n_layers; l++)
+        add_layer(&list, c, l);
+    return list;
 }
 
 static enum td_status make_dummy(struct model *m, uint64_t seed, struct td_error *e)
 {
-    struct dummy_shape *shapes = mem_array(2 + 9 * (size_t)m->config.n_layers, sizeof(*shapes));
-    m->n_dummy = dummy_shapes(&m->config, shapes);
+    struct dummy_list list = dummy_shapes(&m->config);
+    struct dummy_shape *shapes = list.shapes;
+    m->n_dummy = list.n;
     m->dummy = mem_array(m->n_dummy, sizeof(*m->dummy));
     for (uint32_t i = 0; i < m->n_dummy; i++)
         m->weight_bytes += 2 * shapes[i].rows * (shapes[i].cols ? shapes[i].cols : 1);
@@ -198,20 +289,32 @@ static enum td_status make_dummy(struct model *m, uint64_t seed, struct td_error
 void model_dummy_config(const struct model_dummy *dims, struct model_config *out)
 {
 #define DIM(field, fallback) (dims->field ? dims->field : (fallback))
-    *out = (struct model_config){.model_type = "llama",
+    *out = (struct model_config){.family = model_family_find(dims->n_experts ? "mixtral" : "llama"),
                                  .vocab_size = DIM(vocab_size, 128256),
                                  .hidden = DIM(hidden, 2048),
                                  .n_layers = DIM(n_layers, 16),
                                  .n_heads = DIM(n_heads, 32),
                                  .n_kv_heads = DIM(n_kv_heads, 8),
                                  .head_dim = DIM(head_dim, 64),
+                                 .rotary_dim = DIM(head_dim, 64),
                                  .intermediate = DIM(intermediate, 8192),
                                  .max_positions = DIM(max_positions, 131072),
                                  .rms_eps = 1e-5f,
                                  .tied_embeddings = true,
-                                 .rope_theta = 500000,
+                                 .score_scale = 1.0f / sqrtf((float)DIM(head_dim, 64)),
+                                 .window = dims->window,
+                                 .rope = {{.theta = 500000}, {.theta = 500000}},
                                  .default_temperature = 1,
                                  .default_top_p = 1};
+    if (dims->n_experts)
+        out->moe = (struct model_moe){.n_experts = dims->n_experts,
+                                      .n_used = DIM(n_used, dims->n_experts < 2 ? 1 : 2),
+                                      .intermediate = out->intermediate,
+                                      .n_groups = 1,
+                                      .n_groups_used = 1,
+                                      .normalized = true,
+                                      .scale = 1};
+    memset(out->layers, (dims->n_experts ? LAYER_MOE : 0) | (dims->window ? LAYER_WINDOW : 0), out->n_layers);
 #undef DIM
 }
 
@@ -273,19 +376,40 @@ static const struct tensor *find(const struct model *m, const char *name)
     return NULL;
 }
 
-enum td_status model_tensor(const struct model *m, const char *name, uint64_t rows, uint64_t cols,
-                            const struct tensor **out, struct td_error *error_out)
+static void print_shape(const uint64_t *shape, uint32_t n, char out[96])
+{
+    int at = snprintf(out, 96, "[");
+    for (uint32_t i = 0; i < n && i < 4; i++)
+        at += snprintf(out + at, (size_t)(96 - at), "%s%llu", i ? ", " : "", (unsigned long long)shape[i]);
+    snprintf(out + at, (size_t)(96 - at), "]");
+}
+
+static enum td_status tensor_of(const struct model *m, const char *name, const uint64_t *shape, uint32_t n_dims,
+                                const struct tensor **out, struct td_error *error_out)
 {
     const struct tensor *t = find(m, name);
     if (!t)
         return td_fail(error_out, TD_ERR_NOT_FOUND, "tensor %s is missing", name);
     if (!t->type)
         return td_fail(error_out, TD_ERR_UNSUPPORTED, "tensor %s: its dtype is none of F32, F16, BF16", name);
-    if (t->n_dims != (cols ? 2 : 1) || t->shape[0] != rows || (cols && t->shape[1] != cols))
-        return td_fail(error_out, TD_ERR_CORRUPT, "tensor %s: shape [%llu, %llu], config.json says [%llu, %llu]", name,
-                       (unsigned long long)(t->n_dims ? t->shape[0] : 0),
-                       (unsigned long long)(t->n_dims > 1 ? t->shape[1] : 0), (unsigned long long)rows,
-                       (unsigned long long)cols);
+    if (t->n_dims != n_dims || memcmp(t->shape, shape, n_dims * sizeof(*shape))) {
+        char is[96], should[96];
+        print_shape(t->shape, t->n_dims, is);
+        print_shape(shape, n_dims, should);
+        return td_fail(error_out, TD_ERR_CORRUPT, "tensor %s: shape %s, config.json says %s", name, is, should);
+    }
     *out = t;
     return TD_OK;
+}
+
+enum td_status model_tensor(const struct model *m, const char *name, uint64_t rows, uint64_t cols,
+                            const struct tensor **out, struct td_error *error_out)
+{
+    return tensor_of(m, name, (uint64_t[]){rows, cols}, cols ? 2 : 1, out, error_out);
+}
+
+enum td_status model_tensor_stack(const struct model *m, const char *name, uint64_t n, uint64_t rows, uint64_t cols,
+                                  const struct tensor **out, struct td_error *error_out)
+{
+    return tensor_of(m, name, (uint64_t[]){n, rows, cols}, 3, out, error_out);
 }

@@ -16,6 +16,8 @@ struct model;
 
 struct model_dummy { /* dimensions of a made-up Llama; 0 takes that of Llama 3.2 1B */
     uint32_t vocab_size, hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate, max_positions;
+    uint32_t n_experts, n_used; /* 0: no experts; n_used 0: two */
+    uint32_t window;            /* of every layer; 0: none */
     uint64_t seed;
 };
 
@@ -34,6 +36,10 @@ uint64_t model_weight_bytes(const struct model *m);
  */
 enum td_status model_tensor(const struct model *m, const char *name, uint64_t rows, uint64_t cols, /* cols 0: 1-D */
                             const struct tensor **out, struct td_error *error_out);
+
+/* n matrices in one tensor. */
+enum td_status model_tensor_stack(const struct model *m, const char *name, uint64_t n, uint64_t rows, uint64_t cols,
+                                  const struct tensor **out, struct td_error *error_out);
 
 /*
  * First 128 bits of SHA-256 over the canonical configuration and every tensor's name, dtype, shape and bytes, in the order

@@ -43,7 +43,8 @@ void convert_page(const struct kv_layout *ours, const struct kv_layout *theirs, 
     size_t run = token * (ours->page_tokens < theirs->page_tokens ? ours->page_tokens : theirs->page_tokens);
     size_t slot = ((size_t)index * theirs->page_tokens) % ours->page_tokens * token;
     const uint8_t *in = from;
-    size_t first = 2ull * ours->n_kv_heads * layer_begin, last = 2ull * ours->n_kv_heads * layer_end;
+    size_t heads = (size_t)kv_layout_planes(ours) * ours->n_kv_heads, first = heads * layer_begin,
+           last = heads * layer_end;
     for (size_t head = first; head < last; head++) { /* of K and V, of each layer */
         for (uint32_t page = begin; page < end; page++) {
             uint8_t *out = (uint8_t *)places[page] + head * kv_layout_head_bytes(ours) + slot;

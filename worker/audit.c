@@ -32,7 +32,7 @@ static void count_all(struct worker *w, struct account *a, Tandem__Worker__V1__A
     for (const struct leg *l = w->legs; l; l = l->next, m->legs++) {
         uint32_t n = 0;
         const struct page_ref *pages = l->seq ? engine_seq_pages(l->seq, &n) : NULL;
-        for (uint32_t i = 0; i < n; i++)
+        for (uint32_t i = l->seq ? engine_seq_first_page(l->seq) : 0; i < n; i++)
             a->by_sequences[pages[i].index]++;
     }
     for (const struct lease *l = w->leases; l; l = l->next, m->leases++)

@@ -14,9 +14,12 @@ static enum td_status parse_dummy(const char *text, struct model_dummy *out, str
     const struct {
         const char *name;
         uint32_t *at;
-    } fields[] = {{"vocab", &out->vocab_size}, {"hidden", &out->hidden},          {"layers", &out->n_layers},
-                  {"heads", &out->n_heads},    {"kv_heads", &out->n_kv_heads},    {"head_dim", &out->head_dim},
-                  {"ffn", &out->intermediate}, {"positions", &out->max_positions}};
+    } fields[] = {{"vocab", &out->vocab_size},    {"hidden", &out->hidden},
+                  {"layers", &out->n_layers},     {"heads", &out->n_heads},
+                  {"kv_heads", &out->n_kv_heads}, {"head_dim", &out->head_dim},
+                  {"ffn", &out->intermediate},    {"positions", &out->max_positions},
+                  {"experts", &out->n_experts},   {"used", &out->n_used},
+                  {"window", &out->window}};
     for (const char *p = text; *p;) {
         const char *eq = strchr(p, '=');
         char *end = NULL;
@@ -29,7 +32,7 @@ static enum td_status parse_dummy(const char *text, struct model_dummy *out, str
         if ((i == n && !seed) || end == eq + 1 || (*end && *end != ',') || v > 1u << 24 || (!seed && !v))
             return td_fail(e, TD_ERR_INVALID,
                            "--dummy: '%s' is neither 1b nor name=number,... of vocab, hidden, layers, "
-                           "heads, kv_heads, head_dim, ffn, positions, seed",
+                           "heads, kv_heads, head_dim, ffn, positions, experts, used, window, seed",
                            text);
         if (seed)
             out->seed = v;
@@ -37,6 +40,10 @@ static enum td_status parse_dummy(const char *text, struct model_dummy *out, str
             *fields[i].at = (uint32_t)v;
         p = *end ? end + 1 : end;
     }
+    if (out->n_layers > MODEL_MAX_LAYERS || out->n_experts > MODEL_MAX_EXPERTS || out->n_used > MODEL_MAX_USED ||
+        out->n_used > out->n_experts)
+        return td_fail(e, TD_ERR_INVALID, "--dummy: at most %d layers, %d experts, and %d of them used",
+                       MODEL_MAX_LAYERS, MODEL_MAX_EXPERTS, MODEL_MAX_USED);
     return TD_OK;
 }
 
@@ -55,11 +62,7 @@ enum td_status geometry_resolve(const struct geometry_options *o, struct geometr
         g.compute = model_config_n_params(&g.config) < AUTO_F32_BELOW_PARAMS ? COMPUTE_F32 : COMPUTE_BF16;
     else
         g.compute = !strcmp(o->numerics, "f32") ? COMPUTE_F32 : COMPUTE_BF16;
-    g.layout = (struct kv_layout){.dtype = g.compute == COMPUTE_F32 ? NUM_F32 : NUM_BF16,
-                                  .n_layers = g.config.n_layers,
-                                  .n_kv_heads = g.config.n_kv_heads,
-                                  .head_dim = g.config.head_dim,
-                                  .page_tokens = (uint32_t)o->block_tokens};
+    g.layout = model_config_layout(&g.config, g.compute == COMPUTE_F32 ? NUM_F32 : NUM_BF16, (uint32_t)o->block_tokens);
     if (strcmp(o->kv_dtype, "auto"))
         num_type_parse(o->kv_dtype, &g.layout.dtype);
     s = kv_layout_check(&g.layout, e);

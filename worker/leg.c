@@ -269,6 +269,7 @@ void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Le
     leg->link = link_ref(link);
     take_stores(leg, m);
     leg->n_prompt = m->sampling->n_prompt;
+    leg->first_page = engine_first_page_after(w->engine, (uint32_t)m->n_ids);
     leg->peer = text_of(m->peer_xfer_address);
     leg->peer_incarnation = m->peer_incarnation;
     memcpy(leg->label, m->request_id.data ? (const char *)m->request_id.data : "", m->request_id.len);
@@ -292,7 +293,7 @@ static void accept_decode(struct worker *w, struct leg *leg)
     uint32_t n_pages;
     engine_seq_pages(leg->seq, &n_pages);
     engine_seq_fill(w->engine, leg->seq);
-    struct pull *p = pull_open(w, leg, 0, n_pages);
+    struct pull *p = pull_open(w, leg, leg->first_page, n_pages - leg->first_page);
     pull_start(w, p, leg->id, leg->peer, leg->peer_incarnation, leg->deadline_ns);
     Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
     Tandem__Worker__V1__LegAccepted accepted = TANDEM__WORKER__V1__LEG_ACCEPTED__INIT;
@@ -324,16 +325,19 @@ void leg_on_pages_ready(void *user, struct seq *seq, uint32_t first, uint32_t n,
     struct leg *leg = engine_seq_user(seq);
     uint32_t n_pages;
     const struct page_ref *refs = engine_seq_pages(seq, &n_pages);
-    if (!leg->lease)
+    if (!leg->lease || first + n <= leg->first_page)
         return;
+    uint32_t unseen = first < leg->first_page ? leg->first_page - first : 0;
+    first += unseen;
+    n -= unseen;
     struct xfer_page *pages = mem_array(n, sizeof(*pages));
     for (uint32_t i = 0; i < n; i++) {
         struct page_ref ref = refs[first + i];
         pages[i] = (struct xfer_page){kvpool_address(engine_pool(w->engine), ref), ref.generation};
-        if (first + i >= leg->lease->held.n) /* its first range of layers */
+        if (first + i - leg->first_page >= leg->lease->held.n) /* its first range of layers */
             held_add(w, &leg->lease->held, ref);
     }
-    xfer_lease_announce(w->xfer, leg->id, first, pages, n, begin, end);
+    xfer_lease_announce(w->xfer, leg->id, first - leg->first_page, pages, n, begin, end);
     free(pages);
 }
 
@@ -404,19 +408,18 @@ static void send_tokens(struct worker *w, struct link *link)
 static void finish_lease(struct worker *w, struct leg *leg)
 {
     uint8_t tail[TAIL_BYTES];
-    uint32_t bits, n_pages;
+    uint32_t bits;
     if (!leg->lease)
         return;
     if (leg->finish != FINISH_NONE) { /* the first token ended it: nobody will decode */
         xfer_lease_cancel(w->xfer, leg->id);
         return;
     }
-    engine_seq_pages(leg->seq, &n_pages);
     memcpy(&bits, &leg->first_logprob, sizeof(bits));
     put_u32(tail, leg->first_token);
     put_u32(tail + 4, bits);
     put_u32(tail + 8, (uint32_t)leg->finish);
-    xfer_lease_finish(w->xfer, leg->id, n_pages, tail, sizeof(tail));
+    xfer_lease_finish(w->xfer, leg->id, leg->lease->held.n, tail, sizeof(tail));
 }
 
 static void leg_finish(struct worker *w, struct leg *leg)
@@ -454,7 +457,8 @@ static void kv_arrived(struct worker *w, struct leg *leg, const struct work *wor
     const struct xfer_pull_result *r = &work->result;
     engine_seq_tokens(leg->seq, &n_tokens);
     engine_seq_pages(leg->seq, &n_pages);
-    if (r->n_pages != n_pages || r->tail_len_bytes != TAIL_BYTES || get_u32(r->tail) >= w->geometry.config.vocab_size) {
+    if (r->n_pages != n_pages - leg->first_page || r->tail_len_bytes != TAIL_BYTES ||
+        get_u32(r->tail) >= w->geometry.config.vocab_size) {
         leg_abort(w, leg, TD_ERR_PROTOCOL, "prefill worker handed over something else than this prompt", true);
         return;
     }

@@ -95,19 +95,41 @@ void store_load_ended(struct worker *w, struct leg *leg, const struct work *work
 
 /* ----------------------------------------------------------------- offering */
 
+/*
+ * The page of block i: the sequence's, or where it lies behind a window, that of the cache, if it is still there. With one more
+ * hold, which the caller gives back.
+ */
+static bool take_block(struct worker *w, const struct leg *leg, const struct block_key *keys, uint32_t i,
+                       struct page_ref *out)
+{
+    uint32_t n_pages;
+    if (i < engine_seq_first_page(leg->seq))
+        return kvpool_match(engine_pool(w->engine), &keys[i], 1, out) == 1;
+    *out = engine_seq_pages(leg->seq, &n_pages)[i];
+    kvpool_hold(engine_pool(w->engine), *out);
+    return true;
+}
+
 static void offer(struct worker *w, struct leg *leg, const char *store, uint32_t first, uint32_t end)
 {
-    uint32_t n_keys, n_computed, n_pages;
+    uint32_t n_keys, n_computed;
     const struct block_key *keys = engine_seq_keys(leg->seq, &n_keys, &n_computed);
-    const struct page_ref *pages = engine_seq_pages(leg->seq, &n_pages);
+    struct page_ref page;
+    while (first < end && !take_block(w, leg, keys, first, &page)) /* reused meanwhile */
+        first++;
+    if (first == end)
+        return;
+    kvpool_unhold(engine_pool(w->engine), &page, 1);
     struct offer *o = mem_zalloc(sizeof(*o));
     o->id = worker_new_id(w);
     o->deadline_ns = clock_now(&w->clock) + STORE_WANT_NS;
-    for (uint32_t i = first; i < end; i++)
-        held_add(w, &o->held, pages[i]);
+    for (uint32_t i = first; i < end && take_block(w, leg, keys, i, &page); i++) {
+        held_add(w, &o->held, page);
+        kvpool_unhold(engine_pool(w->engine), &page, 1);
+    }
     o->next = w->offers;
     w->offers = o;
-    send_keys(w, leg, store, STORE_OFFER, o->id, keys, first, end - first);
+    send_keys(w, leg, store, STORE_OFFER, o->id, keys, first, o->held.n);
 }
 
 void store_offer(struct worker *w, struct leg *leg, uint32_t first_block)

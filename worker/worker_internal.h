@@ -83,7 +83,8 @@ struct leg {
     uint32_t n_stores, n_runs, hot_blocks, tenant;
     uint64_t peer_incarnation;
     uint32_t n_prompt, n_from_store;
-    char label[72]; /* request id for logs */
+    uint32_t first_page; /* of the sequence, with which a hand-over begins: nobody sees those before it */
+    char label[72];      /* request id for logs */
     uint64_t deadline_ns, load_begin_ns, pull_done_ns, prefill_end_ns, transfer_ns, exposed_ns, wait_ns;
     uint32_t cached_worker, cached_dram, cached_ssd;
     float first_logprob;

@@ -68,6 +68,11 @@ static inline vf v_max(vf a, vf b) /* a > b ? a : b */
     return _mm256_max_ps(a, b);
 }
 
+static inline vf v_min(vf a, vf b) /* a < b ? a : b */
+{
+    return _mm256_min_ps(a, b);
+}
+
 static inline vf v_negate(vf a)
 {
     return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f));
@@ -92,6 +97,11 @@ static inline vf v_keep(vf a, int n)
 static inline vf v_keep_or(vf a, int n, float other)
 {
     return _mm256_blendv_ps(_mm256_set1_ps(other), a, _mm256_castsi256_ps(first_n(n)));
+}
+
+static inline vf v_drop_or(vf a, int n, float other) /* the first n lanes are other */
+{
+    return _mm256_blendv_ps(a, _mm256_set1_ps(other), _mm256_castsi256_ps(first_n(n)));
 }
 
 static inline vf v_exp_scale(vf t)

@@ -64,6 +64,11 @@ static inline vf v_max(vf a, vf b) /* a > b ? a : b */
     return _mm512_max_ps(a, b);
 }
 
+static inline vf v_min(vf a, vf b) /* a < b ? a : b */
+{
+    return _mm512_min_ps(a, b);
+}
+
 static inline vf v_negate(vf a)
 {
     return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f));
@@ -87,6 +92,11 @@ static inline vf v_keep(vf a, int n)
 static inline vf v_keep_or(vf a, int n, float other)
 {
     return _mm512_mask_mov_ps(_mm512_set1_ps(other), first_n(n), a);
+}
+
+static inline vf v_drop_or(vf a, int n, float other) /* the first n lanes are other */
+{
+    return _mm512_mask_mov_ps(a, first_n(n), _mm512_set1_ps(other));
 }
 
 static inline vf v_exp_scale(vf t)

@@ -257,7 +257,14 @@ static enum td_status bench_attention(struct bench *b, struct work *works, const
           *out = mem_array((size_t)total * 2048, sizeof(float));
     for (size_t i = 0; i < (size_t)total * stride; i++)
         qkv[i] = (float)(i % 17) - 8;
-    struct attn_bench a = {b->k, {&layout, 0, n_heads, stride, qkv, out, 0.125f, seqs, n_seqs}};
+    struct attn_bench a = {b->k, {.layout = &layout, .n_heads = n_heads, .q = qkv, .k = qkv + n_heads * 64}};
+    a.attn.v = a.attn.k + 8ul * 64;
+    a.attn.q_stride = a.attn.kv_stride = stride;
+    a.attn.v_dim = 64;
+    a.attn.out = out;
+    a.attn.scale = 0.125f;
+    a.attn.seqs = seqs;
+    a.attn.n_seqs = n_seqs;
     double keys = (context - n_rows) + (n_rows + 1) / 2.0; /* a row sees on average */
     struct work w = {.bytes = (double)kv_bytes, .ops = 4.0 * 64 * n_heads * keys * total, .arithmetic = LIMIT_F32};
     w.seconds = best_seconds(b, run_attn, &a);

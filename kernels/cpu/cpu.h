@@ -37,6 +37,7 @@ struct k_matrix {
     size_t step_bytes;
     size_t bytes;
     uint8_t *data; /* mem_map'ed */
+    float *bias;   /* [n_out], or NULL */
 };
 
 static inline const uint8_t *matrix_step(const struct k_matrix *m, uint32_t panel, uint32_t step)
@@ -54,7 +55,8 @@ static inline uint32_t panel_slot(const struct k_matrix *m, uint32_t c)
 
 struct linear_job {
     const struct k_matrix *w;
-    const void *x; /* COMPUTE_F32: float [T][n_in]; COMPUTE_BF16: words of two bf16 [T][n_steps] */
+    const void *x; /* [T][n_steps] COMPUTE_F32: floats, COMPUTE_BF16: words of two bf16 */
+    size_t x_stride, y_stride;
     uint32_t n_rows;
     float *y; /* [T][n_out] */
     bool accumulate;
@@ -74,19 +76,25 @@ static inline uint32_t attn_padded(uint32_t dim)
     return (dim + LANES - 1) / LANES * LANES;
 }
 
-/* Keys transposed, values, queries and sums padded to whole vectors, weights, and four numbers per query. */
+/* Keys transposed, values, queries and sums padded to whole vectors, weights, and five numbers per query. */
 static inline size_t attn_scratch_floats(uint32_t head_dim, uint32_t n_queries)
 {
     size_t dim = attn_padded(head_dim);
-    return 2 * KEY_BLOCK * dim + n_queries * (2 * dim + KEY_BLOCK + 4) + 5 * LANES;
+    return 2 * KEY_BLOCK * dim + n_queries * (2 * dim + KEY_BLOCK + 5) + 6 * LANES;
 }
 
-/* K (which 0) or V (which 1) of a position, as stored. */
+/* The first position that a row at pos sees. */
+static inline uint32_t attn_first_key(const struct k_attn *a, uint32_t pos)
+{
+    return a->window && pos >= a->window ? pos - a->window + 1 : 0;
+}
+
+/* K (which 0) or V (which 1) of a position, as stored; latent: the same. */
 static inline uint8_t *attn_kv_at(const struct k_attn *a, const struct k_attn_seq *s, uint32_t which, uint32_t kv_head,
                                   uint32_t pos)
 {
     const struct kv_layout *l = a->layout;
-    size_t head = (size_t)which * l->n_kv_heads + kv_head;
+    size_t head = (size_t)(which % kv_layout_planes(l)) * l->n_kv_heads + kv_head;
     return s->pages[pos / l->page_tokens] + a->layer * kv_layout_layer_bytes(l) + head * kv_layout_head_bytes(l) +
            (size_t)(pos % l->page_tokens) * l->head_dim * num_type_bytes(l->dtype);
 }
@@ -98,7 +106,9 @@ struct cpu_ops {
     void (*linear_bf16)(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
     void (*round_pairs)(const float *x, uint32_t n_in, uint32_t *words_out); /* (n_in + 1) / 2 words */
     void (*rmsnorm)(const float *x, const float *w, float eps, uint32_t dim, float *y);
-    void (*silu_mul)(const float *gate, const float *up, uint32_t dim, float *out);
+    void (*glu)(const float *gate, const float *up, uint32_t dim, const struct k_glu *glu, float *out);
+    void (*softcap)(float *x, size_t n, float cap);
+    void (*axpy)(float a, const float *x, uint32_t n, float *y); /* y = fma(a, x, y) */
     void (*attend)(const struct attn_tile *tile);
     void (*to_f32)(const void *src, enum num_type type, uint64_t n, float *dst);
     void (*from_f32)(const float *src, enum num_type type, uint64_t n, void *dst);

@@ -13,20 +13,13 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "kernels/cpu/cpu.h"
-#include "kernels/cpu/pool.h"
+#include "kernels/cpu/scalar.h"
+#include "kernels/cpu/state.h"
 
 #undef NDEBUG /* operations can't return an error: a wrong argument must not pass in release builds either */
 #include <assert.h>
 
-enum { PIECE_NUMBERS = 16384, MAX_THREADS = 256, MAX_HEAD_DIM = 1024 };
-
-struct kernels {
-    const struct cpu_ops *ops;
-    struct pool *pool;
-    void *scratch; /* grows to the largest operation seen */
-    size_t scratch_bytes;
-};
+enum { MAX_THREADS = 256, MAX_HEAD_DIM = 1024 };
 
 #ifdef KERNELS_SIMD
 static bool has_f16c(void) /* which __builtin_cpu_supports of Clang 14 can't tell */
@@ -115,8 +108,7 @@ const char *kernels_numerics(enum compute compute)
     return compute == COMPUTE_BF16 ? "cpu1-bf16" : "cpu1-f32";
 }
 
-/* An operation can't fail, so a system that has no memory for its scratch ends the process. */
-static void *scratch(struct kernels *k, size_t len_bytes)
+void *kernels_scratch(struct kernels *k, size_t len_bytes)
 {
     if (len_bytes > k->scratch_bytes) {
         free(k->scratch);
@@ -128,154 +120,119 @@ static void *scratch(struct kernels *k, size_t len_bytes)
     return k->scratch;
 }
 
-/* -------------------------------------------------------------------- rows */
-
-/* An elementwise operation over rows; each use names the fields it needs. */
-struct row_job {
-    const struct cpu_ops *ops;
-    uint32_t n_rows, rows_per_piece, dim;
-    const float *in, *weight;
-    float *out;
-    float eps;
-    void (*row)(const struct row_job *job, size_t row);
-    const void *table; /* embed */
-    enum num_type type;
-    const uint32_t *ids; /* embed: ids; rope: positions */
-    uint32_t row_stride, n_heads;
-    uint32_t *words; /* linear: rounded activations */
-};
-
-static void run_rows(void *arg, uint32_t piece, uint32_t thread)
-{
-    (void)thread;
-    const struct row_job *job = arg;
-    uint32_t first = piece * job->rows_per_piece, left = job->n_rows - first;
-    for (uint32_t i = 0; i < (left < job->rows_per_piece ? left : job->rows_per_piece); i++)
-        job->row(job, first + i);
-}
-
-static void spread_rows(struct kernels *k, struct row_job *job)
-{
-    uint32_t rows = PIECE_NUMBERS / (job->dim ? job->dim : 1);
-    job->rows_per_piece = rows ? rows : 1;
-    pool_run(k->pool, run_rows, job, (job->n_rows + job->rows_per_piece - 1) / job->rows_per_piece);
-}
-
-static void embed_row(const struct row_job *job, size_t row)
-{
-    const uint8_t *at = (const uint8_t *)job->table + (size_t)job->ids[row] * job->dim * num_type_bytes(job->type);
-    job->ops->to_f32(at, job->type, job->dim, job->out + row * job->dim);
-}
-
-void k_embed(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
-             uint32_t n_rows, float *out)
-{
-    struct row_job job = {.ops = k->ops, .n_rows = n_rows, .dim = dim, .row = embed_row};
-    job.table = table;
-    job.type = type;
-    job.ids = ids;
-    job.out = out;
-    spread_rows(k, &job);
-}
-
-static void rmsnorm_row(const struct row_job *job, size_t row)
-{
-    job->ops->rmsnorm(job->in + row * job->dim, job->weight, job->eps, job->dim, job->out + row * job->dim);
-}
-
-void k_rmsnorm(struct kernels *k, const float *x, const float *w, float eps, uint32_t n_rows, uint32_t dim, float *y)
-{
-    struct row_job job = {.ops = k->ops, .n_rows = n_rows, .dim = dim, .row = rmsnorm_row};
-    job.in = x;
-    job.weight = w;
-    job.eps = eps;
-    job.out = y;
-    spread_rows(k, &job);
-}
-
-static void silu_row(const struct row_job *job, size_t row)
-{
-    const float *gate = job->in + row * 2 * job->dim;
-    job->ops->silu_mul(gate, gate + job->dim, job->dim, job->out + row * job->dim);
-}
-
-void k_silu_mul(struct kernels *k, const float *gate_up, uint32_t n_rows, uint32_t dim, float *out)
-{
-    struct row_job job = {.ops = k->ops, .n_rows = n_rows, .dim = dim, .row = silu_row};
-    job.in = gate_up;
-    job.out = out;
-    spread_rows(k, &job);
-}
-
-/* No fma here: two products and a sum, each rounded, are the same on every machine without further care. */
-static void rope_row(const struct row_job *job, size_t row)
-{
-    uint32_t half = job->dim / 2;
-    const float *cs = job->in + (size_t)job->ids[row] * half * 2;
-    for (uint32_t h = 0; h < job->n_heads; h++) {
-        float *a = job->out + row * job->row_stride + (size_t)h * job->dim, *b = a + half;
-        for (uint32_t i = 0; i < half; i++) {
-            float c = cs[2 * i], s = cs[2 * i + 1], x = a[i], y = b[i];
-            a[i] = x * c - y * s;
-            b[i] = y * c + x * s;
-        }
-    }
-}
-
-void k_rope(struct kernels *k, float *x, uint32_t row_stride, uint32_t n_heads, uint32_t head_dim,
-            const uint32_t *positions, uint32_t n_rows, const float *cos_sin)
-{
-    assert(head_dim % 2 == 0 && row_stride >= n_heads * head_dim);
-    struct row_job job = {.ops = k->ops, .n_rows = n_rows, .dim = head_dim, .row = rope_row};
-    job.in = cos_sin;
-    job.out = x;
-    job.ids = positions;
-    job.row_stride = row_stride;
-    job.n_heads = n_heads;
-    spread_rows(k, &job);
-}
-
 /* ------------------------------------------------------------------ linear */
 
-static void round_row(const struct row_job *job, size_t row)
-{
-    job->ops->round_pairs(job->in + row * job->dim, job->dim, job->words + row * ((job->dim + 1) / 2));
-}
-
-static const uint32_t *rounded(struct kernels *k, const float *x, uint32_t n_rows, uint32_t n_in)
-{
-    struct row_job job = {.ops = k->ops, .n_rows = n_rows, .dim = n_in, .in = x, .row = round_row};
-    job.words = scratch(k, (size_t)n_rows * ((n_in + 1) / 2) * sizeof(uint32_t));
-    spread_rows(k, &job);
-    return job.words;
-}
-
+/* The groups of one call, cut into pieces: panels of matrices by blocks of rows. */
 struct linear_run {
-    struct linear_job job;
+    const struct k_group *groups;
+    struct linear_job shape; /* strides and accumulate */
     void (*linear)(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
-    uint32_t n_blocks; /* of rows; a panel's blocks are neighbours, so that the second one finds it in the cache */
+    uint32_t n_groups;
+    uint32_t *first_piece; /* [n_groups + 1] */
+    uint32_t *words;       /* COMPUTE_BF16: activations rounded, group after group; else NULL */
+    uint32_t *first_row;   /* [n_groups] in words */
 };
 
+static uint32_t row_blocks(uint32_t n_rows)
+{
+    return (n_rows + ROW_BLOCK - 1) / ROW_BLOCK;
+}
+
+/* The last i with first[i] <= piece; empty groups, whose first is that of the next, are passed over. */
+static uint32_t find_piece(const uint32_t *first, uint32_t n, uint32_t piece)
+{
+    uint32_t low = 0, high = n;
+    while (high - low > 1) {
+        uint32_t mid = low + (high - low) / 2;
+        *(first[mid] <= piece ? &low : &high) = mid;
+    }
+    return low;
+}
+
+/* A panel's blocks of rows are neighbours, so that the second one finds it in the cache. */
 static void run_linear(void *arg, uint32_t piece, uint32_t thread)
 {
     (void)thread;
     const struct linear_run *r = arg;
-    uint32_t row0 = piece % r->n_blocks * ROW_BLOCK, left = r->job.n_rows - row0;
-    r->linear(&r->job, piece / r->n_blocks, row0, row0 + (left < ROW_BLOCK ? left : ROW_BLOCK));
+    uint32_t i = find_piece(r->first_piece, r->n_groups, piece);
+    const struct k_group *g = &r->groups[i];
+    struct linear_job job = r->shape;
+    job.w = g->w;
+    job.x = r->words ? (const void *)(r->words + (size_t)r->first_row[i] * job.x_stride) : g->x;
+    job.y = g->y;
+    job.n_rows = g->n_rows;
+    piece -= r->first_piece[i];
+    uint32_t n_blocks = row_blocks(g->n_rows), row0 = piece % n_blocks * ROW_BLOCK, left = g->n_rows - row0;
+    r->linear(&job, piece / n_blocks, row0, row0 + (left < ROW_BLOCK ? left : ROW_BLOCK));
+}
+
+struct round_run {
+    const struct linear_run *r;
+    const struct cpu_ops *ops;
+    size_t x_stride; /* of the floats */
+    uint32_t n_rows, rows_per_piece;
+};
+
+static void run_round(void *arg, uint32_t piece, uint32_t thread)
+{
+    (void)thread;
+    const struct round_run *a = arg;
+    uint32_t first = piece * a->rows_per_piece, left = a->n_rows - first;
+    for (uint32_t row = first; row < first + (left < a->rows_per_piece ? left : a->rows_per_piece); row++) {
+        uint32_t i = find_piece(a->r->first_row, a->r->n_groups, row);
+        const struct k_group *g = &a->r->groups[i];
+        a->ops->round_pairs(g->x + (row - a->r->first_row[i]) * a->x_stride, g->w->n_in,
+                            a->r->words + (size_t)row * g->w->n_steps);
+    }
+}
+
+/* Activations are rounded once, not by every piece that reads them. */
+static void round_rows(struct kernels *k, const struct linear_run *r, size_t x_stride, uint32_t n_rows, uint32_t n_in)
+{
+    struct round_run a = {.r = r, .ops = k->ops, .x_stride = x_stride, .n_rows = n_rows};
+    a.rows_per_piece = PIECE_NUMBERS / n_in + 1;
+    pool_run(k->pool, run_round, &a, (n_rows + a.rows_per_piece - 1) / a.rows_per_piece);
+}
+
+static void linear(struct kernels *k, const struct k_group *groups, uint32_t n_groups, size_t x_stride, size_t y_stride,
+                   bool accumulate)
+{
+    struct linear_run r = {.groups = groups, .n_groups = n_groups};
+    uint32_t n_rows = 0;
+    for (uint32_t i = 0; i < n_groups; i++)
+        n_rows += groups[i].n_rows;
+    if (!n_rows)
+        return;
+    const struct k_matrix *w = groups[0].w;
+    bool rounds = w->compute == COMPUTE_BF16;
+    size_t words = rounds ? (size_t)n_rows * w->n_steps : 0;
+    uint32_t *memory = kernels_scratch(k, (words + 2 * n_groups + 2ul) * sizeof(uint32_t));
+    r.words = rounds ? memory : NULL;
+    r.first_piece = memory + words;
+    r.first_row = r.first_piece + n_groups + 1;
+    r.shape =
+        (struct linear_job){.x_stride = rounds ? w->n_steps : x_stride, .y_stride = y_stride, .accumulate = accumulate};
+    r.linear = rounds ? k->ops->linear_bf16 : k->ops->linear_f32;
+    r.first_piece[0] = r.first_row[0] = 0;
+    for (uint32_t i = 0; i < n_groups; i++) {
+        assert(groups[i].w->n_in == w->n_in && groups[i].w->n_out == w->n_out && groups[i].w->compute == w->compute);
+        r.first_piece[i + 1] = r.first_piece[i] + row_blocks(groups[i].n_rows) * w->n_panels;
+        r.first_row[i + 1] = r.first_row[i] + groups[i].n_rows;
+    }
+    if (rounds)
+        round_rows(k, &r, x_stride, n_rows, w->n_in);
+    pool_run(k->pool, run_linear, &r, r.first_piece[n_groups]);
 }
 
 void k_linear(struct kernels *k, const struct k_matrix *w, const float *x, uint32_t n_rows, float *y, bool accumulate)
 {
-    if (!n_rows)
-        return;
-    struct linear_run r = {.job = {.w = w, .x = x, .n_rows = n_rows, .y = y, .accumulate = accumulate}};
-    r.linear = k->ops->linear_f32;
-    if (w->compute == COMPUTE_BF16) {
-        r.job.x = rounded(k, x, n_rows, w->n_in);
-        r.linear = k->ops->linear_bf16;
-    }
-    r.n_blocks = (n_rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    pool_run(k->pool, run_linear, &r, r.n_blocks * w->n_panels);
+    linear(k, &(struct k_group){w, x, y, n_rows}, 1, w->n_in, w->n_out, accumulate);
+}
+
+void k_linear_groups(struct kernels *k, const struct k_group *groups, uint32_t n_groups, size_t x_stride,
+                     size_t y_stride)
+{
+    linear(k, groups, n_groups, x_stride, y_stride, false);
 }
 
 struct pack_run {
@@ -283,7 +240,7 @@ struct pack_run {
     const struct k_matrix_part *parts;
     uint32_t n_parts;
     struct k_matrix *m;
-    float *rows; /* [n_threads][2][n_in]: one row as f32, then as packed */
+    float *rows; /* [n_threads][3][n_in]: one row as f32, as packed, and without its stride */
 };
 
 /* Puts n elements of a row where output c of the panel has them. */
@@ -306,13 +263,20 @@ static void run_pack(void *arg, uint32_t panel, uint32_t thread)
 {
     const struct pack_run *r = arg;
     const struct k_matrix *m = r->m;
-    float *wide = r->rows + (size_t)thread * 2 * m->n_in, *cast = wide + m->n_in;
+    float *wide = r->rows + (size_t)thread * 3 * m->n_in, *cast = wide + m->n_in, *lined = cast + m->n_in;
     for (uint32_t c = 0; c < PANEL && panel * PANEL + c < m->n_out; c++) {
         uint32_t out = panel * PANEL + c;
         const struct k_matrix_part *part = r->parts;
         for (; out >= part->n_out; part++)
             out -= part->n_out;
-        const uint8_t *row = (const uint8_t *)part->data + (size_t)out * m->n_in * num_type_bytes(part->type);
+        size_t element = num_type_bytes(part->type);
+        const uint8_t *row =
+            (const uint8_t *)part->data + out * (part->out_stride ? part->out_stride : m->n_in) * element;
+        if (part->in_stride > 1) {
+            for (uint32_t i = 0; i < m->n_in; i++)
+                memcpy((uint8_t *)lined + i * element, row + i * part->in_stride * element, element);
+            row = (const uint8_t *)lined;
+        }
         if (part->type != m->type) {
             r->ops->to_f32(row, part->type, m->n_in, wide);
             r->ops->from_f32(wide, m->type, m->n_in, cast);
@@ -347,6 +311,21 @@ static enum td_status matrix_alloc(struct k_matrix *m)
     return s;
 }
 
+static float *pack_bias(const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_out)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < n_parts; i++)
+        any |= parts[i].bias != NULL;
+    float *bias = any ? mem_array(n_out, sizeof(*bias)) : NULL, *at = bias;
+    for (uint32_t i = 0; i < n_parts && any; at += parts[i++].n_out)
+        for (uint32_t c = 0; c < parts[i].n_out && parts[i].bias; c++) {
+            size_t from = (size_t)c * (parts[i].bias_stride ? parts[i].bias_stride : 1);
+            at[c] = scalar_from(parts[i].bias, (uint32_t)num_type_bytes(parts[i].bias_type),
+                                parts[i].bias_type == NUM_BF16, from);
+        }
+    return bias;
+}
+
 enum td_status k_matrix_pack(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in,
                              enum compute compute, struct k_matrix **out)
 {
@@ -367,8 +346,9 @@ enum td_status k_matrix_pack(struct kernels *k, const struct k_matrix_part *part
         return s;
     }
     struct pack_run r = {.ops = k->ops, .parts = parts, .n_parts = n_parts, .m = m};
-    r.rows = scratch(k, (size_t)kernels_n_threads(k) * 2 * n_in * sizeof(float));
+    r.rows = kernels_scratch(k, (size_t)kernels_n_threads(k) * 3 * n_in * sizeof(float));
     pool_run(k->pool, run_pack, &r, m->n_panels);
+    m->bias = pack_bias(parts, n_parts, m->n_out);
     *out = m;
     return TD_OK;
 }
@@ -378,6 +358,7 @@ void k_matrix_free(struct k_matrix *m)
     if (!m)
         return;
     mem_unmap(m->data, m->bytes);
+    free(m->bias);
     free(m);
 }
 
@@ -398,7 +379,8 @@ static void check_attn(const struct k_attn *a)
     const struct kv_layout *l = a->layout;
     assert(l->n_kv_heads && a->n_heads && a->n_heads % l->n_kv_heads == 0 && a->layer < l->n_layers);
     assert(l->head_dim && l->head_dim <= MAX_HEAD_DIM && l->page_tokens);
-    assert(a->row_stride >= (a->n_heads + 2 * l->n_kv_heads) * l->head_dim);
+    assert(a->q_stride >= (size_t)a->n_heads * l->head_dim && a->kv_stride >= (size_t)l->n_kv_heads * l->head_dim);
+    assert(a->k && a->v_dim && a->v_dim <= l->head_dim && (l->kind == KV_LATENT || (a->v && a->v_dim == l->head_dim)));
 }
 
 struct attn_run {
@@ -413,13 +395,9 @@ struct attn_run {
 /* The sequence of a piece; returns the piece's number within the sequence. */
 static uint32_t find_seq(const struct attn_run *r, uint32_t piece, const struct k_attn_seq **seq_out)
 {
-    uint32_t low = 0, high = r->a->n_seqs;
-    while (high - low > 1) {
-        uint32_t mid = low + (high - low) / 2;
-        *(r->first_piece[mid] <= piece ? &low : &high) = mid;
-    }
-    *seq_out = &r->a->seqs[low];
-    return piece - r->first_piece[low];
+    uint32_t i = find_piece(r->first_piece, r->a->n_seqs, piece);
+    *seq_out = &r->a->seqs[i];
+    return piece - r->first_piece[i];
 }
 
 /* Pieces of a sequence: kv heads inside, row tiles outside. */
@@ -438,8 +416,7 @@ static void store_row(const struct k_attn *a, const struct cpu_ops *ops, const s
                       uint32_t which)
 {
     const struct kv_layout *l = a->layout;
-    const float *from = a->qkv + ((size_t)s->first_row + i) * a->row_stride +
-                        (size_t)(a->n_heads + which * l->n_kv_heads) * l->head_dim;
+    const float *from = (which ? a->v : a->k) + ((size_t)s->first_row + i) * a->kv_stride;
     for (uint32_t h = 0; h < l->n_kv_heads; h++)
         ops->from_f32(from + (size_t)h * l->head_dim, l->dtype, l->head_dim,
                       attn_kv_at(a, s, which, h, s->first_pos + i));
@@ -452,17 +429,17 @@ static void run_store(void *arg, uint32_t piece, uint32_t thread)
     const struct k_attn_seq *s = NULL;
     uint32_t row0 = find_seq(r, piece, &s) * r->rows_per_tile, left = s->n_rows - row0;
     for (uint32_t i = 0; i < (left < r->rows_per_tile ? left : r->rows_per_tile); i++) {
-        store_row(r->a, r->ops, s, row0 + i, 0);
-        store_row(r->a, r->ops, s, row0 + i, 1);
+        for (uint32_t which = 0; which < kv_layout_planes(r->a->layout); which++)
+            store_row(r->a, r->ops, s, row0 + i, which);
     }
 }
 
 void k_kv_store(struct kernels *k, const struct k_attn *a)
 {
     check_attn(a);
-    uint32_t numbers = 2 * a->layout->n_kv_heads * a->layout->head_dim;
+    uint32_t numbers = kv_layout_planes(a->layout) * a->layout->n_kv_heads * a->layout->head_dim;
     struct attn_run r = {.ops = k->ops, .a = a, .rows_per_tile = PIECE_NUMBERS / numbers + 1};
-    r.first_piece = scratch(k, (a->n_seqs + 1ul) * sizeof(uint32_t));
+    r.first_piece = kernels_scratch(k, (a->n_seqs + 1ul) * sizeof(uint32_t));
     pool_run(k->pool, run_store, &r, cut_seqs(&r, 1));
 }
 
@@ -486,7 +463,7 @@ void k_attention(struct kernels *k, const struct k_attn *a)
     size_t floats = attn_scratch_floats(a->layout->head_dim, r.rows_per_tile * group);
     r.scratch_bytes = (floats * sizeof(float) + 63) / 64 * 64;
     size_t tiles_bytes = r.scratch_bytes * kernels_n_threads(k);
-    r.scratch = scratch(k, tiles_bytes + (a->n_seqs + 1ul) * sizeof(uint32_t));
+    r.scratch = kernels_scratch(k, tiles_bytes + (a->n_seqs + 1ul) * sizeof(uint32_t));
     r.first_piece = (uint32_t *)(void *)(r.scratch + tiles_bytes);
     pool_run(k->pool, run_attention, &r, cut_seqs(&r, a->layout->n_kv_heads));
 }

@@ -139,7 +139,7 @@ static inline __attribute__((always_inline)) void sum_panel(const struct linear_
     const struct k_matrix *m = job->w;
     uint32_t n_rows = row1 - row0, n_tiles = (n_rows + TILE_ROWS - 1) / TILE_ROWS;
     memset(sums, 0, (size_t)n_rows * PANEL * sizeof(float));
-    struct tile t = {.step_bytes = m->step_bytes, .x_stride = m->n_steps};
+    struct tile t = {.step_bytes = m->step_bytes, .x_stride = job->x_stride};
     for (uint32_t step = 0; step < m->n_steps; step += STEP_BLOCK) {
         t.w = matrix_step(m, panel, step);
         t.n_steps = m->n_steps - step < STEP_BLOCK ? m->n_steps - step : STEP_BLOCK;
@@ -154,12 +154,14 @@ static inline __attribute__((always_inline)) void sum_panel(const struct linear_
     }
 }
 
-static inline void put_sums(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1,
-                            const float *sums)
+static inline void put_sums(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1, float *sums)
 {
     uint32_t n_out = job->w->n_out, first = panel * PANEL, n = n_out - first < PANEL ? n_out - first : PANEL;
     for (uint32_t row = row0; row < row1; row++, sums += PANEL) {
-        float *y = job->y + (size_t)row * n_out + first;
+        float *y = job->y + row * job->y_stride + first;
+        if (job->w->bias)
+            for (uint32_t c = 0; c < n; c++)
+                sums[c] = sums[c] + job->w->bias[first + c];
         if (job->accumulate)
             for (uint32_t c = 0; c < n; c++)
                 y[c] = y[c] + sums[c];

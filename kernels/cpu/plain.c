@@ -30,7 +30,9 @@ static float dot(const float *a, const void *b, enum num_type type, uint32_t n)
 
 static void put(const struct linear_job *job, uint32_t row, uint32_t out, float sum)
 {
-    float *y = job->y + (size_t)row * job->w->n_out + out;
+    float *y = job->y + (size_t)row * job->y_stride + out;
+    if (job->w->bias)
+        sum = sum + job->w->bias[out];
     *y = job->accumulate ? *y + sum : sum;
 }
 
@@ -44,7 +46,7 @@ static void linear_f32(const struct linear_job *job, uint32_t panel, uint32_t ro
 {
     const struct k_matrix *m = job->w;
     for (uint32_t row = row0; row < row1; row++) {
-        const float *x = (const float *)job->x + (size_t)row * m->n_in;
+        const float *x = (const float *)job->x + (size_t)row * job->x_stride;
         for (uint32_t c = 0; c < panel_outputs(m, panel); c++) {
             float acc = 0;
             for (uint32_t k = 0; k < m->n_in; k++)
@@ -58,7 +60,7 @@ static void linear_bf16(const struct linear_job *job, uint32_t panel, uint32_t r
 {
     const struct k_matrix *m = job->w;
     for (uint32_t row = row0; row < row1; row++) {
-        const uint32_t *x = (const uint32_t *)job->x + (size_t)row * m->n_steps;
+        const uint32_t *x = (const uint32_t *)job->x + (size_t)row * job->x_stride;
         for (uint32_t c = 0; c < panel_outputs(m, panel); c++) {
             float acc = 0;
             for (uint32_t step = 0; step < m->n_steps; step++)
@@ -83,10 +85,28 @@ static void rmsnorm(const float *x, const float *w, float eps, uint32_t dim, flo
         y[i] = x[i] * r * w[i];
 }
 
-static void silu_mul(const float *gate, const float *up, uint32_t dim, float *out)
+static void glu(const float *gate, const float *up, uint32_t dim, const struct k_glu *glu, float *out)
 {
-    for (uint32_t i = 0; i < dim; i++)
-        out[i] = gate[i] / (1.0f + scalar_exp(-gate[i])) * up[i];
+    for (uint32_t i = 0; i < dim; i++) {
+        if (glu->act == ACT_CLAMPED)
+            out[i] = scalar_clamped(gate[i], up[i], glu->alpha, glu->limit);
+        else if (glu->act == ACT_GELU_TANH)
+            out[i] = scalar_gelu(gate[i]) * up[i];
+        else
+            out[i] = scalar_swish(gate[i], gate[i]) * up[i];
+    }
+}
+
+static void softcap(float *x, size_t n, float cap)
+{
+    for (size_t i = 0; i < n; i++)
+        x[i] = scalar_softcap(x[i], cap);
+}
+
+static void axpy(float a, const float *x, uint32_t n, float *y)
+{
+    for (uint32_t i = 0; i < n; i++)
+        y[i] = scalar_fma(a, x[i], y[i]);
 }
 
 static float max(const float *x, uint32_t n)
@@ -97,10 +117,11 @@ static float max(const float *x, uint32_t n)
     return m;
 }
 
-static float sum_exp(const float *x, float m, uint32_t n, float *p_out)
+/* Of x[first..n). */
+static float sum_exp(const float *x, float m, uint32_t first, uint32_t n, float *p_out)
 {
     float lanes[LANES] = {0};
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = first; i < n; i++) {
         float p = scalar_exp(x[i] - m);
         lanes[i % LANES] = lanes[i % LANES] + p;
         if (p_out)
@@ -114,32 +135,41 @@ static float logsumexp(const float *x, uint32_t n)
     float m = max(x, n);
     if (m == __builtin_inff() || m == -__builtin_inff())
         return m;
-    return scalar_log(sum_exp(x, m, n, NULL)) + m;
+    return scalar_log(sum_exp(x, m, 0, n, NULL)) + m;
 }
 
-/* One query against positions 0..pos, in blocks of 32. */
-static void attend_query(const struct attn_tile *t, const float *q, uint32_t pos, float *out)
+static float score(const struct attn_tile *t, const float *q, uint32_t pos)
 {
-    enum num_type type = t->a->layout->dtype;
-    uint32_t dim = t->a->layout->head_dim;
-    float m = -__builtin_inff(), l = 0, s[KEY_BLOCK], p[KEY_BLOCK];
-    memset(out, 0, dim * sizeof(float));
-    for (uint32_t first = 0; first <= pos; first += KEY_BLOCK) {
-        uint32_t n = pos + 1 - first < KEY_BLOCK ? pos + 1 - first : KEY_BLOCK;
-        for (uint32_t j = 0; j < n; j++)
-            s[j] = dot(q, attn_kv_at(t->a, t->seq, 0, t->kv_head, first + j), type, dim) * t->a->scale;
-        float m_new = scalar_max(max(s, n), m), shrink = scalar_exp(m - m_new);
-        l = scalar_fma(l, shrink, sum_exp(s, m_new, n, p));
+    const struct k_attn *a = t->a;
+    const uint8_t *k = attn_kv_at(a, t->seq, 0, t->kv_head, pos);
+    float s = dot(q, k, a->layout->dtype, a->layout->head_dim) * a->scale;
+    return a->cap > 0 ? scalar_softcap(s, a->cap) : s;
+}
+
+/* One query against the positions that it sees, up to pos, in blocks of 32. */
+static void attend_query(const struct attn_tile *t, uint32_t head, const float *q, uint32_t pos, float *out)
+{
+    const struct k_attn *a = t->a;
+    uint32_t first_key = attn_first_key(a, pos);
+    float m = a->sinks ? a->sinks[head] : -__builtin_inff(), l = a->sinks ? 1 : 0, s[KEY_BLOCK], p[KEY_BLOCK];
+    memset(out, 0, a->v_dim * sizeof(float));
+    for (uint32_t block = first_key / KEY_BLOCK * KEY_BLOCK; block <= pos; block += KEY_BLOCK) {
+        uint32_t n = pos + 1 - block < KEY_BLOCK ? pos + 1 - block : KEY_BLOCK;
+        uint32_t first = first_key > block ? first_key - block : 0;
+        for (uint32_t j = first; j < n; j++)
+            s[j] = score(t, q, block + j);
+        float m_new = scalar_max(max(s + first, n - first), m), shrink = scalar_exp(m - m_new);
+        l = scalar_fma(l, shrink, sum_exp(s, m_new, first, n, p));
         m = m_new;
-        for (uint32_t d = 0; d < dim; d++)
+        for (uint32_t d = 0; d < a->v_dim; d++)
             out[d] = out[d] * shrink;
-        for (uint32_t j = 0; j < n; j++) {
-            const uint8_t *v = attn_kv_at(t->a, t->seq, 1, t->kv_head, first + j);
-            for (uint32_t d = 0; d < dim; d++)
-                out[d] = scalar_fma(p[j], load(v, type, d), out[d]);
+        for (uint32_t j = first; j < n; j++) {
+            const uint8_t *v = attn_kv_at(a, t->seq, 1, t->kv_head, block + j);
+            for (uint32_t d = 0; d < a->v_dim; d++)
+                out[d] = scalar_fma(p[j], load(v, a->layout->dtype, d), out[d]);
         }
     }
-    for (uint32_t d = 0; d < dim; d++)
+    for (uint32_t d = 0; d < a->v_dim; d++)
         out[d] = out[d] * (1.0f / l);
 }
 
@@ -150,8 +180,8 @@ static void attend(const struct attn_tile *t)
     for (uint32_t i = t->row0; i < t->row0 + t->n_rows; i++) {
         size_t row = t->seq->first_row + i;
         for (uint32_t h = t->kv_head * group; h < (t->kv_head + 1) * group; h++)
-            attend_query(t, a->qkv + row * a->row_stride + h * dim, t->seq->first_pos + i,
-                         a->out + (row * a->n_heads + h) * dim);
+            attend_query(t, h, a->q + row * a->q_stride + h * dim, t->seq->first_pos + i,
+                         a->out + (row * a->n_heads + h) * a->v_dim);
     }
 }
 
@@ -186,7 +216,9 @@ const struct cpu_ops cpu_plain = {.name = "plain",
                                   .linear_bf16 = linear_bf16,
                                   .round_pairs = round_pairs,
                                   .rmsnorm = rmsnorm,
-                                  .silu_mul = silu_mul,
+                                  .glu = glu,
+                                  .softcap = softcap,
+                                  .axpy = axpy,
                                   .attend = attend,
                                   .to_f32 = to_f32,
                                   .from_f32 = from_f32,

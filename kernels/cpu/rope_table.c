@@ -38,19 +38,19 @@ static double cos_poly(double r)
     return 1.0 + z * p;
 }
 
-static void cos_sin(double x, float *out)
+static void cos_sin(double x, double scale, float *out)
 {
     int64_t n = (int64_t)(x * TWO_OVER_PI + (x < 0 ? -0.5 : 0.5));
     double k = (double)n, r = x - k * PIO2_1 - k * PIO2_2 - k * PIO2_3;
     double s = sin_poly(r), c = cos_poly(r);
     double quarter[4][2] = {{c, s}, {-s, c}, {-c, -s}, {s, -c}};
-    out[0] = (float)quarter[n & 3][0];
-    out[1] = (float)quarter[n & 3][1];
+    out[0] = (float)(scale * quarter[n & 3][0]);
+    out[1] = (float)(scale * quarter[n & 3][1]);
 }
 
-void k_rope_table(const double *inv_freq, uint32_t half_dim, uint32_t n_positions, float *cos_sin_out)
+void k_rope_table(const double *inv_freq, uint32_t half_dim, uint32_t n_positions, double scale, float *cos_sin_out)
 {
     for (uint32_t pos = 0; pos < n_positions; pos++)
         for (uint32_t i = 0; i < half_dim; i++)
-            cos_sin((double)pos * inv_freq[i], cos_sin_out + ((size_t)pos * half_dim + i) * 2);
+            cos_sin((double)pos * inv_freq[i], scale, cos_sin_out + ((size_t)pos * half_dim + i) * 2);
 }

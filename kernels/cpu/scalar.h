@@ -71,6 +71,11 @@ static inline float scalar_max(float a, float b)
     return a > b ? a : b;
 }
 
+static inline float scalar_min(float a, float b)
+{
+    return a < b ? a : b;
+}
+
 static inline float scalar_exp(float x)
 {
     if (x > EXP_LIMIT)
@@ -82,6 +87,32 @@ static inline float scalar_exp(float x)
     float p = scalar_fma(scalar_fma(scalar_fma(EXP_C4, r, EXP_C3), r, EXP_C2), r, EXP_C1);
     p = scalar_fma(scalar_fma(scalar_fma(p, r, EXP_C0), r, 1.0f), r, 1.0f);
     return p * float_of((bits_of(t) + 127u) << 23);
+}
+
+/* k_glu and k_softcap (kernels.h) of one number. */
+#define GELU_C0 0x1.988454p+0f /* 2 sqrt(2 / pi) */
+#define GELU_C1 0x1.2444f2p-4f /* 0.044715 times that */
+
+static inline float scalar_swish(float g, float z)
+{
+    return g / (1.0f + scalar_exp(-z));
+}
+
+static inline float scalar_gelu(float g)
+{
+    return scalar_swish(g, g * scalar_fma(g * g, GELU_C1, GELU_C0));
+}
+
+static inline float scalar_clamped(float g, float u, float alpha, float limit)
+{
+    g = scalar_min(g, limit);
+    u = scalar_max(scalar_min(u, limit), -limit);
+    return (u + 1.0f) * scalar_swish(g, alpha * g);
+}
+
+static inline float scalar_softcap(float x, float cap)
+{
+    return cap * (1.0f - 2.0f / (scalar_exp(2.0f * (x / cap)) + 1.0f));
 }
 
 static inline float scalar_log(float x)

@@ -106,15 +106,58 @@ static void rmsnorm(const float *x, const float *w, float eps, uint32_t dim, flo
         y[i] = x[i] * r * w[i];
 }
 
-static void silu_mul(const float *gate, const float *up, uint32_t dim, float *out)
+static inline vf swish_vector(vf g, vf z)
+{
+    return v_div(g, v_add(v_set1(1), exp_vector(v_negate(z))));
+}
+
+static inline vf softcap_vector(vf x, vf cap)
+{
+    vf e = exp_vector(v_mul(v_set1(2), v_div(x, cap)));
+    return v_mul(cap, v_sub(v_set1(1), v_div(v_set1(2), v_add(e, v_set1(1)))));
+}
+
+static inline vf glu_vector(vf g, vf u, const struct k_glu *glu)
+{
+    if (glu->act == ACT_CLAMPED) {
+        vf limit = v_set1(glu->limit);
+        g = v_min(g, limit);
+        u = v_max(v_min(u, limit), v_negate(limit));
+        return v_mul(v_add(u, v_set1(1)), swish_vector(g, v_mul(v_set1(glu->alpha), g)));
+    }
+    if (glu->act == ACT_GELU_TANH)
+        return v_mul(swish_vector(g, v_mul(g, v_fma(v_mul(g, g), v_set1(GELU_C1), v_set1(GELU_C0)))), u);
+    return v_mul(swish_vector(g, g), u);
+}
+
+static void glu(const float *gate, const float *up, uint32_t dim, const struct k_glu *glu, float *out)
 {
     uint32_t i = 0;
-    for (; i + VL <= dim; i += VL) {
-        vf g = v_load(gate + i), e = exp_vector(v_negate(g));
-        v_store(out + i, v_mul(v_div(g, v_add(v_set1(1), e)), v_load(up + i)));
+    for (; i + VL <= dim; i += VL)
+        v_store(out + i, glu_vector(v_load(gate + i), v_load(up + i), glu));
+    if (i < dim) {
+        float rest[VL];
+        v_store(rest, glu_vector(v_load_n(gate + i, (int)(dim - i)), v_load_n(up + i, (int)(dim - i)), glu));
+        memcpy(out + i, rest, (dim - i) * sizeof(float));
     }
-    for (; i < dim; i++)
-        out[i] = gate[i] / (1.0f + scalar_exp(-gate[i])) * up[i];
+}
+
+static void softcap(float *x, size_t n, float cap)
+{
+    size_t i = 0;
+    for (; i + VL <= n; i += VL)
+        v_store(x + i, softcap_vector(v_load(x + i), v_set1(cap)));
+    for (; i < n; i++)
+        x[i] = scalar_softcap(x[i], cap);
+}
+
+static void axpy(float a, const float *x, uint32_t n, float *y)
+{
+    uint32_t i = 0;
+    for (; i + VL <= n; i += VL)
+        v_store(y + i, v_fma(v_set1(a), v_load(x + i), v_load(y + i)));
+    for (; i < n; i++)
+        y[i] = scalar_fma(a, x[i], y[i]);
 }
 
 static float max(const float *x, uint32_t n)
@@ -179,14 +222,14 @@ static void linear_f32(const struct linear_job *job, uint32_t panel, uint32_t ro
 /* What a tile works with, in its scratch; Q queries, dim padded to whole 16s with zeros. */
 struct attn_work {
     const struct attn_tile *t;
-    uint32_t head_dim, dim, group, n_queries;
-    float *keys;           /* [dim][KEY_BLOCK], transposed */
-    float *values;         /* [KEY_BLOCK][dim] */
-    float *q;              /* [Q][dim] */
-    float *acc;            /* [Q][dim] */
-    float *p;              /* [Q][KEY_BLOCK]: scores, then weights */
-    float *m, *l, *shrink; /* [Q] */
-    uint32_t *n_seen;      /* [Q]: keys of the block that the query may see */
+    uint32_t head_dim, dim, v_dim, group, n_queries;
+    float *keys;                 /* [dim][KEY_BLOCK], transposed */
+    float *values;               /* [KEY_BLOCK][dim], of which v_dim count */
+    float *q;                    /* [Q][dim] */
+    float *acc;                  /* [Q][v_dim] */
+    float *p;                    /* [Q][KEY_BLOCK]: scores, then weights */
+    float *m, *l, *shrink;       /* [Q] */
+    uint32_t *n_before, *n_seen; /* [Q]: the query may see keys n_before <= j < n_seen of the block */
 };
 
 static float *carve(float **at, size_t floats)
@@ -202,26 +245,27 @@ static void work_open(struct attn_work *w, const struct attn_tile *t)
     w->t = t;
     w->head_dim = a->layout->head_dim;
     w->dim = attn_padded(w->head_dim);
+    w->v_dim = attn_padded(a->v_dim);
     w->group = a->n_heads / a->layout->n_kv_heads;
     w->n_queries = t->n_rows * w->group;
     float *at = t->scratch;
     w->keys = carve(&at, (size_t)w->dim * KEY_BLOCK);
     w->values = carve(&at, (size_t)w->dim * KEY_BLOCK);
     w->q = carve(&at, (size_t)w->n_queries * w->dim);
-    w->acc = carve(&at, (size_t)w->n_queries * w->dim);
+    w->acc = carve(&at, (size_t)w->n_queries * w->v_dim);
     w->p = carve(&at, (size_t)w->n_queries * KEY_BLOCK);
     w->m = carve(&at, w->n_queries);
     w->l = carve(&at, w->n_queries);
     w->shrink = carve(&at, w->n_queries);
+    w->n_before = (uint32_t *)(void *)carve(&at, w->n_queries);
     w->n_seen = (uint32_t *)(void *)carve(&at, w->n_queries);
-    memset(w->acc, 0, (size_t)w->n_queries * w->dim * sizeof(float));
+    memset(w->acc, 0, (size_t)w->n_queries * w->v_dim * sizeof(float));
     for (uint32_t i = 0; i < w->n_queries; i++) {
         size_t row = t->seq->first_row + t->row0 + i / w->group;
         uint32_t head = t->kv_head * w->group + i % w->group;
-        memcpy(w->q + (size_t)i * w->dim, a->qkv + row * a->row_stride + head * w->head_dim,
-               w->head_dim * sizeof(float));
-        w->m[i] = -__builtin_inff();
-        w->l[i] = 0;
+        memcpy(w->q + (size_t)i * w->dim, a->q + row * a->q_stride + head * w->head_dim, w->head_dim * sizeof(float));
+        w->m[i] = a->sinks ? a->sinks[head] : -__builtin_inff();
+        w->l[i] = a->sinks ? 1 : 0;
     }
 }
 
@@ -235,15 +279,15 @@ static inline const uint8_t *run_at(const struct attn_work *w, uint32_t which, u
     return attn_kv_at(a, w->t->seq, which, w->t->kv_head, pos);
 }
 
-/* Widens n consecutive positions of K or V to [KEY_BLOCK][dim], the rest zero. */
-static void load_rows(const struct attn_work *w, uint32_t which, uint32_t first, uint32_t n, float *to)
+/* Widens K or V of positions block + skip .. block + n to [KEY_BLOCK][dim], the rest zero. */
+static void load_rows(const struct attn_work *w, uint32_t which, uint32_t block, uint32_t skip, uint32_t n, float *to)
 {
     enum num_type type = w->t->a->layout->dtype;
     uint32_t run = 0, whole = w->head_dim == w->dim;
-    if (!whole || n < KEY_BLOCK)
+    if (!whole || skip || n < KEY_BLOCK)
         memset(to, 0, (size_t)KEY_BLOCK * w->dim * sizeof(float));
-    for (uint32_t j = 0; j < n; j += run) {
-        const uint8_t *from = run_at(w, which, first + j, n - j, &run);
+    for (uint32_t j = skip; j < n; j += run) {
+        const uint8_t *from = run_at(w, which, block + j, n - j, &run);
         if (whole)
             to_f32(from, type, (uint64_t)run * w->dim, to + (size_t)j * w->dim);
         else
@@ -264,13 +308,14 @@ static void prefetch_rows(const struct attn_work *w, uint32_t which, uint32_t fi
     }
 }
 
-static void load_block(const struct attn_work *w, uint32_t first, uint32_t n)
+static void load_block(const struct attn_work *w, uint32_t block, uint32_t skip, uint32_t n)
 {
-    load_rows(w, 0, first, n, w->values);
+    load_rows(w, 0, block, skip, n, w->values);
     for (uint32_t j = 0; j < KEY_BLOCK; j += VL)
         for (uint32_t d = 0; d < w->dim; d += VL)
             v_transpose(w->values + (size_t)j * w->dim + d, w->dim, w->keys + (size_t)d * KEY_BLOCK + j, KEY_BLOCK);
-    load_rows(w, 1, first, n, w->values);
+    if (w->t->a->layout->kind == KV_PLAIN)
+        load_rows(w, 1, block, skip, n, w->values);
 }
 
 struct scores {
@@ -329,18 +374,22 @@ static inline __attribute__((always_inline)) void score_rows(const struct attn_w
 /* Turns the scores of a query into weights, and moves its maximum and its sum on. */
 static inline void soften(const struct attn_work *w, uint32_t query)
 {
+    const struct k_attn *a = w->t->a;
     float *p = w->p + (size_t)query * KEY_BLOCK;
-    int n = (int)w->n_seen[query];
+    int n = (int)w->n_seen[query], before = (int)w->n_before[query];
     vf s[KEY_VECTORS], top = v_set1(-__builtin_inff());
     for (int i = 0; i < KEY_VECTORS; i++) {
-        s[i] = v_mul(v_load(p + i * VL), v_set1(w->t->a->scale));
+        s[i] = v_mul(v_load(p + i * VL), v_set1(a->scale));
+        if (a->cap > 0)
+            s[i] = softcap_vector(s[i], v_set1(a->cap));
         s[i] = v_keep_or(s[i], n - i * VL, -__builtin_inff());
+        s[i] = v_drop_or(s[i], before - i * VL, -__builtin_inff());
         top = v_max(s[i], top);
     }
     float m = w->m[query], m_new = scalar_max(v_max_lanes(top), m);
     struct lanes sum;
     for (int i = 0; i < KEY_VECTORS; i++) {
-        s[i] = v_keep(exp_vector(v_sub(s[i], v_set1(m_new))), n - i * VL);
+        s[i] = v_drop_or(v_keep(exp_vector(v_sub(s[i], v_set1(m_new))), n - i * VL), before - i * VL, 0);
         v_store(p + i * VL, s[i]);
     }
     for (int i = 0; i < WIDE; i++)
@@ -355,10 +404,10 @@ static inline __attribute__((always_inline)) void weigh(const struct attn_work *
                                                         int vectors, uint32_t n)
 {
     vf acc[VALUE_ROWS][VALUE_VECTORS];
-    float *sums = w->acc + (size_t)query * w->dim + d;
+    float *sums = w->acc + (size_t)query * w->v_dim + d;
     const float *v = w->values + d, *p = w->p + (size_t)query * KEY_BLOCK;
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < vectors; c++) acc[r][c] =
-        v_mul(v_load(sums + r * w->dim + c * VL), v_set1(w->shrink[query + r]));
+        v_mul(v_load(sums + r * w->v_dim + c * VL), v_set1(w->shrink[query + r]));
     for (uint32_t j = 0; j < n; j++, v += w->dim) {
         vf x[VALUE_VECTORS];
         UNROLL for (int c = 0; c < vectors; c++) x[c] = v_load(v + c * VL);
@@ -369,26 +418,26 @@ static inline __attribute__((always_inline)) void weigh(const struct attn_work *
         }
     }
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int c = 0; c < vectors; c++)
-        v_store(sums + r * w->dim + c * VL, acc[r][c]);
+        v_store(sums + r * w->v_dim + c * VL, acc[r][c]);
 }
 
 static inline __attribute__((always_inline)) void weigh_rows(const struct attn_work *w, uint32_t query, int rows,
                                                              uint32_t n)
 {
     uint32_t d = 0;
-    for (; d + VALUE_VECTORS * VL <= w->dim; d += VALUE_VECTORS * VL)
+    for (; d + VALUE_VECTORS * VL <= w->v_dim; d += VALUE_VECTORS * VL)
         weigh(w, query, rows, d, VALUE_VECTORS, n);
-    for (; d < w->dim; d += VL)
+    for (; d < w->v_dim; d += VL)
         weigh(w, query, rows, d, 1, n);
 }
 
-/* Queries from first on, in runs that see the same number of keys. */
-static void weigh_block(const struct attn_work *w, uint32_t first)
+/* Queries from first to last, in runs that see the same number of keys; those behind their windows have weight 0. */
+static void weigh_block(const struct attn_work *w, uint32_t first, uint32_t last)
 {
     uint32_t rows = 0;
-    for (uint32_t i = first; i < w->n_queries; i += rows) {
+    for (uint32_t i = first; i < last; i += rows) {
         uint32_t n = w->n_seen[i];
-        for (rows = 1; rows < VALUE_ROWS && i + rows < w->n_queries && w->n_seen[i + rows] == n;)
+        for (rows = 1; rows < VALUE_ROWS && i + rows < last && w->n_seen[i + rows] == n;)
             rows++;
         rows = rows >= VALUE_ROWS ? VALUE_ROWS : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
         if (rows == VALUE_ROWS)
@@ -402,15 +451,40 @@ static void weigh_block(const struct attn_work *w, uint32_t first)
     }
 }
 
-static void score_block(const struct attn_work *w, uint32_t first)
+static void score_block(const struct attn_work *w, uint32_t first, uint32_t last)
 {
     uint32_t i = first;
-    for (; i + SCORE_ROWS <= w->n_queries; i += SCORE_ROWS)
+    for (; i + SCORE_ROWS <= last; i += SCORE_ROWS)
         score_rows(w, i, SCORE_ROWS);
-    for (; i + 2 <= w->n_queries; i += 2)
+    for (; i + 2 <= last; i += 2)
         score_rows(w, i, 2);
-    for (; i < w->n_queries; i++)
+    for (; i < last; i++)
         score_rows(w, i, 1);
+}
+
+/* Queries of the tile that see keys of the block: earlier rows see nothing of it, later ones look past it. */
+static void seen_by(const struct attn_work *w, uint32_t pos0, uint32_t block, uint32_t *first_out, uint32_t *last_out)
+{
+    uint32_t window = w->t->a->window, end = block + KEY_BLOCK;
+    *first_out = block > pos0 ? (block - pos0) * w->group : 0;
+    *last_out = w->n_queries;
+    if (window && end + window - 1 < pos0 + w->t->n_rows)
+        *last_out = (end + window - 1 - pos0) * w->group;
+}
+
+static void attend_block(struct attn_work *w, uint32_t pos0, uint32_t block)
+{
+    const struct k_attn *a = w->t->a;
+    uint32_t first = 0, last = 0;
+    seen_by(w, pos0, block, &first, &last);
+    score_block(w, first, last);
+    for (uint32_t i = first; i < last; i++) {
+        uint32_t pos = pos0 + i / w->group, seen = pos + 1 - block, first_key = attn_first_key(a, pos);
+        w->n_seen[i] = seen < KEY_BLOCK ? seen : KEY_BLOCK;
+        w->n_before[i] = first_key > block ? first_key - block : 0;
+        soften(w, i);
+    }
+    weigh_block(w, first, last);
 }
 
 static void attend(const struct attn_tile *t)
@@ -418,27 +492,20 @@ static void attend(const struct attn_tile *t)
     struct attn_work w;
     work_open(&w, t);
     const struct k_attn *a = t->a;
-    uint32_t pos0 = t->seq->first_pos + t->row0, n_keys = pos0 + t->n_rows;
-    for (uint32_t block = 0; block < n_keys; block += KEY_BLOCK) {
-        uint32_t first = block > pos0 ? (block - pos0) * w.group : 0; /* earlier rows see nothing of it */
-        load_block(&w, block, n_keys - block < KEY_BLOCK ? n_keys - block : KEY_BLOCK);
-        if (n_keys - block >= 2 * KEY_BLOCK) {
-            prefetch_rows(&w, 0, block + KEY_BLOCK, KEY_BLOCK);
-            prefetch_rows(&w, 1, block + KEY_BLOCK, KEY_BLOCK);
-        }
-        score_block(&w, first);
-        for (uint32_t i = first; i < w.n_queries; i++) {
-            uint32_t seen = pos0 + i / w.group + 1 - block;
-            w.n_seen[i] = seen < KEY_BLOCK ? seen : KEY_BLOCK;
-            soften(&w, i);
-        }
-        weigh_block(&w, first);
+    uint32_t pos0 = t->seq->first_pos + t->row0, n_keys = pos0 + t->n_rows, first_key = attn_first_key(a, pos0);
+    for (uint32_t block = first_key / KEY_BLOCK * KEY_BLOCK; block < n_keys; block += KEY_BLOCK) {
+        uint32_t skip = first_key > block ? first_key - block : 0;
+        load_block(&w, block, skip, n_keys - block < KEY_BLOCK ? n_keys - block : KEY_BLOCK);
+        if (n_keys - block >= 2 * KEY_BLOCK)
+            for (uint32_t which = 0; which < kv_layout_planes(a->layout); which++)
+                prefetch_rows(&w, which, block + KEY_BLOCK, KEY_BLOCK);
+        attend_block(&w, pos0, block);
     }
     for (uint32_t i = 0; i < w.n_queries; i++) {
         size_t row = t->seq->first_row + t->row0 + i / w.group, head = t->kv_head * w.group + i % w.group;
-        float *out = a->out + (row * a->n_heads + head) * w.head_dim, inverse = 1.0f / w.l[i];
-        for (uint32_t d = 0; d < w.head_dim; d++)
-            out[d] = w.acc[(size_t)i * w.dim + d] * inverse;
+        float *out = a->out + (row * a->n_heads + head) * a->v_dim, inverse = 1.0f / w.l[i];
+        for (uint32_t d = 0; d < a->v_dim; d++)
+            out[d] = w.acc[(size_t)i * w.v_dim + d] * inverse;
     }
 }
 
@@ -448,6 +515,6 @@ static double peak_f32(void)
 }
 
 #define SIMD_OPS                                                                                                       \
-    .round_pairs = round_pairs, .rmsnorm = rmsnorm, .silu_mul = silu_mul, .attend = attend, .to_f32 = to_f32,          \
-    .from_f32 = from_f32, .max = max, .logsumexp = logsumexp, .exp = exp_one, .log = log_one, .peak_f32 = peak_f32,    \
-    .read_stream = read_stream
+    .round_pairs = round_pairs, .rmsnorm = rmsnorm, .glu = glu, .softcap = softcap, .axpy = axpy, .attend = attend,    \
+    .to_f32 = to_f32, .from_f32 = from_f32, .max = max, .logsumexp = logsumexp, .exp = exp_one, .log = log_one,        \
+    .peak_f32 = peak_f32, .read_stream = read_stream

@@ -6,6 +6,7 @@
 
 enum { KV_LAYOUT_VERSION = 1 };
 
+static const char *const KINDS[] = {"plain", "latent"};
 static const char *const NAMES[] = {"", "f32", "f16", "bf16"};
 
 const char *num_type_name(enum num_type t)
@@ -33,6 +34,10 @@ enum td_status kv_layout_check(const struct kv_layout *l, struct td_error *error
 {
     if (l->dtype < NUM_F32 || l->dtype > NUM_BF16)
         return td_fail(error_out, TD_ERR_INVALID, "kv_layout.dtype: %d is unknown", (int)l->dtype);
+    if (l->kind > KV_LATENT)
+        return td_fail(error_out, TD_ERR_INVALID, "kv_layout.kind: %d is unknown", (int)l->kind);
+    if (l->kind == KV_LATENT && l->n_kv_heads != 1)
+        return td_fail(error_out, TD_ERR_INVALID, "kv_layout.n_kv_heads: %u, latent has 1", l->n_kv_heads);
     const struct bound bounds[] = {{"n_layers", l->n_layers, 1024},
                                    {"n_kv_heads", l->n_kv_heads, 1024},
                                    {"head_dim", l->head_dim, 1024},
@@ -41,6 +46,8 @@ enum td_status kv_layout_check(const struct kv_layout *l, struct td_error *error
         if (bounds[i].value < 1 || bounds[i].value > bounds[i].max)
             return td_fail(error_out, TD_ERR_INVALID, "kv_layout.%s: %u is not in 1..%u", bounds[i].name,
                            bounds[i].value, bounds[i].max);
+    if (l->window > 1u << 24)
+        return td_fail(error_out, TD_ERR_INVALID, "kv_layout.window: %u is over %u", l->window, 1u << 24);
     return TD_OK;
 }
 
@@ -52,7 +59,11 @@ enum td_status kv_layout_match(const struct kv_layout *ours, const struct kv_lay
     } fields[] = {{"n_layers", ours->n_layers, theirs->n_layers},
                   {"n_kv_heads", ours->n_kv_heads, theirs->n_kv_heads},
                   {"head_dim", ours->head_dim, theirs->head_dim},
-                  {"page_tokens", ours->page_tokens, theirs->page_tokens}};
+                  {"page_tokens", ours->page_tokens, theirs->page_tokens},
+                  {"window", ours->window, theirs->window}};
+    if (ours->kind != theirs->kind)
+        return td_fail(error_out, TD_ERR_VERSION, "kv_layout.kind differs: ours %s, theirs %s", KINDS[ours->kind],
+                       KINDS[theirs->kind]);
     if (ours->dtype != theirs->dtype)
         return td_fail(error_out, TD_ERR_VERSION, "kv_layout.dtype differs: ours %s, theirs %s",
                        num_type_name(ours->dtype), num_type_name(theirs->dtype));
@@ -66,12 +77,13 @@ enum td_status kv_layout_match(const struct kv_layout *ours, const struct kv_lay
 void kv_layout_encode(const struct kv_layout *l, uint8_t out[KV_LAYOUT_WIRE_BYTES])
 {
     put_u16(out, KV_LAYOUT_VERSION);
-    put_u16(out + 2, (uint16_t)l->dtype);
+    out[2] = (uint8_t)l->dtype;
+    out[3] = (uint8_t)l->kind;
     put_u32(out + 4, l->n_layers);
     put_u32(out + 8, l->n_kv_heads);
     put_u32(out + 12, l->head_dim);
     put_u32(out + 16, l->page_tokens);
-    put_u32(out + 20, 0);
+    put_u32(out + 20, l->window);
 }
 
 enum td_status kv_layout_decode(const uint8_t *data, size_t len_bytes, struct kv_layout *out,
@@ -83,13 +95,13 @@ enum td_status kv_layout_decode(const uint8_t *data, size_t len_bytes, struct kv
     if (get_u16(data) != KV_LAYOUT_VERSION)
         return td_fail(error_out, TD_ERR_VERSION, "kv_layout.version differs: ours %d, theirs %d", KV_LAYOUT_VERSION,
                        get_u16(data));
-    struct kv_layout l = {.dtype = (enum num_type)get_u16(data + 2),
+    struct kv_layout l = {.dtype = (enum num_type)data[2],
+                          .kind = (enum kv_kind)data[3],
                           .n_layers = get_u32(data + 4),
                           .n_kv_heads = get_u32(data + 8),
                           .head_dim = get_u32(data + 12),
-                          .page_tokens = get_u32(data + 16)};
-    if (get_u32(data + 20))
-        return td_fail(error_out, TD_ERR_PROTOCOL, "kv_layout.reserved is not 0");
+                          .page_tokens = get_u32(data + 16),
+                          .window = get_u32(data + 20)};
     enum td_status s = kv_layout_check(&l, error_out);
     if (s)
         return s;

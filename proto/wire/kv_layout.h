@@ -7,10 +7,17 @@
  *
  * so any range of layers is contiguous inside a page, which is what transfer announces, pulls and checks.
  *
+ * Two things vary: what a token leaves behind, and for how long.
+ *
+ *     kind     plain: K and V as drawn. latent: one plane instead of two, whose rows are both (multi-head latent attention:
+ *              K is the whole row, V its beginning), with n_kv_heads 1.
+ *     window   0: a page is kept as long as its sequence. Else no layer of the group sees more than the last `window` tokens,
+ *              and pages that lie behind them are given up while the sequence lives (kv_layout_first_kept).
+ *
  * On the wire (kv_layout_encode), little-endian, 24 bytes:
  *
- *      0  u16 version (1)     2  u16 dtype       4  u32 n_layers     8  u32 n_kv_heads
- *     12  u32 head_dim       16  u32 page_tokens 20  u32 reserved, 0
+ *      0  u16 version (1)     2  u8 dtype        3  u8 kind          4  u32 n_layers     8  u32 n_kv_heads
+ *     12  u32 head_dim       16  u32 page_tokens 20  u32 window
  */
 #pragma once
 
@@ -21,9 +28,13 @@
 
 enum num_type { NUM_F32 = 1, NUM_F16 = 2, NUM_BF16 = 3 }; /* values travel: never renumber */
 
+enum kv_kind { KV_PLAIN = 0, KV_LATENT = 1 }; /* the same */
+
 struct kv_layout {
     enum num_type dtype;
     uint32_t n_layers, n_kv_heads, head_dim, page_tokens;
+    enum kv_kind kind;
+    uint32_t window; /* tokens; 0: all */
 };
 
 enum { KV_LAYOUT_WIRE_BYTES = 24 };
@@ -35,18 +46,33 @@ static inline size_t num_type_bytes(enum num_type t)
 const char *num_type_name(enum num_type t);                    /* "f32", "f16", "bf16" */
 int num_type_parse(const char *name, enum num_type *type_out); /* 0, or -1 if it is none of them */
 
-/* Bytes of one K or V slice of one head in one page, of one layer (K and V), of a whole page. */
+/* K and V, or the one plane that is both. */
+static inline uint32_t kv_layout_planes(const struct kv_layout *l)
+{
+    return l->kind == KV_LATENT ? 1 : 2;
+}
+
+/* Bytes of one K or V slice of one head in one page, of one layer (all planes), of a whole page. */
 static inline size_t kv_layout_head_bytes(const struct kv_layout *l)
 {
     return (size_t)l->page_tokens * l->head_dim * num_type_bytes(l->dtype);
 }
 static inline size_t kv_layout_layer_bytes(const struct kv_layout *l)
 {
-    return 2 * l->n_kv_heads * kv_layout_head_bytes(l);
+    return (size_t)kv_layout_planes(l) * l->n_kv_heads * kv_layout_head_bytes(l);
 }
 static inline size_t kv_layout_page_bytes(const struct kv_layout *l)
 {
     return l->n_layers * kv_layout_layer_bytes(l);
+}
+
+/*
+ * The first page that a sequence keeps which goes on at position pos: what lies before it nobody sees any more. The token
+ * before pos is always kept, whatever the window.
+ */
+static inline uint32_t kv_layout_first_kept(const struct kv_layout *l, uint32_t pos)
+{
+    return l->window && pos > l->window ? (pos - l->window) / l->page_tokens : 0;
 }
 
 /* Every field within sane bounds (no product can overflow). TD_ERR_INVALID names the field. */

@@ -7,11 +7,16 @@ DEMO_GOLDEN = golden(os.path.join(DEMO, "golden.json"))
 
 
 def shared_models():
-    models = [os.path.join(SHARED, "golden/tinystories")]
-    models += [os.path.join(SHARED, "golden/models", n) for n in ("llama2", "llama3")]
-    if not all(os.path.exists(m) for m in models):
+    folder = os.path.join(SHARED, "golden/models")
+    if not os.path.exists(folder):
         raise Skip("shared/golden is absent")
-    return models
+    return [os.path.join(SHARED, "golden/tinystories")] + [os.path.join(folder, n) for n in sorted(os.listdir(folder))]
+
+
+def run_checker(c, model, *args):
+    out = subprocess.run([sys.executable, os.path.join(SHARED, "golden/check_tokens.py"), os.path.join(model, "golden.json"),
+                          *args, "--cmd", f"{TANDEM} generate --jsonl --router {c.router.address}"], capture_output=True, text=True)
+    assert out.returncode == 0, out.stdout[-2000:]
 
 
 def check_split(results):
@@ -46,10 +51,14 @@ def test_split_cluster_gives_golden_tokens_of_shared_models():
 def test_shared_checker_passes_with_scoring():
     for model in shared_models():
         with Cluster(model=model, prefill=2, decode=2, plan="split") as c:
-            out = subprocess.run([sys.executable, os.path.join(SHARED, "golden/check_tokens.py"),
-                                  os.path.join(model, "golden.json"), "--scoring", "--cmd",
-                                  f"{TANDEM} generate --jsonl --router {c.router.address}"], capture_output=True, text=True)
-            assert out.returncode == 0, out.stdout[-2000:]
+            run_checker(c, model, "--scoring")
+
+
+@test
+def test_shared_checker_passes_in_bf16():
+    for model in shared_models():
+        with Cluster(model=model, prefill=2, decode=2, plan="split", worker_args=["--numerics", "bf16"]) as c:
+            run_checker(c, model, "--mode", "bf16")
 
 
 @test

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "engine/engine.h"
@@ -81,14 +82,15 @@ static void on_block(void *user, bool added, const struct block_key *key, uint32
     ((struct fixture *)user)->n_named += added ? 1 : -1;
 }
 
-static void open_engine(struct fixture *f, uint32_t n_pages, uint32_t chunk, uint32_t max_batch)
+static void open_engine_in(struct fixture *f, uint32_t n_pages, uint32_t chunk, uint32_t max_batch,
+                           enum compute compute)
 {
     struct td_error e = {{0}};
     const struct engine_config config = {
         .kernels = f->kernels,
         .model = f->model,
-        .compute = COMPUTE_F32,
-        .kv_dtype = NUM_F32,
+        .compute = compute,
+        .kv_dtype = compute == COMPUTE_F32 ? NUM_F32 : NUM_BF16,
         .page_tokens = 16,
         .n_pages = n_pages,
         .max_batch = max_batch,
@@ -98,6 +100,11 @@ static void open_engine(struct fixture *f, uint32_t n_pages, uint32_t chunk, uin
         .callbacks = {f, on_admitted, on_pages_ready, on_token, on_end, on_block},
     };
     ck_assert_msg(engine_open(&config, &f->engine, &e) == TD_OK, "%s", e.text);
+}
+
+static void open_engine(struct fixture *f, uint32_t n_pages, uint32_t chunk, uint32_t max_batch)
+{
+    open_engine_in(f, n_pages, chunk, max_batch, COMPUTE_F32);
 }
 
 static void setup_with(struct fixture *f, uint32_t n_pages, uint32_t chunk, uint32_t max_batch)
@@ -126,6 +133,12 @@ static void teardown(struct fixture *f)
     kernels_close(f->kernels);
     model_close(f->model);
     json_decref(f->golden);
+}
+
+static uint32_t some_id(const struct fixture *f, uint32_t n)
+{
+    uint32_t vocab = model_config(f->model)->vocab_size;
+    return n % (vocab < 500 ? vocab : 500);
 }
 
 static uint32_t ids_of(json_t *array, uint32_t *out)
@@ -229,6 +242,54 @@ START_TEST(test_engine_golden_all_together_in_chunks)
 }
 END_TEST
 
+/* Nobody else says what bf16 gives, but it is the same in any batch and chunk. */
+START_TEST(test_engine_bf16_same_alone_and_together_in_chunks)
+{
+    struct fixture f;
+    setup_with(&f, 800, 0, 32);
+    engine_close(f.engine);
+    open_engine_in(&f, 800, 37, 32, COMPUTE_BF16);
+    uint32_t n = (uint32_t)n_cases(&f);
+    for (uint32_t i = 0; i < n; i++) {
+        start_case(&f, i);
+        run_all(&f);
+    }
+    kvpool_flush(engine_pool(f.engine));
+    for (uint32_t i = 0; i < n; i++)
+        start_case(&f, n - 1 - i);
+    run_all(&f);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct run *alone = &f.runs[i], *crowd = &f.runs[2 * n - 1 - i];
+        ck_assert_mem_eq(alone->tokens, crowd->tokens, alone->n_tokens * sizeof(uint32_t));
+        ck_assert_mem_eq(alone->logprobs, crowd->logprobs, alone->n_tokens * sizeof(float));
+    }
+    teardown(&f);
+}
+END_TEST
+
+/* Where every layer has the same window, a sequence holds what it covers and a page at either end. */
+START_TEST(test_engine_gives_up_pages_behind_a_window)
+{
+    struct fixture f;
+    setup_with(&f, 100, 16, 8);
+    uint32_t window = engine_layout(f.engine)->window, ids[150], n_pages;
+    for (uint32_t j = 0; j < 150; j++)
+        ids[j] = some_id(&f, j * 13 + 7);
+    struct run *r = start_params(&f, greedy(ids, 150, 60));
+    while (!r->ended) {
+        engine_step(f.engine);
+        engine_seq_pages(r->seq, &n_pages);
+        uint32_t held = n_pages - engine_seq_first_page(r->seq);
+        ck_assert_uint_eq(kvpool_audit(engine_pool(f.engine)).held, held);
+        if (window && r->n_tokens)
+            ck_assert_uint_le(held, window / 16 + 2);
+        else if (!window)
+            ck_assert_uint_eq(engine_seq_first_page(r->seq), 0);
+    }
+    teardown(&f);
+}
+END_TEST
+
 START_TEST(test_engine_golden_from_prefix_cache)
 {
     struct fixture f;
@@ -266,7 +327,7 @@ START_TEST(test_engine_golden_preempted_and_resumed)
         check_case(&f, &f.runs[i], i);
         preempted += f.runs[i].n_preempted;
     }
-    ck_assert_uint_gt(f.n_runs, 4);
+    ck_assert_uint_ge(f.n_runs, 4);
     (void)preempted; /* whether it happens depends on the golden file's lengths; test_engine_preempts forces it */
     teardown(&f);
 }
@@ -279,7 +340,7 @@ START_TEST(test_engine_preempts_the_newest_and_tokens_stay)
     setup_with(&f, 400, 0, 8);
     for (uint32_t i = 0; i < 4; i++) {
         for (uint32_t j = 0; j < 20; j++)
-            ids[i][j] = (i * 131 + j * 17 + 5) % 500;
+            ids[i][j] = some_id(&f, i * 131 + j * 17 + 5);
         struct run *r = start_params(&f, greedy(ids[i], 20, 100));
         run_all(&f);
         memcpy(want[i], r->tokens, sizeof(want[i]));
@@ -297,8 +358,11 @@ START_TEST(test_engine_preempts_the_newest_and_tokens_stay)
         ck_assert_int_eq(memcmp(f.runs[i].tokens, want[i], sizeof(want[i])), 0);
         preempted += f.runs[i].n_preempted;
     }
-    ck_assert_uint_gt(preempted, 0);
-    ck_assert_uint_eq(f.runs[0].n_preempted, 0);
+    if (!engine_layout(f.engine)->window && !model_config_is_long(model_config(f.model), UINT32_MAX)) {
+        /* with a window they fit, and longrope has everybody start again */
+        ck_assert_uint_gt(preempted, 0);
+        ck_assert_uint_eq(f.runs[0].n_preempted, 0);
+    }
     teardown(&f);
 }
 END_TEST
@@ -313,7 +377,7 @@ START_TEST(test_engine_resumes_after_any_token)
     struct run want;
     setup_with(&f, 400, 0, 8);
     for (uint32_t j = 0; j < N; j++)
-        ids[j] = (j * 17 + 5) % 500;
+        ids[j] = some_id(&f, j * 17 + 5);
     struct seq_params p = greedy(ids, N, MAX);
     p.sampling.temperature = 1;
     p.sampling.seed = 3;
@@ -333,7 +397,8 @@ START_TEST(test_engine_resumes_after_any_token)
     start_params(&f, p);
     run_all(&f);
     want = f.runs[0];
-    ck_assert_int_eq(want.finish, _i / 2 ? FINISH_STOP : FINISH_LENGTH);
+    if (_i / 2 == 0 || !getenv("TANDEM_GOLDEN")) /* another model's token may have come, and been refused, before */
+        ck_assert_int_eq(want.finish, _i / 2 ? FINISH_STOP : FINISH_LENGTH);
     memcpy(ids + N, want.tokens, want.n_tokens * sizeof(*ids));
     for (uint32_t k = 1; k < want.n_tokens; k++) {
         f.n_runs = 0;
@@ -378,7 +443,10 @@ START_TEST(test_engine_adopted_pages_give_same_tokens)
         ck_assert_int_eq(engine_seq_state(second->seq), SEQ_FILLING);
         const struct page_ref *from = engine_seq_pages(first->seq, &n_from), *to = engine_seq_pages(second->seq, &n_to);
         ck_assert_uint_eq(n_from, n_to);
-        for (uint32_t j = 0; j < n_to; j++)
+        uint32_t first_page = engine_seq_first_page(second->seq);
+        ck_assert_uint_eq(engine_seq_first_page(first->seq), first_page);
+        ck_assert_uint_eq(engine_first_page_after(f.engine, n), first_page);
+        for (uint32_t j = first_page; j < n_to; j++)
             memcpy(kvpool_address(engine_pool(f.engine), to[j]), kvpool_address(engine_pool(f.engine), from[j]),
                    kv_layout_page_bytes(engine_layout(f.engine)));
         second->tokens[second->n_tokens] = first->tokens[0];
@@ -398,7 +466,7 @@ START_TEST(test_engine_seeded_sampling_same_in_any_batch)
     setup_with(&f, 800, 0, 33);
     uint32_t ids[40];
     for (uint32_t j = 0; j < 40; j++)
-        ids[j] = (j * 37 + 11) % 500;
+        ids[j] = some_id(&f, j * 37 + 11);
     struct seq_params p = greedy(ids, 40, 60);
     p.sampling.temperature = 1.3f;
     p.sampling.top_p = 0.9f;
@@ -411,7 +479,7 @@ START_TEST(test_engine_seeded_sampling_same_in_any_batch)
     for (uint32_t i = 0; i < 32; i++) { /* strangers */
         uint32_t other[64];
         for (uint32_t j = 0; j < 64; j++)
-            other[j] = (j * (i + 3) + i) % 500;
+            other[j] = some_id(&f, j * (i + 3) + i);
         start_params(&f, greedy(other, 3 + i, 50));
     }
     struct run *crowd = start_params(&f, p);
@@ -447,6 +515,57 @@ START_TEST(test_engine_prompt_logprobs_agree_with_golden)
         for (uint32_t t = 1; t < n; t++)
             ck_assert_double_eq_tol((double)lp[t], json_number_value(json_array_get(want, t)), 5e-4);
     }
+    teardown(&f);
+}
+END_TEST
+
+/* The model with another number in config.json: opened, then refused when the weights don't fit. */
+START_TEST(test_engine_refuses_weights_that_the_configuration_does_not_describe)
+{
+    static const struct {
+        const char *field;
+        int more;
+        const char *says;
+    } CHANGES[] = {{"hidden_size", 2, "shape"}, {"vocab_size", 1, "shape"}, {"num_hidden_layers", 1, "is missing"}};
+    struct fixture f;
+    setup_with(&f, 100, 0, 8);
+    char dir[] = "/tmp/tandem-engine-XXXXXX", path[4200], from[4200];
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    ck_assert_ptr_nonnull(realpath(golden_dir(), from));
+    size_t n = strlen(from);
+    snprintf(from + n, sizeof(from) - n, "/model.safetensors");
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    ck_assert_int_eq(symlink(from, path), 0);
+    for (size_t i = 0; i < sizeof(CHANGES) / sizeof(CHANGES[0]); i++) {
+        struct engine_config config = {.kernels = f.kernels,
+                                       .compute = COMPUTE_F32,
+                                       .kv_dtype = NUM_F32,
+                                       .page_tokens = 16,
+                                       .n_pages = 10,
+                                       .max_batch = 1,
+                                       .max_rows = 16,
+                                       .clock = &f.clock};
+        struct model *model = NULL;
+        struct engine *engine = NULL;
+        struct td_error e = {{0}};
+        snprintf(from + n, sizeof(from) - n, "/config.json");
+        json_t *c = json_load_file(from, 0, NULL);
+        json_int_t old = json_integer_value(json_object_get(c, CHANGES[i].field));
+        json_object_set_new(c, CHANGES[i].field, json_integer(old + CHANGES[i].more));
+        json_object_del(c, "layer_types");
+        snprintf(path, sizeof(path), "%s/config.json", dir);
+        ck_assert_int_eq(json_dump_file(c, path, 0), 0);
+        json_decref(c);
+        ck_assert_msg(model_open(dir, &model, &e) == TD_OK, "%s", e.text);
+        config.model = model;
+        ck_assert_int_ne(engine_open(&config, &engine, &e), TD_OK);
+        ck_assert_msg(strstr(e.text, "tensor ") && strstr(e.text, CHANGES[i].says), "%s", e.text);
+        model_close(model);
+        unlink(path);
+    }
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    unlink(path);
+    rmdir(dir);
     teardown(&f);
 }
 END_TEST
@@ -489,6 +608,8 @@ int main(void)
     tcase_set_timeout(t, 60);
     tcase_add_test(t, test_engine_golden_alone);
     tcase_add_loop_test(t, test_engine_golden_all_together_in_chunks, 0, 4);
+    tcase_add_test(t, test_engine_bf16_same_alone_and_together_in_chunks);
+    tcase_add_test(t, test_engine_gives_up_pages_behind_a_window);
     tcase_add_test(t, test_engine_golden_from_prefix_cache);
     tcase_add_test(t, test_engine_golden_preempted_and_resumed);
     tcase_add_test(t, test_engine_preempts_the_newest_and_tokens_stay);
@@ -496,6 +617,7 @@ int main(void)
     tcase_add_test(t, test_engine_adopted_pages_give_same_tokens);
     tcase_add_test(t, test_engine_seeded_sampling_same_in_any_batch);
     tcase_add_test(t, test_engine_prompt_logprobs_agree_with_golden);
+    tcase_add_test(t, test_engine_refuses_weights_that_the_configuration_does_not_describe);
     tcase_add_test(t, test_engine_refuses_bad_requests_by_field);
     suite_add_tcase(s, t);
     return tap_main(s);

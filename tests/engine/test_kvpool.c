@@ -113,6 +113,43 @@ struct held {
     uint32_t seq, xfer;
 };
 
+/* What lies behind a window may be gone: the last pages of a prefix are enough, and all of them are needed. */
+START_TEST(test_kvpool_window_matches_by_the_last_pages)
+{
+    enum { N = 8 };
+    static const struct kv_layout layout = {
+        .dtype = NUM_F32, .n_layers = 1, .n_kv_heads = 1, .head_dim = 4, .page_tokens = 16, .window = 20};
+    struct fixture f = {0};
+    clock_init_virtual(&f.clock, 1);
+    const struct kvpool_config c = {&layout, PAGES, 1000, &f.clock, on_block, &f};
+    ck_assert_int_eq(kvpool_open(&c, &f.pool), TD_OK);
+    struct block_key keys[N];
+    struct page_ref pages[N], others[PAGES], found[N];
+    uint32_t first = 99;
+    ck_assert_int_eq(kvpool_take(f.pool, N, pages), TD_OK);
+    for (uint32_t i = 0; i < N; i++) {
+        keys[i] = key(i);
+        kvpool_name(f.pool, pages[i], &keys[i], i);
+    }
+    for (uint32_t i = 0; i < N; i++)
+        kvpool_unhold(f.pool, &pages[i], 1); /* in token order, as a sequence gives them up: the head goes first */
+    for (uint32_t gone = 0; gone <= N; gone++) {
+        uint32_t want = gone <= 6 ? N : 0; /* tokens 108 and later are needed, from page 6 on */
+        ck_assert_uint_eq(kvpool_match_window(f.pool, keys, N, found, &first), want);
+        ck_assert_uint_eq(first, want ? 6 : 0);
+        for (uint32_t i = first; i < want; i++)
+            ck_assert_uint_eq(found[i].index, pages[i].index);
+        kvpool_unhold(f.pool, found + first, want - first);
+        if (gone == 0)
+            ck_assert_int_eq(kvpool_take(f.pool, PAGES - N, others), TD_OK);
+        if (gone < N)
+            ck_assert_int_eq(kvpool_take(f.pool, 1, others + PAGES - N + gone), TD_OK);
+    }
+    kvpool_unhold(f.pool, others, PAGES);
+    kvpool_close(f.pool);
+}
+END_TEST
+
 START_TEST(test_kvpool_random_operations_keep_the_sum)
 {
     struct fixture f;
@@ -194,6 +231,7 @@ int main(void)
     if (tap_forks())
         tcase_add_test_raise_signal(t, test_kvpool_stale_reference_aborts, SIGABRT);
     tcase_add_test(t, test_kvpool_tail_of_a_chain_goes_before_its_head);
+    tcase_add_test(t, test_kvpool_window_matches_by_the_last_pages);
     tcase_add_loop_test(t, test_kvpool_random_operations_keep_the_sum, 0, 4);
     suite_add_tcase(s, t);
     return tap_main(s);

@@ -81,7 +81,15 @@ static void tensors(const uint8_t *data, size_t size)
 static void config(const uint8_t *data, size_t size)
 {
     struct model_config c;
-    (void)model_config_parse((const char *)data, size, (const char *)data, size, &c, NULL);
+    double inv_freq[MODEL_MAX_PAIRS];
+    if (model_config_parse((const char *)data, size, (const char *)data, size, &c, NULL))
+        return;
+    for (int i = 0; i < 4; i++) /* what was accepted can be worked with */
+        (void)model_config_rope(&c, &c.rope[i % 2], i / 2, inv_freq);
+    struct kv_layout l = model_config_layout(&c, NUM_BF16, 16);
+    (void)kv_layout_check(&l, NULL);
+    if (model_config_n_active_params(&c) > model_config_n_params(&c))
+        abort();
 }
 
 static void tokenizer(const uint8_t *data, size_t size)

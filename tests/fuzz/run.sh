@@ -5,6 +5,7 @@ cd "$(dirname "$0")/../.."
 runs="${1:-10000000}"
 build="${TANDEM_BUILD:-build}-fuzz"
 [ -d "$build" ] || CC=clang meson setup "$build" -Dfuzz=true -Dtests=false -Db_sanitize=address,undefined -Db_lundef=false \
+  -Dc_args=-fsanitize=fuzzer-no-link \
   -Dwerror=false >/dev/null
 targets=(events store_msg block codec layout transfer tensors config tokenizer trace)
 ninja -C "$build" "${targets[@]/#/tests/fuzz/fuzz_}" >"$build/build.log" 2>&1 || { tail -20 "$build/build.log"; exit 1; }
@@ -13,6 +14,9 @@ for t in "${targets[@]}"; do
   n=$runs
   case "$t" in tensors|config|tokenizer|trace) n=$((runs / 10)) ;; esac
   mkdir -p "$build/corpus/$t"
+  if [ "$t" = config ]; then
+    for f in tests/model/golden/*/config.json; do cp "$f" "$build/corpus/$t/$(basename "$(dirname "$f")")"; done
+  fi
   if "$build/tests/fuzz/fuzz_$t" -runs="$n" -max_len=4096 -close_fd_mask=3 "$build/corpus/$t" 2>"$build/$t.log"; then
     echo "ok fuzz_$t $n runs"
   else

@@ -33,7 +33,7 @@ struct linear_case {
     uint32_t n_rows, n_in, n_out[2];
     enum num_type type[2];
     enum compute compute;
-    bool accumulate;
+    bool accumulate, bias;
     float scale;
 };
 
@@ -46,6 +46,10 @@ static struct k_matrix *pack(struct kernels *k, const struct linear_case *c, uin
         float *w = data_floats(seed + (uint64_t)i, n, c->scale);
         data[i] = data_as(w, c->type[i], n);
         parts[i] = (struct k_matrix_part){.data = data[i], .type = c->type[i], .n_out = c->n_out[i]};
+        if (c->bias && i == 0) { /* any numbers do */
+            parts[i].bias = data[i];
+            parts[i].bias_type = c->type[i];
+        }
         free(w);
     }
     struct k_matrix *m = NULL;
@@ -84,6 +88,7 @@ START_TEST(test_linear_equals_plain_for_any_shape)
                                 .type = {1 + data_bits(s, 5) % 3, 1 + data_bits(s, 6) % 3},
                                 .compute = i % 2 ? COMPUTE_F32 : COMPUTE_BF16,
                                 .accumulate = data_bits(s, 7) % 2,
+                                .bias = data_bits(s, 8) % 2,
                                 .scale = 1};
         check_linear(&c, s);
     }
@@ -226,9 +231,17 @@ START_TEST(test_elementwise_equals_plain_for_any_shape)
         k_rmsnorm(plain, x, w, 1e-5f, n_rows, dim, y);
         k_rmsnorm(fast, x, w, 1e-5f, n_rows, dim, z);
         data_equal(z, y, n, "rmsnorm");
-        k_silu_mul(plain, x, n_rows, dim, y);
-        k_silu_mul(fast, x, n_rows, dim, z);
-        data_equal(z, y, n, "silu_mul");
+        for (enum k_act act = ACT_SILU; act <= ACT_CLAMPED; act++) {
+            const struct k_glu glu = {act, 1.702f, 1.5f};
+            k_glu(plain, x, n_rows, dim, &glu, y);
+            k_glu(fast, x, n_rows, dim, &glu, z);
+            data_equal(z, y, n, "glu");
+        }
+        memcpy(y, x, n * sizeof(float));
+        memcpy(z, x, n * sizeof(float));
+        k_softcap(plain, y, n, 3);
+        k_softcap(fast, z, n, 3);
+        data_equal(z, y, n, "softcap");
         k_rmsnorm(fast, x, w, 1e-5f, n_rows, dim, x);
         k_rmsnorm(plain, x, w, 1e-5f, n_rows, dim, y);
         k_rmsnorm(fast, x, w, 1e-5f, n_rows, dim, x);
@@ -252,8 +265,8 @@ START_TEST(test_embed_equals_plain_for_every_type)
         ids[i] = data_range(4, i, 0, VOCAB - 1);
     for (enum num_type type = NUM_F32; fast && type <= NUM_BF16; type++) {
         void *table = data_as(x, type, VOCAB * DIM);
-        k_embed(plain, table, type, DIM, ids, N_ROWS, y);
-        k_embed(fast, table, type, DIM, ids, N_ROWS, z);
+        k_embed(plain, table, type, DIM, ids, N_ROWS, 1, y);
+        k_embed(fast, table, type, DIM, ids, N_ROWS, 1, z);
         data_equal(z, y, N_ROWS * DIM, "embed");
         k_convert_to_f32((uint8_t *)table + ids[5] * DIM * num_type_bytes(type), type, DIM, y);
         data_equal(z + 5 * DIM, y, DIM, "embed of one row");
@@ -275,11 +288,12 @@ START_TEST(test_rope_rotates_only_its_heads)
         inv_freq[i] = 1.0 / (1 + i);
     for (uint32_t i = 0; i < N_ROWS; i++)
         positions[i] = data_range(9, i, 0, 63);
-    k_rope_table(inv_freq, HALF, 64, table);
+    k_rope_table(inv_freq, HALF, 64, 1, table);
+    const struct k_rotary rotary = {table, 2 * HALF, false};
     for (int once = 0; fast && once < 1; once++) {
         float *y = mem_dup(x, STRIDE * N_ROWS * 4), *z = mem_dup(x, STRIDE * N_ROWS * 4);
-        k_rope(plain, y, STRIDE, HEADS, 2 * HALF, positions, N_ROWS, table);
-        k_rope(fast, z, STRIDE, HEADS, 2 * HALF, positions, N_ROWS, table);
+        k_rope(plain, y, STRIDE, HEADS, 2 * HALF, &rotary, positions, N_ROWS);
+        k_rope(fast, z, STRIDE, HEADS, 2 * HALF, &rotary, positions, N_ROWS);
         data_equal(z, y, STRIDE * N_ROWS, "rope");
         for (uint32_t t = 0; t < N_ROWS; t++)
             data_equal(z + t * STRIDE + STRIDE - 5, x + t * STRIDE + STRIDE - 5, 5, "behind the heads");
@@ -300,7 +314,9 @@ END_TEST
 
 struct kv_case {
     struct kv_layout layout;
-    uint32_t n_heads, n_seqs;
+    uint32_t n_heads, n_seqs, window, v_dim;
+    float cap;
+    bool sinks;
     uint32_t first_pos[4], n_rows[4];
 };
 
@@ -310,8 +326,8 @@ struct kv_batch {
     struct k_attn_seq seqs[4];
     uint8_t **pages[4];
     uint32_t n_pages[4];
-    uint32_t n_rows;
-    float *qkv;
+    uint32_t n_rows, stride;
+    float *qkv, *sinks;
 };
 
 static struct kv_batch batch_open(const struct kv_case *c)
@@ -329,11 +345,18 @@ static struct kv_batch batch_open(const struct kv_case *c)
         b.seqs[i].pages = b.pages[i];
         b.n_rows += c->n_rows[i];
     }
-    uint32_t stride = (c->n_heads + 2 * l->n_kv_heads) * l->head_dim + 3;
-    b.qkv = mem_array((size_t)b.n_rows * stride, sizeof(float));
-    b.attn = (struct k_attn){.layout = l, .layer = l->n_layers - 1, .n_heads = c->n_heads, .row_stride = stride};
-    b.attn.qkv = b.qkv;
+    b.stride = (c->n_heads + 2 * l->n_kv_heads) * l->head_dim + 3;
+    b.qkv = mem_array((size_t)b.n_rows * b.stride, sizeof(float));
+    b.sinks = data_floats(99, c->n_heads, 3);
+    b.attn = (struct k_attn){.layout = l, .layer = l->n_layers - 1, .n_heads = c->n_heads, .q = b.qkv};
+    b.attn.k = b.qkv + (size_t)c->n_heads * l->head_dim;
+    b.attn.v = b.attn.k + (size_t)l->n_kv_heads * l->head_dim;
+    b.attn.q_stride = b.attn.kv_stride = b.stride;
+    b.attn.v_dim = c->v_dim ? c->v_dim : l->head_dim;
     b.attn.scale = 0.3f;
+    b.attn.cap = c->cap;
+    b.attn.window = c->window;
+    b.attn.sinks = c->sinks ? b.sinks : NULL;
     b.attn.n_seqs = c->n_seqs;
     return b;
 }
@@ -346,13 +369,14 @@ static void batch_close(struct kv_batch *b)
         free(b->pages[i]);
     }
     free(b->qkv);
+    free(b->sinks);
 }
 
 /* The row of sequence i at a position: the same numbers in whatever chunk it comes. */
 static void fill_row(struct kv_batch *b, uint32_t row, uint32_t seq, uint32_t pos)
 {
-    float *x = data_floats(7000 + seq * 1000 + pos, b->attn.row_stride, 1.5f);
-    memcpy(b->qkv + (size_t)row * b->attn.row_stride, x, b->attn.row_stride * sizeof(float));
+    float *x = data_floats(7000 + seq * 1000 + pos, b->stride, 1.5f);
+    memcpy(b->qkv + (size_t)row * b->stride, x, b->stride * sizeof(float));
     free(x);
 }
 
@@ -385,6 +409,14 @@ static struct kv_case random_kv_case(uint64_t i)
     c.layout.head_dim = (uint32_t[]){64, 16, 7, 33, 128, 80, 1}[i % 7];
     c.layout.page_tokens = (uint32_t[]){16, 5, 32, 64, 1}[i % 5];
     c.n_heads = c.layout.n_kv_heads * (uint32_t[]){1, 4, 3, 7, 2}[data_bits(i, 3) % 5];
+    c.window = data_bits(i, 20) % 2 ? data_range(i, 21, 1, 70) : 0;
+    c.cap = data_bits(i, 22) % 2 ? 2.5f : 0;
+    c.sinks = data_bits(i, 23) % 2;
+    if (data_bits(i, 24) % 3 == 0) {
+        c.layout.kind = KV_LATENT;
+        c.layout.n_kv_heads = 1;
+        c.v_dim = data_range(i, 25, 1, c.layout.head_dim);
+    }
     for (uint32_t s = 0; s < c.n_seqs; s++) {
         c.first_pos[s] = data_bits(i, 4 + s) % 3 ? data_range(i, 8 + s, 0, 80) : 0;
         c.n_rows[s] = data_bits(i, 12 + s) % 2 ? 1 : data_range(i, 16 + s, 1, 40);
@@ -392,13 +424,25 @@ static struct kv_case random_kv_case(uint64_t i)
     return c;
 }
 
+/* Pages that lie before every row's window are gone. */
+static void drop_unseen(const struct kv_case *c, struct kv_batch *b)
+{
+    struct kv_layout l = c->layout;
+    l.window = c->window;
+    for (uint32_t s = 0; s < c->n_seqs; s++)
+        for (uint32_t p = 0; p < kv_layout_first_kept(&l, c->first_pos[s]); p++) {
+            free(b->pages[s][p]);
+            b->pages[s][p] = NULL;
+        }
+}
+
 START_TEST(test_attention_equals_plain_for_any_shape)
 {
     open_both(_i);
-    for (uint64_t i = 0; fast && i < 28; i++) {
+    for (uint64_t i = 0; fast && i < 70; i++) {
         struct kv_case c = random_kv_case(i);
         struct kv_batch a = batch_open(&c), b = batch_open(&c);
-        size_t n = (size_t)a.n_rows * c.n_heads * c.layout.head_dim;
+        size_t n = (size_t)a.n_rows * c.n_heads * a.attn.v_dim;
         float *y = mem_array(n, sizeof(float)), *z = mem_array(n, sizeof(float));
         fill(plain, &a, SEQ_IDS);
         fill(fast, &b, SEQ_IDS);
@@ -407,6 +451,8 @@ START_TEST(test_attention_equals_plain_for_any_shape)
                 ck_assert_mem_eq(a.pages[s][p], b.pages[s][p], kv_layout_page_bytes(&c.layout));
         a.attn.out = y;
         b.attn.out = z;
+        drop_unseen(&c, &a);
+        drop_unseen(&c, &b);
         k_attention(plain, &a.attn);
         k_attention(fast, &b.attn);
         data_equal(z, y, n, "attention");
@@ -427,6 +473,9 @@ START_TEST(test_attention_row_is_the_same_in_any_chunk_and_batch)
     open_both(_i);
     enum { N_TOKENS = 101 };
     struct kv_case c = {.layout = {NUM_BF16, 1, 2, 32, 16}, .n_heads = 6, .n_seqs = 1, .n_rows = {N_TOKENS}};
+    c.window = _i % 2 ? 40 : 0;
+    c.sinks = _i % 3 == 0;
+    c.cap = _i % 3 == 1 ? 3 : 0;
     size_t row_floats = (size_t)c.n_heads * c.layout.head_dim;
     float *whole = mem_array(N_TOKENS * row_floats, 4), *part = mem_array(N_TOKENS * 3 * row_floats, 4);
     struct kv_batch b = {0};
@@ -453,6 +502,195 @@ START_TEST(test_attention_row_is_the_same_in_any_chunk_and_batch)
     free(whole);
     free(part);
     close_both();
+}
+END_TEST
+
+/* ------------------------------------------------------------------ experts */
+
+/* Sorted rows of many matrices, against one matrix after the other; transposed and interleaved parts, against straight ones. */
+START_TEST(test_linear_groups_give_what_linear_gives)
+{
+    open_both(_i);
+    enum { N = 5, N_IN = 37, N_OUT = 70, X_STRIDE = N_IN + 3, Y_STRIDE = N_OUT + 5 };
+    static const uint32_t ROWS[N] = {3, 0, 200, 1, 0};
+    for (int mode = 0; fast && mode < 4; mode++) {
+        struct linear_case c = {.n_in = N_IN, .n_out = {N_OUT, 0}, .scale = 1, .bias = mode % 2};
+        c.type[0] = c.type[1] = NUM_BF16;
+        c.compute = mode / 2 ? COMPUTE_BF16 : COMPUTE_F32;
+        float *x = data_floats(3, 204 * X_STRIDE, 1), *y = mem_array(204 * Y_STRIDE, 4), row[N_OUT];
+        struct k_group groups[N];
+        for (uint32_t i = 0, first = 0; i < N; first += ROWS[i++])
+            groups[i] = (struct k_group){pack(fast, &c, 50 + i), x + first * X_STRIDE, y + first * Y_STRIDE, ROWS[i]};
+        k_linear_groups(fast, groups, N, X_STRIDE, Y_STRIDE);
+        for (uint32_t i = 0; i < N; i++)
+            for (uint32_t r = 0; r < ROWS[i]; r++) {
+                k_linear(fast, groups[i].w, groups[i].x + r * X_STRIDE, 1, row, false);
+                data_equal(groups[i].y + r * Y_STRIDE, row, N_OUT, "row of a group");
+            }
+        for (uint32_t i = 0; i < N; i++)
+            k_matrix_free((struct k_matrix *)(uintptr_t)groups[i].w);
+        free(x);
+        free(y);
+    }
+    close_both();
+}
+END_TEST
+
+START_TEST(test_matrix_parts_may_be_transposed_or_interleaved)
+{
+    struct kernels *k = data_open(ISA_AUTO, 1);
+    enum { N_OUT = 9, N_IN = 5 };
+    uint16_t straight[2 * N_OUT * N_IN], mixed[2 * N_OUT * N_IN], bias[2 * N_OUT], mixed_bias[2 * N_OUT];
+    for (uint32_t o = 0; o < 2 * N_OUT; o++) {
+        bias[o] = mixed_bias[o % N_OUT * 2 + o / N_OUT] = (uint16_t)(0x3f80 + o);
+        for (uint32_t i = 0; i < N_IN; i++)
+            straight[o * N_IN + i] = mixed[i * 2 * N_OUT + o % N_OUT * 2 + o / N_OUT] =
+                (uint16_t)(0x3f00 + data_bits(o, i) % 128);
+    }
+    for (enum compute compute = COMPUTE_F32; compute <= COMPUTE_BF16; compute++) {
+        struct k_matrix_part part = {.data = straight,
+                                     .type = NUM_BF16,
+                                     .n_out = 2 * N_OUT,
+                                     .bias = bias,
+                                     .bias_type = NUM_BF16},
+                             parts[2];
+        for (uint32_t i = 0; i < 2; i++)
+            parts[i] = (struct k_matrix_part){.data = mixed + i,
+                                              .type = NUM_BF16,
+                                              .n_out = N_OUT,
+                                              .out_stride = 2,
+                                              .in_stride = 2 * N_OUT,
+                                              .bias = mixed_bias + i,
+                                              .bias_type = NUM_BF16,
+                                              .bias_stride = 2};
+        struct k_matrix *a = NULL, *b = NULL;
+        float *x = data_floats(1, 3 * N_IN, 1), y[3 * 2 * N_OUT], z[3 * 2 * N_OUT];
+        ck_assert_int_eq(k_matrix_pack(k, &part, 1, N_IN, compute, &a), TD_OK);
+        ck_assert_int_eq(k_matrix_pack(k, parts, 2, N_IN, compute, &b), TD_OK);
+        k_linear(k, a, x, 3, y, false);
+        k_linear(k, b, x, 3, z, false);
+        data_equal(z, y, 3 * 2 * N_OUT, "interleaved");
+        k_matrix_free(a);
+        k_matrix_free(b);
+        free(x);
+    }
+    kernels_close(k);
+}
+END_TEST
+
+static double share(const float *logits, uint32_t e, const uint32_t *among, uint32_t n)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        sum += exp((double)logits[among ? among[i] : i]);
+    return exp((double)logits[e]) / sum;
+}
+
+START_TEST(test_route_takes_the_best_experts_of_the_best_groups)
+{
+    struct kernels *k = data_open(ISA_AUTO, 2);
+    enum { ROWS = 300, E = 24, USED = 4, STRIDE = 5 };
+    float *logits = data_floats(5, ROWS * E, 4), weights[ROWS * STRIDE];
+    uint32_t experts[ROWS * STRIDE];
+    logits[0] = logits[1] = logits[7] = 9; /* the lower index first */
+    for (int mode = 0; mode < 4; mode++) {
+        const struct k_router r = {E, USED, mode % 2 ? 6 : 1, mode % 2 ? 2 : 1, mode / 2, 2.5f};
+        k_route(k, &r, logits, ROWS, STRIDE, experts, weights);
+        ck_assert(experts[0] == 0 && experts[1] == 1);
+        for (uint32_t t = 0; t < ROWS; t++) {
+            const float *row = logits + t * E;
+            const uint32_t *got = experts + t * STRIDE;
+            bool open[E] = {false};
+            for (uint32_t g = 0; g < r.n_groups; g++) { /* how many groups are better? */
+                uint32_t better = 0, size = E / r.n_groups;
+                for (uint32_t h = 0; h < r.n_groups; h++)
+                    better +=
+                        row[k_argmax(row + h * size, size) + h * size] > row[k_argmax(row + g * size, size) + g * size];
+                for (uint32_t e = 0; e < size; e++)
+                    open[g * size + e] = better < r.n_groups_used;
+            }
+            for (uint32_t i = 0; i < USED; i++) {
+                uint32_t larger = 0;
+                for (uint32_t e = 0; e < E; e++)
+                    larger += open[e] && row[e] > row[got[i]];
+                ck_assert(open[got[i]] && (larger == i || t == 0));
+                double want = 2.5 * (r.normalized ? share(row, got[i], got, USED) : share(row, got[i], NULL, E));
+                ck_assert_double_eq_tol((double)weights[t * STRIDE + i], want, 1e-5);
+            }
+        }
+    }
+    free(logits);
+    kernels_close(k);
+}
+END_TEST
+
+START_TEST(test_combine_adds_weighted_rows_in_order)
+{
+    open_both(_i);
+    enum { ROWS = 40, N = 3, DIM = 300 };
+    float *x = data_floats(1, 50 * DIM, 2), *weights = data_floats(2, ROWS * N, 1), *y = data_floats(3, ROWS * DIM, 1);
+    float *z = mem_dup(y, ROWS * DIM * 4), *in = mem_dup(y, ROWS * DIM * 4);
+    uint32_t rows[ROWS * N];
+    for (uint32_t i = 0; i < ROWS * N; i++)
+        rows[i] = data_range(4, i, 0, 49);
+    if (fast) {
+        k_combine(plain, x, DIM, rows, weights, N, ROWS, y);
+        k_combine(fast, x, DIM, rows, weights, N, ROWS, z);
+        data_equal(z, y, ROWS * DIM, "combine");
+        for (uint32_t t = 0; t < ROWS; t++) {
+            float sum = 0;
+            for (uint32_t i = 0; i < N; i++)
+                sum = fmaf(weights[t * N + i], x[rows[t * N + i] * DIM + 7], sum);
+            ck_assert(y[t * DIM + 7] == in[t * DIM + 7] + sum);
+        }
+    }
+    free(x);
+    free(weights);
+    free(y);
+    free(z);
+    free(in);
+    close_both();
+}
+END_TEST
+
+/* Each head as if it were a row; interleaved pairs as if they were halves. */
+START_TEST(test_heads_are_normed_and_rotated_each_by_itself)
+{
+    struct kernels *k = data_open(ISA_AUTO, 2);
+    enum { ROWS = 9, HEADS = 3, DIM = 12, APART = 17, STRIDE = HEADS * APART + 2, HALF = 4 };
+    float *x = data_floats(1, ROWS * STRIDE, 2), *w = data_floats(2, DIM, 1), *y = mem_dup(x, ROWS * STRIDE * 4);
+    float table[ROWS * HALF * 2], one[DIM], halves[DIM], inv[4] = {1, 0.3f, 0.1f, 0.01f};
+    double inv_freq[HALF];
+    uint32_t at[ROWS];
+    for (uint32_t i = 0; i < HALF; i++)
+        inv_freq[i] = (double)inv[i];
+    for (uint32_t t = 0; t < ROWS; t++)
+        at[t] = ROWS - 1 - t;
+    k_rope_table(inv_freq, HALF, ROWS, 1.5, table);
+    k_head_norm(k, y, STRIDE, HEADS, APART, w, 1e-6f, ROWS, DIM);
+    for (uint32_t t = 0; t < ROWS; t++)
+        for (uint32_t h = 0; h < HEADS; h++) {
+            k_rmsnorm(k, x + t * STRIDE + h * APART, w, 1e-6f, 1, DIM, one);
+            data_equal(y + t * STRIDE + h * APART, one, DIM, "norm of a head");
+            data_equal(y + t * STRIDE + h * APART + DIM, x + t * STRIDE + h * APART + DIM, APART - DIM,
+                       "between heads");
+        }
+    memcpy(y, x, ROWS * STRIDE * 4);
+    k_rope(k, y, STRIDE, HEADS, APART, &(struct k_rotary){table, 2 * HALF, true}, at, ROWS);
+    for (uint32_t t = 0; t < ROWS; t++)
+        for (uint32_t h = 0; h < HEADS; h++) {
+            const float *head = x + t * STRIDE + h * APART, *got = y + t * STRIDE + h * APART;
+            for (uint32_t i = 0; i < 2 * HALF; i++)
+                halves[i % 2 * HALF + i / 2] = head[i];
+            k_rope(k, halves, DIM, 1, DIM, &(struct k_rotary){table, 2 * HALF, false}, &at[t], 1);
+            for (uint32_t i = 0; i < 2 * HALF; i++)
+                ck_assert(got[i] == halves[i % 2 * HALF + i / 2]);
+            data_equal(got + 2 * HALF, head + 2 * HALF, APART - 2 * HALF, "beyond the rotated");
+        }
+    free(x);
+    free(w);
+    free(y);
+    kernels_close(k);
 }
 END_TEST
 
@@ -522,6 +760,11 @@ int main(void)
     tcase_add_loop_test(t, test_rope_rotates_only_its_heads, 0, N_BACKENDS);
     tcase_add_loop_test(t, test_attention_equals_plain_for_any_shape, 0, N_BACKENDS);
     tcase_add_loop_test(t, test_attention_row_is_the_same_in_any_chunk_and_batch, 1, N_BACKENDS);
+    tcase_add_loop_test(t, test_linear_groups_give_what_linear_gives, 1, N_BACKENDS);
+    tcase_add_test(t, test_matrix_parts_may_be_transposed_or_interleaved);
+    tcase_add_test(t, test_route_takes_the_best_experts_of_the_best_groups);
+    tcase_add_loop_test(t, test_combine_adds_weighted_rows_in_order, 0, N_BACKENDS);
+    tcase_add_test(t, test_heads_are_normed_and_rotated_each_by_itself);
     tcase_add_loop_test(t, test_open_names_what_it_uses, 0, N_BACKENDS);
     tcase_add_test(t, test_open_refuses_nonsense);
     tcase_add_test(t, test_pool_survives_many_operations);

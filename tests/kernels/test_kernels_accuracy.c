@@ -54,7 +54,7 @@ START_TEST(test_rope_table_is_within_1e_7_of_libm)
     float *t = mem_array((size_t)POSITIONS * HALF * 2, sizeof(*t));
     for (int i = 0; i < HALF; i++)
         inv_freq[i] = pow(10000, -i / (double)HALF);
-    k_rope_table(inv_freq, HALF, POSITIONS, t);
+    k_rope_table(inv_freq, HALF, POSITIONS, 1, t);
     for (uint32_t p = 0; p < POSITIONS; p += 7)
         for (uint32_t i = 0; i < HALF; i++) {
             const float *cs = t + ((size_t)p * HALF + i) * 2;
@@ -121,20 +121,29 @@ START_TEST(test_linear_bf16_is_near_double_over_rounded_inputs)
 }
 END_TEST
 
-START_TEST(test_rmsnorm_and_silu_are_near_double)
+START_TEST(test_rmsnorm_and_activations_are_near_double)
 {
     struct kernels *k = data_open(ISA_PLAIN, 1);
     enum { DIM = 333 };
-    float *x = data_floats(1, 2 * DIM, 8), *w = data_floats(2, DIM, 2), y[DIM], z[DIM];
+    float *x = data_floats(1, 2 * DIM, 8), *w = data_floats(2, DIM, 2), y[DIM], z[DIM], g[DIM], c[DIM], s[DIM];
     double sum = 0;
     k_rmsnorm(k, x, w, 1e-5f, 1, DIM, y);
-    k_silu_mul(k, x, 1, DIM, z);
+    k_glu(k, x, 1, DIM, &(struct k_glu){.act = ACT_SILU}, z);
+    k_glu(k, x, 1, DIM, &(struct k_glu){.act = ACT_GELU_TANH}, g);
+    k_glu(k, x, 1, DIM, &(struct k_glu){ACT_CLAMPED, 1.702f, 5}, c);
+    memcpy(s, x, sizeof(s));
+    k_softcap(k, s, DIM, 5);
     for (int i = 0; i < DIM; i++)
         sum += (double)x[i] * (double)x[i];
     for (int i = 0; i < DIM; i++) {
         double a = (double)x[i];
         ck_assert_double_eq_tol((double)y[i], a / sqrt(sum / DIM + 1e-5) * (double)w[i], 1e-6);
         ck_assert_double_eq_tol((double)z[i], a / (1 + exp(-a)) * (double)x[DIM + i], 2e-5);
+        double u = (double)x[DIM + i], gelu = 0.5 * a * (1 + tanh(sqrt(2 / M_PI) * (a + 0.044715 * a * a * a)));
+        ck_assert_double_eq_tol((double)g[i], gelu * u, 2e-5);
+        double gate = fmin(a, 5), up = fmax(fmin(u, 5), -5);
+        ck_assert_double_eq_tol((double)c[i], (up + 1) * (gate / (1 + exp(-1.702 * gate))), 2e-5);
+        ck_assert_double_eq_tol((double)s[i], 5 * tanh(a / 5), 1e-6);
     }
     free(x);
     free(w);
@@ -153,8 +162,15 @@ START_TEST(test_attention_is_near_naive_double)
         pages[i] = mem_zalloc(kv_layout_page_bytes(&layout));
     float *qkv = data_floats(1, N * STRIDE, 2), *out = mem_array(N * HEADS * DIM, sizeof(float));
     struct k_attn_seq seq = {.n_rows = N, .pages = pages};
+    float sinks[HEADS] = {0.5f, -1, 2, 0};
     struct k_attn a = {
-        .layout = &layout, .n_heads = HEADS, .row_stride = STRIDE, .qkv = qkv, .out = out, .scale = 0.5f};
+        .layout = &layout, .n_heads = HEADS, .q = qkv, .k = qkv + HEADS * DIM, .out = out, .scale = 0.5f};
+    a.v = qkv + (HEADS + KV) * DIM;
+    a.q_stride = a.kv_stride = STRIDE;
+    a.v_dim = DIM;
+    a.window = _i & 1 ? 21 : 0;
+    a.cap = _i & 2 ? 3 : 0;
+    a.sinks = _i & 4 ? sinks : NULL;
     a.seqs = &seq;
     a.n_seqs = 1;
     k_kv_store(k, &a);
@@ -162,15 +178,16 @@ START_TEST(test_attention_is_near_naive_double)
     for (int row = 0; row < N; row++)
         for (int h = 0; h < HEADS; h++) {
             const float *q = qkv + row * STRIDE + h * DIM;
-            double p[N], total = 0, o[DIM] = {0};
-            for (int j = 0; j <= row; j++) {
+            double p[N], total = a.sinks ? exp((double)sinks[h]) : 0, o[DIM] = {0};
+            int first = a.window && row + 1 > (int)a.window ? row + 1 - (int)a.window : 0;
+            for (int j = first; j <= row; j++) {
                 const float *key = qkv + j * STRIDE + (HEADS + h / (HEADS / KV)) * DIM;
                 double s = 0;
                 for (int d = 0; d < DIM; d++)
                     s += (double)q[d] * (double)key[d];
-                total += p[j] = exp(0.5 * s);
+                total += p[j] = exp(a.cap > 0 ? 3 * tanh(0.5 * s / 3) : 0.5 * s);
             }
-            for (int j = 0; j <= row; j++)
+            for (int j = first; j <= row; j++)
                 for (int d = 0; d < DIM; d++)
                     o[d] += p[j] / total * (double)qkv[j * STRIDE + (HEADS + KV + h / (HEADS / KV)) * DIM + d];
             for (int d = 0; d < DIM; d++)
@@ -282,8 +299,8 @@ int main(void)
     tcase_add_test(t, test_rope_table_is_within_1e_7_of_libm);
     tcase_add_test(t, test_linear_f32_is_near_double);
     tcase_add_test(t, test_linear_bf16_is_near_double_over_rounded_inputs);
-    tcase_add_test(t, test_rmsnorm_and_silu_are_near_double);
-    tcase_add_test(t, test_attention_is_near_naive_double);
+    tcase_add_test(t, test_rmsnorm_and_activations_are_near_double);
+    tcase_add_loop_test(t, test_attention_is_near_naive_double, 0, 8);
     tcase_add_test(t, test_argmax_takes_the_first_of_equals_and_skips_nan);
     tcase_add_test(t, test_logsumexp_is_near_double);
     tcase_add_test(t, test_conversions_round_to_nearest_even);

@@ -34,10 +34,10 @@ START_TEST(test_config_old_and_new_style_say_the_same)
     ck_assert_msg(
         !parse("{" COMMON ",\"rope_parameters\":{\"rope_theta\":500000,\"rope_type\":\"llama3\"," LLAMA3 "}}", &b, &e),
         "%s", e.text);
-    model_config_rope(&a, x);
-    model_config_rope(&b, y);
+    ck_assert(model_config_rope(&a, &a.rope[0], false, x) == 1);
+    ck_assert(model_config_rope(&b, &b.rope[0], false, y) == 1);
     ck_assert_int_eq(memcmp(x, y, sizeof(x)), 0);
-    ck_assert_int_eq(a.rope_type, ROPE_LLAMA3);
+    ck_assert_int_eq(a.rope[0].type, ROPE_LLAMA3);
     ck_assert_uint_eq(a.head_dim, 16);
     ck_assert_uint_eq(a.n_eos_ids, 2);
     for (int i = 0; i < 8; i++) /* plain part: theta^(-2i/d), own exp and log against libm */
@@ -53,12 +53,20 @@ START_TEST(test_config_refusals_name_the_field)
     } BAD[] = {
         {"{", "line"},
         {"[]", "object"},
-        {"{\"model_type\":\"bert\"}", "model_type"},
+        {"{\"model_type\":\"bert\"}", "model_type: 'bert'"},
         {"{" COMMON ",\"hidden_act\":\"gelu\"}", "hidden_act"},
-        {"{" COMMON ",\"attention_bias\":true}", "attention_bias"},
+        {"{" COMMON ",\"attention_bias\":1}", "attention_bias"},
+        {"{" COMMON ",\"quantization_config\":{\"quant_method\":\"mxfp4\"}}", "quant_method: 'mxfp4'"},
+        {"{" COMMON ",\"attn_logit_softcapping\":50}", "attn_logit_softcapping"},
+        {"{" COMMON ",\"use_bidirectional_attention\":true}", "use_bidirectional_attention"},
+        {"{" COMMON ",\"layer_types\":[\"full_attention\"]}", "layer_types"},
+        {"{" COMMON ",\"layer_types\":[\"full_attention\",\"chunked_attention\"]}", "'chunked_attention'"},
+        {"{" COMMON ",\"layer_types\":[\"full_attention\",\"sliding_attention\"]}", "sliding_window"},
         {"{" COMMON ",\"num_key_value_heads\":3}", "num_key_value_heads"},
         {"{" COMMON ",\"head_dim\":15}", "head_dim"},
-        {"{" COMMON ",\"rope_scaling\":{\"type\":\"yarn\"}}", "yarn"},
+        {"{" COMMON ",\"rope_scaling\":{\"type\":\"mrope\"}}", "rope_type: 'mrope'"},
+        {"{" COMMON ",\"rope_scaling\":{\"type\":\"linear\"}}", "factor"},
+        {"{" COMMON ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,2]}}", "short_factor"},
         {"{" COMMON ",\"vocab_size\":-1}", "vocab_size"},
         {"{" COMMON ",\"vocab_size\":1e300}", "vocab_size"},
         {"{" COMMON ",\"eos_token_id\":100}", "eos_token_id"},
@@ -68,6 +76,103 @@ START_TEST(test_config_refusals_name_the_field)
         struct td_error e = {{0}};
         ck_assert_int_ne(parse(BAD[i].text, &c, &e), TD_OK);
         ck_assert_msg(strstr(e.text, BAD[i].field) != NULL, "'%s' does not name %s", e.text, BAD[i].field);
+    }
+}
+END_TEST
+
+/* What is missing from a published file, by family. */
+START_TEST(test_config_families_fill_in_what_files_leave_out)
+{
+#define SIZES                                                                                                          \
+    "\"vocab_size\":100,\"hidden_size\":64,\"num_hidden_layers\":6,\"num_attention_heads\":4,\"intermediate_size\":"   \
+    "96,"                                                                                                              \
+    "\"max_position_embeddings\":512,\"rms_norm_eps\":1e-5"
+    struct model_config c;
+    struct td_error e = {{0}};
+    ck_assert_msg(!parse("{\"model_type\":\"gemma3_text\"," SIZES ",\"sliding_window_pattern\":3}", &c, &e), "%s",
+                  e.text);
+    ck_assert(c.tied_embeddings && c.head_dim == 256 && c.window == 4096 && c.glu == GLU_GELU_TANH);
+    ck_assert(c.layers[0] == LAYER_WINDOW && c.layers[1] == LAYER_WINDOW && !c.layers[2] && !c.layers[5]);
+    ck_assert(c.rope[0].theta == 1e6 && c.rope[1].theta == 1e4 && c.logits_cap == 0);
+    ck_assert_uint_eq(model_config_layout(&c, NUM_BF16, 16).window, 0); /* full layers keep all pages */
+    ck_assert_msg(!parse("{\"model_type\":\"gemma2\"," SIZES "}", &c, &e), "%s", e.text);
+    ck_assert(c.attn_cap == 50 && c.logits_cap == 30 && c.layers[0] == LAYER_WINDOW && !c.layers[1]);
+    ck_assert_msg(!parse("{\"model_type\":\"mistral\"," SIZES "}", &c, &e), "%s", e.text);
+    ck_assert_uint_eq(model_config_layout(&c, NUM_BF16, 16).window, 4096);
+    ck_assert_msg(!parse("{\"model_type\":\"mistral\"," SIZES ",\"sliding_window\":null}", &c, &e), "%s", e.text);
+    ck_assert_uint_eq(c.window, 0);
+    ck_assert_msg(!parse("{\"model_type\":\"qwen2\"," SIZES ",\"sliding_window\":64}", &c, &e), "%s", e.text);
+    ck_assert(c.window == 0 && c.qkv_bias && !c.out_bias);
+    ck_assert_msg(!parse("{\"model_type\":\"qwen2\"," SIZES ",\"sliding_window\":64,\"use_sliding_window\":true,"
+                         "\"max_window_layers\":4}",
+                         &c, &e),
+                  "%s", e.text);
+    ck_assert(c.window == 64 && !c.layers[3] && c.layers[4] == LAYER_WINDOW);
+    ck_assert_msg(!parse("{\"model_type\":\"qwen3_moe\"," SIZES ",\"num_experts\":8,\"num_experts_per_tok\":2,"
+                         "\"moe_intermediate_size\":32,\"mlp_only_layers\":[3],\"decoder_sparse_step\":2}",
+                         &c, &e),
+                  "%s", e.text);
+    ck_assert(!c.layers[0] && c.layers[1] == LAYER_MOE && !c.layers[3] && c.layers[5] == LAYER_MOE);
+    ck_assert(c.moe.n_experts == 8 && c.moe.intermediate == 32 && !c.moe.normalized);
+    ck_assert_msg(
+        !parse("{\"model_type\":\"gpt_oss\"," SIZES ",\"num_local_experts\":8,\"num_experts_per_tok\":2}", &c, &e),
+        "%s", e.text);
+    ck_assert(c.qkv_bias && c.out_bias && c.glu == GLU_CLAMPED && c.glu_limit == 7 && c.window == 128);
+}
+END_TEST
+
+/* transformers 5.23, modeling_rope_utils, head_dim 16: frequencies 1, 2 and 7, and the factor of cos and sin. */
+START_TEST(test_config_rope_scalings_are_those_of_the_reference)
+{
+    static const struct {
+        const char *scaling;
+        bool is_long;
+        double freq[3], factor;
+    } CASES[] = {{"{\"type\":\"linear\",\"factor\":4}", false, {0.079056941, 0.0250000004, 7.90569466e-05}, 1},
+                 {"{\"rope_type\":\"dynamic\",\"factor\":4}", false, {0.316227764, 0.100000001, 0.000316227786}, 1},
+                 {"{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_"
+                  "position_embeddings\":64}",
+                  false,
+                  {0.244384587, 0.0130422562, 3.95284733e-05},
+                  1},
+                 {"{\"rope_type\":\"yarn\",\"factor\":8,\"original_max_position_embeddings\":64}",
+                  false,
+                  {0.223994657, 0.0416666642, 3.95284733e-05},
+                  1.20794415},
+                 {"{\"rope_type\":\"yarn\",\"factor\":8,\"beta_fast\":16,\"beta_slow\":2,\"truncate\":false,\"original_"
+                  "max_position_embeddings\":64}",
+                  false,
+                  {0.120533988, 0.0125000002, 3.95284733e-05},
+                  1.20794415},
+                 {"{\"rope_type\":\"yarn\",\"factor\":8,\"mscale\":0.707,\"mscale_all_dim\":1,\"original_max_position_"
+                  "embeddings\":64}",
+                  false,
+                  {0.223994657, 0.0416666642, 3.95284733e-05},
+                  0.949560882},
+                 {"{\"rope_type\":\"longrope\",\"short_factor\":[1,1.1,1.2,1.3,1.4,1.5,1.6,1.7],\"long_factor\":[1,2,3,"
+                  "4,5,6,7,8],\"original_max_position_embeddings\":128}",
+                  false,
+                  {0.287479758, 0.0833333358, 0.000186016332},
+                  1.13389342},
+                 {"{\"rope_type\":\"longrope\",\"short_factor\":[1,1.1,1.2,1.3,1.4,1.5,1.6,1.7],\"long_factor\":[1,2,3,"
+                  "4,5,6,7,8],\"original_max_position_embeddings\":128}",
+                  true,
+                  {0.158113882, 0.0333333351, 3.95284733e-05},
+                  1.13389342}};
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        struct model_config c;
+        struct td_error e = {{0}};
+        char text[1024];
+        double freq[8];
+        snprintf(text, sizeof(text), "{" COMMON ",\"rope_scaling\":%s}", CASES[i].scaling);
+        ck_assert_msg(!parse(text, &c, &e), "%s: %s", text, e.text);
+        double factor = model_config_rope(&c, &c.rope[0], CASES[i].is_long, freq);
+        ck_assert_double_eq_tol(factor, CASES[i].factor, 1e-6);
+        for (int j = 0; j < 3; j++) {
+            double got = freq[(int[]){1, 2, 7}[j]];
+            ck_assert_msg(fabs(got / CASES[i].freq[j] - 1) < 1e-6, "case %zu: %.9g, expected %.9g", i, got,
+                          CASES[i].freq[j]);
+        }
     }
 }
 END_TEST
@@ -275,6 +380,8 @@ int main(void)
     tcase_set_timeout(t, 60);
     tcase_add_test(t, test_config_old_and_new_style_say_the_same);
     tcase_add_test(t, test_config_refusals_name_the_field);
+    tcase_add_test(t, test_config_families_fill_in_what_files_leave_out);
+    tcase_add_test(t, test_config_rope_scalings_are_those_of_the_reference);
     tcase_add_test(t, test_safetensors_hostile_headers_are_refused);
     tcase_add_test(t, test_dummy_model_is_the_same_for_a_seed);
     tcase_add_test(t, test_tokenizer_round_trips_any_utf8);

@@ -62,6 +62,32 @@ START_TEST(test_kv_layout_golden_bytes_and_round_trip)
 }
 END_TEST
 
+START_TEST(test_kv_layout_kinds_and_windows_travel_where_zeroes_were)
+{
+    uint8_t b[KV_LAYOUT_WIRE_BYTES];
+    struct kv_layout back, latent = LAYOUT, windowed = LAYOUT;
+    struct td_error e;
+    latent.kind = KV_LATENT;
+    latent.n_kv_heads = 1;
+    windowed.window = 0x10203;
+    kv_layout_encode(&latent, b);
+    ck_assert_uint_eq(b[3], 1);
+    ck_assert_int_eq(kv_layout_decode(b, sizeof(b), &back, &e), TD_OK);
+    ck_assert_int_eq(kv_layout_match(&latent, &back, &e), TD_OK);
+    ck_assert_uint_eq(kv_layout_page_bytes(&back), 16u * 16 * 64 * 2); /* one plane */
+    latent.n_kv_heads = 2;
+    ck_assert_int_eq(kv_layout_check(&latent, &e), TD_ERR_INVALID);
+    kv_layout_encode(&windowed, b);
+    ck_assert_mem_eq(b + 20, "\3\2\1", 4);
+    ck_assert_int_eq(kv_layout_decode(b, sizeof(b), &back, &e), TD_OK);
+    ck_assert_int_eq(kv_layout_match(&LAYOUT, &back, &e), TD_ERR_VERSION);
+    ck_assert_ptr_nonnull(strstr(e.text, "window"));
+    ck_assert_uint_eq(kv_layout_first_kept(&back, 0x10203), 0);
+    ck_assert_uint_eq(kv_layout_first_kept(&back, 0x10203 + 40), 2);
+    ck_assert_uint_eq(kv_layout_first_kept(&LAYOUT, 1 << 30), 0);
+}
+END_TEST
+
 START_TEST(test_kv_layout_mismatch_names_the_field)
 {
     static const char *const FIELDS[] = {"dtype", "n_layers", "n_kv_heads", "head_dim", "page_tokens"};
@@ -83,7 +109,7 @@ START_TEST(test_kv_layout_absurd_values_are_refused)
 {
     uint8_t b[KV_LAYOUT_WIRE_BYTES];
     struct kv_layout back;
-    for (size_t at = 2; at < 24; at += 2) { /* each field at its largest */
+    for (size_t at = 2; at < 24; at += at == 18 ? 4 : 2) { /* each field at its largest; a window may well be 65,535 */
         kv_layout_encode(&LAYOUT, b);
         b[at] = b[at + 1] = 0xff;
         ck_assert_int_ne(kv_layout_decode(b, sizeof(b), &back, NULL), TD_OK);
@@ -281,6 +307,7 @@ int main(void)
     tcase_add_test(t, test_block_key_chain_matches_published_vectors);
     tcase_add_test(t, test_block_key_depends_on_salt_adapter_and_every_token);
     tcase_add_test(t, test_kv_layout_golden_bytes_and_round_trip);
+    tcase_add_test(t, test_kv_layout_kinds_and_windows_travel_where_zeroes_were);
     tcase_add_test(t, test_kv_layout_mismatch_names_the_field);
     tcase_add_test(t, test_kv_layout_absurd_values_are_refused);
     tcase_add_test(t, test_checksum_covers_bytes_and_identity);

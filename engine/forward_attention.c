@@ -1,0 +1,110 @@
+/*
+ * The attention half of a layer: rotary grouped-query attention (Ainslie et al. 2023), or multi-head latent attention
+ * (DeepSeek-V2, section 2.1.1) in its absorbed form: keys and values of all heads are linear in one small vector of a token, the
+ * latent. W_UK is applied to the query and W_UV to the result instead of to every key and value, so that attention runs on the
+ * latents as they are stored. One form for prompts and for decoding, or their bits would differ.
+ */
+#include <string.h>
+
+#include "engine/forward_internal.h"
+
+static const float LATENT_NORM_EPS = 1e-6f; /* fixed in the reference, whatever rms_norm_eps */
+
+static struct k_attn attention_of(const struct forward *f, uint32_t l, const struct forward_batch *b)
+{
+    return (struct k_attn){.layout = &f->layout,
+                           .layer = l,
+                           .n_heads = f->c.n_heads,
+                           .v_dim = f->c.head_dim,
+                           .scale = f->c.score_scale,
+                           .cap = f->c.attn_cap,
+                           .sinks = f->layers[l].attention.sinks,
+                           .window = f->c.layers[l] & LAYER_WINDOW ? f->c.window : 0,
+                           .seqs = b->seqs,
+                           .n_seqs = b->n_seqs};
+}
+
+/* in: [T][n_heads + 2 n_kv_heads][head_dim] becomes attn: [T][n_heads][head_dim] */
+static void plain_attention(struct forward *f, uint32_t l, const struct forward_batch *b)
+{
+    const struct attention *y = &f->layers[l].attention;
+    struct kernels *k = f->kernels;
+    uint32_t heads = f->c.n_heads, kv_heads = f->c.n_kv_heads, dim = f->c.head_dim;
+    float *q = f->in, *keys = q + (size_t)heads * dim, *values = keys + (size_t)kv_heads * dim;
+    if (y->q_norm) {
+        k_head_norm(k, q, f->in_dim, heads, dim, y->q_norm, f->c.rms_eps, b->n_rows, dim);
+        k_head_norm(k, keys, f->in_dim, kv_heads, dim, y->k_norm, f->c.rms_eps, b->n_rows, dim);
+    }
+    const struct k_rotary *rope = &f->rope[f->c.layers[l] & LAYER_WINDOW];
+    k_rope(k, q, f->in_dim, heads + kv_heads, dim, rope, f->rope_rows, b->n_rows); /* q and k lie side by side */
+    struct k_attn a = attention_of(f, l, b);
+    a.q = q;
+    a.k = keys;
+    a.v = values;
+    a.q_stride = a.kv_stride = f->in_dim;
+    a.out = f->attn;
+    k_kv_store(k, &a);
+    k_attention(k, &a);
+}
+
+/* The same matrix product for every head: x [T][n_heads][x_dim] to y [T][n_heads][y_dim], as far as the matrices reach. */
+static void each_head(struct forward *f, struct k_matrix *const *w, const float *x, size_t x_stride, size_t x_dim,
+                      float *y, size_t y_dim, uint32_t n_rows)
+{
+    struct k_group *groups = f->routes.groups;
+    for (uint32_t h = 0; h < f->c.n_heads; h++)
+        groups[h] = (struct k_group){w[h], x + h * x_dim, y + h * y_dim, n_rows};
+    k_linear_groups(f->kernels, groups, f->c.n_heads, x_stride, f->c.n_heads * y_dim);
+}
+
+/* q [T][n_heads][nope, rope] and the latent [T][kv_rank, rope], as projected, behind each other in a row of in. */
+static void latent_attention(struct forward *f, uint32_t l, const struct forward_batch *b)
+{
+    const struct attention *y = &f->layers[l].attention;
+    const struct model_latent *m = &f->c.latent;
+    struct kernels *k = f->kernels;
+    uint32_t heads = f->c.n_heads, q_dim = f->c.head_dim, row = m->kv_rank + m->rope_dim, rows = b->n_rows;
+    size_t q_stride = f->in_dim;
+    float *q = f->in, *latent = f->in + f->in_dim - row;
+    if (y->q_b) {
+        k_head_norm(k, q, f->in_dim, 1, m->q_rank, y->q_norm, LATENT_NORM_EPS, rows, m->q_rank);
+        k_linear_groups(k, &(struct k_group){y->q_b, q, f->q, rows}, 1, f->in_dim, (size_t)heads * q_dim);
+        q = f->q;
+        q_stride = (size_t)heads * q_dim;
+    }
+    k_head_norm(k, latent, f->in_dim, 1, row, y->k_norm, LATENT_NORM_EPS, rows, m->kv_rank);
+    each_head(f, y->to_latent, q, q_stride, q_dim, f->latent_q, row, rows);
+    for (uint32_t t = 0; t < rows; t++)
+        for (uint32_t h = 0; h < heads; h++)
+            memcpy(f->latent_q + ((size_t)t * heads + h) * row + m->kv_rank, q + t * q_stride + h * q_dim + m->nope_dim,
+                   m->rope_dim * sizeof(float));
+    k_rope(k, f->latent_q + m->kv_rank, (size_t)heads * row, heads, row, &f->rope[0], f->rope_rows, rows);
+    k_rope(k, latent + m->kv_rank, f->in_dim, 1, m->rope_dim, &f->rope[0], f->rope_rows, rows);
+    struct k_attn a = attention_of(f, l, b);
+    a.q = f->latent_q;
+    a.q_stride = (size_t)heads * row;
+    a.k = latent;
+    a.kv_stride = f->in_dim;
+    a.v_dim = m->kv_rank;
+    a.out = f->latent_out;
+    k_kv_store(k, &a);
+    k_attention(k, &a);
+    each_head(f, y->value, f->latent_out, (size_t)heads * m->kv_rank, m->kv_rank, f->attn, m->v_dim, rows);
+}
+
+void forward_attention(struct forward *f, uint32_t l, const struct forward_batch *b)
+{
+    const struct attention *y = &f->layers[l].attention;
+    k_rmsnorm(f->kernels, f->x, y->norm, f->c.rms_eps, b->n_rows, f->c.hidden, f->normed);
+    k_linear(f->kernels, y->in, f->normed, b->n_rows, f->in, false);
+    if (f->c.family->latent)
+        latent_attention(f, l, b);
+    else
+        plain_attention(f, l, b);
+    if (!y->norm_after) {
+        k_linear(f->kernels, y->out, f->attn, b->n_rows, f->x, true);
+        return;
+    }
+    k_linear(f->kernels, y->out, f->attn, b->n_rows, f->normed, false);
+    forward_add(f, b->n_rows, y->norm_after, f->normed);
+}

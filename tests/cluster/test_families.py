@@ -1,0 +1,117 @@
+"""Families beyond Llama, through a cluster: experts, sliding windows, latent KV. Tokens and log-probabilities are those of the
+reference (tests/model/golden/make.py), and the same alone, batched, chunked, handed over, from caches and stores, after a loss."""
+import json, os, subprocess, sys
+sys.path.insert(0, os.path.dirname(__file__))
+from harness import *
+
+GOLDEN = os.path.join(SOURCE, "tests/model/golden")
+KINDS = ("mixtral", "mistral", "deepseek_v2")  # experts; every page behind a window is given up; latent pages
+OTHERS = ("gemma3", "gpt_oss", "phi3")  # mixed windows; sinks; two sets of frequencies
+_dirs = {}
+
+
+def model(name):
+    """The model with a tokenizer beside it, which the router wants; requests here are ids."""
+    if name not in _dirs:
+        _dirs[name] = tempfile.mkdtemp(prefix="tandem-family-")
+        atexit.register(shutil.rmtree, _dirs[name], True)
+        for f in os.listdir(os.path.join(GOLDEN, name)):
+            os.symlink(os.path.join(GOLDEN, name, f), os.path.join(_dirs[name], f))
+        os.symlink(os.path.join(DEMO, "tokenizer.json"), os.path.join(_dirs[name], "tokenizer.json"))
+    return _dirs[name]
+
+
+def reference(name):
+    return golden(os.path.join(GOLDEN, name, "golden.json"))
+
+
+def own_requests(n=12, max_tokens=60):
+    """Longer than any window; every other one shares its beginning; greedy and seeded."""
+    rnd = random.Random(5)
+    shared = [rnd.randrange(2, 128) for _ in range(96)]
+    out = []
+    for i in range(n):
+        ids = shared[:64 if i % 2 else 0] + [rnd.randrange(2, 128) for _ in range(20 + 9 * i)]
+        how = {"greedy": True} if i % 3 else {"temperature": 1.0, "top_p": 0.9, "seed": i}
+        out.append({"id": f"own{i}", "prompt_ids": ids, "max_tokens": max_tokens, "ignore_eos": True, **how})
+    return out
+
+
+def tokens(results):
+    return {k: (r["token_ids"], r["logprobs"]) for k, r in results.items() if k.startswith("own")}
+
+
+def alone(name, requests):
+    with Cluster(model=model(name), prefill=0, decode=1) as c:
+        return tokens(c.generate(requests, ["--concurrency", "1"]))
+
+
+@test
+def test_split_gives_golden_tokens_of_every_family():
+    for name in (*KINDS, *OTHERS):
+        with Cluster(model=model(name), prefill=2, decode=2, store=True, plan="split") as c:
+            results = c.generate(golden_requests(reference(name)))
+            check_golden(reference(name), results)
+            assert all(r["placement"]["prefill"] != r["placement"]["decode"] for r in results.values())
+            c.audit()
+
+
+@test
+def test_batch_chunks_split_and_cache_change_nothing():
+    for name in KINDS:
+        want = alone(name, own_requests())
+        for args in (["--chunk-tokens", "16", "--max-batch", "3"], ["--chunk-tokens", "48"]):
+            with Cluster(model=model(name), prefill=2, decode=2, plan="split", worker_args=args) as c:
+                assert tokens(c.generate(own_requests())) == want, (name, args)
+                again = c.generate(own_requests())
+                assert tokens(again) == want, (name, args, "from the workers' caches")
+                assert sum(r["usage"]["cached_tokens"]["worker"] for r in again.values()) > 0
+                check_golden(reference(name), c.generate([*own_requests(), *golden_requests(reference(name))]))
+                c.audit()
+
+
+@test
+def test_prefix_from_a_store_changes_nothing():
+    for name in KINDS:
+        want = alone(name, own_requests())
+        with Cluster(model=model(name), store=True, plan="split", router_args=["--prefix", "load"]) as c:
+            assert tokens(c.generate(own_requests())) == want, name
+            blocks = lambda: next(w for w in c.status()["workers"] if w["role"] == "store")["store"]["blocks_dram"]
+            wait_until(lambda: blocks() >= 20, 20, "blocks in the store")
+            for w in c.workers:
+                if w.role != "store":
+                    w.stop()
+            for w in c.workers:
+                if w.role != "store":
+                    w.start(wait=False)
+                    w.wait()
+            c.wait_ready()
+            results = c.generate(own_requests(), ["--concurrency", "1"])
+            assert tokens(results) == want, name
+            cached = [r["usage"]["cached_tokens"] for r in results.values()]
+            assert sum(u["dram"] + u["ssd"] for u in cached) > 0, cached
+            c.audit()
+
+
+@test
+def test_loss_of_a_decode_worker_changes_nothing():
+    for name in KINDS:
+        requests = own_requests(24, 90)
+        requests = [r for r in requests if len(r["prompt_ids"]) + 90 <= 256]
+        want = alone(name, requests)
+        with Cluster(model=model(name), prefill=1, decode=2, plan="split") as c:
+            p = subprocess.Popen([TANDEM, "generate", "--jsonl", "--router", c.router.address], stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, text=True)
+            p.stdin.write("".join(json.dumps({**r, "id": f"{r['id']}/{k}"}) + "\n" for k in range(12) for r in requests))
+            p.stdin.close()
+            results = [json.loads(p.stdout.readline()) for _ in range(3)]
+            c["decode-0"].kill()
+            results += map(json.loads, p.stdout)
+            assert p.wait(60 * SLOW) == 0
+            assert len(results) == 12 * len(requests)
+            for r in results:
+                assert (r["token_ids"], r["logprobs"]) == want[r["id"].split("/")[0]], (name, r["id"])
+            assert sum(r.get("replans", 0) for r in results) > 0, list(results[-1])
+
+
+main()
