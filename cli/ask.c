@@ -21,6 +21,8 @@ struct builder { /* arrays that the message borrows until it is packed */
     Tandem__V1__LogitBias *bias, **bias_list;
     Tandem__V1__Stopping stopping;
     Tandem__V1__Slo slo;
+    char **dumps; /* JSON as text */
+    size_t n_dumps;
     struct td_error error;
     bool bad;
 };
@@ -50,22 +52,42 @@ static uint32_t *id_list(struct builder *b, json_t *list, const char *member, si
     return ids;
 }
 
-static void build_chat(struct builder *b, json_t *list)
+/* A list or an object of the request, as text. */
+static ProtobufCBinaryData dumped(struct builder *b, json_t *v)
+{
+    b->dumps = mem_resize(b->dumps, b->n_dumps + 1, sizeof(*b->dumps));
+    char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
+    b->dumps[b->n_dumps++] = text;
+    return (ProtobufCBinaryData){strlen(text), (uint8_t *)text};
+}
+
+static void build_chat(struct builder *b, json_t *r, json_t *list)
 {
     size_t n = json_array_size(list), i;
-    json_t *v;
+    json_t *v, *tools = json_object_get(r, "tools"), *variables = json_object_get(r, "variables");
     tandem__v1__chat_prompt__init(&b->chat);
     b->messages = mem_array(n, sizeof(*b->messages));
     b->message_list = mem_array(n, sizeof(*b->message_list));
     json_array_foreach(list, i, v)
     {
+        bool plain = json_object_size(v) == 2 && json_is_string(json_object_get(v, "role")) &&
+                     json_is_string(json_object_get(v, "content"));
         tandem__v1__chat_message__init(&b->messages[i]);
-        b->messages[i].role = bytes_of(json_object_get(v, "role"));
-        b->messages[i].content = bytes_of(json_object_get(v, "content"));
+        if (plain) {
+            b->messages[i].role = bytes_of(json_object_get(v, "role"));
+            b->messages[i].content = bytes_of(json_object_get(v, "content"));
+        } else {
+            b->messages[i].json = dumped(b, v);
+        }
         b->message_list[i] = &b->messages[i];
     }
     b->chat.n_messages = n;
     b->chat.messages = b->message_list;
+    if (tools)
+        b->chat.tools = dumped(b, tools);
+    if (variables)
+        b->chat.variables = dumped(b, variables);
+    b->chat.no_generation_prompt = json_is_false(json_object_get(r, "add_generation_prompt"));
     b->m.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_CHAT;
     b->m.chat = &b->chat;
 }
@@ -80,7 +102,7 @@ static void build_prompt(struct builder *b, json_t *r)
         b->m.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TOKENS;
         b->m.tokens = &b->tokens;
     } else if (messages) {
-        build_chat(b, messages);
+        build_chat(b, r, messages);
     } else if (json_is_string(text)) {
         b->m.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
         b->m.text = bytes_of(text);
@@ -137,6 +159,7 @@ static void build_sampling(struct builder *b, json_t *r)
     PRESENT(temperature, has_temperature_case, TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE)
     PRESENT(top_p, has_top_p_case, TANDEM__V1__SAMPLING__HAS_TOP_P_TOP_P)
     PRESENT(min_p, has_min_p_case, TANDEM__V1__SAMPLING__HAS_MIN_P_MIN_P)
+    PRESENT(typical_p, has_typical_p_case, TANDEM__V1__SAMPLING__HAS_TYPICAL_P_TYPICAL_P)
     PRESENT(repetition_penalty, has_repetition_penalty_case,
             TANDEM__V1__SAMPLING__HAS_REPETITION_PENALTY_REPETITION_PENALTY)
 #undef PRESENT
@@ -155,6 +178,8 @@ static void build_sampling(struct builder *b, json_t *r)
     s->presence_penalty = real(b, r, "presence_penalty");
     s->frequency_penalty = real(b, r, "frequency_penalty");
     s->n = (uint32_t)whole(b, r, "n", UINT32_MAX);
+    if (json_object_get(r, "allowed_ids"))
+        s->allowed_ids = id_list(b, json_object_get(r, "allowed_ids"), "allowed_ids", &s->n_allowed_ids);
     if (json_object_get(r, "logit_bias"))
         build_bias(b, json_object_get(r, "logit_bias"));
     b->m.sampling = s;
@@ -204,15 +229,22 @@ static void build(struct builder *b, json_t *r)
         b->m.request_id.len = 64;
     b->m.want_ids = true;
     b->m.want_logprobs = json_is_true(json_object_get(r, "logprobs"));
+    b->m.top_logprobs = (uint32_t)whole(b, r, "top_logprobs", UINT32_MAX);
+    b->m.echo = json_is_true(json_object_get(r, "echo"));
+    b->m.bypass_cache = json_is_true(json_object_get(r, "bypass_cache"));
     b->m.want_prompt_logprobs = json_is_true(json_object_get(r, "prompt_logprobs"));
 }
 
 static void builder_free(struct builder *b)
 {
+    for (size_t i = 0; i < b->n_dumps; i++)
+        free(b->dumps[i]);
+    free(b->dumps);
     free(b->tokens.ids);
     free(b->messages);
     free(b->message_list);
     free(b->bias);
+    free(b->sampling.allowed_ids);
     free(b->bias_list);
     free(b->stopping.stop);
     free(b->stopping.stop_ids);
@@ -220,20 +252,39 @@ static void builder_free(struct builder *b)
 
 /* ----------------------------------------------------------------- answer */
 
+/* [[id, log-probability], ...], the likeliest first */
+static json_t *top_json(const Tandem__V1__TokenEvent *t)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < t->n_top_ids && i < t->n_top_logprobs; i++)
+        json_array_append_new(list, json_pack("[i, f]", (int)t->top_ids[i], (double)t->top_logprobs[i]));
+    return list;
+}
+
+static void add_tokens(const Tandem__V1__GenerateResponse *m, json_t *ids, json_t *logprobs, json_t *top_logprobs)
+{
+    for (size_t i = 0; i < m->n_tokens; i++) {
+        json_array_append_new(ids, json_integer(m->tokens[i]->id));
+        json_array_append_new(logprobs, json_real((double)m->tokens[i]->logprob));
+        json_array_append_new(top_logprobs, top_json(m->tokens[i]));
+    }
+}
+
 static void on_message(struct rpc_call *call, const ProtobufCMessage *base)
 {
     struct ask *a = rpc_call_user(call);
     const Tandem__V1__GenerateResponse *m = (const Tandem__V1__GenerateResponse *)base;
-    bytes_append(&a->text, m->text.data, m->text.len);
-    for (size_t i = 0; i < m->n_tokens; i++) {
-        json_array_append_new(a->ids, json_integer(m->tokens[i]->id));
-        json_array_append_new(a->logprobs, json_real((double)m->tokens[i]->logprob));
-    }
-    if (a->on_text && m->text.len)
+    struct ask_choice *c = m->choice && m->choice <= a->n_more ? &a->more[m->choice - 1] : NULL;
+    if (m->choice && !c)
+        return; /* nobody asked for it */
+    Tandem__V1__GenerateEnd **end = c ? &c->end : &a->end;
+    bytes_append(c ? &c->text : &a->text, m->text.data, m->text.len);
+    add_tokens(m, c ? c->ids : a->ids, c ? c->logprobs : a->logprobs, c ? c->top_logprobs : a->top_logprobs);
+    if (a->on_text && m->text.len && !c)
         a->on_text(a, m->text.data, m->text.len);
-    if (m->end && !a->end) {
+    if (m->end && !*end) {
         Tandem__V1__GenerateResponse *whole = (Tandem__V1__GenerateResponse *)rpc_call_take(call, base);
-        a->end = whole->end;
+        *end = whole->end;
         whole->end = NULL;
         tandem__v1__generate_response__free_unpacked(whole, NULL);
     }
@@ -245,7 +296,10 @@ static void on_end(struct rpc_call *call, enum rpc_code code, const char *text)
     a->code = code;
     a->retry_after_ms = rpc_call_retry_after_ms(call);
     snprintf(a->error, sizeof(a->error), "%s", text ? text : "");
-    if (!code && !a->end) {
+    bool whole = a->end != NULL;
+    for (uint32_t i = 0; i < a->n_more; i++)
+        whole &= a->more[i].end != NULL;
+    if (!code && !whole) {
         a->code = RPC_INTERNAL;
         snprintf(a->error, sizeof(a->error), "the stream ended without its last message");
     }
@@ -260,7 +314,11 @@ struct ask *ask_start(struct rpc_client *c, json_t *request, void (*on_text)(str
     *a = (struct ask){.request = request, .on_text = on_text, .on_done = on_done, .user = user};
     a->ids = json_array();
     a->logprobs = json_array();
+    a->top_logprobs = json_array();
     build(&b, request);
+    a->n_more = b.sampling.n > 1 && b.sampling.n <= ASK_MAX_CHOICES ? b.sampling.n - 1 : 0;
+    for (uint32_t i = 0; i < a->n_more; i++)
+        a->more[i] = (struct ask_choice){.ids = json_array(), .logprobs = json_array(), .top_logprobs = json_array()};
     const struct rpc_call_params params = {.path = "/tandem.v1.Tandem/Generate",
                                            .response = &tandem__v1__generate_response__descriptor,
                                            .handlers = {on_message, NULL, on_end},
@@ -285,6 +343,15 @@ void ask_free(struct ask *a)
     json_decref(a->request);
     json_decref(a->ids);
     json_decref(a->logprobs);
+    json_decref(a->top_logprobs);
+    for (uint32_t i = 0; i < a->n_more; i++) {
+        json_decref(a->more[i].ids);
+        json_decref(a->more[i].logprobs);
+        json_decref(a->more[i].top_logprobs);
+        bytes_free(&a->more[i].text);
+        if (a->more[i].end)
+            tandem__v1__generate_end__free_unpacked(a->more[i].end, NULL);
+    }
     bytes_free(&a->text);
     if (a->end)
         tandem__v1__generate_end__free_unpacked(a->end, NULL);
@@ -340,6 +407,18 @@ static void add_end(json_t *o, const Tandem__V1__GenerateEnd *e)
     }
 }
 
+static void add_choice(json_t *o, const struct ask *a, const struct bytes *text, json_t *ids, json_t *logprobs,
+                       json_t *top_logprobs, const Tandem__V1__GenerateEnd *end)
+{
+    json_object_set(o, "token_ids", ids);
+    json_object_set_new(o, "text", cli_json_text(text->data, text->len));
+    if (json_is_true(json_object_get(a->request, "logprobs")))
+        json_object_set(o, "logprobs", logprobs);
+    if (json_object_get(a->request, "top_logprobs"))
+        json_object_set(o, "top_logprobs", top_logprobs);
+    add_end(o, end);
+}
+
 json_t *ask_result(const struct ask *a)
 {
     json_t *o = json_object(), *id = json_object_get(a->request, "id");
@@ -354,10 +433,16 @@ json_t *ask_result(const struct ask *a)
         json_object_set_new(o, "error", e);
         return o;
     }
-    json_object_set(o, "token_ids", a->ids);
-    json_object_set_new(o, "text", cli_json_text(a->text.data, a->text.len));
-    if (json_is_true(json_object_get(a->request, "logprobs")))
-        json_object_set(o, "logprobs", a->logprobs);
-    add_end(o, a->end);
+    add_choice(o, a, &a->text, a->ids, a->logprobs, a->top_logprobs, a->end);
+    if (!a->n_more)
+        return o;
+    json_t *choices = json_array();
+    for (uint32_t i = 0; i < a->n_more; i++) {
+        const struct ask_choice *c = &a->more[i];
+        json_t *one = json_object();
+        add_choice(one, a, &c->text, c->ids, c->logprobs, c->top_logprobs, c->end);
+        json_array_append_new(choices, one);
+    }
+    json_object_set_new(o, "choices", choices);
     return o;
 }

@@ -1,8 +1,10 @@
 /*
  * One Generate call from the command line: a request made from JSON members, an answer collected while it streams.
  *
- * Members of a request (all but the prompt optional): id, prompt (text) | prompt_ids | messages [{role, content}],
+ * Members of a request (all but the prompt optional): id, prompt (text) | prompt_ids | messages [{role, content, ...}] with tools and
+ * variables of the template,
  * add_special_tokens, max_tokens, min_tokens, ignore_eos, stop [text], stop_ids, greedy, temperature, top_k, top_p, min_p,
+ * n, typical_p, allowed_ids [id], top_logprobs (how many), echo, bypass_cache,
  * presence_penalty, frequency_penalty, repetition_penalty, seed, logit_bias {"id": bias}, logprobs, prompt_logprobs,
  * ttft_ms, tpot_ms, deadline_ms, priority, tenant, cache_salt, workflow_id.
  *
@@ -12,6 +14,14 @@
 
 #include "cli/cli.h"
 
+enum { ASK_MAX_CHOICES = 16 };
+
+struct ask_choice { /* of several; the first one's are in the ask */
+    struct bytes text;
+    json_t *ids, *logprobs, *top_logprobs;
+    Tandem__V1__GenerateEnd *end;
+};
+
 struct ask {
     json_t *request;
     void (*on_text)(struct ask *a, const void *text, size_t len_bytes); /* optional */
@@ -20,8 +30,10 @@ struct ask {
 
     struct rpc_call *call;
     struct bytes text;
-    json_t *ids, *logprobs;
+    json_t *ids, *logprobs, *top_logprobs;
     Tandem__V1__GenerateEnd *end; /* NULL: failed, see code and error */
+    struct ask_choice more[ASK_MAX_CHOICES - 1];
+    uint32_t n_more; /* of the request */
     enum rpc_code code;
     uint32_t retry_after_ms;
     char error[1100];
@@ -33,7 +45,7 @@ struct ask *ask_start(struct rpc_client *c, json_t *request, void (*on_text)(str
 void ask_free(struct ask *a);
 
 /*
- * {"id", "token_ids", "text", "finish_reason", "logprobs", "prompt_logprobs", "usage", "timing", "placement", "predicted",
- * "seed"} or {"id", "error": {"code", "message", "retry_after_ms"}}.
+ * {"id", "token_ids", "text", "finish_reason", "logprobs", "top_logprobs" [[[id, logprob], ..], ..], "prompt_logprobs", "usage", "timing", "placement", "predicted",
+ * "seed", with n > 1 "choices": [{"token_ids", "text", "finish_reason", ...}] of the others} or {"id", "error": {"code", "message", "retry_after_ms"}}.
  */
 json_t *ask_result(const struct ask *a);

@@ -22,7 +22,8 @@ static const struct option TABLE[] = {
     {"seconds", OPT_DOUBLE, AT(seconds), "0", NULL, 0, 3600, "how long a row is measured; 0: as the area thinks right"},
     {"threads", OPT_INT, AT(threads), "0", NULL, 0, 1024, "kernels, engine: compute threads; 0: one for each CPU"},
     {"dummy", OPT_STRING, AT(dummy), "1b", "DIMS", 0, 0, "engine: the made-up model, 1b or hidden=256,layers=2,..."},
-    {"model", OPT_STRING, AT(model), NULL, "DIR", 0, 0, "cluster, overlap: the model's directory"},
+    {"model", OPT_STRING, AT(model), NULL, "DIR", 0, 0, "cluster, overlap, router, tokenize: the model's directory"},
+    {"text", OPT_STRING, AT(text), NULL, "FILE", 0, 0, "tokenize: what to encode; default: made up"},
     {"numerics", OPT_CHOICE, AT(numerics), "auto", "auto|f32|bf16", 0, 0, "engine: activations"},
     {"dir", OPT_STRING, AT(dir), ".", "DIR", 0, 0, "store: on the disk to measure; nothing is left there"},
     {"codec", OPT_CHOICE, AT(codec), "none", BLOCK_CODEC_NAMES, 0, 0, "store: how blocks are kept on disk"},
@@ -95,6 +96,8 @@ static const struct {
     {"codec", "encoding KV blocks for the disk: ratio, speed beside memcpy, error", bench_codec},
     {"eviction", "block hits of a trace by policy and capacity, against the clairvoyant optimum", bench_eviction},
     {"router", "what a decision takes, and what a router costs; needs --model", bench_router},
+    {"sample", "a token out of logits, by settings, against one pass over the vocabulary", bench_sample},
+    {"tokenize", "text to ids and back, beside the tokenizers library; needs --model", bench_tokenize},
     {"index", "the router's prefix index: writes against random cache lines, lookups by time", bench_index},
 };
 enum { N_AREAS = sizeof(AREAS) / sizeof(AREAS[0]) };

@@ -11,7 +11,7 @@
 struct bench_options {
     const char *trace, *capacity, *blocks, *codec;
     int64_t block_tokens;
-    const char *dummy, *numerics, *dir, *model;
+    const char *dummy, *numerics, *dir, *model, *text;
     double seconds; /* per row; 0: the area's own */
     const char *paths, *serve, *peer, *secret;
     int64_t threads, bytes, rounds, n_blocks;
@@ -58,3 +58,9 @@ enum td_status bench_codec(const struct bench_options *o, struct bench_rows *out
 
 /* Time to first token, split and not; needs model. */
 enum td_status bench_cluster(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
+
+/* The sampler by settings, against one pass over the vocabulary. */
+enum td_status bench_sample(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
+
+/* The tokenizer of model beside the tokenizers library. */
+enum td_status bench_tokenize(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);

@@ -53,13 +53,13 @@ static void mix(struct engine_bench *b, uint64_t x)
 }
 
 /* The order in which sequences of a step are reported is a part of what has to repeat. */
-static void on_token(void *user, struct seq *seq, uint32_t token, float logprob)
+static void on_token(void *user, struct seq *seq, const struct sampled *token)
 {
     struct engine_bench *b = user;
     uint32_t bits;
     (void)seq;
-    memcpy(&bits, &logprob, sizeof(bits));
-    mix(b, (uint64_t)token << 32 | bits);
+    memcpy(&bits, &token->logprob, sizeof(bits));
+    mix(b, (uint64_t)token->id << 32 | bits);
     b->n_tokens++;
 }
 

@@ -14,7 +14,7 @@ struct generate_options {
     const char *router, *model, *plan, *stop, *tenant, *salt, *worker_options;
     bool jsonl, json, local, chat, logprobs, ignore_eos, timing;
     int64_t max_tokens, top_k, seed, ttft_ms, tpot_ms, deadline_ms, priority, concurrency, wait_ms;
-    double temperature, top_p, min_p;
+    double temperature, top_p, min_p, typical_p;
 };
 
 #define AT(member) offsetof(struct generate_options, member)
@@ -37,6 +37,7 @@ static const struct option TABLE[] = {
     {"top-k", OPT_INT, AT(top_k), "-1", "N", -1, 1e9, "-1: the model's own; 0: all"},
     {"top-p", OPT_DOUBLE, AT(top_p), "-1", "X", -1, 1, "-1: the model's own"},
     {"min-p", OPT_DOUBLE, AT(min_p), "0", "X", 0, 1, "least share of the likeliest token's probability"},
+    {"typical-p", OPT_DOUBLE, AT(typical_p), "0", "X", 0, 1, "share of the most typical tokens; 0: all"},
     {"seed", OPT_INT, AT(seed), "-1", "N", -1, 9e15, "-1: drawn, and shown"},
     {"stop", OPT_STRING, AT(stop), NULL, "TEXT", 0, 0, "ends the answer, and is not shown"},
     {"ignore-eos", OPT_BOOL, AT(ignore_eos), NULL, NULL, 0, 0, "go on after the end token"},
@@ -79,6 +80,8 @@ static void add_defaults(const struct generate_options *o, json_t *r)
         set_default(r, "top_p", json_real(o->top_p));
     if (o->min_p > 0)
         set_default(r, "min_p", json_real(o->min_p));
+    if (o->typical_p > 0)
+        set_default(r, "typical_p", json_real(o->typical_p));
     if (o->seed >= 0)
         set_default(r, "seed", json_integer(o->seed));
     if (o->stop)

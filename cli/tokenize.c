@@ -5,7 +5,7 @@
  *   {"id", "text" or "text_base64", "add_special_tokens"}   -> {"id", "ids"}
  *   {"id", "ids", "skip_special_tokens"}                     -> {"id", "text"}
  *   {"id", "ids", "skip_special_tokens", "stream": true}     -> {"id", "pieces"}  text released by each id, then at the end
- *   {"id", "messages", "add_generation_prompt"}              -> {"id", "ids", "text"}
+ *   {"id", "messages", "tools", "variables", "add_generation_prompt"} -> {"id", "ids", "text"}
  * or {"id", "error"}.
  */
 #include <openssl/evp.h>
@@ -18,7 +18,7 @@
 #include "model/tokenizer.h"
 
 struct tokenize_options {
-    const char *tokenizer, *router;
+    const char *tokenizer, *router, *chat_template;
     bool jsonl, json, special;
 };
 
@@ -27,6 +27,8 @@ static const struct option TABLE[] = {
     {"tokenizer", OPT_STRING, AT(tokenizer), NULL, "DIR", 0, 0,
      "directory with tokenizer.json; default: ask the router"},
     {"router", OPT_STRING, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    {"chat-template", OPT_STRING, AT(chat_template), NULL, "FILE", 0, 0,
+     "with --tokenizer: instead of the model's; none: without"},
     {"add-special-tokens", OPT_BOOL, AT(special), "true", NULL, 0, 0, "what the model puts around a text"},
     {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "ids as JSON"},
     {"jsonl", OPT_BOOL, AT(jsonl), NULL, NULL, 0, 0, "requests from standard input, one JSON object a line"},
@@ -81,26 +83,20 @@ static enum td_status answer_encode(struct local *l, json_t *request, json_t *an
 
 static enum td_status answer_chat(struct local *l, json_t *request, json_t *answer, struct td_error *e)
 {
-    json_t *list = json_object_get(request, "messages"), *m;
-    struct chat_message *messages = mem_array(json_array_size(list), sizeof(*messages));
     struct bytes text = {0};
     struct token_ids ids = {0};
-    size_t i;
-    json_array_foreach(list, i, m)
-    {
-        json_t *content = json_object_get(m, "content");
-        const char *role = json_string_value(json_object_get(m, "role"));
-        messages[i] = (struct chat_message){role ? role : "", json_string_value(content), json_string_length(content)};
-    }
-    enum td_status s = chat_template_render(l->chat, messages, json_array_size(list),
-                                            json_is_true(json_object_get(request, "add_generation_prompt")), &text, e);
+    const struct chat_request q = {.messages = json_object_get(request, "messages"),
+                                   .tools = json_object_get(request, "tools"),
+                                   .variables = json_object_get(request, "variables"),
+                                   .add_generation_prompt =
+                                       json_is_true(json_object_get(request, "add_generation_prompt"))};
+    enum td_status s = chat_template_render(l->chat, &q, &text, e);
     if (!s)
-        s = tokenizer_encode(l->tokenizer, text.data, text.len, false, &ids, e);
+        s = tokenizer_encode(l->tokenizer, text.data ? text.data : "", text.len, false, &ids, e);
     if (!s) {
         json_object_set_new(answer, "ids", json_ids(ids.ids, ids.n));
         json_object_set_new(answer, "text", cli_json_text(text.data, text.len));
     }
-    free(messages);
     token_ids_free(&ids);
     bytes_free(&text);
     return s;
@@ -230,7 +226,7 @@ static int by_directory(const struct tokenize_options *o, const char *text)
     struct token_ids ids = {0};
     enum td_status s = tokenizer_open(o->tokenizer, &l.tokenizer, &e);
     if (!s)
-        s = chat_template_open(o->tokenizer, &l.chat, &e);
+        s = chat_template_open(o->tokenizer, o->chat_template, &l.chat, &e);
     if (!s && !o->jsonl)
         s = tokenizer_encode(l.tokenizer, text, strlen(text), o->special, &ids, &e);
     int exit_code = s          ? cli_fail("tokenize", "%s", e.text)

@@ -326,11 +326,11 @@ static void sample(struct engine *e, struct seq *s, float *logits)
         seq_end(s, FINISH_LENGTH);
         return;
     }
-    float logprob = 0;
-    uint32_t token = sampler_draw(e->sampler, &s->sampling, s->tokens, s->n_tokens, s->n_prompt, logits, &logprob);
+    struct sampled token;
+    sampler_draw(e->sampler, &s->sampling, s->tokens, s->n_tokens, s->n_prompt, logits, &token);
     if (cb->on_token)
-        cb->on_token(cb->user, s, token, logprob);
-    seq_push_token(s, token);
+        cb->on_token(cb->user, s, &token);
+    seq_push_token(s, token.id);
 }
 
 /* on_token and on_end may not close sequences, so the batch stays as it is. */

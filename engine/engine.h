@@ -52,7 +52,7 @@ struct engine_callbacks {
     void (*on_admitted)(void *user, struct seq *seq, uint32_t n_matched_blocks);
     /* FIRST_TOKEN only: pages [first, first + n) hold their last token in layers [begin, end). */
     void (*on_pages_ready)(void *user, struct seq *seq, uint32_t first, uint32_t n, uint16_t begin, uint16_t end);
-    void (*on_token)(void *user, struct seq *seq, uint32_t token, float logprob);
+    void (*on_token)(void *user, struct seq *seq, const struct sampled *token); /* borrowed */
     void (*on_end)(void *user, struct seq *seq, enum seq_finish finish);
     /* A block got or lost its name (kvpool_config.on_block). */
     void (*on_block)(void *user, bool added, const struct block_key *key, uint32_t chain_index);

@@ -1,11 +1,14 @@
 /*
- * From logits to a token: penalties, bias, temperature, top-k, top-p, min-p, and the draw.
+ * From logits to a token: penalties, bias, temperature, top-k, top-p, min-p, typical-p, and the draw.
  *
  * The draw comes from a counter-based generator keyed by (seed, choice, absolute position of the new token), so where and
- * in which batch a token is sampled doesn't change it. Candidates are ordered by (logit descending, id ascending).
+ * in which batch a token is sampled doesn't change it. Of equal logits the lower id goes first. What can be drawn is chosen by
+ * selection, not by sorting: the cost is a few passes over the vocabulary whatever the settings. Candidates whose probability is
+ * below e^-40 of the largest one's are never drawn.
  *
- * Order of operations, as transformers has it: repetition, presence and frequency penalty, bias, forbidden ids,
- * temperature, top-k, top-p, min-p. Log-probabilities are those of the unmodified distribution.
+ * Order of operations, as transformers has it: repetition, presence and frequency penalty, bias, forbidden and allowed ids,
+ * temperature, top-k, top-p, min-p, typical-p (Meister et al. 2022, section 4). Log-probabilities are those of the unmodified
+ * distribution.
  *
  * Threads: a sampler has scratch and belongs to one thread.
  */
@@ -17,7 +20,12 @@
 
 #include "base/status.h"
 
-enum { SAMPLING_MAX_BIAS = 1024, SAMPLING_MAX_STOP_IDS = 64 };
+enum {
+    SAMPLING_MAX_BIAS = 1024,
+    SAMPLING_MAX_STOP_IDS = 64,
+    SAMPLING_MAX_ALLOWED = 4096,
+    SAMPLING_MAX_TOP_LOGPROBS = 20,
+};
 
 struct logit_bias {
     uint32_t id;
@@ -28,11 +36,15 @@ struct sampling {      /* plain data; arrays belong to whoever filled it */
     float temperature; /* 0: greedy */
     uint32_t top_k;    /* 0: all */
     float top_p, min_p;
+    float typical_p; /* 0 and 1: all */
     float presence_penalty, frequency_penalty, repetition_penalty;
     uint64_t seed;
     uint32_t choice;
     const struct logit_bias *bias;
     uint32_t n_bias;
+    const uint32_t *allowed; /* nothing else is drawn; none: everything is */
+    uint32_t n_allowed;
+    uint32_t top_logprobs;           /* so many of the likeliest tokens are told with each */
     uint32_t max_tokens, min_tokens; /* counted from n_prompt */
     const uint32_t *stop_ids;        /* end the sequence; never drawn before min_tokens */
     uint32_t n_stop_ids;
@@ -45,9 +57,16 @@ struct sampler;
 struct sampler *sampler_open(uint32_t vocab_size);
 void sampler_close(struct sampler *s);
 
+struct sampled { /* log-probabilities are natural, and of the unmodified distribution */
+    uint32_t id, n_top;
+    float logprob;
+    uint32_t top_ids[SAMPLING_MAX_TOP_LOGPROBS]; /* the likeliest first */
+    float top_logprobs[SAMPLING_MAX_TOP_LOGPROBS];
+};
+
 /*
  * tokens[0..n_tokens): prompt (n_prompt of them) and what was generated; the new token gets position n_tokens.
- * logits[vocab] is modified. *logprob_out is natural and of the unmodified distribution.
+ * logits[vocab] is modified.
  */
-uint32_t sampler_draw(struct sampler *s, const struct sampling *p, const uint32_t *tokens, uint32_t n_tokens,
-                      uint32_t n_prompt, float *logits, float *logprob_out);
+void sampler_draw(struct sampler *s, const struct sampling *p, const uint32_t *tokens, uint32_t n_tokens,
+                  uint32_t n_prompt, float *logits, struct sampled *out);

@@ -101,6 +101,7 @@ enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, str
     s->sampling = p->sampling;
     s->sampling.bias = mem_dup(p->sampling.bias, p->sampling.n_bias * sizeof(*p->sampling.bias));
     s->sampling.stop_ids = mem_dup(p->sampling.stop_ids, p->sampling.n_stop_ids * sizeof(*p->sampling.stop_ids));
+    s->sampling.allowed = mem_dup(p->sampling.allowed, p->sampling.n_allowed * sizeof(*p->sampling.allowed));
     s->n_prompt = p->n_prompt;
     s->n_tokens = p->n_ids;
     s->cap_tokens = p->n_prompt + p->sampling.max_tokens + 1;
@@ -136,6 +137,7 @@ void engine_seq_close(struct engine *e, struct seq *s)
     *(s->next ? &s->next->prev : &e->tail) = s->prev;
     free((void *)s->sampling.bias);
     free((void *)s->sampling.stop_ids);
+    free((void *)s->sampling.allowed);
     free(s->tokens);
     free(s->pages);
     free(s->addresses);

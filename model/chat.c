@@ -1,91 +1,141 @@
 #include "model/chat.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <utf8proc.h>
 
-/*
- * The ChatML templates that published models have, without white space outside of their texts. The second begins with a
- * system message where the conversation has none.
- */
-struct known_template {
-    const char *source;
-    const char *default_system;
-};
+#include "model/template.h"
 
-static const struct known_template KNOWN[] = {
-    {"{%formessageinmessages%}{{'<|im_start|>'+message['role']+'\\n'+message['content']+'<|im_end|>'+'\\n'}}{%endfor%}"
-     "{%ifadd_generation_prompt%}{{'<|im_start|>assistant\\n'}}{%endif%}",
-     NULL},
-    {"{%formessageinmessages%}{%ifloop.firstandmessages[0]['role']!='system'%}{{'<|im_start|>system\\nYouareahelpful"
-     "assistant.<|im_end|>\\n'}}{%endif%}{{'<|im_start|>'+message['role']+'\\n'+message['content']+'<|im_end|>'+'\\n'}}"
-     "{%endfor%}{%ifadd_generation_prompt%}{{'<|im_start|>assistant\\n'}}{%endif%}",
-     "You are a helpful assistant."},
-};
+enum { MAX_CONFIG_BYTES = 64 << 20, MAX_MESSAGES = 100000, MAX_ROLE = 64 };
 
 struct chat_template {
-    const struct known_template *known; /* NULL: none, or another */
-    bool present;
-    char begins[48]; /* of a template that we don't render */
+    struct template *plain, *with_tools; /* with_tools NULL: plain is for all; both NULL: none */
+    json_t *variables;                   /* special tokens */
 };
 
-/* Drops spaces and writes line feeds as \n, as they may stand either way inside the template's texts. */
-static void squeeze(const char *in, size_t len, struct bytes *out)
+static const char *const SPECIAL[] = {"bos_token", "eos_token", "unk_token",  "sep_token",
+                                      "pad_token", "cls_token", "mask_token", "additional_special_tokens"};
+
+/* A special token is its text, or an object with it. */
+static json_t *token_text(json_t *v)
 {
-    for (size_t i = 0; i < len; i++) {
-        if (in[i] == '\n')
-            bytes_append(out, "\\n", 2);
-        else if (in[i] != ' ' && in[i] != '\t' && in[i] != '\r')
-            bytes_append(out, &in[i], 1);
+    json_t *content = json_is_object(v) ? json_object_get(v, "content") : v;
+    if (json_is_string(content))
+        return json_incref(content);
+    if (!json_is_array(v))
+        return NULL;
+    json_t *list = json_array(), *item;
+    size_t i;
+    json_array_foreach(v, i, item)
+    {
+        json_t *text = token_text(item);
+        if (text)
+            json_array_append_new(list, text);
+    }
+    return list;
+}
+
+static void keep_special(struct chat_template *c, json_t *config)
+{
+    for (size_t i = 0; i < sizeof(SPECIAL) / sizeof(SPECIAL[0]); i++) {
+        json_t *text = token_text(json_object_get(config, SPECIAL[i]));
+        if (text)
+            json_object_set_new(c->variables, SPECIAL[i], text);
     }
 }
 
-static void recognise(struct chat_template *c, const char *source, size_t len)
+static enum td_status parse_named(const char *where, const char *text, size_t len, struct template **out,
+                                  struct td_error *e)
 {
-    struct bytes b = {0};
-    squeeze(source, len, &b);
-    c->present = true;
-    snprintf(c->begins, sizeof(c->begins), "%.44s", source);
-    for (size_t i = 0; i < sizeof(KNOWN) / sizeof(KNOWN[0]); i++)
-        if (b.len == strlen(KNOWN[i].source) && !memcmp(b.data, KNOWN[i].source, b.len))
-            c->known = &KNOWN[i];
-    bytes_free(&b);
+    struct td_error why = {{0}};
+    enum td_status s = template_parse(text, len, out, &why);
+    return s ? td_fail(e, s, "%s: %s (--chat-template FILE uses another)", where, why.text) : TD_OK;
 }
 
-enum td_status chat_template_open(const char *dir, struct chat_template **out, struct td_error *error_out)
+/* chat_template of tokenizer_config.json: a text, or a list of named ones. */
+static enum td_status parse_config(struct chat_template *c, json_t *v, struct td_error *e)
+{
+    static const char WHERE[] = "tokenizer_config.json: chat_template";
+    size_t i;
+    json_t *item;
+    enum td_status s = TD_OK;
+    if (json_is_string(v))
+        return parse_named(WHERE, json_string_value(v), json_string_length(v), &c->plain, e);
+    json_array_foreach(v, i, item)
+    {
+        json_t *text = json_object_get(item, "template");
+        const char *name = json_string_value(json_object_get(item, "name"));
+        struct template **to = !name                       ? NULL
+                               : !strcmp(name, "default")  ? &c->plain
+                               : !strcmp(name, "tool_use") ? &c->with_tools
+                                                           : NULL;
+        if (!s && to && !*to && json_is_string(text))
+            s = parse_named(WHERE, json_string_value(text), json_string_length(text), to, e);
+    }
+    return s;
+}
+
+static enum td_status read_file(struct chat_template *c, const char *path, struct td_error *e)
+{
+    char *data = NULL;
+    size_t len = 0;
+    enum td_status s = file_read(path, TEMPLATE_MAX_SOURCE, &data, &len, e);
+    if (!s)
+        s = parse_named(path, data, len, &c->plain, e);
+    free(data);
+    return s;
+}
+
+static enum td_status read_config(struct chat_template *c, const char *dir, json_t **out, struct td_error *e)
 {
     char path[4096], *data = NULL;
     size_t len = 0;
-    struct chat_template *c = mem_zalloc(sizeof(*c));
-    snprintf(path, sizeof(path), "%s/chat_template.jinja", dir);
-    if (!file_read(path, 16 << 20, &data, &len, NULL)) {
-        recognise(c, data, len);
-        free(data);
-        *out = c;
-        return TD_OK;
-    }
+    json_error_t je;
     snprintf(path, sizeof(path), "%s/tokenizer_config.json", dir);
-    enum td_status s = file_read(path, 64 << 20, &data, &len, error_out);
-    if (s && s != TD_ERR_NOT_FOUND) {
-        free(c);
-        return s;
-    }
-    if (!s) {
-        json_error_t je;
-        json_t *root = json_loadb(data, len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &je),
-               *t = json_object_get(root, "chat_template"); /* model_max_length may be 10^30 */
-        ;
-        free(data);
-        if (!json_is_object(root)) {
-            json_decref(root);
-            free(c);
-            return td_fail(error_out, TD_ERR_CORRUPT, "tokenizer_config.json: line %d: %s", je.line, je.text);
-        }
-        if (json_is_string(t))
-            recognise(c, json_string_value(t), json_string_length(t));
+    enum td_status s = file_read(path, MAX_CONFIG_BYTES, &data, &len, e);
+    if (s)
+        return s == TD_ERR_NOT_FOUND ? TD_OK : s;
+    json_t *root =
+        json_loadb(data, len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &je); /* model_max_length may be 10^30 */
+    free(data);
+    if (!json_is_object(root)) {
         json_decref(root);
+        return td_fail(e, TD_ERR_CORRUPT, "tokenizer_config.json: line %d: %s", root ? 1 : je.line,
+                       root ? "not an object" : je.text);
+    }
+    keep_special(c, root);
+    *out = root;
+    return TD_OK;
+}
+
+/* The file that was asked for, else the directory's own, else what its configuration says. */
+static enum td_status choose(struct chat_template *c, const char *dir, const char *file, json_t *config,
+                             struct td_error *e)
+{
+    char path[4096];
+    struct td_error why = {{0}};
+    if (file)
+        return strcmp(file, "none") ? read_file(c, file, e) : TD_OK;
+    snprintf(path, sizeof(path), "%s/chat_template.jinja", dir);
+    enum td_status s = read_file(c, path, &why);
+    if (s == TD_ERR_NOT_FOUND)
+        return parse_config(c, json_object_get(config, "chat_template"), e);
+    return s ? td_fail(e, s, "%s", why.text) : TD_OK;
+}
+
+enum td_status chat_template_open(const char *dir, const char *file, struct chat_template **out,
+                                  struct td_error *error_out)
+{
+    struct chat_template *c = mem_zalloc(sizeof(*c));
+    json_t *config = NULL;
+    c->variables = json_object();
+    enum td_status s = read_config(c, dir, &config, error_out);
+    if (!s)
+        s = choose(c, dir, file, config, error_out);
+    json_decref(config);
+    if (s) {
+        chat_template_close(c);
+        return s;
     }
     *out = c;
     return TD_OK;
@@ -93,57 +143,64 @@ enum td_status chat_template_open(const char *dir, struct chat_template **out, s
 
 void chat_template_close(struct chat_template *c)
 {
+    if (!c)
+        return;
+    template_close(c->plain);
+    template_close(c->with_tools);
+    json_decref(c->variables);
     free(c);
 }
 
-static enum td_status check(const struct chat_template *c, const struct chat_message *m, size_t n, struct td_error *e)
+bool chat_template_present(const struct chat_template *c)
 {
-    if (!c->present)
+    return c->plain || c->with_tools;
+}
+
+/* Which roles there are the template knows; but a role is a word, not a way to write into the prompt. */
+static bool is_role(json_t *v)
+{
+    static const char WORD[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+    size_t len = json_string_length(v);
+    return len && len <= MAX_ROLE && strspn(json_string_value(v), WORD) == len;
+}
+
+static enum td_status check(const struct chat_template *c, const struct chat_request *q, struct td_error *e)
+{
+    size_t i;
+    json_t *m;
+    if (!chat_template_present(c))
         return td_fail(e, TD_ERR_UNSUPPORTED, "chat: the model has no chat template");
-    if (!c->known)
-        return td_fail(e, TD_ERR_UNSUPPORTED, "chat: the model's template is not ChatML; it begins '%s'", c->begins);
-    if (!n)
-        return td_fail(e, TD_ERR_INVALID, "chat.messages: empty");
-    for (size_t i = 0; i < n; i++) {
-        static const char *const ROLES[] = {"system", "user", "assistant"};
-        bool known = false;
-        for (int r = 0; r < 3; r++)
-            known |= !strcmp(m[i].role, ROLES[r]);
-        if (!known)
-            return td_fail(e, TD_ERR_INVALID, "chat.messages[%zu].role: '%.20s' is none of system, user, assistant", i,
-                           m[i].role);
-        for (size_t at = 0; at < m[i].content_len_bytes;) {
-            utf8proc_int32_t ch;
-            utf8proc_ssize_t step = utf8proc_iterate((const utf8proc_uint8_t *)m[i].content + at,
-                                                     (utf8proc_ssize_t)(m[i].content_len_bytes - at), &ch);
-            if (step < 1)
-                return td_fail(e, TD_ERR_INVALID, "chat.messages[%zu].content: not UTF-8 at byte %zu", i, at);
-            at += (size_t)step;
-        }
+    if (!json_array_size(q->messages) || json_array_size(q->messages) > MAX_MESSAGES)
+        return td_fail(e, TD_ERR_INVALID, "chat.messages: empty, or more than %d", MAX_MESSAGES);
+    json_array_foreach(q->messages, i, m)
+    {
+        if (!is_role(json_object_get(m, "role")))
+            return td_fail(e, TD_ERR_INVALID, "chat.messages[%zu].role: expected letters, digits, _ or -", i);
     }
+    if (q->tools && !json_is_array(q->tools))
+        return td_fail(e, TD_ERR_INVALID, "chat.tools: not a list");
+    if (q->variables && !json_is_object(q->variables))
+        return td_fail(e, TD_ERR_INVALID, "chat.variables: not an object");
     return TD_OK;
 }
 
-static void turn(struct bytes *out, const char *role, const char *content, size_t len)
-{
-    bytes_printf(out, "<|im_start|>%s\n", role);
-    bytes_append(out, content, len);
-    bytes_printf(out, "<|im_end|>\n");
-}
-
-enum td_status chat_template_render(const struct chat_template *c, const struct chat_message *messages,
-                                    size_t n_messages, bool add_generation_prompt, struct bytes *out,
+enum td_status chat_template_render(const struct chat_template *c, const struct chat_request *q, struct bytes *out,
                                     struct td_error *error_out)
 {
-    enum td_status s = check(c, messages, n_messages, error_out);
+    enum td_status s = check(c, q, error_out);
     if (s)
         return s;
-    const char *system = c->known->default_system;
-    if (system && strcmp(messages[0].role, "system"))
-        turn(out, "system", system, strlen(system));
-    for (size_t i = 0; i < n_messages; i++)
-        turn(out, messages[i].role, messages[i].content, messages[i].content_len_bytes);
-    if (add_generation_prompt)
-        bytes_printf(out, "<|im_start|>assistant\n");
-    return TD_OK;
+    const struct template *t = (q->tools && c->with_tools) || !c->plain ? c->with_tools : c->plain;
+    struct td_error why = {{0}};
+    json_t *all = json_copy(c->variables);
+    if (q->variables)
+        json_object_update(all, q->variables);
+    json_object_set(all, "messages", q->messages);
+    json_object_set_new(all, "tools", q->tools ? json_incref(q->tools) : json_null());
+    if (!json_object_get(all, "documents"))
+        json_object_set_new(all, "documents", json_null());
+    json_object_set_new(all, "add_generation_prompt", json_boolean(q->add_generation_prompt));
+    s = template_render(t, all, 0, out, &why);
+    json_decref(all);
+    return s ? td_fail(error_out, s, "chat template: %s", why.text) : TD_OK;
 }

@@ -1,30 +1,39 @@
 /*
- * Chat messages to prompt text. ChatML is rendered by hand; a model whose chat template is anything else is refused with a
- * clear error when a chat is asked for (text and ids prompts still work).
+ * Chat messages to prompt text, by the model's own template (template.h): chat_template.jinja, or chat_template of
+ * tokenizer_config.json, as transformers' apply_chat_template does it. Of a list of templates, tool_use is for requests with tools.
  *
- *   <|im_start|>ROLE\nCONTENT<|im_end|>\n ... <|im_start|>assistant\n
+ * What a template sees: messages, tools, documents, add_generation_prompt, the tokenizer's special tokens (bos_token, ...), and what
+ * the request adds (enable_thinking, ...).
+ *
+ * Threads: immutable after opening.
  */
 #pragma once
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 
 #include "base/mem.h"
 #include "base/status.h"
 
-struct chat_message {
-    const char *role;    /* NUL-terminated: "system", "user", "assistant" */
-    const char *content; /* bytes, may hold U+0000 */
-    size_t content_len_bytes;
+struct chat_template;
+
+/*
+ * Reads DIR. file: a template to use instead; "none": no template; NULL: the model's. A model without one still opens: rendering then
+ * says so. TD_ERR_UNSUPPORTED, TD_ERR_CORRUPT: the template is not understood, with line and column.
+ */
+enum td_status chat_template_open(const char *dir, const char *file, struct chat_template **out,
+                                  struct td_error *error_out);
+void chat_template_close(struct chat_template *c); /* NULL is fine */
+bool chat_template_present(const struct chat_template *c);
+
+struct chat_request {  /* borrowed; texts are UTF-8, as jansson has it */
+    json_t *messages;  /* a list of objects with at least a role */
+    json_t *tools;     /* a list of objects; NULL: none */
+    json_t *variables; /* an object; NULL: none */
+    bool add_generation_prompt;
 };
 
-struct chat_template; /* what tokenizer_config.json (or chat_template.jinja) holds */
-
-/* Reads DIR; a model without a template, or with another than ChatML, still opens: rendering then says why not. */
-enum td_status chat_template_open(const char *dir, struct chat_template **out, struct td_error *error_out);
-void chat_template_close(struct chat_template *c);
-
-/* TD_ERR_UNSUPPORTED (what the template is), TD_ERR_INVALID (role, not UTF-8, no messages). Appends to out. */
-enum td_status chat_template_render(const struct chat_template *c, const struct chat_message *messages,
-                                    size_t n_messages, bool add_generation_prompt, struct bytes *out,
-                                    struct td_error *error_out);
+/* TD_ERR_UNSUPPORTED: no template; TD_ERR_INVALID: a field, or what the template says. Appends to out. */
+enum td_status chat_template_render(const struct chat_template *c, const struct chat_request *request,
+                                    struct bytes *out, struct td_error *error_out);

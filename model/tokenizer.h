@@ -1,16 +1,24 @@
 /*
  * tokenizer.json: text to ids and back, as the Hugging Face tokenizers library does it.
  *
- * Kinds: byte-level BPE (GPT-2's byte alphabet, Split pre-tokenizers by PCRE2) and SentencePiece-style BPE (byte fallback;
- * Prepend/Replace normalizers, or Metaspace). What a file uses beyond that is refused at load by name, with where it stands.
+ *   normalizers     NFC, NFD, NFKC, NFKD, Lowercase, StripAccents, Strip, Prepend, Replace, ByteLevel, Precompiled
+ *   pre-tokenizers  Split (all behaviors), ByteLevel, Metaspace, Whitespace, WhitespaceSplit, Digits, Punctuation,
+ *                   CharDelimiterSplit, BertPreTokenizer
+ *   models          BPE (byte fallback, ignore_merges, fuse_unk, prefixes and suffixes of words), Unigram
+ *   post-processors TemplateProcessing, ByteLevel, BertProcessing, RobertaProcessing
+ *   decoders        Replace, ByteFallback, Fuse, Strip, ByteLevel, Metaspace
+ *   added tokens    lstrip, rstrip, single_word, normalized, special
+ *
+ * and Sequences of them. What a file uses beyond that is refused at load by name.
  *
  * Text is bytes with a length: it may hold U+0000. Input that is not UTF-8 is TD_ERR_INVALID.
  *
- * Cost: byte-level kinds are linear in the text's length whatever the text, SentencePiece kinds n log n (a heap over merge
- * candidates, no quadratic merging). Loading refuses hostile files: empty added tokens, merges that no entry makes (checked
- * as the library does), too deep or too large JSON.
+ * Cost: linear in the text's length whatever the text (expressions, as far as the file's own are), for vocabularies whose merges
+ * come in the order in which they were learned; n log n for others. Short pieces are looked up in a cache of a megabyte for each thread
+ * that encodes at the same time. Loading refuses hostile files: empty added tokens, merges that no entry makes (checked as the library
+ * does), too deep or too large JSON.
  *
- * Threads: immutable after opening; every function may run on several threads at once (per-call scratch).
+ * Threads: after opening every function may run on several threads at once.
  */
 #pragma once
 

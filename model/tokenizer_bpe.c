@@ -1,12 +1,18 @@
 /*
- * Byte-pair encoding of one piece: symbols in a linked list, candidate merges in a heap by (rank, position), so that the
- * lowest rank goes first and the leftmost of equal ones: n log n whatever the text. A candidate that was overtaken by
- * another merge is told by its symbols' ids having changed, and skipped.
+ * Byte-pair encoding of one piece: symbols in a linked list, merged lowest rank first, the leftmost of equal ones first. A
+ * candidate that was overtaken by another merge is told by what its symbols would merge to now, and skipped.
+ *
+ * Short pieces keep their candidates in a heap by (rank, position). In long ones (a whole text, for SentencePiece kinds) each rank
+ * has a bucket and a bitmap says which hold something: merges were learned in the order of their ranks, so what a merge makes
+ * possible ranks behind it, buckets are emptied in one sweep, and the whole is linear. What ranks before (no trained vocabulary
+ * has it) goes to the heap, which is always asked first.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "model/tokenizer_internal.h"
+
+enum { LONG_PIECE = 2048, RADIX_BITS = 11, RADIX_FROM = 512, MOST_KEPT = 1 << 16 };
 
 struct symbol {
     uint32_t id;
@@ -20,18 +26,65 @@ struct candidate {
     uint32_t left, right, id;
 };
 
-struct work {
-    struct symbol *symbols;
-    struct candidate *heap;
-    size_t n_symbols, n_heap, cap_heap;
+struct node {
+    struct candidate c;
+    uint32_t next; /* in its bucket: index + 1; 0: the last */
 };
+
+struct bpe_work {
+    struct symbol *symbols;
+    struct candidate *heap, *batch, *other;
+    struct node *nodes;
+    size_t n_symbols, cap_symbols, n_heap, cap_heap, n_nodes, cap_nodes, cap_batch;
+    uint32_t n_ranks, *heads;   /* of the buckets; made when the first long piece comes */
+    uint64_t *filled, *summary; /* a bit for each bucket; for each word of filled */
+    bool buckets;               /* this piece uses them, and */
+    uint32_t now;               /* is at this rank */
+};
+
+struct bpe_work *bpe_work_open(const struct tokenizer *t)
+{
+    struct bpe_work *w = mem_zalloc(sizeof(*w));
+    w->n_ranks = t->n_ranks;
+    return w;
+}
+
+static void free_arrays(struct bpe_work *w)
+{
+    free(w->symbols);
+    free(w->heap);
+    free(w->batch);
+    free(w->other);
+    free(w->nodes);
+    w->symbols = NULL;
+    w->heap = w->batch = w->other = NULL;
+    w->nodes = NULL;
+    w->cap_symbols = w->cap_heap = w->cap_batch = w->cap_nodes = 0;
+}
+
+void bpe_work_trim(struct bpe_work *w)
+{
+    if (w->cap_symbols > MOST_KEPT)
+        free_arrays(w);
+}
+
+void bpe_work_close(struct bpe_work *w)
+{
+    free_arrays(w);
+    free(w->heads);
+    free(w->filled);
+    free(w->summary);
+    free(w);
+}
+
+/* -------------------------------------------------------------------- heap */
 
 static bool before(const struct candidate *a, const struct candidate *b)
 {
     return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
 }
 
-static void heap_push(struct work *w, struct candidate c)
+static void heap_push(struct bpe_work *w, struct candidate c)
 {
     if (w->n_heap == w->cap_heap) {
         w->cap_heap = w->cap_heap ? w->cap_heap * 2 : 64;
@@ -43,7 +96,7 @@ static void heap_push(struct work *w, struct candidate c)
     w->heap[i] = c;
 }
 
-static struct candidate heap_pop(struct work *w)
+static struct candidate heap_pop(struct bpe_work *w)
 {
     struct candidate top = w->heap[0], last = w->heap[--w->n_heap];
     size_t i = 0;
@@ -59,37 +112,165 @@ static struct candidate heap_pop(struct work *w)
     return top;
 }
 
-static void consider(const struct tokenizer *t, struct work *w, int32_t at)
+/* ----------------------------------------------------------------- buckets */
+
+static void buckets_begin(struct bpe_work *w)
+{
+    size_t words = w->n_ranks / 64 + 1;
+    if (!w->heads) { /* empty again after each piece */
+        w->heads = mem_array(w->n_ranks, sizeof(*w->heads));
+        w->filled = mem_array(words, sizeof(*w->filled));
+        w->summary = mem_array(words / 64 + 1, sizeof(*w->summary));
+    }
+    w->n_nodes = 0;
+    w->now = 0;
+    w->buckets = true;
+}
+
+static void bucket_push(struct bpe_work *w, struct candidate c)
+{
+    if (w->n_nodes == w->cap_nodes) {
+        w->cap_nodes = w->cap_nodes ? w->cap_nodes * 2 : 4096;
+        w->nodes = mem_resize(w->nodes, w->cap_nodes, sizeof(*w->nodes));
+    }
+    w->nodes[w->n_nodes] = (struct node){c, w->heads[c.rank]};
+    w->heads[c.rank] = (uint32_t)++w->n_nodes;
+    w->filled[c.rank / 64] |= 1ull << c.rank % 64;
+    w->summary[c.rank / 4096] |= 1ull << c.rank / 64 % 64;
+}
+
+/* The first filled bucket; false: all are empty. */
+static bool bucket_first(const struct bpe_work *w, uint32_t *rank_out)
+{
+    for (size_t i = w->now / 4096; i <= w->n_ranks / 4096; i++)
+        if (w->summary[i]) {
+            size_t word = i * 64 + (size_t)__builtin_ctzll(w->summary[i]);
+            *rank_out = (uint32_t)(word * 64 + (size_t)__builtin_ctzll(w->filled[word]));
+            return true;
+        }
+    return false;
+}
+
+static int by_position(const void *a, const void *b)
+{
+    const struct candidate *x = a, *y = b;
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+
+static void radix_sort(struct bpe_work *w, size_t n)
+{
+    for (int shift = 0; shift < 32; shift += RADIX_BITS) {
+        size_t at[(1 << RADIX_BITS) + 1] = {0};
+        const uint32_t mask = (1 << RADIX_BITS) - 1;
+        for (size_t i = 0; i < n; i++)
+            at[((uint32_t)w->batch[i].at >> shift & mask) + 1]++;
+        for (size_t i = 1; i <= mask; i++)
+            at[i] += at[i - 1];
+        for (size_t i = 0; i < n; i++)
+            w->other[at[(uint32_t)w->batch[i].at >> shift & mask]++] = w->batch[i];
+        struct candidate *swap = w->batch;
+        w->batch = w->other;
+        w->other = swap;
+    }
+}
+
+/* All of a bucket into w->batch, by position. Returns how many. */
+static size_t bucket_take(struct bpe_work *w, uint32_t rank)
+{
+    size_t n = 0;
+    bool sorted = true;
+    for (uint32_t i = w->heads[rank]; i; i = w->nodes[i - 1].next)
+        n++;
+    if (n > w->cap_batch) {
+        w->cap_batch = n * 2;
+        w->batch = mem_resize(w->batch, w->cap_batch, sizeof(*w->batch));
+        w->other = mem_resize(w->other, w->cap_batch, sizeof(*w->other));
+    }
+    size_t at = n; /* pushed mostly from left to right, and linked the other way round */
+    for (uint32_t i = w->heads[rank]; i; i = w->nodes[i - 1].next) {
+        w->batch[--at] = w->nodes[i - 1].c;
+        sorted &= at + 1 == n || w->batch[at].at <= w->batch[at + 1].at;
+    }
+    w->heads[rank] = 0;
+    if (!(w->filled[rank / 64] &= ~(1ull << rank % 64)))
+        w->summary[rank / 4096] &= ~(1ull << rank / 64 % 64);
+    if (!sorted && n > RADIX_FROM)
+        radix_sort(w, n);
+    else if (!sorted)
+        qsort(w->batch, n, sizeof(*w->batch), by_position);
+    return n;
+}
+
+/* ----------------------------------------------------------------- merging */
+
+static void consider(const struct tokenizer *t, struct bpe_work *w, int32_t at)
 {
     if (at < 0 || w->symbols[at].next < 0)
         return;
     uint32_t left = w->symbols[at].id, right = w->symbols[w->symbols[at].next].id;
     const struct merge *m = merge_map_find(&t->merges, left, right);
-    if (m)
-        heap_push(w, (struct candidate){m->rank, at, left, right, m->id});
+    if (!m)
+        return;
+    const struct candidate c = {m->rank, at, left, right, m->id};
+    if (w->buckets && m->rank >= w->now)
+        bucket_push(w, c);
+    else
+        heap_push(w, c);
 }
 
-static void merge_all(const struct tokenizer *t, struct work *w)
+static void try_merge(const struct tokenizer *t, struct bpe_work *w, const struct candidate *c)
 {
-    for (size_t i = 0; i + 1 < w->n_symbols; i++)
-        consider(t, w, (int32_t)i);
+    struct symbol *s = &w->symbols[c->at];
+    if (s->gone || s->next < 0)
+        return;
+    struct symbol *right = &w->symbols[s->next];
+    if (s->id != c->left || right->id != c->right) { /* another pair by now; it counts if it makes the same */
+        const struct merge *m = merge_map_find(&t->merges, s->id, right->id);
+        if (!m || m->id != c->id)
+            return;
+    }
+    right->gone = true;
+    s->id = c->id;
+    s->next = right->next;
+    if (s->next >= 0)
+        w->symbols[s->next].prev = c->at;
+    consider(t, w, s->prev);
+    consider(t, w, c->at);
+}
+
+static void drain_heap(const struct tokenizer *t, struct bpe_work *w)
+{
     while (w->n_heap) {
         struct candidate c = heap_pop(w);
-        struct symbol *s = &w->symbols[c.at];
-        if (s->gone || s->id != c.left || s->next < 0 || w->symbols[s->next].id != c.right)
-            continue;
-        struct symbol *right = &w->symbols[s->next];
-        right->gone = true;
-        s->id = c.id;
-        s->next = right->next;
-        if (s->next >= 0)
-            w->symbols[s->next].prev = c.at;
-        consider(t, w, s->prev);
-        consider(t, w, c.at);
+        try_merge(t, w, &c);
     }
 }
 
-static void add_symbol(struct work *w, uint32_t id)
+static void merge_all(const struct tokenizer *t, struct bpe_work *w)
+{
+    w->buckets = false;
+    if (w->n_symbols > LONG_PIECE)
+        buckets_begin(w);
+    for (size_t i = 0; i + 1 < w->n_symbols; i++)
+        consider(t, w, (int32_t)i);
+    uint32_t rank = 0;
+    for (;;) { /* what is in the heap ranks before what is in the buckets */
+        drain_heap(t, w);
+        if (!w->buckets || !bucket_first(w, &rank))
+            return;
+        w->now = rank;
+        size_t n = bucket_take(w, rank);
+        for (size_t i = 0; i < n; i++) {
+            if (w->n_heap && w->heap[0].rank < rank)
+                drain_heap(t, w);
+            try_merge(t, w, &w->batch[i]);
+        }
+    }
+}
+
+/* ----------------------------------------------------------------- symbols */
+
+static void add_symbol(struct bpe_work *w, uint32_t id)
 {
     int32_t i = (int32_t)w->n_symbols++;
     w->symbols[i] = (struct symbol){.id = id, .prev = i - 1, .next = -1};
@@ -97,18 +278,28 @@ static void add_symbol(struct work *w, uint32_t id)
         w->symbols[i - 1].next = i;
 }
 
-static size_t char_len(unsigned char c)
+static bool find_char(const struct tokenizer *t, struct slice c, bool first, bool last, uint32_t *id)
 {
-    return c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
+    struct bytes key = {0};
+    struct slice prefix = first ? (struct slice){"", 0} : t->word_prefix,
+                 suffix = last ? t->word_suffix : (struct slice){"", 0};
+    if (!prefix.len && !suffix.len)
+        return id_map_find(&t->vocab, c, id);
+    bytes_append(&key, prefix.data, prefix.len);
+    bytes_append(&key, c.data, c.len);
+    bytes_append(&key, suffix.data, suffix.len);
+    bool found = id_map_find(&t->vocab, (struct slice){key.data, key.len}, id);
+    bytes_free(&key);
+    return found;
 }
 
-/* One character of a SentencePiece kind: itself, its bytes, or the unknown token (one for a run, where they fuse). */
-static void add_char(const struct tokenizer *t, struct work *w, struct slice c, bool *in_unk)
+/* One character: itself, its bytes, or the unknown token (one for a run, where they fuse). */
+static void add_char(const struct tokenizer *t, struct bpe_work *w, struct slice c, bool first, bool last, bool *in_unk)
 {
     uint32_t id;
     bool was_unk = *in_unk, bytes = t->byte_fallback;
     *in_unk = false;
-    if (id_map_find(&t->vocab, c, &id)) {
+    if (find_char(t, c, first, last, &id)) {
         add_symbol(w, id);
         return;
     }
@@ -123,36 +314,40 @@ static void add_char(const struct tokenizer *t, struct work *w, struct slice c, 
         add_symbol(w, t->unk_id);
 }
 
-static void split_symbols(const struct tokenizer *t, struct work *w, struct slice text)
+static void split_symbols(const struct tokenizer *t, struct bpe_work *w, struct slice text)
 {
     bool in_unk = false;
-    for (size_t i = 0; i < text.len;) {
-        size_t n = t->byte_level ? 1 : char_len((unsigned char)text.data[i]);
+    for (size_t i = 0, n; i < text.len; i += n) {
         unsigned char b = (unsigned char)text.data[i];
-        if (!t->byte_level)
-            add_char(t, w, (struct slice){text.data + i, n}, &in_unk);
+        n = t->raw ? 1 : char_len(b);
+        if (!t->raw)
+            add_char(t, w, (struct slice){text.data + i, n}, !i, i + n == text.len, &in_unk);
         else if (t->has_byte[b])
             add_symbol(w, t->byte_ids[b]);
-        i += n;
+        else if (t->has_unk) { /* as above, of a character of the alphabet */
+            if (!in_unk || !t->fuse_unk)
+                add_symbol(w, t->unk_id);
+            in_unk = true;
+            continue;
+        }
+        in_unk &= !t->raw;
     }
 }
 
-void tokenizer_bpe(const struct tokenizer *t, struct slice text, struct token_ids *out)
+void tokenizer_bpe(const struct tokenizer *t, struct bpe_work *w, struct slice text, struct token_ids *out)
 {
     uint32_t id;
-    if (!text.len)
-        return;
     if (t->ignore_merges && id_map_find(&t->vocab, text, &id)) {
         token_ids_push(out, id);
         return;
     }
-    struct symbol few[256];
-    struct work w = {.symbols = text.len <= 256 ? few : mem_array(text.len, sizeof(struct symbol))};
-    split_symbols(t, &w, text);
-    merge_all(t, &w);
-    for (int32_t i = w.n_symbols ? 0 : -1; i >= 0; i = w.symbols[i].next)
-        token_ids_push(out, w.symbols[i].id);
-    if (w.symbols != few)
-        free(w.symbols);
-    free(w.heap);
+    if (text.len > w->cap_symbols) {
+        w->cap_symbols = text.len * 2 > 256 ? text.len * 2 : 256;
+        w->symbols = mem_resize(w->symbols, w->cap_symbols, sizeof(*w->symbols));
+    }
+    w->n_symbols = 0;
+    split_symbols(t, w, text);
+    merge_all(t, w);
+    for (int32_t i = w->n_symbols ? 0 : -1; i >= 0; i = w->symbols[i].next)
+        token_ids_push(out, w->symbols[i].id);
 }

@@ -1,5 +1,6 @@
 /*
- * Ids to text, all at once or one by one.
+ * Ids to text, all at once or one by one: each token goes through the decoder's steps, bytes are put together, and the ends are
+ * stripped of the whole.
  *
  * Byte-level: bytes are collected and released as UTF-8 gets complete; a part that can't become UTF-8 is one U+FFFD (the
  * maximal invalid part, as Rust's from_utf8_lossy and the WHATWG decoder have it).
@@ -18,8 +19,12 @@ struct token_stream {
     const struct tokenizer *t;
     bool skip_special;
     bool whole_runs;      /* all at once: a run of byte tokens is judged as a whole */
-    bool begun;           /* text came out: nothing is stripped any more */
+    bool any;             /* a token came */
+    uint32_t may_strip;   /* so many characters of the text's beginning, while there is nothing else */
+    uint32_t held;        /* characters at the end that may be stripped */
     struct bytes pending; /* bytes that are no text yet */
+    struct matcher matcher;
+    bool has_matcher;
 };
 
 struct token_stream *token_stream_open(const struct tokenizer *t, bool skip_special)
@@ -27,6 +32,11 @@ struct token_stream *token_stream_open(const struct tokenizer *t, bool skip_spec
     struct token_stream *s = mem_zalloc(sizeof(*s));
     s->t = t;
     s->skip_special = skip_special;
+    s->may_strip = t->decode_last.start;
+    for (uint32_t i = 0; i < t->n_decode_steps; i++)
+        s->has_matcher |= t->decode_steps[i].pattern.code != NULL;
+    if (s->has_matcher)
+        matcher_init(&s->matcher);
     return s;
 }
 
@@ -34,8 +44,37 @@ void token_stream_close(struct token_stream *s)
 {
     if (!s)
         return;
+    if (s->has_matcher)
+        matcher_fini(&s->matcher);
     bytes_free(&s->pending);
     free(s);
+}
+
+/* ------------------------------------------------------------- the whole's ends */
+
+static bool begins(const char *text, size_t len, struct slice with)
+{
+    return with.len && len >= with.len && !memcmp(text, with.data, with.len);
+}
+
+/* Text of the whole: its beginning is stripped as it comes, what may be its end is held back. */
+static void append_text(struct token_stream *s, const char *text, size_t len, struct bytes *out)
+{
+    const struct decode_step *strip = &s->t->decode_last;
+    const struct slice c = strip->content;
+    for (; s->may_strip && begins(text, len, c); s->may_strip--, text += c.len)
+        len -= c.len;
+    if (!len)
+        return;
+    s->may_strip = 0;
+    uint32_t tail = 0;
+    for (size_t n = len; tail < strip->stop && n >= c.len && !memcmp(text + n - c.len, c.data, c.len); n -= c.len)
+        tail++;
+    bool all = tail * c.len == len;
+    for (; s->held && (!all || s->held + tail > strip->stop); s->held--)
+        bytes_append(out, c.data, c.len);
+    bytes_append(out, text, len - tail * c.len);
+    s->held += tail;
 }
 
 /* ------------------------------------------------------------- byte-level */
@@ -87,16 +126,61 @@ static void release(struct token_stream *s, bool all, struct bytes *out)
         if (n == 0 && !all)
             break;
         if (n > 0) {
-            bytes_append(out, p, (size_t)n);
+            append_text(s, p, (size_t)n, out);
             at += (size_t)n;
         } else {
-            bytes_append(out, REPLACEMENT, 3);
+            append_text(s, REPLACEMENT, 3, out);
             at += n < 0 ? (size_t)-n : s->pending.len - at;
         }
     }
     if (at) /* else there may be no memory yet */
         memmove(s->pending.data, s->pending.data + at, s->pending.len - at);
     s->pending.len -= at;
+}
+
+/* ------------------------------------------------------------------- steps */
+
+static void strip_token(const struct decode_step *step, struct bytes *b)
+{
+    struct slice c = step->content;
+    size_t begin = 0;
+    for (uint32_t i = 0; i < step->start && begins(b->data + begin, b->len - begin, c); i++)
+        begin += c.len;
+    for (uint32_t i = 0; i < step->stop && b->len - begin >= c.len && begins(b->data + b->len - c.len, c.len, c); i++)
+        b->len -= c.len;
+    memmove(b->data, b->data + begin, b->len - begin);
+    b->len -= begin;
+}
+
+static void run_step(struct token_stream *s, const struct decode_step *step, bool first, struct bytes *b)
+{
+    const struct slice space = {" ", 1}, nothing = {"", 0};
+    struct bytes changed = {0};
+    if (!b->len)
+        return;
+    if (step->kind == DECODE_STRIP) {
+        strip_token(step, b);
+        return;
+    }
+    struct slice instead = step->kind == DECODE_REPLACE ? step->content : step->not_first && first ? nothing : space;
+    if (replace_all(&step->pattern, &s->matcher, (struct slice){b->data, b->len}, instead, &changed, NULL)) {
+        bytes_free(&changed); /* an expression that gives up changes nothing */
+        return;
+    }
+    bytes_free(b);
+    *b = changed;
+}
+
+/* A token's text, or what a run of bytes became. */
+static void append_token(struct token_stream *s, const char *text, size_t len, uint32_t first_step, bool first,
+                         struct bytes *out)
+{
+    struct bytes b = {0};
+    bytes_append(&b, text, len);
+    for (uint32_t i = first_step; i < s->t->n_decode_steps; i++)
+        run_step(s, &s->t->decode_steps[i], first, &b);
+    append_text(s, b.data ? b.data : "", b.len, out);
+    bytes_free(&b);
 }
 
 /* ------------------------------------------------------------ byte fallback */
@@ -112,51 +196,26 @@ static bool is_utf8(const struct bytes *b)
     return true;
 }
 
-static void append_text(struct token_stream *s, const char *text, size_t len, struct bytes *out)
-{
-    const struct slice *strip = &s->t->decode_strip;
-    if (!s->begun && len && strip->len && len >= strip->len && !memcmp(text, strip->data, strip->len)) {
-        text += strip->len;
-        len -= strip->len;
-    }
-    s->begun |= true;
-    bytes_append(out, text, len);
-}
-
 static void end_run(struct token_stream *s, struct bytes *out)
 {
     if (!s->pending.len)
         return;
     if (is_utf8(&s->pending))
-        append_text(s, s->pending.data, s->pending.len, out);
+        append_token(s, s->pending.data, s->pending.len, s->t->n_decode_early, false, out);
     else
         for (size_t i = 0; i < s->pending.len; i++)
-            append_text(s, REPLACEMENT, 3, out);
+            append_token(s, REPLACEMENT, 3, s->t->n_decode_early, false, out);
     bytes_clear(&s->pending);
 }
 
-static void append_piece(struct token_stream *s, struct slice text, struct bytes *out)
-{
-    struct bytes now = {0};
-    bytes_append(&now, text.data, text.len);
-    for (uint32_t i = 0; i < s->t->n_decode_replaces; i++) {
-        const struct normalizer *r = &s->t->decode_replaces[i];
-        struct bytes next = {0};
-        const char *at = now.data, *end = now.data + now.len, *hit;
-        while ((hit = memmem(at, (size_t)(end - at), r->pattern.data, r->pattern.len))) {
-            bytes_append(&next, at, (size_t)(hit - at));
-            bytes_append(&next, r->content.data, r->content.len);
-            at = hit + r->pattern.len;
-        }
-        bytes_append(&next, at, (size_t)(end - at));
-        bytes_free(&now);
-        now = next;
-    }
-    append_text(s, now.data, now.len, out);
-    bytes_free(&now);
-}
-
 /* --------------------------------------------------------------- in common */
+
+static void push_bytes(struct token_stream *s, const struct piece *p, struct bytes *out)
+{
+    if (p->raw || !alphabet_decode(&s->pending, p->text.data, p->text.len))
+        bytes_append(&s->pending, p->text.data, p->text.len);
+    release(s, false, out);
+}
 
 void token_stream_push(struct token_stream *s, uint32_t id, struct bytes *out)
 {
@@ -164,23 +223,32 @@ void token_stream_push(struct token_stream *s, uint32_t id, struct bytes *out)
     if (id >= t->n_pieces || !t->pieces[id].known || (s->skip_special && t->pieces[id].special))
         return;
     const struct piece *p = &t->pieces[id];
-    if (t->byte_level) {
-        bytes_append(&s->pending, p->text.data, p->text.len);
-        release(s, false, out);
-    } else if (p->byte >= 0 && t->byte_fallback) {
+    bool first = !s->any;
+    s->any = true;
+    if (t->decode_byte_level) {
+        push_bytes(s, p, out);
+    } else if (p->byte >= 0 && t->decode_bytes) {
         char b = (char)p->byte;
         bytes_append(&s->pending, &b, 1);
         if (!s->whole_runs && is_utf8(&s->pending))
             end_run(s, out);
     } else {
+        struct bytes text = {0};
         end_run(s, out);
-        append_piece(s, p->text, out);
+        if (!t->has_decoder && !first)
+            bytes_append(out, " ", 1);
+        if (p->raw)
+            alphabet_append(&text, p->text.data, p->text.len);
+        else
+            bytes_append(&text, p->text.data, p->text.len);
+        append_token(s, text.data ? text.data : "", text.len, 0, first, out);
+        bytes_free(&text);
     }
 }
 
 void token_stream_flush(struct token_stream *s, struct bytes *out)
 {
-    if (s->t->byte_level)
+    if (s->t->decode_byte_level)
         release(s, true, out);
     else
         end_run(s, out);

@@ -1,14 +1,40 @@
 /*
- * Text to ids: added tokens are cut out first (some of the raw, some of the normalized text), what lies between is
- * normalized, split, and encoded piece by piece.
+ * Text to ids: added tokens are cut out first (some of the raw, some of the normalized text), what lies between is normalized,
+ * goes through the pre-tokenizers' steps, and is encoded piece by piece; short pieces are looked up in a cache first.
+ *
+ * Scratch and cache belong to an encoder. Each call takes one from the tokenizer's pool and gives it back, so there are as many as
+ * threads ever encoded at once.
  */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
 
 #include "model/tokenizer_internal.h"
 
-enum { JIT_STACK_BYTES = 8 << 20 };
+enum { CACHE_SLOTS = 1 << 14, CACHE_TEXT = 30, CACHE_IDS = 8 };
+
+struct cached { /* one cache line */
+    char text[CACHE_TEXT];
+    uint8_t len, n;
+    uint32_t ids[CACHE_IDS];
+};
+
+struct encoder {
+    struct encoder *next;
+    const struct tokenizer *t;
+    struct token_ids *out;
+    struct td_error *e;
+    struct matcher matcher;
+    struct bpe_work *work;
+    struct cached *cache;
+};
+
+struct encoder_pool {
+    pthread_mutex_t
+        lock; /* held for two pointers' assignment: any thread may encode, there is no owner to send a message to */
+    struct encoder *free;
+};
 
 void token_ids_push(struct token_ids *t, uint32_t id)
 {
@@ -25,115 +51,173 @@ void token_ids_free(struct token_ids *t)
     *t = (struct token_ids){0};
 }
 
-/* -------------------------------------------------------------- normalize */
+/* -------------------------------------------------------------------- pool */
 
-static bool is_ascii(struct slice s)
+struct encoder_pool *encoder_pool_open(void)
 {
-    for (size_t i = 0; i < s.len; i++)
-        if ((unsigned char)s.data[i] >= 0x80)
-            return false;
-    return true;
+    struct encoder_pool *p = mem_zalloc(sizeof(*p));
+    pthread_mutex_init(&p->lock, NULL);
+    return p;
 }
 
-static enum td_status append_nfc(struct slice s, struct bytes *out, struct td_error *e)
+static void encoder_close(struct encoder *x)
 {
-    if (is_ascii(s)) {
-        bytes_append(out, s.data, s.len);
-        return TD_OK;
+    matcher_fini(&x->matcher);
+    bpe_work_close(x->work);
+    free(x->cache);
+    free(x);
+}
+
+void encoder_pool_close(struct encoder_pool *p)
+{
+    if (!p)
+        return;
+    for (struct encoder *x = p->free, *next; x; x = next) {
+        next = x->next;
+        encoder_close(x);
     }
-    utf8proc_uint8_t *composed = NULL;
-    utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)s.data, (utf8proc_ssize_t)s.len, &composed,
-                                      UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    if (n < 0)
-        return td_fail(e, TD_ERR_INVALID, "text: can't be normalized: %s", utf8proc_errmsg(n));
-    bytes_append(out, composed, (size_t)n);
-    free(composed);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+}
+
+static struct encoder *encoder_take(const struct tokenizer *t)
+{
+    pthread_mutex_lock(&t->encoders->lock);
+    struct encoder *x = t->encoders->free;
+    if (x)
+        t->encoders->free = x->next;
+    pthread_mutex_unlock(&t->encoders->lock);
+    if (x)
+        return x;
+    x = mem_zalloc(sizeof(*x));
+    x->t = t;
+    matcher_init(&x->matcher);
+    x->work = bpe_work_open(t);
+    x->cache = mem_array(CACHE_SLOTS, sizeof(*x->cache));
+    return x;
+}
+
+static void encoder_give(const struct tokenizer *t, struct encoder *x)
+{
+    bpe_work_trim(x->work);
+    pthread_mutex_lock(&t->encoders->lock);
+    x->next = t->encoders->free;
+    t->encoders->free = x;
+    pthread_mutex_unlock(&t->encoders->lock);
+}
+
+/* ------------------------------------------------------------------- model */
+
+static uint64_t mix(uint64_t h, uint64_t v)
+{
+    h = (h ^ v) * 0x9e3779b97f4a7c15ull;
+    return h ^ h >> 32;
+}
+
+/* Where text would be; key_out is what its line begins with then. */
+static struct cached *cache_slot(struct encoder *x, struct slice text, struct cached *key_out)
+{
+    uint64_t words[4];
+    memset(key_out->text, 0, CACHE_TEXT);
+    memcpy(key_out->text, text.data, text.len);
+    key_out->len = (uint8_t)text.len;
+    key_out->n = 0;
+    memcpy(words, key_out, sizeof(words));
+    return &x->cache[mix(mix(mix(mix(0, words[0]), words[1]), words[2]), words[3]) & (CACHE_SLOTS - 1)];
+}
+
+static enum td_status encode_piece(struct encoder *x, struct slice text)
+{
+    if (x->t->unigram)
+        return tokenizer_unigram(x->t, text, x->out, x->e);
+    tokenizer_bpe(x->t, x->work, text, x->out);
     return TD_OK;
 }
 
-static void append_replaced(struct slice s, struct slice pattern, struct slice content, struct bytes *out)
+static enum td_status model(struct encoder *x, struct slice text)
 {
-    const char *at = s.data, *end = s.data + s.len, *hit;
-    while ((hit = memmem(at, (size_t)(end - at), pattern.data, pattern.len))) {
-        bytes_append(out, at, (size_t)(hit - at));
-        bytes_append(out, content.data, content.len);
-        at = hit + pattern.len;
-    }
-    bytes_append(out, at, (size_t)(end - at));
-}
-
-enum td_status tokenizer_normalize(const struct tokenizer *t, struct slice text, struct bytes *out, struct td_error *e)
-{
-    struct bytes now = {0}, next = {0};
-    bytes_append(&now, text.data, text.len);
-    enum td_status s = TD_OK;
-    for (uint32_t i = 0; i < t->n_normalizers && !s; i++) {
-        const struct normalizer *n = &t->normalizers[i];
-        struct slice in = {now.data, now.len};
-        bytes_clear(&next);
-        if (n->kind == NORMALIZE_NFC)
-            s = append_nfc(in, &next, e);
-        if (n->kind == NORMALIZE_PREPEND && in.len)
-            bytes_append(&next, n->content.data, n->content.len);
-        if (n->kind == NORMALIZE_PREPEND)
-            bytes_append(&next, in.data, in.len);
-        if (n->kind == NORMALIZE_REPLACE)
-            append_replaced(in, n->pattern, n->content, &next);
-        struct bytes swap = now;
-        now = next;
-        next = swap;
-    }
-    if (!s)
-        bytes_append(out, now.data, now.len);
-    bytes_free(&now);
-    bytes_free(&next);
-    return s;
-}
-
-/* -------------------------------------------------------------- pre-split */
-
-struct encoder { /* one call's scratch */
-    const struct tokenizer *t;
-    struct token_ids *out;
-    struct td_error *e;
-    pcre2_match_data *match;
-    pcre2_match_context *context;
-    pcre2_jit_stack *stack;
-};
-
-/* Splits by expression level, then the next; matches and the gaps between them are pieces of their own. */
-static enum td_status split(struct encoder *x, struct slice text, uint32_t level)
-{
-    if (level == x->t->n_splits) {
-        tokenizer_bpe(x->t, text, x->out);
+    if (text.len > CACHE_TEXT)
+        return encode_piece(x, text);
+    struct cached key, *c = cache_slot(x, text, &key);
+    if (!memcmp(c, &key, CACHE_TEXT + 1)) {
+        for (uint8_t i = 0; i < c->n; i++)
+            token_ids_push(x->out, c->ids[i]);
         return TD_OK;
     }
-    enum td_status s = TD_OK;
-    size_t at = 0; /* end of what was passed on */
-    for (size_t from = 0; from < text.len && !s;) {
-        int n = pcre2_match(x->t->splits[level], (PCRE2_SPTR)text.data, text.len, from, PCRE2_NO_UTF_CHECK, x->match,
-                            x->context);
-        if (n == PCRE2_ERROR_NOMATCH)
-            break;
-        if (n < 0)
-            return td_fail(x->e, TD_ERR_INVALID, "text: the tokenizer's expression gives up on it (%d)", n);
-        const PCRE2_SIZE *v = pcre2_get_ovector_pointer(x->match);
-        if (v[1] == v[0]) { /* an empty match splits nothing */
-            from = v[1] + 1;
-            while (from < text.len && ((unsigned char)text.data[from] & 0xc0) == 0x80)
-                from++;
-            continue;
-        }
-        if (v[0] > at)
-            s = split(x, (struct slice){text.data + at, v[0] - at}, level + 1);
-        size_t begin = v[0], end = v[1];
-        if (!s)
-            s = split(x, (struct slice){text.data + begin, end - begin}, level + 1);
-        at = from = end;
+    size_t before = x->out->n;
+    enum td_status s = encode_piece(x, text);
+    if (!s && x->out->n - before <= CACHE_IDS) {
+        key.n = (uint8_t)(x->out->n - before);
+        for (uint8_t i = 0; i < key.n; i++)
+            key.ids[i] = x->out->ids[before + i];
+        *c = key;
     }
-    if (!s && at < text.len)
-        s = split(x, (struct slice){text.data + at, text.len - at}, level + 1);
     return s;
+}
+
+/* ------------------------------------------------------------------- steps */
+
+static enum td_status run_steps(struct encoder *x, struct slice text, bool at_start, uint32_t level);
+
+/* Parts that a match begins, ends or is, held back until it is known what joins them. */
+struct fold {
+    struct encoder *x;
+    struct slice text;
+    uint32_t level; /* of the next step */
+    bool at_start;
+    enum split_behavior behavior;
+    bool held, was_match;
+    size_t begin, end; /* held */
+};
+
+static enum td_status pass_on(struct fold *f, size_t begin, size_t end)
+{
+    if (begin == end)
+        return TD_OK;
+    return run_steps(f->x, (struct slice){f->text.data + begin, end - begin}, f->at_start && !begin, f->level);
+}
+
+static enum td_status part(struct fold *f, size_t begin, size_t end, bool match)
+{
+    if (f->behavior == SPLIT_ISOLATED)
+        return pass_on(f, begin, end);
+    if (f->behavior == SPLIT_REMOVED)
+        return match ? TD_OK : pass_on(f, begin, end);
+    bool joins = f->behavior == SPLIT_CONTIGUOUS      ? match == f->was_match
+                 : f->behavior == SPLIT_WITH_PREVIOUS ? match && !f->was_match
+                                                      : !match && f->was_match;
+    f->was_match = match;
+    if (f->held && joins) {
+        f->end = end;
+        return TD_OK;
+    }
+    enum td_status s = f->held ? pass_on(f, f->begin, f->end) : TD_OK;
+    f->held = true;
+    f->begin = begin;
+    f->end = end;
+    return s;
+}
+
+static enum td_status split(struct encoder *x, const struct step *step, struct slice text, bool at_start,
+                            uint32_t level)
+{
+    struct fold f = {.x = x, .text = text, .level = level + 1, .at_start = at_start, .behavior = step->behavior};
+    struct scan scan = {0};
+    size_t at = 0;
+    enum td_status s = TD_OK;
+    while (!s && pattern_next(&step->pattern, &x->matcher, text, &scan)) {
+        size_t begin = scan.begin, end = scan.end;
+        if (begin > at)
+            s = part(&f, at, begin, step->invert);
+        if (!s)
+            s = part(&f, begin, end, !step->invert);
+        at = end;
+    }
+    if (scan.failed)
+        return td_fail(x->e, TD_ERR_INVALID, "text: the tokenizer's expression gives up on it");
+    if (!s && at < text.len)
+        s = part(&f, at, text.len, step->invert);
+    return !s && f.held ? pass_on(&f, f.begin, f.end) : s;
 }
 
 static bool starts_with(struct slice s, struct slice prefix)
@@ -141,43 +225,125 @@ static bool starts_with(struct slice s, struct slice prefix)
     return s.len >= prefix.len && !memcmp(s.data, prefix.data, prefix.len);
 }
 
-static enum td_status pre_tokenize(struct encoder *x, struct slice text, bool at_start)
+static void append_metaspace(const struct step *step, struct slice text, bool at_start, struct bytes *out)
+{
+    static const struct pattern SPACE = {.literal = {" ", 1}};
+    const struct slice space = {" ", 1};
+    bool wants = step->prepend == PREPEND_ALWAYS || (step->prepend == PREPEND_FIRST && at_start);
+    if (wants && !starts_with(text, step->replacement) && !starts_with(text, space))
+        bytes_append(out, step->replacement.data, step->replacement.len);
+    replace_all(&SPACE, NULL, text, step->replacement, out, NULL);
+}
+
+static enum td_status run_steps(struct encoder *x, struct slice text, bool at_start, uint32_t level)
 {
     const struct tokenizer *t = x->t;
     struct bytes changed = {0};
-    if (t->metaspace) {
-        struct slice space = {" ", 1}, in;
-        struct bytes replaced = {0};
-        append_replaced(text, space, t->meta_replacement, &replaced);
-        in = (struct slice){replaced.data, replaced.len};
-        bool wants = t->meta_prepend == PREPEND_ALWAYS || (t->meta_prepend == PREPEND_FIRST && at_start);
-        if (wants && !starts_with(in, t->meta_replacement))
-            bytes_append(&changed, t->meta_replacement.data, t->meta_replacement.len);
-        bytes_append(&changed, in.data, in.len);
-        bytes_free(&replaced);
-        text = (struct slice){changed.data, changed.len};
-    } else if (t->add_prefix_space && text.len && text.data[0] != ' ') {
+    if (level == t->n_steps)
+        return model(x, text);
+    const struct step *step = &t->steps[level];
+    switch (step->kind) {
+    case STEP_SPLIT:
+        return split(x, step, text, at_start, level);
+    case STEP_METASPACE:
+        append_metaspace(step, text, at_start, &changed);
+        break;
+    case STEP_PREFIX_SPACE:
+        if (text.data[0] == ' ')
+            return run_steps(x, text, at_start, level + 1);
         bytes_append(&changed, " ", 1);
         bytes_append(&changed, text.data, text.len);
-        text = (struct slice){changed.data, changed.len};
+        break;
+    case STEP_ALPHABET:
+        alphabet_append(&changed, text.data, text.len);
+        break;
     }
-    enum td_status s = split(x, text, 0);
+    enum td_status s = run_steps(x, (struct slice){changed.data, changed.len}, at_start, level + 1);
     bytes_free(&changed);
     return s;
 }
 
+static enum td_status pre_tokenize(struct encoder *x, struct slice text, bool at_start)
+{
+    return run_steps(x, text, at_start, 0);
+}
+
 /* ----------------------------------------------------------- added tokens */
 
-/* The longest added token that begins at data; NULL: none. */
+/* The longest added token that begins at data; NULL: none. The candidates are narrowed byte by byte. */
 static const struct added_token *match_added(const struct added_set *set, const char *data, size_t len)
 {
-    unsigned char b = (unsigned char)data[0];
-    for (uint32_t i = set->first[b]; i < set->first[b + 1]; i++) {
-        const struct added_token *a = &set->tokens[i];
-        if (a->content.len <= len && !memcmp(a->content.data, data, a->content.len))
-            return a;
+    uint32_t lo = set->first[(unsigned char)data[0]], hi = set->first[(unsigned char)data[0] + 1];
+    const struct added_token *best = NULL;
+    for (size_t depth = 1; lo < hi; depth++) {
+        if (set->tokens[lo].content.len == depth) {
+            best = &set->tokens[lo];
+            while (lo < hi && set->tokens[lo].content.len == depth)
+                lo++;
+        }
+        if (depth == len || lo == hi)
+            break;
+        unsigned char c = (unsigned char)data[depth];
+        for (uint32_t end = hi; lo < end;) { /* the first that has c or more there */
+            uint32_t middle = lo + (end - lo) / 2;
+            if ((unsigned char)set->tokens[middle].content.data[depth] < c)
+                lo = middle + 1;
+            else
+                end = middle;
+        }
+        for (uint32_t begin = lo; begin < hi;) {
+            uint32_t middle = begin + (hi - begin) / 2;
+            if ((unsigned char)set->tokens[middle].content.data[depth] > c)
+                hi = middle;
+            else
+                begin = middle + 1;
+        }
     }
-    return NULL;
+    return best;
+}
+
+static bool is_word(struct encoder *x, struct slice character)
+{
+    struct scan scan = {0};
+    return pattern_next(&x->t->word, &x->matcher, character, &scan);
+}
+
+static size_t last_char(struct slice text)
+{
+    size_t at = text.len - 1;
+    while (at && ((unsigned char)text.data[at] & 0xc0) == 0x80)
+        at--;
+    return at;
+}
+
+static bool stands_alone(struct encoder *x, struct slice text, size_t begin, size_t end)
+{
+    if (begin) {
+        size_t at = last_char((struct slice){text.data, begin});
+        if (is_word(x, (struct slice){text.data + at, begin - at}))
+            return false;
+    }
+    return end == text.len || !is_word(x, (struct slice){text.data + end, char_len((unsigned char)text.data[end])});
+}
+
+static size_t before_spaces(struct slice text, size_t begin, size_t least)
+{
+    size_t n;
+    while (begin > least) {
+        size_t at = last_char((struct slice){text.data, begin});
+        if (!is_white_space(text.data + at, begin - at, &n))
+            break;
+        begin = at;
+    }
+    return begin;
+}
+
+static size_t after_spaces(struct slice text, size_t end)
+{
+    size_t n;
+    while (end < text.len && is_white_space(text.data + end, text.len - end, &n))
+        end += n;
+    return end;
 }
 
 typedef enum td_status between_fn(struct encoder *x, struct slice text, bool at_start);
@@ -185,18 +351,29 @@ typedef enum td_status between_fn(struct encoder *x, struct slice text, bool at_
 static enum td_status cut_added(struct encoder *x, const struct added_set *set, struct slice text, bool at_start,
                                 between_fn *between)
 {
-    size_t at = 0, i = 0;
+    size_t at = 0;
     enum td_status s = TD_OK;
-    while (set->n && i < text.len && !s) {
-        const struct added_token *a = match_added(set, text.data + i, text.len - i);
+    for (size_t i = 0; set->n && i < text.len && !s;) {
+        unsigned char b = (unsigned char)text.data[i];
+        const struct added_token *a =
+            set->first[b] == set->first[b + 1] ? NULL : match_added(set, text.data + i, text.len - i);
         if (!a) {
             i++;
             continue;
         }
-        if (i > at)
-            s = between(x, (struct slice){text.data + at, i - at}, at_start && at == 0);
-        token_ids_push(x->out, a->id);
-        at = i = i + a->content.len;
+        size_t begin = i, end = i + a->content.len;
+        i = end;
+        if (a->single_word && !stands_alone(x, text, begin, end))
+            continue;
+        if (a->lstrip)
+            begin = at > begin ? at : before_spaces(text, begin, at);
+        if (a->rstrip)
+            end = after_spaces(text, end);
+        if (begin > at)
+            s = between(x, (struct slice){text.data + at, begin - at}, at_start && at == 0);
+        if (begin < end) /* else the one before took all of it, as spaces */
+            token_ids_push(x->out, a->id);
+        at = end;
     }
     if (!s && at < text.len)
         s = between(x, (struct slice){text.data + at, text.len - at}, at_start && at == 0);
@@ -205,23 +382,30 @@ static enum td_status cut_added(struct encoder *x, const struct added_set *set, 
 
 static enum td_status normalized(struct encoder *x, struct slice text, bool at_start)
 {
+    if (!x->t->n_normalizers)
+        return cut_added(x, &x->t->normalized_added, text, at_start, pre_tokenize);
     struct bytes b = {0};
-    enum td_status s = tokenizer_normalize(x->t, text, &b, x->e);
+    enum td_status s = tokenizer_normalize(x->t, &x->matcher, text, &b, x->e);
     if (!s)
-        s = cut_added(x, &x->t->normalized_added, (struct slice){b.data, b.len}, at_start, pre_tokenize);
+        s = cut_added(x, &x->t->normalized_added, (struct slice){b.data ? b.data : "", b.len}, at_start, pre_tokenize);
     bytes_free(&b);
     return s;
 }
 
-static enum td_status check_utf8(const char *text, size_t len, struct td_error *e)
+enum td_status check_utf8(const char *text, size_t len, const char *what, struct td_error *e)
 {
     for (size_t i = 0; i < len;) {
+        uint64_t eight;
+        if (len - i >= 8 && (memcpy(&eight, text + i, 8), !(eight & 0x8080808080808080ull))) {
+            i += 8;
+            continue;
+        }
         utf8proc_int32_t c;
         utf8proc_ssize_t n = (unsigned char)text[i] < 0x80 ? 1
                                                            : utf8proc_iterate((const utf8proc_uint8_t *)text + i,
                                                                               (utf8proc_ssize_t)(len - i), &c);
         if (n < 1)
-            return td_fail(e, TD_ERR_INVALID, "text: not UTF-8 at byte %zu", i);
+            return td_fail(e, TD_ERR_INVALID, "%s: not UTF-8 at byte %zu", what, i);
         i += (size_t)n;
     }
     return TD_OK;
@@ -230,25 +414,18 @@ static enum td_status check_utf8(const char *text, size_t len, struct td_error *
 enum td_status tokenizer_encode(const struct tokenizer *t, const char *text, size_t len_bytes, bool add_special,
                                 struct token_ids *out, struct td_error *error_out)
 {
-    enum td_status s = check_utf8(text, len_bytes, error_out);
+    enum td_status s = len_bytes > INT32_MAX ? td_fail(error_out, TD_ERR_INVALID, "text: %zu bytes", len_bytes)
+                                             : check_utf8(text, len_bytes, "text", error_out);
     if (s)
         return s;
-    struct encoder x = {.t = t, .out = out, .e = error_out};
-    if (t->n_splits) {
-        x.match = pcre2_match_data_create(8, NULL);
-        x.context = pcre2_match_context_create(NULL);
-        x.stack = pcre2_jit_stack_create(64 << 10, JIT_STACK_BYTES, NULL);
-        pcre2_jit_stack_assign(x.context, NULL, x.stack);
-    }
+    struct encoder *x = encoder_take(t);
+    x->out = out;
+    x->e = error_out;
     for (uint32_t i = 0; add_special && i < t->n_before; i++)
         token_ids_push(out, t->before[i]);
-    s = cut_added(&x, &t->raw_added, (struct slice){text, len_bytes}, true, normalized);
+    s = cut_added(x, &t->raw_added, (struct slice){text, len_bytes}, true, normalized);
     for (uint32_t i = 0; add_special && i < t->n_after; i++)
         token_ids_push(out, t->after[i]);
-    if (t->n_splits) {
-        pcre2_jit_stack_free(x.stack);
-        pcre2_match_context_free(x.context);
-        pcre2_match_data_free(x.match);
-    }
+    encoder_give(t, x);
     return s;
 }

@@ -1,12 +1,21 @@
-/* What the files of the tokenizer share: loading fills it, encoding and decoding only read it. */
+/*
+ * What the files of the tokenizer share: loading fills it, encoding and decoding only read it.
+ *
+ *     text --added tokens cut out--> normalizers --normalized added tokens cut out--> steps (pre-tokenizers) --> model
+ *
+ * Where the last step maps bytes to GPT-2's alphabet (all byte-level kinds), that step is left out and the vocabulary is kept as
+ * raw bytes instead: encoding works on the text itself.
+ */
 #pragma once
 
 #define PCRE2_CODE_UNIT_WIDTH 8
+#include <jansson.h>
 #include <pcre2.h>
 
 #include "model/tokenizer.h"
 
-enum { MAX_STEPS = 8, MAX_TEMPLATE_IDS = 8 };
+enum { MAX_STEPS = 16, MAX_TEMPLATE_IDS = 8, MAX_ID = 1 << 24 };
+#define NO_ID UINT32_MAX
 
 struct slice {
     const char *data;
@@ -17,8 +26,7 @@ struct slice {
 struct id_map {
     struct id_slot {
         struct slice key;
-        uint32_t id;
-        bool used;
+        uint32_t id, hash; /* hash 0: empty */
     } * slots;
     size_t cap, n;
 };
@@ -33,65 +41,197 @@ struct merge_map {
     size_t cap, n;
 };
 
-enum normalizer_kind { NORMALIZE_NFC, NORMALIZE_PREPEND, NORMALIZE_REPLACE };
-struct normalizer {
-    enum normalizer_kind kind;
-    struct slice pattern, content;
+/* An expression, or a text to be found as it stands (then code is NULL). */
+struct pattern {
+    pcre2_code *code;
+    bool jit;
+    struct slice literal;
 };
 
+enum normalizer_kind {
+    NORMALIZE_FORM,
+    NORMALIZE_LOWERCASE,
+    NORMALIZE_ACCENTS,
+    NORMALIZE_STRIP,
+    NORMALIZE_PREPEND,
+    NORMALIZE_REPLACE,
+    NORMALIZE_ALPHABET,
+    NORMALIZE_PRECOMPILED,
+};
+struct normalizer {
+    enum normalizer_kind kind;
+    bool compose, compat; /* FORM: NFC, NFD, NFKC, NFKD */
+    bool left, right;     /* STRIP */
+    struct pattern pattern;
+    struct slice content;   /* PREPEND, REPLACE; PRECOMPILED: the texts that the trie names */
+    uint32_t *trie, n_trie; /* PRECOMPILED: Darts units */
+};
+
+enum split_behavior { SPLIT_REMOVED, SPLIT_ISOLATED, SPLIT_CONTIGUOUS, SPLIT_WITH_PREVIOUS, SPLIT_WITH_NEXT };
+enum step_kind { STEP_SPLIT, STEP_METASPACE, STEP_PREFIX_SPACE, STEP_ALPHABET };
 enum prepend_scheme { PREPEND_NEVER, PREPEND_FIRST, PREPEND_ALWAYS };
+struct step {
+    enum step_kind kind;
+    struct pattern pattern;
+    enum split_behavior behavior;
+    bool invert;
+    struct slice replacement; /* METASPACE */
+    enum prepend_scheme prepend;
+};
 
 struct added_token {
     struct slice content; /* as matched: normalized where it asks for that */
     uint32_t id;
+    bool lstrip, rstrip, single_word;
 };
-struct added_set { /* longest first within a first byte */
+struct added_set { /* sorted by content */
     struct added_token *tokens;
     uint32_t n;
     uint32_t first[257]; /* tokens[first[b] .. first[b+1]) begin with byte b */
 };
 
 struct piece {
-    struct slice text; /* raw bytes for byte-level kinds, else UTF-8 */
-    bool known, added, special;
-    int16_t byte; /* 0..255: a byte-fallback token; else -1 */
+    struct slice text;
+    bool known, special;
+    bool raw;     /* text was turned back from GPT-2's alphabet */
+    int16_t byte; /* 0..255: its text is <0xHH>; else -1 */
+};
+
+enum decode_kind { DECODE_REPLACE, DECODE_STRIP, DECODE_METASPACE };
+struct decode_step {
+    enum decode_kind kind;
+    struct pattern pattern; /* REPLACE, METASPACE */
+    struct slice content;   /* REPLACE: instead; STRIP: the character */
+    uint32_t start, stop;   /* STRIP */
+    bool not_first;         /* METASPACE: none in the first token */
 };
 
 struct tokenizer {
     struct bytes *arena; /* blocks of text that slices borrow from */
     uint32_t n_arena;
     struct piece *pieces;
-    uint32_t n_pieces;
+    uint32_t n_pieces, cap_pieces;
     struct id_map vocab;
-    struct merge_map merges;
-    bool byte_level, byte_fallback, ignore_merges, fuse_unk, has_unk;
+
+    bool unigram, raw, byte_fallback, ignore_merges, fuse_unk, has_unk;
     uint32_t unk_id, byte_ids[256];
     bool has_byte[256];
+    struct merge_map merges; /* BPE */
+    uint32_t n_ranks;
+    struct slice word_prefix, word_suffix; /* of the characters inside, and of the last one of a word */
+    struct id_map prefixes;                /* Unigram: every beginning of an entry; NO_ID: none itself */
+    double *scores, unk_score;
+
     struct normalizer normalizers[MAX_STEPS];
     uint32_t n_normalizers;
-    pcre2_code *splits[MAX_STEPS];
-    uint32_t n_splits;
-    bool add_prefix_space, metaspace;
-    struct slice meta_replacement;
-    enum prepend_scheme meta_prepend;
+    struct step steps[MAX_STEPS];
+    uint32_t n_steps;
     struct added_set raw_added, normalized_added;
+    struct pattern word; /* a character that single_word tokens may not stand beside */
     uint32_t before[MAX_TEMPLATE_IDS], n_before, after[MAX_TEMPLATE_IDS], n_after;
-    struct normalizer decode_replaces[MAX_STEPS];
-    uint32_t n_decode_replaces;
-    struct slice decode_strip; /* one leading occurrence goes; empty: none */
+
+    bool has_decoder, decode_bytes, decode_byte_level, decode_fused;
+    struct decode_step decode_steps[MAX_STEPS]; /* on each token, */
+    uint32_t n_decode_steps, n_decode_early;    /* the first ones before bytes are put together */
+    struct decode_step decode_last;             /* STRIP of the whole; content empty: none */
+
+    struct encoder_pool *encoders;
 };
 
+/* ------------------------------------------- tokenizer_map.c */
 struct slice tokenizer_keep(struct tokenizer *t, const char *data, size_t len);
 bool id_map_find(const struct id_map *m, struct slice key, uint32_t *id_out);
 void id_map_add(struct id_map *m, struct slice key, uint32_t id);
+/* A key that grows byte by byte: its hash so far. */
+#define HASH_BEGIN 0x811c9dc5u
+uint32_t id_map_hash(uint32_t so_far, const char *data, size_t len);
+bool id_map_find_hashed(const struct id_map *m, struct slice key, uint32_t hash, uint32_t *id_out);
 const struct merge *merge_map_find(const struct merge_map *m, uint32_t left, uint32_t right);
 void merge_map_add(struct merge_map *m, uint32_t left, uint32_t right, uint32_t rank, uint32_t id);
+void id_map_reserve(struct id_map *m, size_t n);
+void merge_map_reserve(struct merge_map *m, size_t n);
 
-/* GPT-2's alphabet: the byte that a character of a byte-level vocabulary stands for; -1: none. */
+/* GPT-2's alphabet: the byte that a character of a byte-level vocabulary stands for; -1: none. And back. */
 int byte_of_alphabet(uint32_t codepoint);
+void alphabet_append(struct bytes *out, const char *raw, size_t len);
+/* Appends the bytes that text stands for; false, and nothing appended: it holds another character. */
+bool alphabet_decode(struct bytes *out, const char *text, size_t len);
 
+size_t char_len(unsigned char lead);                                  /* of a character of valid UTF-8 */
+bool is_white_space(const char *c, size_t len, size_t *char_len_out); /* the character at c, Unicode's White_Space */
+
+/* ------------------------------------------- tokenizer_json.c */
+struct json_parts {
+    struct slice vocab, merges; /* as they stand in the file; NULL: there are none, or in another form */
+    struct bytes rest;          /* the file, with these two empty */
+};
+void json_parts_find(const char *json, size_t len_bytes, struct json_parts *out);
+
+struct json_scan { /* reads one value after the other; false: something else stands there */
+    const char *p, *end;
+    struct bytes text; /* the last text, if it had escapes */
+};
+bool json_scan_take(struct json_scan *s, char c);
+bool json_scan_text(struct json_scan *s, struct slice *out); /* good until the next one */
+bool json_scan_number(struct json_scan *s, uint64_t *out);   /* whole, not negative */
+
+/* ------------------------------------------- tokenizer_pattern.c */
+struct matcher { /* scratch of one thread */
+    pcre2_match_data *match;
+    pcre2_match_context *context;
+    pcre2_jit_stack *stack;
+};
+void matcher_init(struct matcher *m);
+void matcher_fini(struct matcher *m);
+
+/* The library's dialect is Oniguruma's, Ruby syntax; what PCRE2 would read otherwise is rewritten, or refused. */
+enum td_status pattern_compile(struct slice expression, struct pattern *out, struct td_error *error_out);
+void pattern_free(struct pattern *p);
+
+/*
+ * Finds matches one by one as the library's iterator does: scan.from begins at 0; an empty match right after the last match is none.
+ * False: none any more, or (scan.failed) the expression gave up.
+ */
+struct scan {
+    size_t from, last_end, begin, end;
+    bool any, failed;
+};
+bool pattern_next(const struct pattern *p, struct matcher *m, struct slice text, struct scan *scan);
+
+/* ------------------------------------------- tokenizer_normalize.c */
 /* Applies the normalizers to text (valid UTF-8); appends to out. */
-enum td_status tokenizer_normalize(const struct tokenizer *t, struct slice text, struct bytes *out, struct td_error *e);
+enum td_status tokenizer_normalize(const struct tokenizer *t, struct matcher *m, struct slice text, struct bytes *out,
+                                   struct td_error *e);
+/* Appends text with every match replaced. */
+enum td_status replace_all(const struct pattern *p, struct matcher *m, struct slice text, struct slice content,
+                           struct bytes *out, struct td_error *e);
+/* Darts trie and texts of a charsmap in base64. */
+enum td_status precompiled_load(struct tokenizer *t, const char *base64, size_t len, struct normalizer *out,
+                                struct td_error *e);
 
+/* ------------------------------------------- tokenizer_parts.c */
+struct loader {
+    struct tokenizer *t;
+    struct td_error *e;
+    enum td_status status; /* the first failure */
+    struct json_parts parts;
+};
+bool load_fail(struct loader *l, enum td_status s, const char *where, const char *what);
+const char *load_type(json_t *v);
+/* All components but the model and the added tokens. */
+void load_parts(struct loader *l, json_t *root);
+
+/* ------------------------------------------- tokenizer_bpe.c, tokenizer_unigram.c */
+struct bpe_work; /* scratch */
+struct bpe_work *bpe_work_open(const struct tokenizer *t);
+void bpe_work_close(struct bpe_work *w);
+void bpe_work_trim(struct bpe_work *w); /* after a long text: gives its memory back */
 /* Appends the ids of one pre-tokenized piece. */
-void tokenizer_bpe(const struct tokenizer *t, struct slice text, struct token_ids *out);
+void tokenizer_bpe(const struct tokenizer *t, struct bpe_work *w, struct slice text, struct token_ids *out);
+enum td_status tokenizer_unigram(const struct tokenizer *t, struct slice text, struct token_ids *out,
+                                 struct td_error *e);
+
+/* ------------------------------------------- tokenizer_encode.c */
+enum td_status check_utf8(const char *text, size_t len, const char *what, struct td_error *e);
+struct encoder_pool *encoder_pool_open(void);
+void encoder_pool_close(struct encoder_pool *p); /* NULL is fine */

@@ -20,6 +20,17 @@ static Tandem__V1__GenerateEnd end_message(void)
     return (Tandem__V1__GenerateEnd)TANDEM__V1__GENERATE_END__INIT;
 }
 
+/* The prompt's text goes before all else, once. */
+static void show_echo(struct request *q)
+{
+    Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
+    m.choice = q->p.sampling.choice;
+    m.text = (ProtobufCBinaryData){q->p.echo.len, (uint8_t *)q->p.echo.data};
+    if (m.text.len)
+        rpc_call_send(q->call, &m.base);
+    bytes_free(&q->p.echo);
+}
+
 /* Sends text [shown, upto) and the tokens that begin before upto. */
 static enum td_status show(struct request *q, uint64_t upto, bool all_tokens, Tandem__V1__GenerateEnd *end)
 {
@@ -28,19 +39,25 @@ static enum td_status show(struct request *q, uint64_t upto, bool all_tokens, Ta
     while (n < q->n_tokens && (all_tokens || q->tokens[n].text_start < upto || !q->p.n_stop))
         n++;
     uint32_t count = n - q->n_told;
+    show_echo(q);
     Tandem__V1__TokenEvent *events = mem_array(count, sizeof(*events)), **list = mem_array(count, sizeof(*list));
     for (uint32_t i = 0; i < count; i++) {
         tandem__v1__token_event__init(&events[i]);
         events[i].id = q->tokens[q->n_told + i].id;
-        events[i].logprob = q->p.want_logprobs ? q->tokens[q->n_told + i].logprob : 0;
+        const struct shown_token *t = &q->tokens[q->n_told + i];
+        events[i].logprob = q->p.want_logprobs ? t->logprob : 0;
+        events[i].n_top_ids = events[i].n_top_logprobs = t->n_top;
+        events[i].top_ids = t->top_ids;
+        events[i].top_logprobs = t->top_logprobs;
         list[i] = &events[i];
     }
     m.text = (ProtobufCBinaryData){upto - q->shown, (uint8_t *)q->text.data + q->shown};
-    if (q->p.want_ids || q->p.want_logprobs) {
+    if (q->p.want_ids || q->p.want_logprobs || q->p.sampling.top_logprobs) {
         m.n_tokens = count;
         m.tokens = list;
     }
     m.end = end;
+    m.choice = q->p.sampling.choice;
     q->n_told = n;
     enum td_status s = TD_OK;
     if (m.text.len || m.n_tokens || end)
@@ -139,7 +156,8 @@ static void finish(struct request *q, const char *reason, uint64_t upto, bool al
     show(q, q->shown, false, &end);
     metrics_inc(q->router->counters, ROUTER_TOKENS, q->n_told);
     observe(q);
-    rpc_call_finish(q->call, RPC_OK, "", 0);
+    if (choices_answered(q))
+        rpc_call_finish(q->call, RPC_OK, "", 0);
     q->answered = true;
     request_drop(q);
 }
@@ -176,24 +194,26 @@ static uint64_t held_back(const struct request *q)
     return most;
 }
 
-static void keep_token(struct request *q, uint32_t id, float logprob)
+static void keep_token(struct request *q, struct shown_token token)
 {
     if (q->n_tokens == q->cap_tokens) {
         q->cap_tokens = q->cap_tokens ? q->cap_tokens * 2 : 32;
         q->tokens = mem_resize(q->tokens, q->cap_tokens, sizeof(*q->tokens));
     }
-    q->tokens[q->n_tokens++] = (struct shown_token){id, logprob, q->text.len};
+    token.text_start = q->text.len;
+    q->tokens[q->n_tokens++] = token;
 }
 
-bool answer_token(struct request *q, uint32_t id, float logprob)
+bool answer_token(struct request *q, struct shown_token token)
 {
     struct router *r = q->router;
     uint64_t before = q->text.len, now = clock_now(&r->clock);
     bool unread = rpc_call_queued_bytes(q->call) > 0; /* what was sent before this token */
-    keep_token(q, id, logprob);
-    token_stream_push(q->detok, id, &q->text);
+    keep_token(q, token);
+    token_stream_push(q->detok, token.id, &q->text);
     q->last_token_ns = now;
     scheduler_generated(&q->sched, q->n_tokens - q->n_before);
+    choices_begin(q);
     if (!q->begun_token_ns) {
         q->begun_token_ns = now;
         q->first_token_ns = q->first_token_ns ? q->first_token_ns : now;
@@ -208,7 +228,8 @@ bool answer_token(struct request *q, uint32_t id, float logprob)
     enum td_status s = show(q, upto > q->shown ? upto : q->shown, false, NULL);
     q->unread_ns = !unread ? 0 : q->unread_ns ? q->unread_ns : now;
     if (s == TD_ERR_NO_SPACE || (unread && now - q->unread_ns > (uint64_t)r->options.stall_ms * NS_PER_MS)) {
-        rpc_call_abort(q->call, RPC_RESOURCE_EXHAUSTED, "the client does not read");
+        if (choices_failed(q))
+            rpc_call_abort(q->call, RPC_RESOURCE_EXHAUSTED, "the client does not read");
         metrics_inc(r->counters, ROUTER_FAILED, 1);
         request_drop(q);
         return true;

@@ -128,8 +128,6 @@ static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
     struct router *r = rpc_call_user(call);
     Tandem__V1__ListModelsResponse answer = TANDEM__V1__LIST_MODELS_RESPONSE__INIT;
     Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT, *list[] = {&info};
-    const struct chat_message probe = {"user", "x", 1};
-    struct bytes rendered = {0};
     char hex[33] = "", numerics[32];
     pthread_mutex_lock(&r->hello_lock);
     if (r->known)
@@ -145,8 +143,7 @@ static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
     info.max_stop_strings = MAX_STOP_STRINGS;
     info.max_stop_bytes = MAX_STOP_BYTES;
     info.max_message_bytes = (uint32_t)r->options.max_message_bytes;
-    info.chat = !chat_template_render(r->chat, &probe, 1, true, &rendered, NULL);
-    bytes_free(&rendered);
+    info.chat = chat_template_present(r->chat);
     answer.n_models = 1;
     answer.models = list;
     rpc_call_send(call, &answer.base);

@@ -65,7 +65,7 @@ static void list_stores(const struct request *q, Tandem__Worker__V1__LegKind kin
                         Tandem__Worker__V1__Leg *leg)
 {
     const struct router *r = q->router;
-    for (uint32_t i = 0; i < r->n_peers; i++) {
+    for (uint32_t i = 0; i < r->n_peers && !q->p.bypass_cache; i++) {
         const struct peer *p = r->peers[i];
         if (p->role != ROLE_STORE || p->state != PEER_READY || strcmp(p->kv_codec, q->kv_codec))
             continue; /* one that came since with another codec gets no blocks of this name */

@@ -2,14 +2,16 @@
  * The front door: everything in a GenerateRequest is checked here, before anything is allocated for the request anywhere.
  * Each refusal names the field. Workers check again at their own door.
  */
+#include <jansson.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/random.h"
 #include "router/router_internal.h"
 
-enum { MAX_BIAS = 1024, MAX_STOP_IDS = 56 };
+enum { MAX_BIAS = 1024, MAX_STOP_IDS = 56, MAX_ALLOWED = 4096, MAX_TOP_LOGPROBS = 20 };
 
 static bool within(float v, float min, float max)
 {
@@ -23,24 +25,51 @@ static enum td_status range(const char *field, float v, float min, float max, st
     return td_fail(e, TD_ERR_INVALID, "%s: %g is not in %g .. %g", field, (double)v, (double)min, (double)max);
 }
 
+/* JSON in a field of a request; NULL: it is not that. */
+static json_t *field_json(ProtobufCBinaryData b, const char *field, json_type type, struct td_error *e)
+{
+    json_error_t je;
+    json_t *v = json_loadb((const char *)b.data, b.len, JSON_ALLOW_NUL, &je);
+    if (v && json_typeof(v) == type)
+        return v;
+    td_fail(e, TD_ERR_INVALID, "%s: %s", field, v ? "another type of value is expected" : je.text);
+    json_decref(v);
+    return NULL;
+}
+
+static json_t *message_json(const Tandem__V1__ChatMessage *m, size_t i, struct td_error *e)
+{
+    char field[64];
+    snprintf(field, sizeof(field), "chat.messages[%zu].json", i);
+    if (m->json.len)
+        return field_json(m->json, field, JSON_OBJECT, e);
+    json_t *role = json_stringn(m->role.len ? (const char *)m->role.data : "", m->role.len),
+           *content = json_stringn(m->content.len ? (const char *)m->content.data : "", m->content.len);
+    if (role && content)
+        return json_pack("{s:o, s:o}", "role", role, "content", content);
+    td_fail(e, TD_ERR_INVALID, "chat.messages[%zu].%s: not UTF-8", i, role ? "content" : "role");
+    json_decref(role);
+    json_decref(content);
+    return NULL;
+}
+
 enum td_status params_chat(struct router *r, const Tandem__V1__ChatPrompt *chat, struct bytes *text_out,
                            struct td_error *e)
 {
-    struct chat_message *messages = mem_array(chat->n_messages, sizeof(*messages));
-    char(*roles)[32] = mem_array(chat->n_messages, sizeof(*roles));
-    enum td_status s = chat->n_messages ? TD_OK : td_fail(e, TD_ERR_INVALID, "chat.messages: empty");
-    for (size_t i = 0; i < chat->n_messages && !s; i++) {
-        const Tandem__V1__ChatMessage *m = chat->messages[i];
-        if (m->role.len >= sizeof(roles[i]) || memchr(m->role.data ? m->role.data : (uint8_t *)"", 0, m->role.len))
-            s = td_fail(e, TD_ERR_INVALID, "chat.messages[%zu].role: too long, or holds U+0000", i);
-        else if (m->role.len)
-            memcpy(roles[i], m->role.data, m->role.len);
-        messages[i] = (struct chat_message){roles[i], (const char *)m->content.data, m->content.len};
+    struct chat_request q = {.messages = json_array(), .add_generation_prompt = !chat->no_generation_prompt};
+    bool good = true;
+    for (size_t i = 0; i < chat->n_messages && good; i++) {
+        json_t *m = message_json(chat->messages[i], i, e);
+        good = m && !json_array_append_new(q.messages, m);
     }
-    if (!s)
-        s = chat_template_render(r->chat, messages, chat->n_messages, true, text_out, e);
-    free(messages);
-    free(roles);
+    if (good && chat->tools.len)
+        good = (q.tools = field_json(chat->tools, "chat.tools", JSON_ARRAY, e)) != NULL;
+    if (good && chat->variables.len)
+        good = (q.variables = field_json(chat->variables, "chat.variables", JSON_OBJECT, e)) != NULL;
+    enum td_status s = good ? chat_template_render(r->chat, &q, text_out, e) : TD_ERR_INVALID;
+    json_decref(q.messages);
+    json_decref(q.tools);
+    json_decref(q.variables);
     return s;
 }
 
@@ -66,14 +95,20 @@ static enum td_status parse_prompt(struct router *r, const Tandem__V1__GenerateR
     case TANDEM__V1__GENERATE_REQUEST__PROMPT_CHAT:
         s = params_chat(r, m->chat, &text, e);
         if (!s)
-            s = tokenizer_encode(r->tokenizer, text.data, text.len, false, &ids, e);
-        bytes_free(&text);
+            s = tokenizer_encode(r->tokenizer, text.data ? text.data : "", text.len, false, &ids, e);
         break;
     default:
         s = td_fail(e, TD_ERR_INVALID, "prompt: none of text, tokens, chat is given");
     }
     if (!s && !ids.n)
         s = td_fail(e, TD_ERR_INVALID, "prompt: empty");
+    if (m->echo && !s && m->prompt_case == TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT)
+        bytes_append(&p->echo, m->text.data, m->text.len);
+    else if (m->echo && !s && text.len)
+        bytes_append(&p->echo, text.data, text.len);
+    else if (m->echo && !s)
+        tokenizer_decode(r->tokenizer, ids.ids, ids.n, false, &p->echo);
+    bytes_free(&text);
     p->ids = ids.ids;
     p->n_ids = (uint32_t)ids.n;
     return s;
@@ -100,6 +135,22 @@ static enum td_status parse_bias(struct router *r, const Tandem__V1__Sampling *m
     return TD_OK;
 }
 
+static enum td_status parse_allowed(struct router *r, const Tandem__V1__Sampling *m, struct params *p,
+                                    struct td_error *e)
+{
+    if (m->n_allowed_ids > MAX_ALLOWED)
+        return td_fail(e, TD_ERR_INVALID, "sampling.allowed_ids: %zu entries, at most %d", m->n_allowed_ids,
+                       MAX_ALLOWED);
+    for (size_t i = 0; i < m->n_allowed_ids; i++)
+        if (m->allowed_ids[i] >= r->config.vocab_size)
+            return td_fail(e, TD_ERR_INVALID, "sampling.allowed_ids[%zu]: %u is not in the vocabulary of %u", i,
+                           m->allowed_ids[i], r->config.vocab_size);
+    p->allowed = mem_dup(m->allowed_ids, m->n_allowed_ids * sizeof(*p->allowed));
+    p->sampling.allowed_ids = p->allowed;
+    p->sampling.n_allowed_ids = m->n_allowed_ids;
+    return TD_OK;
+}
+
 static enum td_status parse_sampling(struct router *r, const Tandem__V1__Sampling *m, struct params *p,
                                      struct td_error *e)
 {
@@ -110,12 +161,14 @@ static enum td_status parse_sampling(struct router *r, const Tandem__V1__Samplin
     s->top_k = m->has_top_k_case ? m->top_k : r->config.default_top_k;
     s->top_p = m->has_top_p_case ? m->top_p : r->config.default_top_p;
     s->min_p = m->has_min_p_case ? m->min_p : 0;
+    s->typical_p = m->has_typical_p_case ? m->typical_p : 0;
     s->presence_penalty = m->presence_penalty;
     s->frequency_penalty = m->frequency_penalty;
     s->repetition_penalty = m->has_repetition_penalty_case ? m->repetition_penalty : 1;
     s->seed = m->has_seed_case ? m->seed : random_u64();
-    if (m->n > 1)
-        return td_fail(e, TD_ERR_UNSUPPORTED, "sampling.n: %u choices; this version answers one", m->n);
+    p->n_choices = m->n ? m->n : 1;
+    if (m->n > MAX_CHOICES)
+        return td_fail(e, TD_ERR_INVALID, "sampling.n: %u choices, at most %d", m->n, MAX_CHOICES);
     if (s->top_k > 1u << 30)
         return td_fail(e, TD_ERR_INVALID, "sampling.top_k: %u is absurd", s->top_k);
     enum td_status status = range("sampling.temperature", s->temperature, 0, 100, e);
@@ -124,12 +177,16 @@ static enum td_status parse_sampling(struct router *r, const Tandem__V1__Samplin
     if (!status)
         status = range("sampling.min_p", s->min_p, 0, 1, e);
     if (!status)
+        status = range("sampling.typical_p", s->typical_p, 0, 1, e);
+    if (!status)
         status = range("sampling.presence_penalty", s->presence_penalty, -2, 2, e);
     if (!status)
         status = range("sampling.frequency_penalty", s->frequency_penalty, -2, 2, e);
     if (!status)
         status = range("sampling.repetition_penalty", s->repetition_penalty, 1e-3f, 10, e);
-    return status ? status : parse_bias(r, m, p, e);
+    if (!status)
+        status = parse_bias(r, m, p, e);
+    return status ? status : parse_allowed(r, m, p, e);
 }
 
 static enum td_status parse_stop_ids(struct router *r, const Tandem__V1__Stopping *m, struct params *p,
@@ -167,6 +224,8 @@ static enum td_status parse_lengths(struct router *r, const Tandem__V1__Stopping
     if ((uint64_t)p->n_ids + max > context)
         return td_fail(e, TD_ERR_INVALID, "stopping.max_tokens: %u after a prompt of %u is over the context of %u", max,
                        p->n_ids, context);
+    if (!max && p->n_choices > 1)
+        return td_fail(e, TD_ERR_INVALID, "sampling.n: %u choices of no tokens", p->n_choices);
     if (m->min_tokens > max)
         return td_fail(e, TD_ERR_INVALID, "stopping.min_tokens: %u is more than max_tokens %u", m->min_tokens, max);
     p->sampling.max_tokens = max;
@@ -231,6 +290,10 @@ static enum td_status parse_rest(struct router *r, const Tandem__V1__GenerateReq
     p->want_ids = m->want_ids;
     p->want_logprobs = m->want_logprobs;
     p->want_prompt_logprobs = m->want_prompt_logprobs;
+    p->bypass_cache = m->bypass_cache;
+    p->sampling.top_logprobs = m->top_logprobs;
+    if (!s && m->top_logprobs > MAX_TOP_LOGPROBS)
+        s = td_fail(e, TD_ERR_INVALID, "top_logprobs: %u, at most %d", m->top_logprobs, MAX_TOP_LOGPROBS);
     return s;
 }
 
@@ -259,12 +322,46 @@ enum td_status params_parse(struct router *r, const Tandem__V1__GenerateRequest 
     return TD_OK;
 }
 
+static void copy_bytes(struct bytes *b)
+{
+    struct bytes copy = {0};
+    if (b->len)
+        bytes_append(&copy, b->data, b->len);
+    *b = copy;
+}
+
+struct params params_copy(const struct params *of)
+{
+    struct params p = *of;
+    Tandem__Worker__V1__SamplingParams *s = &p.sampling;
+    p.n_ids = s->n_prompt; /* not what was generated since */
+    p.ids = mem_dup(of->ids, p.n_ids * sizeof(*p.ids));
+    p.bias = mem_dup(of->bias, s->n_logit_bias * sizeof(*p.bias));
+    p.bias_list = mem_array(s->n_logit_bias, sizeof(*p.bias_list));
+    for (size_t i = 0; i < s->n_logit_bias; i++)
+        p.bias_list[i] = &p.bias[i];
+    p.stop_ids = mem_dup(of->stop_ids, s->n_stop_ids * sizeof(*p.stop_ids));
+    p.allowed = mem_dup(of->allowed, s->n_allowed_ids * sizeof(*p.allowed));
+    s->logit_bias = p.bias_list;
+    s->stop_ids = p.stop_ids;
+    s->allowed_ids = p.allowed;
+    for (uint32_t i = 0; i < p.n_stop; i++)
+        copy_bytes(&p.stop[i]);
+    copy_bytes(&p.echo);
+    copy_bytes(&p.tenant);
+    copy_bytes(&p.salt);
+    copy_bytes(&p.label);
+    return p;
+}
+
 void params_free(struct params *p)
 {
     free(p->ids);
     free(p->bias);
     free(p->bias_list);
     free(p->stop_ids);
+    free(p->allowed);
+    bytes_free(&p->echo);
     for (uint32_t i = 0; i < p->n_stop; i++)
         bytes_free(&p->stop[i]);
     bytes_free(&p->tenant);

@@ -17,6 +17,14 @@
 static const double HOT_AT = 8; /* requests within a minute or so from which on a segment deserves a second copy */
 static const uint64_t DEADLINE_SLACK_NS = 100 * NS_PER_MS; /* a worker's clock may say so a little earlier than ours */
 
+static void free_tokens(struct shown_token *tokens, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        free(tokens[i].top_ids);
+        free(tokens[i].top_logprobs);
+    }
+}
+
 /* --------------------------------------------------------------- its place */
 
 void request_unplace(struct request *q)
@@ -30,6 +38,7 @@ void request_unplace(struct request *q)
     r->n_running--;
     q->placed_prefill = q->placed_decode = NULL;
     q->decode_accepted = q->prefill_done = q->over = q->proven = false;
+    free_tokens(q->held, q->n_held);
     q->n_held = 0;
 }
 
@@ -53,11 +62,14 @@ void request_drop(struct request *q)
 
 void request_free(struct request *q)
 {
+    choices_leave(q);
     token_stream_close(q->detok);
     params_free(&q->p);
     bytes_free(&q->text);
     free(q->keys);
     free(q->sched.matched_blocks);
+    free_tokens(q->tokens, q->n_tokens);
+    free_tokens(q->held, q->n_held);
     free(q->tokens);
     free(q->held);
     free(q->prompt_logprobs);
@@ -125,7 +137,8 @@ void request_fail(struct request *q, enum rpc_code code, const char *text, uint3
               q->p.label.data ? q->p.label.data : "", rpc_code_name(code), text);
     metrics_inc(q->router->counters,
                 code == RPC_RESOURCE_EXHAUSTED && q->state == REQUEST_QUEUED ? ROUTER_REFUSED : ROUTER_FAILED, 1);
-    rpc_call_finish(q->call, code, text, retry_after_ms);
+    if (choices_failed(q))
+        rpc_call_finish(q->call, code, text, retry_after_ms);
     request_drop(q);
 }
 
@@ -184,13 +197,18 @@ void request_token(struct request *q, struct peer *from, const Tandem__Worker__V
         replan_request(q, REPLAN_FAILED, "a worker sent a token outside the vocabulary, or left one out");
         return;
     }
+    struct shown_token token = {.id = t->token, .logprob = t->logprob};
+    if (t->n_top_ids == t->n_top_logprobs && t->n_top_ids) {
+        token.n_top = (uint32_t)t->n_top_ids;
+        token.top_ids = mem_dup(t->top_ids, t->n_top_ids * sizeof(*token.top_ids));
+        token.top_logprobs = mem_dup(t->top_logprobs, t->n_top_ids * sizeof(*token.top_logprobs));
+    }
     if (q->decode_accepted) {
-        answer_token(q, t->token, t->logprob);
+        answer_token(q, token);
         return;
     }
     q->held = mem_resize(q->held, q->n_held + 1, sizeof(*q->held));
-    q->held[q->n_held].id = t->token;
-    q->held[q->n_held++].logprob = t->logprob;
+    q->held[q->n_held++] = token;
 }
 
 /* Returns true when the request is over. */
@@ -199,10 +217,17 @@ static bool show_held(struct request *q)
     uint32_t n = q->n_held;
     q->decode_accepted = true;
     q->n_held = 0;
-    for (uint32_t i = 0; i < n; i++)
-        if (answer_token(q, q->held[i].id, q->held[i].logprob))
-            return true;
-    return false;
+    struct shown_token *held = q->held; /* the request may end with any of them */
+    bool over = false;
+    q->held = NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        if (over)
+            free_tokens(&held[i], 1);
+        else
+            over = answer_token(q, held[i]);
+    }
+    free(held);
+    return over;
 }
 
 void request_accepted(struct request *q)

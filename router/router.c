@@ -19,6 +19,8 @@ enum { TICK_MS = 20, SWEEP_ENTRIES = 1 << 15 /* a tick; well under a millisecond
 #define AT(member) offsetof(struct router_options, member)
 const struct option ROUTER_OPTIONS[] = {
     {"model", OPT_STRING, AT(model), NULL, "DIR", 0, 0, "Hugging Face directory: configuration and tokenizer are read"},
+    {"chat-template", OPT_STRING, AT(chat_template), NULL, "FILE", 0, 0,
+     "a Jinja template instead of the model's; none: no chats"},
     {"listen", OPT_STRING, AT(listen), "127.0.0.1:7470", "HOST:PORT", 0, 0, "client API; port 0 picks one"},
     {"workers", OPT_STRING, AT(workers), NULL, "ADDR,...", 0, 0, "prefill, decode and store processes to connect to"},
     {"name", OPT_STRING, AT(name), "router", "NAME", 0, 0, "name in logs"},
@@ -76,7 +78,7 @@ struct request *router_find(struct router *r, const Tandem__Worker__V1__Transfer
 
 /* ---------------------------------------------------------------- arriving */
 
-static void enqueue(struct router *r, struct request *q)
+void router_enqueue(struct router *r, struct request *q)
 {
     q->prev = r->last_request;
     *(r->last_request ? &r->last_request->next : &r->requests) = q;
@@ -98,18 +100,19 @@ static void on_request(struct router *r, struct request *q)
         request_free(q);
         return;
     }
-    enqueue(r, q);
+    choices_open(q);
+    router_enqueue(r, q);
 }
 
 /* ------------------------------------------------------------------- notes */
 
 static void on_request_gone(struct router *r, struct rpc_call *call)
 {
-    for (struct request *q = r->requests; q; q = q->next)
-        if (q->call == call) {
+    for (struct request *q = r->requests, *next; q; q = next) {
+        next = q->next;
+        if (q->call == call) /* each of its choices */
             request_gone(q);
-            break;
-        }
+    }
     rpc_call_unref(call);
 }
 
@@ -276,7 +279,7 @@ static enum td_status open_model(struct router *r, struct td_error *e)
     if (!s)
         s = tokenizer_open(r->options.model, &r->tokenizer, e);
     if (!s)
-        s = chat_template_open(r->options.model, &r->chat, e);
+        s = chat_template_open(r->options.model, r->options.chat_template, &r->chat, e);
     size_t n = strlen(r->options.model);
     while (n > 1 && r->options.model[n - 1] == '/')
         n--;

@@ -32,6 +32,7 @@ enum {
     MAX_WORKERS = INDEX_MAX_HOLDERS,
     MAX_STORES = 64, /* of which a leg is told */
     MAX_PROMPT_LOGPROBS = 65536,
+    MAX_CHOICES = 16,
 };
 
 #define ROUTER_METRICS(X)                                                                                              \
@@ -82,15 +83,16 @@ struct params {
     uint32_t *ids, n_ids; /* the prompt (sampling.n_prompt of them), then what was generated before the last re-plan */
     Tandem__Worker__V1__SamplingParams sampling; /* arrays below */
     Tandem__Worker__V1__Bias *bias, **bias_list;
-    uint32_t *stop_ids;
+    uint32_t *stop_ids, *allowed;
+    struct bytes echo; /* shown before the answer */
     struct bytes stop[MAX_STOP_STRINGS];
     uint32_t n_stop;
-    uint32_t ttft_ms, tpot_ms;
+    uint32_t ttft_ms, tpot_ms, n_choices;
     int32_t priority;
     uint32_t workflow_deadline_ms, workflow_steps_left; /* 0 ms: no workflow */
     int64_t remaining_ms;                               /* at arrival; INT64_MAX: none */
     struct bytes tenant, salt, label;
-    bool want_ids, want_logprobs, want_prompt_logprobs, max_tokens_given;
+    bool want_ids, want_logprobs, want_prompt_logprobs, max_tokens_given, bypass_cache;
 };
 
 enum request_state { REQUEST_QUEUED, REQUEST_PLACED, REQUEST_OVER };
@@ -98,6 +100,8 @@ enum request_state { REQUEST_QUEUED, REQUEST_PLACED, REQUEST_OVER };
 struct shown_token {
     uint32_t id;
     float logprob;
+    uint32_t n_top, *top_ids; /* the likeliest; owned */
+    float *top_logprobs;
     uint64_t text_start; /* offset in the whole text where what it adds begins */
 };
 
@@ -105,11 +109,21 @@ enum { PLACED_BUCKETS = 4096 };
 
 enum part { PART_QUEUE, PART_LOAD, PART_PREFILL, PART_TRANSFER, PART_EXPOSED, PART_WAIT, PART_DECODE, PARTS };
 
+/*
+ * The choices of one call (choices.c). Each is a request of its own; the first goes alone until its prompt is computed, so that the
+ * others find it in the cache of its worker, share its pages, and compute what is left into pages of their own.
+ */
+struct choices {
+    uint32_t n_live, n_open; /* requests not freed; not answered in full */
+    bool begun, failed;      /* the others are there; the call was ended, so that nothing more is said in it */
+};
+
 struct request {
     struct request *prev, *next; /* owner's list, in order of arrival */
     struct request *next_placed; /* in its bucket of router.placed */
     struct router *router;
     struct rpc_call *call;
+    struct choices *choices; /* NULL: the only one */
     struct params p;
     struct block_key *keys, root; /* of the full blocks of p.ids */
     char kv_codec[16];            /* that root is made of */
@@ -134,10 +148,7 @@ struct request {
     uint64_t begun_ns, begun_token_ns;         /* when it was placed, and its first token; 0: none yet */
     double now_ms[PARTS];                      /* what its legs told */
     uint32_t n_held;                           /* arrived before the decode worker accepted */
-    struct {
-        uint32_t id;
-        float logprob;
-    } * held;
+    struct shown_token *held;
 
     struct token_stream *detok;
     struct bytes text; /* whole answer so far */
@@ -264,6 +275,7 @@ struct router {
 enum td_status params_parse(struct router *r, const Tandem__V1__GenerateRequest *m, int64_t grpc_remaining_ms,
                             struct params *out, struct td_error *error_out);
 void params_free(struct params *p);
+struct params params_copy(const struct params *p); /* as it was when it came, all of it anew */
 enum td_status params_chat(struct router *r, const Tandem__V1__ChatPrompt *chat, struct bytes *text_out,
                            struct td_error *error_out);
 
@@ -302,9 +314,17 @@ void legs_release_decode(struct request *q);
 void legs_decoded(struct request *q);         /* its decode leg is over; the other may not be */
 void legs_prompt_computed(struct request *q); /* its worker may take the next one */
 
+/* choices.c; owner thread */
+void choices_open(struct request *q);                     /* of a request that wants several */
+void choices_begin(struct request *q);                    /* its prompt is computed: the others follow */
+bool choices_answered(struct request *q);                 /* true: the call is over */
+bool choices_failed(struct request *q);                   /* true: the call has to be ended by an error, now */
+void choices_leave(struct request *q);                    /* it is being freed */
+void router_enqueue(struct router *r, struct request *q); /* router.c: a request that passed validation */
+
 /* answer.c: what the client gets. True: the request is over and freed. */
-bool answer_token(struct request *q, uint32_t id, float logprob);
-void answer_finish(struct request *q, bool length); /* no token comes any more; length, or a stop id */
+bool answer_token(struct request *q, struct shown_token token); /* takes what it owns */
+void answer_finish(struct request *q, bool length);             /* no token comes any more; length, or a stop id */
 double answer_ms(uint64_t ns);
 
 /* replan.c: planned anew, with what was generated so far */

@@ -16,7 +16,11 @@
 #include "worker/worker_internal.h"
 
 enum { MAX_ADDRESS = 128 };
-enum { TAIL_BYTES = 12 }; /* of a prefill's lease: u32 token, u32 bits of its log-probability, u32 enum seq_finish */
+/*
+ * The tail of a prefill's lease: u32 token, u32 bits of its log-probability, u32 enum seq_finish; then, of each of the likeliest
+ * tokens that were asked for, u32 token and u32 bits.
+ */
+enum { TAIL_BYTES = 12, TAIL_TOP_BYTES = 8 };
 
 static bool same_id(struct xfer_id a, struct xfer_id b)
 {
@@ -162,6 +166,10 @@ static struct sampling sampling_of(const Tandem__Worker__V1__SamplingParams *m, 
                              .top_k = m->top_k,
                              .top_p = m->top_p,
                              .min_p = m->min_p,
+                             .typical_p = m->typical_p,
+                             .allowed = m->allowed_ids,
+                             .n_allowed = (uint32_t)m->n_allowed_ids,
+                             .top_logprobs = m->top_logprobs,
                              .presence_penalty = m->presence_penalty,
                              .frequency_penalty = m->frequency_penalty,
                              .repetition_penalty = m->repetition_penalty,
@@ -341,7 +349,7 @@ void leg_on_pages_ready(void *user, struct seq *seq, uint32_t first, uint32_t n,
     free(pages);
 }
 
-static void put_token(struct worker *w, struct leg *leg, uint32_t token, float logprob)
+static void put_token(struct worker *w, struct leg *leg, const struct sampled *token)
 {
     uint32_t n_tokens;
     engine_seq_tokens(leg->seq, &n_tokens);
@@ -349,16 +357,15 @@ static void put_token(struct worker *w, struct leg *leg, uint32_t token, float l
         w->cap_out = w->cap_out ? w->cap_out * 2 : 64;
         w->out = mem_resize(w->out, w->cap_out, sizeof(*w->out));
     }
-    w->out[w->n_out++] = (struct out_token){leg, token, n_tokens - leg->n_prompt, logprob};
+    w->out[w->n_out++] = (struct out_token){leg, n_tokens - leg->n_prompt, *token};
 }
 
-void leg_on_token(void *user, struct seq *seq, uint32_t token, float logprob)
+void leg_on_token(void *user, struct seq *seq, const struct sampled *token)
 {
     struct worker *w = user;
     struct leg *leg = engine_seq_user(seq);
-    leg->first_token = token;
-    leg->first_logprob = logprob;
-    put_token(w, leg, token, logprob);
+    leg->first_token = *token;
+    put_token(w, leg, token);
     metrics_inc(w->counters, WORKER_TOKENS, 1);
 }
 
@@ -386,8 +393,11 @@ static void send_tokens(struct worker *w, struct link *link)
         tandem__worker__v1__token__init(&tokens[n]);
         ids[n] = message_id(o->leg->id);
         tokens[n].id = &ids[n];
-        tokens[n].token = o->token;
-        tokens[n].logprob = o->logprob;
+        tokens[n].token = o->token.id;
+        tokens[n].logprob = o->token.logprob;
+        tokens[n].top_ids = o->token.top_ids;
+        tokens[n].top_logprobs = o->token.top_logprobs;
+        tokens[n].n_top_ids = tokens[n].n_top_logprobs = o->token.n_top;
         tokens[n].position = o->position;
         list[n] = &tokens[n];
         n++;
@@ -405,21 +415,49 @@ static void send_tokens(struct worker *w, struct link *link)
     free(ids);
 }
 
+static void put_scored(uint8_t *p, uint32_t id, float logprob)
+{
+    uint32_t bits;
+    memcpy(&bits, &logprob, sizeof(bits));
+    put_u32(p, id);
+    put_u32(p + 4, bits);
+}
+
+static uint32_t get_scored(const uint8_t *p, float *logprob)
+{
+    uint32_t bits = get_u32(p + 4);
+    memcpy(logprob, &bits, sizeof(bits));
+    return get_u32(p);
+}
+
+/* False: it is no tail. */
+static bool get_tail(const uint8_t *p, uint32_t len, struct sampled *out)
+{
+    if (len < TAIL_BYTES || (len - TAIL_BYTES) % TAIL_TOP_BYTES ||
+        (len - TAIL_BYTES) / TAIL_TOP_BYTES > SAMPLING_MAX_TOP_LOGPROBS)
+        return false;
+    out->id = get_scored(p, &out->logprob);
+    out->n_top = (len - TAIL_BYTES) / TAIL_TOP_BYTES;
+    for (uint32_t i = 0; i < out->n_top; i++)
+        out->top_ids[i] = get_scored(p + TAIL_BYTES + i * TAIL_TOP_BYTES, &out->top_logprobs[i]);
+    return true;
+}
+
 static void finish_lease(struct worker *w, struct leg *leg)
 {
-    uint8_t tail[TAIL_BYTES];
-    uint32_t bits;
+    uint8_t tail[TAIL_BYTES + SAMPLING_MAX_TOP_LOGPROBS * TAIL_TOP_BYTES];
+    const struct sampled *first = &leg->first_token;
     if (!leg->lease)
         return;
     if (leg->finish != FINISH_NONE) { /* the first token ended it: nobody will decode */
         xfer_lease_cancel(w->xfer, leg->id);
         return;
     }
-    memcpy(&bits, &leg->first_logprob, sizeof(bits));
-    put_u32(tail, leg->first_token);
-    put_u32(tail + 4, bits);
+    put_scored(tail, first->id, first->logprob);
     put_u32(tail + 8, (uint32_t)leg->finish);
-    xfer_lease_finish(w->xfer, leg->id, leg->lease->held.n, tail, sizeof(tail));
+    for (uint32_t i = 0; i < first->n_top; i++)
+        put_scored(tail + TAIL_BYTES + i * TAIL_TOP_BYTES, first->top_ids[i], first->top_logprobs[i]);
+    xfer_lease_finish(w->xfer, leg->id, leg->lease->held.n, tail, TAIL_BYTES + first->n_top * TAIL_TOP_BYTES);
 }
 
 static void leg_finish(struct worker *w, struct leg *leg)
@@ -454,23 +492,21 @@ void leg_flush(struct worker *w)
 static void kv_arrived(struct worker *w, struct leg *leg, const struct work *work)
 {
     uint32_t n_tokens, n_pages;
+    struct sampled first;
     const struct xfer_pull_result *r = &work->result;
     engine_seq_tokens(leg->seq, &n_tokens);
     engine_seq_pages(leg->seq, &n_pages);
-    if (r->n_pages != n_pages - leg->first_page || r->tail_len_bytes != TAIL_BYTES ||
-        get_u32(r->tail) >= w->geometry.config.vocab_size) {
+    if (r->n_pages != n_pages - leg->first_page || !get_tail(r->tail, r->tail_len_bytes, &first) ||
+        first.id >= w->geometry.config.vocab_size) {
         leg_abort(w, leg, TD_ERR_PROTOCOL, "prefill worker handed over something else than this prompt", true);
         return;
     }
     leg->transfer_ns = r->done_ns - r->first_announce_ns;
     leg->exposed_ns = r->done_ns > r->last_announce_ns ? r->done_ns - r->last_announce_ns : 0;
     metrics_observe_ns(w->counters, WORKER_TRANSFER_SECONDS, leg->transfer_ns);
-    uint32_t bits = get_u32((const uint8_t *)r->tail + 4);
-    float logprob;
-    memcpy(&logprob, &bits, sizeof(logprob));
     engine_seq_filled(w->engine, leg->seq, n_tokens);
-    put_token(w, leg, get_u32(r->tail), logprob);
-    engine_seq_append(w->engine, leg->seq, get_u32(r->tail));
+    put_token(w, leg, &first);
+    engine_seq_append(w->engine, leg->seq, first.id);
 }
 
 void leg_pull_ended(struct worker *w, struct work *work)

@@ -87,16 +87,15 @@ struct leg {
     char label[72];      /* request id for logs */
     uint64_t deadline_ns, load_begin_ns, pull_done_ns, prefill_end_ns, transfer_ns, exposed_ns, wait_ns;
     uint32_t cached_worker, cached_dram, cached_ssd;
-    float first_logprob;
-    uint32_t first_token;
+    struct sampled first_token;
     bool ended;
     enum seq_finish finish;
 };
 
 struct out_token {
     struct leg *leg;
-    uint32_t token, position;
-    float logprob;
+    uint32_t position;
+    struct sampled token;
 };
 
 struct worker {
@@ -172,7 +171,7 @@ void leg_flush(struct worker *w); /* after a step: tokens, ends */
 void leg_pull_ended(struct worker *w, struct work *work);
 void leg_on_admitted(void *user, struct seq *seq, uint32_t n_matched);
 void leg_on_pages_ready(void *user, struct seq *seq, uint32_t first, uint32_t n, uint16_t begin, uint16_t end);
-void leg_on_token(void *user, struct seq *seq, uint32_t token, float logprob);
+void leg_on_token(void *user, struct seq *seq, const struct sampled *token);
 void leg_on_end(void *user, struct seq *seq, enum seq_finish finish);
 
 /* wire.c: leases and pulls */

@@ -104,9 +104,9 @@ def test_loss_of_a_decode_worker_changes_nothing():
                                  stdout=subprocess.PIPE, text=True)
             p.stdin.write("".join(json.dumps({**r, "id": f"{r['id']}/{k}"}) + "\n" for k in range(12) for r in requests))
             p.stdin.close()
-            results = [json.loads(p.stdout.readline()) for _ in range(3)]
+            wait_until(lambda: any(w["name"] == "decode-0" and w["running"] for w in c.status()["workers"]), 20, "it decodes")
             c["decode-0"].kill()
-            results += map(json.loads, p.stdout)
+            results = list(map(json.loads, p.stdout))
             assert p.wait(60 * SLOW) == 0
             assert len(results) == 12 * len(requests)
             for r in results:

@@ -59,12 +59,12 @@ static void on_pages_ready(void *user, struct seq *seq, uint32_t first, uint32_t
     ((struct run *)engine_seq_user(seq))->layer_pages += (uint64_t)n * (end - begin);
 }
 
-static void on_token(void *user, struct seq *seq, uint32_t token, float logprob)
+static void on_token(void *user, struct seq *seq, const struct sampled *token)
 {
     (void)user;
     struct run *r = engine_seq_user(seq);
-    r->logprobs[r->n_tokens] = logprob;
-    r->tokens[r->n_tokens++] = token;
+    r->logprobs[r->n_tokens] = token->logprob;
+    r->tokens[r->n_tokens++] = token->id;
 }
 
 static void on_end(void *user, struct seq *seq, enum seq_finish finish)

@@ -9,6 +9,7 @@
 #include "base/endian.h"
 #include "model/config.h"
 #include "model/safetensors.h"
+#include "model/template.h"
 #include "model/tokenizer.h"
 #include "proto/wire/block_header.h"
 #include "proto/wire/events.h"
@@ -99,11 +100,44 @@ static void tokenizer(const uint8_t *data, size_t size)
     struct bytes text = {0};
     if (tokenizer_parse((const char *)data, size, &t, NULL))
         return;
-    (void)tokenizer_encode(t, "a b<x>\n12", 9, true, &ids, NULL);
+    static const char *const TEXTS[] = {"a b<x>\n12", "", " \xc3\xa9\xcc\x81\xe4\xb8\xad  <s> don't<0x41>\xe2\x96\x81",
+                                        "aaaaaaaaaaaaaaaa"};
+    for (size_t i = 0; i < sizeof(TEXTS) / sizeof(TEXTS[0]); i++) {
+        (void)tokenizer_encode(t, TEXTS[i], strlen(TEXTS[i]), true, &ids, NULL);
+        (void)tokenizer_encode(t, (const char *)data, size < 64 ? size : 64, false, &ids, NULL);
+    }
+    for (uint32_t i = 0; i < 300; i++)
+        token_ids_push(&ids, i);
     tokenizer_decode(t, ids.ids, ids.n, false, &text);
+    struct token_stream *s = token_stream_open(t, true);
+    for (size_t i = 0; i < ids.n; i++)
+        token_stream_push(s, ids.ids[i], &text);
+    token_stream_flush(s, &text);
+    token_stream_close(s);
     token_ids_free(&ids);
     bytes_free(&text);
     tokenizer_close(t);
+}
+
+/* A template; what it sees is fixed, with values of each kind. */
+static void template(const uint8_t *data, size_t size)
+{
+    static const char VARIABLES[] =
+        "{\"s\":\" A\\u00e9 "
+        "b\\n\",\"n\":3,\"f\":0.5,\"t\":true,\"no\":null,\"l\":[\"b\",\"a\",[1]],\"d\":{\"x\":1,\"y\":{\"z\":[]}},"
+        "\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"content\":null,\"tool_calls\":["
+        "{\"function\":{"
+        "\"name\":\"f\",\"arguments\":{\"a\":1}}}]}],\"tools\":[{\"type\":\"function\"}]}";
+    static json_t *variables;
+    struct template *t;
+    struct bytes out = {0};
+    if (!variables)
+        variables = json_loads(VARIABLES, 0, NULL);
+    if (template_parse((const char *)data, size, &t, NULL))
+        return;
+    (void)template_render(t, variables, 1, &out, NULL);
+    bytes_free(&out);
+    template_close(t);
 }
 
 static void trace(const uint8_t *data, size_t size)
@@ -120,8 +154,8 @@ static void trace(const uint8_t *data, size_t size)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    void (*const all[])(const uint8_t *, size_t) = {events,  store_msg, block,     layout,
-                                                    tensors, config,    tokenizer, trace};
+    void (*const all[])(const uint8_t *, size_t) = {events, store_msg, block,    layout, tensors,
+                                                    config, tokenizer, template, trace};
     (void)all; /* each program uses one */
     TARGET(data, size);
     return 0;

@@ -1,4 +1,4 @@
-/* Model files: both styles of config.json, hostile safetensors and tokenizers, ChatML, linear-time encoding. */
+/* Model files: both styles of config.json, hostile safetensors and tokenizers, linear-time encoding. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,7 +6,6 @@
 #include <time.h>
 
 #include "base/endian.h"
-#include "model/chat.h"
 #include "model/config.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
@@ -353,26 +352,6 @@ START_TEST(test_tokenizer_hostile_files_are_refused)
 }
 END_TEST
 
-START_TEST(test_chat_renders_chatml_and_refuses_roles)
-{
-    struct chat_template *c;
-    struct td_error e;
-    struct bytes b = {0};
-    const struct chat_message m[] = {{"user", "Hi", 2}, {"assistant", "Yo", 2}, {"king", "x", 1}};
-    ck_assert_int_eq(chat_template_open(DEMO_MODEL, &c, &e), TD_OK);
-    ck_assert_int_eq(chat_template_render(c, m, 2, true, &b, &e), TD_OK);
-    ck_assert_str_eq(b.data,
-                     "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYo<|im_end|>\n<|im_start|>assistant\n");
-    ck_assert_int_eq(chat_template_render(c, m, 3, true, &b, &e), TD_ERR_INVALID);
-    ck_assert_int_eq(chat_template_render(c, m, 0, true, &b, &e), TD_ERR_INVALID);
-    chat_template_close(c);
-    bytes_free(&b);
-    ck_assert_int_eq(chat_template_open("/nonexistent", &c, &e), TD_OK);
-    ck_assert_int_eq(chat_template_render(c, m, 1, true, &b, &e), TD_ERR_UNSUPPORTED);
-    chat_template_close(c);
-}
-END_TEST
-
 int main(void)
 {
     Suite *s = suite_create("model");
@@ -388,7 +367,6 @@ int main(void)
     tcase_add_test(t, test_tokenizer_refuses_what_is_not_utf8);
     tcase_add_test(t, test_tokenizer_long_runs_do_not_explode);
     tcase_add_test(t, test_tokenizer_hostile_files_are_refused);
-    tcase_add_test(t, test_chat_renders_chatml_and_refuses_roles);
     suite_add_tcase(s, t);
     return tap_main(s);
 }

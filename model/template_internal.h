@@ -1,0 +1,283 @@
+/*
+ * What the files of the template interpreter share.
+ *
+ *     source --template_lex.c--> tokens --template_parse.c--> tree of nodes --template_run.c--> text
+ *                                                                 template_filters.c, template_methods.c: operations by name
+ *                                                                 template_value.c: values, and how Python writes them
+ *
+ * Memory: a tree, and all values of one rendering, live in an arena that goes as a whole. Errors stick: the first failure is kept in
+ * the parser or run, everything after it answers none, and loops look for it.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "model/template.h"
+
+struct str {
+    const char *p;
+    size_t n;
+};
+#define NAME(literal)                                                                                                  \
+    {                                                                                                                  \
+        literal, sizeof(literal) - 1                                                                                   \
+    } /* in tables */
+#define STR(literal) ((struct str)NAME(literal))
+
+static inline bool str_is(struct str a, struct str b)
+{
+    return a.n == b.n && !memcmp(a.p, b.p, a.n);
+}
+
+/* ------------------------------------------------------------------- arena */
+struct arena {
+    struct chunk *chunks;
+    size_t left, total;
+    char *at;
+};
+void *arena_take(struct arena *a, size_t len); /* zeroed */
+struct str arena_str(struct arena *a, const char *p, size_t n);
+void arena_free(struct arena *a);
+
+/* ------------------------------------------------------------------ values */
+enum kind {
+    V_UNDEFINED, /* str: its name */
+    V_NONE,
+    V_BOOL,
+    V_INT,
+    V_FLOAT,
+    V_STR,
+    V_LIST,
+    V_DICT,
+    V_NAMESPACE, /* a dict that may be assigned to */
+    V_LOOP,
+    V_MACRO,
+    V_FUNCTION, /* i: which */
+    V_METHOD,
+};
+struct value {
+    enum kind kind;
+    union {
+        bool b;
+        int64_t i;
+        double f;
+        struct str s;
+        struct list *list;
+        struct dict *dict;
+        struct loop *loop;
+        struct macro *macro;
+        struct bound *bound;
+    };
+};
+struct list {
+    struct value *items;
+    size_t n, cap;
+    bool tuple;
+};
+struct dict {
+    struct pair {
+        struct value key, value;
+    } * items;
+    size_t n, cap;
+};
+struct bound {
+    struct value self;
+    int method;
+};
+struct loop {
+    const struct list *items;
+    size_t i;
+    uint32_t depth0;
+    struct value changed;
+    bool has_changed;
+};
+struct macro {
+    const struct node *node; /* N_MACRO or N_CALL_BLOCK */
+    struct scope *scope;     /* where it was defined */
+};
+
+/* -------------------------------------------------------------------- tree */
+enum node_kind {
+    N_CONST,    /* value */
+    N_NAME,     /* text */
+    N_LIST,     /* kids[0]: N_ARGUMENTs */
+    N_TUPLE,    /* as N_LIST; as a target: N_NAMEs */
+    N_ARGUMENT, /* value: one of a list */
+    N_DICT,     /* kids[0]: N_PAIRs */
+    N_PAIR,     /* key, value */
+    N_ATTR,     /* object; text */
+    N_ITEM,     /* object, key */
+    N_SLICE,    /* object, start, stop, step */
+    N_CALL,     /* callee, arguments */
+    N_KEYWORD,  /* text = value */
+    N_FILTER,   /* operand (NULL: the block's text), arguments; op */
+    N_TEST,     /* operand, arguments; op */
+    N_UNARY,    /* op: '-', '+', '!' */
+    N_BINARY,   /* op */
+    N_COMPARE,  /* first; kids[1]: N_COMPARE_WITH */
+    N_COMPARE_WITH,
+    N_COND, /* test, then, else */
+    N_TEXT,
+    N_OUTPUT,
+    N_IF,        /* test, body, else */
+    N_FOR,       /* target, list, body, else, filter */
+    N_SET,       /* target, value */
+    N_SET_BLOCK, /* target, body, N_FILTER chain */
+    N_MACRO,     /* parameters, body; text */
+    N_PARAMETER, /* default; text */
+    N_CALL_BLOCK,
+    N_FILTER_BLOCK, /* filter chain, body */
+    N_WITH,         /* N_SETs, body */
+    N_BREAK,
+    N_CONTINUE,
+};
+enum op { /* of N_BINARY and N_COMPARE_WITH; others are characters */
+          OP_AND = 256,
+          OP_OR,
+          OP_FLOOR,
+          OP_POW,
+          OP_EQ,
+          OP_NE,
+          OP_LT,
+          OP_LE,
+          OP_GT,
+          OP_GE,
+          OP_IN,
+          OP_NOT_IN,
+};
+struct node {
+    enum node_kind kind;
+    int op;
+    uint32_t line, column;
+    struct node *next; /* of a list */
+    struct node *kids[5];
+    struct str text;
+    struct value value;
+};
+
+enum token_kind {
+    T_TEXT,
+    T_VARIABLE,
+    T_VARIABLE_END,
+    T_BLOCK,
+    T_BLOCK_END,
+    T_NAME,
+    T_STR,
+    T_INT,
+    T_FLOAT,
+    T_OP,
+    T_END
+};
+struct token {
+    enum token_kind kind;
+    uint32_t line, column;
+    struct str text; /* T_STR: without quotes and escapes; T_OP: one or two characters */
+    int64_t i;
+    double f;
+};
+
+struct template
+{
+    struct arena arena;
+    struct node *body;
+    struct token *tokens; /* until it is parsed */
+    size_t n_tokens, cap_tokens;
+};
+
+/* template_lex.c: fills t->tokens, the last is T_END */
+enum td_status template_lex(struct template *t, const char *source, size_t len, struct td_error *e);
+/* template_parse.c: from t->tokens to t->body */
+enum td_status template_build(struct template *t, struct td_error *e);
+
+/* ------------------------------------------------------------------- a run */
+struct variable {
+    struct str name;
+    struct value value;
+};
+struct scope {
+    struct scope *parent;
+    struct variable *variables;
+    size_t n, cap;
+};
+struct run {
+    struct arena arena;
+    struct bytes *out; /* what is being written: the answer, or what a macro or block makes */
+    struct td_error *e;
+    enum td_status status;
+    const struct node *at;
+    uint64_t steps;
+    uint32_t depth, loops;
+    enum { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE } flow;
+    time_t now;
+};
+
+enum { MAX_ARGS = 16 };
+struct args {
+    struct value values[MAX_ARGS];
+    uint32_t n;
+    struct variable named[MAX_ARGS];
+    uint32_t n_named;
+};
+
+/* The first failure: names the line. Answers none. */
+struct value run_fail(struct run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+struct value run_undefined(struct run *r, struct value v); /* fails: v is undefined */
+bool run_room(struct run *r, size_t len);                  /* so much memory more; false: failed */
+
+struct value value_none(void);
+struct value value_bool(bool b);
+struct value value_int(int64_t i);
+struct value value_float(double f);
+struct value value_str(const char *p, size_t n); /* borrows */
+struct value value_copy(struct run *r, const char *p, size_t n);
+struct value value_bytes(struct run *r, struct bytes *b); /* copies and frees */
+struct value value_list(struct run *r, bool tuple);
+struct value value_dict(struct run *r);
+struct value value_json(struct run *r, json_t *v, uint32_t depth);
+void list_push(struct run *r, struct list *l, struct value v);
+struct value *dict_find(const struct dict *d, struct value key);
+void dict_set(struct run *r, struct dict *d, struct value key, struct value v);
+
+bool value_true(struct value v);
+bool value_equal(struct value a, struct value b, uint32_t depth);
+int value_compare(struct run *r, struct value a, struct value b); /* fails where Python would */
+bool value_number(struct value v, double *out);
+const char *value_type(struct value v);
+void value_write(struct run *r, struct value v, struct bytes *out);                /* str() */
+void value_repr(struct run *r, struct value v, uint32_t depth, struct bytes *out); /* repr() */
+struct value value_text(struct run *r, struct value v);                            /* str() as a value */
+struct list *value_iterate(struct run *r, struct value v);                         /* NULL: failed */
+
+struct json_style {
+    bool ascii, sorted;
+    struct str indent, item, key; /* indent NULL: on one line */
+};
+void value_tojson(struct run *r, struct value v, const struct json_style *s, uint32_t depth, struct bytes *out);
+
+size_t str_chars(struct str s);
+size_t str_offset(struct str s, size_t chars); /* of that character; at most n */
+struct str str_strip(struct str s, struct str *chars, bool left, bool right);
+struct value str_case(struct run *r, struct str s, bool upper);
+struct value str_replace(struct run *r, struct str s, struct str old, struct str with, int64_t count);
+
+/* template_run.c */
+struct value run_attribute(struct run *r, struct value v, struct str name);
+struct value run_item(struct run *r, struct value v, struct value key);
+struct value run_macro(struct run *r, const struct macro *m, const struct args *a);
+
+/* Argument i, or the one of that name. */
+bool arg(const struct args *a, uint32_t i, const char *name, struct value *out);
+
+/* template_filters.c, template_methods.c; -1: no such name */
+int filter_find(struct str name);
+struct value filter_apply(struct run *r, int filter, struct value v, const struct args *a);
+int test_find(struct str name);
+bool test_apply(struct run *r, int test, struct value v, const struct args *a);
+int method_find(struct str name);
+bool method_of(struct value self, int method); /* such a value has it */
+struct value method_call(struct run *r, const struct bound *b, const struct args *a);
+int function_find(struct str name);
+struct value function_call(struct run *r, int function, const struct args *a);

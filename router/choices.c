@@ -1,0 +1,61 @@
+#include <stdlib.h>
+
+#include "router/router_internal.h"
+
+void choices_open(struct request *q)
+{
+    if (q->p.n_choices < 2)
+        return;
+    q->choices = mem_zalloc(sizeof(*q->choices));
+    *q->choices = (struct choices){.n_live = 1, .n_open = q->p.n_choices};
+}
+
+static void begin_one(struct request *first, uint32_t choice)
+{
+    struct router *r = first->router;
+    struct request *q = mem_zalloc(sizeof(*q));
+    q->router = r;
+    q->call = rpc_call_ref(first->call);
+    q->choices = first->choices;
+    q->choices->n_live++;
+    q->p = params_copy(&first->p);
+    q->p.sampling.choice = choice;
+    q->p.want_prompt_logprobs = false; /* the first one tells them */
+    q->p.sampling.prompt_logprobs = false;
+    q->arrived_ns = q->tokenized_ns = clock_now(&r->clock);
+    if (q->p.remaining_ms != INT64_MAX) {
+        q->p.remaining_ms -= (int64_t)((q->arrived_ns - first->arrived_ns) / NS_PER_MS);
+        q->p.remaining_ms = q->p.remaining_ms > 1 ? q->p.remaining_ms : 1;
+    }
+    q->detok = token_stream_open(r->tokenizer, true);
+    router_enqueue(r, q);
+}
+
+void choices_begin(struct request *q)
+{
+    if (!q->choices || q->choices->begun)
+        return;
+    q->choices->begun = true;
+    for (uint32_t i = 1; i < q->p.n_choices; i++)
+        begin_one(q, i);
+}
+
+bool choices_answered(struct request *q)
+{
+    return !q->choices || (!--q->choices->n_open && !q->choices->failed);
+}
+
+/* The others are dropped when the call tells that it ended: here somebody may be walking over the list that they are on. */
+bool choices_failed(struct request *q)
+{
+    bool first = !q->choices || !q->choices->failed;
+    if (q->choices)
+        q->choices->failed = true;
+    return first;
+}
+
+void choices_leave(struct request *q)
+{
+    if (q->choices && !--q->choices->n_live)
+        free(q->choices);
+}

@@ -1,0 +1,159 @@
+"""What a request may say about sampling, prompts and the cache, end to end."""
+import json, math, os, subprocess, sys
+sys.path.insert(0, os.path.dirname(__file__))
+from harness import *
+from client import Client, pb, request
+
+GOLDEN = golden(os.path.join(DEMO, "golden.json"))
+CASE = next(c for c in GOLDEN["cases"] if len(c["prompt_ids"]) > 40)
+
+
+def ask(c, **kw):
+    return c.generate([{"id": "x", "prompt_ids": CASE["prompt_ids"], "max_tokens": 12, "ignore_eos": True, "greedy": True, **kw}])["x"]
+
+
+@test
+def test_top_logprobs_come_with_every_token_whatever_the_plan():
+    want = None
+    for plan in ("split", "aggregated"):
+        with Cluster(plan=plan) as c:
+            for _ in range(5 if plan == "split" else 1):  # of both workers' first tokens either may come first
+                r = ask(c, top_logprobs=5, logprobs=True, bypass_cache=True)
+                assert len(r["top_logprobs"]) == 12 and r["token_ids"] == CASE["greedy_ids"][:12]
+                for token, logprob, top in zip(r["token_ids"], r["logprobs"], r["top_logprobs"]):
+                    assert len(top) == 5 and top[0][0] == token and abs(top[0][1] - logprob) < 1e-6
+                    assert top == sorted(top, key=lambda t: -t[1]) and sum(math.exp(t[1]) for t in top) <= 1.0001
+                want = want or r["top_logprobs"]
+                assert r["top_logprobs"] == want
+            assert "top_logprobs" not in ask(c)
+            c.audit()
+
+
+@test
+def test_allowed_ids_and_min_tokens_bound_what_is_drawn():
+    with Cluster(plan="split") as c:
+        r = ask(c, allowed_ids=[5, 9, 300], temperature=5.0, greedy=False, seed=3)
+        assert set(r["token_ids"]) <= {5, 9, 300} and len(set(r["token_ids"])) > 1
+        r = ask(c, allowed_ids=[5, 9], stop_ids=[5], min_tokens=4, ignore_eos=False)
+        assert r["token_ids"][:3] == [9, 9, 9], r
+
+
+@test
+def test_typical_p_and_top_p_are_the_same_everywhere():
+    settings = dict(greedy=False, temperature=1.3, typical_p=0.7, top_k=300, min_p=0.001, seed=11, logprobs=True)
+    results = []
+    for args in ({"plan": "split"}, {"plan": "aggregated"}, {"prefill": 0, "decode": 1, "worker_args": ["--chunk-tokens", "16"]}):
+        with Cluster(**args) as c:
+            r = ask(c, **settings)
+            results.append((r["token_ids"], r["logprobs"]))
+    assert results[0] == results[1] == results[2]
+    with Cluster(prefill=0, decode=1) as c:
+        assert ask(c, **{**settings, "seed": 12})["token_ids"] != results[0][0]
+
+
+@test
+def test_choices_are_what_they_are_alone_and_share_the_prompt():
+    settings = dict(greedy=False, temperature=1.1, seed=5, logprobs=True)
+    for args in ({"plan": "split", "prefill": 1, "decode": 2}, {"prefill": 0, "decode": 1}):
+        with Cluster(**args) as c:
+            client = Client(c.router.address)
+            r = ask(c, n=4, **settings)
+            all_of = [r, *r["choices"]]
+            assert len(all_of) == 4 and len({tuple(x["token_ids"]) for x in all_of}) == 4
+            assert all(x["seed"] == 5 and len(x["token_ids"]) == 12 and x["finish_reason"] == "length" for x in all_of)
+            full = (len(CASE["prompt_ids"]) - 1) // 16 * 16
+            assert [sum(x["usage"]["cached_tokens"].values()) for x in all_of] == [0, full, full, full]
+            one = ask(c, **settings)
+            assert (one["token_ids"], one["logprobs"]) == (r["token_ids"], r["logprobs"])
+            again = ask(c, n=3, **settings)  # a choice depends on its number, not on how many there are
+            assert [x["token_ids"] for x in again["choices"]] == [x["token_ids"] for x in r["choices"][:2]]
+            first = ask(c, n=2, max_tokens=1, **settings)
+            assert [len(x["token_ids"]) for x in (first, *first["choices"])] == [1, 1]
+            code, text = client.error(request(ids=[1], max_tokens=2, sampling__n=17))
+            assert code == "INVALID_ARGUMENT" and "sampling.n" in text
+            stream = client.generate(request(ids=CASE["prompt_ids"], max_tokens=3000, greedy=False, sampling__n=8, stopping__ignore_eos=True), timeout=60)
+            seen = set()
+            while len(seen) < 4:
+                seen.add(next(stream).choice)
+            stream.cancel()
+            c.audit(2)
+
+
+@test
+def test_echo_begins_the_text_with_the_prompt():
+    with Cluster(plan="split") as c:
+        plain, echo = (c.generate([{"id": "x", "prompt": "Once upon a time", "max_tokens": 8, "greedy": True, "echo": e}])["x"] for e in (False, True))
+        assert echo["text"] == "Once upon a time" + plain["text"] and echo["token_ids"] == plain["token_ids"]
+        assert echo["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
+        r = ask(c, echo=True, max_tokens=0, prompt_logprobs=True)
+        text = Client(c.router.address).detokenize(pb.DetokenizeRequest(ids=CASE["prompt_ids"])).text.decode()
+        assert r["text"] == text and len(r["prompt_logprobs"]) == len(CASE["prompt_ids"]) and r["token_ids"] == []
+
+
+@test
+def test_bypass_finds_nothing_and_leaves_nothing():
+    with Cluster(plan="split", store=True) as c:
+        def cached(**kw):
+            return sum(ask(c, **kw)["usage"]["cached_tokens"].values())
+        full = (len(CASE["prompt_ids"]) - 1) // 16 * 16
+        assert cached(bypass_cache=True) == 0 and cached() == 0 and cached() == full
+        assert cached(bypass_cache=True) == 0 and cached() == full
+        assert ask(c, bypass_cache=True)["token_ids"] == CASE["greedy_ids"][:12]
+        c.audit()
+
+
+@test
+def test_refusals_name_the_field():
+    with Cluster(plan="split") as c:
+        client = Client(c.router.address)
+        vocab = client.list_models().models[0].vocab_size
+        for kw, field in ((dict(sampling__typical_p=1.5), "sampling.typical_p"), (dict(sampling__typical_p=-1.0), "sampling.typical_p"),
+                          (dict(sampling__allowed_ids=[vocab]), "sampling.allowed_ids[0]"), (dict(sampling__allowed_ids=[1] * 5000), "sampling.allowed_ids"),
+                          (dict(top_logprobs=21), "top_logprobs"), (dict(sampling__min_p=2.0), "sampling.min_p")):
+            code, text = client.error(request(ids=[1, 2], max_tokens=2, greedy=False, **kw))
+            assert code == "INVALID_ARGUMENT" and field in text, (code, text)
+        for tools in (b"{}", b"[", b"[1"):
+            r = request(chat=[(b"user", b"x")], max_tokens=2)
+            r.chat.tools = tools
+            code, text = client.error(r)
+            assert code == "INVALID_ARGUMENT" and "chat.tools" in text, (code, text)
+        r = request(chat=[(b"user", b"x"), (b"user", b"\xff")], max_tokens=2)
+        code, text = client.error(r)
+        assert code == "INVALID_ARGUMENT" and "chat.messages[1].content" in text, (code, text)
+
+
+@test
+def test_chat_takes_whole_messages_tools_and_another_template():
+    path = os.path.join(tempfile.mkdtemp(), "t.jinja")
+    with open(path, "w") as f:
+        f.write("{% for m in messages %}{{ m.role }}:{{ m.content or m.tool_calls | tojson }}\n{% endfor %}{{ tools | tojson }}{{ shout }}"
+                "{% if messages | length > 3 %}{{ raise_exception('too many') }}{% endif %}{% if add_generation_prompt %}>{% endif %}")
+    with Cluster(plan="split", router_args=["--chat-template", path]) as c:
+        client = Client(c.router.address)
+        chat = pb.ChatPrompt(tools=b'[{"name": "f"}]', variables=b'{"shout": "!"}')
+        chat.messages.add(role=b"user", content="h\u00e9".encode())
+        chat.messages.add(json=b'{"role": "assistant", "content": null, "tool_calls": [{"a": 1}]}')
+        got = client.tokenize(pb.TokenizeRequest(chat=chat)).text.decode()
+        assert got == 'user:h\u00e9\nassistant:[{"a": 1}]\n[{"name": "f"}]!>', got
+        chat.no_generation_prompt = True
+        assert not client.tokenize(pb.TokenizeRequest(chat=chat)).text.endswith(b">")
+        answer = c.generate([{"id": "x", "messages": [{"role": "user", "content": [{"type": "text"}]}], "tools": [], "max_tokens": 3, "greedy": True}])["x"]
+        assert len(answer["token_ids"]) <= 3 and "text" in answer, answer
+        for _ in range(2):
+            chat.messages.add(role=b"user", content=b"x")
+        r = pb.GenerateRequest(chat=chat)
+        code, text = client.error(r)
+        assert code == "INVALID_ARGUMENT" and "too many" in text, (code, text)
+
+
+@test
+def test_a_template_that_is_not_understood_is_refused_at_start():
+    path = os.path.join(tempfile.mkdtemp(), "t.jinja")
+    with open(path, "w") as f:
+        f.write("ok\n  {% include 'x' %}")
+    out = subprocess.run([os.path.join(BUILD, "router/tandem-router"), "--model", DEMO, "--listen", "127.0.0.1:0", "--workers", "127.0.0.1:1",
+                          "--chat-template", path], capture_output=True, text=True, timeout=30)
+    assert out.returncode != 0 and "line 2, column 6" in out.stderr and "include" in out.stderr, out.stderr
+
+
+main()
