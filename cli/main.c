@@ -18,6 +18,8 @@ static const struct {
     {"drain", cli_drain, "a worker finishes and ends"},
     {"explain", cli_explain, "what the router weighed for a request"},
     {"replay", cli_replay, "send a trace to a cluster, and see how it did"},
+    {"compare", cli_compare, "two reports: what changed, and whether it is noise"},
+    {"simulate", cli_simulate, "what a cluster would do with a trace, in virtual time"},
     {"trace", cli_trace, "look into request traces, cut, convert and make them"},
     {"audit", cli_audit, "accounts for every page and block; exit code 1: not all are"},
     {"tokenize", cli_tokenize, "text to token ids and back"},

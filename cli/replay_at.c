@@ -211,6 +211,9 @@ void replay_events_do(struct replay_events *v, const struct replay_options *o, d
 
 void replay_events_end(struct replay_events *v)
 {
+    if (v->next < v->n)
+        cli_fail("replay", "--at: the run was over before %s %s was due", v->list[v->next].action,
+                 v->list[v->next].target);
     for (uint32_t i = 0; i < v->n_slowed; i++)
         kill(v->slowed[i].pid, SIGCONT);
     v->n_slowed = 0;

@@ -154,14 +154,29 @@ static void add_stats(struct bytes *out, const char *name, const struct report_s
     bytes_append(out, "}", 1);
 }
 
+/* JSON as it is, but for '<', which can only stand in a text there, and might end a page's script. */
+static void add_settings(struct bytes *out, const char *json)
+{
+    bytes_printf(out, ",\"settings\":");
+    for (const char *p = json ? json : "null"; *p;) {
+        size_t n = strcspn(p, "<");
+        bytes_append(out, p, n);
+        p += n;
+        if (*p == '<') {
+            bytes_append(out, "\\u003c", 6);
+            p++;
+        }
+    }
+}
+
 static void add_run(struct bytes *out, const struct report_run *run)
 {
     add_whole(out, "version", 1);
     add_text(out, "kind", run->kind);
     add_text(out, "label", run->label);
     add_text(out, "trace", run->trace);
-    bytes_printf(out, ",\"settings\":%s,\"valid\":%s", run->settings ? run->settings : "null",
-                 run->valid ? "true" : "false");
+    add_settings(out, run->settings);
+    bytes_printf(out, ",\"valid\":%s", run->valid ? "true" : "false");
     add_text(out, "why_invalid", run->why_invalid);
     add_real(out, "ttft_slo_ms", run->ttft_slo_ms);
     add_real(out, "tpot_slo_ms", run->tpot_slo_ms);
@@ -384,6 +399,12 @@ static int by_length(const void *a, const void *b)
     return (x->ms > y->ms) - (x->ms < y->ms);
 }
 
+/* Of what comes from a file anything may be expected: what lies outside of the run counts at its ends. */
+static int slot_of(const struct gap *g, double step_ms)
+{
+    return (int)fmax(fmin(g->at_ms / step_ms, TIME_SLOTS - 1), 0);
+}
+
 /* Gaps are sorted by length: those of one slot come in that order too. */
 static void add_slots(struct bytes *out, const struct gap *gaps, uint64_t n, double step_ms)
 {
@@ -392,9 +413,9 @@ static void add_slots(struct bytes *out, const struct gap *gaps, uint64_t n, dou
     for (int i = 0; i < TIME_SLOTS; i++)
         p50[i] = p99[i] = NAN;
     for (uint64_t i = 0; i < n; i++)
-        counts[(int)fmin(gaps[i].at_ms / step_ms, TIME_SLOTS - 1)]++;
+        counts[slot_of(&gaps[i], step_ms)]++;
     for (uint64_t i = 0; i < n; i++) {
-        int slot = (int)fmin(gaps[i].at_ms / step_ms, TIME_SLOTS - 1);
+        int slot = slot_of(&gaps[i], step_ms);
         uint64_t at = seen[slot]++;
         if (at == (counts[slot] - 1) / 2)
             p50[slot] = gaps[i].ms;

@@ -1,21 +1,30 @@
 /*
- * A cluster in virtual time: a trace against N prefill and M decode workers under the scheduler of the live router, the engine's own
- * batching, and a cost model in place of the kernels.
+ * A cluster in virtual time: a trace against N prefill and M decode workers and S stores under the scheduler of the live router,
+ * the engine's own batching and admission, the stores' own eviction, a cost model in place of the kernels, and a network in which
+ * flows share the ports that they use.
  *
- * Each worker is a state machine that runs steps: prompts in chunks (sched/batching.h), or one token for each running sequence;
- * runs of identical decode steps are taken at once. A worker keeps the blocks of what it computed or received until its pool needs
- * them (least recently used first, a chain from its tail). A prefilled request joins its decode worker when the last chunk has
- * been transferred.
+ * Each worker is a state machine that runs steps: prompts in chunks (sched/batching.h), and one token for each running sequence;
+ * runs of identical decode steps are taken at once. Its pool holds pages; what nobody holds stays as cache until the pages are
+ * needed (least recently used first, a chain from its tail). A sequence takes the pages of its prompt when it is admitted, in
+ * order of arrival, and one more as it grows; when there is none the newest one gives all of its own back and waits again.
+ *
+ * A split request has two legs, dispatched together: the decode worker takes pages and pulls what the prefill worker announces,
+ * layer by layer; its first token is shown when both the prefill and that acceptance are there, and it joins the batch when the last
+ * byte has come. With no prefill workers each decode worker does both.
+ *
+ * What it does not know: time spent by processes themselves (rpc_ms stands for a message), answers as prefixes of later prompts (a
+ * trace names only what prompts share), and disks that get slow by themselves.
  *
  * The scheduler starts from coefficients that may be wrong (profile_error) and learns from steps that are noisy (noise), as live.
  * The same configuration and trace give the same result. A step of a workflow arrives when the one before it has ended; with one
  * that is refused, so are those that would follow.
  *
- * Threads: one owner. The trace is borrowed.
+ * Threads: one owner; several runs may go on at once. The trace is borrowed.
  */
 #pragma once
 
 #include "replay/trace.h"
+#include "sched/eviction.h"
 #include "sched/scheduler.h"
 
 struct simulate_ask { /* what a request is beside its line of the trace */
@@ -25,44 +34,87 @@ struct simulate_ask { /* what a request is beside its line of the trace */
     double workflow_ms;  /* from the arrival of its workflow's first step; 0: no deadline */
 };
 
+struct simulate_fault { /* a worker dies, and comes back empty */
+    uint32_t worker;
+    double at_ms, back_ms; /* INFINITY: never */
+};
+
+struct simulate_stores {
+    uint32_t n; /* 0: none */
+    enum eviction_policy eviction;
+    double dram_bytes, ssd_bytes; /* of each; 0: no such tier */
+    double port_gb_s, ssd_gb_s;   /* of each; 0: no limit */
+};
+
 struct simulate_config {
     uint32_t n_prefill, n_decode;
-    uint32_t chunk_tokens, max_batch, n_pages, max_context; /* of each worker; pages of block_tokens */
+    uint32_t chunk_tokens, max_batch, n_pages, max_context; /* of each worker */
+    uint32_t max_rows;                                      /* of a step; 0: a chunk and what decodes */
     uint32_t block_tokens;                                  /* the trace's: 512 for Mooncake's */
+    uint32_t page_tokens;                                   /* divides block_tokens; 0: the same */
     struct cost_profile cost;                               /* true */
-    double profile_error;              /* the scheduler starts with the true coefficients times this */
-    double noise;                      /* of step times: sigma of a log-normal factor */
-    double link_ms, link_ms_per_token; /* of a hand-over: what of the last chunk is exposed */
-    double rate;                       /* arrivals come so many times faster */
-    double ttft_ms, tpot_ms;           /* limits asked for; 0: none */
+    const struct cost_profile *decode_cost; /* of decode workers, where they are other machines; or NULL */
+    double profile_error;                   /* the scheduler starts with the true coefficients times this */
+    double noise;                           /* of step times: sigma of a log-normal factor */
+    double kv_bytes_per_token;              /* on the wire and in stores; 0: nothing to move */
+    double port_gb_s;                       /* of each worker, each way; 0: no limit */
+    double link_ms, rpc_ms;                 /* a hand-over beyond its bytes; a message between router and worker */
+    struct simulate_stores stores;
+    bool
+        peers; /* prefixes are fetched from other prefill workers' pools, too (Mooncake's pool of the workers' memory) */
+    double rate;             /* arrivals come so many times faster */
+    double ttft_ms, tpot_ms; /* limits asked for; 0: none */
     enum policy policy;
     enum order order;
     enum plan_force force;
-    double retry_share; /* of the refused that come back once, when they were told to */
+    enum prefix_rule prefix;
+    uint32_t max_tokens; /* that requests ask for at most; 0: exactly as many as will come */
+    double length_error; /* answers seem so many times longer to who learns their lengths; 0: as they are */
+    double retry_share;  /* of the refused that come back once, when they were told to */
     double
-        probe_share; /* of the refused with a retry-after: each 5 ms it is tried whether they would be admitted now */
+        probe_share;   /* of the refused with a retry-after: each 5 ms it is tried whether they would be admitted now */
+    double silence_ms; /* after which a dead worker is known to be dead */
     const struct simulate_ask *asks; /* of each request; NULL: all of one tenant, and by themselves */
     const struct fair_weight *weights;
     uint32_t n_weights;
+    const struct simulate_fault *faults;
+    uint32_t n_faults;
     uint64_t seed;
     uint64_t n_requests; /* of the trace; 0: all */
+    bool keep_tokens;    /* when each token came */
+    double load_tick_ms; /* 0: no load over time */
 };
 
 struct simulated {                               /* a request, in the order of the trace */
     bool refused, came_back, admitted_then;      /* came_back: after it was refused; admitted_then: and was taken */
     double arrived_ms, ttft_ms, tpot_ms, end_ms; /* arrived: first; ttft: from the arrival that was admitted */
+    double asked_ms;                             /* when the one that was admitted came */
     double predicted_ttft_ms, predicted_tpot_ms;
-    double retry_after_ms,
+    double refused_after_ms, retry_after_ms,
         admissible_ms; /* admissible: after its first refusal, as one that comes anew; 0: not tried */
-    uint32_t prefill, decode, cached_tokens;
+    double queue_ms, load_ms, prefill_ms, transfer_ms; /* transfer: what of it came after the prefill */
+    uint32_t prefill, decode;
+    uint32_t cached_tokens, peer_tokens, dram_tokens, ssd_tokens; /* from the worker itself, another one, stores */
+    uint32_t n_output, n_preempted, n_replans;
+    float *token_ms; /* [n_output] since arrival, with keep_tokens; of the result's own */
+};
+
+struct simulated_worker {
+    enum worker_role role;
+    double busy_ms, prefill_ms; /* prefill: of it, in steps with prompts */
+    float *load;                /* [n_load] share busy in each tick */
+    uint32_t n_load;
 };
 
 struct simulate_result {
-    struct simulated *requests; /* owned: free() */
-    uint64_t n_requests, n_refused, n_late_refused;
+    struct simulated *requests;
+    uint64_t n_requests, n_refused, n_late_refused, n_steps;
     double duration_ms;
-    double *busy_ms; /* of each worker; owned: free() */
+    struct simulated_worker *workers;
     uint32_t n_workers;
+    uint64_t store_hits_dram, store_hits_ssd, store_lost; /* blocks */
+    double bytes_moved, bytes_loaded;                     /* between workers; from stores */
+    float *tokens;                                        /* what token_ms points into */
 };
 
 void simulate_run(const struct trace *trace, const struct simulate_config *config, struct simulate_result *out);

@@ -57,7 +57,7 @@ uint32_t trace_tenant(struct trace *t, json_t *by_name, const char *name)
     t->tenants = mem_resize(t->tenants, t->n_tenants + 1, sizeof(*t->tenants));
     t->tenants[t->n_tenants] = mem_strdup(name);
     if (by_name)
-        json_object_set_new(by_name, name, json_integer(t->n_tenants));
+        json_object_set_new_nocheck(by_name, name, json_integer(t->n_tenants));
     return t->n_tenants++;
 }
 
@@ -132,6 +132,8 @@ static enum td_status parse_lines(struct trace_parser *p, const char *data, size
 static enum td_status check_order(struct trace_parser *p)
 {
     const struct trace *t = p->trace;
+    if ((double)t->requests[t->n_requests - 1].arrival_ns > TRACE_MAX_TIMESTAMP_MS * NS_PER_MS)
+        return TRACE_FAIL(p, "the first and the last arrival are more than 30 years apart");
     for (uint64_t i = 0; i < t->n_requests; i++)
         if (t->requests[i].follows > i)
             return TRACE_FAIL(p, "request %" PRIu64 " by arrival follows one that arrives later", i);

@@ -79,7 +79,7 @@ static inline const uint64_t *trace_blocks(const struct trace *t, const struct t
 const char *trace_format_name(enum trace_format format); /* "mooncake", ... */
 
 /*
- * data[0..size) is only read during the call. TD_ERR_INVALID names line and member. Memory: below 32 * size + 1 MiB,
+ * data[0..size) is only read during the call. TD_ERR_INVALID names line and member. Memory: below 64 * size + 1 MiB,
  * and 32 times the longest line while that is parsed.
  */
 enum td_status trace_parse(const char *data, size_t size, struct trace **out, struct td_error *error_out);

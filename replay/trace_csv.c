@@ -135,7 +135,7 @@ static void get_session(struct trace_parser *p, const char *name, struct trace_r
     if (!*name)
         return;
     if (!json_object_get(p->sessions, name))
-        json_object_set_new(p->sessions, name, json_integer((json_int_t)json_object_size(p->sessions) + 1));
+        json_object_set_new_nocheck(p->sessions, name, json_integer((json_int_t)json_object_size(p->sessions) + 1));
     r->session = (uint64_t)json_integer_value(json_object_get(p->sessions, name));
 }
 

@@ -335,8 +335,8 @@ struct fit {
 };
 
 /*
- * A request continues another if it begins with most of what that one was: more than half of the prompt of whoever used its deepest
- * known block last, and more than one block (in some traces all share the first).
+ * A request continues another if it begins with all full blocks of that one's prompt, which is whoever used its deepest known block
+ * last, and with more than one block (in some traces all share the first). A system prompt alone is shorter than that.
  */
 static void fit_request(struct fit *f, uint64_t i, double *last_start_s)
 {
@@ -349,7 +349,7 @@ static void fit_request(struct fit *f, uint64_t i, double *last_start_s)
         by = f->last_user[node[n]];
     uint64_t matched = (uint64_t)n * f->t->block_tokens;
     double added = matched < r->n_prompt ? (double)(r->n_prompt - matched) : 1;
-    if (n > 1 && 2 * n > f->t->requests[by - 1].n_blocks) {
+    if (n > 1 && n >= f->t->requests[by - 1].n_prompt / f->t->block_tokens) {
         f->think[f->n_more] = at_s - (double)f->t->requests[by - 1].arrival_ns / NS_PER_S;
         f->more[f->n_more++] = added;
     } else {

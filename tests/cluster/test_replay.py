@@ -59,6 +59,17 @@ def test_replay_that_is_interrupted_reports_what_ran():
         r = json.loads(out)
         assert p.returncode == 0 and 2 <= r["sent"] < 100 and r["answered"] == r["sent"], (r, err)
         assert "in flight" in err or r["sent"] < 10, err
+        write_trace(path, 3, 1, n_output=6000)  # of 2 ms each
+        p = subprocess.Popen([TANDEM, "replay", path, "--router", c.router.address, "--json"], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True)
+        wait_until(lambda: c.status()["running"] == 3, 10, "all are under way")
+        p.send_signal(signal.SIGINT)
+        p.send_signal(signal.SIGINT)
+        while p.poll() is None:  # two signals at once may be one
+            p.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+        r = json.loads(p.communicate()[0])
+        assert (r["sent"], r["answered"], r["cut_short"] + r["failed"]) == (3, 0, 3) and r["duration"] < 8 * SLOW, r
         tandem("replay", "/nonexistent", "--router", c.router.address, code=1)
         bad = os.path.join(d, "bad.jsonl")
         with open(bad, "w") as f:
@@ -127,6 +138,56 @@ def test_replay_sends_a_step_when_the_one_before_has_ended():
 
 
 @test
+def test_compare_tells_a_slower_cluster_from_the_same_one():
+    with tempfile.TemporaryDirectory() as d:
+        path, a, b, slow, page = (os.path.join(d, n) for n in ("t.jsonl", "a.json", "b.json", "slow.json", "page.html"))
+        write_trace(path, 60, 40)
+        for out, prefill in ((a, "1000,10,0"), (b, "1000,10,0"), (slow, "1000,150,0")):
+            with Cluster(dummy=DIMS, prefill=1, decode=1, worker_args=[*SIM[:-4], "--sim-prefill", prefill, *SIM[-2:]]) as c:
+                replay(c.router.address, path, "--output", out, "--label", os.path.basename(out), "--ttft-ms", "60000")
+        r = json.loads(tandem("compare", a, slow, "--json", "--html", page).stdout)
+        rows = {row["name"]: row for row in r["rows"]}
+        assert r["paired"] and (r["a"], r["b"]) == (["a.json"], ["slow.json"]), r
+        assert rows["TTFT p50"]["verdict"] == "worse" and rows["TTFT p50"]["low"] > 0, rows["TTFT p50"]
+        assert "slow.json" in open(page).read()
+        r = json.loads(tandem("compare", a, b, "vs", slow, "--json").stdout)
+        assert len(r["a"]) == 2 and not r["paired"], r
+        assert "one run a side" in tandem("compare", a, b).stdout
+        tandem("compare", a, code=2)
+        with open(a) as f:
+            report = json.load(f)
+        report["requests"]["outcome"] = 7
+        with open(b, "w") as f:
+            json.dump(report, f)
+        assert "b.json: requests.outcome[0]" in tandem("compare", a, b, code=1).stderr
+
+
+@test
+def test_trace_command_makes_cuts_and_describes():
+    with tempfile.TemporaryDirectory() as d:
+        made, cut, fitted, azure = (os.path.join(d, n) for n in ("made.jsonl", "cut.jsonl", "fitted.jsonl", "azure.csv"))
+        tandem("trace", "synth", "--requests", "3000", "--rate", "5", "--turns", "3", "--system", "2", "--block-tokens", "64",
+               "--tenants", "2", "--output", made)
+        s = json.loads(tandem("trace", "stat", made, "--json", "--capacity", "100,100000").stdout)
+        assert (s["format"], s["requests"], s["tenants"], s["block_tokens"]) == ("tandem", 3000, 2, 64), s
+        assert 4.5 < s["rate"] < 5.5 and 0 < s["hits"][0]["full_blocks_only"]["lru"] < s["hits"][1]["full_blocks_only"]["lru"], s
+        assert abs(s["hits"][1]["with_partial_last_blocks"]["lru"] - s["ceiling_with_partial_last_blocks"]["block_share"]) < 1e-9
+        assert "tandem, 3000 requests" in tandem("trace", "stat", made).stdout
+        tandem("trace", "slice", made, "--from", "100", "--to", "200", "--tenant", "t1", "--rate", "2", "--output", cut)
+        c = json.loads(tandem("trace", "stat", cut, "--json").stdout)
+        assert 100 < c["requests"] < 400 and c["span_s"] < 50, c
+        tandem("trace", "synth", "--fit", made, "--requests", "3000", "--output", fitted)
+        f = json.loads(tandem("trace", "stat", fitted, "--json").stdout)
+        assert abs(f["prompt"]["p50"] / s["prompt"]["p50"] - 1) < 0.15 and abs(f["rate"] / s["rate"] - 1) < 0.25, (f, s)
+        tandem("trace", "convert", made, "--format", "azure", "--output", azure)
+        a = json.loads(tandem("trace", "stat", azure, "--json").stdout)
+        assert (a["format"], a["requests"], a["blocks"], a["input_tokens"]) == ("azure", 3000, 0, s["input_tokens"]), a
+        tandem("trace", "slice", made, "--from", "1000000", code=1)
+        tandem("trace", code=2)
+        tandem("trace", "stat", made, "--capacity", "x", code=2)
+
+
+@test
 def test_replay_finds_the_highest_rate():
     with tempfile.TemporaryDirectory() as d, Cluster(dummy=DIMS, prefill=1, decode=1, worker_args=SIM) as c:
         path = os.path.join(d, "trace.jsonl")
@@ -153,7 +214,11 @@ def test_replay_breaks_the_cluster_on_schedule():
 
         def pid_of(name):
             with open(os.path.join(run, "cluster.json")) as f:
-                return next(p["pid"] for p in json.load(f)["processes"] if p["name"] == name)
+                return next((p["pid"] for p in json.load(f)["processes"] if p["name"] == name), 0)
+
+        def names():
+            with open(os.path.join(run, "cluster.json")) as f:
+                return [p["name"] for p in json.load(f)["processes"]]
         before = pid_of("decode-1")
         bad = tandem("replay", path, "--router", router, "--run-dir", run, "--at", "1s:kill:decode-7", code=2)
         assert "no process 'decode-7'" in bad.stderr, bad.stderr
@@ -165,6 +230,14 @@ def test_replay_breaks_the_cluster_on_schedule():
         assert r["answered"] >= 35, r  # who lost its worker is planned anew
         assert [f["action"] for f in r["settings"]["faults"]] == ["slow", "kill", "cont"], r["settings"]
         wait_until(lambda: pid_of("decode-1") not in (0, before), 20, "decode-1 is started again")
+        out = tandem("replay", path, "--router", router, "--length-scale", "0.1", "--run-dir", run, "--json", "--at",
+                     "100ms:scale:decode=3,300ms:stop:decode-1,1500ms:cont:decode-1,9m:kill:router")
+        r = json.loads(out.stdout)
+        assert r["sent"] == 40 and r["answered"] >= 35 and "over before kill router" in out.stderr, (r, out.stderr)
+        wait_until(lambda: pid_of("decode-2") > 0, 20, "a third decode worker is there")
+        r = replay(router, path, "--length-scale", "0.1", "--run-dir", run, "--at", "500ms:drain:decode-2")
+        assert r["answered"] >= 35, r
+        wait_until(lambda: "decode-2" not in names() or not pid_of("decode-2"), 20, "decode-2 has ended")
         state = open(f"/proc/{pid_of('prefill-0')}/stat").read().rsplit(")", 1)[1].split()[0]
         assert state != "T", "prefill-0 goes on"
     finally:

@@ -14,7 +14,9 @@
 #include "proto/wire/block_header.h"
 #include "proto/wire/events.h"
 #include "proto/wire/store_msg.h"
-#include "replay/trace.h"
+#include "replay/compare.h"
+#include "replay/trace_make.h"
+#include "replay/trace_stat.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -140,22 +142,64 @@ static void template(const uint8_t *data, size_t size)
     template_close(t);
 }
 
+static void check_trace(const struct trace *t)
+{
+    for (uint64_t i = 0; i < t->n_requests; i++)
+        if (t->requests[i].first_block + t->requests[i].n_blocks > t->n_blocks || t->requests[i].follows > i ||
+            t->requests[i].tenant >= t->n_tenants || (i && t->requests[i].arrival_ns < t->requests[i - 1].arrival_ns))
+            abort();
+}
+
+/* Also what is made of it: written it must be read again. */
 static void trace(const uint8_t *data, size_t size)
 {
-    struct trace *t;
-    if (trace_parse((const char *)data, size, &t, NULL))
+    static const struct trace_change change = {.rate = 2, .length_scale = 0.5, .output_scale = 1, .prefix_scale = 1.5};
+    struct trace *t, *again;
+    struct trace_stat stat;
+    struct bytes text = {0};
+    char *plain;
+    size_t len;
+    if (trace_unpack((const char *)data, size, 1 << 20, &plain, &len, NULL))
         return;
-    for (uint64_t i = 0; i < t->n_requests; i++)
-        if (t->requests[i].first_block + t->requests[i].n_blocks > t->n_blocks ||
-            (i && t->requests[i].arrival_ns < t->requests[i - 1].arrival_ns))
+    if (!trace_parse(plain, len, &t, NULL)) {
+        check_trace(t);
+        trace_stat_of(t, &stat);
+        again = trace_changed(t, &change);
+        check_trace(again);
+        trace_close(again);
+        if (trace_write(t, TRACE_TANDEM, &text, NULL) || trace_parse(text.data, text.len, &again, NULL))
             abort();
-    trace_close(t);
+        if (again->n_requests != t->n_requests)
+            abort();
+        trace_close(again);
+        trace_close(t);
+    }
+    bytes_free(&text);
+    free(plain);
+}
+
+static void report(const uint8_t *data, size_t size)
+{
+    struct report_file *f, *again;
+    struct bytes text = {0};
+    if (report_parse((const char *)data, size, &f, NULL))
+        return;
+    const struct report_run *run = report_file_run(f);
+    (void)report_check(run, NULL);
+    report_json(run, true, &text);
+    if (report_parse(text.data, text.len, &again, NULL))
+        abort();
+    report_close(again);
+    report_table(run, &text);
+    report_html(&run, 1, &text);
+    bytes_free(&text);
+    report_close(f);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     void (*const all[])(const uint8_t *, size_t) = {events, store_msg, block,    layout, tensors,
-                                                    config, tokenizer, template, trace};
+                                                    config, tokenizer, template, trace,  report};
     (void)all; /* each program uses one */
     TARGET(data, size);
     return 0;

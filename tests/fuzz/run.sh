@@ -5,21 +5,21 @@ export UBSAN_OPTIONS=halt_on_error=1
 cd "$(dirname "$0")/../.."
 runs="${1:-10000000}"
 build="${TANDEM_BUILD:-build}-fuzz"
-[ -d "$build" ] || CC=clang meson setup "$build" -Dfuzz=true -Dtests=false -Db_sanitize=address,undefined -Db_lundef=false \
-  -Dc_args=-fsanitize=fuzzer-no-link \
-  -Dwerror=false >/dev/null
-targets=(events store_msg block codec layout transfer tensors config tokenizer template trace)
+[ -d "$build" ] || CC=clang CFLAGS=-fsanitize=fuzzer-no-link meson setup "$build" -Dfuzz=true -Dtests=false \
+  -Db_sanitize=address,undefined -Db_lundef=false -Dwerror=false >/dev/null
+targets=(events store_msg block codec layout transfer tensors config tokenizer template trace report)
 ninja -C "$build" "${targets[@]/#/tests/fuzz/fuzz_}" >"$build/build.log" 2>&1 || { tail -20 "$build/build.log"; exit 1; }
 failed=0
 for t in "${targets[@]}"; do
   n=$runs
-  case "$t" in tensors|config|tokenizer|template|trace) n=$((runs / 10)) ;; esac
+  case "$t" in tensors|config|tokenizer|template|trace|report) n=$((runs / 10)) ;; esac
   mkdir -p "$build/corpus/$t"
+  seeds=(tests/fuzz/seeds/"$t") # what to begin with, where the tree has it
+  [ -d "${seeds[0]}" ] || seeds=()
   if [ "$t" = config ]; then
     for f in tests/model/golden/*/config.json; do cp "$f" "$build/corpus/$t/$(basename "$(dirname "$f")")"; done
   fi
-  seeds="tests/fuzz/corpus/$t" # what to begin with, where the tree has it
-  if "$build/tests/fuzz/fuzz_$t" -runs="$n" -max_len=4096 -close_fd_mask=3 "$build/corpus/$t" $([ -d "$seeds" ] && echo "$seeds") 2>"$build/$t.log"; then
+  if "$build/tests/fuzz/fuzz_$t" -runs="$n" -max_len=4096 -close_fd_mask=3 "$build/corpus/$t" "${seeds[@]}" 2>"$build/$t.log"; then
     echo "ok fuzz_$t $n runs"
   else
     echo "not ok fuzz_$t"; tail -20 "$build/$t.log"; failed=1

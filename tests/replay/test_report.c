@@ -71,7 +71,7 @@ static struct report_run hand_made(void)
     return (struct report_run){.kind = "replay",
                                .label = "by hand",
                                .trace = "none.jsonl",
-                               .settings = "{\"seed\":1}",
+                               .settings = "{\"x\":\"</script>\"}",
                                .ttft_slo_ms = 100,
                                .tpot_slo_ms = 10,
                                .rate = 1,
@@ -116,6 +116,16 @@ START_TEST(test_report_statistics_are_those_of_numpy)
     s = report_stats_of(values, 1);
     near(s.p99, 3);
     near(s.std, 0);
+}
+END_TEST
+
+START_TEST(test_report_statistics_order_what_is_negative_and_what_is_tiny)
+{
+    double values[] = {1e300, -0.0, 3e-310, -1e-300, -7, 0, 1e-5, -1e300, 2};
+    struct report_stats s = report_stats_of(values, 9);
+    for (int i = 1; i < 9; i++)
+        ck_assert_double_ge(values[i], values[i - 1]);
+    ck_assert(s.min <= -1e300 && s.max >= 1e300 && !(fabs(s.p50) > 0));
 }
 END_TEST
 
@@ -365,6 +375,7 @@ int main(void)
     TCase *c = tcase_create("report");
     tcase_set_timeout(c, 60);
     tcase_add_test(c, test_report_statistics_are_those_of_numpy);
+    tcase_add_test(c, test_report_statistics_order_what_is_negative_and_what_is_tiny);
     tcase_add_test(c, test_report_summary_is_what_a_hand_computes);
     tcase_add_test(c, test_report_goodput_by_its_definitions_differs);
     tcase_add_test(c, test_report_check_finds_each_broken_identity);

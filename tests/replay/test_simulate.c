@@ -3,91 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/mem.h"
-#include "base/random.h"
-#include "replay/simulate.h"
-#include "tests/tap.h"
-
-enum { BLOCK = 512 };
-
-/* ------------------------------------------------------------- made traces */
-
-struct maker {
-    struct trace trace;
-    uint64_t cap_requests, cap_blocks, next_id;
-};
-
-static void add(struct maker *m, double at_ms, uint32_t n_prompt, uint32_t n_output, uint64_t chain, uint32_t n_shared)
-{
-    struct trace *t = &m->trace;
-    uint32_t n_blocks = (n_prompt + BLOCK - 1) / BLOCK;
-    if (t->n_requests == m->cap_requests) {
-        m->cap_requests = m->cap_requests * 2 + 64;
-        t->requests = mem_resize(t->requests, m->cap_requests, sizeof(*t->requests));
-    }
-    if (t->n_blocks + n_blocks > m->cap_blocks) {
-        m->cap_blocks = m->cap_blocks * 2 + n_blocks;
-        t->blocks = mem_resize(t->blocks, m->cap_blocks, sizeof(*t->blocks));
-    }
-    t->requests[t->n_requests++] =
-        (struct trace_request){(uint64_t)(at_ms * 1e6), n_prompt, n_output, n_blocks, t->n_blocks};
-    for (uint32_t i = 0; i < n_blocks; i++) /* an id names its whole prefix: those of a chain are its own */
-        t->blocks[t->n_blocks++] = i < n_shared ? chain << 32 | i : 1ull << 62 | m->next_id++;
-}
-
-static void maker_fini(struct maker *m)
-{
-    free(m->trace.requests);
-    free(m->trace.blocks);
-}
-
-static double uniform(uint64_t i, uint64_t what)
-{
-    return random_unit(random_at(7, i, what));
-}
-
-static double exponential(double mean, uint64_t i, uint64_t what)
-{
-    return -mean * log(1 - uniform(i, what));
-}
-
-static double log_uniform(double low, double high, uint64_t i, uint64_t what)
-{
-    return low * exp(uniform(i, what) * log(high / low));
-}
-
-/* Conversations: prompts of 0.5 to 20 thousand tokens, half of them with one of 40 prefixes; a mean of gap_ms apart. */
-static void make_mixed(struct maker *m, uint32_t n, double gap_ms)
-{
-    double at = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t n_prompt = (uint32_t)log_uniform(500, 20000, i, 1), chain = (uint32_t)(uniform(i, 2) * 80);
-        uint32_t shared = chain < 40 ? n_prompt / BLOCK * 2 / 3 : 0;
-        add(m, at, n_prompt, 1 + (uint32_t)log_uniform(20, 600, i, 3), chain + 1, shared);
-        at += exponential(gap_ms, i, 4);
-    }
-}
-
-static struct simulate_config config_of(uint32_t n_prefill, uint32_t n_decode)
-{
-    struct simulate_config c = {.n_prefill = n_prefill,
-                                .n_decode = n_decode,
-                                .chunk_tokens = 4096,
-                                .max_batch = 256,
-                                .n_pages = 1600,
-                                .max_context = 131072,
-                                .block_tokens = BLOCK,
-                                .profile_error = 1,
-                                .link_ms = 1,
-                                .link_ms_per_token = 0.003,
-                                .rate = 1,
-                                .ttft_ms = 1000,
-                                .tpot_ms = 30,
-                                .seed = 1};
-    ck_assert_int_eq(cost_profile_parse("3526,18.5,0.000535:5228,0.0293,8.088", &c.cost, NULL), TD_OK);
-    return c;
-}
+#include "tests/replay/simulate_made.h"
 
 static double goodput(const struct simulate_config *c, const struct simulate_result *r)
 {
@@ -109,7 +25,7 @@ static double busy_share(const struct simulate_result *r, uint32_t from, uint32_
 {
     double sum = 0;
     for (uint32_t w = from; w < to; w++)
-        sum += r->busy_ms[w] / r->duration_ms;
+        sum += r->workers[w].busy_ms / r->duration_ms;
     return sum / (to - from);
 }
 
@@ -127,7 +43,8 @@ START_TEST(test_simulate_gives_the_same_result_twice)
     simulate_run(&m.trace, &c, &a);
     simulate_run(&m.trace, &c, &b);
     ck_assert(a.n_refused == b.n_refused && a.duration_ms == b.duration_ms && a.n_late_refused == b.n_late_refused);
-    ck_assert_mem_eq(a.busy_ms, b.busy_ms, a.n_workers * sizeof(double));
+    for (uint32_t w = 0; w < a.n_workers; w++)
+        ck_assert(a.workers[w].busy_ms == b.workers[w].busy_ms && a.workers[w].prefill_ms == b.workers[w].prefill_ms);
     for (uint64_t i = 0; i < a.n_requests; i++) {
         const struct simulated *p = &a.requests[i], *q = &b.requests[i];
         if (p->refused != q->refused || p->ttft_ms != q->ttft_ms || p->tpot_ms != q->tpot_ms ||
@@ -189,8 +106,8 @@ START_TEST(test_simulate_keeps_the_identities_of_queues)
     ck_assert_int_eq(there, 0);
     ck_assert(fabs(area / sojourn - 1) < 1e-9); /* Little: what is there over time is what each stays */
     for (uint32_t w = 0; w < r.n_workers; w++) {
-        busy += r.busy_ms[w];
-        ck_assert(r.busy_ms[w] <= r.duration_ms * (1 + 1e-9));
+        busy += r.workers[w].busy_ms;
+        ck_assert(r.workers[w].busy_ms <= r.duration_ms * (1 + 1e-9));
     }
     ck_assert_msg(busy > work, "%f ms of work in %f", work, busy);
     free(edges);
@@ -209,9 +126,9 @@ START_TEST(test_simulate_a_lone_request_takes_what_the_model_says)
     simulate_run(&m.trace, &c, &r);
     const struct simulated *q = &r.requests[0];
     const double *p = c.cost.prefill, *d = c.cost.decode;
-    double prefill = p[0] + 4000 * p[1] + 4000.0 * 4000 * p[2], link = c.link_ms + 4000 * c.link_ms_per_token;
+    double prefill = p[0] + 4000 * p[1] + 4000.0 * 4000 * p[2], link = c.link_ms + 1000 * 131072 / 40e6;
     ck_assert_msg(fabs(q->ttft_ms - prefill) < 1e-3, "%f %f", q->ttft_ms, prefill);
-    double steps = 10 * (d[0] + d[2]) + d[1] * (10 * 4001 + 45);
+    double steps = 10 * (d[0] + d[2]) + d[1] * (10 * 4000 + 45);
     ck_assert_msg(fabs(q->end_ms - prefill - link - steps) < 0.1, "%f %f", q->end_ms, prefill + link + steps);
     simulate_result_fini(&r);
     maker_fini(&m);
@@ -472,7 +389,10 @@ static void measure_spread(const struct trace *t, const struct simulate_config *
     for (uint64_t i = 0; i < r->n_requests; i++)
         served[r->requests[i].prefill] += t->requests[i].n_prompt;
     spread_out[0] = busy_share(r, 0, c->n_prefill) > 0.01 ? ratio(served, c->n_prefill) : 1;
-    spread_out[1] = ratio(r->busy_ms + c->n_prefill, c->n_decode);
+    double busy[64];
+    for (uint32_t w = 0; w < c->n_decode; w++)
+        busy[w] = r->workers[c->n_prefill + w].busy_ms;
+    spread_out[1] = ratio(busy, c->n_decode);
     free(served);
 }
 

@@ -273,6 +273,7 @@ static const struct {
     {AZURE "2023-11-16 18:15:46.,1,2", "line 2: TIMESTAMP"},
     {AZURE "2023-11-16T18:15:46,1,2", "line 2: TIMESTAMP"},
     {"TIMESTAMP,Context\n", "line 1"},
+    {AZURE "2023-11-16 18:15:46,1,2\n2123-11-16 18:15:46,1,2\n", "30 years"},
     {AZURE "2024-05-10 00:00:00+01:00,1,2", "line 2: TIMESTAMP"},
     {"Timestamp,Model,Request tokens,Response tokens\nx,a,1,2\n", "line 2: Timestamp"},
     {"Timestamp,Model,Request tokens,Response tokens\n1,a,1.5,2\n", "line 2: Request tokens"},

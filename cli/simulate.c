@@ -1,0 +1,418 @@
+/*
+ * tandem simulate: a trace against a cluster in virtual time (replay/simulate.h), reported as tandem replay reports a live one.
+ *
+ * Defaults are a cluster of H200 with Llama-3.1-8B. docs/simulate.md has what is modelled, and what isn't.
+ */
+#include "cli/simulate.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_TRACE_BYTES = 1 << 30, TICKS = 120, KEEP_TOKENS = 50000 /* requests; more take too much memory */ };
+
+#define AT(member) offsetof(struct simulate_options, member)
+const struct option SIMULATE_TABLE[] = {
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Cluster"},
+    {"prefill", OPT_INT, AT(prefill), "8", NULL, 0, SCHEDULER_MAX_WORKERS,
+     "prefill workers; 0: every worker does both"},
+    {"decode", OPT_INT, AT(decode), "8", NULL, 1, SCHEDULER_MAX_WORKERS, "decode workers"},
+    {"profile", OPT_STRING, AT(profile), "h200-8b", "P", 0, 0,
+     "a worker: " PROFILE_NAMES "; A,B,C:A,B,C in us (as --sim-prefill and --sim-decode of a worker); FILE[:WORD,...]"},
+    {"decode-profile", OPT_STRING, AT(decode_profile), NULL, "P", 0, 0,
+     "decode workers, where they are other machines"},
+    {"chunk-tokens", OPT_INT, AT(chunk_tokens), "4096", NULL, 1, 1 << 20,
+     "most prompt tokens of one sequence in a step"},
+    {"max-rows", OPT_INT, AT(max_rows), "0", NULL, 0, 1 << 20, "tokens of one step; 0: a chunk, and what decodes"},
+    {"max-batch", OPT_INT, AT(max_batch), "256", NULL, 1, 65536, "sequences computed together"},
+    {"page-tokens", OPT_INT, AT(page_tokens), "16", NULL, 1, 65536, "of a KV page; divides --block-tokens"},
+    {"pages", OPT_INT, AT(pages), "0", NULL, 0, 4e9, "KV pages of a worker; 0: what --pool-bytes hold"},
+    {"pool-bytes", OPT_BYTES, AT(pool_bytes), "0", NULL, 0, 1e15, "memory for KV pages; 0: as the profile says"},
+    {"kv-bytes", OPT_DOUBLE, AT(kv_bytes), "0", "BYTES", 0, 1e9, "of a token; 0: as the profile says"},
+    {"max-context", OPT_INT, AT(max_context), "0", NULL, 0, 1 << 30, "prompt and answer; 0: what the trace needs"},
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Network and stores"},
+    {"port-gb-s", OPT_DOUBLE, AT(port_gb_s), "50", "X", 0, 1e6,
+     "of each worker and store, each way, 1e9 bytes a second"},
+    {"link-ms", OPT_DOUBLE, AT(link_ms), "1", "X", 0, 1e6, "of a transfer, beyond its bytes"},
+    {"rpc-ms", OPT_DOUBLE, AT(rpc_ms), "0", "X", 0, 1e6, "a message between router and worker"},
+    {"stores", OPT_INT, AT(stores), "0", NULL, 0, 512, "KV stores"},
+    {"store-dram", OPT_BYTES, AT(store_dram), "256G", NULL, 0, 1e15, "memory of each"},
+    {"store-ssd", OPT_BYTES, AT(store_ssd), "0", NULL, 0, 1e16, "disk of each"},
+    {"store-ssd-gb-s", OPT_DOUBLE, AT(store_ssd_gb_s), "6", "X", 0, 1e6, "reading from the disk of each"},
+    {"peers", OPT_BOOL, AT(peers), NULL, NULL, 0, 0, "prefixes are fetched from other prefill workers, too"},
+    {"eviction", OPT_CHOICE, AT(eviction), "tandem", EVICTION_NAMES, 0, 0, "what stores give up first"},
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Decisions"},
+    {"policy", OPT_CHOICE, AT(policy), "tandem", POLICY_NAMES, 0, 0, "where requests go"},
+    {"order", OPT_CHOICE, AT(order), "tandem", ORDER_NAMES, 0, 0, "of the queue"},
+    {"plan", OPT_CHOICE, AT(plan), "auto", "auto|split|aggregated", 0, 0, "of the tandem policy: only such plans"},
+    {"prefix", OPT_CHOICE, AT(prefix), "auto", "auto|load|compute", 0, 0,
+     "what stores have: whichever is faster, or always the one"},
+    {"ttft-ms", OPT_MS, AT(ttft_ms), "0", NULL, 0, 3.6e6, "limit asked for; 0: none"},
+    {"tpot-ms", OPT_MS, AT(tpot_ms), "0", NULL, 0, 3.6e6, "limit asked for; 0: none"},
+    {"max-tokens", OPT_INT, AT(max_tokens), "0", NULL, 0, 1 << 30,
+     "that requests ask for at most; 0: as many as will come, so that their length is known"},
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "What goes wrong"},
+    {"noise", OPT_DOUBLE, AT(noise), "0", "SIGMA", 0, 2, "of a log-normal factor on the time of each step"},
+    {"profile-error", OPT_DOUBLE, AT(profile_error), "1", "X", 1e-3, 1e3,
+     "the scheduler starts with coefficients X times too large"},
+    {"length-error", OPT_DOUBLE, AT(length_error), "1", "X", 1e-3, 1e3,
+     "the scheduler learns that answers are X times as long"},
+    {"fail", OPT_STRING, AT(fail), NULL, "LIST", 0, 0,
+     "decode-3@120s,prefill-1@60s+30s: it dies then; +: back after so long, empty"},
+    {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, 0, 3.6e6, "until a dead worker is known to be dead"},
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Load"},
+    {"rate", OPT_DOUBLE, AT(rate), "1", "X", 1e-6, 1e6, "so many times faster than the trace"},
+    {"requests", OPT_INT, AT(requests), "0", NULL, 0, 1e12, "the first so many; 0: all"},
+    {"block-tokens", OPT_INT, AT(block_tokens), "0", NULL, 0, 1 << 20,
+     "of a block id in the trace; 0: as its format says"},
+    {"retry-share", OPT_DOUBLE, AT(retry_share), "0", "X", 0, 1,
+     "of refused requests that come back once, when told to"},
+    {"seed", OPT_INT, AT(seed), "1", NULL, 0, 1e18, "of noise and retries"},
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Power"},
+    {"watts", OPT_STRING, AT(watts), NULL, "I,P,D", 0, 0,
+     "of a worker that is idle, prefills, decodes; default: the profile's"},
+    {"price", OPT_DOUBLE, AT(price), "0", "X", 0, 1e9, "of a worker and hour; 0: as the profile says"},
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Report"},
+    {"sweep", OPT_STRING, AT(sweep), NULL, "LIST", 0, 0,
+     "prefill=4..12,policy=tandem|random,rate=1..2:0.5: every combination; any option above"},
+    {"jobs", OPT_INT, AT(jobs), "0", NULL, 0, 1024, "points of a sweep at a time; 0: one for each CPU"},
+    {"label", OPT_STRING, AT(label), NULL, "TEXT", 0, 0, "the run's name in comparisons"},
+    {"output", OPT_STRING, AT(output), NULL, "FILE", 0, 0, "the report, with every request, as JSON"},
+    {"html", OPT_STRING, AT(html), NULL, "FILE", 0, 0, "the report as one page"},
+    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "one JSON object on stdout"},
+    {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
+};
+
+/* ------------------------------------------------------------ configuration */
+
+/* Index of a name in "a|b|c"; the option table has checked it. */
+static int choice(const char *names, const char *name)
+{
+    size_t len = strlen(name);
+    for (int i = 0; *names; i++) {
+        size_t n = strcspn(names, "|");
+        if (n == len && !strncmp(names, name, n))
+            return i;
+        names += n + (names[n] == '|');
+    }
+    return 0;
+}
+
+static bool seconds(const char *text, char **end, double *ms_out)
+{
+    double value = strtod(text, end);
+    bool is_ms = !strncmp(*end, "ms", 2);
+    if (*end == text || !(value >= 0) || value > 1e9)
+        return false;
+    *end += is_ms ? 2 : **end == 's';
+    *ms_out = is_ms ? value : value * 1000;
+    return true;
+}
+
+static bool one_fault(const struct simulate_options *o, char *text, struct simulate_fault *out)
+{
+    bool prefill = !strncmp(text, "prefill-", 8), decode = !strncmp(text, "decode-", 7);
+    char *end;
+    unsigned long n = prefill || decode ? strtoul(text + (prefill ? 8 : 7), &end, 10) : 0;
+    *out = (struct simulate_fault){.back_ms = INFINITY};
+    if (!n || n > (unsigned long)(prefill ? o->prefill : o->decode) || *end != '@' ||
+        !seconds(end + 1, &end, &out->at_ms))
+        return false;
+    if (*end == '+') {
+        if (!seconds(end + 1, &end, &out->back_ms))
+            return false;
+        out->back_ms += out->at_ms;
+    }
+    out->worker = (uint32_t)(n - 1 + (prefill ? 0 : (unsigned long)o->prefill));
+    return !*end;
+}
+
+static enum td_status parse_faults(struct simulate_point *p, struct td_error *e)
+{
+    char *copy = mem_strdup(p->o.fail ? p->o.fail : ""), *state = NULL;
+    enum td_status s = TD_OK;
+    for (char *t = strtok_r(copy, ",", &state); t && !s; t = strtok_r(NULL, ",", &state)) {
+        if (p->config.n_faults == SIMULATE_FAULTS)
+            s = td_fail(e, TD_ERR_INVALID, "--fail: more than %d", SIMULATE_FAULTS);
+        else if (!one_fault(&p->o, t, &p->faults[p->config.n_faults++]))
+            s = td_fail(e, TD_ERR_INVALID, "--fail '%s': expected ROLE-N@TIME[+TIME], a worker that there is", t);
+    }
+    free(copy);
+    p->config.faults = p->faults;
+    return s;
+}
+
+static enum td_status read_power(struct simulate_point *p, struct td_error *e)
+{
+    double w[3];
+    int end = 0;
+    for (int i = 0; i < 2; i++)
+        p->power[i] = (struct simulate_power){p->profiles[i].idle_w, p->profiles[i].prefill_w, p->profiles[i].decode_w};
+    if (!p->o.watts)
+        return TD_OK;
+    if (sscanf(p->o.watts, "%lf,%lf,%lf%n", &w[0], &w[1], &w[2], &end) != 3 || p->o.watts[end] || !(w[0] >= 0) ||
+        !(w[1] >= 0) || !(w[2] >= 0))
+        return td_fail(e, TD_ERR_INVALID, "--watts %s: expected IDLE,PREFILL,DECODE", p->o.watts);
+    p->power[0] = p->power[1] = (struct simulate_power){w[0], w[1], w[2]};
+    return TD_OK;
+}
+
+static enum td_status read_profiles(struct simulate_point *p, struct td_error *e)
+{
+    enum td_status s = profile_read(p->o.profile, &p->profiles[0], e);
+    p->profiles[1] = p->profiles[0];
+    if (!s && p->o.decode_profile)
+        s = profile_read(p->o.decode_profile, &p->profiles[1], e);
+    return s;
+}
+
+static uint32_t longest(const struct trace *t)
+{
+    uint32_t most = 0;
+    for (uint64_t i = 0; i < t->n_requests; i++) {
+        uint32_t n = t->requests[i].n_prompt + t->requests[i].n_output + 1;
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+static enum td_status set_memory(struct simulate_point *p, const struct trace *trace, struct td_error *e)
+{
+    const struct simulate_options *o = &p->o;
+    struct simulate_config *c = &p->config;
+    double kv = o->kv_bytes > 0 ? o->kv_bytes : p->profiles[0].kv_bytes_per_token;
+    double pool = o->pool_bytes ? (double)o->pool_bytes : p->profiles[0].pool_bytes;
+    if (!(kv > 0)) /* the profile doesn't say */
+        kv = 131072;
+    if (!(pool > 0))
+        pool = 114e9;
+    c->kv_bytes_per_token = kv;
+    c->block_tokens = o->block_tokens ? (uint32_t)o->block_tokens : trace->block_tokens;
+    c->page_tokens = (uint32_t)o->page_tokens;
+    if (c->block_tokens % c->page_tokens)
+        return td_fail(e, TD_ERR_INVALID, "--page-tokens %u does not divide blocks of %u tokens", c->page_tokens,
+                       c->block_tokens);
+    c->n_pages = o->pages ? (uint32_t)o->pages : (uint32_t)(pool / kv / c->page_tokens);
+    c->max_context = o->max_context ? (uint32_t)o->max_context : longest(trace) + c->max_tokens;
+    return c->n_pages ? TD_OK : td_fail(e, TD_ERR_INVALID, "--pool-bytes %.0f hold no page", pool);
+}
+
+static void set_rest(struct simulate_config *c, const struct simulate_options *o)
+{
+    *c = (struct simulate_config){
+        .n_prefill = (uint32_t)o->prefill,
+        .n_decode = (uint32_t)o->decode,
+        .chunk_tokens = (uint32_t)o->chunk_tokens,
+        .max_batch = (uint32_t)o->max_batch,
+        .max_rows = (uint32_t)o->max_rows,
+        .profile_error = o->profile_error,
+        .noise = o->noise,
+        .port_gb_s = o->port_gb_s,
+        .link_ms = o->link_ms,
+        .rpc_ms = o->rpc_ms,
+        .stores = {.n = (uint32_t)o->stores,
+                   .eviction = (enum eviction_policy)choice(EVICTION_NAMES, o->eviction),
+                   .dram_bytes = (double)o->store_dram,
+                   .ssd_bytes = (double)o->store_ssd,
+                   .port_gb_s = o->port_gb_s,
+                   .ssd_gb_s = o->store_ssd_gb_s},
+        .peers = o->peers,
+        .rate = o->rate,
+        .ttft_ms = (double)o->ttft_ms,
+        .tpot_ms = (double)o->tpot_ms,
+        .policy = (enum policy)choice(POLICY_NAMES, o->policy),
+        .order = (enum order)choice(ORDER_NAMES, o->order),
+        .force = (enum plan_force)choice("auto|split|aggregated", o->plan),
+        .prefix = (enum prefix_rule)choice("auto|load|compute", o->prefix),
+        .max_tokens = (uint32_t)o->max_tokens,
+        .length_error = o->length_error,
+        .retry_share = o->retry_share,
+        .silence_ms = (double)o->silence_ms,
+        .seed = (uint64_t)o->seed,
+        .n_requests = (uint64_t)o->requests,
+    };
+}
+
+enum td_status simulate_point_init(struct simulate_point *p, const struct trace *trace, struct td_error *e)
+{
+    struct simulate_config *c = &p->config;
+    uint64_t n =
+        p->o.requests && (uint64_t)p->o.requests < trace->n_requests ? (uint64_t)p->o.requests : trace->n_requests;
+    enum td_status s = read_profiles(p, e);
+    if (s)
+        return s;
+    if (p->o.prefill + p->o.decode > SCHEDULER_MAX_WORKERS)
+        return td_fail(e, TD_ERR_INVALID, "--prefill and --decode: more than %d workers", SCHEDULER_MAX_WORKERS);
+    if (p->o.plan[0] == 's' && !p->o.prefill)
+        return td_fail(e, TD_ERR_INVALID, "--plan split needs prefill workers");
+    set_rest(c, &p->o);
+    c->cost = p->profiles[0].cost;
+    c->decode_cost = p->o.decode_profile ? &p->profiles[1].cost : NULL;
+    c->keep_tokens = n <= KEEP_TOKENS && (p->o.json || p->o.output || p->o.html);
+    if (n)
+        c->load_tick_ms = fmax((double)trace->requests[n - 1].arrival_ns * 1e-6 / c->rate / TICKS, 1);
+    s = set_memory(p, trace, e);
+    if (!s)
+        s = parse_faults(p, e);
+    return s ? s : read_power(p, e);
+}
+
+/* --------------------------------------------------------------------- run */
+
+static char *settings_of(const struct simulate_point *p)
+{
+    const struct simulate_options *o = &p->o;
+    const struct simulate_config *c = &p->config;
+    const double *a = c->cost.prefill, *d = (c->decode_cost ? c->decode_cost : &c->cost)->decode;
+    json_t *s = json_pack(
+        "{s:I,s:I,s:s,s:s,s:s,s:s,s:f,s:f,s:f,s:f,s:I,s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:f,s:f,s:I,s:I,s:I,s:s,s:f,s:I}",
+        "prefill", (json_int_t)o->prefill, "decode", (json_int_t)o->decode, "policy", o->policy, "order", o->order,
+        "plan", o->plan, "profile", o->profile, "rate", o->rate, "noise", o->noise, "profile_error", o->profile_error,
+        "length_error", o->length_error, "chunk_tokens", (json_int_t)c->chunk_tokens, "max_batch",
+        (json_int_t)c->max_batch, "page_tokens", (json_int_t)c->page_tokens, "pages", (json_int_t)c->n_pages,
+        "max_tokens", (json_int_t)c->max_tokens, "block_tokens", (json_int_t)c->block_tokens, "kv_bytes_per_token",
+        c->kv_bytes_per_token, "port_gb_s", c->port_gb_s, "link_ms", c->link_ms, "rpc_ms", c->rpc_ms, "stores",
+        (json_int_t)o->stores, "store_dram", (json_int_t)o->store_dram, "store_ssd", (json_int_t)o->store_ssd,
+        "eviction", o->eviction, "retry_share", o->retry_share, "seed", (json_int_t)o->seed);
+    json_object_set_new(s, "prefill_us", json_pack("[f,f,f]", a[0] * 1e3, a[1] * 1e3, a[2] * 1e3));
+    json_object_set_new(s, "decode_us", json_pack("[f,f,f]", d[0] * 1e3, d[1] * 1e3, d[2] * 1e3));
+    if (o->fail)
+        json_object_set_new(s, "fail", json_string(o->fail));
+    char *text = json_dumps(s, JSON_COMPACT | JSON_REAL_PRECISION(10));
+    json_decref(s);
+    return text;
+}
+
+void simulate_point_run(struct simulate_point *p, const struct trace *trace, const char *trace_name)
+{
+    bool powered = p->power[0].prefill > 0 || p->power[1].decode > 0;
+    simulate_run(trace, &p->config, &p->result);
+    simulate_report_init(&p->report, trace, &p->config, &p->result, powered ? p->power : NULL);
+    if (p->o.label)
+        snprintf(p->label, sizeof(p->label), "%s", p->o.label);
+    else
+        snprintf(p->label, sizeof(p->label), "%u+%u %s", p->config.n_prefill, p->config.n_decode, p->o.policy);
+    p->report.run.label = p->label;
+    p->report.run.trace = trace_name;
+    p->report.run.settings = p->settings = settings_of(p);
+}
+
+void simulate_point_fini(struct simulate_point *p)
+{
+    simulate_report_fini(&p->report);
+    simulate_result_fini(&p->result);
+    free(p->settings);
+    free(p->overrides);
+}
+
+bool simulate_write_file(const char *path, const struct bytes *text)
+{
+    FILE *f = fopen(path, "wb");
+    bool ok = f && fwrite(text->data, 1, text->len, f) == text->len;
+    if (f)
+        ok = !fclose(f) && ok;
+    if (!ok)
+        cli_fail("simulate", "%s: can't be written", path);
+    return ok;
+}
+
+/* What a live run does not know. */
+static void print_more(const struct simulate_point *p)
+{
+    const struct simulate_result *r = &p->result;
+    const struct report_run *run = &p->report.run;
+    double joules = 0, tokens = 0, price = p->o.price > 0 ? p->o.price : p->profiles[0].price_per_hour;
+    double price_decode = p->o.price > 0 || !p->o.decode_profile ? price : p->profiles[1].price_per_hour;
+    uint64_t preempted = 0, replans = 0;
+    for (uint32_t w = 0; w < run->n_workers; w++)
+        joules += run->workers[w].joules;
+    for (uint64_t i = 0; i < r->n_requests; i++) {
+        tokens += r->requests[i].refused ? 0 : r->requests[i].n_output;
+        preempted += r->requests[i].n_preempted;
+        replans += r->requests[i].n_replans;
+    }
+    double hours = run->duration_ms / 3.6e6;
+    double cost = (p->config.n_prefill * price + p->config.n_decode * price_decode) * hours;
+    if (isfinite(joules) && tokens > 0)
+        printf("power          %.1f kW on average, %.2f J a token\n", joules / fmax(run->duration_ms, 1e-9),
+               joules / tokens);
+    if (cost > 0 && tokens > 0)
+        printf("cost           %.2f in all, %.3f per million tokens\n", cost, cost / tokens * 1e6);
+    printf("moved          %.1f GB between workers, %.1f GB from stores; %" PRIu64 " preempted, %" PRIu64
+           " planned anew; %" PRIu64 " steps\n",
+           r->bytes_moved * 1e-9, r->bytes_loaded * 1e-9, preempted, replans, r->n_steps);
+}
+
+static int write_report(const struct simulate_point *p)
+{
+    const struct report_run *run = &p->report.run;
+    struct bytes text = {0};
+    bool ok = true;
+    if (p->o.json)
+        report_json(run, false, &text);
+    else
+        report_table(run, &text);
+    fwrite(text.data, 1, text.len, stdout);
+    if (!p->o.json)
+        print_more(p);
+    fflush(stdout);
+    if (p->o.output) {
+        bytes_clear(&text);
+        report_json(run, true, &text);
+        ok = simulate_write_file(p->o.output, &text) && ok;
+    }
+    if (p->o.html) {
+        bytes_clear(&text);
+        report_html((const struct report_run *const[]){run}, 1, &text);
+        ok = simulate_write_file(p->o.html, &text) && ok;
+    }
+    bytes_free(&text);
+    if (!run->valid)
+        ok = !cli_fail("simulate", "the run contradicts itself: %s", run->why_invalid);
+    return ok ? 0 : 1;
+}
+
+static int run_one(const struct simulate_options *o, const struct trace *trace, const char *name)
+{
+    struct td_error e = {{0}};
+    struct simulate_point *p = mem_zalloc(sizeof(*p));
+    int code = 2;
+    p->o = *o;
+    if (simulate_point_init(p, trace, &e)) {
+        cli_fail("simulate", "%s", e.text);
+    } else {
+        simulate_point_run(p, trace, name);
+        code = write_report(p);
+    }
+    simulate_point_fini(p);
+    free(p);
+    return code;
+}
+
+int cli_simulate(int argc, char **argv)
+{
+    struct simulate_options o = {.prefill = 0};
+    struct td_error e = {{0}};
+    struct trace *trace = NULL;
+    const char **rest = mem_array((size_t)argc, sizeof(*rest)), *path, *slash;
+    int code, n_rest;
+    bool go = cli_options("simulate", "TRACE [options]", "Runs a trace against a cluster in virtual time.",
+                          SIMULATE_TABLE, argc, argv, &o, rest, &n_rest, &code);
+    path = go && n_rest == 1 ? rest[0] : NULL;
+    free(rest);
+    if (!go)
+        return code;
+    if (!path) {
+        cli_fail("simulate", "give one trace");
+        return 2;
+    }
+    if (trace_read(path, MAX_TRACE_BYTES, &trace, &e))
+        return cli_fail("simulate", "%s", e.text);
+    slash = strrchr(path, '/');
+    path = slash ? slash + 1 : path;
+    code = o.sweep ? simulate_sweep(trace, path, &o, argc, argv) : run_one(&o, trace, path);
+    trace_close(trace);
+    return code;
+}

@@ -1,0 +1,42 @@
+/* tandem simulate: what its parts share. One point is one set of options, made into a configuration, run and reported. */
+#pragma once
+
+#include "cli/cli.h"
+#include "replay/profile.h"
+#include "replay/simulate_report.h"
+
+enum { SIMULATE_FAULTS = 64 };
+
+struct simulate_options {
+    int64_t prefill, decode, requests, ttft_ms, tpot_ms, chunk_tokens, max_rows, max_batch, page_tokens, block_tokens,
+        pages, pool_bytes, max_context, max_tokens, silence_ms, stores, store_dram, store_ssd, seed, jobs;
+    const char *profile, *decode_profile, *policy, *order, *plan, *prefix, *eviction, *fail, *watts, *label, *sweep,
+        *output, *html;
+    double rate, noise, profile_error, kv_bytes, port_gb_s, store_ssd_gb_s, link_ms, rpc_ms, length_error, retry_share,
+        price;
+    bool json, peers;
+};
+
+extern const struct option SIMULATE_TABLE[];
+
+struct simulate_point { /* a configuration, and what it points to */
+    struct simulate_options o;
+    struct simulate_config config;
+    struct worker_profile profiles[2]; /* of prefill and decode workers */
+    struct simulate_power power[2];
+    struct simulate_fault faults[SIMULATE_FAULTS];
+    struct simulate_result result;
+    struct simulate_report report;
+    char label[128], *settings;
+    char *overrides; /* of a sweep: what makes this point, "prefill=4 rate=2" */
+};
+
+/* TD_ERR_INVALID names the option. The point stays where it is: it points into itself. */
+enum td_status simulate_point_init(struct simulate_point *p, const struct trace *trace, struct td_error *error_out);
+void simulate_point_run(struct simulate_point *p, const struct trace *trace, const char *trace_name);
+void simulate_point_fini(struct simulate_point *p);
+
+/* All points of --sweep, on several cores; exit code. argv as the command got it. */
+int simulate_sweep(const struct trace *trace, const char *trace_name, const struct simulate_options *o, int argc,
+                   char **argv);
+bool simulate_write_file(const char *path, const struct bytes *text);

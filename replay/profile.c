@@ -1,0 +1,291 @@
+#include "replay/profile.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+enum { MAX_FILE_BYTES = 64 << 20, MAX_ROWS = 65536, TERMS = 3 };
+
+/*
+ * Named machines. H200: fits to TensorRT-LLM 1.3 as AIConfigurator 0.12 predicts it, bf16, one GPU for 8B and four for 70B; pools are
+ * 90 % of memory less weights and 3.8 GB a GPU. a800x8-70b: eight A800 at 312 TFLOP/s and half of it, by equation 1 of Mooncake
+ * (FAST '25), and 17 ms a decode step and half of 16.3 TB/s. The DGX: a 70B model on eight GPUs; of the A100 the H100 is 3.43 times
+ * as fast in prefill and 1.64 times in decode, at 1.75 times the power and 2.16 times the price (Splitwise, ISCA '24). Power: idle
+ * a fifth, prefill all, decode six tenths of what it is built for (prompts draw the peak, decoding hardly notices a cap of half of it).
+ */
+static const struct {
+    const char *name, *cost;
+    double kv_bytes_per_token, pool_bytes, watts, price;
+} NAMED[] = {
+    {"h200-8b", PROFILE_H200_8B, 131072, 114e9, 700, 1},
+    {"h200-70b", "9516,59.05,0.0006157:12087,0.01884,46.12", 327680, 380e9, 2800, 4},
+    {"a800x8-70b", "0,94.63,0.0021006:17000,0.0402,0", 327680, 449e9, 3200, 8},
+    {"dgx-h100-70b", "12624,37.4,0.0003157:10075,0.01381,46.67", 327680, 400e9, 10200, 2.16},
+    {"dgx-a100-70b", "43300,128.3,0.001083:16523,0.02265,76.5", 327680, 400e9, 5830, 1},
+};
+static const double IDLE_SHARE = 0.2, DECODE_SHARE = 0.6;
+
+/* --------------------------------------------------------------------- fit */
+
+struct rows { /* x[TERMS], y = 1: both over the measured time */
+    double (*x)[TERMS];
+    uint32_t n;
+};
+
+static void add_row(struct rows *r, double a, double b, double c, double ms)
+{
+    if (!(r->n & (r->n - 1)))
+        r->x = mem_resize(r->x, r->n ? r->n * 2 : 1, sizeof(*r->x));
+    r->x[r->n][0] = a / ms;
+    r->x[r->n][1] = b / ms;
+    r->x[r->n++][2] = c / ms;
+}
+
+/* m w = b for the terms that take part, by Gauss and Jordan with pivots; columns are scaled before. */
+static bool solve(double m[TERMS][TERMS + 1], uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t best = i;
+        for (uint32_t k = i; k < n; k++)
+            best = fabs(m[k][i]) > fabs(m[best][i]) ? k : best;
+        if (fabs(m[best][i]) < 1e-12)
+            return false;
+        for (uint32_t j = 0; j <= n; j++) {
+            double other = m[i][j];
+            m[i][j] = m[best][j];
+            m[best][j] = other;
+        }
+        for (uint32_t k = 0; k < n; k++)
+            for (uint32_t j = n + 1; k != i && j-- > i;)
+                m[k][j] -= m[k][i] / m[i][i] * m[i][j];
+    }
+    return true;
+}
+
+/* Least squares over the terms in use; *worst_out: one that came out below 0, TERMS: none. */
+static bool fit_terms(const struct rows *r, const bool *used, double *w_out, int *worst_out)
+{
+    double m[TERMS][TERMS + 1] = {{0}}, scale[TERMS] = {0}, least = 0;
+    int index[TERMS];
+    uint32_t n = 0;
+    for (int t = 0; t < TERMS; t++) {
+        if (!used[t])
+            continue;
+        for (uint32_t i = 0; i < r->n; i++)
+            scale[n] = fmax(scale[n], r->x[i][t]);
+        index[n++] = t;
+    }
+    for (uint32_t i = 0; i < r->n; i++)
+        for (uint32_t a = 0; a < n; a++) {
+            for (uint32_t b = 0; b < n; b++)
+                m[a][b] += r->x[i][index[a]] / scale[a] * (r->x[i][index[b]] / scale[b]);
+            m[a][n] += r->x[i][index[a]] / scale[a];
+        }
+    if (!solve(m, n))
+        return false;
+    *worst_out = TERMS;
+    memset(w_out, 0, TERMS * sizeof(*w_out));
+    for (uint32_t a = 0; a < n; a++) {
+        w_out[index[a]] = m[a][n] / m[a][a] / scale[a];
+        if (w_out[index[a]] * scale[a] < least) {
+            least = w_out[index[a]] * scale[a];
+            *worst_out = index[a];
+        }
+    }
+    return true;
+}
+
+static bool fit(const struct rows *r, double *w_out, double *error_out)
+{
+    bool used[TERMS] = {true, true, true};
+    int worst = TERMS;
+    for (int left = TERMS; left; left--) {
+        if (!fit_terms(r, used, w_out, &worst))
+            return false;
+        if (worst == TERMS)
+            break;
+        used[worst] = false; /* what would be negative is left out, and the others again */
+    }
+    *error_out = 0;
+    for (uint32_t i = 0; i < r->n; i++)
+        *error_out += fabs(r->x[i][0] * w_out[0] + r->x[i][1] * w_out[1] + r->x[i][2] * w_out[2] - 1) / r->n;
+    return worst == TERMS;
+}
+
+/* -------------------------------------------------------------------- file */
+
+static bool number(const json_t *row, const char *name, double least, double *out)
+{
+    const json_t *v = json_object_get(row, name);
+    if (!json_is_number(v) || !(json_number_value(v) >= least) || !(json_number_value(v) < 1e12))
+        return false;
+    *out = json_number_value(v);
+    return true;
+}
+
+static enum td_status read_rows(const json_t *profile, const char *list, const char *const names[2], struct rows *out,
+                                struct td_error *e)
+{
+    const json_t *rows = json_object_get(profile, list), *row;
+    size_t i;
+    if (rows && !json_is_array(rows))
+        return td_fail(e, TD_ERR_INVALID, "%s: expected a list", list);
+    if (json_array_size(rows) > MAX_ROWS)
+        return td_fail(e, TD_ERR_INVALID, "%s: more than %d rows", list, MAX_ROWS);
+    json_array_foreach(rows, i, row)
+    {
+        double a, b, ms;
+        bool decode = !strcmp(list, "decode"), prefix = !strcmp(list, "prefill_prefix");
+        if (!number(row, names[0], 1, &a) || !number(row, names[1], prefix ? 0 : 1, &b) ||
+            !number(row, "ms", 1e-6, &ms) || (prefix && b >= a))
+            return td_fail(e, TD_ERR_INVALID, "%s[%zu]: expected positive numbers %s, %s and ms", list, i, names[0],
+                           names[1]);
+        if (decode)
+            add_row(out, 1, a * b, a, ms);
+        else if (prefix)
+            add_row(out, 1, a - b, (a - b) * (a + b), ms);
+        else
+            add_row(out, 1, a * b, a * b * b, ms);
+    }
+    return TD_OK;
+}
+
+static bool has_word(const json_t *profile, const char *word)
+{
+    static const char *const MEMBERS[] = {"gpu", "model", "backend", "precision"};
+    char tp[32];
+    snprintf(tp, sizeof(tp), "tp%lld", (long long)json_integer_value(json_object_get(profile, "tp")));
+    if (!strcmp(tp, word))
+        return true;
+    for (size_t i = 0; i < sizeof(MEMBERS) / sizeof(MEMBERS[0]); i++) {
+        const char *text = json_string_value(json_object_get(profile, MEMBERS[i]));
+        if (text && strstr(text, word))
+            return true;
+    }
+    return false;
+}
+
+static bool has_words(const json_t *profile, const char *words)
+{
+    char *copy = mem_strdup(words ? words : ""), *state = NULL;
+    bool all = true;
+    for (char *w = strtok_r(copy, ",", &state); w && all; w = strtok_r(NULL, ",", &state))
+        all = has_word(profile, w);
+    free(copy);
+    return all;
+}
+
+static enum td_status choose(const json_t *root, const char *words, const json_t **out, struct td_error *e)
+{
+    const json_t *list = json_object_get(root, "profiles"), *p;
+    size_t i;
+    if (!json_is_array(list))
+        return td_fail(e, TD_ERR_INVALID, "profiles: expected a list");
+    if (!words && json_array_size(list) != 1)
+        return td_fail(e, TD_ERR_INVALID, "it has %zu profiles: say which by FILE:WORD,...", json_array_size(list));
+    json_array_foreach(list, i, p) if (has_words(p, words))
+    {
+        *out = p;
+        return TD_OK;
+    }
+    return td_fail(e, TD_ERR_NOT_FOUND, "no profile has all of '%s'", words);
+}
+
+static enum td_status fit_profile(const json_t *p, struct worker_profile *out, struct td_error *e)
+{
+    static const char *const PREFILL[] = {"batch", "isl"}, *const PREFIX[] = {"isl_total", "prefix"},
+                             *const DECODE[] = {"batch", "context"};
+    struct rows prefill = {0}, decode = {0};
+    double errors[2];
+    *out = (struct worker_profile){.fit_error = 0};
+    enum td_status s = read_rows(p, "prefill", PREFILL, &prefill, e);
+    if (!s)
+        s = read_rows(p, "prefill_prefix", PREFIX, &prefill, e);
+    if (!s)
+        s = read_rows(p, "decode", DECODE, &decode, e);
+    if (!s && (!fit(&prefill, out->cost.prefill, &errors[0]) || !fit(&decode, out->cost.decode, &errors[1])))
+        s = td_fail(e, TD_ERR_INVALID, "prefill or decode: too few different rows to fit three coefficients");
+    out->fit_error = s ? 0 : fmax(errors[0], errors[1]);
+    number(p, "kv_bytes_per_token", 0, &out->kv_bytes_per_token);
+    number(p, "pool_bytes", 0, &out->pool_bytes);
+    free(prefill.x);
+    free(decode.x);
+    return s;
+}
+
+enum td_status profile_parse(const char *data, size_t size, const char *words, struct worker_profile *out,
+                             struct td_error *e)
+{
+    const json_t *chosen = NULL;
+    json_error_t why;
+    struct worker_profile p;
+    json_t *root = json_loadb(data, size, JSON_REJECT_DUPLICATES, &why);
+    if (!root)
+        return td_fail(e, TD_ERR_INVALID, "line %d: %s", why.line, why.text);
+    enum td_status s = choose(root, words, &chosen, e);
+    if (!s)
+        s = fit_profile(chosen, &p, e);
+    if (!s)
+        *out = p;
+    json_decref(root);
+    return s;
+}
+
+/* ------------------------------------------------------------------- names */
+
+static bool by_name(const char *name, struct worker_profile *out)
+{
+    for (size_t i = 0; i < sizeof(NAMED) / sizeof(NAMED[0]); i++) {
+        if (strcmp(NAMED[i].name, name))
+            continue;
+        *out = (struct worker_profile){.kv_bytes_per_token = NAMED[i].kv_bytes_per_token,
+                                       .pool_bytes = NAMED[i].pool_bytes,
+                                       .idle_w = NAMED[i].watts * IDLE_SHARE,
+                                       .prefill_w = NAMED[i].watts,
+                                       .decode_w = NAMED[i].watts * DECODE_SHARE,
+                                       .price_per_hour = NAMED[i].price};
+        return !cost_profile_parse(NAMED[i].cost, &out->cost, NULL);
+    }
+    return false;
+}
+
+static enum td_status from_file(const char *text, struct worker_profile *out, struct td_error *e)
+{
+    char *path = mem_strdup(text), *words = NULL, *data;
+    size_t size;
+    struct td_error why = {{0}};
+    enum td_status s = file_read(path, MAX_FILE_BYTES, &data, &size, &why);
+    if (s == TD_ERR_NOT_FOUND && (words = strrchr(path, ':'))) {
+        *words++ = 0;
+        s = file_read(path, MAX_FILE_BYTES, &data, &size, &why);
+    }
+    if (s) {
+        s = td_fail(e, s, "'%s': %s; expected " PROFILE_NAMES ", A,B,C:A,B,C, or FILE[:WORD,...]", text, why.text);
+    } else {
+        s = profile_parse(data, size, words, out, &why);
+        if (s)
+            td_fail(e, s, "%s: %s", path, why.text);
+        free(data);
+    }
+    free(path);
+    return s;
+}
+
+enum td_status profile_read(const char *text, struct worker_profile *out, struct td_error *e)
+{
+    struct worker_profile p = {.fit_error = 0};
+    if (by_name(text, out))
+        return TD_OK;
+    if (strspn(text, "0123456789.,:eE+-") == strlen(text)) {
+        enum td_status s = cost_profile_parse(text, &p.cost, e);
+        if (!s)
+            *out = p;
+        return s;
+    }
+    return from_file(text, out, e);
+}

@@ -1,0 +1,39 @@
+/*
+ * What a worker is, for the simulator: how long its steps take, what a token's KV weighs, how much of it fits, what it draws and
+ * costs.
+ *
+ * By name (PROFILE_NAMES), as coefficients, or from a file of measured or predicted step times, one JSON object, as AIConfigurator's
+ * tables are kept:
+ *
+ *     {"profiles": [{"gpu": "h200_sxm", "model": "meta-llama/Meta-Llama-3.1-8B", "backend": "vllm", "tp": 1, "precision": "bf16",
+ *       "prefill": [{"batch": 1, "isl": 128, "ms": 6.2}, ...], "prefill_prefix": [{"isl_total": 8192, "prefix": 4096, "ms": 106}, ...],
+ *       "decode": [{"batch": 16, "context": 4096, "ms": 7.5}, ...]}, ...]}
+ *
+ * FILE names the only profile of a file, FILE:WORD,WORD,... the first whose gpu, model, backend, tpN and precision have all the words.
+ * Coefficients are fitted to its rows by least squares of relative errors, none below 0.
+ */
+#pragma once
+
+#include <stddef.h>
+
+#include "sched/cost.h"
+
+/* One H200 SXM, Llama-3.1-8B in bf16: a fit to TensorRT-LLM's step times. The benches' and tests' machine. */
+#define PROFILE_H200_8B "3526,18.5,0.000535:5228,0.0293,8.088"
+
+struct worker_profile {
+    struct cost_profile cost;
+    double kv_bytes_per_token, pool_bytes; /* 0: not known */
+    double idle_w, prefill_w, decode_w;    /* while nothing runs, in steps with prompts, in others; 0: not known */
+    double price_per_hour;                 /* in any unit; 0: not known */
+    double fit_error;                      /* mean of |fitted / row - 1|; 0: not fitted */
+};
+
+#define PROFILE_NAMES "h200-8b, h200-70b, a800x8-70b, dgx-h100-70b, dgx-a100-70b"
+
+/* TD_ERR_INVALID names what is wrong, and where. */
+enum td_status profile_read(const char *text, struct worker_profile *out, struct td_error *error_out);
+
+/* A file's content; words: NULL or "WORD,WORD". */
+enum td_status profile_parse(const char *data, size_t size, const char *words, struct worker_profile *out,
+                             struct td_error *error_out);

@@ -1,0 +1,104 @@
+#include "replay/simulate_report.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+
+static struct report_request request_of(const struct trace_request *t, const struct simulate_config *c,
+                                        const struct simulated *q)
+{
+    bool answered = !q->refused, was_refused = q->refused || q->came_back;
+    uint32_t n_asked = t->n_output ? t->n_output : 1;
+    return (struct report_request){.outcome = answered ? REPORT_ANSWERED : REPORT_REFUSED,
+                                   .tenant = t->tenant,
+                                   .n_prompt = t->n_prompt,
+                                   .n_output = q->n_output,
+                                   .n_asked = c->max_tokens && n_asked > c->max_tokens ? c->max_tokens : n_asked,
+                                   .ttft_slo_ms = (float)t->ttft_ms,
+                                   .tpot_slo_ms = (float)t->tpot_ms,
+                                   .cached = {q->cached_tokens, q->peer_tokens, q->dram_tokens, q->ssd_tokens},
+                                   .prefill = answered ? (int32_t)q->prefill : -1,
+                                   .decode = answered ? (int32_t)q->decode : -1,
+                                   .arrived_ms = q->arrived_ms,
+                                   .ttft_ms = answered ? q->ttft_ms : NAN,
+                                   .tpot_ms = answered && q->n_output > 1 ? q->tpot_ms : NAN,
+                                   .e2e_ms = answered ? q->end_ms - q->asked_ms : NAN,
+                                   .queue_ms = answered ? q->queue_ms : NAN,
+                                   .load_ms = answered ? q->load_ms : NAN,
+                                   .prefill_ms = answered ? q->prefill_ms : NAN,
+                                   .transfer_ms = answered ? q->transfer_ms : NAN,
+                                   .predicted_ttft_ms = answered ? q->predicted_ttft_ms : NAN,
+                                   .predicted_tpot_ms = answered && q->n_output > 1 ? q->predicted_tpot_ms : NAN,
+                                   .refused_after_ms = was_refused ? q->refused_after_ms : NAN,
+                                   .retry_after_ms = was_refused ? q->retry_after_ms : NAN,
+                                   .came_back = q->came_back,
+                                   .admitted_then = q->admitted_then,
+                                   .token_ms = answered ? q->token_ms : NULL};
+}
+
+static void add_workers(struct simulate_report *out, const struct simulate_config *c, const struct simulate_result *r,
+                        const struct simulate_power *power)
+{
+    out->workers = mem_array(r->n_workers, sizeof(*out->workers));
+    out->names = mem_array(r->n_workers, sizeof(*out->names));
+    for (uint32_t i = 0; i < r->n_workers; i++) {
+        const struct simulated_worker *w = &r->workers[i];
+        bool prefill = w->role == ROLE_PREFILL;
+        const struct simulate_power *p = power ? &power[!prefill] : NULL;
+        snprintf(out->names[i], sizeof(out->names[i]), "%s-%u", prefill ? "prefill" : "decode",
+                 1 + i - (prefill ? 0 : c->n_prefill));
+        double joules = NAN, idle_ms = fmax(r->duration_ms - w->busy_ms, 0);
+        if (p)
+            joules = (p->idle * idle_ms + p->prefill * w->prefill_ms + p->decode * (w->busy_ms - w->prefill_ms)) * 1e-3;
+        out->workers[i] = (struct report_worker){.name = out->names[i],
+                                                 .role = prefill        ? "prefill"
+                                                         : c->n_prefill ? "decode"
+                                                                        : "both",
+                                                 .busy_ms = w->busy_ms,
+                                                 .joules = joules,
+                                                 .load = w->load,
+                                                 .n_load = w->n_load};
+    }
+    out->run.workers = out->workers;
+    out->run.n_workers = r->n_workers;
+}
+
+void simulate_report_init(struct simulate_report *out, const struct trace *trace, const struct simulate_config *config,
+                          const struct simulate_result *result, const struct simulate_power *power)
+{
+    double first = INFINITY, last = 0;
+    struct td_error e = {{0}};
+    *out = (struct simulate_report){.run = {.kind = "simulate",
+                                            .ttft_slo_ms = config->ttft_ms,
+                                            .tpot_slo_ms = config->tpot_ms,
+                                            .rate = config->rate,
+                                            .load_tick_ms = config->load_tick_ms,
+                                            .tenants = (const char *const *)trace->tenants,
+                                            .n_tenants = trace->n_tenants,
+                                            .n_requests = result->n_requests,
+                                            .valid = true}};
+    out->requests = mem_array(result->n_requests, sizeof(*out->requests));
+    for (uint64_t i = 0; i < result->n_requests; i++) {
+        out->requests[i] = request_of(&trace->requests[i], config, &result->requests[i]);
+        first = fmin(first, result->requests[i].arrived_ms);
+        last = fmax(last, result->requests[i].arrived_ms);
+    }
+    out->run.requests = out->requests;
+    out->run.duration_ms = result->n_requests ? result->duration_ms - first : 0;
+    out->run.arrivals_ms = result->n_requests ? last - first : 0;
+    add_workers(out, config, result, power);
+    if (report_check(&out->run, &e)) {
+        snprintf(out->why, sizeof(out->why), "%s", e.text);
+        out->run.valid = false;
+        out->run.why_invalid = out->why;
+    }
+}
+
+void simulate_report_fini(struct simulate_report *r)
+{
+    free(r->requests);
+    free(r->workers);
+    free(r->names);
+}

@@ -1,0 +1,123 @@
+/* What a worker is: by name, by coefficients, from a table of step times. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "replay/profile.h"
+#include "tests/replay/shared.h"
+#include "tests/tap.h"
+
+/* A table whose times are what the coefficients say: 3 + 0.02 n + 1e-6 n (n + 2 c); 5 + 4e-5 contexts + 0.01 sequences. */
+static void make_table(struct bytes *b, const char *model)
+{
+    bytes_printf(b, "{\"gpu\":\"g1\",\"model\":\"%s\",\"backend\":\"b\",\"tp\":2,\"precision\":\"bf16\",\"prefill\":[",
+                 model);
+    for (uint32_t n = 128; n <= 65536; n *= 2)
+        bytes_printf(b, "%s{\"batch\":1,\"isl\":%u,\"ms\":%.9g}", n > 128 ? "," : "", n, 3 + 0.02 * n + 1e-6 * n * n);
+    bytes_printf(b, "],\"prefill_prefix\":[{\"isl_total\":8192,\"prefix\":4096,\"ms\":%.9g}],\"decode\":[",
+                 3 + 0.02 * 4096 + 1e-6 * 4096 * (4096 + 2 * 4096.0));
+    for (uint32_t n = 1; n <= 256; n *= 4)
+        for (uint32_t c = 512; c <= 32768; c *= 4)
+            bytes_printf(b, "%s{\"batch\":%u,\"context\":%u,\"ms\":%.9g}", n > 1 || c > 512 ? "," : "", n, c,
+                         5 + 4e-5 * n * c + 0.01 * n);
+    bytes_printf(b, "]}");
+}
+
+START_TEST(test_profile_is_fitted_to_a_table)
+{
+    struct bytes b = {0};
+    struct worker_profile p;
+    struct td_error e;
+    bytes_printf(&b, "{\"profiles\":[");
+    make_table(&b, "small");
+    bytes_printf(&b, ",");
+    make_table(&b, "large");
+    bytes_printf(&b, "]}");
+    ck_assert_int_eq(profile_parse(b.data, b.len, "large,tp2,bf16", &p, &e), TD_OK);
+    static const double PREFILL[] = {3, 0.02, 1e-6}, DECODE[] = {5, 4e-5, 0.01};
+    for (int i = 0; i < 3; i++) {
+        ck_assert_msg(fabs(p.cost.prefill[i] / PREFILL[i] - 1) < 1e-3, "%d: %g", i, p.cost.prefill[i]);
+        ck_assert_msg(fabs(p.cost.decode[i] / DECODE[i] - 1) < 1e-3, "%d: %g", i, p.cost.decode[i]);
+    }
+    ck_assert_double_lt(p.fit_error, 1e-4);
+    ck_assert_int_eq(profile_parse(b.data, b.len, "large,tp4", &p, &e), TD_ERR_NOT_FOUND);
+    ck_assert_ptr_nonnull(strstr(e.text, "tp4"));
+    ck_assert_int_eq(profile_parse(b.data, b.len, NULL, &p, &e), TD_ERR_INVALID);
+    bytes_free(&b);
+}
+END_TEST
+
+START_TEST(test_profile_says_what_is_wrong_with_a_table)
+{
+    static const struct {
+        const char *text, *says;
+    } BAD[] = {
+        {"{\"profiles\":3}", "profiles"},
+        {"{\"profiles\":[{", "line 1"},
+        {"{\"profiles\":[{\"prefill\":[{\"batch\":1,\"isl\":0,\"ms\":1}]}]}", "prefill[0]"},
+        {"{\"profiles\":[{\"prefill\":[{\"batch\":1,\"isl\":8,\"ms\":0}]}]}", "prefill[0]"},
+        {"{\"profiles\":[{\"decode\":[{\"batch\":1,\"context\":1,\"ms\":1},{\"batch\":1,\"ms\":1}]}]}", "decode[1]"},
+        {"{\"profiles\":[{\"prefill_prefix\":[{\"isl_total\":8,\"prefix\":8,\"ms\":1}]}]}", "prefill_prefix[0]"},
+        {"{\"profiles\":[{\"decode\":{}}]}", "decode"},
+        {"{\"profiles\":[{}]}", "few"},
+    };
+    for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
+        struct worker_profile p;
+        struct td_error e = {{0}};
+        ck_assert_int_eq(profile_parse(BAD[i].text, strlen(BAD[i].text), NULL, &p, &e), TD_ERR_INVALID);
+        ck_assert_msg(strstr(e.text, BAD[i].says) != NULL, "%s: %s", BAD[i].text, e.text);
+    }
+}
+END_TEST
+
+START_TEST(test_profile_is_a_name_or_coefficients)
+{
+    struct worker_profile a, b;
+    struct td_error e;
+    ck_assert_int_eq(profile_read("h200-8b", &a, &e), TD_OK);
+    ck_assert_int_eq(profile_read(PROFILE_H200_8B, &b, &e), TD_OK);
+    for (int i = 0; i < 3; i++)
+        ck_assert(a.cost.prefill[i] == b.cost.prefill[i] && a.cost.decode[i] == b.cost.decode[i]);
+    ck_assert(a.kv_bytes_per_token == 131072 && b.kv_bytes_per_token == 0);
+    ck_assert_int_eq(profile_read("h900", &a, &e), TD_ERR_NOT_FOUND);
+    ck_assert_ptr_nonnull(strstr(e.text, "h900"));
+    ck_assert_int_eq(profile_read("1,2,3:4,5", &a, &e), TD_ERR_INVALID);
+}
+END_TEST
+
+/* The constant that stands for this machine is close to what the table of predictions says. */
+START_TEST(test_profile_of_the_h200_is_that_of_its_table)
+{
+    char path[512], text[600];
+    struct worker_profile table, named;
+    struct td_error e;
+    if (!shared_path("test_profile_of_the_h200_is_that_of_its_table", "../profiles/aiconfigurator.json", path,
+                     sizeof(path)))
+        return;
+    snprintf(text, sizeof(text), "%s:h200_sxm,8B,trtllm,tp1,bf16", path);
+    ck_assert_msg(profile_read(text, &table, &e) == TD_OK, "%s", e.text);
+    ck_assert_int_eq(profile_read("h200-8b", &named, &e), TD_OK);
+    const struct cost_model a = cost_make(&table.cost), b = cost_make(&named.cost);
+    for (uint32_t n = 512; n <= 32768; n *= 4) {
+        double x = cost_prefill_ms(&a, n, 0, 0), y = cost_prefill_ms(&b, n, 0, 0);
+        ck_assert_msg(fabs(x / y - 1) < 0.05, "%u tokens: %f %f", n, x, y);
+        x = cost_decode_ms(&a, 64, 64.0 * n);
+        y = cost_decode_ms(&b, 64, 64.0 * n);
+        ck_assert_msg(fabs(x / y - 1) < 0.05, "64 sequences of %u: %f %f", n, x, y);
+    }
+    ck_assert_double_lt(table.fit_error, 0.05);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("profile");
+    TCase *t = tcase_create("profile");
+    tcase_add_test(t, test_profile_is_fitted_to_a_table);
+    tcase_add_test(t, test_profile_says_what_is_wrong_with_a_table);
+    tcase_add_test(t, test_profile_is_a_name_or_coefficients);
+    tcase_add_test(t, test_profile_of_the_h200_is_that_of_its_table);
+    suite_add_tcase(s, t);
+    return tap_main(s);
+}
