@@ -7,7 +7,7 @@
  * again (report_parse), so that two runs can be compared later.
  *
  * Times are milliseconds; those of a request count from the start of the run, lengths of time from its arrival. Arrival is when the
- * trace says, not when the sender got round to it.
+ * trace says, not when the sender got round to it; for the lengths of one that was refused and came back, when it came back.
  *
  * Goodput has four definitions in the literature; each is named where it is printed:
  *   at_rate     requests per second that met every stated limit (AIPerf, vLLM bench --goodput)

@@ -100,10 +100,11 @@ def test_loss_of_a_decode_worker_changes_nothing():
         requests = [r for r in requests if len(r["prompt_ids"]) + 90 <= 256]
         want = alone(name, requests)
         with Cluster(model=model(name), prefill=1, decode=2, plan="split") as c:
-            p = subprocess.Popen([TANDEM, "generate", "--jsonl", "--concurrency", "8", "--router", c.router.address], stdin=subprocess.PIPE,
-                                 stdout=subprocess.PIPE, text=True)
-            p.stdin.write("".join(json.dumps({**r, "id": f"{r['id']}/{k}"}) + "\n" for k in range(40) for r in requests))
-            p.stdin.close()
+            with open(os.path.join(c.dir, "requests"), "w", encoding="utf-8") as f:
+                f.writelines(json.dumps({**r, "id": f"{r['id']}/{k}"}) + "\n" for k in range(40) for r in requests)
+            with open(f.name, encoding="utf-8") as f:
+                p = subprocess.Popen([TANDEM, "generate", "--jsonl", "--concurrency", "8", "--router", c.router.address], stdin=f,
+                                     stdout=subprocess.PIPE, text=True)
             results = [json.loads(p.stdout.readline()) for _ in range(3)]
             c["decode-0"].kill()
             results += map(json.loads, p.stdout)
