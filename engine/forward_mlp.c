@@ -9,7 +9,7 @@
 
 #include "engine/forward_internal.h"
 
-/* x [n][hidden] through gate and up, activation, in f->mlp and f->hidden */
+/* hidden [n][dim] = act(gate) * up of mlp [n][gate, up] */
 static void activate(struct forward *f, uint32_t n, uint32_t dim)
 {
     static const enum k_act ACTS[] = {

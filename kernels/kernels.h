@@ -166,11 +166,10 @@ void k_combine(struct kernels *k, const float *x, uint32_t dim, const uint32_t *
 
 /* Consecutive rows of one sequence in the batch, and where its KV lies. */
 struct k_attn_seq {
-    uint32_t first_row; /* in the batch */
-    uint32_t n_rows;    /* >= 1 */
-    uint32_t first_pos; /* absolute position of first_row */
-    uint8_t *const
-        *pages; /* [ceil((first_pos + n_rows) / page_tokens)] addresses in token order; not read before a window */
+    uint32_t first_row;    /* in the batch */
+    uint32_t n_rows;       /* >= 1 */
+    uint32_t first_pos;    /* absolute position of first_row */
+    uint8_t *const *pages; /* addresses, in token order, of all up to the last row; not read before a window */
 };
 
 struct k_attn {

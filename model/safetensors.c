@@ -121,7 +121,8 @@ static enum td_status add_file(struct safetensors *s, const uint8_t *file, size_
     if (status)
         return status;
     /* The data section is covered exactly: no hole, no overlap. */
-    qsort(s->tensors + first, s->n - first, sizeof(*s->tensors), by_offset);
+    if (s->n)
+        qsort(s->tensors + first, s->n - first, sizeof(*s->tensors), by_offset);
     const uint8_t *at = data;
     for (uint32_t i = first; i < s->n; i++) {
         if ((const uint8_t *)s->tensors[i].data != at && s->tensors[i].len_bytes)
