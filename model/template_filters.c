@@ -154,6 +154,8 @@ static struct value f_indent(struct run *r, struct value v, const struct args *a
     struct bytes b = {0}, pad = {0};
     struct str s = text_of(r, v);
     bool first = bool_arg(a, 1, "first", false), blank = bool_arg(a, 2, "blank", false);
+    if (v.kind != V_STR)
+        return run_fail(r, "indent of a %s", value_type(v));
     if (arg(a, 0, "width", &width) && width.kind == V_STR)
         bytes_append(&pad, width.s.p, width.s.n);
     else
@@ -692,6 +694,7 @@ static bool same(struct value a, struct value b)
 static bool relation(struct run *r, enum test t, struct value v, struct value x)
 {
     struct bound b;
+    v = t == IS_DIVISIBLE && v.kind == V_BOOL ? value_int(v.b) : v;
     switch (t) {
     case IS_DIVISIBLE:
         if (v.kind != V_INT || x.kind != V_INT || !x.i)

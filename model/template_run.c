@@ -280,6 +280,10 @@ static struct value arithmetic(struct run *r, int op, struct value a, struct val
     if (a.kind == V_UNDEFINED || b.kind == V_UNDEFINED)
         return run_undefined(r, a.kind == V_UNDEFINED ? a : b);
     bool numbers = value_number(a, &x) && value_number(b, &y);
+    if (!numbers && a.kind == V_BOOL)
+        a = value_int(a.b);
+    if (!numbers && b.kind == V_BOOL)
+        b = value_int(b.b);
     if (!numbers && op == '+')
         return add(r, a, b);
     if (op == '*' && (a.kind == V_STR || a.kind == V_LIST) && b.kind == V_INT)
