@@ -192,6 +192,7 @@ struct pull {
     struct target *target;
     struct conn *conn;
     struct kv_layout theirs; /* of the holder, from OPENING on */
+    uint64_t began_ns;
     bool is_converting;
     uint64_t open_ns, open_backoff_ns; /* when to ask (again) for the lease */
     struct pull_page *pages;

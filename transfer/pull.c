@@ -196,6 +196,12 @@ void pull_on_refused(struct target *t, enum td_status why)
     }
 }
 
+/* When a holder that can't be reached counts as lost, however long there would be to wait: where it was, nobody may ever be again. */
+static uint64_t given_up_at(const struct xfer *x, const struct pull *p)
+{
+    return p->began_ns + 2 * x->config.silence_ns;
+}
+
 struct pull_command {
     struct command head;
     struct xfer_pull_params params;
@@ -217,6 +223,7 @@ static void run_pull(struct xfer *x, struct command *command)
     p->params.address = p->target->address;
     p->target->n_pulls++;
     p->open_backoff_ns = REOPEN_MIN;
+    p->began_ns = x->now_ns;
     p->next = x->pulls;
     if (x->pulls)
         x->pulls->prev = p;
@@ -224,6 +231,7 @@ static void run_pull(struct xfer *x, struct command *command)
     idmap_add(&x->pulls_by_id, &p->node, params->id);
     atomic_fetch_add(&x->counters.pulls_open, 1);
     due_at(x, params->deadline_ns);
+    due_at(x, given_up_at(x, p));
     if (conn_is_up(p->target->conn))
         pull_begin(x, p);
     else
@@ -291,14 +299,17 @@ void pull_timer(struct xfer *x, struct pull *p)
 {
     if (p->state == PULL_DRAINING)
         return;
-    if (x->now_ns >= p->params.deadline_ns) {
-        bool is_unreached = p->state == PULL_WAITING && p->target->n_failures;
+    bool is_unreached = p->state == PULL_WAITING && p->target->n_failures;
+    if (x->now_ns >= p->params.deadline_ns || (is_unreached && x->now_ns >= given_up_at(x, p))) {
         pull_drain(x, p, is_unreached ? TD_ERR_PEER_LOST : TD_ERR_DEADLINE, true);
         return;
     }
     due_at(x, p->params.deadline_ns);
-    if (p->state == PULL_WAITING)
+    if (p->state == PULL_WAITING) {
+        uint64_t at = given_up_at(x, p), later = x->now_ns + x->config.silence_ns;
+        due_at(x, at > x->now_ns ? at : later); /* it may be trying for the first time still */
         return;
+    }
     if (p->asked_bytes || p->arriving) {
         if (x->now_ns >= stalled_at(x, p)) {
             pull_stalled(x, p);

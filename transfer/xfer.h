@@ -167,7 +167,8 @@ struct xfer_pull_params {
     struct xfer_id id;
     const char *address;         /* of the holder */
     uint64_t holder_incarnation; /* 0: any */
-    uint64_t deadline_ns;        /* absolute, our clock; also bounds connecting and "not yet" */
+    /* Absolute, our clock; also bounds "not yet". A holder that can't be reached for two silences is lost before. */
+    uint64_t deadline_ns;
     /*
      * Where page index lands: page_bytes in the arena. Called once per index, when it is first announced; NULL ends the
      * pull with TD_ERR_NO_SPACE.

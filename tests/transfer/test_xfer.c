@@ -382,6 +382,16 @@ START_TEST(test_xfer_unreachable_address_ends_at_the_deadline)
 }
 END_TEST
 
+START_TEST(test_xfer_unreachable_address_is_not_waited_for_until_a_far_deadline)
+{
+    struct node *r = open_with(_i, "reader", 1, (struct node_params){.silence_ns = 300 * NS_PER_MS});
+    node_pull(r, 18, _i == 0 ? "nobody" : "127.0.0.1:9", 0, LONG);
+    NODE_WAIT_S(r, 10, r->pulls[18].ends); /* the deadline is at 20 */
+    ck_assert_int_eq(r->pulls[18].status, TD_ERR_PEER_LOST);
+    close_pair(r, NULL);
+}
+END_TEST
+
 START_TEST(test_xfer_holder_that_comes_late_is_reached)
 {
     if (_i == 0)
@@ -634,6 +644,7 @@ int main(void)
         test_xfer_wrong_secret_is_refused,
         test_xfer_other_layout_is_refused,
         test_xfer_unreachable_address_ends_at_the_deadline,
+        test_xfer_unreachable_address_is_not_waited_for_until_a_far_deadline,
         test_xfer_holder_that_comes_late_is_reached,
         test_xfer_messages_arrive_whole_and_in_order,
         test_xfer_two_that_connect_to_each_other_are_one_peer_each,
