@@ -458,7 +458,7 @@ static enum td_status measure_under_load(struct bench *b, struct load *l)
         double quiet = p99(&idle);
         add_row(b, "ms", quiet, 0, "p99 of reading 2 MiB from SSD", "idle");
         add_row(b, "ms", p99(&busy), quiet, "p99 of reading 2 MiB from SSD", "beside writes and collecting");
-        add_row(b, "%", 100.0 * busy.n_missed / (busy.n + busy.n_missed), 0, "reads that were not answered in full",
+        add_row(b, "%", 100.0 * busy.n / (busy.n + busy.n_missed), 0, "reads that were answered in full",
                 "beside writes and collecting");
         add_row(b, GB_S, put / took, 0, "written meanwhile", "at the default rate");
         add_row(b, "x", (double)wrote / put, 0, "bytes written for a byte put", "full directory");

@@ -122,6 +122,7 @@ struct kvstore {
     struct table *table;
     struct ssd_tier *ssd; /* NULL: none */
     uint64_t probed_ns;   /* when a slow SSD was last tried */
+    uint64_t loading_ns;  /* when a slot was last asked for to read into */
     bool must_advance;    /* blocks were read, or could not be: leases may move on */
     struct faults *faults;
     struct xfer *xfer;

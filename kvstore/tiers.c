@@ -4,13 +4,14 @@
  * Down: a block that arrived is dirty, is queued for the SSD at once, and stays in DRAM until something else needs its slot. If
  * the write queue is full it waits in the table's list; room there is given out in that order. Up: a block on SSD is read
  * straight into a slot, and then lies in both. A slot is taken from the block in DRAM that eviction names, a clean one first;
- * a dirty one is lost, and counted, only for new blocks, which are at least as likely to be asked for. New blocks leave a part of
- * the slots to what is read, however far the writing is behind. Tenants above their quota go first (table.h).
+ * a dirty one is lost, and counted, only for new blocks, which are at least as likely to be asked for. While blocks are read from
+ * SSD, new ones leave a part of the slots to them, however far the writing is behind. Tenants above their quota go first (table.h).
  */
 #include "kvstore/kvstore_internal.h"
 
 enum { READING_PART = 4 };
 static const uint64_t PROBE_EVERY_NS = NS_PER_S / 2;
+static const uint64_t LATELY_NS = NS_PER_S;
 
 uint8_t *tier_address(const struct kvstore *s, const struct entry *e)
 {
@@ -30,12 +31,15 @@ static void leave_dram(struct kvstore *s, struct entry *e)
 static bool is_swamped(const struct kvstore *s)
 {
     uint32_t total = table_audit(s->table).total;
-    return table_unwritten(s->table) >= total - total / READING_PART;
+    bool is_read = s->loading_ns && clock_now(&s->clock) < s->loading_ns + LATELY_NS;
+    return is_read && table_unwritten(s->table) >= total - total / READING_PART;
 }
 
 bool tier_make_slot(struct kvstore *s, uint32_t for_tenant, bool is_new)
 {
     bool is_full = is_new && is_swamped(s);
+    if (!is_new)
+        s->loading_ns = clock_now(&s->clock);
     if (!is_full && table_slots_free(s->table))
         return true;
     struct entry *e = is_full ? NULL : table_victim_over_quota(s->table, for_tenant, is_new, s->tick);
