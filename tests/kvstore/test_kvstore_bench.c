@@ -30,7 +30,7 @@ START_TEST(test_kvstore_bench_fills_its_rows)
         ck_assert_str_ne(r->unit, "");
         ck_assert_msg(r->value > 0 || !strcmp(r->unit, "times"), "%s: %f", r->name, r->value);
     }
-    ck_assert_uint_eq(b.n_rows, 13);
+    ck_assert_uint_eq(b.n_rows, 14);
     ck_assert_int_eq(rmdir(d.root), 0); /* nothing is left behind */
 }
 END_TEST
