@@ -153,8 +153,8 @@ void store_count(struct kvstore *s, uint32_t metric, uint64_t by);
 
 /* tiers.c: what is where, and what goes where */
 uint8_t *tier_address(const struct kvstore *s, const struct entry *e);
-bool tier_make_slot(struct kvstore *s, uint32_t for_tenant,
-                    bool is_new); /* then there is a free one; is_new: for one that is offered */
+/* Then there is a free slot; is_new: for a block that is offered, else for one that is read. */
+bool tier_make_slot(struct kvstore *s, uint32_t for_tenant, bool is_new);
 void tier_start_load(struct kvstore *s, struct entry *e); /* SSD to a slot, of which there is one */
 bool tier_is_corrupt(enum td_status read_status);         /* not merely unreadable */
 bool tier_is_slow(const struct kvstore *s);               /* what lies on SSD only counts as absent */

@@ -5,7 +5,8 @@
  * the write queue is full it waits in the table's list; room there is given out in that order. Up: a block on SSD is read
  * straight into a slot, and then lies in both. A slot is taken from the block in DRAM that eviction names, a clean one first;
  * a dirty one is lost, and counted, only for new blocks, which are at least as likely to be asked for. While blocks are read from
- * SSD, new ones leave a part of the slots to them, however far the writing is behind. Tenants above their quota go first (table.h).
+ * SSD, new ones leave a part of the slots to them, however far the writing is behind: what goes then is a dirty one, whoever's it is.
+ * Else tenants above their quota go first (table.h).
  */
 #include "kvstore/kvstore_internal.h"
 

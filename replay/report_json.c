@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <utf8proc.h>
+
 #include "replay/report_internal.h"
 
 #define COLUMN(name, type, member)                                                                                     \
@@ -59,34 +61,19 @@ static void add_number(struct bytes *out, double value, int digits)
     bytes_append(out, n ? text : "null", n ? (size_t)n : 4);
 }
 
-/* Length of the UTF-8 character at p, 0 if it is none. */
-static size_t utf8_length(const unsigned char *p)
-{
-    size_t n = *p < 0x80                 ? 1
-               : *p >= 0xc2 && *p < 0xe0 ? 2
-               : *p >= 0xe0 && *p < 0xf0 ? 3
-               : *p >= 0xf0 && *p < 0xf5 ? 4
-                                         : 0;
-    for (size_t i = 1; i < n; i++)
-        if ((p[i] & 0xc0) != 0x80)
-            return 0;
-    bool bad = (*p == 0xe0 && p[1] < 0xa0) || (*p == 0xed && p[1] >= 0xa0) || (*p == 0xf0 && p[1] < 0x90) ||
-               (*p == 0xf4 && p[1] >= 0x90);
-    return bad ? 0 : n;
-}
-
 void report_write_text(const char *text, struct bytes *out)
 {
     bytes_append(out, "\"", 1);
     for (const unsigned char *p = (const unsigned char *)text; *p;) {
-        size_t n = utf8_length(p);
-        if (!n)
+        utf8proc_int32_t c;
+        utf8proc_ssize_t n = utf8proc_iterate(p, -1, &c);
+        if (n < 1)
             bytes_append(out, "?", 1);
         else if (*p < 0x20 || *p == '"' || *p == '\\' || *p == '<' || *p == 0x7f)
             bytes_printf(out, "\\u%04x", *p);
         else
-            bytes_append(out, p, n);
-        p += n ? n : 1;
+            bytes_append(out, p, (size_t)n);
+        p += n < 1 ? 1 : n;
     }
     bytes_append(out, "\"", 1);
 }

@@ -277,6 +277,28 @@ START_TEST(test_kvstore_stop_writes_what_is_dirty)
 }
 END_TEST
 
+/* The writer is far behind, and offers would take every slot: what is on SSD could not be read any more. */
+START_TEST(test_kvstore_new_blocks_leave_room_to_what_is_read)
+{
+    struct world w;
+    struct store_found f;
+    world_open(&w, 32, true);
+    world_start(&w);
+    ck_assert_uint_eq(offer(&w, 0, 8), 8);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 8);
+    stop_store(&w);
+    w.config.options.write_bytes_per_s = PAGE;
+    start_store(&w);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 8);
+    ck_assert_uint_eq(lookup(&w, 0, 4, &f), 4);
+    uint32_t taken = offer(&w, 100, 32);
+    ck_assert(taken >= 20 && taken <= 24);
+    ck_assert_uint_eq(lookup(&w, 4, 4, &f), 4);
+    ck_assert_uint_eq(f.n_ssd, 4);
+    world_close(&w);
+}
+END_TEST
+
 START_TEST(test_kvstore_ssd_capacity_evicts_the_oldest)
 {
     struct world w;
@@ -436,6 +458,7 @@ int main(void)
     tcase_add_test(c, test_kvstore_survives_messages_that_make_no_sense);
     tcase_add_test(c, test_kvstore_worker_that_dies_gives_slots_back);
     tcase_add_test(c, test_kvstore_stop_writes_what_is_dirty);
+    tcase_add_test(c, test_kvstore_new_blocks_leave_room_to_what_is_read);
     tcase_add_test(c, test_kvstore_ssd_capacity_evicts_the_oldest);
     tcase_add_test(c, test_kvstore_without_a_usable_directory_serves_from_dram);
     tcase_add_test(c, test_kvstore_process_killed_and_restarted_serves_what_was_durable);
