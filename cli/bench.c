@@ -20,11 +20,16 @@
 static const struct option TABLE[] = {
     {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "one JSON object a row"},
     {"seconds", OPT_DOUBLE, AT(seconds), "0", NULL, 0, 3600, "how long a row is measured; 0: as the area thinks right"},
-    {"threads", OPT_INT, AT(threads), "0", NULL, 0, 1024, "kernels, engine: compute threads; 0: one for each CPU"},
-    {"dummy", OPT_STRING, AT(dummy), "1b", "DIMS", 0, 0, "engine: the made-up model, 1b or hidden=256,layers=2,..."},
-    {"model", OPT_STRING, AT(model), NULL, "DIR", 0, 0, "cluster, overlap, router, tokenize: the model's directory"},
+    {"threads", OPT_INT, AT(threads), "0", NULL, 0, 1024,
+     "kernels, engine, profile: compute threads; 0: one for each CPU"},
+    {"dummy", OPT_STRING, AT(dummy), "1b", "DIMS", 0, 0,
+     "engine, profile: the made-up model, 1b or hidden=256,layers=2,..."},
+    {"model", OPT_STRING, AT(model), NULL, "DIR", 0, 0,
+     "engine, profile, cluster, overlap, router, tokenize: the model's directory"},
+    {"profile", OPT_STRING, AT(profile), NULL, "FILE", 0, 0,
+     "profile: step times are written there, for tandem simulate --profile FILE; says the area, too"},
     {"text", OPT_STRING, AT(text), NULL, "FILE", 0, 0, "tokenize: what to encode; default: made up"},
-    {"numerics", OPT_CHOICE, AT(numerics), "auto", "auto|f32|bf16", 0, 0, "engine: activations"},
+    {"numerics", OPT_CHOICE, AT(numerics), "auto", "auto|f32|bf16", 0, 0, "engine, profile: activations"},
     {"dir", OPT_STRING, AT(dir), ".", "DIR", 0, 0, "store: on the disk to measure; nothing is left there"},
     {"codec", OPT_CHOICE, AT(codec), "none", BLOCK_CODEC_NAMES, 0, 0, "store: how blocks are kept on disk"},
     {"bytes", OPT_BYTES, AT(bytes), "0", NULL, 0, 1e13, "store: working set (0: 512M); transfer: of a pool (0: 256M)"},
@@ -89,6 +94,7 @@ static const struct {
 } AREAS[] = {
     {"kernels", "single operations, against memory and arithmetic", bench_kernels},
     {"engine", "prefill and decode of a made-up model, against memory and arithmetic", bench_engine},
+    {"profile", "step times of a model here, and the coefficients that fit them", bench_profile},
     {"transfer", "KV pages between two endpoints, against a bare UCX loop and memcpy", bench_transfer},
     {"cluster", "time to first token, split beside one worker that does all", bench_cluster},
     {"overlap", "the part of the transfer that prefill does not hide, by prompt length", bench_overlap},
@@ -187,6 +193,8 @@ int cli_bench(int argc, char **argv)
     int n_areas = 0, exit_code;
     bool run = cli_options("bench", "AREA... [options]", "Measures areas beside the limits of this machine.", TABLE,
                            argc, argv, &o, areas, &n_areas, &exit_code);
+    if (run && !n_areas && o.profile)
+        areas[n_areas++] = "profile";
     if (run && !n_areas)
         exit_code = usage(NULL);
     for (int i = 0; run && i < n_areas && !exit_code; i++)

@@ -11,7 +11,7 @@
 struct bench_options {
     const char *trace, *capacity, *blocks, *codec;
     int64_t block_tokens;
-    const char *dummy, *numerics, *dir, *model, *text;
+    const char *dummy, *numerics, *dir, *model, *text, *profile;
     double seconds; /* per row; 0: the area's own */
     const char *paths, *serve, *peer, *secret;
     int64_t threads, bytes, rounds, n_blocks;
@@ -35,7 +35,10 @@ struct bench_rows {
 struct bench_row *bench_add(struct bench_rows *b, const char *unit, double value, double limit, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
-/* Prefill and decode of a made-up model through engine/engine.h. */
+/* Times of single steps by prompt, prefix, batch and context; options' profile: a file for tandem simulate, NULL: none. */
+enum td_status bench_profile(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
+
+/* Prefill and decode of a model, a made-up one or a directory's, through engine/engine.h. */
 enum td_status bench_engine(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
 
 /* KV pages between two endpoints, on this machine or two. */

@@ -15,7 +15,7 @@ static const double PRIORITY_MS = 5000;
 static const double PATIENCE = 20, MAX_PATIENCE_MS = 60000; /* of a request with no limit: times its work, at most */
 static const double WORKFLOW_WORK = 2; /* of two workflows with one deadline, the one with less work left is first */
 static const double LATE_MS = 1e12;    /* the order of what can't be on time any more: after all that can */
-static const double REFRESH_MS = 50, MATCH_MS = 100;
+static const double REFRESH_MS = 50, MATCH_MS = 100, FRESH_MS = 1;
 static const double BOOKED_MARGIN = 0.88; /* of its limit: what one that comes back is given place for */
 static const double LEAST_RETRY_MS = 20, MAX_RETRY_MS = 60000;
 static const double LEAST_LEFT = 0.02; /* of a prefill that takes longer than it should: what is left of it */
@@ -59,7 +59,15 @@ struct scheduler {
     uint64_t queued_tokens;
     uint32_t n_queued, n_back; /* back: those that came back when they were told to */
     bool dirty;
+    struct sched_request *alone; /* whose plan was made at planned_ns of what still is; NULL: none */
+    uint64_t planned_ns;
 };
+
+static void changed(struct scheduler *s)
+{
+    s->dirty = true;
+    s->alone = NULL;
+}
 
 static double ms_between(uint64_t from_ns, uint64_t to_ns)
 {
@@ -153,14 +161,15 @@ void scheduler_worker_up(struct scheduler *s, uint32_t w, const struct sched_wor
     k->up = k->changed = true;
     s->n_workers = w < s->n_workers ? s->n_workers : w + 1;
     s->views[w].usable = info->role != ROLE_STORE;
-    s->dirty = true;
+    changed(s);
     fill_view(s, w);
 }
 
 void scheduler_worker_usable(struct scheduler *s, uint32_t w, bool usable)
 {
     usable &= s->workers[w].up && s->workers[w].info.role != ROLE_STORE;
-    s->dirty |= s->views[w].usable != usable;
+    if (s->views[w].usable != usable)
+        changed(s);
     s->views[w].usable = s->pass[w].usable = usable;
 }
 
@@ -169,7 +178,7 @@ void scheduler_worker_down(struct scheduler *s, uint32_t w)
     assert(!s->workers[w].first && !s->workers[w].running);
     s->workers[w].up = false;
     s->views[w] = (struct policy_worker){0};
-    s->dirty = true;
+    changed(s);
 }
 
 void scheduler_observe_step(struct scheduler *s, uint32_t w, const struct cost_step *step)
@@ -405,7 +414,7 @@ static void enqueue(struct scheduler *s, struct sched_request *q, uint64_t now)
     s->n_queued++;
     s->queued_tokens += q->n_tokens;
     s->n_back += is_back(q);
-    s->dirty = true;
+    changed(s);
     fair_push(s->fair, q->tenant, q->due_ms, q);
 }
 
@@ -416,7 +425,7 @@ static void dequeue(struct scheduler *s, struct sched_request *q)
     s->n_queued--;
     s->queued_tokens -= q->n_tokens;
     s->n_back -= is_back(q);
-    s->dirty = true;
+    changed(s);
     fair_remove(s->fair, q->tenant, q->due_ms, q);
 }
 
@@ -532,11 +541,23 @@ static bool put_last(struct scheduler *s, struct sched_request *q, uint64_t now)
     return true;
 }
 
+/* What admission just decided need not be decided again. */
+static void dispatch_alone(struct scheduler *s, uint64_t now)
+{
+    struct plan plan = s->alone->plan;
+    dispatch(s, s->alone, &plan, now);
+    s->dirty = false;
+}
+
 void scheduler_run(struct scheduler *s, uint64_t now)
 {
     struct sched_request *q;
     if (!s->dirty || !s->n_queued || !some_worker(s))
         return;
+    if (s->alone && s->alone->plan.now && ms_between(s->planned_ns, now) < FRESH_MS) {
+        dispatch_alone(s, now);
+        return;
+    }
     s->dirty = false;
     scheduler_refresh(s, now);
     memcpy(s->pass, s->views, s->n_workers * sizeof(s->pass[0]));
@@ -683,6 +704,10 @@ static bool admit(struct scheduler *s, struct sched_request *q, uint64_t now)
     if (q->plan.kind == PLAN_REFUSE && !q->resumed)
         return false;
     enqueue(s, q, now);
+    if (s->n_queued == 1 && q->plan.kind != PLAN_REFUSE) {
+        s->alone = q;
+        s->planned_ns = now;
+    }
     if (s->n_queued == 1 || q->resumed)
         return true;
     q->plan = try_out(s, q, now, terms);
@@ -759,7 +784,7 @@ static void remove_prompt(struct scheduler *s, struct sched_request *q, uint64_t
     q->on_prefill = false;
     if (at == &k->first && k->first)
         k->first->began_ns = now;
-    s->dirty = true;
+    changed(s);
 }
 
 static void remove_running(struct scheduler *s, struct sched_request *q)
@@ -771,7 +796,8 @@ static void remove_running(struct scheduler *s, struct sched_request *q)
     if (q->running_next)
         q->running_next->running_prev = q->running_prev;
     k->n_running--;
-    k->changed = s->dirty = true;
+    k->changed = true;
+    changed(s);
     q->on_decode = false;
 }
 

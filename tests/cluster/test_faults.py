@@ -1,6 +1,6 @@
 """Killed and frozen workers: every call is answered in full, no leaked page, no wrong token.
 
-Default: 10 of each. TANDEM_LONG=faults: 100 of each. The histogram of what was going on at each fault is printed.
+Default: 5 of each. TANDEM_LONG=faults: 100 of each. The histogram of what was going on at each fault is printed.
 """
 import collections, os, random, sys, threading
 sys.path.insert(0, os.path.dirname(__file__))
@@ -8,7 +8,7 @@ from harness import *
 from client import Client, request
 from load import Load
 
-ROUNDS = 100 if os.environ.get("TANDEM_LONG") in ("faults", "all") else 10
+ROUNDS = 100 if os.environ.get("TANDEM_LONG") in ("faults", "all") else 5
 LIMIT = 3 * SLOW  # silence, a second of grace, and some
 
 

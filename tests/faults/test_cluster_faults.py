@@ -99,10 +99,11 @@ def test_cluster_under_faults_gives_right_tokens_or_an_error():
         assert not bad, (load.codes, load.texts)
         assert load.codes["OK"] > WANTED / 20 and load.codes["OK"] > load.codes["UNAVAILABLE"], load.codes  # most are planned anew
         assert min(in_flight[5:] or [1]) > 0, in_flight  # something to hit, all the time
-        warming = 40 if WANTED >= 10000 else 160  # a short run ends before pools and memtables are full
+        # a short run ends before pools and memtables are full, and all pairs connected
+        warming, opening = (40, 40) if WANTED >= 10000 else (160, 120)
         for name in late:
             assert late[name][0] < early[name][0] * 1.2 + warming, f"{name} grows: {early[name]} {late[name]}"
-            assert late[name][1] < early[name][1] + 40, f"{name} opens more and more: {early[name]} {late[name]}"
+            assert late[name][1] < early[name][1] + opening, f"{name} opens more and more: {early[name]} {late[name]}"
         c.wait_ready(20)
         c.audit(20)
 

@@ -1,0 +1,118 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/random.h"
+#include "cli/bench_engine.h"
+
+static void mix(struct bench_engine *b, uint64_t x)
+{
+    b->hash = random_mix(b->hash ^ x);
+}
+
+/* The order in which sequences of a step are reported is a part of what has to repeat. */
+static void on_token(void *user, struct seq *seq, const struct sampled *token)
+{
+    struct bench_engine *b = user;
+    uint32_t bits;
+    (void)seq;
+    memcpy(&bits, &token->logprob, sizeof(bits));
+    mix(b, (uint64_t)token->id << 32 | bits);
+    b->n_tokens++;
+}
+
+static void on_end(void *user, struct seq *seq, enum seq_finish finish)
+{
+    (void)seq, (void)finish;
+    ((struct bench_engine *)user)->n_ended++;
+}
+
+static void on_admitted(void *user, struct seq *seq, uint32_t n_matched)
+{
+    (void)user, (void)seq, (void)n_matched;
+}
+
+static void on_pages_ready(void *user, struct seq *seq, uint32_t first, uint32_t n, uint16_t begin, uint16_t end)
+{
+    (void)user, (void)seq, (void)first, (void)n, (void)begin, (void)end;
+}
+
+static void on_block(void *user, bool added, const struct block_key *key, uint32_t chain_index)
+{
+    (void)user, (void)added, (void)key, (void)chain_index;
+}
+
+static struct geometry_options options_of(const struct bench_options *o)
+{
+    return (struct geometry_options){.model = o->model,
+                                     .dummy = o->model ? NULL : o->dummy,
+                                     .numerics = o->numerics,
+                                     .kv_dtype = "auto",
+                                     .block_tokens = BENCH_PAGE_TOKENS};
+}
+
+enum td_status bench_engine_resolve(struct bench_engine *b, const struct bench_options *o, struct td_error *e)
+{
+    const struct geometry_options g = options_of(o);
+    clock_init_real(&b->clock);
+    return geometry_resolve(&g, &b->geometry, e);
+}
+
+enum td_status bench_engine_open(struct bench_engine *b, const struct bench_options *o, uint32_t pool_tokens,
+                                 uint32_t max_rows, struct td_error *e)
+{
+    const struct geometry_options g = options_of(o);
+    const struct kernels_config k = {.n_threads = (uint32_t)o->threads};
+    enum td_status s = geometry_open_model(&g, &b->geometry, &b->model, e);
+    if (!s)
+        s = kernels_open(&k, &b->kernels, e);
+    if (s)
+        return s;
+    const struct engine_config c = {
+        .kernels = b->kernels,
+        .model = b->model,
+        .compute = b->geometry.compute,
+        .kv_dtype = b->geometry.layout.dtype,
+        .page_tokens = BENCH_PAGE_TOKENS,
+        .n_pages = pool_tokens / BENCH_PAGE_TOKENS,
+        .max_batch = BENCH_ENGINE_SEQS,
+        .max_rows = max_rows,
+        .clock = &b->clock,
+        .callbacks = {b, on_admitted, on_pages_ready, on_token, on_end, on_block},
+    };
+    return engine_open(&c, &b->engine, e);
+}
+
+void bench_engine_close(struct bench_engine *b)
+{
+    if (b->engine)
+        bench_engine_close_seqs(b);
+    engine_close(b->engine);
+    kernels_close(b->kernels);
+    model_close(b->model);
+}
+
+enum td_status bench_engine_seq(struct bench_engine *b, uint32_t slot, uint32_t n_prompt, uint32_t max_tokens,
+                                enum seq_goal goal, struct td_error *e)
+{
+    uint32_t *ids = mem_array(n_prompt, sizeof(*ids));
+    for (uint32_t i = 0; i < n_prompt; i++)
+        ids[i] = (uint32_t)(random_at(1, slot, i) % b->geometry.config.vocab_size);
+    const struct seq_params p = {.ids = ids,
+                                 .n_ids = n_prompt,
+                                 .n_prompt = n_prompt,
+                                 .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = max_tokens},
+                                 .goal = goal};
+    enum td_status s = engine_seq_open(b->engine, &p, &b->seqs[slot], e);
+    free(ids);
+    return s;
+}
+
+void bench_engine_close_seqs(struct bench_engine *b)
+{
+    for (uint32_t i = 0; i < BENCH_ENGINE_SEQS; i++) {
+        engine_seq_close(b->engine, b->seqs[i]);
+        b->seqs[i] = NULL;
+    }
+    kvpool_flush(engine_pool(b->engine)); /* the next repetition computes its prompts again */
+}

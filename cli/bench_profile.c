@@ -1,0 +1,227 @@
+/*
+ * What a worker of this machine is to tandem simulate: the times of single steps, and the coefficients that fit them.
+ *
+ * Prompts of several lengths are computed in chunks, so that a chunk is seen after many cached lengths; batches of several sizes decode
+ * behind contexts of several lengths. A time is the median of a kind of step. The file has the rows themselves (replay/profile.h): it
+ * can be read again when the fit changes.
+ */
+#include <errno.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "cli/bench_engine.h"
+#include "replay/profile.h"
+
+enum {
+    CHUNK = 512,
+    LONGEST = 4096,
+    ANSWER = 17,
+    MAX_BATCH = 16,
+    BATCH_CONTEXT = 8192, /* most tokens of a batch's contexts: their prompts have to be computed first */
+    MIN_REPEATS = 3,
+    MAX_KINDS = 128,
+    MAX_TIMES = 1024,
+};
+
+struct kind { /* of steps that are alike */
+    double n_prompt, cached;
+    uint32_t batch;
+    double context; /* of each; the mean */
+    double ms[MAX_TIMES];
+    uint32_t n;
+};
+
+struct profile_bench {
+    struct bench_engine m;
+    uint64_t row_ns;
+    uint32_t longest; /* prompt */
+    struct kind *kinds;
+    uint32_t n_kinds;
+};
+
+static struct kind *kind_of(struct profile_bench *b, double n_prompt, double cached, uint32_t batch, double context)
+{
+    for (uint32_t i = 0; i < b->n_kinds; i++) {
+        struct kind *k = &b->kinds[i];
+        if (k->n_prompt == n_prompt && k->cached == cached && k->batch == batch && k->context == context)
+            return k;
+    }
+    if (b->n_kinds == MAX_KINDS)
+        return NULL;
+    b->kinds[b->n_kinds] = (struct kind){.n_prompt = n_prompt, .cached = cached, .batch = batch, .context = context};
+    return &b->kinds[b->n_kinds++];
+}
+
+static void add_step(struct kind *k, double ms)
+{
+    if (k && k->n < MAX_TIMES && ms > 0)
+        k->ms[k->n++] = ms;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(struct kind *k)
+{
+    qsort(k->ms, k->n, sizeof(*k->ms), by_value);
+    return k->ms[k->n / 2];
+}
+
+/* ------------------------------------------------------------------- steps */
+
+static enum td_status run_prompt(struct profile_bench *b, uint32_t n_prompt, struct td_error *e)
+{
+    enum td_status s = bench_engine_seq(&b->m, 0, n_prompt, 1, SEQ_FIRST_TOKEN, e);
+    b->m.n_ended = 0;
+    for (double cached = 0; !s && !b->m.n_ended;) {
+        engine_step(b->m.engine);
+        const struct cost_step step = engine_last_step(b->m.engine);
+        add_step(kind_of(b, step.prefill_tokens, cached, 0, 0), step.ms);
+        cached += step.prefill_tokens;
+    }
+    bench_engine_close_seqs(&b->m);
+    return s;
+}
+
+static enum td_status run_batch(struct profile_bench *b, uint32_t batch, uint32_t context, struct td_error *e)
+{
+    enum td_status s = TD_OK;
+    b->m.n_ended = b->m.n_tokens = 0;
+    for (uint32_t i = 0; i < batch && !s; i++)
+        s = bench_engine_seq(&b->m, i, context, ANSWER, SEQ_GENERATE, e);
+    while (!s && !b->m.n_ended) {
+        engine_step(b->m.engine);
+        const struct cost_step step = engine_last_step(b->m.engine);
+        if (!step.prefill_tokens && step.batch == batch)
+            add_step(kind_of(b, 0, 0, batch, context + (ANSWER - 1) / 2), step.ms);
+    }
+    bench_engine_close_seqs(&b->m);
+    return s;
+}
+
+/* batch 0: a prompt. */
+static enum td_status repeat(struct profile_bench *b, uint32_t batch, uint32_t n, struct td_error *e)
+{
+    uint64_t start = clock_now(&b->m.clock);
+    enum td_status s = TD_OK;
+    for (uint32_t i = 0; !s && (i < MIN_REPEATS || clock_now(&b->m.clock) - start < b->row_ns); i++)
+        s = batch ? run_batch(b, batch, n, e) : run_prompt(b, n, e);
+    return s;
+}
+
+static enum td_status measure(struct profile_bench *b, struct td_error *e)
+{
+    enum td_status s = TD_OK;
+    for (uint32_t n = 16; n <= b->longest && !s; n *= 2)
+        s = repeat(b, 0, n, e);
+    for (uint32_t batch = 1; batch <= MAX_BATCH && !s; batch *= 2)
+        for (uint32_t n = 64; n <= b->longest && n * batch <= BATCH_CONTEXT && !s; n *= 4)
+            s = repeat(b, batch, n, e);
+    return s;
+}
+
+/* -------------------------------------------------------------------- file */
+
+static json_t *rows_as_json(struct profile_bench *b, const char *model)
+{
+    const struct geometry *g = &b->m.geometry;
+    json_t *prefill = json_array(), *prefix = json_array(), *decode = json_array();
+    for (uint32_t i = 0; i < b->n_kinds; i++) {
+        struct kind *k = &b->kinds[i];
+        if (!k->n)
+            continue;
+        double ms = median(k);
+        if (k->batch)
+            json_array_append_new(
+                decode, json_pack("{s:i, s:f, s:f}", "batch", (int)k->batch, "context", k->context, "ms", ms));
+        else if (k->cached > 0)
+            json_array_append_new(prefix, json_pack("{s:f, s:f, s:f}", "isl_total", k->cached + k->n_prompt, "prefix",
+                                                    k->cached, "ms", ms));
+        else
+            json_array_append_new(prefill, json_pack("{s:i, s:f, s:f}", "batch", 1, "isl", k->n_prompt, "ms", ms));
+    }
+    return json_pack("{s:[{s:s, s:s, s:s, s:i, s:s, s:f, s:o, s:o, s:o}]}", "profiles", "gpu", "none", "model", model,
+                     "backend", "tandem", "tp", 1, "precision", g->compute == COMPUTE_F32 ? "f32" : "bf16",
+                     "kv_bytes_per_token", (double)kv_layout_page_bytes(&g->layout) / BENCH_PAGE_TOKENS, "prefill",
+                     prefill, "prefill_prefix", prefix, "decode", decode);
+}
+
+static enum td_status write_file(const char *path, const char *text, struct td_error *e)
+{
+    FILE *f = fopen(path, "w");
+    bool ok = f && fputs(text, f) >= 0;
+    if (f)
+        ok &= !fclose(f);
+    return ok ? TD_OK : td_fail(e, TD_ERR_IO, "--profile %s: %s", path, strerror(errno));
+}
+
+/* ------------------------------------------------------------------ output */
+
+static void add_rows(struct profile_bench *b, const struct worker_profile *fit, struct bench_rows *out)
+{
+    static const char *const OF_PREFILL[] = {"a chunk", "a token", "n (n + 2 cached)"}, *const OF_DECODE[] = {
+                                                                                            "a step",
+                                                                                            "a token of context",
+                                                                                            "a sequence"};
+    const double *p = fit->cost.prefill, *d = fit->cost.decode;
+    for (uint32_t i = 0; i < b->n_kinds; i++) {
+        struct kind *k = &b->kinds[i];
+        double n = k->n_prompt;
+        if (!k->n)
+            continue;
+        if (k->batch)
+            bench_add(out, "ms", median(k), d[0] + d[1] * k->batch * k->context + d[2] * k->batch,
+                      "decode of %u behind %.0f; limit: the fit", k->batch, k->context);
+        else
+            bench_add(out, "ms", median(k), p[0] + p[1] * n + p[2] * n * (n + 2 * k->cached),
+                      "prefill of %.0f after %.0f; limit: the fit", n, k->cached);
+    }
+    for (int i = 0; i < 3; i++)
+        bench_add(out, "us", p[i] * 1e3, 0, "prefill: %s", OF_PREFILL[i]);
+    for (int i = 0; i < 3; i++)
+        bench_add(out, "us", d[i] * 1e3, 0, "decode: %s", OF_DECODE[i]);
+    bench_add(out, "%", 100 * fit->fit_error, 0, "mean error of the fit");
+}
+
+static enum td_status finish(struct profile_bench *b, const struct bench_options *o, struct bench_rows *out,
+                             struct td_error *e)
+{
+    json_t *json = rows_as_json(b, o->model ? o->model : o->dummy);
+    char *text = json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
+    struct worker_profile fit;
+    enum td_status s = profile_parse(text, strlen(text), NULL, &fit, e);
+    if (!s && o->profile)
+        s = write_file(o->profile, text, e);
+    if (!s)
+        add_rows(b, &fit, out);
+    free(text);
+    json_decref(json);
+    return s;
+}
+
+enum td_status bench_profile(const struct bench_options *o, struct bench_rows *out, struct td_error *e)
+{
+    struct profile_bench *b = mem_zalloc(sizeof(*b));
+    b->kinds = mem_array(MAX_KINDS, sizeof(*b->kinds));
+    b->row_ns = (uint64_t)((o->seconds > 0 ? o->seconds : 1) * (double)NS_PER_S);
+    enum td_status s = bench_engine_resolve(&b->m, o, e);
+    if (!s) {
+        uint32_t most = b->m.geometry.config.max_positions - ANSWER;
+        b->longest = most < LONGEST ? most : LONGEST;
+        s = bench_engine_open(&b->m, o, 2 * BATCH_CONTEXT + MAX_BATCH * (ANSWER + BENCH_PAGE_TOKENS), CHUNK, e);
+    }
+    if (!s)
+        s = measure(b, e);
+    if (!s)
+        s = finish(b, o, out, e);
+    bench_engine_close(&b->m);
+    free(b->kinds);
+    free(b);
+    return s;
+}
