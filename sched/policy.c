@@ -93,6 +93,11 @@ static void view_prefix(const struct policy_worker *w, const struct policy_reque
     v->compute = rest;
 }
 
+static bool is_kept(const struct policy_worker *w, uint32_t i, const struct policy_request *r, double ttft)
+{
+    return r->keeper != i && r->keeper != POLICY_ANY_KEEPER && ttft > w->kept_ms;
+}
+
 struct prefill_view policy_view_prefill(const struct policy_worker *workers, uint32_t i, const struct policy_request *r)
 {
     const struct policy_worker *w = &workers[i];
@@ -104,7 +109,7 @@ struct prefill_view policy_view_prefill(const struct policy_worker *workers, uin
     view_prefix(w, r, &v);
     v.alone = v.load + v.compute;
     v.ttft = fmax(v.wait, v.load) + v.compute; /* it loads while others are computed */
-    v.kept = i != r->keeper && v.ttft > w->kept_ms;
+    v.kept = is_kept(w, i, r, v.ttft);
     return v;
 }
 
@@ -139,7 +144,7 @@ struct prefill_view policy_view_aggregated(const struct policy_worker *workers, 
     double step = at.running < 1 ? 0 : cost_decode_ms(w->cost, at.running, at.context);
     v.compute += steps * step;
     v.ttft = fmax(v.wait, v.load) + v.compute; /* for the end of the step that runs it waits as its legs lately did */
-    v.kept = i != r->keeper && v.ttft > w->kept_ms;
+    v.kept = is_kept(w, i, r, v.ttft);
     return v;
 }
 

@@ -46,7 +46,8 @@ enum prefix_rule { PREFIX_AUTO, PREFIX_LOAD, PREFIX_COMPUTE };
 enum worker_role { ROLE_PREFILL, ROLE_DECODE, ROLE_STORE };
 
 enum { POLICY_HORIZONS = 8 };
-#define POLICY_NO_KEEPER UINT32_MAX
+#define POLICY_NO_KEEPER  UINT32_MAX
+#define POLICY_ANY_KEEPER (UINT32_MAX - 1)              /* it was admitted: no place is kept from it */
 extern const double POLICY_HORIZON_MS[POLICY_HORIZONS]; /* from 0, rising */
 extern const double POLICY_BALANCE;                     /* Mooncake's kvcache_balancing_threshold */
 
@@ -85,7 +86,7 @@ struct policy_request {
     enum policy policy;
     enum plan_force force;
     enum prefix_rule prefix;
-    uint32_t keeper; /* the worker that keeps a place for it; POLICY_NO_KEEPER */
+    uint32_t keeper; /* the worker that keeps a place for it; POLICY_NO_KEEPER, POLICY_ANY_KEEPER */
     uint64_t number; /* of requests, for round-robin and ties */
 };
 

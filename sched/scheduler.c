@@ -24,9 +24,11 @@ static const double STALE_MS = 10000; /* a cost that nothing was measured agains
 
 struct terms { /* on which a prediction is held against the TTFT limit */
     double of_limit, caution, hope;
+    bool admitted; /* rather than refused it has a place that is kept for another */
 };
-static const struct terms NEW = {1, SCHEDULER_CAUTION, SCHEDULER_HOPE}, PROMISED = {1, 0, SCHEDULER_HOPE};
-static const struct terms LATE = {1.1, 0, 0}; /* a queued request that is predicted to be later is refused */
+static const struct terms NEW = {1, SCHEDULER_CAUTION, SCHEDULER_HOPE, false}, BACK = {1, 0, SCHEDULER_HOPE, false};
+static const struct terms PROMISED = {1, 0, SCHEDULER_HOPE, true};
+static const struct terms LATE = {2, 0, 0, true}; /* a queued request that is predicted to be later is refused */
 
 struct worker {
     bool up;
@@ -294,7 +296,7 @@ static struct policy_request ask_of(const struct scheduler *s, const struct sche
                                    .store_blocks = q->store_blocks,
                                    .store_blocks_ssd = q->store_blocks_ssd,
                                    .ttft_ms = q->resumed ? 0 : q->ttft_ms * terms.of_limit,
-                                   .tpot_ms = q->resumed ? 0 : q->tpot_ms,
+                                   .tpot_ms = q->resumed ? 0 : q->tpot_ms * terms.of_limit,
                                    .caution = terms.caution,
                                    .hope = terms.hope,
                                    .remaining_ms =
@@ -340,10 +342,14 @@ static struct plan place(struct scheduler *s, struct policy_worker *views, struc
         s->config.match(s->config.user, q);
         q->matched_ns = now;
     }
-    const struct policy_request ask = ask_of(s, q, now, terms);
+    struct policy_request ask = ask_of(s, q, now, terms);
     uint32_t hidden[SCHEDULER_AVOID], n_hidden = hide_avoided(s, views, q, hidden);
     struct policy_candidate *log = s->config.explain ? s->candidates : NULL;
     struct plan plan = policy_place(views, s->n_workers, &ask, log, &s->n_candidates);
+    if (plan.kind == PLAN_REFUSE && terms.admitted) {
+        ask.keeper = POLICY_ANY_KEEPER;
+        plan = policy_place(views, s->n_workers, &ask, log, &s->n_candidates);
+    }
     for (uint32_t i = 0; i < n_hidden; i++)
         views[hidden[i]].usable = true;
     if (plan.kind == PLAN_REFUSE && n_hidden) /* rather with one that failed it than not at all */
@@ -695,7 +701,7 @@ static bool has_room(const struct scheduler *s, const struct sched_request *q)
 /* True: it is queued. False: q->plan says why not. */
 static bool admit(struct scheduler *s, struct sched_request *q, uint64_t now)
 {
-    struct terms terms = is_back(q) ? PROMISED : NEW;
+    struct terms terms = is_back(q) ? BACK : NEW;
     scheduler_refresh(s, now);
     q->plan = place(s, s->views, q, now, terms);
     q->work_ms = q->plan.work_ms;

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """A live cluster at twice what it bears: what it still gets done, whom it refuses, how fast, and whether who comes back is taken.
 
-    overload.py [--build DIR] [--trace FILE] [--prefill 8] [--decode 8] [--rounds 3] [--requests 8000] [--find-requests 2000]
-                [--rate X] [--against least-loaded] [--retry-share 0.1] [--json]
+    overload.py [--build DIR] [--trace FILE] [--prefill 8] [--decode 8] [--rounds 3] [--requests 4000] [--rate X] [--times 2]
+                [--against least-loaded] [--retry-share 0.1] [--slow 3] [--json]
 
 Real processes with simulated compute: the steps of one H200 with an 8B model and 10 % log-normal noise; the router's cost model begins
-twice as high. The trace is Mooncake's conversation trace with lengths of a quarter and tokens that take four times as long, so that a
-request takes as long as there. First the highest rate at which 90 % of all requests meet TTFT 1 s and TPOT 30 ms (tandem replay
---find-max; --rate: it is known), then twice that rate, tandem and the other policy in turns.
+twice as high. The trace is Mooncake's conversation trace with prompts of an eighth and tokens of KV that take eight times as long, so
+that a request takes as long as there; all of it, limits too, takes --slow times as long, so that two cores bear seventeen processes.
+
+First the highest rate at which 90 % of the requests meet TTFT 1 s and TPOT 30 ms of those that do so in an idle cluster (some prompts
+are too long for it), by bisection of tandem simulate with the same cluster (--rate: it is known); then --times that rate, live, tandem and the other policy in turns.
 """
-import argparse, json, os, statistics, subprocess, sys
+import argparse, json, os, statistics, subprocess, sys, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PARSER = argparse.ArgumentParser()
@@ -18,12 +20,12 @@ PARSER.add_argument("--trace", default=os.path.join(ROOT, "../shared/traces/moon
 PARSER.add_argument("--prefill", type=int, default=8)
 PARSER.add_argument("--decode", type=int, default=8)
 PARSER.add_argument("--rounds", type=int, default=3)
-PARSER.add_argument("--requests", type=int, default=8000)
-PARSER.add_argument("--find-requests", type=int, default=2000)
+PARSER.add_argument("--requests", type=int, default=4000)
 PARSER.add_argument("--rate", type=float, default=0)
 PARSER.add_argument("--times", type=float, default=2, help="the highest rate")
 PARSER.add_argument("--against", default="least-loaded")
 PARSER.add_argument("--retry-share", default="0.1")
+PARSER.add_argument("--slow", type=float, default=3)
 PARSER.add_argument("--json", action="store_true")
 ARGS = PARSER.parse_args()
 os.environ["TANDEM_BUILD_ROOT"], os.environ["TANDEM_SOURCE_ROOT"] = ARGS.build, ROOT
@@ -31,25 +33,48 @@ sys.path.insert(0, os.path.join(ROOT, "tests/cluster"))
 from harness import Cluster, TANDEM  # noqa: E402
 
 DIMS = "layers=1,kv_heads=1,heads=1,head_dim=8,hidden=8,ffn=8,vocab=1536,positions=40000"
-WORKER = ["--engine", "sim", "--numerics", "bf16", "--pages", "60000", "--pool-bytes", "1G", "--max-batch", "256", "--max-rows", "1280",
-          "--chunk-tokens", "1024", "--sim-prefill", "3526,74,0.00856", "--sim-decode", "5228,0.1172,8.088", "--sim-noise", "0.1"]
-TWICE = "7052,148,0.01712:10456,0.2344,16.176"
+SHAPE = ["--pages", "60000", "--max-batch", "256", "--max-rows", "768", "--chunk-tokens", "512"]
+WORKER = ["--engine", "sim", "--numerics", "bf16", "--pool-bytes", "1G", "--sim-noise", "0.1", *SHAPE]
+PREFILL, DECODE = (3526, 148, 0.03424), (5228, 0.2344, 8.088)
 
 
-def replay(policy, rate, *args):
-    with Cluster(dummy=DIMS, prefill=ARGS.prefill, decode=ARGS.decode, worker_args=WORKER,
-                 router_args=["--profile", TWICE, "--policy", policy]) as c:
-        out = subprocess.run([TANDEM, "replay", ARGS.trace, "--router", c.router.address, "--length-scale", "0.25", "--ttft-ms", "1000",
-                              "--tpot-ms", "30", "--rate", str(rate), "--no-progress", "--json", *args], capture_output=True, text=True)
-        if out.returncode not in (0, 1):
-            sys.exit(f"tandem replay: {out.stderr}")
-        return json.loads(out.stdout)
+def times(coefficients, factor):
+    return ",".join(f"{c * factor * ARGS.slow:.6g}" for c in coefficients)
 
 
-def find_max():
-    r = replay("tandem", 8, "--find-max", "--requests", str(ARGS.find_requests))
-    best = max((p for p in r["points"] if p["met_share"] >= 0.9), key=lambda p: p["rate"])
-    return best["rate"], best["goodput"]
+def load(rate):
+    return ["--ttft-ms", str(1000 * ARGS.slow), "--tpot-ms", str(30 * ARGS.slow), "--rate", str(rate / ARGS.slow),
+            "--retry-share", ARGS.retry_share, "--json"]
+
+
+def tandem(*args):
+    out = subprocess.run([TANDEM, *args], capture_output=True, text=True)
+    if out.returncode not in (0, 1):
+        sys.exit(f"tandem {' '.join(args)}: {out.stderr}")
+    return out.stdout
+
+
+def simulated(trace, rate):
+    return json.loads(tandem("simulate", trace, "--prefill", str(ARGS.prefill), "--decode", str(ARGS.decode), "--profile",
+                             times(PREFILL, 1) + ":" + times(DECODE, 1), "--profile-error", "2", "--noise", "0.1", *SHAPE,
+                             "--kv-bytes", "16", "--port-gb-s", "0", "--link-ms", "1.5", "--rpc-ms", "0.5", *load(rate)))
+
+
+def live(trace, policy, rate):
+    steps = ["--sim-prefill", times(PREFILL, 1), "--sim-decode", times(DECODE, 1)]
+    twice = times(PREFILL, 2) + ":" + times(DECODE, 2)
+    with Cluster(dummy=DIMS, prefill=ARGS.prefill, decode=ARGS.decode, worker_args=[*WORKER, *steps],
+                 router_args=["--profile", twice, "--policy", policy]) as c:
+        return json.loads(tandem("replay", trace, "--router", c.router.address, "--no-progress", *load(rate)))
+
+
+def most(trace):
+    low, high = 0.1, 64
+    enough = 0.9 * simulated(trace, low)["attainment"]
+    while high / low > 1.02:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if simulated(trace, middle)["attainment"] >= enough else (low, middle)
+    return low
 
 
 def row(r):
@@ -60,21 +85,25 @@ def row(r):
 
 
 def main():
-    rate, most = (ARGS.rate, None) if ARGS.rate else find_max()
-    rows = {"tandem": [], ARGS.against: []}
-    for _ in range(ARGS.rounds):
-        for policy in rows:
-            rows[policy].append(row(replay(policy, rate * ARGS.times, "--requests", str(ARGS.requests), "--retry-share",
-                                           ARGS.retry_share)))
+    with tempfile.TemporaryDirectory() as d:
+        trace = os.path.join(d, "trace.jsonl")
+        tandem("trace", "slice", ARGS.trace, "--count", str(ARGS.requests), "--length-scale", "0.125", "--output-scale", "8", "--output",
+               trace)
+        rate = ARGS.rate or most(trace)
+        at_most = simulated(trace, rate)["goodput"]["at_rate"]
+        rows = {"simulated": [row(simulated(trace, ARGS.times * rate))], "tandem": [], ARGS.against: []}
+        for _ in range(ARGS.rounds):
+            for policy in ("tandem", ARGS.against):
+                rows[policy].append(row(live(trace, policy, ARGS.times * rate)))
     if ARGS.json:
-        print(json.dumps({"rate": rate, "goodput": most, "rows": rows}))
+        print(json.dumps({"rate": rate, "goodput": at_most, "rows": rows}))
         return
-    print(f"most: {most} requests/s that meet both limits, at {rate:.3g} times the trace" if most else f"at {rate:.3g} times the trace")
+    print(f"{at_most:.2f} requests/s meet both limits at {rate:.3g} times the trace; at {ARGS.times:g} times that:")
     for policy, runs in rows.items():
         for key in runs[0]:
-            values = [r[key] for r in runs]
-            middle = statistics.median(v for v in values if v is not None) if any(v is not None for v in values) else float("nan")
-            print(f"{policy:14}{key:22}{middle:12.4g}   " + " ".join("-" if v is None else f"{v:.4g}" for v in values))
+            values = [r[key] for r in runs if r[key] is not None]
+            middle = f"{statistics.median(values):12.4g}" if values else f"{'-':>12}"
+            print(f"{policy:14}{key:22}{middle}   " + " ".join(f"{v:.4g}" for v in values))
 
 
 main()

@@ -3,10 +3,14 @@
 the cost model says (--engine sim).
 
     sim_vs_live.py [--build DIR] [--trace FILE] [--runs 5] [--requests 400] [--rate 4]
+    sim_vs_live.py --engine cpu ...
 
 The trace is Mooncake's conversation trace with lengths of an eighth, so that pages stay small. Prints mean, p50, p90 and p99 of TTFT
 and TPOT of the simulation, of each live run, and of the live runs' medians; exit code 1: mean, p50 or p90 differ by more than 5 %, or
 p99 by more than 10 %.
+
+--engine cpu: workers compute, one thread each, a made-up model of 29 million parameters; the simulation has the profile that tandem bench
+measured before (--profile FILE: it was measured). 1 + 1 workers, lengths of a twenty-fifth, the trace's own rate, 15 % for all figures.
 """
 import argparse, json, os, statistics, subprocess, sys, tempfile
 
@@ -16,9 +20,11 @@ PARSER.add_argument("--build", default=os.environ.get("TANDEM_BUILD_ROOT", os.pa
 PARSER.add_argument("--trace", default=os.path.join(ROOT, "../shared/traces/mooncake_conversation.jsonl"))
 PARSER.add_argument("--runs", type=int, default=5)
 PARSER.add_argument("--requests", type=int, default=400)
-PARSER.add_argument("--rate", default="4")
-PARSER.add_argument("--prefill", type=int, default=2)
-PARSER.add_argument("--decode", type=int, default=2)
+PARSER.add_argument("--rate")
+PARSER.add_argument("--prefill", type=int)
+PARSER.add_argument("--decode", type=int)
+PARSER.add_argument("--engine", choices=("sim", "cpu"), default="sim")
+PARSER.add_argument("--profile")
 PARSER.add_argument("--plan", default="auto")
 PARSER.add_argument("--limits", default="0,0", help="TTFT,TPOT in ms")
 PARSER.add_argument("--link-ms", default="1.5", help="a hand-over on this machine, beyond its bytes")
@@ -28,10 +34,18 @@ os.environ["TANDEM_BUILD_ROOT"], os.environ["TANDEM_SOURCE_ROOT"] = ARGS.build, 
 sys.path.insert(0, os.path.join(ROOT, "tests/cluster"))
 from harness import Cluster, TANDEM  # noqa: E402
 
-DIMS = "layers=2,kv_heads=1,heads=1,head_dim=64,hidden=64,ffn=64,vocab=1536,positions=32768"
-PREFILL, DECODE = "4000,40,0.001", "8000,0.05,100"
 SHAPE = ["--pages", "8000", "--chunk-tokens", "1024", "--max-rows", "1088", "--max-batch", "64"]
-LIVE = ["--engine", "sim", "--numerics", "bf16", "--sim-prefill", PREFILL, "--sim-decode", DECODE, *SHAPE]
+PREFILL, DECODE = "4000,40,0.001", "8000,0.05,100"
+if ARGS.engine == "sim":
+    DIMS = "layers=2,kv_heads=1,heads=1,head_dim=64,hidden=64,ffn=64,vocab=1536,positions=32768"
+    LIVE, KV_BYTES = ["--engine", "sim", "--numerics", "bf16", "--sim-prefill", PREFILL, "--sim-decode", DECODE, *SHAPE], "512"
+    SCALE, RATE, WORKERS, CLOSE, CLOSE_P99 = "0.125", "4", 2, 0.05, 0.10
+else:
+    DIMS = "layers=8,kv_heads=4,heads=8,head_dim=64,hidden=512,ffn=1536,vocab=1536,positions=8192"
+    SHAPE = ["--pages", "4000", "--chunk-tokens", "512", "--max-rows", "576", "--max-batch", "64"]
+    LIVE, KV_BYTES = ["--numerics", "bf16", "--pool-bytes", "1G", *SHAPE], "8192"
+    SCALE, RATE, WORKERS, CLOSE, CLOSE_P99 = "0.04", "1", 1, 0.15, 0.15
+RATE, N_PREFILL, N_DECODE = ARGS.rate or RATE, ARGS.prefill or WORKERS, ARGS.decode or WORKERS
 TTFT, TPOT = ARGS.limits.split(",")
 
 
@@ -46,19 +60,28 @@ def figures(report):
     return {(m, s): report[m + "_ms"][s] for m in ("ttft", "tpot") for s in ("mean", "p50", "p90", "p99")}
 
 
+def profile(d):
+    if ARGS.engine == "sim":
+        return PREFILL + ":" + DECODE
+    path = ARGS.profile or os.path.join(d, "profile.json")
+    if not ARGS.profile:
+        print(tandem("bench", "profile", "--dummy", DIMS, "--numerics", "bf16", "--threads", "1", "--profile", path))
+    return path
+
+
 def main():
     with tempfile.TemporaryDirectory() as d:
         trace = os.path.join(d, "trace.jsonl")
-        tandem("trace", "slice", ARGS.trace, "--count", str(ARGS.requests), "--length-scale", "0.125", "--output", trace)
+        tandem("trace", "slice", ARGS.trace, "--count", str(ARGS.requests), "--length-scale", SCALE, "--output", trace)
         limits = ["--ttft-ms", TTFT, "--tpot-ms", TPOT]
-        sim = json.loads(tandem("simulate", trace, "--json", "--prefill", str(ARGS.prefill), "--decode", str(ARGS.decode),
-                                "--profile", PREFILL + ":" + DECODE, *SHAPE, "--kv-bytes", "512", "--port-gb-s", "0", "--plan",
-                                ARGS.plan, "--rate", ARGS.rate, "--link-ms", ARGS.link_ms, "--rpc-ms", ARGS.rpc_ms, *limits))
+        sim = json.loads(tandem("simulate", trace, "--json", "--prefill", str(N_PREFILL), "--decode", str(N_DECODE), "--profile",
+                                profile(d), *SHAPE, "--kv-bytes", KV_BYTES, "--port-gb-s", "0", "--plan", ARGS.plan, "--rate", RATE,
+                                "--link-ms", ARGS.link_ms, "--rpc-ms", ARGS.rpc_ms, *limits))
         live = []
         for _ in range(ARGS.runs):
-            with Cluster(dummy=DIMS, prefill=ARGS.prefill, decode=ARGS.decode, plan=ARGS.plan, worker_args=LIVE) as c:
+            with Cluster(dummy=DIMS, prefill=N_PREFILL, decode=N_DECODE, plan=ARGS.plan, worker_args=LIVE) as c:
                 live.append(json.loads(tandem("replay", trace, "--router", c.router.address, "--json", "--no-progress",
-                                              "--rate", ARGS.rate, *limits)))
+                                              "--rate", RATE, *limits)))
     show(sim, live)
 
 
@@ -68,7 +91,7 @@ def show(sim, live):
     for key, value in predicted.items():
         median = statistics.median(f[key] for f in seen)
         off = value / median - 1
-        good = abs(off) <= (0.10 if key[1] == "p99" else 0.05)
+        good = abs(off) <= (CLOSE_P99 if key[1] == "p99" else CLOSE)
         ok &= good
         print(f"{key[0].upper() + ' ' + key[1]:12}{value:10.2f}" + "".join(f"{f[key]:10.2f}" for f in seen) +
               f"{median:10.2f}{100 * off:8.1f}%{'' if good else '  <--'}")

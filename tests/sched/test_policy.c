@@ -428,6 +428,8 @@ START_TEST(test_policy_goes_to_the_prefix_unless_the_queue_there_costs_more)
     r.ttft_ms = 0;
     w[1].kept_ms = 1;
     ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 0); /* it is kept for another */
+    r.keeper = POLICY_ANY_KEEPER;
+    ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 1);
 }
 END_TEST
 

@@ -243,6 +243,33 @@ START_TEST(test_scheduler_sends_nothing_to_a_draining_worker_and_waits_for_one)
 }
 END_TEST
 
+/* Its plan is used as it is unless a worker changed since then, or time passed. */
+START_TEST(test_scheduler_decides_again_when_a_worker_left_after_admission)
+{
+    for (int what = 0; what < 4; what++) {
+        struct cluster *c = cluster_open(2, 1);
+        struct sched_request q = request(c, 100), other = request(c, 100);
+        ck_assert(submit(c, &q));
+        uint32_t first = q.plan.prefill;
+        if (what == 1)
+            scheduler_worker_usable(c->s, first, false);
+        else if (what == 2)
+            scheduler_worker_down(c->s, first);
+        else if (what == 3)
+            ck_assert(submit(c, &other));
+        run(c);
+        ck_assert_int_eq(q.state, SCHED_PREFILLING);
+        ck_assert_uint_eq(c->n_placed, what == 3 ? 2 : 1);
+        ck_assert_uint_eq(q.plan.prefill, what == 1 || what == 2 ? 1 - first : first);
+        ck_assert(what != 3 || other.plan.prefill != first);
+        scheduler_end(c->s, &q, c->now, false);
+        scheduler_end(c->s, &other, c->now, false);
+        assert_idle(c, 3);
+        cluster_close(c);
+    }
+}
+END_TEST
+
 static double decode_ms(struct cluster *c, uint32_t w)
 {
     struct sched_worker_stats stats = stats_at(c->s, w, c->now);
@@ -425,7 +452,7 @@ START_TEST(test_scheduler_refuses_late_what_can_not_be_on_time_any_more)
     resumed.ttft_ms = 500;
     resumed.resumed = true;
     ck_assert(submit(c, &resumed));
-    pass_ms(c, 600); /* the worker does not get on */
+    pass_ms(c, 1100); /* the worker does not get on */
     ck_assert(submit(c, &next));
     run(c);
     ck_assert_int_eq(late.state, SCHED_OVER);
@@ -454,7 +481,7 @@ START_TEST(test_scheduler_pass_goes_on_when_the_first_in_the_queue_is_refused_an
         late[i].ttft_ms = 700;
         ck_assert(submit(c, &late[i]));
     }
-    pass_ms(c, 800);
+    pass_ms(c, 1500);
     next = request(c, 10);
     ck_assert(submit(c, &next));
     c->frees = true;
@@ -529,6 +556,31 @@ START_TEST(test_scheduler_keeps_no_place_for_one_that_does_not_come)
     other.arrived_ns = c->now;
     ck_assert(scheduler_would_admit(c->s, &other, c->now)); /* ...not for ever */
     ck_assert_uint_eq(scheduler_queued(c->s), 0);
+    assert_idle(c, 2);
+    cluster_close(c);
+}
+END_TEST
+
+START_TEST(test_scheduler_refuses_nobody_that_it_admitted_for_a_place_that_it_keeps)
+{
+    struct cluster *c = cluster_open(1, 1);
+    struct sched_request first = request(c, 3000), admitted = request(c, 2000), q = request(c, 5000);
+    double retry = 0;
+    admitted.ttft_ms = q.ttft_ms = 700;
+    q.identity = 77;
+    ck_assert(submit(c, &first));
+    run(c);
+    ck_assert(submit(c, &admitted));
+    run(c);
+    ck_assert_int_eq(admitted.state, SCHED_QUEUED); /* the worker has enough ahead */
+    q.arrived_ns = c->now;
+    ck_assert(!scheduler_submit(c->s, &q, c->now, &retry)); /* 500 ms of queue and 500 of work */
+    pass_ms(c, 350);                                        /* the worker did not get on as it should have */
+    scheduler_prefilled(c->s, &first, c->now);
+    run(c);
+    ck_assert_int_eq(admitted.state, SCHED_PREFILLING); /* though it will not be done when q comes back */
+    scheduler_end(c->s, &first, c->now, false);
+    scheduler_end(c->s, &admitted, c->now, false);
     assert_idle(c, 2);
     cluster_close(c);
 }
@@ -892,6 +944,7 @@ int main(void)
     tcase_add_test(t, test_scheduler_forgets_what_is_cancelled_in_any_state);
     tcase_add_test(t, test_scheduler_requeues_to_another_worker_when_one_is_lost);
     tcase_add_test(t, test_scheduler_sends_nothing_to_a_draining_worker_and_waits_for_one);
+    tcase_add_test(t, test_scheduler_decides_again_when_a_worker_left_after_admission);
     tcase_add_test(t, test_scheduler_doubts_that_a_worker_is_slow_when_only_others_are_measured);
     tcase_add_test(t, test_scheduler_keeps_what_it_knows_of_workers_while_nothing_happens);
     tcase_add_test(t, test_scheduler_lets_a_worker_have_two_chunks_ahead);
@@ -902,6 +955,7 @@ int main(void)
     tcase_add_test(t, test_scheduler_pass_goes_on_when_the_first_in_the_queue_is_refused_and_freed);
     tcase_add_test(t, test_scheduler_keeps_a_place_for_one_that_comes_back_when_told);
     tcase_add_test(t, test_scheduler_keeps_no_place_for_one_that_does_not_come);
+    tcase_add_test(t, test_scheduler_refuses_nobody_that_it_admitted_for_a_place_that_it_keeps);
     tcase_add_test(t, test_scheduler_orders_by_priority_then_by_when_each_is_due);
     tcase_add_test(t, test_scheduler_puts_short_ones_first_where_nobody_has_a_limit);
     tcase_add_test(t, test_scheduler_puts_the_workflow_first_that_needs_least_and_a_lost_one_last);
