@@ -10,7 +10,7 @@ and TPOT of the simulation, of each live run, and of the live runs' medians; exi
 p99 by more than 10 %.
 
 --engine cpu: workers compute, one thread each, a made-up model of 29 million parameters; the simulation has the profile that tandem bench
-measured before (--profile FILE: it was measured). 1 + 1 workers, lengths of a twenty-fifth, the trace's own rate, 15 % for all figures.
+measured before (--profile FILE: it was measured). 1 + 1 workers, prompts of a thirty-second, answers of a quarter, the trace's own rate, 15 % for all figures.
 """
 import argparse, json, os, statistics, subprocess, sys, tempfile
 
@@ -39,12 +39,12 @@ PREFILL, DECODE = "4000,40,0.001", "8000,0.05,100"
 if ARGS.engine == "sim":
     DIMS = "layers=2,kv_heads=1,heads=1,head_dim=64,hidden=64,ffn=64,vocab=1536,positions=32768"
     LIVE, KV_BYTES = ["--engine", "sim", "--numerics", "bf16", "--sim-prefill", PREFILL, "--sim-decode", DECODE, *SHAPE], "512"
-    SCALE, RATE, WORKERS, CLOSE, CLOSE_P99 = "0.125", "4", 2, 0.05, 0.10
+    SCALE, ANSWERS, RATE, WORKERS, CLOSE, CLOSE_P99 = "0.125", [], "4", 2, 0.05, 0.10
 else:
     DIMS = "layers=8,kv_heads=4,heads=8,head_dim=64,hidden=512,ffn=1536,vocab=1536,positions=8192"
     SHAPE = ["--pages", "4000", "--chunk-tokens", "512", "--max-rows", "576", "--max-batch", "64"]
     LIVE, KV_BYTES = ["--numerics", "bf16", "--pool-bytes", "1G", *SHAPE], "8192"
-    SCALE, RATE, WORKERS, CLOSE, CLOSE_P99 = "0.04", "1", 1, 0.15, 0.15
+    SCALE, ANSWERS, RATE, WORKERS, CLOSE, CLOSE_P99 = "0.03125", ["--output-scale", "8"], "1", 1, 0.15, 0.15
 RATE, N_PREFILL, N_DECODE = ARGS.rate or RATE, ARGS.prefill or WORKERS, ARGS.decode or WORKERS
 TTFT, TPOT = ARGS.limits.split(",")
 
@@ -72,7 +72,7 @@ def profile(d):
 def main():
     with tempfile.TemporaryDirectory() as d:
         trace = os.path.join(d, "trace.jsonl")
-        tandem("trace", "slice", ARGS.trace, "--count", str(ARGS.requests), "--length-scale", SCALE, "--output", trace)
+        tandem("trace", "slice", ARGS.trace, "--count", str(ARGS.requests), "--length-scale", SCALE, *ANSWERS, "--output", trace)
         limits = ["--ttft-ms", TTFT, "--tpot-ms", TPOT]
         sim = json.loads(tandem("simulate", trace, "--json", "--prefill", str(N_PREFILL), "--decode", str(N_DECODE), "--profile",
                                 profile(d), *SHAPE, "--kv-bytes", KV_BYTES, "--port-gb-s", "0", "--plan", ARGS.plan, "--rate", RATE,
