@@ -9,14 +9,15 @@ except ImportError:
 
 SOURCE = os.environ["TANDEM_SOURCE_ROOT"]
 SLOW = 6 if os.environ.get("TANDEM_SANITIZE") else 1  # sanitizers: everything takes longer
-_dir = tempfile.mkdtemp(prefix="tandem-pb-")
-for path in ("proto", "proto/rpc"):
-    full = os.path.join(SOURCE, path)
-    files = [f for f in os.listdir(full) if f in ("tandem.proto", "admin.proto", "worker.proto", "grpc_health.proto",
-                                                  "grpc_reflection.proto")]
-    subprocess.run(["protoc", "--proto_path=" + full, "--python_out=" + _dir, *files], check=True)
-sys.path.insert(0, _dir)
-import tandem_pb2 as pb, worker_pb2 as worker_pb, grpc_health_pb2 as health_pb, grpc_reflection_pb2 as reflection_pb
+with tempfile.TemporaryDirectory(prefix="tandem-pb-") as _dir:
+    for path in ("proto", "proto/rpc"):
+        full = os.path.join(SOURCE, path)
+        files = [f for f in os.listdir(full) if f in ("tandem.proto", "admin.proto", "worker.proto", "grpc_health.proto",
+                                                      "grpc_reflection.proto")]
+        subprocess.run(["protoc", "--proto_path=" + full, "--python_out=" + _dir, *files], check=True)
+    sys.path.insert(0, _dir)
+    import tandem_pb2 as pb, worker_pb2 as worker_pb, grpc_health_pb2 as health_pb, grpc_reflection_pb2 as reflection_pb
+    sys.path.remove(_dir)
 
 
 class Client:

@@ -122,13 +122,19 @@ def test_refusals_name_the_field():
         assert code == "INVALID_ARGUMENT" and "chat.messages[1].content" in text, (code, text)
 
 
+def template(text):
+    """A file that is gone when nobody has it any more."""
+    f = tempfile.NamedTemporaryFile("w", suffix=".jinja")
+    f.write(text)
+    f.flush()
+    return f
+
+
 @test
 def test_chat_takes_whole_messages_tools_and_another_template():
-    path = os.path.join(tempfile.mkdtemp(), "t.jinja")
-    with open(path, "w") as f:
-        f.write("{% for m in messages %}{{ m.role }}:{{ m.content or m.tool_calls | tojson }}\n{% endfor %}{{ tools | tojson }}{{ shout }}"
-                "{% if messages | length > 3 %}{{ raise_exception('too many') }}{% endif %}{% if add_generation_prompt %}>{% endif %}")
-    with Cluster(plan="split", router_args=["--chat-template", path]) as c:
+    f = template("{% for m in messages %}{{ m.role }}:{{ m.content or m.tool_calls | tojson }}\n{% endfor %}{{ tools | tojson }}{{ shout }}"
+                 "{% if messages | length > 3 %}{{ raise_exception('too many') }}{% endif %}{% if add_generation_prompt %}>{% endif %}")
+    with Cluster(plan="split", router_args=["--chat-template", f.name]) as c:
         client = Client(c.router.address)
         chat = pb.ChatPrompt(tools=b'[{"name": "f"}]', variables=b'{"shout": "!"}')
         chat.messages.add(role=b"user", content="h\u00e9".encode())
@@ -148,11 +154,9 @@ def test_chat_takes_whole_messages_tools_and_another_template():
 
 @test
 def test_a_template_that_is_not_understood_is_refused_at_start():
-    path = os.path.join(tempfile.mkdtemp(), "t.jinja")
-    with open(path, "w") as f:
-        f.write("ok\n  {% include 'x' %}")
+    f = template("ok\n  {% include 'x' %}")
     out = subprocess.run([os.path.join(BUILD, "router/tandem-router"), "--model", DEMO, "--listen", "127.0.0.1:0", "--workers", "127.0.0.1:1",
-                          "--chat-template", path], capture_output=True, text=True, timeout=30)
+                          "--chat-template", f.name], capture_output=True, text=True, timeout=30)
     assert out.returncode != 0 and "line 2, column 6" in out.stderr and "include" in out.stderr, out.stderr
 
 
