@@ -40,6 +40,7 @@ struct profile_bench {
     uint32_t longest; /* prompt */
     struct kind *kinds;
     uint32_t n_kinds;
+    FILE *file; /* where the rows go; NULL: nowhere */
 };
 
 static struct kind *kind_of(struct profile_bench *b, double n_prompt, double cached, uint32_t batch, double context)
@@ -152,13 +153,19 @@ static json_t *rows_as_json(struct profile_bench *b, const char *model)
                      prefill, "prefill_prefix", prefix, "decode", decode);
 }
 
-static enum td_status write_file(const char *path, const char *text, struct td_error *e)
+/* Before anything is measured, so that a name that can't be written is known at once. */
+static enum td_status open_file(struct profile_bench *b, const char *path, struct td_error *e)
 {
-    FILE *f = fopen(path, "w");
-    bool ok = f && fputs(text, f) >= 0;
-    if (f)
-        ok &= !fclose(f);
-    return ok ? TD_OK : td_fail(e, TD_ERR_IO, "--profile %s: %s", path, strerror(errno));
+    b->file = path ? fopen(path, "w") : NULL;
+    return path && !b->file ? td_fail(e, TD_ERR_IO, "--profile %s: %s", path, strerror(errno)) : TD_OK;
+}
+
+static enum td_status write_file(struct profile_bench *b, const char *text, struct td_error *e)
+{
+    bool ok = fputs(text, b->file) >= 0 && fputc('\n', b->file) >= 0;
+    ok &= !fclose(b->file);
+    b->file = NULL;
+    return ok ? TD_OK : td_fail(e, TD_ERR_IO, "--profile: %s", strerror(errno));
 }
 
 /* ------------------------------------------------------------------ output */
@@ -196,8 +203,8 @@ static enum td_status finish(struct profile_bench *b, const struct bench_options
     char *text = json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
     struct worker_profile fit;
     enum td_status s = profile_parse(text, strlen(text), NULL, &fit, e);
-    if (!s && o->profile)
-        s = write_file(o->profile, text, e);
+    if (!s && b->file)
+        s = write_file(b, text, e);
     if (!s)
         add_rows(b, &fit, out);
     free(text);
@@ -211,6 +218,8 @@ enum td_status bench_profile(const struct bench_options *o, struct bench_rows *o
     b->kinds = mem_array(MAX_KINDS, sizeof(*b->kinds));
     b->row_ns = (uint64_t)((o->seconds > 0 ? o->seconds : 1) * (double)NS_PER_S);
     enum td_status s = bench_engine_resolve(&b->m, o, e);
+    if (!s)
+        s = open_file(b, o->profile, e);
     if (!s) {
         uint32_t most = b->m.geometry.config.max_positions - ANSWER;
         b->longest = most < LONGEST ? most : LONGEST;
@@ -221,6 +230,8 @@ enum td_status bench_profile(const struct bench_options *o, struct bench_rows *o
     if (!s)
         s = finish(b, o, out, e);
     bench_engine_close(&b->m);
+    if (b->file)
+        fclose(b->file);
     free(b->kinds);
     free(b);
     return s;
