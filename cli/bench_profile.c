@@ -172,10 +172,8 @@ static enum td_status write_file(struct profile_bench *b, const char *text, stru
 
 static void add_rows(struct profile_bench *b, const struct worker_profile *fit, struct bench_rows *out)
 {
-    static const char *const OF_PREFILL[] = {"a chunk", "a token", "n (n + 2 cached)"}, *const OF_DECODE[] = {
-                                                                                            "a step",
-                                                                                            "a token of context",
-                                                                                            "a sequence"};
+    static const char *const OF_PREFILL[] = {"a chunk", "a token", "n (n + 2 cached)"};
+    static const char *const OF_DECODE[] = {"a step", "a token of context", "a sequence"};
     const double *p = fit->cost.prefill, *d = fit->cost.decode;
     for (uint32_t i = 0; i < b->n_kinds; i++) {
         struct kind *k = &b->kinds[i];

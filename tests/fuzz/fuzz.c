@@ -15,6 +15,7 @@
 #include "proto/wire/events.h"
 #include "proto/wire/store_msg.h"
 #include "replay/compare.h"
+#include "replay/profile.h"
 #include "replay/trace_make.h"
 #include "replay/trace_stat.h"
 
@@ -196,10 +197,20 @@ static void report(const uint8_t *data, size_t size)
     report_close(f);
 }
 
+static void profile(const uint8_t *data, size_t size)
+{
+    struct worker_profile p;
+    if (profile_parse((const char *)data, size, NULL, &p, NULL))
+        return;
+    for (int i = 0; i < 3; i++)
+        if (!(p.cost.prefill[i] >= 0 && p.cost.decode[i] >= 0))
+            abort();
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    void (*const all[])(const uint8_t *, size_t) = {events, store_msg, block,    layout, tensors,
-                                                    config, tokenizer, template, trace,  report};
+    void (*const all[])(const uint8_t *, size_t) = {events,    store_msg, block, layout, tensors, config,
+                                                    tokenizer, template,  trace, report, profile};
     (void)all; /* each program uses one */
     TARGET(data, size);
     return 0;
