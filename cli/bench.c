@@ -27,7 +27,7 @@ static const struct option TABLE[] = {
     {"model", OPT_STRING, AT(model), NULL, "DIR", 0, 0,
      "engine, profile, cluster, overlap, router, tokenize: the model's directory"},
     {"profile", OPT_STRING, AT(profile), NULL, "FILE", 0, 0,
-     "profile: step times are written there, for tandem simulate --profile FILE; says the area, too"},
+     "profile: step times are written there, for tandem simulate --profile FILE; AREA may be left out"},
     {"text", OPT_STRING, AT(text), NULL, "FILE", 0, 0, "tokenize: what to encode; default: made up"},
     {"numerics", OPT_CHOICE, AT(numerics), "auto", "auto|f32|bf16", 0, 0, "engine, profile: activations"},
     {"dir", OPT_STRING, AT(dir), ".", "DIR", 0, 0, "store: on the disk to measure; nothing is left there"},
@@ -93,7 +93,7 @@ static const struct {
     enum td_status (*run)(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
 } AREAS[] = {
     {"kernels", "single operations, against memory and arithmetic", bench_kernels},
-    {"engine", "prefill and decode of a made-up model, against memory and arithmetic", bench_engine},
+    {"engine", "prefill and decode of a model, against memory and arithmetic", bench_engine},
     {"profile", "step times of a model here, and the coefficients that fit them", bench_profile},
     {"transfer", "KV pages between two endpoints, against a bare UCX loop and memcpy", bench_transfer},
     {"cluster", "time to first token, split beside one worker that does all", bench_cluster},

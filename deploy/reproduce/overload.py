@@ -9,7 +9,8 @@ twice as high. The trace is Mooncake's conversation trace with prompts of an eig
 that a request takes as long as there; all of it, limits too, takes --slow times as long, so that two cores bear seventeen processes.
 
 First the highest rate at which 90 % of the requests meet TTFT 1 s and TPOT 30 ms of those that do so in an idle cluster (some prompts
-are too long for it), by bisection of tandem simulate with the same cluster (--rate: it is known); then --times that rate, live, tandem and the other policy in turns.
+are too long for it), by bisection of tandem simulate with the same cluster (--rate: it is known); then --times that rate, live,
+tandem and the other policy in turns.
 """
 import argparse, json, os, statistics, subprocess, sys, tempfile
 
