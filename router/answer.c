@@ -208,7 +208,8 @@ bool answer_token(struct request *q, struct shown_token token)
 {
     struct router *r = q->router;
     uint64_t before = q->text.len, now = clock_now(&r->clock);
-    bool unread = rpc_call_queued_bytes(q->call) > 0; /* what was sent before this token */
+    uint64_t queued = rpc_call_queued_bytes(q->call); /* what was sent before this token */
+    bool unread = queued > 0 && queued >= q->unread_bytes;
     keep_token(q, token);
     token_stream_push(q->detok, token.id, &q->text);
     q->last_token_ns = now;
@@ -227,6 +228,7 @@ bool answer_token(struct request *q, struct shown_token token)
     uint64_t upto = q->text.len - held_back(q);
     enum td_status s = show(q, upto > q->shown ? upto : q->shown, false, NULL);
     q->unread_ns = !unread ? 0 : q->unread_ns ? q->unread_ns : now;
+    q->unread_bytes = rpc_call_queued_bytes(q->call);
     if (s == TD_ERR_NO_SPACE || (unread && now - q->unread_ns > (uint64_t)r->options.stall_ms * NS_PER_MS)) {
         if (choices_failed(q))
             rpc_call_abort(q->call, RPC_RESOURCE_EXHAUSTED, "the client does not read");

@@ -157,6 +157,7 @@ struct request {
     uint32_t n_tokens, cap_tokens, n_told;                                       /* n_told: given to the client */
     uint64_t arrived_ns, tokenized_ns, placed_ns, first_token_ns, last_token_ns; /* placed_ns: for the first time */
     uint64_t unread_ns;     /* since when the client reads nothing */
+    uint64_t unread_bytes;  /* that waited for it after the last token; fewer at the next: it reads */
     uint64_t stall_ns;      /* since when a lost placement gives nothing; 0: all is well */
     double times_ms[PARTS]; /* of placements before, and of this one once it is over */
     double stalled_ms, predicted_ttft_ms, predicted_tpot_ms;
