@@ -28,7 +28,7 @@ struct terms { /* on which a prediction is held against the TTFT limit */
 };
 static const struct terms NEW = {1, SCHEDULER_CAUTION, SCHEDULER_HOPE, false}, BACK = {1, 0, SCHEDULER_HOPE, false};
 static const struct terms PROMISED = {1, 0, SCHEDULER_HOPE, true};
-static const struct terms LATE = {2, 0, 0, true}; /* a queued request that is predicted to be later is refused */
+static const struct terms LATE = {1.1, 0, 0, true}; /* a queued request that is predicted to be later is refused */
 
 struct worker {
     bool up;
@@ -296,7 +296,7 @@ static struct policy_request ask_of(const struct scheduler *s, const struct sche
                                    .store_blocks = q->store_blocks,
                                    .store_blocks_ssd = q->store_blocks_ssd,
                                    .ttft_ms = q->resumed ? 0 : q->ttft_ms * terms.of_limit,
-                                   .tpot_ms = q->resumed ? 0 : q->tpot_ms * terms.of_limit,
+                                   .tpot_ms = q->resumed ? 0 : q->tpot_ms,
                                    .caution = terms.caution,
                                    .hope = terms.hope,
                                    .remaining_ms =

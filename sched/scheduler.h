@@ -15,8 +15,8 @@
  * nobody is tried even where its own work is predicted to take a little longer than its limit (SCHEDULER_HOPE).
  *
  * One that was refused finds a place kept on the worker that has room first (sched/booking.h), if it comes when it was told to: it is
- * then held to its whole limit, and goes before all others. One that was admitted is served, late or in a place that is kept for another
- * if need be, unless it would take twice its limits.
+ * then held to its whole limit, and goes before all others. One that was admitted is served, if need be in a place that is kept for
+ * another, unless it would be a tenth later than its limit: serving those too makes more late than it helps.
  *
  * Order: tenants by use (prompt and answer tokens, halved every half_life_ns) over weight, the least first (KAI's decayed shares);
  * inside a tenant by the moment at which each is due: arrival + limit (of a deadline, less the work), earlier by PRIORITY_MS for each

@@ -452,7 +452,7 @@ START_TEST(test_scheduler_refuses_late_what_can_not_be_on_time_any_more)
     resumed.ttft_ms = 500;
     resumed.resumed = true;
     ck_assert(submit(c, &resumed));
-    pass_ms(c, 1100); /* the worker does not get on */
+    pass_ms(c, 600); /* the worker does not get on */
     ck_assert(submit(c, &next));
     run(c);
     ck_assert_int_eq(late.state, SCHED_OVER);
@@ -481,7 +481,7 @@ START_TEST(test_scheduler_pass_goes_on_when_the_first_in_the_queue_is_refused_an
         late[i].ttft_ms = 700;
         ck_assert(submit(c, &late[i]));
     }
-    pass_ms(c, 1500);
+    pass_ms(c, 800);
     next = request(c, 10);
     ck_assert(submit(c, &next));
     c->frees = true;
