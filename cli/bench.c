@@ -64,6 +64,17 @@ struct bench_row *bench_add(struct bench_rows *b, const char *unit, double value
     return row;
 }
 
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+void bench_sort(double *values, uint32_t n)
+{
+    qsort(values, n, sizeof(*values), by_value);
+}
+
 /* ------------------------------------------------------------------- areas */
 
 static enum td_status bench_kernels(const struct bench_options *o, struct bench_rows *out, struct td_error *e)

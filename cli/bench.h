@@ -35,6 +35,9 @@ struct bench_rows {
 struct bench_row *bench_add(struct bench_rows *b, const char *unit, double value, double limit, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
+/* Rising, for medians and percentiles. */
+void bench_sort(double *values, uint32_t n);
+
 /* Times of single steps by prompt, prefix, batch and context; options' profile: a file for tandem simulate, NULL: none. */
 enum td_status bench_profile(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
 

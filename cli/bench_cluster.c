@@ -52,12 +52,6 @@ static enum td_status ask_once(struct rpc_client *c, uint32_t n_tokens, Tandem__
     return s;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 static enum td_status measure(struct rpc_client *const clients[N_PLANS], struct bench_rows *out, struct td_error *e)
 {
     static const uint32_t LENGTHS[N_LENGTHS] = {64, 512, 2048};
@@ -73,7 +67,7 @@ static enum td_status measure(struct rpc_client *const clients[N_PLANS], struct 
                     ms[plan][round] = times.ttft;
             }
         for (int plan = 0; plan < N_PLANS; plan++)
-            qsort(ms[plan], ROUNDS, sizeof(double), by_value);
+            bench_sort(ms[plan], ROUNDS);
         bench_add(out, "ms", ms[1][ROUNDS / 2], 0, "TTFT of %u tokens, one worker", LENGTHS[l]);
         bench_add(out, "ms", ms[0][ROUNDS / 2], ms[1][ROUNDS / 2], "TTFT of %u tokens, split", LENGTHS[l]);
     }
@@ -131,7 +125,7 @@ static enum td_status measure_tails(const struct bench_options *o, const char *c
                 ms[l][round] = times.exposed_transfer;
         }
     for (uint32_t l = 0; l < n_lengths && !s; l++) {
-        qsort(ms[l], ROUNDS, sizeof(double), by_value);
+        bench_sort(ms[l], ROUNDS);
         bench_add(out, "ms", ms[l][ROUNDS / 2], ms[0][ROUNDS / 2], "exposed tail of %u tokens, %s engine", lengths[l],
                   engine);
     }

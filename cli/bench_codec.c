@@ -164,15 +164,9 @@ static double worst_error(const struct pages *p)
     return worst;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static double median(double *v)
 {
-    qsort(v, ROUNDS, sizeof(*v), by_value);
+    bench_sort(v, ROUNDS);
     return v[ROUNDS / 2];
 }
 

@@ -76,12 +76,6 @@ static struct block_key key(uint64_t chain, uint64_t i)
     return k;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* ------------------------------------------------------------------ limits */
 
 static uint64_t some_line(const struct work *w, uint64_t i)
@@ -225,7 +219,7 @@ struct lookup {
 static void add_times(struct work *w, struct bench_rows *out, const struct lookup *l, double *us)
 {
     double limit = seconds_per_read(w) * l->n_reads * 1e6;
-    qsort(us, LOOKUPS, sizeof(us[0]), by_value);
+    bench_sort(us, LOOKUPS);
     bench_add(out, "us", us[LOOKUPS / 2], limit, "lookup of %d blocks for %d holders, %s, p50", PROMPT, HOLDERS,
               l->name);
     bench_add(out, "us", us[LOOKUPS * 99 / 100], 0, "lookup of %d blocks for %d holders, %s, p99", PROMPT, HOLDERS,

@@ -62,15 +62,9 @@ static void add_step(struct kind *k, double ms)
         k->ms[k->n++] = ms;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static double median(struct kind *k)
 {
-    qsort(k->ms, k->n, sizeof(*k->ms), by_value);
+    bench_sort(k->ms, k->n);
     return k->ms[k->n / 2];
 }
 
@@ -200,7 +194,8 @@ static enum td_status finish(struct profile_bench *b, const struct bench_options
     json_t *json = rows_as_json(b, o->model ? o->model : o->dummy);
     char *text = json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
     struct worker_profile fit;
-    enum td_status s = profile_parse(text, strlen(text), NULL, &fit, e);
+    enum td_status s = text ? profile_parse(text, strlen(text), NULL, &fit, e)
+                            : td_fail(e, TD_ERR_INVALID, "--model: its name is not UTF-8");
     if (!s && b->file)
         s = write_file(b, text, e);
     if (!s)

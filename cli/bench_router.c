@@ -44,12 +44,6 @@ enum {
     VOCAB = 1500,
 };
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* --------------------------------------------------------------- decisions */
 
 struct decisions {
@@ -172,7 +166,7 @@ static void bench_decisions(const struct bench_options *o, struct bench_rows *ou
         if (i >= ON_THE_WAY)
             scheduler_end(d.scheduler, &q[i - ON_THE_WAY], q[i].arrived_ns, true);
     }
-    qsort(us, DECISIONS, sizeof(*us), by_value);
+    bench_sort(us, DECISIONS);
     bench_add(out, "us", us[DECISIONS / 2], 0, "decision, %d workers, %llu blocks, %d-token prompts, p50",
               DECISION_WORKERS, (unsigned long long)n_blocks, LONG_TOKENS);
     bench_add(out, "us", us[DECISIONS * 99 / 100], 0, "decision, p99");

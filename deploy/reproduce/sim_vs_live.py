@@ -9,8 +9,9 @@ The trace is Mooncake's conversation trace with lengths of an eighth, so that pa
 and TPOT of the simulation, of each live run, and of the live runs' medians; exit code 1: mean, p50 or p90 differ by more than 5 %, or
 p99 by more than 10 %.
 
---engine cpu: workers compute, one thread each, a made-up model of 29 million parameters; the simulation has the profile that tandem bench
-measured before (--profile FILE: it was measured). 1 + 1 workers, prompts of a thirty-second, answers of a quarter, the trace's own rate, 15 % for all figures.
+--engine cpu: workers compute, one thread each, a made-up model of 29 million parameters; the simulation has the profile that tandem
+bench measured before (--profile FILE: it was measured). 1 + 1 workers, prompts of a thirty-second, answers of a quarter, the trace's
+own rate, 15 % for all figures.
 """
 import argparse, json, os, statistics, subprocess, sys, tempfile
 
