@@ -12,7 +12,7 @@ static ProtobufCBinaryData bytes_of(json_t *v)
 
 /* ---------------------------------------------------------------- request */
 
-struct builder { /* arrays that the message borrows until it is packed */
+struct ask_message { /* arrays that the message borrows until it is packed */
     Tandem__V1__GenerateRequest m;
     Tandem__V1__TokenPrompt tokens;
     Tandem__V1__ChatPrompt chat;
@@ -27,14 +27,14 @@ struct builder { /* arrays that the message borrows until it is packed */
     bool bad;
 };
 
-static void complain(struct builder *b, const char *member, const char *what)
+static void complain(struct ask_message *b, const char *member, const char *what)
 {
     if (!b->bad)
         td_fail(&b->error, TD_ERR_INVALID, "%s: %s", member, what);
     b->bad = true;
 }
 
-static uint32_t *id_list(struct builder *b, json_t *list, const char *member, size_t *n_out)
+static uint32_t *id_list(struct ask_message *b, json_t *list, const char *member, size_t *n_out)
 {
     size_t n = json_array_size(list), i;
     uint32_t *ids = mem_array(n, sizeof(*ids));
@@ -53,7 +53,7 @@ static uint32_t *id_list(struct builder *b, json_t *list, const char *member, si
 }
 
 /* A list or an object of the request, as text. */
-static ProtobufCBinaryData dumped(struct builder *b, json_t *v)
+static ProtobufCBinaryData dumped(struct ask_message *b, json_t *v)
 {
     b->dumps = mem_resize(b->dumps, b->n_dumps + 1, sizeof(*b->dumps));
     char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
@@ -61,7 +61,7 @@ static ProtobufCBinaryData dumped(struct builder *b, json_t *v)
     return (ProtobufCBinaryData){strlen(text), (uint8_t *)text};
 }
 
-static void build_chat(struct builder *b, json_t *r, json_t *list)
+static void build_chat(struct ask_message *b, json_t *r, json_t *list)
 {
     size_t n = json_array_size(list), i;
     json_t *v, *tools = json_object_get(r, "tools"), *variables = json_object_get(r, "variables");
@@ -92,7 +92,7 @@ static void build_chat(struct builder *b, json_t *r, json_t *list)
     b->m.chat = &b->chat;
 }
 
-static void build_prompt(struct builder *b, json_t *r)
+static void build_prompt(struct ask_message *b, json_t *r)
 {
     json_t *ids = json_object_get(r, "prompt_ids"), *messages = json_object_get(r, "messages"),
            *text = json_object_get(r, "prompt");
@@ -112,7 +112,7 @@ static void build_prompt(struct builder *b, json_t *r)
     }
 }
 
-static uint64_t whole(struct builder *b, json_t *r, const char *member, double max)
+static uint64_t whole(struct ask_message *b, json_t *r, const char *member, double max)
 {
     json_t *v = json_object_get(r, member);
     if (v && (!json_is_integer(v) || json_integer_value(v) < 0 || (double)json_integer_value(v) > max))
@@ -120,7 +120,7 @@ static uint64_t whole(struct builder *b, json_t *r, const char *member, double m
     return b->bad ? 0 : (uint64_t)json_integer_value(v);
 }
 
-static float real(struct builder *b, json_t *r, const char *member)
+static float real(struct ask_message *b, json_t *r, const char *member)
 {
     json_t *v = json_object_get(r, member);
     if (v && !json_is_number(v))
@@ -128,7 +128,7 @@ static float real(struct builder *b, json_t *r, const char *member)
     return (float)json_number_value(v);
 }
 
-static void build_bias(struct builder *b, json_t *bias)
+static void build_bias(struct ask_message *b, json_t *bias)
 {
     size_t n = json_object_size(bias), i = 0;
     const char *key;
@@ -147,7 +147,7 @@ static void build_bias(struct builder *b, json_t *bias)
     b->sampling.logit_bias = b->bias_list;
 }
 
-static void build_sampling(struct builder *b, json_t *r)
+static void build_sampling(struct ask_message *b, json_t *r)
 {
     Tandem__V1__Sampling *s = &b->sampling;
     tandem__v1__sampling__init(s);
@@ -185,7 +185,7 @@ static void build_sampling(struct builder *b, json_t *r)
     b->m.sampling = s;
 }
 
-static void build_stopping(struct builder *b, json_t *r)
+static void build_stopping(struct ask_message *b, json_t *r)
 {
     Tandem__V1__Stopping *s = &b->stopping;
     json_t *stop = json_object_get(r, "stop"), *v;
@@ -207,7 +207,7 @@ static void build_stopping(struct builder *b, json_t *r)
     b->m.stopping = s;
 }
 
-static void build(struct builder *b, json_t *r)
+static void build(struct ask_message *b, json_t *r)
 {
     json_t *id = json_object_get(r, "id"), *priority = json_object_get(r, "priority");
     tandem__v1__generate_request__init(&b->m);
@@ -235,8 +235,10 @@ static void build(struct builder *b, json_t *r)
     b->m.want_prompt_logprobs = json_is_true(json_object_get(r, "prompt_logprobs"));
 }
 
-static void builder_free(struct builder *b)
+void ask_message_free(struct ask_message *b)
 {
+    if (!b)
+        return;
     for (size_t i = 0; i < b->n_dumps; i++)
         free(b->dumps[i]);
     free(b->dumps);
@@ -248,6 +250,26 @@ static void builder_free(struct builder *b)
     free(b->bias_list);
     free(b->stopping.stop);
     free(b->stopping.stop_ids);
+    free(b);
+}
+
+Tandem__V1__GenerateRequest *ask_message_get(struct ask_message *b)
+{
+    return &b->m;
+}
+
+enum td_status ask_message_make(json_t *request, struct ask_message **out, struct td_error *e)
+{
+    struct ask_message *b = mem_zalloc(sizeof(*b));
+    *out = NULL;
+    build(b, request);
+    if (b->bad) {
+        *e = b->error;
+        ask_message_free(b);
+        return TD_ERR_INVALID;
+    }
+    *out = b;
+    return TD_OK;
 }
 
 /* ----------------------------------------------------------------- answer */
@@ -309,32 +331,34 @@ static void on_end(struct rpc_call *call, enum rpc_code code, const char *text)
 struct ask *ask_start(struct rpc_client *c, json_t *request, void (*on_text)(struct ask *, const void *, size_t),
                       void (*on_done)(struct ask *), void *user)
 {
-    struct builder b = {.bad = false};
+    struct ask_message *b;
+    struct td_error e = {{0}};
     struct ask *a = mem_zalloc(sizeof(*a));
     *a = (struct ask){.request = request, .on_text = on_text, .on_done = on_done, .user = user};
     a->ids = json_array();
     a->logprobs = json_array();
     a->top_logprobs = json_array();
-    build(&b, request);
-    a->n_more = b.sampling.n > 1 && b.sampling.n <= ASK_MAX_CHOICES ? b.sampling.n - 1 : 0;
+    bool bad = ask_message_make(request, &b, &e) != TD_OK;
+    uint32_t n_choices = bad ? 1 : b->sampling.n;
+    a->n_more = n_choices > 1 && n_choices <= ASK_MAX_CHOICES ? n_choices - 1 : 0;
     for (uint32_t i = 0; i < a->n_more; i++)
         a->more[i] = (struct ask_choice){.ids = json_array(), .logprobs = json_array(), .top_logprobs = json_array()};
     const struct rpc_call_params params = {.path = "/tandem.v1.Tandem/Generate",
                                            .response = &tandem__v1__generate_response__descriptor,
                                            .handlers = {on_message, NULL, on_end},
                                            .user = a};
-    if (b.bad || rpc_call_start(c, &params, &a->call)) {
-        a->code = b.bad ? RPC_INVALID_ARGUMENT : RPC_UNAVAILABLE;
-        snprintf(a->error, sizeof(a->error), "%s", b.bad ? b.error.text : "the call could not be started");
-        builder_free(&b);
+    if (bad || rpc_call_start(c, &params, &a->call)) {
+        a->code = bad ? RPC_INVALID_ARGUMENT : RPC_UNAVAILABLE;
+        snprintf(a->error, sizeof(a->error), "%s", bad ? e.text : "the call could not be started");
+        ask_message_free(b);
         on_done(a);
         return a;
     }
     struct rpc_call *call = rpc_call_ref(a->call); /* on_done may free the ask before we are through */
-    rpc_call_send(call, &b.m.base);
+    rpc_call_send(call, &b->m.base);
     rpc_call_close_send(call);
     rpc_call_unref(call);
-    builder_free(&b);
+    ask_message_free(b);
     return a;
 }
 

@@ -39,6 +39,12 @@ struct ask {
     char error[1100];
 };
 
+/* The message that a request's members make. TD_ERR_INVALID names the member. Borrows from request until ask_message_free. */
+struct ask_message;
+enum td_status ask_message_make(json_t *request, struct ask_message **out, struct td_error *error_out);
+Tandem__V1__GenerateRequest *ask_message_get(struct ask_message *m);
+void ask_message_free(struct ask_message *m); /* NULL is fine */
+
 /* Takes the reference to request. A request that can't be put into a message calls on_done at once, with code and error. */
 struct ask *ask_start(struct rpc_client *c, json_t *request, void (*on_text)(struct ask *, const void *, size_t),
                       void (*on_done)(struct ask *), void *user);

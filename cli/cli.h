@@ -30,6 +30,7 @@ int cli_compare(int argc, char **argv);
 int cli_scale(int argc, char **argv);
 int cli_drain(int argc, char **argv);
 int cli_store(int argc, char **argv);
+int cli_cache(int argc, char **argv);
 
 /* Parses a subcommand's options; *exit_out is set when the caller should return it at once (help, or an error printed). */
 bool cli_options(const char *command, const char *usage, const char *about, const struct option *table, int argc,
@@ -45,6 +46,11 @@ struct rpc_client *cli_connect(const char *command, const char *target); /* NULL
 
 /* Waits until the router knows its model, which it does when a worker is up. False, and said why, after wait_ms. */
 bool cli_wait_ready(const char *command, struct rpc_client *client, int64_t wait_ms);
+
+/* A prompt from the command line, or from standard input. False: said why. */
+bool cli_read_prompt(const char *command, const char **rest, int n_rest, struct bytes *out);
+/* The request with this prompt (cli/ask.h): a user's turn, if chat and the model takes chats. NULL: said why. */
+json_t *cli_prompt_request(const char *command, struct rpc_client *client, const struct bytes *prompt, bool chat);
 
 /* A line of input of any length, without its end; false at the end of input. Free with bytes_free. */
 bool cli_read_line(struct bytes *line);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 #include <utf8proc.h>
 
 #include "cli/cli.h"
@@ -71,6 +72,49 @@ bool cli_wait_ready(const char *command, struct rpc_client *client, int64_t wait
         }
         nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
     }
+}
+
+bool cli_read_prompt(const char *command, const char **rest, int n_rest, struct bytes *out)
+{
+    char chunk[4096];
+    size_t n;
+    for (int i = 0; i < n_rest; i++)
+        bytes_printf(out, "%s%s", i ? " " : "", rest[i]);
+    if (n_rest)
+        return true;
+    if (isatty(0)) {
+        cli_fail(command, "give a prompt, or pipe one in");
+        return false;
+    }
+    while ((n = fread(chunk, 1, sizeof(chunk), stdin)) > 0)
+        bytes_append(out, chunk, n);
+    return true;
+}
+
+/* Whether the cluster's model takes chats: asked of the router, once it has workers. */
+static bool has_chat(struct rpc_client *client)
+{
+    ProtobufCMessage *m = NULL;
+    Tandem__V1__ListModelsRequest request = TANDEM__V1__LIST_MODELS_REQUEST__INIT;
+    if (rpc_unary(client, "/tandem.v1.Tandem/ListModels", &request.base, &tandem__v1__list_models_response__descriptor,
+                  5000, &m, NULL))
+        return false;
+    const Tandem__V1__ListModelsResponse *answer = (const Tandem__V1__ListModelsResponse *)m;
+    bool chat = answer->n_models && answer->models[0]->chat;
+    protobuf_c_message_free_unpacked(m, NULL);
+    return chat;
+}
+
+json_t *cli_prompt_request(const char *command, struct rpc_client *client, const struct bytes *prompt, bool chat)
+{
+    json_t *text = json_stringn(prompt->data ? prompt->data : "", prompt->len);
+    if (!text) {
+        cli_fail(command, "the prompt is not UTF-8");
+        return NULL;
+    }
+    if (chat && has_chat(client))
+        return json_pack("{s:[{s:s,s:o}]}", "messages", "role", "user", "content", text);
+    return json_pack("{s:o}", "prompt", text);
 }
 
 bool cli_read_line(struct bytes *line)

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cli/ask.h"
 #include "cli/local.h"
@@ -222,30 +221,11 @@ static void prompt_done(struct ask *a)
     landed(s, failed);
 }
 
-/* Whether the cluster's model takes chats: asked of the router, once it has workers. */
-static bool has_chat(struct session *s)
-{
-    ProtobufCMessage *m = NULL;
-    Tandem__V1__ListModelsRequest request = TANDEM__V1__LIST_MODELS_REQUEST__INIT;
-    if (rpc_unary(s->client, "/tandem.v1.Tandem/ListModels", &request.base,
-                  &tandem__v1__list_models_response__descriptor, 5000, &m, NULL))
-        return false;
-    const Tandem__V1__ListModelsResponse *answer = (const Tandem__V1__ListModelsResponse *)m;
-    bool chat = answer->n_models && answer->models[0]->chat;
-    protobuf_c_message_free_unpacked(m, NULL);
-    return chat;
-}
-
 static int run_prompt(struct session *s, const struct bytes *text)
 {
-    json_t *prompt = json_stringn(text->data, text->len), *r = json_object();
-    if (!prompt)
-        return cli_fail("generate", "the prompt is not UTF-8");
-    if (s->o->chat && has_chat(s))
-        json_object_set_new(r, "messages", json_pack("[{s:s,s:O}]", "role", "user", "content", prompt));
-    else
-        json_object_set(r, "prompt", prompt);
-    json_decref(prompt);
+    json_t *r = cli_prompt_request("generate", s->client, text, s->o->chat);
+    if (!r)
+        return 1;
     add_defaults(s->o, r);
     s->n_flying = 1;
     ask_start(s->client, r, s->o->json ? NULL : show_text, prompt_done, s);
@@ -268,27 +248,10 @@ static enum td_status open_local(const struct generate_options *o, struct local 
     return local_open(o->model, args, o->plan, LOCAL_LOOPBACK, out, e);
 }
 
-static bool read_prompt(const char **rest, int n_rest, struct bytes *out)
-{
-    char chunk[4096];
-    size_t n;
-    for (int i = 0; i < n_rest; i++)
-        bytes_printf(out, "%s%s", i ? " " : "", rest[i]);
-    if (n_rest)
-        return true;
-    if (isatty(0)) {
-        cli_fail("generate", "give a prompt, or pipe one in");
-        return false;
-    }
-    while ((n = fread(chunk, 1, sizeof(chunk), stdin)) > 0)
-        bytes_append(out, chunk, n);
-    return true;
-}
-
 static int run(struct session *s, const char **rest, int n_rest)
 {
     struct bytes prompt = {0};
-    if (!s->o->jsonl && !read_prompt(rest, n_rest, &prompt))
+    if (!s->o->jsonl && !cli_read_prompt("generate", rest, n_rest, &prompt))
         return 2;
     int exit_code = 1;
     if (cli_wait_ready("generate", s->client, s->o->wait_ms))

@@ -22,6 +22,7 @@ static const struct {
     {"simulate", cli_simulate, "what a cluster would do with a trace, in virtual time"},
     {"trace", cli_trace, "look into request traces, cut, convert and make them"},
     {"audit", cli_audit, "accounts for every page and block; exit code 1: not all are"},
+    {"cache", cli_cache, "keep what is cached of a prompt for a time, or forget it"},
     {"tokenize", cli_tokenize, "text to token ids and back"},
     {"store", cli_store, "look into, check and tidy a store's directory while it does not run"},
     {"bench", cli_bench, "measure kernels, engine, transfer and store beside this machine's limits"},

@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "sched/pins.h"
 
 enum { NONE = UINT32_MAX };
 
-enum list_id { LIST_NONE, LIST_FREE, LIST_CACHED, LIST_QUARANTINE, N_LISTS };
+/* In the order in which pages are taken: kept are cached ones with a pin. */
+enum list_id { LIST_NONE, LIST_FREE, LIST_CACHED, LIST_KEPT, LIST_QUARANTINE, N_LISTS };
 
 struct page {
     uint32_t generation, seq_holds, xfer_holds;
@@ -31,8 +33,9 @@ struct kvpool {
     uint8_t *arena;
     int arena_fd; /* 0: nobody else may map it */
     struct page *pages;
-    struct list lists[N_LISTS]; /* cached: least recently used first */
+    struct list lists[N_LISTS]; /* cached, kept: least recently used first */
     uint32_t *buckets, n_buckets;
+    struct pins pins;
 };
 
 /* Asserts that guard pages stay in release builds. */
@@ -139,6 +142,7 @@ void kvpool_close(struct kvpool *pool)
     mem_unmap(pool->arena, pool->arena_bytes);
     if (pool->arena_fd)
         close(pool->arena_fd);
+    pins_free(&pool->pins);
     free(pool->pages);
     free(pool->buckets);
     free(pool);
@@ -163,7 +167,7 @@ uint8_t *kvpool_address(const struct kvpool *pool, struct page_ref page)
 
 uint32_t kvpool_takeable(const struct kvpool *pool)
 {
-    return pool->lists[LIST_FREE].n + pool->lists[LIST_CACHED].n;
+    return pool->lists[LIST_FREE].n + pool->lists[LIST_CACHED].n + pool->lists[LIST_KEPT].n;
 }
 
 enum td_status kvpool_take(struct kvpool *pool, uint32_t n, struct page_ref *pages_out)
@@ -171,8 +175,10 @@ enum td_status kvpool_take(struct kvpool *pool, uint32_t n, struct page_ref *pag
     if (kvpool_takeable(pool) < n)
         return TD_ERR_NO_SPACE;
     for (uint32_t i = 0; i < n; i++) {
-        struct list *l = &pool->lists[pool->lists[LIST_FREE].n ? LIST_FREE : LIST_CACHED];
-        uint32_t at = l->head;
+        enum list_id from = LIST_FREE;
+        while (!pool->lists[from].n)
+            from++;
+        uint32_t at = pool->lists[from].head;
         struct page *p = &pool->pages[at];
         list_remove(pool, at);
         unname(pool, at);
@@ -216,7 +222,7 @@ uint32_t kvpool_match_window(struct kvpool *pool, const struct block_key *keys, 
     return 0;
 }
 
-/* Where a page goes whose last holder left. */
+/* Where a page goes that nobody holds. */
 static void settle(struct kvpool *pool, uint32_t i)
 {
     struct page *p = &pool->pages[i];
@@ -227,7 +233,7 @@ static void settle(struct kvpool *pool, uint32_t i)
         p->free_at_ns = clock_now(pool->config.clock) + pool->config.quarantine_ns;
         list_append(pool, LIST_QUARANTINE, i);
     } else {
-        list_append(pool, p->named ? LIST_CACHED : LIST_FREE, i);
+        list_append(pool, !p->named ? LIST_FREE : pins_has(&pool->pins, &p->key) ? LIST_KEPT : LIST_CACHED, i);
     }
 }
 
@@ -287,21 +293,61 @@ void kvpool_each_block(const struct kvpool *pool,
             each(user, &pool->pages[i].key, pool->pages[i].chain_index);
 }
 
+/* A name or a pin of its block came or went. */
+static void move(struct kvpool *pool, uint32_t i)
+{
+    enum list_id list = pool->pages[i].list;
+    if (list != LIST_CACHED && list != LIST_KEPT)
+        return;
+    list_remove(pool, i);
+    settle(pool, i);
+}
+
+void kvpool_keep(struct kvpool *pool, const struct block_key *key, uint64_t until_ns)
+{
+    uint32_t i = find(pool, key);
+    if (until_ns)
+        pins_keep(&pool->pins, key, until_ns);
+    else
+        pins_drop(&pool->pins, key);
+    if (i != NONE)
+        move(pool, i);
+}
+
+void kvpool_forget(struct kvpool *pool, const struct block_key *key)
+{
+    uint32_t i = find(pool, key);
+    pins_drop(&pool->pins, key);
+    if (i == NONE)
+        return;
+    unname(pool, i);
+    move(pool, i);
+}
+
 void kvpool_flush(struct kvpool *pool)
 {
+    pins_free(&pool->pins);
     for (uint32_t i = 0; i < pool->config.n_pages; i++) {
         unname(pool, i);
-        if (pool->pages[i].list == LIST_CACHED) {
-            list_remove(pool, i);
-            list_append(pool, LIST_FREE, i);
-        }
+        move(pool, i);
     }
+}
+
+static void pin_is_over(void *user, const struct block_key *key)
+{
+    struct kvpool *pool = user;
+    uint32_t i = find(pool, key);
+    if (i == NONE || pool->pages[i].list != LIST_KEPT)
+        return;
+    list_remove(pool, i);
+    list_append(pool, LIST_CACHED, i);
 }
 
 void kvpool_sweep(struct kvpool *pool)
 {
     uint64_t now = clock_now(pool->config.clock);
     uint32_t i;
+    pins_expire(&pool->pins, now, pin_is_over, pool);
     while ((i = pool->lists[LIST_QUARANTINE].head) != NONE && pool->pages[i].free_at_ns <= now) {
         list_remove(pool, i);
         pool->pages[i].doubt = false;

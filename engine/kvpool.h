@@ -6,7 +6,8 @@
  * one count: a cancelled request drops its sequence hold at once, its transfer hold only when the wire is quiet).
  *
  * A full page whose KV is computed and verified may get a name (block key). A named page that nobody holds stays cached:
- * found by kvpool_match, reused at once when pages run out, least recently used first; a chain's tail goes before its head.
+ * found by kvpool_match, reused at once when pages run out, least recently used first; a chain's tail goes before its head. Blocks
+ * that a client pinned (kvpool_keep) go after all others.
  *
  *            take                 hold/unhold            unhold, unnamed
  *     FREE ---------> HELD <------------------> LEASED ------------------> FREE
@@ -80,10 +81,14 @@ void kvpool_name(struct kvpool *pool, struct page_ref page, const struct block_k
 void kvpool_each_block(const struct kvpool *pool,
                        void (*each)(void *user, const struct block_key *key, uint32_t chain_index), void *user);
 
-/* Drops every cached page (held ones lose their names). */
+/* The block, there or not yet, is reused last until then; 0: as any other. No more than PINS_MAX are (sched/pins.h). */
+void kvpool_keep(struct kvpool *pool, const struct block_key *key, uint64_t until_ns);
+/* Takes the block's name, and its pin: nobody finds it. Who holds its page keeps it. */
+void kvpool_forget(struct kvpool *pool, const struct block_key *key);
+/* Forgets every block. */
 void kvpool_flush(struct kvpool *pool);
 
-/* Ends quarantines that are due. The engine calls it every turn, idle or not. */
+/* Ends quarantines and pins that are due. The engine calls it every turn, idle or not. */
 void kvpool_sweep(struct kvpool *pool);
 
 /* Each page counted once, in the first that applies: quarantined, leased, held, cached, free. Their sum is total. */

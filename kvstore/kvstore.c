@@ -230,6 +230,27 @@ static void *beat(void *arg)
 
 /* ------------------------------------------------------------ main thread */
 
+static void on_message(struct kvstore *s, struct link *link, const Tandem__Worker__V1__RouterMessage *m)
+{
+    switch (m->kind_case) {
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_SNAPSHOT:
+        send_snapshot(s, link);
+        break;
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_AUDIT:
+        flush_events(s);
+        audit_answer(s, link, m->audit->nonce);
+        break;
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_KEEP:
+        pinned_keep(s, m->keep->keys, m->keep->ttl_ms);
+        break;
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_FORGET:
+        pinned_forget(s, m->forget->keys);
+        break;
+    default: /* not for a store, or of a newer router */
+        break;
+    }
+}
+
 static void on_link(struct kvstore *s, struct link_mail *mail)
 {
     unsigned long long router = link_router_incarnation(mail->link);
@@ -242,12 +263,7 @@ static void on_link(struct kvstore *s, struct link_mail *mail)
         log_info(&s->log, "router left router=%016llx", router);
         break;
     case LINK_MESSAGE:
-        if (mail->message->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_SNAPSHOT)
-            send_snapshot(s, mail->link);
-        else if (mail->message->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_AUDIT) {
-            flush_events(s);
-            audit_answer(s, mail->link, mail->message->audit->nonce);
-        }
+        on_message(s, mail->link, mail->message);
         break;
     }
     link_mail_free(mail);
@@ -303,6 +319,7 @@ enum td_status kvstore_run(struct kvstore *s)
     while (!atomic_load(&s->forced) && !(atomic_load(&s->stopping) && !s->n_wire && tier_is_settled(s))) {
         take_mail(s);
         request_free_doubtful(s, clock_now(&s->clock), false);
+        pinned_tick(s, clock_now(&s->clock));
         bool is_waiting = request_expire(s, clock_now(&s->clock));
         if (atomic_load(&s->stopping) && s->ssd)
             ssd_tier_hurry(s->ssd);
@@ -459,6 +476,8 @@ void kvstore_close(struct kvstore *s)
     mailbox_fini(&s->mailbox);
     pthread_mutex_destroy(&s->load_lock);
     table_close(s->table);
+    pins_free(&s->pins);
+    bytes_free(&s->doomed);
     free(s->quotas);
     mem_unmap(s->arena, s->arena_bytes);
     if (s->arena_fd)

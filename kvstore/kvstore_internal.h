@@ -11,6 +11,7 @@
 #include "kvstore/table.h"
 #include "proto/wire/events.h"
 #include "proto/wire/store_msg.h"
+#include "sched/pins.h"
 #include "worker/link.h"
 
 /*
@@ -121,9 +122,11 @@ struct kvstore {
     uint32_t n_quotas;
     struct table *table;
     struct ssd_tier *ssd; /* NULL: none */
-    uint64_t probed_ns;   /* when a slow SSD was last tried */
-    uint64_t loading_ns;  /* when a slot was last asked for to read into */
-    bool must_advance;    /* blocks were read, or could not be: leases may move on */
+    struct pins pins;
+    struct bytes doomed; /* keys of blocks that are to be forgotten once nobody uses them */
+    uint64_t probed_ns;  /* when a slow SSD was last tried */
+    uint64_t loading_ns; /* when a slot was last asked for to read into */
+    bool must_advance;   /* blocks were read, or could not be: leases may move on */
     struct faults *faults;
     struct xfer *xfer;
     struct link_server *links;
@@ -164,7 +167,8 @@ void tier_filled(struct kvstore *s, struct entry *e, bool is_verified);
 void tier_written(struct kvstore *s, struct entry *e, enum td_status status);
 void tier_write_dirty(struct kvstore *s); /* as much as the queue takes */
 void tier_make_ssd_room(struct kvstore *s, uint64_t n_bytes);
-bool tier_is_settled(const struct kvstore *s); /* nothing is dirty or being written */
+bool tier_forget(struct kvstore *s, struct entry *e); /* out of every tier; false: it is in use. May end e */
+bool tier_is_settled(const struct kvstore *s);        /* nothing is dirty or being written */
 enum td_status tier_open_ssd(struct kvstore *s, struct td_error *error_out);
 
 /* requests.c: lookups, offers, and what they hold */
@@ -175,6 +179,12 @@ void request_fill_ended(struct kvstore *s, struct fill *f);
 void request_advance_all(struct kvstore *s);
 bool request_expire(struct kvstore *s, uint64_t now); /* who waits too long for SSD; true: somebody still waits */
 void request_free_doubtful(struct kvstore *s, uint64_t now, bool all);
+
+/* pinned.c: what routers say of prompts. Keys stand one behind the other */
+void pinned_keep(struct kvstore *s, ProtobufCBinaryData keys, uint32_t ttl_ms);
+void pinned_forget(struct kvstore *s, ProtobufCBinaryData keys); /* none: every block */
+void pinned_added(struct kvstore *s, struct entry *e);           /* a new entry: there may be a pin */
+void pinned_tick(struct kvstore *s, uint64_t now);
 
 /* quotas.c: "NAME=SHARE,..."; NULL: none. The caller frees *out. */
 enum td_status quotas_parse(const char *text, struct tenant_share **out, uint32_t *n_out, struct td_error *error_out);

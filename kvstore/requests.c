@@ -331,6 +331,7 @@ static bool want(struct kvstore *s, struct fill *f, const struct block_key *key,
         e = table_add(s->table, key, chain_index, tenant, s->tick);
     table_touch(s->table, e, s->tick);
     table_set_dram(s->table, e, DRAM_FILLING);
+    pinned_added(s, e);
     f->entries[f->n] = e;
     f->addresses[f->n++] = tier_address(s, e);
     return true;

@@ -25,7 +25,7 @@ struct table {
     struct entry *dirty_first, *dirty_last;
     uint32_t n_unwritten;
     uint32_t n_use[4]; /* by slot_use */
-    uint64_t n_ready, n_durable, n_queued;
+    uint64_t n_ready, n_durable, n_queued, n_kept;
 };
 
 struct table *table_open(uint32_t n_slots, bool has_ssd, enum eviction_policy policy)
@@ -174,6 +174,7 @@ static void drop(struct table *t, struct entry *e)
     }
     t->buckets[hole] = NULL;
     t->n_entries--;
+    t->n_kept -= e->is_kept;
     e->owner->n_entries--;
     free(e);
 }
@@ -228,7 +229,7 @@ static void settle(struct table *t, struct entry *e)
     t->n_unwritten += e->is_unwritten = is_unwritten(t, e);
 
     struct eviction *order = NULL;
-    if (use == SLOT_CACHED && e->ssd != SSD_QUEUED)
+    if (use == SLOT_CACHED && e->ssd != SSD_QUEUED && (t->has_ssd || !e->is_kept))
         order = is_dirty(t, e) ? e->owner->dirty : e->owner->clean;
     if (order != e->dram_order) {
         if (e->dram_order)
@@ -237,7 +238,7 @@ static void settle(struct table *t, struct entry *e)
             eviction_insert(order, &e->in_dram, e->chain_index, e->last_used);
         e->dram_order = order;
     }
-    bool may_leave_ssd = e->ssd == SSD_DURABLE && !e->pins && e->dram != DRAM_LOADING;
+    bool may_leave_ssd = e->ssd == SSD_DURABLE && !e->pins && e->dram != DRAM_LOADING && !e->is_kept;
     if (may_leave_ssd && !eviction_contains(&e->on_ssd))
         eviction_insert(e->owner->ssd, &e->on_ssd, e->chain_index, e->last_used);
     else if (!may_leave_ssd)
@@ -371,6 +372,18 @@ void table_refused(struct table *t, const struct block_key *key, uint32_t chain_
 {
     struct eviction_item item = {.key_hash = block_key_hash(key), .chain_index = chain_index};
     eviction_refused(t->tenants[0].clean, &item, now);
+}
+
+void table_set_kept(struct table *t, struct entry *e, bool kept)
+{
+    t->n_kept -= e->is_kept;
+    t->n_kept += e->is_kept = kept;
+    settle(t, e);
+}
+
+uint64_t table_kept(const struct table *t)
+{
+    return t->n_kept;
 }
 
 void table_pin(struct table *t, struct entry *e)

@@ -17,6 +17,9 @@
  * in the write queue. Three eviction orders hold what may go: clean blocks in DRAM, dirty ones, and blocks on SSD. Nothing that
  * is pinned, being written or being loaded is in any of them.
  *
+ * A kept block (table_set_kept) is in no order of the last tier that it may be in: on SSD if there is one, else in DRAM. So a store with
+ * an SSD gives up its copy in DRAM as any other.
+ *
  * Tenants: a block belongs to the one that first offered it. With quotas each tenant has orders of its own over the same room:
  * what is learned of uses is shared, and the block that should go next is the first of all their firsts. A tenant that holds
  * more than its share of the slots, or of the blocks on SSD, is evicted from first, the one furthest above it before others. A
@@ -56,7 +59,7 @@ struct entry { /* read freely; changed by the functions below only, but for load
     struct eviction *dram_order; /* which of the two in_dram is in; NULL: none */
     struct entry *dirty_prev, *dirty_next;
     bool is_listed; /* in the list of dirty blocks */
-    bool is_unwritten;
+    bool is_unwritten, is_kept;
 };
 
 struct table;
@@ -75,6 +78,9 @@ struct entry *table_find(const struct table *t, const struct block_key *key); /*
 /* A new entry in no tier: the caller gives it one before it does anything else with the table. */
 struct entry *table_add(struct table *t, const struct block_key *key, uint32_t chain_index, uint32_t tenant,
                         uint64_t now);
+
+void table_set_kept(struct table *t, struct entry *e, bool kept);
+uint64_t table_kept(const struct table *t); /* entries */
 
 void table_touch(struct table *t, struct entry *e, uint64_t now);
 void table_keep(struct table *t, struct entry *e,

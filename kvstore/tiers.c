@@ -145,6 +145,20 @@ static bool evict_ssd(struct kvstore *s)
     return true;
 }
 
+bool tier_forget(struct kvstore *s, struct entry *e)
+{
+    bool is_durable = e->ssd == SSD_DURABLE;
+    if (e->pins || e->dram == DRAM_FILLING || e->dram == DRAM_LOADING || e->ssd == SSD_QUEUED)
+        return false;
+    if (e->dram == DRAM_READY) {
+        store_event(s, BLOCK_REMOVED, TIER_DRAM, e);
+        table_set_dram(s->table, e, DRAM_ABSENT);
+    }
+    if (is_durable)
+        leave_ssd(s, e, SSD_ABSENT);
+    return true;
+}
+
 void tier_make_ssd_room(struct kvstore *s, uint64_t n_bytes)
 {
     for (uint64_t done = 0; done < n_bytes && s->ssd && evict_ssd(s); done += ssd_tier_block_bytes(s->ssd))

@@ -22,12 +22,18 @@
 #include "base/mem.h"
 #include "base/status.h"
 
+#ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION /* libFuzzer's name: the limits are met often, and soon */
+enum { TEMPLATE_MAX_STEPS = 5000, TEMPLATE_MAX_OUTPUT = 16 << 10, TEMPLATE_MAX_MEMORY = 1 << 20 };
+#else
 enum {
-    TEMPLATE_MAX_SOURCE = 1 << 20,
     TEMPLATE_MAX_STEPS = 20 * 1000 * 1000, /* nodes of the tree visited, elements written */
-    TEMPLATE_MAX_DEPTH = 150,              /* of the tree, and of macros calling macros */
     TEMPLATE_MAX_OUTPUT = 16 << 20,
     TEMPLATE_MAX_MEMORY = 128 << 20,
+};
+#endif
+enum {
+    TEMPLATE_MAX_SOURCE = 1 << 20,
+    TEMPLATE_MAX_DEPTH = 150, /* of the tree, and of macros calling macros */
 };
 
 struct template;

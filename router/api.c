@@ -150,6 +150,46 @@ static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
     rpc_call_finish(call, RPC_OK, "", 0);
 }
 
+/* ---------------------------------------------------------- Pin and Flush */
+
+/* Everything that Generate would refuse is refused here, too. */
+static void ask_about_prefix(struct rpc_call *call, const Tandem__V1__GenerateRequest *prefix, enum note_kind kind,
+                             uint32_t ttl_ms)
+{
+    struct router *r = rpc_call_user(call);
+    struct td_error e = {{0}};
+    struct params p;
+    enum td_status s = TD_OK;
+    if (!prefix)
+        s = td_fail(&e, TD_ERR_INVALID, "prefix: missing");
+    else if (prefix->bypass_cache)
+        s = td_fail(&e, TD_ERR_INVALID, "prefix.bypass_cache: then nothing is cached");
+    else if (ttl_ms > MAX_PIN_MS)
+        s = td_fail(&e, TD_ERR_INVALID, "ttl_ms: %u is more than a day, %u", ttl_ms, MAX_PIN_MS);
+    if (!s)
+        s = params_parse(r, prefix, rpc_call_remaining_ms(call), &p, &e);
+    if (s) {
+        refuse(r, call, s, &e);
+        return;
+    }
+    struct note *note = note_new(kind);
+    note->params = mem_dup(&p, sizeof(p));
+    note->number = ttl_ms;
+    note->call = rpc_call_ref(call);
+    mailbox_push(&r->mailbox, &note->mail);
+}
+
+static void on_pin(struct rpc_call *call, const ProtobufCMessage *base)
+{
+    const Tandem__V1__PinRequest *m = (const Tandem__V1__PinRequest *)base;
+    ask_about_prefix(call, m->prefix, NOTE_PIN, m->ttl_ms);
+}
+
+static void on_flush(struct rpc_call *call, const ProtobufCMessage *base)
+{
+    ask_about_prefix(call, ((const Tandem__V1__FlushRequest *)base)->prefix, NOTE_FLUSH, 0);
+}
+
 /* ----------------------------------------------------------------- Status */
 
 static void ask_owner(struct rpc_call *call, enum note_kind kind)
@@ -164,6 +204,12 @@ static void on_status(struct rpc_call *call, const ProtobufCMessage *base)
 {
     (void)base;
     ask_owner(call, NOTE_STATUS);
+}
+
+static void on_flush_all(struct rpc_call *call, const ProtobufCMessage *base)
+{
+    (void)base;
+    ask_owner(call, NOTE_FLUSH_ALL);
 }
 
 static void on_audit(struct rpc_call *call, const ProtobufCMessage *base)
@@ -326,6 +372,12 @@ const struct rpc_method ROUTER_METHODS[] = {
     {"/tandem.v1.Tandem/ListModels",
      &tandem__v1__list_models_request__descriptor,
      {on_list_models, NULL, on_plain_end},
+     on_open},
+    {"/tandem.v1.Tandem/Pin", &tandem__v1__pin_request__descriptor, {on_pin, NULL, on_plain_end}, on_open},
+    {"/tandem.v1.Tandem/Flush", &tandem__v1__flush_request__descriptor, {on_flush, NULL, on_plain_end}, on_open},
+    {"/tandem.admin.v1.Admin/Flush",
+     &tandem__admin__v1__flush_request__descriptor,
+     {on_flush_all, NULL, on_plain_end},
      on_open},
     {"/tandem.admin.v1.Admin/Status",
      &tandem__admin__v1__status_request__descriptor,

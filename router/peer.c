@@ -475,6 +475,7 @@ static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
     set_state(p, PEER_READY);
     lower_context(r);
     tell_scheduler(p);
+    prefix_tell(p);
     log_info(&r->log, "worker ready peer=%s incarnation=%016llx xfer=%s", p->name, (unsigned long long)p->incarnation,
              p->xfer_address);
 }

@@ -43,16 +43,22 @@ static struct block_key root_key(struct router *r, const struct params *p)
     return block_key_root(&r->fingerprint, NULL, 0, salt, len + codec_len);
 }
 
+struct block_key *place_keys(struct router *r, const struct params *p, uint32_t *n_out, struct block_key *root_out)
+{
+    struct block_key *keys = mem_array(p->n_ids / r->layout.page_tokens, sizeof(*keys));
+    *root_out = root_key(r, p);
+    *n_out = block_keys(root_out, p->ids, p->n_ids, r->layout.page_tokens, keys);
+    return keys;
+}
+
 /* Waits for the first worker: what it says is part of the names. */
 static void name_blocks(struct router *r, struct request *q)
 {
-    uint32_t block_tokens = r->layout.page_tokens, context = atomic_load(&r->max_context);
+    uint32_t context = atomic_load(&r->max_context);
     if (!q->p.max_tokens_given && q->p.n_ids < context && q->p.sampling.max_tokens > context - q->p.n_ids)
         q->p.sampling.max_tokens = context - q->p.n_ids; /* it came before the context was known */
-    q->root = root_key(r, &q->p);
     memcpy(q->kv_codec, r->kv_codec, sizeof(q->kv_codec));
-    q->keys = mem_array(q->p.n_ids / block_tokens, sizeof(*q->keys));
-    q->n_keys = block_keys(&q->root, q->p.ids, q->p.n_ids, block_tokens, q->keys);
+    q->keys = place_keys(r, &q->p, &q->n_keys, &q->root);
 }
 
 /* The same prompt of the same tenant and salt. */
@@ -89,6 +95,18 @@ static void match(void *user, struct sched_request *s)
     index_match_each(r->index, &workers, q->keys, q->n_keys, s->matched_blocks);
     s->store_blocks = index_match_segments(r->index, &stores, q->keys, 0, q->n_keys);
     s->store_blocks_ssd = index_on_disk(r->index, &stores, q->keys, s->store_blocks);
+}
+
+uint32_t place_cached(struct router *r, const struct block_key *keys, uint32_t n)
+{
+    struct holder_set workers = ready_holders(r, false), stores = ready_holders(r, true);
+    uint32_t *matched = mem_array(MAX_WORKERS, sizeof(*matched));
+    uint32_t most = index_match_segments(r->index, &stores, keys, 0, n);
+    index_match_each(r->index, &workers, keys, n, matched);
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        most = matched[i] > most ? matched[i] : most;
+    free(matched);
+    return most;
 }
 
 /* --------------------------------------------------------------- decisions */

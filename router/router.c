@@ -13,6 +13,7 @@
 #include "base/random.h"
 #include "descriptors.h"
 #include "router/router_internal.h"
+#include "sched/pins.h"
 
 enum { TICK_MS = 20, SWEEP_ENTRIES = 1 << 15 /* a tick; well under a millisecond */, SEND_QUEUE_BYTES = 256 << 10 };
 
@@ -50,6 +51,7 @@ const struct option ROUTER_OPTIONS[] = {
     {"queue-tokens", OPT_INT, AT(queue_tokens), "1000000", NULL, 1, 1e12, "prompt tokens that may wait"},
     {"queue-requests", OPT_INT, AT(queue_requests), "4096", NULL, 1, 1e9, "requests that may wait"},
     {"index-blocks", OPT_INT, AT(index_blocks), "0", NULL, 0, 1e12, "blocks that the prefix index keeps; 0: all"},
+    {"pin-blocks", OPT_INT, AT(pin_blocks), "65536", NULL, 0, PINS_MAX, "blocks that clients may pin, all together"},
     {"max-message-bytes", OPT_BYTES, AT(max_message_bytes), "4M", NULL, 1024, 256 << 20, "largest client message"},
     {"faults", OPT_STRING, AT(faults), NULL, "SCRIPT", 0, 0,
      "tests: messages to workers go wrong by script; syntax: base/fault.h"},
@@ -157,9 +159,21 @@ static void on_note(struct router *r, struct note *n)
         audit_start(r, n->call);
         rpc_call_unref(n->call);
         break;
+    case NOTE_PIN:
+        prefix_pin(r, n->call, n->params, n->number);
+        break;
+    case NOTE_FLUSH:
+        prefix_flush(r, n->call, n->params);
+        break;
+    case NOTE_FLUSH_ALL:
+        prefix_flush_all(r, n->call);
+        break;
     case NOTE_STOP:
         break;
     }
+    if (n->params)
+        params_free(n->params);
+    free(n->params);
     free(n);
 }
 
@@ -231,6 +245,7 @@ static void tick(struct router *r)
         peer_tick(r->peers[i], now);
     expire(r, now);
     audit_tick(r, now);
+    prefix_tick(r, now);
     replan_tick(r, now);
     look_at_workers(r, now);
     metrics_gauge(r->counters, ROUTER_REPLAN_BUDGET, retry_budget_left(&r->budget, now));
@@ -385,6 +400,7 @@ void router_close(struct router *r)
     scheduler_close(r->scheduler);
     free(r->hot);
     explain_close(r->explain);
+    prefix_close(r);
     tokenizer_close(r->tokenizer);
     chat_template_close(r->chat);
     mailbox_fini(&r->mailbox);

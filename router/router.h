@@ -23,7 +23,7 @@ struct router_options {
     const char *model, *listen, *workers, *secret, *metrics_listen, *plan, *policy, *order, *profile, *tenants, *prefix,
         *faults, *log_level, *name, *chat_template;
     int64_t silence_ms, dispatch_ms, gone_ms, settle_ms, replan_burst, share_half_life_ms, max_wait_ms;
-    int64_t queue_tokens, queue_requests, index_blocks, max_message_bytes, stall_ms;
+    int64_t queue_tokens, queue_requests, index_blocks, pin_blocks, max_message_bytes, stall_ms;
 };
 
 extern const struct option ROUTER_OPTIONS[];

@@ -33,6 +33,7 @@ enum {
     MAX_STORES = 64, /* of which a leg is told */
     MAX_PROMPT_LOGPROBS = 65536,
     MAX_CHOICES = 16,
+    MAX_PIN_MS = 24 * 3600 * 1000,
 };
 
 #define ROUTER_METRICS(X)                                                                                              \
@@ -211,6 +212,9 @@ enum note_kind {
     NOTE_REGISTER,
     NOTE_DRAIN,
     NOTE_EXPLAIN,
+    NOTE_PIN,
+    NOTE_FLUSH,
+    NOTE_FLUSH_ALL,
     NOTE_STOP
 };
 
@@ -221,9 +225,10 @@ struct note { /* what rpc threads tell the owner */
     struct peer *peer;
     uint64_t epoch;
     Tandem__Worker__V1__WorkerMessage *message;
-    struct rpc_call *call; /* NOTE_STATUS, _AUDIT, _REGISTER, _DRAIN, _EXPLAIN, NOTE_REQUEST_GONE */
+    struct rpc_call *call; /* of the client, but for NOTE_REQUEST, _WORKER, _WORKER_GONE, _STOP */
     char text[256];        /* NOTE_REGISTER: address; NOTE_DRAIN: name; NOTE_EXPLAIN: label */
-    uint32_t number;       /* NOTE_DRAIN: limit in ms; NOTE_EXPLAIN: how many */
+    uint32_t number;       /* NOTE_DRAIN, _PIN: ms; NOTE_EXPLAIN: how many */
+    struct params *params; /* NOTE_PIN, _FLUSH: whose prompt, tenant and salt say which blocks */
 };
 
 struct router {
@@ -266,6 +271,8 @@ struct router {
     uint64_t next_number; /* of requests */
     struct scheduler *scheduler;
     struct explain *explain;
+    struct pinned *pinned;       /* prompts, for those that come or return */
+    uint32_t n_pinned;           /* their blocks, shared ones counted each time */
     bool ready;                  /* requests are placed: the index is as whole as it can be */
     uint64_t opened_ns, able_ns; /* able: when there last was a worker of each role that is needed */
     struct retry_budget budget;
@@ -306,6 +313,19 @@ enum td_status place_open(struct router *r, struct td_error *e);
 enum plan_force place_forced(const struct router *r);
 void place_queued(struct router *r);
 void place_again(struct request *q); /* it was placed, and has its ids and tokens */
+
+/* The keys of a prompt's full blocks, as workers name them: freed by the caller. Only when r->known. */
+struct block_key *place_keys(struct router *r, const struct params *p, uint32_t *n_out, struct block_key *root_out);
+/* The longest prefix that one worker or the stores have, in blocks. */
+uint32_t place_cached(struct router *r, const struct block_key *keys, uint32_t n);
+
+/* prefix.c: prompts that clients pin or flush; owner thread. These give the call up */
+void prefix_pin(struct router *r, struct rpc_call *call, const struct params *p, uint32_t ttl_ms);
+void prefix_flush(struct router *r, struct rpc_call *call, const struct params *p);
+void prefix_flush_all(struct router *r, struct rpc_call *call);
+void prefix_tell(struct peer *p); /* it is ready: what is pinned */
+void prefix_tick(struct router *r, uint64_t now);
+void prefix_close(struct router *r);
 
 /* legs.c: what is sent to workers for a request, and what is counted on them */
 void legs_send(struct request *q); /* by q->plan, under q->counter */

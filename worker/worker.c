@@ -257,9 +257,61 @@ static void *beat(void *arg)
 
 /* ---------------------------------------------------------- engine thread */
 
+/* Pins of prompts: the keys of blocks stand one behind the other. */
+static void on_prefix(struct worker *w, const Tandem__Worker__V1__RouterMessage *m)
+{
+    bool keep = m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_KEEP;
+    ProtobufCBinaryData keys = keep ? m->keep->keys : m->forget->keys;
+    uint64_t until_ns = keep && m->keep->ttl_ms ? clock_now(&w->clock) + m->keep->ttl_ms * NS_PER_MS : 0;
+    struct kvpool *pool = engine_pool(w->engine);
+    if (!keep && !keys.len)
+        kvpool_flush(pool);
+    for (size_t i = 0; i < keys.len / BLOCK_KEY_BYTES; i++) {
+        struct block_key key;
+        memcpy(key.b, keys.data + i * BLOCK_KEY_BYTES, BLOCK_KEY_BYTES);
+        if (keep)
+            kvpool_keep(pool, &key, until_ns);
+        else
+            kvpool_forget(pool, &key);
+    }
+}
+
+static void on_message(struct worker *w, struct link *link, Tandem__Worker__V1__RouterMessage *m)
+{
+    switch (m->kind_case) {
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_LEG:
+        leg_start(w, link, m->leg);
+        break;
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_CANCEL:
+        if (m->cancel->id)
+            leg_cancel(w, (struct xfer_id){m->cancel->id->incarnation, m->cancel->id->counter}, TD_ERR_CANCELLED,
+                       "cancelled");
+        break;
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_SNAPSHOT:
+        send_snapshot(w, link);
+        break;
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_AUDIT:
+        flush_events(w);
+        audit_answer(w, link, m->audit->nonce);
+        break;
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_DRAIN:
+        if (atomic_load(&w->stopping))
+            break;
+        if (m->drain->limit_ms)
+            w->options.drain_ms = m->drain->limit_ms;
+        worker_stop(w);
+        break;
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_KEEP:
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_FORGET:
+        on_prefix(w, m);
+        break;
+    default: /* of a newer router */
+        break;
+    }
+}
+
 static void on_link(struct worker *w, struct link_mail *mail)
 {
-    Tandem__Worker__V1__RouterMessage *m = mail->message;
     switch (mail->kind) {
     case LINK_UP:
         log_info(&w->log, "router attached router=%016llx", (unsigned long long)link_router_incarnation(mail->link));
@@ -272,21 +324,7 @@ static void on_link(struct worker *w, struct link_mail *mail)
         leg_cancel_link(w, mail->link);
         break;
     case LINK_MESSAGE:
-        if (m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_LEG)
-            leg_start(w, mail->link, m->leg);
-        else if (m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_CANCEL && m->cancel->id)
-            leg_cancel(w, (struct xfer_id){m->cancel->id->incarnation, m->cancel->id->counter}, TD_ERR_CANCELLED,
-                       "cancelled");
-        else if (m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_SNAPSHOT)
-            send_snapshot(w, mail->link);
-        else if (m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_AUDIT) {
-            flush_events(w);
-            audit_answer(w, mail->link, m->audit->nonce);
-        } else if (m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_DRAIN && !atomic_load(&w->stopping)) {
-            if (m->drain->limit_ms)
-                w->options.drain_ms = m->drain->limit_ms;
-            worker_stop(w);
-        }
+        on_message(w, mail->link, mail->message);
         break;
     }
     link_mail_free(mail);

@@ -39,6 +39,12 @@ class Client:
     def detokenize(self, request, **kw):
         return self._call("unary_unary", "/tandem.v1.Tandem/Detokenize", pb.DetokenizeResponse)(request, **kw)
 
+    def pin(self, request):
+        return self._call("unary_unary", "/tandem.v1.Tandem/Pin", pb.PinResponse)(request, timeout=10 * SLOW)
+
+    def flush(self, request):
+        return self._call("unary_unary", "/tandem.v1.Tandem/Flush", pb.FlushResponse)(request, timeout=10 * SLOW)
+
     def list_models(self):
         return self._call("unary_unary", "/tandem.v1.Tandem/ListModels", pb.ListModelsResponse)(pb.ListModelsRequest(),
                                                                                             timeout=10)

@@ -108,6 +108,81 @@ START_TEST(test_kvpool_tail_of_a_chain_goes_before_its_head)
 }
 END_TEST
 
+/* Named pages of blocks [first, first + n), which nobody holds any more. */
+static void cache(struct fixture *f, uint32_t first, uint32_t n)
+{
+    struct page_ref pages[PAGES];
+    ck_assert_int_eq(kvpool_take(f->pool, n, pages), TD_OK);
+    for (uint32_t i = 0; i < n; i++) {
+        struct block_key k = key(first + i);
+        kvpool_name(f->pool, pages[i], &k, 0);
+    }
+    kvpool_unhold(f->pool, pages, n);
+}
+
+static bool is_cached(struct fixture *f, uint32_t n)
+{
+    struct block_key k = key(n);
+    struct page_ref page;
+    if (!kvpool_match(f->pool, &k, 1, &page))
+        return false;
+    kvpool_unhold(f->pool, &page, 1);
+    return true;
+}
+
+START_TEST(test_kvpool_pinned_blocks_go_last_until_the_pin_is_over)
+{
+    struct fixture f;
+    struct page_ref all[PAGES];
+    struct block_key pinned = key(3), later = key(99);
+    setup(&f);
+    kvpool_keep(f.pool, &later, 500); /* before the block is there */
+    cache(&f, 0, 10);
+    kvpool_keep(f.pool, &pinned, 500);
+    cache(&f, 100, 40); /* fills the pool */
+    cache(&f, 99, 1);   /* in the place of the oldest */
+    cache(&f, 200, 47); /* all but the two pinned ones, and one */
+    ck_assert(is_cached(&f, 3) && is_cached(&f, 99));
+    check_sum(&f);
+    ck_assert_int_eq(kvpool_take(f.pool, PAGES, all), TD_OK); /* nothing is refused for a pin */
+    kvpool_unhold(f.pool, all, PAGES);
+    cache(&f, 3, 1);
+    cache(&f, 300, 49);
+    clock_advance(&f.clock, 499);
+    kvpool_sweep(f.pool); /* over: as the others, and the one used last */
+    cache(&f, 400, 49);
+    ck_assert(is_cached(&f, 3));
+    cache(&f, 500, 50);
+    ck_assert(!is_cached(&f, 3));
+    ck_assert_int_eq(f.n_named, PAGES);
+    kvpool_flush(f.pool);
+    kvpool_close(f.pool);
+}
+END_TEST
+
+START_TEST(test_kvpool_forgotten_block_is_not_found_and_its_holder_keeps_the_page)
+{
+    struct fixture f;
+    struct page_ref held, found;
+    struct block_key keys[2] = {key(0), key(1)};
+    setup(&f);
+    cache(&f, 0, 2);
+    kvpool_keep(f.pool, &keys[1], 500);
+    ck_assert_uint_eq(kvpool_match(f.pool, keys, 1, &held), 1);
+    kvpool_forget(f.pool, &keys[0]);
+    kvpool_forget(f.pool, &keys[1]);
+    kvpool_forget(f.pool, &keys[1]); /* not there: nothing happens */
+    ck_assert_int_eq(f.n_named, 0);
+    ck_assert_uint_eq(kvpool_match(f.pool, keys, 1, &found), 0);
+    ck_assert_uint_eq(kvpool_audit(f.pool).held, 1);
+    ck_assert_uint_eq(kvpool_audit(f.pool).free, PAGES - 1);
+    kvpool_address(f.pool, held);
+    kvpool_unhold(f.pool, &held, 1);
+    ck_assert_uint_eq(kvpool_audit(f.pool).free, PAGES);
+    kvpool_close(f.pool);
+}
+END_TEST
+
 struct held {
     struct page_ref page;
     uint32_t seq, xfer;
@@ -231,6 +306,8 @@ int main(void)
     if (tap_forks())
         tcase_add_test_raise_signal(t, test_kvpool_stale_reference_aborts, SIGABRT);
     tcase_add_test(t, test_kvpool_tail_of_a_chain_goes_before_its_head);
+    tcase_add_test(t, test_kvpool_pinned_blocks_go_last_until_the_pin_is_over);
+    tcase_add_test(t, test_kvpool_forgotten_block_is_not_found_and_its_holder_keeps_the_page);
     tcase_add_test(t, test_kvpool_window_matches_by_the_last_pages);
     tcase_add_loop_test(t, test_kvpool_random_operations_keep_the_sum, 0, 4);
     suite_add_tcase(s, t);

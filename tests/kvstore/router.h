@@ -26,7 +26,7 @@ struct fake_router {
     pthread_cond_t changed;
     bool has_hello, is_over, has_gap;
     char role[16], xfer_address[160];
-    uint32_t n_pages, n_loads;
+    uint32_t n_pages, n_loads, n_said;
     uint64_t incarnation, next_event;
     bool in_tier[3][ROUTER_BLOCKS]; /* by number of the block */
     uint32_t n_in[3], index[ROUTER_BLOCKS];
@@ -171,8 +171,31 @@ static inline struct fake_router *router_attach(const char *address)
     m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_HELLO;
     m.hello = &hello;
     ck_assert_int_eq(rpc_call_send(r->call, &m.base), TD_OK);
+    r->n_said = 1;
     ROUTER_WAIT(r, r->has_hello && r->next_event);
     return r;
+}
+
+/* Blocks [first, first + n): kept for ttl_ms, or forgotten; n 0: every one is. */
+static inline void router_say(struct fake_router *r, bool keep, uint32_t first, uint32_t n, uint32_t ttl_ms)
+{
+    Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
+    Tandem__Worker__V1__Keep keep_m = TANDEM__WORKER__V1__KEEP__INIT;
+    Tandem__Worker__V1__Forget forget_m = TANDEM__WORKER__V1__FORGET__INIT;
+    struct block_key *keys = mem_array(n, sizeof(*keys));
+    for (uint32_t i = 0; i < n; i++)
+        keys[i] = block_of(first + i);
+    keep_m.keys = forget_m.keys = (ProtobufCBinaryData){n * sizeof(*keys), (uint8_t *)keys};
+    keep_m.ttl_ms = ttl_ms;
+    m.number = ++r->n_said;
+    m.kind_case =
+        keep ? TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_KEEP : TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_FORGET;
+    if (keep)
+        m.keep = &keep_m;
+    else
+        m.forget = &forget_m;
+    ck_assert_int_eq(rpc_call_send(r->call, &m.base), TD_OK);
+    free(keys);
 }
 
 static inline void router_detach(struct fake_router *r)

@@ -165,6 +165,49 @@ START_TEST(test_kvstore_pinned_blocks_survive)
 }
 END_TEST
 
+/* In DRAM alone at most half of it is kept; what is pinned before it comes is kept when it comes. */
+START_TEST(test_kvstore_pinned_prompts_outlive_others_until_the_pin_is_over)
+{
+    struct world w;
+    world_open(&w, 8, false);
+    world_start(&w);
+    router_say(w.router, true, 0, 6, 1500); /* four of them are kept */
+    offer(&w, 0, 6);
+    for (uint32_t i = 0; i < 10; i++)
+        offer(&w, 100 + 4 * i, 4);
+    ck_assert_uint_eq(lookup(&w, 0, 6, NULL), 4);
+    ROUTER_WAIT(w.router, w.router->in_tier[TIER_DRAM][3] && !w.router->in_tier[TIER_DRAM][5]);
+    while (lookup(&w, 3, 1, NULL)) /* until the pin is over, and others have come */
+        offer(&w, 1000 + 4 * (uint32_t)w.next_id, 4);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_kvstore_forgets_what_it_is_told_to_in_both_tiers)
+{
+    struct world w;
+    world_open(&w, 32, true);
+    world_start(&w);
+    offer(&w, 0, 20);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 20);
+    router_say(w.router, true, 0, 20, 60000);
+    router_say(w.router, false, 5, 15, 0);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 5 && w.router->n_in[TIER_DRAM] == 5);
+    ck_assert_uint_eq(lookup(&w, 0, 20, NULL), 5);
+    ck_assert_uint_eq(lookup(&w, 7, 3, NULL), 0);
+    stop_store(&w); /* nor does it come back */
+    start_store(&w);
+    ck_assert_uint_eq(lookup(&w, 7, 3, NULL), 0);
+    ck_assert_uint_eq(lookup(&w, 0, 5, NULL), 5);
+    offer(&w, 7, 3);
+    ck_assert_uint_eq(lookup(&w, 7, 3, NULL), 3);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 8);
+    router_say(w.router, false, 0, 0, 0);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 0 && w.router->n_in[TIER_DRAM] == 0);
+    world_close(&w);
+}
+END_TEST
+
 START_TEST(test_kvstore_lease_nobody_pulls_lets_go)
 {
     struct world w;
@@ -453,6 +496,8 @@ int main(void)
     tcase_add_test(c, test_kvstore_small_dram_cools_blocks_to_ssd);
     tcase_add_test(c, test_kvstore_evicts_tails_before_heads);
     tcase_add_test(c, test_kvstore_pinned_blocks_survive);
+    tcase_add_test(c, test_kvstore_pinned_prompts_outlive_others_until_the_pin_is_over);
+    tcase_add_test(c, test_kvstore_forgets_what_it_is_told_to_in_both_tiers);
     tcase_add_test(c, test_kvstore_lease_nobody_pulls_lets_go);
     tcase_add_test(c, test_kvstore_corrupt_block_ends_the_prefix_and_goes);
     tcase_add_test(c, test_kvstore_survives_messages_that_make_no_sense);

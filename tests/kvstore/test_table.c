@@ -194,6 +194,34 @@ START_TEST(test_table_use_counts_in_each_tier_that_the_block_is_in)
 }
 END_TEST
 
+/* A kept block is the victim of nobody in its last tier; in the other one it is as all. */
+START_TEST(test_table_kept_blocks_are_no_victims_in_their_last_tier)
+{
+    struct table *t = table_open(4, true, EVICTION_LRU);
+    struct entry *a = add_ready(t, 1, 0, 1), *b = add_ready(t, 2, 0, 2);
+    make_durable(t, a);
+    make_durable(t, b);
+    table_set_kept(t, a, true);
+    ck_assert_uint_eq(table_kept(t), 1);
+    ck_assert_ptr_eq(table_victim_ssd(t, UINT64_MAX), b);
+    ck_assert_ptr_eq(table_victim_clean(t, UINT64_MAX), a);
+    table_set_kept(t, a, false);
+    ck_assert_ptr_eq(table_victim_ssd(t, UINT64_MAX), a);
+    table_set_kept(t, b, true);
+    table_set_dram(t, b, DRAM_ABSENT);
+    table_set_ssd(t, b, SSD_ABSENT); /* gone, pin and all */
+    ck_assert_uint_eq(table_kept(t), 0);
+    table_close(t);
+    t = table_open(4, false, EVICTION_LRU);
+    a = add_ready(t, 1, 0, 1);
+    b = add_ready(t, 2, 0, 2);
+    table_set_kept(t, a, true);
+    ck_assert_ptr_eq(table_victim_clean(t, UINT64_MAX), b);
+    check_sum(t);
+    table_close(t);
+}
+END_TEST
+
 START_TEST(test_table_aborts_when_a_pinned_block_is_thrown_out)
 {
     struct table *t = table_open(1, false, EVICTION_LRU);
@@ -216,6 +244,7 @@ int main(void)
     tcase_add_test(c, test_table_dirty_blocks_wait_in_order_of_arrival);
     tcase_add_test(c, test_table_offer_of_a_known_block_is_recent_but_no_use);
     tcase_add_test(c, test_table_use_counts_in_each_tier_that_the_block_is_in);
+    tcase_add_test(c, test_table_kept_blocks_are_no_victims_in_their_last_tier);
     if (tap_forks())
         tcase_add_test_raise_signal(c, test_table_aborts_when_a_pinned_block_is_thrown_out, 6);
     suite_add_tcase(s, c);

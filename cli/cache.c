@@ -1,0 +1,185 @@
+/*
+ * tandem cache: what is cached of a prompt is kept for a time, or forgotten.
+ *
+ * Meant are the full blocks of the prompt as tandem generate would send it, of one tenant and salt.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "admin.pb-c.h"
+#include "cli/ask.h"
+
+enum { CALL_MS = 10000 };
+
+struct cache_options {
+    const char *router, *tenant, *salt, *request;
+    bool chat, json, all;
+    int64_t ttl_ms, wait_ms;
+};
+
+#define AT(member) offsetof(struct cache_options, member)
+static const struct option TABLE[] = {
+    {"ttl", OPT_MS, AT(ttl_ms), "60m", NULL, 1, 24 * 3.6e6, "pin: for so long from now"},
+    {"all", OPT_BOOL, AT(all), NULL, NULL, 0, 0, "flush: every block of every tenant, and all pins"},
+    {"request", OPT_STRING, AT(request), NULL, "JSON", 0, 0, "instead of PROMPT: a line of tandem generate --jsonl"},
+    {"chat", OPT_BOOL, AT(chat), "true", NULL, 0, 0, "PROMPT is a user's turn, if the model has a chat template"},
+    {"tenant", OPT_STRING, AT(tenant), NULL, "NAME", 0, 0, "whose prompt it is"},
+    {"cache-salt", OPT_STRING, AT(salt), NULL, "TEXT", 0, 0, "that its requests come with"},
+    {"router", OPT_STRING, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    {"wait-ms", OPT_MS, AT(wait_ms), "30000", NULL, 0, 3.6e6, "how long to wait for the cluster to be ready"},
+    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "the answer as one JSON object"},
+    {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
+};
+
+struct session {
+    const struct cache_options *o;
+    struct rpc_client *client;
+    const char **rest; /* after the action */
+    int n_rest;
+};
+
+/* All answers are numbers. */
+static json_t *numbers(const ProtobufCMessage *m)
+{
+    json_t *r = json_object();
+    for (unsigned i = 0; i < m->descriptor->n_fields; i++) {
+        const ProtobufCFieldDescriptor *f = &m->descriptor->fields[i];
+        uint32_t value;
+        memcpy(&value, (const char *)m + f->offset, sizeof(value));
+        json_object_set_new(r, f->name, json_integer(value));
+    }
+    return r;
+}
+
+static int call(const struct session *s, const char *path, const ProtobufCMessage *request,
+                const ProtobufCMessageDescriptor *answer)
+{
+    struct td_error e = {{0}};
+    ProtobufCMessage *m = NULL;
+    const char *key;
+    json_t *value;
+    enum rpc_code code = rpc_unary(s->client, path, request, answer, CALL_MS, &m, &e);
+    if (code)
+        return cli_fail("cache", "%s: %s: %s", cli_router(s->o->router), rpc_code_name(code), e.text);
+    json_t *r = numbers(m);
+    protobuf_c_message_free_unpacked(m, NULL);
+    if (s->o->json) {
+        cli_print_json(r);
+        return 0;
+    }
+    json_object_foreach(r, key, value)
+    {
+        printf("%-16s %lld\n", key, (long long)json_integer_value(value));
+    }
+    json_decref(r);
+    return 0;
+}
+
+static int pin(const struct session *s, Tandem__V1__GenerateRequest *prefix)
+{
+    Tandem__V1__PinRequest m = TANDEM__V1__PIN_REQUEST__INIT;
+    m.prefix = prefix;
+    m.ttl_ms = (uint32_t)s->o->ttl_ms;
+    return call(s, "/tandem.v1.Tandem/Pin", &m.base, &tandem__v1__pin_response__descriptor);
+}
+
+static int release(const struct session *s, Tandem__V1__GenerateRequest *prefix)
+{
+    Tandem__V1__PinRequest m = TANDEM__V1__PIN_REQUEST__INIT;
+    m.prefix = prefix;
+    return call(s, "/tandem.v1.Tandem/Pin", &m.base, &tandem__v1__pin_response__descriptor);
+}
+
+static int flush(const struct session *s, Tandem__V1__GenerateRequest *prefix)
+{
+    Tandem__V1__FlushRequest m = TANDEM__V1__FLUSH_REQUEST__INIT;
+    m.prefix = prefix;
+    return call(s, "/tandem.v1.Tandem/Flush", &m.base, &tandem__v1__flush_response__descriptor);
+}
+
+static int flush_all(const struct session *s)
+{
+    const Tandem__Admin__V1__FlushRequest m = TANDEM__ADMIN__V1__FLUSH_REQUEST__INIT;
+    return call(s, "/tandem.admin.v1.Admin/Flush", &m.base, &tandem__admin__v1__flush_response__descriptor);
+}
+
+static const struct {
+    const char *name;
+    int (*run)(const struct session *s, Tandem__V1__GenerateRequest *prefix);
+} ACTIONS[] = {{"pin", pin}, {"release", release}, {"flush", flush}};
+enum { N_ACTIONS = sizeof(ACTIONS) / sizeof(ACTIONS[0]) };
+
+static int action_of(const char *name)
+{
+    int i = 0;
+    while (i < N_ACTIONS && strcmp(ACTIONS[i].name, name))
+        i++;
+    return i;
+}
+
+/* NULL: said why. */
+static json_t *read_request(const struct session *s)
+{
+    struct bytes prompt = {0};
+    json_error_t je;
+    json_t *r = NULL;
+    if (s->o->request) {
+        r = json_loads(s->o->request, JSON_ALLOW_NUL, &je);
+        if (!json_is_object(r)) {
+            cli_fail("cache", "--request: not a JSON object");
+            json_decref(r);
+            return NULL;
+        }
+    } else if (cli_read_prompt("cache", s->rest, s->n_rest, &prompt)) {
+        r = cli_prompt_request("cache", s->client, &prompt, s->o->chat);
+    }
+    bytes_free(&prompt);
+    if (r && s->o->tenant)
+        json_object_set_new(r, "tenant", json_string(s->o->tenant));
+    if (r && s->o->salt)
+        json_object_set_new(r, "cache_salt", json_string(s->o->salt));
+    return r;
+}
+
+static int run(const struct session *s, int action)
+{
+    struct ask_message *m = NULL;
+    struct td_error e = {{0}};
+    if (s->o->all)
+        return flush_all(s);
+    json_t *r = cli_wait_ready("cache", s->client, s->o->wait_ms) ? read_request(s) : NULL;
+    if (!r)
+        return 1;
+    int exit_code =
+        ask_message_make(r, &m, &e) ? cli_fail("cache", "%s", e.text) : ACTIONS[action].run(s, ask_message_get(m));
+    ask_message_free(m);
+    json_decref(r);
+    return exit_code;
+}
+
+int cli_cache(int argc, char **argv)
+{
+    struct cache_options o = {0};
+    struct session s = {.o = &o, .rest = mem_array((size_t)argc, sizeof(*s.rest))};
+    const char **words = s.rest;
+    int exit_code = 2, action = N_ACTIONS;
+    bool go = cli_options(
+        "cache", "pin|release|flush [PROMPT] [options]",
+        "What is cached of a prompt is kept as long as anything else can go, or as any other, or forgotten.", TABLE,
+        argc, argv, &o, words, &s.n_rest, &exit_code);
+    if (go && s.n_rest)
+        action = action_of(words[0]);
+    if (go && (action == N_ACTIONS || (o.all && ACTIONS[action].run != flush))) {
+        cli_fail("cache", o.all ? "--all is for flush" : "say pin, release or flush");
+        exit_code = 2;
+    } else if (go) {
+        s.rest++;
+        s.n_rest--;
+        s.client = cli_connect("cache", cli_router(o.router));
+        exit_code = s.client ? run(&s, action) : 1;
+        rpc_client_close(s.client);
+    }
+    free(words);
+    return exit_code;
+}

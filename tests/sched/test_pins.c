@@ -1,0 +1,101 @@
+/* Pins against a plain array of deadlines. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/random.h"
+#include "sched/pins.h"
+#include "tests/tap.h"
+
+enum { KEYS = 3000 };
+
+struct model {
+    uint64_t until_ns[KEYS], now_ns;
+    uint32_t n_over;
+};
+
+static struct block_key key_of(uint64_t n)
+{
+    struct block_key k;
+    uint64_t a = random_mix(n) << 8, b = n; /* hashes that end alike: runs of places */
+    memcpy(k.b, &a, 8);
+    memcpy(k.b + 8, &b, 8);
+    return k;
+}
+
+static void over(void *user, const struct block_key *key)
+{
+    struct model *m = user;
+    uint64_t n;
+    memcpy(&n, key->b + 8, 8);
+    ck_assert_uint_lt(n, KEYS);
+    ck_assert(m->until_ns[n] && m->until_ns[n] <= m->now_ns);
+    m->until_ns[n] = 0;
+    m->n_over++;
+}
+
+static void check(const struct pins *p, const struct model *m)
+{
+    uint32_t n = 0;
+    for (uint64_t i = 0; i < KEYS; i++) {
+        struct block_key k = key_of(i);
+        ck_assert_int_eq(pins_has(p, &k), m->until_ns[i] > 0);
+        n += m->until_ns[i] > 0;
+    }
+    ck_assert_uint_eq(p->n, n);
+}
+
+START_TEST(test_pins_are_what_was_said_and_end_when_they_are_over)
+{
+    struct pins p = {0};
+    struct model m = {.now_ns = 1};
+    for (uint64_t step = 0; step < 40000; step++) {
+        uint64_t n = random_at((uint64_t)_i, 0, step) % KEYS, what = random_at((uint64_t)_i, 1, step) % 10;
+        struct block_key k = key_of(n);
+        if (what < 6) {
+            uint64_t until = m.now_ns + 1 + random_at((uint64_t)_i, 2, step) % 5000;
+            ck_assert(pins_keep(&p, &k, until));
+            m.until_ns[n] = until > m.until_ns[n] ? until : m.until_ns[n];
+        } else if (what < 8) {
+            pins_drop(&p, &k);
+            m.until_ns[n] = 0;
+        } else {
+            m.now_ns += random_at((uint64_t)_i, 3, step) % 10;
+            pins_expire(&p, m.now_ns, over, &m);
+            for (uint32_t i = 0; step % 100 == 0 && i < KEYS; i++)
+                ck_assert(!m.until_ns[i] || m.until_ns[i] > m.now_ns);
+        }
+        if (step % 1000 == 0)
+            check(&p, &m);
+    }
+    ck_assert_uint_gt(m.n_over, 100);
+    pins_free(&p);
+    ck_assert_uint_eq(p.n, 0);
+}
+END_TEST
+
+START_TEST(test_pins_are_bounded)
+{
+    struct pins p = {0};
+    for (uint64_t i = 0; i < PINS_MAX; i++) {
+        struct block_key k = key_of(i);
+        ck_assert(pins_keep(&p, &k, 10));
+    }
+    struct block_key one_more = key_of(PINS_MAX), there = key_of(7);
+    ck_assert(!pins_keep(&p, &one_more, 10));
+    ck_assert(pins_keep(&p, &there, 20));
+    pins_drop(&p, &there);
+    ck_assert(pins_keep(&p, &one_more, 10));
+    pins_free(&p);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("pins");
+    TCase *t = tcase_create("pins");
+    tcase_set_timeout(t, 30);
+    tcase_add_loop_test(t, test_pins_are_what_was_said_and_end_when_they_are_over, 0, 4);
+    tcase_add_test(t, test_pins_are_bounded);
+    suite_add_tcase(s, t);
+    return tap_main(s);
+}
