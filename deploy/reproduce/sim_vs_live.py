@@ -10,7 +10,7 @@ and TPOT of the simulation, of each live run, and of the live runs' medians; exi
 p99 by more than 10 %.
 
 --engine cpu: workers compute, one thread each, a made-up model of 29 million parameters; the simulation has the profile that tandem
-bench measured before (--profile FILE: it was measured). 1 + 1 workers, prompts of a thirty-second, answers of a quarter, the trace's
+bench measured before, beside a second copy of itself, as workers of one machine share its memory (--profile FILE: it was measured). 1 + 1 workers, prompts of a thirty-second, answers of a quarter, the trace's
 own rate, 15 % for all figures.
 """
 import argparse, json, os, statistics, subprocess, sys, tempfile
@@ -66,7 +66,11 @@ def profile(d):
         return PREFILL + ":" + DECODE
     path = ARGS.profile or os.path.join(d, "profile.json")
     if not ARGS.profile:
-        print(tandem("bench", "profile", "--dummy", DIMS, "--numerics", "bf16", "--threads", "1", "--profile", path))
+        bench = ["bench", "profile", "--dummy", DIMS, "--numerics", "bf16", "--threads", "1"]
+        beside = subprocess.Popen([TANDEM, *bench], stdout=subprocess.DEVNULL)
+        print(tandem(*bench, "--profile", path))
+        beside.terminate()
+        beside.wait()
     return path
 
 
