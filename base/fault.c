@@ -1,5 +1,6 @@
 #include "base/fault.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +10,8 @@
 #include "base/mem.h"
 #include "base/random.h"
 
-enum { RULES_MAX = 64, WORD_MAX = 128 };
+enum { RULES_MAX = 64, WORD_MAX = 128, FILE_BYTES_MAX = 16384 };
+static const char BLANKS[] = " \t\n";
 
 static const char *const SITES[FAULT_SITES] = {"wire.connect", "wire.message", "wire.payload",
                                                "disk.put",     "disk.read",    "rpc.message"};
@@ -35,13 +37,21 @@ struct rule {
     uint64_t delay_ns, first, last;
 };
 
+struct rules { /* a script; never changes */
+    struct rules *older;
+    uint64_t seed;
+    uint32_t n;
+    struct rule list[RULES_MAX];
+};
+
 struct faults {
     const struct log *log;
-    uint64_t seed;
-    struct rule rules[RULES_MAX];
-    uint32_t n_rules;
+    char *path;                    /* of "@FILE"; NULL: the script stays */
+    _Atomic(struct rules *) rules; /* of the moment; older ones live on: a draw may still look at them */
+    /* Reading and replacing are one step, so that what was read last stays; a queue would need a thread. */
+    pthread_mutex_t reload_lock;
     _Atomic uint64_t n_operations[FAULT_SITES], counts[FAULT_SITES][FAULT_KINDS];
-    struct metrics_set *exported[FAULT_SITES][FAULT_KINDS]; /* of those that a rule can cause */
+    struct metrics_set *exported[FAULT_SITES][FAULT_KINDS]; /* of those that may occur */
 };
 
 /* ------------------------------------------------------------------ parsing */
@@ -118,52 +128,112 @@ static bool parse_rule(const char *at, struct rule *r)
     return !*at;
 }
 
-static bool parse_word(struct faults *f, const char *word)
+static bool parse_word(struct rules *r, const char *word)
 {
     const char *at = word + 5;
     if (!strncmp(word, "seed=", 5))
-        return number_at(&at, &f->seed) && !*at;
-    return f->n_rules < RULES_MAX && parse_rule(word, &f->rules[f->n_rules]) && ++f->n_rules;
+        return number_at(&at, &r->seed) && !*at;
+    return r->n < RULES_MAX && parse_rule(word, &r->list[r->n]) && ++r->n;
+}
+
+static enum td_status parse_script(const char *script, struct rules *r, struct td_error *e)
+{
+    for (const char *at = script + strspn(script, BLANKS); *at; at += strspn(at, BLANKS)) {
+        char word[WORD_MAX];
+        size_t len = strcspn(at, BLANKS);
+        snprintf(word, sizeof(word), "%.*s", (int)len, at);
+        if (len >= sizeof(word) || !parse_word(r, word))
+            return td_fail(e, TD_ERR_INVALID,
+                           "faults: '%s': expected seed=N or SITE:KIND[=SHARE][/DURATION][@FIRST[-LAST]], as in "
+                           "wire.payload:corrupt=0.01",
+                           word);
+        at += len;
+    }
+    return TD_OK;
+}
+
+/* ----------------------------------------------------------------- scripts */
+
+static enum td_status set_script(struct faults *f, const char *script, struct td_error *e)
+{
+    struct rules *r = mem_zalloc(sizeof(*r));
+    enum td_status s = parse_script(script, r, e);
+    if (s) {
+        free(r);
+        return s;
+    }
+    r->older = atomic_load(&f->rules);
+    atomic_store(&f->rules, r);
+    if (r->n)
+        log_warn(f->log, "faults are made on purpose script='%s'", script);
+    else
+        log_info(f->log, "no faults are made on purpose");
+    return TD_OK;
+}
+
+static enum td_status set_script_of_file(struct faults *f, struct td_error *e)
+{
+    char *script = NULL;
+    size_t len;
+    enum td_status s = file_read(f->path, FILE_BYTES_MAX, &script, &len, e);
+    if (s && s != TD_ERR_NOT_FOUND)
+        return s;
+    s = set_script(f, s ? "" : script, e);
+    free(script);
+    return s;
 }
 
 enum td_status faults_open(const char *script, const struct log *log, struct faults **out, struct td_error *error_out)
 {
     *out = NULL;
-    if (!script || !script[strspn(script, " \t\n")])
+    if (!script || !script[strspn(script, BLANKS)])
         return TD_OK;
     struct faults *f = mem_zalloc(sizeof(*f));
     f->log = log;
-    for (const char *at = script + strspn(script, " \t\n"); *at; at += strspn(at, " \t\n")) {
-        char word[WORD_MAX];
-        size_t len = strcspn(at, " \t\n");
-        snprintf(word, sizeof(word), "%.*s", (int)len, at);
-        if (len >= sizeof(word) || !parse_word(f, word)) {
-            free(f);
-            return td_fail(error_out, TD_ERR_INVALID,
-                           "faults: '%s': expected seed=N or SITE:KIND[=SHARE][/DURATION][@FIRST[-LAST]], as in "
-                           "wire.payload:corrupt=0.01",
-                           word);
-        }
-        at += len;
+    pthread_mutex_init(&f->reload_lock, NULL);
+    if (*script == '@')
+        f->path = mem_strdup(script + 1);
+    enum td_status s = f->path ? set_script_of_file(f, error_out) : set_script(f, script, error_out);
+    if (s) {
+        faults_close(f);
+        return s;
     }
-    log_warn(log, "faults are made on purpose script='%s'", script);
     *out = f;
     return TD_OK;
 }
 
+void faults_reload(struct faults *f)
+{
+    struct td_error e;
+    if (!f || !f->path)
+        return;
+    pthread_mutex_lock(&f->reload_lock);
+    if (set_script_of_file(f, &e))
+        log_warn(f->log, "faults stay as they were file=%s: %s", f->path, e.text);
+    pthread_mutex_unlock(&f->reload_lock);
+}
+
 void faults_close(struct faults *f)
 {
+    if (!f)
+        return;
+    for (struct rules *r = atomic_load(&f->rules), *older; r; r = older) {
+        older = r->older;
+        free(r);
+    }
+    pthread_mutex_destroy(&f->reload_lock);
+    free(f->path);
     free(f);
 }
 
 /* ------------------------------------------------------------------ drawing */
 
-static struct fault strike(struct faults *f, const struct rule *r, uint64_t n)
+static struct fault strike(struct faults *f, uint64_t seed, const struct rule *r, uint64_t n)
 {
     atomic_fetch_add(&f->counts[r->site][r->kind], 1);
     metrics_inc(f->exported[r->site][r->kind], 0, 1);
     log_debug(f->log, "fault on purpose site=%s kind=%s n=%llu", SITES[r->site], KINDS[r->kind], (unsigned long long)n);
-    return (struct fault){r->kind, r->delay_ns, random_at(~f->seed, r->site, n)};
+    return (struct fault){r->kind, r->delay_ns, random_at(~seed, r->site, n)};
 }
 
 struct fault faults_draw(struct faults *f, enum fault_site site)
@@ -171,11 +241,12 @@ struct fault faults_draw(struct faults *f, enum fault_site site)
     if (!f)
         return (struct fault){0};
     uint64_t n = atomic_fetch_add(&f->n_operations[site], 1) + 1;
-    for (uint32_t i = 0; i < f->n_rules; i++) {
-        const struct rule *r = &f->rules[i];
+    const struct rules *rules = atomic_load(&f->rules);
+    for (uint32_t i = 0; i < rules->n; i++) {
+        const struct rule *r = &rules->list[i];
         if (r->site == site && n >= r->first && n <= r->last &&
-            random_unit(random_at(f->seed, (uint64_t)site << 32 | i, n)) < r->share)
-            return strike(f, r, n);
+            random_unit(random_at(rules->seed, (uint64_t)site << 32 | i, n)) < r->share)
+            return strike(f, rules->seed, r, n);
     }
     return (struct fault){0};
 }
@@ -185,15 +256,24 @@ uint64_t faults_count(const struct faults *f, enum fault_site site, enum fault_k
     return f ? atomic_load(&f->counts[site][kind]) : 0;
 }
 
+static bool may_occur(const struct faults *f, enum fault_site site, enum fault_kind kind)
+{
+    if (f->path)
+        return ALLOWED[site] >> kind & 1;
+    const struct rules *r = atomic_load(&f->rules);
+    uint32_t i = 0;
+    while (i < r->n && (r->list[i].site != site || r->list[i].kind != kind))
+        i++;
+    return i < r->n;
+}
+
 void faults_export(struct faults *f, struct metrics *m)
 {
-    if (!f)
-        return;
-    for (uint32_t i = 0; i < f->n_rules; i++) {
-        const struct rule *r = &f->rules[i];
-        char labels[64];
-        snprintf(labels, sizeof(labels), "site=\"%s\",kind=\"%s\"", SITES[r->site], KINDS[r->kind]);
-        if (!f->exported[r->site][r->kind])
-            f->exported[r->site][r->kind] = metrics_add(m, &INFO, 1, labels);
-    }
+    for (enum fault_site site = 0; f && site < FAULT_SITES; site++)
+        for (enum fault_kind kind = 0; kind < FAULT_KINDS; kind++) {
+            char labels[64];
+            snprintf(labels, sizeof(labels), "site=\"%s\",kind=\"%s\"", SITES[site], KINDS[kind]);
+            if (may_occur(f, site, kind))
+                f->exported[site][kind] = metrics_add(m, &INFO, 1, labels);
+        }
 }

@@ -22,6 +22,10 @@
  * What happens to operation n of a site is a function of (seed, site, n) alone, so a run in one thread replays exactly, and
  * with many processes the script is what repeats.
  *
+ * "@FILE" instead of a script: FILE's content (at most 16 KiB) is the script, and faults_reload() reads it anew, so that a running
+ * server's faults can be changed (tandem replay --at). A file that is not there is an empty script. Operations are counted on,
+ * and (seed, site, n) means what the script of the moment says.
+ *
  * Threads: free for all.
  */
 #pragma once
@@ -66,13 +70,18 @@ struct faults;
 
 /* Empty or NULL script: *out is NULL, which all functions take as "none". log borrowed. TD_ERR_INVALID names the word. */
 enum td_status faults_open(const char *script, const struct log *log, struct faults **out, struct td_error *error_out);
+/* Reads "@FILE" again; one that can't be read or parsed is logged, and the script before stays. No file: does nothing. */
+void faults_reload(struct faults *f);
 void faults_close(struct faults *f);
 
 /* What happens to this operation; it is counted. */
 struct fault faults_draw(struct faults *f, enum fault_site site);
 
 uint64_t faults_count(const struct faults *f, enum fault_site site, enum fault_kind kind);
-/* Exports the counts as tandem_faults_total{site,kind}; metrics must outlive f. */
+/*
+ * Exports the counts as tandem_faults_total{site,kind}: of "@FILE" all that there may be, else those of the script. Before any draw.
+ * metrics must outlive f.
+ */
 void faults_export(struct faults *f, struct metrics *m);
 
 /* Flips the bit that the fault names. n_bytes > 0. */

@@ -1,16 +1,19 @@
 /*
- * What every main() of ours does: stop on a signal, and tell a parent where it listens.
+ * What every main() of ours does: stop and reload on signals, and tell a parent where it listens.
  *
  * Signals are blocked in all threads and taken by a thread of their own, so that what they cause is ordinary code.
  */
 #pragma once
 
-/* SIGINT, SIGTERM, SIGHUP; SIGPIPE is ignored. Before any thread is started. */
+/* SIGINT, SIGTERM, SIGHUP, SIGUSR1; SIGPIPE is ignored. Before any thread is started. */
 void process_block_signals(void);
 
 struct process_signals;
-/* Calls stop(user), on a thread of its own, for each SIGINT, SIGTERM or SIGHUP that arrives. */
-struct process_signals *process_on_stop(void (*stop)(void *user), void *user);
+/*
+ * Calls, on a thread of its own, stop(user) for each SIGINT, SIGTERM or SIGHUP that arrives, and reload(user) for each SIGUSR1;
+ * reload may be NULL: then SIGUSR1 does nothing.
+ */
+struct process_signals *process_on_signals(void (*stop)(void *user), void (*reload)(void *user), void *user);
 void process_signals_close(struct process_signals *p);
 
 /*

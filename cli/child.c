@@ -70,14 +70,15 @@ static void set_state(struct child *c, enum child_state to)
 static _Noreturn void become(char **argv, pid_t parent, int log_fd, int ready_fd)
 {
     char number[16];
-    sigset_t none;
-    sigemptyset(&none);
+    sigset_t blocked;
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGUSR1); /* waits until the process takes it: it may come before (tandem replay --at) */
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) /* died before we asked to be told */
         _exit(1);
     setpgid(0, 0);
     signal(SIGPIPE, SIG_DFL);
-    sigprocmask(SIG_SETMASK, &none, NULL);
+    sigprocmask(SIG_SETMASK, &blocked, NULL);
     int null_fd = open("/dev/null", O_RDONLY);
     dup2(null_fd, 0);
     dup2(log_fd, 1);

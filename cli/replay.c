@@ -42,7 +42,8 @@ static const struct option TABLE[] = {
     {"find-rounds", OPT_INT, AT(find_rounds), "12", "N", 1, 100, "at most so many"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Faults"},
     {"at", OPT_STRING, AT(at), NULL, "LIST", 0, 0,
-     "TIME:ACTION:WORKER with commas between: kill, stop, cont, term, drain, slow:WORKER/TIMES, scale:prefill=N"},
+     "TIME:ACTION:WORKER with commas between: kill, stop, cont, term, drain, slow:WORKER/TIMES, scale:prefill=N, "
+     "faults:NAME/SCRIPT (after tandem up --faults; syntax: base/fault.h; empty: no more)"},
     {"run-dir", OPT_STRING, AT(run_dir), NULL, "DIR", 0, 0, "of the cluster (tandem up), for --at"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Report"},
     {"output", OPT_STRING, AT(output), NULL, "FILE", 0, 0, "JSON with each request, for tandem compare"},

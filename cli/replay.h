@@ -86,9 +86,10 @@ int replay_send(struct replay *r, uint32_t sender);
 
 struct replay_event { /* of --at */
     double at_ms;
-    char action[8]; /* kill stop cont term slow drain scale */
+    char action[8]; /* kill stop cont term slow faults drain scale */
     char target[64];
-    double times; /* slow: so many times */
+    double times;      /* slow: so many times */
+    char script[1024]; /* faults: of base/fault.h; "": none any more */
 };
 
 struct replay_events {
@@ -104,11 +105,12 @@ struct replay_events {
 
 /* "30s:kill:decode-1,45s:slow:prefill-0/4". TD_ERR_INVALID names the event. */
 enum td_status replay_events_parse(const char *text, struct replay_events *out, struct td_error *error_out);
-/* That they can be done: a cluster runs in the run directory and knows the targets. */
+/* That they can be done: a cluster runs in the run directory, knows the targets, and lets its faults be set if any are. */
 enum td_status replay_events_check(const struct replay_events *v, const char *run_dir, struct td_error *error_out);
 /* Does what is due. Called every few milliseconds. */
 void replay_events_do(struct replay_events *v, const struct replay_options *o, double now_ms);
-void replay_events_end(struct replay_events *v); /* whoever is slowed goes on */
+/* Whoever is slowed goes on, faults that were set are taken away. */
+void replay_events_end(struct replay_events *v, const struct replay_options *o);
 
 /* ---------------------------------------------------------------- conductor */
 

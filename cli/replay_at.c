@@ -1,9 +1,13 @@
 /*
  * Faults on schedule, as part of a replay: processes of a cluster on this machine (tandem up) are killed, frozen, slowed, drained,
- * or more of them started. Pids are read anew each time: one that died has another one since.
+ * or more of them started, and what they do on the wire, on disk and in RPCs goes wrong by script (base/fault.h). Pids are read
+ * anew each time: one that died has another one since.
  *
- * A slowed process is stopped and let go on in turns of SLOW_MS together: so are its computing and what it sends. Faults on the
- * wire, on disk and in RPCs are scripts that a server is started with (--faults); they can't be changed while it runs.
+ * A slowed process is stopped and let go on in turns of SLOW_MS together: so are its computing and what it sends.
+ *
+ * A script is written to a file that its process reads at each start, and again at SIGUSR1 (tandem up --faults): one that dies
+ * comes back with its faults. When the run is over, however it ended, those that it set are taken away; only a replay that is
+ * killed leaves them.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -15,12 +19,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/fault.h"
 #include "cli/replay.h"
 #include "cli/rundir.h"
 
 enum { SLOW_MS = 50 };
 
-static const char *const ACTIONS[] = {"kill", "stop", "cont", "term", "slow", "drain", "scale"};
+static const char *const ACTIONS[] = {"kill", "stop", "cont", "term", "slow", "faults", "drain", "scale"};
 
 /* ----------------------------------------------------------------- parsing */
 
@@ -38,33 +43,68 @@ static double parse_time(const char *text, char **end)
     return value;
 }
 
-static bool is_action(const char *name)
+static bool is(const struct replay_event *event, const char *action)
+{
+    return !strcmp(event->action, action);
+}
+
+static bool is_known(const struct replay_event *event)
 {
     for (size_t i = 0; i < sizeof(ACTIONS) / sizeof(ACTIONS[0]); i++)
-        if (!strcmp(name, ACTIONS[i]))
+        if (is(event, ACTIONS[i]))
             return true;
     return false;
 }
 
-/* "30s:slow:decode-1/4" */
+static enum td_status refuse(const char *text, const char *why, struct td_error *e)
+{
+    return td_fail(e, TD_ERR_INVALID, "--at: '%.60s': %s", text, why);
+}
+
+static enum td_status parse_times(const char *text, const char *rest, struct replay_event *out, struct td_error *e)
+{
+    char *end;
+    out->times = strtod(*rest ? rest + 1 : "2", &end);
+    return *end || !(out->times > 1 && out->times <= 1000)
+               ? refuse(text, "a worker can be slowed 1 to 1000 times: slow:WORKER/TIMES", e)
+               : TD_OK;
+}
+
+static enum td_status parse_script(const char *text, const char *rest, struct replay_event *out, struct td_error *e)
+{
+    struct td_error why = {{0}};
+    struct faults *faults;
+    if (!*rest)
+        return refuse(text, "a script is missing: faults:NAME/SCRIPT; an empty one takes faults away", e);
+    if (rest[1] == '@')
+        return refuse(text, "a script is expected, not a file that has one", e);
+    if (strlen(rest + 1) >= sizeof(out->script))
+        return refuse(text, "the script is too long", e);
+    if (faults_open(rest + 1, NULL, &faults, &why))
+        return refuse(text, why.text, e);
+    faults_close(faults);
+    snprintf(out->script, sizeof(out->script), "%s", rest + 1);
+    return TD_OK;
+}
+
+/* "30s:slow:decode-1/4"; the rest is what follows the name: nothing, or '/' and more. */
 static enum td_status parse_event(const char *text, struct replay_event *out, struct td_error *e)
 {
-    char *end, extra = 0, factor[16] = "";
+    char *end;
+    int len = 0;
     *out = (struct replay_event){.at_ms = parse_time(text, &end)};
-    int n = *end == ':' ? sscanf(end, ":%7[a-z]:%63[^/]%15s%c", out->action, out->target, factor, &extra) : 0;
-    bool slow = n >= 2 && !strcmp(out->action, "slow");
-    if (n < 2 || extra || !is_action(out->action) || !(out->at_ms >= 0 && out->at_ms <= 1e10))
-        return td_fail(
-            e, TD_ERR_INVALID,
-            "--at: '%.60s': expected TIME:ACTION:WORKER, like 30s:kill:decode-1; actions are kill, stop, cont, "
-            "term, drain, slow:WORKER/TIMES, scale:prefill=N",
-            text);
-    out->times = slow && *factor ? strtod(factor + 1, &end) : slow ? 2 : 0;
-    if (slow ? !(out->times > 1 && out->times <= 1000) || (*factor && *end) : *factor)
-        return td_fail(e, TD_ERR_INVALID, "--at: '%.60s': %s", text,
-                       slow ? "a worker can be slowed 1 to 1000 times: slow:WORKER/TIMES"
-                            : "nothing may follow the name");
-    return TD_OK;
+    int n = sscanf(end, ":%7[a-z]:%63[^/]%n", out->action, out->target, &len);
+    const char *rest = end + len;
+    if (n != 2 || !is_known(out) || (*rest && *rest != '/') || !(out->at_ms >= 0 && out->at_ms <= 1e10))
+        return refuse(text,
+                      "expected TIME:ACTION:WORKER, like 30s:kill:decode-1; actions are kill, stop, cont, term, "
+                      "drain, slow:WORKER/TIMES, faults:NAME/SCRIPT, scale:prefill=N",
+                      e);
+    if (is(out, "slow"))
+        return parse_times(text, rest, out, e);
+    if (is(out, "faults"))
+        return parse_script(text, rest, out, e);
+    return *rest ? refuse(text, "nothing may follow the name", e) : TD_OK;
 }
 
 static int by_time(const void *a, const void *b)
@@ -113,23 +153,37 @@ static pid_t pid_of(const struct rundir *dir, const char *name, bool *known_out)
     return pid > 1 ? pid : 0;
 }
 
+static enum td_status check_takes_faults(const struct rundir *dir, const char *name, struct td_error *e)
+{
+    char path[PATH_MAX];
+    rundir_path(dir, RUNDIR_FAULTS, path);
+    if (access(path, F_OK))
+        return td_fail(e, TD_ERR_INVALID,
+                       "--at: faults can't be set in the cluster of %s: start it with tandem up --faults", dir->path);
+    if (!strcmp(name, "router"))
+        return td_fail(e, TD_ERR_INVALID, "--at: faults of the router can't be set, only those of workers and store");
+    return TD_OK;
+}
+
 enum td_status replay_events_check(const struct replay_events *v, const char *run_dir, struct td_error *error_out)
 {
     struct rundir dir;
+    bool known, is_scaled = false; /* it may make the worker that a later event names */
     enum td_status s = v->n ? rundir_locate(run_dir, &dir, error_out) : TD_OK;
     if (s || !v->n)
         return s;
     if (rundir_owner(&dir) <= 0)
         return td_fail(error_out, TD_ERR_NOT_FOUND, "--at: no cluster runs in %s: tandem up starts one", dir.path);
-    for (uint32_t i = 0; i < v->n; i++) {
-        bool known;
-        if (!strcmp(v->list[i].action, "scale")) /* may make the worker that a later event names */
-            break;
-        pid_of(&dir, v->list[i].target, &known);
-        if (!known)
-            return td_fail(error_out, TD_ERR_NOT_FOUND, "--at: no process '%s' in %s", v->list[i].target, dir.path);
+    for (uint32_t i = 0; i < v->n && !s; i++) {
+        const struct replay_event *event = &v->list[i];
+        is_scaled |= is(event, "scale");
+        pid_of(&dir, event->target, &known);
+        if (!known && !is_scaled)
+            s = td_fail(error_out, TD_ERR_NOT_FOUND, "--at: no process '%s' in %s", event->target, dir.path);
+        else if (is(event, "faults"))
+            s = check_takes_faults(&dir, event->target, error_out);
     }
-    return TD_OK;
+    return s;
 }
 
 /* ------------------------------------------------------------------- doing */
@@ -137,7 +191,7 @@ enum td_status replay_events_check(const struct replay_events *v, const char *ru
 /* tandem drain WORKER, tandem scale prefill=N, in a process of their own: they wait. */
 static void run_command(const struct replay_event *event, const struct replay_options *o)
 {
-    bool drain = !strcmp(event->action, "drain");
+    bool drain = is(event, "drain");
     const char *router = cli_router(o->router);
     if (fork())
         return;
@@ -169,7 +223,26 @@ static void forget_slowed(struct replay_events *v, pid_t pid)
             v->slowed[i--] = v->slowed[--v->n_slowed];
 }
 
-static void do_event(struct replay_events *v, const struct replay_event *event, const struct replay_options *o)
+/* The pid is read after the file was written: whoever starts in between has read it. */
+static void set_faults(const char *name, const char *script, const struct replay_options *o)
+{
+    char file[96];
+    struct rundir dir;
+    struct td_error e = {{0}};
+    bool known;
+    snprintf(file, sizeof(file), RUNDIR_FAULTS "/%s", name);
+    if (rundir_locate(o->run_dir, &dir, &e) || rundir_write(&dir, file, script, &e)) {
+        cli_fail("replay", "--at: %s", e.text);
+        return;
+    }
+    pid_t pid = pid_of(&dir, name, &known);
+    if (pid)
+        kill(pid, SIGUSR1);
+    else if (*script)
+        cli_fail("replay", "--at: %s does not run: its faults begin when it does", name);
+}
+
+static void send_signal(struct replay_events *v, const struct replay_event *event, const struct replay_options *o)
 {
     static const struct {
         const char *action;
@@ -177,24 +250,32 @@ static void do_event(struct replay_events *v, const struct replay_event *event, 
     } SIGNALS[] = {{"kill", SIGKILL}, {"stop", SIGSTOP}, {"cont", SIGCONT}, {"term", SIGTERM}};
     struct rundir dir;
     bool known;
-    fprintf(stderr, "\r%.1f s: %s %s%30s\n", event->at_ms * 1e-3, event->action, event->target, "");
-    if (!strcmp(event->action, "drain") || !strcmp(event->action, "scale")) {
-        run_command(event, o);
-        return;
-    }
     pid_t pid = rundir_locate(o->run_dir, &dir, NULL) ? 0 : pid_of(&dir, event->target, &known);
     if (!pid) {
         cli_fail("replay", "--at: %s does not run: nothing was done", event->target);
         return;
     }
-    if (!strcmp(event->action, "slow")) {
+    if (is(event, "slow")) {
         set_slowed(v, pid, event->times);
         return;
     }
     forget_slowed(v, pid);
     for (size_t i = 0; i < sizeof(SIGNALS) / sizeof(SIGNALS[0]); i++)
-        if (!strcmp(event->action, SIGNALS[i].action))
+        if (is(event, SIGNALS[i].action))
             kill(pid, SIGNALS[i].signal);
+}
+
+static void do_event(struct replay_events *v, const struct replay_event *event, const struct replay_options *o)
+{
+    bool is_faults = is(event, "faults");
+    fprintf(stderr, "\r%.1f s: %s %s %s%30s\n", event->at_ms * 1e-3, event->action, event->target,
+            is_faults && !*event->script ? "none" : event->script, "");
+    if (is(event, "drain") || is(event, "scale"))
+        run_command(event, o);
+    else if (is_faults)
+        set_faults(event->target, event->script, o);
+    else
+        send_signal(v, event, o);
 }
 
 void replay_events_do(struct replay_events *v, const struct replay_options *o, double now_ms)
@@ -209,13 +290,16 @@ void replay_events_do(struct replay_events *v, const struct replay_options *o, d
     }
 }
 
-void replay_events_end(struct replay_events *v)
+void replay_events_end(struct replay_events *v, const struct replay_options *o)
 {
     if (v->next < v->n)
         cli_fail("replay", "--at: the run was over before %s %s was due", v->list[v->next].action,
                  v->list[v->next].target);
     for (uint32_t i = 0; i < v->n_slowed; i++)
         kill(v->slowed[i].pid, SIGCONT);
+    for (uint32_t i = 0; i < v->next; i++)
+        if (*v->list[i].script)
+            set_faults(v->list[i].target, "", o);
     v->n_slowed = 0;
     v->next = 0;
 }

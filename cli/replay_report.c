@@ -144,13 +144,20 @@ static void set_times(struct report_run *run)
 
 /* ---------------------------------------------------------------- settings */
 
+static json_t *json_of_event(const struct replay_event *e)
+{
+    json_t *event = json_pack("{s:f,s:s,s:s}", "at_ms", e->at_ms, "action", e->action, "target", e->target);
+    if (!strcmp(e->action, "faults"))
+        json_object_set_new(event, "script", json_string(e->script));
+    return event;
+}
+
 static char *settings_of(const struct replay *r, const struct replay_events *events)
 {
     const struct replay_options *o = &r->o;
     json_t *faults = json_array();
     for (uint32_t i = 0; events && i < events->n; i++)
-        json_array_append_new(faults, json_pack("{s:f,s:s,s:s}", "at_ms", events->list[i].at_ms, "action",
-                                                events->list[i].action, "target", events->list[i].target));
+        json_array_append_new(faults, json_of_event(&events->list[i]));
     json_t *s = json_pack(
         "{s:f,s:f,s:I,s:I,s:I,s:f,s:I,s:f,s:I,s:I,s:I,s:I,s:b,s:o}", "rate", o->rate, "length_scale", o->length_scale,
         "max_output", (json_int_t)o->max_output, "concurrency", (json_int_t)o->concurrency, "processes",

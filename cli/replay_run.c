@@ -239,7 +239,7 @@ static void conduct(struct replay *r, struct senders *s, struct replay_events *e
             show_progress(r, &last, now_ns);
     }
     if (events)
-        replay_events_end(events);
+        replay_events_end(events, &r->o);
     if (last.any)
         fprintf(stderr, "\n");
 }

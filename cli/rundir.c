@@ -1,8 +1,8 @@
 #include "cli/rundir.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,6 +60,28 @@ static enum td_status make_dir(const char *path, struct td_error *e)
     return TD_OK;
 }
 
+/* With the files in it. */
+static enum td_status remove_dir(const char *path, struct td_error *e)
+{
+    struct dirent *entry;
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    while (d && (entry = readdir(d)))
+        unlinkat(fd, entry->d_name, 0); /* refuses . and .. */
+    if (d)
+        closedir(d);
+    return rmdir(path) && errno != ENOENT ? td_fail(e, TD_ERR_IO, "%s: can't be removed: %s", path, strerror(errno))
+                                          : TD_OK;
+}
+
+enum td_status rundir_reset_faults(const struct rundir *r, bool wanted, struct td_error *e)
+{
+    char path[PATH_MAX];
+    rundir_path(r, RUNDIR_FAULTS, path);
+    enum td_status s = remove_dir(path, e);
+    return s || !wanted ? s : make_dir(path, e);
+}
+
 static bool leads_to(const char *path, int fd)
 {
     struct stat a, b;
@@ -104,6 +126,7 @@ void rundir_release(struct rundir *r)
     char path[PATH_MAX];
     if (r->lock_fd < 0)
         return;
+    rundir_reset_faults(r, false, NULL);
     for (int i = 0; i < 3; i++) {
         rundir_path(r, NAMES[i], path);
         unlink(path);

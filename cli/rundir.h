@@ -5,6 +5,7 @@
  *   router.address  HOST:PORT of the client API, once it is up
  *   cluster.json    {"pid", "router", "model", "processes": [{"name", "role", "pid" (0: not running), "state", "address",
  *                   "restarts", "log"}]}, rewritten at each change
+ *   faults/         of tandem up --faults: a file NAME for each process whose faults were set (base/fault.h)
  *   logs/           up.log and one NAME.log for each process, kept
  *   store/          what the KV store wrote, kept
  *
@@ -16,9 +17,12 @@
 #pragma once
 
 #include <limits.h>
+#include <stdbool.h>
 #include <sys/types.h>
 
 #include "base/status.h"
+
+#define RUNDIR_FAULTS "faults"
 
 struct rundir {
     char path[PATH_MAX / 2]; /* room for names below it in PATH_MAX */
@@ -30,8 +34,10 @@ enum td_status rundir_locate(const char *option, struct rundir *out, struct td_e
 
 /* Makes the directory with logs/ (mode 0700; somebody else's is refused) and takes the lock. It survives a fork. */
 enum td_status rundir_take(struct rundir *r, struct td_error *error_out);
+/* Makes faults/, empty, or takes it away: what was set in an earlier cluster is over. The directory must be taken. */
+enum td_status rundir_reset_faults(const struct rundir *r, bool wanted, struct td_error *error_out);
 void rundir_set_pid(struct rundir *r);
-void rundir_release(struct rundir *r); /* removes up.pid, router.address and cluster.json */
+void rundir_release(struct rundir *r); /* removes up.pid, router.address, cluster.json and faults/ */
 
 /* The living supervisor, 0 if there is none, -1 while one is starting. */
 pid_t rundir_owner(const struct rundir *r);

@@ -35,7 +35,7 @@ struct up_options {
     int64_t n_prefill, n_decode, threads, block_tokens, pool_bytes, pages, max_context, max_batch, chunk_tokens,
         silence_ms;
     int64_t store_dram, store_ssd;
-    bool store, detach;
+    bool store, detach, faults;
 };
 
 #define AT(member) offsetof(struct up_options, member)
@@ -50,6 +50,8 @@ static const struct option TABLE[] = {
     {"detach", OPT_BOOL, AT(detach), NULL, NULL, 0, 0, "return when it is up; tandem down ends it"},
     {"listen", OPT_STRING, AT(listen), CLI_DEFAULT_ROUTER, "HOST:PORT", 0, 0, "client API; port 0 picks one"},
     {"log-level", OPT_CHOICE, AT(log_level), NULL, "error|warn|info|debug", 0, 0, "of all processes"},
+    {"faults", OPT_BOOL, AT(faults), NULL, NULL, 0, 0,
+     "faults of workers and store can be set while they run, by tandem replay --at"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Compute"},
     {"threads", OPT_INT, AT(threads), "0", NULL, 0, 1024, "divided among the workers; 0: the CPUs we may use"},
     {"isa", OPT_CHOICE, AT(isa), NULL, "auto|plain|avx2|avx512", 0, 0, "instruction set of the kernels"},
@@ -162,6 +164,8 @@ static enum td_status fill_child(const struct up *u, struct child *c, uint32_t n
     pass_options(&c->args, &u->options, c->role);
     if (n_threads)
         args_add(&c->args, "--threads=%u", n_threads);
+    if (u->options.faults && c->role != CHILD_ROUTER)
+        args_add(&c->args, "--faults=@%s/" RUNDIR_FAULTS "/%s", u->dir.path, c->name);
     return s;
 }
 
@@ -370,6 +374,8 @@ int cli_up(int argc, char **argv)
         s = check_model(&u.options, &e);
     if (!s)
         s = rundir_take(&u.dir, &e);
+    if (!s)
+        s = rundir_reset_faults(&u.dir, u.options.faults, &e);
     if (!s)
         s = check_listen(u.options.listen, &e);
     if (!u.options.store_dir) {

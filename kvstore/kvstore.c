@@ -56,7 +56,7 @@ const struct option KVSTORE_OPTIONS[] = {
      "bytes a second written to SSD at most; 0: as fast as it goes"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Other"},
     {"faults", OPT_STRING, AT(faults), NULL, "SCRIPT", 0, 0,
-     "tests: faults on the wire and the disk by script; see base/fault.h"},
+     "tests: wire and disk go wrong by script, or by that in @FILE, read again at SIGUSR1; syntax: base/fault.h"},
     {"log-level", OPT_CHOICE, AT(log_level), "info", "error|warn|info|debug", 0, 0, "what is logged, to stderr"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
@@ -337,6 +337,11 @@ void kvstore_stop(struct kvstore *s)
     if (atomic_exchange(&s->stopping, true))
         atomic_store(&s->forced, true);
     mailbox_push(&s->mailbox, &store_work_new(WORK_STOP)->mail);
+}
+
+void kvstore_reload(struct kvstore *s)
+{
+    faults_reload(s->faults);
 }
 
 /* ------------------------------------------------------------ open, close */

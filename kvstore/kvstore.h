@@ -53,7 +53,8 @@ enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore 
 enum td_status kvstore_run(struct kvstore *s); /* until kvstore_stop */
 /* Any thread: no new work, dirty blocks are written, then kvstore_run returns. Twice: at once. */
 void kvstore_stop(struct kvstore *s);
-void kvstore_close(struct kvstore *s); /* NULL is fine */
+void kvstore_reload(struct kvstore *s); /* any thread: --faults=@FILE is read again */
+void kvstore_close(struct kvstore *s);  /* NULL is fine */
 
 const char *kvstore_address(const struct kvstore *s);      /* of the gRPC service, port filled in */
 const char *kvstore_xfer_address(const struct kvstore *s); /* where workers look up and offer */

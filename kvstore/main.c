@@ -9,6 +9,11 @@ static void stop(void *store)
     kvstore_stop(store);
 }
 
+static void reload(void *store)
+{
+    kvstore_reload(store);
+}
+
 int main(int argc, char **argv)
 {
     struct kvstore_config config = {.hub = NULL};
@@ -28,7 +33,7 @@ int main(int argc, char **argv)
         process_block_signals();
         status = kvstore_open(&config, &s, &e);
         if (!status) {
-            struct process_signals *signals = process_on_stop(stop, s);
+            struct process_signals *signals = process_on_signals(stop, reload, s);
             process_announce(kvstore_address(s));
             status = kvstore_run(s);
             process_signals_close(signals);

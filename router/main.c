@@ -26,7 +26,7 @@ int main(int argc, char **argv)
         process_block_signals();
         s = router_open(&values, &r, &e);
         if (!s) {
-            struct process_signals *signals = process_on_stop(stop, r);
+            struct process_signals *signals = process_on_signals(stop, NULL, r);
             process_announce(router_address(r));
             s = router_run(r);
             process_signals_close(signals);

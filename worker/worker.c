@@ -59,7 +59,7 @@ const struct option WORKER_OPTIONS[] = {
     {"max-rows", OPT_INT, AT(max_rows), "512", NULL, 1, 65536, "tokens of one step"},
     {"chunk-tokens", OPT_INT, AT(chunk_tokens), "256", NULL, 1, 65536, "most prompt tokens of one sequence in a step"},
     {"faults", OPT_STRING, AT(faults), NULL, "SCRIPT", 0, 0,
-     "tests: wire and messages go wrong by script; syntax: base/fault.h"},
+     "tests: wire and messages go wrong by script, or by that in @FILE, read again at SIGUSR1; syntax: base/fault.h"},
     {"log-level", OPT_CHOICE, AT(log_level), "info", "error|warn|info|debug", 0, 0, "what is logged, to stderr"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
@@ -593,6 +593,11 @@ static void stop(void *worker)
     worker_stop(worker);
 }
 
+static void reload(void *worker)
+{
+    faults_reload(((struct worker *)worker)->faults);
+}
+
 int worker_main(const char *role, int argc, char **argv)
 {
     char program[32], prefix[32];
@@ -613,7 +618,7 @@ int worker_main(const char *role, int argc, char **argv)
         process_block_signals();
         s = worker_open(&config, &w, &e);
         if (!s) {
-            struct process_signals *signals = process_on_stop(stop, w);
+            struct process_signals *signals = process_on_signals(stop, reload, w);
             process_announce(worker_address(w));
             s = worker_run(w);
             process_signals_close(signals);

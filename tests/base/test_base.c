@@ -2,9 +2,13 @@
 #include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -13,6 +17,7 @@
 #include "base/mem.h"
 #include "base/metrics.h"
 #include "base/options.h"
+#include "base/process.h"
 #include "base/queue.h"
 #include "base/random.h"
 #include "base/thread.h"
@@ -277,6 +282,209 @@ START_TEST(test_faults_script_that_makes_no_sense_is_refused_by_its_word)
 }
 END_TEST
 
+/* A script in a file that is replaced in one step, as tandem replay does it. */
+struct script {
+    char path[64], fresh[72], option[65];
+};
+
+static struct script script_new(void)
+{
+    struct script s = {.path = "/tmp/tandem-faults-XXXXXX"};
+    close(mkstemp(s.path));
+    unlink(s.path);
+    snprintf(s.fresh, sizeof(s.fresh), "%s.new", s.path);
+    snprintf(s.option, sizeof(s.option), "@%s", s.path);
+    return s;
+}
+
+static void script_write(const struct script *s, const char *text)
+{
+    FILE *f = fopen(s->fresh, "w");
+    ck_assert_ptr_nonnull(f);
+    ck_assert_int_ge(fputs(text, f), 0);
+    fclose(f);
+    ck_assert_int_eq(rename(s->fresh, s->path), 0);
+}
+
+START_TEST(test_faults_of_a_file_change_when_it_is_read_again)
+{
+    struct script s = script_new();
+    struct faults *f;
+    ck_assert_int_eq(faults_open(s.option, NULL, &f, NULL), TD_OK);
+    ck_assert_ptr_nonnull(f); /* no file yet: no faults yet */
+    ck_assert_int_eq(faults_draw(f, FAULT_DISK_PUT).kind, FAULT_NONE);
+    faults_reload(f);
+    ck_assert_int_eq(faults_draw(f, FAULT_DISK_PUT).kind, FAULT_NONE);
+    script_write(&s, "disk.put:fail\n");
+    ck_assert_int_eq(faults_draw(f, FAULT_DISK_PUT).kind, FAULT_NONE);
+    faults_reload(f);
+    ck_assert_int_eq(faults_draw(f, FAULT_DISK_PUT).kind, FAULT_FAIL);
+    script_write(&s, "wire.connect:fail disk.put:delay/3ms@6-7");
+    faults_reload(f);
+    for (int n = 5; n <= 8; n++) { /* operations are counted on */
+        struct fault fault = faults_draw(f, FAULT_DISK_PUT);
+        ck_assert_int_eq(fault.kind, n == 6 || n == 7 ? FAULT_DELAY : FAULT_NONE);
+        ck_assert_uint_eq(fault.delay_ns, fault.kind ? 3 * NS_PER_MS : 0);
+    }
+    ck_assert_int_eq(faults_draw(f, FAULT_WIRE_CONNECT).kind, FAULT_FAIL);
+    unlink(s.path);
+    faults_reload(f);
+    ck_assert_int_eq(faults_draw(f, FAULT_WIRE_CONNECT).kind, FAULT_NONE);
+    ck_assert_uint_eq(faults_count(f, FAULT_DISK_PUT, FAULT_FAIL), 1); /* and so are faults */
+    ck_assert_uint_eq(faults_count(f, FAULT_DISK_PUT, FAULT_DELAY), 2);
+    faults_close(f);
+}
+END_TEST
+
+START_TEST(test_faults_file_that_makes_no_sense_changes_nothing)
+{
+    struct script s = script_new();
+    struct faults *f;
+    struct td_error e;
+    char said[4096] = "", blanks[20000];
+    int fds[2];
+    ck_assert_int_eq(pipe(fds), 0);
+    const struct log to_pipe = {.who = "test", .level = LOG_WARN, .fd = fds[1]};
+    script_write(&s, "disk.read:sometimes");
+    ck_assert_int_eq(faults_open(s.option, NULL, &f, &e), TD_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(e.text, "'disk.read:sometimes'"));
+    script_write(&s, "disk.read:fail");
+    ck_assert_int_eq(faults_open(s.option, &to_pipe, &f, NULL), TD_OK);
+    script_write(&s, "disk.read:corrupt disk.read:sometimes");
+    faults_reload(f);
+    ck_assert_int_eq(faults_draw(f, FAULT_DISK_READ).kind, FAULT_FAIL);
+    memset(blanks, ' ', sizeof(blanks) - 1);
+    blanks[sizeof(blanks) - 1] = 0;
+    script_write(&s, blanks);
+    faults_reload(f);
+    ck_assert_int_eq(faults_draw(f, FAULT_DISK_READ).kind, FAULT_FAIL);
+    ck_assert_int_gt(read(fds[0], said, sizeof(said) - 1), 0);
+    ck_assert_ptr_nonnull(strstr(said, "'disk.read:sometimes'"));
+    ck_assert_ptr_nonnull(strstr(said, "larger than"));
+    close(fds[0]);
+    close(fds[1]);
+    unlink(s.path);
+    faults_close(f);
+    faults_reload(NULL);
+    ck_assert_int_eq(faults_open("disk.read:fail", NULL, &f, NULL), TD_OK);
+    faults_reload(f); /* not of a file: as it was */
+    ck_assert_int_eq(faults_draw(f, FAULT_DISK_READ).kind, FAULT_FAIL);
+    faults_close(f);
+}
+END_TEST
+
+static void *draw_many(void *arg)
+{
+    for (int i = 0; i < 50000; i++) {
+        enum fault_kind kind = faults_draw(arg, FAULT_RPC_MESSAGE).kind;
+        ck_assert(kind == FAULT_DROP || kind == FAULT_FAIL);
+    }
+    return NULL;
+}
+
+static void *reload_many(void *arg)
+{
+    for (int i = 0; i < 200; i++)
+        faults_reload(arg);
+    return NULL;
+}
+
+START_TEST(test_faults_are_drawn_by_some_threads_while_others_reload)
+{
+    struct script s = script_new();
+    struct faults *f;
+    pthread_t threads[4];
+    script_write(&s, "rpc.message:drop");
+    ck_assert_int_eq(faults_open(s.option, NULL, &f, NULL), TD_OK);
+    for (int i = 0; i < 4; i++)
+        threads[i] = thread_start("faults", i < 2 ? draw_many : reload_many, f);
+    for (int i = 0; i < 200; i++)
+        script_write(&s, i % 2 ? "rpc.message:drop" : "seed=2 rpc.message:fail");
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    ck_assert_uint_eq(faults_count(f, FAULT_RPC_MESSAGE, FAULT_DROP) + faults_count(f, FAULT_RPC_MESSAGE, FAULT_FAIL),
+                      100000);
+    faults_reload(f); /* what was written last */
+    ck_assert_int_eq(faults_draw(f, FAULT_RPC_MESSAGE).kind, FAULT_DROP);
+    unlink(s.path);
+    faults_close(f);
+}
+END_TEST
+
+START_TEST(test_faults_of_a_file_are_exported_before_they_are_made)
+{
+    struct script s = script_new();
+    struct faults *f;
+    struct metrics *m = metrics_open();
+    struct bytes b = {0};
+    ck_assert_int_eq(faults_open(s.option, NULL, &f, NULL), TD_OK);
+    faults_export(f, m);
+    script_write(&s, "disk.put:fail");
+    faults_reload(f);
+    faults_draw(f, FAULT_DISK_PUT);
+    metrics_render(m, &b);
+    ck_assert_ptr_nonnull(strstr(b.data, "tandem_faults_total{site=\"disk.put\",kind=\"fail\"} 1\n"));
+    ck_assert_ptr_nonnull(strstr(b.data, "tandem_faults_total{site=\"wire.connect\",kind=\"delay\"} 0\n"));
+    ck_assert_ptr_null(strstr(b.data, "site=\"disk.put\",kind=\"drop\"")); /* a put can't be dropped */
+    ck_assert_ptr_null(strstr(b.data, "kind=\"none\""));
+    unlink(s.path);
+    bytes_free(&b);
+    faults_close(f);
+    metrics_close(m);
+}
+END_TEST
+
+/* ---------------------------------------------------------------- signals */
+
+struct signals_seen {
+    _Atomic int n_stop, n_reload;
+    sem_t any;
+};
+
+static void on_stop(void *user)
+{
+    struct signals_seen *seen = user;
+    seen->n_stop++;
+    sem_post(&seen->any);
+}
+
+static void on_reload(void *user)
+{
+    struct signals_seen *seen = user;
+    seen->n_reload++;
+    sem_post(&seen->any);
+}
+
+static void wait_for_one(struct signals_seen *seen)
+{
+    struct timespec deadline;
+    clock_gettime(CLOCK_REALTIME, &deadline);
+    deadline.tv_sec += 10;
+    ck_assert_int_eq(sem_timedwait(&seen->any, &deadline), 0);
+}
+
+START_TEST(test_signals_stop_and_reload)
+{
+    struct signals_seen seen = {0};
+    sem_init(&seen.any, 0, 0);
+    process_block_signals();
+    kill(getpid(), SIGUSR1); /* before anybody takes it: it waits */
+    struct process_signals *p = process_on_signals(on_stop, on_reload, &seen);
+    wait_for_one(&seen);
+    kill(getpid(), SIGTERM);
+    wait_for_one(&seen);
+    ck_assert(seen.n_reload == 1 && seen.n_stop == 1);
+    process_signals_close(p);
+    p = process_on_signals(on_stop, NULL, &seen);
+    kill(getpid(), SIGUSR1);
+    kill(getpid(), SIGHUP);
+    wait_for_one(&seen);
+    ck_assert(seen.n_reload == 1 && seen.n_stop == 2);
+    process_signals_close(p);
+    sem_destroy(&seen.any);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("base");
@@ -293,6 +501,11 @@ int main(void)
     tcase_add_test(t, test_file_read_refuses_what_is_too_large);
     tcase_add_test(t, test_faults_happen_as_often_as_the_script_says_and_repeat);
     tcase_add_test(t, test_faults_script_that_makes_no_sense_is_refused_by_its_word);
+    tcase_add_test(t, test_faults_of_a_file_change_when_it_is_read_again);
+    tcase_add_test(t, test_faults_file_that_makes_no_sense_changes_nothing);
+    tcase_add_test(t, test_faults_are_drawn_by_some_threads_while_others_reload);
+    tcase_add_test(t, test_faults_of_a_file_are_exported_before_they_are_made);
+    tcase_add_test(t, test_signals_stop_and_reload);
     suite_add_tcase(s, t);
     return tap_main(s);
 }

@@ -1,5 +1,5 @@
 """tandem replay: every request of a trace is sent when it is due, equal block ids are equal tokens, and the report adds up."""
-import contextlib, gzip, os, shutil, signal, subprocess, tempfile
+import contextlib, gzip, os, re, shutil, signal, socket, subprocess, tempfile, urllib.request
 from harness import *
 
 DIMS = "layers=2,kv_heads=1,heads=1,head_dim=64,hidden=64,ffn=64,vocab=1536,positions=8192"
@@ -18,8 +18,8 @@ def write_trace(path, n, gap_ms, n_output=6, head=None, **more):
             f.write(json.dumps({**line, **{k: v(i) for k, v in more.items() if v(i) is not None}}) + "\n")
 
 
-def tandem(*args, timeout=60, code=0):
-    out = subprocess.run([TANDEM, *args], capture_output=True, text=True, timeout=timeout * SLOW)
+def tandem(*args, timeout=60, code=0, env=None, input=None):
+    out = subprocess.run([TANDEM, *args], capture_output=True, text=True, timeout=timeout * SLOW, env=env, input=input)
     assert out.returncode == code, (out.returncode, out.stdout[-2000:], out.stderr[-2000:])
     return out
 
@@ -222,6 +222,8 @@ def test_replay_breaks_the_cluster_on_schedule():
         before = pid_of("decode-1")
         bad = tandem("replay", path, "--router", router, "--run-dir", run, "--at", "1s:kill:decode-7", code=2)
         assert "no process 'decode-7'" in bad.stderr, bad.stderr
+        bad = tandem("replay", path, "--router", router, "--run-dir", run, "--at", "1s:faults:decode-1/wire.payload:fail", code=2)
+        assert "tandem up --faults" in bad.stderr, bad.stderr
         for wrong in ("kill:decode-1", "1s:burn:decode-1", "1s:kill", "1s:slow:decode-1/1", "1s:kill:decode-1/3"):
             assert "--at" in tandem("replay", path, "--at", wrong, code=2).stderr
         r = replay(router, path, "--length-scale", "0.1", "--run-dir", run, "--output", out, "--at",
@@ -244,6 +246,104 @@ def test_replay_breaks_the_cluster_on_schedule():
         with contextlib.suppress(Exception):
             tandem("down", "--run-dir", run)
         shutil.rmtree(run, ignore_errors=True)
+
+
+class FaultyCluster:
+    """tandem up --faults with a store; what its processes say of faults."""
+
+    def __init__(self):
+        self.run, self.metrics = tempfile.mkdtemp(prefix="tandem-up-"), []
+        env = dict(os.environ)
+        for part in ("PREFILL", "DECODE", "KVSTORE"):
+            with socket.socket() as s:
+                s.bind(("127.0.0.1", 0))
+                self.metrics.append(f"127.0.0.1:{s.getsockname()[1]}")
+            env[f"TANDEM_{part}_METRICS_LISTEN"] = self.metrics[-1]
+        tandem("up", "--run-dir", self.run, "--model", DEMO, "--listen", "127.0.0.1:0", "--detach", "--faults", "--plan", "split",
+               "--pool-bytes", "8M", "--store-dram", "8M", "--store-ssd", "256M", "--silence-ms", str(1000 * SLOW), env=env)
+        self.router = self.file("router.address").strip()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        with contextlib.suppress(Exception):
+            tandem("down", "--run-dir", self.run)
+        shutil.rmtree(self.run, ignore_errors=True)
+
+    def file(self, name):
+        with open(os.path.join(self.run, name), errors="replace") as f:
+            return f.read()
+
+    def faults(self):
+        """Made so far, by (site, kind)."""
+        counts = {}
+        for address in self.metrics:
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+                for site, kind, n in re.findall(r'^tandem_faults_total{site="([^"]+)",kind="([^"]+)"} (\d+)', answer.read().decode(), re.M):
+                    counts[site, kind] = counts.get((site, kind), 0) + int(n)
+        return {what: n for what, n in counts.items() if n}
+
+    def is_over(self, name):
+        """It said that it makes no faults when it started, and has said so again."""
+        return self.file(f"logs/{name}.log").count("no faults are made on purpose") > 1
+
+    def answers(self):
+        ask = [{"id": str(i), "prompt_ids": list(range(i, i + 200)), "max_tokens": 12, "greedy": True, "ignore_eos": True}
+               for i in range(4)]
+        lines = tandem("generate", "--jsonl", "--router", self.router, input="\n".join(map(json.dumps, ask))).stdout.splitlines()
+        return {r["id"]: r["token_ids"] for r in map(json.loads, lines)}
+
+    def start(self, path, at):
+        return subprocess.Popen([TANDEM, "replay", path, "--router", self.router, "--length-scale", "0.1", "--json", "--run-dir",
+                                 self.run, "--at", at], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@test
+def test_replay_makes_wire_and_disk_fail_for_a_while():
+    with FaultyCluster() as c:
+        path = os.path.join(c.run, "trace.jsonl")
+        write_trace(path, 40, 75, n_output=8)
+        for wrong, why in (("store-0/disk.put:burn", "'disk.put:burn'"), ("store-0", "a script is missing"), ("store-0/@x", "not a file"),
+                           ("store-9/disk.put:fail", "no process 'store-9'"), ("router/rpc.message:drop", "of the router")):
+            bad = tandem("replay", path, "--router", c.router, "--run-dir", c.run, "--at", "1s:faults:" + wrong, code=2)
+            assert "--at" in bad.stderr and why in bad.stderr, (wrong, bad.stderr)
+        assert os.stat(os.path.join(c.run, "faults")).st_mode & 0o777 == 0o700
+        want = c.answers()
+        assert len(want) == 4 and c.faults() == {}, (want, c.faults())
+        p = c.start(path, "200ms:faults:prefill-0/seed=2 wire.payload:delay=0.5/5ms,200ms:faults:store-0/disk.put:fail,"
+                    "1800ms:faults:prefill-0/,1800ms:faults:store-0/")
+        expected = {("wire.payload", "delay"), ("disk.put", "fail")}
+        wait_until(lambda: set(c.faults()) == expected, 10, lambda: f"wire and disk fail: {c.faults()}")
+        assert c.answers() == want
+        wait_until(lambda: c.is_over("prefill-0") and c.is_over("store-0"), 10, "faults are over")
+        made = c.faults()
+        r = json.loads(p.communicate(timeout=60 * SLOW)[0])
+        assert (r["sent"], r["answered"]) == (40, 40), r
+        assert [(f["target"], f["script"]) for f in r["settings"]["faults"]] == [
+            ("prefill-0", "seed=2 wire.payload:delay=0.5/5ms"), ("store-0", "disk.put:fail"), ("prefill-0", ""), ("store-0", "")], r
+        assert c.answers() == want and c.faults() == made, (c.faults(), made)
+        tandem("audit", "--router", c.router)
+
+
+@test
+def test_faults_that_a_replay_sets_end_with_it():
+    slow = "wire.message:delay=0.1/2ms"
+    with FaultyCluster() as c:
+        path = os.path.join(c.run, "trace.jsonl")
+        write_trace(path, 200, 50, n_output=4)
+        p = c.start(path, f"0s:faults:store-0/{slow},0s:faults:decode-0/{slow},300ms:kill:decode-0")
+        log = lambda: c.file("logs/decode-0.log")
+        wait_until(lambda: log().count(f"script='{slow}'") == 2, 20, "decode-0 was started again, with its faults")
+        p.send_signal(signal.SIGINT)
+        r = json.loads(p.communicate(timeout=60 * SLOW)[0])
+        assert 0 < r["sent"] < 200, r
+        for name in ("store-0", "decode-0"):
+            assert c.file("faults/" + name) == ""
+            wait_until(lambda: c.is_over(name), 10, name + " makes no faults any more")
+        made = c.faults()
+        c.answers()
+        assert c.faults() == made, (made, c.faults())
 
 
 @test

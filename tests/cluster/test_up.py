@@ -161,6 +161,26 @@ def test_a_worker_that_can_not_start_stops_the_whole():
 
 
 @test
+def test_faults_can_be_set_where_asked_for_and_do_not_outlive_the_cluster():
+    with RunDir() as r:
+        faults = os.path.join(r.path, "faults")
+        os.mkdir(faults)
+        with open(os.path.join(faults, "decode-0"), "w") as f:
+            f.write("wire.connect:fail")
+        r.up_well("--faults")
+        assert os.listdir(faults) == [] and os.stat(faults).st_mode & 0o777 == 0o700
+        assert r.tandem("scale", "decode=2").returncode == 0
+        wait_until(lambda: r.pids().get("decode-1"), 10, "decode-1 is there")
+        for name, pid in r.pids().items():
+            with open(f"/proc/{pid}/cmdline") as f:
+                asked = [a for a in f.read().split("\0") if a.startswith("--faults=")]
+            assert asked == ([f"--faults=@{faults}/{name}"] if name not in ("up", "router") else []), (name, asked)
+        os.kill(r.pids()["router"], signal.SIGUSR1)  # has none to read, and goes on
+        assert r.status()
+        assert r.tandem("down").returncode == 0 and sorted(os.listdir(r.path)) == ["logs", "scale", "store"]
+
+
+@test
 def test_ctrl_c_stops_a_cluster_in_the_foreground():
     with RunDir() as r:
         up = subprocess.Popen([TANDEM, "up", "--model", DEMO, "--run-dir", r.path, "--listen", "127.0.0.1:0", *SMALL],
