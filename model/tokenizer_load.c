@@ -236,6 +236,28 @@ static void add_prefixes(struct tokenizer *t, struct slice text, uint32_t id)
     }
 }
 
+/*
+ * A number as the library reads it: its digits as an integer, times or over a power of ten, which may be off in the last bit. Of two
+ * ways with as good as equal sums the one that it takes hangs on that bit. The digits are the fewest that make the number, as
+ * whoever wrote the file had it.
+ */
+static double as_library_reads(double x)
+{
+    char text[40], power[32];
+    int n_digits = 0;
+    do
+        snprintf(text, sizeof(text), "%.*e", n_digits++, fabs(x));
+    while (n_digits < 17 && strtod(text, NULL) != fabs(x));
+    const char *e = strchr(text, 'e');
+    long exponent = strtol(e + 1, NULL, 10) - (n_digits - 1);
+    uint64_t digits = 0;
+    for (const char *c = text; c < e; c++)
+        digits = *c == '.' ? digits : 10 * digits + (uint64_t)(*c - '0');
+    snprintf(power, sizeof(power), "1e%ld", labs(exponent));
+    double value = exponent < 0 ? (double)digits / strtod(power, NULL) : (double)digits * strtod(power, NULL);
+    return copysign(value, x);
+}
+
 static void load_unigram(struct loader *l, json_t *model)
 {
     struct tokenizer *t = l->t;
@@ -264,7 +286,7 @@ static void load_unigram(struct loader *l, json_t *model)
         }
         add_entry(t, slice_of(text), (uint32_t)i);
         add_prefixes(t, t->pieces[i].text, (uint32_t)i);
-        t->scores[i] = json_number_value(score);
+        t->scores[i] = as_library_reads(json_number_value(score));
         least = t->scores[i] < least ? t->scores[i] : least;
     }
     t->has_unk = json_is_integer(unk);

@@ -3,13 +3,19 @@
  * compiling, what both read differently is rewritten:
  *
  *   \s \S            Unicode's White_Space (PCRE2 would add U+180E)
- *   \w \W \b \B      by letters, marks, decimal digits and connectors (PCRE2: letters, numbers and _)
+ *   \w \W \b \B      by letters, marks, decimal digits and connectors (PCRE2: letters, numbers and _); outside of classes six numbers
+ *                    of Latin-1 are among them, too
+ *   \p{Han} \P{Han}  by the script, not its extensions
+ *   \p{Letter}       and other long names of categories
+ *   [:alpha:]        and its like, also as \p{Alpha}: by Unicode's properties, each as the library has it
  *   \h \H            hexadecimal digits
  *   ^ $              at every line
  *   X{n,m}+          repeated again, not possessive
  *
  * and what PCRE2 has no word for is refused: classes in classes, and their intersections.
  */
+#include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,10 +24,71 @@
 enum { JIT_STACK_BYTES = 16 << 20, MATCH_LIMIT = 200 * 1000 * 1000 };
 
 #define WORD         "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
-#define AFTER_WORD   "(?<=[" WORD "])"
-#define AFTER_OTHER  "(?<![" WORD "])"
-#define BEFORE_WORD  "(?=[" WORD "])"
-#define BEFORE_OTHER "(?![" WORD "])"
+#define ALONE        WORD "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}" /* as an expression of its own */
+#define AFTER_WORD   "(?<=[" ALONE "])"
+#define AFTER_OTHER  "(?<![" ALONE "])"
+#define BEFORE_WORD  "(?=[" ALONE "])"
+#define BEFORE_OTHER "(?![" ALONE "])"
+#define VISIBLE      "\\p{L}\\p{M}\\p{N}\\p{P}\\p{S}\\p{Cf}\\p{Co}"
+
+enum { MAX_NAME = 40 };
+
+/* What stands between [ and ] for a name of Oniguruma's, without case, blanks, - and _. */
+static const struct {
+    const char *name, *members, *of_property; /* of \p{NAME} outside of classes, where it differs */
+} NAMES[] = {{"alnum", "\\p{Alphabetic}\\p{Nd}"},
+             {"alpha", "\\p{Alphabetic}"},
+             {"ascii", "\\x00-\\x7f"},
+             {"blank", "\\t\\p{Zs}"},
+             {"cntrl", "\\p{Cc}"},
+             {"digit", "\\p{Nd}"},
+             {"graph", VISIBLE},
+             {"lower", "\\p{Lowercase}"},
+             {"print", VISIBLE "\\p{Zs}"},
+             {"punct", "\\p{P}\\p{S}", "\\p{P}"},
+             {"space", "\\p{White_Space}"},
+             {"upper", "\\p{Uppercase}"},
+             {"word", WORD, ALONE},
+             {"xdigit", "0-9a-fA-F"},
+             {"casedletter", "\\p{L&}"},
+             {"closepunctuation", "\\p{Pe}"},
+             {"combiningmark", "\\p{M}"},
+             {"connectorpunctuation", "\\p{Pc}"},
+             {"control", "\\p{Cc}"},
+             {"currencysymbol", "\\p{Sc}"},
+             {"dashpunctuation", "\\p{Pd}"},
+             {"decimalnumber", "\\p{Nd}"},
+             {"enclosingmark", "\\p{Me}"},
+             {"finalpunctuation", "\\p{Pf}"},
+             {"format", "\\p{Cf}"},
+             {"initialpunctuation", "\\p{Pi}"},
+             {"letter", "\\p{L}"},
+             {"letternumber", "\\p{Nl}"},
+             {"lineseparator", "\\p{Zl}"},
+             {"lowercaseletter", "\\p{Ll}"},
+             {"mark", "\\p{M}"},
+             {"mathsymbol", "\\p{Sm}"},
+             {"modifierletter", "\\p{Lm}"},
+             {"modifiersymbol", "\\p{Sk}"},
+             {"nonspacingmark", "\\p{Mn}"},
+             {"number", "\\p{N}"},
+             {"openpunctuation", "\\p{Ps}"},
+             {"other", "\\p{C}"},
+             {"otherletter", "\\p{Lo}"},
+             {"othernumber", "\\p{No}"},
+             {"otherpunctuation", "\\p{Po}"},
+             {"othersymbol", "\\p{So}"},
+             {"paragraphseparator", "\\p{Zp}"},
+             {"privateuse", "\\p{Co}"},
+             {"punctuation", "\\p{P}"},
+             {"separator", "\\p{Z}"},
+             {"spaceseparator", "\\p{Zs}"},
+             {"spacingmark", "\\p{Mc}"},
+             {"surrogate", "\\p{Cs}"},
+             {"symbol", "\\p{S}"},
+             {"titlecaseletter", "\\p{Lt}"},
+             {"unassigned", "\\p{Cn}"},
+             {"uppercaseletter", "\\p{Lu}"}};
 
 void matcher_init(struct matcher *m)
 {
@@ -39,6 +106,63 @@ void matcher_fini(struct matcher *m)
     pcre2_match_data_free(m->match);
 }
 
+static const char *members_of(const char *name, size_t len, bool of_property)
+{
+    char plain[MAX_NAME] = "";
+    size_t n = 0;
+    for (size_t i = 0; i < len && n + 1 < sizeof(plain); i++)
+        if (!strchr(" -_", name[i]))
+            plain[n++] = (char)tolower((unsigned char)name[i]);
+    for (size_t i = 0; i < sizeof(NAMES) / sizeof(NAMES[0]); i++)
+        if (!strcmp(NAMES[i].name, plain))
+            return of_property && NAMES[i].of_property ? NAMES[i].of_property : NAMES[i].members;
+    return NULL;
+}
+
+static bool is_script(const char *name, size_t len)
+{
+    char text[MAX_NAME + 8];
+    int code;
+    size_t at;
+    snprintf(text, sizeof(text), "\\p{sc:%.*s}", (int)len, name);
+    pcre2_code *re =
+        len < MAX_NAME ? pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &at, NULL)
+                       : NULL;
+    pcre2_code_free(re);
+    return re != NULL;
+}
+
+/* What has one of the names, or has not. */
+static void put_members(const char *members, bool negated, bool in_class, struct bytes *out, const char **refused)
+{
+    bool is_one = !strncmp(members, "\\p{", 3) && !strchr(members + 3, '\\');
+    if (in_class && !negated)
+        bytes_printf(out, "%s", members);
+    else if (in_class && is_one)
+        bytes_printf(out, "\\P%s", members + 2);
+    else if (in_class)
+        *refused = "a negated name of several properties in a class";
+    else
+        bytes_printf(out, "[%s%s]", negated ? "^" : "", members);
+}
+
+/* \p{NAME}, \P{NAME} and \p{^NAME}; returns its length. */
+static size_t rewrite_property(const char *p, size_t left, bool in_class, struct bytes *out, const char **refused)
+{
+    const char *end = left > 2 && p[2] == '{' ? memchr(p, '}', left) : NULL, *name = p + 3;
+    if (!end)
+        return bytes_append(out, p, 2), 2;
+    bool is_turned = *name == '^', negated = (p[1] == 'P') != is_turned;
+    name += is_turned;
+    size_t len = (size_t)(end - name);
+    const char *members = members_of(name, len, true);
+    if (members)
+        put_members(members, negated, in_class, out, refused);
+    else
+        bytes_printf(out, "\\%c{%s%.*s}", negated ? 'P' : 'p', is_script(name, len) ? "sc:" : "", (int)len, name);
+    return (size_t)(end + 1 - p);
+}
+
 /* An escape; returns its length. */
 static size_t rewrite_escape(const char *p, size_t left, bool in_class, struct bytes *out, const char **refused)
 {
@@ -47,14 +171,16 @@ static size_t rewrite_escape(const char *p, size_t left, bool in_class, struct b
         const char *outside, *inside;
     } ESCAPES[] = {{'s', "\\p{White_Space}", "\\p{White_Space}"},
                    {'S', "\\P{White_Space}", "\\P{White_Space}"},
-                   {'w', "[" WORD "]", WORD},
-                   {'W', "[^" WORD "]", NULL},
+                   {'w', "[" ALONE "]", WORD},
+                   {'W', "[^" ALONE "]", NULL},
                    {'b', "(?:" AFTER_WORD BEFORE_OTHER "|" AFTER_OTHER BEFORE_WORD ")", "\\x08"},
                    {'B', "(?:" AFTER_WORD BEFORE_WORD "|" AFTER_OTHER BEFORE_OTHER ")", NULL},
                    {'h', "[0-9a-fA-F]", "0-9a-fA-F"},
                    {'H', "[^0-9a-fA-F]", NULL}};
     if (left < 2)
         return bytes_append(out, p, left), left;
+    if (p[1] == 'p' || p[1] == 'P')
+        return rewrite_property(p, left, in_class, out, refused);
     for (size_t i = 0; i < sizeof(ESCAPES) / sizeof(ESCAPES[0]); i++)
         if (ESCAPES[i].letter == p[1]) {
             const char *text = in_class ? ESCAPES[i].inside : ESCAPES[i].outside;
@@ -66,6 +192,22 @@ static size_t rewrite_escape(const char *p, size_t left, bool in_class, struct b
         }
     bytes_append(out, p, 2);
     return 2;
+}
+
+/* [:NAME:] or [:^NAME:] in a class; returns its length. */
+static size_t rewrite_posix(const char *p, size_t left, struct bytes *out, const char **refused)
+{
+    const char *name = p + 2, *end = memmem(name, left - 2, ":]", 2);
+    if (!end)
+        return bytes_append(out, p, 1), 1;
+    bool negated = *name == '^';
+    name += negated;
+    const char *members = members_of(name, (size_t)(end - name), false);
+    if (members)
+        put_members(members, negated, true, out, refused);
+    else
+        bytes_append(out, p, (size_t)(end + 2 - p));
+    return (size_t)(end + 2 - p);
 }
 
 /* A class from its [ to its ]; returns its length. */
@@ -87,11 +229,8 @@ static size_t rewrite_class(const char *p, size_t left, struct bytes *out, const
             *refused = "a class in a class";
         if (p[i] == '&' && i + 1 < left && p[i + 1] == '&')
             *refused = "an intersection of classes";
-        if (posix) { /* up to its own ] */
-            const char *end = memmem(p + i, left - i, ":]", 2);
-            size_t n = end ? (size_t)(end - p) + 2 - i : 1;
-            bytes_append(out, p + i, n);
-            i += n;
+        if (posix) {
+            i += rewrite_posix(p + i, left - i, out, refused);
         } else {
             bytes_append(out, &p[i++], 1);
         }

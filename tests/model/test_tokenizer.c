@@ -21,6 +21,7 @@ static const char *const KEPT[] = {
     "gemma-like",
     "metaspace-splits",
     "phi-like",
+    "properties",
     "subword",
     "unigram",
 };

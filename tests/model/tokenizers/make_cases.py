@@ -98,7 +98,8 @@ PLAIN = [None, *METASPACE, {"type": "Whitespace"}, {"type": "WhitespaceSplit"}, 
          {"type": "Punctuation", "behavior": "Contiguous"}, {"type": "Punctuation", "behavior": "MergedWithPrevious"},
          split(" ", "MergedWithPrevious", kind="String"), split(" ", "Removed", kind="String"), split(".", "MergedWithNext", kind="String"),
          split(GPT4), split(GPT4, "Removed", True), split(r"\d", "Contiguous"), split(r"(?=[A-Z])"), split(r"\b"), split(r"^|$"), split(r"\h+|\w*"),
-         split(r"[a-c]", "MergedWithNext", True), {"type": "BertPreTokenizer"}, {"type": "CharDelimiterSplit", "delimiter": "e"},
+         split(r"[a-c]", "MergedWithNext", True), split(r"\p{Han}+|[[:alpha:]]+"), split(r"[^\w\s]+|\W", "Contiguous"),
+         split(r"\P{Han}\p{Punct}|[[:alnum:][:^space:]]"), split(r"\w+|[[:punct:]\p{Currency_Symbol}]", "MergedWithNext"), {"type": "BertPreTokenizer"}, {"type": "CharDelimiterSplit", "delimiter": "e"},
          seq("pretokenizers", {"type": "WhitespaceSplit"}, {"type": "Punctuation", "behavior": "Removed"}, {"type": "Digits", "individual_digits": True}),
          seq("pretokenizers", {"type": "WhitespaceSplit"}, METASPACE[0])]
 BYTES = [byte_level(False, True), byte_level(True, True), byte_level(True, False), byte_level(False, False),
@@ -163,8 +164,6 @@ def trained(kind, size):
                                       if kind == "sentencepiece" else []), limit_alphabet=80, show_progress=False, **extra)
     t.train_from_iterator(corpus(5), trainer)
     model = json.loads(t.to_str())["model"]
-    if kind == "unigram":  # numbers that any reader of JSON reads alike
-        model["vocab"] = [[text, round(score * 64) / 64] for text, score in model["vocab"]]
     _trained[kind, size] = json.dumps(model)
     return json.loads(_trained[kind, size])
 
@@ -270,7 +269,9 @@ KEPT = {  # name: what is fixed; the rest is drawn
     "unigram": dict(kind="unigram", size=900, pre=METASPACE[6], normalizer="charsmap", decoder=SENTENCEPIECE_DECODERS[3], post="template2", added=["mask", "<|end|>"]),
     "subword": dict(kind="subword", size=200, pre=PLAIN[-2], normalizer={"type": "Strip", "strip_left": True, "strip_right": True}, decoder=SENTENCEPIECE_DECODERS[7], post=None, added=["[INST]"]),
     "expressions": dict(kind="sentencepiece", size=440, pre=split(r"\h+|\w*", "Contiguous"), normalizer=replace("x*", "-", "Regex"), byte_fallback=True, decoder=SENTENCEPIECE_DECODERS[5], post=None, added=[]),
+    "properties": dict(kind="sentencepiece", size=440, pre=seq("pretokenizers", split(r"\p{Han}+"), split(r"[[:alpha:]]+[[:punct:]]?"), split(r"\w|\p{Punct}", "MergedWithNext")), normalizer=None, byte_fallback=True, decoder=SENTENCEPIECE_DECODERS[1], post=None, added=[]),
 }
+N_TEXTS = {"properties": 80, "unigram": 40}  # of others 16
 
 
 def main():
@@ -285,7 +286,7 @@ def main():
         for i, (name, fixed) in enumerate(KEPT.items()):
             r = random.Random(100 + i)
             spec = make(r, **fixed)
-            encode, decode = cases(spec, r, 16)
+            encode, decode = cases(spec, r, N_TEXTS.get(name, 16))
             with open(os.path.join(o.out, name + ".json"), "w") as f:
                 json.dump({"tokenizer": spec, "encode": encode, "decode": decode}, f, separators=(",", ":"))
     total = bad = refused = 0
