@@ -10,8 +10,8 @@ and TPOT of the simulation, of each live run, and of the live runs' medians; exi
 p99 by more than 10 %.
 
 --engine cpu: workers compute, one thread each, a made-up model of 29 million parameters; the simulation has the profile that tandem
-bench measured before, beside a second copy of itself, as workers of one machine share its memory (--profile FILE: it was measured). 1 + 1 workers, prompts of a thirty-second, answers of a quarter, the trace's
-own rate, 15 % for all figures.
+bench measured before, beside a second copy of itself, as workers of one machine share its memory (--profile FILE: it was measured).
+1 + 1 workers, prompts of a thirty-second, answers of a quarter, the trace's own rate, 15 % for all figures.
 """
 import argparse, json, os, statistics, subprocess, sys, tempfile
 
