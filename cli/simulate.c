@@ -73,6 +73,12 @@ const struct option SIMULATE_TABLE[] = {
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Power"},
     {"watts", OPT_STRING, AT(watts), NULL, "I,P,D", 0, 0,
      "of a worker that is idle, prefills, decodes; default: the profile's"},
+    {"power-budget", OPT_DOUBLE, AT(power_budget), "0", "WATTS", 0, 1e12,
+     "of all workers: near it clocks go down; 0: none"},
+    {"power-first", OPT_INT, AT(power_first), "-1", "N", -1, SCHEDULER_MAX_WORKERS,
+     "the last so many workers' clocks go first; -1: all decode workers', of those that do both half"},
+    {"power-control", OPT_CHOICE, AT(power_control), "polca", "polca|brake", 0, 0,
+     "clocks go down in steps, or only when the budget is passed"},
     {"price", OPT_DOUBLE, AT(price), "0", "X", 0, 1e9, "of a worker and hour; 0: as the profile says"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Report"},
     {"sweep", OPT_STRING, AT(sweep), NULL, "LIST", 0, 0,
@@ -144,18 +150,38 @@ static enum td_status parse_faults(struct simulate_point *p, struct td_error *e)
     return s;
 }
 
-static enum td_status read_power(struct simulate_point *p, struct td_error *e)
+static enum td_status read_watts(struct simulate_point *p, struct td_error *e)
 {
+    struct simulate_power *power = p->config.power;
     double w[3];
     int end = 0;
     for (int i = 0; i < 2; i++)
-        p->power[i] = (struct simulate_power){p->profiles[i].idle_w, p->profiles[i].prefill_w, p->profiles[i].decode_w};
+        power[i] = (struct simulate_power){p->profiles[i].idle_w, p->profiles[i].prefill_w, p->profiles[i].decode_w};
     if (!p->o.watts)
         return TD_OK;
     if (sscanf(p->o.watts, "%lf,%lf,%lf%n", &w[0], &w[1], &w[2], &end) != 3 || p->o.watts[end] || !(w[0] >= 0) ||
         !(w[1] >= 0) || !(w[2] >= 0))
         return td_fail(e, TD_ERR_INVALID, "--watts %s: expected IDLE,PREFILL,DECODE", p->o.watts);
-    p->power[0] = p->power[1] = (struct simulate_power){w[0], w[1], w[2]};
+    power[0] = power[1] = (struct simulate_power){w[0], w[1], w[2]};
+    return TD_OK;
+}
+
+static enum td_status set_budget(struct simulate_point *p, struct td_error *e)
+{
+    const struct simulate_options *o = &p->o;
+    struct simulate_config *c = &p->config;
+    uint32_t n_workers = c->n_prefill + c->n_decode;
+    if (!(o->power_budget > 0))
+        return TD_OK;
+    if ((c->n_prefill && !simulate_power_known(&c->power[0])) || !simulate_power_known(&c->power[1]))
+        return td_fail(e, TD_ERR_INVALID, "--power-budget: the profile does not say what workers draw; give --watts");
+    if (o->power_first > (int64_t)n_workers)
+        return td_fail(e, TD_ERR_INVALID, "--power-first: there are only %u workers", n_workers);
+    c->power_budget_w = o->power_budget;
+    c->power_brake_only = o->power_control[0] == 'b';
+    c->n_power_first = c->n_prefill ? c->n_decode : n_workers / 2;
+    if (o->power_first >= 0)
+        c->n_power_first = (uint32_t)o->power_first;
     return TD_OK;
 }
 
@@ -256,10 +282,24 @@ enum td_status simulate_point_init(struct simulate_point *p, const struct trace 
     s = set_memory(p, trace, e);
     if (!s)
         s = parse_faults(p, e);
-    return s ? s : read_power(p, e);
+    if (!s)
+        s = read_watts(p, e);
+    return s ? s : set_budget(p, e);
 }
 
 /* --------------------------------------------------------------------- run */
+
+/* The budget, and what became of it. */
+static json_t *power_of(const struct simulate_point *p)
+{
+    const struct simulated_power *w = &p->result.power;
+    json_t *seconds = json_array();
+    for (int i = 0; i < POWER_LEVELS; i++)
+        json_array_append_new(seconds, json_real(w->level_ms[i] * 1e-3));
+    return json_pack("{s:f,s:I,s:s,s:f,s:I,s:o}", "budget_w", p->config.power_budget_w, "first",
+                     (json_int_t)p->config.n_power_first, "control", p->o.power_control, "peak_share", w->peak_share,
+                     "brakes", (json_int_t)w->n_brakes, "level_s", seconds);
+}
 
 static char *settings_of(const struct simulate_point *p)
 {
@@ -280,6 +320,8 @@ static char *settings_of(const struct simulate_point *p)
     json_object_set_new(s, "decode_us", json_pack("[f,f,f]", d[0] * 1e3, d[1] * 1e3, d[2] * 1e3));
     if (o->fail)
         json_object_set_new(s, "fail", json_string(o->fail));
+    if (c->power_budget_w > 0)
+        json_object_set_new(s, "power", power_of(p));
     char *text = json_dumps(s, JSON_COMPACT | JSON_REAL_PRECISION(10));
     json_decref(s);
     return text;
@@ -287,9 +329,8 @@ static char *settings_of(const struct simulate_point *p)
 
 void simulate_point_run(struct simulate_point *p, const struct trace *trace, const char *trace_name)
 {
-    bool powered = p->power[0].prefill > 0 || p->power[1].decode > 0;
     simulate_run(trace, &p->config, &p->result);
-    simulate_report_init(&p->report, trace, &p->config, &p->result, powered ? p->power : NULL);
+    simulate_report_init(&p->report, trace, &p->config, &p->result);
     if (p->o.label)
         snprintf(p->label, sizeof(p->label), "%s", p->o.label);
     else
@@ -318,16 +359,32 @@ bool simulate_write_file(const char *path, const struct bytes *text)
     return ok;
 }
 
+static void print_power(const struct simulate_point *p, double tokens)
+{
+    const struct report_run *run = &p->report.run;
+    const struct simulated_power *power = &p->result.power;
+    double joules = 0, lowered_ms = 0;
+    for (uint32_t w = 0; w < run->n_workers; w++)
+        joules += run->workers[w].joules;
+    if (!isfinite(joules) || !(tokens > 0))
+        return;
+    printf("power          %.1f kW on average, %.2f J a token", joules / fmax(run->duration_ms, 1e-9), joules / tokens);
+    for (int i = 1; i < POWER_LEVELS; i++)
+        lowered_ms += power->level_ms[i];
+    if (p->config.power_budget_w > 0)
+        printf("; peak %.1f %% of %.1f kW, %" PRIu64 " brakes, clocks lowered for %.0f s", 100 * power->peak_share,
+               p->config.power_budget_w * 1e-3, power->n_brakes, lowered_ms * 1e-3);
+    printf("\n");
+}
+
 /* What a live run does not know. */
 static void print_more(const struct simulate_point *p)
 {
     const struct simulate_result *r = &p->result;
     const struct report_run *run = &p->report.run;
-    double joules = 0, tokens = 0, price = p->o.price > 0 ? p->o.price : p->profiles[0].price_per_hour;
+    double tokens = 0, price = p->o.price > 0 ? p->o.price : p->profiles[0].price_per_hour;
     double price_decode = p->o.price > 0 || !p->o.decode_profile ? price : p->profiles[1].price_per_hour;
     uint64_t preempted = 0, replans = 0;
-    for (uint32_t w = 0; w < run->n_workers; w++)
-        joules += run->workers[w].joules;
     for (uint64_t i = 0; i < r->n_requests; i++) {
         tokens += r->requests[i].refused ? 0 : r->requests[i].n_output;
         preempted += r->requests[i].n_preempted;
@@ -335,9 +392,7 @@ static void print_more(const struct simulate_point *p)
     }
     double hours = run->duration_ms / 3.6e6;
     double cost = (p->config.n_prefill * price + p->config.n_decode * price_decode) * hours;
-    if (isfinite(joules) && tokens > 0)
-        printf("power          %.1f kW on average, %.2f J a token\n", joules / fmax(run->duration_ms, 1e-9),
-               joules / tokens);
+    print_power(p, tokens);
     if (cost > 0 && tokens > 0)
         printf("cost           %.2f in all, %.3f per million tokens\n", cost, cost / tokens * 1e6);
     printf("moved          %.1f GB between workers, %.1f GB from stores; %" PRIu64 " preempted, %" PRIu64

@@ -9,11 +9,11 @@ enum { SIMULATE_FAULTS = 64 };
 
 struct simulate_options {
     int64_t prefill, decode, requests, ttft_ms, tpot_ms, chunk_tokens, max_rows, max_batch, page_tokens, block_tokens,
-        pages, pool_bytes, max_context, max_tokens, silence_ms, stores, store_dram, store_ssd, seed, jobs;
-    const char *profile, *decode_profile, *policy, *order, *plan, *prefix, *eviction, *fail, *watts, *label, *sweep,
-        *output, *html;
+        pages, pool_bytes, max_context, max_tokens, silence_ms, stores, store_dram, store_ssd, seed, jobs, power_first;
+    const char *profile, *decode_profile, *policy, *order, *plan, *prefix, *eviction, *fail, *watts, *power_control,
+        *label, *sweep, *output, *html;
     double rate, noise, profile_error, kv_bytes, port_gb_s, store_ssd_gb_s, link_ms, rpc_ms, length_error, retry_share,
-        price;
+        power_budget, price;
     bool json, peers;
 };
 
@@ -23,7 +23,6 @@ struct simulate_point { /* a configuration, and what it points to */
     struct simulate_options o;
     struct simulate_config config;
     struct worker_profile profiles[2]; /* of prefill and decode workers */
-    struct simulate_power power[2];
     struct simulate_fault faults[SIMULATE_FAULTS];
     struct simulate_result result;
     struct simulate_report report;

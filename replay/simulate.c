@@ -286,6 +286,8 @@ static void open_nodes(struct sim *s)
         struct node *n = &s->nodes[i];
         n->role = i < c->n_prefill ? ROLE_PREFILL : ROLE_DECODE;
         n->cost = n->role == ROLE_DECODE && c->decode_cost ? *c->decode_cost : c->cost;
+        n->power = c->power[n->role == ROLE_DECODE];
+        n->clock = 1;
         n->out = &s->result->workers[i];
         n->out->role = n->role;
         n->receives.bytes_per_ns = n->sends.bytes_per_ns = c->port_gb_s;
@@ -427,6 +429,10 @@ static void loop(struct sim *s)
     while (s->events.n) {
         struct event e = events_take(&s->events);
         s->now_ns = e.at_ns;
+        if (e.kind == EVENT_SAMPLE) { /* the router hears nothing of it: far below the budget, all is as without one */
+            budget_sample(s);
+            continue;
+        }
         on_event(s, &e);
         scheduler_run(s->scheduler, s->now_ns);
         if (!s->ticks && scheduler_queued(s->scheduler)) { /* what waits is looked at again though nothing happens */
@@ -461,6 +467,23 @@ static struct scheduler *make_scheduler(struct sim *s)
         sc.profile.decode[i] *= c->profile_error;
     }
     return scheduler_open(&sc);
+}
+
+/* What is known when all have ended. */
+static void sum_up(struct sim *s)
+{
+    struct simulate_result *out = s->result;
+    for (uint64_t i = 0; i < s->n_seqs; i++) {
+        out->n_refused += out->requests[i].refused;
+        out->duration_ms = fmax(out->duration_ms, out->requests[i].end_ms);
+    }
+    for (uint32_t i = 0; i < s->n_nodes; i++) {
+        struct node *n = &s->nodes[i];
+        n->out->joules += n->power.idle * fmax(out->duration_ms - n->out->busy_ms, 0) * 1e-3;
+        if (!simulate_power_known(&n->power))
+            n->out->joules = NAN;
+    }
+    budget_close(s);
 }
 
 static void close_sim(struct sim *s)
@@ -503,11 +526,9 @@ void simulate_run(const struct trace *trace, const struct simulate_config *confi
     stores_open(&s);
     open_nodes(&s);
     open_seqs(&s);
+    budget_open(&s);
     loop(&s);
-    for (uint64_t i = 0; i < s.n_seqs; i++) {
-        out->n_refused += out->requests[i].refused;
-        out->duration_ms = fmax(out->duration_ms, out->requests[i].end_ms);
-    }
+    sum_up(&s);
     close_sim(&s);
 }
 

@@ -12,6 +12,9 @@
  * layer by layer; its first token is shown when both the prefill and that acceptance are there, and it joins the batch when the last
  * byte has come. With no prefill workers each decode worker does both.
  *
+ * Each worker draws what it does (idle, prompts, decoding) at the clock that it has. With a budget, all workers' power is read every
+ * two seconds, and clocks follow it as POLCA's do (sched/power.h); what is slower then, the scheduler learns from the steps.
+ *
  * What it does not know: time spent by processes themselves (rpc_ms stands for a message), answers as prefixes of later prompts (a
  * trace names only what prompts share), and disks that get slow by themselves.
  *
@@ -25,6 +28,7 @@
 
 #include "replay/trace.h"
 #include "sched/eviction.h"
+#include "sched/power.h"
 #include "sched/scheduler.h"
 
 struct simulate_ask { /* what a request is beside its line of the trace */
@@ -45,6 +49,15 @@ struct simulate_stores {
     double dram_bytes, ssd_bytes; /* of each; 0: no such tier */
     double port_gb_s, ssd_gb_s;   /* of each; 0: no limit */
 };
+
+struct simulate_power { /* of a worker, in watts, at its highest clock; zeros: not known */
+    double idle, prefill, decode;
+};
+
+static inline bool simulate_power_known(const struct simulate_power *p)
+{
+    return p->idle > 0 || p->prefill > 0 || p->decode > 0;
+}
 
 struct simulate_config {
     uint32_t n_prefill, n_decode;
@@ -74,6 +87,10 @@ struct simulate_config {
     double
         probe_share;   /* of the refused with a retry-after: each 5 ms it is tried whether they would be admitted now */
     double silence_ms; /* after which a dead worker is known to be dead */
+    struct simulate_power power[2];  /* of prefill and of decode workers; those that do both are the latter */
+    double power_budget_w;           /* of all workers, whose power is known then; 0: none */
+    uint32_t n_power_first;          /* workers whose clocks go first: the last ones by number */
+    bool power_brake_only;           /* clocks stay up until the budget is passed: what POLCA is compared with */
     const struct simulate_ask *asks; /* of each request; NULL: all of one tenant, and by themselves */
     const struct fair_weight *weights;
     uint32_t n_weights;
@@ -102,8 +119,15 @@ struct simulated {                               /* a request, in the order of t
 struct simulated_worker {
     enum worker_role role;
     double busy_ms, prefill_ms; /* prefill: of it, in steps with prompts */
+    double joules;              /* NAN: its power is not known */
     float *load;                /* [n_load] share busy in each tick */
     uint32_t n_load;
+};
+
+struct simulated_power {           /* zeros without a budget */
+    double peak_share;             /* highest sample, as a share of the budget */
+    uint64_t n_brakes;             /* times that the brake was asked for */
+    double level_ms[POWER_LEVELS]; /* at each level of clocks */
 };
 
 struct simulate_result {
@@ -112,6 +136,7 @@ struct simulate_result {
     double duration_ms;
     struct simulated_worker *workers;
     uint32_t n_workers;
+    struct simulated_power power;
     uint64_t store_hits_dram, store_hits_ssd, store_lost; /* blocks */
     double bytes_moved, bytes_loaded;                     /* between workers; from stores */
     float *tokens;                                        /* what token_ms points into */

@@ -7,6 +7,7 @@
  *     simulate_blocks.c  names of blocks, who has them
  *     simulate_store.c   stores, and loading from them
  *     simulate_net.c     flows and ports
+ *     simulate_power.c   what all workers draw, and their clocks
  *     simulate_events.c  the heap
  */
 #pragma once
@@ -26,9 +27,10 @@ enum event_kind {
     EVENT_FILLED,   /* request; run: its placement */
     EVENT_JOIN,     /* request; run: its placement */
     EVENT_TICK,
-    EVENT_DIE,  /* worker */
-    EVENT_LOST, /* worker */
-    EVENT_BACK, /* worker */
+    EVENT_SAMPLE, /* of power */
+    EVENT_DIE,    /* worker */
+    EVENT_LOST,   /* worker */
+    EVENT_BACK,   /* worker */
 };
 
 struct event {
@@ -186,6 +188,8 @@ struct node { /* a worker */
     uint32_t n_decoding; /* in the run: those that joined since follow behind */
     double run_ms;
     struct cost_profile cost;
+    struct simulate_power power;
+    double clock, watts; /* clock: of steps that begin now; watts: drawn while the run goes on */
     struct simulated_worker *out;
     struct pool pool;
     struct port receives, sends;
@@ -211,6 +215,8 @@ struct sim {
     struct stored *stored;
     struct events events;
     struct net net;
+    struct power_state power;
+    uint64_t sampled_ns;
     struct simulate_result *result;
     struct batch_item *items;
     uint32_t *rows, cap_items;
@@ -238,9 +244,17 @@ void node_drop(struct sim *s, uint32_t w, struct seq *q); /* its leg ends, pages
 void node_go_on(struct sim *s, uint32_t w);               /* there may be room now */
 void node_die(struct sim *s, uint32_t w);
 void node_show_progress(struct sim *s);
+void node_set_clock(struct sim *s, uint32_t w, double clock); /* of the highest; what runs ends as it began */
+double node_watts(const struct node *n);                      /* that it draws now */
 
 /* Its prompt is computed, and the first token sampled; the decode worker has taken pages; the last token came. */
 void sim_request_prefilled(struct sim *s, struct seq *q);
 void sim_request_accepted(struct sim *s, struct seq *q, uint64_t at_ns);
 void sim_request_ended(struct sim *s, struct seq *q);
 void sim_request_note_tokens(struct sim *s, struct seq *q, uint32_t n, double first_ms, double each_ms);
+
+/* --------------------------------------------------------------------- power */
+
+void budget_open(struct sim *s); /* without a budget there are no samples */
+void budget_sample(struct sim *s);
+void budget_close(struct sim *s);

@@ -298,11 +298,19 @@ static double noise(struct sim *s, struct node *n, uint32_t n_steps)
     return sigma > 0 ? exp(sigma * normal(s, n) - sigma * sigma / 2) : 1;
 }
 
-static double step_ms(const struct cost_profile *c, const struct cost_step *s)
+static double step_ms(const struct node *n)
 {
-    const double *p = c->prefill, *d = c->decode;
-    return (s->prefill_tokens ? p[0] + p[1] * s->prefill_tokens + p[2] * s->prefill_square : 0) +
-           (s->batch ? d[0] + d[1] * s->context + d[2] * s->batch : 0);
+    const struct cost_step *s = &n->step;
+    const double *p = n->cost.prefill, *d = n->cost.decode;
+    double prefill = s->prefill_tokens ? p[0] + p[1] * s->prefill_tokens + p[2] * s->prefill_square : 0;
+    double decode = s->batch ? d[0] + d[1] * s->context + d[2] * s->batch : 0;
+    return prefill * power_prefill_factor(n->clock) + decode * power_decode_factor(n->clock);
+}
+
+static double watts_of_step(const struct node *n)
+{
+    double most = n->prompts.n ? n->power.prefill : n->power.decode;
+    return n->power.idle + (most - n->power.idle) * power_draw_factor(n->clock);
 }
 
 static double context_of(const struct seq *q)
@@ -374,22 +382,23 @@ static void begin(struct sim *s, struct node *n)
     n->n_steps = 0;
     if (n->prompts.n) {
         n->step = plan_step(s, n);
-        n->run_ms = step_ms(&n->cost, &n->step) * noise(s, n, 1);
+        n->run_ms = step_ms(n) * noise(s, n, 1);
     } else {
         n->n_steps = steps ? steps : 1;
         n->step = (struct cost_step){.batch = n->running.n};
         for (uint32_t i = 0; i < n->running.n; i++)
             n->step.context += context_of(n->running.at[i]);
         n->step.context += (n->n_steps - 1) / 2.0 * n->running.n; /* of the step in the middle */
-        n->run_ms = step_ms(&n->cost, &n->step) * n->n_steps * noise(s, n, n->n_steps);
+        n->run_ms = step_ms(n) * n->n_steps * noise(s, n, n->n_steps);
     }
+    n->watts = watts_of_step(n);
     n->is_busy = true;
     n->began_ns = s->now_ns;
     announce_early(s, n);
     events_post(&s->events, s->now_ns + ns_of(n->run_ms), EVENT_STEP_END, number(s, n), ++n->run);
 }
 
-/* Somebody joins while a run of decode steps goes on: it ends with the step that runs now. */
+/* Something changes while a run of decode steps goes on: it ends with the step that runs now. */
 static void cut_run(struct sim *s, struct node *n)
 {
     double each = n->run_ms / n->n_steps;
@@ -401,6 +410,20 @@ static void cut_run(struct sim *s, struct node *n)
     n->run_ms = steps * each;
     n->n_steps = steps;
     events_post(&s->events, n->began_ns + ns_of(n->run_ms), EVENT_STEP_END, number(s, n), ++n->run);
+}
+
+void node_set_clock(struct sim *s, uint32_t w, double clock)
+{
+    struct node *n = &s->nodes[w];
+    if (n->clock == clock)
+        return;
+    n->clock = clock;
+    cut_run(s, n);
+}
+
+double node_watts(const struct node *n)
+{
+    return n->is_busy ? n->watts : n->power.idle;
 }
 
 void node_show_progress(struct sim *s)
@@ -557,6 +580,7 @@ static void note_load(struct sim *s, struct node *n)
     double tick = s->c.load_tick_ms, from = (double)n->began_ns * 1e-6, to = from + n->run_ms;
     n->out->busy_ms += n->run_ms;
     n->out->prefill_ms += n->n_steps ? 0 : n->run_ms;
+    n->out->joules += n->watts * n->run_ms * 1e-3;
     if (!(tick > 0))
         return;
     uint32_t last = (uint32_t)(to / tick);

@@ -38,26 +38,21 @@ static struct report_request request_of(const struct trace_request *t, const str
                                    .token_ms = answered ? q->token_ms : NULL};
 }
 
-static void add_workers(struct simulate_report *out, const struct simulate_config *c, const struct simulate_result *r,
-                        const struct simulate_power *power)
+static void add_workers(struct simulate_report *out, const struct simulate_config *c, const struct simulate_result *r)
 {
     out->workers = mem_array(r->n_workers, sizeof(*out->workers));
     out->names = mem_array(r->n_workers, sizeof(*out->names));
     for (uint32_t i = 0; i < r->n_workers; i++) {
         const struct simulated_worker *w = &r->workers[i];
         bool prefill = w->role == ROLE_PREFILL;
-        const struct simulate_power *p = power ? &power[!prefill] : NULL;
         snprintf(out->names[i], sizeof(out->names[i]), "%s-%u", prefill ? "prefill" : "decode",
                  1 + i - (prefill ? 0 : c->n_prefill));
-        double joules = NAN, idle_ms = fmax(r->duration_ms - w->busy_ms, 0);
-        if (p)
-            joules = (p->idle * idle_ms + p->prefill * w->prefill_ms + p->decode * (w->busy_ms - w->prefill_ms)) * 1e-3;
         out->workers[i] = (struct report_worker){.name = out->names[i],
                                                  .role = prefill        ? "prefill"
                                                          : c->n_prefill ? "decode"
                                                                         : "both",
                                                  .busy_ms = w->busy_ms,
-                                                 .joules = joules,
+                                                 .joules = w->joules,
                                                  .load = w->load,
                                                  .n_load = w->n_load};
     }
@@ -66,7 +61,7 @@ static void add_workers(struct simulate_report *out, const struct simulate_confi
 }
 
 void simulate_report_init(struct simulate_report *out, const struct trace *trace, const struct simulate_config *config,
-                          const struct simulate_result *result, const struct simulate_power *power)
+                          const struct simulate_result *result)
 {
     double first = INFINITY, last = 0;
     struct td_error e = {{0}};
@@ -88,7 +83,7 @@ void simulate_report_init(struct simulate_report *out, const struct trace *trace
     out->run.requests = out->requests;
     out->run.duration_ms = result->n_requests ? result->duration_ms - first : 0;
     out->run.arrivals_ms = result->n_requests ? last - first : 0;
-    add_workers(out, config, result, power);
+    add_workers(out, config, result);
     if (report_check(&out->run, &e)) {
         snprintf(out->why, sizeof(out->why), "%s", e.text);
         out->run.valid = false;

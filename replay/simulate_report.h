@@ -4,10 +4,6 @@
 #include "replay/report.h"
 #include "replay/simulate.h"
 
-struct simulate_power { /* of workers of one role, in watts */
-    double idle, prefill, decode;
-};
-
 struct simulate_report {
     struct report_run run;
     struct report_request *requests;
@@ -16,7 +12,7 @@ struct simulate_report {
     char why[256];
 };
 
-/* power: [0] of prefill workers, [1] of decode workers; NULL: not known. The run is checked (report_check) and marked. */
+/* The run is checked (report_check) and marked. */
 void simulate_report_init(struct simulate_report *out, const struct trace *trace, const struct simulate_config *config,
-                          const struct simulate_result *result, const struct simulate_power *power);
+                          const struct simulate_result *result);
 void simulate_report_fini(struct simulate_report *r);

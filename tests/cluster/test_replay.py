@@ -366,4 +366,18 @@ def test_simulate_takes_the_step_times_that_bench_measured():
         assert "--profile" in out.stderr and "No such file" in out.stderr, out.stderr
 
 
+@test
+def test_simulate_reports_its_power_budget():
+    with tempfile.TemporaryDirectory() as d:
+        trace = os.path.join(d, "trace.jsonl")
+        write_trace(trace, 8, 50)
+        some = ["simulate", trace, "--prefill", "1", "--decode", "2", "--pages", "3000"]
+        power = json.loads(tandem(*some, "--power-budget", "2100", "--json").stdout)["settings"]["power"]
+        assert power["budget_w"] == 2100 and power["first"] == 2 and power["control"] == "polca" and len(power["level_s"]) == 5, power
+        assert "power" not in json.loads(tandem(*some, "--json").stdout)["settings"]
+        assert " % of 2.1 kW, 0 brakes" in tandem(*some, "--power-budget", "2100").stdout
+        for wrong, named in ((["--profile", "1,1,1:1,1,1"], "--power-budget"), (["--power-first", "4"], "--power-first")):
+            assert named in tandem(*some, "--power-budget", "2100", *wrong, code=2).stderr
+
+
 main()

@@ -29,6 +29,25 @@ static double busy_share(const struct simulate_result *r, uint32_t from, uint32_
     return sum / (to - from);
 }
 
+/* Bit for bit. */
+static void must_be_same(const struct simulate_result *a, const struct simulate_result *b)
+{
+    ck_assert(a->n_refused == b->n_refused && a->duration_ms == b->duration_ms && a->n_steps == b->n_steps &&
+              a->n_late_refused == b->n_late_refused);
+    for (uint32_t w = 0; w < a->n_workers; w++) {
+        const struct simulated_worker *p = &a->workers[w], *q = &b->workers[w];
+        ck_assert(p->busy_ms == q->busy_ms && p->prefill_ms == q->prefill_ms &&
+                  !memcmp(&p->joules, &q->joules, sizeof(p->joules)));
+    }
+    for (uint64_t i = 0; i < a->n_requests; i++) {
+        const struct simulated *p = &a->requests[i], *q = &b->requests[i];
+        if (p->refused != q->refused || p->ttft_ms != q->ttft_ms || p->tpot_ms != q->tpot_ms ||
+            p->end_ms != q->end_ms || p->prefill != q->prefill || p->decode != q->decode ||
+            p->predicted_ttft_ms != q->predicted_ttft_ms || p->retry_after_ms != q->retry_after_ms)
+            ck_abort_msg("request %lu differs", (unsigned long)i);
+    }
+}
+
 /* -------------------------------------------------------------- identities */
 
 START_TEST(test_simulate_gives_the_same_result_twice)
@@ -42,16 +61,7 @@ START_TEST(test_simulate_gives_the_same_result_twice)
     c.retry_share = 0.2;
     simulate_run(&m.trace, &c, &a);
     simulate_run(&m.trace, &c, &b);
-    ck_assert(a.n_refused == b.n_refused && a.duration_ms == b.duration_ms && a.n_late_refused == b.n_late_refused);
-    for (uint32_t w = 0; w < a.n_workers; w++)
-        ck_assert(a.workers[w].busy_ms == b.workers[w].busy_ms && a.workers[w].prefill_ms == b.workers[w].prefill_ms);
-    for (uint64_t i = 0; i < a.n_requests; i++) {
-        const struct simulated *p = &a.requests[i], *q = &b.requests[i];
-        if (p->refused != q->refused || p->ttft_ms != q->ttft_ms || p->tpot_ms != q->tpot_ms ||
-            p->end_ms != q->end_ms || p->prefill != q->prefill || p->decode != q->decode ||
-            p->predicted_ttft_ms != q->predicted_ttft_ms || p->retry_after_ms != q->retry_after_ms)
-            ck_abort_msg("request %lu differs", (unsigned long)i);
-    }
+    must_be_same(&a, &b);
     ck_assert_uint_gt(a.n_refused, 0);
     simulate_result_fini(&a);
     simulate_result_fini(&b);
@@ -453,6 +463,179 @@ START_TEST(test_simulate_spreads_load_over_equal_workers_and_finds_prefixes)
 }
 END_TEST
 
+/* ------------------------------------------------------------------- power */
+
+static const struct simulate_power WATTS = {140, 700, 420};
+static const double LEVEL_1 = 0.904; /* clocks of those that go first */
+
+static double joules_of(const struct simulate_result *r)
+{
+    double sum = 0;
+    for (uint32_t w = 0; w < r->n_workers; w++)
+        sum += r->workers[w].joules;
+    return sum;
+}
+
+static double watts_at(double most, double clock)
+{
+    return WATTS.idle + (most - WATTS.idle) * power_draw_factor(clock);
+}
+
+/* Workers that do both, steps that do not get longer with the contexts, and a budget of so many watts. */
+static struct simulate_config row_of(uint32_t n_workers, double budget_w)
+{
+    struct simulate_config c = config_of(0, n_workers);
+    c.cost.decode[1] = 0;
+    c.ttft_ms = c.tpot_ms = 0;
+    c.max_tokens = 0;
+    c.n_pages = 1 << 20;
+    c.power[0] = c.power[1] = WATTS;
+    c.power_budget_w = budget_w;
+    c.n_power_first = n_workers / 2;
+    return c;
+}
+
+/* Load that rises for five minutes, and falls again. */
+static void make_hill(struct maker *m, double gap_ms)
+{
+    for (double at = 0; at < 600e3;) {
+        uint64_t i = m->trace.n_requests;
+        double load = 0.2 + 0.8 * sin(at / 600e3 * M_PI);
+        add(m, at, (uint32_t)log_uniform(500, 4000, i, 1), (uint32_t)log_uniform(20, 400, i, 2), 0, 0);
+        at += exponential(gap_ms / load, i, 3);
+    }
+}
+
+START_TEST(test_simulate_a_budget_that_is_never_near_changes_nothing)
+{
+    struct maker m = {0};
+    struct simulate_config c = config_of(2, 3);
+    struct simulate_result free_of_it, within;
+    make_mixed(&m, 1500, 25);
+    c.noise = 0.1;
+    c.retry_share = 0.2;
+    c.power[0] = c.power[1] = WATTS;
+    simulate_run(&m.trace, &c, &free_of_it);
+    c.power_budget_w = 100 * 5 * WATTS.prefill;
+    c.n_power_first = 3;
+    simulate_run(&m.trace, &c, &within);
+    must_be_same(&free_of_it, &within);
+    ck_assert_uint_gt(within.n_refused, 0);
+    ck_assert(free_of_it.power.peak_share == 0 && within.power.peak_share > 0 && within.power.peak_share <= 0.01);
+    ck_assert(within.power.level_ms[0] > 0.999 * within.duration_ms && within.power.n_brakes == 0);
+    simulate_result_fini(&free_of_it);
+    simulate_result_fini(&within);
+    maker_fini(&m);
+}
+END_TEST
+
+/* What one worker draws that decodes all the time is near enough to the budget for the first step down, 40 s after it was seen. */
+START_TEST(test_simulate_decoding_is_slower_by_its_factor_and_draws_less)
+{
+    enum { N = 20000, LAST = 2000 };
+    struct maker m = {0};
+    struct simulate_config c = row_of(1, 0);
+    struct simulate_result up, down;
+    add(&m, 0, 4000, N, 0, 0);
+    c.keep_tokens = true;
+    c.n_power_first = 1;
+    simulate_run(&m.trace, &c, &up);
+    c.power_budget_w = WATTS.decode / 0.85;
+    simulate_run(&m.trace, &c, &down);
+    const float *a = up.requests[0].token_ms, *b = down.requests[0].token_ms;
+    double slower = ((double)b[N - 1] - (double)b[N - LAST]) / ((double)a[N - 1] - (double)a[N - LAST]);
+    ck_assert_msg(fabs(slower / power_decode_factor(LEVEL_1) - 1) < 1e-4, "%f", slower);
+    ck_assert_msg(fabs(down.power.peak_share - 0.85) < 1e-9 && !down.power.n_brakes, "%f", down.power.peak_share);
+    ck_assert_msg(fabs(down.power.level_ms[0] - 42e3) < 1e-3, "%f", down.power.level_ms[0]); /* seen after 2 s */
+    ck_assert(fabs(down.power.level_ms[0] + down.power.level_ms[1] - down.duration_ms) < 1e-3);
+    double prefill = up.workers[0].prefill_ms;
+    double want = WATTS.prefill * prefill + WATTS.decode * (up.duration_ms - prefill);
+    ck_assert_msg(fabs(joules_of(&up) / (want * 1e-3) - 1) < 1e-9, "%f %f", joules_of(&up), want * 1e-3);
+    want = WATTS.prefill * prefill + WATTS.decode * (42e3 - prefill) +
+           watts_at(WATTS.decode, LEVEL_1) * down.power.level_ms[1];
+    ck_assert_msg(fabs(joules_of(&down) / (want * 1e-3) - 1) < 1e-4, "%f %f", joules_of(&down), want * 1e-3);
+    ck_assert(joules_of(&down) < joules_of(&up));
+    simulate_result_fini(&up);
+    simulate_result_fini(&down);
+    maker_fini(&m);
+}
+END_TEST
+
+START_TEST(test_simulate_clocks_go_down_where_they_were_told_to_first)
+{
+    double ttft[3];
+    struct maker m = {0};
+    add(&m, 0, 4000, 20000, 0, 0);
+    add(&m, 61e3, 4000, 2, 0, 0); /* a second away from any sample */
+    for (uint32_t n_first = 0; n_first <= 2; n_first++) {
+        struct simulate_config c = row_of(2, (WATTS.idle + WATTS.decode) / 0.85);
+        struct simulate_result r;
+        c.n_prefill = c.n_decode = 1;
+        c.force = FORCE_SPLIT;
+        c.n_power_first = n_first;
+        simulate_run(&m.trace, &c, &r);
+        ttft[n_first] = r.requests[1].ttft_ms;
+        ck_assert(r.power.level_ms[1] > 0);
+        simulate_result_fini(&r);
+    }
+    ck_assert_msg(ttft[0] == ttft[1], "%f %f", ttft[0], ttft[1]); /* the last one, which decodes */
+    ck_assert_msg(fabs(ttft[2] / ttft[0] * LEVEL_1 - 1) < 1e-4, "%f %f", ttft[2], ttft[0]);
+    maker_fini(&m);
+}
+END_TEST
+
+/* Drawing more than the budget: the brake, after three more samples; for a delay; then all clocks are down, or all are up. */
+START_TEST(test_simulate_a_row_above_its_budget_is_braked)
+{
+    struct maker m = {0};
+    struct simulate_config c = row_of(1, WATTS.decode / 1.1);
+    struct simulate_result r;
+    add(&m, 0, 4000, 40000, 0, 0);
+    c.n_power_first = 1;
+    simulate_run(&m.trace, &c, &r);
+    ck_assert_uint_eq(r.power.n_brakes, 1);
+    ck_assert_msg(fabs(r.power.level_ms[0] - 8e3) < 1e-3 && fabs(r.power.level_ms[POWER_BRAKE] - 42e3) < 1e-3, "%f %f",
+                  r.power.level_ms[0], r.power.level_ms[POWER_BRAKE]);
+    ck_assert(fabs(r.power.level_ms[3] + 50e3 - r.duration_ms) < 1e-3);
+    simulate_result_fini(&r);
+    c.power_brake_only = true;
+    simulate_run(&m.trace, &c, &r);
+    ck_assert_uint_gt(r.power.n_brakes, 1); /* what draws too much does so again */
+    ck_assert(r.power.level_ms[1] == 0 && r.power.level_ms[2] == 0 && r.power.level_ms[3] == 0);
+    simulate_result_fini(&r);
+    maker_fini(&m);
+}
+END_TEST
+
+START_TEST(test_simulate_clocks_that_go_down_in_time_spare_the_brake)
+{
+    struct maker m = {0};
+    struct simulate_config c = row_of(32, 32 * WATTS.prefill);
+    struct simulate_result r[4];
+    make_hill(&m, 12);
+    simulate_run(&m.trace, &c, &r[0]); /* what the row draws at most, at all clocks up */
+    ck_assert_msg(r[0].power.level_ms[0] == r[0].duration_ms, "%f", r[0].power.peak_share);
+    c.power_budget_w *= r[0].power.peak_share / 1.03;
+    for (int i = 1; i < 4; i++) {
+        c.power_brake_only = i == 1;
+        simulate_run(&m.trace, &c, &r[i]);
+        printf("# %s: peak %.3f, %lu brakes, %.0f kJ, at each level %.0f %.0f %.0f %.0f %.0f s\n",
+               c.power_brake_only ? "brake" : "polca", r[i].power.peak_share, (unsigned long)r[i].power.n_brakes,
+               joules_of(&r[i]) * 1e-3, r[i].power.level_ms[0] * 1e-3, r[i].power.level_ms[1] * 1e-3,
+               r[i].power.level_ms[2] * 1e-3, r[i].power.level_ms[3] * 1e-3, r[i].power.level_ms[4] * 1e-3);
+    }
+    fflush(stdout);
+    ck_assert(r[1].power.n_brakes > 0 && r[1].power.peak_share > 1);
+    ck_assert(r[2].power.n_brakes == 0 && r[2].power.peak_share <= 1);
+    ck_assert(r[2].power.level_ms[2] > 0 && joules_of(&r[2]) < joules_of(&r[0]));
+    must_be_same(&r[2], &r[3]);
+    ck_assert(r[2].power.peak_share == r[3].power.peak_share && r[2].power.level_ms[1] == r[3].power.level_ms[1]);
+    for (int i = 0; i < 4; i++)
+        simulate_result_fini(&r[i]);
+    maker_fini(&m);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("simulate");
@@ -467,6 +650,11 @@ int main(void)
     tcase_add_test(t, test_simulate_shares_a_full_cluster_by_the_weights_of_tenants);
     tcase_add_test(t, test_simulate_keeps_more_deadlines_of_workflows_than_other_orders);
     tcase_add_loop_test(t, test_simulate_spreads_load_over_equal_workers_and_finds_prefixes, 0, LOADS);
+    tcase_add_test(t, test_simulate_a_budget_that_is_never_near_changes_nothing);
+    tcase_add_test(t, test_simulate_decoding_is_slower_by_its_factor_and_draws_less);
+    tcase_add_test(t, test_simulate_clocks_go_down_where_they_were_told_to_first);
+    tcase_add_test(t, test_simulate_a_row_above_its_budget_is_braked);
+    tcase_add_test(t, test_simulate_clocks_that_go_down_in_time_spare_the_brake);
     suite_add_tcase(s, t);
     return tap_main(s);
 }

@@ -233,7 +233,6 @@ END_TEST
 START_TEST(test_simulate_report_checks_identities_and_names_a_broken_one)
 {
     static char *tenants[] = {""};
-    static const struct simulate_power power[] = {{100, 700, 400}, {100, 700, 400}};
     struct maker m = {0};
     struct simulate_config c = config_of(2, 2);
     struct simulate_result r;
@@ -245,10 +244,11 @@ START_TEST(test_simulate_report_checks_identities_and_names_a_broken_one)
     c.keep_tokens = true;
     c.retry_share = 0.5;
     c.load_tick_ms = 500;
+    c.power[0] = c.power[1] = (struct simulate_power){100, 700, 400};
     c.faults = (struct simulate_fault[]){{3, 5000, INFINITY}};
     c.n_faults = 1;
     simulate_run(&m.trace, &c, &r);
-    simulate_report_init(&report, &m.trace, &c, &r, power);
+    simulate_report_init(&report, &m.trace, &c, &r);
     ck_assert_msg(report.run.valid, "%s", report.run.why_invalid);
     report_summarize(&report.run, &s);
     ck_assert_uint_eq(s.answered + s.refused, 400);
@@ -267,7 +267,7 @@ START_TEST(test_simulate_report_checks_identities_and_names_a_broken_one)
     while (r.requests[broken].refused || r.requests[broken].n_output < 2)
         broken++;
     r.requests[broken].n_output--;
-    simulate_report_init(&report, &m.trace, &c, &r, NULL);
+    simulate_report_init(&report, &m.trace, &c, &r);
     ck_assert(!report.run.valid && report.run.why_invalid);
     simulate_report_fini(&report);
     simulate_result_fini(&r);
