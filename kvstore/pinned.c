@@ -1,7 +1,8 @@
 /*
  * Prompts that a router wants kept, or forgotten: by the keys of their blocks, there or not.
  *
- * At most half of the last tier (kvstore/table.h) is kept: further blocks are as others, until a pin is over and they are offered again.
+ * At most half of the last tier (kvstore/table.h) is kept. Blocks beyond that are as others, also when room for pins is there again:
+ * a new pin, or their being offered anew, keeps them then.
  */
 #include <string.h>
 

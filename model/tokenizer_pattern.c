@@ -35,7 +35,7 @@ enum { MAX_NAME = 40 };
 
 /* What stands between [ and ] for a name of Oniguruma's, without case, blanks, - and _. */
 static const struct {
-    const char *name, *members, *of_property; /* of \p{NAME} outside of classes, where it differs */
+    const char *name, *members, *of_property; /* of \p{NAME}, where it differs */
 } NAMES[] = {{"alnum", "\\p{Alphabetic}\\p{Nd}"},
              {"alpha", "\\p{Alphabetic}"},
              {"ascii", "\\x00-\\x7f"},
