@@ -152,7 +152,7 @@ static void strip_token(const struct decode_step *step, struct bytes *b)
     b->len -= begin;
 }
 
-static void run_step(struct token_stream *s, const struct decode_step *step, bool first, struct bytes *b)
+static void run_step(struct token_stream *s, const struct decode_step *step, bool first, size_t limit, struct bytes *b)
 {
     const struct slice space = {" ", 1}, nothing = {"", 0};
     struct bytes changed = {0};
@@ -163,8 +163,9 @@ static void run_step(struct token_stream *s, const struct decode_step *step, boo
         return;
     }
     struct slice instead = step->kind == DECODE_REPLACE ? step->content : step->not_first && first ? nothing : space;
-    if (replace_all(&step->pattern, &s->matcher, (struct slice){b->data, b->len}, instead, &changed, NULL)) {
-        bytes_free(&changed); /* an expression that gives up changes nothing */
+    struct slice text = {b->data, b->len};
+    if (replace_all(&step->pattern, &s->matcher, text, instead, limit, &changed, NULL) || changed.len > limit) {
+        bytes_free(&changed); /* a step that fails changes nothing */
         return;
     }
     bytes_free(b);
@@ -178,7 +179,7 @@ static void append_token(struct token_stream *s, const char *text, size_t len, u
     struct bytes b = {0};
     bytes_append(&b, text, len);
     for (uint32_t i = first_step; i < s->t->n_decode_steps; i++)
-        run_step(s, &s->t->decode_steps[i], first, &b);
+        run_step(s, &s->t->decode_steps[i], first, growth_limit(len), &b);
     append_text(s, b.data ? b.data : "", b.len, out);
     bytes_free(&b);
 }

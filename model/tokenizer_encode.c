@@ -232,7 +232,7 @@ static void append_metaspace(const struct step *step, struct slice text, bool at
     bool wants = step->prepend == PREPEND_ALWAYS || (step->prepend == PREPEND_FIRST && at_start);
     if (wants && !starts_with(text, step->replacement) && !starts_with(text, space))
         bytes_append(out, step->replacement.data, step->replacement.len);
-    replace_all(&SPACE, NULL, text, step->replacement, out, NULL);
+    replace_all(&SPACE, NULL, text, step->replacement, SIZE_MAX, out, NULL);
 }
 
 static enum td_status run_steps(struct encoder *x, struct slice text, bool at_start, uint32_t level)

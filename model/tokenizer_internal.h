@@ -202,9 +202,11 @@ bool pattern_next(const struct pattern *p, struct matcher *m, struct slice text,
 /* Applies the normalizers to text (valid UTF-8); appends to out. */
 enum td_status tokenizer_normalize(const struct tokenizer *t, struct matcher *m, struct slice text, struct bytes *out,
                                    struct td_error *e);
-/* Appends text with every match replaced. */
+/* Bytes that steps may make of a text of len bytes: an expression that matches everywhere, repeated, would make any number. */
+size_t growth_limit(size_t len);
+/* Appends text with every match replaced; not all, where that makes out longer than limit bytes. */
 enum td_status replace_all(const struct pattern *p, struct matcher *m, struct slice text, struct slice content,
-                           struct bytes *out, struct td_error *e);
+                           size_t limit, struct bytes *out, struct td_error *e);
 /* Darts trie and texts of a charsmap in base64. */
 enum td_status precompiled_load(struct tokenizer *t, const char *base64, size_t len, struct normalizer *out,
                                 struct td_error *e);

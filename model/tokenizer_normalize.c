@@ -137,12 +137,17 @@ static struct slice stripped(const struct normalizer *n, struct slice s)
     return s;
 }
 
+size_t growth_limit(size_t len)
+{
+    return 32 * len + 4096;
+}
+
 enum td_status replace_all(const struct pattern *p, struct matcher *m, struct slice text, struct slice content,
-                           struct bytes *out, struct td_error *e)
+                           size_t limit, struct bytes *out, struct td_error *e)
 {
     struct scan scan = {0};
     size_t at = 0;
-    while (text.len && pattern_next(p, m, text, &scan)) {
+    while (text.len && out->len <= limit && pattern_next(p, m, text, &scan)) {
         bytes_append(out, text.data + at, scan.begin - at);
         bytes_append(out, content.data, content.len);
         at = scan.end;
@@ -204,9 +209,9 @@ static bool transform(const struct normalizer *n, const char *key, size_t len, s
     return false;
 }
 
-static void append_precompiled(const struct normalizer *n, struct slice s, struct bytes *out)
+static void append_precompiled(const struct normalizer *n, struct slice s, size_t limit, struct bytes *out)
 {
-    for (size_t i = 0; i < s.len;) {
+    for (size_t i = 0; i < s.len && out->len <= limit;) {
         utf8proc_int32_t c, next, state = 0;
         size_t end =
             i + (size_t)utf8proc_iterate((const utf8proc_uint8_t *)s.data + i, (utf8proc_ssize_t)(s.len - i), &c);
@@ -234,7 +239,7 @@ static void append_precompiled(const struct normalizer *n, struct slice s, struc
 
 /* -------------------------------------------------------------------- all */
 
-static enum td_status append_normalized(const struct normalizer *n, struct matcher *m, struct slice in,
+static enum td_status append_normalized(const struct normalizer *n, struct matcher *m, struct slice in, size_t limit,
                                         struct bytes *out, struct td_error *e)
 {
     switch (n->kind) {
@@ -254,12 +259,12 @@ static enum td_status append_normalized(const struct normalizer *n, struct match
         bytes_append(out, in.data, in.len);
         break;
     case NORMALIZE_REPLACE:
-        return replace_all(&n->pattern, m, in, n->content, out, e);
+        return replace_all(&n->pattern, m, in, n->content, limit, out, e);
     case NORMALIZE_ALPHABET:
         alphabet_append(out, in.data, in.len);
         break;
     case NORMALIZE_PRECOMPILED:
-        append_precompiled(n, in, out);
+        append_precompiled(n, in, limit, out);
         break;
     }
     return TD_OK;
@@ -269,11 +274,16 @@ enum td_status tokenizer_normalize(const struct tokenizer *t, struct matcher *m,
                                    struct td_error *e)
 {
     struct bytes now = {0}, next = {0};
+    size_t limit = growth_limit(text.len);
     enum td_status s = TD_OK;
     bytes_append(&now, text.data, text.len);
     for (uint32_t i = 0; i < t->n_normalizers && !s; i++) {
         bytes_clear(&next);
-        s = append_normalized(&t->normalizers[i], m, (struct slice){now.data ? now.data : "", now.len}, &next, e);
+        struct slice in = {now.data ? now.data : "", now.len};
+        s = append_normalized(&t->normalizers[i], m, in, limit, &next, e);
+        if (!s && next.len > limit)
+            s = td_fail(e, TD_ERR_INVALID, "text: the tokenizer's normalizer %u makes more than %zu bytes of its %zu",
+                        i + 1, limit, text.len);
         struct bytes swap = now;
         now = next;
         next = swap;

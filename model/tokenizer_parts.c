@@ -176,6 +176,9 @@ static void add_byte_level(struct loader *l, json_t *v)
     if (flag(v, "use_regex", true)) /* GPT-2's */
         add_split(l, "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
                   SPLIT_ISOLATED);
+    for (uint32_t i = 0; i < l->t->n_steps; i++)
+        if (l->t->steps[i].kind == STEP_ALPHABET) /* each one more would double the text */
+            load_fail(l, TD_ERR_UNSUPPORTED, "pre_tokenizer", "a second ByteLevel");
     add_step(l, (struct step){.kind = STEP_ALPHABET});
 }
 

@@ -148,6 +148,9 @@ START_TEST(test_tokenizer_refusals_name_the_component)
          "intersection"},
         {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"Sideways\"}," AB "}",
          "Sideways"},
+        {"{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},"
+         "{\"type\":\"ByteLevel\"}]}," AB "}",
+         "second ByteLevel"},
         {"{\"post_processor\":{\"type\":\"Odd\"}," AB "}", "post_processor is not supported: Odd"},
         {"{\"decoder\":{\"type\":\"CTC\"}," AB "}", "decoder is not supported: CTC"},
         {"{\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Fuse\"},{\"type\":\"ByteFallback\"}]}," AB "}",
@@ -167,6 +170,37 @@ START_TEST(test_tokenizer_refusals_name_the_component)
         ck_assert_msg(tokenizer_parse(BAD[i].json, strlen(BAD[i].json), &t, &e) != TD_OK, "%s", BAD[i].json);
         ck_assert_msg(strstr(e.text, BAD[i].named) != NULL, "'%s' does not name '%s'", e.text, BAD[i].named);
     }
+}
+END_TEST
+
+/* Each step puts ten letters between any two: sixteen steps would take all memory. */
+START_TEST(test_tokenizer_steps_that_multiply_a_text_end_with_an_error)
+{
+    struct bytes json = {0}, steps = {0};
+    struct tokenizer *t = NULL;
+    struct token_ids ids = {0};
+    struct bytes back = {0};
+    struct td_error e = {{0}};
+    uint32_t a = 0;
+    for (int i = 0; i < 16; i++)
+        bytes_printf(&steps, "%s{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"x?\"},\"content\":\"aaaaaaaaaa\"}",
+                     i ? "," : "");
+    bytes_printf(&json,
+                 "{\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[%s]},"
+                 "\"decoder\":{\"type\":\"Sequence\",\"decoders\":[%s]}," AB "}",
+                 steps.data, steps.data);
+    ck_assert_msg(!tokenizer_parse(json.data, json.len, &t, &e), "%s", e.text);
+    ck_assert_int_eq(tokenizer_encode(t, "abab", 4, false, &ids, &e), TD_ERR_INVALID);
+    ck_assert_msg(strstr(e.text, "normalizer 3 makes more than") != NULL, "%s", e.text);
+    ck_assert_uint_eq(ids.n, 0);
+    tokenizer_decode(t, &a, 1, true, &back);
+    ck_assert_uint_gt(back.len, 1);
+    ck_assert_uint_lt(back.len, 8192);
+    bytes_free(&json);
+    bytes_free(&steps);
+    bytes_free(&back);
+    token_ids_free(&ids);
+    tokenizer_close(t);
 }
 END_TEST
 
@@ -226,6 +260,7 @@ int main(void)
     tcase_add_loop_test(t, test_tokenizer_streams_whole_characters_that_join_to_the_text, 0, N_KEPT);
     tcase_add_loop_test(t, test_tokenizer_time_grows_with_the_text_and_no_faster, 0, N_KEPT);
     tcase_add_test(t, test_tokenizer_refusals_name_the_component);
+    tcase_add_test(t, test_tokenizer_steps_that_multiply_a_text_end_with_an_error);
     suite_add_tcase(s, t);
     return tap_main(s);
 }
