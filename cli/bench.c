@@ -30,6 +30,7 @@ static const struct option TABLE[] = {
      "profile: step times are written there, for tandem simulate --profile FILE; AREA may be left out"},
     {"text", OPT_STRING, AT(text), NULL, "FILE", 0, 0, "tokenize: what to encode; default: made up"},
     {"numerics", OPT_CHOICE, AT(numerics), "auto", "auto|f32|bf16", 0, 0, "engine, profile: activations"},
+    {"device", OPT_STRING, AT(device), "cpu", "cpu|cuda|cuda:N", 0, 0, "engine, profile: what computes"},
     {"dir", OPT_STRING, AT(dir), ".", "DIR", 0, 0, "store: on the disk to measure; nothing is left there"},
     {"codec", OPT_CHOICE, AT(codec), "none", BLOCK_CODEC_NAMES, 0, 0, "store: how blocks are kept on disk"},
     {"bytes", OPT_BYTES, AT(bytes), "0", NULL, 0, 1e13, "store: working set (0: 512M); transfer: of a pool (0: 256M)"},

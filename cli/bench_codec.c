@@ -14,7 +14,7 @@
 #include "base/mem.h"
 #include "base/random.h"
 #include "cli/bench.h"
-#include "kernels/cpu/scalar.h"
+#include "kernels/scalar.h"
 #include "kvstore/codec.h"
 
 enum { ROUNDS = 5 };

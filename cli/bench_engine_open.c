@@ -48,6 +48,7 @@ static struct geometry_options options_of(const struct bench_options *o)
                                      .dummy = o->model ? NULL : o->dummy,
                                      .numerics = o->numerics,
                                      .kv_dtype = "auto",
+                                     .device = o->device,
                                      .block_tokens = BENCH_PAGE_TOKENS};
 }
 
@@ -62,7 +63,10 @@ enum td_status bench_engine_open(struct bench_engine *b, const struct bench_opti
                                  uint32_t max_rows, struct td_error *e)
 {
     const struct geometry_options g = options_of(o);
-    const struct kernels_config k = {.n_threads = (uint32_t)o->threads};
+    const struct kernels_config k = {.device = b->geometry.device,
+                                     .ordinal = b->geometry.ordinal,
+                                     .n_threads = (uint32_t)o->threads,
+                                     .compute = b->geometry.compute};
     enum td_status s = geometry_open_model(&g, &b->geometry, &b->model, e);
     if (!s)
         s = kernels_open(&k, &b->kernels, e);

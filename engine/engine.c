@@ -60,30 +60,10 @@ static enum td_status check_config(struct engine *e, struct td_error *error_out)
     return kv_layout_check(&e->layout, error_out);
 }
 
-static enum td_status open_parts(struct engine *e, struct td_error *error_out)
+static enum td_status open_arrays(struct engine *e, struct td_error *error_out)
 {
-    struct engine_config *c = &e->config;
-    const struct kvpool_config pool = {.layout = &e->layout,
-                                       .n_pages = c->n_pages,
-                                       .quarantine_ns = c->quarantine_ns,
-                                       .clock = c->clock,
-                                       .on_block = c->callbacks.on_block,
-                                       .user = c->callbacks.user};
-    const struct forward_config forward = {.kernels = c->kernels,
-                                           .model = c->model,
-                                           .compute = c->compute,
-                                           .layout = &e->layout,
-                                           .max_rows = c->max_rows,
-                                           .max_positions = c->max_context};
-    enum td_status s = kvpool_open(&pool, &e->pool);
-    if (s)
-        return td_fail(error_out, s, "no memory for a pool of %u pages of %zu bytes", c->n_pages,
-                       kv_layout_page_bytes(&e->layout));
-    s = c->sim ? forward_sim_open(&e->layout, e->model.vocab_size, c->sim, c->clock, &e->sim, error_out)
-               : forward_open(&forward, &e->forward, error_out);
-    if (s)
-        return s;
-    e->sampler = sampler_open(e->model.vocab_size);
+    const struct engine_config *c = &e->config;
+    void *logits;
     e->max_logit_rows = c->max_batch + PROMPT_LOGPROB_ROWS;
     e->ids = mem_array(c->max_rows, sizeof(*e->ids));
     e->positions = mem_array(c->max_rows, sizeof(*e->positions));
@@ -93,11 +73,57 @@ static enum td_status open_parts(struct engine *e, struct td_error *error_out)
     e->batch = mem_array(c->max_batch, sizeof(struct seq *));
     e->items = mem_array(c->max_batch, sizeof(*e->items));
     e->item_rows = mem_array(c->max_batch, sizeof(*e->item_rows));
-    void *logits;
-    s = mem_try((size_t)e->max_logit_rows * e->model.vocab_size * sizeof(float), &logits);
+    enum td_status s = mem_try((size_t)e->max_logit_rows * e->model.vocab_size * sizeof(float), &logits);
     if (s)
         return td_fail(error_out, s, "no memory for logits of %u rows", e->max_logit_rows);
     e->logits = logits;
+    return TD_OK;
+}
+
+/* The pool, and where the kernels have its pages. */
+static enum td_status open_pool(struct engine *e, struct td_error *error_out)
+{
+    struct engine_config *c = &e->config;
+    const struct kvpool_config pool = {.layout = &e->layout,
+                                       .n_pages = c->n_pages,
+                                       .quarantine_ns = c->quarantine_ns,
+                                       .clock = c->clock,
+                                       .on_block = c->callbacks.on_block,
+                                       .user = c->callbacks.user};
+    uint64_t len_bytes = 0;
+    void *device_arena = NULL;
+    enum td_status s = kvpool_open(&pool, &e->pool);
+    if (!s)
+        e->arena = device_arena = kvpool_arena(e->pool, &len_bytes);
+    if (!s && c->kernels)
+        s = k_map(c->kernels, e->arena, len_bytes, &device_arena);
+    e->device_arena = device_arena;
+    return s ? td_fail(error_out, s, "no memory for a pool of %u pages of %zu bytes", c->n_pages,
+                       kv_layout_page_bytes(&e->layout))
+             : TD_OK;
+}
+
+static enum td_status open_parts(struct engine *e, struct td_error *error_out)
+{
+    struct engine_config *c = &e->config;
+    enum td_status s = open_arrays(e, error_out);
+    if (!s)
+        s = open_pool(e, error_out);
+    if (s)
+        return s;
+    const struct forward_config forward = {.kernels = c->kernels,
+                                           .model = c->model,
+                                           .compute = c->compute,
+                                           .layout = &e->layout,
+                                           .max_rows = c->max_rows,
+                                           .max_positions = c->max_context,
+                                           .logits = e->logits,
+                                           .max_logit_rows = e->max_logit_rows};
+    s = c->sim ? forward_sim_open(&e->layout, e->model.vocab_size, c->sim, c->clock, &e->sim, error_out)
+               : forward_open(&forward, &e->forward, error_out);
+    if (s)
+        return s;
+    e->sampler = sampler_open(e->model.vocab_size);
     return TD_OK;
 }
 
@@ -127,6 +153,8 @@ void engine_close(struct engine *e)
     sampler_close(e->sampler);
     forward_close(e->forward);
     forward_sim_close(e->sim);
+    if (e->config.kernels)
+        k_unmap(e->config.kernels, e->device_arena);
     kvpool_close(e->pool);
     free(e->ids);
     free(e->positions);
@@ -162,7 +190,7 @@ uint64_t engine_weight_bytes(const struct engine *e)
 
 const char *engine_numerics(const struct engine *e)
 {
-    return e->sim ? "sim" : kernels_numerics(e->config.compute);
+    return e->sim ? "sim" : kernels_numerics(kernels_device(e->config.kernels), e->config.compute);
 }
 
 struct block_key engine_fingerprint(const struct engine *e)
@@ -288,17 +316,46 @@ static uint32_t fill_arrays(struct engine *e, uint32_t *n_logit_rows)
     return row;
 }
 
-/* Pages whose last token (of the page or of the prompt) is in this step; matched ones before them, once, in all layers. */
+static bool announces(const struct engine *e, const struct seq *s)
+{
+    return s->goal == SEQ_FIRST_TOKEN && e->config.callbacks.on_pages_ready;
+}
+
+/* Pages [*first_out, end) have their last token in this step: of the page, or where they are announced of the prompt. */
+static uint32_t pages_done(const struct engine *e, const struct seq *s, uint32_t *first_out)
+{
+    uint32_t after = s->n_computed + s->n_rows;
+    *first_out = s->n_computed / e->config.page_tokens;
+    return announces(e, s) && after == s->n_tokens ? pages_for(e, after) : after / e->config.page_tokens;
+}
+
+/* The host's copy of the pages that are done: layer by layer where they are announced, else once, as forward_run ends. */
+static void read_pages(struct engine *e, uint16_t begin, uint16_t end)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < e->n_batch && e->config.kernels; i++) {
+        const struct seq *s = e->batch[i];
+        bool by_layers = announces(e, s);
+        uint32_t page, last = pages_done(e, s, &page);
+        for (; page < last && (by_layers || end == e->layout.n_layers); page++)
+            seq_read_page(s, page, by_layers ? begin : 0, end);
+        any |= by_layers;
+    }
+    if (any)
+        k_finish(e->config.kernels);
+}
+
+/* Pages that are done; matched ones before them, once, in all layers. */
 static void on_layers(void *user, uint16_t begin, uint16_t end)
 {
     struct engine *e = user;
     const struct engine_callbacks *cb = &e->config.callbacks;
+    read_pages(e, begin, end);
     for (uint32_t i = 0; i < e->n_batch; i++) {
         struct seq *s = e->batch[i];
-        if (s->goal != SEQ_FIRST_TOKEN || !cb->on_pages_ready)
+        uint32_t ready, last = pages_done(e, s, &ready);
+        if (!announces(e, s))
             continue;
-        uint32_t after = s->n_computed + s->n_rows, ready = s->n_computed / e->config.page_tokens;
-        uint32_t last = after == s->n_tokens ? pages_for(e, after) : after / e->config.page_tokens;
         if (begin == 0 && ready > s->n_reported) {
             cb->on_pages_ready(cb->user, s, s->n_reported, ready - s->n_reported, 0, (uint16_t)e->layout.n_layers);
             s->n_reported = ready;
@@ -397,7 +454,7 @@ uint32_t engine_step(struct engine *e)
     if (e->sim)
         forward_sim_run(e->sim, &batch, e->logits);
     else
-        forward_run(e->forward, &batch, e->logits);
+        forward_run(e->forward, &batch);
     e->last_step.ms = (double)(clock_now(e->config.clock) - start) * 1e-6;
     finish_rows(e);
     return n_rows;

@@ -39,8 +39,9 @@ struct engine {
     struct model_config model;
     struct kv_layout layout;
     struct kvpool *pool;
-    struct forward *forward; /* NULL: simulated */
-    struct forward_sim *sim; /* NULL: real */
+    uint8_t *arena, *device_arena; /* the pool's, and where the kernels have the same pages (k_map) */
+    struct forward *forward;       /* NULL: simulated */
+    struct forward_sim *sim;       /* NULL: real */
     struct sampler *sampler;
     struct block_key fingerprint;
     struct seq *head, *tail;
@@ -64,6 +65,8 @@ static inline uint32_t pages_for(const struct engine *e, uint32_t n_tokens)
     return (n_tokens + e->config.page_tokens - 1) / e->config.page_tokens;
 }
 
+/* Layers [begin, end) of a page that the kernels wrote, to the host's copy of it; there after k_finish. */
+void seq_read_page(const struct seq *s, uint32_t page, uint16_t begin, uint16_t end);
 bool seq_grow(struct seq *s, uint32_t n_pages);     /* takes pages up to n_pages; false: none left */
 bool seq_admit(struct seq *s);                      /* WAITING -> RUNNING or FILLING; false: no pages */
 void seq_preempt(struct seq *s);                    /* RUNNING -> WAITING */

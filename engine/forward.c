@@ -15,33 +15,38 @@ void forward_add(struct forward *f, uint32_t n_rows, const float *norm_after, fl
 }
 
 /* Rows of the rotary tables: positions, and where a longrope sequence is long, those of the second half. */
-static void fill_rope_rows(struct forward *f, const struct forward_batch *b)
+static void put_rope_rows(struct forward *f, const struct forward_batch *b)
 {
     memcpy(f->rope_rows, b->positions, b->n_rows * sizeof(*f->rope_rows));
-    if (f->c.rope[0].type != ROPE_LONGROPE)
-        return;
-    for (uint32_t i = 0; i < b->n_seqs; i++)
+    for (uint32_t i = 0; i < b->n_seqs && f->c.rope[0].type == ROPE_LONGROPE; i++)
         for (uint32_t r = 0; r < b->seqs[i].n_rows && model_config_is_long(&f->c, b->n_tokens[i]); r++)
             f->rope_rows[b->seqs[i].first_row + r] += f->max_positions;
+    f->put_rope_rows = k_put(f->kernels, f->rope_rows, b->n_rows * sizeof(*f->rope_rows));
 }
 
-static void run_head(struct forward *f, const struct forward_batch *b, float *logits_out)
+static void run_head(struct forward *f, const struct forward_batch *b)
 {
-    uint32_t dim = f->c.hidden;
-    for (uint32_t i = 0; i < b->n_logit_rows; i++) /* rows ascend, so a copy never overwrites one still wanted */
-        memmove(f->x + (size_t)i * dim, f->x + (size_t)b->logit_rows[i] * dim, dim * sizeof(float));
-    k_rmsnorm(f->kernels, f->x, f->final_norm, f->c.rms_eps, b->n_logit_rows, dim, f->normed);
-    k_linear(f->kernels, f->head, f->normed, b->n_logit_rows, logits_out, false);
+    struct kernels *k = f->kernels;
+    uint32_t n = b->n_logit_rows;
+    size_t numbers = (size_t)n * f->c.vocab_size;
+    const uint32_t *rows = k_put(k, b->logit_rows, n * sizeof(*rows));
+    k_embed(k, f->x, NUM_F32, f->c.hidden, rows, n, 1, f->normed);
+    k_rmsnorm(k, f->normed, f->final_norm, f->c.rms_eps, n, f->c.hidden, f->normed);
+    k_linear(k, f->head, f->normed, n, f->logits, false);
     if (f->c.logits_cap > 0)
-        k_softcap(f->kernels, logits_out, (size_t)b->n_logit_rows * f->c.vocab_size, f->c.logits_cap);
+        k_softcap(k, f->logits, numbers, f->c.logits_cap);
+    k_read(k, f->host_logits, f->logits, numbers * sizeof(float));
 }
 
-void forward_run(struct forward *f, const struct forward_batch *b, float *logits_out)
+void forward_run(struct forward *f, const struct forward_batch *b)
 {
-    assert(b->n_rows >= 1 && b->n_rows <= f->max_rows && b->n_logit_rows <= b->n_rows);
-    const struct tensor *t = f->embedding;
-    k_embed(f->kernels, t->data, t->type, f->c.hidden, b->ids, b->n_rows, f->embedding_scale, f->x);
-    fill_rope_rows(f, b);
+    assert(b->n_rows >= 1 && b->n_rows <= f->max_rows && b->n_logit_rows <= f->max_logit_rows);
+    struct kernels *k = f->kernels;
+    k_step(k);
+    k_put_seqs(k, b->seqs, b->n_seqs, f->layout.page_tokens);
+    const uint32_t *ids = k_put(k, b->ids, b->n_rows * sizeof(*ids));
+    put_rope_rows(f, b);
+    k_embed(k, f->embedding, f->embedding_type, f->c.hidden, ids, b->n_rows, f->embedding_scale, f->x);
     uint32_t told = 0;
     for (uint32_t l = 0; l < f->c.n_layers; l++) {
         forward_attention(f, l, b);
@@ -52,5 +57,6 @@ void forward_run(struct forward *f, const struct forward_batch *b, float *logits
         }
     }
     if (b->n_logit_rows)
-        run_head(f, b, logits_out);
+        run_head(f, b);
+    k_finish(k);
 }

@@ -19,6 +19,8 @@ struct forward_config {
     const struct kv_layout *layout; /* copied */
     uint32_t max_rows;              /* rows of one batch */
     uint32_t max_positions;         /* longest context served */
+    float *logits;                  /* [max_logit_rows][vocab] host; where forward_run leaves them; borrowed */
+    uint32_t max_logit_rows;
 };
 
 /* Finds and packs all weights. TD_ERR_NOT_FOUND or _CORRUPT name the tensor. */
@@ -41,5 +43,4 @@ struct forward_batch {
     void *user;
 };
 
-/* logits_out [n_logit_rows][vocab] */
-void forward_run(struct forward *f, const struct forward_batch *batch, float *logits_out);
+void forward_run(struct forward *f, const struct forward_batch *batch);

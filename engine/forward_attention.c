@@ -4,8 +4,6 @@
  * latent. W_UK is applied to the query and W_UV to the result instead of to every key and value, so that attention runs on the
  * latents as they are stored. One form for prompts and for decoding, or their bits would differ.
  */
-#include <string.h>
-
 #include "engine/forward_internal.h"
 
 static const float LATENT_NORM_EPS = 1e-6f; /* fixed in the reference, whatever rms_norm_eps */
@@ -36,7 +34,7 @@ static void plain_attention(struct forward *f, uint32_t l, const struct forward_
         k_head_norm(k, keys, f->in_dim, kv_heads, dim, y->k_norm, f->c.rms_eps, b->n_rows, dim);
     }
     const struct k_rotary *rope = &f->rope[f->c.layers[l] & LAYER_WINDOW];
-    k_rope(k, q, f->in_dim, heads + kv_heads, dim, rope, f->rope_rows, b->n_rows); /* q and k lie side by side */
+    k_rope(k, q, f->in_dim, heads + kv_heads, dim, rope, f->put_rope_rows, b->n_rows); /* q and k lie side by side */
     struct k_attn a = attention_of(f, l, b);
     a.q = q;
     a.k = keys;
@@ -47,14 +45,12 @@ static void plain_attention(struct forward *f, uint32_t l, const struct forward_
     k_attention(k, &a);
 }
 
-/* The same matrix product for every head: x [T][n_heads][x_dim] to y [T][n_heads][y_dim], as far as the matrices reach. */
-static void each_head(struct forward *f, struct k_matrix *const *w, const float *x, size_t x_stride, size_t x_dim,
+/* The same product for every head: x [T][n_heads][x_dim] to y [T][n_heads][y_dim], as far as the matrices reach. */
+static void each_head(struct forward *f, const struct k_stack *w, const float *x, size_t x_stride, size_t x_dim,
                       float *y, size_t y_dim, uint32_t n_rows)
 {
-    struct k_group *groups = f->routes.groups;
-    for (uint32_t h = 0; h < f->c.n_heads; h++)
-        groups[h] = (struct k_group){w[h], x + h * x_dim, y + h * y_dim, n_rows};
-    k_linear_groups(f->kernels, groups, f->c.n_heads, x_stride, f->c.n_heads * y_dim);
+    const struct k_each e = {x, y, x_stride, x_dim, f->c.n_heads * y_dim, y_dim};
+    k_linear_each(f->kernels, w, &e, n_rows);
 }
 
 /* q [T][n_heads][nope, rope] and the latent [T][kv_rank, rope], as projected, behind each other in a row of in. */
@@ -68,18 +64,16 @@ static void latent_attention(struct forward *f, uint32_t l, const struct forward
     float *q = f->in, *latent = f->in + f->in_dim - row;
     if (y->q_b) {
         k_head_norm(k, q, f->in_dim, 1, m->q_rank, y->q_norm, LATENT_NORM_EPS, rows, m->q_rank);
-        k_linear_groups(k, &(struct k_group){y->q_b, q, f->q, rows}, 1, f->in_dim, (size_t)heads * q_dim);
+        k_linear_each(k, y->q_b, &(struct k_each){q, f->q, f->in_dim, 0, (size_t)heads * q_dim, 0}, rows);
         q = f->q;
         q_stride = (size_t)heads * q_dim;
     }
     k_head_norm(k, latent, f->in_dim, 1, row, y->k_norm, LATENT_NORM_EPS, rows, m->kv_rank);
     each_head(f, y->to_latent, q, q_stride, q_dim, f->latent_q, row, rows);
-    for (uint32_t t = 0; t < rows; t++)
-        for (uint32_t h = 0; h < heads; h++)
-            memcpy(f->latent_q + ((size_t)t * heads + h) * row + m->kv_rank, q + t * q_stride + h * q_dim + m->nope_dim,
-                   m->rope_dim * sizeof(float));
-    k_rope(k, f->latent_q + m->kv_rank, (size_t)heads * row, heads, row, &f->rope[0], f->rope_rows, rows);
-    k_rope(k, latent + m->kv_rank, f->in_dim, 1, m->rope_dim, &f->rope[0], f->rope_rows, rows);
+    const struct k_each rest = {q + m->nope_dim, f->latent_q + m->kv_rank, q_stride, q_dim, (size_t)heads * row, row};
+    k_copy_heads(k, &rest, heads, m->rope_dim, rows);
+    k_rope(k, f->latent_q + m->kv_rank, (size_t)heads * row, heads, row, &f->rope[0], f->put_rope_rows, rows);
+    k_rope(k, latent + m->kv_rank, f->in_dim, 1, m->rope_dim, &f->rope[0], f->put_rope_rows, rows);
     struct k_attn a = attention_of(f, l, b);
     a.q = f->latent_q;
     a.q_stride = (size_t)heads * row;

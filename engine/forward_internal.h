@@ -8,26 +8,30 @@
 
 #include "engine/forward.h"
 
-struct attention {                        /* [n_out][n_in] */
-    float *norm, *norm_after;             /* [hidden]; norm_after NULL: none */
-    struct k_matrix *in;                  /* [q, k, v][hidden]; latent: [q or q_a, latent][hidden] */
-    struct k_matrix *out;                 /* [hidden][n_heads * v_dim] */
-    float *q_norm, *k_norm;               /* [head_dim], or NULL; latent: k_norm [kv_rank], q_norm [q_rank] or NULL */
-    float *sinks;                         /* [n_heads], or NULL */
-    struct k_matrix *q_b;                 /* latent: [n_heads * head_dim][q_rank], or NULL */
-    struct k_matrix **to_latent, **value; /* latent, for each head: [kv_rank][nope_dim], [v_dim][kv_rank] */
+struct attention {                     /* [n_out][n_in] */
+    float *norm, *norm_after;          /* [hidden]; norm_after NULL: none */
+    struct k_matrix *in;               /* [q, k, v][hidden]; latent: [q or q_a, latent][hidden] */
+    struct k_matrix *out;              /* [hidden][n_heads * v_dim] */
+    float *q_norm, *k_norm;            /* [head_dim], or NULL; latent: k_norm [kv_rank], q_norm [q_rank] or NULL */
+    float *sinks;                      /* [n_heads], or NULL */
+    struct k_stack *q_b;               /* latent: one of [n_heads * head_dim][q_rank], or NULL */
+    struct k_stack *to_latent, *value; /* latent, of each head: [kv_rank][nope_dim], [v_dim][kv_rank] */
 };
 
 struct mlp {
     struct k_matrix *gate_up, *down; /* [2 * intermediate][hidden], [hidden][intermediate] */
 };
 
+struct experts {
+    struct k_stack *gate_up, *down; /* [n_experts] of the same; NULL: none */
+};
+
 struct feed_forward {
     float *norm, *norm_after; /* [hidden] */
     struct mlp dense;         /* or, with a router, the shared expert; may have neither */
     struct k_matrix *router;  /* [n_experts][hidden], or NULL; always COMPUTE_F32: it decides where a row goes */
-    struct mlp *experts;      /* [n_experts] */
-    struct k_matrix *gate;    /* [1][hidden] of the shared expert, or NULL; COMPUTE_F32 */
+    struct experts experts;
+    struct k_matrix *gate; /* [1][hidden] of the shared expert, or NULL; COMPUTE_F32 */
 };
 
 struct layer {
@@ -35,15 +39,14 @@ struct layer {
     struct feed_forward feed_forward;
 };
 
-/* Where rows of a batch go among the experts: slots are rows sorted by expert; a shared expert's come after all others. */
+/* Where rows of a batch go among the experts (k_slots). */
 struct routes {
     uint32_t n_slots;   /* of one row: experts, and the shared one */
     uint32_t *experts;  /* [rows][n_slots] */
     float *weights;     /* [rows][n_slots] */
     uint32_t *slots;    /* [rows][n_slots] */
     uint32_t *slot_row; /* [rows * n_used] */
-    uint32_t *first;    /* [n_experts + 1] slots of each expert */
-    struct k_group *groups;
+    uint32_t *first;    /* [n_experts + 1] */
 };
 
 struct forward {
@@ -52,23 +55,27 @@ struct forward {
     struct model_config c;
     struct kv_layout layout;
     enum compute compute;
-    uint32_t max_rows, max_positions;
+    uint32_t max_rows, max_logit_rows, max_positions;
+    float *host_logits;
     uint32_t in_dim;    /* of attention.in */
     uint32_t value_dim; /* of a head's part of what attention.out takes */
     struct layer *layers;
     struct k_matrix *head;
-    const struct tensor *embedding;
+    void *embedding; /* [vocab][hidden] of embedding_type */
+    enum num_type embedding_type;
     float embedding_scale;
     float *final_norm;
     struct k_rotary rope[2]; /* of layers without and with LAYER_WINDOW; longrope: short positions, then long ones */
     float *cos_sin[2];
 
-    /* scratch, max_rows each */
+    /* scratch, max_rows each; of the kernels, as are all weights */
     float *x, *normed, *in, *attn, *mlp, *hidden;
-    float *q, *latent_q, *latent_out;    /* latent */
-    float *logits, *sorted, *expert_out; /* experts */
-    uint32_t *rope_rows;
+    float *q, *latent_q, *latent_out;          /* latent */
+    float *route_logits, *sorted, *expert_out; /* experts */
+    float *logits;                             /* [max_logit_rows][vocab], as mapped */
     struct routes routes;
+    uint32_t *rope_rows;           /* host */
+    const uint32_t *put_rope_rows; /* of the batch that runs */
 };
 
 /* x = x + attention(x), and the KV of all rows stored. */

@@ -28,6 +28,23 @@ static const char *name_of(char out[MAX_NAME], uint32_t layer, const char *name,
     return out;
 }
 
+static enum td_status no_memory(const struct forward *f, struct td_error *e)
+{
+    return td_fail(e, TD_ERR_NO_MEMORY, "no memory for the forward pass of %u rows", f->max_rows);
+}
+
+/* n numbers of the kernels'; host NULL: as they come. */
+static enum td_status numbers(const struct forward *f, const void *host, size_t n, void *out, struct td_error *e)
+{
+    void *p = NULL;
+    if (k_alloc(f->kernels, n * sizeof(float), &p))
+        return no_memory(f, e);
+    if (host)
+        k_write(f->kernels, p, host, n * sizeof(float));
+    memcpy(out, &p, sizeof(p));
+    return TD_OK;
+}
+
 /* A vector as f32, with offset added (the norms' 1 + w). */
 static enum td_status vector(const struct forward *f, const char *name, uint32_t n, float offset, float **out,
                              struct td_error *e)
@@ -36,11 +53,13 @@ static enum td_status vector(const struct forward *f, const char *name, uint32_t
     enum td_status s = model_tensor(f->model, name, n, 0, &t, e);
     if (s)
         return s;
-    *out = mem_array(n, sizeof(float));
-    k_convert_to_f32(t->data, t->type, n, *out);
+    float *host = mem_array(n, sizeof(*host));
+    k_convert_to_f32(t->data, t->type, n, host);
     for (uint32_t i = 0; i < n && offset != 0; i++)
-        (*out)[i] += offset;
-    return TD_OK;
+        host[i] += offset;
+    s = numbers(f, host, n, out, e);
+    free(host);
+    return s;
 }
 
 static enum td_status norm(const struct forward *f, uint32_t layer, const char *name, uint32_t n, float **out,
@@ -95,6 +114,27 @@ static enum td_status project(const struct forward *f, uint32_t layer, uint32_t 
     return pack(f, layer, parts, n, n_in, compute, out, e);
 }
 
+/*
+ * A stack of n matrices that one(number) packs. Numbers whose matrices were packed before one failed are freed.
+ */
+typedef enum td_status (*pack_one)(struct forward *f, uint32_t layer, uint32_t number, struct k_matrix **out,
+                                   struct td_error *e);
+
+static enum td_status pack_stack(struct forward *f, uint32_t layer, uint32_t n, pack_one one, struct k_stack **out,
+                                 struct td_error *e)
+{
+    struct k_matrix **all = mem_array(n, sizeof(struct k_matrix *));
+    enum td_status s = TD_OK;
+    for (uint32_t i = 0; i < n && !s; i++)
+        s = one(f, layer, i, &all[i], e);
+    if (!s && k_stack_open(f->kernels, all, n, out))
+        s = no_memory(f, e);
+    for (uint32_t i = 0; i < n && s; i++)
+        k_matrix_free(f->kernels, all[i]);
+    free(all);
+    return s;
+}
+
 /* ----------------------------------------------------------------- attention */
 
 static enum td_status open_plain(struct forward *f, uint32_t l, struct td_error *e)
@@ -118,32 +158,45 @@ static enum td_status open_plain(struct forward *f, uint32_t l, struct td_error 
 }
 
 /*
- * W_UK and W_UV of every head, out of kv_b_proj [n_heads][nope_dim + v_dim][kv_rank]; W_UK transposed. Always COMPUTE_F32: they
+ * W_UK and W_UV of a head, out of kv_b_proj [n_heads][nope_dim + v_dim][kv_rank]; W_UK transposed. Always COMPUTE_F32: they
  * are small, and stand between attention and what would be rounded before and after them anyway.
  */
-static enum td_status open_heads(struct forward *f, uint32_t l, struct td_error *e)
+static enum td_status pack_head(const struct forward *f, uint32_t l, uint32_t head, bool value, struct k_matrix **out,
+                                struct td_error *e)
 {
     const struct model_latent *m = &f->c.latent;
-    struct attention *y = &f->layers[l].attention;
-    struct part_name name = {"self_attn.kv_b_proj", f->c.n_heads * (m->nope_dim + m->v_dim), false};
-    struct k_matrix_part all;
-    enum td_status s = find_part(f, l, 0, &name, m->kv_rank, &all, e);
-    y->to_latent = mem_array(f->c.n_heads, sizeof(struct k_matrix *));
-    y->value = mem_array(f->c.n_heads, sizeof(struct k_matrix *));
-    for (uint32_t h = 0; h < f->c.n_heads && !s; h++) {
-        size_t row_bytes = m->kv_rank * num_type_bytes(all.type), first = (size_t)h * (m->nope_dim + m->v_dim);
-        struct k_matrix_part up = {.data = (const uint8_t *)all.data + first * row_bytes, .type = all.type},
-                             value = {.data = (const uint8_t *)all.data + (first + m->nope_dim) * row_bytes,
-                                      .type = all.type,
-                                      .n_out = m->v_dim};
-        up.n_out = m->kv_rank;
-        up.out_stride = 1;
-        up.in_stride = m->kv_rank;
-        s = pack(f, l, &up, 1, m->nope_dim, COMPUTE_F32, &y->to_latent[h], e);
-        if (!s)
-            s = pack(f, l, &value, 1, m->kv_rank, COMPUTE_F32, &y->value[h], e);
+    const struct part_name name = {"self_attn.kv_b_proj", f->c.n_heads * (m->nope_dim + m->v_dim), false};
+    struct k_matrix_part p;
+    enum td_status s = find_part(f, l, 0, &name, m->kv_rank, &p, e);
+    if (s)
+        return s;
+    size_t first = (size_t)head * (m->nope_dim + m->v_dim) + (value ? m->nope_dim : 0);
+    p.data = (const uint8_t *)p.data + first * m->kv_rank * num_type_bytes(p.type);
+    p.n_out = value ? m->v_dim : m->kv_rank;
+    if (!value) {
+        p.out_stride = 1;
+        p.in_stride = m->kv_rank;
     }
-    return s;
+    return pack(f, l, &p, 1, value ? m->kv_rank : m->nope_dim, COMPUTE_F32, out, e);
+}
+
+static enum td_status pack_to_latent(struct forward *f, uint32_t l, uint32_t head, struct k_matrix **out,
+                                     struct td_error *e)
+{
+    return pack_head(f, l, head, false, out, e);
+}
+
+static enum td_status pack_value(struct forward *f, uint32_t l, uint32_t head, struct k_matrix **out,
+                                 struct td_error *e)
+{
+    return pack_head(f, l, head, true, out, e);
+}
+
+static enum td_status pack_q_b(struct forward *f, uint32_t l, uint32_t number, struct k_matrix **out,
+                               struct td_error *e)
+{
+    const struct part_name q_b = {"self_attn.q_b_proj", f->c.n_heads * f->c.head_dim, false};
+    return project(f, l, number, &q_b, 1, f->c.latent.q_rank, f->compute, out, e);
 }
 
 static enum td_status open_latent(struct forward *f, uint32_t l, struct td_error *e)
@@ -154,15 +207,16 @@ static enum td_status open_latent(struct forward *f, uint32_t l, struct td_error
     const struct part_name in[] = {
         {m->q_rank ? "self_attn.q_a_proj" : "self_attn.q_proj", m->q_rank ? m->q_rank : q, false},
         {"self_attn.kv_a_proj_with_mqa", m->kv_rank + m->rope_dim, false}};
-    const struct part_name q_b[] = {{"self_attn.q_b_proj", q, false}};
     enum td_status s = project(f, l, 0, in, 2, f->c.hidden, f->compute, &y->in, e);
     if (!s)
         s = norm(f, l, "self_attn.kv_a_layernorm", m->kv_rank, &y->k_norm, e);
     if (!s && m->q_rank)
         s = norm(f, l, "self_attn.q_a_layernorm", m->q_rank, &y->q_norm, e);
     if (!s && m->q_rank)
-        s = project(f, l, 0, q_b, 1, m->q_rank, f->compute, &y->q_b, e);
-    return s ? s : open_heads(f, l, e);
+        s = pack_stack(f, l, 1, pack_q_b, &y->q_b, e);
+    if (!s)
+        s = pack_stack(f, l, f->c.n_heads, pack_to_latent, &y->to_latent, e);
+    return s ? s : pack_stack(f, l, f->c.n_heads, pack_value, &y->value, e);
 }
 
 static enum td_status open_attention(struct forward *f, uint32_t l, struct td_error *e)
@@ -179,99 +233,116 @@ static enum td_status open_attention(struct forward *f, uint32_t l, struct td_er
 
 /* -------------------------------------------------------------- feed-forward */
 
-/* names: gate, up, down; up NULL: gate is both. */
-static enum td_status open_mlp(struct forward *f, uint32_t l, uint32_t number, const char *const names[3], uint32_t dim,
-                               struct mlp *out, struct td_error *e)
+/* up NULL: gate is both. */
+static enum td_status pack_gate_up(const struct forward *f, uint32_t l, uint32_t number, const char *gate,
+                                   const char *up, uint32_t dim, struct k_matrix **out, struct td_error *e)
 {
     bool bias = f->c.mlp_bias;
-    const struct part_name gate_up[] = {{names[0], names[1] ? dim : 2 * dim, bias}, {names[1], dim, bias}},
-                           down[] = {{names[2], f->c.hidden, bias}};
-    enum td_status s = project(f, l, number, gate_up, names[1] ? 2 : 1, f->c.hidden, f->compute, &out->gate_up, e);
-    return s ? s : project(f, l, number, down, 1, dim, f->compute, &out->down, e);
+    const struct part_name names[] = {{gate, up ? dim : 2 * dim, bias}, {up, dim, bias}};
+    return project(f, l, number, names, up ? 2 : 1, f->c.hidden, f->compute, out, e);
 }
 
-static enum td_status stack(const struct forward *f, uint32_t l, const char *kind, uint64_t rows, uint64_t cols,
-                            const struct tensor **out, struct td_error *e)
+static enum td_status pack_down(const struct forward *f, uint32_t l, uint32_t number, const char *down, uint32_t dim,
+                                struct k_matrix **out, struct td_error *e)
 {
-    char name[MAX_NAME];
-    name_of(name, l, "mlp.experts.", 0, kind);
-    return cols ? model_tensor_stack(f->model, name, f->c.moe.n_experts, rows, cols, out, e)
-                : model_tensor(f->model, name, f->c.moe.n_experts, rows, out, e);
+    return project(f, l, number, &(struct part_name){down, f->c.hidden, f->c.mlp_bias}, 1, dim, f->compute, out, e);
 }
 
-static const void *at(const struct tensor *t, size_t element)
+static enum td_status expert_gate_up(struct forward *f, uint32_t l, uint32_t expert, struct k_matrix **out,
+                                     struct td_error *e)
 {
-    return (const uint8_t *)t->data + element * num_type_bytes(t->type);
+    const struct model_family *y = f->c.family;
+    return pack_gate_up(f, l, expert, y->expert_gate, y->expert_up, f->c.moe.intermediate, out, e);
+}
+
+static enum td_status expert_down(struct forward *f, uint32_t l, uint32_t expert, struct k_matrix **out,
+                                  struct td_error *e)
+{
+    return pack_down(f, l, expert, f->c.family->expert_down, f->c.moe.intermediate, out, e);
 }
 
 /*
  * gpt-oss: gate_up_proj [E][hidden][2 dim] with gate and up in turns, down_proj [E][dim][hidden], and a bias for each: inputs by
- * outputs, so outputs are neighbours.
+ * outputs, so outputs are neighbours. An expert's rows [n_in][n_out] of the two tensors, every step-th output from the first on.
  */
-static enum td_status open_stacked(struct forward *f, uint32_t l, struct mlp *experts, struct td_error *e)
+static enum td_status stacked_part(const struct forward *f, uint32_t l, uint32_t expert, const char *kind,
+                                   uint32_t n_in, uint32_t n_out, uint32_t first, uint32_t step,
+                                   struct k_matrix_part *part, struct td_error *e)
 {
-    const struct tensor *in, *in_bias, *down, *down_bias;
-    size_t hidden = f->c.hidden, dim = f->c.moe.intermediate;
-    enum td_status s = stack(f, l, "gate_up_proj", hidden, 2 * dim, &in, e);
+    char name[MAX_NAME], with_bias[64];
+    const struct tensor *w, *bias;
+    snprintf(with_bias, sizeof(with_bias), "%s_bias", kind);
+    enum td_status s =
+        model_tensor_stack(f->model, name_of(name, l, "mlp.experts.", 0, kind), f->c.moe.n_experts, n_in, n_out, &w, e);
     if (!s)
-        s = stack(f, l, "gate_up_proj_bias", 2 * dim, 0, &in_bias, e);
-    if (!s)
-        s = stack(f, l, "down_proj", dim, hidden, &down, e);
-    if (!s)
-        s = stack(f, l, "down_proj_bias", hidden, 0, &down_bias, e);
-    for (size_t i = 0; i < f->c.moe.n_experts && !s; i++) {
-        struct k_matrix_part gate_up[2], out = {.data = at(down, i * dim * hidden),
-                                                .type = down->type,
-                                                .n_out = (uint32_t)hidden,
-                                                .out_stride = 1,
-                                                .in_stride = hidden,
-                                                .bias = at(down_bias, i * hidden),
-                                                .bias_type = down_bias->type};
-        for (size_t j = 0; j < 2; j++)
-            gate_up[j] = (struct k_matrix_part){.data = at(in, i * hidden * 2 * dim + j),
-                                                .type = in->type,
-                                                .n_out = (uint32_t)dim,
-                                                .out_stride = 2,
-                                                .in_stride = 2 * dim,
-                                                .bias = at(in_bias, i * 2 * dim + j),
-                                                .bias_type = in_bias->type,
-                                                .bias_stride = 2};
-        s = pack(f, l, gate_up, 2, (uint32_t)hidden, f->compute, &experts[i].gate_up, e);
-        if (!s)
-            s = pack(f, l, &out, 1, (uint32_t)dim, f->compute, &experts[i].down, e);
-    }
-    return s;
+        s = model_tensor(f->model, name_of(name, l, "mlp.experts.", 0, with_bias), f->c.moe.n_experts, n_out, &bias, e);
+    if (s)
+        return s;
+    size_t at = (size_t)expert * n_in * n_out + first, bias_at = (size_t)expert * n_out + first;
+    *part = (struct k_matrix_part){.data = (const uint8_t *)w->data + at * num_type_bytes(w->type),
+                                   .type = w->type,
+                                   .n_out = n_out / step,
+                                   .out_stride = step,
+                                   .in_stride = n_out,
+                                   .bias = (const uint8_t *)bias->data + bias_at * num_type_bytes(bias->type),
+                                   .bias_type = bias->type,
+                                   .bias_stride = step};
+    return TD_OK;
+}
+
+static enum td_status stacked_gate_up(struct forward *f, uint32_t l, uint32_t expert, struct k_matrix **out,
+                                      struct td_error *e)
+{
+    struct k_matrix_part parts[2];
+    enum td_status s = TD_OK;
+    for (uint32_t i = 0; i < 2 && !s; i++)
+        s = stacked_part(f, l, expert, "gate_up_proj", f->c.hidden, 2 * f->c.moe.intermediate, i, 2, &parts[i], e);
+    return s ? s : pack(f, l, parts, 2, f->c.hidden, f->compute, out, e);
+}
+
+static enum td_status stacked_down(struct forward *f, uint32_t l, uint32_t expert, struct k_matrix **out,
+                                   struct td_error *e)
+{
+    struct k_matrix_part part;
+    enum td_status s = stacked_part(f, l, expert, "down_proj", f->c.moe.intermediate, f->c.hidden, 0, 1, &part, e);
+    return s ? s : pack(f, l, &part, 1, f->c.moe.intermediate, f->compute, out, e);
+}
+
+static enum td_status open_dense(struct forward *f, uint32_t l, const char *const names[3], uint32_t dim,
+                                 struct td_error *e)
+{
+    struct mlp *y = &f->layers[l].feed_forward.dense;
+    enum td_status s = pack_gate_up(f, l, 0, names[0], names[1], dim, &y->gate_up, e);
+    return s ? s : pack_down(f, l, 0, names[2], dim, &y->down, e);
 }
 
 static enum td_status open_shared(struct forward *f, uint32_t l, struct td_error *e)
 {
-    struct feed_forward *y = &f->layers[l].feed_forward;
     const char *shared = f->c.family->shared;
     char gate[64], up[64], down[64];
     snprintf(gate, sizeof(gate), "%s.gate_proj", shared);
     snprintf(up, sizeof(up), "%s.up_proj", shared);
     snprintf(down, sizeof(down), "%s.down_proj", shared);
-    enum td_status s =
-        open_mlp(f, l, 0, (const char *const[]){gate, up, down}, f->c.moe.shared_intermediate, &y->dense, e);
+    enum td_status s = open_dense(f, l, (const char *const[]){gate, up, down}, f->c.moe.shared_intermediate, e);
     if (s || !f->c.family->shared_gate)
         return s;
     snprintf(gate, sizeof(gate), "%s_gate", shared);
-    return project(f, l, 0, &(struct part_name){gate, 1, false}, 1, f->c.hidden, COMPUTE_F32, &y->gate, e);
+    return project(f, l, 0, &(struct part_name){gate, 1, false}, 1, f->c.hidden, COMPUTE_F32,
+                   &f->layers[l].feed_forward.gate, e);
 }
 
 static enum td_status open_experts(struct forward *f, uint32_t l, struct td_error *e)
 {
     struct feed_forward *y = &f->layers[l].feed_forward;
     const struct model_family *family = f->c.family;
-    const char *const names[] = {family->expert_gate, family->expert_up, family->expert_down};
+    uint32_t n = f->c.moe.n_experts;
     bool stacked = !family->expert_gate;
-    const struct part_name router[] = {{family->router, f->c.moe.n_experts, stacked}};
+    const struct part_name router[] = {{family->router, n, stacked}};
     enum td_status s = project(f, l, 0, router, 1, f->c.hidden, COMPUTE_F32, &y->router, e);
-    y->experts = mem_array(f->c.moe.n_experts, sizeof(*y->experts));
-    if (!s && stacked)
-        s = open_stacked(f, l, y->experts, e);
-    for (uint32_t i = 0; i < f->c.moe.n_experts && !s && !stacked; i++)
-        s = open_mlp(f, l, i, names, f->c.moe.intermediate, &y->experts[i], e);
+    if (!s)
+        s = pack_stack(f, l, n, stacked ? stacked_gate_up : expert_gate_up, &y->experts.gate_up, e);
+    if (!s)
+        s = pack_stack(f, l, n, stacked ? stacked_down : expert_down, &y->experts.down, e);
     return s || !f->c.moe.shared_intermediate ? s : open_shared(f, l, e);
 }
 
@@ -290,7 +361,7 @@ static enum td_status open_feed_forward(struct forward *f, uint32_t l, struct td
         return s;
     if (f->c.layers[l] & LAYER_MOE)
         return open_experts(f, l, e);
-    return open_mlp(f, l, 0, family->fused_gate_up ? FUSED : SPLIT, f->c.intermediate, &y->dense, e);
+    return open_dense(f, l, family->fused_gate_up ? FUSED : SPLIT, f->c.intermediate, e);
 }
 
 /* ------------------------------------------------------------- ends, scratch */
@@ -299,45 +370,53 @@ static enum td_status open_feed_forward(struct forward *f, uint32_t l, struct td
 static enum td_status open_ends(struct forward *f, struct td_error *e)
 {
     const char *embed = "model.embed_tokens.weight", *head = "lm_head.weight";
-    const struct tensor *t;
-    enum td_status s = model_tensor(f->model, embed, f->c.vocab_size, f->c.hidden, &f->embedding, e);
+    const struct tensor *t, *embedding;
+    enum td_status s = model_tensor(f->model, embed, f->c.vocab_size, f->c.hidden, &embedding, e);
     if (s == TD_ERR_NOT_FOUND && f->c.tied_embeddings)
-        s = model_tensor(f->model, head, f->c.vocab_size, f->c.hidden, &f->embedding, e);
-    t = f->embedding;
+        s = model_tensor(f->model, head, f->c.vocab_size, f->c.hidden, &embedding, e);
+    t = embedding;
     if (!s && !f->c.tied_embeddings)
         s = model_tensor(f->model, head, f->c.vocab_size, f->c.hidden, &t, e);
     if (s)
         return s;
-    f->embedding_scale = f->c.family->scaled_embedding ? sqrtf((float)f->c.hidden) : 1;
+    size_t table_bytes = (size_t)f->c.vocab_size * f->c.hidden * num_type_bytes(embedding->type);
     struct k_matrix_part part = {.data = t->data, .type = t->type, .n_out = f->c.vocab_size};
-    s = k_matrix_pack(f->kernels, &part, 1, f->c.hidden, f->compute, &f->head);
-    return s ? td_fail(e, s, "no memory for the packed output matrix")
-             : vector(f, "model.norm.weight", f->c.hidden, f->c.family->norm_offset, &f->final_norm, e);
+    f->embedding_scale = f->c.family->scaled_embedding ? sqrtf((float)f->c.hidden) : 1;
+    f->embedding_type = embedding->type;
+    s = k_map(f->kernels, embedding->data, table_bytes, &f->embedding);
+    if (!s)
+        s = k_matrix_pack(f->kernels, &part, 1, f->c.hidden, f->compute, &f->head);
+    if (s)
+        return td_fail(e, s, "no memory for the embedding and the output matrix");
+    k_write(f->kernels, f->embedding, embedding->data, table_bytes);
+    return vector(f, "model.norm.weight", f->c.hidden, f->c.family->norm_offset, &f->final_norm, e);
 }
 
-static enum td_status no_memory(const struct forward *f, struct td_error *e)
+/* Positions by the short frequencies and, for longrope, by the long ones behind them. */
+static enum td_status open_table(struct forward *f, const struct model_rope *r, float **out, struct td_error *e)
 {
-    return td_fail(e, TD_ERR_NO_MEMORY, "no memory for the forward pass of %u rows", f->max_rows);
+    uint32_t half = f->c.rotary_dim / 2, n_sets = r->type == ROPE_LONGROPE ? 2 : 1;
+    size_t n = (size_t)f->max_positions * half * 2;
+    double *inv_freq = mem_array(half, sizeof(*inv_freq));
+    void *table = NULL;
+    enum td_status s = mem_try(n_sets * n * sizeof(float), &table) ? no_memory(f, e) : TD_OK;
+    for (uint32_t set = 0; set < n_sets && !s; set++) {
+        double scale = model_config_rope(&f->c, r, set == 1, inv_freq);
+        k_rope_table(inv_freq, half, f->max_positions, scale, (float *)table + set * n);
+    }
+    if (!s)
+        s = numbers(f, table, n_sets * n, out, e);
+    free(table);
+    free(inv_freq);
+    return s;
 }
 
 static enum td_status open_rope(struct forward *f, struct td_error *e)
 {
-    uint32_t half = f->c.rotary_dim / 2, n_tables = f->c.family->two_ropes ? 2 : 1;
-    double *inv_freq = mem_array(half, sizeof(*inv_freq));
+    uint32_t n_tables = f->c.family->two_ropes ? 2 : 1;
     enum td_status s = TD_OK;
-    for (uint32_t i = 0; i < n_tables && !s; i++) {
-        const struct model_rope *r = &f->c.rope[i];
-        size_t n = (size_t)f->max_positions * half * 2, n_sets = r->type == ROPE_LONGROPE ? 2 : 1;
-        void *p = NULL;
-        if (mem_try(n_sets * n * sizeof(float), &p))
-            s = no_memory(f, e);
-        f->cos_sin[i] = p;
-        for (size_t set = 0; set < n_sets && !s; set++) {
-            double scale = model_config_rope(&f->c, r, set == 1, inv_freq);
-            k_rope_table(inv_freq, half, f->max_positions, scale, f->cos_sin[i] + set * n);
-        }
-    }
-    free(inv_freq);
+    for (uint32_t i = 0; i < n_tables && !s; i++)
+        s = open_table(f, &f->c.rope[i], &f->cos_sin[i], e);
     for (uint32_t i = 0; i < 2; i++)
         f->rope[i] = (struct k_rotary){f->cos_sin[i < n_tables ? i : 0], f->c.rotary_dim, f->c.family->latent};
     return s;
@@ -370,23 +449,25 @@ static enum td_status open_scratch(struct forward *f, struct td_error *e)
                    {&f->q, y->q_rank ? rows * heads * f->c.head_dim : 0},
                    {&f->latent_q, rows * heads * row},
                    {&f->latent_out, latent ? rows * heads * y->kv_rank : 0},
-                   {&f->logits, rows * m->n_experts},
+                   {&f->route_logits, rows * m->n_experts},
                    {&f->sorted, rows * m->n_used * f->c.hidden},
                    {&f->expert_out, slots * f->c.hidden},
-                   {&f->rope_rows, rows},
                    {&r->experts, slots},
                    {&r->weights, slots},
                    {&r->slots, slots},
                    {&r->slot_row, rows * m->n_used},
                    {&r->first, m->n_experts + 1ul}};
-    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) {
-        void *p = NULL;
-        if (buffers[i].n && mem_try(buffers[i].n * 4, &p))
-            return no_memory(f, e);
-        memcpy(buffers[i].at, &p, sizeof(p));
-    }
-    r->groups = mem_array(larger(m->n_experts, heads), sizeof(*r->groups));
-    return TD_OK;
+    enum td_status s = TD_OK;
+    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]) && !s; i++)
+        if (buffers[i].n)
+            s = numbers(f, NULL, buffers[i].n, buffers[i].at, e);
+    size_t logits_bytes = (size_t)f->max_logit_rows * f->c.vocab_size * sizeof(float);
+    void *logits = NULL;
+    if (!s && k_map(f->kernels, f->host_logits, logits_bytes, &logits))
+        s = no_memory(f, e);
+    f->logits = logits;
+    f->rope_rows = mem_array(rows, sizeof(*f->rope_rows));
+    return s;
 }
 
 /* ------------------------------------------------------------- open, close */
@@ -413,6 +494,8 @@ enum td_status forward_open(const struct forward_config *config, struct forward 
     f->compute = config->compute;
     f->max_rows = config->max_rows;
     f->max_positions = config->max_positions;
+    f->host_logits = config->logits;
+    f->max_logit_rows = config->max_logit_rows;
     fill_shape(f);
     f->layers = mem_array(f->c.n_layers, sizeof(*f->layers));
     enum td_status s = TD_OK;
@@ -435,64 +518,79 @@ enum td_status forward_open(const struct forward_config *config, struct forward 
     return TD_OK;
 }
 
-/* Every matrix that was packed. */
-static void each_matrix(const struct forward *f, void (*each)(void *user, struct k_matrix *m), void *user)
+/* Every matrix and stack that was packed. */
+struct visitor {
+    void (*matrix)(struct visitor *v, struct k_matrix *m);
+    void (*stack)(struct visitor *v, struct k_stack *s);
+    struct kernels *kernels;
+    uint64_t len_bytes;
+};
+
+static void visit(const struct forward *f, struct visitor *v)
 {
-    each(user, f->head);
+    v->kernels = f->kernels;
+    v->matrix(v, f->head);
     for (uint32_t l = 0; l < f->c.n_layers; l++) {
         const struct attention *a = &f->layers[l].attention;
         const struct feed_forward *y = &f->layers[l].feed_forward;
-        struct k_matrix *const all[] = {a->in, a->out, a->q_b, y->dense.gate_up, y->dense.down, y->router, y->gate};
-        for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-            each(user, all[i]);
-        for (uint32_t h = 0; h < f->c.n_heads && a->to_latent; h++) {
-            each(user, a->to_latent[h]);
-            each(user, a->value[h]);
-        }
-        for (uint32_t i = 0; i < f->c.moe.n_experts && y->experts; i++) {
-            each(user, y->experts[i].gate_up);
-            each(user, y->experts[i].down);
-        }
+        struct k_matrix *const matrices[] = {a->in, a->out, y->dense.gate_up, y->dense.down, y->router, y->gate};
+        struct k_stack *const stacks[] = {a->q_b, a->to_latent, a->value, y->experts.gate_up, y->experts.down};
+        for (size_t i = 0; i < sizeof(matrices) / sizeof(matrices[0]); i++)
+            v->matrix(v, matrices[i]);
+        for (size_t i = 0; i < sizeof(stacks) / sizeof(stacks[0]); i++)
+            v->stack(v, stacks[i]);
     }
 }
 
-static void free_matrix(void *user, struct k_matrix *m)
+static void free_matrix(struct visitor *v, struct k_matrix *m)
 {
-    (void)user;
-    k_matrix_free(m);
+    k_matrix_free(v->kernels, m);
+}
+
+static void free_stack(struct visitor *v, struct k_stack *s)
+{
+    k_stack_close(v->kernels, s);
 }
 
 void forward_close(struct forward *f)
 {
     if (!f)
         return;
-    each_matrix(f, free_matrix, NULL);
+    visit(f, &(struct visitor){.matrix = free_matrix, .stack = free_stack});
     for (uint32_t l = 0; l < f->c.n_layers; l++) {
         struct attention *a = &f->layers[l].attention;
         struct feed_forward *y = &f->layers[l].feed_forward;
-        void *const all[] = {a->norm,      a->norm_after, a->q_norm, a->k_norm,     a->sinks,
-                             a->to_latent, a->value,      y->norm,   y->norm_after, y->experts};
+        void *const all[] = {a->norm, a->norm_after, a->q_norm, a->k_norm, a->sinks, y->norm, y->norm_after};
         for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-            free(all[i]);
+            k_free(f->kernels, all[i]);
     }
     struct routes *r = &f->routes;
-    void *const buffers[] = {f->final_norm, f->cos_sin[0], f->cos_sin[1], f->x,         f->normed,   f->in,
-                             f->attn,       f->mlp,        f->hidden,     f->q,         f->latent_q, f->latent_out,
-                             f->logits,     f->sorted,     f->expert_out, f->rope_rows, r->experts,  r->weights,
-                             r->slots,      r->slot_row,   r->first,      r->groups,    f->layers};
+    void *const buffers[] = {f->final_norm, f->cos_sin[0], f->cos_sin[1],   f->x,      f->normed,
+                             f->in,         f->attn,       f->mlp,          f->hidden, f->q,
+                             f->latent_q,   f->latent_out, f->route_logits, f->sorted, f->expert_out,
+                             r->experts,    r->weights,    r->slots,        r->first,  r->slot_row};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
-        free(buffers[i]);
+        k_free(f->kernels, buffers[i]);
+    k_unmap(f->kernels, f->embedding);
+    k_unmap(f->kernels, f->logits);
+    free(f->rope_rows);
+    free(f->layers);
     free(f);
 }
 
-static void add_bytes(void *user, struct k_matrix *m)
+static void add_matrix(struct visitor *v, struct k_matrix *m)
 {
-    *(uint64_t *)user += m ? k_matrix_bytes(m) : 0;
+    v->len_bytes += m ? k_matrix_bytes(v->kernels, m) : 0;
+}
+
+static void add_stack(struct visitor *v, struct k_stack *s)
+{
+    v->len_bytes += s ? k_stack_bytes(v->kernels, s) : 0;
 }
 
 uint64_t forward_weight_bytes(const struct forward *f)
 {
-    uint64_t n = 0;
-    each_matrix(f, add_bytes, &n);
-    return n;
+    struct visitor v = {.matrix = add_matrix, .stack = add_stack};
+    visit(f, &v);
+    return v.len_bytes;
 }

@@ -148,6 +148,31 @@ void engine_seq_close(struct engine *e, struct seq *s)
 
 /* ------------------------------------------------------------------ pages */
 
+/* Where the kernels have a page. */
+static uint8_t *address(const struct engine *e, struct page_ref page)
+{
+    return kvpool_address(e->pool, page) - e->arena + e->device_arena;
+}
+
+void seq_read_page(const struct seq *s, uint32_t page, uint16_t begin, uint16_t end)
+{
+    struct engine *e = s->engine;
+    size_t at = begin * kv_layout_layer_bytes(&e->layout),
+           len_bytes = (end - begin) * kv_layout_layer_bytes(&e->layout);
+    k_read(e->config.kernels, kvpool_address(e->pool, s->pages[page]) + at, s->addresses[page] + at, len_bytes);
+}
+
+/* Pages up to that of the last of n_tokens, which came from elsewhere, to the kernels. */
+static void write_pages(const struct seq *s, uint32_t n_tokens)
+{
+    struct engine *e = s->engine;
+    uint32_t first = s->n_computed / e->config.page_tokens;
+    for (uint32_t i = first > s->first_page ? first : s->first_page; i < pages_for(e, n_tokens) && e->config.kernels;
+         i++)
+        k_write(e->config.kernels, s->addresses[i], kvpool_address(e->pool, s->pages[i]),
+                kv_layout_page_bytes(&e->layout));
+}
+
 bool seq_grow(struct seq *s, uint32_t n_pages)
 {
     assert(n_pages <= s->cap_pages);
@@ -156,7 +181,7 @@ bool seq_grow(struct seq *s, uint32_t n_pages)
     if (kvpool_take(s->engine->pool, n_pages - s->n_pages, s->pages + s->n_pages))
         return false;
     for (; s->n_pages < n_pages; s->n_pages++)
-        s->addresses[s->n_pages] = kvpool_address(s->engine->pool, s->pages[s->n_pages]);
+        s->addresses[s->n_pages] = address(s->engine, s->pages[s->n_pages]);
     return true;
 }
 
@@ -172,7 +197,7 @@ bool seq_admit(struct seq *s)
         s->first_page = engine_first_page_after(e, s->n_tokens);
     s->n_pages = adopts ? s->first_page : matched;
     for (uint32_t i = s->first_page; i < s->n_pages; i++)
-        s->addresses[i] = kvpool_address(e->pool, s->pages[i]);
+        s->addresses[i] = address(e, s->pages[i]);
     if (!seq_grow(s, need)) {
         release_pages(s);
         return false;
@@ -219,8 +244,10 @@ void engine_seq_filled(struct engine *e, struct seq *s, uint32_t n_tokens)
     s->times.fill = now - s->admitted_ns;
     s->running_ns = now;
     set_state(s, SEQ_RUNNING);
-    if (n_tokens > s->n_computed)
+    if (n_tokens > s->n_computed) {
+        write_pages(s, n_tokens);
         seq_computed(s, n_tokens);
+    }
 }
 
 /* ----------------------------------------------------------------- tokens */

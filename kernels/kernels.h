@@ -4,14 +4,18 @@
  * Results are invariant: the order in which an output element is summed depends on its own row only, never on the number of
  * rows, the chunk, the thread count or who else is in the batch. GEMV and GEMM share one order over K; attention walks
  * absolute blocks of positions; no libm. Every operation has a plain C version (kernels/cpu/plain.c) that is its
- * specification: the fast versions give the same bits. Backends whose bits differ have another kernels_numerics() name, and
- * that name is a part of the model's fingerprint.
+ * specification: the fast versions on the CPU, and all of a device in COMPUTE_F32, give the same bits. Backends whose bits differ
+ * have another kernels_numerics() name, and that name is a part of the model's fingerprint.
  *
  * Shapes are written outermost first; T is the number of rows (tokens of all sequences in the batch), rows are contiguous.
  *
- * Threads: one caller at a time; an operation spreads over the pool inside and returns when it is done. The pool spins
- * briefly, then sleeps, and hands out work in claimable pieces, so that a lost core costs only its share.
- * Errors:  opening and packing return a status; operations can't fail, their arguments are asserted.
+ * Memory: what an operation reads or writes is memory of its backend (k_alloc, k_map, k_put), but for structs, and arrays that say "host".
+ *
+ * Threads: one caller at a time. On the CPU an operation spreads over the pool inside and returns when it is done; the pool spins
+ * briefly, then sleeps, and hands out work in claimable pieces, so that a lost core costs only its share. On a device it is queued
+ * behind the ones before it; k_finish waits for all of them.
+ * Errors:  opening, allocating and packing return a status; operations can't fail, their arguments are asserted. A device that is
+ *          lost ends the process, with the driver's words.
  */
 #pragma once
 
@@ -32,19 +36,52 @@ enum compute { COMPUTE_F32 = 1, COMPUTE_BF16 = 2 };
 
 struct kernels;
 
+enum kernels_device { DEVICE_CPU, DEVICE_CUDA };
+
 struct kernels_config {
-    uint32_t n_threads;   /* 0: one per CPU this process may run on */
-    enum kernels_isa isa; /* ISA_AUTO: the best this CPU has; a test asks for less */
+    enum kernels_device device;
+    uint32_t ordinal;     /* DEVICE_CUDA: which of them */
+    uint32_t n_threads;   /* DEVICE_CPU: 0: one per CPU this process may run on */
+    enum kernels_isa isa; /* DEVICE_CPU: ISA_AUTO: the best this CPU has; a test asks for less */
+    /* DEVICE_CUDA: the compute of the model's matrices; in COMPUTE_BF16 sums have a device's own order. 0: COMPUTE_F32 */
+    enum compute compute;
 };
 
+/*
+ * DEVICE_CUDA loads a plugin (kernels/cuda): TD_ERR_UNSUPPORTED, saying why, where it was not built, no device is there, or the
+ * driver is too old for it.
+ */
 enum td_status kernels_open(const struct kernels_config *config, struct kernels **out, struct td_error *error_out);
 void kernels_close(struct kernels *k); /* NULL is fine */
 
-const char *kernels_isa_name(const struct kernels *k);
-uint32_t kernels_n_threads(const struct kernels *k);
+enum kernels_device kernels_device(const struct kernels *k);
+const char *kernels_isa_name(const struct kernels *k); /* "avx512"; of a device its architecture: "sm_90" */
+uint32_t kernels_n_threads(const struct kernels *k);   /* of the pool; a device: 1 */
 
-/* Names the bits: same name, same results. E.g. "cpu1-f32", "cpu1-bf16". */
-const char *kernels_numerics(enum compute compute);
+/* Names the bits: same name, same results. E.g. "cpu1-f32", "cpu1-bf16", "cuda1-bf16". */
+const char *kernels_numerics(enum kernels_device device, enum compute compute);
+
+/* ------------------------------------------------------------------ memory */
+
+/* Memory for operations, not cleared; on the CPU ordinary memory, 64-byte aligned. TD_ERR_NO_MEMORY. */
+enum td_status k_alloc(struct kernels *k, size_t len_bytes, void **out);
+void k_free(struct kernels *k, void *p); /* NULL is fine */
+
+/*
+ * Memory for operations that stands for host memory: on the CPU that memory itself, which must outlive it; on a device as much there,
+ * which k_write and k_read keep alike (between the two they have nothing to do on the CPU). TD_ERR_NO_MEMORY.
+ */
+enum td_status k_map(struct kernels *k, const void *host, size_t len_bytes, void **out);
+void k_unmap(struct kernels *k, void *mapped); /* NULL is fine */
+
+/* A small host array for operations of this step: gone with the next k_step, and so may the array be. */
+const void *k_put(struct kernels *k, const void *host, size_t len_bytes);
+void k_step(struct kernels *k); /* a step begins: what k_put gave is not needed any more */
+
+/* From and to the host, in order with operations; a write's source may be reused at once, a read is there after k_finish. */
+void k_write(struct kernels *k, void *to, const void *host, size_t len_bytes);
+void k_read(struct kernels *k, void *host, const void *from, size_t len_bytes);
+void k_finish(struct kernels *k);
 
 /* ------------------------------------------------------------------ linear */
 
@@ -52,7 +89,7 @@ const char *kernels_numerics(enum compute compute);
 struct k_matrix;
 
 /*
- * data [n_out][n_in] row-major of type; borrowed only during the call. For COMPUTE_BF16 an f32 or f16 source is rounded to
+ * data [n_out][n_in] row-major of type, host; borrowed only during the call. For COMPUTE_BF16 an f32 or f16 source is rounded to
  * bf16. parts let several matrices with equal n_in become one (q, k, v; gate, up): rows of part 0 first. Strides, in
  * elements, let a part be transposed or interleaved with another. A matrix in which any part has a bias adds one, as f32.
  */
@@ -67,25 +104,32 @@ struct k_matrix_part {
 };
 enum td_status k_matrix_pack(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in,
                              enum compute compute, struct k_matrix **out);
-void k_matrix_free(struct k_matrix *m);
-uint64_t k_matrix_bytes(const struct k_matrix *m);
-uint32_t k_matrix_n_out(const struct k_matrix *m);
+void k_matrix_free(struct kernels *k, struct k_matrix *m); /* NULL is fine */
+uint64_t k_matrix_bytes(const struct kernels *k, const struct k_matrix *m);
 
 /* y[T][n_out] = x[T][n_in] W^T + bias; accumulate adds to what y holds: y = y + (x W^T + bias), each sum rounded. */
 void k_linear(struct kernels *k, const struct k_matrix *w, const float *x, uint32_t n_rows, float *y, bool accumulate);
 
 /*
- * Many matrices of one shape, compute and type, each with rows of its own: the experts of a layer, the heads of latent
- * attention. A row's result is that of k_linear with its matrix. Matrices without rows are not read.
+ * A stack: n matrices of one shape, compute and type, each with rows of its own. A row's result is that of k_linear with its
+ * matrix. The stack takes the matrices over; the array is copied. Closing frees them.
  */
-struct k_group {
-    const struct k_matrix *w;
-    const float *x; /* row t at x + t * x_stride */
-    float *y;       /* row t at y + t * y_stride */
-    uint32_t n_rows;
+struct k_stack;
+enum td_status k_stack_open(struct kernels *k, struct k_matrix *const *matrices, uint32_t n, struct k_stack **out);
+void k_stack_close(struct kernels *k, struct k_stack *s); /* NULL is fine */
+uint64_t k_stack_bytes(const struct kernels *k, const struct k_stack *s);
+
+/* Each matrix has every row: row t of matrix i at x + t * x_stride + i * x_step goes to y + t * y_stride + i * y_step. */
+struct k_each {
+    const float *x;
+    float *y;
+    size_t x_stride, x_step, y_stride, y_step;
 };
-void k_linear_groups(struct kernels *k, const struct k_group *groups, uint32_t n_groups, size_t x_stride,
-                     size_t y_stride);
+void k_linear_each(struct kernels *k, const struct k_stack *s, const struct k_each *e, uint32_t n_rows);
+
+/* Rows sorted by matrix: x[first[i] .. first[i + 1]) have matrix i. Matrices without rows are not read. n_rows = first[n]. */
+void k_linear_sorted(struct kernels *k, const struct k_stack *s, const uint32_t *first, uint32_t n_rows, const float *x,
+                     float *y);
 
 /* ------------------------------------------------------------- elementwise */
 
@@ -102,6 +146,9 @@ void k_head_norm(struct kernels *k, float *x, size_t row_stride, uint32_t n_head
 
 /* y[n] = y + x. */
 void k_add(struct kernels *k, const float *x, size_t n, float *y);
+
+/* A dim of each of n_heads heads: row t, head h from x + t * x_stride + h * x_step to y + t * y_stride + h * y_step. */
+void k_copy_heads(struct kernels *k, const struct k_each *e, uint32_t n_heads, uint32_t dim, uint32_t n_rows);
 
 /*
  * out[T][dim] = act(g) * u of g = gate_up[T][0..dim), u = gate_up[T][dim..2 dim), with our own exp:
@@ -158,6 +205,20 @@ enum { K_MAX_EXPERTS = 1024, K_MAX_USED = 32 };
 void k_route(struct kernels *k, const struct k_router *r, const float *logits, uint32_t n_rows, uint32_t stride,
              uint32_t *experts_out, float *weights_out);
 
+/*
+ * Where rows go among the experts. A slot is a row of what experts compute: pairs of a row and a choice, sorted by expert, in order
+ * of rows within one; a shared expert's come after all others, in order of rows.
+ */
+struct k_slots {
+    uint32_t n_used, n_slots;   /* of a row: choices; the same with the shared expert */
+    const uint32_t *experts;    /* [T][n_slots] from k_route */
+    float *weights;             /* [T][n_slots] from k_route; the shared expert's are set here */
+    uint32_t *slots, *slot_row; /* out: [T][n_slots], and [T * n_used] whose row it is */
+    uint32_t *first;            /* out: [n_experts + 1] slots of each expert */
+    const float *gate;          /* [T] the shared expert's weight is 1 / (1 + exp(-gate)); NULL: 1 */
+};
+void k_sort_slots(struct kernels *k, const struct k_slots *s, uint32_t n_experts, uint32_t n_rows);
+
 /* y[T][dim] = y + s, s = sum of weights[t][i] * x[rows[t][i]] by fma from 0, i = 0 .. n-1 ascending. */
 void k_combine(struct kernels *k, const float *x, uint32_t dim, const uint32_t *rows, const float *weights, uint32_t n,
                uint32_t n_rows, float *y);
@@ -169,8 +230,11 @@ struct k_attn_seq {
     uint32_t first_row;    /* in the batch */
     uint32_t n_rows;       /* >= 1 */
     uint32_t first_pos;    /* absolute position of first_row */
-    uint8_t *const *pages; /* addresses, in token order, of all up to the last row; not read before a window */
+    uint8_t *const *pages; /* host; addresses, in token order, of all up to the last row; not read before a window */
 };
+
+/* The sequences whose attention comes next, until the next k_step: k_attn.seqs must be this array, unchanged. */
+void k_put_seqs(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_seqs, uint32_t page_tokens);
 
 struct k_attn {
     const struct kv_layout *layout;
@@ -179,13 +243,13 @@ struct k_attn {
     const float *q;     /* row t at q + t * q_stride: [n_heads][head_dim] */
     const float *k, *v; /* row t at k, v + t * kv_stride: [n_kv_heads][head_dim]; latent: k is both, v NULL */
     size_t q_stride, kv_stride;
-    uint32_t v_dim;     /* what of a row of V counts: head_dim; latent: less */
-    float *out;         /* [T][n_heads][v_dim] */
-    float scale;        /* of the scores: 1 / sqrt(head_dim) usually */
-    float cap;          /* soft cap of the scaled scores (k_softcap); 0: none */
-    const float *sinks; /* [n_heads] one more logit of each head, whose value is 0; NULL: none */
-    uint32_t window;    /* a row at position p sees the last so many of 0..p; 0: all */
-    const struct k_attn_seq *seqs;
+    uint32_t v_dim;                /* what of a row of V counts: head_dim; latent: less */
+    float *out;                    /* [T][n_heads][v_dim] */
+    float scale;                   /* of the scores: 1 / sqrt(head_dim) usually */
+    float cap;                     /* soft cap of the scaled scores (k_softcap); 0: none */
+    const float *sinks;            /* [n_heads] one more logit of each head, whose value is 0; NULL: none */
+    uint32_t window;               /* a row at position p sees the last so many of 0..p; 0: all */
+    const struct k_attn_seq *seqs; /* host */
     uint32_t n_seqs;
 };
 
@@ -201,7 +265,7 @@ void k_kv_store(struct kernels *k, const struct k_attn *a);
  */
 void k_attention(struct kernels *k, const struct k_attn *a);
 
-/* ----------------------------------------------------------------- sampling */
+/* ------------------------------------------------------- on the host, always */
 
 /* Index of the largest of logits[n]; the lowest index on a tie. */
 uint32_t k_argmax(const float *logits, uint32_t n);

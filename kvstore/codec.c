@@ -9,7 +9,7 @@
 
 #include "base/endian.h"
 #include "base/mem.h"
-#include "kernels/cpu/scalar.h"
+#include "kernels/scalar.h"
 
 enum { GROUP = 64, SCALE_BYTES = 4, LENGTH_BYTES = 4, ZSTD_LEVEL = 1 };
 #define ROUND_MAGIC 12582912.0f /* 1.5 * 2^23: adding it rounds to an integer, left in the low bits */

@@ -47,6 +47,18 @@ static enum td_status parse_dummy(const char *text, struct model_dummy *out, str
     return TD_OK;
 }
 
+static enum td_status parse_device(const char *text, struct geometry *g, struct td_error *e)
+{
+    unsigned n = 0;
+    int used = 0;
+    bool numbered = sscanf(text, "cuda:%u%n", &n, &used) == 1 && !text[used] && n < 256;
+    if (strcmp(text, "cpu") && strcmp(text, "cuda") && !numbered)
+        return td_fail(e, TD_ERR_INVALID, "--device: '%s' is neither cpu, cuda nor cuda:N", text);
+    g->device = strcmp(text, "cpu") ? DEVICE_CUDA : DEVICE_CPU;
+    g->ordinal = n;
+    return TD_OK;
+}
+
 enum td_status geometry_resolve(const struct geometry_options *o, struct geometry *out, struct td_error *e)
 {
     struct geometry g = {0};
@@ -54,6 +66,8 @@ enum td_status geometry_resolve(const struct geometry_options *o, struct geometr
         return td_fail(e, TD_ERR_INVALID, "give either --model DIR or --dummy DIMS");
     g.is_dummy = o->dummy != NULL;
     enum td_status s = g.is_dummy ? parse_dummy(o->dummy, &g.dummy, e) : model_config_load(o->model, &g.config, e);
+    if (!s)
+        s = parse_device(o->device, &g, e);
     if (!s && g.is_dummy)
         model_dummy_config(&g.dummy, &g.config);
     if (s)

@@ -14,6 +14,7 @@ struct geometry_options {
     const char *dummy;    /* "1b" or "layers=2,hidden=256,...": seeded gaussian weights instead of a directory */
     const char *numerics; /* auto, f32, bf16 */
     const char *kv_dtype; /* auto, f32, f16, bf16 */
+    const char *device;   /* cpu, cuda, cuda:N */
     int64_t block_tokens;
 };
 
@@ -37,6 +38,14 @@ struct geometry_options {
          "activations; auto: f32 below 64 M parameters, else bf16"},                                                   \
         {"kv-dtype", OPT_CHOICE, offsetof(type, member.kv_dtype), "auto", "auto|f32|f16|bf16",                         \
          0,          0,          "KV cache; auto: as numerics"},                                                       \
+        {"device",                                                                                                     \
+         OPT_STRING,                                                                                                   \
+         offsetof(type, member.device),                                                                                \
+         "cpu",                                                                                                        \
+         "cpu|cuda|cuda:N",                                                                                            \
+         0,                                                                                                            \
+         0,                                                                                                            \
+         "what computes (of a store: what computed what it keeps)"},                                                   \
     {                                                                                                                  \
         "block-tokens", OPT_INT, offsetof(type, member.block_tokens), "16", "N", 1, 256,                               \
             "tokens of a page and of a block; one value for the whole cluster"                                         \
@@ -47,6 +56,8 @@ struct geometry {
     struct model_dummy dummy; /* used when the options say so */
     bool is_dummy;
     enum compute compute;
+    enum kernels_device device;
+    uint32_t ordinal; /* of a cuda device */
     struct kv_layout layout;
 };
 

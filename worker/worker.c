@@ -444,6 +444,9 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
         s = sim_cost_parse("sim-decode", o->sim_decode, cost.decode, e);
     if (!s && !is_sim)
         s = geometry_open_model(&o->geometry, &w->geometry, &w->model, e);
+    k.device = is_sim ? DEVICE_CPU : w->geometry.device;
+    k.ordinal = w->geometry.ordinal;
+    k.compute = w->geometry.compute;
     if (!s)
         s = kernels_open(&k, &w->kernels, e);
     if (s)

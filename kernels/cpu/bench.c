@@ -196,14 +196,14 @@ static enum td_status bench_shape(struct bench *b, struct work *works, uint32_t 
         l.n_rows = N_ROWS[i];
         snprintf(name, sizeof(name), "linear %s %ux%u T=%u", compute == COMPUTE_F32 ? "f32" : "bf16", n_out, n_in,
                  l.n_rows);
-        struct work w = {.bytes = (double)k_matrix_bytes(l.copies[0]), .ops = 2.0 * n_out * n_in * l.n_rows};
+        struct work w = {.bytes = (double)k_matrix_bytes(b->k, l.copies[0]), .ops = 2.0 * n_out * n_in * l.n_rows};
         w.arithmetic = compute == COMPUTE_F32 ? LIMIT_F32 : LIMIT_BF16;
         w.seconds = best_seconds(b, run_copies, &l) / l.n_copies;
         add_row(b, works, name, w);
     }
     measure_limits(b);
     for (uint32_t i = 0; i < l.n_copies; i++)
-        k_matrix_free(l.copies[i]);
+        k_matrix_free(b->k, l.copies[i]);
     free(l.x);
     free(l.y);
     return s;

@@ -4,7 +4,7 @@
  * Nothing here is tuned, on purpose; it also serves a CPU without AVX2.
  */
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/scalar.h"
+#include "kernels/scalar.h"
 
 static float load(const void *src, enum num_type type, uint64_t i)
 {

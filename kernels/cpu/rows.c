@@ -7,11 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cpu/scalar.h"
+#include "kernels/scalar.h"
 #include "kernels/cpu/state.h"
-
-#undef NDEBUG
-#include <assert.h>
 
 /* Each use names the fields it needs. */
 struct row_job {
@@ -42,7 +39,7 @@ static void run_rows(void *arg, uint32_t piece, uint32_t thread)
 }
 
 /* row_numbers: how much work a row is. */
-static void spread_rows(struct kernels *k, struct row_job *job, size_t row_numbers)
+static void spread_rows(struct cpu_kernels *k, struct row_job *job, size_t row_numbers)
 {
     size_t rows = PIECE_NUMBERS / (row_numbers ? row_numbers : 1);
     job->ops = k->ops;
@@ -53,7 +50,7 @@ static void spread_rows(struct kernels *k, struct row_job *job, size_t row_numbe
 /* Numbers without rows: pieces become rows. */
 enum { NUMBERS = 1024 };
 
-static void spread_numbers(struct kernels *k, struct row_job *job, size_t n)
+static void spread_numbers(struct cpu_kernels *k, struct row_job *job, size_t n)
 {
     job->n_rows = (uint32_t)((n + NUMBERS - 1) / NUMBERS);
     spread_rows(k, job, NUMBERS);
@@ -75,13 +72,13 @@ static void embed_row(const struct row_job *job, size_t row)
         out[i] = out[i] * job->scale;
 }
 
-void k_embed(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
-             uint32_t n_rows, float scale, float *out)
+void cpu_embed(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
+               uint32_t n_rows, float scale, float *out)
 {
     struct row_job job = {.row = embed_row, .n_rows = n_rows, .dim = dim, .table = table, .type = type, .ids = ids};
     job.scale = scale;
     job.out = out;
-    spread_rows(k, &job, dim);
+    spread_rows(cpu_of(k), &job, dim);
 }
 
 static void rmsnorm_row(const struct row_job *job, size_t row)
@@ -89,10 +86,10 @@ static void rmsnorm_row(const struct row_job *job, size_t row)
     job->ops->rmsnorm(job->in + row * job->dim, job->weight, job->eps, job->dim, job->out + row * job->dim);
 }
 
-void k_rmsnorm(struct kernels *k, const float *x, const float *w, float eps, uint32_t n_rows, uint32_t dim, float *y)
+void cpu_rmsnorm(struct kernels *k, const float *x, const float *w, float eps, uint32_t n_rows, uint32_t dim, float *y)
 {
     struct row_job job = {.row = rmsnorm_row, .n_rows = n_rows, .dim = dim, .in = x, .weight = w, .eps = eps, .out = y};
-    spread_rows(k, &job, dim);
+    spread_rows(cpu_of(k), &job, dim);
 }
 
 static void head_norm_row(const struct row_job *job, size_t row)
@@ -103,14 +100,14 @@ static void head_norm_row(const struct row_job *job, size_t row)
     }
 }
 
-void k_head_norm(struct kernels *k, float *x, size_t row_stride, uint32_t n_heads, size_t head_stride, const float *w,
-                 float eps, uint32_t n_rows, uint32_t dim)
+void cpu_head_norm(struct kernels *k, float *x, size_t row_stride, uint32_t n_heads, size_t head_stride, const float *w,
+                   float eps, uint32_t n_rows, uint32_t dim)
 {
     struct row_job job = {.row = head_norm_row, .n_rows = n_rows, .dim = dim, .weight = w, .eps = eps, .out = x};
     job.row_stride = row_stride;
     job.n_heads = n_heads;
     job.head_stride = head_stride;
-    spread_rows(k, &job, (size_t)n_heads * dim);
+    spread_rows(cpu_of(k), &job, (size_t)n_heads * dim);
 }
 
 static void glu_row(const struct row_job *job, size_t row)
@@ -119,10 +116,11 @@ static void glu_row(const struct row_job *job, size_t row)
     job->ops->glu(gate, gate + job->dim, job->dim, job->glu, job->out + row * job->dim);
 }
 
-void k_glu(struct kernels *k, const float *gate_up, uint32_t n_rows, uint32_t dim, const struct k_glu *glu, float *out)
+void cpu_glu(struct kernels *k, const float *gate_up, uint32_t n_rows, uint32_t dim, const struct k_glu *glu,
+             float *out)
 {
     struct row_job job = {.row = glu_row, .n_rows = n_rows, .dim = dim, .in = gate_up, .glu = glu, .out = out};
-    spread_rows(k, &job, dim);
+    spread_rows(cpu_of(k), &job, dim);
 }
 
 struct numbers {
@@ -140,10 +138,10 @@ static void add_numbers(const struct row_job *job, size_t row)
         y[i] = y[i] + x[i];
 }
 
-void k_add(struct kernels *k, const float *x, size_t n, float *y)
+void cpu_add(struct kernels *k, const float *x, size_t n, float *y)
 {
     struct row_job job = {.row = add_numbers, .table = &(struct numbers){.x = x, .y = y, .n = n}};
-    spread_numbers(k, &job, n);
+    spread_numbers(cpu_of(k), &job, n);
 }
 
 static void softcap_numbers(const struct row_job *job, size_t row)
@@ -152,10 +150,24 @@ static void softcap_numbers(const struct row_job *job, size_t row)
     job->ops->softcap(a->y + row * NUMBERS, numbers_left(a->n, row), a->cap);
 }
 
-void k_softcap(struct kernels *k, float *x, size_t n, float cap)
+void cpu_softcap(struct kernels *k, float *x, size_t n, float cap)
 {
     struct row_job job = {.row = softcap_numbers, .table = &(struct numbers){.y = x, .n = n, .cap = cap}};
-    spread_numbers(k, &job, n);
+    spread_numbers(cpu_of(k), &job, n);
+}
+
+static void copy_row(const struct row_job *job, size_t row)
+{
+    const struct k_each *e = job->table;
+    for (uint32_t h = 0; h < job->n_heads; h++)
+        memcpy(e->y + row * e->y_stride + h * e->y_step, e->x + row * e->x_stride + h * e->x_step,
+               job->dim * sizeof(float));
+}
+
+void cpu_copy_heads(struct kernels *k, const struct k_each *e, uint32_t n_heads, uint32_t dim, uint32_t n_rows)
+{
+    struct row_job job = {.row = copy_row, .n_rows = n_rows, .dim = dim, .n_heads = n_heads, .table = e};
+    spread_rows(cpu_of(k), &job, (size_t)n_heads * dim);
 }
 
 /* -------------------------------------------------------------------- rope */
@@ -175,15 +187,14 @@ static void rope_row(const struct row_job *job, size_t row)
     }
 }
 
-void k_rope(struct kernels *k, float *x, size_t row_stride, uint32_t n_heads, size_t head_stride,
-            const struct k_rotary *r, const uint32_t *table_rows, uint32_t n_rows)
+void cpu_rope(struct kernels *k, float *x, size_t row_stride, uint32_t n_heads, size_t head_stride,
+              const struct k_rotary *r, const uint32_t *table_rows, uint32_t n_rows)
 {
-    assert(r->dim % 2 == 0 && head_stride >= r->dim && row_stride >= (n_heads - 1) * head_stride + r->dim);
     struct row_job job = {.row = rope_row, .n_rows = n_rows, .rotary = r, .ids = table_rows, .out = x};
     job.row_stride = row_stride;
     job.n_heads = n_heads;
     job.head_stride = head_stride;
-    spread_rows(k, &job, (size_t)n_heads * r->dim);
+    spread_rows(cpu_of(k), &job, (size_t)n_heads * r->dim);
 }
 
 /* ----------------------------------------------------------------- experts */
@@ -243,16 +254,37 @@ static void route_row(const struct row_job *job, size_t row)
         weights[i] = weights[i] / sum * r->scale;
 }
 
-void k_route(struct kernels *k, const struct k_router *r, const float *logits, uint32_t n_rows, uint32_t stride,
-             uint32_t *experts_out, float *weights_out)
+void cpu_route(struct kernels *k, const struct k_router *r, const float *logits, uint32_t n_rows, uint32_t stride,
+               uint32_t *experts_out, float *weights_out)
 {
-    assert(r->n_experts <= K_MAX_EXPERTS && r->n_used >= 1 && r->n_used <= K_MAX_USED && r->n_used <= stride);
-    assert(r->n_groups && r->n_experts % r->n_groups == 0 &&
-           r->n_used <= r->n_experts / r->n_groups * r->n_groups_used);
     struct row_job job = {.row = route_row, .n_rows = n_rows, .router = r, .in = logits, .out = weights_out};
     job.experts = experts_out;
     job.row_stride = stride;
-    spread_rows(k, &job, 16ul * r->n_experts);
+    spread_rows(cpu_of(k), &job, 16ul * r->n_experts);
+}
+
+/* A counting sort, on the caller: some thousand pairs at most. */
+void cpu_sort_slots(struct kernels *k, const struct k_slots *s, uint32_t n_experts, uint32_t n_rows)
+{
+    (void)k;
+    memset(s->first, 0, (n_experts + 1ul) * sizeof(*s->first));
+    for (uint32_t t = 0; t < n_rows; t++)
+        for (uint32_t i = 0; i < s->n_used; i++)
+            s->first[s->experts[t * s->n_slots + i] + 1]++;
+    for (uint32_t e = 0; e < n_experts; e++)
+        s->first[e + 1] += s->first[e];
+    for (uint32_t t = 0; t < n_rows; t++)
+        for (uint32_t i = 0; i < s->n_used; i++) {
+            uint32_t slot = s->first[s->experts[t * s->n_slots + i]]++; /* moves to the end of its expert */
+            s->slots[t * s->n_slots + i] = slot;
+            s->slot_row[slot] = t;
+        }
+    memmove(s->first + 1, s->first, n_experts * sizeof(*s->first));
+    s->first[0] = 0;
+    for (uint32_t t = 0; t < n_rows && s->n_slots > s->n_used; t++) {
+        s->slots[t * s->n_slots + s->n_used] = n_rows * s->n_used + t;
+        s->weights[t * s->n_slots + s->n_used] = s->gate ? 1.0f / (1.0f + scalar_exp(-s->gate[t])) : 1.0f;
+    }
 }
 
 static void combine_row(const struct row_job *job, size_t row)
@@ -272,11 +304,11 @@ static void combine_row(const struct row_job *job, size_t row)
     }
 }
 
-void k_combine(struct kernels *k, const float *x, uint32_t dim, const uint32_t *rows, const float *weights, uint32_t n,
-               uint32_t n_rows, float *y)
+void cpu_combine(struct kernels *k, const float *x, uint32_t dim, const uint32_t *rows, const float *weights,
+                 uint32_t n, uint32_t n_rows, float *y)
 {
     struct row_job job = {.row = combine_row, .n_rows = n_rows, .dim = dim, .in = x, .weight = weights, .ids = rows};
     job.n = n;
     job.out = y;
-    spread_rows(k, &job, (size_t)n * dim);
+    spread_rows(cpu_of(k), &job, (size_t)n * dim);
 }

@@ -9,7 +9,7 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/limits.inc.h"
-#include "kernels/cpu/scalar.h"
+#include "kernels/scalar.h"
 
 enum { WIDE = LANES / VL, KEY_VECTORS = KEY_BLOCK / VL };
 

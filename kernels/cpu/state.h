@@ -1,12 +1,14 @@
 /* A backend as opened: what the files that spread operations over the pool share. */
 #pragma once
 
+#include "kernels/backend.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/pool.h"
 
 enum { PIECE_NUMBERS = 16384 }; /* elementwise work worth a claim */
 
-struct kernels {
+struct cpu_kernels {
+    struct kernels head;
     const struct cpu_ops *ops;
     struct pool *pool;
     void *scratch; /* grows to the largest operation seen */
@@ -17,4 +19,28 @@ struct kernels {
  * Memory of the operation that runs, until it asks again or ends. An operation can't fail, so a system that has none ends the
  * process.
  */
-void *kernels_scratch(struct kernels *k, size_t len_bytes);
+void *kernels_scratch(struct cpu_kernels *k, size_t len_bytes);
+
+static inline struct cpu_kernels *cpu_of(struct kernels *k)
+{
+    return (struct cpu_kernels *)k;
+}
+
+/* rows.c: operations of backend.h */
+void cpu_embed(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
+               uint32_t n_rows, float scale, float *out);
+void cpu_rmsnorm(struct kernels *k, const float *x, const float *w, float eps, uint32_t n_rows, uint32_t dim, float *y);
+void cpu_head_norm(struct kernels *k, float *x, size_t row_stride, uint32_t n_heads, size_t head_stride, const float *w,
+                   float eps, uint32_t n_rows, uint32_t dim);
+void cpu_glu(struct kernels *k, const float *gate_up, uint32_t n_rows, uint32_t dim, const struct k_glu *glu,
+             float *out);
+void cpu_add(struct kernels *k, const float *x, size_t n, float *y);
+void cpu_softcap(struct kernels *k, float *x, size_t n, float cap);
+void cpu_copy_heads(struct kernels *k, const struct k_each *e, uint32_t n_heads, uint32_t dim, uint32_t n_rows);
+void cpu_rope(struct kernels *k, float *x, size_t row_stride, uint32_t n_heads, size_t head_stride,
+              const struct k_rotary *r, const uint32_t *table_rows, uint32_t n_rows);
+void cpu_route(struct kernels *k, const struct k_router *r, const float *logits, uint32_t n_rows, uint32_t stride,
+               uint32_t *experts_out, float *weights_out);
+void cpu_sort_slots(struct kernels *k, const struct k_slots *s, uint32_t n_experts, uint32_t n_rows);
+void cpu_combine(struct kernels *k, const float *x, uint32_t dim, const uint32_t *rows, const float *weights,
+                 uint32_t n, uint32_t n_rows, float *y);

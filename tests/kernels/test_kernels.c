@@ -54,7 +54,7 @@ static struct k_matrix *pack(struct kernels *k, const struct linear_case *c, uin
     }
     struct k_matrix *m = NULL;
     ck_assert_int_eq(k_matrix_pack(k, parts, c->n_out[1] ? 2 : 1, c->n_in, c->compute, &m), TD_OK);
-    ck_assert_uint_eq(k_matrix_n_out(m), c->n_out[0] + c->n_out[1]);
+    ck_assert_uint_ge(k_matrix_bytes(k, m), 2ul * (c->n_out[0] + c->n_out[1]) * c->n_in);
     free(data[0]);
     free(data[1]);
     return m;
@@ -70,8 +70,8 @@ static void check_linear(const struct linear_case *c, uint64_t seed)
     k_linear(plain, a, x, c->n_rows, y, c->accumulate);
     k_linear(fast, b, x, c->n_rows, z, c->accumulate);
     data_equal(z, y, n_y, "linear");
-    k_matrix_free(a);
-    k_matrix_free(b);
+    k_matrix_free(plain, a);
+    k_matrix_free(fast, b);
     free(x);
     free(y);
     free(z);
@@ -128,8 +128,8 @@ START_TEST(test_linear_bf16_equals_plain_at_the_edges_of_the_range)
         k_linear(plain, a, x, c.n_rows, y, false);
         k_linear(fast, b, x, c.n_rows, z, false);
         data_equal(z, y, (size_t)c.n_rows * n_out, "linear at the edges");
-        k_matrix_free(a);
-        k_matrix_free(b);
+        k_matrix_free(plain, a);
+        k_matrix_free(fast, b);
         free(x);
     }
     close_both();
@@ -165,8 +165,8 @@ START_TEST(test_linear_bf16_equals_plain_for_random_bits)
         k_linear(plain, a, x, N_ROWS, y, false);
         k_linear(fast, b, x, N_ROWS, z, false);
         data_equal(z, y, (size_t)N_OUT * N_ROWS, "random bits");
-        k_matrix_free(a);
-        k_matrix_free(b);
+        k_matrix_free(plain, a);
+        k_matrix_free(fast, b);
         free(w);
         free(x);
         free(y);
@@ -193,7 +193,7 @@ START_TEST(test_linear_row_is_the_same_alone_and_in_a_batch)
             k_linear(fast, m, x + (size_t)row * c.n_in, n_rows, y, false);
             data_equal(y, all + (size_t)row * n_out, (size_t)n_rows * n_out, "rows of a batch");
         }
-        k_matrix_free(m);
+        k_matrix_free(fast, m);
         free(x);
         free(all);
     }
@@ -507,32 +507,71 @@ END_TEST
 
 /* ------------------------------------------------------------------ experts */
 
-/* Sorted rows of many matrices, against one matrix after the other; transposed and interleaved parts, against straight ones. */
-START_TEST(test_linear_groups_give_what_linear_gives)
+enum { STACK = 5, STACK_IN = 37, STACK_OUT = 70 };
+
+/* One of four kinds: with and without bias, in both computes. matrices: also in the stack, which frees them. */
+static struct k_stack *stack(struct kernels *k, int kind, struct k_matrix *matrices[STACK])
+{
+    struct linear_case c = {.n_in = STACK_IN, .n_out = {STACK_OUT, 0}, .scale = 1, .bias = kind % 2};
+    struct k_stack *s = NULL;
+    c.type[0] = c.type[1] = NUM_BF16;
+    c.compute = kind / 2 ? COMPUTE_BF16 : COMPUTE_F32;
+    for (uint32_t i = 0; i < STACK; i++)
+        matrices[i] = pack(k, &c, 50 + i);
+    ck_assert_int_eq(k_stack_open(k, matrices, STACK, &s), TD_OK);
+    ck_assert_uint_eq(k_stack_bytes(k, s), STACK * k_matrix_bytes(k, matrices[0]));
+    return s;
+}
+
+/* Sorted rows of many matrices, and each row with each matrix, against one matrix after the other. */
+START_TEST(test_a_stack_gives_what_linear_gives)
 {
     open_both(_i);
-    enum { N = 5, N_IN = 37, N_OUT = 70, X_STRIDE = N_IN + 3, Y_STRIDE = N_OUT + 5 };
-    static const uint32_t ROWS[N] = {3, 0, 200, 1, 0};
-    for (int mode = 0; fast && mode < 4; mode++) {
-        struct linear_case c = {.n_in = N_IN, .n_out = {N_OUT, 0}, .scale = 1, .bias = mode % 2};
-        c.type[0] = c.type[1] = NUM_BF16;
-        c.compute = mode / 2 ? COMPUTE_BF16 : COMPUTE_F32;
-        float *x = data_floats(3, 204 * X_STRIDE, 1), *y = mem_array(204 * Y_STRIDE, 4), row[N_OUT];
-        struct k_group groups[N];
-        for (uint32_t i = 0, first = 0; i < N; first += ROWS[i++])
-            groups[i] = (struct k_group){pack(fast, &c, 50 + i), x + first * X_STRIDE, y + first * Y_STRIDE, ROWS[i]};
-        k_linear_groups(fast, groups, N, X_STRIDE, Y_STRIDE);
-        for (uint32_t i = 0; i < N; i++)
-            for (uint32_t r = 0; r < ROWS[i]; r++) {
-                k_linear(fast, groups[i].w, groups[i].x + r * X_STRIDE, 1, row, false);
-                data_equal(groups[i].y + r * Y_STRIDE, row, N_OUT, "row of a group");
+    static const uint32_t FIRST[STACK + 1] = {0, 3, 3, 203, 204, 204};
+    enum { N_ROWS = 204, X_STRIDE = STACK * STACK_IN + 3, Y_STRIDE = STACK * STACK_OUT + 5 };
+    for (int kind = 0; fast && kind < 4; kind++) {
+        struct k_matrix *m[STACK];
+        struct k_stack *s = stack(fast, kind, m);
+        float *x = data_floats(3, N_ROWS * X_STRIDE, 1), *y = mem_array(N_ROWS * Y_STRIDE, 4), row[STACK_OUT];
+        k_linear_sorted(fast, s, FIRST, N_ROWS, x, y);
+        for (uint32_t i = 0; i < STACK; i++)
+            for (uint32_t r = FIRST[i]; r < FIRST[i + 1]; r++) {
+                k_linear(fast, m[i], x + r * STACK_IN, 1, row, false);
+                data_equal(y + r * STACK_OUT, row, STACK_OUT, "row of an expert");
             }
-        for (uint32_t i = 0; i < N; i++)
-            k_matrix_free((struct k_matrix *)(uintptr_t)groups[i].w);
+        k_linear_each(fast, s, &(struct k_each){x, y, X_STRIDE, STACK_IN, Y_STRIDE, STACK_OUT}, 7);
+        for (uint32_t i = 0; i < STACK; i++)
+            for (uint32_t r = 0; r < 7; r++) {
+                k_linear(fast, m[i], x + r * X_STRIDE + i * STACK_IN, 1, row, false);
+                data_equal(y + r * Y_STRIDE + i * STACK_OUT, row, STACK_OUT, "row of a head");
+            }
+        k_stack_close(fast, s);
         free(x);
         free(y);
     }
     close_both();
+}
+END_TEST
+
+/* Five pairs by hand, and a shared expert behind them. */
+START_TEST(test_slots_are_sorted_by_expert_and_rows_stay_in_order)
+{
+    struct kernels *k = data_open(ISA_AUTO, 1);
+    enum { ROWS = 3, USED = 2, SLOTS = 3, EXPERTS = 4 };
+    const uint32_t experts[ROWS * SLOTS] = {3, 1, 9, 1, 0, 9, 3, 1, 9};
+    const float gate[ROWS] = {0, 100, -100};
+    float weights[ROWS * SLOTS] = {0};
+    uint32_t slots[ROWS * SLOTS], slot_row[ROWS * USED], first[EXPERTS + 1];
+    struct k_slots s = {USED, SLOTS, experts, weights, slots, slot_row, first, gate};
+    k_sort_slots(k, &s, EXPERTS, ROWS);
+    ck_assert_mem_eq(first, ((uint32_t[]){0, 1, 4, 4, 6}), sizeof(first));
+    ck_assert_mem_eq(slots, ((uint32_t[]){4, 1, 6, 2, 0, 7, 5, 3, 8}), sizeof(slots));
+    ck_assert_mem_eq(slot_row, ((uint32_t[]){1, 0, 1, 2, 0, 2}), sizeof(slot_row));
+    ck_assert(weights[2] == 0.5f && weights[5] == 1 && weights[8] == 0);
+    s.gate = NULL;
+    k_sort_slots(k, &s, EXPERTS, ROWS);
+    ck_assert(weights[2] == 1 && weights[5] == 1 && weights[8] == 1);
+    kernels_close(k);
 }
 END_TEST
 
@@ -570,8 +609,8 @@ START_TEST(test_matrix_parts_may_be_transposed_or_interleaved)
         k_linear(k, a, x, 3, y, false);
         k_linear(k, b, x, 3, z, false);
         data_equal(z, y, 3 * 2 * N_OUT, "interleaved");
-        k_matrix_free(a);
-        k_matrix_free(b);
+        k_matrix_free(k, a);
+        k_matrix_free(k, b);
         free(x);
     }
     kernels_close(k);
@@ -704,7 +743,8 @@ START_TEST(test_open_names_what_it_uses)
         ck_assert(!strncmp(kernels_isa_name(fast), NAMES[BACKENDS[_i].isa], strlen(NAMES[BACKENDS[_i].isa])));
     if (fast && BACKENDS[_i].n_threads)
         ck_assert_uint_eq(kernels_n_threads(fast), BACKENDS[_i].n_threads);
-    ck_assert_str_ne(kernels_numerics(COMPUTE_F32), kernels_numerics(COMPUTE_BF16));
+    ck_assert_str_ne(kernels_numerics(DEVICE_CPU, COMPUTE_F32), kernels_numerics(DEVICE_CPU, COMPUTE_BF16));
+    ck_assert_str_ne(kernels_numerics(DEVICE_CPU, COMPUTE_BF16), kernels_numerics(DEVICE_CUDA, COMPUTE_BF16));
     close_both();
 }
 END_TEST
@@ -760,7 +800,8 @@ int main(void)
     tcase_add_loop_test(t, test_rope_rotates_only_its_heads, 0, N_BACKENDS);
     tcase_add_loop_test(t, test_attention_equals_plain_for_any_shape, 0, N_BACKENDS);
     tcase_add_loop_test(t, test_attention_row_is_the_same_in_any_chunk_and_batch, 1, N_BACKENDS);
-    tcase_add_loop_test(t, test_linear_groups_give_what_linear_gives, 1, N_BACKENDS);
+    tcase_add_loop_test(t, test_a_stack_gives_what_linear_gives, 1, N_BACKENDS);
+    tcase_add_test(t, test_slots_are_sorted_by_expert_and_rows_stay_in_order);
     tcase_add_test(t, test_matrix_parts_may_be_transposed_or_interleaved);
     tcase_add_test(t, test_route_takes_the_best_experts_of_the_best_groups);
     tcase_add_loop_test(t, test_combine_adds_weighted_rows_in_order, 0, N_BACKENDS);

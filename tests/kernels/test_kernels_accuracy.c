@@ -85,7 +85,7 @@ START_TEST(test_linear_f32_is_near_double)
                     sum += (double)w[c * N_IN + i] * (double)x[r * N_IN + i];
                 ck_assert_double_eq_tol((double)y[r * N_OUT + c], 2 * sum, 1e-4);
             }
-        k_matrix_free(m);
+        k_matrix_free(k, m);
         free(stored);
         free(w);
         free(x);
@@ -112,7 +112,7 @@ START_TEST(test_linear_bf16_is_near_double_over_rounded_inputs)
             sum += (double)w[c * N_IN + i] * (double)x[i];
         ck_assert_double_eq_tol((double)y[c], sum, 1e-4);
     }
-    k_matrix_free(m);
+    k_matrix_free(k, m);
     free(rounded);
     free(x16);
     free(w);

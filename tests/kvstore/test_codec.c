@@ -6,7 +6,7 @@
 
 #include "base/mem.h"
 #include "base/random.h"
-#include "kernels/cpu/scalar.h"
+#include "kernels/scalar.h"
 #include "tests/tap.h"
 
 static const struct kv_layout LAYOUTS[] = {

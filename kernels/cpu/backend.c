@@ -1,5 +1,5 @@
 /*
- * The public operations: check the arguments, cut the work into pieces, let the pool compute them.
+ * The operations on the CPU: cut the work into pieces, let the pool compute them.
  *
  * Pieces are made large enough to be worth a claim (PIECE_NUMBERS elements for elementwise work), and an operation that is
  * one piece runs on the caller without waking anybody.
@@ -13,13 +13,13 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "kernels/cpu/scalar.h"
+#include "kernels/scalar.h"
 #include "kernels/cpu/state.h"
 
 #undef NDEBUG /* operations can't return an error: a wrong argument must not pass in release builds either */
 #include <assert.h>
 
-enum { MAX_THREADS = 256, MAX_HEAD_DIM = 1024 };
+enum { MAX_THREADS = 256 };
 
 #ifdef KERNELS_SIMD
 static bool has_f16c(void) /* which __builtin_cpu_supports of Clang 14 can't tell */
@@ -66,49 +66,25 @@ static uint32_t cpus_allowed(void)
     return n < 1 ? 1 : (uint32_t)n;
 }
 
-enum td_status kernels_open(const struct kernels_config *config, struct kernels **out, struct td_error *error_out)
+static void cpu_close(struct kernels *head)
 {
-    uint32_t n_threads = config->n_threads ? config->n_threads : cpus_allowed();
-    if (config->n_threads > MAX_THREADS)
-        return td_fail(error_out, TD_ERR_INVALID, "kernels.n_threads: %u is not in 0..%d", n_threads, MAX_THREADS);
-    if (config->isa > ISA_AVX512)
-        return td_fail(error_out, TD_ERR_INVALID, "kernels.isa: %d is unknown", (int)config->isa);
-    const struct cpu_ops *ops = cpu_ops_get(config->isa);
-    if (!ops)
-        return td_fail(error_out, TD_ERR_UNSUPPORTED, "kernels.isa: this CPU has no %s",
-                       config->isa == ISA_AVX2 ? "AVX2, FMA and F16C" : "AVX-512 F, BW, VL and DQ");
-    struct kernels *k = mem_zalloc(sizeof(*k));
-    k->ops = ops;
-    k->pool = pool_open(n_threads < MAX_THREADS ? n_threads : MAX_THREADS);
-    *out = k;
-    return TD_OK;
-}
-
-void kernels_close(struct kernels *k)
-{
-    if (!k)
-        return;
+    struct cpu_kernels *k = cpu_of(head);
     pool_close(k->pool);
     free(k->scratch);
     free(k);
 }
 
-const char *kernels_isa_name(const struct kernels *k)
+static const char *cpu_isa_name(const struct kernels *k)
 {
-    return k->ops->name;
+    return ((const struct cpu_kernels *)k)->ops->name;
 }
 
-uint32_t kernels_n_threads(const struct kernels *k)
+static uint32_t cpu_n_threads(const struct kernels *k)
 {
-    return pool_n_threads(k->pool);
+    return pool_n_threads(((const struct cpu_kernels *)k)->pool);
 }
 
-const char *kernels_numerics(enum compute compute)
-{
-    return compute == COMPUTE_BF16 ? "cpu1-bf16" : "cpu1-f32";
-}
-
-void *kernels_scratch(struct kernels *k, size_t len_bytes)
+void *kernels_scratch(struct cpu_kernels *k, size_t len_bytes)
 {
     if (len_bytes > k->scratch_bytes) {
         free(k->scratch);
@@ -120,11 +96,76 @@ void *kernels_scratch(struct kernels *k, size_t len_bytes)
     return k->scratch;
 }
 
+/* ------------------------------------------------------------------ memory */
+
+static enum td_status cpu_alloc(struct kernels *k, size_t len_bytes, void **out)
+{
+    (void)k;
+    return mem_try(len_bytes, out);
+}
+
+static void cpu_free(struct kernels *k, void *p)
+{
+    (void)k;
+    free(p);
+}
+
+static enum td_status cpu_map(struct kernels *k, const void *host, size_t len_bytes, void **out)
+{
+    (void)k, (void)len_bytes;
+    *out = (void *)host;
+    return TD_OK;
+}
+
+static void cpu_unmap(struct kernels *k, void *mapped)
+{
+    (void)k, (void)mapped;
+}
+
+static const void *cpu_put(struct kernels *k, const void *host, size_t len_bytes)
+{
+    (void)k, (void)len_bytes;
+    return host;
+}
+
+static void cpu_write(struct kernels *k, void *to, const void *host, size_t len_bytes)
+{
+    (void)k;
+    if (to != host) /* mapped */
+        memmove(to, host, len_bytes);
+}
+
+static void cpu_read(struct kernels *k, void *host, const void *from, size_t len_bytes)
+{
+    (void)k;
+    if (host != from)
+        memmove(host, from, len_bytes);
+}
+
+static void cpu_nothing(struct kernels *k) /* operations are done when they return, and nothing was copied */
+{
+    (void)k;
+}
+
 /* ------------------------------------------------------------------ linear */
+
+/* Rows of one matrix. */
+struct row_group {
+    const struct k_matrix *w;
+    const float *x; /* row t at x + t * x_stride */
+    float *y;       /* row t at y + t * y_stride */
+    uint32_t n_rows;
+};
+
+struct k_stack {
+    struct k_matrix **matrices;
+    struct row_group *groups; /* of the call that runs */
+    uint32_t n;
+};
 
 /* The groups of one call, cut into pieces: panels of matrices by blocks of rows. */
 struct linear_run {
-    const struct k_group *groups;
+    const struct row_group *groups;
     struct linear_job shape; /* strides and accumulate */
     void (*linear)(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
     uint32_t n_groups;
@@ -155,7 +196,7 @@ static void run_linear(void *arg, uint32_t piece, uint32_t thread)
     (void)thread;
     const struct linear_run *r = arg;
     uint32_t i = find_piece(r->first_piece, r->n_groups, piece);
-    const struct k_group *g = &r->groups[i];
+    const struct row_group *g = &r->groups[i];
     struct linear_job job = r->shape;
     job.w = g->w;
     job.x = r->words ? (const void *)(r->words + (size_t)r->first_row[i] * job.x_stride) : g->x;
@@ -180,22 +221,23 @@ static void run_round(void *arg, uint32_t piece, uint32_t thread)
     uint32_t first = piece * a->rows_per_piece, left = a->n_rows - first;
     for (uint32_t row = first; row < first + (left < a->rows_per_piece ? left : a->rows_per_piece); row++) {
         uint32_t i = find_piece(a->r->first_row, a->r->n_groups, row);
-        const struct k_group *g = &a->r->groups[i];
+        const struct row_group *g = &a->r->groups[i];
         a->ops->round_pairs(g->x + (row - a->r->first_row[i]) * a->x_stride, g->w->n_in,
                             a->r->words + (size_t)row * g->w->n_steps);
     }
 }
 
 /* Activations are rounded once, not by every piece that reads them. */
-static void round_rows(struct kernels *k, const struct linear_run *r, size_t x_stride, uint32_t n_rows, uint32_t n_in)
+static void round_rows(struct cpu_kernels *k, const struct linear_run *r, size_t x_stride, uint32_t n_rows,
+                       uint32_t n_in)
 {
     struct round_run a = {.r = r, .ops = k->ops, .x_stride = x_stride, .n_rows = n_rows};
     a.rows_per_piece = PIECE_NUMBERS / n_in + 1;
     pool_run(k->pool, run_round, &a, (n_rows + a.rows_per_piece - 1) / a.rows_per_piece);
 }
 
-static void linear(struct kernels *k, const struct k_group *groups, uint32_t n_groups, size_t x_stride, size_t y_stride,
-                   bool accumulate)
+static void linear(struct cpu_kernels *k, const struct row_group *groups, uint32_t n_groups, size_t x_stride,
+                   size_t y_stride, bool accumulate)
 {
     struct linear_run r = {.groups = groups, .n_groups = n_groups};
     uint32_t n_rows = 0;
@@ -224,15 +266,30 @@ static void linear(struct kernels *k, const struct k_group *groups, uint32_t n_g
     pool_run(k->pool, run_linear, &r, r.first_piece[n_groups]);
 }
 
-void k_linear(struct kernels *k, const struct k_matrix *w, const float *x, uint32_t n_rows, float *y, bool accumulate)
+static void cpu_linear(struct kernels *k, const struct k_matrix *w, const float *x, uint32_t n_rows, float *y,
+                       bool accumulate)
 {
-    linear(k, &(struct k_group){w, x, y, n_rows}, 1, w->n_in, w->n_out, accumulate);
+    linear(cpu_of(k), &(struct row_group){w, x, y, n_rows}, 1, w->n_in, w->n_out, accumulate);
 }
 
-void k_linear_groups(struct kernels *k, const struct k_group *groups, uint32_t n_groups, size_t x_stride,
-                     size_t y_stride)
+static void cpu_linear_each(struct kernels *k, const struct k_stack *s, const struct k_each *e, uint32_t n_rows)
 {
-    linear(k, groups, n_groups, x_stride, y_stride, false);
+    for (uint32_t i = 0; i < s->n; i++)
+        s->groups[i] = (struct row_group){s->matrices[i], e->x + i * e->x_step, e->y + i * e->y_step, n_rows};
+    linear(cpu_of(k), s->groups, s->n, e->x_stride, e->y_stride, false);
+}
+
+static void cpu_linear_sorted(struct kernels *k, const struct k_stack *s, const uint32_t *first, uint32_t n_rows,
+                              const float *x, float *y)
+{
+    const struct k_matrix *m = s->matrices[0];
+    uint32_t n = 0;
+    assert(first[s->n] == n_rows);
+    for (uint32_t i = 0; i < s->n; i++)
+        if (first[i + 1] > first[i])
+            s->groups[n++] = (struct row_group){s->matrices[i], x + (size_t)first[i] * m->n_in,
+                                                y + (size_t)first[i] * m->n_out, first[i + 1] - first[i]};
+    linear(cpu_of(k), s->groups, n, m->n_in, m->n_out, false);
 }
 
 struct pack_run {
@@ -326,8 +383,8 @@ static float *pack_bias(const struct k_matrix_part *parts, uint32_t n_parts, uin
     return bias;
 }
 
-enum td_status k_matrix_pack(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in,
-                             enum compute compute, struct k_matrix **out)
+static enum td_status cpu_matrix_pack(struct kernels *head, const struct k_matrix_part *parts, uint32_t n_parts,
+                                      uint32_t n_in, enum compute compute, struct k_matrix **out)
 {
     uint64_t n_out = 0;
     for (uint32_t i = 0; i < n_parts; i++) {
@@ -345,16 +402,18 @@ enum td_status k_matrix_pack(struct kernels *k, const struct k_matrix_part *part
         free(m);
         return s;
     }
+    struct cpu_kernels *k = cpu_of(head);
     struct pack_run r = {.ops = k->ops, .parts = parts, .n_parts = n_parts, .m = m};
-    r.rows = kernels_scratch(k, (size_t)kernels_n_threads(k) * 3 * n_in * sizeof(float));
+    r.rows = kernels_scratch(k, (size_t)pool_n_threads(k->pool) * 3 * n_in * sizeof(float));
     pool_run(k->pool, run_pack, &r, m->n_panels);
     m->bias = pack_bias(parts, n_parts, m->n_out);
     *out = m;
     return TD_OK;
 }
 
-void k_matrix_free(struct k_matrix *m)
+static void cpu_matrix_free(struct kernels *k, struct k_matrix *m)
 {
+    (void)k;
     if (!m)
         return;
     mem_unmap(m->data, m->bytes);
@@ -362,26 +421,43 @@ void k_matrix_free(struct k_matrix *m)
     free(m);
 }
 
-uint64_t k_matrix_bytes(const struct k_matrix *m)
+static uint64_t cpu_matrix_bytes(const struct k_matrix *m)
 {
     return m->bytes;
 }
 
-uint32_t k_matrix_n_out(const struct k_matrix *m)
+static enum td_status cpu_stack_open(struct kernels *k, struct k_matrix *const *matrices, uint32_t n,
+                                     struct k_stack **out)
 {
-    return m->n_out;
+    (void)k;
+    struct k_stack *s = mem_zalloc(sizeof(*s));
+    s->n = n;
+    s->matrices = mem_dup(matrices, n * sizeof(struct k_matrix *));
+    s->groups = mem_array(n, sizeof(*s->groups));
+    *out = s;
+    return TD_OK;
+}
+
+static void cpu_stack_close(struct kernels *k, struct k_stack *s)
+{
+    for (uint32_t i = 0; s && i < s->n; i++)
+        cpu_matrix_free(k, s->matrices[i]);
+    if (s) {
+        free(s->matrices);
+        free(s->groups);
+    }
+    free(s);
+}
+
+static uint64_t cpu_stack_bytes(const struct k_stack *s)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < s->n; i++)
+        bytes += s->matrices[i]->bytes;
+    return bytes;
 }
 
 /* --------------------------------------------------------------- attention */
-
-static void check_attn(const struct k_attn *a)
-{
-    const struct kv_layout *l = a->layout;
-    assert(l->n_kv_heads && a->n_heads && a->n_heads % l->n_kv_heads == 0 && a->layer < l->n_layers);
-    assert(l->head_dim && l->head_dim <= MAX_HEAD_DIM && l->page_tokens);
-    assert(a->q_stride >= (size_t)a->n_heads * l->head_dim && a->kv_stride >= (size_t)l->n_kv_heads * l->head_dim);
-    assert(a->k && a->v_dim && a->v_dim <= l->head_dim && (l->kind == KV_LATENT || (a->v && a->v_dim == l->head_dim)));
-}
 
 struct attn_run {
     const struct cpu_ops *ops;
@@ -434,9 +510,14 @@ static void run_store(void *arg, uint32_t piece, uint32_t thread)
     }
 }
 
-void k_kv_store(struct kernels *k, const struct k_attn *a)
+static void cpu_put_seqs(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_seqs, uint32_t page_tokens)
 {
-    check_attn(a);
+    (void)k, (void)seqs, (void)n_seqs, (void)page_tokens;
+}
+
+static void cpu_kv_store(struct kernels *head, const struct k_attn *a)
+{
+    struct cpu_kernels *k = cpu_of(head);
     uint32_t numbers = kv_layout_planes(a->layout) * a->layout->n_kv_heads * a->layout->head_dim;
     struct attn_run r = {.ops = k->ops, .a = a, .rows_per_tile = PIECE_NUMBERS / numbers + 1};
     r.first_piece = kernels_scratch(k, (a->n_seqs + 1ul) * sizeof(uint32_t));
@@ -455,17 +536,77 @@ static void run_attention(void *arg, uint32_t piece, uint32_t thread)
     r->ops->attend(&t);
 }
 
-void k_attention(struct kernels *k, const struct k_attn *a)
+static void cpu_attention(struct kernels *head, const struct k_attn *a)
 {
-    check_attn(a);
+    struct cpu_kernels *k = cpu_of(head);
     uint32_t group = a->n_heads / a->layout->n_kv_heads, rows = QUERY_TILE / group;
     struct attn_run r = {.ops = k->ops, .a = a, .rows_per_tile = rows ? rows : 1};
     size_t floats = attn_scratch_floats(a->layout->head_dim, r.rows_per_tile * group);
     r.scratch_bytes = (floats * sizeof(float) + 63) / 64 * 64;
-    size_t tiles_bytes = r.scratch_bytes * kernels_n_threads(k);
+    size_t tiles_bytes = r.scratch_bytes * pool_n_threads(k->pool);
     r.scratch = kernels_scratch(k, tiles_bytes + (a->n_seqs + 1ul) * sizeof(uint32_t));
     r.first_piece = (uint32_t *)(void *)(r.scratch + tiles_bytes);
     pool_run(k->pool, run_attention, &r, cut_seqs(&r, a->layout->n_kv_heads));
+}
+
+/* -------------------------------------------------------------------- open */
+
+static const struct kernels_backend CPU = {
+    .device = DEVICE_CPU,
+    .isa_name = cpu_isa_name,
+    .n_threads = cpu_n_threads,
+    .close = cpu_close,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .map = cpu_map,
+    .unmap = cpu_unmap,
+    .put = cpu_put,
+    .step = cpu_nothing,
+    .write = cpu_write,
+    .read = cpu_read,
+    .finish = cpu_nothing,
+    .matrix_pack = cpu_matrix_pack,
+    .matrix_free = cpu_matrix_free,
+    .matrix_bytes = cpu_matrix_bytes,
+    .stack_open = cpu_stack_open,
+    .stack_close = cpu_stack_close,
+    .stack_bytes = cpu_stack_bytes,
+    .linear = cpu_linear,
+    .linear_each = cpu_linear_each,
+    .linear_sorted = cpu_linear_sorted,
+    .embed = cpu_embed,
+    .rmsnorm = cpu_rmsnorm,
+    .head_norm = cpu_head_norm,
+    .add = cpu_add,
+    .copy_heads = cpu_copy_heads,
+    .glu = cpu_glu,
+    .softcap = cpu_softcap,
+    .rope = cpu_rope,
+    .route = cpu_route,
+    .sort_slots = cpu_sort_slots,
+    .combine = cpu_combine,
+    .put_seqs = cpu_put_seqs,
+    .kv_store = cpu_kv_store,
+    .attention = cpu_attention,
+};
+
+enum td_status cpu_open(const struct kernels_config *config, struct kernels **out, struct td_error *error_out)
+{
+    uint32_t n_threads = config->n_threads ? config->n_threads : cpus_allowed();
+    if (config->n_threads > MAX_THREADS)
+        return td_fail(error_out, TD_ERR_INVALID, "kernels.n_threads: %u is not in 0..%d", n_threads, MAX_THREADS);
+    if (config->isa > ISA_AVX512)
+        return td_fail(error_out, TD_ERR_INVALID, "kernels.isa: %d is unknown", (int)config->isa);
+    const struct cpu_ops *ops = cpu_ops_get(config->isa);
+    if (!ops)
+        return td_fail(error_out, TD_ERR_UNSUPPORTED, "kernels.isa: this CPU has no %s",
+                       config->isa == ISA_AVX2 ? "AVX2, FMA and F16C" : "AVX-512 F, BW, VL and DQ");
+    struct cpu_kernels *k = mem_zalloc(sizeof(*k));
+    k->head.backend = &CPU;
+    k->ops = ops;
+    k->pool = pool_open(n_threads < MAX_THREADS ? n_threads : MAX_THREADS);
+    *out = &k->head;
+    return TD_OK;
 }
 
 /* ----------------------------------------------------------------- numbers */

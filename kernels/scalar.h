@@ -1,6 +1,6 @@
 /*
  * Arithmetic of single numbers, the same bits however it is compiled: with FMA instructions where the including file has
- * them, through exact double arithmetic where not.
+ * them, through exact double arithmetic where not; in device code by intrinsics that round as IEEE says.
  *
  * exp: x = n ln2 + r, |r| <= ln2 / 2, ln2 in two parts (Cody and Waite 1980); e^r = 1 + r + r^2 P(r) with P of degree 4, a
  * Chebyshev interpolation in 50 digits; the result is scaled by 2^n. Error under 1.5 ulp.
@@ -15,6 +15,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __CUDACC__
+#define SCALAR static __device__ __forceinline__
+#else
+#define SCALAR static inline
+#endif
+
 #define EXP_LIMIT 87.0f
 #define EXP_MAGIC 12582912.0f /* 1.5 * 2^23: adding it rounds to an integer, left in the low bits */
 #define LOG2_E    0x1.715476p+0f
@@ -26,25 +32,34 @@
 #define EXP_C3    0x1.120b68p-7f
 #define EXP_C4    0x1.6d1102p-10f
 
-static inline float float_of(uint32_t bits)
+SCALAR float float_of(uint32_t bits)
 {
     float f;
     memcpy(&f, &bits, 4);
     return f;
 }
 
-static inline uint32_t bits_of(float f)
+SCALAR uint32_t bits_of(float f)
 {
     uint32_t bits;
     memcpy(&bits, &f, 4);
     return bits;
 }
 
+#ifdef __CUDACC__
+
+SCALAR float scalar_fma(float a, float b, float c)
+{
+    return __fmaf_rn(a, b, c);
+}
+
+#else
+
 /*
  * a b + c in double, rounded to odd (Boldo and Melquiond 2008): a b is exact, and a double rounded to odd still knows on which
  * side of any float or midpoint it lies, so rounding it once more gives the correctly rounded float.
  */
-static inline double scalar_fma_odd(float a, float b, float c)
+SCALAR double scalar_fma_odd(float a, float b, float c)
 {
     double p = (double)a * b, s = p + c;
     double from_c = s - p, lost = (p - (s - from_c)) + (c - from_c);
@@ -57,7 +72,7 @@ static inline double scalar_fma_odd(float a, float b, float c)
     return s;
 }
 
-static inline float scalar_fma(float a, float b, float c)
+SCALAR float scalar_fma(float a, float b, float c)
 {
 #ifdef __FMA__
     return __builtin_fmaf(a, b, c);
@@ -66,17 +81,19 @@ static inline float scalar_fma(float a, float b, float c)
 #endif
 }
 
-static inline float scalar_max(float a, float b)
+#endif
+
+SCALAR float scalar_max(float a, float b)
 {
     return a > b ? a : b;
 }
 
-static inline float scalar_min(float a, float b)
+SCALAR float scalar_min(float a, float b)
 {
     return a < b ? a : b;
 }
 
-static inline float scalar_exp(float x)
+SCALAR float scalar_exp(float x)
 {
     if (x > EXP_LIMIT)
         return __builtin_inff();
@@ -93,29 +110,29 @@ static inline float scalar_exp(float x)
 #define GELU_C0 0x1.988454p+0f /* 2 sqrt(2 / pi) */
 #define GELU_C1 0x1.2444f2p-4f /* 0.044715 times that */
 
-static inline float scalar_swish(float g, float z)
+SCALAR float scalar_swish(float g, float z)
 {
     return g / (1.0f + scalar_exp(-z));
 }
 
-static inline float scalar_gelu(float g)
+SCALAR float scalar_gelu(float g)
 {
     return scalar_swish(g, g * scalar_fma(g * g, GELU_C1, GELU_C0));
 }
 
-static inline float scalar_clamped(float g, float u, float alpha, float limit)
+SCALAR float scalar_clamped(float g, float u, float alpha, float limit)
 {
     g = scalar_min(g, limit);
     u = scalar_max(scalar_min(u, limit), -limit);
     return (u + 1.0f) * scalar_swish(g, alpha * g);
 }
 
-static inline float scalar_softcap(float x, float cap)
+SCALAR float scalar_softcap(float x, float cap)
 {
     return cap * (1.0f - 2.0f / (scalar_exp(2.0f * (x / cap)) + 1.0f));
 }
 
-static inline float scalar_log(float x)
+SCALAR float scalar_log(float x)
 {
     static const float Q[] = {0x1.1d8ea6p-4f,  -0x1.d635bcp-4f, 0x1.dea282p-4f,  -0x1.fcf4c6p-4f, 0x1.23d21ap-3f,
                               -0x1.555b4ap-3f, 0x1.999d5ap-3f,  -0x1.fffffcp-3f, 0x1.555554p-2f};
@@ -136,7 +153,7 @@ static inline float scalar_log(float x)
     return scalar_fma(n, LN2_HI, scalar_fma(-0.5f, f2, r) + f);
 }
 
-static inline uint16_t scalar_to_bf16(float f)
+SCALAR uint16_t scalar_to_bf16(float f)
 {
     uint32_t b = bits_of(f);
     if ((b & 0x7fffffff) > 0x7f800000)
@@ -144,12 +161,12 @@ static inline uint16_t scalar_to_bf16(float f)
     return (uint16_t)((b + 0x7fff + (b >> 16 & 1)) >> 16);
 }
 
-static inline float scalar_from_bf16(uint16_t h)
+SCALAR float scalar_from_bf16(uint16_t h)
 {
     return float_of((uint32_t)h << 16);
 }
 
-static inline uint16_t scalar_to_f16(float f)
+SCALAR uint16_t scalar_to_f16(float f)
 {
     uint32_t b = bits_of(f), sign = b >> 16 & 0x8000;
     b &= 0x7fffffff;
@@ -163,7 +180,7 @@ static inline uint16_t scalar_to_f16(float f)
     return (uint16_t)(sign | (b - 0x38000000) >> 13);
 }
 
-static inline float scalar_from_f16(uint16_t h)
+SCALAR float scalar_from_f16(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, e = h >> 10 & 31, m = h & 0x3ff;
     if (e == 31)
@@ -173,7 +190,7 @@ static inline float scalar_from_f16(uint16_t h)
     return float_of(sign | (e + 112) << 23 | m << 13);
 }
 
-static inline float scalar_from(const void *src, uint32_t type_bytes, int is_bf16, uint64_t i)
+SCALAR float scalar_from(const void *src, uint32_t type_bytes, int is_bf16, uint64_t i)
 {
     uint16_t h;
     float f;
@@ -185,8 +202,10 @@ static inline float scalar_from(const void *src, uint32_t type_bytes, int is_bf1
     return is_bf16 ? scalar_from_bf16(h) : scalar_from_f16(h);
 }
 
+#ifndef __CUDACC__ /* tensor cores round otherwise */
+
 /* Half of VDPBF16PS: fma with subnormals as zero on both sides. a and b are bf16 numbers, in the high half of a word. */
-static inline float scalar_dp_half(uint32_t a, uint32_t b, float acc)
+SCALAR float scalar_dp_half(uint32_t a, uint32_t b, float acc)
 {
     float fa = a & 0x7f800000 ? float_of(a) : float_of(a & 0x80000000);
     float fb = b & 0x7f800000 ? float_of(b) : float_of(b & 0x80000000);
@@ -199,8 +218,10 @@ static inline float scalar_dp_half(uint32_t a, uint32_t b, float acc)
     return (float)s;
 }
 
-static inline float scalar_dp(uint32_t w, uint32_t x, float acc)
+SCALAR float scalar_dp(uint32_t w, uint32_t x, float acc)
 {
     acc = scalar_dp_half(w & 0xffff0000, x & 0xffff0000, acc);
     return scalar_dp_half(w << 16, x << 16, acc);
 }
+
+#endif

@@ -1,0 +1,76 @@
+/*
+ * What a backend implements: the operations of kernels.h, one function each, with the same arguments and meaning.
+ *
+ * kernels.c looks the function up in the table that an opened backend begins with. The CPU's is linked in; a device's comes from a
+ * plugin, a shared module that has one symbol, KERNELS_PLUGIN, and links nothing of the program.
+ */
+#pragma once
+
+#include "kernels/kernels.h"
+
+struct kernels_backend {
+    enum kernels_device device;
+    const char *(*isa_name)(const struct kernels *k);
+    uint32_t (*n_threads)(const struct kernels *k);
+    void (*close)(struct kernels *k);
+
+    enum td_status (*alloc)(struct kernels *k, size_t len_bytes, void **out);
+    void (*free)(struct kernels *k, void *p);
+    enum td_status (*map)(struct kernels *k, const void *host, size_t len_bytes, void **out);
+    void (*unmap)(struct kernels *k, void *mapped);
+    const void *(*put)(struct kernels *k, const void *host, size_t len_bytes);
+    void (*step)(struct kernels *k);
+    void (*write)(struct kernels *k, void *to, const void *host, size_t len_bytes);
+    void (*read)(struct kernels *k, void *host, const void *from, size_t len_bytes);
+    void (*finish)(struct kernels *k);
+
+    enum td_status (*matrix_pack)(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in,
+                                  enum compute compute, struct k_matrix **out);
+    void (*matrix_free)(struct kernels *k, struct k_matrix *m);
+    uint64_t (*matrix_bytes)(const struct k_matrix *m);
+    enum td_status (*stack_open)(struct kernels *k, struct k_matrix *const *matrices, uint32_t n, struct k_stack **out);
+    void (*stack_close)(struct kernels *k, struct k_stack *s);
+    uint64_t (*stack_bytes)(const struct k_stack *s);
+    void (*linear)(struct kernels *k, const struct k_matrix *w, const float *x, uint32_t n_rows, float *y,
+                   bool accumulate);
+    void (*linear_each)(struct kernels *k, const struct k_stack *s, const struct k_each *e, uint32_t n_rows);
+    void (*linear_sorted)(struct kernels *k, const struct k_stack *s, const uint32_t *first, uint32_t n_rows,
+                          const float *x, float *y);
+
+    void (*embed)(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
+                  uint32_t n_rows, float scale, float *out);
+    void (*rmsnorm)(struct kernels *k, const float *x, const float *w, float eps, uint32_t n_rows, uint32_t dim,
+                    float *y);
+    void (*head_norm)(struct kernels *k, float *x, size_t row_stride, uint32_t n_heads, size_t head_stride,
+                      const float *w, float eps, uint32_t n_rows, uint32_t dim);
+    void (*add)(struct kernels *k, const float *x, size_t n, float *y);
+    void (*copy_heads)(struct kernels *k, const struct k_each *e, uint32_t n_heads, uint32_t dim, uint32_t n_rows);
+    void (*glu)(struct kernels *k, const float *gate_up, uint32_t n_rows, uint32_t dim, const struct k_glu *glu,
+                float *out);
+    void (*softcap)(struct kernels *k, float *x, size_t n, float cap);
+    void (*rope)(struct kernels *k, float *x, size_t row_stride, uint32_t n_heads, size_t head_stride,
+                 const struct k_rotary *r, const uint32_t *table_rows, uint32_t n_rows);
+
+    void (*route)(struct kernels *k, const struct k_router *r, const float *logits, uint32_t n_rows, uint32_t stride,
+                  uint32_t *experts_out, float *weights_out);
+    void (*sort_slots)(struct kernels *k, const struct k_slots *s, uint32_t n_experts, uint32_t n_rows);
+    void (*combine)(struct kernels *k, const float *x, uint32_t dim, const uint32_t *rows, const float *weights,
+                    uint32_t n, uint32_t n_rows, float *y);
+
+    void (*put_seqs)(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_seqs, uint32_t page_tokens);
+    void (*kv_store)(struct kernels *k, const struct k_attn *a);
+    void (*attention)(struct kernels *k, const struct k_attn *a);
+};
+
+/* What every backend's struct kernels begins with. */
+struct kernels {
+    const struct kernels_backend *backend;
+};
+
+enum td_status cpu_open(const struct kernels_config *config, struct kernels **out, struct td_error *error_out);
+
+/* A plugin's symbol. abi: KERNELS_ABI of the program; another one is TD_ERR_VERSION. */
+enum { KERNELS_ABI = 1 };
+#define KERNELS_PLUGIN "tandem_kernels_open"
+typedef enum td_status (*kernels_plugin)(uint32_t abi, const struct kernels_config *config, struct kernels **out,
+                                         struct td_error *error_out);
