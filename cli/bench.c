@@ -15,6 +15,7 @@
 #include "cli/table.h"
 #include "kernels/bench.h"
 #include "kvstore/bench.h"
+#include "worker/geometry.h"
 
 #define AT(member) offsetof(struct bench_options, member)
 static const struct option TABLE[] = {
@@ -30,7 +31,7 @@ static const struct option TABLE[] = {
      "profile: step times are written there, for tandem simulate --profile FILE; AREA may be left out"},
     {"text", OPT_STRING, AT(text), NULL, "FILE", 0, 0, "tokenize: what to encode; default: made up"},
     {"numerics", OPT_CHOICE, AT(numerics), "auto", "auto|f32|bf16", 0, 0, "engine, profile: activations"},
-    {"device", OPT_STRING, AT(device), "cpu", "cpu|cuda|cuda:N", 0, 0, "engine, profile: what computes"},
+    {"device", OPT_STRING, AT(device), "cpu", "cpu|cuda|cuda:N", 0, 0, "kernels, engine, profile: what computes"},
     {"dir", OPT_STRING, AT(dir), ".", "DIR", 0, 0, "store: on the disk to measure; nothing is left there"},
     {"codec", OPT_CHOICE, AT(codec), "none", BLOCK_CODEC_NAMES, 0, 0, "store: how blocks are kept on disk"},
     {"bytes", OPT_BYTES, AT(bytes), "0", NULL, 0, 1e13, "store: working set (0: 512M); transfer: of a pool (0: 256M)"},
@@ -81,8 +82,11 @@ void bench_sort(double *values, uint32_t n)
 static enum td_status bench_kernels(const struct bench_options *o, struct bench_rows *out, struct td_error *e)
 {
     struct kernels_bench *b = mem_zalloc(sizeof(*b));
-    const struct kernels_bench_config c = {.n_threads = (uint32_t)o->threads, .seconds_per_row = o->seconds};
-    enum td_status s = kernels_bench(&c, b, e);
+    struct kernels_bench_config c = {.kernels = {.n_threads = (uint32_t)o->threads, .compute = COMPUTE_BF16},
+                                     .seconds_per_row = o->seconds};
+    enum td_status s = geometry_device(o->device, &c.kernels, e);
+    if (!s)
+        s = kernels_bench(&c, b, e);
     for (uint32_t i = 0; i < b->n_rows && !s; i++)
         bench_add(out, b->rows[i].unit, b->rows[i].value, b->rows[i].limit, "%s", b->rows[i].name);
     free(b);

@@ -146,8 +146,10 @@ static double limit_of(const struct kernels_bench *k, const char *name)
 static enum td_status measure_limits(struct engine_bench *b, uint32_t n_threads, struct td_error *e)
 {
     struct kernels_bench *k = mem_zalloc(sizeof(*k));
-    const struct kernels_bench_config c = {.n_threads = n_threads, .seconds_per_row = 0.05};
-    const char *peak = b->m.geometry.compute == COMPUTE_F32 ? "f32 fma" : "bf16 pairs";
+    struct kernels_bench_config c = {.kernels = b->m.geometry.kernels, .seconds_per_row = 0.05};
+    const char *bf16 = c.kernels.device == DEVICE_CPU ? "bf16 pairs" : "bf16 product";
+    const char *peak = b->m.geometry.compute == COMPUTE_F32 ? "f32 fma" : bf16;
+    c.kernels.n_threads = n_threads;
     enum td_status s = kernels_bench(&c, k, e);
     if (!s) {
         b->read_gb_s = limit_of(k, "memory read");

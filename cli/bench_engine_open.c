@@ -63,10 +63,8 @@ enum td_status bench_engine_open(struct bench_engine *b, const struct bench_opti
                                  uint32_t max_rows, struct td_error *e)
 {
     const struct geometry_options g = options_of(o);
-    const struct kernels_config k = {.device = b->geometry.device,
-                                     .ordinal = b->geometry.ordinal,
-                                     .n_threads = (uint32_t)o->threads,
-                                     .compute = b->geometry.compute};
+    struct kernels_config k = b->geometry.kernels;
+    k.n_threads = (uint32_t)o->threads;
     enum td_status s = geometry_open_model(&g, &b->geometry, &b->model, e);
     if (!s)
         s = kernels_open(&k, &b->kernels, e);

@@ -114,9 +114,7 @@ static enum td_status project(const struct forward *f, uint32_t layer, uint32_t 
     return pack(f, layer, parts, n, n_in, compute, out, e);
 }
 
-/*
- * A stack of n matrices that one(number) packs. Numbers whose matrices were packed before one failed are freed.
- */
+/* A stack of n matrices, number i as one() packs it. */
 typedef enum td_status (*pack_one)(struct forward *f, uint32_t layer, uint32_t number, struct k_matrix **out,
                                    struct td_error *e);
 

@@ -8,6 +8,9 @@
 
 #include "kernels/kernels.h"
 
+/* What a machine can do at most, for kernels/bench.h. */
+enum kernels_limit { LIMIT_READ_ONE, LIMIT_READ, LIMIT_COPY, LIMIT_LINK, LIMIT_F32, LIMIT_BF16, N_LIMITS };
+
 struct kernels_backend {
     enum kernels_device device;
     const char *(*isa_name)(const struct kernels *k);
@@ -60,6 +63,12 @@ struct kernels_backend {
     void (*put_seqs)(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_seqs, uint32_t page_tokens);
     void (*kv_store)(struct kernels *k, const struct k_attn *a);
     void (*attention)(struct kernels *k, const struct k_attn *a);
+
+    /*
+     * Runs the limit once (queued, as operations are), over memory of twice len_bytes where it is one of memory; returns the bytes that
+     * it moves, or the operations that it does; 0: it is not known here.
+     */
+    double (*run_limit)(struct kernels *k, enum kernels_limit limit, void *memory, size_t len_bytes);
 };
 
 /* What every backend's struct kernels begins with. */

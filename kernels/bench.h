@@ -6,9 +6,10 @@
  * Patterson 2009): bandwidth if its bytes take longer than its arithmetic, else arithmetic. Every number is the best of
  * several runs, the limits' spread over the whole bench, because what else the machine does only takes away.
  *
- * Shapes are those of a Llama with a billion parameters; attention is at a context of 2048.
+ * Shapes are those of a Llama with a billion parameters, attention at a context of 2048; on a device of one with eight billion, up to
+ * 16,384. There the limit of bf16 arithmetic is the largest product of cuBLAS, and pages are also read over the link to the host.
  *
- * Threads: the caller waits; nothing is printed. Some 15 seconds and 0.6 GB with the defaults.
+ * Threads: the caller waits; nothing is printed. Some 15 seconds and 0.6 GB with the defaults; 10 GB of a device.
  * Errors:  TD_ERR_UNSUPPORTED for plain C, which is not made to be fast; TD_ERR_NO_MEMORY.
  */
 #pragma once
@@ -18,8 +19,7 @@
 enum { KERNELS_BENCH_ROWS = 64 };
 
 struct kernels_bench_config {
-    uint32_t n_threads; /* 0: one per CPU */
-    enum kernels_isa isa;
+    struct kernels_config kernels;
     double seconds_per_row; /* 0: 0.2; a row takes three runs at least */
     uint32_t shrink;        /* divides shapes and buffers, so that a test is quick; 0 and 1: not */
 };

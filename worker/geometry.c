@@ -47,15 +47,15 @@ static enum td_status parse_dummy(const char *text, struct model_dummy *out, str
     return TD_OK;
 }
 
-static enum td_status parse_device(const char *text, struct geometry *g, struct td_error *e)
+enum td_status geometry_device(const char *text, struct kernels_config *out, struct td_error *e)
 {
     unsigned n = 0;
     int used = 0;
     bool numbered = sscanf(text, "cuda:%u%n", &n, &used) == 1 && !text[used] && n < 256;
     if (strcmp(text, "cpu") && strcmp(text, "cuda") && !numbered)
         return td_fail(e, TD_ERR_INVALID, "--device: '%s' is neither cpu, cuda nor cuda:N", text);
-    g->device = strcmp(text, "cpu") ? DEVICE_CUDA : DEVICE_CPU;
-    g->ordinal = n;
+    out->device = strcmp(text, "cpu") ? DEVICE_CUDA : DEVICE_CPU;
+    out->ordinal = n;
     return TD_OK;
 }
 
@@ -67,7 +67,7 @@ enum td_status geometry_resolve(const struct geometry_options *o, struct geometr
     g.is_dummy = o->dummy != NULL;
     enum td_status s = g.is_dummy ? parse_dummy(o->dummy, &g.dummy, e) : model_config_load(o->model, &g.config, e);
     if (!s)
-        s = parse_device(o->device, &g, e);
+        s = geometry_device(o->device, &g.kernels, e);
     if (!s && g.is_dummy)
         model_dummy_config(&g.dummy, &g.config);
     if (s)
@@ -76,6 +76,7 @@ enum td_status geometry_resolve(const struct geometry_options *o, struct geometr
         g.compute = model_config_n_params(&g.config) < AUTO_F32_BELOW_PARAMS ? COMPUTE_F32 : COMPUTE_BF16;
     else
         g.compute = !strcmp(o->numerics, "f32") ? COMPUTE_F32 : COMPUTE_BF16;
+    g.kernels.compute = g.compute;
     g.layout = model_config_layout(&g.config, g.compute == COMPUTE_F32 ? NUM_F32 : NUM_BF16, (uint32_t)o->block_tokens);
     if (strcmp(o->kv_dtype, "auto"))
         num_type_parse(o->kv_dtype, &g.layout.dtype);

@@ -56,13 +56,15 @@ struct geometry {
     struct model_dummy dummy; /* used when the options say so */
     bool is_dummy;
     enum compute compute;
-    enum kernels_device device;
-    uint32_t ordinal; /* of a cuda device */
+    struct kernels_config kernels; /* the device, and compute */
     struct kv_layout layout;
 };
 
 /* Reads config.json at most. TD_ERR_INVALID names the option. */
 enum td_status geometry_resolve(const struct geometry_options *o, struct geometry *out, struct td_error *error_out);
+
+/* "cpu", "cuda" or "cuda:N" into device and ordinal. */
+enum td_status geometry_device(const char *text, struct kernels_config *out, struct td_error *error_out);
 
 /* Opens the weights that were resolved. */
 enum td_status geometry_open_model(const struct geometry_options *o, const struct geometry *g, struct model **out,

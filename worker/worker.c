@@ -432,9 +432,6 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
 {
     struct worker_options *o = &w->options;
     static const char *const ISAS[] = {"auto", "plain", "avx2", "avx512"};
-    struct kernels_config k = {.n_threads = (uint32_t)o->threads};
-    while (strcmp(ISAS[k.isa], o->isa))
-        k.isa++;
     enum td_status s = geometry_resolve(&o->geometry, &w->geometry, e);
     bool is_sim = !strcmp(o->engine, "sim");
     struct sim_cost cost = {.noise = o->sim_noise};
@@ -444,9 +441,12 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
         s = sim_cost_parse("sim-decode", o->sim_decode, cost.decode, e);
     if (!s && !is_sim)
         s = geometry_open_model(&o->geometry, &w->geometry, &w->model, e);
-    k.device = is_sim ? DEVICE_CPU : w->geometry.device;
-    k.ordinal = w->geometry.ordinal;
-    k.compute = w->geometry.compute;
+    struct kernels_config k = w->geometry.kernels;
+    k.n_threads = (uint32_t)o->threads;
+    while (strcmp(ISAS[k.isa], o->isa))
+        k.isa++;
+    if (is_sim)
+        k.device = DEVICE_CPU;
     if (!s)
         s = kernels_open(&k, &w->kernels, e);
     if (s)

@@ -588,6 +588,7 @@ static const struct kernels_backend CPU = {
     .put_seqs = cpu_put_seqs,
     .kv_store = cpu_kv_store,
     .attention = cpu_attention,
+    .run_limit = cpu_run_limit,
 };
 
 enum td_status cpu_open(const struct kernels_config *config, struct kernels **out, struct td_error *error_out)

@@ -26,6 +26,9 @@ static inline struct cpu_kernels *cpu_of(struct kernels *k)
     return (struct cpu_kernels *)k;
 }
 
+/* limits.c */
+double cpu_run_limit(struct kernels *k, enum kernels_limit limit, void *memory, size_t len_bytes);
+
 /* rows.c: operations of backend.h */
 void cpu_embed(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
                uint32_t n_rows, float scale, float *out);

@@ -8,7 +8,7 @@ START_TEST(test_bench_fills_every_row)
 {
     struct kernels_bench *b = mem_zalloc(sizeof(*b));
     struct td_error error;
-    struct kernels_bench_config config = {.n_threads = 2, .seconds_per_row = 1e-6, .shrink = 16};
+    struct kernels_bench_config config = {.kernels = {.n_threads = 2}, .seconds_per_row = 1e-6, .shrink = 16};
     enum td_status s = kernels_bench(&config, b, &error);
     if (s != TD_ERR_UNSUPPORTED) { /* a CPU with nothing but plain C */
         ck_assert_int_eq(s, TD_OK);
@@ -31,7 +31,7 @@ START_TEST(test_bench_refuses_plain_c)
 {
     struct kernels_bench *b = mem_zalloc(sizeof(*b));
     struct td_error error;
-    struct kernels_bench_config config = {.isa = ISA_PLAIN};
+    struct kernels_bench_config config = {.kernels = {.isa = ISA_PLAIN}};
     ck_assert_int_eq(kernels_bench(&config, b, &error), TD_ERR_UNSUPPORTED);
     ck_assert_uint_eq(b->n_rows, 0);
     free(b);
