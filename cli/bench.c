@@ -24,7 +24,7 @@ static const struct option TABLE[] = {
     {"threads", OPT_INT, AT(threads), "0", NULL, 0, 1024,
      "kernels, engine, profile: compute threads; 0: one for each CPU"},
     {"dummy", OPT_STRING, AT(dummy), "1b", "DIMS", 0, 0,
-     "engine, profile: the made-up model, 1b or hidden=256,layers=2,..."},
+     "engine, profile: the made-up model, 1b, 8b or hidden=256,layers=2,..."},
     {"model", OPT_STRING, AT(model), NULL, "DIR", 0, 0,
      "engine, profile, cluster, overlap, router, tokenize: the model's directory"},
     {"profile", OPT_STRING, AT(profile), NULL, "FILE", 0, 0,

@@ -1,6 +1,7 @@
 /*
- * The engine on a model, a made-up one by default: a prompt of 512 tokens, then decoding with 1, 8 and 32 sequences of a short context, where
- * time goes to streaming the weights.
+ * The engine on a model, a made-up one by default: prompts, then decoding by batch and context. On the CPU contexts are short, and time goes
+ * to streaming the weights; on a device sequences are adopted with the KV of a long context, all zeros: what is read counts, not what
+ * it says.
  *
  * A time is the median over prompts or steps. Every repetition computes the same tokens; their hash, with the bits of the
  * log-probabilities (which the last logits make), stands beside the figures, and must not change from one to the next.
@@ -9,6 +10,7 @@
  * Limits come from a short run of the kernels' own bench.
  */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,15 +21,16 @@
 #include "cli/bench_engine.h"
 #include "kernels/bench.h"
 
-enum {
-    PROMPT = 512,
-    SHORT_PROMPT = 16,
-    DECODE_STEPS = 16,
-    MAX_SEQS = BENCH_ENGINE_SEQS,
-    POOL_TOKENS = MAX_SEQS * (SHORT_PROMPT + 2 * DECODE_STEPS) + 2 * PROMPT,
-    MIN_REPEATS = 2,
-    MAX_TIMES = 4096,
+enum { DECODE_STEPS = 16, MIN_REPEATS = 2, MAX_TIMES = 4096, MAX_RUNS = 8 };
+
+struct run {
+    uint32_t n_prompt; /* tokens, of each sequence */
+    uint32_t batch;    /* sequences that decode; 0: the prompt itself is measured */
 };
+
+static const struct run CPU_RUNS[MAX_RUNS] = {{512, 0}, {16, 1}, {16, 8}, {16, 32}};
+static const struct run DEVICE_RUNS[MAX_RUNS] = {{2048, 0},  {16384, 0},  {1024, 1},  {4096, 1},
+                                                 {4096, 64}, {4096, 128}, {2048, 256}};
 
 struct engine_bench {
     struct bench_engine m;
@@ -70,24 +73,27 @@ static double share_read(const struct model_config *c, uint32_t n_rows)
     return (all - expert * (n - chosen)) / all;
 }
 
-/* n_rows tokens went through the layers and n_heads of them through the head, over n_keys pairs of query and key. */
-static void add_rows(struct engine_bench *b, const char *name, uint32_t n_rows, uint32_t n_heads, double n_keys)
+/* n_rows tokens went through the layers and n_heads of them through the head, over n_keys pairs of query and key of n_read tokens. */
+static void add_rows(struct engine_bench *b, const char *name, uint32_t n_rows, uint32_t n_heads, double n_keys,
+                     double n_read)
 {
     const struct model_config *c = &b->m.geometry.config;
     double q = (double)c->n_heads * c->head_dim, head = (double)c->hidden * c->vocab_size;
     double layers = (double)model_config_n_active_params(c) - head * (c->tied_embeddings ? 1 : 2);
     double ops = 2 * (layers * n_rows + head * n_heads) + 4 * q * c->n_layers * n_keys;
-    double bytes = (double)engine_weight_bytes(b->m.engine) * share_read(c, n_rows), seconds = median_seconds(b);
+    double kv = (double)kv_layout_page_bytes(&b->m.geometry.layout) / b->m.geometry.layout.page_tokens;
+    double bytes = (double)engine_weight_bytes(b->m.engine) * share_read(c, n_rows) + kv * n_read,
+           seconds = median_seconds(b);
     bench_add(b->out, "tokens/s", n_rows / seconds, 0, "%s", name)->hash = b->m.hash;
-    bench_add(b->out, "GB/s", bytes * 1e-9 / seconds, b->read_gb_s, "%s, weights streamed", name);
+    bench_add(b->out, "GB/s", bytes * 1e-9 / seconds, b->read_gb_s, "%s, weights and KV read", name);
     bench_add(b->out, "GFLOP/s", ops * 1e-9 / seconds, b->peak_gflop_s, "%s, arithmetic", name);
 }
 
 /* -------------------------------------------------------------------- runs */
 
-static enum td_status run_prefill(struct engine_bench *b, struct td_error *e)
+static enum td_status run_prefill(struct engine_bench *b, const struct run *r, struct td_error *e)
 {
-    enum td_status s = bench_engine_seq(&b->m, 0, PROMPT, DECODE_STEPS + 1, SEQ_FIRST_TOKEN, e);
+    enum td_status s = bench_engine_seq(&b->m, 0, r->n_prompt, DECODE_STEPS + 1, SEQ_FIRST_TOKEN, e);
     uint64_t start = clock_now(&b->m.clock);
     while (!s && !b->m.n_ended)
         engine_step(b->m.engine);
@@ -95,12 +101,26 @@ static enum td_status run_prefill(struct engine_bench *b, struct td_error *e)
     return s;
 }
 
-static enum td_status run_decode(struct engine_bench *b, uint32_t batch, struct td_error *e)
+/* The KV of the prompts as it came, from nowhere, and a first token. */
+static void fill_adopted(struct engine_bench *b, const struct run *r)
 {
+    engine_step(b->m.engine); /* admits */
+    for (uint32_t i = 0; i < r->batch; i++) {
+        engine_seq_filled(b->m.engine, b->m.seqs[i], r->n_prompt);
+        engine_seq_append(b->m.engine, b->m.seqs[i], 0);
+        b->m.n_tokens++;
+    }
+}
+
+static enum td_status run_decode(struct engine_bench *b, const struct run *r, struct td_error *e)
+{
+    bool adopts = kernels_device(b->m.kernels) != DEVICE_CPU;
     enum td_status s = TD_OK;
-    for (uint32_t i = 0; i < batch && !s; i++)
-        s = bench_engine_seq(&b->m, i, SHORT_PROMPT, DECODE_STEPS + 1, SEQ_GENERATE, e);
-    while (!s && b->m.n_tokens < batch)
+    for (uint32_t i = 0; i < r->batch && !s; i++)
+        s = bench_engine_seq(&b->m, i, r->n_prompt, DECODE_STEPS + 1, adopts ? SEQ_ADOPT : SEQ_GENERATE, e);
+    if (!s && adopts)
+        fill_adopted(b, r);
+    while (!s && b->m.n_tokens < r->batch)
         engine_step(b->m.engine);
     while (!s && !b->m.n_ended) {
         uint64_t start = clock_now(&b->m.clock);
@@ -110,26 +130,31 @@ static enum td_status run_decode(struct engine_bench *b, uint32_t batch, struct 
     return s;
 }
 
-/* batch 0: prefill. */
-static enum td_status measure(struct engine_bench *b, const char *name, uint32_t batch, struct td_error *e)
+static enum td_status measure(struct engine_bench *b, const struct run *r, struct td_error *e)
 {
     uint64_t start = clock_now(&b->m.clock), first_hash = 0;
     enum td_status s = TD_OK;
+    char name[64];
+    if (r->batch)
+        snprintf(name, sizeof(name), "decode batch %u, context %u..%u", r->batch, r->n_prompt,
+                 r->n_prompt + DECODE_STEPS);
+    else
+        snprintf(name, sizeof(name), "prefill %u tokens", r->n_prompt);
     b->n_times = 0;
     for (uint32_t i = 0; !s && (i < MIN_REPEATS || clock_now(&b->m.clock) - start < b->row_ns); i++) {
         b->m.n_tokens = b->m.n_ended = 0;
         b->m.hash = 1;
-        s = batch ? run_decode(b, batch, e) : run_prefill(b, e);
+        s = r->batch ? run_decode(b, r, e) : run_prefill(b, r, e);
         bench_engine_close_seqs(&b->m);
         first_hash = i ? first_hash : b->m.hash;
         if (!s && b->m.hash != first_hash)
             s = td_fail(e, TD_ERR_CORRUPT, "%s: tokens or log-probabilities differ between repetitions", name);
     }
-    double context = SHORT_PROMPT + DECODE_STEPS / 2.0;
-    if (!s && batch)
-        add_rows(b, name, batch, batch, context * batch);
+    double n = r->n_prompt, context = (n + DECODE_STEPS / 2.0) * r->batch;
+    if (!s && r->batch)
+        add_rows(b, name, r->batch, r->batch, context, context);
     else if (!s)
-        add_rows(b, name, PROMPT, 1, PROMPT * (PROMPT + 1) / 2.0);
+        add_rows(b, name, r->n_prompt, 1, n * (n + 1) / 2, n);
     return s;
 }
 
@@ -169,16 +194,17 @@ enum td_status bench_engine(const struct bench_options *o, struct bench_rows *ou
     enum td_status s = bench_engine_resolve(&b->m, o, e);
     if (!s)
         s = measure_limits(b, (uint32_t)o->threads, e);
+    const struct run *runs = b->m.geometry.kernels.device == DEVICE_CPU ? CPU_RUNS : DEVICE_RUNS;
+    uint32_t pool_tokens = 0, longest = 0;
+    for (uint32_t i = 0; i < MAX_RUNS && runs[i].n_prompt; i++) {
+        uint32_t tokens = (runs[i].batch ? runs[i].batch : 2) * (runs[i].n_prompt + 2 * DECODE_STEPS);
+        pool_tokens = tokens > pool_tokens ? tokens : pool_tokens;
+        longest = !runs[i].batch && runs[i].n_prompt > longest ? runs[i].n_prompt : longest;
+    }
     if (!s)
-        s = bench_engine_open(&b->m, o, POOL_TOKENS, PROMPT, e);
-    if (!s)
-        s = measure(b, "prefill 512 tokens", 0, e);
-    if (!s)
-        s = measure(b, "decode batch 1, context 16..32", 1, e);
-    if (!s)
-        s = measure(b, "decode batch 8, context 16..32", 8, e);
-    if (!s)
-        s = measure(b, "decode batch 32, context 16..32", MAX_SEQS, e);
+        s = bench_engine_open(&b->m, o, pool_tokens, longest, e);
+    for (uint32_t i = 0; i < MAX_RUNS && runs[i].n_prompt && !s; i++)
+        s = measure(b, &runs[i], e);
     bench_engine_close(&b->m);
     free(b);
     return s;

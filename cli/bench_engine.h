@@ -8,7 +8,7 @@
 #include "engine/engine.h"
 #include "worker/geometry.h"
 
-enum { BENCH_ENGINE_SEQS = 32, BENCH_PAGE_TOKENS = 16 };
+enum { BENCH_ENGINE_SEQS = 256, BENCH_PAGE_TOKENS = 16 };
 
 struct bench_engine {
     struct clock clock;
@@ -17,6 +17,7 @@ struct bench_engine {
     struct model *model;
     struct engine *engine;
     struct seq *seqs[BENCH_ENGINE_SEQS];
+    bool adopts;                /* what the last goal was */
     uint32_t n_tokens, n_ended; /* of all sequences since the caller last set them to 0 */
     uint64_t hash;              /* of tokens and the bits of their log-probabilities, likewise */
 };

@@ -29,7 +29,10 @@ static void on_end(void *user, struct seq *seq, enum seq_finish finish)
 
 static void on_admitted(void *user, struct seq *seq, uint32_t n_matched)
 {
-    (void)user, (void)seq, (void)n_matched;
+    (void)n_matched;
+    const struct bench_engine *b = user;
+    if (b->adopts)
+        engine_seq_fill(b->engine, seq);
 }
 
 static void on_pages_ready(void *user, struct seq *seq, uint32_t first, uint32_t n, uint16_t begin, uint16_t end)
@@ -105,6 +108,7 @@ enum td_status bench_engine_seq(struct bench_engine *b, uint32_t slot, uint32_t 
                                  .n_prompt = n_prompt,
                                  .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = max_tokens},
                                  .goal = goal};
+    b->adopts = goal == SEQ_ADOPT;
     enum td_status s = engine_seq_open(b->engine, &p, &b->seqs[slot], e);
     free(ids);
     return s;

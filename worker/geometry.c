@@ -11,6 +11,16 @@ static enum td_status parse_dummy(const char *text, struct model_dummy *out, str
     *out = (struct model_dummy){.seed = 1};
     if (!strcmp(text, "1b"))
         return TD_OK;
+    if (!strcmp(text, "8b")) {
+        *out = (struct model_dummy){.hidden = 4096,
+                                    .n_layers = 32,
+                                    .n_heads = 32,
+                                    .n_kv_heads = 8,
+                                    .head_dim = 128,
+                                    .intermediate = 14336,
+                                    .seed = 1};
+        return TD_OK;
+    }
     const struct {
         const char *name;
         uint32_t *at;
@@ -31,7 +41,7 @@ static enum td_status parse_dummy(const char *text, struct model_dummy *out, str
         bool seed = eq && eq - p == 4 && !memcmp(p, "seed", 4);
         if ((i == n && !seed) || end == eq + 1 || (*end && *end != ',') || v > 1u << 24 || (!seed && !v))
             return td_fail(e, TD_ERR_INVALID,
-                           "--dummy: '%s' is neither 1b nor name=number,... of vocab, hidden, layers, "
+                           "--dummy: '%s' is neither 1b, 8b nor name=number,... of vocab, hidden, layers, "
                            "heads, kv_heads, head_dim, ffn, positions, experts, used, window, seed",
                            text);
         if (seed)

@@ -11,7 +11,7 @@
 
 struct geometry_options {
     const char *model;    /* directory; NULL with dummy */
-    const char *dummy;    /* "1b" or "layers=2,hidden=256,...": seeded gaussian weights instead of a directory */
+    const char *dummy;    /* "1b", "8b" or "layers=2,hidden=256,...": seeded gaussian weights instead of a directory */
     const char *numerics; /* auto, f32, bf16 */
     const char *kv_dtype; /* auto, f32, f16, bf16 */
     const char *device;   /* cpu, cuda, cuda:N */
@@ -27,7 +27,7 @@ struct geometry_options {
          "DIMS",                                                                                                       \
          0,                                                                                                            \
          0,                                                                                                            \
-         "seeded random weights instead: 1b, or hidden=256,layers=2,heads=8,..."},                                     \
+         "seeded random weights instead: 1b, 8b, or hidden=256,layers=2,heads=8,..."},                                 \
         {"numerics",                                                                                                   \
          OPT_CHOICE,                                                                                                   \
          offsetof(type, member.numerics),                                                                              \
