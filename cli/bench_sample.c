@@ -70,7 +70,8 @@ enum td_status bench_sample(const struct bench_options *o, struct bench_rows *ou
             sum += k_argmax(work, VOCAB);
             double b = seconds();
             p.seed = i;
-            sampler_draw(s, &p, tokens, PROMPT, PROMPT / 2, work, &token);
+            struct k_best best = k_best_of(work, VOCAB);
+            sampler_draw(s, &p, tokens, PROMPT, PROMPT / 2, &best, work, &token);
             spent += seconds() - b;
             limit += b - a;
         }

@@ -68,6 +68,8 @@ static enum td_status open_arrays(struct engine *e, struct td_error *error_out)
     e->ids = mem_array(c->max_rows, sizeof(*e->ids));
     e->positions = mem_array(c->max_rows, sizeof(*e->positions));
     e->logit_rows = mem_array(e->max_logit_rows, sizeof(*e->logit_rows));
+    e->wants_logits = mem_array(e->max_logit_rows, sizeof(*e->wants_logits));
+    e->best = mem_array(e->max_logit_rows, sizeof(*e->best));
     e->attn_seqs = mem_array(c->max_batch, sizeof(*e->attn_seqs));
     e->seq_tokens = mem_array(c->max_batch, sizeof(*e->seq_tokens));
     e->batch = mem_array(c->max_batch, sizeof(struct seq *));
@@ -118,6 +120,7 @@ static enum td_status open_parts(struct engine *e, struct td_error *error_out)
                                            .max_rows = c->max_rows,
                                            .max_positions = c->max_context,
                                            .logits = e->logits,
+                                           .best = e->best,
                                            .max_logit_rows = e->max_logit_rows};
     s = c->sim ? forward_sim_open(&e->layout, e->model.vocab_size, c->sim, c->clock, &e->sim, error_out)
                : forward_open(&forward, &e->forward, error_out);
@@ -159,6 +162,8 @@ void engine_close(struct engine *e)
     free(e->ids);
     free(e->positions);
     free(e->logit_rows);
+    free(e->wants_logits);
+    free(e->best);
     free(e->attn_seqs);
     free(e->seq_tokens);
     free(e->batch);
@@ -309,8 +314,11 @@ static uint32_t fill_arrays(struct engine *e, uint32_t *n_logit_rows)
         for (uint32_t j = 0; j < s->n_rows; j++, row++) {
             e->ids[row] = s->tokens[s->n_computed + j];
             e->positions[row] = s->n_computed + j;
-            if (wants_row(s, s->n_computed + j))
+            if (wants_row(s, s->n_computed + j)) {
+                e->wants_logits[*n_logit_rows] = wants_logprob(s, s->n_computed + j) ||
+                                                 sampling_wants_logits(&s->sampling, s->n_tokens - s->n_prompt);
                 e->logit_rows[(*n_logit_rows)++] = row;
+            }
         }
     }
     return row;
@@ -369,12 +377,12 @@ static void on_layers(void *user, uint16_t begin, uint16_t end)
 
 /* -------------------------------------------------------------- after it */
 
-static void note_prompt_logprobs(struct engine *e, struct seq *s, const float *logits, uint32_t position)
+static float *row_logits(const struct engine *e, uint32_t row)
 {
-    s->prompt_logprobs[position + 1] = logits[s->tokens[position + 1]] - k_logsumexp(logits, e->model.vocab_size);
+    return e->logits + (size_t)row * e->model.vocab_size;
 }
 
-static void sample(struct engine *e, struct seq *s, float *logits)
+static void sample(struct engine *e, struct seq *s, uint32_t row)
 {
     struct engine_callbacks *cb = &e->config.callbacks;
     if (!s->first_token_ns)
@@ -384,7 +392,8 @@ static void sample(struct engine *e, struct seq *s, float *logits)
         return;
     }
     struct sampled token;
-    sampler_draw(e->sampler, &s->sampling, s->tokens, s->n_tokens, s->n_prompt, logits, &token);
+    sampler_draw(e->sampler, &s->sampling, s->tokens, s->n_tokens, s->n_prompt, &e->best[row], row_logits(e, row),
+                 &token);
     if (cb->on_token)
         cb->on_token(cb->user, s, &token);
     seq_push_token(s, token.id);
@@ -393,18 +402,17 @@ static void sample(struct engine *e, struct seq *s, float *logits)
 /* on_token and on_end may not close sequences, so the batch stays as it is. */
 static void finish_rows(struct engine *e)
 {
-    float *logits = e->logits;
+    uint32_t row = 0;
     for (uint32_t i = 0; i < e->n_batch; i++) {
         struct seq *s = e->batch[i];
         uint32_t first = s->n_computed, after = first + s->n_rows, n_tokens = s->n_tokens;
         seq_computed(s, after);
         for (uint32_t position = first; position < after; position++) {
             if (position + 1 == n_tokens) {
-                sample(e, s, logits);
-                logits += e->model.vocab_size;
+                sample(e, s, row++);
             } else if (wants_logprob(s, position)) {
-                note_prompt_logprobs(e, s, logits, position);
-                logits += e->model.vocab_size;
+                s->prompt_logprobs[position + 1] = row_logits(e, row)[s->tokens[position + 1]] - e->best[row].logsumexp;
+                row++;
             }
         }
     }
@@ -445,6 +453,7 @@ uint32_t engine_step(struct engine *e)
                                         .n_tokens = e->seq_tokens,
                                         .n_seqs = e->n_batch,
                                         .logit_rows = e->logit_rows,
+                                        .wants_logits = e->wants_logits,
                                         .n_logit_rows = n_logit_rows,
                                         .on_layers = on_layers,
                                         .layers_per_call = (uint16_t)per_call,
@@ -452,7 +461,7 @@ uint32_t engine_step(struct engine *e)
     e->last_step = describe(e);
     uint64_t start = clock_now(e->config.clock);
     if (e->sim)
-        forward_sim_run(e->sim, &batch, e->logits);
+        forward_sim_run(e->sim, &batch, e->logits, e->best);
     else
         forward_run(e->forward, &batch);
     e->last_step.ms = (double)(clock_now(e->config.clock) - start) * 1e-6;

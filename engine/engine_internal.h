@@ -56,6 +56,8 @@ struct engine {
     struct batch_item *items; /* what the plan is made from */
     uint32_t *item_rows;
     float *logits;
+    bool *wants_logits;
+    struct k_best *best;
 
     struct cost_step last_step;
 };

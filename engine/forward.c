@@ -28,14 +28,18 @@ static void run_head(struct forward *f, const struct forward_batch *b)
 {
     struct kernels *k = f->kernels;
     uint32_t n = b->n_logit_rows;
-    size_t numbers = (size_t)n * f->c.vocab_size;
+    size_t vocab = f->c.vocab_size;
     const uint32_t *rows = k_put(k, b->logit_rows, n * sizeof(*rows));
     k_embed(k, f->x, NUM_F32, f->c.hidden, rows, n, 1, f->normed);
     k_rmsnorm(k, f->normed, f->final_norm, f->c.rms_eps, n, f->c.hidden, f->normed);
     k_linear(k, f->head, f->normed, n, f->logits, false);
     if (f->c.logits_cap > 0)
-        k_softcap(k, f->logits, numbers, f->c.logits_cap);
-    k_read(k, f->host_logits, f->logits, numbers * sizeof(float));
+        k_softcap(k, f->logits, n * vocab, f->c.logits_cap);
+    k_best_rows(k, f->logits, f->c.vocab_size, n, f->best);
+    k_read(k, f->host_best, f->best, n * sizeof(*f->best));
+    for (uint32_t i = 0; i < n; i++)
+        if (b->wants_logits[i])
+            k_read(k, f->host_logits + i * vocab, f->logits + i * vocab, vocab * sizeof(float));
 }
 
 void forward_run(struct forward *f, const struct forward_batch *b)

@@ -20,6 +20,7 @@ struct forward_config {
     uint32_t max_rows;              /* rows of one batch */
     uint32_t max_positions;         /* longest context served */
     float *logits;                  /* [max_logit_rows][vocab] host; where forward_run leaves them; borrowed */
+    struct k_best *best;            /* [max_logit_rows] host, likewise */
     uint32_t max_logit_rows;
 };
 
@@ -36,6 +37,7 @@ struct forward_batch {
     const uint32_t *n_tokens; /* [n_seqs] length of the sequence, what longrope goes by */
     uint32_t n_seqs;
     const uint32_t *logit_rows; /* [n_logit_rows] rows whose logits are wanted */
+    const bool *wants_logits;   /* [n_logit_rows] false: only what is best of them */
     uint32_t n_logit_rows;
     /* Optional: layers [begin, end) of every row's KV are in their pages for good. */
     void (*on_layers)(void *user, uint16_t begin, uint16_t end);

@@ -148,7 +148,7 @@ static void sleep_until(const struct clock *clock, uint64_t then_ns)
     }
 }
 
-void forward_sim_run(struct forward_sim *f, const struct forward_batch *b, float *logits_out)
+void forward_sim_run(struct forward_sim *f, const struct forward_batch *b, float *logits_out, struct k_best *best_out)
 {
     uint64_t begin_ns = clock_now(f->clock);
     double took_ns = step_ns(f, b) * noise(f);
@@ -167,4 +167,6 @@ void forward_sim_run(struct forward_sim *f, const struct forward_batch *b, float
             b->on_layers(b->user, (uint16_t)begin, (uint16_t)end);
     }
     make_logits(f, b, logits_out);
+    for (uint32_t i = 0; i < b->n_logit_rows; i++)
+        best_out[i] = k_best_of(logits_out + (size_t)i * f->vocab_size, f->vocab_size);
 }

@@ -286,9 +286,8 @@ static uint32_t select_typical(struct candidate *c, uint32_t n, double share)
     return select_weight(c, n, share * total);
 }
 
-static uint32_t draw(struct sampler *s, const struct sampling *p, const float *logits, uint32_t position)
+static uint32_t draw(struct sampler *s, const struct sampling *p, const float *logits, float top, uint32_t position)
 {
-    float top = logits[k_argmax(logits, s->vocab_size)];
     struct candidate *c = s->candidates;
     uint32_t n = gather(s, p, logits, top);
     for (uint32_t i = 0; i < n; i++)
@@ -340,24 +339,42 @@ static void tell_top(struct sampler *s, const float *logits, uint32_t k, float n
     }
 }
 
-void sampler_draw(struct sampler *s, const struct sampling *p, const uint32_t *tokens, uint32_t n_tokens,
-                  uint32_t n_prompt, float *logits, struct sampled *out)
+static bool is_too_early(const struct sampling *p, uint32_t n_generated)
 {
-    float normalizer = k_logsumexp(logits, s->vocab_size);
-    bool too_early = n_tokens - n_prompt < p->min_tokens && p->n_stop_ids,
-         changes = penalizes(p) || p->n_bias || too_early || p->n_allowed;
+    return n_generated < p->min_tokens && p->n_stop_ids;
+}
+
+static bool changes_logits(const struct sampling *p, uint32_t n_generated)
+{
+    return penalizes(p) || p->n_bias || p->n_allowed || is_too_early(p, n_generated);
+}
+
+bool sampling_wants_logits(const struct sampling *p, uint32_t n_generated)
+{
+    return p->temperature > 0 || p->top_logprobs || changes_logits(p, n_generated);
+}
+
+void sampler_draw(struct sampler *s, const struct sampling *p, const uint32_t *tokens, uint32_t n_tokens,
+                  uint32_t n_prompt, const struct k_best *best, float *logits, struct sampled *out)
+{
+    uint32_t n_generated = n_tokens - n_prompt;
+    float normalizer = best->logsumexp;
+    *out = (struct sampled){.id = best->id, .logprob = best->logit - normalizer};
+    if (!sampling_wants_logits(p, n_generated))
+        return;
     const float *original = logits;
     tell_top(s, logits, p->top_logprobs, normalizer, out);
-    if (changes)
+    if (changes_logits(p, n_generated))
         original = memcpy(s->original, logits, s->vocab_size * sizeof(float));
     penalize(s, p, tokens, n_tokens, n_prompt, logits);
     for (uint32_t i = 0; i < p->n_bias; i++)
         logits[p->bias[i].id] += p->bias[i].bias;
-    forbid(s, p, too_early, logits);
-    out->id = k_argmax(logits, s->vocab_size);
+    forbid(s, p, is_too_early(p, n_generated), logits);
+    if (original != logits)
+        out->id = k_argmax(logits, s->vocab_size);
     if (logits[out->id] == -INFINITY) /* all that is allowed would end it too early: it ends */
         out->id = p->n_allowed ? p->allowed[0] : out->id;
     else if (p->temperature > 0)
-        out->id = draw(s, p, logits, n_tokens);
+        out->id = draw(s, p, logits, logits[out->id], n_tokens);
     out->logprob = original[out->id] - normalizer;
 }

@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "kernels/kernels.h"
 
 enum {
     SAMPLING_MAX_BIAS = 1024,
@@ -64,9 +65,12 @@ struct sampled { /* log-probabilities are natural, and of the unmodified distrib
     float top_logprobs[SAMPLING_MAX_TOP_LOGPROBS];
 };
 
+/* False: what comes after n_generated tokens is the best logit, and nothing more is told: the others are not looked at. */
+bool sampling_wants_logits(const struct sampling *s, uint32_t n_generated);
+
 /*
- * tokens[0..n_tokens): prompt (n_prompt of them) and what was generated; the new token gets position n_tokens.
- * logits[vocab] is modified.
+ * tokens[0..n_tokens): prompt (n_prompt of them) and what was generated; the new token gets position n_tokens. best: of the logits.
+ * logits[vocab] is modified; not read where sampling_wants_logits() says so.
  */
 void sampler_draw(struct sampler *s, const struct sampling *p, const uint32_t *tokens, uint32_t n_tokens,
-                  uint32_t n_prompt, float *logits, struct sampled *out);
+                  uint32_t n_prompt, const struct k_best *best, float *logits, struct sampled *out);

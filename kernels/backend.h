@@ -60,6 +60,8 @@ struct kernels_backend {
     void (*combine)(struct kernels *k, const float *x, uint32_t dim, const uint32_t *rows, const float *weights,
                     uint32_t n, uint32_t n_rows, float *y);
 
+    void (*best_rows)(struct kernels *k, const float *logits, uint32_t n, uint32_t n_rows, struct k_best *out);
+
     void (*put_seqs)(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_seqs, uint32_t page_tokens);
     void (*kv_store)(struct kernels *k, const struct k_attn *a);
     void (*attention)(struct kernels *k, const struct k_attn *a);

@@ -272,3 +272,8 @@ void k_attention(struct kernels *k, const struct k_attn *a)
     check_attn(a);
     k->backend->attention(k, a);
 }
+
+void k_best_rows(struct kernels *k, const float *logits, uint32_t n, uint32_t n_rows, struct k_best *out)
+{
+    k->backend->best_rows(k, logits, n, n_rows, out);
+}

@@ -265,12 +265,20 @@ void k_kv_store(struct kernels *k, const struct k_attn *a);
  */
 void k_attention(struct kernels *k, const struct k_attn *a);
 
+/* ----------------------------------------------------------------- sampling */
+
+/* Of logits: the index of the largest, the lowest on a tie, and log(sum(exp)) of all: 16 lanes and a fixed tree, our own exp and log. */
+struct k_best {
+    uint32_t id;
+    float logit, logsumexp;
+};
+/* Of each row of logits[T][n]. */
+void k_best_rows(struct kernels *k, const float *logits, uint32_t n, uint32_t n_rows, struct k_best *out);
+
 /* ------------------------------------------------------- on the host, always */
 
-/* Index of the largest of logits[n]; the lowest index on a tie. */
+struct k_best k_best_of(const float *logits, uint32_t n);
 uint32_t k_argmax(const float *logits, uint32_t n);
-
-/* log(sum(exp(logits[n]))), 16 lanes and a fixed tree, our own exp and log. */
 float k_logsumexp(const float *logits, uint32_t n);
 
 /* Our own exp and log, the same bits on every backend; for samplers. exp: |x| <= 87, else 0 or +inf. */

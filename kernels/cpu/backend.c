@@ -585,6 +585,7 @@ static const struct kernels_backend CPU = {
     .route = cpu_route,
     .sort_slots = cpu_sort_slots,
     .combine = cpu_combine,
+    .best_rows = cpu_best_rows,
     .put_seqs = cpu_put_seqs,
     .kv_store = cpu_kv_store,
     .attention = cpu_attention,
@@ -612,13 +613,14 @@ enum td_status cpu_open(const struct kernels_config *config, struct kernels **ou
 
 /* ----------------------------------------------------------------- numbers */
 
+struct k_best k_best_of(const float *logits, uint32_t n)
+{
+    return cpu_best(cpu_ops_get(ISA_AUTO), logits, n);
+}
+
 uint32_t k_argmax(const float *logits, uint32_t n)
 {
-    float max = cpu_ops_get(ISA_AUTO)->max(logits, n);
-    for (uint32_t i = 0; i < n; i++)
-        if (logits[i] == max)
-            return i;
-    return 0;
+    return cpu_argmax(cpu_ops_get(ISA_AUTO), logits, n);
 }
 
 float k_logsumexp(const float *logits, uint32_t n)

@@ -52,7 +52,9 @@ static uint32_t compute(uint32_t first, uint32_t n)
                                     .logit_rows = &last,
                                     .n_logit_rows = 1,
                                     .layers_per_call = LAYERS};
-    forward_sim_run(sim, &b, logits);
+    struct k_best best;
+    forward_sim_run(sim, &b, logits, &best);
+    ck_assert(best.logit == logits[best.id]);
     for (uint32_t t = 0; t < VOCAB; t++)
         drawn = logits[t] > logits[drawn] ? t : drawn;
     return drawn;

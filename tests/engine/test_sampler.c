@@ -96,6 +96,13 @@ static const struct sampling SETTINGS[] = {
 };
 enum { N_SETTINGS = sizeof(SETTINGS) / sizeof(SETTINGS[0]) };
 
+static void draw(struct sampler *s, const struct sampling *p, const uint32_t *tokens, uint32_t n_tokens,
+                 uint32_t n_prompt, uint32_t vocab, float *logits, struct sampled *out)
+{
+    struct k_best best = k_best_of(logits, vocab);
+    sampler_draw(s, p, tokens, n_tokens, n_prompt, &best, logits, out);
+}
+
 /*
  * Sum of (seen - expected)^2 / expected over tokens expected at least five times, the others together: for so many degrees of freedom
  * the sum exceeds degrees + 5 sqrt(2 degrees) + 10 about once in 10^5 samplers that are right.
@@ -116,7 +123,7 @@ START_TEST(test_sampler_draws_with_the_exact_probabilities)
         struct sampled out;
         memcpy(work, logits, sizeof(work));
         p.seed = i;
-        sampler_draw(s, &p, prompt, 1, 1, work, &out);
+        draw(s, &p, prompt, 1, 1, VOCAB, work, &out);
         ck_assert_msg(want[out.id] > 0, "%u can't be drawn", out.id);
         seen[out.id]++;
     }
@@ -165,7 +172,7 @@ START_TEST(test_sampler_chooses_the_sets_that_sorting_does)
             struct sampled out;
             memcpy(work, logits, LARGE * sizeof(*work));
             p.seed = j;
-            sampler_draw(s, &p, prompt, 1, 1, work, &out);
+            draw(s, &p, prompt, 1, 1, LARGE, work, &out);
             wrong += want[out.id] == 0;
         }
         /* where the sum of floats and of doubles differ, one at the edge may be in or out */
@@ -198,7 +205,7 @@ START_TEST(test_sampler_tells_the_likeliest_of_the_unmodified_distribution)
     make_logits(logits, VOCAB, 3, 2);
     logits[50] = logits[60] = 9; /* equal ones: the lower id first */
     memcpy(copy, logits, sizeof(copy));
-    sampler_draw(s, &p, tokens, 4, 2, logits, &out);
+    draw(s, &p, tokens, 4, 2, VOCAB, logits, &out);
     ck_assert_uint_eq(out.id, 3);
     ck_assert_uint_eq(out.n_top, 20);
     ck_assert_uint_eq(out.top_ids[0], 50);
@@ -230,7 +237,7 @@ START_TEST(test_sampler_allows_only_what_is_allowed)
     uint32_t seen[VOCAB] = {0};
     for (p.seed = 0; p.seed < 300; p.seed++) {
         make_logits(logits, VOCAB, 3, 1);
-        sampler_draw(s, &p, prompt, 1, 1, logits, &out);
+        draw(s, &p, prompt, 1, 1, VOCAB, logits, &out);
         seen[out.id]++;
     }
     ck_assert_uint_eq(seen[7] + seen[400] + seen[12], 300);
@@ -239,12 +246,12 @@ START_TEST(test_sampler_allows_only_what_is_allowed)
     p.n_stop_ids = 2;
     for (p.seed = 0; p.seed < 100; p.seed++) {
         make_logits(logits, VOCAB, 3, 1);
-        sampler_draw(s, &p, prompt, 1, 1, logits, &out);
+        draw(s, &p, prompt, 1, 1, VOCAB, logits, &out);
         ck_assert_uint_eq(out.id, 400);
     }
     p.n_stop_ids = 3; /* nothing is left: it ends */
     make_logits(logits, VOCAB, 3, 1);
-    sampler_draw(s, &p, prompt, 1, 1, logits, &out);
+    draw(s, &p, prompt, 1, 1, VOCAB, logits, &out);
     ck_assert_uint_eq(out.id, 7);
     sampler_close(s);
 }
@@ -262,7 +269,7 @@ START_TEST(test_sampler_penalties_are_counted_as_they_are_defined)
                          .max_tokens = 9};
     float logits[4] = {4, 4, 4, -1};
     struct sampled out;
-    sampler_draw(s, &p, tokens, 6, 2, logits, &out); /* 0: prompt; 1: both; 2: generated three times */
+    draw(s, &p, tokens, 6, 2, 4, logits, &out); /* 0: prompt; 1: both; 2: generated three times */
     ck_assert_double_eq((double)logits[0], 2);
     ck_assert_double_eq((double)logits[1], 2 - 0.5 - 0.25);
     ck_assert_double_eq((double)logits[2], 2 - 0.5 - 0.75);

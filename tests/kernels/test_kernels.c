@@ -735,6 +735,32 @@ END_TEST
 
 /* ------------------------------------------------------------------ opening */
 
+START_TEST(test_best_rows_equal_plain_and_take_the_lowest_of_equals)
+{
+    open_both(_i);
+    enum { N = 1003, ROWS = 9 };
+    float *x = data_floats(5, N * ROWS, 3);
+    struct k_best a[ROWS], b[ROWS];
+    for (uint32_t r = 0; r < ROWS; r++)
+        x[r * N + 17 + r] = x[r * N + 500 + r] = 4;
+    x[3] = NAN;
+    for (uint32_t i = 0; i < N; i++)
+        x[8 * N + i] = -INFINITY;
+    if (fast) {
+        k_best_rows(plain, x, N, ROWS, a);
+        k_best_rows(fast, x, N, ROWS, b);
+        for (uint32_t r = 0; r < ROWS; r++) {
+            ck_assert_uint_eq(b[r].id, r < 8 ? 17 + r : 0);
+            ck_assert_uint_eq(a[r].id, b[r].id);
+            data_equal(&b[r].logit, &a[r].logit, 1, "best");
+            data_equal(&b[r].logsumexp, &a[r].logsumexp, 1, "logsumexp");
+        }
+    }
+    free(x);
+    close_both();
+}
+END_TEST
+
 START_TEST(test_open_names_what_it_uses)
 {
     static const char *const NAMES[] = {"", "plain", "avx2", "avx512"};
@@ -806,6 +832,7 @@ int main(void)
     tcase_add_test(t, test_route_takes_the_best_experts_of_the_best_groups);
     tcase_add_loop_test(t, test_combine_adds_weighted_rows_in_order, 0, N_BACKENDS);
     tcase_add_test(t, test_heads_are_normed_and_rotated_each_by_itself);
+    tcase_add_loop_test(t, test_best_rows_equal_plain_and_take_the_lowest_of_equals, 0, N_BACKENDS);
     tcase_add_loop_test(t, test_open_names_what_it_uses, 0, N_BACKENDS);
     tcase_add_test(t, test_open_refuses_nonsense);
     tcase_add_test(t, test_pool_survives_many_operations);
