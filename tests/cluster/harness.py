@@ -11,6 +11,7 @@ DEMO = os.path.join(SOURCE, "deploy/demo-model/tandem-demo")
 TANDEM = os.path.join(BUILD, "cli/tandem")
 SLOW = 6 if os.environ.get("TANDEM_SANITIZE") else 1  # sanitizers: everything takes longer
 SECRET = "test-secret"
+DEVICE = os.environ.get("TANDEM_DEVICE", "cpu")  # tests/gpu.sh
 
 
 class Proc:
@@ -71,7 +72,7 @@ class Cluster:
         patience = ["--silence-ms", str(1000 * SLOW)]
         worker_args, store_args, router_args = [[*patience, *a] for a in (worker_args, store_args, router_args)]
         router_args = ["--dispatch-ms", str(500 * SLOW), *router_args]
-        shape = ["--dummy", dummy] if dummy else ["--model", model]  # the router's model gives the vocabulary all the same
+        shape = ["--device", DEVICE, *(["--dummy", dummy] if dummy else ["--model", model])]  # the router's model gives the vocabulary all the same
         workers = [*shape, "--pool-bytes", "64M", "--threads", "1", "--log-level", "info", *worker_args]
         self.workers = []
         for role, n in (("prefill", prefill), ("decode", decode)):
