@@ -46,10 +46,8 @@ void convert_page(const struct kv_layout *ours, const struct kv_layout *theirs, 
     size_t heads = (size_t)kv_layout_planes(ours) * ours->n_kv_heads, first = heads * layer_begin,
            last = heads * layer_end;
     for (size_t head = first; head < last; head++) { /* of K and V, of each layer */
-        for (uint32_t page = begin; page < end; page++) {
-            uint8_t *out = (uint8_t *)places[page] + head * kv_layout_head_bytes(ours) + slot;
-            memcpy(out, in, run);
-            in += run;
-        }
+        for (uint32_t page = begin; page < end; page++, in += run)
+            if (places[page])
+                memcpy((uint8_t *)places[page] + head * kv_layout_head_bytes(ours) + slot, in, run);
     }
 }

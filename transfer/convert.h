@@ -24,6 +24,9 @@ uint64_t convert_pages_full(const struct kv_layout *ours, const struct kv_layout
 void convert_range(const struct kv_layout *ours, const struct kv_layout *theirs, uint32_t index, uint32_t *begin_out,
                    uint32_t *end_out);
 
-/* from: layers [layer_begin, layer_end) of their page index. places: of our pages, by index; those of convert_range are set. */
+/*
+ * from: layers [layer_begin, layer_end) of their page index. places: of our pages, by index; of those of
+ * convert_range one that is NULL is left out.
+ */
 void convert_page(const struct kv_layout *ours, const struct kv_layout *theirs, uint32_t index, uint16_t layer_begin,
                   uint16_t layer_end, const void *from, void *const *places);

@@ -179,7 +179,7 @@ struct lease {
 enum pull_state { PULL_WAITING, PULL_OPENING, PULL_ACTIVE, PULL_DRAINING };
 
 struct pull_page { /* as the holder counts them */
-    bool is_placed;
+    bool is_known; /* it was announced in some layer: its generation holds */
     uint32_t generation;
     uint16_t n_verified; /* layers */
 };
@@ -200,13 +200,14 @@ struct pull {
     uint32_t cap_places;
     uint64_t *bits; /* [page][announced, asked, landed][words of layers] */
     uint32_t n_pages, cap_pages;
+    uint32_t n_had;           /* the first of them that need not come: all that lies in them is there already */
     struct lease_unit *units; /* announced, not asked for yet: [head, n) */
     uint32_t units_head, n_units, cap_units;
     uint32_t ask_page;
     uint16_t ask_layer; /* cursor in the unit at head */
     uint64_t asked_bytes;
     uint32_t arriving;
-    uint32_t n_complete, n_prefix; /* pages verified in all layers; of these without a gap from 0 */
+    uint32_t n_complete, n_prefix; /* pages verified in all layers; of these, and those had, without a gap from 0 */
     bool finished;
     uint32_t n_final, tail_len;
     uint8_t tail[PROTO_TAIL_MAX];

@@ -3,8 +3,8 @@
  *
  *     WAITING (for the connection) -> OPENING (asked for the lease; "not yet" asks again) -> ACTIVE -> DRAINING -> ended
  *
- * Announcements queue units; units are asked for in parts of at most PART_BYTES within the connection's credit, all pulls
- * of a connection taking turns. Every layer of every page is announced, asked for and landed at most once, each a bit, so
+ * Announcements queue units, but for pages that are had; units are asked for in parts of at most PART_BYTES within the
+ * connection's credit, all pulls of a connection taking turns. Every layer of every page is announced, asked for and landed at most once, each a bit, so
  * whatever a peer sends can neither land twice nor where nothing was asked for; what is not expected is thrown away by
  * the transport. A part counts only after its checksum agrees.
  *
@@ -30,6 +30,11 @@ enum bit_set { ANNOUNCED, ASKED, LANDED, N_BIT_SETS };
 static uint64_t *page_bits(const struct xfer *x, const struct pull *p, uint32_t index, enum bit_set set)
 {
     return p->bits + ((size_t)index * N_BIT_SETS + set) * x->words;
+}
+
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
 }
 
 static struct pull *pull_find(struct xfer *x, struct xfer_id id)
@@ -124,7 +129,7 @@ static void pull_drain(struct xfer *x, struct pull *p, enum td_status why, bool 
 
 static void pull_finish_if_done(struct xfer *x, struct pull *p)
 {
-    if (p->state == PULL_ACTIVE && p->finished && p->n_complete == p->n_final)
+    if (p->state == PULL_ACTIVE && p->finished && p->n_complete + least(p->n_had, p->n_final) == p->n_final)
         pull_drain(x, p, TD_OK, true);
 }
 
@@ -173,6 +178,7 @@ static void pull_begin(struct xfer *x, struct pull *p)
     p->conn = c;
     p->theirs = c->theirs;
     p->is_converting = c->is_converting;
+    p->n_had = p->n_prefix = (uint32_t)convert_pages_full(&p->theirs, &x->layout, p->params.n_have);
     send_open(x, p, touch_ns(x));
 }
 
@@ -212,7 +218,7 @@ static void run_pull(struct xfer *x, struct command *command)
 {
     const struct pull_command *c = (const struct pull_command *)command;
     const struct xfer_pull_params *params = &c->params;
-    if (x->stopping || pull_find(x, params->id)) {
+    if (x->stopping || pull_find(x, params->id) || params->n_have > x->pages_max) {
         struct xfer_pull_result r = {.status = x->stopping ? TD_ERR_CANCELLED : TD_ERR_INVALID, .done_ns = x->now_ns};
         params->on_end(params->user, params->id, &r);
         return;
@@ -348,12 +354,12 @@ static void pull_reserve(struct xfer *x, struct pull *p, uint32_t n)
         p->n_pages = n;
 }
 
-/* Where their page index lies: one of our pages, or several, or a part of one. */
+/* Where their page index lies: one of our pages, or several, or a part of one; none of those that are had. */
 static bool pull_place(const struct xfer *x, struct pull *p, uint32_t index)
 {
     uint32_t begin, end;
     convert_range(&x->layout, &p->theirs, index, &begin, &end);
-    for (uint32_t i = begin; i < end; i++) {
+    for (uint32_t i = begin > p->params.n_have ? begin : p->params.n_have; i < end; i++) {
         if (!p->places[i])
             p->places[i] = p->params.place(p->params.user, p->node.id, i);
         if (!p->places[i])
@@ -375,12 +381,12 @@ static bool announce_page(struct xfer *x, struct pull *p, uint32_t index, uint32
 {
     struct pull_page *page = &p->pages[index];
     uint64_t *announced = page_bits(x, p, index, ANNOUNCED);
-    if (bits_any(announced, u->layer_begin, u->layer_end) || (page->is_placed && page->generation != generation)) {
+    if (bits_any(announced, u->layer_begin, u->layer_end) || (page->is_known && page->generation != generation)) {
         pull_violated(x, p, "announced twice");
         return false;
     }
-    if (!page->is_placed) {
-        page->is_placed = true;
+    if (!page->is_known) {
+        page->is_known = true;
         page->generation = generation;
         if (!pull_place(x, p, index)) {
             pull_drain(x, p, TD_ERR_NO_SPACE, true);
@@ -392,7 +398,7 @@ static bool announce_page(struct xfer *x, struct pull *p, uint32_t index, uint32
 }
 
 /* What follows the last unit, in pages or in layers, becomes a part of it, so that it is asked for together. */
-static bool join_unit(struct pull *p, const struct proto_unit *u)
+static bool join_unit(struct pull *p, const struct lease_unit *u)
 {
     struct lease_unit *last = p->units_head < p->n_units ? &p->units[p->n_units - 1] : NULL;
     if (!last)
@@ -410,7 +416,7 @@ static bool join_unit(struct pull *p, const struct proto_unit *u)
     return false;
 }
 
-static void push_unit(struct pull *p, const struct proto_unit *u)
+static void push_unit(struct pull *p, const struct lease_unit *u)
 {
     if (join_unit(p, u))
         return;
@@ -420,7 +426,19 @@ static void push_unit(struct pull *p, const struct proto_unit *u)
         p->cap_units = p->cap_units ? 2 * p->cap_units : 16;
         p->units = mem_resize(p->units, p->cap_units, sizeof(p->units[0]));
     }
-    p->units[p->n_units++] = (struct lease_unit){u->first, u->n, u->layer_begin, u->layer_end};
+    p->units[p->n_units++] = *u;
+}
+
+/* What of an announcement is to be asked for. */
+static void queue_unit(struct xfer *x, struct pull *p, const struct proto_unit *u)
+{
+    uint32_t n_had = p->n_had > u->first ? least(p->n_had - u->first, u->n) : 0;
+    if (n_had == u->n)
+        return;
+    p->last_announce_ns = x->now_ns;
+    if (!p->first_announce_ns)
+        p->first_announce_ns = x->now_ns;
+    push_unit(p, &(struct lease_unit){u->first + n_had, u->n - n_had, u->layer_begin, u->layer_end});
 }
 
 void pull_on_announce(struct conn *c, const struct proto_unit *u)
@@ -435,14 +453,11 @@ void pull_on_announce(struct conn *c, const struct proto_unit *u)
     }
     if (p->state == PULL_OPENING)
         pull_set_state(p, PULL_ACTIVE);
-    p->last_announce_ns = x->now_ns;
-    if (!p->first_announce_ns)
-        p->first_announce_ns = x->now_ns;
     pull_reserve(x, p, u->first + u->n);
     for (uint32_t i = 0; i < u->n; i++)
         if (!announce_page(x, p, u->first + i, u->generations[i], u))
             return;
-    push_unit(p, u);
+    queue_unit(x, p, u);
 }
 
 void pull_on_finish(struct conn *c, const struct proto_msg *m)
@@ -452,6 +467,13 @@ void pull_on_finish(struct conn *c, const struct proto_msg *m)
         return;
     if (p->finished || m->finish.n_pages != p->n_pages) {
         pull_violated(c->x, p, "finished with another number of pages");
+        return;
+    }
+    if (p->params.n_have > pages_begun(c->x, p, m->finish.n_pages)) {
+        log_warn(c->x->config.log, "pull has more pages than its lease req=%llx-%llu address=%s have=%u lease=%u",
+                 (unsigned long long)p->node.id.incarnation, (unsigned long long)p->node.id.counter, p->target->address,
+                 p->params.n_have, m->finish.n_pages);
+        pull_drain(c->x, p, TD_ERR_INVALID, true);
         return;
     }
     if (p->state == PULL_OPENING)

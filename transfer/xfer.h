@@ -155,12 +155,14 @@ void xfer_lease_cancel(struct xfer *x, struct xfer_id id);
 /* ------------------------------------------------------------------- reader */
 
 struct xfer_pull_result {
-    enum td_status status; /* TD_OK: every part of n_pages pages arrived and was verified */
+    enum td_status status; /* TD_OK: n_pages pages are there, those had, and those that arrived and were verified */
+    /* Of the lease, n_have included; of a pull that failed: those known to be there, without a gap from 0. */
     uint32_t n_pages;
     const void *tail; /* of xfer_lease_finish; borrowed during the callback */
     uint32_t tail_len_bytes;
-    uint64_t bytes;
-    uint64_t first_announce_ns, last_announce_ns, done_ns; /* by this process's clock */
+    uint64_t bytes; /* that arrived */
+    /* By this process's clock; the first two are of announcements of pages that are not had: 0 if there were none. */
+    uint64_t first_announce_ns, last_announce_ns, done_ns;
 };
 
 struct xfer_pull_params {
@@ -170,11 +172,17 @@ struct xfer_pull_params {
     /* Absolute, our clock; also bounds "not yet". A holder that can't be reached for two silences is lost before. */
     uint64_t deadline_ns;
     /*
+     * The first n_have pages of the lease, counted in pages of the reader, are there already: they are neither asked for nor
+     * placed, and nothing is written into them. The pull waits for the holder's finish all the same, also where that is all
+     * of them. More than the lease turns out to have end it with TD_ERR_INVALID, then; more than fit the arena at once.
+     */
+    uint32_t n_have;
+    /*
      * Where page index lands: page_bytes in the arena. Called once per index, when it is first announced; NULL ends the
      * pull with TD_ERR_NO_SPACE.
      */
     void *(*place)(void *user, struct xfer_id id, uint32_t index);
-    /* Optional: pages [0, n_verified) are complete and verified (rises; may skip values). */
+    /* Optional: pages [0, n_verified) are had, or complete and verified (rises; may skip values). */
     void (*on_progress)(void *user, struct xfer_id id, uint32_t n_verified);
     /* Once, when nothing writes into the pages any more. */
     void (*on_end)(void *user, struct xfer_id id, const struct xfer_pull_result *result);

@@ -317,16 +317,24 @@ static inline void node_announce(struct node *n, uint64_t counter, uint32_t firs
     free(pages);
 }
 
-static inline void node_pull(struct node *n, uint64_t counter, const char *address, uint64_t holder_incarnation,
-                             uint64_t within_ns)
+/* The first n_have pages are there already. */
+static inline void node_pull_rest(struct node *n, uint64_t counter, const char *address, uint64_t holder_incarnation,
+                                  uint64_t within_ns, uint32_t n_have)
 {
     struct xfer_pull_params p = {.id = node_id(counter),
                                  .address = address,
                                  .holder_incarnation = holder_incarnation,
                                  .deadline_ns = clock_now(&n->clock) + within_ns,
+                                 .n_have = n_have,
                                  .place = node_place,
                                  .on_progress = node_on_progress,
                                  .on_end = node_on_pull_end,
                                  .user = n};
     xfer_pull_start(n->x, &p);
+}
+
+static inline void node_pull(struct node *n, uint64_t counter, const char *address, uint64_t holder_incarnation,
+                             uint64_t within_ns)
+{
+    node_pull_rest(n, counter, address, holder_incarnation, within_ns, 0);
 }

@@ -118,6 +118,40 @@ START_TEST(test_convert_pages_arrive_over_every_backend)
 }
 END_TEST
 
+/* However many of its pages the reader has: none is written, and of the holder's none is asked for that lies in those alone. */
+START_TEST(test_convert_pages_that_are_had_stay_as_they_are)
+{
+    uint32_t n = SIZES[_i].holder_pages, reader = SIZES[_i].reader, tokens = n * SIZES[_i].holder;
+    uint32_t n_ours = (tokens + reader - 1) / reader;
+    hub = xfer_hub_open();
+    struct node *h = open_node("loopback", "holder", SIZES[_i].holder, n);
+    struct node *r = open_node("loopback", "reader", reader, n_ours);
+    fill(h->arena, &h->layout, tokens);
+    for (uint32_t have = 0; have <= n_ours; have++) {
+        uint32_t n_had = have * reader / SIZES[_i].holder < n ? have * reader / SIZES[_i].holder : n;
+        memset(r->arena, 0x5a, r->arena_bytes);
+        node_grant(h, have, LONG);
+        node_announce(h, have, 0, 0, n, 0, LAYERS);
+        xfer_lease_finish(h->x, node_id(have), n, NULL, 0);
+        node_pull_rest(r, have, h->address, 0, LONG, have);
+        NODE_WAIT(r, r->pulls[have].ends);
+        ck_assert_int_eq(r->pulls[have].status, TD_OK);
+        ck_assert_uint_eq(r->pulls[have].n_pages, n_ours);
+        ck_assert_uint_eq(r->pulls[have].placed, n_ours - have);
+        ck_assert_uint_eq(r->pulls[have].bytes, (n - n_had) * h->page_bytes);
+        for (size_t i = 0; i < have * r->page_bytes; i++)
+            ck_assert_uint_eq(r->arena[i], 0x5a);
+        fill(r->arena, &r->layout, have * reader);
+        ck_assert_uint_eq(count_wrong(r->arena, &r->layout, tokens), 0);
+    }
+    node_check_quiet(r);
+    node_check_quiet(h);
+    node_close(r);
+    node_close(h);
+    xfer_hub_close(hub);
+}
+END_TEST
+
 START_TEST(test_convert_more_pages_than_the_reader_has_end_the_pull)
 {
     hub = xfer_hub_open();
@@ -180,6 +214,7 @@ int main(void)
     tcase_set_timeout(tc, 60);
     tcase_add_loop_test(tc, test_convert_every_token_lands_in_its_slot, 0, N_SIZES);
     tcase_add_loop_test(tc, test_convert_pages_arrive_over_every_backend, 0, N_SIZES * N_BACKENDS);
+    tcase_add_loop_test(tc, test_convert_pages_that_are_had_stay_as_they_are, 0, N_SIZES);
     tcase_add_test(tc, test_convert_more_pages_than_the_reader_has_end_the_pull);
     tcase_add_test(tc, test_convert_refuses_other_differences_by_name);
     tcase_add_test(tc, test_convert_peers_whose_pages_do_not_fit_never_meet);

@@ -48,17 +48,22 @@ static void offer(struct node *h, uint64_t counter, uint32_t first_page, uint32_
     xfer_lease_finish(h->x, node_id(counter), n, "tail", 4);
 }
 
-static void check_landed(struct node *r, uint64_t counter, uint32_t n)
+static void check_rest_landed(struct node *r, uint64_t counter, uint32_t n_have, uint32_t n)
 {
     struct pull_record *p = &r->pulls[counter % NODE_IDS];
     ck_assert_int_eq(p->status, TD_OK);
     ck_assert_uint_eq(p->ends, 1);
     ck_assert_uint_eq(p->n_pages, n);
-    ck_assert_uint_eq(p->placed, n);
-    ck_assert_uint_eq(p->bytes, n * r->page_bytes);
-    for (uint32_t i = 0; i < n; i++)
+    ck_assert_uint_eq(p->placed, n - n_have);
+    ck_assert_uint_eq(p->bytes, (n - n_have) * r->page_bytes);
+    for (uint32_t i = n_have; i < n; i++)
         ck_assert_msg(node_page_is(r, p->place_base + i, counter, i), "page %u of %llu differs", i,
                       (unsigned long long)counter);
+}
+
+static void check_landed(struct node *r, uint64_t counter, uint32_t n)
+{
+    check_rest_landed(r, counter, 0, n);
 }
 
 START_TEST(test_xfer_pages_arrive_bit_exact_announced_layer_by_layer)
@@ -136,6 +141,111 @@ START_TEST(test_xfer_empty_transfer_carries_its_tail)
     ck_assert_uint_eq(r->pulls[5].tail_len, 4);
     ck_assert_int_eq(h->leases[5].status, TD_OK);
     close_pair(r, h);
+}
+END_TEST
+
+START_TEST(test_xfer_pages_that_are_had_are_neither_asked_for_nor_written)
+{
+    enum { N = 40, CHUNK = 10 };
+    static const uint32_t HAVE[] = {1, 7, CHUNK, 25, N - 1, N};
+    struct node *h = open_node(_i, "holder", N), *r = open_node(_i, "reader", N);
+    uint64_t n_pulled = 0;
+    for (uint32_t k = 0; k < sizeof(HAVE) / sizeof(HAVE[0]); k++) {
+        uint64_t id = 50 + k;
+        memset(r->arena, 0x5a, r->arena_bytes);
+        node_grant(h, id, LONG);
+        node_pull_rest(r, id, h->address, h->incarnation, LONG, HAVE[k]);
+        for (uint32_t chunk = 0; chunk < N; chunk += CHUNK) {
+            for (uint32_t i = chunk; i < chunk + CHUNK; i++)
+                node_fill(h, i, id, i);
+            for (uint16_t layer = 0; layer < h->layout.n_layers; layer++)
+                node_announce(h, id, chunk, chunk, CHUNK, layer, (uint16_t)(layer + 1));
+            if (chunk + CHUNK > HAVE[k])
+                NODE_WAIT(r, r->pulls[id].progress >= chunk + CHUNK && !r->pulls[id].ends);
+        }
+        xfer_lease_finish(h->x, node_id(id), N, "tail", 4);
+        NODE_WAIT(r, r->pulls[id].ends);
+        NODE_WAIT(h, h->leases[id].ends);
+        check_rest_landed(r, id, HAVE[k], N);
+        ck_assert_uint_eq(r->pulls[id].tail_len, 4);
+        ck_assert_int_eq(h->leases[id].status, TD_OK);
+        for (size_t i = 0; i < HAVE[k] * r->page_bytes; i++)
+            ck_assert_uint_eq(r->arena[i], 0x5a);
+        n_pulled += N - HAVE[k];
+    }
+    ck_assert_uint_eq(xfer_stats(r->x).pages_in, n_pulled);
+    ck_assert_uint_eq(xfer_stats(h->x).bytes_out, n_pulled * h->page_bytes);
+    close_pair(r, h);
+}
+END_TEST
+
+/* Nothing is asked for, so nothing can stall: it waits as long as the holder takes, and keeps the lease alive. */
+START_TEST(test_xfer_pull_of_what_is_had_waits_for_the_finish)
+{
+    struct node *h = open_node(_i, "holder", 4), *r = open_node(_i, "reader", 4);
+    node_grant(h, 60, 1200 * NS_PER_MS);
+    node_pull_rest(r, 60, h->address, h->incarnation, LONG, 4);
+    node_announce(h, 60, 0, 0, 3, 0, 4);
+    uint64_t until =
+        wall_ns() + 2500 * NS_PER_MS; /* the time itself is what is tested: longer than a stall, and the lease */
+    pthread_mutex_lock(&r->lock);
+    while (node_wait_turn(r, until))
+        ck_assert_uint_eq(r->pulls[60].ends, 0);
+    pthread_mutex_unlock(&r->lock);
+    node_announce(h, 60, 3, 3, 1, 0, 4);
+    xfer_lease_finish(h->x, node_id(60), 4, "first token", 11);
+    NODE_WAIT(r, r->pulls[60].ends);
+    NODE_WAIT(h, h->leases[60].ends);
+    check_rest_landed(r, 60, 4, 4);
+    ck_assert_mem_eq(r->pulls[60].tail, "first token", 11);
+    ck_assert_int_eq(h->leases[60].status, TD_OK);
+    ck_assert(!h->leases[60].in_doubt);
+    ck_assert_uint_eq(xfer_stats(r->x).stalled, 0);
+    close_pair(r, h);
+}
+END_TEST
+
+START_TEST(test_xfer_having_more_than_the_lease_is_invalid)
+{
+    struct node *h = open_node(_i, "holder", 4), *r = open_node(_i, "reader", 4);
+    node_pull_rest(r, 61, h->address, h->incarnation, LONG, 5); /* than fit the arena */
+    NODE_WAIT(r, r->pulls[61].ends);
+    ck_assert_int_eq(r->pulls[61].status, TD_ERR_INVALID);
+    offer(h, 62, 0, 3);
+    node_pull_rest(r, 62, h->address, h->incarnation, LONG, 4);
+    NODE_WAIT(r, r->pulls[62].ends);
+    NODE_WAIT(h, h->leases[62].ends);
+    ck_assert_int_eq(r->pulls[62].status, TD_ERR_INVALID);
+    ck_assert_uint_eq(r->pulls[62].placed, 0);
+    ck_assert_int_eq(h->leases[62].status, TD_ERR_CANCELLED);
+    ck_assert(!h->leases[62].in_doubt);
+    close_pair(r, h);
+}
+END_TEST
+
+START_TEST(test_xfer_pull_of_what_is_had_ends_with_its_peer_or_a_cancel)
+{
+    struct node *h = open_node(_i, "holder", 4), *r = open_node(_i, "reader", 4);
+    for (uint64_t id = 63; id < 66; id++) {
+        node_grant(h, id, LONG);
+        node_announce(h, id, 0, 0, 4, 0, 4);
+        node_pull_rest(r, id, h->address, h->incarnation, LONG, id == 65 ? 3 : 4);
+    }
+    NODE_WAIT(r, r->pulls[65].progress == 4); /* behind the others, so all are open */
+    xfer_pull_cancel(r->x, node_id(63));
+    NODE_WAIT(r, r->pulls[63].ends);
+    NODE_WAIT(h, h->leases[63].ends);
+    ck_assert_int_eq(r->pulls[63].status, TD_ERR_CANCELLED);
+    ck_assert_int_eq(h->leases[63].status, TD_ERR_CANCELLED);
+    ck_assert(!h->leases[63].in_doubt);
+    xfer_lease_cancel(h->x, node_id(64));
+    NODE_WAIT(r, r->pulls[64].ends);
+    ck_assert_int_eq(r->pulls[64].status, TD_ERR_CANCELLED);
+    ck_assert_uint_eq(r->pulls[65].ends, 0);
+    node_close(h);
+    NODE_WAIT_S(r, 2, r->pulls[65].ends);
+    ck_assert(r->pulls[65].status == TD_ERR_PEER_LOST || r->pulls[65].status == TD_ERR_CANCELLED);
+    close_pair(r, NULL);
 }
 END_TEST
 
@@ -630,6 +740,10 @@ int main(void)
         test_xfer_layers_may_be_announced_in_any_order,
         test_xfer_large_pages_travel_in_parts_within_the_credit,
         test_xfer_empty_transfer_carries_its_tail,
+        test_xfer_pages_that_are_had_are_neither_asked_for_nor_written,
+        test_xfer_pull_of_what_is_had_waits_for_the_finish,
+        test_xfer_having_more_than_the_lease_is_invalid,
+        test_xfer_pull_of_what_is_had_ends_with_its_peer_or_a_cancel,
         test_xfer_pull_that_overtakes_the_grant_is_asked_again,
         test_xfer_pull_that_overtakes_the_grant_need_not_ask_again,
         test_xfer_early_reader_that_gave_up_leaves_the_lease_to_another,
