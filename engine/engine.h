@@ -42,13 +42,13 @@ enum seq_state { SEQ_WAITING, SEQ_FILLING, SEQ_RUNNING, SEQ_ENDED };
 enum seq_goal {
     SEQ_GENERATE,    /* prompt and all tokens here */
     SEQ_FIRST_TOKEN, /* prompt and one token; layers are reported as they get ready */
-    SEQ_ADOPT,       /* the prompt's KV and the first token come from elsewhere */
+    SEQ_ADOPT,       /* the first token comes from elsewhere, and what of the prompt's KV is not in the prefix cache */
 };
 enum seq_finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH };
 
 struct engine_callbacks {
     void *user;
-    /* Pages are taken, the first n_matched_blocks of them from the prefix cache. */
+    /* Pages are taken, those of the first n_matched_blocks from the prefix cache, or not needed (engine_first_page_after). */
     void (*on_admitted)(void *user, struct seq *seq, uint32_t n_matched_blocks);
     /* FIRST_TOKEN only: pages [first, first + n) hold their last token in layers [begin, end). */
     void (*on_pages_ready)(void *user, struct seq *seq, uint32_t first, uint32_t n, uint16_t begin, uint16_t end);

@@ -185,26 +185,36 @@ bool seq_grow(struct seq *s, uint32_t n_pages)
     return true;
 }
 
+/*
+ * Takes what the prefix cache has: returns the block where it ends. Who computes needs all that the next token sees, and always
+ * computes the last token, into a private page; who adopts is handed the rest, so that any run will do that begins where the
+ * hand-over does, up to the last full block.
+ */
+static uint32_t take_matched(struct seq *s)
+{
+    struct engine *e = s->engine;
+    bool adopts = s->goal == SEQ_ADOPT && !s->times.n_preempted; /* a preempted one computes for itself */
+    if (adopts) {
+        uint32_t first = s->first_page = engine_first_page_after(e, s->n_tokens);
+        return first + kvpool_match(e->pool, s->keys + first, s->n_keys - first, s->pages + first);
+    }
+    uint32_t matchable = s->want_prompt_logprobs ? 0 : (s->n_tokens - 1) / e->config.page_tokens;
+    return kvpool_match_window(e->pool, s->keys, matchable, s->pages, &s->first_page);
+}
+
 bool seq_admit(struct seq *s)
 {
     struct engine *e = s->engine;
-    uint32_t need = pages_for(e, s->n_tokens), matched = 0;
-    /* The last token is always computed here, into a private page, so its block is never matched. */
-    bool adopts = s->goal == SEQ_ADOPT && !s->times.n_preempted; /* a preempted one computes for itself */
-    uint32_t matchable = adopts || s->want_prompt_logprobs ? 0 : (s->n_tokens - 1) / e->config.page_tokens;
-    matched = kvpool_match_window(e->pool, s->keys, matchable, s->pages, &s->first_page);
-    if (adopts)
-        s->first_page = engine_first_page_after(e, s->n_tokens);
-    s->n_pages = adopts ? s->first_page : matched;
-    for (uint32_t i = s->first_page; i < s->n_pages; i++)
+    uint32_t matched = s->n_pages = take_matched(s);
+    for (uint32_t i = s->first_page; i < matched; i++)
         s->addresses[i] = address(e, s->pages[i]);
-    if (!seq_grow(s, need)) {
+    if (!seq_grow(s, pages_for(e, s->n_tokens))) {
         release_pages(s);
         return false;
     }
     memset(s->addresses, 0, s->first_page * sizeof(*s->addresses));
     s->n_computed = matched * e->config.page_tokens;
-    s->n_named = adopts ? s->first_page : matched;
+    s->n_named = matched;
     s->n_reported = 0;
     s->admitted_ns = s->running_ns = clock_now(e->config.clock);
     if (!s->times.n_preempted)

@@ -3,7 +3,8 @@
  *
  *   PREFILL:    seq FIRST_TOKEN; lease granted at once, so that an early pull finds it; announced layer by layer; finished
  *               with the first token in the lease's tail. The leg is over then; the pages stay leased until the reader is done.
- *   DECODE:     seq ADOPT; pages reserved -> accepted -> pull; verified -> runs from the first token on.
+ *   DECODE:     seq ADOPT; pages reserved -> accepted -> pull of what the prefix cache lacks; verified -> runs from the first
+ *               token on.
  *   AGGREGATED: seq GENERATE.
  *
  * A leg ends with one LegEnd. Cancelling drops the sequence at once; pages that the wire may still touch follow later.
@@ -296,12 +297,15 @@ void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Le
 
 /* -------------------------------------------------- what the engine tells */
 
-static void accept_decode(struct worker *w, struct leg *leg)
+/* The first n_matched pages are there, or behind every window: the lease begins with leg->first_page. */
+static void accept_decode(struct worker *w, struct leg *leg, uint32_t n_matched)
 {
     uint32_t n_pages;
     engine_seq_pages(leg->seq, &n_pages);
     engine_seq_fill(w->engine, leg->seq);
-    struct pull *p = pull_open(w, leg, leg->first_page, n_pages - leg->first_page);
+    struct pull *p = pull_open(w, leg, n_matched, n_pages - n_matched);
+    p->n_have = n_matched - leg->first_page;
+    metrics_inc(w->counters, WORKER_DECODE_CACHED_TOKENS, (uint64_t)p->n_have * w->geometry.layout.page_tokens);
     pull_start(w, p, leg->id, leg->peer, leg->peer_incarnation, leg->deadline_ns);
     Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
     Tandem__Worker__V1__LegAccepted accepted = TANDEM__WORKER__V1__LEG_ACCEPTED__INIT;
@@ -317,7 +321,7 @@ void leg_on_admitted(void *user, struct seq *seq, uint32_t n_matched)
     struct worker *w = user;
     struct leg *leg = engine_seq_user(seq);
     if (leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE) {
-        accept_decode(w, leg);
+        accept_decode(w, leg, n_matched);
         return;
     }
     uint32_t n;
@@ -501,9 +505,11 @@ static void kv_arrived(struct worker *w, struct leg *leg, const struct work *wor
         leg_abort(w, leg, TD_ERR_PROTOCOL, "prefill worker handed over something else than this prompt", true);
         return;
     }
-    leg->transfer_ns = r->done_ns - r->first_announce_ns;
-    leg->exposed_ns = r->done_ns > r->last_announce_ns ? r->done_ns - r->last_announce_ns : 0;
-    metrics_observe_ns(w->counters, WORKER_TRANSFER_SECONDS, leg->transfer_ns);
+    if (r->bytes) {
+        leg->transfer_ns = r->done_ns - r->first_announce_ns;
+        leg->exposed_ns = r->done_ns > r->last_announce_ns ? r->done_ns - r->last_announce_ns : 0;
+        metrics_observe_ns(w->counters, WORKER_TRANSFER_SECONDS, leg->transfer_ns);
+    }
     engine_seq_filled(w->engine, leg->seq, n_tokens);
     put_token(w, leg, &first);
     engine_seq_append(w->engine, leg->seq, first.id);

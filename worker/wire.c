@@ -82,7 +82,7 @@ static void *place(void *user, struct xfer_id id, uint32_t index)
 {
     (void)id;
     const struct pull *p = user;
-    return index < p->held.n ? p->addresses[index] : NULL;
+    return index - p->n_have < p->held.n ? p->addresses[index - p->n_have] : NULL;
 }
 
 static void on_pull_end(void *user, struct xfer_id id, const struct xfer_pull_result *result)
@@ -140,6 +140,7 @@ void pull_start(struct worker *w, struct pull *p, struct xfer_id id, const char 
                                                         .address = address,
                                                         .holder_incarnation = incarnation,
                                                         .deadline_ns = deadline_ns,
+                                                        .n_have = p->n_have,
                                                         .place = place,
                                                         .on_end = on_pull_end,
                                                         .user = p});

@@ -16,6 +16,8 @@
     X(WORKER_PROMPT_TOKENS, METRIC_COUNTER, "tandem_worker_prompt_tokens_total", "prompt tokens taken in")             \
     X(WORKER_CACHED_TOKENS, METRIC_COUNTER, "tandem_worker_cached_tokens_total", "prompt tokens found in this pool")   \
     X(WORKER_STORE_TOKENS, METRIC_COUNTER, "tandem_worker_store_tokens_total", "prompt tokens loaded from a store")    \
+    X(WORKER_DECODE_CACHED_TOKENS, METRIC_COUNTER, "tandem_worker_decode_cached_tokens_total",                         \
+      "prompt tokens of decode legs found in this pool, so not pulled")                                                \
     X(WORKER_TOKENS, METRIC_COUNTER, "tandem_worker_generated_tokens_total", "tokens sampled")                         \
     X(WORKER_STEPS, METRIC_COUNTER, "tandem_worker_steps_total", "batches run")                                        \
     X(WORKER_STEP_SECONDS, METRIC_SECONDS, "tandem_worker_step_seconds", "time of one batch")                          \
@@ -39,9 +41,10 @@ struct pull {
     struct xfer_id id;
     struct leg *leg; /* NULL: cancelled, only the pages are waited for */
     bool from_store;
-    uint32_t first; /* page of the sequence where index 0 lands */
+    uint32_t first;  /* page of the sequence where the first one pulled lands */
+    uint32_t n_have; /* pages of the lease before that one: they are there already */
     struct held_pages held;
-    uint8_t **addresses; /* of held; read on the xfer thread, fixed before the pull starts */
+    uint8_t **addresses; /* of held; n_have and these are read on the xfer thread, fixed before the pull starts */
 };
 
 struct lease {

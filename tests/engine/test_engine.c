@@ -420,13 +420,45 @@ START_TEST(test_engine_resumes_after_any_token)
 }
 END_TEST
 
+/* Of the blocks of a sequence those outside [begin, end) lose their names. */
+static void keep_blocks(struct fixture *f, const struct run *r, uint32_t begin, uint32_t end)
+{
+    uint32_t n, n_computed;
+    const struct block_key *keys = engine_seq_keys(r->seq, &n, &n_computed);
+    for (uint32_t i = 0; i < n; i++)
+        if (i < begin || i >= end)
+            kvpool_forget(engine_pool(f->engine), &keys[i]);
+}
+
+/* The pages of `first` that `second` does not share are brought to it, and its token. */
+static void hand_over(struct fixture *f, const struct run *first, struct run *second, uint32_t n_tokens)
+{
+    uint32_t n_from, n_to, begin = engine_seq_first_page(second->seq);
+    const struct page_ref *from = engine_seq_pages(first->seq, &n_from), *to = engine_seq_pages(second->seq, &n_to);
+    ck_assert_uint_eq(n_from, n_to);
+    ck_assert_uint_eq(engine_seq_first_page(first->seq), begin);
+    ck_assert_uint_eq(engine_first_page_after(f->engine, n_tokens), begin);
+    for (uint32_t j = begin; j < n_to; j++) {
+        ck_assert((to[j].index == from[j].index) == (j < second->matched));
+        if (j >= second->matched)
+            memcpy(kvpool_address(engine_pool(f->engine), to[j]), kvpool_address(engine_pool(f->engine), from[j]),
+                   kv_layout_page_bytes(engine_layout(f->engine)));
+    }
+    second->tokens[second->n_tokens] = first->tokens[0];
+    second->logprobs[second->n_tokens++] = first->logprobs[0];
+    engine_seq_filled(f->engine, second->seq, n_tokens);
+    engine_seq_append(f->engine, second->seq, first->tokens[0]);
+}
+
+/* Adopted from a sequence beside it, with _i quarters of the full blocks that are needed in the cache. */
 START_TEST(test_engine_adopted_pages_give_same_tokens)
 {
     struct fixture f;
     setup_with(&f, 800, 37, 8);
     for (size_t i = 0; i < n_cases(&f); i++) {
-        uint32_t ids[8192], n = ids_of(json_object_get(case_at(&f, i), "prompt_ids"), ids), n_from, n_to;
+        uint32_t ids[8192], n = ids_of(json_object_get(case_at(&f, i), "prompt_ids"), ids);
         uint32_t max = (uint32_t)json_array_size(json_object_get(case_at(&f, i), "greedy_ids"));
+        uint32_t begin = engine_first_page_after(f.engine, n), end = begin + (n / 16 - begin) * (uint32_t)_i / 4;
         struct seq_params p = greedy(ids, n, max);
         p.root.b[0] = (uint8_t)(i + 1); /* no cache hits between cases */
         p.goal = SEQ_FIRST_TOKEN;
@@ -435,27 +467,53 @@ START_TEST(test_engine_adopted_pages_give_same_tokens)
         run_all(&f);
         ck_assert_uint_eq(first->n_tokens, 1);
         ck_assert_uint_eq(first->layer_pages, (uint64_t)((n + 15) / 16) * engine_layout(f.engine)->n_layers);
+        keep_blocks(&f, first, begin, end);
         p.goal = SEQ_ADOPT;
-        p.root.b[1] = 1;
         struct run *second = start_params(&f, p);
         second->adopts = true;
         ck_assert_uint_eq(engine_step(f.engine), 0); /* admitted, and waiting for its pages */
         ck_assert_int_eq(engine_seq_state(second->seq), SEQ_FILLING);
-        const struct page_ref *from = engine_seq_pages(first->seq, &n_from), *to = engine_seq_pages(second->seq, &n_to);
-        ck_assert_uint_eq(n_from, n_to);
-        uint32_t first_page = engine_seq_first_page(second->seq);
-        ck_assert_uint_eq(engine_seq_first_page(first->seq), first_page);
-        ck_assert_uint_eq(engine_first_page_after(f.engine, n), first_page);
-        for (uint32_t j = first_page; j < n_to; j++)
-            memcpy(kvpool_address(engine_pool(f.engine), to[j]), kvpool_address(engine_pool(f.engine), from[j]),
-                   kv_layout_page_bytes(engine_layout(f.engine)));
-        second->tokens[second->n_tokens] = first->tokens[0];
-        second->logprobs[second->n_tokens++] = first->logprobs[0];
-        engine_seq_filled(f.engine, second->seq, n);
-        engine_seq_append(f.engine, second->seq, first->tokens[0]);
+        ck_assert_uint_eq(second->matched, end);
+        hand_over(&f, first, second, n);
         run_all(&f);
         check_case(&f, second, i);
     }
+    teardown(&f);
+}
+END_TEST
+
+/* While the rest has no room, what was found in the cache is let go again. */
+START_TEST(test_engine_adopting_without_room_holds_nothing)
+{
+    enum { N = 100, PAGES = 7 };
+    struct fixture f;
+    uint32_t ids[N], by_sequences, by_transfers, n_pages;
+    setup_with(&f, PAGES, 0, 8);
+    for (uint32_t i = 0; i < N; i++)
+        ids[i] = some_id(&f, i * 13 + 7);
+    struct seq_params p = greedy(ids, N, 4);
+    p.goal = SEQ_FIRST_TOKEN;
+    struct run *first = start_params(&f, p);
+    first->keep = true;
+    run_all(&f);
+    p.goal = SEQ_ADOPT;
+    struct run *second = start_params(&f, p);
+    second->adopts = true;
+    engine_step(f.engine);
+    if (!engine_first_page_after(f.engine, N)) { /* else the pages behind the window are room */
+        ck_assert_int_eq(engine_seq_state(second->seq), SEQ_WAITING);
+        for (uint32_t i = 0; i < PAGES; i++) {
+            kvpool_page_holds(engine_pool(f.engine), i, &by_sequences, &by_transfers);
+            ck_assert_uint_eq(by_sequences, 1);
+        }
+    }
+    engine_seq_close(f.engine, first->seq);
+    first->seq = NULL;
+    engine_step(f.engine);
+    ck_assert_int_eq(engine_seq_state(second->seq), SEQ_FILLING);
+    ck_assert_uint_eq(second->matched, N / 16);
+    engine_seq_pages(second->seq, &n_pages);
+    ck_assert_uint_eq(kvpool_audit(engine_pool(f.engine)).held, n_pages - engine_seq_first_page(second->seq));
     teardown(&f);
 }
 END_TEST
@@ -614,7 +672,8 @@ int main(void)
     tcase_add_test(t, test_engine_golden_preempted_and_resumed);
     tcase_add_test(t, test_engine_preempts_the_newest_and_tokens_stay);
     tcase_add_loop_test(t, test_engine_resumes_after_any_token, 0, 4);
-    tcase_add_test(t, test_engine_adopted_pages_give_same_tokens);
+    tcase_add_loop_test(t, test_engine_adopted_pages_give_same_tokens, 0, 5);
+    tcase_add_test(t, test_engine_adopting_without_room_holds_nothing);
     tcase_add_test(t, test_engine_seeded_sampling_same_in_any_batch);
     tcase_add_test(t, test_engine_prompt_logprobs_agree_with_golden);
     tcase_add_test(t, test_engine_refuses_weights_that_the_configuration_does_not_describe);
