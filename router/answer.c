@@ -125,6 +125,7 @@ static void finish(struct request *q, const char *reason, uint64_t upto, bool al
     Tandem__V1__Timing timing = TANDEM__V1__TIMING__INIT;
     Tandem__V1__Placement placement = TANDEM__V1__PLACEMENT__INIT;
     Tandem__V1__Predicted predicted = TANDEM__V1__PREDICTED__INIT;
+    choices_begin(q);
     show(q, upto, all_tokens, NULL);
     end_stall(q);
     replan_times(q, false);
@@ -214,7 +215,6 @@ bool answer_token(struct request *q, struct shown_token token)
     token_stream_push(q->detok, token.id, &q->text);
     q->last_token_ns = now;
     scheduler_generated(&q->sched, q->n_tokens - q->n_before);
-    choices_begin(q);
     if (!q->begun_token_ns) {
         q->begun_token_ns = now;
         q->first_token_ns = q->first_token_ns ? q->first_token_ns : now;

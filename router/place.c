@@ -155,6 +155,7 @@ static void submit(struct router *r, struct request *q, uint64_t now)
                                 .deadline_ns = UINT64_MAX,
                                 .workflow_deadline_ns = UINT64_MAX,
                                 .workflow_steps_left = q->p.workflow_steps_left,
+                                .shares = q->choices && q->p.sampling.choice,
                                 .matched_blocks = mem_array(MAX_WORKERS, sizeof(uint32_t))};
     if (q->p.remaining_ms != INT64_MAX)
         s->deadline_ns = q->arrived_ns + (uint64_t)q->p.remaining_ms * NS_PER_MS;

@@ -173,10 +173,11 @@ static void note_heard(struct request *q, const struct peer *from)
         q->decode_said = 0;
 }
 
-/* Its decode worker generates: what the two workers had to do with one another went well. */
+/* Its decode worker generates: the prompt's KV is there, and what the two workers had to do with one another went well. */
 static void succeeded(struct request *q)
 {
     q->proven = true;
+    choices_begin(q);
     peer_succeeded(q->placed_decode);
     if (q->placed_prefill != q->placed_decode)
         peer_succeeded(q->placed_prefill);

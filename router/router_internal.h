@@ -111,8 +111,9 @@ enum { PLACED_BUCKETS = 4096 };
 enum part { PART_QUEUE, PART_LOAD, PART_PREFILL, PART_TRANSFER, PART_EXPOSED, PART_WAIT, PART_DECODE, PARTS };
 
 /*
- * The choices of one call (choices.c). Each is a request of its own; the first goes alone until its prompt is computed, so that the
- * others find it in the cache of its worker, share its pages, and compute what is left into pages of their own.
+ * The choices of one call (choices.c). Each is a request of its own; the first goes alone until its decode worker has the prompt's
+ * KV, or it is over. So the others find the prompt in the caches of both workers, and share its full pages: what is left they
+ * compute, and pull, into pages of their own.
  */
 struct choices {
     uint32_t n_live, n_open; /* requests not freed; not answered in full */
@@ -337,7 +338,7 @@ void legs_prompt_computed(struct request *q); /* its worker may take the next on
 
 /* choices.c; owner thread */
 void choices_open(struct request *q);                     /* of a request that wants several */
-void choices_begin(struct request *q);                    /* its prompt is computed: the others follow */
+void choices_begin(struct request *q);                    /* its prompt is where it decodes: the others follow */
 bool choices_answered(struct request *q);                 /* true: the call is over */
 bool choices_failed(struct request *q);                   /* true: the call has to be ended by an error, now */
 void choices_leave(struct request *q);                    /* it is being freed */

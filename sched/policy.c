@@ -298,11 +298,23 @@ static void weigh(struct search *s, const struct prefill_view *p, const struct d
     }
 }
 
-/* The decode worker whose steps are shortest at that time, the more so the emptier it is; else the one that has room first. */
+/* Whether it would share all of the prompt's full blocks there, at once and within its limit. */
+static bool shares_there(const struct policy_request *r, const struct decode_view *v)
+{
+    uint32_t blocks = r->n_tokens / r->block_tokens;
+    return r->shares && blocks && r->matched_blocks && r->matched_blocks[v->worker] >= blocks && v->now &&
+           within_tpot(r, v->tpot);
+}
+
+/*
+ * The decode worker whose steps are shortest at that time, the more so the emptier it is; else the one that has room first. One
+ * where the prompt's pages are shared goes before the others.
+ */
 static struct decode_view best_decode(struct search *s, double after_ms)
 {
     struct decode_view best = {.start = INFINITY, .reason = "no decode worker is up"};
     double best_cost = INFINITY;
+    bool best_shares = false;
     for (uint32_t i = 0; i < s->n; i++) {
         if (!s->workers[i].usable || s->workers[i].role != ROLE_DECODE)
             continue;
@@ -314,9 +326,11 @@ static struct decode_view best_decode(struct search *s, double after_ms)
         see(&s->least_tpot, v.tpot > 0 ? v.tpot : INFINITY);
         if (v.reason && best_cost == INFINITY)
             best.reason = v.reason;
-        if (!v.reason && cost < best_cost) {
+        bool shares = shares_there(s->r, &v);
+        if (!v.reason && (shares != best_shares ? shares : cost < best_cost)) {
             best = v;
             best_cost = cost;
+            best_shares = shares;
         }
     }
     return best;

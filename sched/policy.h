@@ -10,7 +10,7 @@
  * Policies (all on the same predictions; which one decides is a name):
  *
  *   tandem        of what meets the limits, the least cost: work + waiting; what is loaded or found is work that isn't done. Ties by
- *                 seed. Refuses what can't meet its limits.
+ *                 seed. Refuses what can't meet its limits. Choices of one call share a decode worker while it has room.
  *   mooncake      Algorithm 1 of the paper (FAST '25): least TTFT; a prefix is fetched where the best match is over
  *                 POLICY_BALANCE times the local one. Refuses by TTFT and TBT.
  *   headroom      (Glia's HRA, arXiv 2510.27176): fewest in flight among those with pages for prompt and 0.6 of it, and 3 % left.
@@ -87,6 +87,7 @@ struct policy_request {
     enum plan_force force;
     enum prefix_rule prefix;
     uint32_t keeper; /* the worker that keeps a place for it; POLICY_NO_KEEPER, POLICY_ANY_KEEPER */
+    bool shares; /* another choice of a prompt that is there: decoded where all of its blocks are, if there is room */
     uint64_t number; /* of requests, for round-robin and ties */
 };
 

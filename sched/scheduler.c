@@ -306,6 +306,7 @@ static struct policy_request ask_of(const struct scheduler *s, const struct sche
                                    .force = s->config.force,
                                    .prefix = s->config.prefix,
                                    .keeper = q->keeper,
+                                   .shares = q->shares,
                                    .number = q->number};
 }
 

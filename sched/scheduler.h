@@ -57,6 +57,7 @@ struct sched_request {
     uint64_t workflow_deadline_ns;               /* UINT64_MAX: no workflow */
     uint32_t workflow_steps_left;                /* after this one */
     bool resumed; /* its client has tokens already: it goes first, and no limit refuses it */
+    bool shares;  /* another choice of a prompt that is there (sched/policy.h) */
     uint32_t avoid[SCHEDULER_AVOID], n_avoid; /* workers that failed it: others first; scheduler_avoid() */
     /* kept by the caller when config.match is called */
     uint32_t *matched_blocks; /* of each worker; NULL: nowhere */

@@ -377,8 +377,8 @@ static void step(struct worker *w)
     leg_expire(w, before);
     store_expire(w, before, false);
     uint32_t rows = engine_step(w->engine);
+    flush_events(w); /* first: who hears of a prompt's first token may look for its blocks at once */
     leg_flush(w);
-    flush_events(w);
     note_load(w);
     if (rows) {
         note_step(w);

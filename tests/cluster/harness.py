@@ -2,7 +2,7 @@
 
 Environment: TANDEM_BUILD_ROOT (build directory), TANDEM_SOURCE_ROOT; both set by meson.
 """
-import atexit, json, os, random, shutil, signal, subprocess, sys, tempfile, threading, time, traceback
+import atexit, json, os, random, re, shutil, signal, socket, subprocess, sys, tempfile, threading, time, traceback, urllib.request
 
 BUILD = os.environ["TANDEM_BUILD_ROOT"]
 SOURCE = os.environ["TANDEM_SOURCE_ROOT"]
@@ -165,6 +165,18 @@ class Cluster:
                              text=True, timeout=30 * SLOW)
         assert out.returncode in (0, 1) and out.stdout, out.stderr
         return out.returncode, json.loads(out.stdout)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def metric(address, pattern):
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        found = re.search("^" + pattern + r" ([\d.]+)$", answer.read().decode(), re.M)
+    return float(found.group(1)) if found else None
 
 
 def wait_until(condition, timeout, what):

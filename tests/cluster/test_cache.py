@@ -1,4 +1,5 @@
-"""Prompts that are pinned outlive others, those that are flushed are gone: on workers and stores, for their tenant alone."""
+"""Decode workers pull what they lack of a prompt. Prompts that are pinned outlive others, those that are flushed are gone: on
+workers and stores, for their tenant alone."""
 import os, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from client import *
@@ -92,6 +93,78 @@ def test_flushed_prompt_is_gone_from_workers_and_stores_for_its_tenant_alone():
             assert sum(cached(c, 1, tenant=tenant).values()) == 0
         c["store-0"].stop()
         wait_until(lambda: cache(c, "flush", 1)["away"] == 1, 10, "the store is away")
+
+
+class Pulls:
+    """What decode workers pulled, and what they had."""
+
+    def __init__(self, **kw):
+        self.cluster = Cluster(plan="split", **kw)
+        self.metrics = {}
+        for p in self.cluster.workers:
+            if p.role == "decode":
+                self.metrics[p.name] = f"127.0.0.1:{free_port()}"
+                p.args += ["--metrics-listen", self.metrics[p.name]]
+        self.had, self.bytes = 0, 0
+
+    def bytes_in(self):
+        return sum(w["kv_bytes_in"] for w in self.cluster.status()["workers"] if w["role"] == "decode")
+
+    def check(self, had, n_bytes):
+        """Since the last time: prompt tokens that were had, and bytes that came."""
+        self.had += had
+        self.bytes += n_bytes
+        now = sum(metric(m, "tandem_worker_decode_cached_tokens_total{}") for m in self.metrics.values())
+        assert now == self.had, (now, self.had)
+        wait_until(lambda: self.bytes_in() >= self.bytes, 5, lambda: f"{self.bytes} bytes, not {self.bytes_in()}")
+        assert self.bytes_in() == self.bytes, (self.bytes_in(), self.bytes)
+
+
+def page_bytes(p, c):
+    """Of a prompt that fills one page, and is new."""
+    c.generate([{**line(0), "prompt_ids": prompt(0)[:16]}])
+    wait_until(lambda: p.bytes_in(), 5, "a page")
+    p.bytes = p.bytes_in()
+    return p.bytes
+
+
+@test
+def test_decode_worker_pulls_what_its_cache_lacks():
+    p = Pulls()
+    with p.cluster as c:
+        page = page_bytes(p, c)
+        how = {"max_tokens": 24, "logprobs": True}
+        for n, ids in ((1, prompt(1) + [7] * 9), (2, prompt(2))):  # the last block full in part, and in full
+            pages = -(-len(ids) // 16)
+            first, again = (c.generate([line(n, prompt_ids=ids, **how)])[str(n)] for _ in range(2))
+            assert (first["token_ids"], first["logprobs"]) == (again["token_ids"], again["logprobs"])
+            p.check(TOKENS, page * (pages + pages - TOKENS // 16))
+            # a part of it, and an answer that was generated here
+            c.generate([line(n, prompt_ids=ids[:160] + [9] * 40, **how)])
+            p.check(160, 3 * page)
+            longer = ids + first["token_ids"] + [3] * 16
+            c.generate([line(n, prompt_ids=longer, **how)])
+            full = (len(ids) + 23) // 16  # the last token's KV is not computed
+            p.check(full * 16, (-(-len(longer) // 16) - full) * page)
+        c.generate([line(1, tenant="b")])
+        p.check(0, TOKENS // 16 * page)
+        c.audit()
+
+
+@test
+def test_choices_of_a_split_plan_pull_their_prompt_once():
+    p = Pulls(decode=2)
+    with p.cluster as c:
+        page = page_bytes(p, c)
+        ids = prompt(1) + [7] * 9
+        how = {"prompt_ids": ids, "max_tokens": 24, "greedy": False, "temperature": 1.1, "seed": 5, "logprobs": True}
+        r = c.generate([{**line(1, **how), "n": 4}])["1"]
+        all_of = [r, *r["choices"]]
+        assert len({x["placement"]["decode"] for x in all_of}) == 1 and all(x["placement"]["plan"] == "split" for x in all_of)
+        p.check(3 * TOKENS, (TOKENS // 16 + 4) * page)
+        one = c.generate([line(1, bypass_cache=True, **how)])["1"]
+        assert (one["token_ids"], one["logprobs"]) == (r["token_ids"], r["logprobs"])
+        c.audit()
 
 
 @test

@@ -37,6 +37,18 @@ def own_requests(n=12, max_tokens=60):
     return out
 
 
+@test
+def test_behind_a_window_a_decode_worker_pulls_what_it_lacks():
+    metrics = f"127.0.0.1:{free_port()}"
+    with Cluster(model=model("mistral"), plan="split", roles_args={"decode": ["--metrics-listen", metrics]}) as c:
+        ids = [2 + i * 7 % 120 for i in range(100)]  # a window of 24: blocks 4 and 5 are seen, and 4 tokens of 6
+        one, two = (c.generate([{"id": "x", "prompt_ids": ids, "max_tokens": 60, "greedy": True, "logprobs": True}])["x"]
+                    for _ in range(2))
+        assert (one["token_ids"], one["logprobs"]) == (two["token_ids"], two["logprobs"])
+        assert metric(metrics, "tandem_worker_decode_cached_tokens_total{}") == 32
+        c.audit()
+
+
 def tokens(results):
     return {k: (r["token_ids"], r["logprobs"]) for k, r in results.items() if k.startswith("own")}
 

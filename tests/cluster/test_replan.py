@@ -4,7 +4,7 @@ Default: 20 losses, and some with stores and in an aggregated cluster. TANDEM_LO
 the tests' names: another run; TANDEM_COUNT=N, --count N: so many losses (a long run may be shared out). The histogram of what was
 going on at each loss is printed.
 """
-import collections, os, random, re, socket, subprocess, sys, threading, time, urllib.request
+import collections, os, random, socket, subprocess, sys, threading, time
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 from client import Client, grpc, request
@@ -23,12 +23,6 @@ PROMPTS = (40, 600, 2500) if SLOW == 1 else (40, 150, 300)
 def ids(n, seed):
     rnd = random.Random(seed)
     return [rnd.randrange(1500) for _ in range(n)]
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Answer:
@@ -188,12 +182,6 @@ def test_streams_are_the_same_with_stores_that_are_lost_too():
 @test
 def test_streams_are_the_same_in_an_aggregated_cluster():
     campaign(max(LOSSES // 4, 4), [(s, "decode") for s in SIGNALS], prefill=0, decode=2)
-
-
-def metric(address, pattern):
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-        found = re.search("^" + pattern + r" ([\d.]+)$", answer.read().decode(), re.M)
-    return float(found.group(1)) if found else None
 
 
 class Flight:

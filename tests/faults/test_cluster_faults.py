@@ -3,7 +3,7 @@
 Whatever happens: no wrong token, no page lost, every call ends in time with OK or UNAVAILABLE, memory and descriptors stay flat,
 and when the faults are over all is as before. Default: some hundred faults. TANDEM_LONG=chaos: 10,000; TANDEM_SEED=N: another run.
 """
-import collections, os, re, socket, sys, urllib.request
+import collections, os, re, sys, urllib.request
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../cluster"))
 from harness import *
 from load import Load
@@ -55,12 +55,6 @@ def chaotic_cluster():
         p.args += ["--metrics-listen", metrics[i], "--faults", seed(i) + (RPC + WIRE if p.role != "store" else WIRE + DISK)]
     c.metrics = metrics
     return c
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @test

@@ -1,5 +1,5 @@
 """What is known to break systems like this one between a request's arrival and its end. Each test is named after what it proves."""
-import itertools, os, socket, sys, threading
+import itertools, os, sys, threading
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../cluster"))
 from harness import *
 from client import Client, grpc, request
@@ -12,12 +12,6 @@ LONG = os.environ.get("TANDEM_LONG") in ("faults", "all")
 def ids(n, seed):
     rnd = random.Random(seed)
     return [rnd.randrange(1500) for _ in range(n)]
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @test

@@ -559,6 +559,39 @@ START_TEST(test_policy_spreads_equal_workers)
 }
 END_TEST
 
+/* However busy that worker is, as long as it has room and keeps the limit; for choices alone, and only for the whole prompt. */
+START_TEST(test_policy_choices_of_one_call_share_a_decode_worker)
+{
+    enum { THERE = 2 };
+    struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_DECODE), worker(ROLE_DECODE), worker(ROLE_DECODE)};
+    const uint32_t matched[] = {4, 0, 4, 3};
+    struct policy_request r = ask(4 * TOKENS + 100);
+    r.matched_blocks = matched;
+    r.force = FORCE_SPLIT;
+    for (int i = 0; i < POLICY_HORIZONS; i++)
+        w[THERE].at[i] = (struct policy_load){20, 40000, 100};
+    for (r.number = 0; r.number < 100; r.number++) {
+        r.shares = false;
+        ck_assert_uint_ne(policy_place(w, 4, &r, NULL, NULL).decode, THERE);
+        r.shares = true;
+        ck_assert_uint_eq(policy_place(w, 4, &r, NULL, NULL).decode, THERE);
+    }
+    double tpot = policy_place(w, 4, &r, NULL, NULL).tpot_ms;
+    r.tpot_ms = tpot * 0.99;
+    ck_assert_uint_ne(policy_place(w, 4, &r, NULL, NULL).decode, THERE);
+    r.tpot_ms = tpot;
+    ck_assert_uint_eq(policy_place(w, 4, &r, NULL, NULL).decode, THERE);
+    w[THERE].at[0].pages = w[THERE].total_pages - 2;
+    ck_assert_uint_ne(policy_place(w, 4, &r, NULL, NULL).decode, THERE);
+    w[THERE].at[0].pages = 100;
+    w[THERE].max_batch = 20;
+    ck_assert_uint_ne(policy_place(w, 4, &r, NULL, NULL).decode, THERE);
+    w[THERE].max_batch = 64;
+    r.n_tokens += TOKENS; /* now there is a block that it lacks */
+    ck_assert_uint_ne(policy_place(w, 4, &r, NULL, NULL).decode, THERE);
+}
+END_TEST
+
 START_TEST(test_policy_headroom_and_mixed_pool_go_where_there_is_memory)
 {
     struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_DECODE), worker(ROLE_DECODE)};
@@ -617,6 +650,7 @@ int main(void)
     tcase_add_test(t, test_policy_aggregated_chunks_keep_the_others_within_their_tpot);
     tcase_add_test(t, test_policy_waits_at_the_router_for_pages_and_for_room_ahead);
     tcase_add_test(t, test_policy_spreads_equal_workers);
+    tcase_add_test(t, test_policy_choices_of_one_call_share_a_decode_worker);
     tcase_add_test(t, test_policy_headroom_and_mixed_pool_go_where_there_is_memory);
     tcase_add_test(t, test_policy_cache_aware_leaves_the_prefix_when_loads_are_uneven);
     suite_add_tcase(s, t);
