@@ -1,0 +1,61 @@
+/*
+ * Instructions that CUDA C++ has no name for, one function each. Fragments as the PTX manual draws them (section 9.7.14).
+ */
+#pragma once
+
+#include <stdint.h>
+
+/* 16 bytes from global to shared memory, behind the thread's back; zeros if not valid (from is not read then). */
+static __device__ __forceinline__ void copy_async16(void *shared, const void *from, bool valid)
+{
+    uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+
+static __device__ __forceinline__ void copy_async_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Until at most PENDING of the thread's groups are on their way. */
+template <int PENDING> static __device__ __forceinline__ void copy_async_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Four 8 x 8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8 (16 bytes each). */
+static __device__ __forceinline__ void load_matrix4(uint32_t r[4], const void *row)
+{
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+/* The same, each matrix transposed. */
+static __device__ __forceinline__ void load_matrix4_transposed(uint32_t r[4], const void *row)
+{
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+/* d[16 x 8] += a[16 x 16] b[16 x 8], a row-major, b column-major, bf16 in, f32 out. */
+static __device__ __forceinline__ void multiply_16x8x16(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* Two bf16 (nearest even) in a word: low, high. */
+static __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
+{
+    uint32_t word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
