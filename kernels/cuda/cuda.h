@@ -64,6 +64,8 @@ struct cuda_batch {
 };
 
 /* ------------------------------------------------------------ launches: linear.cu */
+/* Lets the kernels have as much shared memory as they want; once for a device. */
+CUDA_C cudaError_t cuda_linear_open(void);
 CUDA_C void cuda_linear_exact(cudaStream_t stream, const struct cuda_matrix *w, const struct cuda_product *p);
 /* Own tensor-core product in one order of summation for any number of rows. */
 CUDA_C void cuda_linear_fast(cudaStream_t stream, const struct cuda_matrix *w, const struct cuda_product *p);
@@ -80,9 +82,9 @@ CUDA_C void cuda_sorted_fast(cudaStream_t stream, const struct cuda_stack *s, co
 /* y[n_rows][n] += bias[n] */
 CUDA_C void cuda_add_bias(cudaStream_t stream, const float *bias, uint32_t n, uint32_t n_rows, float *y,
                           size_t y_stride);
-/* bf16 rows of n, to_stride >= n apart, zeros after n. */
-CUDA_C void cuda_round_rows(cudaStream_t stream, const float *x, size_t x_stride, uint32_t n, uint32_t n_rows, void *to,
-                            size_t to_stride);
+/* to[n_rows][n_parts][to_stride] = n numbers of each part of a row, parts x_step apart, as bf16, zeros after them; to_stride is even. */
+CUDA_C void cuda_round_rows(cudaStream_t stream, const float *x, size_t x_stride, size_t x_step, uint32_t n_parts,
+                            uint32_t n, uint32_t n_rows, void *to, size_t to_stride);
 
 /* -------------------------------------------------------------- launches: rows.cu */
 CUDA_C void cuda_embed(cudaStream_t stream, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,

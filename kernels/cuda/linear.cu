@@ -1,0 +1,483 @@
+/*
+ * Products with weight matrices, in the two orders of summation of cuda.h.
+ *
+ * A CTA computes a tile of outputs by rows and walks along k; no sum is ever split along k, so the shape of a tile does not show in
+ * the bits, and is chosen by the number of rows.
+ *
+ *     exact   one accumulator an output, fma(w, x, acc), k ascending. Tiles of weights and rows come through shared memory, widened;
+ *             the next ones are on their way, in registers, while these are summed. k stops at n_in: a zero more could turn a -0.
+ *     fast    mma m16n8k16, the 16 are outputs and the 8 rows, so that few rows waste little. k ascending in steps of 16; what the
+ *             last step has beyond n_in is zero on both sides. Weights and rows come by cp.async, several stages deep: with few rows
+ *             this must stream weights at the speed of the memory.
+ *
+ * Shared memory of fast tiles: rows of K bf16, in chunks of 16 bytes; chunk c of row r lies at c ^ (r % 8), so that the 8 rows of an
+ * ldmatrix are in different banks.
+ *
+ * Sorted rows: first[] is on the device only, so the grid has a slot for every tile that could be there. With tiles of R rows, those
+ * of matrix i begin at slot first[i] / R + i: that rises with i by at least the tiles that i has. Who has no tile leaves.
+ */
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/scalar.h"
+
+/* A launch: products of one matrix, or of each of a stack's. */
+struct linear_job {
+    struct cuda_product p;
+    const void *data; /* of one matrix */
+    const float *bias;
+    const void *const *datas; /* of a stack; NULL: one matrix */
+    const float *const *biases;
+    const uint32_t *first; /* sorted rows; NULL: every matrix has all rows */
+    size_t x_step, y_step; /* between what matrices have */
+    uint32_t n_matrices;
+    uint32_t n_out, n_in, stride;
+    enum num_type type;
+};
+
+/* What a CTA computes. */
+struct tile {
+    uint32_t matrix;
+    uint32_t row0, n_rows; /* at most as many as the tile is high */
+    uint32_t out0;
+};
+
+static constexpr uint32_t NONE = UINT32_MAX;
+
+static __device__ uint32_t find_matrix(const struct linear_job &job, uint32_t height)
+{
+    __shared__ uint32_t found;
+    if (threadIdx.x == 0)
+        found = NONE;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < job.n_matrices; i += blockDim.x) {
+        uint32_t slot = job.first[i] / height + i;
+        if (blockIdx.x >= slot && job.first[i] + (blockIdx.x - slot) * height < job.first[i + 1])
+            found = i;
+    }
+    __syncthreads();
+    return found;
+}
+
+/* False: this CTA has nothing to do. */
+static __device__ bool find_tile(const struct linear_job &job, uint32_t height, uint32_t width, struct tile *t)
+{
+    uint32_t end = job.p.n_rows;
+    t->matrix = blockIdx.z;
+    t->row0 = blockIdx.x * height;
+    t->out0 = blockIdx.y * width;
+    if (job.first) {
+        t->matrix = find_matrix(job, height);
+        if (t->matrix == NONE)
+            return false;
+        uint32_t begin = job.first[t->matrix];
+        t->row0 = begin + (blockIdx.x - begin / height - t->matrix) * height;
+        end = job.first[t->matrix + 1];
+    }
+    t->n_rows = min(end - t->row0, height);
+    return true;
+}
+
+static __device__ const void *weights_of(const struct linear_job &job, const struct tile &t)
+{
+    return job.datas ? job.datas[t.matrix] : job.data;
+}
+
+template <class X> static __device__ const X *rows_of(const struct linear_job &job, const struct tile &t)
+{
+    return (const X *)job.p.x + t.matrix * job.x_step + t.row0 * job.p.x_stride;
+}
+
+/* Where sums of a tile go; row and out are counted from the tile's. */
+struct target {
+    float *y;
+    const float *bias;
+    size_t y_stride;
+    uint32_t n_rows, n_outs;
+    bool accumulate;
+};
+
+static __device__ struct target target_of(const struct linear_job &job, const struct tile &t)
+{
+    const float *bias = job.biases ? job.biases[t.matrix] : job.bias;
+    struct target to = {job.p.y + t.matrix * job.y_step + t.row0 * job.p.y_stride + t.out0,
+                        bias ? bias + t.out0 : NULL,
+                        job.p.y_stride,
+                        t.n_rows,
+                        job.n_out - t.out0,
+                        job.p.accumulate};
+    return to;
+}
+
+static __device__ __forceinline__ void put(const struct target &to, uint32_t row, uint32_t out, float sum)
+{
+    if (row >= to.n_rows || out >= to.n_outs)
+        return;
+    float *y = to.y + row * to.y_stride + out;
+    if (to.bias)
+        sum = sum + to.bias[out];
+    *y = to.accumulate ? *y + sum : sum;
+}
+
+/* ------------------------------------------------------------------- exact */
+
+template <uint32_t ROWS_, uint32_t OUTS_, uint32_t ROWS_EACH_, uint32_t OUTS_EACH_, uint32_t K_> struct exact_shape {
+    static constexpr uint32_t ROWS = ROWS_, OUTS = OUTS_, ROWS_EACH = ROWS_EACH_, OUTS_EACH = OUTS_EACH_, K = K_;
+    static constexpr uint32_t THREADS = ROWS / ROWS_EACH * (OUTS / OUTS_EACH);
+};
+using exact_few = exact_shape<4, 32, 1, 1, 64>;
+using exact_many = exact_shape<64, 64, 4, 4, 16>;
+
+/* A thread's share of a tile of numbers [n][K], on its way to shared memory [K][n]. */
+template <uint32_t N, class S> struct carried {
+    static constexpr uint32_t EACH = N * S::K / S::THREADS;
+    float x[EACH];
+
+    template <class Load> __device__ void fetch(uint32_t n, uint32_t n_k, Load load)
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < EACH; i++) {
+            uint32_t at = i * S::THREADS + threadIdx.x, row = at / S::K, k = at % S::K;
+            x[i] = row < n && k < n_k ? load(row, k) : 0;
+        }
+    }
+
+    __device__ void store(float (*to)[N + 1]) const
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < EACH; i++) {
+            uint32_t at = i * S::THREADS + threadIdx.x;
+            to[at % S::K][at / S::K] = x[i];
+        }
+    }
+};
+
+template <class S>
+static __device__ __forceinline__ void fetch_exact(const struct linear_job &job, const struct tile &t, const void *w,
+                                                   const float *x, uint32_t k0, carried<S::OUTS, S> *next_w,
+                                                   carried<S::ROWS, S> *next_x)
+{
+    uint32_t n_k = job.n_in - k0, bytes = job.type == NUM_F32 ? 4 : 2;
+    next_w->fetch(job.n_out - t.out0, n_k, [&](uint32_t out, uint32_t k) {
+        return scalar_from(w, bytes, job.type == NUM_BF16, (uint64_t)(t.out0 + out) * job.stride + k0 + k);
+    });
+    next_x->fetch(t.n_rows, n_k, [&](uint32_t row, uint32_t k) { return x[row * job.p.x_stride + k0 + k]; });
+}
+
+template <class S> static __global__ void __launch_bounds__(S::THREADS) linear_exact(const struct linear_job job)
+{
+    constexpr uint32_t ACROSS = S::OUTS / S::OUTS_EACH;
+    __shared__ float w_tile[S::K][S::OUTS + 1], x_tile[S::K][S::ROWS + 1];
+    struct tile t;
+    if (!find_tile(job, S::ROWS, S::OUTS, &t))
+        return;
+    const void *w = weights_of(job, t);
+    const float *x = rows_of<float>(job, t);
+    uint32_t row0 = threadIdx.x / ACROSS * S::ROWS_EACH, out0 = threadIdx.x % ACROSS;
+    float sum[S::ROWS_EACH][S::OUTS_EACH] = {};
+    carried<S::OUTS, S> next_w;
+    carried<S::ROWS, S> next_x;
+    fetch_exact<S>(job, t, w, x, 0, &next_w, &next_x);
+    for (uint32_t k0 = 0; k0 < job.n_in; k0 += S::K) {
+        __syncthreads();
+        next_w.store(w_tile);
+        next_x.store(x_tile);
+        __syncthreads();
+        if (k0 + S::K < job.n_in)
+            fetch_exact<S>(job, t, w, x, k0 + S::K, &next_w, &next_x);
+        uint32_t n_k = min(job.n_in - k0, S::K);
+#pragma unroll 4
+        for (uint32_t k = 0; k < n_k; k++)
+#pragma unroll
+            for (uint32_t i = 0; i < S::ROWS_EACH; i++)
+#pragma unroll
+                for (uint32_t j = 0; j < S::OUTS_EACH; j++)
+                    sum[i][j] = scalar_fma(w_tile[k][out0 + j * ACROSS], x_tile[k][row0 + i], sum[i][j]);
+    }
+    struct target to = target_of(job, t);
+#pragma unroll
+    for (uint32_t i = 0; i < S::ROWS_EACH; i++)
+#pragma unroll
+        for (uint32_t j = 0; j < S::OUTS_EACH; j++)
+            put(to, row0 + i, out0 + j * ACROSS, sum[i][j]);
+}
+
+/* -------------------------------------------------------------------- fast */
+
+/* A tile of OUTS x ROWS, WARPS_OUT x WARPS_ROW warps; K numbers of each in a stage. */
+template <uint32_t OUTS_, uint32_t ROWS_, uint32_t WARPS_OUT_, uint32_t WARPS_ROW_, uint32_t K_, uint32_t STAGES_>
+struct fast_shape {
+    static constexpr uint32_t OUTS = OUTS_, ROWS = ROWS_, WARPS_OUT = WARPS_OUT_, WARPS_ROW = WARPS_ROW_;
+    static constexpr uint32_t K = K_, STAGES = STAGES_, THREADS = WARPS_OUT * WARPS_ROW * 32;
+    static constexpr uint32_t CHUNKS = K / 8;                 /* of 16 bytes, of a row of a stage */
+    static constexpr uint32_t STAGE = (OUTS + ROWS) * CHUNKS; /* chunks */
+    static constexpr uint32_t BYTES = STAGE * STAGES * 16;
+    static constexpr uint32_t WARP_OUTS = OUTS / WARPS_OUT, WARP_ROWS = ROWS / WARPS_ROW;
+    static constexpr uint32_t OUT_FRAGMENTS = WARP_OUTS / 16, ROW_FRAGMENTS = WARP_ROWS / 8;
+    static_assert(CHUNKS % 8 == 0 && ROW_FRAGMENTS % 2 == 0 && BYTES <= 99 * 1024,
+                  "as swizzle, ldmatrix and sm_86 want");
+    static_assert(OUTS * CHUNKS % THREADS == 0 && ROWS * CHUNKS % THREADS == 0, "copies are shared evenly");
+};
+using fast_few = fast_shape<32, 16, 2, 1, 128, 6>;
+using fast_some = fast_shape<32, 64, 2, 2, 128, 4>;
+using fast_many = fast_shape<128, 128, 2, 4, 64, 3>;
+
+template <class S> static __device__ __forceinline__ uint4 *chunk_at(uint4 *stage, uint32_t row, uint32_t chunk)
+{
+    return stage + row * S::CHUNKS + (chunk ^ (row % 8));
+}
+
+/* N rows of a stage, from k0 on; what lies beyond the n_rows or the stride becomes zero. */
+template <class S, uint32_t N>
+static __device__ __forceinline__ void copy_rows(uint4 *stage, const uint16_t *from, size_t stride, uint32_t n_rows,
+                                                 uint32_t k0, uint32_t n_k)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < N * S::CHUNKS / S::THREADS; i++) {
+        uint32_t at = i * S::THREADS + threadIdx.x, row = at / S::CHUNKS, chunk = at % S::CHUNKS, k = k0 + chunk * 8;
+        bool valid = row < n_rows && k < n_k;
+        copy_async16(chunk_at<S>(stage, row, chunk), valid ? from + row * stride + k : from, valid);
+    }
+}
+
+/* One step of 16 k's of all that a warp computes. */
+template <class S>
+static __device__ __forceinline__ void multiply_step(uint4 *w, uint4 *x, uint32_t step,
+                                                     float (*sum)[S::ROW_FRAGMENTS][4])
+{
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint32_t out0 = warp / S::WARPS_ROW * S::WARP_OUTS, row0 = warp % S::WARPS_ROW * S::WARP_ROWS;
+    uint32_t a[S::OUT_FRAGMENTS][4], b[S::ROW_FRAGMENTS / 2][4];
+#pragma unroll
+    for (uint32_t i = 0; i < S::OUT_FRAGMENTS; i++)
+        load_matrix4(a[i], chunk_at<S>(w, out0 + i * 16 + lane % 16, step * 2 + lane / 16));
+#pragma unroll
+    for (uint32_t j = 0; j < S::ROW_FRAGMENTS / 2; j++)
+        load_matrix4(b[j], chunk_at<S>(x, row0 + j * 16 + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
+#pragma unroll
+    for (uint32_t i = 0; i < S::OUT_FRAGMENTS; i++)
+#pragma unroll
+        for (uint32_t j = 0; j < S::ROW_FRAGMENTS; j++)
+            multiply_16x8x16(sum[i][j], a[i], b[j / 2] + j % 2 * 2);
+}
+
+template <class S>
+static __device__ __forceinline__ void put_sums(const struct target &to, const float (*sum)[S::ROW_FRAGMENTS][4])
+{
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint32_t out0 = warp / S::WARPS_ROW * S::WARP_OUTS + lane / 4;
+    uint32_t row0 = warp % S::WARPS_ROW * S::WARP_ROWS + lane % 4 * 2;
+#pragma unroll
+    for (uint32_t i = 0; i < S::OUT_FRAGMENTS; i++)
+#pragma unroll
+        for (uint32_t j = 0; j < S::ROW_FRAGMENTS; j++)
+#pragma unroll
+            for (uint32_t r = 0; r < 4; r++)
+                put(to, row0 + j * 8 + r % 2, out0 + i * 16 + r / 2 * 8, sum[i][j][r]);
+}
+
+template <class S> static __global__ void __launch_bounds__(S::THREADS) linear_fast(const struct linear_job job)
+{
+    extern __shared__ uint4 stages[];
+    struct tile t;
+    if (!find_tile(job, S::ROWS, S::OUTS, &t))
+        return;
+    const uint16_t *w = (const uint16_t *)weights_of(job, t) + (size_t)t.out0 * job.stride;
+    const uint16_t *x = rows_of<uint16_t>(job, t);
+    uint32_t n_steps = (job.n_in + 15) / 16, n_stages = (job.n_in + S::K - 1) / S::K;
+    auto copy = [&](uint32_t i) {
+        uint4 *stage = stages + i % S::STAGES * S::STAGE;
+        if (i < n_stages) {
+            copy_rows<S, S::OUTS>(stage, w, job.stride, job.n_out - t.out0, i * S::K, job.stride);
+            copy_rows<S, S::ROWS>(stage + S::OUTS * S::CHUNKS, x, job.p.x_stride, t.n_rows, i * S::K, job.stride);
+        }
+        copy_async_commit(); /* an empty group too: waiting counts groups */
+    };
+    for (uint32_t i = 0; i < S::STAGES - 1; i++)
+        copy(i);
+    float sum[S::OUT_FRAGMENTS][S::ROW_FRAGMENTS][4] = {};
+    for (uint32_t i = 0; i < n_stages; i++) {
+        copy_async_wait<S::STAGES - 2>();
+        __syncthreads(); /* stage i is there, and nobody reads the one that is copied over next */
+        copy(i + S::STAGES - 1);
+        uint4 *stage = stages + i % S::STAGES * S::STAGE;
+#pragma unroll
+        for (uint32_t step = 0; step < S::K / 16; step++)
+            if (i * (S::K / 16) + step < n_steps)
+                multiply_step<S>(stage, stage + S::OUTS * S::CHUNKS, step, sum);
+    }
+    put_sums<S>(target_of(job, t), sum);
+}
+
+/* ---------------------------------------------------------------- launches */
+
+static struct linear_job job_of(const struct cuda_matrix *w, const struct cuda_product *p)
+{
+    struct linear_job job = {};
+    job.p = *p;
+    job.data = w->data;
+    job.bias = w->bias;
+    job.n_matrices = 1;
+    job.n_out = w->n_out;
+    job.n_in = w->n_in;
+    job.stride = w->stride;
+    job.type = w->type;
+    return job;
+}
+
+static struct linear_job stack_job_of(const struct cuda_stack *s, const struct cuda_product *p)
+{
+    struct linear_job job = job_of(s->shape, p);
+    job.datas = s->data;
+    job.biases = s->bias;
+    job.bias = NULL;
+    job.n_matrices = s->n;
+    return job;
+}
+
+static uint32_t tiles(uint32_t n, uint32_t size)
+{
+    return (n + size - 1) / size;
+}
+
+static dim3 grid_of(const struct linear_job &job, uint32_t rows, uint32_t outs)
+{
+    uint32_t across = tiles(job.n_out, outs);
+    return job.first ? dim3(job.p.n_rows / rows + job.n_matrices, across)
+                     : dim3(tiles(job.p.n_rows, rows), across, job.n_matrices);
+}
+
+template <class S> static void launch_exact(cudaStream_t stream, const struct linear_job &job)
+{
+    linear_exact<S><<<grid_of(job, S::ROWS, S::OUTS), S::THREADS, 0, stream>>>(job);
+}
+
+template <class S> static void launch_fast(cudaStream_t stream, const struct linear_job &job)
+{
+    linear_fast<S><<<grid_of(job, S::ROWS, S::OUTS), S::THREADS, S::BYTES, stream>>>(job);
+}
+
+/* Rows that a matrix has, on average. */
+static uint32_t typical_rows(const struct linear_job &job)
+{
+    return job.first ? tiles(job.p.n_rows, job.n_matrices) : job.p.n_rows;
+}
+
+static void exact(cudaStream_t stream, const struct linear_job &job)
+{
+    if (!job.p.n_rows)
+        return;
+    if (typical_rows(job) <= 4 * exact_few::ROWS)
+        launch_exact<exact_few>(stream, job);
+    else
+        launch_exact<exact_many>(stream, job);
+}
+
+/* Large tiles read their inputs least often, if there is one for nearly every multiprocessor. */
+static void fast(cudaStream_t stream, const struct linear_job &job)
+{
+    enum { ENOUGH_TILES = 96 };
+    if (!job.p.n_rows)
+        return;
+    dim3 large = grid_of(job, fast_many::ROWS, fast_many::OUTS);
+    uint32_t n_rows = typical_rows(job);
+    if (n_rows <= fast_few::ROWS)
+        launch_fast<fast_few>(stream, job);
+    else if (n_rows <= fast_some::ROWS || (uint64_t)large.x * large.y * large.z < ENOUGH_TILES)
+        launch_fast<fast_some>(stream, job);
+    else
+        launch_fast<fast_many>(stream, job);
+}
+
+template <class S> static cudaError_t allow_shared(void)
+{
+    return cudaFuncSetAttribute(linear_fast<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::BYTES);
+}
+
+cudaError_t cuda_linear_open(void)
+{
+    cudaError_t e = allow_shared<fast_few>();
+    if (e == cudaSuccess)
+        e = allow_shared<fast_some>();
+    return e == cudaSuccess ? allow_shared<fast_many>() : e;
+}
+
+void cuda_linear_exact(cudaStream_t stream, const struct cuda_matrix *w, const struct cuda_product *p)
+{
+    exact(stream, job_of(w, p));
+}
+
+void cuda_linear_fast(cudaStream_t stream, const struct cuda_matrix *w, const struct cuda_product *p)
+{
+    fast(stream, job_of(w, p));
+}
+
+static struct linear_job each_job_of(const struct cuda_stack *s, const struct cuda_product *p, size_t x_step,
+                                     size_t y_step)
+{
+    struct linear_job job = stack_job_of(s, p);
+    job.x_step = x_step;
+    job.y_step = y_step;
+    return job;
+}
+
+void cuda_each_exact(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p, size_t x_step,
+                     size_t y_step)
+{
+    exact(stream, each_job_of(s, p, x_step, y_step));
+}
+
+void cuda_each_fast(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p, size_t x_step,
+                    size_t y_step)
+{
+    fast(stream, each_job_of(s, p, x_step, y_step));
+}
+
+static struct linear_job sorted_job_of(const struct cuda_stack *s, const struct cuda_product *p, const uint32_t *first)
+{
+    struct linear_job job = stack_job_of(s, p);
+    job.first = first;
+    return job;
+}
+
+void cuda_sorted_exact(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p,
+                       const uint32_t *first)
+{
+    exact(stream, sorted_job_of(s, p, first));
+}
+
+void cuda_sorted_fast(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p,
+                      const uint32_t *first)
+{
+    fast(stream, sorted_job_of(s, p, first));
+}
+
+/* -------------------------------------------------------------------- rows */
+
+static __global__ void add_bias(const float *bias, uint32_t n, float *y, size_t y_stride)
+{
+    float *row = y + blockIdx.x * y_stride;
+    for (uint32_t i = threadIdx.x; i < n; i += blockDim.x)
+        row[i] = row[i] + bias[i];
+}
+
+void cuda_add_bias(cudaStream_t stream, const float *bias, uint32_t n, uint32_t n_rows, float *y, size_t y_stride)
+{
+    if (n_rows)
+        add_bias<<<n_rows, 256, 0, stream>>>(bias, n, y, y_stride);
+}
+
+static __global__ void round_rows(const float *x, size_t x_stride, size_t x_step, uint32_t n_parts, uint32_t n,
+                                  uint32_t *to, size_t to_stride)
+{
+    const float *from = x + blockIdx.x / n_parts * x_stride + blockIdx.x % n_parts * x_step;
+    uint32_t *words = to + blockIdx.x * (to_stride / 2);
+    for (uint32_t i = threadIdx.x; i < to_stride / 2; i += blockDim.x)
+        words[i] = pack_bf16(2 * i < n ? from[2 * i] : 0, 2 * i + 1 < n ? from[2 * i + 1] : 0);
+}
+
+void cuda_round_rows(cudaStream_t stream, const float *x, size_t x_stride, size_t x_step, uint32_t n_parts, uint32_t n,
+                     uint32_t n_rows, void *to, size_t to_stride)
+{
+    if (n_rows)
+        round_rows<<<n_rows * n_parts, 256, 0, stream>>>(x, x_stride, x_step, n_parts, n, (uint32_t *)to, to_stride);
+}
