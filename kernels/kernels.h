@@ -45,6 +45,8 @@ struct kernels_config {
     enum kernels_isa isa; /* DEVICE_CPU: ISA_AUTO: the best this CPU has; a test asks for less */
     /* DEVICE_CUDA: the compute of the model's matrices; in COMPUTE_BF16 sums have a device's own order. 0: COMPUTE_F32 */
     enum compute compute;
+    /* DEVICE_CUDA, COMPUTE_BF16: products by cuBLAS where it is faster: a row's bits may depend on how many rows the batch has */
+    bool any_order;
 };
 
 /*

@@ -1,0 +1,220 @@
+/*
+ * Weights: what a model file has, as rows of a device's matrix. Parts that are that already are copied as they are; others are
+ * converted here, some rows at a time.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "kernels/cuda/state.h"
+#include "kernels/scalar.h"
+
+enum {
+    PIECE_BYTES = 1 << 20, /* converted at a time */
+    ALIGN = 8,             /* numbers; rows of any type then begin at 16 bytes */
+};
+
+static float load(const void *data, enum num_type type, size_t i)
+{
+    return scalar_from(data, (uint32_t)num_type_bytes(type), type == NUM_BF16, i);
+}
+
+static void store(void *data, enum num_type type, size_t i, float x)
+{
+    if (type == NUM_F32)
+        ((float *)data)[i] = x;
+    else
+        ((uint16_t *)data)[i] = type == NUM_BF16 ? scalar_to_bf16(x) : scalar_to_f16(x);
+}
+
+static const void *element(const struct k_matrix_part *part, size_t i)
+{
+    return (const uint8_t *)part->data + i * num_type_bytes(part->type);
+}
+
+static void convert_row(const struct k_matrix_part *part, const struct cuda_matrix *m, uint32_t row, void *to)
+{
+    const void *from = element(part, row * (part->out_stride ? part->out_stride : m->n_in));
+    size_t step = part->in_stride ? part->in_stride : 1;
+    if (part->type == m->type && step == 1)
+        memcpy(to, from, m->n_in * num_type_bytes(m->type));
+    else
+        for (uint32_t i = 0; i < m->n_in; i++)
+            store(to, m->type, i, load(from, part->type, i * step));
+}
+
+static void write_converted(struct kernels *k, const struct k_matrix_part *part, const struct cuda_matrix *m,
+                            uint8_t *to)
+{
+    size_t row_bytes = m->stride * num_type_bytes(m->type);
+    size_t n_rows = row_bytes < PIECE_BYTES ? PIECE_BYTES / row_bytes : 1;
+    uint8_t *rows = mem_array(n_rows, row_bytes); /* zeroed: what is behind n_in stays so */
+    for (uint32_t row = 0; row < part->n_out; row += (uint32_t)n_rows) {
+        size_t n = part->n_out - row < n_rows ? part->n_out - row : n_rows;
+        for (size_t i = 0; i < n; i++)
+            convert_row(part, m, row + (uint32_t)i, rows + i * row_bytes);
+        cuda_write(k, to + row * row_bytes, rows, n * row_bytes);
+    }
+    free(rows);
+}
+
+/* Whether a part's rows lie as the device's do. */
+static bool is_packed(const struct k_matrix_part *part, const struct cuda_matrix *m)
+{
+    return part->type == m->type && m->stride == m->n_in && part->in_stride <= 1 &&
+           (!part->out_stride || part->out_stride == m->n_in);
+}
+
+static void write_parts(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts,
+                        const struct cuda_matrix *m)
+{
+    size_t row_bytes = m->stride * num_type_bytes(m->type);
+    uint8_t *to = m->data;
+    for (uint32_t i = 0; i < n_parts; to += parts[i++].n_out * row_bytes) {
+        if (is_packed(&parts[i], m))
+            cuda_write(k, to, parts[i].data, parts[i].n_out * row_bytes);
+        else
+            write_converted(k, &parts[i], m, to);
+    }
+}
+
+static enum td_status pack_bias(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts,
+                                struct cuda_matrix *m)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < n_parts; i++)
+        any |= parts[i].bias != NULL;
+    if (!any)
+        return TD_OK;
+    enum td_status s = cuda_alloc(k, m->n_out * sizeof(float), (void **)&m->bias);
+    if (s)
+        return s;
+    float *bias = mem_array(m->n_out, sizeof(*bias)), *at = bias;
+    for (uint32_t i = 0; i < n_parts; at += parts[i++].n_out)
+        for (uint32_t c = 0; c < parts[i].n_out && parts[i].bias; c++)
+            at[c] =
+                load(parts[i].bias, parts[i].bias_type, (size_t)c * (parts[i].bias_stride ? parts[i].bias_stride : 1));
+    cuda_write(k, m->bias, bias, m->n_out * sizeof(float));
+    free(bias);
+    return TD_OK;
+}
+
+/* Elements are kept as stored; parts of different types meet in f32, which holds all of them exactly. */
+static enum num_type packed_type(const struct k_matrix_part *parts, uint32_t n_parts, enum compute compute)
+{
+    if (compute == COMPUTE_BF16)
+        return NUM_BF16;
+    for (uint32_t i = 1; i < n_parts; i++)
+        if (parts[i].type != parts[0].type)
+            return NUM_F32;
+    return parts[0].type;
+}
+
+enum td_status cuda_matrix_pack(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in,
+                                enum compute compute, struct k_matrix **out)
+{
+    uint64_t n_out = 0;
+    for (uint32_t i = 0; i < n_parts; i++) {
+        if (parts[i].type < NUM_F32 || parts[i].type > NUM_BF16)
+            return TD_ERR_INVALID;
+        n_out += parts[i].n_out;
+    }
+    if (!n_in || n_in > UINT32_MAX - ALIGN || !n_out || n_out > INT32_MAX ||
+        (compute != COMPUTE_F32 && compute != COMPUTE_BF16))
+        return TD_ERR_INVALID;
+    struct k_matrix *m = mem_zalloc(sizeof(*m));
+    m->on = (struct cuda_matrix){.compute = compute, .n_out = (uint32_t)n_out, .n_in = n_in};
+    m->on.type = packed_type(parts, n_parts, compute);
+    m->on.stride = (n_in + ALIGN - 1) / ALIGN * ALIGN;
+    m->on.len_bytes = n_out * m->on.stride * num_type_bytes(m->on.type);
+    enum td_status s = cuda_alloc(k, m->on.len_bytes, &m->on.data);
+    if (!s)
+        s = pack_bias(k, parts, n_parts, &m->on);
+    if (s) {
+        cuda_matrix_free(k, m);
+        return s;
+    }
+    write_parts(k, parts, n_parts, &m->on);
+    *out = m;
+    return TD_OK;
+}
+
+void cuda_matrix_free(struct kernels *k, struct k_matrix *m)
+{
+    if (!m)
+        return;
+    cuda_free(k, m->on.data);
+    cuda_free(k, m->on.bias);
+    free(m);
+}
+
+uint64_t cuda_matrix_bytes(const struct k_matrix *m)
+{
+    return m->on.len_bytes;
+}
+
+/* What is_bias says of each matrix, as an array on the device. */
+static enum td_status share_pointers(struct kernels *k, const struct k_stack *s, bool is_bias, const void **out)
+{
+    const void **pointers = mem_array(s->on.n, sizeof(*pointers));
+    for (uint32_t i = 0; i < s->on.n; i++)
+        pointers[i] = is_bias ? (const void *)s->matrices[i]->on.bias : s->matrices[i]->on.data;
+    enum td_status status = cuda_share(k, pointers, s->on.n * sizeof(*pointers), out);
+    free(pointers);
+    return status;
+}
+
+static bool alike(const struct cuda_matrix *a, const struct cuda_matrix *b)
+{
+    return a->n_out == b->n_out && a->n_in == b->n_in && a->compute == b->compute && a->type == b->type;
+}
+
+static void stack_free(struct kernels *k, struct k_stack *s)
+{
+    cuda_unshare(k, s->on.data);
+    cuda_unshare(k, s->on.bias);
+    free(s->matrices);
+    free(s);
+}
+
+enum td_status cuda_stack_open(struct kernels *k, struct k_matrix *const *matrices, uint32_t n, struct k_stack **out)
+{
+    bool biased = false;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!alike(&matrices[i]->on, &matrices[0]->on))
+            return TD_ERR_INVALID;
+        biased |= matrices[i]->on.bias != NULL;
+    }
+    if (!n)
+        return TD_ERR_INVALID;
+    struct k_stack *s = mem_zalloc(sizeof(*s));
+    s->matrices = mem_dup(matrices, n * sizeof(struct k_matrix *));
+    s->on.shape = &s->matrices[0]->on;
+    s->on.n = n;
+    const void *data = NULL, *bias = NULL;
+    enum td_status status = share_pointers(k, s, false, &data);
+    if (!status && biased)
+        status = share_pointers(k, s, true, &bias);
+    s->on.data = data;
+    s->on.bias = bias;
+    if (status) {
+        stack_free(k, s);
+        return status;
+    }
+    *out = s;
+    return TD_OK;
+}
+
+void cuda_stack_close(struct kernels *k, struct k_stack *s)
+{
+    if (!s)
+        return;
+    for (uint32_t i = 0; i < s->on.n; i++)
+        cuda_matrix_free(k, s->matrices[i]);
+    stack_free(k, s);
+}
+
+uint64_t cuda_stack_bytes(const struct k_stack *s)
+{
+    return s->on.n * s->on.shape->len_bytes;
+}

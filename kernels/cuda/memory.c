@@ -1,0 +1,314 @@
+/*
+ * Memory of the device, and what goes between it and the host.
+ *
+ * The driver copies without waiting only from and to pinned memory, so everything passes through pinned buffers: what is written
+ * through two by turns, what one step puts through an arena, what is read through one buffer that k_finish empties. A target that
+ * is pinned itself is read into directly.
+ *
+ * Two arenas by turns: the host fills one while the device may still work with the one of the step before. An arena that is too
+ * small is set aside, not moved, since operations that are queued have addresses in it; the larger one serves from then on.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "kernels/cuda/state.h"
+
+#undef NDEBUG
+#include <assert.h>
+
+enum {
+    STAGING_BYTES = 4 << 20, /* of one of two */
+    READS_BYTES = 8 << 20,
+    MAX_PENDING = 256,
+    ARENA_BYTES = 1 << 20, /* to begin with */
+};
+
+static size_t aligned(size_t len_bytes)
+{
+    return (len_bytes + CUDA_CACHE_LINE - 1) / CUDA_CACHE_LINE * CUDA_CACHE_LINE;
+}
+
+static size_t smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static void event_open(cudaEvent_t *out)
+{
+    CUDA_MUST(cudaEventCreateWithFlags(out, cudaEventDisableTiming));
+}
+
+static enum td_status arena_fill(struct cuda_arena *a, size_t capacity)
+{
+    if (cudaMallocHost((void **)&a->host, capacity) != cudaSuccess ||
+        cudaMalloc((void **)&a->device, capacity) != cudaSuccess) {
+        cudaGetLastError();
+        return TD_ERR_NO_MEMORY;
+    }
+    a->capacity = capacity;
+    return TD_OK;
+}
+
+static void free_pinned(void *host)
+{
+    if (host)
+        CUDA_MUST(cudaFreeHost(host));
+}
+
+static void arena_release(void *host, void *device)
+{
+    free_pinned(host);
+    CUDA_MUST(cudaFree(device));
+}
+
+static void arena_begin(struct cuda_arena *a)
+{
+    CUDA_MUST(cudaEventSynchronize(a->over));
+    for (uint32_t i = 0; i < a->n_retired; i++)
+        arena_release(a->retired[2 * i], a->retired[2 * i + 1]);
+    a->n_retired = 0;
+    a->used = 0;
+}
+
+static void arena_grow(struct cuda_arena *a, size_t len_bytes)
+{
+    a->retired = mem_resize(a->retired, a->n_retired + 1, 2 * sizeof(void *));
+    a->retired[2 * a->n_retired] = a->host;
+    a->retired[2 * a->n_retired + 1] = a->device;
+    a->n_retired++;
+    size_t capacity = 2 * (a->capacity > len_bytes ? a->capacity : len_bytes);
+    if (arena_fill(a, capacity))
+        cuda_die(__func__, "no memory");
+    a->used = 0;
+}
+
+/* Room on both sides, at the same place of each. */
+static void arena_take(struct cuda_arena *a, size_t len_bytes, void **host_out, void **device_out)
+{
+    size_t len = aligned(len_bytes);
+    if (len > a->capacity - a->used)
+        arena_grow(a, len);
+    *host_out = a->host + a->used;
+    *device_out = a->device + a->used;
+    a->used += len;
+}
+
+static void send(struct cuda *c, void *to, const void *pinned, size_t len_bytes)
+{
+    CUDA_MUST(cudaMemcpyAsync(to, pinned, len_bytes, cudaMemcpyHostToDevice, c->stream));
+}
+
+enum td_status cuda_memory_open(struct cuda *c, struct td_error *error_out)
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        event_open(&c->staging.sent[i]);
+        event_open(&c->arenas[i].over);
+        if (cudaMallocHost((void **)&c->staging.host[i], STAGING_BYTES) != cudaSuccess ||
+            arena_fill(&c->arenas[i], ARENA_BYTES))
+            return td_fail(error_out, TD_ERR_NO_MEMORY, "device cuda: no memory for copies");
+    }
+    if (cudaMallocHost((void **)&c->reads.host, READS_BYTES) != cudaSuccess)
+        return td_fail(error_out, TD_ERR_NO_MEMORY, "device cuda: no memory for copies");
+    c->reads.pending = mem_array(MAX_PENDING, sizeof(*c->reads.pending));
+    return TD_OK;
+}
+
+void cuda_memory_close(struct cuda *c)
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        struct cuda_arena *a = &c->arenas[i];
+        if (a->over) {
+            arena_begin(a);
+            CUDA_MUST(cudaEventDestroy(a->over));
+            CUDA_MUST(cudaEventDestroy(c->staging.sent[i]));
+        }
+        arena_release(a->host, a->device);
+        free(a->retired);
+        free_pinned(c->staging.host[i]);
+    }
+    free_pinned(c->reads.host);
+    free(c->reads.pending);
+    CUDA_MUST(cudaFree(c->scratch));
+}
+
+void *cuda_scratch(struct cuda *c, size_t len_bytes)
+{
+    if (len_bytes <= c->scratch_bytes)
+        return c->scratch;
+    size_t twice = 2 * c->scratch_bytes, len = aligned(len_bytes > twice ? len_bytes : twice);
+    CUDA_MUST(cudaFree(c->scratch)); /* waits for who uses it */
+    c->scratch = NULL;
+    CUDA_MUST(cudaMalloc(&c->scratch, len));
+    c->scratch_bytes = len;
+    return c->scratch;
+}
+
+enum td_status cuda_alloc(struct kernels *k, size_t len_bytes, void **out)
+{
+    cuda_enter(k);
+    void *p = NULL;
+    cudaError_t e = cudaMalloc(&p, len_bytes ? len_bytes : 1);
+    if (e == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); /* so that the next operation does not find it */
+        return TD_ERR_NO_MEMORY;
+    }
+    CUDA_MUST(e);
+    *out = p;
+    return TD_OK;
+}
+
+void cuda_free(struct kernels *k, void *p)
+{
+    cuda_enter(k);
+    CUDA_MUST(cudaFree(p));
+}
+
+enum td_status cuda_share(struct kernels *k, const void *host, size_t len_bytes, const void **out)
+{
+    void *p = NULL;
+    enum td_status s = cuda_alloc(k, len_bytes, &p);
+    if (s)
+        return s;
+    cuda_write(k, p, host, len_bytes);
+    *out = p;
+    return TD_OK;
+}
+
+void cuda_unshare(struct kernels *k, const void *shared)
+{
+    cuda_free(k, (void *)(uintptr_t)shared);
+}
+
+const void *cuda_put(struct kernels *k, const void *host, size_t len_bytes)
+{
+    struct cuda *c = cuda_enter(k);
+    void *pinned = NULL, *device = NULL;
+    arena_take(&c->arenas[c->arena], len_bytes, &pinned, &device);
+    if (len_bytes) {
+        memcpy(pinned, host, len_bytes);
+        send(c, device, pinned, len_bytes);
+    }
+    return device;
+}
+
+void cuda_step(struct kernels *k)
+{
+    struct cuda *c = cuda_enter(k);
+    CUDA_MUST(cudaEventRecord(c->arenas[c->arena].over, c->stream));
+    c->arena = !c->arena;
+    arena_begin(&c->arenas[c->arena]);
+    c->batch = (struct cuda_batch){0};
+}
+
+static void staging_turn(struct cuda *c)
+{
+    struct cuda_staging *s = &c->staging;
+    CUDA_MUST(cudaEventRecord(s->sent[s->turn], c->stream));
+    s->turn = !s->turn;
+    CUDA_MUST(cudaEventSynchronize(s->sent[s->turn]));
+    s->used = 0;
+}
+
+void cuda_write(struct kernels *k, void *to, const void *host, size_t len_bytes)
+{
+    struct cuda *c = cuda_enter(k);
+    struct cuda_staging *s = &c->staging;
+    for (size_t done = 0, n; done < len_bytes; done += n) {
+        if (s->used == STAGING_BYTES)
+            staging_turn(c);
+        n = smaller(len_bytes - done, STAGING_BYTES - s->used);
+        uint8_t *pinned = s->host[s->turn] + s->used;
+        memcpy(pinned, (const uint8_t *)host + done, n);
+        send(c, (uint8_t *)to + done, pinned, n);
+        s->used += aligned(n);
+    }
+}
+
+static bool is_pinned(const void *host)
+{
+    struct cudaPointerAttributes attributes;
+    CUDA_MUST(cudaPointerGetAttributes(&attributes, host));
+    return attributes.type == cudaMemoryTypeHost;
+}
+
+static void deliver(struct cuda *c)
+{
+    struct cuda_reads *r = &c->reads;
+    CUDA_MUST(cudaStreamSynchronize(c->stream));
+    for (uint32_t i = 0; i < r->n_pending; i++)
+        memcpy(r->pending[i].to, r->pending[i].from, r->pending[i].len_bytes);
+    r->n_pending = 0;
+    r->used = 0;
+}
+
+void cuda_read(struct kernels *k, void *host, const void *from, size_t len_bytes)
+{
+    struct cuda *c = cuda_enter(k);
+    struct cuda_reads *r = &c->reads;
+    if (is_pinned(host)) {
+        CUDA_MUST(cudaMemcpyAsync(host, from, len_bytes, cudaMemcpyDeviceToHost, c->stream));
+        return;
+    }
+    for (size_t done = 0, n; done < len_bytes; done += n) {
+        if (r->used == READS_BYTES || r->n_pending == MAX_PENDING)
+            deliver(c);
+        n = smaller(len_bytes - done, READS_BYTES - r->used);
+        struct cuda_read *read = &r->pending[r->n_pending++];
+        *read = (struct cuda_read){(uint8_t *)host + done, r->host + r->used, n};
+        CUDA_MUST(
+            cudaMemcpyAsync(r->host + r->used, (const uint8_t *)from + done, n, cudaMemcpyDeviceToHost, c->stream));
+        r->used += aligned(n);
+    }
+}
+
+void cuda_finish(struct kernels *k)
+{
+    deliver(cuda_enter(k));
+}
+
+/* Sizes for launches; returns how many pages all have. */
+static size_t measure(struct cuda_batch *b, uint32_t page_tokens)
+{
+    size_t n_pages = 0;
+    for (uint32_t i = 0; i < b->n_seqs; i++) {
+        const struct k_attn_seq *s = &b->host[i];
+        uint32_t end = s->first_pos + s->n_rows;
+        assert(s->n_rows && s->first_row == b->n_rows);
+        n_pages += (end + page_tokens - 1) / page_tokens;
+        b->n_rows += s->n_rows;
+        b->max_rows = s->n_rows > b->max_rows ? s->n_rows : b->max_rows;
+        b->max_end = end > b->max_end ? end : b->max_end;
+    }
+    return n_pages;
+}
+
+/* One copy for all three: pages, sequences, rows. */
+void cuda_put_seqs(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_seqs, uint32_t page_tokens)
+{
+    struct cuda *c = cuda_enter(k);
+    struct cuda_batch b = {.host = seqs, .n_seqs = n_seqs};
+    size_t pages_bytes = measure(&b, page_tokens) * sizeof(uint8_t *), seqs_bytes = n_seqs * sizeof(struct cuda_seq);
+    size_t len_bytes = pages_bytes + seqs_bytes + b.n_rows * sizeof(uint32_t);
+    void *pinned = NULL, *device = NULL;
+    arena_take(&c->arenas[c->arena], len_bytes, &pinned, &device);
+    uint8_t **pages = pinned;
+    struct cuda_seq *flat = (struct cuda_seq *)(void *)((uint8_t *)pinned + pages_bytes);
+    uint32_t *row_seq = (uint32_t *)(void *)((uint8_t *)pinned + pages_bytes + seqs_bytes);
+    uint32_t n_pages = 0;
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        const struct k_attn_seq *s = &seqs[i];
+        uint32_t n = (s->first_pos + s->n_rows + page_tokens - 1) / page_tokens;
+        flat[i] = (struct cuda_seq){s->first_row, s->n_rows, s->first_pos, n_pages};
+        memcpy(pages + n_pages, s->pages, n * sizeof(*pages));
+        n_pages += n;
+        for (uint32_t row = 0; row < s->n_rows; row++)
+            row_seq[s->first_row + row] = i;
+    }
+    if (len_bytes)
+        send(c, device, pinned, len_bytes);
+    b.pages = device;
+    b.seqs = (const struct cuda_seq *)(const void *)((const uint8_t *)device + pages_bytes);
+    b.row_seq = (const uint32_t *)(const void *)((const uint8_t *)device + pages_bytes + seqs_bytes);
+    c->batch = b;
+}

@@ -1,0 +1,192 @@
+/*
+ * Products: which of the two orders of summation, and who computes.
+ *
+ * COMPUTE_BF16 rounds its rows into scratch first. Then the own product, whose rows have the same bits in any batch; or, if the
+ * backend was opened with any_order, cuBLAS where there are many rows. Its algorithm is asked for once per shape and power of two of
+ * rows. Those that split k over CTAs are left out: two runs of them may differ.
+ */
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "kernels/cuda/state.h"
+
+enum {
+    WORKSPACE_BYTES = 32 << 20,
+    BLAS_MIN_ROWS = 65, /* fewer are a matter of reading the weights, which own products do as fast */
+    BLAS_ALIGN = 16,    /* bytes, of all that it gets */
+};
+
+struct cuda_plan {
+    uint32_t n_out, stride;
+    uint32_t max_rows; /* a power of two */
+    bool usable;
+    cublasLtMatmulAlgo_t algo;
+};
+
+enum td_status cuda_product_open(struct cuda *c, bool any_order, struct td_error *error_out)
+{
+    cudaError_t e = cuda_linear_open();
+    if (e != cudaSuccess)
+        return td_fail(error_out, TD_ERR_UNSUPPORTED, "device cuda: no kernels for this device: %s",
+                       cudaGetErrorString(e));
+    if (!any_order)
+        return TD_OK;
+    cublasStatus_t s = cublasLtCreate(&c->blas);
+    if (s != CUBLAS_STATUS_SUCCESS)
+        return td_fail(error_out, TD_ERR_DEVICE, "device cuda: cuBLAS: %s", cublasLtGetStatusString(s));
+    return cuda_alloc(&c->base, WORKSPACE_BYTES, &c->workspace);
+}
+
+void cuda_product_close(struct cuda *c)
+{
+    if (c->blas)
+        cublasLtDestroy(c->blas);
+    CUDA_MUST(cudaFree(c->workspace));
+    free(c->plans);
+}
+
+/* y^T [n_out][T] = W x^T as cuBLAS sees it: columns first, W transposed. */
+struct blas_shape {
+    cublasLtMatmulDescOpaque_t product;
+    cublasLtMatrixLayoutOpaque_t w, x, y;
+};
+
+static void blas_must(cublasStatus_t s)
+{
+    if (s != CUBLAS_STATUS_SUCCESS)
+        cuda_die("cuBLAS", cublasLtGetStatusString(s));
+}
+
+static void blas_shape_init(struct blas_shape *b, const struct cuda_matrix *m, uint32_t n_rows)
+{
+    cublasOperation_t transposed = CUBLAS_OP_T;
+    blas_must(cublasLtMatmulDescInit(&b->product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    blas_must(
+        cublasLtMatmulDescSetAttribute(&b->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)));
+    blas_must(cublasLtMatrixLayoutInit(&b->w, CUDA_R_16BF, m->stride, m->n_out, m->stride));
+    blas_must(cublasLtMatrixLayoutInit(&b->x, CUDA_R_16BF, m->stride, n_rows, m->stride));
+    blas_must(cublasLtMatrixLayoutInit(&b->y, CUDA_R_32F, m->n_out, n_rows, m->n_out));
+}
+
+static void prefer(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t what, uint32_t value)
+{
+    blas_must(cublasLtMatmulPreferenceSetAttribute(p, what, &value, sizeof(value)));
+}
+
+static void plan_choose(struct cuda *c, const struct cuda_matrix *m, struct cuda_plan *plan)
+{
+    struct blas_shape b;
+    blas_shape_init(&b, m, plan->max_rows);
+    cublasLtMatmulPreferenceOpaque_t preference;
+    blas_must(cublasLtMatmulPreferenceInit(&preference));
+    uint64_t workspace_bytes = WORKSPACE_BYTES;
+    blas_must(cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                   &workspace_bytes, sizeof(workspace_bytes)));
+    prefer(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_NONE);
+    prefer(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, BLAS_ALIGN);
+    prefer(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, BLAS_ALIGN);
+    prefer(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, BLAS_ALIGN);
+    prefer(&preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, BLAS_ALIGN);
+    cublasLtMatmulHeuristicResult_t best;
+    int n_found = 0;
+    cublasStatus_t s =
+        cublasLtMatmulAlgoGetHeuristic(c->blas, &b.product, &b.w, &b.x, &b.y, &b.y, &preference, 1, &best, &n_found);
+    plan->usable = s == CUBLAS_STATUS_SUCCESS && n_found && best.state == CUBLAS_STATUS_SUCCESS;
+    if (plan->usable)
+        plan->algo = best.algo;
+}
+
+static const struct cuda_plan *plan_of(struct cuda *c, const struct cuda_matrix *m, uint32_t n_rows)
+{
+    struct cuda_plan want = {.n_out = m->n_out, .stride = m->stride, .max_rows = BLAS_MIN_ROWS - 1};
+    while (want.max_rows < n_rows)
+        want.max_rows *= 2;
+    for (uint32_t i = 0; i < c->n_plans; i++) {
+        const struct cuda_plan *p = &c->plans[i];
+        if (p->n_out == want.n_out && p->stride == want.stride && p->max_rows == want.max_rows)
+            return p;
+    }
+    plan_choose(c, m, &want);
+    c->plans = mem_resize(c->plans, c->n_plans + 1, sizeof(*c->plans));
+    c->plans[c->n_plans] = want;
+    return &c->plans[c->n_plans++];
+}
+
+/* False if cuBLAS has nothing for this. */
+static bool linear_blas(struct cuda *c, const struct cuda_matrix *m, const struct cuda_product *p)
+{
+    if (!c->blas || p->n_rows < BLAS_MIN_ROWS || (uintptr_t)p->y % BLAS_ALIGN)
+        return false;
+    const struct cuda_plan *plan = plan_of(c, m, p->n_rows);
+    if (!plan->usable)
+        return false;
+    struct blas_shape b;
+    blas_shape_init(&b, m, p->n_rows);
+    float one = 1, beta = p->accumulate ? 1 : 0;
+    cublasStatus_t s = cublasLtMatmul(c->blas, &b.product, &one, m->data, &b.w, p->x, &b.x, &beta, p->y, &b.y, p->y,
+                                      &b.y, &plan->algo, c->workspace, WORKSPACE_BYTES, c->stream);
+    if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE)
+        return false;
+    blas_must(s);
+    if (m->bias)
+        cuda_add_bias(c->stream, m->bias, m->n_out, p->n_rows, p->y, p->y_stride);
+    return true;
+}
+
+/* n_parts of each row, x_step apart, as bf16 in scratch: [n_rows][n_parts][stride]. */
+static const void *rounded(struct cuda *c, const struct cuda_matrix *m, const float *x, size_t x_stride, size_t x_step,
+                           uint32_t n_parts, uint32_t n_rows)
+{
+    void *to = cuda_scratch(c, (size_t)n_rows * n_parts * m->stride * sizeof(uint16_t));
+    cuda_round_rows(c->stream, x, x_stride, x_step, n_parts, m->n_in, n_rows, to, m->stride);
+    return to;
+}
+
+void cuda_linear(struct kernels *k, const struct k_matrix *w, const float *x, uint32_t n_rows, float *y,
+                 bool accumulate)
+{
+    struct cuda *c = cuda_enter(k);
+    const struct cuda_matrix *m = &w->on;
+    struct cuda_product p = {
+        .x = x, .y = y, .x_stride = m->n_in, .y_stride = m->n_out, .n_rows = n_rows, .accumulate = accumulate};
+    if (m->compute == COMPUTE_F32) {
+        cuda_linear_exact(c->stream, m, &p);
+    } else {
+        p.x = rounded(c, m, x, m->n_in, 0, 1, n_rows);
+        p.x_stride = m->stride;
+        if (!linear_blas(c, m, &p))
+            cuda_linear_fast(c->stream, m, &p);
+    }
+    CUDA_MUST(cudaGetLastError());
+}
+
+void cuda_linear_each(struct kernels *k, const struct k_stack *s, const struct k_each *e, uint32_t n_rows)
+{
+    struct cuda *c = cuda_enter(k);
+    const struct cuda_matrix *m = s->on.shape;
+    struct cuda_product p = {.x = e->x, .y = e->y, .x_stride = e->x_stride, .y_stride = e->y_stride, .n_rows = n_rows};
+    if (m->compute == COMPUTE_F32) {
+        cuda_each_exact(c->stream, &s->on, &p, e->x_step, e->y_step);
+    } else {
+        p.x = rounded(c, m, e->x, e->x_stride, e->x_step, s->on.n, n_rows);
+        p.x_stride = (size_t)s->on.n * m->stride;
+        cuda_each_fast(c->stream, &s->on, &p, m->stride, e->y_step);
+    }
+    CUDA_MUST(cudaGetLastError());
+}
+
+void cuda_linear_sorted(struct kernels *k, const struct k_stack *s, const uint32_t *first, uint32_t n_rows,
+                        const float *x, float *y)
+{
+    struct cuda *c = cuda_enter(k);
+    const struct cuda_matrix *m = s->on.shape;
+    struct cuda_product p = {.x = x, .y = y, .x_stride = m->n_in, .y_stride = m->n_out, .n_rows = n_rows};
+    if (m->compute == COMPUTE_F32) {
+        cuda_sorted_exact(c->stream, &s->on, &p, first);
+    } else {
+        p.x = rounded(c, m, x, m->n_in, 0, 1, n_rows);
+        p.x_stride = m->stride;
+        cuda_sorted_fast(c->stream, &s->on, &p, first);
+    }
+    CUDA_MUST(cudaGetLastError());
+}

@@ -1,0 +1,126 @@
+/*
+ * A CUDA backend as opened: what its C files share.
+ *
+ *     memory.c    memory of the device, and what goes between it and the host
+ *     matrix.c    weights
+ *     product.c   products with them
+ *     backend.c   opening, and the table of operations
+ *
+ * A thread's current device is the driver's state, so every operation begins with cuda_enter(), which sets it where another thread
+ * opened the backend.
+ */
+#pragma once
+
+#include <cublasLt.h>
+#include <stddef.h>
+
+#include "kernels/cuda/cuda.h"
+
+enum { CUDA_CACHE_LINE = 128 }; /* what begins in an arena begins at a multiple */
+
+/* Host memory that the device reads or writes by itself, and as much there; taken from its beginning on. */
+struct cuda_arena {
+    uint8_t *host, *device;
+    size_t used, capacity;
+    cudaEvent_t over; /* what used it is done */
+    void **retired;   /* [n_retired][host, device], too small for a step, until the arena begins again */
+    uint32_t n_retired;
+};
+
+/* Two pinned buffers: the host fills one while the other one's copies run. */
+struct cuda_staging {
+    uint8_t *host[2];
+    cudaEvent_t sent[2];
+    uint32_t turn;
+    size_t used; /* of this turn's */
+};
+
+/* Copies to memory that is not pinned: they lie in a pinned buffer until k_finish. */
+struct cuda_reads {
+    uint8_t *host;
+    size_t used;
+    struct cuda_read {
+        void *to;
+        const uint8_t *from;
+        size_t len_bytes;
+    } * pending;
+    uint32_t n_pending;
+};
+
+struct cuda_plan; /* product.c: an algorithm of cuBLAS, found once */
+
+struct cuda {
+    struct kernels base;
+    int ordinal;
+    enum compute compute;
+    char isa[16];
+    cudaStream_t stream;
+
+    struct cuda_staging staging;
+    struct cuda_reads reads;
+    struct cuda_arena arenas[2]; /* of this step and of the one before it */
+    uint32_t arena;
+    struct cuda_batch batch;
+    void *scratch; /* grows to the largest operation seen */
+    size_t scratch_bytes;
+
+    cublasLtHandle_t blas; /* NULL: own products only */
+    void *workspace;
+    struct cuda_plan *plans;
+    uint32_t n_plans;
+};
+
+struct k_matrix {
+    struct cuda_matrix on;
+};
+
+struct k_stack {
+    struct cuda_stack on;
+    struct k_matrix **matrices; /* [n], the stack's */
+};
+
+/* Ends the process, with the runtime's words, unless error is cudaSuccess. */
+void cuda_must(cudaError_t error, const char *operation);
+#define CUDA_MUST(call) cuda_must(call, __func__)
+_Noreturn void cuda_die(const char *operation, const char *why);
+
+struct cuda *cuda_enter(struct kernels *k);
+
+/* ---------------------------------------------------------------- memory.c */
+
+enum td_status cuda_memory_open(struct cuda *c, struct td_error *error_out);
+void cuda_memory_close(struct cuda *c);
+
+/* Memory of the operation that is queued next, until another one asks. Waits for the device where it grows. */
+void *cuda_scratch(struct cuda *c, size_t len_bytes);
+
+enum td_status cuda_alloc(struct kernels *k, size_t len_bytes, void **out);
+void cuda_free(struct kernels *k, void *p);
+enum td_status cuda_share(struct kernels *k, const void *host, size_t len_bytes, const void **out);
+void cuda_unshare(struct kernels *k, const void *shared);
+const void *cuda_put(struct kernels *k, const void *host, size_t len_bytes);
+void cuda_step(struct kernels *k);
+void cuda_write(struct kernels *k, void *to, const void *host, size_t len_bytes);
+void cuda_read(struct kernels *k, void *host, const void *from, size_t len_bytes);
+void cuda_finish(struct kernels *k);
+void cuda_put_seqs(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_seqs, uint32_t page_tokens);
+
+/* ---------------------------------------------------------------- matrix.c */
+
+enum td_status cuda_matrix_pack(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in,
+                                enum compute compute, struct k_matrix **out);
+void cuda_matrix_free(struct kernels *k, struct k_matrix *m);
+uint64_t cuda_matrix_bytes(const struct k_matrix *m);
+enum td_status cuda_stack_open(struct kernels *k, struct k_matrix *const *matrices, uint32_t n, struct k_stack **out);
+void cuda_stack_close(struct kernels *k, struct k_stack *s);
+uint64_t cuda_stack_bytes(const struct k_stack *s);
+
+/* --------------------------------------------------------------- product.c */
+
+enum td_status cuda_product_open(struct cuda *c, bool any_order, struct td_error *error_out);
+void cuda_product_close(struct cuda *c);
+void cuda_linear(struct kernels *k, const struct k_matrix *w, const float *x, uint32_t n_rows, float *y,
+                 bool accumulate);
+void cuda_linear_each(struct kernels *k, const struct k_stack *s, const struct k_each *e, uint32_t n_rows);
+void cuda_linear_sorted(struct kernels *k, const struct k_stack *s, const uint32_t *first, uint32_t n_rows,
+                        const float *x, float *y);
