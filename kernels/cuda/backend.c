@@ -168,13 +168,14 @@ static void attention(struct kernels *k, const struct k_attn *a)
 /* ------------------------------------------------------------------ opening */
 
 static const struct kernels_backend BACKEND = {
+    .device = DEVICE_CUDA,
     .isa_name = isa_name,
     .n_threads = n_threads,
     .close = close_backend,
     .alloc = cuda_alloc,
     .free = cuda_free,
-    .share = cuda_share,
-    .unshare = cuda_unshare,
+    .map = cuda_map,
+    .unmap = cuda_unmap,
     .put = cuda_put,
     .step = cuda_step,
     .write = cuda_write,

@@ -153,13 +153,15 @@ uint64_t cuda_matrix_bytes(const struct k_matrix *m)
     return m->on.len_bytes;
 }
 
-/* What is_bias says of each matrix, as an array on the device. */
-static enum td_status share_pointers(struct kernels *k, const struct k_stack *s, bool is_bias, const void **out)
+/* Where each matrix has its numbers, or its bias, as an array on the device. */
+static enum td_status write_pointers(struct kernels *k, const struct k_stack *s, bool is_bias, void **out)
 {
     const void **pointers = mem_array(s->on.n, sizeof(*pointers));
     for (uint32_t i = 0; i < s->on.n; i++)
         pointers[i] = is_bias ? (const void *)s->matrices[i]->on.bias : s->matrices[i]->on.data;
-    enum td_status status = cuda_share(k, pointers, s->on.n * sizeof(*pointers), out);
+    enum td_status status = cuda_alloc(k, s->on.n * sizeof(*pointers), out);
+    if (!status)
+        cuda_write(k, *out, pointers, s->on.n * sizeof(*pointers));
     free(pointers);
     return status;
 }
@@ -171,8 +173,8 @@ static bool alike(const struct cuda_matrix *a, const struct cuda_matrix *b)
 
 static void stack_free(struct kernels *k, struct k_stack *s)
 {
-    cuda_unshare(k, s->on.data);
-    cuda_unshare(k, s->on.bias);
+    cuda_free(k, (void *)(uintptr_t)s->on.data);
+    cuda_free(k, (void *)(uintptr_t)s->on.bias);
     free(s->matrices);
     free(s);
 }
@@ -191,10 +193,10 @@ enum td_status cuda_stack_open(struct kernels *k, struct k_matrix *const *matric
     s->matrices = mem_dup(matrices, n * sizeof(struct k_matrix *));
     s->on.shape = &s->matrices[0]->on;
     s->on.n = n;
-    const void *data = NULL, *bias = NULL;
-    enum td_status status = share_pointers(k, s, false, &data);
+    void *data = NULL, *bias = NULL;
+    enum td_status status = write_pointers(k, s, false, &data);
     if (!status && biased)
-        status = share_pointers(k, s, true, &bias);
+        status = write_pointers(k, s, true, &bias);
     s->on.data = data;
     s->on.bias = bias;
     if (status) {

@@ -2,8 +2,8 @@
  * Memory of the device, and what goes between it and the host.
  *
  * The driver copies without waiting only from and to pinned memory, so everything passes through pinned buffers: what is written
- * through two by turns, what one step puts through an arena, what is read through one buffer that k_finish empties. A target that
- * is pinned itself is read into directly.
+ * through two by turns, what one step puts through an arena, what is read through one buffer that k_finish empties. k_map pins its
+ * host memory, if the system lets it; into that, reads go directly.
  *
  * Two arenas by turns: the host fills one while the device may still work with the one of the step before. An arena that is too
  * small is set aside, not moved, since operations that are queued have addresses in it; the larger one serves from then on.
@@ -129,6 +129,7 @@ void cuda_memory_close(struct cuda *c)
     }
     free_pinned(c->reads.host);
     free(c->reads.pending);
+    free(c->mappings);
     CUDA_MUST(cudaFree(c->scratch));
 }
 
@@ -164,20 +165,36 @@ void cuda_free(struct kernels *k, void *p)
     CUDA_MUST(cudaFree(p));
 }
 
-enum td_status cuda_share(struct kernels *k, const void *host, size_t len_bytes, const void **out)
+enum td_status cuda_map(struct kernels *k, const void *host, size_t len_bytes, void **out)
 {
-    void *p = NULL;
-    enum td_status s = cuda_alloc(k, len_bytes, &p);
+    struct cuda *c = cuda_enter(k);
+    struct cuda_mapping m = {.host = (void *)(uintptr_t)host};
+    enum td_status s = cuda_alloc(k, len_bytes, &m.device);
     if (s)
         return s;
-    cuda_write(k, p, host, len_bytes);
-    *out = p;
+    if (cudaHostRegister(m.host, len_bytes, cudaHostRegisterDefault) != cudaSuccess) {
+        cudaGetLastError(); /* a mapped file, or too much: reads go through a buffer */
+        m.host = NULL;
+    }
+    c->mappings = mem_resize(c->mappings, c->n_mappings + 1, sizeof(*c->mappings));
+    c->mappings[c->n_mappings++] = m;
+    *out = m.device;
     return TD_OK;
 }
 
-void cuda_unshare(struct kernels *k, const void *shared)
+void cuda_unmap(struct kernels *k, void *mapped)
 {
-    cuda_free(k, (void *)(uintptr_t)shared);
+    struct cuda *c = cuda_enter(k);
+    for (uint32_t i = 0; i < c->n_mappings; i++) {
+        if (c->mappings[i].device != mapped)
+            continue;
+        cuda_free(k, mapped);
+        if (c->mappings[i].host)
+            CUDA_MUST(cudaHostUnregister(c->mappings[i].host));
+        c->mappings[i] = c->mappings[--c->n_mappings];
+        return;
+    }
+    assert(!mapped);
 }
 
 const void *cuda_put(struct kernels *k, const void *host, size_t len_bytes)

@@ -47,6 +47,12 @@ struct cuda_reads {
     uint32_t n_pending;
 };
 
+/* What k_map gave. */
+struct cuda_mapping {
+    void *device;
+    void *host; /* pinned; NULL: it could not be */
+};
+
 struct cuda_plan; /* product.c: an algorithm of cuBLAS, found once */
 
 struct cuda {
@@ -61,6 +67,8 @@ struct cuda {
     struct cuda_arena arenas[2]; /* of this step and of the one before it */
     uint32_t arena;
     struct cuda_batch batch;
+    struct cuda_mapping *mappings;
+    uint32_t n_mappings;
     void *scratch; /* grows to the largest operation seen */
     size_t scratch_bytes;
 
@@ -96,8 +104,8 @@ void *cuda_scratch(struct cuda *c, size_t len_bytes);
 
 enum td_status cuda_alloc(struct kernels *k, size_t len_bytes, void **out);
 void cuda_free(struct kernels *k, void *p);
-enum td_status cuda_share(struct kernels *k, const void *host, size_t len_bytes, const void **out);
-void cuda_unshare(struct kernels *k, const void *shared);
+enum td_status cuda_map(struct kernels *k, const void *host, size_t len_bytes, void **out);
+void cuda_unmap(struct kernels *k, void *mapped);
 const void *cuda_put(struct kernels *k, const void *host, size_t len_bytes);
 void cuda_step(struct kernels *k);
 void cuda_write(struct kernels *k, void *to, const void *host, size_t len_bytes);
