@@ -1,0 +1,181 @@
+/*
+ * What the suites of a device share: plain C on the CPU and the device, side by side, with the same inputs.
+ *
+ * The device is CUDA's first one, or the CPU's own fast version, which exercises the suites themselves. TANDEM_DEVICE=cpu or cuda:
+ * only that. Tests on a device that is not there are skipped, by name.
+ */
+#pragma once
+
+#include <math.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/kernels/data.h"
+#include "tests/tap.h"
+
+enum { N_DEVICES = 2, CASES = 40 /* random ones of a test */ };
+
+static const struct {
+    const char *name;
+    enum kernels_device device;
+} DEVICES[N_DEVICES] = {{"cpu", DEVICE_CPU}, {"cuda", DEVICE_CUDA}};
+
+/* Both sides of a comparison: plain C, and the device. */
+static struct kernels *sides[2];
+
+static inline void open_device(int i, enum compute compute, bool any_order)
+{
+    struct td_error error = {0};
+    struct kernels_config config = {.device = DEVICES[i].device, .compute = compute, .any_order = any_order};
+    sides[0] = data_open(ISA_PLAIN, 1);
+    ck_assert_msg(!kernels_open(&config, &sides[1], &error), "%s", error.text);
+}
+
+static inline void open_exact(int i)
+{
+    open_device(i, COMPUTE_F32, false);
+}
+
+static inline void open_fast(int i)
+{
+    open_device(i, COMPUTE_BF16, false);
+}
+
+static inline void close_device(void)
+{
+    kernels_close(sides[0]);
+    kernels_close(sides[1]);
+}
+
+/* The same bytes on both sides. */
+struct twin {
+    void *at[2];
+    size_t len_bytes;
+};
+
+static inline void *alloc(struct kernels *k, const void *host, size_t len_bytes)
+{
+    void *p = NULL;
+    ck_assert_int_eq(k_alloc(k, len_bytes, &p), TD_OK);
+    k_write(k, p, host, len_bytes);
+    return p;
+}
+
+static inline struct twin twin_of(const void *host, size_t len_bytes)
+{
+    return (struct twin){{alloc(sides[0], host, len_bytes), alloc(sides[1], host, len_bytes)}, len_bytes};
+}
+
+static inline struct twin twin_floats(uint64_t seed, size_t n, float scale)
+{
+    float *x = data_floats(seed, n, scale);
+    struct twin t = twin_of(x, n * sizeof(*x));
+    free(x);
+    return t;
+}
+
+static inline void twin_free(struct twin *t)
+{
+    for (int i = 0; i < 2; i++)
+        k_free(sides[i], t->at[i]);
+}
+
+/* What a side has, on the host; free() it. */
+static inline void *twin_read(const struct twin *t, int side)
+{
+    void *host = mem_zalloc(t->len_bytes);
+    k_read(sides[side], host, t->at[side], t->len_bytes);
+    k_finish(sides[side]);
+    return host;
+}
+
+static inline void twin_equal(const struct twin *t, const char *what)
+{
+    float *want = twin_read(t, 0), *got = twin_read(t, 1);
+    data_equal(got, want, t->len_bytes / sizeof(float), what);
+    free(want);
+    free(got);
+}
+
+static inline void twin_same_bytes(const struct twin *t, const char *what)
+{
+    uint8_t *want = twin_read(t, 0), *got = twin_read(t, 1);
+    for (size_t i = 0; i < t->len_bytes; i++)
+        ck_assert_msg(want[i] == got[i], "%s: byte %zu", what, i);
+    free(want);
+    free(got);
+}
+
+/* Rows of dim, as far apart as share of the largest number in the row, at most. */
+static inline void twin_near(const struct twin *t, uint32_t dim, float share, const char *what)
+{
+    float *want = twin_read(t, 0), *got = twin_read(t, 1);
+    size_t n = t->len_bytes / sizeof(float);
+    for (size_t row = 0; row < n; row += dim) {
+        float largest = 0;
+        for (size_t i = row; i < row + dim; i++)
+            largest = fmaxf(largest, fabsf(want[i]));
+        for (size_t i = row; i < row + dim; i++)
+            ck_assert_msg(fabsf(got[i] - want[i]) <= share * largest, "%s: [%zu] %g is far from %g (of %g)", what, i,
+                          (double)got[i], (double)want[i], (double)largest);
+    }
+    free(want);
+    free(got);
+}
+
+/* -------------------------------------------------------------------- main */
+
+/* Why a device can't be opened; empty: it can. Asked in a process of its own: what CUDA has begun does not survive a fork. */
+static inline void ask_device(int i, char *why, size_t why_bytes)
+{
+    int ends[2];
+    if (pipe(ends))
+        abort();
+    pid_t child = fork();
+    if (!child) {
+        struct kernels *k = NULL;
+        struct td_error error = {0};
+        struct kernels_config config = {.device = DEVICES[i].device};
+        if (kernels_open(&config, &k, &error) && write(ends[1], error.text, strlen(error.text)) < 0)
+            _exit(1);
+        kernels_close(k);
+        _exit(0);
+    }
+    close(ends[1]);
+    ssize_t n = read(ends[0], why, why_bytes - 1);
+    why[n > 0 ? n : 0] = 0;
+    close(ends[0]);
+    waitpid(child, NULL, 0);
+}
+
+/* Each test on each device, i being which; without any, all are skipped. */
+static inline int device_main(const char *name, const TTest *const *tests, uint32_t n_tests)
+{
+    const char *only = getenv("TANDEM_DEVICE");
+    char why[256] = "";
+    uint32_t n_present = 0;
+    Suite *suite = suite_create(name);
+    for (int i = 0; i < N_DEVICES; i++) {
+        if (only && strcmp(only, DEVICES[i].name) != 0)
+            continue;
+        ask_device(i, why, sizeof(why));
+        TCase *t = tcase_create(DEVICES[i].name);
+        tcase_set_timeout(t, 120);
+        for (uint32_t j = 0; j < n_tests; j++)
+            if (!*why)
+                tcase_add_loop_test(t, tests[j], i, i + 1);
+            else if (only)
+                printf("ok %u - %s # SKIP %s\n", j + 1, tests[j]->name, why);
+            else
+                printf("# SKIP %s: %s\n", tests[j]->name, why);
+        if (!*why)
+            n_present++;
+        suite_add_tcase(suite, t);
+    }
+    fflush(stdout); /* or every test's process would have it to say as well */
+    if (n_present)
+        return tap_main(suite);
+    printf("1..%u\n", n_tests);
+    return 0;
+}

@@ -1,0 +1,820 @@
+/*
+ * Every operation of a device but attention against plain C on the CPU: exact ones bit for bit, those that have another order of
+ * summation within bounds, and then a row's bits in any batch.
+ */
+#include "tests/kernels/device.h"
+
+/* ------------------------------------------------------------------ memory */
+
+START_TEST(test_what_is_written_is_read)
+{
+    open_exact(_i);
+    static const size_t LENGTHS[] = {1, 3, 127, 128, 4097, 1 << 20, (4 << 20) + 1, (19 << 20) + 5};
+    for (size_t i = 0; i < sizeof(LENGTHS) / sizeof(LENGTHS[0]); i++) {
+        size_t n = LENGTHS[i];
+        uint8_t *out = mem_zalloc(n), *in = mem_zalloc(n);
+        for (size_t j = 0; j < n; j++)
+            out[j] = (uint8_t)data_bits(i, j / 8);
+        void *p = NULL;
+        ck_assert_int_eq(k_alloc(sides[1], n, &p), TD_OK);
+        k_write(sides[1], p, out, n);
+        uint8_t first = out[0];
+        out[0] = (uint8_t)~first; /* the source is ours again */
+        k_read(sides[1], in, p, n);
+        k_finish(sides[1]);
+        ck_assert_uint_eq(in[0], first);
+        ck_assert_mem_eq(in + 1, out + 1, n - 1);
+        k_free(sides[1], p);
+        free(out);
+        free(in);
+    }
+    close_device();
+}
+END_TEST
+
+START_TEST(test_many_small_reads_are_there_after_one_finish)
+{
+    open_exact(_i);
+    enum { N = 1000 };
+    float *x = data_floats(1, N, 1), y[N] = {0};
+    void *p = alloc(sides[1], x, N * sizeof(float));
+    for (uint32_t i = 0; i < N; i++)
+        k_read(sides[1], &y[i], (float *)p + i, sizeof(float));
+    k_finish(sides[1]);
+    data_equal(y, x, N, "numbers");
+    k_free(sides[1], p);
+    free(x);
+    close_device();
+}
+END_TEST
+
+/* Arrays of a step, more than fit at first, changed as soon as they are put; over several steps. */
+START_TEST(test_what_is_put_is_there_for_the_step)
+{
+    open_exact(_i);
+    enum { N = 50000, PUTS = 9, STEPS = 5 };
+    float *x = data_floats(1, N, 1), *sum = mem_array(N, sizeof(float)), *work = mem_array(N, sizeof(float));
+    struct kernels *k = sides[1];
+    void *y = alloc(k, sum, N * sizeof(float));
+    for (int step = 0; step < STEPS; step++) {
+        k_step(k);
+        const float *at[PUTS];
+        float *kept[PUTS]; /* on the CPU the array itself is read */
+        for (int i = 0; i < PUTS; i++) {
+            for (uint32_t j = 0; j < N; j++)
+                work[j] = x[j] * (float)(i + step);
+            kept[i] = mem_dup(work, N * sizeof(float));
+            at[i] = k_put(k, kept[i], N * sizeof(float));
+        }
+        for (int i = 0; i < PUTS; i++) {
+            k_add(k, at[i], N, y);
+            for (uint32_t j = 0; j < N; j++)
+                sum[j] = sum[j] + kept[i][j];
+        }
+        for (int i = 0; i < PUTS; i++) {
+            if (DEVICES[_i].device != DEVICE_CPU)
+                memset(kept[i], 0xff, N * sizeof(float));
+            free(kept[i]);
+        }
+    }
+    k_read(k, work, y, N * sizeof(float));
+    k_finish(k);
+    data_equal(work, sum, N, "sum of what was put");
+    k_free(k, y);
+    free(x);
+    free(sum);
+    free(work);
+    close_device();
+}
+END_TEST
+
+START_TEST(test_mapped_memory_is_kept_alike)
+{
+    open_exact(_i);
+    enum { N = 100000 };
+    struct kernels *k = sides[1];
+    float *host = data_floats(1, N, 1), *doubled = mem_dup(host, N * sizeof(float));
+    for (uint32_t i = 0; i < N; i++)
+        doubled[i] = host[i] + host[i];
+    void *x = alloc(k, host, N * sizeof(float)), *mapped = NULL;
+    ck_assert_int_eq(k_map(k, host, N * sizeof(float), &mapped), TD_OK);
+    k_write(k, mapped, host, N * sizeof(float));
+    k_add(k, x, N, mapped);
+    k_read(k, host, mapped, N * sizeof(float));
+    k_finish(k);
+    data_equal(host, doubled, N, "mapped");
+    k_unmap(k, mapped);
+    k_unmap(k, NULL);
+    k_free(k, x);
+    k_free(k, NULL);
+    free(host);
+    free(doubled);
+    close_device();
+}
+END_TEST
+
+/* ------------------------------------------------------------------ linear */
+
+struct linear_case {
+    uint32_t n_in, n_out[2];
+    enum num_type type[2];
+    enum compute compute;
+    bool accumulate, bias;
+};
+
+/* A matrix, and on the host what bounds its error: |W| as it is stored, [n_out][n_in], and the bias. */
+struct weights {
+    struct k_matrix *at[2];
+    float *size, *bias_size;
+    uint32_t n_in, n_out;
+};
+
+static struct weights weights_open(const struct linear_case *c, uint64_t seed)
+{
+    struct weights w = {.n_in = c->n_in, .n_out = c->n_out[0] + c->n_out[1]};
+    w.size = mem_array((size_t)w.n_out * w.n_in, sizeof(float));
+    w.bias_size = mem_array(w.n_out, sizeof(float));
+    struct k_matrix_part parts[2];
+    void *data[2], *bias = NULL;
+    for (uint32_t i = 0; i < 2; i++) {
+        size_t n = (size_t)c->n_out[i] * c->n_in, at = i * (size_t)c->n_out[0];
+        float *x = data_floats(seed + i, n, 1);
+        for (size_t j = 0; j < n; j++)
+            w.size[at * c->n_in + j] = fabsf(x[j]);
+        data[i] = data_as(x, c->type[i], n);
+        parts[i] = (struct k_matrix_part){.data = data[i], .type = c->type[i], .n_out = c->n_out[i]};
+        free(x);
+    }
+    if (c->bias) {
+        float *x = data_floats(seed + 2, c->n_out[0], 2);
+        for (uint32_t j = 0; j < c->n_out[0]; j++)
+            w.bias_size[j] = fabsf(x[j]);
+        parts[0].bias = bias = x;
+        parts[0].bias_type = NUM_F32;
+    }
+    for (int i = 0; i < 2; i++)
+        ck_assert_int_eq(k_matrix_pack(sides[i], parts, c->n_out[1] ? 2 : 1, c->n_in, c->compute, &w.at[i]), TD_OK);
+    free(data[0]);
+    free(data[1]);
+    free(bias);
+    return w;
+}
+
+static void weights_free(struct weights *w)
+{
+    k_matrix_free(sides[0], w->at[0]);
+    k_matrix_free(sides[1], w->at[1]);
+    free(w->size);
+    free(w->bias_size);
+}
+
+/* Within 2^-7 of the sum of what is added, each without its sign. */
+static void linear_near(const struct weights *w, const float *x, const float *y_before, const struct twin *y)
+{
+    float *want = twin_read(y, 0), *got = twin_read(y, 1);
+    for (size_t i = 0; i < y->len_bytes / sizeof(float); i++) {
+        const float *row = x + i / w->n_out * w->n_in, *size = w->size + i % w->n_out * w->n_in;
+        double all = (double)w->bias_size[i % w->n_out] + (y_before ? fabs((double)y_before[i]) : 0);
+        for (uint32_t j = 0; j < w->n_in; j++)
+            all += fabs((double)row[j]) * (double)size[j];
+        ck_assert_msg(fabs((double)got[i] - (double)want[i]) <= 0x1p-7 * all, "[%zu] %g is far from %g (of %g)", i,
+                      (double)got[i], (double)want[i], all);
+    }
+    free(want);
+    free(got);
+}
+
+static void check_linear(const struct linear_case *c, uint32_t n_rows, uint64_t seed)
+{
+    struct weights w = weights_open(c, seed);
+    size_t n_y = (size_t)n_rows * w.n_out;
+    float *x = data_floats(seed + 7, (size_t)n_rows * c->n_in, 1.5f), *before = data_floats(seed + 8, n_y, 1);
+    struct twin in = twin_of(x, (size_t)n_rows * c->n_in * sizeof(float)), y = twin_of(before, n_y * sizeof(float));
+    for (int i = 0; i < 2; i++)
+        k_linear(sides[i], w.at[i], in.at[i], n_rows, y.at[i], c->accumulate);
+    if (c->compute == COMPUTE_F32)
+        twin_equal(&y, "linear");
+    else
+        linear_near(&w, x, c->accumulate ? before : NULL, &y);
+    twin_free(&in);
+    twin_free(&y);
+    weights_free(&w);
+    free(x);
+    free(before);
+}
+
+static struct linear_case random_case(uint64_t s, enum compute compute)
+{
+    return (struct linear_case){.n_in = data_range(s, 2, 1, 150),
+                                .n_out = {data_range(s, 3, 1, 150), s % 3 ? 0 : data_range(s, 4, 1, 80)},
+                                .type = {1 + data_bits(s, 5) % 3, 1 + data_bits(s, 6) % 3},
+                                .compute = compute,
+                                .accumulate = data_bits(s, 7) % 2,
+                                .bias = data_bits(s, 8) % 2};
+}
+
+START_TEST(test_linear_f32_equals_plain_for_any_shape)
+{
+    open_exact(_i);
+    for (uint64_t s = 0; s < CASES; s++) {
+        struct linear_case c = random_case(s, COMPUTE_F32);
+        check_linear(&c, data_range(s, 1, 1, s % 4 ? 20 : 300), s);
+    }
+    close_device();
+}
+END_TEST
+
+START_TEST(test_linear_f32_keeps_subnormal_numbers_and_signs_of_zero)
+{
+    open_exact(_i);
+    enum { N_IN = 3, N_OUT = 4 };
+    static const float W[N_OUT][N_IN] = {
+        {-0x1p-100f, 0, 0}, {0x1p-80f, 0x1p-80f, 0}, {-0x1p-149f, 0x1p-149f, 0}, {1, -1, 0x1p-140f}};
+    static const float X[2][N_IN] = {{0x1p-60f, 1, 1}, {1, 1, 0x1.8p-5f}};
+    struct k_matrix_part part = {.data = W, .type = NUM_F32, .n_out = N_OUT};
+    struct twin x = twin_of(X, sizeof(X)), y = twin_floats(1, sizeof(X) / sizeof(X[0]) * N_OUT, 1);
+    for (int i = 0; i < 2; i++) {
+        struct k_matrix *m = NULL;
+        ck_assert_int_eq(k_matrix_pack(sides[i], &part, 1, N_IN, COMPUTE_F32, &m), TD_OK);
+        k_linear(sides[i], m, x.at[i], 2, y.at[i], false);
+        k_finish(sides[i]);
+        k_matrix_free(sides[i], m);
+    }
+    twin_same_bytes(&y, "edges of the range");
+    twin_free(&x);
+    twin_free(&y);
+    close_device();
+}
+END_TEST
+
+START_TEST(test_linear_bf16_is_near_plain_for_any_shape)
+{
+    open_fast(_i);
+    for (uint64_t s = 100; s < 100 + CASES; s++) {
+        struct linear_case c = random_case(s, COMPUTE_BF16);
+        check_linear(&c, data_range(s, 1, 1, s % 4 ? 40 : 300), s);
+    }
+    close_device();
+}
+END_TEST
+
+START_TEST(test_linear_in_any_order_is_near_plain)
+{
+    open_device(_i, COMPUTE_BF16, true);
+    for (uint64_t s = 200; s < 212; s++) {
+        struct linear_case c = random_case(s, COMPUTE_BF16);
+        c.n_out[0] = c.n_out[0] * 4; /* aligned, as cuBLAS wants */
+        c.n_out[1] = 0;
+        check_linear(&c, data_range(s, 1, 65, 200), s);
+    }
+    close_device();
+}
+END_TEST
+
+/* Over many stages of K, and outputs over many tiles. */
+START_TEST(test_linear_is_right_for_large_shapes)
+{
+    for (enum compute compute = COMPUTE_F32; compute <= COMPUTE_BF16; compute++) {
+        open_device(_i, compute, false);
+        struct linear_case c = {.n_in = 2056, .n_out = {270, 0}, .type = {NUM_BF16, NUM_BF16}, .compute = compute};
+        check_linear(&c, 2, 1);
+        c.n_in = 520;
+        check_linear(&c, 150, 2);
+        c.n_in = 24;
+        c.n_out[0] = 1700;
+        check_linear(&c, 900, 3);
+        close_device();
+    }
+}
+END_TEST
+
+/* Rows of x [n_rows][n_in], n at a time, give what all of them gave. */
+static void check_batches(struct kernels *k, const struct k_matrix *m, const float *x, uint32_t n_in, uint32_t n_out,
+                          uint32_t n_rows, const float *all)
+{
+    static const uint32_t SIZES[] = {1, 3, 17, 200};
+    void *in = alloc(k, x, (size_t)n_rows * n_in * sizeof(float));
+    float *y = mem_array((size_t)n_rows * n_out, sizeof(float));
+    void *out = alloc(k, y, (size_t)n_rows * n_out * sizeof(float));
+    for (uint32_t s = 0; s < sizeof(SIZES) / sizeof(SIZES[0]); s++) {
+        uint32_t step = SIZES[s] < 17 ? 29 : SIZES[s]; /* not every row alone */
+        for (uint32_t row = 0; row < n_rows; row += step) {
+            uint32_t left = n_rows - row, n = left < SIZES[s] ? left : SIZES[s];
+            k_linear(k, m, (float *)in + (size_t)row * n_in, n, out, false);
+            k_read(k, y, out, (size_t)n * n_out * sizeof(float));
+            k_finish(k);
+            data_equal(y, all + (size_t)row * n_out, (size_t)n * n_out, "rows of a batch");
+        }
+    }
+    k_free(k, in);
+    k_free(k, out);
+    free(y);
+}
+
+START_TEST(test_linear_row_is_the_same_alone_and_in_a_batch)
+{
+    enum { N_ROWS = 330, N_IN = 297, N_OUT = 135 };
+    for (enum compute compute = COMPUTE_F32; compute <= COMPUTE_BF16; compute++) {
+        open_device(_i, compute, false);
+        struct linear_case c = {.n_in = N_IN, .n_out = {N_OUT, 0}, .type = {NUM_BF16, NUM_BF16}, .compute = compute};
+        struct weights w = weights_open(&c, 5);
+        float *x = data_floats(6, N_ROWS * N_IN, 1), *all = mem_array(N_ROWS * N_OUT, sizeof(float));
+        void *in = alloc(sides[1], x, N_ROWS * N_IN * sizeof(float)),
+             *out = alloc(sides[1], all, N_ROWS * N_OUT * sizeof(float));
+        k_linear(sides[1], w.at[1], in, N_ROWS, out, false);
+        k_read(sides[1], all, out, N_ROWS * N_OUT * sizeof(float));
+        k_finish(sides[1]);
+        check_batches(sides[1], w.at[1], x, N_IN, N_OUT, N_ROWS, all);
+        k_free(sides[1], in);
+        k_free(sides[1], out);
+        weights_free(&w);
+        free(x);
+        free(all);
+        close_device();
+    }
+}
+END_TEST
+
+/* Parts that are transposed or interleaved, with biases as well, against straight ones. */
+START_TEST(test_matrix_parts_may_be_transposed_or_interleaved)
+{
+    enum { N_OUT = 9, N_IN = 5 };
+    uint16_t straight[2 * N_OUT * N_IN], mixed[2 * N_OUT * N_IN], bias[2 * N_OUT], mixed_bias[2 * N_OUT];
+    for (uint32_t o = 0; o < 2 * N_OUT; o++) {
+        bias[o] = mixed_bias[o % N_OUT * 2 + o / N_OUT] = (uint16_t)(0x3f80 + o);
+        for (uint32_t i = 0; i < N_IN; i++)
+            straight[o * N_IN + i] = mixed[i * 2 * N_OUT + o % N_OUT * 2 + o / N_OUT] =
+                (uint16_t)(0x3f00 + data_bits(o, i) % 128);
+    }
+    struct k_matrix_part one = {.data = straight, .type = NUM_BF16, .n_out = 2 * N_OUT}, two[2];
+    one.bias = bias;
+    one.bias_type = NUM_BF16;
+    for (uint32_t i = 0; i < 2; i++)
+        two[i] = (struct k_matrix_part){.data = mixed + i,
+                                        .type = NUM_BF16,
+                                        .n_out = N_OUT,
+                                        .out_stride = 2,
+                                        .in_stride = 2 * N_OUT,
+                                        .bias = mixed_bias + i,
+                                        .bias_type = NUM_BF16,
+                                        .bias_stride = 2};
+    for (enum compute compute = COMPUTE_F32; compute <= COMPUTE_BF16; compute++) {
+        open_device(_i, compute, false);
+        struct kernels *k = sides[1];
+        struct k_matrix *a = NULL, *b = NULL;
+        ck_assert_int_eq(k_matrix_pack(k, &one, 1, N_IN, compute, &a), TD_OK);
+        ck_assert_int_eq(k_matrix_pack(k, two, 2, N_IN, compute, &b), TD_OK);
+        ck_assert_uint_eq(k_matrix_bytes(k, a), k_matrix_bytes(k, b));
+        float *x = data_floats(1, 3 * N_IN, 1), y[2][3 * 2 * N_OUT];
+        void *in = alloc(k, x, 3 * N_IN * sizeof(float)), *out = alloc(k, y, sizeof(y));
+        k_linear(k, a, in, 3, out, false);
+        k_linear(k, b, in, 3, (float *)out + 3 * 2 * N_OUT, false);
+        k_read(k, y, out, sizeof(y));
+        k_finish(k);
+        data_equal(y[1], y[0], 3 * 2 * N_OUT, "interleaved");
+        k_matrix_free(k, a);
+        k_matrix_free(k, b);
+        k_free(k, in);
+        k_free(k, out);
+        free(x);
+        close_device();
+    }
+}
+END_TEST
+
+START_TEST(test_matrix_pack_refuses_empty_shapes)
+{
+    open_exact(_i);
+    float w[4] = {0};
+    struct k_matrix *m = NULL;
+    struct k_matrix_part part = {.data = w, .type = NUM_F32, .n_out = 0};
+    ck_assert_int_eq(k_matrix_pack(sides[1], &part, 1, 4, COMPUTE_F32, &m), TD_ERR_INVALID);
+    part.n_out = 1;
+    ck_assert_int_eq(k_matrix_pack(sides[1], &part, 1, 0, COMPUTE_F32, &m), TD_ERR_INVALID);
+    ck_assert_int_eq(k_matrix_pack(sides[1], &part, 1, 4, (enum compute)9, &m), TD_ERR_INVALID);
+    part.type = (enum num_type)9;
+    ck_assert_int_eq(k_matrix_pack(sides[1], &part, 1, 4, COMPUTE_F32, &m), TD_ERR_INVALID);
+    ck_assert_ptr_null(m);
+    close_device();
+}
+END_TEST
+
+/* ------------------------------------------------------------------ stacks */
+
+/* A stack, and again its matrices one by one. */
+struct stacks {
+    struct k_stack *at[2];
+    struct k_matrix *alone[2][8];
+    uint32_t n;
+};
+
+static struct stacks stacks_open(const struct linear_case *c, uint32_t n)
+{
+    struct stacks s = {.n = n};
+    struct k_matrix *matrices[2][8];
+    for (uint32_t i = 0; i < n; i++)
+        for (int again = 0; again < 2; again++) {
+            struct weights w = weights_open(c, 50 + 10 * i);
+            for (int side = 0; side < 2; side++)
+                *(again ? &s.alone[side][i] : &matrices[side][i]) = w.at[side];
+            free(w.size);
+            free(w.bias_size);
+        }
+    for (int side = 0; side < 2; side++)
+        ck_assert_int_eq(k_stack_open(sides[side], matrices[side], n, &s.at[side]), TD_OK);
+    return s;
+}
+
+static void stacks_close(struct stacks *s)
+{
+    for (int side = 0; side < 2; side++) {
+        k_stack_close(sides[side], s->at[side]);
+        for (uint32_t i = 0; i < s->n; i++)
+            k_matrix_free(sides[side], s->alone[side][i]);
+    }
+}
+
+/* Row t of matrix i, which is row_of(t, i) of x and y, is what the device's k_linear makes of it. */
+static void check_alone(const struct stacks *s, uint32_t i, const float *x, uint32_t n_in, const float *y,
+                        uint32_t n_out)
+{
+    float *row = mem_array(n_out, sizeof(float));
+    void *in = alloc(sides[1], x, n_in * sizeof(float)), *out = alloc(sides[1], row, n_out * sizeof(float));
+    k_linear(sides[1], s->alone[1][i], in, 1, out, false);
+    k_read(sides[1], row, out, n_out * sizeof(float));
+    k_finish(sides[1]);
+    data_equal(y, row, n_out, "row of a stack");
+    k_free(sides[1], in);
+    k_free(sides[1], out);
+    free(row);
+}
+
+START_TEST(test_linear_each_gives_what_linear_gives)
+{
+    enum { N = 5, N_IN = 37, N_OUT = 70, X_STEP = N_IN + 2, Y_STEP = N_OUT + 5 };
+    enum { X_STRIDE = N * X_STEP + 3, Y_STRIDE = N * Y_STEP + 1 };
+    for (int mode = 0; mode < 8; mode++) {
+        struct linear_case c = {.n_in = N_IN, .n_out = {N_OUT, 0}, .type = {NUM_BF16, NUM_BF16}, .bias = mode % 2};
+        c.compute = mode & 2 ? COMPUTE_BF16 : COMPUTE_F32;
+        uint32_t n_rows = mode & 4 ? 70 : 3;
+        open_device(_i, c.compute, false);
+        struct stacks s = stacks_open(&c, N);
+        float *x = data_floats(3, n_rows * X_STRIDE, 1);
+        struct twin in = twin_of(x, n_rows * X_STRIDE * sizeof(float)),
+                    out = twin_floats(4, n_rows * Y_STRIDE, 1); /* between heads it stays */
+        for (int i = 0; i < 2; i++) {
+            struct k_each e = {in.at[i], out.at[i], X_STRIDE, X_STEP, Y_STRIDE, Y_STEP};
+            k_linear_each(sides[i], s.at[i], &e, n_rows);
+        }
+        if (c.compute == COMPUTE_F32)
+            twin_equal(&out, "each");
+        else
+            twin_near(&out, n_rows * Y_STRIDE, 0.01f, "each");
+        float *y = twin_read(&out, 1);
+        for (uint32_t t = 0; t < n_rows; t += 23)
+            for (uint32_t i = 0; i < N; i++)
+                check_alone(&s, i, x + t * X_STRIDE + i * X_STEP, N_IN, y + t * Y_STRIDE + i * Y_STEP, N_OUT);
+        stacks_close(&s);
+        twin_free(&in);
+        twin_free(&out);
+        free(x);
+        free(y);
+        close_device();
+    }
+}
+END_TEST
+
+START_TEST(test_linear_sorted_gives_what_linear_gives)
+{
+    enum { N = 7, N_IN = 40, N_OUT = 50, MODES = 4 };
+    static const uint32_t FIRST[MODES][N + 1] = {{0, 0, 3, 3, 203, 204, 204, 204},
+                                                 {0, 1, 1, 1, 1, 1, 2, 2},
+                                                 {0, 0, 0, 0, 0, 0, 0, 130},
+                                                 {0, 90, 190, 254, 319, 319, 447, 700}};
+    for (int mode = 0; mode < 2 * MODES; mode++) {
+        const uint32_t *first = FIRST[mode % MODES];
+        struct linear_case c = {.n_in = N_IN, .n_out = {N_OUT, 0}, .type = {NUM_F16, NUM_F16}, .bias = mode % 2};
+        c.compute = mode / MODES ? COMPUTE_BF16 : COMPUTE_F32;
+        open_device(_i, c.compute, false);
+        struct stacks s = stacks_open(&c, N);
+        uint32_t n_rows = first[N];
+        float *x = data_floats(3, n_rows * N_IN, 1);
+        struct twin in = twin_of(x, n_rows * N_IN * sizeof(float)), out = twin_floats(4, n_rows * N_OUT, 1),
+                    at = twin_of(first, sizeof(FIRST[0]));
+        for (int i = 0; i < 2; i++)
+            k_linear_sorted(sides[i], s.at[i], at.at[i], n_rows, in.at[i], out.at[i]);
+        if (c.compute == COMPUTE_F32)
+            twin_equal(&out, "sorted");
+        else
+            twin_near(&out, n_rows * N_OUT, 0.01f, "sorted");
+        float *y = twin_read(&out, 1);
+        for (uint32_t i = 0; i < N; i++)
+            for (uint32_t t = first[i]; t < first[i + 1]; t += 13)
+                check_alone(&s, i, x + t * N_IN, N_IN, y + t * N_OUT, N_OUT);
+        stacks_close(&s);
+        twin_free(&in);
+        twin_free(&out);
+        twin_free(&at);
+        free(x);
+        free(y);
+        close_device();
+    }
+}
+END_TEST
+
+/* ------------------------------------------------------------- elementwise */
+
+START_TEST(test_embed_equals_plain_for_every_type)
+{
+    open_exact(_i);
+    enum { VOCAB = 11, MAX_DIM = 300, N_ROWS = 23 };
+    static const uint32_t DIMS[] = {1, 37, 64, MAX_DIM};
+    uint32_t ids[N_ROWS];
+    for (uint32_t i = 0; i < N_ROWS; i++)
+        ids[i] = data_range(4, i, 0, VOCAB - 1);
+    float *x = data_floats(3, VOCAB * MAX_DIM, 4);
+    struct twin rows = twin_of(ids, sizeof(ids));
+    for (enum num_type type = NUM_F32; type <= NUM_BF16; type++)
+        for (uint32_t d = 0; d < sizeof(DIMS) / sizeof(DIMS[0]); d++) {
+            void *data = data_as(x, type, VOCAB * MAX_DIM);
+            struct twin table = twin_of(data, VOCAB * MAX_DIM * num_type_bytes(type)),
+                        out = twin_floats(1, N_ROWS * DIMS[d], 1);
+            for (int i = 0; i < 2; i++)
+                k_embed(sides[i], table.at[i], type, DIMS[d], rows.at[i], N_ROWS, d % 2 ? 1 : 22.6f, out.at[i]);
+            twin_equal(&out, "embed");
+            twin_free(&table);
+            twin_free(&out);
+            free(data);
+        }
+    twin_free(&rows);
+    free(x);
+    close_device();
+}
+END_TEST
+
+/* Heads of random shapes, with room between them that must stay, or a whole row. */
+static void check_norms(uint64_t s, bool exact)
+{
+    uint32_t n_rows = data_range(s, 1, 1, 40), dim = data_range(s, 2, 1, s % 3 ? 300 : 2100);
+    uint32_t n_heads = s % 2 ? 1 : data_range(s, 3, 1, 5), apart = dim + (uint32_t)(s % 4);
+    size_t stride = (size_t)n_heads * apart + s % 5;
+    struct twin w = twin_floats(s, dim, 2), x = twin_floats(s + 1, n_rows * stride, s % 5 ? 2 : 100),
+                y = twin_floats(s + 2, (size_t)n_rows * dim, 1), z = twin_floats(s + 3, (size_t)n_rows * dim, 1);
+    for (int i = 0; i < 2; i++) {
+        k_head_norm(sides[i], x.at[i], stride, n_heads, apart, w.at[i], 1e-6f, n_rows, dim);
+        k_rmsnorm(sides[i], z.at[i], w.at[i], 1e-5f, n_rows, dim, y.at[i]);
+        k_rmsnorm(sides[i], z.at[i], w.at[i], 1e-5f, n_rows, dim, z.at[i]);
+    }
+    if (exact) {
+        twin_equal(&x, "norm of heads");
+        twin_equal(&y, "norm");
+        twin_equal(&z, "norm in place");
+    } else {
+        twin_near(&x, (uint32_t)stride, 1e-5f, "norm of heads");
+        twin_near(&y, dim, 1e-5f, "norm");
+        twin_near(&z, dim, 1e-5f, "norm in place");
+    }
+    twin_free(&w);
+    twin_free(&x);
+    twin_free(&y);
+    twin_free(&z);
+}
+
+START_TEST(test_norms_equal_plain)
+{
+    open_exact(_i);
+    for (uint64_t s = 0; s < CASES; s++)
+        check_norms(s, true);
+    close_device();
+}
+END_TEST
+
+START_TEST(test_fast_norms_are_near_plain)
+{
+    open_fast(_i);
+    for (uint64_t s = 0; s < CASES; s++)
+        check_norms(s, false);
+    close_device();
+}
+END_TEST
+
+START_TEST(test_norm_of_a_row_is_the_same_alone_and_in_a_batch)
+{
+    open_fast(_i);
+    enum { N_ROWS = 70, DIM = 1500 };
+    struct kernels *k = sides[1];
+    float *x = data_floats(1, N_ROWS * DIM, 1), *all = mem_array(N_ROWS * DIM, sizeof(float)), row[DIM];
+    struct twin w = twin_floats(2, DIM, 1), in = twin_of(x, N_ROWS * DIM * sizeof(float)), out = in;
+    out = twin_of(all, N_ROWS * DIM * sizeof(float));
+    k_rmsnorm(k, in.at[1], w.at[1], 1e-5f, N_ROWS, DIM, out.at[1]);
+    k_read(k, all, out.at[1], N_ROWS * DIM * sizeof(float));
+    for (uint32_t t = 0; t < N_ROWS; t += 7) {
+        k_rmsnorm(k, (float *)in.at[1] + t * DIM, w.at[1], 1e-5f, 1, DIM, out.at[1]);
+        k_read(k, row, out.at[1], sizeof(row));
+        k_finish(k);
+        data_equal(row, all + t * DIM, DIM, "norm of one row");
+    }
+    twin_free(&w);
+    twin_free(&in);
+    twin_free(&out);
+    free(x);
+    free(all);
+    close_device();
+}
+END_TEST
+
+START_TEST(test_elementwise_equals_plain)
+{
+    open_exact(_i);
+    for (uint64_t s = 0; s < CASES; s++) {
+        uint32_t n_rows = data_range(s, 1, 1, 70), dim = data_range(s, 2, 1, 300);
+        size_t n = (size_t)n_rows * dim;
+        struct twin x = twin_floats(s, 2 * n, s % 5 ? 2 : 100), y = twin_floats(s + 1, n, 2);
+        for (enum k_act act = ACT_SILU; act <= ACT_CLAMPED; act++) {
+            const struct k_glu glu = {act, 1.702f, 1.5f};
+            for (int i = 0; i < 2; i++)
+                k_glu(sides[i], x.at[i], n_rows, dim, &glu, y.at[i]);
+            twin_equal(&y, "glu");
+        }
+        for (int i = 0; i < 2; i++)
+            k_add(sides[i], x.at[i], n, y.at[i]);
+        twin_equal(&y, "add");
+        for (int i = 0; i < 2; i++)
+            k_softcap(sides[i], y.at[i], n, 3);
+        twin_equal(&y, "softcap");
+        twin_free(&x);
+        twin_free(&y);
+    }
+    close_device();
+}
+END_TEST
+
+START_TEST(test_copied_and_rotated_heads_equal_plain)
+{
+    open_exact(_i);
+    enum { POSITIONS = 64, MAX_HALF = 64, MAX_ROWS = 30 };
+    float *table = data_floats(1, POSITIONS * MAX_HALF * 2, 1);
+    struct twin cos_sin = twin_of(table, POSITIONS * MAX_HALF * 2 * sizeof(float));
+    for (uint64_t s = 0; s < CASES; s++) {
+        uint32_t n_rows = data_range(s, 1, 1, MAX_ROWS), n_heads = data_range(s, 2, 1, 6);
+        uint32_t dim = 2 * data_range(s, 3, 1, MAX_HALF), apart = dim + (uint32_t)(s % 7), at[MAX_ROWS];
+        size_t stride = (size_t)n_heads * apart + s % 5, n = n_rows * stride;
+        for (uint32_t i = 0; i < n_rows; i++)
+            at[i] = data_range(s + 1, i, 0, POSITIONS - 1);
+        struct twin x = twin_floats(s, n, 2), y = twin_floats(s + 2, n, 2), rows = twin_of(at, sizeof(at));
+        for (int i = 0; i < 2; i++) {
+            struct k_rotary r = {cos_sin.at[i], dim, s % 2};
+            k_rope(sides[i], x.at[i], stride, n_heads, apart, &r, rows.at[i], n_rows);
+            struct k_each e = {x.at[i], y.at[i], stride, apart, stride, apart};
+            k_copy_heads(sides[i], &e, n_heads, dim, n_rows);
+        }
+        twin_equal(&x, "rope");
+        twin_equal(&y, "copy");
+        twin_free(&x);
+        twin_free(&y);
+        twin_free(&rows);
+    }
+    twin_free(&cos_sin);
+    free(table);
+    close_device();
+}
+END_TEST
+
+/* ----------------------------------------------------------------- experts */
+
+START_TEST(test_route_equals_plain)
+{
+    open_exact(_i);
+    for (uint64_t s = 0; s < CASES; s++) {
+        uint32_t n_groups = s % 2 ? 1 : data_range(s, 1, 1, 8), size = data_range(s, 2, 1, s % 4 ? 16 : 128);
+        struct k_router r = {
+            .n_experts = n_groups * size, .n_groups = n_groups, .normalized = s % 3 == 0, .scale = 2.5f};
+        r.n_groups_used = data_range(s, 3, 1, n_groups);
+        uint32_t most = r.n_groups_used * size < K_MAX_USED ? r.n_groups_used * size : K_MAX_USED;
+        r.n_used = data_range(s, 4, 1, most);
+        uint32_t n_rows = data_range(s, 5, 1, 50), stride = r.n_used + (uint32_t)(s % 2);
+        float *logits = data_floats(s, (size_t)n_rows * r.n_experts, 4);
+        for (uint32_t i = 0; i < n_rows * r.n_experts && s % 5 == 0; i++)
+            logits[i] = floorf(logits[i]); /* ties */
+        struct twin in = twin_of(logits, (size_t)n_rows * r.n_experts * sizeof(float)),
+                    experts = twin_floats(1, (size_t)n_rows * stride, 1),
+                    weights = twin_floats(2, (size_t)n_rows * stride, 1);
+        for (int i = 0; i < 2; i++)
+            k_route(sides[i], &r, in.at[i], n_rows, stride, experts.at[i], weights.at[i]);
+        twin_same_bytes(&experts, "experts");
+        twin_equal(&weights, "weights");
+        twin_free(&in);
+        twin_free(&experts);
+        twin_free(&weights);
+        free(logits);
+    }
+    close_device();
+}
+END_TEST
+
+START_TEST(test_sorted_slots_equal_plain)
+{
+    open_exact(_i);
+    for (uint64_t s = 0; s < CASES; s++) {
+        uint32_t n_rows = data_range(s, 1, 1, s % 4 ? 60 : 700), n_experts = data_range(s, 2, 1, s % 3 ? 16 : 200);
+        uint32_t n_used = data_range(s, 3, 1, n_experts < 8 ? n_experts : 8), n_slots = n_used + (uint32_t)(s % 2);
+        uint32_t *chosen = mem_array((size_t)n_rows * n_slots, sizeof(*chosen));
+        for (uint32_t t = 0; t < n_rows; t++)
+            for (uint32_t i = 0, e = data_range(s, 10 + t, 0, n_experts - 1); i < n_used; i++)
+                chosen[t * n_slots + i] = (e + i) % n_experts; /* each at most once */
+        struct twin experts = twin_of(chosen, (size_t)n_rows * n_slots * sizeof(*chosen)),
+                    weights = twin_floats(s, (size_t)n_rows * n_slots, 1),
+                    slots = twin_of(chosen, (size_t)n_rows * n_slots * sizeof(*chosen)),
+                    slot_row = twin_floats(1, (size_t)n_rows * n_used, 1), first = twin_floats(1, n_experts + 1ul, 1),
+                    gate = twin_floats(s, n_rows, 3);
+        for (int i = 0; i < 2; i++) {
+            struct k_slots all = {n_used,      n_slots,        experts.at[i], weights.at[i],
+                                  slots.at[i], slot_row.at[i], first.at[i],   s % 3 ? gate.at[i] : NULL};
+            k_sort_slots(sides[i], &all, n_experts, n_rows);
+        }
+        twin_same_bytes(&slots, "slots");
+        twin_same_bytes(&slot_row, "rows of slots");
+        twin_same_bytes(&first, "first slots");
+        twin_equal(&weights, "weights of slots");
+        struct twin *const all[] = {&experts, &weights, &slots, &slot_row, &first, &gate};
+        for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+            twin_free(all[i]);
+        free(chosen);
+    }
+    close_device();
+}
+END_TEST
+
+START_TEST(test_combine_equals_plain)
+{
+    open_exact(_i);
+    enum { N_X = 50, ROWS = 40 };
+    for (uint32_t n = 1; n <= 9; n += 4) {
+        uint32_t dim = 13 * n + 200, from[ROWS * 9];
+        for (uint32_t i = 0; i < ROWS * n; i++)
+            from[i] = data_range(4, i, 0, N_X - 1);
+        struct twin x = twin_floats(1, N_X * dim, 2), weights = twin_floats(2, ROWS * n, 1),
+                    y = twin_floats(3, ROWS * dim, 1), rows = twin_of(from, sizeof(from));
+        for (int i = 0; i < 2; i++)
+            k_combine(sides[i], x.at[i], dim, rows.at[i], weights.at[i], n, ROWS, y.at[i]);
+        twin_equal(&y, "combine");
+        twin_free(&x);
+        twin_free(&weights);
+        twin_free(&y);
+        twin_free(&rows);
+    }
+    close_device();
+}
+END_TEST
+
+/* ------------------------------------------------------------------ opening */
+
+START_TEST(test_open_names_what_it_uses)
+{
+    open_fast(_i);
+    ck_assert_int_eq(kernels_device(sides[1]), DEVICES[_i].device);
+    ck_assert_uint_ge(kernels_n_threads(sides[1]), 1);
+    if (DEVICES[_i].device == DEVICE_CUDA)
+        ck_assert(!strncmp(kernels_isa_name(sides[1]), "sm_", 3));
+    close_device();
+    struct kernels *k = NULL;
+    struct td_error error = {0};
+    struct kernels_config config = {.device = DEVICE_CUDA, .ordinal = 1000};
+    if (DEVICES[_i].device == DEVICE_CUDA) {
+        ck_assert_int_eq(kernels_open(&config, &k, &error), TD_ERR_INVALID);
+        ck_assert_ptr_nonnull(strstr(error.text, "ordinal"));
+        config = (struct kernels_config){.device = DEVICE_CUDA, .compute = (enum compute)77};
+        ck_assert_int_eq(kernels_open(&config, &k, &error), TD_ERR_INVALID);
+        ck_assert_ptr_nonnull(strstr(error.text, "compute"));
+    }
+}
+END_TEST
+
+int main(void)
+{
+    const TTest *const tests[] = {test_what_is_written_is_read,
+                                  test_many_small_reads_are_there_after_one_finish,
+                                  test_what_is_put_is_there_for_the_step,
+                                  test_mapped_memory_is_kept_alike,
+                                  test_linear_f32_equals_plain_for_any_shape,
+                                  test_linear_f32_keeps_subnormal_numbers_and_signs_of_zero,
+                                  test_linear_bf16_is_near_plain_for_any_shape,
+                                  test_linear_in_any_order_is_near_plain,
+                                  test_linear_is_right_for_large_shapes,
+                                  test_linear_row_is_the_same_alone_and_in_a_batch,
+                                  test_matrix_parts_may_be_transposed_or_interleaved,
+                                  test_matrix_pack_refuses_empty_shapes,
+                                  test_linear_each_gives_what_linear_gives,
+                                  test_linear_sorted_gives_what_linear_gives,
+                                  test_embed_equals_plain_for_every_type,
+                                  test_norms_equal_plain,
+                                  test_fast_norms_are_near_plain,
+                                  test_norm_of_a_row_is_the_same_alone_and_in_a_batch,
+                                  test_elementwise_equals_plain,
+                                  test_copied_and_rotated_heads_equal_plain,
+                                  test_route_equals_plain,
+                                  test_sorted_slots_equal_plain,
+                                  test_combine_equals_plain,
+                                  test_open_names_what_it_uses};
+    return device_main("kernels_device", tests, sizeof(tests) / sizeof(tests[0]));
+}
