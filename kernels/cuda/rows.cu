@@ -5,10 +5,12 @@
  * is what such kernels wait for, so numbers go by fours (16 bytes a thread) where addresses and strides allow, and by ones
  * where not, which changes no bit.
  */
-#include <assert.h>
-
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/pack.cuh"
 #include "kernels/scalar.h"
+
+#undef NDEBUG
+#include <assert.h>
 
 static constexpr uint32_t THREADS = 256, WARP = 32, ALL = 0xffffffff, NONE = 0xffffffff;
 static constexpr uint32_t LANES = 16;         /* partial sums of a dot product, as in kernels/cpu/cpu.h */
@@ -17,32 +19,6 @@ static constexpr uint32_t NORM_CHUNK = 8192;  /* numbers of a longer row that li
 static constexpr uint32_t SORT_WORDS = 12288; /* shared memory of the sort: 48 KiB, which every device gives unasked */
 static constexpr uint32_t SORT_AHEAD = 4;     /* loads of 32 pairs on their way */
 static constexpr uint32_t ROUTE_WARPS = 4;
-
-/* N numbers that are loaded and stored at once. */
-template <class T, int N> struct alignas(sizeof(T) * N) pack {
-    T at[N];
-};
-
-template <int N> static __device__ __forceinline__ pack<float, N> load(const float *x)
-{
-    return *(const pack<float, N> *)x;
-}
-
-template <int N> static __device__ __forceinline__ void store(float *y, const pack<float, N> &v)
-{
-    *(pack<float, N> *)y = v;
-}
-
-/* Fours are fine for what begins at p and goes on in these steps, in numbers. */
-static bool by_four(const void *p, size_t stride, size_t step)
-{
-    return (uintptr_t)p % 16 == 0 && stride % 4 == 0 && step % 4 == 0;
-}
-
-static uint32_t pieces(size_t n, uint32_t of)
-{
-    return (uint32_t)((n + of - 1) / of);
-}
 
 /* A row in x, its units over y and threads; a row's number i is unit(). */
 static dim3 row_grid(uint32_t n_rows, size_t n_units)
@@ -74,11 +50,11 @@ static __global__ void embed_rows(const void *table, uint32_t dim, const uint32_
     if (i >= dim)
         return;
     const T *from = (const T *)table + (size_t)ids[blockIdx.x] * dim + i;
-    pack<T, N> in = *(const pack<T, N> *)from;
+    pack<T, N> in = load<N>(from);
     pack<float, N> v;
     for (int j = 0; j < N; j++)
         v.at[j] = widen<TYPE>(in.at[j]) * scale;
-    store<N>(out + (size_t)blockIdx.x * dim + i, v);
+    store(out + (size_t)blockIdx.x * dim + i, v);
 }
 
 void cuda_embed(cudaStream_t stream, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
@@ -103,7 +79,7 @@ template <int N> static __global__ void add_numbers(const float *x, size_t n, fl
     pack<float, N> a = load<N>(x + i), b = load<N>(y + i);
     for (int j = 0; j < N; j++)
         b.at[j] = b.at[j] + a.at[j];
-    store<N>(y + i, b);
+    store(y + i, b);
 }
 
 void cuda_add(cudaStream_t stream, const float *x, size_t n, float *y)
@@ -123,7 +99,7 @@ template <int N> static __global__ void softcap_numbers(float *x, size_t n, floa
     pack<float, N> v = load<N>(x + i);
     for (int j = 0; j < N; j++)
         v.at[j] = scalar_softcap(v.at[j], cap);
-    store<N>(x + i, v);
+    store(x + i, v);
 }
 
 void cuda_softcap(cudaStream_t stream, float *x, size_t n, float cap)
@@ -139,8 +115,8 @@ template <int N> static __global__ void copy_heads(struct k_each e, uint32_t n_h
 {
     uint32_t a_head = dim / N, h = unit() / a_head, i = unit() % a_head * N;
     if (h < n_heads)
-        store<N>(e.y + blockIdx.x * e.y_stride + h * e.y_step + i,
-                 load<N>(e.x + blockIdx.x * e.x_stride + h * e.x_step + i));
+        store(e.y + blockIdx.x * e.y_stride + h * e.y_step + i,
+              load<N>(e.x + blockIdx.x * e.x_stride + h * e.x_step + i));
 }
 
 void cuda_copy_heads(cudaStream_t stream, const struct k_each *e, uint32_t n_heads, uint32_t dim, uint32_t n_rows)
@@ -170,7 +146,7 @@ template <int N> static __global__ void glu_rows(const float *gate_up, uint32_t 
     pack<float, N> g = load<N>(gate), u = load<N>(gate + dim);
     for (int j = 0; j < N; j++)
         g.at[j] = gated(glu, g.at[j], u.at[j]);
-    store<N>(out + (size_t)blockIdx.x * dim + i, g);
+    store(out + (size_t)blockIdx.x * dim + i, g);
 }
 
 void cuda_glu(cudaStream_t stream, const float *gate_up, uint32_t n_rows, uint32_t dim, const struct k_glu *glu,
@@ -261,7 +237,7 @@ template <int N> static __device__ __forceinline__ void norm_scale(const struct 
         pack<float, N> v = load<N>(x + i), w = load<N>(n.w + i);
         for (int j = 0; j < N; j++)
             v.at[j] = v.at[j] * r * w.at[j];
-        store<N>(y + i, v);
+        store(y + i, v);
     }
 }
 
@@ -278,7 +254,7 @@ template <int N> static __global__ void __launch_bounds__(THREADS) norm_exact(st
     for (uint32_t first = 0; first < n.dim; first += NORM_CHUNK) {
         uint32_t len = min(n.dim - first, NORM_CHUNK);
         for (uint32_t i = threadIdx.x * N; i < len; i += THREADS * N)
-            store<N>(chunk + i, load<N>(x + first + i));
+            store(chunk + i, load<N>(x + first + i));
         __syncthreads();
         if (threadIdx.x < LANES)
 #pragma unroll 8
@@ -630,7 +606,7 @@ static __global__ void combine_rows(const float *x, uint32_t dim, const uint32_t
     pack<float, N> v = load<N>(to);
     for (int j = 0; j < N; j++)
         v.at[j] = v.at[j] + sum.at[j];
-    store<N>(to, v);
+    store(to, v);
 }
 
 void cuda_combine(cudaStream_t stream, const float *x, uint32_t dim, const uint32_t *rows, const float *weights,

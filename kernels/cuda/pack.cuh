@@ -1,0 +1,31 @@
+/*
+ * Numbers that a thread loads and stores several at once, and the arithmetic of launches that goes with it.
+ */
+#pragma once
+
+#include <stdint.h>
+
+template <class T, int N> struct alignas(sizeof(T) * N) pack {
+    T at[N];
+};
+
+template <int N, class T> static __device__ __forceinline__ pack<T, N> load(const T *x)
+{
+    return *(const pack<T, N> *)x;
+}
+
+template <class T, int N> static __device__ __forceinline__ void store(T *y, const pack<T, N> &v)
+{
+    *(pack<T, N> *)y = v;
+}
+
+/* Fours are fine for floats that begin at p and go on in these steps. */
+static inline bool by_four(const void *p, size_t stride, size_t step)
+{
+    return (uintptr_t)p % 16 == 0 && stride % 4 == 0 && step % 4 == 0;
+}
+
+static inline uint32_t pieces(size_t n, uint32_t of)
+{
+    return (uint32_t)((n + of - 1) / of);
+}
