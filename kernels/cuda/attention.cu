@@ -156,8 +156,8 @@ static __device__ __forceinline__ float warp_max(float x)
 
 /* Scores of the block's keys first .. n-1, 16 threads a key, as the specified dot product has 16 sums. Lane j has key j's K. */
 template <enum num_type TYPE>
-static __device__ void exact_scores(const struct attention &t, const float *q, const uint8_t *key, uint32_t first,
-                                    uint32_t n, float *scores)
+static __device__ __forceinline__ void exact_scores(const struct attention &t, const float *q, const uint8_t *key,
+                                                    uint32_t first, uint32_t n, float *scores)
 {
     uint32_t lane = threadIdx.x % LANES, half = threadIdx.x / LANES, halves = blockDim.x / LANES;
     for (uint32_t j = half; j < KEY_BLOCK; j += halves) {
@@ -339,8 +339,7 @@ static __device__ __forceinline__ struct query query_at(const struct attention &
 
 template <int DIM> struct tile {
     static constexpr uint32_t KEYS = DIM == 256 ? 32 : 64;
-    static constexpr uint32_t ROW_BYTES = DIM * 2,
-                              CHUNKS = ROW_BYTES / 16; /* what cp.async and ldmatrix take at once */
+    static constexpr uint32_t ROW_BYTES = DIM * 2, CHUNKS = ROW_BYTES / 16; /* chunk: what cp.async takes at once */
     static constexpr uint32_t PLANE_BYTES = KEYS * ROW_BYTES, BYTES = 2 * PLANE_BYTES; /* K, then V */
 
     /* Chunks of eight rows in a column lie in different banks. */
@@ -362,7 +361,7 @@ static __device__ __forceinline__ void load_tile(const struct attention &t, cons
     const uint8_t *mine = 0;
     if (lane < T::KEYS / 8 && eight + 7 >= i.first_key && eight <= i.last_key)
         mine = key_at(t, i.seq, i.kv_head, eight);
-#pragma unroll
+#pragma unroll 2
     for (uint32_t r = 0; r < T::KEYS; r += ROWS) {
         uint32_t row = r + threadIdx.x / T::CHUNKS;
         const uint8_t *k = shuffle_pointer(mine, row / 8) + row % 8 * T::ROW_BYTES + chunk * 16;
@@ -491,14 +490,14 @@ static __device__ __forceinline__ float row_sum(float x)
 /* 2^(x - m), where m is the maximum; 0 if there is none yet. */
 static __device__ __forceinline__ float weight(float x, float m)
 {
-    return exp2f(x - (m == NEVER ? 0 : m));
+    return exp2_fast(x - (m == NEVER ? 0 : m));
 }
 
 /* A product becomes a score in units of log2. */
 static __device__ __forceinline__ float scaled(const struct attention &t, float x)
 {
     if (t.cap > 0)
-        return t.cap * LOG2_E * (1.0f - __fdividef(2.0f, exp2f(x * (2 * LOG2_E * t.scale / t.cap)) + 1.0f));
+        return t.cap * LOG2_E * (1.0f - __fdividef(2.0f, exp2_fast(x * (2 * LOG2_E * t.scale / t.cap)) + 1.0f));
     return x * (t.scale * LOG2_E);
 }
 
@@ -603,7 +602,7 @@ static __device__ __forceinline__ void store_rows_of(const struct attention &t, 
 /* --------------------------------------------------------------- fast: wide */
 
 template <int DIM> struct wide {
-    static constexpr uint32_t STAGES = 2, COLUMNS = DIM / 8;
+    static constexpr uint32_t STAGES = 2;
     static constexpr bool Q_SHARED = DIM == 256; /* no registers are left for them */
     static constexpr uint32_t Q_BYTES = Q_SHARED ? WIDE * DIM * 2 : 0, RUN_BYTES = WIDE * DIM * 4;
     static constexpr uint32_t BYTES = STAGES * tile<DIM>::BYTES + Q_BYTES;
@@ -821,8 +820,8 @@ static __device__ __forceinline__ pack<float, N> join_runs(const float *o, const
 #pragma unroll
         for (uint32_t i = 0; i < MERGE_AHEAD; i++) {
             if (first + i >= n)
-                break;
-            struct joint j = first + i ? join(*m, own[i].at[0]) : joint{own[i].at[0], 0, 1};
+                continue;
+            struct joint j = join(*m, own[i].at[0]);
             *m = j.m;
             *l = joined(j, *l, own[i].at[1]);
             for (int d = 0; d < N; d++)

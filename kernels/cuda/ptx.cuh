@@ -59,3 +59,11 @@ static __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
     return word;
 }
+
+/* 2^x within 2 ulp, subnormal results as zero; 2^-inf is 0. */
+static __device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
