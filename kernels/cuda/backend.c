@@ -139,6 +139,12 @@ static void combine(struct kernels *k, const float *x, uint32_t dim, const uint3
     CUDA_MUST(cudaGetLastError());
 }
 
+static void best_rows(struct kernels *k, const float *logits, uint32_t n, uint32_t n_rows, struct k_best *out)
+{
+    cuda_best_rows(cuda_enter(k)->stream, logits, n, n_rows, out);
+    CUDA_MUST(cudaGetLastError());
+}
+
 /* --------------------------------------------------------------- attention */
 
 static const struct cuda_batch *batch_of(const struct cuda *c, const struct k_attn *a)
@@ -201,9 +207,11 @@ static const struct kernels_backend BACKEND = {
     .route = route,
     .sort_slots = sort_slots,
     .combine = combine,
+    .best_rows = best_rows,
     .put_seqs = cuda_put_seqs,
     .kv_store = kv_store,
     .attention = attention,
+    .run_limit = cuda_run_limit,
 };
 
 static enum td_status check_device(const struct kernels_config *config, int *major_out, int *minor_out,
@@ -225,23 +233,21 @@ static enum td_status check_device(const struct kernels_config *config, int *maj
     return TD_OK;
 }
 
-static enum td_status fill(struct cuda *c, bool any_order, struct td_error *error_out)
+static enum td_status fill(struct cuda *c, struct td_error *error_out)
 {
     cudaError_t e = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
     if (e != cudaSuccess)
         return td_fail(error_out, TD_ERR_DEVICE, "CUDA device %d: %s", c->ordinal, cudaGetErrorString(e));
     enum td_status s = cuda_memory_open(c, error_out);
-    return s ? s : cuda_product_open(c, any_order, error_out);
+    return s ? s : cuda_product_open(c, error_out);
 }
 
+/* KERNELS_PLUGIN, all that plugin.map lets out. */
 enum td_status tandem_kernels_open(uint32_t abi, const struct kernels_config *config, struct kernels **out,
                                    struct td_error *error_out);
 
-/* KERNELS_PLUGIN */
-__attribute__((visibility("default"))) enum td_status tandem_kernels_open(uint32_t abi,
-                                                                          const struct kernels_config *config,
-                                                                          struct kernels **out,
-                                                                          struct td_error *error_out)
+enum td_status tandem_kernels_open(uint32_t abi, const struct kernels_config *config, struct kernels **out,
+                                   struct td_error *error_out)
 {
     if (abi != KERNELS_ABI)
         return td_fail(error_out, TD_ERR_VERSION, "device cuda: the plugin has interface %d, this program %u",
@@ -257,8 +263,9 @@ __attribute__((visibility("default"))) enum td_status tandem_kernels_open(uint32
     c->base.backend = &BACKEND;
     c->ordinal = (int)config->ordinal;
     c->compute = compute;
+    c->any_order = config->any_order;
     snprintf(c->isa, sizeof(c->isa), "sm_%d%d", major, minor);
-    s = fill(c, config->any_order, error_out);
+    s = fill(c, error_out);
     if (s) {
         close_backend(&c->base);
         return s;

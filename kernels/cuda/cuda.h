@@ -118,3 +118,11 @@ enum { CUDA_SPLIT = 512 };
 CUDA_C bool cuda_attention_fits(const struct k_attn *a);                                  /* fast has this shape */
 CUDA_C size_t cuda_attention_scratch(const struct k_attn *a, const struct cuda_batch *b); /* bytes; 0: none */
 CUDA_C void cuda_attention_fast(cudaStream_t stream, const struct k_attn *a, const struct cuda_batch *b, void *scratch);
+
+/* ---------------------------------------------------------- launches: sampling.cu */
+CUDA_C void cuda_best_rows(cudaStream_t stream, const float *logits, uint32_t n, uint32_t n_rows, struct k_best *out);
+
+/* ------------------------------------------------------------ launches: limits.cu */
+/* Reads all; to is for a sum that is never stored. */
+CUDA_C void cuda_read_all(cudaStream_t stream, const void *from, size_t len_bytes, void *to);
+CUDA_C double cuda_multiply_add(cudaStream_t stream, void *to); /* returns how many operations it does */

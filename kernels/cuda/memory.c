@@ -19,7 +19,6 @@
 
 enum {
     STAGING_BYTES = 4 << 20, /* of one of two */
-    READS_BYTES = 8 << 20,
     MAX_PENDING = 256,
     ARENA_BYTES = 1 << 20, /* to begin with */
 };
@@ -108,7 +107,7 @@ enum td_status cuda_memory_open(struct cuda *c, struct td_error *error_out)
             arena_fill(&c->arenas[i], ARENA_BYTES))
             return td_fail(error_out, TD_ERR_NO_MEMORY, "device cuda: no memory for copies");
     }
-    if (cudaMallocHost((void **)&c->reads.host, READS_BYTES) != cudaSuccess)
+    if (cudaMallocHost((void **)&c->reads.host, CUDA_READS_BYTES) != cudaSuccess)
         return td_fail(error_out, TD_ERR_NO_MEMORY, "device cuda: no memory for copies");
     c->reads.pending = mem_array(MAX_PENDING, sizeof(*c->reads.pending));
     return TD_OK;
@@ -268,9 +267,9 @@ void cuda_read(struct kernels *k, void *host, const void *from, size_t len_bytes
         return;
     }
     for (size_t done = 0, n; done < len_bytes; done += n) {
-        if (r->used == READS_BYTES || r->n_pending == MAX_PENDING)
+        if (r->used == CUDA_READS_BYTES || r->n_pending == MAX_PENDING)
             deliver(c);
-        n = smaller(len_bytes - done, READS_BYTES - r->used);
+        n = smaller(len_bytes - done, CUDA_READS_BYTES - r->used);
         struct cuda_read *read = &r->pending[r->n_pending++];
         *read = (struct cuda_read){(uint8_t *)host + done, r->host + r->used, n};
         CUDA_MUST(

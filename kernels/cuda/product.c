@@ -23,18 +23,23 @@ struct cuda_plan {
     cublasLtMatmulAlgo_t algo;
 };
 
-enum td_status cuda_product_open(struct cuda *c, bool any_order, struct td_error *error_out)
+static enum td_status blas_open(struct cuda *c, struct td_error *error_out)
+{
+    cublasStatus_t s = cublasLtCreate(&c->blas);
+    if (s != CUBLAS_STATUS_SUCCESS)
+        return td_fail(error_out, TD_ERR_DEVICE, "device cuda: cuBLAS: %s", cublasLtGetStatusString(s));
+    if (cuda_alloc(&c->base, WORKSPACE_BYTES, &c->workspace))
+        return td_fail(error_out, TD_ERR_NO_MEMORY, "device cuda: no memory for cuBLAS");
+    return TD_OK;
+}
+
+enum td_status cuda_product_open(struct cuda *c, struct td_error *error_out)
 {
     cudaError_t e = cuda_linear_open();
     if (e != cudaSuccess)
         return td_fail(error_out, TD_ERR_UNSUPPORTED, "device cuda: no kernels for this device: %s",
                        cudaGetErrorString(e));
-    if (!any_order)
-        return TD_OK;
-    cublasStatus_t s = cublasLtCreate(&c->blas);
-    if (s != CUBLAS_STATUS_SUCCESS)
-        return td_fail(error_out, TD_ERR_DEVICE, "device cuda: cuBLAS: %s", cublasLtGetStatusString(s));
-    return cuda_alloc(&c->base, WORKSPACE_BYTES, &c->workspace);
+    return c->any_order ? blas_open(c, error_out) : TD_OK;
 }
 
 void cuda_product_close(struct cuda *c)
@@ -112,10 +117,12 @@ static const struct cuda_plan *plan_of(struct cuda *c, const struct cuda_matrix 
     return &c->plans[c->n_plans++];
 }
 
-/* False if cuBLAS has nothing for this. */
-static bool linear_blas(struct cuda *c, const struct cuda_matrix *m, const struct cuda_product *p)
+bool cuda_product_blas(struct cuda *c, const struct cuda_matrix *m, const struct cuda_product *p)
 {
-    if (!c->blas || p->n_rows < BLAS_MIN_ROWS || (uintptr_t)p->y % BLAS_ALIGN)
+    struct td_error error;
+    if (!c->blas && blas_open(c, &error))
+        cuda_die(__func__, error.text);
+    if ((uintptr_t)p->y % BLAS_ALIGN)
         return false;
     const struct cuda_plan *plan = plan_of(c, m, p->n_rows);
     if (!plan->usable)
@@ -154,7 +161,7 @@ void cuda_linear(struct kernels *k, const struct k_matrix *w, const float *x, ui
     } else {
         p.x = rounded(c, m, x, m->n_in, 0, 1, n_rows);
         p.x_stride = m->stride;
-        if (!linear_blas(c, m, &p))
+        if (!c->any_order || n_rows < BLAS_MIN_ROWS || !cuda_product_blas(c, m, &p))
             cuda_linear_fast(c->stream, m, &p);
     }
     CUDA_MUST(cudaGetLastError());

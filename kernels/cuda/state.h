@@ -4,6 +4,7 @@
  *     memory.c    memory of the device, and what goes between it and the host
  *     matrix.c    weights
  *     product.c   products with them
+ *     limits.c    what the device can do at most
  *     backend.c   opening, and the table of operations
  *
  * A thread's current device is the driver's state, so every operation begins with cuda_enter(), which sets it where another thread
@@ -16,7 +17,10 @@
 
 #include "kernels/cuda/cuda.h"
 
-enum { CUDA_CACHE_LINE = 128 }; /* what begins in an arena begins at a multiple */
+enum {
+    CUDA_CACHE_LINE = 128, /* what begins in an arena begins at a multiple */
+    CUDA_READS_BYTES = 8 << 20,
+};
 
 /* Host memory that the device reads or writes by itself, and as much there; taken from its beginning on. */
 struct cuda_arena {
@@ -72,7 +76,8 @@ struct cuda {
     void *scratch; /* grows to the largest operation seen */
     size_t scratch_bytes;
 
-    cublasLtHandle_t blas; /* NULL: own products only */
+    bool any_order;
+    cublasLtHandle_t blas; /* NULL: not needed so far */
     void *workspace;
     struct cuda_plan *plans;
     uint32_t n_plans;
@@ -125,10 +130,16 @@ uint64_t cuda_stack_bytes(const struct k_stack *s);
 
 /* --------------------------------------------------------------- product.c */
 
-enum td_status cuda_product_open(struct cuda *c, bool any_order, struct td_error *error_out);
+enum td_status cuda_product_open(struct cuda *c, struct td_error *error_out);
 void cuda_product_close(struct cuda *c);
+/* By cuBLAS, in whatever order; rows of x and W stride apart. False if it has nothing for this. */
+bool cuda_product_blas(struct cuda *c, const struct cuda_matrix *m, const struct cuda_product *p);
 void cuda_linear(struct kernels *k, const struct k_matrix *w, const float *x, uint32_t n_rows, float *y,
                  bool accumulate);
 void cuda_linear_each(struct kernels *k, const struct k_stack *s, const struct k_each *e, uint32_t n_rows);
 void cuda_linear_sorted(struct kernels *k, const struct k_stack *s, const uint32_t *first, uint32_t n_rows,
                         const float *x, float *y);
+
+/* ---------------------------------------------------------------- limits.c */
+
+double cuda_run_limit(struct kernels *k, enum kernels_limit limit, void *memory, size_t len_bytes);
