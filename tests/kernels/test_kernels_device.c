@@ -2,6 +2,7 @@
  * Every operation of a device but attention against plain C on the CPU: exact ones bit for bit, those that have another order of
  * summation within bounds, and then a row's bits in any batch.
  */
+#include "kernels/backend.h"
 #include "tests/kernels/device.h"
 
 /* ------------------------------------------------------------------ memory */
@@ -177,8 +178,8 @@ static void linear_near(const struct weights *w, const float *x, const float *y_
         double all = (double)w->bias_size[i % w->n_out] + (y_before ? fabs((double)y_before[i]) : 0);
         for (uint32_t j = 0; j < w->n_in; j++)
             all += fabs((double)row[j]) * (double)size[j];
-        ck_assert_msg(fabs((double)got[i] - (double)want[i]) <= 0x1p-7 * all, "[%zu] %g is far from %g (of %g)", i,
-                      (double)got[i], (double)want[i], all);
+        if (!(fabs((double)got[i] - (double)want[i]) <= 0x1p-7 * all))
+            ck_abort_msg("[%zu] %g is far from %g (of %g)", i, (double)got[i], (double)want[i], all);
     }
     free(want);
     free(got);
@@ -767,7 +768,61 @@ START_TEST(test_combine_equals_plain)
 }
 END_TEST
 
+/* ---------------------------------------------------------------- sampling */
+
+START_TEST(test_best_rows_equal_plain)
+{
+    open_exact(_i);
+    enum { ROWS = 9, MAX_N = 20011 };
+    static const uint32_t LENGTHS[] = {1, 15, 1003, 4096, MAX_N};
+    for (uint32_t i = 0; i < sizeof(LENGTHS) / sizeof(LENGTHS[0]); i++) {
+        uint32_t n = LENGTHS[i];
+        float *x = data_floats(5 + i, (size_t)n * ROWS, i % 2 ? 3 : 40);
+        x[n / 2] = x[n - 1] = 50; /* the lowest index first */
+        x[n + n / 3] = NAN;
+        x[2 * n + n / 3] = INFINITY;
+        for (uint32_t j = 0; j < n; j++) {
+            x[7 * n + j] = NAN;
+            x[8 * n + j] = -INFINITY;
+        }
+        struct twin in = twin_of(x, (size_t)n * ROWS * sizeof(float)),
+                    out = twin_floats(1, ROWS * sizeof(struct k_best) / sizeof(float), 1);
+        for (int side = 0; side < 2; side++)
+            k_best_rows(sides[side], in.at[side], n, ROWS, out.at[side]);
+        struct k_best *want = twin_read(&out, 0), *got = twin_read(&out, 1);
+        for (uint32_t r = 0; r < ROWS; r++) {
+            ck_assert_uint_eq(got[r].id, want[r].id);
+            data_equal(&got[r].logit, &want[r].logit, 1, "best");
+            data_equal(&got[r].logsumexp, &want[r].logsumexp, 1, "logsumexp");
+        }
+        twin_free(&in);
+        twin_free(&out);
+        free(x);
+        free(want);
+        free(got);
+    }
+    close_device();
+}
+END_TEST
+
 /* ------------------------------------------------------------------ opening */
+
+START_TEST(test_limits_are_known_or_zero)
+{
+    open_exact(_i);
+    enum { HALF_BYTES = 1 << 20 };
+    void *memory = NULL;
+    ck_assert_int_eq(k_alloc(sides[1], 2 * HALF_BYTES, &memory), TD_OK);
+    for (enum kernels_limit i = 0; i < N_LIMITS; i++) {
+        double amount = sides[1]->backend->run_limit(sides[1], i, memory, HALF_BYTES);
+        bool other = i == (DEVICES[_i].device == DEVICE_CPU ? LIMIT_LINK : LIMIT_READ_ONE); /* what it does not have */
+        ck_assert(other ? !(amount > 0) : amount >= HALF_BYTES);
+    }
+    k_finish(sides[1]);
+    k_free(sides[1], memory);
+    close_device();
+}
+END_TEST
 
 START_TEST(test_open_names_what_it_uses)
 {
@@ -815,6 +870,8 @@ int main(void)
                                   test_route_equals_plain,
                                   test_sorted_slots_equal_plain,
                                   test_combine_equals_plain,
+                                  test_best_rows_equal_plain,
+                                  test_limits_are_known_or_zero,
                                   test_open_names_what_it_uses};
     return device_main("kernels_device", tests, sizeof(tests) / sizeof(tests[0]));
 }

@@ -177,8 +177,9 @@ static void check_attention(const struct kv_case *c, uint64_t seed, bool exact)
         float largest = 0;
         for (size_t j = i / width * width; j < (i / width + 1) * width; j++)
             largest = fmaxf(largest, fabsf(want[j]));
-        ck_assert_msg(fabsf(got[i] - want[i]) <= 2e-2f * largest, "attention: [%zu] %g is far from %g (of %g)", i,
-                      (double)got[i], (double)want[i], (double)largest);
+        if (!(fabsf(got[i] - want[i]) <= 2e-2f * largest))
+            ck_abort_msg("attention: [%zu] %g is far from %g (of %g)", i, (double)got[i], (double)want[i],
+                         (double)largest);
     }
     free(want);
     free(got);
@@ -204,7 +205,7 @@ static struct kv_case random_kv(uint64_t s, bool tensor_cores)
     c.sinks = s % 4 >= 2;
     c.n_seqs = data_range(s, 9, 1, MAX_SEQS);
     for (uint32_t i = 0; i < c.n_seqs; i++) {
-        c.end[i] = data_range(s, 20 + i, 1, i ? 90 : 200);
+        c.end[i] = data_range(s, 20 + i, 1, i ? 50 : 150);
         c.n_rows[i] = data_bits(s, 30 + i) % 3 ? data_range(s, 40 + i, 1, c.end[i]) : 1;
     }
     return c;
@@ -224,7 +225,7 @@ END_TEST
 START_TEST(test_fast_attention_is_near_plain)
 {
     open_fast(_i);
-    for (uint64_t s = 100; s < 100 + CASES / 2; s++) {
+    for (uint64_t s = 100; s < 100 + CASES / 4; s++) {
         struct kv_case c = random_kv(s, true);
         check_attention(&c, s, false);
     }
