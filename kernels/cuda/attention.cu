@@ -371,8 +371,8 @@ static __device__ __forceinline__ void load_tile(const struct attention &t, cons
     }
 }
 
-/* Queries as the first operand of mma, 16 columns a step: in registers, or behind them in places of the thread's own. */
-template <int DIM> struct queries_here {
+/* Queries as the first operand of mma, 16 columns a step: in registers, or in shared memory, where every thread has its own. */
+template <int DIM> struct queries_registers {
     uint32_t step[DIM / 16][4];
 
     __device__ __forceinline__ void set(uint32_t i, const uint32_t a[4])
@@ -573,11 +573,11 @@ static __device__ __forceinline__ float finished(const struct joint &j, float o)
     return o * j.a * j.b + 0.0f;
 }
 
-/* Columns from first; either a partial, or the output. */
+/* Rows m and m + 8 of the tile, columns from first: as a partial, or finished as the output. */
 template <int DIM, int N>
-static __device__ __forceinline__ void store_rows_of(const struct attention &t, const struct form &f,
-                                                     const struct item &i, const struct query at[2], uint32_t m,
-                                                     uint32_t first, const partial<N> &x)
+static __device__ __forceinline__ void store_tile(const struct attention &t, const struct form &f, const struct item &i,
+                                                  const struct query at[2], uint32_t m, uint32_t first,
+                                                  const partial<N> &x)
 {
     float *base = f.partials + (blockIdx.x * (size_t)gridDim.y + blockIdx.y) * partial_floats(f, DIM);
     uint32_t column = first + threadIdx.x % 4 * 2;
@@ -608,7 +608,7 @@ template <int DIM> struct wide {
     static constexpr uint32_t BYTES = STAGES * tile<DIM>::BYTES + Q_BYTES;
 };
 
-/* The runs before, while the next one is computed: m and l in registers, o in a place of the thread's own. */
+/* The runs before, while the next one is computed: m and l in registers, o in shared memory. */
 struct runs_before {
     float m[2], l[2], *o;
     bool any;
@@ -679,13 +679,13 @@ static __device__ __forceinline__ void attend_tile(const struct attention &t, co
             load_tile<DIM>(t, i, block + 1, shared + (stage ^ 1) * T::BYTES);
         copy_async_commit();
         uint32_t key = block * T::KEYS, last_key = key + T::KEYS - 1;
-        if (key <= last.pos && last_key >= first.first_key)
+        if (first.valid && key <= last.pos && last_key >= first.first_key)
             attend_block<DIM>(t, at, *q, block, key >= last.first_key && last_key <= first.pos,
                               shared + stage * T::BYTES, &x);
         if ((last_key + 1) % CUDA_SPLIT == 0 || block + 1 == end)
             end_run(&before, &x, block + 1 < end);
     }
-    store_rows_of<DIM>(t, f, i, at, m, 0, x);
+    store_tile<DIM>(t, f, i, at, m, 0, x);
 }
 
 template <int DIM>
@@ -700,7 +700,7 @@ static __global__ void __launch_bounds__(THREADS)
         struct queries_shared q = {(uint4 *)(shared + wide<DIM>::STAGES * tile<DIM>::BYTES) + threadIdx.x};
         attend_tile<DIM>(t, f, i, shared, &q);
     } else {
-        queries_here<DIM> q;
+        queries_registers<DIM> q;
         attend_tile<DIM>(t, f, i, shared, &q);
     }
 }
@@ -737,7 +737,7 @@ static __device__ __forceinline__ void exchange(float own[narrow<DIM>::KEYS / 8]
 
 template <int DIM>
 static __device__ __forceinline__ void share_block(const struct attention &t, const struct query at[2],
-                                                   const queries_here<DIM> &q, uint32_t block, uint8_t *kv,
+                                                   const queries_registers<DIM> &q, uint32_t block, uint8_t *kv,
                                                    float *scores, partial<narrow<DIM>::COLUMNS> *x)
 {
     using T = tile<DIM>;
@@ -769,7 +769,7 @@ static __global__ void __launch_bounds__(THREADS)
             load_tile<DIM>(t, i, block, shared + (block - first) * T::BYTES);
         copy_async_commit();
     }
-    queries_here<DIM> q;
+    queries_registers<DIM> q;
     load_queries<DIM>(t, at, &q);
     partial<narrow<DIM>::COLUMNS> x;
     empty(&x);
@@ -785,7 +785,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
     for (uint32_t r = 0; r < 2; r++)
         x.l[r] = row_sum(x.l[r]);
-    store_rows_of<DIM>(t, f, i, at, m, threadIdx.x / WARP * narrow<DIM>::COLUMNS * 8, x);
+    store_tile<DIM>(t, f, i, at, m, threadIdx.x / WARP * narrow<DIM>::COLUMNS * 8, x);
 }
 
 /* -------------------------------------------------------------- fast: merge */
