@@ -1,0 +1,390 @@
+/*
+ * Attention over paged KV with tensor cores.
+ *
+ * It is FlashAttention-2 (Dao 2023) with mma m16n8k16: a block of threads takes a kv head of a sequence and a tile of
+ * queries, which are rows times the heads of the group (m = row * group + head), so that KV is read once for all of them. Tiles of
+ * KEYS keys and their values come by cp.async, STAGES of them, in a swizzled order that leaves no bank conflicts; scores and
+ * weights stay in registers, weights are rounded to bf16 for the second product, and sums are f32. Scores are in units of log2.
+ *
+ *     wide     64 queries, 16 a warp, who goes over all keys by itself; 2 stages        chunks of a prompt
+ *     narrow   16 queries, whom the warps share: each multiplies a quarter of the keys  decoding: rows * group <= 16
+ *              and, after an exchange in shared memory, a quarter of the value columns; 3 stages
+ *     KEYS     64; 32 with head_dim 256, where accumulators leave no room for more
+ *
+ * Bits must not depend on the form, nor on who else is in a tile. So the two do the same arithmetic on a query: keys in absolute
+ * blocks of KEYS; every CUDA_SPLIT positions are a partial (m, l, o) of their own that begins empty; partials are joined in
+ * ascending order (Milakov and Gimelshein 2018), in the block that has computed them or by merge_runs; a sink is one more, (sink,
+ * 1, 0). What a query does not see weighs exactly 0: joining an empty partial, or a block that is masked as a whole, changes
+ * nothing but the sign of a zero, which the last addition of +0 makes +. Slots that hold no key, or one before everybody's window,
+ * become zeros in shared memory and are not read (0 * NaN would be NaN).
+ *
+ * Rejected: merging with the maximum of all runs at hand, which the wide form, who passes over the keys once, has not.
+ */
+#include "kernels/cuda/attention_tile.cuh"
+
+#undef NDEBUG
+#include <assert.h>
+
+/* --------------------------------------------------------------- fast: wide */
+
+template <int DIM> struct wide {
+    static constexpr uint32_t STAGES = 2;
+    static constexpr bool Q_SHARED = DIM == 256; /* no registers are left for them */
+    static constexpr uint32_t Q_BYTES = Q_SHARED ? WIDE * DIM * 2 : 0, RUN_BYTES = WIDE * DIM * 4;
+    static constexpr uint32_t BYTES = STAGES * tile<DIM>::BYTES + Q_BYTES;
+};
+
+/* The runs before, while the next one is computed: m and l in registers, o in shared memory. */
+struct runs_before {
+    float m[2], l[2], *o;
+    bool any;
+};
+
+/* A run has ended: x is joined to the runs before; if there are more to come it begins anew. */
+template <int N> static __device__ __forceinline__ void end_run(struct runs_before *before, partial<N> *x, bool more)
+{
+#pragma unroll
+    for (uint32_t r = 0; r < 2; r++) {
+        x->l[r] = row_sum(x->l[r]);
+        struct joint j = {x->m[r], 0, 1};
+        if (before->any) {
+            j = join(before->m[r], x->m[r]);
+            x->l[r] = joined(j, before->l[r], x->l[r]);
+            x->m[r] = j.m;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 2 * N; i++) {
+            float *o = &x->o[i / 2][2 * r + i % 2], *saved = before->o + (i * 2 + r) * THREADS;
+            if (before->any)
+                *o = joined(j, *saved, *o);
+            if (more)
+                *saved = *o;
+        }
+        before->m[r] = x->m[r];
+        before->l[r] = x->l[r];
+    }
+    before->any = true;
+    if (more)
+        empty(x);
+}
+
+/* The warp's 16 queries against a block of keys. */
+template <int DIM, class Q>
+static __device__ __forceinline__ void attend_block(const struct attention &t, const struct query at[2], const Q &q,
+                                                    uint32_t block, bool seen, const uint8_t *kv, partial<DIM / 8> *x)
+{
+    using T = tile<DIM>;
+    float s[T::KEYS / 8][4];
+    uint32_t p[T::KEYS / 16][4];
+    multiply_keys<DIM, T::KEYS / 8>(q, kv, 0, s);
+    score<T::KEYS / 8>(t, at, block * T::KEYS, seen, s);
+    weigh<T::KEYS / 8>(s, x, p);
+    multiply_values<DIM, DIM / 8>(p, kv + T::PLANE_BYTES, 0, x->o);
+}
+
+template <int DIM, class Q>
+static __device__ __forceinline__ void attend_tile(const struct attention &t, const struct form &f,
+                                                   const struct item &i, uint8_t *shared, Q *q)
+{
+    using T = tile<DIM>;
+    uint32_t warp = threadIdx.x / WARP, m = warp * 16 + threadIdx.x % WARP / 4;
+    const struct query at[2] = {query_at(t, i, i.first_query + m), query_at(t, i, i.first_query + m + 8)};
+    const struct query first = query_at(t, i, i.first_query + warp * 16);
+    const struct query last = query_at(t, i, i.first_query + warp * 16 + 15);
+    uint32_t block = i.first_key / T::KEYS, end = i.last_key / T::KEYS + 1;
+    struct runs_before before = {{}, {}, (float *)(shared + wide<DIM>::BYTES) + threadIdx.x, false};
+    partial<DIM / 8> x;
+    empty(&x);
+    load_tile<DIM>(t, i, block, shared);
+    copy_async_commit();
+    load_queries<DIM>(t, at, q);
+    for (uint32_t stage = 0; block < end; block++, stage ^= 1) {
+        copy_async_wait<0>();
+        __syncthreads();
+        if (block + 1 < end)
+            load_tile<DIM>(t, i, block + 1, shared + (stage ^ 1) * T::BYTES);
+        copy_async_commit();
+        uint32_t key = block * T::KEYS, last_key = key + T::KEYS - 1;
+        if (first.valid && key <= last.pos && last_key >= first.first_key)
+            attend_block<DIM>(t, at, *q, block, key >= last.first_key && last_key <= first.pos,
+                              shared + stage * T::BYTES, &x);
+        if ((last_key + 1) % CUDA_SPLIT == 0 || block + 1 == end)
+            end_run(&before, &x, block + 1 < end);
+    }
+    store_tile<DIM>(t, f, i, at, m, 0, x);
+}
+
+template <int DIM>
+static __global__ void __launch_bounds__(THREADS)
+    attend_wide(const __grid_constant__ struct attention t, const __grid_constant__ struct form f)
+{
+    extern __shared__ __align__(128) uint8_t shared[];
+    struct item i;
+    if (!find_item(t, f, &i))
+        return;
+    if constexpr (wide<DIM>::Q_SHARED) {
+        struct queries_shared q = {(uint4 *)(shared + wide<DIM>::STAGES * tile<DIM>::BYTES) + threadIdx.x};
+        attend_tile<DIM>(t, f, i, shared, &q);
+    } else {
+        queries_registers<DIM> q;
+        attend_tile<DIM>(t, f, i, shared, &q);
+    }
+}
+
+/* ------------------------------------------------------------- fast: narrow */
+
+template <int DIM> struct narrow {
+    static constexpr uint32_t STAGES = 3, COLUMNS = DIM / 8 / WARPS, KEYS = tile<DIM>::KEYS / WARPS; /* of a warp */
+    static constexpr uint32_t STRIDE = tile<DIM>::KEYS + 8; /* of scores: rows of a column in different banks */
+    static constexpr uint32_t TILE_BYTES = STAGES * tile<DIM>::BYTES, BYTES = TILE_BYTES + NARROW * STRIDE * 4;
+};
+
+/* The warp's scores become those of all keys, by way of shared memory. */
+template <int DIM>
+static __device__ __forceinline__ void exchange(float own[narrow<DIM>::KEYS / 8][4], float *scores,
+                                                float s[tile<DIM>::KEYS / 8][4])
+{
+    uint32_t lane = threadIdx.x % WARP;
+    float *at = scores + lane / 4 * narrow<DIM>::STRIDE + lane % 4 * 2;
+    float *to = at + threadIdx.x / WARP * narrow<DIM>::KEYS;
+#pragma unroll
+    for (uint32_t n = 0; n < narrow<DIM>::KEYS / 8; n++)
+        for (uint32_t r = 0; r < 2; r++)
+            store(to + 8 * r * narrow<DIM>::STRIDE + 8 * n, pack<float, 2>{own[n][2 * r], own[n][2 * r + 1]});
+    __syncthreads();
+#pragma unroll
+    for (uint32_t n = 0; n < tile<DIM>::KEYS / 8; n++)
+        for (uint32_t r = 0; r < 2; r++) {
+            pack<float, 2> two = load<2>(at + 8 * r * narrow<DIM>::STRIDE + 8 * n);
+            s[n][2 * r] = two.at[0];
+            s[n][2 * r + 1] = two.at[1];
+        }
+}
+
+template <int DIM>
+static __device__ __forceinline__ void share_block(const struct attention &t, const struct query at[2],
+                                                   const queries_registers<DIM> &q, uint32_t block, uint8_t *kv,
+                                                   float *scores, partial<narrow<DIM>::COLUMNS> *x)
+{
+    using T = tile<DIM>;
+    constexpr uint32_t KEYS = narrow<DIM>::KEYS, COLUMNS = narrow<DIM>::COLUMNS;
+    uint32_t warp = threadIdx.x / WARP, p[T::KEYS / 16][4];
+    float own[KEYS / 8][4], s[T::KEYS / 8][4];
+    multiply_keys<DIM, KEYS / 8>(q, kv, warp * KEYS, own);
+    score<KEYS / 8>(t, at, block * T::KEYS + warp * KEYS, false, own);
+    exchange<DIM>(own, scores, s);
+    weigh<T::KEYS / 8>(s, x, p);
+    multiply_values<DIM, COLUMNS>(p, kv + T::PLANE_BYTES, warp * COLUMNS * 8, x->o);
+}
+
+/* A block of threads never has more than one run. */
+template <int DIM>
+static __global__ void __launch_bounds__(THREADS)
+    attend_narrow(const __grid_constant__ struct attention t, const __grid_constant__ struct form f)
+{
+    extern __shared__ __align__(128) uint8_t shared[];
+    using T = tile<DIM>;
+    constexpr uint32_t STAGES = narrow<DIM>::STAGES;
+    struct item i;
+    if (!find_item(t, f, &i))
+        return;
+    uint32_t m = threadIdx.x % WARP / 4, first = i.first_key / T::KEYS, end = i.last_key / T::KEYS + 1;
+    const struct query at[2] = {query_at(t, i, m), query_at(t, i, m + 8)};
+    for (uint32_t block = first; block < first + STAGES - 1; block++) {
+        if (block < end)
+            load_tile<DIM>(t, i, block, shared + (block - first) * T::BYTES);
+        copy_async_commit();
+    }
+    queries_registers<DIM> q;
+    load_queries<DIM>(t, at, &q);
+    partial<narrow<DIM>::COLUMNS> x;
+    empty(&x);
+    for (uint32_t block = first; block < end; block++) {
+        uint32_t next = block + STAGES - 1;
+        copy_async_wait<STAGES - 2>();
+        __syncthreads();
+        if (next < end)
+            load_tile<DIM>(t, i, next, shared + (next - first) % STAGES * T::BYTES);
+        copy_async_commit();
+        share_block<DIM>(t, at, q, block, shared + (block - first) % STAGES * T::BYTES,
+                         (float *)(shared + narrow<DIM>::TILE_BYTES), &x);
+    }
+    for (uint32_t r = 0; r < 2; r++)
+        x.l[r] = row_sum(x.l[r]);
+    store_tile<DIM>(t, f, i, at, m, threadIdx.x / WARP * narrow<DIM>::COLUMNS * 8, x);
+}
+
+/* -------------------------------------------------------------- fast: merge */
+
+static constexpr uint32_t MERGE_AHEAD = 8; /* partials on their way */
+
+static __device__ uint32_t items_before(const struct attention &t, const struct form &f, uint32_t seq)
+{
+    uint32_t sum = 0;
+    for (uint32_t s = threadIdx.x % WARP; s < seq; s += WARP)
+        sum += count_items(t, f, t.seqs[s].first_pos, t.seqs[s].n_rows);
+    for (uint32_t half = WARP / 2; half; half /= 2)
+        sum += __shfl_xor_sync(ALL, sum, half);
+    return sum;
+}
+
+/* Joins n partials step floats apart, the lane's N columns of them. */
+template <int N>
+static __device__ __forceinline__ pack<float, N> join_runs(const float *o, const float *ml, size_t step, uint32_t n,
+                                                           float *m, float *l)
+{
+    pack<float, N> sum = {0};
+    for (uint32_t first = 0; first < n; first += MERGE_AHEAD) {
+        pack<float, N> part[MERGE_AHEAD];
+        pack<float, 2> own[MERGE_AHEAD];
+#pragma unroll
+        for (uint32_t i = 0; i < MERGE_AHEAD; i++) {
+            size_t at = min(first + i, n - 1) * step;
+            part[i] = load<N>(o + at);
+            own[i] = load<2>(ml + at);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < MERGE_AHEAD; i++) {
+            if (first + i >= n)
+                continue;
+            struct joint j = join(*m, own[i].at[0]);
+            *m = j.m;
+            *l = joined(j, *l, own[i].at[1]);
+            for (int d = 0; d < N; d++)
+                sum.at[d] = joined(j, sum.at[d], part[i].at[d]);
+        }
+    }
+    return sum;
+}
+
+/* A warp has a query. */
+template <int DIM> static __global__ void __launch_bounds__(THREADS) merge_runs(struct attention t, struct form f)
+{
+    constexpr int N = DIM / WARP;
+    uint32_t row = blockIdx.x, head = blockIdx.y * WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    uint32_t seq = t.row_seq[row];
+    const struct cuda_seq s = t.seqs[seq];
+    uint32_t runs = count_runs(t, s.first_pos, s.n_rows), pos = s.first_pos + row - s.first_row;
+    if (head >= t.n_heads || runs == 1 || !count_items(t, f, s.first_pos, s.n_rows))
+        return;
+    uint32_t query = (row - s.first_row) * t.group + head % t.group, at = query % f.n_queries;
+    uint32_t begin = first_run(t, s.first_pos), from = first_run(t, pos), n = pos / CUDA_SPLIT + 1 - from;
+    size_t item = items_before(t, f, seq) + query / f.n_queries * runs + from - begin, size = partial_floats(f, DIM);
+    const float *o = f.partials + (item * t.n_kv_heads + head / t.group) * size;
+    float m = NEVER, l = 0;
+    pack<float, N> sum =
+        join_runs<N>(o + at * DIM + lane * N, o + f.n_queries * DIM + 2 * at, t.n_kv_heads * size, n, &m, &l);
+    struct joint end = finish(t, head, m, l);
+    for (int d = 0; d < N; d++)
+        sum.at[d] = finished(end, sum.at[d]);
+    store(t.out + ((size_t)row * t.n_heads + head) * DIM + lane * N, sum);
+}
+
+/* ------------------------------------------------------------- fast: launch */
+
+static uint32_t device_number(enum cudaDeviceAttr what)
+{
+    int device = 0, n = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&n, what, device);
+    return (uint32_t)n;
+}
+
+/* A form, and how much there is of it. */
+struct plan {
+    struct form form;
+    size_t n_items;
+    bool long_ones; /* some sequence has more than one run */
+};
+
+static struct plan plan_form(const struct attention &t, const struct cuda_batch *b, bool narrow, bool split)
+{
+    struct plan p = {{narrow ? NARROW : WIDE, narrow, split, 0}, 0, false};
+    for (uint32_t i = 0; i < b->n_seqs; i++) {
+        const struct k_attn_seq *s = &b->host[i];
+        uint32_t n = count_items(t, p.form, s->first_pos, s->n_rows);
+        p.n_items += n;
+        p.long_ones |= n && count_runs(t, s->first_pos, s->n_rows) > 1;
+    }
+    return p;
+}
+
+/* Narrow tiles always split; wide ones where there are too few of them to keep the device busy. */
+static void make_plans(const struct attention &t, const struct cuda_batch *b, struct plan plans[2])
+{
+    plans[0] = plan_form(t, b, true, true);
+    plans[1] = plan_form(t, b, false, false);
+    if (plans[1].long_ones && plans[1].n_items * t.n_kv_heads < 2 * device_number(cudaDevAttrMultiProcessorCount))
+        plans[1] = plan_form(t, b, false, true);
+}
+
+static size_t plan_bytes(const struct attention &t, const struct plan &p)
+{
+    return p.form.split && p.long_ones ? p.n_items * t.n_kv_heads * partial_floats(p.form, t.head_dim) * 4 : 0;
+}
+
+template <int DIM>
+static void launch_form(cudaStream_t stream, const struct attention &t, const struct plan &p, uint32_t n_rows)
+{
+    uint32_t shared = narrow<DIM>::BYTES;
+    auto *kernel = attend_narrow<DIM>;
+    if (!p.form.narrow) {
+        kernel = attend_wide<DIM>;
+        shared = wide<DIM>::BYTES + (p.long_ones && !p.form.split ? wide<DIM>::RUN_BYTES : 0);
+    }
+    if (!p.n_items)
+        return;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    kernel<<<dim3((uint32_t)p.n_items, t.n_kv_heads), THREADS, shared, stream>>>(t, p.form);
+    if (p.form.split && p.long_ones)
+        merge_runs<DIM><<<dim3(n_rows, pieces(t.n_heads, WARPS)), THREADS, 0, stream>>>(t, p.form);
+}
+
+template <int DIM>
+static void launch_fast(cudaStream_t stream, const struct attention &t, const struct cuda_batch *b, void *scratch)
+{
+    struct plan plans[2];
+    make_plans(t, b, plans);
+    plans[0].form.partials = (float *)scratch;
+    plans[1].form.partials = (float *)((uint8_t *)scratch + plan_bytes(t, plans[0]));
+    for (uint32_t i = 0; i < 2; i++)
+        launch_form<DIM>(stream, t, plans[i], b->n_rows);
+}
+
+/* The most that a launch of head_dim 256 asks for is 160 KiB. */
+template <int DIM> static bool has_room(void)
+{
+    uint32_t most = wide<DIM>::BYTES + wide<DIM>::RUN_BYTES;
+    return device_number(cudaDevAttrMaxSharedMemoryPerBlockOptin) >=
+           (most > narrow<DIM>::BYTES ? most : narrow<DIM>::BYTES);
+}
+
+bool cuda_attention_fits(const struct k_attn *a)
+{
+    const struct kv_layout *l = a->layout;
+    if (l->dtype != NUM_BF16 || l->kind != KV_PLAIN || l->page_tokens % 8 || a->v_dim != l->head_dim)
+        return false;
+    return l->head_dim == 64    ? has_room<64>()
+           : l->head_dim == 128 ? has_room<128>()
+                                : l->head_dim == 256 && has_room<256>();
+}
+
+size_t cuda_attention_scratch(const struct k_attn *a, const struct cuda_batch *b)
+{
+    const struct attention t = describe(a, b);
+    struct plan plans[2];
+    make_plans(t, b, plans);
+    return plan_bytes(t, plans[0]) + plan_bytes(t, plans[1]);
+}
+
+void cuda_attention_fast(cudaStream_t stream, const struct k_attn *a, const struct cuda_batch *b, void *scratch)
+{
+    const struct attention t = describe(a, b);
+    assert(cuda_attention_fits(a));
+    if (t.head_dim == 64)
+        launch_fast<64>(stream, t, b, scratch);
+    else if (t.head_dim == 128)
+        launch_fast<128>(stream, t, b, scratch);
+    else
+        launch_fast<256>(stream, t, b, scratch);
+}

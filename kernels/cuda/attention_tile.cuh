@@ -1,0 +1,379 @@
+/*
+ * Attention with tensor cores (attention_fast.cu): which block of threads computes what, tiles of keys and values in shared memory,
+ * products with them, and the softmax of one.
+ */
+#pragma once
+
+#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/scalar.h"
+
+/* ------------------------------------------------- fast: who computes what */
+
+static constexpr uint32_t THREADS = 128, WARPS = THREADS / WARP;
+static constexpr uint32_t NARROW = 16, WIDE = 64; /* queries of a tile */
+
+/* Sequences of one form, launched together. */
+struct form {
+    uint32_t n_queries; /* of a tile */
+    bool narrow;
+    bool split;      /* a block of threads has one run of a tile, and leaves a partial if the sequence has more */
+    float *partials; /* [item][kv head]: o [n_queries][head_dim], then m, l [n_queries][2] */
+};
+
+static __host__ __device__ __forceinline__ uint32_t first_run(const struct attention &t, uint32_t first_pos)
+{
+    return first_key(first_pos, t.window) / CUDA_SPLIT;
+}
+
+static __host__ __device__ __forceinline__ uint32_t count_runs(const struct attention &t, uint32_t first_pos,
+                                                               uint32_t n_rows)
+{
+    return (first_pos + n_rows - 1) / CUDA_SPLIT - first_run(t, first_pos) + 1;
+}
+
+/* An item is a tile of a sequence, or one of its runs. Sequences of the other form have none. */
+static __host__ __device__ __forceinline__ uint32_t count_items(const struct attention &t, const struct form &f,
+                                                                uint32_t first_pos, uint32_t n_rows)
+{
+    uint32_t n_queries = n_rows * t.group;
+    if ((n_queries <= NARROW) != f.narrow)
+        return 0;
+    return (n_queries + f.n_queries - 1) / f.n_queries * (f.split ? count_runs(t, first_pos, n_rows) : 1);
+}
+
+static __host__ __device__ __forceinline__ size_t partial_floats(const struct form &f, uint32_t head_dim)
+{
+    return (size_t)f.n_queries * (head_dim + 2);
+}
+
+/* What a block of threads is to do. */
+struct item {
+    struct cuda_seq seq;
+    uint32_t kv_head;
+    uint32_t first_query, n_queries; /* of the tile, of the sequence */
+    uint32_t first_key, last_key;    /* what any of the tile's queries sees, in split form of the run */
+    bool partial;
+};
+
+/* Sequence and number within it of an item; every warp finds them by itself. */
+static __device__ __forceinline__ uint32_t find_seq(const struct attention &t, const struct form &f, uint32_t *item)
+{
+    uint32_t lane = threadIdx.x % WARP;
+    for (uint32_t first = 0; first < t.n_seqs; first += WARP) {
+        uint32_t s = first + lane, own = 0;
+        if (s < t.n_seqs)
+            own = count_items(t, f, t.seqs[s].first_pos, t.seqs[s].n_rows);
+        uint32_t end = own;
+        for (uint32_t apart = 1; apart < WARP; apart *= 2) {
+            uint32_t other = __shfl_up_sync(ALL, end, apart);
+            end += lane >= apart ? other : 0;
+        }
+        uint32_t beyond = __ballot_sync(ALL, end > *item);
+        if (beyond) {
+            uint32_t at = (uint32_t)__ffs((int)beyond) - 1;
+            *item -= __shfl_sync(ALL, end - own, at);
+            return first + at;
+        }
+        *item -= __shfl_sync(ALL, end, WARP - 1);
+    }
+    return t.n_seqs;
+}
+
+/* False: none of the tile's queries sees the run. */
+static __device__ __forceinline__ bool find_item(const struct attention &t, const struct form &f, struct item *i)
+{
+    uint32_t number = blockIdx.x;
+    i->seq = t.seqs[find_seq(t, f, &number)];
+    i->kv_head = blockIdx.y;
+    i->n_queries = i->seq.n_rows * t.group;
+    uint32_t runs = count_runs(t, i->seq.first_pos, i->seq.n_rows), n_tiles = (i->n_queries - 1) / f.n_queries + 1;
+    uint32_t tile = f.split ? number / runs : n_tiles - 1 - number; /* the one that sees most begins first */
+    i->first_query = tile * f.n_queries;
+    uint32_t last_query = min(i->first_query + f.n_queries, i->n_queries) - 1;
+    i->first_key = first_key(i->seq.first_pos + i->first_query / t.group, t.window);
+    i->last_key = i->seq.first_pos + last_query / t.group;
+    i->partial = f.split && runs > 1;
+    if (i->partial) {
+        uint32_t begin = (first_run(t, i->seq.first_pos) + number % runs) * CUDA_SPLIT;
+        i->first_key = max(i->first_key, begin);
+        i->last_key = min(i->last_key, begin + CUDA_SPLIT - 1);
+    }
+    return i->first_key <= i->last_key;
+}
+
+/* Where a thread's two rows of a 16 x 8 accumulator are, in the sequence. */
+struct query {
+    bool valid; /* else it stands in for one, and is not stored */
+    uint32_t row, head, pos, first_key;
+};
+
+static __device__ __forceinline__ struct query query_at(const struct attention &t, const struct item &i, uint32_t m)
+{
+    uint32_t in = min(m, i.n_queries - 1), row = in / t.group, pos = i.seq.first_pos + row;
+    return {m < i.n_queries, i.seq.first_row + row, i.kv_head * t.group + in % t.group, pos, first_key(pos, t.window)};
+}
+
+/* ------------------------------------------------ fast: tiles in shared memory */
+
+template <int DIM> struct tile {
+    static constexpr uint32_t KEYS = DIM == 256 ? 32 : 64;
+    static constexpr uint32_t ROW_BYTES = DIM * 2, CHUNKS = ROW_BYTES / 16; /* chunk: what cp.async takes at once */
+    static constexpr uint32_t PLANE_BYTES = KEYS * ROW_BYTES, BYTES = 2 * PLANE_BYTES; /* K, then V */
+
+    /* Chunks of eight rows in a column lie in different banks. */
+    static __device__ __forceinline__ uint32_t at(uint32_t row, uint32_t chunk)
+    {
+        return row * ROW_BYTES + (chunk ^ (row & 7)) * 16;
+    }
+};
+
+/* Begins to load the keys block * KEYS ... Eight of them lie together in a page; lane i looks up the i-th eight. */
+template <int DIM>
+static __device__ __forceinline__ void load_tile(const struct attention &t, const struct item &i, uint32_t block,
+                                                 uint8_t *to)
+{
+    using T = tile<DIM>;
+    constexpr uint32_t ROWS = THREADS / T::CHUNKS; /* that all threads load at once */
+    uint32_t first = block * T::KEYS, lane = threadIdx.x % WARP, chunk = threadIdx.x % T::CHUNKS;
+    uint32_t eight = first + lane * 8;
+    const uint8_t *mine = 0;
+    if (lane < T::KEYS / 8 && eight + 7 >= i.first_key && eight <= i.last_key)
+        mine = key_at(t, i.seq, i.kv_head, eight);
+#pragma unroll 2
+    for (uint32_t r = 0; r < T::KEYS; r += ROWS) {
+        uint32_t row = r + threadIdx.x / T::CHUNKS;
+        const uint8_t *k = shuffle_pointer(mine, row / 8) + row % 8 * T::ROW_BYTES + chunk * 16;
+        bool valid = first + row >= i.first_key && first + row <= i.last_key;
+        copy_async16(to + T::at(row, chunk), k, valid);
+        copy_async16(to + T::PLANE_BYTES + T::at(row, chunk), k + t.plane_bytes, valid);
+    }
+}
+
+/* Queries as the first operand of mma, 16 columns a step: in registers, or in shared memory, where every thread has its own. */
+template <int DIM> struct queries_registers {
+    uint32_t step[DIM / 16][4];
+
+    __device__ __forceinline__ void set(uint32_t i, const uint32_t a[4])
+    {
+        for (uint32_t j = 0; j < 4; j++)
+            step[i][j] = a[j];
+    }
+    __device__ __forceinline__ void get(uint32_t i, uint32_t a[4]) const
+    {
+        for (uint32_t j = 0; j < 4; j++)
+            a[j] = step[i][j];
+    }
+};
+
+struct queries_shared {
+    uint4 *mine;
+
+    __device__ __forceinline__ void set(uint32_t i, const uint32_t a[4])
+    {
+        mine[i * THREADS] = make_uint4(a[0], a[1], a[2], a[3]);
+    }
+    __device__ __forceinline__ void get(uint32_t i, uint32_t a[4]) const
+    {
+        uint4 v = mine[i * THREADS];
+        a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
+    }
+};
+
+template <int DIM, class Q>
+static __device__ __forceinline__ void load_queries(const struct attention &t, const struct query at[2], Q *q)
+{
+    const float *x[2];
+    for (uint32_t r = 0; r < 2; r++)
+        x[r] = t.q + at[r].row * t.q_stride + at[r].head * DIM + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (uint32_t i = 0; i < DIM / 16; i++, x[0] += 16, x[1] += 16) {
+        uint32_t a[4] = {pack_bf16(x[0][0], x[0][1]), pack_bf16(x[1][0], x[1][1]), pack_bf16(x[0][8], x[0][9]),
+                         pack_bf16(x[1][8], x[1][9])};
+        q->set(i, a);
+    }
+}
+
+/* s[16][8 N] = q k^T, keys from first of the tile. */
+template <int DIM, int N, class Q>
+static __device__ __forceinline__ void multiply_keys(const Q &q, const uint8_t *k, uint32_t first, float s[N][4])
+{
+    uint32_t lane = threadIdx.x % WARP;
+#pragma unroll
+    for (uint32_t n = 0; n < N; n++)
+        for (uint32_t i = 0; i < 4; i++)
+            s[n][i] = 0;
+#pragma unroll
+    for (uint32_t step = 0; step < DIM / 16; step += 2) {
+        uint32_t a[2][4], b[4];
+        q.get(step, a[0]);
+        q.get(step + 1, a[1]);
+#pragma unroll
+        for (uint32_t n = 0; n < N; n++) {
+            load_matrix4(b, k + tile<DIM>::at(first + 8 * n + lane % 8, 2 * step + lane / 8));
+            multiply_16x8x16(s[n], a[0], b);
+            multiply_16x8x16(s[n], a[1], b + 2);
+        }
+    }
+}
+
+/* o[16][8 N] += p v, of v the columns from first. */
+template <int DIM, int N>
+static __device__ __forceinline__ void multiply_values(const uint32_t p[][4], const uint8_t *v, uint32_t first,
+                                                       float o[N][4])
+{
+    uint32_t lane = threadIdx.x % WARP;
+#pragma unroll
+    for (uint32_t step = 0; step < tile<DIM>::KEYS / 16; step++)
+#pragma unroll
+        for (uint32_t n = 0; n < N; n += 2) {
+            uint32_t b[4];
+            load_matrix4_transposed(b, v + tile<DIM>::at(step * 16 + lane % 16, first / 8 + n + lane / 16));
+            multiply_16x8x16(o[n], p[step], b);
+            multiply_16x8x16(o[n + 1], p[step], b + 2);
+        }
+}
+
+/* ----------------------------------------------------------- fast: softmax */
+
+/* A partial, N columns of 8, of the thread's two rows. l: of the thread's own columns until it is complete. */
+template <int N> struct partial {
+    float o[N][4], m[2], l[2];
+};
+
+template <int N> static __device__ __forceinline__ void empty(partial<N> *x)
+{
+    for (uint32_t r = 0; r < 2; r++) {
+        x->m[r] = NEVER;
+        x->l[r] = 0;
+    }
+#pragma unroll
+    for (uint32_t n = 0; n < N; n++)
+        for (uint32_t i = 0; i < 4; i++)
+            x->o[n][i] = 0;
+}
+
+/* The four threads of a row. */
+static __device__ __forceinline__ float row_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(ALL, x, 1));
+    return fmaxf(x, __shfl_xor_sync(ALL, x, 2));
+}
+
+static __device__ __forceinline__ float row_sum(float x)
+{
+    x = x + __shfl_xor_sync(ALL, x, 1);
+    return x + __shfl_xor_sync(ALL, x, 2);
+}
+
+/* 2^(x - m), where m is the maximum; 0 if there is none yet. */
+static __device__ __forceinline__ float weight(float x, float m)
+{
+    return exp2_fast(x - (m == NEVER ? 0 : m));
+}
+
+/* A product becomes a score in units of log2. */
+static __device__ __forceinline__ float scaled(const struct attention &t, float x)
+{
+    if (t.cap > 0)
+        return t.cap * LOG2_E * (1.0f - __fdividef(2.0f, exp2_fast(x * (2 * LOG2_E * t.scale / t.cap)) + 1.0f));
+    return x * (t.scale * LOG2_E);
+}
+
+/* Products with keys from first on; seen: all of them are, by everybody. */
+template <int N>
+static __device__ __forceinline__ void score(const struct attention &t, const struct query at[2], uint32_t first,
+                                             bool seen, float s[N][4])
+{
+#pragma unroll
+    for (uint32_t n = 0; n < N; n++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            uint32_t key = first + 8 * n + threadIdx.x % 4 * 2 + i % 2;
+            bool sees = seen || (key >= at[i / 2].first_key && key <= at[i / 2].pos);
+            s[n][i] = sees ? scaled(t, s[n][i]) : NEVER;
+        }
+}
+
+/* A block's scores become weights in x->l and, as mma takes them, in p; x->o is ready to have their values added. */
+template <int N, int M> static __device__ __forceinline__ void weigh(float s[N][4], partial<M> *x, uint32_t p[N / 2][4])
+{
+#pragma unroll
+    for (uint32_t r = 0; r < 2; r++) {
+        float m = x->m[r], sum = 0;
+#pragma unroll
+        for (uint32_t n = 0; n < N; n++)
+            m = fmaxf(m, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+        m = row_max(m);
+        float shrink = weight(x->m[r], m);
+#pragma unroll
+        for (uint32_t n = 0; n < N; n++) {
+            float a = weight(s[n][2 * r], m), b = weight(s[n][2 * r + 1], m);
+            sum = sum + (a + b);
+            p[n / 2][n % 2 * 2 + r] = pack_bf16(a, b);
+        }
+        x->l[r] = fmaf(x->l[r], shrink, sum);
+        x->m[r] = m;
+#pragma unroll
+        for (uint32_t n = 0; n < M; n++) {
+            x->o[n][2 * r] = x->o[n][2 * r] * shrink;
+            x->o[n][2 * r + 1] = x->o[n][2 * r + 1] * shrink;
+        }
+    }
+}
+
+/* Two partials of a row: a o1 + b o2, a l1 + b l2, m. */
+struct joint {
+    float m, a, b;
+};
+
+static __device__ __forceinline__ struct joint join(float m1, float m2)
+{
+    float m = fmaxf(m1, m2);
+    return {m, weight(m1, m), weight(m2, m)};
+}
+
+static __device__ __forceinline__ float joined(const struct joint &j, float x1, float x2)
+{
+    return fmaf(x2, j.b, x1 * j.a);
+}
+
+/* What all runs together must be multiplied by, after the head's sink. */
+static __device__ __forceinline__ struct joint finish(const struct attention &t, uint32_t head, float m, float l)
+{
+    if (!t.sinks)
+        return {m, 1, 1.0f / l};
+    struct joint j = join(m, t.sinks[head] * LOG2_E);
+    return {j.m, j.a, 1.0f / joined(j, l, 1)};
+}
+
+static __device__ __forceinline__ float finished(const struct joint &j, float o)
+{
+    return o * j.a * j.b + 0.0f;
+}
+
+/* Rows m and m + 8 of the tile, columns from first: as a partial, or finished as the output. */
+template <int DIM, int N>
+static __device__ __forceinline__ void store_tile(const struct attention &t, const struct form &f, const struct item &i,
+                                                  const struct query at[2], uint32_t m, uint32_t first,
+                                                  const partial<N> &x)
+{
+    float *base = f.partials + (blockIdx.x * (size_t)gridDim.y + blockIdx.y) * partial_floats(f, DIM);
+    uint32_t column = first + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (uint32_t r = 0; r < 2; r++) {
+        if (!at[r].valid)
+            continue;
+        struct joint end = {0, 1, 1};
+        float *to = base + (m + 8 * r) * DIM + column;
+        if (i.partial && column == 0)
+            store(base + f.n_queries * DIM + 2 * (m + 8 * r), pack<float, 2>{x.m[r], x.l[r]});
+        if (!i.partial) {
+            end = finish(t, at[r].head, x.m[r], x.l[r]);
+            to = t.out + ((size_t)at[r].row * t.n_heads + at[r].head) * DIM + column;
+        }
+#pragma unroll
+        for (uint32_t n = 0; n < N; n++)
+            store(to + 8 * n, pack<float, 2>{finished(end, x.o[n][2 * r]), finished(end, x.o[n][2 * r + 1])});
+    }
+}
