@@ -8,9 +8,8 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
+#include "tests/ask_device.h"
 #include "tests/kernels/data.h"
 #include "tests/tap.h"
 
@@ -130,29 +129,6 @@ static inline void twin_near(const struct twin *t, uint32_t dim, float share, co
 
 /* -------------------------------------------------------------------- main */
 
-/* Why a device can't be opened; empty: it can. Asked in a process of its own: what CUDA has begun does not survive a fork. */
-static inline void ask_device(int i, char *why, size_t why_bytes)
-{
-    int ends[2];
-    if (pipe(ends))
-        abort();
-    pid_t child = fork();
-    if (!child) {
-        struct kernels *k = NULL;
-        struct td_error error = {0};
-        struct kernels_config config = {.device = DEVICES[i].device};
-        if (kernels_open(&config, &k, &error) && write(ends[1], error.text, strlen(error.text)) < 0)
-            _exit(1);
-        kernels_close(k);
-        _exit(0);
-    }
-    close(ends[1]);
-    ssize_t n = read(ends[0], why, why_bytes - 1);
-    why[n > 0 ? n : 0] = 0;
-    close(ends[0]);
-    waitpid(child, NULL, 0);
-}
-
 /* Each test on each device, i being which; without any, all are skipped. */
 static inline int device_main(const char *name, const TTest *const *tests, uint32_t n_tests)
 {
@@ -163,7 +139,7 @@ static inline int device_main(const char *name, const TTest *const *tests, uint3
     for (int i = 0; i < N_DEVICES; i++) {
         if (only && strcmp(only, DEVICES[i].name) != 0)
             continue;
-        ask_device(i, why, sizeof(why));
+        ask_device(DEVICES[i].device, why, sizeof(why));
         TCase *t = tcase_create(DEVICES[i].name);
         tcase_set_timeout(t, 120);
         for (uint32_t j = 0; j < n_tests; j++)

@@ -1,0 +1,38 @@
+/* Which device a test computes on (TANDEM_DEVICE: cpu or cuda), and whether it is there. */
+#pragma once
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "kernels/kernels.h"
+
+static inline enum kernels_device device_wanted(void)
+{
+    const char *name = getenv("TANDEM_DEVICE");
+    return name && !strcmp(name, "cuda") ? DEVICE_CUDA : DEVICE_CPU;
+}
+
+/* Why a device can't be opened; empty: it can. Asked in a process of its own: what CUDA has begun does not survive a fork. */
+static inline void ask_device(enum kernels_device device, char *why, size_t why_bytes)
+{
+    int ends[2];
+    if (pipe(ends))
+        abort();
+    pid_t child = fork();
+    if (!child) {
+        struct kernels *k = NULL;
+        struct td_error error = {0};
+        struct kernels_config config = {.device = device};
+        if (kernels_open(&config, &k, &error) && write(ends[1], error.text, strlen(error.text)) < 0)
+            _exit(1);
+        kernels_close(k);
+        _exit(0);
+    }
+    close(ends[1]);
+    ssize_t n = read(ends[0], why, why_bytes - 1);
+    why[n > 0 ? n : 0] = 0;
+    close(ends[0]);
+    waitpid(child, NULL, 0);
+}

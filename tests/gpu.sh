@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# The suites and benches of a CUDA device, on a machine that has one; without, they are skipped by name.
+# Last line: "N passed, N failed, N skipped".
+#   gpu.sh                 builds with the CUDA backend, runs its suites and the engine's on the device, and both under
+#                          compute-sanitizer where it is there
+#   gpu.sh --bench         and the benches: kernels, and the engine with the shape of a Llama of 8 billion parameters
+#   gpu.sh --cluster       and the cluster suites that serve a model, with --device cuda
+#   gpu.sh --pack DIR      builds, puts the programs and the libraries that they need there, and does nothing more
+#   gpu.sh --packed DIR    runs what was packed: for a machine that has CUDA and this tree, and installs nothing
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+pack="" packed="" bench="" cluster=""
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --pack) pack="${2:?directory}"; shift ;;
+    --packed) packed="$(realpath "${2:?directory}")"; shift ;;
+    --bench) bench=1 ;;
+    --cluster) cluster=1 ;;
+    *) echo "gpu.sh: unknown option $1 (--bench, --cluster, --pack DIR, --packed DIR)" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+build="${TANDEM_BUILD:-build-gpu}"
+if [ -z "$packed" ]; then
+  bash deploy/install-deps.sh --test
+  [ -d "$build" ] || meson setup "$build" -Dgpu=enabled -Dtests=true --buildtype=release >/dev/null
+  ninja -C "$build" >"$build/build.log" 2>&1 || { tail -40 "$build/build.log"; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
+else
+  build="$packed"
+  export LD_LIBRARY_PATH="$packed/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" UCX_MODULE_DIR="$packed/lib/ucx"
+fi
+build="$(realpath "$build")"
+
+if [ -n "$pack" ]; then
+  mkdir -p "$pack/lib"
+  (cd "$build" && find cli router prefill decode kvstore kernels/cuda tests/kernels tests/engine proto -type f \
+    \( -executable -o -name '*_pb2*.py' \) -exec cp --parents -t "$(realpath "$OLDPWD/$pack")" {} +)
+  find "$pack" -type f -exec strip -q {} + 2>/dev/null || true
+  find "$pack" -type f -executable -exec ldd {} + 2>/dev/null | awk '$3 ~ /^\// {print $3}' | sort -u |
+    grep -Ev '/(libc|libm|libdl|librt|libpthread|libcuda|libcublas|libcublasLt|libcudart|libgcc_s|libstdc\+\+)\.so' |
+    xargs -r cp -L -t "$pack/lib"
+  cp -rL /usr/lib/x86_64-linux-gnu/ucx "$pack/lib/" 2>/dev/null || true
+  du -sh "$pack"
+  exit 0
+fi
+
+export TANDEM_DEVICE=cuda CK_TAP_LOG_FILE_NAME=- CK_VERBOSITY=silent
+passed=0 failed=0 skipped=0
+suite() { # name, command...: counts its TAP
+  local name="$1" out ok skip bad
+  shift
+  out=$("$@" 2>&1) || true
+  ok=$(grep -c '^ok' <<<"$out") || true
+  skip=$(grep -ciE '^ok.*# *skip' <<<"$out") || true
+  bad=$(grep -c '^not ok' <<<"$out") || true
+  if [ "$((ok + bad))" -eq 0 ] || [[ "$out" == *"ERROR SUMMARY: "[1-9]* ]]; then
+    bad=$((bad + 1))
+    tail -20 <<<"$out"
+  fi
+  grep -E '^not ok' <<<"$out" || true
+  passed=$((passed + ok - skip)) skipped=$((skipped + skip)) failed=$((failed + bad))
+  echo "$name: $((ok - skip)) passed, $bad failed, $skip skipped"
+}
+unit=("$build"/tests/kernels/test_kernels_device "$build"/tests/kernels/test_kernels_device_attention)
+for t in "${unit[@]}"; do suite "$(basename "$t")" "$t"; done
+for golden in deploy/demo-model/tandem-demo tests/model/golden/*/; do
+  TANDEM_GOLDEN="$golden" suite "engine $(basename "$golden")" "$build/tests/engine/test_engine"
+done
+if command -v compute-sanitizer >/dev/null && [ "$skipped" -eq 0 ]; then
+  for tool in memcheck racecheck initcheck; do
+    for t in "${unit[@]}"; do
+      CK_FORK=no suite "$tool $(basename "$t")" timeout 300 compute-sanitizer --tool "$tool" "$t"
+    done
+  done
+fi
+if [ -n "$cluster" ]; then
+  export TANDEM_BUILD_ROOT="$build" TANDEM_SOURCE_ROOT="$PWD" PYTHONDONTWRITEBYTECODE=1
+  for t in test_families test_bytes test_golden; do
+    [ -f "tests/cluster/$t.py" ] && suite "cluster $t" python3 "tests/cluster/$t.py"
+  done
+fi
+if [ -n "$bench" ]; then
+  "$build/cli/tandem" bench kernels --device cuda
+  "$build/cli/tandem" bench engine --device cuda --dummy 8b
+fi
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]
