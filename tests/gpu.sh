@@ -5,19 +5,19 @@
 #                          compute-sanitizer where it is there
 #   gpu.sh --bench         and the benches: kernels, and the engine with the shape of a Llama of 8 billion parameters
 #   gpu.sh --cluster       and the cluster suites that serve a model, with --device cuda
-#   gpu.sh --pack DIR      builds, puts the programs and the libraries that they need there, and does nothing more
-#   gpu.sh --packed DIR    runs what was packed: for a machine that has CUDA and this tree, and installs nothing
+#   gpu.sh --pack FILE     builds, packs the programs and the libraries that they need (a .tar.gz), and does nothing more
+#   gpu.sh --packed FILE   runs what was packed: for a machine that has CUDA and this tree, and installs nothing
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 pack="" packed="" bench="" cluster=""
 while [ $# -gt 0 ]; do
   case "$1" in
-    --pack) pack="${2:?directory}"; shift ;;
-    --packed) packed="$(realpath "${2:?directory}")"; shift ;;
+    --pack) pack="$(realpath "${2:?file}")"; shift ;;
+    --packed) packed="$(realpath "${2:?file}")"; shift ;;
     --bench) bench=1 ;;
     --cluster) cluster=1 ;;
-    *) echo "gpu.sh: unknown option $1 (--bench, --cluster, --pack DIR, --packed DIR)" >&2; exit 2 ;;
+    *) echo "gpu.sh: unknown option $1 (--bench, --cluster, --pack FILE, --packed FILE)" >&2; exit 2 ;;
   esac
   shift
 done
@@ -28,21 +28,26 @@ if [ -z "$packed" ]; then
   [ -d "$build" ] || meson setup "$build" -Dgpu=enabled -Dtests=true --buildtype=release >/dev/null
   ninja -C "$build" >"$build/build.log" 2>&1 || { tail -40 "$build/build.log"; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
 else
-  build="$packed"
-  export LD_LIBRARY_PATH="$packed/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" UCX_MODULE_DIR="$packed/lib/ucx"
+  build="$(mktemp -d)"
+  trap 'rm -rf "$build"' EXIT
+  tar -xzf "$packed" -C "$build"
+  export LD_LIBRARY_PATH="$build/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" UCX_MODULE_DIR="$build/lib/ucx"
 fi
 build="$(realpath "$build")"
 
 if [ -n "$pack" ]; then
-  mkdir -p "$pack/lib"
-  (cd "$build" && find cli router prefill decode kvstore kernels/cuda tests/kernels tests/engine proto -type f \
-    \( -executable -o -name '*_pb2*.py' \) -exec cp --parents -t "$(realpath "$OLDPWD/$pack")" {} +)
-  find "$pack" -type f -exec strip -q {} + 2>/dev/null || true
-  find "$pack" -type f -executable -exec ldd {} + 2>/dev/null | awk '$3 ~ /^\// {print $3}' | sort -u |
+  into="$(mktemp -d)"
+  trap 'rm -rf "$into"' EXIT
+  mkdir -p "$into/lib/ucx"
+  (cd "$build" && find cli router prefill decode kvstore kernels/cuda tests/kernels/test_kernels_device* \
+    tests/engine/test_engine -maxdepth 1 -type f -executable -exec cp --parents -t "$into" {} +)
+  find "$into" -type f -exec strip -q {} + 2>/dev/null || true
+  find "$into" -type f -executable -exec ldd {} + 2>/dev/null | awk '$3 ~ /^\// {print $3}' | sort -u |
     grep -Ev '/(libc|libm|libdl|librt|libpthread|libcuda|libcublas|libcublasLt|libcudart|libgcc_s|libstdc\+\+)\.so' |
-    xargs -r cp -L -t "$pack/lib"
-  cp -rL /usr/lib/x86_64-linux-gnu/ucx "$pack/lib/" 2>/dev/null || true
-  du -sh "$pack"
+    xargs -r cp -L -t "$into/lib"
+  cp -L /usr/lib/x86_64-linux-gnu/ucx/*.so.0 "$into/lib/ucx/"
+  tar -czf "$pack" -C "$into" .
+  ls -sh "$pack"
   exit 0
 fi
 
@@ -75,13 +80,13 @@ if command -v compute-sanitizer >/dev/null && [ "$skipped" -eq 0 ]; then
     done
   done
 fi
-if [ -n "$cluster" ]; then
+if [ -n "$cluster" ] && [ "$skipped" -eq 0 ]; then
   export TANDEM_BUILD_ROOT="$build" TANDEM_SOURCE_ROOT="$PWD" PYTHONDONTWRITEBYTECODE=1
   for t in test_families test_bytes test_golden; do
     [ -f "tests/cluster/$t.py" ] && suite "cluster $t" python3 "tests/cluster/$t.py"
   done
 fi
-if [ -n "$bench" ]; then
+if [ -n "$bench" ] && [ "$skipped" -eq 0 ]; then
   "$build/cli/tandem" bench kernels --device cuda
   "$build/cli/tandem" bench engine --device cuda --dummy 8b
 fi
