@@ -57,6 +57,8 @@ static enum td_status check_config(struct engine *e, struct td_error *error_out)
         kv_layout_page_bytes(&e->layout) / MIN_PART_BYTES; /* small pages go whole: overlap would not pay */
     if (c->announce_calls > parts)
         c->announce_calls = parts ? (uint32_t)parts : 1;
+    if (c->announce_calls > K_MAX_MARKS)
+        c->announce_calls = K_MAX_MARKS;
     return kv_layout_check(&e->layout, error_out);
 }
 
@@ -337,20 +339,17 @@ static uint32_t pages_done(const struct engine *e, const struct seq *s, uint32_t
     return announces(e, s) && after == s->n_tokens ? pages_for(e, after) : after / e->config.page_tokens;
 }
 
-/* The host's copy of the pages that are done: layer by layer where they are announced, else once, as forward_run ends. */
-static void read_pages(struct engine *e, uint16_t begin, uint16_t end)
+/* The host's copy of the pages that are done: layer by layer where they are announced, else once, with the last. */
+static void on_queued(void *user, uint16_t begin, uint16_t end)
 {
-    bool any = false;
-    for (uint32_t i = 0; i < e->n_batch && e->config.kernels; i++) {
+    struct engine *e = user;
+    for (uint32_t i = 0; i < e->n_batch; i++) {
         const struct seq *s = e->batch[i];
         bool by_layers = announces(e, s);
         uint32_t page, last = pages_done(e, s, &page);
         for (; page < last && (by_layers || end == e->layout.n_layers); page++)
             seq_read_page(s, page, by_layers ? begin : 0, end);
-        any |= by_layers;
     }
-    if (any)
-        k_finish(e->config.kernels);
 }
 
 /* Pages that are done; matched ones before them, once, in all layers. */
@@ -358,7 +357,6 @@ static void on_layers(void *user, uint16_t begin, uint16_t end)
 {
     struct engine *e = user;
     const struct engine_callbacks *cb = &e->config.callbacks;
-    read_pages(e, begin, end);
     for (uint32_t i = 0; i < e->n_batch; i++) {
         struct seq *s = e->batch[i];
         uint32_t ready, last = pages_done(e, s, &ready);
@@ -455,6 +453,7 @@ uint32_t engine_step(struct engine *e)
                                         .logit_rows = e->logit_rows,
                                         .wants_logits = e->wants_logits,
                                         .n_logit_rows = n_logit_rows,
+                                        .on_queued = on_queued,
                                         .on_layers = on_layers,
                                         .layers_per_call = (uint16_t)per_call,
                                         .user = e};

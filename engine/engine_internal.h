@@ -67,7 +67,7 @@ static inline uint32_t pages_for(const struct engine *e, uint32_t n_tokens)
     return (n_tokens + e->config.page_tokens - 1) / e->config.page_tokens;
 }
 
-/* Layers [begin, end) of a page that the kernels wrote, to the host's copy of it; there after k_finish. */
+/* Layers [begin, end) of a page that the kernels wrote, to the host's copy of it, aside (k_read_aside). */
 void seq_read_page(const struct seq *s, uint32_t page, uint16_t begin, uint16_t end);
 bool seq_grow(struct seq *s, uint32_t n_pages);     /* takes pages up to n_pages; false: none left */
 bool seq_admit(struct seq *s);                      /* WAITING -> RUNNING or FILLING; false: no pages */

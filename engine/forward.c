@@ -42,6 +42,35 @@ static void run_head(struct forward *f, const struct forward_batch *b)
             k_read(k, f->host_logits + i * vocab, f->logits + i * vocab, vocab * sizeof(float));
 }
 
+/* Ranges of layers whose pages are on their way to the host, in order: those from n_told on. */
+struct ranges {
+    uint32_t marks[K_MAX_MARKS];
+    uint16_t ends[K_MAX_MARKS];
+    uint32_t n, n_told;
+};
+
+static uint16_t range_begin(const struct ranges *r, uint32_t i)
+{
+    return i ? r->ends[i - 1] : 0;
+}
+
+static void queue_range(struct forward *f, const struct forward_batch *b, struct ranges *r, uint32_t end)
+{
+    assert(r->n < K_MAX_MARKS);
+    r->ends[r->n] = (uint16_t)end;
+    if (b->on_queued)
+        b->on_queued(b->user, range_begin(r, r->n), (uint16_t)end);
+    r->marks[r->n++] = k_mark(f->kernels);
+}
+
+static void tell_ranges(struct forward *f, const struct forward_batch *b, struct ranges *r, bool all)
+{
+    for (; r->n_told < r->n && (all || k_passed(f->kernels, r->marks[r->n_told])); r->n_told++) {
+        k_wait(f->kernels, r->marks[r->n_told]);
+        b->on_layers(b->user, range_begin(r, r->n_told), r->ends[r->n_told]);
+    }
+}
+
 void forward_run(struct forward *f, const struct forward_batch *b)
 {
     assert(b->n_rows >= 1 && b->n_rows <= f->max_rows && b->n_logit_rows <= f->max_logit_rows);
@@ -51,16 +80,16 @@ void forward_run(struct forward *f, const struct forward_batch *b)
     const uint32_t *ids = k_put(k, b->ids, b->n_rows * sizeof(*ids));
     put_rope_rows(f, b);
     k_embed(k, f->embedding, f->embedding_type, f->c.hidden, ids, b->n_rows, f->embedding_scale, f->x);
-    uint32_t told = 0;
+    struct ranges ranges = {0};
     for (uint32_t l = 0; l < f->c.n_layers; l++) {
         forward_attention(f, l, b);
         forward_mlp(f, l, b);
-        if (b->on_layers && (l + 1 - told == b->layers_per_call || l + 1 == f->c.n_layers)) {
-            b->on_layers(b->user, (uint16_t)told, (uint16_t)(l + 1));
-            told = l + 1;
-        }
+        if (b->on_layers && ((l + 1) % b->layers_per_call == 0 || l + 1 == f->c.n_layers))
+            queue_range(f, b, &ranges, l + 1);
+        tell_ranges(f, b, &ranges, false);
     }
     if (b->n_logit_rows)
         run_head(f, b);
+    tell_ranges(f, b, &ranges, true);
     k_finish(k);
 }

@@ -39,9 +39,11 @@ struct forward_batch {
     const uint32_t *logit_rows; /* [n_logit_rows] rows whose logits are wanted */
     const bool *wants_logits;   /* [n_logit_rows] false: only what is best of them */
     uint32_t n_logit_rows;
-    /* Optional: layers [begin, end) of every row's KV are in their pages for good. */
+    /* Optional: layers [begin, end) of every row's KV are queued to be in their pages: what shall be read of them is asked for now, */
+    void (*on_queued)(void *user, uint16_t begin, uint16_t end);
+    /* and then: they are there for good, and read. */
     void (*on_layers)(void *user, uint16_t begin, uint16_t end);
-    uint16_t layers_per_call; /* >= 1 */
+    uint16_t layers_per_call; /* >= 1, and K_MAX_MARKS calls at most */
     void *user;
 };
 

@@ -159,7 +159,7 @@ void seq_read_page(const struct seq *s, uint32_t page, uint16_t begin, uint16_t 
     struct engine *e = s->engine;
     size_t at = begin * kv_layout_layer_bytes(&e->layout),
            len_bytes = (end - begin) * kv_layout_layer_bytes(&e->layout);
-    k_read(e->config.kernels, kvpool_address(e->pool, s->pages[page]) + at, s->addresses[page] + at, len_bytes);
+    k_read_aside(e->config.kernels, kvpool_address(e->pool, s->pages[page]) + at, s->addresses[page] + at, len_bytes);
 }
 
 /* Pages up to that of the last of n_tokens, which came from elsewhere, to the kernels. */

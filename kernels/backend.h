@@ -26,6 +26,10 @@ struct kernels_backend {
     void (*write)(struct kernels *k, void *to, const void *host, size_t len_bytes);
     void (*read)(struct kernels *k, void *host, const void *from, size_t len_bytes);
     void (*finish)(struct kernels *k);
+    void (*read_aside)(struct kernels *k, void *host, const void *from, size_t len_bytes);
+    uint32_t (*mark)(struct kernels *k);
+    bool (*passed)(struct kernels *k, uint32_t mark);
+    void (*wait)(struct kernels *k, uint32_t mark);
 
     enum td_status (*matrix_pack)(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in,
                                   enum compute compute, struct k_matrix **out);

@@ -144,6 +144,26 @@ void k_finish(struct kernels *k)
     k->backend->finish(k);
 }
 
+void k_read_aside(struct kernels *k, void *host, const void *from, size_t len_bytes)
+{
+    k->backend->read_aside(k, host, from, len_bytes);
+}
+
+uint32_t k_mark(struct kernels *k)
+{
+    return k->backend->mark(k);
+}
+
+bool k_passed(struct kernels *k, uint32_t mark)
+{
+    return k->backend->passed(k, mark);
+}
+
+void k_wait(struct kernels *k, uint32_t mark)
+{
+    k->backend->wait(k, mark);
+}
+
 enum td_status k_matrix_pack(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in,
                              enum compute compute, struct k_matrix **out)
 {

@@ -85,6 +85,17 @@ void k_write(struct kernels *k, void *to, const void *host, size_t len_bytes);
 void k_read(struct kernels *k, void *host, const void *from, size_t len_bytes);
 void k_finish(struct kernels *k);
 
+/*
+ * A read beside the operations that come after it: of what none of them writes, before the next k_finish. k_mark: a number for the
+ * reads aside up to here; they are there when k_passed says so, or k_wait returns, which waits for nothing that was queued later. On
+ * the CPU they always are. At most K_MAX_MARKS between two k_finish.
+ */
+enum { K_MAX_MARKS = 64 };
+void k_read_aside(struct kernels *k, void *host, const void *from, size_t len_bytes);
+uint32_t k_mark(struct kernels *k);
+bool k_passed(struct kernels *k, uint32_t mark);
+void k_wait(struct kernels *k, uint32_t mark);
+
 /* ------------------------------------------------------------------ linear */
 
 /* A weight matrix [n_out][n_in], packed for this backend (panels of outputs, k-major inside). */

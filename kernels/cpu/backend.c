@@ -142,6 +142,23 @@ static void cpu_read(struct kernels *k, void *host, const void *from, size_t len
         memmove(host, from, len_bytes);
 }
 
+static uint32_t cpu_mark(struct kernels *k)
+{
+    (void)k;
+    return 0;
+}
+
+static bool cpu_passed(struct kernels *k, uint32_t mark)
+{
+    (void)k, (void)mark;
+    return true;
+}
+
+static void cpu_wait(struct kernels *k, uint32_t mark)
+{
+    (void)k, (void)mark;
+}
+
 static void cpu_nothing(struct kernels *k) /* operations are done when they return, and nothing was copied */
 {
     (void)k;
@@ -565,6 +582,10 @@ static const struct kernels_backend CPU = {
     .write = cpu_write,
     .read = cpu_read,
     .finish = cpu_nothing,
+    .read_aside = cpu_read,
+    .mark = cpu_mark,
+    .passed = cpu_passed,
+    .wait = cpu_wait,
     .matrix_pack = cpu_matrix_pack,
     .matrix_free = cpu_matrix_free,
     .matrix_bytes = cpu_matrix_bytes,

@@ -3,7 +3,8 @@
  *
  * The driver copies without waiting only from and to pinned memory, so everything passes through pinned buffers: what is written
  * through two by turns, what one step puts through an arena, what is read through one buffer that k_finish empties. k_map pins its
- * host memory, if the system lets it; into that, reads go directly.
+ * host memory, if the system lets it; into that, reads go directly, and those aside in a stream of their own, which waits for what
+ * was queued when they were.
  *
  * Two arenas by turns: the host fills one while the device may still work with the one of the step before. An arena that is too
  * small is set aside, not moved, since operations that are queued have addresses in it; the larger one serves from then on.
@@ -100,6 +101,11 @@ static void send(struct cuda *c, void *to, const void *pinned, size_t len_bytes)
 
 enum td_status cuda_memory_open(struct cuda *c, struct td_error *error_out)
 {
+    if (cudaStreamCreateWithFlags(&c->aside.stream, cudaStreamNonBlocking) != cudaSuccess)
+        return td_fail(error_out, TD_ERR_DEVICE, "CUDA device %d: no second stream", c->ordinal);
+    event_open(&c->aside.queued);
+    for (uint32_t i = 0; i < K_MAX_MARKS; i++)
+        event_open(&c->aside.marks[i]);
     for (uint32_t i = 0; i < 2; i++) {
         event_open(&c->staging.sent[i]);
         event_open(&c->arenas[i].over);
@@ -113,8 +119,19 @@ enum td_status cuda_memory_open(struct cuda *c, struct td_error *error_out)
     return TD_OK;
 }
 
+static void aside_close(struct cuda_aside *a)
+{
+    if (!a->stream)
+        return;
+    CUDA_MUST(cudaStreamDestroy(a->stream));
+    CUDA_MUST(cudaEventDestroy(a->queued));
+    for (uint32_t i = 0; i < K_MAX_MARKS; i++)
+        CUDA_MUST(cudaEventDestroy(a->marks[i]));
+}
+
 void cuda_memory_close(struct cuda *c)
 {
+    aside_close(&c->aside);
     for (uint32_t i = 0; i < 2; i++) {
         struct cuda_arena *a = &c->arenas[i];
         if (a->over) {
@@ -280,7 +297,55 @@ void cuda_read(struct kernels *k, void *host, const void *from, size_t len_bytes
 
 void cuda_finish(struct kernels *k)
 {
-    deliver(cuda_enter(k));
+    struct cuda *c = cuda_enter(k);
+    deliver(c);
+    CUDA_MUST(cudaStreamSynchronize(c->aside.stream));
+    c->aside.n_marks = 0;
+    c->aside.is_behind = false;
+}
+
+void cuda_read_aside(struct kernels *k, void *host, const void *from, size_t len_bytes)
+{
+    struct cuda *c = cuda_enter(k);
+    struct cuda_aside *a = &c->aside;
+    if (!is_pinned(host)) {
+        cuda_read(k, host, from, len_bytes);
+        a->is_behind = true;
+        return;
+    }
+    if (!a->has_begun) {
+        CUDA_MUST(cudaEventRecord(a->queued, c->stream));
+        CUDA_MUST(cudaStreamWaitEvent(a->stream, a->queued, 0));
+        a->has_begun = true;
+    }
+    CUDA_MUST(cudaMemcpyAsync(host, from, len_bytes, cudaMemcpyDeviceToHost, a->stream));
+}
+
+uint32_t cuda_mark(struct kernels *k)
+{
+    struct cuda_aside *a = &cuda_enter(k)->aside;
+    assert(a->n_marks < K_MAX_MARKS);
+    CUDA_MUST(cudaEventRecord(a->marks[a->n_marks], a->stream));
+    a->has_begun = false;
+    return a->n_marks++;
+}
+
+bool cuda_passed(struct kernels *k, uint32_t mark)
+{
+    const struct cuda_aside *a = &cuda_enter(k)->aside;
+    cudaError_t e = a->is_behind ? cudaErrorNotReady : cudaEventQuery(a->marks[mark]);
+    if (e != cudaErrorNotReady)
+        CUDA_MUST(e);
+    return e == cudaSuccess;
+}
+
+void cuda_wait(struct kernels *k, uint32_t mark)
+{
+    struct cuda *c = cuda_enter(k);
+    if (c->aside.is_behind)
+        deliver(c);
+    c->aside.is_behind = false;
+    CUDA_MUST(cudaEventSynchronize(c->aside.marks[mark]));
 }
 
 /* Sizes for launches; returns how many pages all have. */

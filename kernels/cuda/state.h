@@ -51,6 +51,16 @@ struct cuda_reads {
     uint32_t n_pending;
 };
 
+/* Reads beside operations. */
+struct cuda_aside {
+    cudaStream_t stream;
+    cudaEvent_t queued; /* what came before the first read since the last mark */
+    cudaEvent_t marks[K_MAX_MARKS];
+    uint32_t n_marks; /* since the last k_finish */
+    bool has_begun;   /* a read since the last mark */
+    bool is_behind;   /* some went through cuda_reads, their targets not being pinned: marks don't tell */
+};
+
 /* What k_map gave. */
 struct cuda_mapping {
     void *device;
@@ -68,6 +78,7 @@ struct cuda {
 
     struct cuda_staging staging;
     struct cuda_reads reads;
+    struct cuda_aside aside;
     struct cuda_arena arenas[2]; /* of this step and of the one before it */
     uint32_t arena;
     struct cuda_batch batch;
@@ -116,6 +127,10 @@ void cuda_step(struct kernels *k);
 void cuda_write(struct kernels *k, void *to, const void *host, size_t len_bytes);
 void cuda_read(struct kernels *k, void *host, const void *from, size_t len_bytes);
 void cuda_finish(struct kernels *k);
+void cuda_read_aside(struct kernels *k, void *host, const void *from, size_t len_bytes);
+uint32_t cuda_mark(struct kernels *k);
+bool cuda_passed(struct kernels *k, uint32_t mark);
+void cuda_wait(struct kernels *k, uint32_t mark);
 void cuda_put_seqs(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_seqs, uint32_t page_tokens);
 
 /* ---------------------------------------------------------------- matrix.c */

@@ -89,6 +89,41 @@ START_TEST(test_what_is_put_is_there_for_the_step)
 }
 END_TEST
 
+/* Runs of an array, doubled one after the other and read aside: each is there at its mark, mapped memory or not. */
+START_TEST(test_what_is_read_aside_is_there_at_its_mark)
+{
+    open_exact(_i);
+    enum { N = 40000, RUNS = 8, EACH = N / RUNS };
+    struct kernels *k = sides[1];
+    float *x = data_floats(1, N, 1), *host = mem_dup(x, N * sizeof(float)), *other = mem_zalloc(N * sizeof(float));
+    void *twice = alloc(k, x, N * sizeof(float)), *mapped = NULL;
+    uint32_t marks[RUNS];
+    ck_assert_int_eq(k_map(k, host, N * sizeof(float), &mapped), TD_OK);
+    k_write(k, mapped, x, N * sizeof(float));
+    for (int round = 0; round < 2; round++) {
+        for (uint32_t run = 0; run < RUNS; run++) {
+            float *at = (float *)mapped + run * EACH;
+            k_add(k, (float *)twice + run * EACH, EACH, at);
+            k_read_aside(k, (run % 2 ? host : other) + run * EACH, at, EACH * sizeof(float));
+            marks[run] = k_mark(k);
+        }
+        for (uint32_t run = 0; run < RUNS; run++) {
+            k_wait(k, marks[run]);
+            ck_assert(k_passed(k, marks[run]));
+            for (uint32_t i = run * EACH; i < (run + 1) * EACH; i++)
+                ck_assert((run % 2 ? host : other)[i] == (round ? x[i] + x[i] + x[i] : x[i] + x[i]));
+        }
+        k_finish(k);
+    }
+    k_unmap(k, mapped);
+    k_free(k, twice);
+    free(x);
+    free(host);
+    free(other);
+    close_device();
+}
+END_TEST
+
 START_TEST(test_mapped_memory_is_kept_alike)
 {
     open_exact(_i);
@@ -850,6 +885,7 @@ int main(void)
     const TTest *const tests[] = {test_what_is_written_is_read,
                                   test_many_small_reads_are_there_after_one_finish,
                                   test_what_is_put_is_there_for_the_step,
+                                  test_what_is_read_aside_is_there_at_its_mark,
                                   test_mapped_memory_is_kept_alike,
                                   test_linear_f32_equals_plain_for_any_shape,
                                   test_linear_f32_keeps_subnormal_numbers_and_signs_of_zero,
