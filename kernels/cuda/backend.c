@@ -27,13 +27,19 @@ void cuda_must(cudaError_t error, const char *operation)
         cuda_die(operation, cudaGetErrorString(error));
 }
 
-struct cuda *cuda_enter(struct kernels *k)
+/* The current device is each thread's own, and so is what is known of it here. */
+static cudaError_t select_device(int ordinal)
 {
     static _Thread_local int current = -1;
+    cudaError_t e = current == ordinal ? cudaSuccess : cudaSetDevice(ordinal);
+    current = e == cudaSuccess ? ordinal : -1;
+    return e;
+}
+
+struct cuda *cuda_enter(struct kernels *k)
+{
     struct cuda *c = (struct cuda *)k;
-    if (current != c->ordinal)
-        CUDA_MUST(cudaSetDevice(c->ordinal));
-    current = c->ordinal;
+    CUDA_MUST(select_device(c->ordinal));
     return c;
 }
 
@@ -229,7 +235,7 @@ static enum td_status check_device(const struct kernels_config *config, int *maj
         return td_fail(error_out, TD_ERR_INVALID, "kernels.ordinal: %u is not in 0..%d", config->ordinal, n - 1);
     if ((e = cudaDeviceGetAttribute(major_out, cudaDevAttrComputeCapabilityMajor, ordinal)) != cudaSuccess ||
         (e = cudaDeviceGetAttribute(minor_out, cudaDevAttrComputeCapabilityMinor, ordinal)) != cudaSuccess ||
-        (e = cudaSetDevice(ordinal)) != cudaSuccess)
+        (e = select_device(ordinal)) != cudaSuccess)
         return td_fail(error_out, TD_ERR_UNSUPPORTED, "CUDA device %d: %s", ordinal, cudaGetErrorString(e));
     if (*major_out < OLDEST_MAJOR)
         return td_fail(error_out, TD_ERR_UNSUPPORTED, "CUDA device %d: compute capability %d.%d, needed is %d.0",
