@@ -32,6 +32,7 @@ static const struct option TABLE[] = {
     {"text", OPT_STRING, AT(text), NULL, "FILE", 0, 0, "tokenize: what to encode; default: made up"},
     {"numerics", OPT_CHOICE, AT(numerics), "auto", "auto|f32|bf16", 0, 0, "engine, profile: activations"},
     {"device", OPT_STRING, AT(device), "cpu", "cpu|cuda|cuda:N", 0, 0, "kernels, engine, profile: what computes"},
+    {"batch-invariant", OPT_CHOICE, AT(invariant), "on", "on|off", 0, 0, "with it: the same bits in any batch"},
     {"dir", OPT_STRING, AT(dir), ".", "DIR", 0, 0, "store: on the disk to measure; nothing is left there"},
     {"codec", OPT_CHOICE, AT(codec), "none", BLOCK_CODEC_NAMES, 0, 0, "store: how blocks are kept on disk"},
     {"bytes", OPT_BYTES, AT(bytes), "0", NULL, 0, 1e13, "store: working set (0: 512M); transfer: of a pool (0: 256M)"},
@@ -82,7 +83,9 @@ void bench_sort(double *values, uint32_t n)
 static enum td_status bench_kernels(const struct bench_options *o, struct bench_rows *out, struct td_error *e)
 {
     struct kernels_bench *b = mem_zalloc(sizeof(*b));
-    struct kernels_bench_config c = {.kernels = {.n_threads = (uint32_t)o->threads, .compute = COMPUTE_BF16},
+    struct kernels_bench_config c = {.kernels = {.n_threads = (uint32_t)o->threads,
+                                                 .compute = COMPUTE_BF16,
+                                                 .any_order = !strcmp(o->invariant, "off")},
                                      .seconds_per_row = o->seconds};
     enum td_status s = geometry_device(o->device, &c.kernels, e);
     if (!s)

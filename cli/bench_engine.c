@@ -114,7 +114,7 @@ static void fill_adopted(struct engine_bench *b, const struct run *r)
 
 static enum td_status run_decode(struct engine_bench *b, const struct run *r, struct td_error *e)
 {
-    bool adopts = kernels_device(b->m.kernels) != DEVICE_CPU;
+    bool adopts = kernels_config(b->m.kernels)->device != DEVICE_CPU;
     enum td_status s = TD_OK;
     for (uint32_t i = 0; i < r->batch && !s; i++)
         s = bench_engine_seq(&b->m, i, r->n_prompt, DECODE_STEPS + 1, adopts ? SEQ_ADOPT : SEQ_GENERATE, e);

@@ -52,6 +52,7 @@ static struct geometry_options options_of(const struct bench_options *o)
                                      .numerics = o->numerics,
                                      .kv_dtype = "auto",
                                      .device = o->device,
+                                     .invariant = o->invariant,
                                      .block_tokens = BENCH_PAGE_TOKENS};
 }
 

@@ -31,8 +31,8 @@
 enum { DOWN_MS = 20000, DOWN_POLL_MS = 20, MAX_CHILDREN = 2 * 64 + 2 };
 
 struct up_options {
-    const char *model, *run_dir, *store_dir, *listen, *plan, *tls, *isa, *numerics, *kv_dtype, *device, *log_level,
-        *store_codec;
+    const char *model, *run_dir, *store_dir, *listen, *plan, *tls, *isa, *numerics, *kv_dtype, *device, *invariant,
+        *log_level, *store_codec;
     int64_t n_prefill, n_decode, threads, block_tokens, pool_bytes, pages, max_context, max_batch, chunk_tokens,
         silence_ms;
     int64_t store_dram, store_ssd;
@@ -64,6 +64,7 @@ static const struct option TABLE[] = {
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "KV"},
     {"kv-dtype", OPT_CHOICE, AT(kv_dtype), NULL, "auto|f32|f16|bf16", 0, 0, "KV cache"},
     {"device", OPT_STRING, AT(device), NULL, "cpu|cuda|cuda:N", 0, 0, "what the workers compute on"},
+    {"batch-invariant", OPT_CHOICE, AT(invariant), NULL, "on|off", 0, 0, "cuda, bf16: the same bits in any batch"},
     {"block-tokens", OPT_INT, AT(block_tokens), NULL, NULL, 0, 256, "tokens of a page and of a block"},
     {"pool-bytes", OPT_BYTES, AT(pool_bytes), NULL, NULL, 0, 1e15, "memory for KV pages, of each worker"},
     {"pages", OPT_INT, AT(pages), NULL, NULL, 0, 4e9, "KV pages of each worker; 0: what pool-bytes hold"},
@@ -96,6 +97,7 @@ static const struct {
     {"numerics", AT(numerics), WORKERS | STORE, true},
     {"kv-dtype", AT(kv_dtype), WORKERS | STORE, true},
     {"device", AT(device), WORKERS | STORE, true},
+    {"batch-invariant", AT(invariant), WORKERS | STORE, true},
     {"tls", AT(tls), WORKERS | STORE, true},
     {"block-tokens", AT(block_tokens), WORKERS | STORE, false},
     {"chunk-tokens", AT(chunk_tokens), WORKERS, false},
@@ -244,6 +246,7 @@ static enum td_status check_model(const struct up_options *o, struct td_error *e
                                               .numerics = o->numerics ? o->numerics : "auto",
                                               .kv_dtype = o->kv_dtype ? o->kv_dtype : "auto",
                                               .device = o->device ? o->device : "cpu",
+                                              .invariant = o->invariant ? o->invariant : "on",
                                               .block_tokens = o->block_tokens ? o->block_tokens : 16};
     if (!o->model)
         return td_fail(e, TD_ERR_INVALID, "--model: give the model's directory");

@@ -197,7 +197,7 @@ uint64_t engine_weight_bytes(const struct engine *e)
 
 const char *engine_numerics(const struct engine *e)
 {
-    return e->sim ? "sim" : kernels_numerics(kernels_device(e->config.kernels), e->config.compute);
+    return e->sim ? "sim" : kernels_numerics(kernels_config(e->config.kernels), e->config.compute);
 }
 
 struct block_key engine_fingerprint(const struct engine *e)

@@ -12,7 +12,6 @@
 enum kernels_limit { LIMIT_READ_ONE, LIMIT_READ, LIMIT_COPY, LIMIT_LINK, LIMIT_F32, LIMIT_BF16, N_LIMITS };
 
 struct kernels_backend {
-    enum kernels_device device;
     const char *(*isa_name)(const struct kernels *k);
     uint32_t (*n_threads)(const struct kernels *k);
     void (*close)(struct kernels *k);
@@ -77,9 +76,10 @@ struct kernels_backend {
     double (*run_limit)(struct kernels *k, enum kernels_limit limit, void *memory, size_t len_bytes);
 };
 
-/* What every backend's struct kernels begins with. */
+/* What every backend's struct kernels begins with; config is set by kernels_open. */
 struct kernels {
     const struct kernels_backend *backend;
+    struct kernels_config config;
 };
 
 enum td_status cpu_open(const struct kernels_config *config, struct kernels **out, struct td_error *error_out);

@@ -414,7 +414,7 @@ enum td_status kernels_bench(const struct kernels_bench_config *config, struct k
     }
     struct kernels_bench *result = mem_zalloc(sizeof(*result));
     *result = (struct kernels_bench){.isa = kernels_isa_name(b.k), .n_threads = kernels_n_threads(b.k)};
-    b.plan = kernels_device(b.k) == DEVICE_CPU ? &CPU_PLAN : &DEVICE_PLAN;
+    b.plan = kernels_config(b.k)->device == DEVICE_CPU ? &CPU_PLAN : &DEVICE_PLAN;
     b.out = result;
     b.row_ns = (uint64_t)((config->seconds_per_row > 0 ? config->seconds_per_row : 0.2) * (double)NS_PER_S);
     b.memory_bytes = b.plan->memory_bytes / b.shrink;

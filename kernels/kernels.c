@@ -58,7 +58,11 @@ static enum td_status open_cuda(const struct kernels_config *config, struct kern
 
 enum td_status kernels_open(const struct kernels_config *config, struct kernels **out, struct td_error *error_out)
 {
-    return config->device == DEVICE_CUDA ? open_cuda(config, out, error_out) : cpu_open(config, out, error_out);
+    enum td_status s =
+        config->device == DEVICE_CUDA ? open_cuda(config, out, error_out) : cpu_open(config, out, error_out);
+    if (!s)
+        (*out)->config = *config;
+    return s;
 }
 
 void kernels_close(struct kernels *k)
@@ -67,9 +71,9 @@ void kernels_close(struct kernels *k)
         k->backend->close(k);
 }
 
-enum kernels_device kernels_device(const struct kernels *k)
+const struct kernels_config *kernels_config(const struct kernels *k)
 {
-    return k->backend->device;
+    return &k->config;
 }
 
 const char *kernels_isa_name(const struct kernels *k)
@@ -82,10 +86,12 @@ uint32_t kernels_n_threads(const struct kernels *k)
     return k->backend->n_threads(k);
 }
 
-const char *kernels_numerics(enum kernels_device device, enum compute compute)
+const char *kernels_numerics(const struct kernels_config *config, enum compute compute)
 {
     static const char *const NAMES[2][2] = {{"cpu1-f32", "cpu1-bf16"}, {"cuda1-f32", "cuda1-bf16"}};
-    return NAMES[device == DEVICE_CUDA][compute == COMPUTE_BF16];
+    if (config->device == DEVICE_CUDA && config->any_order && compute == COMPUTE_BF16)
+        return "cuda1-bf16-any";
+    return NAMES[config->device == DEVICE_CUDA][compute == COMPUTE_BF16];
 }
 
 /* --------------------------------------------------------------- operations */

@@ -56,12 +56,12 @@ struct kernels_config {
 enum td_status kernels_open(const struct kernels_config *config, struct kernels **out, struct td_error *error_out);
 void kernels_close(struct kernels *k); /* NULL is fine */
 
-enum kernels_device kernels_device(const struct kernels *k);
+const struct kernels_config *kernels_config(const struct kernels *k); /* as opened */
 const char *kernels_isa_name(const struct kernels *k); /* "avx512"; of a device its architecture: "sm_90" */
 uint32_t kernels_n_threads(const struct kernels *k);   /* of the pool; a device: 1 */
 
-/* Names the bits: same name, same results. E.g. "cpu1-f32", "cpu1-bf16", "cuda1-bf16". */
-const char *kernels_numerics(enum kernels_device device, enum compute compute);
+/* Names the bits of a model in that compute: same name, same results. E.g. "cpu1-f32", "cpu1-bf16", "cuda1-bf16". */
+const char *kernels_numerics(const struct kernels_config *config, enum compute compute);
 
 /* ------------------------------------------------------------------ memory */
 

@@ -88,6 +88,7 @@ if [ -n "$cluster" ] && [ "$skipped" -eq 0 ]; then
 fi
 if [ -n "$bench" ] && [ "$skipped" -eq 0 ]; then
   "$build/cli/tandem" bench kernels --device cuda
+  "$build/cli/tandem" bench kernels --device cuda --batch-invariant off
   "$build/cli/tandem" bench engine --device cuda --dummy 8b
 fi
 echo "$passed passed, $failed failed, $skipped skipped"

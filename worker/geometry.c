@@ -87,6 +87,7 @@ enum td_status geometry_resolve(const struct geometry_options *o, struct geometr
     else
         g.compute = !strcmp(o->numerics, "f32") ? COMPUTE_F32 : COMPUTE_BF16;
     g.kernels.compute = g.compute;
+    g.kernels.any_order = !strcmp(o->invariant, "off");
     g.layout = model_config_layout(&g.config, g.compute == COMPUTE_F32 ? NUM_F32 : NUM_BF16, (uint32_t)o->block_tokens);
     if (strcmp(o->kv_dtype, "auto"))
         num_type_parse(o->kv_dtype, &g.layout.dtype);

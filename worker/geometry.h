@@ -10,11 +10,12 @@
 #include "proto/wire/kv_layout.h"
 
 struct geometry_options {
-    const char *model;    /* directory; NULL with dummy */
-    const char *dummy;    /* "1b", "8b" or "layers=2,hidden=256,...": seeded gaussian weights instead of a directory */
-    const char *numerics; /* auto, f32, bf16 */
-    const char *kv_dtype; /* auto, f32, f16, bf16 */
-    const char *device;   /* cpu, cuda, cuda:N */
+    const char *model;     /* directory; NULL with dummy */
+    const char *dummy;     /* "1b", "8b" or "layers=2,hidden=256,...": seeded gaussian weights instead of a directory */
+    const char *numerics;  /* auto, f32, bf16 */
+    const char *kv_dtype;  /* auto, f32, f16, bf16 */
+    const char *device;    /* cpu, cuda, cuda:N */
+    const char *invariant; /* on, off */
     int64_t block_tokens;
 };
 
@@ -46,6 +47,14 @@ struct geometry_options {
          0,                                                                                                            \
          0,                                                                                                            \
          "what computes (of a store: what computed what it keeps)"},                                                   \
+        {"batch-invariant",                                                                                            \
+         OPT_CHOICE,                                                                                                   \
+         offsetof(type, member.invariant),                                                                             \
+         "on",                                                                                                         \
+         "on|off",                                                                                                     \
+         0,                                                                                                            \
+         0,                                                                                                            \
+         "cuda, bf16: what a sequence computes is the same in any batch; off: cuBLAS orders sums as is fastest"},      \
     {                                                                                                                  \
         "block-tokens", OPT_INT, offsetof(type, member.block_tokens), "16", "N", 1, 256,                               \
             "tokens of a page and of a block; one value for the whole cluster"                                         \

@@ -569,7 +569,6 @@ static void cpu_attention(struct kernels *head, const struct k_attn *a)
 /* -------------------------------------------------------------------- open */
 
 static const struct kernels_backend CPU = {
-    .device = DEVICE_CPU,
     .isa_name = cpu_isa_name,
     .n_threads = cpu_n_threads,
     .close = cpu_close,

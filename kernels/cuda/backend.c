@@ -180,7 +180,6 @@ static void attention(struct kernels *k, const struct k_attn *a)
 /* ------------------------------------------------------------------ opening */
 
 static const struct kernels_backend BACKEND = {
-    .device = DEVICE_CUDA,
     .isa_name = isa_name,
     .n_threads = n_threads,
     .close = close_backend,

@@ -769,8 +769,12 @@ START_TEST(test_open_names_what_it_uses)
         ck_assert(!strncmp(kernels_isa_name(fast), NAMES[BACKENDS[_i].isa], strlen(NAMES[BACKENDS[_i].isa])));
     if (fast && BACKENDS[_i].n_threads)
         ck_assert_uint_eq(kernels_n_threads(fast), BACKENDS[_i].n_threads);
-    ck_assert_str_ne(kernels_numerics(DEVICE_CPU, COMPUTE_F32), kernels_numerics(DEVICE_CPU, COMPUTE_BF16));
-    ck_assert_str_ne(kernels_numerics(DEVICE_CPU, COMPUTE_BF16), kernels_numerics(DEVICE_CUDA, COMPUTE_BF16));
+    const struct kernels_config cpu = {.device = DEVICE_CPU}, cuda = {.device = DEVICE_CUDA},
+                                any = {.device = DEVICE_CUDA, .any_order = true};
+    ck_assert_str_ne(kernels_numerics(&cpu, COMPUTE_F32), kernels_numerics(&cpu, COMPUTE_BF16));
+    ck_assert_str_ne(kernels_numerics(&cpu, COMPUTE_BF16), kernels_numerics(&cuda, COMPUTE_BF16));
+    ck_assert_str_ne(kernels_numerics(&cuda, COMPUTE_BF16), kernels_numerics(&any, COMPUTE_BF16));
+    ck_assert_str_eq(kernels_numerics(&cuda, COMPUTE_F32), kernels_numerics(&any, COMPUTE_F32));
     close_both();
 }
 END_TEST

@@ -862,7 +862,7 @@ END_TEST
 START_TEST(test_open_names_what_it_uses)
 {
     open_fast(_i);
-    ck_assert_int_eq(kernels_device(sides[1]), DEVICES[_i].device);
+    ck_assert_int_eq(kernels_config(sides[1])->device, DEVICES[_i].device);
     ck_assert_uint_ge(kernels_n_threads(sides[1]), 1);
     if (DEVICES[_i].device == DEVICE_CUDA)
         ck_assert(!strncmp(kernels_isa_name(sides[1]), "sm_", 3));
