@@ -301,7 +301,7 @@ void cuda_finish(struct kernels *k)
     deliver(c);
     CUDA_MUST(cudaStreamSynchronize(c->aside.stream));
     c->aside.n_marks = 0;
-    c->aside.is_behind = false;
+    c->aside.has_begun = c->aside.is_behind = false;
 }
 
 void cuda_read_aside(struct kernels *k, void *host, const void *from, size_t len_bytes)

@@ -124,6 +124,33 @@ START_TEST(test_what_is_read_aside_is_there_at_its_mark)
 }
 END_TEST
 
+/* What was read aside without a mark is over with k_finish, and the next one waits for its operations again. */
+START_TEST(test_what_is_read_aside_is_there_after_finish_without_a_mark)
+{
+    open_exact(_i);
+    enum { N = 5000, ROUNDS = 3 };
+    struct kernels *k = sides[1];
+    float *x = data_floats(1, N, 1), *sum = mem_dup(x, N * sizeof(float)), *host = mem_dup(x, N * sizeof(float));
+    void *once = alloc(k, x, N * sizeof(float)), *mapped = NULL;
+    ck_assert_int_eq(k_map(k, host, N * sizeof(float), &mapped), TD_OK);
+    k_write(k, mapped, x, N * sizeof(float));
+    for (int round = 0; round < ROUNDS; round++) {
+        k_add(k, once, N, mapped);
+        k_read_aside(k, host, mapped, N * sizeof(float));
+        k_finish(k);
+        for (uint32_t i = 0; i < N; i++)
+            sum[i] = sum[i] + x[i];
+        data_equal(host, sum, N, "read aside");
+    }
+    k_unmap(k, mapped);
+    k_free(k, once);
+    free(x);
+    free(sum);
+    free(host);
+    close_device();
+}
+END_TEST
+
 START_TEST(test_mapped_memory_is_kept_alike)
 {
     open_exact(_i);
@@ -886,6 +913,7 @@ int main(void)
                                   test_many_small_reads_are_there_after_one_finish,
                                   test_what_is_put_is_there_for_the_step,
                                   test_what_is_read_aside_is_there_at_its_mark,
+                                  test_what_is_read_aside_is_there_after_finish_without_a_mark,
                                   test_mapped_memory_is_kept_alike,
                                   test_linear_f32_equals_plain_for_any_shape,
                                   test_linear_f32_keeps_subnormal_numbers_and_signs_of_zero,
