@@ -87,8 +87,9 @@ void k_finish(struct kernels *k);
 
 /*
  * A read beside the operations that come after it: of what none of them writes, before the next k_finish. k_mark: a number for the
- * reads aside up to here; they are there when k_passed says so, or k_wait returns, which waits for nothing that was queued later. On
- * the CPU they always are. At most K_MAX_MARKS between two k_finish.
+ * reads aside up to here; they are there when k_passed says so, or k_wait returns, which waits for nothing that was queued later. The
+ * reads of a mark are asked for together, with no operation in between that writes what they read. On the CPU they always are there.
+ * At most K_MAX_MARKS between two k_finish.
  */
 enum { K_MAX_MARKS = 64 };
 void k_read_aside(struct kernels *k, void *host, const void *from, size_t len_bytes);
