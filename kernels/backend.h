@@ -11,6 +11,14 @@
 /* What a machine can do at most, for kernels/bench.h. */
 enum kernels_limit { LIMIT_READ_ONE, LIMIT_READ, LIMIT_COPY, LIMIT_LINK, LIMIT_F32, LIMIT_BF16, N_LIMITS };
 
+/* What a matrix of some parts is: checked, none is 0 or over INT32_MAX. */
+struct matrix_shape {
+    uint32_t n_out, n_in;
+    enum compute compute;
+    enum num_type
+        type; /* of elements: as stored; parts of different types meet in f32, which holds all of them exactly */
+};
+
 struct kernels_backend {
     const char *(*isa_name)(const struct kernels *k);
     uint32_t (*n_threads)(const struct kernels *k);
@@ -30,8 +38,8 @@ struct kernels_backend {
     bool (*passed)(struct kernels *k, uint32_t mark);
     void (*wait)(struct kernels *k, uint32_t mark);
 
-    enum td_status (*matrix_pack)(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in,
-                                  enum compute compute, struct k_matrix **out);
+    enum td_status (*matrix_pack)(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts,
+                                  const struct matrix_shape *shape, struct k_matrix **out);
     void (*matrix_free)(struct kernels *k, struct k_matrix *m);
     uint64_t (*matrix_bytes)(const struct k_matrix *m);
     enum td_status (*stack_open)(struct kernels *k, struct k_matrix *const *matrices, uint32_t n, struct k_stack **out);

@@ -170,10 +170,30 @@ void k_wait(struct kernels *k, uint32_t mark)
     k->backend->wait(k, mark);
 }
 
+static enum td_status shape_of(const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in, enum compute compute,
+                               struct matrix_shape *out)
+{
+    uint64_t n_out = 0;
+    enum num_type type = n_parts ? parts[0].type : NUM_F32;
+    for (uint32_t i = 0; i < n_parts; i++) {
+        if (parts[i].type < NUM_F32 || parts[i].type > NUM_BF16)
+            return TD_ERR_INVALID;
+        if (parts[i].type != type)
+            type = NUM_F32;
+        n_out += parts[i].n_out;
+    }
+    if (!n_in || n_in > INT32_MAX || !n_out || n_out > INT32_MAX || (compute != COMPUTE_F32 && compute != COMPUTE_BF16))
+        return TD_ERR_INVALID;
+    *out = (struct matrix_shape){(uint32_t)n_out, n_in, compute, compute == COMPUTE_BF16 ? NUM_BF16 : type};
+    return TD_OK;
+}
+
 enum td_status k_matrix_pack(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in,
                              enum compute compute, struct k_matrix **out)
 {
-    return k->backend->matrix_pack(k, parts, n_parts, n_in, compute, out);
+    struct matrix_shape shape;
+    enum td_status s = shape_of(parts, n_parts, n_in, compute, &shape);
+    return s ? s : k->backend->matrix_pack(k, parts, n_parts, &shape, out);
 }
 
 void k_matrix_free(struct kernels *k, struct k_matrix *m)

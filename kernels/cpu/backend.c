@@ -360,17 +360,6 @@ static void run_pack(void *arg, uint32_t panel, uint32_t thread)
     }
 }
 
-/* Elements are kept as stored; parts of different types meet in f32, which holds all of them exactly. */
-static enum num_type packed_type(const struct k_matrix_part *parts, uint32_t n_parts, enum compute compute)
-{
-    if (compute == COMPUTE_BF16)
-        return NUM_BF16;
-    for (uint32_t i = 1; i < n_parts; i++)
-        if (parts[i].type != parts[0].type)
-            return NUM_F32;
-    return parts[0].type;
-}
-
 static enum td_status matrix_alloc(struct k_matrix *m)
 {
     m->n_panels = (m->n_out + PANEL - 1) / PANEL;
@@ -401,19 +390,10 @@ static float *pack_bias(const struct k_matrix_part *parts, uint32_t n_parts, uin
 }
 
 static enum td_status cpu_matrix_pack(struct kernels *head, const struct k_matrix_part *parts, uint32_t n_parts,
-                                      uint32_t n_in, enum compute compute, struct k_matrix **out)
+                                      const struct matrix_shape *shape, struct k_matrix **out)
 {
-    uint64_t n_out = 0;
-    for (uint32_t i = 0; i < n_parts; i++) {
-        if (parts[i].type < NUM_F32 || parts[i].type > NUM_BF16)
-            return TD_ERR_INVALID;
-        n_out += parts[i].n_out;
-    }
-    if (!n_in || !n_out || n_out > UINT32_MAX - PANEL || (compute != COMPUTE_F32 && compute != COMPUTE_BF16))
-        return TD_ERR_INVALID;
     struct k_matrix *m = mem_zalloc(sizeof(*m));
-    *m = (struct k_matrix){.compute = compute, .n_out = (uint32_t)n_out, .n_in = n_in};
-    m->type = packed_type(parts, n_parts, compute);
+    *m = (struct k_matrix){.compute = shape->compute, .type = shape->type, .n_out = shape->n_out, .n_in = shape->n_in};
     enum td_status s = matrix_alloc(m);
     if (s) {
         free(m);
@@ -421,7 +401,7 @@ static enum td_status cpu_matrix_pack(struct kernels *head, const struct k_matri
     }
     struct cpu_kernels *k = cpu_of(head);
     struct pack_run r = {.ops = k->ops, .parts = parts, .n_parts = n_parts, .m = m};
-    r.rows = kernels_scratch(k, (size_t)pool_n_threads(k->pool) * 3 * n_in * sizeof(float));
+    r.rows = kernels_scratch(k, (size_t)pool_n_threads(k->pool) * 3 * m->n_in * sizeof(float));
     pool_run(k->pool, run_pack, &r, m->n_panels);
     m->bias = pack_bias(parts, n_parts, m->n_out);
     *out = m;

@@ -99,34 +99,14 @@ static enum td_status pack_bias(struct kernels *k, const struct k_matrix_part *p
     return TD_OK;
 }
 
-/* Elements are kept as stored; parts of different types meet in f32, which holds all of them exactly. */
-static enum num_type packed_type(const struct k_matrix_part *parts, uint32_t n_parts, enum compute compute)
+enum td_status cuda_matrix_pack(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts,
+                                const struct matrix_shape *shape, struct k_matrix **out)
 {
-    if (compute == COMPUTE_BF16)
-        return NUM_BF16;
-    for (uint32_t i = 1; i < n_parts; i++)
-        if (parts[i].type != parts[0].type)
-            return NUM_F32;
-    return parts[0].type;
-}
-
-enum td_status cuda_matrix_pack(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in,
-                                enum compute compute, struct k_matrix **out)
-{
-    uint64_t n_out = 0;
-    for (uint32_t i = 0; i < n_parts; i++) {
-        if (parts[i].type < NUM_F32 || parts[i].type > NUM_BF16)
-            return TD_ERR_INVALID;
-        n_out += parts[i].n_out;
-    }
-    if (!n_in || n_in > UINT32_MAX - ALIGN || !n_out || n_out > INT32_MAX ||
-        (compute != COMPUTE_F32 && compute != COMPUTE_BF16))
-        return TD_ERR_INVALID;
     struct k_matrix *m = mem_zalloc(sizeof(*m));
-    m->on = (struct cuda_matrix){.compute = compute, .n_out = (uint32_t)n_out, .n_in = n_in};
-    m->on.type = packed_type(parts, n_parts, compute);
-    m->on.stride = (n_in + ALIGN - 1) / ALIGN * ALIGN;
-    m->on.len_bytes = n_out * m->on.stride * num_type_bytes(m->on.type);
+    m->on = (struct cuda_matrix){
+        .compute = shape->compute, .type = shape->type, .n_out = shape->n_out, .n_in = shape->n_in};
+    m->on.stride = (shape->n_in + ALIGN - 1) / ALIGN * ALIGN;
+    m->on.len_bytes = (uint64_t)shape->n_out * m->on.stride * num_type_bytes(m->on.type);
     enum td_status s = cuda_alloc(k, m->on.len_bytes, &m->on.data);
     if (!s)
         s = pack_bias(k, parts, n_parts, &m->on);

@@ -135,8 +135,8 @@ void cuda_put_seqs(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_
 
 /* ---------------------------------------------------------------- matrix.c */
 
-enum td_status cuda_matrix_pack(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in,
-                                enum compute compute, struct k_matrix **out);
+enum td_status cuda_matrix_pack(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts,
+                                const struct matrix_shape *shape, struct k_matrix **out);
 void cuda_matrix_free(struct kernels *k, struct k_matrix *m);
 uint64_t cuda_matrix_bytes(const struct k_matrix *m);
 enum td_status cuda_stack_open(struct kernels *k, struct k_matrix *const *matrices, uint32_t n, struct k_stack **out);
