@@ -245,8 +245,8 @@ static enum td_status check_model(const struct up_options *o, struct td_error *e
     const struct geometry_options geometry = {.model = o->model,
                                               .numerics = o->numerics ? o->numerics : "auto",
                                               .kv_dtype = o->kv_dtype ? o->kv_dtype : "auto",
-                                              .device = o->device ? o->device : "cpu",
-                                              .invariant = o->invariant ? o->invariant : "on",
+                                              .device = o->device,
+                                              .invariant = o->invariant,
                                               .block_tokens = o->block_tokens ? o->block_tokens : 16};
     if (!o->model)
         return td_fail(e, TD_ERR_INVALID, "--model: give the model's directory");

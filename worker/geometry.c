@@ -77,7 +77,7 @@ enum td_status geometry_resolve(const struct geometry_options *o, struct geometr
     g.is_dummy = o->dummy != NULL;
     enum td_status s = g.is_dummy ? parse_dummy(o->dummy, &g.dummy, e) : model_config_load(o->model, &g.config, e);
     if (!s)
-        s = geometry_device(o->device, &g.kernels, e);
+        s = geometry_device(o->device ? o->device : "cpu", &g.kernels, e);
     if (!s && g.is_dummy)
         model_dummy_config(&g.dummy, &g.config);
     if (s)
@@ -87,7 +87,7 @@ enum td_status geometry_resolve(const struct geometry_options *o, struct geometr
     else
         g.compute = !strcmp(o->numerics, "f32") ? COMPUTE_F32 : COMPUTE_BF16;
     g.kernels.compute = g.compute;
-    g.kernels.any_order = !strcmp(o->invariant, "off");
+    g.kernels.any_order = o->invariant && !strcmp(o->invariant, "off");
     g.layout = model_config_layout(&g.config, g.compute == COMPUTE_F32 ? NUM_F32 : NUM_BF16, (uint32_t)o->block_tokens);
     if (strcmp(o->kv_dtype, "auto"))
         num_type_parse(o->kv_dtype, &g.layout.dtype);

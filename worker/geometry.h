@@ -14,8 +14,8 @@ struct geometry_options {
     const char *dummy;     /* "1b", "8b" or "layers=2,hidden=256,...": seeded gaussian weights instead of a directory */
     const char *numerics;  /* auto, f32, bf16 */
     const char *kv_dtype;  /* auto, f32, f16, bf16 */
-    const char *device;    /* cpu, cuda, cuda:N */
-    const char *invariant; /* on, off */
+    const char *device;    /* cpu, cuda, cuda:N; NULL: cpu */
+    const char *invariant; /* on, off; NULL: on */
     int64_t block_tokens;
 };
 
