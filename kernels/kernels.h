@@ -29,8 +29,8 @@ enum kernels_isa { ISA_AUTO, ISA_PLAIN, ISA_AVX2, ISA_AVX512 }; /* AVX2 means AV
 
 /*
  * COMPUTE_F32: activations stay f32, weights as stored are widened exactly:        acc = fma(w, x, acc), k ascending.
- * COMPUTE_BF16: activations are rounded to bf16 (nearest even) before each linear; per pair of k's the order and rounding
- * are those of VDPBF16PS, emulated bit for bit where the instruction is missing.
+ * COMPUTE_BF16: activations are rounded to bf16 (nearest even) before each linear. On the CPU the order and rounding are, per pair
+ * of k's, those of VDPBF16PS, emulated bit for bit where the instruction is missing; on a device those of its tensor cores.
  */
 enum compute { COMPUTE_F32 = 1, COMPUTE_BF16 = 2 };
 
@@ -99,7 +99,7 @@ void k_wait(struct kernels *k, uint32_t mark);
 
 /* ------------------------------------------------------------------ linear */
 
-/* A weight matrix [n_out][n_in], packed for this backend (panels of outputs, k-major inside). */
+/* A weight matrix [n_out][n_in], packed as its backend likes it. */
 struct k_matrix;
 
 /*
