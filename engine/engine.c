@@ -101,7 +101,7 @@ static enum td_status open_pool(struct engine *e, struct td_error *error_out)
         e->arena = device_arena = kvpool_arena(e->pool, &len_bytes);
     if (!s && c->kernels)
         s = k_map(c->kernels, e->arena, len_bytes, &device_arena);
-    e->device_arena = device_arena;
+    e->device_arena = s ? NULL : device_arena;
     return s ? td_fail(error_out, s, "no memory for a pool of %u pages of %zu bytes", c->n_pages,
                        kv_layout_page_bytes(&e->layout))
              : TD_OK;
