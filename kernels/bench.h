@@ -9,7 +9,7 @@
  * Shapes are those of a Llama with a billion parameters, attention at a context of 2048; on a device of one with eight billion, up to
  * 16,384. There the limit of bf16 arithmetic is the largest product of cuBLAS, and pages are also read over the link to the host.
  *
- * Threads: the caller waits; nothing is printed. Some 15 seconds and 0.6 GB with the defaults; 10 GB of a device.
+ * Threads: the caller waits; nothing is printed. Some 15 seconds and 0.6 GB with the defaults; some GB of a device.
  * Errors:  TD_ERR_UNSUPPORTED for plain C, which is not made to be fast; TD_ERR_NO_MEMORY.
  */
 #pragma once

@@ -2,7 +2,7 @@
  * What the files of the CPU backend share: the packed matrix, pieces of work, and the table of functions that each
  * instruction set fills.
  *
- * kernels.c validates, cuts an operation into pieces and hands them to the pool; plain.c, avx2.c and avx512.c compute a
+ * backend.c and rows.c cut an operation into pieces and hand them to the pool; plain.c, avx2.c and avx512.c compute a
  * piece each. A piece is never cut along a sum, so who computes it does not change its bits. Equality "bit for bit" leaves
  * out the payload of NaNs.
  *
