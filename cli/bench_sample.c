@@ -51,7 +51,11 @@ static void make_logits(float *logits)
 
 enum td_status bench_sample(const struct bench_options *o, struct bench_rows *out, struct td_error *e)
 {
-    (void)o, (void)e;
+    (void)o;
+    struct kernels *k = NULL;
+    enum td_status status = kernels_open(&(struct kernels_config){.n_threads = 1}, &k, e);
+    if (status)
+        return status;
     struct sampler *s = sampler_open(VOCAB);
     float *logits = mem_array(VOCAB, sizeof(*logits)), *work = mem_array(VOCAB, sizeof(*work));
     uint32_t *tokens = mem_array(PROMPT, sizeof(*tokens)), sum = 0;
@@ -70,8 +74,10 @@ enum td_status bench_sample(const struct bench_options *o, struct bench_rows *ou
             sum += k_argmax(work, VOCAB);
             double b = seconds();
             p.seed = i;
-            struct k_best best = k_best_of(work, VOCAB);
-            sampler_draw(s, &p, tokens, PROMPT, PROMPT / 2, &best, work, &token);
+            const struct k_draw draw = sampling_draw(&p, PROMPT, PROMPT / 2);
+            struct k_sampled drawn;
+            k_sample_rows(k, work, VOCAB, 1, &draw, &drawn);
+            sampler_finish(s, &p, tokens, PROMPT, PROMPT / 2, &drawn, work, &token);
             spent += seconds() - b;
             limit += b - a;
         }
@@ -82,5 +88,6 @@ enum td_status bench_sample(const struct bench_options *o, struct bench_rows *ou
     free(logits);
     free(work);
     sampler_close(s);
+    kernels_close(k);
     return TD_OK;
 }

@@ -71,7 +71,8 @@ static enum td_status open_arrays(struct engine *e, struct td_error *error_out)
     e->positions = mem_array(c->max_rows, sizeof(*e->positions));
     e->logit_rows = mem_array(e->max_logit_rows, sizeof(*e->logit_rows));
     e->wants_logits = mem_array(e->max_logit_rows, sizeof(*e->wants_logits));
-    e->best = mem_array(e->max_logit_rows, sizeof(*e->best));
+    e->draws = mem_array(e->max_logit_rows, sizeof(*e->draws));
+    e->sampled = mem_array(e->max_logit_rows, sizeof(*e->sampled));
     e->attn_seqs = mem_array(c->max_batch, sizeof(*e->attn_seqs));
     e->seq_tokens = mem_array(c->max_batch, sizeof(*e->seq_tokens));
     e->batch = mem_array(c->max_batch, sizeof(struct seq *));
@@ -122,7 +123,7 @@ static enum td_status open_parts(struct engine *e, struct td_error *error_out)
                                            .max_rows = c->max_rows,
                                            .max_positions = c->max_context,
                                            .logits = e->logits,
-                                           .best = e->best,
+                                           .sampled = e->sampled,
                                            .max_logit_rows = e->max_logit_rows};
     s = c->sim ? forward_sim_open(&e->layout, e->model.vocab_size, c->sim, c->clock, &e->sim, error_out)
                : forward_open(&forward, &e->forward, error_out);
@@ -165,7 +166,8 @@ void engine_close(struct engine *e)
     free(e->positions);
     free(e->logit_rows);
     free(e->wants_logits);
-    free(e->best);
+    free(e->draws);
+    free(e->sampled);
     free(e->attn_seqs);
     free(e->seq_tokens);
     free(e->batch);
@@ -304,6 +306,16 @@ static bool wants_row(const struct seq *s, uint32_t position)
     return position + 1 == s->n_tokens || wants_logprob(s, position);
 }
 
+/* Logit row i is that of a row of the batch. */
+static void want_logits(struct engine *e, const struct seq *s, uint32_t position, uint32_t row, uint32_t i)
+{
+    bool draws = position + 1 == s->n_tokens;
+    e->logit_rows[i] = row;
+    e->wants_logits[i] =
+        draws ? sampling_wants_logits(&s->sampling, s->n_tokens - s->n_prompt) : wants_logprob(s, position);
+    e->draws[i] = draws ? sampling_draw(&s->sampling, s->n_tokens, s->n_prompt) : (struct k_draw){0};
+}
+
 static uint32_t fill_arrays(struct engine *e, uint32_t *n_logit_rows)
 {
     uint32_t row = 0;
@@ -317,9 +329,7 @@ static uint32_t fill_arrays(struct engine *e, uint32_t *n_logit_rows)
             e->ids[row] = s->tokens[s->n_computed + j];
             e->positions[row] = s->n_computed + j;
             if (wants_row(s, s->n_computed + j)) {
-                e->wants_logits[*n_logit_rows] = wants_logprob(s, s->n_computed + j) ||
-                                                 sampling_wants_logits(&s->sampling, s->n_tokens - s->n_prompt);
-                e->logit_rows[(*n_logit_rows)++] = row;
+                want_logits(e, s, s->n_computed + j, row, (*n_logit_rows)++);
             }
         }
     }
@@ -390,8 +400,8 @@ static void sample(struct engine *e, struct seq *s, uint32_t row)
         return;
     }
     struct sampled token;
-    sampler_draw(e->sampler, &s->sampling, s->tokens, s->n_tokens, s->n_prompt, &e->best[row], row_logits(e, row),
-                 &token);
+    sampler_finish(e->sampler, &s->sampling, s->tokens, s->n_tokens, s->n_prompt, &e->sampled[row], row_logits(e, row),
+                   &token);
     if (cb->on_token)
         cb->on_token(cb->user, s, &token);
     seq_push_token(s, token.id);
@@ -409,7 +419,8 @@ static void finish_rows(struct engine *e)
             if (position + 1 == n_tokens) {
                 sample(e, s, row++);
             } else if (wants_logprob(s, position)) {
-                s->prompt_logprobs[position + 1] = row_logits(e, row)[s->tokens[position + 1]] - e->best[row].logsumexp;
+                s->prompt_logprobs[position + 1] =
+                    row_logits(e, row)[s->tokens[position + 1]] - e->sampled[row].logsumexp;
                 row++;
             }
         }
@@ -452,6 +463,7 @@ uint32_t engine_step(struct engine *e)
                                         .n_seqs = e->n_batch,
                                         .logit_rows = e->logit_rows,
                                         .wants_logits = e->wants_logits,
+                                        .draws = e->draws,
                                         .n_logit_rows = n_logit_rows,
                                         .on_queued = on_queued,
                                         .on_layers = on_layers,
@@ -460,7 +472,7 @@ uint32_t engine_step(struct engine *e)
     e->last_step = describe(e);
     uint64_t start = clock_now(e->config.clock);
     if (e->sim)
-        forward_sim_run(e->sim, &batch, e->logits, e->best);
+        forward_sim_run(e->sim, &batch, e->logits, e->sampled);
     else
         forward_run(e->forward, &batch);
     e->last_step.ms = (double)(clock_now(e->config.clock) - start) * 1e-6;

@@ -57,7 +57,8 @@ struct engine {
     uint32_t *item_rows;
     float *logits;
     bool *wants_logits;
-    struct k_best *best;
+    struct k_draw *draws;
+    struct k_sampled *sampled;
 
     struct cost_step last_step;
 };

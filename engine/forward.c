@@ -35,8 +35,8 @@ static void run_head(struct forward *f, const struct forward_batch *b)
     k_linear(k, f->head, f->normed, n, f->logits, false);
     if (f->c.logits_cap > 0)
         k_softcap(k, f->logits, n * vocab, f->c.logits_cap);
-    k_best_rows(k, f->logits, f->c.vocab_size, n, f->best);
-    k_read(k, f->host_best, f->best, n * sizeof(*f->best));
+    k_sample_rows(k, f->logits, f->c.vocab_size, n, k_put(k, b->draws, n * sizeof(*b->draws)), f->sampled);
+    k_read(k, f->host_sampled, f->sampled, n * sizeof(*f->sampled));
     for (uint32_t i = 0; i < n; i++)
         if (b->wants_logits[i])
             k_read(k, f->host_logits + i * vocab, f->logits + i * vocab, vocab * sizeof(float));

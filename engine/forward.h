@@ -20,7 +20,7 @@ struct forward_config {
     uint32_t max_rows;              /* rows of one batch */
     uint32_t max_positions;         /* longest context served */
     float *logits;                  /* [max_logit_rows][vocab] host; where forward_run leaves them; borrowed */
-    struct k_best *best;            /* [max_logit_rows] host, likewise */
+    struct k_sampled *sampled;      /* [max_logit_rows] host, likewise */
     uint32_t max_logit_rows;
 };
 
@@ -37,7 +37,8 @@ struct forward_batch {
     const uint32_t *n_tokens; /* [n_seqs] length of the sequence, what longrope goes by */
     uint32_t n_seqs;
     const uint32_t *logit_rows; /* [n_logit_rows] rows whose logits are wanted */
-    const bool *wants_logits;   /* [n_logit_rows] false: only what is best of them */
+    const bool *wants_logits;   /* [n_logit_rows] false: only what is drawn of them */
+    const struct k_draw *draws; /* [n_logit_rows] */
     uint32_t n_logit_rows;
     /* Optional: layers [begin, end) of every row's KV are queued to be in their pages: what shall be read of them is asked for now, */
     void (*on_queued)(void *user, uint16_t begin, uint16_t end);

@@ -57,7 +57,7 @@ struct forward {
     enum compute compute;
     uint32_t max_rows, max_logit_rows, max_positions;
     float *host_logits;
-    struct k_best *host_best;
+    struct k_sampled *host_sampled;
     uint32_t in_dim;    /* of attention.in */
     uint32_t value_dim; /* of a head's part of what attention.out takes */
     struct layer *layers;
@@ -74,7 +74,7 @@ struct forward {
     float *q, *latent_q, *latent_out;          /* latent */
     float *route_logits, *sorted, *expert_out; /* experts */
     float *logits;                             /* [max_logit_rows][vocab], as mapped */
-    struct k_best *best;                       /* [max_logit_rows], likewise */
+    struct k_sampled *sampled;                 /* [max_logit_rows], likewise */
     struct routes routes;
     uint32_t *rope_rows;           /* host */
     const uint32_t *put_rope_rows; /* of the batch that runs */

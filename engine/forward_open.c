@@ -460,12 +460,12 @@ static enum td_status open_scratch(struct forward *f, struct td_error *e)
         if (buffers[i].n)
             s = numbers(f, NULL, buffers[i].n, buffers[i].at, e);
     size_t logits_bytes = (size_t)f->max_logit_rows * f->c.vocab_size * sizeof(float);
-    void *logits = NULL, *best = NULL;
+    void *logits = NULL, *sampled = NULL;
     if (!s && (k_map(f->kernels, f->host_logits, logits_bytes, &logits) ||
-               k_map(f->kernels, f->host_best, f->max_logit_rows * sizeof(*f->best), &best)))
+               k_map(f->kernels, f->host_sampled, f->max_logit_rows * sizeof(*f->sampled), &sampled)))
         s = no_memory(f, e);
     f->logits = logits;
-    f->best = best;
+    f->sampled = sampled;
     f->rope_rows = mem_array(rows, sizeof(*f->rope_rows));
     return s;
 }
@@ -495,7 +495,7 @@ enum td_status forward_open(const struct forward_config *config, struct forward 
     f->max_rows = config->max_rows;
     f->max_positions = config->max_positions;
     f->host_logits = config->logits;
-    f->host_best = config->best;
+    f->host_sampled = config->sampled;
     f->max_logit_rows = config->max_logit_rows;
     fill_shape(f);
     f->layers = mem_array(f->c.n_layers, sizeof(*f->layers));
@@ -574,7 +574,7 @@ void forward_close(struct forward *f)
         k_free(f->kernels, buffers[i]);
     k_unmap(f->kernels, f->embedding);
     k_unmap(f->kernels, f->logits);
-    k_unmap(f->kernels, f->best);
+    k_unmap(f->kernels, f->sampled);
     free(f->rope_rows);
     free(f->layers);
     free(f);

@@ -20,6 +20,7 @@ struct forward_sim {
     const struct clock *clock;
     uint64_t *words; /* of the rows of this step */
     uint32_t cap_words;
+    void *scratch; /* of k_draw */
     uint64_t seed, n_steps;
 };
 
@@ -44,14 +45,17 @@ enum td_status forward_sim_open(const struct kv_layout *layout, uint32_t vocab_s
     struct forward_sim *f = mem_zalloc(sizeof(*f));
     *f = (struct forward_sim){
         .layout = *layout, .vocab_size = vocab_size, .cost = *cost, .clock = clock, .seed = random_u64()};
+    f->scratch = mem_array(vocab_size, k_draw_scratch_bytes(1));
     *out = f;
     return TD_OK;
 }
 
 void forward_sim_close(struct forward_sim *f)
 {
-    if (f)
-        free(f->words);
+    if (!f)
+        return;
+    free(f->words);
+    free(f->scratch);
     free(f);
 }
 
@@ -148,7 +152,8 @@ static void sleep_until(const struct clock *clock, uint64_t then_ns)
     }
 }
 
-void forward_sim_run(struct forward_sim *f, const struct forward_batch *b, float *logits_out, struct k_best *best_out)
+void forward_sim_run(struct forward_sim *f, const struct forward_batch *b, float *logits_out,
+                     struct k_sampled *sampled_out)
 {
     uint64_t begin_ns = clock_now(f->clock);
     double took_ns = step_ns(f, b) * noise(f);
@@ -167,6 +172,9 @@ void forward_sim_run(struct forward_sim *f, const struct forward_batch *b, float
             b->on_layers(b->user, (uint16_t)begin, (uint16_t)end);
     }
     make_logits(f, b, logits_out);
-    for (uint32_t i = 0; i < b->n_logit_rows; i++)
-        best_out[i] = k_best_of(logits_out + (size_t)i * f->vocab_size, f->vocab_size);
+    for (uint32_t i = 0; i < b->n_logit_rows; i++) {
+        const float *row = logits_out + (size_t)i * f->vocab_size;
+        uint32_t id = k_draw(row, f->vocab_size, k_argmax(row, f->vocab_size), &b->draws[i], f->scratch);
+        sampled_out[i] = (struct k_sampled){id, row[id], k_logsumexp(row, f->vocab_size)};
+    }
 }

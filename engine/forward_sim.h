@@ -32,4 +32,4 @@ void forward_sim_close(struct forward_sim *f); /* NULL is fine */
 
 /* As forward_run. on_layers comes at even times over the step. */
 void forward_sim_run(struct forward_sim *f, const struct forward_batch *batch, float *logits_out,
-                     struct k_best *best_out);
+                     struct k_sampled *sampled_out);

@@ -2,9 +2,8 @@
  * From logits to a token: penalties, bias, temperature, top-k, top-p, min-p, typical-p, and the draw.
  *
  * The draw comes from a counter-based generator keyed by (seed, choice, absolute position of the new token), so where and
- * in which batch a token is sampled doesn't change it. Of equal logits the lower id goes first. What can be drawn is chosen by
- * selection, not by sorting: the cost is a few passes over the vocabulary whatever the settings. Candidates whose probability is
- * below e^-40 of the largest one's are never drawn.
+ * in which batch a token is sampled doesn't change it. Most rows are drawn where they were computed (k_sample_rows); a row that
+ * penalties, bias or lists change comes to the host, which draws in the same way.
  *
  * Order of operations, as transformers has it: repetition, presence and frequency penalty, bias, forbidden and allowed ids,
  * temperature, top-k, top-p, min-p, typical-p (Meister et al. 2022, section 4). Log-probabilities are those of the unmodified
@@ -65,12 +64,15 @@ struct sampled { /* log-probabilities are natural, and of the unmodified distrib
     float top_logprobs[SAMPLING_MAX_TOP_LOGPROBS];
 };
 
-/* False: what comes after n_generated tokens is the best logit, and nothing more is told: the others are not looked at. */
+/* False: nothing but what the kernels draw (sampling_draw) is told, and the row of logits is not looked at. */
 bool sampling_wants_logits(const struct sampling *s, uint32_t n_generated);
 
+/* How the token that gets position n_tokens is drawn of the logits as they are; greedily, if they have to be changed before it is. */
+struct k_draw sampling_draw(const struct sampling *s, uint32_t n_tokens, uint32_t n_prompt);
+
 /*
- * tokens[0..n_tokens): prompt (n_prompt of them) and what was generated; the new token gets position n_tokens. best: of the logits.
- * logits[vocab] is modified; not read where sampling_wants_logits() says so.
+ * tokens[0..n_tokens): prompt (n_prompt of them) and what was generated; the new token gets position n_tokens. drawn: as
+ * sampling_draw() says, of the logits. logits[vocab] is modified; not read where sampling_wants_logits() says so.
  */
-void sampler_draw(struct sampler *s, const struct sampling *p, const uint32_t *tokens, uint32_t n_tokens,
-                  uint32_t n_prompt, const struct k_best *best, float *logits, struct sampled *out);
+void sampler_finish(struct sampler *s, const struct sampling *p, const uint32_t *tokens, uint32_t n_tokens,
+                    uint32_t n_prompt, const struct k_sampled *drawn, float *logits, struct sampled *out);

@@ -71,7 +71,8 @@ struct kernels_backend {
     void (*combine)(struct kernels *k, const float *x, uint32_t dim, const uint32_t *rows, const float *weights,
                     uint32_t n, uint32_t n_rows, float *y);
 
-    void (*best_rows)(struct kernels *k, const float *logits, uint32_t n, uint32_t n_rows, struct k_best *out);
+    void (*sample_rows)(struct kernels *k, const float *logits, uint32_t n, uint32_t n_rows, const struct k_draw *draws,
+                        struct k_sampled *out);
 
     void (*put_seqs)(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_seqs, uint32_t page_tokens);
     void (*kv_store)(struct kernels *k, const struct k_attn *a);
@@ -93,7 +94,7 @@ struct kernels {
 enum td_status cpu_open(const struct kernels_config *config, struct kernels **out, struct td_error *error_out);
 
 /* A plugin's symbol. abi: KERNELS_ABI of the program; another one is TD_ERR_VERSION. */
-enum { KERNELS_ABI = 1 };
+enum { KERNELS_ABI = 2 };
 #define KERNELS_PLUGIN "tandem_kernels_open"
 typedef enum td_status (*kernels_plugin)(uint32_t abi, const struct kernels_config *config, struct kernels **out,
                                          struct td_error *error_out);

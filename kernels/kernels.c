@@ -319,7 +319,8 @@ void k_attention(struct kernels *k, const struct k_attn *a)
     k->backend->attention(k, a);
 }
 
-void k_best_rows(struct kernels *k, const float *logits, uint32_t n, uint32_t n_rows, struct k_best *out)
+void k_sample_rows(struct kernels *k, const float *logits, uint32_t n, uint32_t n_rows, const struct k_draw *draws,
+                   struct k_sampled *out)
 {
-    k->backend->best_rows(k, logits, n, n_rows, out);
+    k->backend->sample_rows(k, logits, n, n_rows, draws, out);
 }

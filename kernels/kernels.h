@@ -281,19 +281,46 @@ void k_attention(struct kernels *k, const struct k_attn *a);
 
 /* ----------------------------------------------------------------- sampling */
 
-/* Of logits: the index of the largest, the lowest on a tie, and log(sum(exp)) of all: 16 lanes and a fixed tree, our own exp and log. */
-struct k_best {
-    uint32_t id;
-    float logit, logsumexp;
+/*
+ * How a token is drawn from a row x of logits. Weights are whole numbers, so their sums have no order and are the same everywhere:
+ *
+ *     w_i = exp((x_i - max) / temperature) 2^45, to the nearest; less than 2^-46 times as likely as the likeliest is never drawn
+ *
+ * Of all ids, by falling logit, the lower id first of equals: the first top_k; of those as few of the first as have top_p of their
+ * weight; of those the ones whose exp() is at least min_p; of those (Meister et al. 2022, section 4) as few as have typical_p of the
+ * weight, first the ones whose surprise -log(w_i / sum) is nearest to the expected one. Of what is left, in the order of ids, the one
+ * at which the share u of the weight lies is drawn. NaNs never are. If the largest logit is infinite, it is taken.
+ */
+struct k_draw {
+    float temperature; /* 0: the largest logit, the lowest id on a tie */
+    uint32_t top_k;    /* 0: all */
+    float top_p;       /* (0, 1] */
+    float min_p;       /* [0, 1] */
+    float typical_p;   /* 0 or 1: all */
+    double u;          /* [0, 1) */
 };
-/* Of each row of logits[T][n]. */
-void k_best_rows(struct kernels *k, const float *logits, uint32_t n, uint32_t n_rows, struct k_best *out);
+
+struct k_sampled {
+    uint32_t id;
+    float logit;     /* of id */
+    float logsumexp; /* of the row: 16 lanes and a fixed tree, our own exp and log */
+};
+
+/* Of each row of logits[T][n]; draws [T]. */
+void k_sample_rows(struct kernels *k, const float *logits, uint32_t n, uint32_t n_rows, const struct k_draw *draws,
+                   struct k_sampled *out);
 
 /* ------------------------------------------------------- on the host, always */
 
-struct k_best k_best_of(const float *logits, uint32_t n);
 uint32_t k_argmax(const float *logits, uint32_t n);
 float k_logsumexp(const float *logits, uint32_t n);
+
+/* What k_sample_rows draws of one row whose largest logit is best's; scratch: k_draw_scratch_bytes(n), aligned for anything. */
+uint32_t k_draw(const float *logits, uint32_t n, uint32_t best, const struct k_draw *d, void *scratch);
+size_t k_draw_scratch_bytes(uint32_t n);
+
+/* Ids of the m largest logits, or of all, the largest first, the lower id first of equals, NaNs never; returns how many. */
+uint32_t k_largest(const float *logits, uint32_t n, uint32_t m, void *scratch, uint32_t *ids_out);
 
 /* Our own exp and log, the same bits on every backend; for samplers. exp: |x| <= 87, else 0 or +inf. */
 float k_exp(float x);

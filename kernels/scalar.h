@@ -153,6 +153,46 @@ SCALAR float scalar_log(float x)
     return scalar_fma(n, LN2_HI, scalar_fma(-0.5f, f2, r) + f);
 }
 
+/* k_draw: exp of a logit, and the same as a whole number. Adding 2^52 rounds to an integer, left in the low bits. */
+SCALAR float scalar_likelihood(float x, float max, float temperature)
+{
+    return scalar_max(scalar_exp((x - max) / temperature), 0); /* 0 of a NaN */
+}
+
+SCALAR uint64_t scalar_weight(float e)
+{
+    double d = (double)e * 0x1p45 + 0x1p52;
+    uint64_t bits;
+    memcpy(&bits, &d, 8);
+    return bits & 0xfffffffffffff;
+}
+
+/* log of a sum of weights; -log(w / sum) of the weight of x; what it adds to the expected surprise, in units of 2^-38. */
+SCALAR float scalar_log_weight(uint64_t sum)
+{
+    return scalar_log((float)((double)sum * 0x1p-45));
+}
+
+SCALAR float scalar_surprise(float log_sum, float x, float max, float temperature)
+{
+    return log_sum - (x - max) / temperature;
+}
+
+SCALAR uint64_t scalar_expected(float e, float surprise)
+{
+    return scalar_weight(e * surprise * 0x1p-7f);
+}
+
+SCALAR float scalar_expectation(uint64_t expected, uint64_t sum)
+{
+    return (float)((double)expected * 0x1p7 / (double)sum);
+}
+
+SCALAR uint64_t scalar_share(uint64_t sum, double share)
+{
+    return (uint64_t)((double)sum * share);
+}
+
 SCALAR uint16_t scalar_to_bf16(float f)
 {
     uint32_t b = bits_of(f);

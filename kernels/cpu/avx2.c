@@ -6,6 +6,7 @@
  */
 #include <immintrin.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <string.h>
 
 #include "kernels/cpu/unroll.h"
@@ -102,6 +103,32 @@ static inline vf v_keep_or(vf a, int n, float other)
 static inline vf v_drop_or(vf a, int n, float other) /* the first n lanes are other */
 {
     return _mm256_blendv_ps(a, _mm256_set1_ps(other), _mm256_castsi256_ps(first_n(n)));
+}
+
+/* Sums of scalar_weight() of numbers. */
+typedef __m256i vw;
+
+static inline vw vw_zero(void)
+{
+    return _mm256_setzero_si256();
+}
+
+static inline vw vw_add_half(vw sum, __m128 e)
+{
+    __m256d d = _mm256_fmadd_pd(_mm256_cvtps_pd(e), _mm256_set1_pd(0x1p45), _mm256_set1_pd(0x1p52));
+    return _mm256_add_epi64(sum, _mm256_and_si256(_mm256_castpd_si256(d), _mm256_set1_epi64x(0xfffffffffffff)));
+}
+
+static inline vw vw_add_weights(vw sum, vf e)
+{
+    return vw_add_half(vw_add_half(sum, _mm256_castps256_ps128(e)), _mm256_extractf128_ps(e, 1));
+}
+
+static inline uint64_t vw_sum(vw sum)
+{
+    uint64_t lane[4];
+    _mm256_storeu_si256((__m256i *)(void *)lane, sum);
+    return lane[0] + lane[1] + lane[2] + lane[3];
 }
 
 static inline vf v_exp_scale(vf t)

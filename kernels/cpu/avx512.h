@@ -2,6 +2,7 @@
 #pragma once
 #include <immintrin.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <string.h>
 
 #include "kernels/cpu/unroll.h"
@@ -97,6 +98,30 @@ static inline vf v_keep_or(vf a, int n, float other)
 static inline vf v_drop_or(vf a, int n, float other) /* the first n lanes are other */
 {
     return _mm512_mask_mov_ps(a, first_n(n), _mm512_set1_ps(other));
+}
+
+/* Sums of scalar_weight() of numbers. */
+typedef __m512i vw;
+
+static inline vw vw_zero(void)
+{
+    return _mm512_setzero_si512();
+}
+
+static inline vw vw_add_half(vw sum, __m256 e)
+{
+    __m512d d = _mm512_fmadd_pd(_mm512_cvtps_pd(e), _mm512_set1_pd(0x1p45), _mm512_set1_pd(0x1p52));
+    return _mm512_add_epi64(sum, _mm512_and_si512(_mm512_castpd_si512(d), _mm512_set1_epi64(0xfffffffffffff)));
+}
+
+static inline vw vw_add_weights(vw sum, vf e)
+{
+    return vw_add_half(vw_add_half(sum, _mm512_castps512_ps256(e)), _mm512_extractf32x8_ps(e, 1));
+}
+
+static inline uint64_t vw_sum(vw sum)
+{
+    return (uint64_t)_mm512_reduce_add_epi64(sum);
 }
 
 static inline vf v_exp_scale(vf t)

@@ -585,7 +585,7 @@ static const struct kernels_backend CPU = {
     .route = cpu_route,
     .sort_slots = cpu_sort_slots,
     .combine = cpu_combine,
-    .best_rows = cpu_best_rows,
+    .sample_rows = cpu_sample_rows,
     .put_seqs = cpu_put_seqs,
     .kv_store = cpu_kv_store,
     .attention = cpu_attention,
@@ -612,11 +612,6 @@ enum td_status cpu_open(const struct kernels_config *config, struct kernels **ou
 }
 
 /* ----------------------------------------------------------------- numbers */
-
-struct k_best k_best_of(const float *logits, uint32_t n)
-{
-    return cpu_best(cpu_ops_get(ISA_AUTO), logits, n);
-}
 
 uint32_t k_argmax(const float *logits, uint32_t n)
 {

@@ -114,6 +114,8 @@ struct cpu_ops {
     void (*from_f32)(const float *src, enum num_type type, uint64_t n, void *dst);
     float (*max)(const float *x, uint32_t n); /* skips NaNs; -inf if there is nothing else */
     float (*logsumexp)(const float *x, uint32_t n);
+    /* e_out = exp((x - max) / temperature), of NaNs 0; returns the sum of scalar_weight(e). */
+    uint64_t (*weigh)(const float *x, uint32_t n, float max, float temperature, float *e_out);
     float (*exp)(float x);
     float (*log)(float x);
     /* For the bench; NULL in plain C. peak_ return the operations they did; len_bytes is a multiple of 1024. */

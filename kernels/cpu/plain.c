@@ -138,6 +138,14 @@ static float logsumexp(const float *x, uint32_t n)
     return scalar_log(sum_exp(x, m, 0, n, NULL)) + m;
 }
 
+static uint64_t weigh(const float *x, uint32_t n, float max, float temperature, float *e_out)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        sum += scalar_weight(e_out[i] = scalar_likelihood(x[i], max, temperature));
+    return sum;
+}
+
 static float score(const struct attn_tile *t, const float *q, uint32_t pos)
 {
     const struct k_attn *a = t->a;
@@ -224,5 +232,6 @@ const struct cpu_ops cpu_plain = {.name = "plain",
                                   .from_f32 = from_f32,
                                   .max = max,
                                   .logsumexp = logsumexp,
+                                  .weigh = weigh,
                                   .exp = exp_one,
                                   .log = log_one};

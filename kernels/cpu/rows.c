@@ -27,7 +27,6 @@ struct row_job {
     const struct k_rotary *rotary;
     const struct k_router *router;
     uint32_t *experts;
-    struct k_best *best;
 };
 
 static void run_rows(void *arg, uint32_t piece, uint32_t thread)
@@ -312,17 +311,4 @@ void cpu_combine(struct kernels *k, const float *x, uint32_t dim, const uint32_t
     job.n = n;
     job.out = y;
     spread_rows(cpu_of(k), &job, (size_t)n * dim);
-}
-
-/* ---------------------------------------------------------------- sampling */
-
-static void best_row(const struct row_job *job, size_t row)
-{
-    job->best[row] = cpu_best(job->ops, job->in + row * job->n, job->n);
-}
-
-void cpu_best_rows(struct kernels *k, const float *logits, uint32_t n, uint32_t n_rows, struct k_best *out)
-{
-    struct row_job job = {.row = best_row, .n_rows = n_rows, .n = n, .in = logits, .best = out};
-    spread_rows(cpu_of(k), &job, n);
 }

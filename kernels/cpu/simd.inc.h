@@ -195,6 +195,21 @@ static float logsumexp(const float *x, uint32_t n)
     return scalar_log(sum_lanes(sum)) + m;
 }
 
+static uint64_t weigh_all(const float *x, uint32_t n, float top, float temperature, float *e_out)
+{
+    vw sum = vw_zero();
+    uint32_t i = 0;
+    for (; i + VL <= n; i += VL) {
+        vf e = v_max(exp_vector(v_div(v_sub(v_load(x + i), v_set1(top)), v_set1(temperature))), v_set1(0));
+        v_store(e_out + i, e);
+        sum = vw_add_weights(sum, e);
+    }
+    uint64_t rest = 0;
+    for (; i < n; i++)
+        rest += scalar_weight(e_out[i] = scalar_likelihood(x[i], top, temperature));
+    return vw_sum(sum) + rest;
+}
+
 static float exp_one(float x)
 {
     return scalar_exp(x);
@@ -516,5 +531,5 @@ static double peak_f32(void)
 
 #define SIMD_OPS                                                                                                       \
     .round_pairs = round_pairs, .rmsnorm = rmsnorm, .glu = glu, .softcap = softcap, .axpy = axpy, .attend = attend,    \
-    .to_f32 = to_f32, .from_f32 = from_f32, .max = max, .logsumexp = logsumexp, .exp = exp_one, .log = log_one,        \
-    .peak_f32 = peak_f32, .read_stream = read_stream
+    .to_f32 = to_f32, .from_f32 = from_f32, .max = max, .logsumexp = logsumexp, .weigh = weigh_all, .exp = exp_one,    \
+    .log = log_one, .peak_f32 = peak_f32, .read_stream = read_stream

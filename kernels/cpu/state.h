@@ -35,12 +35,6 @@ static inline uint32_t cpu_argmax(const struct cpu_ops *ops, const float *x, uin
     return 0;
 }
 
-static inline struct k_best cpu_best(const struct cpu_ops *ops, const float *x, uint32_t n)
-{
-    uint32_t id = cpu_argmax(ops, x, n);
-    return (struct k_best){id, x[id], ops->logsumexp(x, n)};
-}
-
 /* limits.c */
 double cpu_run_limit(struct kernels *k, enum kernels_limit limit, void *memory, size_t len_bytes);
 
@@ -62,4 +56,7 @@ void cpu_route(struct kernels *k, const struct k_router *r, const float *logits,
 void cpu_sort_slots(struct kernels *k, const struct k_slots *s, uint32_t n_experts, uint32_t n_rows);
 void cpu_combine(struct kernels *k, const float *x, uint32_t dim, const uint32_t *rows, const float *weights,
                  uint32_t n, uint32_t n_rows, float *y);
-void cpu_best_rows(struct kernels *k, const float *logits, uint32_t n, uint32_t n_rows, struct k_best *out);
+
+/* draw.c */
+void cpu_sample_rows(struct kernels *k, const float *logits, uint32_t n, uint32_t n_rows, const struct k_draw *draws,
+                     struct k_sampled *out);

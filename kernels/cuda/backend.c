@@ -145,9 +145,10 @@ static void combine(struct kernels *k, const float *x, uint32_t dim, const uint3
     CUDA_MUST(cudaGetLastError());
 }
 
-static void best_rows(struct kernels *k, const float *logits, uint32_t n, uint32_t n_rows, struct k_best *out)
+static void sample_rows(struct kernels *k, const float *logits, uint32_t n, uint32_t n_rows, const struct k_draw *draws,
+                        struct k_sampled *out)
 {
-    cuda_best_rows(cuda_enter(k)->stream, logits, n, n_rows, out);
+    cuda_sample_rows(cuda_enter(k)->stream, logits, n, n_rows, draws, out);
     CUDA_MUST(cudaGetLastError());
 }
 
@@ -216,7 +217,7 @@ static const struct kernels_backend BACKEND = {
     .route = route,
     .sort_slots = sort_slots,
     .combine = combine,
-    .best_rows = best_rows,
+    .sample_rows = sample_rows,
     .put_seqs = cuda_put_seqs,
     .kv_store = kv_store,
     .attention = attention,

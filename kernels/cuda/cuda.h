@@ -120,7 +120,8 @@ CUDA_C size_t cuda_attention_scratch(const struct k_attn *a, const struct cuda_b
 CUDA_C void cuda_attention_fast(cudaStream_t stream, const struct k_attn *a, const struct cuda_batch *b, void *scratch);
 
 /* ---------------------------------------------------------- launches: sampling.cu */
-CUDA_C void cuda_best_rows(cudaStream_t stream, const float *logits, uint32_t n, uint32_t n_rows, struct k_best *out);
+CUDA_C void cuda_sample_rows(cudaStream_t stream, const float *logits, uint32_t n, uint32_t n_rows,
+                             const struct k_draw *draws, struct k_sampled *out);
 
 /* ------------------------------------------------------------ launches: limits.cu */
 /* Reads all; to is for a sum that is never stored. */

@@ -44,17 +44,19 @@ static uint32_t compute(uint32_t first, uint32_t n)
     static float logits[VOCAB];
     uint32_t last = n - 1, drawn = 0;
     const struct k_attn_seq seq = {.first_row = 0, .n_rows = n, .first_pos = first, .pages = pages};
+    const struct k_draw greedy = {0};
     const struct forward_batch b = {.ids = ids + first,
                                     .positions = positions + first,
                                     .n_rows = n,
                                     .seqs = &seq,
                                     .n_seqs = 1,
                                     .logit_rows = &last,
+                                    .draws = &greedy,
                                     .n_logit_rows = 1,
                                     .layers_per_call = LAYERS};
-    struct k_best best;
-    forward_sim_run(sim, &b, logits, &best);
-    ck_assert(best.logit == logits[best.id]);
+    struct k_sampled sampled;
+    forward_sim_run(sim, &b, logits, &sampled);
+    ck_assert(sampled.logit == logits[sampled.id]);
     for (uint32_t t = 0; t < VOCAB; t++)
         drawn = logits[t] > logits[drawn] ? t : drawn;
     return drawn;

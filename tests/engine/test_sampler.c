@@ -99,8 +99,12 @@ enum { N_SETTINGS = sizeof(SETTINGS) / sizeof(SETTINGS[0]) };
 static void draw(struct sampler *s, const struct sampling *p, const uint32_t *tokens, uint32_t n_tokens,
                  uint32_t n_prompt, uint32_t vocab, float *logits, struct sampled *out)
 {
-    struct k_best best = k_best_of(logits, vocab);
-    sampler_draw(s, p, tokens, n_tokens, n_prompt, &best, logits, out);
+    const struct k_draw by = sampling_draw(p, n_tokens, n_prompt);
+    void *scratch = mem_array(vocab, k_draw_scratch_bytes(1));
+    uint32_t id = k_draw(logits, vocab, k_argmax(logits, vocab), &by, scratch);
+    const struct k_sampled drawn = {id, logits[id], k_logsumexp(logits, vocab)};
+    sampler_finish(s, p, tokens, n_tokens, n_prompt, &drawn, logits, out);
+    free(scratch);
 }
 
 /*

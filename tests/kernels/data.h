@@ -40,6 +40,29 @@ static inline void *data_as(const float *x, enum num_type type, size_t n)
     return out;
 }
 
+/* Ways to draw: each setting alone, and together. Row i of any n: DRAWS[i % N_DRAWS], with another u. */
+static inline struct k_draw data_draw(uint32_t i)
+{
+    static const struct k_draw DRAWS[] = {
+        {.temperature = 0, .top_p = 1},
+        {.temperature = 1, .top_p = 1},
+        {.temperature = 0.01f, .top_p = 1},
+        {.temperature = 2, .top_p = 1, .top_k = 40},
+        {.temperature = 30, .top_p = 1, .top_k = 2000},
+        {.temperature = 1, .top_p = 0.9f},
+        {.temperature = 100, .top_p = 0.99995f},
+        {.temperature = 1.5f, .top_p = 0.95f, .top_k = 200},
+        {.temperature = 1, .top_p = 1, .min_p = 0.05f},
+        {.temperature = 1, .top_p = 1, .typical_p = 0.8f},
+        {.temperature = 1, .top_p = 1, .typical_p = 1e-20f},
+        {.temperature = 1.2f, .top_p = 0.98f, .top_k = 300, .min_p = 0.01f, .typical_p = 0.9f},
+        {.temperature = 1, .top_p = 1e-6f, .top_k = 7},
+    };
+    struct k_draw d = DRAWS[i % (sizeof(DRAWS) / sizeof(DRAWS[0]))];
+    d.u = i % 5 ? random_unit(data_bits(77, i)) : i % 2 ? 0 : 0x1.fffffffffffffp-1;
+    return d;
+}
+
 static inline struct kernels *data_open(enum kernels_isa isa, uint32_t n_threads)
 {
     struct kernels *k = NULL;
@@ -71,4 +94,13 @@ static inline int data_main(Suite *s)
     int failures = srunner_ntests_failed(runner);
     srunner_free(runner);
     return failures ? 1 : 0;
+}
+
+static inline void data_sampled_equal(const struct k_sampled *got, const struct k_sampled *want, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        ck_assert_msg(got[i].id == want[i].id, "row %u: %u, not %u", i, got[i].id, want[i].id);
+        data_equal(&got[i].logit, &want[i].logit, 1, "logit");
+        data_equal(&got[i].logsumexp, &want[i].logsumexp, 1, "logsumexp");
+    }
 }

@@ -735,26 +735,35 @@ END_TEST
 
 /* ------------------------------------------------------------------ opening */
 
-START_TEST(test_best_rows_equal_plain_and_take_the_lowest_of_equals)
+START_TEST(test_sampling_equals_plain_whatever_is_drawn)
 {
     open_both(_i);
-    enum { N = 1003, ROWS = 9 };
-    float *x = data_floats(5, N * ROWS, 3);
-    struct k_best a[ROWS], b[ROWS];
-    for (uint32_t r = 0; r < ROWS; r++)
-        x[r * N + 17 + r] = x[r * N + 500 + r] = 4;
+    enum { N = 20003, ROWS = 70 };
+    float *x = data_floats(5, (size_t)N * ROWS, 3);
+    struct k_sampled a[ROWS], b[ROWS];
+    struct k_draw draws[ROWS];
+    for (uint32_t r = 0; r < ROWS; r++) {
+        float *row = x + (size_t)r * N;
+        row[17 + r] = row[500 + r] = r % 2 ? 4 : 12;
+        for (uint32_t i = 0; r % 3 == 0 && i < N; i++)
+            row[i] = (float)(int)(row[i] * 4) / 4; /* many equal ones */
+        draws[r] = data_draw(r);
+    }
     x[3] = NAN;
     for (uint32_t i = 0; i < N; i++)
+        x[1 * N + i] = i == 9 ? INFINITY : 0;
+    for (uint32_t i = 0; i < N; i++)
         x[8 * N + i] = -INFINITY;
+    for (uint32_t i = 0; i < N; i++)
+        x[16 * N + i] = i == 77 ? 1 : NAN;
     if (fast) {
-        k_best_rows(plain, x, N, ROWS, a);
-        k_best_rows(fast, x, N, ROWS, b);
-        for (uint32_t r = 0; r < ROWS; r++) {
-            ck_assert_uint_eq(b[r].id, r < 8 ? 17 + r : 0);
-            ck_assert_uint_eq(a[r].id, b[r].id);
-            data_equal(&b[r].logit, &a[r].logit, 1, "best");
-            data_equal(&b[r].logsumexp, &a[r].logsumexp, 1, "logsumexp");
-        }
+        k_sample_rows(plain, x, N, ROWS, draws, a);
+        k_sample_rows(fast, x, N, ROWS, draws, b);
+        data_sampled_equal(b, a, ROWS);
+        ck_assert_uint_eq(a[0].id, 17); /* greedily, the lowest of equals */
+        ck_assert_uint_eq(a[1].id, 9);
+        ck_assert_uint_eq(a[8].id, 0);
+        ck_assert_uint_eq(a[16].id, 77);
     }
     free(x);
     close_both();
@@ -836,7 +845,7 @@ int main(void)
     tcase_add_test(t, test_route_takes_the_best_experts_of_the_best_groups);
     tcase_add_loop_test(t, test_combine_adds_weighted_rows_in_order, 0, N_BACKENDS);
     tcase_add_test(t, test_heads_are_normed_and_rotated_each_by_itself);
-    tcase_add_loop_test(t, test_best_rows_equal_plain_and_take_the_lowest_of_equals, 0, N_BACKENDS);
+    tcase_add_loop_test(t, test_sampling_equals_plain_whatever_is_drawn, 0, N_BACKENDS);
     tcase_add_loop_test(t, test_open_names_what_it_uses, 0, N_BACKENDS);
     tcase_add_test(t, test_open_refuses_nonsense);
     tcase_add_test(t, test_pool_survives_many_operations);

@@ -832,11 +832,15 @@ END_TEST
 
 /* ---------------------------------------------------------------- sampling */
 
-START_TEST(test_best_rows_equal_plain)
+START_TEST(test_sampling_equals_plain)
 {
     open_exact(_i);
-    enum { ROWS = 9, MAX_N = 20011 };
+    enum { ROWS = 26, MAX_N = 20011 };
     static const uint32_t LENGTHS[] = {1, 15, 1003, 4096, MAX_N};
+    struct k_draw draws[ROWS];
+    for (uint32_t r = 0; r < ROWS; r++)
+        draws[r] = data_draw(r + (uint32_t)_i);
+    struct twin by = twin_of(draws, sizeof(draws));
     for (uint32_t i = 0; i < sizeof(LENGTHS) / sizeof(LENGTHS[0]); i++) {
         uint32_t n = LENGTHS[i];
         float *x = data_floats(5 + i, (size_t)n * ROWS, i % 2 ? 3 : 40);
@@ -846,23 +850,22 @@ START_TEST(test_best_rows_equal_plain)
         for (uint32_t j = 0; j < n; j++) {
             x[7 * n + j] = NAN;
             x[8 * n + j] = -INFINITY;
+            for (uint32_t r = 9; r < ROWS; r += 3)
+                x[r * n + j] = (float)(int)(x[r * n + j] * 4) / 4; /* many equal ones */
         }
         struct twin in = twin_of(x, (size_t)n * ROWS * sizeof(float)),
-                    out = twin_floats(1, ROWS * sizeof(struct k_best) / sizeof(float), 1);
+                    out = twin_floats(1, ROWS * sizeof(struct k_sampled) / sizeof(float), 1);
         for (int side = 0; side < 2; side++)
-            k_best_rows(sides[side], in.at[side], n, ROWS, out.at[side]);
-        struct k_best *want = twin_read(&out, 0), *got = twin_read(&out, 1);
-        for (uint32_t r = 0; r < ROWS; r++) {
-            ck_assert_uint_eq(got[r].id, want[r].id);
-            data_equal(&got[r].logit, &want[r].logit, 1, "best");
-            data_equal(&got[r].logsumexp, &want[r].logsumexp, 1, "logsumexp");
-        }
+            k_sample_rows(sides[side], in.at[side], n, ROWS, by.at[side], out.at[side]);
+        struct k_sampled *want = twin_read(&out, 0), *got = twin_read(&out, 1);
+        data_sampled_equal(got, want, ROWS);
         twin_free(&in);
         twin_free(&out);
         free(x);
         free(want);
         free(got);
     }
+    twin_free(&by);
     close_device();
 }
 END_TEST
@@ -934,7 +937,7 @@ int main(void)
                                   test_route_equals_plain,
                                   test_sorted_slots_equal_plain,
                                   test_combine_equals_plain,
-                                  test_best_rows_equal_plain,
+                                  test_sampling_equals_plain,
                                   test_limits_are_known_or_zero,
                                   test_open_names_what_it_uses};
     return device_main("kernels_device", tests, sizeof(tests) / sizeof(tests[0]));
