@@ -15,29 +15,44 @@ void forward_add(struct forward *f, uint32_t n_rows, const float *norm_after, fl
 }
 
 /* Rows of the rotary tables: positions, and where a longrope sequence is long, those of the second half. */
-static void put_rope_rows(struct forward *f, const struct forward_batch *b)
+static void fill_rope_rows(struct forward *f, const struct forward_batch *b)
 {
     memcpy(f->rope_rows, b->positions, b->n_rows * sizeof(*f->rope_rows));
     for (uint32_t i = 0; i < b->n_seqs && f->c.rope[0].type == ROPE_LONGROPE; i++)
         for (uint32_t r = 0; r < b->seqs[i].n_rows && model_config_is_long(&f->c, b->n_tokens[i]); r++)
             f->rope_rows[b->seqs[i].first_row + r] += f->max_positions;
-    f->put_rope_rows = k_put(f->kernels, f->rope_rows, b->n_rows * sizeof(*f->rope_rows));
+}
+
+static void put_batch(struct forward *f, const struct forward_batch *b)
+{
+    struct kernels *k = f->kernels;
+    uint32_t n = b->n_logit_rows;
+    fill_rope_rows(f, b);
+    f->put = (struct forward_put){.ids = k_put(k, b->ids, b->n_rows * sizeof(*b->ids)),
+                                  .rope_rows = k_put(k, f->rope_rows, b->n_rows * sizeof(*f->rope_rows)),
+                                  .logit_rows = k_put(k, b->logit_rows, n * sizeof(*b->logit_rows)),
+                                  .draws = k_put(k, b->draws, n * sizeof(*b->draws))};
+    k_put_seqs(k, b->seqs, b->n_seqs, f->layout.page_tokens);
 }
 
 static void run_head(struct forward *f, const struct forward_batch *b)
 {
     struct kernels *k = f->kernels;
     uint32_t n = b->n_logit_rows;
-    size_t vocab = f->c.vocab_size;
-    const uint32_t *rows = k_put(k, b->logit_rows, n * sizeof(*rows));
-    k_embed(k, f->x, NUM_F32, f->c.hidden, rows, n, 1, f->normed);
+    k_embed(k, f->x, NUM_F32, f->c.hidden, f->put.logit_rows, n, 1, f->normed);
     k_rmsnorm(k, f->normed, f->final_norm, f->c.rms_eps, n, f->c.hidden, f->normed);
     k_linear(k, f->head, f->normed, n, f->logits, false);
     if (f->c.logits_cap > 0)
-        k_softcap(k, f->logits, n * vocab, f->c.logits_cap);
-    k_sample_rows(k, f->logits, f->c.vocab_size, n, k_put(k, b->draws, n * sizeof(*b->draws)), f->sampled);
-    k_read(k, f->host_sampled, f->sampled, n * sizeof(*f->sampled));
-    for (uint32_t i = 0; i < n; i++)
+        k_softcap(k, f->logits, (size_t)n * f->c.vocab_size, f->c.logits_cap);
+    k_sample_rows(k, f->logits, f->c.vocab_size, n, f->put.draws, f->sampled);
+}
+
+static void read_head(struct forward *f, const struct forward_batch *b)
+{
+    struct kernels *k = f->kernels;
+    size_t vocab = f->c.vocab_size;
+    k_read(k, f->host_sampled, f->sampled, b->n_logit_rows * sizeof(*f->sampled));
+    for (uint32_t i = 0; i < b->n_logit_rows; i++)
         if (b->wants_logits[i])
             k_read(k, f->host_logits + i * vocab, f->logits + i * vocab, vocab * sizeof(float));
 }
@@ -71,25 +86,86 @@ static void tell_ranges(struct forward *f, const struct forward_batch *b, struct
     }
 }
 
-void forward_run(struct forward *f, const struct forward_batch *b)
+/* All operations of a batch; ranges NULL: nobody is told of layers. */
+static void run_batch(struct forward *f, const struct forward_batch *b, struct ranges *ranges)
 {
-    assert(b->n_rows >= 1 && b->n_rows <= f->max_rows && b->n_logit_rows <= f->max_logit_rows);
-    struct kernels *k = f->kernels;
-    k_step(k);
-    k_put_seqs(k, b->seqs, b->n_seqs, f->layout.page_tokens);
-    const uint32_t *ids = k_put(k, b->ids, b->n_rows * sizeof(*ids));
-    put_rope_rows(f, b);
-    k_embed(k, f->embedding, f->embedding_type, f->c.hidden, ids, b->n_rows, f->embedding_scale, f->x);
-    struct ranges ranges = {0};
+    k_embed(f->kernels, f->embedding, f->embedding_type, f->c.hidden, f->put.ids, b->n_rows, f->embedding_scale, f->x);
     for (uint32_t l = 0; l < f->c.n_layers; l++) {
         forward_attention(f, l, b);
         forward_mlp(f, l, b);
-        if (b->on_layers && ((l + 1) % b->layers_per_call == 0 || l + 1 == f->c.n_layers))
-            queue_range(f, b, &ranges, l + 1);
-        tell_ranges(f, b, &ranges, false);
+        if (ranges && ((l + 1) % b->layers_per_call == 0 || l + 1 == f->c.n_layers))
+            queue_range(f, b, ranges, l + 1);
+        if (ranges)
+            tell_ranges(f, b, ranges, false);
     }
     if (b->n_logit_rows)
         run_head(f, b);
+}
+
+/* --------------------------------------------------------- steps that repeat */
+
+/* Of sequences with one row each, whose logits are wanted: so many rows are to be made of them, or 0. */
+static uint32_t rows_to_replay(const struct forward *f, const struct forward_batch *b)
+{
+    if (b->n_rows != b->n_seqs || b->n_rows != b->n_logit_rows)
+        return 0;
+    uint32_t n = k_replay_rows(f->kernels, b->n_rows);
+    return n <= f->max_rows && n <= f->max_logit_rows ? n : 0;
+}
+
+/* The batch, filled up with sequences of one token. */
+static struct forward_batch fill_up(const struct forward *f, const struct forward_batch *b, uint32_t n_rows)
+{
+    const struct forward_made *m = &f->made;
+    struct forward_batch all = *b;
+    memcpy(m->ids, b->ids, b->n_rows * sizeof(*m->ids));
+    memcpy(m->positions, b->positions, b->n_rows * sizeof(*m->positions));
+    memcpy(m->n_tokens, b->n_tokens, b->n_rows * sizeof(*m->n_tokens));
+    memcpy(m->logit_rows, b->logit_rows, b->n_rows * sizeof(*m->logit_rows));
+    memcpy(m->seqs, b->seqs, b->n_rows * sizeof(*m->seqs));
+    memcpy(m->draws, b->draws, b->n_rows * sizeof(*m->draws));
+    for (uint32_t i = b->n_rows; i < n_rows; i++) {
+        m->ids[i] = m->positions[i] = 0;
+        m->n_tokens[i] = 1;
+        m->logit_rows[i] = i;
+        m->seqs[i] = (struct k_attn_seq){.first_row = i, .n_rows = 1, .pages = &m->page};
+        m->draws[i] = (struct k_draw){0};
+    }
+    all.ids = m->ids;
+    all.positions = m->positions;
+    all.n_tokens = m->n_tokens;
+    all.logit_rows = m->logit_rows;
+    all.seqs = m->seqs;
+    all.draws = m->draws;
+    all.n_rows = all.n_seqs = all.n_logit_rows = n_rows;
+    return all;
+}
+
+static void replay_batch(struct forward *f, const struct forward_batch *b, uint32_t n_rows)
+{
+    const struct forward_batch all = fill_up(f, b, n_rows);
+    put_batch(f, &all);
+    if (k_replay(f->kernels, n_rows))
+        return;
+    run_batch(f, &all, NULL);
+    k_replay_end(f->kernels);
+}
+
+void forward_run(struct forward *f, const struct forward_batch *b)
+{
+    assert(b->n_rows >= 1 && b->n_rows <= f->max_rows && b->n_logit_rows <= f->max_logit_rows);
+    struct ranges ranges = {0};
+    uint32_t n_rows = rows_to_replay(f, b);
+    k_step(f->kernels);
+    if (n_rows) {
+        replay_batch(f, b, n_rows);
+        if (b->on_layers)
+            queue_range(f, b, &ranges, f->c.n_layers);
+    } else {
+        put_batch(f, b);
+        run_batch(f, b, b->on_layers ? &ranges : NULL);
+    }
+    read_head(f, b);
     tell_ranges(f, b, &ranges, true);
-    k_finish(k);
+    k_finish(f->kernels);
 }

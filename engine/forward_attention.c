@@ -34,7 +34,7 @@ static void plain_attention(struct forward *f, uint32_t l, const struct forward_
         k_head_norm(k, keys, f->in_dim, kv_heads, dim, y->k_norm, f->c.rms_eps, b->n_rows, dim);
     }
     const struct k_rotary *rope = &f->rope[f->c.layers[l] & LAYER_WINDOW];
-    k_rope(k, q, f->in_dim, heads + kv_heads, dim, rope, f->put_rope_rows, b->n_rows); /* q and k lie side by side */
+    k_rope(k, q, f->in_dim, heads + kv_heads, dim, rope, f->put.rope_rows, b->n_rows); /* q and k lie side by side */
     struct k_attn a = attention_of(f, l, b);
     a.q = q;
     a.k = keys;
@@ -72,8 +72,8 @@ static void latent_attention(struct forward *f, uint32_t l, const struct forward
     each_head(f, y->to_latent, q, q_stride, q_dim, f->latent_q, row, rows);
     const struct k_each rest = {q + m->nope_dim, f->latent_q + m->kv_rank, q_stride, q_dim, (size_t)heads * row, row};
     k_copy_heads(k, &rest, heads, m->rope_dim, rows);
-    k_rope(k, f->latent_q + m->kv_rank, (size_t)heads * row, heads, row, &f->rope[0], f->put_rope_rows, rows);
-    k_rope(k, latent + m->kv_rank, f->in_dim, 1, m->rope_dim, &f->rope[0], f->put_rope_rows, rows);
+    k_rope(k, f->latent_q + m->kv_rank, (size_t)heads * row, heads, row, &f->rope[0], f->put.rope_rows, rows);
+    k_rope(k, latent + m->kv_rank, f->in_dim, 1, m->rope_dim, &f->rope[0], f->put.rope_rows, rows);
     struct k_attn a = attention_of(f, l, b);
     a.q = f->latent_q;
     a.q_stride = (size_t)heads * row;

@@ -49,6 +49,20 @@ struct routes {
     uint32_t *first;    /* [n_experts + 1] */
 };
 
+/* What a step of single rows is filled up with, and its arrays; host. */
+struct forward_made {
+    uint8_t *page; /* of the kernels: where made-up rows have their KV; nobody reads what is there, but they */
+    uint32_t *ids, *positions, *n_tokens, *logit_rows;
+    struct k_attn_seq *seqs;
+    struct k_draw *draws;
+};
+
+/* Of the batch that runs, put for operations. */
+struct forward_put {
+    const uint32_t *ids, *rope_rows, *logit_rows;
+    const struct k_draw *draws;
+};
+
 struct forward {
     struct kernels *kernels;
     const struct model *model;
@@ -76,8 +90,9 @@ struct forward {
     float *logits;                             /* [max_logit_rows][vocab], as mapped */
     struct k_sampled *sampled;                 /* [max_logit_rows], likewise */
     struct routes routes;
-    uint32_t *rope_rows;           /* host */
-    const uint32_t *put_rope_rows; /* of the batch that runs */
+    uint32_t *rope_rows; /* host */
+    struct forward_made made;
+    struct forward_put put;
 };
 
 /* x = x + attention(x), and the KV of all rows stored. */

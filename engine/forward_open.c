@@ -425,6 +425,22 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
+static enum td_status open_made(struct forward *f, struct td_error *e)
+{
+    struct forward_made *m = &f->made;
+    void *page = NULL;
+    m->ids = mem_array(f->max_rows, sizeof(*m->ids));
+    m->positions = mem_array(f->max_rows, sizeof(*m->positions));
+    m->n_tokens = mem_array(f->max_rows, sizeof(*m->n_tokens));
+    m->logit_rows = mem_array(f->max_rows, sizeof(*m->logit_rows));
+    m->seqs = mem_array(f->max_rows, sizeof(*m->seqs));
+    m->draws = mem_array(f->max_rows, sizeof(*m->draws));
+    if (k_replay_rows(f->kernels, 1) && k_alloc(f->kernels, kv_layout_page_bytes(&f->layout), &page))
+        return no_memory(f, e);
+    m->page = page;
+    return TD_OK;
+}
+
 static enum td_status open_scratch(struct forward *f, struct td_error *e)
 {
     const struct model_moe *m = &f->c.moe;
@@ -467,7 +483,7 @@ static enum td_status open_scratch(struct forward *f, struct td_error *e)
     f->logits = logits;
     f->sampled = sampled;
     f->rope_rows = mem_array(rows, sizeof(*f->rope_rows));
-    return s;
+    return s ? s : open_made(f, e);
 }
 
 /* ------------------------------------------------------------- open, close */
@@ -575,7 +591,14 @@ void forward_close(struct forward *f)
     k_unmap(f->kernels, f->embedding);
     k_unmap(f->kernels, f->logits);
     k_unmap(f->kernels, f->sampled);
+    k_free(f->kernels, f->made.page);
     free(f->rope_rows);
+    free(f->made.ids);
+    free(f->made.positions);
+    free(f->made.n_tokens);
+    free(f->made.logit_rows);
+    free(f->made.seqs);
+    free(f->made.draws);
     free(f->layers);
     free(f);
 }

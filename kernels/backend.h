@@ -33,6 +33,9 @@ struct kernels_backend {
     void (*write)(struct kernels *k, void *to, const void *host, size_t len_bytes);
     void (*read)(struct kernels *k, void *host, const void *from, size_t len_bytes);
     void (*finish)(struct kernels *k);
+    uint32_t (*replay_rows)(struct kernels *k, uint32_t n_rows);
+    bool (*replay)(struct kernels *k, uint64_t shape);
+    void (*replay_end)(struct kernels *k);
     void (*read_aside)(struct kernels *k, void *host, const void *from, size_t len_bytes);
     uint32_t (*mark)(struct kernels *k);
     bool (*passed)(struct kernels *k, uint32_t mark);

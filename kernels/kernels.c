@@ -150,6 +150,21 @@ void k_finish(struct kernels *k)
     k->backend->finish(k);
 }
 
+uint32_t k_replay_rows(struct kernels *k, uint32_t n_rows)
+{
+    return k->backend->replay_rows(k, n_rows);
+}
+
+bool k_replay(struct kernels *k, uint64_t shape)
+{
+    return k->backend->replay(k, shape);
+}
+
+void k_replay_end(struct kernels *k)
+{
+    k->backend->replay_end(k);
+}
+
 void k_read_aside(struct kernels *k, void *host, const void *from, size_t len_bytes)
 {
     k->backend->read_aside(k, host, from, len_bytes);

@@ -86,6 +86,20 @@ void k_read(struct kernels *k, void *host, const void *from, size_t len_bytes);
 void k_finish(struct kernels *k);
 
 /*
+ * Steps that repeat, as those of decoding do: a device takes a step's operations at once if it knows them from an earlier one.
+ *
+ * k_replay_rows: 0: steps of so many rows are not replayed. Else how many rows to make of them, at least as many, so that few shapes
+ * serve all; what is more is the caller's to make up. Such a step: what operations need is put, the sequences last; k_replay; if that
+ * says false, the operations, and k_replay_end. True: they are queued as they were in an earlier step of the same shape, for
+ * what was put now, and the caller leaves them and k_replay_end out. shape: all that the choice of operations and their
+ * arguments depend on, but for what is put: addresses, and numbers other than the sizes of sequences. Between the two are operations alone, no reads or
+ * writes of the host.
+ */
+uint32_t k_replay_rows(struct kernels *k, uint32_t n_rows);
+bool k_replay(struct kernels *k, uint64_t shape);
+void k_replay_end(struct kernels *k);
+
+/*
  * A read beside the operations that come after it: of what none of them writes, before the next k_finish. k_mark: a number for the
  * reads aside up to here; they are there when k_passed says so, or k_wait returns, which waits for nothing that was queued later. The
  * reads of a mark are asked for together, with no operation in between that writes what they read. On the CPU they always are there.

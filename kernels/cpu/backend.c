@@ -142,6 +142,18 @@ static void cpu_read(struct kernels *k, void *host, const void *from, size_t len
         memmove(host, from, len_bytes);
 }
 
+static uint32_t cpu_replay_rows(struct kernels *k, uint32_t n_rows)
+{
+    (void)k, (void)n_rows;
+    return 0;
+}
+
+static bool cpu_replay(struct kernels *k, uint64_t shape)
+{
+    (void)k, (void)shape;
+    return false;
+}
+
 static uint32_t cpu_mark(struct kernels *k)
 {
     (void)k;
@@ -561,6 +573,9 @@ static const struct kernels_backend CPU = {
     .write = cpu_write,
     .read = cpu_read,
     .finish = cpu_nothing,
+    .replay_rows = cpu_replay_rows,
+    .replay = cpu_replay,
+    .replay_end = cpu_nothing,
     .read_aside = cpu_read,
     .mark = cpu_mark,
     .passed = cpu_passed,

@@ -300,6 +300,12 @@ struct plan {
 static struct plan plan_form(const struct attention &t, const struct cuda_batch *b, bool narrow, bool split)
 {
     struct plan p = {{narrow ? NARROW : WIDE, narrow, split, 0}, 0, false};
+    if (b->single_runs) { /* what repeats has as many as there could be */
+        uint32_t n_tiles = count_items(t, {p.form.n_queries, narrow, false, 0}, 0, 1);
+        p.n_items = n_tiles * (split ? b->single_runs : b->n_seqs);
+        p.long_ones = n_tiles && b->single_runs > b->n_seqs;
+        return p;
+    }
     for (uint32_t i = 0; i < b->n_seqs; i++) {
         const struct k_attn_seq *s = &b->host[i];
         uint32_t n = count_items(t, p.form, s->first_pos, s->n_rows);

@@ -80,11 +80,13 @@ static __device__ __forceinline__ uint32_t find_seq(const struct attention &t, c
     return t.n_seqs;
 }
 
-/* False: none of the tile's queries sees the run. */
+/* False: none of the tile's queries sees the run, or there are fewer items than blocks of threads. */
 static __device__ __forceinline__ bool find_item(const struct attention &t, const struct form &f, struct item *i)
 {
-    uint32_t number = blockIdx.x;
-    i->seq = t.seqs[find_seq(t, f, &number)];
+    uint32_t number = blockIdx.x, seq = find_seq(t, f, &number);
+    if (seq == t.n_seqs)
+        return false;
+    i->seq = t.seqs[seq];
     i->kv_head = blockIdx.y;
     i->n_queries = i->seq.n_rows * t.group;
     uint32_t runs = count_runs(t, i->seq.first_pos, i->seq.n_rows), n_tiles = (i->n_queries - 1) / f.n_queries + 1;

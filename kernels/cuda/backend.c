@@ -36,10 +36,17 @@ static cudaError_t select_device(int ordinal)
     return e;
 }
 
-struct cuda *cuda_enter(struct kernels *k)
+struct cuda *cuda_select(struct kernels *k)
 {
     struct cuda *c = (struct cuda *)k;
     CUDA_MUST(select_device(c->ordinal));
+    return c;
+}
+
+struct cuda *cuda_enter(struct kernels *k)
+{
+    struct cuda *c = cuda_select(k);
+    cuda_send_puts(c);
     return c;
 }
 
@@ -59,6 +66,8 @@ static void close_backend(struct kernels *k)
     struct cuda *c = cuda_enter(k);
     if (c->stream)
         CUDA_MUST(cudaStreamSynchronize(c->stream));
+    cuda_replay_forget(c);
+    free(c->graphs);
     cuda_product_close(c);
     cuda_memory_close(c);
     if (c->stream)
@@ -193,6 +202,9 @@ static const struct kernels_backend BACKEND = {
     .write = cuda_write,
     .read = cuda_read,
     .finish = cuda_finish,
+    .replay_rows = cuda_replay_rows,
+    .replay = cuda_replay,
+    .replay_end = cuda_replay_end,
     .read_aside = cuda_read_aside,
     .mark = cuda_mark,
     .passed = cuda_passed,

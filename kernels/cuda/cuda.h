@@ -58,6 +58,8 @@ struct cuda_batch {
     uint32_t n_rows;   /* of all */
     uint32_t max_rows; /* of one sequence */
     uint32_t max_end;  /* positions of the longest: first_pos + n_rows */
+    /* 0, or every sequence has one row, and all runs of CUDA_SPLIT positions are so many at most: a power of two if any has two, so that launches repeat */
+    uint32_t single_runs;
     const struct cuda_seq *seqs;
     uint8_t *const *pages;
     const uint32_t *row_seq; /* [n_rows] which sequence a row is of */

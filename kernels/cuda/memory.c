@@ -68,7 +68,7 @@ static void arena_begin(struct cuda_arena *a)
     for (uint32_t i = 0; i < a->n_retired; i++)
         arena_release(a->retired[2 * i], a->retired[2 * i + 1]);
     a->n_retired = 0;
-    a->used = 0;
+    a->used = a->sent = 0;
 }
 
 static void arena_grow(struct cuda_arena *a, size_t len_bytes)
@@ -80,15 +80,19 @@ static void arena_grow(struct cuda_arena *a, size_t len_bytes)
     size_t capacity = 2 * (a->capacity > len_bytes ? a->capacity : len_bytes);
     if (arena_fill(a, capacity))
         cuda_die(__func__, "no memory");
-    a->used = 0;
+    a->used = a->sent = 0;
 }
 
 /* Room on both sides, at the same place of each. */
-static void arena_take(struct cuda_arena *a, size_t len_bytes, void **host_out, void **device_out)
+static void arena_take(struct cuda *c, size_t len_bytes, void **host_out, void **device_out)
 {
+    struct cuda_arena *a = &c->arenas[c->arena];
     size_t len = aligned(len_bytes);
-    if (len > a->capacity - a->used)
+    c->is_idle = false;
+    if (len > a->capacity - a->used) {
+        cuda_send_puts(c);
         arena_grow(a, len);
+    }
     *host_out = a->host + a->used;
     *device_out = a->device + a->used;
     a->used += len;
@@ -153,6 +157,7 @@ void *cuda_scratch(struct cuda *c, size_t len_bytes)
 {
     if (len_bytes <= c->scratch_bytes)
         return c->scratch;
+    cuda_replay_forget(c);
     size_t twice = 2 * c->scratch_bytes, len = aligned(len_bytes > twice ? len_bytes : twice);
     CUDA_MUST(cudaFree(c->scratch)); /* waits for who uses it */
     c->scratch = NULL;
@@ -213,23 +218,33 @@ void cuda_unmap(struct kernels *k, void *mapped)
     assert(!mapped);
 }
 
+/* What was put goes over with the next operation, all of it at once. */
+void cuda_send_puts(struct cuda *c)
+{
+    struct cuda_arena *a = &c->arenas[c->arena];
+    if (a->sent == a->used)
+        return;
+    send(c, a->device + a->sent, a->host + a->sent, a->used - a->sent);
+    a->sent = a->used;
+}
+
 const void *cuda_put(struct kernels *k, const void *host, size_t len_bytes)
 {
-    struct cuda *c = cuda_enter(k);
+    struct cuda *c = cuda_select(k);
     void *pinned = NULL, *device = NULL;
-    arena_take(&c->arenas[c->arena], len_bytes, &pinned, &device);
-    if (len_bytes) {
+    arena_take(c, len_bytes, &pinned, &device);
+    if (len_bytes)
         memcpy(pinned, host, len_bytes);
-        send(c, device, pinned, len_bytes);
-    }
     return device;
 }
 
 void cuda_step(struct kernels *k)
 {
     struct cuda *c = cuda_enter(k);
-    CUDA_MUST(cudaEventRecord(c->arenas[c->arena].over, c->stream));
-    c->arena = !c->arena;
+    if (!c->is_idle) {
+        CUDA_MUST(cudaEventRecord(c->arenas[c->arena].over, c->stream));
+        c->arena = !c->arena;
+    }
     arena_begin(&c->arenas[c->arena]);
     c->batch = (struct cuda_batch){0};
 }
@@ -300,6 +315,7 @@ void cuda_finish(struct kernels *k)
     struct cuda *c = cuda_enter(k);
     deliver(c);
     CUDA_MUST(cudaStreamSynchronize(c->aside.stream));
+    c->is_idle = true;
     c->aside.n_marks = 0;
     c->aside.has_begun = c->aside.is_behind = false;
 }
@@ -348,10 +364,19 @@ void cuda_wait(struct kernels *k, uint32_t mark)
     CUDA_MUST(cudaEventSynchronize(c->aside.marks[mark]));
 }
 
+static uint32_t power_of_two(uint32_t n)
+{
+    uint32_t p = 1;
+    while (p < n)
+        p *= 2;
+    return p;
+}
+
 /* Sizes for launches; returns how many pages all have. */
 static size_t measure(struct cuda_batch *b, uint32_t page_tokens)
 {
     size_t n_pages = 0;
+    uint32_t n_runs = 0;
     for (uint32_t i = 0; i < b->n_seqs; i++) {
         const struct k_attn_seq *s = &b->host[i];
         uint32_t end = s->first_pos + s->n_rows;
@@ -360,22 +385,25 @@ static size_t measure(struct cuda_batch *b, uint32_t page_tokens)
         b->n_rows += s->n_rows;
         b->max_rows = s->n_rows > b->max_rows ? s->n_rows : b->max_rows;
         b->max_end = end > b->max_end ? end : b->max_end;
+        n_runs += (end - 1) / CUDA_SPLIT + 1;
     }
+    if (b->n_rows == b->n_seqs)
+        b->single_runs = n_runs > b->n_seqs ? power_of_two(n_runs) : n_runs;
     return n_pages;
 }
 
-/* One copy for all three: pages, sequences, rows. */
+/* Pages come last: how many there are changes no other address. */
 void cuda_put_seqs(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_seqs, uint32_t page_tokens)
 {
-    struct cuda *c = cuda_enter(k);
+    struct cuda *c = cuda_select(k);
     struct cuda_batch b = {.host = seqs, .n_seqs = n_seqs};
-    size_t pages_bytes = measure(&b, page_tokens) * sizeof(uint8_t *), seqs_bytes = n_seqs * sizeof(struct cuda_seq);
-    size_t len_bytes = pages_bytes + seqs_bytes + b.n_rows * sizeof(uint32_t);
+    size_t n_all_pages = measure(&b, page_tokens);
+    size_t seqs_bytes = n_seqs * sizeof(struct cuda_seq), rows_bytes = aligned(b.n_rows * sizeof(uint32_t));
     void *pinned = NULL, *device = NULL;
-    arena_take(&c->arenas[c->arena], len_bytes, &pinned, &device);
-    uint8_t **pages = pinned;
-    struct cuda_seq *flat = (struct cuda_seq *)(void *)((uint8_t *)pinned + pages_bytes);
-    uint32_t *row_seq = (uint32_t *)(void *)((uint8_t *)pinned + pages_bytes + seqs_bytes);
+    arena_take(c, seqs_bytes + rows_bytes + n_all_pages * sizeof(uint8_t *), &pinned, &device);
+    struct cuda_seq *flat = pinned;
+    uint32_t *row_seq = (uint32_t *)(void *)(flat + n_seqs);
+    uint8_t **pages = (uint8_t **)(void *)((uint8_t *)row_seq + rows_bytes);
     uint32_t n_pages = 0;
     for (uint32_t i = 0; i < n_seqs; i++) {
         const struct k_attn_seq *s = &seqs[i];
@@ -386,10 +414,8 @@ void cuda_put_seqs(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_
         for (uint32_t row = 0; row < s->n_rows; row++)
             row_seq[s->first_row + row] = i;
     }
-    if (len_bytes)
-        send(c, device, pinned, len_bytes);
-    b.pages = device;
-    b.seqs = (const struct cuda_seq *)(const void *)((const uint8_t *)device + pages_bytes);
-    b.row_seq = (const uint32_t *)(const void *)((const uint8_t *)device + pages_bytes + seqs_bytes);
+    b.seqs = device;
+    b.row_seq = (const uint32_t *)(const void *)(b.seqs + n_seqs);
+    b.pages = (uint8_t *const *)(const void *)((const uint8_t *)b.row_seq + rows_bytes);
     c->batch = b;
 }

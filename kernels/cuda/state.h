@@ -26,6 +26,7 @@ enum {
 struct cuda_arena {
     uint8_t *host, *device;
     size_t used, capacity;
+    size_t sent;      /* of used */
     cudaEvent_t over; /* what used it is done */
     void **retired;   /* [n_retired][host, device], too small for a step, until the arena begins again */
     uint32_t n_retired;
@@ -67,7 +68,8 @@ struct cuda_mapping {
     void *host; /* pinned; NULL: it could not be */
 };
 
-struct cuda_plan; /* product.c: an algorithm of cuBLAS, found once */
+struct cuda_graph; /* replay.c: a step's operations */
+struct cuda_plan;  /* product.c: an algorithm of cuBLAS, found once */
 
 struct cuda {
     struct kernels base;
@@ -81,11 +83,15 @@ struct cuda {
     struct cuda_aside aside;
     struct cuda_arena arenas[2]; /* of this step and of the one before it */
     uint32_t arena;
+    bool is_idle; /* all is done since the last k_finish, and nothing was put since */
     struct cuda_batch batch;
     struct cuda_mapping *mappings;
     uint32_t n_mappings;
     void *scratch; /* grows to the largest operation seen */
     size_t scratch_bytes;
+
+    struct cuda_graph *graphs; /* [n_graphs] */
+    uint32_t n_graphs, next_graph, capturing;
 
     bool any_order;
     cublasLtHandle_t blas; /* NULL: not needed so far */
@@ -108,7 +114,9 @@ void cuda_must(cudaError_t error, const char *operation);
 #define CUDA_MUST(call) cuda_must(call, __func__)
 _Noreturn void cuda_die(const char *operation, const char *why);
 
+/* What operations begin with; and what needs the device but not what was put. */
 struct cuda *cuda_enter(struct kernels *k);
+struct cuda *cuda_select(struct kernels *k);
 
 /* ---------------------------------------------------------------- memory.c */
 
@@ -122,6 +130,7 @@ enum td_status cuda_alloc(struct kernels *k, size_t len_bytes, void **out);
 void cuda_free(struct kernels *k, void *p);
 enum td_status cuda_map(struct kernels *k, const void *host, size_t len_bytes, void **out);
 void cuda_unmap(struct kernels *k, void *mapped);
+void cuda_send_puts(struct cuda *c);
 const void *cuda_put(struct kernels *k, const void *host, size_t len_bytes);
 void cuda_step(struct kernels *k);
 void cuda_write(struct kernels *k, void *to, const void *host, size_t len_bytes);
@@ -132,6 +141,13 @@ uint32_t cuda_mark(struct kernels *k);
 bool cuda_passed(struct kernels *k, uint32_t mark);
 void cuda_wait(struct kernels *k, uint32_t mark);
 void cuda_put_seqs(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_seqs, uint32_t page_tokens);
+
+/* ---------------------------------------------------------------- replay.c */
+
+uint32_t cuda_replay_rows(struct kernels *k, uint32_t n_rows);
+bool cuda_replay(struct kernels *k, uint64_t shape);
+void cuda_replay_end(struct kernels *k);
+void cuda_replay_forget(struct cuda *c); /* memory that operations have used is given back */
 
 /* ---------------------------------------------------------------- matrix.c */
 

@@ -870,6 +870,80 @@ START_TEST(test_sampling_equals_plain)
 }
 END_TEST
 
+/* ------------------------------------------------------------------- replay */
+
+enum { REPLAY_DIM = 72, REPLAY_OUT = 40, REPLAY_TABLE = 30, REPLAY_ROWS = 5 };
+
+struct replayed {
+    float *table, *x, *y;
+    struct k_matrix *w;
+};
+
+static void queue_replayed(struct kernels *k, const struct replayed *r, const uint32_t *ids, uint32_t n_rows)
+{
+    k_embed(k, r->table, NUM_F32, REPLAY_DIM, ids, n_rows, 1, r->x);
+    k_linear(k, r->w, r->x, n_rows, r->y, false);
+    k_linear(k, r->w, r->x, n_rows, r->y, true);
+}
+
+/* A step of rows with other ids each time; returns the first rows of y, on the host. */
+static float *run_replayed(struct kernels *k, const struct replayed *r, uint32_t step, uint32_t n_rows, bool replays)
+{
+    uint8_t *page = (uint8_t *)r->x;
+    struct k_attn_seq seqs[REPLAY_ROWS * 4];
+    uint32_t ids[REPLAY_ROWS * 4];
+    float *y = mem_array((size_t)REPLAY_ROWS * REPLAY_OUT, sizeof(*y));
+    for (uint32_t i = 0; i < n_rows; i++) {
+        ids[i] = (uint32_t)(data_bits(step, i) % REPLAY_TABLE);
+        seqs[i] = (struct k_attn_seq){.first_row = i, .n_rows = 1, .first_pos = 0, .pages = &page};
+    }
+    k_step(k);
+    const uint32_t *put = k_put(k, ids, n_rows * sizeof(*ids));
+    k_put_seqs(k, seqs, n_rows, 16);
+    if (!replays || !k_replay(k, n_rows)) {
+        queue_replayed(k, r, put, n_rows);
+        if (replays)
+            k_replay_end(k);
+    }
+    k_read(k, y, r->y, (size_t)REPLAY_ROWS * REPLAY_OUT * sizeof(*y));
+    k_finish(k);
+    return y;
+}
+
+START_TEST(test_steps_replayed_compute_with_what_was_put)
+{
+    open_fast(_i);
+    struct kernels *k = sides[1];
+    enum { MANY = 3000 };
+    float *host = data_floats(3, (size_t)REPLAY_OUT * REPLAY_DIM, 1);
+    const struct k_matrix_part part = {.data = host, .type = NUM_F32, .n_out = REPLAY_OUT};
+    uint32_t n_rows = k_replay_rows(k, REPLAY_ROWS);
+    ck_assert(!n_rows || (n_rows >= REPLAY_ROWS && n_rows <= 4 * REPLAY_ROWS));
+    n_rows = n_rows ? n_rows : REPLAY_ROWS;
+    struct twin table = twin_floats(1, REPLAY_TABLE * REPLAY_DIM, 1), x = twin_floats(2, MANY * REPLAY_DIM, 1),
+                y = twin_floats(4, MANY * REPLAY_OUT, 1);
+    struct replayed r = {table.at[1], x.at[1], y.at[1], NULL};
+    ck_assert_int_eq(k_matrix_pack(k, &part, 1, REPLAY_DIM, COMPUTE_BF16, &r.w), TD_OK);
+    for (uint32_t step = 0; step < 12; step++) {
+        if (step == 7) /* takes more scratch than there was */
+            k_linear(k, r.w, r.x, MANY, r.y, false);
+        float *got = run_replayed(k, &r, step, n_rows, true), *want = run_replayed(k, &r, step, n_rows, false);
+        data_equal(got, want, (size_t)REPLAY_ROWS * REPLAY_OUT, "replayed");
+        float *other = run_replayed(k, &r, step + 100, n_rows, step % 2);
+        ck_assert_msg(memcmp(got, other, sizeof(*got) * REPLAY_OUT), "step %u is the one before", step);
+        free(got);
+        free(want);
+        free(other);
+    }
+    k_matrix_free(k, r.w);
+    twin_free(&table);
+    twin_free(&x);
+    twin_free(&y);
+    free(host);
+    close_device();
+}
+END_TEST
+
 /* ------------------------------------------------------------------ opening */
 
 START_TEST(test_limits_are_known_or_zero)
@@ -938,6 +1012,7 @@ int main(void)
                                   test_sorted_slots_equal_plain,
                                   test_combine_equals_plain,
                                   test_sampling_equals_plain,
+                                  test_steps_replayed_compute_with_what_was_put,
                                   test_limits_are_known_or_zero,
                                   test_open_names_what_it_uses};
     return device_main("kernels_device", tests, sizeof(tests) / sizeof(tests[0]));
