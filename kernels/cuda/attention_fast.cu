@@ -282,14 +282,6 @@ template <int DIM> static __global__ void __launch_bounds__(THREADS) merge_runs(
 
 /* ------------------------------------------------------------- fast: launch */
 
-static uint32_t device_number(enum cudaDeviceAttr what)
-{
-    int device = 0, n = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&n, what, device);
-    return (uint32_t)n;
-}
-
 /* A form, and how much there is of it. */
 struct plan {
     struct form form;

@@ -19,6 +19,15 @@
 #define CUDA_C
 #endif
 
+/*
+ * What Hopper's tensor memory accelerator knows of a matrix of bf16, as the driver encodes it (map.c); used from an address that is a
+ * multiple of 64. Copies are boxes of rows by numbers.
+ */
+enum { CUDA_BOX_ROWS = 32, CUDA_BOX_NUMBERS = 64 };
+struct cuda_map {
+    uint64_t words[16];
+};
+
 struct cuda_matrix { /* [n_out][n_in] row-major, on the device */
     enum compute compute;
     enum num_type type; /* of elements; NUM_BF16 with COMPUTE_BF16 */
@@ -27,13 +36,15 @@ struct cuda_matrix { /* [n_out][n_in] row-major, on the device */
     void *data;
     float *bias; /* [n_out], or NULL */
     uint64_t len_bytes;
+    struct cuda_map map; /* COMPUTE_BF16 on Hopper */
 };
 
 /* Of n matrices alike: arrays on the device. */
 struct cuda_stack {
     const struct cuda_matrix *shape; /* the first one */
     const void *const *data;
-    const float *const *bias; /* NULL: none has one */
+    const float *const *bias;    /* NULL: none has one */
+    const struct cuda_map *maps; /* NULL: their map is not set */
     uint32_t n;
 };
 
@@ -87,6 +98,17 @@ CUDA_C void cuda_add_bias(cudaStream_t stream, const float *bias, uint32_t n, ui
 /* to[n_rows][n_parts][to_stride] = n numbers of each part of a row, parts x_step apart, as bf16, zeros after them; to_stride is even. */
 CUDA_C void cuda_round_rows(cudaStream_t stream, const float *x, size_t x_stride, size_t x_step, uint32_t n_parts,
                             uint32_t n, uint32_t n_rows, void *to, size_t to_stride);
+
+/* ----------------------------------------------------- launches: linear_hopper.cu */
+/* Whether the device runs them: it is Hopper and has its own image of the kernels. Once for a device; lets them have shared memory. */
+CUDA_C cudaError_t cuda_linear_hopper_open(bool *has_out);
+/* The fast products, of rows that a map describes: numbers, matrices of the stack (sorted rows, or no stack: one), rows. */
+CUDA_C void cuda_linear_hopper(cudaStream_t stream, const struct cuda_matrix *w, const struct cuda_product *p,
+                               const struct cuda_map *x);
+CUDA_C void cuda_each_hopper(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p,
+                             const struct cuda_map *x, size_t y_step);
+CUDA_C void cuda_sorted_hopper(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p,
+                               const struct cuda_map *x, const uint32_t *first);
 
 /* -------------------------------------------------------------- launches: rows.cu */
 CUDA_C void cuda_embed(cudaStream_t stream, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,

@@ -16,30 +16,9 @@
  * Sorted rows: first[] is on the device only, so the grid has a slot for every tile that could be there. With tiles of R rows, those
  * of matrix i begin at slot first[i] / R + i: that rises with i by at least the tiles that i has. Who has no tile leaves.
  */
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/scalar.h"
-
-/* A launch: products of one matrix, or of each of a stack's. */
-struct linear_job {
-    struct cuda_product p;
-    const void *data; /* of one matrix */
-    const float *bias;
-    const void *const *datas; /* of a stack; NULL: one matrix */
-    const float *const *biases;
-    const uint32_t *first; /* sorted rows; NULL: every matrix has all rows */
-    size_t x_step, y_step; /* between what matrices have */
-    uint32_t n_matrices;
-    uint32_t n_out, n_in, stride;
-    enum num_type type;
-};
-
-/* What a CTA computes. */
-struct tile {
-    uint32_t matrix;
-    uint32_t row0, n_rows; /* at most as many as the tile is high */
-    uint32_t out0;
-};
 
 static constexpr uint32_t NONE = UINT32_MAX;
 
@@ -87,35 +66,12 @@ template <class X> static __device__ const X *rows_of(const struct linear_job &j
     return (const X *)job.p.x + t.matrix * job.x_step + t.row0 * job.p.x_stride;
 }
 
-/* Where sums of a tile go; row and out are counted from the tile's. */
-struct target {
-    float *y;
-    const float *bias;
-    size_t y_stride;
-    uint32_t n_rows, n_outs;
-    bool accumulate;
-};
-
-static __device__ struct target target_of(const struct linear_job &job, const struct tile &t)
-{
-    const float *bias = job.biases ? job.biases[t.matrix] : job.bias;
-    struct target to = {job.p.y + t.matrix * job.y_step + t.row0 * job.p.y_stride + t.out0,
-                        bias ? bias + t.out0 : NULL,
-                        job.p.y_stride,
-                        t.n_rows,
-                        job.n_out - t.out0,
-                        job.p.accumulate};
-    return to;
-}
-
 static __device__ __forceinline__ void put(const struct target &to, uint32_t row, uint32_t out, float sum)
 {
     if (row >= to.n_rows || out >= to.n_outs)
         return;
     float *y = to.y + row * to.y_stride + out;
-    if (to.bias)
-        sum = sum + to.bias[out];
-    *y = to.accumulate ? *y + sum : sum;
+    *y = finished(to, sum, to.bias ? to.bias[out] : 0, to.accumulate ? *y : 0);
 }
 
 /* ------------------------------------------------------------------- exact */
@@ -310,35 +266,6 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS) linear_f
 
 /* ---------------------------------------------------------------- launches */
 
-static struct linear_job job_of(const struct cuda_matrix *w, const struct cuda_product *p)
-{
-    struct linear_job job = {};
-    job.p = *p;
-    job.data = w->data;
-    job.bias = w->bias;
-    job.n_matrices = 1;
-    job.n_out = w->n_out;
-    job.n_in = w->n_in;
-    job.stride = w->stride;
-    job.type = w->type;
-    return job;
-}
-
-static struct linear_job stack_job_of(const struct cuda_stack *s, const struct cuda_product *p)
-{
-    struct linear_job job = job_of(s->shape, p);
-    job.datas = s->data;
-    job.biases = s->bias;
-    job.bias = NULL;
-    job.n_matrices = s->n;
-    return job;
-}
-
-static uint32_t tiles(uint32_t n, uint32_t size)
-{
-    return (n + size - 1) / size;
-}
-
 static dim3 grid_of(const struct linear_job &job, uint32_t rows, uint32_t outs)
 {
     uint32_t across = tiles(job.n_out, outs);
@@ -411,15 +338,6 @@ void cuda_linear_fast(cudaStream_t stream, const struct cuda_matrix *w, const st
     fast(stream, job_of(w, p));
 }
 
-static struct linear_job each_job_of(const struct cuda_stack *s, const struct cuda_product *p, size_t x_step,
-                                     size_t y_step)
-{
-    struct linear_job job = stack_job_of(s, p);
-    job.x_step = x_step;
-    job.y_step = y_step;
-    return job;
-}
-
 void cuda_each_exact(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p, size_t x_step,
                      size_t y_step)
 {
@@ -430,13 +348,6 @@ void cuda_each_fast(cudaStream_t stream, const struct cuda_stack *s, const struc
                     size_t y_step)
 {
     fast(stream, each_job_of(s, p, x_step, y_step));
-}
-
-static struct linear_job sorted_job_of(const struct cuda_stack *s, const struct cuda_product *p, const uint32_t *first)
-{
-    struct linear_job job = stack_job_of(s, p);
-    job.first = first;
-    return job;
 }
 
 void cuda_sorted_exact(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p,

@@ -99,6 +99,11 @@ static enum td_status pack_bias(struct kernels *k, const struct k_matrix_part *p
     return TD_OK;
 }
 
+static bool is_mapped(const struct kernels *k, const struct cuda_matrix *m)
+{
+    return ((const struct cuda *)k)->is_hopper && m->compute == COMPUTE_BF16;
+}
+
 enum td_status cuda_matrix_pack(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts,
                                 const struct matrix_shape *shape, struct k_matrix **out)
 {
@@ -115,6 +120,8 @@ enum td_status cuda_matrix_pack(struct kernels *k, const struct k_matrix_part *p
         return s;
     }
     write_parts(k, parts, n_parts, &m->on);
+    if (is_mapped(k, &m->on))
+        cuda_map_rows((struct cuda *)k, m->on.data, m->on.stride, 1, m->on.n_out, m->on.stride, &m->on.map);
     *out = m;
     return TD_OK;
 }
@@ -133,16 +140,33 @@ uint64_t cuda_matrix_bytes(const struct k_matrix *m)
     return m->on.len_bytes;
 }
 
-/* Where each matrix has its numbers, or its bias, as an array on the device. */
+/* An array on the device. */
+static enum td_status write_array(struct kernels *k, const void *array, size_t len_bytes, void **out)
+{
+    enum td_status status = cuda_alloc(k, len_bytes, out);
+    if (!status)
+        cuda_write(k, *out, array, len_bytes);
+    return status;
+}
+
+/* Where each matrix has its numbers, or its bias. */
 static enum td_status write_pointers(struct kernels *k, const struct k_stack *s, bool is_bias, void **out)
 {
     const void **pointers = mem_array(s->on.n, sizeof(*pointers));
     for (uint32_t i = 0; i < s->on.n; i++)
         pointers[i] = is_bias ? (const void *)s->matrices[i]->on.bias : s->matrices[i]->on.data;
-    enum td_status status = cuda_alloc(k, s->on.n * sizeof(*pointers), out);
-    if (!status)
-        cuda_write(k, *out, pointers, s->on.n * sizeof(*pointers));
+    enum td_status status = write_array(k, pointers, s->on.n * sizeof(*pointers), out);
     free(pointers);
+    return status;
+}
+
+static enum td_status write_maps(struct kernels *k, const struct k_stack *s, void **out)
+{
+    struct cuda_map *maps = mem_array(s->on.n, sizeof(*maps));
+    for (uint32_t i = 0; i < s->on.n; i++)
+        maps[i] = s->matrices[i]->on.map;
+    enum td_status status = write_array(k, maps, s->on.n * sizeof(*maps), out);
+    free(maps);
     return status;
 }
 
@@ -155,6 +179,7 @@ static void stack_free(struct kernels *k, struct k_stack *s)
 {
     cuda_free(k, (void *)(uintptr_t)s->on.data);
     cuda_free(k, (void *)(uintptr_t)s->on.bias);
+    cuda_free(k, (void *)(uintptr_t)s->on.maps);
     free(s->matrices);
     free(s);
 }
@@ -173,12 +198,15 @@ enum td_status cuda_stack_open(struct kernels *k, struct k_matrix *const *matric
     s->matrices = mem_dup(matrices, n * sizeof(struct k_matrix *));
     s->on.shape = &s->matrices[0]->on;
     s->on.n = n;
-    void *data = NULL, *bias = NULL;
+    void *data = NULL, *bias = NULL, *maps = NULL;
     enum td_status status = write_pointers(k, s, false, &data);
     if (!status && biased)
         status = write_pointers(k, s, true, &bias);
+    if (!status && is_mapped(k, s->on.shape))
+        status = write_maps(k, s, &maps);
     s->on.data = data;
     s->on.bias = bias;
+    s->on.maps = maps;
     if (status) {
         stack_free(k, s);
         return status;

@@ -3,6 +3,7 @@
  */
 #pragma once
 
+#include <cuda_runtime_api.h>
 #include <stdint.h>
 
 template <class T, int N> struct alignas(sizeof(T) * N) pack {
@@ -23,6 +24,15 @@ template <class T, int N> static __device__ __forceinline__ void store(T *y, con
 static inline bool by_four(const void *p, size_t stride, size_t step)
 {
     return (uintptr_t)p % 16 == 0 && stride % 4 == 0 && step % 4 == 0;
+}
+
+/* Of the current device. */
+static inline uint32_t device_number(enum cudaDeviceAttr what)
+{
+    int device = 0, n = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&n, what, device);
+    return (uint32_t)n;
 }
 
 static inline uint32_t pieces(size_t n, uint32_t of)

@@ -1,8 +1,8 @@
 /*
  * Products: which of the two orders of summation, and who computes.
  *
- * COMPUTE_BF16 rounds its rows into scratch first. Then the own product, whose rows have the same bits in any batch; or, if the
- * backend was opened with any_order, cuBLAS where there are many rows. Its algorithm is asked for once per shape and power of two of
+ * COMPUTE_BF16 rounds its rows into scratch first. Then the own product, by Hopper's own instructions on such a device, whose rows have
+ * the same bits in any batch; or, if the backend was opened with any_order, cuBLAS where there are many rows. Its algorithm is asked for once per shape and power of two of
  * rows. Those that split k over CTAs are left out: two runs of them may differ.
  */
 #include <stdlib.h>
@@ -39,6 +39,10 @@ enum td_status cuda_product_open(struct cuda *c, struct td_error *error_out)
     if (e != cudaSuccess)
         return td_fail(error_out, TD_ERR_UNSUPPORTED, "device cuda: no kernels for this device: %s",
                        cudaGetErrorString(e));
+    e = cuda_linear_hopper_open(&c->is_hopper);
+    if (e != cudaSuccess)
+        return td_fail(error_out, TD_ERR_UNSUPPORTED, "device cuda: no kernels for Hopper: %s", cudaGetErrorString(e));
+    c->is_hopper = c->is_hopper && cuda_map_open(c);
     return c->any_order ? blas_open(c, error_out) : TD_OK;
 }
 
@@ -140,13 +144,29 @@ bool cuda_product_blas(struct cuda *c, const struct cuda_matrix *m, const struct
     return true;
 }
 
-/* n_parts of each row, x_step apart, as bf16 in scratch: [n_rows][n_parts][stride]. */
-static const void *rounded(struct cuda *c, const struct cuda_matrix *m, const float *x, size_t x_stride, size_t x_step,
-                           uint32_t n_parts, uint32_t n_rows)
+/* n_parts of each row, x_step apart, as bf16 in scratch: [n_rows][n_parts][stride]; p is told, and map, where it is needed. */
+static void round_rows(struct cuda *c, const struct cuda_matrix *m, size_t x_step, uint32_t n_parts,
+                       struct cuda_product *p, struct cuda_map *map)
 {
-    void *to = cuda_scratch(c, (size_t)n_rows * n_parts * m->stride * sizeof(uint16_t));
-    cuda_round_rows(c->stream, x, x_stride, x_step, n_parts, m->n_in, n_rows, to, m->stride);
-    return to;
+    size_t x_stride = (size_t)n_parts * m->stride;
+    void *to = cuda_scratch(c, p->n_rows * x_stride * sizeof(uint16_t));
+    cuda_round_rows(c->stream, p->x, p->x_stride, x_step, n_parts, m->n_in, p->n_rows, to, m->stride);
+    p->x = to;
+    p->x_stride = x_stride;
+    if (c->is_hopper && p->n_rows)
+        cuda_map_rows(c, to, m->stride, n_parts, p->n_rows, x_stride, map);
+}
+
+static void linear_fast(struct cuda *c, const struct cuda_matrix *m, struct cuda_product *p)
+{
+    struct cuda_map x;
+    round_rows(c, m, 0, 1, p, &x);
+    if (c->any_order && p->n_rows >= BLAS_MIN_ROWS && cuda_product_blas(c, m, p))
+        return;
+    if (c->is_hopper)
+        cuda_linear_hopper(c->stream, m, p, &x);
+    else
+        cuda_linear_fast(c->stream, m, p);
 }
 
 void cuda_linear(struct kernels *k, const struct k_matrix *w, const float *x, uint32_t n_rows, float *y,
@@ -156,30 +176,42 @@ void cuda_linear(struct kernels *k, const struct k_matrix *w, const float *x, ui
     const struct cuda_matrix *m = &w->on;
     struct cuda_product p = {
         .x = x, .y = y, .x_stride = m->n_in, .y_stride = m->n_out, .n_rows = n_rows, .accumulate = accumulate};
-    if (m->compute == COMPUTE_F32) {
+    if (m->compute == COMPUTE_F32)
         cuda_linear_exact(c->stream, m, &p);
-    } else {
-        p.x = rounded(c, m, x, m->n_in, 0, 1, n_rows);
-        p.x_stride = m->stride;
-        if (!c->any_order || n_rows < BLAS_MIN_ROWS || !cuda_product_blas(c, m, &p))
-            cuda_linear_fast(c->stream, m, &p);
-    }
+    else
+        linear_fast(c, m, &p);
     CUDA_MUST(cudaGetLastError());
+}
+
+static void each_fast(struct cuda *c, const struct cuda_stack *s, const struct k_each *e, struct cuda_product *p)
+{
+    struct cuda_map x;
+    round_rows(c, s->shape, e->x_step, s->n, p, &x);
+    if (c->is_hopper)
+        cuda_each_hopper(c->stream, s, p, &x, e->y_step);
+    else
+        cuda_each_fast(c->stream, s, p, s->shape->stride, e->y_step);
 }
 
 void cuda_linear_each(struct kernels *k, const struct k_stack *s, const struct k_each *e, uint32_t n_rows)
 {
     struct cuda *c = cuda_enter(k);
-    const struct cuda_matrix *m = s->on.shape;
     struct cuda_product p = {.x = e->x, .y = e->y, .x_stride = e->x_stride, .y_stride = e->y_stride, .n_rows = n_rows};
-    if (m->compute == COMPUTE_F32) {
+    if (s->on.shape->compute == COMPUTE_F32)
         cuda_each_exact(c->stream, &s->on, &p, e->x_step, e->y_step);
-    } else {
-        p.x = rounded(c, m, e->x, e->x_stride, e->x_step, s->on.n, n_rows);
-        p.x_stride = (size_t)s->on.n * m->stride;
-        cuda_each_fast(c->stream, &s->on, &p, m->stride, e->y_step);
-    }
+    else
+        each_fast(c, &s->on, e, &p);
     CUDA_MUST(cudaGetLastError());
+}
+
+static void sorted_fast(struct cuda *c, const struct cuda_stack *s, const uint32_t *first, struct cuda_product *p)
+{
+    struct cuda_map x;
+    round_rows(c, s->shape, 0, 1, p, &x);
+    if (c->is_hopper)
+        cuda_sorted_hopper(c->stream, s, p, &x, first);
+    else
+        cuda_sorted_fast(c->stream, s, p, first);
 }
 
 void cuda_linear_sorted(struct kernels *k, const struct k_stack *s, const uint32_t *first, uint32_t n_rows,
@@ -188,12 +220,9 @@ void cuda_linear_sorted(struct kernels *k, const struct k_stack *s, const uint32
     struct cuda *c = cuda_enter(k);
     const struct cuda_matrix *m = s->on.shape;
     struct cuda_product p = {.x = x, .y = y, .x_stride = m->n_in, .y_stride = m->n_out, .n_rows = n_rows};
-    if (m->compute == COMPUTE_F32) {
+    if (m->compute == COMPUTE_F32)
         cuda_sorted_exact(c->stream, &s->on, &p, first);
-    } else {
-        p.x = rounded(c, m, x, m->n_in, 0, 1, n_rows);
-        p.x_stride = m->stride;
-        cuda_sorted_fast(c->stream, &s->on, &p, first);
-    }
+    else
+        sorted_fast(c, &s->on, first, &p);
     CUDA_MUST(cudaGetLastError());
 }

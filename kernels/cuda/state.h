@@ -3,6 +3,7 @@
  *
  *     memory.c    memory of the device, and what goes between it and the host
  *     matrix.c    weights
+ *     map.c       what Hopper must know of matrices to copy them
  *     product.c   products with them
  *     limits.c    what the device can do at most
  *     backend.c   opening, and the table of operations
@@ -13,6 +14,7 @@
 #pragma once
 
 #include <cublasLt.h>
+#include <cudaTypedefs.h>
 #include <stddef.h>
 
 #include "kernels/cuda/cuda.h"
@@ -93,6 +95,9 @@ struct cuda {
     struct cuda_graph *graphs; /* [n_graphs] */
     uint32_t n_graphs, next_graph, capturing;
 
+    bool is_hopper; /* products and attention by its own instructions */
+    PFN_cuTensorMapEncodeTiled_v12000 encode_map;
+
     bool any_order;
     cublasLtHandle_t blas; /* NULL: not needed so far */
     void *workspace;
@@ -158,6 +163,14 @@ uint64_t cuda_matrix_bytes(const struct k_matrix *m);
 enum td_status cuda_stack_open(struct kernels *k, struct k_matrix *const *matrices, uint32_t n, struct k_stack **out);
 void cuda_stack_close(struct kernels *k, struct k_stack *s);
 uint64_t cuda_stack_bytes(const struct k_stack *s);
+
+/* ------------------------------------------------------------------- map.c */
+
+/* False: the driver has no tensor maps. */
+bool cuda_map_open(struct cuda *c);
+/* n_rows rows of n_parts times stride numbers (bf16; stride a multiple of 8), apart by row_stride numbers. */
+void cuda_map_rows(struct cuda *c, const void *data, uint32_t stride, uint32_t n_parts, uint32_t n_rows,
+                   size_t row_stride, struct cuda_map *out);
 
 /* --------------------------------------------------------------- product.c */
 

@@ -398,6 +398,59 @@ START_TEST(test_linear_row_is_the_same_alone_and_in_a_batch)
 }
 END_TEST
 
+/* Around the sizes of tiles and of what is copied at once, in all three directions. */
+START_TEST(test_linear_bf16_is_near_plain_at_the_edges_of_tiles)
+{
+    static const uint32_t ROWS[] = {1, 7, 31, 32, 33, 64, 65, 128, 300}, OUTS[] = {1, 31, 33, 64, 127, 129};
+    static const uint32_t N_IN[] = {8, 16, 63, 64, 65, 127, 128, 136, 257};
+    open_fast(_i);
+    for (uint32_t i = 0; i < 2 * sizeof(ROWS) / sizeof(ROWS[0]); i++) {
+        struct linear_case c = {.n_in = N_IN[i * 5 % 9],
+                                .n_out = {OUTS[i % 6], 0},
+                                .type = {NUM_BF16, NUM_BF16},
+                                .compute = COMPUTE_BF16,
+                                .accumulate = i % 2,
+                                .bias = i % 3};
+        check_linear(&c, ROWS[i % 9], i);
+    }
+    close_device();
+}
+END_TEST
+
+/* So many rows and outputs that a device takes its largest tiles; fewer of the rows, smaller ones. */
+START_TEST(test_linear_bf16_row_is_the_same_in_tiles_of_any_size)
+{
+    enum { N_ROWS = 2100, N_IN = 72, N_OUT = 1100 };
+    static const uint32_t SIZES[] = {1, 60, 300, 1000};
+    open_fast(_i);
+    struct kernels *k = sides[1];
+    struct linear_case c = {.n_in = N_IN, .n_out = {N_OUT, 0}, .type = {NUM_BF16, NUM_BF16}, .compute = COMPUTE_BF16};
+    c.bias = true;
+    struct weights w = weights_open(&c, 5);
+    float *x = data_floats(6, N_ROWS * N_IN, 1), *all = mem_array(N_ROWS * N_OUT, sizeof(float));
+    float *y = mem_array(1000 * N_OUT, sizeof(float));
+    struct twin in = twin_of(x, N_ROWS * N_IN * sizeof(float)), out = twin_of(all, N_ROWS * N_OUT * sizeof(float));
+    for (int i = 0; i < 2; i++)
+        k_linear(sides[i], w.at[i], in.at[i], N_ROWS, out.at[i], false);
+    linear_near(&w, x, NULL, &out);
+    k_read(k, all, out.at[1], N_ROWS * N_OUT * sizeof(float));
+    for (uint32_t i = 0; i < sizeof(SIZES) / sizeof(SIZES[0]); i++) {
+        uint32_t n = SIZES[i], row = (N_ROWS - n) / 2;
+        k_linear(k, w.at[1], (float *)in.at[1] + row * N_IN, n, out.at[1], false);
+        k_read(k, y, out.at[1], n * N_OUT * sizeof(float));
+        k_finish(k);
+        data_equal(y, all + row * N_OUT, n * N_OUT, "rows of a smaller batch");
+    }
+    twin_free(&in);
+    twin_free(&out);
+    weights_free(&w);
+    free(x);
+    free(y);
+    free(all);
+    close_device();
+}
+END_TEST
+
 /* Parts that are transposed or interleaved, with biases as well, against straight ones. */
 START_TEST(test_matrix_parts_may_be_transposed_or_interleaved)
 {
@@ -998,6 +1051,8 @@ int main(void)
                                   test_linear_in_any_order_is_near_plain,
                                   test_linear_is_right_for_large_shapes,
                                   test_linear_row_is_the_same_alone_and_in_a_batch,
+                                  test_linear_bf16_is_near_plain_at_the_edges_of_tiles,
+                                  test_linear_bf16_row_is_the_same_in_tiles_of_any_size,
                                   test_matrix_parts_may_be_transposed_or_interleaved,
                                   test_matrix_pack_refuses_empty_shapes,
                                   test_linear_each_gives_what_linear_gives,

@@ -1,0 +1,392 @@
+/*
+ * The fast products of linear.cu by Hopper's own instructions: the same three launches, any number of rows.
+ *
+ * As many CTAs as multiprocessors stay and walk over tiles of outputs by rows. In each, one warp has the tensor memory accelerator
+ * fill stages of shared memory with weights and rows, as far ahead as there are stages, also into the next tile; a warpgroup for every
+ * 64 outputs multiplies what is there (weights are the first operand, rows the second: few rows waste little). While one warpgroup
+ * stores its sums the other may go on by as many stages as there are.
+ *
+ *     k        ascending in steps of 16, all in one accumulator; the last step's missing numbers are zeros, and steps of nothing but
+ *              zeros are not taken. So neither tile nor stage shows in the bits.
+ *     tiles    the shape that is estimated to be done first, by tiles that a multiprocessor gets and what one costs: its products, or
+ *              the bytes that it brings in. The narrow ones are there to have every multiprocessor read weights, and many stages, to
+ *              have enough of them on their way.
+ *     boxes    of 32 rows by 64 numbers, of every shape, so that a matrix has one tensor map. What lies outside of it becomes zeros,
+ *              and is not read.
+ *     order    bands of BAND_ROWS rows, in them all rows for some outputs first: what CTAs read at a time is about as much of the
+ *              weights as of the rows, and the second level cache has it.
+ *
+ * A tile of 32 outputs is half of what one product takes: the other half is whatever lies behind it in shared memory, and its sums are
+ * not stored.
+ *
+ * Sorted rows: first[] is on the device only, so a warp counts tiles by itself. A tile's box may reach into the next matrix's rows, whose
+ * sums are not stored.
+ */
+#include "kernels/cuda/linear.cuh"
+#include "kernels/cuda/pack.cuh"
+#include "kernels/cuda/stages.cuh"
+
+static constexpr uint32_t WARP = 32, ALL = 0xffffffff;
+static constexpr uint32_t BAND_ROWS = 2048;
+
+struct hopper_job {
+    alignas(64) struct cuda_map w; /* of one matrix */
+    alignas(64) struct cuda_map x; /* numbers, matrices (sorted rows: 1), rows */
+    const struct cuda_map *ws;     /* of a stack; NULL: one matrix */
+    struct linear_job job;
+    uint32_t n_row_tiles; /* of all matrices; sorted rows: not known here */
+};
+
+/* OUTS x ROWS sums; K numbers of each in a stage: slabs of 64, weights before rows. */
+template <uint32_t OUTS_, uint32_t ROWS_, uint32_t K_> struct hopper_shape {
+    static constexpr uint32_t OUTS = OUTS_, ROWS = ROWS_, K = K_;
+    static constexpr uint32_t WARPGROUPS = OUTS <= 64 ? 1 : 2, WARPS = WARPGROUPS * 4, THREADS = (WARPS + 4) * WARP;
+    static constexpr uint32_t SLABS = K / CUDA_BOX_NUMBERS, ROW_BYTES = CUDA_BOX_NUMBERS * 2; /* of a slab */
+    static constexpr uint32_t W_SLAB = OUTS * ROW_BYTES, X_SLAB = ROWS * ROW_BYTES, X_AT = W_SLAB * SLABS;
+    static constexpr uint32_t STAGE = (W_SLAB + X_SLAB) * SLABS, ROOM = 226 * 1024, STAGES = ROOM / STAGE;
+    static constexpr uint32_t BYTES = STAGES * STAGE + sizeof(struct stages<STAGES>);
+    static constexpr uint32_t BAND = BAND_ROWS / ROWS;
+    static_assert(STAGES >= 4 && STAGE % 1024 == 0 && BYTES <= 227 * 1024, "atoms are aligned, stages have room");
+};
+
+/* ------------------------------------------------------------------- tiles */
+
+/* Sums of own over the lanes before, this one included. */
+static __device__ __forceinline__ uint32_t sum_up_to(uint32_t own)
+{
+    uint32_t lane = threadIdx.x % WARP, sum = own;
+    for (uint32_t apart = 1; apart < WARP; apart *= 2) {
+        uint32_t other = __shfl_up_sync(ALL, sum, apart);
+        sum += lane >= apart ? other : 0;
+    }
+    return sum;
+}
+
+/* Row tiles of the matrix that this lane has among the 32 from first on. */
+static __device__ __forceinline__ uint32_t lane_tiles(const struct linear_job &job, uint32_t height, uint32_t first)
+{
+    uint32_t i = first + threadIdx.x % WARP;
+    return i < job.n_matrices ? tiles(job.first[i + 1] - job.first[i], height) : 0;
+}
+
+[[maybe_unused]] static __device__ uint32_t count_row_tiles(const struct hopper_job &h, uint32_t height)
+{
+    if (!h.job.first)
+        return h.n_row_tiles;
+    uint32_t n = 0;
+    for (uint32_t first = 0; first < h.job.n_matrices; first += WARP)
+        n += __shfl_sync(ALL, sum_up_to(lane_tiles(h.job, height, first)), WARP - 1);
+    return n;
+}
+
+/* Sorted rows: the row tile of that number. */
+[[maybe_unused]] static __device__ void find_sorted(const struct linear_job &job, uint32_t height, uint32_t number,
+                                                    struct tile *t)
+{
+    for (uint32_t first = 0;; first += WARP) {
+        uint32_t own = lane_tiles(job, height, first), end = sum_up_to(own);
+        uint32_t beyond = __ballot_sync(ALL, end > number);
+        if (beyond) {
+            uint32_t at = (uint32_t)__ffs((int)beyond) - 1;
+            t->matrix = first + at;
+            t->row0 = job.first[t->matrix] + (number - __shfl_sync(ALL, end - own, at)) * height;
+            t->n_rows = min(job.first[t->matrix + 1] - t->row0, height);
+            return;
+        }
+        number -= __shfl_sync(ALL, end, WARP - 1);
+    }
+}
+
+/* False: there are no more. All lanes of a warp call it. */
+template <class S>
+static __device__ __forceinline__ bool find_tile(const struct hopper_job &h, uint32_t n_row_tiles, uint32_t number,
+                                                 struct tile *t)
+{
+    uint32_t across = tiles(h.job.n_out, S::OUTS), first = number / (S::BAND * across) * S::BAND;
+    if (first >= n_row_tiles)
+        return false;
+    uint32_t within = number - first * across, height = min(n_row_tiles - first, S::BAND);
+    uint32_t row_tile = first + within % height;
+    t->out0 = within / height * S::OUTS;
+    if (t->out0 >= across * S::OUTS)
+        return false;
+    if (h.job.first) {
+        find_sorted(h.job, S::ROWS, row_tile, t);
+    } else {
+        uint32_t per_matrix = tiles(h.job.p.n_rows, S::ROWS);
+        t->matrix = row_tile / per_matrix;
+        t->row0 = row_tile % per_matrix * S::ROWS;
+        t->n_rows = min(h.job.p.n_rows - t->row0, S::ROWS);
+    }
+    return true;
+}
+
+/* ------------------------------------------------------------------ kernel */
+
+/* From k on, of a tile. */
+template <class S>
+static __device__ __forceinline__ void fill_stage(const struct hopper_job &h, const void *w, const struct tile &t,
+                                                  uint32_t k, uint8_t *stage, uint64_t *full)
+{
+    uint32_t x_matrix = h.job.first ? 0 : t.matrix;
+    barrier_expect(full, S::STAGE);
+#pragma unroll
+    for (uint32_t slab = 0; slab < S::SLABS; slab++) {
+        uint32_t at = k + slab * CUDA_BOX_NUMBERS;
+#pragma unroll
+        for (uint32_t out = 0; out < S::OUTS; out += CUDA_BOX_ROWS)
+            copy_box(stage + slab * S::W_SLAB + out * S::ROW_BYTES, w, full, at, 0, t.out0 + out);
+#pragma unroll
+        for (uint32_t row = 0; row < S::ROWS; row += CUDA_BOX_ROWS)
+            copy_box(stage + S::X_AT + slab * S::X_SLAB + row * S::ROW_BYTES, &h.x, full, at, x_matrix, t.row0 + row);
+    }
+}
+
+template <class S>
+static __device__ __forceinline__ void produce(const struct hopper_job &h, uint8_t *shared,
+                                               struct stages<S::STAGES> *ring)
+{
+    struct turn<S::STAGES> turn;
+    struct tile t;
+    uint32_t n_row_tiles = count_row_tiles(h, S::ROWS);
+    for (uint32_t number = blockIdx.x; find_tile<S>(h, n_row_tiles, number, &t); number += gridDim.x) {
+        const struct cuda_map *w = h.ws ? h.ws + t.matrix : &h.w;
+        if (h.ws)
+            fence_map(w);
+        for (uint32_t k = 0; k < h.job.n_in; k += S::K, turn.next())
+            if (threadIdx.x % WARP == 0) {
+                wait_empty(ring, turn);
+                fill_stage<S>(h, w, t, k, shared + turn.stage * S::STAGE, &ring->full[turn.stage]);
+            }
+        __syncwarp();
+    }
+}
+
+/* Operands of a stage, step 0. */
+struct operands {
+    uint64_t w, x;
+};
+
+template <class S>
+static __device__ __forceinline__ struct operands wait_operands(const uint8_t *shared, uint32_t out0,
+                                                                struct stages<S::STAGES> *ring,
+                                                                const struct turn<S::STAGES> &turn)
+{
+    const uint8_t *stage = shared + turn.stage * S::STAGE;
+    wait_full(ring, turn);
+    return {operand_at(stage + out0 * S::ROW_BYTES), operand_at(stage + S::X_AT)};
+}
+
+template <class S>
+static __device__ __forceinline__ void multiply_step(const struct operands &o, uint32_t step,
+                                                     float (&sum)[S::ROWS / 8][4])
+{
+    multiply_64(sum, operand_further(o.w, step / 4 * S::W_SLAB + step % 4 * 32),
+                operand_further(o.x, step / 4 * S::X_SLAB + step % 4 * 32));
+}
+
+/* What y holds is read for some sums together, or each addition would wait for a read of its own. */
+template <int N>
+static __device__ __forceinline__ void put_sums(const struct target &to, uint32_t out0, const float (&sum)[N][4])
+{
+    constexpr int TOGETHER = 4;
+    uint32_t lane = threadIdx.x % WARP, out = out0 + lane / 4, row0 = lane % 4 * 2;
+    float bias[2] = {0, 0}, *y[2] = {to.y + out + row0 * to.y_stride, to.y + out + (row0 + 1) * to.y_stride};
+    if (to.bias)
+        for (uint32_t half = 0; half < 2; half++)
+            bias[half] = out + half * 8 < to.n_outs ? to.bias[out + half * 8] : 0;
+#pragma unroll
+    for (int j0 = 0; j0 < N; j0 += TOGETHER) {
+        float before[TOGETHER][4] = {};
+        auto each = [&](auto act) {
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (row0 + (j0 + j) * 8 + i % 2 < to.n_rows && out + i / 2 * 8 < to.n_outs)
+                        act(j, i, y[i % 2] + j * 8 * to.y_stride + i / 2 * 8);
+        };
+        if (to.accumulate)
+            each([&](int j, int i, const float *at) { before[j][i] = *at; });
+        each([&](int j, int i, float *at) { *at = finished(to, sum[j0 + j][i], bias[i / 2], before[j][i]); });
+        for (uint32_t r = 0; r < 2; r++)
+            y[r] += TOGETHER * 8 * to.y_stride;
+    }
+}
+
+/* All stages of a tile; the last one may hold less than K numbers. A stage is released when the products of the next one are queued. */
+template <class S>
+static __device__ __forceinline__ void multiply_tile(uint32_t n_in, const uint8_t *shared, uint32_t out0,
+                                                     struct stages<S::STAGES> *ring, struct turn<S::STAGES> *turn,
+                                                     float (&sum)[S::ROWS / 8][4])
+{
+    uint32_t before = turn->stage, k = 0;
+    for (; k + S::K <= n_in; k += S::K, turn->next()) {
+        const struct operands o = wait_operands<S>(shared, out0, ring, *turn);
+        multiply_fence();
+#pragma unroll
+        for (uint32_t step = 0; step < S::K / 16; step++)
+            multiply_step<S>(o, step, sum);
+        multiply_commit();
+        multiply_wait<1>();
+        if (k)
+            release(ring, before);
+        before = turn->stage;
+    }
+    multiply_wait<0>(sum);
+    if (k)
+        release(ring, before);
+    if (k == n_in)
+        return;
+    const struct operands o = wait_operands<S>(shared, out0, ring, *turn);
+    for (uint32_t step = 0; step < tiles(n_in - k, 16); step++) {
+        multiply_fence();
+        multiply_step<S>(o, step, sum);
+        multiply_commit();
+        multiply_wait<0>(sum);
+    }
+    release(ring, turn->stage);
+    turn->next();
+}
+
+template <class S>
+static __device__ __forceinline__ void consume(const struct hopper_job &h, uint32_t warp, const uint8_t *shared,
+                                               struct stages<S::STAGES> *ring)
+{
+    struct turn<S::STAGES> turn;
+    struct tile t;
+    uint32_t n_row_tiles = count_row_tiles(h, S::ROWS);
+    for (uint32_t number = blockIdx.x; find_tile<S>(h, n_row_tiles, number, &t); number += gridDim.x) {
+        float sum[S::ROWS / 8][4] = {};
+        multiply_tile<S>(h.job.n_in, shared, warp / 4 * 64, ring, &turn, sum);
+        if (warp * 16 < S::OUTS)
+            put_sums(target_of(h.job, t), warp * 16, sum);
+    }
+}
+
+/* The last warpgroup produces: its first warp. What registers it does not need the others get. */
+template <class S>
+static __global__ void __launch_bounds__(S::THREADS, 1) multiply(const __grid_constant__ struct hopper_job h)
+{
+    extern __shared__ __align__(1024) uint8_t shared[];
+    if constexpr (IS_HOPPER) {
+        auto *ring = (struct stages<S::STAGES> *)(shared + S::STAGES * S::STAGE);
+        uint32_t warp =
+            __shfl_sync(ALL, threadIdx.x / WARP, 0); /* so that the compiler, too, knows it the same for all */
+        if (threadIdx.x == 0)
+            ring->init(1, S::WARPS);
+        __syncthreads();
+        if (warp >= S::WARPS) {
+            if constexpr (S::WARPGROUPS == 2)
+                registers_give<40>();
+            if (warp == S::WARPS)
+                produce<S>(h, shared, ring);
+        } else {
+            if constexpr (S::WARPGROUPS == 2)
+                registers_take<232>();
+            consume<S>(h, warp, shared, ring);
+        }
+    }
+}
+
+/* ---------------------------------------------------------------- launches */
+
+/* A shape, and what a tile of it costs: cycles for a number of k, by the products, or by the bytes that a multiprocessor gets in one. */
+struct choice {
+    void (*kernel)(struct hopper_job);
+    uint32_t outs, rows, threads, shared_bytes;
+    double cost;
+};
+
+template <class S> static struct choice choice_of(void)
+{
+    constexpr double PRODUCTS = 2048, BYTES = 40;
+    double products = S::OUTS * S::ROWS / PRODUCTS, bytes = (S::OUTS + S::ROWS) * 2 / BYTES;
+    return {multiply<S>, S::OUTS, S::ROWS, S::THREADS, S::BYTES, products > bytes ? products : bytes};
+}
+
+/* Larger ones first: on equal terms they read less. */
+static const struct choice CHOICES[] = {choice_of<hopper_shape<128, 256, 64>>(),
+                                        choice_of<hopper_shape<128, 128, 64>>(), choice_of<hopper_shape<64, 64, 128>>(),
+                                        choice_of<hopper_shape<32, 32, 128>>()};
+
+/* Row tiles of all matrices; of sorted rows as many as if each had the same. */
+static uint32_t expect_row_tiles(const struct linear_job &job, uint32_t height)
+{
+    uint32_t n_used = job.first && job.p.n_rows < job.n_matrices ? job.p.n_rows : job.n_matrices;
+    return n_used * tiles(job.first ? tiles(job.p.n_rows, n_used) : job.p.n_rows, height);
+}
+
+static const struct choice *choose(const struct linear_job &job, uint32_t n_sms)
+{
+    const struct choice *best = NULL;
+    double least = 0;
+    for (const struct choice &c : CHOICES) {
+        uint64_t n_tiles = (uint64_t)expect_row_tiles(job, c.rows) * tiles(job.n_out, c.outs);
+        double cost = (double)((n_tiles + n_sms - 1) / n_sms) * c.cost;
+        if (!best || cost < least) {
+            best = &c;
+            least = cost;
+        }
+    }
+    return best;
+}
+
+static void launch(cudaStream_t stream, struct hopper_job *h)
+{
+    if (!h->job.p.n_rows)
+        return;
+    uint32_t n_sms = device_number(cudaDevAttrMultiProcessorCount);
+    const struct choice *c = choose(h->job, n_sms);
+    h->n_row_tiles = h->job.n_matrices * tiles(h->job.p.n_rows, c->rows);
+    uint64_t n_tiles = h->n_row_tiles;
+    if (h->job.first)
+        n_tiles = h->job.p.n_rows / c->rows + h->job.n_matrices; /* at most */
+    n_tiles *= tiles(h->job.n_out, c->outs);
+    auto *kernel = c->kernel;
+    uint32_t n_ctas = n_tiles < n_sms ? (uint32_t)n_tiles : n_sms;
+    kernel<<<n_ctas, c->threads, c->shared_bytes, stream>>>(*h);
+}
+
+cudaError_t cuda_linear_hopper_open(bool *has_out)
+{
+    cudaFuncAttributes attributes;
+    cudaError_t e = cudaFuncGetAttributes(&attributes, CHOICES[0].kernel);
+    *has_out = e == cudaSuccess && attributes.ptxVersion >= 90; /* else the device compiled an older one's */
+    for (const struct choice &c : CHOICES)
+        if (e == cudaSuccess && *has_out)
+            e = cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.shared_bytes);
+    return e;
+}
+
+static struct hopper_job hopper_job_of(const struct linear_job &job, const struct cuda_map *x)
+{
+    struct hopper_job h = {};
+    h.job = job;
+    h.x = *x;
+    return h;
+}
+
+void cuda_linear_hopper(cudaStream_t stream, const struct cuda_matrix *w, const struct cuda_product *p,
+                        const struct cuda_map *x)
+{
+    struct hopper_job h = hopper_job_of(job_of(w, p), x);
+    h.w = w->map;
+    launch(stream, &h);
+}
+
+void cuda_each_hopper(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p,
+                      const struct cuda_map *x, size_t y_step)
+{
+    struct hopper_job h = hopper_job_of(each_job_of(s, p, 0, y_step), x);
+    h.ws = s->maps;
+    launch(stream, &h);
+}
+
+void cuda_sorted_hopper(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p,
+                        const struct cuda_map *x, const uint32_t *first)
+{
+    struct hopper_job h = hopper_job_of(sorted_job_of(s, p, first), x);
+    h.ws = s->maps;
+    launch(stream, &h);
+}

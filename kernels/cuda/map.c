@@ -1,0 +1,40 @@
+/*
+ * Tensor maps: what Hopper's tensor memory accelerator must know of a matrix to copy boxes of it into shared memory. The driver encodes
+ * them; the runtime finds its function, so that the driver is not linked.
+ */
+#include <assert.h>
+#include <string.h>
+
+#include "kernels/cuda/state.h"
+
+enum { MAP_DRIVER = 12000, /* the first one that has them */ RANK = 3 };
+
+bool cuda_map_open(struct cuda *c)
+{
+    void *found = NULL;
+    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    cudaError_t e =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, MAP_DRIVER, cudaEnableDefault, &result);
+    if (e != cudaSuccess || result != cudaDriverEntryPointSuccess) {
+        cudaGetLastError(); /* so that the next operation does not find it */
+        return false;
+    }
+    memcpy(&c->encode_map, &found, sizeof(found)); /* what ISO C has no cast for */
+    return true;
+}
+
+void cuda_map_rows(struct cuda *c, const void *data, uint32_t stride, uint32_t n_parts, uint32_t n_rows,
+                   size_t row_stride, struct cuda_map *out)
+{
+    const cuuint64_t dims[RANK] = {stride, n_parts, n_rows};
+    const cuuint64_t strides[RANK - 1] = {stride * sizeof(uint16_t), row_stride * sizeof(uint16_t)}; /* bytes */
+    const cuuint32_t box[RANK] = {CUDA_BOX_NUMBERS, 1, CUDA_BOX_ROWS}, steps[RANK] = {1, 1, 1};
+    CUtensorMap map;
+    CUresult r = c->encode_map(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, RANK, (void *)(uintptr_t)data, dims, strides,
+                               box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (r != CUDA_SUCCESS)
+        cuda_die(__func__, "cuTensorMapEncodeTiled refused");
+    static_assert(sizeof(*out) == sizeof(map), "a map is copied as it is");
+    memcpy(out, &map, sizeof(map));
+}
