@@ -6,23 +6,19 @@
  * does not leave pool_run() (and so does not write them again) before every claimed piece is done; a thread without a claim
  * touches none of them. That is why a late thread is harmless: it either claims a piece of the job that runs now or nothing.
  *
- * Sleeping is by futex on `epoch` (threads) and on `n_done` (the caller), not by mutex and condition: a wake-up costs a
- * system call only if somebody sleeps.
+ * Threads wait on `epoch`, the caller on `all_done`, which rises once a job: eventcounts, not mutex and condition, because a wake-up costs
+ * a system call only if somebody sleeps.
  */
 #include "kernels/cpu/pool.h"
 
-#include <linux/futex.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
+#include "base/eventcount.h"
 #include "base/mem.h"
 #include "base/thread.h"
-
-enum { SPINS = 4000 }; /* some 20 to 50 microseconds */
 
 struct worker {
     struct pool *pool;
@@ -33,9 +29,8 @@ struct worker {
 struct pool {
     _Alignas(64) _Atomic uint64_t ticket;
     _Alignas(64) _Atomic uint32_t n_done;
-    _Alignas(64) _Atomic uint32_t epoch; /* rises with each job and at the end */
-    _Atomic uint32_t n_asleep;
-    _Atomic bool caller_asleep;
+    _Alignas(64) struct eventcount epoch; /* rises with each job and at the end */
+    struct eventcount all_done;           /* rises with the last piece of each job */
     _Atomic bool closing;
     void (*run)(void *arg, uint32_t piece, uint32_t thread);
     void *arg;
@@ -43,23 +38,6 @@ struct pool {
     uint32_t n_threads;
     struct worker *workers; /* [n_threads]; 0 is the caller */
 };
-
-static void futex_wait(_Atomic uint32_t *word, uint32_t seen)
-{
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
-}
-
-static void futex_wake(_Atomic uint32_t *word, int n)
-{
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, n, NULL, NULL, 0);
-}
-
-static void relax(void)
-{
-#ifdef __x86_64__
-    __builtin_ia32_pause();
-#endif
-}
 
 static bool claim(struct pool *p, uint32_t *left_out)
 {
@@ -79,22 +57,9 @@ static void work(struct pool *p, uint32_t thread)
     while (claim(p, &left)) {
         uint32_t n_pieces = p->n_pieces;
         p->run(p->arg, n_pieces - left, thread);
-        if (atomic_fetch_add(&p->n_done, 1) + 1 == n_pieces && atomic_load(&p->caller_asleep))
-            futex_wake(&p->n_done, 1);
+        if (atomic_fetch_add(&p->n_done, 1) + 1 == n_pieces)
+            eventcount_raise(&p->all_done);
     }
-}
-
-static void wait_for_job(struct pool *p, uint32_t seen)
-{
-    for (uint32_t i = 0; i < SPINS; i++) {
-        if (atomic_load_explicit(&p->epoch, memory_order_acquire) != seen)
-            return;
-        relax();
-    }
-    atomic_fetch_add(&p->n_asleep, 1);
-    while (atomic_load(&p->epoch) == seen)
-        futex_wait(&p->epoch, seen);
-    atomic_fetch_sub(&p->n_asleep, 1);
 }
 
 static void *worker_main(void *arg)
@@ -102,18 +67,11 @@ static void *worker_main(void *arg)
     const struct worker *w = arg;
     uint32_t seen = 0;
     while (!atomic_load(&w->pool->closing)) {
-        wait_for_job(w->pool, seen);
-        seen = atomic_load(&w->pool->epoch);
+        eventcount_wait(&w->pool->epoch, seen);
+        seen = eventcount_read(&w->pool->epoch);
         work(w->pool, w->index);
     }
     return NULL;
-}
-
-static void raise_epoch(struct pool *p)
-{
-    atomic_fetch_add(&p->epoch, 1);
-    if (atomic_load(&p->n_asleep))
-        futex_wake(&p->epoch, INT32_MAX);
 }
 
 struct pool *pool_open(uint32_t n_threads)
@@ -137,7 +95,7 @@ void pool_close(struct pool *p)
     if (!p)
         return;
     atomic_store(&p->closing, true);
-    raise_epoch(p);
+    eventcount_raise(&p->epoch);
     for (uint32_t i = 1; i < p->n_threads; i++)
         pthread_join(p->workers[i].thread, NULL);
     free(p->workers);
@@ -147,20 +105,6 @@ void pool_close(struct pool *p)
 uint32_t pool_n_threads(const struct pool *p)
 {
     return p->n_threads;
-}
-
-static void wait_for_pieces(struct pool *p, uint32_t n_pieces)
-{
-    uint32_t done = 0;
-    for (uint32_t i = 0; i < SPINS; i++) {
-        if (atomic_load_explicit(&p->n_done, memory_order_acquire) == n_pieces)
-            return;
-        relax();
-    }
-    atomic_store(&p->caller_asleep, true);
-    while ((done = atomic_load(&p->n_done)) != n_pieces)
-        futex_wait(&p->n_done, done);
-    atomic_store(&p->caller_asleep, false);
 }
 
 void pool_run(struct pool *p, void (*run)(void *arg, uint32_t piece, uint32_t thread), void *arg, uint32_t n_pieces)
@@ -173,10 +117,11 @@ void pool_run(struct pool *p, void (*run)(void *arg, uint32_t piece, uint32_t th
     p->run = run;
     p->arg = arg;
     p->n_pieces = n_pieces;
+    uint32_t seen = eventcount_read(&p->all_done);
     atomic_store(&p->n_done, 0);
     uint64_t job = (atomic_load(&p->ticket) >> 32) + 1;
     atomic_store_explicit(&p->ticket, job << 32 | n_pieces, memory_order_release);
-    raise_epoch(p);
+    eventcount_raise(&p->epoch);
     work(p, 0);
-    wait_for_pieces(p, n_pieces);
+    eventcount_wait(&p->all_done, seen);
 }

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/eventcount.h"
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -106,6 +107,38 @@ START_TEST(test_mailbox_keeps_each_senders_order_and_loses_nothing)
     for (int i = 0; i < 3; i++)
         pthread_join(threads[i], NULL);
     mailbox_fini(&box);
+}
+END_TEST
+
+struct ping {
+    struct eventcount turns[2]; /* of the test and of the thread */
+    uint32_t ball;
+};
+
+static void *answer(void *arg)
+{
+    struct ping *p = arg;
+    for (uint32_t i = 0; i < 2000; i++) {
+        eventcount_wait(&p->turns[0], i);
+        p->ball++;
+        eventcount_raise(&p->turns[1]);
+    }
+    return NULL;
+}
+
+START_TEST(test_eventcount_wakes_who_waits_and_shows_what_was_written)
+{
+    struct ping p = {.ball = 0};
+    pthread_t thread = thread_start("answer", answer, &p);
+    for (uint32_t i = 0; i < 2000; i++) {
+        p.ball++;
+        eventcount_raise(&p.turns[0]);
+        eventcount_wait(&p.turns[1], i);
+        if (p.ball != 2 * (i + 1)) /* libcheck notes every assertion in a file */
+            ck_abort_msg("%u after %u turns", p.ball, i + 1);
+    }
+    pthread_join(thread, NULL);
+    ck_assert_uint_eq(eventcount_read(&p.turns[1]), 2000);
 }
 END_TEST
 
@@ -341,7 +374,7 @@ START_TEST(test_faults_file_that_makes_no_sense_changes_nothing)
     struct script s = script_new();
     struct faults *f;
     struct td_error e;
-    char said[4096] = "", blanks[20000];
+    char said[4096] = "", blanks[2000];
     int fds[2];
     ck_assert_int_eq(pipe(fds), 0);
     const struct log to_pipe = {.who = "test", .level = LOG_WARN, .fd = fds[1]};
@@ -494,6 +527,7 @@ int main(void)
     tcase_add_test(t, test_log_line_cannot_be_broken_by_a_value);
     tcase_add_test(t, test_virtual_clock_moves_only_when_told);
     tcase_add_test(t, test_mailbox_keeps_each_senders_order_and_loses_nothing);
+    tcase_add_test(t, test_eventcount_wakes_who_waits_and_shows_what_was_written);
     tcase_add_test(t, test_options_flag_beats_environment_beats_file_beats_default);
     tcase_add_test(t, test_options_bad_values_are_refused_by_name);
     tcase_add_test(t, test_metrics_render_prometheus_text);
