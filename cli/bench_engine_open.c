@@ -75,7 +75,7 @@ enum td_status bench_engine_open(struct bench_engine *b, const struct bench_opti
     if (s)
         return s;
     const struct engine_config c = {
-        .kernels = b->kernels,
+        .kernels = &b->kernels,
         .model = b->model,
         .compute = b->geometry.compute,
         .kv_dtype = b->geometry.layout.dtype,

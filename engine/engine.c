@@ -73,7 +73,6 @@ static enum td_status open_arrays(struct engine *e, struct td_error *error_out)
     e->wants_logits = mem_array(e->max_logit_rows, sizeof(*e->wants_logits));
     e->draws = mem_array(e->max_logit_rows, sizeof(*e->draws));
     e->sampled = mem_array(e->max_logit_rows, sizeof(*e->sampled));
-    e->attn_seqs = mem_array(c->max_batch, sizeof(*e->attn_seqs));
     e->seq_tokens = mem_array(c->max_batch, sizeof(*e->seq_tokens));
     e->batch = mem_array(c->max_batch, sizeof(struct seq *));
     e->items = mem_array(c->max_batch, sizeof(*e->items));
@@ -85,7 +84,6 @@ static enum td_status open_arrays(struct engine *e, struct td_error *error_out)
     return TD_OK;
 }
 
-/* The pool, and where the kernels have its pages. */
 static enum td_status open_pool(struct engine *e, struct td_error *error_out)
 {
     struct engine_config *c = &e->config;
@@ -95,40 +93,51 @@ static enum td_status open_pool(struct engine *e, struct td_error *error_out)
                                        .clock = c->clock,
                                        .on_block = c->callbacks.on_block,
                                        .user = c->callbacks.user};
-    uint64_t len_bytes = 0;
-    void *device_arena = NULL;
     enum td_status s = kvpool_open(&pool, &e->pool);
-    if (!s)
-        e->arena = device_arena = kvpool_arena(e->pool, &len_bytes);
-    if (!s && c->kernels)
-        s = k_map(c->kernels, e->arena, len_bytes, &device_arena);
-    e->device_arena = s ? NULL : device_arena;
     return s ? td_fail(error_out, s, "no memory for a pool of %u pages of %zu bytes", c->n_pages,
                        kv_layout_page_bytes(&e->layout))
              : TD_OK;
 }
 
+static enum td_status open_ranks(struct engine *e, struct td_error *error_out)
+{
+    struct engine_config *c = &e->config;
+    uint64_t arena_bytes;
+    const struct ranks_config ranks = {.kernels = c->kernels,
+                                       .n_tensor = c->n_tensor,
+                                       .n_pipeline = c->n_pipeline,
+                                       .log = c->log,
+                                       .forward = {.model = c->model,
+                                                   .compute = c->compute,
+                                                   .layout = &e->layout,
+                                                   .arena = kvpool_arena(e->pool, &arena_bytes),
+                                                   .n_pages = c->n_pages,
+                                                   .max_rows = c->max_rows,
+                                                   .max_positions = c->max_context,
+                                                   .logits = e->logits,
+                                                   .sampled = e->sampled,
+                                                   .max_logit_rows = e->max_logit_rows,
+                                                   .rank = {.piece_rows = c->piece_rows}}};
+    enum td_status s = ranks_open(&ranks, &e->ranks, error_out);
+    if (!s)
+        e->n_views = ranks_n_views(e->ranks);
+    return s;
+}
+
 static enum td_status open_parts(struct engine *e, struct td_error *error_out)
 {
     struct engine_config *c = &e->config;
+    e->n_views = 1;
     enum td_status s = open_arrays(e, error_out);
     if (!s)
         s = open_pool(e, error_out);
+    if (!s && c->sim)
+        s = forward_sim_open(&e->layout, e->model.vocab_size, c->sim, c->clock, &e->sim, error_out);
+    else if (!s)
+        s = open_ranks(e, error_out);
     if (s)
         return s;
-    const struct forward_config forward = {.kernels = c->kernels,
-                                           .model = c->model,
-                                           .compute = c->compute,
-                                           .layout = &e->layout,
-                                           .max_rows = c->max_rows,
-                                           .max_positions = c->max_context,
-                                           .logits = e->logits,
-                                           .sampled = e->sampled,
-                                           .max_logit_rows = e->max_logit_rows};
-    s = c->sim ? forward_sim_open(&e->layout, e->model.vocab_size, c->sim, c->clock, &e->sim, error_out)
-               : forward_open(&forward, &e->forward, error_out);
-    if (s)
-        return s;
+    e->attn_seqs = mem_array((size_t)e->n_views * c->max_batch, sizeof(*e->attn_seqs));
     e->sampler = sampler_open(e->model.vocab_size);
     return TD_OK;
 }
@@ -157,10 +166,8 @@ void engine_close(struct engine *e)
         return;
     assert(!e->head);
     sampler_close(e->sampler);
-    forward_close(e->forward);
+    ranks_close(e->ranks);
     forward_sim_close(e->sim);
-    if (e->config.kernels)
-        k_unmap(e->config.kernels, e->device_arena);
     kvpool_close(e->pool);
     free(e->ids);
     free(e->positions);
@@ -194,12 +201,17 @@ uint32_t engine_max_context(const struct engine *e)
 
 uint64_t engine_weight_bytes(const struct engine *e)
 {
-    return e->forward ? forward_weight_bytes(e->forward) : 0;
+    return e->ranks ? ranks_weight_bytes(e->ranks) : 0;
+}
+
+double engine_measure_gathers(struct engine *e, uint32_t n_rows)
+{
+    return e->ranks ? ranks_measure_gathers(e->ranks, n_rows, e->config.clock) : 0;
 }
 
 const char *engine_numerics(const struct engine *e)
 {
-    return e->sim ? "sim" : kernels_numerics(kernels_config(e->config.kernels), e->config.compute);
+    return e->sim ? "sim" : kernels_numerics(kernels_config(e->config.kernels[0]), e->config.compute);
 }
 
 struct block_key engine_fingerprint(const struct engine *e)
@@ -322,8 +334,11 @@ static uint32_t fill_arrays(struct engine *e, uint32_t *n_logit_rows)
     *n_logit_rows = 0;
     for (uint32_t i = 0; i < e->n_batch; i++) {
         struct seq *s = e->batch[i];
-        e->attn_seqs[i] = (struct k_attn_seq){
-            .first_row = row, .n_rows = s->n_rows, .first_pos = s->n_computed, .pages = s->addresses};
+        for (uint32_t v = 0; v < e->n_views; v++)
+            e->attn_seqs[v * e->n_batch + i] = (struct k_attn_seq){.first_row = row,
+                                                                   .n_rows = s->n_rows,
+                                                                   .first_pos = s->n_computed,
+                                                                   .pages = s->addresses + (size_t)v * s->cap_pages};
         e->seq_tokens[i] = s->n_tokens;
         for (uint32_t j = 0; j < s->n_rows; j++, row++) {
             e->ids[row] = s->tokens[s->n_computed + j];
@@ -349,16 +364,16 @@ static uint32_t pages_done(const struct engine *e, const struct seq *s, uint32_t
     return announces(e, s) && after == s->n_tokens ? pages_for(e, after) : after / e->config.page_tokens;
 }
 
-/* The host's copy of the pages that are done: layer by layer where they are announced, else once, with the last. */
-static void on_queued(void *user, uint16_t begin, uint16_t end)
+/* The host's copy of the pages that are done: layer by layer where they are announced, else once, with the rank's last. */
+static void on_queued(void *user, struct forward *f, uint16_t begin, uint16_t end)
 {
-    struct engine *e = user;
+    const struct engine *e = user;
     for (uint32_t i = 0; i < e->n_batch; i++) {
         const struct seq *s = e->batch[i];
         bool by_layers = announces(e, s);
         uint32_t page, last = pages_done(e, s, &page);
-        for (; page < last && (by_layers || end == e->layout.n_layers); page++)
-            seq_read_page(s, page, by_layers ? begin : 0, end);
+        for (; page < last && (by_layers || end == forward_end_layer(f)); page++)
+            forward_read_page(f, s->pages[page].index, by_layers ? begin : 0, end);
     }
 }
 
@@ -474,7 +489,7 @@ uint32_t engine_step(struct engine *e)
     if (e->sim)
         forward_sim_run(e->sim, &batch, e->logits, e->sampled);
     else
-        forward_run(e->forward, &batch);
+        ranks_run(e->ranks, &batch);
     e->last_step.ms = (double)(clock_now(e->config.clock) - start) * 1e-6;
     finish_rows(e);
     return n_rows;

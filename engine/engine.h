@@ -59,7 +59,9 @@ struct engine_callbacks {
 };
 
 struct engine_config {
-    struct kernels *kernels;          /* borrowed */
+    struct kernels *const *kernels;   /* [n_tensor * n_pipeline] (engine/ranks.h), borrowed; not used with sim */
+    uint32_t n_tensor, n_pipeline;    /* 0: 1 */
+    uint32_t piece_rows;              /* with several stages: ranks.h; 0: 256 */
     const struct model *model;        /* borrowed; NULL with sim */
     const struct sim_cost *sim;       /* simulated compute, no weights; copied; NULL: real */
     const struct model_config *shape; /* with sim: what the model would be; copied */
@@ -85,7 +87,9 @@ struct kvpool *engine_pool(struct engine *e);
 const struct kv_layout *engine_layout(const struct engine *e);
 uint32_t engine_max_context(const struct engine *e);
 uint64_t engine_weight_bytes(const struct engine *e); /* 0: simulated */
-const char *engine_numerics(const struct engine *e);  /* numerics_id; "sim" */
+/* ranks_measure_gathers(); between steps. */
+double engine_measure_gathers(struct engine *e, uint32_t n_rows);
+const char *engine_numerics(const struct engine *e); /* numerics_id; "sim" */
 /* Fingerprint of model, KV dtype, numerics and layout: equal means KV is interchangeable. */
 struct block_key engine_fingerprint(const struct engine *e);
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "engine/engine.h"
-#include "engine/forward.h"
+#include "engine/ranks.h"
 #include "sched/batching.h"
 
 struct seq {
@@ -17,7 +17,7 @@ struct seq {
     uint32_t *tokens, n_tokens, cap_tokens, n_prompt;
     uint32_t n_computed; /* tokens whose KV is in the pages */
     struct page_ref *pages;
-    uint8_t **addresses; /* of pages */
+    uint8_t **addresses; /* [engine's n_views][cap_pages] of pages */
     uint32_t first_page; /* those before it were given up: no layer sees them any more (kv_layout.h) */
     uint32_t n_pages, cap_pages;
     bool is_long;                         /* model_config_is_long: what its KV was computed by, and its keys say */
@@ -39,9 +39,9 @@ struct engine {
     struct model_config model;
     struct kv_layout layout;
     struct kvpool *pool;
-    uint8_t *arena, *device_arena; /* the pool's, and where the kernels have the same pages (k_map) */
-    struct forward *forward;       /* NULL: simulated */
-    struct forward_sim *sim;       /* NULL: real */
+    struct ranks *ranks;     /* NULL: simulated */
+    struct forward_sim *sim; /* NULL: real */
+    uint32_t n_views;        /* memories in which pages lie (ranks.h) */
     struct sampler *sampler;
     struct block_key fingerprint;
     struct seq *head, *tail;
@@ -49,7 +49,7 @@ struct engine {
 
     /* one step's arrays, max_rows or max_batch long */
     uint32_t *ids, *positions, *logit_rows, max_logit_rows;
-    struct k_attn_seq *attn_seqs;
+    struct k_attn_seq *attn_seqs; /* [n_views][n_batch] */
     uint32_t *seq_tokens;
     struct seq **batch; /* sequences in the step */
     uint32_t n_batch;
@@ -68,8 +68,6 @@ static inline uint32_t pages_for(const struct engine *e, uint32_t n_tokens)
     return (n_tokens + e->config.page_tokens - 1) / e->config.page_tokens;
 }
 
-/* Layers [begin, end) of a page that the kernels wrote, to the host's copy of it, aside (k_read_aside). */
-void seq_read_page(const struct seq *s, uint32_t page, uint16_t begin, uint16_t end);
 bool seq_grow(struct seq *s, uint32_t n_pages);     /* takes pages up to n_pages; false: none left */
 bool seq_admit(struct seq *s);                      /* WAITING -> RUNNING or FILLING; false: no pages */
 void seq_preempt(struct seq *s);                    /* RUNNING -> WAITING */

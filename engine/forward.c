@@ -4,14 +4,25 @@
 #include <assert.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "engine/forward_internal.h"
 
-void forward_add(struct forward *f, uint32_t n_rows, const float *norm_after, float *y)
+void forward_project(struct forward *f, const struct k_matrix *w, const float *y, const float *norm_after,
+                     const struct forward_rows *r)
 {
+    struct kernels *k = f->kernels;
     uint32_t dim = f->c.hidden;
-    if (norm_after)
-        k_rmsnorm(f->kernels, y, norm_after, f->c.rms_eps, n_rows, dim, y);
-    k_add(f->kernels, y, (size_t)n_rows * dim, f->x);
+    if (!norm_after) {
+        float *to = forward_own_columns(f, r);
+        k_linear(k, w, y, r->n_rows, to, true);
+        forward_gather(f, &f->share.hidden, r->n_rows, to, r->x);
+        return;
+    }
+    float *part = f->rank.tensor ? f->own : f->normed;
+    k_linear(k, w, y, r->n_rows, part, false);
+    forward_gather(f, &f->share.hidden, r->n_rows, part, f->normed);
+    k_rmsnorm(k, f->normed, norm_after, f->c.rms_eps, r->n_rows, dim, f->normed);
+    k_add(k, f->normed, (size_t)r->n_rows * dim, r->x);
 }
 
 /* Rows of the rotary tables: positions, and where a longrope sequence is long, those of the second half. */
@@ -32,7 +43,11 @@ static void put_batch(struct forward *f, const struct forward_batch *b)
                                   .rope_rows = k_put(k, f->rope_rows, b->n_rows * sizeof(*f->rope_rows)),
                                   .logit_rows = k_put(k, b->logit_rows, n * sizeof(*b->logit_rows)),
                                   .draws = k_put(k, b->draws, n * sizeof(*b->draws))};
-    k_put_seqs(k, b->seqs, b->n_seqs, f->layout.page_tokens);
+}
+
+static void embed(struct forward *f, uint32_t n_rows)
+{
+    k_embed(f->kernels, f->embedding, f->embedding_type, f->c.hidden, f->put.ids, n_rows, f->embedding_scale, f->x);
 }
 
 static void run_head(struct forward *f, const struct forward_batch *b)
@@ -41,7 +56,11 @@ static void run_head(struct forward *f, const struct forward_batch *b)
     uint32_t n = b->n_logit_rows;
     k_embed(k, f->x, NUM_F32, f->c.hidden, f->put.logit_rows, n, 1, f->normed);
     k_rmsnorm(k, f->normed, f->final_norm, f->c.rms_eps, n, f->c.hidden, f->normed);
-    k_linear(k, f->head, f->normed, n, f->logits, false);
+    k_linear(k, f->head, f->normed, n, f->own_logits, false);
+    if (f->rank.tensor)
+        k_gather(f->rank.tensor, f->rank.rank, f->share.vocab.first, 0, n, f->own_logits, f->logits);
+    if (!f->host_logits)
+        return;
     if (f->c.logits_cap > 0)
         k_softcap(k, f->logits, (size_t)n * f->c.vocab_size, f->c.logits_cap);
     k_sample_rows(k, f->logits, f->c.vocab_size, n, f->put.draws, f->sampled);
@@ -64,9 +83,9 @@ struct ranges {
     uint32_t n, n_told;
 };
 
-static uint16_t range_begin(const struct ranges *r, uint32_t i)
+static uint16_t range_begin(const struct forward *f, const struct ranges *r, uint32_t i)
 {
-    return i ? r->ends[i - 1] : 0;
+    return i ? r->ends[i - 1] : (uint16_t)f->rank.first_layer;
 }
 
 static void queue_range(struct forward *f, const struct forward_batch *b, struct ranges *r, uint32_t end)
@@ -74,7 +93,7 @@ static void queue_range(struct forward *f, const struct forward_batch *b, struct
     assert(r->n < K_MAX_MARKS);
     r->ends[r->n] = (uint16_t)end;
     if (b->on_queued)
-        b->on_queued(b->user, range_begin(r, r->n), (uint16_t)end);
+        b->on_queued(b->user, f, range_begin(f, r, r->n), (uint16_t)end);
     r->marks[r->n++] = k_mark(f->kernels);
 }
 
@@ -82,23 +101,94 @@ static void tell_ranges(struct forward *f, const struct forward_batch *b, struct
 {
     for (; r->n_told < r->n && (all || k_passed(f->kernels, r->marks[r->n_told])); r->n_told++) {
         k_wait(f->kernels, r->marks[r->n_told]);
-        b->on_layers(b->user, range_begin(r, r->n_told), r->ends[r->n_told]);
+        b->on_layers(b->user, range_begin(f, r, r->n_told), r->ends[r->n_told]);
     }
 }
 
-/* All operations of a batch; ranges NULL: nobody is told of layers. */
+/* ------------------------------------------------------------------- pieces */
+
+/*
+ * With several stages a batch goes through them in pieces, each of which the next stage works on while this one has the piece after it
+ * (chunked pipeline parallelism, Qin et al. 2024, Mooncake, section 5.1). A piece reads its weights once more, so there are as many as
+ * have piece_rows rows: a batch that decodes is one. All stages cut alike; rows of a sequence stay in order, so its KV is there.
+ */
+static uint32_t count_pieces(const struct forward *f, const struct forward_batch *b)
+{
+    uint32_t n = f->rank.before || f->rank.after ? b->n_rows / f->rank.piece_rows : 1;
+    return n ? n : 1;
+}
+
+static uint32_t larger(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint32_t smaller(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Rows [begin, end) of the batch as a batch of their own. */
+static struct forward_rows cut(struct forward *f, const struct forward_batch *b, uint32_t begin, uint32_t end)
+{
+    struct forward_rows r = {f->x + (size_t)begin * f->c.hidden, end - begin, f->put.rope_rows + begin, b->seqs,
+                             b->n_seqs};
+    if (r.n_rows == b->n_rows)
+        return r;
+    f->piece_seqs = mem_resize(f->piece_seqs, b->n_seqs, sizeof(*f->piece_seqs));
+    r.seqs = f->piece_seqs;
+    r.n_seqs = 0;
+    for (uint32_t i = 0; i < b->n_seqs; i++) {
+        const struct k_attn_seq *s = &b->seqs[i];
+        uint32_t first = larger(s->first_row, begin), after = smaller(s->first_row + s->n_rows, end);
+        if (first < after)
+            f->piece_seqs[r.n_seqs++] = (struct k_attn_seq){.first_row = first - begin,
+                                                            .n_rows = after - first,
+                                                            .first_pos = s->first_pos + first - s->first_row,
+                                                            .pages = s->pages};
+    }
+    return r;
+}
+
+/* x of the piece, from the first of a pair of stages to the second. */
+static void hand_over(const struct forward *f, struct k_group *pair, uint32_t rank, const struct forward_rows *r)
+{
+    const uint32_t first[] = {0, f->c.hidden, f->c.hidden};
+    if (pair)
+        k_gather(pair, rank, first, 1, r->n_rows, r->x, r->x);
+}
+
+static bool ends_range(const struct forward *f, const struct forward_batch *b, uint32_t end)
+{
+    return b->on_layers && (end % b->layers_per_call == 0 || end == f->rank.end_layer);
+}
+
+static void run_layers(struct forward *f, const struct forward_batch *b, const struct forward_rows *r, bool is_last,
+                       struct ranges *ranges)
+{
+    for (uint32_t l = f->rank.first_layer; l < f->rank.end_layer; l++) {
+        forward_attention(f, l, r);
+        forward_mlp(f, l, r);
+        if (is_last && ends_range(f, b, l + 1))
+            queue_range(f, b, ranges, l + 1);
+        tell_ranges(f, b, ranges, false);
+    }
+}
+
+/* All operations of a batch. */
 static void run_batch(struct forward *f, const struct forward_batch *b, struct ranges *ranges)
 {
-    k_embed(f->kernels, f->embedding, f->embedding_type, f->c.hidden, f->put.ids, b->n_rows, f->embedding_scale, f->x);
-    for (uint32_t l = 0; l < f->c.n_layers; l++) {
-        forward_attention(f, l, b);
-        forward_mlp(f, l, b);
-        if (ranges && ((l + 1) % b->layers_per_call == 0 || l + 1 == f->c.n_layers))
-            queue_range(f, b, ranges, l + 1);
-        if (ranges)
-            tell_ranges(f, b, ranges, false);
+    if (!f->rank.before)
+        embed(f, b->n_rows);
+    uint64_t n = count_pieces(f, b);
+    for (uint64_t i = 0; i < n; i++) {
+        const struct forward_rows r = cut(f, b, (uint32_t)(b->n_rows * i / n), (uint32_t)(b->n_rows * (i + 1) / n));
+        k_put_seqs(f->kernels, r.seqs, r.n_seqs, f->layout.page_tokens);
+        hand_over(f, f->rank.before, 1, &r);
+        run_layers(f, b, &r, i + 1 == n, ranges);
+        hand_over(f, f->rank.after, 0, &r);
     }
-    if (b->n_logit_rows)
+    if (b->n_logit_rows && !f->rank.after)
         run_head(f, b);
 }
 
@@ -107,7 +197,7 @@ static void run_batch(struct forward *f, const struct forward_batch *b, struct r
 /* Of sequences with one row each, whose logits are wanted: so many rows are to be made of them, or 0. */
 static uint32_t rows_to_replay(const struct forward *f, const struct forward_batch *b)
 {
-    if (b->n_rows != b->n_seqs || b->n_rows != b->n_logit_rows)
+    if (!forward_is_alone(f) || b->n_rows != b->n_seqs || b->n_rows != b->n_logit_rows)
         return 0;
     uint32_t n = k_replay_rows(f->kernels, b->n_rows);
     return n <= f->max_rows && n <= f->max_logit_rows ? n : 0;
@@ -144,10 +234,15 @@ static struct forward_batch fill_up(const struct forward *f, const struct forwar
 static void replay_batch(struct forward *f, const struct forward_batch *b, uint32_t n_rows)
 {
     const struct forward_batch all = fill_up(f, b, n_rows);
+    struct ranges none = {0};
     put_batch(f, &all);
+    k_put_seqs(f->kernels, all.seqs, all.n_seqs, f->layout.page_tokens);
     if (k_replay(f->kernels, n_rows))
         return;
-    run_batch(f, &all, NULL);
+    const struct forward_rows r = cut(f, &all, 0, n_rows);
+    embed(f, n_rows);
+    run_layers(f, &all, &r, false, &none);
+    run_head(f, &all);
     k_replay_end(f->kernels);
 }
 
@@ -160,12 +255,32 @@ void forward_run(struct forward *f, const struct forward_batch *b)
     if (n_rows) {
         replay_batch(f, b, n_rows);
         if (b->on_layers)
-            queue_range(f, b, &ranges, f->c.n_layers);
+            queue_range(f, b, &ranges, f->rank.end_layer);
     } else {
         put_batch(f, b);
-        run_batch(f, b, b->on_layers ? &ranges : NULL);
+        run_batch(f, b, &ranges);
     }
-    read_head(f, b);
+    if (f->host_logits && b->n_logit_rows)
+        read_head(f, b);
     tell_ranges(f, b, &ranges, true);
+    k_finish(f->kernels);
+}
+
+void forward_run_gathers(struct forward *f, uint32_t n_rows)
+{
+    const struct forward_rows r = {.x = f->x, .n_rows = n_rows};
+    k_step(f->kernels);
+    hand_over(f, f->rank.before, 1, &r);
+    for (uint32_t l = f->rank.first_layer; l < f->rank.end_layer; l++) {
+        bool mixture = f->c.layers[l] & LAYER_MOE;
+        forward_gather(f, &f->share.values, n_rows, f->attn, f->whole);
+        forward_gather(f, &f->share.hidden, n_rows, f->own, f->normed);
+        if (mixture)
+            forward_gather(f, &f->share.expert, n_rows * f->c.moe.n_used, f->hidden, f->whole);
+        if (!mixture || f->c.moe.shared_intermediate)
+            forward_gather(f, mixture ? &f->share.shared : &f->share.dense, n_rows, f->hidden, f->whole);
+        forward_gather(f, &f->share.hidden, n_rows, f->own, f->normed);
+    }
+    hand_over(f, f->rank.after, 0, &r);
     k_finish(f->kernels);
 }

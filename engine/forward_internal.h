@@ -1,19 +1,26 @@
 /*
  * What the files of the forward pass share: the packed weights as a layer uses them, and the scratch of one batch.
  *
- * forward.c runs layers, forward_attention.c and forward_mlp.c the halves of one, forward_open.c finds and packs the weights.
+ * forward.c runs layers, forward_attention.c and forward_mlp.c the halves of one, forward_open.c finds and packs the weights,
+ * forward_share.c says what of all that a rank has.
  * None of them asks for a family's name: what a weight is NULL for, or a field of the configuration says, is what is done.
  */
 #pragma once
 
 #include "engine/forward.h"
 
+/* Who of the n_tensor ranks has which of some columns: rank i those from first[i] to first[i + 1]. */
+struct share {
+    uint32_t first[K_MAX_RANKS + 1];
+};
+
+/* Shapes below are of all ranks; n_out, and heads, are a rank's share of it (where x is added to: of hidden), n_in is whole. */
 struct attention {                     /* [n_out][n_in] */
     float *norm, *norm_after;          /* [hidden]; norm_after NULL: none */
     struct k_matrix *in;               /* [q, k, v][hidden]; latent: [q or q_a, latent][hidden] */
     struct k_matrix *out;              /* [hidden][n_heads * v_dim] */
     float *q_norm, *k_norm;            /* [head_dim], or NULL; latent: k_norm [kv_rank], q_norm [q_rank] or NULL */
-    float *sinks;                      /* [n_heads], or NULL */
+    float *sinks;                      /* [n_heads of all ranks], or NULL */
     struct k_stack *q_b;               /* latent: one of [n_heads * head_dim][q_rank], or NULL */
     struct k_stack *to_latent, *value; /* latent, of each head: [kv_rank][nope_dim], [v_dim][kv_rank] */
 };
@@ -63,11 +70,29 @@ struct forward_put {
     const struct k_draw *draws;
 };
 
+/* Rows that go through the layers together: of the batch, or with several stages a piece of it. */
+struct forward_rows {
+    float *x; /* [n_rows][hidden] */
+    uint32_t n_rows;
+    const uint32_t *rope; /* [n_rows] rows of the rotary tables */
+    const struct k_attn_seq *seqs;
+    uint32_t n_seqs;
+};
+
 struct forward {
     struct kernels *kernels;
     const struct model *model;
     struct model_config c;
-    struct kv_layout layout;
+    struct forward_rank rank;
+    struct {
+        struct share heads, kv_heads, values; /* values: of what attention gives, n_heads * value_dim */
+        struct share hidden, dense, expert, shared, vocab;
+    } share;
+    struct kv_layout layout;      /* of the cluster's pages */
+    struct kv_layout kept_layout; /* as the kernels have them: the same, or of the rank's heads and layers only */
+    uint32_t kept_kv_head;        /* in kept_layout: where the rank's begin, and the layer that is its first */
+    uint32_t kept_layer;
+    uint8_t *arena, *kept_arena;
     enum compute compute;
     uint32_t max_rows, max_logit_rows, max_positions;
     float *host_logits;
@@ -85,19 +110,51 @@ struct forward {
 
     /* scratch, max_rows each; of the kernels, as are all weights */
     float *x, *normed, *in, *attn, *mlp, *hidden;
+    float *whole, *own;                        /* several ranks: what was gathered, and a rank's columns of x */
     float *q, *latent_q, *latent_out;          /* latent */
     float *route_logits, *sorted, *expert_out; /* experts */
-    float *logits;                             /* [max_logit_rows][vocab], as mapped */
+    float *own_logits;                         /* [max_logit_rows] of a rank's share of vocab; alone: logits */
+    float *logits;                             /* [max_logit_rows][vocab], as mapped, or NULL */
     struct k_sampled *sampled;                 /* [max_logit_rows], likewise */
     struct routes routes;
-    uint32_t *rope_rows; /* host */
+    uint32_t *rope_rows;           /* host */
+    struct k_attn_seq *piece_seqs; /* host; of the piece that runs */
     struct forward_made made;
     struct forward_put put;
 };
 
+static inline bool forward_is_alone(const struct forward *f)
+{
+    return !f->rank.tensor && !f->rank.before && !f->rank.after;
+}
+
 /* x = x + attention(x), and the KV of all rows stored. */
-void forward_attention(struct forward *f, uint32_t layer, const struct forward_batch *b);
+void forward_attention(struct forward *f, uint32_t layer, const struct forward_rows *r);
 /* x = x + feed_forward(x) */
-void forward_mlp(struct forward *f, uint32_t layer, const struct forward_batch *b);
-/* x = x + y, or + its norm; y [rows][hidden] is spent */
-void forward_add(struct forward *f, uint32_t n_rows, const float *norm_after, float *y);
+void forward_mlp(struct forward *f, uint32_t layer, const struct forward_rows *r);
+/* x = x + W y, or + the norm of that: how both end. y has all columns. */
+void forward_project(struct forward *f, const struct k_matrix *w, const float *y, const float *norm_after,
+                     const struct forward_rows *r);
+
+/* ----------------------------------------------------------- forward_share.c */
+
+enum td_status forward_share_open(struct forward *f, struct td_error *error_out);
+
+static inline uint32_t own_first(const struct forward *f, const struct share *s)
+{
+    return s->first[f->rank.rank];
+}
+static inline uint32_t own(const struct forward *f, const struct share *s)
+{
+    return s->first[f->rank.rank + 1] - s->first[f->rank.rank];
+}
+
+/*
+ * Every rank's columns, [n_rows][all], from mine, [n_rows][own]: in all, or alone mine itself. mine stays unchanged until the next
+ * gather (kernels.h).
+ */
+const float *forward_gather(struct forward *f, const struct share *s, uint32_t n_rows, const float *mine, float *all);
+/* The rank's columns of x, to be added to and gathered into x: alone x itself, else a copy. */
+float *forward_own_columns(struct forward *f, const struct forward_rows *r);
+
+enum td_status forward_pages_open(struct forward *f, uint32_t n_pages, struct td_error *error_out);

@@ -7,13 +7,14 @@
  */
 #include "engine/forward_internal.h"
 
-/* hidden [n][dim] = act(gate) * up of mlp [n][gate, up] */
-static void activate(struct forward *f, uint32_t n, uint32_t dim)
+/* act(gate) * up of mlp [n][gate, up], to hidden [n][own]; returns it with the columns of all ranks. */
+static const float *activate(struct forward *f, uint32_t n, const struct share *s, float *hidden)
 {
     static const enum k_act ACTS[] = {
         [GLU_SILU] = ACT_SILU, [GLU_GELU_TANH] = ACT_GELU_TANH, [GLU_CLAMPED] = ACT_CLAMPED};
     const struct k_glu glu = {ACTS[f->c.glu], f->c.glu_alpha, f->c.glu_limit};
-    k_glu(f->kernels, f->mlp, n, dim, &glu, f->hidden);
+    k_glu(f->kernels, f->mlp, n, own(f, s), &glu, hidden);
+    return forward_gather(f, s, n, hidden, f->whole);
 }
 
 /* ----------------------------------------------------------------- experts */
@@ -38,55 +39,53 @@ static void route(struct forward *f, const struct feed_forward *y, uint32_t n_ro
     k_sort_slots(f->kernels, &slots, m->n_experts, n_rows);
 }
 
-/* What the experts give for the sorted rows, in expert_out. */
+/* What the experts give for the sorted rows, in expert_out [slots][own of hidden]. */
 static void run_experts(struct forward *f, const struct experts *y, uint32_t n_rows)
 {
     const struct routes *r = &f->routes;
     uint32_t n = n_rows * f->c.moe.n_used;
     k_embed(f->kernels, f->normed, NUM_F32, f->c.hidden, r->slot_row, n, 1, f->sorted);
     k_linear_sorted(f->kernels, y->gate_up, r->first, n, f->sorted, f->mlp);
-    activate(f, n, f->c.moe.intermediate);
-    k_linear_sorted(f->kernels, y->down, r->first, n, f->hidden, f->expert_out);
+    const float *hidden = activate(f, n, &f->share.expert, f->hidden);
+    k_linear_sorted(f->kernels, y->down, r->first, n, hidden, f->expert_out);
 }
 
+/* Behind what the experts have in hidden, which other ranks may still be gathering, and in expert_out. */
 static void run_shared(struct forward *f, const struct mlp *y, uint32_t n_rows)
 {
-    float *out = f->expert_out + (size_t)n_rows * f->c.moe.n_used * f->c.hidden;
+    size_t slots = (size_t)n_rows * f->c.moe.n_used;
     k_linear(f->kernels, y->gate_up, f->normed, n_rows, f->mlp, false);
-    activate(f, n_rows, f->c.moe.shared_intermediate);
-    k_linear(f->kernels, y->down, f->hidden, n_rows, out, false);
+    const float *hidden = activate(f, n_rows, &f->share.shared, f->hidden + slots * own(f, &f->share.expert));
+    k_linear(f->kernels, y->down, hidden, n_rows, f->expert_out + slots * own(f, &f->share.hidden), false);
 }
 
-static void run_mixture(struct forward *f, const struct feed_forward *y, uint32_t n_rows)
+static void run_mixture(struct forward *f, const struct feed_forward *y, const struct forward_rows *r)
 {
-    const struct routes *r = &f->routes;
-    route(f, y, n_rows);
-    run_experts(f, &y->experts, n_rows);
+    const struct routes *to = &f->routes;
+    route(f, y, r->n_rows);
+    run_experts(f, &y->experts, r->n_rows);
     if (y->dense.gate_up)
-        run_shared(f, &y->dense, n_rows);
-    k_combine(f->kernels, f->expert_out, f->c.hidden, r->slots, r->weights, r->n_slots, n_rows, f->x);
+        run_shared(f, &y->dense, r->n_rows);
+    float *x = forward_own_columns(f, r);
+    k_combine(f->kernels, f->expert_out, own(f, &f->share.hidden), to->slots, to->weights, to->n_slots, r->n_rows, x);
+    forward_gather(f, &f->share.hidden, r->n_rows, x, r->x);
 }
 
 /* -------------------------------------------------------------------- dense */
 
-static void run_dense(struct forward *f, const struct feed_forward *y, uint32_t n_rows)
+static void run_dense(struct forward *f, const struct feed_forward *y, const struct forward_rows *r)
 {
-    k_linear(f->kernels, y->dense.gate_up, f->normed, n_rows, f->mlp, false);
-    activate(f, n_rows, f->c.intermediate);
-    if (!y->norm_after) {
-        k_linear(f->kernels, y->dense.down, f->hidden, n_rows, f->x, true);
-        return;
-    }
-    k_linear(f->kernels, y->dense.down, f->hidden, n_rows, f->normed, false);
-    forward_add(f, n_rows, y->norm_after, f->normed);
+    k_linear(f->kernels, y->dense.gate_up, f->normed, r->n_rows, f->mlp, false);
+    const float *hidden = activate(f, r->n_rows, &f->share.dense, f->hidden);
+    forward_project(f, y->dense.down, hidden, y->norm_after, r);
 }
 
-void forward_mlp(struct forward *f, uint32_t l, const struct forward_batch *b)
+void forward_mlp(struct forward *f, uint32_t l, const struct forward_rows *r)
 {
     const struct feed_forward *y = &f->layers[l].feed_forward;
-    k_rmsnorm(f->kernels, f->x, y->norm, f->c.rms_eps, b->n_rows, f->c.hidden, f->normed);
+    k_rmsnorm(f->kernels, r->x, y->norm, f->c.rms_eps, r->n_rows, f->c.hidden, f->normed);
     if (y->router)
-        run_mixture(f, y, b->n_rows);
+        run_mixture(f, y, r);
     else
-        run_dense(f, y, b->n_rows);
+        run_dense(f, y, r);
 }

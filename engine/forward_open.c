@@ -2,7 +2,7 @@
  * Finding the weights by the names that a family gives them, and packing them for the kernels.
  *
  * A weight may come as several tensors (q, k, v), as one (fused), as a slice of one (an expert of gpt-oss, a head of latent
- * attention), transposed or interleaved: a part says where it lies, and pack() does not care.
+ * attention, a rank's share), transposed or interleaved: a part says where it lies, and pack() does not care.
  */
 #include <assert.h>
 #include <math.h>
@@ -45,7 +45,7 @@ static enum td_status numbers(const struct forward *f, const void *host, size_t 
     return TD_OK;
 }
 
-/* A vector as f32, with offset added (the norms' 1 + w). */
+/* A vector as f32, with offset added (the norms' 1 + w). Ranks have all of it. */
 static enum td_status vector(const struct forward *f, const char *name, uint32_t n, float offset, float **out,
                              struct td_error *e)
 {
@@ -76,25 +76,37 @@ static enum td_status pack(const struct forward *f, uint32_t layer, const struct
     return s ? td_fail(e, s, "no memory for the packed weights of layer %u", layer) : TD_OK;
 }
 
+/* Rows first .. first + n_out of a tensor that has n_all. */
 struct part_name {
     const char *name;
-    uint32_t n_out;
+    uint32_t n_all, first, n_out;
     bool bias;
 };
+
+static struct part_name whole(const char *name, uint32_t n, bool bias)
+{
+    return (struct part_name){name, n, 0, n, bias};
+}
+
+static struct part_name share_of(const struct forward *f, const struct share *s, const char *name, bool bias)
+{
+    return (struct part_name){name, s->first[f->rank.n_tensor], own_first(f, s), own(f, s), bias};
+}
 
 static enum td_status find_part(const struct forward *f, uint32_t layer, uint32_t number, const struct part_name *p,
                                 uint32_t n_in, struct k_matrix_part *out, struct td_error *e)
 {
     char name[MAX_NAME];
     const struct tensor *w, *bias = NULL;
-    enum td_status s = model_tensor(f->model, name_of(name, layer, p->name, number, ".weight"), p->n_out, n_in, &w, e);
+    enum td_status s = model_tensor(f->model, name_of(name, layer, p->name, number, ".weight"), p->n_all, n_in, &w, e);
     if (!s && p->bias)
-        s = model_tensor(f->model, name_of(name, layer, p->name, number, ".bias"), p->n_out, 0, &bias, e);
+        s = model_tensor(f->model, name_of(name, layer, p->name, number, ".bias"), p->n_all, 0, &bias, e);
     if (s)
         return s;
-    *out = (struct k_matrix_part){.data = w->data, .type = w->type, .n_out = p->n_out};
+    size_t at = (size_t)p->first * n_in * num_type_bytes(w->type);
+    *out = (struct k_matrix_part){.data = (const uint8_t *)w->data + at, .type = w->type, .n_out = p->n_out};
     if (bias) {
-        out->bias = bias->data;
+        out->bias = (const uint8_t *)bias->data + p->first * num_type_bytes(bias->type);
         out->bias_type = bias->type;
     }
     return TD_OK;
@@ -138,14 +150,18 @@ static enum td_status pack_stack(struct forward *f, uint32_t layer, uint32_t n, 
 static enum td_status open_plain(struct forward *f, uint32_t l, struct td_error *e)
 {
     struct attention *y = &f->layers[l].attention;
-    uint32_t q = f->c.n_heads * f->c.head_dim, kv = f->c.n_kv_heads * f->c.head_dim;
+    uint32_t dim = f->c.head_dim, all_q = f->c.n_heads * dim, all_kv = f->c.n_kv_heads * dim, all = all_q + 2 * all_kv;
+    uint32_t q = own(f, &f->share.heads) * dim, first_q = own_first(f, &f->share.heads) * dim;
+    uint32_t kv = own(f, &f->share.kv_heads) * dim, first_kv = own_first(f, &f->share.kv_heads) * dim;
     bool bias = f->c.qkv_bias;
-    const struct part_name split[] = {
-        {"self_attn.q_proj", q, bias}, {"self_attn.k_proj", kv, bias}, {"self_attn.v_proj", kv, bias}};
-    const struct part_name fused[] = {{"self_attn.qkv_proj", q + 2 * kv, bias}};
+    const struct part_name split[] = {{"self_attn.q_proj", all_q, first_q, q, bias},
+                                      {"self_attn.k_proj", all_kv, first_kv, kv, bias},
+                                      {"self_attn.v_proj", all_kv, first_kv, kv, bias}};
+    const struct part_name fused[] = {{"self_attn.qkv_proj", all, first_q, q, bias},
+                                      {"self_attn.qkv_proj", all, all_q + first_kv, kv, bias},
+                                      {"self_attn.qkv_proj", all, all_q + all_kv + first_kv, kv, bias}};
     char name[MAX_NAME];
-    enum td_status s = f->c.family->fused_qkv ? project(f, l, 0, fused, 1, f->c.hidden, f->compute, &y->in, e)
-                                              : project(f, l, 0, split, 3, f->c.hidden, f->compute, &y->in, e);
+    enum td_status s = project(f, l, 0, f->c.family->fused_qkv ? fused : split, 3, f->c.hidden, f->compute, &y->in, e);
     if (!s && f->c.family->qk_norm)
         s = norm(f, l, "self_attn.q_norm", f->c.head_dim, &y->q_norm, e);
     if (!s && f->c.family->qk_norm)
@@ -156,19 +172,20 @@ static enum td_status open_plain(struct forward *f, uint32_t l, struct td_error 
 }
 
 /*
- * W_UK and W_UV of a head, out of kv_b_proj [n_heads][nope_dim + v_dim][kv_rank]; W_UK transposed. Always COMPUTE_F32: they
+ * W_UK and W_UV of a head of the rank's, out of kv_b_proj [n_heads][nope_dim + v_dim][kv_rank]; W_UK transposed. Always COMPUTE_F32: they
  * are small, and stand between attention and what would be rounded before and after them anyway.
  */
 static enum td_status pack_head(const struct forward *f, uint32_t l, uint32_t head, bool value, struct k_matrix **out,
                                 struct td_error *e)
 {
     const struct model_latent *m = &f->c.latent;
-    const struct part_name name = {"self_attn.kv_b_proj", f->c.n_heads * (m->nope_dim + m->v_dim), false};
+    const struct part_name name = whole("self_attn.kv_b_proj", f->c.n_heads * (m->nope_dim + m->v_dim), false);
     struct k_matrix_part p;
     enum td_status s = find_part(f, l, 0, &name, m->kv_rank, &p, e);
     if (s)
         return s;
-    size_t first = (size_t)head * (m->nope_dim + m->v_dim) + (value ? m->nope_dim : 0);
+    size_t first =
+        (size_t)(own_first(f, &f->share.heads) + head) * (m->nope_dim + m->v_dim) + (value ? m->nope_dim : 0);
     p.data = (const uint8_t *)p.data + first * m->kv_rank * num_type_bytes(p.type);
     p.n_out = value ? m->v_dim : m->kv_rank;
     if (!value) {
@@ -190,10 +207,18 @@ static enum td_status pack_value(struct forward *f, uint32_t l, uint32_t head, s
     return pack_head(f, l, head, true, out, e);
 }
 
+/* The rank's heads of q. */
+static struct part_name latent_q(const struct forward *f, const char *name)
+{
+    uint32_t dim = f->c.head_dim;
+    return (struct part_name){name, f->c.n_heads * dim, own_first(f, &f->share.heads) * dim,
+                              own(f, &f->share.heads) * dim, false};
+}
+
 static enum td_status pack_q_b(struct forward *f, uint32_t l, uint32_t number, struct k_matrix **out,
                                struct td_error *e)
 {
-    const struct part_name q_b = {"self_attn.q_b_proj", f->c.n_heads * f->c.head_dim, false};
+    const struct part_name q_b = latent_q(f, "self_attn.q_b_proj");
     return project(f, l, number, &q_b, 1, f->c.latent.q_rank, f->compute, out, e);
 }
 
@@ -201,10 +226,10 @@ static enum td_status open_latent(struct forward *f, uint32_t l, struct td_error
 {
     const struct model_latent *m = &f->c.latent;
     struct attention *y = &f->layers[l].attention;
-    uint32_t q = f->c.n_heads * f->c.head_dim;
-    const struct part_name in[] = {
-        {m->q_rank ? "self_attn.q_a_proj" : "self_attn.q_proj", m->q_rank ? m->q_rank : q, false},
-        {"self_attn.kv_a_proj_with_mqa", m->kv_rank + m->rope_dim, false}};
+    const struct part_name in[] = {m->q_rank ? whole("self_attn.q_a_proj", m->q_rank, false)
+                                             : latent_q(f, "self_attn.q_proj"),
+                                   whole("self_attn.kv_a_proj_with_mqa", m->kv_rank + m->rope_dim, false)};
+    uint32_t n_heads = own(f, &f->share.heads);
     enum td_status s = project(f, l, 0, in, 2, f->c.hidden, f->compute, &y->in, e);
     if (!s)
         s = norm(f, l, "self_attn.kv_a_layernorm", m->kv_rank, &y->k_norm, e);
@@ -213,60 +238,66 @@ static enum td_status open_latent(struct forward *f, uint32_t l, struct td_error
     if (!s && m->q_rank)
         s = pack_stack(f, l, 1, pack_q_b, &y->q_b, e);
     if (!s)
-        s = pack_stack(f, l, f->c.n_heads, pack_to_latent, &y->to_latent, e);
-    return s ? s : pack_stack(f, l, f->c.n_heads, pack_value, &y->value, e);
+        s = pack_stack(f, l, n_heads, pack_to_latent, &y->to_latent, e);
+    return s ? s : pack_stack(f, l, n_heads, pack_value, &y->value, e);
 }
 
 static enum td_status open_attention(struct forward *f, uint32_t l, struct td_error *e)
 {
     struct attention *y = &f->layers[l].attention;
-    const struct part_name out[] = {{"self_attn.o_proj", f->c.hidden, f->c.out_bias}};
+    const struct part_name out = share_of(f, &f->share.hidden, "self_attn.o_proj", f->c.out_bias);
     enum td_status s = norm(f, l, "input_layernorm", f->c.hidden, &y->norm, e);
     if (!s && f->c.family->norms_after)
         s = norm(f, l, "post_attention_layernorm", f->c.hidden, &y->norm_after, e);
     if (!s)
         s = f->c.family->latent ? open_latent(f, l, e) : open_plain(f, l, e);
-    return s ? s : project(f, l, 0, out, 1, f->c.n_heads * f->value_dim, f->compute, &y->out, e);
+    return s ? s : project(f, l, 0, &out, 1, f->c.n_heads * f->value_dim, f->compute, &y->out, e);
 }
 
 /* -------------------------------------------------------------- feed-forward */
 
 /* up NULL: gate is both. */
 static enum td_status pack_gate_up(const struct forward *f, uint32_t l, uint32_t number, const char *gate,
-                                   const char *up, uint32_t dim, struct k_matrix **out, struct td_error *e)
+                                   const char *up, const struct share *s, struct k_matrix **out, struct td_error *e)
 {
-    bool bias = f->c.mlp_bias;
-    const struct part_name names[] = {{gate, up ? dim : 2 * dim, bias}, {up, dim, bias}};
-    return project(f, l, number, names, up ? 2 : 1, f->c.hidden, f->compute, out, e);
+    struct part_name names[] = {share_of(f, s, gate, f->c.mlp_bias), share_of(f, s, up ? up : gate, f->c.mlp_bias)};
+    if (!up) {
+        names[1].first += names[0].n_all;
+        names[0].n_all = names[1].n_all *= 2;
+    }
+    return project(f, l, number, names, 2, f->c.hidden, f->compute, out, e);
 }
 
-static enum td_status pack_down(const struct forward *f, uint32_t l, uint32_t number, const char *down, uint32_t dim,
-                                struct k_matrix **out, struct td_error *e)
+static enum td_status pack_down(const struct forward *f, uint32_t l, uint32_t number, const char *down,
+                                const struct share *s, struct k_matrix **out, struct td_error *e)
 {
-    return project(f, l, number, &(struct part_name){down, f->c.hidden, f->c.mlp_bias}, 1, dim, f->compute, out, e);
+    const struct part_name name = share_of(f, &f->share.hidden, down, f->c.mlp_bias);
+    return project(f, l, number, &name, 1, s->first[f->rank.n_tensor], f->compute, out, e);
 }
 
 static enum td_status expert_gate_up(struct forward *f, uint32_t l, uint32_t expert, struct k_matrix **out,
                                      struct td_error *e)
 {
     const struct model_family *y = f->c.family;
-    return pack_gate_up(f, l, expert, y->expert_gate, y->expert_up, f->c.moe.intermediate, out, e);
+    return pack_gate_up(f, l, expert, y->expert_gate, y->expert_up, &f->share.expert, out, e);
 }
 
 static enum td_status expert_down(struct forward *f, uint32_t l, uint32_t expert, struct k_matrix **out,
                                   struct td_error *e)
 {
-    return pack_down(f, l, expert, f->c.family->expert_down, f->c.moe.intermediate, out, e);
+    return pack_down(f, l, expert, f->c.family->expert_down, &f->share.expert, out, e);
 }
 
 /*
  * gpt-oss: gate_up_proj [E][hidden][2 dim] with gate and up in turns, down_proj [E][dim][hidden], and a bias for each: inputs by
- * outputs, so outputs are neighbours. An expert's rows [n_in][n_out] of the two tensors, every step-th output from the first on.
+ * outputs, so outputs are neighbours. Of an expert's [n_in][step * n] of the two tensors, the rank's share of n, step apart.
  */
 static enum td_status stacked_part(const struct forward *f, uint32_t l, uint32_t expert, const char *kind,
-                                   uint32_t n_in, uint32_t n_out, uint32_t first, uint32_t step,
+                                   uint32_t n_in, const struct share *share, uint32_t first, uint32_t step,
                                    struct k_matrix_part *part, struct td_error *e)
 {
+    uint32_t n_out = share->first[f->rank.n_tensor] * step;
+    first += own_first(f, share) * step;
     char name[MAX_NAME], with_bias[64];
     const struct tensor *w, *bias;
     snprintf(with_bias, sizeof(with_bias), "%s_bias", kind);
@@ -279,7 +310,7 @@ static enum td_status stacked_part(const struct forward *f, uint32_t l, uint32_t
     size_t at = (size_t)expert * n_in * n_out + first, bias_at = (size_t)expert * n_out + first;
     *part = (struct k_matrix_part){.data = (const uint8_t *)w->data + at * num_type_bytes(w->type),
                                    .type = w->type,
-                                   .n_out = n_out / step,
+                                   .n_out = own(f, share),
                                    .out_stride = step,
                                    .in_stride = n_out,
                                    .bias = (const uint8_t *)bias->data + bias_at * num_type_bytes(bias->type),
@@ -294,7 +325,7 @@ static enum td_status stacked_gate_up(struct forward *f, uint32_t l, uint32_t ex
     struct k_matrix_part parts[2];
     enum td_status s = TD_OK;
     for (uint32_t i = 0; i < 2 && !s; i++)
-        s = stacked_part(f, l, expert, "gate_up_proj", f->c.hidden, 2 * f->c.moe.intermediate, i, 2, &parts[i], e);
+        s = stacked_part(f, l, expert, "gate_up_proj", f->c.hidden, &f->share.expert, i, 2, &parts[i], e);
     return s ? s : pack(f, l, parts, 2, f->c.hidden, f->compute, out, e);
 }
 
@@ -302,16 +333,16 @@ static enum td_status stacked_down(struct forward *f, uint32_t l, uint32_t exper
                                    struct td_error *e)
 {
     struct k_matrix_part part;
-    enum td_status s = stacked_part(f, l, expert, "down_proj", f->c.moe.intermediate, f->c.hidden, 0, 1, &part, e);
+    enum td_status s = stacked_part(f, l, expert, "down_proj", f->c.moe.intermediate, &f->share.hidden, 0, 1, &part, e);
     return s ? s : pack(f, l, &part, 1, f->c.moe.intermediate, f->compute, out, e);
 }
 
-static enum td_status open_dense(struct forward *f, uint32_t l, const char *const names[3], uint32_t dim,
+static enum td_status open_dense(struct forward *f, uint32_t l, const char *const names[3], const struct share *share,
                                  struct td_error *e)
 {
     struct mlp *y = &f->layers[l].feed_forward.dense;
-    enum td_status s = pack_gate_up(f, l, 0, names[0], names[1], dim, &y->gate_up, e);
-    return s ? s : pack_down(f, l, 0, names[2], dim, &y->down, e);
+    enum td_status s = pack_gate_up(f, l, 0, names[0], names[1], share, &y->gate_up, e);
+    return s ? s : pack_down(f, l, 0, names[2], share, &y->down, e);
 }
 
 static enum td_status open_shared(struct forward *f, uint32_t l, struct td_error *e)
@@ -321,12 +352,12 @@ static enum td_status open_shared(struct forward *f, uint32_t l, struct td_error
     snprintf(gate, sizeof(gate), "%s.gate_proj", shared);
     snprintf(up, sizeof(up), "%s.up_proj", shared);
     snprintf(down, sizeof(down), "%s.down_proj", shared);
-    enum td_status s = open_dense(f, l, (const char *const[]){gate, up, down}, f->c.moe.shared_intermediate, e);
+    enum td_status s = open_dense(f, l, (const char *const[]){gate, up, down}, &f->share.shared, e);
     if (s || !f->c.family->shared_gate)
         return s;
     snprintf(gate, sizeof(gate), "%s_gate", shared);
-    return project(f, l, 0, &(struct part_name){gate, 1, false}, 1, f->c.hidden, COMPUTE_F32,
-                   &f->layers[l].feed_forward.gate, e);
+    const struct part_name name = whole(gate, 1, false);
+    return project(f, l, 0, &name, 1, f->c.hidden, COMPUTE_F32, &f->layers[l].feed_forward.gate, e);
 }
 
 static enum td_status open_experts(struct forward *f, uint32_t l, struct td_error *e)
@@ -335,8 +366,8 @@ static enum td_status open_experts(struct forward *f, uint32_t l, struct td_erro
     const struct model_family *family = f->c.family;
     uint32_t n = f->c.moe.n_experts;
     bool stacked = !family->expert_gate;
-    const struct part_name router[] = {{family->router, n, stacked}};
-    enum td_status s = project(f, l, 0, router, 1, f->c.hidden, COMPUTE_F32, &y->router, e);
+    const struct part_name router = whole(family->router, n, stacked);
+    enum td_status s = project(f, l, 0, &router, 1, f->c.hidden, COMPUTE_F32, &y->router, e);
     if (!s)
         s = pack_stack(f, l, n, stacked ? stacked_gate_up : expert_gate_up, &y->experts.gate_up, e);
     if (!s)
@@ -359,12 +390,35 @@ static enum td_status open_feed_forward(struct forward *f, uint32_t l, struct td
         return s;
     if (f->c.layers[l] & LAYER_MOE)
         return open_experts(f, l, e);
-    return open_dense(f, l, family->fused_gate_up ? FUSED : SPLIT, f->c.intermediate, e);
+    return open_dense(f, l, family->fused_gate_up ? FUSED : SPLIT, &f->share.dense, e);
 }
 
 /* ------------------------------------------------------------- ends, scratch */
 
-/* A tied model may store its one matrix under either name. */
+static enum td_status open_embedding(struct forward *f, const struct tensor *t, struct td_error *e)
+{
+    size_t table_bytes = (size_t)f->c.vocab_size * f->c.hidden * num_type_bytes(t->type);
+    f->embedding_scale = f->c.family->scaled_embedding ? sqrtf((float)f->c.hidden) : 1;
+    f->embedding_type = t->type;
+    enum td_status s = k_map(f->kernels, t->data, table_bytes, &f->embedding);
+    if (s)
+        return td_fail(e, s, "no memory for the embedding");
+    k_write(f->kernels, f->embedding, t->data, table_bytes);
+    return TD_OK;
+}
+
+static enum td_status open_head(struct forward *f, const struct tensor *t, struct td_error *e)
+{
+    size_t at = (size_t)own_first(f, &f->share.vocab) * f->c.hidden * num_type_bytes(t->type);
+    const struct k_matrix_part part = {
+        .data = (const uint8_t *)t->data + at, .type = t->type, .n_out = own(f, &f->share.vocab)};
+    enum td_status s = k_matrix_pack(f->kernels, &part, 1, f->c.hidden, f->compute, &f->head);
+    if (s)
+        return td_fail(e, s, "no memory for the output matrix");
+    return vector(f, "model.norm.weight", f->c.hidden, f->c.family->norm_offset, &f->final_norm, e);
+}
+
+/* The first stage embeds, the last one has the head. A tied model may store its one matrix under either name. */
 static enum td_status open_ends(struct forward *f, struct td_error *e)
 {
     const char *embed = "model.embed_tokens.weight", *head = "lm_head.weight";
@@ -375,19 +429,9 @@ static enum td_status open_ends(struct forward *f, struct td_error *e)
     t = embedding;
     if (!s && !f->c.tied_embeddings)
         s = model_tensor(f->model, head, f->c.vocab_size, f->c.hidden, &t, e);
-    if (s)
-        return s;
-    size_t table_bytes = (size_t)f->c.vocab_size * f->c.hidden * num_type_bytes(embedding->type);
-    struct k_matrix_part part = {.data = t->data, .type = t->type, .n_out = f->c.vocab_size};
-    f->embedding_scale = f->c.family->scaled_embedding ? sqrtf((float)f->c.hidden) : 1;
-    f->embedding_type = embedding->type;
-    s = k_map(f->kernels, embedding->data, table_bytes, &f->embedding);
-    if (!s)
-        s = k_matrix_pack(f->kernels, &part, 1, f->c.hidden, f->compute, &f->head);
-    if (s)
-        return td_fail(e, s, "no memory for the embedding and the output matrix");
-    k_write(f->kernels, f->embedding, embedding->data, table_bytes);
-    return vector(f, "model.norm.weight", f->c.hidden, f->c.family->norm_offset, &f->final_norm, e);
+    if (!s && !f->rank.before)
+        s = open_embedding(f, embedding, e);
+    return s || f->rank.after ? s : open_head(f, t, e);
 }
 
 /* Positions by the short frequencies and, for longrope, by the long ones behind them. */
@@ -435,10 +479,27 @@ static enum td_status open_made(struct forward *f, struct td_error *e)
     m->logit_rows = mem_array(f->max_rows, sizeof(*m->logit_rows));
     m->seqs = mem_array(f->max_rows, sizeof(*m->seqs));
     m->draws = mem_array(f->max_rows, sizeof(*m->draws));
-    if (k_replay_rows(f->kernels, 1) && k_alloc(f->kernels, kv_layout_page_bytes(&f->layout), &page))
+    if (forward_is_alone(f) && k_replay_rows(f->kernels, 1) &&
+        k_alloc(f->kernels, kv_layout_page_bytes(&f->kept_layout), &page))
         return no_memory(f, e);
     m->page = page;
     return TD_OK;
+}
+
+/* Logits on the host, where the rank is the one that leaves them there. */
+static enum td_status open_results(struct forward *f, struct td_error *e)
+{
+    void *logits = NULL, *sampled = NULL;
+    size_t logits_bytes = (size_t)f->max_logit_rows * f->c.vocab_size * sizeof(float);
+    if (f->host_logits && (k_map(f->kernels, f->host_logits, logits_bytes, &logits) ||
+                           k_map(f->kernels, f->host_sampled, f->max_logit_rows * sizeof(*f->sampled), &sampled)))
+        return no_memory(f, e);
+    f->logits = logits;
+    f->sampled = sampled;
+    f->own_logits = logits;
+    if (!f->rank.tensor || f->rank.after)
+        return TD_OK;
+    return numbers(f, NULL, (size_t)f->max_logit_rows * own(f, &f->share.vocab), &f->own_logits, e);
 }
 
 static enum td_status open_scratch(struct forward *f, struct td_error *e)
@@ -446,9 +507,12 @@ static enum td_status open_scratch(struct forward *f, struct td_error *e)
     const struct model_moe *m = &f->c.moe;
     const struct model_latent *y = &f->c.latent;
     struct routes *r = &f->routes;
-    bool latent = f->c.family->latent;
-    size_t rows = f->max_rows, heads = f->c.n_heads, row = latent ? y->kv_rank + y->rope_dim : 0;
-    size_t mlp = larger(f->c.intermediate, larger((size_t)m->n_used * m->intermediate, m->shared_intermediate));
+    bool latent = f->c.family->latent, several = f->rank.tensor != NULL;
+    size_t rows = f->max_rows, heads = own(f, &f->share.heads), row = latent ? y->kv_rank + y->rope_dim : 0;
+    size_t expert = m->n_used * own(f, &f->share.expert), shared = own(f, &f->share.shared);
+    size_t mlp = larger(own(f, &f->share.dense), larger(expert, shared));
+    size_t hidden = larger(own(f, &f->share.dense), expert + shared);
+    size_t all_mlp = larger(f->c.intermediate, larger((size_t)m->n_used * m->intermediate, m->shared_intermediate));
     r->n_slots = m->n_used + (m->shared_intermediate > 0);
     size_t slots = rows * r->n_slots;
     const struct {
@@ -459,13 +523,15 @@ static enum td_status open_scratch(struct forward *f, struct td_error *e)
                    {&f->in, rows * f->in_dim},
                    {&f->attn, rows * heads * f->value_dim},
                    {&f->mlp, rows * 2 * mlp},
-                   {&f->hidden, rows * mlp},
+                   {&f->hidden, rows * hidden},
+                   {&f->whole, several ? rows * larger((size_t)f->c.n_heads * f->value_dim, all_mlp) : 0},
+                   {&f->own, several ? rows * own(f, &f->share.hidden) : 0},
                    {&f->q, y->q_rank ? rows * heads * f->c.head_dim : 0},
                    {&f->latent_q, rows * heads * row},
                    {&f->latent_out, latent ? rows * heads * y->kv_rank : 0},
                    {&f->route_logits, rows * m->n_experts},
                    {&f->sorted, rows * m->n_used * f->c.hidden},
-                   {&f->expert_out, slots * f->c.hidden},
+                   {&f->expert_out, slots * own(f, &f->share.hidden)},
                    {&r->experts, slots},
                    {&r->weights, slots},
                    {&r->slots, slots},
@@ -475,15 +541,10 @@ static enum td_status open_scratch(struct forward *f, struct td_error *e)
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]) && !s; i++)
         if (buffers[i].n)
             s = numbers(f, NULL, buffers[i].n, buffers[i].at, e);
-    size_t logits_bytes = (size_t)f->max_logit_rows * f->c.vocab_size * sizeof(float);
-    void *logits = NULL, *sampled = NULL;
-    if (!s && (k_map(f->kernels, f->host_logits, logits_bytes, &logits) ||
-               k_map(f->kernels, f->host_sampled, f->max_logit_rows * sizeof(*f->sampled), &sampled)))
-        s = no_memory(f, e);
-    f->logits = logits;
-    f->sampled = sampled;
     f->rope_rows = mem_array(rows, sizeof(*f->rope_rows));
-    return s ? s : open_made(f, e);
+    if (!s)
+        s = open_made(f, e);
+    return s ? s : open_results(f, e);
 }
 
 /* ------------------------------------------------------------- open, close */
@@ -492,12 +553,24 @@ static void fill_shape(struct forward *f)
 {
     const struct model_latent *m = &f->c.latent;
     if (f->c.family->latent) {
-        f->in_dim = (m->q_rank ? m->q_rank : f->c.n_heads * f->c.head_dim) + m->kv_rank + m->rope_dim;
+        f->in_dim = (m->q_rank ? m->q_rank : own(f, &f->share.heads) * f->c.head_dim) + m->kv_rank + m->rope_dim;
         f->value_dim = m->v_dim;
     } else {
-        f->in_dim = (f->c.n_heads + 2 * f->c.n_kv_heads) * f->c.head_dim;
+        f->in_dim = (own(f, &f->share.heads) + 2 * own(f, &f->share.kv_heads)) * f->c.head_dim;
         f->value_dim = f->c.head_dim;
     }
+}
+
+/* Those of other stages stay empty. */
+static enum td_status open_layers(struct forward *f, struct td_error *e)
+{
+    enum td_status s = TD_OK;
+    for (uint32_t l = f->rank.first_layer; l < f->rank.end_layer && !s; l++) {
+        s = open_attention(f, l, e);
+        if (!s)
+            s = open_feed_forward(f, l, e);
+    }
+    return s;
 }
 
 enum td_status forward_open(const struct forward_config *config, struct forward **out, struct td_error *error_out)
@@ -513,14 +586,17 @@ enum td_status forward_open(const struct forward_config *config, struct forward 
     f->host_logits = config->logits;
     f->host_sampled = config->sampled;
     f->max_logit_rows = config->max_logit_rows;
-    fill_shape(f);
+    f->arena = config->arena;
+    f->rank = config->rank;
+    f->rank.n_tensor = f->rank.n_tensor ? f->rank.n_tensor : 1;
+    f->rank.end_layer = f->rank.end_layer ? f->rank.end_layer : f->c.n_layers;
     f->layers = mem_array(f->c.n_layers, sizeof(*f->layers));
-    enum td_status s = TD_OK;
-    for (uint32_t l = 0; l < f->c.n_layers && !s; l++) {
-        s = open_attention(f, l, error_out);
-        if (!s)
-            s = open_feed_forward(f, l, error_out);
-    }
+    enum td_status s = forward_share_open(f, error_out);
+    fill_shape(f);
+    if (!s)
+        s = forward_pages_open(f, config->n_pages, error_out);
+    if (!s)
+        s = open_layers(f, error_out);
     if (!s)
         s = open_ends(f, error_out);
     if (!s)
@@ -582,12 +658,16 @@ void forward_close(struct forward *f)
             k_free(f->kernels, all[i]);
     }
     struct routes *r = &f->routes;
-    void *const buffers[] = {f->final_norm, f->cos_sin[0], f->cos_sin[1],   f->x,      f->normed,
-                             f->in,         f->attn,       f->mlp,          f->hidden, f->q,
-                             f->latent_q,   f->latent_out, f->route_logits, f->sorted, f->expert_out,
-                             r->experts,    r->weights,    r->slots,        r->first,  r->slot_row};
+    void *const buffers[] = {f->final_norm,   f->cos_sin[0], f->cos_sin[1], f->x,       f->normed,   f->in,
+                             f->attn,         f->mlp,        f->hidden,     f->q,       f->latent_q, f->latent_out,
+                             f->route_logits, f->sorted,     f->expert_out, r->experts, r->weights,  r->slots,
+                             r->first,        r->slot_row,   f->whole,      f->own};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
         k_free(f->kernels, buffers[i]);
+    if (f->own_logits != f->logits)
+        k_free(f->kernels, f->own_logits);
+    if (f->kept_arena)
+        k_unmap(f->kernels, f->kept_arena);
     k_unmap(f->kernels, f->embedding);
     k_unmap(f->kernels, f->logits);
     k_unmap(f->kernels, f->sampled);
@@ -599,6 +679,7 @@ void forward_close(struct forward *f)
     free(f->made.logit_rows);
     free(f->made.seqs);
     free(f->made.draws);
+    free(f->piece_seqs);
     free(f->layers);
     free(f);
 }

@@ -77,13 +77,19 @@ static void release_pages(struct seq *s)
     s->first_page = s->n_pages = 0;
 }
 
+static void clear_addresses(struct seq *s, uint32_t i)
+{
+    for (uint32_t v = 0; v < s->engine->n_views; v++)
+        s->addresses[(size_t)v * s->cap_pages + i] = NULL;
+}
+
 /* Pages that lie behind every window, now that the sequence goes on after n_computed tokens. */
 static void drop_unseen(struct seq *s)
 {
     uint32_t first = kv_layout_first_kept(&s->engine->layout, s->n_computed);
     for (; s->first_page < first && s->first_page < s->n_pages; s->first_page++) {
         kvpool_unhold(s->engine->pool, &s->pages[s->first_page], 1);
-        s->addresses[s->first_page] = NULL;
+        clear_addresses(s, s->first_page);
     }
 }
 
@@ -109,7 +115,7 @@ enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, str
     memcpy(s->tokens, p->ids, p->n_ids * sizeof(*s->tokens));
     s->cap_pages = pages_for(e, s->cap_tokens);
     s->pages = mem_array(s->cap_pages, sizeof(*s->pages));
-    s->addresses = mem_array(s->cap_pages, sizeof(*s->addresses));
+    s->addresses = mem_array((size_t)e->n_views * s->cap_pages, sizeof(*s->addresses));
     s->keys = mem_array(s->cap_pages, sizeof(*s->keys));
     s->want_prompt_logprobs = p->prompt_logprobs;
     s->chunk_beside = p->chunk_beside ? p->chunk_beside : e->config.chunk_tokens;
@@ -148,29 +154,22 @@ void engine_seq_close(struct engine *e, struct seq *s)
 
 /* ------------------------------------------------------------------ pages */
 
-/* Where the kernels have a page. */
-static uint8_t *address(const struct engine *e, struct page_ref page)
+/* Where a page of the sequence lies for those who compute. */
+static void set_addresses(struct seq *s, uint32_t i)
 {
-    return kvpool_address(e->pool, page) - e->arena + e->device_arena;
+    const struct engine *e = s->engine;
+    uint8_t *host = kvpool_address(e->pool, s->pages[i]);
+    for (uint32_t v = 0; v < e->n_views; v++)
+        s->addresses[(size_t)v * s->cap_pages + i] = e->ranks ? ranks_page(e->ranks, v, s->pages[i].index) : host;
 }
 
-void seq_read_page(const struct seq *s, uint32_t page, uint16_t begin, uint16_t end)
-{
-    struct engine *e = s->engine;
-    size_t at = begin * kv_layout_layer_bytes(&e->layout),
-           len_bytes = (end - begin) * kv_layout_layer_bytes(&e->layout);
-    k_read_aside(e->config.kernels, kvpool_address(e->pool, s->pages[page]) + at, s->addresses[page] + at, len_bytes);
-}
-
-/* Pages up to that of the last of n_tokens, which came from elsewhere, to the kernels. */
+/* Pages up to that of the last of n_tokens, which came from elsewhere, to those who compute. */
 static void write_pages(const struct seq *s, uint32_t n_tokens)
 {
     struct engine *e = s->engine;
     uint32_t first = s->n_computed / e->config.page_tokens;
-    for (uint32_t i = first > s->first_page ? first : s->first_page; i < pages_for(e, n_tokens) && e->config.kernels;
-         i++)
-        k_write(e->config.kernels, s->addresses[i], kvpool_address(e->pool, s->pages[i]),
-                kv_layout_page_bytes(&e->layout));
+    for (uint32_t i = first > s->first_page ? first : s->first_page; i < pages_for(e, n_tokens) && e->ranks; i++)
+        ranks_write_page(e->ranks, s->pages[i].index);
 }
 
 bool seq_grow(struct seq *s, uint32_t n_pages)
@@ -181,7 +180,7 @@ bool seq_grow(struct seq *s, uint32_t n_pages)
     if (kvpool_take(s->engine->pool, n_pages - s->n_pages, s->pages + s->n_pages))
         return false;
     for (; s->n_pages < n_pages; s->n_pages++)
-        s->addresses[s->n_pages] = address(s->engine, s->pages[s->n_pages]);
+        set_addresses(s, s->n_pages);
     return true;
 }
 
@@ -207,12 +206,13 @@ bool seq_admit(struct seq *s)
     struct engine *e = s->engine;
     uint32_t matched = s->n_pages = take_matched(s);
     for (uint32_t i = s->first_page; i < matched; i++)
-        s->addresses[i] = address(e, s->pages[i]);
+        set_addresses(s, i);
     if (!seq_grow(s, pages_for(e, s->n_tokens))) {
         release_pages(s);
         return false;
     }
-    memset(s->addresses, 0, s->first_page * sizeof(*s->addresses));
+    for (uint32_t i = 0; i < s->first_page; i++)
+        clear_addresses(s, i);
     s->n_computed = matched * e->config.page_tokens;
     s->n_named = matched;
     s->n_reported = 0;

@@ -19,6 +19,8 @@ struct matrix_shape {
         type; /* of elements: as stored; parts of different types meet in f32, which holds all of them exactly */
 };
 
+struct k_links; /* a library's connections between ranks */
+
 struct kernels_backend {
     const char *(*isa_name)(const struct kernels *k);
     uint32_t (*n_threads)(const struct kernels *k);
@@ -26,17 +28,17 @@ struct kernels_backend {
 
     enum td_status (*alloc)(struct kernels *k, size_t len_bytes, void **out);
     void (*free)(struct kernels *k, void *p);
-    enum td_status (*map)(struct kernels *k, const void *host, size_t len_bytes, void **out);
+    enum td_status (*map)(struct kernels *k, const void *host, size_t len_bytes, size_t part_bytes, void **out);
     void (*unmap)(struct kernels *k, void *mapped);
     const void *(*put)(struct kernels *k, const void *host, size_t len_bytes);
     void (*step)(struct kernels *k);
-    void (*write)(struct kernels *k, void *to, const void *host, size_t len_bytes);
+    void (*write)(struct kernels *k, void *to, const void *host, const struct k_pieces *p);
     void (*read)(struct kernels *k, void *host, const void *from, size_t len_bytes);
     void (*finish)(struct kernels *k);
     uint32_t (*replay_rows)(struct kernels *k, uint32_t n_rows);
     bool (*replay)(struct kernels *k, uint64_t shape);
     void (*replay_end)(struct kernels *k);
-    void (*read_aside)(struct kernels *k, void *host, const void *from, size_t len_bytes);
+    void (*read_aside)(struct kernels *k, void *host, const void *from, const struct k_pieces *p);
     uint32_t (*mark)(struct kernels *k);
     bool (*passed)(struct kernels *k, uint32_t mark);
     void (*wait)(struct kernels *k, uint32_t mark);
@@ -77,6 +79,19 @@ struct kernels_backend {
     void (*sample_rows)(struct kernels *k, const float *logits, uint32_t n, uint32_t n_rows, const struct k_draw *draws,
                         struct k_sampled *out);
 
+    /*
+     * Gathers by copies (kernels/group.c), turns 0 and 1 alternating: k has queued what the others will take, k's next operations come after
+     * what peer had queued then, and memory of peer's as k's operations can read it until the next reach.
+     */
+    void (*offer)(struct kernels *k, uint32_t turn);
+    void (*follow)(struct kernels *k, struct kernels *peer, uint32_t turn);
+    const float *(*reach)(struct kernels *k, struct kernels *peer, const float *from, size_t len_bytes);
+    /* Gathers by a library, as k_gather; open: NULL where there is none for these ranks. */
+    struct k_links *(*links_open)(struct kernels *const *ranks, uint32_t n);
+    void (*links_close)(struct k_links *l);
+    void (*links_gather)(struct k_links *l, uint32_t rank, const uint32_t *first, uint32_t to, uint32_t n_rows,
+                         const float *mine, float *all);
+
     void (*put_seqs)(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_seqs, uint32_t page_tokens);
     void (*kv_store)(struct kernels *k, const struct k_attn *a);
     void (*attention)(struct kernels *k, const struct k_attn *a);
@@ -95,6 +110,7 @@ struct kernels {
 };
 
 enum td_status cpu_open(const struct kernels_config *config, struct kernels **out, struct td_error *error_out);
+uint32_t cpu_threads(const struct kernels_config *config); /* as many as it would have */
 
 /* A plugin's symbol. abi: KERNELS_ABI of the program; another one is TD_ERR_VERSION. */
 enum { KERNELS_ABI = 2 };

@@ -303,6 +303,7 @@ static enum td_status open_attn(struct bench *b, struct attn_bench *a, const str
         a->seqs[i] = (struct k_attn_seq){i * shape->n_rows, shape->n_rows, shape->context - shape->n_rows,
                                          a->pages + (size_t)i * a->n_pages};
     a->attn = (struct k_attn){.layout = &a->layout,
+                              .n_kv_heads = N_KV_HEADS,
                               .n_heads = N_HEADS,
                               .q = a->qkv,
                               .k = a->qkv + (size_t)N_HEADS * dim,

@@ -99,9 +99,10 @@ const char *kernels_numerics(const struct kernels_config *config, enum compute c
 static void check_attn(const struct k_attn *a)
 {
     const struct kv_layout *l = a->layout;
-    assert(l->n_kv_heads && a->n_heads && a->n_heads % l->n_kv_heads == 0 && a->layer < l->n_layers);
+    assert(a->n_kv_heads && a->first_kv_head + a->n_kv_heads <= l->n_kv_heads && a->layer < l->n_layers);
+    assert(a->n_heads && a->n_heads % a->n_kv_heads == 0);
     assert(l->head_dim && l->head_dim <= MAX_HEAD_DIM && l->page_tokens);
-    assert(a->q_stride >= (size_t)a->n_heads * l->head_dim && a->kv_stride >= (size_t)l->n_kv_heads * l->head_dim);
+    assert(a->q_stride >= (size_t)a->n_heads * l->head_dim && a->kv_stride >= (size_t)a->n_kv_heads * l->head_dim);
     assert(a->k && a->v_dim && a->v_dim <= l->head_dim && (l->kind == KV_LATENT || (a->v && a->v_dim == l->head_dim)));
 }
 
@@ -117,7 +118,12 @@ void k_free(struct kernels *k, void *p)
 
 enum td_status k_map(struct kernels *k, const void *host, size_t len_bytes, void **out)
 {
-    return k->backend->map(k, host, len_bytes, out);
+    return k->backend->map(k, host, len_bytes, len_bytes, out);
+}
+
+enum td_status k_map_part(struct kernels *k, const void *host, size_t len_bytes, size_t part_bytes, void **out)
+{
+    return k->backend->map(k, host, len_bytes, part_bytes, out);
 }
 
 void k_unmap(struct kernels *k, void *mapped)
@@ -137,7 +143,12 @@ void k_step(struct kernels *k)
 
 void k_write(struct kernels *k, void *to, const void *host, size_t len_bytes)
 {
-    k->backend->write(k, to, host, len_bytes);
+    k_write_pieces(k, to, host, &(struct k_pieces){len_bytes, len_bytes, 1});
+}
+
+void k_write_pieces(struct kernels *k, void *to, const void *host, const struct k_pieces *p)
+{
+    k->backend->write(k, to, host, p);
 }
 
 void k_read(struct kernels *k, void *host, const void *from, size_t len_bytes)
@@ -167,7 +178,12 @@ void k_replay_end(struct kernels *k)
 
 void k_read_aside(struct kernels *k, void *host, const void *from, size_t len_bytes)
 {
-    k->backend->read_aside(k, host, from, len_bytes);
+    k_read_pieces_aside(k, host, from, &(struct k_pieces){len_bytes, len_bytes, 1});
+}
+
+void k_read_pieces_aside(struct kernels *k, void *host, const void *from, const struct k_pieces *p)
+{
+    k->backend->read_aside(k, host, from, p);
 }
 
 uint32_t k_mark(struct kernels *k)

@@ -74,6 +74,8 @@ void k_free(struct kernels *k, void *p); /* NULL is fine */
  * which k_write and k_read keep alike (between the two they have nothing to do on the CPU). TD_ERR_NO_MEMORY.
  */
 enum td_status k_map(struct kernels *k, const void *host, size_t len_bytes, void **out);
+/* The same for kernels that have a part of it only: a device has part_bytes. */
+enum td_status k_map_part(struct kernels *k, const void *host, size_t len_bytes, size_t part_bytes, void **out);
 void k_unmap(struct kernels *k, void *mapped); /* NULL is fine */
 
 /* A small host array for operations of this step: gone with the next k_step, and so may the array be. */
@@ -84,6 +86,13 @@ void k_step(struct kernels *k); /* a step begins: what k_put gave is not needed 
 void k_write(struct kernels *k, void *to, const void *host, size_t len_bytes);
 void k_read(struct kernels *k, void *host, const void *from, size_t len_bytes);
 void k_finish(struct kernels *k);
+
+/* Pieces of host memory, stride_bytes apart; in the kernels' own memory one begins where the other ends. */
+struct k_pieces {
+    size_t piece_bytes, stride_bytes;
+    uint32_t n;
+};
+void k_write_pieces(struct kernels *k, void *to, const void *host, const struct k_pieces *p); /* as k_write */
 
 /*
  * Steps that repeat, as those of decoding do: a device takes a step's operations at once if it knows them from an earlier one.
@@ -107,6 +116,7 @@ void k_replay_end(struct kernels *k);
  */
 enum { K_MAX_MARKS = 64 };
 void k_read_aside(struct kernels *k, void *host, const void *from, size_t len_bytes);
+void k_read_pieces_aside(struct kernels *k, void *host, const void *from, const struct k_pieces *p);
 uint32_t k_mark(struct kernels *k);
 bool k_passed(struct kernels *k, uint32_t mark);
 void k_wait(struct kernels *k, uint32_t mark);
@@ -261,14 +271,15 @@ struct k_attn_seq {
     uint8_t *const *pages; /* host; addresses, in token order, of all up to the last row; not read before a window */
 };
 
-/* The sequences whose attention comes next, until the next k_step: k_attn.seqs must be this array, unchanged. */
+/* The sequences whose attention comes next, until others do or the next k_step: k_attn.seqs must be this array, unchanged. */
 void k_put_seqs(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_seqs, uint32_t page_tokens);
 
 struct k_attn {
     const struct kv_layout *layout;
-    uint32_t layer;     /* within the layout */
-    uint32_t n_heads;   /* query heads; a multiple of layout->n_kv_heads */
-    const float *q;     /* row t at q + t * q_stride: [n_heads][head_dim] */
+    uint32_t layer;                     /* within the layout */
+    uint32_t first_kv_head, n_kv_heads; /* of the layout's; the others are not touched */
+    uint32_t n_heads;                   /* query heads; a multiple of n_kv_heads */
+    const float *q;                     /* row t at q + t * q_stride: [n_heads][head_dim] */
     const float *k, *v; /* row t at k, v + t * kv_stride: [n_kv_heads][head_dim]; latent: k is both, v NULL */
     size_t q_stride, kv_stride;
     uint32_t v_dim;                /* what of a row of V counts: head_dim; latent: less */
@@ -292,6 +303,41 @@ void k_kv_store(struct kernels *k, const struct k_attn *a);
  * A fully computed k_kv_store must come before.
  */
 void k_attention(struct kernels *k, const struct k_attn *a);
+
+/* -------------------------------------------------------------------- ranks */
+
+/*
+ * Ranks: kernels that compute one model together, all of one backend, each with a thread of its own. No sum is ever split: a rank computes
+ * some columns (outputs of a matrix, heads) of all rows, each as it would alone, and what the next operation reads whole is
+ * gathered. So the number of ranks changes no bit. (Splitting along the inputs, as in Shoeybi et al. 2019, gathers half as often, but
+ * adds partial sums.)
+ *
+ * On the CPU they share out the threads, each has at least one. Devices are those from config->ordinal on, or if they share one, that
+ * one. out[n] is written only on success.
+ */
+enum { K_MAX_RANKS = 64 };
+enum td_status kernels_open_ranks(const struct kernels_config *config, uint32_t n, bool share_device,
+                                  struct kernels **out, struct td_error *error_out);
+void kernels_close_ranks(struct kernels *const *ranks, uint32_t n); /* NULLs are fine */
+
+/* Ranks that exchange something; a rank may be in several groups. The array is copied, the ranks are borrowed. */
+struct k_group;
+struct k_group *k_group_open(struct kernels *const *ranks, uint32_t n);
+void k_group_close(struct k_group *g); /* NULL is fine */
+/* How: "memory"; of devices "nccl", or "copies" where two share one or there is no NCCL. */
+const char *k_group_transport(const struct k_group *g);
+
+/*
+ * Rank `to`, or every one, gets all[T][first[n]]: columns first[i] .. first[i + 1) are rank i's mine[T][first[i + 1] - first[i]]. All ranks
+ * call it, with the same first, to and n_rows; of who gets nothing all is not used. mine stays unchanged until this rank's next gather
+ * in the group, or until k_finish of all ranks. Without columns (first all 0) what was queued before it, on any rank, comes before
+ * what is queued after it.
+ *
+ * Threads: each rank's own; on the CPU, and where devices copy, they meet inside.
+ */
+enum { K_EVERY_RANK = K_MAX_RANKS };
+void k_gather(struct k_group *g, uint32_t rank, const uint32_t *first, uint32_t to, uint32_t n_rows, const float *mine,
+              float *all);
 
 /* ----------------------------------------------------------------- sampling */
 

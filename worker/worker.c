@@ -459,7 +459,7 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
     if (o->chunk_tokens > o->max_rows)
         o->chunk_tokens = o->max_rows;
     const struct engine_config c = {
-        .kernels = w->kernels,
+        .kernels = &w->kernels,
         .model = w->model,
         .sim = is_sim ? &cost : NULL,
         .shape = &w->geometry.config,

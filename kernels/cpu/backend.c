@@ -110,9 +110,9 @@ static void cpu_free(struct kernels *k, void *p)
     free(p);
 }
 
-static enum td_status cpu_map(struct kernels *k, const void *host, size_t len_bytes, void **out)
+static enum td_status cpu_map(struct kernels *k, const void *host, size_t len_bytes, size_t part_bytes, void **out)
 {
-    (void)k, (void)len_bytes;
+    (void)k, (void)len_bytes, (void)part_bytes;
     *out = (void *)host;
     return TD_OK;
 }
@@ -128,11 +128,11 @@ static const void *cpu_put(struct kernels *k, const void *host, size_t len_bytes
     return host;
 }
 
-static void cpu_write(struct kernels *k, void *to, const void *host, size_t len_bytes)
+static void cpu_write(struct kernels *k, void *to, const void *host, const struct k_pieces *p)
 {
     (void)k;
-    if (to != host) /* mapped */
-        memmove(to, host, len_bytes);
+    for (uint32_t i = 0; i < p->n && to != host; i++) /* else mapped */
+        memmove((uint8_t *)to + i * p->piece_bytes, (const uint8_t *)host + i * p->stride_bytes, p->piece_bytes);
 }
 
 static void cpu_read(struct kernels *k, void *host, const void *from, size_t len_bytes)
@@ -152,6 +152,12 @@ static bool cpu_replay(struct kernels *k, uint64_t shape)
 {
     (void)k, (void)shape;
     return false;
+}
+
+static void cpu_read_aside(struct kernels *k, void *host, const void *from, const struct k_pieces *p)
+{
+    for (uint32_t i = 0; i < p->n && host != from; i++)
+        cpu_read(k, (uint8_t *)host + i * p->stride_bytes, (const uint8_t *)from + i * p->piece_bytes, p->piece_bytes);
 }
 
 static uint32_t cpu_mark(struct kernels *k)
@@ -502,7 +508,7 @@ static void store_row(const struct k_attn *a, const struct cpu_ops *ops, const s
 {
     const struct kv_layout *l = a->layout;
     const float *from = (which ? a->v : a->k) + ((size_t)s->first_row + i) * a->kv_stride;
-    for (uint32_t h = 0; h < l->n_kv_heads; h++)
+    for (uint32_t h = 0; h < a->n_kv_heads; h++)
         ops->from_f32(from + (size_t)h * l->head_dim, l->dtype, l->head_dim,
                       attn_kv_at(a, s, which, h, s->first_pos + i));
 }
@@ -527,7 +533,7 @@ static void cpu_put_seqs(struct kernels *k, const struct k_attn_seq *seqs, uint3
 static void cpu_kv_store(struct kernels *head, const struct k_attn *a)
 {
     struct cpu_kernels *k = cpu_of(head);
-    uint32_t numbers = kv_layout_planes(a->layout) * a->layout->n_kv_heads * a->layout->head_dim;
+    uint32_t numbers = kv_layout_planes(a->layout) * a->n_kv_heads * a->layout->head_dim;
     struct attn_run r = {.ops = k->ops, .a = a, .rows_per_tile = PIECE_NUMBERS / numbers + 1};
     r.first_piece = kernels_scratch(k, (a->n_seqs + 1ul) * sizeof(uint32_t));
     pool_run(k->pool, run_store, &r, cut_seqs(&r, 1));
@@ -537,7 +543,7 @@ static void run_attention(void *arg, uint32_t piece, uint32_t thread)
 {
     const struct attn_run *r = arg;
     const struct k_attn_seq *s = NULL;
-    uint32_t n_kv_heads = r->a->layout->n_kv_heads, i = find_seq(r, piece, &s);
+    uint32_t n_kv_heads = r->a->n_kv_heads, i = find_seq(r, piece, &s);
     struct attn_tile t = {.a = r->a, .seq = s, .kv_head = i % n_kv_heads, .row0 = i / n_kv_heads * r->rows_per_tile};
     uint32_t left = s->n_rows - t.row0;
     t.n_rows = left < r->rows_per_tile ? left : r->rows_per_tile;
@@ -548,14 +554,39 @@ static void run_attention(void *arg, uint32_t piece, uint32_t thread)
 static void cpu_attention(struct kernels *head, const struct k_attn *a)
 {
     struct cpu_kernels *k = cpu_of(head);
-    uint32_t group = a->n_heads / a->layout->n_kv_heads, rows = QUERY_TILE / group;
+    uint32_t group = a->n_heads / a->n_kv_heads, rows = QUERY_TILE / group;
     struct attn_run r = {.ops = k->ops, .a = a, .rows_per_tile = rows ? rows : 1};
     size_t floats = attn_scratch_floats(a->layout->head_dim, r.rows_per_tile * group);
     r.scratch_bytes = (floats * sizeof(float) + 63) / 64 * 64;
     size_t tiles_bytes = r.scratch_bytes * pool_n_threads(k->pool);
     r.scratch = kernels_scratch(k, tiles_bytes + (a->n_seqs + 1ul) * sizeof(uint32_t));
     r.first_piece = (uint32_t *)(void *)(r.scratch + tiles_bytes);
-    pool_run(k->pool, run_attention, &r, cut_seqs(&r, a->layout->n_kv_heads));
+    pool_run(k->pool, run_attention, &r, cut_seqs(&r, a->n_kv_heads));
+}
+
+/* -------------------------------------------------------------------- ranks */
+
+/* Operations are done when they return, and all memory is everybody's. */
+static void cpu_offer(struct kernels *k, uint32_t turn)
+{
+    (void)k, (void)turn;
+}
+
+static void cpu_follow(struct kernels *k, struct kernels *peer, uint32_t turn)
+{
+    (void)k, (void)peer, (void)turn;
+}
+
+static const float *cpu_reach(struct kernels *k, struct kernels *peer, const float *from, size_t len_bytes)
+{
+    (void)k, (void)peer, (void)len_bytes;
+    return from;
+}
+
+static struct k_links *cpu_links_open(struct kernels *const *ranks, uint32_t n)
+{
+    (void)ranks, (void)n;
+    return NULL;
 }
 
 /* -------------------------------------------------------------------- open */
@@ -576,7 +607,7 @@ static const struct kernels_backend CPU = {
     .replay_rows = cpu_replay_rows,
     .replay = cpu_replay,
     .replay_end = cpu_nothing,
-    .read_aside = cpu_read,
+    .read_aside = cpu_read_aside,
     .mark = cpu_mark,
     .passed = cpu_passed,
     .wait = cpu_wait,
@@ -601,15 +632,24 @@ static const struct kernels_backend CPU = {
     .sort_slots = cpu_sort_slots,
     .combine = cpu_combine,
     .sample_rows = cpu_sample_rows,
+    .offer = cpu_offer,
+    .follow = cpu_follow,
+    .reach = cpu_reach,
+    .links_open = cpu_links_open,
     .put_seqs = cpu_put_seqs,
     .kv_store = cpu_kv_store,
     .attention = cpu_attention,
     .run_limit = cpu_run_limit,
 };
 
+uint32_t cpu_threads(const struct kernels_config *config)
+{
+    return config->n_threads ? config->n_threads : cpus_allowed();
+}
+
 enum td_status cpu_open(const struct kernels_config *config, struct kernels **out, struct td_error *error_out)
 {
-    uint32_t n_threads = config->n_threads ? config->n_threads : cpus_allowed();
+    uint32_t n_threads = cpu_threads(config);
     if (config->n_threads > MAX_THREADS)
         return td_fail(error_out, TD_ERR_INVALID, "kernels.n_threads: %u is not in 0..%d", n_threads, MAX_THREADS);
     if (config->isa > ISA_AVX512)

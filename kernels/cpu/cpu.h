@@ -89,12 +89,12 @@ static inline uint32_t attn_first_key(const struct k_attn *a, uint32_t pos)
     return a->window && pos >= a->window ? pos - a->window + 1 : 0;
 }
 
-/* K (which 0) or V (which 1) of a position, as stored; latent: the same. */
+/* K (which 0) or V (which 1) of a position, as stored; latent: the same. kv_head: of the n_kv_heads that a is about. */
 static inline uint8_t *attn_kv_at(const struct k_attn *a, const struct k_attn_seq *s, uint32_t which, uint32_t kv_head,
                                   uint32_t pos)
 {
     const struct kv_layout *l = a->layout;
-    size_t head = (size_t)(which % kv_layout_planes(l)) * l->n_kv_heads + kv_head;
+    size_t head = (size_t)(which % kv_layout_planes(l)) * l->n_kv_heads + a->first_kv_head + kv_head;
     return s->pages[pos / l->page_tokens] + a->layer * kv_layout_layer_bytes(l) + head * kv_layout_head_bytes(l) +
            (size_t)(pos % l->page_tokens) * l->head_dim * num_type_bytes(l->dtype);
 }

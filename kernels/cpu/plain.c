@@ -184,7 +184,7 @@ static void attend_query(const struct attn_tile *t, uint32_t head, const float *
 static void attend(const struct attn_tile *t)
 {
     const struct k_attn *a = t->a;
-    uint32_t group = a->n_heads / a->layout->n_kv_heads, dim = a->layout->head_dim;
+    uint32_t group = a->n_heads / a->n_kv_heads, dim = a->layout->head_dim;
     for (uint32_t i = t->row0; i < t->row0 + t->n_rows; i++) {
         size_t row = t->seq->first_row + i;
         for (uint32_t h = t->kv_head * group; h < (t->kv_head + 1) * group; h++)

@@ -261,7 +261,7 @@ static void work_open(struct attn_work *w, const struct attn_tile *t)
     w->head_dim = a->layout->head_dim;
     w->dim = attn_padded(w->head_dim);
     w->v_dim = attn_padded(a->v_dim);
-    w->group = a->n_heads / a->layout->n_kv_heads;
+    w->group = a->n_heads / a->n_kv_heads;
     w->n_queries = t->n_rows * w->group;
     float *at = t->scratch;
     w->keys = carve(&at, (size_t)w->dim * KEY_BLOCK);

@@ -17,7 +17,7 @@ struct attention {
     uint8_t *const *pages;
     const uint32_t *row_seq;
     size_t q_stride, kv_stride;
-    size_t layer_at, head_bytes, plane_bytes; /* the layer, from a kv head to the next, from K to V (latent: 0) */
+    size_t layer_at, head_bytes, plane_bytes; /* the layer's first kv head, to the next one, from K to V (latent: 0) */
     uint32_t n_seqs, n_heads, n_kv_heads, group, head_dim, v_dim, page_tokens, window, row_bytes;
     float scale, cap;
 };
@@ -29,11 +29,11 @@ static struct attention describe(const struct k_attn *a, const struct cuda_batch
     t.q = a->q, t.k = a->k, t.v = a->v, t.sinks = a->sinks, t.out = a->out;
     t.seqs = b->seqs, t.pages = b->pages, t.row_seq = b->row_seq;
     t.q_stride = a->q_stride, t.kv_stride = a->kv_stride;
-    t.layer_at = a->layer * kv_layout_layer_bytes(l);
     t.head_bytes = kv_layout_head_bytes(l);
+    t.layer_at = a->layer * kv_layout_layer_bytes(l) + a->first_kv_head * t.head_bytes;
     t.plane_bytes = l->kind == KV_LATENT ? 0 : l->n_kv_heads * t.head_bytes;
-    t.n_seqs = b->n_seqs, t.n_heads = a->n_heads, t.n_kv_heads = l->n_kv_heads;
-    t.group = a->n_heads / l->n_kv_heads, t.head_dim = l->head_dim, t.v_dim = a->v_dim;
+    t.n_seqs = b->n_seqs, t.n_heads = a->n_heads, t.n_kv_heads = a->n_kv_heads;
+    t.group = a->n_heads / a->n_kv_heads, t.head_dim = l->head_dim, t.v_dim = a->v_dim;
     t.page_tokens = l->page_tokens, t.window = a->window;
     t.row_bytes = l->head_dim * (uint32_t)num_type_bytes(l->dtype);
     t.scale = a->scale, t.cap = a->cap;

@@ -69,6 +69,7 @@ static void close_backend(struct kernels *k)
     cuda_replay_forget(c);
     free(c->graphs);
     cuda_product_close(c);
+    cuda_collective_close(c);
     cuda_memory_close(c);
     if (c->stream)
         CUDA_MUST(cudaStreamDestroy(c->stream));
@@ -199,7 +200,7 @@ static const struct kernels_backend BACKEND = {
     .unmap = cuda_unmap,
     .put = cuda_put,
     .step = cuda_step,
-    .write = cuda_write,
+    .write = cuda_write_pieces,
     .read = cuda_read,
     .finish = cuda_finish,
     .replay_rows = cuda_replay_rows,
@@ -230,6 +231,12 @@ static const struct kernels_backend BACKEND = {
     .sort_slots = sort_slots,
     .combine = combine,
     .sample_rows = sample_rows,
+    .offer = cuda_offer,
+    .follow = cuda_follow,
+    .reach = cuda_reach,
+    .links_open = cuda_links_open,
+    .links_close = cuda_links_close,
+    .links_gather = cuda_links_gather,
     .put_seqs = cuda_put_seqs,
     .kv_store = kv_store,
     .attention = attention,
@@ -260,6 +267,7 @@ static enum td_status fill(struct cuda *c, struct td_error *error_out)
     cudaError_t e = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
     if (e != cudaSuccess)
         return td_fail(error_out, TD_ERR_DEVICE, "CUDA device %d: %s", c->ordinal, cudaGetErrorString(e));
+    cuda_collective_open(c);
     enum td_status s = cuda_memory_open(c, error_out);
     return s ? s : cuda_product_open(c, error_out);
 }

@@ -186,11 +186,11 @@ void cuda_free(struct kernels *k, void *p)
     CUDA_MUST(cudaFree(p));
 }
 
-enum td_status cuda_map(struct kernels *k, const void *host, size_t len_bytes, void **out)
+enum td_status cuda_map(struct kernels *k, const void *host, size_t len_bytes, size_t part_bytes, void **out)
 {
     struct cuda *c = cuda_enter(k);
     struct cuda_mapping m = {.host = (void *)(uintptr_t)host};
-    enum td_status s = cuda_alloc(k, len_bytes, &m.device);
+    enum td_status s = cuda_alloc(k, part_bytes, &m.device);
     if (s)
         return s;
     if (cudaHostRegister(m.host, len_bytes, cudaHostRegisterDefault) != cudaSuccess) {
@@ -258,16 +258,32 @@ static void staging_turn(struct cuda *c)
     s->used = 0;
 }
 
+/* The n bytes that begin at `first` of the pieces, were there nothing in between. */
+static void collect(uint8_t *to, const uint8_t *host, const struct k_pieces *p, size_t first, size_t n)
+{
+    for (size_t done = 0, len; done < n; done += len) {
+        size_t piece = (first + done) / p->piece_bytes, at = (first + done) % p->piece_bytes;
+        len = smaller(n - done, p->piece_bytes - at);
+        memcpy(to + done, host + piece * p->stride_bytes + at, len);
+    }
+}
+
 void cuda_write(struct kernels *k, void *to, const void *host, size_t len_bytes)
+{
+    cuda_write_pieces(k, to, host, &(struct k_pieces){len_bytes, len_bytes, 1});
+}
+
+void cuda_write_pieces(struct kernels *k, void *to, const void *host, const struct k_pieces *p)
 {
     struct cuda *c = cuda_enter(k);
     struct cuda_staging *s = &c->staging;
+    size_t len_bytes = p->n * p->piece_bytes;
     for (size_t done = 0, n; done < len_bytes; done += n) {
         if (s->used == STAGING_BYTES)
             staging_turn(c);
         n = smaller(len_bytes - done, STAGING_BYTES - s->used);
         uint8_t *pinned = s->host[s->turn] + s->used;
-        memcpy(pinned, (const uint8_t *)host + done, n);
+        collect(pinned, host, p, done, n);
         send(c, (uint8_t *)to + done, pinned, n);
         s->used += aligned(n);
     }
@@ -320,12 +336,14 @@ void cuda_finish(struct kernels *k)
     c->aside.has_begun = c->aside.is_behind = false;
 }
 
-void cuda_read_aside(struct kernels *k, void *host, const void *from, size_t len_bytes)
+void cuda_read_aside(struct kernels *k, void *host, const void *from, const struct k_pieces *p)
 {
     struct cuda *c = cuda_enter(k);
     struct cuda_aside *a = &c->aside;
     if (!is_pinned(host)) {
-        cuda_read(k, host, from, len_bytes);
+        for (uint32_t i = 0; i < p->n; i++)
+            cuda_read(k, (uint8_t *)host + i * p->stride_bytes, (const uint8_t *)from + i * p->piece_bytes,
+                      p->piece_bytes);
         a->is_behind = true;
         return;
     }
@@ -334,7 +352,8 @@ void cuda_read_aside(struct kernels *k, void *host, const void *from, size_t len
         CUDA_MUST(cudaStreamWaitEvent(a->stream, a->queued, 0));
         a->has_begun = true;
     }
-    CUDA_MUST(cudaMemcpyAsync(host, from, len_bytes, cudaMemcpyDeviceToHost, a->stream));
+    CUDA_MUST(cudaMemcpy2DAsync(host, p->stride_bytes, from, p->piece_bytes, p->piece_bytes, p->n,
+                                cudaMemcpyDeviceToHost, a->stream));
 }
 
 uint32_t cuda_mark(struct kernels *k)

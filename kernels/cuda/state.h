@@ -1,12 +1,14 @@
 /*
  * A CUDA backend as opened: what its C files share.
  *
- *     memory.c    memory of the device, and what goes between it and the host
- *     matrix.c    weights
- *     map.c       what Hopper must know of matrices to copy them
- *     product.c   products with them
- *     limits.c    what the device can do at most
- *     backend.c   opening, and the table of operations
+ *     memory.c      memory of the device, and what goes between it and the host
+ *     matrix.c      weights
+ *     map.c         what Hopper must know of matrices to copy them
+ *     product.c     products with them
+ *     collective.c  what goes between ranks
+ *     replay.c      steps that repeat
+ *     limits.c      what the device can do at most
+ *     backend.c     opening, and the table of operations
  *
  * A thread's current device is the driver's state, so every operation begins with cuda_enter(), which sets it where another thread
  * opened the backend.
@@ -22,6 +24,7 @@
 enum {
     CUDA_CACHE_LINE = 128, /* what begins in an arena begins at a multiple */
     CUDA_READS_BYTES = 8 << 20,
+    CUDA_MAX_DEVICES = 64, /* whose memory another one may read by itself */
 };
 
 /* Host memory that the device reads or writes by itself, and as much there; taken from its beginning on. */
@@ -98,6 +101,9 @@ struct cuda {
     bool is_hopper; /* products and attention by its own instructions */
     PFN_cuTensorMapEncodeTiled_v12000 encode_map;
 
+    cudaEvent_t offers[2];       /* what the others of a group will take is queued */
+    bool sees[CUDA_MAX_DEVICES]; /* whose memory operations can read where it is */
+
     bool any_order;
     cublasLtHandle_t blas; /* NULL: not needed so far */
     void *workspace;
@@ -133,15 +139,16 @@ void *cuda_scratch(struct cuda *c, size_t len_bytes);
 
 enum td_status cuda_alloc(struct kernels *k, size_t len_bytes, void **out);
 void cuda_free(struct kernels *k, void *p);
-enum td_status cuda_map(struct kernels *k, const void *host, size_t len_bytes, void **out);
+enum td_status cuda_map(struct kernels *k, const void *host, size_t len_bytes, size_t part_bytes, void **out);
 void cuda_unmap(struct kernels *k, void *mapped);
 void cuda_send_puts(struct cuda *c);
 const void *cuda_put(struct kernels *k, const void *host, size_t len_bytes);
 void cuda_step(struct kernels *k);
 void cuda_write(struct kernels *k, void *to, const void *host, size_t len_bytes);
+void cuda_write_pieces(struct kernels *k, void *to, const void *host, const struct k_pieces *p);
 void cuda_read(struct kernels *k, void *host, const void *from, size_t len_bytes);
 void cuda_finish(struct kernels *k);
-void cuda_read_aside(struct kernels *k, void *host, const void *from, size_t len_bytes);
+void cuda_read_aside(struct kernels *k, void *host, const void *from, const struct k_pieces *p);
 uint32_t cuda_mark(struct kernels *k);
 bool cuda_passed(struct kernels *k, uint32_t mark);
 void cuda_wait(struct kernels *k, uint32_t mark);
@@ -183,6 +190,18 @@ void cuda_linear(struct kernels *k, const struct k_matrix *w, const float *x, ui
 void cuda_linear_each(struct kernels *k, const struct k_stack *s, const struct k_each *e, uint32_t n_rows);
 void cuda_linear_sorted(struct kernels *k, const struct k_stack *s, const uint32_t *first, uint32_t n_rows,
                         const float *x, float *y);
+
+/* ------------------------------------------------------------ collective.c */
+
+void cuda_collective_open(struct cuda *c);
+void cuda_collective_close(struct cuda *c);
+void cuda_offer(struct kernels *k, uint32_t turn);
+void cuda_follow(struct kernels *k, struct kernels *peer, uint32_t turn);
+const float *cuda_reach(struct kernels *k, struct kernels *peer, const float *from, size_t len_bytes);
+struct k_links *cuda_links_open(struct kernels *const *ranks, uint32_t n);
+void cuda_links_close(struct k_links *l);
+void cuda_links_gather(struct k_links *l, uint32_t rank, const uint32_t *first, uint32_t to, uint32_t n_rows,
+                       const float *mine, float *all);
 
 /* ---------------------------------------------------------------- limits.c */
 

@@ -91,7 +91,7 @@ static void open_engine_in(struct fixture *f, uint32_t n_pages, uint32_t chunk, 
     const struct kernels_config kernels = {.device = device_wanted(), .n_threads = 2, .compute = compute};
     ck_assert_msg(kernels_open(&kernels, &f->kernels, &e) == TD_OK, "%s", e.text);
     const struct engine_config config = {
-        .kernels = f->kernels,
+        .kernels = &f->kernels,
         .model = f->model,
         .compute = compute,
         .kv_dtype = compute == COMPUTE_F32 ? NUM_F32 : NUM_BF16,
@@ -598,7 +598,7 @@ START_TEST(test_engine_refuses_weights_that_the_configuration_does_not_describe)
     snprintf(path, sizeof(path), "%s/model.safetensors", dir);
     ck_assert_int_eq(symlink(from, path), 0);
     for (size_t i = 0; i < sizeof(CHANGES) / sizeof(CHANGES[0]); i++) {
-        struct engine_config config = {.kernels = f.kernels,
+        struct engine_config config = {.kernels = &f.kernels,
                                        .compute = COMPUTE_F32,
                                        .kv_dtype = NUM_F32,
                                        .page_tokens = 16,

@@ -315,6 +315,7 @@ END_TEST
 struct kv_case {
     struct kv_layout layout;
     uint32_t n_heads, n_seqs, window, v_dim;
+    uint32_t first_kv_head, n_kv_heads; /* 0: all of the layout's */
     float cap;
     bool sinks;
     uint32_t first_pos[4], n_rows[4];
@@ -333,6 +334,7 @@ struct kv_batch {
 static struct kv_batch batch_open(const struct kv_case *c)
 {
     struct kv_batch b = {0};
+    uint32_t n_kv_heads = c->n_kv_heads ? c->n_kv_heads : c->layout.n_kv_heads;
     const struct kv_layout *l = &c->layout;
     for (uint32_t i = 0; i < c->n_seqs; i++) {
         b.n_pages[i] = (c->first_pos[i] + c->n_rows[i] + l->page_tokens - 1) / l->page_tokens;
@@ -345,12 +347,14 @@ static struct kv_batch batch_open(const struct kv_case *c)
         b.seqs[i].pages = b.pages[i];
         b.n_rows += c->n_rows[i];
     }
-    b.stride = (c->n_heads + 2 * l->n_kv_heads) * l->head_dim + 3;
+    b.stride = (c->n_heads + 2 * n_kv_heads) * l->head_dim + 3;
     b.qkv = mem_array((size_t)b.n_rows * b.stride, sizeof(float));
     b.sinks = data_floats(99, c->n_heads, 3);
     b.attn = (struct k_attn){.layout = l, .layer = l->n_layers - 1, .n_heads = c->n_heads, .q = b.qkv};
     b.attn.k = b.qkv + (size_t)c->n_heads * l->head_dim;
-    b.attn.v = b.attn.k + (size_t)l->n_kv_heads * l->head_dim;
+    b.attn.v = b.attn.k + (size_t)n_kv_heads * l->head_dim;
+    b.attn.first_kv_head = c->first_kv_head;
+    b.attn.n_kv_heads = n_kv_heads;
     b.attn.q_stride = b.attn.kv_stride = b.stride;
     b.attn.v_dim = c->v_dim ? c->v_dim : l->head_dim;
     b.attn.scale = 0.3f;
@@ -416,6 +420,10 @@ static struct kv_case random_kv_case(uint64_t i)
         c.layout.kind = KV_LATENT;
         c.layout.n_kv_heads = 1;
         c.v_dim = data_range(i, 25, 1, c.layout.head_dim);
+    } else if (i % 3 == 1) { /* pages hold heads of others, too */
+        c.n_kv_heads = c.layout.n_kv_heads;
+        c.first_kv_head = data_range(i, 26, 0, 2);
+        c.layout.n_kv_heads += c.first_kv_head + data_range(i, 27, 0, 2);
     }
     for (uint32_t s = 0; s < c.n_seqs; s++) {
         c.first_pos[s] = data_bits(i, 4 + s) % 3 ? data_range(i, 8 + s, 0, 80) : 0;
@@ -463,6 +471,51 @@ START_TEST(test_attention_equals_plain_for_any_shape)
         free(y);
         free(z);
     }
+    close_both();
+}
+END_TEST
+
+/* What ranks do with pages that all of them have in one place. */
+START_TEST(test_attention_by_ranges_of_heads_equals_all_heads)
+{
+    open_both(_i);
+    struct kv_case c = {.layout = {NUM_BF16, 2, 5, 24, 16}, .n_heads = 15, .n_seqs = 2, .n_rows = {20, 1}};
+    c.first_pos[0] = 7;
+    c.first_pos[1] = 40;
+    c.sinks = true;
+    struct kv_batch all = batch_open(&c), parts = batch_open(&c);
+    size_t dim = c.layout.head_dim, width = c.n_heads * dim, n = all.n_rows * width;
+    float *y = mem_array(n, sizeof(float)), *z = mem_array(n, sizeof(float)), *part = mem_array(n, sizeof(float));
+    all.attn.out = y;
+    fill(fast, &all, SEQ_IDS);
+    k_attention(fast, &all.attn);
+    const struct k_attn whole = parts.attn;
+    for (uint32_t first = 0, n_kv = 2; first < 5; first += n_kv, n_kv = 3) {
+        uint32_t n_heads = 3 * n_kv;
+        struct k_attn *a = &parts.attn;
+        *a = whole;
+        a->first_kv_head = first;
+        a->n_kv_heads = n_kv;
+        a->n_heads = n_heads;
+        a->q += 3 * first * dim;
+        a->k += first * dim;
+        a->v += first * dim;
+        a->sinks = parts.sinks + (size_t)3 * first;
+        a->out = part;
+        fill(fast, &parts, SEQ_IDS);
+        k_attention(fast, a);
+        for (uint32_t row = 0; row < all.n_rows; row++)
+            memcpy(z + row * width + 3 * first * dim, part + row * n_heads * dim, n_heads * dim * sizeof(float));
+    }
+    data_equal(z, y, n, "attention");
+    for (uint32_t s = 0; s < c.n_seqs; s++)
+        for (uint32_t p = 0; p < all.n_pages[s]; p++)
+            ck_assert_mem_eq(parts.pages[s][p], all.pages[s][p], kv_layout_page_bytes(&c.layout));
+    batch_close(&all);
+    batch_close(&parts);
+    free(y);
+    free(z);
+    free(part);
     close_both();
 }
 END_TEST
@@ -838,6 +891,7 @@ int main(void)
     tcase_add_loop_test(t, test_embed_equals_plain_for_every_type, 0, N_BACKENDS);
     tcase_add_loop_test(t, test_rope_rotates_only_its_heads, 0, N_BACKENDS);
     tcase_add_loop_test(t, test_attention_equals_plain_for_any_shape, 0, N_BACKENDS);
+    tcase_add_loop_test(t, test_attention_by_ranges_of_heads_equals_all_heads, 0, N_BACKENDS);
     tcase_add_loop_test(t, test_attention_row_is_the_same_in_any_chunk_and_batch, 1, N_BACKENDS);
     tcase_add_loop_test(t, test_a_stack_gives_what_linear_gives, 1, N_BACKENDS);
     tcase_add_test(t, test_slots_are_sorted_by_expert_and_rows_stay_in_order);

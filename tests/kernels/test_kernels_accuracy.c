@@ -163,8 +163,13 @@ START_TEST(test_attention_is_near_naive_double)
     float *qkv = data_floats(1, N * STRIDE, 2), *out = mem_array(N * HEADS * DIM, sizeof(float));
     struct k_attn_seq seq = {.n_rows = N, .pages = pages};
     float sinks[HEADS] = {0.5f, -1, 2, 0};
-    struct k_attn a = {
-        .layout = &layout, .n_heads = HEADS, .q = qkv, .k = qkv + HEADS * DIM, .out = out, .scale = 0.5f};
+    struct k_attn a = {.layout = &layout,
+                       .n_kv_heads = KV,
+                       .n_heads = HEADS,
+                       .q = qkv,
+                       .k = qkv + HEADS * DIM,
+                       .out = out,
+                       .scale = 0.5f};
     a.v = qkv + (HEADS + KV) * DIM;
     a.q_stride = a.kv_stride = STRIDE;
     a.v_dim = DIM;

@@ -9,6 +9,7 @@ enum { MAX_SEQS = 4 };
 struct kv_case {
     struct kv_layout layout;
     uint32_t n_heads, v_dim, window, n_seqs;
+    uint32_t first_kv_head, n_kv_heads; /* 0: all of the layout's */
     float cap;
     bool sinks;
     uint32_t end[MAX_SEQS], n_rows[MAX_SEQS]; /* what attends are the last rows of 0..end */
@@ -32,10 +33,16 @@ static struct k_attn attn_of(const struct kv_pair *p, int side, uint32_t first_r
 {
     const struct kv_case *c = p->c;
     const float *q = (const float *)p->qkv.at[side] + (size_t)first_row * p->stride;
-    struct k_attn a = {.layout = &c->layout, .layer = c->layout.n_layers - 1, .n_heads = c->n_heads, .q = q};
+    uint32_t n_kv_heads = c->n_kv_heads ? c->n_kv_heads : c->layout.n_kv_heads;
+    struct k_attn a = {.layout = &c->layout,
+                       .layer = c->layout.n_layers - 1,
+                       .first_kv_head = c->first_kv_head,
+                       .n_kv_heads = n_kv_heads,
+                       .n_heads = c->n_heads,
+                       .q = q};
     a.k = q + (size_t)c->n_heads * c->layout.head_dim;
     if (c->layout.kind != KV_LATENT)
-        a.v = a.k + (size_t)c->layout.n_kv_heads * c->layout.head_dim;
+        a.v = a.k + (size_t)n_kv_heads * c->layout.head_dim;
     a.q_stride = a.kv_stride = p->stride;
     a.v_dim = c->v_dim ? c->v_dim : c->layout.head_dim;
     a.scale = 1 / sqrtf((float)c->layout.head_dim);
@@ -199,6 +206,10 @@ static struct kv_case random_kv(uint64_t s, bool tensor_cores)
         c.layout.kind = KV_LATENT;
         c.layout.n_kv_heads = 1;
         c.v_dim = data_range(s, 7, 1, c.layout.head_dim);
+    } else if (s % 5 == 2) { /* pages hold heads of others, too */
+        c.n_kv_heads = c.layout.n_kv_heads;
+        c.first_kv_head = data_range(s, 12, 0, 2);
+        c.layout.n_kv_heads += c.first_kv_head + data_range(s, 13, 0, 2);
     }
     c.window = s % 3 == 1 ? data_range(s, 8, 1, 60) : 0;
     c.cap = s % 4 == 1 ? 3 : 0;

@@ -1,0 +1,160 @@
+/*
+ * What of the model and of its pages a rank has, and how ranks put together what each has computed.
+ *
+ * Heads of queries stay with their kv head; columns of matrices are cut at multiples of 16 where there are enough of them. Everything
+ * that is small is everybody's: norms, routers, the latent's projection.
+ */
+#include <assert.h>
+
+#include "engine/forward_internal.h"
+
+enum { UNIT = 16 };
+
+static enum td_status share(struct share *out, const char *what, uint32_t n, uint32_t unit, uint32_t n_ranks,
+                            struct td_error *e)
+{
+    if (n / unit < n_ranks)
+        unit = 1;
+    for (uint32_t i = 0; i < n_ranks; i++)
+        out->first[i] = (uint32_t)((uint64_t)(n / unit) * i / n_ranks * unit);
+    out->first[n_ranks] = n;
+    return n && n < n_ranks
+               ? td_fail(e, TD_ERR_INVALID, "%u %s can't be shared among %u tensor-parallel ranks", n, what, n_ranks)
+               : TD_OK;
+}
+
+static struct share times(const struct share *s, uint32_t n, uint32_t n_ranks)
+{
+    struct share out;
+    for (uint32_t i = 0; i <= n_ranks; i++)
+        out.first[i] = s->first[i] * n;
+    return out;
+}
+
+/* Query heads go with their kv head; the latent's are free, and it is everybody's. */
+static enum td_status share_heads(struct forward *f, uint32_t n, struct td_error *e)
+{
+    const struct model_config *c = &f->c;
+    if (c->family->latent)
+        return share(&f->share.heads, "heads", c->n_heads, 1, n, e);
+    if (c->n_kv_heads % n)
+        return td_fail(e, TD_ERR_INVALID, "%u kv heads can't be shared evenly among %u tensor-parallel ranks",
+                       c->n_kv_heads, n);
+    enum td_status s = share(&f->share.kv_heads, "kv heads", c->n_kv_heads, 1, n, e);
+    f->share.heads = times(&f->share.kv_heads, c->n_heads / c->n_kv_heads, n);
+    return s;
+}
+
+enum td_status forward_share_open(struct forward *f, struct td_error *e)
+{
+    const struct model_config *c = &f->c;
+    uint32_t n = f->rank.n_tensor;
+    const struct {
+        struct share *at;
+        const char *what;
+        uint32_t n;
+    } columns[] = {{&f->share.hidden, "hidden numbers", c->hidden},
+                   {&f->share.dense, "intermediate numbers", c->intermediate},
+                   {&f->share.expert, "intermediate numbers of an expert", c->moe.intermediate},
+                   {&f->share.shared, "intermediate numbers of the shared expert", c->moe.shared_intermediate},
+                   {&f->share.vocab, "tokens of the vocabulary", c->vocab_size}};
+    enum td_status s = share_heads(f, n, e);
+    for (size_t i = 0; i < sizeof(columns) / sizeof(columns[0]) && !s; i++)
+        s = share(columns[i].at, columns[i].what, columns[i].n, UNIT, n, e);
+    f->share.values = times(&f->share.heads, c->family->latent ? c->latent.v_dim : c->head_dim, n);
+    return s;
+}
+
+/* -------------------------------------------------------------------- columns */
+
+const float *forward_gather(struct forward *f, const struct share *s, uint32_t n_rows, const float *mine, float *all)
+{
+    if (!f->rank.tensor)
+        return mine;
+    k_gather(f->rank.tensor, f->rank.rank, s->first, K_EVERY_RANK, n_rows, mine, all);
+    return all;
+}
+
+float *forward_own_columns(struct forward *f, const struct forward_rows *r)
+{
+    if (!f->rank.tensor)
+        return r->x;
+    uint32_t n = own(f, &f->share.hidden);
+    const struct k_each e = {
+        .x = r->x + own_first(f, &f->share.hidden), .y = f->own, .x_stride = f->c.hidden, .y_stride = n};
+    k_copy_heads(f->kernels, &e, 1, n, r->n_rows);
+    return f->own;
+}
+
+/* ---------------------------------------------------------------------- pages */
+
+/* The latent is one head, which every rank has. */
+static uint32_t own_kv_heads(const struct forward *f)
+{
+    return f->c.family->latent ? 1 : own(f, &f->share.kv_heads);
+}
+
+enum td_status forward_pages_open(struct forward *f, uint32_t n_pages, struct td_error *e)
+{
+    struct kv_layout part = f->layout;
+    part.n_kv_heads = own_kv_heads(f);
+    part.n_layers = f->rank.end_layer - f->rank.first_layer;
+    void *kept = NULL;
+    enum td_status s = k_map_part(f->kernels, f->arena, n_pages * kv_layout_page_bytes(&f->layout),
+                                  n_pages * kv_layout_page_bytes(&part), &kept);
+    if (s)
+        return td_fail(e, s, "no memory for a pool of %u pages of %zu bytes", n_pages, kv_layout_page_bytes(&part));
+    f->kept_arena = kept;
+    f->kept_layout = forward_has_own_pages(f) ? part : f->layout;
+    f->kept_kv_head = forward_has_own_pages(f) || f->c.family->latent ? 0 : own_first(f, &f->share.kv_heads);
+    f->kept_layer = forward_has_own_pages(f) ? 0 : f->rank.first_layer;
+    return TD_OK;
+}
+
+bool forward_has_own_pages(const struct forward *f)
+{
+    return f->kept_arena != f->arena;
+}
+
+uint16_t forward_end_layer(const struct forward *f)
+{
+    return (uint16_t)f->rank.end_layer;
+}
+
+uint8_t *forward_page(const struct forward *f, uint32_t page)
+{
+    return f->kept_arena + page * kv_layout_page_bytes(&f->kept_layout);
+}
+
+/* Layers [begin, end) of what a rank keeps of a page: its heads in every plane; where they begin on both sides. */
+static struct k_pieces part_of(const struct forward *f, uint32_t page, uint32_t begin, uint32_t end, uint8_t **host_out,
+                               uint8_t **kept_out)
+{
+    const struct kv_layout *l = &f->layout;
+    uint32_t first_head = f->c.family->latent ? 0 : own_first(f, &f->share.kv_heads);
+    *host_out = f->arena + page * kv_layout_page_bytes(l) + begin * kv_layout_layer_bytes(l) +
+                first_head * kv_layout_head_bytes(l);
+    *kept_out = forward_page(f, page) + (begin - f->rank.first_layer) * kv_layout_layer_bytes(&f->kept_layout);
+    return (struct k_pieces){.piece_bytes = own_kv_heads(f) * kv_layout_head_bytes(l),
+                             .stride_bytes = l->n_kv_heads * kv_layout_head_bytes(l),
+                             .n = (end - begin) * kv_layout_planes(l)};
+}
+
+void forward_write_page(struct forward *f, uint32_t page)
+{
+    uint8_t *host = NULL, *kept = NULL;
+    if (!forward_has_own_pages(f))
+        return;
+    const struct k_pieces p = part_of(f, page, f->rank.first_layer, f->rank.end_layer, &host, &kept);
+    k_write_pieces(f->kernels, kept, host, &p);
+}
+
+void forward_read_page(struct forward *f, uint32_t page, uint16_t begin, uint16_t end)
+{
+    uint8_t *host = NULL, *kept = NULL;
+    uint32_t first = begin > f->rank.first_layer ? begin : f->rank.first_layer;
+    if (!forward_has_own_pages(f) || end <= first)
+        return;
+    const struct k_pieces p = part_of(f, page, first, end < f->rank.end_layer ? end : f->rank.end_layer, &host, &kept);
+    k_read_pieces_aside(f->kernels, host, kept, &p);
+}

@@ -1,0 +1,138 @@
+/*
+ * Ranks and what they gather: by the backend's library where it has one for them (links), else by copies.
+ *
+ * A gather by copies: each rank offers its columns (a device records an event), all meet, and each takes the others' by its own operations
+ * after following their offers. One meeting a gather is enough. An offer comes after the rank's copies of the gather before, so who
+ * follows it knows that its own columns of that gather have been read, and may write them again; places and events of an offer
+ * alternate, so that a rank which is ahead by one gather does not touch what the others still look at.
+ */
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "base/eventcount.h"
+#include "base/mem.h"
+#include "kernels/backend.h"
+
+#undef NDEBUG /* a gather can't return an error */
+#include <assert.h>
+
+struct member {
+    struct kernels *kernels;
+    const float *offers[2];
+    uint32_t turn;
+};
+
+struct k_group {
+    struct k_links *links; /* NULL: copies */
+    uint32_t n;
+    _Atomic uint32_t n_here;
+    struct eventcount all_here; /* rises when the last one has come */
+    struct member members[K_MAX_RANKS];
+};
+
+/* ---------------------------------------------------------------- open, close */
+
+enum td_status kernels_open_ranks(const struct kernels_config *config, uint32_t n, bool share_device,
+                                  struct kernels **out, struct td_error *error_out)
+{
+    struct kernels *ranks[K_MAX_RANKS] = {0};
+    struct kernels_config c = *config;
+    enum td_status s = TD_OK;
+    if (!n || n > K_MAX_RANKS)
+        return td_fail(error_out, TD_ERR_INVALID, "%u ranks are not in 1..%d", n, K_MAX_RANKS);
+    if (n > 1 && c.device == DEVICE_CPU)
+        c.n_threads = cpu_threads(config) / n ? cpu_threads(config) / n : 1;
+    for (uint32_t i = 0; i < n && !s; i++) {
+        c.ordinal = config->ordinal + (share_device ? 0 : i);
+        s = kernels_open(&c, &ranks[i], error_out);
+    }
+    for (uint32_t i = 0; i < n; i++)
+        if (s)
+            kernels_close(ranks[i]);
+        else
+            out[i] = ranks[i];
+    return s;
+}
+
+void kernels_close_ranks(struct kernels *const *ranks, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        kernels_close(ranks[i]);
+}
+
+struct k_group *k_group_open(struct kernels *const *ranks, uint32_t n)
+{
+    assert(n >= 1 && n <= K_MAX_RANKS);
+    struct k_group *g = mem_zalloc(sizeof(*g));
+    g->n = n;
+    for (uint32_t i = 0; i < n; i++) {
+        assert(ranks[i]->backend == ranks[0]->backend);
+        g->members[i].kernels = ranks[i];
+    }
+    g->links = ranks[0]->backend->links_open(ranks, n);
+    return g;
+}
+
+void k_group_close(struct k_group *g)
+{
+    if (g && g->links)
+        g->members[0].kernels->backend->links_close(g->links);
+    free(g);
+}
+
+const char *k_group_transport(const struct k_group *g)
+{
+    if (g->links)
+        return "nccl";
+    return g->members[0].kernels->config.device == DEVICE_CPU ? "memory" : "copies";
+}
+
+/* --------------------------------------------------------------------- gather */
+
+static void meet(struct k_group *g)
+{
+    uint32_t seen = eventcount_read(&g->all_here);
+    if (atomic_fetch_add(&g->n_here, 1) + 1 < g->n) {
+        eventcount_wait(&g->all_here, seen);
+        return;
+    }
+    atomic_store(&g->n_here, 0);
+    eventcount_raise(&g->all_here);
+}
+
+/* Columns of one rank to their place, on k. */
+static void take(struct kernels *k, const float *from, const uint32_t *first, uint32_t n_all, uint32_t n_rows,
+                 float *all)
+{
+    uint32_t n = first[1] - first[0];
+    const struct k_each e = {.x = from, .y = all + first[0], .x_stride = n, .y_stride = n_all};
+    k_copy_heads(k, &e, 1, n, n_rows);
+}
+
+void k_gather(struct k_group *g, uint32_t rank, const uint32_t *first, uint32_t to, uint32_t n_rows, const float *mine,
+              float *all)
+{
+    struct member *me = &g->members[rank];
+    const struct kernels_backend *backend = me->kernels->backend;
+    if (g->links && first[g->n]) {
+        backend->links_gather(g->links, rank, first, to, n_rows, mine, all);
+        return;
+    }
+    uint32_t turn = me->turn;
+    me->turn = !turn;
+    me->offers[turn] = mine;
+    backend->offer(me->kernels, turn);
+    meet(g);
+    for (uint32_t i = 0; i < g->n; i++) {
+        struct member *peer = &g->members[i];
+        uint32_t n = first[i + 1] - first[i];
+        const float *from = peer->offers[turn];
+        if (peer != me)
+            backend->follow(me->kernels, peer->kernels, turn);
+        if (!n || (to != K_EVERY_RANK && to != rank))
+            continue;
+        if (peer != me)
+            from = backend->reach(me->kernels, peer->kernels, from, (size_t)n_rows * n * sizeof(*from));
+        take(me->kernels, from, first + i, first[g->n], n_rows, all);
+    }
+}
