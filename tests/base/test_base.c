@@ -374,7 +374,7 @@ START_TEST(test_faults_file_that_makes_no_sense_changes_nothing)
     struct script s = script_new();
     struct faults *f;
     struct td_error e;
-    char said[4096] = "", blanks[2000];
+    char said[4096] = "", blanks[20000];
     int fds[2];
     ck_assert_int_eq(pipe(fds), 0);
     const struct log to_pipe = {.who = "test", .level = LOG_WARN, .fd = fds[1]};
