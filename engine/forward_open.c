@@ -72,7 +72,7 @@ static enum td_status norm(const struct forward *f, uint32_t layer, const char *
 static enum td_status pack(const struct forward *f, uint32_t layer, const struct k_matrix_part *parts, uint32_t n,
                            uint32_t n_in, enum compute compute, struct k_matrix **out, struct td_error *e)
 {
-    enum td_status s = k_matrix_pack(f->kernels, parts, n, n_in, compute, out);
+    enum td_status s = k_matrix_pack(f->kernels, parts, n, n_in, compute, WEIGHTS_AS_STORED, out);
     return s ? td_fail(e, s, "no memory for the packed weights of layer %u", layer) : TD_OK;
 }
 
@@ -412,7 +412,7 @@ static enum td_status open_head(struct forward *f, const struct tensor *t, struc
     size_t at = (size_t)own_first(f, &f->share.vocab) * f->c.hidden * num_type_bytes(t->type);
     const struct k_matrix_part part = {
         .data = (const uint8_t *)t->data + at, .type = t->type, .n_out = own(f, &f->share.vocab)};
-    enum td_status s = k_matrix_pack(f->kernels, &part, 1, f->c.hidden, f->compute, &f->head);
+    enum td_status s = k_matrix_pack(f->kernels, &part, 1, f->c.hidden, f->compute, WEIGHTS_AS_STORED, &f->head);
     if (s)
         return td_fail(e, s, "no memory for the output matrix");
     return vector(f, "model.norm.weight", f->c.hidden, f->c.family->norm_offset, &f->final_norm, e);

@@ -15,8 +15,9 @@ enum kernels_limit { LIMIT_READ_ONE, LIMIT_READ, LIMIT_COPY, LIMIT_LINK, LIMIT_F
 struct matrix_shape {
     uint32_t n_out, n_in;
     enum compute compute;
-    enum num_type
-        type; /* of elements: as stored; parts of different types meet in f32, which holds all of them exactly */
+    /* of elements: as stored; parts of different types meet in f32, which holds all of them exactly. NUM_BF16 if packed or e4m3 */
+    enum num_type type;
+    enum k_weights weights;
 };
 
 struct k_links; /* a library's connections between ranks */
@@ -113,7 +114,7 @@ enum td_status cpu_open(const struct kernels_config *config, struct kernels **ou
 uint32_t cpu_threads(const struct kernels_config *config); /* as many as it would have */
 
 /* A plugin's symbol. abi: KERNELS_ABI of the program; another one is TD_ERR_VERSION. */
-enum { KERNELS_ABI = 2 };
+enum { KERNELS_ABI = 3 };
 #define KERNELS_PLUGIN "tandem_kernels_open"
 typedef enum td_status (*kernels_plugin)(uint32_t abi, const struct kernels_config *config, struct kernels **out,
                                          struct td_error *error_out);

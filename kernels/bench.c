@@ -40,6 +40,7 @@ struct plan {
     size_t memory_bytes; /* of a limit */
     uint32_t head_dim, rows[N_ROWS];
     struct shape shapes[MAX_SHAPES];
+    struct shape packed; /* the one that is measured in fewer bits, too */
     struct attention_shape attentions[MAX_ATTENTIONS];
 };
 
@@ -50,6 +51,7 @@ static const struct plan CPU_PLAN = {
     .head_dim = 64,
     .rows = {1, 8, 64, 512},
     .shapes = {{2048, 2048}, {8192, 2048}, {2048, 8192}},
+    .packed = {8192, 2048},
     .attentions = {{16, 1, 2048}, {1, 512, 2048}},
 };
 
@@ -60,6 +62,7 @@ static const struct plan DEVICE_PLAN = {
     .head_dim = 128,
     .rows = {1, 64, 256, 2048},
     .shapes = {{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}},
+    .packed = {28672, 4096},
     .attentions = {{1, 1, 4096}, {64, 1, 4096}, {128, 1, 4096}, {256, 1, 2048}, {1, 2048, 2048}, {1, 16384, 16384}},
 };
 
@@ -208,7 +211,8 @@ static void run_copies(void *arg)
         k_linear(l->k, l->copies[i], l->x, l->n_rows, l->y, false);
 }
 
-static enum td_status pack_copies(struct bench *b, struct linear_bench *l, struct shape shape, enum compute compute)
+static enum td_status pack_copies(struct bench *b, struct linear_bench *l, struct shape shape, enum compute compute,
+                                  enum k_weights weights)
 {
     size_t n = (size_t)shape.n_out * shape.n_in;
     uint16_t *w = mem_array(n, sizeof(*w));
@@ -219,25 +223,27 @@ static enum td_status pack_copies(struct bench *b, struct linear_bench *l, struc
     uint32_t wanted = (uint32_t)(b->memory_bytes / 2 / (n * 2));
     wanted = wanted < 1 ? 1 : wanted > MAX_COPIES ? MAX_COPIES : wanted;
     for (; !s && l->n_copies < wanted; l->n_copies += !s)
-        s = k_matrix_pack(b->k, &part, 1, shape.n_in, compute, &l->copies[l->n_copies]);
+        s = k_matrix_pack(b->k, &part, 1, shape.n_in, compute, weights, &l->copies[l->n_copies]);
     free(w);
     return s;
 }
 
-static enum td_status bench_shape(struct bench *b, struct work *works, struct shape shape, enum compute compute)
+static enum td_status bench_shape(struct bench *b, struct work *works, struct shape shape, enum compute compute,
+                                  enum k_weights weights)
 {
+    static const char *const NAMES[] = {"", " int8", " fp8", " int4"};
     const uint32_t *rows = b->plan->rows;
     struct linear_bench l = {.k = b->k};
     enum td_status s = numbers(b, (size_t)rows[N_ROWS - 1] * shape.n_in, &l.x);
     if (!s)
         s = numbers(b, (size_t)rows[N_ROWS - 1] * shape.n_out, &l.y);
     if (!s)
-        s = pack_copies(b, &l, shape, compute);
+        s = pack_copies(b, &l, shape, compute, weights);
     for (uint32_t i = 0; !s && i < N_ROWS; i++) {
         char name[64];
         l.n_rows = rows[i];
-        snprintf(name, sizeof(name), "linear %s %ux%u T=%u", compute == COMPUTE_F32 ? "f32" : "bf16", shape.n_out,
-                 shape.n_in, l.n_rows);
+        snprintf(name, sizeof(name), "linear %s%s %ux%u T=%u", compute == COMPUTE_F32 ? "f32" : "bf16", NAMES[weights],
+                 shape.n_out, shape.n_in, l.n_rows);
         struct work w = {.bytes = (double)k_matrix_bytes(b->k, l.copies[0]),
                          .ops = 2.0 * shape.n_out * shape.n_in * l.n_rows,
                          .memory = LIMIT_READ,
@@ -253,14 +259,19 @@ static enum td_status bench_shape(struct bench *b, struct work *works, struct sh
     return s;
 }
 
+static struct shape shrunk(const struct bench *b, struct shape shape)
+{
+    return (struct shape){shape.n_out / b->shrink, shape.n_in / b->shrink};
+}
+
 static enum td_status bench_linear(struct bench *b, struct work *works)
 {
     enum td_status s = TD_OK;
     for (enum compute c = b->plan->first_compute; !s && c <= COMPUTE_BF16; c++)
-        for (uint32_t i = 0; !s && i < MAX_SHAPES && b->plan->shapes[i].n_out; i++) {
-            struct shape shape = b->plan->shapes[i];
-            s = bench_shape(b, works, (struct shape){shape.n_out / b->shrink, shape.n_in / b->shrink}, c);
-        }
+        for (uint32_t i = 0; !s && i < MAX_SHAPES && b->plan->shapes[i].n_out; i++)
+            s = bench_shape(b, works, shrunk(b, b->plan->shapes[i]), c, WEIGHTS_AS_STORED);
+    for (enum k_weights w = WEIGHTS_INT8; !s && w <= WEIGHTS_INT4; w++)
+        s = bench_shape(b, works, shrunk(b, b->plan->packed), COMPUTE_BF16, w);
     return s;
 }
 

@@ -201,29 +201,43 @@ void k_wait(struct kernels *k, uint32_t mark)
     k->backend->wait(k, mark);
 }
 
+/* What numbers of a part are, or 0: nothing that there is. */
+static enum num_type part_type(const struct k_matrix_part *part)
+{
+    const struct k_scales *s = &part->scales;
+    if (part->type >= NUM_F32 && part->type <= NUM_BF16)
+        return part->type;
+    bool has_scales = s->out_block && s->in_block && s->type >= NUM_F32 && s->type <= NUM_BF16;
+    return part->type == NUM_F8_E4M3 && (!s->data || has_scales) ? NUM_BF16 : 0;
+}
+
 static enum td_status shape_of(const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in, enum compute compute,
-                               struct matrix_shape *out)
+                               enum k_weights weights, struct matrix_shape *out)
 {
     uint64_t n_out = 0;
-    enum num_type type = n_parts ? parts[0].type : NUM_F32;
+    enum num_type type = n_parts ? part_type(&parts[0]) : NUM_F32;
     for (uint32_t i = 0; i < n_parts; i++) {
-        if (parts[i].type < NUM_F32 || parts[i].type > NUM_BF16)
+        enum num_type t = part_type(&parts[i]);
+        if (!t)
             return TD_ERR_INVALID;
-        if (parts[i].type != type)
+        if (t != type)
             type = NUM_F32;
         n_out += parts[i].n_out;
     }
-    if (!n_in || n_in > INT32_MAX || !n_out || n_out > INT32_MAX || (compute != COMPUTE_F32 && compute != COMPUTE_BF16))
+    if (compute == COMPUTE_BF16 || weights)
+        type = NUM_BF16;
+    if (!n_in || n_in > INT32_MAX || !n_out || n_out > INT32_MAX || weights > WEIGHTS_INT4 ||
+        (compute != COMPUTE_F32 && compute != COMPUTE_BF16))
         return TD_ERR_INVALID;
-    *out = (struct matrix_shape){(uint32_t)n_out, n_in, compute, compute == COMPUTE_BF16 ? NUM_BF16 : type};
+    *out = (struct matrix_shape){(uint32_t)n_out, n_in, compute, type, weights};
     return TD_OK;
 }
 
 enum td_status k_matrix_pack(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in,
-                             enum compute compute, struct k_matrix **out)
+                             enum compute compute, enum k_weights weights, struct k_matrix **out)
 {
     struct matrix_shape shape;
-    enum td_status s = shape_of(parts, n_parts, n_in, compute, &shape);
+    enum td_status s = shape_of(parts, n_parts, n_in, compute, weights, &shape);
     return s ? s : k->backend->matrix_pack(k, parts, n_parts, &shape, out);
 }
 

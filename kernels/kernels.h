@@ -25,6 +25,19 @@
 #include "base/status.h"
 #include "proto/wire/kv_layout.h"
 
+/*
+ * What a matrix is kept as. Packed, each K_GROUP consecutive inputs of an output (the last may be fewer) share a scale, and
+ * what is computed with is bf16(w'), in both computes: k_linear gives the bits that it gives with a matrix of those bf16 numbers.
+ *
+ *     WEIGHTS_INT8   w' = s q, q = -127..127                    s = bf16(amax / 127)                 8.5 bits a weight
+ *     WEIGHTS_FP8    w' = s q, q of e4m3 (scalar.h), saturating  s = amax / 448                       9
+ *     WEIGHTS_INT4   w' = s q, q = -8..7                        s of 3 significant bits, searched for 4.5
+ *
+ * amax is the group's largest magnitude; q = w / s, to the nearest even, cut at the ends. kernels/packed.h is the specification.
+ */
+enum k_weights { WEIGHTS_AS_STORED, WEIGHTS_INT8, WEIGHTS_FP8, WEIGHTS_INT4 };
+enum { K_GROUP = 32 };
+
 enum kernels_isa { ISA_AUTO, ISA_PLAIN, ISA_AVX2, ISA_AVX512 }; /* AVX2 means AVX2+FMA+F16C; AVX512 F+BW+VL+DQ */
 
 /*
@@ -130,7 +143,16 @@ struct k_matrix;
  * data [n_out][n_in] row-major of type, host; borrowed only during the call. For COMPUTE_BF16 an f32 or f16 source is rounded to
  * bf16. parts let several matrices with equal n_in become one (q, k, v; gate, up): rows of part 0 first. Strides, in
  * elements, let a part be transposed or interleaved with another. A matrix in which any part has a bias adds one, as f32.
+ *
+ * A part of e4m3 numbers has scales: output o, input i stands for bf16(data * scales[o / out_block][i / in_block]). WEIGHTS_FP8 keeps
+ * its numbers and scales (as far as kernels/packed.h bounds them) if in_block is a multiple of K_GROUP or all inputs are in one.
  */
+struct k_scales {
+    const void *data; /* NULL: 1 */
+    enum num_type type;
+    uint32_t out_block, in_block; /* what shares a scale */
+    size_t out_stride, in_stride; /* between scales */
+};
 struct k_matrix_part {
     const void *data;
     enum num_type type;
@@ -139,9 +161,10 @@ struct k_matrix_part {
     const void *bias;             /* [n_out], or NULL */
     enum num_type bias_type;
     uint32_t bias_stride; /* 0: 1 */
+    struct k_scales scales;
 };
 enum td_status k_matrix_pack(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in,
-                             enum compute compute, struct k_matrix **out);
+                             enum compute compute, enum k_weights weights, struct k_matrix **out);
 void k_matrix_free(struct kernels *k, struct k_matrix *m); /* NULL is fine */
 uint64_t k_matrix_bytes(const struct kernels *k, const struct k_matrix *m);
 

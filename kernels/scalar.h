@@ -230,10 +230,40 @@ SCALAR float scalar_from_f16(uint16_t h)
     return float_of(sign | (e + 112) << 23 | m << 13);
 }
 
+/* x < y ? a : b, for x and y below 2^31: as masks, since of a condition the compiler makes a jump, and no vectors. */
+SCALAR uint32_t scalar_pick(uint32_t x, uint32_t y, uint32_t a, uint32_t b)
+{
+    uint32_t mask = (uint32_t)((int32_t)(x - y) >> 31);
+    return (a & mask) | (b & ~mask);
+}
+
+/*
+ * E4M3 of the OCP's 8-bit floating point (revision 1.0, 2023): bias 7, no infinity, NaN 0x7f, largest 448, to which it saturates.
+ * Below 2^-6 it is a multiple of 2^-9, which adding 1.5 * 2^14 rounds to. Above, it has the bits of f32 with 20 fewer.
+ */
+SCALAR uint8_t scalar_to_e4m3(float f)
+{
+    uint32_t b = bits_of(f), sign = b >> 24 & 0x80, nan;
+    b &= 0x7fffffff;
+    nan = scalar_pick(0x7f800000, b, 0x7f, 0);
+    b = scalar_pick(b, 0x43e00000, b, 0x43e00000);
+    uint32_t small = bits_of(float_of(b) + 24576.0f), normal = ((b + 0x7ffff + (b >> 20 & 1)) >> 20) - (120 << 3);
+    return (uint8_t)(sign | (scalar_pick(b, 0x3c800000, small, normal) & 0x7f) | nan);
+}
+
+SCALAR float scalar_from_e4m3(uint8_t q)
+{
+    uint32_t a = q & 0x7f, sign = (uint32_t)(q & 0x80) << 24;
+    uint32_t small = bits_of((float)(int32_t)a * 0x1p-9f), normal = (a << 20) + (120u << 23);
+    return float_of(scalar_pick(a, 0x7f, scalar_pick(a, 8, small, normal), 0x7fc00000) | sign);
+}
+
 SCALAR float scalar_from(const void *src, uint32_t type_bytes, int is_bf16, uint64_t i)
 {
     uint16_t h;
     float f;
+    if (type_bytes == 1)
+        return scalar_from_e4m3(((const uint8_t *)src)[i]);
     if (type_bytes == 4) {
         memcpy(&f, (const uint8_t *)src + 4 * i, 4);
         return f;

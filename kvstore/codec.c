@@ -110,31 +110,16 @@ static inline void from_int8(const uint8_t *restrict q, size_t n, float scale, f
         x[i] = (float)(int8_t)q[i] * scale;
 }
 
-/* x < y ? a : b, for x and y below 2^31: as masks, since of a condition the compiler makes a jump. */
-static inline uint32_t pick(uint32_t x, uint32_t y, uint32_t a, uint32_t b)
-{
-    uint32_t mask = (uint32_t)((int32_t)(x - y) >> 31);
-    return (a & mask) | (b & ~mask);
-}
-
-/* Below 2^-6 e4m3 is a multiple of 2^-9, which adding 1.5 * 2^14 rounds to. Above, the bits of f32 with 20 fewer. */
 static inline void to_fp8(const float *restrict x, size_t n, float factor, uint8_t *restrict q)
 {
-    for (size_t i = 0; i < n; i++) {
-        uint32_t b = bits_of(x[i] * factor), sign = b >> 24 & 0x80;
-        b &= 0x7fffffff;
-        uint32_t small = bits_of(float_of(b) + 24576.0f), normal = ((b + 0x7ffff + (b >> 20 & 1)) >> 20) - (120 << 3);
-        q[i] = (uint8_t)(sign | (pick(b, 0x3c800000, small, normal) & 0x7f));
-    }
+    for (size_t i = 0; i < n; i++)
+        q[i] = scalar_to_e4m3(x[i] * factor);
 }
 
 static inline void from_fp8(const uint8_t *restrict q, size_t n, float scale, float *restrict x)
 {
-    for (size_t i = 0; i < n; i++) {
-        uint32_t a = q[i] & 0x7f, sign = (uint32_t)(q[i] & 0x80) << 24;
-        uint32_t small = bits_of((float)(int32_t)a * 0x1p-9f), normal = (a << 20) + (120u << 23);
-        x[i] = float_of(pick(a, 8, small, normal) | sign) * scale;
-    }
+    for (size_t i = 0; i < n; i++)
+        x[i] = scalar_from_e4m3(q[i]) * scale;
 }
 
 /* False: can't be quantised. */
@@ -238,12 +223,29 @@ static void join32(const uint8_t *planes, size_t n, uint8_t *page)
     }
 }
 
+/* A page's elements, byte by byte: what is alike comes together. */
+static void split(size_t element, const uint8_t *page, size_t n, uint8_t *planes)
+{
+    if (element == 1)
+        memcpy(planes, page, n);
+    else
+        (element == 4 ? split32 : split16)(page, n, planes);
+}
+
+static void join(size_t element, const uint8_t *planes, size_t n, uint8_t *page)
+{
+    if (element == 1)
+        memcpy(page, planes, n);
+    else
+        (element == 4 ? join32 : join16)(planes, n, page);
+}
+
 /* 0: does not shrink. */
 static size_t compress(struct codec *c, const uint8_t *page)
 {
     size_t n_planes = num_type_bytes(c->layout.dtype), n = c->page_bytes / n_planes, at = 0;
     uint8_t *out = buffer(&c->out, c->page_bytes), *planes = buffer(&c->planes, c->page_bytes);
-    (n_planes == 4 ? split32 : split16)(page, n, planes);
+    split(n_planes, page, n, planes);
     if (!c->compress && !(c->compress = ZSTD_createCCtx()))
         return 0;
     for (size_t i = 0; i < n_planes; i++) {
@@ -271,7 +273,9 @@ static bool decompress(struct codec *c, const uint8_t *data, size_t len_bytes, u
     if (!c->decompress && !(c->decompress = ZSTD_createDCtx()))
         return false;
     for (size_t i = 0; i < n_planes; i++) {
-        size_t len = len_bytes < LENGTH_BYTES ? SIZE_MAX : get_u32(data);
+        if (len_bytes < LENGTH_BYTES)
+            return false;
+        size_t len = get_u32(data);
         if (len > n || len > len_bytes - LENGTH_BYTES)
             return false;
         if (len == n)
@@ -281,7 +285,7 @@ static bool decompress(struct codec *c, const uint8_t *data, size_t len_bytes, u
         data += LENGTH_BYTES + len;
         len_bytes -= LENGTH_BYTES + len;
     }
-    (n_planes == 4 ? join32 : join16)(planes, n, page);
+    join(n_planes, planes, n, page);
     return !len_bytes;
 }
 

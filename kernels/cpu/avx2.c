@@ -13,9 +13,10 @@
 
 #define VL 8
 
-enum { SCORE_ROWS = 4, VALUE_ROWS = 6, VALUE_VECTORS = 2 };
+enum { SCORE_ROWS = 4, VALUE_ROWS = 6, VALUE_VECTORS = 2, PREFETCH_BYTES = 4096 };
 
 typedef __m256 vf;
+typedef __m256i vi;
 
 static inline vf v_load(const float *p)
 {
@@ -170,14 +171,37 @@ static inline vf v_from_f16(const void *p)
     return _mm256_cvtph_ps(_mm_loadu_si128(p));
 }
 
+static inline vf v_from_i8(const void *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p)));
+}
+
+/* A 256th of what they are, and NaNs as 480 / 256: as f16, whose bias is 8 more, with the sign moved up. */
+static inline vf v_from_e4m3_256th(const void *p)
+{
+    __m128i h = _mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64(p)), 7);
+    return _mm256_cvtph_ps(_mm_add_epi16(h, _mm_and_si128(h, _mm_set1_epi16(0x4000))));
+}
+
+static inline vf v_from_e4m3(const void *p)
+{
+    vf a = v_mul(v_from_e4m3_256th(p), v_set1(256)), size = _mm256_andnot_ps(v_set1(-0.0f), a);
+    return _mm256_blendv_ps(a, v_set1(__builtin_nanf("")), _mm256_cmp_ps(size, v_set1(480), _CMP_EQ_OQ));
+}
+
+/* To bf16, in the high halves; of what is no NaN. */
+static inline vi v_rounded(vf a)
+{
+    vi b = _mm256_castps_si256(a), odd = _mm256_and_si256(_mm256_srli_epi32(b, 16), _mm256_set1_epi32(1));
+    return _mm256_add_epi32(b, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+}
+
 static inline void v_to_bf16(void *p, vf a)
 {
-    __m256i b = _mm256_castps_si256(a), quiet = _mm256_or_si256(b, _mm256_set1_epi32(0x400000));
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(b, 16), _mm256_set1_epi32(1));
-    __m256i rounded = _mm256_add_epi32(b, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
-    rounded = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
-    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0xd8);
+    vi quiet = _mm256_or_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x400000));
+    vi nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    vi rounded = _mm256_srli_epi32(_mm256_blendv_epi8(v_rounded(a), quiet, nan), 16);
+    vi packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0xd8);
     _mm_storeu_si128(p, _mm256_castsi256_si128(packed));
 }
 
@@ -224,11 +248,56 @@ static inline vf v_high_half(__m256i words)
     return _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(-65536)));
 }
 
+/* 16 numbers as bf16; no NaNs. */
+static inline vi v_words(vf a, vf b)
+{
+    vi packed = _mm256_packus_epi32(_mm256_srli_epi32(v_rounded(a), 16), _mm256_srli_epi32(v_rounded(b), 16));
+    return _mm256_permute4x64_epi64(packed, 0xd8);
+}
+
+/* Scales of int4, one for each number of a block of 128. */
+struct int4_scales {
+    vf at[128 / VL];
+};
+
+static inline void v_int4_open(struct int4_scales *s, const uint16_t *scales)
+{
+    UNROLL for (int i = 0; i < 128 / VL; i++) s->at[i] = v_from_bf16(scales + i * VL);
+}
+
+static inline vf v_int4_digits(const uint8_t *codes, int digit)
+{
+    vi words = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)codes));
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(words, 28 - 4 * digit), 28));
+}
+
+/* The i-th 16 numbers of a block. */
+static inline vi v_int4_words(const uint8_t *codes, int i, const struct int4_scales *s)
+{
+    const uint8_t *from = codes + i % 2 * 32;
+    return v_words(v_mul(v_int4_digits(from, i / 2), s->at[2 * i]),
+                   v_mul(v_int4_digits(from + 16, i / 2), s->at[2 * i + 1]));
+}
+
+static inline vf v_of_words(vi words)
+{
+    return _mm256_castsi256_ps(words);
+}
+
+static inline struct vpair v_widen_words(vi words)
+{
+    return (struct vpair){v_low_half(words), v_high_half(words)};
+}
+
+static inline void v_store_words(void *p, vi words)
+{
+    _mm256_storeu_si256(p, words);
+}
+
 /* 8 words of two bf16 (cpu.h). */
 static inline struct vpair v_widen_pair(const void *p)
 {
-    __m256i words = _mm256_loadu_si256(p);
-    return (struct vpair){v_low_half(words), v_high_half(words)};
+    return v_widen_words(_mm256_loadu_si256(p));
 }
 
 #define v_step(w, x, acc, kind) ((kind) == LINEAR_DP ? step_dp(w, x, acc) : v_fma(w, x, acc))
@@ -243,12 +312,18 @@ static inline vf step_dp(vf w, vf x, vf acc)
 #include "kernels/cpu/linear.inc.h"
 #include "kernels/cpu/simd.inc.h"
 
-/* A call of its own, so that no arithmetic moves across the change of mode. */
-static __attribute__((noinline)) void sum_panel_dp(const struct linear_job *job, uint32_t panel, uint32_t row0,
-                                                   uint32_t row1, float *sums)
+/* Calls of their own, so that no arithmetic moves across the change of mode. */
+static __attribute__((noinline)) void multiply_dp(const struct tile *t, uint32_t rows)
 {
-    sum_panel(job, panel, row0, row1, sums, LINEAR_DP);
+    any_tile(t, rows, LINEAR_DP);
 }
+
+static __attribute__((noinline)) void multiply_few_dp(const struct few_job *f, uint32_t rows)
+{
+    any_few(f, rows, LINEAR_DP);
+}
+
+static const struct linear_loops PAIR_LOOPS = {multiply_dp, multiply_few_dp};
 
 void cpu_avx2_linear_bf16(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1)
 {
@@ -256,7 +331,7 @@ void cpu_avx2_linear_bf16(const struct linear_job *job, uint32_t panel, uint32_t
     _Alignas(64) float sums[ROW_BLOCK * PANEL];
     unsigned mode = _mm_getcsr();
     _mm_setcsr(mode | FLUSH_TO_ZERO | SUBNORMALS_ARE_ZERO);
-    sum_panel_dp(job, panel, row0, row1, sums);
+    sum_panel(job, panel, row0, row1, sums, &PAIR_LOOPS);
     _mm_setcsr(mode);
     put_sums(job, panel, row0, row1, sums);
 }

@@ -1,7 +1,7 @@
 /* AVX-512 F, BW, VL and DQ. */
 #include "kernels/cpu/avx512.h"
 
-#define v_step(w, x, acc, kind) v_fma(w, x, acc)
+#define v_step(w, x, acc, kind) ((void)(kind), v_fma(w, x, acc))
 
 #include "kernels/cpu/linear.inc.h"
 #include "kernels/cpu/simd.inc.h"

@@ -9,9 +9,10 @@
 
 #define VL 16
 
-enum { SCORE_ROWS = 4, VALUE_ROWS = 6, VALUE_VECTORS = 4 };
+enum { SCORE_ROWS = 4, VALUE_ROWS = 6, VALUE_VECTORS = 4, PREFETCH_BYTES = 4096 };
 
 typedef __m512 vf;
+typedef __m512i vi;
 
 static inline vf v_load(const float *p)
 {
@@ -162,12 +163,36 @@ static inline vf v_from_f16(const void *p)
     return _mm512_cvtph_ps(_mm256_loadu_si256(p));
 }
 
+static inline vf v_from_i8(const void *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
+}
+
+/* A 256th of what they are, and NaNs as 480 / 256: as f16, whose bias is 8 more, with the sign moved up. */
+static inline vf v_from_e4m3_256th(const void *p)
+{
+    __m256i h = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(p)), 7);
+    return _mm512_cvtph_ps(_mm256_add_epi16(h, _mm256_and_si256(h, _mm256_set1_epi16(0x4000))));
+}
+
+static inline vf v_from_e4m3(const void *p)
+{
+    vf a = v_mul(v_from_e4m3_256th(p), v_set1(256)), size = _mm512_abs_ps(a);
+    return _mm512_mask_mov_ps(a, _mm512_cmp_ps_mask(size, v_set1(480), _CMP_EQ_OQ), v_set1(__builtin_nanf("")));
+}
+
+/* To bf16, in the high halves; of what is no NaN. */
+static inline vi v_rounded(vf a)
+{
+    vi b = _mm512_castps_si512(a), odd = _mm512_and_si512(_mm512_srli_epi32(b, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(b, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+}
+
 static inline void v_to_bf16(void *p, vf a)
 {
-    __m512i b = _mm512_castps_si512(a);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(b, 16), _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_add_epi32(b, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), b, _mm512_set1_epi32(0x400000));
+    vi b = _mm512_castps_si512(a);
+    vi rounded =
+        _mm512_mask_or_epi32(v_rounded(a), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), b, _mm512_set1_epi32(0x400000));
     _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 
@@ -213,10 +238,74 @@ struct vpair {
     vf lo, hi; /* outputs 16 apart */
 };
 
+/* 32 numbers as bf16; no NaNs. */
+static inline vi v_words(vf a, vf b)
+{
+#ifdef __AVX512BF16__
+    return (vi)_mm512_cvtne2ps_pbh(b, a);
+#else
+    __m256i low = _mm512_cvtepi32_epi16(_mm512_srli_epi32(v_rounded(a), 16));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), _mm512_cvtepi32_epi16(_mm512_srli_epi32(v_rounded(b), 16)),
+                              1);
+#endif
+}
+
+/*
+ * Scales of int4, one for each number of a block of 128. A scale is (1 + j / 4) 2^e: 16 j + q is the index of a bf16 product
+ * q (1 + j / 4) 2^123, and what 2^e is less than 2^123 is taken off its exponent, which stops at the zero of a zero.
+ */
+struct int4_scales {
+    vi low, high; /* products */
+    vi j[4], less[4];
+};
+
+static inline vi v_int4_products(float even, float odd)
+{
+    const vf q = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+    vi a = _mm512_castps_si512(v_mul(q, v_set1(even * 0x1p123f))),
+       b = _mm512_castps_si512(v_mul(q, v_set1(odd * 0x1p123f)));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(a, 16))),
+                              _mm512_cvtepi32_epi16(_mm512_srli_epi32(b, 16)), 1);
+}
+
+static inline void v_int4_open(struct int4_scales *s, const uint16_t *scales)
+{
+    s->low = v_int4_products(1, 1.25f);
+    s->high = v_int4_products(1.5f, 1.75f);
+    UNROLL for (int i = 0; i < 4; i++)
+    {
+        vi x = _mm512_loadu_si512(scales + 32 * i);
+        s->j[i] = _mm512_and_si512(_mm512_srli_epi16(x, 1), _mm512_set1_epi16(0x30));
+        s->less[i] =
+            _mm512_sub_epi16(_mm512_set1_epi16((127 + 123) << 7), _mm512_and_si512(x, _mm512_set1_epi16(0x7f80)));
+    }
+}
+
+/* The i-th 32 numbers of a block. */
+static inline vi v_int4_words(const uint8_t *codes, int i, const struct int4_scales *s)
+{
+    vi q = _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(codes), (unsigned)(4 * i)), _mm512_set1_epi16(15));
+    return _mm512_subs_epu16(_mm512_permutex2var_epi16(s->low, _mm512_or_si512(q, s->j[i]), s->high), s->less[i]);
+}
+
+static inline vf v_of_words(vi words)
+{
+    return _mm512_castsi512_ps(words);
+}
+
+static inline struct vpair v_widen_words(vi words)
+{
+    return (struct vpair){_mm512_castsi512_ps(_mm512_slli_epi32(words, 16)),
+                          _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(-65536)))};
+}
+
+static inline void v_store_words(void *p, vi words)
+{
+    _mm512_storeu_si512(p, words);
+}
+
 /* 16 words of two bf16 (cpu.h). */
 static inline struct vpair v_widen_pair(const void *p)
 {
-    __m512i words = _mm512_loadu_si512(p);
-    return (struct vpair){_mm512_castsi512_ps(_mm512_slli_epi32(words, 16)),
-                          _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(-65536)))};
+    return v_widen_words(_mm512_loadu_si512(p));
 }

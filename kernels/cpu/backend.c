@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "kernels/scalar.h"
+#include "kernels/parts.h"
 #include "kernels/cpu/state.h"
 
 #undef NDEBUG /* operations can't return an error: a wrong argument must not pass in release builds either */
@@ -351,30 +351,72 @@ static void scatter(const struct k_matrix *m, uint32_t panel, uint32_t c, const 
             ((uint16_t *)to)[(size_t)k * PANEL + slot] = ((const uint16_t *)row)[k];
 }
 
+/* The same for a group of n codes and their scale; a panel's memory is zero before. */
+static void scatter_group(const struct k_matrix *m, uint8_t *group, uint32_t c, const uint8_t *codes, uint32_t n,
+                          float scale)
+{
+    uint8_t *to = group + group_scales_bytes(m);
+    if (m->weights == WEIGHTS_FP8)
+        ((float *)(void *)group)[group_scale_slot(m, c)] = scale;
+    else
+        ((uint16_t *)(void *)group)[group_scale_slot(m, c)] = scalar_to_bf16(scale);
+    for (uint32_t k = 0; k < n; k++) {
+        uint32_t i = group_code_slot(m, k, c);
+        if (m->weights == WEIGHTS_INT4)
+            to[int4_byte(i)] |= (uint8_t)(codes[k] << int4_shift(i));
+        else
+            to[i] = codes[k];
+    }
+}
+
+/* An output of a part, as it came: the elements of its row in a line. */
+static const uint8_t *line_up(const struct k_matrix_part *part, uint32_t out, uint32_t n_in, uint8_t *memory)
+{
+    size_t element = num_type_bytes(part->type);
+    const uint8_t *row = (const uint8_t *)part->data + out * (part->out_stride ? part->out_stride : n_in) * element;
+    if (part->in_stride <= 1)
+        return row;
+    for (uint32_t i = 0; i < n_in; i++)
+        memcpy(memory + i * element, row + i * part->in_stride * element, element);
+    return memory;
+}
+
+static void pack_output(const struct pack_run *r, uint32_t panel, uint32_t c, const struct k_matrix_part *part,
+                        uint32_t out, float *memory)
+{
+    const struct k_matrix *m = r->m;
+    float *wide = memory, *cast = wide + m->n_in;
+    const uint8_t *row = line_up(part, out, m->n_in, (uint8_t *)(cast + m->n_in));
+    bool is_kept = part_is_kept(part, m->weights, m->n_in);
+    if (part->type == m->type && !m->weights) {
+        scatter(m, panel, c, row);
+        return;
+    }
+    r->ops->to_f32(row, part->type, m->n_in, wide);
+    part_finish_row(part, out, m->n_in, wide);
+    if (!m->weights) {
+        r->ops->from_f32(wide, m->type, m->n_in, cast);
+        scatter(m, panel, c, cast);
+        return;
+    }
+    for (uint32_t i = 0; i < m->n_in; i += K_GROUP) {
+        uint8_t codes[K_GROUP];
+        uint32_t n = m->n_in - i < K_GROUP ? m->n_in - i : K_GROUP;
+        float scale = part_pack_group(part, m->weights, out, i, n, wide + i, is_kept ? row + i : NULL, codes);
+        scatter_group(m, matrix_group(m, panel, i / K_GROUP), c, codes, n, scale);
+    }
+}
+
 static void run_pack(void *arg, uint32_t panel, uint32_t thread)
 {
     const struct pack_run *r = arg;
     const struct k_matrix *m = r->m;
-    float *wide = r->rows + (size_t)thread * 3 * m->n_in, *cast = wide + m->n_in, *lined = cast + m->n_in;
     for (uint32_t c = 0; c < PANEL && panel * PANEL + c < m->n_out; c++) {
         uint32_t out = panel * PANEL + c;
         const struct k_matrix_part *part = r->parts;
         for (; out >= part->n_out; part++)
             out -= part->n_out;
-        size_t element = num_type_bytes(part->type);
-        const uint8_t *row =
-            (const uint8_t *)part->data + out * (part->out_stride ? part->out_stride : m->n_in) * element;
-        if (part->in_stride > 1) {
-            for (uint32_t i = 0; i < m->n_in; i++)
-                memcpy((uint8_t *)lined + i * element, row + i * part->in_stride * element, element);
-            row = (const uint8_t *)lined;
-        }
-        if (part->type != m->type) {
-            r->ops->to_f32(row, part->type, m->n_in, wide);
-            r->ops->from_f32(wide, m->type, m->n_in, cast);
-            row = (const uint8_t *)cast;
-        }
-        scatter(m, panel, c, row);
+        pack_output(r, panel, c, part, out, r->rows + (size_t)thread * 3 * m->n_in);
     }
 }
 
@@ -383,8 +425,10 @@ static enum td_status matrix_alloc(struct k_matrix *m)
     m->n_panels = (m->n_out + PANEL - 1) / PANEL;
     m->n_steps = m->compute == COMPUTE_BF16 ? (m->n_in + 1) / 2 : m->n_in;
     m->step_bytes = PANEL * (m->compute == COMPUTE_BF16 ? 4 : num_type_bytes(m->type));
-    size_t steps = (size_t)m->n_panels * m->n_steps;
-    if (__builtin_mul_overflow(steps, m->step_bytes, &m->bytes))
+    m->n_groups = (m->n_in + K_GROUP - 1) / K_GROUP;
+    m->group_bytes = group_scales_bytes(m) + K_GROUP * PANEL * packed_bits(m->weights) / 8;
+    size_t units = (size_t)m->n_panels * (m->weights ? m->n_groups : m->n_steps);
+    if (__builtin_mul_overflow(units, m->weights ? m->group_bytes : m->step_bytes, &m->bytes))
         return TD_ERR_NO_MEMORY;
     void *data = NULL;
     enum td_status s = mem_map(m->bytes, &data);
@@ -411,7 +455,11 @@ static enum td_status cpu_matrix_pack(struct kernels *head, const struct k_matri
                                       const struct matrix_shape *shape, struct k_matrix **out)
 {
     struct k_matrix *m = mem_zalloc(sizeof(*m));
-    *m = (struct k_matrix){.compute = shape->compute, .type = shape->type, .n_out = shape->n_out, .n_in = shape->n_in};
+    *m = (struct k_matrix){.compute = shape->compute,
+                           .weights = shape->weights,
+                           .type = shape->type,
+                           .n_out = shape->n_out,
+                           .n_in = shape->n_in};
     enum td_status s = matrix_alloc(m);
     if (s) {
         free(m);

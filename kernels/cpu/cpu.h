@@ -13,16 +13,25 @@
  *                   i 0..15), so a shift and a mask widen a vector of words into two vectors of outputs.
  *     COMPUTE_BF16  a step is a pair of k's; an element is a word, the even k low, the odd k high. If n_in is odd, the last
  *                   odd k is +0 on both sides; that turns a -0 sum into +0, in every version.
+ *
+ * A matrix in fewer bits is [n_panels][n_groups] groups of K_GROUP k's, the last one filled up with zeros. A group is
+ *
+ *     [64] scales (f32 for fp8, else bf16), in COMPUTE_F32 in the order of a step's elements
+ *     [K_GROUP * 64] codes, in the order of the elements of as many steps of a bf16 panel; bytes, or of int4 words of four:
+ *                   in each run of 128, word i has elements i, i + 32, i + 64, i + 96, the first lowest
+ *
+ * and is widened to those steps before they are summed (packed.inc.h).
  */
 #pragma once
 
 #include <stddef.h>
 
-#include "kernels/kernels.h"
+#include "kernels/packed.h"
 
 enum {
     PANEL = 64,       /* outputs of a panel */
     STEP_BLOCK = 512, /* steps of a panel that stay in the L2 cache while rows stream past (at most 128 KiB) */
+    NEAR_BLOCK = 64,  /* widened steps that stay in the L1 cache (at most 16 KiB) */
     ROW_BLOCK = 192,  /* rows of one piece; their partial sums are 48 KiB of stack */
     LANES = 16,       /* partial sums of a dot product */
     KEY_BLOCK = 32,   /* positions of one online-softmax step */
@@ -31,10 +40,11 @@ enum {
 
 struct k_matrix {
     enum compute compute;
-    enum num_type type; /* of elements; NUM_BF16 with COMPUTE_BF16 */
+    enum k_weights weights;
+    enum num_type type; /* of elements, widened ones of fewer bits; NUM_BF16 with COMPUTE_BF16 */
     uint32_t n_out, n_in;
-    uint32_t n_panels, n_steps;
-    size_t step_bytes;
+    uint32_t n_panels, n_steps, n_groups;
+    size_t step_bytes, group_bytes;
     size_t bytes;
     uint8_t *data; /* mem_map'ed */
     float *bias;   /* [n_out], or NULL */
@@ -51,6 +61,43 @@ static inline uint32_t panel_slot(const struct k_matrix *m, uint32_t c)
     if (m->compute == COMPUTE_BF16 || m->type != NUM_BF16)
         return c;
     return c / 32 * 32 + c % 16 * 2 + c % 32 / 16;
+}
+
+static inline uint8_t *matrix_group(const struct k_matrix *m, uint32_t panel, uint32_t group)
+{
+    return m->data + ((size_t)panel * m->n_groups + group) * m->group_bytes;
+}
+
+static inline uint32_t group_scales_bytes(const struct k_matrix *m)
+{
+    return PANEL * packed_scale_bytes(m->weights);
+}
+
+static inline uint32_t group_steps(const struct k_matrix *m)
+{
+    return m->compute == COMPUTE_BF16 ? K_GROUP / 2 : K_GROUP;
+}
+
+/* Where the scale of output c lies within a group, in scales, and the code of its k-th number, in codes. */
+static inline uint32_t group_scale_slot(const struct k_matrix *m, uint32_t c)
+{
+    return panel_slot(m, c);
+}
+
+static inline uint32_t group_code_slot(const struct k_matrix *m, uint32_t k, uint32_t c)
+{
+    return m->compute == COMPUTE_BF16 ? (k / 2 * PANEL + c) * 2 + k % 2 : k * PANEL + panel_slot(m, c);
+}
+
+/* Which byte of a group's codes has code i of int4, and how far up. */
+static inline uint32_t int4_byte(uint32_t i)
+{
+    return i / 128 * 64 + i % 32 * 2 + i % 128 / 64;
+}
+
+static inline uint32_t int4_shift(uint32_t i)
+{
+    return i % 64 / 32 * 4;
 }
 
 struct linear_job {

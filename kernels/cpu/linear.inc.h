@@ -5,7 +5,8 @@
  * A tile is up to 6 rows by as many outputs as accumulators fit into registers. Outputs come in pairs of vectors whose
  * columns are 16 apart, because that is what a vector of bf16 words widens into (cpu.h). Rows times STEP_BLOCK steps are
  * finished for all rows before the next block of steps, so a panel's block is read from memory once and then from the L2
- * cache; sums wait in memory between blocks, which keeps their bits.
+ * cache; sums wait in memory between blocks, which keeps their bits. Blocks of a matrix in fewer bits are widened first, for a
+ * single tile fewer steps at a time, so that they are still in the first cache.
  */
 #pragma once
 
@@ -16,7 +17,7 @@
 
 enum linear_kind { LINEAR_F32, LINEAR_F16, LINEAR_BF16, LINEAR_DP };
 
-enum { TILE_ROWS = 6, PAIRS = 32 / VL, PREFETCH_BYTES = 4096 };
+enum { TILE_ROWS = 6, PAIRS = 32 / VL };
 
 /* Vectors of a tile: a panel's width for one row; for more rows as many as the registers hold. */
 static inline int tile_pairs(int rows)
@@ -30,6 +31,8 @@ static inline int pair_column(int pair)
 {
     return VL == 16 ? 32 * pair : pair / 2 * 32 + pair % 2 * 8;
 }
+
+#include "kernels/cpu/packed.inc.h"
 
 static inline __attribute__((always_inline)) struct vpair load_pair(const uint8_t *step, int pair,
                                                                     enum linear_kind kind)
@@ -132,25 +135,61 @@ static inline void plan_prefetch(struct tile *t, uint32_t index, uint32_t n_tile
     t->ahead = t->w + STEP_BLOCK * t->step_bytes + (size_t)index * t->n_steps * t->n_ahead * 64;
 }
 
-/* All steps of a panel for some rows; the sums are left in memory. Tiles are of nearly equal height. */
-static inline __attribute__((always_inline)) void sum_panel(const struct linear_job *job, uint32_t panel, uint32_t row0,
-                                                            uint32_t row1, float *sums, enum linear_kind kind)
+/* The loops of one kind; functions of their own, or registers would be short. */
+struct linear_loops {
+    void (*tile)(const struct tile *t, uint32_t rows);
+    void (*few)(const struct few_job *f, uint32_t rows); /* NULL: never in fewer bits */
+};
+
+/* All rows with the steps of t, from `step` on. Tiles are of nearly equal height. */
+static inline void sum_block(const struct linear_job *job, struct tile *t, uint32_t step, uint32_t row0,
+                             uint32_t n_rows, float *sums, const struct linear_loops *loops)
+{
+    uint32_t n_tiles = (n_rows + TILE_ROWS - 1) / TILE_ROWS;
+    for (uint32_t i = 0, row = 0; i < n_tiles; i++) {
+        uint32_t rows = (n_rows - row + n_tiles - i - 1) / (n_tiles - i);
+        t->x = (const float *)job->x + (row0 + row) * t->x_stride + step;
+        t->sums = sums + (size_t)row * PANEL;
+        if (!job->w->weights)
+            plan_prefetch(t, i, n_tiles);
+        loops->tile(t, rows);
+        row += rows;
+    }
+}
+
+static inline void sum_packed(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t n_rows, float *sums,
+                              const struct linear_loops *loops)
+{
+    _Alignas(64) uint16_t wide[STEP_BLOCK * 2 * PANEL];
+    const struct k_matrix *m = job->w;
+    uint32_t each = group_steps(m), block = n_rows <= TILE_ROWS ? NEAR_BLOCK : STEP_BLOCK;
+    if (n_rows <= FEW_ROWS) {
+        loops->few(&(struct few_job){job, panel, (const float *)job->x + row0 * job->x_stride, sums}, n_rows);
+        return;
+    }
+    struct tile t = {.w = (const uint8_t *)wide, .step_bytes = m->step_bytes, .x_stride = job->x_stride};
+    for (uint32_t step = 0; step < m->n_steps; step += block) {
+        t.n_steps = m->n_steps - step < block ? m->n_steps - step : block;
+        widen(m, panel, step / each, (t.n_steps + each - 1) / each, wide);
+        sum_block(job, &t, step, row0, n_rows, sums, loops);
+    }
+}
+
+/* All steps of a panel for some rows; the sums are left in memory. */
+static inline void sum_panel(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1, float *sums,
+                             const struct linear_loops *loops)
 {
     const struct k_matrix *m = job->w;
-    uint32_t n_rows = row1 - row0, n_tiles = (n_rows + TILE_ROWS - 1) / TILE_ROWS;
-    memset(sums, 0, (size_t)n_rows * PANEL * sizeof(float));
+    memset(sums, 0, (size_t)(row1 - row0) * PANEL * sizeof(float));
+    if (m->weights) {
+        sum_packed(job, panel, row0, row1 - row0, sums, loops);
+        return;
+    }
     struct tile t = {.step_bytes = m->step_bytes, .x_stride = job->x_stride};
     for (uint32_t step = 0; step < m->n_steps; step += STEP_BLOCK) {
         t.w = matrix_step(m, panel, step);
         t.n_steps = m->n_steps - step < STEP_BLOCK ? m->n_steps - step : STEP_BLOCK;
-        for (uint32_t i = 0, row = 0; i < n_tiles; i++) {
-            uint32_t rows = (n_rows - row + n_tiles - i - 1) / (n_tiles - i);
-            t.x = (const float *)job->x + (row0 + row) * t.x_stride + step;
-            t.sums = sums + (size_t)row * PANEL;
-            plan_prefetch(&t, i, n_tiles);
-            any_tile(&t, rows, kind);
-            row += rows;
-        }
+        sum_block(job, &t, step, row0, row1 - row0, sums, loops);
     }
 }
 

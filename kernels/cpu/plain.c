@@ -36,6 +36,29 @@ static void put(const struct linear_job *job, uint32_t row, uint32_t out, float 
     *y = job->accumulate ? *y + sum : sum;
 }
 
+static uint16_t packed_at(const struct k_matrix *m, uint32_t panel, uint32_t k, uint32_t c)
+{
+    const uint8_t *group = matrix_group(m, panel, k / K_GROUP), *codes = group + group_scales_bytes(m);
+    uint32_t i = group_code_slot(m, k % K_GROUP, c);
+    bool wide = packed_scale_bytes(m->weights) == 4;
+    float scale = load(group, wide ? NUM_F32 : NUM_BF16, group_scale_slot(m, c));
+    uint32_t code = m->weights == WEIGHTS_INT4 ? codes[int4_byte(i)] >> int4_shift(i) & 15u : codes[i];
+    return packed_to_bf16(m->weights, (uint8_t)code, scale);
+}
+
+static float number_at(const struct k_matrix *m, uint32_t panel, uint32_t k, uint32_t c)
+{
+    return m->weights ? scalar_from_bf16(packed_at(m, panel, k, c))
+                      : load(matrix_step(m, panel, k), m->type, panel_slot(m, c));
+}
+
+static uint32_t word_at(const struct k_matrix *m, uint32_t panel, uint32_t step, uint32_t c)
+{
+    if (!m->weights)
+        return ((const uint32_t *)matrix_step(m, panel, step))[c];
+    return packed_at(m, panel, 2 * step, c) | (uint32_t)packed_at(m, panel, 2 * step + 1, c) << 16;
+}
+
 static uint32_t panel_outputs(const struct k_matrix *m, uint32_t panel)
 {
     uint32_t left = m->n_out - panel * PANEL;
@@ -50,7 +73,7 @@ static void linear_f32(const struct linear_job *job, uint32_t panel, uint32_t ro
         for (uint32_t c = 0; c < panel_outputs(m, panel); c++) {
             float acc = 0;
             for (uint32_t k = 0; k < m->n_in; k++)
-                acc = scalar_fma(load(matrix_step(m, panel, k), m->type, panel_slot(m, c)), x[k], acc);
+                acc = scalar_fma(number_at(m, panel, k, c), x[k], acc);
             put(job, row, panel * PANEL + c, acc);
         }
     }
@@ -64,7 +87,7 @@ static void linear_bf16(const struct linear_job *job, uint32_t panel, uint32_t r
         for (uint32_t c = 0; c < panel_outputs(m, panel); c++) {
             float acc = 0;
             for (uint32_t step = 0; step < m->n_steps; step++)
-                acc = scalar_dp(((const uint32_t *)matrix_step(m, panel, step))[c], x[step], acc);
+                acc = scalar_dp(word_at(m, panel, step, c), x[step], acc);
             put(job, row, panel * PANEL + c, acc);
         }
     }
@@ -206,7 +229,10 @@ static void from_f32(const float *src, enum num_type type, uint64_t n, void *dst
         return;
     }
     for (uint64_t i = 0; i < n; i++)
-        ((uint16_t *)dst)[i] = type == NUM_BF16 ? scalar_to_bf16(src[i]) : scalar_to_f16(src[i]);
+        if (type == NUM_F8_E4M3)
+            ((uint8_t *)dst)[i] = scalar_to_e4m3(src[i]);
+        else
+            ((uint16_t *)dst)[i] = type == NUM_BF16 ? scalar_to_bf16(src[i]) : scalar_to_f16(src[i]);
 }
 
 static float exp_one(float x)

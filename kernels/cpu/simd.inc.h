@@ -54,11 +54,14 @@ static void to_f32(const void *src, enum num_type type, uint64_t n, float *dst)
                 v_store(dst + i + j * VL, v_from_bf16(from + 2 * (i + (uint64_t)j * VL)));
         for (; i + VL <= n; i += VL)
             v_store(dst + i, v_from_bf16(from + 2 * i));
-    } else
+    } else if (type == NUM_F8_E4M3)
+        for (; i + VL <= n; i += VL)
+            v_store(dst + i, v_from_e4m3(from + i));
+    else
         for (; i + VL <= n; i += VL)
             v_store(dst + i, v_from_f16(from + 2 * i));
     for (; i < n; i++)
-        dst[i] = scalar_from(src, 2, type == NUM_BF16, i);
+        dst[i] = scalar_from(src, (uint32_t)num_type_bytes(type), type == NUM_BF16, i);
 }
 
 static void from_f32(const float *src, enum num_type type, uint64_t n, void *dst)
@@ -67,6 +70,11 @@ static void from_f32(const float *src, enum num_type type, uint64_t n, void *dst
     uint64_t i = 0;
     if (type == NUM_F32) {
         memmove(dst, src, n * 4);
+        return;
+    }
+    if (type == NUM_F8_E4M3) {
+        for (; i < n; i++)
+            ((uint8_t *)dst)[i] = scalar_to_e4m3(src[i]);
         return;
     }
     if (type == NUM_BF16)
@@ -220,15 +228,32 @@ static float log_one(float x)
     return scalar_log(x);
 }
 
+static void multiply_f32(const struct tile *t, uint32_t rows)
+{
+    any_tile(t, rows, LINEAR_F32);
+}
+
+static void multiply_f16(const struct tile *t, uint32_t rows)
+{
+    any_tile(t, rows, LINEAR_F16);
+}
+
+static void multiply_bf16(const struct tile *t, uint32_t rows)
+{
+    any_tile(t, rows, LINEAR_BF16);
+}
+
+static void multiply_few(const struct few_job *f, uint32_t rows)
+{
+    any_few(f, rows, LINEAR_BF16);
+}
+
 static void linear_f32(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1)
 {
+    static const struct linear_loops LOOPS[] = {
+        [NUM_F32] = {multiply_f32, NULL}, [NUM_F16] = {multiply_f16, NULL}, [NUM_BF16] = {multiply_bf16, multiply_few}};
     _Alignas(64) float sums[ROW_BLOCK * PANEL];
-    if (job->w->type == NUM_BF16)
-        sum_panel(job, panel, row0, row1, sums, LINEAR_BF16);
-    else if (job->w->type == NUM_F16)
-        sum_panel(job, panel, row0, row1, sums, LINEAR_F16);
-    else
-        sum_panel(job, panel, row0, row1, sums, LINEAR_F32);
+    sum_panel(job, panel, row0, row1, sums, &LOOPS[job->w->type]);
     put_sums(job, panel, row0, row1, sums);
 }
 

@@ -30,7 +30,8 @@ struct cuda_map {
 
 struct cuda_matrix { /* [n_out][n_in] row-major, on the device */
     enum compute compute;
-    enum num_type type; /* of elements; NUM_BF16 with COMPUTE_BF16 */
+    enum k_weights weights; /* what the numbers were rounded to */
+    enum num_type type;     /* of elements; NUM_BF16 with COMPUTE_BF16 */
     uint32_t n_out, n_in;
     uint32_t stride; /* elements between rows: n_in rounded up to 8, so that rows begin at 16 bytes; the rest is zero */
     void *data;

@@ -7,7 +7,7 @@
 
 #include "base/mem.h"
 #include "kernels/cuda/state.h"
-#include "kernels/scalar.h"
+#include "kernels/parts.h"
 
 enum {
     PIECE_BYTES = 1 << 20, /* converted at a time */
@@ -32,15 +32,30 @@ static const void *element(const struct k_matrix_part *part, size_t i)
     return (const uint8_t *)part->data + i * num_type_bytes(part->type);
 }
 
-static void convert_row(const struct k_matrix_part *part, const struct cuda_matrix *m, uint32_t row, void *to)
+static void convert_row(const struct k_matrix_part *part, const struct cuda_matrix *m, uint32_t row, float *wide,
+                        void *to)
 {
     const void *from = element(part, row * (part->out_stride ? part->out_stride : m->n_in));
     size_t step = part->in_stride ? part->in_stride : 1;
-    if (part->type == m->type && step == 1)
+    if (part->type == m->type && step == 1 && !m->weights) {
         memcpy(to, from, m->n_in * num_type_bytes(m->type));
-    else
-        for (uint32_t i = 0; i < m->n_in; i++)
-            store(to, m->type, i, load(from, part->type, i * step));
+        return;
+    }
+    for (uint32_t i = 0; i < m->n_in; i++)
+        wide[i] = load(from, part->type, i * step);
+    part_finish_row(part, row, m->n_in, wide);
+    for (uint32_t i = 0; i < m->n_in && !m->weights; i++)
+        store(to, m->type, i, wide[i]);
+    for (uint32_t i = 0; i < m->n_in && m->weights; i += K_GROUP) {
+        uint8_t codes[K_GROUP], kept[K_GROUP];
+        uint32_t n = m->n_in - i < K_GROUP ? m->n_in - i : K_GROUP;
+        bool is_kept = part_is_kept(part, m->weights, m->n_in);
+        for (uint32_t j = 0; j < n && is_kept; j++)
+            kept[j] = ((const uint8_t *)from)[(i + j) * step];
+        float scale = part_pack_group(part, m->weights, row, i, n, wide + i, is_kept ? kept : NULL, codes);
+        for (uint32_t j = 0; j < n; j++)
+            ((uint16_t *)to)[i + j] = packed_to_bf16(m->weights, codes[j], scale);
+    }
 }
 
 static void write_converted(struct kernels *k, const struct k_matrix_part *part, const struct cuda_matrix *m,
@@ -49,19 +64,21 @@ static void write_converted(struct kernels *k, const struct k_matrix_part *part,
     size_t row_bytes = m->stride * num_type_bytes(m->type);
     size_t n_rows = row_bytes < PIECE_BYTES ? PIECE_BYTES / row_bytes : 1;
     uint8_t *rows = mem_array(n_rows, row_bytes); /* zeroed: what is behind n_in stays so */
+    float *wide = mem_array(m->n_in, sizeof(*wide));
     for (uint32_t row = 0; row < part->n_out; row += (uint32_t)n_rows) {
         size_t n = part->n_out - row < n_rows ? part->n_out - row : n_rows;
         for (size_t i = 0; i < n; i++)
-            convert_row(part, m, row + (uint32_t)i, rows + i * row_bytes);
+            convert_row(part, m, row + (uint32_t)i, wide, rows + i * row_bytes);
         cuda_write(k, to + row * row_bytes, rows, n * row_bytes);
     }
+    free(wide);
     free(rows);
 }
 
 /* Whether a part's rows lie as the device's do. */
 static bool is_packed(const struct k_matrix_part *part, const struct cuda_matrix *m)
 {
-    return part->type == m->type && m->stride == m->n_in && part->in_stride <= 1 &&
+    return part->type == m->type && !m->weights && m->stride == m->n_in && part->in_stride <= 1 &&
            (!part->out_stride || part->out_stride == m->n_in);
 }
 
@@ -108,8 +125,11 @@ enum td_status cuda_matrix_pack(struct kernels *k, const struct k_matrix_part *p
                                 const struct matrix_shape *shape, struct k_matrix **out)
 {
     struct k_matrix *m = mem_zalloc(sizeof(*m));
-    m->on = (struct cuda_matrix){
-        .compute = shape->compute, .type = shape->type, .n_out = shape->n_out, .n_in = shape->n_in};
+    m->on = (struct cuda_matrix){.compute = shape->compute,
+                                 .weights = shape->weights,
+                                 .type = shape->type,
+                                 .n_out = shape->n_out,
+                                 .n_in = shape->n_in};
     m->on.stride = (shape->n_in + ALIGN - 1) / ALIGN * ALIGN;
     m->on.len_bytes = (uint64_t)shape->n_out * m->on.stride * num_type_bytes(m->on.type);
     enum td_status s = cuda_alloc(k, m->on.len_bytes, &m->on.data);

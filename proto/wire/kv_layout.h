@@ -26,7 +26,7 @@
 
 #include "base/status.h"
 
-enum num_type { NUM_F32 = 1, NUM_F16 = 2, NUM_BF16 = 3 }; /* values travel: never renumber */
+enum num_type { NUM_F32 = 1, NUM_F16 = 2, NUM_BF16 = 3, NUM_F8_E4M3 = 4 }; /* values travel: never renumber */
 
 enum kv_kind { KV_PLAIN = 0, KV_LATENT = 1 }; /* the same */
 
@@ -41,7 +41,7 @@ enum { KV_LAYOUT_WIRE_BYTES = 24 };
 
 static inline size_t num_type_bytes(enum num_type t)
 {
-    return t == NUM_F32 ? 4 : 2;
+    return t == NUM_F32 ? 4 : t == NUM_F8_E4M3 ? 1 : 2;
 }
 const char *num_type_name(enum num_type t);                    /* "f32", "f16", "bf16" */
 int num_type_parse(const char *name, enum num_type *type_out); /* 0, or -1 if it is none of them */

@@ -33,6 +33,7 @@ struct linear_case {
     uint32_t n_rows, n_in, n_out[2];
     enum num_type type[2];
     enum compute compute;
+    enum k_weights weights;
     bool accumulate, bias;
     float scale;
 };
@@ -53,8 +54,9 @@ static struct k_matrix *pack(struct kernels *k, const struct linear_case *c, uin
         free(w);
     }
     struct k_matrix *m = NULL;
-    ck_assert_int_eq(k_matrix_pack(k, parts, c->n_out[1] ? 2 : 1, c->n_in, c->compute, &m), TD_OK);
-    ck_assert_uint_ge(k_matrix_bytes(k, m), 2ul * (c->n_out[0] + c->n_out[1]) * c->n_in);
+    ck_assert_int_eq(k_matrix_pack(k, parts, c->n_out[1] ? 2 : 1, c->n_in, c->compute, c->weights, &m), TD_OK);
+    static const uint32_t BITS[] = {16, 8, 8, 4}; /* at least */
+    ck_assert_uint_ge(k_matrix_bytes(k, m), BITS[c->weights] * (c->n_out[0] + c->n_out[1]) * (size_t)c->n_in / 8);
     free(data[0]);
     free(data[1]);
     return m;
@@ -80,13 +82,14 @@ static void check_linear(const struct linear_case *c, uint64_t seed)
 START_TEST(test_linear_equals_plain_for_any_shape)
 {
     open_both(_i);
-    for (uint64_t i = 0; fast && i < 60; i++) {
+    for (uint64_t i = 0; fast && i < 200; i++) {
         uint64_t s = 1000 * i;
         struct linear_case c = {.n_rows = data_range(s, 1, 1, i % 4 ? 14 : 70),
                                 .n_in = data_range(s, 2, 1, 150),
                                 .n_out = {data_range(s, 3, 1, 150), i % 3 ? 0 : data_range(s, 4, 1, 80)},
                                 .type = {1 + data_bits(s, 5) % 3, 1 + data_bits(s, 6) % 3},
                                 .compute = i % 2 ? COMPUTE_F32 : COMPUTE_BF16,
+                                .weights = data_bits(s, 9) % 4,
                                 .accumulate = data_bits(s, 7) % 2,
                                 .bias = data_bits(s, 8) % 2,
                                 .scale = 1};
@@ -99,10 +102,12 @@ END_TEST
 START_TEST(test_linear_equals_plain_beyond_a_cache_block)
 {
     open_both(_i);
-    for (int i = 0; fast && i < 2; i++) {
-        struct linear_case c = {.n_rows = 2, .n_in = 1500, .n_out = {65, 0}, .type = {NUM_BF16, NUM_BF16}, .scale = 1};
-        c.compute = i ? COMPUTE_F32 : COMPUTE_BF16;
-        check_linear(&c, 40);
+    for (int i = 0; fast && i < 8; i++) {
+        struct linear_case c = {.n_in = 1500, .n_out = {65, 0}, .type = {NUM_BF16, NUM_BF16}, .scale = 1};
+        c.compute = i % 2 ? COMPUTE_F32 : COMPUTE_BF16;
+        c.weights = i / 2;
+        for (c.n_rows = 2; c.n_rows < 10; c.n_rows += 3)
+            check_linear(&c, 40);
         c.n_rows = 200;
         c.n_in = 40;
         c.n_out[0] = 3;
@@ -160,8 +165,8 @@ START_TEST(test_linear_bf16_equals_plain_for_random_bits)
         }
         struct k_matrix_part part = {.data = w, .type = NUM_BF16, .n_out = N_OUT};
         struct k_matrix *a = NULL, *b = NULL;
-        ck_assert_int_eq(k_matrix_pack(plain, &part, 1, N_IN, COMPUTE_BF16, &a), TD_OK);
-        ck_assert_int_eq(k_matrix_pack(fast, &part, 1, N_IN, COMPUTE_BF16, &b), TD_OK);
+        ck_assert_int_eq(k_matrix_pack(plain, &part, 1, N_IN, COMPUTE_BF16, WEIGHTS_AS_STORED, &a), TD_OK);
+        ck_assert_int_eq(k_matrix_pack(fast, &part, 1, N_IN, COMPUTE_BF16, WEIGHTS_AS_STORED, &b), TD_OK);
         k_linear(plain, a, x, N_ROWS, y, false);
         k_linear(fast, b, x, N_ROWS, z, false);
         data_equal(z, y, (size_t)N_OUT * N_ROWS, "random bits");
@@ -179,10 +184,11 @@ END_TEST
 START_TEST(test_linear_row_is_the_same_alone_and_in_a_batch)
 {
     open_both(_i);
-    for (int mode = 0; fast && mode < 4; mode++) {
+    for (int mode = 0; fast && mode < 10; mode++) {
         struct linear_case c = {.n_in = 1100, .n_out = {200, 0}, .scale = 1};
         c.type[0] = c.type[1] = mode % 2 ? NUM_BF16 : NUM_F16;
-        c.compute = mode / 2 ? COMPUTE_BF16 : COMPUTE_F32;
+        c.weights = mode < 4 ? WEIGHTS_AS_STORED : (enum k_weights)(mode / 2 - 1);
+        c.compute = (mode < 4 ? mode / 2 : mode % 2) ? COMPUTE_BF16 : COMPUTE_F32;
         enum { N_ROWS = 70 };
         struct k_matrix *m = pack(fast, &c, 5);
         float *x = data_floats(6, (size_t)N_ROWS * c.n_in, 1), *all = mem_array(N_ROWS * 200, 4), y[20 * 200];
@@ -207,12 +213,12 @@ START_TEST(test_matrix_pack_refuses_empty_shapes)
     float w[4] = {0};
     struct k_matrix *m = NULL;
     struct k_matrix_part part = {.data = w, .type = NUM_F32, .n_out = 0};
-    ck_assert_int_eq(k_matrix_pack(k, &part, 1, 4, COMPUTE_F32, &m), TD_ERR_INVALID);
+    ck_assert_int_eq(k_matrix_pack(k, &part, 1, 4, COMPUTE_F32, WEIGHTS_AS_STORED, &m), TD_ERR_INVALID);
     part.n_out = 1;
-    ck_assert_int_eq(k_matrix_pack(k, &part, 1, 0, COMPUTE_F32, &m), TD_ERR_INVALID);
-    ck_assert_int_eq(k_matrix_pack(k, &part, 1, 4, (enum compute)9, &m), TD_ERR_INVALID);
+    ck_assert_int_eq(k_matrix_pack(k, &part, 1, 0, COMPUTE_F32, WEIGHTS_AS_STORED, &m), TD_ERR_INVALID);
+    ck_assert_int_eq(k_matrix_pack(k, &part, 1, 4, (enum compute)9, WEIGHTS_AS_STORED, &m), TD_ERR_INVALID);
     part.type = (enum num_type)9;
-    ck_assert_int_eq(k_matrix_pack(k, &part, 1, 4, COMPUTE_F32, &m), TD_ERR_INVALID);
+    ck_assert_int_eq(k_matrix_pack(k, &part, 1, 4, COMPUTE_F32, WEIGHTS_AS_STORED, &m), TD_ERR_INVALID);
     ck_assert_ptr_null(m);
     kernels_close(k);
 }
@@ -657,8 +663,8 @@ START_TEST(test_matrix_parts_may_be_transposed_or_interleaved)
                                               .bias_stride = 2};
         struct k_matrix *a = NULL, *b = NULL;
         float *x = data_floats(1, 3 * N_IN, 1), y[3 * 2 * N_OUT], z[3 * 2 * N_OUT];
-        ck_assert_int_eq(k_matrix_pack(k, &part, 1, N_IN, compute, &a), TD_OK);
-        ck_assert_int_eq(k_matrix_pack(k, parts, 2, N_IN, compute, &b), TD_OK);
+        ck_assert_int_eq(k_matrix_pack(k, &part, 1, N_IN, compute, WEIGHTS_AS_STORED, &a), TD_OK);
+        ck_assert_int_eq(k_matrix_pack(k, parts, 2, N_IN, compute, WEIGHTS_AS_STORED, &b), TD_OK);
         k_linear(k, a, x, 3, y, false);
         k_linear(k, b, x, 3, z, false);
         data_equal(z, y, 3 * 2 * N_OUT, "interleaved");

@@ -75,7 +75,7 @@ START_TEST(test_linear_f32_is_near_double)
         k_convert_to_f32(stored, type, N_IN * N_OUT, w);
         struct k_matrix_part part = {.data = stored, .type = type, .n_out = N_OUT};
         struct k_matrix *m = NULL;
-        ck_assert_int_eq(k_matrix_pack(k, &part, 1, N_IN, COMPUTE_F32, &m), TD_OK);
+        ck_assert_int_eq(k_matrix_pack(k, &part, 1, N_IN, COMPUTE_F32, WEIGHTS_AS_STORED, &m), TD_OK);
         k_linear(k, m, x, N_ROWS, y, false);
         k_linear(k, m, x, N_ROWS, y, true);
         for (int r = 0; r < N_ROWS; r++)
@@ -101,7 +101,7 @@ START_TEST(test_linear_bf16_is_near_double_over_rounded_inputs)
     float *w = data_floats(1, N_IN * N_OUT, 1), *x = data_floats(2, N_IN, 1), y[N_OUT];
     struct k_matrix_part part = {.data = w, .type = NUM_F32, .n_out = N_OUT};
     struct k_matrix *m = NULL;
-    ck_assert_int_eq(k_matrix_pack(k, &part, 1, N_IN, COMPUTE_BF16, &m), TD_OK);
+    ck_assert_int_eq(k_matrix_pack(k, &part, 1, N_IN, COMPUTE_BF16, WEIGHTS_AS_STORED, &m), TD_OK);
     k_linear(k, m, x, 1, y, false);
     uint16_t *rounded = data_as(w, NUM_BF16, N_IN * N_OUT), *x16 = data_as(x, NUM_BF16, N_IN);
     k_convert_to_f32(rounded, NUM_BF16, N_IN * N_OUT, w);

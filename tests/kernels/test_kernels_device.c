@@ -216,7 +216,9 @@ static struct weights weights_open(const struct linear_case *c, uint64_t seed)
         parts[0].bias_type = NUM_F32;
     }
     for (int i = 0; i < 2; i++)
-        ck_assert_int_eq(k_matrix_pack(sides[i], parts, c->n_out[1] ? 2 : 1, c->n_in, c->compute, &w.at[i]), TD_OK);
+        ck_assert_int_eq(
+            k_matrix_pack(sides[i], parts, c->n_out[1] ? 2 : 1, c->n_in, c->compute, WEIGHTS_AS_STORED, &w.at[i]),
+            TD_OK);
     free(data[0]);
     free(data[1]);
     free(bias);
@@ -298,7 +300,7 @@ START_TEST(test_linear_f32_keeps_subnormal_numbers_and_signs_of_zero)
     struct twin x = twin_of(X, sizeof(X)), y = twin_floats(1, 2 * N_OUT, 1);
     for (int i = 0; i < 2; i++) {
         struct k_matrix *m = NULL;
-        ck_assert_int_eq(k_matrix_pack(sides[i], &part, 1, N_IN, COMPUTE_F32, &m), TD_OK);
+        ck_assert_int_eq(k_matrix_pack(sides[i], &part, 1, N_IN, COMPUTE_F32, WEIGHTS_AS_STORED, &m), TD_OK);
         k_linear(sides[i], m, x.at[i], 2, y.at[i], false);
         k_finish(sides[i]);
         k_matrix_free(sides[i], m);
@@ -478,8 +480,8 @@ START_TEST(test_matrix_parts_may_be_transposed_or_interleaved)
         open_device(_i, compute, false);
         struct kernels *k = sides[1];
         struct k_matrix *a = NULL, *b = NULL;
-        ck_assert_int_eq(k_matrix_pack(k, &one, 1, N_IN, compute, &a), TD_OK);
-        ck_assert_int_eq(k_matrix_pack(k, two, 2, N_IN, compute, &b), TD_OK);
+        ck_assert_int_eq(k_matrix_pack(k, &one, 1, N_IN, compute, WEIGHTS_AS_STORED, &a), TD_OK);
+        ck_assert_int_eq(k_matrix_pack(k, two, 2, N_IN, compute, WEIGHTS_AS_STORED, &b), TD_OK);
         ck_assert_uint_eq(k_matrix_bytes(k, a), k_matrix_bytes(k, b));
         float *x = data_floats(1, 3 * N_IN, 1), y[2][3 * 2 * N_OUT];
         void *in = alloc(k, x, 3 * N_IN * sizeof(float)), *out = alloc(k, y, sizeof(y));
@@ -504,12 +506,12 @@ START_TEST(test_matrix_pack_refuses_empty_shapes)
     float w[4] = {0};
     struct k_matrix *m = NULL;
     struct k_matrix_part part = {.data = w, .type = NUM_F32, .n_out = 0};
-    ck_assert_int_eq(k_matrix_pack(sides[1], &part, 1, 4, COMPUTE_F32, &m), TD_ERR_INVALID);
+    ck_assert_int_eq(k_matrix_pack(sides[1], &part, 1, 4, COMPUTE_F32, WEIGHTS_AS_STORED, &m), TD_ERR_INVALID);
     part.n_out = 1;
-    ck_assert_int_eq(k_matrix_pack(sides[1], &part, 1, 0, COMPUTE_F32, &m), TD_ERR_INVALID);
-    ck_assert_int_eq(k_matrix_pack(sides[1], &part, 1, 4, (enum compute)9, &m), TD_ERR_INVALID);
+    ck_assert_int_eq(k_matrix_pack(sides[1], &part, 1, 0, COMPUTE_F32, WEIGHTS_AS_STORED, &m), TD_ERR_INVALID);
+    ck_assert_int_eq(k_matrix_pack(sides[1], &part, 1, 4, (enum compute)9, WEIGHTS_AS_STORED, &m), TD_ERR_INVALID);
     part.type = (enum num_type)9;
-    ck_assert_int_eq(k_matrix_pack(sides[1], &part, 1, 4, COMPUTE_F32, &m), TD_ERR_INVALID);
+    ck_assert_int_eq(k_matrix_pack(sides[1], &part, 1, 4, COMPUTE_F32, WEIGHTS_AS_STORED, &m), TD_ERR_INVALID);
     ck_assert_ptr_null(m);
     close_device();
 }
@@ -976,7 +978,7 @@ START_TEST(test_steps_replayed_compute_with_what_was_put)
     struct twin table = twin_floats(1, REPLAY_TABLE * REPLAY_DIM, 1), x = twin_floats(2, MANY * REPLAY_DIM, 1),
                 y = twin_floats(4, MANY * REPLAY_OUT, 1);
     struct replayed r = {table.at[1], x.at[1], y.at[1], NULL};
-    ck_assert_int_eq(k_matrix_pack(k, &part, 1, REPLAY_DIM, COMPUTE_BF16, &r.w), TD_OK);
+    ck_assert_int_eq(k_matrix_pack(k, &part, 1, REPLAY_DIM, COMPUTE_BF16, WEIGHTS_AS_STORED, &r.w), TD_OK);
     for (uint32_t step = 0; step < 12; step++) {
         if (step == 7) /* takes more scratch than there was */
             k_linear(k, r.w, r.x, MANY, r.y, false);

@@ -1,0 +1,119 @@
+/*
+ * Weights in fewer bits: what a group's scale is, what code a number gets, and what number a code stands for (kernels.h, enum
+ * k_weights). Every backend packs and widens by these, or by something with the same bits.
+ *
+ * A scale is 0 or from 2^-100 to 2^100, so no product with a code is subnormal, overflows, or needs a check: then a processor that
+ * flushes subnormals has the same bits. Numbers beyond are cut to the largest code, a NaN is the largest code.
+ */
+#pragma once
+
+#include "kernels/kernels.h"
+#include "kernels/scalar.h"
+
+#define PACKED_LARGEST 0x1p100f
+#define PACKED_MAGIC   12582912.0f /* 1.5 * 2^23: adding it rounds to an integer */
+
+SCALAR float packed_bound(float scale)
+{
+    return scale >= 1 / PACKED_LARGEST ? scalar_min(scale, PACKED_LARGEST) : 0;
+}
+
+SCALAR float packed_round(float x, float least, float most)
+{
+    return scalar_max(scalar_min(x, most), least) + PACKED_MAGIC - PACKED_MAGIC;
+}
+
+/* Of the numbers with 3 significant bits the one at most x, or the next above a positive x that is none. */
+SCALAR float packed_floor3(float x)
+{
+    return float_of(bits_of(x) & 0xffe00000);
+}
+
+SCALAR float packed_ceil3(float x)
+{
+    return packed_floor3(float_of(bits_of(x) + 0x1fffff));
+}
+
+/* Sum of squares of what int4 with that scale loses, i ascending. */
+SCALAR float packed_loss(const float *w, uint32_t n, float scale)
+{
+    float sum = 0, factor = 1 / scale;
+    for (uint32_t i = 0; i < n; i++) {
+        float d = w[i] - scale * packed_round(w[i] * factor, -8, 7);
+        sum = sum + d * d;
+    }
+    return sum;
+}
+
+/*
+ * The scale that loses least, of the one that reaches the largest number and the next 3 below it, of 3 significant bits: cutting off
+ * what is far out may cost less than coarser steps for all others (Banner et al. 2019, "Post training 4-bit quantization"). 3 bits
+ * of scale are enough for that search, and a product has at most 6.
+ */
+SCALAR float packed_scale_int4(const float *w, uint32_t n, float most)
+{
+    float best = packed_ceil3(most / 7), scale = best, least = packed_loss(w, n, best);
+    for (int i = 0; i < 3; i++) {
+        scale = float_of(bits_of(scale) - 0x200000);
+        float loss = packed_loss(w, n, scale);
+        if (loss < least) {
+            least = loss;
+            best = scale;
+        }
+    }
+    return best;
+}
+
+/* Of a group of n numbers. */
+SCALAR float packed_scale(enum k_weights weights, const float *w, uint32_t n)
+{
+    float most = 0;
+    for (uint32_t i = 0; i < n; i++)
+        most = scalar_max(float_of(bits_of(w[i]) & 0x7fffffff), most);
+    if (!packed_bound(most))
+        return 0;
+    most = scalar_min(most, PACKED_LARGEST);
+    if (weights == WEIGHTS_INT4)
+        return packed_bound(packed_scale_int4(w, n, most));
+    return packed_bound(weights == WEIGHTS_FP8 ? most / 448 : scalar_from_bf16(scalar_to_bf16(most / 127)));
+}
+
+/* int8: two's complement, fp8: e4m3, int4: two's complement in the low 4 bits. */
+SCALAR uint8_t packed_code(enum k_weights weights, float w, float scale)
+{
+    if (!scale)
+        return 0;
+    float x = w / scale;
+    if (weights == WEIGHTS_FP8)
+        return scalar_to_e4m3(scalar_max(scalar_min(x, 448), -448));
+    if (weights == WEIGHTS_INT4)
+        return (uint8_t)((int32_t)packed_round(x, -8, 7) & 15);
+    return (uint8_t)(int32_t)packed_round(x, -127, 127);
+}
+
+SCALAR uint16_t packed_to_bf16(enum k_weights weights, uint8_t code, float scale)
+{
+    float q = (float)(int8_t)code;
+    if (weights == WEIGHTS_FP8)
+        q = scalar_from_e4m3(code);
+    else if (weights == WEIGHTS_INT4)
+        q = (float)((int32_t)(code ^ 8) - 8);
+    return scalar_to_bf16(q * scale);
+}
+
+/* A code that came from elsewhere: e4m3's NaN, which packing never makes, is the largest one. */
+SCALAR uint8_t packed_keep(uint8_t e4m3)
+{
+    return (e4m3 & 0x7f) == 0x7f ? (uint8_t)(e4m3 - 1) : e4m3;
+}
+
+/* Bytes of a scale, and bits of a code. */
+SCALAR uint32_t packed_scale_bytes(enum k_weights weights)
+{
+    return weights == WEIGHTS_FP8 ? 4 : 2;
+}
+
+SCALAR uint32_t packed_bits(enum k_weights weights)
+{
+    return weights == WEIGHTS_INT4 ? 4 : 8;
+}

@@ -1,0 +1,38 @@
+/* What backends do alike with the parts of a matrix (struct k_matrix_part) when they pack it, on the host. */
+#pragma once
+
+#include "kernels/packed.h"
+
+/* What an e4m3 number of a part is multiplied by. */
+static inline float part_scale(const struct k_matrix_part *part, uint32_t out, uint32_t in)
+{
+    const struct k_scales *s = &part->scales;
+    return s->data ? scalar_from(s->data, (uint32_t)num_type_bytes(s->type), s->type == NUM_BF16,
+                                 out / s->out_block * s->out_stride + in / s->in_block * s->in_stride)
+                   : 1;
+}
+
+/* A row of a part as it came, widened, becomes what it stands for. */
+static inline void part_finish_row(const struct k_matrix_part *part, uint32_t out, uint32_t n_in, float *row)
+{
+    for (uint32_t i = 0; i < n_in && part->type == NUM_F8_E4M3; i++)
+        row[i] = scalar_from_bf16(scalar_to_bf16(row[i] * part_scale(part, out, i)));
+}
+
+/* Whether its numbers and scales are a packed matrix's as they are. */
+static inline bool part_is_kept(const struct k_matrix_part *part, enum k_weights weights, uint32_t n_in)
+{
+    const struct k_scales *s = &part->scales;
+    return weights == WEIGHTS_FP8 && part->type == NUM_F8_E4M3 &&
+           (!s->data || s->in_block % K_GROUP == 0 || s->in_block >= n_in);
+}
+
+/* Packs n <= K_GROUP neighbours of an output, w as they are widened and, of a part that is kept, as they came; returns their scale. */
+static inline float part_pack_group(const struct k_matrix_part *part, enum k_weights weights, uint32_t out, uint32_t in,
+                                    uint32_t n, const float *w, const uint8_t *kept, uint8_t *codes_out)
+{
+    float scale = kept ? packed_bound(part_scale(part, out, in)) : packed_scale(weights, w, n);
+    for (uint32_t i = 0; i < n; i++)
+        codes_out[i] = kept ? packed_keep(kept[i]) : packed_code(weights, w[i], scale);
+    return scale;
+}
