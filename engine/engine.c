@@ -32,6 +32,8 @@ static void make_fingerprint(struct engine *e)
     bytes_append(&b, model.b, BLOCK_KEY_BYTES);
     bytes_append(&b, layout, sizeof(layout));
     bytes_printf(&b, "%s", engine_numerics(e));
+    if (e->config.weights) /* nothing where they are as stored: the model's own fingerprint has that */
+        bytes_printf(&b, " %s", k_weights_name(e->config.weights));
     EVP_Digest(b.data, b.len, full, NULL, EVP_sha256(), NULL);
     bytes_free(&b);
     memcpy(e->fingerprint.b, full, BLOCK_KEY_BYTES);
@@ -109,6 +111,7 @@ static enum td_status open_ranks(struct engine *e, struct td_error *error_out)
                                        .log = c->log,
                                        .forward = {.model = c->model,
                                                    .compute = c->compute,
+                                                   .weights = c->weights,
                                                    .layout = &e->layout,
                                                    .arena = kvpool_arena(e->pool, &arena_bytes),
                                                    .n_pages = c->n_pages,

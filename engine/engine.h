@@ -66,6 +66,7 @@ struct engine_config {
     const struct sim_cost *sim;       /* simulated compute, no weights; copied; NULL: real */
     const struct model_config *shape; /* with sim: what the model would be; copied */
     enum compute compute;
+    enum k_weights weights;
     enum num_type kv_dtype;
     uint32_t page_tokens; /* = the cluster's block_tokens */
     uint32_t n_pages;
@@ -90,7 +91,7 @@ uint64_t engine_weight_bytes(const struct engine *e); /* 0: simulated */
 /* ranks_measure_gathers(); between steps. */
 double engine_measure_gathers(struct engine *e, uint32_t n_rows);
 const char *engine_numerics(const struct engine *e); /* numerics_id; "sim" */
-/* Fingerprint of model, KV dtype, numerics and layout: equal means KV is interchangeable. */
+/* Fingerprint of model, format of weights, KV dtype, numerics and layout: equal means KV is interchangeable. */
 struct block_key engine_fingerprint(const struct engine *e);
 
 struct seq_params {

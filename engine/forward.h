@@ -20,6 +20,8 @@ struct forward_config {
     struct kernels *kernels;   /* borrowed */
     const struct model *model; /* borrowed */
     enum compute compute;
+    enum k_weights
+        weights; /* of the large matrices: projections, feed-forward, experts, output; int4: the output's are int8 */
     const struct kv_layout *layout; /* copied */
     uint8_t *arena;                 /* [n_pages] of that layout, host; borrowed */
     uint32_t n_pages;

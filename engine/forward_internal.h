@@ -79,6 +79,12 @@ struct forward_rows {
     uint32_t n_seqs;
 };
 
+/* How a matrix is packed. */
+struct form {
+    enum compute compute;
+    enum k_weights weights;
+};
+
 struct forward {
     struct kernels *kernels;
     const struct model *model;
@@ -93,7 +99,7 @@ struct forward {
     uint32_t kept_kv_head;        /* in kept_layout: where the rank's begin, and the layer that is its first */
     uint32_t kept_layer;
     uint8_t *arena, *kept_arena;
-    enum compute compute;
+    struct form form; /* of the large matrices */
     uint32_t max_rows, max_logit_rows, max_positions;
     float *host_logits;
     struct k_sampled *host_sampled;

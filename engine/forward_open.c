@@ -15,6 +15,9 @@
 
 enum { MAX_PARTS = 3, MAX_NAME = 160 };
 
+/* Of what decides much and is small: routers, gates, and what stands between attention and the latent. */
+static const struct form EXACT = {COMPUTE_F32, WEIGHTS_AS_STORED};
+
 /* ------------------------------------------------------------------- tensors */
 
 /* "model.layers.L.NAME.KIND", where NAME may have a %u for an expert's number. */
@@ -70,9 +73,9 @@ static enum td_status norm(const struct forward *f, uint32_t layer, const char *
 }
 
 static enum td_status pack(const struct forward *f, uint32_t layer, const struct k_matrix_part *parts, uint32_t n,
-                           uint32_t n_in, enum compute compute, struct k_matrix **out, struct td_error *e)
+                           uint32_t n_in, struct form form, struct k_matrix **out, struct td_error *e)
 {
-    enum td_status s = k_matrix_pack(f->kernels, parts, n, n_in, compute, WEIGHTS_AS_STORED, out);
+    enum td_status s = k_matrix_pack(f->kernels, parts, n, n_in, form.compute, form.weights, out);
     return s ? td_fail(e, s, "no memory for the packed weights of layer %u", layer) : TD_OK;
 }
 
@@ -93,18 +96,29 @@ static struct part_name share_of(const struct forward *f, const struct share *s,
     return (struct part_name){name, s->first[f->rank.n_tensor], own_first(f, s), own(f, s), bias};
 }
 
+/* Outputs first .. first + n_out of a matrix. */
+static struct k_matrix_part part_of(const struct model_matrix *w, uint32_t first, uint32_t n_out, uint32_t n_in)
+{
+    size_t at = (size_t)first * n_in * num_type_bytes(w->t->type);
+    struct k_matrix_part part = {.data = (const uint8_t *)w->t->data + at, .type = w->t->type, .n_out = n_out};
+    if (w->scales)
+        part.scales =
+            (struct k_scales){w->scales->data, w->scales->type, w->out_block, w->in_block, w->out_stride, 1, first, 0};
+    return part;
+}
+
 static enum td_status find_part(const struct forward *f, uint32_t layer, uint32_t number, const struct part_name *p,
                                 uint32_t n_in, struct k_matrix_part *out, struct td_error *e)
 {
     char name[MAX_NAME];
-    const struct tensor *w, *bias = NULL;
-    enum td_status s = model_tensor(f->model, name_of(name, layer, p->name, number, ".weight"), p->n_all, n_in, &w, e);
+    const struct tensor *bias = NULL;
+    struct model_matrix w;
+    enum td_status s = model_matrix(f->model, name_of(name, layer, p->name, number, ".weight"), p->n_all, n_in, &w, e);
     if (!s && p->bias)
         s = model_tensor(f->model, name_of(name, layer, p->name, number, ".bias"), p->n_all, 0, &bias, e);
     if (s)
         return s;
-    size_t at = (size_t)p->first * n_in * num_type_bytes(w->type);
-    *out = (struct k_matrix_part){.data = (const uint8_t *)w->data + at, .type = w->type, .n_out = p->n_out};
+    *out = part_of(&w, p->first, p->n_out, n_in);
     if (bias) {
         out->bias = (const uint8_t *)bias->data + p->first * num_type_bytes(bias->type);
         out->bias_type = bias->type;
@@ -114,8 +128,7 @@ static enum td_status find_part(const struct forward *f, uint32_t layer, uint32_
 
 /* The named projections of a layer (or of its expert `number`), one after the other in one matrix. */
 static enum td_status project(const struct forward *f, uint32_t layer, uint32_t number, const struct part_name *names,
-                              uint32_t n, uint32_t n_in, enum compute compute, struct k_matrix **out,
-                              struct td_error *e)
+                              uint32_t n, uint32_t n_in, struct form form, struct k_matrix **out, struct td_error *e)
 {
     struct k_matrix_part parts[MAX_PARTS];
     for (uint32_t i = 0; i < n; i++) {
@@ -123,7 +136,7 @@ static enum td_status project(const struct forward *f, uint32_t layer, uint32_t 
         if (s)
             return s;
     }
-    return pack(f, layer, parts, n, n_in, compute, out, e);
+    return pack(f, layer, parts, n, n_in, form, out, e);
 }
 
 /* A stack of n matrices, number i as one() packs it. */
@@ -161,7 +174,7 @@ static enum td_status open_plain(struct forward *f, uint32_t l, struct td_error 
                                       {"self_attn.qkv_proj", all, all_q + first_kv, kv, bias},
                                       {"self_attn.qkv_proj", all, all_q + all_kv + first_kv, kv, bias}};
     char name[MAX_NAME];
-    enum td_status s = project(f, l, 0, f->c.family->fused_qkv ? fused : split, 3, f->c.hidden, f->compute, &y->in, e);
+    enum td_status s = project(f, l, 0, f->c.family->fused_qkv ? fused : split, 3, f->c.hidden, f->form, &y->in, e);
     if (!s && f->c.family->qk_norm)
         s = norm(f, l, "self_attn.q_norm", f->c.head_dim, &y->q_norm, e);
     if (!s && f->c.family->qk_norm)
@@ -187,12 +200,16 @@ static enum td_status pack_head(const struct forward *f, uint32_t l, uint32_t he
     size_t first =
         (size_t)(own_first(f, &f->share.heads) + head) * (m->nope_dim + m->v_dim) + (value ? m->nope_dim : 0);
     p.data = (const uint8_t *)p.data + first * m->kv_rank * num_type_bytes(p.type);
+    p.scales.first_out = (uint32_t)first;
     p.n_out = value ? m->v_dim : m->kv_rank;
     if (!value) {
+        const struct k_scales b = p.scales;
+        p.scales = (struct k_scales){b.data,      b.type,       b.in_block, b.out_block,
+                                     b.in_stride, b.out_stride, b.first_in, b.first_out};
         p.out_stride = 1;
         p.in_stride = m->kv_rank;
     }
-    return pack(f, l, &p, 1, value ? m->kv_rank : m->nope_dim, COMPUTE_F32, out, e);
+    return pack(f, l, &p, 1, value ? m->kv_rank : m->nope_dim, EXACT, out, e);
 }
 
 static enum td_status pack_to_latent(struct forward *f, uint32_t l, uint32_t head, struct k_matrix **out,
@@ -219,7 +236,7 @@ static enum td_status pack_q_b(struct forward *f, uint32_t l, uint32_t number, s
                                struct td_error *e)
 {
     const struct part_name q_b = latent_q(f, "self_attn.q_b_proj");
-    return project(f, l, number, &q_b, 1, f->c.latent.q_rank, f->compute, out, e);
+    return project(f, l, number, &q_b, 1, f->c.latent.q_rank, f->form, out, e);
 }
 
 static enum td_status open_latent(struct forward *f, uint32_t l, struct td_error *e)
@@ -230,7 +247,7 @@ static enum td_status open_latent(struct forward *f, uint32_t l, struct td_error
                                              : latent_q(f, "self_attn.q_proj"),
                                    whole("self_attn.kv_a_proj_with_mqa", m->kv_rank + m->rope_dim, false)};
     uint32_t n_heads = own(f, &f->share.heads);
-    enum td_status s = project(f, l, 0, in, 2, f->c.hidden, f->compute, &y->in, e);
+    enum td_status s = project(f, l, 0, in, 2, f->c.hidden, f->form, &y->in, e);
     if (!s)
         s = norm(f, l, "self_attn.kv_a_layernorm", m->kv_rank, &y->k_norm, e);
     if (!s && m->q_rank)
@@ -251,7 +268,7 @@ static enum td_status open_attention(struct forward *f, uint32_t l, struct td_er
         s = norm(f, l, "post_attention_layernorm", f->c.hidden, &y->norm_after, e);
     if (!s)
         s = f->c.family->latent ? open_latent(f, l, e) : open_plain(f, l, e);
-    return s ? s : project(f, l, 0, &out, 1, f->c.n_heads * f->value_dim, f->compute, &y->out, e);
+    return s ? s : project(f, l, 0, &out, 1, f->c.n_heads * f->value_dim, f->form, &y->out, e);
 }
 
 /* -------------------------------------------------------------- feed-forward */
@@ -265,14 +282,14 @@ static enum td_status pack_gate_up(const struct forward *f, uint32_t l, uint32_t
         names[1].first += names[0].n_all;
         names[0].n_all = names[1].n_all *= 2;
     }
-    return project(f, l, number, names, 2, f->c.hidden, f->compute, out, e);
+    return project(f, l, number, names, 2, f->c.hidden, f->form, out, e);
 }
 
 static enum td_status pack_down(const struct forward *f, uint32_t l, uint32_t number, const char *down,
                                 const struct share *s, struct k_matrix **out, struct td_error *e)
 {
     const struct part_name name = share_of(f, &f->share.hidden, down, f->c.mlp_bias);
-    return project(f, l, number, &name, 1, s->first[f->rank.n_tensor], f->compute, out, e);
+    return project(f, l, number, &name, 1, s->first[f->rank.n_tensor], f->form, out, e);
 }
 
 static enum td_status expert_gate_up(struct forward *f, uint32_t l, uint32_t expert, struct k_matrix **out,
@@ -290,51 +307,85 @@ static enum td_status expert_down(struct forward *f, uint32_t l, uint32_t expert
 
 /*
  * gpt-oss: gate_up_proj [E][hidden][2 dim] with gate and up in turns, down_proj [E][dim][hidden], and a bias for each: inputs by
- * outputs, so outputs are neighbours. Of an expert's [n_in][step * n] of the two tensors, the rank's share of n, step apart.
+ * outputs, so outputs are neighbours; in MXFP4 outputs by inputs. An expert's matrix of one of them, as parts of every step-th output.
  */
-static enum td_status stacked_part(const struct forward *f, uint32_t l, uint32_t expert, const char *kind,
-                                   uint32_t n_in, const struct share *share, uint32_t first, uint32_t step,
-                                   struct k_matrix_part *part, struct td_error *e)
+struct stacked {
+    const char *kind;
+    uint32_t n_in, n_out, step;
+    const struct share *share; /* of n_out / step outputs */
+    uint16_t *numbers;         /* [n_out][n_in] of an MXFP4 matrix; ours */
+    const void *data;
+    enum num_type type;
+    const struct tensor *bias; /* [E][n_out] */
+};
+
+static enum td_status stacked_open(const struct forward *f, uint32_t l, uint32_t expert, struct stacked *t,
+                                   struct td_error *e)
 {
-    uint32_t n_out = share->first[f->rank.n_tensor] * step;
-    first += own_first(f, share) * step;
     char name[MAX_NAME], with_bias[64];
-    const struct tensor *w, *bias;
-    snprintf(with_bias, sizeof(with_bias), "%s_bias", kind);
-    enum td_status s =
-        model_tensor_stack(f->model, name_of(name, l, "mlp.experts.", 0, kind), f->c.moe.n_experts, n_in, n_out, &w, e);
+    const struct tensor *w;
+    uint32_t n = f->c.moe.n_experts;
+    t->n_out = t->share->first[f->rank.n_tensor] * t->step;
+    size_t numbers = (size_t)t->n_in * t->n_out;
+    snprintf(with_bias, sizeof(with_bias), "%s_bias", t->kind);
+    enum td_status s = model_tensor(f->model, name_of(name, l, "mlp.experts.", 0, with_bias), n, t->n_out, &t->bias, e);
+    name_of(name, l, "mlp.experts.", 0, t->kind);
+    if (!s && f->c.mxfp4) {
+        t->numbers = mem_array(numbers, sizeof(*t->numbers));
+        t->data = t->numbers;
+        t->type = NUM_BF16;
+        return model_mxfp4(f->model, name, n, expert, t->n_out, t->n_in, t->numbers, e);
+    }
     if (!s)
-        s = model_tensor(f->model, name_of(name, l, "mlp.experts.", 0, with_bias), f->c.moe.n_experts, n_out, &bias, e);
+        s = model_tensor_stack(f->model, name, n, t->n_in, t->n_out, &w, e);
     if (s)
         return s;
-    size_t at = (size_t)expert * n_in * n_out + first, bias_at = (size_t)expert * n_out + first;
-    *part = (struct k_matrix_part){.data = (const uint8_t *)w->data + at * num_type_bytes(w->type),
-                                   .type = w->type,
-                                   .n_out = own(f, share),
-                                   .out_stride = step,
-                                   .in_stride = n_out,
-                                   .bias = (const uint8_t *)bias->data + bias_at * num_type_bytes(bias->type),
-                                   .bias_type = bias->type,
-                                   .bias_stride = step};
+    t->type = w->type;
+    t->data = (const uint8_t *)w->data + expert * numbers * num_type_bytes(w->type);
     return TD_OK;
+}
+
+/* Of an expert's outputs first, first + step, ... those that the rank has. */
+static struct k_matrix_part stacked_part(const struct forward *f, const struct stacked *t, uint32_t expert,
+                                         uint32_t first)
+{
+    first += own_first(f, t->share) * t->step;
+    size_t out_stride = t->numbers ? t->n_in : 1, bias_at = (size_t)expert * t->n_out + first;
+    return (struct k_matrix_part){.data = (const uint8_t *)t->data + first * out_stride * num_type_bytes(t->type),
+                                  .type = t->type,
+                                  .n_out = own(f, t->share),
+                                  .out_stride = t->step * out_stride,
+                                  .in_stride = t->numbers ? 1 : t->n_out,
+                                  .bias = (const uint8_t *)t->bias->data + bias_at * num_type_bytes(t->bias->type),
+                                  .bias_type = t->bias->type,
+                                  .bias_stride = t->step};
+}
+
+static enum td_status pack_stacked(const struct forward *f, uint32_t l, uint32_t expert, struct stacked *t,
+                                   struct k_matrix **out, struct td_error *e)
+{
+    struct k_matrix_part parts[2];
+    enum td_status s = stacked_open(f, l, expert, t, e);
+    for (uint32_t i = 0; i < t->step && !s; i++)
+        parts[i] = stacked_part(f, t, expert, i);
+    if (!s)
+        s = pack(f, l, parts, t->step, t->n_in, f->form, out, e);
+    free(t->numbers);
+    return s;
 }
 
 static enum td_status stacked_gate_up(struct forward *f, uint32_t l, uint32_t expert, struct k_matrix **out,
                                       struct td_error *e)
 {
-    struct k_matrix_part parts[2];
-    enum td_status s = TD_OK;
-    for (uint32_t i = 0; i < 2 && !s; i++)
-        s = stacked_part(f, l, expert, "gate_up_proj", f->c.hidden, &f->share.expert, i, 2, &parts[i], e);
-    return s ? s : pack(f, l, parts, 2, f->c.hidden, f->compute, out, e);
+    struct stacked t = {.kind = "gate_up_proj", .n_in = f->c.hidden, .share = &f->share.expert, .step = 2};
+    return pack_stacked(f, l, expert, &t, out, e);
 }
 
 static enum td_status stacked_down(struct forward *f, uint32_t l, uint32_t expert, struct k_matrix **out,
                                    struct td_error *e)
 {
-    struct k_matrix_part part;
-    enum td_status s = stacked_part(f, l, expert, "down_proj", f->c.moe.intermediate, &f->share.hidden, 0, 1, &part, e);
-    return s ? s : pack(f, l, &part, 1, f->c.moe.intermediate, f->compute, out, e);
+    struct stacked t = {.kind = "down_proj", .n_in = f->c.moe.intermediate, .share = &f->share.hidden, .step = 1};
+    return pack_stacked(f, l, expert, &t, out, e);
 }
 
 static enum td_status open_dense(struct forward *f, uint32_t l, const char *const names[3], const struct share *share,
@@ -357,7 +408,7 @@ static enum td_status open_shared(struct forward *f, uint32_t l, struct td_error
         return s;
     snprintf(gate, sizeof(gate), "%s_gate", shared);
     const struct part_name name = whole(gate, 1, false);
-    return project(f, l, 0, &name, 1, f->c.hidden, COMPUTE_F32, &f->layers[l].feed_forward.gate, e);
+    return project(f, l, 0, &name, 1, f->c.hidden, EXACT, &f->layers[l].feed_forward.gate, e);
 }
 
 static enum td_status open_experts(struct forward *f, uint32_t l, struct td_error *e)
@@ -367,7 +418,7 @@ static enum td_status open_experts(struct forward *f, uint32_t l, struct td_erro
     uint32_t n = f->c.moe.n_experts;
     bool stacked = !family->expert_gate;
     const struct part_name router = whole(family->router, n, stacked);
-    enum td_status s = project(f, l, 0, &router, 1, f->c.hidden, COMPUTE_F32, &y->router, e);
+    enum td_status s = project(f, l, 0, &router, 1, f->c.hidden, EXACT, &y->router, e);
     if (!s)
         s = pack_stack(f, l, n, stacked ? stacked_gate_up : expert_gate_up, &y->experts.gate_up, e);
     if (!s)
@@ -407,12 +458,13 @@ static enum td_status open_embedding(struct forward *f, const struct tensor *t, 
     return TD_OK;
 }
 
-static enum td_status open_head(struct forward *f, const struct tensor *t, struct td_error *e)
+static enum td_status open_head(struct forward *f, const struct model_matrix *w, struct td_error *e)
 {
-    size_t at = (size_t)own_first(f, &f->share.vocab) * f->c.hidden * num_type_bytes(t->type);
-    const struct k_matrix_part part = {
-        .data = (const uint8_t *)t->data + at, .type = t->type, .n_out = own(f, &f->share.vocab)};
-    enum td_status s = k_matrix_pack(f->kernels, &part, 1, f->c.hidden, f->compute, WEIGHTS_AS_STORED, &f->head);
+    struct form form = f->form;
+    if (form.weights == WEIGHTS_INT4) /* it decides most */
+        form.weights = WEIGHTS_INT8;
+    const struct k_matrix_part part = part_of(w, own_first(f, &f->share.vocab), own(f, &f->share.vocab), f->c.hidden);
+    enum td_status s = k_matrix_pack(f->kernels, &part, 1, f->c.hidden, form.compute, form.weights, &f->head);
     if (s)
         return td_fail(e, s, "no memory for the output matrix");
     return vector(f, "model.norm.weight", f->c.hidden, f->c.family->norm_offset, &f->final_norm, e);
@@ -422,16 +474,16 @@ static enum td_status open_head(struct forward *f, const struct tensor *t, struc
 static enum td_status open_ends(struct forward *f, struct td_error *e)
 {
     const char *embed = "model.embed_tokens.weight", *head = "lm_head.weight";
-    const struct tensor *t, *embedding;
+    const struct tensor *embedding = NULL;
     enum td_status s = model_tensor(f->model, embed, f->c.vocab_size, f->c.hidden, &embedding, e);
     if (s == TD_ERR_NOT_FOUND && f->c.tied_embeddings)
         s = model_tensor(f->model, head, f->c.vocab_size, f->c.hidden, &embedding, e);
-    t = embedding;
+    struct model_matrix w = {.t = embedding};
     if (!s && !f->c.tied_embeddings)
-        s = model_tensor(f->model, head, f->c.vocab_size, f->c.hidden, &t, e);
+        s = model_matrix(f->model, head, f->c.vocab_size, f->c.hidden, &w, e);
     if (!s && !f->rank.before)
         s = open_embedding(f, embedding, e);
-    return s || f->rank.after ? s : open_head(f, t, e);
+    return s || f->rank.after ? s : open_head(f, &w, e);
 }
 
 /* Positions by the short frequencies and, for longrope, by the long ones behind them. */
@@ -580,7 +632,7 @@ enum td_status forward_open(const struct forward_config *config, struct forward 
     f->model = config->model;
     f->c = *model_config(config->model);
     f->layout = *config->layout;
-    f->compute = config->compute;
+    f->form = (struct form){config->compute, config->weights};
     f->max_rows = config->max_rows;
     f->max_positions = config->max_positions;
     f->host_logits = config->logits;

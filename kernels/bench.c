@@ -231,7 +231,6 @@ static enum td_status pack_copies(struct bench *b, struct linear_bench *l, struc
 static enum td_status bench_shape(struct bench *b, struct work *works, struct shape shape, enum compute compute,
                                   enum k_weights weights)
 {
-    static const char *const NAMES[] = {"", " int8", " fp8", " int4"};
     const uint32_t *rows = b->plan->rows;
     struct linear_bench l = {.k = b->k};
     enum td_status s = numbers(b, (size_t)rows[N_ROWS - 1] * shape.n_in, &l.x);
@@ -242,8 +241,8 @@ static enum td_status bench_shape(struct bench *b, struct work *works, struct sh
     for (uint32_t i = 0; !s && i < N_ROWS; i++) {
         char name[64];
         l.n_rows = rows[i];
-        snprintf(name, sizeof(name), "linear %s%s %ux%u T=%u", compute == COMPUTE_F32 ? "f32" : "bf16", NAMES[weights],
-                 shape.n_out, shape.n_in, l.n_rows);
+        snprintf(name, sizeof(name), "linear %s%s%s %ux%u T=%u", compute == COMPUTE_F32 ? "f32" : "bf16",
+                 weights ? " " : "", weights ? k_weights_name(weights) : "", shape.n_out, shape.n_in, l.n_rows);
         struct work w = {.bytes = (double)k_matrix_bytes(b->k, l.copies[0]),
                          .ops = 2.0 * shape.n_out * shape.n_in * l.n_rows,
                          .memory = LIMIT_READ,

@@ -94,6 +94,22 @@ const char *kernels_numerics(const struct kernels_config *config, enum compute c
     return NAMES[config->device == DEVICE_CUDA][compute == COMPUTE_BF16];
 }
 
+static const char *const WEIGHTS[] = {"as-stored", "int8", "fp8", "int4"};
+
+const char *k_weights_name(enum k_weights weights)
+{
+    return WEIGHTS[weights];
+}
+
+enum k_weights k_weights_parse(const char *name)
+{
+    enum k_weights w = WEIGHTS_AS_STORED;
+    while (w < WEIGHTS_INT4 && strcmp(WEIGHTS[w], name))
+        w++;
+    assert(!strcmp(WEIGHTS[w], name));
+    return w;
+}
+
 /* --------------------------------------------------------------- operations */
 
 static void check_attn(const struct k_attn *a)

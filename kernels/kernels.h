@@ -37,6 +37,9 @@
  */
 enum k_weights { WEIGHTS_AS_STORED, WEIGHTS_INT8, WEIGHTS_FP8, WEIGHTS_INT4 };
 enum { K_GROUP = 32 };
+const char *k_weights_name(enum k_weights weights); /* "as-stored", "int8", "fp8", "int4" */
+#define K_WEIGHTS_NAMES "as-stored|int8|fp8|int4"
+enum k_weights k_weights_parse(const char *name); /* of one of them */
 
 enum kernels_isa { ISA_AUTO, ISA_PLAIN, ISA_AVX2, ISA_AVX512 }; /* AVX2 means AVX2+FMA+F16C; AVX512 F+BW+VL+DQ */
 
@@ -144,7 +147,7 @@ struct k_matrix;
  * bf16. parts let several matrices with equal n_in become one (q, k, v; gate, up): rows of part 0 first. Strides, in
  * elements, let a part be transposed or interleaved with another. A matrix in which any part has a bias adds one, as f32.
  *
- * A part of e4m3 numbers has scales: output o, input i stands for bf16(data * scales[o / out_block][i / in_block]). WEIGHTS_FP8 keeps
+ * A part of e4m3 numbers has scales: output o, input i stands for bf16(data * scales[(first_out + o) / out_block][(first_in + i) / in_block]). WEIGHTS_FP8 keeps
  * its numbers and scales (as far as kernels/packed.h bounds them) if in_block is a multiple of K_GROUP or all inputs are in one.
  */
 struct k_scales {
@@ -152,6 +155,7 @@ struct k_scales {
     enum num_type type;
     uint32_t out_block, in_block; /* what shares a scale */
     size_t out_stride, in_stride; /* between scales */
+    uint32_t first_out, first_in; /* of what has the scales the part begins there */
 };
 struct k_matrix_part {
     const void *data;

@@ -8,7 +8,8 @@ static inline float part_scale(const struct k_matrix_part *part, uint32_t out, u
 {
     const struct k_scales *s = &part->scales;
     return s->data ? scalar_from(s->data, (uint32_t)num_type_bytes(s->type), s->type == NUM_BF16,
-                                 out / s->out_block * s->out_stride + in / s->in_block * s->in_stride)
+                                 (s->first_out + out) / s->out_block * s->out_stride +
+                                     (s->first_in + in) / s->in_block * s->in_stride)
                    : 1;
 }
 
@@ -24,7 +25,8 @@ static inline bool part_is_kept(const struct k_matrix_part *part, enum k_weights
 {
     const struct k_scales *s = &part->scales;
     return weights == WEIGHTS_FP8 && part->type == NUM_F8_E4M3 &&
-           (!s->data || s->in_block % K_GROUP == 0 || s->in_block >= n_in);
+           (!s->data || (s->in_block % K_GROUP == 0 && s->first_in % K_GROUP == 0) ||
+            s->in_block >= s->first_in + n_in);
 }
 
 /* Packs n <= K_GROUP neighbours of an output, w as they are widened and, of a part that is kept, as they came; returns their scale. */

@@ -420,6 +420,45 @@ static void read_activation(struct reader *r, struct model_config *c)
     c->mlp_bias = flag(r, "mlp_bias", false);
 }
 
+/* compressed-tensors says for each group of layers what their weights are. */
+static void read_compressed(struct reader *r, json_t *groups)
+{
+    const char *name;
+    json_t *group;
+    json_object_foreach(groups, name, group)
+    {
+        json_t *weights = json_object_get(group, "weights");
+        const char *type = text(weights, "type", "?");
+        if (strcmp(type, "float"))
+            unsupported(r, "quantization_config: weights of type", type);
+        if (whole(r, weights, "num_bits", 8, 1, 64) != 8)
+            refuse(r, TD_ERR_UNSUPPORTED, "quantization_config: num_bits", "other than 8 is not supported");
+    }
+}
+
+/* How matrices are stored; activations that a checkpoint's makers rounded too are not rounded here. */
+static void read_quantization(struct reader *r, struct model_config *c)
+{
+    json_t *q = json_object_get(r->root, "quantization_config"), *block = json_object_get(q, "weight_block_size");
+    const char *method = text(q, "quant_method", "?");
+    c->fp8_block[0] = c->fp8_block[1] = 128; /* DeepSeek-V3 */
+    if (!json_is_object(q))
+        return;
+    if (!strcmp(method, "compressed-tensors"))
+        read_compressed(r, json_object_get(q, "config_groups"));
+    else if (!strcmp(method, "mxfp4") && c->family->router && !c->family->expert_gate)
+        c->mxfp4 = true;
+    else if (strcmp(method, "fp8"))
+        unsupported(r, "quantization_config.quant_method", method);
+    for (size_t i = 0; i < 2 && json_is_array(block); i++) {
+        json_t *n = json_array_get(block, i);
+        if (!json_is_integer(n) || json_integer_value(n) < 1 || json_integer_value(n) > 1 << 20)
+            refuse(r, TD_ERR_CORRUPT, "weight_block_size", "not two whole numbers in their range");
+        else
+            c->fp8_block[i] = (uint32_t)json_integer_value(n);
+    }
+}
+
 static void read_all(struct reader *r, struct model_config *c)
 {
     const char *type = text(r->root, "model_type", "");
@@ -428,9 +467,7 @@ static void read_all(struct reader *r, struct model_config *c)
         unsupported(r, "model_type", type);
         return;
     }
-    json_t *quantized = json_object_get(r->root, "quantization_config");
-    if (json_is_object(quantized))
-        unsupported(r, "quantization_config.quant_method", text(quantized, "quant_method", "?"));
+    read_quantization(r, c);
     c->vocab_size = count(r, "vocab_size", NAN, 1 << 24);
     c->hidden = count(r, "hidden_size", NAN, 1 << 20);
     c->n_layers = count(r, "num_hidden_layers", NAN, MODEL_MAX_LAYERS);

@@ -117,6 +117,8 @@ struct model_config {
     uint32_t rotary_dim; /* the first so many of a head are rotated; latent: the last */
     uint32_t max_positions;
     float rms_eps;
+    uint32_t fp8_block[2]; /* outputs and inputs that share a scale where an e4m3 matrix has one for each block */
+    bool mxfp4;            /* of experts that come in one tensor: their matrices */
     bool tied_embeddings;
     bool qkv_bias, out_bias, mlp_bias;
     enum glu glu;

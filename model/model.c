@@ -73,6 +73,9 @@ static void hash_config(EVP_MD_CTX *ctx, const struct model_config *c)
                                 c->intermediate,
                                 c->rotary_dim,
                                 c->max_positions,
+                                c->fp8_block[0],
+                                c->fp8_block[1],
+                                c->mxfp4,
                                 c->tied_embeddings,
                                 c->qkv_bias,
                                 c->out_bias,
@@ -384,22 +387,37 @@ static void print_shape(const uint64_t *shape, uint32_t n, char out[96])
     snprintf(out + at, (size_t)(96 - at), "]");
 }
 
+static enum td_status check_shape(const struct tensor *t, const uint64_t *shape, uint32_t n_dims,
+                                  struct td_error *error_out)
+{
+    if (t->n_dims == n_dims && !memcmp(t->shape, shape, n_dims * sizeof(*shape)))
+        return TD_OK;
+    char is[96], should[96];
+    print_shape(t->shape, t->n_dims, is);
+    print_shape(shape, n_dims, should);
+    return td_fail(error_out, TD_ERR_CORRUPT, "tensor %s: shape %s, config.json says %s", t->name, is, should);
+}
+
+static enum td_status find_or_fail(const struct model *m, const char *name, const struct tensor **out,
+                                   struct td_error *error_out)
+{
+    *out = find(m, name);
+    return *out ? TD_OK : td_fail(error_out, TD_ERR_NOT_FOUND, "tensor %s is missing", name);
+}
+
 static enum td_status tensor_of(const struct model *m, const char *name, const uint64_t *shape, uint32_t n_dims,
                                 const struct tensor **out, struct td_error *error_out)
 {
-    const struct tensor *t = find(m, name);
-    if (!t)
-        return td_fail(error_out, TD_ERR_NOT_FOUND, "tensor %s is missing", name);
-    if (!t->type)
+    const struct tensor *t;
+    enum td_status s = find_or_fail(m, name, &t, error_out);
+    if (s)
+        return s;
+    if (t->type < NUM_F32 || t->type > NUM_BF16)
         return td_fail(error_out, TD_ERR_UNSUPPORTED, "tensor %s: its dtype is none of F32, F16, BF16", name);
-    if (t->n_dims != n_dims || memcmp(t->shape, shape, n_dims * sizeof(*shape))) {
-        char is[96], should[96];
-        print_shape(t->shape, t->n_dims, is);
-        print_shape(shape, n_dims, should);
-        return td_fail(error_out, TD_ERR_CORRUPT, "tensor %s: shape %s, config.json says %s", name, is, should);
-    }
-    *out = t;
-    return TD_OK;
+    s = check_shape(t, shape, n_dims, error_out);
+    if (!s)
+        *out = t;
+    return s;
 }
 
 enum td_status model_tensor(const struct model *m, const char *name, uint64_t rows, uint64_t cols,
@@ -412,4 +430,103 @@ enum td_status model_tensor_stack(const struct model *m, const char *name, uint6
                                   const struct tensor **out, struct td_error *error_out)
 {
     return tensor_of(m, name, (uint64_t[]){n, rows, cols}, 3, out, error_out);
+}
+
+/* --------------------------------------------------------------- quantised */
+
+static uint64_t blocks(uint64_t n, uint32_t size)
+{
+    return (n + size - 1) / size;
+}
+
+/* What shape the scales have says what shares one. */
+static enum td_status take_scales(const struct model *m, const struct tensor *scales, uint64_t rows, uint64_t cols,
+                                  struct model_matrix *out, struct td_error *error_out)
+{
+    const uint32_t *block = m->config.fp8_block;
+    uint64_t down = scales->n_dims > 0 ? scales->shape[0] : 1, across = scales->n_dims > 1 ? scales->shape[1] : 1;
+    if (scales->type < NUM_F32 || scales->type > NUM_BF16)
+        return td_fail(error_out, TD_ERR_UNSUPPORTED, "tensor %s: its dtype is none of F32, F16, BF16", scales->name);
+    out->scales = scales;
+    out->out_stride = across;
+    out->out_block = down == 1 ? UINT32_MAX : 1;
+    out->in_block = UINT32_MAX;
+    if (scales->n_dims <= 2 && across == 1 && (down == 1 || down == rows))
+        return TD_OK;
+    out->out_block = block[0];
+    out->in_block = block[1];
+    return check_shape(scales, (uint64_t[]){blocks(rows, block[0]), blocks(cols, block[1])}, 2, error_out);
+}
+
+enum td_status model_matrix(const struct model *m, const char *name, uint64_t rows, uint64_t cols,
+                            struct model_matrix *out, struct td_error *error_out)
+{
+    static const char *const ENDINGS[] = {"_scale", "_scale_inv"};
+    char scale_name[256];
+    const struct tensor *t = find(m, name), *scales = NULL;
+    struct model_matrix x = {.t = t};
+    enum td_status s;
+    if (!t || t->type != NUM_F8_E4M3) {
+        s = model_tensor(m, name, rows, cols, &x.t, error_out);
+    } else {
+        for (int i = 0; i < 2 && !scales; i++) {
+            snprintf(scale_name, sizeof(scale_name), "%s%s", name, ENDINGS[i]);
+            scales = find(m, scale_name);
+        }
+        s = scales ? check_shape(t, (uint64_t[]){rows, cols}, 2, error_out)
+                   : td_fail(error_out, TD_ERR_NOT_FOUND, "tensor %s has neither _scale nor _scale_inv", name);
+        if (!s)
+            s = take_scales(m, scales, rows, cols, &x, error_out);
+    }
+    if (!s)
+        *out = x;
+    return s;
+}
+
+enum { MX_GROUP = 32, MX_BYTES = 16 };
+
+static void mxfp4_group(const uint8_t *codes, uint8_t scale, uint16_t *out)
+{
+    static const float E2M1[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    uint32_t bits = scale ? (uint32_t)scale << 23 : 0x400000;
+    float factor;
+    memcpy(&factor, &bits, 4);
+    for (uint32_t i = 0; i < MX_GROUP; i++) {
+        uint32_t code = codes[i / 2] >> (i % 2 * 4) & 15;
+        out[i] = to_bf16((code & 8 ? -E2M1[code & 7] : E2M1[code]) * factor); /* exact */
+    }
+}
+
+static enum td_status find_bytes(const struct model *m, const char *name, const char *ending, const uint64_t *shape,
+                                 uint32_t n_dims, const struct tensor **out, struct td_error *error_out)
+{
+    char full[256];
+    uint64_t n = 1;
+    for (uint32_t i = 0; i < n_dims; i++)
+        n *= shape[i];
+    snprintf(full, sizeof(full), "%s%s", name, ending);
+    enum td_status s = find_or_fail(m, full, out, error_out);
+    if (!s)
+        s = check_shape(*out, shape, n_dims, error_out);
+    if (!s && ((*out)->type || (*out)->len_bytes != n))
+        s = td_fail(error_out, TD_ERR_UNSUPPORTED, "tensor %s: its dtype is not U8", full);
+    return s;
+}
+
+enum td_status model_mxfp4(const struct model *m, const char *name, uint64_t n, uint64_t index, uint64_t rows,
+                           uint64_t cols, uint16_t *out, struct td_error *error_out)
+{
+    const struct tensor *codes, *scales;
+    uint64_t groups = cols / MX_GROUP;
+    if (cols % MX_GROUP)
+        return td_fail(error_out, TD_ERR_UNSUPPORTED, "tensor %s_blocks: rows are not whole groups of 32", name);
+    enum td_status s = find_bytes(m, name, "_blocks", (uint64_t[]){n, rows, groups, MX_BYTES}, 4, &codes, error_out);
+    if (!s)
+        s = find_bytes(m, name, "_scales", (uint64_t[]){n, rows, groups}, 3, &scales, error_out);
+    for (uint64_t i = 0; i < rows * groups && !s; i++) {
+        uint64_t at = index * rows * groups + i;
+        mxfp4_group((const uint8_t *)codes->data + at * MX_BYTES, ((const uint8_t *)scales->data)[at],
+                    out + i * MX_GROUP);
+    }
+    return s;
 }

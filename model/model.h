@@ -37,6 +37,26 @@ uint64_t model_weight_bytes(const struct model *m);
 enum td_status model_tensor(const struct model *m, const char *name, uint64_t rows, uint64_t cols, /* cols 0: 1-D */
                             const struct tensor **out, struct td_error *error_out);
 
+/*
+ * A matrix as model_tensor, or one of e4m3 numbers with scales: output o, input i stands for t * scales[o / out_block, i / in_block],
+ * which are `name`_scale (one; one for each output) or `name`_scale_inv (one for each block of config's fp8_block).
+ */
+struct model_matrix {
+    const struct tensor *t;
+    const struct tensor *scales; /* NULL: none */
+    uint32_t out_block, in_block;
+    size_t out_stride; /* between scales of neighbouring blocks of outputs; of inputs: 1 */
+};
+enum td_status model_matrix(const struct model *m, const char *name, uint64_t rows, uint64_t cols,
+                            struct model_matrix *out, struct td_error *error_out);
+
+/*
+ * Matrix `index` of n in `name`_blocks [n][rows][cols / 32][16] and `name`_scales [n][rows][cols / 32], both bytes, as bf16, exactly:
+ * MXFP4 (OCP Microscaling 1.0), e2m1 numbers, the first of two in the low bits, times 2^(scale - 127). out [rows][cols].
+ */
+enum td_status model_mxfp4(const struct model *m, const char *name, uint64_t n, uint64_t index, uint64_t rows,
+                           uint64_t cols, uint16_t *out, struct td_error *error_out);
+
 /* n matrices in one tensor. */
 enum td_status model_tensor_stack(const struct model *m, const char *name, uint64_t n, uint64_t rows, uint64_t cols,
                                   const struct tensor **out, struct td_error *error_out);

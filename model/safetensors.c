@@ -32,9 +32,14 @@ static const struct {
     const char *name;
     enum num_type type;
     uint32_t bytes;
-} DTYPES[] = {{"F32", NUM_F32, 4}, {"F16", NUM_F16, 2}, {"BF16", NUM_BF16, 2}, {"F64", 0, 8},     {"I64", 0, 8},
-              {"I32", 0, 4},       {"I16", 0, 2},       {"I8", 0, 1},          {"U8", 0, 1},      {"BOOL", 0, 1},
-              {"U64", 0, 8},       {"U32", 0, 4},       {"U16", 0, 2},         {"F8_E4M3", 0, 1}, {"F8_E5M2", 0, 1}};
+} DTYPES[] = {{"F32", NUM_F32, 4},   {"F16", NUM_F16, 2},
+              {"BF16", NUM_BF16, 2}, {"F64", 0, 8},
+              {"I64", 0, 8},         {"I32", 0, 4},
+              {"I16", 0, 2},         {"I8", 0, 1},
+              {"U8", 0, 1},          {"BOOL", 0, 1},
+              {"U64", 0, 8},         {"U32", 0, 4},
+              {"U16", 0, 2},         {"F8_E4M3", NUM_F8_E4M3, 1},
+              {"F8_E5M2", 0, 1}};
 
 static int by_name(const void *a, const void *b)
 {

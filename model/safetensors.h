@@ -6,7 +6,7 @@
  *   8 + N  data
  *
  * Refused: offsets out of the file, reversed, overlapping or with a hole, shape product that overflows or is not the byte
- * span, duplicate names, dtypes other than F32, F16, BF16 for tensors that are asked for.
+ * span, duplicate names. What dtypes a tensor may have is decided where it is asked for (model.h).
  *
  * Threads: immutable after opening. Ownership: tensors borrow from the safetensors object.
  */
@@ -20,7 +20,7 @@
 
 struct tensor {
     const char *name;
-    enum num_type type; /* 0: a dtype that we don't compute with */
+    enum num_type type; /* 0: a dtype that we don't compute with; U8, codes of a format, is one of them */
     uint32_t n_dims;
     uint64_t shape[4];
     const void *data;

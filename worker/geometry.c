@@ -86,6 +86,7 @@ enum td_status geometry_resolve(const struct geometry_options *o, struct geometr
         g.compute = model_config_n_params(&g.config) < AUTO_F32_BELOW_PARAMS ? COMPUTE_F32 : COMPUTE_BF16;
     else
         g.compute = !strcmp(o->numerics, "f32") ? COMPUTE_F32 : COMPUTE_BF16;
+    g.weights = o->weights ? k_weights_parse(o->weights) : WEIGHTS_AS_STORED;
     g.kernels.compute = g.compute;
     g.kernels.any_order = o->invariant && !strcmp(o->invariant, "off");
     g.layout = model_config_layout(&g.config, g.compute == COMPUTE_F32 ? NUM_F32 : NUM_BF16, (uint32_t)o->block_tokens);

@@ -13,6 +13,7 @@ struct geometry_options {
     const char *model;     /* directory; NULL with dummy */
     const char *dummy;     /* "1b", "8b" or "layers=2,hidden=256,...": seeded gaussian weights instead of a directory */
     const char *numerics;  /* auto, f32, bf16 */
+    const char *weights;   /* K_WEIGHTS_NAMES; NULL: as-stored */
     const char *kv_dtype;  /* auto, f32, f16, bf16 */
     const char *device;    /* cpu, cuda, cuda:N; NULL: cpu */
     const char *invariant; /* on, off; NULL: on */
@@ -37,6 +38,14 @@ struct geometry_options {
          0,                                                                                                            \
          0,                                                                                                            \
          "activations; auto: f32 below 64 M parameters, else bf16"},                                                   \
+        {"weights",                                                                                                    \
+         OPT_CHOICE,                                                                                                   \
+         offsetof(type, member.weights),                                                                               \
+         "as-stored",                                                                                                  \
+         K_WEIGHTS_NAMES,                                                                                              \
+         0,                                                                                                            \
+         0,                                                                                                            \
+         "large matrices in fewer bits, in groups of 32 weights with a scale"},                                        \
         {"kv-dtype", OPT_CHOICE, offsetof(type, member.kv_dtype), "auto", "auto|f32|f16|bf16",                         \
          0,          0,          "KV cache; auto: as numerics"},                                                       \
         {"device",                                                                                                     \
@@ -65,6 +74,7 @@ struct geometry {
     struct model_dummy dummy; /* used when the options say so */
     bool is_dummy;
     enum compute compute;
+    enum k_weights weights;
     struct kernels_config kernels; /* the device, and compute */
     struct kv_layout layout;
 };

@@ -464,6 +464,7 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
         .sim = is_sim ? &cost : NULL,
         .shape = &w->geometry.config,
         .compute = w->geometry.compute,
+        .weights = w->geometry.weights,
         .kv_dtype = w->geometry.layout.dtype,
         .page_tokens = w->geometry.layout.page_tokens,
         .n_pages = (uint32_t)o->pages,

@@ -79,6 +79,18 @@ def test_one_process_gives_golden_tokens():
 
 
 @test
+def test_fewer_bits_give_the_same_tokens_wherever_they_run():
+    for args in (["--weights", "int8"], ["--weights", "int4", "--numerics", "bf16"]):
+        runs = []
+        for shape in ({"prefill": 2, "decode": 2, "store": True, "plan": "split"}, {"prefill": 0, "decode": 1}):
+            with Cluster(worker_args=args, store_args=args[2:], **shape) as c:
+                results = c.generate(golden_requests(DEMO_GOLDEN))
+                runs.append({k: (r["token_ids"], r.get("logprobs")) for k, r in results.items()})
+                c.audit()
+        assert runs[0] == runs[1]
+
+
+@test
 def test_chunk_sizes_change_nothing():
     for chunk in ("16", "64", "512"):
         with Cluster(plan="split", worker_args=["--chunk-tokens", chunk]) as c:

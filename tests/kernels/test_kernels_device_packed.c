@@ -260,7 +260,12 @@ START_TEST(test_e4m3_of_a_checkpoint_is_kept_or_becomes_bf16)
             bool kept = i % 5 < 4; /* groups of one scale each */
             struct stored s = stored_open(&c, BLOCKS[i % 5][0], BLOCKS[i % 5][1], i);
             uint16_t *numbers = stored_numbers(&c, &s);
-            struct k_matrix_part plain = {.data = numbers, .type = NUM_BF16, .n_out = c.n_out};
+            uint32_t first = i % 2 ? c.n_out / 3 : 0; /* it may begin within a block */
+            c.n_out -= first;
+            s.part.n_out = c.n_out;
+            s.part.data = s.codes + (size_t)first * c.n_in;
+            s.part.scales.first_out = first;
+            struct k_matrix_part plain = {.data = numbers + (size_t)first * c.n_in, .type = NUM_BF16, .n_out = c.n_out};
             for (enum k_weights w = WEIGHTS_AS_STORED; w <= WEIGHTS_FP8; w += WEIGHTS_FP8) {
                 c.weights = w;
                 if (kept || !w)

@@ -122,7 +122,7 @@ END_TEST
 START_TEST(test_pieces_of_the_host_are_packed_and_come_back)
 {
     static const struct k_pieces PIECES[] = {{12, 40, 50},  {4096, 10000, 30}, {400000, 800000, 13},
-                                            {64, 64, 100}, {20, 20, 1},       {8, 24, 0}};
+                                             {64, 64, 100}, {20, 20, 1},       {8, 24, 0}};
     open_exact(_i);
     struct kernels *k = sides[1];
     for (size_t i = 0; i < sizeof(PIECES) / sizeof(PIECES[0]); i++)

@@ -56,6 +56,15 @@ START_TEST(test_config_refusals_name_the_field)
         {"{" COMMON ",\"hidden_act\":\"gelu\"}", "hidden_act"},
         {"{" COMMON ",\"attention_bias\":1}", "attention_bias"},
         {"{" COMMON ",\"quantization_config\":{\"quant_method\":\"mxfp4\"}}", "quant_method: 'mxfp4'"},
+        {"{" COMMON ",\"quantization_config\":{\"quant_method\":\"awq\"}}", "quant_method: 'awq'"},
+        {"{" COMMON ",\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[0,128]}}",
+         "weight_block_size"},
+        {"{" COMMON ",\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"config_groups\":"
+         "{\"g\":{\"weights\":{\"num_bits\":8,\"type\":\"int\"}}}}}",
+         "'int'"},
+        {"{" COMMON ",\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"config_groups\":"
+         "{\"g\":{\"weights\":{\"num_bits\":4,\"type\":\"float\"}}}}}",
+         "num_bits"},
         {"{" COMMON ",\"attn_logit_softcapping\":50}", "attn_logit_softcapping"},
         {"{" COMMON ",\"use_bidirectional_attention\":true}", "use_bidirectional_attention"},
         {"{" COMMON ",\"layer_types\":[\"full_attention\"]}", "layer_types"},

@@ -1,0 +1,416 @@
+/*
+ * Models in fewer bits: what of a trained model's golden tokens is left, checkpoints that come quantised against the same numbers
+ * in bf16, and that KV of one format is never taken for that of another.
+ */
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/endian.h"
+#include "base/mem.h"
+#include "base/random.h"
+#include "engine/engine.h"
+#include "model/safetensors.h"
+#include "tests/ask_device.h"
+#include "tests/tap.h"
+
+enum { MAX_TOKENS = 512, PAGE_TOKENS = 16 };
+
+/* What one sequence gave. */
+struct result {
+    uint32_t tokens[MAX_TOKENS], n_tokens;
+    float logprobs[MAX_TOKENS], prompt_logprobs[MAX_TOKENS];
+    bool ended;
+    struct block_key fingerprint;
+};
+
+static void on_admitted(void *user, struct seq *seq, uint32_t n)
+{
+    (void)user, (void)seq, (void)n;
+}
+
+static void on_token(void *user, struct seq *seq, const struct sampled *token)
+{
+    struct result *r = engine_seq_user(seq);
+    (void)user;
+    r->logprobs[r->n_tokens] = token->logprob;
+    r->tokens[r->n_tokens++] = token->id;
+}
+
+static void on_end(void *user, struct seq *seq, enum seq_finish finish)
+{
+    (void)user, (void)finish;
+    ((struct result *)engine_seq_user(seq))->ended = true;
+}
+
+static void on_block(void *user, bool added, const struct block_key *key, uint32_t index)
+{
+    (void)user, (void)added, (void)key, (void)index;
+}
+
+struct setting {
+    const char *dir;
+    enum compute compute;
+    enum k_weights weights;
+};
+
+/* Greedy tokens after ids, and the log-probabilities of ids. */
+static struct result run(const struct setting *s, const uint32_t *ids, uint32_t n, uint32_t max_tokens)
+{
+    struct result r = {0};
+    struct td_error e = {{0}};
+    struct clock clock;
+    struct model *model = NULL;
+    struct kernels *kernels = NULL;
+    struct engine *engine = NULL;
+    struct seq *seq = NULL;
+    clock_init_real(&clock);
+    const struct kernels_config k = {.device = device_wanted(), .n_threads = 2, .compute = s->compute};
+    ck_assert_msg(!model_open(s->dir, &model, &e) && !kernels_open(&k, &kernels, &e), "%s", e.text);
+    const struct engine_config c = {.kernels = &kernels,
+                                    .model = model,
+                                    .compute = s->compute,
+                                    .weights = s->weights,
+                                    .kv_dtype = s->compute == COMPUTE_F32 ? NUM_F32 : NUM_BF16,
+                                    .page_tokens = PAGE_TOKENS,
+                                    .n_pages = 100,
+                                    .max_batch = 4,
+                                    .max_rows = 512,
+                                    .clock = &clock,
+                                    .callbacks = {NULL, on_admitted, NULL, on_token, on_end, on_block}};
+    ck_assert_msg(!engine_open(&c, &engine, &e), "%s", e.text);
+    const struct seq_params p = {
+        .ids = ids,
+        .n_ids = n,
+        .n_prompt = n,
+        .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = max_tokens},
+        .prompt_logprobs = true,
+        .user = &r,
+    };
+    ck_assert_msg(!engine_seq_open(engine, &p, &seq, &e), "%s", e.text);
+    while (!r.ended)
+        engine_step(engine);
+    uint32_t n_logprobs;
+    memcpy(r.prompt_logprobs, engine_seq_prompt_logprobs(seq, &n_logprobs), n * sizeof(float));
+    r.fingerprint = engine_fingerprint(engine);
+    engine_seq_close(engine, seq);
+    engine_close(engine);
+    kernels_close(kernels);
+    model_close(model);
+    return r;
+}
+
+/* ----------------------------------------------------------------- quality */
+
+struct quality {
+    uint32_t n, n_equal; /* greedy tokens, and those that are golden, the text before them golden too */
+    double error;        /* of log-probabilities of golden tokens, root of the mean square */
+};
+
+static struct quality quality_of(enum k_weights weights, enum compute compute)
+{
+    json_error_t je;
+    json_t *golden = json_load_file(DEMO_MODEL "/golden.json", 0, &je), *c;
+    struct quality q = {0};
+    double squares = 0;
+    size_t i;
+    json_array_foreach(json_object_get(golden, "cases"), i, c)
+    {
+        json_t *prompt = json_object_get(c, "prompt_ids"), *greedy = json_object_get(c, "greedy_ids");
+        json_t *logprobs = json_object_get(c, "greedy_logprobs");
+        uint32_t ids[MAX_TOKENS], n = (uint32_t)json_array_size(prompt), n_greedy = (uint32_t)json_array_size(greedy);
+        if (n + n_greedy > MAX_TOKENS || !n_greedy)
+            continue;
+        for (uint32_t t = 0; t < n + n_greedy; t++)
+            ids[t] = (uint32_t)json_integer_value(t < n ? json_array_get(prompt, t) : json_array_get(greedy, t - n));
+        const struct setting s = {DEMO_MODEL, compute, weights};
+        struct result forced = run(&s, ids, n + n_greedy, 0), free_running = run(&s, ids, n, n_greedy);
+        bool same = true;
+        for (uint32_t t = 0; t < n_greedy; t++) {
+            double d = (double)forced.prompt_logprobs[n + t] - json_number_value(json_array_get(logprobs, t));
+            squares += d * d;
+            same = same && t < free_running.n_tokens && free_running.tokens[t] == ids[n + t];
+            q.n_equal += same;
+            q.n++;
+        }
+    }
+    json_decref(golden);
+    ck_assert_uint_gt(q.n, 50);
+    q.error = sqrt(squares / q.n);
+    return q;
+}
+
+/* Seen: int8 has all tokens, and an error of 0.0054; fp8 0.87 of them and 0.030; int4 0.59 and 0.050. */
+START_TEST(test_trained_model_in_fewer_bits_says_nearly_the_same)
+{
+    static const struct {
+        enum k_weights weights;
+        double equal, error;
+    } WANT[] = {
+        {WEIGHTS_AS_STORED, 1, 1e-3}, {WEIGHTS_INT8, 0.95, 0.02}, {WEIGHTS_FP8, 0.6, 0.06}, {WEIGHTS_INT4, 0.3, 0.1}};
+    struct quality q = quality_of(WANT[_i].weights, COMPUTE_F32);
+    double equal = q.n_equal / (double)q.n;
+    printf("# %s: %.3f of %u greedy tokens, log-probabilities within %.4f\n", k_weights_name(WANT[_i].weights), equal,
+           q.n, q.error);
+    ck_assert_msg(equal >= WANT[_i].equal && q.error <= WANT[_i].error, "%.3f of the tokens, error %.4f", equal,
+                  q.error);
+}
+END_TEST
+
+/* ------------------------------------------------------------- checkpoints */
+
+/* A directory with a model in it, written tensor by tensor. */
+struct checkpoint {
+    char dir[64];
+    json_t *header;
+    struct bytes data;
+};
+
+/* changes: of config.json, as JSON; quantization: NULL: none. */
+static void checkpoint_begin(struct checkpoint *c, const char *from, const char *changes, const char *quantization)
+{
+    char path[4096];
+    json_error_t je;
+    *c = (struct checkpoint){.header = json_object()};
+    snprintf(c->dir, sizeof(c->dir), "/tmp/tandem-weights-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(c->dir));
+    snprintf(path, sizeof(path), "%s/config.json", from);
+    json_t *config = json_load_file(path, 0, &je), *other = json_loads(changes, 0, &je);
+    json_object_update(config, other);
+    json_decref(other);
+    if (quantization)
+        json_object_set_new(config, "quantization_config", json_loads(quantization, 0, &je));
+    snprintf(path, sizeof(path), "%s/config.json", c->dir);
+    ck_assert_int_eq(json_dump_file(config, path, 0), 0);
+    json_decref(config);
+}
+
+static void checkpoint_add(struct checkpoint *c, const char *name, const char *dtype, const uint64_t *shape,
+                           uint32_t n_dims, const void *data, size_t len_bytes)
+{
+    json_t *dims = json_array();
+    for (uint32_t i = 0; i < n_dims; i++)
+        json_array_append_new(dims, json_integer((json_int_t)shape[i]));
+    json_object_set_new(c->header, name,
+                        json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype, "shape", dims, "data_offsets",
+                                  (json_int_t)c->data.len, (json_int_t)(c->data.len + len_bytes)));
+    bytes_append(&c->data, data, len_bytes);
+}
+
+static void checkpoint_copy(struct checkpoint *c, const struct tensor *t)
+{
+    static const char *const DTYPES[] = {"", "F32", "F16", "BF16"};
+    checkpoint_add(c, t->name, DTYPES[t->type], t->shape, t->n_dims, t->data, t->len_bytes);
+}
+
+static void checkpoint_end(struct checkpoint *c)
+{
+    char path[4096];
+    uint8_t length[8];
+    char *header = json_dumps(c->header, 0);
+    snprintf(path, sizeof(path), "%s/model.safetensors", c->dir);
+    FILE *f = fopen(path, "w");
+    put_u64(length, strlen(header));
+    fwrite(length, 1, 8, f);
+    fwrite(header, 1, strlen(header), f);
+    fwrite(c->data.data, 1, c->data.len, f);
+    ck_assert_int_eq(fclose(f), 0);
+    free(header);
+    json_decref(c->header);
+    bytes_free(&c->data);
+}
+
+static void checkpoint_remove(const struct checkpoint *c)
+{
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/config.json", c->dir);
+    unlink(path);
+    snprintf(path, sizeof(path), "%s/model.safetensors", c->dir);
+    unlink(path);
+    rmdir(c->dir);
+}
+
+static void check_same_text(const struct setting *a, const struct setting *b)
+{
+    uint32_t ids[40];
+    for (uint32_t i = 0; i < 40; i++)
+        ids[i] = i * 7 % 60;
+    struct result x = run(a, ids, 40, 20), y = run(b, ids, 40, 20);
+    ck_assert_uint_eq(x.n_tokens, 20);
+    ck_assert_mem_eq(x.tokens, y.tokens, sizeof(x.tokens));
+    ck_assert_mem_eq(x.logprobs, y.logprobs, sizeof(x.logprobs));
+    ck_assert_mem_eq(x.prompt_logprobs + 1, y.prompt_logprobs + 1, 39 * sizeof(float));
+    ck_assert_mem_ne(&x.fingerprint, &y.fingerprint, sizeof(x.fingerprint));
+}
+
+/* How an e4m3 checkpoint says its scales. */
+struct fp8_style {
+    const char *quantization, *ending;
+    uint32_t out_block, in_block; /* 0: all */
+    bool flat;                    /* shapes without the dimension of inputs; of one scale: without any */
+};
+
+static const struct fp8_style STYLES[] = {
+    {"{\"quant_method\": \"fp8\", \"weight_block_size\": [64, 32]}", "_scale_inv", 64, 32, false},
+    {"{\"quant_method\": \"fp8\"}", "_scale", 0, 0, true},
+    {"{\"quant_method\": \"compressed-tensors\", \"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 8, "
+     "\"type\": \"float\"}}}}",
+     "_scale", 1, 0, false},
+};
+
+/* A matrix as codes and scales in one checkpoint, and as the bf16 numbers that they stand for in another. */
+static void add_fp8(struct checkpoint *codes, struct checkpoint *numbers, const char *name, const struct tensor *t,
+                    const struct fp8_style *style)
+{
+    uint64_t rows = t->shape[0], cols = t->shape[1], out_block = style->out_block ? style->out_block : rows;
+    uint64_t in_block = style->in_block ? style->in_block : cols, down = (rows + out_block - 1) / out_block;
+    uint64_t across = (cols + in_block - 1) / in_block;
+    float *x = mem_array(rows * cols, sizeof(float)), *scales = mem_array(down * across, sizeof(float));
+    uint8_t *q = mem_array(rows * cols, 1);
+    uint16_t *y = mem_array(rows * cols, 2);
+    char scale_name[256];
+    k_convert_to_f32(t->data, t->type, rows * cols, x);
+    for (uint64_t i = 0; i < down * across; i++)
+        scales[i] = (float)(1 + i % 7) * 0x1.8p-9f;
+    for (uint64_t i = 0; i < rows * cols; i++) {
+        float scale = scales[i / cols / out_block * across + i % cols / in_block];
+        x[i] = x[i] / scale;
+        k_convert_from_f32(&x[i], NUM_F8_E4M3, 1, &q[i]);
+        k_convert_to_f32(&q[i], NUM_F8_E4M3, 1, &x[i]);
+        x[i] = x[i] * scale;
+    }
+    k_convert_from_f32(x, NUM_BF16, rows * cols, y);
+    snprintf(scale_name, sizeof(scale_name), "%s%s", name, style->ending);
+    checkpoint_add(codes, name, "F8_E4M3", t->shape, 2, q, rows * cols);
+    checkpoint_add(codes, scale_name, "F32", (uint64_t[]){down, across}, style->flat ? 0 : 2, scales,
+                   down * across * sizeof(float));
+    checkpoint_add(numbers, name, "BF16", t->shape, 2, y, 2 * rows * cols);
+    free(x);
+    free(scales);
+    free(q);
+    free(y);
+}
+
+START_TEST(test_fp8_checkpoint_is_its_bf16_numbers_stored_or_kept)
+{
+    const char *from = GOLDEN_MODELS "/mistral", *untied = "{\"tie_word_embeddings\": false}";
+    struct safetensors *file;
+    struct td_error e;
+    struct checkpoint codes, numbers;
+    checkpoint_begin(&codes, from, untied, STYLES[_i].quantization);
+    checkpoint_begin(&numbers, from, untied, NULL);
+    ck_assert_int_eq(safetensors_open_dir(from, &file, &e), TD_OK);
+    for (uint32_t i = 0; i < safetensors_count(file); i++) {
+        const struct tensor *t = safetensors_at(file, i);
+        if (strstr(t->name, "_proj.weight")) {
+            add_fp8(&codes, &numbers, t->name, t, &STYLES[_i]);
+            continue;
+        }
+        checkpoint_copy(&codes, t);
+        checkpoint_copy(&numbers, t);
+        if (strstr(t->name, "embed_tokens"))
+            add_fp8(&codes, &numbers, "lm_head.weight", t, &STYLES[_i]);
+    }
+    safetensors_close(file);
+    checkpoint_end(&codes);
+    checkpoint_end(&numbers);
+    for (enum compute compute = COMPUTE_F32; compute <= COMPUTE_BF16; compute++) {
+        const struct setting want = {numbers.dir, compute, WEIGHTS_AS_STORED};
+        check_same_text(&(struct setting){codes.dir, compute, WEIGHTS_AS_STORED}, &want);
+        check_same_text(&(struct setting){codes.dir, compute, WEIGHTS_FP8}, &want);
+    }
+    checkpoint_remove(&codes);
+    checkpoint_remove(&numbers);
+}
+END_TEST
+
+/* n experts of gpt-oss, [n][n_in][n_out] in bf16, and the same as codes [n][n_out][n_in / 32][16] and exponents. */
+static void add_mxfp4(struct checkpoint *codes, struct checkpoint *numbers, const char *of, uint64_t n, uint64_t n_in,
+                      uint64_t n_out)
+{
+    static const float E2M1[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+    uint64_t groups = n_in / 32;
+    uint8_t *blocks = mem_array(n * n_out * groups, 16), *scales = mem_array(n * n_out * groups, 1);
+    uint16_t *y = mem_array(n * n_in * n_out, 2);
+    char name[256];
+    for (uint64_t g = 0; g < n * n_out * groups; g++) {
+        scales[g] = (uint8_t)(121 + random_at(1, g, 0) % 3);
+        for (uint64_t i = 0; i < 32; i++) {
+            uint32_t code = random_at(2, g, i) % 16;
+            uint64_t expert = g / groups / n_out, out = g / groups % n_out, in = g % groups * 32 + i;
+            float x = ldexpf(E2M1[code], scales[g] - 127);
+            blocks[g * 16 + i / 2] |= (uint8_t)(code << (i % 2 * 4));
+            k_convert_from_f32(&x, NUM_BF16, 1, &y[(expert * n_in + in) * n_out + out]);
+        }
+    }
+    snprintf(name, sizeof(name), "%s_blocks", of);
+    checkpoint_add(codes, name, "U8", (uint64_t[]){n, n_out, groups, 16}, 4, blocks, n * n_out * groups * 16);
+    snprintf(name, sizeof(name), "%s_scales", of);
+    checkpoint_add(codes, name, "U8", (uint64_t[]){n, n_out, groups}, 3, scales, n * n_out * groups);
+    checkpoint_add(numbers, of, "BF16", (uint64_t[]){n, n_in, n_out}, 3, y, 2 * n * n_in * n_out);
+    free(blocks);
+    free(scales);
+    free(y);
+}
+
+START_TEST(test_mxfp4_experts_are_their_bf16_numbers)
+{
+    /* the model, with experts as wide as a group */
+    const char *from = GOLDEN_MODELS "/gpt_oss", *wider = "{\"intermediate_size\": 32}";
+    const uint16_t bias[6 * 64] = {0};
+    struct safetensors *file;
+    struct td_error e;
+    struct checkpoint codes, numbers;
+    checkpoint_begin(&codes, from, wider, "{\"quant_method\": \"mxfp4\"}");
+    checkpoint_begin(&numbers, from, wider, NULL);
+    ck_assert_int_eq(safetensors_open_dir(from, &file, &e), TD_OK);
+    for (uint32_t i = 0; i < safetensors_count(file); i++) {
+        const struct tensor *t = safetensors_at(file, i);
+        if (t->n_dims == 3) {
+            add_mxfp4(&codes, &numbers, t->name, 6, 32, strstr(t->name, "gate_up") ? 64 : 32);
+        } else if (strstr(t->name, "gate_up_proj_bias")) {
+            checkpoint_add(&codes, t->name, "BF16", (uint64_t[]){6, 64}, 2, bias, sizeof(bias));
+            checkpoint_add(&numbers, t->name, "BF16", (uint64_t[]){6, 64}, 2, bias, sizeof(bias));
+        } else {
+            checkpoint_copy(&codes, t);
+            checkpoint_copy(&numbers, t);
+        }
+    }
+    safetensors_close(file);
+    checkpoint_end(&codes);
+    checkpoint_end(&numbers);
+    for (enum k_weights weights = WEIGHTS_AS_STORED; weights <= WEIGHTS_INT4; weights++)
+        check_same_text(&(struct setting){codes.dir, COMPUTE_BF16, weights},
+                        &(struct setting){numbers.dir, COMPUTE_BF16, weights});
+    checkpoint_remove(&codes);
+    checkpoint_remove(&numbers);
+}
+END_TEST
+
+START_TEST(test_fingerprint_tells_formats_of_weights_apart)
+{
+    struct result r[4];
+    for (enum k_weights w = WEIGHTS_AS_STORED; w <= WEIGHTS_INT4; w++) {
+        r[w] = run(&(struct setting){GOLDEN_MODELS "/mistral", COMPUTE_F32, w}, (uint32_t[]){1, 2}, 2, 1);
+        for (uint32_t i = 0; i < w; i++)
+            ck_assert_mem_ne(&r[w].fingerprint, &r[i].fingerprint, sizeof(r[i].fingerprint));
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("weights");
+    TCase *t = tcase_create("weights");
+    tcase_set_timeout(t, 120);
+    tcase_add_loop_test(t, test_trained_model_in_fewer_bits_says_nearly_the_same, 0, 4);
+    tcase_add_loop_test(t, test_fp8_checkpoint_is_its_bf16_numbers_stored_or_kept, 0, 3);
+    tcase_add_test(t, test_mxfp4_experts_are_their_bf16_numbers);
+    tcase_add_test(t, test_fingerprint_tells_formats_of_weights_apart);
+    suite_add_tcase(s, t);
+    return tap_main(s);
+}
