@@ -221,6 +221,7 @@ static void build(struct ask_message *b, json_t *r)
     b->m.slo = &b->slo;
     b->m.priority = (int32_t)json_integer_value(priority);
     b->m.model = bytes_of(json_object_get(r, "model"));
+    b->m.lora = bytes_of(json_object_get(r, "lora"));
     b->m.tenant = bytes_of(json_object_get(r, "tenant"));
     b->m.cache_salt = bytes_of(json_object_get(r, "cache_salt"));
     b->m.workflow_id = bytes_of(json_object_get(r, "workflow_id"));

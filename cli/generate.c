@@ -10,7 +10,7 @@
 #include "cli/local.h"
 
 struct generate_options {
-    const char *router, *model, *plan, *stop, *tenant, *salt, *worker_options;
+    const char *router, *model, *plan, *stop, *lora, *tenant, *salt, *worker_options;
     bool jsonl, json, local, chat, logprobs, ignore_eos, timing;
     int64_t max_tokens, top_k, seed, ttft_ms, tpot_ms, deadline_ms, priority, concurrency, wait_ms;
     double temperature, top_p, min_p, typical_p;
@@ -45,6 +45,7 @@ static const struct option TABLE[] = {
     {"tpot-ms", OPT_MS, AT(tpot_ms), "0", NULL, 0, 3.6e6, "limit for each further token; 0: none"},
     {"deadline-ms", OPT_MS, AT(deadline_ms), "0", NULL, 0, 3.6e6, "limit for all of it; 0: none"},
     {"priority", OPT_INT, AT(priority), "0", "N", -10, 10, "higher goes first"},
+    {"lora", OPT_STRING, AT(lora), NULL, "NAME", 0, 0, "the adapter to answer with"},
     {"tenant", OPT_STRING, AT(tenant), NULL, "NAME", 0, 0, "whose request it is"},
     {"cache-salt", OPT_STRING, AT(salt), NULL, "TEXT", 0, 0, "shares cached prefixes only with the same"},
     {"timing", OPT_BOOL, AT(timing), "true", NULL, 0, 0, "where the time went, on stderr"},
@@ -97,6 +98,8 @@ static void add_defaults(const struct generate_options *o, json_t *r)
         set_default(r, "deadline_ms", json_integer(o->deadline_ms));
     if (o->priority)
         set_default(r, "priority", json_integer(o->priority));
+    if (o->lora)
+        set_default(r, "lora", json_string(o->lora));
     if (o->tenant)
         set_default(r, "tenant", json_string(o->tenant));
     if (o->salt)

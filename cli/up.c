@@ -32,7 +32,7 @@ enum { DOWN_MS = 20000, DOWN_POLL_MS = 20, MAX_CHILDREN = 2 * 64 + 2 };
 
 struct up_options {
     const char *model, *run_dir, *store_dir, *listen, *plan, *tls, *isa, *numerics, *weights, *kv_dtype, *device,
-        *invariant, *log_level, *store_codec;
+        *invariant, *lora, *log_level, *store_codec;
     int64_t n_prefill, n_decode, threads, block_tokens, pool_bytes, pages, max_context, max_batch, chunk_tokens,
         silence_ms;
     int64_t store_dram, store_ssd;
@@ -58,6 +58,7 @@ static const struct option TABLE[] = {
     {"isa", OPT_CHOICE, AT(isa), NULL, "auto|plain|avx2|avx512", 0, 0, "instruction set of the kernels"},
     {"numerics", OPT_CHOICE, AT(numerics), NULL, "auto|f32|bf16", 0, 0, "activations"},
     {"weights", OPT_CHOICE, AT(weights), NULL, K_WEIGHTS_NAMES, 0, 0, "large matrices in fewer bits"},
+    {"lora", OPT_STRING, AT(lora), NULL, "NAME=DIR,...", 0, 0, "adapters that requests may name, as PEFT saves them"},
     {"chunk-tokens", OPT_INT, AT(chunk_tokens), NULL, NULL, 0, 65536, "most prompt tokens of one sequence in a step"},
     {"max-batch", OPT_INT, AT(max_batch), NULL, NULL, 0, 4096, "sequences computed together"},
     {"max-context", OPT_INT, AT(max_context), NULL, NULL, 0, 1 << 24, "prompt and answer"},
@@ -97,6 +98,7 @@ static const struct {
     {"isa", AT(isa), WORKERS, true},
     {"numerics", AT(numerics), WORKERS | STORE, true},
     {"weights", AT(weights), WORKERS, true},
+    {"lora", AT(lora), WORKERS, true},
     {"kv-dtype", AT(kv_dtype), WORKERS | STORE, true},
     {"device", AT(device), WORKERS | STORE, true},
     {"batch-invariant", AT(invariant), WORKERS | STORE, true},

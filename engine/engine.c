@@ -76,6 +76,7 @@ static enum td_status open_arrays(struct engine *e, struct td_error *error_out)
     e->draws = mem_array(e->max_logit_rows, sizeof(*e->draws));
     e->sampled = mem_array(e->max_logit_rows, sizeof(*e->sampled));
     e->seq_tokens = mem_array(c->max_batch, sizeof(*e->seq_tokens));
+    e->adapter_rows = mem_array(c->n_adapters + 1ul, sizeof(*e->adapter_rows));
     e->batch = mem_array(c->max_batch, sizeof(struct seq *));
     e->items = mem_array(c->max_batch, sizeof(*e->items));
     e->item_rows = mem_array(c->max_batch, sizeof(*e->item_rows));
@@ -112,6 +113,8 @@ static enum td_status open_ranks(struct engine *e, struct td_error *error_out)
                                        .forward = {.model = c->model,
                                                    .compute = c->compute,
                                                    .weights = c->weights,
+                                                   .adapters = c->adapters,
+                                                   .n_adapters = c->n_adapters,
                                                    .layout = &e->layout,
                                                    .arena = kvpool_arena(e->pool, &arena_bytes),
                                                    .n_pages = c->n_pages,
@@ -180,6 +183,7 @@ void engine_close(struct engine *e)
     free(e->sampled);
     free(e->attn_seqs);
     free(e->seq_tokens);
+    free(e->adapter_rows);
     free(e->batch);
     free(e->items);
     free(e->item_rows);
@@ -308,6 +312,33 @@ static void plan(struct engine *e)
             s->times.decode_wait = s->decode_ns - (s->goal == SEQ_ADOPT ? s->running_ns : s->first_token_ns);
         }
     }
+}
+
+/* Sequences of one adapter lie side by side, those without come first; else as they were. */
+static void sort_by_adapter(struct engine *e)
+{
+    for (uint32_t i = 1; i < e->n_batch && e->config.n_adapters; i++) {
+        struct seq *s = e->batch[i];
+        uint32_t at = i;
+        for (; at && e->batch[at - 1]->adapter > s->adapter; at--)
+            e->batch[at] = e->batch[at - 1];
+        e->batch[at] = s;
+    }
+}
+
+/* NULL: nobody has one. */
+static const uint32_t *fill_adapter_rows(struct engine *e)
+{
+    uint32_t row = 0, adapter = 0, n = e->config.n_adapters;
+    for (uint32_t i = 0; i < e->n_batch; i++) {
+        for (; adapter < e->batch[i]->adapter; adapter++)
+            e->adapter_rows[adapter] = row;
+        row += e->batch[i]->n_rows;
+    }
+    bool any = adapter > 0;
+    for (; adapter <= n; adapter++)
+        e->adapter_rows[adapter] = row;
+    return any ? e->adapter_rows : NULL;
 }
 
 /* Not once more when a sequence that has generated is computed anew. */
@@ -471,6 +502,7 @@ uint32_t engine_step(struct engine *e)
     plan(e);
     if (!e->n_batch)
         return 0;
+    sort_by_adapter(e);
     uint32_t n_logit_rows, n_rows = fill_arrays(e, &n_logit_rows);
     uint32_t per_call = (e->layout.n_layers + e->config.announce_calls - 1) / e->config.announce_calls;
     const struct forward_batch batch = {.ids = e->ids,
@@ -483,6 +515,7 @@ uint32_t engine_step(struct engine *e)
                                         .wants_logits = e->wants_logits,
                                         .draws = e->draws,
                                         .n_logit_rows = n_logit_rows,
+                                        .adapter_rows = fill_adapter_rows(e),
                                         .on_queued = on_queued,
                                         .on_layers = on_layers,
                                         .layers_per_call = (uint16_t)per_call,

@@ -59,10 +59,12 @@ struct engine_callbacks {
 };
 
 struct engine_config {
-    struct kernels *const *kernels;   /* [n_tensor * n_pipeline] (engine/ranks.h), borrowed; not used with sim */
-    uint32_t n_tensor, n_pipeline;    /* 0: 1 */
-    uint32_t piece_rows;              /* with several stages: ranks.h; 0: 256 */
-    const struct model *model;        /* borrowed; NULL with sim */
+    struct kernels *const *kernels;  /* [n_tensor * n_pipeline] (engine/ranks.h), borrowed; not used with sim */
+    uint32_t n_tensor, n_pipeline;   /* 0: 1 */
+    uint32_t piece_rows;             /* with several stages: ranks.h; 0: 256 */
+    const struct model *model;       /* borrowed; NULL with sim */
+    struct adapter *const *adapters; /* [n_adapters] of the model; borrowed, the array too */
+    uint32_t n_adapters;
     const struct sim_cost *sim;       /* simulated compute, no weights; copied; NULL: real */
     const struct model_config *shape; /* with sim: what the model would be; copied */
     enum compute compute;
@@ -98,7 +100,8 @@ struct seq_params {
     const uint32_t *ids; /* copied; prompt, then tokens generated before (a resumed request) */
     uint32_t n_ids, n_prompt;
     struct sampling sampling; /* copied, arrays too */
-    struct block_key root;    /* of the prefix keys */
+    struct block_key root;    /* of the prefix keys: another one for each adapter */
+    uint32_t adapter;         /* 0: none; else adapters[adapter - 1] */
     enum seq_goal goal;
     bool prompt_logprobs;  /* computes the whole prompt, so nothing is matched */
     uint32_t chunk_beside; /* most prompt tokens in a step beside others' decoding; 0: the engine's chunk_tokens */

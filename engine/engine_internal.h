@@ -12,6 +12,7 @@ struct seq {
     enum seq_goal goal;
     struct sampling sampling;
     struct block_key root;
+    uint32_t adapter; /* 0: none */
     void *user;
 
     uint32_t *tokens, n_tokens, cap_tokens, n_prompt;
@@ -51,7 +52,8 @@ struct engine {
     uint32_t *ids, *positions, *logit_rows, max_logit_rows;
     struct k_attn_seq *attn_seqs; /* [n_views][n_batch] */
     uint32_t *seq_tokens;
-    struct seq **batch; /* sequences in the step */
+    uint32_t *adapter_rows; /* [n_adapters + 1] (forward.h) */
+    struct seq **batch;     /* sequences in the step */
     uint32_t n_batch;
     struct batch_item *items; /* what the plan is made from */
     uint32_t *item_rows;

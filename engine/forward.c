@@ -7,19 +7,21 @@
 #include "base/mem.h"
 #include "engine/forward_internal.h"
 
-void forward_project(struct forward *f, const struct k_matrix *w, const float *y, const float *norm_after,
-                     const struct forward_rows *r)
+void forward_project(struct forward *f, const struct k_matrix *w, const struct lora *lora, const float *y,
+                     const float *norm_after, const struct forward_rows *r)
 {
     struct kernels *k = f->kernels;
     uint32_t dim = f->c.hidden;
     if (!norm_after) {
         float *to = forward_own_columns(f, r);
         k_linear(k, w, y, r->n_rows, to, true);
+        forward_lora(f, lora, y, r, to);
         forward_gather(f, &f->share.hidden, r->n_rows, to, r->x);
         return;
     }
     float *part = f->rank.tensor ? f->own : f->normed;
     k_linear(k, w, y, r->n_rows, part, false);
+    forward_lora(f, lora, y, r, part);
     forward_gather(f, &f->share.hidden, r->n_rows, part, f->normed);
     k_rmsnorm(k, f->normed, norm_after, f->c.rms_eps, r->n_rows, dim, f->normed);
     k_add(k, f->normed, (size_t)r->n_rows * dim, r->x);
@@ -131,8 +133,12 @@ static uint32_t smaller(uint32_t a, uint32_t b)
 /* Rows [begin, end) of the batch as a batch of their own. */
 static struct forward_rows cut(struct forward *f, const struct forward_batch *b, uint32_t begin, uint32_t end)
 {
-    struct forward_rows r = {f->x + (size_t)begin * f->c.hidden, end - begin, f->put.rope_rows + begin, b->seqs,
-                             b->n_seqs};
+    struct forward_rows r = {f->x + (size_t)begin * f->c.hidden,
+                             end - begin,
+                             f->put.rope_rows + begin,
+                             b->seqs,
+                             b->n_seqs,
+                             forward_adapted_rows(f, b->adapter_rows, begin, end)};
     if (r.n_rows == b->n_rows)
         return r;
     f->piece_seqs = mem_resize(f->piece_seqs, b->n_seqs, sizeof(*f->piece_seqs));
@@ -197,7 +203,7 @@ static void run_batch(struct forward *f, const struct forward_batch *b, struct r
 /* Of sequences with one row each, whose logits are wanted: so many rows are to be made of them, or 0. */
 static uint32_t rows_to_replay(const struct forward *f, const struct forward_batch *b)
 {
-    if (!forward_is_alone(f) || b->n_rows != b->n_seqs || b->n_rows != b->n_logit_rows)
+    if (!forward_is_alone(f) || b->adapter_rows || b->n_rows != b->n_seqs || b->n_rows != b->n_logit_rows)
         return 0;
     uint32_t n = k_replay_rows(f->kernels, b->n_rows);
     return n <= f->max_rows && n <= f->max_logit_rows ? n : 0;

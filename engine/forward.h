@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "kernels/kernels.h"
+#include "model/adapter.h"
 #include "model/model.h"
 
 struct forward;
@@ -20,6 +21,8 @@ struct forward_config {
     struct kernels *kernels;   /* borrowed */
     const struct model *model; /* borrowed */
     enum compute compute;
+    struct adapter *const *adapters; /* [n_adapters], borrowed, the array too */
+    uint32_t n_adapters;
     enum k_weights
         weights; /* of the large matrices: projections, feed-forward, experts, output; int4: the output's are int8 */
     const struct kv_layout *layout; /* copied */
@@ -68,6 +71,8 @@ struct forward_batch {
     const bool *wants_logits;   /* [n_logit_rows] false: only what is drawn of them */
     const struct k_draw *draws; /* [n_logit_rows] */
     uint32_t n_logit_rows;
+    /* NULL: no adapters; else [n_adapters + 1]: adapter i is that of rows [i] .. [i + 1], rows before [0] have none */
+    const uint32_t *adapter_rows;
     /* Optional: layers [begin, end) of every row's KV are queued to be in the rank's pages: what shall be read of them is asked for now, */
     void (*on_queued)(void *user, struct forward *f, uint16_t begin, uint16_t end);
     /* and then: they are there for good, and read. Both in the rank's thread. */

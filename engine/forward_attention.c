@@ -105,10 +105,11 @@ void forward_attention(struct forward *f, uint32_t l, const struct forward_rows 
     const struct attention *y = &f->layers[l].attention;
     k_rmsnorm(f->kernels, r->x, y->norm, f->c.rms_eps, r->n_rows, f->c.hidden, f->normed);
     k_linear(f->kernels, y->in, f->normed, r->n_rows, f->in, false);
+    forward_lora(f, &y->in_lora, f->normed, r, f->in);
     if (f->c.family->latent)
         latent_attention(f, l, r);
     else
         plain_attention(f, l, r);
     const float *values = forward_gather(f, &f->share.values, r->n_rows, f->attn, f->whole);
-    forward_project(f, y->out, values, y->norm_after, r);
+    forward_project(f, y->out, &y->out_lora, values, y->norm_after, r);
 }

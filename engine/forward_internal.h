@@ -2,7 +2,7 @@
  * What the files of the forward pass share: the packed weights as a layer uses them, and the scratch of one batch.
  *
  * forward.c runs layers, forward_attention.c and forward_mlp.c the halves of one, forward_open.c finds and packs the weights,
- * forward_share.c says what of all that a rank has.
+ * forward_share.c says what of all that a rank has, forward_lora.c what adapters add to it.
  * None of them asks for a family's name: what a weight is NULL for, or a field of the configuration says, is what is done.
  */
 #pragma once
@@ -14,11 +14,27 @@ struct share {
     uint32_t first[K_MAX_RANKS + 1];
 };
 
+enum { MAX_PARTS = 3 };
+
+/* Rows first .. first + n_out of a tensor that has n_all. */
+struct part_name {
+    const char *name;
+    uint32_t n_all, first, n_out;
+    bool bias;
+};
+
+/* What adapters add to one matrix: [n_adapters] of [rank][n_in], of [n_out][rank]. Zero: none adapts it. */
+struct lora {
+    struct k_stack *down, *up;
+    uint32_t n_in, n_out;
+};
+
 /* Shapes below are of all ranks; n_out, and heads, are a rank's share of it (where x is added to: of hidden), n_in is whole. */
-struct attention {                     /* [n_out][n_in] */
-    float *norm, *norm_after;          /* [hidden]; norm_after NULL: none */
-    struct k_matrix *in;               /* [q, k, v][hidden]; latent: [q or q_a, latent][hidden] */
-    struct k_matrix *out;              /* [hidden][n_heads * v_dim] */
+struct attention {            /* [n_out][n_in] */
+    float *norm, *norm_after; /* [hidden]; norm_after NULL: none */
+    struct k_matrix *in;      /* [q, k, v][hidden]; latent: [q or q_a, latent][hidden] */
+    struct k_matrix *out;     /* [hidden][n_heads * v_dim] */
+    struct lora in_lora, out_lora;
     float *q_norm, *k_norm;            /* [head_dim], or NULL; latent: k_norm [kv_rank], q_norm [q_rank] or NULL */
     float *sinks;                      /* [n_heads of all ranks], or NULL */
     struct k_stack *q_b;               /* latent: one of [n_heads * head_dim][q_rank], or NULL */
@@ -27,6 +43,7 @@ struct attention {                     /* [n_out][n_in] */
 
 struct mlp {
     struct k_matrix *gate_up, *down; /* [2 * intermediate][hidden], [hidden][intermediate] */
+    struct lora gate_up_lora, down_lora;
 };
 
 struct experts {
@@ -70,6 +87,12 @@ struct forward_put {
     const struct k_draw *draws;
 };
 
+/* Rows with adapters: those of adapter i are first_row + first[i] .. first_row + first[i + 1]. */
+struct adapted_rows {
+    uint32_t first_row, n_rows;
+    const uint32_t *first; /* [n_adapters + 1] put */
+};
+
 /* Rows that go through the layers together: of the batch, or with several stages a piece of it. */
 struct forward_rows {
     float *x; /* [n_rows][hidden] */
@@ -77,6 +100,7 @@ struct forward_rows {
     const uint32_t *rope; /* [n_rows] rows of the rotary tables */
     const struct k_attn_seq *seqs;
     uint32_t n_seqs;
+    struct adapted_rows adapted;
 };
 
 /* How a matrix is packed. */
@@ -123,8 +147,13 @@ struct forward {
     float *logits;                             /* [max_logit_rows][vocab], as mapped, or NULL */
     struct k_sampled *sampled;                 /* [max_logit_rows], likewise */
     struct routes routes;
-    uint32_t *rope_rows;           /* host */
-    struct k_attn_seq *piece_seqs; /* host; of the piece that runs */
+    struct adapter *const *adapters;
+    uint32_t n_adapters;
+    uint32_t lora_rank, lora_n_out; /* the largest of all */
+    float *lora_mid, *lora_out;     /* [max_rows] of them */
+    uint32_t *rope_rows;            /* host */
+    uint32_t *adapter_first;        /* [n_adapters + 1] host */
+    struct k_attn_seq *piece_seqs;  /* host; of the piece that runs */
     struct forward_made made;
     struct forward_put put;
 };
@@ -139,8 +168,17 @@ void forward_attention(struct forward *f, uint32_t layer, const struct forward_r
 /* x = x + feed_forward(x) */
 void forward_mlp(struct forward *f, uint32_t layer, const struct forward_rows *r);
 /* x = x + W y, or + the norm of that: how both end. y has all columns. */
-void forward_project(struct forward *f, const struct k_matrix *w, const float *y, const float *norm_after,
-                     const struct forward_rows *r);
+void forward_project(struct forward *f, const struct k_matrix *w, const struct lora *lora, const float *y,
+                     const float *norm_after, const struct forward_rows *r);
+
+/* ------------------------------------------------------------ forward_lora.c */
+
+enum td_status forward_lora_open(struct forward *f, uint32_t layer, const struct part_name *parts, uint32_t n_parts,
+                                 uint32_t n_in, struct lora *out, struct td_error *error_out);
+/* to [n_rows][n_out] gets what the adapters of its rows make of x [n_rows][n_in]. */
+void forward_lora(struct forward *f, const struct lora *y, const float *x, const struct forward_rows *r, float *to);
+/* Of rows [begin, end) of the batch (forward_batch.adapter_rows); puts first. */
+struct adapted_rows forward_adapted_rows(struct forward *f, const uint32_t *adapter_rows, uint32_t begin, uint32_t end);
 
 /* ----------------------------------------------------------- forward_share.c */
 

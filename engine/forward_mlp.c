@@ -76,8 +76,9 @@ static void run_mixture(struct forward *f, const struct feed_forward *y, const s
 static void run_dense(struct forward *f, const struct feed_forward *y, const struct forward_rows *r)
 {
     k_linear(f->kernels, y->dense.gate_up, f->normed, r->n_rows, f->mlp, false);
+    forward_lora(f, &y->dense.gate_up_lora, f->normed, r, f->mlp);
     const float *hidden = activate(f, r->n_rows, &f->share.dense, f->hidden);
-    forward_project(f, y->dense.down, hidden, y->norm_after, r);
+    forward_project(f, y->dense.down, &y->dense.down_lora, hidden, y->norm_after, r);
 }
 
 void forward_mlp(struct forward *f, uint32_t l, const struct forward_rows *r)

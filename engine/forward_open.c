@@ -13,7 +13,7 @@
 #include "base/mem.h"
 #include "engine/forward_internal.h"
 
-enum { MAX_PARTS = 3, MAX_NAME = 160 };
+enum { MAX_NAME = 160 };
 
 /* Of what decides much and is small: routers, gates, and what stands between attention and the latent. */
 static const struct form EXACT = {COMPUTE_F32, WEIGHTS_AS_STORED};
@@ -79,13 +79,6 @@ static enum td_status pack(const struct forward *f, uint32_t layer, const struct
     return s ? td_fail(e, s, "no memory for the packed weights of layer %u", layer) : TD_OK;
 }
 
-/* Rows first .. first + n_out of a tensor that has n_all. */
-struct part_name {
-    const char *name;
-    uint32_t n_all, first, n_out;
-    bool bias;
-};
-
 static struct part_name whole(const char *name, uint32_t n, bool bias)
 {
     return (struct part_name){name, n, 0, n, bias};
@@ -139,6 +132,14 @@ static enum td_status project(const struct forward *f, uint32_t layer, uint32_t 
     return pack(f, layer, parts, n, n_in, form, out, e);
 }
 
+/* The same of a layer's matrix that adapters may change. */
+static enum td_status project_adapted(struct forward *f, uint32_t layer, const struct part_name *names, uint32_t n,
+                                      uint32_t n_in, struct k_matrix **out, struct lora *lora, struct td_error *e)
+{
+    enum td_status s = project(f, layer, 0, names, n, n_in, f->form, out, e);
+    return s ? s : forward_lora_open(f, layer, names, n, n_in, lora, e);
+}
+
 /* A stack of n matrices, number i as one() packs it. */
 typedef enum td_status (*pack_one)(struct forward *f, uint32_t layer, uint32_t number, struct k_matrix **out,
                                    struct td_error *e);
@@ -174,7 +175,8 @@ static enum td_status open_plain(struct forward *f, uint32_t l, struct td_error 
                                       {"self_attn.qkv_proj", all, all_q + first_kv, kv, bias},
                                       {"self_attn.qkv_proj", all, all_q + all_kv + first_kv, kv, bias}};
     char name[MAX_NAME];
-    enum td_status s = project(f, l, 0, f->c.family->fused_qkv ? fused : split, 3, f->c.hidden, f->form, &y->in, e);
+    const struct part_name *names = f->c.family->fused_qkv ? fused : split;
+    enum td_status s = project_adapted(f, l, names, 3, f->c.hidden, &y->in, &y->in_lora, e);
     if (!s && f->c.family->qk_norm)
         s = norm(f, l, "self_attn.q_norm", f->c.head_dim, &y->q_norm, e);
     if (!s && f->c.family->qk_norm)
@@ -268,41 +270,36 @@ static enum td_status open_attention(struct forward *f, uint32_t l, struct td_er
         s = norm(f, l, "post_attention_layernorm", f->c.hidden, &y->norm_after, e);
     if (!s)
         s = f->c.family->latent ? open_latent(f, l, e) : open_plain(f, l, e);
-    return s ? s : project(f, l, 0, &out, 1, f->c.n_heads * f->value_dim, f->form, &y->out, e);
+    return s ? s : project_adapted(f, l, &out, 1, f->c.n_heads * f->value_dim, &y->out, &y->out_lora, e);
 }
 
 /* -------------------------------------------------------------- feed-forward */
 
 /* up NULL: gate is both. */
-static enum td_status pack_gate_up(const struct forward *f, uint32_t l, uint32_t number, const char *gate,
-                                   const char *up, const struct share *s, struct k_matrix **out, struct td_error *e)
+static void name_gate_up(const struct forward *f, const char *gate, const char *up, const struct share *s,
+                         struct part_name out[2])
 {
-    struct part_name names[] = {share_of(f, s, gate, f->c.mlp_bias), share_of(f, s, up ? up : gate, f->c.mlp_bias)};
+    out[0] = share_of(f, s, gate, f->c.mlp_bias);
+    out[1] = share_of(f, s, up ? up : gate, f->c.mlp_bias);
     if (!up) {
-        names[1].first += names[0].n_all;
-        names[0].n_all = names[1].n_all *= 2;
+        out[1].first += out[0].n_all;
+        out[0].n_all = out[1].n_all *= 2;
     }
-    return project(f, l, number, names, 2, f->c.hidden, f->form, out, e);
-}
-
-static enum td_status pack_down(const struct forward *f, uint32_t l, uint32_t number, const char *down,
-                                const struct share *s, struct k_matrix **out, struct td_error *e)
-{
-    const struct part_name name = share_of(f, &f->share.hidden, down, f->c.mlp_bias);
-    return project(f, l, number, &name, 1, s->first[f->rank.n_tensor], f->form, out, e);
 }
 
 static enum td_status expert_gate_up(struct forward *f, uint32_t l, uint32_t expert, struct k_matrix **out,
                                      struct td_error *e)
 {
-    const struct model_family *y = f->c.family;
-    return pack_gate_up(f, l, expert, y->expert_gate, y->expert_up, &f->share.expert, out, e);
+    struct part_name names[2];
+    name_gate_up(f, f->c.family->expert_gate, f->c.family->expert_up, &f->share.expert, names);
+    return project(f, l, expert, names, 2, f->c.hidden, f->form, out, e);
 }
 
 static enum td_status expert_down(struct forward *f, uint32_t l, uint32_t expert, struct k_matrix **out,
                                   struct td_error *e)
 {
-    return pack_down(f, l, expert, f->c.family->expert_down, &f->share.expert, out, e);
+    const struct part_name name = share_of(f, &f->share.hidden, f->c.family->expert_down, f->c.mlp_bias);
+    return project(f, l, expert, &name, 1, f->c.moe.intermediate, f->form, out, e);
 }
 
 /*
@@ -392,8 +389,10 @@ static enum td_status open_dense(struct forward *f, uint32_t l, const char *cons
                                  struct td_error *e)
 {
     struct mlp *y = &f->layers[l].feed_forward.dense;
-    enum td_status s = pack_gate_up(f, l, 0, names[0], names[1], share, &y->gate_up, e);
-    return s ? s : pack_down(f, l, 0, names[2], share, &y->down, e);
+    struct part_name gate_up[2], down = share_of(f, &f->share.hidden, names[2], f->c.mlp_bias);
+    name_gate_up(f, names[0], names[1], share, gate_up);
+    enum td_status s = project_adapted(f, l, gate_up, 2, f->c.hidden, &y->gate_up, &y->gate_up_lora, e);
+    return s ? s : project_adapted(f, l, &down, 1, share->first[f->rank.n_tensor], &y->down, &y->down_lora, e);
 }
 
 static enum td_status open_shared(struct forward *f, uint32_t l, struct td_error *e)
@@ -577,6 +576,8 @@ static enum td_status open_scratch(struct forward *f, struct td_error *e)
                    {&f->mlp, rows * 2 * mlp},
                    {&f->hidden, rows * hidden},
                    {&f->whole, several ? rows * larger((size_t)f->c.n_heads * f->value_dim, all_mlp) : 0},
+                   {&f->lora_mid, rows * f->lora_rank},
+                   {&f->lora_out, rows * f->lora_n_out},
                    {&f->own, several ? rows * own(f, &f->share.hidden) : 0},
                    {&f->q, y->q_rank ? rows * heads * f->c.head_dim : 0},
                    {&f->latent_q, rows * heads * row},
@@ -594,6 +595,7 @@ static enum td_status open_scratch(struct forward *f, struct td_error *e)
         if (buffers[i].n)
             s = numbers(f, NULL, buffers[i].n, buffers[i].at, e);
     f->rope_rows = mem_array(rows, sizeof(*f->rope_rows));
+    f->adapter_first = mem_array(f->n_adapters + 1ul, sizeof(*f->adapter_first));
     if (!s)
         s = open_made(f, e);
     return s ? s : open_results(f, e);
@@ -640,6 +642,8 @@ enum td_status forward_open(const struct forward_config *config, struct forward 
     f->max_logit_rows = config->max_logit_rows;
     f->arena = config->arena;
     f->rank = config->rank;
+    f->adapters = config->adapters;
+    f->n_adapters = config->n_adapters;
     f->rank.n_tensor = f->rank.n_tensor ? f->rank.n_tensor : 1;
     f->rank.end_layer = f->rank.end_layer ? f->rank.end_layer : f->c.n_layers;
     f->layers = mem_array(f->c.n_layers, sizeof(*f->layers));
@@ -679,11 +683,16 @@ static void visit(const struct forward *f, struct visitor *v)
         const struct attention *a = &f->layers[l].attention;
         const struct feed_forward *y = &f->layers[l].feed_forward;
         struct k_matrix *const matrices[] = {a->in, a->out, y->dense.gate_up, y->dense.down, y->router, y->gate};
+        const struct lora *const adapted[] = {&a->in_lora, &a->out_lora, &y->dense.gate_up_lora, &y->dense.down_lora};
         struct k_stack *const stacks[] = {a->q_b, a->to_latent, a->value, y->experts.gate_up, y->experts.down};
         for (size_t i = 0; i < sizeof(matrices) / sizeof(matrices[0]); i++)
             v->matrix(v, matrices[i]);
         for (size_t i = 0; i < sizeof(stacks) / sizeof(stacks[0]); i++)
             v->stack(v, stacks[i]);
+        for (size_t i = 0; i < sizeof(adapted) / sizeof(adapted[0]); i++) {
+            v->stack(v, adapted[i]->down);
+            v->stack(v, adapted[i]->up);
+        }
     }
 }
 
@@ -713,7 +722,7 @@ void forward_close(struct forward *f)
     void *const buffers[] = {f->final_norm,   f->cos_sin[0], f->cos_sin[1], f->x,       f->normed,   f->in,
                              f->attn,         f->mlp,        f->hidden,     f->q,       f->latent_q, f->latent_out,
                              f->route_logits, f->sorted,     f->expert_out, r->experts, r->weights,  r->slots,
-                             r->first,        r->slot_row,   f->whole,      f->own};
+                             r->first,        r->slot_row,   f->whole,      f->own,     f->lora_mid, f->lora_out};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
         k_free(f->kernels, buffers[i]);
     if (f->own_logits != f->logits)
@@ -725,6 +734,7 @@ void forward_close(struct forward *f)
     k_unmap(f->kernels, f->sampled);
     k_free(f->kernels, f->made.page);
     free(f->rope_rows);
+    free(f->adapter_first);
     free(f->made.ids);
     free(f->made.positions);
     free(f->made.n_tokens);

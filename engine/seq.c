@@ -55,6 +55,8 @@ enum td_status engine_seq_check(const struct engine *e, const struct seq_params 
         if (p->ids[i] >= e->model.vocab_size)
             return td_fail(error_out, TD_ERR_INVALID, "prompt.ids[%u]: %u is not in the vocabulary of %u", i, p->ids[i],
                            e->model.vocab_size);
+    if (p->adapter > e->config.n_adapters)
+        return td_fail(error_out, TD_ERR_INVALID, "adapter: %u, there are %u", p->adapter, e->config.n_adapters);
     return sampling_check(&p->sampling, e->model.vocab_size, error_out);
 }
 
@@ -103,6 +105,7 @@ enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, str
     s->engine = e;
     s->goal = p->goal;
     s->root = p->root;
+    s->adapter = p->adapter;
     s->user = p->user;
     s->sampling = p->sampling;
     s->sampling.bias = mem_dup(p->sampling.bias, p->sampling.n_bias * sizeof(*p->sampling.bias));

@@ -209,14 +209,9 @@ static enum td_status map_shards(struct safetensors *s, const char *dir, const c
     return status;
 }
 
-enum td_status safetensors_open_dir(const char *dir, struct safetensors **out, struct td_error *error_out)
+static enum td_status finish_open(struct safetensors *s, enum td_status status, struct safetensors **out,
+                                  struct td_error *error_out)
 {
-    char single[4096], index[4096];
-    snprintf(single, sizeof(single), "%s/model.safetensors", dir);
-    snprintf(index, sizeof(index), "%s/model.safetensors.index.json", dir);
-    struct safetensors *s = mem_zalloc(sizeof(*s));
-    enum td_status status = access(single, F_OK) && !access(index, F_OK) ? map_shards(s, dir, index, error_out)
-                                                                         : map_file(s, single, error_out);
     if (!status)
         status = finish(s, error_out);
     if (status) {
@@ -227,19 +222,28 @@ enum td_status safetensors_open_dir(const char *dir, struct safetensors **out, s
     return TD_OK;
 }
 
+enum td_status safetensors_open_file(const char *path, struct safetensors **out, struct td_error *error_out)
+{
+    struct safetensors *s = mem_zalloc(sizeof(*s));
+    return finish_open(s, map_file(s, path, error_out), out, error_out);
+}
+
+enum td_status safetensors_open_dir(const char *dir, struct safetensors **out, struct td_error *error_out)
+{
+    char single[4096], index[4096];
+    snprintf(single, sizeof(single), "%s/model.safetensors", dir);
+    snprintf(index, sizeof(index), "%s/model.safetensors.index.json", dir);
+    struct safetensors *s = mem_zalloc(sizeof(*s));
+    enum td_status status = access(single, F_OK) && !access(index, F_OK) ? map_shards(s, dir, index, error_out)
+                                                                         : map_file(s, single, error_out);
+    return finish_open(s, status, out, error_out);
+}
+
 enum td_status safetensors_open_memory(const void *data, size_t len_bytes, struct safetensors **out,
                                        struct td_error *error_out)
 {
     struct safetensors *s = mem_zalloc(sizeof(*s));
-    enum td_status status = add_file(s, data, len_bytes, "memory", error_out);
-    if (!status)
-        status = finish(s, error_out);
-    if (status) {
-        safetensors_close(s);
-        return status;
-    }
-    *out = s;
-    return TD_OK;
+    return finish_open(s, add_file(s, data, len_bytes, "memory", error_out), out, error_out);
 }
 
 void safetensors_close(struct safetensors *s)

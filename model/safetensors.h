@@ -31,6 +31,7 @@ struct safetensors;
 
 /* model.safetensors, or model.safetensors.index.json with its shards. */
 enum td_status safetensors_open_dir(const char *dir, struct safetensors **out, struct td_error *error_out);
+enum td_status safetensors_open_file(const char *path, struct safetensors **out, struct td_error *error_out);
 /* One file in memory (borrowed until close); what the fuzzer calls. */
 enum td_status safetensors_open_memory(const void *data, size_t len_bytes, struct safetensors **out,
                                        struct td_error *error_out);

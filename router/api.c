@@ -129,9 +129,14 @@ static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
     Tandem__V1__ListModelsResponse answer = TANDEM__V1__LIST_MODELS_RESPONSE__INIT;
     Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT, *list[] = {&info};
     char hex[33] = "", numerics[32];
+    ProtobufCBinaryData loras[MAX_ADAPTERS];
     pthread_mutex_lock(&r->hello_lock);
     if (r->known)
         block_key_hex(&r->fingerprint, hex);
+    for (uint32_t i = 0; i < r->n_adapters; i++) /* they stay as they are */
+        loras[i] = rpc_data(r->adapters[i].name);
+    info.n_loras = r->n_adapters;
+    info.loras = loras;
     memcpy(numerics, r->numerics, sizeof(numerics));
     pthread_mutex_unlock(&r->hello_lock);
     info.name = rpc_data(r->model_name);

@@ -116,6 +116,7 @@ static uint32_t send_leg(struct request *q, struct peer *to, Tandem__Worker__V1_
         leg.remaining_ms = left > 0 ? left : 1;
     }
     leg.chunk_tokens = q->plan.chunk_tokens;
+    leg.lora = (ProtobufCBinaryData){q->p.lora.len, (uint8_t *)q->p.lora.data};
     leg.tenant = store_tenant(q->p.tenant.data, q->p.tenant.len);
     leg.request_id = (ProtobufCBinaryData){q->p.label.len, (uint8_t *)q->p.label.data};
     m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_LEG;

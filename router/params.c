@@ -264,8 +264,6 @@ static enum td_status parse_rest(struct router *r, const Tandem__V1__GenerateReq
 {
     if (m->model.len && (m->model.len != strlen(r->model_name) || memcmp(m->model.data, r->model_name, m->model.len)))
         return td_fail(e, TD_ERR_NOT_FOUND, "model: this cluster serves '%s'", r->model_name);
-    if (m->lora.len)
-        return td_fail(e, TD_ERR_UNSUPPORTED, "lora: adapters are not supported by this version");
     if (m->priority < -10 || m->priority > 10)
         return td_fail(e, TD_ERR_INVALID, "priority: %d is not in -10 .. 10", m->priority);
     enum td_status s = label("tenant", m->tenant, &p->tenant, e);
@@ -276,6 +274,10 @@ static enum td_status parse_rest(struct router *r, const Tandem__V1__GenerateReq
         s = label("workflow_id", m->workflow_id, &workflow, e);
     if (!s)
         s = label("request_id", m->request_id, &p->label, e);
+    if (!s)
+        s = label("lora", m->lora, &p->lora, e);
+    if (!s)
+        s = adapters_ask(r, p, e);
     bytes_free(&workflow);
     p->remaining_ms = grpc_remaining_ms;
     if (m->slo) {
@@ -351,6 +353,7 @@ struct params params_copy(const struct params *of)
     copy_bytes(&p.tenant);
     copy_bytes(&p.salt);
     copy_bytes(&p.label);
+    copy_bytes(&p.lora);
     return p;
 }
 
@@ -367,4 +370,5 @@ void params_free(struct params *p)
     bytes_free(&p->tenant);
     bytes_free(&p->salt);
     bytes_free(&p->label);
+    bytes_free(&p->lora);
 }

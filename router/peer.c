@@ -358,6 +358,7 @@ static enum td_status adopt(struct router *r, const Tandem__Worker__V1__WorkerHe
     memcpy(r->fingerprint.b, h->fingerprint.data, BLOCK_KEY_BYTES);
     copy_text(r->numerics, sizeof(r->numerics), h->numerics);
     r->layout = *layout;
+    adapters_adopt(r, h);
     r->known = true;
     pthread_mutex_unlock(&r->hello_lock);
     atomic_store(&r->block_tokens, layout->page_tokens);
@@ -390,6 +391,9 @@ static enum td_status check_hello(struct peer *p, const Tandem__Worker__V1__Work
         return r->known ? kv_layout_match(&r->layout, layout, e) : TD_OK;
     if (h->fingerprint.len != BLOCK_KEY_BYTES)
         return td_fail(e, TD_ERR_PROTOCOL, "fingerprint is missing");
+    s = adapters_check_hello(h, e);
+    if (s)
+        return s;
     if (!r->known)
         return adopt(r, h, layout, e);
     s = kv_layout_match(&r->layout, layout, e);
@@ -400,7 +404,7 @@ static enum td_status check_hello(struct peer *p, const Tandem__Worker__V1__Work
                        (const char *)h->numerics.data);
     if (memcmp(h->fingerprint.data, r->fingerprint.b, BLOCK_KEY_BYTES))
         return td_fail(e, TD_ERR_VERSION, "fingerprint differs: other weights under the same shape");
-    return TD_OK;
+    return adapters_match(r, h, e);
 }
 
 /* Blocks of exact and of lossy stores have different names, and a request has one name for each: so there is one kind. */

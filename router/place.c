@@ -40,7 +40,9 @@ static struct block_key root_key(struct router *r, const struct params *p)
     HMAC(EVP_sha256(), secret, (int)strlen(secret), (const uint8_t *)b.data, b.len, salt, &len);
     bytes_free(&b);
     memcpy(salt + len, r->kv_codec, codec_len);
-    return block_key_root(&r->fingerprint, NULL, 0, salt, len + codec_len);
+    const struct served_adapter *adapter = adapters_served(r, p);
+    return block_key_root(&r->fingerprint, adapter ? adapter->fingerprint.b : NULL, adapter ? BLOCK_KEY_BYTES : 0, salt,
+                          len + codec_len);
 }
 
 struct block_key *place_keys(struct router *r, const struct params *p, uint32_t *n_out, struct block_key *root_out)
@@ -138,6 +140,11 @@ static void submit(struct router *r, struct request *q, uint64_t now)
 {
     struct sched_request *s = &q->sched;
     double retry_after_ms;
+    struct td_error e;
+    if (adapters_ask(r, &q->p, &e)) { /* it came before the adapters were known */
+        request_fail(q, RPC_NOT_FOUND, e.text, 0);
+        return;
+    }
     name_blocks(r, q);
     q->submitted = true;
     r->n_unsubmitted--;

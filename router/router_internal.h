@@ -24,6 +24,7 @@
 #include "sched/scheduler.h"
 #include "tandem.pb-c.h"
 #include "worker.pb-c.h"
+#include "worker/adapters.h"
 
 enum {
     MAX_STOP_STRINGS = 16,
@@ -92,7 +93,7 @@ struct params {
     int32_t priority;
     uint32_t workflow_deadline_ms, workflow_steps_left; /* 0 ms: no workflow */
     int64_t remaining_ms;                               /* at arrival; INT64_MAX: none */
-    struct bytes tenant, salt, label;
+    struct bytes tenant, salt, label, lora;             /* lora: an adapter's name, or empty */
     bool want_ids, want_logprobs, want_prompt_logprobs, max_tokens_given, bypass_cache;
 };
 
@@ -259,7 +260,12 @@ struct router {
     struct kv_layout layout;
     char kv_codec[16]; /* lossy one of the stores that were last here: prefix keys are made of it; "": none */
     char numerics[32];
-    pthread_mutex_t hello_lock; /* fingerprint and numerics, for ListModels on rpc threads */
+    struct served_adapter {
+        char name[MAX_ADAPTER_NAME + 1];
+        struct block_key fingerprint;
+    } adapters[MAX_ADAPTERS];
+    uint32_t n_adapters;
+    pthread_mutex_t hello_lock; /* fingerprint, numerics, adapters: rpc threads read them */
 
     struct peer *peers[MAX_WORKERS];
     uint32_t n_peers;
@@ -287,6 +293,15 @@ void params_free(struct params *p);
 struct params params_copy(const struct params *p); /* as it was when it came, all of it anew */
 enum td_status params_chat(struct router *r, const Tandem__V1__ChatPrompt *chat, struct bytes *text_out,
                            struct td_error *error_out);
+
+/* adapters.c: what the first worker said of adapters, and the others repeat */
+void adapters_adopt(struct router *r, const Tandem__Worker__V1__WorkerHello *h); /* under hello_lock */
+enum td_status adapters_check_hello(const Tandem__Worker__V1__WorkerHello *h, struct td_error *error_out);
+enum td_status adapters_match(const struct router *r, const Tandem__Worker__V1__WorkerHello *h,
+                              struct td_error *error_out);
+/* TD_OK: p's adapter is served, or not known yet, or it asks for none. TD_ERR_NOT_FOUND tells which there are. Any thread. */
+enum td_status adapters_ask(struct router *r, const struct params *p, struct td_error *error_out);
+const struct served_adapter *adapters_served(const struct router *r, const struct params *p); /* owner; NULL: none */
 
 /* api.c: the methods, on rpc threads */
 extern const struct rpc_method ROUTER_METHODS[];

@@ -214,6 +214,9 @@ static enum td_status check_message(struct worker *w, const Tandem__Worker__V1__
         return td_fail(e, TD_ERR_INVALID, "leg.kind: %d is unknown", (int)m->kind);
     if (m->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE && (!m->peer_xfer_address.len || !m->peer_incarnation))
         return td_fail(e, TD_ERR_INVALID, "leg.peer_xfer_address: a decode leg needs one, and the incarnation");
+    if (m->lora.len && !adapters_find(&w->adapters, m->lora.data, m->lora.len))
+        return td_fail(e, TD_ERR_INVALID, "leg.lora: no adapter '%.*s' here", (int)m->lora.len,
+                       (const char *)m->lora.data);
     if (m->peer_xfer_address.len > MAX_ADDRESS || m->request_id.len > 64)
         return td_fail(e, TD_ERR_INVALID, "leg: an address or the request id is too long");
     if (check_stores(m, e))
@@ -238,6 +241,7 @@ static enum td_status open_seq(struct worker *w, struct leg *leg, const Tandem__
                            .prompt_logprobs =
                                m->sampling->prompt_logprobs && m->kind != TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE,
                            .chunk_beside = m->chunk_tokens,
+                           .adapter = adapters_find(&w->adapters, m->lora.data, m->lora.len),
                            .user = leg};
     memcpy(p.root.b, m->prefix_root.data, BLOCK_KEY_BYTES);
     enum td_status s = engine_seq_open(w->engine, &p, &leg->seq, e);

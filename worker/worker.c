@@ -52,6 +52,8 @@ const struct option WORKER_OPTIONS[] = {
      "sim: of a log-normal factor on the time of each step"},
     {"threads", OPT_INT, AT(threads), "0", NULL, 0, 1024, "compute threads; 0: one for each CPU"},
     {"isa", OPT_CHOICE, AT(isa), "auto", "auto|plain|avx2|avx512", 0, 0, "instruction set of the kernels"},
+    {"lora", OPT_STRING, AT(lora), NULL, "NAME=DIR,...", 0, 0,
+     "adapters that requests may name, as PEFT saves them; the same on all workers"},
     {"pool-bytes", OPT_BYTES, AT(pool_bytes), "1G", NULL, 65536, 1e15, "memory for KV pages"},
     {"pages", OPT_INT, AT(pages), "0", NULL, 0, 4e9, "KV pages; 0: what pool-bytes hold"},
     {"max-context", OPT_INT, AT(max_context), "0", NULL, 0, 1 << 24, "prompt and answer; 0: the model's limit"},
@@ -102,6 +104,8 @@ static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
     h->chunk_tokens = (uint32_t)w->options.chunk_tokens;
     h->vocab_size = w->geometry.config.vocab_size;
     h->weight_bytes = engine_weight_bytes(w->engine);
+    h->n_adapters = w->adapters.n;
+    h->adapters = w->adapters_said;
 }
 
 static void deliver(void *user, struct link_mail *mail)
@@ -428,6 +432,21 @@ void worker_stop(struct worker *w)
 
 /* ------------------------------------------------------------ open, close */
 
+/* For hellos, which rpc threads make. */
+static void say_adapters(struct worker *w)
+{
+    w->adapters_said = mem_array(w->adapters.n, sizeof(*w->adapters_said));
+    w->adapter_said = mem_array(w->adapters.n, sizeof(*w->adapter_said));
+    w->adapter_keys = mem_array(w->adapters.n, sizeof(*w->adapter_keys));
+    for (uint32_t i = 0; i < w->adapters.n; i++) {
+        w->adapter_keys[i] = adapter_fingerprint(w->adapters.all[i]);
+        tandem__worker__v1__adapter__init(&w->adapter_said[i]);
+        w->adapter_said[i].name = rpc_data(w->adapters.names[i]);
+        w->adapter_said[i].fingerprint = (ProtobufCBinaryData){BLOCK_KEY_BYTES, w->adapter_keys[i].b};
+        w->adapters_said[i] = &w->adapter_said[i];
+    }
+}
+
 static enum td_status open_engine(struct worker *w, struct td_error *e)
 {
     struct worker_options *o = &w->options;
@@ -458,9 +477,17 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
                        (long long)o->max_batch);
     if (o->chunk_tokens > o->max_rows)
         o->chunk_tokens = o->max_rows;
+    if (o->lora && is_sim)
+        return td_fail(e, TD_ERR_INVALID, "--lora: simulated compute has no adapters");
+    s = adapters_open(o->lora, &w->geometry.config, &w->adapters, e);
+    if (s)
+        return s;
+    say_adapters(w);
     const struct engine_config c = {
         .kernels = &w->kernels,
         .model = w->model,
+        .adapters = w->adapters.all,
+        .n_adapters = w->adapters.n,
         .sim = is_sim ? &cost : NULL,
         .shape = &w->geometry.config,
         .compute = w->geometry.compute,
@@ -570,6 +597,10 @@ void worker_close(struct worker *w)
     metrics_http_close(w->metrics_http);
     engine_close(w->engine);
     kernels_close(w->kernels);
+    adapters_close(&w->adapters);
+    free(w->adapters_said);
+    free(w->adapter_said);
+    free(w->adapter_keys);
     model_close(w->model);
     metrics_close(w->metrics);
     faults_close(w->faults);

@@ -29,7 +29,7 @@ struct worker;
 struct worker_options {
     struct geometry_options geometry;
     const char *name, *listen, *xfer_listen, *tls, *secret, *metrics_listen, *isa, *engine, *sim_prefill, *sim_decode,
-        *faults, *routers, *advertise, *log_level;
+        *faults, *routers, *advertise, *log_level, *lora;
     double sim_noise;
     int64_t threads, pool_bytes, pages, max_context, max_batch, max_rows, chunk_tokens;
     int64_t lease_ms, quarantine_ms, silence_ms, drain_ms;

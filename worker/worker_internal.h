@@ -6,6 +6,7 @@
 #include "proto/wire/events.h"
 #include "proto/wire/store_msg.h"
 #include "sched/rls.h"
+#include "worker/adapters.h"
 #include "worker/link.h"
 #include "worker/register.h"
 #include "worker/worker.h"
@@ -111,6 +112,9 @@ struct worker {
     struct geometry geometry;
     struct model *model;
     struct kernels *kernels;
+    struct adapters adapters;
+    Tandem__Worker__V1__Adapter **adapters_said, *adapter_said; /* [adapters.n] as hellos have them */
+    struct block_key *adapter_keys;
     struct engine *engine;
     struct xfer *xfer;
     struct link_server *links;

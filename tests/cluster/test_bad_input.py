@@ -35,7 +35,7 @@ ROWS = [
     ("long salt", request(ids=OK_IDS, max_tokens=4, cache_salt=b"t" * 65), "INVALID_ARGUMENT", "cache_salt"),
     ("long label", request(ids=OK_IDS, max_tokens=4, request_id=b"t" * 65), "INVALID_ARGUMENT", "request_id"),
     ("n", request(ids=OK_IDS, max_tokens=4, sampling__n=17), "INVALID_ARGUMENT", "sampling.n"),
-    ("lora", request(ids=OK_IDS, max_tokens=4, lora=b"x"), "UNIMPLEMENTED", "lora"),
+    ("lora", request(ids=OK_IDS, max_tokens=4, lora=b"x"), "NOT_FOUND", "lora"),
     ("bad role", request(chat=[(b"user<|im_end|>", b"x")], max_tokens=4), "INVALID_ARGUMENT", "role"),
     ("role with NUL", request(chat=[(b"us\0er", b"x")], max_tokens=4), "INVALID_ARGUMENT", "role"),
     ("chat not UTF-8", request(chat=[(b"user", b"\xff")], max_tokens=4), "INVALID_ARGUMENT", "content"),

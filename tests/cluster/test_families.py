@@ -2,39 +2,10 @@
 reference (tests/model/golden/make.py), and the same alone, batched, chunked, handed over, from caches and stores, after a loss."""
 import json, os, subprocess, sys
 sys.path.insert(0, os.path.dirname(__file__))
-from harness import *
+from families import *
 
-GOLDEN = os.path.join(SOURCE, "tests/model/golden")
 KINDS = ("mixtral", "mistral", "deepseek_v2")  # experts; every page behind a window is given up; latent pages
 OTHERS = ("gemma3", "gpt_oss", "phi3")  # mixed windows; sinks; two sets of frequencies
-_dirs = {}
-
-
-def model(name):
-    """The model with a tokenizer beside it, which the router wants; requests here are ids."""
-    if name not in _dirs:
-        _dirs[name] = tempfile.mkdtemp(prefix="tandem-family-")
-        atexit.register(shutil.rmtree, _dirs[name], True)
-        for f in os.listdir(os.path.join(GOLDEN, name)):
-            os.symlink(os.path.join(GOLDEN, name, f), os.path.join(_dirs[name], f))
-        os.symlink(os.path.join(DEMO, "tokenizer.json"), os.path.join(_dirs[name], "tokenizer.json"))
-    return _dirs[name]
-
-
-def reference(name):
-    return golden(os.path.join(GOLDEN, name, "golden.json"))
-
-
-def own_requests(n=12, max_tokens=60):
-    """Longer than any window; every other one shares its beginning; greedy and seeded."""
-    rnd = random.Random(5)
-    shared = [rnd.randrange(2, 128) for _ in range(96)]
-    out = []
-    for i in range(n):
-        ids = shared[:64 if i % 2 else 0] + [rnd.randrange(2, 128) for _ in range(20 + 9 * i)]
-        how = {"greedy": True} if i % 3 else {"temperature": 1.0, "top_p": 0.9, "seed": i}
-        out.append({"id": f"own{i}", "prompt_ids": ids, "max_tokens": max_tokens, "ignore_eos": True, **how})
-    return out
 
 
 @test
@@ -47,15 +18,6 @@ def test_behind_a_window_a_decode_worker_pulls_what_it_lacks():
         assert (one["token_ids"], one["logprobs"]) == (two["token_ids"], two["logprobs"])
         assert metric(metrics, "tandem_worker_decode_cached_tokens_total{}") == 32
         c.audit()
-
-
-def tokens(results):
-    return {k: (r["token_ids"], r["logprobs"]) for k, r in results.items() if k.startswith("own")}
-
-
-def alone(name, requests):
-    with Cluster(model=model(name), prefill=0, decode=1) as c:
-        return tokens(c.generate(requests, ["--concurrency", "1"]))
 
 
 @test

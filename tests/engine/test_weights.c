@@ -16,6 +16,7 @@
 #include "engine/engine.h"
 #include "model/safetensors.h"
 #include "tests/ask_device.h"
+#include "tests/engine/checkpoint.h"
 #include "tests/tap.h"
 
 enum { MAX_TOKENS = 512, PAGE_TOKENS = 16 };
@@ -162,77 +163,6 @@ START_TEST(test_trained_model_in_fewer_bits_says_nearly_the_same)
 END_TEST
 
 /* ------------------------------------------------------------- checkpoints */
-
-/* A directory with a model in it, written tensor by tensor. */
-struct checkpoint {
-    char dir[64];
-    json_t *header;
-    struct bytes data;
-};
-
-/* changes: of config.json, as JSON; quantization: NULL: none. */
-static void checkpoint_begin(struct checkpoint *c, const char *from, const char *changes, const char *quantization)
-{
-    char path[4096];
-    json_error_t je;
-    *c = (struct checkpoint){.header = json_object()};
-    snprintf(c->dir, sizeof(c->dir), "/tmp/tandem-weights-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(c->dir));
-    snprintf(path, sizeof(path), "%s/config.json", from);
-    json_t *config = json_load_file(path, 0, &je), *other = json_loads(changes, 0, &je);
-    json_object_update(config, other);
-    json_decref(other);
-    if (quantization)
-        json_object_set_new(config, "quantization_config", json_loads(quantization, 0, &je));
-    snprintf(path, sizeof(path), "%s/config.json", c->dir);
-    ck_assert_int_eq(json_dump_file(config, path, 0), 0);
-    json_decref(config);
-}
-
-static void checkpoint_add(struct checkpoint *c, const char *name, const char *dtype, const uint64_t *shape,
-                           uint32_t n_dims, const void *data, size_t len_bytes)
-{
-    json_t *dims = json_array();
-    for (uint32_t i = 0; i < n_dims; i++)
-        json_array_append_new(dims, json_integer((json_int_t)shape[i]));
-    json_object_set_new(c->header, name,
-                        json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype, "shape", dims, "data_offsets",
-                                  (json_int_t)c->data.len, (json_int_t)(c->data.len + len_bytes)));
-    bytes_append(&c->data, data, len_bytes);
-}
-
-static void checkpoint_copy(struct checkpoint *c, const struct tensor *t)
-{
-    static const char *const DTYPES[] = {"", "F32", "F16", "BF16"};
-    checkpoint_add(c, t->name, DTYPES[t->type], t->shape, t->n_dims, t->data, t->len_bytes);
-}
-
-static void checkpoint_end(struct checkpoint *c)
-{
-    char path[4096];
-    uint8_t length[8];
-    char *header = json_dumps(c->header, 0);
-    snprintf(path, sizeof(path), "%s/model.safetensors", c->dir);
-    FILE *f = fopen(path, "w");
-    put_u64(length, strlen(header));
-    fwrite(length, 1, 8, f);
-    fwrite(header, 1, strlen(header), f);
-    fwrite(c->data.data, 1, c->data.len, f);
-    ck_assert_int_eq(fclose(f), 0);
-    free(header);
-    json_decref(c->header);
-    bytes_free(&c->data);
-}
-
-static void checkpoint_remove(const struct checkpoint *c)
-{
-    char path[4096];
-    snprintf(path, sizeof(path), "%s/config.json", c->dir);
-    unlink(path);
-    snprintf(path, sizeof(path), "%s/model.safetensors", c->dir);
-    unlink(path);
-    rmdir(c->dir);
-}
 
 static void check_same_text(const struct setting *a, const struct setting *b)
 {

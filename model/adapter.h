@@ -1,0 +1,34 @@
+/*
+ * LoRA adapters (Hu et al. 2021) as the PEFT library saves them: DIR/adapter_config.json and DIR/adapter_model.safetensors. Of an adapted
+ * matrix W becomes W + scale B A, A [rank][n_in] and B [n_out][rank], which are "base_model.model.model.layers.L.MODULE.lora_A.weight"
+ * and "lora_B"; scale is lora_alpha / rank, or lora_alpha / sqrt(rank) with use_rslora. Ranks may differ between matrices.
+ *
+ * All is checked when it is opened: that the model has the matrix, that it is one that can be adapted (projections of attention that is not
+ * latent, and of feed-forward layers without experts), both shapes, and that both halves are there. Refused: other kinds of adapters,
+ * DoRA, biases, modules_to_save, alpha_pattern, tensors that are neither.
+ *
+ * Threads: immutable after opening. Ownership: tensors borrow from the adapter.
+ */
+#pragma once
+
+#include "model/config.h"
+#include "model/safetensors.h"
+#include "proto/wire/block_key.h"
+
+struct adapter;
+
+enum { ADAPTER_MAX_RANK = 512 };
+
+/* TD_ERR_CORRUPT or _UNSUPPORTED name file, field or tensor. */
+enum td_status adapter_open(const char *dir, const struct model_config *config, struct adapter **out,
+                            struct td_error *error_out);
+void adapter_close(struct adapter *a);                         /* NULL is fine */
+struct block_key adapter_fingerprint(const struct adapter *a); /* of all numbers and the scale */
+
+struct adapter_matrix {
+    const struct tensor *a, *b; /* F32, F16 or BF16 */
+    uint32_t rank;
+    float scale;
+};
+/* module: "self_attn.q_proj". False: it is not adapted. */
+bool adapter_find(const struct adapter *a, uint32_t layer, const char *module, struct adapter_matrix *out);
