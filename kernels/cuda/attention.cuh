@@ -20,9 +20,10 @@ struct attention {
     size_t layer_at, head_bytes, plane_bytes; /* the layer's first kv head, to the next one, from K to V (latent: 0) */
     uint32_t n_seqs, n_heads, n_kv_heads, group, head_dim, v_dim, page_tokens, window, row_bytes;
     float scale, cap;
+    bool hopper; /* fast: by attention_hopper.cu */
 };
 
-static struct attention describe(const struct k_attn *a, const struct cuda_batch *b)
+static inline struct attention describe(const struct k_attn *a, const struct cuda_batch *b)
 {
     const struct kv_layout *l = a->layout;
     struct attention t = {};

@@ -18,6 +18,8 @@
  * nothing but the sign of a zero, which the last addition of +0 makes +. Slots that hold no key, or one before everybody's window,
  * become zeros in shared memory and are not read (0 * NaN would be NaN).
  *
+ * On Hopper attention_hopper.cu computes the items of both forms, with head_dim 64 and 128; plans and merge_runs are these.
+ *
  * Rejected: merging with the maximum of all runs at hand, which the wide form, who passes over the keys once, has not.
  */
 #include "kernels/cuda/attention_tile.cuh"
@@ -34,51 +36,18 @@ template <int DIM> struct wide {
     static constexpr uint32_t BYTES = STAGES * tile<DIM>::BYTES + Q_BYTES;
 };
 
-/* The runs before, while the next one is computed: m and l in registers, o in shared memory. */
-struct runs_before {
-    float m[2], l[2], *o;
-    bool any;
-};
-
-/* A run has ended: x is joined to the runs before; if there are more to come it begins anew. */
-template <int N> static __device__ __forceinline__ void end_run(struct runs_before *before, partial<N> *x, bool more)
-{
-#pragma unroll
-    for (uint32_t r = 0; r < 2; r++) {
-        x->l[r] = row_sum(x->l[r]);
-        struct joint j = {x->m[r], 0, 1};
-        if (before->any) {
-            j = join(before->m[r], x->m[r]);
-            x->l[r] = joined(j, before->l[r], x->l[r]);
-            x->m[r] = j.m;
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < 2 * N; i++) {
-            float *o = &x->o[i / 2][2 * r + i % 2], *saved = before->o + (i * 2 + r) * THREADS;
-            if (before->any)
-                *o = joined(j, *saved, *o);
-            if (more)
-                *saved = *o;
-        }
-        before->m[r] = x->m[r];
-        before->l[r] = x->l[r];
-    }
-    before->any = true;
-    if (more)
-        empty(x);
-}
-
 /* The warp's 16 queries against a block of keys. */
 template <int DIM, class Q>
 static __device__ __forceinline__ void attend_block(const struct attention &t, const struct query at[2], const Q &q,
                                                     uint32_t block, bool seen, const uint8_t *kv, partial<DIM / 8> *x)
 {
     using T = tile<DIM>;
-    float s[T::KEYS / 8][4];
+    float s[T::KEYS / 8][4], shrink[2];
     uint32_t p[T::KEYS / 16][4];
     multiply_keys<DIM, T::KEYS / 8>(q, kv, 0, s);
     score<T::KEYS / 8>(t, at, block * T::KEYS, seen, s);
-    weigh<T::KEYS / 8>(s, x, p);
+    weigh<T::KEYS / 8>(s, x, shrink);
+    take_weights<T::KEYS / 8>(s, shrink, x, p);
     multiply_values<DIM, DIM / 8>(p, kv + T::PLANE_BYTES, 0, x->o);
 }
 
@@ -169,11 +138,12 @@ static __device__ __forceinline__ void share_block(const struct attention &t, co
     using T = tile<DIM>;
     constexpr uint32_t KEYS = narrow<DIM>::KEYS, COLUMNS = narrow<DIM>::COLUMNS;
     uint32_t warp = threadIdx.x / WARP, p[T::KEYS / 16][4];
-    float own[KEYS / 8][4], s[T::KEYS / 8][4];
+    float own[KEYS / 8][4], s[T::KEYS / 8][4], shrink[2];
     multiply_keys<DIM, KEYS / 8>(q, kv, warp * KEYS, own);
     score<KEYS / 8>(t, at, block * T::KEYS + warp * KEYS, false, own);
     exchange<DIM>(own, scores, s);
-    weigh<T::KEYS / 8>(s, x, p);
+    weigh<T::KEYS / 8>(s, x, shrink);
+    take_weights<T::KEYS / 8>(s, shrink, x, p);
     multiply_values<DIM, COLUMNS>(p, kv + T::PLANE_BYTES, warp * COLUMNS * 8, x->o);
 }
 
@@ -291,7 +261,7 @@ struct plan {
 
 static struct plan plan_form(const struct attention &t, const struct cuda_batch *b, bool narrow, bool split)
 {
-    struct plan p = {{narrow ? NARROW : WIDE, narrow, split, 0}, 0, false};
+    struct plan p = {{narrow ? NARROW : t.hopper ? WIDE_HOPPER : WIDE, narrow, split, 0}, 0, false};
     if (b->single_runs) { /* what repeats has as many as there could be */
         uint32_t n_tiles = count_items(t, {p.form.n_queries, narrow, false, 0}, 0, 1);
         p.n_items = n_tiles * (split ? b->single_runs : b->n_seqs);
@@ -321,8 +291,7 @@ static size_t plan_bytes(const struct attention &t, const struct plan &p)
     return p.form.split && p.long_ones ? p.n_items * t.n_kv_heads * partial_floats(p.form, t.head_dim) * 4 : 0;
 }
 
-template <int DIM>
-static void launch_form(cudaStream_t stream, const struct attention &t, const struct plan &p, uint32_t n_rows)
+template <int DIM> static void launch_items(cudaStream_t stream, const struct attention &t, const struct plan &p)
 {
     uint32_t shared = narrow<DIM>::BYTES;
     auto *kernel = attend_narrow<DIM>;
@@ -330,10 +299,19 @@ static void launch_form(cudaStream_t stream, const struct attention &t, const st
         kernel = attend_wide<DIM>;
         shared = wide<DIM>::BYTES + (p.long_ones && !p.form.split ? wide<DIM>::RUN_BYTES : 0);
     }
-    if (!p.n_items)
-        return;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
     kernel<<<dim3((uint32_t)p.n_items, t.n_kv_heads), THREADS, shared, stream>>>(t, p.form);
+}
+
+template <int DIM>
+static void launch_form(cudaStream_t stream, const struct attention &t, const struct plan &p, uint32_t n_rows)
+{
+    if (!p.n_items)
+        return;
+    if (t.hopper)
+        attend_hopper(stream, t, p.form, (uint32_t)p.n_items, p.long_ones && !p.form.split);
+    else
+        launch_items<DIM>(stream, t, p);
     if (p.form.split && p.long_ones)
         merge_runs<DIM><<<dim3(n_rows, pieces(t.n_heads, WARPS)), THREADS, 0, stream>>>(t, p.form);
 }
@@ -367,17 +345,25 @@ bool cuda_attention_fits(const struct k_attn *a)
                                 : l->head_dim == 256 && has_room<256>();
 }
 
-size_t cuda_attention_scratch(const struct k_attn *a, const struct cuda_batch *b)
+static struct attention describe_fast(const struct k_attn *a, const struct cuda_batch *b, bool is_hopper)
 {
-    const struct attention t = describe(a, b);
+    struct attention t = describe(a, b);
+    t.hopper = is_hopper && t.head_dim <= 128;
+    return t;
+}
+
+size_t cuda_attention_scratch(const struct k_attn *a, const struct cuda_batch *b, bool is_hopper)
+{
+    const struct attention t = describe_fast(a, b, is_hopper);
     struct plan plans[2];
     make_plans(t, b, plans);
     return plan_bytes(t, plans[0]) + plan_bytes(t, plans[1]);
 }
 
-void cuda_attention_fast(cudaStream_t stream, const struct k_attn *a, const struct cuda_batch *b, void *scratch)
+void cuda_attention_fast(cudaStream_t stream, const struct k_attn *a, const struct cuda_batch *b, bool is_hopper,
+                         void *scratch)
 {
-    const struct attention t = describe(a, b);
+    const struct attention t = describe_fast(a, b, is_hopper);
     assert(cuda_attention_fits(a));
     if (t.head_dim == 64)
         launch_fast<64>(stream, t, b, scratch);

@@ -1,6 +1,6 @@
 /*
- * Attention with tensor cores (attention_fast.cu): which block of threads computes what, tiles of keys and values in shared memory,
- * products with them, and the softmax of one.
+ * Attention with tensor cores (attention_fast.cu, attention_hopper.cu): which block of threads computes what, tiles of keys and values in
+ * shared memory, products with them, the softmax of one, and runs of them.
  */
 #pragma once
 
@@ -11,7 +11,7 @@
 /* ------------------------------------------------- fast: who computes what */
 
 static constexpr uint32_t THREADS = 128, WARPS = THREADS / WARP;
-static constexpr uint32_t NARROW = 16, WIDE = 64; /* queries of a tile */
+static constexpr uint32_t NARROW = 16, WIDE = 64, WIDE_HOPPER = 128; /* queries of a tile */
 
 /* Sequences of one form, launched together. */
 struct form {
@@ -118,33 +118,36 @@ static __device__ __forceinline__ struct query query_at(const struct attention &
 
 /* ------------------------------------------------ fast: tiles in shared memory */
 
+/* Keys, then values: each 64 numbers of all rows, then the next 64; in rows of 128 bytes as Hopper's products take them (hopper.cuh). */
 template <int DIM> struct tile {
     static constexpr uint32_t KEYS = DIM == 256 ? 32 : 64;
     static constexpr uint32_t ROW_BYTES = DIM * 2, CHUNKS = ROW_BYTES / 16; /* chunk: what cp.async takes at once */
-    static constexpr uint32_t PLANE_BYTES = KEYS * ROW_BYTES, BYTES = 2 * PLANE_BYTES; /* K, then V */
+    static constexpr uint32_t PLANE_BYTES = KEYS * ROW_BYTES, BYTES = 2 * PLANE_BYTES;
+    static constexpr uint32_t COLUMNS_BYTES = KEYS * 128; /* of 64 numbers of all rows */
 
     /* Chunks of eight rows in a column lie in different banks. */
     static __device__ __forceinline__ uint32_t at(uint32_t row, uint32_t chunk)
     {
-        return row * ROW_BYTES + (chunk ^ (row & 7)) * 16;
+        return chunk / 8 * COLUMNS_BYTES + row * 128 + (chunk % 8 ^ row % 8) * 16;
     }
 };
 
-/* Begins to load the keys block * KEYS ... Eight of them lie together in a page; lane i looks up the i-th eight. */
+/* THREADS threads begin to load the keys block * KEYS ... Eight of them lie together in a page; lane i looks up the i-th eight. */
 template <int DIM>
 static __device__ __forceinline__ void load_tile(const struct attention &t, const struct item &i, uint32_t block,
                                                  uint8_t *to)
 {
     using T = tile<DIM>;
     constexpr uint32_t ROWS = THREADS / T::CHUNKS; /* that all threads load at once */
-    uint32_t first = block * T::KEYS, lane = threadIdx.x % WARP, chunk = threadIdx.x % T::CHUNKS;
+    uint32_t first = block * T::KEYS, lane = threadIdx.x % WARP, thread = threadIdx.x % THREADS,
+             chunk = thread % T::CHUNKS;
     uint32_t eight = first + lane * 8;
     const uint8_t *mine = 0;
     if (lane < T::KEYS / 8 && eight + 7 >= i.first_key && eight <= i.last_key)
         mine = key_at(t, i.seq, i.kv_head, eight);
 #pragma unroll 2
     for (uint32_t r = 0; r < T::KEYS; r += ROWS) {
-        uint32_t row = r + threadIdx.x / T::CHUNKS;
+        uint32_t row = r + thread / T::CHUNKS;
         const uint8_t *k = shuffle_pointer(mine, row / 8) + row % 8 * T::ROW_BYTES + chunk * 16;
         bool valid = first + row >= i.first_key && first + row <= i.last_key;
         copy_async16(to + T::at(row, chunk), k, valid);
@@ -274,12 +277,22 @@ static __device__ __forceinline__ float weight(float x, float m)
     return exp2_fast(x - (m == NEVER ? 0 : m));
 }
 
-/* A product becomes a score in units of log2. */
-static __device__ __forceinline__ float scaled(const struct attention &t, float x)
+/* Products become scores in units of log2. */
+template <int N> static __device__ __forceinline__ void scale(const struct attention &t, float s[N][4])
 {
-    if (t.cap > 0)
-        return t.cap * LOG2_E * (1.0f - __fdividef(2.0f, exp2_fast(x * (2 * LOG2_E * t.scale / t.cap)) + 1.0f));
-    return x * (t.scale * LOG2_E);
+    if (t.cap > 0) {
+        float by = 2 * LOG2_E * t.scale / t.cap;
+#pragma unroll
+        for (uint32_t i = 0; i < 4 * N; i++) {
+            float *x = &s[i / 4][i % 4];
+            *x = t.cap * LOG2_E * (1.0f - __fdividef(2.0f, exp2_fast(*x * by) + 1.0f));
+        }
+    } else {
+        float by = t.scale * LOG2_E;
+#pragma unroll
+        for (uint32_t i = 0; i < 4 * N; i++)
+            s[i / 4][i % 4] = s[i / 4][i % 4] * by;
+    }
 }
 
 /* Products with keys from first on; seen: all of them are, by everybody. */
@@ -287,18 +300,21 @@ template <int N>
 static __device__ __forceinline__ void score(const struct attention &t, const struct query at[2], uint32_t first,
                                              bool seen, float s[N][4])
 {
+    scale<N>(t, s);
+    if (seen)
+        return;
 #pragma unroll
     for (uint32_t n = 0; n < N; n++)
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
             uint32_t key = first + 8 * n + threadIdx.x % 4 * 2 + i % 2;
-            bool sees = seen || (key >= at[i / 2].first_key && key <= at[i / 2].pos);
-            s[n][i] = sees ? scaled(t, s[n][i]) : NEVER;
+            if (key < at[i / 2].first_key || key > at[i / 2].pos)
+                s[n][i] = NEVER;
         }
 }
 
-/* A block's scores become weights in x->l and, as mma takes them, in p; x->o is ready to have their values added. */
-template <int N, int M> static __device__ __forceinline__ void weigh(float s[N][4], partial<M> *x, uint32_t p[N / 2][4])
+/* A block's scores become weights, summed in x->l; sums with earlier weights must be multiplied by shrink. */
+template <int N, int M> static __device__ __forceinline__ void weigh(float s[N][4], partial<M> *x, float shrink[2])
 {
 #pragma unroll
     for (uint32_t r = 0; r < 2; r++) {
@@ -307,21 +323,29 @@ template <int N, int M> static __device__ __forceinline__ void weigh(float s[N][
         for (uint32_t n = 0; n < N; n++)
             m = fmaxf(m, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
         m = row_max(m);
-        float shrink = weight(x->m[r], m);
+        shrink[r] = weight(x->m[r], m);
 #pragma unroll
         for (uint32_t n = 0; n < N; n++) {
-            float a = weight(s[n][2 * r], m), b = weight(s[n][2 * r + 1], m);
-            sum = sum + (a + b);
-            p[n / 2][n % 2 * 2 + r] = pack_bf16(a, b);
+            s[n][2 * r] = weight(s[n][2 * r], m);
+            s[n][2 * r + 1] = weight(s[n][2 * r + 1], m);
+            sum = sum + (s[n][2 * r] + s[n][2 * r + 1]);
         }
-        x->l[r] = fmaf(x->l[r], shrink, sum);
+        x->l[r] = fmaf(x->l[r], shrink[r], sum);
         x->m[r] = m;
-#pragma unroll
-        for (uint32_t n = 0; n < M; n++) {
-            x->o[n][2 * r] = x->o[n][2 * r] * shrink;
-            x->o[n][2 * r + 1] = x->o[n][2 * r + 1] * shrink;
-        }
     }
+}
+
+/* Weights go to p, as a product takes them; x->o is ready to have their values added. */
+template <int N, int M>
+static __device__ __forceinline__ void take_weights(const float s[N][4], const float shrink[2], partial<M> *x,
+                                                    uint32_t p[N / 2][4])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 2 * N; i++)
+        p[i / 4][i % 4] = pack_bf16(s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+    for (uint32_t i = 0; i < 4 * M; i++)
+        x->o[i / 4][i % 4] = x->o[i / 4][i % 4] * shrink[i % 4 / 2];
 }
 
 /* Two partials of a row: a o1 + b o2, a l1 + b l2, m. */
@@ -338,6 +362,40 @@ static __device__ __forceinline__ struct joint join(float m1, float m2)
 static __device__ __forceinline__ float joined(const struct joint &j, float x1, float x2)
 {
     return fmaf(x2, j.b, x1 * j.a);
+}
+
+/* The runs before, while the next one is computed: m and l in registers, o in shared memory. */
+struct runs_before {
+    float m[2], l[2], *o;
+    bool any;
+};
+
+/* A run has ended: x is joined to the runs before; if there are more to come it begins anew. */
+template <int N> static __device__ __forceinline__ void end_run(struct runs_before *before, partial<N> *x, bool more)
+{
+#pragma unroll
+    for (uint32_t r = 0; r < 2; r++) {
+        x->l[r] = row_sum(x->l[r]);
+        struct joint j = {x->m[r], 0, 1};
+        if (before->any) {
+            j = join(before->m[r], x->m[r]);
+            x->l[r] = joined(j, before->l[r], x->l[r]);
+            x->m[r] = j.m;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 2 * N; i++) {
+            float *o = &x->o[i / 2][2 * r + i % 2], *saved = before->o + (i * 2 + r) * THREADS;
+            if (before->any)
+                *o = joined(j, *saved, *o);
+            if (more)
+                *saved = *o;
+        }
+        before->m[r] = x->m[r];
+        before->l[r] = x->l[r];
+    }
+    before->any = true;
+    if (more)
+        empty(x);
 }
 
 /* What all runs together must be multiplied by, after the head's sink. */
@@ -379,3 +437,12 @@ static __device__ __forceinline__ void store_tile(const struct attention &t, con
             store(to + 8 * n, pack<float, 2>{finished(end, x.o[n][2 * r]), finished(end, x.o[n][2 * r + 1])});
     }
 }
+
+/* ------------------------------------------------------------ fast: Hopper */
+
+/*
+ * attention_hopper.cu: the items of a form, head_dim 64 or 128; keeps_runs: a block of threads has several runs of a tile, one after the
+ * other.
+ */
+void attend_hopper(cudaStream_t stream, const struct attention &t, const struct form &f, uint32_t n_items,
+                   bool keeps_runs);

@@ -182,7 +182,7 @@ static void attention(struct kernels *k, const struct k_attn *a)
     struct cuda *c = cuda_enter(k);
     const struct cuda_batch *b = batch_of(c, a);
     if (c->compute == COMPUTE_BF16 && cuda_attention_fits(a))
-        cuda_attention_fast(c->stream, a, b, cuda_scratch(c, cuda_attention_scratch(a, b)));
+        cuda_attention_fast(c->stream, a, b, c->is_hopper, cuda_scratch(c, cuda_attention_scratch(a, b, c->is_hopper)));
     else
         cuda_attention_exact(c->stream, a, b);
     CUDA_MUST(cudaGetLastError());

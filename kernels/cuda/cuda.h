@@ -137,12 +137,15 @@ CUDA_C void cuda_attention_exact(cudaStream_t stream, const struct k_attn *a, co
 /*
  * Tensor cores, bf16 pages, head_dim 64 or 128 or 256. Keys in absolute runs of CUDA_SPLIT positions, each a sum of its own, merged in
  * ascending order: long sequences with few rows spread their runs over the device, many rows take them one after the other, and the
- * bits are the same (Dao et al. 2023, Flash-Decoding; the merge as in Milakov and Gimelshein 2018).
+ * bits are the same (Dao et al. 2023, Flash-Decoding; the merge as in Milakov and Gimelshein 2018). is_hopper: by Hopper's own
+ * instructions where they have the shape, head_dim 64 or 128.
  */
 enum { CUDA_SPLIT = 512 };
-CUDA_C bool cuda_attention_fits(const struct k_attn *a);                                  /* fast has this shape */
-CUDA_C size_t cuda_attention_scratch(const struct k_attn *a, const struct cuda_batch *b); /* bytes; 0: none */
-CUDA_C void cuda_attention_fast(cudaStream_t stream, const struct k_attn *a, const struct cuda_batch *b, void *scratch);
+CUDA_C bool cuda_attention_fits(const struct k_attn *a); /* fast has this shape */
+CUDA_C size_t cuda_attention_scratch(const struct k_attn *a, const struct cuda_batch *b,
+                                     bool is_hopper); /* bytes; 0: none */
+CUDA_C void cuda_attention_fast(cudaStream_t stream, const struct k_attn *a, const struct cuda_batch *b, bool is_hopper,
+                                void *scratch);
 
 /* ---------------------------------------------------------- launches: sampling.cu */
 CUDA_C void cuda_sample_rows(cudaStream_t stream, const float *logits, uint32_t n, uint32_t n_rows,

@@ -150,8 +150,8 @@ template <int PENDING, int N> static __device__ __forceinline__ void multiply_wa
 
 /*
  * d[64][8 N] += a[64][16] b[16][8 N], bf16 in, f32 out. Of d a thread has what it would have of N products m16n8k16, warp w the rows
- * from 16 w. multiply_64: a and b in shared memory, rows of k's. multiply_keys_64 and multiply_values_64: a in registers, as
- * m16n8k16 takes it; b in shared memory, rows of k's or, transposed, k's of rows.
+ * from 16 w. a is in shared memory, rows of k's, or in registers, as m16n8k16 takes it; b is in shared memory, rows of k's or,
+ * transposed, for each k a row.
  */
 #define SUMS_1(n)  "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define SUMS_4(n)  SUMS_1(n), SUMS_1(n + 1), SUMS_1(n + 2), SUMS_1(n + 3)
@@ -199,3 +199,12 @@ MULTIPLY_SHARED(4, "32", "%16", "%17")
 MULTIPLY_SHARED(8, "64", "%32", "%33")
 MULTIPLY_SHARED(16, "128", "%64", "%65")
 MULTIPLY_SHARED(32, "256", "%128", "%129")
+
+#define MULTIPLY_REGISTERS(NAME, N, WIDTH, A, B, TRANSPOSED)                                                           \
+    static __device__ __forceinline__ void NAME(float(&d)[N][4], const uint32_t(&a)[4], uint64_t b)                    \
+    {                                                                                                                  \
+        MULTIPLY(N, A, B, WIDTH, ", " TRANSPOSED, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                 \
+    }
+MULTIPLY_REGISTERS(multiply_64, 8, "64", "{%32, %33, %34, %35}", "%36", "0")
+MULTIPLY_REGISTERS(multiply_64_transposed, 8, "64", "{%32, %33, %34, %35}", "%36", "1")
+MULTIPLY_REGISTERS(multiply_64_transposed, 16, "128", "{%64, %65, %66, %67}", "%68", "1")

@@ -43,10 +43,10 @@ template <uint32_t OUTS_, uint32_t ROWS_, uint32_t K_> struct hopper_shape {
     static constexpr uint32_t WARPGROUPS = OUTS <= 64 ? 1 : 2, WARPS = WARPGROUPS * 4, THREADS = (WARPS + 4) * WARP;
     static constexpr uint32_t SLABS = K / CUDA_BOX_NUMBERS, ROW_BYTES = CUDA_BOX_NUMBERS * 2; /* of a slab */
     static constexpr uint32_t W_SLAB = OUTS * ROW_BYTES, X_SLAB = ROWS * ROW_BYTES, X_AT = W_SLAB * SLABS;
-    static constexpr uint32_t STAGE = (W_SLAB + X_SLAB) * SLABS, ROOM = 226 * 1024, STAGES = ROOM / STAGE;
-    static constexpr uint32_t BYTES = STAGES * STAGE + sizeof(struct stages<STAGES>);
+    static constexpr uint32_t STAGE = (W_SLAB + X_SLAB) * SLABS, ROOM = 226 * 1024;
+    using stages = struct stages<ROOM / STAGE, STAGE>;
     static constexpr uint32_t BAND = BAND_ROWS / ROWS;
-    static_assert(STAGES >= 4 && STAGE % 1024 == 0 && BYTES <= 227 * 1024, "atoms are aligned, stages have room");
+    static_assert(stages::N >= 4 && sizeof(stages) <= 227 * 1024, "a multiprocessor has room for it");
 };
 
 /* ------------------------------------------------------------------- tiles */
@@ -143,10 +143,9 @@ static __device__ __forceinline__ void fill_stage(const struct hopper_job &h, co
 }
 
 template <class S>
-static __device__ __forceinline__ void produce(const struct hopper_job &h, uint8_t *shared,
-                                               struct stages<S::STAGES> *ring)
+static __device__ __forceinline__ void produce(const struct hopper_job &h, typename S::stages *stages)
 {
-    struct turn<S::STAGES> turn;
+    struct turn<typename S::stages> turn;
     struct tile t;
     uint32_t n_row_tiles = count_row_tiles(h, S::ROWS);
     for (uint32_t number = blockIdx.x; find_tile<S>(h, n_row_tiles, number, &t); number += gridDim.x) {
@@ -155,25 +154,20 @@ static __device__ __forceinline__ void produce(const struct hopper_job &h, uint8
             fence_map(w);
         for (uint32_t k = 0; k < h.job.n_in; k += S::K, turn.next())
             if (threadIdx.x % WARP == 0) {
-                wait_empty(ring, turn);
-                fill_stage<S>(h, w, t, k, shared + turn.stage * S::STAGE, &ring->full[turn.stage]);
+                uint8_t *stage = wait_empty(stages, turn);
+                fill_stage<S>(h, w, t, k, stage, &stages->full[turn.stage]);
             }
         __syncwarp();
     }
 }
 
-/* Operands of a stage, step 0. */
+/* Of a stage, step 0. */
 struct operands {
     uint64_t w, x;
 };
 
-template <class S>
-static __device__ __forceinline__ struct operands wait_operands(const uint8_t *shared, uint32_t out0,
-                                                                struct stages<S::STAGES> *ring,
-                                                                const struct turn<S::STAGES> &turn)
+template <class S> static __device__ __forceinline__ struct operands operands_of(const uint8_t *stage, uint32_t out0)
 {
-    const uint8_t *stage = shared + turn.stage * S::STAGE;
-    wait_full(ring, turn);
     return {operand_at(stage + out0 * S::ROW_BYTES), operand_at(stage + S::X_AT)};
 }
 
@@ -216,13 +210,13 @@ static __device__ __forceinline__ void put_sums(const struct target &to, uint32_
 
 /* All stages of a tile; the last one may hold less than K numbers. A stage is released when the products of the next one are queued. */
 template <class S>
-static __device__ __forceinline__ void multiply_tile(uint32_t n_in, const uint8_t *shared, uint32_t out0,
-                                                     struct stages<S::STAGES> *ring, struct turn<S::STAGES> *turn,
+static __device__ __forceinline__ void multiply_tile(uint32_t n_in, uint32_t out0, typename S::stages *stages,
+                                                     struct turn<typename S::stages> *turn,
                                                      float (&sum)[S::ROWS / 8][4])
 {
     uint32_t before = turn->stage, k = 0;
     for (; k + S::K <= n_in; k += S::K, turn->next()) {
-        const struct operands o = wait_operands<S>(shared, out0, ring, *turn);
+        const struct operands o = operands_of<S>(wait_full(stages, *turn), out0);
         multiply_fence();
 #pragma unroll
         for (uint32_t step = 0; step < S::K / 16; step++)
@@ -230,35 +224,34 @@ static __device__ __forceinline__ void multiply_tile(uint32_t n_in, const uint8_
         multiply_commit();
         multiply_wait<1>();
         if (k)
-            release(ring, before);
+            release(stages, before);
         before = turn->stage;
     }
     multiply_wait<0>(sum);
     if (k)
-        release(ring, before);
+        release(stages, before);
     if (k == n_in)
         return;
-    const struct operands o = wait_operands<S>(shared, out0, ring, *turn);
+    const struct operands o = operands_of<S>(wait_full(stages, *turn), out0);
     for (uint32_t step = 0; step < tiles(n_in - k, 16); step++) {
         multiply_fence();
         multiply_step<S>(o, step, sum);
         multiply_commit();
         multiply_wait<0>(sum);
     }
-    release(ring, turn->stage);
+    release(stages, turn->stage);
     turn->next();
 }
 
 template <class S>
-static __device__ __forceinline__ void consume(const struct hopper_job &h, uint32_t warp, const uint8_t *shared,
-                                               struct stages<S::STAGES> *ring)
+static __device__ __forceinline__ void consume(const struct hopper_job &h, uint32_t warp, typename S::stages *stages)
 {
-    struct turn<S::STAGES> turn;
+    struct turn<typename S::stages> turn;
     struct tile t;
     uint32_t n_row_tiles = count_row_tiles(h, S::ROWS);
     for (uint32_t number = blockIdx.x; find_tile<S>(h, n_row_tiles, number, &t); number += gridDim.x) {
         float sum[S::ROWS / 8][4] = {};
-        multiply_tile<S>(h.job.n_in, shared, warp / 4 * 64, ring, &turn, sum);
+        multiply_tile<S>(h.job.n_in, warp / 4 * 64, stages, &turn, sum);
         if (warp * 16 < S::OUTS)
             put_sums(target_of(h.job, t), warp * 16, sum);
     }
@@ -270,21 +263,21 @@ static __global__ void __launch_bounds__(S::THREADS, 1) multiply(const __grid_co
 {
     extern __shared__ __align__(1024) uint8_t shared[];
     if constexpr (IS_HOPPER) {
-        auto *ring = (struct stages<S::STAGES> *)(shared + S::STAGES * S::STAGE);
+        auto *stages = (typename S::stages *)shared;
         uint32_t warp =
             __shfl_sync(ALL, threadIdx.x / WARP, 0); /* so that the compiler, too, knows it the same for all */
         if (threadIdx.x == 0)
-            ring->init(1, S::WARPS);
+            stages->init(1, S::WARPS);
         __syncthreads();
         if (warp >= S::WARPS) {
             if constexpr (S::WARPGROUPS == 2)
                 registers_give<40>();
             if (warp == S::WARPS)
-                produce<S>(h, shared, ring);
+                produce<S>(h, stages);
         } else {
             if constexpr (S::WARPGROUPS == 2)
                 registers_take<232>();
-            consume<S>(h, warp, shared, ring);
+            consume<S>(h, warp, stages);
         }
     }
 }
@@ -302,7 +295,7 @@ template <class S> static struct choice choice_of(void)
 {
     constexpr double PRODUCTS = 2048, BYTES = 40;
     double products = S::OUTS * S::ROWS / PRODUCTS, bytes = (S::OUTS + S::ROWS) * 2 / BYTES;
-    return {multiply<S>, S::OUTS, S::ROWS, S::THREADS, S::BYTES, products > bytes ? products : bytes};
+    return {multiply<S>, S::OUTS, S::ROWS, S::THREADS, sizeof(typename S::stages), products > bytes ? products : bytes};
 }
 
 /* Larger ones first: on equal terms they read less. */

@@ -6,7 +6,10 @@
 
 #include "kernels/cuda/hopper.cuh"
 
-template <uint32_t N> struct stages {
+template <uint32_t N_, uint32_t BYTES_> struct stages {
+    static constexpr uint32_t N = N_, BYTES = BYTES_;
+    static_assert(BYTES % 1024 == 0, "every stage begins with an atom (hopper.cuh), as shared memory does");
+    uint8_t data[N][BYTES];
     uint64_t full[N], empty[N];
 
     /* One thread calls it; all of the CTA go on after a barrier. */
@@ -20,29 +23,32 @@ template <uint32_t N> struct stages {
     }
 };
 
-template <uint32_t N> struct turn {
+template <class S> struct turn {
     uint32_t stage = 0, parity = 0;
 
     __device__ __forceinline__ void next(void)
     {
-        stage = stage + 1 < N ? stage + 1 : 0;
+        stage = stage + 1 < S::N ? stage + 1 : 0;
         parity ^= stage == 0;
     }
 };
 
-template <uint32_t N> static __device__ __forceinline__ void wait_full(struct stages<N> *s, const struct turn<N> &t)
+/* Until the stage is full; what is there. */
+template <class S> static __device__ __forceinline__ const uint8_t *wait_full(S *s, const struct turn<S> &t)
 {
     barrier_wait(&s->full[t.stage], t.parity);
+    return s->data[t.stage];
 }
 
-/* At once, the first time around. */
-template <uint32_t N> static __device__ __forceinline__ void wait_empty(struct stages<N> *s, const struct turn<N> &t)
+/* Until the stage may be filled, the first time around at once; where. */
+template <class S> static __device__ __forceinline__ uint8_t *wait_empty(S *s, const struct turn<S> &t)
 {
     barrier_wait(&s->empty[t.stage], t.parity ^ 1);
+    return s->data[t.stage];
 }
 
 /* What the warp has read of the stage may be overwritten: one of its threads says so. */
-template <uint32_t N> static __device__ __forceinline__ void release(struct stages<N> *s, uint32_t stage)
+template <class S> static __device__ __forceinline__ void release(S *s, uint32_t stage)
 {
     if (threadIdx.x % 32 == 0)
         barrier_arrive(&s->empty[stage]);

@@ -1,0 +1,218 @@
+/*
+ * Attention over paged KV by Hopper's own instructions, head_dim 64 and 128: what attention_fast.cu computes, in the same blocks, runs
+ * and order, and with the same softmax, after FlashAttention-3 (Shah et al. 2024).
+ *
+ * A block of threads has a producing warpgroup, which gathers tiles of keys and values into stages of shared memory, and consuming ones
+ * of 64 queries each, which multiply them: queries and weights come from registers, keys and values from the stages. A consumer queues
+ * the scores of a block and the weights of the one before times its values, and works on the softmax of the former while the tensor
+ * cores work on the latter, or on what another consumer has queued. At the end of a run it waits for all.
+ *
+ *     wide     two consumers, 128 queries; one block of threads a multiprocessor      chunks of a prompt
+ *     narrow   one consumer of whose 64 queries at most NARROW are there; two blocks   decoding
+ *
+ * Both are one kernel, so a row goes through the same instructions in either; what the idle queries cost is nothing beside the reading
+ * of keys and values.
+ *
+ * The producer gathers by cp.async, 16 bytes a thread, which has what a page's tokens need: any address, and zeros for a slot that holds
+ * no key. A tensor map would have to span all memory that pages may lie in, and what lies behind the last key would have to be cleared
+ * afterwards. Since cp.async writes as threads do, the producer waits for its copies, one block behind the one that it asks for, and
+ * fences before it tells the consumers.
+ */
+#include "kernels/cuda/attention_tile.cuh"
+#include "kernels/cuda/stages.cuh"
+
+template <int DIM_, uint32_t CONSUMERS_> struct hopper {
+    static constexpr int DIM = DIM_;
+    static constexpr uint32_t CONSUMERS = CONSUMERS_, QUERIES = 64 * CONSUMERS, CTA = (CONSUMERS + 1) * THREADS;
+    static constexpr uint32_t CTAS = CONSUMERS == 1 ? 2 : 1; /* of a multiprocessor */
+    using stages = struct stages<(CONSUMERS == 1 ? 96 : 128) * 1024 / tile<DIM>::BYTES, tile<DIM>::BYTES>;
+    static constexpr uint32_t RUN_BYTES = QUERIES * DIM * 4;                  /* behind the stages: the runs before */
+    static constexpr uint32_t GIVEN = 40, TAKEN = CONSUMERS == 1 ? 216 : 232; /* registers a thread */
+    static constexpr uint32_t BLOCKS = CUDA_SPLIT / tile<DIM>::KEYS;          /* of a run */
+};
+
+template <class H>
+static __device__ __forceinline__ void produce(const struct attention &t, const struct item &i,
+                                               typename H::stages *stages)
+{
+    constexpr uint32_t KEYS = tile<H::DIM>::KEYS;
+    uint32_t first = i.first_key / KEYS, end = i.last_key / KEYS + 1;
+    struct turn<typename H::stages> turn, before;
+    for (uint32_t block = first; block < end; block++, turn.next()) {
+        load_tile<H::DIM>(t, i, block, wait_empty(stages, turn));
+        copy_async_commit();
+        if (block == first)
+            continue;
+        copy_async_wait<1>();
+        fence_async();
+        barrier_arrive(&stages->full[before.stage]);
+        before.next();
+    }
+    copy_async_wait<0>();
+    fence_async();
+    barrier_arrive(&stages->full[before.stage]);
+}
+
+/* s = q k^T is queued. */
+template <class H>
+static __device__ __forceinline__ void queue_scores(const queries_registers<H::DIM> &q, const uint8_t *kv,
+                                                    float (&s)[tile<H::DIM>::KEYS / 8][4])
+{
+    uint64_t k = operand_at(kv);
+#pragma unroll
+    for (uint32_t n = 0; n < tile<H::DIM>::KEYS / 8; n++)
+        for (uint32_t i = 0; i < 4; i++)
+            s[n][i] = 0;
+    multiply_fence();
+#pragma unroll
+    for (uint32_t step = 0; step < H::DIM / 16; step++)
+        multiply_64(s, q.step[step], operand_further(k, step / 4 * tile<H::DIM>::COLUMNS_BYTES + step % 4 * 32));
+    multiply_commit();
+}
+
+/* o += p v is queued. */
+template <class H>
+static __device__ __forceinline__ void queue_values(const uint32_t (&p)[tile<H::DIM>::KEYS / 16][4], const uint8_t *kv,
+                                                    float (&o)[H::DIM / 8][4])
+{
+    using T = tile<H::DIM>;
+    uint64_t v = operand_at(kv + T::PLANE_BYTES, T::COLUMNS_BYTES);
+    multiply_fence();
+#pragma unroll
+    for (uint32_t step = 0; step < T::KEYS / 16; step++)
+        multiply_64_transposed(o, p[step], operand_further(v, step * 16 * 128));
+    multiply_commit();
+}
+
+/* The warpgroup's queries, and what is known of all of them. */
+template <int DIM> struct group {
+    struct query at[2];       /* the thread's */
+    struct query first, last; /* the warpgroup's */
+    queries_registers<DIM> q;
+};
+
+/* Of a block whose scores are there. */
+template <class H>
+static __device__ __forceinline__ void soften(const struct attention &t, const struct group<H::DIM> &g, uint32_t block,
+                                              float (&s)[tile<H::DIM>::KEYS / 8][4], partial<H::DIM / 8> *x,
+                                              float shrink[2])
+{
+    constexpr uint32_t KEYS = tile<H::DIM>::KEYS;
+    uint32_t key = block * KEYS;
+    score<KEYS / 8>(t, g.at, key, key >= g.last.first_key && key + KEYS - 1 <= g.first.pos, s);
+    weigh<KEYS / 8>(s, x, shrink);
+}
+
+/* The blocks [block, end) of a run. */
+template <class H>
+static __device__ __forceinline__ void attend_run(const struct attention &t, const struct group<H::DIM> &g,
+                                                  uint32_t block, uint32_t end, typename H::stages *stages,
+                                                  struct turn<typename H::stages> *turn, partial<H::DIM / 8> *x)
+{
+    constexpr uint32_t KEYS = tile<H::DIM>::KEYS;
+    float s[KEYS / 8][4], shrink[2];
+    uint32_t p[KEYS / 16][4], before = turn->stage;
+    queue_scores<H>(g.q, wait_full(stages, *turn), s);
+    multiply_wait<0>(s);
+    soften<H>(t, g, block, s, x, shrink);
+    take_weights<KEYS / 8>(s, shrink, x, p);
+    for (block++, turn->next(); block < end; block++, turn->next()) {
+        queue_scores<H>(g.q, wait_full(stages, *turn), s);
+        queue_values<H>(p, stages->data[before], x->o);
+        multiply_wait<1>(s);
+        soften<H>(t, g, block, s, x, shrink);
+        multiply_wait<0>(x->o);
+        release(stages, before);
+        take_weights<KEYS / 8>(s, shrink, x, p);
+        before = turn->stage;
+    }
+    queue_values<H>(p, stages->data[before], x->o);
+    multiply_wait<0>(x->o);
+    release(stages, before);
+}
+
+/* Blocks that none of the warpgroup's queries sees. */
+template <class S> static __device__ __forceinline__ void pass(S *stages, struct turn<S> *turn, uint32_t n)
+{
+    for (; n; n--, turn->next()) {
+        wait_full(stages, *turn);
+        release(stages, turn->stage);
+    }
+}
+
+template <class H>
+static __device__ __forceinline__ void consume(const struct attention &t, const struct form &f, const struct item &i,
+                                               uint32_t warp, typename H::stages *stages)
+{
+    constexpr uint32_t KEYS = tile<H::DIM>::KEYS;
+    uint32_t consumer = warp / WARPS, of_group = i.first_query + consumer * 64;
+    uint32_t m = warp * 16 + threadIdx.x % WARP / 4;
+    struct group<H::DIM> g = {
+        {query_at(t, i, i.first_query + m), query_at(t, i, i.first_query + m + 8)}, query_at(t, i, of_group),
+            query_at(t, i, of_group + 63),
+        {
+        }
+    };
+    load_queries<H::DIM>(t, g.at, &g.q);
+    uint32_t first = i.first_key / KEYS, end = i.last_key / KEYS + 1;
+    uint32_t block = min(max(g.first.first_key / KEYS, first), end); /* up to own_end the queries see some of them */
+    uint32_t own_end = g.first.valid ? min(g.last.pos / KEYS + 1, end) : 0;
+    struct runs_before before = {{}, {}, (float *)(stages + 1) + consumer * 64 * H::DIM + threadIdx.x % THREADS, false};
+    struct turn<typename H::stages> turn;
+    partial<H::DIM / 8> x;
+    empty(&x);
+    pass(stages, &turn, block - first);
+    while (block < own_end) {
+        uint32_t run_end = min((block / H::BLOCKS + 1) * H::BLOCKS, own_end);
+        attend_run<H>(t, g, block, run_end, stages, &turn, &x);
+        block = run_end;
+        end_run(&before, &x, block < own_end);
+    }
+    pass(stages, &turn, end - block);
+    store_tile<H::DIM>(t, f, i, g.at, m, 0, x);
+}
+
+template <class H>
+static __global__ void __launch_bounds__(H::CTA, H::CTAS)
+    attend(const __grid_constant__ struct attention t, const __grid_constant__ struct form f)
+{
+    extern __shared__ __align__(1024) uint8_t shared[];
+    if constexpr (IS_HOPPER) {
+        auto *stages = (typename H::stages *)shared;
+        uint32_t warp =
+            __shfl_sync(ALL, threadIdx.x / WARP, 0); /* so that the compiler, too, knows it the same for all */
+        struct item i;
+        if (!find_item(t, f, &i))
+            return;
+        if (threadIdx.x == 0)
+            stages->init(THREADS, H::CONSUMERS * WARPS);
+        __syncthreads();
+        if (warp >= H::CONSUMERS * WARPS) {
+            registers_give<H::GIVEN>();
+            produce<H>(t, i, stages);
+        } else {
+            registers_take<H::TAKEN>();
+            consume<H>(t, f, i, warp, stages);
+        }
+    }
+}
+
+template <class H>
+static void launch(cudaStream_t stream, const struct attention &t, const struct form &f, uint32_t n_items,
+                   bool keeps_runs)
+{
+    uint32_t shared = sizeof(typename H::stages) + (keeps_runs ? H::RUN_BYTES : 0);
+    cudaFuncSetAttribute(attend<H>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    attend<H><<<dim3(n_items, t.n_kv_heads), H::CTA, shared, stream>>>(t, f);
+}
+
+void attend_hopper(cudaStream_t stream, const struct attention &t, const struct form &f, uint32_t n_items,
+                   bool keeps_runs)
+{
+    auto *launch_form = launch<hopper<128, 2>>;
+    if (t.head_dim == 64)
+        launch_form = f.narrow ? launch<hopper<64, 1>> : launch<hopper<64, 2>>;
+    else if (f.narrow)
+        launch_form = launch<hopper<128, 1>>;
+    launch_form(stream, t, f, n_items, keeps_runs);
+}
