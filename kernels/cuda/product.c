@@ -2,8 +2,8 @@
  * Products: which of the two orders of summation, and who computes.
  *
  * COMPUTE_BF16 rounds its rows into scratch first. Then the own product, by Hopper's own instructions on such a device, whose rows have
- * the same bits in any batch; or, if the backend was opened with any_order, cuBLAS where there are many rows. Its algorithm is asked for once per shape and power of two of
- * rows. Those that split k over CTAs are left out: two runs of them may differ.
+ * the same bits in any batch; or, if the backend was opened with any_order, cuBLAS where there are many rows. Its algorithm is asked
+ * for once per shape and power of two of rows. Those that split k over CTAs are left out: two runs of them may differ.
  */
 #include <stdlib.h>
 
