@@ -51,49 +51,48 @@ template <uint32_t OUTS_, uint32_t ROWS_, uint32_t K_> struct hopper_shape {
 
 /* ------------------------------------------------------------------- tiles */
 
-/* Sums of own over the lanes before, this one included. */
-static __device__ __forceinline__ uint32_t sum_up_to(uint32_t own)
+/* A lane has one of the 32 matrices from first on: its row tiles, and with those of the lanes before. */
+struct lane_tiles {
+    uint32_t own, up_to;
+};
+
+template <class S>
+static __device__ __forceinline__ struct lane_tiles count_lane_tiles(const struct linear_job &job, uint32_t first)
 {
-    uint32_t lane = threadIdx.x % WARP, sum = own;
+    uint32_t lane = threadIdx.x % WARP, i = first + lane;
+    uint32_t own = i < job.n_matrices ? tiles(job.first[i + 1] - job.first[i], S::ROWS) : 0, sum = own;
     for (uint32_t apart = 1; apart < WARP; apart *= 2) {
         uint32_t other = __shfl_up_sync(ALL, sum, apart);
         sum += lane >= apart ? other : 0;
     }
-    return sum;
+    return {own, sum};
 }
 
-/* Row tiles of the matrix that this lane has among the 32 from first on. */
-static __device__ __forceinline__ uint32_t lane_tiles(const struct linear_job &job, uint32_t height, uint32_t first)
-{
-    uint32_t i = first + threadIdx.x % WARP;
-    return i < job.n_matrices ? tiles(job.first[i + 1] - job.first[i], height) : 0;
-}
-
-[[maybe_unused]] static __device__ uint32_t count_row_tiles(const struct hopper_job &h, uint32_t height)
+template <class S> static __device__ __forceinline__ uint32_t count_row_tiles(const struct hopper_job &h)
 {
     if (!h.job.first)
         return h.n_row_tiles;
     uint32_t n = 0;
     for (uint32_t first = 0; first < h.job.n_matrices; first += WARP)
-        n += __shfl_sync(ALL, sum_up_to(lane_tiles(h.job, height, first)), WARP - 1);
+        n += __shfl_sync(ALL, count_lane_tiles<S>(h.job, first).up_to, WARP - 1);
     return n;
 }
 
-/* Sorted rows: the row tile of that number. */
-[[maybe_unused]] static __device__ void find_sorted(const struct linear_job &job, uint32_t height, uint32_t number,
-                                                    struct tile *t)
+/* Sorted rows: the row tile of that number, which is there. */
+template <class S>
+static __device__ __forceinline__ void find_sorted(const struct linear_job &job, uint32_t number, struct tile *t)
 {
     for (uint32_t first = 0;; first += WARP) {
-        uint32_t own = lane_tiles(job, height, first), end = sum_up_to(own);
-        uint32_t beyond = __ballot_sync(ALL, end > number);
+        const struct lane_tiles l = count_lane_tiles<S>(job, first);
+        uint32_t beyond = __ballot_sync(ALL, l.up_to > number);
         if (beyond) {
             uint32_t at = (uint32_t)__ffs((int)beyond) - 1;
             t->matrix = first + at;
-            t->row0 = job.first[t->matrix] + (number - __shfl_sync(ALL, end - own, at)) * height;
-            t->n_rows = min(job.first[t->matrix + 1] - t->row0, height);
+            t->row0 = job.first[t->matrix] + (number - __shfl_sync(ALL, l.up_to - l.own, at)) * S::ROWS;
+            t->n_rows = min(job.first[t->matrix + 1] - t->row0, S::ROWS);
             return;
         }
-        number -= __shfl_sync(ALL, end, WARP - 1);
+        number -= __shfl_sync(ALL, l.up_to, WARP - 1);
     }
 }
 
@@ -111,7 +110,7 @@ static __device__ __forceinline__ bool find_tile(const struct hopper_job &h, uin
     if (t->out0 >= across * S::OUTS)
         return false;
     if (h.job.first) {
-        find_sorted(h.job, S::ROWS, row_tile, t);
+        find_sorted<S>(h.job, row_tile, t);
     } else {
         uint32_t per_matrix = tiles(h.job.p.n_rows, S::ROWS);
         t->matrix = row_tile / per_matrix;
@@ -147,7 +146,7 @@ static __device__ __forceinline__ void produce(const struct hopper_job &h, typen
 {
     struct turn<typename S::stages> turn;
     struct tile t;
-    uint32_t n_row_tiles = count_row_tiles(h, S::ROWS);
+    uint32_t n_row_tiles = count_row_tiles<S>(h);
     for (uint32_t number = blockIdx.x; find_tile<S>(h, n_row_tiles, number, &t); number += gridDim.x) {
         const struct cuda_map *w = h.ws ? h.ws + t.matrix : &h.w;
         if (h.ws)
@@ -248,7 +247,7 @@ static __device__ __forceinline__ void consume(const struct hopper_job &h, uint3
 {
     struct turn<typename S::stages> turn;
     struct tile t;
-    uint32_t n_row_tiles = count_row_tiles(h, S::ROWS);
+    uint32_t n_row_tiles = count_row_tiles<S>(h);
     for (uint32_t number = blockIdx.x; find_tile<S>(h, n_row_tiles, number, &t); number += gridDim.x) {
         float sum[S::ROWS / 8][4] = {};
         multiply_tile<S>(h.job.n_in, warp / 4 * 64, stages, &turn, sum);
