@@ -91,14 +91,17 @@ SCALAR uint8_t packed_code(enum k_weights weights, float w, float scale)
     return (uint8_t)(int32_t)packed_round(x, -127, 127);
 }
 
+/* q of a code */
+SCALAR float packed_number(enum k_weights weights, uint8_t code)
+{
+    if (weights == WEIGHTS_FP8)
+        return scalar_from_e4m3(code);
+    return weights == WEIGHTS_INT4 ? (float)((int32_t)(code ^ 8) - 8) : (float)(int8_t)code;
+}
+
 SCALAR uint16_t packed_to_bf16(enum k_weights weights, uint8_t code, float scale)
 {
-    float q = (float)(int8_t)code;
-    if (weights == WEIGHTS_FP8)
-        q = scalar_from_e4m3(code);
-    else if (weights == WEIGHTS_INT4)
-        q = (float)((int32_t)(code ^ 8) - 8);
-    return scalar_to_bf16(q * scale);
+    return scalar_to_bf16(packed_number(weights, code) * scale);
 }
 
 /* A code that came from elsewhere: e4m3's NaN, which packing never makes, is the largest one. */

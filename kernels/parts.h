@@ -13,11 +13,10 @@ static inline float part_scale(const struct k_matrix_part *part, uint32_t out, u
                    : 1;
 }
 
-/* A row of a part as it came, widened, becomes what it stands for. */
-static inline void part_finish_row(const struct k_matrix_part *part, uint32_t out, uint32_t n_in, float *row)
+/* What a number of a part stands for; x: as it came, widened. */
+static inline float part_number(const struct k_matrix_part *part, uint32_t out, uint32_t in, float x)
 {
-    for (uint32_t i = 0; i < n_in && part->type == NUM_F8_E4M3; i++)
-        row[i] = scalar_from_bf16(scalar_to_bf16(row[i] * part_scale(part, out, i)));
+    return part->type == NUM_F8_E4M3 ? scalar_from_bf16(scalar_to_bf16(x * part_scale(part, out, in))) : x;
 }
 
 /* Whether its numbers and scales are a packed matrix's as they are. */

@@ -393,7 +393,8 @@ static void pack_output(const struct pack_run *r, uint32_t panel, uint32_t c, co
         return;
     }
     r->ops->to_f32(row, part->type, m->n_in, wide);
-    part_finish_row(part, out, m->n_in, wide);
+    for (uint32_t i = 0; i < m->n_in && part->type == NUM_F8_E4M3; i++)
+        wide[i] = part_number(part, out, i, wide[i]);
     if (!m->weights) {
         r->ops->from_f32(wide, m->type, m->n_in, cast);
         scatter(m, panel, c, cast);

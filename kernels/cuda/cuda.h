@@ -28,12 +28,18 @@ struct cuda_map {
     uint64_t words[16];
 };
 
-struct cuda_matrix { /* [n_out][n_in] row-major, on the device */
+/*
+ * [n_out][n_in] row-major, on the device. In fewer bits: codes [n_out][stride], bytes or of int4 two in one, the first lower; then
+ * scales [n_out][stride / K_GROUP], f32 for fp8, else bf16 (kernels/packed.h).
+ */
+enum { CUDA_PACKED_ALIGN = 128 }; /* codes; a row has whole runs of so many */
+struct cuda_matrix {
     enum compute compute;
-    enum k_weights weights; /* what the numbers were rounded to */
-    enum num_type type;     /* of elements; NUM_BF16 with COMPUTE_BF16 */
+    enum k_weights weights;
+    enum num_type type; /* of elements, or of what codes stand for; NUM_BF16 with COMPUTE_BF16 */
     uint32_t n_out, n_in;
-    uint32_t stride; /* elements between rows: n_in rounded up to 8, so that rows begin at 16 bytes; the rest is zero */
+    uint32_t stride; /* elements between rows: n_in rounded up to 8, so that rows begin at 16 bytes (codes: to
+                        CUDA_PACKED_ALIGN); the rest is zero */
     void *data;
     float *bias; /* [n_out], or NULL */
     uint64_t len_bytes;
@@ -93,6 +99,18 @@ CUDA_C void cuda_sorted_exact(cudaStream_t stream, const struct cuda_stack *s, c
                               const uint32_t *first);
 CUDA_C void cuda_sorted_fast(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p,
                              const uint32_t *first);
+/* -------------------------------------------------------- launches: linear_packed.cu */
+/* Of matrices in fewer bits, COMPUTE_BF16; exact ones are above. */
+CUDA_C cudaError_t cuda_packed_open(void);
+CUDA_C void cuda_packed_fast(cudaStream_t stream, const struct cuda_matrix *w, const struct cuda_product *p);
+CUDA_C void cuda_packed_each_fast(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p,
+                                  size_t x_step, size_t y_step);
+CUDA_C void cuda_packed_sorted_fast(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p,
+                                    const uint32_t *first);
+/* to[n_out][stride]: its numbers, bf16 */
+CUDA_C void cuda_widen(cudaStream_t stream, const struct cuda_matrix *w, void *to);
+
+/* ------------------------------------------------------------ launches: linear.cu */
 /* y[n_rows][n] += bias[n] */
 CUDA_C void cuda_add_bias(cudaStream_t stream, const float *bias, uint32_t n, uint32_t n_rows, float *y,
                           size_t y_stride);

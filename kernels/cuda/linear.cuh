@@ -1,5 +1,5 @@
 /*
- * Products with weight matrices: what the launches of linear.cu and linear_hopper.cu are made of, and what becomes of a sum.
+ * Products with weight matrices: what the launches of linear.cu, linear_packed.cu and linear_hopper.cu are made of, and what becomes of a sum.
  */
 #pragma once
 
@@ -17,6 +17,7 @@ struct linear_job {
     uint32_t n_matrices;
     uint32_t n_out, n_in, stride;
     enum num_type type;
+    enum k_weights weights;
 };
 
 /* What a CTA computes. */
@@ -35,7 +36,7 @@ struct target {
     bool accumulate;
 };
 
-static __device__ struct target target_of(const struct linear_job &job, const struct tile &t)
+static __device__ inline struct target target_of(const struct linear_job &job, const struct tile &t)
 {
     const float *bias = job.biases ? job.biases[t.matrix] : job.bias;
     struct target to = {job.p.y + t.matrix * job.y_step + t.row0 * job.p.y_stride + t.out0,
@@ -73,6 +74,7 @@ static inline struct linear_job job_of(const struct cuda_matrix *w, const struct
     job.n_in = w->n_in;
     job.stride = w->stride;
     job.type = w->type;
+    job.weights = w->weights;
     return job;
 }
 

@@ -32,46 +32,73 @@ static const void *element(const struct k_matrix_part *part, size_t i)
     return (const uint8_t *)part->data + i * num_type_bytes(part->type);
 }
 
-static void convert_row(const struct k_matrix_part *part, const struct cuda_matrix *m, uint32_t row, float *wide,
-                        void *to)
+static void convert_row(const struct k_matrix_part *part, const struct cuda_matrix *m, uint32_t row, void *to)
 {
     const void *from = element(part, row * (part->out_stride ? part->out_stride : m->n_in));
     size_t step = part->in_stride ? part->in_stride : 1;
-    if (part->type == m->type && step == 1 && !m->weights) {
+    if (part->type == m->type && step == 1)
         memcpy(to, from, m->n_in * num_type_bytes(m->type));
-        return;
-    }
-    for (uint32_t i = 0; i < m->n_in; i++)
-        wide[i] = load(from, part->type, i * step);
-    part_finish_row(part, row, m->n_in, wide);
-    for (uint32_t i = 0; i < m->n_in && !m->weights; i++)
-        store(to, m->type, i, wide[i]);
-    for (uint32_t i = 0; i < m->n_in && m->weights; i += K_GROUP) {
-        uint8_t codes[K_GROUP], kept[K_GROUP];
-        uint32_t n = m->n_in - i < K_GROUP ? m->n_in - i : K_GROUP;
-        bool is_kept = part_is_kept(part, m->weights, m->n_in);
-        for (uint32_t j = 0; j < n && is_kept; j++)
-            kept[j] = ((const uint8_t *)from)[(i + j) * step];
-        float scale = part_pack_group(part, m->weights, row, i, n, wide + i, is_kept ? kept : NULL, codes);
-        for (uint32_t j = 0; j < n; j++)
-            ((uint16_t *)to)[i + j] = packed_to_bf16(m->weights, codes[j], scale);
-    }
+    else
+        for (uint32_t i = 0; i < m->n_in; i++)
+            store(to, m->type, i, part_number(part, row, i, load(from, part->type, i * step)));
 }
 
-static void write_converted(struct kernels *k, const struct k_matrix_part *part, const struct cuda_matrix *m,
-                            uint8_t *to)
+static size_t row_bytes_of(const struct cuda_matrix *m)
 {
-    size_t row_bytes = m->stride * num_type_bytes(m->type);
-    size_t n_rows = row_bytes < PIECE_BYTES ? PIECE_BYTES / row_bytes : 1;
-    uint8_t *rows = mem_array(n_rows, row_bytes); /* zeroed: what is behind n_in stays so */
-    float *wide = mem_array(m->n_in, sizeof(*wide));
-    for (uint32_t row = 0; row < part->n_out; row += (uint32_t)n_rows) {
-        size_t n = part->n_out - row < n_rows ? part->n_out - row : n_rows;
-        for (size_t i = 0; i < n; i++)
-            convert_row(part, m, row + (uint32_t)i, wide, rows + i * row_bytes);
-        cuda_write(k, to + row * row_bytes, rows, n * row_bytes);
+    return m->weights ? (size_t)m->stride * packed_bits(m->weights) / 8 : m->stride * num_type_bytes(m->type);
+}
+
+static size_t scales_bytes_of(const struct cuda_matrix *m) /* of a row */
+{
+    return m->weights ? (size_t)m->stride / K_GROUP * packed_scale_bytes(m->weights) : 0;
+}
+
+/* A row's group from number i on. */
+static void pack_group(const struct k_matrix_part *part, const struct cuda_matrix *m, uint32_t row, uint32_t i,
+                       uint8_t *codes_out, uint8_t *scales_out)
+{
+    const void *from = element(part, row * (part->out_stride ? part->out_stride : m->n_in));
+    size_t step = part->in_stride ? part->in_stride : 1;
+    bool is_kept = part_is_kept(part, m->weights, m->n_in);
+    uint32_t n = m->n_in - i < K_GROUP ? m->n_in - i : K_GROUP;
+    uint8_t codes[K_GROUP], kept[K_GROUP];
+    float wide[K_GROUP];
+    for (uint32_t j = 0; j < n; j++) {
+        wide[j] = part_number(part, row, i + j, load(from, part->type, (i + j) * step));
+        kept[j] = is_kept ? ((const uint8_t *)from)[(i + j) * step] : 0;
     }
-    free(wide);
+    float scale = part_pack_group(part, m->weights, row, i, n, wide, is_kept ? kept : NULL, codes);
+    store(scales_out, m->weights == WEIGHTS_FP8 ? NUM_F32 : NUM_BF16, i / K_GROUP, scale);
+    for (uint32_t j = 0; j < n; j++)
+        if (m->weights == WEIGHTS_INT4)
+            codes_out[(i + j) / 2] |= (uint8_t)(codes[j] << (j % 2 * 4));
+        else
+            codes_out[i + j] = codes[j];
+}
+
+/* Rows of a part, from `first` of the matrix on, some at a time. */
+static void write_converted(struct kernels *k, const struct k_matrix_part *part, const struct cuda_matrix *m,
+                            uint32_t first)
+{
+    size_t row_bytes = row_bytes_of(m), scales_bytes = scales_bytes_of(m);
+    uint8_t *to = (uint8_t *)m->data + first * row_bytes;
+    uint8_t *scales_to = (uint8_t *)m->data + m->n_out * row_bytes + first * scales_bytes;
+    uint32_t n_rows = row_bytes < PIECE_BYTES ? (uint32_t)(PIECE_BYTES / row_bytes) : 1;
+    uint8_t *rows = mem_array(n_rows, row_bytes), *scales = mem_array(n_rows, scales_bytes + 1);
+    for (uint32_t row = 0; row < part->n_out; row += n_rows) {
+        uint32_t n = part->n_out - row < n_rows ? part->n_out - row : n_rows;
+        if (m->weights)
+            memset(rows, 0, n * row_bytes); /* else what is behind n_in is zero since mem_array */
+        for (uint32_t i = 0; i < n && !m->weights; i++)
+            convert_row(part, m, row + i, rows + i * row_bytes);
+        for (uint32_t i = 0; i < n && m->weights; i++)
+            for (uint32_t at = 0; at < m->n_in; at += K_GROUP)
+                pack_group(part, m, row + i, at, rows + i * row_bytes, scales + i * scales_bytes);
+        cuda_write(k, to + row * row_bytes, rows, n * row_bytes);
+        if (m->weights)
+            cuda_write(k, scales_to + row * scales_bytes, scales, n * scales_bytes);
+    }
+    free(scales);
     free(rows);
 }
 
@@ -85,13 +112,13 @@ static bool is_packed(const struct k_matrix_part *part, const struct cuda_matrix
 static void write_parts(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts,
                         const struct cuda_matrix *m)
 {
-    size_t row_bytes = m->stride * num_type_bytes(m->type);
-    uint8_t *to = m->data;
-    for (uint32_t i = 0; i < n_parts; to += parts[i++].n_out * row_bytes) {
+    uint32_t first = 0;
+    for (uint32_t i = 0; i < n_parts; first += parts[i++].n_out) {
         if (is_packed(&parts[i], m))
-            cuda_write(k, to, parts[i].data, parts[i].n_out * row_bytes);
+            cuda_write(k, (uint8_t *)m->data + first * row_bytes_of(m), parts[i].data,
+                       parts[i].n_out * row_bytes_of(m));
         else
-            write_converted(k, &parts[i], m, to);
+            write_converted(k, &parts[i], m, first);
     }
 }
 
@@ -118,7 +145,7 @@ static enum td_status pack_bias(struct kernels *k, const struct k_matrix_part *p
 
 static bool is_mapped(const struct kernels *k, const struct cuda_matrix *m)
 {
-    return ((const struct cuda *)k)->is_hopper && m->compute == COMPUTE_BF16;
+    return ((const struct cuda *)k)->is_hopper && m->compute == COMPUTE_BF16 && !m->weights;
 }
 
 enum td_status cuda_matrix_pack(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts,
@@ -130,8 +157,9 @@ enum td_status cuda_matrix_pack(struct kernels *k, const struct k_matrix_part *p
                                  .type = shape->type,
                                  .n_out = shape->n_out,
                                  .n_in = shape->n_in};
-    m->on.stride = (shape->n_in + ALIGN - 1) / ALIGN * ALIGN;
-    m->on.len_bytes = (uint64_t)shape->n_out * m->on.stride * num_type_bytes(m->on.type);
+    uint32_t align = shape->weights ? CUDA_PACKED_ALIGN : ALIGN;
+    m->on.stride = (shape->n_in + align - 1) / align * align;
+    m->on.len_bytes = (uint64_t)shape->n_out * (row_bytes_of(&m->on) + scales_bytes_of(&m->on));
     enum td_status s = cuda_alloc(k, m->on.len_bytes, &m->on.data);
     if (!s)
         s = pack_bias(k, parts, n_parts, &m->on);
@@ -192,7 +220,8 @@ static enum td_status write_maps(struct kernels *k, const struct k_stack *s, voi
 
 static bool alike(const struct cuda_matrix *a, const struct cuda_matrix *b)
 {
-    return a->n_out == b->n_out && a->n_in == b->n_in && a->compute == b->compute && a->type == b->type;
+    return a->n_out == b->n_out && a->n_in == b->n_in && a->compute == b->compute && a->type == b->type &&
+           a->weights == b->weights;
 }
 
 static void stack_free(struct kernels *k, struct k_stack *s)

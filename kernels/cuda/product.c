@@ -12,8 +12,9 @@
 
 enum {
     WORKSPACE_BYTES = 32 << 20,
-    BLAS_MIN_ROWS = 65, /* fewer are a matter of reading the weights, which own products do as fast */
-    BLAS_ALIGN = 16,    /* bytes, of all that it gets */
+    BLAS_MIN_ROWS = 65,  /* fewer are a matter of reading the weights, which own products do as fast */
+    WIDEN_MIN_ROWS = 65, /* so many have a matrix in fewer bits widened as a whole, fewer stream its codes */
+    BLAS_ALIGN = 16,     /* bytes, of all that it gets */
 };
 
 struct cuda_plan {
@@ -36,6 +37,8 @@ static enum td_status blas_open(struct cuda *c, struct td_error *error_out)
 enum td_status cuda_product_open(struct cuda *c, struct td_error *error_out)
 {
     cudaError_t e = cuda_linear_open();
+    if (e == cudaSuccess)
+        e = cuda_packed_open();
     if (e != cudaSuccess)
         return td_fail(error_out, TD_ERR_UNSUPPORTED, "device cuda: no kernels for this device: %s",
                        cudaGetErrorString(e));
@@ -144,17 +147,25 @@ bool cuda_product_blas(struct cuda *c, const struct cuda_matrix *m, const struct
     return true;
 }
 
-/* n_parts of each row, x_step apart, as bf16 in scratch: [n_rows][n_parts][stride]; p is told, and map, where it is needed. */
-static void round_rows(struct cuda *c, const struct cuda_matrix *m, size_t x_step, uint32_t n_parts,
-                       struct cuda_product *p, struct cuda_map *map)
+/* n_parts of each row, x_step apart, as bf16 in scratch: [n_rows][n_parts][stride], behind some bytes that the caller uses; p is told. */
+static void round_rows_after(struct cuda *c, const struct cuda_matrix *m, size_t before_bytes, size_t x_step,
+                             uint32_t n_parts, struct cuda_product *p)
 {
     size_t x_stride = (size_t)n_parts * m->stride;
-    void *to = cuda_scratch(c, p->n_rows * x_stride * sizeof(uint16_t));
+    uint8_t *to = cuda_scratch(c, before_bytes + p->n_rows * x_stride * sizeof(uint16_t));
+    to += before_bytes;
     cuda_round_rows(c->stream, p->x, p->x_stride, x_step, n_parts, m->n_in, p->n_rows, to, m->stride);
     p->x = to;
     p->x_stride = x_stride;
-    if (c->is_hopper && p->n_rows)
-        cuda_map_rows(c, to, m->stride, n_parts, p->n_rows, x_stride, map);
+}
+
+/* The same, without bytes before them, and their map where it is needed. */
+static void round_rows(struct cuda *c, const struct cuda_matrix *m, size_t x_step, uint32_t n_parts,
+                       struct cuda_product *p, struct cuda_map *map)
+{
+    round_rows_after(c, m, 0, x_step, n_parts, p);
+    if (c->is_hopper && p->n_rows && !m->weights)
+        cuda_map_rows(c, p->x, m->stride, n_parts, p->n_rows, p->x_stride, map);
 }
 
 static void linear_fast(struct cuda *c, const struct cuda_matrix *m, struct cuda_product *p)
@@ -169,6 +180,26 @@ static void linear_fast(struct cuda *c, const struct cuda_matrix *m, struct cuda
         cuda_linear_fast(c->stream, m, p);
 }
 
+/*
+ * A matrix in fewer bits: few rows stream it; many have it widened into scratch. Both multiply by mma.sync, on Hopper, too: a row must not
+ * be rounded in two ways.
+ */
+static void linear_packed(struct cuda *c, const struct cuda_matrix *m, struct cuda_product *p)
+{
+    struct cuda_matrix wide = *m;
+    if (p->n_rows < WIDEN_MIN_ROWS) {
+        round_rows_after(c, m, 0, 0, 1, p);
+        cuda_packed_fast(c->stream, m, p);
+        return;
+    }
+    round_rows_after(c, m, (size_t)m->n_out * m->stride * sizeof(uint16_t), 0, 1, p);
+    wide.data = c->scratch;
+    wide.weights = WEIGHTS_AS_STORED;
+    cuda_widen(c->stream, m, c->scratch);
+    if (!c->any_order || p->n_rows < BLAS_MIN_ROWS || !cuda_product_blas(c, &wide, p))
+        cuda_linear_fast(c->stream, &wide, p);
+}
+
 void cuda_linear(struct kernels *k, const struct k_matrix *w, const float *x, uint32_t n_rows, float *y,
                  bool accumulate)
 {
@@ -178,6 +209,8 @@ void cuda_linear(struct kernels *k, const struct k_matrix *w, const float *x, ui
         .x = x, .y = y, .x_stride = m->n_in, .y_stride = m->n_out, .n_rows = n_rows, .accumulate = accumulate};
     if (m->compute == COMPUTE_F32)
         cuda_linear_exact(c->stream, m, &p);
+    else if (m->weights)
+        linear_packed(c, m, &p);
     else
         linear_fast(c, m, &p);
     CUDA_MUST(cudaGetLastError());
@@ -187,7 +220,9 @@ static void each_fast(struct cuda *c, const struct cuda_stack *s, const struct k
 {
     struct cuda_map x;
     round_rows(c, s->shape, e->x_step, s->n, p, &x);
-    if (c->is_hopper)
+    if (s->shape->weights)
+        cuda_packed_each_fast(c->stream, s, p, s->shape->stride, e->y_step);
+    else if (c->is_hopper)
         cuda_each_hopper(c->stream, s, p, &x, e->y_step);
     else
         cuda_each_fast(c->stream, s, p, s->shape->stride, e->y_step);
@@ -208,7 +243,9 @@ static void sorted_fast(struct cuda *c, const struct cuda_stack *s, const uint32
 {
     struct cuda_map x;
     round_rows(c, s->shape, 0, 1, p, &x);
-    if (c->is_hopper)
+    if (s->shape->weights)
+        cuda_packed_sorted_fast(c->stream, s, p, first);
+    else if (c->is_hopper)
         cuda_sorted_hopper(c->stream, s, p, &x, first);
     else
         cuda_sorted_fast(c->stream, s, p, first);

@@ -1,0 +1,208 @@
+/*
+ * Fast products with matrices in fewer bits (cuda.h): the bits of linear.cu with the bf16 numbers that codes stand for.
+ *
+ * Few rows must stream codes at the speed of the memory: they come by cp.async as they are, several stages deep, and each stage is
+ * widened into a tile of bf16, from which the tensor cores go on as in linear.cu. Scales are read one stage ahead, into registers.
+ * Many rows have the whole matrix widened once instead (cuda_widen), for the plain products.
+ *
+ * Rows of codes are whole stages long, zero behind n_in.
+ */
+#include "kernels/cuda/linear_tile.cuh"
+
+/* A tile as fast_shape, with codes of so many bits. */
+template <class S_, enum k_weights W_>
+struct packed_shape {
+    using S = S_; static constexpr enum k_weights W = W_;
+    static constexpr uint32_t CODES = W == WEIGHTS_INT4 ? 32 : 16;         /* of 16 bytes */
+    static constexpr uint32_t ROW = S::K / CODES;                          /* 16 bytes each, of a row of a stage */
+    static constexpr uint32_t EACH = S::OUTS * ROW / S::THREADS;           /* of a thread */
+    static constexpr uint32_t STAGE = S::OUTS * ROW + S::ROWS * S::CHUNKS; /* codes, then rows */
+    static constexpr uint32_t BYTES =
+        (S::OUTS * S::CHUNKS + STAGE * S::STAGES) * 16; /* the widened tile, then stages */
+    static_assert(S::K == CUDA_PACKED_ALIGN && S::OUTS * ROW % S::THREADS == 0 && BYTES <= 99 * 1024,
+                  "stages are whole, copies are shared evenly");
+};
+
+/* Number i of a thread's 16 bytes: its output, and its first k in the stage. */
+template <class P> static __device__ __forceinline__ uint32_t piece_out(uint32_t i)
+{
+    return (i * P::S::THREADS + threadIdx.x) / P::ROW;
+}
+
+template <class P> static __device__ __forceinline__ uint32_t piece_chunk(uint32_t i)
+{
+    return (i * P::S::THREADS + threadIdx.x) % P::ROW;
+}
+
+template <class P>
+static __device__ __forceinline__ void copy_codes(uint4 *stage, const uint8_t *w, uint32_t row_bytes, uint32_t n_outs,
+                                                  uint32_t at)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < P::EACH; i++) {
+        uint32_t out = piece_out<P>(i);
+        const uint8_t *from = w + (size_t)out * row_bytes + (at * P::ROW + piece_chunk<P>(i)) * 16;
+        copy_async16(stage + i * P::S::THREADS + threadIdx.x, out < n_outs ? from : w, out < n_outs);
+    }
+}
+
+template <class P>
+static __device__ __forceinline__ void fetch_scales(const struct linear_job &job, const void *w, const struct tile &t,
+                                                    uint32_t at, float scales[P::EACH])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < P::EACH; i++) {
+        uint32_t out = t.out0 + piece_out<P>(i), k = at * P::S::K + piece_chunk<P>(i) * P::CODES;
+        scales[i] = out < job.n_out && k < job.stride ? scale_of(job, w, P::W, out, k) : 0;
+    }
+}
+
+/* Two neighbouring codes as bf16 numbers. */
+template <enum k_weights W>
+static __device__ __forceinline__ uint32_t widen_pair(uint32_t codes, uint32_t i, float scale)
+{
+    constexpr uint32_t BITS = W == WEIGHTS_INT4 ? 4 : 8, MASK = (1 << BITS) - 1;
+    uint8_t low = codes >> (2 * i * BITS) & MASK, high = codes >> ((2 * i + 1) * BITS) & MASK;
+    return pack_bf16(packed_number(W, low) * scale, packed_number(W, high) * scale);
+}
+
+/* A thread's codes of a stage, to where load_matrix4 wants their numbers. */
+template <class P>
+static __device__ __forceinline__ void widen_stage(const uint4 *stage, const float scales[P::EACH], uint4 *tile)
+{
+    constexpr uint32_t WORD = P::CODES / 4; /* codes of 4 bytes */
+#pragma unroll
+    for (uint32_t i = 0; i < P::EACH; i++) {
+        uint4 codes = stage[i * P::S::THREADS + threadIdx.x];
+        const uint32_t from[4] = {codes.x, codes.y, codes.z, codes.w};
+        uint32_t words[P::CODES / 2];
+#pragma unroll
+        for (uint32_t j = 0; j < P::CODES / 2; j++)
+            words[j] = widen_pair<P::W>(from[2 * j / WORD], j % (WORD / 2), scales[i]);
+#pragma unroll
+        for (uint32_t j = 0; j < P::CODES / 8; j++) {
+            uint4 chunk = {words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3]};
+            *chunk_at<typename P::S>(tile, piece_out<P>(i), piece_chunk<P>(i) * (P::CODES / 8) + j) = chunk;
+        }
+    }
+}
+
+template <class P> static __global__ void __launch_bounds__(P::S::THREADS) linear_packed(const struct linear_job job)
+{
+    using S = typename P::S;
+    extern __shared__ uint4 shared[];
+    uint4 *tile = shared, *stages = shared + S::OUTS * S::CHUNKS;
+    struct tile t;
+    if (!find_tile(job, S::ROWS, S::OUTS, &t))
+        return;
+    const void *all = weights_of(job, t);
+    const uint8_t *w = (const uint8_t *)all + (size_t)t.out0 * code_bytes(job);
+    const uint16_t *x = rows_of<uint16_t>(job, t);
+    uint32_t n_steps = (job.n_in + 15) / 16, n_stages = job.stride / S::K;
+    auto copy = [&](uint32_t i) {
+        uint4 *stage = stages + i % S::STAGES * P::STAGE;
+        if (i < n_stages) {
+            copy_codes<P>(stage, w, code_bytes(job), job.n_out - t.out0, i);
+            copy_rows<S, S::ROWS>(stage + S::OUTS * P::ROW, x, job.p.x_stride, t.n_rows, i * S::K, job.stride);
+        }
+        copy_async_commit(); /* an empty group too: waiting counts groups */
+    };
+    float scales[P::EACH], next[P::EACH], sum[S::OUT_FRAGMENTS][S::ROW_FRAGMENTS][4] = {};
+    for (uint32_t i = 0; i < S::STAGES - 1; i++)
+        copy(i);
+    fetch_scales<P>(job, all, t, 0, next);
+    for (uint32_t i = 0; i < n_stages; i++) {
+        uint4 *stage = stages + i % S::STAGES * P::STAGE;
+#pragma unroll
+        for (uint32_t j = 0; j < P::EACH; j++)
+            scales[j] = next[j];
+        fetch_scales<P>(job, all, t, i + 1, next);
+        copy_async_wait<S::STAGES - 2>();
+        __syncthreads(); /* stage i is there, and nobody reads the tile, or the stage that is copied over next */
+        copy(i + S::STAGES - 1);
+        widen_stage<P>(stage, scales, tile);
+        __syncthreads();
+#pragma unroll
+        for (uint32_t step = 0; step < S::K / 16; step++)
+            if (i * (S::K / 16) + step < n_steps)
+                multiply_step<S>(tile, stage + S::OUTS * P::ROW, step, sum);
+    }
+    put_sums<S>(target_of(job, t), sum);
+}
+
+/* ---------------------------------------------------------------- launches */
+
+template <class S, enum k_weights W> static void launch(cudaStream_t stream, const struct linear_job &job)
+{
+    using P = packed_shape<S, W>;
+    linear_packed<P><<<grid_of(job, S::ROWS, S::OUTS), S::THREADS, P::BYTES, stream>>>(job);
+}
+
+template <enum k_weights W> static void launch_rows(cudaStream_t stream, const struct linear_job &job)
+{
+    if (typical_rows(job) <= fast_few::ROWS)
+        launch<fast_few, W>(stream, job);
+    else
+        launch<fast_some, W>(stream, job);
+}
+
+static void launch_packed(cudaStream_t stream, const struct linear_job &job)
+{
+    if (!job.p.n_rows)
+        return;
+    if (job.weights == WEIGHTS_INT8)
+        launch_rows<WEIGHTS_INT8>(stream, job);
+    else if (job.weights == WEIGHTS_FP8)
+        launch_rows<WEIGHTS_FP8>(stream, job);
+    else
+        launch_rows<WEIGHTS_INT4>(stream, job);
+}
+
+template <enum k_weights W> static cudaError_t allow_shared(void)
+{
+    using few = packed_shape<fast_few, W>;
+    using some = packed_shape<fast_some, W>;
+    cudaError_t e = cudaFuncSetAttribute(linear_packed<few>, cudaFuncAttributeMaxDynamicSharedMemorySize, few::BYTES);
+    return e == cudaSuccess
+               ? cudaFuncSetAttribute(linear_packed<some>, cudaFuncAttributeMaxDynamicSharedMemorySize, some::BYTES)
+               : e;
+}
+
+cudaError_t cuda_packed_open(void)
+{
+    cudaError_t e = allow_shared<WEIGHTS_INT8>();
+    if (e == cudaSuccess)
+        e = allow_shared<WEIGHTS_FP8>();
+    return e == cudaSuccess ? allow_shared<WEIGHTS_INT4>() : e;
+}
+
+void cuda_packed_fast(cudaStream_t stream, const struct cuda_matrix *w, const struct cuda_product *p)
+{
+    launch_packed(stream, job_of(w, p));
+}
+
+void cuda_packed_each_fast(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p, size_t x_step,
+                           size_t y_step)
+{
+    launch_packed(stream, each_job_of(s, p, x_step, y_step));
+}
+
+void cuda_packed_sorted_fast(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p,
+                             const uint32_t *first)
+{
+    launch_packed(stream, sorted_job_of(s, p, first));
+}
+
+/* A block a row. */
+static __global__ void widen_rows(const struct linear_job job, uint16_t *to)
+{
+    uint16_t *row = to + (size_t)blockIdx.x * job.stride;
+    for (uint32_t k = threadIdx.x; k < job.stride; k += blockDim.x)
+        row[k] = scalar_to_bf16(packed_weight(job, job.data, blockIdx.x, k));
+}
+
+void cuda_widen(cudaStream_t stream, const struct cuda_matrix *w, void *to)
+{
+    struct cuda_product none = {};
+    widen_rows<<<w->n_out, 256, 0, stream>>>(job_of(w, &none), (uint16_t *)to);
+}
