@@ -32,6 +32,7 @@ static const struct option TABLE[] = {
     {"text", OPT_STRING, AT(text), NULL, "FILE", 0, 0, "tokenize: what to encode; default: made up"},
     {"numerics", OPT_CHOICE, AT(numerics), "auto", "auto|f32|bf16", 0, 0, "engine, profile: activations"},
     {"weights", OPT_CHOICE, AT(weights), "as-stored", K_WEIGHTS_NAMES, 0, 0, "engine, profile: large matrices"},
+    {"kv-dtype", OPT_CHOICE, AT(kv_dtype), "auto", "auto|f32|f16|bf16|fp8", 0, 0, "engine, profile: KV cache"},
     {"device", OPT_STRING, AT(device), "cpu", "cpu|cuda|cuda:N", 0, 0, "kernels, engine, profile: what computes"},
     {"batch-invariant", OPT_CHOICE, AT(invariant), "on", "on|off", 0, 0, "with it: the same bits in any batch"},
     {"dir", OPT_STRING, AT(dir), ".", "DIR", 0, 0, "store: on the disk to measure; nothing is left there"},

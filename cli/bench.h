@@ -11,7 +11,7 @@
 struct bench_options {
     const char *trace, *capacity, *blocks, *codec;
     int64_t block_tokens;
-    const char *dummy, *numerics, *weights, *device, *invariant, *dir, *model, *text, *profile;
+    const char *dummy, *numerics, *weights, *kv_dtype, *device, *invariant, *dir, *model, *text, *profile;
     double seconds; /* per row; 0: the area's own */
     const char *paths, *serve, *peer, *secret;
     int64_t threads, bytes, rounds, n_blocks;

@@ -51,7 +51,7 @@ static struct geometry_options options_of(const struct bench_options *o)
                                      .dummy = o->model ? NULL : o->dummy,
                                      .numerics = o->numerics,
                                      .weights = o->weights,
-                                     .kv_dtype = "auto",
+                                     .kv_dtype = o->kv_dtype,
                                      .device = o->device,
                                      .invariant = o->invariant,
                                      .block_tokens = BENCH_PAGE_TOKENS};

@@ -64,7 +64,7 @@ static const struct option TABLE[] = {
     {"max-context", OPT_INT, AT(max_context), NULL, NULL, 0, 1 << 24, "prompt and answer"},
     {"plan", OPT_CHOICE, AT(plan), NULL, "auto|split|aggregated", 0, 0, "forces every placement"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "KV"},
-    {"kv-dtype", OPT_CHOICE, AT(kv_dtype), NULL, "auto|f32|f16|bf16", 0, 0, "KV cache"},
+    {"kv-dtype", OPT_CHOICE, AT(kv_dtype), NULL, "auto|f32|f16|bf16|fp8", 0, 0, "KV cache"},
     {"device", OPT_STRING, AT(device), NULL, "cpu|cuda|cuda:N", 0, 0, "what the workers compute on"},
     {"batch-invariant", OPT_CHOICE, AT(invariant), NULL, "on|off", 0, 0, "cuda, bf16: the same bits in any batch"},
     {"block-tokens", OPT_INT, AT(block_tokens), NULL, NULL, 0, 256, "tokens of a page and of a block"},

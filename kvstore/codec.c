@@ -306,9 +306,10 @@ enum block_codec codec_encode(struct codec *c, enum block_codec wanted, const vo
 
 enum td_status codec_decode(struct codec *c, enum block_codec codec, const void *data, size_t len_bytes, void *page)
 {
-    bool is_ok = codec == BLOCK_ZSTD ? decompress(c, data, len_bytes, page)
-                                     : block_codec_is_lossy(codec) && len_bytes == c->quantized_bytes &&
-                                           dequantize(&c->layout, codec, data, page);
+    bool is_ok = codec == BLOCK_ZSTD
+                     ? decompress(c, data, len_bytes, page)
+                     : block_codec_is_lossy(codec) && len_bytes == c->quantized_bytes &&
+                           c->quantized_bytes < c->page_bytes && dequantize(&c->layout, codec, data, page);
     return is_ok ? TD_OK : TD_ERR_CORRUPT;
 }
 

@@ -2,7 +2,7 @@
  * What a block's bytes become on SSD, and back: lossless (zstd) or quantised (int8, fp8). In DRAM and on the wire a block is
  * always the page itself.
  *
- * zstd   each element is turned left by one bit, so that the exponent of bf16 and f32 fills a byte; then the highest bytes of all
+ * zstd   each element (of more than a byte) is turned left by one bit, so that the exponent of bf16 and f32 fills a byte; then the highest bytes of all
  *        elements, then the next ones (as ZipNN does, Hershcovitch et al. 2024). Each of these planes is
  *           0  u32 length     4  a zstd frame, or the plane itself if it is as long as that
  *        Exponents compress, mantissas hardly.
@@ -16,7 +16,7 @@
  *        at most), and rounding x' to the page's dtype. Zeros stay zeros (but lose their sign); a group with amax < 2^-100
  *        becomes zeros.
  *
- * What would not shrink is kept raw, and so is what can't be quantised: a page with an infinity, a NaN, or a magnitude above
+ * What would not shrink is kept raw (so are pages of fp8 by int8 and fp8), and so is what can't be quantised: a page with an infinity, a NaN, or a magnitude above
  * 2^100. So nothing that isn't finite is ever made finite.
  *
  * Threads: a codec is one thread's.

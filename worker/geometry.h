@@ -14,7 +14,7 @@ struct geometry_options {
     const char *dummy;     /* "1b", "8b" or "layers=2,hidden=256,...": seeded gaussian weights instead of a directory */
     const char *numerics;  /* auto, f32, bf16 */
     const char *weights;   /* K_WEIGHTS_NAMES; NULL: as-stored */
-    const char *kv_dtype;  /* auto, f32, f16, bf16 */
+    const char *kv_dtype;  /* auto, f32, f16, bf16, fp8 */
     const char *device;    /* cpu, cuda, cuda:N; NULL: cpu */
     const char *invariant; /* on, off; NULL: on */
     int64_t block_tokens;
@@ -46,8 +46,14 @@ struct geometry_options {
          0,                                                                                                            \
          0,                                                                                                            \
          "large matrices in fewer bits, in groups of 32 weights with a scale"},                                        \
-        {"kv-dtype", OPT_CHOICE, offsetof(type, member.kv_dtype), "auto", "auto|f32|f16|bf16",                         \
-         0,          0,          "KV cache; auto: as numerics"},                                                       \
+        {"kv-dtype",                                                                                                   \
+         OPT_CHOICE,                                                                                                   \
+         offsetof(type, member.kv_dtype),                                                                              \
+         "auto",                                                                                                       \
+         "auto|f32|f16|bf16|fp8",                                                                                      \
+         0,                                                                                                            \
+         0,                                                                                                            \
+         "KV cache; auto: as numerics; fp8: e4m3, without scales"},                                                    \
         {"device",                                                                                                     \
          OPT_STRING,                                                                                                   \
          offsetof(type, member.device),                                                                                \

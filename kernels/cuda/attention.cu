@@ -16,6 +16,11 @@ template <enum num_type TYPE> static __device__ __forceinline__ uint16_t narrowe
     return TYPE == NUM_BF16 ? scalar_to_bf16(f) : scalar_to_f16(f);
 }
 
+template <enum num_type TYPE> static __device__ __forceinline__ uint8_t narrowed(float f, uint8_t *)
+{
+    return scalar_to_e4m3(f);
+}
+
 template <enum num_type TYPE> static __device__ __forceinline__ float narrowed(float f, float *)
 {
     return f;
@@ -54,6 +59,8 @@ void cuda_kv_store(cudaStream_t stream, const struct k_attn *a, const struct cud
         kernel = four ? store_rows<NUM_F16, uint16_t, 4> : store_rows<NUM_F16, uint16_t, 1>;
     if (a->layout->dtype == NUM_BF16)
         kernel = four ? store_rows<NUM_BF16, uint16_t, 4> : store_rows<NUM_BF16, uint16_t, 1>;
+    if (a->layout->dtype == NUM_F8_E4M3)
+        kernel = four ? store_rows<NUM_F8_E4M3, uint8_t, 4> : store_rows<NUM_F8_E4M3, uint8_t, 1>;
     size_t n = (size_t)t.n_kv_heads * t.head_dim / (four ? 4 : 1);
     kernel<<<dim3(b->n_rows, pieces(n, STORE_THREADS)), STORE_THREADS, 0, stream>>>(t);
 }
@@ -62,7 +69,7 @@ void cuda_kv_store(cudaStream_t stream, const struct k_attn *a, const struct cud
 
 template <enum num_type TYPE> static __device__ __forceinline__ float widened(const void *x, uint32_t i)
 {
-    return scalar_from(x, TYPE == NUM_F32 ? 4 : 2, TYPE == NUM_BF16, i);
+    return scalar_from(x, TYPE == NUM_F32 ? 4 : TYPE == NUM_F8_E4M3 ? 1 : 2, TYPE == NUM_BF16, i);
 }
 
 /* Each step adds or compares halves onto each other; every lane gets the result. */
@@ -152,5 +159,7 @@ void cuda_attention_exact(cudaStream_t stream, const struct k_attn *a, const str
         kernel = attend_exact<NUM_F16>;
     if (a->layout->dtype == NUM_BF16)
         kernel = attend_exact<NUM_BF16>;
+    if (a->layout->dtype == NUM_F8_E4M3)
+        kernel = attend_exact<NUM_F8_E4M3>;
     kernel<<<b->n_rows * a->n_heads, threads, t.head_dim * sizeof(float), stream>>>(t);
 }

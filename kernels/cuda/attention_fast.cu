@@ -4,7 +4,7 @@
  * It is FlashAttention-2 (Dao 2023) with mma m16n8k16: a block of threads takes a kv head of a sequence and a tile of
  * queries, which are rows times the heads of the group (m = row * group + head), so that KV is read once for all of them. Tiles of
  * KEYS keys and their values come by cp.async, STAGES of them, in a swizzled order that leaves no bank conflicts; scores and
- * weights stay in registers, weights are rounded to bf16 for the second product, and sums are f32. Scores are in units of log2.
+ * weights stay in registers (pages of e4m3 are widened on the way, by the threads), weights are rounded to bf16 for the second product, and sums are f32. Scores are in units of log2.
  *
  *     wide     64 queries, 16 a warp, who goes over all keys by itself; 2 stages        chunks of a prompt
  *     narrow   16 queries, whom the warps share: each multiplies a quarter of the keys  decoding: rows * group <= 16
@@ -338,7 +338,8 @@ template <int DIM> static bool has_room(void)
 bool cuda_attention_fits(const struct k_attn *a)
 {
     const struct kv_layout *l = a->layout;
-    if (l->dtype != NUM_BF16 || l->kind != KV_PLAIN || l->page_tokens % 8 || a->v_dim != l->head_dim)
+    if ((l->dtype != NUM_BF16 && l->dtype != NUM_F8_E4M3) || l->kind != KV_PLAIN || l->page_tokens % 8 ||
+        a->v_dim != l->head_dim)
         return false;
     return l->head_dim == 64    ? has_room<64>()
            : l->head_dim == 128 ? has_room<128>()

@@ -132,6 +132,20 @@ template <int DIM> struct tile {
     }
 };
 
+/* 8 numbers of e4m3 as a chunk of bf16; zeros if not valid. */
+static __device__ __forceinline__ void widen_chunk(uint8_t *to, const uint8_t *from, bool valid)
+{
+    uint4 chunk = {};
+    if (valid) {
+        pack<uint8_t, 8> x = load<8>(from);
+        chunk.x = pack_bf16(scalar_from_e4m3(x.at[0]), scalar_from_e4m3(x.at[1]));
+        chunk.y = pack_bf16(scalar_from_e4m3(x.at[2]), scalar_from_e4m3(x.at[3]));
+        chunk.z = pack_bf16(scalar_from_e4m3(x.at[4]), scalar_from_e4m3(x.at[5]));
+        chunk.w = pack_bf16(scalar_from_e4m3(x.at[6]), scalar_from_e4m3(x.at[7]));
+    }
+    *(uint4 *)to = chunk;
+}
+
 /* THREADS threads begin to load the keys block * KEYS ... Eight of them lie together in a page; lane i looks up the i-th eight. */
 template <int DIM>
 static __device__ __forceinline__ void load_tile(const struct attention &t, const struct item &i, uint32_t block,
@@ -148,8 +162,13 @@ static __device__ __forceinline__ void load_tile(const struct attention &t, cons
 #pragma unroll 2
     for (uint32_t r = 0; r < T::KEYS; r += ROWS) {
         uint32_t row = r + thread / T::CHUNKS;
-        const uint8_t *k = shuffle_pointer(mine, row / 8) + row % 8 * T::ROW_BYTES + chunk * 16;
+        const uint8_t *k = shuffle_pointer(mine, row / 8) + row % 8 * t.row_bytes + chunk * (t.row_bytes / T::CHUNKS);
         bool valid = first + row >= i.first_key && first + row <= i.last_key;
+        if (t.row_bytes == DIM) {
+            widen_chunk(to + T::at(row, chunk), k, valid);
+            widen_chunk(to + T::PLANE_BYTES + T::at(row, chunk), k + t.plane_bytes, valid);
+            continue;
+        }
         copy_async16(to + T::at(row, chunk), k, valid);
         copy_async16(to + T::PLANE_BYTES + T::at(row, chunk), k + t.plane_bytes, valid);
     }

@@ -153,7 +153,7 @@ CUDA_C void cuda_combine(cudaStream_t stream, const float *x, uint32_t dim, cons
 CUDA_C void cuda_kv_store(cudaStream_t stream, const struct k_attn *a, const struct cuda_batch *b);
 CUDA_C void cuda_attention_exact(cudaStream_t stream, const struct k_attn *a, const struct cuda_batch *b);
 /*
- * Tensor cores, bf16 pages, head_dim 64 or 128 or 256. Keys in absolute runs of CUDA_SPLIT positions, each a sum of its own, merged in
+ * Tensor cores, pages of bf16 or e4m3, head_dim 64 or 128 or 256. Keys in absolute runs of CUDA_SPLIT positions, each a sum of its own, merged in
  * ascending order: long sequences with few rows spread their runs over the device, many rows take them one after the other, and the
  * bits are the same (Dao et al. 2023, Flash-Decoding; the merge as in Milakov and Gimelshein 2018). is_hopper: by Hopper's own
  * instructions where they have the shape, head_dim 64 or 128.

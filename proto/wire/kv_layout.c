@@ -7,16 +7,16 @@
 enum { KV_LAYOUT_VERSION = 1 };
 
 static const char *const KINDS[] = {"plain", "latent"};
-static const char *const NAMES[] = {"", "f32", "f16", "bf16"};
+static const char *const NAMES[] = {"", "f32", "f16", "bf16", "fp8"};
 
 const char *num_type_name(enum num_type t)
 {
-    return t >= NUM_F32 && t <= NUM_BF16 ? NAMES[t] : "unknown";
+    return t >= NUM_F32 && t <= NUM_F8_E4M3 ? NAMES[t] : "unknown";
 }
 
 int num_type_parse(const char *name, enum num_type *type_out)
 {
-    for (int i = NUM_F32; i <= NUM_BF16; i++) {
+    for (int i = NUM_F32; i <= NUM_F8_E4M3; i++) {
         if (!strcmp(name, NAMES[i])) {
             *type_out = (enum num_type)i;
             return 0;
@@ -32,7 +32,7 @@ struct bound {
 
 enum td_status kv_layout_check(const struct kv_layout *l, struct td_error *error_out)
 {
-    if (l->dtype < NUM_F32 || l->dtype > NUM_BF16)
+    if (l->dtype < NUM_F32 || l->dtype > NUM_F8_E4M3)
         return td_fail(error_out, TD_ERR_INVALID, "kv_layout.dtype: %d is unknown", (int)l->dtype);
     if (l->kind > KV_LATENT)
         return td_fail(error_out, TD_ERR_INVALID, "kv_layout.kind: %d is unknown", (int)l->kind);

@@ -26,7 +26,8 @@
 
 #include "base/status.h"
 
-enum num_type { NUM_F32 = 1, NUM_F16 = 2, NUM_BF16 = 3, NUM_F8_E4M3 = 4 }; /* values travel: never renumber */
+/* Values travel: never renumber. E4M3 as OCP has it (kernels/scalar.h); a page has it without scales. */
+enum num_type { NUM_F32 = 1, NUM_F16 = 2, NUM_BF16 = 3, NUM_F8_E4M3 = 4 };
 
 enum kv_kind { KV_PLAIN = 0, KV_LATENT = 1 }; /* the same */
 
@@ -43,7 +44,7 @@ static inline size_t num_type_bytes(enum num_type t)
 {
     return t == NUM_F32 ? 4 : t == NUM_F8_E4M3 ? 1 : 2;
 }
-const char *num_type_name(enum num_type t);                    /* "f32", "f16", "bf16" */
+const char *num_type_name(enum num_type t);                    /* "f32", "f16", "bf16", "fp8" */
 int num_type_parse(const char *name, enum num_type *type_out); /* 0, or -1 if it is none of them */
 
 /* K and V, or the one plane that is both. */

@@ -80,10 +80,11 @@ def test_one_process_gives_golden_tokens():
 
 @test
 def test_fewer_bits_give_the_same_tokens_wherever_they_run():
-    for args in (["--weights", "int8"], ["--weights", "int4", "--numerics", "bf16"]):
+    """Weights, and KV pages: these are pulled, stored and found again as they are."""
+    for args, shared in ((["--weights", "int8"], ["--kv-dtype", "fp8"]), (["--weights", "int4"], ["--numerics", "bf16"])):
         runs = []
         for shape in ({"prefill": 2, "decode": 2, "store": True, "plan": "split"}, {"prefill": 0, "decode": 1}):
-            with Cluster(worker_args=args, store_args=args[2:], **shape) as c:
+            with Cluster(worker_args=args + shared, store_args=shared, **shape) as c:
                 results = c.generate(golden_requests(DEMO_GOLDEN))
                 runs.append({k: (r["token_ids"], r.get("logprobs")) for k, r in results.items()})
                 c.audit()

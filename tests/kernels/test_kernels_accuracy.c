@@ -294,6 +294,40 @@ START_TEST(test_f16_rounds_ties_to_even_and_overflows_to_infinity)
 }
 END_TEST
 
+/* The definition: sign, four bits of exponent with bias 7, three of mantissa. */
+static double e4m3_of(uint32_t code)
+{
+    uint32_t e = code >> 3 & 15, m = code & 7;
+    double x = e ? ldexp(8 + m, (int)e - 10) : ldexp(m, -9);
+    return code & 0x80 ? -x : x;
+}
+
+START_TEST(test_e4m3_has_its_numbers_rounds_ties_to_even_and_saturates)
+{
+    uint8_t codes[256], back[256];
+    float x[256];
+    for (uint32_t i = 0; i < 256; i++)
+        codes[i] = (uint8_t)i;
+    k_convert_to_f32(codes, NUM_F8_E4M3, 256, x);
+    k_convert_from_f32(x, NUM_F8_E4M3, 256, back);
+    for (uint32_t i = 0; i < 256; i++)
+        if (i % 128 == 127)
+            ck_assert(isnan(x[i]) && back[i] % 128 == 127);
+        else
+            ck_assert((double)x[i] == e4m3_of(i) && back[i] == i);
+    for (uint32_t i = 0; i < 126; i++) { /* half-way, and a little to either side */
+        double middle = (e4m3_of(i) + e4m3_of(i + 1)) / 2;
+        float in[] = {(float)(middle * (1 - 1e-6)), (float)middle, (float)(middle * (1 + 1e-6))};
+        k_convert_from_f32(in, NUM_F8_E4M3, 3, back);
+        ck_assert(back[0] == i && back[1] == i + i % 2 && back[2] == i + 1);
+    }
+    const float large[] = {449, 1e30f, INFINITY, -465, -INFINITY};
+    k_convert_from_f32(large, NUM_F8_E4M3, 5, back);
+    for (uint32_t i = 0; i < 5; i++)
+        ck_assert_uint_eq(back[i], i < 3 ? 0x7e : 0xfe);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("kernels_accuracy");
@@ -310,6 +344,7 @@ int main(void)
     tcase_add_test(t, test_logsumexp_is_near_double);
     tcase_add_test(t, test_conversions_round_to_nearest_even);
     tcase_add_test(t, test_f16_rounds_ties_to_even_and_overflows_to_infinity);
+    tcase_add_test(t, test_e4m3_has_its_numbers_rounds_ties_to_even_and_saturates);
     suite_add_tcase(s, t);
     return data_main(s);
 }

@@ -196,7 +196,7 @@ static void check_attention(const struct kv_case *c, uint64_t seed, bool exact)
 static struct kv_case random_kv(uint64_t s, bool tensor_cores)
 {
     static const uint32_t DIMS[] = {64, 128, 256};
-    struct kv_case c = {.layout = {.dtype = tensor_cores ? NUM_BF16 : 1 + data_bits(s, 1) % 3}};
+    struct kv_case c = {.layout = {.dtype = tensor_cores ? NUM_BF16 + data_bits(s, 1) % 2 : 1 + data_bits(s, 1) % 4}};
     c.layout.n_layers = data_range(s, 2, 1, 3);
     c.layout.n_kv_heads = data_range(s, 3, 1, 3);
     c.layout.head_dim = tensor_cores ? DIMS[s % 3] : data_range(s, 4, 1, 150);
@@ -322,8 +322,8 @@ END_TEST
 START_TEST(test_fast_attention_row_is_the_same_in_any_chunk_and_batch)
 {
     open_fast(_i);
-    for (int mode = 0; mode < 4; mode++) {
-        struct kv_case c = chunk_case(NUM_BF16, mode < 2 ? 64 : 128, mode);
+    for (int mode = 0; mode < 8; mode++) {
+        struct kv_case c = chunk_case(mode < 4 ? NUM_BF16 : NUM_F8_E4M3, mode % 4 < 2 ? 64 : 128, mode % 4);
         check_chunks(&c, 1);
     }
     struct kv_case latent = chunk_case(NUM_BF16, 96, 0);
