@@ -35,6 +35,7 @@ static const struct option TABLE[] = {
     {"kv-dtype", OPT_CHOICE, AT(kv_dtype), "auto", "auto|f32|f16|bf16|fp8", 0, 0, "engine, profile: KV cache"},
     {"device", OPT_STRING, AT(device), "cpu", "cpu|cuda|cuda:N", 0, 0, "kernels, engine, profile: what computes"},
     {"batch-invariant", OPT_CHOICE, AT(invariant), "on", "on|off", 0, 0, "with it: the same bits in any batch"},
+    RANK_OPTIONS(struct bench_options, ranks),
     {"dir", OPT_STRING, AT(dir), ".", "DIR", 0, 0, "store: on the disk to measure; nothing is left there"},
     {"codec", OPT_CHOICE, AT(codec), "none", BLOCK_CODEC_NAMES, 0, 0, "store: how blocks are kept on disk"},
     {"bytes", OPT_BYTES, AT(bytes), "0", NULL, 0, 1e13, "store: working set (0: 512M); transfer: of a pool (0: 256M)"},

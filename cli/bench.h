@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "worker/geometry.h"
 
 struct bench_options {
     const char *trace, *capacity, *blocks, *codec;
@@ -14,6 +15,7 @@ struct bench_options {
     const char *dummy, *numerics, *weights, *kv_dtype, *device, *invariant, *dir, *model, *text, *profile;
     double seconds; /* per row; 0: the area's own */
     const char *paths, *serve, *peer, *secret;
+    struct rank_options ranks;
     int64_t threads, bytes, rounds, n_blocks;
     bool json;
 };

@@ -21,7 +21,7 @@
 #include "cli/bench_engine.h"
 #include "kernels/bench.h"
 
-enum { DECODE_STEPS = 16, MIN_REPEATS = 2, MAX_TIMES = 4096, MAX_RUNS = 8 };
+enum { DECODE_STEPS = 16, MIN_REPEATS = 2, MAX_TIMES = 4096, GATHER_REPEATS = 9, MAX_RUNS = 8 };
 
 struct run {
     uint32_t n_prompt; /* tokens, of each sequence */
@@ -73,6 +73,17 @@ static double share_read(const struct model_config *c, uint32_t n_rows)
     return (all - expert * (n - chosen)) / all;
 }
 
+/* What several ranks exchange in a step of n_rows, by itself; of the step's time. */
+static void add_gathers(struct engine_bench *b, const char *name, uint32_t n_rows, double seconds)
+{
+    double times[GATHER_REPEATS];
+    for (uint32_t i = 0; i < GATHER_REPEATS; i++)
+        times[i] = engine_measure_gathers(b->m.engine, n_rows);
+    bench_sort(times, GATHER_REPEATS);
+    if (times[0] > 0)
+        bench_add(b->out, "ms", times[GATHER_REPEATS / 2] * 1e3, seconds * 1e3, "%s, gathers of all ranks", name);
+}
+
 /* n_rows tokens went through the layers and n_heads of them through the head, over n_keys pairs of query and key of n_read tokens. */
 static void add_rows(struct engine_bench *b, const char *name, uint32_t n_rows, uint32_t n_heads, double n_keys,
                      double n_read)
@@ -87,6 +98,7 @@ static void add_rows(struct engine_bench *b, const char *name, uint32_t n_rows, 
     bench_add(b->out, "tokens/s", n_rows / seconds, 0, "%s", name)->hash = b->m.hash;
     bench_add(b->out, "GB/s", bytes * 1e-9 / seconds, b->read_gb_s, "%s, weights and KV read", name);
     bench_add(b->out, "GFLOP/s", ops * 1e-9 / seconds, b->peak_gflop_s, "%s, arithmetic", name);
+    add_gathers(b, name, n_rows, seconds);
 }
 
 /* -------------------------------------------------------------------- runs */
@@ -114,7 +126,7 @@ static void fill_adopted(struct engine_bench *b, const struct run *r)
 
 static enum td_status run_decode(struct engine_bench *b, const struct run *r, struct td_error *e)
 {
-    bool adopts = kernels_config(b->m.kernels)->device != DEVICE_CPU;
+    bool adopts = kernels_config(b->m.kernels[0])->device != DEVICE_CPU;
     enum td_status s = TD_OK;
     for (uint32_t i = 0; i < r->batch && !s; i++)
         s = bench_engine_seq(&b->m, i, r->n_prompt, DECODE_STEPS + 1, adopts ? SEQ_ADOPT : SEQ_GENERATE, e);

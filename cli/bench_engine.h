@@ -13,7 +13,7 @@ enum { BENCH_ENGINE_SEQS = 256, BENCH_PAGE_TOKENS = 16 };
 struct bench_engine {
     struct clock clock;
     struct geometry geometry;
-    struct kernels *kernels;
+    struct kernels *kernels[K_MAX_RANKS]; /* of the ranks; the others NULL */
     struct model *model;
     struct engine *engine;
     struct seq *seqs[BENCH_ENGINE_SEQS];

@@ -72,11 +72,13 @@ enum td_status bench_engine_open(struct bench_engine *b, const struct bench_opti
     k.n_threads = (uint32_t)o->threads;
     enum td_status s = geometry_open_model(&g, &b->geometry, &b->model, e);
     if (!s)
-        s = kernels_open(&k, &b->kernels, e);
+        s = rank_options_open(&o->ranks, &k, b->kernels, e);
     if (s)
         return s;
     const struct engine_config c = {
-        .kernels = &b->kernels,
+        .kernels = b->kernels,
+        .n_tensor = (uint32_t)o->ranks.n_tensor,
+        .n_pipeline = (uint32_t)o->ranks.n_pipeline,
         .model = b->model,
         .compute = b->geometry.compute,
         .weights = b->geometry.weights,
@@ -96,7 +98,7 @@ void bench_engine_close(struct bench_engine *b)
     if (b->engine)
         bench_engine_close_seqs(b);
     engine_close(b->engine);
-    kernels_close(b->kernels);
+    kernels_close_ranks(b->kernels, K_MAX_RANKS);
     model_close(b->model);
 }
 

@@ -32,9 +32,9 @@ enum { DOWN_MS = 20000, DOWN_POLL_MS = 20, MAX_CHILDREN = 2 * 64 + 2 };
 
 struct up_options {
     const char *model, *run_dir, *store_dir, *listen, *plan, *tls, *isa, *numerics, *weights, *kv_dtype, *device,
-        *invariant, *lora, *log_level, *store_codec;
+        *invariant, *lora, *rank_devices, *log_level, *store_codec;
     int64_t n_prefill, n_decode, threads, block_tokens, pool_bytes, pages, max_context, max_batch, chunk_tokens,
-        silence_ms;
+        silence_ms, n_tensor, n_pipeline;
     int64_t store_dram, store_ssd;
     bool store, detach, faults;
 };
@@ -67,6 +67,11 @@ static const struct option TABLE[] = {
     {"kv-dtype", OPT_CHOICE, AT(kv_dtype), NULL, "auto|f32|f16|bf16|fp8", 0, 0, "KV cache"},
     {"device", OPT_STRING, AT(device), NULL, "cpu|cuda|cuda:N", 0, 0, "what the workers compute on"},
     {"batch-invariant", OPT_CHOICE, AT(invariant), NULL, "on|off", 0, 0, "cuda, bf16: the same bits in any batch"},
+    {"tensor-parallel", OPT_INT, AT(n_tensor), NULL, NULL, 0, K_MAX_RANKS, "ranks of a worker that divide every layer"},
+    {"pipeline-parallel", OPT_INT, AT(n_pipeline), NULL, NULL, 0, K_MAX_RANKS,
+     "stages of a worker, dividing the layers"},
+    {"rank-devices", OPT_CHOICE, AT(rank_devices), NULL, "next|same", 0, 0,
+     "of a worker: from --device on, or that one"},
     {"block-tokens", OPT_INT, AT(block_tokens), NULL, NULL, 0, 256, "tokens of a page and of a block"},
     {"pool-bytes", OPT_BYTES, AT(pool_bytes), NULL, NULL, 0, 1e15, "memory for KV pages, of each worker"},
     {"pages", OPT_INT, AT(pages), NULL, NULL, 0, 4e9, "KV pages of each worker; 0: what pool-bytes hold"},
@@ -102,6 +107,9 @@ static const struct {
     {"kv-dtype", AT(kv_dtype), WORKERS | STORE, true},
     {"device", AT(device), WORKERS | STORE, true},
     {"batch-invariant", AT(invariant), WORKERS | STORE, true},
+    {"tensor-parallel", AT(n_tensor), WORKERS, false},
+    {"pipeline-parallel", AT(n_pipeline), WORKERS, false},
+    {"rank-devices", AT(rank_devices), WORKERS, true},
     {"tls", AT(tls), WORKERS | STORE, true},
     {"block-tokens", AT(block_tokens), WORKERS | STORE, false},
     {"chunk-tokens", AT(chunk_tokens), WORKERS, false},

@@ -12,7 +12,7 @@ static struct k_attn attention_of(const struct forward *f, uint32_t l, const str
 {
     const float *sinks = f->layers[l].attention.sinks;
     return (struct k_attn){.layout = &f->kept_layout,
-                           .layer = l - f->rank.first_layer + f->kept_layer,
+                           .layer = l - f->kept_layer,
                            .first_kv_head = f->kept_kv_head,
                            .n_kv_heads = f->c.family->latent ? 1 : own(f, &f->share.kv_heads),
                            .n_heads = own(f, &f->share.heads),

@@ -2,8 +2,8 @@
  * What the files of the forward pass share: the packed weights as a layer uses them, and the scratch of one batch.
  *
  * forward.c runs layers, forward_attention.c and forward_mlp.c the halves of one, forward_open.c finds and packs the weights,
- * forward_share.c says what of all that a rank has, forward_lora.c what adapters add to it.
- * None of them asks for a family's name: what a weight is NULL for, or a field of the configuration says, is what is done.
+ * forward_share.c says what of them and of the pages a rank has, forward_lora.c what adapters add. None of them asks for a family's name: what
+ * a weight is NULL for, or a field of the configuration says, is what is done.
  */
 #pragma once
 
@@ -120,8 +120,8 @@ struct forward {
     } share;
     struct kv_layout layout;      /* of the cluster's pages */
     struct kv_layout kept_layout; /* as the kernels have them: the same, or of the rank's heads and layers only */
-    uint32_t kept_kv_head;        /* in kept_layout: where the rank's begin, and the layer that is its first */
-    uint32_t kept_layer;
+    uint32_t kept_kv_head;        /* where the rank's begin in kept_layout, */
+    uint32_t kept_layer;          /* and which layer is its first */
     uint8_t *arena, *kept_arena;
     struct form form; /* of the large matrices */
     uint32_t max_rows, max_logit_rows, max_positions;

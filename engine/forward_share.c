@@ -4,14 +4,12 @@
  * Heads of queries stay with their kv head; columns of matrices are cut at multiples of 16 where there are enough of them. Everything
  * that is small is everybody's: norms, routers, the latent's projection.
  */
-#include <assert.h>
-
 #include "engine/forward_internal.h"
 
 enum { UNIT = 16 };
 
-static enum td_status share(struct share *out, const char *what, uint32_t n, uint32_t unit, uint32_t n_ranks,
-                            struct td_error *e)
+static enum td_status share_out(struct share *out, const char *what, uint32_t n, uint32_t unit, uint32_t n_ranks,
+                                struct td_error *e)
 {
     if (n / unit < n_ranks)
         unit = 1;
@@ -36,11 +34,11 @@ static enum td_status share_heads(struct forward *f, uint32_t n, struct td_error
 {
     const struct model_config *c = &f->c;
     if (c->family->latent)
-        return share(&f->share.heads, "heads", c->n_heads, 1, n, e);
+        return share_out(&f->share.heads, "heads", c->n_heads, 1, n, e);
     if (c->n_kv_heads % n)
         return td_fail(e, TD_ERR_INVALID, "%u kv heads can't be shared evenly among %u tensor-parallel ranks",
                        c->n_kv_heads, n);
-    enum td_status s = share(&f->share.kv_heads, "kv heads", c->n_kv_heads, 1, n, e);
+    enum td_status s = share_out(&f->share.kv_heads, "kv heads", c->n_kv_heads, 1, n, e);
     f->share.heads = times(&f->share.kv_heads, c->n_heads / c->n_kv_heads, n);
     return s;
 }
@@ -60,7 +58,7 @@ enum td_status forward_share_open(struct forward *f, struct td_error *e)
                    {&f->share.vocab, "tokens of the vocabulary", c->vocab_size}};
     enum td_status s = share_heads(f, n, e);
     for (size_t i = 0; i < sizeof(columns) / sizeof(columns[0]) && !s; i++)
-        s = share(columns[i].at, columns[i].what, columns[i].n, UNIT, n, e);
+        s = share_out(columns[i].at, columns[i].what, columns[i].n, UNIT, n, e);
     f->share.values = times(&f->share.heads, c->family->latent ? c->latent.v_dim : c->head_dim, n);
     return s;
 }
@@ -107,7 +105,7 @@ enum td_status forward_pages_open(struct forward *f, uint32_t n_pages, struct td
     f->kept_arena = kept;
     f->kept_layout = forward_has_own_pages(f) ? part : f->layout;
     f->kept_kv_head = forward_has_own_pages(f) || f->c.family->latent ? 0 : own_first(f, &f->share.kv_heads);
-    f->kept_layer = forward_has_own_pages(f) ? 0 : f->rank.first_layer;
+    f->kept_layer = forward_has_own_pages(f) ? f->rank.first_layer : 0;
     return TD_OK;
 }
 
@@ -134,7 +132,9 @@ static struct k_pieces part_of(const struct forward *f, uint32_t page, uint32_t 
     uint32_t first_head = f->c.family->latent ? 0 : own_first(f, &f->share.kv_heads);
     *host_out = f->arena + page * kv_layout_page_bytes(l) + begin * kv_layout_layer_bytes(l) +
                 first_head * kv_layout_head_bytes(l);
-    *kept_out = forward_page(f, page) + (begin - f->rank.first_layer) * kv_layout_layer_bytes(&f->kept_layout);
+    *kept_out = forward_page(f, page) + (begin - f->kept_layer) * kv_layout_layer_bytes(&f->kept_layout);
+    if (own_kv_heads(f) == l->n_kv_heads)
+        return (struct k_pieces){(end - begin) * kv_layout_layer_bytes(l), kv_layout_page_bytes(l), 1};
     return (struct k_pieces){.piece_bytes = own_kv_heads(f) * kv_layout_head_bytes(l),
                              .stride_bytes = l->n_kv_heads * kv_layout_head_bytes(l),
                              .n = (end - begin) * kv_layout_planes(l)};

@@ -6,7 +6,6 @@
  */
 #include "engine/ranks.h"
 
-#include <assert.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>

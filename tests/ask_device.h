@@ -1,6 +1,7 @@
-/* Which device a test computes on (TANDEM_DEVICE: cpu or cuda), and whether it is there. */
+/* Which device a test computes on (TANDEM_DEVICE: cpu or cuda), whether it is there, and where ranks are. */
 #pragma once
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -12,6 +13,22 @@ static inline enum kernels_device device_wanted(void)
 {
     const char *name = getenv("TANDEM_DEVICE");
     return name && !strcmp(name, "cuda") ? DEVICE_CUDA : DEVICE_CPU;
+}
+
+/* Ranks are all on one device, unless TANDEM_RANK_DEVICES is next: on as many as there are ranks. */
+static inline bool ranks_share_device(void)
+{
+    const char *where = getenv("TANDEM_RANK_DEVICES");
+    return !where || strcmp(where, "next") != 0;
+}
+
+/* TANDEM_RANKS=NxM: an engine's tensor-parallel ranks and pipeline stages; else one. */
+static inline void ranks_wanted(uint32_t *n_tensor_out, uint32_t *n_pipeline_out)
+{
+    const char *text = getenv("TANDEM_RANKS");
+    *n_tensor_out = *n_pipeline_out = 1;
+    if (text && sscanf(text, "%ux%u", n_tensor_out, n_pipeline_out) != 2)
+        abort();
 }
 
 /* Why a device can't be opened; empty: it can. Asked in a process of its own: what CUDA has begun does not survive a fork. */

@@ -40,7 +40,7 @@ if [ -n "$pack" ]; then
   trap 'rm -rf "$into"' EXIT
   mkdir -p "$into/lib/ucx"
   (cd "$build" && find cli router prefill decode kvstore kernels/cuda tests/kernels/test_kernels_device* \
-    tests/engine/test_engine -maxdepth 1 -type f -executable -exec cp --parents -t "$into" {} +)
+    tests/kernels/test_kernels_ranks tests/engine/test_engine tests/engine/test_ranks -maxdepth 1 -type f -executable -exec cp --parents -t "$into" {} +)
   find "$into" -type f -exec strip -q {} + 2>/dev/null || true
   find "$into" -type f -executable -exec ldd {} + 2>/dev/null | awk '$3 ~ /^\// {print $3}' | sort -u |
     grep -Ev '/(libc|libm|libdl|librt|libpthread|libcuda|libcublas|libcublasLt|libcudart|libgcc_s|libstdc\+\+)\.so' |
@@ -73,11 +73,16 @@ suite() { # name, command...: counts its TAP
   passed=$((passed + ok - skip)) skipped=$((skipped + skip)) failed=$((failed + bad))
   echo "$name: $((ok - skip)) passed, $bad failed, $skip skipped"
 }
-unit=("$build"/tests/kernels/test_kernels_device "$build"/tests/kernels/test_kernels_device_attention)
+unit=("$build"/tests/kernels/test_kernels_device "$build"/tests/kernels/test_kernels_device_attention
+  "$build"/tests/kernels/test_kernels_ranks)
+n_devices=$(nvidia-smi -L 2>/dev/null | wc -l) || true
+[ "$n_devices" -lt 4 ] || export TANDEM_RANK_DEVICES=next # else the suites' ranks, up to four, share one
 for t in "${unit[@]}"; do suite "$(basename "$t")" "$t"; done
 present=$((skipped == 0))
 for golden in deploy/demo-model/tandem-demo tests/model/golden/*/; do
   TANDEM_GOLDEN="$golden" suite "engine $(basename "$golden")" "$build/tests/engine/test_engine"
+  TANDEM_RANKS=2x2 TANDEM_GOLDEN="$golden" suite "engine on 2x2 ranks $(basename "$golden")" "$build/tests/engine/test_engine"
+  TANDEM_GOLDEN="$golden" suite "ranks $(basename "$golden")" "$build/tests/engine/test_ranks"
 done
 if [ "$present" -eq 1 ] && command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck initcheck; do
@@ -96,6 +101,9 @@ if [ "$present" -eq 1 ] && [ -n "$bench" ]; then
   "$build/cli/tandem" bench kernels --device cuda
   "$build/cli/tandem" bench kernels --device cuda --batch-invariant off
   "$build/cli/tandem" bench engine --device cuda --dummy 8b
+  for n in 2 4 8; do
+    [ "$n_devices" -lt "$n" ] || "$build/cli/tandem" bench engine --device cuda --dummy 8b --tensor-parallel "$n"
+  done
 fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

@@ -103,3 +103,9 @@ enum td_status geometry_open_model(const struct geometry_options *o, const struc
 {
     return g->is_dummy ? model_open_dummy(&g->dummy, out, error_out) : model_open(o->model, out, error_out);
 }
+
+enum td_status rank_options_open(const struct rank_options *o, const struct kernels_config *config,
+                                 struct kernels **out, struct td_error *e)
+{
+    return kernels_open_ranks(config, rank_options_n(o), !strcmp(o->devices, "same"), out, e);
+}

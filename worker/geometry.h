@@ -75,6 +75,43 @@ struct geometry_options {
             "tokens of a page and of a block; one value for the whole cluster"                                         \
     }
 
+/* How many kernels a process computes with (engine/ranks.h). Of no meaning to a store: pages are the same. */
+struct rank_options {
+    int64_t n_tensor, n_pipeline;
+    const char *devices; /* next, same */
+};
+
+#define RANK_OPTIONS(type, member)                                                                                     \
+    {"tensor-parallel",                                                                                                \
+     OPT_INT,                                                                                                          \
+     offsetof(type, member.n_tensor),                                                                                  \
+     "1",                                                                                                              \
+     "N",                                                                                                              \
+     1,                                                                                                                \
+     K_MAX_RANKS,                                                                                                      \
+     "devices, or shares of the CPU's threads, that divide every layer; the kv heads must be a multiple"},             \
+        {"pipeline-parallel",                                                                                          \
+         OPT_INT,                                                                                                      \
+         offsetof(type, member.n_pipeline),                                                                            \
+         "1",                                                                                                          \
+         "N",                                                                                                          \
+         1,                                                                                                            \
+         K_MAX_RANKS,                                                                                                  \
+         "stages that divide the layers, each of --tensor-parallel devices or shares"},                                \
+    {                                                                                                                  \
+        "rank-devices", OPT_CHOICE, offsetof(type, member.devices), "next", "next|same", 0, 0,                         \
+            "next: those from --device on; same: all on that one"                                                      \
+    }
+
+static inline uint32_t rank_options_n(const struct rank_options *o)
+{
+    return (uint32_t)(o->n_tensor * o->n_pipeline);
+}
+
+/* kernels of that configuration for all ranks: out[rank_options_n]. */
+enum td_status rank_options_open(const struct rank_options *o, const struct kernels_config *config,
+                                 struct kernels **out, struct td_error *error_out);
+
 struct geometry {
     struct model_config config;
     struct model_dummy dummy; /* used when the options say so */

@@ -51,6 +51,7 @@ const struct option WORKER_OPTIONS[] = {
     {"sim-noise", OPT_DOUBLE, AT(sim_noise), "0", "SIGMA", 0, 2,
      "sim: of a log-normal factor on the time of each step"},
     {"threads", OPT_INT, AT(threads), "0", NULL, 0, 1024, "compute threads; 0: one for each CPU"},
+    RANK_OPTIONS(struct worker_options, ranks),
     {"isa", OPT_CHOICE, AT(isa), "auto", "auto|plain|avx2|avx512", 0, 0, "instruction set of the kernels"},
     {"lora", OPT_STRING, AT(lora), NULL, "NAME=DIR,...", 0, 0,
      "adapters that requests may name, as PEFT saves them; the same on all workers"},
@@ -464,10 +465,12 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
     k.n_threads = (uint32_t)o->threads;
     while (strcmp(ISAS[k.isa], o->isa))
         k.isa++;
-    if (is_sim)
+    if (is_sim) {
         k.device = DEVICE_CPU;
+        o->ranks.n_tensor = o->ranks.n_pipeline = 1;
+    }
     if (!s)
-        s = kernels_open(&k, &w->kernels, e);
+        s = rank_options_open(&o->ranks, &k, w->kernels, e);
     if (s)
         return s;
     if (!o->pages)
@@ -484,7 +487,9 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
         return s;
     say_adapters(w);
     const struct engine_config c = {
-        .kernels = &w->kernels,
+        .kernels = w->kernels,
+        .n_tensor = (uint32_t)o->ranks.n_tensor,
+        .n_pipeline = (uint32_t)o->ranks.n_pipeline,
         .model = w->model,
         .adapters = w->adapters.all,
         .n_adapters = w->adapters.n,
@@ -575,7 +580,7 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
     }
     note_load(w);
     log_info(&w->log, "ready address=%s xfer=%s isa=%s numerics=%s pages=%lld weights_mib=%llu", worker_address(w),
-             xfer_address(w->xfer), kernels_isa_name(w->kernels), engine_numerics(w->engine),
+             xfer_address(w->xfer), kernels_isa_name(w->kernels[0]), engine_numerics(w->engine),
              (long long)w->options.pages, (unsigned long long)(engine_weight_bytes(w->engine) >> 20));
     *out = w;
     return TD_OK;
@@ -596,7 +601,7 @@ void worker_close(struct worker *w)
     take_mail(w);
     metrics_http_close(w->metrics_http);
     engine_close(w->engine);
-    kernels_close(w->kernels);
+    kernels_close_ranks(w->kernels, K_MAX_RANKS);
     adapters_close(&w->adapters);
     free(w->adapters_said);
     free(w->adapter_said);

@@ -28,6 +28,7 @@ struct worker;
 
 struct worker_options {
     struct geometry_options geometry;
+    struct rank_options ranks;
     const char *name, *listen, *xfer_listen, *tls, *secret, *metrics_listen, *isa, *engine, *sim_prefill, *sim_decode,
         *faults, *routers, *advertise, *log_level, *lora;
     double sim_noise;

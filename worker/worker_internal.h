@@ -111,7 +111,7 @@ struct worker {
     uint64_t incarnation, next_counter;
     struct geometry geometry;
     struct model *model;
-    struct kernels *kernels;
+    struct kernels *kernels[K_MAX_RANKS]; /* of the ranks; the others NULL */
     struct adapters adapters;
     Tandem__Worker__V1__Adapter **adapters_said, *adapter_said; /* [adapters.n] as hellos have them */
     struct block_key *adapter_keys;

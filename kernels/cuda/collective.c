@@ -123,7 +123,7 @@ struct k_links *cuda_links_open(struct kernels *const *ranks, uint32_t n)
 {
     struct k_links *l = mem_zalloc(sizeof(*l));
     int devices[K_MAX_RANKS], before = 0;
-    bool alone = true;
+    bool distinct = true;
     l->n = n;
     for (uint32_t i = 0; i < n; i++) {
         l->ranks[i] = (struct cuda *)ranks[i];
@@ -131,11 +131,11 @@ struct k_links *cuda_links_open(struct kernels *const *ranks, uint32_t n)
         for (uint32_t j = 0; j < i; j++) {
             look_at(ranks[i], devices[j]);
             look_at(ranks[j], devices[i]);
-            alone &= devices[i] != devices[j];
+            distinct &= devices[i] != devices[j];
         }
     }
     CUDA_MUST(cudaGetDevice(&before));
-    bool opened = alone && nccl_find() && !nccl.init_all(l->comms, (int)n, devices);
+    bool opened = distinct && nccl_find() && !nccl.init_all(l->comms, (int)n, devices);
     CUDA_MUST(cudaSetDevice(before)); /* which may have been changed behind cuda_enter()'s back */
     if (opened)
         return l;

@@ -31,6 +31,16 @@ def test_split_gives_golden_tokens_of_every_family():
 
 
 @test
+def test_workers_of_any_number_of_ranks_exchange_pages():
+    several = (["--tensor-parallel", "2"], ["--tensor-parallel", "2", "--pipeline-parallel", "2"])
+    for name, (prefill, decode) in (("mixtral", (several[0], [])), ("deepseek_v2", ([], several[1])), ("gpt_oss", several)):
+        with Cluster(model=model(name), plan="split", worker_args=["--rank-devices", "same"],
+                     roles_args={"prefill": prefill, "decode": decode}) as c:
+            check_golden(reference(name), c.generate(golden_requests(reference(name))))
+            c.audit()
+
+
+@test
 def test_batch_chunks_split_and_cache_change_nothing():
     for name in KINDS:
         want = alone(name, own_requests())

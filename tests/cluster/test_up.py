@@ -161,6 +161,19 @@ def test_a_worker_that_can_not_start_stops_the_whole():
 
 
 @test
+def test_workers_share_out_the_model_among_ranks_or_say_why_not():
+    with RunDir() as r:
+        r.up_well("--no-store", "--tensor-parallel", "2", "--pipeline-parallel", "2", "--rank-devices", "same")
+        for name in ("prefill-0", "decode-0"):
+            assert "ranks tensor=2 pipeline=2 exchange=" in r.file(f"logs/{name}.log")
+        answer = r.tandem("generate", "--router", r.router(), "--max-tokens", "4", "Hello", run_dir=False)
+        assert answer.returncode == 0, answer.stderr
+    with RunDir() as r:
+        out = r.up("--no-store", "--tensor-parallel", "7")
+        assert out.returncode == 1 and "kv heads can't be shared evenly among 7 tensor-parallel ranks" in out.stderr, out.stderr
+
+
+@test
 def test_faults_can_be_set_where_asked_for_and_do_not_outlive_the_cluster():
     with RunDir() as r:
         faults = os.path.join(r.path, "faults")

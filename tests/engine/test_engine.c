@@ -14,7 +14,7 @@
 #include "tests/ask_device.h"
 #include "tests/tap.h"
 
-enum { MAX_SEQS = 64, MAX_TOKENS = 512 };
+enum { MAX_SEQS = 64, MAX_TOKENS = 512, MAX_RANKS = 4 };
 
 struct run { /* one sequence of a test */
     struct seq *seq;
@@ -31,7 +31,7 @@ struct run { /* one sequence of a test */
 
 struct fixture {
     struct clock clock;
-    struct kernels *kernels;
+    struct kernels *kernels[MAX_RANKS];
     struct model *model;
     struct engine *engine;
     json_t *golden;
@@ -87,11 +87,18 @@ static void open_engine_in(struct fixture *f, uint32_t n_pages, uint32_t chunk, 
                            enum compute compute)
 {
     struct td_error e = {{0}};
-    kernels_close(f->kernels);
+    uint32_t n_tensor, n_pipeline;
+    ranks_wanted(&n_tensor, &n_pipeline);
+    ck_assert_uint_le(n_tensor * n_pipeline, MAX_RANKS);
+    kernels_close_ranks(f->kernels, MAX_RANKS);
     const struct kernels_config kernels = {.device = device_wanted(), .n_threads = 2, .compute = compute};
-    ck_assert_msg(kernels_open(&kernels, &f->kernels, &e) == TD_OK, "%s", e.text);
+    ck_assert_msg(!kernels_open_ranks(&kernels, n_tensor * n_pipeline, ranks_share_device(), f->kernels, &e), "%s",
+                  e.text);
     const struct engine_config config = {
-        .kernels = &f->kernels,
+        .kernels = f->kernels,
+        .n_tensor = n_tensor,
+        .n_pipeline = n_pipeline,
+        .piece_rows = 31,
         .model = f->model,
         .compute = compute,
         .kv_dtype = compute == COMPUTE_F32 ? NUM_F32 : NUM_BF16,
@@ -133,7 +140,7 @@ static void teardown(struct fixture *f)
     ck_assert_uint_eq(a.free + a.cached, a.total);
     ck_assert_int_eq(f->n_named, a.cached);
     engine_close(f->engine);
-    kernels_close(f->kernels);
+    kernels_close_ranks(f->kernels, MAX_RANKS);
     model_close(f->model);
     json_decref(f->golden);
 }
@@ -598,7 +605,7 @@ START_TEST(test_engine_refuses_weights_that_the_configuration_does_not_describe)
     snprintf(path, sizeof(path), "%s/model.safetensors", dir);
     ck_assert_int_eq(symlink(from, path), 0);
     for (size_t i = 0; i < sizeof(CHANGES) / sizeof(CHANGES[0]); i++) {
-        struct engine_config config = {.kernels = &f.kernels,
+        struct engine_config config = {.kernels = f.kernels,
                                        .compute = COMPUTE_F32,
                                        .kv_dtype = NUM_F32,
                                        .page_tokens = 16,

@@ -1,6 +1,6 @@
 /*
  * Engines on several ranks against an engine on one, on the prompts of a golden directory (deploy/demo-model, or TANDEM_GOLDEN): tokens,
- * log-probabilities and all bytes of the pool are the same. On the CPU, or with all ranks on one device.
+ * log-probabilities and all bytes of the pool are the same.
  */
 #include <jansson.h>
 #include <stdio.h>
@@ -109,7 +109,7 @@ static enum td_status try_open(struct side *f, const struct shape *shape, struct
     ck_assert_ptr_nonnull(f->golden);
     const struct kernels_config kernels = {.device = device_wanted(), .n_threads = 3, .compute = shape->compute};
     uint32_t n = shape->n_tensor * shape->n_pipeline;
-    ck_assert_msg(kernels_open_ranks(&kernels, n, true, f->kernels, e) == TD_OK, "%s", e->text);
+    ck_assert_msg(kernels_open_ranks(&kernels, n, ranks_share_device(), f->kernels, e) == TD_OK, "%s", e->text);
     const struct engine_config config = {
         .kernels = f->kernels,
         .n_tensor = shape->n_tensor,
