@@ -2,9 +2,9 @@
  * Products with a matrix in fewer bits (cpu.h), of the bits that they have with the bf16 numbers that its codes stand for.
  *
  * Codes are widened in blocks of 128, WORDS vectors of bf16 words, as a plain panel has them in one step of pairs, or in two steps of
- * single k's. For a few rows a block goes from registers into the sums: that is about as fast as memory gives int8 and int4, while
- * a loop that stored words for another one to load would take twice as long. For more rows, blocks are stored, and multiplied by
- * the tiles of linear.inc.h, which includes this.
+ * single k's. For a few rows a block goes from registers into the sums: so widening overlaps with both memory and products, while
+ * words that are stored for another loop to load take twice as long. For more rows blocks are stored, and multiplied by the tiles
+ * of linear.inc.h, which includes this.
  */
 #pragma once
 
