@@ -40,7 +40,8 @@ if [ -n "$pack" ]; then
   trap 'rm -rf "$into"' EXIT
   mkdir -p "$into/lib/ucx"
   (cd "$build" && find cli router prefill decode kvstore kernels/cuda tests/kernels/test_kernels_device* \
-    tests/kernels/test_kernels_ranks tests/engine/test_engine tests/engine/test_ranks -maxdepth 1 -type f -executable -exec cp --parents -t "$into" {} +)
+    tests/kernels/test_kernels_ranks tests/engine/test_engine tests/engine/test_ranks tests/engine/test_lora \
+    tests/engine/test_weights -maxdepth 1 -type f -executable -exec cp --parents -t "$into" {} +)
   find "$into" -type f -exec strip -q {} + 2>/dev/null || true
   find "$into" -type f -executable -exec ldd {} + 2>/dev/null | awk '$3 ~ /^\// {print $3}' | sort -u |
     grep -Ev '/(libc|libm|libdl|librt|libpthread|libcuda|libcublas|libcublasLt|libcudart|libgcc_s|libstdc\+\+)\.so' |
@@ -74,9 +75,10 @@ suite() { # name, command...: counts its TAP
   echo "$name: $((ok - skip)) passed, $bad failed, $skip skipped"
 }
 unit=("$build"/tests/kernels/test_kernels_device "$build"/tests/kernels/test_kernels_device_attention
-  "$build"/tests/kernels/test_kernels_ranks)
+  "$build"/tests/kernels/test_kernels_device_packed "$build"/tests/kernels/test_kernels_ranks)
 n_devices=$(nvidia-smi -L 2>/dev/null | wc -l) || true
 [ "$n_devices" -lt 4 ] || export TANDEM_RANK_DEVICES=next # else the suites' ranks, up to four, share one
+export TANDEM_SOURCE_ROOT="$PWD"
 for t in "${unit[@]}"; do suite "$(basename "$t")" "$t"; done
 present=$((skipped == 0))
 for golden in deploy/demo-model/tandem-demo tests/model/golden/*/; do
@@ -84,6 +86,7 @@ for golden in deploy/demo-model/tandem-demo tests/model/golden/*/; do
   TANDEM_RANKS=2x2 TANDEM_GOLDEN="$golden" suite "engine on 2x2 ranks $(basename "$golden")" "$build/tests/engine/test_engine"
   TANDEM_GOLDEN="$golden" suite "ranks $(basename "$golden")" "$build/tests/engine/test_ranks"
 done
+for t in lora weights; do suite "engine with $t" "$build/tests/engine/test_$t"; done
 if [ "$present" -eq 1 ] && command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck initcheck; do
     for t in "${unit[@]}"; do
@@ -92,15 +95,17 @@ if [ "$present" -eq 1 ] && command -v compute-sanitizer >/dev/null; then
   done
 fi
 if [ "$present" -eq 1 ] && [ -n "$cluster" ]; then
-  export TANDEM_BUILD_ROOT="$build" TANDEM_SOURCE_ROOT="$PWD" PYTHONDONTWRITEBYTECODE=1
-  for t in test_families test_bytes test_golden; do
+  export TANDEM_BUILD_ROOT="$build" PYTHONDONTWRITEBYTECODE=1
+  for t in test_families test_lora test_bytes test_golden; do
     suite "cluster $t" python3 "tests/cluster/$t.py"
   done
 fi
 if [ "$present" -eq 1 ] && [ -n "$bench" ]; then
   "$build/cli/tandem" bench kernels --device cuda
   "$build/cli/tandem" bench kernels --device cuda --batch-invariant off
-  "$build/cli/tandem" bench engine --device cuda --dummy 8b
+  for weights in as-stored int8 fp8 int4; do
+    "$build/cli/tandem" bench engine --device cuda --dummy 8b --weights "$weights"
+  done
   for n in 2 4 8; do
     [ "$n_devices" -lt "$n" ] || "$build/cli/tandem" bench engine --device cuda --dummy 8b --tensor-parallel "$n"
   done

@@ -13,6 +13,14 @@
 #include "model/safetensors.h"
 #include "tests/tap.h"
 
+/* A file of this project: as built, or below TANDEM_SOURCE_ROOT. */
+static inline const char *source_file(char out[4096], const char *path)
+{
+    const char *root = getenv("TANDEM_SOURCE_ROOT");
+    snprintf(out, 4096, "%s/%s", root ? root : SOURCE_ROOT, path);
+    return out;
+}
+
 /* A directory with a model in it, written tensor by tensor. */
 struct checkpoint {
     char dir[64];

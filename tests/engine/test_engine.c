@@ -671,12 +671,8 @@ END_TEST
 
 int main(void)
 {
-    char why[256] = "";
-    ask_device(device_wanted(), why, sizeof(why));
-    if (*why) {
-        printf("ok 1 - engine on %s # SKIP %s\n1..1\n", golden_dir(), why);
+    if (skip_without_device("engine"))
         return 0;
-    }
     Suite *s = suite_create("engine");
     TCase *t = tcase_create("golden");
     tcase_set_timeout(t, 60);

@@ -118,7 +118,9 @@ struct quality {
 static struct quality quality_of(enum k_weights weights, enum num_type kv_dtype)
 {
     json_error_t je;
-    json_t *golden = json_load_file(DEMO_MODEL "/golden.json", 0, &je), *c;
+    char path[4096], demo[4096];
+    source_file(demo, "deploy/demo-model/tandem-demo");
+    json_t *golden = json_load_file(source_file(path, "deploy/demo-model/tandem-demo/golden.json"), 0, &je), *c;
     struct quality q = {0};
     double squares = 0;
     size_t i;
@@ -131,7 +133,7 @@ static struct quality quality_of(enum k_weights weights, enum num_type kv_dtype)
             continue;
         for (uint32_t t = 0; t < n + n_greedy; t++)
             ids[t] = (uint32_t)json_integer_value(t < n ? json_array_get(prompt, t) : json_array_get(greedy, t - n));
-        const struct setting s = {DEMO_MODEL, COMPUTE_F32, weights, kv_dtype};
+        const struct setting s = {demo, COMPUTE_F32, weights, kv_dtype};
         struct result forced = run(&s, ids, n + n_greedy, 0), free_running = run(&s, ids, n, n_greedy);
         bool same = true;
         for (uint32_t t = 0; t < n_greedy; t++) {
@@ -240,7 +242,8 @@ static void add_fp8(struct checkpoint *codes, struct checkpoint *numbers, const 
 
 START_TEST(test_fp8_checkpoint_is_its_bf16_numbers_stored_or_kept)
 {
-    const char *from = GOLDEN_MODELS "/mistral", *untied = "{\"tie_word_embeddings\": false}";
+    char dir[4096];
+    const char *from = source_file(dir, "tests/model/golden/mistral"), *untied = "{\"tie_word_embeddings\": false}";
     struct safetensors *file;
     struct td_error e;
     struct checkpoint codes, numbers;
@@ -303,7 +306,8 @@ static void add_mxfp4(struct checkpoint *codes, struct checkpoint *numbers, cons
 START_TEST(test_mxfp4_experts_are_their_bf16_numbers)
 {
     /* the model, with experts as wide as a group */
-    const char *from = GOLDEN_MODELS "/gpt_oss", *wider = "{\"intermediate_size\": 32}";
+    char dir[4096];
+    const char *from = source_file(dir, "tests/model/golden/gpt_oss"), *wider = "{\"intermediate_size\": 32}";
     const uint16_t bias[6 * 64] = {0};
     struct safetensors *file;
     struct td_error e;
@@ -337,8 +341,10 @@ END_TEST
 START_TEST(test_fingerprint_tells_formats_of_weights_apart)
 {
     struct result r[4];
+    char dir[4096];
+    const char *from = source_file(dir, "tests/model/golden/mistral");
     for (enum k_weights w = WEIGHTS_AS_STORED; w <= WEIGHTS_INT4; w++) {
-        r[w] = run(&(struct setting){GOLDEN_MODELS "/mistral", COMPUTE_F32, w, 0}, (uint32_t[]){1, 2}, 2, 1);
+        r[w] = run(&(struct setting){from, COMPUTE_F32, w, 0}, (uint32_t[]){1, 2}, 2, 1);
         for (uint32_t i = 0; i < w; i++)
             ck_assert_mem_ne(&r[w].fingerprint, &r[i].fingerprint, sizeof(r[i].fingerprint));
     }
@@ -347,6 +353,8 @@ END_TEST
 
 int main(void)
 {
+    if (skip_without_device("weights"))
+        return 0;
     Suite *s = suite_create("weights");
     TCase *t = tcase_create("weights");
     tcase_set_timeout(t, 120);
