@@ -76,6 +76,28 @@ static void pack_group(const struct k_matrix_part *part, const struct cuda_matri
             codes_out[i + j] = codes[j];
 }
 
+/* Some rows of a part on the host. */
+struct conversion {
+    const struct k_matrix_part *part;
+    const struct cuda_matrix *m;
+    uint32_t first;
+    uint8_t *rows, *scales;
+};
+
+static void run_convert(void *arg, uint32_t i, uint32_t thread)
+{
+    (void)thread;
+    const struct conversion *t = arg;
+    uint8_t *row = t->rows + i * row_bytes_of(t->m), *scales = t->scales + i * scales_bytes_of(t->m);
+    if (!t->m->weights) { /* what is behind n_in is zero since mem_array */
+        convert_row(t->part, t->m, t->first + i, row);
+        return;
+    }
+    memset(row, 0, row_bytes_of(t->m));
+    for (uint32_t at = 0; at < t->m->n_in; at += K_GROUP)
+        pack_group(t->part, t->m, t->first + i, at, row, scales);
+}
+
 /* Rows of a part, from `first` of the matrix on, some at a time. */
 static void write_converted(struct kernels *k, const struct k_matrix_part *part, const struct cuda_matrix *m,
                             uint32_t first)
@@ -87,13 +109,8 @@ static void write_converted(struct kernels *k, const struct k_matrix_part *part,
     uint8_t *rows = mem_array(n_rows, row_bytes), *scales = mem_array(n_rows, scales_bytes + 1);
     for (uint32_t row = 0; row < part->n_out; row += n_rows) {
         uint32_t n = part->n_out - row < n_rows ? part->n_out - row : n_rows;
-        if (m->weights)
-            memset(rows, 0, n * row_bytes); /* else what is behind n_in is zero since mem_array */
-        for (uint32_t i = 0; i < n && !m->weights; i++)
-            convert_row(part, m, row + i, rows + i * row_bytes);
-        for (uint32_t i = 0; i < n && m->weights; i++)
-            for (uint32_t at = 0; at < m->n_in; at += K_GROUP)
-                pack_group(part, m, row + i, at, rows + i * row_bytes, scales + i * scales_bytes);
+        struct conversion t = {part, m, row, rows, scales};
+        pool_run(((struct cuda *)k)->loaders, run_convert, &t, n);
         cuda_write(k, to + row * row_bytes, rows, n * row_bytes);
         if (m->weights)
             cuda_write(k, scales_to + row * scales_bytes, scales, n * scales_bytes);

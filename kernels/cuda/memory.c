@@ -11,6 +11,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "kernels/cuda/state.h"
@@ -20,6 +21,7 @@
 
 enum {
     STAGING_BYTES = 4 << 20, /* of one of two */
+    SLICE_BYTES = 256 << 10, /* that a thread brings into one at a time */
     MAX_PENDING = 256,
     ARENA_BYTES = 1 << 20, /* to begin with */
 };
@@ -103,8 +105,17 @@ static void send(struct cuda *c, void *to, const void *pinned, size_t len_bytes)
     CUDA_MUST(cudaMemcpyAsync(to, pinned, len_bytes, cudaMemcpyHostToDevice, c->stream));
 }
 
+/* A mapped file is read where it is touched first: several threads ask for several places at once. */
+static uint32_t count_loaders(void)
+{
+    enum { MOST = 8 };
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : n > MOST ? MOST : (uint32_t)n;
+}
+
 enum td_status cuda_memory_open(struct cuda *c, struct td_error *error_out)
 {
+    c->loaders = pool_open(count_loaders());
     if (cudaStreamCreateWithFlags(&c->aside.stream, cudaStreamNonBlocking) != cudaSuccess)
         return td_fail(error_out, TD_ERR_DEVICE, "CUDA device %d: no second stream", c->ordinal);
     event_open(&c->aside.queued);
@@ -135,6 +146,7 @@ static void aside_close(struct cuda_aside *a)
 
 void cuda_memory_close(struct cuda *c)
 {
+    pool_close(c->loaders);
     aside_close(&c->aside);
     for (uint32_t i = 0; i < 2; i++) {
         struct cuda_arena *a = &c->arenas[i];
@@ -268,6 +280,21 @@ static void collect(uint8_t *to, const uint8_t *host, const struct k_pieces *p, 
     }
 }
 
+struct collection {
+    uint8_t *to;
+    const uint8_t *host;
+    const struct k_pieces *p;
+    size_t first, len_bytes;
+};
+
+static void run_collect(void *arg, uint32_t slice, uint32_t thread)
+{
+    (void)thread;
+    const struct collection *t = arg;
+    size_t at = (size_t)slice * SLICE_BYTES;
+    collect(t->to + at, t->host, t->p, t->first + at, smaller(t->len_bytes - at, SLICE_BYTES));
+}
+
 void cuda_write(struct kernels *k, void *to, const void *host, size_t len_bytes)
 {
     cuda_write_pieces(k, to, host, &(struct k_pieces){len_bytes, len_bytes, 1});
@@ -283,7 +310,8 @@ void cuda_write_pieces(struct kernels *k, void *to, const void *host, const stru
             staging_turn(c);
         n = smaller(len_bytes - done, STAGING_BYTES - s->used);
         uint8_t *pinned = s->host[s->turn] + s->used;
-        collect(pinned, host, p, done, n);
+        struct collection t = {pinned, host, p, done, n};
+        pool_run(c->loaders, run_collect, &t, (uint32_t)((n + SLICE_BYTES - 1) / SLICE_BYTES));
         send(c, (uint8_t *)to + done, pinned, n);
         s->used += aligned(n);
     }

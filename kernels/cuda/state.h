@@ -19,6 +19,7 @@
 #include <cudaTypedefs.h>
 #include <stddef.h>
 
+#include "kernels/cpu/pool.h"
 #include "kernels/cuda/cuda.h"
 
 enum {
@@ -78,6 +79,7 @@ struct cuda_plan;  /* product.c: an algorithm of cuBLAS, found once */
 
 struct cuda {
     struct kernels base;
+    struct pool *loaders; /* threads that fill pinned buffers and convert weights */
     int ordinal;
     enum compute compute;
     char isa[16];
