@@ -161,6 +161,9 @@ enum td_status engine_open(const struct engine_config *config, struct engine **o
         engine_close(e);
         return s;
     }
+    snprintf(e->numerics, sizeof(e->numerics), "sim");
+    if (!e->sim)
+        k_numerics(e->config.kernels[0], e->config.compute, e->numerics);
     make_fingerprint(e);
     *out = e;
     return TD_OK;
@@ -218,7 +221,7 @@ double engine_measure_gathers(struct engine *e, uint32_t n_rows)
 
 const char *engine_numerics(const struct engine *e)
 {
-    return e->sim ? "sim" : kernels_numerics(kernels_config(e->config.kernels[0]), e->config.compute);
+    return e->numerics;
 }
 
 struct block_key engine_fingerprint(const struct engine *e)

@@ -45,6 +45,7 @@ struct engine {
     uint32_t n_views;        /* memories in which pages lie (ranks.h) */
     struct sampler *sampler;
     struct block_key fingerprint;
+    char numerics[K_NUMERICS_BYTES];
     struct seq *head, *tail;
     uint32_t n_active; /* FILLING and RUNNING */
 

@@ -110,6 +110,13 @@ enum k_weights k_weights_parse(const char *name)
     return w;
 }
 
+void k_numerics(const struct kernels *k, enum compute compute, char out[K_NUMERICS_BYTES])
+{
+    const char *name = kernels_numerics(&k->config, compute);
+    bool by_kind = k->config.device == DEVICE_CUDA && compute == COMPUTE_BF16;
+    snprintf(out, K_NUMERICS_BYTES, "%s%s%s", name, by_kind ? "-" : "", by_kind ? kernels_isa_name(k) : "");
+}
+
 /* --------------------------------------------------------------- operations */
 
 static void check_attn(const struct k_attn *a)

@@ -73,11 +73,15 @@ enum td_status kernels_open(const struct kernels_config *config, struct kernels 
 void kernels_close(struct kernels *k); /* NULL is fine */
 
 const struct kernels_config *kernels_config(const struct kernels *k); /* as opened */
-const char *kernels_isa_name(const struct kernels *k); /* "avx512"; of a device its architecture: "sm_90" */
-uint32_t kernels_n_threads(const struct kernels *k);   /* of the pool; a device: 1 */
+const char *kernels_isa_name(
+    const struct kernels *k);                        /* "avx512"; of a device the instructions it is used by: "sm_80" */
+uint32_t kernels_n_threads(const struct kernels *k); /* of the pool; a device: 1 */
 
 /* Names the bits of a model in that compute: same name, same results. E.g. "cpu1-f32", "cpu1-bf16", "cuda1-bf16". */
 const char *kernels_numerics(const struct kernels_config *config, enum compute compute);
+/* The same of kernels as opened, which know more: tensor cores round as their kind does. "cuda1-bf16-sm_90a". */
+enum { K_NUMERICS_BYTES = 32 };
+void k_numerics(const struct kernels *k, enum compute compute, char out[K_NUMERICS_BYTES]);
 
 /* ------------------------------------------------------------------ memory */
 

@@ -296,6 +296,8 @@ enum td_status tandem_kernels_open(uint32_t abi, const struct kernels_config *co
     c->any_order = config->any_order;
     snprintf(c->isa, sizeof(c->isa), "sm_%d%d", major, minor);
     s = fill(c, error_out);
+    if (c->is_hopper)
+        snprintf(c->isa, sizeof(c->isa), "sm_90a");
     if (s) {
         close_backend(&c->base);
         return s;

@@ -1023,8 +1023,16 @@ START_TEST(test_open_names_what_it_uses)
     open_fast(_i);
     ck_assert_int_eq(kernels_config(sides[1])->device, DEVICES[_i].device);
     ck_assert_uint_ge(kernels_n_threads(sides[1]), 1);
-    if (DEVICES[_i].device == DEVICE_CUDA)
+    char f32[K_NUMERICS_BYTES], bf16[K_NUMERICS_BYTES];
+    k_numerics(sides[1], COMPUTE_F32, f32);
+    k_numerics(sides[1], COMPUTE_BF16, bf16);
+    ck_assert_str_eq(f32, kernels_numerics(kernels_config(sides[1]), COMPUTE_F32));
+    if (DEVICES[_i].device == DEVICE_CUDA) {
         ck_assert(!strncmp(kernels_isa_name(sides[1]), "sm_", 3));
+        ck_assert_ptr_nonnull(strstr(bf16, kernels_isa_name(sides[1])));
+    } else {
+        ck_assert_str_eq(bf16, kernels_numerics(kernels_config(sides[1]), COMPUTE_BF16));
+    }
     close_device();
     struct kernels *k = NULL;
     struct td_error error = {0};
