@@ -165,21 +165,26 @@ static enum td_status read_config(struct adapter *a, json_t *root, struct td_err
     return TD_OK;
 }
 
+static enum td_status parse_config(struct adapter *a, const char *text, size_t len, struct td_error *e)
+{
+    json_error_t error;
+    json_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &error);
+    enum td_status s = json_is_object(root)
+                           ? read_config(a, root, e)
+                           : td_fail(e, TD_ERR_CORRUPT, "adapter_config.json: %s", root ? "not an object" : error.text);
+    json_decref(root);
+    return s;
+}
+
 static enum td_status load_config(struct adapter *a, const char *dir, struct td_error *e)
 {
     char path[4096], *text = NULL;
     size_t n = 0;
-    json_error_t error;
     snprintf(path, sizeof(path), "%s/adapter_config.json", dir);
     enum td_status s = file_read(path, CONFIG_MAX_BYTES, &text, &n, e);
-    if (s)
-        return s;
-    json_t *root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);
+    if (!s)
+        s = parse_config(a, text, n, e);
     free(text);
-    s = json_is_object(root)
-            ? read_config(a, root, e)
-            : td_fail(e, TD_ERR_CORRUPT, "adapter_config.json: %s", root ? "not an object" : error.text);
-    json_decref(root);
     return s;
 }
 
@@ -208,6 +213,20 @@ static void make_fingerprint(struct adapter *a)
     memcpy(a->fingerprint.b, full, BLOCK_KEY_BYTES);
 }
 
+static enum td_status finish_open(struct adapter *a, enum td_status s, const struct model_config *config,
+                                  struct adapter **out, struct td_error *e)
+{
+    if (!s)
+        s = check_tensors(a, config, e);
+    if (s) {
+        adapter_close(a);
+        return s;
+    }
+    make_fingerprint(a);
+    *out = a;
+    return TD_OK;
+}
+
 enum td_status adapter_open(const char *dir, const struct model_config *config, struct adapter **out,
                             struct td_error *error_out)
 {
@@ -217,15 +236,18 @@ enum td_status adapter_open(const char *dir, const struct model_config *config, 
     snprintf(path, sizeof(path), "%s/adapter_model.safetensors", dir);
     if (!s)
         s = safetensors_open_file(path, &a->file, error_out);
+    return finish_open(a, s, config, out, error_out);
+}
+
+enum td_status adapter_open_memory(const char *config_json, size_t json_bytes, const void *tensors,
+                                   size_t tensors_bytes, const struct model_config *config, struct adapter **out,
+                                   struct td_error *error_out)
+{
+    struct adapter *a = mem_zalloc(sizeof(*a));
+    enum td_status s = parse_config(a, config_json, json_bytes, error_out);
     if (!s)
-        s = check_tensors(a, config, error_out);
-    if (s) {
-        adapter_close(a);
-        return s;
-    }
-    make_fingerprint(a);
-    *out = a;
-    return TD_OK;
+        s = safetensors_open_memory(tensors, tensors_bytes, &a->file, error_out);
+    return finish_open(a, s, config, out, error_out);
 }
 
 void adapter_close(struct adapter *a)

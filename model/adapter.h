@@ -22,6 +22,10 @@ enum { ADAPTER_MAX_RANK = 512 };
 /* TD_ERR_CORRUPT or _UNSUPPORTED name file, field or tensor. */
 enum td_status adapter_open(const char *dir, const struct model_config *config, struct adapter **out,
                             struct td_error *error_out);
+/* The two files in memory; tensors are borrowed until close. What the fuzzer calls. */
+enum td_status adapter_open_memory(const char *config_json, size_t json_bytes, const void *tensors,
+                                   size_t tensors_bytes, const struct model_config *config, struct adapter **out,
+                                   struct td_error *error_out);
 void adapter_close(struct adapter *a);                         /* NULL is fine */
 struct block_key adapter_fingerprint(const struct adapter *a); /* of all numbers and the scale */
 

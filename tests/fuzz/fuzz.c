@@ -7,7 +7,9 @@
 #include <string.h>
 
 #include "base/endian.h"
+#include "model/adapter.h"
 #include "model/config.h"
+#include "model/model.h"
 #include "model/safetensors.h"
 #include "model/template.h"
 #include "model/tokenizer.h"
@@ -94,6 +96,24 @@ static void config(const uint8_t *data, size_t size)
     (void)kv_layout_check(&l, NULL);
     if (model_config_n_active_params(&c) > model_config_n_params(&c))
         abort();
+}
+
+/* adapter_config.json, a zero, adapter_model.safetensors. */
+static void adapter(const uint8_t *data, size_t size)
+{
+    static const struct model_dummy DIMS = {
+        .vocab_size = 8, .hidden = 4, .n_layers = 1, .n_heads = 2, .n_kv_heads = 1, .head_dim = 2, .intermediate = 4};
+    const uint8_t *zero = memchr(data, 0, size);
+    size_t n = zero ? (size_t)(zero - data) : size, left = zero ? size - n - 1 : 0;
+    struct model_config c;
+    struct adapter *a = NULL;
+    struct adapter_matrix m;
+    model_dummy_config(&DIMS, &c);
+    if (adapter_open_memory((const char *)data, n, data + size - left, left, &c, &a, NULL))
+        return;
+    if (adapter_find(a, 0, "self_attn.q_proj", &m) && (m.a->shape[1] != 4 || m.b->shape[0] != 4 || !m.rank))
+        abort();
+    adapter_close(a);
 }
 
 static void tokenizer(const uint8_t *data, size_t size)
@@ -209,8 +229,8 @@ static void profile(const uint8_t *data, size_t size)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    void (*const all[])(const uint8_t *, size_t) = {events,    store_msg, block, layout, tensors, config,
-                                                    tokenizer, template,  trace, report, profile};
+    void (*const all[])(const uint8_t *, size_t) = {events,  store_msg, block,    layout, tensors, config,
+                                                    adapter, tokenizer, template, trace,  report,  profile};
     (void)all; /* each program uses one */
     TARGET(data, size);
     return 0;

@@ -7,12 +7,12 @@ runs="${1:-10000000}"
 build="${TANDEM_BUILD:-build}-fuzz"
 [ -d "$build" ] || CC=clang CFLAGS=-fsanitize=fuzzer-no-link meson setup "$build" -Dfuzz=true -Dtests=false \
   -Db_sanitize=address,undefined -Db_lundef=false -Dwerror=false >/dev/null
-targets=(events store_msg block codec layout transfer tensors config tokenizer template trace report profile)
+targets=(events store_msg block codec layout transfer tensors config adapter tokenizer template trace report profile)
 ninja -C "$build" "${targets[@]/#/tests/fuzz/fuzz_}" >"$build/build.log" 2>&1 || { tail -20 "$build/build.log"; exit 1; }
 failed=0
 for t in "${targets[@]}"; do
   n=$runs
-  case "$t" in tensors|config|tokenizer|template|trace|report|profile) n=$((runs / 10)) ;; esac
+  case "$t" in tensors|config|adapter|tokenizer|template|trace|report|profile) n=$((runs / 10)) ;; esac
   mkdir -p "$build/corpus/$t"
   seeds=(tests/fuzz/seeds/"$t") # what to begin with, where the tree has it
   [ -d "${seeds[0]}" ] || seeds=()
