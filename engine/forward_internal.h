@@ -1,9 +1,9 @@
 /*
  * What the files of the forward pass share: the packed weights as a layer uses them, and the scratch of one batch.
  *
- * forward.c runs layers, forward_attention.c and forward_mlp.c the halves of one, forward_open.c finds and packs the weights,
- * forward_share.c says what of them and of the pages a rank has, forward_lora.c what adapters add. None of them asks for a family's name: what
- * a weight is NULL for, or a field of the configuration says, is what is done.
+ * forward.c runs layers, forward_attention.c and forward_mlp.c the halves of one; forward_weights.c finds and packs the weights,
+ * forward_lora.c what adapters add, forward_share.c says what of them and of the pages a rank has, and forward_open.c has the rest of
+ * opening. None of them asks for a family's name: what a weight is NULL for, or a field of the configuration says, is what is done.
  */
 #pragma once
 
@@ -179,6 +179,15 @@ enum td_status forward_lora_open(struct forward *f, uint32_t layer, const struct
 void forward_lora(struct forward *f, const struct lora *y, const float *x, const struct forward_rows *r, float *to);
 /* Of rows [begin, end) of the batch (forward_batch.adapter_rows); puts first. */
 struct adapted_rows forward_adapted_rows(struct forward *f, const uint32_t *adapter_rows, uint32_t begin, uint32_t end);
+
+/* --------------------------------------- forward_open.c, forward_weights.c */
+
+enum td_status forward_no_memory(const struct forward *f, struct td_error *error_out);
+/* n numbers of the kernels', to a pointer at out; host NULL: as they come. */
+enum td_status forward_numbers(const struct forward *f, const void *host, size_t n, void *out,
+                               struct td_error *error_out);
+/* The rank's layers, the embedding, the output matrix. */
+enum td_status forward_weights_open(struct forward *f, struct td_error *error_out);
 
 /* ----------------------------------------------------------- forward_share.c */
 
