@@ -369,15 +369,19 @@ static void scatter_group(const struct k_matrix *m, uint8_t *group, uint32_t c, 
     }
 }
 
-/* An output of a part, as it came: the elements of its row in a line. */
+/* An output of a part, as it came: the elements of its row in a line, where its type may be read (a file's tensors
+ * begin wherever its header ends). */
 static const uint8_t *line_up(const struct k_matrix_part *part, uint32_t out, uint32_t n_in, uint8_t *memory)
 {
     size_t element = num_type_bytes(part->type);
     const uint8_t *row = (const uint8_t *)part->data + out * (part->out_stride ? part->out_stride : n_in) * element;
-    if (part->in_stride <= 1)
+    if (part->in_stride > 1)
+        for (uint32_t i = 0; i < n_in; i++)
+            memcpy(memory + i * element, row + i * part->in_stride * element, element);
+    else if ((uintptr_t)row % element)
+        memcpy(memory, row, n_in * element);
+    else
         return row;
-    for (uint32_t i = 0; i < n_in; i++)
-        memcpy(memory + i * element, row + i * part->in_stride * element, element);
     return memory;
 }
 
