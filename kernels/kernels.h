@@ -73,8 +73,8 @@ enum td_status kernels_open(const struct kernels_config *config, struct kernels 
 void kernels_close(struct kernels *k); /* NULL is fine */
 
 const struct kernels_config *kernels_config(const struct kernels *k); /* as opened */
-const char *kernels_isa_name(
-    const struct kernels *k);                        /* "avx512"; of a device the instructions it is used by: "sm_80" */
+/* "avx512"; of a device the instructions it is used by: "sm_90a". */
+const char *kernels_isa_name(const struct kernels *k);
 uint32_t kernels_n_threads(const struct kernels *k); /* of the pool; a device: 1 */
 
 /* Names the bits of a model in that compute: same name, same results. E.g. "cpu1-f32", "cpu1-bf16", "cuda1-bf16". */

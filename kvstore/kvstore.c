@@ -89,7 +89,6 @@ static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
     h->pid = (uint32_t)getpid();
     h->incarnation = s->incarnation;
     h->layout = (ProtobufCBinaryData){sizeof(layout), layout};
-    h->numerics = rpc_data(kernels_numerics(&s->geometry.kernels, s->geometry.compute));
     h->xfer_address = rpc_data(xfer_address(s->xfer));
     h->n_pages = (uint32_t)(s->arena_bytes / s->page_bytes);
     h->kv_codec = rpc_data(block_codec_is_lossy(s->codec) ? block_codec_name(s->codec) : "");
