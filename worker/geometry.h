@@ -1,6 +1,6 @@
 /*
- * What model a process serves and in which numbers: the options that prefill, decode and store share, so that one rule
- * decides them for all.
+ * What model a process serves and in which numbers: the options that prefill, decode and, as far as they shape pages, the store
+ * share, so that one rule decides them for all.
  */
 #pragma once
 
@@ -38,14 +38,6 @@ struct geometry_options {
          0,                                                                                                            \
          0,                                                                                                            \
          "activations; auto: f32 below 64 M parameters, else bf16"},                                                   \
-        {"weights",                                                                                                    \
-         OPT_CHOICE,                                                                                                   \
-         offsetof(type, member.weights),                                                                               \
-         "as-stored",                                                                                                  \
-         K_WEIGHTS_NAMES,                                                                                              \
-         0,                                                                                                            \
-         0,                                                                                                            \
-         "large matrices in fewer bits, in groups of 32 weights with a scale"},                                        \
         {"kv-dtype",                                                                                                   \
          OPT_CHOICE,                                                                                                   \
          offsetof(type, member.kv_dtype),                                                                              \
@@ -54,25 +46,25 @@ struct geometry_options {
          0,                                                                                                            \
          0,                                                                                                            \
          "KV cache; auto: as numerics; fp8: e4m3, without scales"},                                                    \
-        {"device",                                                                                                     \
-         OPT_STRING,                                                                                                   \
-         offsetof(type, member.device),                                                                                \
-         "cpu",                                                                                                        \
-         "cpu|cuda|cuda:N",                                                                                            \
-         0,                                                                                                            \
-         0,                                                                                                            \
-         "what computes (of a store: what computed what it keeps)"},                                                   \
-        {"batch-invariant",                                                                                            \
-         OPT_CHOICE,                                                                                                   \
-         offsetof(type, member.invariant),                                                                             \
-         "on",                                                                                                         \
-         "on|off",                                                                                                     \
-         0,                                                                                                            \
-         0,                                                                                                            \
-         "cuda, bf16: what a sequence computes is the same in any batch; off: cuBLAS orders sums as is fastest"},      \
     {                                                                                                                  \
         "block-tokens", OPT_INT, offsetof(type, member.block_tokens), "16", "N", 1, 256,                               \
             "tokens of a page and of a block; one value for the whole cluster"                                         \
+    }
+
+/* What computes, with the same member. Of no meaning to a store: it leaves them NULL. */
+#define COMPUTE_OPTIONS(type, member)                                                                                  \
+    {"weights",                                                                                                        \
+     OPT_CHOICE,                                                                                                       \
+     offsetof(type, member.weights),                                                                                   \
+     "as-stored",                                                                                                      \
+     K_WEIGHTS_NAMES,                                                                                                  \
+     0,                                                                                                                \
+     0,                                                                                                                \
+     "large matrices in fewer bits, in groups of 32 weights with a scale"},                                            \
+        {"device", OPT_STRING, offsetof(type, member.device), "cpu", "cpu|cuda|cuda:N", 0, 0, "what computes"},        \
+    {                                                                                                                  \
+        "batch-invariant", OPT_CHOICE, offsetof(type, member.invariant), "on", "on|off", 0, 0,                         \
+            "cuda, bf16: what a sequence computes is the same in any batch; off: cuBLAS orders sums as is fastest"     \
     }
 
 /* How many kernels a process computes with (engine/ranks.h). Of no meaning to a store: pages are the same. */

@@ -72,8 +72,8 @@ class Cluster:
         patience = ["--silence-ms", str(1000 * SLOW)]
         worker_args, store_args, router_args = [[*patience, *a] for a in (worker_args, store_args, router_args)]
         router_args = ["--dispatch-ms", str(500 * SLOW), *router_args]
-        shape = ["--device", DEVICE, *(["--dummy", dummy] if dummy else ["--model", model])]  # the router's model gives the vocabulary all the same
-        workers = [*shape, "--pool-bytes", "64M", "--threads", "1", "--log-level", "info", *worker_args]
+        shape = ["--dummy", dummy] if dummy else ["--model", model]  # the router's model gives the vocabulary all the same
+        workers = [*shape, "--device", DEVICE, "--pool-bytes", "64M", "--threads", "1", "--log-level", "info", *worker_args]
         self.workers = []
         for role, n in (("prefill", prefill), ("decode", decode)):
             for i in range(n):
