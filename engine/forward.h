@@ -73,7 +73,7 @@ struct forward_batch {
     uint32_t n_logit_rows;
     /* NULL: no adapters; else [n_adapters + 1]: adapter i is that of rows [i] .. [i + 1], rows before [0] have none */
     const uint32_t *adapter_rows;
-    /* Optional: layers [begin, end) of every row's KV are queued to be in the rank's pages: what shall be read of them is asked for now, */
+    /* Optional: layers [begin, end) of every row's KV are queued to be in the rank's pages: reads of them may be queued behind, */
     void (*on_queued)(void *user, struct forward *f, uint16_t begin, uint16_t end);
     /* and then: they are there for good, and read. Both in the rank's thread. */
     void (*on_layers)(void *user, uint16_t begin, uint16_t end);

@@ -466,10 +466,12 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
     k.n_threads = (uint32_t)o->threads;
     while (strcmp(ISAS[k.isa], o->isa))
         k.isa++;
-    if (is_sim) {
+    if (is_sim)
         k.device = DEVICE_CPU;
-        o->ranks.n_tensor = o->ranks.n_pipeline = 1;
-    }
+    if (!s && is_sim && rank_options_n(&o->ranks) > 1)
+        s = td_fail(e, TD_ERR_INVALID,
+                    "--tensor-parallel, --pipeline-parallel: simulated compute has one rank; "
+                    "say what several take by --sim-prefill and --sim-decode");
     if (!s)
         s = rank_options_open(&o->ranks, &k, w->kernels, e);
     if (s)

@@ -52,4 +52,14 @@ def test_sim_and_real_workers_do_not_mix():
             router.stop()
 
 
+@test
+def test_what_simulated_compute_does_not_have_is_refused():
+    for args, why in ((["--tensor-parallel", "2"], "simulated compute has one rank"),
+                      (["--pipeline-parallel", "2"], "simulated compute has one rank"),
+                      (["--lora", "a=/nowhere"], "simulated compute has no adapters")):
+        out = subprocess.run([os.path.join(BUILD, "decode", "tandem-decode"), "--dummy", DIMS, *SIM, *args],
+                             capture_output=True, text=True, timeout=30 * SLOW)
+        assert out.returncode == 1 and why in out.stderr, out.stderr
+
+
 main()
