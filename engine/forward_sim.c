@@ -123,16 +123,18 @@ static void make_logits(const struct forward_sim *f, const struct forward_batch 
 
 static double step_ns(const struct forward_sim *f, const struct forward_batch *b)
 {
-    const double *p = f->cost.prefill, *d = f->cost.decode;
-    double prefill = 0, decode = 0;
+    struct cost_step step = {0};
     for (uint32_t i = 0; i < b->n_seqs; i++) {
         double n = b->seqs[i].n_rows, cached = b->seqs[i].first_pos;
-        if (b->seqs[i].n_rows > 1)
-            prefill += (prefill > 0 ? 0 : p[0]) + p[1] * n + p[2] * n * (n + 2 * cached);
-        else
-            decode += (decode > 0 ? 0 : d[0]) + d[1] * cached + d[2];
+        if (b->seqs[i].n_rows > 1) {
+            step.prefill_tokens += b->seqs[i].n_rows;
+            step.prefill_square += n * (n + 2 * cached);
+        } else {
+            step.batch++;
+            step.context += cached;
+        }
     }
-    return prefill + decode;
+    return cost_profile_step_ms(&f->cost.step_ns, &step);
 }
 
 /* Box and Muller; another sequence in every process. */

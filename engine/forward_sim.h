@@ -12,12 +12,11 @@
 
 #include "base/clock.h"
 #include "engine/forward.h"
+#include "sched/cost.h"
 
-/* Nanoseconds. Prefill of n tokens after c cached ones: [0] + [1] n + [2] n (n + 2 c). A decode step of a batch: [0] + [1] times
- * the sum of the contexts + [2] times the sequences. A mixed step takes the sum. (Mooncake, FAST '25, section 5.) */
 struct sim_cost {
-    double prefill[3], decode[3];
-    double noise; /* sigma of a log-normal factor of mean 1 on each step */
+    struct cost_profile step_ns; /* sched/cost.h, in nanoseconds */
+    double noise;                /* sigma of a log-normal factor of mean 1 on each step */
 };
 
 /* "A,B,C" in microseconds. TD_ERR_INVALID names the option. */

@@ -300,11 +300,12 @@ static double noise(struct sim *s, struct node *n, uint32_t n_steps)
 
 static double step_ms(const struct node *n)
 {
-    const struct cost_step *s = &n->step;
-    const double *p = n->cost.prefill, *d = n->cost.decode;
-    double prefill = s->prefill_tokens ? p[0] + p[1] * s->prefill_tokens + p[2] * s->prefill_square : 0;
-    double decode = s->batch ? d[0] + d[1] * s->context + d[2] * s->batch : 0;
-    return prefill * power_prefill_factor(n->clock) + decode * power_decode_factor(n->clock);
+    struct cost_profile now = n->cost;
+    for (int i = 0; i < 3; i++) {
+        now.prefill[i] *= power_prefill_factor(n->clock);
+        now.decode[i] *= power_decode_factor(n->clock);
+    }
+    return cost_profile_step_ms(&now, &n->step);
 }
 
 static double watts_of_step(const struct node *n)

@@ -1,13 +1,15 @@
 #include "sched/cost.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 
 /* Units where the profile says 0: milliseconds, per token, per its square; per token of context, per sequence. */
 static const double LEAST_PREFILL[3] = {1e-2, 1e-6, 1e-11}, LEAST_DECODE[3] = {1e-2, 1e-8, 1e-4};
 static const double CONFIDENCE = 0.05; /* of the profile, in samples: little; a worker's own steps are better */
 static const double TERM_RATE = 0.05, LEAST_MS = 1e-3;
-static const double TYPICAL_TOKENS = 1000, TYPICAL_BATCH = 8, SLOWER = 1.1;
+static const double ODD_RATE = 0.1, ODD_SHARE = 0.2; /* steps off by COST_JUMP teach nothing below this share of all */
+static const double TYPICAL_TOKENS = 1000, TYPICAL_BATCH = 8; /* at which a model is compared with its profile */
 
 enum td_status cost_profile_parse(const char *text, struct cost_profile *out, struct td_error *error_out)
 {
@@ -36,7 +38,7 @@ static struct rls make(const double prior[3], const double least[3], double unit
 
 struct cost_model cost_make(const struct cost_profile *profile)
 {
-    struct cost_model m = {.prefill_error = {0}};
+    struct cost_model m = {.prefill_run = {.share = 1}, .decode_run = {.share = 1}};
     m.prefill = make(profile->prefill, LEAST_PREFILL, m.prefill_unit);
     m.decode = make(profile->decode, LEAST_DECODE, m.decode_unit);
     return m;
@@ -48,24 +50,7 @@ struct cost_model cost_like(const struct cost_model *other)
     m.prefill = rls_make(3, other->prefill.w, CONFIDENCE);
     m.decode = rls_make(3, other->decode.w, CONFIDENCE);
     m.prefill_error = m.decode_error = (struct cost_term){0};
-    return m;
-}
-
-static struct rls half_way(const struct rls *m, const struct rls *other)
-{
-    double middle[3];
-    for (int i = 0; i < 3; i++)
-        middle[i] = (m->w[i] + other->w[i]) / 2;
-    return rls_make(3, middle, CONFIDENCE);
-}
-
-struct cost_model cost_doubt(struct cost_model m, const struct cost_model *other)
-{
-    if (cost_prefill_ms(&m, TYPICAL_TOKENS, 0, 0) > SLOWER * cost_prefill_ms(other, TYPICAL_TOKENS, 0, 0))
-        m.prefill = half_way(&m.prefill, &other->prefill);
-    if (cost_decode_ms(&m, TYPICAL_BATCH, TYPICAL_BATCH * TYPICAL_TOKENS) >
-        SLOWER * cost_decode_ms(other, TYPICAL_BATCH, TYPICAL_BATCH * TYPICAL_TOKENS))
-        m.decode = half_way(&m.decode, &other->decode);
+    m.prefill_run = m.decode_run = (struct cost_run){.share = 1};
     return m;
 }
 
@@ -86,11 +71,31 @@ double cost_decode_ms(const struct cost_model *m, double batch, double context)
     return batch > 0 ? fmax(rls_predict(&m->decode, x), LEAST_MS) : 0;
 }
 
+double cost_shared_ms(const struct cost_model *m)
+{
+    return fmax(fmin(m->prefill_unit[0] * m->prefill.w[0], m->decode_unit[0] * m->decode.w[0]), 0);
+}
+
+double cost_step_ms(const struct cost_model *m, double n, double square, double batch, double context)
+{
+    double prefill = predict_prefill(m, 1, n, square), decode = cost_decode_ms(m, batch, context);
+    return prefill > 0 && decode > 0 ? fmax(prefill + decode - cost_shared_ms(m), fmax(prefill, decode))
+                                     : prefill + decode;
+}
+
+double cost_profile_step_ms(const struct cost_profile *c, const struct cost_step *s)
+{
+    const double *p = c->prefill, *d = c->decode;
+    double prefill = s->prefill_tokens ? p[0] + p[1] * s->prefill_tokens + p[2] * s->prefill_square : 0;
+    double decode = s->batch ? d[0] + d[1] * s->context + d[2] * s->batch : 0;
+    return prefill + decode - (prefill > 0 && decode > 0 ? fmin(p[0], d[0]) : 0);
+}
+
 /* The positive root of d n^2 + (b + 2 d cached) n = left - a, which is what fits but for rounding. */
 uint32_t cost_chunk_within(const struct cost_model *m, double limit_ms, double batch, double context, double cached,
                            uint32_t max)
 {
-    double left = limit_ms - cost_decode_ms(m, batch, context);
+    double left = limit_ms - cost_decode_ms(m, batch, context) + (batch > 0 ? cost_shared_ms(m) : 0);
     const double *u = m->prefill_unit, *w = m->prefill.w;
     if (cost_prefill_ms(m, max, cached, 0) <= left)
         return max;
@@ -100,6 +105,26 @@ uint32_t cost_chunk_within(const struct cost_model *m, double limit_ms, double b
     while (n && cost_prefill_ms(m, n, cached, 0) > left)
         n--;
     return n;
+}
+
+static double over_units(const struct rls *m, const double unit[3], const double x[3])
+{
+    double with = 0, without = 0;
+    for (int i = 0; i < 3; i++) {
+        with += m->w[i] * unit[i] * x[i];
+        without += unit[i] * x[i];
+    }
+    return fmax(with, LEAST_MS) / without;
+}
+
+double cost_prefill_slowdown(const struct cost_model *m)
+{
+    return over_units(&m->prefill, m->prefill_unit, (double[]){1, TYPICAL_TOKENS, TYPICAL_TOKENS * TYPICAL_TOKENS});
+}
+
+double cost_decode_slowdown(const struct cost_model *m)
+{
+    return over_units(&m->decode, m->decode_unit, (double[]){1, TYPICAL_BATCH * TYPICAL_TOKENS, TYPICAL_BATCH});
 }
 
 void cost_term_observe(struct cost_term *t, double predicted, double actual)
@@ -122,15 +147,57 @@ static void learn(struct rls *m, struct cost_term *term, double x[3], double pre
     *m = rls_observe(*m, x, ms / predicted);
 }
 
+static double median(const double *values)
+{
+    double sorted[COST_RUN];
+    for (int i = 0; i < COST_RUN; i++) {
+        int at = i;
+        for (; at && sorted[at - 1] > values[i]; at--)
+            sorted[at] = sorted[at - 1];
+        sorted[at] = values[i];
+    }
+    return sorted[COST_RUN / 2];
+}
+
+enum odd { AS_USUAL, ODD, JUMPED }; /* odd: to be forgotten; jumped: the model has been scaled, and knows it */
+
+static enum odd look(struct rls *m, struct cost_run *run, double ratio)
+{
+    bool is_off = ratio > COST_JUMP || ratio < 1 / COST_JUMP, is_rare = run->share < ODD_SHARE;
+    run->share += ODD_RATE * (is_off - run->share);
+    if (!is_off || (run->n && (ratio > 1) != (run->ratio[0] > 1)))
+        run->n = 0;
+    if (!is_off)
+        return AS_USUAL;
+    run->ratio[run->n++] = ratio;
+    if (run->n < COST_RUN)
+        return run->n == 1 && !is_rare ? AS_USUAL : ODD;
+    double factor = median(run->ratio); /* what tells coefficients apart stays as it was */
+    for (int i = 0; i < 3; i++)
+        m->w[i] *= factor;
+    run->n = 0;
+    run->share = 1;
+    return JUMPED;
+}
+
+/* In a step with both, what the one half is predicted to take is taken off, and the other learns from the rest. */
 struct cost_model cost_observe(struct cost_model m, const struct cost_step *s)
 {
-    double prefill = predict_prefill(&m, 1, s->prefill_tokens, s->prefill_square);
     double decode = cost_decode_ms(&m, s->batch, s->context);
+    double both = cost_step_ms(&m, s->prefill_tokens, s->prefill_square, s->batch, s->context);
     const double *p = m.prefill_unit, *d = m.decode_unit;
-    if (s->prefill_tokens)
+    if (!(s->ms > LEAST_MS) || !(both > 0))
+        return m;
+    enum odd prefill_odd = s->prefill_tokens ? look(&m.prefill, &m.prefill_run, s->ms / both) : AS_USUAL;
+    enum odd decode_odd = s->batch ? look(&m.decode, &m.decode_run, s->ms / both) : AS_USUAL;
+    if (prefill_odd || decode_odd)
+        return m;
+    if (s->prefill_tokens) {
+        double prefill = predict_prefill(&m, 1, s->prefill_tokens, s->prefill_square);
         learn(&m.prefill, &m.prefill_error, (double[]){p[0], p[1] * s->prefill_tokens, p[2] * s->prefill_square},
-              prefill, s->ms - decode);
-    else if (s->batch)
+              prefill, s->ms - (both - prefill));
+    } else {
         learn(&m.decode, &m.decode_error, (double[]){d[0], d[1] * s->context, d[2] * s->batch}, decode, s->ms);
+    }
     return m;
 }

@@ -5,9 +5,16 @@
  *                                                             the square telescopes, so chunks need not be summed)
  *     decode step of a batch:                                 a + b (sum of contexts) + d (sequences)
  *
- * A step with both takes the sum. Learned by recursive least squares of relative errors, so that short steps count as much as
- * long ones, and in units of the profile's coefficients, so that it may be off by as much in each. A model is a value: observing
- * gives the next one. Milliseconds and tokens throughout.
+ *     step with both:                                     the sum, less the smaller of the two fixed parts a: launches
+ *                                                             and reads of the weights happen once
+ *
+ * Coefficients are learned by recursive least squares of relative errors, so that short steps count as much as long ones, and in
+ * units of the profile's coefficients, so that each may be off by as much. A machine whose speed changes at once (a throttled
+ * clock, a noisy neighbour that comes or goes) is followed at once: where COST_RUN steps in a row are all off in one direction by
+ * more than COST_JUMP, all coefficients are scaled by the median of their ratios. An odd step among others that are as predicted
+ * (its process was stopped meanwhile) teaches nothing.
+ *
+ * A model is a value: observing gives the next one. Milliseconds and tokens throughout.
  */
 #pragma once
 
@@ -33,9 +40,19 @@ struct cost_term { /* |predicted - actual| / actual, the mean of the latest some
     uint64_t n;
 };
 
+enum { COST_RUN = 5 };
+#define COST_JUMP 1.5
+
+struct cost_run {           /* steps that are off by more than COST_JUMP */
+    double ratio[COST_RUN]; /* measured over predicted, of the latest in a row... */
+    uint32_t n;             /* ...that are all off in one direction */
+    double share;           /* of the latest some ten steps */
+};
+
 struct cost_model {
     double prefill_unit[3], decode_unit[3]; /* what a coefficient of 1 stands for: the profile's */
     struct rls prefill, decode;
+    struct cost_run prefill_run, decode_run;
     struct cost_term prefill_error, decode_error;
 };
 
@@ -45,18 +62,23 @@ enum td_status cost_profile_parse(const char *text, struct cost_profile *out, st
 struct cost_model cost_make(const struct cost_profile *profile);
 struct cost_model cost_like(
     const struct cost_model *other); /* what it learned as the start, with as little confidence */
-/*
- * m, where it predicts longer steps than other: half way to it, with little confidence. For a worker that is thought slow and
- * therefore gets no work that would show whether it is.
- */
-struct cost_model cost_doubt(struct cost_model m, const struct cost_model *other);
 struct cost_model cost_observe(struct cost_model m, const struct cost_step *step);
 
 /* All of n tokens, in chunks of at most chunk (0: one). 0 tokens take no time. */
 double cost_prefill_ms(const struct cost_model *m, double n_tokens, double cached, uint32_t chunk);
 double cost_decode_ms(const struct cost_model *m, double batch, double context);
+/* One step: prompt tokens with their sum of n (n + 2 cached), beside a batch that decodes; 0 tokens or an empty batch is fine. */
+double cost_step_ms(const struct cost_model *m, double n_tokens, double square, double batch, double context);
+/* What a step with both saves beside two steps. */
+double cost_shared_ms(const struct cost_model *m);
 /* The largest chunk whose step stays within limit_ms beside that batch; 0: none does. At most max. */
 uint32_t cost_chunk_within(const struct cost_model *m, double limit_ms, double batch, double context, double cached,
                            uint32_t max);
+
+/* How many times as long steps of prompts (of batches) take as the profile said. */
+double cost_prefill_slowdown(const struct cost_model *m);
+double cost_decode_slowdown(const struct cost_model *m);
+/* The same of a step whose coefficients are known. */
+double cost_profile_step_ms(const struct cost_profile *p, const struct cost_step *step);
 
 void cost_term_observe(struct cost_term *t, double predicted, double actual);

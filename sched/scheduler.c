@@ -20,7 +20,6 @@ static const double BOOKED_MARGIN = 0.88; /* of its limit: what one that comes b
 static const double LEAST_RETRY_MS = 20, MAX_RETRY_MS = 60000;
 static const double LEAST_LEFT = 0.02; /* of a prefill that takes longer than it should: what is left of it */
 static const double LEG_RATE = 0.02;
-static const double STALE_MS = 10000; /* a cost that nothing was measured against for so long may be wrong by now */
 
 struct terms { /* on which a prediction is held against the TTFT limit */
     double of_limit, caution, hope;
@@ -34,8 +33,6 @@ struct worker {
     bool up;
     struct sched_worker_info info;
     struct cost_model cost;
-    uint64_t n_measured, measured_ns; /* steps as of the last look, and when there last were more */
-    uint64_t doubted_ns;              /* when its cost was last looked at for being too old */
     struct cost_term leg_error;
     double leg_extra_ms; /* of a prefill leg beyond its predicted steps: the mean */
     double load_ms, dram_ms, ssd_ms;
@@ -114,14 +111,13 @@ static uint64_t n_steps(const struct worker *k)
     return k->cost.prefill.n_samples + k->cost.decode.n_samples;
 }
 
-/* The one of its role that was measured most, lately or ever; NULL: none was. */
-static const struct worker *most_measured(const struct scheduler *s, enum worker_role role, uint64_t since_ns)
+/* The one of its role that was measured most; NULL: none was. */
+static const struct worker *most_measured(const struct scheduler *s, enum worker_role role)
 {
     const struct worker *best = NULL;
     for (uint32_t w = 0; w < s->n_workers; w++) {
         const struct worker *k = &s->workers[w];
-        bool is_lately = !since_ns || (k->up && k->n_measured && k->measured_ns > since_ns);
-        if (k->info.role == role && is_lately && n_steps(k) > (best ? n_steps(best) : 0))
+        if (k->info.role == role && n_steps(k) > (best ? n_steps(best) : 0))
             best = k;
     }
     return best;
@@ -130,27 +126,8 @@ static const struct worker *most_measured(const struct scheduler *s, enum worker
 /* A worker that has done nothing yet is taken to be as fast as those of its role that have; else it might never be tried. */
 static struct cost_model first_cost(const struct scheduler *s, enum worker_role role)
 {
-    const struct worker *best = most_measured(s, role, 0);
+    const struct worker *best = most_measured(s, role);
     return best ? cost_like(&best->cost) : cost_make(&s->config.profile);
-}
-
-/* One that was not measured for long while others of its role were may be avoided for what it no longer is. */
-static void reconsider(struct scheduler *s, struct worker *k, uint64_t now)
-{
-    if (n_steps(k) != k->n_measured || !k->measured_ns) {
-        k->n_measured = n_steps(k);
-        k->measured_ns = now;
-        return;
-    }
-    uint64_t since = k->measured_ns > k->doubted_ns ? k->measured_ns : k->doubted_ns;
-    if (ms_between(since, now) < STALE_MS)
-        return;
-    const struct worker *other = most_measured(s, k->info.role, since);
-    k->doubted_ns = now;
-    if (!other)
-        return;
-    k->cost = cost_doubt(k->cost, &other->cost);
-    k->n_measured = n_steps(k);
 }
 
 void scheduler_worker_up(struct scheduler *s, uint32_t w, const struct sched_worker_info *info)
@@ -256,7 +233,6 @@ void scheduler_refresh(struct scheduler *s, uint64_t now)
     for (uint32_t w = 0; w < s->n_workers; w++) {
         if (!s->workers[w].up || s->workers[w].info.role == ROLE_STORE)
             continue;
-        reconsider(s, &s->workers[w], now);
         bookings_expire(&s->workers[w].bookings, now);
         view_prompts(s, w, now);
         if (s->workers[w].changed || ms_between(s->workers[w].refreshed_ns, now) > REFRESH_MS)

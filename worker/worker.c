@@ -457,9 +457,9 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
     bool is_sim = !strcmp(o->engine, "sim");
     struct sim_cost cost = {.noise = o->sim_noise};
     if (!s && is_sim)
-        s = sim_cost_parse("sim-prefill", o->sim_prefill, cost.prefill, e);
+        s = sim_cost_parse("sim-prefill", o->sim_prefill, cost.step_ns.prefill, e);
     if (!s && is_sim)
-        s = sim_cost_parse("sim-decode", o->sim_decode, cost.decode, e);
+        s = sim_cost_parse("sim-decode", o->sim_decode, cost.step_ns.decode, e);
     if (!s && !is_sim)
         s = geometry_open_model(&o->geometry, &w->geometry, &w->model, e);
     struct kernels_config k = w->geometry.kernels;

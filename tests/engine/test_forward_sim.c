@@ -28,7 +28,7 @@ static void setup_with(const struct sim_cost *cost)
 
 static void setup(void)
 {
-    setup_with(&(struct sim_cost){{0}, {0}});
+    setup_with(&(struct sim_cost){{{0}, {0}}, 0});
 }
 
 static void teardown(void)
@@ -106,7 +106,7 @@ END_TEST
 START_TEST(test_sim_step_takes_the_time_of_the_cost_model)
 {
     teardown();
-    setup_with(&(struct sim_cost){{2e6, 1e5, 1e3}, {5e6, 1e4, 1e6}});
+    setup_with(&(struct sim_cost){{{2e6, 1e5, 1e3}, {5e6, 1e4, 1e6}}, 0});
     uint64_t before = clock_now(&clock_real);
     compute(0, 50); /* 2 + 5 + 2.5 ms */
     uint64_t prefill = clock_now(&clock_real) - before;

@@ -45,9 +45,7 @@ static struct cost_step make_step(const struct cost_profile *truth, uint64_t i, 
         s.prefill_tokens = (uint32_t)n;
         s.prefill_square = n * (n + 2 * cached);
     }
-    const double *p = truth->prefill, *d = truth->decode;
-    s.ms = (s.prefill_tokens ? p[0] + p[1] * s.prefill_tokens + p[2] * s.prefill_square : 0) +
-           (s.batch ? d[0] + d[1] * s.context + d[2] * s.batch : 0);
+    s.ms = cost_profile_step_ms(truth, &s);
     s.ms *= log_normal(sigma, i);
     return s;
 }
@@ -107,7 +105,7 @@ START_TEST(test_cost_learns_from_a_profile_that_is_twice_off)
 }
 END_TEST
 
-START_TEST(test_cost_learns_little_from_one_step_that_stalled)
+START_TEST(test_cost_learns_nothing_from_a_step_in_which_its_process_was_stopped)
 {
     const struct cost_profile truth = profile(1);
     struct cost_model m = cost_make(&truth);
@@ -116,13 +114,50 @@ START_TEST(test_cost_learns_little_from_one_step_that_stalled)
         const struct cost_step s = make_step(&truth, i, 0.1);
         m = cost_observe(m, &s);
     }
-    for (uint64_t i = 300; i < 302; i++) { /* a prompt's and a batch's */
+    const struct cost_model before = m;
+    for (uint64_t i = 300; i < 303; i++) { /* a batch's, a prompt's, and one with both */
         struct cost_step s = make_step(&truth, i, 0);
         s.ms *= 50;
         m = cost_observe(m, &s);
     }
     measure(&m, &truth, &prefill, &decode);
-    ck_assert_msg(prefill < 0.12 && decode < 0.12, "%f %f", prefill, decode);
+    ck_assert_msg(prefill < 0.05 && decode < 0.05, "%f %f", prefill, decode);
+    ck_assert(!memcmp(&m.prefill, &before.prefill, sizeof(m.prefill)));
+    ck_assert(!memcmp(&m.decode, &before.decode, sizeof(m.decode)));
+}
+END_TEST
+
+/* A neighbour comes and takes 19 of 20 cycles, and goes; in either direction within 20 steps, ten of a kind. */
+START_TEST(test_cost_follows_a_speed_that_changes_at_once)
+{
+    const struct cost_profile start = profile(1);
+    struct cost_model m = cost_make(&start);
+    const double factors[] = {1, 20, 1, 1.0 / 20, 1, 12, 1};
+    double prefill, decode;
+    uint64_t n = 0;
+    for (uint32_t k = 0; k < sizeof(factors) / sizeof(factors[0]); k++) {
+        const struct cost_profile truth = profile(factors[k]);
+        for (uint32_t i = 0; i < (k ? 20 : 300); i++, n++) {
+            const struct cost_step s = make_step(&truth, n, 0.1);
+            m = cost_observe(m, &s);
+        }
+        measure(&m, &truth, &prefill, &decode);
+        ck_assert_msg(prefill < 0.25 && decode < 0.25, "%u: %f %f", k, prefill, decode);
+    }
+}
+END_TEST
+
+START_TEST(test_cost_of_a_mixed_step_has_one_fixed_part)
+{
+    const struct cost_profile p = profile(1);
+    struct cost_model m = cost_make(&p);
+    struct cost_step both = {.prefill_tokens = 64, .prefill_square = 64 * 64, .batch = 4, .context = 8000};
+    double prefill = cost_prefill_ms(&m, 64, 0, 0), decode = cost_decode_ms(&m, 4, 8000);
+    double less = fmin(p.prefill[0], p.decode[0]);
+    ck_assert(fabs(cost_step_ms(&m, 64, 64 * 64, 4, 8000) - (prefill + decode - less)) < 1e-9);
+    ck_assert(fabs(cost_profile_step_ms(&p, &both) - (prefill + decode - less)) < 1e-9);
+    ck_assert(fabs(cost_step_ms(&m, 64, 64 * 64, 0, 0) - prefill) < 1e-9);
+    ck_assert(fabs(cost_step_ms(&m, 0, 0, 4, 8000) - decode) < 1e-9);
 }
 END_TEST
 
@@ -167,10 +202,10 @@ START_TEST(test_cost_chunk_is_the_largest_that_stays_within_its_limit)
         double cached = uniform(i, 2) * 50000;
         uint32_t max = 1 + (uint32_t)(uniform(i, 3) * 8192);
         uint32_t chunk = cost_chunk_within(&m, limit, batch, context, cached, max);
-        double others = cost_decode_ms(&m, batch, context);
+        double n = chunk, more = n + 1;
         ck_assert_uint_le(chunk, max);
-        ck_assert(!chunk || others + cost_prefill_ms(&m, chunk, cached, 0) <= limit);
-        ck_assert(chunk == max || others + cost_prefill_ms(&m, chunk + 1, cached, 0) > limit);
+        ck_assert(!chunk || cost_step_ms(&m, n, n * (n + 2 * cached), batch, context) <= limit + 1e-9);
+        ck_assert(chunk == max || cost_step_ms(&m, more, more * (more + 2 * cached), batch, context) > limit - 1e-9);
     }
 }
 END_TEST
@@ -245,7 +280,9 @@ int main(void)
     TCase *t = tcase_create("cost");
     tcase_set_timeout(t, 30);
     tcase_add_test(t, test_cost_learns_from_a_profile_that_is_twice_off);
-    tcase_add_test(t, test_cost_learns_little_from_one_step_that_stalled);
+    tcase_add_test(t, test_cost_learns_nothing_from_a_step_in_which_its_process_was_stopped);
+    tcase_add_test(t, test_cost_follows_a_speed_that_changes_at_once);
+    tcase_add_test(t, test_cost_of_a_mixed_step_has_one_fixed_part);
     tcase_add_test(t, test_cost_of_other_steps_stays_right_while_all_are_alike);
     tcase_add_test(t, test_cost_of_an_unseen_worker_is_its_profile);
     tcase_add_test(t, test_cost_chunk_is_the_largest_that_stays_within_its_limit);

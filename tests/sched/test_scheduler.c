@@ -287,23 +287,6 @@ static void steps_for(struct cluster *c, double seconds, uint32_t w, double slow
     }
 }
 
-START_TEST(test_scheduler_doubts_that_a_worker_is_slow_when_only_others_are_measured)
-{
-    struct cluster *c = cluster_open(1, 2);
-    steps_for(c, 20, 2, 10);
-    double slow = decode_ms(c, 2);
-    ck_assert_double_gt(slow, 40);
-    steps_for(c, 8, 1, 1);
-    ck_assert_double_eq(decode_ms(c, 2), slow); /* not for long enough */
-    steps_for(c, 60, 1, 1);
-    ck_assert_double_lt(decode_ms(c, 2), 8);
-    steps_for(c, 10, 2, 10); /* it is slow indeed */
-    ck_assert_double_gt(decode_ms(c, 2), 40);
-    ck_assert_double_lt(decode_ms(c, 1), 7);
-    cluster_close(c);
-}
-END_TEST
-
 START_TEST(test_scheduler_keeps_what_it_knows_of_workers_while_nothing_happens)
 {
     struct cluster *c = cluster_open(1, 2);
@@ -945,7 +928,6 @@ int main(void)
     tcase_add_test(t, test_scheduler_requeues_to_another_worker_when_one_is_lost);
     tcase_add_test(t, test_scheduler_sends_nothing_to_a_draining_worker_and_waits_for_one);
     tcase_add_test(t, test_scheduler_decides_again_when_a_worker_left_after_admission);
-    tcase_add_test(t, test_scheduler_doubts_that_a_worker_is_slow_when_only_others_are_measured);
     tcase_add_test(t, test_scheduler_keeps_what_it_knows_of_workers_while_nothing_happens);
     tcase_add_test(t, test_scheduler_lets_a_worker_have_two_chunks_ahead);
     tcase_add_test(t, test_scheduler_refuses_what_its_queue_has_no_room_for);
