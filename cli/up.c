@@ -27,6 +27,7 @@
 #include "proto/wire/block_header.h"
 #include "transfer/netaddr.h"
 #include "worker/geometry.h"
+#include "sched/policy.h"
 
 enum { DOWN_MS = 20000, DOWN_POLL_MS = 20, MAX_CHILDREN = 2 * 64 + 2 };
 
@@ -62,7 +63,7 @@ static const struct option TABLE[] = {
     {"chunk-tokens", OPT_INT, AT(chunk_tokens), NULL, NULL, 0, 65536, "most prompt tokens of one sequence in a step"},
     {"max-batch", OPT_INT, AT(max_batch), NULL, NULL, 0, 4096, "sequences computed together"},
     {"max-context", OPT_INT, AT(max_context), NULL, NULL, 0, 1 << 24, "prompt and answer"},
-    {"plan", OPT_CHOICE, AT(plan), NULL, "auto|split|aggregated", 0, 0, "forces every placement"},
+    {"plan", OPT_CHOICE, AT(plan), NULL, PLAN_FORCE_NAMES, 0, 0, "forces every placement"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "KV"},
     {"kv-dtype", OPT_CHOICE, AT(kv_dtype), NULL, "auto|f32|f16|bf16|fp8", 0, 0, "KV cache"},
     {"device", OPT_STRING, AT(device), NULL, "cpu|cuda|cuda:N", 0, 0, "what the workers compute on"},

@@ -39,6 +39,22 @@ static void make_fingerprint(struct engine *e)
     memcpy(e->fingerprint.b, full, BLOCK_KEY_BYTES);
 }
 
+/* What steps will take, before any was measured. */
+static struct cost_model first_cost(const struct sim_cost *sim)
+{
+    struct cost_profile p;
+    if (!sim) {
+        cost_profile_parse(COST_GUESS, &p, NULL);
+        return cost_make(&p);
+    }
+    p = sim->step_ns;
+    for (int i = 0; i < 3; i++) {
+        p.prefill[i] *= 1e-6;
+        p.decode[i] *= 1e-6;
+    }
+    return cost_make(&p);
+}
+
 static enum td_status check_config(struct engine *e, struct td_error *error_out)
 {
     struct engine_config *c = &e->config;
@@ -154,6 +170,7 @@ enum td_status engine_open(const struct engine_config *config, struct engine **o
     e->config = *config;
     e->model = config->sim ? *config->shape : *model_config(config->model);
     e->layout = model_config_layout(&e->model, config->kv_dtype, config->page_tokens);
+    e->cost = first_cost(config->sim);
     enum td_status s = check_config(e, error_out);
     if (!s)
         s = open_parts(e, error_out);
@@ -278,9 +295,18 @@ static bool make_room(struct engine *e, struct seq *s)
     return true;
 }
 
+/* A resumed sequence has no limit before a token came here. */
+static double room_ms(const struct seq *s, uint64_t now_ns)
+{
+    if (!s->first_token_ns)
+        return INFINITY;
+    return batching_room_ms(s->tpot_ms, s->n_tokens - s->n_before, (double)(now_ns - s->first_token_ns) * 1e-6);
+}
+
 /* Sequences of this step in e->batch, each with its n_rows. */
 static void plan(struct engine *e)
 {
+    uint64_t now = clock_now(e->config.clock);
     struct batch_item *items = e->items;
     uint32_t *rows = e->item_rows, n = 0, logprob_rows = 0;
     for (struct seq *s = e->head; s && n < e->config.max_batch; s = s->next)
@@ -294,9 +320,13 @@ static void plan(struct engine *e)
         const struct seq *s = e->batch[i];
         uint32_t n_pending = s->n_tokens - s->n_computed;
         bool decoding = n_pending == 1 && s->n_tokens > s->n_prompt;
-        items[i] = (struct batch_item){n_pending, decoding, e->config.chunk_tokens, s->chunk_beside};
+        items[i] = (struct batch_item){.n_pending = n_pending,
+                                       .n_computed = s->n_computed,
+                                       .decoding = decoding,
+                                       .chunk = e->config.chunk_tokens,
+                                       .room_ms = decoding ? room_ms(s, now) : INFINITY};
     }
-    batching_plan(items, kept, e->config.max_rows, rows);
+    batching_plan(items, kept, e->config.max_rows, &e->cost, rows);
     e->n_batch = 0;
     for (uint32_t i = 0; i < kept; i++) {
         struct seq *s = e->batch[i];
@@ -530,6 +560,7 @@ uint32_t engine_step(struct engine *e)
     else
         ranks_run(e->ranks, &batch);
     e->last_step.ms = (double)(clock_now(e->config.clock) - start) * 1e-6;
+    e->cost = cost_observe(e->cost, &e->last_step);
     finish_rows(e);
     return n_rows;
 }

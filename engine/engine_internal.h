@@ -26,7 +26,8 @@ struct seq {
     uint32_t n_keys, n_named, n_reported; /* n_reported: pages told by on_pages_ready in all layers */
 
     bool want_prompt_logprobs;
-    uint32_t chunk_beside;
+    double tpot_ms;
+    uint32_t n_before; /* tokens before the first one that came here */
     float *prompt_logprobs; /* [n_prompt] */
 
     uint32_t n_rows; /* in the step being built */
@@ -64,6 +65,7 @@ struct engine {
     struct k_sampled *sampled;
 
     struct cost_step last_step;
+    struct cost_model cost; /* of this engine's steps */
 };
 
 static inline uint32_t pages_for(const struct engine *e, uint32_t n_tokens)

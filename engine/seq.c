@@ -121,7 +121,7 @@ enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, str
     s->addresses = mem_array((size_t)e->n_views * s->cap_pages, sizeof(*s->addresses));
     s->keys = mem_array(s->cap_pages, sizeof(*s->keys));
     s->want_prompt_logprobs = p->prompt_logprobs;
-    s->chunk_beside = p->chunk_beside ? p->chunk_beside : e->config.chunk_tokens;
+    s->tpot_ms = p->tpot_ms;
     if (p->prompt_logprobs) {
         s->prompt_logprobs = mem_array(p->n_prompt, sizeof(float));
         s->prompt_logprobs[0] = NAN;
@@ -288,8 +288,10 @@ void seq_push_token(struct seq *s, uint32_t token)
     assert(s->n_tokens < s->cap_tokens);
     s->tokens[s->n_tokens++] = token;
     extend_keys(s);
-    if (!s->first_token_ns)
+    if (!s->first_token_ns) {
         s->first_token_ns = clock_now(s->engine->config.clock);
+        s->n_before = s->n_tokens - 1;
+    }
     if (is_stop(s, token))
         seq_end(s, FINISH_STOP);
     else if (s->n_tokens - s->n_prompt >= s->sampling.max_tokens)

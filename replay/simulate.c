@@ -286,6 +286,7 @@ static void open_nodes(struct sim *s)
         struct node *n = &s->nodes[i];
         n->role = i < c->n_prefill ? ROLE_PREFILL : ROLE_DECODE;
         n->cost = n->role == ROLE_DECODE && c->decode_cost ? *c->decode_cost : c->cost;
+        n->model = cost_make(&s->believed);
         n->power = c->power[n->role == ROLE_DECODE];
         n->clock = 1;
         n->out = &s->result->workers[i];
@@ -442,6 +443,19 @@ static void loop(struct sim *s)
     }
 }
 
+/* What scheduler and workers start from. */
+static struct cost_profile believed(const struct simulate_config *c)
+{
+    struct cost_profile p = c->cost;
+    if (c->decode_cost)
+        memcpy(p.decode, c->decode_cost->decode, sizeof(p.decode));
+    for (int i = 0; i < 3; i++) {
+        p.prefill[i] *= c->profile_error;
+        p.decode[i] *= c->profile_error;
+    }
+    return p;
+}
+
 static struct scheduler *make_scheduler(struct sim *s)
 {
     const struct simulate_config *c = &s->c;
@@ -449,7 +463,7 @@ static struct scheduler *make_scheduler(struct sim *s)
                                   .order = c->order,
                                   .force = c->force,
                                   .prefix = c->prefix,
-                                  .profile = c->cost,
+                                  .profile = s->believed,
                                   .weights = c->weights,
                                   .n_weights = c->n_weights,
                                   .half_life_ns = 30 * NS_PER_S,
@@ -460,12 +474,6 @@ static struct scheduler *make_scheduler(struct sim *s)
                                   .place = placed,
                                   .refuse = refused,
                                   .match = match};
-    if (c->decode_cost)
-        memcpy(sc.profile.decode, c->decode_cost->decode, sizeof(sc.profile.decode));
-    for (int i = 0; i < 3; i++) {
-        sc.profile.prefill[i] *= c->profile_error;
-        sc.profile.decode[i] *= c->profile_error;
-    }
     return scheduler_open(&sc);
 }
 
@@ -521,6 +529,7 @@ void simulate_run(const struct trace *trace, const struct simulate_config *confi
     out->workers = mem_array(s.n_nodes, sizeof(*out->workers));
     s.nodes = mem_array(s.n_nodes, sizeof(*s.nodes));
     s.seqs = mem_array(s.n_seqs, sizeof(*s.seqs));
+    s.believed = believed(config);
     s.scheduler = make_scheduler(&s);
     blocks_number(&s);
     stores_open(&s);

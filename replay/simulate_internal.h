@@ -187,7 +187,8 @@ struct node { /* a worker */
     uint32_t n_steps;    /* of the run: 0 when prompts take part */
     uint32_t n_decoding; /* in the run: those that joined since follow behind */
     double run_ms;
-    struct cost_profile cost;
+    struct cost_profile cost; /* true */
+    struct cost_model model;  /* as the worker knows it by its own steps, beginning where the scheduler does */
     struct simulate_power power;
     double clock, watts; /* clock: of steps that begin now; watts: drawn while the run goes on */
     struct simulated_worker *out;
@@ -201,6 +202,7 @@ struct node { /* a worker */
 struct sim {
     const struct trace *trace;
     struct simulate_config c;
+    struct cost_profile believed; /* of scheduler and workers, at the start */
     uint32_t block_pages, page_tokens;
     struct scheduler *scheduler;
     struct seq *seqs;

@@ -335,16 +335,22 @@ static struct cost_step plan_step(struct sim *s, struct node *n)
     struct cost_step step = {.n_prompts = n_prompts, .batch = n_running};
     make_items(s, n_prompts + n_running);
     for (uint32_t i = 0; i < n_prompts; i++) {
-        const struct seq *q = n->prompts.at[i];
         const struct leg *leg = leg_on(s, n, n->prompts.at[i]);
-        uint32_t beside = q->q.plan.chunk_tokens ? q->q.plan.chunk_tokens : chunk;
-        s->items[i] = (struct batch_item){leg->goal - leg->n_computed, false, chunk, beside};
+        s->items[i] = (struct batch_item){
+            .n_pending = leg->goal - leg->n_computed, .n_computed = leg->n_computed, .chunk = chunk};
     }
     for (uint32_t i = 0; i < n_running; i++) {
-        s->items[n_prompts + i] = (struct batch_item){1, true, 1, 1};
-        step.context += context_of(n->running.at[i]);
+        const struct seq *q = n->running.at[i];
+        double since = ms_of(q->first_ns, s->now_ns);
+        s->items[n_prompts + i] = (struct batch_item){.n_pending = 1,
+                                                      .n_computed = (uint32_t)context_of(q),
+                                                      .decoding = true,
+                                                      .chunk = 1,
+                                                      .room_ms = batching_room_ms(q->q.tpot_ms, q->n_generated, since)};
+        step.context += context_of(q);
     }
-    batching_plan(s->items, n_prompts + n_running, s->c.max_rows ? s->c.max_rows : chunk + n_running, s->rows);
+    batching_plan(s->items, n_prompts + n_running, s->c.max_rows ? s->c.max_rows : chunk + n_running, &n->model,
+                  s->rows);
     for (uint32_t i = 0; i < n_prompts; i++) {
         struct leg *leg = leg_on(s, n, n->prompts.at[i]);
         leg->rows = s->rows[i];
@@ -603,6 +609,7 @@ void node_step_ended(struct sim *s, uint32_t w)
     s->result->n_steps += steps;
     note_load(s, n);
     n->step.ms = n->run_ms / steps;
+    n->model = cost_observe(n->model, &n->step);
     scheduler_observe_step(s->scheduler, w, &n->step);
     end_decode(s, n, steps);
     end_prompts(s, n);

@@ -139,7 +139,7 @@ static void finish(struct request *q, const char *reason, uint64_t upto, bool al
     usage.cached_tokens = &cached;
     placement.prefill = rpc_data(q->prefill_name);
     placement.decode = rpc_data(q->decode_name);
-    placement.plan = rpc_data(q->plan.kind == PLAN_SPLIT ? "split" : "aggregated");
+    placement.plan = rpc_data(plan_name(q->plan.kind));
     predicted.ttft_ms = q->predicted_ttft_ms;
     predicted.tpot_ms = q->predicted_tpot_ms;
     end.finish_reason = rpc_data(reason);

@@ -107,11 +107,10 @@ static void tell_candidate(const struct weighed *w, Tandem__Admin__V1__Candidate
 
 static void tell(const struct decision *d, uint64_t now, struct told *t)
 {
-    static const char *const VERDICTS[] = {"split", "aggregated", "refused"};
     tandem__admin__v1__decision__init(&t->m);
     t->m.request_id = rpc_data(d->label);
     t->m.age_ms = answer_ms(now - d->at_ns);
-    t->m.verdict = rpc_data(VERDICTS[d->plan.kind]);
+    t->m.verdict = rpc_data(plan_name(d->plan.kind));
     t->m.reason = rpc_data(d->plan.reason ? d->plan.reason : "");
     t->m.prefill = rpc_data(d->prefill);
     t->m.decode = rpc_data(d->decode);

@@ -115,7 +115,7 @@ static uint32_t send_leg(struct request *q, struct peer *to, Tandem__Worker__V1_
         int64_t left = q->p.remaining_ms - (int64_t)answer_ms(clock_now(&q->router->clock) - q->arrived_ns);
         leg.remaining_ms = left > 0 ? left : 1;
     }
-    leg.chunk_tokens = q->plan.chunk_tokens;
+    leg.tpot_ms = q->sched.resumed ? 0 : q->sched.tpot_ms;
     leg.lora = (ProtobufCBinaryData){q->p.lora.len, (uint8_t *)q->p.lora.data};
     leg.tenant = store_tenant(q->p.tenant.data, q->p.tenant.len);
     leg.request_id = (ProtobufCBinaryData){q->p.label.len, (uint8_t *)q->p.label.data};
@@ -128,7 +128,7 @@ static uint32_t send_leg(struct request *q, struct peer *to, Tandem__Worker__V1_
 void legs_send(struct request *q)
 {
     struct peer *prefill = q->prefill, *decode = q->decode;
-    if (q->plan.kind == PLAN_AGGREGATED) {
+    if (plan_is_whole(q->plan.kind)) {
         q->decode_said = send_leg(q, decode, TANDEM__WORKER__V1__LEG_KIND__LEG_AGGREGATED, NULL);
         return;
     }

@@ -224,6 +224,7 @@ enum plan_force place_forced(const struct router *r)
 {
     return !strcmp(r->options.plan, "split")        ? FORCE_SPLIT
            : !strcmp(r->options.plan, "aggregated") ? FORCE_AGGREGATED
+           : !strcmp(r->options.plan, "kept")       ? FORCE_KEPT
                                                     : FORCE_NONE;
 }
 

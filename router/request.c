@@ -100,6 +100,8 @@ static void use_breaker(struct request *q, struct peer *p)
 
 void request_place(struct request *q, const struct plan *plan)
 {
+    static const int PLANS[] = {
+        [PLAN_SPLIT] = ROUTER_SPLIT, [PLAN_AGGREGATED] = ROUTER_AGGREGATED, [PLAN_KEPT] = ROUTER_KEPT};
     struct router *r = q->router;
     struct peer *prefill = r->peers[plan->prefill], *decode = r->peers[plan->decode];
     q->plan = *plan;
@@ -120,14 +122,14 @@ void request_place(struct request *q, const struct plan *plan)
     }
     /* nothing would be left to decode */
     q->alone = plan->kind == PLAN_SPLIT && (q->scores || q->p.sampling.max_tokens <= q->n_tokens + 1);
-    q->decode_accepted = q->alone || plan->kind == PLAN_AGGREGATED;
+    q->decode_accepted = q->alone || plan_is_whole(plan->kind);
     q->prefill = q->placed_prefill = prefill;
     q->decode = q->placed_decode = decode;
     memcpy(q->prefill_name, prefill->name, sizeof(q->prefill_name));
     memcpy(q->decode_name, decode->name, sizeof(q->decode_name));
     use_breaker(q, prefill);
     use_breaker(q, decode);
-    metrics_inc(r->counters, plan->kind == PLAN_SPLIT ? ROUTER_SPLIT : ROUTER_AGGREGATED, 1);
+    metrics_inc(r->counters, PLANS[plan->kind], 1);
     legs_send(q);
 }
 
@@ -346,11 +348,11 @@ void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker_
         return;
     }
     bool length = q->scores ? q->over_by_length : end->finish_reason.len == 6; /* "length"; else "stop", or nothing */
-    if (q->alone || q->plan.kind == PLAN_AGGREGATED)
+    if (q->alone || plan_is_whole(q->plan.kind))
         peer_succeeded(from);
     note_times(q, end);
     note_scores(q, end);
-    if (prefill_leg || q->plan.kind == PLAN_AGGREGATED)
+    if (prefill_leg || plan_is_whole(q->plan.kind))
         note_cached(q, end);
     if (prefill_leg) {
         q->prefill_done = true;

@@ -27,10 +27,10 @@ const struct option ROUTER_OPTIONS[] = {
     {"name", OPT_STRING, AT(name), "router", "NAME", 0, 0, "name in logs"},
     {"secret", OPT_STRING, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
     {"metrics-listen", OPT_STRING, AT(metrics_listen), NULL, "HOST:PORT", 0, 0, "Prometheus metrics over HTTP"},
-    {"plan", OPT_CHOICE, AT(plan), "auto", "auto|split|aggregated", 0, 0, "forces every placement"},
+    {"plan", OPT_CHOICE, AT(plan), "auto", PLAN_FORCE_NAMES, 0, 0, "forces every placement"},
     {"policy", OPT_CHOICE, AT(policy), "tandem", POLICY_NAMES, 0, 0, "who decides placement; sched/policy.h"},
     {"order", OPT_CHOICE, AT(order), "tandem", ORDER_NAMES, 0, 0, "of the queue, inside a tenant; sched/scheduler.h"},
-    {"profile", OPT_STRING, AT(profile), "2000,50,0.001:5000,0.05,50", "A,B,C:A,B,C", 0, 0,
+    {"profile", OPT_STRING, AT(profile), COST_GUESS, "A,B,C:A,B,C", 0, 0,
      "us of a worker's steps before it was measured: prefill A + B n + C n (n + 2 cached), decode A + B contexts + C "
      "sequences"},
     {"tenants", OPT_STRING, AT(tenants), NULL, "NAME=WEIGHT,...", 0, 0, "shares of those that don't have 1"},

@@ -47,7 +47,8 @@ enum {
     X(ROUTER_PROMPT_TOKENS, METRIC_COUNTER, "tandem_prompt_tokens_total", "prompt tokens of accepted requests")        \
     X(ROUTER_TOKENS, METRIC_COUNTER, "tandem_generation_tokens_total", "tokens sent to clients")                       \
     X(ROUTER_SPLIT, METRIC_COUNTER, "tandem_plans_split_total", "requests placed on two workers")                      \
-    X(ROUTER_AGGREGATED, METRIC_COUNTER, "tandem_plans_aggregated_total", "requests placed on one worker")             \
+    X(ROUTER_AGGREGATED, METRIC_COUNTER, "tandem_plans_aggregated_total", "requests placed on one decode worker")      \
+    X(ROUTER_KEPT, METRIC_COUNTER, "tandem_plans_kept_total", "requests that their prefill worker goes on to decode")  \
     X(ROUTER_TTFT, METRIC_SECONDS, "tandem_time_to_first_token_seconds", "arrival to first token")                     \
     X(ROUTER_TPOT, METRIC_SECONDS, "tandem_time_per_output_token_seconds", "mean gap between tokens of a request")     \
     X(ROUTER_TTFT_ERROR, METRIC_SECONDS, "tandem_ttft_prediction_error_seconds", "|predicted - actual| first token")   \

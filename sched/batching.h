@@ -3,23 +3,47 @@
  * the simulator.
  *
  * Decoding sequences come first, one token each (none of them may wait for a prompt: TPOT); what is left of the row budget
- * goes to prompts in order of arrival, as large chunks as fit (Sarathi-Serve's stall-free batching, Agrawal et al. 2024). Prompts
- * share a step only up to BATCHING_FILL tokens: from there on a step takes as much longer as it has more rows, so company would
- * delay the first and gain the second nothing.
+ * goes to prompts in order of arrival, as large chunks as fit (Sarathi-Serve's stall-free batching, Agrawal et al. 2024). How much
+ * fits beside sequences that decode is a matter of time, not of tokens: a step may take until the first of them would fall behind its
+ * TPOT limit, counted from its own first token. So a sequence that was faster than its limit so far lets a larger chunk pass, a step
+ * never breaks a limit that a smaller chunk would have kept, and the batch may grow after a prompt was placed. Where the batch
+ * alone uses up the limit, prompts still get BATCHING_FLOOR of the time: neither side waits for ever.
+ *
+ * Prompts share a step only up to BATCHING_FILL tokens: from there on a step takes as much longer as it has more rows, so company
+ * would delay the first and gain the second nothing.
  */
 #pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { BATCHING_FILL = 512 };
+#include "sched/cost.h"
+
+enum { BATCHING_FILL = 512, BATCHING_LEAST = 16 /* prompt tokens of a step */ };
+#define BATCHING_FLOOR 0.1  /* of the time of a step that decodes only: what prompts may add in any case */
+#define BATCHING_SAFE  0.95 /* of a TPOT limit that steps with prompts may use up */
+#define BATCHING_BURST 4.0  /* TPOT limits that one step may take at most, however much time was saved before */
 
 struct batch_item {
-    uint32_t n_pending; /* tokens whose KV is not computed yet; >= 1 */
-    bool decoding;      /* past its prompt */
-    uint32_t chunk;     /* most of its tokens in a step, >= 1... */
-    uint32_t beside;    /* ...and beside sequences that decode, which its step keeps waiting; >= 1 */
+    uint32_t n_pending;  /* tokens whose KV is not computed yet; >= 1 */
+    uint32_t n_computed; /* tokens before them */
+    bool decoding;       /* past its prompt */
+    uint32_t chunk;      /* most of its tokens in a step, >= 1 */
+    double room_ms;      /* of one that decodes: batching_room_ms() */
 };
 
-/* items in order of arrival. rows_out[i] = tokens of item i in this step (0: waits). budget: rows of one step. Returns the sum. */
-uint32_t batching_plan(const struct batch_item *items, uint32_t n, uint32_t budget, uint32_t *rows_out);
+/* How long a step may take, so that a sequence with n_tokens, the first of which came since_first_ms ago, stays within its limit. */
+double batching_room_ms(double tpot_limit_ms, uint32_t n_tokens, double since_first_ms); /* limit 0: INFINITY */
+
+/*
+ * items in order of arrival. rows_out[i] = tokens of item i in this step (0: waits). budget: rows of one step. cost: what the
+ * worker's steps take. Returns the sum.
+ */
+uint32_t batching_plan(const struct batch_item *items, uint32_t n, uint32_t budget, const struct cost_model *cost,
+                       uint32_t *rows_out);
+
+/*
+ * The share of a worker's time that prompts get beside a batch whose steps take decode_ms alone, under that limit (0: none): full
+ * chunks take chunk_ms, of which a mixed step saves shared_ms. What batching_plan() comes to in the long run.
+ */
+double batching_prompt_share(double decode_ms, double chunk_ms, double shared_ms, double tpot_limit_ms);

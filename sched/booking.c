@@ -39,12 +39,14 @@ bool bookings_remove(struct bookings *b, uint64_t identity)
     return kept < n;
 }
 
-void bookings_expire(struct bookings *b, uint64_t now)
+uint32_t bookings_expire(struct bookings *b, uint64_t now)
 {
-    while (b->n && now > b->list[0].at_ns + BOOKING_WINDOW) {
-        memmove(b->list, b->list + 1, (b->n - 1) * sizeof(b->list[0]));
-        b->n--;
-    }
+    uint32_t n = 0;
+    while (n < b->n && now > b->list[n].at_ns + BOOKING_WINDOW)
+        n++;
+    b->n -= n;
+    memmove(b->list, b->list + n, b->n * sizeof(b->list[0]));
+    return n;
 }
 
 double bookings_limit_ms(const struct bookings *b, uint64_t now)

@@ -31,6 +31,6 @@ struct bookings { /* by at_ns */
 uint64_t bookings_earliest(const struct bookings *b, uint64_t now_ns, double busy_ms, double wait_ms, double work_ms);
 void bookings_add(struct bookings *b, const struct booking *booking); /* at what bookings_earliest() said */
 bool bookings_remove(struct bookings *b, uint64_t identity);          /* whether it was there */
-void bookings_expire(struct bookings *b, uint64_t now_ns);
+uint32_t bookings_expire(struct bookings *b, uint64_t now_ns);        /* how many did not come */
 /* Within what time from now all work that is given to the worker must be done; INFINITY: any. */
 double bookings_limit_ms(const struct bookings *b, uint64_t now_ns);

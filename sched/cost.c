@@ -91,20 +91,27 @@ double cost_profile_step_ms(const struct cost_profile *c, const struct cost_step
     return prefill + decode - (prefill > 0 && decode > 0 ? fmin(p[0], d[0]) : 0);
 }
 
-/* The positive root of d n^2 + (b + 2 d cached) n = left - a, which is what fits but for rounding. */
+/* The positive root of d n^2 + (b + 2 d cached) n = left, which is what fits but for rounding. */
+uint32_t cost_chunk_more(const struct cost_model *m, double left, double cached, uint32_t max)
+{
+    const double *u = m->prefill_unit, *w = m->prefill.w;
+    double d = u[2] * w[2], b = u[1] * w[1] + 2 * d * cached;
+    if (left <= 0)
+        return 0;
+    if (b * max + d * max * max <= left)
+        return max;
+    double below = b + sqrt(fmax(b * b + 4 * d * left, 0));
+    uint32_t n = below > 0 ? (uint32_t)fmin(2 * left / below + 1, max) : max;
+    while (n && b * n + d * n * n > left)
+        n--;
+    return n;
+}
+
 uint32_t cost_chunk_within(const struct cost_model *m, double limit_ms, double batch, double context, double cached,
                            uint32_t max)
 {
-    double left = limit_ms - cost_decode_ms(m, batch, context) + (batch > 0 ? cost_shared_ms(m) : 0);
-    const double *u = m->prefill_unit, *w = m->prefill.w;
-    if (cost_prefill_ms(m, max, cached, 0) <= left)
-        return max;
-    double d = u[2] * w[2], b = u[1] * w[1] + 2 * d * cached, room = left - u[0] * w[0];
-    double below = b + sqrt(fmax(b * b + 4 * d * room, 0));
-    uint32_t n = room <= 0 ? 0 : below > 0 ? (uint32_t)fmin(2 * room / below + 1, max) : max;
-    while (n && cost_prefill_ms(m, n, cached, 0) > left)
-        n--;
-    return n;
+    double decode = cost_decode_ms(m, batch, context), shared = batch > 0 ? cost_shared_ms(m) : 0;
+    return cost_chunk_more(m, limit_ms - decode + shared - m->prefill_unit[0] * m->prefill.w[0], cached, max);
 }
 
 static double over_units(const struct rls *m, const double unit[3], const double x[3])

@@ -23,6 +23,8 @@
 #include "base/status.h"
 #include "sched/rls.h"
 
+#define COST_GUESS "2000,50,0.001:5000,0.05,50" /* a profile for a machine of which nothing is known */
+
 struct cost_profile { /* milliseconds */
     double prefill[3], decode[3];
 };
@@ -75,6 +77,8 @@ double cost_shared_ms(const struct cost_model *m);
 uint32_t cost_chunk_within(const struct cost_model *m, double limit_ms, double batch, double context, double cached,
                            uint32_t max);
 
+/* The same of one more prompt in a step that has prompts already, of whose time left_ms are left. */
+uint32_t cost_chunk_more(const struct cost_model *m, double left_ms, double cached, uint32_t max);
 /* How many times as long steps of prompts (of batches) take as the profile said. */
 double cost_prefill_slowdown(const struct cost_model *m);
 double cost_decode_slowdown(const struct cost_model *m);

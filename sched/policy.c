@@ -4,21 +4,31 @@
 #include <stddef.h>
 
 #include "base/random.h"
+#include "sched/batching.h"
 #include "sched/policy_internal.h"
 
 const double POLICY_HORIZON_MS[POLICY_HORIZONS] = {0, 250, 500, 1000, 2000, 4000, 8000, 16000};
 const double POLICY_BALANCE = 4;
 
-enum { LEAST_CHUNK = 64 };                 /* a step with fewer prompt tokens costs more than it brings */
 static const double HANDOVER_MS = 2;       /* of two legs: the decode worker's word that it reserved */
-static const double WITHIN_TPOT = 0.9;     /* of a limit that steps with chunks may take */
 static const double WAITING = 0.5;         /* a millisecond of waiting, in milliseconds of work: under a limit... */
 static const double WAITING_UNLIMITED = 1; /* ...and without */
-static const double DISTURBED = 0.1;   /* the same of sequences that wait for a chunk and have a limit that is kept */
+static const double UNLIMITED_TOKEN =
+    0.5;                               /* a millisecond that tokens without a limit take longer, here and of others */
+static const double DISTURBED = 0.01;  /* the same of sequences that wait for a chunk and have a limit that is kept */
 static const double TIE = 0.07;        /* what one prefill may be predicted slower than another and still be taken, */
 static const double DECODE_TIE = 0.15; /* and one decode worker: steps differ by less than they are measured */
-static const double PROMISABLE = 0.9;  /* of a limit: who needs more of it needs a worker that happens to be idle */
-static const char *const KEPT = "it is kept for one that was told to come back";
+static const double PROMPTS_TO_COME =
+    0.1; /* of its time that a prefill worker will have prompts, though it had none lately */
+static const double PROMISABLE = 0.9; /* of a limit: who needs more of it needs a worker that happens to be idle */
+static const char *const KEPT_FREE = "it is kept for one that was told to come back";
+
+const char *plan_name(enum plan_kind kind)
+{
+    static const char *const NAMES[] = {
+        [PLAN_SPLIT] = "split", [PLAN_AGGREGATED] = "aggregated", [PLAN_KEPT] = "kept", [PLAN_REFUSE] = "refused"};
+    return NAMES[kind];
+}
 
 /* ------------------------------------------------------------- predictions */
 
@@ -82,10 +92,10 @@ static void view_prefix(const struct policy_worker *w, const struct policy_reque
     uint32_t matched = r->matched_blocks ? r->matched_blocks[v->worker] : 0;
     uint32_t there = r->store_blocks < usable ? r->store_blocks : usable;
     v->own_blocks = matched < usable ? matched : usable;
-    v->compute = compute_ms(w, r, v->own_blocks, v->chunk);
+    v->compute = compute_ms(w, r, v->own_blocks, w->chunk_tokens);
     if (there <= v->own_blocks)
         return;
-    double load = predict_load(w, r, there - v->own_blocks), rest = compute_ms(w, r, there, v->chunk);
+    double load = predict_load(w, r, there - v->own_blocks), rest = compute_ms(w, r, there, w->chunk_tokens);
     if (!load_pays(r, v->own_blocks, there, load, v->compute - rest))
         return;
     v->store_blocks = there;
@@ -98,52 +108,40 @@ static bool is_kept(const struct policy_worker *w, uint32_t i, const struct poli
     return r->keeper != i && r->keeper != POLICY_ANY_KEEPER && ttft > w->kept_ms;
 }
 
+static double tightest(double a, double b)
+{
+    return a > 0 && b > 0 ? fmin(a, b) : fmax(a, b);
+}
+
+/* Of a worker's time, beside what decodes there; of less than one sequence, as likely as it is there. */
+static double prompt_share(const struct policy_worker *w, struct policy_load at, double tpot_limit)
+{
+    if (at.running < 1e-3)
+        return 1;
+    double there = fmin(at.running, 1);
+    double decode = cost_decode_ms(w->cost, at.running / there, at.context / there);
+    double chunk = cost_prefill_ms(w->cost, w->chunk_tokens, 0, 0);
+    return 1 - there * (1 - batching_prompt_share(decode, chunk, cost_shared_ms(w->cost), tpot_limit));
+}
+
+double policy_prompt_share(const struct policy_worker *w, double after_ms)
+{
+    return prompt_share(w, policy_load_at(w, after_ms), w->tpot_limit_ms);
+}
+
 struct prefill_view policy_view_prefill(const struct policy_worker *workers, uint32_t i, const struct policy_request *r)
 {
     const struct policy_worker *w = &workers[i];
-    struct prefill_view v = {.worker = i, .wait = w->busy_ms, .chunk = w->chunk_tokens};
+    struct prefill_view v = {.worker = i};
     if (!fits_ever(w, r)) {
         v.reason = "prompt and max_tokens fit no worker's context or pool";
         return v;
     }
     view_prefix(w, r, &v);
     v.alone = v.load + v.compute;
-    v.ttft = fmax(v.wait, v.load) + v.compute; /* it loads while others are computed */
-    v.kept = is_kept(w, i, r, v.ttft);
-    return v;
-}
-
-static double tightest(double a, double b)
-{
-    return a > 0 && b > 0 ? fmin(a, b) : fmax(a, b);
-}
-
-struct prefill_view policy_view_aggregated(const struct policy_worker *workers, uint32_t i,
-                                           const struct policy_request *r)
-{
-    const struct policy_worker *w = &workers[i];
-    struct prefill_view v = {.worker = i, .wait = w->busy_ms, .chunk = w->chunk_tokens};
-    double limit = tightest(w->tpot_limit_ms, r->tpot_ms);
-    struct policy_load at = policy_load_at(w, v.wait);
-    if (!fits_ever(w, r)) {
-        v.reason = "prompt and max_tokens fit no worker's context or pool";
-        return v;
-    }
-    struct prefill_view alone = v;
-    view_prefix(w, r, &alone);
-    v.alone = alone.load + alone.compute;
-    if (limit > 0 && at.running >= 1 && r->policy == POLICY_TANDEM)
-        v.chunk = cost_chunk_within(w->cost, limit * WITHIN_TPOT, at.running, at.context, r->n_tokens / 2.0, v.chunk);
-    if (v.chunk < LEAST_CHUNK && v.chunk < w->chunk_tokens) {
-        v.reason = "its sequences leave no room for a chunk within their TPOT";
-        return v;
-    }
-    view_prefix(w, r, &v);
-    uint32_t blocks = v.store_blocks > v.own_blocks ? v.store_blocks : v.own_blocks;
-    double steps = ceil((r->n_tokens - (double)blocks * r->block_tokens) / v.chunk);
-    double step = at.running < 1 ? 0 : cost_decode_ms(w->cost, at.running, at.context);
-    v.compute += steps * step;
-    v.ttft = fmax(v.wait, v.load) + v.compute; /* for the end of the step that runs it waits as its legs lately did */
+    v.share = policy_prompt_share(w, w->busy_ms);
+    v.wait = w->busy_ms / v.share;
+    v.ttft = fmax(v.wait, v.load) + v.compute / v.share; /* it loads while others are computed */
     v.kept = is_kept(w, i, r, v.ttft);
     return v;
 }
@@ -153,21 +151,73 @@ static bool has_room(const struct policy_worker *w, const struct policy_request 
     return at.running + 1 <= w->max_batch && at.pages + policy_pages(r) <= w->total_pages;
 }
 
-static double tpot_with(const struct policy_worker *w, const struct policy_request *r, struct policy_load at)
+static struct policy_load with(const struct policy_request *r, struct policy_load at)
 {
-    return cost_decode_ms(w->cost, at.running + 1, at.context + r->n_tokens + r->expected_tokens / 2);
+    return (struct policy_load){at.running + 1, at.context + r->n_tokens + r->expected_tokens / 2,
+                                at.pages + policy_pages(r)};
 }
 
-/* The first moment from after_ms on when it has room, and those that run there stay within their limits; not in sight: the last. */
+/* Whether those that decode there, and it, stay within their limits: prompts add what they may in any case. */
+static bool keeps_tpot(const struct policy_worker *w, const struct policy_request *r, double step)
+{
+    double limit = tightest(w->tpot_limit_ms, r->tpot_ms);
+    double floor = w->n_prompts ? 1 + BATCHING_FLOOR : 1;
+    return !(limit > 0) || step * floor * (1 + r->tpot_margin) <= limit;
+}
+
+/* Whether prompts that were promised a TTFT keep it when it decodes beside them from after_ms on. */
+static bool keeps_ttft(const struct policy_worker *w, const struct policy_request *r, struct policy_load at,
+                       double after_ms)
+{
+    if (!w->n_prompts || w->patience == INFINITY)
+        return true;
+    double limit = tightest(w->tpot_limit_ms, r->tpot_ms);
+    double before = prompt_share(w, at, w->tpot_limit_ms), after = prompt_share(w, with(r, at), limit);
+    double done = w->busy_ms / before, left = fmax(done - after_ms, 0);
+    return done - left + left * before / after <= done * w->patience;
+}
+
+static bool may_begin(const struct policy_worker *w, const struct policy_request *r, double at_ms)
+{
+    struct policy_load at = policy_load_at(w, at_ms), then = with(r, at);
+    return has_room(w, r, at) && keeps_tpot(w, r, cost_decode_ms(w->cost, then.running, then.context)) &&
+           keeps_ttft(w, r, at, at_ms);
+}
+
+/* The first moment from after_ms on when it has room and breaks no promise; not in sight: the last. */
 static double room_from(const struct policy_worker *w, const struct policy_request *r, double after_ms)
 {
-    for (uint32_t i = 0; i <= POLICY_HORIZONS; i++) {
-        double t = i ? POLICY_HORIZON_MS[i - 1] : after_ms;
-        struct policy_load at = policy_load_at(w, t);
-        if (t >= after_ms && has_room(w, r, at) && (!(w->tpot_limit_ms > 0) || tpot_with(w, r, at) <= w->tpot_limit_ms))
-            return t;
-    }
+    if (may_begin(w, r, after_ms))
+        return after_ms;
+    for (uint32_t i = 1; i < POLICY_HORIZONS; i++)
+        if (POLICY_HORIZON_MS[i] > after_ms && may_begin(w, r, POLICY_HORIZON_MS[i]))
+            return POLICY_HORIZON_MS[i];
     return after_ms + POLICY_HORIZON_MS[POLICY_HORIZONS - 1];
+}
+
+/* Of steps that take step_ms without prompts, as long as prompts are there. */
+static double mixed_step(const struct policy_worker *w, double step, double limit)
+{
+    double full = cost_prefill_ms(w->cost, w->chunk_tokens, 0, 0) + step - cost_shared_ms(w->cost);
+    return limit > 0 ? fmin(full, fmax(limit * BATCHING_SAFE, (1 + BATCHING_FLOOR) * step)) : full;
+}
+
+/* Between two tokens, if prompts are there for that share of the time. */
+static double token_ms(const struct policy_worker *w, double step, double limit, double prompts)
+{
+    return prompts > 0 ? 1 / (prompts / mixed_step(w, step, limit) + (1 - prompts) / step) : step;
+}
+
+/* The same of n tokens that begin with prompts there for prompts_ms. */
+static double tpot_of(const struct policy_worker *w, double step, double limit, double n, double prompts_ms)
+{
+    double mixed = mixed_step(w, step, limit), beside = fmin(fmax(prompts_ms, 0) / mixed, n);
+    return (beside * mixed + (n - beside) * token_ms(w, step, limit, w->prompt_use)) / n;
+}
+
+double policy_token_ms(const struct policy_worker *w, double step_ms)
+{
+    return token_ms(w, step_ms, w->tpot_limit_ms, w->prompt_use);
 }
 
 struct decode_view policy_view_decode(const struct policy_worker *workers, uint32_t i, const struct policy_request *r,
@@ -181,7 +231,19 @@ struct decode_view policy_view_decode(const struct policy_worker *workers, uint3
     }
     v.start = room_from(w, r, after_ms);
     v.now = v.start <= after_ms && has_room(w, r, w->at[0]);
-    v.tpot = tpot_with(w, r, policy_load_at(w, v.start));
+    struct policy_load at = policy_load_at(w, v.start), then = with(r, at);
+    double limit = tightest(w->tpot_limit_ms, r->tpot_ms);
+    v.step = cost_decode_ms(w->cost, then.running, then.context);
+    v.keeps = keeps_tpot(w, r, v.step);
+    double n_gaps = fmax(r->expected_tokens - 1, 1);
+    double prompts_ms = w->busy_ms > 0 ? w->busy_ms / prompt_share(w, at, limit) - v.start : 0;
+    v.tpot = tpot_of(w, v.step, limit, n_gaps, prompts_ms) * w->stretch;
+    double use = w->role == ROLE_PREFILL ? fmax(w->prompt_use, PROMPTS_TO_COME) : w->prompt_use;
+    if (use > 0)
+        v.delays = use * n_gaps * v.step * (prompt_share(w, at, w->tpot_limit_ms) - prompt_share(w, then, limit));
+    if (!(r->tpot_ms > 0))
+        v.delays += UNLIMITED_TOKEN * r->expected_tokens *
+                    (v.tpot + at.running * (v.step - cost_decode_ms(w->cost, at.running, at.context)));
     return v;
 }
 
@@ -198,9 +260,9 @@ static bool within_ttft(const struct policy_request *r, double ttft, double work
     return (!(r->ttft_ms > 0) || r->waited_ms + careful_ttft(r, ttft, work) <= r->ttft_ms) && ttft <= r->remaining_ms;
 }
 
-static bool within_tpot(const struct policy_request *r, double tpot)
+static bool within_tpot(const struct policy_request *r, double step)
 {
-    return !(r->tpot_ms > 0) || tpot <= r->tpot_ms;
+    return !(r->tpot_ms > 0) || step * (1 + r->tpot_margin) <= r->tpot_ms;
 }
 
 static double tie_break(const struct policy_request *r, uint32_t worker, double tie)
@@ -211,8 +273,10 @@ static double tie_break(const struct policy_request *r, uint32_t worker, double 
 /* In milliseconds of work: the worker's own, and what waiting is worth. */
 static double prefill_cost(const struct policy_request *r, const struct prefill_view *v)
 {
-    double waiting = r->ttft_ms > 0 ? WAITING : WAITING_UNLIMITED;
-    return (v->load + v->compute + waiting * v->wait) * tie_break(r, v->worker, TIE);
+    if (r->urgent)
+        return v->ttft;
+    double waiting = r->ttft_ms > 0 ? WAITING : WAITING_UNLIMITED, slowed = v->compute / v->share - v->compute;
+    return (v->load + v->compute + waiting * (v->wait + slowed)) * tie_break(r, v->worker, TIE);
 }
 
 /* ------------------------------------------------------------------ search */
@@ -262,16 +326,21 @@ static struct plan plan_of(const struct search *s, const struct prefill_view *p,
     const struct policy_request *r = s->r;
     uint32_t known = p->store_blocks > p->own_blocks ? p->store_blocks : p->own_blocks;
     double ready = fmax(p->ttft, d->start); /* the first token is shown when the decode worker has reserved */
-    return (struct plan){.kind = p->worker == d->worker ? PLAN_AGGREGATED : PLAN_SPLIT,
+    bool decodes = s->workers[d->worker].role == ROLE_DECODE;
+    return (struct plan){.kind = p->worker != d->worker ? PLAN_SPLIT
+                                 : decodes              ? PLAN_AGGREGATED
+                                                        : PLAN_KEPT,
                          .now = s->workers[p->worker].takes_prompts && d->now,
                          .prefill = p->worker,
                          .decode = d->worker,
                          .store_blocks = p->store_blocks,
-                         .chunk_tokens = p->chunk,
                          .new_tokens = r->n_tokens - known * r->block_tokens,
                          .ttft_ms = r->waited_ms + ready,
                          .tpot_ms = d->tpot,
                          .work_ms = p->load + p->compute,
+                         .step_ms = d->step,
+                         .prompt_share = p->share,
+                         .stretch = s->workers[d->worker].stretch,
                          .load_ms = p->load,
                          .start_ms = p->wait};
 }
@@ -290,9 +359,11 @@ static void weigh(struct search *s, const struct prefill_view *p, const struct d
         s->soonest = p->worker;
     see(&s->least_ttft, from_now);
     see(&s->least_careful, careful_ttft(s->r, from_now, plan.work_ms));
-    see(&s->least_tpot, d->tpot);
+    see(&s->least_tpot, d->step);
     see(&s->least_work, p->alone);
-    if (!p->kept && within_ttft(s->r, from_now, plan.work_ms) && within_tpot(s->r, d->tpot) && cost < s->best_cost) {
+    bool keeps =
+        s->r->policy == POLICY_TANDEM ? d->keeps : within_tpot(s->r, d->step); /* others look at the request only */
+    if (!p->kept && within_ttft(s->r, from_now, plan.work_ms) && keeps && cost < s->best_cost) {
         s->best = plan;
         s->best_cost = cost;
     }
@@ -302,8 +373,7 @@ static void weigh(struct search *s, const struct prefill_view *p, const struct d
 static bool shares_there(const struct policy_request *r, const struct decode_view *v)
 {
     uint32_t blocks = r->n_tokens / r->block_tokens;
-    return r->shares && blocks && r->matched_blocks && r->matched_blocks[v->worker] >= blocks && v->now &&
-           within_tpot(r, v->tpot);
+    return r->shares && blocks && r->matched_blocks && r->matched_blocks[v->worker] >= blocks && v->now && v->keeps;
 }
 
 /*
@@ -321,9 +391,9 @@ static struct decode_view best_decode(struct search *s, double after_ms)
         struct decode_view v = policy_view_decode(s->workers, i, s->r, after_ms);
         s->could_fit |= fits_ever(&s->workers[i], s->r);
         double full = policy_load_at(&s->workers[i], after_ms).pages / fmax(s->workers[i].total_pages, 1);
-        double cost = (v.tpot * (1 + full) + (v.start - after_ms)) * tie_break(s->r, i, DECODE_TIE);
+        double cost = (v.tpot * (1 + full) + (v.start - after_ms) + v.delays) * tie_break(s->r, i, DECODE_TIE);
         note(s, NULL, &v, cost, v.reason);
-        see(&s->least_tpot, v.tpot > 0 ? v.tpot : INFINITY);
+        see(&s->least_tpot, v.step > 0 ? v.step : INFINITY);
         if (v.reason && best_cost == INFINITY)
             best.reason = v.reason;
         bool shares = shares_there(s->r, &v);
@@ -336,13 +406,14 @@ static struct decode_view best_decode(struct search *s, double after_ms)
     return best;
 }
 
-static void try_aggregated(struct search *s, uint32_t i)
+/* Both phases on one worker of either role. */
+static void try_alone(struct search *s, uint32_t i)
 {
     const struct policy_worker *w = &s->workers[i];
     double waiting = (s->r->ttft_ms > 0 ? WAITING : WAITING_UNLIMITED) * w->busy_ms;
-    if (!s->log && waiting >= s->best_cost)
+    if (!s->log && !s->r->urgent && waiting >= s->best_cost)
         return; /* whatever else it costs */
-    struct prefill_view p = policy_view_aggregated(s->workers, i, s->r);
+    struct prefill_view p = policy_view_prefill(s->workers, i, s->r);
     struct decode_view d = {.worker = i};
     const char *reason = p.reason;
     double cost = INFINITY;
@@ -357,10 +428,10 @@ static void try_aggregated(struct search *s, uint32_t i)
     if (!reason) {
         double limit = tightest(w->tpot_limit_ms, s->r->tpot_ms);
         double disturbed = policy_load_at(w, p.wait).running * (p.load + p.compute) * (limit > 0 ? DISTURBED : 1);
-        cost = prefill_cost(s->r, &p) + disturbed + (d.start - p.ttft);
+        cost = prefill_cost(s->r, &p) + (s->r->urgent ? 0 : disturbed + d.delays) + (d.start - p.ttft);
         weigh(s, &p, &d, cost);
     }
-    note(s, &p, &d, cost, p.kept ? KEPT : reason);
+    note(s, &p, &d, cost, p.kept ? KEPT_FREE : reason);
     s->why = reason ? reason : s->why;
 }
 
@@ -374,7 +445,7 @@ static void try_split(struct search *s)
             continue;
         struct prefill_view v = policy_view_prefill(s->workers, i, s->r);
         double cost = v.reason ? INFINITY : prefill_cost(s->r, &v);
-        note(s, &v, NULL, cost, v.kept ? KEPT : v.reason);
+        note(s, &v, NULL, cost, v.kept ? KEPT_FREE : v.reason);
         s->why = v.reason ? v.reason : s->why;
         if (v.reason)
             continue;
@@ -396,7 +467,8 @@ static void try_split(struct search *s)
         return;
     }
     weigh(s, &best, &d,
-          (best_cost == INFINITY ? best.load + best.compute : best_cost) + HANDOVER_MS + (d.start - best.ttft));
+          (best_cost == INFINITY ? best.load + best.compute : best_cost) + HANDOVER_MS + d.delays +
+              (d.start - best.ttft));
 }
 
 static struct plan refuse(const struct search *s)
@@ -454,6 +526,13 @@ static struct plan place_named(struct search *s)
     return s->best_cost < INFINITY ? s->best : refuse(s);
 }
 
+static bool may_be_alone(const struct policy_request *r, enum worker_role role)
+{
+    if (role == ROLE_DECODE)
+        return r->force == FORCE_NONE || r->force == FORCE_AGGREGATED;
+    return role == ROLE_PREFILL && (r->force == FORCE_NONE || r->force == FORCE_KEPT);
+}
+
 struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers, const struct policy_request *request,
                          struct policy_candidate *candidates_out, uint32_t *n_candidates_out)
 {
@@ -470,11 +549,11 @@ struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers
     if (request->policy != POLICY_TANDEM) {
         plan = place_named(&s);
     } else {
-        if (request->force != FORCE_AGGREGATED)
+        if (request->force == FORCE_NONE || request->force == FORCE_SPLIT)
             try_split(&s);
-        for (uint32_t i = 0; i < n_workers && request->force != FORCE_SPLIT; i++)
-            if (workers[i].usable && workers[i].role == ROLE_DECODE)
-                try_aggregated(&s, i);
+        for (uint32_t i = 0; i < n_workers; i++)
+            if (workers[i].usable && may_be_alone(request, workers[i].role))
+                try_alone(&s, i);
         plan = s.best_cost < INFINITY ? s.best : refuse(&s);
     }
     if (n_candidates_out)

@@ -4,8 +4,12 @@
  * Everything is predicted in milliseconds. Of a worker that prefills: when it is free, what of the prefix is there or worth loading,
  * and how long the rest takes. Of a worker that decodes: how its steps will be when the prefill ends (who will have left by then, who
  * comes), whether the pages will be there, and whether those that run there stay within their limits. The time to first token
- * does not depend on the decode worker nor its step on the prefill worker, so both are chosen in one pass each: O(workers). A
- * decode worker that prefills by itself (aggregated) is one candidate more: in chunks that keep everybody there within TPOT.
+ * does not depend on the decode worker nor its step on the prefill worker, so both are chosen in one pass each: O(workers).
+ *
+ * Any worker can do both phases; what prompts get beside sequences that decode is the share of time that those sequences' limits
+ * leave (sched/batching.h, the rule by which workers run their steps). So a decode worker that prefills by itself (aggregated) and a
+ * prefill worker that goes on to decode (kept) are one candidate more each. Nothing decodes where prompts that were promised a TTFT
+ * would then be too late.
  *
  * Policies (all on the same predictions; which one decides is a name):
  *
@@ -39,8 +43,10 @@ enum policy {
 };
 #define POLICY_NAMES "tandem|mooncake|headroom|mixed-pool|cache-aware|least-loaded|round-robin|random"
 
-enum plan_kind { PLAN_SPLIT, PLAN_AGGREGATED, PLAN_REFUSE };
-enum plan_force { FORCE_NONE, FORCE_SPLIT, FORCE_AGGREGATED };
+/* aggregated: a decode worker prefills by itself; kept: a prefill worker goes on and decodes. Either way one worker has it all. */
+enum plan_kind { PLAN_SPLIT, PLAN_AGGREGATED, PLAN_KEPT, PLAN_REFUSE };
+enum plan_force { FORCE_NONE, FORCE_SPLIT, FORCE_AGGREGATED, FORCE_KEPT };
+#define PLAN_FORCE_NAMES "auto|split|aggregated|kept"
 /* What stores hold is loaded or computed, whichever is faster; or always the one. */
 enum prefix_rule { PREFIX_AUTO, PREFIX_LOAD, PREFIX_COMPUTE };
 enum worker_role { ROLE_PREFILL, ROLE_DECODE, ROLE_STORE };
@@ -51,7 +57,7 @@ enum { POLICY_HORIZONS = 8 };
 extern const double POLICY_HORIZON_MS[POLICY_HORIZONS]; /* from 0, rising */
 extern const double POLICY_BALANCE;                     /* Mooncake's kvcache_balancing_threshold */
 
-struct policy_load { /* of a decode worker */
+struct policy_load { /* of a worker, by what decodes there */
     double running, context, pages;
 };
 
@@ -60,9 +66,14 @@ struct policy_worker {
     bool usable;
     const struct cost_model *cost;
     uint32_t chunk_tokens, max_batch, total_pages, max_context;
-    double busy_ms;       /* until the prompts that it has, or will have before this one, are computed */
-    double queued_tokens; /* of these, those to be computed */
-    uint32_t n_prompts;   /* theirs */
+    double
+        busy_ms; /* of computing the prompts that it has, or will have before this one, if nothing decoded beside them */
+    double queued_tokens; /* of these prompts, those to be computed */
+    uint32_t n_prompts;   /* their number */
+    double
+        patience; /* how many times as long they may take until one misses its TTFT limit, >= 1; INFINITY: none has one */
+    double prompt_use; /* share of the latest seconds during which it had prompts */
+    double stretch;    /* TPOT that its requests had lately, over what was predicted */
     double kept_ms; /* what is placed must be computed within that, but for who has a place there; INFINITY: any time */
     bool takes_prompts; /* has less than two chunks of work; else what goes there waits at the router */
     /* Loading a prefix from stores: for itself, for each block in their memory, for each on their disks. */
@@ -79,6 +90,8 @@ struct policy_request {
     uint32_t store_blocks;          /* leading blocks that the stores hold together */
     uint32_t store_blocks_ssd;      /* of these, on disk only */
     double ttft_ms, tpot_ms;        /* limits; 0: none */
+    double tpot_margin;   /* by which a predicted TPOT must stay below a limit, as a share of the prediction */
+    bool urgent;          /* it goes where its first token comes soonest, whatever that costs */
     double caution, hope; /* against ttft_ms waiting is taken to be so much longer than it is predicted to be, and
                                        its own work so much shorter */
     double remaining_ms;  /* INFINITY: no deadline */
@@ -94,12 +107,14 @@ struct policy_request {
 struct plan {
     enum plan_kind kind;
     bool now;                 /* both workers take it at once; else it waits at the router */
-    uint32_t prefill, decode; /* indices into workers; equal when aggregated. PLAN_REFUSE: what would be soonest */
+    uint32_t prefill, decode; /* indices into workers; equal unless it is split. PLAN_REFUSE: what would be soonest */
     uint32_t store_blocks;   /* leading blocks worth loading from stores; 0: computing is faster, or nothing is there */
-    uint32_t chunk_tokens;   /* of a step beside others' decoding; the worker's own where nothing limits it */
     uint32_t new_tokens;     /* that are computed: neither matched nor loaded */
     double ttft_ms, tpot_ms; /* predicted, from arrival */
-    double work_ms;          /* of the prefill worker: load and prefill */
+    double work_ms;          /* of the prefill worker: load, and prefill if nothing decoded beside it */
+    double step_ms;          /* of decoding alone, where and when it will decode */
+    double prompt_share;     /* of the prefill worker's time */
+    double stretch;          /* of the decode worker, in tpot_ms */
     double load_ms, start_ms; /* of it: loading; when it begins, from now */
     const char *reason;       /* PLAN_REFUSE; static text */
     bool never;               /* PLAN_REFUSE: no waiting will help (it can't fit) */
@@ -108,10 +123,18 @@ struct plan {
     double over_ms; /* PLAN_REFUSE: by how much the best missed its limit */
 };
 
+const char *plan_name(enum plan_kind kind); /* "split", "aggregated", "kept", "refused" */
+
+/* Whether one worker does both phases. */
+static inline bool plan_is_whole(enum plan_kind kind)
+{
+    return kind == PLAN_AGGREGATED || kind == PLAN_KEPT;
+}
+
 /* What was weighed, for those who ask why. */
 struct policy_candidate {
     uint32_t worker;
-    bool as_prefill, as_decode; /* both: aggregated */
+    bool as_prefill, as_decode; /* both: aggregated or kept */
     uint32_t matched_blocks, store_blocks;
     double wait_ms, load_ms, prefill_ms, ttft_ms, tpot_ms, cost;
     const char *reason; /* NULL: it could take the request */
@@ -130,5 +153,11 @@ static inline bool policy_refuses(enum policy p)
 /* Pages that a request takes on its decode worker: the prompt, and an answer of the length one should expect. */
 uint32_t policy_pages(const struct policy_request *request);
 
-/* What runs on a decode worker after a while. */
+/* The share of its time that a worker's prompts will get after a while, beside what decodes there. */
+double policy_prompt_share(const struct policy_worker *w, double after_ms);
+
+/* What passes between two tokens of a worker whose steps take step_ms without prompts, at its lately usual share of prompts. */
+double policy_token_ms(const struct policy_worker *w, double step_ms);
+
+/* What runs on a worker after a while. */
 struct policy_load policy_load_at(const struct policy_worker *w, double after_ms);

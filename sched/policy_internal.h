@@ -4,8 +4,9 @@
 #include "sched/policy.h"
 
 struct prefill_view { /* of one worker, as the place of the prefill */
-    uint32_t worker, own_blocks, store_blocks, chunk;
-    double wait, load, compute, ttft; /* ttft: from now */
+    uint32_t worker, own_blocks, store_blocks;
+    double wait, load, compute, ttft; /* ttft: from now; compute: if nothing decoded there */
+    double share;                     /* of the worker's time that prompts get beside what decodes there */
     double alone;                     /* load and compute if nothing else were there */
     bool kept;                        /* the worker is kept for one that was told to come back */
     const char *reason;               /* NULL: possible */
@@ -14,14 +15,16 @@ struct prefill_view { /* of one worker, as the place of the prefill */
 struct decode_view { /* of one worker, as the place of decoding, from the end of the prefill on */
     uint32_t worker;
     double tpot, start; /* start: from now; later than the prefill's end where pages must become free first */
-    bool now;           /* the pages and a place are there already */
+    double step;        /* of decoding alone */
+    double
+        delays; /* of others by its decoding, in milliseconds of all of them; without a TPOT limit its own time, too */
+    bool keeps; /* all stay within their TPOT limits */
+    bool now;   /* the pages and a place are there already */
     const char *reason;
 };
 
 struct prefill_view policy_view_prefill(const struct policy_worker *workers, uint32_t i,
                                         const struct policy_request *r);
-struct prefill_view policy_view_aggregated(const struct policy_worker *workers, uint32_t i,
-                                           const struct policy_request *r);
 struct decode_view policy_view_decode(const struct policy_worker *workers, uint32_t i, const struct policy_request *r,
                                       double after_ms);
 

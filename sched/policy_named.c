@@ -50,12 +50,12 @@ static bool least(const struct choice *c, score_fn score, uint32_t *out)
 
 static double ttft(const struct choice *c, uint32_t i)
 {
-    return (c->role == ROLE_PREFILL ? policy_view_prefill : policy_view_aggregated)(c->workers, i, c->r).ttft;
+    return policy_view_prefill(c->workers, i, c->r).ttft;
 }
 
 static double step(const struct choice *c, uint32_t i)
 {
-    return policy_view_decode(c->workers, i, c->r, 0).tpot;
+    return policy_view_decode(c->workers, i, c->r, 0).step;
 }
 
 static double in_flight(const struct choice *c, uint32_t i)
@@ -157,6 +157,6 @@ bool policy_choose_named(const struct policy_worker *workers, uint32_t n, const 
     if (!found)
         return false;
     *decode_out = decode;
-    *prefill_out = (prefill == decode ? policy_view_aggregated : policy_view_prefill)(workers, prefill, r);
+    *prefill_out = policy_view_prefill(workers, prefill, r);
     return !prefill_out->reason;
 }

@@ -6,7 +6,10 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/random.h"
+#include "sched/batching.h"
 #include "sched/booking.h"
+#include "sched/margin.h"
 
 enum { SCHEDULER_LOOK = 128 };
 
@@ -17,22 +20,36 @@ static const double WORKFLOW_WORK = 2; /* of two workflows with one deadline, th
 static const double LATE_MS = 1e12;    /* the order of what can't be on time any more: after all that can */
 static const double REFRESH_MS = 50, MATCH_MS = 100, FRESH_MS = 1;
 static const double BOOKED_MARGIN = 0.88; /* of its limit: what one that comes back is given place for */
+static const double RETURN_RATE = 0.02;
+static const double FULLY_BOOKED = 0.05,
+                    TRIED = 0.02; /* places are kept for all when so many come; for so many at least, to see */
 static const double LEAST_RETRY_MS = 20, MAX_RETRY_MS = 60000;
 static const double LEAST_LEFT = 0.02; /* of a prefill that takes longer than it should: what is left of it */
 static const double LEG_RATE = 0.02;
+static const double FIRST_CAUTION = 1.0 / 3, MOST_CAUTION = 1; /* of waiting */
+static const double FIRST_TPOT_MARGIN = 0.05, MOST_TPOT_MARGIN = 0.5;
+static const double NEAR_TTFT = 0.2,
+                    NEAR_TPOT =
+                        0.7; /* shares of a limit from which on waiting, a step, tell how far predictions are off */
+static const double USE_MS = 5000, STRETCH_RATE = 0.02, MOST_STRETCH = 4;
+static const double TRACE_OF_PROMPTS = 0.02; /* of a worker's time: below, its steps are taken to be without */
 
 struct terms { /* on which a prediction is held against the TTFT limit */
     double of_limit, caution, hope;
     bool admitted; /* rather than refused it has a place that is kept for another */
+    bool urgent;
 };
-static const struct terms NEW = {1, SCHEDULER_CAUTION, SCHEDULER_HOPE, false}, BACK = {1, 0, SCHEDULER_HOPE, false};
-static const struct terms PROMISED = {1, 0, SCHEDULER_HOPE, true};
-static const struct terms LATE = {1.1, 0, 0, true}; /* a queued request that is predicted to be later is refused */
+static const struct terms BACK = {1, 0, SCHEDULER_HOPE, false, false};
+static const struct terms PROMISED = {1, 0, SCHEDULER_HOPE, true, true};
+static const struct terms LATE = {1.1, 0, 0, true,
+                                  true}; /* a queued request that is predicted to be later is refused */
 
 struct worker {
     bool up;
     struct sched_worker_info info;
     struct cost_model cost;
+    double prompt_use; /* sched/policy.h */
+    uint64_t used_ns;  /* when prompt_use was last brought up to date */
     struct cost_term leg_error;
     double leg_extra_ms; /* of a prefill leg beyond its predicted steps: the mean */
     double load_ms, dram_ms, ssd_ms;
@@ -53,6 +70,9 @@ struct scheduler {
     uint32_t n_candidates;
     uint32_t n_workers;
     struct lengths lengths;
+    struct margin ttft_margin, tpot_margin;
+    double stretch[2];   /* by role: of one worker it would keep those away who could show that it is over */
+    double return_share; /* of those for whom a place was kept lately, who came */
     struct fair *fair;
     struct sched_request *queued, *last_queued;
     uint64_t queued_tokens;
@@ -79,6 +99,10 @@ struct scheduler *scheduler_open(const struct scheduler_config *config)
     s->config = *config;
     s->fair = fair_open(config->half_life_ns, config->weights, config->n_weights);
     lengths_init(&s->lengths);
+    s->ttft_margin = margin_make(FIRST_CAUTION, MOST_CAUTION);
+    s->tpot_margin = margin_make(FIRST_TPOT_MARGIN, MOST_TPOT_MARGIN);
+    s->return_share = FULLY_BOOKED;
+    s->stretch[ROLE_PREFILL] = s->stretch[ROLE_DECODE] = 1;
     return s;
 }
 
@@ -138,6 +162,7 @@ void scheduler_worker_up(struct scheduler *s, uint32_t w, const struct sched_wor
         k->cost = first_cost(s, info->role);
     k->info = *info;
     k->up = k->changed = true;
+    k->prompt_use = 0;
     s->n_workers = w < s->n_workers ? s->n_workers : w + 1;
     s->views[w].usable = info->role != ROLE_STORE;
     changed(s);
@@ -179,17 +204,26 @@ void scheduler_observe_loading(struct scheduler *s, uint32_t w, double load_ms, 
 /* What its prompts still take. The head's time runs from when it began; one that overruns is always nearly done. */
 static void view_prompts(struct scheduler *s, uint32_t w, uint64_t now)
 {
-    const struct worker *k = &s->workers[w];
+    struct worker *k = &s->workers[w];
     struct policy_worker *v = &s->views[w];
+    double share = policy_prompt_share(v, 0);
     v->busy_ms = v->queued_tokens = 0;
     v->n_prompts = k->n_prompts;
+    v->patience = INFINITY;
     for (const struct sched_request *q = k->first; q; q = q->prefill_next) {
         double left = q->work_ms;
         if (q == k->first)
-            left = fmax(left - ms_between(q->began_ns, now), LEAST_LEFT * left);
+            left = fmax(left - ms_between(q->began_ns, now) * share, LEAST_LEFT * left);
         v->busy_ms += left;
         v->queued_tokens += q->work_ms > 0 ? q->plan.new_tokens * left / q->work_ms : 0;
+        if (q->ttft_ms > 0 && !q->resumed)
+            v->patience = fmin(v->patience, (q->ttft_ms - ms_between(q->arrived_ns, now)) * share / v->busy_ms);
     }
+    v->patience = fmax(v->patience, 1);
+    k->prompt_use += (1 - exp(-ms_between(k->used_ns, now) / USE_MS)) * ((k->first != NULL) - k->prompt_use);
+    k->used_ns = now;
+    v->prompt_use = k->prompt_use;
+    v->stretch = s->stretch[k->info.role];
     v->takes_prompts = v->queued_tokens < CHUNKS_AHEAD * k->info.chunk_tokens;
     v->kept_ms = bookings_limit_ms(&k->bookings, now);
 }
@@ -211,7 +245,7 @@ static void view_running(struct scheduler *s, uint32_t w, uint64_t now)
     double context = 0;
     for (const struct sched_request *q = k->running; q; q = q->running_next)
         context += q->n_tokens + q->n_generated;
-    double step = fmax(cost_decode_ms(&k->cost, k->n_running, context), 0.1);
+    double step = policy_token_ms(v, fmax(cost_decode_ms(&k->cost, k->n_running, context), 0.1));
     memset(v->at, 0, sizeof(v->at));
     v->tpot_limit_ms = 0;
     for (const struct sched_request *q = k->running; q; q = q->running_next) {
@@ -228,15 +262,21 @@ static void view_running(struct scheduler *s, uint32_t w, uint64_t now)
     k->refreshed_ns = now;
 }
 
+static void expire_bookings(struct scheduler *s, struct worker *k, uint64_t now)
+{
+    for (uint32_t n = bookings_expire(&k->bookings, now); n; n--)
+        s->return_share -= RETURN_RATE * s->return_share;
+}
+
 void scheduler_refresh(struct scheduler *s, uint64_t now)
 {
     for (uint32_t w = 0; w < s->n_workers; w++) {
         if (!s->workers[w].up || s->workers[w].info.role == ROLE_STORE)
             continue;
-        bookings_expire(&s->workers[w].bookings, now);
-        view_prompts(s, w, now);
+        expire_bookings(s, &s->workers[w], now);
         if (s->workers[w].changed || ms_between(s->workers[w].refreshed_ns, now) > REFRESH_MS)
             view_running(s, w, now);
+        view_prompts(s, w, now);
     }
 }
 
@@ -273,6 +313,8 @@ static struct policy_request ask_of(const struct scheduler *s, const struct sche
                                    .store_blocks_ssd = q->store_blocks_ssd,
                                    .ttft_ms = q->resumed ? 0 : q->ttft_ms * terms.of_limit,
                                    .tpot_ms = q->resumed ? 0 : q->tpot_ms,
+                                   .tpot_margin = s->config.policy == POLICY_TANDEM ? s->tpot_margin.value : 0,
+                                   .urgent = terms.urgent,
                                    .caution = terms.caution,
                                    .hope = terms.hope,
                                    .remaining_ms =
@@ -312,6 +354,13 @@ static uint32_t hide_avoided(const struct scheduler *s, struct policy_worker *vi
     return n;
 }
 
+/* For one that comes for the first time. The policies of others keep the margin with which they were compared first. */
+static struct terms new_terms(const struct scheduler *s)
+{
+    double caution = s->config.policy == POLICY_TANDEM ? s->ttft_margin.value : FIRST_CAUTION;
+    return (struct terms){1, caution, SCHEDULER_HOPE, false, false};
+}
+
 static struct plan place(struct scheduler *s, struct policy_worker *views, struct sched_request *q, uint64_t now,
                          struct terms terms)
 {
@@ -322,7 +371,14 @@ static struct plan place(struct scheduler *s, struct policy_worker *views, struc
     struct policy_request ask = ask_of(s, q, now, terms);
     uint32_t hidden[SCHEDULER_AVOID], n_hidden = hide_avoided(s, views, q, hidden);
     struct policy_candidate *log = s->config.explain ? s->candidates : NULL;
-    struct plan plan = policy_place(views, s->n_workers, &ask, log, &s->n_candidates);
+    struct plan plan = {.kind = PLAN_REFUSE};
+    if (terms.admitted) { /* where it would be admitted now: what it was promised is kept there */
+        ask = ask_of(s, q, now, new_terms(s));
+        plan = policy_place(views, s->n_workers, &ask, log, &s->n_candidates);
+        ask = ask_of(s, q, now, terms);
+    }
+    if (plan.kind == PLAN_REFUSE)
+        plan = policy_place(views, s->n_workers, &ask, log, &s->n_candidates);
     if (plan.kind == PLAN_REFUSE && terms.admitted) {
         ask.keeper = POLICY_ANY_KEEPER;
         plan = policy_place(views, s->n_workers, &ask, log, &s->n_candidates);
@@ -445,6 +501,34 @@ static struct sched_request *walk_next(struct scheduler *s, struct walk *walk, u
     return q;
 }
 
+/* ------------------------------------------------------------------ errors */
+
+/* Of those that had to wait for long enough to tell. */
+static void observe_ttft(struct scheduler *s, const struct sched_request *q, double ttft_ms)
+{
+    double waiting = q->promised_ttft_ms - q->work_ms;
+    if (q->ttft_ms > 0 && !q->resumed && waiting > NEAR_TTFT * q->ttft_ms)
+        s->ttft_margin = margin_note(s->ttft_margin, ttft_ms > q->ttft_ms);
+}
+
+/*
+ * Of those whose steps were near their limit. Beside prompts steps may take what the limit leaves, which is no error.
+ */
+static void observe_tpot(struct scheduler *s, const struct sched_request *q, uint64_t now)
+{
+    struct worker *k = &s->workers[q->plan.decode];
+    if (!q->first_ns || q->resumed || q->n_generated < 2)
+        return;
+    double tpot = ms_between(q->first_ns, now) / (q->n_generated - 1);
+    double stretch = fmin(tpot / fmax(q->plan.tpot_ms / q->plan.stretch, 1e-3), MOST_STRETCH);
+    s->stretch[k->info.role] += STRETCH_RATE * (stretch - s->stretch[k->info.role]);
+    if (!(q->tpot_ms > 0) || q->plan.step_ms * (1 + s->tpot_margin.value) < NEAR_TPOT * q->tpot_ms)
+        return;
+    double claimed =
+        k->prompt_use > TRACE_OF_PROMPTS ? fmax(q->plan.step_ms, BATCHING_SAFE * q->tpot_ms) : q->plan.step_ms;
+    s->tpot_margin = margin_observe(s->tpot_margin, tpot / claimed - 1);
+}
+
 /* ------------------------------------------------------------------- passes */
 
 static void add_running(struct worker *k, struct sched_request *q)
@@ -488,6 +572,7 @@ static void dispatch(struct scheduler *s, struct sched_request *q, const struct 
 static void drop(struct scheduler *s, struct sched_request *q, const struct plan *plan)
 {
     dequeue(s, q);
+    observe_ttft(s, q, LATE.of_limit * q->ttft_ms);
     q->plan = *plan;
     q->state = SCHED_OVER;
     s->config.refuse(s->config.user, q, plan->never || plan->hopeless ? 0 : fmax(plan->over_ms, LEAST_RETRY_MS));
@@ -563,9 +648,11 @@ void scheduler_run(struct scheduler *s, uint64_t now)
 static uint32_t booked_with(struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
     for (uint32_t w = 0; w < s->n_workers && q->identity; w++) {
-        bookings_expire(&s->workers[w].bookings, now);
-        if (bookings_remove(&s->workers[w].bookings, q->identity))
+        expire_bookings(s, &s->workers[w], now);
+        if (bookings_remove(&s->workers[w].bookings, q->identity)) {
+            s->return_share += RETURN_RATE * (1 - s->return_share);
             return w;
+        }
     }
     return POLICY_NO_KEEPER;
 }
@@ -608,6 +695,12 @@ static struct worker *first_room(struct scheduler *s, const struct sched_request
     return first;
 }
 
+/* A place that is kept is taken from others: where hardly anybody comes back, for few of those that are refused. */
+static bool is_worth_a_place(const struct scheduler *s, const struct sched_request *q)
+{
+    return random_unit(random_at(q->number, q->identity, 0)) < fmax(s->return_share / FULLY_BOOKED, TRIED);
+}
+
 /* Says when there will be room for q, and keeps it. 0: coming back makes no sense. */
 static double book(struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
@@ -620,7 +713,8 @@ static double book(struct scheduler *s, const struct sched_request *q, uint64_t 
         if (k) {
             retry = fmax(ms_between(now, b.at_ns), LEAST_RETRY_MS);
             b.at_ns = now + (uint64_t)(retry * 1e6);
-            bookings_add(&k->bookings, &b);
+            if (is_worth_a_place(s, q))
+                bookings_add(&k->bookings, &b);
         }
     }
     return fmin(fmax(retry, LEAST_RETRY_MS), MAX_RETRY_MS);
@@ -678,7 +772,7 @@ static bool has_room(const struct scheduler *s, const struct sched_request *q)
 /* True: it is queued. False: q->plan says why not. */
 static bool admit(struct scheduler *s, struct sched_request *q, uint64_t now)
 {
-    struct terms terms = is_back(q) ? BACK : NEW;
+    struct terms terms = is_back(q) ? BACK : new_terms(s);
     scheduler_refresh(s, now);
     q->plan = place(s, s->views, q, now, terms);
     q->work_ms = q->plan.work_ms;
@@ -743,7 +837,7 @@ bool scheduler_would_admit(struct scheduler *s, struct sched_request *q, uint64_
 /* What the leg took from its turn on, against its prediction; the mean of the rest is added to those to come. */
 static void observe_leg(struct worker *k, const struct sched_request *q, uint64_t now)
 {
-    double took = ms_between(q->began_ns, now), extra = took - (q->work_ms - k->leg_extra_ms);
+    double took = ms_between(q->began_ns, now) * q->plan.prompt_share, extra = took - (q->work_ms - k->leg_extra_ms);
     cost_term_observe(&k->leg_error, q->work_ms, took);
     double most = 0.5 * q->work_ms + 1, rate = fmax(LEG_RATE, 1.0 / (double)(k->leg_error.n + 1));
     k->leg_extra_ms += rate * (fmax(fmin(extra, most), -most) - k->leg_extra_ms);
@@ -786,6 +880,10 @@ static void remove_running(struct scheduler *s, struct sched_request *q)
 
 void scheduler_prefilled(struct scheduler *s, struct sched_request *q, uint64_t now)
 {
+    if (!q->first_ns) {
+        q->first_ns = now;
+        observe_ttft(s, q, ms_between(q->arrived_ns, now));
+    }
     remove_prompt(s, q, now, true);
     if (q->state == SCHED_PREFILLING)
         q->state = SCHED_DECODING;
@@ -815,6 +913,8 @@ void scheduler_end(struct scheduler *s, struct sched_request *q, uint64_t now, b
         dequeue(s, q);
     else if (q->state == SCHED_PREFILLING || q->state == SCHED_DECODING)
         leave_workers(s, q, now, q->n_tokens + q->n_generated);
+    if (answered && q->state == SCHED_DECODING)
+        observe_tpot(s, q, now);
     if (answered)
         lengths_observe(&s->lengths, q->tenant, q->n_generated);
     q->state = SCHED_OVER;

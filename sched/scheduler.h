@@ -11,7 +11,7 @@
  * chunks of work ahead, the rest waits here, where it can still be re-ordered. The same pass answers, for a new request, what it
  * will get and what it does to those admitted before: one that would miss its limits, or make another miss, is refused
  * before any work, with the time after which it would have been admitted. For new requests waiting counts for more than is
- * predicted (SCHEDULER_CAUTION): what is left covers noise, and those who come back when they were told to. One that has to wait for
+ * predicted by as much as waiting was lately mispredicted (sched/margin.h): what is left covers noise. One that has to wait for
  * nobody is tried even where its own work is predicted to take a little longer than its limit (SCHEDULER_HOPE).
  *
  * One that was refused finds a place kept on the worker that has room first (sched/booking.h), if it comes when it was told to: it is
@@ -36,8 +36,7 @@
 #include "sched/policy.h"
 
 enum { SCHEDULER_MAX_WORKERS = 512, SCHEDULER_AVOID = 4 };
-#define SCHEDULER_CAUTION (1.0 / 3)
-#define SCHEDULER_HOPE    0.02
+#define SCHEDULER_HOPE 0.02
 
 enum order { ORDER_TANDEM, ORDER_FCFS, ORDER_EDF, ORDER_SHORTEST, ORDERS };
 #define ORDER_NAMES "tandem|fcfs|edf|shortest"
@@ -67,8 +66,8 @@ struct sched_request {
     enum sched_state state;
     struct plan plan;                          /* as dispatched; of a refused one, why */
     double promised_ttft_ms, promised_tpot_ms; /* as admitted */
-    uint64_t placed_ns, matched_ns;
-    double due_ms;   /* the order inside its tenant */
+    uint64_t placed_ns, matched_ns, first_ns;  /* first: when its first token came */
+    double due_ms;                             /* the order inside its tenant */
     uint32_t keeper; /* the worker that kept a place for it while it was away: it goes first; POLICY_NO_KEEPER */
     double expected_tokens, charged, work_ms;
     uint32_t n_generated, n_pages;

@@ -240,7 +240,7 @@ static enum td_status open_seq(struct worker *w, struct leg *leg, const Tandem__
                            .goal = GOALS[m->kind],
                            .prompt_logprobs =
                                m->sampling->prompt_logprobs && m->kind != TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE,
-                           .chunk_beside = m->chunk_tokens,
+                           .tpot_ms = m->tpot_ms,
                            .adapter = adapters_find(&w->adapters, m->lora.data, m->lora.len),
                            .user = leg};
     memcpy(p.root.b, m->prefix_root.data, BLOCK_KEY_BYTES);

@@ -394,21 +394,16 @@ static double ratio(const double *values, uint32_t n)
 }
 
 /*
- * Most over least: of prefill workers the tokens of the prompts that they served, if they have anything to do at all; of decode
- * workers the time that they were busy, because they prefill too, and a token of a prompt is not one of an answer.
+ * Most over least of the time that workers of a role were busy, if prefill workers have anything to do at all. (Workers of both roles
+ * do both phases where that is better, and a token of a prompt is not one of an answer.)
  */
-static void measure_spread(const struct trace *t, const struct simulate_config *c, const struct simulate_result *r,
-                           double spread_out[2])
+static void measure_spread(const struct simulate_config *c, const struct simulate_result *r, double spread_out[2])
 {
-    double *served = mem_array(r->n_workers, sizeof(*served));
-    for (uint64_t i = 0; i < r->n_requests; i++)
-        served[r->requests[i].prefill] += t->requests[i].n_prompt;
-    spread_out[0] = busy_share(r, 0, c->n_prefill) > 0.01 ? ratio(served, c->n_prefill) : 1;
     double busy[64];
-    for (uint32_t w = 0; w < c->n_decode; w++)
-        busy[w] = r->workers[c->n_prefill + w].busy_ms;
-    spread_out[1] = ratio(busy, c->n_decode);
-    free(served);
+    for (uint32_t w = 0; w < r->n_workers; w++)
+        busy[w] = r->workers[w].busy_ms;
+    spread_out[0] = busy_share(r, 0, c->n_prefill) > 0.01 ? ratio(busy, c->n_prefill) : 1;
+    spread_out[1] = ratio(busy + c->n_prefill, c->n_decode);
 }
 
 static double hit_rate(const struct trace *t, const struct simulate_result *r)
@@ -436,7 +431,7 @@ static void balance(enum load load, enum policy policy, double spread_out[2], do
     c.ttft_ms = c.tpot_ms = 0;
     c.noise = load == ONE_BY_ONE ? 0 : 0.05; /* one by one goes where steps seem to be shortest, and that is noise */
     simulate_run(&m.trace, &c, &r);
-    measure_spread(&m.trace, &c, &r, spread_out);
+    measure_spread(&c, &r, spread_out);
     *hits_out = hit_rate(&m.trace, &r);
     *lopsided_out = is_lopsided(&m.trace, &c, &r);
     printf("# load %d, policy %d: spread %.2f and %.2f, hits %.3f, busy %.2f and %.2f%s\n", load, policy, spread_out[0],

@@ -3,7 +3,8 @@
 #include <string.h>
 
 #include "base/random.h"
-#include "sched/policy.h"
+#include "sched/batching.h"
+#include "sched/policy_internal.h"
 #include "tests/tap.h"
 
 enum { MOST = 12, ROUNDS = 4000, TOKENS = 512 };
@@ -51,6 +52,8 @@ static struct policy_worker worker(enum worker_role role)
                                   .total_pages = 1000,
                                   .max_context = 131072,
                                   .kept_ms = INFINITY,
+                                  .patience = INFINITY,
+                                  .stretch = 1,
                                   .takes_prompts = true};
 }
 
@@ -157,9 +160,9 @@ START_TEST(test_policy_never_takes_an_unusable_too_small_or_full_worker_nor_a_st
         ck_assert_uint_lt(p.decode, s.n);
         ck_assert(prefill->usable && decode->usable);
         ck_assert(fits(prefill, &s.r) && fits(decode, &s.r));
-        ck_assert_int_eq(decode->role, ROLE_DECODE);
-        ck_assert_int_eq(prefill->role, p.kind == PLAN_SPLIT ? ROLE_PREFILL : ROLE_DECODE);
-        ck_assert_int_eq(p.kind == PLAN_AGGREGATED, p.prefill == p.decode);
+        ck_assert_int_eq(decode->role, p.kind == PLAN_KEPT ? ROLE_PREFILL : ROLE_DECODE);
+        ck_assert_int_eq(prefill->role, p.kind == PLAN_AGGREGATED ? ROLE_DECODE : ROLE_PREFILL);
+        ck_assert_int_eq(p.kind != PLAN_SPLIT, p.prefill == p.decode);
         ck_assert_msg(!p.now || (prefill->takes_prompts && has_room(decode, &s.r)), "seed %lu", (unsigned long)seed);
         taken[s.r.policy]++;
     }
@@ -180,7 +183,7 @@ START_TEST(test_policy_gives_the_same_plan_for_the_same_input)
         struct plan a = place(&s), b = policy_place(t.workers, t.n, &t.r, seen, &n);
         ck_assert_uint_le(n, 2 * s.n);
         ck_assert(a.kind == b.kind && a.now == b.now && a.prefill == b.prefill && a.decode == b.decode);
-        ck_assert(a.store_blocks == b.store_blocks && a.chunk_tokens == b.chunk_tokens && a.reason == b.reason);
+        ck_assert(a.store_blocks == b.store_blocks && a.prompt_share == b.prompt_share && a.reason == b.reason);
         ck_assert(a.ttft_ms == b.ttft_ms && a.tpot_ms == b.tpot_ms && a.work_ms == b.work_ms);
         ck_assert(a.never == b.never && a.hopeless == b.hopeless && a.over_ms == b.over_ms);
     }
@@ -198,7 +201,7 @@ START_TEST(test_policy_keeps_limits_or_refuses)
             continue;
         kept++;
         ck_assert(!(s.r.ttft_ms > 0) || p.ttft_ms <= s.r.ttft_ms + 1e-9);
-        ck_assert(!(s.r.tpot_ms > 0) || p.tpot_ms <= s.r.tpot_ms);
+        ck_assert(!(s.r.tpot_ms > 0) || p.step_ms <= s.r.tpot_ms);
         ck_assert(p.ttft_ms - s.r.waited_ms <= s.r.remaining_ms + 1e-9);
         ck_assert(p.ttft_ms - s.r.waited_ms >= p.work_ms - p.load_ms - 1e-9);
     }
@@ -391,7 +394,9 @@ START_TEST(test_policy_calls_hopeless_what_idle_workers_could_not_do_either)
         struct plan idle = place(&s);
         bool some = false;
         for (uint32_t i = 0; i < s.n; i++)
-            some |= s.workers[i].usable && s.workers[i].role == ROLE_DECODE && fits(&s.workers[i], &s.r);
+            some |= s.workers[i].usable && fits(&s.workers[i], &s.r) &&
+                    (s.workers[i].role == ROLE_DECODE ||
+                     (s.workers[i].role == ROLE_PREFILL && s.r.force != FORCE_SPLIT && s.r.force != FORCE_AGGREGATED));
         ck_assert(!p.never || idle.kind == PLAN_REFUSE);
         ck_assert(some || p.never);
         ck_assert_msg(!p.hopeless || idle.kind == PLAN_REFUSE || idle.ttft_ms > 0.9 * s.r.ttft_ms, "seed %lu",
@@ -490,21 +495,89 @@ START_TEST(test_policy_mooncake_takes_the_least_time_to_first_token)
 }
 END_TEST
 
-START_TEST(test_policy_aggregated_chunks_keep_the_others_within_their_tpot)
+START_TEST(test_policy_prompts_get_the_time_that_the_limits_of_others_leave)
 {
     struct policy_worker w = worker(ROLE_DECODE);
     struct policy_request r = ask(16000);
     struct plan p = policy_place(&w, 1, &r, NULL, NULL);
     ck_assert_int_eq(p.kind, PLAN_AGGREGATED);
-    ck_assert_uint_eq(p.chunk_tokens, 8192);
+    ck_assert(p.prompt_share == 1);
+    double alone = p.ttft_ms;
     for (uint32_t i = 0; i < POLICY_HORIZONS; i++)
         w.at[i] = (struct policy_load){30, 30000, 90};
     w.tpot_limit_ms = 40;
     p = policy_place(&w, 1, &r, NULL, NULL);
-    ck_assert(p.chunk_tokens >= 64 && p.chunk_tokens < 4096);
-    ck_assert(cost_prefill_ms(&models[0], p.chunk_tokens, 8000, 0) + cost_decode_ms(&models[0], 30, 30000) <= 40);
-    w.tpot_limit_ms = 7;
+    double left = 1 - cost_decode_ms(&models[0], 30, 30000) / (BATCHING_SAFE * 40);
+    ck_assert(fabs(p.prompt_share / left - 1) < 0.1); /* of the step's fixed part, a bit more */
+    ck_assert(fabs(p.ttft_ms * p.prompt_share / alone - 1) < 0.01);
+    w.tpot_limit_ms = 6;
     ck_assert_int_eq(policy_place(&w, 1, &r, NULL, NULL).kind, PLAN_REFUSE);
+}
+END_TEST
+
+static void fill(struct policy_worker *w, struct policy_load load)
+{
+    for (uint32_t i = 0; i < POLICY_HORIZONS; i++)
+        w->at[i] = load;
+}
+
+START_TEST(test_policy_keeps_on_the_prefill_worker_what_decode_workers_have_no_room_for)
+{
+    struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_DECODE)};
+    struct policy_request r = ask(4000);
+    r.ttft_ms = 2000;
+    r.tpot_ms = 40;
+    ck_assert_int_ne(policy_place(w, 2, &r, NULL, NULL).kind, PLAN_KEPT);
+    fill(&w[1], (struct policy_load){60, 900000, 900}); /* its steps take 32 ms: with one more over the limit of 33 */
+    w[1].tpot_limit_ms = 33;
+    r.tpot_ms = 33;
+    r.expected_tokens = 100;
+    r.n_tokens = 40000;
+    struct plan p = policy_place(w, 2, &r, NULL, NULL);
+    ck_assert_int_eq(p.kind, PLAN_KEPT);
+    ck_assert(p.prefill == 0 && p.decode == 0 && p.tpot_ms < 33);
+    r.force = FORCE_SPLIT;
+    ck_assert_int_eq(policy_place(w, 2, &r, NULL, NULL).kind, PLAN_REFUSE);
+    r.force = FORCE_KEPT;
+    ck_assert_int_eq(policy_place(w, 2, &r, NULL, NULL).kind, PLAN_KEPT);
+}
+END_TEST
+
+START_TEST(test_policy_decodes_nowhere_where_promised_prompts_would_be_late)
+{
+    struct policy_worker w[] = {worker(ROLE_PREFILL)};
+    struct policy_request r = ask(4000);
+    r.force = FORCE_KEPT;
+    r.ttft_ms = 2000;
+    r.tpot_ms = 20;
+    w[0].busy_ms = 1000;
+    w[0].n_prompts = 3;
+    w[0].patience = 1.5;
+    ck_assert_int_eq(policy_place(w, 1, &r, NULL, NULL).kind, PLAN_KEPT); /* it decodes after them */
+    w[0].busy_ms = 300;
+    fill(&w[0], (struct policy_load){1, 4000, 300});
+    w[0].tpot_limit_ms = 100;
+    r.n_tokens = 16; /* it decodes beside them, and would leave them less than half of the time */
+    r.tpot_ms = 9;
+    w[0].busy_ms = 3000;
+    w[0].patience = 1.1;
+    struct decode_view tight = policy_view_decode(w, 0, &r, 0);
+    w[0].patience = 100;
+    struct decode_view loose = policy_view_decode(w, 0, &r, 0);
+    ck_assert(tight.start > 0 && loose.start == 0);
+}
+END_TEST
+
+START_TEST(test_policy_margin_stays_below_a_tpot_limit)
+{
+    struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_DECODE)};
+    struct policy_request r = ask(4000);
+    r.force = FORCE_SPLIT;
+    double step = policy_view_decode(w, 1, &r, 0).step;
+    r.tpot_ms = step * 1.05;
+    ck_assert_int_eq(policy_place(w, 2, &r, NULL, NULL).kind, PLAN_SPLIT);
+    r.tpot_margin = 0.1;
+    ck_assert_int_eq(policy_place(w, 2, &r, NULL, NULL).kind, PLAN_REFUSE);
 }
 END_TEST
 
@@ -576,7 +649,7 @@ START_TEST(test_policy_choices_of_one_call_share_a_decode_worker)
         r.shares = true;
         ck_assert_uint_eq(policy_place(w, 4, &r, NULL, NULL).decode, THERE);
     }
-    double tpot = policy_place(w, 4, &r, NULL, NULL).tpot_ms;
+    double tpot = policy_place(w, 4, &r, NULL, NULL).step_ms;
     r.tpot_ms = tpot * 0.99;
     ck_assert_uint_ne(policy_place(w, 4, &r, NULL, NULL).decode, THERE);
     r.tpot_ms = tpot;
@@ -647,7 +720,10 @@ int main(void)
     tcase_add_test(t, test_policy_loads_from_stores_where_that_takes_less_time);
     tcase_add_test(t, test_policy_mooncake_fetches_by_the_ratio_of_matches);
     tcase_add_test(t, test_policy_mooncake_takes_the_least_time_to_first_token);
-    tcase_add_test(t, test_policy_aggregated_chunks_keep_the_others_within_their_tpot);
+    tcase_add_test(t, test_policy_prompts_get_the_time_that_the_limits_of_others_leave);
+    tcase_add_test(t, test_policy_keeps_on_the_prefill_worker_what_decode_workers_have_no_room_for);
+    tcase_add_test(t, test_policy_decodes_nowhere_where_promised_prompts_would_be_late);
+    tcase_add_test(t, test_policy_margin_stays_below_a_tpot_limit);
     tcase_add_test(t, test_policy_waits_at_the_router_for_pages_and_for_room_ahead);
     tcase_add_test(t, test_policy_spreads_equal_workers);
     tcase_add_test(t, test_policy_choices_of_one_call_share_a_decode_worker);

@@ -7,37 +7,143 @@
 #include "base/random.h"
 #include "sched/batching.h"
 #include "sched/hot.h"
+#include "sched/margin.h"
 #include "sched/ring.h"
 #include "sched/rls.h"
 #include "tests/tap.h"
 
+static struct cost_model model(void)
+{
+    struct cost_profile p;
+    ck_assert_int_eq(cost_profile_parse("3526,18.5,0.000535:5228,0.0293,8.088", &p, NULL), TD_OK);
+    return cost_make(&p);
+}
+
 START_TEST(test_batching_decodes_first_then_prompts_in_order)
 {
-    const struct batch_item items[] = {{300, false, 128, 100}, {1, true, 1, 1}, {50, false, 128, 128}, {1, true, 1, 1}};
+    const struct cost_model m = model();
+    const struct batch_item items[] = {
+        {300, 0, false, 100, 0}, {1, 1000, true, 1, INFINITY}, {50, 0, false, 128, 0}, {1, 0, true, 1, INFINITY}};
     uint32_t rows[4];
-    ck_assert_uint_eq(batching_plan(items, 4, 200, rows), 152);
-    ck_assert_uint_eq(rows[0], 100); /* beside two that decode */
+    ck_assert_uint_eq(batching_plan(items, 4, 200, &m, rows), 152);
+    ck_assert_uint_eq(rows[0], 100);
     ck_assert_uint_eq(rows[1], 1);
     ck_assert_uint_eq(rows[2], 50);
     ck_assert_uint_eq(rows[3], 1);
-    ck_assert_uint_eq(batching_plan(items, 4, 100, rows), 100);
+    ck_assert_uint_eq(batching_plan(items, 4, 100, &m, rows), 100);
     ck_assert_uint_eq(rows[0], 98);
     ck_assert_uint_eq(rows[2], 0);
-    ck_assert_uint_eq(batching_plan(items, 1, 200, rows), 128); /* alone */
-    ck_assert_uint_eq(batching_plan(items + 1, 3, 2, rows), 2);
+    ck_assert_uint_eq(batching_plan(items, 1, 200, &m, rows), 100); /* alone */
+    ck_assert_uint_eq(batching_plan(items + 1, 3, 2, &m, rows), 2);
     ck_assert_uint_eq(rows[1], 0);
 }
 END_TEST
 
 START_TEST(test_batching_lets_prompts_share_a_step_up_to_its_fill)
 {
-    const struct batch_item items[] = {{200, false, 8192, 1}, {200, false, 8192, 1}, {200, false, 8192, 1}};
-    const struct batch_item large[] = {{5000, false, 8192, 1}, {200, false, 8192, 1}};
+    const struct cost_model m = model();
+    const struct batch_item items[] = {{200, 0, false, 8192, 0}, {200, 0, false, 8192, 0}, {200, 0, false, 8192, 0}};
+    const struct batch_item large[] = {{5000, 0, false, 8192, 0}, {200, 0, false, 8192, 0}};
     uint32_t rows[3];
-    ck_assert_uint_eq(batching_plan(items, 3, 8192, rows), BATCHING_FILL);
+    ck_assert_uint_eq(batching_plan(items, 3, 8192, &m, rows), BATCHING_FILL);
     ck_assert_uint_eq(rows[2], BATCHING_FILL - 400);
-    ck_assert_uint_eq(batching_plan(large, 2, 8192, rows), 5000);
+    ck_assert_uint_eq(batching_plan(large, 2, 8192, &m, rows), 5000);
     ck_assert_uint_eq(rows[1], 0);
+}
+END_TEST
+
+static double step_of(const struct cost_model *m, const struct batch_item *items, const uint32_t *rows, uint32_t n)
+{
+    double tokens = 0, square = 0, batch = 0, context = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (items[i].decoding) {
+            batch++;
+            context += items[i].n_computed;
+        } else {
+            tokens += rows[i];
+            square += rows[i] * (rows[i] + 2.0 * items[i].n_computed);
+        }
+    return cost_step_ms(m, tokens, square, batch, context);
+}
+
+/* As many prompt tokens as leave the step within the time of the sequence that is closest to its limit, and not one more. */
+START_TEST(test_batching_steps_take_the_time_that_limits_leave)
+{
+    const struct cost_model m = model();
+    for (uint64_t seed = 0; seed < 500; seed++) {
+        struct batch_item items[20];
+        uint32_t rows[20], n = 2 + (uint32_t)(random_at(5, seed, 0) % 18);
+        double room = 5 + 200 * random_unit(random_at(5, seed, 1)), least = INFINITY;
+        for (uint32_t i = 0; i < n; i++) {
+            items[i] = (struct batch_item){1, (uint32_t)(random_at(6, seed, i) % 20000), i > 1, 1, INFINITY};
+            if (i > 1) {
+                items[i].room_ms = room * (1 + random_unit(random_at(7, seed, i)));
+                least = fmin(least, items[i].room_ms);
+            } else {
+                items[i].chunk = 4096;
+                items[i].n_pending = 1 + (uint32_t)(random_at(8, seed, i) % 6000);
+            }
+        }
+        batching_plan(items, n, 1 << 20, &m, rows);
+        double took = step_of(&m, items, rows, n);
+        uint32_t none[20] = {0};
+        double floor = (1 + BATCHING_FLOOR) * step_of(&m, items, none, n);
+        if (rows[0] > BATCHING_LEAST || rows[1])
+            ck_assert_msg(took <= fmax(least, floor) + 1e-6, "%g over %g", took, fmax(least, floor));
+        ck_assert(rows[0] >= (items[0].n_pending < BATCHING_LEAST ? items[0].n_pending : BATCHING_LEAST));
+        uint32_t most = items[0].n_pending < 4096 ? items[0].n_pending : 4096;
+        if (rows[0] < most) {
+            uint32_t more[20] = {rows[0] + 1};
+            ck_assert(step_of(&m, items, more, n) > fmax(least, floor) - 1e-6);
+        }
+    }
+}
+END_TEST
+
+/* A prompt of any length passes a batch under a limit, whose sequences keep it, unless the batch alone breaks it. */
+START_TEST(test_batching_keeps_limits_while_prompts_pass)
+{
+    const struct cost_model m = model();
+    for (uint32_t batch = 0; batch <= 60; batch += 20) {
+        struct batch_item items[64] = {{.n_pending = 1}};
+        uint32_t rows[64], n_steps = 0;
+        double now = 0, limit = 30;
+        while (items[0].n_computed < 200000) {
+            items[0].n_pending = 200000 - items[0].n_computed;
+            items[0].chunk = 4096;
+            for (uint32_t i = 1; i <= batch; i++)
+                items[i] = (struct batch_item){1, 4000 + n_steps, true, 1, batching_room_ms(limit, n_steps + 1, now)};
+            batching_plan(items, batch + 1, 8192, &m, rows);
+            now += step_of(&m, items, rows, batch + 1);
+            items[0].n_computed += rows[0];
+            n_steps++;
+            ck_assert(!batch || now / n_steps <= limit);
+        }
+        double decode = cost_decode_ms(&m, batch, 4000.0 * batch), chunk = cost_prefill_ms(&m, 4096, 0, 0);
+        double share = batch ? batching_prompt_share(decode, chunk, cost_shared_ms(&m), limit) : 1;
+        double alone = cost_prefill_ms(&m, 200000, 0, 4096);
+        ck_assert_msg(fabs(now * share / alone - 1) < 0.15, "%u: %g of %g", batch, now * share, alone);
+    }
+}
+END_TEST
+
+START_TEST(test_margin_is_the_quantile_of_errors_that_it_says)
+{
+    for (int scale = 0; scale < 3; scale++) {
+        struct margin m = margin_make(0.05, 1), noted = margin_make(0.05, 1);
+        double size = (double[]){0.01, 0.05, 0.2}[scale];
+        uint32_t above = 0, missed = 0, n = 20000;
+        for (uint64_t i = 0; i < 2 * n; i++) {
+            double error = size * (random_unit(random_at(3, i, 0)) + random_unit(random_at(3, i, 1)));
+            above += i >= n && error > m.value;
+            missed += i >= n && error > noted.value;
+            m = margin_observe(m, error);
+            noted = margin_note(noted, error > noted.value);
+        }
+        ck_assert_msg(above < 2 * MARGIN_MISSES * n && above > MARGIN_MISSES * n / 2, "%u", above);
+        ck_assert_msg(missed < 2 * MARGIN_MISSES * n && missed > MARGIN_MISSES * n / 2, "%u", missed);
+        ck_assert(m.value <= 2.2 * size);
+    }
 }
 END_TEST
 
@@ -124,6 +230,9 @@ int main(void)
     tcase_set_timeout(t, 30);
     tcase_add_test(t, test_batching_decodes_first_then_prompts_in_order);
     tcase_add_test(t, test_batching_lets_prompts_share_a_step_up_to_its_fill);
+    tcase_add_test(t, test_batching_steps_take_the_time_that_limits_leave);
+    tcase_add_test(t, test_batching_keeps_limits_while_prompts_pass);
+    tcase_add_test(t, test_margin_is_the_quantile_of_errors_that_it_says);
     tcase_add_test(t, test_rls_learns_a_line_and_follows_when_it_changes);
     tcase_add_test(t, test_ring_moves_only_the_share_of_a_store_that_comes_or_goes);
     tcase_add_test(t, test_hot_counts_what_comes_often_and_forgets);
