@@ -69,10 +69,23 @@ static void show_first_token(struct sim *s, struct seq *q, uint64_t at_ns)
         q->out->token_ms[0] = (float)q->out->ttft_ms;
 }
 
+/* As live: by the first placement that computes the prompt. A later one also finds what the earlier one left. */
+static void tell_prefix(const struct sim *s, struct seq *q)
+{
+    if (q->is_prefix_told)
+        return;
+    q->is_prefix_told = true;
+    q->out->cached_tokens = q->own_tokens;
+    q->out->peer_tokens = q->load_peer * s->c.block_tokens;
+    q->out->dram_tokens = q->load_dram * s->c.block_tokens;
+    q->out->ssd_tokens = q->load_ssd * s->c.block_tokens;
+}
+
 void sim_request_prefilled(struct sim *s, struct seq *q)
 {
     bool waits = q->q.plan.prefill != q->q.plan.decode && q->q.max_tokens != 1 && q->n_generated < q->n_total;
     q->prefilled_ns = s->now_ns;
+    tell_prefix(s, q);
     if (!q->first_ns) {
         q->out->queue_ms = ms_of(q->q.arrived_ns, q->admitted_ns);
         q->out->load_ms = ms_of(q->admitted_ns, q->running_ns);
@@ -132,6 +145,7 @@ static void placed(void *user, struct sched_request *q_)
     q->is_accepted = q->is_closed = q->is_sent = q->was_preempted = false;
     q->unsent = q->coming = 0;
     q->flow = q->n_loads = q->load_end = 0;
+    q->own_tokens = q->load_peer = q->load_dram = q->load_ssd = 0;
     q->out->prefill = q_->plan.prefill;
     q->out->decode = q_->plan.decode;
     events_post(&s->events, s->now_ns + ns_of(s->c.rpc_ms), EVENT_LEG, index_of(s, q), q->placement);
@@ -221,9 +235,6 @@ static void loaded(struct sim *s, struct seq *q)
                         (double)q->load_ssd * s->block_pages};
     n->loading = rls_observe(n->loading, x, took);
     scheduler_observe_loading(s->scheduler, q->q.plan.prefill, n->loading.w[0], n->loading.w[1], n->loading.w[2]);
-    q->out->peer_tokens = q->load_peer * s->c.block_tokens;
-    q->out->dram_tokens = q->load_dram * s->c.block_tokens;
-    q->out->ssd_tokens = q->load_ssd * s->c.block_tokens;
     node_filled(s, q, q->load_end);
 }
 

@@ -166,8 +166,10 @@ struct seq { /* a request on its way */
     uint64_t admitted_ns, running_ns, prefilled_ns, accepted_ns;
     struct leg legs[2];                                  /* where it prefills, and where it only decodes */
     bool is_accepted, is_closed, is_sent, was_preempted; /* accepted: by the decode worker; closed: all was announced */
+    bool is_prefix_told;                                 /* what was found of the prompt is in the result */
     uint32_t flow;                                       /* 1 + that of the hand-over */
     double unsent, coming; /* bytes announced that don't flow yet; and within the step that runs */
+    uint32_t own_tokens; /* found in the prefill worker's own pool, by this placement */
     uint32_t n_loads, load_end, load_peer, load_dram, load_ssd; /* flows under way; blocks */
     struct seq *next, *sibling;                                 /* sent when this one has ended: a list */
     const struct seq *head;                                     /* of its workflow */

@@ -175,6 +175,50 @@ START_TEST(test_simulate_requests_of_a_dead_worker_are_planned_anew)
 }
 END_TEST
 
+/* Its second placement finds in the worker what the first one loaded from the stores; one that is cut off while it loads starts anew. */
+static void fail_second(double at_ms, uint32_t worker, struct simulated *out)
+{
+    static char *tenants[] = {""};
+    struct maker m = {0};
+    struct simulate_config c = config_of(2, 2);
+    struct simulate_result r;
+    struct simulate_report report;
+    add(&m, 0, 16384 + 100, 5, 1, 32);
+    add(&m, 5000, 16384 + 100, 400, 1, 32);
+    m.trace.tenants = tenants;
+    m.trace.n_tenants = 1;
+    c.policy = POLICY_ROUND_ROBIN;
+    c.force = FORCE_SPLIT;
+    c.ttft_ms = c.tpot_ms = 0;
+    c.silence_ms = 5;
+    c.stores = (struct simulate_stores){.n = 2, .dram_bytes = 64e9};
+    c.stores.port_gb_s = c.port_gb_s = 50;
+    c.faults = &(struct simulate_fault){worker, at_ms, INFINITY};
+    c.n_faults = 1;
+    simulate_run(&m.trace, &c, &r);
+    simulate_report_init(&report, &m.trace, &c, &r);
+    ck_assert_msg(report.run.valid, "%s", report.run.why_invalid);
+    ck_assert_uint_eq(r.requests[1].n_replans, 1);
+    *out = r.requests[1];
+    simulate_report_fini(&report);
+    simulate_result_fini(&r);
+    maker_fini(&m);
+}
+
+START_TEST(test_simulate_counts_the_prefix_of_the_placement_that_computed_the_prompt)
+{
+    struct simulated q;
+    fail_second(5500, 3, &q); /* while it decodes */
+    ck_assert_uint_eq(q.dram_tokens, 16384);
+    ck_assert_uint_eq(q.cached_tokens, 0);
+    fail_second(5001, 3, &q); /* while its prefix is loaded: what came of it is lost, and loaded again */
+    ck_assert_uint_eq(q.dram_tokens, 16384);
+    ck_assert_uint_eq(q.cached_tokens, 0);
+    double least_ms = 16384 / 2 * 131072 / 50e6;
+    ck_assert_msg(q.load_ms >= least_ms, "loaded in %f ms, which takes %f", q.load_ms, least_ms);
+}
+END_TEST
+
 /* ------------------------------------------------------------ what one learns */
 
 START_TEST(test_simulate_decode_workers_may_be_other_machines)
@@ -286,6 +330,7 @@ int main(void)
     tcase_add_test(t, test_simulate_flows_share_a_port);
     tcase_add_test(t, test_simulate_prefixes_come_from_stores_when_that_is_faster);
     tcase_add_test(t, test_simulate_requests_of_a_dead_worker_are_planned_anew);
+    tcase_add_test(t, test_simulate_counts_the_prefix_of_the_placement_that_computed_the_prompt);
     tcase_add_test(t, test_simulate_decode_workers_may_be_other_machines);
     tcase_add_test(t, test_simulate_lengths_may_be_mispredicted);
     tcase_add_test(t, test_simulate_report_checks_identities_and_names_a_broken_one);
