@@ -245,7 +245,8 @@ static void replan(struct sim *s, struct seq *q, uint32_t dead)
 {
     if (q->flow)
         net_cancel(s, q->flow - 1);
-    q->flow = q->n_loads = 0;
+    q->flow = 0;
+    stores_cancel(s, q);
     q->placement++;
     for (int i = 0; i < 2; i++)
         if (q->legs[i].state != LEG_NONE)

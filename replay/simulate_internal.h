@@ -80,6 +80,8 @@ uint32_t net_open(struct sim *s, struct port *from, struct port *to, void (*on_e
 void net_add(struct sim *s, uint32_t flow, double bytes);
 void net_finish(struct sim *s, uint32_t flow); /* no more is added: on_end comes, perhaps at once */
 void net_cancel(struct sim *s, uint32_t flow); /* no on_end */
+/* All flows of a subject that would end with on_end. Looks at every flow. */
+void net_cancel_all(struct sim *s, void (*on_end)(struct sim *, uint32_t), uint32_t subject);
 void net_flow_ended(struct sim *s, uint32_t flow, uint64_t version);
 
 /* --------------------------------------------------------------------- pools */
@@ -142,6 +144,7 @@ uint32_t stores_match(const struct sim *s, const struct trace_request *t, uint32
 void stores_offer(struct sim *s, struct node *n, const struct trace_request *t, uint32_t first, uint32_t end);
 /* Starts to load blocks [first, end) for a leg; seq_filled() comes. False: nothing to load. */
 bool stores_load(struct sim *s, struct node *n, struct seq *q, uint32_t first, uint32_t end);
+void stores_cancel(struct sim *s, struct seq *q); /* what is being loaded for it stops; no seq_filled() */
 
 /* ---------------------------------------------------------- requests, workers */
 

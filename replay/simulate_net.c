@@ -156,6 +156,13 @@ void net_cancel(struct sim *s, uint32_t index)
     release(s, index);
 }
 
+void net_cancel_all(struct sim *s, void (*on_end)(struct sim *, uint32_t), uint32_t subject)
+{
+    for (uint32_t i = 0; i < s->net.n_flows; i++)
+        if (s->net.flows[i].is_used && s->net.flows[i].on_end == on_end && s->net.flows[i].subject == subject)
+            net_cancel(s, i);
+}
+
 void net_flow_ended(struct sim *s, uint32_t index, uint64_t version)
 {
     struct flow *f = &s->net.flows[index];

@@ -683,6 +683,8 @@ void node_die(struct sim *s, uint32_t w)
     n->run++;
     for (uint64_t i = 0; i < s->n_seqs; i++) {
         struct seq *q = &s->seqs[i];
+        if (q->q.plan.prefill == w)
+            stores_cancel(s, q);
         if (q->flow && (q->q.plan.prefill == w || q->q.plan.decode == w)) {
             net_cancel(s, q->flow - 1);
             q->flow = 0;

@@ -192,3 +192,10 @@ bool stores_load(struct sim *s, struct node *n, struct seq *q, uint32_t first, u
     part_came(s, request);
     return true;
 }
+
+void stores_cancel(struct sim *s, struct seq *q)
+{
+    if (q->n_loads)
+        net_cancel_all(s, part_came, (uint32_t)(q - s->seqs));
+    q->n_loads = 0;
+}
