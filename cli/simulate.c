@@ -62,6 +62,8 @@ const struct option SIMULATE_TABLE[] = {
     {"fail", OPT_STRING, AT(fail), NULL, "LIST", 0, 0,
      "decode-3@120s,prefill-1@60s+30s: it dies then; +: back after so long, empty"},
     {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, 0, 3.6e6, "until a dead worker is known to be dead"},
+    {"gone-ms", OPT_MS, AT(gone_ms), "5000", NULL, 0, 3.6e6,
+     "how long requests wait when no worker of a role is left; then they fail"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Load"},
     {"rate", OPT_DOUBLE, AT(rate), "1", "X", 1e-6, 1e6, "so many times faster than the trace"},
     {"requests", OPT_INT, AT(requests), "0", NULL, 0, 1e12, "the first so many; 0: all"},
@@ -135,6 +137,19 @@ static bool one_fault(const struct simulate_options *o, char *text, struct simul
     return !*end;
 }
 
+/* A worker that is dead, or that the router takes to be alive still, can't die. */
+static bool dies_twice(const struct simulate_fault *faults, uint32_t n, double silence_ms)
+{
+    const struct simulate_fault *last = &faults[n - 1];
+    for (uint32_t i = 0; i + 1 < n; i++) {
+        const struct simulate_fault *a = faults[i].at_ms < last->at_ms ? &faults[i] : last,
+                                    *b = a == last ? &faults[i] : last;
+        if (a->worker == b->worker && b->at_ms <= fmax(a->back_ms, a->at_ms + silence_ms))
+            return true;
+    }
+    return false;
+}
+
 static enum td_status parse_faults(struct simulate_point *p, struct td_error *e)
 {
     char *copy = mem_strdup(p->o.fail ? p->o.fail : ""), *state = NULL;
@@ -144,6 +159,8 @@ static enum td_status parse_faults(struct simulate_point *p, struct td_error *e)
             s = td_fail(e, TD_ERR_INVALID, "--fail: more than %d", SIMULATE_FAULTS);
         else if (!one_fault(&p->o, t, &p->faults[p->config.n_faults++]))
             s = td_fail(e, TD_ERR_INVALID, "--fail '%s': expected ROLE-N@TIME[+TIME], a worker that there is", t);
+        else if (dies_twice(p->faults, p->config.n_faults, p->config.silence_ms))
+            s = td_fail(e, TD_ERR_INVALID, "--fail '%s': the worker is not back yet, or not known to be dead", t);
     }
     free(copy);
     p->config.faults = p->faults;
@@ -256,6 +273,7 @@ static void set_rest(struct simulate_config *c, const struct simulate_options *o
         .length_error = o->length_error,
         .retry_share = o->retry_share,
         .silence_ms = (double)o->silence_ms,
+        .gone_ms = (double)o->gone_ms,
         .seed = (uint64_t)o->seed,
         .n_requests = (uint64_t)o->requests,
     };
@@ -386,7 +404,7 @@ static void print_more(const struct simulate_point *p)
     double price_decode = p->o.price > 0 || !p->o.decode_profile ? price : p->profiles[1].price_per_hour;
     uint64_t preempted = 0, replans = 0;
     for (uint64_t i = 0; i < r->n_requests; i++) {
-        tokens += r->requests[i].refused ? 0 : r->requests[i].n_output;
+        tokens += r->requests[i].refused || r->requests[i].failed ? 0 : r->requests[i].n_output;
         preempted += r->requests[i].n_preempted;
         replans += r->requests[i].n_replans;
     }

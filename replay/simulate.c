@@ -27,6 +27,7 @@ static void step_over(struct sim *s, struct seq *q, bool answered)
             continue;
         }
         next->out->refused = true;
+        next->out->reason = "the request that it follows was not answered";
         next->out->arrived_ms = next->out->end_ms = (double)s->now_ns * 1e-6;
         s->n_open--;
         step_over(s, next, false);
@@ -180,6 +181,7 @@ static void was_refused(struct sim *s, struct seq *q, double retry_after_ms)
     free(q->q.matched_blocks);
     q->q.matched_blocks = NULL;
     q->out->refused = true;
+    q->out->reason = q->q.plan.reason;
     q->out->end_ms = (double)s->now_ns * 1e-6;
     if (first && retry_after_ms > 0 && random_unit(random_at(s->c.seed, 2ull << 40, q->q.number)) < s->c.probe_share)
         events_post(&s->events, s->now_ns + PROBE_MS * NS_PER_MS, EVENT_PROBE, index_of(s, q), 0);
@@ -197,11 +199,38 @@ static void was_refused(struct sim *s, struct seq *q, double retry_after_ms)
     events_post(&s->events, s->now_ns + ns_of(retry_after_ms), EVENT_RETURN, index_of(s, q), 0);
 }
 
-static void refused(void *user, struct sched_request *q, double retry_after_ms)
+static const char *missing_role(const struct sim *s)
+{
+    for (uint32_t w = 0; w < s->n_nodes; w++)
+        if (s->nodes[w].is_known && s->nodes[w].role == ROLE_DECODE)
+            return "no prefill worker is up";
+    return "no decode worker is up";
+}
+
+/* It ends without an answer, and nobody told it to come back: as the live router's UNAVAILABLE. */
+static void fail(struct sim *s, struct seq *q, const char *reason)
+{
+    scheduler_end(s->scheduler, &q->q, s->now_ns, false);
+    free(q->q.matched_blocks);
+    q->q.matched_blocks = NULL;
+    q->out->refused = false;
+    q->out->failed = true;
+    q->out->reason = reason;
+    q->out->n_output = q->first_ns ? q->n_generated : 0; /* a token that no decode worker accepted was not shown */
+    q->out->end_ms = (double)s->now_ns * 1e-6;
+    s->n_open--;
+    step_over(s, q, false);
+}
+
+static void refused(void *user, struct sched_request *q_, double retry_after_ms)
 {
     struct sim *s = user;
+    struct seq *q = q_->user;
     s->result->n_late_refused++;
-    was_refused(s, q->user, retry_after_ms);
+    if (q->first_ns) /* its client has tokens already: the answer is cut short */
+        fail(s, q, q_->plan.reason);
+    else
+        was_refused(s, q, retry_after_ms);
 }
 
 static void submit(struct sim *s, struct seq *q)
@@ -221,8 +250,11 @@ static void submit(struct sim *s, struct seq *q)
     }
     q->out->admitted_then = q->out->came_back;
     q->out->refused = false;
+    q->out->reason = NULL;
     q->out->predicted_ttft_ms = q->q.promised_ttft_ms;
     q->out->predicted_tpot_ms = q->q.promised_tpot_ms;
+    if (s->is_gone)
+        fail(s, q, missing_role(s));
 }
 
 static void loaded(struct sim *s, struct seq *q)
@@ -260,6 +292,32 @@ static void replan(struct sim *s, struct seq *q, uint32_t dead)
     scheduler_requeue(s->scheduler, &q->q, s->now_ns);
 }
 
+/* There is a worker of each role that requests need, as far as the router knows. */
+static bool can_serve(const struct sim *s)
+{
+    bool has[2] = {false, s->c.force != FORCE_SPLIT};
+    for (uint32_t w = 0; w < s->n_nodes; w++)
+        has[s->nodes[w].role == ROLE_PREFILL] |= s->nodes[w].is_known;
+    return has[0] && has[1];
+}
+
+/* Nobody has come back in time: all queued requests fail. The scheduler would keep them until a worker comes. */
+static void give_up(struct sim *s)
+{
+    s->is_gone = true;
+    for (uint64_t i = 0; i < s->n_seqs; i++)
+        if (s->seqs[i].q.state == SCHED_QUEUED)
+            fail(s, &s->seqs[i], missing_role(s));
+}
+
+static void expect_gone(struct sim *s)
+{
+    if (can_serve(s) || s->able_ns < UINT64_MAX)
+        return;
+    s->able_ns = s->now_ns;
+    events_post(&s->events, s->now_ns + ns_of(s->c.gone_ms), EVENT_GONE, 0, s->able_ns);
+}
+
 static void worker_lost(struct sim *s, uint32_t w)
 {
     for (uint64_t i = 0; i < s->n_seqs; i++) {
@@ -272,6 +330,11 @@ static void worker_lost(struct sim *s, uint32_t w)
     pool_forget(s, &s->nodes[w]);
     s->nodes[w].waiting.n = s->nodes[w].prompts.n = s->nodes[w].running.n = s->nodes[w].n_active = 0;
     scheduler_worker_down(s->scheduler, w);
+    s->nodes[w].is_known = false;
+    if (s->is_gone)
+        give_up(s);
+    else
+        expect_gone(s);
     for (uint32_t i = 0; i < s->n_nodes; i++)
         if (s->nodes[i].is_up)
             node_go_on(s, i);
@@ -280,7 +343,11 @@ static void worker_lost(struct sim *s, uint32_t w)
 static void worker_up(struct sim *s, uint32_t w)
 {
     const struct simulate_config *c = &s->c;
-    s->nodes[w].is_up = true;
+    s->nodes[w].is_up = s->nodes[w].is_known = true;
+    if (can_serve(s)) {
+        s->is_gone = false;
+        s->able_ns = UINT64_MAX;
+    }
     scheduler_worker_up(s->scheduler, w,
                         &(struct sched_worker_info){.role = s->nodes[w].role,
                                                     .chunk_tokens = c->chunk_tokens,
@@ -308,6 +375,7 @@ static void open_nodes(struct sim *s)
         pool_init(&n->pool, c->n_pages);
         worker_up(s, i);
     }
+    expect_gone(s);
     for (uint32_t i = 0; i < c->n_faults; i++) {
         events_post(&s->events, ns_of(c->faults[i].at_ms), EVENT_DIE, c->faults[i].worker, 0);
         events_post(&s->events, ns_of(c->faults[i].at_ms + c->silence_ms), EVENT_LOST, c->faults[i].worker, 0);
@@ -432,6 +500,10 @@ static void on_event(struct sim *s, const struct event *e)
     case EVENT_BACK:
         worker_up(s, e->subject);
         break;
+    case EVENT_GONE:
+        if (s->able_ns == e->run)
+            give_up(s);
+        break;
     default:
         on_request_event(s, e, &s->seqs[e->subject]);
     }
@@ -495,6 +567,7 @@ static void sum_up(struct sim *s)
     struct simulate_result *out = s->result;
     for (uint64_t i = 0; i < s->n_seqs; i++) {
         out->n_refused += out->requests[i].refused;
+        out->n_failed += out->requests[i].failed;
         out->duration_ms = fmax(out->duration_ms, out->requests[i].end_ms);
     }
     for (uint32_t i = 0; i < s->n_nodes; i++) {
@@ -530,7 +603,7 @@ static void close_sim(struct sim *s)
 
 void simulate_run(const struct trace *trace, const struct simulate_config *config, struct simulate_result *out)
 {
-    struct sim s = {.trace = trace, .c = *config, .result = out};
+    struct sim s = {.trace = trace, .c = *config, .result = out, .able_ns = UINT64_MAX};
     s.page_tokens = config->page_tokens ? config->page_tokens : config->block_tokens;
     s.block_pages = config->block_tokens / s.page_tokens;
     s.n_nodes = config->n_prefill + config->n_decode;

@@ -87,6 +87,7 @@ struct simulate_config {
     double
         probe_share;   /* of the refused with a retry-after: each 5 ms it is tried whether they would be admitted now */
     double silence_ms; /* after which a dead worker is known to be dead */
+    double gone_ms;    /* how long requests wait when no worker of a role that they need is left; then they fail */
     struct simulate_power power[2];  /* of prefill and of decode workers; those that do both are the latter */
     double power_budget_w;           /* of all workers, whose power is known then; 0: none */
     uint32_t n_power_first;          /* workers whose clocks go first: the last ones by number */
@@ -104,6 +105,8 @@ struct simulate_config {
 
 struct simulated {                               /* a request, in the order of the trace */
     bool refused, came_back, admitted_then;      /* came_back: after it was refused; admitted_then: and was taken */
+    bool failed;        /* no worker was left for it; n_output: the tokens shown before */
+    const char *reason; /* why it was refused or failed; static text, NULL: it was neither */
     double arrived_ms, ttft_ms, tpot_ms, end_ms; /* arrived: first; ttft: from the arrival that was admitted */
     double asked_ms;                             /* when the one that was admitted came */
     double predicted_ttft_ms, predicted_tpot_ms;
@@ -132,7 +135,7 @@ struct simulated_power {           /* zeros without a budget */
 
 struct simulate_result {
     struct simulated *requests;
-    uint64_t n_requests, n_refused, n_late_refused, n_steps;
+    uint64_t n_requests, n_refused, n_failed, n_late_refused, n_steps;
     double duration_ms;
     struct simulated_worker *workers;
     uint32_t n_workers;

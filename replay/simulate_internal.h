@@ -31,6 +31,7 @@ enum event_kind {
     EVENT_DIE,    /* worker */
     EVENT_LOST,   /* worker */
     EVENT_BACK,   /* worker */
+    EVENT_GONE,   /* workers of some role have been missing for gone_ms, if none came back; run: when the last was lost */
 };
 
 struct event {
@@ -186,6 +187,7 @@ struct list {
 struct node { /* a worker */
     enum worker_role role;
     bool is_up, is_busy;
+    bool is_known; /* the router takes it to be up: also for silence_ms after its death */
     struct list waiting, prompts, running; /* by order of arrival, and as they joined */
     uint32_t n_active;                     /* filling, computing, decoding */
     uint64_t began_ns, run;
@@ -213,6 +215,8 @@ struct sim {
     struct seq *seqs;
     uint64_t n_seqs, n_orders, now_ns, n_open;
     bool ticks;
+    bool is_gone;     /* no worker of a role was left for gone_ms: requests fail as they come */
+    uint64_t able_ns; /* when there last was a worker of each role; UINT64_MAX: there is */
     struct node *nodes;
     uint32_t n_nodes, n_words;
     uint32_t *block_of; /* numbers of the trace's blocks */

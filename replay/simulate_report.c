@@ -9,9 +9,10 @@
 static struct report_request request_of(const struct trace_request *t, const struct simulate_config *c,
                                         const struct simulated *q)
 {
-    bool answered = !q->refused, was_refused = q->refused || q->came_back;
+    bool answered = !q->refused && !q->failed, was_refused = q->refused || q->came_back;
+    enum report_outcome unanswered = q->refused ? REPORT_REFUSED : q->n_output ? REPORT_CUT_SHORT : REPORT_FAILED;
     uint32_t n_asked = t->n_output ? t->n_output : 1;
-    return (struct report_request){.outcome = answered ? REPORT_ANSWERED : REPORT_REFUSED,
+    return (struct report_request){.outcome = answered ? REPORT_ANSWERED : unanswered,
                                    .tenant = t->tenant,
                                    .n_prompt = t->n_prompt,
                                    .n_output = q->n_output,

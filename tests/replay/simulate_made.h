@@ -86,6 +86,7 @@ static inline struct simulate_config config_of(uint32_t n_prefill, uint32_t n_de
                                 .port_gb_s = 40,
                                 .max_tokens = 2048,
                                 .silence_ms = 1000,
+                                .gone_ms = 5000,
                                 .rate = 1,
                                 .ttft_ms = 1000,
                                 .tpot_ms = 30,

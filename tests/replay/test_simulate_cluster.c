@@ -219,6 +219,73 @@ START_TEST(test_simulate_counts_the_prefix_of_the_placement_that_computed_the_pr
 }
 END_TEST
 
+enum { GONE_REQUESTS = 100, GONE_GAP_MS = 200, DIES_MS = 4000 };
+
+struct gone { /* requests by what became of them */
+    uint32_t answered, failed, refused;
+    double last_failed_ms; /* of those that arrived before the worker was known to be dead */
+};
+
+/* The worker dies after 4 s of 20 s; requests come all the time. */
+static struct gone run_without(uint32_t worker, double back_ms, enum plan_force force)
+{
+    static char *tenants[] = {""};
+    struct maker m = {0};
+    struct simulate_config c = config_of(1, 1);
+    struct simulate_result r;
+    struct simulate_report report;
+    struct gone gone = {0};
+    for (uint32_t i = 0; i < GONE_REQUESTS; i++)
+        add(&m, i * GONE_GAP_MS, 2000, 100, 0, 0);
+    m.trace.tenants = tenants;
+    m.trace.n_tenants = 1;
+    c.ttft_ms = c.tpot_ms = 0;
+    c.force = force;
+    c.gone_ms = 3000;
+    c.keep_tokens = true;
+    c.power[0] = c.power[1] = (struct simulate_power){100, 700, 400};
+    c.power_budget_w = 1e6; /* samples go on as long as requests are open */
+    c.faults = &(struct simulate_fault){worker, DIES_MS, back_ms};
+    c.n_faults = 1;
+    simulate_run(&m.trace, &c, &r);
+    simulate_report_init(&report, &m.trace, &c, &r);
+    ck_assert_msg(report.run.valid, "%s", report.run.why_invalid);
+    for (uint64_t i = 0; i < r.n_requests; i++) {
+        const struct simulated *q = &r.requests[i];
+        enum report_outcome outcome = report.requests[i].outcome;
+        gone.answered += outcome == REPORT_ANSWERED;
+        gone.failed += outcome == REPORT_FAILED || outcome == REPORT_CUT_SHORT;
+        gone.refused += outcome == REPORT_REFUSED;
+        ck_assert((outcome == REPORT_CUT_SHORT) == (q->failed && q->n_output > 0));
+        if (q->failed && q->arrived_ms < DIES_MS + c.silence_ms)
+            gone.last_failed_ms = fmax(gone.last_failed_ms, q->end_ms);
+        if (q->failed)
+            ck_assert_msg(q->end_ms <= fmax(DIES_MS + c.silence_ms + c.gone_ms, q->arrived_ms) + 1, "%f", q->end_ms);
+    }
+    simulate_report_fini(&report);
+    simulate_result_fini(&r);
+    maker_fini(&m);
+    return gone;
+}
+
+START_TEST(test_simulate_ends_when_the_last_worker_of_a_role_is_gone)
+{
+    struct gone g = run_without(1, INFINITY, FORCE_NONE); /* nobody decodes */
+    ck_assert_msg(g.failed >= 79 && g.answered >= 10 && g.answered + g.failed == GONE_REQUESTS, "%u answered, %u failed",
+                  g.answered, g.failed);
+    ck_assert_double_eq_tol(g.last_failed_ms, DIES_MS + 1000 + 3000, 1);
+    g = run_without(0, INFINITY, FORCE_SPLIT); /* nobody prefills, and decode workers must not */
+    ck_assert_msg(g.failed >= 79 && g.answered >= 10 && g.answered + g.failed == GONE_REQUESTS, "%u answered, %u failed",
+                  g.answered, g.failed);
+    g = run_without(0, INFINITY, FORCE_NONE);
+    ck_assert_uint_eq(g.answered, GONE_REQUESTS);
+    g = run_without(1, DIES_MS + 3000, FORCE_NONE); /* it is back in time */
+    ck_assert_uint_eq(g.answered, GONE_REQUESTS);
+    g = run_without(1, DIES_MS + 6000, FORCE_NONE); /* too late for those of 4 s, and then all is as before */
+    ck_assert_msg(g.answered >= 60 && g.failed >= 20 && !g.refused, "%u answered, %u failed", g.answered, g.failed);
+}
+END_TEST
+
 /* ------------------------------------------------------------ what one learns */
 
 START_TEST(test_simulate_decode_workers_may_be_other_machines)
@@ -331,6 +398,7 @@ int main(void)
     tcase_add_test(t, test_simulate_prefixes_come_from_stores_when_that_is_faster);
     tcase_add_test(t, test_simulate_requests_of_a_dead_worker_are_planned_anew);
     tcase_add_test(t, test_simulate_counts_the_prefix_of_the_placement_that_computed_the_prompt);
+    tcase_add_test(t, test_simulate_ends_when_the_last_worker_of_a_role_is_gone);
     tcase_add_test(t, test_simulate_decode_workers_may_be_other_machines);
     tcase_add_test(t, test_simulate_lengths_may_be_mispredicted);
     tcase_add_test(t, test_simulate_report_checks_identities_and_names_a_broken_one);
