@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_TRACE_BYTES = 1 << 30, TICKS = 120, KEEP_TOKENS = 50000 /* requests; more take too much memory */ };
+enum { MAX_TRACE_BYTES = 1 << 30, KEEP_TOKENS = 50000 /* requests; more take too much memory */ };
 
 #define AT(member) offsetof(struct simulate_options, member)
 const struct option SIMULATE_TABLE[] = {
@@ -295,8 +295,7 @@ enum td_status simulate_point_init(struct simulate_point *p, const struct trace 
     c->cost = p->profiles[0].cost;
     c->decode_cost = p->o.decode_profile ? &p->profiles[1].cost : NULL;
     c->keep_tokens = n <= KEEP_TOKENS && (p->o.json || p->o.output || p->o.html);
-    if (n)
-        c->load_tick_ms = fmax((double)trace->requests[n - 1].arrival_ns * 1e-6 / c->rate / TICKS, 1);
+    c->load_tick_ms = 1;
     s = set_memory(p, trace, e);
     if (!s)
         s = parse_faults(p, e);

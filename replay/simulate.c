@@ -561,6 +561,49 @@ static struct scheduler *make_scheduler(struct sim *s)
     return scheduler_open(&sc);
 }
 
+/* ------------------------------------------------------------ load over time */
+
+/* Two ticks of all workers become one, until the time has a place. */
+static void stretch_load(struct sim *s, double to_ms)
+{
+    struct simulate_result *out = s->result;
+    for (; to_ms >= SIMULATE_TICKS * out->load_tick_ms; out->load_tick_ms *= 2)
+        for (uint32_t w = 0; w < out->n_workers; w++) {
+            float *load = out->workers[w].load;
+            for (uint32_t i = 0; i < SIMULATE_TICKS / 2; i++)
+                load[i] = (load[2 * i] + load[2 * i + 1]) / 2;
+            memset(load + SIMULATE_TICKS / 2, 0, SIMULATE_TICKS / 2 * sizeof(*load));
+        }
+}
+
+void sim_note_load(struct sim *s, struct simulated_worker *w, double from_ms, double to_ms)
+{
+    if (!w->load)
+        return;
+    stretch_load(s, to_ms);
+    double tick = s->result->load_tick_ms;
+    for (uint32_t i = (uint32_t)(from_ms / tick); i <= (uint32_t)(to_ms / tick); i++)
+        w->load[i] += (float)(fmax(fmin(to_ms, (i + 1) * tick) - fmax(from_ms, i * tick), 0) / tick);
+}
+
+static void open_load(struct sim *s)
+{
+    s->result->load_tick_ms = s->c.load_tick_ms;
+    for (uint32_t w = 0; w < s->n_nodes && s->c.load_tick_ms > 0; w++)
+        s->result->workers[w].load = mem_array(SIMULATE_TICKS, sizeof(float));
+}
+
+/* All workers' loads end with the run. */
+static void close_load(struct sim *s)
+{
+    struct simulate_result *out = s->result;
+    if (!(s->c.load_tick_ms > 0))
+        return;
+    stretch_load(s, out->duration_ms);
+    for (uint32_t w = 0; w < out->n_workers; w++)
+        out->workers[w].n_load = (uint32_t)fmax(ceil(out->duration_ms / out->load_tick_ms), 1);
+}
+
 /* What is known when all have ended. */
 static void sum_up(struct sim *s)
 {
@@ -576,6 +619,7 @@ static void sum_up(struct sim *s)
         if (!simulate_power_known(&n->power))
             n->out->joules = NAN;
     }
+    close_load(s);
     budget_close(s);
 }
 
@@ -618,6 +662,7 @@ void simulate_run(const struct trace *trace, const struct simulate_config *confi
     s.scheduler = make_scheduler(&s);
     blocks_number(&s);
     stores_open(&s);
+    open_load(&s);
     open_nodes(&s);
     open_seqs(&s);
     budget_open(&s);

@@ -31,6 +31,8 @@
 #include "sched/power.h"
 #include "sched/scheduler.h"
 
+enum { SIMULATE_TICKS = 240 }; /* even: two ticks become one when the run gets longer */
+
 struct simulate_ask { /* what a request is beside its line of the trace */
     uint64_t tenant;
     int64_t follows;     /* the request that must end before this one is sent, one before it in the trace; -1: none */
@@ -100,7 +102,7 @@ struct simulate_config {
     uint64_t seed;
     uint64_t n_requests; /* of the trace; 0: all */
     bool keep_tokens;    /* when each token came */
-    double load_tick_ms; /* 0: no load over time */
+    double load_tick_ms; /* of the load over time, at first: doubled until SIMULATE_TICKS hold the run; 0: no load */
 };
 
 struct simulated {                               /* a request, in the order of the trace */
@@ -123,7 +125,7 @@ struct simulated_worker {
     enum worker_role role;
     double busy_ms, prefill_ms; /* prefill: of it, in steps with prompts */
     double joules;              /* NAN: its power is not known */
-    float *load;                /* [n_load] share busy in each tick */
+    float *load;                /* [n_load] share busy in each tick of the result's load_tick_ms; NULL: not asked for */
     uint32_t n_load;
 };
 
@@ -136,7 +138,7 @@ struct simulated_power {           /* zeros without a budget */
 struct simulate_result {
     struct simulated *requests;
     uint64_t n_requests, n_refused, n_failed, n_late_refused, n_steps;
-    double duration_ms;
+    double duration_ms, load_tick_ms;
     struct simulated_worker *workers;
     uint32_t n_workers;
     struct simulated_power power;

@@ -263,6 +263,8 @@ void sim_request_prefilled(struct sim *s, struct seq *q);
 void sim_request_accepted(struct sim *s, struct seq *q, uint64_t at_ns);
 void sim_request_ended(struct sim *s, struct seq *q);
 void sim_request_note_tokens(struct sim *s, struct seq *q, uint32_t n, double first_ms, double each_ms);
+/* A worker was busy: goes into its load over time. */
+void sim_note_load(struct sim *s, struct simulated_worker *w, double from_ms, double to_ms);
 
 /* --------------------------------------------------------------------- power */
 

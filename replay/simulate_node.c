@@ -584,21 +584,11 @@ static void end_prompts(struct sim *s, struct node *n)
 
 static void note_load(struct sim *s, struct node *n)
 {
-    double tick = s->c.load_tick_ms, from = (double)n->began_ns * 1e-6, to = from + n->run_ms;
+    double from = (double)n->began_ns * 1e-6;
     n->out->busy_ms += n->run_ms;
     n->out->prefill_ms += n->n_steps ? 0 : n->run_ms;
     n->out->joules += n->watts * n->run_ms * 1e-3;
-    if (!(tick > 0))
-        return;
-    uint32_t last = (uint32_t)(to / tick);
-    if (last >= n->out->n_load) {
-        uint32_t more = last + 1 + last / 2;
-        n->out->load = mem_resize(n->out->load, more, sizeof(float));
-        while (n->out->n_load < more)
-            n->out->load[n->out->n_load++] = 0;
-    }
-    for (uint32_t i = (uint32_t)(from / tick); i <= last; i++)
-        n->out->load[i] += (float)(fmax(fmin(to, (i + 1) * tick) - fmax(from, i * tick), 0) / tick);
+    sim_note_load(s, n->out, from, from + n->run_ms);
 }
 
 void node_step_ended(struct sim *s, uint32_t w)

@@ -70,7 +70,7 @@ void simulate_report_init(struct simulate_report *out, const struct trace *trace
                                             .ttft_slo_ms = config->ttft_ms,
                                             .tpot_slo_ms = config->tpot_ms,
                                             .rate = config->rate,
-                                            .load_tick_ms = config->load_tick_ms,
+                                            .load_tick_ms = result->load_tick_ms,
                                             .tenants = (const char *const *)trace->tenants,
                                             .n_tenants = trace->n_tenants,
                                             .n_requests = result->n_requests,

@@ -341,6 +341,35 @@ END_TEST
 
 /* ------------------------------------------------------------------- report */
 
+/* A load that keeps both workers busy to the end, in ticks of 1 ms at first: the chart's means are the workers'. */
+START_TEST(test_simulate_load_over_time_ends_with_the_run_and_stays_short)
+{
+    struct maker m = {0};
+    struct simulate_config c = config_of(0, 2);
+    struct simulate_result r;
+    for (uint32_t i = 0; i < 200; i++)
+        add(&m, 0, 2000, 400, 0, 0);
+    c.ttft_ms = c.tpot_ms = 0;
+    c.load_tick_ms = 1;
+    simulate_run(&m.trace, &c, &r);
+    ck_assert(r.duration_ms > 10 * SIMULATE_TICKS);
+    for (uint32_t w = 0; w < 2; w++) {
+        const struct simulated_worker *k = &r.workers[w];
+        double sum = 0, busy = k->busy_ms / r.duration_ms;
+        for (uint32_t i = 0; i < k->n_load; i++)
+            sum += (double)k->load[i];
+        ck_assert_uint_le(k->n_load, SIMULATE_TICKS);
+        ck_assert_uint_gt(k->n_load, SIMULATE_TICKS / 2);
+        ck_assert_uint_eq(k->n_load, r.workers[0].n_load);
+        ck_assert_msg(fabs(sum * r.load_tick_ms / k->busy_ms - 1) < 1e-4, "%f of %f ms", sum * r.load_tick_ms,
+                      k->busy_ms);
+        ck_assert_msg(busy > 0.8 && fabs(sum / k->n_load - busy) < 0.01, "%f shown, %f busy", sum / k->n_load, busy);
+    }
+    simulate_result_fini(&r);
+    maker_fini(&m);
+}
+END_TEST
+
 START_TEST(test_simulate_report_checks_identities_and_names_a_broken_one)
 {
     static char *tenants[] = {""};
@@ -369,7 +398,7 @@ START_TEST(test_simulate_report_checks_identities_and_names_a_broken_one)
     for (uint32_t w = 0; w < r.n_workers; w++) {
         busy += r.workers[w].busy_ms;
         for (uint32_t i = 0; i < r.workers[w].n_load; i++)
-            load += r.workers[w].load[i] * c.load_tick_ms;
+            load += r.workers[w].load[i] * r.load_tick_ms;
     }
     ck_assert_msg(fabs(load / busy - 1) < 1e-3, "%f %f", load, busy);
     ck_assert_msg(s.total_joules > least && s.total_joules < 0.7 * 4 * r.duration_ms, "%f", s.total_joules);
@@ -401,6 +430,7 @@ int main(void)
     tcase_add_test(t, test_simulate_ends_when_the_last_worker_of_a_role_is_gone);
     tcase_add_test(t, test_simulate_decode_workers_may_be_other_machines);
     tcase_add_test(t, test_simulate_lengths_may_be_mispredicted);
+    tcase_add_test(t, test_simulate_load_over_time_ends_with_the_run_and_stays_short);
     tcase_add_test(t, test_simulate_report_checks_identities_and_names_a_broken_one);
     suite_add_tcase(s, t);
     return tap_main(s);

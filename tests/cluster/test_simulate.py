@@ -1,0 +1,52 @@
+"""tandem simulate, the command: what it refuses, what its reports say. No cluster runs here."""
+import json, os, subprocess, sys, tempfile
+sys.path.insert(0, os.path.dirname(__file__))
+from harness import *
+
+
+def write_trace(path, times_ms, n_prompt=2000, n_output=100, **more):
+    with open(path, "w") as f:
+        f.write('{"tandem_trace": 1, "block_tokens": 512}\n')
+        for i, at in enumerate(times_ms):
+            prompt = n_prompt(i) if callable(n_prompt) else n_prompt
+            f.write(json.dumps({"timestamp": at, "input_length": prompt, "output_length": n_output, **more}) + "\n")
+
+
+def tandem(*args, code=0, timeout=60):
+    out = subprocess.run([TANDEM, *args], capture_output=True, text=True, timeout=timeout * SLOW)
+    assert out.returncode == code, (out.returncode, out.stdout[-2000:], out.stderr[-2000:])
+    return out
+
+
+def simulate(path, *args):
+    return json.loads(tandem("simulate", path, "--json", *args).stdout)
+
+
+@test
+def test_a_burst_gives_a_short_report_whose_chart_lasts_as_long_as_the_run():
+    with tempfile.TemporaryDirectory() as d:
+        path, out = os.path.join(d, "trace.jsonl"), os.path.join(d, "report.json")
+        write_trace(path, [0] * 300)
+        tandem("simulate", path, "--prefill", "0", "--decode", "4", "--output", out)
+        with open(out) as f:
+            r = json.load(f)
+        for w in r["workers"]:
+            assert len(w["load"]) <= 240, len(w["load"])
+            assert 0 <= len(w["load"]) * r["load_tick_ms"] - r["duration_ms"] <= r["load_tick_ms"], r["load_tick_ms"]
+            assert abs(sum(w["load"]) * r["load_tick_ms"] / w["busy_ms"] - 1) < 1e-3, w
+
+
+@test
+def test_a_run_without_workers_of_a_role_ends_and_says_what_failed():
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "trace.jsonl")
+        write_trace(path, range(0, 20000, 200))
+        r = simulate(path, "--prefill", "1", "--decode", "1", "--fail", "decode-1@4s", "--gone-ms", "3s")
+        assert r["failed"] + r["cut_short"] >= 70 and r["answered"] + r["failed"] + r["cut_short"] == 100, r
+        r = simulate(path, "--prefill", "1", "--decode", "1", "--fail", "prefill-1@4s", "--plan", "split")
+        assert r["failed"] >= 70 and r["answered"] + r["failed"] + r["cut_short"] == 100, r
+        err = tandem("simulate", path, "--fail", "decode-1@4s+10s,decode-1@9s", code=2).stderr
+        assert "--fail" in err and "not back yet" in err, err
+
+
+main()
