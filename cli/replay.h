@@ -36,6 +36,7 @@ struct replay_slot {
     _Atomic uint32_t state;
     struct report_request q;
     char prefill[64], decode[64]; /* names of workers; "": none */
+    char reason[96];              /* why it was not answered, as the router told; "": it was, or nobody told */
 };
 
 struct replay_counts { /* of all senders, since the start; only added to */
@@ -136,6 +137,7 @@ struct replay_result {
     struct report_run run;
     struct report_request *requests;
     struct report_worker *workers;
+    struct report_reasons reasons;
     float *loads;
     char *settings;
     char why[256];

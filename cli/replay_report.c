@@ -119,10 +119,13 @@ static void add_requests(struct replay_result *out, const struct replay *r)
         out->requests[n] = slot->q;
         out->requests[n].prefill = worker_of(r->board, slot->prefill, "prefill");
         out->requests[n].decode = worker_of(r->board, slot->decode, "decode");
+        out->requests[n].reason = report_reason_of(&out->reasons, slot->reason);
         n++;
     }
     out->run.requests = out->requests;
     out->run.n_requests = n;
+    out->run.reasons = out->reasons.texts;
+    out->run.n_reasons = out->reasons.n;
 }
 
 static void set_times(struct report_run *run)

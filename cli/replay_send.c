@@ -125,6 +125,16 @@ static struct prompt take_prompt(struct sender *s, uint64_t index, bool in_turn)
     return p;
 }
 
+/* ----------------------------------------------------------------- reasons */
+
+/* The router's words without the figures that follow them, which differ from request to request. */
+static void note_reason(struct replay_slot *slot, const char *text)
+{
+    const char *figures = text ? strstr(text, ": predicted TTFT") : NULL;
+    size_t len = figures ? (size_t)(figures - text) : text ? strlen(text) : 0;
+    snprintf(slot->reason, sizeof(slot->reason), "%.*s", (int)len, text ? text : "");
+}
+
 /* ----------------------------------------------------------------- answers */
 
 static void on_message(struct rpc_call *rpc, const ProtobufCMessage *base)
@@ -229,6 +239,7 @@ static void drop_followers(struct sender *s, uint64_t index)
     for (uint64_t f = s->first_follower[index]; f; f = s->next_follower[f - 1]) {
         struct replay_slot *slot = &s->r->slots[f - 1];
         slot->q.outcome = REPORT_REFUSED;
+        note_reason(slot, "the request that it follows was not answered");
         slot->q.arrived_ms = now_ms(s->r);
         atomic_store(&slot->state, SLOT_OVER);
         s->r->board->counts.over++;
@@ -268,11 +279,13 @@ static bool note_refusal(struct sender *s, const struct call *c, uint32_t retry_
     return false;
 }
 
-static void settle(struct sender *s, struct call *c, enum rpc_code code, uint32_t retry_after_ms, double now)
+static void settle(struct sender *s, struct call *c, enum rpc_code code, const char *text, uint32_t retry_after_ms,
+                   double now)
 {
     struct replay_slot *slot = &s->r->slots[c->index];
     struct replay_counts *n = &s->r->board->counts;
     bool is_over = true, ok = code == RPC_OK && c->end;
+    note_reason(slot, ok ? NULL : text);
     if (ok || c->n_tokens)
         note_answer(c, slot);
     if (ok) {
@@ -299,9 +312,8 @@ static void on_end(struct rpc_call *rpc, enum rpc_code code, const char *text)
 {
     struct call *c = rpc_call_user(rpc);
     struct sender *s = c->sender;
-    (void)text;
     pthread_mutex_lock(&s->lock);
-    settle(s, c, code, rpc_call_retry_after_ms(rpc), now_ms(s->r));
+    settle(s, c, code, text, rpc_call_retry_after_ms(rpc), now_ms(s->r));
     s->n_running--;
     pthread_cond_signal(&s->changed);
     pthread_mutex_unlock(&s->lock);
@@ -350,7 +362,7 @@ static void send_prompt(struct sender *s, struct call *c, const struct prompt *p
                                            .user = c};
     if (rpc_call_start(s->client, &params, &c->call)) { /* the client is closing: nothing is sent any more */
         pthread_mutex_lock(&s->lock);
-        settle(s, c, RPC_CANCELLED, 0, now_ms(r));
+        settle(s, c, RPC_CANCELLED, "the client was closing", 0, now_ms(r));
         s->n_running--;
         pthread_mutex_unlock(&s->lock);
         free(c);

@@ -165,8 +165,8 @@ static void print_head(const struct sweep *s)
         uint32_t len = (uint32_t)strlen(s->points[i]->overrides);
         width = len > width ? len : width;
     }
-    printf("%-*s %9s %7s %8s %6s %8s %8s %8s %8s %7s %7s %7s %7s\n", (int)width, "", "goodput", "met", "refused",
-           "reuse", "TTFT", "p50", "p90", "p99", "TPOT", "p50", "p90", "p99");
+    printf("%-*s %9s %7s %8s %7s %6s %6s %8s %8s %8s %8s %7s %7s %7s %7s\n", (int)width, "", "goodput", "met",
+           "refused", "tokens", "reuse", "of all", "TTFT", "p50", "p90", "p99", "TPOT", "p50", "p90", "p99");
 }
 
 static void print_point(const struct sweep *s, uint32_t i)
@@ -177,9 +177,10 @@ static void print_point(const struct sweep *s, uint32_t i)
         uint32_t len = (uint32_t)strlen(s->points[k]->overrides);
         width = len > width ? len : width;
     }
-    printf("%-*s %9.3f %6.2f%% %8" PRIu64 " %6.3f %8.0f %8.0f %8.0f %8.0f %7.2f %7.2f %7.2f %7.2f\n", (int)width,
-           s->points[i]->overrides, r->goodput_at_rate, 100 * r->attainment, r->refused, cached_share(r), r->ttft.mean,
-           r->ttft.p50, r->ttft.p90, r->ttft.p99, r->tpot.mean, r->tpot.p50, r->tpot.p90, r->tpot.p99);
+    printf("%-*s %9.3f %6.2f%% %8" PRIu64 " %6.2f%% %6.3f %6.3f %8.0f %8.0f %8.0f %8.0f %7.2f %7.2f %7.2f %7.2f\n",
+           (int)width, s->points[i]->overrides, r->goodput_at_rate, 100 * r->attainment, r->refused,
+           100 * r->offered.refused_token_share, cached_share(r), r->offered.cached_share, r->ttft.mean, r->ttft.p50,
+           r->ttft.p90, r->ttft.p99, r->tpot.mean, r->tpot.p50, r->tpot.p90, r->tpot.p99);
     fflush(stdout);
 }
 

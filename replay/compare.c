@@ -131,15 +131,28 @@ static double share_of(const struct side *s, enum report_outcome outcome, bool m
     return all > 0 ? n / all : NAN;
 }
 
-static double found_share(const struct side *s)
+/* Of the prompts' tokens: of all that were offered. */
+static double token_share_of(const struct side *s, enum report_outcome outcome, bool met)
+{
+    double n = 0, all = 0;
+    for (uint64_t i = 0; i < s->n; i++) {
+        double tokens = (double)s->weights[i] * s->requests[i]->n_prompt;
+        all += tokens;
+        n += (met ? s->met[i] : s->requests[i]->outcome == outcome) ? tokens : 0;
+    }
+    return all > 0 ? n / all : NAN;
+}
+
+/* Of the prompts' tokens: of those that were answered, or of all that were offered. */
+static double found_share(const struct side *s, bool of_all)
 {
     double found = 0, all = 0;
     for (uint64_t i = 0; i < s->n; i++) {
         const struct report_request *q = s->requests[i];
-        if (q->outcome != REPORT_ANSWERED)
-            continue;
-        all += (double)s->weights[i] * q->n_prompt;
-        found += (double)s->weights[i] * ((double)q->cached[0] + q->cached[1] + q->cached[2] + q->cached[3]);
+        bool answered = q->outcome == REPORT_ANSWERED;
+        all += answered || of_all ? (double)s->weights[i] * q->n_prompt : 0;
+        for (int k = 0; k < 4 && answered; k++)
+            found += (double)s->weights[i] * q->cached[k];
     }
     return all > 0 ? found / all : NAN;
 }
@@ -149,10 +162,12 @@ static const struct {
     int better; /* 1: more is, -1: less */
     bool is_share;
 } FIGURES[COMPARE_ROWS] = {
-    {"TTFT mean", -1, false},    {"TTFT p50", -1, false},    {"TTFT p90", -1, false}, {"TTFT p99", -1, false},
-    {"TPOT mean", -1, false},    {"TPOT p50", -1, false},    {"TPOT p90", -1, false}, {"TPOT p99", -1, false},
-    {"latency mean", -1, false}, {"latency p99", -1, false}, {"met limits", 1, true}, {"refused", -1, true},
-    {"prompt found", 1, true},
+    {"TTFT mean", -1, false},      {"TTFT p50", -1, false},  {"TTFT p90", -1, false},
+    {"TTFT p99", -1, false},       {"TPOT mean", -1, false}, {"TPOT p50", -1, false},
+    {"TPOT p90", -1, false},       {"TPOT p99", -1, false},  {"latency mean", -1, false},
+    {"latency p99", -1, false},    {"met limits", 1, true},  {"refused", -1, true},
+    {"prompt found", 1, true},     {"met, tokens", 1, true}, {"refused, tokens", -1, true},
+    {"found of offered", 1, true},
 };
 
 static void figures_of(const struct side *s, double out[COMPARE_ROWS])
@@ -167,7 +182,10 @@ static void figures_of(const struct side *s, double out[COMPARE_ROWS])
     out[9] = quantile_of(s, 2, 0.99);
     out[10] = share_of(s, REPORT_ANSWERED, true);
     out[11] = share_of(s, REPORT_REFUSED, false);
-    out[12] = found_share(s);
+    out[12] = found_share(s, false);
+    out[13] = token_share_of(s, REPORT_ANSWERED, true);
+    out[14] = token_share_of(s, REPORT_REFUSED, false);
+    out[15] = found_share(s, true);
 }
 
 /* -------------------------------------------------------------- resampling */

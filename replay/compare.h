@@ -24,7 +24,7 @@ struct compare_row {
     enum compare_verdict verdict;
 };
 
-enum { COMPARE_ROWS = 13 };
+enum { COMPARE_ROWS = 16 };
 struct compare_result {
     struct compare_row rows[COMPARE_ROWS];
     uint32_t n_runs; /* of the side with fewer */

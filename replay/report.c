@@ -1,4 +1,4 @@
-#include "replay/report.h"
+#include "replay/report_internal.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -257,6 +257,7 @@ void report_summarize(const struct report_run *run, struct report_summary *out)
     for (uint64_t i = 0; i < run->n_requests; i++)
         count(run, &run->requests[i], out, &c);
     set_rates(run, &c, out);
+    report_sum_offered(run, out);
     out->ttft = stats_of_field(run, room, ttft_of);
     out->tpot = stats_of_field(run, room, tpot_of);
     out->e2e = stats_of_field(run, room, e2e_of);
@@ -397,6 +398,59 @@ static void add_cached(struct bytes *out, const struct report_summary *s)
     bytes_printf(out, "\n");
 }
 
+static void add_offered(struct bytes *out, const struct report_offered *o)
+{
+    bytes_printf(
+        out,
+        "offered        refused %.1f %% of the requests, %.1f %% of the prompts' tokens; met %.1f %%, %.1f %%; "
+        "cached %.1f %% of the tokens\n",
+        100 * o->refused_share, 100 * o->refused_token_share, 100 * o->met_share, 100 * o->met_token_share,
+        100 * o->cached_share);
+}
+
+static void add_quarters(struct bytes *out, const struct report_summary *s)
+{
+    bool any = false;
+    for (int i = 0; i < REPORT_QUARTERS; i++) {
+        const struct report_offered *q = &s->quarters[i];
+        if (!q->n)
+            continue;
+        bytes_printf(out,
+                     any ? "; to %u: %.1f %%, %.1f %%" : "by length      to %u tokens: refused %.1f %%, met %.1f %%",
+                     q->most_tokens, 100 * q->refused_share, 100 * q->met_share);
+        any = true;
+    }
+    if (any)
+        bytes_printf(out, "\n");
+}
+
+/* The most frequent first. */
+static void add_reasons(struct bytes *out, const struct report_run *run)
+{
+    enum { MOST = 5 };
+    struct report_reason *counts = mem_array(run->n_reasons, sizeof(*counts));
+    report_count_reasons(run, counts);
+    for (int k = 0; k < MOST; k++) {
+        uint32_t best = 0;
+        for (uint32_t i = 1; i < run->n_reasons; i++)
+            if (counts[i].refused + counts[i].failed > counts[best].refused + counts[best].failed)
+                best = i;
+        if (!run->n_reasons || !(counts[best].refused + counts[best].failed))
+            break;
+        bytes_printf(out, "%s%" PRIu64 " %s", k ? "; " : "reasons        ", counts[best].refused + counts[best].failed,
+                     run->reasons[best]);
+        counts[best] = (struct report_reason){0};
+    }
+    uint64_t others = 0;
+    for (uint32_t i = 0; i < run->n_reasons; i++)
+        others += counts[i].refused + counts[i].failed;
+    if (others)
+        bytes_printf(out, "; %" PRIu64 " others", others);
+    if (run->n_reasons)
+        bytes_printf(out, "\n");
+    free(counts);
+}
+
 static void add_rate(struct bytes *out, double rate, const char *unit)
 {
     if (isfinite(rate))
@@ -441,6 +495,11 @@ void report_table(const struct report_run *run, struct bytes *out)
                  " failed, %" PRIu64 " cut short; %.1f s\n",
                  run->label, s.sent, s.offered_rate, s.answered, s.refused, s.failed, s.cut_short, s.duration_s);
     add_goodput(out, run, &s);
+    if (s.met < s.sent) {
+        add_offered(out, &s.offered);
+        add_quarters(out, &s);
+        add_reasons(out, run);
+    }
     add_line(out, "TTFT", &s.ttft);
     add_line(out, "TPOT", &s.tpot);
     add_line(out, "ITL", &s.itl);

@@ -45,6 +45,8 @@ struct report_request {
     double queue_ms, load_ms, prefill_ms, transfer_ms; /* parts of TTFT and of the first gap; NAN: not known */
     double predicted_ttft_ms, predicted_tpot_ms;       /* NAN: none */
     double refused_after_ms, retry_after_ms;           /* NAN: was not refused */
+    uint32_t
+        reason; /* 1 + index into report_run.reasons: why it was refused, failed or cut short; 0: not known, or none */
     bool came_back, admitted_then;
     const float *token_ms; /* [n_output] since arrival, borrowed; NULL: not kept */
 };
@@ -76,7 +78,9 @@ struct report_run {
     const struct report_request *requests;
     uint64_t n_requests;
     const char *const *tenants;
-    uint32_t n_tenants; /* >= 1 */
+    uint32_t n_tenants;         /* >= 1 */
+    const char *const *reasons; /* texts, each once */
+    uint32_t n_reasons;
     const struct report_worker *workers;
     uint32_t n_workers;
     const struct report_point *points; /* of --find-max or a sweep over rates, by rate; NULL: none */
@@ -95,11 +99,26 @@ struct report_stats {
 };
 struct report_stats report_stats_of(double *values, uint64_t n); /* sorts values */
 
+/*
+ * A set of offered requests, whatever became of them. Shares of tokens count the prompts: what an answer would have cost is not known
+ * of one that was refused. Shares are NAN when n is 0.
+ */
+struct report_offered {
+    uint64_t n, tokens;                                        /* requests; tokens of their prompts */
+    uint32_t least_tokens, most_tokens;                        /* of a prompt */
+    double refused_share, met_share;                           /* of the requests */
+    double refused_token_share, met_token_share, cached_share; /* of the tokens; cached: found, by the answered */
+};
+enum { REPORT_QUARTERS = 4 };
+
 struct report_summary {
     uint64_t sent, answered, refused, failed, cut_short, met, came_back, admitted_then;
     uint64_t input_tokens, output_tokens, cached_tokens[4];
     double duration_s, offered_rate, request_throughput, output_throughput, total_token_throughput;
     double goodput_at_rate, goodput_effective, goodput_effective_tokens, attainment, attainment_admitted;
+    struct report_offered offered; /* all requests */
+    struct report_offered
+        quarters[REPORT_QUARTERS]; /* by length: up to the quartiles of the offered prompts' lengths */
     struct report_stats ttft, tpot, itl, e2e, sent_late, refused_after, retry_after, ttft_error, ttft_error_last_value,
         tpot_error;
     double joules_per_token, total_joules; /* NAN: no power model */
@@ -107,6 +126,21 @@ struct report_summary {
         goodput_mlperf; /* offered rates, per worker and whole; NAN: no points, or none that is good enough */
 };
 void report_summarize(const struct report_run *run, struct report_summary *out);
+/* How many requests ended for a reason, and the tokens of their prompts. */
+struct report_reason {
+    uint64_t refused, failed, tokens; /* failed: or cut short */
+};
+void report_count_reasons(const struct report_run *run, struct report_reason *out); /* [n_reasons] */
+
+/* Makes the list of a run's reasons: each text once, beyond REPORT_MAX_REASONS "other reasons". */
+enum { REPORT_MAX_REASONS = 32 };
+struct report_reasons {
+    const char *texts[REPORT_MAX_REASONS + 1]; /* borrowed */
+    uint32_t n;
+};
+/* What report_request.reason becomes: 1 + its place. NULL and "": 0. */
+uint32_t report_reason_of(struct report_reasons *r, const char *text);
+
 /* The run as one rate of a search. */
 struct report_point report_point_of(const struct report_run *run);
 

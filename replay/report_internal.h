@@ -8,10 +8,11 @@ enum report_column_type { COLUMN_OUTCOME, COLUMN_U32, COLUMN_I32, COLUMN_BOOL, C
 struct report_column {
     const char *name;
     enum report_column_type type;
-    size_t offset; /* in struct report_request */
+    size_t offset;   /* in struct report_request */
+    bool is_younger; /* than version 1: where a report lacks it, all are 0 */
 };
 
-enum { REPORT_COLUMNS = 28 };
+enum { REPORT_COLUMNS = 29 };
 extern const struct report_column report_columns[REPORT_COLUMNS];
 
 struct report_parts {
@@ -23,3 +24,6 @@ struct report_parts {
 void report_write_json(const struct report_run *run, const struct report_parts *parts, struct bytes *out);
 /* As a JSON string; what is no UTF-8 becomes '?', and no "</" is in it. */
 void report_write_text(const char *text, struct bytes *out);
+
+/* offered and quarters of a summary (report_offered.c). */
+void report_sum_offered(const struct report_run *run, struct report_summary *out);

@@ -18,7 +18,7 @@
 
 #define COLUMN(name, type, member)                                                                                     \
     {                                                                                                                  \
-        name, type, offsetof(struct report_request, member)                                                            \
+        name, type, offsetof(struct report_request, member), false                                                     \
     }
 const struct report_column report_columns[REPORT_COLUMNS] = {
     COLUMN("outcome", COLUMN_OUTCOME, outcome),
@@ -49,6 +49,7 @@ const struct report_column report_columns[REPORT_COLUMNS] = {
     COLUMN("retry_after_ms", COLUMN_DOUBLE, retry_after_ms),
     COLUMN("came_back", COLUMN_BOOL, came_back),
     COLUMN("admitted_then", COLUMN_BOOL, admitted_then),
+    {"reason", COLUMN_U32, offsetof(struct report_request, reason), true},
 };
 static_assert(sizeof(enum report_outcome) == sizeof(uint32_t), "an outcome is read and written as a number");
 
@@ -217,6 +218,50 @@ static void add_summary(struct bytes *out, const struct report_summary *s)
     add_tiers(out, s);
     add_real(out, "joules", s->total_joules);
     add_real(out, "joules_per_token", s->joules_per_token);
+}
+
+/* ----------------------------------------------------------------- offered */
+
+static void add_offered(struct bytes *out, const struct report_offered *o)
+{
+    bytes_printf(out, "{\"requests\":%" PRIu64 ",\"prompt_tokens\":%" PRIu64, o->n, o->tokens);
+    add_whole(out, "least_tokens", o->least_tokens);
+    add_whole(out, "most_tokens", o->most_tokens);
+    add_real(out, "refused_share", o->refused_share);
+    add_real(out, "refused_token_share", o->refused_token_share);
+    add_real(out, "met_share", o->met_share);
+    add_real(out, "met_token_share", o->met_token_share);
+    add_real(out, "cached_share", o->cached_share);
+    bytes_append(out, "}", 1);
+}
+
+static void add_all_offered(struct bytes *out, const struct report_summary *s)
+{
+    bytes_printf(out, ",\"offered\":");
+    add_offered(out, &s->offered);
+    bytes_printf(out, ",\"by_prompt_length\":[");
+    for (int i = 0; i < REPORT_QUARTERS; i++) {
+        bytes_append(out, ",", i > 0);
+        add_offered(out, &s->quarters[i]);
+    }
+    bytes_append(out, "]", 1);
+}
+
+static void add_reasons(struct bytes *out, const struct report_run *run)
+{
+    struct report_reason *counts = mem_array(run->n_reasons, sizeof(*counts));
+    report_count_reasons(run, counts);
+    bytes_printf(out, ",\"reasons\":[");
+    for (uint32_t i = 0; i < run->n_reasons; i++) {
+        bytes_printf(out, i ? ",{\"reason\":" : "{\"reason\":");
+        report_write_text(run->reasons[i], out);
+        add_whole(out, "refused", counts[i].refused);
+        add_whole(out, "failed", counts[i].failed);
+        add_whole(out, "prompt_tokens", counts[i].tokens);
+        bytes_append(out, "}", 1);
+    }
+    bytes_append(out, "]", 1);
+    free(counts);
 }
 
 /* ------------------------------------------------------------------- lists */
@@ -439,6 +484,8 @@ void report_write_json(const struct report_run *run, const struct report_parts *
     add_vllm(out, &s);
     add_run(out, run);
     add_summary(out, &s);
+    add_all_offered(out, &s);
+    add_reasons(out, run);
     add_tenants(out, run);
     add_workers(out, run);
     add_points(out, run);

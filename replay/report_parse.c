@@ -11,6 +11,7 @@ enum {
     MAX_REQUESTS = 20000000,
     MAX_WORKERS = 100000,
     MAX_TENANTS = 1000000,
+    MAX_REASONS = 100000,
     MAX_POINTS = 100000,
     MAX_TICKS = 10000000
 };
@@ -21,7 +22,7 @@ struct report_file {
     struct report_request *requests;
     struct report_worker *workers;
     struct report_point *points;
-    const char **tenants;
+    const char **tenants, **reasons;
     float **loads; /* [n_workers] */
     float *token_ms;
     char *settings;
@@ -121,6 +122,24 @@ static enum td_status parse_tenants(struct report_file *f, struct td_error *e)
     return TD_OK;
 }
 
+/* Reports of before have none. */
+static enum td_status parse_reasons(struct report_file *f, struct td_error *e)
+{
+    const json_t *list;
+    if (!json_object_get(f->root, "reasons"))
+        return TD_OK;
+    enum td_status s = get_list(f->root, "reasons", 0, MAX_REASONS, &list, e);
+    if (s)
+        return s;
+    f->run.n_reasons = (uint32_t)json_array_size(list);
+    f->reasons = mem_array(f->run.n_reasons, sizeof(*f->reasons));
+    f->run.reasons = f->reasons;
+    for (uint32_t i = 0; i < f->run.n_reasons; i++)
+        if (!(f->reasons[i] = json_string_value(json_object_get(json_array_get(list, i), "reason"))))
+            return FAIL(e, "reasons[%u].reason: must be a text", i);
+    return TD_OK;
+}
+
 static enum td_status parse_worker(struct report_file *f, const json_t *o, uint32_t i, struct td_error *e)
 {
     struct report_worker *w = &f->workers[i];
@@ -197,6 +216,8 @@ static bool is_in_range(const struct report_column *c, const struct report_run *
     case COLUMN_I32:
         if (c->offset == offsetof(struct report_request, tenant))
             return v >= 0 && v < (double)r->n_tenants;
+        if (c->offset == offsetof(struct report_request, reason))
+            return v >= 0 && v <= (double)r->n_reasons;
         return is_worker ? v >= -1 && v < (double)r->n_workers : v >= 0 && v <= UINT32_MAX;
     case COLUMN_FLOAT:
         return v >= 0 && v <= (double)FLT_MAX;
@@ -240,6 +261,8 @@ static enum td_status parse_column(const struct report_file *f, const json_t *re
 {
     const json_t *list = json_object_get(requests, c->name);
     bool one = !json_is_array(list);
+    if (!list && c->is_younger)
+        return TD_OK;
     if (!list || (!one && json_array_size(list) != f->run.n_requests))
         return FAIL(e, "requests.%s: must be a value, or an array of %llu", c->name,
                     (unsigned long long)f->run.n_requests);
@@ -307,6 +330,8 @@ enum td_status report_parse(const char *data, size_t size, struct report_file **
     if (!s)
         s = parse_tenants(f, error_out);
     if (!s)
+        s = parse_reasons(f, error_out);
+    if (!s)
         s = parse_workers(f, error_out);
     if (!s)
         s = parse_points(f, error_out);
@@ -336,6 +361,7 @@ void report_close(struct report_file *f)
     free(f->workers);
     free(f->points);
     free(f->tenants);
+    free(f->reasons);
     free(f->token_ms);
     free(f->settings);
     free(f);

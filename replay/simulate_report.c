@@ -78,10 +78,13 @@ void simulate_report_init(struct simulate_report *out, const struct trace *trace
     out->requests = mem_array(result->n_requests, sizeof(*out->requests));
     for (uint64_t i = 0; i < result->n_requests; i++) {
         out->requests[i] = request_of(&trace->requests[i], config, &result->requests[i]);
+        out->requests[i].reason = report_reason_of(&out->reasons, result->requests[i].reason);
         first = fmin(first, result->requests[i].arrived_ms);
         last = fmax(last, result->requests[i].arrived_ms);
     }
     out->run.requests = out->requests;
+    out->run.reasons = out->reasons.texts;
+    out->run.n_reasons = out->reasons.n;
     out->run.duration_ms = result->n_requests ? result->duration_ms - first : 0;
     out->run.arrivals_ms = result->n_requests ? last - first : 0;
     add_workers(out, config, result);

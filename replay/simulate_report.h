@@ -9,6 +9,7 @@ struct simulate_report {
     struct report_request *requests;
     struct report_worker *workers;
     char (*names)[24];
+    struct report_reasons reasons;
     char why[256];
 };
 

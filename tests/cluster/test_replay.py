@@ -41,6 +41,9 @@ def test_replay_sends_all_and_reports_what_came():
         assert [w["name"] for w in r["workers"]] == ["prefill-0", "decode-0"], r["workers"]
         r = replay(c.router.address, path, "--ttft-ms", "1", "--retry-share", "1")
         assert r["refused"] == 40 and r["answered"] == 0 and r["attainment"] == 0, r
+        assert r["reasons"] == [{"reason": "slo.ttft_ms can't be met", "refused": 40, "failed": 0,
+                                 "prompt_tokens": 40 * 1200}], r["reasons"]
+        assert r["offered"]["refused_token_share"] == 1 and r["by_prompt_length"][0]["requests"] == 40, r["offered"]
         r = replay(c.router.address, path, "--length-scale", "0.1", "--rate", "10", "--requests", "10")
         assert r["answered"] == 10 and r["arrivals_ms"] < 100, r
         c.audit()

@@ -49,4 +49,26 @@ def test_a_run_without_workers_of_a_role_ends_and_says_what_failed():
         assert "--fail" in err and "not back yet" in err, err
 
 
+@test
+def test_refusals_are_counted_by_reason_and_by_length():
+    with tempfile.TemporaryDirectory() as d:
+        path, page = os.path.join(d, "trace.jsonl"), os.path.join(d, "page.html")
+        write_trace(path, range(0, 20000, 200), lambda i: 1000 + 1000 * (i % 4) ** 3)
+        limits = ["--prefill", "1", "--decode", "1", "--ttft-ms", "600", "--html", page]
+        r = simulate(path, *limits)
+        assert 20 <= r["refused"] < 50, r["refused"]
+        assert sum(o["refused"] for o in r["reasons"]) == r["refused"] and not any(o["failed"] for o in r["reasons"]), r
+        assert r["reasons"][0]["reason"] == "slo.ttft_ms can't be met", r["reasons"]
+        quarters, offered = r["by_prompt_length"], r["offered"]
+        assert [q["requests"] for q in quarters] == [25] * 4 and quarters[3]["most_tokens"] == 28000, quarters
+        assert quarters[0]["refused_share"] < 0.2 and quarters[3]["refused_share"] > 0.8, quarters
+        assert offered["refused_token_share"] > offered["refused_share"] == r["refused"] / 100, offered
+        assert offered["prompt_tokens"] == sum(1000 + 1000 * (i % 4) ** 3 for i in range(100)), offered
+        table = tandem("simulate", path, *limits).stdout
+        assert "slo.ttft_ms can't be met" in table and "by length      to 1000 tokens: refused" in table, table
+        r = simulate(path, "--prefill", "1", "--decode", "1", "--fail", "decode-1@4s")
+        assert [(o["reason"], o["failed"]) for o in r["reasons"]] == \
+            [("no decode worker is up", r["failed"] + r["cut_short"])], r["reasons"]
+
+
 main()

@@ -23,6 +23,8 @@ static const struct report_worker WORKERS[] = {{"prefill-0", "prefill", 500, 10,
 static const struct report_point POINTS[] = {
     {1, 2, 2, 1, 1, 1}, {2, 4, 3.7, 0.92, 0.985, 0.995}, {3, 6, 3, 0.5, 0.6, 0.9}};
 
+static const char *const REASONS[] = {"slo.ttft_ms can't be met", "</script>"};
+
 static struct report_request REQUESTS[4];
 
 static struct report_run hand_made(void)
@@ -68,6 +70,7 @@ static struct report_run hand_made(void)
     q[2].retry_after_ms = 500;
     q[3].outcome = REPORT_REFUSED;
     q[3].refused_after_ms = 1;
+    q[3].reason = 1;
     return (struct report_run){.kind = "replay",
                                .label = "by hand",
                                .trace = "none.jsonl",
@@ -83,6 +86,8 @@ static struct report_run hand_made(void)
                                .n_requests = 4,
                                .tenants = TENANTS,
                                .n_tenants = 2,
+                               .reasons = REASONS,
+                               .n_reasons = 2,
                                .workers = WORKERS,
                                .n_workers = 2,
                                .points = POINTS,
@@ -186,6 +191,55 @@ START_TEST(test_report_goodput_by_its_definitions_differs)
 }
 END_TEST
 
+/* Prompts of 100, 200, 300 and 400 tokens: the first met its limits, the last was refused. */
+START_TEST(test_report_counts_over_all_that_was_offered)
+{
+    struct report_run run = hand_made();
+    struct report_summary s;
+    struct report_reason reasons[2];
+    report_summarize(&run, &s);
+    ck_assert(s.offered.n == 4 && s.offered.tokens == 1000);
+    near(s.offered.refused_share, 0.25);
+    near(s.offered.refused_token_share, 0.4);
+    near(s.offered.met_share, 0.25);
+    near(s.offered.met_token_share, 0.1);
+    near(s.offered.cached_share, 0.1); /* 100 tokens of the answered, which have 600 */
+    for (uint32_t i = 0; i < 4; i++) {
+        const struct report_offered *q = &s.quarters[i];
+        ck_assert(q->n == 1 && q->least_tokens == 100 * (i + 1) && q->most_tokens == 100 * (i + 1));
+        near(q->refused_share, i == 3);
+        near(q->refused_token_share, i == 3);
+        near(q->met_share, i == 0);
+        near(q->cached_share, (double[]){0.64, 0.18, 0, 0}[i]);
+    }
+    for (int i = 0; i < 4; i++) /* equal lengths are never in two quarters */
+        REQUESTS[i].n_prompt = 7;
+    report_summarize(&run, &s);
+    ck_assert(s.quarters[0].n == 4 && !s.quarters[1].n && isnan(s.quarters[3].met_share));
+    report_count_reasons(&run, reasons);
+    ck_assert(reasons[0].refused == 1 && !reasons[0].failed && reasons[0].tokens == 7 && !reasons[1].refused);
+    REQUESTS[0].outcome = REPORT_CUT_SHORT;
+    REQUESTS[0].reason = 2;
+    report_count_reasons(&run, reasons);
+    ck_assert(reasons[1].failed == 1 && !reasons[1].refused);
+}
+END_TEST
+
+START_TEST(test_report_reasons_stay_few)
+{
+    struct report_reasons r = {.n = 0};
+    char texts[40][8];
+    ck_assert_uint_eq(report_reason_of(&r, NULL), 0);
+    ck_assert_uint_eq(report_reason_of(&r, ""), 0);
+    for (uint32_t i = 0; i < 40; i++) {
+        snprintf(texts[i], sizeof(texts[i]), "%u", i);
+        ck_assert_uint_eq(report_reason_of(&r, texts[i]), i < REPORT_MAX_REASONS ? i + 1 : REPORT_MAX_REASONS + 1);
+    }
+    ck_assert_uint_eq(report_reason_of(&r, "3"), 4);
+    ck_assert_str_eq(r.texts[r.n - 1], "other reasons");
+}
+END_TEST
+
 START_TEST(test_report_check_finds_each_broken_identity)
 {
     struct report_run run = hand_made();
@@ -229,6 +283,9 @@ static void check_same(const struct report_run *a, const struct report_run *b)
         ck_assert_uint_eq(a->workers[i].n_load, b->workers[i].n_load);
         ck_assert(!a->workers[i].n_load || !memcmp(a->workers[i].load, b->workers[i].load, sizeof(LOAD)));
     }
+    ck_assert_uint_eq(a->n_reasons, b->n_reasons);
+    for (uint32_t i = 0; i < a->n_reasons; i++)
+        ck_assert_str_eq(a->reasons[i], b->reasons[i]);
     ck_assert_uint_eq(a->n_points, b->n_points);
     for (uint32_t i = 0; i < a->n_points; i++)
         near(a->points[i].ttft_share, b->points[i].ttft_share);
@@ -236,6 +293,7 @@ static void check_same(const struct report_run *a, const struct report_run *b)
         const struct report_request *p = &a->requests[i], *q = &b->requests[i];
         ck_assert(p->outcome == q->outcome && p->tenant == q->tenant && p->n_prompt == q->n_prompt);
         ck_assert(p->n_output == q->n_output && p->n_asked == q->n_asked && p->cached[3] == q->cached[3]);
+        ck_assert_uint_eq(p->reason, q->reason);
         ck_assert(p->prefill == q->prefill && p->decode == q->decode && p->came_back == q->came_back);
         ck_assert(isnan(p->ttft_ms) == isnan(q->ttft_ms) && isnan(p->queue_ms) == isnan(q->queue_ms));
         ck_assert(isnan(p->queue_ms) || fabs(p->queue_ms - q->queue_ms) < 1e-9);
@@ -258,6 +316,28 @@ START_TEST(test_report_json_gives_the_run_again)
     report_close(f);
     bytes_free(&text);
     bytes_free(&again);
+}
+END_TEST
+
+/* Reports of before know no reasons. */
+START_TEST(test_report_without_reasons_is_read)
+{
+    struct report_run run = hand_made();
+    struct bytes text = {0};
+    struct report_file *f = NULL;
+    struct td_error e = {{0}};
+    report_json(&run, true, &text);
+    json_t *root = json_loadb(text.data, text.len, 0, NULL);
+    json_object_del(root, "reasons");
+    json_object_del(json_object_get(root, "requests"), "reason");
+    char *changed = json_dumps(root, 0);
+    ck_assert_msg(!report_parse(changed, strlen(changed), &f, &e), "%s", e.text);
+    ck_assert_uint_eq(report_file_run(f)->n_reasons, 0);
+    ck_assert_uint_eq(report_file_run(f)->requests[3].reason, 0);
+    report_close(f);
+    free(changed);
+    json_decref(root);
+    bytes_free(&text);
 }
 END_TEST
 
@@ -326,6 +406,8 @@ START_TEST(test_report_parse_names_what_is_wrong)
     check_refused("points", json_pack("[{s:f}]", "rate", 1.0), "points[0].offered_rate");
     check_refused("requests", NULL, "requests");
     check_refused("requests.n", json_integer(5), "requests.n");
+    check_refused("reasons", json_pack("[{s:i}]", "reason", 1), "reasons[0].reason");
+    check_refused("requests.reason", json_integer(3), "requests.reason[0]");
     check_refused("requests.tenant", json_integer(2), "requests.tenant[0]");
     check_refused("requests.prefill", json_integer(2), "requests.prefill[0]");
     check_refused("requests.outcome", json_pack("[i,i,i,i]", 0, 0, 4, 0), "requests.outcome[2]");
@@ -345,6 +427,9 @@ START_TEST(test_report_table_says_what_was_measured_and_that_it_is_not_valid)
     ck_assert_ptr_nonnull(strstr(text.data, "at_rate 0.50/s, effective 0.50/s"));
     ck_assert_ptr_nonnull(strstr(text.data, "distserve 2.000/s per worker, mlperf 2.000/s"));
     ck_assert_ptr_nonnull(strstr(text.data, "16.7 % of the prompts' tokens: worker 10.7 %, SSD 6.0 %"));
+    ck_assert_ptr_nonnull(strstr(text.data, "refused 25.0 % of the requests, 40.0 % of the prompts' tokens"));
+    ck_assert_ptr_nonnull(strstr(text.data, "; to 400: 100.0 %, 0.0 %"));
+    ck_assert_ptr_nonnull(strstr(text.data, "1 slo.ttft_ms can't be met\n"));
     ck_assert_ptr_nonnull(strstr(text.data, "NOT VALID: to see it"));
     bytes_free(&text);
 }
@@ -378,8 +463,11 @@ int main(void)
     tcase_add_test(c, test_report_statistics_order_what_is_negative_and_what_is_tiny);
     tcase_add_test(c, test_report_summary_is_what_a_hand_computes);
     tcase_add_test(c, test_report_goodput_by_its_definitions_differs);
+    tcase_add_test(c, test_report_counts_over_all_that_was_offered);
+    tcase_add_test(c, test_report_reasons_stay_few);
     tcase_add_test(c, test_report_check_finds_each_broken_identity);
     tcase_add_test(c, test_report_json_gives_the_run_again);
+    tcase_add_test(c, test_report_without_reasons_is_read);
     tcase_add_test(c, test_report_json_has_the_names_of_vllm);
     tcase_add_test(c, test_report_parse_names_what_is_wrong);
     tcase_add_test(c, test_report_table_says_what_was_measured_and_that_it_is_not_valid);

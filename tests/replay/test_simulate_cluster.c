@@ -271,12 +271,12 @@ static struct gone run_without(uint32_t worker, double back_ms, enum plan_force 
 START_TEST(test_simulate_ends_when_the_last_worker_of_a_role_is_gone)
 {
     struct gone g = run_without(1, INFINITY, FORCE_NONE); /* nobody decodes */
-    ck_assert_msg(g.failed >= 79 && g.answered >= 10 && g.answered + g.failed == GONE_REQUESTS, "%u answered, %u failed",
-                  g.answered, g.failed);
+    ck_assert_msg(g.failed >= 79 && g.answered >= 10 && g.answered + g.failed == GONE_REQUESTS,
+                  "%u answered, %u failed", g.answered, g.failed);
     ck_assert_double_eq_tol(g.last_failed_ms, DIES_MS + 1000 + 3000, 1);
     g = run_without(0, INFINITY, FORCE_SPLIT); /* nobody prefills, and decode workers must not */
-    ck_assert_msg(g.failed >= 79 && g.answered >= 10 && g.answered + g.failed == GONE_REQUESTS, "%u answered, %u failed",
-                  g.answered, g.failed);
+    ck_assert_msg(g.failed >= 79 && g.answered >= 10 && g.answered + g.failed == GONE_REQUESTS,
+                  "%u answered, %u failed", g.answered, g.failed);
     g = run_without(0, INFINITY, FORCE_NONE);
     ck_assert_uint_eq(g.answered, GONE_REQUESTS);
     g = run_without(1, DIES_MS + 3000, FORCE_NONE); /* it is back in time */
