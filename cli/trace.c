@@ -386,12 +386,18 @@ static int run_synth(const struct trace_options *o)
     }
     describe(o, o->fit, &d);
     fprintf(stderr,
-            "%" PRIu64
+            "asked for: %" PRIu64
             " requests, %.3f/s, gaps of sessions vary by %.2f, %.2f turns; %u system prompts of %u tokens; first "
             "prompt %.0f, later %.0f more, answer %.0f tokens, %.1f s from one to the next (medians)\n",
             d.n_requests, d.rate, d.burstiness, d.turns, d.n_system, d.system_tokens, trace_law_draw(&d.first, 0.5),
             trace_law_draw(&d.more, 0.5), trace_law_draw(&d.output, 0.5), trace_law_draw(&d.think_s, 0.5));
     struct trace *t = trace_synth(&d);
+    struct trace_stat s;
+    trace_stat_of(t, &s);
+    fprintf(stderr,
+            "made: %" PRIu64 " requests in %.1f s, %.3f/s, gaps vary by %.2f, of %" PRIu64
+            " sessions; prompt %.0f, answer %.0f tokens (medians)\n",
+            s.n, s.span_s, s.rate, s.gap_cv, s.n_sessions, s.prompt.p50, s.output.p50);
     int code = write_trace(t, o);
     trace_close(t);
     return code;

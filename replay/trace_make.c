@@ -249,7 +249,6 @@ static void begin_chain(struct synth *s, struct chain *c, uint32_t system)
 static void add_turn(struct synth *s, struct chain *c, struct trace_request *r)
 {
     uint32_t n_full = r->n_prompt / s->d->block_tokens;
-    extend(s, c, n_full);
     struct trace_request *to = trace_add_request(s->t, &s->cap_requests, r);
     for (uint32_t i = 0; i < n_full; i++)
         trace_add_block(s->t, &s->cap_blocks, c->ids[i]);
@@ -258,6 +257,7 @@ static void add_turn(struct synth *s, struct chain *c, struct trace_request *r)
     to->n_blocks = n_full + (r->n_prompt % s->d->block_tokens > 0);
 }
 
+/* Of a session that began before the trace, which is at 0, only what comes in it is added. */
 static void add_session(struct synth *s, uint64_t session, double at_s)
 {
     const struct trace_synth *d = s->d;
@@ -272,15 +272,18 @@ static void add_session(struct synth *s, uint64_t session, double at_s)
         double think = turn ? trace_law_draw(&d->think_s, unit(s, session, DRAW_THINK, turn)) : 0;
         at_s += fmax(think, 0);
         struct trace_request r = {
-            .arrival_ns = (uint64_t)(at_s * NS_PER_S),
+            .arrival_ns = (uint64_t)(fmax(at_s, 0) * NS_PER_S),
             .n_prompt = n_before + tokens_of(turn ? &d->more : &d->first, u),
             .n_output = tokens_of(&d->output, unit(s, session, DRAW_OUTPUT, turn)),
             .tenant = d->n_tenants ? 1 + (uint32_t)(unit(s, session, DRAW_TENANT, 0) * d->n_tenants) : 0,
             .session = session + 1,
             .follows = d->follows ? before : 0,
-            .delay_ms = d->follows && turn ? (uint32_t)(think * 1e3) : 0};
-        add_turn(s, &chain, &r);
-        before = s->t->n_requests;
+            .delay_ms = d->follows && before ? (uint32_t)(think * 1e3) : 0};
+        extend(s, &chain, r.n_prompt / d->block_tokens);
+        if (at_s >= 0) {
+            add_turn(s, &chain, &r);
+            before = s->t->n_requests;
+        }
         n_before = r.n_prompt;
         if (unit(s, session, DRAW_TURN, turn) >= 1 - 1 / d->turns)
             break;
@@ -300,10 +303,24 @@ static double arrival_of(const struct trace *t, uint64_t i)
     return at_s;
 }
 
+/*
+ * How long before the trace sessions begin, so that it has its rate from the start: those in progress then bring their later requests.
+ * A session lasts `turns` times the time between two requests, nearly exponentially distributed: after six times that 0.3 % are left.
+ * (Making the first sessions denser instead would keep all of them whole, but the trace would begin with short prompts alone.)
+ */
+static double warm_s(const struct trace_synth *d)
+{
+    static const double LIFETIMES = 6, MAX_SESSIONS = 1e7;
+    double think_s = 0;
+    for (int i = 0; i < TRACE_QUANTILES; i++)
+        think_s += fmax(d->think_s.quantiles[i], 0) / TRACE_QUANTILES;
+    return d->turns > 1 ? fmin(LIFETIMES * d->turns * think_s, MAX_SESSIONS * d->turns / d->rate) : 0;
+}
+
 struct trace *trace_synth(const struct trace_synth *d)
 {
     struct synth s = {.d = d, .t = trace_open()};
-    double at_s = 0, end_s = 0;
+    double at_s = -warm_s(d), end_s = 0;
     s.t->format = TRACE_TANDEM;
     s.t->block_tokens = d->block_tokens;
     s.next_id = (uint64_t)d->n_system * (d->system_tokens / d->block_tokens);

@@ -169,9 +169,10 @@ def test_compare_tells_a_slower_cluster_from_the_same_one():
 def test_trace_command_makes_cuts_and_describes():
     with tempfile.TemporaryDirectory() as d:
         made, cut, fitted, azure = (os.path.join(d, n) for n in ("made.jsonl", "cut.jsonl", "fitted.jsonl", "azure.csv"))
-        tandem("trace", "synth", "--requests", "3000", "--rate", "5", "--turns", "3", "--system", "2", "--block-tokens", "64",
-               "--tenants", "2", "--output", made)
+        said = tandem("trace", "synth", "--requests", "3000", "--rate", "5", "--turns", "3", "--system", "2", "--block-tokens", "64",
+                      "--tenants", "2", "--output", made).stderr
         s = json.loads(tandem("trace", "stat", made, "--json", "--capacity", "100,100000").stdout)
+        assert f"made: 3000 requests in {s['span_s']:.1f} s, {s['rate']:.3f}/s" in said, said
         assert (s["format"], s["requests"], s["tenants"], s["block_tokens"]) == ("tandem", 3000, 2, 64), s
         assert 4.5 < s["rate"] < 5.5 and 0 < s["hits"][0]["full_blocks_only"]["lru"] < s["hits"][1]["full_blocks_only"]["lru"], s
         assert abs(s["hits"][1]["with_partial_last_blocks"]["lru"] - s["ceiling_with_partial_last_blocks"]["block_share"]) < 1e-9

@@ -199,6 +199,30 @@ START_TEST(test_trace_synth_has_the_rate_and_lengths_asked_for)
 }
 END_TEST
 
+/* Also when the trace is shorter than a session: those that began before it bring their later requests. */
+START_TEST(test_trace_synth_has_its_rate_from_the_first_second_on)
+{
+    double rates = 0, first = 0;
+    for (uint64_t seed = 1; seed <= 5; seed++) {
+        struct trace_synth d = plain(1000); /* 100 s; a session takes 400 s on average */
+        struct trace_stat s;
+        d.seed = seed;
+        d.turns = 5;
+        trace_law_lognormal(60, 1, &d.think_s);
+        struct trace *t = trace_synth(&d);
+        trace_stat_of(t, &s);
+        ck_assert_msg(s.n == 1000 && fabs(s.rate - 10) < 2, "seed %llu: %f", (unsigned long long)seed, s.rate);
+        rates += s.rate / 5;
+        for (uint64_t i = 0; i < s.n && t->requests[i].arrival_ns < s.span_s * 0.25e9; i++)
+            first += 1.0 / 5;
+        trace_close(t);
+    }
+    printf("# %f requests/s, %f in the first quarter\n", rates, first);
+    ck_assert_double_eq_tol(rates, 10, 0.5);
+    ck_assert_double_eq_tol(first, 250, 25);
+}
+END_TEST
+
 START_TEST(test_trace_synth_sessions_share_and_wait)
 {
     struct trace_synth d = plain(4000);
@@ -290,6 +314,7 @@ int main(void)
     tcase_add_test(c, test_trace_scaled_keeps_what_is_shared);
     tcase_add_test(c, test_trace_prefixes_grow_and_shrink_together);
     tcase_add_test(c, test_trace_synth_has_the_rate_and_lengths_asked_for);
+    tcase_add_test(c, test_trace_synth_has_its_rate_from_the_first_second_on);
     tcase_add_test(c, test_trace_synth_sessions_share_and_wait);
     tcase_add_test(c, test_trace_fit_describes_what_was_made);
     tcase_add_test(c, test_trace_fit_of_the_mooncake_conversations_caches_alike);
