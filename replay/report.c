@@ -236,17 +236,35 @@ static uint32_t n_engines(const struct report_run *run)
     return n;
 }
 
-static void set_most(const struct report_run *run, struct report_summary *s)
+static bool is_good(const struct report_point *p, bool mlperf)
 {
-    s->goodput_distserve = s->goodput_mlperf = NAN;
+    return mlperf ? p->ttft_share >= 0.99 && p->tpot_share >= 0.99 : p->met_share >= 0.9;
+}
+
+/* *under_out: what is above the most and was too much. Without it the search has only seen good rates, and no limit. */
+static double most_of(const struct report_run *run, bool mlperf, double *under_out)
+{
+    double most = NAN, rate = 0;
+    *under_out = NAN;
     for (uint32_t i = 0; i < run->n_points; i++) {
         const struct report_point *p = &run->points[i];
-        double per_worker = p->offered_rate / (n_engines(run) ? n_engines(run) : 1);
-        if (p->met_share >= 0.9)
-            s->goodput_distserve = fmax(s->goodput_distserve, per_worker); /* fmax passes over NAN */
-        if (p->ttft_share >= 0.99 && p->tpot_share >= 0.99)
-            s->goodput_mlperf = fmax(s->goodput_mlperf, p->offered_rate);
+        if (!is_good(p, mlperf))
+            continue;
+        most = fmax(most, p->offered_rate); /* fmax passes over NAN */
+        rate = fmax(rate, p->rate);
     }
+    for (uint32_t i = 0; i < run->n_points; i++)
+        if (!is_good(&run->points[i], mlperf) && run->points[i].rate > rate)
+            *under_out = fmin(*under_out, run->points[i].offered_rate);
+    return most;
+}
+
+static void set_most(const struct report_run *run, struct report_summary *s)
+{
+    double workers = n_engines(run) ? n_engines(run) : 1;
+    s->goodput_distserve = most_of(run, false, &s->distserve_under) / workers;
+    s->distserve_under /= workers;
+    s->goodput_mlperf = most_of(run, true, &s->mlperf_under);
 }
 
 void report_summarize(const struct report_run *run, struct report_summary *out)
@@ -451,12 +469,15 @@ static void add_reasons(struct bytes *out, const struct report_run *run)
     free(counts);
 }
 
-static void add_rate(struct bytes *out, double rate, const char *unit)
+/* The highest good rate, and what was too much; without that it is only the highest that was tried. */
+static void add_most(struct bytes *out, const char *name, double rate, double under, const char *unit)
 {
-    if (isfinite(rate))
-        bytes_printf(out, "%.3f%s", rate, unit);
+    if (isnan(rate))
+        bytes_printf(out, "%s none", name);
+    else if (isnan(under))
+        bytes_printf(out, "%s at least %.3f/s%s (the limit was not reached)", name, rate, unit);
     else
-        bytes_printf(out, "none%s", unit + strlen("/s"));
+        bytes_printf(out, "%s %.3f/s%s (%.3f is too much)", name, rate, unit, under);
 }
 
 static void add_goodput(struct bytes *out, const struct report_run *run, const struct report_summary *s)
@@ -468,9 +489,9 @@ static void add_goodput(struct bytes *out, const struct report_run *run, const s
                  100 * s->attainment_admitted);
     if (!run->n_points)
         return;
-    bytes_printf(out, "most           distserve ");
-    add_rate(out, s->goodput_distserve, "/s per worker, mlperf ");
-    add_rate(out, s->goodput_mlperf, "/s\n");
+    add_most(out, "most           distserve", s->goodput_distserve, s->distserve_under, " per worker");
+    add_most(out, ", mlperf", s->goodput_mlperf, s->mlperf_under, "");
+    bytes_printf(out, "\n");
 }
 
 static void add_predictions(struct bytes *out, const struct report_run *run, const struct report_summary *s)

@@ -124,6 +124,8 @@ struct report_summary {
     double joules_per_token, total_joules; /* NAN: no power model */
     double goodput_distserve,
         goodput_mlperf; /* offered rates, per worker and whole; NAN: no points, or none that is good enough */
+    double distserve_under,
+        mlperf_under; /* lowest rate above that was not good enough; NAN: none was, the limit is higher */
 };
 void report_summarize(const struct report_run *run, struct report_summary *out);
 /* How many requests ended for a reason, and the tokens of their prompts. */

@@ -203,7 +203,9 @@ static void add_summary(struct bytes *out, const struct report_summary *s)
     add_real(out, "effective", s->goodput_effective);
     add_real(out, "effective_tokens", s->goodput_effective_tokens);
     add_real(out, "distserve", s->goodput_distserve);
+    add_real(out, "distserve_under", s->distserve_under);
     add_real(out, "mlperf", s->goodput_mlperf);
+    add_real(out, "mlperf_under", s->mlperf_under);
     bytes_append(out, "}", 1);
     add_stats(out, "ttft_ms", &s->ttft);
     add_stats(out, "tpot_ms", &s->tpot);

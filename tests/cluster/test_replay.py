@@ -202,6 +202,9 @@ def test_replay_finds_the_highest_rate():
         best = r["goodput"]["distserve"]
         assert best is not None and 10 < 2 * best < 1500, r["goodput"]
         assert any(p["met_share"] < 0.9 for p in points), points
+        assert r["goodput"]["distserve_under"] > best, r["goodput"]
+        out = tandem("replay", path, "--router", c.router.address, "--find-max", "--ttft-ms", "10s", "--find-rounds", "2").stdout
+        assert "distserve at least" in out and "the limit was not reached" in out, out
         tandem("replay", path, "--router", c.router.address, "--find-max", code=2)
 
 

@@ -168,6 +168,30 @@ START_TEST(test_report_summary_is_what_a_hand_computes)
     near(s.joules_per_token, 4);
     near(s.goodput_distserve, 2); /* 4/s with two workers */
     near(s.goodput_mlperf, 2);    /* the second has TTFT in 98.5 % */
+    near(s.distserve_under, 3);
+    near(s.mlperf_under, 4);
+}
+END_TEST
+
+START_TEST(test_report_of_a_search_without_a_bad_rate_has_no_most)
+{
+    struct report_run run = hand_made();
+    struct report_summary s;
+    struct bytes text = {0};
+    run.n_points = 2; /* the second is bad for mlperf only */
+    report_summarize(&run, &s);
+    near(s.goodput_distserve, 2);
+    ck_assert(isnan(s.distserve_under));
+    near(s.mlperf_under, 4);
+    report_table(&run, &text);
+    ck_assert_ptr_nonnull(strstr(
+        text.data, "distserve at least 2.000/s per worker (the limit was not reached), mlperf 2.000/s (4.000 is"));
+    bytes_clear(&text);
+    run.points = &POINTS[2];
+    run.n_points = 1;
+    report_table(&run, &text);
+    ck_assert_ptr_nonnull(strstr(text.data, "most           distserve none, mlperf none\n"));
+    bytes_free(&text);
 }
 END_TEST
 
@@ -425,7 +449,8 @@ START_TEST(test_report_table_says_what_was_measured_and_that_it_is_not_valid)
     report_table(&run, &text);
     ck_assert_ptr_nonnull(strstr(text.data, "4 requests at 4.00/s: 3 answered, 1 refused"));
     ck_assert_ptr_nonnull(strstr(text.data, "at_rate 0.50/s, effective 0.50/s"));
-    ck_assert_ptr_nonnull(strstr(text.data, "distserve 2.000/s per worker, mlperf 2.000/s"));
+    ck_assert_ptr_nonnull(
+        strstr(text.data, "distserve 2.000/s per worker (3.000 is too much), mlperf 2.000/s (4.000 is too much)"));
     ck_assert_ptr_nonnull(strstr(text.data, "16.7 % of the prompts' tokens: worker 10.7 %, SSD 6.0 %"));
     ck_assert_ptr_nonnull(strstr(text.data, "refused 25.0 % of the requests, 40.0 % of the prompts' tokens"));
     ck_assert_ptr_nonnull(strstr(text.data, "; to 400: 100.0 %, 0.0 %"));
@@ -463,6 +488,7 @@ int main(void)
     tcase_add_test(c, test_report_statistics_order_what_is_negative_and_what_is_tiny);
     tcase_add_test(c, test_report_summary_is_what_a_hand_computes);
     tcase_add_test(c, test_report_goodput_by_its_definitions_differs);
+    tcase_add_test(c, test_report_of_a_search_without_a_bad_rate_has_no_most);
     tcase_add_test(c, test_report_counts_over_all_that_was_offered);
     tcase_add_test(c, test_report_reasons_stay_few);
     tcase_add_test(c, test_report_check_finds_each_broken_identity);
