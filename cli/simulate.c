@@ -29,7 +29,8 @@ const struct option SIMULATE_TABLE[] = {
     {"max-batch", OPT_INT, AT(max_batch), "256", NULL, 1, 65536, "sequences computed together"},
     {"page-tokens", OPT_INT, AT(page_tokens), "16", NULL, 1, 65536, "of a KV page; divides --block-tokens"},
     {"pages", OPT_INT, AT(pages), "0", NULL, 0, 4e9, "KV pages of a worker; 0: what --pool-bytes hold"},
-    {"pool-bytes", OPT_BYTES, AT(pool_bytes), "0", NULL, 0, 1e15, "memory for KV pages; 0: as the profile says"},
+    {"pool-bytes", OPT_BYTES, AT(pool_bytes), "0", NULL, 0, 1e15,
+     "memory for KV pages of a worker; 0: as its profile says"},
     {"kv-bytes", OPT_DOUBLE, AT(kv_bytes), "0", "BYTES", 0, 1e9, "of a token; 0: as the profile says"},
     {"max-context", OPT_INT, AT(max_context), "0", NULL, 0, 1 << 30, "prompt and answer; 0: what the trace needs"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Network and stores"},
@@ -221,25 +222,59 @@ static uint32_t longest(const struct trace *t)
     return most;
 }
 
+/* Both roles keep the KV of the same model: what one profile does not say, the other does. */
+static enum td_status set_kv_bytes(struct simulate_point *p, struct td_error *e)
+{
+    double prefill = p->o.prefill ? p->profiles[0].kv_bytes_per_token : 0, decode = p->profiles[1].kv_bytes_per_token;
+    double kv = p->o.kv_bytes > 0 ? p->o.kv_bytes : prefill > 0 ? prefill : decode;
+    if (!(p->o.kv_bytes > 0) && prefill > 0 && decode > 0 && fabs(prefill - decode) > 1e-6 * prefill)
+        return td_fail(
+            e, TD_ERR_INVALID,
+            "--decode-profile %s: %.0f bytes of KV a token, but prefill workers have %.0f; workers of one cluster "
+            "have the same (--kv-bytes says which)",
+            p->o.decode_profile, decode, prefill);
+    if (!(kv > 0))
+        return td_fail(e, TD_ERR_INVALID, "--profile %s does not say what a token's KV weighs: give --kv-bytes",
+                       p->o.profile);
+    p->config.kv_bytes_per_token = kv;
+    return TD_OK;
+}
+
+/* Of a role's workers. */
+static enum td_status count_pages(const struct simulate_point *p, int role, uint32_t *out, struct td_error *e)
+{
+    const struct simulate_options *o = &p->o;
+    const char *name = role && o->decode_profile ? "decode-profile" : "profile";
+    double pool = o->pool_bytes ? (double)o->pool_bytes : p->profiles[role].pool_bytes;
+    double pages = o->pages ? (double)o->pages : floor(pool / p->config.kv_bytes_per_token / p->config.page_tokens);
+    if (!o->pages && !(pool > 0))
+        return td_fail(e, TD_ERR_INVALID,
+                       "--%s %s does not say how much memory KV pages have: give --pool-bytes or --pages", name,
+                       role && o->decode_profile ? o->decode_profile : o->profile);
+    if (!(pages >= 1))
+        return td_fail(e, TD_ERR_INVALID, "--pool-bytes: %.0f bytes hold no page of %u tokens", pool,
+                       p->config.page_tokens);
+    *out = (uint32_t)fmin(pages, 4e9);
+    return TD_OK;
+}
+
 static enum td_status set_memory(struct simulate_point *p, const struct trace *trace, struct td_error *e)
 {
     const struct simulate_options *o = &p->o;
     struct simulate_config *c = &p->config;
-    double kv = o->kv_bytes > 0 ? o->kv_bytes : p->profiles[0].kv_bytes_per_token;
-    double pool = o->pool_bytes ? (double)o->pool_bytes : p->profiles[0].pool_bytes;
-    if (!(kv > 0)) /* the profile doesn't say */
-        kv = 131072;
-    if (!(pool > 0))
-        pool = 114e9;
-    c->kv_bytes_per_token = kv;
+    enum td_status s = TD_OK;
     c->block_tokens = o->block_tokens ? (uint32_t)o->block_tokens : trace->block_tokens;
     c->page_tokens = (uint32_t)o->page_tokens;
-    if (c->block_tokens % c->page_tokens)
-        return td_fail(e, TD_ERR_INVALID, "--page-tokens %u does not divide blocks of %u tokens", c->page_tokens,
-                       c->block_tokens);
-    c->n_pages = o->pages ? (uint32_t)o->pages : (uint32_t)(pool / kv / c->page_tokens);
     c->max_context = o->max_context ? (uint32_t)o->max_context : longest(trace) + c->max_tokens;
-    return c->n_pages ? TD_OK : td_fail(e, TD_ERR_INVALID, "--pool-bytes %.0f hold no page", pool);
+    if (c->block_tokens % c->page_tokens)
+        s = td_fail(e, TD_ERR_INVALID, "--page-tokens %u does not divide blocks of %u tokens", c->page_tokens,
+                    c->block_tokens);
+    if (!s)
+        s = set_kv_bytes(p, e);
+    if (!s)
+        s = count_pages(p, 1, &c->n_decode_pages, e);
+    c->n_pages = c->n_decode_pages;
+    return s || !c->n_prefill ? s : count_pages(p, 0, &c->n_pages, e);
 }
 
 static void set_rest(struct simulate_config *c, const struct simulate_options *o)
@@ -318,6 +353,11 @@ static json_t *power_of(const struct simulate_point *p)
                      "brakes", (json_int_t)w->n_brakes, "level_s", seconds);
 }
 
+static json_t *fit_error_of(const struct worker_profile *profile)
+{
+    return profile->fit_error > 0 ? json_real(profile->fit_error) : json_null();
+}
+
 static char *settings_of(const struct simulate_point *p)
 {
     const struct simulate_options *o = &p->o;
@@ -335,6 +375,12 @@ static char *settings_of(const struct simulate_point *p)
         "eviction", o->eviction, "retry_share", o->retry_share, "seed", (json_int_t)o->seed);
     json_object_set_new(s, "prefill_us", json_pack("[f,f,f]", a[0] * 1e3, a[1] * 1e3, a[2] * 1e3));
     json_object_set_new(s, "decode_us", json_pack("[f,f,f]", d[0] * 1e3, d[1] * 1e3, d[2] * 1e3));
+    json_object_set_new(s, "decode_pages", json_integer(c->n_decode_pages));
+    json_object_set_new(s, "fit_error", fit_error_of(&p->profiles[0]));
+    if (o->decode_profile) {
+        json_object_set_new(s, "decode_profile", json_string(o->decode_profile));
+        json_object_set_new(s, "decode_fit_error", fit_error_of(&p->profiles[1]));
+    }
     if (o->fail)
         json_object_set_new(s, "fail", json_string(o->fail));
     if (c->power_budget_w > 0)
@@ -394,6 +440,20 @@ static void print_power(const struct simulate_point *p, double tokens)
     printf("\n");
 }
 
+/* How well the coefficients are those of the table, and what memory the workers have. */
+static void print_profile(const struct simulate_point *p, int role)
+{
+    const struct worker_profile *profile = &p->profiles[role];
+    if (!(profile->fit_error > 0) && !profile->is_derived)
+        return;
+    printf("%-14s fitted within %.1f %% (mean); %.0f bytes of KV a token, %u pages of %u tokens%s\n",
+           role && p->o.decode_profile ? "decode profile" : "profile", 100 * profile->fit_error,
+           p->config.kv_bytes_per_token, role ? p->config.n_decode_pages : p->config.n_pages, p->config.page_tokens,
+           profile->is_derived && !(p->o.kv_bytes > 0 && (p->o.pages || p->o.pool_bytes))
+               ? ", by the names of model and GPU"
+               : "");
+}
+
 /* What a live run does not know. */
 static void print_more(const struct simulate_point *p)
 {
@@ -410,6 +470,10 @@ static void print_more(const struct simulate_point *p)
     double hours = run->duration_ms / 3.6e6;
     double cost = (p->config.n_prefill * price + p->config.n_decode * price_decode) * hours;
     print_power(p, tokens);
+    if (p->config.n_prefill)
+        print_profile(p, 0);
+    if (p->o.decode_profile || !p->config.n_prefill)
+        print_profile(p, 1);
     if (cost > 0 && tokens > 0)
         printf("cost           %.2f in all, %.3f per million tokens\n", cost, cost / tokens * 1e6);
     printf("moved          %.1f GB between workers, %.1f GB from stores; %" PRIu64 " preempted, %" PRIu64

@@ -196,6 +196,68 @@ static enum td_status choose(const json_t *root, const char *words, const json_t
     return td_fail(e, TD_ERR_NOT_FOUND, "no profile has all of '%s'", words);
 }
 
+/* ------------------------------------------------------------------ memory */
+
+/* Models and GPUs whose memory follows from their names: from their configs, and what the driver reports less what it keeps. */
+static const struct {
+    const char *name;
+    double layers, kv_heads, head_dim, parameters;
+} MODELS[] = {
+    {"Llama-3.1-8B", 32, 8, 128, 8.03e9},  {"Llama-3-8B", 32, 8, 128, 8.03e9},
+    {"Llama-3.1-70B", 80, 8, 128, 70.6e9}, {"Llama-3-70B", 80, 8, 128, 70.6e9},
+    {"Llama-3.3-70B", 80, 8, 128, 70.6e9}, {"Llama-3.1-405B", 126, 8, 128, 405.9e9},
+};
+static const struct {
+    const char *name;
+    double bytes;
+} GPUS[] = {{"h200_sxm", 139 * 0x1p30}, {"h100_sxm", 79 * 0x1p30}, {"a100_sxm", 79 * 0x1p30}};
+static const double USED_SHARE = 0.9,
+                    OTHER_BYTES = 3.8e9; /* of a GPU's memory; activations, graphs and libraries on each */
+
+/* Of a number in a quantization mode as AIConfigurator names them; 0: not known. */
+static double bytes_of_mode(const char *mode)
+{
+    if (!strcmp(mode, "bfloat16") || !strcmp(mode, "bf16") || !strcmp(mode, "float16") || !strcmp(mode, "fp16"))
+        return 2;
+    return !strcmp(mode, "fp8") || !strcmp(mode, "fp8_block") || !strcmp(mode, "int8") ? 1 : 0;
+}
+
+/* Without modes "bf16" stands for all; "fp8" leaves open what the KV is in. */
+static double bytes_of(const json_t *p, const char *what)
+{
+    const char *mode = json_string_value(json_object_get(json_object_get(p, "quant"), what)),
+               *precision = json_string_value(json_object_get(p, "precision"));
+    double all = precision ? bytes_of_mode(precision) : 0;
+    return mode ? bytes_of_mode(mode) : all > 1 ? all : 0;
+}
+
+/* Fills what the table leaves out. Nothing is made of a name that is not known. */
+static void derive_memory(const json_t *p, struct worker_profile *out)
+{
+    const char *model = json_string_value(json_object_get(p, "model")),
+               *gpu = json_string_value(json_object_get(p, "gpu"));
+    double tp = (double)json_integer_value(json_object_get(p, "tp")), kv = bytes_of(p, "kvcache_quant_mode"),
+           weight = bytes_of(p, "gemm_quant_mode");
+    size_t m = 0, g = 0;
+    while (m < sizeof(MODELS) / sizeof(MODELS[0]) && !(model && strstr(model, MODELS[m].name)))
+        m++;
+    while (g < sizeof(GPUS) / sizeof(GPUS[0]) && !(gpu && !strcmp(gpu, GPUS[g].name)))
+        g++;
+    if (m == sizeof(MODELS) / sizeof(MODELS[0]) || !(tp >= 1 && tp <= MODELS[m].kv_heads))
+        return; /* with more GPUs than heads of KV, heads are kept more than once */
+    if (!(out->kv_bytes_per_token > 0) && kv > 0) {
+        out->kv_bytes_per_token = 2 * MODELS[m].layers * MODELS[m].kv_heads * MODELS[m].head_dim * kv;
+        out->is_derived = true;
+    }
+    double pool = g < sizeof(GPUS) / sizeof(GPUS[0])
+                      ? tp * (USED_SHARE * GPUS[g].bytes - OTHER_BYTES) - MODELS[m].parameters * weight
+                      : 0;
+    if (!(out->pool_bytes > 0) && weight > 0 && pool > 0) {
+        out->pool_bytes = pool;
+        out->is_derived = true;
+    }
+}
+
 static enum td_status fit_profile(const json_t *p, struct worker_profile *out, struct td_error *e)
 {
     static const char *const PREFILL[] = {"batch", "isl"}, *const PREFIX[] = {"isl_total", "prefix"},
@@ -213,6 +275,7 @@ static enum td_status fit_profile(const json_t *p, struct worker_profile *out, s
     out->fit_error = s ? 0 : fmax(errors[0], errors[1]);
     number(p, "kv_bytes_per_token", 0, &out->kv_bytes_per_token);
     number(p, "pool_bytes", 0, &out->pool_bytes);
+    derive_memory(p, out);
     free(prefill.x);
     free(decode.x);
     return s;

@@ -11,9 +11,14 @@
  *
  * FILE names the only profile of a file, FILE:WORD,WORD,... the first whose gpu, model, backend, tpN and precision have all the words.
  * Coefficients are fitted to its rows by least squares of relative errors, none below 0.
+ *
+ * A profile may also say "kv_bytes_per_token" and "pool_bytes" (of all its GPUs). Where it doesn't, they are derived for the models
+ * and GPUs that profile.c lists: KV from layers, heads and "quant": {"kvcache_quant_mode", "gemm_quant_mode"} (or a precision of
+ * bf16), the pool as 90 % of the memory less 3.8 GB a GPU and the weights. Else they stay 0, not known.
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "sched/cost.h"
@@ -27,6 +32,7 @@ struct worker_profile {
     double idle_w, prefill_w, decode_w;    /* while nothing runs, in steps with prompts, in others; 0: not known */
     double price_per_hour;                 /* in any unit; 0: not known */
     double fit_error;                      /* mean of |fitted / row - 1|; 0: not fitted */
+    bool is_derived;                       /* kv_bytes_per_token or pool_bytes, from names */
 };
 
 #define PROFILE_NAMES "h200-8b, h200-70b, a800x8-70b, dgx-h100-70b, dgx-a100-70b"

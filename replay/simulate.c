@@ -340,6 +340,11 @@ static void worker_lost(struct sim *s, uint32_t w)
             node_go_on(s, i);
 }
 
+static uint32_t pages_of_role(const struct simulate_config *c, enum worker_role role)
+{
+    return role == ROLE_DECODE && c->n_decode_pages ? c->n_decode_pages : c->n_pages;
+}
+
 static void worker_up(struct sim *s, uint32_t w)
 {
     const struct simulate_config *c = &s->c;
@@ -352,7 +357,7 @@ static void worker_up(struct sim *s, uint32_t w)
                         &(struct sched_worker_info){.role = s->nodes[w].role,
                                                     .chunk_tokens = c->chunk_tokens,
                                                     .max_batch = c->max_batch,
-                                                    .n_pages = c->n_pages,
+                                                    .n_pages = pages_of_role(c, s->nodes[w].role),
                                                     .max_context = c->max_context});
 }
 
@@ -372,7 +377,7 @@ static void open_nodes(struct sim *s)
         n->out->role = n->role;
         n->receives.bytes_per_ns = n->sends.bytes_per_ns = c->port_gb_s;
         n->loading = rls_make(3, (const double[]){2, 0.2, 0.5}, 0.1); /* as a worker begins */
-        pool_init(&n->pool, c->n_pages);
+        pool_init(&n->pool, pages_of_role(c, n->role));
         worker_up(s, i);
     }
     expect_gone(s);

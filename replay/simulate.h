@@ -64,6 +64,7 @@ static inline bool simulate_power_known(const struct simulate_power *p)
 struct simulate_config {
     uint32_t n_prefill, n_decode;
     uint32_t chunk_tokens, max_batch, n_pages, max_context; /* of each worker */
+    uint32_t n_decode_pages;                                /* of decode workers; 0: n_pages */
     uint32_t max_rows;                                      /* of a step; 0: a chunk and what decodes */
     uint32_t block_tokens;                                  /* the trace's: 512 for Mooncake's */
     uint32_t page_tokens;                                   /* divides block_tokens; 0: the same */

@@ -383,7 +383,7 @@ def test_simulate_reports_its_power_budget():
         assert power["budget_w"] == 2100 and power["first"] == 2 and power["control"] == "polca" and len(power["level_s"]) == 5, power
         assert "power" not in json.loads(tandem(*some, "--json").stdout)["settings"]
         assert " % of 2.1 kW, 0 brakes" in tandem(*some, "--power-budget", "2100").stdout
-        for wrong, named in ((["--profile", "1,1,1:1,1,1"], "--power-budget"), (["--power-first", "4"], "--power-first")):
+        for wrong, named in ((["--profile", "1,1,1:1,1,1", "--kv-bytes", "131072"], "--power-budget"), (["--power-first", "4"], "--power-first")):
             assert named in tandem(*some, "--power-budget", "2100", *wrong, code=2).stderr
 
 

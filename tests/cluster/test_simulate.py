@@ -71,4 +71,41 @@ def test_refusals_are_counted_by_reason_and_by_length():
             [("no decode worker is up", r["failed"] + r["cut_short"])], r["reasons"]
 
 
+def write_profiles(path):
+    prefill = [{"batch": 1, "isl": n, "ms": 3 + 0.02 * n + 1e-6 * n * n + n % 3} for n in (128, 512, 2048, 8192, 32768)]
+    decode = [{"batch": b, "context": c, "ms": 5 + 4e-5 * b * c + 0.01 * b} for b in (1, 4, 16, 64) for c in (512, 4096, 32768)]
+    of = lambda model, tp: {"gpu": "h200_sxm", "model": model, "backend": "b", "tp": tp, "precision": "bf16", "prefill": prefill,
+                            "decode": decode}
+    with open(path, "w") as f:
+        json.dump({"profiles": [of("meta-llama/Meta-Llama-3.1-8B", 1), of("meta-llama/Meta-Llama-3.1-70B", 4),
+                                of("meta-llama/Meta-Llama-3.1-70B", 8), of("who/Else-8B", 1)]}, f)
+
+
+@test
+def test_each_role_has_the_memory_of_its_profile_and_none_is_guessed():
+    with tempfile.TemporaryDirectory() as d:
+        path, table = os.path.join(d, "trace.jsonl"), os.path.join(d, "table.json")
+        write_trace(path, range(0, 2000, 200))
+        write_profiles(table)
+        s = simulate(path, "--profile", table + ":70B,tp4")["settings"]
+        assert s["kv_bytes_per_token"] == 327680 and abs(s["pages"] * 16 * 327680 / 380e9 - 1) < 0.01, s
+        assert 0 < s["fit_error"] < 0.1 and "decode_fit_error" not in s, s
+        s = simulate(path, "--profile", table + ":70B,tp4", "--decode-profile", table + ":70B,tp8")["settings"]
+        assert s["decode_pages"] > 2 * s["pages"] and s["decode_fit_error"] > 0, s
+        s = simulate(path, "--profile", "h200-8b", "--decode-profile", table + ":8B")["settings"]
+        assert s["fit_error"] is None and s["decode_fit_error"] > 0, s
+        out = tandem("simulate", path, "--profile", table + ":8B").stdout
+        assert "fitted within" in out and "131072 bytes of KV a token" in out and "by the names of model and GPU" in out, out
+        assert "fitted within" not in tandem("simulate", path).stdout
+        some = ["simulate", path, "--profile"]
+        for args, named in (([table + ":who"], "--kv-bytes"), ([table + ":who", "--kv-bytes", "131072"], "--pool-bytes"),
+                            (["1,1,1:1,1,1"], "--kv-bytes"), (["1,1,1:1,1,1", "--kv-bytes", "1"], "--pages"),
+                            (["h200-8b", "--decode-profile", "h200-70b"], "--decode-profile"),
+                            (["h200-8b", "--decode-profile", "1,1,1:1,1,1"], "--pool-bytes")):
+            err = tandem(*some, *args, code=2).stderr
+            assert named in err, (args, err)
+        tandem(*some, table + ":who", "--kv-bytes", "131072", "--pages", "3000")
+        tandem(*some, "h200-8b", "--decode-profile", "h200-70b", "--kv-bytes", "131072")
+
+
 main()

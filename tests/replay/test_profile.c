@@ -48,6 +48,50 @@ START_TEST(test_profile_is_fitted_to_a_table)
 }
 END_TEST
 
+/* A profile of made step times, with these members beside. */
+static struct worker_profile with_members(const char *members)
+{
+    struct bytes b = {0};
+    struct worker_profile p;
+    struct td_error e = {{0}};
+    bytes_printf(&b, "{\"profiles\":[{%s,\"prefill\":[", members);
+    for (uint32_t n = 128; n <= 65536; n *= 2)
+        bytes_printf(&b, "%s{\"batch\":1,\"isl\":%u,\"ms\":%.9g}", n > 128 ? "," : "", n, 3 + 0.02 * n + 1e-6 * n * n);
+    bytes_printf(&b, "],\"decode\":[");
+    for (uint32_t n = 1; n <= 256; n *= 4)
+        for (uint32_t c = 512; c <= 32768; c *= 4)
+            bytes_printf(&b, "%s{\"batch\":%u,\"context\":%u,\"ms\":%.9g}", n > 1 || c > 512 ? "," : "", n, c,
+                         5 + 4e-5 * n * c + 0.01 * n);
+    bytes_printf(&b, "]}]}");
+    ck_assert_msg(!profile_parse(b.data, b.len, NULL, &p, &e), "%s", e.text);
+    bytes_free(&b);
+    return p;
+}
+
+START_TEST(test_profile_has_the_memory_of_its_model_or_none)
+{
+    struct worker_profile p = with_members(
+        "\"gpu\":\"h200_sxm\",\"model\":\"meta-llama/Meta-Llama-3.1-70B\",\"tp\":4,\"precision\":\"bf16\"");
+    ck_assert_double_eq(p.kv_bytes_per_token, 327680);
+    ck_assert_msg(p.is_derived && fabs(p.pool_bytes / 380e9 - 1) < 0.01, "%g", p.pool_bytes); /* that of h200-70b */
+    p = with_members("\"gpu\":\"h200_sxm\",\"model\":\"meta-llama/Meta-Llama-3.1-8B\",\"tp\":1,\"precision\":\"bf16\"");
+    ck_assert(p.kv_bytes_per_token == 131072 && fabs(p.pool_bytes / 114e9 - 1) < 0.01); /* that of h200-8b */
+    p = with_members("\"gpu\":\"h100_sxm\",\"model\":\"meta-llama/Meta-Llama-3.1-8B\",\"tp\":1,\"precision\":\"fp8\","
+                     "\"quant\":{\"gemm_quant_mode\":\"fp8\",\"kvcache_quant_mode\":\"fp8\"}");
+    ck_assert(p.kv_bytes_per_token == 65536 && p.pool_bytes > 60e9 && p.pool_bytes < 70e9);
+    p = with_members("\"gpu\":\"h100_sxm\",\"model\":\"meta-llama/Meta-Llama-3.1-8B\",\"tp\":1,\"precision\":\"fp8\"");
+    ck_assert(p.kv_bytes_per_token == 0 && p.pool_bytes == 0); /* fp8 of what? */
+    p = with_members(
+        "\"gpu\":\"h100_sxm\",\"model\":\"meta-llama/Meta-Llama-3.1-70B\",\"tp\":1,\"precision\":\"bf16\"");
+    ck_assert(p.kv_bytes_per_token == 327680 && p.pool_bytes == 0); /* it does not fit one */
+    p = with_members("\"gpu\":\"x100\",\"model\":\"somebody/Other-8B\",\"tp\":1,\"precision\":\"bf16\"");
+    ck_assert(p.kv_bytes_per_token == 0 && p.pool_bytes == 0 && !p.is_derived);
+    p = with_members("\"gpu\":\"h200_sxm\",\"model\":\"Llama-3.1-8B\",\"tp\":1,\"precision\":\"bf16\","
+                     "\"kv_bytes_per_token\":1000,\"pool_bytes\":5e9"); /* what it says itself goes first */
+    ck_assert(p.kv_bytes_per_token == 1000 && p.pool_bytes == 5e9 && !p.is_derived);
+}
+END_TEST
+
 START_TEST(test_profile_says_what_is_wrong_with_a_table)
 {
     static const struct {
@@ -115,6 +159,7 @@ int main(void)
     Suite *s = suite_create("profile");
     TCase *t = tcase_create("profile");
     tcase_add_test(t, test_profile_is_fitted_to_a_table);
+    tcase_add_test(t, test_profile_has_the_memory_of_its_model_or_none);
     tcase_add_test(t, test_profile_says_what_is_wrong_with_a_table);
     tcase_add_test(t, test_profile_is_a_name_or_coefficients);
     tcase_add_test(t, test_profile_of_the_h200_is_that_of_its_table);

@@ -312,6 +312,32 @@ START_TEST(test_simulate_decode_workers_may_be_other_machines)
 }
 END_TEST
 
+/* Prompts of 8 blocks: the prefill worker's pages hold two of them, the decode worker's many, or the other way round. */
+START_TEST(test_simulate_each_role_has_pages_of_its_own)
+{
+    for (int large_decode = 0; large_decode < 2; large_decode++) {
+        struct maker m = {0};
+        struct simulate_config c = config_of(1, 1);
+        struct simulate_result r;
+        double decoding = 0;
+        for (uint32_t i = 0; i < 20; i++)
+            add(&m, i, 8 * BLOCK - 100, 100, 0, 0);
+        c.n_pages = large_decode ? 16 : 1600;
+        c.n_decode_pages = large_decode ? 1600 : 16;
+        c.force = FORCE_SPLIT;
+        c.policy = POLICY_LEAST_LOADED;
+        c.ttft_ms = c.tpot_ms = 0;
+        simulate_run(&m.trace, &c, &r);
+        must_all_be_answered(&r);
+        for (uint64_t i = 0; i < r.n_requests; i++) /* on average at the same time */
+            decoding += (r.requests[i].end_ms - r.requests[i].arrived_ms - r.requests[i].ttft_ms) / r.duration_ms;
+        ck_assert_msg(large_decode ? decoding > 2 : decoding <= 2, "%f", decoding);
+        simulate_result_fini(&r);
+        maker_fini(&m);
+    }
+}
+END_TEST
+
 /* Who believes that answers are short puts too many on one worker's pages. */
 START_TEST(test_simulate_lengths_may_be_mispredicted)
 {
@@ -429,6 +455,7 @@ int main(void)
     tcase_add_test(t, test_simulate_counts_the_prefix_of_the_placement_that_computed_the_prompt);
     tcase_add_test(t, test_simulate_ends_when_the_last_worker_of_a_role_is_gone);
     tcase_add_test(t, test_simulate_decode_workers_may_be_other_machines);
+    tcase_add_test(t, test_simulate_each_role_has_pages_of_its_own);
     tcase_add_test(t, test_simulate_lengths_may_be_mispredicted);
     tcase_add_test(t, test_simulate_load_over_time_ends_with_the_run_and_stays_short);
     tcase_add_test(t, test_simulate_report_checks_identities_and_names_a_broken_one);
