@@ -35,8 +35,9 @@ static bool choice_has(const char *choices, const char *text)
 }
 
 /* The factor that a unit stands for; 0 if it is none for this type. */
-static double unit_factor(enum option_type type, const char *unit)
+static double unit_factor(enum option_type option_type, const char *unit)
 {
+    enum option_type type = option_type == OPT_LIMIT_MS ? OPT_MS : option_type;
     static const struct {
         enum option_type type;
         const char *unit;
@@ -51,6 +52,20 @@ static double unit_factor(enum option_type type, const char *unit)
     return 0;
 }
 
+/* Bytes are rounded (1.1G); 0.29s are 290 ms, though not exactly in a double. What would become 0, or lose a fraction, is refused. */
+static enum td_status set_whole(const struct option *t, const char *text, double v, void *at, struct td_error *e)
+{
+    double whole = round(v), slack = t->type == OPT_BYTES ? 0.5 : t->type == OPT_MS ? 1e-6 : 0;
+    if (v > 9e15 || fabs(whole - v) > slack || (v > 0 && !(whole > 0)))
+        return td_fail(e, TD_ERR_INVALID, "--%s: '%s' is not a whole number%s", t->name, text,
+                       t->type == OPT_MS      ? " of milliseconds"
+                       : t->type == OPT_BYTES ? " of bytes"
+                                              : "");
+    int64_t i = (int64_t)whole;
+    memcpy(at, &i, sizeof(i));
+    return TD_OK;
+}
+
 static enum td_status set_number(const struct option *t, const char *text, void *at, struct td_error *e)
 {
     char *end = NULL;
@@ -59,23 +74,21 @@ static enum td_status set_number(const struct option *t, const char *text, void 
     double factor = unit_factor(t->type, end);
     if (end == text || !factor || errno || !isfinite(v))
         return td_fail(e, TD_ERR_INVALID, "--%s: '%s' is not %s", t->name, text,
-                       t->type == OPT_BYTES ? "a size (512, 64K, 16M, 2G)"
-                       : t->type == OPT_MS  ? "a duration (250ms, 10s, 5m)"
-                                            : "a number");
+                       t->type == OPT_BYTES                           ? "a size (512, 64K, 16M, 2G)"
+                       : t->type == OPT_MS || t->type == OPT_LIMIT_MS ? "a duration (250ms, 10s, 5m)"
+                                                                      : "a number");
     v *= factor;
     bool free_range = t->min == 0 && t->max == 0;
     if (free_range ? v < 0 : v < t->min || v > t->max)
         return td_fail(e, TD_ERR_INVALID, free_range ? "--%s: %s is negative" : "--%s: %s is not in %.15g .. %.15g",
                        t->name, text, t->min, t->max);
-    if (t->type == OPT_DOUBLE) {
+    if (t->type == OPT_LIMIT_MS && v > 0 && v < OPTIONS_LEAST_MS)
+        return td_fail(e, TD_ERR_INVALID, "--%s: %s is below %g ms", t->name, text, OPTIONS_LEAST_MS);
+    if (t->type == OPT_DOUBLE || t->type == OPT_LIMIT_MS) {
         memcpy(at, &v, sizeof(v));
         return TD_OK;
     }
-    if (v > 9e15 || (t->type == OPT_INT && floor(v) != v))
-        return td_fail(e, TD_ERR_INVALID, "--%s: '%s' is not a whole number", t->name, text);
-    int64_t i = (int64_t)v;
-    memcpy(at, &i, sizeof(i));
-    return TD_OK;
+    return set_whole(t, text, v, at, e);
 }
 
 static enum td_status set(const struct option *t, const char *text, void *values, struct td_error *e)
@@ -101,6 +114,7 @@ static enum td_status set(const struct option *t, const char *text, void *values
     case OPT_BYTES:
     case OPT_MS:
     case OPT_DOUBLE:
+    case OPT_LIMIT_MS:
         return set_number(t, text, at, e);
     }
     return TD_ERR_INVALID;
@@ -177,7 +191,7 @@ static void print_help(const struct options *o)
             printf("\n%s\n", t->help);
             continue;
         }
-        static const char *const KINDS[] = {"TEXT", "", "N", "BYTES", "TIME", "X", ""};
+        static const char *const KINDS[] = {"TEXT", "", "N", "BYTES", "TIME", "X", "", "TIME"};
         const char *kind = t->choices ? t->choices : KINDS[t->type];
         int n = printf("  --%s%s%s", t->name, *kind ? " " : "", kind);
         printf("%*s%s", n < 34 ? 34 - n : 2, "", t->help);
@@ -211,7 +225,8 @@ static void print_config(const struct options *o, const void *values)
         case OPT_BOOL:
             v = json_boolean(*(const bool *)at);
             break;
-        case OPT_DOUBLE: {
+        case OPT_DOUBLE:
+        case OPT_LIMIT_MS: {
             double d;
             memcpy(&d, at, sizeof(d));
             v = json_real(d);

@@ -22,10 +22,13 @@ enum option_type {
     OPT_BOOL,  /* --name, --no-name, --name=true|false */
     OPT_INT,   /* int64_t, within [min, max] */
     OPT_BYTES, /* int64_t; 512, 64K, 16M, 2G, 1T (powers of 1024) */
-    OPT_MS,    /* int64_t milliseconds; 250, 250ms, 10s, 5m */
+    OPT_MS,    /* int64_t milliseconds; 250, 250ms, 10s, 5m; fractions of one are refused */
     OPT_DOUBLE,
-    OPT_CHOICE, /* const char *, one of "a|b|c" in choices */
+    OPT_CHOICE,   /* const char *, one of "a|b|c" in choices */
+    OPT_LIMIT_MS, /* double milliseconds, with fractions: 0 (none), or from OPTIONS_LEAST_MS on; written as OPT_MS */
 };
+
+#define OPTIONS_LEAST_MS 0.001 /* a shorter limit is taken for a mistake */
 
 struct option {
     const char *name; /* without dashes; NULL ends a table; "" with a help is a heading */

@@ -120,6 +120,30 @@ static uint64_t whole(struct ask_message *b, json_t *r, const char *member, doub
     return b->bad ? 0 : (uint64_t)json_integer_value(v);
 }
 
+/* A router that does not know fractions yet gets the limit rounded up: rounded down, a short one would be none. */
+static uint32_t rounded_up(double ms)
+{
+    return (uint32_t)fmin(ceil(ms), UINT32_MAX);
+}
+
+void ask_limits(Tandem__V1__Slo *slo, double ttft_ms, double tpot_ms)
+{
+    slo->ttft_ms = rounded_up(ttft_ms);
+    slo->tpot_ms = rounded_up(tpot_ms);
+    slo->exact_ttft_ms = ttft_ms;
+    slo->exact_tpot_ms = tpot_ms;
+}
+
+/* A limit of time, with fractions. */
+static double limit_ms(struct ask_message *b, json_t *r, const char *member)
+{
+    json_t *v = json_object_get(r, member);
+    double ms = json_number_value(v);
+    if (v && (!json_is_number(v) || !(ms >= 0 && ms <= 1e12) || (ms > 0 && ms < OPTIONS_LEAST_MS)))
+        complain(b, member, "not 0, nor milliseconds from 0.001 on");
+    return b->bad ? 0 : ms;
+}
+
 static float real(struct ask_message *b, json_t *r, const char *member)
 {
     json_t *v = json_object_get(r, member);
@@ -215,8 +239,7 @@ static void build(struct ask_message *b, json_t *r)
     build_prompt(b, r);
     build_sampling(b, r);
     build_stopping(b, r);
-    b->slo.ttft_ms = (uint32_t)whole(b, r, "ttft_ms", UINT32_MAX);
-    b->slo.tpot_ms = (uint32_t)whole(b, r, "tpot_ms", UINT32_MAX);
+    ask_limits(&b->slo, limit_ms(b, r, "ttft_ms"), limit_ms(b, r, "tpot_ms"));
     b->slo.deadline_ms = (uint32_t)whole(b, r, "deadline_ms", UINT32_MAX);
     b->m.slo = &b->slo;
     b->m.priority = (int32_t)json_integer_value(priority);

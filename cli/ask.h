@@ -6,7 +6,7 @@
  * add_special_tokens, max_tokens, min_tokens, ignore_eos, stop [text], stop_ids, greedy, temperature, top_k, top_p, min_p,
  * n, typical_p, allowed_ids [id], top_logprobs (how many), echo, bypass_cache,
  * presence_penalty, frequency_penalty, repetition_penalty, seed, logit_bias {"id": bias}, logprobs, prompt_logprobs,
- * ttft_ms, tpot_ms, deadline_ms, priority, tenant, cache_salt, workflow_id.
+ * ttft_ms, tpot_ms (both with fractions), deadline_ms, priority, tenant, cache_salt, workflow_id.
  *
  * Threads: ask_start from any; callbacks on rpc threads, one at a time per ask.
  */
@@ -49,6 +49,8 @@ void ask_message_free(struct ask_message *m); /* NULL is fine */
 struct ask *ask_start(struct rpc_client *c, json_t *request, void (*on_text)(struct ask *, const void *, size_t),
                       void (*on_done)(struct ask *), void *user);
 void ask_free(struct ask *a);
+/* Limits in milliseconds, 0: none, as routers of now and of before understand them. */
+void ask_limits(Tandem__V1__Slo *slo, double ttft_ms, double tpot_ms);
 
 /*
  * {"id", "token_ids", "text", "finish_reason", "logprobs", "top_logprobs" [[[id, logprob], ..], ..], "prompt_logprobs", "usage", "timing", "placement", "predicted",

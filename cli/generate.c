@@ -13,8 +13,8 @@
 struct generate_options {
     const char *router, *model, *plan, *stop, *lora, *tenant, *salt, *worker_options;
     bool jsonl, json, local, chat, logprobs, ignore_eos, timing;
-    int64_t max_tokens, top_k, seed, ttft_ms, tpot_ms, deadline_ms, priority, concurrency, wait_ms;
-    double temperature, top_p, min_p, typical_p;
+    int64_t max_tokens, top_k, seed, deadline_ms, priority, concurrency, wait_ms;
+    double temperature, top_p, min_p, typical_p, ttft_ms, tpot_ms;
 };
 
 #define AT(member) offsetof(struct generate_options, member)
@@ -42,8 +42,8 @@ static const struct option TABLE[] = {
     {"stop", OPT_STRING, AT(stop), NULL, "TEXT", 0, 0, "ends the answer, and is not shown"},
     {"ignore-eos", OPT_BOOL, AT(ignore_eos), NULL, NULL, 0, 0, "go on after the end token"},
     {"logprobs", OPT_BOOL, AT(logprobs), "true", NULL, 0, 0, "log-probabilities in JSON answers"},
-    {"ttft-ms", OPT_MS, AT(ttft_ms), "0", NULL, 0, 3.6e6, "limit for the first token; 0: none"},
-    {"tpot-ms", OPT_MS, AT(tpot_ms), "0", NULL, 0, 3.6e6, "limit for each further token; 0: none"},
+    {"ttft-ms", OPT_LIMIT_MS, AT(ttft_ms), "0", NULL, 0, 3.6e6, "limit for the first token; 0: none"},
+    {"tpot-ms", OPT_LIMIT_MS, AT(tpot_ms), "0", NULL, 0, 3.6e6, "limit for each further token; 0: none"},
     {"deadline-ms", OPT_MS, AT(deadline_ms), "0", NULL, 0, 3.6e6, "limit for all of it; 0: none"},
     {"priority", OPT_INT, AT(priority), "0", "N", -10, 10, "higher goes first"},
     {"lora", OPT_STRING, AT(lora), NULL, "NAME", 0, 0, "the adapter to answer with"},
@@ -91,10 +91,10 @@ static void add_defaults(const struct generate_options *o, json_t *r)
         set_default(r, "ignore_eos", json_true());
     if (o->logprobs && (o->jsonl || o->json))
         set_default(r, "logprobs", json_true());
-    if (o->ttft_ms)
-        set_default(r, "ttft_ms", json_integer(o->ttft_ms));
-    if (o->tpot_ms)
-        set_default(r, "tpot_ms", json_integer(o->tpot_ms));
+    if (o->ttft_ms > 0)
+        set_default(r, "ttft_ms", json_real(o->ttft_ms));
+    if (o->tpot_ms > 0)
+        set_default(r, "tpot_ms", json_real(o->tpot_ms));
     if (o->deadline_ms)
         set_default(r, "deadline_ms", json_integer(o->deadline_ms));
     if (o->priority)

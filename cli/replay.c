@@ -23,8 +23,8 @@ static const struct option TABLE[] = {
      "prompts and their blocks are so many times longer"},
     {"max-output", OPT_INT, AT(max_output), "0", NULL, 0, 1e9, "answers are cut to that; 0: as the trace says"},
     {"block-tokens", OPT_INT, AT(block_tokens), "0", NULL, 0, 1 << 20, "of a block id; 0: as the trace says"},
-    {"ttft-ms", OPT_MS, AT(ttft_ms), "0", NULL, 0, 3.6e6, "limit asked for, where the trace has none; 0: none"},
-    {"tpot-ms", OPT_MS, AT(tpot_ms), "0", NULL, 0, 3.6e6, "limit asked for, where the trace has none; 0: none"},
+    {"ttft-ms", OPT_LIMIT_MS, AT(ttft_ms), "0", NULL, 0, 3.6e6, "limit asked for, where the trace has none; 0: none"},
+    {"tpot-ms", OPT_LIMIT_MS, AT(tpot_ms), "0", NULL, 0, 3.6e6, "limit asked for, where the trace has none; 0: none"},
     {"tenant", OPT_STRING, AT(tenant), NULL, "NAME", 0, 0, "of all requests; default: as the trace says"},
     {"seed", OPT_INT, AT(seed), "1", NULL, 0, 1e18, "of the prompts' tokens and of --poisson"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "When"},
@@ -152,7 +152,7 @@ static enum td_status check_options(const struct replay_options *o, struct repla
     enum td_status s = replay_events_parse(o->at, events, e);
     if (!s && o->find_max && o->concurrency)
         s = td_fail(e, TD_ERR_INVALID, "--find-max searches a rate, which --concurrency has none of");
-    if (!s && o->find_max && !o->ttft_ms && !o->tpot_ms)
+    if (!s && o->find_max && !(o->ttft_ms > 0) && !(o->tpot_ms > 0))
         s = td_fail(e, TD_ERR_INVALID, "--find-max needs limits: --ttft-ms, --tpot-ms");
     if (!s && o->find_max && events->n)
         s = td_fail(e, TD_ERR_INVALID, "--find-max and --at don't go together");

@@ -14,7 +14,7 @@
 #include <sys/types.h>
 
 #include "base/clock.h"
-#include "cli/cli.h"
+#include "cli/ask.h"
 #include "replay/report.h"
 #include "replay/trace.h"
 
@@ -22,8 +22,8 @@ enum { REPLAY_MAX_PROCESSES = 64, REPLAY_MAX_WORKERS = 256, REPLAY_MAX_EVENTS = 
 
 struct replay_options {
     const char *router, *tenant, *run_dir, *at, *html, *output, *label;
-    double rate, length_scale, retry_share, poisson;
-    int64_t requests, block_tokens, ttft_ms, tpot_ms, seed, max_output, concurrency, processes, max_lag_ms, warm_ms;
+    double ttft_ms, tpot_ms, rate, length_scale, retry_share, poisson;
+    int64_t requests, block_tokens, seed, max_output, concurrency, processes, max_lag_ms, warm_ms;
     int64_t find_rounds;
     bool json, find_max, progress;
 };

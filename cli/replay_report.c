@@ -161,12 +161,12 @@ static char *settings_of(const struct replay *r, const struct replay_events *eve
     json_t *faults = json_array();
     for (uint32_t i = 0; events && i < events->n; i++)
         json_array_append_new(faults, json_of_event(&events->list[i]));
-    json_t *s = json_pack(
-        "{s:f,s:f,s:I,s:I,s:I,s:f,s:I,s:f,s:I,s:I,s:I,s:I,s:b,s:o}", "rate", o->rate, "length_scale", o->length_scale,
-        "max_output", (json_int_t)o->max_output, "concurrency", (json_int_t)o->concurrency, "processes",
-        (json_int_t)o->processes, "poisson", o->poisson, "seed", (json_int_t)o->seed, "retry_share", o->retry_share,
-        "block_tokens", (json_int_t)r->trace->block_tokens, "ttft_ms", (json_int_t)o->ttft_ms, "tpot_ms",
-        (json_int_t)o->tpot_ms, "left_out", (json_int_t)r->left_out, "find_max", (int)o->find_max, "faults", faults);
+    json_t *s = json_pack("{s:f,s:f,s:I,s:I,s:I,s:f,s:I,s:f,s:I,s:f,s:f,s:I,s:b,s:o}", "rate", o->rate, "length_scale",
+                          o->length_scale, "max_output", (json_int_t)o->max_output, "concurrency",
+                          (json_int_t)o->concurrency, "processes", (json_int_t)o->processes, "poisson", o->poisson,
+                          "seed", (json_int_t)o->seed, "retry_share", o->retry_share, "block_tokens",
+                          (json_int_t)r->trace->block_tokens, "ttft_ms", o->ttft_ms, "tpot_ms", o->tpot_ms, "left_out",
+                          (json_int_t)r->left_out, "find_max", (int)o->find_max, "faults", faults);
     char *text = json_dumps(s, JSON_COMPACT | JSON_REAL_PRECISION(10));
     json_decref(s);
     return text;
@@ -196,8 +196,8 @@ void replay_result_init(struct replay_result *out, const struct replay *r, const
 {
     *out = (struct replay_result){.run = {.kind = "replay",
                                           .label = r->o.label,
-                                          .ttft_slo_ms = (double)r->o.ttft_ms,
-                                          .tpot_slo_ms = (double)r->o.tpot_ms,
+                                          .ttft_slo_ms = r->o.ttft_ms,
+                                          .tpot_slo_ms = r->o.tpot_ms,
                                           .rate = r->o.rate,
                                           .warm_ms = (double)r->o.warm_ms,
                                           .tenants = (const char *const *)r->trace->tenants,

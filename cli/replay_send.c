@@ -210,7 +210,7 @@ static void note_answer(const struct call *c, struct replay_slot *slot)
 
 static void count_answer(struct replay *r, const struct report_request *q)
 {
-    const struct report_run limits = {.ttft_slo_ms = (double)r->o.ttft_ms, .tpot_slo_ms = (double)r->o.tpot_ms};
+    const struct report_run limits = {.ttft_slo_ms = r->o.ttft_ms, .tpot_slo_ms = r->o.tpot_ms};
     struct replay_counts *n = &r->board->counts;
     n->answered++;
     n->met += report_is_met(&limits, q);
@@ -344,8 +344,7 @@ static void send_prompt(struct sender *s, struct call *c, const struct prompt *p
     stopping.has_max_tokens_case = TANDEM__V1__STOPPING__HAS_MAX_TOKENS_MAX_TOKENS;
     stopping.max_tokens = q->n_asked;
     stopping.ignore_eos = true;
-    slo.ttft_ms = t->ttft_ms ? t->ttft_ms : (uint32_t)r->o.ttft_ms;
-    slo.tpot_ms = t->tpot_ms ? t->tpot_ms : (uint32_t)r->o.tpot_ms;
+    ask_limits(&slo, t->ttft_ms > 0 ? t->ttft_ms : r->o.ttft_ms, t->tpot_ms > 0 ? t->tpot_ms : r->o.tpot_ms);
     m.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TOKENS;
     m.tokens = &tokens;
     m.sampling = &sampling;

@@ -8,12 +8,12 @@
 enum { SIMULATE_FAULTS = 64 };
 
 struct simulate_options {
-    int64_t prefill, decode, requests, ttft_ms, tpot_ms, chunk_tokens, max_rows, max_batch, page_tokens, block_tokens,
-        pages, pool_bytes, max_context, max_tokens, silence_ms, gone_ms, stores, store_dram, store_ssd, seed, jobs, power_first;
+    int64_t prefill, decode, requests, chunk_tokens, max_rows, max_batch, page_tokens, block_tokens, pages, pool_bytes,
+        max_context, max_tokens, silence_ms, gone_ms, stores, store_dram, store_ssd, seed, jobs, power_first;
     const char *profile, *decode_profile, *policy, *order, *plan, *prefix, *eviction, *fail, *watts, *power_control,
         *label, *sweep, *output, *html;
-    double rate, noise, profile_error, kv_bytes, port_gb_s, store_ssd_gb_s, link_ms, rpc_ms, length_error, retry_share,
-        power_budget, price;
+    double ttft_ms, tpot_ms, rate, noise, profile_error, kv_bytes, port_gb_s, store_ssd_gb_s, link_ms, rpc_ms,
+        length_error, retry_share, power_budget, price;
     bool json, peers;
 };
 

@@ -92,12 +92,12 @@ static double limit_of(double own, double run)
 
 static bool is_ttft_met(const struct report_run *run, const struct report_request *q)
 {
-    return q->outcome == REPORT_ANSWERED && !(q->ttft_ms > limit_of((double)q->ttft_slo_ms, run->ttft_slo_ms));
+    return q->outcome == REPORT_ANSWERED && !(q->ttft_ms > limit_of(q->ttft_slo_ms, run->ttft_slo_ms));
 }
 
 static bool is_tpot_met(const struct report_run *run, const struct report_request *q)
 {
-    return q->outcome == REPORT_ANSWERED && !(q->tpot_ms > limit_of((double)q->tpot_slo_ms, run->tpot_slo_ms));
+    return q->outcome == REPORT_ANSWERED && !(q->tpot_ms > limit_of(q->tpot_slo_ms, run->tpot_slo_ms));
 }
 
 bool report_is_met(const struct report_run *run, const struct report_request *q)

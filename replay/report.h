@@ -36,7 +36,7 @@ struct report_request {
     uint32_t tenant;                 /* index into report_run.tenants */
     uint32_t n_prompt, n_output;     /* n_output: tokens that came */
     uint32_t n_asked;                /* tokens of an answer in full; 0: not known */
-    float ttft_slo_ms, tpot_slo_ms;  /* its own limits; 0: those of the run */
+    double ttft_slo_ms, tpot_slo_ms; /* its own limits; 0: those of the run */
     uint32_t cached[4];              /* prompt tokens from the worker itself, a peer, DRAM, SSD */
     int32_t prefill, decode;         /* index into report_run.workers; -1: none, or not known */
     double arrived_ms;               /* since the start of the run */

@@ -3,7 +3,8 @@
 
 #include "replay/report.h"
 
-enum report_column_type { COLUMN_OUTCOME, COLUMN_U32, COLUMN_I32, COLUMN_BOOL, COLUMN_FLOAT, COLUMN_DOUBLE };
+/* A limit is a double from 0 on; a double may be negative, or NAN. */
+enum report_column_type { COLUMN_OUTCOME, COLUMN_U32, COLUMN_I32, COLUMN_BOOL, COLUMN_LIMIT, COLUMN_DOUBLE };
 
 struct report_column {
     const char *name;

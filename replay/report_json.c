@@ -26,8 +26,8 @@ const struct report_column report_columns[REPORT_COLUMNS] = {
     COLUMN("prompt_tokens", COLUMN_U32, n_prompt),
     COLUMN("output_tokens", COLUMN_U32, n_output),
     COLUMN("asked_tokens", COLUMN_U32, n_asked),
-    COLUMN("ttft_slo_ms", COLUMN_FLOAT, ttft_slo_ms),
-    COLUMN("tpot_slo_ms", COLUMN_FLOAT, tpot_slo_ms),
+    COLUMN("ttft_slo_ms", COLUMN_LIMIT, ttft_slo_ms),
+    COLUMN("tpot_slo_ms", COLUMN_LIMIT, tpot_slo_ms),
     COLUMN("cached_worker", COLUMN_U32, cached[0]),
     COLUMN("cached_peer", COLUMN_U32, cached[1]),
     COLUMN("cached_dram", COLUMN_U32, cached[2]),
@@ -319,7 +319,8 @@ static void add_points(struct bytes *out, const struct report_run *run)
 
 static size_t column_bytes(const struct report_column *c)
 {
-    return c->type == COLUMN_DOUBLE ? sizeof(double) : c->type == COLUMN_BOOL ? sizeof(bool) : sizeof(uint32_t);
+    bool is_double = c->type == COLUMN_DOUBLE || c->type == COLUMN_LIMIT;
+    return is_double ? sizeof(double) : c->type == COLUMN_BOOL ? sizeof(bool) : sizeof(uint32_t);
 }
 
 static const void *cell_of(const struct report_request *q, const struct report_column *c)
@@ -341,9 +342,7 @@ static void add_cell(struct bytes *out, const struct report_request *q, const st
     case COLUMN_BOOL:
         bytes_printf(out, "%d", *(const bool *)cell);
         break;
-    case COLUMN_FLOAT:
-        add_number(out, (double)*(const float *)cell, digits < 9 ? digits : 9);
-        break;
+    case COLUMN_LIMIT:
     case COLUMN_DOUBLE:
         add_number(out, *(const double *)cell, digits);
         break;

@@ -1,5 +1,4 @@
 /* Reads a report as report_json wrote it: what is missing or out of range is named by its member. */
-#include <float.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
@@ -219,8 +218,8 @@ static bool is_in_range(const struct report_column *c, const struct report_run *
         if (c->offset == offsetof(struct report_request, reason))
             return v >= 0 && v <= (double)r->n_reasons;
         return is_worker ? v >= -1 && v < (double)r->n_workers : v >= 0 && v <= UINT32_MAX;
-    case COLUMN_FLOAT:
-        return v >= 0 && v <= (double)FLT_MAX;
+    case COLUMN_LIMIT:
+        return v >= 0 && v <= 1e15;
     case COLUMN_DOUBLE:
         return isnan(v) || (v >= -1e15 && v <= 1e15);
     }
@@ -230,7 +229,7 @@ static bool is_in_range(const struct report_column *c, const struct report_run *
 static bool set_cell(const struct report_file *f, const struct report_column *c, const json_t *v, uint64_t i)
 {
     char *cell = (char *)&f->requests[i] + c->offset;
-    bool whole = c->type != COLUMN_FLOAT && c->type != COLUMN_DOUBLE;
+    bool whole = c->type != COLUMN_LIMIT && c->type != COLUMN_DOUBLE;
     double value = json_is_null(v) ? NAN : json_number_value(v);
     if ((whole ? !json_is_integer(v) : !json_is_number(v) && !json_is_null(v)) || !is_in_range(c, &f->run, value))
         return false;
@@ -245,9 +244,7 @@ static bool set_cell(const struct report_file *f, const struct report_column *c,
     case COLUMN_BOOL:
         *(bool *)cell = value > 0;
         break;
-    case COLUMN_FLOAT:
-        *(float *)(void *)cell = (float)value;
-        break;
+    case COLUMN_LIMIT:
     case COLUMN_DOUBLE:
         *(double *)(void *)cell = value;
         break;

@@ -414,8 +414,8 @@ static void open_seq(struct sim *s, uint64_t i)
                                   .n_tokens = t->n_prompt,
                                   .max_tokens = max_tokens_of(s, q),
                                   .block_tokens = s->page_tokens,
-                                  .ttft_ms = t->ttft_ms ? t->ttft_ms : s->c.ttft_ms,
-                                  .tpot_ms = t->tpot_ms ? t->tpot_ms : s->c.tpot_ms,
+                                  .ttft_ms = t->ttft_ms > 0 ? t->ttft_ms : s->c.ttft_ms,
+                                  .tpot_ms = t->tpot_ms > 0 ? t->tpot_ms : s->c.tpot_ms,
                                   .priority = t->priority,
                                   .deadline_ns = UINT64_MAX,
                                   .workflow_deadline_ns = UINT64_MAX};

@@ -53,7 +53,7 @@ struct trace_request {
     uint64_t first_block;        /* into blocks */
     uint32_t tenant;             /* into tenants */
     int32_t priority;            /* -10 .. 10 */
-    uint32_t ttft_ms, tpot_ms;   /* limits asked for; 0: none */
+    double ttft_ms, tpot_ms;     /* limits asked for; 0: none */
     uint32_t delay_ms;           /* from the end of the one that it follows */
     uint64_t session;            /* equal within a session; 0: none */
     uint64_t follows;            /* 1 + index of the request before it that must have ended first; 0: none */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/options.h"
 #include "replay/trace_internal.h"
 
 static enum td_status get_whole(struct trace_parser *p, const json_t *object, const char *name, int64_t least,
@@ -67,6 +68,18 @@ static enum td_status get_optional(struct trace_parser *p, const json_t *object,
     return json_object_get(object, name) ? get_whole(p, object, name, least, most, out) : TD_OK;
 }
 
+/* A limit of time: 0 is none, fractions are kept. */
+static enum td_status get_limit(struct trace_parser *p, const json_t *object, const char *name, double *out)
+{
+    const json_t *v = json_object_get(object, name);
+    double ms = json_number_value(v);
+    if (v && (!json_is_number(v) || !(ms >= 0 && ms <= 1e9) || (ms > 0 && ms < OPTIONS_LEAST_MS)))
+        return TRACE_FAIL(p, "line %" PRIu64 ": %s must be 0, or milliseconds from %g to 1e9", p->line, name,
+                          OPTIONS_LEAST_MS);
+    *out = ms;
+    return TD_OK;
+}
+
 static enum td_status get_names(struct trace_parser *p, const json_t *object, struct trace_request *r)
 {
     const char *tenant, *session, *id, *follows;
@@ -98,19 +111,17 @@ static enum td_status get_names(struct trace_parser *p, const json_t *object, st
 static enum td_status get_more(struct trace_parser *p, const json_t *object, struct trace_request *r)
 {
     const int64_t most_ms = 1000000000;
-    int64_t priority = 0, ttft = 0, tpot = 0, delay = 0;
+    int64_t priority = 0, delay = 0;
     enum td_status s = get_names(p, object, r);
     if (!s)
         s = get_optional(p, object, "priority", -10, 10, &priority);
     if (!s)
-        s = get_optional(p, object, "ttft_ms", 0, most_ms, &ttft);
+        s = get_limit(p, object, "ttft_ms", &r->ttft_ms);
     if (!s)
-        s = get_optional(p, object, "tpot_ms", 0, most_ms, &tpot);
+        s = get_limit(p, object, "tpot_ms", &r->tpot_ms);
     if (!s)
         s = get_optional(p, object, "delay_ms", 0, most_ms, &delay);
     r->priority = (int32_t)priority;
-    r->ttft_ms = (uint32_t)ttft;
-    r->tpot_ms = (uint32_t)tpot;
     r->delay_ms = (uint32_t)delay;
     return s;
 }

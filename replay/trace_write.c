@@ -37,10 +37,10 @@ static void add_tandem(const struct trace *t, uint64_t i, bool is_followed, stru
     }
     if (r->priority)
         bytes_printf(out, ", \"priority\": %d", r->priority);
-    if (r->ttft_ms)
-        bytes_printf(out, ", \"ttft_ms\": %u", r->ttft_ms);
-    if (r->tpot_ms)
-        bytes_printf(out, ", \"tpot_ms\": %u", r->tpot_ms);
+    if (r->ttft_ms > 0)
+        bytes_printf(out, ", \"ttft_ms\": %.15g", r->ttft_ms);
+    if (r->tpot_ms > 0)
+        bytes_printf(out, ", \"tpot_ms\": %.15g", r->tpot_ms);
     if (r->session)
         bytes_printf(out, ", \"session\": \"s%" PRIu64 "\"", r->session);
     if (is_followed)

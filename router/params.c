@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/options.h"
 #include "base/random.h"
 #include "router/router_internal.h"
 
@@ -259,6 +260,15 @@ static enum td_status label(const char *field, ProtobufCBinaryData b, struct byt
     return TD_OK;
 }
 
+/* A limit in milliseconds: the exact one if it is set, else the whole one, which older clients send. */
+static enum td_status limit(const char *field, uint32_t whole_ms, double exact_ms, double *out, struct td_error *e)
+{
+    if (!(exact_ms >= 0 && exact_ms <= 1e12) || (exact_ms > 0 && exact_ms < OPTIONS_LEAST_MS))
+        return td_fail(e, TD_ERR_INVALID, "slo.%s: %g is not 0, nor in %g .. 1e12", field, exact_ms, OPTIONS_LEAST_MS);
+    *out = exact_ms > 0 ? exact_ms : whole_ms;
+    return TD_OK;
+}
+
 static enum td_status parse_rest(struct router *r, const Tandem__V1__GenerateRequest *m, int64_t grpc_remaining_ms,
                                  struct params *p, struct td_error *e)
 {
@@ -281,8 +291,10 @@ static enum td_status parse_rest(struct router *r, const Tandem__V1__GenerateReq
     bytes_free(&workflow);
     p->remaining_ms = grpc_remaining_ms;
     if (m->slo) {
-        p->ttft_ms = m->slo->ttft_ms;
-        p->tpot_ms = m->slo->tpot_ms;
+        if (!s)
+            s = limit("exact_ttft_ms", m->slo->ttft_ms, m->slo->exact_ttft_ms, &p->ttft_ms, e);
+        if (!s)
+            s = limit("exact_tpot_ms", m->slo->tpot_ms, m->slo->exact_tpot_ms, &p->tpot_ms, e);
         if (m->slo->deadline_ms && m->slo->deadline_ms < p->remaining_ms)
             p->remaining_ms = m->slo->deadline_ms;
     }

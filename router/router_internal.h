@@ -90,7 +90,8 @@ struct params {
     struct bytes echo; /* shown before the answer */
     struct bytes stop[MAX_STOP_STRINGS];
     uint32_t n_stop;
-    uint32_t ttft_ms, tpot_ms, n_choices;
+    double ttft_ms, tpot_ms; /* limits; 0: none */
+    uint32_t n_choices;
     int32_t priority;
     uint32_t workflow_deadline_ms, workflow_steps_left; /* 0 ms: no workflow */
     int64_t remaining_ms;                               /* at arrival; INT64_MAX: none */

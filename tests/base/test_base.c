@@ -148,7 +148,7 @@ struct values {
     const char *name, *mode;
     bool fast;
     int64_t count, size, wait;
-    double share;
+    double share, limit;
 };
 
 #define AT(m) offsetof(struct values, m)
@@ -160,6 +160,7 @@ static const struct option TABLE[] = {
     {"size", OPT_BYTES, AT(size), "1K", NULL, 0, 0, "how large"},
     {"wait", OPT_MS, AT(wait), "250ms", NULL, 0, 0, "how long"},
     {"share", OPT_DOUBLE, AT(share), "0.5", NULL, 0, 1, "of all"},
+    {"limit", OPT_LIMIT_MS, AT(limit), "0", NULL, 0, 3.6e6, "how long at most"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 static const struct options OPTIONS = {"test", "[options]", "About.", "TANDEM_TEST", TABLE};
@@ -201,12 +202,28 @@ START_TEST(test_options_flag_beats_environment_beats_file_beats_default)
 }
 END_TEST
 
+START_TEST(test_options_limits_keep_fractions_of_a_millisecond)
+{
+    struct values v;
+    struct td_error e = {{0}};
+    ck_assert_msg(PARSE(&v, &e, "--limit", "9.3", "--wait", "0.29s", "--size", "1.1K") == TD_OK, "%s", e.text);
+    ck_assert_double_eq(v.limit, 9.3);
+    ck_assert_int_eq(v.wait, 290);
+    ck_assert_int_eq(v.size, 1126);
+    ck_assert_msg(PARSE(&v, &e, "--limit", "0.0004s") == TD_OK && fabs(v.limit - 0.4) < 1e-12, "%f", v.limit);
+    ck_assert_msg(PARSE(&v, &e, "--limit", "0") == TD_OK && !(v.limit > 0), "%f", v.limit);
+    ck_assert_msg(PARSE(&v, &e, "--limit", "0.001") == TD_OK, "%s", e.text);
+}
+END_TEST
+
 START_TEST(test_options_bad_values_are_refused_by_name)
 {
     static const char *const BAD[][2] = {
-        {"--count", "x"}, {"--count", "11"},  {"--count", "0"},     {"--count", "2.5"},    {"--mode", "maybe"},
-        {"--size", "5Q"}, {"--size", "-1"},   {"--wait", "5 days"}, {"--share", "nan"},    {"--share", "1.5"},
-        {"--bogus", "1"}, {"--no-count", ""}, {"--fast=7", ""},     {"--config", "/nope"},
+        {"--count", "x"},      {"--count", "11"},     {"--count", "0"},     {"--count", "2.5"}, {"--mode", "maybe"},
+        {"--size", "5Q"},      {"--size", "-1"},      {"--wait", "5 days"}, {"--share", "nan"}, {"--share", "1.5"},
+        {"--wait", "9.3"},     {"--wait", "0.4"},     {"--size", "0.4"},    {"--limit", "nan"}, {"--limit", "-1"},
+        {"--limit", "0.0005"}, {"--limit", "1 day"},  {"--limit", "2h"},    {"--bogus", "1"},   {"--no-count", ""},
+        {"--fast=7", ""},      {"--config", "/nope"},
     };
     for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
         struct values v;
@@ -529,6 +546,7 @@ int main(void)
     tcase_add_test(t, test_mailbox_keeps_each_senders_order_and_loses_nothing);
     tcase_add_test(t, test_eventcount_wakes_who_waits_and_shows_what_was_written);
     tcase_add_test(t, test_options_flag_beats_environment_beats_file_beats_default);
+    tcase_add_test(t, test_options_limits_keep_fractions_of_a_millisecond);
     tcase_add_test(t, test_options_bad_values_are_refused_by_name);
     tcase_add_test(t, test_metrics_render_prometheus_text);
     tcase_add_test(t, test_random_at_is_repeatable_and_even);

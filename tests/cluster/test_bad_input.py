@@ -50,6 +50,9 @@ for field, values in {"temperature": (NAN, INF, -1, 999999), "top_p": (NAN, 0, -
     for v in values:
         ROWS.append((f"{field} {v}", request(ids=OK_IDS, max_tokens=4, greedy=False, **{"sampling__" + field: v}),
                      "INVALID_ARGUMENT", field))
+for field in ("exact_ttft_ms", "exact_tpot_ms"):
+    for v in (NAN, INF, -1, 1e-4):
+        ROWS.append((f"{field} {v}", request(ids=OK_IDS, max_tokens=4, **{"slo__" + field: v}), "INVALID_ARGUMENT", field))
 for id, bias in ((9999, 1.0), (1, NAN), (1, 1e9)):
     r = request(ids=OK_IDS, max_tokens=4)
     r.sampling.logit_bias.add(id=id, bias=bias)

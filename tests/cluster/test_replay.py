@@ -44,6 +44,16 @@ def test_replay_sends_all_and_reports_what_came():
         assert r["reasons"] == [{"reason": "slo.ttft_ms can't be met", "refused": 40, "failed": 0,
                                  "prompt_tokens": 40 * 1200}], r["reasons"]
         assert r["offered"]["refused_token_share"] == 1 and r["by_prompt_length"][0]["requests"] == 40, r["offered"]
+        r = replay(c.router.address, path, "--ttft-ms", "0.4", "--requests", "10")  # a fraction is a limit, too
+        assert (r["ttft_slo_ms"], r["settings"]["ttft_ms"], r["refused"]) == (0.4, 0.4, 10), r
+        limits = {"short": 0.4, "long": 60000.5, "negative": -1, "tiny": 1e-4, "text": "x"}
+        lines = [{"id": k, "prompt_ids": [1] * 300, "max_tokens": 4, "ttft_ms": ms} for k, ms in limits.items()]
+        out = tandem("generate", "--router", c.router.address, "--jsonl", input="\n".join(json.dumps(o) for o in lines)).stdout
+        errors = {o["id"]: o.get("error", {"code": "OK", "message": "ttft_ms"}) for o in map(json.loads, out.splitlines())}
+        assert all("ttft_ms" in e["message"] for e in errors.values()), errors
+        assert {k: e["code"] for k, e in errors.items()} == {"short": "RESOURCE_EXHAUSTED", "long": "OK", "negative": "INVALID_ARGUMENT",
+                                                             "tiny": "INVALID_ARGUMENT", "text": "INVALID_ARGUMENT"}, errors
+        assert "--tpot-ms" in tandem("generate", "--tpot-ms", "nan", "x", code=2).stderr
         r = replay(c.router.address, path, "--length-scale", "0.1", "--rate", "10", "--requests", "10")
         assert r["answered"] == 10 and r["arrivals_ms"] < 100, r
         c.audit()

@@ -82,6 +82,32 @@ def write_profiles(path):
 
 
 @test
+def test_limits_keep_fractions_of_a_millisecond():
+    with tempfile.TemporaryDirectory() as d:
+        path, out, again = (os.path.join(d, n) for n in ("trace.jsonl", "report.json", "again.jsonl"))
+        write_trace(path, range(0, 2000, 200))
+        args = ["--prefill", "1", "--decode", "1", "--policy", "least-loaded"]
+        tpot = simulate(path, *args)["tpot_ms"]
+        for limit, met in ((round(tpot["max"] + 0.05, 3), 10), (2.9, 0)):
+            r = simulate(path, *args, "--tpot-ms", str(limit))
+            assert (r["tpot_slo_ms"], r["met"]) == (limit, met), (tpot, r["tpot_slo_ms"], r["met"])
+        assert simulate(path, *args, "--tpot-ms", "0.4")["met"] == 0
+        write_trace(path, range(0, 2000, 200), tpot_ms=0.4, ttft_ms=9000.25)
+        tandem("trace", "slice", path, "--count", "5", "--output", again)
+        tandem("simulate", again, *args, "--output", out)
+        with open(out) as f:
+            r = json.load(f)
+        assert r["requests"]["tpot_slo_ms"] == 0.4 and r["requests"]["ttft_slo_ms"] == 9000.25 and r["met"] == 0, r["met"]
+        for bad in ("nan", "-1", "0.0001"):
+            for option in ("--ttft-ms", "--tpot-ms"):
+                for command in ("simulate", "replay"):
+                    assert option in tandem(command, path, option, bad, code=2).stderr
+        assert "--silence-ms" in tandem("simulate", path, "--silence-ms", "0.4", code=2).stderr
+        write_trace(path, [0], tpot_ms=-1)
+        assert "line 2: tpot_ms" in tandem("simulate", path, code=1).stderr
+
+
+@test
 def test_each_role_has_the_memory_of_its_profile_and_none_is_guessed():
     with tempfile.TemporaryDirectory() as d:
         path, table = os.path.join(d, "trace.jsonl"), os.path.join(d, "table.json")

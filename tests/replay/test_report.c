@@ -63,6 +63,7 @@ static struct report_run hand_made(void)
         q[i].tenant = (uint32_t)i % 2;
         q[i].sent_late_ms = i;
     }
+    q[0].tpot_slo_ms = 10.3;
     q[0].cached[0] = 64;
     q[1].cached[3] = 36;
     q[2].came_back = q[2].admitted_then = true;
@@ -318,6 +319,7 @@ static void check_same(const struct report_run *a, const struct report_run *b)
         ck_assert(p->outcome == q->outcome && p->tenant == q->tenant && p->n_prompt == q->n_prompt);
         ck_assert(p->n_output == q->n_output && p->n_asked == q->n_asked && p->cached[3] == q->cached[3]);
         ck_assert_uint_eq(p->reason, q->reason);
+        ck_assert(p->tpot_slo_ms == q->tpot_slo_ms && p->ttft_slo_ms == q->ttft_slo_ms);
         ck_assert(p->prefill == q->prefill && p->decode == q->decode && p->came_back == q->came_back);
         ck_assert(isnan(p->ttft_ms) == isnan(q->ttft_ms) && isnan(p->queue_ms) == isnan(q->queue_ms));
         ck_assert(isnan(p->queue_ms) || fabs(p->queue_ms - q->queue_ms) < 1e-9);
@@ -432,6 +434,7 @@ START_TEST(test_report_parse_names_what_is_wrong)
     check_refused("requests.n", json_integer(5), "requests.n");
     check_refused("reasons", json_pack("[{s:i}]", "reason", 1), "reasons[0].reason");
     check_refused("requests.reason", json_integer(3), "requests.reason[0]");
+    check_refused("requests.tpot_slo_ms", json_real(-1), "requests.tpot_slo_ms[0]");
     check_refused("requests.tenant", json_integer(2), "requests.tenant[0]");
     check_refused("requests.prefill", json_integer(2), "requests.prefill[0]");
     check_refused("requests.outcome", json_pack("[i,i,i,i]", 0, 0, 4, 0), "requests.outcome[2]");

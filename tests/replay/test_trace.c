@@ -120,7 +120,7 @@ END_TEST
 #define HEAD "{\"tandem_trace\": 1, \"block_tokens\": 16}\n"
 static const char OURS[] =
     HEAD "{\"timestamp\": 20, \"input_length\": 40, \"output_length\": 3, \"hash_ids\": [1, 2, 3], \"tenant\": \"a\", "
-         "\"priority\": -2, \"ttft_ms\": 500, \"tpot_ms\": 50, \"id\": \"r0\", \"session\": \"x\"}\n"
+         "\"priority\": -2, \"ttft_ms\": 500, \"tpot_ms\": 9.3, \"id\": \"r0\", \"session\": \"x\"}\n"
          "{\"timestamp\": 50.5, \"input_length\": 7, \"output_length\": 2, \"session\": \"x\", \"follows\": \"r0\", "
          "\"delay_ms\": 1200}\n"
          "{\"timestamp\": 10, \"input_length\": 9, \"output_length\": 2, \"hash_ids\": []}\n";
@@ -136,7 +136,7 @@ START_TEST(test_trace_reads_lines_of_its_own_format)
     ck_assert_str_eq(t->tenants[r[1].tenant], "a");
     ck_assert_str_eq(t->tenants[r[2].tenant], "");
     ck_assert_int_eq(r[1].priority, -2);
-    ck_assert(r[1].ttft_ms == 500 && r[1].tpot_ms == 50 && r[2].delay_ms == 1200);
+    ck_assert(r[1].ttft_ms == 500 && r[1].tpot_ms == 9.3 && r[2].delay_ms == 1200);
     ck_assert_uint_eq(r[2].follows, 2);
     ck_assert_uint_eq(r[2].arrival_ns, 40 * NS_PER_MS + NS_PER_MS / 2);
     ck_assert(r[1].session && r[1].session == r[2].session && !r[0].session);
@@ -151,7 +151,8 @@ static void check_same(const struct trace *a, const struct trace *b, bool all)
         const struct trace_request *p = &a->requests[i], *q = &b->requests[i];
         ck_assert(p->arrival_ns == q->arrival_ns && p->n_prompt == q->n_prompt && p->n_output == q->n_output);
         ck_assert(!all || (p->n_blocks == q->n_blocks && p->follows == q->follows && p->ttft_ms == q->ttft_ms &&
-                           p->priority == q->priority && p->delay_ms == q->delay_ms && !p->session == !q->session));
+                           p->tpot_ms == q->tpot_ms && p->priority == q->priority && p->delay_ms == q->delay_ms &&
+                           !p->session == !q->session));
         ck_assert(!all || !memcmp(trace_blocks(a, p), trace_blocks(b, q), p->n_blocks * sizeof(uint64_t)));
         ck_assert(!all || !strcmp(a->tenants[p->tenant], b->tenants[q->tenant]));
     }
