@@ -31,7 +31,7 @@ enum event_kind {
     EVENT_DIE,    /* worker */
     EVENT_LOST,   /* worker */
     EVENT_BACK,   /* worker */
-    EVENT_GONE,   /* workers of some role have been missing for gone_ms, if none came back; run: when the last was lost */
+    EVENT_GONE, /* workers of some role have been missing for gone_ms, if none came back; run: when the last was lost */
 };
 
 struct event {
@@ -173,7 +173,7 @@ struct seq { /* a request on its way */
     bool is_prefix_told;                                 /* what was found of the prompt is in the result */
     uint32_t flow;                                       /* 1 + that of the hand-over */
     double unsent, coming; /* bytes announced that don't flow yet; and within the step that runs */
-    uint32_t own_tokens; /* found in the prefill worker's own pool, by this placement */
+    uint32_t own_tokens;   /* found in the prefill worker's own pool, by this placement */
     uint32_t n_loads, load_end, load_peer, load_dram, load_ssd; /* flows under way; blocks */
     struct seq *next, *sibling;                                 /* sent when this one has ended: a list */
     const struct seq *head;                                     /* of its workflow */
@@ -187,7 +187,7 @@ struct list {
 struct node { /* a worker */
     enum worker_role role;
     bool is_up, is_busy;
-    bool is_known; /* the router takes it to be up: also for silence_ms after its death */
+    bool is_known;                         /* the router takes it to be up: also for silence_ms after its death */
     struct list waiting, prompts, running; /* by order of arrival, and as they joined */
     uint32_t n_active;                     /* filling, computing, decoding */
     uint64_t began_ns, run;

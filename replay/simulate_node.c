@@ -665,11 +665,29 @@ void node_drop(struct sim *s, uint32_t w, struct seq *q)
     leg->state = LEG_NONE;
 }
 
+/* Of a run of decode steps those that are over have shown their tokens. Of the step that runs only the time counts. */
+static void end_run_by_death(struct sim *s, struct node *n)
+{
+    double ran_ms = fmin(ms_of(n->began_ns, s->now_ns), n->run_ms);
+    uint32_t steps = n->n_steps ? (uint32_t)floor(ran_ms / (n->run_ms / n->n_steps)) : 0;
+    if (!n->is_busy)
+        return;
+    n->is_busy = false;
+    if (steps) {
+        s->result->n_steps += steps;
+        n->run_ms *= (double)steps / n->n_steps;
+        end_decode(s, n, steps);
+    }
+    n->run_ms = ran_ms;
+    note_load(s, n);
+}
+
 /* What flows to and from it stops; those whose request it is hear of it later. */
 void node_die(struct sim *s, uint32_t w)
 {
     struct node *n = &s->nodes[w];
-    n->is_up = n->is_busy = false;
+    end_run_by_death(s, n);
+    n->is_up = false;
     n->run++;
     for (uint64_t i = 0; i < s->n_seqs; i++) {
         struct seq *q = &s->seqs[i];

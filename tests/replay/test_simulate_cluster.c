@@ -175,6 +175,38 @@ START_TEST(test_simulate_requests_of_a_dead_worker_are_planned_anew)
 }
 END_TEST
 
+static uint32_t tokens_before(const struct simulated *q, double at_ms)
+{
+    uint32_t n = 0;
+    while (n < q->n_output && q->arrived_ms + (double)q->token_ms[n] < at_ms)
+        n++;
+    return n;
+}
+
+/* What a worker generated before it died was shown; only the step that ran then is lost. */
+START_TEST(test_simulate_tokens_from_before_a_death_stay)
+{
+    struct maker m = {0};
+    struct simulate_config c = config_of(1, 2);
+    struct simulate_result whole, cut;
+    add(&m, 0, 4000, 400, 0, 0);
+    c.force = FORCE_SPLIT;
+    c.keep_tokens = true;
+    simulate_run(&m.trace, &c, &whole);
+    c.faults = &(struct simulate_fault){whole.requests[0].decode, 1000, INFINITY};
+    c.n_faults = 1;
+    simulate_run(&m.trace, &c, &cut);
+    uint32_t had = tokens_before(&whole.requests[0], 1000), has = tokens_before(&cut.requests[0], 1000);
+    ck_assert(cut.requests[0].n_replans == 1 && had > 50);
+    ck_assert_msg(has == had, "%u tokens before the death, of %u", has, had);
+    double busy = whole.workers[whole.requests[0].decode].busy_ms, died = cut.workers[whole.requests[0].decode].busy_ms;
+    ck_assert_msg(died > 500 && died < busy, "%f of %f ms", died, busy);
+    simulate_result_fini(&whole);
+    simulate_result_fini(&cut);
+    maker_fini(&m);
+}
+END_TEST
+
 /* Its second placement finds in the worker what the first one loaded from the stores; one that is cut off while it loads starts anew. */
 static void fail_second(double at_ms, uint32_t worker, struct simulated *out)
 {
@@ -452,6 +484,7 @@ int main(void)
     tcase_add_test(t, test_simulate_flows_share_a_port);
     tcase_add_test(t, test_simulate_prefixes_come_from_stores_when_that_is_faster);
     tcase_add_test(t, test_simulate_requests_of_a_dead_worker_are_planned_anew);
+    tcase_add_test(t, test_simulate_tokens_from_before_a_death_stay);
     tcase_add_test(t, test_simulate_counts_the_prefix_of_the_placement_that_computed_the_prompt);
     tcase_add_test(t, test_simulate_ends_when_the_last_worker_of_a_role_is_gone);
     tcase_add_test(t, test_simulate_decode_workers_may_be_other_machines);
