@@ -396,7 +396,7 @@ enum td_status report_check(const struct report_run *run, struct td_error *error
 
 static void add_line(struct bytes *out, const char *name, const struct report_stats *s)
 {
-    if (s->n)
+    if (s->n && s->max > 0)
         bytes_printf(out, "%-14s mean %9.1f  p50 %9.1f  p90 %9.1f  p99 %9.1f ms\n", name, s->mean, s->p50, s->p90,
                      s->p99);
 }

@@ -28,6 +28,7 @@ static void step_over(struct sim *s, struct seq *q, bool answered)
         }
         next->out->refused = true;
         next->out->reason = "the request that it follows was not answered";
+        next->out->refused_after_ms = NAN; /* it was not sent */
         next->out->arrived_ms = next->out->end_ms = (double)s->now_ns * 1e-6;
         s->n_open--;
         step_over(s, next, false);

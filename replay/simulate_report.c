@@ -33,7 +33,7 @@ static struct report_request request_of(const struct trace_request *t, const str
                                    .predicted_ttft_ms = answered ? q->predicted_ttft_ms : NAN,
                                    .predicted_tpot_ms = answered && q->n_output > 1 ? q->predicted_tpot_ms : NAN,
                                    .refused_after_ms = was_refused ? q->refused_after_ms : NAN,
-                                   .retry_after_ms = was_refused ? q->retry_after_ms : NAN,
+                                   .retry_after_ms = was_refused && q->retry_after_ms > 0 ? q->retry_after_ms : NAN,
                                    .came_back = q->came_back,
                                    .admitted_then = q->admitted_then,
                                    .token_ms = answered ? q->token_ms : NULL};

@@ -399,6 +399,43 @@ END_TEST
 
 /* ------------------------------------------------------------------- report */
 
+/* As live: who was not told to come back, or was never sent, has no times of that; zeros would pull the means down. */
+START_TEST(test_simulate_report_has_no_times_of_what_was_not_said)
+{
+    static char *tenants[] = {""};
+    struct maker m = {0};
+    struct simulate_config c = config_of(1, 1);
+    struct simulate_result r;
+    struct simulate_report report;
+    struct report_summary s;
+    uint64_t told = 0, followers = 0;
+    for (uint32_t i = 0; i < 60; i++)
+        add(&m, i * 20, i % 3 ? 8000 : 100000, 20, 0, 0); /* the long ones never make it in a second */
+    for (uint32_t i = 3; i < 60; i += 3)
+        m.trace.requests[i].follows = i - 2;
+    m.trace.tenants = tenants;
+    m.trace.n_tenants = 1;
+    c.max_tokens = 0;
+    simulate_run(&m.trace, &c, &r);
+    simulate_report_init(&report, &m.trace, &c, &r);
+    ck_assert_msg(report.run.valid, "%s", report.run.why_invalid);
+    report_summarize(&report.run, &s);
+    for (uint64_t i = 0; i < r.n_requests; i++) {
+        bool sent = !m.trace.requests[i].follows || !r.requests[m.trace.requests[i].follows - 1].refused;
+        told += r.requests[i].refused && sent && r.requests[i].retry_after_ms > 0;
+        followers += r.requests[i].refused && !sent;
+        ck_assert(!r.requests[i].refused == !r.requests[i].reason);
+    }
+    ck_assert_msg(told > 0 && told < r.n_refused && followers > 0, "%lu told, %lu followers, %lu refused",
+                  (unsigned long)told, (unsigned long)followers, (unsigned long)r.n_refused);
+    ck_assert_uint_eq(s.retry_after.n, told);
+    ck_assert_uint_eq(s.refused_after.n, r.n_refused - followers);
+    simulate_report_fini(&report);
+    simulate_result_fini(&r);
+    maker_fini(&m);
+}
+END_TEST
+
 /* A load that keeps both workers busy to the end, in ticks of 1 ms at first: the chart's means are the workers'. */
 START_TEST(test_simulate_load_over_time_ends_with_the_run_and_stays_short)
 {
@@ -490,6 +527,7 @@ int main(void)
     tcase_add_test(t, test_simulate_decode_workers_may_be_other_machines);
     tcase_add_test(t, test_simulate_each_role_has_pages_of_its_own);
     tcase_add_test(t, test_simulate_lengths_may_be_mispredicted);
+    tcase_add_test(t, test_simulate_report_has_no_times_of_what_was_not_said);
     tcase_add_test(t, test_simulate_load_over_time_ends_with_the_run_and_stays_short);
     tcase_add_test(t, test_simulate_report_checks_identities_and_names_a_broken_one);
     suite_add_tcase(s, t);
