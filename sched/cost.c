@@ -8,6 +8,8 @@
 static const double LEAST_PREFILL[3] = {1e-2, 1e-6, 1e-11}, LEAST_DECODE[3] = {1e-2, 1e-8, 1e-4};
 static const double CONFIDENCE = 0.05; /* of the profile, in samples: little; a worker's own steps are better */
 static const double TERM_RATE = 0.05, LEAST_MS = 1e-3;
+static const double USUAL_RATE = 0.002;
+enum { COST_SHORT_RUN = 2 };
 static const double ODD_RATE = 0.1, ODD_SHARE = 0.2; /* steps off by COST_JUMP teach nothing below this share of all */
 static const double TYPICAL_TOKENS = 1000, TYPICAL_BATCH = 8; /* at which a model is compared with its profile */
 
@@ -154,21 +156,21 @@ static void learn(struct rls *m, struct cost_term *term, double x[3], double pre
     *m = rls_observe(*m, x, ms / predicted);
 }
 
-static double median(const double *values)
+static double median(const double *values, uint32_t n)
 {
     double sorted[COST_RUN];
-    for (int i = 0; i < COST_RUN; i++) {
-        int at = i;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t at = i;
         for (; at && sorted[at - 1] > values[i]; at--)
             sorted[at] = sorted[at - 1];
         sorted[at] = values[i];
     }
-    return sorted[COST_RUN / 2];
+    return sorted[n / 2];
 }
 
 enum odd { AS_USUAL, ODD, JUMPED }; /* odd: to be forgotten; jumped: the model has been scaled, and knows it */
 
-static enum odd look(struct rls *m, struct cost_run *run, double ratio)
+static enum odd look(struct rls *m, struct cost_run *run, double ratio, uint32_t enough)
 {
     bool is_off = ratio > COST_JUMP || ratio < 1 / COST_JUMP, is_rare = run->share < ODD_SHARE;
     run->share += ODD_RATE * (is_off - run->share);
@@ -177,9 +179,9 @@ static enum odd look(struct rls *m, struct cost_run *run, double ratio)
     if (!is_off)
         return AS_USUAL;
     run->ratio[run->n++] = ratio;
-    if (run->n < COST_RUN)
+    if (run->n < enough)
         return run->n == 1 && !is_rare ? AS_USUAL : ODD;
-    double factor = median(run->ratio); /* what tells coefficients apart stays as it was */
+    double factor = median(run->ratio, run->n); /* what tells coefficients apart stays as it was */
     for (int i = 0; i < 3; i++)
         m->w[i] *= factor;
     run->n = 0;
@@ -187,16 +189,26 @@ static enum odd look(struct rls *m, struct cost_run *run, double ratio)
     return JUMPED;
 }
 
+static void note_usual(double *usual, double slowdown)
+{
+    *usual = *usual > 0 ? *usual * pow(slowdown / *usual, USUAL_RATE) : slowdown;
+}
+
 /* In a step with both, what the one half is predicted to take is taken off, and the other learns from the rest. */
-struct cost_model cost_observe(struct cost_model m, const struct cost_step *s)
+static struct cost_model observe(struct cost_model m, const struct cost_step *s, bool is_sure)
 {
     double decode = cost_decode_ms(&m, s->batch, s->context);
     double both = cost_step_ms(&m, s->prefill_tokens, s->prefill_square, s->batch, s->context);
     const double *p = m.prefill_unit, *d = m.decode_unit;
     if (!(s->ms > LEAST_MS) || !(both > 0))
         return m;
-    enum odd prefill_odd = s->prefill_tokens ? look(&m.prefill, &m.prefill_run, s->ms / both) : AS_USUAL;
-    enum odd decode_odd = s->batch ? look(&m.decode, &m.decode_run, s->ms / both) : AS_USUAL;
+    uint32_t enough = is_sure ? 1 : s->ms < both ? COST_SHORT_RUN : COST_RUN;
+    enum odd prefill_odd = s->prefill_tokens ? look(&m.prefill, &m.prefill_run, s->ms / both, enough) : AS_USUAL;
+    enum odd decode_odd = s->batch ? look(&m.decode, &m.decode_run, s->ms / both, enough) : AS_USUAL;
+    if (s->prefill_tokens)
+        note_usual(&m.usual_prefill, cost_prefill_slowdown(&m));
+    if (s->batch)
+        note_usual(&m.usual_decode, cost_decode_slowdown(&m));
     if (prefill_odd || decode_odd)
         return m;
     if (s->prefill_tokens) {
@@ -207,4 +219,34 @@ struct cost_model cost_observe(struct cost_model m, const struct cost_step *s)
         learn(&m.decode, &m.decode_error, (double[]){d[0], d[1] * s->context, d[2] * s->batch}, decode, s->ms);
     }
     return m;
+}
+
+struct cost_model cost_observe(struct cost_model m, const struct cost_step *step)
+{
+    return observe(m, step, false);
+}
+
+struct cost_model cost_believe(struct cost_model m, const struct cost_step *step)
+{
+    return observe(m, step, true);
+}
+
+static struct cost_model at_speed(const struct cost_model *m, double prefill, double decode)
+{
+    struct cost_model at = *m;
+    for (int i = 0; i < 3; i++) {
+        at.prefill.w[i] *= prefill / cost_prefill_slowdown(m);
+        at.decode.w[i] *= decode / cost_decode_slowdown(m);
+    }
+    return at;
+}
+
+struct cost_model cost_as_profiled(const struct cost_model *m)
+{
+    return at_speed(m, 1, 1);
+}
+
+struct cost_model cost_as_usual(const struct cost_model *m)
+{
+    return at_speed(m, m->usual_prefill > 0 ? m->usual_prefill : 1, m->usual_decode > 0 ? m->usual_decode : 1);
 }

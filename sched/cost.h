@@ -11,7 +11,8 @@
  * Coefficients are learned by recursive least squares of relative errors, so that short steps count as much as long ones, and in
  * units of the profile's coefficients, so that each may be off by as much. A machine whose speed changes at once (a throttled
  * clock, a noisy neighbour that comes or goes) is followed at once: where COST_RUN steps in a row are all off in one direction by
- * more than COST_JUMP, all coefficients are scaled by the median of their ratios. An odd step among others that are as predicted
+ * more than COST_JUMP, all coefficients are scaled by the median of their ratios; two are enough where they are shorter than
+ * predicted, since nothing but speed makes a step short. An odd step among others that are as predicted
  * (its process was stopped meanwhile) teaches nothing.
  *
  * A model is a value: observing gives the next one. Milliseconds and tokens throughout.
@@ -53,6 +54,8 @@ struct cost_run {           /* steps that are off by more than COST_JUMP */
 
 struct cost_model {
     double prefill_unit[3], decode_unit[3]; /* what a coefficient of 1 stands for: the profile's */
+    double usual_prefill,
+        usual_decode; /* times as long as the profile says, over the latest thousand steps or so; 0: not known */
     struct rls prefill, decode;
     struct cost_run prefill_run, decode_run;
     struct cost_term prefill_error, decode_error;
@@ -65,6 +68,11 @@ struct cost_model cost_make(const struct cost_profile *profile);
 struct cost_model cost_like(
     const struct cost_model *other); /* what it learned as the start, with as little confidence */
 struct cost_model cost_observe(struct cost_model m, const struct cost_step *step);
+/* The same of a step that was tried to find out: it is believed at once, however odd. */
+struct cost_model cost_believe(struct cost_model m, const struct cost_step *step);
+/* m as its profile said, before anything was measured; or where the usual speed was slower, at that speed. */
+struct cost_model cost_as_profiled(const struct cost_model *m);
+struct cost_model cost_as_usual(const struct cost_model *m);
 
 /* All of n tokens, in chunks of at most chunk (0: one). 0 tokens take no time. */
 double cost_prefill_ms(const struct cost_model *m, double n_tokens, double cached, uint32_t chunk);
