@@ -15,7 +15,7 @@ static const double WAITING = 0.5;         /* a millisecond of waiting, in milli
 static const double WAITING_UNLIMITED = 1; /* ...and without */
 static const double UNLIMITED_TOKEN =
     0.5;                               /* a millisecond that tokens without a limit take longer, here and of others */
-static const double DISTURBED = 0.01;  /* the same of sequences that wait for a chunk and have a limit that is kept */
+static const double DISTURBED = 0.02;  /* the same of sequences that wait for a chunk and have a limit that is kept */
 static const double TIE = 0.07;        /* what one prefill may be predicted slower than another and still be taken, */
 static const double DECODE_TIE = 0.15; /* and one decode worker: steps differ by less than they are measured */
 static const double PROMPTS_TO_COME =
