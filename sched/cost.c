@@ -73,7 +73,7 @@ double cost_decode_ms(const struct cost_model *m, double batch, double context)
 
 double cost_shared_ms(const struct cost_model *m)
 {
-    return fmax(fmin(m->prefill_unit[0] * m->prefill.w[0], m->decode_unit[0] * m->decode.w[0]), 0);
+    return fmax(m->decode_unit[0] * m->decode.w[0], 0);
 }
 
 double cost_step_ms(const struct cost_model *m, double n, double square, double batch, double context)
@@ -88,15 +88,18 @@ double cost_profile_step_ms(const struct cost_profile *c, const struct cost_step
     const double *p = c->prefill, *d = c->decode;
     double prefill = s->prefill_tokens ? p[0] + p[1] * s->prefill_tokens + p[2] * s->prefill_square : 0;
     double decode = s->batch ? d[0] + d[1] * s->context + d[2] * s->batch : 0;
-    return prefill + decode - (prefill > 0 && decode > 0 ? fmin(p[0], d[0]) : 0);
+    return prefill > 0 && decode > 0 ? fmax(prefill + decode - d[0], fmax(prefill, decode)) : prefill + decode;
 }
 
 /* The positive root of d n^2 + (b + 2 d cached) n = left - a, which is what fits but for rounding. */
 uint32_t cost_chunk_within(const struct cost_model *m, double limit_ms, double batch, double context, double cached,
                            uint32_t max)
 {
-    double left = limit_ms - cost_decode_ms(m, batch, context) + (batch > 0 ? cost_shared_ms(m) : 0);
+    double decode = cost_decode_ms(m, batch, context);
+    double left = fmin(limit_ms, limit_ms - decode + cost_shared_ms(m));
     const double *u = m->prefill_unit, *w = m->prefill.w;
+    if (decode > limit_ms)
+        return 0;
     if (cost_prefill_ms(m, max, cached, 0) <= left)
         return max;
     double d = u[2] * w[2], b = u[1] * w[1] + 2 * d * cached, room = left - u[0] * w[0];

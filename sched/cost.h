@@ -5,8 +5,9 @@
  *                                                             the square telescopes, so chunks need not be summed)
  *     decode step of a batch:                                 a + b (sum of contexts) + d (sequences)
  *
- *     step with both:                                     the sum, less the smaller of the two fixed parts a: launches
- *                                                             and reads of the weights happen once
+ *     step with both:                                     the sum, less the decode step's fixed part a; never less than one alone
+ *                                                             (the weights are read once, hidden behind the chunk's arithmetic;
+ *                                                             measured: docs/simulate.md, Profiles)
  *
  * Coefficients are learned by recursive least squares of relative errors, so that short steps count as much as long ones, and in
  * units of the profile's coefficients, so that each may be off by as much. A machine whose speed changes at once (a throttled
@@ -69,7 +70,7 @@ double cost_prefill_ms(const struct cost_model *m, double n_tokens, double cache
 double cost_decode_ms(const struct cost_model *m, double batch, double context);
 /* One step: prompt tokens with their sum of n (n + 2 cached), beside a batch that decodes; 0 tokens or an empty batch is fine. */
 double cost_step_ms(const struct cost_model *m, double n_tokens, double square, double batch, double context);
-/* What a step with both saves beside two steps. */
+/* What a step with both saves compared with two steps, at most. */
 double cost_shared_ms(const struct cost_model *m);
 /* The largest chunk whose step stays within limit_ms beside that batch; 0: none does. At most max. */
 uint32_t cost_chunk_within(const struct cost_model *m, double limit_ms, double batch, double context, double cached,

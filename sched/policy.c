@@ -141,8 +141,8 @@ struct prefill_view policy_view_aggregated(const struct policy_worker *workers, 
     view_prefix(w, r, &v);
     uint32_t blocks = v.store_blocks > v.own_blocks ? v.store_blocks : v.own_blocks;
     double steps = ceil((r->n_tokens - (double)blocks * r->block_tokens) / v.chunk);
-    double step = at.running < 1 ? 0 : cost_decode_ms(w->cost, at.running, at.context);
-    v.compute += steps * step;
+    double beside = cost_decode_ms(w->cost, at.running, at.context) - cost_shared_ms(w->cost);
+    v.compute += at.running < 1 ? 0 : steps * fmax(beside, 0);
     v.ttft = fmax(v.wait, v.load) + v.compute; /* for the end of the step that runs it waits as its legs lately did */
     v.kept = is_kept(w, i, r, v.ttft);
     return v;

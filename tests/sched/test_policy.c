@@ -499,10 +499,14 @@ START_TEST(test_policy_aggregated_chunks_keep_the_others_within_their_tpot)
     ck_assert_uint_eq(p.chunk_tokens, 8192);
     for (uint32_t i = 0; i < POLICY_HORIZONS; i++)
         w.at[i] = (struct policy_load){30, 30000, 90};
+    p = policy_place(&w, 1, &r, NULL, NULL); /* its two steps pay one of the fixed parts */
+    double steps = 2 * (cost_decode_ms(&models[0], 30, 30000) - cost_shared_ms(&models[0]));
+    ck_assert(fabs(p.ttft_ms - cost_prefill_ms(&models[0], 16000, 0, 8192) - steps) < 1e-6);
     w.tpot_limit_ms = 40;
     p = policy_place(&w, 1, &r, NULL, NULL);
     ck_assert(p.chunk_tokens >= 64 && p.chunk_tokens < 4096);
-    ck_assert(cost_prefill_ms(&models[0], p.chunk_tokens, 8000, 0) + cost_decode_ms(&models[0], 30, 30000) <= 40);
+    double n = p.chunk_tokens;
+    ck_assert(cost_step_ms(&models[0], n, n * (n + 2 * 8000), 30, 30000) <= 40);
     w.tpot_limit_ms = 7;
     ck_assert_int_eq(policy_place(&w, 1, &r, NULL, NULL).kind, PLAN_REFUSE);
 }
