@@ -4,6 +4,7 @@
 #include "engine/engine.h"
 #include "engine/ranks.h"
 #include "sched/batching.h"
+#include "sched/sequence.h"
 
 struct seq {
     struct seq *prev, *next; /* engine's list, in order of arrival */
@@ -68,7 +69,7 @@ struct engine {
 
 static inline uint32_t pages_for(const struct engine *e, uint32_t n_tokens)
 {
-    return (n_tokens + e->config.page_tokens - 1) / e->config.page_tokens;
+    return sequence_pages(n_tokens, e->config.page_tokens);
 }
 
 bool seq_grow(struct seq *s, uint32_t n_pages);     /* takes pages up to n_pages; false: none left */

@@ -200,7 +200,7 @@ static uint32_t take_matched(struct seq *s)
         uint32_t first = s->first_page = engine_first_page_after(e, s->n_tokens);
         return first + kvpool_match(e->pool, s->keys + first, s->n_keys - first, s->pages + first);
     }
-    uint32_t matchable = s->want_prompt_logprobs ? 0 : (s->n_tokens - 1) / e->config.page_tokens;
+    uint32_t matchable = s->want_prompt_logprobs ? 0 : sequence_reusable_pages(s->n_tokens, e->config.page_tokens);
     return kvpool_match_window(e->pool, s->keys, matchable, s->pages, &s->first_page);
 }
 
