@@ -104,6 +104,7 @@ struct seq_params {
     uint32_t adapter;         /* 0: none; else adapters[adapter - 1] */
     enum seq_goal goal;
     bool prompt_logprobs;  /* computes the whole prompt, so nothing is matched */
+    uint32_t chunk_tokens; /* most of its prompt in a step; 0: the engine's */
     double tpot_ms;        /* limit from its first token here on, which chunks of others' prompts keep; 0: none */
     void *user;
 };

@@ -376,10 +376,9 @@ static struct terms new_terms(const struct scheduler *s)
 
 /* ------------------------------------------------------------------ probes */
 
-static bool is_slower(const struct cost_model *m, const struct cost_model *than)
+static bool is_slower(const struct cost_model *m, double prefill, double decode)
 {
-    return cost_prefill_slowdown(m) > MUCH_SLOWER * cost_prefill_slowdown(than) ||
-           cost_decode_slowdown(m) > MUCH_SLOWER * cost_decode_slowdown(than);
+    return m->recent_prefill > MUCH_SLOWER * prefill || m->recent_decode > MUCH_SLOWER * decode;
 }
 
 /* Whether q may find out about the worker, which k->reference then says how. */
@@ -390,11 +389,13 @@ static bool may_probe(struct worker *k, const struct sched_request *q, uint64_t 
     if (!k->up || k->info.role == ROLE_STORE || k->first || k->running || k->prober ||
         (k->probed_ns && ms_between(k->probed_ns, now) < PROBE_EVERY_MS))
         return false;
-    k->reference = cost_as_usual(&k->cost);
-    if (is_slower(&k->cost, &k->reference))
-        return true;
-    k->reference = cost_as_profiled(&k->cost);
-    return ms_between(k->measured_ns, now) > PROBE_AFTER_MS && is_slower(&k->cost, &k->reference);
+    const struct cost_model *m = &k->cost;
+    double prefill = m->usual_prefill > 0 ? m->usual_prefill : 1, decode = m->usual_decode > 0 ? m->usual_decode : 1;
+    bool is_usual = !is_slower(m, prefill, decode);
+    if (is_usual && ms_between(k->measured_ns, now) > PROBE_AFTER_MS)
+        prefill = decode = 1;
+    k->reference = cost_at_speed(m, prefill, decode);
+    return is_slower(m, prefill, decode);
 }
 
 /* How many workers q sees as it would if they were as fast as they can be. */

@@ -147,17 +147,23 @@ START_TEST(test_cost_follows_a_speed_that_changes_at_once)
 }
 END_TEST
 
-START_TEST(test_cost_of_a_mixed_step_has_one_fixed_part)
+START_TEST(test_cost_of_a_mixed_step_lacks_the_fixed_part_of_a_decode_step)
 {
     const struct cost_profile p = profile(1);
     struct cost_model m = cost_make(&p);
-    struct cost_step both = {.prefill_tokens = 64, .prefill_square = 64 * 64, .batch = 4, .context = 8000};
-    double prefill = cost_prefill_ms(&m, 64, 0, 0), decode = cost_decode_ms(&m, 4, 8000);
-    double less = fmin(p.prefill[0], p.decode[0]);
-    ck_assert(fabs(cost_step_ms(&m, 64, 64 * 64, 4, 8000) - (prefill + decode - less)) < 1e-9);
+    struct cost_step both = {.prefill_tokens = 512, .prefill_square = 512 * 512, .batch = 4, .context = 8000};
+    double prefill = cost_prefill_ms(&m, 512, 0, 0), decode = cost_decode_ms(&m, 4, 8000);
+    double less = p.decode[0];
+    ck_assert(fabs(cost_step_ms(&m, 512, 512 * 512, 4, 8000) - (prefill + decode - less)) < 1e-9);
     ck_assert(fabs(cost_profile_step_ms(&p, &both) - (prefill + decode - less)) < 1e-9);
-    ck_assert(fabs(cost_step_ms(&m, 64, 64 * 64, 0, 0) - prefill) < 1e-9);
+    ck_assert(fabs(cost_step_ms(&m, 512, 512 * 512, 0, 0) - prefill) < 1e-9);
     ck_assert(fabs(cost_step_ms(&m, 0, 0, 4, 8000) - decode) < 1e-9);
+    struct cost_step small = {
+        .prefill_tokens = 1, .prefill_square = 1, .batch = 4, .context = 8000}; /* hidden behind it */
+    const struct cost_profile free_chunks = {{0, p.prefill[1], p.prefill[2]}, {p.decode[0], p.decode[1], p.decode[2]}};
+    m = cost_make(&free_chunks);
+    ck_assert(fabs(cost_step_ms(&m, 1, 1, 4, 8000) - decode) < 1e-9);
+    ck_assert(fabs(cost_profile_step_ms(&free_chunks, &small) - decode) < 1e-9);
 }
 END_TEST
 
@@ -282,7 +288,7 @@ int main(void)
     tcase_add_test(t, test_cost_learns_from_a_profile_that_is_twice_off);
     tcase_add_test(t, test_cost_learns_nothing_from_a_step_in_which_its_process_was_stopped);
     tcase_add_test(t, test_cost_follows_a_speed_that_changes_at_once);
-    tcase_add_test(t, test_cost_of_a_mixed_step_has_one_fixed_part);
+    tcase_add_test(t, test_cost_of_a_mixed_step_lacks_the_fixed_part_of_a_decode_step);
     tcase_add_test(t, test_cost_of_other_steps_stays_right_while_all_are_alike);
     tcase_add_test(t, test_cost_of_an_unseen_worker_is_its_profile);
     tcase_add_test(t, test_cost_chunk_is_the_largest_that_stays_within_its_limit);
