@@ -1013,7 +1013,7 @@ void scheduler_end(struct scheduler *s, struct sched_request *q, uint64_t now, b
     if (answered && q->state == SCHED_DECODING)
         observe_tpot(s, q, now);
     if (answered)
-        lengths_observe(&s->lengths, q->tenant, q->n_generated);
+        lengths_observe(&s->lengths, q->tenant, q->n_generated, q->max_tokens);
     q->state = SCHED_OVER;
 }
 

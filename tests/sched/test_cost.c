@@ -238,8 +238,8 @@ START_TEST(test_lengths_tell_two_tenants_apart)
     struct lengths l;
     lengths_init(&l);
     for (uint32_t i = 0; i < 400; i++) {
-        lengths_observe(&l, 1, 20 + (uint32_t)(uniform(i, 0) * 20));
-        lengths_observe(&l, 2, 800 + (uint32_t)(uniform(i, 1) * 400));
+        lengths_observe(&l, 1, 20 + (uint32_t)(uniform(i, 0) * 20), 4000);
+        lengths_observe(&l, 2, 800 + (uint32_t)(uniform(i, 1) * 400), 4000);
     }
     double brief = lengths_remaining(&l, 1, 0, 4000), lengthy = lengths_remaining(&l, 2, 0, 4000);
     double stranger = lengths_remaining(&l, 3, 0, 4000);
@@ -254,7 +254,7 @@ START_TEST(test_lengths_remaining_is_the_mean_of_those_that_got_as_long)
     struct lengths l;
     lengths_init(&l);
     for (uint32_t i = 0; i < 2000; i++)
-        lengths_observe(&l, 1, i % 4 ? 16 : 1024); /* three quarters are short, the rest long */
+        lengths_observe(&l, 1, i % 4 ? 16 : 1024, 8192); /* three quarters are short, the rest long */
     double fresh = lengths_remaining(&l, 1, 0, 8192), past = lengths_remaining(&l, 1, 40, 8192);
     double late = lengths_remaining(&l, 1, 900, 8192), longest = lengths_remaining(&l, 1, 3000, 8192);
     ck_assert_msg(fresh > 0.8 * 268 && fresh < 1.2 * 268, "%f", fresh);
@@ -264,13 +264,28 @@ START_TEST(test_lengths_remaining_is_the_mean_of_those_that_got_as_long)
 }
 END_TEST
 
+START_TEST(test_lengths_trust_those_who_get_what_they_ask_for)
+{
+    struct lengths l;
+    lengths_init(&l);
+    for (uint64_t i = 0; i < 300; i++) {
+        uint32_t n = 10 + (uint32_t)(uniform(i, 0) * 1000);
+        lengths_observe(&l, 1, n, n);
+        lengths_observe(&l, 2, n, 4000);
+    }
+    ck_assert(fabs(lengths_remaining(&l, 1, 0, 2000) - 2000) < 200);
+    ck_assert(fabs(lengths_remaining(&l, 1, 500, 600) - 100) < 10);
+    ck_assert(lengths_remaining(&l, 2, 0, 4000) < 800);
+}
+END_TEST
+
 START_TEST(test_lengths_remaining_stays_below_max_tokens)
 {
     struct lengths l;
     lengths_init(&l);
     ck_assert(lengths_remaining(&l, 1, 0, 10) <= 10);
     for (uint32_t i = 0; i < 100; i++)
-        lengths_observe(&l, 1, 500);
+        lengths_observe(&l, 1, 500, 8192);
     for (uint32_t n = 0; n <= 100; n++) {
         double left = lengths_remaining(&l, 1, n, 100);
         ck_assert(left <= 100 - n);
@@ -295,6 +310,7 @@ int main(void)
     tcase_add_test(t, test_cost_profile_says_what_is_wrong);
     tcase_add_test(t, test_lengths_tell_two_tenants_apart);
     tcase_add_test(t, test_lengths_remaining_is_the_mean_of_those_that_got_as_long);
+    tcase_add_test(t, test_lengths_trust_those_who_get_what_they_ask_for);
     tcase_add_test(t, test_lengths_remaining_stays_below_max_tokens);
     suite_add_tcase(s, t);
     return tap_main(s);
