@@ -36,6 +36,7 @@ struct replay_slot {
     _Atomic uint32_t state;
     struct report_request q;
     char prefill[64], decode[64]; /* names of workers; "": none */
+    char plan[16];                /* as the router told; "": nobody told */
     char reason[96];              /* why it was not answered, as the router told; "": it was, or nobody told */
 };
 

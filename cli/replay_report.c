@@ -117,8 +117,9 @@ static void add_requests(struct replay_result *out, const struct replay *r)
         if (slot->state == SLOT_WAITS)
             continue;
         out->requests[n] = slot->q;
-        out->requests[n].prefill = worker_of(r->board, slot->prefill, "prefill");
-        out->requests[n].decode = worker_of(r->board, slot->decode, "decode");
+        bool aggregated = !strcmp(slot->plan, "aggregated"), kept = !strcmp(slot->plan, "kept");
+        out->requests[n].prefill = worker_of(r->board, slot->prefill, aggregated ? "decode" : "prefill");
+        out->requests[n].decode = worker_of(r->board, slot->decode, kept ? "prefill" : "decode");
         out->requests[n].reason = report_reason_of(&out->reasons, slot->reason);
         n++;
     }

@@ -161,9 +161,9 @@ static void on_message(struct rpc_call *rpc, const ProtobufCMessage *base)
     }
 }
 
-static void copy_name(char out[64], ProtobufCBinaryData name)
+static void copy_name(char *out, size_t size, ProtobufCBinaryData name)
 {
-    snprintf(out, 64, "%.*s", (int)(name.len < 63 ? name.len : 63), name.data ? (const char *)name.data : "");
+    snprintf(out, size, "%.*s", (int)(name.len < size ? name.len : size - 1), name.data ? (const char *)name.data : "");
 }
 
 /* What only the end of a stream tells. */
@@ -189,8 +189,9 @@ static void note_end(const struct call *c, struct replay_slot *slot)
         q->predicted_tpot_ms = e->predicted->tpot_ms;
     }
     if (e->placement) {
-        copy_name(slot->prefill, e->placement->prefill);
-        copy_name(slot->decode, e->placement->decode);
+        copy_name(slot->prefill, sizeof(slot->prefill), e->placement->prefill);
+        copy_name(slot->decode, sizeof(slot->decode), e->placement->decode);
+        copy_name(slot->plan, sizeof(slot->plan), e->placement->plan);
     }
 }
 
@@ -583,9 +584,8 @@ static void ask_workers(struct replay *r, struct rpc_client *client)
     struct replay_board *b = r->board;
     for (size_t i = 0; i < status->n_workers && b->n_workers < REPLAY_MAX_WORKERS; i++) {
         struct replay_worker *w = &b->workers[b->n_workers++];
-        copy_name(w->name, status->workers[i]->name);
-        snprintf(w->role, sizeof(w->role), "%.*s", (int)status->workers[i]->role.len,
-                 (const char *)status->workers[i]->role.data);
+        copy_name(w->name, sizeof(w->name), status->workers[i]->name);
+        copy_name(w->role, sizeof(w->role), status->workers[i]->role);
     }
     protobuf_c_message_free_unpacked(m, NULL);
 }

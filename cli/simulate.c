@@ -324,8 +324,8 @@ enum td_status simulate_point_init(struct simulate_point *p, const struct trace 
         return s;
     if (p->o.prefill + p->o.decode > SCHEDULER_MAX_WORKERS)
         return td_fail(e, TD_ERR_INVALID, "--prefill and --decode: more than %d workers", SCHEDULER_MAX_WORKERS);
-    if (p->o.plan[0] == 's' && !p->o.prefill)
-        return td_fail(e, TD_ERR_INVALID, "--plan split needs prefill workers");
+    if ((p->o.plan[0] == 's' || p->o.plan[0] == 'k') && !p->o.prefill)
+        return td_fail(e, TD_ERR_INVALID, "--plan %s needs prefill workers", p->o.plan);
     set_rest(c, &p->o);
     c->cost = p->profiles[0].cost;
     c->decode_cost = p->o.decode_profile ? &p->profiles[1].cost : NULL;

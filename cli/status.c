@@ -3,7 +3,7 @@
  *
  * --json prints one object; scripts rely on its shape:
  *   {"model", "fingerprint", "queued", "running", "accepted", "refused", "failed", "finished", "index_blocks", "ready", "replans",
- *    "replan_budget",
+ *    "replan_budget", "plans": {"split", "aggregated", "kept"} (placements, each re-plan counted),
  *    "workers": [{"name", "role", "pid", "state", "address", "transport", "incarnation" (16 hex digits),
  *                 "pages": {"free", "cached", "held", "leased", "quarantined", "total"},
  *                 "kv_bytes_in", "kv_bytes_out", "running", "waiting", "weight_bytes", "breaker",
@@ -80,11 +80,13 @@ static void print_json(const status_response *s)
     for (size_t i = 0; i < s->n_workers; i++)
         json_array_append_new(workers, json_worker(s->workers[i]));
     cli_print_json(json_pack(
-        "{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:I, s:o}", "model", json_data(s->model),
-        "fingerprint", json_data(s->fingerprint), "queued", (json_int_t)s->queued, "running", (json_int_t)s->running,
-        "accepted", (json_int_t)s->accepted, "refused", (json_int_t)s->refused, "failed", (json_int_t)s->failed,
-        "finished", (json_int_t)s->finished, "index_blocks", (json_int_t)s->index_blocks, "ready", s->ready, "replans",
-        (json_int_t)s->replans, "replan_budget", (json_int_t)s->replan_budget, "workers", workers));
+        "{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:I, s:{s:I, s:I, s:I}, s:o}", "model",
+        json_data(s->model), "fingerprint", json_data(s->fingerprint), "queued", (json_int_t)s->queued, "running",
+        (json_int_t)s->running, "accepted", (json_int_t)s->accepted, "refused", (json_int_t)s->refused, "failed",
+        (json_int_t)s->failed, "finished", (json_int_t)s->finished, "index_blocks", (json_int_t)s->index_blocks,
+        "ready", s->ready, "replans", (json_int_t)s->replans, "replan_budget", (json_int_t)s->replan_budget, "plans",
+        "split", (json_int_t)s->placed_split, "aggregated", (json_int_t)s->placed_aggregated, "kept",
+        (json_int_t)s->placed_kept, "workers", workers));
 }
 
 static void print_workers(const status_response *s)
@@ -140,9 +142,11 @@ static void print_table(const status_response *s)
            s->fingerprint.len ? (int)s->fingerprint.len : 1,
            s->fingerprint.len ? (const char *)s->fingerprint.data : "-");
     printf("requests: %u queued, %u running; %" PRIu64 " accepted, %" PRIu64 " refused, %" PRIu64 " failed, %" PRIu64
-           " finished, %" PRIu64 " planned anew; %" PRIu64 " blocks in the index%s\n\n",
+           " finished, %" PRIu64 " planned anew; %" PRIu64 " blocks in the index%s\n",
            s->queued, s->running, s->accepted, s->refused, s->failed, s->finished, s->replans, s->index_blocks,
            s->ready ? "" : "; not placing requests yet");
+    printf("placed: %" PRIu64 " split, %" PRIu64 " aggregated, %" PRIu64 " kept\n\n", s->placed_split,
+           s->placed_aggregated, s->placed_kept);
     print_workers(s);
     print_stores(s);
 }

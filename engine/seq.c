@@ -55,6 +55,8 @@ enum td_status engine_seq_check(const struct engine *e, const struct seq_params 
         if (p->ids[i] >= e->model.vocab_size)
             return td_fail(error_out, TD_ERR_INVALID, "prompt.ids[%u]: %u is not in the vocabulary of %u", i, p->ids[i],
                            e->model.vocab_size);
+    if (!(p->tpot_ms >= 0 && p->tpot_ms < INFINITY))
+        return td_fail(error_out, TD_ERR_INVALID, "leg.tpot_ms: %g is no limit; 0 is none", p->tpot_ms);
     if (p->adapter > e->config.n_adapters)
         return td_fail(error_out, TD_ERR_INVALID, "adapter: %u, there are %u", p->adapter, e->config.n_adapters);
     return sampling_check(&p->sampling, e->model.vocab_size, error_out);

@@ -105,6 +105,15 @@ bool report_is_met(const struct report_run *run, const struct report_request *q)
     return is_ttft_met(run, q) && is_tpot_met(run, q);
 }
 
+enum report_plan report_plan_of(const struct report_run *run, const struct report_request *q)
+{
+    if (q->prefill < 0 || q->decode < 0)
+        return REPORT_PLAN_UNKNOWN;
+    if (q->prefill != q->decode)
+        return REPORT_SPLIT;
+    return strcmp(run->workers[q->decode].role, "prefill") ? REPORT_AGGREGATED : REPORT_KEPT;
+}
+
 struct counts { /* what rates are made of */
     uint64_t effective, effective_tokens;
 };
@@ -125,6 +134,7 @@ static void count(const struct report_run *run, const struct report_request *q, 
     out->output_tokens += q->n_output;
     for (int i = 0; i < 4; i++)
         out->cached_tokens[i] += q->cached[i];
+    out->plans[report_plan_of(run, q)]++;
     c->effective += met && !q->came_back;
     c->effective_tokens += met && !q->came_back ? q->n_output : 0;
 }
@@ -416,6 +426,14 @@ static void add_cached(struct bytes *out, const struct report_summary *s)
     bytes_printf(out, "\n");
 }
 
+static void add_plans(struct bytes *out, const struct report_summary *s)
+{
+    const uint64_t *n = s->plans;
+    if (n[REPORT_SPLIT] + n[REPORT_AGGREGATED] + n[REPORT_KEPT])
+        bytes_printf(out, "plans          %" PRIu64 " split, %" PRIu64 " aggregated, %" PRIu64 " kept\n",
+                     n[REPORT_SPLIT], n[REPORT_AGGREGATED], n[REPORT_KEPT]);
+}
+
 static void add_offered(struct bytes *out, const struct report_offered *o)
 {
     bytes_printf(
@@ -529,6 +547,7 @@ void report_table(const struct report_run *run, struct bytes *out)
     add_line(out, "sent late by", &s.sent_late);
     bytes_printf(out, "tokens         %.1f/s out, %.1f/s in and out\n", s.output_throughput, s.total_token_throughput);
     add_cached(out, &s);
+    add_plans(out, &s);
     add_predictions(out, run, &s);
     if (s.came_back)
         bytes_printf(out,

@@ -51,6 +51,9 @@ struct report_request {
     const float *token_ms; /* [n_output] since arrival, borrowed; NULL: not kept */
 };
 
+/* Which worker did what: two, a decode worker alone, a prefill worker alone. */
+enum report_plan { REPORT_PLAN_UNKNOWN, REPORT_SPLIT, REPORT_AGGREGATED, REPORT_KEPT, REPORT_PLANS };
+
 struct report_worker {
     const char *name, *role; /* "prefill-1", "prefill" | "decode" | "both" */
     double busy_ms, joules;  /* NAN: not known */
@@ -92,6 +95,9 @@ struct report_run {
 /* Answered within its limits. */
 bool report_is_met(const struct report_run *run, const struct report_request *q);
 
+/* By its workers and their roles. Unknown where a worker is not known. */
+enum report_plan report_plan_of(const struct report_run *run, const struct report_request *q);
+
 /* Order statistics as numpy's default (linear interpolation between closest ranks), of finite values only; n = 0: all NAN. */
 struct report_stats {
     uint64_t n;
@@ -114,6 +120,7 @@ enum { REPORT_QUARTERS = 4 };
 struct report_summary {
     uint64_t sent, answered, refused, failed, cut_short, met, came_back, admitted_then;
     uint64_t input_tokens, output_tokens, cached_tokens[4];
+    uint64_t plans[REPORT_PLANS]; /* of the answered */
     double duration_s, offered_rate, request_throughput, output_throughput, total_token_throughput;
     double goodput_at_rate, goodput_effective, goodput_effective_tokens, attainment, attainment_admitted;
     struct report_offered offered; /* all requests */

@@ -186,6 +186,12 @@ static void add_tiers(struct bytes *out, const struct report_summary *s)
     add_real(out, "cached_share", all > 0 ? (double)(c[0] + c[1] + c[2] + c[3]) / all : 0);
 }
 
+static void add_plans(struct bytes *out, const struct report_summary *s)
+{
+    bytes_printf(out, ",\"plans\":{\"split\":%" PRIu64 ",\"aggregated\":%" PRIu64 ",\"kept\":%" PRIu64 "}",
+                 s->plans[REPORT_SPLIT], s->plans[REPORT_AGGREGATED], s->plans[REPORT_KEPT]);
+}
+
 static void add_summary(struct bytes *out, const struct report_summary *s)
 {
     add_whole(out, "sent", s->sent);
@@ -218,6 +224,7 @@ static void add_summary(struct bytes *out, const struct report_summary *s)
     add_stats(out, "ttft_error_last_value", &s->ttft_error_last_value);
     add_stats(out, "tpot_error", &s->tpot_error);
     add_tiers(out, s);
+    add_plans(out, s);
     add_real(out, "joules", s->total_joules);
     add_real(out, "joules_per_token", s->joules_per_token);
 }
@@ -384,11 +391,21 @@ static void add_tokens(struct bytes *out, const struct report_run *run, const st
     bytes_append(out, "]", 1);
 }
 
+/* Follows from the workers: a reader finds it again by itself. */
+static void add_plan_column(struct bytes *out, const struct report_run *run)
+{
+    bytes_printf(out, ",\"plan\":[");
+    for (uint64_t i = 0; i < run->n_requests; i++)
+        bytes_printf(out, i ? ",%d" : "%d", (int)report_plan_of(run, &run->requests[i]));
+    bytes_append(out, "]", 1);
+}
+
 static void add_requests(struct bytes *out, const struct report_run *run, const struct report_parts *parts)
 {
     bytes_printf(out, ",\"requests\":{\"n\":%" PRIu64, run->n_requests);
     for (int i = 0; i < REPORT_COLUMNS; i++)
         add_column(out, run, &report_columns[i], parts->digits);
+    add_plan_column(out, run);
     add_tokens(out, run, parts);
     bytes_append(out, "}", 1);
 }

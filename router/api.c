@@ -348,6 +348,9 @@ void router_answer_status(struct router *r, struct rpc_call *call)
     answer.refused = metrics_get(r->counters, ROUTER_REFUSED);
     answer.failed = metrics_get(r->counters, ROUTER_FAILED);
     answer.finished = metrics_get(r->counters, ROUTER_FINISHED);
+    answer.placed_split = metrics_get(r->counters, ROUTER_SPLIT);
+    answer.placed_aggregated = metrics_get(r->counters, ROUTER_AGGREGATED);
+    answer.placed_kept = metrics_get(r->counters, ROUTER_KEPT);
     answer.index_blocks = index_blocks(r->index);
     answer.ready = r->ready;
     answer.replan_budget = (uint64_t)retry_budget_left(&r->budget, clock_now(&r->clock));

@@ -208,7 +208,7 @@ void place_queued(struct router *r)
         give_up(r);
         return;
     }
-    if (!r->ready || !r->known)
+    if (!r->ready || !r->known || !can_serve(r))
         return;
     for (struct request *q = r->requests, *next; q && r->n_unsubmitted; q = next) {
         next = q->next;

@@ -6,7 +6,7 @@
  *        +----replan_request------+
  *
  * Split: both legs go out at once under one transfer id. The first token (from the prefill worker) is shown as soon as the
- * decode worker has accepted, asked for long before.
+ * decode worker has accepted, asked for long before. Aggregated and kept: one worker has the only leg, and nothing is waited for.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -160,7 +160,8 @@ void request_peer_lost(struct request *q, struct peer *peer)
         legs_release_prefill(q);
         return;
     }
-    snprintf(text, sizeof(text), "%s worker %s was lost", prefill_lost ? "prefill" : "decode", peer->name);
+    const char *part = prefill_lost && decode_lost ? "" : prefill_lost ? "prefill " : "decode ";
+    snprintf(text, sizeof(text), "%sworker %s was lost", part, peer->name);
     replan_request(q, REPLAN_LOST, text);
 }
 

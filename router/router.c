@@ -187,7 +187,9 @@ static void take_mail(struct router *r)
 
 bool can_serve(const struct router *r)
 {
-    return peer_has_role(r, ROLE_DECODE) && (place_forced(r) != FORCE_SPLIT || peer_has_role(r, ROLE_PREFILL));
+    enum plan_force force = place_forced(r);
+    bool needs_prefill = force == FORCE_SPLIT || force == FORCE_KEPT;
+    return peer_has_role(r, ROLE_DECODE) && (!needs_prefill || peer_has_role(r, ROLE_PREFILL));
 }
 
 /* After a start: everyone that can be reached has told what it holds, or has had its time. */

@@ -143,7 +143,7 @@ struct request {
     uint32_t n_replans;
 
     /* of the present placement */
-    struct peer *prefill, *decode; /* equal when aggregated; NULL when their leg is over */
+    struct peer *prefill, *decode; /* equal when one worker has both phases; NULL when their leg is over */
     struct peer *placed_prefill, *placed_decode;
     char prefill_name[64], decode_name[64];
     uint64_t counter;                   /* of its transfer id: what comes under an old one is not for us any more */

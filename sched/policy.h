@@ -18,7 +18,8 @@
  *   mooncake      Algorithm 1 of the paper (FAST '25): least TTFT; a prefix is fetched where the best match is over
  *                 POLICY_BALANCE times the local one. Refuses by TTFT and TBT.
  *   headroom      (Glia's HRA, arXiv 2510.27176): fewest in flight among those with pages for prompt and 0.6 of it, and 3 % left.
- *   mixed-pool    (Splitwise): shortest queue in the prompt pool, least memory in the token pool; a full pool borrows of the other.
+ *   mixed-pool    (Splitwise): shortest queue in the prompt pool, least memory in the token pool. A full pool borrows a machine of the
+ *                 other pool, which takes both phases: aggregated on a token machine, kept on a prompt machine.
  *   cache-aware   (SGLang's gateway): longest match in the worker's own pool where it is over half of the prompt, else, and when loads
  *                 differ too much, the fewest in flight.
  *   least-loaded, round-robin, random.

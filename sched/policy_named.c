@@ -116,21 +116,44 @@ static double in_turn(const struct choice *c, uint32_t i)
     return (before + n - c->r->number % n) % n;
 }
 
+/* Memory in use; INFINITY: full, for an answer of the length that is expected. */
+static double free_memory(const struct choice *c, uint32_t i)
+{
+    const struct policy_worker *w = &c->workers[i];
+    bool fits = w->at[0].running + 1 <= w->max_batch && w->at[0].pages + policy_pages(c->r) <= w->total_pages;
+    return fits ? memory(c, i) : INFINITY;
+}
+
+/* A prompt machine that could take both phases now. */
+static double lent_memory(const struct choice *c, uint32_t i)
+{
+    return isfinite(short_queue(c, i)) ? free_memory(c, i) : INFINITY;
+}
+
+/*
+ * Splitwise, section IV-A: each pool takes its own phase; a machine of the other pool is borrowed where a pool is full. A borrowed
+ * machine has both phases here, since KV moves from prompt machines to token machines only.
+ */
 static bool mixed_pool(struct choice *c, uint32_t *prefill, uint32_t *decode)
 {
+    bool lends = c->r->force == FORCE_NONE;
     struct choice tokens = *c;
     tokens.role = ROLE_DECODE;
-    if (!least(&tokens, memory, decode))
-        return false;
-    if (least(c, short_queue, prefill) || (c->r->force == FORCE_SPLIT && least(c, queue, prefill)))
+    if (!least(&tokens, free_memory, decode)) {
+        if (lends && least(c, lent_memory, prefill)) { /* the token pool is full: a prompt machine takes both */
+            *decode = *prefill;
+            return true;
+        }
+        if (!least(&tokens, memory, decode))
+            return false;
+    }
+    if (least(c, short_queue, prefill))
         return true;
-    if (c->r->force == FORCE_SPLIT)
-        return false;
-    if (least(&tokens, short_queue, prefill)) { /* the prompt pool is full: a token machine takes both */
+    if (lends && least(&tokens, short_queue, prefill)) { /* the prompt pool is full: a token machine takes both */
         *decode = *prefill;
         return true;
     }
-    return least(c, queue, prefill) || (*prefill = *decode, true);
+    return least(c, queue, prefill) || (lends && (*prefill = *decode, true));
 }
 
 bool policy_choose_named(const struct policy_worker *workers, uint32_t n, const struct policy_request *r,
@@ -142,17 +165,19 @@ bool policy_choose_named(const struct policy_worker *workers, uint32_t n, const 
     static const score_fn DECODE[POLICIES] = {
         [POLICY_MOONCAKE] = step,          [POLICY_HEADROOM] = headroom,   [POLICY_CACHE_AWARE] = in_flight,
         [POLICY_LEAST_LOADED] = in_flight, [POLICY_ROUND_ROBIN] = in_turn, [POLICY_RANDOM] = by_chance};
-    struct choice c = {workers, n, r, ROLE_PREFILL};
+    struct choice prompts = {workers, n, r, ROLE_PREFILL}, tokens = {workers, n, r, ROLE_DECODE};
+    bool whole = r->force == FORCE_AGGREGATED || r->force == FORCE_KEPT, found;
+    enum policy rule = r->policy == POLICY_MIXED_POOL ? POLICY_LEAST_LOADED : r->policy; /* of one pool alone */
     uint32_t prefill = 0, decode = 0;
-    bool split = r->force != FORCE_AGGREGATED, found;
-    if (r->policy == POLICY_MIXED_POOL && split) {
-        found = mixed_pool(&c, &prefill, &decode);
+    if (r->policy == POLICY_MIXED_POOL && !whole) {
+        found = mixed_pool(&prompts, &prefill, &decode);
+    } else if (r->force == FORCE_KEPT) {
+        found = least(&prompts, PREFILL[rule], &prefill);
+        decode = prefill;
     } else {
-        found = split && least(&c, PREFILL[r->policy == POLICY_MIXED_POOL ? POLICY_LEAST_LOADED : r->policy], &prefill);
-        c.role = ROLE_DECODE;
-        bool some = least(&c, DECODE[r->policy == POLICY_MIXED_POOL ? POLICY_LEAST_LOADED : r->policy], &decode);
-        prefill = found ? prefill : decode; /* no prefill worker: an aggregated cluster */
-        found = some && (found || r->force != FORCE_SPLIT);
+        bool splits = !whole && least(&prompts, PREFILL[rule], &prefill);
+        found = least(&tokens, DECODE[rule], &decode) && (splits || r->force != FORCE_SPLIT);
+        prefill = splits ? prefill : decode; /* no prefill worker: an aggregated cluster */
     }
     if (!found)
         return false;

@@ -105,10 +105,11 @@ def test_workers_check_at_their_own_door():
                 s.n_prompt = kw.get("n_prompt", len(m.leg.ids))
                 s.temperature = kw.get("temperature", 0)
                 s.stop_ids.extend(kw.get("stop_ids", []))
+                m.leg.tpot_ms = kw.get("tpot_ms", 0)
                 return m
             bad = [leg(1, ids=[]), leg(2, ids=[9999]), leg(3, max_tokens=0), leg(4, max_tokens=2 ** 32 - 1),
                    leg(5, temperature=NAN), leg(6, root=b"short"), leg(7, kind=wp.LEG_DECODE), leg(8, n_prompt=50),
-                   leg(9, stop_ids=[70000]), leg(10, ids=[1] * 8192)]
+                   leg(9, stop_ids=[70000]), leg(10, ids=[1] * 8192), leg(11, tpot_ms=-1), leg(12, tpot_ms=NAN), leg(13, tpot_ms=INF)]
             messages = [wp.RouterMessage(hello=wp.RouterHello(protocol=1, incarnation=incarnation, secret_proof=proof)),
                         *bad, leg(99)]
             for number, m in enumerate(messages, 1):
@@ -128,8 +129,9 @@ def test_workers_check_at_their_own_door():
                     break
             done.set()
             call.cancel()
-            for i in range(1, 11):
+            for i in range(1, 14):
                 assert ends[i][0] == -1 and ends[i][1], (i, ends[i])
+            assert all(ends[i][1].startswith(b"leg.tpot_ms: ") for i in (11, 12, 13)), ends
             assert ends[99][0] == 0, ends[99]
         c.audit(3)
 

@@ -71,7 +71,7 @@ def test_aggregated_cluster_gives_golden_tokens():
 @test
 def test_one_process_gives_golden_tokens():
     text = "".join(json.dumps(r) + "\n" for r in golden_requests(DEMO_GOLDEN))
-    for plan in ("split", "aggregated"):
+    for plan in ("split", "aggregated", "kept"):
         out = subprocess.run([TANDEM, "generate", "--jsonl", "--local", "--model", DEMO, "--plan", plan, "--worker-options",
                               "--pool-bytes 64M"], input=text, capture_output=True, text=True, timeout=120 * SLOW)
         assert out.returncode == 0, out.stderr

@@ -1,4 +1,4 @@
-"""Requests with adapters: by name, together, split and aggregated, out of stores, after a loss; and what is refused."""
+"""Requests with adapters: by name, together, split, aggregated and kept, out of stores, after a loss; and what is refused."""
 import array, os, struct, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from families import *
@@ -50,7 +50,7 @@ def test_answers_are_the_same_however_requests_with_adapters_are_served():
     for key, value in plain.items():
         assert value == want[f"{key}-"], "who asks for none is changed"
         assert len({json.dumps(want[f"{key}-{lora}"]) for lora in ("", "a", "b")}) == 3, "adapters change nothing"
-    for plan in ("split", "aggregated", "auto"):
+    for plan in ("split", "aggregated", "kept", "auto"):
         with Cluster(model=model(NAME), prefill=1, decode=2, store=True, plan=plan, worker_args=SERVED) as c:
             first = c.generate(requests(), ["--concurrency", "9"])
             assert tokens(first) == want, plan

@@ -1,6 +1,6 @@
 """Lost workers, failed transfers, refused and unheard legs: the router plans anew, and clients see a pause, then the same stream.
 
-Default: 20 losses, and some with stores and in an aggregated cluster. TANDEM_LONG=replan: 1,000. TANDEM_SEED=N, or --seed N before
+Default: 20 losses, and some with stores, in an aggregated cluster and with kept requests. TANDEM_LONG=replan: 1,000. TANDEM_SEED=N, or --seed N before
 the tests' names: another run; TANDEM_COUNT=N, --count N: so many losses (a long run may be shared out). The histogram of what was
 going on at each loss is printed.
 """
@@ -182,6 +182,11 @@ def test_streams_are_the_same_with_stores_that_are_lost_too():
 @test
 def test_streams_are_the_same_in_an_aggregated_cluster():
     campaign(max(LOSSES // 4, 4), [(s, "decode") for s in SIGNALS], prefill=0, decode=2)
+
+
+@test
+def test_streams_are_the_same_where_prefill_workers_go_on_to_decode():
+    campaign(max(LOSSES // 4, 4), [(s, "prefill") for s in SIGNALS], prefill=2, decode=1, plan="kept")
 
 
 class Flight:

@@ -15,7 +15,7 @@ def ask(c, **kw):
 @test
 def test_top_logprobs_come_with_every_token_whatever_the_plan():
     want = None
-    for plan in ("split", "aggregated"):
+    for plan in ("split", "aggregated", "kept"):
         with Cluster(plan=plan) as c:
             for _ in range(5 if plan == "split" else 1):  # of both workers' first tokens either may come first
                 r = ask(c, top_logprobs=5, logprobs=True, bypass_cache=True)
@@ -42,7 +42,7 @@ def test_allowed_ids_and_min_tokens_bound_what_is_drawn():
 def test_typical_p_and_top_p_are_the_same_everywhere():
     settings = dict(greedy=False, temperature=1.3, typical_p=0.7, top_k=300, min_p=0.001, seed=11, logprobs=True)
     results = []
-    for args in ({"plan": "split"}, {"plan": "aggregated"}, {"prefill": 0, "decode": 1, "worker_args": ["--chunk-tokens", "16"]}):
+    for args in ({"plan": "split"}, {"plan": "kept"}, {"prefill": 0, "decode": 1, "worker_args": ["--chunk-tokens", "16"]}):
         with Cluster(**args) as c:
             r = ask(c, **settings)
             results.append((r["token_ids"], r["logprobs"]))
@@ -54,7 +54,7 @@ def test_typical_p_and_top_p_are_the_same_everywhere():
 @test
 def test_choices_are_what_they_are_alone_and_share_the_prompt():
     settings = dict(greedy=False, temperature=1.1, seed=5, logprobs=True)
-    for args in ({"plan": "split", "prefill": 1, "decode": 2}, {"prefill": 0, "decode": 1}):
+    for args in ({"plan": "split", "prefill": 1, "decode": 2}, {"prefill": 0, "decode": 1}, {"plan": "kept"}):
         with Cluster(**args) as c:
             client = Client(c.router.address)
             r = ask(c, n=4, **settings)

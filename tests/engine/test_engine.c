@@ -665,6 +665,16 @@ START_TEST(test_engine_refuses_bad_requests_by_field)
         ck_assert_int_eq(engine_seq_open(f.engine, &p, &seq, &e), TD_ERR_INVALID);
         ck_assert_msg(strstr(e.text, BAD[i].field) != NULL, "'%s' does not name %s", e.text, BAD[i].field);
     }
+    const double no_limits[] = {-1, (double)NAN, (double)INFINITY, -(double)INFINITY};
+    for (int i = 0; i < 4; i++) {
+        const uint32_t ids[] = {1, 2, 3};
+        struct seq_params p = greedy(ids, 3, 8);
+        struct td_error e = {{0}};
+        struct seq *seq = NULL;
+        p.tpot_ms = no_limits[i];
+        ck_assert_int_eq(engine_seq_open(f.engine, &p, &seq, &e), TD_ERR_INVALID);
+        ck_assert_msg(strstr(e.text, "leg.tpot_ms") != NULL, "'%s' does not name leg.tpot_ms", e.text);
+    }
     teardown(&f);
 }
 END_TEST

@@ -49,7 +49,7 @@ def test_requests_that_together_fill_the_pools_all_get_on():
     requests = [{"id": str(i), "prompt_ids": ids(rnd.choice((16, 200, 700, 900)), i), "max_tokens": rnd.choice((1, 30, 90)),
                  "greedy": True, "ignore_eos": True} for i in range(80)]
     want = {}
-    for plan, pages in (("split", 2000), ("split", 64), ("aggregated", 64)):  # 64: what the largest needs, and one page
+    for plan, pages in (("split", 2000), ("split", 64), ("aggregated", 64), ("kept", 64)):  # 64: what the largest needs, and one page
         with Cluster(dummy=DIMS, plan=plan, worker_args=[*SIM, "--pages", str(pages), "--chunk-tokens", "128", "--max-rows",
                      "256", "--sim-prefill", "300,2,0", "--sim-decode", "500,0,0", "--max-context", "1008"]) as c:
             got = {k: r.get("token_ids") for k, r in c.generate(requests, timeout=60).items()}

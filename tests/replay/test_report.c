@@ -250,6 +250,34 @@ START_TEST(test_report_counts_over_all_that_was_offered)
 }
 END_TEST
 
+START_TEST(test_report_tells_the_plan_of_each_request_and_counts_them)
+{
+    struct report_run run = hand_made();
+    struct report_summary s;
+    struct report_file *f;
+    struct td_error e = {{0}};
+    struct bytes text = {0}, json = {0};
+    REQUESTS[1].prefill = 1; /* a decode worker alone */
+    REQUESTS[2].decode = 0;  /* a prefill worker alone */
+    const enum report_plan plans[] = {REPORT_SPLIT, REPORT_AGGREGATED, REPORT_KEPT, REPORT_PLAN_UNKNOWN};
+    for (int i = 0; i < 4; i++)
+        ck_assert_int_eq(report_plan_of(&run, &REQUESTS[i]), plans[i]);
+    report_summarize(&run, &s);
+    ck_assert(s.plans[REPORT_SPLIT] == 1 && s.plans[REPORT_AGGREGATED] == 1 && s.plans[REPORT_KEPT] == 1);
+    report_table(&run, &text);
+    ck_assert_ptr_nonnull(strstr(text.data, "plans          1 split, 1 aggregated, 1 kept\n"));
+    report_json(&run, true, &json);
+    ck_assert_ptr_nonnull(strstr(json.data, "\"plans\":{\"split\":1,\"aggregated\":1,\"kept\":1}"));
+    ck_assert_ptr_nonnull(strstr(json.data, "\"plan\":[1,2,3,0]"));
+    ck_assert_msg(!report_parse(json.data, json.len, &f, &e), "%s", e.text);
+    for (int i = 0; i < 4; i++)
+        ck_assert_int_eq(report_plan_of(report_file_run(f), &report_file_run(f)->requests[i]), plans[i]);
+    report_close(f);
+    bytes_free(&text);
+    bytes_free(&json);
+}
+END_TEST
+
 START_TEST(test_report_reasons_stay_few)
 {
     struct report_reasons r = {.n = 0};
@@ -493,6 +521,7 @@ int main(void)
     tcase_add_test(c, test_report_goodput_by_its_definitions_differs);
     tcase_add_test(c, test_report_of_a_search_without_a_bad_rate_has_no_most);
     tcase_add_test(c, test_report_counts_over_all_that_was_offered);
+    tcase_add_test(c, test_report_tells_the_plan_of_each_request_and_counts_them);
     tcase_add_test(c, test_report_reasons_stay_few);
     tcase_add_test(c, test_report_check_finds_each_broken_identity);
     tcase_add_test(c, test_report_json_gives_the_run_again);

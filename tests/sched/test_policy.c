@@ -703,6 +703,59 @@ START_TEST(test_policy_cache_aware_leaves_the_prefix_when_loads_are_uneven)
 }
 END_TEST
 
+static void use_pages(struct policy_worker *w, double running, double pages)
+{
+    for (uint32_t i = 0; i < POLICY_HORIZONS; i++)
+        w->at[i] = (struct policy_load){running, 1000 * running, pages};
+}
+
+START_TEST(test_policy_mixed_pool_borrows_machines_of_either_pool)
+{
+    struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_PREFILL), worker(ROLE_DECODE), worker(ROLE_DECODE)};
+    struct policy_request r = ask(16000);
+    r.policy = POLICY_MIXED_POOL;
+    ck_assert_int_eq(policy_place(w, 4, &r, NULL, NULL).kind, PLAN_SPLIT);
+    use_pages(&w[2], 20, 990); /* the token pool is full, by memory and by its batch */
+    use_pages(&w[3], w[3].max_batch, 100);
+    use_pages(&w[0], 4, 40);
+    struct plan p = policy_place(w, 4, &r, NULL, NULL);
+    ck_assert(p.kind == PLAN_KEPT && p.prefill == 1 && p.decode == 1 && p.now);
+    w[1].queued_tokens = 8000; /* its queue is full */
+    p = policy_place(w, 4, &r, NULL, NULL);
+    ck_assert(p.kind == PLAN_KEPT && p.prefill == 0 && p.decode == 0);
+    r.force = FORCE_SPLIT;
+    ck_assert_int_eq(policy_place(w, 4, &r, NULL, NULL).kind, PLAN_SPLIT);
+    r.force = FORCE_NONE;
+    use_pages(&w[0], 4, 990); /* nobody has room: it waits for the token machine with the least in memory */
+    p = policy_place(w, 4, &r, NULL, NULL);
+    ck_assert(p.kind == PLAN_SPLIT && p.prefill == 0 && p.decode == 3 && !p.now);
+    use_pages(&w[3], 4, 100); /* the token pool has room, and the prompt pool's queues are full */
+    w[0].queued_tokens = 8000;
+    p = policy_place(w, 4, &r, NULL, NULL);
+    ck_assert(p.kind == PLAN_AGGREGATED && p.decode == 3);
+}
+END_TEST
+
+/* Of every policy. */
+START_TEST(test_policy_keeps_where_it_is_forced_to)
+{
+    uint32_t n[POLICIES] = {0};
+    for (uint64_t seed = 0; seed < ROUNDS * POLICIES; seed++) {
+        struct scene s;
+        make_scene(&s, seed, false);
+        s.r.force = FORCE_KEPT;
+        struct plan p = place(&s);
+        if (p.kind == PLAN_REFUSE)
+            continue;
+        ck_assert_int_eq(p.kind, PLAN_KEPT);
+        ck_assert(p.prefill == p.decode && s.workers[p.prefill].role == ROLE_PREFILL && s.workers[p.prefill].usable);
+        n[s.r.policy]++;
+    }
+    for (uint32_t i = 0; i < POLICIES; i++)
+        ck_assert_msg(n[i] > ROUNDS / 10, "policy %u: %u", i, n[i]);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("policy");
@@ -732,6 +785,8 @@ int main(void)
     tcase_add_test(t, test_policy_choices_of_one_call_share_a_decode_worker);
     tcase_add_test(t, test_policy_headroom_and_mixed_pool_go_where_there_is_memory);
     tcase_add_test(t, test_policy_cache_aware_leaves_the_prefix_when_loads_are_uneven);
+    tcase_add_test(t, test_policy_mixed_pool_borrows_machines_of_either_pool);
+    tcase_add_test(t, test_policy_keeps_where_it_is_forced_to);
     suite_add_tcase(s, t);
     return tap_main(s);
 }
