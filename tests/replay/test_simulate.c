@@ -335,7 +335,7 @@ enum load { UNIQUE, SHARED, ONE_BY_ONE, LONG_ONES, BURST, MIXED, LOADS };
 /* concurrent_out: each follows the one so far before it, so that there are always as many; 0: they come by the clock. */
 static void make_load(struct maker *m, enum load load, uint32_t *concurrent_out)
 {
-    static const uint32_t N[LOADS] = {3000, 4000, 800, 3000, 200, 3000};
+    static const uint32_t N[LOADS] = {3000, 4000, 2400, 3000, 200, 3000};
     double at = 0;
     *concurrent_out = load == SHARED ? 480 : load == ONE_BY_ONE;
     if (load == MIXED) {
