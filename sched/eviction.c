@@ -319,7 +319,7 @@ static void use(struct eviction *e, struct eviction_item *item, uint64_t now, bo
         item->frequency++;
     if (is_new || (gains && now != item->last_used)) {
         end_life(r, item, !is_new, now);
-        item->is_generous &= !is_new; /* nothing that continues it is here, so it is drawn anew */
+        item->is_generous &= !is_new; /* nothing that continues it is here: not bound by what it had */
         count(r, item);
         if (follows(r, item, now))
             hold_back(r, item);

@@ -55,7 +55,7 @@ struct eviction_item {    /* embedded in what is to be evicted; zero-initialised
     bool in_main : 1;     /* s3fifo: which queue */
     bool is_tail : 1;     /* optional, set before a use: the request ends in it, and it may not be full */
     bool was_tail : 1;    /* at the last use */
-    bool is_generous : 1; /* tandem: one of the requests that used it was drawn to get generous terms */
+    bool is_generous : 1; /* tandem: one of the requests that used it got generous terms */
 };
 
 struct eviction;
