@@ -103,12 +103,13 @@ struct seq_params {
     struct block_key root;    /* of the prefix keys: another one for each adapter */
     uint32_t adapter;         /* 0: none; else adapters[adapter - 1] */
     enum seq_goal goal;
-    bool prompt_logprobs;  /* computes the whole prompt, so nothing is matched */
-    double tpot_ms;        /* limit from its first token here on, which chunks of others' prompts keep; 0: none */
+    bool prompt_logprobs; /* computes the whole prompt, so nothing is matched */
+    double
+        tpot_ms; /* limit from its first token here on, which chunks of others' prompts keep; >= 0 and finite; 0: none */
     void *user;
 };
 
-/* Validates at this door: ids, lengths against context and pool, sampling. TD_ERR_INVALID names the field. */
+/* Validates at this door: ids, lengths against context and pool, sampling, tpot_ms. TD_ERR_INVALID names the field. */
 enum td_status engine_seq_check(const struct engine *e, const struct seq_params *p, struct td_error *error_out);
 enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, struct seq **out,
                                struct td_error *error_out);
