@@ -214,7 +214,7 @@ enum td_status bench_engine(const struct bench_options *o, struct bench_rows *ou
         longest = !runs[i].batch && runs[i].n_prompt > longest ? runs[i].n_prompt : longest;
     }
     if (!s)
-        s = bench_engine_open(&b->m, o, pool_tokens, longest, e);
+        s = bench_engine_open(&b->m, o, pool_tokens, longest, 0, e);
     for (uint32_t i = 0; i < MAX_RUNS && runs[i].n_prompt && !s; i++)
         s = measure(b, &runs[i], e);
     bench_engine_close(&b->m);

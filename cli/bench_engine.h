@@ -17,16 +17,17 @@ struct bench_engine {
     struct model *model;
     struct engine *engine;
     struct seq *seqs[BENCH_ENGINE_SEQS];
-    bool adopts;                /* what the last goal was */
+    bool adopts;           /* what the last goal was */
+    uint32_t chunk_beside; /* most prompt tokens a step beside decoding, of sequences opened from now on; 0: no limit */
     uint32_t n_tokens, n_ended; /* of all sequences since the caller last set them to 0 */
     uint64_t hash;              /* of tokens and the bits of their log-probabilities, likewise */
 };
 
 /* The model of --model, else of --dummy; its configuration only. */
 enum td_status bench_engine_resolve(struct bench_engine *b, const struct bench_options *o, struct td_error *error_out);
-/* Weights and a pool of that many tokens. bench_engine_close() also after a failure. */
+/* Weights and a pool of that many tokens. chunk_tokens 0: max_rows. bench_engine_close() also after a failure. */
 enum td_status bench_engine_open(struct bench_engine *b, const struct bench_options *o, uint32_t pool_tokens,
-                                 uint32_t max_rows, struct td_error *error_out);
+                                 uint32_t max_rows, uint32_t chunk_tokens, struct td_error *error_out);
 void bench_engine_close(struct bench_engine *b);
 
 /* A prompt of that length into slot < BENCH_ENGINE_SEQS, which is free; max_tokens: of the answer. */

@@ -65,7 +65,7 @@ enum td_status bench_engine_resolve(struct bench_engine *b, const struct bench_o
 }
 
 enum td_status bench_engine_open(struct bench_engine *b, const struct bench_options *o, uint32_t pool_tokens,
-                                 uint32_t max_rows, struct td_error *e)
+                                 uint32_t max_rows, uint32_t chunk_tokens, struct td_error *e)
 {
     const struct geometry_options g = options_of(o);
     struct kernels_config k = b->geometry.kernels;
@@ -87,6 +87,7 @@ enum td_status bench_engine_open(struct bench_engine *b, const struct bench_opti
         .n_pages = pool_tokens / BENCH_PAGE_TOKENS,
         .max_batch = BENCH_ENGINE_SEQS,
         .max_rows = max_rows,
+        .chunk_tokens = chunk_tokens,
         .clock = &b->clock,
         .callbacks = {b, on_admitted, on_pages_ready, on_token, on_end, on_block},
     };
@@ -112,7 +113,8 @@ enum td_status bench_engine_seq(struct bench_engine *b, uint32_t slot, uint32_t 
                                  .n_ids = n_prompt,
                                  .n_prompt = n_prompt,
                                  .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = max_tokens},
-                                 .goal = goal};
+                                 .goal = goal,
+                                 .chunk_tokens = b->chunk_beside};
     b->adopts = goal == SEQ_ADOPT;
     enum td_status s = engine_seq_open(b->engine, &p, &b->seqs[slot], e);
     free(ids);

@@ -2,8 +2,9 @@
  * What a worker of this machine is to tandem simulate: the times of single steps, and the coefficients that fit them.
  *
  * Prompts of several lengths are computed in chunks, so that a chunk is seen after many cached lengths; batches of several sizes decode
- * behind contexts of several lengths. A time is the median of a kind of step. The file has the rows themselves (replay/profile.h): it
- * can be read again when the fit changes.
+ * behind contexts of several lengths. Mixed steps, a chunk of a prompt beside a batch that decodes, are not part of the fit: they show
+ * how good the model of such a step is (sched/cost.h). A time is the median of a kind of step. The file has the rows themselves
+ * (replay/profile.h): it can be read again when the fit changes.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -21,12 +22,14 @@ enum {
     ANSWER = 17,
     MAX_BATCH = 16,
     BATCH_CONTEXT = 8192, /* most tokens of a batch's contexts: their prompts have to be computed first */
+    MIXED_ANSWER = 128,   /* long enough for the batch to decode beside all of its prompts */
+    MIN_CHUNK = 16,
     MIN_REPEATS = 3,
-    MAX_KINDS = 128,
+    MAX_KINDS = 256,
     MAX_TIMES = 1024,
 };
 
-struct kind { /* of steps that are alike */
+struct kind { /* of steps that are alike; mixed ones have a prompt and a batch */
     double n_prompt, cached;
     uint32_t batch;
     double context; /* of each; the mean */
@@ -70,8 +73,10 @@ static double median(struct kind *k)
 
 /* ------------------------------------------------------------------- steps */
 
-static enum td_status run_prompt(struct profile_bench *b, uint32_t n_prompt, struct td_error *e)
+/* Alone: batch is 0. */
+static enum td_status run_prompt(struct profile_bench *b, uint32_t batch, uint32_t n_prompt, struct td_error *e)
 {
+    (void)batch;
     enum td_status s = bench_engine_seq(&b->m, 0, n_prompt, 1, SEQ_FIRST_TOKEN, e);
     b->m.n_ended = 0;
     for (double cached = 0; !s && !b->m.n_ended;) {
@@ -100,13 +105,46 @@ static enum td_status run_batch(struct profile_bench *b, uint32_t batch, uint32_
     return s;
 }
 
-/* batch 0: a prompt. */
-static enum td_status repeat(struct profile_bench *b, uint32_t batch, uint32_t n, struct td_error *e)
+/* A prompt of two chunks beside the batch. */
+static enum td_status run_beside(struct profile_bench *b, uint32_t batch, uint32_t slot, uint32_t chunk,
+                                 struct td_error *e)
+{
+    b->m.chunk_beside = chunk;
+    enum td_status s = bench_engine_seq(&b->m, slot, 2 * chunk, 1, SEQ_FIRST_TOKEN, e);
+    b->m.chunk_beside = 0;
+    for (double cached = 0; !s && cached < 2 * chunk;) {
+        engine_step(b->m.engine);
+        const struct cost_step step = engine_last_step(b->m.engine);
+        if (step.batch == batch)
+            add_step(kind_of(b, step.prefill_tokens, cached, batch, step.context / batch), step.ms);
+        cached += step.prefill_tokens;
+    }
+    return s;
+}
+
+/* One batch, and beside it a prompt for each size of chunk. */
+static enum td_status run_mixed(struct profile_bench *b, uint32_t batch, uint32_t context, struct td_error *e)
+{
+    enum td_status s = TD_OK;
+    b->m.n_ended = b->m.n_tokens = 0;
+    for (uint32_t i = 0; i < batch && !s; i++)
+        s = bench_engine_seq(&b->m, i, context, MIXED_ANSWER, SEQ_GENERATE, e);
+    while (!s && engine_load(b->m.engine).waiting_tokens)
+        engine_step(b->m.engine);
+    for (uint32_t chunk = MIN_CHUNK, slot = batch; chunk <= CHUNK && 2 * chunk <= b->longest && !s; chunk *= 2)
+        s = run_beside(b, batch, slot++, chunk, e);
+    bench_engine_close_seqs(&b->m);
+    return s;
+}
+
+typedef enum td_status run_kind(struct profile_bench *b, uint32_t batch, uint32_t n, struct td_error *e);
+
+static enum td_status repeat(struct profile_bench *b, run_kind *run, uint32_t batch, uint32_t n, struct td_error *e)
 {
     uint64_t start = clock_now(&b->m.clock);
     enum td_status s = TD_OK;
     for (uint32_t i = 0; !s && (i < MIN_REPEATS || clock_now(&b->m.clock) - start < b->row_ns); i++)
-        s = batch ? run_batch(b, batch, n, e) : run_prompt(b, n, e);
+        s = run(b, batch, n, e);
     return s;
 }
 
@@ -114,10 +152,13 @@ static enum td_status measure(struct profile_bench *b, struct td_error *e)
 {
     enum td_status s = TD_OK;
     for (uint32_t n = 16; n <= b->longest && !s; n *= 2)
-        s = repeat(b, 0, n, e);
+        s = repeat(b, run_prompt, 0, n, e);
     for (uint32_t batch = 1; batch <= MAX_BATCH && !s; batch *= 2)
         for (uint32_t n = 64; n <= b->longest && n * batch <= BATCH_CONTEXT && !s; n *= 4)
-            s = repeat(b, batch, n, e);
+            s = repeat(b, run_batch, batch, n, e);
+    for (uint32_t batch = 1; batch <= MAX_BATCH && !s; batch *= 4)
+        for (uint32_t n = 64; n <= b->longest && n * batch <= BATCH_CONTEXT && !s; n *= 4)
+            s = repeat(b, run_mixed, batch, n, e);
     return s;
 }
 
@@ -126,13 +167,16 @@ static enum td_status measure(struct profile_bench *b, struct td_error *e)
 static json_t *rows_as_json(struct profile_bench *b, const char *model)
 {
     const struct geometry *g = &b->m.geometry;
-    json_t *prefill = json_array(), *prefix = json_array(), *decode = json_array();
+    json_t *prefill = json_array(), *prefix = json_array(), *decode = json_array(), *mixed = json_array();
     for (uint32_t i = 0; i < b->n_kinds; i++) {
         struct kind *k = &b->kinds[i];
         if (!k->n)
             continue;
         double ms = median(k);
-        if (k->batch)
+        if (k->batch && k->n_prompt > 0)
+            json_array_append_new(mixed, json_pack("{s:i, s:f, s:f, s:f, s:f}", "batch", (int)k->batch, "context",
+                                                   k->context, "tokens", k->n_prompt, "prefix", k->cached, "ms", ms));
+        else if (k->batch)
             json_array_append_new(
                 decode, json_pack("{s:i, s:f, s:f}", "batch", (int)k->batch, "context", k->context, "ms", ms));
         else if (k->cached > 0)
@@ -141,10 +185,10 @@ static json_t *rows_as_json(struct profile_bench *b, const char *model)
         else
             json_array_append_new(prefill, json_pack("{s:i, s:f, s:f}", "batch", 1, "isl", k->n_prompt, "ms", ms));
     }
-    return json_pack("{s:[{s:s, s:s, s:s, s:i, s:s, s:f, s:o, s:o, s:o}]}", "profiles", "gpu", "none", "model", model,
-                     "backend", "tandem", "tp", 1, "precision", g->compute == COMPUTE_F32 ? "f32" : "bf16",
+    return json_pack("{s:[{s:s, s:s, s:s, s:i, s:s, s:f, s:o, s:o, s:o, s:o}]}", "profiles", "gpu", "none", "model",
+                     model, "backend", "tandem", "tp", 1, "precision", g->compute == COMPUTE_F32 ? "f32" : "bf16",
                      "kv_bytes_per_token", (double)kv_layout_page_bytes(&g->layout) / BENCH_PAGE_TOKENS, "prefill",
-                     prefill, "prefill_prefix", prefix, "decode", decode);
+                     prefill, "prefill_prefix", prefix, "decode", decode, "mixed", mixed);
 }
 
 /* Before anything is measured, so that a name that can't be written is known at once. */
@@ -164,6 +208,14 @@ static enum td_status write_file(struct profile_bench *b, const char *text, stru
 
 /* ------------------------------------------------------------------ output */
 
+static void add_mixed(const struct profile_mixed *m, struct bench_rows *out)
+{
+    bench_add(out, "%", 100 * m->sum_error, 0, "mixed steps: median error of the sum");
+    bench_add(out, "%", 100 * m->smaller_error, 0, "mixed steps: less the smaller fixed part");
+    bench_add(out, "%", 100 * m->model_error, 0, "mixed steps: less the decode step's fixed part (the model)");
+    bench_add(out, "%", 100 * m->share_error, 0, "mixed steps: less %.2f of it, the best share", m->share);
+}
+
 static void add_rows(struct profile_bench *b, const struct worker_profile *fit, struct bench_rows *out)
 {
     static const char *const OF_PREFILL[] = {"a chunk", "a token", "n (n + 2 cached)"};
@@ -172,20 +224,29 @@ static void add_rows(struct profile_bench *b, const struct worker_profile *fit, 
     for (uint32_t i = 0; i < b->n_kinds; i++) {
         struct kind *k = &b->kinds[i];
         double n = k->n_prompt;
+        const struct cost_step step = {.n_prompts = n > 0,
+                                       .prefill_tokens = (uint32_t)n,
+                                       .prefill_square = n * (n + 2 * k->cached),
+                                       .batch = k->batch,
+                                       .context = k->batch * k->context};
+        double fitted = cost_profile_step_ms(&fit->cost, &step);
         if (!k->n)
             continue;
-        if (k->batch)
-            bench_add(out, "ms", median(k), d[0] + d[1] * k->batch * k->context + d[2] * k->batch,
-                      "decode of %u behind %.0f; limit: the fit", k->batch, k->context);
+        if (k->batch && n > 0)
+            bench_add(out, "ms", median(k), fitted,
+                      "prefill of %.0f after %.0f, decode of %u behind %.0f; limit: the fit", n, k->cached, k->batch,
+                      k->context);
+        else if (k->batch)
+            bench_add(out, "ms", median(k), fitted, "decode of %u behind %.0f; limit: the fit", k->batch, k->context);
         else
-            bench_add(out, "ms", median(k), p[0] + p[1] * n + p[2] * n * (n + 2 * k->cached),
-                      "prefill of %.0f after %.0f; limit: the fit", n, k->cached);
+            bench_add(out, "ms", median(k), fitted, "prefill of %.0f after %.0f; limit: the fit", n, k->cached);
     }
     for (int i = 0; i < 3; i++)
         bench_add(out, "us", p[i] * 1e3, 0, "prefill: %s", OF_PREFILL[i]);
     for (int i = 0; i < 3; i++)
         bench_add(out, "us", d[i] * 1e3, 0, "decode: %s", OF_DECODE[i]);
     bench_add(out, "%", 100 * fit->fit_error, 0, "mean error of the fit");
+    add_mixed(&fit->mixed, out);
 }
 
 static enum td_status finish(struct profile_bench *b, const struct bench_options *o, struct bench_rows *out,
@@ -214,9 +275,10 @@ enum td_status bench_profile(const struct bench_options *o, struct bench_rows *o
     if (!s)
         s = open_file(b, o->profile, e);
     if (!s) {
-        uint32_t most = b->m.geometry.config.max_positions - ANSWER;
+        uint32_t most = b->m.geometry.config.max_positions - MIXED_ANSWER;
         b->longest = most < LONGEST ? most : LONGEST;
-        s = bench_engine_open(&b->m, o, 2 * BATCH_CONTEXT + MAX_BATCH * (ANSWER + BENCH_PAGE_TOKENS), CHUNK, e);
+        s = bench_engine_open(&b->m, o, 2 * BATCH_CONTEXT + MAX_BATCH * (MIXED_ANSWER + BENCH_PAGE_TOKENS),
+                              CHUNK + MAX_BATCH, CHUNK, e);
     }
     if (!s)
         s = measure(b, e);

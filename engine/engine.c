@@ -319,11 +319,11 @@ static void plan(struct engine *e)
     for (uint32_t i = 0; i < kept; i++) {
         const struct seq *s = e->batch[i];
         uint32_t n_pending = s->n_tokens - s->n_computed;
-        bool decoding = n_pending == 1 && s->n_tokens > s->n_prompt;
+        bool decoding = sequence_decodes(s->n_tokens, s->n_prompt, s->n_computed);
         items[i] = (struct batch_item){.n_pending = n_pending,
                                        .n_computed = s->n_computed,
                                        .decoding = decoding,
-                                       .chunk = e->config.chunk_tokens,
+                                       .chunk = s->chunk_tokens,
                                        .room_ms = decoding ? room_ms(s, now) : INFINITY};
     }
     batching_plan(items, kept, e->config.max_rows, &e->cost, rows);
@@ -515,15 +515,7 @@ static struct cost_step describe(const struct engine *e)
     struct cost_step step = {0};
     for (uint32_t i = 0; i < e->n_batch; i++) {
         const struct seq *s = e->batch[i];
-        double n = s->n_rows, cached = s->n_computed;
-        if (s->n_rows == 1 && s->n_tokens > s->n_prompt) {
-            step.batch++;
-            step.context += cached;
-        } else {
-            step.n_prompts++;
-            step.prefill_tokens += s->n_rows;
-            step.prefill_square += n * (n + 2 * cached);
-        }
+        sequence_add_to_step(&step, s->n_rows, s->n_tokens, s->n_prompt, s->n_computed);
     }
     return step;
 }
@@ -556,7 +548,7 @@ uint32_t engine_step(struct engine *e)
     e->last_step = describe(e);
     uint64_t start = clock_now(e->config.clock);
     if (e->sim)
-        forward_sim_run(e->sim, &batch, e->logits, e->sampled);
+        forward_sim_run(e->sim, &batch, &e->last_step, e->logits, e->sampled);
     else
         ranks_run(e->ranks, &batch);
     e->last_step.ms = (double)(clock_now(e->config.clock) - start) * 1e-6;

@@ -103,9 +103,9 @@ struct seq_params {
     struct block_key root;    /* of the prefix keys: another one for each adapter */
     uint32_t adapter;         /* 0: none; else adapters[adapter - 1] */
     enum seq_goal goal;
-    bool prompt_logprobs; /* computes the whole prompt, so nothing is matched */
-    double
-        tpot_ms; /* limit from its first token here on, which chunks of others' prompts keep; >= 0 and finite; 0: none */
+    bool prompt_logprobs;  /* computes the whole prompt, so nothing is matched */
+    uint32_t chunk_tokens; /* most of its prompt in a step; 0: the engine's */
+    double tpot_ms;        /* from its first token here on; chunks of others' prompts keep it; finite; 0: none */
     void *user;
 };
 

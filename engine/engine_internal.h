@@ -4,6 +4,7 @@
 #include "engine/engine.h"
 #include "engine/ranks.h"
 #include "sched/batching.h"
+#include "sched/sequence.h"
 
 struct seq {
     struct seq *prev, *next; /* engine's list, in order of arrival */
@@ -26,8 +27,9 @@ struct seq {
     uint32_t n_keys, n_named, n_reported; /* n_reported: pages told by on_pages_ready in all layers */
 
     bool want_prompt_logprobs;
+    uint32_t chunk_tokens;
     double tpot_ms;
-    uint32_t n_before; /* tokens before the first one that came here */
+    uint32_t n_before;      /* tokens before the first one that came here */
     float *prompt_logprobs; /* [n_prompt] */
 
     uint32_t n_rows; /* in the step being built */
@@ -70,7 +72,7 @@ struct engine {
 
 static inline uint32_t pages_for(const struct engine *e, uint32_t n_tokens)
 {
-    return (n_tokens + e->config.page_tokens - 1) / e->config.page_tokens;
+    return sequence_pages(n_tokens, e->config.page_tokens);
 }
 
 bool seq_grow(struct seq *s, uint32_t n_pages);     /* takes pages up to n_pages; false: none left */

@@ -121,22 +121,6 @@ static void make_logits(const struct forward_sim *f, const struct forward_batch 
 
 /* --------------------------------------------------------------------- time */
 
-static double step_ns(const struct forward_sim *f, const struct forward_batch *b)
-{
-    struct cost_step step = {0};
-    for (uint32_t i = 0; i < b->n_seqs; i++) {
-        double n = b->seqs[i].n_rows, cached = b->seqs[i].first_pos;
-        if (b->seqs[i].n_rows > 1) {
-            step.prefill_tokens += b->seqs[i].n_rows;
-            step.prefill_square += n * (n + 2 * cached);
-        } else {
-            step.batch++;
-            step.context += cached;
-        }
-    }
-    return cost_profile_step_ms(&f->cost.step_ns, &step);
-}
-
 /* Box and Muller; another sequence in every process. */
 static double noise(struct forward_sim *f)
 {
@@ -154,11 +138,11 @@ static void sleep_until(const struct clock *clock, uint64_t then_ns)
     }
 }
 
-void forward_sim_run(struct forward_sim *f, const struct forward_batch *b, float *logits_out,
-                     struct k_sampled *sampled_out)
+void forward_sim_run(struct forward_sim *f, const struct forward_batch *b, const struct cost_step *step,
+                     float *logits_out, struct k_sampled *sampled_out)
 {
     uint64_t begin_ns = clock_now(f->clock);
-    double took_ns = step_ns(f, b) * noise(f);
+    double took_ns = cost_profile_step_ms(&f->cost.step_ns, step) * noise(f);
     uint32_t n_layers = f->layout.n_layers, per_call = b->layers_per_call;
     if (b->n_rows > f->cap_words) {
         f->cap_words = b->n_rows;

@@ -29,6 +29,6 @@ enum td_status forward_sim_open(const struct kv_layout *layout, uint32_t vocab_s
                                 const struct clock *clock, struct forward_sim **out, struct td_error *error_out);
 void forward_sim_close(struct forward_sim *f); /* NULL is fine */
 
-/* As forward_run. on_layers comes at even times over the step. */
-void forward_sim_run(struct forward_sim *f, const struct forward_batch *batch, float *logits_out,
-                     struct k_sampled *sampled_out);
+/* As forward_run; the step, as the cost model is told of it, says how long it takes. on_layers comes at even times over it. */
+void forward_sim_run(struct forward_sim *f, const struct forward_batch *batch, const struct cost_step *step,
+                     float *logits_out, struct k_sampled *sampled_out);

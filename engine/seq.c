@@ -123,6 +123,7 @@ enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, str
     s->addresses = mem_array((size_t)e->n_views * s->cap_pages, sizeof(*s->addresses));
     s->keys = mem_array(s->cap_pages, sizeof(*s->keys));
     s->want_prompt_logprobs = p->prompt_logprobs;
+    s->chunk_tokens = p->chunk_tokens ? p->chunk_tokens : e->config.chunk_tokens;
     s->tpot_ms = p->tpot_ms;
     if (p->prompt_logprobs) {
         s->prompt_logprobs = mem_array(p->n_prompt, sizeof(float));
@@ -202,7 +203,7 @@ static uint32_t take_matched(struct seq *s)
         uint32_t first = s->first_page = engine_first_page_after(e, s->n_tokens);
         return first + kvpool_match(e->pool, s->keys + first, s->n_keys - first, s->pages + first);
     }
-    uint32_t matchable = s->want_prompt_logprobs ? 0 : (s->n_tokens - 1) / e->config.page_tokens;
+    uint32_t matchable = s->want_prompt_logprobs ? 0 : sequence_reusable_pages(s->n_tokens, e->config.page_tokens);
     return kvpool_match_window(e->pool, s->keys, matchable, s->pages, &s->first_page);
 }
 

@@ -155,6 +155,95 @@ static enum td_status read_rows(const json_t *profile, const char *list, const c
     return TD_OK;
 }
 
+/* Steps with both, as the cost model describes them. */
+struct mixed_rows {
+    struct cost_step *at;
+    uint32_t n;
+};
+
+static enum td_status read_mixed(const json_t *profile, struct mixed_rows *out, struct td_error *e)
+{
+    const json_t *rows = json_object_get(profile, "mixed"), *row;
+    size_t i;
+    if (rows && !json_is_array(rows))
+        return td_fail(e, TD_ERR_INVALID, "mixed: expected a list");
+    if (json_array_size(rows) > MAX_ROWS)
+        return td_fail(e, TD_ERR_INVALID, "mixed: more than %d rows", MAX_ROWS);
+    out->at = mem_array(json_array_size(rows), sizeof(*out->at));
+    json_array_foreach(rows, i, row)
+    {
+        double batch, context, tokens, prefix, ms;
+        if (!number(row, "batch", 1, &batch) || !number(row, "context", 1, &context) ||
+            !number(row, "tokens", 1, &tokens) || !number(row, "prefix", 0, &prefix) || !number(row, "ms", 1e-6, &ms) ||
+            batch > UINT32_MAX || tokens > UINT32_MAX)
+            return td_fail(e, TD_ERR_INVALID,
+                           "mixed[%zu]: expected positive numbers batch, context, tokens and ms, and prefix", i);
+        out->at[out->n++] = (struct cost_step){.n_prompts = 1,
+                                               .prefill_tokens = (uint32_t)tokens,
+                                               .prefill_square = tokens * (tokens + 2 * prefix),
+                                               .batch = (uint32_t)batch,
+                                               .context = batch * context,
+                                               .ms = ms};
+    }
+    return TD_OK;
+}
+
+struct weighted {
+    double value, weight;
+};
+
+static int compare(const void *a, const void *b)
+{
+    const struct weighted *x = a, *y = b;
+    return (x->value > y->value) - (x->value < y->value);
+}
+
+static double median(struct weighted *w, uint32_t n)
+{
+    double half = 0;
+    uint32_t i = 0;
+    qsort(w, n, sizeof(*w), compare);
+    for (uint32_t k = 0; k < n; k++)
+        half += w[k].weight / 2;
+    while (i + 1 < n && (half -= w[i].weight) > 0)
+        i++;
+    return w[i].value;
+}
+
+/* Of the sum of both halves, less some milliseconds. */
+static double mixed_error(const struct mixed_rows *rows, const double *sums, double less, struct weighted *errors)
+{
+    for (uint32_t i = 0; i < rows->n; i++)
+        errors[i] = (struct weighted){fabs((sums[i] - less) / rows->at[i].ms - 1), 1};
+    return median(errors, rows->n);
+}
+
+/* The share with the least mean of relative errors: the median of each row's own share, each with the weight 1 / ms. */
+static struct profile_mixed judge_mixed(const struct mixed_rows *rows, const struct cost_profile *cost)
+{
+    struct profile_mixed m = {.n_rows = rows->n};
+    double fixed = cost->decode[0], *sums = mem_array(rows->n, sizeof(*sums));
+    struct weighted *w = mem_array(rows->n, sizeof(*w));
+    for (uint32_t i = 0; i < rows->n; i++) {
+        struct cost_step prompt = rows->at[i], batch = rows->at[i];
+        prompt.batch = batch.prefill_tokens = 0;
+        sums[i] = cost_profile_step_ms(cost, &prompt) + cost_profile_step_ms(cost, &batch);
+        w[i] = (struct weighted){fixed > 0 ? (sums[i] - rows->at[i].ms) / fixed : 0, 1 / rows->at[i].ms};
+    }
+    if (rows->n) {
+        m.share = median(w, rows->n);
+        m.sum_error = mixed_error(rows, sums, 0, w);
+        m.smaller_error = mixed_error(rows, sums, fmin(fixed, cost->prefill[0]), w);
+        m.share_error = mixed_error(rows, sums, m.share * fixed, w);
+        for (uint32_t i = 0; i < rows->n; i++)
+            sums[i] = cost_profile_step_ms(cost, &rows->at[i]);
+        m.model_error = mixed_error(rows, sums, 0, w);
+    }
+    free(sums);
+    free(w);
+    return m;
+}
+
 static bool has_word(const json_t *profile, const char *word)
 {
     static const char *const MEMBERS[] = {"gpu", "model", "backend", "precision"};
@@ -263,6 +352,7 @@ static enum td_status fit_profile(const json_t *p, struct worker_profile *out, s
     static const char *const PREFILL[] = {"batch", "isl"}, *const PREFIX[] = {"isl_total", "prefix"},
                              *const DECODE[] = {"batch", "context"};
     struct rows prefill = {0}, decode = {0};
+    struct mixed_rows mixed = {0};
     double errors[2];
     *out = (struct worker_profile){.fit_error = 0};
     enum td_status s = read_rows(p, "prefill", PREFILL, &prefill, e);
@@ -270,14 +360,20 @@ static enum td_status fit_profile(const json_t *p, struct worker_profile *out, s
         s = read_rows(p, "prefill_prefix", PREFIX, &prefill, e);
     if (!s)
         s = read_rows(p, "decode", DECODE, &decode, e);
+    if (!s)
+        s = read_mixed(p, &mixed, e);
     if (!s && (!fit(&prefill, out->cost.prefill, &errors[0]) || !fit(&decode, out->cost.decode, &errors[1])))
         s = td_fail(e, TD_ERR_INVALID, "prefill or decode: too few different rows to fit three coefficients");
-    out->fit_error = s ? 0 : fmax(errors[0], errors[1]);
+    if (!s) {
+        out->fit_error = fmax(errors[0], errors[1]);
+        out->mixed = judge_mixed(&mixed, &out->cost);
+    }
     number(p, "kv_bytes_per_token", 0, &out->kv_bytes_per_token);
     number(p, "pool_bytes", 0, &out->pool_bytes);
     derive_memory(p, out);
     free(prefill.x);
     free(decode.x);
+    free(mixed.at);
     return s;
 }
 

@@ -7,7 +7,12 @@
  *
  *     {"profiles": [{"gpu": "h200_sxm", "model": "meta-llama/Meta-Llama-3.1-8B", "backend": "vllm", "tp": 1, "precision": "bf16",
  *       "prefill": [{"batch": 1, "isl": 128, "ms": 6.2}, ...], "prefill_prefix": [{"isl_total": 8192, "prefix": 4096, "ms": 106}, ...],
- *       "decode": [{"batch": 16, "context": 4096, "ms": 7.5}, ...]}, ...]}
+ *       "decode": [{"batch": 16, "context": 4096, "ms": 7.5}, ...],
+ *       "mixed": [{"batch": 4, "context": 64, "tokens": 128, "prefix": 0, "ms": 9.1}, ...]}, ...]}
+ *
+ * A mixed row is a step in which a chunk of tokens, after prefix cached ones, is computed beside batch sequences that decode behind
+ * contexts whose mean is context. The coefficients are not fitted to mixed rows; the rows show how good the model of such a step is
+ * (sched/cost.h). Every list is optional, but prefill and decode must have enough rows for a fit.
  *
  * FILE names the only profile of a file, FILE:WORD,WORD,... the first whose gpu, model, backend, tpN and precision have all the words.
  * Coefficients are fitted to its rows by least squares of relative errors, none below 0.
@@ -26,6 +31,15 @@
 /* One H200 SXM, Llama-3.1-8B in bf16: a fit to TensorRT-LLM's step times. The benches' and tests' machine. */
 #define PROFILE_H200_8B "3526,18.5,0.000535:5228,0.0293,8.088"
 
+/* How far predictions of the mixed rows are off: medians of |predicted / row - 1|. */
+struct profile_mixed {
+    uint32_t n_rows;           /* 0: the file has none, and the rest is 0 */
+    double sum_error;          /* of prefill + decode, each with its fixed part */
+    double smaller_error;      /* of the sum, less the smaller fixed part */
+    double model_error;        /* of the model: the sum, less the fixed part of the decode step (sched/cost.h) */
+    double share, share_error; /* of the sum, less the share of that fixed part that suits the rows best */
+};
+
 struct worker_profile {
     struct cost_profile cost;
     double kv_bytes_per_token, pool_bytes; /* 0: not known */
@@ -33,6 +47,7 @@ struct worker_profile {
     double price_per_hour;                 /* in any unit; 0: not known */
     double fit_error;                      /* mean of |fitted / row - 1|; 0: not fitted */
     bool is_derived;                       /* kv_bytes_per_token or pool_bytes, from names */
+    struct profile_mixed mixed;
 };
 
 #define PROFILE_NAMES "h200-8b, h200-70b, a800x8-70b, dgx-h100-70b, dgx-a100-70b"

@@ -329,7 +329,8 @@ static void worker_lost(struct sim *s, uint32_t w)
             replan(s, q, w);
     }
     pool_forget(s, &s->nodes[w]);
-    s->nodes[w].waiting.n = s->nodes[w].prompts.n = s->nodes[w].running.n = s->nodes[w].n_active = 0;
+    s->nodes[w].waiting.n = s->nodes[w].prompts.n = s->nodes[w].running.n = s->nodes[w].joined.n = 0;
+    s->nodes[w].n_active = 0;
     scheduler_worker_down(s->scheduler, w);
     s->nodes[w].is_known = false;
     if (s->is_gone)
@@ -621,6 +622,8 @@ static void sum_up(struct sim *s)
     }
     for (uint32_t i = 0; i < s->n_nodes; i++) {
         struct node *n = &s->nodes[i];
+        n->out->pages_free = n->pool.n_free;
+        n->out->pages_cached = n->pool.n_idle;
         n->out->joules += n->power.idle * fmax(out->duration_ms - n->out->busy_ms, 0) * 1e-3;
         if (!simulate_power_known(&n->power))
             n->out->joules = NAN;
@@ -635,10 +638,15 @@ static void close_sim(struct sim *s)
         free(s->nodes[i].waiting.at);
         free(s->nodes[i].prompts.at);
         free(s->nodes[i].running.at);
+        free(s->nodes[i].ended.at);
+        free(s->nodes[i].joined.at);
         pool_fini(&s->nodes[i].pool);
     }
-    for (uint64_t i = 0; i < s->n_seqs; i++)
+    for (uint64_t i = 0; i < s->n_seqs; i++) {
         free(s->seqs[i].q.matched_blocks);
+        free(s->seqs[i].legs[0].twice);
+        free(s->seqs[i].legs[1].twice);
+    }
     stores_close(s);
     scheduler_close(s->scheduler);
     free(s->nodes);

@@ -4,7 +4,7 @@
  * flows share the ports that they use.
  *
  * Each worker is a state machine that runs steps: prompts in chunks (sched/batching.h), and one token for each running sequence;
- * runs of identical decode steps are taken at once. Its pool holds pages; what nobody holds stays as cache until the pages are
+ * runs of decode steps are taken at once. Its pool holds pages; what nobody holds stays as cache until the pages are
  * needed (least recently used first, a chain from its tail). A sequence takes the pages of its prompt when it is admitted, in
  * order of arrival, and one more as it grows; when there is none the newest one gives all of its own back and waits again.
  *
@@ -61,6 +61,21 @@ static inline bool simulate_power_known(const struct simulate_power *p)
     return p->idle > 0 || p->prefill > 0 || p->decode > 0;
 }
 
+/* What a worker did, for tests that compare it with the engine. */
+enum simulate_what {
+    SIMULATE_LEG,      /* a request came */
+    SIMULATE_ADMITTED, /* it has its pages, for the first time; n: tokens that the prefix cache had */
+    SIMULATE_PREEMPTED,
+    SIMULATE_OVER, /* its pages are given back */
+};
+
+struct simulate_note {
+    enum simulate_what what;
+    uint32_t worker;
+    uint64_t request, at_ns;
+    uint32_t n;
+};
+
 struct simulate_config {
     uint32_t n_prefill, n_decode;
     uint32_t chunk_tokens, max_batch, n_pages, max_context; /* of each worker */
@@ -104,6 +119,8 @@ struct simulate_config {
     uint64_t n_requests; /* of the trace; 0: all */
     bool keep_tokens;    /* when each token came */
     double load_tick_ms; /* of the load over time, at first: doubled until SIMULATE_TICKS hold the run; 0: no load */
+    void (*observe)(void *user, const struct simulate_note *note); /* NULL: nobody; must not call back */
+    void *observer;
 };
 
 struct simulated {                               /* a request, in the order of the trace */
@@ -124,9 +141,10 @@ struct simulated {                               /* a request, in the order of t
 
 struct simulated_worker {
     enum worker_role role;
-    double busy_ms, prefill_ms; /* prefill: of it, in steps with prompts */
-    double joules;              /* NAN: its power is not known */
-    float *load;                /* [n_load] share busy in each tick of the result's load_tick_ms; NULL: not asked for */
+    double busy_ms, prefill_ms;        /* prefill: of it, in steps with prompts */
+    double joules;                     /* NAN: its power is not known */
+    uint32_t pages_free, pages_cached; /* at the end */
+    float *load; /* [n_load] share busy in each tick of the result's load_tick_ms; NULL: not asked for */
     uint32_t n_load;
 };
 

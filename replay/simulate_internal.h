@@ -92,6 +92,7 @@ struct entry {        /* a cached or held block, or the pages of an answer that 
     uint32_t n_holds; /* of legs; 0: in the list of what may go */
     uint32_t n_pages;
     uint32_t prev, next; /* least recently used first; of free ones next */
+    uint32_t owner;      /* an answer's: 1 + the preempted request that may take it up again; 0: none */
 };
 
 struct pool {
@@ -107,11 +108,15 @@ void pool_init(struct pool *p, uint32_t n_pages);
 void pool_fini(struct pool *p);
 bool pool_take(struct sim *s, struct node *n, uint32_t n_pages); /* all or none; cached ones go for it */
 void pool_give(struct node *n, uint32_t n_pages);
+uint32_t pool_takeable(const struct node *n);   /* free and cached */
 bool pool_hold(struct node *n, uint32_t block); /* false: it isn't there */
 void pool_unhold(struct node *n, uint32_t block);
-/* n_pages that were taken become the block, held; false: it is there already, and held, and they stay what they were. */
+/* n_pages that were taken become the block, held; false: it is there already, and they stay what they were. */
 bool pool_name(struct sim *s, struct node *n, uint32_t block, uint32_t n_pages);
-void pool_cache_answer(struct node *n, uint32_t n_pages); /* taken ones, which nobody will ask for */
+/* Taken ones, for which nobody asks but the request that computed them, if it was preempted: q->answer (NULL: it is over). */
+void pool_cache_answer(struct sim *s, struct node *n, uint32_t n_pages, struct seq *q);
+uint32_t pool_take_answer(struct node *n, struct seq *q); /* pages that are left of q->answer: taken again */
+void pool_leave_answer(struct node *n, struct seq *q);    /* q->answer, if any, is an answer like others from now on */
 void pool_forget(struct sim *s, struct node *n);          /* all is free, whoever held it */
 
 /* --------------------------------------------------------------------- blocks */
@@ -153,10 +158,11 @@ enum leg_state { LEG_NONE, LEG_WAITING, LEG_FILLING, LEG_PROMPT, LEG_DECODING, L
 
 struct leg {
     enum leg_state state;
-    uint32_t n_blocks, n_private; /* pages: blocks of the prompt by name, and others */
-    uint32_t n_twice;             /* of the blocks: they were here already, and have pages of its own as well */
-    uint32_t n_computed, goal;    /* tokens; goal: at which the next one is sampled */
-    uint32_t rows;                /* of the step that runs */
+    uint32_t n_pages, n_private; /* that it has; of them those that it does not hold by name */
+    uint32_t n_blocks;           /* of the prompt, by name... */
+    uint32_t *twice, n_twice;  /* ...but for these, in order: they were here already, and its own pages have no name */
+    uint32_t n_computed, goal; /* tokens; goal: at which the next one is sampled */
+    uint32_t rows;             /* of the step that runs */
     uint64_t order;
 };
 
@@ -171,9 +177,10 @@ struct seq { /* a request on its way */
     struct leg legs[2];                                  /* where it prefills, and where it only decodes */
     bool is_accepted, is_closed, is_sent, was_preempted; /* accepted: by the decode worker; closed: all was announced */
     bool is_prefix_told;                                 /* what was found of the prompt is in the result */
-    uint32_t flow;                                       /* 1 + that of the hand-over */
-    double unsent, coming; /* bytes announced that don't flow yet; and within the step that runs */
-    uint32_t own_tokens;   /* found in the prefill worker's own pool, by this placement */
+    uint32_t answer, answer_page; /* of a preempted one: entry of its pool, 0: none; its first page */
+    uint32_t flow;                /* 1 + that of the hand-over */
+    double unsent, coming;        /* bytes announced that don't flow yet; and within the step that runs */
+    uint32_t own_tokens;          /* found in the prefill worker's own pool, by this placement */
     uint32_t n_loads, load_end, load_peer, load_dram, load_ssd; /* flows under way; blocks */
     struct seq *next, *sibling;                                 /* sent when this one has ended: a list */
     const struct seq *head;                                     /* of its workflow */
@@ -194,8 +201,10 @@ struct node { /* a worker */
     uint32_t n_steps;    /* of the run: 0 when prompts take part */
     uint32_t n_decoding; /* in the run: those that joined since follow behind */
     double run_ms;
-    struct cost_profile cost; /* true */
-    struct cost_model model;  /* as the worker knows it by its own steps, beginning where the scheduler does */
+    double first_ms, longer_ms; /* of a run: its first step; by how much each takes longer than the one before it */
+    struct list ended, joined;  /* in the step that ended; since it began */
+    struct cost_profile cost;   /* true */
+    struct cost_model model;    /* as the worker knows it by its own steps, beginning where the scheduler does */
     struct simulate_power power;
     double clock, watts; /* clock: of steps that begin now; watts: drawn while the run goes on */
     struct simulated_worker *out;
@@ -236,7 +245,7 @@ struct sim {
 
 static inline uint64_t ns_of(double ms)
 {
-    return (uint64_t)(ms * 1e6);
+    return (uint64_t)(ms * 1e6 + 0.5);
 }
 
 static inline double ms_of(uint64_t from_ns, uint64_t to_ns)

@@ -6,16 +6,20 @@
  *                       |--pages--> FILLING --loaded from stores--> PROMPT
  *                       \--pages--> FILLING --the last byte came--> DECODING --last token--> over (decode leg)
  *
- * A run of decode steps in which nothing else happens is one event. A leg that comes meanwhile is admitted at the end of the step
- * that runs; a decode leg need not cut the run short for that, since it only takes pages.
+ * A run of decode steps in which nothing else happens is one event. What comes meanwhile cuts it at the end of the step that runs.
+ * Whatever a worker hears during a step (a leg, pages that came) counts from the end of that step on, as in the engine, and each
+ * sequence of a run takes its next page when it needs it, no sooner. tests/replay/test_simulate_engine.c holds all of this against
+ * the engine.
  */
 #include <assert.h>
 #include <math.h>
+#include <stdlib.h>
 
 #include "base/mem.h"
 #include "base/random.h"
 #include "replay/simulate_internal.h"
 #include "sched/batching.h"
+#include "sched/sequence.h"
 
 enum { ANNOUNCE_CALLS = 4 }; /* the engine's announce_calls: parts in which a step's layers are announced */
 
@@ -65,6 +69,14 @@ static struct leg *leg_on(const struct sim *s, const struct node *n, struct seq 
     return &q->legs[q->q.plan.prefill != number(s, n)];
 }
 
+static void note(const struct sim *s, const struct node *n, const struct seq *q, enum simulate_what what,
+                 uint32_t count)
+{
+    const struct simulate_note note = {what, number(s, n), (uint64_t)(q - s->seqs), s->now_ns, count};
+    if (s->c.observe)
+        s->c.observe(s->c.observer, &note);
+}
+
 /* In order of arrival at the worker. */
 static void insert(struct sim *s, struct node *n, struct list *l, struct seq *q)
 {
@@ -80,17 +92,19 @@ static void insert(struct sim *s, struct node *n, struct list *l, struct seq *q)
 
 static uint32_t pages_for(const struct sim *s, uint32_t n_tokens)
 {
-    return (n_tokens + s->page_tokens - 1) / s->page_tokens;
-}
-
-static uint32_t pages_of(const struct sim *s, const struct leg *leg)
-{
-    return (leg->n_blocks - leg->n_twice) * s->block_pages + leg->n_private;
+    return sequence_pages(n_tokens, s->page_tokens);
 }
 
 static uint32_t block_at(const struct sim *s, const struct seq *q, uint32_t i)
 {
     return s->block_of[q->t->first_block + i];
+}
+
+static void note_twice(struct leg *leg, uint32_t block)
+{
+    if (!(leg->n_twice & (leg->n_twice - 1)))
+        leg->twice = mem_resize(leg->twice, leg->n_twice ? leg->n_twice * 2 : 1, sizeof(*leg->twice));
+    leg->twice[leg->n_twice++] = block;
 }
 
 /* Full blocks of what is computed get their names, and are found by others from now on; of one that is here already there are two. */
@@ -101,31 +115,48 @@ static void name_blocks(struct sim *s, struct node *n, struct seq *q, struct leg
         if (pool_name(s, n, block_at(s, q, leg->n_blocks), s->block_pages))
             leg->n_private -= s->block_pages;
         else
-            leg->n_twice++;
+            note_twice(leg, leg->n_blocks);
     }
 }
 
-static void give_back(struct sim *s, struct node *n, struct seq *q, struct leg *leg)
+/* The last pages first, so that a chain goes from its tail. What has no name is free at once. */
+static void give_back(struct sim *s, struct node *n, struct seq *q, struct leg *leg, bool is_preempted)
 {
     uint32_t computed = leg->n_computed / s->page_tokens, named = leg->n_blocks * s->block_pages;
-    uint32_t cached = computed > named ? computed - named : 0, twice = leg->n_twice * s->block_pages;
-    cached = cached < leg->n_private - twice ? cached : leg->n_private - twice;
-    pool_cache_answer(n, cached);
+    uint32_t cached = computed > named ? computed - named : 0, own = leg->n_private - leg->n_twice * s->block_pages;
+    cached = cached < own ? cached : own;
+    if (!is_preempted || cached)
+        pool_leave_answer(n, q);
+    if (is_preempted && cached)
+        q->answer_page = named;
+    pool_cache_answer(s, n, cached, is_preempted ? q : NULL);
     pool_give(n, leg->n_private - cached);
-    while (leg->n_blocks)
-        pool_unhold(n, block_at(s, q, --leg->n_blocks));
-    leg->n_private = leg->n_twice = 0;
+    while (leg->n_blocks--)
+        if (leg->n_twice && leg->twice[leg->n_twice - 1] == leg->n_blocks)
+            leg->n_twice--;
+        else
+            pool_unhold(n, block_at(s, q, leg->n_blocks));
+    free(leg->twice);
+    leg->twice = NULL;
+    leg->n_blocks = leg->n_pages = leg->n_private = 0;
 }
 
 static bool grow(struct sim *s, struct node *n, struct leg *leg, uint32_t n_tokens)
 {
-    uint32_t need = pages_for(s, n_tokens), have = pages_of(s, leg);
-    if (need <= have)
+    uint32_t need = pages_for(s, n_tokens);
+    if (need <= leg->n_pages)
         return true;
-    if (!pool_take(s, n, need - have))
+    if (!pool_take(s, n, need - leg->n_pages))
         return false;
-    leg->n_private += need - have;
+    leg->n_private += need - leg->n_pages;
+    leg->n_pages = need;
     return true;
+}
+
+/* Tokens of one that decodes, with the one to come: the engine's n_tokens. */
+static uint32_t tokens_of(const struct seq *q)
+{
+    return q->t->n_prompt + q->n_generated;
 }
 
 /* --------------------------------------------------------------- admission */
@@ -140,16 +171,24 @@ static bool hands_over(const struct seq *q)
     return q->q.plan.prefill != q->q.plan.decode && q->q.max_tokens != 1;
 }
 
-/* When what runs now is over, and its batch can change. */
-static uint64_t step_end(const struct sim *s, const struct node *n)
+/* When so many steps of the run are over. */
+static uint64_t run_ns(const struct node *n, uint32_t steps)
 {
-    double each;
-    if (!n->is_busy)
-        return s->now_ns;
-    if (n->n_steps <= 1)
-        return n->began_ns + ns_of(n->run_ms);
-    each = n->run_ms / n->n_steps;
-    return n->began_ns + ns_of(fmin(floor(ms_of(n->began_ns, s->now_ns) / each) + 1, n->n_steps) * each);
+    return n->began_ns + ns_of(steps * n->first_ms + n->longer_ms * steps * (steps - 1.0) / 2);
+}
+
+/* Steps of the run that are over; one always remains, since the last one's end is an event. */
+static uint32_t steps_over(const struct sim *s, const struct node *n)
+{
+    double ms = ms_of(n->began_ns, s->now_ns), first = n->first_ms - n->longer_ms / 2,
+           root = first * first + 2 * n->longer_ms * ms;
+    double guess = 2 * ms / (first + sqrt(fmax(root, 0)));
+    uint32_t steps = guess > 0 ? (uint32_t)fmin(guess, n->n_steps - 1) : 0;
+    while (steps && run_ns(n, steps) > s->now_ns)
+        steps--;
+    while (steps + 1 < n->n_steps && run_ns(n, steps + 1) <= s->now_ns)
+        steps++;
+    return steps;
 }
 
 static void start_prompt(struct sim *s, struct node *n, struct seq *q, struct leg *leg)
@@ -159,14 +198,21 @@ static void start_prompt(struct sim *s, struct node *n, struct seq *q, struct le
     insert(s, n, &n->prompts, q);
 }
 
-/* What it finds here, in tokens; those blocks are held then. The last token is always computed. */
-static void hold_matched(struct sim *s, struct node *n, struct seq *q, struct leg *leg)
+/*
+ * What it finds here; it is held then. Whoever computes leaves its last token; whoever is handed the prompt needs none. A block of
+ * which the last page is left is held as a whole, though that page is computed again.
+ */
+static void hold_matched(struct sim *s, struct node *n, struct seq *q, struct leg *leg, bool adopts)
 {
-    uint32_t usable = (leg->goal - 1) / s->page_tokens;
-    uint32_t pages = blocks_match_one(s, number(s, n), q->t) * s->block_pages;
-    pages = pages < usable ? pages : usable;
-    for (; leg->n_blocks < pages / s->block_pages; leg->n_blocks++)
+    uint32_t usable = adopts ? leg->goal / s->page_tokens : sequence_reusable_pages(leg->goal, s->page_tokens);
+    uint32_t found = blocks_match_one(s, number(s, n), q->t) * s->block_pages, pages = found < usable ? found : usable;
+    for (; leg->n_blocks * s->block_pages < pages; leg->n_blocks++)
         pool_hold(n, block_at(s, q, leg->n_blocks));
+    if (q->answer && pages == q->answer_page && !adopts) {
+        leg->n_private = pool_take_answer(n, q);
+        pages += leg->n_private;
+    }
+    leg->n_pages = pages;
     leg->n_computed = pages * s->page_tokens;
 }
 
@@ -174,9 +220,12 @@ static void admitted(struct sim *s, struct node *n, struct seq *q, struct leg *l
 {
     bool again = q->was_preempted;
     n->n_active++;
-    if (only_decodes(s, n, q) && !again) {
+    if (!again)
+        note(s, n, q, SIMULATE_ADMITTED, leg->n_computed);
+    if (only_decodes(s, n, q) && !again) { /* what it has is not sent */
         leg->state = LEG_FILLING;
-        sim_request_accepted(s, q, step_end(s, n));
+        q->unsent -= leg->n_computed * s->c.kv_bytes_per_token;
+        sim_request_accepted(s, q, s->now_ns);
         return;
     }
     if (!again) {
@@ -195,13 +244,12 @@ static void admitted(struct sim *s, struct node *n, struct seq *q, struct leg *l
 static bool admit_one(struct sim *s, struct node *n, struct seq *q)
 {
     struct leg *leg = leg_on(s, n, q);
-    leg->goal = q->t->n_prompt + q->n_generated;
-    leg->n_computed = 0;
-    if (!only_decodes(s, n, q) || q->was_preempted)
-        hold_matched(s, n, q, leg);
+    bool adopts = only_decodes(s, n, q) && !q->was_preempted;
+    leg->goal = q->t->n_prompt + (adopts ? q->n_before : q->n_generated);
+    hold_matched(s, n, q, leg, adopts);
     if (!grow(s, n, leg, leg->goal)) {
+        give_back(s, n, q, leg, q->was_preempted);
         leg->n_computed = 0;
-        give_back(s, n, q, leg);
         return false;
     }
     list_remove(&n->waiting, q);
@@ -237,12 +285,13 @@ static void preempt(struct sim *s, struct node *n, struct seq *q)
     struct leg *leg = leg_on(s, n, q);
     if (!list_remove(&n->running, q))
         list_remove(&n->prompts, q);
-    give_back(s, n, q, leg);
+    give_back(s, n, q, leg, true);
     leg->state = LEG_WAITING;
     leg->n_computed = leg->rows = 0;
     n->n_active--;
     q->was_preempted = true;
     q->out->n_preempted++;
+    note(s, n, q, SIMULATE_PREEMPTED, 0);
     insert(s, n, &n->waiting, q);
 }
 
@@ -251,33 +300,43 @@ static void make_room(struct sim *s, struct node *n)
 {
     for (uint32_t i = 0; i < n->running.n; i++) {
         struct seq *q = n->running.at[i];
-        if (grow(s, n, leg_on(s, n, q), q->t->n_prompt + q->n_generated))
+        if (grow(s, n, leg_on(s, n, q), tokens_of(q)))
             continue;
         preempt(s, n, newest(s, n));
         i = UINT32_MAX; /* from the first on: they have moved up */
     }
 }
 
-/* How many steps all can go without anybody's leaving; 0: their pages aren't there even for one. */
+/* Pages that a run takes from now on, if it has so many steps. */
+static uint32_t run_needs(struct sim *s, struct node *n, uint32_t n_decoding, uint32_t steps)
+{
+    uint32_t need = 0;
+    for (uint32_t i = 0; i < n_decoding; i++) {
+        uint32_t pages = pages_for(s, tokens_of(n->running.at[i]) + steps - 1),
+                 have = leg_on(s, n, n->running.at[i])->n_pages;
+        need += pages > have ? pages - have : 0;
+    }
+    return need;
+}
+
+/* Steps until the first is over, or as many as there are pages for; 0: not even for one. */
 static uint32_t steps_ahead(struct sim *s, struct node *n)
 {
-    uint32_t steps = UINT32_MAX, need = 0;
+    uint32_t steps = UINT32_MAX;
     for (uint32_t i = 0; i < n->running.n; i++) {
         const struct seq *q = n->running.at[i];
         steps = q->n_total - q->n_generated < steps ? q->n_total - q->n_generated : steps;
     }
-    for (uint32_t i = 0; i < n->running.n; i++) {
-        const struct seq *q = n->running.at[i];
-        uint32_t pages = pages_for(s, q->t->n_prompt + q->n_generated + steps - 1);
-        uint32_t have = pages_of(s, leg_on(s, n, n->running.at[i]));
-        need += pages > have ? pages - have : 0;
-    }
-    if (need > n->pool.n_free + n->pool.n_idle)
-        return 0;
-    for (uint32_t i = 0; i < n->running.n; i++)
-        grow(s, n, leg_on(s, n, n->running.at[i]),
-             n->running.at[i]->t->n_prompt + n->running.at[i]->n_generated + steps - 1);
+    while (steps && run_needs(s, n, n->running.n, steps) > pool_takeable(n))
+        steps /= 2;
     return steps;
+}
+
+/* What decodes has the pages of the run's step number `step`: each takes its own when it needs it, no sooner. */
+static void grow_run(struct sim *s, struct node *n, uint32_t step)
+{
+    for (uint32_t i = 0; i < n->n_decoding; i++)
+        grow(s, n, leg_on(s, n, n->running.at[i]), tokens_of(n->running.at[i]) + step);
 }
 
 /* ------------------------------------------------------------------- steps */
@@ -314,11 +373,6 @@ static double watts_of_step(const struct node *n)
     return n->power.idle + (most - n->power.idle) * power_draw_factor(n->clock);
 }
 
-static double context_of(const struct seq *q)
-{
-    return q->t->n_prompt + q->n_generated - 1;
-}
-
 static void make_items(struct sim *s, uint32_t n_items)
 {
     if (n_items <= s->cap_items)
@@ -332,30 +386,35 @@ static void make_items(struct sim *s, uint32_t n_items)
 static struct cost_step plan_step(struct sim *s, struct node *n)
 {
     uint32_t n_prompts = n->prompts.n, n_running = n->running.n, chunk = s->c.chunk_tokens;
-    struct cost_step step = {.n_prompts = n_prompts, .batch = n_running};
+    struct cost_step step = {0};
     make_items(s, n_prompts + n_running);
     for (uint32_t i = 0; i < n_prompts; i++) {
         const struct leg *leg = leg_on(s, n, n->prompts.at[i]);
-        s->items[i] = (struct batch_item){
-            .n_pending = leg->goal - leg->n_computed, .n_computed = leg->n_computed, .chunk = chunk};
+        const struct seq *q = n->prompts.at[i];
+        s->items[i] = (struct batch_item){.n_pending = leg->goal - leg->n_computed,
+                                          .n_computed = leg->n_computed,
+                                          .decoding = sequence_decodes(leg->goal, q->t->n_prompt, leg->n_computed),
+                                          .chunk = chunk,
+                                          .room_ms = INFINITY};
     }
     for (uint32_t i = 0; i < n_running; i++) {
         const struct seq *q = n->running.at[i];
         double since = ms_of(q->first_ns, s->now_ns);
         s->items[n_prompts + i] = (struct batch_item){.n_pending = 1,
-                                                      .n_computed = (uint32_t)context_of(q),
+                                                      .n_computed = tokens_of(q) - 1,
                                                       .decoding = true,
                                                       .chunk = 1,
                                                       .room_ms = batching_room_ms(q->q.tpot_ms, q->n_generated, since)};
-        step.context += context_of(q);
+        sequence_add_to_step(&step, 1, tokens_of(q), q->t->n_prompt, tokens_of(q) - 1);
     }
     batching_plan(s->items, n_prompts + n_running, s->c.max_rows ? s->c.max_rows : chunk + n_running, &n->model,
                   s->rows);
     for (uint32_t i = 0; i < n_prompts; i++) {
-        struct leg *leg = leg_on(s, n, n->prompts.at[i]);
+        struct seq *q = n->prompts.at[i];
+        struct leg *leg = leg_on(s, n, q);
         leg->rows = s->rows[i];
-        step.prefill_tokens += leg->rows;
-        step.prefill_square += (double)leg->rows * (leg->rows + 2.0 * leg->n_computed);
+        if (leg->rows)
+            sequence_add_to_step(&step, leg->rows, leg->goal, q->t->n_prompt, leg->n_computed);
     }
     return step;
 }
@@ -375,11 +434,42 @@ static void announce_early(struct sim *s, struct node *n)
     }
 }
 
+/* Those that joined meanwhile take their places by order of arrival. */
+static void sort_running(struct sim *s, struct node *n)
+{
+    struct seq **at = n->running.at;
+    for (uint32_t i = 1; i < n->running.n; i++)
+        for (uint32_t k = i; k && leg_on(s, n, at[k - 1])->order > leg_on(s, n, at[k])->order; k--) {
+            struct seq *q = at[k];
+            at[k] = at[k - 1];
+            at[k - 1] = q;
+        }
+}
+
+/* Decode steps alone: the time of each grows with the contexts. */
+static void plan_run(struct sim *s, struct node *n, uint32_t steps)
+{
+    n->n_steps = steps;
+    n->step = (struct cost_step){0};
+    for (uint32_t i = 0; i < n->running.n; i++) {
+        const struct seq *q = n->running.at[i];
+        sequence_add_to_step(&n->step, 1, tokens_of(q), q->t->n_prompt, tokens_of(q) - 1);
+    }
+    double factor = noise(s, n, steps);
+    n->first_ms = step_ms(n);
+    n->step.context += n->step.batch;
+    n->longer_ms = (step_ms(n) - n->first_ms) * factor;
+    n->step.context -= n->step.batch;
+    n->first_ms *= factor;
+    n->run_ms = n->first_ms * steps + n->longer_ms * steps * (steps - 1.0) / 2;
+}
+
 static void begin(struct sim *s, struct node *n)
 {
     if (n->is_busy || !n->is_up)
         return;
     admit(s, n);
+    sort_running(s, n);
     uint32_t steps = n->prompts.n || !n->running.n ? 0 : steps_ahead(s, n);
     if (!steps)
         make_room(s, n);
@@ -391,12 +481,8 @@ static void begin(struct sim *s, struct node *n)
         n->step = plan_step(s, n);
         n->run_ms = step_ms(n) * noise(s, n, 1);
     } else {
-        n->n_steps = steps ? steps : 1;
-        n->step = (struct cost_step){.batch = n->running.n};
-        for (uint32_t i = 0; i < n->running.n; i++)
-            n->step.context += context_of(n->running.at[i]);
-        n->step.context += (n->n_steps - 1) / 2.0 * n->running.n; /* of the step in the middle */
-        n->run_ms = step_ms(n) * n->n_steps * noise(s, n, n->n_steps);
+        plan_run(s, n, steps ? steps : 1);
+        grow_run(s, n, 0);
     }
     n->watts = watts_of_step(n);
     n->is_busy = true;
@@ -408,14 +494,13 @@ static void begin(struct sim *s, struct node *n)
 /* Something changes while a run of decode steps goes on: it ends with the step that runs now. */
 static void cut_run(struct sim *s, struct node *n)
 {
-    double each = n->run_ms / n->n_steps;
     if (!n->is_busy || n->n_steps <= 1)
         return;
-    uint32_t steps = (uint32_t)fmin(floor(ms_of(n->began_ns, s->now_ns) / each) + 1, n->n_steps);
+    uint32_t steps = steps_over(s, n) + 1;
     if (steps == n->n_steps)
         return;
-    n->run_ms = steps * each;
     n->n_steps = steps;
+    n->run_ms = n->first_ms * steps + n->longer_ms * steps * (steps - 1.0) / 2;
     events_post(&s->events, n->began_ns + ns_of(n->run_ms), EVENT_STEP_END, number(s, n), ++n->run);
 }
 
@@ -439,7 +524,7 @@ void node_show_progress(struct sim *s)
         struct node *n = &s->nodes[w];
         if (!n->is_busy || n->n_steps <= 1)
             continue;
-        uint32_t done = (uint32_t)(ms_of(n->began_ns, s->now_ns) / (n->run_ms / n->n_steps));
+        uint32_t done = steps_over(s, n);
         for (uint32_t i = 0; i < n->n_decoding; i++) {
             struct seq *q = n->running.at[i];
             scheduler_generated(&q->q, q->n_generated - q->n_before + done);
@@ -465,10 +550,11 @@ void node_send(struct sim *s, struct seq *q)
     if (!q->flow)
         q->flow = 1 + net_open(s, &s->nodes[q->q.plan.prefill].sends, &s->nodes[q->q.plan.decode].receives, handed_over,
                                (uint32_t)(q - s->seqs));
-    if (q->unsent > 0)
+    if (q->unsent > 0) {
         net_add(s, q->flow - 1, q->unsent);
-    s->result->bytes_moved += q->unsent;
-    q->unsent = 0;
+        s->result->bytes_moved += q->unsent;
+        q->unsent = 0;
+    }
     q->is_sent = q->is_closed;
     if (q->is_closed)
         net_finish(s, q->flow - 1);
@@ -492,6 +578,14 @@ static void announce_rest(struct sim *s, struct seq *q, bool is_last)
         node_send(s, q);
 }
 
+/* A worker hears between steps of what came: the step that ran has its blocks named first. */
+static void name_joined(struct sim *s, struct node *n)
+{
+    for (uint32_t i = 0; i < n->joined.n; i++)
+        name_blocks(s, n, n->joined.at[i], leg_on(s, n, n->joined.at[i]));
+    n->joined.n = 0;
+}
+
 void node_join(struct sim *s, struct seq *q)
 {
     uint32_t from = q->q.plan.prefill;
@@ -502,20 +596,34 @@ void node_join(struct sim *s, struct seq *q)
     node_go_on(s, from);
     leg->state = LEG_DECODING;
     leg->n_computed = leg->goal;
-    name_blocks(s, n, q, leg);
-    cut_run(s, n);
+    list_push(&n->joined, q);
     list_push(&n->running, q);
+    if (!n->is_busy)
+        name_joined(s, n);
+    cut_run(s, n);
     begin(s, n);
 }
 
 /* ------------------------------------------------------------ ends of steps */
 
-static void over(struct sim *s, struct node *n, struct seq *q, struct leg *leg)
+/* Its pages go back when the step's others have theirs named. */
+static void over(struct sim *s, struct node *n, struct seq *q)
 {
-    give_back(s, n, q, leg);
-    leg->state = LEG_NONE;
-    n->n_active--;
-    sim_request_ended(s, q);
+    insert(s, n, &n->ended, q);
+}
+
+static void close_ended(struct sim *s, struct node *n)
+{
+    for (uint32_t i = 0; i < n->ended.n; i++) {
+        struct seq *q = n->ended.at[i];
+        struct leg *leg = leg_on(s, n, q);
+        give_back(s, n, q, leg, false);
+        leg->state = LEG_NONE;
+        n->n_active--;
+        note(s, n, q, SIMULATE_OVER, 0);
+        sim_request_ended(s, q);
+    }
+    n->ended.n = 0;
 }
 
 static void end_decode(struct sim *s, struct node *n, uint32_t steps)
@@ -534,7 +642,7 @@ static void end_decode(struct sim *s, struct node *n, uint32_t steps)
         scheduler_generated(&q->q, q->n_generated - q->n_before);
         if (q->n_generated == q->n_total) {
             kept--;
-            over(s, n, q, leg);
+            over(s, n, q);
         }
     }
     n->running.n = kept;
@@ -550,7 +658,7 @@ static void prompt_done(struct sim *s, struct node *n, struct seq *q, struct leg
     sim_request_note_tokens(s, q, 1, (double)s->now_ns * 1e-6, 0);
     sim_request_prefilled(s, q);
     if (q->n_generated == q->n_total) {
-        over(s, n, q, leg);
+        over(s, n, q);
     } else if (split) {
         leg->state = LEG_LEASED;
         n->n_active--;
@@ -599,10 +707,15 @@ void node_step_ended(struct sim *s, uint32_t w)
     s->result->n_steps += steps;
     note_load(s, n);
     n->step.ms = n->run_ms / steps;
+    n->step.context += n->n_steps ? (steps - 1) / 2.0 * n->step.batch : 0; /* of the step in the middle */
     n->model = cost_observe(n->model, &n->step);
     scheduler_observe_step(s->scheduler, w, &n->step);
+    if (n->n_steps)
+        grow_run(s, n, steps - 1);
     end_decode(s, n, steps);
     end_prompts(s, n);
+    close_ended(s, n);
+    name_joined(s, n);
     begin(s, n);
 }
 
@@ -614,13 +727,9 @@ void node_leg(struct sim *s, uint32_t w, struct seq *q)
     struct leg *leg = leg_on(s, n, q);
     *leg = (struct leg){.state = LEG_WAITING, .order = ++s->n_orders};
     list_push(&n->waiting, q);
+    note(s, n, q, SIMULATE_LEG, 0);
     if (!n->is_up)
         return;
-    if (only_decodes(s, n, q) && n->is_busy) {
-        if (n->waiting.n == 1 && n->n_active < s->c.max_batch)
-            admit_one(s, n, q);
-        return;
-    }
     cut_run(s, n);
     begin(s, n);
 }
@@ -632,7 +741,8 @@ void node_filled(struct sim *s, struct seq *q, uint32_t n_blocks)
     uint32_t usable = (leg->goal - 1) / s->page_tokens, pages = n_blocks * s->block_pages;
     leg->n_computed = (pages < usable ? pages : usable) * s->page_tokens;
     q->coming = leg->n_computed * s->c.kv_bytes_per_token;
-    name_blocks(s, n, q, leg);
+    if (!n->is_busy) /* else with the others, when the step ends */
+        name_blocks(s, n, q, leg);
     cut_run(s, n);
     start_prompt(s, n, q, leg);
     begin(s, n);
@@ -656,12 +766,15 @@ void node_drop(struct sim *s, uint32_t w, struct seq *q)
         n->n_active--;
     list_remove(&n->waiting, q);
     list_remove(&n->prompts, q);
+    list_remove(&n->joined, q);
     if (find(&n->running, q, &at)) {
         n->n_decoding -= n->is_busy && at < n->n_decoding;
         take_out(&n->running, at);
     }
     if (leg->state != LEG_WAITING)
-        give_back(s, n, q, leg);
+        give_back(s, n, q, leg, false);
+    else if (q->was_preempted)
+        pool_leave_answer(n, q);
     leg->state = LEG_NONE;
 }
 

@@ -137,6 +137,8 @@ static void evict(struct sim *s, struct node *n, uint32_t n_pages)
         remove_name(p, e->block);
         blocks_set(s, (uint32_t)(n - s->nodes), e->block, false);
     }
+    if (e->owner)
+        s->seqs[e->owner - 1].answer = 0;
     free_entry(p, victim);
 }
 
@@ -149,6 +151,11 @@ bool pool_take(struct sim *s, struct node *n, uint32_t n_pages)
         evict(s, n, n_pages - p->n_free);
     p->n_free -= n_pages;
     return true;
+}
+
+uint32_t pool_takeable(const struct node *n)
+{
+    return n->pool.n_free + n->pool.n_idle;
 }
 
 void pool_give(struct node *n, uint32_t n_pages)
@@ -178,17 +185,39 @@ void pool_unhold(struct node *n, uint32_t block)
 
 bool pool_name(struct sim *s, struct node *n, uint32_t block, uint32_t n_pages)
 {
-    if (pool_hold(n, block))
+    if (n->pool.slots[find_slot(&n->pool, block)])
         return false;
     add_name(&n->pool, new_entry(&n->pool, block, n_pages, 1));
     blocks_set(s, (uint32_t)(n - s->nodes), block, true);
     return true;
 }
 
-void pool_cache_answer(struct node *n, uint32_t n_pages)
+void pool_cache_answer(struct sim *s, struct node *n, uint32_t n_pages, struct seq *q)
 {
-    if (n_pages)
-        link_last(&n->pool, new_entry(&n->pool, NO_BLOCK, n_pages, 0));
+    if (!n_pages)
+        return;
+    uint32_t i = new_entry(&n->pool, NO_BLOCK, n_pages, 0);
+    link_last(&n->pool, i);
+    if (q) {
+        q->answer = i;
+        n->pool.entries[i].owner = 1 + (uint32_t)(q - s->seqs);
+    }
+}
+
+uint32_t pool_take_answer(struct node *n, struct seq *q)
+{
+    uint32_t i = q->answer, n_pages = n->pool.entries[i].n_pages;
+    unlink_entry(&n->pool, i);
+    free_entry(&n->pool, i);
+    q->answer = 0;
+    return n_pages;
+}
+
+void pool_leave_answer(struct node *n, struct seq *q)
+{
+    if (q->answer)
+        n->pool.entries[q->answer].owner = 0;
+    q->answer = 0;
 }
 
 void pool_forget(struct sim *s, struct node *n)

@@ -212,6 +212,7 @@ static void show_worker(const struct router *r, const struct peer *p)
     metrics_gauge(p->counters, PEER_PREFILL_ERROR, s.cost.prefill_error.error);
     metrics_gauge(p->counters, PEER_DECODE_ERROR, s.cost.decode_error.error);
     metrics_gauge(p->counters, PEER_LEG_ERROR, s.leg_error.error);
+    metrics_gauge(p->counters, PEER_PROBES, (double)s.n_probes);
 }
 
 static void look_at_workers(struct router *r, uint64_t now)
@@ -251,6 +252,9 @@ static void tick(struct router *r)
     replan_tick(r, now);
     look_at_workers(r, now);
     metrics_gauge(r->counters, ROUTER_REPLAN_BUDGET, retry_budget_left(&r->budget, now));
+    struct scheduler_margins margins = scheduler_margins(r->scheduler);
+    metrics_gauge(r->counters, ROUTER_TTFT_MARGIN, margins.ttft);
+    metrics_gauge(r->counters, ROUTER_TPOT_MARGIN, margins.tpot);
     metrics_gauge(r->counters, ROUTER_READY, r->ready);
     metrics_gauge(r->counters, ROUTER_QUEUED, r->n_queued);
     metrics_gauge(r->counters, ROUTER_RUNNING, r->n_running);

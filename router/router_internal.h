@@ -48,6 +48,8 @@ enum {
     X(ROUTER_TOKENS, METRIC_COUNTER, "tandem_generation_tokens_total", "tokens sent to clients")                       \
     X(ROUTER_SPLIT, METRIC_COUNTER, "tandem_plans_split_total", "requests placed on two workers")                      \
     X(ROUTER_AGGREGATED, METRIC_COUNTER, "tandem_plans_aggregated_total", "requests placed on one decode worker")      \
+    X(ROUTER_TTFT_MARGIN, METRIC_GAUGE, "tandem_ttft_margin_ratio", "by which waiting is taken to be longer")          \
+    X(ROUTER_TPOT_MARGIN, METRIC_GAUGE, "tandem_tpot_margin_ratio", "by which steps must stay below a TPOT limit")     \
     X(ROUTER_KEPT, METRIC_COUNTER, "tandem_plans_kept_total", "requests that their prefill worker goes on to decode")  \
     X(ROUTER_TTFT, METRIC_SECONDS, "tandem_time_to_first_token_seconds", "arrival to first token")                     \
     X(ROUTER_TPOT, METRIC_SECONDS, "tandem_time_per_output_token_seconds", "mean gap between tokens of a request")     \
@@ -68,7 +70,8 @@ enum { METRICS_ENUM(ROUTER_METRICS) };
     X(PEER_BUSY, METRIC_GAUGE, "tandem_worker_busy_seconds", "until the prompts sent to it are computed, predicted")   \
     X(PEER_PREFILL_ERROR, METRIC_GAUGE, "tandem_worker_prefill_error_ratio", "|predicted - actual| / actual of steps") \
     X(PEER_DECODE_ERROR, METRIC_GAUGE, "tandem_worker_decode_error_ratio", "the same of steps that only decode")       \
-    X(PEER_LEG_ERROR, METRIC_GAUGE, "tandem_worker_leg_error_ratio", "the same of a prefill leg, loading included")
+    X(PEER_LEG_ERROR, METRIC_GAUGE, "tandem_worker_leg_error_ratio", "the same of a prefill leg, loading included")    \
+    X(PEER_PROBES, METRIC_GAUGE, "tandem_worker_probes", "requests that found out whether it is still slow")
 enum { METRICS_ENUM(PEER_METRICS) };
 
 /* Why a request is planned anew; the label of tandem_replans_total. */

@@ -8,8 +8,9 @@
 static const double LEAST_PREFILL[3] = {1e-2, 1e-6, 1e-11}, LEAST_DECODE[3] = {1e-2, 1e-8, 1e-4};
 static const double CONFIDENCE = 0.05; /* of the profile, in samples: little; a worker's own steps are better */
 static const double TERM_RATE = 0.05, LEAST_MS = 1e-3;
+static const double RECENT_RATE = 0.3, USUAL_RATE = 0.002; /* of the latest steps that count */
+enum { COST_SHORT_RUN = 2 };
 static const double ODD_RATE = 0.1, ODD_SHARE = 0.2; /* steps off by COST_JUMP teach nothing below this share of all */
-static const double TYPICAL_TOKENS = 1000, TYPICAL_BATCH = 8; /* at which a model is compared with its profile */
 
 enum td_status cost_profile_parse(const char *text, struct cost_profile *out, struct td_error *error_out)
 {
@@ -73,7 +74,7 @@ double cost_decode_ms(const struct cost_model *m, double batch, double context)
 
 double cost_shared_ms(const struct cost_model *m)
 {
-    return fmax(fmin(m->prefill_unit[0] * m->prefill.w[0], m->decode_unit[0] * m->decode.w[0]), 0);
+    return fmax(m->decode_unit[0] * m->decode.w[0], 0);
 }
 
 double cost_step_ms(const struct cost_model *m, double n, double square, double batch, double context)
@@ -88,7 +89,7 @@ double cost_profile_step_ms(const struct cost_profile *c, const struct cost_step
     const double *p = c->prefill, *d = c->decode;
     double prefill = s->prefill_tokens ? p[0] + p[1] * s->prefill_tokens + p[2] * s->prefill_square : 0;
     double decode = s->batch ? d[0] + d[1] * s->context + d[2] * s->batch : 0;
-    return prefill + decode - (prefill > 0 && decode > 0 ? fmin(p[0], d[0]) : 0);
+    return prefill > 0 && decode > 0 ? fmax(prefill + decode - d[0], fmax(prefill, decode)) : prefill + decode;
 }
 
 /* The positive root of d n^2 + (b + 2 d cached) n = left, which is what fits but for rounding. */
@@ -110,28 +111,9 @@ uint32_t cost_chunk_more(const struct cost_model *m, double left, double cached,
 uint32_t cost_chunk_within(const struct cost_model *m, double limit_ms, double batch, double context, double cached,
                            uint32_t max)
 {
-    double decode = cost_decode_ms(m, batch, context), shared = batch > 0 ? cost_shared_ms(m) : 0;
-    return cost_chunk_more(m, limit_ms - decode + shared - m->prefill_unit[0] * m->prefill.w[0], cached, max);
-}
-
-static double over_units(const struct rls *m, const double unit[3], const double x[3])
-{
-    double with = 0, without = 0;
-    for (int i = 0; i < 3; i++) {
-        with += m->w[i] * unit[i] * x[i];
-        without += unit[i] * x[i];
-    }
-    return fmax(with, LEAST_MS) / without;
-}
-
-double cost_prefill_slowdown(const struct cost_model *m)
-{
-    return over_units(&m->prefill, m->prefill_unit, (double[]){1, TYPICAL_TOKENS, TYPICAL_TOKENS * TYPICAL_TOKENS});
-}
-
-double cost_decode_slowdown(const struct cost_model *m)
-{
-    return over_units(&m->decode, m->decode_unit, (double[]){1, TYPICAL_BATCH * TYPICAL_TOKENS, TYPICAL_BATCH});
+    double decode = cost_decode_ms(m, batch, context);
+    double left = decode > limit_ms ? 0 : fmin(limit_ms, limit_ms - decode + (batch > 0 ? cost_shared_ms(m) : 0));
+    return cost_chunk_more(m, left - m->prefill_unit[0] * m->prefill.w[0], cached, max);
 }
 
 void cost_term_observe(struct cost_term *t, double predicted, double actual)
@@ -154,21 +136,33 @@ static void learn(struct rls *m, struct cost_term *term, double x[3], double pre
     *m = rls_observe(*m, x, ms / predicted);
 }
 
-static double median(const double *values)
+static double median(const double *values, uint32_t n)
 {
     double sorted[COST_RUN];
-    for (int i = 0; i < COST_RUN; i++) {
-        int at = i;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t at = i;
         for (; at && sorted[at - 1] > values[i]; at--)
             sorted[at] = sorted[at - 1];
         sorted[at] = values[i];
     }
-    return sorted[COST_RUN / 2];
+    return sorted[n / 2];
 }
 
 enum odd { AS_USUAL, ODD, JUMPED }; /* odd: to be forgotten; jumped: the model has been scaled, and knows it */
 
-static enum odd look(struct rls *m, struct cost_run *run, double ratio)
+/*
+ * All coefficients times factor. Learned ones of different signs may cancel to almost nothing at the sizes that were seen, and their
+ * multiples explode at others: then the profile's shape, at the speed that was measured.
+ */
+static void rescale(struct rls *m, double factor, double speed)
+{
+    bool is_sound = m->w[0] >= 0 && m->w[1] >= 0 && m->w[2] >= 0;
+    for (int i = 0; i < 3; i++)
+        m->w[i] = is_sound ? m->w[i] * factor : speed;
+}
+
+/* ratio: measured over predicted; speed: over what the profile says. */
+static enum odd look(struct rls *m, struct cost_run *run, double ratio, double speed, uint32_t enough)
 {
     bool is_off = ratio > COST_JUMP || ratio < 1 / COST_JUMP, is_rare = run->share < ODD_SHARE;
     run->share += ODD_RATE * (is_off - run->share);
@@ -177,34 +171,75 @@ static enum odd look(struct rls *m, struct cost_run *run, double ratio)
     if (!is_off)
         return AS_USUAL;
     run->ratio[run->n++] = ratio;
-    if (run->n < COST_RUN)
+    if (run->n < enough)
         return run->n == 1 && !is_rare ? AS_USUAL : ODD;
-    double factor = median(run->ratio); /* what tells coefficients apart stays as it was */
-    for (int i = 0; i < 3; i++)
-        m->w[i] *= factor;
+    rescale(m, median(run->ratio, run->n), speed);
     run->n = 0;
     run->share = 1;
     return JUMPED;
 }
 
-/* In a step with both, what the one half is predicted to take is taken off, and the other learns from the rest. */
-struct cost_model cost_observe(struct cost_model m, const struct cost_step *s)
+/* On a logarithmic scale. */
+static void follow(double *value, double speed, double rate)
 {
+    *value = *value > 0 ? *value * pow(speed / *value, rate) : speed;
+}
+
+static double as_profiled(const double unit[3], const double x[3])
+{
+    return unit[0] * x[0] + unit[1] * x[1] + unit[2] * x[2];
+}
+
+/* In a step with both, what the one half is predicted to take is taken off, and the other learns from the rest. */
+static struct cost_model observe(struct cost_model m, const struct cost_step *s, bool is_sure)
+{
+    const double prompts[] = {s->prefill_tokens > 0, s->prefill_tokens, s->prefill_square};
+    const double batch[] = {s->batch > 0, s->context, s->batch};
+    const double *p = m.prefill_unit, *d = m.decode_unit;
     double decode = cost_decode_ms(&m, s->batch, s->context);
     double both = cost_step_ms(&m, s->prefill_tokens, s->prefill_square, s->batch, s->context);
-    const double *p = m.prefill_unit, *d = m.decode_unit;
     if (!(s->ms > LEAST_MS) || !(both > 0))
         return m;
-    enum odd prefill_odd = s->prefill_tokens ? look(&m.prefill, &m.prefill_run, s->ms / both) : AS_USUAL;
-    enum odd decode_odd = s->batch ? look(&m.decode, &m.decode_run, s->ms / both) : AS_USUAL;
+    double speed = s->ms / (as_profiled(p, prompts) + as_profiled(d, batch)), ratio = s->ms / both;
+    uint32_t enough = is_sure ? 1 : ratio < 1 ? COST_SHORT_RUN : COST_RUN;
+    enum odd prefill_odd = s->prefill_tokens ? look(&m.prefill, &m.prefill_run, ratio, speed, enough) : AS_USUAL;
+    enum odd decode_odd = s->batch ? look(&m.decode, &m.decode_run, ratio, speed, enough) : AS_USUAL;
+    if (s->prefill_tokens) {
+        follow(&m.recent_prefill, speed, is_sure ? 1 : RECENT_RATE);
+        follow(&m.usual_prefill, speed, USUAL_RATE);
+    }
+    if (s->batch) {
+        follow(&m.recent_decode, speed, is_sure ? 1 : RECENT_RATE);
+        follow(&m.usual_decode, speed, USUAL_RATE);
+    }
     if (prefill_odd || decode_odd)
         return m;
     if (s->prefill_tokens) {
         double prefill = predict_prefill(&m, 1, s->prefill_tokens, s->prefill_square);
-        learn(&m.prefill, &m.prefill_error, (double[]){p[0], p[1] * s->prefill_tokens, p[2] * s->prefill_square},
-              prefill, s->ms - (both - prefill));
+        learn(&m.prefill, &m.prefill_error, (double[]){p[0], p[1] * prompts[1], p[2] * prompts[2]}, prefill,
+              s->ms - (both - prefill));
     } else {
-        learn(&m.decode, &m.decode_error, (double[]){d[0], d[1] * s->context, d[2] * s->batch}, decode, s->ms);
+        learn(&m.decode, &m.decode_error, (double[]){d[0], d[1] * batch[1], d[2] * batch[2]}, decode, s->ms);
     }
     return m;
+}
+
+struct cost_model cost_observe(struct cost_model m, const struct cost_step *step)
+{
+    return observe(m, step, false);
+}
+
+struct cost_model cost_believe(struct cost_model m, const struct cost_step *step)
+{
+    return observe(m, step, true);
+}
+
+struct cost_model cost_at_speed(const struct cost_model *m, double prefill, double decode)
+{
+    struct cost_model at = *m;
+    for (int i = 0; i < 3; i++) {
+        at.prefill.w[i] = prefill;
+        at.decode.w[i] = decode;
+    }
+    return at;
 }

@@ -5,13 +5,15 @@
  *                                                             the square telescopes, so chunks need not be summed)
  *     decode step of a batch:                                 a + b (sum of contexts) + d (sequences)
  *
- *     step with both:                                     the sum, less the smaller of the two fixed parts a: launches
- *                                                             and reads of the weights happen once
+ *     step with both:                                     the sum, less the decode step's fixed part a; never less than one alone
+ *                                                             (the weights are read once, hidden behind the chunk's arithmetic;
+ *                                                             measured: docs/simulate.md, Profiles)
  *
  * Coefficients are learned by recursive least squares of relative errors, so that short steps count as much as long ones, and in
  * units of the profile's coefficients, so that each may be off by as much. A machine whose speed changes at once (a throttled
  * clock, a noisy neighbour that comes or goes) is followed at once: where COST_RUN steps in a row are all off in one direction by
- * more than COST_JUMP, all coefficients are scaled by the median of their ratios. An odd step among others that are as predicted
+ * more than COST_JUMP, all coefficients are scaled by the median of their ratios; two are enough where they are shorter than
+ * predicted, since nothing but speed makes a step short. An odd step among others that are as predicted
  * (its process was stopped meanwhile) teaches nothing.
  *
  * A model is a value: observing gives the next one. Milliseconds and tokens throughout.
@@ -53,6 +55,8 @@ struct cost_run {           /* steps that are off by more than COST_JUMP */
 
 struct cost_model {
     double prefill_unit[3], decode_unit[3]; /* what a coefficient of 1 stands for: the profile's */
+    /* How many times as long as the profile says steps took: the latest few, and the latest 500 or so; 0: not known. */
+    double recent_prefill, recent_decode, usual_prefill, usual_decode;
     struct rls prefill, decode;
     struct cost_run prefill_run, decode_run;
     struct cost_term prefill_error, decode_error;
@@ -65,13 +69,17 @@ struct cost_model cost_make(const struct cost_profile *profile);
 struct cost_model cost_like(
     const struct cost_model *other); /* what it learned as the start, with as little confidence */
 struct cost_model cost_observe(struct cost_model m, const struct cost_step *step);
+/* The same of a step that was tried to find out: it is believed at once, however odd. */
+struct cost_model cost_believe(struct cost_model m, const struct cost_step *step);
+/* The profile's coefficients times so much, whatever was learned. */
+struct cost_model cost_at_speed(const struct cost_model *m, double prefill, double decode);
 
 /* All of n tokens, in chunks of at most chunk (0: one). 0 tokens take no time. */
 double cost_prefill_ms(const struct cost_model *m, double n_tokens, double cached, uint32_t chunk);
 double cost_decode_ms(const struct cost_model *m, double batch, double context);
 /* One step: prompt tokens with their sum of n (n + 2 cached), beside a batch that decodes; 0 tokens or an empty batch is fine. */
 double cost_step_ms(const struct cost_model *m, double n_tokens, double square, double batch, double context);
-/* What a step with both saves beside two steps. */
+/* What a step with both saves compared with two steps, at most. */
 double cost_shared_ms(const struct cost_model *m);
 /* The largest chunk whose step stays within limit_ms beside that batch; 0: none does. At most max. */
 uint32_t cost_chunk_within(const struct cost_model *m, double limit_ms, double batch, double context, double cached,
@@ -79,10 +87,7 @@ uint32_t cost_chunk_within(const struct cost_model *m, double limit_ms, double b
 
 /* The same of one more prompt in a step that has prompts already, of whose time left_ms are left. */
 uint32_t cost_chunk_more(const struct cost_model *m, double left_ms, double cached, uint32_t max);
-/* How many times as long steps of prompts (of batches) take as the profile said. */
-double cost_prefill_slowdown(const struct cost_model *m);
-double cost_decode_slowdown(const struct cost_model *m);
-/* The same of a step whose coefficients are known. */
+/* cost_step_ms() of known coefficients. */
 double cost_profile_step_ms(const struct cost_profile *p, const struct cost_step *step);
 
 void cost_term_observe(struct cost_term *t, double predicted, double actual);

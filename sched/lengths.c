@@ -24,12 +24,13 @@ void lengths_init(struct lengths *l)
     l->all.weight[bucket_of(PRIOR)] = l->all.total = 1;
 }
 
-static void add(struct lengths_histogram *h, uint32_t n_tokens)
+static void add(struct lengths_histogram *h, uint32_t n_tokens, uint32_t max_tokens)
 {
     for (uint32_t i = 0; i < LENGTHS_BUCKETS; i++)
         h->weight[i] *= FADE;
     h->weight[bucket_of(n_tokens)] += 1;
     h->total = h->total * FADE + 1;
+    h->at_most = h->at_most * FADE + (n_tokens >= max_tokens);
 }
 
 static uint32_t slot_of(uint64_t tenant)
@@ -37,10 +38,10 @@ static uint32_t slot_of(uint64_t tenant)
     return (uint32_t)(random_mix(tenant) % LENGTHS_SLOTS);
 }
 
-void lengths_observe(struct lengths *l, uint64_t tenant, uint32_t n_tokens)
+void lengths_observe(struct lengths *l, uint64_t tenant, uint32_t n_tokens, uint32_t max_tokens)
 {
-    add(&l->all, n_tokens);
-    add(&l->slots[slot_of(tenant)], n_tokens);
+    add(&l->all, n_tokens, max_tokens);
+    add(&l->slots[slot_of(tenant)], n_tokens, max_tokens);
 }
 
 double lengths_remaining(const struct lengths *l, uint64_t tenant, uint32_t n_so_far, uint32_t max_tokens)
@@ -56,5 +57,6 @@ double lengths_remaining(const struct lengths *l, uint64_t tenant, uint32_t n_so
         weight += w;
     }
     double left = weight > 1e-9 ? sum / weight : fmax(n_so_far, 1); /* longer than any: as long again (Lindy) */
-    return fmin(fmax(left, 1), most);
+    double asked = own->at_most * known + share * l->all.at_most;   /* share of those that got all they asked for */
+    return fmin(fmax(asked * most + (1 - asked) * left, 1), most);
 }

@@ -1,6 +1,8 @@
 /*
  * How long answers get, learned per tenant: a histogram of the lengths that ended lately, in which old ones fade.
  *
+ * Who mostly gets as many tokens as it asks for will again: max_tokens counts as much as it came true.
+ *
  * What a running request will still generate is its mean residual life: of the answers that got longer than it is now, how much
  * longer. A tenant that is not known yet, or not well, is filled up with everybody's. Tenants share LENGTHS_SLOTS histograms by
  * hash; two that meet are learned together.
@@ -15,6 +17,7 @@ enum { LENGTHS_SLOTS = 256, LENGTHS_BUCKETS = 64 };
 
 struct lengths_histogram {
     double weight[LENGTHS_BUCKETS], total;
+    double at_most; /* of total, that had as many tokens as they asked for */
 };
 
 struct lengths {
@@ -23,7 +26,7 @@ struct lengths {
 };
 
 void lengths_init(struct lengths *l);
-void lengths_observe(struct lengths *l, uint64_t tenant, uint32_t n_tokens);
+void lengths_observe(struct lengths *l, uint64_t tenant, uint32_t n_tokens, uint32_t max_tokens);
 
 /* Tokens that an answer of n_so_far tokens will still get, at most max_tokens in all. At least 1 while it is below that. */
 double lengths_remaining(const struct lengths *l, uint64_t tenant, uint32_t n_so_far, uint32_t max_tokens);

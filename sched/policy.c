@@ -15,7 +15,7 @@ static const double WAITING = 0.5;         /* a millisecond of waiting, in milli
 static const double WAITING_UNLIMITED = 1; /* ...and without */
 static const double UNLIMITED_TOKEN =
     0.5;                               /* a millisecond that tokens without a limit take longer, here and of others */
-static const double DISTURBED = 0.01;  /* the same of sequences that wait for a chunk and have a limit that is kept */
+static const double DISTURBED = 0.02;  /* the same of sequences that wait for a chunk and have a limit that is kept */
 static const double TIE = 0.07;        /* what one prefill may be predicted slower than another and still be taken, */
 static const double DECODE_TIE = 0.15; /* and one decode worker: steps differ by less than they are measured */
 static const double PROMPTS_TO_COME =
@@ -177,11 +177,27 @@ static bool keeps_ttft(const struct policy_worker *w, const struct policy_reques
     return done - left + left * before / after <= done * w->patience;
 }
 
+/*
+ * The longest step of decoding alone from now until it is over: nobody is counted upon to leave before it comes. (A batch that has just
+ * begun grows for a while before anybody does; with expected departures taken off, a wave of long answers broke half of its limits.)
+ */
+static double longest_step(const struct policy_worker *w, const struct policy_request *r, double from_ms)
+{
+    struct policy_load at = with(r, policy_load_at(w, from_ms));
+    double first = cost_decode_ms(w->cost, at.running, at.context), longest = first;
+    for (uint32_t i = 0; i < POLICY_HORIZONS; i++) {
+        if (POLICY_HORIZON_MS[i] > from_ms + first * r->expected_tokens)
+            continue;
+        at = with(r, w->at[i]);
+        longest = fmax(longest, cost_decode_ms(w->cost, at.running, at.context));
+    }
+    return longest;
+}
+
 static bool may_begin(const struct policy_worker *w, const struct policy_request *r, double at_ms)
 {
-    struct policy_load at = policy_load_at(w, at_ms), then = with(r, at);
-    return has_room(w, r, at) && keeps_tpot(w, r, cost_decode_ms(w->cost, then.running, then.context)) &&
-           keeps_ttft(w, r, at, at_ms);
+    struct policy_load at = policy_load_at(w, at_ms);
+    return has_room(w, r, at) && keeps_tpot(w, r, longest_step(w, r, at_ms)) && keeps_ttft(w, r, at, at_ms);
 }
 
 /* The first moment from after_ms on when it has room and breaks no promise; not in sight: the last. */
@@ -234,7 +250,7 @@ struct decode_view policy_view_decode(const struct policy_worker *workers, uint3
     struct policy_load at = policy_load_at(w, v.start), then = with(r, at);
     double limit = tightest(w->tpot_limit_ms, r->tpot_ms);
     v.step = cost_decode_ms(w->cost, then.running, then.context);
-    v.keeps = keeps_tpot(w, r, v.step);
+    v.keeps = keeps_tpot(w, r, longest_step(w, r, v.start));
     double n_gaps = fmax(r->expected_tokens - 1, 1);
     double prompts_ms = w->busy_ms > 0 ? w->busy_ms / prompt_share(w, at, limit) - v.start : 0;
     v.tpot = tpot_of(w, v.step, limit, n_gaps, prompts_ms) * w->stretch;

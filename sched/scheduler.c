@@ -31,6 +31,8 @@ static const double FIRST_TPOT_MARGIN = 0.05, MOST_TPOT_MARGIN = 0.5;
 static const double NEAR_TTFT = 0.2,
                     NEAR_TPOT =
                         0.7; /* shares of a limit from which on waiting, a step, tell how far predictions are off */
+static const double PROBE_AFTER_MS = 4000, PROBE_EVERY_MS = 1000, MUCH_SLOWER = 1.25;
+enum { BELIEVED = 4 }; /* steps: a prompt's chunks, or the first ones that decode */
 static const double USE_MS = 5000, STRETCH_RATE = 0.02, MOST_STRETCH = 4;
 static const double TRACE_OF_PROMPTS = 0.02; /* of a worker's time: below, its steps are taken to be without */
 
@@ -47,9 +49,14 @@ static const struct terms LATE = {1.1, 0, 0, true,
 struct worker {
     bool up;
     struct sched_worker_info info;
-    struct cost_model cost;
-    double prompt_use; /* sched/policy.h */
-    uint64_t used_ns;  /* when prompt_use was last brought up to date */
+    struct cost_model cost, reference; /* reference: what a probe assumes */
+    uint64_t measured_ns, probed_ns;   /* its latest step, and probe */
+    uint64_t n_probes;
+    const struct sched_request *prober; /* the probe that it has; NULL: none */
+    uint32_t n_believed;                /* steps to come that a probe made */
+    bool is_measured;                   /* since the last look */
+    double prompt_use;                  /* sched/policy.h */
+    uint64_t used_ns;                   /* when prompt_use was last brought up to date */
     struct cost_term leg_error;
     double leg_extra_ms; /* of a prefill leg beyond its predicted steps: the mean */
     double load_ms, dram_ms, ssd_ms;
@@ -187,7 +194,10 @@ void scheduler_worker_down(struct scheduler *s, uint32_t w)
 
 void scheduler_observe_step(struct scheduler *s, uint32_t w, const struct cost_step *step)
 {
-    s->workers[w].cost = cost_observe(s->workers[w].cost, step);
+    struct worker *k = &s->workers[w];
+    k->cost = k->n_believed ? cost_believe(k->cost, step) : cost_observe(k->cost, step);
+    k->n_believed -= k->n_believed > 0;
+    k->is_measured = true;
 }
 
 void scheduler_observe_loading(struct scheduler *s, uint32_t w, double load_ms, double dram_ms, double ssd_ms)
@@ -274,6 +284,9 @@ void scheduler_refresh(struct scheduler *s, uint64_t now)
         if (!s->workers[w].up || s->workers[w].info.role == ROLE_STORE)
             continue;
         expire_bookings(s, &s->workers[w], now);
+        if (s->workers[w].is_measured || !s->workers[w].measured_ns)
+            s->workers[w].measured_ns = now;
+        s->workers[w].is_measured = false;
         if (s->workers[w].changed || ms_between(s->workers[w].refreshed_ns, now) > REFRESH_MS)
             view_running(s, w, now);
         view_prompts(s, w, now);
@@ -361,6 +374,65 @@ static struct terms new_terms(const struct scheduler *s)
     return (struct terms){1, caution, SCHEDULER_HOPE, false, false};
 }
 
+/* ------------------------------------------------------------------ probes */
+
+static bool is_slower(const struct cost_model *m, double prefill, double decode)
+{
+    return m->recent_prefill > MUCH_SLOWER * prefill || m->recent_decode > MUCH_SLOWER * decode;
+}
+
+/* Whether q may find out about the worker, which k->reference then says how. */
+static bool may_probe(struct worker *k, const struct sched_request *q, uint64_t now)
+{
+    if (k->prober == q)
+        return true;
+    if (!k->up || k->info.role == ROLE_STORE || k->first || k->running || k->prober ||
+        (k->probed_ns && ms_between(k->probed_ns, now) < PROBE_EVERY_MS))
+        return false;
+    const struct cost_model *m = &k->cost;
+    double prefill = m->usual_prefill > 0 ? m->usual_prefill : 1, decode = m->usual_decode > 0 ? m->usual_decode : 1;
+    bool is_usual = !is_slower(m, prefill, decode);
+    if (is_usual && ms_between(k->measured_ns, now) > PROBE_AFTER_MS)
+        prefill = decode = 1;
+    k->reference = cost_at_speed(m, prefill, decode);
+    return is_slower(m, prefill, decode);
+}
+
+/* How many workers q sees as it would if they were as fast as they can be. */
+static uint32_t show_references(struct scheduler *s, struct policy_worker *views, const struct sched_request *q,
+                                uint64_t now)
+{
+    uint32_t n = 0;
+    for (uint32_t w = 0; w < s->n_workers; w++)
+        if (views[w].usable && may_probe(&s->workers[w], q, now)) {
+            views[w].cost = &s->workers[w].reference;
+            n++;
+        }
+    return n;
+}
+
+static void hide_references(struct scheduler *s, struct policy_worker *views)
+{
+    for (uint32_t w = 0; w < s->n_workers; w++)
+        views[w].cost = &s->workers[w].cost;
+}
+
+static void begin_probe(struct worker *k, const struct sched_request *q, uint64_t now)
+{
+    if (!q->is_probe || k->prober || !may_probe(k, q, now))
+        return;
+    k->prober = q;
+    k->probed_ns = now;
+    k->n_probes++;
+    k->n_believed = BELIEVED;
+}
+
+static void end_probe(struct worker *k, const struct sched_request *q)
+{
+    if (k->prober == q)
+        k->prober = NULL;
+}
+
 static struct plan place(struct scheduler *s, struct policy_worker *views, struct sched_request *q, uint64_t now,
                          struct terms terms)
 {
@@ -372,6 +444,8 @@ static struct plan place(struct scheduler *s, struct policy_worker *views, struc
     uint32_t hidden[SCHEDULER_AVOID], n_hidden = hide_avoided(s, views, q, hidden);
     struct policy_candidate *log = s->config.explain ? s->candidates : NULL;
     struct plan plan = {.kind = PLAN_REFUSE};
+    if (q->is_probe)
+        show_references(s, views, q, now);
     if (terms.admitted) { /* where it would be admitted now: what it was promised is kept there */
         ask = ask_of(s, q, now, new_terms(s));
         plan = policy_place(views, s->n_workers, &ask, log, &s->n_candidates);
@@ -383,6 +457,8 @@ static struct plan place(struct scheduler *s, struct policy_worker *views, struc
         ask.keeper = POLICY_ANY_KEEPER;
         plan = policy_place(views, s->n_workers, &ask, log, &s->n_candidates);
     }
+    if (q->is_probe)
+        hide_references(s, views);
     for (uint32_t i = 0; i < n_hidden; i++)
         views[hidden[i]].usable = true;
     if (plan.kind == PLAN_REFUSE && n_hidden) /* rather with one that failed it than not at all */
@@ -563,6 +639,8 @@ static void dispatch(struct scheduler *s, struct sched_request *q, const struct 
     q->n_pages = (uint32_t)ceil((q->n_tokens + q->expected_tokens) / q->block_tokens);
     q->charged = charge_of(q);
     fair_charge(s->fair, q->tenant, q->charged, now);
+    begin_probe(&s->workers[plan->prefill], q, now);
+    begin_probe(&s->workers[plan->decode], q, now);
     add_prompt(&s->workers[plan->prefill], q, now);
     add_running(&s->workers[plan->decode], q);
     apply(s->views, q, plan, plan->ttft_ms - ms_between(q->arrived_ns, now));
@@ -769,12 +847,28 @@ static bool has_room(const struct scheduler *s, const struct sched_request *q)
            (s->n_queued < s->config.max_queued && s->queued_tokens + q->n_tokens <= s->config.max_queued_tokens);
 }
 
+/* Whether it could be answered in time if idle workers were not as slow as they were last. */
+static void try_probe(struct scheduler *s, struct sched_request *q, uint64_t now, struct terms terms)
+{
+    uint32_t n = show_references(s, s->views, q, now);
+    hide_references(s, s->views);
+    if (!n)
+        return;
+    q->is_probe = true;
+    struct plan plan = place(s, s->views, q, now, terms);
+    q->is_probe = plan.kind != PLAN_REFUSE && plan.now;
+    if (q->is_probe)
+        q->plan = plan;
+}
+
 /* True: it is queued. False: q->plan says why not. */
 static bool admit(struct scheduler *s, struct sched_request *q, uint64_t now)
 {
     struct terms terms = is_back(q) ? BACK : new_terms(s);
     scheduler_refresh(s, now);
     q->plan = place(s, s->views, q, now, terms);
+    if (q->plan.kind == PLAN_REFUSE && !q->resumed && s->config.policy == POLICY_TANDEM)
+        try_probe(s, q, now, terms);
     q->work_ms = q->plan.work_ms;
     q->promised_ttft_ms = q->plan.ttft_ms;
     q->promised_tpot_ms = q->plan.tpot_ms;
@@ -801,6 +895,7 @@ static void prepare(struct scheduler *s, struct sched_request *q)
 {
     q->expected_tokens = lengths_remaining(&s->lengths, q->tenant, 0, q->max_tokens);
     q->keeper = POLICY_NO_KEEPER;
+    q->is_probe = false;
 }
 
 bool scheduler_submit(struct scheduler *s, struct sched_request *q, uint64_t now, double *retry_after_ms_out)
@@ -904,6 +999,8 @@ static void leave_workers(struct scheduler *s, struct sched_request *q, uint64_t
 {
     remove_prompt(s, q, now, false);
     remove_running(s, q);
+    end_probe(&s->workers[q->plan.prefill], q);
+    end_probe(&s->workers[q->plan.decode], q);
     fair_charge(s->fair, q->tenant, used - q->charged, now);
 }
 
@@ -916,7 +1013,7 @@ void scheduler_end(struct scheduler *s, struct sched_request *q, uint64_t now, b
     if (answered && q->state == SCHED_DECODING)
         observe_tpot(s, q, now);
     if (answered)
-        lengths_observe(&s->lengths, q->tenant, q->n_generated);
+        lengths_observe(&s->lengths, q->tenant, q->n_generated, q->max_tokens);
     q->state = SCHED_OVER;
 }
 
@@ -940,7 +1037,13 @@ struct sched_worker_stats scheduler_worker_stats(const struct scheduler *s, uint
                                        .n_prompts = k->n_prompts,
                                        .running = k->n_running,
                                        .cost = k->cost,
-                                       .leg_error = k->leg_error};
+                                       .leg_error = k->leg_error,
+                                       .n_probes = k->n_probes};
+}
+
+struct scheduler_margins scheduler_margins(const struct scheduler *s)
+{
+    return (struct scheduler_margins){s->ttft_margin.value, s->tpot_margin.value};
 }
 
 uint32_t scheduler_queued(const struct scheduler *s)

@@ -18,6 +18,11 @@
  * then held to its whole limit, and goes before all others. One that was admitted is served, if need be in a place that is kept for
  * another, unless it would be a tenth later than its limit: serving those too makes more late than it helps.
  *
+ * What was learned may be wrong by now, and nobody would find out: a worker that is thought slow gets no request that shows whether it
+ * is. So where a request would be refused, and an idle worker is much slower than it usually is, or slower than its profile and was not
+ * measured for PROBE_AFTER_MS, the request is admitted as a probe: on that worker, as if it had its usual (the profile's) speed. One at
+ * a time for a worker, and not within PROBE_EVERY_MS of the last; its steps are believed at once. A probe may miss its limits.
+ *
  * Order: tenants by use (prompt and answer tokens, halved every half_life_ns) over weight, the least first (KAI's decayed shares);
  * inside a tenant by the moment at which each is due: arrival + limit (of a deadline, less the work), earlier by PRIORITY_MS for each
  * class. (Under one TTFT limit for all that is first come, first served; going by slack instead would put long prompts before short
@@ -55,8 +60,9 @@ struct sched_request {
     uint64_t arrived_ns, deadline_ns;            /* UINT64_MAX: none */
     uint64_t workflow_deadline_ns;               /* UINT64_MAX: no workflow */
     uint32_t workflow_steps_left;                /* after this one */
-    bool resumed; /* its client has tokens already: it goes first, and no limit refuses it */
-    bool shares;  /* another choice of a prompt that is there (sched/policy.h) */
+    bool resumed;  /* its client has tokens already: it goes first, and no limit refuses it */
+    bool is_probe; /* the scheduler's: it finds out whether a worker is still as slow as it was */
+    bool shares;   /* another choice of a prompt that is there (sched/policy.h) */
     uint32_t avoid[SCHEDULER_AVOID], n_avoid; /* workers that failed it: others first; scheduler_avoid() */
     /* kept by the caller when config.match is called */
     uint32_t *matched_blocks; /* of each worker; NULL: nowhere */
@@ -141,8 +147,13 @@ struct sched_worker_stats {
     uint32_t n_prompts, running;
     struct cost_model cost;
     struct cost_term leg_error; /* of a prefill leg: load and prefill, from its turn on */
+    uint64_t n_probes;          /* requests that were sent to find out whether it is still slow */
 };
 struct sched_worker_stats scheduler_worker_stats(const struct scheduler *s, uint32_t w);
+struct scheduler_margins {
+    double ttft, tpot; /* shares: of waiting, and of a step */
+};
+struct scheduler_margins scheduler_margins(const struct scheduler *s);
 uint32_t scheduler_queued(const struct scheduler *s);
 uint64_t scheduler_queued_tokens(const struct scheduler *s);
 /* What the last decision weighed: inside place() and refuse(), and after a submit that was refused. Borrowed. */

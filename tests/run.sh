@@ -3,6 +3,7 @@
 #   run.sh                 everything that fits into a quarter of an hour
 #   run.sh --long NAME     also what takes long: faults (100 kills, 100 freezes, 200,000 transfers in virtual time), replan (1,000
 #                          lost workers), pools (100 workers come and go), chaos (10,000 faults under load), store (damage and kill -9 of the store), transfer (32 + 32 peers), soak (an hour),
+#                          sweep (goodput against load on all beds, deploy/reproduce/goodput.py: half a day on two cores),
 #                          fuzz (10^7 runs a parser), all
 #   run.sh --sanitize asan|tsan   the suite under AddressSanitizer+UBSan, or the unit and cluster suites under ThreadSanitizer
 #   run.sh --suite NAME    only that suite
@@ -45,6 +46,12 @@ meson test -C "$build" --no-rebuild --num-processes 2 --timeout-multiplier "$tim
 
 if [ "$long" = fuzz ] || [ "$long" = all ]; then
   bash tests/fuzz/run.sh || status=1
+fi
+
+if [ "$long" = sweep ] || [ "$long" = all ]; then
+  code=0
+  TANDEM="$(cd "$build" && pwd)/cli/tandem" python3 deploy/reproduce/goodput.py || code=$?
+  [ "$code" = 0 ] || [ "$code" = 77 ] || status=1 # 77: a trace is not there, and its name was printed
 fi
 
 # Every program writes TAP, or counts as one test by its exit status.

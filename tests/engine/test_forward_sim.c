@@ -4,6 +4,7 @@
 
 #include "base/mem.h"
 #include "engine/forward_sim.h"
+#include "sched/sequence.h"
 #include "tests/tap.h"
 
 enum { VOCAB = 997, PAGE = 16, N_PAGES = 8, N_TOKENS = 100, LAYERS = 4 };
@@ -55,7 +56,9 @@ static uint32_t compute(uint32_t first, uint32_t n)
                                     .n_logit_rows = 1,
                                     .layers_per_call = LAYERS};
     struct k_sampled sampled;
-    forward_sim_run(sim, &b, logits, &sampled);
+    struct cost_step step = {0};
+    sequence_add_to_step(&step, n, first + n, n > 1 ? first + n : first, first);
+    forward_sim_run(sim, &b, &step, logits, &sampled);
     ck_assert(sampled.logit == logits[sampled.id]);
     for (uint32_t t = 0; t < VOCAB; t++)
         drawn = logits[t] > logits[drawn] ? t : drawn;

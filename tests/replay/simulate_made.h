@@ -19,11 +19,11 @@ struct maker {
 };
 
 /* The first n_shared blocks are those of the chain, the others its own. */
-static inline void add(struct maker *m, double at_ms, uint32_t n_prompt, uint32_t n_output, uint64_t chain,
-                       uint32_t n_shared)
+static inline void add_in_blocks(struct maker *m, uint32_t block_tokens, double at_ms, uint32_t n_prompt,
+                                 uint32_t n_output, uint64_t chain, uint32_t n_shared)
 {
     struct trace *t = &m->trace;
-    uint32_t n_blocks = (n_prompt + BLOCK - 1) / BLOCK;
+    uint32_t n_blocks = (n_prompt + block_tokens - 1) / block_tokens;
     if (t->n_requests == m->cap_requests) {
         m->cap_requests = m->cap_requests * 2 + 64;
         t->requests = mem_resize(t->requests, m->cap_requests, sizeof(*t->requests));
@@ -36,6 +36,12 @@ static inline void add(struct maker *m, double at_ms, uint32_t n_prompt, uint32_
         (struct trace_request){(uint64_t)(at_ms * 1e6), n_prompt, n_output, n_blocks, t->n_blocks};
     for (uint32_t i = 0; i < n_blocks; i++) /* an id names its whole prefix: those of a chain are its own */
         t->blocks[t->n_blocks++] = i < n_shared ? chain << 32 | i : 1ull << 62 | m->next_id++;
+}
+
+static inline void add(struct maker *m, double at_ms, uint32_t n_prompt, uint32_t n_output, uint64_t chain,
+                       uint32_t n_shared)
+{
+    add_in_blocks(m, BLOCK, at_ms, n_prompt, n_output, chain, n_shared);
 }
 
 static inline void maker_fini(struct maker *m)

@@ -9,7 +9,7 @@
 #include "tests/tap.h"
 
 /* A table whose times are what the coefficients say: 3 + 0.02 n + 1e-6 n (n + 2 c); 5 + 4e-5 contexts + 0.01 sequences. */
-static void make_table(struct bytes *b, const char *model)
+static void make_table_with(struct bytes *b, const char *model, const char *more)
 {
     bytes_printf(b, "{\"gpu\":\"g1\",\"model\":\"%s\",\"backend\":\"b\",\"tp\":2,\"precision\":\"bf16\",\"prefill\":[",
                  model);
@@ -21,7 +21,12 @@ static void make_table(struct bytes *b, const char *model)
         for (uint32_t c = 512; c <= 32768; c *= 4)
             bytes_printf(b, "%s{\"batch\":%u,\"context\":%u,\"ms\":%.9g}", n > 1 || c > 512 ? "," : "", n, c,
                          5 + 4e-5 * n * c + 0.01 * n);
-    bytes_printf(b, "]}");
+    bytes_printf(b, "]%s}", more);
+}
+
+static void make_table(struct bytes *b, const char *model)
+{
+    make_table_with(b, model, "");
 }
 
 START_TEST(test_profile_is_fitted_to_a_table)
@@ -41,6 +46,7 @@ START_TEST(test_profile_is_fitted_to_a_table)
         ck_assert_msg(fabs(p.cost.decode[i] / DECODE[i] - 1) < 1e-3, "%d: %g", i, p.cost.decode[i]);
     }
     ck_assert_double_lt(p.fit_error, 1e-4);
+    ck_assert_uint_eq(p.mixed.n_rows, 0);
     ck_assert_int_eq(profile_parse(b.data, b.len, "large,tp4", &p, &e), TD_ERR_NOT_FOUND);
     ck_assert_ptr_nonnull(strstr(e.text, "tp4"));
     ck_assert_int_eq(profile_parse(b.data, b.len, NULL, &p, &e), TD_ERR_INVALID);
@@ -92,6 +98,38 @@ START_TEST(test_profile_has_the_memory_of_its_model_or_none)
 }
 END_TEST
 
+/* Mixed steps that cost the sum less some share of the decode step's fixed part, of 5 ms. */
+START_TEST(test_profile_says_how_far_the_model_of_mixed_steps_is_off)
+{
+    static const double SHARES[] = {1, 0, 0.6, 1.2};
+    for (int k = 0; k < 4; k++) {
+        struct bytes b = {0}, rows = {0};
+        struct worker_profile p;
+        struct td_error e;
+        bytes_printf(&rows, ",\"mixed\":[");
+        for (uint32_t n = 16; n <= 512; n *= 2)
+            for (uint32_t c = 0; c <= n; c += n)
+                bytes_printf(&rows, "%s{\"batch\":%u,\"context\":64,\"tokens\":%u,\"prefix\":%u,\"ms\":%.9g}",
+                             n > 16 || c ? "," : "", n / 4, n, c,
+                             8 - SHARES[k] * 5 + 0.02 * n + 1e-6 * n * (n + 2.0 * c) + 4e-5 * 64 * n / 4 +
+                                 0.01 * n / 4);
+        bytes_printf(&rows, "]%c", 0);
+        bytes_printf(&b, "{\"profiles\":[");
+        make_table_with(&b, "small", (const char *)rows.data);
+        bytes_printf(&b, "]}");
+        ck_assert_msg(profile_parse(b.data, b.len, NULL, &p, &e) == TD_OK, "%s", e.text);
+        ck_assert_uint_eq(p.mixed.n_rows, 12);
+        ck_assert_msg(fabs(p.mixed.share - SHARES[k]) < 0.01, "%g", p.mixed.share);
+        ck_assert_double_lt(p.mixed.share_error, 1e-3);
+        ck_assert_msg((SHARES[k] == 1) == (p.mixed.model_error < 1e-3), "%g: %g", SHARES[k], p.mixed.model_error);
+        ck_assert_msg((SHARES[k] == 0) == (p.mixed.sum_error < 1e-3), "%g: %g", SHARES[k], p.mixed.sum_error);
+        ck_assert_msg((SHARES[k] == 0.6) == (p.mixed.smaller_error < 1e-3), "%g: %g", SHARES[k], p.mixed.smaller_error);
+        bytes_free(&rows);
+        bytes_free(&b);
+    }
+}
+END_TEST
+
 START_TEST(test_profile_says_what_is_wrong_with_a_table)
 {
     static const struct {
@@ -104,6 +142,13 @@ START_TEST(test_profile_says_what_is_wrong_with_a_table)
         {"{\"profiles\":[{\"decode\":[{\"batch\":1,\"context\":1,\"ms\":1},{\"batch\":1,\"ms\":1}]}]}", "decode[1]"},
         {"{\"profiles\":[{\"prefill_prefix\":[{\"isl_total\":8,\"prefix\":8,\"ms\":1}]}]}", "prefill_prefix[0]"},
         {"{\"profiles\":[{\"decode\":{}}]}", "decode"},
+        {"{\"profiles\":[{\"mixed\":3}]}", "mixed"},
+        {"{\"profiles\":[{\"mixed\":[{\"batch\":1,\"context\":9,\"tokens\":16,\"prefix\":0,\"ms\":1},"
+         "{\"batch\":1,\"context\":9,\"tokens\":16,\"ms\":1}]}]}",
+         "mixed[1]"},
+        {"{\"profiles\":[{\"mixed\":[{\"batch\":0,\"context\":9,\"tokens\":16,\"prefix\":0,\"ms\":1}]}]}", "mixed[0]"},
+        {"{\"profiles\":[{\"mixed\":[{\"batch\":1,\"context\":9,\"tokens\":1e11,\"prefix\":0,\"ms\":1}]}]}",
+         "mixed[0]"},
         {"{\"profiles\":[{}]}", "few"},
     };
     for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
@@ -160,6 +205,7 @@ int main(void)
     TCase *t = tcase_create("profile");
     tcase_add_test(t, test_profile_is_fitted_to_a_table);
     tcase_add_test(t, test_profile_has_the_memory_of_its_model_or_none);
+    tcase_add_test(t, test_profile_says_how_far_the_model_of_mixed_steps_is_off);
     tcase_add_test(t, test_profile_says_what_is_wrong_with_a_table);
     tcase_add_test(t, test_profile_is_a_name_or_coefficients);
     tcase_add_test(t, test_profile_of_the_h200_is_that_of_its_table);

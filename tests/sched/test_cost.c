@@ -147,17 +147,23 @@ START_TEST(test_cost_follows_a_speed_that_changes_at_once)
 }
 END_TEST
 
-START_TEST(test_cost_of_a_mixed_step_has_one_fixed_part)
+START_TEST(test_cost_of_a_mixed_step_lacks_the_fixed_part_of_a_decode_step)
 {
     const struct cost_profile p = profile(1);
     struct cost_model m = cost_make(&p);
-    struct cost_step both = {.prefill_tokens = 64, .prefill_square = 64 * 64, .batch = 4, .context = 8000};
-    double prefill = cost_prefill_ms(&m, 64, 0, 0), decode = cost_decode_ms(&m, 4, 8000);
-    double less = fmin(p.prefill[0], p.decode[0]);
-    ck_assert(fabs(cost_step_ms(&m, 64, 64 * 64, 4, 8000) - (prefill + decode - less)) < 1e-9);
+    struct cost_step both = {.prefill_tokens = 512, .prefill_square = 512 * 512, .batch = 4, .context = 8000};
+    double prefill = cost_prefill_ms(&m, 512, 0, 0), decode = cost_decode_ms(&m, 4, 8000);
+    double less = p.decode[0];
+    ck_assert(fabs(cost_step_ms(&m, 512, 512 * 512, 4, 8000) - (prefill + decode - less)) < 1e-9);
     ck_assert(fabs(cost_profile_step_ms(&p, &both) - (prefill + decode - less)) < 1e-9);
-    ck_assert(fabs(cost_step_ms(&m, 64, 64 * 64, 0, 0) - prefill) < 1e-9);
+    ck_assert(fabs(cost_step_ms(&m, 512, 512 * 512, 0, 0) - prefill) < 1e-9);
     ck_assert(fabs(cost_step_ms(&m, 0, 0, 4, 8000) - decode) < 1e-9);
+    struct cost_step small = {
+        .prefill_tokens = 1, .prefill_square = 1, .batch = 4, .context = 8000}; /* hidden behind it */
+    const struct cost_profile free_chunks = {{0, p.prefill[1], p.prefill[2]}, {p.decode[0], p.decode[1], p.decode[2]}};
+    m = cost_make(&free_chunks);
+    ck_assert(fabs(cost_step_ms(&m, 1, 1, 4, 8000) - decode) < 1e-9);
+    ck_assert(fabs(cost_profile_step_ms(&free_chunks, &small) - decode) < 1e-9);
 }
 END_TEST
 
@@ -232,8 +238,8 @@ START_TEST(test_lengths_tell_two_tenants_apart)
     struct lengths l;
     lengths_init(&l);
     for (uint32_t i = 0; i < 400; i++) {
-        lengths_observe(&l, 1, 20 + (uint32_t)(uniform(i, 0) * 20));
-        lengths_observe(&l, 2, 800 + (uint32_t)(uniform(i, 1) * 400));
+        lengths_observe(&l, 1, 20 + (uint32_t)(uniform(i, 0) * 20), 4000);
+        lengths_observe(&l, 2, 800 + (uint32_t)(uniform(i, 1) * 400), 4000);
     }
     double brief = lengths_remaining(&l, 1, 0, 4000), lengthy = lengths_remaining(&l, 2, 0, 4000);
     double stranger = lengths_remaining(&l, 3, 0, 4000);
@@ -248,7 +254,7 @@ START_TEST(test_lengths_remaining_is_the_mean_of_those_that_got_as_long)
     struct lengths l;
     lengths_init(&l);
     for (uint32_t i = 0; i < 2000; i++)
-        lengths_observe(&l, 1, i % 4 ? 16 : 1024); /* three quarters are short, the rest long */
+        lengths_observe(&l, 1, i % 4 ? 16 : 1024, 8192); /* three quarters are short, the rest long */
     double fresh = lengths_remaining(&l, 1, 0, 8192), past = lengths_remaining(&l, 1, 40, 8192);
     double late = lengths_remaining(&l, 1, 900, 8192), longest = lengths_remaining(&l, 1, 3000, 8192);
     ck_assert_msg(fresh > 0.8 * 268 && fresh < 1.2 * 268, "%f", fresh);
@@ -258,13 +264,28 @@ START_TEST(test_lengths_remaining_is_the_mean_of_those_that_got_as_long)
 }
 END_TEST
 
+START_TEST(test_lengths_trust_those_who_get_what_they_ask_for)
+{
+    struct lengths l;
+    lengths_init(&l);
+    for (uint64_t i = 0; i < 300; i++) {
+        uint32_t n = 10 + (uint32_t)(uniform(i, 0) * 1000);
+        lengths_observe(&l, 1, n, n);
+        lengths_observe(&l, 2, n, 4000);
+    }
+    ck_assert(fabs(lengths_remaining(&l, 1, 0, 2000) - 2000) < 200);
+    ck_assert(fabs(lengths_remaining(&l, 1, 500, 600) - 100) < 10);
+    ck_assert(lengths_remaining(&l, 2, 0, 4000) < 800);
+}
+END_TEST
+
 START_TEST(test_lengths_remaining_stays_below_max_tokens)
 {
     struct lengths l;
     lengths_init(&l);
     ck_assert(lengths_remaining(&l, 1, 0, 10) <= 10);
     for (uint32_t i = 0; i < 100; i++)
-        lengths_observe(&l, 1, 500);
+        lengths_observe(&l, 1, 500, 8192);
     for (uint32_t n = 0; n <= 100; n++) {
         double left = lengths_remaining(&l, 1, n, 100);
         ck_assert(left <= 100 - n);
@@ -282,13 +303,14 @@ int main(void)
     tcase_add_test(t, test_cost_learns_from_a_profile_that_is_twice_off);
     tcase_add_test(t, test_cost_learns_nothing_from_a_step_in_which_its_process_was_stopped);
     tcase_add_test(t, test_cost_follows_a_speed_that_changes_at_once);
-    tcase_add_test(t, test_cost_of_a_mixed_step_has_one_fixed_part);
+    tcase_add_test(t, test_cost_of_a_mixed_step_lacks_the_fixed_part_of_a_decode_step);
     tcase_add_test(t, test_cost_of_other_steps_stays_right_while_all_are_alike);
     tcase_add_test(t, test_cost_of_an_unseen_worker_is_its_profile);
     tcase_add_test(t, test_cost_chunk_is_the_largest_that_stays_within_its_limit);
     tcase_add_test(t, test_cost_profile_says_what_is_wrong);
     tcase_add_test(t, test_lengths_tell_two_tenants_apart);
     tcase_add_test(t, test_lengths_remaining_is_the_mean_of_those_that_got_as_long);
+    tcase_add_test(t, test_lengths_trust_those_who_get_what_they_ask_for);
     tcase_add_test(t, test_lengths_remaining_stays_below_max_tokens);
     suite_add_tcase(s, t);
     return tap_main(s);

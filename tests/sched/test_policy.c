@@ -505,6 +505,9 @@ START_TEST(test_policy_prompts_get_the_time_that_the_limits_of_others_leave)
     double alone = p.ttft_ms;
     for (uint32_t i = 0; i < POLICY_HORIZONS; i++)
         w.at[i] = (struct policy_load){30, 30000, 90};
+    p = policy_place(&w, 1, &r, NULL, NULL); /* its two steps pay one of the fixed parts */
+    double steps = 2 * (cost_decode_ms(&models[0], 30, 30000) - cost_shared_ms(&models[0]));
+    ck_assert(fabs(p.ttft_ms / (cost_prefill_ms(&models[0], 16000, 0, 8192) + steps) - 1) < 0.01);
     w.tpot_limit_ms = 40;
     p = policy_place(&w, 1, &r, NULL, NULL);
     double left = 1 - cost_decode_ms(&models[0], 30, 30000) / (BATCHING_SAFE * 40);

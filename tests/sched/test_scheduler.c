@@ -8,6 +8,7 @@
 #include "tests/tap.h"
 
 enum { CHUNK = 512, BLOCK = 16, MANY = 4000 };
+static const char PROFILE[] = "1000,100,0:5000,0.05,20";
 
 struct cluster {
     struct scheduler *s;
@@ -61,7 +62,7 @@ static struct scheduler_config config_of(struct cluster *c)
                                       .user = c,
                                       .place = on_place,
                                       .refuse = on_refuse};
-    ck_assert_int_eq(cost_profile_parse("1000,100,0:5000,0.05,20", &config.profile, NULL), TD_OK);
+    ck_assert_int_eq(cost_profile_parse(PROFILE, &config.profile, NULL), TD_OK);
     return config; /* 10 tokens a millisecond */
 }
 
@@ -286,6 +287,71 @@ static void steps_for(struct cluster *c, double seconds, uint32_t w, double slow
         scheduler_refresh(c->s, c->now);
     }
 }
+
+/* A step of 1,000 prompt tokens on worker 0, so many times slower than the profile says. */
+static void prompt_step(struct cluster *c, double slower)
+{
+    struct cost_profile p;
+    ck_assert_int_eq(cost_profile_parse(PROFILE, &p, NULL), TD_OK);
+    struct cost_step step = {.n_prompts = 1, .prefill_tokens = 1000, .prefill_square = 1e6};
+    step.ms = slower * cost_profile_step_ms(&p, &step);
+    scheduler_observe_step(c->s, 0, &step);
+    pass_ms(c, step.ms);
+}
+
+static double prompt_ms(struct cluster *c)
+{
+    struct sched_worker_stats stats = stats_at(c->s, 0, c->now);
+    return cost_prefill_ms(&stats.cost, 1000, 0, 0);
+}
+
+/*
+ * A worker ran at a twelfth of its speed for a while, and does no more. Requests that it could serve in time were refused for as long
+ * as they came, since none was sent that could have shown that it is fast again.
+ */
+START_TEST(test_scheduler_probes_an_idle_worker_that_is_thought_slow)
+{
+    for (int is_long = 0; is_long < 2; is_long++) { /* for ten requests; for long enough to be its usual speed */
+        struct cluster *c = cluster_open(1, 1);
+        for (int i = 0; i < 50; i++)
+            prompt_step(c, 1);
+        double right = prompt_ms(c);
+        for (int i = 0; i < (is_long ? 3000 : 10); i++)
+            prompt_step(c, 12);
+        ck_assert_double_gt(prompt_ms(c), 10 * right);
+        uint64_t began = c->now;
+        uint32_t n_refused = 0, n_probes = 0;
+        for (int i = 0; i < 100 && prompt_ms(c) > 1.3 * right; i++) {
+            struct sched_request q = request(c, 1000);
+            q.ttft_ms = 2.2 * right;
+            pass_ms(c, 100);
+            if (!submit(c, &q)) {
+                n_refused++;
+                continue;
+            }
+            ck_assert(q.is_probe);
+            run(c);
+            n_probes++;
+            struct sched_request second = request(c, 1000);
+            second.ttft_ms = 2.2 * right;
+            ck_assert(!submit(c, &second));         /* one at a time */
+            prompt_step(c, n_probes == 1 ? 12 : 1); /* the first one finds it as it was */
+            scheduler_prefilled(c->s, &q, c->now);
+            scheduler_end(c->s, &q, c->now, true);
+        }
+        ck_assert_msg(prompt_ms(c) < 1.3 * right, "still %g, not %g", prompt_ms(c), right);
+        ck_assert_uint_eq(n_probes, 2);
+        ck_assert_uint_eq(stats_at(c->s, 0, c->now).n_probes, 2);
+        ck_assert_msg((n_refused > 0 || !is_long) && c->now - began < (is_long ? 12000 : 3000) * NS_PER_MS, "%g ms",
+                      (double)(c->now - began) * 1e-6);
+        struct sched_request q = request(c, 1000);
+        q.ttft_ms = 1.5 * right;
+        ck_assert(submit(c, &q) && !q.is_probe);
+        scheduler_end(c->s, &q, c->now, false);
+        cluster_close(c);
+    }
+}
+END_TEST
 
 START_TEST(test_scheduler_keeps_what_it_knows_of_workers_while_nothing_happens)
 {
@@ -928,6 +994,7 @@ int main(void)
     tcase_add_test(t, test_scheduler_requeues_to_another_worker_when_one_is_lost);
     tcase_add_test(t, test_scheduler_sends_nothing_to_a_draining_worker_and_waits_for_one);
     tcase_add_test(t, test_scheduler_decides_again_when_a_worker_left_after_admission);
+    tcase_add_test(t, test_scheduler_probes_an_idle_worker_that_is_thought_slow);
     tcase_add_test(t, test_scheduler_keeps_what_it_knows_of_workers_while_nothing_happens);
     tcase_add_test(t, test_scheduler_lets_a_worker_have_two_chunks_ahead);
     tcase_add_test(t, test_scheduler_refuses_what_its_queue_has_no_room_for);
