@@ -27,7 +27,7 @@ static const struct option TABLE[] = {
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "One process instead of a cluster"},
     {"local", OPT_BOOL, AT(local), NULL, NULL, 0, 0, "run router and workers inside this process; needs --model"},
     {"model", OPT_STRING, AT(model), NULL, "DIR", 0, 0, "with --local: the model's directory"},
-    {"plan", OPT_CHOICE, AT(plan), "auto", PLAN_FORCE_NAMES, 0, 0, "with --local: forces the placement"},
+    {"plan", OPT_CHOICE, AT(plan), "auto", PLAN_FORCE_NAMES, 0, 0, "with --local: forces every placement"},
     {"worker-options", OPT_STRING, AT(worker_options), NULL, "'--A X ...'", 0, 0,
      "with --local: options of tandem-decode"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Defaults for every request"},

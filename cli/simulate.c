@@ -47,7 +47,7 @@ const struct option SIMULATE_TABLE[] = {
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Decisions"},
     {"policy", OPT_CHOICE, AT(policy), "tandem", POLICY_NAMES, 0, 0, "where requests go"},
     {"order", OPT_CHOICE, AT(order), "tandem", ORDER_NAMES, 0, 0, "of the queue"},
-    {"plan", OPT_CHOICE, AT(plan), "auto", PLAN_FORCE_NAMES, 0, 0, "of the tandem policy: only such plans"},
+    {"plan", OPT_CHOICE, AT(plan), "auto", PLAN_FORCE_NAMES, 0, 0, "forces every placement"},
     {"prefix", OPT_CHOICE, AT(prefix), "auto", "auto|load|compute", 0, 0,
      "what stores have: whichever is faster, or always the one"},
     {"ttft-ms", OPT_LIMIT_MS, AT(ttft_ms), "0", NULL, 0, 3.6e6, "limit asked for; 0: none"},

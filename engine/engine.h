@@ -105,11 +105,11 @@ struct seq_params {
     enum seq_goal goal;
     bool prompt_logprobs;  /* computes the whole prompt, so nothing is matched */
     uint32_t chunk_tokens; /* most of its prompt in a step; 0: the engine's */
-    double tpot_ms;        /* limit from its first token here on, which chunks of others' prompts keep; 0: none */
+    double tpot_ms;        /* from its first token here on; chunks of others' prompts keep it; finite; 0: none */
     void *user;
 };
 
-/* Validates at this door: ids, lengths against context and pool, sampling. TD_ERR_INVALID names the field. */
+/* Validates at this door: ids, lengths against context and pool, sampling, tpot_ms. TD_ERR_INVALID names the field. */
 enum td_status engine_seq_check(const struct engine *e, const struct seq_params *p, struct td_error *error_out);
 enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, struct seq **out,
                                struct td_error *error_out);

@@ -5,7 +5,7 @@
  *               with the first token in the lease's tail. The leg is over then; the pages stay leased until the reader is done.
  *   DECODE:     seq ADOPT; pages reserved -> accepted -> pull of what the prefix cache lacks; verified -> runs from the first
  *               token on.
- *   AGGREGATED: seq GENERATE.
+ *   AGGREGATED: seq GENERATE. Workers of both roles get such legs (plans aggregated and kept).
  *
  * A leg ends with one LegEnd. Cancelling drops the sequence at once; pages that the wire may still touch follow later.
  */

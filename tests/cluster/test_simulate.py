@@ -71,6 +71,27 @@ def test_refusals_are_counted_by_reason_and_by_length():
             [("no decode worker is up", r["failed"] + r["cut_short"])], r["reasons"]
 
 
+@test
+def test_a_full_token_pool_borrows_prompt_machines():
+    with tempfile.TemporaryDirectory() as d:
+        path, out = os.path.join(d, "trace.jsonl"), os.path.join(d, "report.json")
+        write_trace(path, range(0, 12000, 20), 200, 800)  # more sequences than one worker's batch
+        args = [path, "--prefill", "2", "--decode", "1", "--ttft-ms", "2000", "--tpot-ms", "20"]
+        for policy in ("mixed-pool", "tandem"):
+            lent = simulate(*args, "--policy", policy, "--output", out)
+            split = simulate(*args, "--policy", policy, "--plan", "split")
+            assert lent["plans"]["kept"] > 100 and lent["plans"]["split"] > 100, (policy, lent["plans"])
+            assert split["plans"] == {"split": split["answered"], "aggregated": 0, "kept": 0}, split["plans"]
+            assert lent["met"] > 1.2 * split["met"], (policy, lent["met"], split["met"])
+            with open(out) as f:
+                q = json.load(f)["requests"]
+            assert [q["plan"].count(i) for i in range(4)] == [0, *lent["plans"].values()], (policy, lent["plans"])
+            assert "kept" in tandem("simulate", *args, "--policy", policy).stdout
+        r = simulate(*args, "--plan", "kept", "--policy", "least-loaded")
+        assert r["plans"]["kept"] == 600, r["plans"]
+        assert "--plan kept" in tandem("simulate", path, "--prefill", "0", "--plan", "kept", code=2).stderr
+
+
 def write_profiles(path):
     prefill = [{"batch": 1, "isl": n, "ms": 3 + 0.02 * n + 1e-6 * n * n + n % 3} for n in (128, 512, 2048, 8192, 32768)]
     decode = [{"batch": b, "context": c, "ms": 5 + 4e-5 * b * c + 0.01 * b} for b in (1, 4, 16, 64) for c in (512, 4096, 32768)]
