@@ -107,7 +107,7 @@ bool report_is_met(const struct report_run *run, const struct report_request *q)
 
 enum report_plan report_plan_of(const struct report_run *run, const struct report_request *q)
 {
-    if (q->prefill < 0 || q->decode < 0)
+    if (q->prefill < 0 || q->decode < 0 || (uint32_t)q->decode >= run->n_workers)
         return REPORT_PLAN_UNKNOWN;
     if (q->prefill != q->decode)
         return REPORT_SPLIT;
