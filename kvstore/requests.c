@@ -186,6 +186,19 @@ static bool is_stored(const struct entry *e)
     return e && (e->dram == DRAM_READY || e->dram == DRAM_LOADING || e->ssd == SSD_DURABLE);
 }
 
+/* Tells the table which of the keys it lacks, so that it can tell what goes on from what is new. */
+static void announce(struct kvstore *s, const struct store_keys_msg *m)
+{
+    uint64_t missing[STORE_MAX_KEYS];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < m->n_keys; i++) {
+        struct block_key key = store_keys_at(m, i);
+        if (!is_stored(table_find(s->table, &key)))
+            missing[n++] = block_key_hash(&key);
+    }
+    table_request(s->table, missing, n);
+}
+
 /* The longest stored prefix, pinned. A slot each is enough, however often a peer repeats a key. */
 static void pin_prefix(struct kvstore *s, struct lease *l, const struct store_keys_msg *m)
 {
@@ -380,6 +393,7 @@ void request_message(struct kvstore *s, const struct work *work)
         return;
     }
     s->tick++;
+    announce(s, &m);
     if (kind == STORE_LOOKUP)
         lookup(s, &m);
     else

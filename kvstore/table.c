@@ -356,6 +356,12 @@ static void use(struct entry *e, uint64_t now, void (*how)(struct eviction *, st
         how(e->owner->ssd, &e->on_ssd, now);
 }
 
+void table_request(struct table *t, const uint64_t *missing, uint32_t n)
+{
+    eviction_request(t->tenants[0].clean, missing, n); /* the tenants' orders are over the same two rooms */
+    eviction_request(t->tenants[0].ssd, missing, n);
+}
+
 void table_touch(struct table *t, struct entry *e, uint64_t now)
 {
     (void)t;

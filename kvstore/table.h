@@ -82,6 +82,8 @@ struct entry *table_add(struct table *t, const struct block_key *key, uint32_t c
 void table_set_kept(struct table *t, struct entry *e, bool kept);
 uint64_t table_kept(const struct table *t); /* entries */
 
+/* A request for blocks or an offer of some begins: those that are in no tier, head first (eviction_request). */
+void table_request(struct table *t, const uint64_t *missing, uint32_t n);
 void table_touch(struct table *t, struct entry *e, uint64_t now);
 void table_keep(struct table *t, struct entry *e,
                 uint64_t now); /* offered again: as new, but not a use to learn from */

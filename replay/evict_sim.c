@@ -24,6 +24,7 @@ struct evict_sim {
     uint32_t *uses;     /* node of each block of each request, in the order of arrival */
     uint64_t *next_use; /* of each of these: 1 + number of the request that uses the node next */
     uint64_t n_uses;
+    uint64_t *missing; /* keys; room for all blocks of a request */
     uint32_t *buckets; /* 1 + node; open addressing */
     uint64_t n_buckets;
 };
@@ -95,6 +96,7 @@ struct evict_sim *evict_sim_open(const struct trace *trace, uint32_t block_token
     for (s->n_buckets = 64; s->n_buckets < 2 * n;)
         s->n_buckets *= 2;
     s->buckets = mem_array(s->n_buckets, sizeof(*s->buckets));
+    s->missing = mem_array(n, sizeof(*s->missing));
     name_blocks(s);
     look_ahead(s);
     return s;
@@ -108,6 +110,7 @@ void evict_sim_close(struct evict_sim *s)
     free(s->uses);
     free(s->next_use);
     free(s->buckets);
+    free(s->missing);
     free(s);
 }
 
@@ -183,10 +186,21 @@ static bool is_tail(const struct cache *c, uint32_t i, uint32_t n_uses)
     return !c->sim->block_tokens && i + 1 == n_uses;
 }
 
+static void announce(struct cache *c, const uint32_t *uses, uint32_t n_uses)
+{
+    const struct node *nodes = c->sim->nodes;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < n_uses; i++)
+        if (!nodes[uses[i]].is_stored)
+            c->sim->missing[n++] = nodes[uses[i]].key;
+    eviction_request(c->order, c->sim->missing, n);
+}
+
 static void request(struct cache *c, const uint32_t *uses, uint32_t n_uses, uint64_t time)
 {
     struct node *nodes = c->sim->nodes;
     uint32_t i = 0;
+    announce(c, uses, n_uses);
     for (; i < n_uses && nodes[uses[i]].is_stored; i++) {
         nodes[uses[i]].item.is_tail = is_tail(c, i, n_uses);
         eviction_touch(c->order, &nodes[uses[i]].item, time);

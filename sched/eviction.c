@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "sched/eviction_duel.h"
 #include "sched/eviction_ghosts.h"
 #include "sched/eviction_learn.h"
 
@@ -22,14 +23,18 @@ struct room {
     uint32_t n_orders;
     uint64_t n, most;      /* items in the orders; the most since terms were made */
     struct ghosts *ghosts; /* NULL: the policy asks for none */
-    struct learn *learn;   /* tandem */
-    struct learn_terms terms;
-    uint64_t promised[LEARN_CLASSES]; /* no block was kept for longer since promises were cut */
-    uint32_t n_cuts;
 
-    /* The last block used: the next one in its chain, used at the same time, may not outrank it. */
-    uint64_t now, rank;
-    uint32_t chain_index, n_uses;
+    /* tandem */
+    struct learn *learn; /* NULL: another policy */
+    struct duel *duel;   /* has the terms */
+    uint32_t version;    /* of the tables that the terms were made from */
+    uint32_t n_rankings; /* how often ranks came to be other ones */
+    double filled;       /* part of the cache that the terms are made for */
+    uint32_t shape;      /* of the request */
+    bool is_generous;    /* the request's blocks get generous terms */
+    double owed;         /* lives that are to get them, less those that did */
+
+    struct eviction_item last; /* as the block used last was: the next one in its chain may have no more of anything */
 };
 
 struct eviction {
@@ -37,7 +42,7 @@ struct eviction {
     struct room *room;
     struct heap small, main; /* main: s3-fifo only */
     uint64_t next_sequence;
-    uint32_t n_cuts; /* tandem: of the room's, those done here */
+    uint32_t n_rankings; /* tandem: of the room's, those done here */
 };
 
 static const char *const NAMES[] = {"lru", "lfu", "s3fifo", "tandem"};
@@ -66,11 +71,14 @@ struct eviction *eviction_open(enum eviction_policy policy)
     e->policy = policy;
     e->room = mem_zalloc(sizeof(*e->room));
     e->room->n_orders = 1;
-    e->room->chain_index = UINT32_MAX; /* nothing was used yet, so nothing follows it */
+    e->room->last.chain_index = UINT32_MAX; /* nothing was used yet, so nothing follows it */
     if (policy == EVICTION_S3FIFO || policy == EVICTION_TANDEM)
         e->room->ghosts = ghosts_open();
-    if (policy == EVICTION_TANDEM)
+    if (policy == EVICTION_TANDEM) {
         e->room->learn = mem_zalloc(sizeof(*e->room->learn));
+        e->room->duel = mem_zalloc(sizeof(*e->room->duel));
+        e->room->filled = 1;
+    }
     return e;
 }
 
@@ -100,6 +108,7 @@ void eviction_close(struct eviction *e)
     if (!--e->room->n_orders) {
         ghosts_close(e->room->ghosts);
         free(e->room->learn);
+        free(e->room->duel);
         free(e->room);
     }
     free(e);
@@ -175,7 +184,7 @@ static struct heap *heap_of(struct eviction *e, const struct eviction_item *item
 
 static uint32_t class_of(const struct eviction_item *item)
 {
-    return learn_class(item->n_uses, item->was_tail);
+    return learn_class(item->n_uses, item->shape, item->was_tail);
 }
 
 /* An item without history gets that of its block, if it is remembered. */
@@ -185,85 +194,116 @@ static void recall(struct room *r, struct eviction_item *item)
     item->rank = 0;
     item->frequency = 0;
     item->in_main = false;
+    item->is_generous = false;
+    item->shape = 0;
     if (!r->ghosts || !ghosts_take(r->ghosts, item->key_hash, &g))
         return;
     item->in_main = !r->learn;
     item->n_uses = g.n_uses;
+    item->shape = g.shape;
     item->was_tail = g.was_tail;
+    item->is_generous = g.is_generous;
     item->last_used = g.last_used;
 }
 
 /* The block before this one in its chain was used last, in the same request. */
 static bool follows(const struct room *r, const struct eviction_item *item, uint64_t now)
 {
-    return now == r->now && item->chain_index && item->chain_index == r->chain_index + 1;
+    return now == r->last.last_used && item->chain_index && item->chain_index == r->last.chain_index + 1;
 }
 
-/* A life ends, the next one begins. */
-static void count(struct room *r, struct eviction_item *item, uint64_t now)
+static void end_life(struct room *r, const struct eviction_item *item, bool was_here, uint64_t now)
 {
-    if (r->learn && item->n_uses && now > item->last_used)
-        learn_end(r->learn, class_of(item), now - item->last_used);
+    if (!r->learn || !item->n_uses || now <= item->last_used)
+        return;
+    learn_end(r->learn, class_of(item), now - item->last_used);
+    duel_end(r->duel, class_of(item), item->is_generous, was_here, item->last_used, now);
+}
+
+/* Blocks stay generous while they are here, so requests get generous terms only as far as these are too few. */
+static void settle_owed(struct room *r, const struct eviction_item *item)
+{
+    const struct learn_terms *t = &r->duel->terms;
+    uint32_t c = class_of(item);
+    double most = (double)r->n + 1;
+    if (t->generous[c] == t->tight[c])
+        return;
+    r->owed += t->share - item->is_generous;
+    r->owed = r->owed > most ? most : r->owed < -most ? -most : r->owed;
+}
+
+static void begin_life(struct room *r, const struct eviction_item *item)
+{
+    if (!r->learn)
+        return;
+    learn_begin(r->learn, class_of(item));
+    duel_begin(r->duel, class_of(item));
+    settle_owed(r, item);
+}
+
+/*
+ * One more use. Number, shape and generosity never get less while the block is here, nor are they ever more than those
+ * of the block before it in its chain (hold_back). The rank rises with each of them and with the time of the last use:
+ * so it is never above that of the block before, whatever the terms are and however often they change.
+ */
+static void count(struct room *r, struct eviction_item *item)
+{
     item->was_tail = item->is_tail && (item->was_tail || !item->n_uses);
     item->n_uses += item->n_uses < UINT32_MAX;
-    if (follows(r, item, now) && item->n_uses > r->n_uses)
-        item->n_uses = r->n_uses; /* the ghosts forgot the head, but not the tail */
-    if (r->learn)
-        learn_begin(r->learn, class_of(item));
+    if (r->learn) {
+        item->shape = item->shape > r->shape ? item->shape : (uint8_t)r->shape;
+        item->is_generous |= r->is_generous;
+    }
+}
+
+/* The ghosts may have forgotten the head, but not the tail. */
+static void hold_back(struct room *r, struct eviction_item *item)
+{
+    item->n_uses = item->n_uses < r->last.n_uses ? item->n_uses : r->last.n_uses;
+    item->shape = item->shape < r->last.shape ? item->shape : r->last.shape;
+    item->is_generous &= r->last.is_generous;
+}
+
+/* What is kept is to fill the cache: if the last terms kept more than it can hold, the next are made for less room. */
+static void adjust_filled(struct room *r)
+{
+    r->filled *= r->duel->ahead > 0 ? 0.97 : 1.03;
+    r->filled = r->filled < 0.5 ? 0.5 : r->filled > 2 ? 2 : r->filled;
 }
 
 /* Terms change only between requests, so that a chain is ranked by one set of them. */
 static void advance(struct room *r, uint64_t now)
 {
-    if (now == r->now)
+    if (now == r->last.last_used)
         return;
+    r->is_generous = r->owed >= 0;
+    duel_advance(r->duel, now, r->n);
     learn_advance(r->learn, now, r->n);
-    if (r->terms.version == r->learn->version)
+    if (r->version == r->learn->version)
         return;
-    learn_terms_make(r->learn, r->most, &r->terms);
+    struct learn_terms terms;
+    bool were_in_force = r->duel->in_force;
+    adjust_filled(r);
+    learn_terms_make(r->learn, r->filled * (double)r->most, &terms);
+    duel_terms(r->duel, &terms, now, r->most);
+    r->n_rankings += were_in_force || r->duel->in_force;
+    r->version = r->learn->version;
     r->most = r->n;
-    bool must_cut = false;
-    for (uint32_t c = 0; c < LEARN_CLASSES; c++) {
-        must_cut |= r->terms.generous[c] < r->promised[c];
-        r->promised[c] = r->terms.generous[c] > r->promised[c] ? r->terms.generous[c] : r->promised[c];
-    }
-    if (!must_cut)
-        return;
-    memcpy(r->promised, r->terms.generous, sizeof(r->promised));
-    r->n_cuts++;
 }
 
-/* Until when it is kept: never shorter than promised before, never longer than the block before it in its chain. */
-static uint64_t keep_until(const struct room *r, const struct eviction_item *item, uint64_t now)
+static uint64_t rank_of(const struct eviction *e, const struct eviction_item *item, bool is_new)
 {
-    uint64_t until = now + learn_keep_for(&r->terms, class_of(item), now);
-    if (until < item->rank)
-        until = item->rank;
-    return follows(r, item, now) && until > r->rank ? r->rank : until;
-}
-
-/*
- * What was promised on better terms than today's is cut to these, or what was popular once would stay for as long as it
- * was popular then. Last use and class of a block are never below those of one that continues it, so the order of the
- * two stands.
- */
-static void cut_promise(const struct room *r, struct eviction_item *item)
-{
-    uint64_t most = item->last_used + r->promised[class_of(item)];
-    item->rank = item->rank < most ? item->rank : most;
-}
-
-static uint64_t rank_of(const struct eviction *e, const struct eviction_item *item, uint64_t now, bool is_new)
-{
+    const struct room *r = e->room;
     switch (e->policy) {
-    case EVICTION_TANDEM:
-        return keep_until(e->room, item, now);
+    case EVICTION_TANDEM: /* until when it is kept */
+        return item->last_used +
+               (r->duel->in_force ? learn_keep_for(&r->duel->terms, class_of(item), item->is_generous) : 0);
     case EVICTION_S3FIFO:
-        return is_new ? now : item->rank;
+        return is_new ? item->last_used : item->rank;
     case EVICTION_LFU:
         return item->n_uses;
     default:
-        return now;
+        return item->last_used;
     }
 }
 
@@ -277,14 +317,19 @@ static void use(struct eviction *e, struct eviction_item *item, uint64_t now, bo
         recall(r, item);
     else if (gains && now != item->last_used && item->frequency < 3)
         item->frequency++;
-    if (is_new || (gains && now != item->last_used))
-        count(r, item, now);
-    item->rank = rank_of(e, item, now, is_new);
+    if (is_new || (gains && now != item->last_used)) {
+        end_life(r, item, !is_new, now);
+        item->is_generous &= !is_new; /* nothing that continues it is here: not bound by what it had */
+        count(r, item);
+        if (follows(r, item, now))
+            hold_back(r, item);
+        begin_life(r, item);
+    } else if (follows(r, item, now)) {
+        hold_back(r, item);
+    }
     item->last_used = now;
-    r->now = now;
-    r->rank = item->rank;
-    r->n_uses = item->n_uses;
-    r->chain_index = item->chain_index;
+    item->rank = rank_of(e, item, is_new);
+    r->last = *item;
 }
 
 /* ------------------------------------------------------------------- calls */
@@ -313,7 +358,7 @@ void eviction_insert(struct eviction *e, struct eviction_item *item, uint32_t ch
     if (!item->n_uses || item->last_used != last_used)
         use(e, item, last_used, true);
     if (r->learn)
-        cut_promise(r, item);
+        item->rank = rank_of(e, item, false); /* terms may have changed since its last use */
     item->sequence = e->next_sequence++;
     heap_push(heap_of(e, item), item);
     if (++r->n > r->most)
@@ -338,8 +383,19 @@ void eviction_leave(struct eviction *e, struct eviction_item *item)
         ghosts_put(r->ghosts, &(struct ghost){.key_hash = item->key_hash,
                                               .last_used = item->last_used,
                                               .n_uses = item->n_uses,
-                                              .was_tail = item->was_tail});
+                                              .shape = item->shape,
+                                              .was_tail = item->was_tail,
+                                              .is_generous = item->is_generous});
     item->n_uses = 0;
+}
+
+void eviction_request(struct eviction *e, const uint64_t *key_hashes, uint32_t n)
+{
+    struct room *r = e->room;
+    uint32_t n_known = 0;
+    while (r->learn && n_known < n && ghosts_has(r->ghosts, key_hashes[n_known]))
+        n_known++;
+    r->shape = learn_shape(n - n_known);
 }
 
 void eviction_refused(struct eviction *e, struct eviction_item *item, uint64_t now)
@@ -362,28 +418,26 @@ static struct eviction_item *fifo_victim(struct eviction *e)
         heap_remove(h, item);
         item->frequency = from_small ? 0 : item->frequency - 1;
         item->in_main = true;
-        item->rank = e->room->now;
+        item->rank = e->room->last.last_used;
         heap_push(&e->main, item);
     }
 }
 
-/* All of them. The order may be another one afterwards, so it is made anew: O(n), once in n / 4 uses at most. */
-static void cut_promises(struct eviction *e)
+/* By the terms that are in force now: O(n), once in n / 4 uses at most. */
+static void rank_anew(struct eviction *e)
 {
     struct heap *h = &e->small;
-    e->n_cuts = e->room->n_cuts;
-    for (uint32_t i = 0; i < h->n; i++) {
-        cut_promise(e->room, h->slots[i].item);
-        h->slots[i].rank = h->slots[i].item->rank;
-    }
+    e->n_rankings = e->room->n_rankings;
+    for (uint32_t i = 0; i < h->n; i++)
+        h->slots[i].rank = h->slots[i].item->rank = rank_of(e, h->slots[i].item, false);
     for (uint32_t i = h->n / 2; i-- > 0;)
         sink(h, i, h->slots[i].item);
 }
 
 struct eviction_item *eviction_victim(struct eviction *e)
 {
-    if (e->n_cuts != e->room->n_cuts)
-        cut_promises(e);
+    if (e->n_rankings != e->room->n_rankings)
+        rank_anew(e);
     if (e->policy == EVICTION_S3FIFO)
         return fifo_victim(e);
     return e->small.n ? e->small.slots[0].item : NULL;

@@ -7,8 +7,9 @@
  *   lfu      the least often used while it was here; among those, the least recently used.
  *   s3fifo   two queues and one bit of history (Yang et al., SOSP'23): what was not used again in the small one goes.
  *   tandem   a block has a time until which it is kept: last use + what its class is worth. Classes are counts of past
- *            uses; what one is worth is learned from the intervals between uses (sched/eviction_learn.h).
- *            docs/eviction.md has the reasons and the figures.
+ *            uses, and how much was new in the requests; what one is worth is learned from the intervals between uses
+ *            (sched/eviction_learn.h). Where lru would have found more of late, the order is lru's
+ *            (sched/eviction_duel.h). docs/eviction.md has the reasons and the figures.
  *
  * A use of a chain is a use of all its blocks from the head on, at one time, head first. Equal ranks go by last use,
  * then the one furthest from the head first, then in order of insertion; so a chain is eaten from its tail, and no
@@ -21,8 +22,8 @@
  * table, by hash of key.
  *
  * The same calls give the same victims. Time is the caller's, in any unit that rises. Every change is O(log n), to look
- * is O(1) amortised; when tandem learns that blocks of some class are worth less than it thought, the next look costs
- * O(n), once in n / 4 uses at most (some 60 ms with a million blocks).
+ * is O(1) amortised; when tandem has learned, the next look costs O(n), once in n / 4 uses at most (some 60 ms with a
+ * million blocks).
  *
  * Memory: 48 bytes an item and 16 for its place. s3fifo and tandem also have 24 for each block that left and is
  * remembered: a power of two of places, from four times as many as there are items, at least 32768.
@@ -50,9 +51,11 @@ struct eviction_item {    /* embedded in what is to be evicted; zero-initialised
     uint32_t at;          /* 1 + place in the heap; 0: in none */
     uint32_t n_uses;      /* 0: without history */
     uint8_t frequency;    /* s3fifo: uses since it was queued, 0 .. 3 */
-    bool in_main;         /* s3fifo: which queue */
-    bool is_tail;         /* optional, set before a use: the request ends in it, and it may not be full */
-    bool was_tail;        /* at the last use */
+    uint8_t shape;        /* tandem: the best of the requests that used it */
+    bool in_main : 1;     /* s3fifo: which queue */
+    bool is_tail : 1;     /* optional, set before a use: the request ends in it, and it may not be full */
+    bool was_tail : 1;    /* at the last use */
+    bool is_generous : 1; /* tandem: one of the requests that used it got generous terms */
 };
 
 struct eviction;
@@ -67,6 +70,13 @@ static inline bool eviction_contains(const struct eviction_item *item)
 {
     return item->at != 0;
 }
+
+/*
+ * Optional, before the uses of a request: the blocks that it asks for and that are not here, head first. How many of
+ * them are remembered says how much of the request is new, which is part of the class of all that it uses. Holds until
+ * the next call; what is used without one counts as part of a request of which much is new.
+ */
+void eviction_request(struct eviction *e, const uint64_t *key_hashes, uint32_t n);
 
 /* last_used other than the item's is a use at that time; an item without history is always used first. */
 void eviction_insert(struct eviction *e, struct eviction_item *item, uint32_t chain_index, uint64_t last_used);

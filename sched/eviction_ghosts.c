@@ -47,17 +47,28 @@ void ghosts_put(struct ghosts *g, const struct ghost *ghost)
     *to = *ghost;
 }
 
-bool ghosts_take(struct ghosts *g, uint64_t key_hash, struct ghost *out)
+static struct ghost *find(const struct ghosts *g, uint64_t key_hash)
 {
     struct ghost *set = set_of(g, key_hash);
-    for (int i = 0; i < WAYS; i++) {
-        if (!set[i].n_uses || set[i].key_hash != key_hash)
-            continue;
-        *out = set[i];
-        set[i].n_uses = 0;
-        return true;
-    }
-    return false;
+    for (int i = 0; i < WAYS; i++)
+        if (set[i].n_uses && set[i].key_hash == key_hash)
+            return &set[i];
+    return NULL;
+}
+
+bool ghosts_has(const struct ghosts *g, uint64_t key_hash)
+{
+    return find(g, key_hash) != NULL;
+}
+
+bool ghosts_take(struct ghosts *g, uint64_t key_hash, struct ghost *out)
+{
+    struct ghost *ghost = find(g, key_hash);
+    if (!ghost)
+        return false;
+    *out = *ghost;
+    ghost->n_uses = 0;
+    return true;
 }
 
 void ghosts_reserve(struct ghosts *g, uint64_t n_blocks)

@@ -13,7 +13,8 @@
 struct ghost {
     uint64_t key_hash, last_used;
     uint32_t n_uses; /* 0: an empty place */
-    uint32_t was_tail;
+    uint8_t shape;
+    bool was_tail, is_generous;
 };
 
 struct ghosts;
@@ -22,5 +23,6 @@ struct ghosts *ghosts_open(void);
 void ghosts_close(struct ghosts *g); /* NULL is fine */
 void ghosts_reserve(struct ghosts *g, uint64_t n_blocks);
 void ghosts_put(struct ghosts *g, const struct ghost *ghost);
+bool ghosts_has(const struct ghosts *g, uint64_t key_hash);
 bool ghosts_take(struct ghosts *g, uint64_t key_hash,
                  struct ghost *out); /* it is here again, and no longer remembered */

@@ -3,12 +3,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/random.h"
-
-static const uint64_t TABLES_EVERY = 4096; /* uses: making them costs some 50 us */
-static const double LIKE_ALL = 32;         /* lives of a class: below, it is taken to be like all classes */
-static const double FILLED = 0.95;         /* of the cache, by what is kept; the rest takes what comes in bursts */
-static const uint64_t HALVE_EVERY = 32768; /* uses, at least; and two for each block that is here */
+static const uint64_t TABLES_EVERY = 4096; /* uses: making them costs some 100 us */
+static const double LIKE_ALL = 32;         /* lives of a number of uses: below, it is taken to be like all of them */
+static const double LIKE_SAME_USES = 500;  /* lives of a class: below, to be like all shapes of as many uses */
+static const int PRICE_STEPS = 30;         /* halvings of the price's range, which is 15 decades */
 
 /* ------------------------------------------------------------------ counts */
 
@@ -53,47 +51,43 @@ static void halve(struct learn *l)
 
 /* ------------------------------------------------------------------ tables */
 
-/* h[b]: the chance that a life of any class but the tails', having reached bin b, ends in it. */
-static void make_common_hazards(const struct learn *l, double *h)
+/* Lives begun, and ended by age, of some classes taken together. */
+struct lives {
+    double begun, ended[LEARN_BINS];
+};
+
+static void add_class(struct lives *to, const struct learn *l, uint32_t c)
 {
-    double alive = 0;
-    for (uint32_t c = 0; c < LEARN_USE_CLASSES; c++)
-        alive += l->begun[c];
-    for (uint32_t b = 0; b < l->n_bins; b++) {
-        double ended = 0;
-        for (uint32_t c = 0; c < LEARN_USE_CLASSES; c++)
-            ended += l->ended[c][b];
-        h[b] = alive > ended ? ended / alive : (ended > 0);
-        alive = fmax(alive - ended, 0);
-    }
+    to->begun += l->begun[c];
+    for (uint32_t b = 0; b < l->n_bins; b++)
+        to->ended[b] += l->ended[c][b];
 }
 
 /*
- * The same of one class, which is taken to be like all until it was seen more often than LIKE_ALL times; tails are not,
- * they are to start with as what nobody comes back for.
+ * h[b]: the chance that a life, having reached bin b, ends in it. As far as there were fewer than n_like lives, it is
+ * what it is in `like`; NULL: nobody comes back.
  *
  * Lives that are still young count as if they would never end in the bins that they have not reached: at the start that
  * understates late uses, and so errs towards lru.
  */
-static void make_hazards(const struct learn *l, uint32_t c, const double *common, double *h)
+static void make_hazards(const struct lives *lives, uint32_t n_bins, const double *like, double n_like, double *h)
 {
-    double alive = l->begun[c];
-    for (uint32_t b = 0; b < l->n_bins; b++) {
-        double expected = c < LEARN_USE_CLASSES ? LIKE_ALL * common[b] : 0;
-        h[b] = fmin((l->ended[c][b] + expected) / (alive + LIKE_ALL), 1);
-        alive = fmax(alive - l->ended[c][b], 0);
+    double alive = lives->begun;
+    for (uint32_t b = 0; b < n_bins; b++) {
+        double expected = like ? n_like * like[b] : 0, n = alive + n_like;
+        h[b] = n > 0 ? fmin((lives->ended[b] + expected) / n, 1) : 0;
+        alive = fmax(alive - lives->ended[b], 0);
     }
 }
 
 /* Ends are taken to lie in the middle of their bin, on average. */
-static void make_class(struct learn *l, uint32_t c, const double *common)
+static void make_class(struct learn *l, uint32_t c, const double *h)
 {
-    double h[LEARN_BINS], alive = 1;
-    make_hazards(l, c, common, h);
+    double alive = 1, stay[LEARN_BINS]; /* in bin b, of a life that reached it */
     l->room[c][0] = 0;
     for (uint32_t b = 0; b < l->n_bins; b++) {
-        double width = bin_start(b + 1) - bin_start(b);
-        l->room[c][b + 1] = l->room[c][b] + alive * width * (1 - h[b] / 2);
+        stay[b] = (bin_start(b + 1) - bin_start(b)) * (1 - h[b] / 2);
+        l->room[c][b + 1] = l->room[c][b] + alive * stay[b];
         alive *= 1 - h[b];
     }
     for (uint32_t from = 0; from < l->n_bins; from++) {
@@ -101,11 +95,35 @@ static void make_class(struct learn *l, uint32_t c, const double *common)
         alive = 1;
         for (uint32_t b = from; b < l->n_bins; b++) {
             hits += alive * h[b];
-            room += alive * (bin_start(b + 1) - bin_start(b)) * (1 - h[b] / 2);
+            room += alive * stay[b];
             alive *= 1 - h[b];
             best = fmax(best, hits / room);
         }
         l->index[c][from] = best;
+    }
+}
+
+static void make_tables(struct learn *l)
+{
+    struct lives all = {0};
+    double common[LEARN_BINS], same[LEARN_BINS], h[LEARN_BINS];
+    for (uint32_t c = 0; c < LEARN_TAILS; c++)
+        add_class(&all, l, c);
+    make_hazards(&all, l->n_bins, NULL, 0, common);
+    for (uint32_t uses = 0; uses < LEARN_USES; uses++) {
+        struct lives some = {0}, tails = {0};
+        for (uint32_t c = uses; c < LEARN_TAILS; c += LEARN_USES)
+            add_class(&some, l, c);
+        make_hazards(&some, l->n_bins, common, LIKE_ALL, same);
+        for (uint32_t c = uses; c < LEARN_TAILS; c += LEARN_USES) {
+            struct lives one = {0};
+            add_class(&one, l, c);
+            make_hazards(&one, l->n_bins, same, LIKE_SAME_USES, h);
+            make_class(l, c, h);
+        }
+        add_class(&tails, l, LEARN_TAILS + uses);
+        make_hazards(&tails, l->n_bins, NULL, LIKE_ALL, h);
+        make_class(l, LEARN_TAILS + uses, h);
     }
 }
 
@@ -117,13 +135,10 @@ void learn_advance(struct learn *l, uint64_t now, uint64_t n_blocks)
         l->last_now = now;
     if (l->n_uses < TABLES_EVERY || l->n_uses < n_blocks / 4)
         return;
-    double common[LEARN_BINS];
-    make_common_hazards(l, common);
-    for (uint32_t c = 0; c < LEARN_CLASSES; c++)
-        make_class(l, c, common);
+    make_tables(l);
     l->n_uses = 0;
     l->version++;
-    if (l->n_counted >= HALVE_EVERY && l->n_counted >= 2 * n_blocks)
+    if (l->n_counted >= learn_memory(n_blocks))
         halve(l);
 }
 
@@ -141,33 +156,49 @@ static uint32_t kept_bins(const struct learn *l, uint32_t c, double price)
 }
 
 /*
- * A class of more uses is kept no shorter than one of fewer, since a block has at least the uses of what continues it.
- * Where the counts say otherwise, both are kept longer, unless almost all lives began in the class of more uses.
+ * Of n classes, step apart, a later one is kept no shorter than an earlier one, since a block has at least the uses and
+ * the shape of what continues it. Where the counts say otherwise, both are kept longer, unless almost all lives began
+ * in the later class.
  */
-static void put_in_order(const struct learn *l, uint32_t *bins)
+static void put_in_order(const struct learn *l, uint32_t first, uint32_t step, uint32_t n, uint32_t *bins)
 {
-    for (uint32_t c = 1; c < LEARN_USE_CLASSES; c++) {
+    const uint32_t end = first + n * step;
+    for (uint32_t c = first + step; c < end; c += step) {
         double n_longer = 0;
-        for (uint32_t k = 0; k < c; k++)
+        for (uint32_t k = first; k < c; k += step)
             n_longer += bins[k] > bins[c] ? l->begun[k] : 0;
-        if (4 * n_longer > l->begun[c])
-            bins[c] = bins[c - 1];
-        for (uint32_t k = 0; k < c; k++)
+        if (4 * n_longer > l->begun[c] && bins[c] < bins[c - step])
+            bins[c] = bins[c - step];
+        for (uint32_t k = first; k < c; k += step)
             bins[k] = bins[k] < bins[c] ? bins[k] : bins[c];
     }
+}
+
+/* In order by uses, by shape, and by both: the last loop only mends what ordering by shape broke. */
+static void put_all_in_order(const struct learn *l, uint32_t *bins)
+{
+    for (uint32_t c = 0; c < LEARN_CLASSES; c += LEARN_USES)
+        put_in_order(l, c, 1, LEARN_USES, bins);
+    for (uint32_t c = 0; c < LEARN_USES; c++)
+        put_in_order(l, c, LEARN_USES, LEARN_SHAPES, bins);
+    for (uint32_t c = 0; c < LEARN_TAILS; c++) {
+        if (c >= LEARN_USES && bins[c] < bins[c - LEARN_USES])
+            bins[c] = bins[c - LEARN_USES];
+        if (c % LEARN_USES && bins[c] < bins[c - 1])
+            bins[c] = bins[c - 1];
+    }
+    for (uint32_t c = 0; c < LEARN_USES; c++)
+        bins[LEARN_TAILS + c] = bins[LEARN_TAILS + c] < bins[c] ? bins[LEARN_TAILS + c] : bins[c];
 }
 
 /* Terms of all classes at this price, and the room that they take: Little's law over lives. */
 static double terms_at(const struct learn *l, double price, uint64_t *keep_for)
 {
-    uint32_t bins[LEARN_CLASSES], *tails = bins + LEARN_USE_CLASSES;
+    uint32_t bins[LEARN_CLASSES];
     double room = 0;
     for (uint32_t c = 0; c < LEARN_CLASSES; c++)
         bins[c] = kept_bins(l, c, price);
-    put_in_order(l, bins);
-    put_in_order(l, tails);
-    for (uint32_t c = 0; c < LEARN_USE_CLASSES; c++)
-        tails[c] = tails[c] < bins[c] ? tails[c] : bins[c];
+    put_all_in_order(l, bins);
     for (uint32_t c = 0; c < LEARN_CLASSES; c++) {
         keep_for[c] = bins[c] ? (uint64_t)fmin(bin_start(bins[c]), 0x1p62) : 0;
         room += l->begun[c] / l->span * l->room[c][bins[c]];
@@ -175,11 +206,10 @@ static double terms_at(const struct learn *l, double price, uint64_t *keep_for)
     return room;
 }
 
-void learn_terms_make(const struct learn *l, uint64_t n_blocks, struct learn_terms *out)
+void learn_terms_make(const struct learn *l, double n_blocks, struct learn_terms *out)
 {
-    double dear = 0, n = FILLED * (double)n_blocks;
+    double dear = 0, n = n_blocks;
     memset(out, 0, sizeof(*out));
-    out->version = l->version;
     for (uint32_t c = 0; c < LEARN_CLASSES; c++)
         for (uint32_t b = 0; b < l->n_bins; b++)
             dear = fmax(dear, l->index[c][b]);
@@ -188,7 +218,7 @@ void learn_terms_make(const struct learn *l, uint64_t n_blocks, struct learn_ter
     dear *= 2;
     double cheap = dear * 1e-15, tight_room = 0, generous_room = terms_at(l, cheap, out->generous);
     terms_at(l, dear, out->tight);
-    for (int i = 0; i < 60 && generous_room > n; i++) {
+    for (int i = 0; i < PRICE_STEPS && generous_room > n; i++) {
         double price = sqrt(cheap * dear);
         uint64_t keep_for[LEARN_CLASSES];
         double room = terms_at(l, price, keep_for);
@@ -197,11 +227,8 @@ void learn_terms_make(const struct learn *l, uint64_t n_blocks, struct learn_ter
         *(fits ? &dear : &cheap) = price;
         *(fits ? &tight_room : &generous_room) = room;
     }
+    for (uint32_t c = 0; c < LEARN_CLASSES;
+         c++) /* ordering classes may have lengthened one by more at a higher price */
+        out->generous[c] = out->generous[c] > out->tight[c] ? out->generous[c] : out->tight[c];
     out->share = generous_room > n ? (n - tight_room) / (generous_room - tight_room) : 1;
-}
-
-uint64_t learn_keep_for(const struct learn_terms *terms, uint32_t class, uint64_t now)
-{
-    bool is_generous = random_unit(random_mix(now)) < terms->share;
-    return (is_generous ? terms->generous : terms->tight)[class];
 }

@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "base/random.h"
 #include "sched/eviction.h"
+#include "sched/eviction_duel.h"
 #include "sched/eviction_ghosts.h"
 #include "sched/eviction_learn.h"
 #include "tests/tap.h"
@@ -402,6 +403,32 @@ START_TEST(test_eviction_orders_of_one_room_share_history)
 }
 END_TEST
 
+START_TEST(test_eviction_request_of_few_new_blocks_gives_a_better_shape_for_good)
+{
+    struct eviction *e = eviction_open(EVICTION_TANDEM);
+    struct eviction_item head = {.key_hash = 1}, next = {.key_hash = 2};
+    uint64_t missing[40];
+    for (uint64_t i = 0; i < 40; i++)
+        missing[i] = 1 + i;
+    eviction_request(e, missing, 40);
+    eviction_insert(e, &head, 0, 1);
+    ck_assert_uint_eq(head.shape, 0);
+    eviction_request(e, missing + 1, 3); /* the head is here */
+    eviction_touch(e, &head, 2);
+    eviction_insert(e, &next, 1, 2);
+    ck_assert_uint_eq(head.shape, LEARN_SHAPES - 1);
+    ck_assert_uint_eq(next.shape, LEARN_SHAPES - 1);
+    eviction_leave(e, &next);
+    eviction_leave(e, &head);
+    eviction_request(e, missing, 10); /* two are remembered, eight are new */
+    eviction_insert(e, &head, 0, 3);
+    ck_assert_uint_eq(head.shape, LEARN_SHAPES - 1);
+    eviction_insert(e, &(struct eviction_item){.key_hash = 3}, 2, 3);
+    ck_assert_uint_eq(eviction_victim(e)->shape, LEARN_SHAPES - 2);
+    eviction_close(e);
+}
+END_TEST
+
 START_TEST(test_ghosts_keep_the_newest_in_bounded_room)
 {
     enum { N = 1000000 };
@@ -528,7 +555,7 @@ START_TEST(test_learn_keeps_the_class_that_comes_back_as_long_as_it_takes)
 {
     struct learn *l = mem_zalloc(sizeof(*l));
     struct learn_terms terms;
-    uint32_t once = learn_class(1, false), often = learn_class(5, false);
+    uint32_t once = learn_class(1, 0, false), often = learn_class(5, 0, false);
     for (uint64_t now = 1; now <= 20000; now++) {
         learn_advance(l, now, 1000);
         learn_begin(l, once);
@@ -537,10 +564,9 @@ START_TEST(test_learn_keeps_the_class_that_comes_back_as_long_as_it_takes)
             learn_end(l, often, 100); /* and those of the other class never */
     }
     learn_terms_make(l, 200, &terms); /* twice what is needed */
-    ck_assert_uint_ge(learn_keep_for(&terms, often, 1), 100);
+    ck_assert_uint_ge(learn_keep_for(&terms, often, true), 100);
     ck_assert_uint_eq(terms.tight[once], 0);
-    learn_terms_make(l, 50,
-                     &terms); /* half of it: a share of the requests is kept long enough, the others not at all */
+    learn_terms_make(l, 50, &terms); /* half of it: a share of the lives is kept long enough, the others not at all */
     ck_assert_uint_ge(terms.generous[often], 100);
     ck_assert_uint_eq(terms.tight[often], 0);
     ck_assert_double_gt(terms.share, 0.3);
@@ -549,7 +575,19 @@ START_TEST(test_learn_keeps_the_class_that_comes_back_as_long_as_it_takes)
 }
 END_TEST
 
-START_TEST(test_learn_never_gives_less_for_more_uses_or_more_for_a_tail)
+static void check_order(const uint64_t *keep_for)
+{
+    for (uint32_t c = 0; c < LEARN_CLASSES; c++) {
+        if (c % LEARN_USES)
+            ck_assert_uint_ge(keep_for[c], keep_for[c - 1]);
+        if (c >= LEARN_USES && c < LEARN_TAILS)
+            ck_assert_uint_ge(keep_for[c], keep_for[c - LEARN_USES]);
+        if (c < LEARN_USES)
+            ck_assert_uint_le(keep_for[LEARN_TAILS + c], keep_for[c]);
+    }
+}
+
+START_TEST(test_learn_never_gives_less_for_more_uses_or_better_shape_or_more_for_a_tail)
 {
     struct learn *l = mem_zalloc(sizeof(*l));
     struct learn_terms terms;
@@ -557,21 +595,50 @@ START_TEST(test_learn_never_gives_less_for_more_uses_or_more_for_a_tail)
         uint32_t class = (uint32_t)(random_at(7, i, 0) % LEARN_CLASSES);
         learn_advance(l, i, 100);
         learn_begin(l, class);
-        if (random_at(7, i, 1) % 16 > class)
+        if (random_at(7, i, 1) % 16 > class % 16)
             learn_end(l, class, random_at(7, i, 2) % (50u << class % 7));
         if (i % 5000)
             continue;
-        learn_terms_make(l, 10 + i / 1000, &terms);
+        learn_terms_make(l, 10 + (double)i / 1000, &terms);
         ck_assert_double_ge(terms.share, 0);
         ck_assert_double_le(terms.share, 1);
-        for (uint32_t c = 0; c < LEARN_USE_CLASSES; c++) {
-            ck_assert(!c || (terms.tight[c] >= terms.tight[c - 1] && terms.generous[c] >= terms.generous[c - 1]));
-            ck_assert_uint_le(terms.tight[LEARN_USE_CLASSES + c], terms.tight[c]);
-            ck_assert_uint_le(terms.generous[LEARN_USE_CLASSES + c], terms.generous[c]);
+        check_order(terms.tight);
+        check_order(terms.generous);
+        for (uint32_t c = 0; c < LEARN_CLASSES; c++)
             ck_assert_uint_le(terms.tight[c], terms.generous[c]);
-        }
     }
     free(l);
+}
+END_TEST
+
+/*
+ * One block of class c a request, used again after `again` requests; every other request is one that never comes back.
+ * Terms keep the class for keep_for. Returns whether they are in force in the end.
+ */
+static bool duel_after(uint64_t again, uint64_t keep_for, uint64_t n_blocks)
+{
+    struct duel *d = mem_zalloc(sizeof(*d));
+    struct learn_terms terms = {.share = 1};
+    const uint32_t c = learn_class(1, 0, false), once = learn_class(1, 1, false);
+    terms.generous[c] = terms.tight[c] = keep_for;
+    for (uint64_t now = 1; now <= 20000; now++) {
+        duel_advance(d, now, n_blocks);
+        if (now % 1000 == 0)
+            duel_terms(d, &terms, now, n_blocks);
+        if (now > 2 * again && now % 2)
+            duel_end(d, c, true, keep_for >= again, now - 2 * again, now);
+        duel_begin(d, now % 2 ? c : once);
+    }
+    bool in_force = d->in_force;
+    free(d);
+    return in_force;
+}
+
+START_TEST(test_duel_prefers_learned_terms_where_they_find_more_and_lru_where_not)
+{
+    ck_assert(duel_after(300, 700, 400));  /* lru reaches back 400 requests, what comes back does so after 600 */
+    ck_assert(!duel_after(300, 100, 400)); /* kept too short */
+    ck_assert(!duel_after(100, 700, 400)); /* both find all */
 }
 END_TEST
 
@@ -594,12 +661,14 @@ int main(void)
     tcase_add_loop_test(c, test_eviction_keep_is_recent_but_no_use, 0, EVICTION_POLICIES);
     tcase_add_loop_test(c, test_eviction_blocks_of_unknown_age_are_taken_first_from_the_tail, 0, EVICTION_POLICIES);
     tcase_add_test(c, test_eviction_orders_of_one_room_share_history);
+    tcase_add_test(c, test_eviction_request_of_few_new_blocks_gives_a_better_shape_for_good);
     tcase_add_test(c, test_ghosts_keep_the_newest_in_bounded_room);
     tcase_add_test(c, test_eviction_scan_does_not_flush_what_is_used);
     tcase_add_test(c, test_eviction_forgets_what_was_popular_once);
     tcase_add_test(c, test_eviction_keeps_a_part_of_a_loop_that_does_not_fit);
     tcase_add_test(c, test_learn_keeps_the_class_that_comes_back_as_long_as_it_takes);
-    tcase_add_test(c, test_learn_never_gives_less_for_more_uses_or_more_for_a_tail);
+    tcase_add_test(c, test_learn_never_gives_less_for_more_uses_or_better_shape_or_more_for_a_tail);
+    tcase_add_test(c, test_duel_prefers_learned_terms_where_they_find_more_and_lru_where_not);
     suite_add_tcase(s, c);
     return tap_main(s);
 }
