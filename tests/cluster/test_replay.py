@@ -367,12 +367,12 @@ def test_faults_that_a_replay_sets_end_with_it():
 def test_simulate_takes_the_step_times_that_bench_measured():
     with tempfile.TemporaryDirectory() as d:
         profile, trace = os.path.join(d, "profile.json"), os.path.join(d, "trace.jsonl")
-        dims = "layers=2,kv_heads=1,heads=2,head_dim=32,hidden=64,ffn=128,vocab=1536,positions=600"
+        dims = "layers=2,kv_heads=1,heads=2,head_dim=32,hidden=64,ffn=128,vocab=1536,positions=700"
         rows = [json.loads(x) for x in tandem("bench", "--profile", profile, "--dummy", dims, "--seconds", "0.01", "--json").stdout.splitlines()]
         times = [r["value"] for r in rows if r["unit"] == "ms"]
         with open(profile) as f:
             p, = json.load(f)["profiles"]
-        measured = [r["ms"] for name in ("prefill", "prefill_prefix", "decode") for r in p[name]]
+        measured = [r["ms"] for name in ("prefill", "prefill_prefix", "decode", "mixed") for r in p[name]]
         assert len(measured) == len(times) and all(0 < ms < 1000 for ms in times), (rows, p)
         assert {r["isl"] for r in p["prefill"]} == {16, 32, 64, 128, 256, 512} and {r["batch"] for r in p["decode"]} == {1, 2, 4, 8, 16}
         assert p["kv_bytes_per_token"] == 2 * 2 * 32 * 4, p  # two layers, keys and values, one head of 32, f32
