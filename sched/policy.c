@@ -197,6 +197,8 @@ static double longest_step(const struct policy_worker *w, const struct policy_re
 static bool may_begin(const struct policy_worker *w, const struct policy_request *r, double at_ms)
 {
     struct policy_load at = policy_load_at(w, at_ms);
+    if (r->policy != POLICY_TANDEM && r->policy != POLICY_MOONCAKE) /* the others know no limits */
+        return has_room(w, r, at);
     return has_room(w, r, at) && keeps_tpot(w, r, longest_step(w, r, at_ms)) && keeps_ttft(w, r, at, at_ms);
 }
 

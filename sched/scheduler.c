@@ -272,6 +272,13 @@ static void view_running(struct scheduler *s, uint32_t w, uint64_t now)
     k->refreshed_ns = now;
 }
 
+/* Of a worker that has done nothing yet those of its role say how fast it is, as long as it has not. */
+static const struct cost_model *cost_of(const struct scheduler *s, const struct worker *k)
+{
+    const struct worker *other = n_steps(k) ? NULL : most_measured(s, k->info.role);
+    return other ? &other->cost : &k->cost;
+}
+
 static void expire_bookings(struct scheduler *s, struct worker *k, uint64_t now)
 {
     for (uint32_t n = bookings_expire(&k->bookings, now); n; n--)
@@ -287,6 +294,7 @@ void scheduler_refresh(struct scheduler *s, uint64_t now)
         if (s->workers[w].is_measured || !s->workers[w].measured_ns)
             s->workers[w].measured_ns = now;
         s->workers[w].is_measured = false;
+        s->views[w].cost = cost_of(s, &s->workers[w]);
         if (s->workers[w].changed || ms_between(s->workers[w].refreshed_ns, now) > REFRESH_MS)
             view_running(s, w, now);
         view_prompts(s, w, now);
@@ -414,7 +422,7 @@ static uint32_t show_references(struct scheduler *s, struct policy_worker *views
 static void hide_references(struct scheduler *s, struct policy_worker *views)
 {
     for (uint32_t w = 0; w < s->n_workers; w++)
-        views[w].cost = &s->workers[w].cost;
+        views[w].cost = cost_of(s, &s->workers[w]);
 }
 
 static void begin_probe(struct worker *k, const struct sched_request *q, uint64_t now)
