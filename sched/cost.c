@@ -134,6 +134,8 @@ static void learn(struct rls *m, struct cost_term *term, double x[3], double pre
     for (int i = 0; i < 3; i++)
         x[i] /= predicted;
     *m = rls_observe(*m, x, ms / predicted);
+    for (int i = 0; i < 3; i++) /* more work never takes less time: else a busy worker looks faster than an idle one */
+        m->w[i] = fmax(m->w[i], 0);
 }
 
 static double median(const double *values, uint32_t n)

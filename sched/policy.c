@@ -409,7 +409,7 @@ static struct decode_view best_decode(struct search *s, double after_ms)
         struct decode_view v = policy_view_decode(s->workers, i, s->r, after_ms);
         s->could_fit |= fits_ever(&s->workers[i], s->r);
         double full = policy_load_at(&s->workers[i], after_ms).pages / fmax(s->workers[i].total_pages, 1);
-        double cost = (v.tpot * (1 + full) + (v.start - after_ms) + v.delays) * tie_break(s->r, i, DECODE_TIE);
+        double cost = (v.step * (1 + full) + (v.start - after_ms)) * tie_break(s->r, i, DECODE_TIE);
         note(s, NULL, &v, cost, v.reason);
         see(&s->least_tpot, v.step > 0 ? v.step : INFINITY);
         if (v.reason && best_cost == INFINITY)
