@@ -234,7 +234,7 @@ def panel(out, left, head, curves, most_load, most):
     x = lambda load: left + PANEL * load / most_load
     y = lambda goodput: TOP + TALL * (1 - goodput / most)
     out.append(f'<text x="{left}" y="{TOP - 8}" font-weight="bold">{head}</text>')
-    step = nice_step(most, 5)
+    step = nice_step(most, 6)
     for i in range(int(most / step) + 1):
         out.append(f'<path d="M{left} {y(i * step):.1f}h{PANEL}" stroke="#ddd"/><text x="{left - 6}" y="{y(i * step) + 4:.1f}" '
                    f'text-anchor="end">{i * step:g}</text>')
