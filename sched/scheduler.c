@@ -681,7 +681,7 @@ static bool some_worker(const struct scheduler *s)
         decode |= s->views[w].usable && s->views[w].role == ROLE_DECODE;
         prefill |= s->views[w].usable && s->views[w].role == ROLE_PREFILL;
     }
-    return decode && (prefill || s->config.force != FORCE_SPLIT);
+    return decode && (prefill || (s->config.force != FORCE_SPLIT && s->config.force != FORCE_KEPT));
 }
 
 /* A step whose workflow can't keep its deadline any more goes behind all that can. */

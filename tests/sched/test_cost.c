@@ -147,6 +147,28 @@ START_TEST(test_cost_follows_a_speed_that_changes_at_once)
 }
 END_TEST
 
+/* Steps that take as long whatever their size is: noise must not make a busy worker look faster than an idle one. */
+START_TEST(test_cost_of_more_work_is_never_less)
+{
+    const struct cost_profile start = profile(1);
+    struct cost_model m = cost_make(&start);
+    for (uint64_t i = 0; i < 2000; i++) {
+        double ms = (i / 500 % 2 ? 15 : 3) * (0.7 + 0.6 * uniform(i, 5)); /* and the speed changes now and then */
+        uint32_t batch = 5 + (uint32_t)(uniform(i, 6) * 4), tokens = 10 + (uint32_t)(uniform(i, 7) * 30);
+        const struct cost_step decode = {.batch = batch, .context = batch * 50.0, .ms = ms};
+        const struct cost_step prompt = {
+            .n_prompts = 1, .prefill_tokens = tokens, .prefill_square = (double)tokens * tokens, .ms = ms};
+        m = cost_observe(m, &decode);
+        m = cost_observe(m, &prompt);
+        ck_assert(cost_decode_ms(&m, 1, 50) <= cost_decode_ms(&m, 8, 400) + 1e-9);
+        ck_assert(cost_prefill_ms(&m, 10, 0, 0) <= cost_prefill_ms(&m, 40, 0, 0) + 1e-9);
+        ck_assert_msg(cost_prefill_ms(&m, 4000, 0, 0) < 100000, "%llu: %g ms", (unsigned long long)i,
+                      cost_prefill_ms(&m, 4000, 0, 0));
+        ck_assert(i < 20 || cost_decode_ms(&m, 6, 300) > 0.5);
+    }
+}
+END_TEST
+
 START_TEST(test_cost_of_a_mixed_step_lacks_the_fixed_part_of_a_decode_step)
 {
     const struct cost_profile p = profile(1);
@@ -302,6 +324,7 @@ int main(void)
     tcase_set_timeout(t, 30);
     tcase_add_test(t, test_cost_learns_from_a_profile_that_is_twice_off);
     tcase_add_test(t, test_cost_learns_nothing_from_a_step_in_which_its_process_was_stopped);
+    tcase_add_test(t, test_cost_of_more_work_is_never_less);
     tcase_add_test(t, test_cost_follows_a_speed_that_changes_at_once);
     tcase_add_test(t, test_cost_of_a_mixed_step_lacks_the_fixed_part_of_a_decode_step);
     tcase_add_test(t, test_cost_of_other_steps_stays_right_while_all_are_alike);

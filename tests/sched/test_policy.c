@@ -571,6 +571,21 @@ START_TEST(test_policy_decodes_nowhere_where_promised_prompts_would_be_late)
 }
 END_TEST
 
+/* Policies that know no limits wait for room only. */
+START_TEST(test_policy_without_limits_places_what_no_limit_allows)
+{
+    struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_DECODE)};
+    for (enum policy p = 0; p < POLICIES; p++) {
+        struct policy_request r = ask(4000);
+        r.policy = p;
+        r.force = FORCE_SPLIT;
+        r.tpot_ms = 1; /* no step is as short */
+        struct plan plan = policy_place(w, 2, &r, NULL, NULL);
+        ck_assert_msg(policy_refuses(p) ? plan.kind == PLAN_REFUSE : plan.kind == PLAN_SPLIT && plan.now, "%d", p);
+    }
+}
+END_TEST
+
 START_TEST(test_policy_margin_stays_below_a_tpot_limit)
 {
     struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_DECODE)};
@@ -779,6 +794,7 @@ int main(void)
     tcase_add_test(t, test_policy_prompts_get_the_time_that_the_limits_of_others_leave);
     tcase_add_test(t, test_policy_keeps_on_the_prefill_worker_what_decode_workers_have_no_room_for);
     tcase_add_test(t, test_policy_decodes_nowhere_where_promised_prompts_would_be_late);
+    tcase_add_test(t, test_policy_without_limits_places_what_no_limit_allows);
     tcase_add_test(t, test_policy_margin_stays_below_a_tpot_limit);
     tcase_add_test(t, test_policy_waits_at_the_router_for_pages_and_for_room_ahead);
     tcase_add_test(t, test_policy_spreads_equal_workers);

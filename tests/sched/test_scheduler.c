@@ -353,6 +353,48 @@ START_TEST(test_scheduler_probes_an_idle_worker_that_is_thought_slow)
 }
 END_TEST
 
+/* It is as fast as the others are now, not as they were when it came. */
+START_TEST(test_scheduler_gives_work_to_a_new_worker_whose_role_has_become_faster)
+{
+    struct scheduler_config config = config_of(mem_zalloc(sizeof(struct cluster)));
+    struct cluster *c = cluster_with(&config, 1, 1);
+    struct sched_request qs[40];
+    uint32_t n_new = 0;
+    steps_for(c, 20, 1, 1.4);
+    worker_up(c, 2, ROLE_DECODE);
+    steps_for(c, 60, 1, 1);
+    for (int i = 0; i < 40; i++) {
+        qs[i] = request(c, 100);
+        ck_assert(submit(c, &qs[i]));
+        run(c);
+        n_new += qs[i].plan.decode == 2;
+        scheduler_prefilled(c->s, &qs[i], c->now);
+        scheduler_end(c->s, &qs[i], c->now, false);
+    }
+    ck_assert_msg(n_new > 10 && n_new < 30, "%u of 40", n_new);
+    cluster_close(c);
+}
+END_TEST
+
+/* A plan of kept requests waits for a prefill worker, as one of split requests does. */
+START_TEST(test_scheduler_waits_for_workers_of_the_roles_that_its_plans_need)
+{
+    struct scheduler_config config = config_of(mem_zalloc(sizeof(struct cluster)));
+    config.force = FORCE_KEPT;
+    struct cluster *c = cluster_with(&config, 0, 1);
+    struct sched_request q = request(c, 100);
+    ck_assert(submit(c, &q));
+    run(c);
+    ck_assert_int_eq(q.state, SCHED_QUEUED);
+    worker_up(c, 1, ROLE_PREFILL);
+    run(c);
+    ck_assert_int_eq(q.state, SCHED_PREFILLING);
+    ck_assert(q.plan.prefill == 1 && q.plan.decode == 1);
+    scheduler_end(c->s, &q, c->now, false);
+    cluster_close(c);
+}
+END_TEST
+
 START_TEST(test_scheduler_keeps_what_it_knows_of_workers_while_nothing_happens)
 {
     struct cluster *c = cluster_open(1, 2);
@@ -994,6 +1036,8 @@ int main(void)
     tcase_add_test(t, test_scheduler_requeues_to_another_worker_when_one_is_lost);
     tcase_add_test(t, test_scheduler_sends_nothing_to_a_draining_worker_and_waits_for_one);
     tcase_add_test(t, test_scheduler_decides_again_when_a_worker_left_after_admission);
+    tcase_add_test(t, test_scheduler_gives_work_to_a_new_worker_whose_role_has_become_faster);
+    tcase_add_test(t, test_scheduler_waits_for_workers_of_the_roles_that_its_plans_need);
     tcase_add_test(t, test_scheduler_probes_an_idle_worker_that_is_thought_slow);
     tcase_add_test(t, test_scheduler_keeps_what_it_knows_of_workers_while_nothing_happens);
     tcase_add_test(t, test_scheduler_lets_a_worker_have_two_chunks_ahead);
