@@ -114,7 +114,7 @@ enum td_status bench_engine_seq(struct bench_engine *b, uint32_t slot, uint32_t 
                                  .n_prompt = n_prompt,
                                  .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = max_tokens},
                                  .goal = goal,
-                                 .chunk_tokens = b->chunk_beside};
+                                 .chunk_tokens = b->seq_chunk_tokens};
     b->adopts = goal == SEQ_ADOPT;
     enum td_status s = engine_seq_open(b->engine, &p, &b->seqs[slot], e);
     free(ids);

@@ -109,9 +109,9 @@ static enum td_status run_batch(struct profile_bench *b, uint32_t batch, uint32_
 static enum td_status run_beside(struct profile_bench *b, uint32_t batch, uint32_t slot, uint32_t chunk,
                                  struct td_error *e)
 {
-    b->m.chunk_beside = chunk;
+    b->m.seq_chunk_tokens = chunk;
     enum td_status s = bench_engine_seq(&b->m, slot, 2 * chunk, 1, SEQ_FIRST_TOKEN, e);
-    b->m.chunk_beside = 0;
+    b->m.seq_chunk_tokens = 0;
     for (double cached = 0; !s && cached < 2 * chunk;) {
         engine_step(b->m.engine);
         const struct cost_step step = engine_last_step(b->m.engine);

@@ -143,7 +143,7 @@ static double token_share_of(const struct side *s, enum report_outcome outcome, 
     return all > 0 ? n / all : NAN;
 }
 
-/* Of the prompts' tokens: of those that were answered, or of all that were offered. */
+/* Share of prompt tokens found in caches: of the answered requests' tokens, or of all offered tokens. */
 static double found_share(const struct side *s, bool of_all)
 {
     double found = 0, all = 0;

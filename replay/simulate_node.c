@@ -171,7 +171,7 @@ static bool hands_over(const struct seq *q)
     return q->q.plan.prefill != q->q.plan.decode && q->q.max_tokens != 1;
 }
 
-/* When so many steps of the run are over. */
+/* The time at which the run's first `steps` steps are over. */
 static uint64_t run_ns(const struct node *n, uint32_t steps)
 {
     return n->began_ns + ns_of(steps * n->first_ms + n->longer_ms * steps * (steps - 1.0) / 2);
@@ -307,7 +307,7 @@ static void make_room(struct sim *s, struct node *n)
     }
 }
 
-/* Pages that a run takes from now on, if it has so many steps. */
+/* Pages that a run of `steps` steps takes from now on. */
 static uint32_t run_needs(struct sim *s, struct node *n, uint32_t n_decoding, uint32_t steps)
 {
     uint32_t need = 0;
@@ -399,12 +399,12 @@ static struct cost_step plan_step(struct sim *s, struct node *n)
     }
     for (uint32_t i = 0; i < n_running; i++) {
         const struct seq *q = n->running.at[i];
-        double since = ms_of(q->first_ns, s->now_ns);
+        double since = ms_of(q->first_ns, s->now_ns), tpot_ms = q->q.resumed ? 0 : q->q.tpot_ms; /* as its leg says */
         s->items[n_prompts + i] = (struct batch_item){.n_pending = 1,
                                                       .n_computed = tokens_of(q) - 1,
                                                       .decoding = true,
                                                       .chunk = 1,
-                                                      .room_ms = batching_room_ms(q->q.tpot_ms, q->n_generated, since)};
+                                                      .room_ms = batching_room_ms(tpot_ms, q->n_generated, since)};
         sequence_add_to_step(&step, 1, tokens_of(q), q->t->n_prompt, tokens_of(q) - 1);
     }
     batching_plan(s->items, n_prompts + n_running, s->c.max_rows ? s->c.max_rows : chunk + n_running, &n->model,
@@ -606,7 +606,7 @@ void node_join(struct sim *s, struct seq *q)
 
 /* ------------------------------------------------------------ ends of steps */
 
-/* Its pages go back when the step's others have theirs named. */
+/* The sequence is over. Its pages go back after the other sequences of the step had their blocks named. */
 static void over(struct sim *s, struct node *n, struct seq *q)
 {
     insert(s, n, &n->ended, q);

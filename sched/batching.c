@@ -68,11 +68,16 @@ uint32_t batching_plan(const struct batch_item *items, uint32_t n, uint32_t budg
     return used;
 }
 
+double batching_mixed_ms(double decode, double limit)
+{
+    return fmax(limit * BATCHING_SAFE, (1 + BATCHING_FLOOR) * decode);
+}
+
 double batching_prompt_share(double decode, double chunk, double shared, double limit)
 {
-    double most = chunk / (chunk + decode - shared), least_share = BATCHING_FLOOR / (1 + BATCHING_FLOOR);
+    double most = chunk / (chunk + decode - shared);
     if (!(limit > 0))
         return most;
-    double left = fmax(limit * BATCHING_SAFE - decode, 0) / (limit * BATCHING_SAFE);
-    return fmin(fmax(left * chunk / fmax(chunk - shared, chunk / 2), least_share), most);
+    double left = 1 - decode / batching_mixed_ms(decode, limit);
+    return fmin(left * chunk / fmax(chunk - shared, chunk / 2), most);
 }

@@ -42,6 +42,9 @@ double batching_room_ms(double tpot_limit_ms, uint32_t n_tokens, double since_fi
 uint32_t batching_plan(const struct batch_item *items, uint32_t n, uint32_t budget, const struct cost_model *cost,
                        uint32_t *rows_out);
 
+/* How long steps take as long as prompts are there, under a limit (> 0), where they take decode_ms without prompts. */
+double batching_mixed_ms(double decode_ms, double tpot_limit_ms);
+
 /*
  * The share of a worker's time that prompts get beside a batch whose steps take decode_ms alone, under that limit (0: none): full
  * chunks take chunk_ms, of which a mixed step saves shared_ms. What batching_plan() comes to in the long run.

@@ -3,7 +3,7 @@
  *
  * A booking keeps a worker from taking what would not be computed early enough for the one that is to come: from at_ns on it may
  * wait wait_ms and needs work_ms. Who does not come within BOOKING_WINDOW loses the place. So a refusal costs the
- * worker at most that window, and "retry after" is a promise and not a guess.
+ * worker at most that window, and for a request with a booking "retry after" is a promise and not a guess.
  *
  * Threads: one owner. A value; all zero is empty.
  */

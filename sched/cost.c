@@ -9,7 +9,7 @@ static const double LEAST_PREFILL[3] = {1e-2, 1e-6, 1e-11}, LEAST_DECODE[3] = {1
 static const double CONFIDENCE = 0.05; /* of the profile, in samples: little; a worker's own steps are better */
 static const double TERM_RATE = 0.05, LEAST_MS = 1e-3;
 static const double RECENT_RATE = 0.3, USUAL_RATE = 0.002; /* of the latest steps that count */
-enum { COST_SHORT_RUN = 2 };
+enum { COST_SHORT_RUN = 2 }; /* steps that are shorter than predicted; COST_RUN of longer ones */
 static const double ODD_RATE = 0.1, ODD_SHARE = 0.2; /* steps off by COST_JUMP teach nothing below this share of all */
 
 enum td_status cost_profile_parse(const char *text, struct cost_profile *out, struct td_error *error_out)
@@ -130,12 +130,15 @@ static void learn(struct rls *m, struct cost_term *term, double x[3], double pre
 {
     if (!(ms > LEAST_MS))
         return;
+    double profiled = x[0] + x[1] + x[2], sum = 0;
     cost_term_observe(term, predicted, ms);
     for (int i = 0; i < 3; i++)
         x[i] /= predicted;
     *m = rls_observe(*m, x, ms / predicted);
     for (int i = 0; i < 3; i++) /* more work never takes less time: else a busy worker looks faster than an idle one */
-        m->w[i] = fmax(m->w[i], 0);
+        sum += m->w[i] = fmax(m->w[i], 0);
+    for (int i = 0; i < 3 && !(sum > 0); i++) /* nothing is left: the profile's shape, at the speed of this step */
+        m->w[i] = ms / profiled;
 }
 
 static double median(const double *values, uint32_t n)
@@ -150,21 +153,9 @@ static double median(const double *values, uint32_t n)
     return sorted[n / 2];
 }
 
-enum odd { AS_USUAL, ODD, JUMPED }; /* odd: to be forgotten; jumped: the model has been scaled, and knows it */
+enum odd { AS_USUAL, ODD, JUMPED }; /* ODD: the step teaches nothing. JUMPED: the model was scaled to it. */
 
-/*
- * All coefficients times factor. Learned ones of different signs may cancel to almost nothing at the sizes that were seen, and their
- * multiples explode at others: then the profile's shape, at the speed that was measured.
- */
-static void rescale(struct rls *m, double factor, double speed)
-{
-    bool is_sound = m->w[0] >= 0 && m->w[1] >= 0 && m->w[2] >= 0;
-    for (int i = 0; i < 3; i++)
-        m->w[i] = is_sound ? m->w[i] * factor : speed;
-}
-
-/* ratio: measured over predicted; speed: over what the profile says. */
-static enum odd look(struct rls *m, struct cost_run *run, double ratio, double speed, uint32_t enough)
+static enum odd look(struct rls *m, struct cost_run *run, double ratio, uint32_t enough)
 {
     bool is_off = ratio > COST_JUMP || ratio < 1 / COST_JUMP, is_rare = run->share < ODD_SHARE;
     run->share += ODD_RATE * (is_off - run->share);
@@ -175,7 +166,9 @@ static enum odd look(struct rls *m, struct cost_run *run, double ratio, double s
     run->ratio[run->n++] = ratio;
     if (run->n < enough)
         return run->n == 1 && !is_rare ? AS_USUAL : ODD;
-    rescale(m, median(run->ratio, run->n), speed);
+    double factor = median(run->ratio, run->n); /* what tells coefficients apart stays as it was */
+    for (int i = 0; i < 3; i++)
+        m->w[i] *= factor;
     run->n = 0;
     run->share = 1;
     return JUMPED;
@@ -204,8 +197,8 @@ static struct cost_model observe(struct cost_model m, const struct cost_step *s,
         return m;
     double speed = s->ms / (as_profiled(p, prompts) + as_profiled(d, batch)), ratio = s->ms / both;
     uint32_t enough = is_sure ? 1 : ratio < 1 ? COST_SHORT_RUN : COST_RUN;
-    enum odd prefill_odd = s->prefill_tokens ? look(&m.prefill, &m.prefill_run, ratio, speed, enough) : AS_USUAL;
-    enum odd decode_odd = s->batch ? look(&m.decode, &m.decode_run, ratio, speed, enough) : AS_USUAL;
+    enum odd prefill_odd = s->prefill_tokens ? look(&m.prefill, &m.prefill_run, ratio, enough) : AS_USUAL;
+    enum odd decode_odd = s->batch ? look(&m.decode, &m.decode_run, ratio, enough) : AS_USUAL;
     if (s->prefill_tokens) {
         follow(&m.recent_prefill, speed, is_sure ? 1 : RECENT_RATE);
         follow(&m.usual_prefill, speed, USUAL_RATE);

@@ -5,7 +5,7 @@
  *                                                             the square telescopes, so chunks need not be summed)
  *     decode step of a batch:                                 a + b (sum of contexts) + d (sequences)
  *
- *     step with both:                                     the sum, less the decode step's fixed part a; never less than one alone
+ *     step with both:                                         the sum, less the decode step's fixed part a; never less than one alone
  *                                                             (the weights are read once, hidden behind the chunk's arithmetic;
  *                                                             measured: docs/simulate.md, Profiles)
  *
@@ -13,8 +13,8 @@
  * units of the profile's coefficients, so that each may be off by as much. A machine whose speed changes at once (a throttled
  * clock, a noisy neighbour that comes or goes) is followed at once: where COST_RUN steps in a row are all off in one direction by
  * more than COST_JUMP, all coefficients are scaled by the median of their ratios; two are enough where they are shorter than
- * predicted, since nothing but speed makes a step short. An odd step among others that are as predicted
- * (its process was stopped meanwhile) teaches nothing.
+ * predicted, since nothing but speed makes a step short. An odd step among others that are as predicted (its process was stopped
+ * meanwhile) teaches nothing. No coefficient is below 0.
  *
  * A model is a value: observing gives the next one. Milliseconds and tokens throughout.
  */
@@ -69,9 +69,9 @@ struct cost_model cost_make(const struct cost_profile *profile);
 struct cost_model cost_like(
     const struct cost_model *other); /* what it learned as the start, with as little confidence */
 struct cost_model cost_observe(struct cost_model m, const struct cost_step *step);
-/* The same of a step that was tried to find out: it is believed at once, however odd. */
+/* cost_observe() of a step that was run to find out the speed: one such step is enough for a jump. */
 struct cost_model cost_believe(struct cost_model m, const struct cost_step *step);
-/* The profile's coefficients times so much, whatever was learned. */
+/* The profile's coefficients, all of prefill and all of decode multiplied by a factor; what was learned is ignored. */
 struct cost_model cost_at_speed(const struct cost_model *m, double prefill, double decode);
 
 /* All of n tokens, in chunks of at most chunk (0: one). 0 tokens take no time. */
@@ -85,7 +85,7 @@ double cost_shared_ms(const struct cost_model *m);
 uint32_t cost_chunk_within(const struct cost_model *m, double limit_ms, double batch, double context, double cached,
                            uint32_t max);
 
-/* The same of one more prompt in a step that has prompts already, of whose time left_ms are left. */
+/* The largest chunk of one more prompt in a step that has prompts already and left_ms left. At most max. */
 uint32_t cost_chunk_more(const struct cost_model *m, double left_ms, double cached, uint32_t max);
 /* cost_step_ms() of known coefficients. */
 double cost_profile_step_ms(const struct cost_profile *p, const struct cost_step *step);

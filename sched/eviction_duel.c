@@ -5,7 +5,7 @@
 
 enum { LEAST_SLICE = 256, SLICES_PER_CACHE = 16 }; /* uses; a sixteenth of the blocks that are here, if that is more */
 static const int FRONTIER_STEPS = 24;
-static const double MARGIN = 1.005; /* learned terms have to find so many times what lru finds */
+static const double MARGIN = 1.005; /* times what lru finds: learned terms decide if they find as much */
 
 /* The slice that is i older than the newest. */
 static uint32_t older(const struct duel *d, uint32_t i)

@@ -81,7 +81,7 @@ static inline uint64_t learn_memory(uint64_t n_blocks)
 }
 
 /*
- * For so many blocks of room. A class of more uses or of better shape never has worse terms, a tail never better ones
+ * Makes the terms for a cache of n_blocks. A class of more uses or of better shape never has worse terms, a tail never better ones
  * than other blocks.
  */
 void learn_terms_make(const struct learn *l, double n_blocks, struct learn_terms *out);

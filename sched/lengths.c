@@ -57,6 +57,6 @@ double lengths_remaining(const struct lengths *l, uint64_t tenant, uint32_t n_so
         weight += w;
     }
     double left = weight > 1e-9 ? sum / weight : fmax(n_so_far, 1); /* longer than any: as long again (Lindy) */
-    double asked = own->at_most * known + share * l->all.at_most;   /* share of those that got all they asked for */
+    double asked = own->at_most * known + share * l->all.at_most;   /* share of answers that had max_tokens tokens */
     return fmin(fmax(asked * most + (1 - asked) * left, 1), most);
 }

@@ -1,7 +1,7 @@
 /*
  * How long answers get, learned per tenant: a histogram of the lengths that ended lately, in which old ones fade.
  *
- * Who mostly gets as many tokens as it asks for will again: max_tokens counts as much as it came true.
+ * Where a tenant's answers often had max_tokens tokens, max_tokens counts in the prediction by the share of those answers.
  *
  * What a running request will still generate is its mean residual life: of the answers that got longer than it is now, how much
  * longer. A tenant that is not known yet, or not well, is filled up with everybody's. Tenants share LENGTHS_SLOTS histograms by
@@ -17,7 +17,7 @@ enum { LENGTHS_SLOTS = 256, LENGTHS_BUCKETS = 64 };
 
 struct lengths_histogram {
     double weight[LENGTHS_BUCKETS], total;
-    double at_most; /* of total, that had as many tokens as they asked for */
+    double at_most; /* weight of the answers that had max_tokens tokens; part of total */
 };
 
 struct lengths {

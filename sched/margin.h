@@ -1,8 +1,10 @@
 /*
- * How far predictions must stay below a limit, so that few who were promised to be within it are not: a quantile of the errors that
- * were measured, followed online: a step up for each error above it, a small step down for each below, in the ratio at which MARGIN_MISSES of all errors are
- * above (Robbins and Monro, 1951; as adaptive conformal inference uses it, Gibbs and Candes, 2021.) Steps are as large as errors usually
- * are, so nothing has a unit. Only errors of predictions that came near their limit should be told: of others nothing hangs on them.
+ * How far predictions must stay below a limit, so that few of those who were promised to meet it miss it.
+ *
+ * The margin is a quantile of measured errors, followed online: it rises by a step for each error above it and falls by a small step for
+ * each error below, in the ratio at which MARGIN_MISSES of all errors are above (Robbins and Monro, 1951; adaptive conformal inference
+ * uses it so, Gibbs and Candes, 2021). Steps are as large as errors usually are, so the margin needs no unit. Callers leave out
+ * predictions that were far from their limit: their errors do no harm.
  *
  * A value; observing gives the next one.
  */
@@ -19,4 +21,4 @@ struct margin {
 
 struct margin margin_make(double first, double most);
 struct margin margin_observe(struct margin m, double error); /* measured / predicted - 1 */
-struct margin margin_note(struct margin m, bool missed);     /* where only this is known, or matters */
+struct margin margin_note(struct margin m, bool missed);     /* where the error has no size that matters */

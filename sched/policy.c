@@ -13,15 +13,13 @@ const double POLICY_BALANCE = 4;
 static const double HANDOVER_MS = 2;       /* of two legs: the decode worker's word that it reserved */
 static const double WAITING = 0.5;         /* a millisecond of waiting, in milliseconds of work: under a limit... */
 static const double WAITING_UNLIMITED = 1; /* ...and without */
-static const double UNLIMITED_TOKEN =
-    0.5;                               /* a millisecond that tokens without a limit take longer, here and of others */
-static const double DISTURBED = 0.02;  /* the same of sequences that wait for a chunk and have a limit that is kept */
+/* A millisecond that tokens without a TPOT limit take longer, its own and those of others; and that sequences within a limit wait. */
+static const double UNLIMITED_TOKEN = 0.5, DISTURBED = 0.02;
 static const double TIE = 0.07;        /* what one prefill may be predicted slower than another and still be taken, */
 static const double DECODE_TIE = 0.15; /* and one decode worker: steps differ by less than they are measured */
-static const double PROMPTS_TO_COME =
-    0.1; /* of its time that a prefill worker will have prompts, though it had none lately */
-static const double PROMISABLE = 0.9; /* of a limit: who needs more of it needs a worker that happens to be idle */
-static const char *const KEPT_FREE = "it is kept for one that was told to come back";
+static const double PROMPTS_TO_COME = 0.1; /* least share of time in which a prefill worker is taken to have prompts */
+static const double PROMISABLE = 0.9;      /* of a limit: who needs more of it needs a worker that happens to be idle */
+static const char *const BOOKED = "it is kept for one that was told to come back";
 
 const char *plan_name(enum plan_kind kind)
 {
@@ -103,9 +101,9 @@ static void view_prefix(const struct policy_worker *w, const struct policy_reque
     v->compute = rest;
 }
 
-static bool is_kept(const struct policy_worker *w, uint32_t i, const struct policy_request *r, double ttft)
+static bool is_booked(const struct policy_worker *w, uint32_t i, const struct policy_request *r, double ttft)
 {
-    return r->keeper != i && r->keeper != POLICY_ANY_KEEPER && ttft > w->kept_ms;
+    return r->keeper != i && r->keeper != POLICY_ANY_KEEPER && ttft > w->booked_ms;
 }
 
 static double tightest(double a, double b)
@@ -142,11 +140,11 @@ struct prefill_view policy_view_prefill(const struct policy_worker *workers, uin
     v.share = policy_prompt_share(w, w->busy_ms);
     v.wait = w->busy_ms / v.share;
     v.ttft = fmax(v.wait, v.load) + v.compute / v.share; /* it loads while others are computed */
-    v.kept = is_kept(w, i, r, v.ttft);
+    v.booked = is_booked(w, i, r, v.ttft);
     return v;
 }
 
-static bool has_room(const struct policy_worker *w, const struct policy_request *r, struct policy_load at)
+bool policy_has_room(const struct policy_worker *w, const struct policy_request *r, struct policy_load at)
 {
     return at.running + 1 <= w->max_batch && at.pages + policy_pages(r) <= w->total_pages;
 }
@@ -198,8 +196,8 @@ static bool may_begin(const struct policy_worker *w, const struct policy_request
 {
     struct policy_load at = policy_load_at(w, at_ms);
     if (r->policy != POLICY_TANDEM && r->policy != POLICY_MOONCAKE) /* the others know no limits */
-        return has_room(w, r, at);
-    return has_room(w, r, at) && keeps_tpot(w, r, longest_step(w, r, at_ms)) && keeps_ttft(w, r, at, at_ms);
+        return policy_has_room(w, r, at);
+    return policy_has_room(w, r, at) && keeps_tpot(w, r, longest_step(w, r, at_ms)) && keeps_ttft(w, r, at, at_ms);
 }
 
 /* The first moment from after_ms on when it has room and breaks no promise; not in sight: the last. */
@@ -217,7 +215,7 @@ static double room_from(const struct policy_worker *w, const struct policy_reque
 static double mixed_step(const struct policy_worker *w, double step, double limit)
 {
     double full = cost_prefill_ms(w->cost, w->chunk_tokens, 0, 0) + step - cost_shared_ms(w->cost);
-    return limit > 0 ? fmin(full, fmax(limit * BATCHING_SAFE, (1 + BATCHING_FLOOR) * step)) : full;
+    return limit > 0 ? fmin(full, batching_mixed_ms(step, limit)) : full;
 }
 
 /* Between two tokens, if prompts are there for that share of the time. */
@@ -248,7 +246,7 @@ struct decode_view policy_view_decode(const struct policy_worker *workers, uint3
         return v;
     }
     v.start = room_from(w, r, after_ms);
-    v.now = v.start <= after_ms && has_room(w, r, w->at[0]);
+    v.now = v.start <= after_ms && policy_has_room(w, r, w->at[0]);
     struct policy_load at = policy_load_at(w, v.start), then = with(r, at);
     double limit = tightest(w->tpot_limit_ms, r->tpot_ms);
     v.step = cost_decode_ms(w->cost, then.running, then.context);
@@ -381,7 +379,7 @@ static void weigh(struct search *s, const struct prefill_view *p, const struct d
     see(&s->least_work, p->alone);
     bool keeps =
         s->r->policy == POLICY_TANDEM ? d->keeps : within_tpot(s->r, d->step); /* others look at the request only */
-    if (!p->kept && within_ttft(s->r, from_now, plan.work_ms) && keeps && cost < s->best_cost) {
+    if (!p->booked && within_ttft(s->r, from_now, plan.work_ms) && keeps && cost < s->best_cost) {
         s->best = plan;
         s->best_cost = cost;
     }
@@ -449,7 +447,7 @@ static void try_alone(struct search *s, uint32_t i)
         cost = prefill_cost(s->r, &p) + (s->r->urgent ? 0 : disturbed + d.delays) + (d.start - p.ttft);
         weigh(s, &p, &d, cost);
     }
-    note(s, &p, &d, cost, p.kept ? KEPT_FREE : reason);
+    note(s, &p, &d, cost, p.booked ? BOOKED : reason);
     s->why = reason ? reason : s->why;
 }
 
@@ -463,14 +461,14 @@ static void try_split(struct search *s)
             continue;
         struct prefill_view v = policy_view_prefill(s->workers, i, s->r);
         double cost = v.reason ? INFINITY : prefill_cost(s->r, &v);
-        note(s, &v, NULL, cost, v.kept ? KEPT_FREE : v.reason);
+        note(s, &v, NULL, cost, v.booked ? BOOKED : v.reason);
         s->why = v.reason ? v.reason : s->why;
         if (v.reason)
             continue;
         see(&s->least_work, v.alone);
         if (v.ttft < soonest.ttft)
             soonest = v;
-        if (!v.kept && within_ttft(s->r, v.ttft, v.load + v.compute) && cost < best_cost) {
+        if (!v.booked && within_ttft(s->r, v.ttft, v.load + v.compute) && cost < best_cost) {
             best = v;
             best_cost = cost;
         }

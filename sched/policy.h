@@ -74,8 +74,9 @@ struct policy_worker {
     double
         patience; /* how many times as long they may take until one misses its TTFT limit, >= 1; INFINITY: none has one */
     double prompt_use; /* share of the latest seconds during which it had prompts */
-    double stretch;    /* TPOT that its requests had lately, over what was predicted */
-    double kept_ms; /* what is placed must be computed within that, but for who has a place there; INFINITY: any time */
+    double stretch;    /* TPOT that requests decoded by its role had lately, over what was predicted */
+    double
+        booked_ms; /* new work must be computed within this time, unless it holds a booking here; INFINITY: any time */
     bool takes_prompts; /* has less than two chunks of work; else what goes there waits at the router */
     /* Loading a prefix from stores: for itself, for each block in their memory, for each on their disks. */
     double load_ms, load_dram_ms, load_ssd_ms;

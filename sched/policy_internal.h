@@ -8,7 +8,7 @@ struct prefill_view { /* of one worker, as the place of the prefill */
     double wait, load, compute, ttft; /* ttft: from now; compute: if nothing decoded there */
     double share;                     /* of the worker's time that prompts get beside what decodes there */
     double alone;                     /* load and compute if nothing else were there */
-    bool kept;                        /* the worker is kept for one that was told to come back */
+    bool booked;                      /* the worker is kept for one that was told to come back */
     const char *reason;               /* NULL: possible */
 };
 
@@ -27,6 +27,9 @@ struct prefill_view policy_view_prefill(const struct policy_worker *workers, uin
                                         const struct policy_request *r);
 struct decode_view policy_view_decode(const struct policy_worker *workers, uint32_t i, const struct policy_request *r,
                                       double after_ms);
+
+/* Whether a place in the batch and pages for prompt and expected answer are there beside that load. */
+bool policy_has_room(const struct policy_worker *w, const struct policy_request *r, struct policy_load at);
 
 /* The policies of others: which workers, the predictions left to the caller. False: none. */
 bool policy_choose_named(const struct policy_worker *workers, uint32_t n, const struct policy_request *r,

@@ -119,9 +119,7 @@ static double in_turn(const struct choice *c, uint32_t i)
 /* Memory in use; INFINITY: full, for an answer of the length that is expected. */
 static double free_memory(const struct choice *c, uint32_t i)
 {
-    const struct policy_worker *w = &c->workers[i];
-    bool fits = w->at[0].running + 1 <= w->max_batch && w->at[0].pages + policy_pages(c->r) <= w->total_pages;
-    return fits ? memory(c, i) : INFINITY;
+    return policy_has_room(&c->workers[i], c->r, c->workers[i].at[0]) ? memory(c, i) : INFINITY;
 }
 
 /* A prompt machine that could take both phases now. */

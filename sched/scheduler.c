@@ -21,16 +21,15 @@ static const double LATE_MS = 1e12;    /* the order of what can't be on time any
 static const double REFRESH_MS = 50, MATCH_MS = 100, FRESH_MS = 1;
 static const double BOOKED_MARGIN = 0.88; /* of its limit: what one that comes back is given place for */
 static const double RETURN_RATE = 0.02;
-static const double FULLY_BOOKED = 0.05,
-                    TRIED = 0.02; /* places are kept for all when so many come; for so many at least, to see */
+/* Every refused request gets a booking where this share of them comes back; at least the share TRIED does, to find out. */
+static const double FULLY_BOOKED = 0.05, TRIED = 0.02;
 static const double LEAST_RETRY_MS = 20, MAX_RETRY_MS = 60000;
 static const double LEAST_LEFT = 0.02; /* of a prefill that takes longer than it should: what is left of it */
 static const double LEG_RATE = 0.02;
 static const double FIRST_CAUTION = 1.0 / 3, MOST_CAUTION = 1; /* of waiting */
 static const double FIRST_TPOT_MARGIN = 0.05, MOST_TPOT_MARGIN = 0.5;
-static const double NEAR_TTFT = 0.2,
-                    NEAR_TPOT =
-                        0.7; /* shares of a limit from which on waiting, a step, tell how far predictions are off */
+/* Predictions nearer than these shares to a limit count in margins: of TTFT the predicted waiting, of TPOT the predicted step. */
+static const double NEAR_TTFT = 0.2, NEAR_TPOT = 0.7;
 static const double PROBE_AFTER_MS = 4000, PROBE_EVERY_MS = 1000, MUCH_SLOWER = 1.25;
 enum { BELIEVED = 4 }; /* steps: a prompt's chunks, or the first ones that decode */
 static const double USE_MS = 5000, STRETCH_RATE = 0.02, MOST_STRETCH = 4;
@@ -43,8 +42,8 @@ struct terms { /* on which a prediction is held against the TTFT limit */
 };
 static const struct terms BACK = {1, 0, SCHEDULER_HOPE, false, false};
 static const struct terms PROMISED = {1, 0, SCHEDULER_HOPE, true, true};
-static const struct terms LATE = {1.1, 0, 0, true,
-                                  true}; /* a queued request that is predicted to be later is refused */
+/* A queued request that is predicted to be later than this is refused. */
+static const struct terms LATE = {1.1, 0, 0, true, true};
 
 struct worker {
     bool up;
@@ -235,7 +234,7 @@ static void view_prompts(struct scheduler *s, uint32_t w, uint64_t now)
     v->prompt_use = k->prompt_use;
     v->stretch = s->stretch[k->info.role];
     v->takes_prompts = v->queued_tokens < CHUNKS_AHEAD * k->info.chunk_tokens;
-    v->kept_ms = bookings_limit_ms(&k->bookings, now);
+    v->booked_ms = bookings_limit_ms(&k->bookings, now);
 }
 
 static struct policy_load load_of(const struct scheduler *s, const struct sched_request *q, double step_ms,
@@ -272,7 +271,7 @@ static void view_running(struct scheduler *s, uint32_t w, uint64_t now)
     k->refreshed_ns = now;
 }
 
-/* Of a worker that has done nothing yet those of its role say how fast it is, as long as it has not. */
+/* Others of its role say how fast a worker is, until it has run a step. */
 static const struct cost_model *cost_of(const struct scheduler *s, const struct worker *k)
 {
     const struct worker *other = n_steps(k) ? NULL : most_measured(s, k->info.role);
@@ -389,7 +388,7 @@ static bool is_slower(const struct cost_model *m, double prefill, double decode)
     return m->recent_prefill > MUCH_SLOWER * prefill || m->recent_decode > MUCH_SLOWER * decode;
 }
 
-/* Whether q may find out about the worker, which k->reference then says how. */
+/* Whether q may find out how fast the worker is now. True: k->reference is the speed that q assumes. */
 static bool may_probe(struct worker *k, const struct sched_request *q, uint64_t now)
 {
     if (k->prober == q)
@@ -406,17 +405,13 @@ static bool may_probe(struct worker *k, const struct sched_request *q, uint64_t 
     return is_slower(m, prefill, decode);
 }
 
-/* How many workers q sees as it would if they were as fast as they can be. */
-static uint32_t show_references(struct scheduler *s, struct policy_worker *views, const struct sched_request *q,
-                                uint64_t now)
+/* Until hide_references(): q sees workers that it may probe at the speed that a probe assumes. */
+static void show_references(struct scheduler *s, struct policy_worker *views, const struct sched_request *q,
+                            uint64_t now)
 {
-    uint32_t n = 0;
     for (uint32_t w = 0; w < s->n_workers; w++)
-        if (views[w].usable && may_probe(&s->workers[w], q, now)) {
+        if (views[w].usable && may_probe(&s->workers[w], q, now))
             views[w].cost = &s->workers[w].reference;
-            n++;
-        }
-    return n;
 }
 
 static void hide_references(struct scheduler *s, struct policy_worker *views)
@@ -587,7 +582,7 @@ static struct sched_request *walk_next(struct scheduler *s, struct walk *walk, u
 
 /* ------------------------------------------------------------------ errors */
 
-/* Of those that had to wait for long enough to tell. */
+/* Only requests that were predicted to wait for long enough count. */
 static void observe_ttft(struct scheduler *s, const struct sched_request *q, double ttft_ms)
 {
     double waiting = q->promised_ttft_ms - q->work_ms;
@@ -595,9 +590,7 @@ static void observe_ttft(struct scheduler *s, const struct sched_request *q, dou
         s->ttft_margin = margin_note(s->ttft_margin, ttft_ms > q->ttft_ms);
 }
 
-/*
- * Of those whose steps were near their limit. Beside prompts steps may take what the limit leaves, which is no error.
- */
+/* Only steps near their limit count. Beside prompts, steps that take what the limit leaves are no error. */
 static void observe_tpot(struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
     struct worker *k = &s->workers[q->plan.decode];
@@ -787,7 +780,7 @@ static bool is_worth_a_place(const struct scheduler *s, const struct sched_reque
     return random_unit(random_at(q->number, q->identity, 0)) < fmax(s->return_share / FULLY_BOOKED, TRIED);
 }
 
-/* Says when there will be room for q, and keeps it. 0: coming back makes no sense. */
+/* Says when there will be room for q, and may book it. 0: coming back makes no sense. */
 static double book(struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
     struct booking b;
@@ -855,12 +848,18 @@ static bool has_room(const struct scheduler *s, const struct sched_request *q)
            (s->n_queued < s->config.max_queued && s->queued_tokens + q->n_tokens <= s->config.max_queued_tokens);
 }
 
+static bool some_probe(struct scheduler *s, const struct sched_request *q, uint64_t now)
+{
+    for (uint32_t w = 0; w < s->n_workers; w++)
+        if (s->views[w].usable && may_probe(&s->workers[w], q, now))
+            return true;
+    return false;
+}
+
 /* Whether it could be answered in time if idle workers were not as slow as they were last. */
 static void try_probe(struct scheduler *s, struct sched_request *q, uint64_t now, struct terms terms)
 {
-    uint32_t n = show_references(s, s->views, q, now);
-    hide_references(s, s->views);
-    if (!n)
+    if (!some_probe(s, q, now))
         return;
     q->is_probe = true;
     struct plan plan = place(s, s->views, q, now, terms);

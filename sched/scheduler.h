@@ -14,8 +14,9 @@
  * predicted by as much as waiting was lately mispredicted (sched/margin.h): what is left covers noise. One that has to wait for
  * nobody is tried even where its own work is predicted to take a little longer than its limit (SCHEDULER_HOPE).
  *
- * One that was refused finds a place kept on the worker that has room first (sched/booking.h), if it comes when it was told to: it is
- * then held to its whole limit, and goes before all others. One that was admitted is served, if need be in a place that is kept for
+ * One that was refused is told when there will be room. A place is booked for it on the worker that has room first (sched/booking.h): if
+ * it comes when it was told to, it is held to its whole limit and goes before all others. Bookings take room from others, so where
+ * hardly anybody comes back only few of the refused get one. One that was admitted is served, if need be in a place that is kept for
  * another, unless it would be a tenth later than its limit: serving those too makes more late than it helps.
  *
  * What was learned may be wrong by now, and nobody would find out: a worker that is thought slow gets no request that shows whether it
@@ -60,9 +61,8 @@ struct sched_request {
     uint64_t arrived_ns, deadline_ns;            /* UINT64_MAX: none */
     uint64_t workflow_deadline_ns;               /* UINT64_MAX: no workflow */
     uint32_t workflow_steps_left;                /* after this one */
-    bool resumed;  /* its client has tokens already: it goes first, and no limit refuses it */
-    bool is_probe; /* the scheduler's: it finds out whether a worker is still as slow as it was */
-    bool shares;   /* another choice of a prompt that is there (sched/policy.h) */
+    bool resumed; /* its client has tokens already: it goes first, and no limit refuses it */
+    bool shares;  /* another choice of a prompt that is there (sched/policy.h) */
     uint32_t avoid[SCHEDULER_AVOID], n_avoid; /* workers that failed it: others first; scheduler_avoid() */
     /* kept by the caller when config.match is called */
     uint32_t *matched_blocks; /* of each worker; NULL: nowhere */
@@ -70,6 +70,7 @@ struct sched_request {
 
     /* the scheduler's */
     enum sched_state state;
+    bool is_probe;                             /* it finds out whether a worker is still as slow as it was */
     struct plan plan;                          /* as dispatched; of a refused one, why */
     double promised_ttft_ms, promised_tpot_ms; /* as admitted */
     uint64_t placed_ns, matched_ns, first_ns;  /* first: when its first token came */
@@ -147,7 +148,7 @@ struct sched_worker_stats {
     uint32_t n_prompts, running;
     struct cost_model cost;
     struct cost_term leg_error; /* of a prefill leg: load and prefill, from its turn on */
-    uint64_t n_probes;          /* requests that were sent to find out whether it is still slow */
+    uint64_t n_probes;          /* requests that it got as probes */
 };
 struct sched_worker_stats scheduler_worker_stats(const struct scheduler *s, uint32_t w);
 struct scheduler_margins {

@@ -51,7 +51,7 @@ static struct policy_worker worker(enum worker_role role)
                                   .max_batch = 64,
                                   .total_pages = 1000,
                                   .max_context = 131072,
-                                  .kept_ms = INFINITY,
+                                  .booked_ms = INFINITY,
                                   .patience = INFINITY,
                                   .stretch = 1,
                                   .takes_prompts = true};
@@ -94,7 +94,7 @@ static struct policy_worker make_worker(struct draw *d, enum worker_role role, b
     w.busy_ms = w.n_prompts ? within(d, 1, 900) : 0;
     w.queued_tokens = w.n_prompts * within(d, 100, 8000);
     w.takes_prompts = w.queued_tokens < 2.0 * w.chunk_tokens;
-    w.kept_ms = below(d, 6) ? INFINITY : within(d, 0, 1000);
+    w.booked_ms = below(d, 6) ? INFINITY : within(d, 0, 1000);
     w.load_ms = within(d, 0, 10);
     w.load_dram_ms = within(d, 0.1, 15);
     w.load_ssd_ms = within(d, 1, 40);
@@ -388,7 +388,7 @@ START_TEST(test_policy_calls_hopeless_what_idle_workers_could_not_do_either)
             struct policy_worker *w = &s.workers[i];
             memset(w->at, 0, sizeof(w->at));
             w->busy_ms = w->queued_tokens = w->n_prompts = 0;
-            w->kept_ms = INFINITY;
+            w->booked_ms = INFINITY;
             w->tpot_limit_ms = 0;
         }
         struct plan idle = place(&s);
@@ -431,7 +431,7 @@ START_TEST(test_policy_goes_to_the_prefix_unless_the_queue_there_costs_more)
     w[1].busy_ms = 0;
     ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 1);
     r.ttft_ms = 0;
-    w[1].kept_ms = 1;
+    w[1].booked_ms = 1;
     ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 0); /* it is kept for another */
     r.keeper = POLICY_ANY_KEEPER;
     ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 1);
