@@ -155,26 +155,6 @@ static struct policy_load with(const struct policy_request *r, struct policy_loa
                                 at.pages + policy_pages(r)};
 }
 
-/* Whether those that decode there, and it, stay within their limits: prompts add what they may in any case. */
-static bool keeps_tpot(const struct policy_worker *w, const struct policy_request *r, double step)
-{
-    double limit = tightest(w->tpot_limit_ms, r->tpot_ms);
-    double floor = w->n_prompts ? 1 + BATCHING_FLOOR : 1;
-    return !(limit > 0) || step * floor * (1 + r->tpot_margin) <= limit;
-}
-
-/* Whether prompts that were promised a TTFT keep it when it decodes beside them from after_ms on. */
-static bool keeps_ttft(const struct policy_worker *w, const struct policy_request *r, struct policy_load at,
-                       double after_ms)
-{
-    if (!w->n_prompts || w->patience == INFINITY)
-        return true;
-    double limit = tightest(w->tpot_limit_ms, r->tpot_ms);
-    double before = prompt_share(w, at, w->tpot_limit_ms), after = prompt_share(w, with(r, at), limit);
-    double done = w->busy_ms / before, left = fmax(done - after_ms, 0);
-    return done - left + left * before / after <= done * w->patience;
-}
-
 /*
  * The longest step of decoding alone from now until it is over: nobody is counted upon to leave before it comes. (A batch that has just
  * begun grows for a while before anybody does; with expected departures taken off, a wave of long answers broke half of its limits.)
@@ -192,12 +172,31 @@ static double longest_step(const struct policy_worker *w, const struct policy_re
     return longest;
 }
 
+/* Whether all that decode there from from_ms on, it among them, stay within their limits: prompts add what they may in any case. */
+static bool keeps_tpot(const struct policy_worker *w, const struct policy_request *r, double from_ms)
+{
+    double limit = tightest(w->tpot_limit_ms, r->tpot_ms), floor = w->n_prompts ? 1 + BATCHING_FLOOR : 1;
+    return !(limit > 0) || longest_step(w, r, from_ms) * floor * (1 + r->tpot_margin) <= limit;
+}
+
+/* Whether prompts that were promised a TTFT keep it when it decodes beside them from after_ms on. */
+static bool keeps_ttft(const struct policy_worker *w, const struct policy_request *r, struct policy_load at,
+                       double after_ms)
+{
+    if (!w->n_prompts || w->patience == INFINITY)
+        return true;
+    double limit = tightest(w->tpot_limit_ms, r->tpot_ms);
+    double before = prompt_share(w, at, w->tpot_limit_ms), after = prompt_share(w, with(r, at), limit);
+    double done = w->busy_ms / before, left = fmax(done - after_ms, 0);
+    return done - left + left * before / after <= done * w->patience;
+}
+
 static bool may_begin(const struct policy_worker *w, const struct policy_request *r, double at_ms)
 {
     struct policy_load at = policy_load_at(w, at_ms);
     if (r->policy != POLICY_TANDEM && r->policy != POLICY_MOONCAKE) /* the others know no limits */
         return policy_has_room(w, r, at);
-    return policy_has_room(w, r, at) && keeps_tpot(w, r, longest_step(w, r, at_ms)) && keeps_ttft(w, r, at, at_ms);
+    return policy_has_room(w, r, at) && keeps_tpot(w, r, at_ms) && keeps_ttft(w, r, at, at_ms);
 }
 
 /* The first moment from after_ms on when it has room and breaks no promise; not in sight: the last. */
@@ -250,7 +249,7 @@ struct decode_view policy_view_decode(const struct policy_worker *workers, uint3
     struct policy_load at = policy_load_at(w, v.start), then = with(r, at);
     double limit = tightest(w->tpot_limit_ms, r->tpot_ms);
     v.step = cost_decode_ms(w->cost, then.running, then.context);
-    v.keeps = keeps_tpot(w, r, longest_step(w, r, v.start));
+    v.keeps = keeps_tpot(w, r, v.start);
     double n_gaps = fmax(r->expected_tokens - 1, 1);
     double prompts_ms = w->busy_ms > 0 ? w->busy_ms / prompt_share(w, at, limit) - v.start : 0;
     v.tpot = tpot_of(w, v.step, limit, n_gaps, prompts_ms) * w->stretch;
