@@ -149,10 +149,10 @@ bool policy_has_room(const struct policy_worker *w, const struct policy_request 
     return at.running + 1 <= w->max_batch && at.pages + policy_pages(r) <= w->total_pages;
 }
 
+/* The load with the request decoding, too; its pages are for policy_has_room(). */
 static struct policy_load with(const struct policy_request *r, struct policy_load at)
 {
-    return (struct policy_load){at.running + 1, at.context + r->n_tokens + r->expected_tokens / 2,
-                                at.pages + policy_pages(r)};
+    return (struct policy_load){at.running + 1, at.context + r->n_tokens + r->expected_tokens / 2, at.pages};
 }
 
 /*
@@ -425,29 +425,25 @@ static struct decode_view best_decode(struct search *s, double after_ms)
 static void try_alone(struct search *s, uint32_t i)
 {
     const struct policy_worker *w = &s->workers[i];
-    double waiting = (s->r->ttft_ms > 0 ? WAITING : WAITING_UNLIMITED) * w->busy_ms;
+    double waiting = (s->r->ttft_ms > 0 ? WAITING : WAITING_UNLIMITED) * w->busy_ms, cost = INFINITY;
     if (!s->log && !s->r->urgent && waiting >= s->best_cost)
         return; /* whatever else it costs */
     struct prefill_view p = policy_view_prefill(s->workers, i, s->r);
     struct decode_view d = {.worker = i};
-    const char *reason = p.reason;
-    double cost = INFINITY;
-    if (fits_ever(w, s->r)) {
+    if (!p.reason) {
+        bool limited = tightest(w->tpot_limit_ms, s->r->tpot_ms) > 0;
+        double disturbed = policy_load_at(w, p.wait).running * (p.load + p.compute) * (limited ? DISTURBED : 1);
         s->could_fit = true;
         see(&s->least_work, p.alone);
-    }
-    if (!reason) {
+        cost = prefill_cost(s->r, &p) + (s->r->urgent ? 0 : disturbed);
+        if (!s->log && cost >= s->best_cost)
+            return; /* decoding only adds to it */
         d = policy_view_decode(s->workers, i, s->r, p.ttft);
-        reason = d.reason;
-    }
-    if (!reason) {
-        double limit = tightest(w->tpot_limit_ms, s->r->tpot_ms);
-        double disturbed = policy_load_at(w, p.wait).running * (p.load + p.compute) * (limit > 0 ? DISTURBED : 1);
-        cost = prefill_cost(s->r, &p) + (s->r->urgent ? 0 : disturbed + d.delays) + (d.start - p.ttft);
+        cost += (s->r->urgent ? 0 : d.delays) + (d.start - p.ttft);
         weigh(s, &p, &d, cost);
     }
-    note(s, &p, &d, cost, p.booked ? BOOKED : reason);
-    s->why = reason ? reason : s->why;
+    note(s, &p, &d, cost, p.booked ? BOOKED : p.reason);
+    s->why = p.reason ? p.reason : s->why;
 }
 
 /* The prefill worker of least cost that meets the limits, and of least TTFT; then a decode worker for the end of its prefill. */
