@@ -156,14 +156,16 @@ static struct policy_load with(const struct policy_request *r, struct policy_loa
 }
 
 /*
- * The longest step of decoding alone from now until it is over: nobody is counted upon to leave before it comes. (A batch that has just
- * begun grows for a while before anybody does; with expected departures taken off, a wave of long answers broke half of its limits.)
+ * The longest step of decoding alone from now until the request is over, if there is a limit that it may break; else the first step.
+ * Nobody is counted upon to leave before the request comes. (A batch that has just begun grows for a while before anybody leaves it;
+ * with expected departures taken off, a wave of long answers broke half of its limits.)
  */
 static double longest_step(const struct policy_worker *w, const struct policy_request *r, double from_ms)
 {
     struct policy_load at = with(r, policy_load_at(w, from_ms));
     double first = cost_decode_ms(w->cost, at.running, at.context), longest = first;
-    for (uint32_t i = 0; i < POLICY_HORIZONS; i++) {
+    bool is_limited = tightest(w->tpot_limit_ms, r->tpot_ms) > 0;
+    for (uint32_t i = 0; is_limited && i < POLICY_HORIZONS; i++) {
         if (POLICY_HORIZON_MS[i] > from_ms + first * r->expected_tokens)
             continue;
         at = with(r, w->at[i]);
@@ -172,11 +174,11 @@ static double longest_step(const struct policy_worker *w, const struct policy_re
     return longest;
 }
 
-/* Whether all that decode there from from_ms on, it among them, stay within their limits: prompts add what they may in any case. */
-static bool keeps_tpot(const struct policy_worker *w, const struct policy_request *r, double from_ms)
+/* Whether all that decode there, the request among them, stay within their limits: prompts add what they may in any case. */
+static bool keeps_tpot(const struct policy_worker *w, const struct policy_request *r, double longest)
 {
     double limit = tightest(w->tpot_limit_ms, r->tpot_ms), floor = w->n_prompts ? 1 + BATCHING_FLOOR : 1;
-    return !(limit > 0) || longest_step(w, r, from_ms) * floor * (1 + r->tpot_margin) <= limit;
+    return !(limit > 0) || longest * floor * (1 + r->tpot_margin) <= limit;
 }
 
 /* Whether prompts that were promised a TTFT keep it when it decodes beside them from after_ms on. */
@@ -196,7 +198,7 @@ static bool may_begin(const struct policy_worker *w, const struct policy_request
     struct policy_load at = policy_load_at(w, at_ms);
     if (r->policy != POLICY_TANDEM && r->policy != POLICY_MOONCAKE) /* the others know no limits */
         return policy_has_room(w, r, at);
-    return policy_has_room(w, r, at) && keeps_tpot(w, r, at_ms) && keeps_ttft(w, r, at, at_ms);
+    return policy_has_room(w, r, at) && keeps_tpot(w, r, longest_step(w, r, at_ms)) && keeps_ttft(w, r, at, at_ms);
 }
 
 /* The first moment from after_ms on when it has room and breaks no promise; not in sight: the last. */
@@ -249,7 +251,8 @@ struct decode_view policy_view_decode(const struct policy_worker *workers, uint3
     struct policy_load at = policy_load_at(w, v.start), then = with(r, at);
     double limit = tightest(w->tpot_limit_ms, r->tpot_ms);
     v.step = cost_decode_ms(w->cost, then.running, then.context);
-    v.keeps = keeps_tpot(w, r, v.start);
+    v.longest = longest_step(w, r, v.start);
+    v.keeps = keeps_tpot(w, r, v.longest);
     double n_gaps = fmax(r->expected_tokens - 1, 1);
     double prompts_ms = w->busy_ms > 0 ? w->busy_ms / prompt_share(w, at, limit) - v.start : 0;
     v.tpot = tpot_of(w, v.step, limit, n_gaps, prompts_ms) * w->stretch;
@@ -353,7 +356,7 @@ static struct plan plan_of(const struct search *s, const struct prefill_view *p,
                          .ttft_ms = r->waited_ms + ready,
                          .tpot_ms = d->tpot,
                          .work_ms = p->load + p->compute,
-                         .step_ms = d->step,
+                         .step_ms = d->longest,
                          .prompt_share = p->share,
                          .stretch = s->workers[d->worker].stretch,
                          .load_ms = p->load,

@@ -114,7 +114,7 @@ struct plan {
     uint32_t new_tokens;     /* that are computed: neither matched nor loaded */
     double ttft_ms, tpot_ms; /* predicted, from arrival */
     double work_ms;          /* of the prefill worker: load, and prefill if nothing decoded beside it */
-    double step_ms;          /* of decoding alone, where and when it will decode */
+    double step_ms;          /* longest step of decoding alone while it decodes: what is held against TPOT limits */
     double prompt_share;     /* of the prefill worker's time */
     double stretch;          /* of the decode worker, in tpot_ms */
     double load_ms, start_ms; /* of it: loading; when it begins, from now */

@@ -15,6 +15,7 @@ struct prefill_view { /* of one worker, as the place of the prefill */
 struct decode_view { /* of one worker, as the place of decoding, from the end of the prefill on */
     uint32_t worker;
     double tpot, start; /* start: from now; later than the prefill's end where pages must become free first */
+    double longest;     /* step until it is over, under a TPOT limit; else the first one */
     double step;        /* of decoding alone */
     double
         delays; /* of others by its decoding, in milliseconds of all of them; without a TPOT limit its own time, too */
