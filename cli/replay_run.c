@@ -86,7 +86,9 @@ static void make_slot(struct replay *r, uint64_t i)
                                              .prefill_ms = NAN,
                                              .transfer_ms = NAN,
                                              .predicted_ttft_ms = NAN,
+                                             .first_gap_ms = NAN,
                                              .predicted_tpot_ms = NAN,
+                                             .predicted_first_gap_ms = NAN,
                                              .refused_after_ms = NAN,
                                              .retry_after_ms = NAN}};
 }

@@ -213,14 +213,28 @@ static struct report_stats stats_of_gaps(const struct report_run *run)
     return s;
 }
 
+enum promise { PROMISE_TTFT, PROMISE_TPOT, PROMISE_FIRST_GAP };
+
+static double actual_of(const struct report_request *q, enum promise what)
+{
+    return what == PROMISE_TTFT ? ttft_of(q) : what == PROMISE_TPOT ? tpot_of(q) : q->first_gap_ms;
+}
+
+static double predicted_of(const struct report_request *q, enum promise what)
+{
+    return what == PROMISE_TTFT   ? q->predicted_ttft_ms
+           : what == PROMISE_TPOT ? q->predicted_tpot_ms
+                                  : q->predicted_first_gap_ms;
+}
+
 /* Relative errors of what was predicted; naive: of what the request before had. */
-static struct report_stats stats_of_errors(const struct report_run *run, double *room, bool tpot, bool naive)
+static struct report_stats stats_of_errors(const struct report_run *run, double *room, enum promise what, bool naive)
 {
     double last = NAN;
     uint64_t n = 0;
     for (uint64_t i = 0; i < run->n_requests; i++) {
         const struct report_request *q = &run->requests[i];
-        double actual = tpot ? tpot_of(q) : ttft_of(q), predicted = tpot ? q->predicted_tpot_ms : q->predicted_ttft_ms;
+        double actual = actual_of(q, what), predicted = predicted_of(q, what);
         if (!(actual > 0))
             continue;
         if (q->arrived_ms >= run->warm_ms && isfinite(predicted))
@@ -293,9 +307,10 @@ void report_summarize(const struct report_run *run, struct report_summary *out)
     out->refused_after = stats_of_field(run, room, refused_of);
     out->retry_after = stats_of_field(run, room, retry_of);
     out->itl = stats_of_gaps(run);
-    out->ttft_error = stats_of_errors(run, room, false, false);
-    out->ttft_error_last_value = stats_of_errors(run, room, false, true);
-    out->tpot_error = stats_of_errors(run, room, true, false);
+    out->ttft_error = stats_of_errors(run, room, PROMISE_TTFT, false);
+    out->ttft_error_last_value = stats_of_errors(run, room, PROMISE_TTFT, true);
+    out->tpot_error = stats_of_errors(run, room, PROMISE_TPOT, false);
+    out->first_gap_error = stats_of_errors(run, room, PROMISE_FIRST_GAP, false);
     set_energy(run, out);
     set_most(run, out);
     free(room);
@@ -523,6 +538,9 @@ static void add_predictions(struct bytes *out, const struct report_run *run, con
     if (s->tpot_error.n)
         bytes_printf(out, "TPOT predicted within %.1f %% (median), %.1f %% (p90)\n", 100 * s->tpot_error.p50,
                      100 * s->tpot_error.p90);
+    if (s->first_gap_error.n)
+        bytes_printf(out, "first gap of split ones predicted within %.1f %% (median), %.1f %% (p90)\n",
+                     100 * s->first_gap_error.p50, 100 * s->first_gap_error.p90);
 }
 
 void report_table(const struct report_run *run, struct bytes *out)

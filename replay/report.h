@@ -43,8 +43,9 @@ struct report_request {
     double sent_late_ms;             /* 0 in virtual time */
     double ttft_ms, tpot_ms, e2e_ms; /* since arrival; NAN: it has none (refused; fewer than two tokens) */
     double queue_ms, load_ms, prefill_ms, transfer_ms; /* parts of TTFT and of the first gap; NAN: not known */
-    double predicted_ttft_ms, predicted_tpot_ms;       /* NAN: none */
-    double refused_after_ms, retry_after_ms;           /* NAN: was not refused */
+    double first_gap_ms; /* of a split one: between first and second token; NAN: not known */
+    double predicted_ttft_ms, predicted_tpot_ms, predicted_first_gap_ms; /* NAN: none */
+    double refused_after_ms, retry_after_ms;                             /* NAN: was not refused */
     uint32_t
         reason; /* 1 + index into report_run.reasons: why it was refused, failed or cut short; 0: not known, or none */
     bool came_back, admitted_then;
@@ -127,7 +128,7 @@ struct report_summary {
     struct report_offered
         quarters[REPORT_QUARTERS]; /* by length: up to the quartiles of the offered prompts' lengths */
     struct report_stats ttft, tpot, itl, e2e, sent_late, refused_after, retry_after, ttft_error, ttft_error_last_value,
-        tpot_error;
+        tpot_error, first_gap_error;
     double joules_per_token, total_joules; /* NAN: no power model */
     double goodput_distserve,
         goodput_mlperf; /* offered rates, per worker and whole; NAN: no points, or none that is good enough */

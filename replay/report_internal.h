@@ -13,7 +13,7 @@ struct report_column {
     bool is_younger; /* than version 1: where a report lacks it, all are 0 */
 };
 
-enum { REPORT_COLUMNS = 29 };
+enum { REPORT_COLUMNS = 31 };
 extern const struct report_column report_columns[REPORT_COLUMNS];
 
 struct report_parts {

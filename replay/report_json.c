@@ -43,8 +43,10 @@ const struct report_column report_columns[REPORT_COLUMNS] = {
     COLUMN("load_ms", COLUMN_DOUBLE, load_ms),
     COLUMN("prefill_ms", COLUMN_DOUBLE, prefill_ms),
     COLUMN("transfer_ms", COLUMN_DOUBLE, transfer_ms),
+    COLUMN("first_gap_ms", COLUMN_DOUBLE, first_gap_ms),
     COLUMN("predicted_ttft_ms", COLUMN_DOUBLE, predicted_ttft_ms),
     COLUMN("predicted_tpot_ms", COLUMN_DOUBLE, predicted_tpot_ms),
+    COLUMN("predicted_first_gap_ms", COLUMN_DOUBLE, predicted_first_gap_ms),
     COLUMN("refused_after_ms", COLUMN_DOUBLE, refused_after_ms),
     COLUMN("retry_after_ms", COLUMN_DOUBLE, retry_after_ms),
     COLUMN("came_back", COLUMN_BOOL, came_back),
@@ -223,6 +225,7 @@ static void add_summary(struct bytes *out, const struct report_summary *s)
     add_stats(out, "ttft_error", &s->ttft_error);
     add_stats(out, "ttft_error_last_value", &s->ttft_error_last_value);
     add_stats(out, "tpot_error", &s->tpot_error);
+    add_stats(out, "first_gap_error", &s->first_gap_error);
     add_tiers(out, s);
     add_plans(out, s);
     add_real(out, "joules", s->total_joules);

@@ -130,7 +130,8 @@ struct simulated {                               /* a request, in the order of t
     double arrived_ms, ttft_ms, tpot_ms, end_ms; /* arrived: first; ttft: from the arrival that was admitted */
     double asked_ms;                             /* when the one that was admitted came */
     double predicted_ttft_ms, predicted_tpot_ms;
-    double refused_after_ms, retry_after_ms, /* NAN: it was not sent; 0: it was not told to come back */
+    double first_gap_ms, predicted_first_gap_ms; /* of a split one; 0: it had none */
+    double refused_after_ms, retry_after_ms,     /* NAN: it was not sent; 0: it was not told to come back */
         admissible_ms; /* admissible: after its first refusal, as one that comes anew; 0: not tried */
     double queue_ms, load_ms, prefill_ms, transfer_ms; /* transfer: what of it came after the prefill */
     uint32_t prefill, decode;

@@ -592,6 +592,7 @@ void node_join(struct sim *s, struct seq *q)
     struct node *n = &s->nodes[q->q.plan.decode];
     struct leg *leg = &q->legs[1];
     q->out->transfer_ms = ms_of(q->prefilled_ns, s->now_ns);
+    scheduler_moved(s->scheduler, &q->q, q->out->transfer_ms);
     node_drop(s, from, q);
     node_go_on(s, from);
     leg->state = LEG_DECODING;
@@ -626,6 +627,15 @@ static void close_ended(struct sim *s, struct node *n)
     n->ended.n = 0;
 }
 
+static void second_token(struct sim *s, struct seq *q, uint64_t at_ns)
+{
+    scheduler_second_token(s->scheduler, &q->q, at_ns);
+    if (!hands_over(q) || q->q.resumed)
+        return;
+    q->out->first_gap_ms = ms_of(q->prefilled_ns, at_ns);
+    q->out->predicted_first_gap_ms = q->q.plan.gap_ms;
+}
+
 static void end_decode(struct sim *s, struct node *n, uint32_t steps)
 {
     double each = n->run_ms / steps, began = (double)n->began_ns * 1e-6;
@@ -637,6 +647,8 @@ static void end_decode(struct sim *s, struct node *n, uint32_t steps)
             continue;
         struct leg *leg = leg_on(s, n, q);
         sim_request_note_tokens(s, q, steps, began + each, each);
+        if (q->n_generated - q->n_before == 1)
+            second_token(s, q, n->n_steps ? run_ns(n, 1) : s->now_ns);
         leg->n_computed += steps;
         q->n_generated += steps;
         scheduler_generated(&q->q, q->n_generated - q->n_before);

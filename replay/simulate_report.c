@@ -30,8 +30,11 @@ static struct report_request request_of(const struct trace_request *t, const str
                                    .load_ms = answered ? q->load_ms : NAN,
                                    .prefill_ms = answered ? q->prefill_ms : NAN,
                                    .transfer_ms = answered ? q->transfer_ms : NAN,
+                                   .first_gap_ms = answered && q->first_gap_ms > 0 ? q->first_gap_ms : NAN,
                                    .predicted_ttft_ms = answered ? q->predicted_ttft_ms : NAN,
                                    .predicted_tpot_ms = answered && q->n_output > 1 ? q->predicted_tpot_ms : NAN,
+                                   .predicted_first_gap_ms =
+                                       answered && q->first_gap_ms > 0 ? q->predicted_first_gap_ms : NAN,
                                    .refused_after_ms = was_refused ? q->refused_after_ms : NAN,
                                    .retry_after_ms = was_refused && q->retry_after_ms > 0 ? q->retry_after_ms : NAN,
                                    .came_back = q->came_back,

@@ -215,6 +215,8 @@ bool answer_token(struct request *q, struct shown_token token)
     token_stream_push(q->detok, token.id, &q->text);
     q->last_token_ns = now;
     scheduler_generated(&q->sched, q->n_tokens - q->n_before);
+    if (q->n_tokens - q->n_before == 2)
+        scheduler_second_token(r->scheduler, &q->sched, now);
     if (!q->begun_token_ns) {
         q->begun_token_ns = now;
         q->first_token_ns = q->first_token_ns ? q->first_token_ns : now;

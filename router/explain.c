@@ -99,6 +99,7 @@ static void tell_candidate(const struct weighed *w, Tandem__Admin__V1__Candidate
     m->wait_ms = w->of.wait_ms;
     m->load_ms = w->of.load_ms;
     m->prefill_ms = w->of.prefill_ms;
+    m->transfer_ms = w->of.transfer_ms;
     m->ttft_ms = w->of.ttft_ms;
     m->tpot_ms = w->of.tpot_ms;
     m->cost = w->of.cost;

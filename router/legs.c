@@ -191,6 +191,11 @@ void legs_prompt_computed(struct request *q)
     scheduler_prefilled(q->router->scheduler, &q->sched, clock_now(&q->router->clock));
 }
 
+void legs_moved(struct request *q, double exposed_ms)
+{
+    scheduler_moved(q->router->scheduler, &q->sched, exposed_ms);
+}
+
 void legs_decoded(struct request *q)
 {
     legs_release_decode(q);

@@ -362,6 +362,8 @@ void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker_
             finish_by_leg(q, q->over ? q->over_by_length : length);
         return;
     }
+    if (end->times)
+        legs_moved(q, answer_ms(end->times->exposed_transfer));
     legs_decoded(q);
     if (q->plan.kind == PLAN_SPLIT && !q->prefill_done) { /* its end, with the times, is on its way */
         q->over = true;

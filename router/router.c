@@ -212,6 +212,8 @@ static void show_worker(const struct router *r, const struct peer *p)
     metrics_gauge(p->counters, PEER_PREFILL_ERROR, s.cost.prefill_error.error);
     metrics_gauge(p->counters, PEER_DECODE_ERROR, s.cost.decode_error.error);
     metrics_gauge(p->counters, PEER_LEG_ERROR, s.leg_error.error);
+    metrics_gauge(p->counters, PEER_TRANSFER_ERROR, s.transfer_error.error);
+    metrics_gauge(p->counters, PEER_GAP_ERROR, s.gap_error.error);
     metrics_gauge(p->counters, PEER_PROBES, (double)s.n_probes);
 }
 

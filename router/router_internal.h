@@ -71,6 +71,8 @@ enum { METRICS_ENUM(ROUTER_METRICS) };
     X(PEER_PREFILL_ERROR, METRIC_GAUGE, "tandem_worker_prefill_error_ratio", "|predicted - actual| / actual of steps") \
     X(PEER_DECODE_ERROR, METRIC_GAUGE, "tandem_worker_decode_error_ratio", "the same of steps that only decode")       \
     X(PEER_LEG_ERROR, METRIC_GAUGE, "tandem_worker_leg_error_ratio", "the same of a prefill leg, loading included")    \
+    X(PEER_TRANSFER_ERROR, METRIC_GAUGE, "tandem_worker_transfer_error_ratio", "the same of transfers to it, exposed") \
+    X(PEER_GAP_ERROR, METRIC_GAUGE, "tandem_worker_first_gap_error_ratio", "the same of first gaps after a transfer")  \
     X(PEER_PROBES, METRIC_GAUGE, "tandem_worker_probes", "requests that found out whether it is still slow")
 enum { METRICS_ENUM(PEER_METRICS) };
 
@@ -353,8 +355,9 @@ void legs_send(struct request *q); /* by q->plan, under q->counter */
 void legs_cancel(struct request *q);
 void legs_release_prefill(struct request *q);
 void legs_release_decode(struct request *q);
-void legs_decoded(struct request *q);         /* its decode leg is over; the other may not be */
-void legs_prompt_computed(struct request *q); /* its worker may take the next one */
+void legs_moved(struct request *q, double exposed_ms); /* what it decodes is there */
+void legs_decoded(struct request *q);                  /* its decode leg is over; the other may not be */
+void legs_prompt_computed(struct request *q);          /* its worker may take the next one */
 
 /* choices.c; owner thread */
 void choices_open(struct request *q);                     /* of a request that wants several */

@@ -10,13 +10,14 @@
 const double POLICY_HORIZON_MS[POLICY_HORIZONS] = {0, 250, 500, 1000, 2000, 4000, 8000, 16000};
 const double POLICY_BALANCE = 4;
 
-static const double HANDOVER_MS = 2;       /* of two legs: the decode worker's word that it reserved */
 static const double WAITING = 0.5;         /* a millisecond of waiting, in milliseconds of work: under a limit... */
 static const double WAITING_UNLIMITED = 1; /* ...and without */
 /* A millisecond that tokens without a TPOT limit take longer, its own and those of others; and that sequences within a limit wait. */
 static const double UNLIMITED_TOKEN = 0.5, DISTURBED = 0.02;
+static const double FIRST_GAP = 0.2;   /* a millisecond by which it is longer, as the above */
 static const double TIE = 0.07;        /* what one prefill may be predicted slower than another and still be taken, */
 static const double DECODE_TIE = 0.15; /* and one decode worker: steps differ by less than they are measured */
+static const double ANNOUNCED_LATE = 0.25; /* of a chunk's KV: the engine announces layers in four parts */
 static const double PROMPTS_TO_COME = 0.1; /* least share of time in which a prefill worker is taken to have prompts */
 static const double PROMISABLE = 0.9;      /* of a limit: who needs more of it needs a worker that happens to be idle */
 static const char *const BOOKED = "it is kept for one that was told to come back";
@@ -174,6 +175,11 @@ static double longest_step(const struct policy_worker *w, const struct policy_re
     return longest;
 }
 
+static bool within_tpot(const struct policy_request *r, double step)
+{
+    return !(r->tpot_ms > 0) || step * (1 + r->tpot_margin) <= r->tpot_ms;
+}
+
 /* Whether all that decode there, the request among them, stay within their limits: prompts add what they may in any case. */
 static bool keeps_tpot(const struct policy_worker *w, const struct policy_request *r, double longest)
 {
@@ -225,6 +231,31 @@ static double token_ms(const struct policy_worker *w, double step, double limit,
     return prompts > 0 ? 1 / (prompts / mixed_step(w, step, limit) + (1 - prompts) / step) : step;
 }
 
+/* What is moved to it after, or during, that prefill. */
+static struct transfer view_transfer(const struct policy_worker *workers, uint32_t i, const struct policy_request *r,
+                                     const struct prefill_view *from)
+{
+    const struct policy_worker *p = &workers[from->worker], *d = &workers[i];
+    uint32_t known = from->store_blocks > from->own_blocks ? from->store_blocks : from->own_blocks;
+    double there = r->matched_blocks ? (double)r->matched_blocks[i] * r->block_tokens : 0;
+    double tokens = fmax(r->n_tokens - there, 0), computed = r->n_tokens - (double)known * r->block_tokens;
+    double last = fmin(fmod(computed - 1, p->chunk_tokens) + 1, tokens) * ANNOUNCED_LATE;
+    return (struct transfer){tokens, last, 1 + fmax(p->sends, d->receives), from->compute / from->share};
+}
+
+static void view_gap(const struct policy_worker *workers, uint32_t i, const struct policy_request *r,
+                     const struct prefill_view *from, double running, double step, struct decode_view *v)
+{
+    const struct policy_worker *w = &workers[i];
+    v->gap = step;
+    if (!from || from->worker == i || !w->transfer)
+        return;
+    v->transfer = view_transfer(workers, i, r, from);
+    v->transfer.hidden_ms = fmax(v->transfer.hidden_ms - fmin(running, 1) * step / 2, 0); /* it hears between steps */
+    v->exposed = transfer_exposed_ms(w->transfer, &v->transfer);
+    v->gap = transfer_gap_ms(w->transfer, v->exposed, step, fmin(running, 1));
+}
+
 /* The same of n tokens that begin with prompts there for prompts_ms. */
 static double tpot_of(const struct policy_worker *w, double step, double limit, double n, double prompts_ms)
 {
@@ -238,7 +269,7 @@ double policy_token_ms(const struct policy_worker *w, double step_ms)
 }
 
 struct decode_view policy_view_decode(const struct policy_worker *workers, uint32_t i, const struct policy_request *r,
-                                      double after_ms)
+                                      double after_ms, const struct prefill_view *from)
 {
     const struct policy_worker *w = &workers[i];
     struct decode_view v = {.worker = i, .start = after_ms};
@@ -252,10 +283,13 @@ struct decode_view policy_view_decode(const struct policy_worker *workers, uint3
     double limit = tightest(w->tpot_limit_ms, r->tpot_ms);
     v.step = cost_decode_ms(w->cost, then.running, then.context);
     v.longest = longest_step(w, r, v.start);
-    v.keeps = keeps_tpot(w, r, v.longest);
     double n_gaps = fmax(r->expected_tokens - 1, 1);
     double prompts_ms = w->busy_ms > 0 ? w->busy_ms / prompt_share(w, at, limit) - v.start : 0;
-    v.tpot = tpot_of(w, v.step, limit, n_gaps, prompts_ms) * w->stretch;
+    double token = tpot_of(w, v.step, limit, n_gaps, prompts_ms) * w->stretch;
+    double first = prompts_ms > 0 ? mixed_step(w, v.step, limit) : token_ms(w, v.step, limit, w->prompt_use);
+    view_gap(workers, i, r, from, at.running, first, &v);
+    v.tpot = token + (v.gap - token) / n_gaps;
+    v.keeps = keeps_tpot(w, r, v.longest) && within_tpot(r, v.step + fmax(v.gap - token, 0) / n_gaps);
     double use = w->role == ROLE_PREFILL ? fmax(w->prompt_use, PROMPTS_TO_COME) : w->prompt_use;
     if (use > 0)
         v.delays = use * n_gaps * v.step * (prompt_share(w, at, w->tpot_limit_ms) - prompt_share(w, then, limit));
@@ -276,11 +310,6 @@ static double careful_ttft(const struct policy_request *r, double ttft, double w
 static bool within_ttft(const struct policy_request *r, double ttft, double work)
 {
     return (!(r->ttft_ms > 0) || r->waited_ms + careful_ttft(r, ttft, work) <= r->ttft_ms) && ttft <= r->remaining_ms;
-}
-
-static bool within_tpot(const struct policy_request *r, double step)
-{
-    return !(r->tpot_ms > 0) || step * (1 + r->tpot_margin) <= r->tpot_ms;
 }
 
 static double tie_break(const struct policy_request *r, uint32_t worker, double tie)
@@ -335,6 +364,7 @@ static void note(struct search *s, const struct prefill_view *p, const struct de
     if (d) {
         c->worker = d->worker;
         c->as_decode = true;
+        c->transfer_ms = d->exposed;
         c->tpot_ms = d->tpot;
     }
 }
@@ -360,7 +390,9 @@ static struct plan plan_of(const struct search *s, const struct prefill_view *p,
                          .prompt_share = p->share,
                          .stretch = s->workers[d->worker].stretch,
                          .load_ms = p->load,
-                         .start_ms = p->wait};
+                         .start_ms = p->wait,
+                         .transfer = d->transfer,
+                         .gap_ms = d->gap};
 }
 
 static void see(double *least, double value)
@@ -398,18 +430,19 @@ static bool shares_there(const struct policy_request *r, const struct decode_vie
  * The decode worker whose steps are shortest at that time, the more so the emptier it is; else the one that has room first. One
  * where the prompt's pages are shared goes before the others.
  */
-static struct decode_view best_decode(struct search *s, double after_ms)
+static struct decode_view best_decode(struct search *s, const struct prefill_view *from)
 {
     struct decode_view best = {.start = INFINITY, .reason = "no decode worker is up"};
-    double best_cost = INFINITY;
+    double best_cost = INFINITY, after_ms = from->ttft;
     bool best_shares = false;
     for (uint32_t i = 0; i < s->n; i++) {
         if (!s->workers[i].usable || s->workers[i].role != ROLE_DECODE)
             continue;
-        struct decode_view v = policy_view_decode(s->workers, i, s->r, after_ms);
+        struct decode_view v = policy_view_decode(s->workers, i, s->r, after_ms, from);
         s->could_fit |= fits_ever(&s->workers[i], s->r);
         double full = policy_load_at(&s->workers[i], after_ms).pages / fmax(s->workers[i].total_pages, 1);
-        double cost = (v.step * (1 + full) + (v.start - after_ms)) * tie_break(s->r, i, DECODE_TIE);
+        double per_token = v.step * (1 + full) + v.exposed / fmax(s->r->expected_tokens - 1, 1);
+        double cost = (per_token + (v.start - after_ms)) * tie_break(s->r, i, DECODE_TIE);
         note(s, NULL, &v, cost, v.reason);
         see(&s->least_tpot, v.step > 0 ? v.step : INFINITY);
         if (v.reason && best_cost == INFINITY)
@@ -441,7 +474,7 @@ static void try_alone(struct search *s, uint32_t i)
         cost = prefill_cost(s->r, &p) + (s->r->urgent ? 0 : disturbed);
         if (!s->log && cost >= s->best_cost)
             return; /* decoding only adds to it */
-        d = policy_view_decode(s->workers, i, s->r, p.ttft);
+        d = policy_view_decode(s->workers, i, s->r, p.ttft, &p);
         cost += (s->r->urgent ? 0 : d.delays) + (d.start - p.ttft);
         weigh(s, &p, &d, cost);
     }
@@ -475,13 +508,13 @@ static void try_split(struct search *s)
         return;
     if (best_cost == INFINITY)
         best = soonest;
-    struct decode_view d = best_decode(s, best.ttft);
+    struct decode_view d = best_decode(s, &best);
     if (d.reason) {
         s->why = d.reason;
         return;
     }
     weigh(s, &best, &d,
-          (best_cost == INFINITY ? best.load + best.compute : best_cost) + HANDOVER_MS + d.delays +
+          (best_cost == INFINITY ? best.load + best.compute : best_cost) + FIRST_GAP * d.exposed + d.delays +
               (d.start - best.ttft));
 }
 
@@ -525,7 +558,7 @@ static struct plan place_named(struct search *s)
         return refuse(s);
     }
     s->could_fit = true;
-    struct decode_view d = policy_view_decode(s->workers, decode, s->r, p.ttft);
+    struct decode_view d = policy_view_decode(s->workers, decode, s->r, p.ttft, &p);
     double cost = prefill_cost(s->r, &p);
     if (p.worker == decode) {
         note(s, &p, &d, cost, NULL);

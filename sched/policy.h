@@ -4,7 +4,9 @@
  * Everything is predicted in milliseconds. Of a worker that prefills: when it is free, what of the prefix is there or worth loading,
  * and how long the rest takes. Of a worker that decodes: how its steps will be when the prefill ends (who will have left by then, who
  * comes), whether the pages will be there, and whether those that run there stay within their limits. The time to first token
- * does not depend on the decode worker nor its step on the prefill worker, so both are chosen in one pass each: O(workers).
+ * does not depend on the decode worker nor its step on the prefill worker, so both are chosen in one pass each: O(workers). The first
+ * gap, between first and second token, depends on both: what is still to be moved when the prefill ends (sched/transfer.h), of which a
+ * decode worker that has some of the prompt's blocks gets less.
  *
  * Any worker can do both phases; what prompts get beside sequences that decode is the share of time that those sequences' limits
  * leave (sched/batching.h, the rule by which workers run their steps). So a decode worker that prefills by itself (aggregated) and a
@@ -29,7 +31,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "sched/cost.h"
+#include "sched/transfer.h"
 
 enum policy {
     POLICY_TANDEM,
@@ -80,6 +82,8 @@ struct policy_worker {
     bool takes_prompts; /* has less than two chunks of work; else what goes there waits at the router */
     /* Loading a prefix from stores: for itself, for each block in their memory, for each on their disks. */
     double load_ms, load_dram_ms, load_ssd_ms;
+    const struct transfer_model *transfer;  /* of what comes to it; NULL: it takes no time */
+    double sends, receives;                 /* prompts that flow from it and to it */
     struct policy_load at[POLICY_HORIZONS]; /* what runs, or will, if nothing more comes; pages with what is to grow */
     double tpot_limit_ms;                   /* the tightest of what runs there; 0: none */
 };
@@ -118,6 +122,8 @@ struct plan {
     double prompt_share;     /* of the prefill worker's time */
     double stretch;          /* of the decode worker, in tpot_ms */
     double load_ms, start_ms; /* of it: loading; when it begins, from now */
+    struct transfer transfer; /* of a split one */
+    double gap_ms;            /* between first and second token */
     const char *reason;       /* PLAN_REFUSE; static text */
     bool never;               /* PLAN_REFUSE: no waiting will help (it can't fit) */
     bool
@@ -138,8 +144,8 @@ struct policy_candidate {
     uint32_t worker;
     bool as_prefill, as_decode; /* both: aggregated or kept */
     uint32_t matched_blocks, store_blocks;
-    double wait_ms, load_ms, prefill_ms, ttft_ms, tpot_ms, cost;
-    const char *reason; /* NULL: it could take the request */
+    double wait_ms, load_ms, prefill_ms, transfer_ms, ttft_ms, tpot_ms, cost; /* transfer: exposed */
+    const char *reason;                                                       /* NULL: it could take the request */
 };
 
 /* candidates_out: NULL, or room for 2 * n_workers; *n_candidates_out of them are written. */

@@ -19,15 +19,18 @@ struct decode_view { /* of one worker, as the place of decoding, from the end of
     double step;        /* of decoding alone */
     double
         delays; /* of others by its decoding, in milliseconds of all of them; without a TPOT limit its own time, too */
-    bool keeps; /* all stay within their TPOT limits */
-    bool now;   /* the pages and a place are there already */
+    struct transfer transfer; /* of what comes to it from elsewhere */
+    double exposed, gap;      /* of it, after the prefill; between first and second token */
+    bool keeps;               /* all stay within their TPOT limits */
+    bool now;                 /* the pages and a place are there already */
     const char *reason;
 };
 
 struct prefill_view policy_view_prefill(const struct policy_worker *workers, uint32_t i,
                                         const struct policy_request *r);
+/* from: the prefill after which it decodes, on whichever worker; NULL: it is there already. */
 struct decode_view policy_view_decode(const struct policy_worker *workers, uint32_t i, const struct policy_request *r,
-                                      double after_ms);
+                                      double after_ms, const struct prefill_view *from);
 
 /* Whether a place in the batch and pages for prompt and expected answer are there beside that load. */
 bool policy_has_room(const struct policy_worker *w, const struct policy_request *r, struct policy_load at);

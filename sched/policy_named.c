@@ -3,6 +3,7 @@
  * they will take is predicted by the caller with the same model for all.
  */
 #include <math.h>
+#include <stddef.h>
 
 #include "base/random.h"
 #include "sched/policy_internal.h"
@@ -55,7 +56,7 @@ static double ttft(const struct choice *c, uint32_t i)
 
 static double step(const struct choice *c, uint32_t i)
 {
-    return policy_view_decode(c->workers, i, c->r, 0).step;
+    return policy_view_decode(c->workers, i, c->r, 0, NULL).step;
 }
 
 static double in_flight(const struct choice *c, uint32_t i)

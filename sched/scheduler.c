@@ -59,6 +59,8 @@ struct worker {
     struct cost_term leg_error;
     double leg_extra_ms; /* of a prefill leg beyond its predicted steps: the mean */
     double load_ms, dram_ms, ssd_ms;
+    struct transfer_model transfer;     /* of what comes to it */
+    uint32_t n_sends, n_receives;       /* of prompts that are computed, and whose pages still flow */
     struct sched_request *first, *last; /* dispatched prompts */
     uint32_t n_prompts;
     struct sched_request *running;
@@ -166,6 +168,8 @@ void scheduler_worker_up(struct scheduler *s, uint32_t w, const struct sched_wor
     assert(w < SCHEDULER_MAX_WORKERS && !k->first && !k->running);
     if (!k->cost.prefill.n)
         k->cost = first_cost(s, info->role);
+    if (!k->transfer.line.n)
+        k->transfer = transfer_make();
     k->info = *info;
     k->up = k->changed = true;
     k->prompt_use = 0;
@@ -278,6 +282,30 @@ static const struct cost_model *cost_of(const struct scheduler *s, const struct 
     return other ? &other->cost : &k->cost;
 }
 
+static const struct transfer_model *transfer_of(const struct scheduler *s, const struct worker *k)
+{
+    const struct worker *best = k;
+    for (uint32_t w = 0; w < s->n_workers && !k->transfer.line.n_samples; w++)
+        if (s->workers[w].transfer.line.n_samples > best->transfer.line.n_samples)
+            best = &s->workers[w];
+    return &best->transfer;
+}
+
+/* What flows: prompts that are computed now, and those that wait for their last bytes. */
+static void view_flows(struct scheduler *s)
+{
+    for (uint32_t w = 0; w < s->n_workers; w++) {
+        s->views[w].transfer = transfer_of(s, &s->workers[w]);
+        s->views[w].sends = s->workers[w].n_sends;
+        s->views[w].receives = s->workers[w].n_receives;
+    }
+    for (uint32_t w = 0; w < s->n_workers; w++) {
+        const struct sched_request *q = s->workers[w].first;
+        if (q && q->plan.kind == PLAN_SPLIT)
+            s->views[q->plan.decode].receives += transfer_demand(s->views[q->plan.decode].transfer, &q->plan.transfer);
+    }
+}
+
 static void expire_bookings(struct scheduler *s, struct worker *k, uint64_t now)
 {
     for (uint32_t n = bookings_expire(&k->bookings, now); n; n--)
@@ -298,6 +326,7 @@ void scheduler_refresh(struct scheduler *s, uint64_t now)
             view_running(s, w, now);
         view_prompts(s, w, now);
     }
+    view_flows(s);
 }
 
 /* What the next decision shall see of this one. Its pages count from now on, though it may begin later: so nobody overtakes it there. */
@@ -966,11 +995,21 @@ static void remove_prompt(struct scheduler *s, struct sched_request *q, uint64_t
     changed(s);
 }
 
+static void end_moving(struct scheduler *s, struct sched_request *q)
+{
+    if (!q->is_moving)
+        return;
+    q->is_moving = false;
+    s->workers[q->plan.prefill].n_sends--;
+    s->workers[q->plan.decode].n_receives--;
+}
+
 static void remove_running(struct scheduler *s, struct sched_request *q)
 {
     struct worker *k = &s->workers[q->plan.decode];
     if (!q->on_decode)
         return;
+    end_moving(s, q);
     *(q->running_prev ? &q->running_prev->running_next : &k->running) = q->running_next;
     if (q->running_next)
         q->running_next->running_prev = q->running_prev;
@@ -987,8 +1026,30 @@ void scheduler_prefilled(struct scheduler *s, struct sched_request *q, uint64_t 
         observe_ttft(s, q, ms_between(q->arrived_ns, now));
     }
     remove_prompt(s, q, now, true);
-    if (q->state == SCHED_PREFILLING)
-        q->state = SCHED_DECODING;
+    if (q->state != SCHED_PREFILLING)
+        return;
+    q->state = SCHED_DECODING;
+    if (q->plan.kind == PLAN_SPLIT && q->on_decode) {
+        q->is_moving = true;
+        s->workers[q->plan.prefill].n_sends++;
+        s->workers[q->plan.decode].n_receives++;
+    }
+}
+
+void scheduler_moved(struct scheduler *s, struct sched_request *q, double exposed_ms)
+{
+    struct worker *k = &s->workers[q->plan.decode];
+    if (q->state == SCHED_DECODING && q->plan.kind == PLAN_SPLIT)
+        k->transfer = transfer_observe(k->transfer, &q->plan.transfer, exposed_ms);
+    end_moving(s, q);
+}
+
+void scheduler_second_token(struct scheduler *s, struct sched_request *q, uint64_t at)
+{
+    struct worker *k = &s->workers[q->plan.decode];
+    if (q->state == SCHED_DECODING && q->plan.kind == PLAN_SPLIT && !q->resumed && q->first_ns)
+        k->transfer = transfer_observe_gap(k->transfer, q->plan.gap_ms, ms_between(q->first_ns, at));
+    end_moving(s, q);
 }
 
 void scheduler_generated(struct sched_request *q, uint32_t n_tokens)
@@ -1045,6 +1106,8 @@ struct sched_worker_stats scheduler_worker_stats(const struct scheduler *s, uint
                                        .running = k->n_running,
                                        .cost = k->cost,
                                        .leg_error = k->leg_error,
+                                       .transfer_error = k->transfer.exposed_error,
+                                       .gap_error = k->transfer.gap_error,
                                        .n_probes = k->n_probes};
 }
 

@@ -79,6 +79,7 @@ struct sched_request {
     double expected_tokens, charged, work_ms;
     uint32_t n_generated, n_pages;
     bool on_prefill, on_decode;
+    bool is_moving;                                    /* its prompt is computed, and its pages still flow */
     struct sched_request *prev, *next;                 /* all queued, by arrival */
     struct sched_request *prefill_next;                /* dispatched to its prefill worker, in order */
     struct sched_request *running_prev, *running_next; /* of its decode worker */
@@ -135,6 +136,9 @@ void scheduler_run(struct scheduler *s, uint64_t now_ns);
 
 void scheduler_avoid(struct sched_request *q, uint32_t w); /* the latest SCHEDULER_AVOID are remembered */
 void scheduler_prefilled(struct scheduler *s, struct sched_request *q, uint64_t now_ns); /* its prefill leg is over */
+/* Of a split one: its pages are where it decodes; exposed_ms of that came after the prefill. */
+void scheduler_moved(struct scheduler *s, struct sched_request *q, double exposed_ms);
+void scheduler_second_token(struct scheduler *s, struct sched_request *q, uint64_t at_ns); /* of any plan */
 void scheduler_generated(struct sched_request *q, uint32_t n_tokens); /* so many since it was placed */
 void scheduler_decoded(struct scheduler *s, struct sched_request *q); /* its decode leg is over; the other may not be */
 void scheduler_end(struct scheduler *s, struct sched_request *q, uint64_t now_ns, bool answered);
@@ -147,8 +151,9 @@ struct sched_worker_stats {
     double busy_ms, pages;
     uint32_t n_prompts, running;
     struct cost_model cost;
-    struct cost_term leg_error; /* of a prefill leg: load and prefill, from its turn on */
-    uint64_t n_probes;          /* requests that it got as probes */
+    struct cost_term leg_error;                 /* of a prefill leg: load and prefill, from its turn on */
+    struct cost_term transfer_error, gap_error; /* of what comes to it: exposed transfer, first gap */
+    uint64_t n_probes;                          /* requests that it got as probes */
 };
 struct sched_worker_stats scheduler_worker_stats(const struct scheduler *s, uint32_t w);
 struct scheduler_margins {

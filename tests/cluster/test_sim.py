@@ -39,6 +39,18 @@ def test_sim_time_is_the_cost_models():
 
 
 @test
+def test_sim_first_gaps_are_predicted():
+    """What the router learns of hand-overs, live: a gap is a step of 20 ms, and what is left of the one that runs."""
+    cost, metrics = ["--sim-prefill", "2000,10,0", "--sim-decode", "20000,0,0"], f"127.0.0.1:{free_port()}"
+    with Cluster(dummy=DIMS, plan="split", worker_args=[*SIM, *cost], router_args=["--metrics-listen", metrics]) as c:
+        for i in range(40):
+            c.generate([{"id": f"g{i}", "prompt_ids": [i % 7] * 400, "max_tokens": 3, "greedy": True, "ignore_eos": True}])
+        error = lambda name: metric(metrics, rf'tandem_worker_{name}_error_ratio{{place="1"}}')
+        wait_until(lambda: 0 < error("first_gap") < 0.4 * SLOW and error("transfer") > 0, 10,
+                   lambda: f'{error("first_gap")} {error("transfer")}')
+
+
+@test
 def test_sim_and_real_workers_do_not_mix():
     with Cluster(plan="split") as c:
         stranger = Proc(c, "decode", "decode-9", ["--engine", "sim", "--model", DEMO, "--pool-bytes", "16M"])

@@ -39,7 +39,9 @@ static struct report_run hand_made(void)
                                         .prefill_ms = NAN,
                                         .transfer_ms = NAN,
                                         .predicted_ttft_ms = NAN,
+                                        .first_gap_ms = NAN,
                                         .predicted_tpot_ms = NAN,
+                                        .predicted_first_gap_ms = NAN,
                                         .refused_after_ms = NAN,
                                         .retry_after_ms = NAN};
     for (int i = 0; i < 4; i++)

@@ -105,6 +105,34 @@ START_TEST(test_simulate_flows_share_a_port)
 }
 END_TEST
 
+/* Ports at which a transfer outlasts most prefills: what is predicted of the first gap is learned from the transfers before. */
+START_TEST(test_simulate_first_gaps_are_predicted)
+{
+    struct report_stats errors[2];
+    for (int slow = 0; slow < 2; slow++) {
+        struct maker m = {0};
+        struct simulate_config c = config_of(4, 4);
+        struct simulate_result r;
+        struct simulate_report report;
+        struct report_summary summary;
+        make_mixed(&m, 2000, 150);
+        c.port_gb_s = slow ? 4 : 50;
+        c.force = FORCE_SPLIT;
+        c.ttft_ms = c.tpot_ms = 0;
+        simulate_run(&m.trace, &c, &r);
+        simulate_report_init(&report, &m.trace, &c, &r);
+        report_summarize(&report.run, &summary);
+        errors[slow] = summary.first_gap_error;
+        printf("# first gap predicted within %.3f (median), %.3f (p90)\n", errors[slow].p50, errors[slow].p90);
+        simulate_report_fini(&report);
+        simulate_result_fini(&r);
+        maker_fini(&m);
+    }
+    ck_assert_double_lt(errors[0].p50, 0.25); /* half a step is chance */
+    ck_assert_double_lt(errors[1].p50, 0.25);
+}
+END_TEST
+
 /* ------------------------------------------------------------------- stores */
 
 /* The same prompt again, on another worker: from the store when that is faster. Returns the second's time to first token. */
@@ -520,6 +548,7 @@ int main(void)
     tcase_add_test(t, test_simulate_what_is_cached_goes_when_pages_are_needed);
     tcase_add_test(t, test_simulate_a_hand_over_overlaps_the_prefill);
     tcase_add_test(t, test_simulate_flows_share_a_port);
+    tcase_add_test(t, test_simulate_first_gaps_are_predicted);
     tcase_add_test(t, test_simulate_prefixes_come_from_stores_when_that_is_faster);
     tcase_add_test(t, test_simulate_requests_of_a_dead_worker_are_planned_anew);
     tcase_add_test(t, test_simulate_tokens_from_before_a_death_stay);

@@ -565,9 +565,9 @@ START_TEST(test_policy_decodes_nowhere_where_promised_prompts_would_be_late)
     r.tpot_ms = 9;
     w[0].busy_ms = 3000;
     w[0].patience = 1.1;
-    struct decode_view tight = policy_view_decode(w, 0, &r, 0);
+    struct decode_view tight = policy_view_decode(w, 0, &r, 0, NULL);
     w[0].patience = 100;
-    struct decode_view loose = policy_view_decode(w, 0, &r, 0);
+    struct decode_view loose = policy_view_decode(w, 0, &r, 0, NULL);
     ck_assert(tight.start > 0 && loose.start == 0);
 }
 END_TEST
@@ -592,11 +592,68 @@ START_TEST(test_policy_margin_stays_below_a_tpot_limit)
     struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_DECODE)};
     struct policy_request r = ask(4000);
     r.force = FORCE_SPLIT;
-    double step = policy_view_decode(w, 1, &r, 0).step;
+    double step = policy_view_decode(w, 1, &r, 0, NULL).step;
     r.tpot_ms = step * 1.05;
     ck_assert_int_eq(policy_place(w, 2, &r, NULL, NULL).kind, PLAN_SPLIT);
     r.tpot_margin = 0.1;
     ck_assert_int_eq(policy_place(w, 2, &r, NULL, NULL).kind, PLAN_REFUSE);
+}
+END_TEST
+
+static struct transfer_model port(double ms_for_1000)
+{
+    struct transfer_model m = transfer_make();
+    m.line.w[0] = 1;
+    m.line.w[1] = ms_for_1000;
+    return m;
+}
+
+/* A prompt that its prefill worker has cached for the most part: what flows is not hidden behind arithmetic. */
+START_TEST(test_policy_prefers_a_decode_worker_that_has_the_prompt)
+{
+    const struct transfer_model slow = port(20);
+    struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_DECODE), worker(ROLE_DECODE)};
+    struct policy_request r = ask(32 * TOKENS);
+    uint32_t matched[] = {31, 0, 0};
+    r.force = FORCE_SPLIT;
+    r.matched_blocks = matched;
+    w[1].transfer = w[2].transfer = &slow;
+    for (uint32_t has = 1; has <= 2; has++)
+        for (r.number = 0; r.number < 50; r.number++) {
+            matched[1] = matched[2] = 0;
+            double none = policy_place(w, 3, &r, NULL, NULL).gap_ms;
+            matched[has] = 31;
+            struct plan plan = policy_place(w, 3, &r, NULL, NULL);
+            ck_assert_uint_eq(plan.decode, has);
+            ck_assert_msg(plan.gap_ms < none / 5 && none > 250, "%f %f", plan.gap_ms, none);
+        }
+}
+END_TEST
+
+/* The predicted TPOT has the first gap, and a limit that the gap breaks is not promised by a split plan. */
+START_TEST(test_policy_counts_the_first_gap_against_tpot)
+{
+    const struct transfer_model slow = port(20);
+    struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_DECODE)};
+    struct policy_request r = ask(32 * TOKENS);
+    uint32_t matched[] = {31, 0};
+    r.matched_blocks = matched;
+    r.force = FORCE_SPLIT;
+    r.expected_tokens = 5;
+    double without = policy_place(w, 2, &r, NULL, NULL).tpot_ms;
+    w[1].transfer = &slow;
+    struct plan plan = policy_place(w, 2, &r, NULL, NULL);
+    ck_assert_double_eq_tol(plan.tpot_ms, (plan.gap_ms + 3 * without) / 4, 1e-6);
+    r.tpot_ms = plan.tpot_ms * 0.9;
+    ck_assert_int_eq(policy_place(w, 2, &r, NULL, NULL).kind, PLAN_REFUSE);
+    r.tpot_ms = plan.tpot_ms * 1.1;
+    ck_assert_int_eq(policy_place(w, 2, &r, NULL, NULL).kind, PLAN_SPLIT);
+    r.tpot_ms = plan.tpot_ms * 0.9;
+    r.force = FORCE_NONE;
+    ck_assert_int_eq(policy_place(w, 2, &r, NULL, NULL).kind, PLAN_KEPT);
+    r.expected_tokens = 1; /* it has no gap at all */
+    r.force = FORCE_SPLIT;
+    ck_assert(isfinite(policy_place(w, 2, &r, NULL, NULL).ttft_ms));
 }
 END_TEST
 
@@ -797,6 +854,8 @@ int main(void)
     tcase_add_test(t, test_policy_decodes_nowhere_where_promised_prompts_would_be_late);
     tcase_add_test(t, test_policy_without_limits_places_what_no_limit_allows);
     tcase_add_test(t, test_policy_margin_stays_below_a_tpot_limit);
+    tcase_add_test(t, test_policy_prefers_a_decode_worker_that_has_the_prompt);
+    tcase_add_test(t, test_policy_counts_the_first_gap_against_tpot);
     tcase_add_test(t, test_policy_waits_at_the_router_for_pages_and_for_room_ahead);
     tcase_add_test(t, test_policy_spreads_equal_workers);
     tcase_add_test(t, test_policy_choices_of_one_call_share_a_decode_worker);
