@@ -304,7 +304,7 @@ struct decode_view policy_view_decode(const struct policy_worker *workers, uint3
 /* From now on, of which work is its own; what is uncertain is the rest. */
 static double careful_ttft(const struct policy_request *r, double ttft, double work)
 {
-    return ttft + r->caution * fmax(r->waited_ms + ttft - work, 0) - r->hope * work;
+    return ttft * (1 - r->grace) + r->caution * fmax(r->waited_ms + ttft - work, 0) - r->hope * work;
 }
 
 static bool within_ttft(const struct policy_request *r, double ttft, double work)

@@ -98,6 +98,7 @@ struct policy_request {
     double ttft_ms, tpot_ms;        /* limits; 0: none */
     double tpot_margin;   /* by which a predicted TPOT must stay below a limit, as a share of the prediction */
     bool urgent;          /* it goes where its first token comes soonest, whatever that costs */
+    double grace;         /* share of the time to come by which it may be later than ttft_ms */
     double caution, hope; /* against ttft_ms waiting is taken to be so much longer than it is predicted to be, and
                                        its own work so much shorter */
     double remaining_ms;  /* INFINITY: no deadline */

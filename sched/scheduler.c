@@ -23,6 +23,7 @@ static const double BOOKED_MARGIN = 0.88; /* of its limit: what one that comes b
 static const double RETURN_RATE = 0.02;
 /* Every refused request gets a booking where this share of them comes back; at least the share TRIED does, to find out. */
 static const double FULLY_BOOKED = 0.05, TRIED = 0.02;
+static const double DRAIN_MS = 10000, REST_CAUTION = 1.5;
 static const double LEAST_RETRY_MS = 20, MAX_RETRY_MS = 60000;
 static const double LEAST_LEFT = 0.02; /* of a prefill that takes longer than it should: what is left of it */
 static const double LEG_RATE = 0.02;
@@ -35,15 +36,15 @@ enum { BELIEVED = 4 }; /* steps: a prompt's chunks, or the first ones that decod
 static const double USE_MS = 5000, STRETCH_RATE = 0.02, MOST_STRETCH = 4;
 static const double TRACE_OF_PROMPTS = 0.02; /* of a worker's time: below, its steps are taken to be without */
 
-struct terms { /* on which a prediction is held against the TTFT limit */
-    double of_limit, caution, hope;
-    bool admitted; /* rather than refused it has a place that is kept for another */
+struct terms {                   /* on which a prediction is held against the TTFT limit */
+    double grace, caution, hope; /* sched/policy.h */
+    bool admitted;               /* rather than refused it has a place that is kept for another */
     bool urgent;
 };
-static const struct terms BACK = {1, 0, SCHEDULER_HOPE, false, false};
-static const struct terms PROMISED = {1, 0, SCHEDULER_HOPE, true, true};
+static const struct terms BACK = {0, 0, SCHEDULER_HOPE, false, false};
+static const struct terms PROMISED = {0, 0, SCHEDULER_HOPE, true, true};
 /* A queued request that is predicted to be later than this is refused. */
-static const struct terms LATE = {1.1, 0, 0, true, true};
+static const struct terms LATE = {0.1, 0, 0, true, true};
 
 struct worker {
     bool up;
@@ -70,6 +71,11 @@ struct worker {
     struct bookings bookings;
 };
 
+struct drain { /* of the queue, as long as there is one: the latest DRAIN_MS count most */
+    double work_ms, ms;
+    uint64_t at_ns;
+};
+
 struct scheduler {
     struct scheduler_config config;
     struct worker workers[SCHEDULER_MAX_WORKERS];
@@ -84,10 +90,12 @@ struct scheduler {
     struct fair *fair;
     struct sched_request *queued, *last_queued;
     uint64_t queued_tokens;
+    double queued_ms; /* of work, as it was predicted when each came */
+    struct drain drain;
     uint32_t n_queued, n_back; /* back: those that came back when they were told to */
     bool dirty;
-    struct sched_request *alone; /* whose plan was made at planned_ns of what still is; NULL: none */
-    uint64_t planned_ns;
+    struct sched_request *alone;    /* whose plan was made at planned_ns of what still is; NULL: none */
+    uint64_t planned_ns, passed_ns; /* passed: the latest pass through all that it looks at */
 };
 
 static void changed(struct scheduler *s)
@@ -360,7 +368,8 @@ static struct policy_request ask_of(const struct scheduler *s, const struct sche
                                    .matched_blocks = q->matched_blocks,
                                    .store_blocks = q->store_blocks,
                                    .store_blocks_ssd = q->store_blocks_ssd,
-                                   .ttft_ms = q->resumed ? 0 : q->ttft_ms * terms.of_limit,
+                                   .ttft_ms = q->resumed ? 0 : q->ttft_ms,
+                                   .grace = terms.grace,
                                    .tpot_ms = q->resumed ? 0 : q->tpot_ms,
                                    .tpot_margin = s->config.policy == POLICY_TANDEM ? s->tpot_margin.value : 0,
                                    .urgent = terms.urgent,
@@ -407,7 +416,7 @@ static uint32_t hide_avoided(const struct scheduler *s, struct policy_worker *vi
 static struct terms new_terms(const struct scheduler *s)
 {
     double caution = s->config.policy == POLICY_TANDEM ? s->ttft_margin.value : FIRST_CAUTION;
-    return (struct terms){1, caution, SCHEDULER_HOPE, false, false};
+    return (struct terms){0, caution, SCHEDULER_HOPE, false, false};
 }
 
 /* ------------------------------------------------------------------ probes */
@@ -558,8 +567,9 @@ static void enqueue(struct scheduler *s, struct sched_request *q, uint64_t now)
     q->prev = s->last_queued;
     *(s->last_queued ? &s->last_queued->next : &s->queued) = q;
     s->last_queued = q;
-    s->n_queued++;
+    s->drain.at_ns = s->n_queued++ ? s->drain.at_ns : now;
     s->queued_tokens += q->n_tokens;
+    s->queued_ms += q->queued_ms = q->work_ms;
     s->n_back += is_back(q);
     changed(s);
     fair_push(s->fair, q->tenant, q->due_ms, q);
@@ -571,6 +581,7 @@ static void dequeue(struct scheduler *s, struct sched_request *q)
     *(q->next ? &q->next->prev : &s->last_queued) = q->prev;
     s->n_queued--;
     s->queued_tokens -= q->n_tokens;
+    s->queued_ms = s->n_queued ? s->queued_ms - q->queued_ms : 0;
     s->n_back -= is_back(q);
     changed(s);
     fair_remove(s->fair, q->tenant, q->due_ms, q);
@@ -658,8 +669,17 @@ static void add_prompt(struct worker *k, struct sched_request *q, uint64_t now)
     q->began_ns = now;
 }
 
+static void observe_drain(struct scheduler *s, const struct sched_request *q, uint64_t now)
+{
+    double ms = ms_between(s->drain.at_ns, now), stays = exp(-ms / DRAIN_MS);
+    s->drain.work_ms = s->drain.work_ms * stays + q->queued_ms;
+    s->drain.ms = s->drain.ms * stays + ms;
+    s->drain.at_ns = now;
+}
+
 static void dispatch(struct scheduler *s, struct sched_request *q, const struct plan *plan, uint64_t now)
 {
+    observe_drain(s, q, now);
     dequeue(s, q);
     q->plan = *plan;
     q->placed_ns = now;
@@ -680,7 +700,7 @@ static void dispatch(struct scheduler *s, struct sched_request *q, const struct 
 static void drop(struct scheduler *s, struct sched_request *q, const struct plan *plan)
 {
     dequeue(s, q);
-    observe_ttft(s, q, LATE.of_limit * q->ttft_ms);
+    observe_ttft(s, q, INFINITY);
     q->plan = *plan;
     q->state = SCHED_OVER;
     s->config.refuse(s->config.user, q, plan->never || plan->hopeless ? 0 : fmax(plan->over_ms, LEAST_RETRY_MS));
@@ -704,6 +724,15 @@ static bool some_worker(const struct scheduler *s)
         prefill |= s->views[w].usable && s->views[w].role == ROLE_PREFILL;
     }
     return decode && (prefill || (s->config.force != FORCE_SPLIT && s->config.force != FORCE_KEPT));
+}
+
+/* Whether a pass may still dispatch anything. */
+static bool some_takes(const struct scheduler *s)
+{
+    for (uint32_t w = 0; w < s->n_workers; w++)
+        if (s->pass[w].usable && s->pass[w].takes_prompts)
+            return true;
+    return false;
 }
 
 /* A step whose workflow can't keep its deadline any more goes behind all that can. */
@@ -738,7 +767,11 @@ void scheduler_run(struct scheduler *s, uint64_t now)
     scheduler_refresh(s, now);
     memcpy(s->pass, s->views, s->n_workers * sizeof(s->pass[0]));
     struct walk walk = walk_begin(s, now);
-    for (uint32_t n = 0; n < SCHEDULER_LOOK && some_worker(s) && (q = walk_next(s, &walk, now)); n++) {
+    bool is_whole = ms_between(s->passed_ns, now) > REFRESH_MS;
+    s->passed_ns = is_whole ? now : s->passed_ns;
+    for (uint32_t n = 0; n < SCHEDULER_LOOK && some_worker(s) && (is_whole || some_takes(s)); n++) {
+        if (!(q = walk_next(s, &walk, now)))
+            break;
         if (put_last(s, q, now))
             continue;
         struct plan plan = take_turn(s, q, now, LATE);
@@ -835,11 +868,24 @@ static bool breaks(const struct scheduler *s, const struct sched_request *other,
            other->promised_ttft_ms <= other->ttft_ms && (plan->kind == PLAN_REFUSE || plan->ttft_ms > other->ttft_ms);
 }
 
+/*
+ * What a pass did not get to: it takes as long as such work took lately, or as what the pass has seen will (pace: of a millisecond of
+ * work), whichever is longer, and longer by what nobody knows of a queue that is that long. All workers are busy with it.
+ */
+static void add_the_rest(struct scheduler *s, double rest_ms, double pace)
+{
+    double lately = s->drain.work_ms > 0 ? s->drain.ms / s->drain.work_ms : 0;
+    double takes_ms = fmax(rest_ms, 0) * fmax(lately, pace) * REST_CAUTION;
+    for (uint32_t w = 0; w < s->n_workers; w++)
+        s->pass[w].busy_ms += takes_ms * policy_prompt_share(&s->pass[w], s->pass[w].busy_ms);
+}
+
 /* The turn of q in a pass with it, and what happens to those behind it. */
 static struct plan try_out(struct scheduler *s, struct sched_request *q, uint64_t now, struct terms terms)
 {
     struct sched_request *other;
-    struct plan plan = {.kind = PLAN_REFUSE, .reason = "the queue is too long to tell", .over_ms = 1000};
+    struct plan plan = {.kind = PLAN_REFUSE};
+    double seen_ms = 0, last_ms = 0;
     bool seen = false;
     memcpy(s->pass, s->views, s->n_workers * sizeof(s->pass[0]));
     struct walk walk = walk_begin(s, now);
@@ -850,16 +896,22 @@ static struct plan try_out(struct scheduler *s, struct sched_request *q, uint64_
             seen = true;
             if (plan.kind == PLAN_REFUSE)
                 break;
-        } else if (seen && !is_back(q) && breaks(s, other, &turn)) {
+            continue;
+        }
+        seen_ms += other->queued_ms;
+        if (turn.kind != PLAN_REFUSE)
+            last_ms = fmax(last_ms, turn.start_ms);
+        if (seen && !is_back(q) && breaks(s, other, &turn)) {
             plan.kind = PLAN_REFUSE;
             plan.reason = "others that were admitted would miss their slo.ttft_ms";
             plan.over_ms = turn.kind == PLAN_REFUSE ? turn.over_ms : turn.ttft_ms - other->ttft_ms;
             break;
         }
     }
-    bool limited = q->ttft_ms > 0 || q->deadline_ns != UINT64_MAX;
-    if (!seen && !(limited && policy_refuses(s->config.policy))) /* far behind, and nothing to hold it against */
+    if (!seen) {
+        add_the_rest(s, s->queued_ms - q->queued_ms - seen_ms, last_ms / fmax(seen_ms, 1));
         plan = place(s, s->pass, q, now, terms);
+    }
     return plan;
 }
 

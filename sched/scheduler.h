@@ -12,12 +12,14 @@
  * will get and what it does to those admitted before: one that would miss its limits, or make another miss, is refused
  * before any work, with the time after which it would have been admitted. For new requests waiting counts for more than is
  * predicted by as much as waiting was lately mispredicted (sched/margin.h): what is left covers noise. One that has to wait for
- * nobody is tried even where its own work is predicted to take a little longer than its limit (SCHEDULER_HOPE).
+ * nobody is tried even where its own work is predicted to take a little longer than its limit (SCHEDULER_HOPE). A pass looks at the first
+ * SCHEDULER_LOOK requests; what is behind them counts by its work, at the pace at which the queue was emptied lately.
  *
  * One that was refused is told when there will be room. A place is booked for it on the worker that has room first (sched/booking.h): if
  * it comes when it was told to, it is held to its whole limit and goes before all others. Bookings take room from others, so where
  * hardly anybody comes back only few of the refused get one. One that was admitted is served, if need be in a place that is kept for
- * another, unless it would be a tenth later than its limit: serving those too makes more late than it helps.
+ * another, unless it would be later than its limit by more than a tenth of the time that it would still take: serving those too makes
+ * more late than it helps, and a queue in which everybody is a little late stays so.
  *
  * What was learned may be wrong by now, and nobody would find out: a worker that is thought slow gets no request that shows whether it
  * is. So where a request would be refused, and an idle worker is much slower than it usually is, or slower than its profile and was not
@@ -77,6 +79,7 @@ struct sched_request {
     double due_ms;                             /* the order inside its tenant */
     uint32_t keeper; /* the worker that kept a place for it while it was away: it goes first; POLICY_NO_KEEPER */
     double expected_tokens, charged, work_ms;
+    double queued_ms; /* of its work, as predicted when it was queued */
     uint32_t n_generated, n_pages;
     bool on_prefill, on_decode;
     bool is_moving;                                    /* its prompt is computed, and its pages still flow */

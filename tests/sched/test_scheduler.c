@@ -558,6 +558,59 @@ START_TEST(test_scheduler_refuses_late_what_can_not_be_on_time_any_more)
 }
 END_TEST
 
+/* What is left to do is known the better the less it is: a tenth of it is borne, not a tenth of the limit. */
+START_TEST(test_scheduler_bears_lateness_by_what_is_still_to_come)
+{
+    for (int late_ms = 15; late_ms <= 45; late_ms += 30) {
+        struct cluster *c = cluster_open(1, 1);
+        struct sched_request busy[2], q = request(c, 500), next = request(c, 10);
+        for (int i = 0; i < 2; i++) {
+            busy[i] = request(c, i ? 2000 : 1000);
+            ck_assert(submit(c, &busy[i]));
+        }
+        run(c);
+        q.ttft_ms = 500;
+        next.ttft_ms = 5000; /* behind it */
+        ck_assert(submit(c, &q));
+        pass_ms(c, 243 + late_ms); /* the worker is nearly done with the first; then 204 ms, and 51 of its own */
+        ck_assert(submit(c, &next));
+        run(c);
+        ck_assert_int_eq(q.state, late_ms == 15 ? SCHED_QUEUED : SCHED_OVER);
+        struct sched_request *const all[] = {&busy[0], &busy[1], &q, &next};
+        for (int i = 0; i < 4; i++)
+            if (all[i]->state != SCHED_OVER)
+                scheduler_end(c->s, all[i], c->now, false);
+        assert_idle(c, 2);
+        cluster_close(c);
+    }
+}
+END_TEST
+
+/* A long limit allows a long queue, longer than what a pass looks at; then it is the limit that refuses, not the length. */
+START_TEST(test_scheduler_admits_behind_more_than_a_pass_looks_at)
+{
+    enum { MOST = 1500 };
+    struct cluster *c = cluster_open(1, 1);
+    struct sched_request *qs = mem_array(MOST, sizeof(*qs));
+    uint32_t admitted = 0;
+    for (uint32_t i = 0; i < MOST; i++) { /* 11 ms of work each: 909 of them are on time */
+        qs[i] = request(c, 100);
+        qs[i].ttft_ms = 10000;
+        if (!submit(c, &qs[i]))
+            ck_assert_str_eq(qs[i].plan.reason, "slo.ttft_ms can't be met");
+        admitted += qs[i].state != SCHED_OVER;
+        run(c);
+    }
+    ck_assert_msg(admitted > 400 && admitted < 900, "%u", admitted);
+    for (uint32_t i = 0; i < MOST; i++)
+        if (qs[i].state != SCHED_OVER)
+            scheduler_end(c->s, &qs[i], c->now, false);
+    assert_idle(c, 2);
+    cluster_close(c);
+    free(qs);
+}
+END_TEST
+
 START_TEST(test_scheduler_pass_goes_on_when_the_first_in_the_queue_is_refused_and_freed)
 {
     struct cluster *c = cluster_open(1, 1);
@@ -1045,6 +1098,8 @@ int main(void)
     tcase_add_test(t, test_scheduler_refuses_before_any_work_what_would_be_late);
     tcase_add_test(t, test_scheduler_does_not_admit_what_would_break_a_promise);
     tcase_add_test(t, test_scheduler_refuses_late_what_can_not_be_on_time_any_more);
+    tcase_add_test(t, test_scheduler_bears_lateness_by_what_is_still_to_come);
+    tcase_add_test(t, test_scheduler_admits_behind_more_than_a_pass_looks_at);
     tcase_add_test(t, test_scheduler_pass_goes_on_when_the_first_in_the_queue_is_refused_and_freed);
     tcase_add_test(t, test_scheduler_keeps_a_place_for_one_that_comes_back_when_told);
     tcase_add_test(t, test_scheduler_keeps_no_place_for_one_that_does_not_come);
