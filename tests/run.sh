@@ -3,7 +3,8 @@
 #   run.sh                 everything that fits into a quarter of an hour
 #   run.sh --long NAME     also what takes long: faults (100 kills, 100 freezes, 200,000 transfers in virtual time), replan (1,000
 #                          lost workers), pools (100 workers come and go), chaos (10,000 faults under load), store (damage and kill -9 of the store), transfer (32 + 32 peers), soak (an hour),
-#                          sweep (goodput against load on all beds, deploy/reproduce/goodput.py: half a day on two cores),
+#                          reproductions (all tables of docs/reproductions.md, half an hour of one core), sweep (goodput against load on
+#                          all beds, deploy/reproduce/goodput.py: half a day on two cores),
 #                          fuzz (10^7 runs a parser), all
 #   run.sh --sanitize asan|tsan   the suite under AddressSanitizer+UBSan, or the unit and cluster suites under ThreadSanitizer
 #   run.sh --suite NAME    only that suite

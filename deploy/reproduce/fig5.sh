@@ -10,10 +10,10 @@ local=$(ttft --policy mooncake)
 load=$(ttft --policy least-loaded)
 random=$(ttft --policy random)
 tandem=$(ttft --policy tandem --peers)
-printf '%-34s %9s  %s\n' policy 'mean TTFT' 'over global'
-row() { printf '%-34s %6.0f ms  %s  (paper %s)\n' "$1" "$2" "$(ratio "$2" "$global")" "$3"; }
-row 'global (mooncake --peers)' "$global" 1
-row 'local (mooncake)' "$local" 1.17
-row 'load (least-loaded)' "$load" 1.72
-row 'random' "$random" 6.40
-row 'tandem --peers' "$tandem" '-'
+columns policy as 'mean TTFT:' 'over global:' 'paper:'
+row() { cells "$1" "\`$2\`" "$(seconds "$3")" "$(ratio "$3" "$global")" "$4"; }
+row 'global, cache-aware' '--policy mooncake --peers' "$global" '1 (3.07 s)'
+row 'local, cache-aware' '--policy mooncake' "$local" 1.17
+row 'load balancing' '--policy least-loaded' "$load" 1.72
+row random '--policy random' "$random" 6.40
+row tandem '--policy tandem --peers' "$tandem" -

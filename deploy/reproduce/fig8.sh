@@ -7,4 +7,7 @@ trap 'rm -rf "$t"' EXIT
 "$TANDEM" trace convert "$TRACE" --format azure --output "$t/no-blocks.csv"
 none=$(sim "$t/no-blocks.csv" $BED --block-tokens 512 --pages 1000 --json | busy)
 all=$(sim "$TRACE" $BED --pages 400000 --json | busy)
-printf 'no cache        %5.0f ms (paper ~1650)\ninfinite cache  %5.0f ms (paper ~1050)\nratio            %s (paper 1.56)\n' "$none" "$all" "$(ratio "$none" "$all")"
+columns prefill here: 'paper (read off the plot):'
+cells 'no cache' "$(seconds "$none")" '~1.65 s'
+cells 'everything cached' "$(seconds "$all")" '~1.05 s'
+cells ratio "$(ratio "$none" "$all")" 1.56

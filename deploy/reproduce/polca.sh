@@ -29,30 +29,36 @@ for seed in $(seq "$SEEDS"); do
   copies "$(python3 -c "print(1.3 * $COPIES)")" "$seed" >"$t/more.$seed.csv"
 done
 
-# Of a table's first row milliseconds, and of the others how much they are more; under polca also of the requests that were decoded by
-# workers whose clocks went first, and by the others (the paper's low and high priority).
+# One row. Of a table's first row times, of the others how much longer they are; under polca also those of the requests that were decoded
+# by workers whose clocks went first, and by the others (the paper's low and high priority).
 show() {
   python3 - "$t/$base" "$t/$name" "$budget" "$SEEDS" <<'P'
 import json, os, sys
 base, runs = ([json.load(open(f"{at}.{i + 1}.json")) for i in range(int(sys.argv[4]))] for at in sys.argv[1:3])
 name, powers = os.path.basename(sys.argv[2]), [r["settings"]["power"] for r in runs]
-def percentiles(runs, workers):
-    for k in ("ttft_ms", "tpot_ms", "e2e_ms"):
-        columns = [r["requests"] for r in runs]
-        v = sorted(x for q in columns for x, w in zip(q[k], q["decode"]) if x is not None and w in workers)
-        yield from (v[(len(v) - 1) * p // 100] for p in (50, 99))
-def line(head, workers):
-    some = zip(percentiles(runs, workers), percentiles(base, range(len(base[0]["workers"]))))
-    print(f"{head:49}", *(f"{x:8.0f} ms" if runs == base else f"{100 * (x / y - 1):+9.1f} %" for x, y in some))
+UNITS = {"ttft_ms": (1, ".0f", "ms"), "tpot_ms": (1, ".1f", "ms"), "e2e_ms": (1000, ".2f", "s")}
+def percentiles(runs, key, workers):
+    columns = [r["requests"] for r in runs]
+    v = sorted(x for q in columns for x, w in zip(q[key], q["decode"]) if x is not None and w in workers)
+    return [v[(len(v) - 1) * p // 100] for p in (50, 99)]
+def times(workers):
+    for key, (scale, form, unit) in UNITS.items():
+        here, there = percentiles(runs, key, workers), percentiles(base, key, range(len(base[0]["workers"])))
+        if runs == base:
+            yield ", ".join(format(x / scale, form) for x in here) + " " + unit
+        else:
+            yield ", ".join(f"{round(100 * (x / y - 1), 1) + 0.0:+.1f}" for x, y in zip(here, there)) + " %"
+def line(*head, workers):
+    print("|", " | ".join([*head, *times(workers)]), "|")
 def mean(values):
     return sum(values) / len(runs)
-n, first = len(runs[0]["workers"]), powers[0]["first"]
-line(f"{name:14} {mean(100 * p['peak_share'] * p['budget_w'] / float(sys.argv[3]) for p in powers):6.1f} % "
-     f"{sum(p['brakes'] for p in powers):2} in {sum(p['brakes'] > 0 for p in powers)} {mean(sum(p['level_s'][1:]) for p in powers):7.0f} s "
-     f"{mean(r['joules_per_token'] for r in runs):8.2f}", range(n))
+n, first, brakes = len(runs[0]["workers"]), powers[0]["first"], [p["brakes"] for p in powers]
+line(name, f"{mean(100 * p['peak_share'] * p['budget_w'] / float(sys.argv[3]) for p in powers):.1f} %",
+     f"{sum(brakes)} in {sum(b > 0 for b in brakes)}", f"{mean(sum(p['level_s'][1:]) for p in powers):,.0f} s",
+     f"{mean(r['joules_per_token'] for r in runs):.1f}", workers=range(n))
 if name.endswith("polca") and runs[0]["workers"][0]["role"] == "both":
-    line("  first", range(n - first, n))
-    line("  others", range(n - first))
+    line("- decoded where clocks go first", "", "", "", "", workers=range(n - first, n))
+    line("- decoded by the others", "", "", "", "", workers=range(n - first))
 P
 }
 # row NAME LOAD OPTIONS
@@ -68,14 +74,14 @@ row() {
 # table NAME BUDGET PREFILL DECODE PREFILL DECODE: the row itself, and the larger one in its place.
 table() {
   budget=$2 base=40
-  printf '\n%s, %d kW\n%-14s %8s %6s %9s %8s %11s %11s %11s %11s %11s %11s\n' "$1" "$((budget / 1000))" '' peak brakes lowered J/token \
-    'TTFT p50' p99 'TPOT p50' p99 'e2e p50' p99
+  echo
+  columns "$1" peak: 'brakes, in hours:' 'lowered, of an hour:' J/token: 'TTFT p50, p99:' 'TPOT p50, p99:' 'latency p50, p99:'
   row 40 load --power-budget "$budget" --prefill "$3" --decode "$4" --power-control brake
-  row '52, no control' more --power-budget $((100 * budget)) --prefill "$5" --decode "$6"
+  row '52, nothing done' more --power-budget $((100 * budget)) --prefill "$5" --decode "$6"
   row '52, polca' more --power-budget "$budget" --prefill "$5" --decode "$6"
   row '52, brake' more --power-budget "$budget" --prefill "$5" --decode "$6" --power-control brake
 }
-# Of which what the row of 40 drew at most in the last table is 79 %.
+# The budget, in watts, of which what the row of 40 drew at most in the last table is 79 %.
 its_budget() {
   python3 - "$t" "$SEEDS" <<'P'
 import json, sys
@@ -84,6 +90,8 @@ print(round(sum(p["peak_share"] * p["budget_w"] for p in powers) / len(powers) /
 P
 }
 table coupled $((40 * WATTS)) 0 40 0 52
-table 'split, decode first' $((40 * WATTS)) 26 14 34 18
-table 'split, decode first, as near to its budget' "$(its_budget)" 26 14 34 18
-row '52, all first' more --power-budget "$budget" --prefill 34 --decode 18 --power-first 52
+table split $((40 * WATTS)) 26 14 34 18
+own=$(its_budget)
+echo "$own W" >&2
+table 'split, its own budget' "$own" 26 14 34 18
+row '52, polca, all at once' more --power-budget "$own" --prefill 34 --decode 18 --power-first 52

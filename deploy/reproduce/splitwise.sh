@@ -1,30 +1,34 @@
 #!/bin/bash
-# Splitwise's pool designs on the Azure conversation trace, equal power: 8 DGX-H100 draw what 14 DGX-A100 do. Highest rate (times the trace's)
-# at which 90 % of requests are within TTFT and TPOT, with cost and energy there. HHcap: token machines held to 70 % of their power.
+# Splitwise's pool designs on the Azure conversation trace, equal power: 8 DGX-H100 draw what 14 DGX-A100 do. Highest load at which 90 % of
+# the requests are within TTFT and TPOT, with cost and energy there.
 . "$(dirname "$0")/common.sh"
 LIMITS=${LIMITS:-"--ttft-ms 1000 --tpot-ms 60"}
 BED="$LIMITS --max-tokens 1024 --block-tokens 512 --port-gb-s 25 --requests ${REQUESTS:-6000}"
 H="--profile dgx-h100-70b" A="--profile dgx-a100-70b" HA="--profile dgx-h100-70b --decode-profile dgx-a100-70b"
-printf '%-34s %8s %9s %10s %10s\n' design rate 'req/s' 'J/token' 'price/h'
+t=$(mktemp -d)
+trap 'rm -rf "$t"' EXIT
+columns design policy requests/s: 'over mixed-pool:' J/token: price/h:
 best() {
-  name=$1 price=$2 low=0.5 high=64
-  shift 2
-  for _ in 1 2 3 4 5 6 7; do
+  local design=$1 price=$2 policy=$3 low=0.5 high=64 # the policy may have options
+  shift 3
+  for _ in 1 2 3 4 5 6 7 8 9; do
     middle=$(python3 -c "print('%.4g' % (($low * $high) ** 0.5))")
-    if sim "$AZURE" $BED --rate $middle "$@" --json >/tmp/splitwise.$$ &&
-      python3 -c "import json, sys; sys.exit(json.load(open('/tmp/splitwise.$$'))['attainment'] < 0.9)"; then
+    if sim "$AZURE" $BED --rate $middle --policy $policy "$@" --json >"$t/report.json" &&
+      python3 -c "import json, sys; sys.exit(json.load(open('$t/report.json'))['attainment'] < 0.9)"; then
       low=$middle
-      cp /tmp/splitwise.$$ /tmp/splitwise.best.$$
+      cp "$t/report.json" "$t/best.json"
     else
       high=$middle
     fi
   done
-  printf '%-34s %8s %9.4s %10.4s %10s\n' "$name" $low $(field offered_rate joules_per_token </tmp/splitwise.best.$$) $price
-  rm -f /tmp/splitwise.$$ /tmp/splitwise.best.$$
+  set -- $(field offered_rate joules_per_token <"$t/best.json")
+  [ "$policy" != mixed-pool ] || mixed[$design]=$1
+  cells "$design" "\`$policy\`" "$(printf %.1f $1)" "$(ratio $1 "${mixed[$design]}")" "$(printf %.2f $2)" $price
 }
-for policy in mixed-pool tandem; do
-  best "HH 5+3 $policy" 17.3 $H --prefill 5 --decode 3 --policy $policy
-  best "AA 9+5 $policy" 14 $A --prefill 9 --decode 5 --policy $policy
-  best "HA 5+5 $policy" 15.8 $HA --prefill 5 --decode 5 --policy $policy
-  best "H coupled 8 $policy" 17.3 $H --prefill 0 --decode 8 --policy $policy
+declare -A mixed
+for policy in mixed-pool tandem 'tandem --plan split'; do
+  best 'HH, 5 + 3 H100' 17.3 "$policy" $H --prefill 5 --decode 3
+  best 'AA, 9 + 5 A100' 14 "$policy" $A --prefill 9 --decode 5
+  best 'HA, 5 H100 + 5 A100' 15.8 "$policy" $HA --prefill 5 --decode 5
 done
+for policy in mixed-pool tandem; do best '8 H100 coupled' 17.3 $policy $H --prefill 0 --decode 8; done
