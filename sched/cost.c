@@ -14,10 +14,19 @@ static const double ODD_RATE = 0.1, ODD_SHARE = 0.2; /* steps off by COST_JUMP t
 
 enum td_status cost_profile_parse(const char *text, struct cost_profile *out, struct td_error *error_out)
 {
-    double *p = out->prefill, *d = out->decode;
-    int end = 0;
-    if (sscanf(text, "%lf,%lf,%lf:%lf,%lf,%lf%n", &p[0], &p[1], &p[2], &d[0], &d[1], &d[2], &end) != 6 || text[end])
-        return td_fail(error_out, TD_ERR_INVALID, "'%s': expected A,B,C:A,B,C in microseconds", text);
+    double *p = out->prefill, *d = out->decode, more[3] = {0};
+    int end = 0, rest = 0;
+    bool is_read = sscanf(text, "%lf,%lf,%lf:%lf,%lf,%lf%n", &p[0], &p[1], &p[2], &d[0], &d[1], &d[2], &end) == 6;
+    if (is_read && text[end])
+        is_read = sscanf(text + end, ":%lf,%lf,%lf%n", &more[0], &more[1], &more[2], &rest) == 3;
+    if (!is_read || text[end + rest])
+        return td_fail(error_out, TD_ERR_INVALID, "'%s': expected A,B,C:A,B,C or A,B,C:A,B,C:P,Q,U in microseconds",
+                       text);
+    if (!(more[0] >= 0 && isfinite(more[0]) && isfinite(more[1]) && more[2] >= 0 && more[2] <= 1))
+        return td_fail(error_out, TD_ERR_INVALID, "'%s': P may not be below 0, and U lies in 0..1", text);
+    out->chunk_square = more[0] * 1e-3;
+    out->context_square = more[1] * 1e-3;
+    out->unshared = more[2];
     for (int i = 0; i < 3; i++) {
         if (!(p[i] >= 0 && d[i] >= 0 && isfinite(p[i]) && isfinite(d[i])))
             return td_fail(error_out, TD_ERR_INVALID, "'%s': none may be below 0", text);
@@ -86,10 +95,12 @@ double cost_step_ms(const struct cost_model *m, double n, double square, double 
 
 double cost_profile_step_ms(const struct cost_profile *c, const struct cost_step *s)
 {
-    const double *p = c->prefill, *d = c->decode;
-    double prefill = s->prefill_tokens ? p[0] + p[1] * s->prefill_tokens + p[2] * s->prefill_square : 0;
-    double decode = s->batch ? d[0] + d[1] * s->context + d[2] * s->batch : 0;
-    return prefill > 0 && decode > 0 ? fmax(prefill + decode - d[0], fmax(prefill, decode)) : prefill + decode;
+    const double *p = c->prefill, *d = c->decode, n = s->prefill_tokens, context = s->context;
+    double prefill = n > 0 ? p[0] + p[1] * n + p[2] * s->prefill_square + c->chunk_square * n * n : 0;
+    double decode = s->batch ? d[0] + d[1] * context + d[2] * s->batch + c->context_square * context * context : 0;
+    decode = s->batch ? fmax(decode, d[0]) : 0; /* a square below 0 is not followed beyond what it was fitted to */
+    return prefill > 0 && decode > 0 ? fmax(prefill + decode - (1 - c->unshared) * d[0], fmax(prefill, decode))
+                                     : prefill + decode;
 }
 
 /* The positive root of d n^2 + (b + 2 d cached) n = left, which is what fits but for rounding. */

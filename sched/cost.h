@@ -29,6 +29,12 @@
 
 struct cost_profile { /* milliseconds */
     double prefill[3], decode[3];
+    /*
+     * What a machine does beyond the model's shape; only cost_profile_step_ms() knows it. Factors of the square of a step's prompt
+     * tokens, whatever stands before them, and of the square of the sum of contexts (may be below 0); the share of the decode
+     * step's fixed part that a step with both takes all the same.
+     */
+    double chunk_square, context_square, unshared;
 };
 
 struct cost_step { /* of one worker, measured */
@@ -62,7 +68,10 @@ struct cost_model {
     struct cost_term prefill_error, decode_error;
 };
 
-/* "A,B,C:A,B,C" in microseconds (prefill, then decode; as --sim-prefill and --sim-decode). */
+/*
+ * "A,B,C:A,B,C" in microseconds (prefill, then decode; as --sim-prefill and --sim-decode). With ":P,Q,U" behind it also chunk_square
+ * and context_square in microseconds, and unshared.
+ */
 enum td_status cost_profile_parse(const char *text, struct cost_profile *out, struct td_error *error_out);
 
 struct cost_model cost_make(const struct cost_profile *profile);

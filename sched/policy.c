@@ -12,9 +12,21 @@ const double POLICY_BALANCE = 4;
 
 static const double WAITING = 0.5;         /* a millisecond of waiting, in milliseconds of work: under a limit... */
 static const double WAITING_UNLIMITED = 1; /* ...and without */
-/* A millisecond that tokens without a TPOT limit take longer, its own and those of others; and that sequences within a limit wait. */
-static const double UNLIMITED_TOKEN = 0.5, DISTURBED = 0.02;
-static const double FIRST_GAP = 0.2;   /* a millisecond by which it is longer, as the above */
+static const double DISTURBED = 0.02;      /* a millisecond that a sequence within a TPOT limit waits for a chunk */
+/*
+ * A millisecond of TPOT of one request without a TPOT limit, its own or another's, in milliseconds of work: requests count alike,
+ * however few tokens their answers have, as they do in percentiles of TPOT.
+ */
+static const double UNLIMITED_TPOT = 80;
+/* Of a prompt's work that delays others' TPOT, so much counts: whoever waits longer is among the slowest in any case. */
+static const double MOST_DELAY_MS = 700;
+/*
+ * What KV costs that is kept twice, in milliseconds of the work that a copy saves: it pushes out what others would have found. Where
+ * the prefill worker computes what another worker has, and where the decode worker of a split plan is handed what it has not (little:
+ * it has to hold that while it decodes).
+ */
+static const double COPY = 6, HANDED_COPY = 0.05;
+static const double FIRST_GAP = 0.2;   /* a millisecond by which it is longer, likewise */
 static const double TIE = 0.07;        /* what one prefill may be predicted slower than another and still be taken, */
 static const double DECODE_TIE = 0.15; /* and one decode worker: steps differ by less than they are measured */
 static const double ANNOUNCED_LATE = 0.25; /* of a chunk's KV: the engine announces layers in four parts */
@@ -51,9 +63,9 @@ struct policy_load policy_load_at(const struct policy_worker *w, double after_ms
     const struct policy_load *a = &w->at[i - 1], *b = &w->at[i];
     double share = (after_ms - POLICY_HORIZON_MS[i - 1]) / (POLICY_HORIZON_MS[i] - POLICY_HORIZON_MS[i - 1]);
     share = share < 0 ? 0 : share;
-    return (struct policy_load){a->running + share * (b->running - a->running),
-                                a->context + share * (b->context - a->context),
-                                a->pages + share * (b->pages - a->pages)};
+    return (struct policy_load){
+        a->running + share * (b->running - a->running), a->context + share * (b->context - a->context),
+        a->pages + share * (b->pages - a->pages), a->brevity + share * (b->brevity - a->brevity)};
 }
 
 static bool fits_ever(const struct policy_worker *w, const struct policy_request *r)
@@ -85,12 +97,18 @@ static bool load_pays(const struct policy_request *r, uint32_t own, uint32_t the
     return r->policy != POLICY_CACHE_AWARE && load < saved;
 }
 
+/* Leading blocks that a prefill there need not compute; the last token is always computed. */
+static uint32_t own_blocks(const struct policy_request *r, uint32_t worker)
+{
+    uint32_t usable = (r->n_tokens - 1) / r->block_tokens, matched = r->matched_blocks ? r->matched_blocks[worker] : 0;
+    return matched < usable ? matched : usable;
+}
+
 static void view_prefix(const struct policy_worker *w, const struct policy_request *r, struct prefill_view *v)
 {
-    uint32_t usable = (r->n_tokens - 1) / r->block_tokens; /* the last token is always computed */
-    uint32_t matched = r->matched_blocks ? r->matched_blocks[v->worker] : 0;
+    uint32_t usable = (r->n_tokens - 1) / r->block_tokens;
     uint32_t there = r->store_blocks < usable ? r->store_blocks : usable;
-    v->own_blocks = matched < usable ? matched : usable;
+    v->own_blocks = own_blocks(r, v->worker);
     v->compute = compute_ms(w, r, v->own_blocks, w->chunk_tokens);
     if (there <= v->own_blocks)
         return;
@@ -256,11 +274,12 @@ static void view_gap(const struct policy_worker *workers, uint32_t i, const stru
     v->gap = transfer_gap_ms(w->transfer, v->exposed, step, fmin(running, 1));
 }
 
-/* The same of n tokens that begin with prompts there for prompts_ms. */
-static double tpot_of(const struct policy_worker *w, double step, double limit, double n, double prompts_ms)
+/* The same of n tokens that begin with prompts there for prompts_ms and then have them for that share of the time. */
+static double tpot_of(const struct policy_worker *w, double step, double limit, double n, double prompts_ms,
+                      double prompts)
 {
     double mixed = mixed_step(w, step, limit), beside = fmin(fmax(prompts_ms, 0) / mixed, n);
-    return (beside * mixed + (n - beside) * token_ms(w, step, limit, w->prompt_use)) / n;
+    return (beside * mixed + (n - beside) * token_ms(w, step, limit, prompts)) / n;
 }
 
 double policy_token_ms(const struct policy_worker *w, double step_ms)
@@ -285,7 +304,7 @@ struct decode_view policy_view_decode(const struct policy_worker *workers, uint3
     v.longest = longest_step(w, r, v.start);
     double n_gaps = fmax(r->expected_tokens - 1, 1);
     double prompts_ms = w->busy_ms > 0 ? w->busy_ms / prompt_share(w, at, limit) - v.start : 0;
-    double token = tpot_of(w, v.step, limit, n_gaps, prompts_ms) * w->stretch;
+    double token = tpot_of(w, v.step, limit, n_gaps, prompts_ms, w->prompt_use) * w->stretch;
     double first = prompts_ms > 0 ? mixed_step(w, v.step, limit) : token_ms(w, v.step, limit, w->prompt_use);
     view_gap(workers, i, r, from, at.running, first, &v);
     v.tpot = token + (v.gap - token) / n_gaps;
@@ -293,9 +312,9 @@ struct decode_view policy_view_decode(const struct policy_worker *workers, uint3
     double use = w->role == ROLE_PREFILL ? fmax(w->prompt_use, PROMPTS_TO_COME) : w->prompt_use;
     if (use > 0)
         v.delays = use * n_gaps * v.step * (prompt_share(w, at, w->tpot_limit_ms) - prompt_share(w, then, limit));
-    if (!(r->tpot_ms > 0))
-        v.delays += UNLIMITED_TOKEN * r->expected_tokens *
-                    (v.tpot + at.running * (v.step - cost_decode_ms(w->cost, at.running, at.context)));
+    if (!(r->tpot_ms > 0)) /* prompts that nobody has sent yet are as likely elsewhere */
+        v.delays += UNLIMITED_TPOT * (tpot_of(w, v.step, limit, n_gaps, prompts_ms, w->role_prompt_use) * w->stretch +
+                                      at.running * (v.step - cost_decode_ms(w->cost, at.running, at.context)));
     return v;
 }
 
@@ -317,13 +336,29 @@ static double tie_break(const struct policy_request *r, uint32_t worker, double 
     return 1 + tie * random_unit(random_at(r->number, worker, 0));
 }
 
+/* What a prompt's work costs those that decode there after a while. */
+static double disturbance(const struct policy_worker *w, const struct policy_request *r, double after_ms,
+                          double work_ms)
+{
+    struct policy_load at = policy_load_at(w, after_ms);
+    return tightest(w->tpot_limit_ms, r->tpot_ms) > 0 ? DISTURBED * at.running * work_ms
+                                                      : UNLIMITED_TPOT * at.brevity * fmin(work_ms, MOST_DELAY_MS);
+}
+
+/* Of KV that a worker without its first own_blocks gets, though it may lie on another one. Under a TTFT limit only that counts. */
+static double copy_cost(const struct policy_request *r, double weight, double compute_ms)
+{
+    return r->ttft_ms > 0 || r->urgent ? 0 : weight * compute_ms;
+}
+
 /* In milliseconds of work: the worker's own, and what waiting is worth. */
 static double prefill_cost(const struct policy_request *r, const struct prefill_view *v)
 {
     if (r->urgent)
         return v->ttft;
     double waiting = r->ttft_ms > 0 ? WAITING : WAITING_UNLIMITED, slowed = v->compute / v->share - v->compute;
-    return (v->load + v->compute + waiting * (v->wait + slowed)) * tie_break(r, v->worker, TIE);
+    return (v->load + v->compute + waiting * (v->wait + slowed)) * tie_break(r, v->worker, TIE) +
+           copy_cost(r, COPY, v->compute);
 }
 
 /* ------------------------------------------------------------------ search */
@@ -467,8 +502,7 @@ static void try_alone(struct search *s, uint32_t i)
     struct prefill_view p = policy_view_prefill(s->workers, i, s->r);
     struct decode_view d = {.worker = i};
     if (!p.reason) {
-        bool limited = tightest(w->tpot_limit_ms, s->r->tpot_ms) > 0;
-        double disturbed = policy_load_at(w, p.wait).running * (p.load + p.compute) * (limited ? DISTURBED : 1);
+        double disturbed = disturbance(w, s->r, p.wait, p.load + p.compute);
         s->could_fit = true;
         see(&s->least_work, p.alone);
         cost = prefill_cost(s->r, &p) + (s->r->urgent ? 0 : disturbed);
@@ -482,6 +516,20 @@ static void try_alone(struct search *s, uint32_t i)
     s->why = p.reason ? p.reason : s->why;
 }
 
+/* Of what the decode worker of a split plan is handed. */
+static double handed_cost(const struct search *s, const struct decode_view *d)
+{
+    const struct policy_worker *w = &s->workers[d->worker];
+    return copy_cost(s->r, HANDED_COPY, compute_ms(w, s->r, own_blocks(s->r, d->worker), w->chunk_tokens));
+}
+
+/* Of sequences that a prefill worker kept. Under a TPOT limit chunks take only the time that it leaves. */
+static double kept_disturbance(const struct search *s, const struct prefill_view *v)
+{
+    bool counts = !(s->r->tpot_ms > 0) && !s->r->urgent;
+    return counts ? disturbance(&s->workers[v->worker], s->r, v->wait, v->load + v->compute) : 0;
+}
+
 /* The prefill worker of least cost that meets the limits, and of least TTFT; then a decode worker for the end of its prefill. */
 static void try_split(struct search *s)
 {
@@ -491,7 +539,7 @@ static void try_split(struct search *s)
         if (!s->workers[i].usable || s->workers[i].role != ROLE_PREFILL)
             continue;
         struct prefill_view v = policy_view_prefill(s->workers, i, s->r);
-        double cost = v.reason ? INFINITY : prefill_cost(s->r, &v);
+        double cost = v.reason ? INFINITY : prefill_cost(s->r, &v) + kept_disturbance(s, &v);
         note(s, &v, NULL, cost, v.booked ? BOOKED : v.reason);
         s->why = v.reason ? v.reason : s->why;
         if (v.reason)
@@ -515,7 +563,7 @@ static void try_split(struct search *s)
     }
     weigh(s, &best, &d,
           (best_cost == INFINITY ? best.load + best.compute : best_cost) + FIRST_GAP * d.exposed + d.delays +
-              (d.start - best.ttft));
+              (d.start - best.ttft) + handed_cost(s, &d));
 }
 
 static struct plan refuse(const struct search *s)

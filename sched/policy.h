@@ -62,6 +62,7 @@ extern const double POLICY_BALANCE;                     /* Mooncake's kvcache_ba
 
 struct policy_load { /* of a worker, by what decodes there */
     double running, context, pages;
+    double brevity; /* sum of 1 / tokens of the answer: what a delay of 1 ms adds to all of their TPOTs together */
 };
 
 struct policy_worker {
@@ -75,8 +76,9 @@ struct policy_worker {
     uint32_t n_prompts;   /* their number */
     double
         patience; /* how many times as long they may take until one misses its TTFT limit, >= 1; INFINITY: none has one */
-    double prompt_use; /* share of the latest seconds during which it had prompts */
-    double stretch;    /* TPOT that requests decoded by its role had lately, over what was predicted */
+    double prompt_use;      /* share of the latest seconds during which it had prompts */
+    double role_prompt_use; /* its mean over the workers of this role that are up */
+    double stretch;         /* TPOT that requests decoded by its role had lately, over what was predicted */
     double
         booked_ms; /* new work must be computed within this time, unless it holds a booking here; INFINITY: any time */
     bool takes_prompts; /* has less than two chunks of work; else what goes there waits at the router */

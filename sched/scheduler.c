@@ -34,6 +34,7 @@ static const double NEAR_TTFT = 0.2, NEAR_TPOT = 0.7;
 static const double PROBE_AFTER_MS = 4000, PROBE_EVERY_MS = 1000, MUCH_SLOWER = 1.25;
 enum { BELIEVED = 4 }; /* steps: a prompt's chunks, or the first ones that decode */
 static const double USE_MS = 5000, STRETCH_RATE = 0.02, MOST_STRETCH = 4;
+static const double LEAST_ANSWER = 3;        /* tokens: the TPOT of a shorter answer is nobody's measure */
 static const double TRACE_OF_PROMPTS = 0.02; /* of a worker's time: below, its steps are taken to be without */
 
 struct terms {                   /* on which a prediction is held against the TTFT limit */
@@ -255,7 +256,8 @@ static struct policy_load load_of(const struct scheduler *s, const struct sched_
     double left = lengths_remaining(&s->lengths, q->tenant, q->n_generated, q->max_tokens);
     double stays = q->max_tokens > 0 ? exp(-at_ms / fmax(left * step_ms, 1)) : 0;
     double context = q->n_tokens + q->n_generated + fmin(at_ms / step_ms, left);
-    return (struct policy_load){stays, stays * context, stays * q->n_pages};
+    return (struct policy_load){stays, stays * context, stays * q->n_pages,
+                                stays / fmax(q->n_generated + left, LEAST_ANSWER)};
 }
 
 /* Who will have left after a while, if answers get as long as they do lately. */
@@ -275,6 +277,7 @@ static void view_running(struct scheduler *s, uint32_t w, uint64_t now)
             v->at[i].running += l.running;
             v->at[i].context += l.context;
             v->at[i].pages += l.pages;
+            v->at[i].brevity += l.brevity;
         }
         if (q->tpot_ms > 0 && (!(v->tpot_limit_ms > 0) || q->tpot_ms < v->tpot_limit_ms))
             v->tpot_limit_ms = q->tpot_ms;
@@ -320,6 +323,21 @@ static void expire_bookings(struct scheduler *s, struct worker *k, uint64_t now)
         s->return_share -= RETURN_RATE * s->return_share;
 }
 
+/* How much of their time workers of a role have prompts: the next ones may come to any of them. */
+static void view_roles(struct scheduler *s)
+{
+    double use[2] = {0}, n[2] = {0}; /* by role */
+    for (uint32_t w = 0; w < s->n_workers; w++) {
+        if (!s->workers[w].up || s->workers[w].info.role == ROLE_STORE)
+            continue;
+        use[s->views[w].role] += s->views[w].prompt_use;
+        n[s->views[w].role]++;
+    }
+    for (uint32_t w = 0; w < s->n_workers; w++)
+        if (s->workers[w].up && s->workers[w].info.role != ROLE_STORE)
+            s->views[w].role_prompt_use = use[s->views[w].role] / n[s->views[w].role];
+}
+
 void scheduler_refresh(struct scheduler *s, uint64_t now)
 {
     for (uint32_t w = 0; w < s->n_workers; w++) {
@@ -335,6 +353,7 @@ void scheduler_refresh(struct scheduler *s, uint64_t now)
         view_prompts(s, w, now);
     }
     view_flows(s);
+    view_roles(s);
 }
 
 /* What the next decision shall see of this one. Its pages count from now on, though it may begin later: so nobody overtakes it there. */
@@ -350,6 +369,7 @@ static void apply(struct policy_worker *views, const struct sched_request *q, co
         double ran = POLICY_HORIZON_MS[i] - begins_ms, there = ran > 0 ? exp(-ran / stays_ms) : 1;
         d->at[i].running += there;
         d->at[i].context += there * (q->n_tokens + q->expected_tokens / 2);
+        d->at[i].brevity += there / fmax(q->expected_tokens, LEAST_ANSWER);
         d->at[i].pages += there * ceil((q->n_tokens + q->expected_tokens) / q->block_tokens);
     }
     if (q->tpot_ms > 0 && (!(d->tpot_limit_ms > 0) || q->tpot_ms < d->tpot_limit_ms))

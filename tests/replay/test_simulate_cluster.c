@@ -331,7 +331,7 @@ static struct gone run_without(uint32_t worker, double back_ms, enum plan_force 
 START_TEST(test_simulate_ends_when_the_last_worker_of_a_role_is_gone)
 {
     struct gone g = run_without(1, INFINITY, FORCE_NONE); /* nobody decodes */
-    ck_assert_msg(g.failed >= 79 && g.answered >= 10 && g.answered + g.failed == GONE_REQUESTS,
+    ck_assert_msg(g.failed >= 75 && g.answered >= 10 && g.answered + g.failed == GONE_REQUESTS,
                   "%u answered, %u failed", g.answered, g.failed);
     ck_assert_double_eq_tol(g.last_failed_ms, DIES_MS + 1000 + 3000, 1);
     g = run_without(0, INFINITY, FORCE_SPLIT); /* nobody prefills, and decode workers must not */
@@ -421,7 +421,7 @@ START_TEST(test_simulate_lengths_may_be_mispredicted)
     }
     printf("# preempted %lu, and %lu when lengths are mispredicted\n", (unsigned long)preempted[0],
            (unsigned long)preempted[1]);
-    ck_assert_msg(preempted[1] > 1.5 * (double)preempted[0], "%lu %lu", (unsigned long)preempted[0],
+    ck_assert_msg(preempted[1] > 1.3 * (double)preempted[0], "%lu %lu", (unsigned long)preempted[0],
                   (unsigned long)preempted[1]);
 }
 END_TEST

@@ -240,8 +240,18 @@ END_TEST
 
 START_TEST(test_cost_profile_says_what_is_wrong)
 {
-    static const char *const WRONG[] = {
-        "", "1,2,3", "1,2,3:4,5", "1,2,3:4,5,6x", "1,2,3:4,5,-6", "nan,2,3:4,5,6", "1,2,inf:4,5,6", "1 2 3:4 5 6"};
+    static const char *const WRONG[] = {"",
+                                        "1,2,3",
+                                        "1,2,3:4,5",
+                                        "1,2,3:4,5,6x",
+                                        "1,2,3:4,5,-6",
+                                        "nan,2,3:4,5,6",
+                                        "1,2,inf:4,5,6",
+                                        "1 2 3:4 5 6",
+                                        "1,2,3:4,5,6:",
+                                        "1,2,3:4,5,6:7,8",
+                                        "1,2,3:4,5,6:-7,8,0",
+                                        "1,2,3:4,5,6:7,8,2"};
     struct cost_profile p;
     for (size_t i = 0; i < sizeof(WRONG) / sizeof(WRONG[0]); i++) {
         struct td_error e = {0};
@@ -250,6 +260,25 @@ START_TEST(test_cost_profile_says_what_is_wrong)
     }
     ck_assert_int_eq(cost_profile_parse("1000,0,0:2000,3,4e-1", &p, NULL), TD_OK);
     ck_assert(p.prefill[0] == 1 && p.decode[0] == 2 && fabs(p.decode[2] - 0.0004) < 1e-12);
+    ck_assert(p.chunk_square == 0 && p.context_square == 0 && p.unshared == 0);
+}
+END_TEST
+
+/* 100 prompt tokens beside contexts of 1,000 tokens, each part by itself and both. */
+START_TEST(test_cost_profile_squares_and_unshared_part_count_in_a_step)
+{
+    struct cost_profile p;
+    const struct cost_step prompt = {.n_prompts = 1, .prefill_tokens = 100, .prefill_square = 1e6};
+    const struct cost_step batch = {.batch = 2, .context = 1000};
+    struct cost_step both = batch;
+    ck_assert_int_eq(cost_profile_parse("1000,10,0:2000,3,0:0.1,-0.001,0.5", &p, NULL), TD_OK);
+    ck_assert(fabs(cost_profile_step_ms(&p, &prompt) - (1 + 1 + 1)) < 1e-9);
+    ck_assert(fabs(cost_profile_step_ms(&p, &batch) - (2 + 3 - 1)) < 1e-9);
+    both.n_prompts = 1;
+    both.prefill_tokens = 100;
+    ck_assert(fabs(cost_profile_step_ms(&p, &both) - (3 + 4 - 0.5 * 2)) < 1e-9);
+    both.context = 1e6; /* beyond the top of the curve */
+    ck_assert(cost_profile_step_ms(&p, &both) >= 2);
 }
 END_TEST
 
@@ -331,6 +360,7 @@ int main(void)
     tcase_add_test(t, test_cost_of_an_unseen_worker_is_its_profile);
     tcase_add_test(t, test_cost_chunk_is_the_largest_that_stays_within_its_limit);
     tcase_add_test(t, test_cost_profile_says_what_is_wrong);
+    tcase_add_test(t, test_cost_profile_squares_and_unshared_part_count_in_a_step);
     tcase_add_test(t, test_lengths_tell_two_tenants_apart);
     tcase_add_test(t, test_lengths_remaining_is_the_mean_of_those_that_got_as_long);
     tcase_add_test(t, test_lengths_trust_those_who_get_what_they_ask_for);

@@ -423,11 +423,15 @@ START_TEST(test_policy_goes_to_the_prefix_unless_the_queue_there_costs_more)
     r.matched_blocks = matched;
     double saved = cost_prefill_ms(&models[0], 16000, 0, 8192) - cost_prefill_ms(&models[0], 640, 15360, 8192);
     ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 1);
+    w[1].busy_ms = saved * 3; /* without a limit a second copy of the prefix has its price, too */
+    ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 1);
+    w[1].busy_ms = saved * 9;
+    ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 0);
+    r.ttft_ms = 60000;
     w[1].busy_ms = saved * 0.9; /* waiting counts less than work */
     ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 1);
     w[1].busy_ms = saved * 3;
     ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 0);
-    w[1].busy_ms = saved * 0.9;
     r.ttft_ms = cost_prefill_ms(&models[0], 16000, 0, 8192) * 0.8; /* only the one with the prefix makes it */
     w[1].busy_ms = 0;
     ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 1);
@@ -524,6 +528,48 @@ static void fill(struct policy_worker *w, struct policy_load load)
     for (uint32_t i = 0; i < POLICY_HORIZONS; i++)
         w->at[i] = load;
 }
+
+/* Chance must not decide: for every number of a request. */
+static void check_goes_to(const struct policy_worker *w, uint32_t n, struct policy_request r, uint32_t prefill)
+{
+    for (r.number = 0; r.number < 50; r.number++)
+        ck_assert_uint_eq(policy_place(w, n, &r, NULL, NULL).prefill, prefill);
+}
+
+START_TEST(test_policy_without_limits_delays_long_answers_rather_than_short_ones)
+{
+    struct policy_worker w[] = {worker(ROLE_DECODE), worker(ROLE_DECODE)};
+    fill(&w[0], (struct policy_load){5, 20000, 50, .brevity = 5 / 20.0});
+    fill(&w[1], (struct policy_load){5, 20000, 50, .brevity = 5 / 500.0});
+    check_goes_to(w, 2, ask(16000), 1);
+    fill(&w[0], w[1].at[0]);
+    fill(&w[1], (struct policy_load){5, 20000, 50, .brevity = 5 / 20.0});
+    check_goes_to(w, 2, ask(16000), 0);
+}
+END_TEST
+
+/* A prefill worker that kept sequences computes a prompt that goes on elsewhere: they wait all the same. */
+START_TEST(test_policy_without_limits_counts_kept_sequences_that_a_split_prompt_delays)
+{
+    struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_PREFILL), worker(ROLE_DECODE)};
+    struct policy_request r = ask(16000);
+    r.force = FORCE_SPLIT;
+    fill(&w[0], (struct policy_load){2, 4000, 10, .brevity = 2 / 50.0});
+    w[1].busy_ms = 200;
+    check_goes_to(w, 3, r, 1);
+}
+END_TEST
+
+/* The next prompts come to any worker of the role: only the prompts that are there tell one from the other. */
+START_TEST(test_policy_without_limits_ignores_which_worker_had_prompts_lately)
+{
+    struct policy_worker w[] = {worker(ROLE_DECODE), worker(ROLE_DECODE)};
+    w[0].prompt_use = 0.5;
+    w[0].role_prompt_use = w[1].role_prompt_use = 0.25;
+    w[1].busy_ms = 150;
+    check_goes_to(w, 2, ask(2000), 0);
+}
+END_TEST
 
 START_TEST(test_policy_keeps_on_the_prefill_worker_what_decode_workers_have_no_room_for)
 {
@@ -850,6 +896,9 @@ int main(void)
     tcase_add_test(t, test_policy_mooncake_fetches_by_the_ratio_of_matches);
     tcase_add_test(t, test_policy_mooncake_takes_the_least_time_to_first_token);
     tcase_add_test(t, test_policy_prompts_get_the_time_that_the_limits_of_others_leave);
+    tcase_add_test(t, test_policy_without_limits_delays_long_answers_rather_than_short_ones);
+    tcase_add_test(t, test_policy_without_limits_counts_kept_sequences_that_a_split_prompt_delays);
+    tcase_add_test(t, test_policy_without_limits_ignores_which_worker_had_prompts_lately);
     tcase_add_test(t, test_policy_keeps_on_the_prefill_worker_what_decode_workers_have_no_room_for);
     tcase_add_test(t, test_policy_decodes_nowhere_where_promised_prompts_would_be_late);
     tcase_add_test(t, test_policy_without_limits_places_what_no_limit_allows);
