@@ -201,6 +201,7 @@ struct node { /* a worker */
     uint32_t n_steps;    /* of the run: 0 when prompts take part */
     uint32_t n_decoding; /* in the run: those that joined since follow behind */
     double run_ms;
+    double starved_ms;          /* how long steps have had no prompt tokens though prompts were there */
     double first_ms, longer_ms; /* of a run: its first step; by how much each takes longer than the one before it */
     struct list ended, joined;  /* in the step that ended; since it began */
     struct cost_profile cost;   /* true */

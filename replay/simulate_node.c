@@ -408,7 +408,7 @@ static struct cost_step plan_step(struct sim *s, struct node *n)
         sequence_add_to_step(&step, 1, tokens_of(q), q->t->n_prompt, tokens_of(q) - 1);
     }
     batching_plan(s->items, n_prompts + n_running, s->c.max_rows ? s->c.max_rows : chunk + n_running, &n->model,
-                  s->rows);
+                  n->starved_ms, s->rows);
     for (uint32_t i = 0; i < n_prompts; i++) {
         struct seq *q = n->prompts.at[i];
         struct leg *leg = leg_on(s, n, q);
@@ -721,6 +721,7 @@ void node_step_ended(struct sim *s, uint32_t w)
     n->step.ms = n->run_ms / steps;
     n->step.context += n->n_steps ? (steps - 1) / 2.0 * n->step.batch : 0; /* of the step in the middle */
     n->model = cost_observe(n->model, &n->step);
+    n->starved_ms = !n->n_steps && !n->step.prefill_tokens ? n->starved_ms + n->run_ms : 0;
     scheduler_observe_step(s->scheduler, w, &n->step);
     if (n->n_steps)
         grow_run(s, n, steps - 1);

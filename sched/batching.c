@@ -13,10 +13,11 @@ double batching_room_ms(double limit, uint32_t n_tokens, double since_first_ms)
 }
 
 struct step { /* as far as it is filled */
-    double tokens, square, batch, context, room_ms;
+    double tokens, square, batch, context, decode_ms, room_ms;
 };
 
-static struct step decoding_step(const struct batch_item *items, uint32_t n, const struct cost_model *cost)
+static struct step decoding_step(const struct batch_item *items, uint32_t n, const struct cost_model *cost,
+                                 double starved_ms)
 {
     struct step s = {.room_ms = INFINITY};
     for (uint32_t i = 0; i < n; i++) {
@@ -26,28 +27,35 @@ static struct step decoding_step(const struct batch_item *items, uint32_t n, con
         s.context += items[i].n_computed;
         s.room_ms = fmin(s.room_ms, items[i].room_ms);
     }
-    s.room_ms = fmax(s.room_ms, (1 + BATCHING_FLOOR) * cost_decode_ms(cost, s.batch, s.context));
+    s.decode_ms = cost_decode_ms(cost, s.batch, s.context);
+    s.room_ms = fmax(s.room_ms, s.decode_ms + BATCHING_FLOOR * (starved_ms + s.decode_ms));
     return s;
 }
 
-/* Tokens of one more prompt that the step has time for. */
+/* What a chunk beside a batch takes beyond its tokens. */
+static double overhead(double fixed_ms, double shared_ms)
+{
+    return fmax(fixed_ms - shared_ms, 0);
+}
+
+/* Tokens of one more prompt that the step has time for. The first chunk waits for more time where its fixed part is most of it. */
 static uint32_t within_time(const struct step *s, const struct batch_item *item, const struct cost_model *cost,
                             uint32_t most)
 {
     if (s->room_ms == INFINITY)
         return most;
-    uint32_t n =
-        s->tokens > 0
-            ? cost_chunk_more(cost, s->room_ms - cost_step_ms(cost, s->tokens, s->square, s->batch, s->context),
-                              item->n_computed, most)
-            : cost_chunk_within(cost, s->room_ms, s->batch, s->context, item->n_computed, most);
-    return n < BATCHING_LEAST && !(s->tokens > 0) ? least(BATCHING_LEAST, most) : n;
+    if (s->tokens > 0)
+        return cost_chunk_more(cost, s->room_ms - cost_step_ms(cost, s->tokens, s->square, s->batch, s->context),
+                               item->n_computed, most);
+    uint32_t n = cost_chunk_within(cost, s->room_ms, s->batch, s->context, item->n_computed, most);
+    double worth = BATCHING_WORTH * overhead(cost_chunk_ms(cost), cost_shared_ms(cost));
+    return n < most && (n < BATCHING_LEAST || s->room_ms - s->decode_ms < worth) ? 0 : n;
 }
 
 uint32_t batching_plan(const struct batch_item *items, uint32_t n, uint32_t budget, const struct cost_model *cost,
-                       uint32_t *rows_out)
+                       double starved_ms, uint32_t *rows_out)
 {
-    struct step step = decoding_step(items, n, cost);
+    struct step step = decoding_step(items, n, cost, starved_ms);
     uint32_t used = 0, prompts = 0;
     for (uint32_t i = 0; i < n; i++) {
         rows_out[i] = items[i].decoding && used < budget;
@@ -73,11 +81,18 @@ double batching_mixed_ms(double decode, double limit)
     return fmax(limit * BATCHING_SAFE, (1 + BATCHING_FLOOR) * decode);
 }
 
-double batching_prompt_share(double decode, double chunk, double shared, double limit)
+/*
+ * A chunk passes each k steps, when they have saved enough for it: it takes k (m - decode) more, its overhead among that, where m is what a
+ * step may take. The rest of it is progress, compared with that of full chunks.
+ */
+double batching_prompt_share(double decode, double chunk, double fixed, double shared, double limit)
 {
-    double most = chunk / (chunk + decode - shared);
+    double most = chunk / (chunk + decode - shared), tokens = fmax(chunk - fixed, chunk * 1e-3);
     if (!(limit > 0))
         return most;
-    double left = 1 - decode / batching_mixed_ms(decode, limit);
-    return fmin(left * chunk / fmax(chunk - shared, chunk / 2), most);
+    double over = overhead(fixed, shared), saved = batching_mixed_ms(decode, limit) - decode;
+    if (BATCHING_WORTH * over > BATCHING_BURST * limit - decode) /* it gets only what nobody may keep from it */
+        saved = BATCHING_FLOOR * decode;
+    double k = fmax(1, BATCHING_WORTH * over / saved), progress = (k * saved - fixed + shared) / tokens;
+    return fmin(progress * chunk / (k * (decode + saved)), most);
 }

@@ -9,6 +9,10 @@
  * never breaks a limit that a smaller chunk would have kept, and the batch may grow after a prompt was placed. Where the batch
  * alone uses up the limit, prompts still get BATCHING_FLOOR of the time: neither side waits for ever.
  *
+ * A chunk costs a fixed time whatever its tokens. Where that is much (a machine whose smallest chunk takes half of the limit), small chunks
+ * in every step would leave the limit no time and prompts no progress. So a chunk waits, while steps that only decode save time,
+ * until its step has BATCHING_WORTH times the fixed part to spare.
+ *
  * Prompts share a step only up to BATCHING_FILL tokens: from there on a step takes as much longer as it has more rows, so company
  * would delay the first and gain the second nothing.
  */
@@ -19,8 +23,9 @@
 
 #include "sched/cost.h"
 
-enum { BATCHING_FILL = 512, BATCHING_LEAST = 16 /* prompt tokens of a step */ };
+enum { BATCHING_FILL = 512, BATCHING_LEAST = 16 /* prompt tokens of a step, unless fewer are left */ };
 #define BATCHING_FLOOR 0.1  /* of the time of a step that decodes only: what prompts may add in any case */
+#define BATCHING_WORTH 2.0  /* what a chunk must have time for, in times its fixed part */
 #define BATCHING_SAFE  0.95 /* of a TPOT limit that steps with prompts may use up */
 #define BATCHING_BURST 4.0  /* TPOT limits that one step may take at most, however much time was saved before */
 
@@ -37,16 +42,18 @@ double batching_room_ms(double tpot_limit_ms, uint32_t n_tokens, double since_fi
 
 /*
  * items in order of arrival. rows_out[i] = tokens of item i in this step (0: waits). budget: rows of one step. cost: what the
- * worker's steps take. Returns the sum.
+ * worker's steps take. starved_ms: for how long steps have had no prompt tokens though prompts were there. Returns the sum.
  */
 uint32_t batching_plan(const struct batch_item *items, uint32_t n, uint32_t budget, const struct cost_model *cost,
-                       uint32_t *rows_out);
+                       double starved_ms, uint32_t *rows_out);
 
 /* How long steps take as long as prompts are there, under a limit (> 0), where they take decode_ms without prompts. */
 double batching_mixed_ms(double decode_ms, double tpot_limit_ms);
 
 /*
  * The share of a worker's time that prompts get beside a batch whose steps take decode_ms alone, under that limit (0: none): full
- * chunks take chunk_ms, of which a mixed step saves shared_ms. What batching_plan() comes to in the long run.
+ * chunks take chunk_ms, fixed_ms of it whatever its tokens, and a mixed step saves shared_ms. What batching_plan() comes to in
+ * the long run.
  */
-double batching_prompt_share(double decode_ms, double chunk_ms, double shared_ms, double tpot_limit_ms);
+double batching_prompt_share(double decode_ms, double chunk_ms, double fixed_ms, double shared_ms,
+                             double tpot_limit_ms);

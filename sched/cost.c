@@ -86,6 +86,11 @@ double cost_shared_ms(const struct cost_model *m)
     return fmax(m->decode_unit[0] * m->decode.w[0], 0);
 }
 
+double cost_chunk_ms(const struct cost_model *m)
+{
+    return fmax(m->prefill_unit[0] * m->prefill.w[0], 0);
+}
+
 double cost_step_ms(const struct cost_model *m, double n, double square, double batch, double context)
 {
     double prefill = predict_prefill(m, 1, n, square), decode = cost_decode_ms(m, batch, context);
@@ -124,7 +129,7 @@ uint32_t cost_chunk_within(const struct cost_model *m, double limit_ms, double b
 {
     double decode = cost_decode_ms(m, batch, context);
     double left = decode > limit_ms ? 0 : fmin(limit_ms, limit_ms - decode + (batch > 0 ? cost_shared_ms(m) : 0));
-    return cost_chunk_more(m, left - m->prefill_unit[0] * m->prefill.w[0], cached, max);
+    return cost_chunk_more(m, left - cost_chunk_ms(m), cached, max);
 }
 
 void cost_term_observe(struct cost_term *t, double predicted, double actual)

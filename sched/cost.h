@@ -90,6 +90,7 @@ double cost_decode_ms(const struct cost_model *m, double batch, double context);
 double cost_step_ms(const struct cost_model *m, double n_tokens, double square, double batch, double context);
 /* What a step with both saves compared with two steps, at most. */
 double cost_shared_ms(const struct cost_model *m);
+double cost_chunk_ms(const struct cost_model *m); /* of a chunk, whatever its tokens */
 /* The largest chunk whose step stays within limit_ms beside that batch; 0: none does. At most max. */
 uint32_t cost_chunk_within(const struct cost_model *m, double limit_ms, double batch, double context, double cached,
                            uint32_t max);

@@ -138,7 +138,8 @@ static double prompt_share(const struct policy_worker *w, struct policy_load at,
     double there = fmin(at.running, 1);
     double decode = cost_decode_ms(w->cost, at.running / there, at.context / there);
     double chunk = cost_prefill_ms(w->cost, w->chunk_tokens, 0, 0);
-    return 1 - there * (1 - batching_prompt_share(decode, chunk, cost_shared_ms(w->cost), tpot_limit));
+    return 1 - there * (1 - batching_prompt_share(decode, chunk, cost_chunk_ms(w->cost), cost_shared_ms(w->cost),
+                                                  tpot_limit));
 }
 
 double policy_prompt_share(const struct policy_worker *w, double after_ms)
@@ -193,9 +194,10 @@ static double longest_step(const struct policy_worker *w, const struct policy_re
     return longest;
 }
 
-static bool within_tpot(const struct policy_request *r, double step)
+/* more: of each token, what the first gap adds. */
+static bool within_tpot(const struct policy_request *r, double step, double more)
 {
-    return !(r->tpot_ms > 0) || step * (1 + r->tpot_margin) <= r->tpot_ms;
+    return !(r->tpot_ms > 0) || step * (1 + r->tpot_margin) + more <= r->tpot_ms;
 }
 
 /* Whether all that decode there, the request among them, stay within their limits: prompts add what they may in any case. */
@@ -304,11 +306,11 @@ struct decode_view policy_view_decode(const struct policy_worker *workers, uint3
     v.longest = longest_step(w, r, v.start);
     double n_gaps = fmax(r->expected_tokens - 1, 1);
     double prompts_ms = w->busy_ms > 0 ? w->busy_ms / prompt_share(w, at, limit) - v.start : 0;
-    double token = tpot_of(w, v.step, limit, n_gaps, prompts_ms, w->prompt_use) * w->stretch;
+    v.token = tpot_of(w, v.step, limit, n_gaps, prompts_ms, w->prompt_use) * w->stretch;
     double first = prompts_ms > 0 ? mixed_step(w, v.step, limit) : token_ms(w, v.step, limit, w->prompt_use);
     view_gap(workers, i, r, from, at.running, first, &v);
-    v.tpot = token + (v.gap - token) / n_gaps;
-    v.keeps = keeps_tpot(w, r, v.longest) && within_tpot(r, v.step + fmax(v.gap - token, 0) / n_gaps);
+    v.tpot = v.token + (v.gap - v.token) / n_gaps;
+    v.keeps = keeps_tpot(w, r, v.longest) && within_tpot(r, v.step, fmax(v.gap - v.token, 0) / n_gaps);
     double use = w->role == ROLE_PREFILL ? fmax(w->prompt_use, PROMPTS_TO_COME) : w->prompt_use;
     if (use > 0)
         v.delays = use * n_gaps * v.step * (prompt_share(w, at, w->tpot_limit_ms) - prompt_share(w, then, limit));
@@ -427,7 +429,8 @@ static struct plan plan_of(const struct search *s, const struct prefill_view *p,
                          .load_ms = p->load,
                          .start_ms = p->wait,
                          .transfer = d->transfer,
-                         .gap_ms = d->gap};
+                         .gap_ms = d->gap,
+                         .token_ms = d->token};
 }
 
 static void see(double *least, double value)
@@ -447,7 +450,7 @@ static void weigh(struct search *s, const struct prefill_view *p, const struct d
     see(&s->least_tpot, d->step);
     see(&s->least_work, p->alone);
     bool keeps =
-        s->r->policy == POLICY_TANDEM ? d->keeps : within_tpot(s->r, d->step); /* others look at the request only */
+        s->r->policy == POLICY_TANDEM ? d->keeps : within_tpot(s->r, d->step, 0); /* others look at the request only */
     if (!p->booked && within_ttft(s->r, from_now, plan.work_ms) && keeps && cost < s->best_cost) {
         s->best = plan;
         s->best_cost = cost;
@@ -586,7 +589,7 @@ static struct plan refuse(const struct search *s)
     } else if (known && s->least_careful > limit) {
         p.reason = "slo.ttft_ms can't be met";
         p.over_ms = s->least_careful - limit;
-    } else if (!within_tpot(r, p.tpot_ms)) {
+    } else if (!within_tpot(r, p.tpot_ms, 0)) {
         p.reason = "slo.tpot_ms can't be met";
         p.over_ms = 1000;
     } else {

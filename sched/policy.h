@@ -126,7 +126,7 @@ struct plan {
     double stretch;          /* of the decode worker, in tpot_ms */
     double load_ms, start_ms; /* of it: loading; when it begins, from now */
     struct transfer transfer; /* of a split one */
-    double gap_ms;            /* between first and second token */
+    double gap_ms, token_ms;  /* between first and second token; between two later ones */
     const char *reason;       /* PLAN_REFUSE; static text */
     bool never;               /* PLAN_REFUSE: no waiting will help (it can't fit) */
     bool

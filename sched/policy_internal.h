@@ -21,6 +21,7 @@ struct decode_view { /* of one worker, as the place of decoding, from the end of
         delays; /* of others by its decoding, in milliseconds of all of them; without a TPOT limit its own time, too */
     struct transfer transfer; /* of what comes to it from elsewhere */
     double exposed, gap;      /* of it, after the prefill; between first and second token */
+    double token;             /* between two later ones */
     bool keeps;               /* all stay within their TPOT limits */
     bool now;                 /* the pages and a place are there already */
     const char *reason;

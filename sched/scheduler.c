@@ -650,14 +650,14 @@ static void observe_ttft(struct scheduler *s, const struct sched_request *q, dou
         s->ttft_margin = margin_note(s->ttft_margin, ttft_ms > q->ttft_ms);
 }
 
-/* Only steps near their limit count. Beside prompts, steps that take what the limit leaves are no error. */
+/* Of the gaps after the first, which has a prediction of its own. Only steps near their limit count. Beside prompts, steps that take what the limit leaves are no error. */
 static void observe_tpot(struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
     struct worker *k = &s->workers[q->plan.decode];
-    if (!q->first_ns || q->resumed || q->n_generated < 2)
+    if (!q->second_ns || q->resumed || q->n_generated < 3)
         return;
-    double tpot = ms_between(q->first_ns, now) / (q->n_generated - 1);
-    double stretch = fmin(tpot / fmax(q->plan.tpot_ms / q->plan.stretch, 1e-3), MOST_STRETCH);
+    double tpot = ms_between(q->second_ns, now) / (q->n_generated - 2);
+    double stretch = fmin(tpot / fmax(q->plan.token_ms / q->plan.stretch, 1e-3), MOST_STRETCH);
     s->stretch[k->info.role] += STRETCH_RATE * (stretch - s->stretch[k->info.role]);
     if (!(q->tpot_ms > 0) || q->plan.step_ms * (1 + s->tpot_margin.value) < NEAR_TPOT * q->tpot_ms)
         return;
@@ -1121,6 +1121,7 @@ void scheduler_second_token(struct scheduler *s, struct sched_request *q, uint64
     struct worker *k = &s->workers[q->plan.decode];
     if (q->state == SCHED_DECODING && q->plan.kind == PLAN_SPLIT && !q->resumed && q->first_ns)
         k->transfer = transfer_observe_gap(k->transfer, q->plan.gap_ms, ms_between(q->first_ns, at));
+    q->second_ns = q->second_ns ? q->second_ns : at;
     end_moving(s, q);
 }
 

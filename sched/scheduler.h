@@ -72,11 +72,11 @@ struct sched_request {
 
     /* the scheduler's */
     enum sched_state state;
-    bool is_probe;                             /* it finds out whether a worker is still as slow as it was */
-    struct plan plan;                          /* as dispatched; of a refused one, why */
-    double promised_ttft_ms, promised_tpot_ms; /* as admitted */
-    uint64_t placed_ns, matched_ns, first_ns;  /* first: when its first token came */
-    double due_ms;                             /* the order inside its tenant */
+    bool is_probe;                                       /* it finds out whether a worker is still as slow as it was */
+    struct plan plan;                                    /* as dispatched; of a refused one, why */
+    double promised_ttft_ms, promised_tpot_ms;           /* as admitted */
+    uint64_t placed_ns, matched_ns, first_ns, second_ns; /* first: when its first token came */
+    double due_ms;                                       /* the order inside its tenant */
     uint32_t keeper; /* the worker that kept a place for it while it was away: it goes first; POLICY_NO_KEEPER */
     double expected_tokens, charged, work_ms;
     double queued_ms; /* of its work, as predicted when it was queued */

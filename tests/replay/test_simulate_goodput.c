@@ -24,6 +24,8 @@ struct bed {
     double
         kv_weight; /* of a token, over the profile's: if it is heavy, few sequences fill a worker, and N fill it often */
     bool held_to_both; /* workers that all do both phases are a bar, too */
+    double chunk_ms;   /* what a chunk takes beyond the profile, whatever its tokens; 0: nothing */
+    uint32_t n;        /* requests; 0: N */
 };
 
 /* Long answers: decode workers are what is short. */
@@ -40,6 +42,9 @@ static const struct bed BEDS[] = {
     {"tight TPOT", make_mixed, 2, 2, 1000, 25, 26, 1, true},
     {"loose TPOT", make_mixed, 2, 2, 1000, 100, 23.5, 1, true},
     {"long answers", make_answers, 2, 1, 1000, 30, 68.5, 8, false},
+    /* a step with any chunk is nearly as long as the limit; a queue of more than a pass looks at */
+    {"slow chunks", make_mixed, 2, 2, 2000, 40, 46, 1, false, 30, 400},
+    {"long queue", make_mixed, 2, 2, 15000, 40, 12, 1, false, 0, 400},
 };
 enum { N_BEDS = sizeof(BEDS) / sizeof(BEDS[0]) };
 
@@ -62,6 +67,7 @@ static struct simulate_config config_for(const struct bed *bed, enum way way, bo
     c.tpot_ms = bed->tpot_ms;
     c.noise = 0.05;
     c.cost.decode[1] *= bed->kv_weight;
+    c.cost.prefill[0] += bed->chunk_ms;
     return c;
 }
 
@@ -124,7 +130,7 @@ START_TEST(test_simulate_goodput_is_the_best_at_every_load)
     struct maker m = {0};
     double most = 0;
     int n_broken = 0;
-    bed->make(&m, N, bed->gap_ms);
+    bed->make(&m, bed->n ? bed->n : N, bed->gap_ms);
     printf("# %s, %u + %u, lengths %s\n", bed->name, bed->n_prefill, bed->n_decode, known ? "known" : "not known");
     for (int l = 0; l < LOADS; l++) {
         struct point of[WAYS];
