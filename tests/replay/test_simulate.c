@@ -452,7 +452,8 @@ START_TEST(test_simulate_spreads_load_over_equal_workers_and_finds_prefixes)
         best = fmax(best, others);
     }
     balance(load, POLICY_TANDEM, spreads, &hits, &lopsided);
-    double most = load == LONG_ONES ? 2 : 1.5; /* one of its long prompts takes a worker 7 s of 180, at 0.6 of its time */
+    double most =
+        load == LONG_ONES ? 2 : 1.5; /* one of its long prompts takes a worker 7 s of 180, at 0.6 of its time */
     ck_assert_msg(spreads[0] <= most && spreads[1] <= most, "%f %f", spreads[0], spreads[1]);
     ck_assert_msg(hits >= 0.9 * best, "%f, best %f", hits, best);
     ck_assert(!lopsided);
