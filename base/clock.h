@@ -24,6 +24,12 @@ static inline uint64_t clock_now(const struct clock *clock)
     return clock->now_ns(clock);
 }
 
+/* Milliseconds; 0: to is not later. */
+static inline double clock_ms_between(uint64_t from_ns, uint64_t to_ns)
+{
+    return to_ns > from_ns ? (double)(to_ns - from_ns) * 1e-6 : 0;
+}
+
 void clock_init_real(struct clock *clock);
 void clock_init_virtual(struct clock *clock, uint64_t start_ns);
 void clock_advance(struct clock *clock, uint64_t delta_ns); /* virtual clocks only */

@@ -303,17 +303,6 @@ static double room_ms(const struct seq *s, uint64_t now_ns)
     return batching_room_ms(s->tpot_ms, s->n_tokens - s->n_before, (double)(now_ns - s->first_token_ns) * 1e-6);
 }
 
-/* Prompts are there, and none takes part. */
-static bool has_starved(const struct batch_item *items, const uint32_t *rows, uint32_t n)
-{
-    bool waits = false, computes = false;
-    for (uint32_t i = 0; i < n; i++) {
-        waits |= !items[i].decoding;
-        computes |= !items[i].decoding && rows[i];
-    }
-    return waits && !computes;
-}
-
 /* Sequences of this step in e->batch, each with its n_rows. */
 static void plan(struct engine *e)
 {
@@ -338,7 +327,7 @@ static void plan(struct engine *e)
                                        .room_ms = decoding ? room_ms(s, now) : INFINITY};
     }
     batching_plan(items, kept, e->config.max_rows, &e->cost, e->starved_ms, rows);
-    e->is_starving = has_starved(items, rows, kept);
+    e->is_starving = batching_starves(items, rows, kept);
     e->n_batch = 0;
     for (uint32_t i = 0; i < kept; i++) {
         struct seq *s = e->batch[i];

@@ -10,7 +10,7 @@ struct report_column {
     const char *name;
     enum report_column_type type;
     size_t offset;   /* in struct report_request */
-    bool is_younger; /* than version 1: where a report lacks it, all are 0 */
+    bool is_younger; /* than version 1: where a report lacks it, all are 0, doubles NAN */
 };
 
 enum { REPORT_COLUMNS = 31 };

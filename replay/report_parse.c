@@ -258,8 +258,11 @@ static enum td_status parse_column(const struct report_file *f, const json_t *re
 {
     const json_t *list = json_object_get(requests, c->name);
     bool one = !json_is_array(list);
-    if (!list && c->is_younger)
+    if (!list && c->is_younger) {
+        for (uint64_t i = 0; i < f->run.n_requests && c->type == COLUMN_DOUBLE; i++)
+            *(double *)(void *)((char *)&f->requests[i] + c->offset) = NAN;
         return TD_OK;
+    }
     if (!list || (!one && json_array_size(list) != f->run.n_requests))
         return FAIL(e, "requests.%s: must be a value, or an array of %llu", c->name,
                     (unsigned long long)f->run.n_requests);

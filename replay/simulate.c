@@ -66,7 +66,7 @@ static void show_first_token(struct sim *s, struct seq *q, uint64_t at_ns)
     if (q->first_ns)
         return;
     q->first_ns = at_ns + ns_of(s->c.rpc_ms);
-    q->out->ttft_ms = ms_of(q->q.arrived_ns, q->first_ns);
+    q->out->ttft_ms = clock_ms_between(q->q.arrived_ns, q->first_ns);
     if (q->out->token_ms)
         q->out->token_ms[0] = (float)q->out->ttft_ms;
 }
@@ -89,9 +89,9 @@ void sim_request_prefilled(struct sim *s, struct seq *q)
     q->prefilled_ns = s->now_ns;
     tell_prefix(s, q);
     if (!q->first_ns) {
-        q->out->queue_ms = ms_of(q->q.arrived_ns, q->admitted_ns);
-        q->out->load_ms = ms_of(q->admitted_ns, q->running_ns);
-        q->out->prefill_ms = ms_of(q->running_ns, s->now_ns);
+        q->out->queue_ms = clock_ms_between(q->q.arrived_ns, q->admitted_ns);
+        q->out->load_ms = clock_ms_between(q->admitted_ns, q->running_ns);
+        q->out->prefill_ms = clock_ms_between(q->running_ns, s->now_ns);
     }
     scheduler_prefilled(s->scheduler, &q->q, s->now_ns);
     scheduler_generated(&q->q, q->n_generated - q->n_before);
@@ -261,7 +261,7 @@ static void submit(struct sim *s, struct seq *q)
 static void loaded(struct sim *s, struct seq *q)
 {
     struct node *n = &s->nodes[q->q.plan.prefill];
-    double took = ms_of(q->admitted_ns, s->now_ns);
+    double took = clock_ms_between(q->admitted_ns, s->now_ns);
     if (q->legs[0].state != LEG_FILLING || !n->is_up)
         return;
     const double x[] = {1, (double)(q->load_dram + q->load_peer) * s->block_pages,

@@ -202,6 +202,7 @@ struct node { /* a worker */
     uint32_t n_decoding; /* in the run: those that joined since follow behind */
     double run_ms;
     double starved_ms;          /* how long steps have had no prompt tokens though prompts were there */
+    bool is_starving;           /* in the step that runs */
     double first_ms, longer_ms; /* of a run: its first step; by how much each takes longer than the one before it */
     struct list ended, joined;  /* in the step that ended; since it began */
     struct cost_profile cost;   /* true */
@@ -247,11 +248,6 @@ struct sim {
 static inline uint64_t ns_of(double ms)
 {
     return (uint64_t)(ms * 1e6 + 0.5);
-}
-
-static inline double ms_of(uint64_t from_ns, uint64_t to_ns)
-{
-    return to_ns > from_ns ? (double)(to_ns - from_ns) * 1e-6 : 0;
 }
 
 /* Worker w takes q's leg up. */

@@ -180,7 +180,7 @@ static uint64_t run_ns(const struct node *n, uint32_t steps)
 /* Steps of the run that are over; one always remains, since the last one's end is an event. */
 static uint32_t steps_over(const struct sim *s, const struct node *n)
 {
-    double ms = ms_of(n->began_ns, s->now_ns), first = n->first_ms - n->longer_ms / 2,
+    double ms = clock_ms_between(n->began_ns, s->now_ns), first = n->first_ms - n->longer_ms / 2,
            root = first * first + 2 * n->longer_ms * ms;
     double guess = 2 * ms / (first + sqrt(fmax(root, 0)));
     uint32_t steps = guess > 0 ? (uint32_t)fmin(guess, n->n_steps - 1) : 0;
@@ -364,6 +364,8 @@ static double step_ms(const struct node *n)
         now.prefill[i] *= power_prefill_factor(n->clock);
         now.decode[i] *= power_decode_factor(n->clock);
     }
+    now.chunk_square *= power_prefill_factor(n->clock);
+    now.context_square *= power_decode_factor(n->clock);
     return cost_profile_step_ms(&now, &n->step);
 }
 
@@ -399,7 +401,8 @@ static struct cost_step plan_step(struct sim *s, struct node *n)
     }
     for (uint32_t i = 0; i < n_running; i++) {
         const struct seq *q = n->running.at[i];
-        double since = ms_of(q->first_ns, s->now_ns), tpot_ms = q->q.resumed ? 0 : q->q.tpot_ms; /* as its leg says */
+        double since = clock_ms_between(q->first_ns, s->now_ns),
+               tpot_ms = q->q.resumed ? 0 : q->q.tpot_ms; /* as its leg says */
         s->items[n_prompts + i] = (struct batch_item){.n_pending = 1,
                                                       .n_computed = tokens_of(q) - 1,
                                                       .decoding = true,
@@ -409,6 +412,7 @@ static struct cost_step plan_step(struct sim *s, struct node *n)
     }
     batching_plan(s->items, n_prompts + n_running, s->c.max_rows ? s->c.max_rows : chunk + n_running, &n->model,
                   n->starved_ms, s->rows);
+    n->is_starving = batching_starves(s->items, s->rows, n_prompts + n_running);
     for (uint32_t i = 0; i < n_prompts; i++) {
         struct seq *q = n->prompts.at[i];
         struct leg *leg = leg_on(s, n, q);
@@ -477,6 +481,7 @@ static void begin(struct sim *s, struct node *n)
         return;
     n->n_decoding = n->running.n;
     n->n_steps = 0;
+    n->is_starving = false;
     if (n->prompts.n) {
         n->step = plan_step(s, n);
         n->run_ms = step_ms(n) * noise(s, n, 1);
@@ -591,7 +596,7 @@ void node_join(struct sim *s, struct seq *q)
     uint32_t from = q->q.plan.prefill;
     struct node *n = &s->nodes[q->q.plan.decode];
     struct leg *leg = &q->legs[1];
-    q->out->transfer_ms = ms_of(q->prefilled_ns, s->now_ns);
+    q->out->transfer_ms = clock_ms_between(q->prefilled_ns, s->now_ns);
     scheduler_moved(s->scheduler, &q->q, q->out->transfer_ms);
     node_drop(s, from, q);
     node_go_on(s, from);
@@ -632,7 +637,7 @@ static void second_token(struct sim *s, struct seq *q, uint64_t at_ns)
     scheduler_second_token(s->scheduler, &q->q, at_ns);
     if (!hands_over(q) || q->q.resumed)
         return;
-    q->out->first_gap_ms = ms_of(q->prefilled_ns, at_ns);
+    q->out->first_gap_ms = clock_ms_between(q->prefilled_ns, at_ns);
     q->out->predicted_first_gap_ms = q->q.plan.gap_ms;
 }
 
@@ -721,7 +726,7 @@ void node_step_ended(struct sim *s, uint32_t w)
     n->step.ms = n->run_ms / steps;
     n->step.context += n->n_steps ? (steps - 1) / 2.0 * n->step.batch : 0; /* of the step in the middle */
     n->model = cost_observe(n->model, &n->step);
-    n->starved_ms = !n->n_steps && !n->step.prefill_tokens ? n->starved_ms + n->run_ms : 0;
+    n->starved_ms = n->is_starving ? n->starved_ms + n->run_ms : 0;
     scheduler_observe_step(s->scheduler, w, &n->step);
     if (n->n_steps)
         grow_run(s, n, steps - 1);
@@ -794,7 +799,7 @@ void node_drop(struct sim *s, uint32_t w, struct seq *q)
 /* Of a run of decode steps those that are over have shown their tokens. Of the step that runs only the time counts. */
 static void end_run_by_death(struct sim *s, struct node *n)
 {
-    double ran_ms = fmin(ms_of(n->began_ns, s->now_ns), n->run_ms);
+    double ran_ms = fmin(clock_ms_between(n->began_ns, s->now_ns), n->run_ms);
     uint32_t steps = n->n_steps ? (uint32_t)floor(ran_ms / (n->run_ms / n->n_steps)) : 0;
     if (!n->is_busy)
         return;
@@ -814,6 +819,7 @@ void node_die(struct sim *s, uint32_t w)
     struct node *n = &s->nodes[w];
     end_run_by_death(s, n);
     n->is_up = false;
+    n->starved_ms = 0;
     n->run++;
     for (uint64_t i = 0; i < s->n_seqs; i++) {
         struct seq *q = &s->seqs[i];

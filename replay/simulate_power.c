@@ -32,7 +32,7 @@ static double share_of_budget(const struct sim *s)
 /* At each level the time until now, from the sample before. */
 static void note_level(struct sim *s, uint64_t until_ns)
 {
-    s->result->power.level_ms[level_of(s)] += ms_of(s->sampled_ns, until_ns);
+    s->result->power.level_ms[level_of(s)] += clock_ms_between(s->sampled_ns, until_ns);
     s->sampled_ns = until_ns;
 }
 

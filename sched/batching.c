@@ -57,6 +57,7 @@ uint32_t batching_plan(const struct batch_item *items, uint32_t n, uint32_t budg
 {
     struct step step = decoding_step(items, n, cost, starved_ms);
     uint32_t used = 0, prompts = 0;
+    bool waits = false; /* the first prompt, for more time: shorter ones behind it must not take that away for ever */
     for (uint32_t i = 0; i < n; i++) {
         rows_out[i] = items[i].decoding && used < budget;
         used += rows_out[i];
@@ -67,13 +68,24 @@ uint32_t batching_plan(const struct batch_item *items, uint32_t n, uint32_t budg
         uint32_t most = least(least(budget - used, items[i].chunk), items[i].n_pending);
         if (prompts)
             most = least(most, BATCHING_FILL > prompts ? BATCHING_FILL - prompts : 0);
-        double rows = rows_out[i] = most ? within_time(&step, &items[i], cost, most) : 0;
+        double rows = rows_out[i] = most && !waits ? within_time(&step, &items[i], cost, most) : 0;
+        waits |= most && !(step.tokens > 0) && !rows_out[i];
         used += rows_out[i];
         prompts += rows_out[i];
         step.tokens += rows;
         step.square += rows * (rows + 2.0 * items[i].n_computed);
     }
     return used;
+}
+
+bool batching_starves(const struct batch_item *items, const uint32_t *rows, uint32_t n)
+{
+    bool waits = false, computes = false;
+    for (uint32_t i = 0; i < n; i++) {
+        waits |= !items[i].decoding;
+        computes |= !items[i].decoding && rows[i];
+    }
+    return waits && !computes;
 }
 
 double batching_mixed_ms(double decode, double limit)

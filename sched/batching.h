@@ -11,7 +11,7 @@
  *
  * A chunk costs a fixed time whatever its tokens. Where that is much (a machine whose smallest chunk takes half of the limit), small chunks
  * in every step would leave the limit no time and prompts no progress. So a chunk waits, while steps that only decode save time,
- * until its step has BATCHING_WORTH times the fixed part to spare.
+ * until its step has BATCHING_WORTH times the fixed part to spare; prompts behind it wait, too.
  *
  * Prompts share a step only up to BATCHING_FILL tokens: from there on a step takes as much longer as it has more rows, so company
  * would delay the first and gain the second nothing.
@@ -27,7 +27,7 @@ enum { BATCHING_FILL = 512, BATCHING_LEAST = 16 /* prompt tokens of a step, unle
 #define BATCHING_FLOOR 0.1  /* of the time of a step that decodes only: what prompts may add in any case */
 #define BATCHING_WORTH 2.0  /* what a chunk must have time for, in times its fixed part */
 #define BATCHING_SAFE  0.95 /* of a TPOT limit that steps with prompts may use up */
-#define BATCHING_BURST 4.0  /* TPOT limits that one step may take at most, however much time was saved before */
+#define BATCHING_BURST 4.0  /* TPOT limits of saved time that one step may take at most */
 
 struct batch_item {
     uint32_t n_pending;  /* tokens whose KV is not computed yet; >= 1 */
@@ -46,6 +46,9 @@ double batching_room_ms(double tpot_limit_ms, uint32_t n_tokens, double since_fi
  */
 uint32_t batching_plan(const struct batch_item *items, uint32_t n, uint32_t budget, const struct cost_model *cost,
                        double starved_ms, uint32_t *rows_out);
+
+/* Whether prompts are there, and none takes part in the step that batching_plan() made. */
+bool batching_starves(const struct batch_item *items, const uint32_t *rows, uint32_t n);
 
 /* How long steps take as long as prompts are there, under a limit (> 0), where they take decode_ms without prompts. */
 double batching_mixed_ms(double decode_ms, double tpot_limit_ms);

@@ -100,10 +100,11 @@ double cost_step_ms(const struct cost_model *m, double n, double square, double 
 
 double cost_profile_step_ms(const struct cost_profile *c, const struct cost_step *s)
 {
-    const double *p = c->prefill, *d = c->decode, n = s->prefill_tokens, context = s->context;
+    const double *p = c->prefill, *d = c->decode, n = s->prefill_tokens;
+    const double top = c->context_square < 0 ? -d[1] / (2 * c->context_square) : INFINITY;
+    const double context = fmin(s->context, top); /* a square below 0 is not followed beyond its top */
     double prefill = n > 0 ? p[0] + p[1] * n + p[2] * s->prefill_square + c->chunk_square * n * n : 0;
     double decode = s->batch ? d[0] + d[1] * context + d[2] * s->batch + c->context_square * context * context : 0;
-    decode = s->batch ? fmax(decode, d[0]) : 0; /* a square below 0 is not followed beyond what it was fitted to */
     return prefill > 0 && decode > 0 ? fmax(prefill + decode - (1 - c->unshared) * d[0], fmax(prefill, decode))
                                      : prefill + decode;
 }

@@ -18,14 +18,14 @@ static const double DISTURBED = 0.02;      /* a millisecond that a sequence with
  * however few tokens their answers have, as they do in percentiles of TPOT.
  */
 static const double UNLIMITED_TPOT = 80;
-/* Of a prompt's work that delays others' TPOT, so much counts: whoever waits longer is among the slowest in any case. */
+/* At most so much of a prompt's work counts as delay of others' TPOT: whoever waits longer is among the slowest in any case. */
 static const double MOST_DELAY_MS = 700;
 /*
  * What KV costs that is kept twice, in milliseconds of the work that a copy saves: it pushes out what others would have found. Where
  * the prefill worker computes what another worker has, and where the decode worker of a split plan is handed what it has not (little:
- * it has to hold that while it decodes).
+ * it has to hold that while it decodes). At most so much for one request: nobody waits minutes for a prefix beside idle workers.
  */
-static const double COPY = 6, HANDED_COPY = 0.05;
+static const double COPY = 6, HANDED_COPY = 0.05, MOST_COPY_MS = 10000;
 static const double FIRST_GAP = 0.2;   /* a millisecond by which it is longer, likewise */
 static const double TIE = 0.07;        /* what one prefill may be predicted slower than another and still be taken, */
 static const double DECODE_TIE = 0.15; /* and one decode worker: steps differ by less than they are measured */
@@ -276,7 +276,7 @@ static void view_gap(const struct policy_worker *workers, uint32_t i, const stru
     v->gap = transfer_gap_ms(w->transfer, v->exposed, step, fmin(running, 1));
 }
 
-/* The same of n tokens that begin with prompts there for prompts_ms and then have them for that share of the time. */
+/* The mean time between n tokens that begin with prompts there for prompts_ms and then have them for that share of the time. */
 static double tpot_of(const struct policy_worker *w, double step, double limit, double n, double prompts_ms,
                       double prompts)
 {
@@ -310,7 +310,8 @@ struct decode_view policy_view_decode(const struct policy_worker *workers, uint3
     double first = prompts_ms > 0 ? mixed_step(w, v.step, limit) : token_ms(w, v.step, limit, w->prompt_use);
     view_gap(workers, i, r, from, at.running, first, &v);
     v.tpot = v.token + (v.gap - v.token) / n_gaps;
-    v.keeps = keeps_tpot(w, r, v.longest) && within_tpot(r, v.step, fmax(v.gap - v.token, 0) / n_gaps);
+    v.keeps = keeps_tpot(w, r, v.longest) &&
+              within_tpot(r, v.step, r->max_tokens > 1 ? fmax(v.gap - v.token, 0) / n_gaps : 0);
     double use = w->role == ROLE_PREFILL ? fmax(w->prompt_use, PROMPTS_TO_COME) : w->prompt_use;
     if (use > 0)
         v.delays = use * n_gaps * v.step * (prompt_share(w, at, w->tpot_limit_ms) - prompt_share(w, then, limit));
@@ -347,20 +348,22 @@ static double disturbance(const struct policy_worker *w, const struct policy_req
                                                       : UNLIMITED_TPOT * at.brevity * fmin(work_ms, MOST_DELAY_MS);
 }
 
-/* Of KV that a worker without its first own_blocks gets, though it may lie on another one. Under a TTFT limit only that counts. */
-static double copy_cost(const struct policy_request *r, double weight, double compute_ms)
+/* Of computing what lies on another worker, which would take saved_ms less there. Under a TTFT limit only that counts. */
+static double copy_cost(const struct policy_request *r, double weight, double saved_ms)
 {
-    return r->ttft_ms > 0 || r->urgent ? 0 : weight * compute_ms;
+    return r->ttft_ms > 0 || r->urgent ? 0 : fmin(weight * fmax(saved_ms, 0), MOST_COPY_MS);
 }
 
-/* In milliseconds of work: the worker's own, and what waiting is worth. */
-static double prefill_cost(const struct policy_request *r, const struct prefill_view *v)
+/* In milliseconds of work: the worker's own, and what waiting is worth; another worker has most_own blocks of the prompt. */
+static double prefill_cost(const struct policy_worker *w, const struct policy_request *r, const struct prefill_view *v,
+                           uint32_t most_own)
 {
+    uint32_t most = most_own > v->store_blocks ? most_own : v->store_blocks;
     if (r->urgent)
         return v->ttft;
     double waiting = r->ttft_ms > 0 ? WAITING : WAITING_UNLIMITED, slowed = v->compute / v->share - v->compute;
     return (v->load + v->compute + waiting * (v->wait + slowed)) * tie_break(r, v->worker, TIE) +
-           copy_cost(r, COPY, v->compute);
+           copy_cost(r, COPY, v->compute - compute_ms(w, r, most, w->chunk_tokens));
 }
 
 /* ------------------------------------------------------------------ search */
@@ -378,7 +381,8 @@ struct search {
     double least_work;             /* the same, of idle workers' time to the first token */
     const char *why;               /* the last reason why one could not */
     bool could_fit;
-    uint32_t soonest; /* worker of least_ttft */
+    uint32_t most_own; /* blocks of the prompt that a worker has */
+    uint32_t soonest;  /* worker of least_ttft */
 };
 
 static void note(struct search *s, const struct prefill_view *p, const struct decode_view *d, double cost,
@@ -508,7 +512,7 @@ static void try_alone(struct search *s, uint32_t i)
         double disturbed = disturbance(w, s->r, p.wait, p.load + p.compute);
         s->could_fit = true;
         see(&s->least_work, p.alone);
-        cost = prefill_cost(s->r, &p) + (s->r->urgent ? 0 : disturbed);
+        cost = prefill_cost(w, s->r, &p, s->most_own) + (s->r->urgent ? 0 : disturbed);
         if (!s->log && cost >= s->best_cost)
             return; /* decoding only adds to it */
         d = policy_view_decode(s->workers, i, s->r, p.ttft, &p);
@@ -542,7 +546,8 @@ static void try_split(struct search *s)
         if (!s->workers[i].usable || s->workers[i].role != ROLE_PREFILL)
             continue;
         struct prefill_view v = policy_view_prefill(s->workers, i, s->r);
-        double cost = v.reason ? INFINITY : prefill_cost(s->r, &v) + kept_disturbance(s, &v);
+        double cost =
+            v.reason ? INFINITY : prefill_cost(&s->workers[i], s->r, &v, s->most_own) + kept_disturbance(s, &v);
         note(s, &v, NULL, cost, v.booked ? BOOKED : v.reason);
         s->why = v.reason ? v.reason : s->why;
         if (v.reason)
@@ -610,7 +615,7 @@ static struct plan place_named(struct search *s)
     }
     s->could_fit = true;
     struct decode_view d = policy_view_decode(s->workers, decode, s->r, p.ttft, &p);
-    double cost = prefill_cost(s->r, &p);
+    double cost = prefill_cost(&s->workers[p.worker], s->r, &p, s->most_own);
     if (p.worker == decode) {
         note(s, &p, &d, cost, NULL);
     } else {
@@ -644,6 +649,9 @@ struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers
                        .least_tpot = INFINITY,
                        .least_work = INFINITY};
     struct plan plan;
+    for (uint32_t i = 0; i < n_workers; i++)
+        if (workers[i].usable && own_blocks(request, i) > s.most_own)
+            s.most_own = own_blocks(request, i);
     if (request->policy != POLICY_TANDEM) {
         plan = place_named(&s);
     } else {

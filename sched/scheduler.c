@@ -9,21 +9,19 @@
 #include "base/random.h"
 #include "sched/batching.h"
 #include "sched/booking.h"
+#include "sched/drain.h"
 #include "sched/margin.h"
+#include "sched/order.h"
 
 enum { SCHEDULER_LOOK = 128 };
 
 static const double CHUNKS_AHEAD = 2;
-static const double PRIORITY_MS = 5000;
-static const double PATIENCE = 20, MAX_PATIENCE_MS = 60000; /* of a request with no limit: times its work, at most */
-static const double WORKFLOW_WORK = 2; /* of two workflows with one deadline, the one with less work left is first */
-static const double LATE_MS = 1e12;    /* the order of what can't be on time any more: after all that can */
 static const double REFRESH_MS = 50, MATCH_MS = 100, FRESH_MS = 1;
 static const double BOOKED_MARGIN = 0.88; /* of its limit: what one that comes back is given place for */
 static const double RETURN_RATE = 0.02;
 /* Every refused request gets a booking where this share of them comes back; at least the share TRIED does, to find out. */
 static const double FULLY_BOOKED = 0.05, TRIED = 0.02;
-static const double DRAIN_MS = 10000, REST_CAUTION = 1.5;
+static const double REST_CAUTION = 1.5;
 static const double LEAST_RETRY_MS = 20, MAX_RETRY_MS = 60000;
 static const double LEAST_LEFT = 0.02; /* of a prefill that takes longer than it should: what is left of it */
 static const double LEG_RATE = 0.02;
@@ -34,7 +32,7 @@ static const double NEAR_TTFT = 0.2, NEAR_TPOT = 0.7;
 static const double PROBE_AFTER_MS = 4000, PROBE_EVERY_MS = 1000, MUCH_SLOWER = 1.25;
 enum { BELIEVED = 4 }; /* steps: a prompt's chunks, or the first ones that decode */
 static const double USE_MS = 5000, STRETCH_RATE = 0.02, MOST_STRETCH = 4;
-static const double LEAST_ANSWER = 3;        /* tokens: the TPOT of a shorter answer is nobody's measure */
+static const double LEAST_ANSWER = 3;        /* tokens: a shorter answer counts as this long in what delays cost */
 static const double TRACE_OF_PROMPTS = 0.02; /* of a worker's time: below, its steps are taken to be without */
 
 struct terms {                   /* on which a prediction is held against the TTFT limit */
@@ -72,11 +70,6 @@ struct worker {
     struct bookings bookings;
 };
 
-struct drain { /* of the queue, as long as there is one: the latest DRAIN_MS count most */
-    double work_ms, ms;
-    uint64_t at_ns;
-};
-
 struct scheduler {
     struct scheduler_config config;
     struct worker workers[SCHEDULER_MAX_WORKERS];
@@ -91,7 +84,6 @@ struct scheduler {
     struct fair *fair;
     struct sched_request *queued, *last_queued;
     uint64_t queued_tokens;
-    double queued_ms; /* of work, as it was predicted when each came */
     struct drain drain;
     uint32_t n_queued, n_back; /* back: those that came back when they were told to */
     bool dirty;
@@ -103,11 +95,6 @@ static void changed(struct scheduler *s)
 {
     s->dirty = true;
     s->alone = NULL;
-}
-
-static double ms_between(uint64_t from_ns, uint64_t to_ns)
-{
-    return to_ns > from_ns ? (double)(to_ns - from_ns) * 1e-6 : 0;
 }
 
 struct scheduler *scheduler_open(const struct scheduler_config *config)
@@ -235,14 +222,14 @@ static void view_prompts(struct scheduler *s, uint32_t w, uint64_t now)
     for (const struct sched_request *q = k->first; q; q = q->prefill_next) {
         double left = q->work_ms;
         if (q == k->first)
-            left = fmax(left - ms_between(q->began_ns, now) * share, LEAST_LEFT * left);
+            left = fmax(left - clock_ms_between(q->began_ns, now) * share, LEAST_LEFT * left);
         v->busy_ms += left;
         v->queued_tokens += q->work_ms > 0 ? q->plan.new_tokens * left / q->work_ms : 0;
         if (q->ttft_ms > 0 && !q->resumed)
-            v->patience = fmin(v->patience, (q->ttft_ms - ms_between(q->arrived_ns, now)) * share / v->busy_ms);
+            v->patience = fmin(v->patience, (q->ttft_ms - clock_ms_between(q->arrived_ns, now)) * share / v->busy_ms);
     }
     v->patience = fmax(v->patience, 1);
-    k->prompt_use += (1 - exp(-ms_between(k->used_ns, now) / USE_MS)) * ((k->first != NULL) - k->prompt_use);
+    k->prompt_use += (1 - exp(-clock_ms_between(k->used_ns, now) / USE_MS)) * ((k->first != NULL) - k->prompt_use);
     k->used_ns = now;
     v->prompt_use = k->prompt_use;
     v->stretch = s->stretch[k->info.role];
@@ -348,7 +335,7 @@ void scheduler_refresh(struct scheduler *s, uint64_t now)
             s->workers[w].measured_ns = now;
         s->workers[w].is_measured = false;
         s->views[w].cost = cost_of(s, &s->workers[w]);
-        if (s->workers[w].changed || ms_between(s->workers[w].refreshed_ns, now) > REFRESH_MS)
+        if (s->workers[w].changed || clock_ms_between(s->workers[w].refreshed_ns, now) > REFRESH_MS)
             view_running(s, w, now);
         view_prompts(s, w, now);
     }
@@ -396,8 +383,8 @@ static struct policy_request ask_of(const struct scheduler *s, const struct sche
                                    .caution = terms.caution,
                                    .hope = terms.hope,
                                    .remaining_ms =
-                                       q->deadline_ns == UINT64_MAX ? INFINITY : ms_between(now, q->deadline_ns),
-                                   .waited_ms = ms_between(q->arrived_ns, now),
+                                       q->deadline_ns == UINT64_MAX ? INFINITY : clock_ms_between(now, q->deadline_ns),
+                                   .waited_ms = clock_ms_between(q->arrived_ns, now),
                                    .policy = s->config.policy,
                                    .force = s->config.force,
                                    .prefix = s->config.prefix,
@@ -452,12 +439,12 @@ static bool may_probe(struct worker *k, const struct sched_request *q, uint64_t 
     if (k->prober == q)
         return true;
     if (!k->up || k->info.role == ROLE_STORE || k->first || k->running || k->prober ||
-        (k->probed_ns && ms_between(k->probed_ns, now) < PROBE_EVERY_MS))
+        (k->probed_ns && clock_ms_between(k->probed_ns, now) < PROBE_EVERY_MS))
         return false;
     const struct cost_model *m = &k->cost;
     double prefill = m->usual_prefill > 0 ? m->usual_prefill : 1, decode = m->usual_decode > 0 ? m->usual_decode : 1;
     bool is_usual = !is_slower(m, prefill, decode);
-    if (is_usual && ms_between(k->measured_ns, now) > PROBE_AFTER_MS)
+    if (is_usual && clock_ms_between(k->measured_ns, now) > PROBE_AFTER_MS)
         prefill = decode = 1;
     k->reference = cost_at_speed(m, prefill, decode);
     return is_slower(m, prefill, decode);
@@ -497,7 +484,7 @@ static void end_probe(struct worker *k, const struct sched_request *q)
 static struct plan place(struct scheduler *s, struct policy_worker *views, struct sched_request *q, uint64_t now,
                          struct terms terms)
 {
-    if (s->config.match && (!q->matched_ns || ms_between(q->matched_ns, now) > MATCH_MS)) {
+    if (s->config.match && (!q->matched_ns || clock_ms_between(q->matched_ns, now) > MATCH_MS)) {
         s->config.match(s->config.user, q);
         q->matched_ns = now;
     }
@@ -539,40 +526,6 @@ static double charge_of(const struct sched_request *q)
 
 /* ------------------------------------------------------------------- order */
 
-/* What its workflow still takes, if all steps are like this one. */
-static double workflow_ms_left(const struct sched_request *q)
-{
-    return (q->work_ms + q->promised_tpot_ms * q->expected_tokens) * (1 + q->workflow_steps_left);
-}
-
-static bool is_lost(const struct sched_request *q, uint64_t now)
-{
-    return q->workflow_deadline_ns != UINT64_MAX && ms_between(now, q->workflow_deadline_ns) < workflow_ms_left(q);
-}
-
-static double order_key(const struct scheduler *s, const struct sched_request *q, uint64_t now)
-{
-    double arrived = (double)q->arrived_ns * 1e-6;
-    double deadline = q->deadline_ns == UINT64_MAX ? INFINITY : ms_between(q->arrived_ns, q->deadline_ns);
-    double workflow =
-        q->workflow_deadline_ns == UINT64_MAX ? INFINITY : ms_between(q->arrived_ns, q->workflow_deadline_ns);
-    if (s->config.order == ORDER_FCFS)
-        return arrived;
-    if (s->config.order == ORDER_EDF)
-        return arrived + fmin(fmin(deadline, workflow), q->ttft_ms > 0 ? q->ttft_ms : MAX_PATIENCE_MS);
-    if (s->config.order == ORDER_SHORTEST)
-        return q->n_tokens;
-    if (q->resumed)
-        return -LATE_MS + arrived;
-    double due = fmin(deadline - q->work_ms - q->promised_tpot_ms * q->expected_tokens,
-                      workflow + WORKFLOW_WORK * workflow_ms_left(q));
-    if (q->ttft_ms > 0)
-        due = fmin(due, q->ttft_ms);
-    else if (due == INFINITY)
-        due = fmin(PATIENCE * q->work_ms, MAX_PATIENCE_MS);
-    return arrived + due - PRIORITY_MS * q->priority + (is_lost(q, now) ? LATE_MS : 0);
-}
-
 /* It came back when it was told to. */
 static bool is_back(const struct sched_request *q)
 {
@@ -581,15 +534,16 @@ static bool is_back(const struct sched_request *q)
 
 static void enqueue(struct scheduler *s, struct sched_request *q, uint64_t now)
 {
-    q->due_ms = order_key(s, q, now);
+    q->due_ms = order_key(s->config.order, q, now);
     q->state = SCHED_QUEUED;
     q->next = NULL;
     q->prev = s->last_queued;
     *(s->last_queued ? &s->last_queued->next : &s->queued) = q;
     s->last_queued = q;
-    s->drain.at_ns = s->n_queued++ ? s->drain.at_ns : now;
+    if (!s->n_queued++)
+        s->drain = drain_begin(s->drain, now);
     s->queued_tokens += q->n_tokens;
-    s->queued_ms += q->queued_ms = q->work_ms;
+    q->queued_ms = q->work_ms;
     s->n_back += is_back(q);
     changed(s);
     fair_push(s->fair, q->tenant, q->due_ms, q);
@@ -601,7 +555,6 @@ static void dequeue(struct scheduler *s, struct sched_request *q)
     *(q->next ? &q->next->prev : &s->last_queued) = q->prev;
     s->n_queued--;
     s->queued_tokens -= q->n_tokens;
-    s->queued_ms = s->n_queued ? s->queued_ms - q->queued_ms : 0;
     s->n_back -= is_back(q);
     changed(s);
     fair_remove(s->fair, q->tenant, q->due_ms, q);
@@ -650,13 +603,16 @@ static void observe_ttft(struct scheduler *s, const struct sched_request *q, dou
         s->ttft_margin = margin_note(s->ttft_margin, ttft_ms > q->ttft_ms);
 }
 
-/* Of the gaps after the first, which has a prediction of its own. Only steps near their limit count. Beside prompts, steps that take what the limit leaves are no error. */
+/*
+ * Of the gaps after the first, which has a prediction of its own. Only steps near their limit count. Beside prompts, steps that take
+ * what the limit leaves are no error.
+ */
 static void observe_tpot(struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
     struct worker *k = &s->workers[q->plan.decode];
     if (!q->second_ns || q->resumed || q->n_generated < 3)
         return;
-    double tpot = ms_between(q->second_ns, now) / (q->n_generated - 2);
+    double tpot = clock_ms_between(q->second_ns, now) / (q->n_generated - 2);
     double stretch = fmin(tpot / fmax(q->plan.token_ms / q->plan.stretch, 1e-3), MOST_STRETCH);
     s->stretch[k->info.role] += STRETCH_RATE * (stretch - s->stretch[k->info.role]);
     if (!(q->tpot_ms > 0) || q->plan.step_ms * (1 + s->tpot_margin.value) < NEAR_TPOT * q->tpot_ms)
@@ -689,17 +645,9 @@ static void add_prompt(struct worker *k, struct sched_request *q, uint64_t now)
     q->began_ns = now;
 }
 
-static void observe_drain(struct scheduler *s, const struct sched_request *q, uint64_t now)
-{
-    double ms = ms_between(s->drain.at_ns, now), stays = exp(-ms / DRAIN_MS);
-    s->drain.work_ms = s->drain.work_ms * stays + q->queued_ms;
-    s->drain.ms = s->drain.ms * stays + ms;
-    s->drain.at_ns = now;
-}
-
 static void dispatch(struct scheduler *s, struct sched_request *q, const struct plan *plan, uint64_t now)
 {
-    observe_drain(s, q, now);
+    s->drain = drain_observe(s->drain, q->queued_ms, s->n_queued > 1, now);
     dequeue(s, q);
     q->plan = *plan;
     q->placed_ns = now;
@@ -713,7 +661,7 @@ static void dispatch(struct scheduler *s, struct sched_request *q, const struct 
     begin_probe(&s->workers[plan->decode], q, now);
     add_prompt(&s->workers[plan->prefill], q, now);
     add_running(&s->workers[plan->decode], q);
-    apply(s->views, q, plan, plan->ttft_ms - ms_between(q->arrived_ns, now));
+    apply(s->views, q, plan, plan->ttft_ms - clock_ms_between(q->arrived_ns, now));
     s->config.place(s->config.user, q);
 }
 
@@ -731,7 +679,7 @@ static struct plan take_turn(struct scheduler *s, struct sched_request *q, uint6
 {
     struct plan plan = place(s, s->pass, q, now, terms);
     if (plan.kind != PLAN_REFUSE)
-        apply(s->pass, q, &plan, plan.ttft_ms - ms_between(q->arrived_ns, now));
+        apply(s->pass, q, &plan, plan.ttft_ms - clock_ms_between(q->arrived_ns, now));
     fair_take(s->fair, q->tenant, charge_of(q));
     return plan;
 }
@@ -758,10 +706,10 @@ static bool some_takes(const struct scheduler *s)
 /* A step whose workflow can't keep its deadline any more goes behind all that can. */
 static bool put_last(struct scheduler *s, struct sched_request *q, uint64_t now)
 {
-    if (s->config.order != ORDER_TANDEM || q->resumed || q->due_ms >= LATE_MS || !is_lost(q, now))
+    if (s->config.order != ORDER_TANDEM || q->resumed || q->due_ms >= ORDER_LATE_MS || !order_is_lost(q, now))
         return false;
     fair_remove(s->fair, q->tenant, q->due_ms, q);
-    q->due_ms += LATE_MS;
+    q->due_ms += ORDER_LATE_MS;
     fair_push(s->fair, q->tenant, q->due_ms, q);
     return true;
 }
@@ -779,7 +727,7 @@ void scheduler_run(struct scheduler *s, uint64_t now)
     struct sched_request *q;
     if (!s->dirty || !s->n_queued || !some_worker(s))
         return;
-    if (s->alone && s->alone->plan.now && ms_between(s->planned_ns, now) < FRESH_MS) {
+    if (s->alone && s->alone->plan.now && clock_ms_between(s->planned_ns, now) < FRESH_MS) {
         dispatch_alone(s, now);
         return;
     }
@@ -787,11 +735,10 @@ void scheduler_run(struct scheduler *s, uint64_t now)
     scheduler_refresh(s, now);
     memcpy(s->pass, s->views, s->n_workers * sizeof(s->pass[0]));
     struct walk walk = walk_begin(s, now);
-    bool is_whole = ms_between(s->passed_ns, now) > REFRESH_MS;
+    bool is_whole = clock_ms_between(s->passed_ns, now) > REFRESH_MS;
     s->passed_ns = is_whole ? now : s->passed_ns;
-    for (uint32_t n = 0; n < SCHEDULER_LOOK && some_worker(s) && (is_whole || some_takes(s)); n++) {
-        if (!(q = walk_next(s, &walk, now)))
-            break;
+    bool stopped = false; /* the rest has a look at the next tick for which a whole pass is due */
+    for (uint32_t n = 0; n < SCHEDULER_LOOK && some_worker(s) && !stopped && (q = walk_next(s, &walk, now)); n++) {
         if (put_last(s, q, now))
             continue;
         struct plan plan = take_turn(s, q, now, LATE);
@@ -799,8 +746,9 @@ void scheduler_run(struct scheduler *s, uint64_t now)
             drop(s, q, &plan);
         else if (plan.now)
             dispatch(s, q, &plan, now);
+        stopped = !is_whole && !some_takes(s);
     }
-    s->dirty = false; /* what the pass itself changed, it has seen */
+    s->dirty = stopped; /* what the pass itself changed, it has seen */
 }
 
 /* --------------------------------------------------------------- admission */
@@ -872,7 +820,7 @@ static double book(struct scheduler *s, const struct sched_request *q, uint64_t 
     if (q->identity && q->ttft_ms > 0 && s->config.policy == POLICY_TANDEM) { /* others keep no places */
         struct worker *k = first_room(s, q, now, &b);
         if (k) {
-            retry = fmax(ms_between(now, b.at_ns), LEAST_RETRY_MS);
+            retry = fmax(clock_ms_between(now, b.at_ns), LEAST_RETRY_MS);
             b.at_ns = now + (uint64_t)(retry * 1e6);
             if (is_worth_a_place(s, q))
                 bookings_add(&k->bookings, &b);
@@ -894,10 +842,23 @@ static bool breaks(const struct scheduler *s, const struct sched_request *other,
  */
 static void add_the_rest(struct scheduler *s, double rest_ms, double pace)
 {
-    double lately = s->drain.work_ms > 0 ? s->drain.ms / s->drain.work_ms : 0;
-    double takes_ms = fmax(rest_ms, 0) * fmax(lately, pace) * REST_CAUTION;
+    double takes_ms = fmax(rest_ms, 0) * fmax(drain_pace(&s->drain), pace) * REST_CAUTION;
     for (uint32_t w = 0; w < s->n_workers; w++)
         s->pass[w].busy_ms += takes_ms * policy_prompt_share(&s->pass[w], s->pass[w].busy_ms);
+}
+
+static bool is_before(const struct sched_request *other, const struct sched_request *q)
+{
+    return other != q && other->due_ms <= q->due_ms;
+}
+
+/* All that is queued and due before q, whoever's it is. */
+static double work_before(const struct scheduler *s, const struct sched_request *q)
+{
+    double ms = 0;
+    for (const struct sched_request *other = s->queued; other; other = other->next)
+        ms += is_before(other, q) ? other->queued_ms : 0;
+    return ms;
 }
 
 /* The turn of q in a pass with it, and what happens to those behind it. */
@@ -905,7 +866,8 @@ static struct plan try_out(struct scheduler *s, struct sched_request *q, uint64_
 {
     struct sched_request *other;
     struct plan plan = {.kind = PLAN_REFUSE};
-    double seen_ms = 0, last_ms = 0;
+    double seen_ms = 0, before_ms = 0,
+           last_ms = 0; /* of work: seen, what of it is due before q; when the last begins */
     bool seen = false;
     memcpy(s->pass, s->views, s->n_workers * sizeof(s->pass[0]));
     struct walk walk = walk_begin(s, now);
@@ -918,7 +880,8 @@ static struct plan try_out(struct scheduler *s, struct sched_request *q, uint64_
                 break;
             continue;
         }
-        seen_ms += other->queued_ms;
+        seen_ms += turn.work_ms;
+        before_ms += is_before(other, q) ? other->queued_ms : 0;
         if (turn.kind != PLAN_REFUSE)
             last_ms = fmax(last_ms, turn.start_ms);
         if (seen && !is_back(q) && breaks(s, other, &turn)) {
@@ -929,7 +892,7 @@ static struct plan try_out(struct scheduler *s, struct sched_request *q, uint64_
         }
     }
     if (!seen) {
-        add_the_rest(s, s->queued_ms - q->queued_ms - seen_ms, last_ms / fmax(seen_ms, 1));
+        add_the_rest(s, work_before(s, q) - before_ms, last_ms / fmax(seen_ms, 1));
         plan = place(s, s->pass, q, now, terms);
     }
     return plan;
@@ -1040,7 +1003,8 @@ bool scheduler_would_admit(struct scheduler *s, struct sched_request *q, uint64_
 /* What the leg took from its turn on, against its prediction; the mean of the rest is added to those to come. */
 static void observe_leg(struct worker *k, const struct sched_request *q, uint64_t now)
 {
-    double took = ms_between(q->began_ns, now) * q->plan.prompt_share, extra = took - (q->work_ms - k->leg_extra_ms);
+    double took = clock_ms_between(q->began_ns, now) * q->plan.prompt_share,
+           extra = took - (q->work_ms - k->leg_extra_ms);
     cost_term_observe(&k->leg_error, q->work_ms, took);
     double most = 0.5 * q->work_ms + 1, rate = fmax(LEG_RATE, 1.0 / (double)(k->leg_error.n + 1));
     k->leg_extra_ms += rate * (fmax(fmin(extra, most), -most) - k->leg_extra_ms);
@@ -1095,13 +1059,13 @@ void scheduler_prefilled(struct scheduler *s, struct sched_request *q, uint64_t 
 {
     if (!q->first_ns) {
         q->first_ns = now;
-        observe_ttft(s, q, ms_between(q->arrived_ns, now));
+        observe_ttft(s, q, clock_ms_between(q->arrived_ns, now));
     }
     remove_prompt(s, q, now, true);
     if (q->state != SCHED_PREFILLING)
         return;
     q->state = SCHED_DECODING;
-    if (q->plan.kind == PLAN_SPLIT && q->on_decode) {
+    if (q->plan.kind == PLAN_SPLIT && q->on_decode && q->plan.transfer.tokens > 0) {
         q->is_moving = true;
         s->workers[q->plan.prefill].n_sends++;
         s->workers[q->plan.decode].n_receives++;
@@ -1120,7 +1084,7 @@ void scheduler_second_token(struct scheduler *s, struct sched_request *q, uint64
 {
     struct worker *k = &s->workers[q->plan.decode];
     if (q->state == SCHED_DECODING && q->plan.kind == PLAN_SPLIT && !q->resumed && q->first_ns)
-        k->transfer = transfer_observe_gap(k->transfer, q->plan.gap_ms, ms_between(q->first_ns, at));
+        k->transfer = transfer_observe_gap(k->transfer, q->plan.gap_ms, clock_ms_between(q->first_ns, at));
     q->second_ns = q->second_ns ? q->second_ns : at;
     end_moving(s, q);
 }

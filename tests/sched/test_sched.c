@@ -146,6 +146,32 @@ START_TEST(test_batching_keeps_limits_while_prompts_pass)
 }
 END_TEST
 
+/* Short prompts behind a long one that waits for time do not take that time away: whatever comes, it gets on. */
+START_TEST(test_batching_lets_no_prompt_starve_behind_short_ones)
+{
+    enum { BATCH = 60, N = BATCH + 2, LONG = 20000 };
+    struct cost_profile p;
+    ck_assert_int_eq(cost_profile_parse("43300,160,0.001:16500,0.05,300", &p, NULL), TD_OK);
+    const struct cost_model m = cost_make(&p);
+    struct batch_item items[N] = {{.chunk = 4096}, {.chunk = 4096}};
+    uint32_t rows[N], n_steps = 0;
+    double now = 0, starved = 0;
+    while (now < 60000) {
+        items[0].n_pending = LONG - items[0].n_computed;
+        items[1].n_pending = 30; /* there is always another one */
+        for (uint32_t i = 2; i < N; i++)
+            items[i] = (struct batch_item){1, 4000, true, 1, batching_room_ms(45, n_steps + 1, now)};
+        batching_plan(items, N, 8192, &m, starved, rows);
+        double took = step_of(&m, items, rows, N);
+        starved = batching_starves(items, rows, N) ? starved + took : 0;
+        items[0].n_computed += rows[0];
+        now += took;
+        n_steps++;
+    }
+    ck_assert_msg(items[0].n_computed > 10000, "%u", items[0].n_computed);
+}
+END_TEST
+
 START_TEST(test_margin_is_the_quantile_of_errors_that_it_says)
 {
     for (int scale = 0; scale < 3; scale++) {
@@ -251,6 +277,7 @@ int main(void)
     tcase_add_test(t, test_batching_lets_prompts_share_a_step_up_to_its_fill);
     tcase_add_test(t, test_batching_steps_take_the_time_that_limits_leave);
     tcase_add_loop_test(t, test_batching_keeps_limits_while_prompts_pass, 0, 16);
+    tcase_add_test(t, test_batching_lets_no_prompt_starve_behind_short_ones);
     tcase_add_test(t, test_margin_is_the_quantile_of_errors_that_it_says);
     tcase_add_test(t, test_rls_learns_a_line_and_follows_when_it_changes);
     tcase_add_test(t, test_ring_moves_only_the_share_of_a_store_that_comes_or_goes);
