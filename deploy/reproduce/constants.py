@@ -40,7 +40,9 @@ def documented():
 
 
 def scaled(number, factor):
-    is_whole = re.fullmatch("[0-9]+", number)
+    is_whole, x = re.fullmatch("[0-9]+", number), float(number)
+    if 0.5 < x < 1:  # a share of which the rest matters
+        return repr(1 - (1 - x) * factor)
     return str(max(1, round(int(number) * factor))) if is_whole else repr(float(number) * factor)
 
 
