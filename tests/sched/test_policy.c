@@ -571,6 +571,19 @@ START_TEST(test_policy_without_limits_ignores_which_worker_had_prompts_lately)
 }
 END_TEST
 
+/* What nobody has, nobody would find: slow workers are as good as their time, however busy the fast ones are. */
+START_TEST(test_policy_without_limits_charges_copies_only_of_what_another_has)
+{
+    struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_PREFILL), worker(ROLE_DECODE)};
+    struct policy_request r = ask(16000);
+    r.force = FORCE_SPLIT;
+    w[1].cost = &models[1]; /* 1.6 s for that prompt, where the other needs 0.4 */
+    w[0].busy_ms = 3000;
+    w[0].n_prompts = 1;
+    check_goes_to(w, 3, r, 1);
+}
+END_TEST
+
 START_TEST(test_policy_keeps_on_the_prefill_worker_what_decode_workers_have_no_room_for)
 {
     struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_DECODE)};
@@ -899,6 +912,7 @@ int main(void)
     tcase_add_test(t, test_policy_without_limits_delays_long_answers_rather_than_short_ones);
     tcase_add_test(t, test_policy_without_limits_counts_kept_sequences_that_a_split_prompt_delays);
     tcase_add_test(t, test_policy_without_limits_ignores_which_worker_had_prompts_lately);
+    tcase_add_test(t, test_policy_without_limits_charges_copies_only_of_what_another_has);
     tcase_add_test(t, test_policy_keeps_on_the_prefill_worker_what_decode_workers_have_no_room_for);
     tcase_add_test(t, test_policy_decodes_nowhere_where_promised_prompts_would_be_late);
     tcase_add_test(t, test_policy_without_limits_places_what_no_limit_allows);

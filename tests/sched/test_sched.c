@@ -3,9 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/random.h"
 #include "sched/batching.h"
+#include "sched/drain.h"
 #include "sched/hot.h"
 #include "sched/margin.h"
 #include "sched/ring.h"
@@ -172,6 +174,28 @@ START_TEST(test_batching_lets_no_prompt_starve_behind_short_ones)
 }
 END_TEST
 
+/* Hours without a queue say nothing of its pace, and old queues little. */
+START_TEST(test_drain_is_the_pace_of_late_queues)
+{
+    struct drain d = {0};
+    uint64_t now = NS_PER_S;
+    ck_assert_double_eq(drain_pace(&d), 0);
+    for (int i = 0; i < 20000; i++) { /* each comes to an empty queue */
+        d = drain_begin(d, now);
+        d = drain_observe(d, 200, false, now);
+        now += NS_PER_S / 5;
+    }
+    ck_assert_double_eq(drain_pace(&d), 0);
+    d = drain_begin(d, now);
+    for (int pace = 1; pace <= 3; pace += 2)
+        for (int i = 0; i < 300; i++) {
+            now += (uint64_t)(100 * pace) * NS_PER_MS;
+            d = drain_observe(d, 100, true, now);
+        }
+    ck_assert_double_eq_tol(drain_pace(&d), 3, 0.1);
+}
+END_TEST
+
 START_TEST(test_margin_is_the_quantile_of_errors_that_it_says)
 {
     for (int scale = 0; scale < 3; scale++) {
@@ -278,6 +302,7 @@ int main(void)
     tcase_add_test(t, test_batching_steps_take_the_time_that_limits_leave);
     tcase_add_loop_test(t, test_batching_keeps_limits_while_prompts_pass, 0, 16);
     tcase_add_test(t, test_batching_lets_no_prompt_starve_behind_short_ones);
+    tcase_add_test(t, test_drain_is_the_pace_of_late_queues);
     tcase_add_test(t, test_margin_is_the_quantile_of_errors_that_it_says);
     tcase_add_test(t, test_rls_learns_a_line_and_follows_when_it_changes);
     tcase_add_test(t, test_ring_moves_only_the_share_of_a_store_that_comes_or_goes);

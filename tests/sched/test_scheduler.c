@@ -611,6 +611,30 @@ START_TEST(test_scheduler_admits_behind_more_than_a_pass_looks_at)
 }
 END_TEST
 
+/* Of a queue longer than a pass looks at only what is due before a request counts: here 1.6 s, not 24. */
+START_TEST(test_scheduler_does_not_count_what_is_due_later)
+{
+    enum { HIGH = 145, LOW = 2000 };
+    struct cluster *c = cluster_open(1, 1);
+    struct sched_request *qs = mem_array(HIGH + LOW, sizeof(*qs)), urgent;
+    for (uint32_t i = 0; i < HIGH + LOW; i++) {
+        qs[i] = request(c, 100);
+        qs[i].priority = i < LOW ? 0 : 20;
+        ck_assert(submit(c, &qs[i]));
+    }
+    urgent = request(c, 100);
+    urgent.priority = 20;
+    urgent.ttft_ms = 10000;
+    ck_assert_msg(submit(c, &urgent), "%s, predicted %f", urgent.plan.reason, urgent.plan.ttft_ms);
+    scheduler_end(c->s, &urgent, c->now, false);
+    for (uint32_t i = 0; i < HIGH + LOW; i++)
+        scheduler_end(c->s, &qs[i], c->now, false);
+    assert_idle(c, 2);
+    cluster_close(c);
+    free(qs);
+}
+END_TEST
+
 START_TEST(test_scheduler_pass_goes_on_when_the_first_in_the_queue_is_refused_and_freed)
 {
     struct cluster *c = cluster_open(1, 1);
@@ -1100,6 +1124,7 @@ int main(void)
     tcase_add_test(t, test_scheduler_refuses_late_what_can_not_be_on_time_any_more);
     tcase_add_test(t, test_scheduler_bears_lateness_by_what_is_still_to_come);
     tcase_add_test(t, test_scheduler_admits_behind_more_than_a_pass_looks_at);
+    tcase_add_test(t, test_scheduler_does_not_count_what_is_due_later);
     tcase_add_test(t, test_scheduler_pass_goes_on_when_the_first_in_the_queue_is_refused_and_freed);
     tcase_add_test(t, test_scheduler_keeps_a_place_for_one_that_comes_back_when_told);
     tcase_add_test(t, test_scheduler_keeps_no_place_for_one_that_does_not_come);
