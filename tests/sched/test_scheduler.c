@@ -635,6 +635,30 @@ START_TEST(test_scheduler_does_not_count_what_is_due_later)
 }
 END_TEST
 
+/* A first gap that is twice a step, before three steps as predicted: nothing that a margin for steps should learn from. */
+START_TEST(test_scheduler_learns_no_margin_from_first_gaps)
+{
+    struct cluster *c = cluster_open(1, 1);
+    for (int i = 0; i < 300; i++) {
+        struct sched_request q = request(c, 100);
+        q.max_tokens = 5;
+        q.tpot_ms = 7;
+        ck_assert_msg(submit(c, &q), "%d: %s", i, q.plan.reason);
+        run(c);
+        pass_ms(c, q.plan.work_ms);
+        scheduler_prefilled(c->s, &q, c->now);
+        pass_ms(c, 10);
+        scheduler_second_token(c->s, &q, c->now);
+        pass_ms(c, 3 * q.plan.step_ms);
+        scheduler_generated(&q, 5);
+        scheduler_end(c->s, &q, c->now, true);
+    }
+    ck_assert_msg(scheduler_margins(c->s).tpot < 0.06, "%f", scheduler_margins(c->s).tpot);
+    assert_idle(c, 2);
+    cluster_close(c);
+}
+END_TEST
+
 START_TEST(test_scheduler_pass_goes_on_when_the_first_in_the_queue_is_refused_and_freed)
 {
     struct cluster *c = cluster_open(1, 1);
@@ -1125,6 +1149,7 @@ int main(void)
     tcase_add_test(t, test_scheduler_bears_lateness_by_what_is_still_to_come);
     tcase_add_test(t, test_scheduler_admits_behind_more_than_a_pass_looks_at);
     tcase_add_test(t, test_scheduler_does_not_count_what_is_due_later);
+    tcase_add_test(t, test_scheduler_learns_no_margin_from_first_gaps);
     tcase_add_test(t, test_scheduler_pass_goes_on_when_the_first_in_the_queue_is_refused_and_freed);
     tcase_add_test(t, test_scheduler_keeps_a_place_for_one_that_comes_back_when_told);
     tcase_add_test(t, test_scheduler_keeps_no_place_for_one_that_does_not_come);
