@@ -1,7 +1,8 @@
 /*
  * How long answers get, learned per tenant: a histogram of the lengths that ended lately, in which old ones fade.
  *
- * Where a tenant's answers often had max_tokens tokens, max_tokens counts in the prediction by the share of those answers.
+ * The prediction lies between the learned length and max_tokens: the larger the share of a tenant's answers that had max_tokens tokens,
+ * the nearer to max_tokens.
  *
  * What a running request will still generate is its mean residual life: of the answers that got longer than it is now, how much
  * longer. A tenant that is not known yet, or not well, is filled up with everybody's. Tenants share LENGTHS_SLOTS histograms by

@@ -1,5 +1,5 @@
 /*
- * How far predictions must stay below a limit, so that few of those who were promised to meet it miss it.
+ * How far predictions must stay below a limit, so that few requests miss a limit that they were promised to meet.
  *
  * The margin is a quantile of measured errors, followed online: it rises by a step for each error above it and falls by a small step for
  * each error below, in the ratio at which MARGIN_MISSES of all errors are above (Robbins and Monro, 1951; adaptive conformal inference

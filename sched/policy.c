@@ -31,7 +31,8 @@ static const double TIE = 0.07;        /* what one prefill may be predicted slow
 static const double DECODE_TIE = 0.15; /* and one decode worker: steps differ by less than they are measured */
 static const double ANNOUNCED_LATE = 0.25; /* of a chunk's KV: the engine announces layers in four parts */
 static const double PROMPTS_TO_COME = 0.1; /* least share of time in which a prefill worker is taken to have prompts */
-static const double PROMISABLE = 0.9;      /* of a limit: who needs more of it needs a worker that happens to be idle */
+static const double PROMISABLE =
+    0.9; /* of a limit: a request whose own work takes more of it fits only a worker that happens to be idle */
 static const char *const BOOKED = "it is kept for one that was told to come back";
 
 const char *plan_name(enum plan_kind kind)
@@ -251,14 +252,20 @@ static double token_ms(const struct policy_worker *w, double step, double limit,
     return prompts > 0 ? 1 / (prompts / mixed_step(w, step, limit) + (1 - prompts) / step) : step;
 }
 
+/* Of its prompt, that are neither there nor loaded. */
+static uint32_t new_tokens(const struct policy_request *r, const struct prefill_view *v)
+{
+    uint32_t known = v->store_blocks > v->own_blocks ? v->store_blocks : v->own_blocks;
+    return r->n_tokens - known * r->block_tokens;
+}
+
 /* What is moved to it after, or during, that prefill. */
 static struct transfer view_transfer(const struct policy_worker *workers, uint32_t i, const struct policy_request *r,
                                      const struct prefill_view *from)
 {
     const struct policy_worker *p = &workers[from->worker], *d = &workers[i];
-    uint32_t known = from->store_blocks > from->own_blocks ? from->store_blocks : from->own_blocks;
     double there = r->matched_blocks ? (double)r->matched_blocks[i] * r->block_tokens : 0;
-    double tokens = fmax(r->n_tokens - there, 0), computed = r->n_tokens - (double)known * r->block_tokens;
+    double tokens = fmax(r->n_tokens - there, 0), computed = new_tokens(r, from);
     double last = fmin(fmod(computed - 1, p->chunk_tokens) + 1, tokens) * ANNOUNCED_LATE;
     return (struct transfer){tokens, last, 1 + fmax(p->sends, d->receives), from->compute / from->share};
 }
@@ -413,7 +420,6 @@ static void note(struct search *s, const struct prefill_view *p, const struct de
 static struct plan plan_of(const struct search *s, const struct prefill_view *p, const struct decode_view *d)
 {
     const struct policy_request *r = s->r;
-    uint32_t known = p->store_blocks > p->own_blocks ? p->store_blocks : p->own_blocks;
     double ready = fmax(p->ttft, d->start); /* the first token is shown when the decode worker has reserved */
     bool decodes = s->workers[d->worker].role == ROLE_DECODE;
     return (struct plan){.kind = p->worker != d->worker ? PLAN_SPLIT
@@ -423,7 +429,7 @@ static struct plan plan_of(const struct search *s, const struct prefill_view *p,
                          .prefill = p->worker,
                          .decode = d->worker,
                          .store_blocks = p->store_blocks,
-                         .new_tokens = r->n_tokens - known * r->block_tokens,
+                         .new_tokens = new_tokens(r, p),
                          .ttft_ms = r->waited_ms + ready,
                          .tpot_ms = d->tpot,
                          .work_ms = p->load + p->compute,

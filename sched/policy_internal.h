@@ -17,8 +17,11 @@ struct decode_view { /* of one worker, as the place of decoding, from the end of
     double tpot, start; /* start: from now; later than the prefill's end where pages must become free first */
     double longest;     /* step until it is over, under a TPOT limit; else the first one */
     double step;        /* of decoding alone */
-    double
-        delays; /* of others by its decoding, in milliseconds of all of them; without a TPOT limit its own time, too */
+    /*
+     * What its decoding costs others, in milliseconds of work: prompts that get less of the time and, without a TPOT limit, every
+     * request's longer TPOT, its own among them.
+     */
+    double delays;
     struct transfer transfer; /* of what comes to it from elsewhere */
     double exposed, gap;      /* of it, after the prefill; between first and second token */
     double token;             /* between two later ones */

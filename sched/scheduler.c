@@ -866,8 +866,8 @@ static struct plan try_out(struct scheduler *s, struct sched_request *q, uint64_
 {
     struct sched_request *other;
     struct plan plan = {.kind = PLAN_REFUSE};
-    double seen_ms = 0, before_ms = 0,
-           last_ms = 0; /* of work: seen, what of it is due before q; when the last begins */
+    double seen_ms = 0, last_ms = 0; /* work that the pass has places for, and when the last of it begins */
+    double before_ms = 0;            /* of what it has seen, the work that is due before q */
     bool seen = false;
     memcpy(s->pass, s->views, s->n_workers * sizeof(s->pass[0]));
     struct walk walk = walk_begin(s, now);
@@ -880,10 +880,11 @@ static struct plan try_out(struct scheduler *s, struct sched_request *q, uint64_
                 break;
             continue;
         }
-        seen_ms += turn.work_ms;
         before_ms += is_before(other, q) ? other->queued_ms : 0;
-        if (turn.kind != PLAN_REFUSE)
+        if (turn.kind != PLAN_REFUSE) {
+            seen_ms += turn.work_ms;
             last_ms = fmax(last_ms, turn.start_ms);
+        }
         if (seen && !is_back(q) && breaks(s, other, &turn)) {
             plan.kind = PLAN_REFUSE;
             plan.reason = "others that were admitted would miss their slo.ttft_ms";

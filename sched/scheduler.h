@@ -130,7 +130,7 @@ void scheduler_observe_loading(struct scheduler *s, uint32_t w, double load_ms, 
 
 /*
  * True: admitted, and queued; a pass will place it. False: q->plan says why not, *retry_after_ms_out when to come back.
- * O(queued * workers), of which at most the first SCHEDULER_LOOK count.
+ * O(queued * workers) for the first SCHEDULER_LOOK queued, and O(queued) for the rest.
  */
 bool scheduler_submit(struct scheduler *s, struct sched_request *q, uint64_t now_ns, double *retry_after_ms_out);
 /* Whether scheduler_submit() would admit it, as one that comes for the first time; nothing changes but q's plan. */
