@@ -30,6 +30,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <rocksdb/c.h>
@@ -44,7 +45,8 @@ enum {
     N_MEMTABLES = 3,
     SLACK = 16,
     PROBE_BYTES = 1 << 20,
-    BACKGROUND_NICE = 10
+    BACKGROUND_NICE = 10,
+    DELETIONS_MS = 1000 /* readers may hold a file that long */
 };
 static const uint64_t MEMTABLE_MIN = 64 << 10, MEMTABLE_MAX = 64 << 20;
 static const uint64_t CACHE_BYTES = 32 << 20;          /* index blocks; blobs are not cached here */
@@ -113,20 +115,25 @@ static bool key_of_record(const char *record, size_t len_bytes, struct block_key
 
 /* -------------------------------------------------------------- directory */
 
-static void measure(struct ssd *s)
+/* Returns the number of blob files. */
+static uint64_t measure(struct ssd *s)
 {
-    uint64_t sum = 0;
+    uint64_t sum = 0, n_blobs = 0;
     DIR *d = opendir(s->db_path);
     if (!d)
-        return;
+        return 0;
     for (struct dirent *e; (e = readdir(d));) {
         struct stat st;
-        if (!fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) && S_ISREG(st.st_mode))
-            sum += (uint64_t)st.st_blocks * 512;
+        if (fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode))
+            continue;
+        const char *dot = strrchr(e->d_name, '.');
+        n_blobs += dot && !strcmp(dot, ".blob");
+        sum += (uint64_t)st.st_blocks * 512;
     }
     closedir(d);
     atomic_store(&s->dir_bytes, sum);
     s->since_bytes = 0;
+    return n_blobs;
 }
 
 /* What the directory may measure: as configured, and a reserve of the file system is left free. */
@@ -137,6 +144,8 @@ static uint64_t limit_bytes(const struct ssd *s)
         return s->config.capacity_bytes;
     uint64_t total = (uint64_t)v.f_blocks * v.f_frsize, free_bytes = (uint64_t)v.f_bavail * v.f_frsize;
     uint64_t reserve = total / 20 < RESERVE_MAX ? total / 20 : RESERVE_MAX;
+    if (reserve > s->config.capacity_bytes) /* a small store can't harm others more than that */
+        reserve = s->config.capacity_bytes;
     uint64_t have = atomic_load(&s->dir_bytes) + free_bytes;
     uint64_t possible = have > reserve ? have - reserve : 0;
     return possible < s->config.capacity_bytes ? possible : s->config.capacity_bytes;
@@ -556,6 +565,14 @@ static void set_option(struct ssd *s, const char *name, const char *value)
     convert_error(text);
 }
 
+/* A compaction returns before the files that it emptied are deleted. Until then they must not count as blocks to be evicted. */
+static void await_deletions(struct ssd *s)
+{
+    const struct timespec step = {.tv_nsec = NS_PER_MS};
+    for (int i = 0; measure(s) > property(s, "rocksdb.num-blob-files") && i < DELETIONS_MS; i++)
+        nanosleep(&step, NULL);
+}
+
 static void compact(struct ssd *s, bool collect)
 {
     rocksdb_compactoptions_t *o = rocksdb_compactoptions_create();
@@ -566,6 +583,7 @@ static void compact(struct ssd *s, bool collect)
         rocksdb_compactoptions_set_bottommost_level_compaction(o, 2); /* force: there are live blobs to move */
     rocksdb_compact_range_opt(s->db, o, NULL, 0, NULL, 0);
     rocksdb_compactoptions_destroy(o);
+    await_deletions(s);
 }
 
 enum td_status ssd_compact(struct ssd *s)
@@ -576,7 +594,6 @@ enum td_status ssd_compact(struct ssd *s)
     set_option(s, "blob_garbage_collection_age_cutoff", "1.0");
     compact(s, true);
     set_option(s, "blob_garbage_collection_age_cutoff", "0.25");
-    measure(s);
     return TD_OK;
 }
 
@@ -590,12 +607,10 @@ static void reclaim(struct ssd *s)
     if (ssd_sync(s))
         return;
     compact(s, false);
-    measure(s);
     uint64_t limit = limit_bytes(s), goal = limit - limit / SLACK;
     if (atomic_load(&s->dir_bytes) <= goal || property(s, "rocksdb.live-blob-file-garbage-size") < limit / SLACK)
         return;
     compact(s, true);
-    measure(s);
 }
 
 static bool fits(const struct ssd *s, uint64_t need, uint64_t *excess_out)

@@ -125,7 +125,7 @@ static inline void router_on_end(struct rpc_call *call, enum rpc_code code, cons
     do {                                                                                                               \
         struct timespec router_until;                                                                                  \
         clock_gettime(CLOCK_REALTIME, &router_until);                                                                  \
-        router_until.tv_sec += 20;                                                                                     \
+        router_until.tv_sec += 60;                                                                                     \
         int router_late = 0;                                                                                           \
         pthread_mutex_lock(&(r)->lock);                                                                                \
         while (!(condition) && !router_late)                                                                           \

@@ -445,6 +445,7 @@ START_TEST(test_ssd_directory_stays_within_its_capacity)
         ck_assert_uint_le(ssd_tier_stats(b->ssd).dir_bytes, c.capacity_bytes + (1 << 20));
     }
     ck_assert_uint_gt(ssd_tier_stats(b->ssd).reclaims, 0);
+    ck_assert_uint_eq(b->n_over, 0);
     for (uint32_t i = n - max; i < n; i += 17) {
         ck_assert_int_eq(read_one(b, i), TD_OK);
         ck_assert(landed(b, i));
@@ -474,6 +475,7 @@ START_TEST(test_ssd_collects_garbage_between_live_blocks)
         n_ok += b->put[i] == TD_OK;
     }
     ck_assert_uint_ge(n_ok, max / 2 * 9 / 10);
+    ck_assert_uint_eq(b->n_over, 0); /* what is collected has no need of an eviction */
     ck_assert_uint_le(ssd_tier_stats(b->ssd).dir_bytes, c.capacity_bytes);
     for (uint32_t i = 1; i < max; i += 2) {
         ck_assert_int_eq(read_one(b, i), TD_OK);
