@@ -34,6 +34,7 @@ struct tokenizer;
 struct token_ids { /* zero-initialised is empty; free with token_ids_free */
     uint32_t *ids;
     size_t n, cap;
+    size_t limit; /* tokenizer_encode gives up soon after it has more than this many; 0: never */
 };
 void token_ids_push(struct token_ids *t, uint32_t id);
 void token_ids_free(struct token_ids *t);
@@ -44,10 +45,19 @@ enum td_status tokenizer_parse(const char *json, size_t len_bytes, struct tokeni
 void tokenizer_close(struct tokenizer *t); /* NULL is fine */
 
 uint32_t tokenizer_size(const struct tokenizer *t); /* largest id + 1, added tokens included */
+/*
+ * The most bytes of text that one token stands for: the longest entry, four times that where normalizers shorten text. A text of more
+ * than n times this many bytes has more than n tokens, unless the tokenizer drops most of it (stripped spaces, removed separators, runs
+ * of unknown characters that become one token).
+ */
+uint32_t tokenizer_max_token_bytes(const struct tokenizer *t);
 /* id of an added token's or vocabulary entry's text; TD_ERR_NOT_FOUND */
 enum td_status tokenizer_find(const struct tokenizer *t, const char *text, uint32_t *id_out);
 
-/* Appends to out. add_special: what the post-processor adds. Special tokens in the text are taken as special. */
+/*
+ * Appends to out. add_special: what the post-processor adds. Special tokens in the text are taken as special. TD_ERR_NO_SPACE: more
+ * than out->limit ids; the ones so far are there.
+ */
 enum td_status tokenizer_encode(const struct tokenizer *t, const char *text, size_t len_bytes, bool add_special,
                                 struct token_ids *out, struct td_error *error_out);
 

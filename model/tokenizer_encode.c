@@ -136,6 +136,8 @@ static enum td_status encode_piece(struct encoder *x, struct slice text)
 
 static enum td_status model(struct encoder *x, struct slice text)
 {
+    if (x->out->limit && x->out->n > x->out->limit)
+        return td_fail(x->e, TD_ERR_NO_SPACE, "text: more than %zu tokens", x->out->limit);
     if (text.len > CACHE_TEXT)
         return encode_piece(x, text);
     struct cached key, *c = cache_slot(x, text, &key);

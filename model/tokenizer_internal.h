@@ -110,7 +110,7 @@ struct tokenizer {
     struct bytes *arena; /* blocks of text that slices borrow from */
     uint32_t n_arena;
     struct piece *pieces;
-    uint32_t n_pieces, cap_pieces;
+    uint32_t n_pieces, cap_pieces, max_token_bytes;
     struct id_map vocab;
 
     bool unigram, raw, byte_fallback, ignore_merges, fuse_unk, has_unk;

@@ -406,6 +406,17 @@ static void load_added(struct loader *l, json_t *list)
 
 /* ------------------------------------------------------------------- open */
 
+/* A compatibility form may turn a character of 4 bytes into 1, a composed one 9 bytes into 3. */
+static void note_longest(struct tokenizer *t)
+{
+    size_t most = 1;
+    for (uint32_t i = 0; i < t->n_pieces; i++)
+        if (t->pieces[i].text.len > most)
+            most = t->pieces[i].text.len;
+    most *= t->n_normalizers ? 4 : 1;
+    t->max_token_bytes = most < UINT32_MAX ? (uint32_t)most : UINT32_MAX;
+}
+
 enum td_status tokenizer_parse(const char *json, size_t len_bytes, struct tokenizer **out, struct td_error *error_out)
 {
     json_error_t je;
@@ -429,6 +440,7 @@ enum td_status tokenizer_parse(const char *json, size_t len_bytes, struct tokeni
     if (!l.status)
         load_added(&l, json_object_get(root, "added_tokens"));
     json_decref(root);
+    note_longest(l.t);
     if (l.status) {
         tokenizer_close(l.t);
         return l.status;
@@ -477,6 +489,11 @@ void tokenizer_close(struct tokenizer *t)
 uint32_t tokenizer_size(const struct tokenizer *t)
 {
     return t->n_pieces;
+}
+
+uint32_t tokenizer_max_token_bytes(const struct tokenizer *t)
+{
+    return t->max_token_bytes;
 }
 
 enum td_status tokenizer_find(const struct tokenizer *t, const char *text, uint32_t *id_out)
