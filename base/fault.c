@@ -13,10 +13,10 @@
 enum { RULES_MAX = 64, WORD_MAX = 128, FILE_BYTES_MAX = 16384 };
 static const char BLANKS[] = " \t\n";
 
-static const char *const SITES[FAULT_SITES] = {"wire.connect", "wire.message", "wire.payload",
-                                               "disk.put",     "disk.read",    "rpc.message"};
+static const char *const SITES[FAULT_SITES] = {"wire.connect", "wire.message", "wire.payload", "disk.put",
+                                               "disk.read",    "rpc.message",  "step",         "leg"};
 static const char *const KINDS[FAULT_KINDS] = {"none",    "delay",   "drop", "truncate", "duplicate",
-                                               "reorder", "corrupt", "fail", "lie"};
+                                               "reorder", "corrupt", "fail", "lie",      "stall"};
 
 #define K(kind) (1u << FAULT_##kind)
 static const uint32_t ALLOWED[FAULT_SITES] = {
@@ -26,6 +26,8 @@ static const uint32_t ALLOWED[FAULT_SITES] = {
     [FAULT_DISK_PUT] = K(DELAY) | K(TRUNCATE) | K(DUPLICATE) | K(CORRUPT) | K(FAIL) | K(LIE),
     [FAULT_DISK_READ] = K(DELAY) | K(TRUNCATE) | K(CORRUPT) | K(FAIL) | K(LIE),
     [FAULT_RPC_MESSAGE] = K(DROP) | K(DUPLICATE) | K(REORDER) | K(FAIL),
+    [FAULT_STEP] = K(DELAY) | K(STALL),
+    [FAULT_LEG] = K(DROP),
 };
 
 static const struct metric_info INFO = {METRIC_COUNTER, "tandem_faults_total", "faults made on purpose (--faults)"};
@@ -50,6 +52,7 @@ struct faults {
     _Atomic(struct rules *) rules; /* of the moment; older ones live on: a draw may still look at them */
     /* Reading and replacing are one step, so that what was read last stays; a queue would need a thread. */
     pthread_mutex_t reload_lock;
+    _Atomic uint64_t n_reloads;
     _Atomic uint64_t n_operations[FAULT_SITES], counts[FAULT_SITES][FAULT_KINDS];
     struct metrics_set *exported[FAULT_SITES][FAULT_KINDS]; /* of those that may occur */
 };
@@ -210,6 +213,8 @@ void faults_reload(struct faults *f)
     pthread_mutex_lock(&f->reload_lock);
     if (set_script_of_file(f, &e))
         log_warn(f->log, "faults stay as they were file=%s: %s", f->path, e.text);
+    else
+        atomic_fetch_add(&f->n_reloads, 1);
     pthread_mutex_unlock(&f->reload_lock);
 }
 
@@ -249,6 +254,11 @@ struct fault faults_draw(struct faults *f, enum fault_site site)
             return strike(f, rules->seed, r, n);
     }
     return (struct fault){0};
+}
+
+uint64_t faults_reloads(const struct faults *f)
+{
+    return f ? atomic_load(&f->n_reloads) : 0;
 }
 
 uint64_t faults_count(const struct faults *f, enum fault_site site, enum fault_kind kind)

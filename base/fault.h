@@ -15,9 +15,11 @@
  *     disk.put      delay fail truncate duplicate corrupt lie        a block written to SSD
  *     disk.read     delay fail truncate corrupt lie                  a block read from SSD
  *     rpc.message   drop duplicate reorder fail                      a message on the stream of router and worker, sent
+ *     step          delay stall                                      a step of a worker's engine
+ *     leg           drop                                             a leg that a worker's engine takes
  *
  * fail: the operation says that it failed (a connection breaks, a call ends). lie: it says it was done, and nothing was; a
- * read gives the bytes of another block. duplicate on disk: written under another key too. reorder: goes after the next one.
+ * read gives the bytes of another block. stall: it does not end before the script is read again. duplicate on disk: written under another key too. reorder: goes after the next one.
  *
  * What happens to operation n of a site is a function of (seed, site, n) alone, so a run in one thread replays exactly, and
  * with many processes the script is what repeats.
@@ -44,6 +46,8 @@ enum fault_site {
     FAULT_DISK_PUT,
     FAULT_DISK_READ,
     FAULT_RPC_MESSAGE,
+    FAULT_STEP,
+    FAULT_LEG,
     FAULT_SITES
 };
 
@@ -57,6 +61,7 @@ enum fault_kind {
     FAULT_CORRUPT,
     FAULT_FAIL,
     FAULT_LIE,
+    FAULT_STALL,
     FAULT_KINDS
 };
 
@@ -76,6 +81,9 @@ void faults_close(struct faults *f);
 
 /* What happens to this operation; it is counted. */
 struct fault faults_draw(struct faults *f, enum fault_site site);
+
+/* How often the script was read again: what stalls waits for another number. */
+uint64_t faults_reloads(const struct faults *f);
 
 uint64_t faults_count(const struct faults *f, enum fault_site site, enum fault_kind kind);
 /*

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/mem.h"
 
@@ -142,6 +143,11 @@ static enum td_status from_config(const struct options *o, const char *path, voi
     json_error_t je;
     char *data = NULL;
     size_t len = 0;
+    struct stat file;
+    bool is_open =
+        !strncmp(path, "/dev/", 5) || !strncmp(path, "/proc/", 6); /* a shell's <(...): its writer is there */
+    if (!is_open && !stat(path, &file) && S_ISFIFO(file.st_mode))
+        return td_fail(e, TD_ERR_INVALID, "--config %s: is a named pipe; give a regular file", path);
     enum td_status s = file_read(path, CONFIG_MAX_BYTES, &data, &len, e);
     if (s)
         return td_fail(e, TD_ERR_INVALID, "--config %s: can't be read", path);

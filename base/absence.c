@@ -1,0 +1,24 @@
+#include "base/absence.h"
+
+enum { LOG_TURNS = 4 };
+
+void absence_init(struct absence *a, const struct clock *clock, uint64_t turn_ns, const struct log *log)
+{
+    *a = (struct absence){.clock = clock, .log = log, .turn_ns = turn_ns, .read_ns = clock_now(clock)};
+}
+
+uint64_t absence_now(struct absence *a, uint64_t sleep_until_ns)
+{
+    uint64_t now = clock_now(a->clock), back = a->read_ns - a->away_ns;
+    if (sleep_until_ns > back)
+        back = sleep_until_ns < now - a->away_ns ? sleep_until_ns : now - a->away_ns;
+    uint64_t latest = back + a->turn_ns + a->away_ns; /* by the clock */
+    if (now > latest) {
+        uint64_t away = now - latest;
+        a->away_ns += away;
+        if (away >= LOG_TURNS * a->turn_ns)
+            log_warn(a->log, "this process was stopped or starved ms=%llu", (unsigned long long)(away / NS_PER_MS));
+    }
+    a->read_ns = now;
+    return now - a->away_ns;
+}
