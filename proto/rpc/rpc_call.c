@@ -140,6 +140,19 @@ int64_t rpc_call_remaining_ms(const struct rpc_call *call)
     return ms > 0 ? ms : 0;
 }
 
+uint64_t rpc_call_connection(const struct rpc_call *call)
+{
+    return call->connection;
+}
+
+bool rpc_call_over(struct rpc_call *call)
+{
+    pthread_mutex_lock(&call->lock);
+    bool over = call->state == CALL_ENDED;
+    pthread_mutex_unlock(&call->lock);
+    return over;
+}
+
 const char *rpc_call_header(const struct rpc_call *call, const char *name)
 {
     for (uint32_t i = 0; i < call->n_headers; i++)
@@ -343,11 +356,20 @@ static void call_pump_sends(struct rpc_call *call)
     }
 }
 
+uint64_t rpc_now_ns(void)
+{
+    gpr_timespec now = gpr_now(GPR_CLOCK_MONOTONIC);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
 static void send_done(struct rpc_tag *tag, bool ok)
 {
     struct rpc_call *call = CALL_OF(tag, send_tag);
+    uint64_t now = rpc_now_ns();
     pthread_mutex_lock(&call->lock);
     call->sending = false;
+    call->taken_ns = now;
+    call->full_ns = 0;
     call->queued_bytes -= call->inflight_bytes;
     call->inflight_bytes = 0;
     if (ok)
@@ -372,27 +394,34 @@ static struct rpc_send *send_pack(const ProtobufCMessage *message, size_t len_by
 }
 
 /* Under the lock. The head of the queue is always taken: a message may be larger than a small queue. */
-static enum td_status call_enqueue(struct rpc_call *call, struct rpc_send *send)
+static enum td_status call_enqueue(struct rpc_call *call, struct rpc_send *send, bool over)
 {
     if (call->state != CALL_OPEN || call->aborted || call->finish_wanted)
         return TD_ERR_CANCELLED;
-    if (call->send_head && call->queued_bytes + send->cost_bytes > call->pump->max_queued_bytes)
-        return TD_ERR_NO_SPACE;
+    if (!call->queued_bytes)
+        call->taken_ns = rpc_now_ns();
+    if (call->send_head && call->queued_bytes + send->cost_bytes > call->pump->max_queued_bytes) {
+        call->full_ns = call->full_ns ? call->full_ns : rpc_now_ns();
+        if (!over)
+            return TD_ERR_NO_SPACE;
+    }
     *call->send_tail = send;
     call->send_tail = &send->next;
     call->queued_bytes += send->cost_bytes;
     return TD_OK;
 }
 
-static enum td_status call_send(struct rpc_call *call, const ProtobufCMessage *message, uint32_t limit, bool start)
+enum { SEND_NOW = 1, SEND_OVER = 2 };
+
+static enum td_status call_send(struct rpc_call *call, const ProtobufCMessage *message, uint32_t limit, int how)
 {
     size_t len = protobuf_c_message_get_packed_size(message);
     if (len > limit)
         return TD_ERR_INVALID;
     struct rpc_send *send = send_pack(message, len);
     pthread_mutex_lock(&call->lock);
-    enum td_status status = call_enqueue(call, send);
-    if (status == TD_OK && start)
+    enum td_status status = call_enqueue(call, send, how & SEND_OVER);
+    if (status == TD_OK && (how & SEND_NOW))
         call_pump_sends(call);
     pthread_mutex_unlock(&call->lock);
     if (status != TD_OK)
@@ -408,7 +437,7 @@ static bool call_misbehaves(struct rpc_call *call, struct faults *faults, const 
     case FAULT_DROP:
         return true;
     case FAULT_DUPLICATE:
-        call_send(call, message, limit, true);
+        call_send(call, message, limit, SEND_NOW);
         return false;
     case FAULT_FAIL:
         rpc_call_abort(call, RPC_UNAVAILABLE, "a fault made on purpose");
@@ -432,7 +461,7 @@ static void call_send_overtaken(struct rpc_call *call)
     pthread_mutex_lock(&call->lock);
     struct rpc_send *send = call->overtaken;
     call->overtaken = NULL;
-    if (send && call_enqueue(call, send) == TD_OK) {
+    if (send && call_enqueue(call, send, false) == TD_OK) {
         call_pump_sends(call);
         send = NULL;
     }
@@ -441,7 +470,7 @@ static void call_send_overtaken(struct rpc_call *call)
 }
 
 /* The pump may be gone when the call has ended: what is its is read under the lock. */
-enum td_status rpc_call_send(struct rpc_call *call, const ProtobufCMessage *message)
+static enum td_status send_open(struct rpc_call *call, const ProtobufCMessage *message, int how)
 {
     pthread_mutex_lock(&call->lock);
     bool open = call->state == CALL_OPEN && !call->aborted && !call->finish_wanted;
@@ -452,15 +481,25 @@ enum td_status rpc_call_send(struct rpc_call *call, const ProtobufCMessage *mess
         return TD_ERR_CANCELLED;
     if (faults && call_misbehaves(call, faults, message, limit))
         return TD_OK;
-    enum td_status status = call_send(call, message, limit, true);
+    enum td_status status = call_send(call, message, limit, how);
     if (faults)
         call_send_overtaken(call);
     return status;
 }
 
+enum td_status rpc_call_send(struct rpc_call *call, const ProtobufCMessage *message)
+{
+    return send_open(call, message, SEND_NOW);
+}
+
+enum td_status rpc_call_send_over(struct rpc_call *call, const ProtobufCMessage *message)
+{
+    return send_open(call, message, SEND_NOW | SEND_OVER);
+}
+
 enum td_status rpc_call_preload(struct rpc_call *call, const ProtobufCMessage *message)
 {
-    enum td_status status = call_send(call, message, call->pump->max_message_bytes, false);
+    enum td_status status = call_send(call, message, call->pump->max_message_bytes, 0);
     call->finish_wanted = true;
     return status;
 }
@@ -505,10 +544,12 @@ static ProtobufCMessage *call_unpack(struct rpc_call *call, grpc_byte_buffer *bu
         return NULL;
     grpc_slice slice = grpc_byte_buffer_reader_readall(&reader);
     grpc_byte_buffer_reader_destroy(&reader);
-    struct unpack_budget budget = {.left_bytes = 65536 + (size_t)call->pump->max_message_bytes * 16};
+    const size_t most = 65536 + (size_t)call->pump->max_message_bytes * 16;
+    struct unpack_budget budget = {.left_bytes = most};
     ProtobufCAllocator allocator = {.alloc = budget_alloc, .free = budget_free, .allocator_data = &budget};
     ProtobufCMessage *message =
         protobuf_c_message_unpack(call->incoming, &allocator, GRPC_SLICE_LENGTH(slice), GRPC_SLICE_START_PTR(slice));
+    call->message_bytes = most - budget.left_bytes;
     grpc_slice_unref(slice);
     return message;
 }
@@ -536,6 +577,10 @@ static void call_abort(struct rpc_call *call, enum rpc_code code, const char *te
 
 static void call_deliver(struct rpc_call *call, grpc_byte_buffer *buffer)
 {
+    if (call->one_request && call->n_received) {
+        call_abort(call, RPC_INVALID_ARGUMENT, "a second request in one call", false);
+        return;
+    }
     ProtobufCMessage *message = call_unpack(call, buffer);
     if (!message) {
         char text[160];
@@ -550,6 +595,11 @@ static void call_deliver(struct rpc_call *call, grpc_byte_buffer *buffer)
         call->handlers.on_message(call, message);
     if (!call->message_taken)
         protobuf_c_message_free_unpacked(message, NULL);
+}
+
+size_t rpc_call_message_bytes(const struct rpc_call *call)
+{
+    return call->message_bytes;
 }
 
 ProtobufCMessage *rpc_call_take(struct rpc_call *call, const ProtobufCMessage *message)
@@ -695,6 +745,26 @@ void rpc_call_close_send(struct rpc_call *call)
 void rpc_call_abort(struct rpc_call *call, enum rpc_code code, const char *text)
 {
     call_abort(call, code, text, false);
+}
+
+static uint64_t earlier(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+bool rpc_call_cut_unread(struct rpc_call *call, uint64_t now_ns, const struct rpc_patience *patience, uint32_t *n_full)
+{
+    const uint64_t ms = 1000000, full_ns = (uint64_t)patience->full_ms * ms, any_ns = (uint64_t)patience->any_ms * ms;
+    pthread_mutex_lock(&call->lock);
+    call->full_ns = call->full_ns ? earlier(call->full_ns + patience->away_ns, now_ns) : 0;
+    call->taken_ns = earlier(call->taken_ns + patience->away_ns, now_ns);
+    bool live = call->state == CALL_OPEN && !call->aborted && call->queued_bytes;
+    *n_full += live && call->full_ns;
+    bool cut = live && ((call->full_ns && now_ns > call->full_ns + full_ns) || now_ns > call->taken_ns + any_ns);
+    pthread_mutex_unlock(&call->lock);
+    if (cut)
+        rpc_call_abort(call, RPC_RESOURCE_EXHAUSTED, "the client does not read");
+    return cut;
 }
 
 void rpc_call_cancel(struct rpc_call *call)

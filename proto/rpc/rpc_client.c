@@ -1,5 +1,5 @@
 /*
- * The client: a channel, its queue, and the blocking unary call built on the asynchronous one.
+ * The client: a channel, its operations on the queue that all clients share, and the blocking unary call built on the asynchronous one.
  *
  * gRPC's own retries are off: a request that may have reached a server is repeated only by those who know whether that is
  * safe. Each client has its own connection (no shared subchannels), so closing one says nothing about another.
@@ -22,14 +22,14 @@ struct rpc_client {
 
 /* ------------------------------------------------------------------ channel */
 
-static grpc_channel *channel_create(const char *target, uint32_t max_message_bytes)
+static grpc_channel *channel_create(const char *target, uint32_t max_message_bytes, uint32_t frozen_ms)
 {
-    int limit = (int)max_message_bytes;
+    int limit = (int)max_message_bytes, frozen = frozen_ms ? (int)frozen_ms : RPC_FROZEN_MS;
     grpc_arg args[] = {
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, .value.integer = limit},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, .value.integer = limit},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIME_MS, .value.integer = 1000},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIMEOUT_MS, .value.integer = 1000},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIMEOUT_MS, .value.integer = frozen},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, .value.integer = 1},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, .value.integer = 0},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, .value.integer = 100},
@@ -59,9 +59,9 @@ enum td_status rpc_client_open(const struct rpc_client_config *config, struct rp
         return td_fail(error_out, TD_ERR_INVALID, "target: %s is neither HOST:PORT nor unix:/path",
                        config->target ? config->target : "nothing");
     struct rpc_client *c = mem_zalloc(sizeof(*c));
-    rpc_pump_init(&c->pump, "rpc-client", config->max_message_bytes, config->max_queued_bytes, config->log);
+    rpc_pump_init(&c->pump, false, config->max_message_bytes, config->max_queued_bytes, config->log);
     c->pump.faults = config->faults;
-    c->channel = channel_create(config->target, c->pump.max_message_bytes);
+    c->channel = channel_create(config->target, c->pump.max_message_bytes, config->frozen_ms);
     *out = c;
     return TD_OK;
 }

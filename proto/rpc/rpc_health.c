@@ -164,6 +164,8 @@ void rpc_health_methods(struct rpc_health *h, struct rpc_service_method out[RPC_
         .handlers = {.on_message = check_message},
         .on_open = check_open,
         .open_user = h,
+        .one_request = true,
+        .reserve = true,
     };
     out[1] = (struct rpc_service_method){
         .path = "/grpc.health.v1.Health/Watch",
@@ -171,5 +173,6 @@ void rpc_health_methods(struct rpc_health *h, struct rpc_service_method out[RPC_
         .handlers = {.on_message = watch_message, .on_end = watch_end},
         .on_open = watch_open,
         .open_user = h,
+        .one_request = true,
     };
 }

@@ -1,5 +1,5 @@
 /*
- * What the files of this folder share: the pump (a completion queue and its threads), the call, and the services every
+ * What the files of this folder share: the pump (operations of one server or client), the call, and the services every
  * server brings along.
  *
  * Locks: pump, then call; health, then call; never the other way round. User code runs under none.
@@ -29,13 +29,15 @@ static inline void rpc_tag_set(struct rpc_tag *tag, void (*done)(struct rpc_tag 
     atomic_store_explicit(&tag->done, done, memory_order_release);
 }
 
+struct rpc_queue; /* a completion queue and the threads that run its tags */
+
 /*
- * A completion queue, two threads that run its tags, and the calls bound to it. Nothing is started on the queue after its
+ * The calls and other operations of one server or client, on a queue of its own (server) or on the one that all clients share. Nothing is started on the queue after its
  * shutdown: rpc_pump_fini waits until no call and no other operation is left, and both only begin while !closing.
  */
 struct rpc_pump {
     grpc_completion_queue *queue;
-    pthread_t threads[2];
+    struct rpc_queue *own; /* NULL: shared */
     const struct log *log;
     uint32_t max_message_bytes;
     uint64_t max_queued_bytes;
@@ -47,21 +49,31 @@ struct rpc_pump {
     uint32_t n_calls;       /* on the list: from begin until on_end returned */
     uint32_t n_other;       /* requests for calls, shutdown, and ended calls with a send still out */
     struct rpc_call *calls; /* doubly linked by prev, next */
+
+    /* a server's; the others on the list are being refused */
+    uint32_t n_admitted;
+    uint32_t n_refused_since; /* an admitted call ended */
+    uint64_t n_refused, ended_ns;
+    double end_gap_ns; /* between ends of admitted calls, of late */
 };
 
-void rpc_pump_init(struct rpc_pump *pump, const char *thread_name, uint32_t max_message_bytes,
-                   uint64_t max_queued_bytes, const struct log *log);
+void rpc_pump_init(struct rpc_pump *pump, bool is_server, uint32_t max_message_bytes, uint64_t max_queued_bytes,
+                   const struct log *log);
 /* Takes the call on the list; false: the pump is closing (a server's call is taken all the same). */
 bool rpc_pump_add(struct rpc_pump *pump, struct rpc_call *call);
+/* A server's call that is on the list. False: max_calls are open; 0 ms: too many calls are being refused already, so no answer may wait. */
+bool rpc_pump_admit(struct rpc_pump *pump, struct rpc_call *call, uint32_t max_calls, uint32_t *retry_after_ms_out);
 /* Off the list, but counted as another operation until rpc_pump_other_done. */
 void rpc_pump_remove(struct rpc_pump *pump, struct rpc_call *call);
 void rpc_pump_other_done(struct rpc_pump *pump);
+/* A ref of each call on the list, in an array that is the caller's. */
+struct rpc_call **rpc_pump_calls(struct rpc_pump *pump, uint32_t *n_out);
 void rpc_pump_abort_all(struct rpc_pump *pump, enum rpc_code code, const char *text);
 /* Waits until no call (and, if asked, no other operation) is left; false after timeout_ms. */
 bool rpc_pump_wait(struct rpc_pump *pump, bool others_too, int timeout_ms);
 /* Waits for the calls without a limit: their on_end is promised. Warns like the next. */
 void rpc_pump_wait_calls(struct rpc_pump *pump);
-/* Waits for everything without a limit, warning with numbers when it takes long; then ends queue and threads. */
+/* Waits for everything without a limit, warning with numbers when it takes long; then ends a server's queue and threads. */
 void rpc_pump_fini(struct rpc_pump *pump);
 /*
  * Every on_end has returned: runs destroy(object), which calls rpc_pump_fini, on this thread, or on one of its own if a
@@ -87,7 +99,8 @@ struct rpc_send; /* a packed message in the queue */
 
 struct rpc_call {
     _Atomic uint32_t refs;
-    bool is_server;
+    bool is_server, one_request;
+    bool admitted;         /* counted in pump->n_admitted */
     struct rpc_pump *pump; /* valid until released */
     struct rpc_call *prev, *next;
     char *path;
@@ -99,7 +112,9 @@ struct rpc_call {
     uint32_t n_headers;
 
     struct rpc_tag close_tag, recv_tag, send_tag;
+    uint64_t connection;     /* server: hash of the peer's address */
     uint32_t n_received;     /* the receive chain's own */
+    size_t message_bytes;    /* of the message that on_message has */
     bool message_taken;      /* on_message keeps the message */
     uint32_t retry_after_ms; /* client: from the trailing metadata; server: to be sent */
 
@@ -116,7 +131,9 @@ struct rpc_call {
     struct rpc_send *overtaken; /* a fault: goes after the next */
     uint64_t queued_bytes;      /* what waits, and what is in flight */
     uint64_t inflight_bytes;
-    bool sending; /* one batch with send operations is out */
+    uint64_t taken_ns; /* when gRPC last took a message, or the queue began to fill */
+    uint64_t full_ns;  /* when a message first found no room since then; 0: there was room */
+    bool sending;      /* one batch with send operations is out */
     bool metadata_sent;
     bool finish_wanted; /* server: status given; client: no more messages */
     bool finish_sent;
@@ -142,6 +159,10 @@ enum td_status rpc_call_run_client(struct rpc_call *call);
 /* Before run: queues the first message and possibly the end of sending, so that they leave in one batch with the headers. */
 enum td_status rpc_call_preload(struct rpc_call *call, const ProtobufCMessage *message);
 
+/* Under no lock: true if the call was aborted because nothing of it was taken for so long. n_full rises if its queue was full. */
+bool rpc_call_cut_unread(struct rpc_call *call, uint64_t now_ns, const struct rpc_patience *patience, uint32_t *n_full);
+uint64_t rpc_now_ns(void);
+
 /* text cleaned to printable UTF-8, cut between characters, always terminated. */
 void rpc_text_clean(const char *text, size_t len_bytes, char *out, size_t out_bytes);
 
@@ -156,6 +177,7 @@ struct rpc_service_method { /* one row of a server's table */
     struct rpc_handlers handlers;
     void (*on_open)(struct rpc_call *call, void *open_user);
     void *open_user;
+    bool one_request, reserve;
 };
 
 struct rpc_health;

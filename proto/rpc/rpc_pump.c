@@ -1,9 +1,14 @@
 /*
- * A completion queue with two threads.
+ * Completion queues and their threads: one queue with two threads for each server, one queue for all clients of the process.
  *
- * Two, because grpc_completion_queue_next returns a ready event without looking at the sockets: one thread whose sends
- * complete at once would never read, and would miss a cancel for as long as it has something to send. Not more, because
+ * At least two threads, because grpc_completion_queue_next returns a ready event without looking at the sockets: one thread whose sends
+ * complete at once would never read, and would miss a cancel for as long as it has something to send. A server has no more, because
  * every further thread costs a wake-up per event and none of them brings throughput.
+ *
+ * Clients share a queue, because a router has one for each worker, and 128 threads for 64 of them were most of its threads. It has two
+ * threads for each core: whatever one connection delivers, another thread looks at the sockets. It lives from the first client to the
+ * last one. A client's end waits for its own operations only, which are counted in its pump, and joins nobody: no thread touches a pump
+ * after the count that rpc_pump_fini waits for. (Rejected: a queue for each worker polled by few threads, which gRPC can't wait on.)
  *
  * The order of ending (any other crashes, hangs or leaks): no new operations; the running calls are aborted; every on_end
  * has returned and every other operation is back; queue shut down, once; threads drain it and leave; queue destroyed.
@@ -17,6 +22,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <grpc/support/log.h>
 
@@ -41,11 +47,17 @@ void rpc_core_init(void)
     pthread_once(&once, core_init_once);
 }
 
-static void *pump_run(void *arg)
+struct rpc_queue {
+    grpc_completion_queue *queue;
+    pthread_t *threads;
+    uint32_t n_threads;
+};
+
+static void *queue_run(void *arg)
 {
-    struct rpc_pump *pump = arg;
+    struct rpc_queue *q = arg;
     for (;;) {
-        grpc_event event = grpc_completion_queue_next(pump->queue, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+        grpc_event event = grpc_completion_queue_next(q->queue, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
         if (event.type == GRPC_QUEUE_SHUTDOWN)
             return NULL;
         struct rpc_tag *tag = event.tag;
@@ -53,8 +65,56 @@ static void *pump_run(void *arg)
     }
 }
 
-void rpc_pump_init(struct rpc_pump *pump, const char *thread_name, uint32_t max_message_bytes,
-                   uint64_t max_queued_bytes, const struct log *log)
+static struct rpc_queue *queue_open(const char *thread_name, uint32_t n_threads)
+{
+    struct rpc_queue *q = mem_zalloc(sizeof(*q));
+    q->queue = grpc_completion_queue_create_for_next(NULL);
+    q->threads = mem_array(n_threads, sizeof(*q->threads));
+    q->n_threads = n_threads;
+    for (uint32_t i = 0; i < n_threads; i++)
+        q->threads[i] = thread_start(thread_name, queue_run, q);
+    return q;
+}
+
+static void queue_close(struct rpc_queue *q)
+{
+    grpc_completion_queue_shutdown(q->queue);
+    for (uint32_t i = 0; i < q->n_threads; i++)
+        pthread_join(q->threads[i], NULL);
+    grpc_completion_queue_destroy(q->queue);
+    free(q->threads);
+    free(q);
+}
+
+/* The clients' queue. The only state of the process beside gRPC's own: its clients belong to nobody whom all of them know. */
+static struct {
+    pthread_mutex_t lock; /* clients open and close on any thread */
+    struct rpc_queue *queue;
+    uint32_t n_clients;
+} shared = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static struct rpc_queue *shared_take(void)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    pthread_mutex_lock(&shared.lock);
+    if (!shared.n_clients++)
+        shared.queue = queue_open("rpc-client", cores < 2 ? 4 : cores > 16 ? 32 : 2 * (uint32_t)cores);
+    struct rpc_queue *q = shared.queue;
+    pthread_mutex_unlock(&shared.lock);
+    return q;
+}
+
+static void shared_give(void)
+{
+    pthread_mutex_lock(&shared.lock);
+    struct rpc_queue *q = --shared.n_clients ? NULL : shared.queue;
+    pthread_mutex_unlock(&shared.lock);
+    if (q)
+        queue_close(q);
+}
+
+void rpc_pump_init(struct rpc_pump *pump, bool is_server, uint32_t max_message_bytes, uint64_t max_queued_bytes,
+                   const struct log *log)
 {
     rpc_core_init();
     *pump = (struct rpc_pump){
@@ -68,9 +128,8 @@ void rpc_pump_init(struct rpc_pump *pump, const char *thread_name, uint32_t max_
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&pump->changed, &attr);
     pthread_condattr_destroy(&attr);
-    pump->queue = grpc_completion_queue_create_for_next(NULL);
-    for (int i = 0; i < 2; i++)
-        pump->threads[i] = thread_start(thread_name, pump_run, pump);
+    pump->own = is_server ? queue_open("rpc-server", 2) : NULL;
+    pump->queue = (is_server ? pump->own : shared_take())->queue;
 }
 
 bool rpc_pump_add(struct rpc_pump *pump, struct rpc_call *call)
@@ -89,6 +148,38 @@ bool rpc_pump_add(struct rpc_pump *pump, struct rpc_call *call)
     return !closing;
 }
 
+static void pump_note_end(struct rpc_pump *pump)
+{
+    const double share = 0.1;
+    uint64_t now = rpc_now_ns();
+    double gap = pump->ended_ns ? (double)(now - pump->ended_ns) : 0;
+    pump->end_gap_ns += pump->end_gap_ns > 0 ? share * (gap - pump->end_gap_ns) : gap;
+    pump->ended_ns = now;
+    pump->n_admitted--;
+    pump->n_refused_since = 0;
+}
+
+bool rpc_pump_admit(struct rpc_pump *pump, struct rpc_call *call, uint32_t max_calls, uint32_t *retry_after_ms_out)
+{
+    pthread_mutex_lock(&pump->lock);
+    call->admitted = pump->n_admitted < max_calls;
+    if (call->admitted) {
+        pump->n_admitted++;
+    } else {
+        double waited = pump->ended_ns ? (double)(rpc_now_ns() - pump->ended_ns) : 1e9;
+        double gap = waited > pump->end_gap_ns ? waited : pump->end_gap_ns;
+        double ms = gap * 1e-6 * ++pump->n_refused_since;
+        pump->n_refused++;
+        *retry_after_ms_out = ms < 1 ? 1 : ms > 60000 ? 60000 : (uint32_t)ms;
+        if (pump->n_calls - pump->n_admitted > max_calls)
+            *retry_after_ms_out =
+                0; /* refused calls are as many as the others: their clients do not fetch the answer */
+    }
+    bool admitted = call->admitted;
+    pthread_mutex_unlock(&pump->lock);
+    return admitted;
+}
+
 void rpc_pump_remove(struct rpc_pump *pump, struct rpc_call *call)
 {
     pthread_mutex_lock(&pump->lock);
@@ -97,6 +188,8 @@ void rpc_pump_remove(struct rpc_pump *pump, struct rpc_call *call)
         call->next->prev = call->prev;
     pump->n_calls--;
     pump->n_other++;
+    if (call->admitted)
+        pump_note_end(pump);
     pthread_cond_broadcast(&pump->changed);
     pthread_mutex_unlock(&pump->lock);
 }
@@ -109,7 +202,7 @@ void rpc_pump_other_done(struct rpc_pump *pump)
     pthread_mutex_unlock(&pump->lock);
 }
 
-void rpc_pump_abort_all(struct rpc_pump *pump, enum rpc_code code, const char *text)
+struct rpc_call **rpc_pump_calls(struct rpc_pump *pump, uint32_t *n_out)
 {
     pthread_mutex_lock(&pump->lock);
     uint32_t n = 0;
@@ -117,6 +210,14 @@ void rpc_pump_abort_all(struct rpc_pump *pump, enum rpc_code code, const char *t
     for (struct rpc_call *call = pump->calls; call; call = call->next)
         calls[n++] = rpc_call_ref(call);
     pthread_mutex_unlock(&pump->lock);
+    *n_out = n;
+    return calls;
+}
+
+void rpc_pump_abort_all(struct rpc_pump *pump, enum rpc_code code, const char *text)
+{
+    uint32_t n;
+    struct rpc_call **calls = rpc_pump_calls(pump, &n);
     for (uint32_t i = 0; i < n; i++) {
         rpc_call_abort(calls[i], code, text);
         rpc_call_unref(calls[i]);
@@ -167,10 +268,10 @@ void rpc_pump_fini(struct rpc_pump *pump)
 {
     while (!rpc_pump_wait(pump, true, 5000))
         pump_log_left(pump);
-    grpc_completion_queue_shutdown(pump->queue);
-    for (int i = 0; i < 2; i++)
-        pthread_join(pump->threads[i], NULL);
-    grpc_completion_queue_destroy(pump->queue);
+    if (pump->own)
+        queue_close(pump->own);
+    else
+        shared_give();
     pthread_cond_destroy(&pump->changed);
     pthread_mutex_destroy(&pump->lock);
 }

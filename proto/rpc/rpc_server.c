@@ -6,9 +6,13 @@
  */
 #include "proto/rpc/rpc_internal.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/select.h>
+#include <sys/socket.h>
 
 #include <grpc/grpc_security.h>
 #include <grpc/slice.h>
@@ -37,6 +41,7 @@ struct rpc_server {
     uint32_t n_methods;
     struct slot slots[N_SLOTS];
     struct rpc_tag shutdown_tag;
+    uint32_t max_calls;
 };
 
 static void slot_done(struct rpc_tag *tag, bool ok);
@@ -81,12 +86,23 @@ static void call_take_headers(struct rpc_call *call, const grpc_metadata_array *
     }
 }
 
+static uint64_t connection_of(grpc_call *grpc)
+{
+    char *peer = grpc_call_get_peer(grpc);
+    uint64_t hash = 0xcbf29ce484222325ull; /* FNV-1a */
+    for (const char *c = peer; c && *c; c++)
+        hash = (hash ^ (unsigned char)*c) * 0x100000001b3ull;
+    gpr_free(peer);
+    return hash;
+}
+
 static struct rpc_call *call_of_slot(struct slot *slot)
 {
     char *path = text_of_slice(slot->details.method);
     struct rpc_call *call = rpc_call_new(&slot->server->pump, true, path);
     free(path);
     call->grpc = slot->grpc;
+    call->connection = connection_of(slot->grpc);
     gpr_timespec deadline = slot->details.deadline;
     if (gpr_time_cmp(deadline, gpr_inf_future(deadline.clock_type)) != 0)
         call->deadline = gpr_convert_clock_type(deadline, GPR_CLOCK_MONOTONIC);
@@ -109,18 +125,42 @@ static void open_unknown(struct rpc_call *call, void *user)
     bytes_free(&text);
 }
 
+/* user: milliseconds after which to come back; NULL: the answer must not wait for its client. */
+static void open_refused(struct rpc_call *call, void *user)
+{
+    static const char TEXT[] = "as many calls are open as the server takes";
+    if (user)
+        rpc_call_finish(call, RPC_RESOURCE_EXHAUSTED, TEXT, *(uint32_t *)user);
+    else
+        rpc_call_abort(call, RPC_RESOURCE_EXHAUSTED, TEXT);
+}
+
+static bool call_admit(struct rpc_server *s, struct rpc_call *call, bool reserve)
+{
+    uint32_t retry_after_ms = 0;
+    if (!s->max_calls ||
+        rpc_pump_admit(&s->pump, call, s->max_calls + (reserve ? RPC_RESERVED_CALLS : 0), &retry_after_ms))
+        return true;
+    rpc_call_run_server(call, open_refused, retry_after_ms ? &retry_after_ms : NULL);
+    return false;
+}
+
 static void call_open(struct rpc_server *s, struct rpc_call *call)
 {
     for (uint32_t i = 0; i < s->n_methods; i++) {
         const struct rpc_service_method *m = &s->methods[i];
         if (strcmp(m->path, call->path) != 0)
             continue;
+        if (!call_admit(s, call, m->reserve))
+            return;
         call->handlers = m->handlers;
         call->incoming = m->request;
+        call->one_request = m->one_request;
         rpc_call_run_server(call, m->on_open, m->open_user);
         return;
     }
-    rpc_call_run_server(call, open_unknown, NULL);
+    if (call_admit(s, call, false))
+        rpc_call_run_server(call, open_unknown, NULL);
 }
 
 static void slot_done(struct rpc_tag *tag, bool ok)
@@ -146,19 +186,24 @@ static void slot_done(struct rpc_tag *tag, bool ok)
 
 /* ------------------------------------------------------------------ open */
 
-static grpc_server *server_create(uint32_t max_message_bytes)
+static grpc_server *server_create(uint32_t max_message_bytes, const struct rpc_server_config *config)
 {
-    int limit = (int)max_message_bytes;
+    int limit = (int)max_message_bytes, frozen = config->frozen_ms ? (int)config->frozen_ms : RPC_FROZEN_MS;
     grpc_arg args[] = {
+        /* also those that are refused: a client that fetches no answers gets no more streams */
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)GRPC_ARG_MAX_CONCURRENT_STREAMS,
+         .value.integer =
+             config->max_calls && config->max_calls < INT32_MAX / 4 ? (int)config->max_calls * 2 : INT32_MAX},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ALLOW_REUSEPORT, .value.integer = 0},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, .value.integer = limit},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, .value.integer = limit},
         /*
-         * A frozen client with a call is noticed in two seconds; clients may ping as often through minutes of silence. One
+         * A frozen client with a call is noticed after frozen_ms; clients may ping as often through minutes of silence. One
          * without calls is left alone: gRPC for Python, for one, answers no pings then, and would find its connection closed.
          */
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIME_MS, .value.integer = 1000},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIMEOUT_MS, .value.integer = 1000},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIMEOUT_MS, .value.integer = frozen},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, .value.integer = 0},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, .value.integer = 0},
         {.type = GRPC_ARG_INTEGER,
@@ -169,8 +214,33 @@ static grpc_server *server_create(uint32_t max_message_bytes)
     return grpc_server_create(&all, NULL);
 }
 
-static enum td_status server_listen(struct rpc_server *s, const char *listen, struct td_error *error_out)
+/*
+ * What the kernel takes without having sent it is bounded on the listening socket: connections inherit it. gRPC has no argument for
+ * that, and its socket mutator is in no public header, so the socket is found by its port. (Rejected: SO_SNDBUF, which would bound
+ * what is in flight, too, and with it the speed on a long way.)
+ */
+static void server_bound_unsent(int port, uint32_t bytes)
 {
+    for (int fd = 0; fd < FD_SETSIZE; fd++) {
+        struct sockaddr_storage address;
+        socklen_t len = sizeof(address), flag_len = sizeof(int);
+        int listening = 0, value = (int)bytes;
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &flag_len) || !listening)
+            continue;
+        if (getsockname(fd, (struct sockaddr *)&address, &len))
+            continue;
+        int at = address.ss_family == AF_INET    ? ntohs(((struct sockaddr_in *)&address)->sin_port)
+                 : address.ss_family == AF_INET6 ? ntohs(((struct sockaddr_in6 *)&address)->sin6_port)
+                                                 : -1;
+        if (at == port)
+            setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &value, sizeof(value));
+    }
+}
+
+static enum td_status server_listen(struct rpc_server *s, const struct rpc_server_config *config,
+                                    struct td_error *error_out)
+{
+    const char *listen = config->listen;
     bool is_unix = !strncmp(listen, "unix:", 5);
     const char *colon = strrchr(listen, ':');
     if (!colon)
@@ -180,6 +250,8 @@ static enum td_status server_listen(struct rpc_server *s, const char *listen, st
     grpc_server_credentials_release(creds);
     if (port <= 0)
         return td_fail(error_out, TD_ERR_IO, "listen: cannot bind %s: in use, or no such address", listen);
+    if (!is_unix && config->max_unsent_bytes)
+        server_bound_unsent(port, config->max_unsent_bytes);
     struct bytes address = {0};
     if (is_unix)
         bytes_printf(&address, "%s", listen);
@@ -200,6 +272,8 @@ static void server_fill_methods(struct rpc_server *s, const struct rpc_server_co
             .handlers = m->handlers,
             .on_open = m->on_open,
             .open_user = config->user,
+            .one_request = m->one_request,
+            .reserve = m->reserve,
         };
     }
     s->health = rpc_health_open(config->methods, config->n_methods);
@@ -225,9 +299,10 @@ enum td_status rpc_server_open(const struct rpc_server_config *config, struct rp
     if (config->max_message_bytes > INT32_MAX)
         return td_fail(error_out, TD_ERR_INVALID, "max_message_bytes: at most %d", INT32_MAX);
     struct rpc_server *s = mem_zalloc(sizeof(*s));
-    rpc_pump_init(&s->pump, "rpc-server", config->max_message_bytes, config->max_queued_bytes, config->log);
+    rpc_pump_init(&s->pump, true, config->max_message_bytes, config->max_queued_bytes, config->log);
     s->pump.faults = config->faults;
-    s->grpc = server_create(s->pump.max_message_bytes);
+    s->grpc = server_create(s->pump.max_message_bytes, config);
+    s->max_calls = config->max_calls;
     grpc_server_register_completion_queue(s->grpc, s->pump.queue, NULL);
     enum td_status status = rpc_reflection_open(config->descriptors, config->descriptors_len_bytes, &s->reflection);
     if (status != TD_OK) {
@@ -235,7 +310,7 @@ enum td_status rpc_server_open(const struct rpc_server_config *config, struct rp
         goto fail;
     }
     server_fill_methods(s, config);
-    status = server_listen(s, config->listen, error_out);
+    status = server_listen(s, config, error_out);
     if (status != TD_OK)
         goto fail;
     server_start(s);
@@ -249,6 +324,28 @@ fail:
 const char *rpc_server_address(const struct rpc_server *s)
 {
     return s->address;
+}
+
+uint32_t rpc_server_cut_unread(struct rpc_server *s, const struct rpc_patience *patience, uint32_t *n_full_out)
+{
+    uint32_t n, n_cut = 0;
+    struct rpc_call **calls = rpc_pump_calls(&s->pump, &n);
+    uint64_t now = rpc_now_ns();
+    *n_full_out = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        n_cut += rpc_call_cut_unread(calls[i], now, patience, n_full_out);
+        rpc_call_unref(calls[i]);
+    }
+    free(calls);
+    return n_cut;
+}
+
+uint64_t rpc_server_refused(struct rpc_server *s)
+{
+    pthread_mutex_lock(&s->pump.lock);
+    uint64_t n = s->pump.n_refused;
+    pthread_mutex_unlock(&s->pump.lock);
+    return n;
 }
 
 void rpc_server_set_serving(struct rpc_server *s, bool serving)

@@ -73,6 +73,8 @@ static bool gate_wait(struct gate *g, uint64_t until_ms)
 
 /* ------------------------------------------------------------------ service */
 
+enum { FROZEN_MS = 1000 }; /* tests wait for it */
+
 struct echo_service {
     struct rpc_server *server;
     struct gate gate;
@@ -153,7 +155,7 @@ static void echo_answer(struct rpc_call *call, const Tandem__Test__EchoRequest *
     response.text = large ? (ProtobufCBinaryData){request->answer_bytes, large} : request->text;
     response.header = (char *)(uintptr_t)(header ? header : "");
     response.remaining_ms = left == INT64_MAX ? -1 : left;
-    rpc_call_send(call, &response.base);
+    rpc_call_send_over(call, &response.base); /* a client that floods gets all answers */
     free(large);
 }
 
@@ -286,6 +288,7 @@ struct echo_service *echo_open(const struct echo_config *config)
         .descriptors_len_bytes = sizeof(ECHO_DESCRIPTORS),
         .max_message_bytes = config->max_message_bytes,
         .max_queued_bytes = config->max_queued_bytes,
+        .frozen_ms = FROZEN_MS,
         .user = e,
     };
     struct td_error error;
@@ -353,7 +356,8 @@ bool echo_wait_opened(struct echo_service *e, uint32_t n, int timeout_ms)
 
 struct rpc_client *echo_client(const char *address, uint32_t max_message_bytes)
 {
-    struct rpc_client_config config = {.target = address, .max_message_bytes = max_message_bytes};
+    struct rpc_client_config config = {
+        .target = address, .max_message_bytes = max_message_bytes, .frozen_ms = FROZEN_MS};
     struct rpc_client *c = NULL;
     struct td_error error;
     return rpc_client_open(&config, &c, &error) == TD_OK ? c : NULL;
