@@ -20,6 +20,7 @@
 
 #include <pthread.h>
 
+#include "base/absence.h"
 #include "base/clock.h"
 #include "base/queue.h"
 #include "transfer/proto.h"
@@ -99,10 +100,7 @@ struct conn {
 
     uint8_t hello_ours[PROTO_HELLO_MAX + PROTO_SEAL_BYTES], hello_theirs[PROTO_HELLO_MAX];
     uint32_t hello_ours_len, hello_theirs_len;
-    struct kv_layout theirs; /* differs from ours in page_tokens at most */
-    bool is_converting;      /* it does */
-    uint64_t layer_bytes;    /* of one of their pages */
-    uint64_t incarnation;    /* theirs */
+    uint64_t incarnation; /* of the peer */
     char name[PROTO_NAME_MAX + 1];
 
     uint32_t n_said, n_heard;   /* sealed messages */
@@ -191,16 +189,12 @@ struct pull {
     enum pull_state state;
     struct target *target;
     struct conn *conn;
-    struct kv_layout theirs; /* of the holder, from OPENING on */
     uint64_t began_ns;
-    bool is_converting;
     uint64_t open_ns, open_backoff_ns; /* when to ask (again) for the lease */
     struct pull_page *pages;
-    void **places; /* of our own pages: as many, or with other page_tokens fewer or more */
-    uint32_t cap_places;
+    void **places;  /* of our own pages */
     uint64_t *bits; /* [page][announced, asked, landed][words of layers] */
     uint32_t n_pages, cap_pages;
-    uint32_t n_had;           /* the first of them that need not come: all that lies in them is there already */
     struct lease_unit *units; /* announced, not asked for yet: [head, n) */
     uint32_t units_head, n_units, cap_units;
     uint32_t ask_page;
@@ -245,7 +239,8 @@ struct xfer {
     int epoll_fd;
     pthread_t thread;
     bool stopping;
-    uint64_t now_ns, due_ns; /* of this turn; when the timers have work next */
+    struct absence absence;
+    uint64_t now_ns, due_ns; /* of this turn, when the timers have work next; both without this process's absences */
 
     struct conn *conns;
     struct xfer_peer *peers;

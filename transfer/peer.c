@@ -6,8 +6,8 @@
  * the field that differs. Nothing else is accepted before. Who is refused gets a GOODBYE that says why.
  *
  * Liveness: a heartbeat goes out every heartbeat_ns on every connection that has one; silence_ns without anything heard is
- * death, and ends in the same forced close as an error of the transport. If this process itself was stopped or starved, that
- * time does not count as the others' silence (xfer.c moves heard_ns on).
+ * death, and ends in the same forced close as an error of the transport. Time in which this process itself was stopped or starved
+ * does not count, here or in any other timer of transfer/ (base/absence.h).
  *
  * Goodbye: the one who leaves says GOODBYE and waits for the answer, the other's close or LEAVE_PATIENCE_NS. The other ends
  * everything with that peer, answers, and waits for the close; so an end of the connection is never taken for a death.
@@ -23,7 +23,6 @@
 #include "base/endian.h"
 #include "base/mem.h"
 #include "base/random.h"
-#include "transfer/convert.h"
 
 enum { PARTS_OUT_MAX = 16384 };
 #define LEAVE_PATIENCE_NS (250 * NS_PER_MS)
@@ -287,10 +286,7 @@ static void on_hello(struct conn *c, const struct proto_hello *h, const uint8_t 
     if (!c->target)
         send_hello(c); /* also if we refuse: then the other side can name the field by itself */
     struct td_error why = {""};
-    c->theirs = h->layout;
-    c->is_converting = x->layout.page_tokens != h->layout.page_tokens;
-    c->layer_bytes = kv_layout_layer_bytes(&h->layout);
-    if (convert_check(&x->layout, &h->layout, &why)) {
+    if (kv_layout_match(&x->layout, &h->layout, &why)) {
         conn_refuse(c, TD_ERR_VERSION, why.text);
         return;
     }

@@ -19,7 +19,6 @@
 
 #include "base/mem.h"
 #include "proto/wire/checksum.h"
-#include "transfer/convert.h"
 
 #define PART_BYTES (256u << 10) /* still in the second-level cache when its checksum is made */
 #define REOPEN_MIN (2 * NS_PER_MS)
@@ -55,30 +54,19 @@ static void pull_set_state(struct pull *p, enum pull_state to)
     p->state = to;
 }
 
-/* Our pages that the holder's pages [0, n) begin to fill, and fill; before a connection there are none. */
-static uint32_t pages_begun(const struct xfer *x, const struct pull *p, uint32_t n)
-{
-    return n ? (uint32_t)convert_pages_begun(&x->layout, &p->theirs, n) : 0;
-}
-
-static uint32_t pages_full(const struct xfer *x, const struct pull *p, uint32_t n)
-{
-    return n ? (uint32_t)convert_pages_full(&x->layout, &p->theirs, n) : 0;
-}
-
 /* ------------------------------------------------------------------- the end */
 
 static void tell_end(struct xfer *x, struct pull *p)
 {
     bool is_ok = p->end_status == TD_OK;
     struct xfer_pull_result r = {.status = p->end_status,
-                                 .n_pages = is_ok ? pages_begun(x, p, p->n_final) : pages_full(x, p, p->n_prefix),
+                                 .n_pages = is_ok ? p->n_final : p->n_prefix,
                                  .tail = p->tail,
                                  .tail_len_bytes = p->tail_len,
                                  .bytes = p->bytes,
                                  .first_announce_ns = p->first_announce_ns,
                                  .last_announce_ns = p->last_announce_ns,
-                                 .done_ns = clock_now(x->config.clock)};
+                                 .done_ns = absence_of(&x->absence, clock_now(x->config.clock))};
     atomic_fetch_sub(&x->counters.pulls_open, 1);
     atomic_fetch_add(is_ok ? &x->counters.pulls_ok : &x->counters.pulls_failed, 1);
     log_debug(x->config.log, "pull ended req=%llx-%llu address=%s status=%s pages=%u bytes=%llu",
@@ -129,7 +117,7 @@ static void pull_drain(struct xfer *x, struct pull *p, enum td_status why, bool 
 
 static void pull_finish_if_done(struct xfer *x, struct pull *p)
 {
-    if (p->state == PULL_ACTIVE && p->finished && p->n_complete + least(p->n_had, p->n_final) == p->n_final)
+    if (p->state == PULL_ACTIVE && p->finished && p->n_complete + least(p->params.n_have, p->n_final) == p->n_final)
         pull_drain(x, p, TD_OK, true);
 }
 
@@ -176,9 +164,7 @@ static void pull_begin(struct xfer *x, struct pull *p)
     }
     pull_set_state(p, PULL_OPENING);
     p->conn = c;
-    p->theirs = c->theirs;
-    p->is_converting = c->is_converting;
-    p->n_had = p->n_prefix = (uint32_t)convert_pages_full(&p->theirs, &x->layout, p->params.n_have);
+    p->n_prefix = p->params.n_have;
     send_open(x, p, touch_ns(x));
 }
 
@@ -225,6 +211,7 @@ static void run_pull(struct xfer *x, struct command *command)
     }
     struct pull *p = mem_zalloc(sizeof(*p));
     p->params = *params;
+    p->params.deadline_ns = absence_of(&x->absence, params->deadline_ns);
     p->target = target_get(x, c->address);
     p->params.address = p->target->address;
     p->target->n_pulls++;
@@ -236,7 +223,7 @@ static void run_pull(struct xfer *x, struct command *command)
     x->pulls = p;
     idmap_add(&x->pulls_by_id, &p->node, params->id);
     atomic_fetch_add(&x->counters.pulls_open, 1);
-    due_at(x, params->deadline_ns);
+    due_at(x, p->params.deadline_ns);
     due_at(x, given_up_at(x, p));
     if (conn_is_up(p->target->conn))
         pull_begin(x, p);
@@ -339,34 +326,24 @@ static void pull_reserve(struct xfer *x, struct pull *p, uint32_t n)
         size_t page_words = (size_t)N_BIT_SETS * x->words;
         p->pages = mem_resize(p->pages, cap, sizeof(p->pages[0]));
         p->bits = mem_resize(p->bits, cap * page_words, sizeof(p->bits[0]));
+        p->places = mem_resize(p->places, cap, sizeof(p->places[0]));
         memset(p->pages + p->cap_pages, 0, (cap - p->cap_pages) * sizeof(p->pages[0]));
         memset(p->bits + p->cap_pages * page_words, 0, (cap - p->cap_pages) * page_words * sizeof(p->bits[0]));
+        memset(p->places + p->cap_pages, 0, (cap - p->cap_pages) * sizeof(p->places[0]));
         p->cap_pages = cap;
-    }
-    uint32_t n_places = pages_begun(x, p, n), cap = p->cap_places;
-    if (n_places > cap) {
-        cap = 2 * cap > n_places ? 2 * cap : n_places;
-        p->places = mem_resize(p->places, cap, sizeof(p->places[0]));
-        memset(p->places + p->cap_places, 0, (cap - p->cap_places) * sizeof(p->places[0]));
-        p->cap_places = cap;
     }
     if (n > p->n_pages)
         p->n_pages = n;
 }
 
-/* Where their page index lies: one of our pages, or several, or a part of one; none of those that are had. */
+/* Asks where a page goes, but for one that is had. False: the caller has no room. */
 static bool pull_place(const struct xfer *x, struct pull *p, uint32_t index)
 {
-    uint32_t begin, end;
-    convert_range(&x->layout, &p->theirs, index, &begin, &end);
-    for (uint32_t i = begin > p->params.n_have ? begin : p->params.n_have; i < end; i++) {
-        if (!p->places[i])
-            p->places[i] = p->params.place(p->params.user, p->node.id, i);
-        if (!p->places[i])
-            return false;
-        assert(xfer_in_arena(x, p->places[i]));
-    }
-    return true;
+    if (index < p->params.n_have || p->places[index])
+        return true;
+    p->places[index] = p->params.place(p->params.user, p->node.id, index);
+    assert(!p->places[index] || xfer_in_arena(x, p->places[index]));
+    return p->places[index];
 }
 
 static void pull_violated(struct xfer *x, struct pull *p, const char *what)
@@ -432,7 +409,7 @@ static void push_unit(struct pull *p, const struct lease_unit *u)
 /* What of an announcement is to be asked for. */
 static void queue_unit(struct xfer *x, struct pull *p, const struct proto_unit *u)
 {
-    uint32_t n_had = p->n_had > u->first ? least(p->n_had - u->first, u->n) : 0;
+    uint32_t n_had = p->params.n_have > u->first ? least(p->params.n_have - u->first, u->n) : 0;
     if (n_had == u->n)
         return;
     p->last_announce_ns = x->now_ns;
@@ -447,7 +424,7 @@ void pull_on_announce(struct conn *c, const struct proto_unit *u)
     struct pull *p = pull_of(c, u->id);
     if (!p)
         return;
-    if (p->finished || u->layer_end > x->layout.n_layers || pages_begun(x, p, u->first + u->n) > x->pages_max) {
+    if (p->finished || u->layer_end > x->layout.n_layers || u->first + u->n > x->pages_max) {
         pull_violated(x, p, "announced out of range");
         return;
     }
@@ -469,7 +446,7 @@ void pull_on_finish(struct conn *c, const struct proto_msg *m)
         pull_violated(c->x, p, "finished with another number of pages");
         return;
     }
-    if (p->params.n_have > pages_begun(c->x, p, m->finish.n_pages)) {
+    if (p->params.n_have > m->finish.n_pages) {
         log_warn(c->x->config.log, "pull has more pages than its lease req=%llx-%llu address=%s have=%u lease=%u",
                  (unsigned long long)p->node.id.incarnation, (unsigned long long)p->node.id.counter, p->target->address,
                  p->params.n_have, m->finish.n_pages);
@@ -521,13 +498,13 @@ void pull_on_refuse(struct conn *c, struct xfer_id id, enum proto_reason reason)
 
 static uint16_t layers_at_once(const struct conn *c)
 {
-    uint64_t n = (c->part_bytes ? c->part_bytes : PART_BYTES) / c->layer_bytes;
+    uint64_t n = (c->part_bytes ? c->part_bytes : PART_BYTES) / c->x->layer_bytes;
     return (uint16_t)(n < 1 ? 1 : (n < PROTO_LAYERS_MAX ? n : PROTO_LAYERS_MAX));
 }
 
 static uint64_t least_ask(const struct conn *c)
 {
-    return layers_at_once(c) * c->layer_bytes;
+    return layers_at_once(c) * c->x->layer_bytes;
 }
 
 static void move_cursor(struct pull *p, uint32_t n_pages)
@@ -547,7 +524,7 @@ static void move_cursor(struct pull *p, uint32_t n_pages)
 static uint64_t next_ask(struct pull *p, uint64_t limit, struct proto_unit *m)
 {
     const struct lease_unit *u = &p->units[p->units_head];
-    uint64_t layer = p->conn->layer_bytes, page = (uint64_t)(u->layer_end - u->layer_begin) * layer;
+    uint64_t layer = p->conn->x->layer_bytes, page = (uint64_t)(u->layer_end - u->layer_begin) * layer;
     uint16_t chunk = layers_at_once(p->conn), begin = (uint16_t)(u->layer_begin + p->ask_layer);
     *m = (struct proto_unit){.id = p->node.id, .first = u->first + p->ask_page, .n = 1, .layer_begin = begin};
     if (!p->ask_layer && page <= limit) {
@@ -622,7 +599,6 @@ struct arrival {
     uint64_t len, checksum;
     bool is_summed; /* while it landed */
     void *bytes;
-    bool is_aside; /* bytes is ours, to be laid out once it is checked */
 };
 
 void *pull_on_payload(struct conn *c, const struct proto_data *d, uint64_t payload_len, void **token_out)
@@ -631,7 +607,7 @@ void *pull_on_payload(struct conn *c, const struct proto_data *d, uint64_t paylo
     struct pull *p = pull_of(c, d->id);
     if (!p)
         return NULL; /* cancelled meanwhile, or never asked for */
-    uint64_t len = (uint64_t)(d->layer_end - d->layer_begin) * c->layer_bytes;
+    uint64_t len = (uint64_t)(d->layer_end - d->layer_begin) * x->layer_bytes;
     bool fits = d->index < p->n_pages && d->layer_end <= x->layout.n_layers && payload_len == len &&
                 d->generation == p->pages[d->index].generation &&
                 bits_all(page_bits(x, p, d->index, ASKED), d->layer_begin, d->layer_end) &&
@@ -642,14 +618,8 @@ void *pull_on_payload(struct conn *c, const struct proto_data *d, uint64_t paylo
         return NULL;
     }
     struct arrival *a = mem_zalloc(sizeof(*a));
-    *a = (struct arrival){.pull = p, .data = *d, .len = len, .is_aside = p->is_converting};
-    if (a->is_aside && mem_try(len, &a->bytes)) {
-        pull_drain(x, p, TD_ERR_NO_MEMORY, true);
-        free(a);
-        return NULL;
-    }
-    if (!a->is_aside)
-        a->bytes = (uint8_t *)p->places[d->index] + d->layer_begin * x->layer_bytes;
+    *a = (struct arrival){.pull = p, .data = *d, .len = len};
+    a->bytes = (uint8_t *)p->places[d->index] + d->layer_begin * x->layer_bytes;
     bits_set(page_bits(x, p, d->index, LANDED), d->layer_begin, d->layer_end);
     p->asked_bytes -= len;
     p->arriving++;
@@ -686,9 +656,6 @@ static bool is_genuine(const struct arrival *a)
 static void count_verified(struct xfer *x, struct pull *p, const struct arrival *a)
 {
     struct pull_page *page = &p->pages[a->data.index];
-    if (a->is_aside)
-        convert_page(&x->layout, &p->theirs, a->data.index, a->data.layer_begin, a->data.layer_end, a->bytes,
-                     p->places);
     p->bytes += a->len;
     atomic_fetch_add(&x->counters.bytes_in, a->len);
     page->n_verified = (uint16_t)(page->n_verified + a->data.layer_end - a->data.layer_begin);
@@ -699,8 +666,8 @@ static void count_verified(struct xfer *x, struct pull *p, const struct arrival 
     uint32_t before = p->n_prefix;
     while (p->n_prefix < p->n_pages && p->pages[p->n_prefix].n_verified == x->layout.n_layers)
         p->n_prefix++;
-    if (pages_full(x, p, p->n_prefix) > pages_full(x, p, before) && p->params.on_progress)
-        p->params.on_progress(p->params.user, p->node.id, pages_full(x, p, p->n_prefix));
+    if (p->n_prefix > before && p->params.on_progress)
+        p->params.on_progress(p->params.user, p->node.id, p->n_prefix);
     pull_finish_if_done(x, p);
 }
 
@@ -727,7 +694,5 @@ void pull_on_payload_done(struct conn *c, void *token, enum td_status status)
     } else {
         count_verified(x, p, a);
     }
-    if (a->is_aside)
-        free(a->bytes);
     free(a);
 }

@@ -26,6 +26,7 @@
 #define DEFAULT_SILENCE   NS_PER_S
 #define DEFAULT_IN_FLIGHT (32u << 20)
 #define SLEEP_MAX_MS      250
+#define TURNS_OF_SILENCE  4 /* a turn that is late by more than this part of the silence was an absence */
 
 /* -------------------------------------------------------------------- helpers */
 
@@ -111,22 +112,11 @@ static bool pump(struct xfer *x)
     return any;
 }
 
-/* If this thread was kept from running, the others' messages may be waiting unread: that time is not their silence. */
-static void forgive_own_absence(struct xfer *x, uint64_t now)
-{
-    uint64_t away = now - x->now_ns;
-    if (away < x->config.silence_ns / 2)
-        return;
-    log_warn(x->config.log, "this process was stopped or starved ms=%llu", (unsigned long long)(away / NS_PER_MS));
-    for (struct conn *c = x->conns; c; c = c->next)
-        c->heard_ns += away;
-}
-
+/* All timers here are counted in this time: what the others said while this process stood still is waiting to be read. */
 static void begin_turn(struct xfer *x)
 {
-    uint64_t now = clock_now(x->config.clock);
-    forgive_own_absence(x, now);
-    x->now_ns = now;
+    uint64_t awake = x->now_ns + SLEEP_MAX_MS * NS_PER_MS;
+    x->now_ns = absence_now(&x->absence, x->config.is_driven || x->due_ns < awake ? x->due_ns : awake);
 }
 
 static void sleep_until_due(struct xfer *x)
@@ -134,7 +124,7 @@ static void sleep_until_due(struct xfer *x)
     int ms = wire_arm(x->wire);
     if (!ms)
         return;
-    uint64_t now = clock_now(x->config.clock);
+    uint64_t now = absence_of(&x->absence, clock_now(x->config.clock));
     if (now >= x->due_ns)
         return;
     uint64_t wait_ns = x->due_ns - now, most = SLEEP_MAX_MS * NS_PER_MS;
@@ -206,7 +196,8 @@ static struct xfer *xfer_new(const struct xfer_config *config)
     x->config.max_inflight_bytes = config->max_inflight_bytes ? config->max_inflight_bytes : DEFAULT_IN_FLIGHT;
     x->ended = mem_array(ENDED_KEPT, sizeof(x->ended[0]));
     x->early = mem_array(EARLY_KEPT, sizeof(x->early[0]));
-    x->now_ns = clock_now(config->clock);
+    absence_init(&x->absence, config->clock, x->config.silence_ns / TURNS_OF_SILENCE, config->log);
+    x->now_ns = x->absence.read_ns;
     x->due_ns = UINT64_MAX;
     mailbox_init(&x->commands);
     pthread_mutex_init(&x->transport_lock, NULL);
@@ -289,9 +280,10 @@ bool xfer_step(struct xfer *x, uint64_t *due_ns_out)
 {
     bool any = turn(x);
     int ms = wire_arm(x->wire);
-    *due_ns_out = x->due_ns;
-    if (ms >= 0 && x->now_ns + (uint64_t)ms * NS_PER_MS < x->due_ns)
-        *due_ns_out = x->now_ns + (uint64_t)ms * NS_PER_MS;
+    uint64_t due = x->due_ns;
+    if (ms >= 0 && x->now_ns + (uint64_t)ms * NS_PER_MS < due)
+        due = x->now_ns + (uint64_t)ms * NS_PER_MS;
+    *due_ns_out = due == UINT64_MAX ? due : due + x->absence.away_ns;
     return any;
 }
 
@@ -314,7 +306,7 @@ void xfer_close(struct xfer *x)
         command_push(x, stop);
         pthread_join(x->thread, NULL);
     }
-    x->now_ns = clock_now(x->config.clock);
+    begin_turn(x);
     run_commands(x); /* made by the last callbacks: answered with "cancelled", sends dropped */
     xfer_free(x);
 }

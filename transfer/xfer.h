@@ -22,10 +22,7 @@
  *
  * Liveness: the xfer thread, which never computes for long, sends heartbeats every 250 ms on every connection; 1 s of
  * silence is death. A goodbye tells a leave from a death. Peers must prove the cluster secret (HMAC-SHA-256 over both nonces
- * and incarnations) and have the same layout before anything else is accepted, but for page_tokens, of which one may be a
- * multiple of the other: the reader then lays out what arrives in its own pages (transfer/convert.h), and all indexes and counts
- * that it is told are of its own pages. The last of them may be filled in part; and pages beyond the last token are asked a
- * place for where the holder's last page reaches over them.
+ * and incarnations) and have the same layout before anything else is accepted: a page is moved whole, as it lies in the pool.
  *
  * Threads: one thread "xfer" owns all of it; the functions here may be called from any thread and only enqueue; callbacks
  * come on the xfer thread and must not block. Errors: nothing here aborts on what a peer does.
@@ -161,7 +158,7 @@ struct xfer_pull_result {
     const void *tail; /* of xfer_lease_finish; borrowed during the callback */
     uint32_t tail_len_bytes;
     uint64_t bytes; /* that arrived */
-    /* By this process's clock; the first two are of announcements of pages that are not had: 0 if there were none. */
+    /* By this process's clock, without its absences (base/absence.h); the first two are of announcements of pages that are not had: 0 if there were none. */
     uint64_t first_announce_ns, last_announce_ns, done_ns;
 };
 
@@ -169,12 +166,12 @@ struct xfer_pull_params {
     struct xfer_id id;
     const char *address;         /* of the holder */
     uint64_t holder_incarnation; /* 0: any */
-    /* Absolute, our clock; also bounds "not yet". A holder that can't be reached for two silences is lost before. */
+    /* Absolute, our clock, later by what this process is absent; also bounds "not yet". A holder that can't be reached for two
+     * silences is lost before. */
     uint64_t deadline_ns;
     /*
-     * The first n_have pages of the lease, counted in pages of the reader, are there already: they are neither asked for nor
-     * placed, and nothing is written into them. The pull waits for the holder's finish all the same, also where that is all
-     * of them. More than the lease turns out to have end it with TD_ERR_INVALID, then; more than fit the arena at once.
+     * The first n_have pages of the lease are there already: they are neither asked for nor placed, and nothing is written into
+     * them. The pull waits for the holder's finish all the same, also where that is all of them. More than the lease turns out to have end it with TD_ERR_INVALID, then; more than fit the arena at once.
      */
     uint32_t n_have;
     /*
