@@ -6,11 +6,7 @@ cd "$(dirname "$0")/.."
 
 bash deploy/install-deps.sh
 build="${TANDEM_BUILD:-build}"
-if [ ! -d "$build" ]; then
-  checks=true
-  pkg-config --exists check || checks=false
-  meson setup "$build" -Dtests="$checks" >/dev/null
-fi
+[ -d "$build" ] || meson setup "$build" >/dev/null
 echo "building ..." >&2
 ninja -C "$build" >"$build/build.log" 2>&1 || { tail -40 "$build/build.log" >&2; exit 1; }
 

@@ -25,7 +25,7 @@ done
 build="${TANDEM_BUILD:-build-gpu}"
 if [ -z "$packed" ]; then
   bash deploy/install-deps.sh --test
-  [ -d "$build" ] || meson setup "$build" -Dgpu=enabled -Dtests=true --buildtype=release >/dev/null
+  [ -d "$build" ] || meson setup "$build" -Dgpu=enabled -Dtests=enabled -Dwerror=true --buildtype=release >/dev/null
   ninja -C "$build" >"$build/build.log" 2>&1 || { tail -40 "$build/build.log"; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
 else
   build="$(mktemp -d)"

@@ -2,22 +2,29 @@
 # Installs what is missing, builds, runs the tests. Last line: "N passed, N failed, N skipped".
 #   run.sh                 everything that fits into a quarter of an hour
 #   run.sh --long NAME     also what takes long: faults (100 kills, 100 freezes, 200,000 transfers in virtual time), replan (1,000
-#                          lost workers), pools (100 workers come and go), chaos (10,000 faults under load), store (damage and kill -9 of the store), transfer (32 + 32 peers), soak (an hour),
+#                          lost workers), pools (100 workers come and go), chaos (10,000 faults under load), store (damage and kill -9 of the store),
+#                          transfer (32 + 32 peers), soak (an hour), scheduler (10^6 passes over random requests, losses and
+#                          reports: 5 minutes of one core), pauses (routers and machines that stand still for 10 s), memory,
+#                          predicted (errors of predicted TTFT on the CPU engine, at the promised bounds),
+#                          routers (two of them at twice the load that workers serve, at the promised bounds),
+#                          fairness (five floods of 10 minutes each by two tenants),
 #                          reproductions (all tables of docs/reproductions.md, half an hour of one core), sweep (goodput against load on
 #                          all beds, deploy/reproduce/goodput.py: half a day on two cores),
 #                          fuzz (10^7 runs a parser), all
+#   run.sh --routers N     with --long replan, pools, chaos or faults: the load goes through N routers
 #   run.sh --sanitize asan|tsan   the suite under AddressSanitizer+UBSan, or the unit and cluster suites under ThreadSanitizer
 #   run.sh --suite NAME    only that suite
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-long="" sanitize="" suites=()
+long="" sanitize="" routers=1 suites=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --long) long="${2:-all}"; shift ;;
+    --routers) routers="${2:?number}"; shift ;;
     --sanitize) sanitize="${2:?asan or tsan}"; shift ;;
     --suite) suites+=(--suite "${2:?name}"); shift ;;
-    *) echo "run.sh: unknown option $1 (--long NAME, --sanitize asan|tsan, --suite NAME)" >&2; exit 2 ;;
+    *) echo "run.sh: unknown option $1 (--long NAME, --routers N, --sanitize asan|tsan, --suite NAME)" >&2; exit 2 ;;
   esac
   shift
 done
@@ -27,19 +34,19 @@ bash deploy/install-deps.sh --test
 build="${TANDEM_BUILD:-build}${sanitize:+-$sanitize}"
 setup=()
 case "$sanitize" in
-  "") ;;
-  # gcc warns of formats that can't be null where UBSan looks at them
-  asan) setup=(-Db_sanitize=address,undefined -Dwerror=false) ;;
-  tsan) setup=(-Db_sanitize=thread -Dwerror=false -Db_lundef=false)
+  "") setup=(-Dwerror=true) ;;
+  # without -Dwerror: gcc warns of formats that can't be null where UBSan looks at them
+  asan) setup=(-Db_sanitize=address,undefined) ;;
+  tsan) setup=(-Db_sanitize=thread -Db_lundef=false)
         export TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1" UCX_MEM_MMAP_HOOK_MODE=none CK_FORK=no ;;
   *) echo "run.sh: --sanitize takes asan or tsan" >&2; exit 2 ;;
 esac
 again=() # the build may have been made without tests
 [ ! -d "$build" ] || again=(--reconfigure)
-meson setup "${again[@]}" "$build" -Dtests=true "${setup[@]}" >/dev/null
+meson setup "${again[@]}" "$build" -Dtests=enabled "${setup[@]}" >/dev/null
 ninja -C "$build" >"$build/build.log" 2>&1 || { tail -40 "$build/build.log"; echo "0 passed, 1 failed"; exit 1; }
 
-export TANDEM_LONG="$long" TANDEM_SANITIZE="$sanitize"
+export TANDEM_LONG="$long" TANDEM_ROUTERS="$routers" TANDEM_SANITIZE="$sanitize"
 status=0
 timeout_factor=1
 [ -z "$sanitize" ] || timeout_factor=10

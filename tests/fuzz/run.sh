@@ -5,8 +5,8 @@ export UBSAN_OPTIONS=halt_on_error=1
 cd "$(dirname "$0")/../.."
 runs="${1:-10000000}"
 build="${TANDEM_BUILD:-build}-fuzz"
-[ -d "$build" ] || CC=clang CFLAGS=-fsanitize=fuzzer-no-link meson setup "$build" -Dfuzz=true -Dtests=false \
-  -Db_sanitize=address,undefined -Db_lundef=false -Dwerror=false >/dev/null
+[ -d "$build" ] || CC=clang CFLAGS=-fsanitize=fuzzer-no-link meson setup "$build" -Dfuzz=true -Dtests=disabled \
+  -Db_sanitize=address,undefined -Db_lundef=false >/dev/null
 targets=(events store_msg block codec layout transfer tensors config adapter tokenizer template trace report profile)
 ninja -C "$build" "${targets[@]/#/tests/fuzz/fuzz_}" >"$build/build.log" 2>&1 || { tail -20 "$build/build.log"; exit 1; }
 failed=0
