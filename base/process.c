@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,9 +12,13 @@
 #include "base/thread.h"
 
 struct process_signals {
+    const char *program;
+    pthread_t thread;
+    _Atomic bool closing;
+    pthread_mutex_t lock; /* of the rest: set once, while signals may come */
     void (*stop)(void *user), (*reload)(void *user);
     void *user;
-    pthread_t thread;
+    bool is_reload_due; /* SIGUSR1 came before reload was known */
 };
 
 static sigset_t our_signals(void)
@@ -24,7 +29,7 @@ static sigset_t our_signals(void)
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGHUP);
     sigaddset(&set, SIGUSR1);
-    sigaddset(&set, SIGUSR2); /* ends the thread */
+    sigaddset(&set, SIGUSR2); /* ends the thread, when it is to end */
     return set;
 }
 
@@ -35,35 +40,64 @@ void process_block_signals(void)
     signal(SIGPIPE, SIG_IGN);
 }
 
+static void take(struct process_signals *p, int sig)
+{
+    pthread_mutex_lock(&p->lock);
+    void (*stop)(void *) = p->stop, (*reload)(void *) = p->reload;
+    p->is_reload_due |= sig == SIGUSR1 && !stop;
+    pthread_mutex_unlock(&p->lock);
+    if (sig == SIGUSR1 && reload)
+        reload(p->user);
+    if (sig != SIGINT && sig != SIGTERM)
+        return;
+    if (stop) {
+        stop(p->user);
+        return;
+    }
+    fprintf(stderr, "%s: ended by signal %d while it was starting\n", p->program, sig);
+    _exit(128 + sig);
+}
+
 static void *take_signals(void *arg)
 {
     struct process_signals *p = arg;
     sigset_t set = our_signals();
     int sig = 0;
-    while (!sigwait(&set, &sig) && sig != SIGUSR2)
-        if (sig != SIGUSR1)
-            p->stop(p->user);
-        else if (p->reload)
-            p->reload(p->user);
+    while (!sigwait(&set, &sig) && !atomic_load(&p->closing))
+        take(p, sig);
     return NULL;
 }
 
-struct process_signals *process_on_signals(void (*stop)(void *user), void (*reload)(void *user), void *user)
+struct process_signals *process_signals_open(const char *program)
 {
     struct process_signals *p = mem_zalloc(sizeof(*p));
+    process_block_signals();
+    p->program = program;
+    pthread_mutex_init(&p->lock, NULL);
+    p->thread = thread_start("signals", take_signals, p);
+    return p;
+}
+
+void process_on_signals(struct process_signals *p, void (*stop)(void *user), void (*reload)(void *user), void *user)
+{
+    pthread_mutex_lock(&p->lock);
     p->stop = stop;
     p->reload = reload;
     p->user = user;
-    p->thread = thread_start("signals", take_signals, p);
-    return p;
+    bool is_reload_due = p->is_reload_due;
+    pthread_mutex_unlock(&p->lock);
+    if (is_reload_due && reload)
+        reload(user);
 }
 
 void process_signals_close(struct process_signals *p)
 {
     if (!p)
         return;
+    atomic_store(&p->closing, true);
     pthread_kill(p->thread, SIGUSR2);
     pthread_join(p->thread, NULL);
+    pthread_mutex_destroy(&p->lock);
     free(p);
 }
 

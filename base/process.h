@@ -5,15 +5,22 @@
  */
 #pragma once
 
-/* SIGINT, SIGTERM, SIGHUP, SIGUSR1; SIGPIPE is ignored. Before any thread is started. */
+/* SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2; SIGPIPE is ignored. Before any thread is started. */
 void process_block_signals(void);
 
 struct process_signals;
 /*
- * Calls, on a thread of its own, stop(user) for each SIGINT, SIGTERM or SIGHUP that arrives, and reload(user) for each SIGUSR1;
- * reload may be NULL: then SIGUSR1 does nothing.
+ * Blocks them and takes them from now on. While the process starts SIGINT and SIGTERM end it at once, with a word on stderr and exit
+ * status 128 + signal: nothing is there yet that has to be cleaned up. SIGUSR1 waits; the others do nothing.
  */
-struct process_signals *process_on_signals(void (*stop)(void *user), void (*reload)(void *user), void *user);
+struct process_signals *process_signals_open(const char *program);
+/*
+ * The process has started. Calls stop(user) for each SIGINT and SIGTERM that arrives, on a thread of its own. Calls reload(user) for
+ * each SIGUSR1, there or, for one that came before, here: it must be safe on two threads at once. reload may be NULL. SIGHUP and
+ * SIGUSR2 do nothing: there is nothing to read again, and a terminal that closes ends no server.
+ */
+void process_on_signals(struct process_signals *p, void (*stop)(void *user), void (*reload)(void *user), void *user);
+/* Signals are blocked still, and nobody takes them any more. */
 void process_signals_close(struct process_signals *p);
 
 /*

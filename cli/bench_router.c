@@ -102,7 +102,6 @@ static void fill(struct decisions *d, uint64_t n_blocks)
 static void open_decisions(struct decisions *d, uint64_t n_blocks)
 {
     const struct scheduler_config c = {.profile = {{2, 2e-3, 1e-8}, {5, 3e-5, 8e-3}},
-                                       .half_life_ns = 30 * NS_PER_S,
                                        .max_wait_ns = 120 * NS_PER_S,
                                        .max_queued_tokens = UINT64_MAX / 2,
                                        .max_queued = 1 << 20,
@@ -388,6 +387,7 @@ enum td_status bench_router(const struct bench_options *o, struct bench_rows *ou
         return td_fail(e, TD_ERR_INVALID, "give --model DIR: a vocabulary of 1536, as the demo model's");
     enum td_status s = start_router(&x, o->model, e); /* before there are threads */
     bench_decisions(o, out);
+    bench_waiting(out);
     if (!s)
         s = start_workers(&x, e);
     const struct rpc_client_config c = {

@@ -1,7 +1,7 @@
 /*
  * tandem explain: what the router weighed when it placed or refused a request.
  *
- * --json: {"decisions": [{"request_id", "age_ms", "verdict", "reason", "prefill", "decode", "waited_ms", "ttft_ms", "tpot_ms",
+ * --json: {"decisions": [{"request_id", "workflow_id", "age_ms", "verdict", "reason", "prefill", "decode", "waited_ms", "ttft_ms", "tpot_ms",
  *          "retry_after_ms", "prompt_tokens", "candidates": [{"worker", "as", "matched_blocks", "store_blocks", "wait_ms", "load_ms",
  *          "prefill_ms", "transfer_ms", "ttft_ms", "tpot_ms", "cost" (null: it could not), "reason"}]}]}
  */
@@ -15,7 +15,7 @@
 #include "cli/cli.h"
 #include "cli/table.h"
 
-enum { CALL_MS = 5000 };
+enum { CALL_MS = 5000, SHOWN_BYTES = 128 };
 
 typedef Tandem__Admin__V1__Decision decision;
 typedef Tandem__Admin__V1__Candidate candidate;
@@ -58,11 +58,12 @@ static json_t *json_decision(const decision *d)
     json_t *candidates = json_array();
     for (size_t i = 0; i < d->n_candidates; i++)
         json_array_append_new(candidates, json_candidate(d->candidates[i]));
-    return json_pack("{s:o, s:f, s:o, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:I, s:o}", "request_id",
-                     json_data(d->request_id), "age_ms", d->age_ms, "verdict", json_data(d->verdict), "reason",
-                     json_data(d->reason), "prefill", json_data(d->prefill), "decode", json_data(d->decode),
-                     "waited_ms", d->waited_ms, "ttft_ms", d->ttft_ms, "tpot_ms", d->tpot_ms, "retry_after_ms",
-                     d->retry_after_ms, "prompt_tokens", (json_int_t)d->prompt_tokens, "candidates", candidates);
+    return json_pack("{s:o, s:o, s:f, s:o, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:I, s:o}", "request_id",
+                     json_data(d->request_id), "workflow_id", json_data(d->workflow_id), "age_ms", d->age_ms, "verdict",
+                     json_data(d->verdict), "reason", json_data(d->reason), "prefill", json_data(d->prefill), "decode",
+                     json_data(d->decode), "waited_ms", d->waited_ms, "ttft_ms", d->ttft_ms, "tpot_ms", d->tpot_ms,
+                     "retry_after_ms", d->retry_after_ms, "prompt_tokens", (json_int_t)d->prompt_tokens, "candidates",
+                     candidates);
 }
 
 static void print_json(const Tandem__Admin__V1__ExplainResponse *r)
@@ -73,10 +74,22 @@ static void print_json(const Tandem__Admin__V1__ExplainResponse *r)
     cli_print_json(json_pack("{s:o}", "decisions", list));
 }
 
+/* What a client wrote: nothing of it may move a terminal's cursor. */
+static const char *shown(ProtobufCBinaryData b, char out[SHOWN_BYTES])
+{
+    size_t n = b.len < SHOWN_BYTES ? b.len : SHOWN_BYTES - 1;
+    for (size_t i = 0; i < n; i++)
+        out[i] = b.data[i] < 0x20 || b.data[i] == 0x7f ? '?' : (char)b.data[i];
+    out[n] = 0;
+    return out;
+}
+
 static void print_head(const decision *d)
 {
-    printf("request %.*s, %u tokens, %.1f s ago: ", (int)d->request_id.len,
-           d->request_id.len ? (const char *)d->request_id.data : "", d->prompt_tokens, d->age_ms * 1e-3);
+    char label[SHOWN_BYTES], workflow[SHOWN_BYTES];
+    printf("request %s%s%s, %u tokens, %.1f s ago: ", shown(d->request_id, label),
+           d->workflow_id.len ? " of workflow " : "", shown(d->workflow_id, workflow), d->prompt_tokens,
+           d->age_ms * 1e-3);
     if (d->prefill.len)
         printf("%.*s, prefill %.*s, decode %.*s; waited %.1f ms, predicted TTFT %.1f ms, TPOT %.2f ms\n",
                (int)d->verdict.len, (const char *)d->verdict.data, (int)d->prefill.len, (const char *)d->prefill.data,

@@ -126,13 +126,62 @@ void rundir_release(struct rundir *r)
     char path[PATH_MAX];
     if (r->lock_fd < 0)
         return;
-    rundir_reset_faults(r, false, NULL);
-    for (int i = 0; i < 3; i++) {
+    rundir_path(r, "up.pid", path);
+    bool is_ours = leads_to(path, r->lock_fd); /* the directory may have been removed, and made again by another */
+    if (is_ours)
+        rundir_reset_faults(r, false, NULL);
+    for (int i = 0; i < 3 && is_ours; i++) {
         rundir_path(r, NAMES[i], path);
         unlink(path);
     }
     close(r->lock_fd);
     r->lock_fd = -1;
+}
+
+/* Whether the process has a file open that /proc names so, and that says that it is the supervisor. */
+static bool has_open(const char *pid, const char *name)
+{
+    char path[PATH_MAX], link[PATH_MAX], text[32];
+    struct dirent *entry;
+    bool has = false;
+    snprintf(path, sizeof(path), "/proc/%s/fd", pid);
+    DIR *d = opendir(path); /* fails for processes of others */
+    while (d && !has && (entry = readdir(d))) {
+        ssize_t n = readlinkat(dirfd(d), entry->d_name, link, sizeof(link) - 1);
+        link[n > 0 ? n : 0] = 0;
+        if (strcmp(link, name))
+            continue;
+        int fd = openat(dirfd(d), entry->d_name, O_RDONLY | O_CLOEXEC);
+        n = fd < 0 ? 0 : pread(fd, text, sizeof(text) - 1, 0);
+        text[n > 0 ? n : 0] = 0;
+        has = atoi(text) == atoi(pid);
+        if (fd >= 0)
+            close(fd);
+    }
+    if (d)
+        closedir(d);
+    return has;
+}
+
+pid_t rundir_orphan(const struct rundir *r)
+{
+    char parent[PATH_MAX], real[PATH_MAX], name[2 * PATH_MAX];
+    struct dirent *entry;
+    pid_t found = 0;
+    snprintf(parent, sizeof(parent), "%s", r->path);
+    char *slash = strrchr(parent, '/');
+    const char *last = strrchr(r->path, '/') + 1; /* rundir_locate() made it absolute */
+    *slash = 0;
+    if (!realpath(*parent ? parent : "/", real))
+        snprintf(real, sizeof(real), "%s", parent);
+    snprintf(name, sizeof(name), "%s/%s/up.pid (deleted)", strcmp(real, "/") ? real : "", last);
+    DIR *d = opendir("/proc");
+    while (d && !found && (entry = readdir(d)))
+        if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' && has_open(entry->d_name, name))
+            found = (pid_t)atoi(entry->d_name);
+    if (d)
+        closedir(d);
+    return found;
 }
 
 pid_t rundir_owner(const struct rundir *r)

@@ -42,6 +42,9 @@ void rundir_release(struct rundir *r); /* removes up.pid, router.address, cluste
 /* The living supervisor, 0 if there is none, -1 while one is starting. */
 pid_t rundir_owner(const struct rundir *r);
 
+/* The living supervisor of a directory that was removed, which /proc still shows; 0: none. */
+pid_t rundir_orphan(const struct rundir *r);
+
 void rundir_path(const struct rundir *r, const char *name, char out[PATH_MAX]);
 /* Replaces a file in one step, so that a reader sees the old text or the new. */
 enum td_status rundir_write(const struct rundir *r, const char *name, const char *text, struct td_error *error_out);

@@ -19,6 +19,8 @@ const struct option SIMULATE_TABLE[] = {
     {"prefill", OPT_INT, AT(prefill), "8", NULL, 0, SCHEDULER_MAX_WORKERS,
      "prefill workers; 0: every worker does both"},
     {"decode", OPT_INT, AT(decode), "8", NULL, 1, SCHEDULER_MAX_WORKERS, "decode workers"},
+    {"routers", OPT_INT, AT(routers), "1", NULL, 1, SIMULATE_MAX_ROUTERS,
+     "routers that share only the workers; each request comes to one of them by chance"},
     {"profile", OPT_STRING, AT(profile), "h200-8b", "P", 0, 0,
      "a worker: " PROFILE_NAMES "; A,B,C:A,B,C in us (as --sim-prefill and --sim-decode of a worker); FILE[:WORD,...]"},
     {"decode-profile", OPT_STRING, AT(decode_profile), NULL, "P", 0, 0,
@@ -52,6 +54,14 @@ const struct option SIMULATE_TABLE[] = {
      "what stores have: whichever is faster, or always the one"},
     {"ttft-ms", OPT_LIMIT_MS, AT(ttft_ms), "0", NULL, 0, 3.6e6, "limit asked for; 0: none"},
     {"tpot-ms", OPT_LIMIT_MS, AT(tpot_ms), "0", NULL, 0, 3.6e6, "limit asked for; 0: none"},
+    {"tenants", OPT_STRING, AT(tenants), NULL, "NAME=WEIGHT,...", 0, 0,
+     "shares of the trace's tenants; a tenant that is not named has weight 1"},
+    {"max-wait-ms", OPT_MS, AT(max_wait_ms), "120s", NULL, 1, 1e12,
+     "in the queue, after which a request is the first of its tenant"},
+    {"queue-requests", OPT_INT, AT(queue_requests), "0", NULL, 0, 1e9,
+     "requests that may wait at each router; 0: no bound"},
+    {"queue-tokens", OPT_INT, AT(queue_tokens), "0", NULL, 0, 1e12,
+     "prompt tokens that may wait at each router; 0: no bound"},
     {"max-tokens", OPT_INT, AT(max_tokens), "0", NULL, 0, 1 << 30,
      "that requests ask for at most; 0: as many as will come, so that their length is known"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "What goes wrong"},
@@ -61,7 +71,8 @@ const struct option SIMULATE_TABLE[] = {
     {"length-error", OPT_DOUBLE, AT(length_error), "1", "X", 1e-3, 1e3,
      "the scheduler learns that answers are X times as long"},
     {"fail", OPT_STRING, AT(fail), NULL, "LIST", 0, 0,
-     "decode-3@120s,prefill-1@60s+30s: it dies then; +: back after so long, empty"},
+     "decode-3@120s,prefill-1@60s+30s,router-2@90s: it dies then; +: back after so long, empty; routers don't come "
+     "back"},
     {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, 0, 3.6e6, "until a dead worker is known to be dead"},
     {"gone-ms", OPT_MS, AT(gone_ms), "5000", NULL, 0, 3.6e6,
      "how long requests wait when no worker of a role is left; then they fail"},
@@ -151,20 +162,43 @@ static bool dies_twice(const struct simulate_fault *faults, uint32_t n, double s
     return false;
 }
 
+/* "router-2@90s". A router that died does not come back, and one must be left. */
+static enum td_status router_fault(struct simulate_point *p, const char *text, struct td_error *e)
+{
+    char *end;
+    unsigned long n = strtoul(text + 7, &end, 10);
+    double at_ms;
+    if (!n || n > (unsigned long)p->o.routers || *end != '@' || !seconds(end + 1, &end, &at_ms) || *end)
+        return td_fail(e, TD_ERR_INVALID, "--fail '%s': expected router-N@TIME, a router that there is", text);
+    for (uint32_t i = 0; i < p->config.n_router_faults; i++)
+        if (p->router_faults[i].router == n - 1)
+            return td_fail(e, TD_ERR_INVALID, "--fail '%s': the router is dead already", text);
+    if (p->config.n_router_faults + 1 == (uint32_t)p->o.routers)
+        return td_fail(e, TD_ERR_INVALID, "--fail '%s': no router is left then", text);
+    p->router_faults[p->config.n_router_faults++] = (struct simulate_router_fault){(uint32_t)n - 1, at_ms};
+    return TD_OK;
+}
+
+static enum td_status worker_fault(struct simulate_point *p, char *text, struct td_error *e)
+{
+    if (p->config.n_faults == SIMULATE_FAULTS)
+        return td_fail(e, TD_ERR_INVALID, "--fail: more than %d", SIMULATE_FAULTS);
+    if (!one_fault(&p->o, text, &p->faults[p->config.n_faults++]))
+        return td_fail(e, TD_ERR_INVALID, "--fail '%s': expected ROLE-N@TIME[+TIME], a worker that there is", text);
+    if (dies_twice(p->faults, p->config.n_faults, p->config.silence_ms))
+        return td_fail(e, TD_ERR_INVALID, "--fail '%s': the worker is not back yet, or not known to be dead", text);
+    return TD_OK;
+}
+
 static enum td_status parse_faults(struct simulate_point *p, struct td_error *e)
 {
     char *copy = mem_strdup(p->o.fail ? p->o.fail : ""), *state = NULL;
     enum td_status s = TD_OK;
-    for (char *t = strtok_r(copy, ",", &state); t && !s; t = strtok_r(NULL, ",", &state)) {
-        if (p->config.n_faults == SIMULATE_FAULTS)
-            s = td_fail(e, TD_ERR_INVALID, "--fail: more than %d", SIMULATE_FAULTS);
-        else if (!one_fault(&p->o, t, &p->faults[p->config.n_faults++]))
-            s = td_fail(e, TD_ERR_INVALID, "--fail '%s': expected ROLE-N@TIME[+TIME], a worker that there is", t);
-        else if (dies_twice(p->faults, p->config.n_faults, p->config.silence_ms))
-            s = td_fail(e, TD_ERR_INVALID, "--fail '%s': the worker is not back yet, or not known to be dead", t);
-    }
+    for (char *t = strtok_r(copy, ",", &state); t && !s; t = strtok_r(NULL, ",", &state))
+        s = strncmp(t, "router-", 7) ? worker_fault(p, t, e) : router_fault(p, t, e);
     free(copy);
     p->config.faults = p->faults;
+    p->config.router_faults = p->router_faults;
     return s;
 }
 
@@ -303,6 +337,10 @@ static void set_rest(struct simulate_config *c, const struct simulate_options *o
         .policy = (enum policy)choice(POLICY_NAMES, o->policy),
         .order = (enum order)choice(ORDER_NAMES, o->order),
         .force = (enum plan_force)choice(PLAN_FORCE_NAMES, o->plan),
+        .n_routers = (uint32_t)o->routers,
+        .max_queued = (uint32_t)o->queue_requests,
+        .max_queued_tokens = (uint64_t)o->queue_tokens,
+        .max_wait_ms = (double)o->max_wait_ms,
         .prefix = (enum prefix_rule)choice("auto|load|compute", o->prefix),
         .max_tokens = (uint32_t)o->max_tokens,
         .length_error = o->length_error,
@@ -334,6 +372,9 @@ enum td_status simulate_point_init(struct simulate_point *p, const struct trace 
     s = set_memory(p, trace, e);
     if (!s)
         s = parse_faults(p, e);
+    if (!s)
+        s = fair_weights_parse(p->o.tenants, &p->weights, &c->n_weights, e);
+    c->weights = p->weights;
     if (!s)
         s = read_watts(p, e);
     return s ? s : set_budget(p, e);
@@ -381,6 +422,12 @@ static char *settings_of(const struct simulate_point *p)
         json_object_set_new(s, "decode_profile", json_string(o->decode_profile));
         json_object_set_new(s, "decode_fit_error", fit_error_of(&p->profiles[1]));
     }
+    json_object_set_new(s, "routers", json_integer(o->routers));
+    json_object_set_new(s, "max_wait_ms", json_integer(o->max_wait_ms));
+    json_object_set_new(s, "queue_requests", json_integer(o->queue_requests));
+    json_object_set_new(s, "queue_tokens", json_integer(o->queue_tokens));
+    if (o->tenants)
+        json_object_set_new(s, "tenants", json_string(o->tenants));
     if (o->fail)
         json_object_set_new(s, "fail", json_string(o->fail));
     if (c->power_budget_w > 0)
@@ -409,6 +456,7 @@ void simulate_point_fini(struct simulate_point *p)
     simulate_result_fini(&p->result);
     free(p->settings);
     free(p->overrides);
+    free(p->weights);
 }
 
 bool simulate_write_file(const char *path, const struct bytes *text)

@@ -9,9 +9,10 @@ enum { SIMULATE_FAULTS = 64 };
 
 struct simulate_options {
     int64_t prefill, decode, requests, chunk_tokens, max_rows, max_batch, page_tokens, block_tokens, pages, pool_bytes,
-        max_context, max_tokens, silence_ms, gone_ms, stores, store_dram, store_ssd, seed, jobs, power_first;
+        max_context, max_tokens, silence_ms, gone_ms, stores, store_dram, store_ssd, seed, jobs, power_first, routers,
+        queue_requests, queue_tokens, max_wait_ms;
     const char *profile, *decode_profile, *policy, *order, *plan, *prefix, *eviction, *fail, *watts, *power_control,
-        *label, *sweep, *output, *html;
+        *tenants, *label, *sweep, *output, *html;
     double ttft_ms, tpot_ms, rate, noise, profile_error, kv_bytes, port_gb_s, store_ssd_gb_s, link_ms, rpc_ms,
         length_error, retry_share, power_budget, price;
     bool json, peers;
@@ -24,6 +25,8 @@ struct simulate_point { /* a configuration, and what it points to */
     struct simulate_config config;
     struct worker_profile profiles[2]; /* of prefill and decode workers */
     struct simulate_fault faults[SIMULATE_FAULTS];
+    struct simulate_router_fault router_faults[SIMULATE_MAX_ROUTERS];
+    struct fair_weight *weights;
     struct simulate_result result;
     struct simulate_report report;
     char label[128], *settings;

@@ -440,8 +440,10 @@ int cli_down(int argc, char **argv)
         nanosleep(&(struct timespec){.tv_nsec = DOWN_POLL_MS * 1000000L}, NULL);
     if (pid < 0)
         return cli_fail("down", "%s: a supervisor holds it, but has not said who it is", dir.path);
+    bool is_orphan = !pid && (pid = rundir_orphan(&dir)) > 0;
     int fd = pid ? pidfd_open(pid, 0) : -1;
-    if (!pid || (fd < 0 && errno == ESRCH) || (fd >= 0 && rundir_owner(&dir) != pid)) {
+    pid_t again = is_orphan ? rundir_orphan(&dir) : rundir_owner(&dir);
+    if (!pid || (fd < 0 && errno == ESRCH) || (fd >= 0 && again != pid)) {
         fprintf(stderr, "nothing runs in %s\n", dir.path);
         return 0;
     }

@@ -547,12 +547,15 @@ uint32_t engine_step(struct engine *e)
                                         .layers_per_call = (uint16_t)per_call,
                                         .user = e};
     e->last_step = describe(e);
+    if (e->config.callbacks.on_step)
+        e->config.callbacks.on_step(e->config.callbacks.user, progress_expect_ms(&e->past, &e->cost, &e->last_step));
     uint64_t start = clock_now(e->config.clock);
     if (e->sim)
         forward_sim_run(e->sim, &batch, &e->last_step, e->logits, e->sampled);
     else
         ranks_run(e->ranks, &batch);
     e->last_step.ms = (double)(clock_now(e->config.clock) - start) * 1e-6;
+    progress_measured(&e->past, &e->cost, &e->last_step);
     e->cost = cost_observe(e->cost, &e->last_step);
     e->starved_ms = e->is_starving ? e->starved_ms + e->last_step.ms : 0;
     finish_rows(e);

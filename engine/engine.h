@@ -56,6 +56,8 @@ struct engine_callbacks {
     void (*on_end)(void *user, struct seq *seq, enum seq_finish finish);
     /* A block got or lost its name (kvpool_config.on_block). */
     void (*on_block)(void *user, bool added, const struct block_key *key, uint32_t chain_index);
+    /* A batch is about to run, and should take so long: generously, sched/progress.h. May be NULL. */
+    void (*on_step)(void *user, double expected_ms);
 };
 
 struct engine_config {
@@ -128,6 +130,7 @@ void engine_seq_append(struct engine *e, struct seq *seq, uint32_t token);
 void *engine_seq_user(const struct seq *seq);
 enum seq_state engine_seq_state(const struct seq *seq);
 const uint32_t *engine_seq_tokens(const struct seq *seq, uint32_t *n_out);
+uint32_t engine_seq_computed(const struct seq *seq); /* leading tokens whose KV is in the pages */
 /* [first_page, n) are held; those before were given up, behind a sliding window. */
 const struct page_ref *engine_seq_pages(const struct seq *seq, uint32_t *n_out);
 uint32_t engine_seq_first_page(const struct seq *seq);

@@ -4,6 +4,7 @@
 #include "engine/engine.h"
 #include "engine/ranks.h"
 #include "sched/batching.h"
+#include "sched/progress.h"
 #include "sched/sequence.h"
 
 struct seq {
@@ -68,8 +69,9 @@ struct engine {
 
     struct cost_step last_step;
     struct cost_model cost; /* of this engine's steps */
-    double starved_ms;      /* how long steps have had no prompt tokens though prompts were there */
-    bool is_starving;       /* in the step that runs */
+    struct progress_past past;
+    double starved_ms; /* how long steps have had no prompt tokens though prompts were there */
+    bool is_starving;  /* in the step that runs */
 };
 
 static inline uint32_t pages_for(const struct engine *e, uint32_t n_tokens)

@@ -327,6 +327,11 @@ enum seq_state engine_seq_state(const struct seq *s)
     return s->state;
 }
 
+uint32_t engine_seq_computed(const struct seq *s)
+{
+    return s->n_computed;
+}
+
 const uint32_t *engine_seq_tokens(const struct seq *s, uint32_t *n_out)
 {
     *n_out = s->n_tokens;

@@ -22,7 +22,7 @@ static void visit(void *user, const struct entry *e)
     }
 }
 
-void audit_answer(struct kvstore *s, struct link *link, uint64_t nonce)
+void kvstore_audit_answer(struct kvstore *s, struct link *link, uint64_t nonce)
 {
     struct table_audit slots = table_audit(s->table);
     struct tally tally = {0};

@@ -18,7 +18,12 @@
 #include "base/thread.h"
 #include "kvstore/kvstore_internal.h"
 
-enum { BEAT_MS = 250, IDLE_MS = 100, WAITING_MS = 10 };
+enum {
+    BEAT_MS = 250,
+    IDLE_MS = 100,
+    WAITING_MS = 10,
+    TURN_MS = 200 /* one that takes longer: this process was away */
+};
 enum { IN_FLIGHT_BYTES = 4 << 20 }; /* of one peer: what is being put is never long in front of what is being read */
 
 #define TEXT_OF(macro) #macro
@@ -237,13 +242,15 @@ static void on_message(struct kvstore *s, struct link *link, const Tandem__Worke
         break;
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_AUDIT:
         flush_events(s);
-        audit_answer(s, link, m->audit->nonce);
+        kvstore_audit_answer(s, link, m->audit->nonce);
         break;
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_KEEP:
         pinned_keep(s, m->keep->keys, m->keep->ttl_ms);
+        keeps_note(&s->keeps, s->links, link, m, clock_now(&s->clock));
         break;
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_FORGET:
         pinned_forget(s, m->forget->keys);
+        keeps_note(&s->keeps, s->links, link, m, clock_now(&s->clock));
         break;
     default: /* not for a store, or of a newer router */
         break;
@@ -257,6 +264,7 @@ static void on_link(struct kvstore *s, struct link_mail *mail)
     case LINK_UP:
         log_info(&s->log, "router attached router=%016llx", router);
         send_snapshot(s, mail->link);
+        keeps_tell(&s->keeps, mail->link, clock_now(&s->clock));
         break;
     case LINK_GONE:
         log_info(&s->log, "router left router=%016llx", router);
@@ -317,9 +325,11 @@ enum td_status kvstore_run(struct kvstore *s)
     pthread_t beat_thread = thread_start("beat", beat, s);
     while (!atomic_load(&s->forced) && !(atomic_load(&s->stopping) && !s->n_wire && tier_is_settled(s))) {
         take_mail(s);
-        request_free_doubtful(s, clock_now(&s->clock), false);
+        uint64_t patience = absence_now(&s->absence, 0); /* by which readers, and this store's own SSD, are judged */
+        request_free_doubtful(s, patience, false);
         pinned_tick(s, clock_now(&s->clock));
-        bool is_waiting = request_expire(s, clock_now(&s->clock));
+        keeps_expire(&s->keeps, clock_now(&s->clock));
+        bool is_waiting = request_expire(s, patience);
         if (atomic_load(&s->stopping) && s->ssd)
             ssd_tier_hurry(s->ssd);
         flush_events(s);
@@ -438,6 +448,7 @@ enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore 
         snprintf(s->name, sizeof(s->name), "store-%d", (int)getpid());
     s->log = (struct log){.who = s->name, .level = (enum log_level)log_level_parse(s->options.log_level)};
     clock_init_real(&s->clock);
+    absence_init(&s->absence, &s->clock, TURN_MS * NS_PER_MS, &s->log);
     s->incarnation = random_u64();
     s->next_event = 1ull << 32; /* a snapshot is numbered backwards from here */
     mailbox_init(&s->mailbox);
@@ -481,6 +492,7 @@ void kvstore_close(struct kvstore *s)
     pthread_mutex_destroy(&s->load_lock);
     table_close(s->table);
     pins_free(&s->pins);
+    keeps_free(&s->keeps);
     bytes_free(&s->doomed);
     free(s->quotas);
     mem_unmap(s->arena, s->arena_bytes);

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/absence.h"
 #include "base/metrics.h"
 #include "base/queue.h"
 #include "kvstore/kvstore.h"
@@ -12,6 +13,7 @@
 #include "proto/wire/events.h"
 #include "proto/wire/store_msg.h"
 #include "sched/pins.h"
+#include "worker/keeps.h"
 #include "worker/link.h"
 
 /*
@@ -111,6 +113,7 @@ struct kvstore {
     struct kvstore_options options;
     char name[64];
     struct clock clock;
+    struct absence absence; /* of the main thread */
     struct log log;
     uint64_t incarnation;
     struct geometry geometry;
@@ -123,6 +126,7 @@ struct kvstore {
     struct table *table;
     struct ssd_tier *ssd; /* NULL: none */
     struct pins pins;
+    struct keeps keeps;  /* the same, prompt by prompt */
     struct bytes doomed; /* keys of blocks that are to be forgotten once nobody uses them */
     uint64_t probed_ns;  /* when a slow SSD was last tried */
     uint64_t loading_ns; /* when a slot was last asked for to read into */
@@ -190,4 +194,4 @@ void pinned_tick(struct kvstore *s, uint64_t now);
 enum td_status quotas_parse(const char *text, struct tenant_share **out, uint32_t *n_out, struct td_error *error_out);
 
 /* audit.c */
-void audit_answer(struct kvstore *s, struct link *link, uint64_t nonce); /* after flush_events */
+void kvstore_audit_answer(struct kvstore *s, struct link *link, uint64_t nonce); /* after flush_events */

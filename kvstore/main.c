@@ -30,14 +30,14 @@ int main(int argc, char **argv)
         .table = KVSTORE_OPTIONS};
     enum td_status status = options_parse(&o, argc, argv, &config.options, NULL, NULL, &strings, &action, &e);
     if (!status && action == OPTIONS_RUN) {
-        process_block_signals();
+        struct process_signals *signals = process_signals_open(o.program);
         status = kvstore_open(&config, &s, &e);
         if (!status) {
-            struct process_signals *signals = process_on_signals(stop, reload, s);
+            process_on_signals(signals, stop, reload, s);
             process_announce(kvstore_address(s));
             status = kvstore_run(s);
-            process_signals_close(signals);
         }
+        process_signals_close(signals);
         kvstore_close(s);
     }
     if (status)

@@ -55,7 +55,7 @@ static struct lease *lease_open(struct kvstore *s, struct xfer_id id, uint32_t c
     struct lease *l = mem_zalloc(sizeof(*l));
     l->store = s;
     l->id = id;
-    l->moved_ns = clock_now(&s->clock);
+    l->moved_ns = absence_now(&s->absence, 0);
     l->entries = mem_array(cap, sizeof(l->entries[0]));
     l->from_ssd = mem_array(cap, sizeof(l->from_ssd[0]));
     l->next = s->leases;
@@ -112,7 +112,7 @@ static void lease_advance(struct kvstore *s, struct lease *l)
         xfer_lease_announce(s->xfer, l->id, first, pages, n - first, 0, (uint16_t)s->geometry.layout.n_layers);
         free(pages);
         l->n_announced = n;
-        l->moved_ns = clock_now(&s->clock);
+        l->moved_ns = absence_now(&s->absence, 0);
     }
     if (n < l->n && l->entries[n]->dram == DRAM_LOADING)
         return;
@@ -162,8 +162,9 @@ void request_lease_ended(struct kvstore *s, struct lease *l, bool in_doubt)
     if (!l->is_finished)
         store_count(s, STORE_MISS_ENDED, l->n);
     l->is_ended = true;
-    l->free_ns = in_doubt ? clock_now(&s->clock) + (uint64_t)s->options.silence_ms * NS_PER_MS : 0;
-    request_free_doubtful(s, clock_now(&s->clock), false);
+    uint64_t now = absence_now(&s->absence, 0);
+    l->free_ns = in_doubt ? now + (uint64_t)s->options.silence_ms * NS_PER_MS : 0;
+    request_free_doubtful(s, now, false);
 }
 
 void request_free_doubtful(struct kvstore *s, uint64_t now, bool all)

@@ -48,6 +48,8 @@ struct report_request {
     double refused_after_ms, retry_after_ms;                             /* NAN: was not refused */
     uint32_t
         reason; /* 1 + index into report_run.reasons: why it was refused, failed or cut short; 0: not known, or none */
+    uint32_t
+        router; /* 1 + number of the router that it came to last; 0: not known, or it was not sent, or there is only one */
     bool came_back, admitted_then;
     const float *token_ms; /* [n_output] since arrival, borrowed; NULL: not kept */
 };

@@ -13,7 +13,7 @@ struct report_column {
     bool is_younger; /* than version 1: where a report lacks it, all are 0, doubles NAN */
 };
 
-enum { REPORT_COLUMNS = 31 };
+enum { REPORT_COLUMNS = 32 };
 extern const struct report_column report_columns[REPORT_COLUMNS];
 
 struct report_parts {

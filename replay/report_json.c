@@ -52,6 +52,7 @@ const struct report_column report_columns[REPORT_COLUMNS] = {
     COLUMN("came_back", COLUMN_BOOL, came_back),
     COLUMN("admitted_then", COLUMN_BOOL, admitted_then),
     {"reason", COLUMN_U32, offsetof(struct report_request, reason), true},
+    {"router", COLUMN_U32, offsetof(struct report_request, router), true},
 };
 static_assert(sizeof(enum report_outcome) == sizeof(uint32_t), "an outcome is read and written as a number");
 

@@ -48,7 +48,7 @@ void sim_request_ended(struct sim *s, struct seq *q)
         if (q->legs[i].state != LEG_NONE)
             node_drop(s, i ? q->q.plan.decode : q->q.plan.prefill, q);
     scheduler_generated(&q->q, (uint32_t)seen);
-    scheduler_end(s->scheduler, &q->q, s->now_ns, true);
+    scheduler_end(scheduler_of(s, q), &q->q, s->now_ns, true);
     s->n_open--;
     step_over(s, q, true);
 }
@@ -93,7 +93,7 @@ void sim_request_prefilled(struct sim *s, struct seq *q)
         q->out->load_ms = clock_ms_between(q->admitted_ns, q->running_ns);
         q->out->prefill_ms = clock_ms_between(q->running_ns, s->now_ns);
     }
-    scheduler_prefilled(s->scheduler, &q->q, s->now_ns);
+    scheduler_prefilled(scheduler_of(s, q), &q->q, s->now_ns);
     scheduler_generated(&q->q, q->n_generated - q->n_before);
     if (!waits || q->is_accepted)
         show_first_token(s, q, q->accepted_ns > s->now_ns ? q->accepted_ns : s->now_ns);
@@ -129,7 +129,7 @@ static void start_legs(struct sim *s, struct seq *q)
 {
     bool split = q->q.plan.prefill != q->q.plan.decode;
     if (split && q->q.max_tokens == 1)
-        scheduler_decoded(s->scheduler, &q->q);
+        scheduler_decoded(scheduler_of(s, q), &q->q);
     else if (split)
         node_leg(s, q->q.plan.decode, q);
     node_leg(s, q->q.plan.prefill, q);
@@ -167,7 +167,7 @@ static void probe(struct sim *s, struct seq *q)
     asked.identity = asked.matched_ns = 0;
     asked.matched_blocks = mem_array(s->n_nodes, sizeof(uint32_t));
     q->out->admissible_ms += PROBE_MS;
-    bool admitted = scheduler_would_admit(s->scheduler, &asked, s->now_ns);
+    bool admitted = scheduler_would_admit(scheduler_of(s, q), &asked, s->now_ns);
     if (!admitted && (asked.plan.hopeless || !s->n_open))
         q->out->admissible_ms = 0;
     else if (!admitted)
@@ -200,6 +200,29 @@ static void was_refused(struct sim *s, struct seq *q, double retry_after_ms)
     events_post(&s->events, s->now_ns + ns_of(retry_after_ms), EVENT_RETURN, index_of(s, q), 0);
 }
 
+/* Workers hear of what a router has queued, at most every SIMULATE_REPORT_MS. */
+static void expect_demand(struct sim *s, uint32_t r)
+{
+    struct sim_router *router = &s->routers[r];
+    if (s->n_routers == 1 || router->tells || router->is_down)
+        return;
+    router->tells = true;
+    events_post(&s->events, s->now_ns + ns_of(SIMULATE_REPORT_MS + s->c.rpc_ms), EVENT_DEMAND, r, 0);
+}
+
+static void tell_demand(struct sim *s, uint32_t r)
+{
+    struct sim_router *router = &s->routers[r];
+    double queued_ms = router->is_down ? 0 : scheduler_queued_ms(router->scheduler), before = router->queued_ms;
+    router->tells = false;
+    router->queued_ms = queued_ms;
+    if (fabs(queued_ms - before) > 0.05 * fmax(queued_ms, before))
+        for (uint32_t w = 0; w < s->n_nodes; w++)
+            node_report(s, w);
+    if (queued_ms > 0)
+        expect_demand(s, r);
+}
+
 static const char *missing_role(const struct sim *s)
 {
     for (uint32_t w = 0; w < s->n_nodes; w++)
@@ -211,7 +234,7 @@ static const char *missing_role(const struct sim *s)
 /* It ends without an answer, and nobody told it to come back: as the live router's UNAVAILABLE. */
 static void fail(struct sim *s, struct seq *q, const char *reason)
 {
-    scheduler_end(s->scheduler, &q->q, s->now_ns, false);
+    scheduler_end(scheduler_of(s, q), &q->q, s->now_ns, false);
     free(q->q.matched_blocks);
     q->q.matched_blocks = NULL;
     q->out->refused = false;
@@ -234,6 +257,18 @@ static void refused(void *user, struct sched_request *q_, double retry_after_ms)
         was_refused(s, q, retry_after_ms);
 }
 
+/* Of those that are up, by chance. */
+static uint32_t choose_router(const struct sim *s, const struct seq *q)
+{
+    uint32_t n_up = 0;
+    for (uint32_t r = 0; r < s->n_routers; r++)
+        n_up += !s->routers[r].is_down;
+    uint32_t nth = (uint32_t)(random_at(s->c.seed, 3ull << 40, q->q.number) % n_up), r = 0;
+    while (s->routers[r].is_down || nth--)
+        r++;
+    return r;
+}
+
 static void submit(struct sim *s, struct seq *q)
 {
     double retry_after_ms, workflow_ms = s->c.asks ? s->c.asks[index_of(s, q)].workflow_ms : 0;
@@ -243,8 +278,11 @@ static void submit(struct sim *s, struct seq *q)
         q->q.workflow_deadline_ns = ns_of(q->head->out->arrived_ms + workflow_ms);
     q->out->asked_ms = (double)s->now_ns * 1e-6;
     q->q.arrived_ns = s->now_ns;
+    if (!q->out->came_back || s->routers[q->router].is_down) /* one that comes back comes to whom told it to */
+        q->out->router = q->router = choose_router(s, q);
     prepare(s, q);
-    if (!scheduler_submit(s->scheduler, &q->q, s->now_ns, &retry_after_ms)) {
+    expect_demand(s, q->router);
+    if (!scheduler_submit(scheduler_of(s, q), &q->q, s->now_ns, &retry_after_ms)) {
         q->out->predicted_ttft_ms = q->q.plan.ttft_ms;
         was_refused(s, q, retry_after_ms);
         return;
@@ -267,14 +305,16 @@ static void loaded(struct sim *s, struct seq *q)
     const double x[] = {1, (double)(q->load_dram + q->load_peer) * s->block_pages,
                         (double)q->load_ssd * s->block_pages};
     n->loading = rls_observe(n->loading, x, took);
-    scheduler_observe_loading(s->scheduler, q->q.plan.prefill, n->loading.w[0], n->loading.w[1], n->loading.w[2]);
+    for (uint32_t r = 0; r < s->n_routers; r++)
+        scheduler_observe_loading(s->routers[r].scheduler, q->q.plan.prefill, n->loading.w[0], n->loading.w[1],
+                                  n->loading.w[2]);
     node_filled(s, q, q->load_end);
 }
 
 /* ----------------------------------------------------------------- failures */
 
-/* With its prompt and what it has of the answer, ahead of new ones. */
-static void replan(struct sim *s, struct seq *q, uint32_t dead)
+/* What it has on workers ends. */
+static void leave_workers(struct sim *s, struct seq *q)
 {
     if (q->flow)
         net_cancel(s, q->flow - 1);
@@ -284,13 +324,39 @@ static void replan(struct sim *s, struct seq *q, uint32_t dead)
     for (int i = 0; i < 2; i++)
         if (q->legs[i].state != LEG_NONE)
             node_drop(s, i ? q->q.plan.decode : q->q.plan.prefill, q);
+}
+
+/* With its prompt and what it has of the answer, ahead of new ones. */
+static void replan(struct sim *s, struct seq *q, uint32_t dead)
+{
+    leave_workers(s, q);
     q->out->n_replans++;
     q->q.n_tokens = q->t->n_prompt + q->n_generated;
     q->q.max_tokens -= q->n_generated - q->n_before;
     q->q.resumed = q->n_generated > 0;
     scheduler_avoid(&q->q, dead);
     prepare(s, q);
-    scheduler_requeue(s->scheduler, &q->q, s->now_ns);
+    scheduler_requeue(scheduler_of(s, q), &q->q, s->now_ns);
+}
+
+/* Its requests end, and their legs. */
+static void router_dies(struct sim *s, uint32_t r)
+{
+    for (uint64_t i = 0; i < s->n_seqs; i++) {
+        struct seq *q = &s->seqs[i];
+        bool is_queued = q->q.state == SCHED_QUEUED,
+             is_placed = q->q.state == SCHED_PREFILLING || q->q.state == SCHED_DECODING;
+        if (q->router != r || !(is_queued || is_placed))
+            continue;
+        if (is_placed)
+            leave_workers(s, q);
+        fail(s, q, "its router was lost");
+    }
+    s->routers[r].is_down = true;
+    tell_demand(s, r);
+    for (uint32_t i = 0; i < s->n_nodes; i++)
+        if (s->nodes[i].is_up)
+            node_go_on(s, i);
 }
 
 /* There is a worker of each role that requests need, as far as the router knows. */
@@ -329,10 +395,12 @@ static void worker_lost(struct sim *s, uint32_t w)
             replan(s, q, w);
     }
     pool_forget(s, &s->nodes[w]);
-    s->nodes[w].waiting.n = s->nodes[w].prompts.n = s->nodes[w].running.n = s->nodes[w].joined.n = 0;
+    s->nodes[w].waiting.n = s->nodes[w].filling.n = s->nodes[w].prompts.n = s->nodes[w].running.n =
+        s->nodes[w].joined.n = 0;
     s->nodes[w].n_active = 0;
-    scheduler_worker_down(s->scheduler, w);
-    s->nodes[w].is_known = false;
+    for (uint32_t r = 0; r < s->n_routers; r++)
+        scheduler_worker_down(s->routers[r].scheduler, w);
+    s->nodes[w].is_known = s->nodes[w].reports_soon = false;
     if (s->is_gone)
         give_up(s);
     else
@@ -355,12 +423,13 @@ static void worker_up(struct sim *s, uint32_t w)
         s->is_gone = false;
         s->able_ns = UINT64_MAX;
     }
-    scheduler_worker_up(s->scheduler, w,
-                        &(struct sched_worker_info){.role = s->nodes[w].role,
-                                                    .chunk_tokens = c->chunk_tokens,
-                                                    .max_batch = c->max_batch,
-                                                    .n_pages = pages_of_role(c, s->nodes[w].role),
-                                                    .max_context = c->max_context});
+    const struct sched_worker_info info = {.role = s->nodes[w].role,
+                                           .chunk_tokens = c->chunk_tokens,
+                                           .max_batch = c->max_batch,
+                                           .n_pages = pages_of_role(c, s->nodes[w].role),
+                                           .max_context = c->max_context};
+    for (uint32_t r = 0; r < s->n_routers; r++)
+        scheduler_worker_up(s->routers[r].scheduler, w, &info);
 }
 
 /* --------------------------------------------------------------------- run */
@@ -380,9 +449,12 @@ static void open_nodes(struct sim *s)
         n->receives.bytes_per_ns = n->sends.bytes_per_ns = c->port_gb_s;
         n->loading = rls_make(3, (const double[]){2, 0.2, 0.5}, 0.1); /* as a worker begins */
         pool_init(&n->pool, pages_of_role(c, n->role));
+        n->reports = mem_array(s->n_routers, sizeof(*n->reports));
         worker_up(s, i);
     }
     expect_gone(s);
+    for (uint32_t i = 0; i < c->n_router_faults; i++)
+        events_post(&s->events, ns_of(c->router_faults[i].at_ms), EVENT_ROUTER_DIE, c->router_faults[i].router, 0);
     for (uint32_t i = 0; i < c->n_faults; i++) {
         events_post(&s->events, ns_of(c->faults[i].at_ms), EVENT_DIE, c->faults[i].worker, 0);
         events_post(&s->events, ns_of(c->faults[i].at_ms + c->silence_ms), EVENT_LOST, c->faults[i].worker, 0);
@@ -498,6 +570,18 @@ static void on_event(struct sim *s, const struct event *e)
     case EVENT_TICK:
         s->ticks = false;
         break;
+    case EVENT_REPORT:
+        node_send_report(s, e->subject);
+        break;
+    case EVENT_REPORTED:
+        node_reported(s, e->subject);
+        break;
+    case EVENT_DEMAND:
+        tell_demand(s, e->subject);
+        break;
+    case EVENT_ROUTER_DIE:
+        router_dies(s, e->subject);
+        break;
     case EVENT_DIE:
         node_die(s, e->subject);
         break;
@@ -516,6 +600,17 @@ static void on_event(struct sim *s, const struct event *e)
     }
 }
 
+/* Whether any has something queued. */
+static bool run_routers(struct sim *s)
+{
+    bool waits = false;
+    for (uint32_t r = 0; r < s->n_routers; r++) {
+        scheduler_run(s->routers[r].scheduler, s->now_ns);
+        waits |= scheduler_queued(s->routers[r].scheduler) > 0;
+    }
+    return waits;
+}
+
 static void loop(struct sim *s)
 {
     while (s->events.n) {
@@ -526,8 +621,7 @@ static void loop(struct sim *s)
             continue;
         }
         on_event(s, &e);
-        scheduler_run(s->scheduler, s->now_ns);
-        if (!s->ticks && scheduler_queued(s->scheduler)) { /* what waits is looked at again though nothing happens */
+        if (run_routers(s) && !s->ticks) { /* what waits is looked at again though nothing happens */
             s->ticks = true;
             events_post(&s->events, s->now_ns + TICK_MS * NS_PER_MS, EVENT_TICK, 0, 0);
         }
@@ -547,7 +641,7 @@ static struct cost_profile believed(const struct simulate_config *c)
     return p;
 }
 
-static struct scheduler *make_scheduler(struct sim *s)
+static struct scheduler *make_scheduler(struct sim *s, uint32_t r)
 {
     const struct simulate_config *c = &s->c;
     struct scheduler_config sc = {.policy = c->policy,
@@ -557,10 +651,10 @@ static struct scheduler *make_scheduler(struct sim *s)
                                   .profile = s->believed,
                                   .weights = c->weights,
                                   .n_weights = c->n_weights,
-                                  .half_life_ns = 30 * NS_PER_S,
-                                  .max_wait_ns = 120 * NS_PER_S,
-                                  .max_queued_tokens = UINT64_MAX / 2,
-                                  .max_queued = UINT32_MAX / 2,
+                                  .seed = r ? random_mix(r) : 0,
+                                  .max_wait_ns = c->max_wait_ms > 0 ? ns_of(c->max_wait_ms) : 120 * NS_PER_S,
+                                  .max_queued_tokens = c->max_queued_tokens ? c->max_queued_tokens : UINT64_MAX / 2,
+                                  .max_queued = c->max_queued ? c->max_queued : UINT32_MAX / 2,
                                   .user = s,
                                   .place = placed,
                                   .refuse = refused,
@@ -636,6 +730,8 @@ static void close_sim(struct sim *s)
 {
     for (uint32_t i = 0; i < s->n_nodes; i++) {
         free(s->nodes[i].waiting.at);
+        free(s->nodes[i].filling.at);
+        free(s->nodes[i].reports);
         free(s->nodes[i].prompts.at);
         free(s->nodes[i].running.at);
         free(s->nodes[i].ended.at);
@@ -648,7 +744,9 @@ static void close_sim(struct sim *s)
         free(s->seqs[i].legs[1].twice);
     }
     stores_close(s);
-    scheduler_close(s->scheduler);
+    for (uint32_t r = 0; r < s->n_routers; r++)
+        scheduler_close(s->routers[r].scheduler);
+    free(s->routers);
     free(s->nodes);
     free(s->seqs);
     free(s->block_of);
@@ -673,7 +771,10 @@ void simulate_run(const struct trace *trace, const struct simulate_config *confi
     s.nodes = mem_array(s.n_nodes, sizeof(*s.nodes));
     s.seqs = mem_array(s.n_seqs, sizeof(*s.seqs));
     s.believed = believed(config);
-    s.scheduler = make_scheduler(&s);
+    s.n_routers = config->n_routers ? config->n_routers : 1;
+    s.routers = mem_array(s.n_routers, sizeof(*s.routers));
+    for (uint32_t r = 0; r < s.n_routers; r++)
+        s.routers[r].scheduler = make_scheduler(&s, r);
     blocks_number(&s);
     stores_open(&s);
     open_load(&s);

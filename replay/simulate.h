@@ -31,6 +31,10 @@
 #include "sched/power.h"
 #include "sched/scheduler.h"
 
+enum { SIMULATE_MAX_ROUTERS = 16 };
+#define SIMULATE_REPORT_MS                                                                                             \
+    10.0 /* at least between two reports of a worker, and between two of what a router has queued */
+
 enum { SIMULATE_TICKS = 240 }; /* even: two ticks become one when the run gets longer */
 
 struct simulate_ask { /* what a request is beside its line of the trace */
@@ -43,6 +47,11 @@ struct simulate_ask { /* what a request is beside its line of the trace */
 struct simulate_fault { /* a worker dies, and comes back empty */
     uint32_t worker;
     double at_ms, back_ms; /* INFINITY: never */
+};
+
+struct simulate_router_fault { /* a router dies, and its requests with it; those that come go to the others */
+    uint32_t router;
+    double at_ms;
 };
 
 struct simulate_stores {
@@ -78,6 +87,7 @@ struct simulate_note {
 
 struct simulate_config {
     uint32_t n_prefill, n_decode;
+    uint32_t n_routers; /* that have these workers together; each request comes to one of them by chance. 0: one */
     uint32_t chunk_tokens, max_batch, n_pages, max_context; /* of each worker */
     uint32_t n_decode_pages;                                /* of decode workers; 0: n_pages */
     uint32_t max_rows;                                      /* of a step; 0: a chunk and what decodes */
@@ -93,8 +103,11 @@ struct simulate_config {
     struct simulate_stores stores;
     bool
         peers; /* prefixes are fetched from other prefill workers' pools, too (Mooncake's pool of the workers' memory) */
-    double rate;             /* arrivals come so many times faster */
-    double ttft_ms, tpot_ms; /* limits asked for; 0: none */
+    double rate;                /* arrivals come so many times faster */
+    double ttft_ms, tpot_ms;    /* limits asked for; 0: none */
+    uint32_t max_queued;        /* requests that may wait; 0: any number */
+    uint64_t max_queued_tokens; /* prompt tokens that may wait; 0: any number */
+    double max_wait_ms;         /* after which a request is the first of its tenant; 0: 120 s */
     enum policy policy;
     enum order order;
     enum plan_force force;
@@ -115,6 +128,8 @@ struct simulate_config {
     uint32_t n_weights;
     const struct simulate_fault *faults;
     uint32_t n_faults;
+    const struct simulate_router_fault *router_faults;
+    uint32_t n_router_faults;
     uint64_t seed;
     uint64_t n_requests; /* of the trace; 0: all */
     bool keep_tokens;    /* when each token came */
@@ -134,7 +149,7 @@ struct simulated {                               /* a request, in the order of t
     double refused_after_ms, retry_after_ms,     /* NAN: it was not sent; 0: it was not told to come back */
         admissible_ms; /* admissible: after its first refusal, as one that comes anew; 0: not tried */
     double queue_ms, load_ms, prefill_ms, transfer_ms; /* transfer: what of it came after the prefill */
-    uint32_t prefill, decode;
+    uint32_t prefill, decode, router;
     uint32_t cached_tokens, peer_tokens, dram_tokens, ssd_tokens; /* from the worker itself, another one, stores */
     uint32_t n_output, n_preempted, n_replans;
     float *token_ms; /* [n_output] since arrival, with keep_tokens; of the result's own */

@@ -27,10 +27,14 @@ enum event_kind {
     EVENT_FILLED,   /* request; run: its placement */
     EVENT_JOIN,     /* request; run: its placement */
     EVENT_TICK,
-    EVENT_SAMPLE, /* of power */
-    EVENT_DIE,    /* worker */
-    EVENT_LOST,   /* worker */
-    EVENT_BACK,   /* worker */
+    EVENT_REPORT,     /* worker: it says what it has to do */
+    EVENT_REPORTED,   /* worker: routers hear that */
+    EVENT_DEMAND,     /* router: it says what it has queued */
+    EVENT_ROUTER_DIE, /* router */
+    EVENT_SAMPLE,     /* of power */
+    EVENT_DIE,        /* worker */
+    EVENT_LOST,       /* worker */
+    EVENT_BACK,       /* worker */
     EVENT_GONE, /* workers of some role have been missing for gone_ms, if none came back; run: when the last was lost */
 };
 
@@ -184,6 +188,7 @@ struct seq { /* a request on its way */
     uint32_t n_loads, load_end, load_peer, load_dram, load_ssd; /* flows under way; blocks */
     struct seq *next, *sibling;                                 /* sent when this one has ended: a list */
     const struct seq *head;                                     /* of its workflow */
+    uint32_t router;
 };
 
 struct list {
@@ -194,9 +199,9 @@ struct list {
 struct node { /* a worker */
     enum worker_role role;
     bool is_up, is_busy;
-    bool is_known;                         /* the router takes it to be up: also for silence_ms after its death */
-    struct list waiting, prompts, running; /* by order of arrival, and as they joined */
-    uint32_t n_active;                     /* filling, computing, decoding */
+    bool is_known; /* the router takes it to be up: also for silence_ms after its death */
+    struct list waiting, filling, prompts, running; /* by order of arrival, and as they joined; filling: in no order */
+    uint32_t n_active;                              /* filling, computing, decoding */
     uint64_t began_ns, run;
     uint32_t n_steps;    /* of the run: 0 when prompts take part */
     uint32_t n_decoding; /* in the run: those that joined since follow behind */
@@ -215,6 +220,16 @@ struct node { /* a worker */
     struct rls loading;
     struct cost_step step;
     uint64_t n_random;
+    struct sched_report *reports;                    /* as sent: for each router */
+    uint64_t reported_ns;                            /* when the latest was sent */
+    bool reports_soon, is_reporting, report_changed; /* a report will be sent; one is on its way */
+};
+
+struct sim_router { /* several have the same workers, and share nothing else */
+    struct scheduler *scheduler;
+    bool is_down;
+    double queued_ms; /* as it told workers */
+    bool tells;       /* it will again */
 };
 
 struct sim {
@@ -222,7 +237,8 @@ struct sim {
     struct simulate_config c;
     struct cost_profile believed; /* of scheduler and workers, at the start */
     uint32_t block_pages, page_tokens;
-    struct scheduler *scheduler;
+    struct sim_router *routers;
+    uint32_t n_routers;
     struct seq *seqs;
     uint64_t n_seqs, n_orders, now_ns, n_open;
     bool ticks;
@@ -250,6 +266,11 @@ static inline uint64_t ns_of(double ms)
     return (uint64_t)(ms * 1e6 + 0.5);
 }
 
+static inline struct scheduler *scheduler_of(const struct sim *s, const struct seq *q)
+{
+    return s->routers[q->router].scheduler;
+}
+
 /* Worker w takes q's leg up. */
 void node_leg(struct sim *s, uint32_t w, struct seq *q);
 void node_step_ended(struct sim *s, uint32_t w);
@@ -263,6 +284,10 @@ void node_die(struct sim *s, uint32_t w);
 void node_show_progress(struct sim *s);
 void node_set_clock(struct sim *s, uint32_t w, double clock); /* of the highest; what runs ends as it began */
 double node_watts(const struct node *n);                      /* that it draws now */
+void node_report(struct sim *s,
+                 uint32_t w); /* what it has to do changed: routers will hear of it, if there are several */
+void node_send_report(struct sim *s, uint32_t w);
+void node_reported(struct sim *s, uint32_t w);
 
 /* Its prompt is computed, and the first token sampled; the decode worker has taken pages; the last token came. */
 void sim_request_prefilled(struct sim *s, struct seq *q);

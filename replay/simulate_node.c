@@ -14,6 +14,7 @@
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "base/random.h"
@@ -224,6 +225,7 @@ static void admitted(struct sim *s, struct node *n, struct seq *q, struct leg *l
         note(s, n, q, SIMULATE_ADMITTED, leg->n_computed);
     if (only_decodes(s, n, q) && !again) { /* what it has is not sent */
         leg->state = LEG_FILLING;
+        list_push(&n->filling, q);
         q->unsent -= leg->n_computed * s->c.kv_bytes_per_token;
         sim_request_accepted(s, q, s->now_ns);
         return;
@@ -235,6 +237,7 @@ static void admitted(struct sim *s, struct node *n, struct seq *q, struct leg *l
         uint32_t have = leg->n_computed / s->c.block_tokens, want = q->q.plan.store_blocks / s->block_pages;
         if (want > have && stores_load(s, n, q, have, want)) {
             leg->state = LEG_FILLING;
+            list_push(&n->filling, q);
             return;
         }
     }
@@ -597,9 +600,10 @@ void node_join(struct sim *s, struct seq *q)
     struct node *n = &s->nodes[q->q.plan.decode];
     struct leg *leg = &q->legs[1];
     q->out->transfer_ms = clock_ms_between(q->prefilled_ns, s->now_ns);
-    scheduler_moved(s->scheduler, &q->q, q->out->transfer_ms);
+    scheduler_moved(scheduler_of(s, q), &q->q, q->out->transfer_ms);
     node_drop(s, from, q);
     node_go_on(s, from);
+    list_remove(&n->filling, q);
     leg->state = LEG_DECODING;
     leg->n_computed = leg->goal;
     list_push(&n->joined, q);
@@ -634,7 +638,7 @@ static void close_ended(struct sim *s, struct node *n)
 
 static void second_token(struct sim *s, struct seq *q, uint64_t at_ns)
 {
-    scheduler_second_token(s->scheduler, &q->q, at_ns);
+    scheduler_second_token(scheduler_of(s, q), &q->q, at_ns);
     if (!hands_over(q) || q->q.resumed)
         return;
     q->out->first_gap_ms = clock_ms_between(q->prefilled_ns, at_ns);
@@ -727,7 +731,8 @@ void node_step_ended(struct sim *s, uint32_t w)
     n->step.context += n->n_steps ? (steps - 1) / 2.0 * n->step.batch : 0; /* of the step in the middle */
     n->model = cost_observe(n->model, &n->step);
     n->starved_ms = n->is_starving ? n->starved_ms + n->run_ms : 0;
-    scheduler_observe_step(s->scheduler, w, &n->step);
+    for (uint32_t r = 0; r < s->n_routers; r++)
+        scheduler_observe_step(s->routers[r].scheduler, w, &n->step);
     if (n->n_steps)
         grow_run(s, n, steps - 1);
     end_decode(s, n, steps);
@@ -735,6 +740,97 @@ void node_step_ended(struct sim *s, uint32_t w)
     close_ended(s, n);
     name_joined(s, n);
     begin(s, n);
+    node_report(s, w);
+}
+
+/* ------------------------------------------------------------------ reports */
+
+void node_report(struct sim *s, uint32_t w)
+{
+    struct node *n = &s->nodes[w];
+    uint64_t next = n->reported_ns + ns_of(SIMULATE_REPORT_MS);
+    n->report_changed |= n->is_reporting;
+    if (s->n_routers == 1 || n->reports_soon || n->is_reporting || !n->is_up)
+        return;
+    n->reports_soon = true;
+    events_post(&s->events, next > s->now_ns ? next : s->now_ns, EVENT_REPORT, w, 0);
+}
+
+static void add_prompt_to(struct sched_report *r, double tokens, double cached, bool is_own)
+{
+    if (is_own) {
+        r->own_prompts++;
+        r->own_tokens += tokens;
+        return;
+    }
+    r->n_prompts++;
+    r->tokens += tokens;
+    r->square += tokens * (tokens + 2 * cached);
+}
+
+static void add_running_to(struct sched_report *r, const struct seq *q)
+{
+    double tpot_ms = q->q.resumed ? 0 : q->q.tpot_ms;
+    r->running++;
+    r->context += tokens_of(q);
+    r->generated += q->n_generated;
+    r->tpot_limit_ms =
+        tpot_ms > 0 && (!(r->tpot_limit_ms > 0) || tpot_ms < r->tpot_limit_ms) ? tpot_ms : r->tpot_limit_ms;
+}
+
+/* In all reports: that of q's router counts its own prompts, the others' all of it. */
+static void add_to_reports(struct sim *s, struct node *n, struct seq *q)
+{
+    struct leg *leg = leg_on(s, n, q);
+    bool prefills = !only_decodes(s, n, q) && !q->prefilled_ns,
+         decodes = q->q.plan.decode == number(s, n) && (only_decodes(s, n, q) || !hands_over(q));
+    double known = leg->state == LEG_WAITING ? tokens_of(q) - q->q.plan.new_tokens : leg->n_computed;
+    for (uint32_t r = 0; r < s->n_routers; r++) {
+        if (prefills)
+            add_prompt_to(&n->reports[r], tokens_of(q) - known, known, r == q->router);
+        if (decodes && r != q->router)
+            add_running_to(&n->reports[r], q);
+    }
+}
+
+void node_send_report(struct sim *s, uint32_t w)
+{
+    struct node *n = &s->nodes[w];
+    const struct list *lists[] = {&n->waiting, &n->prompts, &n->running, &n->filling};
+    bool *is_here = mem_array(s->n_routers, sizeof(*is_here));
+    n->reports_soon = false;
+    if (!n->is_up) {
+        free(is_here);
+        return;
+    }
+    memset(n->reports, 0, s->n_routers * sizeof(*n->reports));
+    for (int k = 0; k < 4; k++)
+        for (uint32_t i = 0; i < lists[k]->n; i++) {
+            add_to_reports(s, n, lists[k]->at[i]);
+            is_here[lists[k]->at[i]->router] = true;
+        }
+    for (uint32_t r = 0; r < s->n_routers; r++)
+        for (uint32_t other = 0; other < s->n_routers; other++)
+            if (other != r && (is_here[other] || s->routers[other].queued_ms > 0)) {
+                n->reports[r].n_routers++;
+                n->reports[r].queued_ms += s->routers[other].queued_ms;
+            }
+    free(is_here);
+    n->is_reporting = true;
+    n->reported_ns = s->now_ns;
+    events_post(&s->events, s->now_ns + ns_of(s->c.rpc_ms), EVENT_REPORTED, w, 0);
+}
+
+void node_reported(struct sim *s, uint32_t w)
+{
+    struct node *n = &s->nodes[w];
+    n->is_reporting = false;
+    for (uint32_t r = 0; r < s->n_routers && n->is_known; r++)
+        if (!s->routers[r].is_down)
+            scheduler_observe_report(s->routers[r].scheduler, w, &n->reports[r], s->now_ns);
+    if (n->report_changed)
+        node_report(s, w);
+    n->report_changed = false;
 }
 
 /* -------------------------------------------------------- what comes and goes */
@@ -748,6 +844,7 @@ void node_leg(struct sim *s, uint32_t w, struct seq *q)
     note(s, n, q, SIMULATE_LEG, 0);
     if (!n->is_up)
         return;
+    node_report(s, w);
     cut_run(s, n);
     begin(s, n);
 }
@@ -762,6 +859,7 @@ void node_filled(struct sim *s, struct seq *q, uint32_t n_blocks)
     if (!n->is_busy) /* else with the others, when the step ends */
         name_blocks(s, n, q, leg);
     cut_run(s, n);
+    list_remove(&n->filling, q);
     start_prompt(s, n, q, leg);
     begin(s, n);
 }
@@ -783,6 +881,7 @@ void node_drop(struct sim *s, uint32_t w, struct seq *q)
     if (leg->state != LEG_WAITING && leg->state != LEG_LEASED)
         n->n_active--;
     list_remove(&n->waiting, q);
+    list_remove(&n->filling, q);
     list_remove(&n->prompts, q);
     list_remove(&n->joined, q);
     if (find(&n->running, q, &at)) {
@@ -794,6 +893,7 @@ void node_drop(struct sim *s, uint32_t w, struct seq *q)
     else if (q->was_preempted)
         pool_leave_answer(n, q);
     leg->state = LEG_NONE;
+    node_report(s, w);
 }
 
 /* Of a run of decode steps those that are over have shown their tokens. Of the step that runs only the time counts. */

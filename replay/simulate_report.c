@@ -10,6 +10,7 @@ static struct report_request request_of(const struct trace_request *t, const str
                                         const struct simulated *q)
 {
     bool answered = !q->refused && !q->failed, was_refused = q->refused || q->came_back;
+    bool was_sent = !q->refused || !isnan(q->refused_after_ms);
     enum report_outcome unanswered = q->refused ? REPORT_REFUSED : q->n_output ? REPORT_CUT_SHORT : REPORT_FAILED;
     uint32_t n_asked = t->n_output ? t->n_output : 1;
     return (struct report_request){.outcome = answered ? REPORT_ANSWERED : unanswered,
@@ -37,6 +38,7 @@ static struct report_request request_of(const struct trace_request *t, const str
                                        answered && q->first_gap_ms > 0 ? q->predicted_first_gap_ms : NAN,
                                    .refused_after_ms = was_refused ? q->refused_after_ms : NAN,
                                    .retry_after_ms = was_refused && q->retry_after_ms > 0 ? q->retry_after_ms : NAN,
+                                   .router = c->n_routers > 1 && was_sent ? q->router + 1 : 0,
                                    .came_back = q->came_back,
                                    .admitted_then = q->admitted_then,
                                    .token_ms = answered ? q->token_ms : NULL};

@@ -3,12 +3,23 @@
  *
  * The text of a token is held back while it may begin a stop string, and the token with it, so that the overshoot is neither shown
  * nor counted. All of this belongs to the request, not to a placement: a re-plan goes on where the last token left it.
+ *
+ * A client that reads slowly fills its call's queue (--send-bytes). Then tokens stay in the request, which keeps them anyway, and go
+ * later, many in one message; the queue's bytes are tokens then and not the keep of messages. At the end everything is queued.
+ * Who takes nothing of a full queue is cut off by the clock (router.c). (Rejected: cutting off who left some token unread for a while.
+ * A window's update comes for half a window at a time, so a client that reads 50 tokens a second seems to read nothing for seconds.)
  */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "router/router_internal.h"
+
+enum {
+    MAX_SHOWN = 1024,  /* tokens in one message */
+    KEEP_BYTES = 8192, /* with more than this queued for the client, tokens wait for others to go with, */
+    KEEP_TOKENS = 32,  /* until there are so many */
+};
 
 double answer_ms(uint64_t ns)
 {
@@ -20,26 +31,28 @@ static Tandem__V1__GenerateEnd end_message(void)
     return (Tandem__V1__GenerateEnd)TANDEM__V1__GENERATE_END__INIT;
 }
 
+static enum td_status send(struct request *q, const Tandem__V1__GenerateResponse *m, bool last)
+{
+    return last ? rpc_call_send_over(q->call, &m->base) : rpc_call_send(q->call, &m->base);
+}
+
 /* The prompt's text goes before all else, once. */
-static void show_echo(struct request *q)
+static enum td_status show_echo(struct request *q, bool last)
 {
     Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
     m.choice = q->p.sampling.choice;
     m.text = (ProtobufCBinaryData){q->p.echo.len, (uint8_t *)q->p.echo.data};
-    if (m.text.len)
-        rpc_call_send(q->call, &m.base);
-    bytes_free(&q->p.echo);
+    enum td_status s = m.text.len ? send(q, &m, last) : TD_OK;
+    if (s != TD_ERR_NO_SPACE)
+        bytes_free(&q->p.echo);
+    return s;
 }
 
-/* Sends text [shown, upto) and the tokens that begin before upto. */
-static enum td_status show(struct request *q, uint64_t upto, bool all_tokens, Tandem__V1__GenerateEnd *end)
+/* One message: text [shown, upto) and the next count tokens. */
+static enum td_status show_part(struct request *q, uint64_t upto, uint32_t count, Tandem__V1__GenerateEnd *end,
+                                bool last)
 {
     Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
-    uint32_t n = q->n_told;
-    while (n < q->n_tokens && (all_tokens || q->tokens[n].text_start < upto || !q->p.n_stop))
-        n++;
-    uint32_t count = n - q->n_told;
-    show_echo(q);
     Tandem__V1__TokenEvent *events = mem_array(count, sizeof(*events)), **list = mem_array(count, sizeof(*list));
     for (uint32_t i = 0; i < count; i++) {
         tandem__v1__token_event__init(&events[i]);
@@ -58,14 +71,33 @@ static enum td_status show(struct request *q, uint64_t upto, bool all_tokens, Ta
     }
     m.end = end;
     m.choice = q->p.sampling.choice;
-    q->n_told = n;
     enum td_status s = TD_OK;
     if (m.text.len || m.n_tokens || end)
-        s = rpc_call_send(q->call, &m.base);
-    q->shown = upto;
+        s = send(q, &m, last);
+    if (s != TD_ERR_NO_SPACE && !(s == TD_ERR_INVALID && count > 1)) {
+        q->n_told += count;
+        q->shown = upto;
+    }
     free(events);
     free(list);
     return s;
+}
+
+/* Sends text [shown, upto) and the tokens that begin before upto, as far as there is room; last: whether there is room or not. */
+static void show(struct request *q, uint64_t upto, bool all_tokens, bool last)
+{
+    uint32_t n = q->n_told;
+    while (n < q->n_tokens && (all_tokens || q->tokens[n].text_start < upto || !q->p.n_stop))
+        n++;
+    uint32_t most = MAX_SHOWN; /* fewer where a message would be too large */
+    enum td_status s = show_echo(q, last);
+    while (s != TD_ERR_NO_SPACE && (q->n_told < n || q->shown < upto)) {
+        uint32_t count = n - q->n_told < most ? n - q->n_told : most;
+        uint64_t end = q->n_told + count < n ? q->tokens[q->n_told + count].text_start : upto;
+        end = end > upto ? upto : end < q->shown ? q->shown : end;
+        s = show_part(q, end, count, NULL, last);
+        most = s == TD_ERR_INVALID && count > 1 ? count / 2 : most;
+    }
 }
 
 static double tpot_ms(const struct request *q)
@@ -126,7 +158,7 @@ static void finish(struct request *q, const char *reason, uint64_t upto, bool al
     Tandem__V1__Placement placement = TANDEM__V1__PLACEMENT__INIT;
     Tandem__V1__Predicted predicted = TANDEM__V1__PREDICTED__INIT;
     choices_begin(q);
-    show(q, upto, all_tokens, NULL);
+    show(q, upto, all_tokens, true);
     end_stall(q);
     replan_times(q, false);
     fill_timing(q, &timing);
@@ -154,7 +186,7 @@ static void finish(struct request *q, const char *reason, uint64_t upto, bool al
     if (q->cached_worker + q->cached_peer + q->cached_dram + q->cached_ssd)
         end.kv_codec = rpc_data(q->kv_codec);
     end.request_id = (ProtobufCBinaryData){q->p.label.len, (uint8_t *)q->p.label.data};
-    show(q, q->shown, false, &end);
+    show_part(q, q->shown, 0, &end, true);
     metrics_inc(q->router->counters, ROUTER_TOKENS, q->n_told);
     observe(q);
     if (choices_answered(q))
@@ -195,6 +227,12 @@ static uint64_t held_back(const struct request *q)
     return most;
 }
 
+static void show_certain(struct request *q)
+{
+    uint64_t upto = q->text.len - held_back(q);
+    show(q, upto > q->shown ? upto : q->shown, false, false);
+}
+
 static void keep_token(struct request *q, struct shown_token token)
 {
     if (q->n_tokens == q->cap_tokens) {
@@ -209,8 +247,6 @@ bool answer_token(struct request *q, struct shown_token token)
 {
     struct router *r = q->router;
     uint64_t before = q->text.len, now = clock_now(&r->clock);
-    uint64_t queued = rpc_call_queued_bytes(q->call); /* what was sent before this token */
-    bool unread = queued > 0 && queued >= q->unread_bytes;
     keep_token(q, token);
     token_stream_push(q->detok, token.id, &q->text);
     q->last_token_ns = now;
@@ -227,18 +263,15 @@ bool answer_token(struct request *q, struct shown_token token)
         finish(q, "stop", stop > q->shown ? stop : q->shown, false);
         return true;
     }
-    uint64_t upto = q->text.len - held_back(q);
-    enum td_status s = show(q, upto > q->shown ? upto : q->shown, false, NULL);
-    q->unread_ns = !unread ? 0 : q->unread_ns ? q->unread_ns : now;
-    q->unread_bytes = rpc_call_queued_bytes(q->call);
-    if (s == TD_ERR_NO_SPACE || (unread && now - q->unread_ns > (uint64_t)r->options.stall_ms * NS_PER_MS)) {
-        if (choices_failed(q))
-            rpc_call_abort(q->call, RPC_RESOURCE_EXHAUSTED, "the client does not read");
-        metrics_inc(r->counters, ROUTER_FAILED, 1);
-        request_drop(q);
-        return true;
-    }
+    if (q->n_tokens - q->n_told >= KEEP_TOKENS || rpc_call_queued_bytes(q->call) <= KEEP_BYTES)
+        show_certain(q);
     return false;
+}
+
+void answer_more(struct request *q)
+{
+    if (q->n_told < q->n_tokens || q->shown < q->text.len)
+        show_certain(q);
 }
 
 void answer_finish(struct request *q, bool length)

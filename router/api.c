@@ -1,5 +1,8 @@
 /*
- * The client API and the admin API, on rpc threads: validates, tokenizes, and hands over. Nothing here waits.
+ * The client API and the admin API, on rpc threads: checks sizes, and hands over. Nothing here waits or takes long.
+ *
+ * Whatever renders a chat, tokenizes or detokenizes runs on the router's threads for texts. The two rpc threads complete sends: if
+ * they tokenized, 40 prompts of 3.9 MB would keep every client's tokens back for seconds.
  */
 #include <openssl/crypto.h>
 #include <stdio.h>
@@ -25,19 +28,91 @@ static void on_plain_end(struct rpc_call *call, enum rpc_code code, const char *
     (void)call, (void)code, (void)text;
 }
 
+/*
+ * A client's note to the owner thread, who may be busy: --max-calls of them may wait, and --text-bytes in all. Calls that ended count as
+ * long as their notes wait, so calls that are opened and left at once fill no memory.
+ */
+static void tell_owner(struct router *r, struct note *note, struct rpc_call *call, uint64_t bytes)
+{
+    note->bytes = bytes + sizeof(*note);
+    uint64_t n = atomic_fetch_add(&r->n_notes, 1), all = atomic_fetch_add(&r->note_bytes, note->bytes);
+    if (n < (uint64_t)r->options.max_calls && (!n || all + note->bytes <= (uint64_t)r->options.text_bytes)) {
+        mailbox_push(&r->mailbox, &note->mail);
+        return;
+    }
+    atomic_fetch_sub(&r->n_notes, 1);
+    atomic_fetch_sub(&r->note_bytes, note->bytes);
+    metrics_inc(r->counters, ROUTER_NOTES_REFUSED, 1);
+    rpc_call_finish(call, RPC_RESOURCE_EXHAUSTED, "too many calls wait to be looked at",
+                    1 + (uint32_t)(n * atomic_load(&r->note_ns) / NS_PER_MS));
+    if (note->request)
+        request_free(note->request);
+    rpc_call_unref(note->call);
+    if (note->params)
+        params_free(note->params);
+    free(note->params);
+    free(note);
+}
+
+/* --------------------------------------------------------------- long work */
+
+struct arrival {
+    uint64_t ns;
+    int64_t remaining_ms; /* until gRPC's deadline */
+};
+typedef void text_handler(struct rpc_call *call, const ProtobufCMessage *message, const struct arrival *at);
+
+/* A call whose message is read on a thread of router.texts: rendering and tokenizing take long, and rpc threads complete sends. */
+struct text_job {
+    struct job job; /* first member */
+    struct rpc_call *call;
+    ProtobufCMessage *message;
+    text_handler *handle;
+    struct arrival at;
+};
+
+static void text_run(struct job *job)
+{
+    struct text_job *t = (struct text_job *)job;
+    struct router *r = rpc_call_user(t->call);
+    if (!rpc_call_over(t->call))
+        t->handle(t->call, t->message, &t->at);
+    protobuf_c_message_free_unpacked(t->message, NULL);
+    rpc_call_unref(t->call);
+    free(t);
+    atomic_fetch_sub(&r->n_texts, 1);
+}
+
+static void text_later(struct rpc_call *call, const ProtobufCMessage *message, text_handler *handle)
+{
+    struct router *r = rpc_call_user(call);
+    struct text_job *t = mem_zalloc(sizeof(*t));
+    uint32_t retry_after_ms;
+    t->job =
+        (struct job){.run = text_run, .owner = rpc_call_connection(call), .cost_bytes = rpc_call_message_bytes(call)};
+    t->at = (struct arrival){clock_now(&r->clock), rpc_call_remaining_ms(call)};
+    t->handle = handle;
+    t->call = rpc_call_ref(call);
+    t->message = rpc_call_take(call, message);
+    atomic_fetch_add(&r->n_texts, 1);
+    if (jobs_submit(r->texts, &t->job, &retry_after_ms))
+        return;
+    atomic_fetch_sub(&r->n_texts, 1);
+    metrics_inc(r->counters, ROUTER_TEXTS_REFUSED, 1);
+    rpc_call_finish(call, RPC_RESOURCE_EXHAUSTED, "too many texts wait to be tokenized", retry_after_ms);
+    protobuf_c_message_free_unpacked(t->message, NULL);
+    rpc_call_unref(t->call);
+    free(t);
+}
+
 /* --------------------------------------------------------------- Generate */
 
-static void on_generate(struct rpc_call *call, const ProtobufCMessage *base)
+static void generate(struct rpc_call *call, const ProtobufCMessage *base, const struct arrival *at)
 {
     struct router *r = rpc_call_user(call);
     struct td_error e = {{0}};
     struct params p;
-    uint64_t now = clock_now(&r->clock);
-    if (atomic_load(&r->stopping)) {
-        rpc_call_finish(call, RPC_UNAVAILABLE, "router is draining", 1000);
-        return;
-    }
-    enum td_status s = params_parse(r, (const Tandem__V1__GenerateRequest *)base, rpc_call_remaining_ms(call), &p, &e);
+    enum td_status s = params_parse(r, (const Tandem__V1__GenerateRequest *)base, at->remaining_ms, &p, &e);
     if (s) {
         refuse(r, call, s, &e);
         return;
@@ -46,12 +121,27 @@ static void on_generate(struct rpc_call *call, const ProtobufCMessage *base)
     q->router = r;
     q->call = rpc_call_ref(call);
     q->p = p;
-    q->arrived_ns = now;
+    q->arrived_ns = at->ns;
     q->detok = token_stream_open(r->tokenizer, true);
     q->tokenized_ns = clock_now(&r->clock);
     struct note *note = note_new(NOTE_REQUEST);
     note->request = q;
-    mailbox_push(&r->mailbox, &note->mail);
+    tell_owner(r, note, call, q->p.n_ids * sizeof(*q->p.ids) + q->p.echo.len);
+}
+
+static void on_generate(struct rpc_call *call, const ProtobufCMessage *base)
+{
+    struct router *r = rpc_call_user(call);
+    struct td_error e = {{0}};
+    if (atomic_load(&r->stopping)) {
+        rpc_call_finish(call, RPC_UNAVAILABLE, "router is draining", 1000);
+        return;
+    }
+    enum td_status s = params_fits(r, (const Tandem__V1__GenerateRequest *)base, &e);
+    if (s)
+        refuse(r, call, s, &e);
+    else
+        text_later(call, base, generate);
 }
 
 static void on_generate_end(struct rpc_call *call, enum rpc_code code, const char *text)
@@ -62,13 +152,17 @@ static void on_generate_end(struct rpc_call *call, enum rpc_code code, const cha
         return;
     struct note *note = note_new(NOTE_REQUEST_GONE);
     note->call = rpc_call_ref(call);
+    note->bytes = sizeof(*note); /* counted, but never refused */
+    atomic_fetch_add(&r->n_notes, 1);
+    atomic_fetch_add(&r->note_bytes, note->bytes);
     mailbox_push(&r->mailbox, &note->mail);
 }
 
 /* ------------------------------------------------- Tokenize and Detokenize */
 
-static void on_tokenize(struct rpc_call *call, const ProtobufCMessage *base)
+static void tokenize(struct rpc_call *call, const ProtobufCMessage *base, const struct arrival *at)
 {
+    (void)at;
     struct router *r = rpc_call_user(call);
     const Tandem__V1__TokenizeRequest *m = (const Tandem__V1__TokenizeRequest *)base;
     Tandem__V1__TokenizeResponse answer = TANDEM__V1__TOKENIZE_RESPONSE__INIT;
@@ -79,7 +173,9 @@ static void on_tokenize(struct rpc_call *call, const ProtobufCMessage *base)
     if (m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT) {
         s = params_chat(r, m->chat, &text, &e);
         if (!s)
-            s = tokenizer_encode(r->tokenizer, text.data, text.len, false, &ids, &e);
+            s = params_text_fits(r, "chat", text.len, &e);
+        if (!s)
+            s = tokenizer_encode(r->tokenizer, text.data ? text.data : "", text.len, false, &ids, &e);
     } else if (m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_TEXT) {
         s = tokenizer_encode(r->tokenizer, (const char *)m->text.data, m->text.len, m->add_special_tokens, &ids, &e);
     } else {
@@ -98,8 +194,25 @@ static void on_tokenize(struct rpc_call *call, const ProtobufCMessage *base)
     bytes_free(&text);
 }
 
-static void on_detokenize(struct rpc_call *call, const ProtobufCMessage *base)
+static void on_tokenize(struct rpc_call *call, const ProtobufCMessage *base)
 {
+    struct router *r = rpc_call_user(call);
+    const Tandem__V1__TokenizeRequest *m = (const Tandem__V1__TokenizeRequest *)base;
+    struct td_error e = {{0}};
+    enum td_status s = TD_OK;
+    if (m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT)
+        s = params_chat_fits(r, m->chat, &e);
+    else if (m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_TEXT)
+        s = params_text_fits(r, "text", m->text.len, &e);
+    if (s)
+        refuse(r, call, s, &e);
+    else
+        text_later(call, base, tokenize);
+}
+
+static void detokenize(struct rpc_call *call, const ProtobufCMessage *base, const struct arrival *at)
+{
+    (void)at;
     struct router *r = rpc_call_user(call);
     const Tandem__V1__DetokenizeRequest *m = (const Tandem__V1__DetokenizeRequest *)base;
     Tandem__V1__DetokenizeResponse answer = TANDEM__V1__DETOKENIZE_RESPONSE__INIT;
@@ -118,6 +231,17 @@ static void on_detokenize(struct rpc_call *call, const ProtobufCMessage *base)
     enum td_status s = rpc_call_send(call, &answer.base);
     rpc_call_finish(call, s ? RPC_RESOURCE_EXHAUSTED : RPC_OK, s ? "answer too large" : "", 0);
     bytes_free(&text);
+}
+
+static void on_detokenize(struct rpc_call *call, const ProtobufCMessage *base)
+{
+    struct router *r = rpc_call_user(call);
+    size_t n = ((const Tandem__V1__DetokenizeRequest *)base)->n_ids;
+    struct td_error e = {{0}};
+    if (n > params_context(r))
+        refuse(r, call, td_fail(&e, TD_ERR_INVALID, "ids: %zu, at most the context of %u", n, params_context(r)), &e);
+    else
+        text_later(call, base, detokenize);
 }
 
 /* ------------------------------------------------------------- ListModels */
@@ -159,7 +283,7 @@ static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
 
 /* Everything that Generate would refuse is refused here, too. */
 static void ask_about_prefix(struct rpc_call *call, const Tandem__V1__GenerateRequest *prefix, enum note_kind kind,
-                             uint32_t ttl_ms)
+                             uint32_t ttl_ms, const struct arrival *at)
 {
     struct router *r = rpc_call_user(call);
     struct td_error e = {{0}};
@@ -172,7 +296,7 @@ static void ask_about_prefix(struct rpc_call *call, const Tandem__V1__GenerateRe
     else if (ttl_ms > MAX_PIN_MS)
         s = td_fail(&e, TD_ERR_INVALID, "ttl_ms: %u is more than a day, %u", ttl_ms, MAX_PIN_MS);
     if (!s)
-        s = params_parse(r, prefix, rpc_call_remaining_ms(call), &p, &e);
+        s = params_parse(r, prefix, at->remaining_ms, &p, &e);
     if (s) {
         refuse(r, call, s, &e);
         return;
@@ -181,18 +305,40 @@ static void ask_about_prefix(struct rpc_call *call, const Tandem__V1__GenerateRe
     note->params = mem_dup(&p, sizeof(p));
     note->number = ttl_ms;
     note->call = rpc_call_ref(call);
-    mailbox_push(&r->mailbox, &note->mail);
+    tell_owner(r, note, call, p.n_ids * sizeof(*p.ids));
+}
+
+static void pin(struct rpc_call *call, const ProtobufCMessage *base, const struct arrival *at)
+{
+    const Tandem__V1__PinRequest *m = (const Tandem__V1__PinRequest *)base;
+    ask_about_prefix(call, m->prefix, NOTE_PIN, m->ttl_ms, at);
+}
+
+static void flush(struct rpc_call *call, const ProtobufCMessage *base, const struct arrival *at)
+{
+    ask_about_prefix(call, ((const Tandem__V1__FlushRequest *)base)->prefix, NOTE_FLUSH, 0, at);
+}
+
+static void prefix_later(struct rpc_call *call, const ProtobufCMessage *base, const Tandem__V1__GenerateRequest *prefix,
+                         text_handler *handle)
+{
+    struct router *r = rpc_call_user(call);
+    struct td_error e = {{0}};
+    enum td_status s = prefix ? params_fits(r, prefix, &e) : TD_OK;
+    if (s)
+        refuse(r, call, s, &e);
+    else
+        text_later(call, base, handle);
 }
 
 static void on_pin(struct rpc_call *call, const ProtobufCMessage *base)
 {
-    const Tandem__V1__PinRequest *m = (const Tandem__V1__PinRequest *)base;
-    ask_about_prefix(call, m->prefix, NOTE_PIN, m->ttl_ms);
+    prefix_later(call, base, ((const Tandem__V1__PinRequest *)base)->prefix, pin);
 }
 
 static void on_flush(struct rpc_call *call, const ProtobufCMessage *base)
 {
-    ask_about_prefix(call, ((const Tandem__V1__FlushRequest *)base)->prefix, NOTE_FLUSH, 0);
+    prefix_later(call, base, ((const Tandem__V1__FlushRequest *)base)->prefix, flush);
 }
 
 /* ----------------------------------------------------------------- Status */
@@ -202,7 +348,7 @@ static void ask_owner(struct rpc_call *call, enum note_kind kind)
     struct router *r = rpc_call_user(call);
     struct note *note = note_new(kind);
     note->call = rpc_call_ref(call);
-    mailbox_push(&r->mailbox, &note->mail);
+    tell_owner(r, note, call, 0);
 }
 
 static void on_status(struct rpc_call *call, const ProtobufCMessage *base)
@@ -240,7 +386,7 @@ static void on_register(struct rpc_call *call, const ProtobufCMessage *base)
     struct note *note = note_new(NOTE_REGISTER);
     memcpy(note->text, m->address.data, m->address.len);
     note->call = rpc_call_ref(call);
-    mailbox_push(&r->mailbox, &note->mail);
+    tell_owner(r, note, call, 0);
 }
 
 static void on_drain(struct rpc_call *call, const ProtobufCMessage *base)
@@ -255,7 +401,7 @@ static void on_drain(struct rpc_call *call, const ProtobufCMessage *base)
     memcpy(note->text, m->name.data, m->name.len);
     note->number = m->limit_ms;
     note->call = rpc_call_ref(call);
-    mailbox_push(&r->mailbox, &note->mail);
+    tell_owner(r, note, call, 0);
 }
 
 static void on_explain(struct rpc_call *call, const ProtobufCMessage *base)
@@ -271,7 +417,7 @@ static void on_explain(struct rpc_call *call, const ProtobufCMessage *base)
         memcpy(note->text, m->request_id.data, m->request_id.len);
     note->number = m->last;
     note->call = rpc_call_ref(call);
-    mailbox_push(&r->mailbox, &note->mail);
+    tell_owner(r, note, call, 0);
 }
 
 void router_answer_simple(struct rpc_call *call, const ProtobufCMessage *answer, enum td_status status,
@@ -289,9 +435,10 @@ static void fill_worker(const struct peer *p, Tandem__Admin__V1__WorkerStatus *w
     static const char *const STATES[] = {"connecting", "ready", "lost", "refused"}, *const ROLES[] = {
                                                                                         "prefill", "decode", "store"};
     snprintf(state, 300, "%s%s%s",
-             p->draining && p->state == PEER_READY ? "draining"
-             : p->drained                          ? "drained"
-                                                   : STATES[p->state],
+             p->draining && p->state == PEER_READY  ? "draining"
+             : p->stalled && p->state == PEER_READY ? "stalled"
+             : p->drained                           ? "drained"
+                                                    : STATES[p->state],
              p->state == PEER_REFUSED ? ": " : "", p->state == PEER_REFUSED ? p->why : "");
     w->name = rpc_data(p->name);
     w->role = rpc_data(ROLES[p->role]);
@@ -368,44 +515,60 @@ const struct rpc_method ROUTER_METHODS[] = {
     {"/tandem.v1.Tandem/Generate",
      &tandem__v1__generate_request__descriptor,
      {on_generate, NULL, on_generate_end},
-     on_open},
+     on_open,
+     true},
     {"/tandem.v1.Tandem/Tokenize",
      &tandem__v1__tokenize_request__descriptor,
      {on_tokenize, NULL, on_plain_end},
-     on_open},
+     on_open,
+     true},
     {"/tandem.v1.Tandem/Detokenize",
      &tandem__v1__detokenize_request__descriptor,
      {on_detokenize, NULL, on_plain_end},
-     on_open},
+     on_open,
+     true},
     {"/tandem.v1.Tandem/ListModels",
      &tandem__v1__list_models_request__descriptor,
      {on_list_models, NULL, on_plain_end},
-     on_open},
-    {"/tandem.v1.Tandem/Pin", &tandem__v1__pin_request__descriptor, {on_pin, NULL, on_plain_end}, on_open},
-    {"/tandem.v1.Tandem/Flush", &tandem__v1__flush_request__descriptor, {on_flush, NULL, on_plain_end}, on_open},
+     on_open,
+     true},
+    {"/tandem.v1.Tandem/Pin", &tandem__v1__pin_request__descriptor, {on_pin, NULL, on_plain_end}, on_open, true},
+    {"/tandem.v1.Tandem/Flush", &tandem__v1__flush_request__descriptor, {on_flush, NULL, on_plain_end}, on_open, true},
     {"/tandem.admin.v1.Admin/Flush",
      &tandem__admin__v1__flush_request__descriptor,
      {on_flush_all, NULL, on_plain_end},
-     on_open},
+     on_open,
+     true,
+     true},
     {"/tandem.admin.v1.Admin/Status",
      &tandem__admin__v1__status_request__descriptor,
      {on_status, NULL, on_plain_end},
-     on_open},
+     on_open,
+     true,
+     true},
     {"/tandem.admin.v1.Admin/Explain",
      &tandem__admin__v1__explain_request__descriptor,
      {on_explain, NULL, on_plain_end},
-     on_open},
+     on_open,
+     true,
+     true},
     {"/tandem.admin.v1.Admin/Join",
      &tandem__admin__v1__join_request__descriptor,
      {on_register, NULL, on_plain_end},
-     on_open},
+     on_open,
+     true,
+     true},
     {"/tandem.admin.v1.Admin/Drain",
      &tandem__admin__v1__drain_request__descriptor,
      {on_drain, NULL, on_plain_end},
-     on_open},
+     on_open,
+     true,
+     true},
     {"/tandem.admin.v1.Admin/Audit",
      &tandem__admin__v1__audit_request__descriptor,
      {on_audit, NULL, on_plain_end},
-     on_open},
+     on_open,
+     true,
+     true},
 };
 const uint32_t N_ROUTER_METHODS = sizeof(ROUTER_METHODS) / sizeof(ROUTER_METHODS[0]);

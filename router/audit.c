@@ -39,7 +39,7 @@ static void begin(struct router *r)
 {
     struct audit *a = r->audit = mem_zalloc(sizeof(*a));
     a->nonce = ++r->next_audit;
-    a->deadline_ns = clock_now(&r->clock) + PATIENCE_MS * NS_PER_MS;
+    a->deadline_ns = router_patience(r) + PATIENCE_MS * NS_PER_MS;
     a->n_peers = r->n_peers;
     a->of = mem_array(r->n_peers, sizeof(*a->of));
     for (uint32_t i = 0; i < r->n_peers; i++) {
@@ -62,7 +62,7 @@ void audit_start(struct router *r, struct rpc_call *call)
         begin(r);
     r->audit->calls = mem_resize(r->audit->calls, r->audit->n_calls + 1, sizeof(call));
     r->audit->calls[r->audit->n_calls++] = rpc_call_ref(call);
-    audit_tick(r, clock_now(&r->clock));
+    audit_tick(r, router_patience(r));
 }
 
 void audit_answered(struct peer *p, const Tandem__Worker__V1__Audit *m)
@@ -94,7 +94,7 @@ void audit_answered(struct peer *p, const Tandem__Worker__V1__Audit *m)
                  (unsigned long long)m->blocks);
         add_problem(a, text, strlen(text));
     }
-    audit_tick(r, clock_now(&r->clock));
+    audit_tick(r, router_patience(r));
 }
 
 static void audit_free(struct audit *a)

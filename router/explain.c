@@ -18,7 +18,7 @@ struct weighed {
 };
 
 struct decision {
-    char label[MAX_LABEL_BYTES + 1], prefill[64], decode[64];
+    char label[MAX_LABEL_BYTES + 1], workflow[MAX_LABEL_BYTES + 1], prefill[64], decode[64];
     uint64_t at_ns;
     struct plan plan;
     double waited_ms, retry_after_ms;
@@ -73,6 +73,8 @@ void explain_note(struct request *q, const struct plan *plan, double retry_after
     d->waited_ms = answer_ms(d->at_ns - q->arrived_ns);
     if (q->p.label.len)
         memcpy(d->label, q->p.label.data, q->p.label.len);
+    if (q->p.workflow.len)
+        memcpy(d->workflow, q->p.workflow.data, q->p.workflow.len);
     if (plan->kind != PLAN_REFUSE) {
         memcpy(d->prefill, r->peers[plan->prefill]->name, sizeof(d->prefill));
         memcpy(d->decode, r->peers[plan->decode]->name, sizeof(d->decode));
@@ -110,6 +112,7 @@ static void tell(const struct decision *d, uint64_t now, struct told *t)
 {
     tandem__admin__v1__decision__init(&t->m);
     t->m.request_id = rpc_data(d->label);
+    t->m.workflow_id = rpc_data(d->workflow);
     t->m.age_ms = answer_ms(now - d->at_ns);
     t->m.verdict = rpc_data(plan_name(d->plan.kind));
     t->m.reason = rpc_data(d->plan.reason ? d->plan.reason : "");

@@ -115,6 +115,10 @@ static uint32_t send_leg(struct request *q, struct peer *to, Tandem__Worker__V1_
         int64_t left = q->p.remaining_ms - (int64_t)answer_ms(clock_now(&q->router->clock) - q->arrived_ns);
         leg.remaining_ms = left > 0 ? left : 1;
     }
+    leg.new_tokens = q->plan.new_tokens;
+    leg.queued_ms = to->is_shared ? scheduler_queued_ms(q->router->scheduler) : 0;
+    if (leg.queued_ms > 0)
+        to->told_ms = leg.queued_ms;
     leg.tpot_ms = q->sched.resumed ? 0 : q->sched.tpot_ms;
     leg.lora = (ProtobufCBinaryData){q->p.lora.len, (uint8_t *)q->p.lora.data};
     leg.tenant = store_tenant(q->p.tenant.data, q->p.tenant.len);
@@ -128,15 +132,17 @@ static uint32_t send_leg(struct request *q, struct peer *to, Tandem__Worker__V1_
 void legs_send(struct request *q)
 {
     struct peer *prefill = q->prefill, *decode = q->decode;
+    q->prefill_leg = q->decode_leg = 0;
     if (plan_is_whole(q->plan.kind)) {
-        q->decode_said = send_leg(q, decode, TANDEM__WORKER__V1__LEG_KIND__LEG_AGGREGATED, NULL);
+        q->decode_leg = q->decode_said = send_leg(q, decode, TANDEM__WORKER__V1__LEG_KIND__LEG_AGGREGATED, NULL);
         return;
     }
     if (q->alone)
         legs_decoded(q);
     else
-        q->decode_said = send_leg(q, decode, TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE, prefill);
-    q->prefill_said = send_leg(q, prefill, TANDEM__WORKER__V1__LEG_KIND__LEG_PREFILL, q->alone ? NULL : decode);
+        q->decode_leg = q->decode_said = send_leg(q, decode, TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE, prefill);
+    q->prefill_leg = q->prefill_said =
+        send_leg(q, prefill, TANDEM__WORKER__V1__LEG_KIND__LEG_PREFILL, q->alone ? NULL : decode);
 }
 
 static void cancel_leg(struct request *q, struct peer *to)
@@ -175,7 +181,7 @@ void legs_release_prefill(struct request *q)
     if (q->prefill)
         release(q, q->prefill);
     q->prefill = NULL;
-    q->prefill_said = 0;
+    q->prefill_said = q->prefill_leg = 0;
 }
 
 void legs_release_decode(struct request *q)
@@ -183,7 +189,7 @@ void legs_release_decode(struct request *q)
     if (q->decode)
         release(q, q->decode);
     q->decode = NULL;
-    q->decode_said = 0;
+    q->decode_said = q->decode_leg = 0;
 }
 
 void legs_prompt_computed(struct request *q)

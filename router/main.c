@@ -23,14 +23,14 @@ int main(int argc, char **argv)
                               .table = ROUTER_OPTIONS};
     enum td_status s = options_parse(&o, argc, argv, &values, NULL, NULL, &strings, &action, &e);
     if (!s && action == OPTIONS_RUN) {
-        process_block_signals();
+        struct process_signals *signals = process_signals_open(o.program);
         s = router_open(&values, &r, &e);
         if (!s) {
-            struct process_signals *signals = process_on_signals(stop, NULL, r);
+            process_on_signals(signals, stop, NULL, r);
             process_announce(router_address(r));
             s = router_run(r);
-            process_signals_close(signals);
         }
+        process_signals_close(signals);
         router_close(r);
     }
     if (s)

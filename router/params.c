@@ -74,6 +74,69 @@ enum td_status params_chat(struct router *r, const Tandem__V1__ChatPrompt *chat,
     return s;
 }
 
+/* --------------------------------------------------------------- bounds before any work */
+
+uint32_t params_context(const struct router *r)
+{
+    uint32_t context = atomic_load(&r->max_context);
+    return context ? context : r->config.max_positions;
+}
+
+enum td_status params_text_fits(struct router *r, const char *field, size_t len_bytes, struct td_error *e)
+{
+    uint64_t context = params_context(r), most = context * tokenizer_max_token_bytes(r->tokenizer);
+    if (len_bytes <= most)
+        return TD_OK;
+    return td_fail(e, TD_ERR_INVALID, "%s: %zu bytes can't fit the context of %u tokens, which are %llu bytes at most",
+                   field, len_bytes, (uint32_t)context, (unsigned long long)most);
+}
+
+/* JSON may write a character of one byte in six. What a template leaves out counts all the same. */
+enum td_status params_chat_fits(struct router *r, const Tandem__V1__ChatPrompt *chat, struct td_error *e)
+{
+    size_t sum = (chat->tools.len + chat->variables.len) / 6;
+    enum td_status s = params_text_fits(r, "chat.tools and chat.variables", sum, e);
+    for (size_t i = 0; i < chat->n_messages && !s; i++) {
+        const Tandem__V1__ChatMessage *m = chat->messages[i];
+        char field[64];
+        snprintf(field, sizeof(field), "chat.messages[%zu].%s", i, m->json.len ? "json" : "content");
+        sum += m->json.len ? m->json.len / 6 : m->role.len + m->content.len;
+        s = params_text_fits(r, field, sum, e);
+    }
+    return s;
+}
+
+enum td_status params_fits(struct router *r, const Tandem__V1__GenerateRequest *m, struct td_error *e)
+{
+    switch (m->prompt_case) {
+    case TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT:
+        return params_text_fits(r, "text", m->text.len, e);
+    case TANDEM__V1__GENERATE_REQUEST__PROMPT_TOKENS:
+        if (m->tokens->n_ids > params_context(r))
+            return td_fail(e, TD_ERR_INVALID, "prompt: tokens.ids: %zu leave no room in the context of %u",
+                           m->tokens->n_ids, params_context(r));
+        return TD_OK;
+    case TANDEM__V1__GENERATE_REQUEST__PROMPT_CHAT:
+        return params_chat_fits(r, m->chat, e);
+    default:
+        return TD_OK; /* params_parse says what is missing */
+    }
+}
+
+/* --------------------------------------------------------------- prompt */
+
+/* Ends soon after the context is full, however much text there is. */
+static enum td_status encode_prompt(struct router *r, const char *text, size_t len, bool add_special,
+                                    struct token_ids *ids, struct td_error *e)
+{
+    ids->limit = params_context(r);
+    enum td_status s = tokenizer_encode(r->tokenizer, text, len, add_special, ids, e);
+    if (s == TD_ERR_NO_SPACE)
+        s = td_fail(e, TD_ERR_INVALID, "prompt: more than %zu tokens leave no room in the context of %zu", ids->limit,
+                    ids->limit);
+    return s;
+}
+
 static enum td_status parse_prompt(struct router *r, const Tandem__V1__GenerateRequest *m, struct params *p,
                                    struct td_error *e)
 {
@@ -82,7 +145,7 @@ static enum td_status parse_prompt(struct router *r, const Tandem__V1__GenerateR
     enum td_status s = TD_OK;
     switch (m->prompt_case) {
     case TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT:
-        s = tokenizer_encode(r->tokenizer, (const char *)m->text.data, m->text.len, m->add_special_tokens, &ids, e);
+        s = encode_prompt(r, (const char *)m->text.data, m->text.len, m->add_special_tokens, &ids, e);
         break;
     case TANDEM__V1__GENERATE_REQUEST__PROMPT_TOKENS:
         for (size_t i = 0; i < m->tokens->n_ids && !s; i++) {
@@ -96,7 +159,9 @@ static enum td_status parse_prompt(struct router *r, const Tandem__V1__GenerateR
     case TANDEM__V1__GENERATE_REQUEST__PROMPT_CHAT:
         s = params_chat(r, m->chat, &text, e);
         if (!s)
-            s = tokenizer_encode(r->tokenizer, text.data ? text.data : "", text.len, false, &ids, e);
+            s = params_text_fits(r, "chat", text.len, e);
+        if (!s)
+            s = encode_prompt(r, text.data ? text.data : "", text.len, false, &ids, e);
         break;
     default:
         s = td_fail(e, TD_ERR_INVALID, "prompt: none of text, tokens, chat is given");
@@ -213,9 +278,7 @@ static enum td_status parse_stop_ids(struct router *r, const Tandem__V1__Stoppin
 static enum td_status parse_lengths(struct router *r, const Tandem__V1__Stopping *m, struct params *p,
                                     struct td_error *e)
 {
-    uint32_t context = atomic_load(&r->max_context);
-    if (!context)
-        context = r->config.max_positions; /* no worker yet; admission will say so */
+    uint32_t context = params_context(r);
     if (p->n_ids > context || (p->n_ids == context && !p->want_prompt_logprobs))
         return td_fail(e, TD_ERR_INVALID, "prompt: %u tokens leave no room in the context of %u", p->n_ids, context);
     p->max_tokens_given = m->has_max_tokens_case;
@@ -277,18 +340,16 @@ static enum td_status parse_rest(struct router *r, const Tandem__V1__GenerateReq
     if (m->priority < -10 || m->priority > 10)
         return td_fail(e, TD_ERR_INVALID, "priority: %d is not in -10 .. 10", m->priority);
     enum td_status s = label("tenant", m->tenant, &p->tenant, e);
-    struct bytes workflow = {0};
     if (!s)
         s = label("cache_salt", m->cache_salt, &p->salt, e);
     if (!s)
-        s = label("workflow_id", m->workflow_id, &workflow, e);
+        s = label("workflow_id", m->workflow_id, &p->workflow, e);
     if (!s)
         s = label("request_id", m->request_id, &p->label, e);
     if (!s)
         s = label("lora", m->lora, &p->lora, e);
     if (!s)
         s = adapters_ask(r, p, e);
-    bytes_free(&workflow);
     p->remaining_ms = grpc_remaining_ms;
     if (m->slo) {
         if (!s)
@@ -365,6 +426,7 @@ struct params params_copy(const struct params *of)
     copy_bytes(&p.tenant);
     copy_bytes(&p.salt);
     copy_bytes(&p.label);
+    copy_bytes(&p.workflow);
     copy_bytes(&p.lora);
     return p;
 }
@@ -382,5 +444,6 @@ void params_free(struct params *p)
     bytes_free(&p->tenant);
     bytes_free(&p->salt);
     bytes_free(&p->label);
+    bytes_free(&p->workflow);
     bytes_free(&p->lora);
 }

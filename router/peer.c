@@ -8,6 +8,7 @@
  * Callbacks come on rpc threads and only post notes; a note carries the epoch of its call, so that what an old call still
  * says is not taken for the new one's.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,8 @@
 #include "worker/link.h"
 
 enum { RETRY_MS = 100, RETRY_REFUSED_MS = 2000, FORGET_MS = 60000, EVENTS_AT_ONCE = 512 };
+
+static const double MOST_STEP_MS = 24 * 3.6e6, MOST_TOKENS = 1e10, MOST_SQUARE = 1e18;
 
 static const struct metric_info METRIC_INFO[] = {METRICS_TABLE(PEER_METRICS)};
 
@@ -73,14 +76,18 @@ static void connect_peer(struct peer *p)
                                            .handlers = {on_message, NULL, on_end},
                                            .user = t};
     set_state(p, PEER_CONNECTING);
-    p->heard_ns = clock_now(&r->clock);
+    p->heard_ns = router_patience(r);
     p->n_said = p->n_heard = p->heard = 0;
     p->unheard_ns = 0;
-    p->whole = false;
+    p->taken = p->n_legs = 0;
+    p->legs_told = p->stalled = false;
+    p->progress = (struct progress){0};
+    p->whole = p->is_shared = false;
+    p->told_ms = 0;
     if (rpc_call_start(p->client, &params, &p->call)) {
         free(t);
         set_state(p, PEER_LOST);
-        p->retry_ns = clock_now(&r->clock) + RETRY_MS * NS_PER_MS;
+        p->retry_ns = router_patience(r) + RETRY_MS * NS_PER_MS;
         return;
     }
     uint8_t proof[LINK_PROOF_BYTES];
@@ -99,8 +106,12 @@ static void connect_peer(struct peer *p)
 static enum td_status take_place(struct peer *p, const char *address, struct td_error *e)
 {
     struct router *r = p->router;
-    *p = (struct peer){
-        .router = r, .holder = p->holder, .epoch = p->epoch + 1, .counters = p->counters, .state = PEER_LOST};
+    *p = (struct peer){.router = r,
+                       .holder = p->holder,
+                       .epoch = p->epoch + 1,
+                       .counters = p->counters,
+                       .legs = p->legs,
+                       .state = PEER_LOST};
     snprintf(p->address, sizeof(p->address), "%s", address);
     snprintf(p->name, sizeof(p->name), "%.60s", address);
     const struct rpc_client_config c = {.target = p->address,
@@ -154,7 +165,7 @@ static void forget(struct peer *p)
     for (struct request *q = r->requests, *next; q; q = next) {
         next = q->next;
         if (q->state == REQUEST_PLACED)
-            request_peer_lost(q, p);
+            request_peer_lost(q, p, REPLAN_LOST);
     }
     scheduler_worker_down(r->scheduler, p->holder);
 }
@@ -176,9 +187,9 @@ static void lose(struct peer *p, const char *why, uint64_t retry_ms)
         snprintf(p->why, sizeof(p->why), "%s", why);
         set_state(p, PEER_LOST);
     }
-    p->retry_ns = clock_now(&p->router->clock) + retry_ms * NS_PER_MS;
+    p->retry_ns = router_patience(p->router) + retry_ms * NS_PER_MS;
     if (was_ready) {
-        p->lost_ns = clock_now(&p->router->clock);
+        p->lost_ns = router_patience(p->router);
         if (!p->draining)
             peer_failed(p);
         forget(p);
@@ -214,7 +225,7 @@ void peer_tick(struct peer *p, uint64_t now)
 
 static bool is_there(const struct peer *p, enum worker_role role)
 {
-    return p->role == role && p->state == PEER_READY && !p->draining;
+    return p->role == role && p->state == PEER_READY && !p->draining && !p->stalled;
 }
 
 bool peer_has_role(const struct router *r, enum worker_role role)
@@ -281,8 +292,8 @@ enum td_status peer_register(struct router *r, const char *address, struct td_er
         return td_fail(e, TD_ERR_INVALID, "address: '%s' can't be used", address);
     if (!old)
         r->peers[r->n_peers++] = p;
-    p->registered = p->tried = true;
-    p->lost_ns = clock_now(&r->clock);
+    p->registered = true;
+    p->lost_ns = router_patience(r);
     log_info(&r->log, "worker registered address=%s", address);
     return TD_OK;
 }
@@ -439,7 +450,8 @@ static void tell_scheduler(struct peer *p)
                                            .chunk_tokens = p->chunk_tokens,
                                            .max_batch = p->max_batch,
                                            .n_pages = p->n_pages,
-                                           .max_context = p->max_context};
+                                           .max_context = p->max_context,
+                                           .incarnation = p->incarnation};
     scheduler_worker_up(p->router->scheduler, p->holder, &info);
     tell_usable(p);
 }
@@ -536,10 +548,68 @@ static bool is_heard(struct peer *p, uint32_t heard)
     return !p->unheard_ns || now < p->unheard_ns + patience;
 }
 
+/* Its legs go elsewhere; those that it told to have begun are cancelled when it gets on. */
+static void stall(struct peer *p)
+{
+    struct router *r = p->router;
+    log_warn(&r->log, "worker makes no progress and is left out peer=%s steps=%llu", p->name,
+             (unsigned long long)p->progress.n_steps);
+    p->stalled = true;
+    p->probe = 0;
+    breaker_trip(&p->breaker, clock_now(&r->clock));
+    tell_usable(p);
+    for (struct request *q = r->requests, *next; q; q = next) {
+        next = q->next;
+        if (q->state == REQUEST_PLACED)
+            request_peer_lost(q, p, REPLAN_STALLED);
+    }
+}
+
+static void judge_progress(struct peer *p, const Tandem__Worker__V1__Load *l)
+{
+    const struct progress_report report = {.n_steps = l->steps_ended,
+                                           .n_taken = l->taken,
+                                           .n_said = p->n_said,
+                                           .busy = l->busy,
+                                           .expected_ms = l->step_expected_ms,
+                                           .running_ms = l->step_running_ms};
+    bool tells = l->taken || l->steps_ended || l->step_expected_ms > 0 || l->busy;
+    if (!tells || p->role == ROLE_STORE) /* an older worker tells nothing */
+        return;
+    bool moves = progress_judge(&p->progress, &report, p->heard_ns);
+    p->taken = l->taken;
+    p->n_legs = (uint32_t)l->n_legs;
+    p->legs = mem_resize(p->legs, l->n_legs, sizeof(*p->legs));
+    if (l->n_legs)
+        memcpy(p->legs, l->legs, l->n_legs * sizeof(*p->legs));
+    p->legs_told = true;
+    if (!moves && !p->stalled) {
+        stall(p);
+    } else if (moves && p->stalled) {
+        log_info(&p->router->log, "worker makes progress again peer=%s", p->name);
+        p->stalled = false;
+        tell_usable(p);
+    }
+}
+
+/* What a worker tells is bounded here: nothing that it says makes a prediction infinite. */
+static double bounded(double x, double least, double most)
+{
+    return isfinite(x) ? fmin(fmax(x, least), most) : 0;
+}
+
+static bool is_step(const Tandem__Worker__V1__Step *m)
+{
+    return m->ms > 0 && m->ms <= MOST_STEP_MS && m->prefill_square >= 0 && m->prefill_square <= MOST_SQUARE &&
+           m->context >= 0 && m->context <= MOST_TOKENS && m->batch <= MOST_TOKENS && m->prefill_tokens <= MOST_TOKENS;
+}
+
 static void learn(struct peer *p, const Tandem__Worker__V1__Load *l)
 {
     struct scheduler *s = p->router->scheduler;
-    scheduler_observe_loading(s, p->holder, l->load_ms, l->load_dram_ms, l->load_ssd_ms);
+    scheduler_observe_loading(s, p->holder, bounded(l->load_ms, -MOST_STEP_MS, MOST_STEP_MS),
+                              bounded(l->load_dram_ms, -MOST_STEP_MS, MOST_STEP_MS),
+                              bounded(l->load_ssd_ms, -MOST_STEP_MS, MOST_STEP_MS));
     for (size_t i = 0; i < l->n_steps; i++) {
         const Tandem__Worker__V1__Step *m = l->steps[i];
         const struct cost_step step = {.n_prompts = m->n_prompts,
@@ -548,7 +618,8 @@ static void learn(struct peer *p, const Tandem__Worker__V1__Load *l)
                                        .batch = m->batch,
                                        .context = m->context,
                                        .ms = m->ms};
-        scheduler_observe_step(s, p->holder, &step);
+        if (is_step(m))
+            scheduler_observe_step(s, p->holder, &step);
     }
 }
 
@@ -566,14 +637,48 @@ static void on_load(struct peer *p, const Tandem__Worker__V1__Load *l)
     p->load.transport = (ProtobufCBinaryData){0, NULL};
     p->load.n_steps = 0;
     p->load.steps = NULL;
+    p->load.n_legs = 0;
+    p->load.legs = NULL;
     learn(p, l);
+    judge_progress(p, l);
+}
+
+static void on_backlog(struct peer *p, const Tandem__Worker__V1__Backlog *m)
+{
+    const struct sched_report report = {.own_prompts = m->own_prompts,
+                                        .own_tokens = bounded(m->own_tokens, 0, MOST_TOKENS),
+                                        .n_prompts = m->prompts,
+                                        .tokens = bounded(m->tokens, 0, MOST_TOKENS),
+                                        .square = bounded(m->square, 0, MOST_SQUARE),
+                                        .running = m->running,
+                                        .context = bounded(m->context, 0, MOST_TOKENS),
+                                        .generated = bounded(m->generated, 0, MOST_TOKENS),
+                                        .tpot_limit_ms = bounded(m->tpot_ms, 0, MOST_STEP_MS),
+                                        .n_routers = m->routers,
+                                        .queued_ms = bounded(m->queued_ms, 0, MOST_TOKENS)};
+    p->is_shared = m->attached > 1;
+    if (p->role != ROLE_STORE)
+        scheduler_observe_report(p->router->scheduler, p->holder, &report, clock_now(&p->router->clock));
+}
+
+void peer_tell_demand(struct peer *p, double queued_ms)
+{
+    Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
+    Tandem__Worker__V1__Demand demand = TANDEM__WORKER__V1__DEMAND__INIT;
+    if (p->state != PEER_READY || !p->is_shared || p->told_ms == queued_ms)
+        return;
+    p->told_ms = queued_ms;
+    demand.queued_ms = queued_ms;
+    m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_DEMAND;
+    m.demand = &demand;
+    peer_send(p, &m);
 }
 
 void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m)
 {
     struct router *r = p->router;
     struct request *q;
-    p->heard_ns = clock_now(&r->clock);
+    p->heard_ns = router_patience(r);
     if (m->number != ++p->n_heard) {
         peer_gone(p, "a message is missing or doubled");
         return;
@@ -609,6 +714,12 @@ void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m)
         break;
     case TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_AUDIT:
         audit_answered(p, m->audit);
+        break;
+    case TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_BACKLOG:
+        on_backlog(p, m->backlog);
+        break;
+    case TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_PINS:
+        prefix_told(p, m->pins);
         break;
     default:
         break; /* a newer worker may say more */

@@ -204,7 +204,7 @@ void place_queued(struct router *r)
     uint64_t now = clock_now(&r->clock);
     if (!r->n_queued)
         return;
-    if (now >= r->able_ns + (uint64_t)r->options.gone_ms * NS_PER_MS && !can_serve(r)) {
+    if (router_patience(r) >= r->able_ns + (uint64_t)r->options.gone_ms * NS_PER_MS && !can_serve(r)) {
         give_up(r);
         return;
     }
@@ -244,22 +244,6 @@ static int choice_of(const char *names, const char *name)
     return i;
 }
 
-/* "name=weight,..." */
-static enum td_status parse_tenants(const char *text, struct fair_weight **out, uint32_t *n_out, struct td_error *e)
-{
-    for (const char *at = text; at && *at;) {
-        size_t n = strcspn(at, ","), name = strcspn(at, "=");
-        char *end = NULL;
-        double weight = name < n ? strtod(at + name + 1, &end) : 0;
-        if (!name || end != at + n || !(weight > 0) || !isfinite(weight))
-            return td_fail(e, TD_ERR_INVALID, "--tenants: '%.*s' is not NAME=WEIGHT, above 0", (int)n, at);
-        *out = mem_resize(*out, *n_out + 1, sizeof(**out));
-        (*out)[(*n_out)++] = (struct fair_weight){ring_id(at, name), weight};
-        at += n + (at[n] == ',');
-    }
-    return TD_OK;
-}
-
 enum td_status place_open(struct router *r, struct td_error *e)
 {
     const struct router_options *o = &r->options;
@@ -268,18 +252,18 @@ enum td_status place_open(struct router *r, struct td_error *e)
                                  .order = (enum order)choice_of(ORDER_NAMES, o->order),
                                  .force = place_forced(r),
                                  .prefix = prefix_rule(r),
-                                 .half_life_ns = (uint64_t)o->share_half_life_ms * NS_PER_MS,
                                  .max_wait_ns = (uint64_t)o->max_wait_ms * NS_PER_MS,
                                  .max_queued_tokens = (uint64_t)o->queue_tokens,
                                  .max_queued = (uint32_t)o->queue_requests,
                                  .explain = true,
+                                 .seed = r->incarnation,
                                  .user = r,
                                  .place = place,
                                  .refuse = refuse,
                                  .match = match};
     enum td_status s = cost_profile_parse(o->profile, &c.profile, e);
     if (!s)
-        s = parse_tenants(o->tenants, &weights, &c.n_weights, e);
+        s = fair_weights_parse(o->tenants, &weights, &c.n_weights, e);
     c.weights = weights;
     if (!s)
         r->scheduler = scheduler_open(&c);

@@ -3,21 +3,28 @@
  * here until it is over, for those that come or return.
  *
  * A flush is heard by those that are ready, each in the order of what it was told before. Nobody waits for them.
+ *
+ * Several routers, and one that starts anew: workers and stores tell what they hold when a router attaches, and every change that
+ * another router asked for (worker/keeps.h). What is news here goes on to those that did not tell it. Pins that end before their
+ * time are remembered for a while: a worker that was away then still tells them, and is told that they are over.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "router/router_internal.h"
+#include "sched/pins.h"
 
-struct pinned {
-    struct pinned *next;
-    struct block_key *keys;
-    uint32_t n;
-    uint64_t until_ns;
+enum { RETRY_MS = 1000, UNPINNED_KEPT = 1024 };
+
+struct unpinned { /* a ring; n 0: free */
+    struct {
+        struct block_key last;
+        uint32_t n;
+        uint64_t until_ns; /* when it would have ended */
+    } list[UNPINNED_KEPT];
+    uint32_t at;
 };
-
-enum { RETRY_MS = 1000 };
 
 /* ----------------------------------------------------------------- telling */
 
@@ -37,17 +44,17 @@ static void send_keep(struct peer *p, const struct block_key *keys, uint32_t n, 
     peer_send(p, &m);
 }
 
-static void send_pinned(struct peer *p, const struct pinned *x, uint64_t now)
+static void send_pinned(void *user, const struct pin_entry *x)
 {
+    struct peer *p = user;
+    uint64_t now = clock_now(&p->router->clock);
     if (x->until_ns > now)
         send_keep(p, x->keys, x->n, (uint32_t)((x->until_ns - now + NS_PER_MS - 1) / NS_PER_MS));
 }
 
 void prefix_tell(struct peer *p)
 {
-    uint64_t now = clock_now(&p->router->clock);
-    for (const struct pinned *x = p->router->pinned; x; x = x->next)
-        send_pinned(p, x, now);
+    pin_list_each(&p->router->pinned, send_pinned, p);
 }
 
 /* The others are somewhere, or will be back, and know nothing of it. */
@@ -93,55 +100,122 @@ static uint32_t keep(struct router *r, const struct block_key *keys, uint32_t n,
 
 /* ------------------------------------------------------------------ pinned */
 
-static void unpin(struct router *r, struct pinned **at)
+static void remember(struct router *r, const struct block_key *last, uint32_t n, uint64_t until_ns)
 {
-    struct pinned *x = *at;
-    *at = x->next;
-    r->n_pinned -= x->n;
-    free(x->keys);
-    free(x);
+    struct unpinned *u = r->unpinned = r->unpinned ? r->unpinned : mem_zalloc(sizeof(*u));
+    uint32_t at = u->at++ % UNPINNED_KEPT;
+    u->list[at].last = *last;
+    u->list[at].n = n;
+    u->list[at].until_ns = until_ns;
+}
+
+static void unpin(struct router *r, const struct block_key *keys, uint32_t n)
+{
+    uint64_t until_ns = n ? pin_list_remove(&r->pinned, keys, n) : 0;
+    if (until_ns)
+        remember(r, &keys[n - 1], n, until_ns);
+}
+
+/* Unpinned here, and not pinned for longer since. */
+static bool is_unpinned(const struct router *r, const struct block_key *keys, uint32_t n, uint64_t until_ns)
+{
+    for (uint32_t i = 0; r->unpinned && i < UNPINNED_KEPT; i++)
+        if (r->unpinned->list[i].n == n && block_key_equal(&r->unpinned->list[i].last, &keys[n - 1]) &&
+            until_ns <= r->unpinned->list[i].until_ns + PIN_NEWS_NS)
+            return true;
+    return false;
+}
+
+/* A client asks for it again. */
+static void forget_unpinned(struct router *r, const struct block_key *keys, uint32_t n)
+{
+    for (uint32_t i = 0; r->unpinned && i < UNPINNED_KEPT; i++)
+        if (r->unpinned->list[i].n == n && block_key_equal(&r->unpinned->list[i].last, &keys[n - 1]))
+            r->unpinned->list[i].n = 0;
 }
 
 void prefix_tick(struct router *r, uint64_t now)
 {
-    for (struct pinned **at = &r->pinned; *at;)
-        if ((*at)->until_ns <= now)
-            unpin(r, at);
-        else
-            at = &(*at)->next;
+    pin_list_expire(&r->pinned, now);
 }
 
 void prefix_close(struct router *r)
 {
-    while (r->pinned)
-        unpin(r, &r->pinned);
+    pin_list_free(&r->pinned);
+    free(r->unpinned);
+    r->unpinned = NULL;
 }
 
-/* Keys are chained: equal last ones are equal all. */
-static struct pinned **find(struct router *r, const struct block_key *keys, uint32_t n)
+static void remember_unpinned(void *user, const struct pin_entry *x)
 {
-    struct pinned **at = &r->pinned;
-    while (*at && ((*at)->n != n || !block_key_equal(&(*at)->keys[n - 1], &keys[n - 1])))
-        at = &(*at)->next;
-    return at;
+    remember(user, &x->keys[x->n - 1], x->n, x->until_ns);
+}
+
+static void unpin_all(struct router *r)
+{
+    pin_list_each(&r->pinned, remember_unpinned, r);
+    pin_list_free(&r->pinned);
 }
 
 static enum td_status pin(struct router *r, const struct block_key *keys, uint32_t n, uint64_t until_ns,
                           struct td_error *e)
 {
-    struct pinned *x = *find(r, keys, n);
-    if (!x && r->n_pinned + n > (uint64_t)r->options.pin_blocks)
+    if (pin_list_add(&r->pinned, keys, n, until_ns, (uint32_t)r->options.pin_blocks) == PIN_NO_ROOM)
         return td_fail(e, TD_ERR_NO_SPACE,
-                       "prefix: %u blocks, and %u of at most %lld are pinned already (--pin-blocks)", n, r->n_pinned,
-                       (long long)r->options.pin_blocks);
-    if (!x) {
-        x = mem_zalloc(sizeof(*x));
-        *x = (struct pinned){r->pinned, mem_dup(keys, n * sizeof(*keys)), n, 0};
-        r->pinned = x;
-        r->n_pinned += n;
-    }
-    x->until_ns = until_ns > x->until_ns ? until_ns : x->until_ns;
+                       "prefix: %u blocks, and %u of at most %lld are pinned already (--pin-blocks)", n,
+                       r->pinned.n_blocks, (long long)r->options.pin_blocks);
+    forget_unpinned(r, keys, n);
     return TD_OK;
+}
+
+/* ------------------------------------------------- what workers and stores tell */
+
+static void tell_others(struct peer *from, const struct block_key *keys, uint32_t n, uint32_t ttl_ms)
+{
+    struct router *r = from->router;
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        if (r->peers[i] != from && r->peers[i]->state == PEER_READY)
+            send_keep(r->peers[i], keys, n, ttl_ms);
+}
+
+/* Returns whether the peer holds what is over. held: since before it attached; else a client of another router asks for it now. */
+static bool told_one(struct peer *p, const struct block_key *keys, uint32_t n, uint32_t ttl_ms, bool held)
+{
+    struct router *r = p->router;
+    uint64_t until_ns = clock_now(&r->clock) + ttl_ms * NS_PER_MS;
+    if (!ttl_ms) { /* another router ended it, and told those that it knows */
+        unpin(r, keys, n);
+        return false;
+    }
+    if (held && is_unpinned(r, keys, n, until_ns)) {
+        send_keep(p, keys, n, 0);
+        return true;
+    }
+    forget_unpinned(r, keys, n);
+    enum pin_change change = pin_list_add(&r->pinned, keys, n, until_ns, (uint32_t)r->options.pin_blocks);
+    if (change == PIN_NEWS)
+        tell_others(p, keys, n, ttl_ms);
+    else if (change == PIN_NO_ROOM)
+        log_warn(&r->log, "a pin of another router is left to who has it: --pin-blocks peer=%s blocks=%u", p->name, n);
+    return false;
+}
+
+void prefix_told(struct peer *p, const Tandem__Worker__V1__Pins *m)
+{
+    bool some_over = false;
+    for (size_t i = 0; i < m->n_keeps; i++) {
+        ProtobufCBinaryData data = m->keeps[i]->keys;
+        uint32_t ttl_ms = m->keeps[i]->ttl_ms < MAX_PIN_MS ? m->keeps[i]->ttl_ms : MAX_PIN_MS;
+        if (!data.len || data.len % BLOCK_KEY_BYTES || data.len / BLOCK_KEY_BYTES > PINS_MAX) {
+            log_warn(&p->router->log, "a pin that can't be read peer=%s bytes=%zu", p->name, data.len);
+            continue;
+        }
+        struct block_key *keys = mem_dup(data.data, data.len);
+        some_over |= told_one(p, keys, (uint32_t)(data.len / BLOCK_KEY_BYTES), ttl_ms, m->held);
+        free(keys);
+    }
+    if (some_over)
+        prefix_tell(p); /* other prompts may begin with the same blocks */
 }
 
 /* ------------------------------------------------------------------- calls */
@@ -168,8 +242,8 @@ void prefix_pin(struct router *r, struct rpc_call *call, const struct params *p,
     enum td_status s = TD_OK;
     if (n && ttl_ms)
         s = pin(r, keys, n, clock_now(&r->clock) + ttl_ms * NS_PER_MS, &e);
-    else if (n && *find(r, keys, n))
-        unpin(r, find(r, keys, n));
+    else
+        unpin(r, keys, n);
     if (!s) {
         answer.prefix_tokens = n * r->layout.page_tokens;
         answer.cached_tokens = place_cached(r, keys, n) * r->layout.page_tokens;
@@ -187,8 +261,7 @@ void prefix_flush(struct router *r, struct rpc_call *call, const struct params *
     if (!can_name(r, call))
         return;
     struct block_key *keys = place_keys(r, p, &n, &root);
-    if (n && *find(r, keys, n))
-        unpin(r, find(r, keys, n));
+    unpin(r, keys, n);
     answer.prefix_tokens = n * r->layout.page_tokens;
     answer.told = n ? forget(r, keys, n) : 0;
     answer.away = count_away(r);
@@ -199,7 +272,7 @@ void prefix_flush(struct router *r, struct rpc_call *call, const struct params *
 void prefix_flush_all(struct router *r, struct rpc_call *call)
 {
     Tandem__Admin__V1__FlushResponse answer = TANDEM__ADMIN__V1__FLUSH_RESPONSE__INIT;
-    prefix_close(r);
+    unpin_all(r);
     answer.told = forget(r, NULL, 0);
     answer.away = count_away(r);
     router_answer_simple(call, &answer.base, TD_OK, NULL);

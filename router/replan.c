@@ -2,7 +2,7 @@
  * Planned anew: a request whose worker, transfer or leg failed goes back into the queue, ahead of new ones, with its prompt and the
  * tokens generated so far, under a new transfer id. The client sees a pause, then the same stream.
  *
- *     PLACED --worker lost, transfer failed, leg refused, leg unheard--> QUEUED (replan_request) --> PLACED ...
+ *     PLACED --worker lost or stalled, transfer failed, leg refused, unheard or forgotten--> QUEUED (replan_request) --> PLACED ...
  *         \--all tokens were here already--> OVER        \--no budget, or too often--> UNAVAILABLE
  *
  * Why nothing is missing, doubled or changed:
@@ -18,13 +18,14 @@
  */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "router/router_internal.h"
 
 enum { MAX_REPLANS = 5 };
 
-static const char *const REASONS[REPLAN_REASONS] = {"lost", "transfer", "refused", "unheard", "failed"};
+static const char *const REASONS[REPLAN_REASONS] = {"lost", "transfer", "refused", "unheard", "stalled", "failed"};
 
 bool replan_wants_scores(const struct request *q)
 {
@@ -112,8 +113,9 @@ void replan_request(struct request *q, enum replan_reason reason, const char *te
         request_fail(q, RPC_UNAVAILABLE, why, 1000);
         return;
     }
-    log_debug(&r->log, "request planned anew req=%.*s reason=%s tokens=%u text='%s'", (int)q->p.label.len,
-              q->p.label.data ? q->p.label.data : "", REASONS[reason], q->n_tokens, text);
+    log_debug(&r->log, "request planned anew req=%.*s workflow=%.*s reason=%s tokens=%u text='%s'", (int)q->p.label.len,
+              q->p.label.data ? q->p.label.data : "", (int)q->p.workflow.len,
+              q->p.workflow.data ? q->p.workflow.data : "", REASONS[reason], q->n_tokens, text);
     metrics_inc(r->replans[reason], 0, 1);
     enqueue_again(q, complete);
 }
@@ -124,7 +126,7 @@ void replan_blame(struct request *q, struct peer *p)
     peer_failed(p);
 }
 
-/* ------------------------------------------------------------ unheard legs */
+/* ------------------------------------------------- unheard, forgotten legs */
 
 static bool is_unheard(const struct peer *p, uint32_t *said)
 {
@@ -133,24 +135,57 @@ static bool is_unheard(const struct peer *p, uint32_t *said)
     return *said;
 }
 
+static int by_value(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* The worker took the leg and has it no more, and told no end: ends are told before (worker/link.h). */
+static bool is_forgotten(const struct peer *p, uint32_t leg, uint64_t counter)
+{
+    return p && leg && p->legs_told && leg <= p->taken &&
+           !(p->n_legs && bsearch(&counter, p->legs, p->n_legs, sizeof(counter), by_value));
+}
+
+static void give_elsewhere(struct request *q, bool prefill, bool decode, const char *what)
+{
+    char text[160];
+    snprintf(text, sizeof(text), "worker %s %s a leg", (prefill ? q->prefill : q->decode)->name, what);
+    if (prefill)
+        replan_blame(q, q->prefill);
+    if (decode)
+        replan_blame(q, q->decode);
+    replan_request(q, REPLAN_UNHEARD, text);
+}
+
+static void check_legs(struct request *q, uint64_t now, uint64_t patience)
+{
+    bool prefill = is_forgotten(q->prefill, q->prefill_done ? 0 : q->prefill_leg, q->counter);
+    bool decode = is_forgotten(q->decode, q->decode_leg, q->counter);
+    if (prefill || decode) {
+        give_elsewhere(q, prefill, decode, "has forgotten");
+        return;
+    }
+    prefill = is_unheard(q->prefill, &q->prefill_said);
+    decode = is_unheard(q->decode, &q->decode_said);
+    if ((prefill || decode) && now > q->said_ns + patience)
+        give_elsewhere(q, prefill, decode, "did not acknowledge");
+}
+
 void replan_tick(struct router *r, uint64_t now)
 {
     uint64_t patience = (uint64_t)r->options.dispatch_ms * NS_PER_MS;
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        if (r->peers[i]->legs_told && r->peers[i]->n_legs)
+            qsort(r->peers[i]->legs, r->peers[i]->n_legs, sizeof(*r->peers[i]->legs), by_value);
     for (struct request *q = r->requests, *next; q; q = next) {
         next = q->next;
-        if (q->state != REQUEST_PLACED || !(q->prefill_said || q->decode_said))
-            continue;
-        bool prefill = is_unheard(q->prefill, &q->prefill_said), decode = is_unheard(q->decode, &q->decode_said);
-        if (!(prefill || decode) || now <= q->begun_ns + patience)
-            continue;
-        char text[160];
-        snprintf(text, sizeof(text), "worker %s did not acknowledge a leg", (prefill ? q->prefill : q->decode)->name);
-        if (prefill)
-            replan_blame(q, q->prefill);
-        if (decode)
-            replan_blame(q, q->decode);
-        replan_request(q, REPLAN_UNHEARD, text);
+        if (q->state == REQUEST_PLACED)
+            check_legs(q, now, patience);
     }
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        r->peers[i]->legs_told = false;
 }
 
 void replan_metrics(struct router *r)

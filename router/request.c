@@ -106,6 +106,7 @@ void request_place(struct request *q, const struct plan *plan)
     struct peer *prefill = r->peers[plan->prefill], *decode = r->peers[plan->decode];
     q->plan = *plan;
     q->begun_ns = clock_now(&r->clock);
+    q->said_ns = router_patience(r);
     q->begun_token_ns = 0;
     q->n_before = q->n_tokens;
     r->n_queued--;
@@ -135,8 +136,9 @@ void request_place(struct request *q, const struct plan *plan)
 
 void request_fail(struct request *q, enum rpc_code code, const char *text, uint32_t retry_after_ms)
 {
-    log_debug(&q->router->log, "request failed req=%.*s code=%s text='%s'", (int)q->p.label.len,
-              q->p.label.data ? q->p.label.data : "", rpc_code_name(code), text);
+    log_debug(&q->router->log, "request failed req=%.*s workflow=%.*s code=%s text='%s'", (int)q->p.label.len,
+              q->p.label.data ? q->p.label.data : "", (int)q->p.workflow.len,
+              q->p.workflow.data ? q->p.workflow.data : "", rpc_code_name(code), text);
     metrics_inc(q->router->counters,
                 code == RPC_RESOURCE_EXHAUSTED && q->state == REQUEST_QUEUED ? ROUTER_REFUSED : ROUTER_FAILED, 1);
     if (choices_failed(q))
@@ -150,7 +152,7 @@ void request_gone(struct request *q)
     request_drop(q);
 }
 
-void request_peer_lost(struct request *q, struct peer *peer)
+void request_peer_lost(struct request *q, struct peer *peer, enum replan_reason reason)
 {
     char text[160];
     bool prefill_lost = q->prefill == peer, decode_lost = q->decode == peer;
@@ -161,8 +163,11 @@ void request_peer_lost(struct request *q, struct peer *peer)
         return;
     }
     const char *part = prefill_lost && decode_lost ? "" : prefill_lost ? "prefill " : "decode ";
-    snprintf(text, sizeof(text), "%sworker %s was lost", part, peer->name);
-    replan_request(q, REPLAN_LOST, text);
+    snprintf(text, sizeof(text), "%sworker %s %s", part, peer->name,
+             reason == REPLAN_STALLED ? "makes no progress" : "was lost");
+    if (reason == REPLAN_STALLED)
+        scheduler_avoid(&q->sched, peer->holder);
+    replan_request(q, reason, text);
 }
 
 /* ----------------------------------------------------------------- tokens */

@@ -6,16 +6,27 @@
  */
 #include "router/router.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/random.h"
 #include "descriptors.h"
 #include "router/router_internal.h"
 #include "sched/pins.h"
+#include "worker/register.h"
 
-enum { TICK_MS = 20, SWEEP_ENTRIES = 1 << 15 /* a tick; well under a millisecond */, SEND_QUEUE_BYTES = 256 << 10 };
+enum {
+    TICK_MS = 20,
+    TURN_MS = 100,           /* a look around that comes later: this process was away */
+    REGISTER_SLACK_MS = 500, /* a call takes so long on a busy machine */
+    SWEEP_ENTRIES = 1 << 15, /* a tick; well under a millisecond */
+    UNREAD_EVERY_MS = 100,
+    UNREAD_MS = 60000, /* after which a call ends whose client takes nothing, full queue or not */
+    TEXT_NICE = 5
+};
 
 #define AT(member) offsetof(struct router_options, member)
 const struct option ROUTER_OPTIONS[] = {
@@ -23,7 +34,8 @@ const struct option ROUTER_OPTIONS[] = {
     {"chat-template", OPT_STRING, AT(chat_template), NULL, "FILE", 0, 0,
      "a Jinja template instead of the model's; none: no chats"},
     {"listen", OPT_STRING, AT(listen), "127.0.0.1:7470", "HOST:PORT", 0, 0, "client API; port 0 picks one"},
-    {"workers", OPT_STRING, AT(workers), NULL, "ADDR,...", 0, 0, "prefill, decode and store processes to connect to"},
+    {"workers", OPT_STRING, AT(workers), NULL, "ADDR,...", 0, 0,
+     "prefill, decode and store processes to connect to; without a list they register"},
     {"name", OPT_STRING, AT(name), "router", "NAME", 0, 0, "name in logs"},
     {"secret", OPT_STRING, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
     {"metrics-listen", OPT_STRING, AT(metrics_listen), NULL, "HOST:PORT", 0, 0, "Prometheus metrics over HTTP"},
@@ -34,9 +46,8 @@ const struct option ROUTER_OPTIONS[] = {
      "us of a worker's steps before it was measured: prefill A + B n + C n (n + 2 cached), decode A + B contexts + C "
      "sequences"},
     {"tenants", OPT_STRING, AT(tenants), NULL, "NAME=WEIGHT,...", 0, 0, "shares of those that don't have 1"},
-    {"share-half-life-ms", OPT_MS, AT(share_half_life_ms), "30s", NULL, 1, 1e12,
-     "after which a tenant's use counts half"},
-    {"max-wait-ms", OPT_MS, AT(max_wait_ms), "120s", NULL, 1, 1e12, "in the queue, after which a request is first"},
+    {"max-wait-ms", OPT_MS, AT(max_wait_ms), "120s", NULL, 1, 1e12,
+     "in the queue, after which a request is the first of its tenant"},
     {"prefix", OPT_CHOICE, AT(prefix), "auto", "auto|load|compute", 0, 0,
      "what stores hold: whichever is faster, or always the one"},
     {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, 100, 3.6e6, "silence after which a worker counts as dead"},
@@ -44,14 +55,24 @@ const struct option ROUTER_OPTIONS[] = {
      "how long a worker may take to acknowledge a request before it goes elsewhere"},
     {"gone-ms", OPT_MS, AT(gone_ms), "5000", NULL, 0, 3.6e6, "how long requests wait when no worker of a role is left"},
     {"settle-ms", OPT_MS, AT(settle_ms), "5000", NULL, 0, 3.6e6,
-     "after a start: how long to wait for what workers hold, before requests are placed"},
+     "after a start: longest wait for what workers hold, and without --workers for them to register (2.5s)"},
     {"replan-burst", OPT_INT, AT(replan_burst), "256", NULL, 0, 1e9,
      "re-plans at once; beyond, one for every ten requests of late"},
-    {"stall-ms", OPT_MS, AT(stall_ms), "500", NULL, 10, 3.6e6, "how long a client may leave its tokens unread"},
+    {"max-calls", OPT_INT, AT(max_calls), "8192", NULL, 1, 1e6,
+     "calls that may be open, whatever they ask for (64 more for operators); as many may wait to be looked at"},
+    {"send-bytes", OPT_BYTES, AT(send_bytes), "256K", NULL, 4096, 1 << 30,
+     "answer that is queued for a call whose client reads slowly, messages' keep included; and as much unsent in the "
+     "kernel"},
+    {"stall-ms", OPT_MS, AT(stall_ms), "500", NULL, 10, 3.6e6,
+     "how long a client may take nothing of a full --send-bytes before it is cut off"},
     {"queue-tokens", OPT_INT, AT(queue_tokens), "1000000", NULL, 1, 1e12, "prompt tokens that may wait"},
     {"queue-requests", OPT_INT, AT(queue_requests), "4096", NULL, 1, 1e9, "requests that may wait"},
     {"index-blocks", OPT_INT, AT(index_blocks), "0", NULL, 0, 1e12, "blocks that the prefix index keeps; 0: all"},
     {"pin-blocks", OPT_INT, AT(pin_blocks), "65536", NULL, 0, PINS_MAX, "blocks that clients may pin, all together"},
+    {"text-threads", OPT_INT, AT(text_threads), "0", NULL, 0, 256,
+     "threads that render chats and tokenize; 0: one for two cores"},
+    {"text-bytes", OPT_BYTES, AT(text_bytes), "64M", NULL, 1 << 20, 1e12,
+     "memory of messages that wait for these threads; one connection gets half of it at most"},
     {"max-message-bytes", OPT_BYTES, AT(max_message_bytes), "4M", NULL, 1024, 256 << 20, "largest client message"},
     {"faults", OPT_STRING, AT(faults), NULL, "SCRIPT", 0, 0,
      "tests: messages to workers go wrong by script; syntax: base/fault.h"},
@@ -94,9 +115,10 @@ void router_enqueue(struct router *r, struct request *q)
 
 static void on_request(struct router *r, struct request *q)
 {
+    bool waits = !r->ready || !r->known || !can_serve(r); /* else the scheduler knows whether there is room */
     bool full = r->queued_tokens + q->p.n_ids > (uint64_t)r->options.queue_tokens ||
                 r->n_queued >= (uint64_t)r->options.queue_requests;
-    if (full) {
+    if (waits && full) {
         metrics_inc(r->counters, ROUTER_REFUSED, 1);
         rpc_call_finish(q->call, RPC_RESOURCE_EXHAUSTED, "the queue is full", 1000);
         request_free(q);
@@ -124,7 +146,10 @@ static void on_note(struct router *r, struct note *n)
     struct td_error e = {{0}};
     switch (n->kind) {
     case NOTE_REQUEST:
-        on_request(r, n->request);
+        if (rpc_call_over(n->request->call)) /* the client left meanwhile; its NOTE_REQUEST_GONE may have come before */
+            request_free(n->request);
+        else
+            on_request(r, n->request);
         break;
     case NOTE_REQUEST_GONE:
         on_request_gone(r, n->call);
@@ -179,10 +204,18 @@ static void on_note(struct router *r, struct note *n)
 
 static void take_mail(struct router *r)
 {
-    for (struct mail *m = mailbox_take(&r->mailbox), *next; m; m = next) {
+    uint64_t n = 0, began = clock_now(&r->clock);
+    for (struct mail *m = mailbox_take(&r->mailbox), *next; m; m = next, n++) {
+        struct note *note = (struct note *)m; /* mail is its first member */
         next = m->next;
-        on_note(r, (struct note *)m); /* mail is its first member */
+        if (note->bytes) {
+            atomic_fetch_sub(&r->n_notes, 1);
+            atomic_fetch_sub(&r->note_bytes, note->bytes);
+        }
+        on_note(r, note);
     }
+    if (n)
+        atomic_store(&r->note_ns, (7 * atomic_load(&r->note_ns) + (clock_now(&r->clock) - began) / n) / 8);
 }
 
 bool can_serve(const struct router *r)
@@ -192,9 +225,16 @@ bool can_serve(const struct router *r)
     return peer_has_role(r, ROLE_DECODE) && (!needs_prefill || peer_has_role(r, ROLE_PREFILL));
 }
 
-/* After a start: everyone that can be reached has told what it holds, or has had its time. */
+/*
+ * After a start: everyone that can be reached has told what it holds, or has had its time. A list of workers counts as complete;
+ * without one workers register, each once in REGISTER_MS.
+ */
 static bool settled(const struct router *r, uint64_t now)
 {
+    bool is_listed = r->options.workers && *r->options.workers;
+    uint64_t waits_ms = (uint64_t)r->options.settle_ms, registers_ms = REGISTER_MS + REGISTER_SLACK_MS;
+    if (!is_listed && now < r->opened_ns + (registers_ms < waits_ms ? registers_ms : waits_ms) * NS_PER_MS)
+        return false;
     for (uint32_t i = 0; i < r->n_peers; i++) {
         const struct peer *p = r->peers[i];
         bool known = p->state == PEER_READY ? p->whole : p->tried || p->state == PEER_GONE;
@@ -217,20 +257,20 @@ static void show_worker(const struct router *r, const struct peer *p)
     metrics_gauge(p->counters, PEER_PROBES, (double)s.n_probes);
 }
 
-static void look_at_workers(struct router *r, uint64_t now)
+static void look_at_workers(struct router *r, uint64_t now, uint64_t patience)
 {
     for (uint32_t i = 0; i < r->n_peers; i++) {
         const struct peer *p = r->peers[i];
         show_worker(r, p);
         scheduler_worker_usable(r->scheduler, i, peer_usable(p, now));
     }
-    if (!r->ready && settled(r, now)) {
+    if (!r->ready && settled(r, patience)) {
         r->ready = true;
         log_info(&r->log, "requests are placed from now on index_blocks=%llu",
                  (unsigned long long)index_blocks(r->index));
     }
     if (can_serve(r))
-        r->able_ns = now;
+        r->able_ns = patience;
     rpc_server_set_serving(r->rpc, r->ready && peer_has_role(r, ROLE_DECODE) && !atomic_load(&r->stopping));
 }
 
@@ -238,21 +278,49 @@ static void expire(struct router *r, uint64_t now)
 {
     for (struct request *q = r->requests, *next; q; q = next) {
         next = q->next;
+        answer_more(q);
         if (q->p.remaining_ms != INT64_MAX && now > q->arrived_ns + (uint64_t)q->p.remaining_ms * NS_PER_MS)
             request_fail(q, RPC_DEADLINE_EXCEEDED, "slo.deadline_ms passed", 0);
     }
 }
 
+/* Other routers hear through the workers what is queued here. */
+static void tell_demand(struct router *r)
+{
+    double queued_ms = scheduler_queued_ms(r->scheduler);
+    if (fabs(queued_ms - r->demand_ms) > 0.05 * fmax(queued_ms, r->demand_ms))
+        r->demand_ms = queued_ms;
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        peer_tell_demand(r->peers[i], r->demand_ms);
+}
+
+/* Clients that do not read. Their requests end as those of clients that left (NOTE_REQUEST_GONE). */
+static void cut_unread(struct router *r, uint64_t now)
+{
+    if (now < r->next_unread_ns)
+        return;
+    r->next_unread_ns = now + UNREAD_EVERY_MS * NS_PER_MS;
+    uint32_t n_full;
+    const struct rpc_patience patience = {r->options.stall_ms, UNREAD_MS, r->absence.away_ns - r->away_ns};
+    r->away_ns = r->absence.away_ns;
+    metrics_inc(r->counters, ROUTER_UNREAD, rpc_server_cut_unread(r->rpc, &patience, &n_full));
+    metrics_gauge(r->counters, ROUTER_BEHIND, n_full);
+    metrics_inc(r->counters, ROUTER_CALLS_REFUSED,
+                rpc_server_refused(r->rpc) - metrics_get(r->counters, ROUTER_CALLS_REFUSED));
+}
+
 static void tick(struct router *r)
 {
-    uint64_t now = clock_now(&r->clock);
+    uint64_t now = clock_now(&r->clock), patience = router_patience(r);
     for (uint32_t i = 0; i < r->n_peers; i++)
-        peer_tick(r->peers[i], now);
+        peer_tick(r->peers[i], patience);
     expire(r, now);
-    audit_tick(r, now);
+    tell_demand(r);
+    cut_unread(r, now);
+    audit_tick(r, patience);
     prefix_tick(r, now);
-    replan_tick(r, now);
-    look_at_workers(r, now);
+    replan_tick(r, patience);
+    look_at_workers(r, now, patience);
     metrics_gauge(r->counters, ROUTER_REPLAN_BUDGET, retry_budget_left(&r->budget, now));
     struct scheduler_margins margins = scheduler_margins(r->scheduler);
     metrics_gauge(r->counters, ROUTER_TTFT_MARGIN, margins.ttft);
@@ -270,7 +338,8 @@ static void tick(struct router *r)
 enum td_status router_run(struct router *r)
 {
     uint64_t next_tick = 0;
-    while (!atomic_load(&r->forced) && !(atomic_load(&r->stopping) && !r->requests)) {
+    while (!atomic_load(&r->forced) &&
+           !(atomic_load(&r->stopping) && !r->requests && !atomic_load(&r->n_texts) && !atomic_load(&r->n_notes))) {
         take_mail(r);
         uint64_t now = clock_now(&r->clock);
         if (now >= next_tick) {
@@ -313,6 +382,18 @@ static enum td_status open_model(struct router *r, struct td_error *e)
     return s;
 }
 
+static void open_texts(struct router *r)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t half = cores > 2 ? (uint32_t)cores / 2 : 1, asked = (uint32_t)r->options.text_threads;
+    const struct jobs_config c = {.thread_name = "text",
+                                  .n_threads = asked ? asked : half,
+                                  .max_jobs = (uint32_t)r->options.queue_requests,
+                                  .max_bytes = (uint64_t)r->options.text_bytes,
+                                  .nice = TEXT_NICE};
+    r->texts = jobs_open(&c);
+}
+
 static enum td_status open_peers(struct router *r, struct td_error *e)
 {
     const char *at = r->options.workers;
@@ -341,7 +422,9 @@ static enum td_status open_network(struct router *r, struct td_error *e)
                                         .descriptors = PROTO_DESCRIPTORS,
                                         .descriptors_len_bytes = sizeof(PROTO_DESCRIPTORS),
                                         .max_message_bytes = (uint32_t)r->options.max_message_bytes,
-                                        .max_queued_bytes = SEND_QUEUE_BYTES,
+                                        .max_calls = (uint32_t)r->options.max_calls,
+                                        .max_queued_bytes = (uint64_t)r->options.send_bytes,
+                                        .max_unsent_bytes = (uint32_t)r->options.send_bytes,
                                         .log = &r->log,
                                         .user = r};
     enum td_status s = rpc_server_open(&c, &r->rpc, e);
@@ -356,7 +439,8 @@ enum td_status router_open(const struct router_options *options, struct router *
     r->options = *options;
     r->log = (struct log){.who = options->name, .level = (enum log_level)log_level_parse(options->log_level)};
     clock_init_real(&r->clock);
-    r->opened_ns = r->able_ns = clock_now(&r->clock);
+    absence_init(&r->absence, &r->clock, TURN_MS * NS_PER_MS, &r->log);
+    r->opened_ns = r->able_ns = router_patience(r);
     r->budget.burst = (double)options->replan_burst;
     r->incarnation = random_u64();
     mailbox_init(&r->mailbox);
@@ -373,6 +457,8 @@ enum td_status router_open(const struct router_options *options, struct router *
         s = place_open(r, error_out);
     if (!s)
         s = open_model(r, error_out);
+    if (!s)
+        open_texts(r);
     if (!s)
         s = open_peers(r, error_out);
     if (!s)
@@ -392,15 +478,18 @@ void router_close(struct router *r)
         return;
     atomic_store(&r->stopping, true);
     rpc_server_close(r->rpc);
-    take_mail(r); /* requests that arrived last: their calls are over */
+    jobs_close(r->texts); /* their calls are over */
+    take_mail(r);         /* requests that arrived last: their calls are over */
     while (r->requests)
         request_gone(r->requests);
     for (uint32_t i = 0; i < r->n_peers; i++)
         peer_disconnect(r->peers[i]);
     take_mail(r); /* what their calls still said */
     audit_drop(r);
-    for (uint32_t i = 0; i < r->n_peers; i++)
+    for (uint32_t i = 0; i < r->n_peers; i++) {
+        free(r->peers[i]->legs);
         free(r->peers[i]);
+    }
     metrics_http_close(r->metrics_http);
     metrics_close(r->metrics);
     faults_close(r->faults);

@@ -2,7 +2,8 @@
  * The router: the client API, all text, and the decision where each request goes.
  *
  * It never touches KV bytes. One "owner" thread holds the prefix index, the snapshot of the cluster, the one queue and all
- * requests; rpc threads parse, validate and tokenize before they hand a request over, and deliver workers' messages. Workers
+ * requests. Rpc threads check sizes and deliver workers' messages; threads for texts (--text-threads) render, tokenize and validate
+ * before a request reaches the owner. Workers
  * are connected to by address; what they are (role, model, layout) they say themselves, and a worker that doesn't match the
  * first one is refused, field by field.
  *
@@ -22,8 +23,9 @@ struct router;
 struct router_options {
     const char *model, *listen, *workers, *secret, *metrics_listen, *plan, *policy, *order, *profile, *tenants, *prefix,
         *faults, *log_level, *name, *chat_template;
-    int64_t silence_ms, dispatch_ms, gone_ms, settle_ms, replan_burst, share_half_life_ms, max_wait_ms;
-    int64_t queue_tokens, queue_requests, index_blocks, pin_blocks, max_message_bytes, stall_ms;
+    int64_t silence_ms, dispatch_ms, gone_ms, settle_ms, replan_burst, max_wait_ms;
+    int64_t queue_tokens, queue_requests, index_blocks, pin_blocks, max_message_bytes, max_calls, send_bytes, stall_ms,
+        text_threads, text_bytes;
 };
 
 extern const struct option ROUTER_OPTIONS[];

@@ -5,10 +5,12 @@
 #include <stdatomic.h>
 
 #include "admin.pb-c.h"
+#include "base/absence.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/metrics.h"
+#include "base/jobs.h"
 #include "base/queue.h"
 #include "model/chat.h"
 #include "model/config.h"
@@ -19,6 +21,8 @@
 #include "router/router.h"
 #include "sched/hot.h"
 #include "sched/index.h"
+#include "sched/pin_list.h"
+#include "sched/progress.h"
 #include "sched/retry.h"
 #include "sched/ring.h"
 #include "sched/scheduler.h"
@@ -40,10 +44,15 @@ enum {
 #define ROUTER_METRICS(X)                                                                                              \
     X(ROUTER_ACCEPTED, METRIC_COUNTER, "tandem_requests_total", "requests that passed validation")                     \
     X(ROUTER_INVALID, METRIC_COUNTER, "tandem_requests_invalid_total", "requests refused at the door")                 \
+    X(ROUTER_CALLS_REFUSED, METRIC_COUNTER, "tandem_calls_refused_total", "calls refused: --max-calls are open")       \
+    X(ROUTER_NOTES_REFUSED, METRIC_COUNTER, "tandem_mailbox_refused_total", "calls refused: as many wait for a look")  \
+    X(ROUTER_TEXTS_REFUSED, METRIC_COUNTER, "tandem_texts_refused_total", "calls refused: --text-bytes wait already")  \
     X(ROUTER_REFUSED, METRIC_COUNTER, "tandem_requests_refused_total", "requests refused by admission")                \
     X(ROUTER_FAILED, METRIC_COUNTER, "tandem_requests_failed_total", "requests that ended with an error")              \
     X(ROUTER_FINISHED, METRIC_COUNTER, "tandem_requests_finished_total", "requests answered in full")                  \
     X(ROUTER_CANCELLED, METRIC_COUNTER, "tandem_requests_cancelled_total", "requests whose client left")               \
+    X(ROUTER_UNREAD, METRIC_COUNTER, "tandem_clients_unread_total", "calls cut off: their clients did not read")       \
+    X(ROUTER_BEHIND, METRIC_GAUGE, "tandem_clients_behind", "calls whose --send-bytes are full")                       \
     X(ROUTER_PROMPT_TOKENS, METRIC_COUNTER, "tandem_prompt_tokens_total", "prompt tokens of accepted requests")        \
     X(ROUTER_TOKENS, METRIC_COUNTER, "tandem_generation_tokens_total", "tokens sent to clients")                       \
     X(ROUTER_SPLIT, METRIC_COUNTER, "tandem_plans_split_total", "requests placed on two workers")                      \
@@ -81,7 +90,8 @@ enum replan_reason {
     REPLAN_LOST,     /* a worker is gone */
     REPLAN_TRANSFER, /* the KV did not get from one to the other, or not unharmed */
     REPLAN_REFUSED,  /* a worker takes nothing: it drains, or has no room */
-    REPLAN_UNHEARD,  /* a leg was not acknowledged in time */
+    REPLAN_UNHEARD,  /* a leg was not acknowledged in time, or forgotten */
+    REPLAN_STALLED,  /* a worker is there and gets nowhere */
     REPLAN_FAILED,   /* anything else that a worker did wrong */
     REPLAN_REASONS
 };
@@ -100,7 +110,7 @@ struct params {
     int32_t priority;
     uint32_t workflow_deadline_ms, workflow_steps_left; /* 0 ms: no workflow */
     int64_t remaining_ms;                               /* at arrival; INT64_MAX: none */
-    struct bytes tenant, salt, label, lora;             /* lora: an adapter's name, or empty */
+    struct bytes tenant, salt, label, workflow, lora;   /* lora: an adapter's name, or empty */
     bool want_ids, want_logprobs, want_prompt_logprobs, max_tokens_given, bypass_cache;
 };
 
@@ -150,12 +160,14 @@ struct request {
     char prefill_name[64], decode_name[64];
     uint64_t counter;                   /* of its transfer id: what comes under an old one is not for us any more */
     uint32_t prefill_said, decode_said; /* numbers of the messages that brought the legs; 0: heard */
+    uint32_t prefill_leg, decode_leg;   /* the same numbers, also when heard; 0: there is no such leg */
     uint32_t hot_blocks, n_before;      /* tokens generated before it was placed */
     bool decode_accepted, prefill_done, alone; /* alone: no decode leg was sent */
     bool over, over_by_length;                 /* the decode leg ended before what the prefill leg has to tell came */
     bool proven;                               /* the decode worker sent a token */
     bool scores;                               /* all tokens are here; only the prompt is scored (again) */
     uint64_t begun_ns, begun_token_ns;         /* when it was placed, and its first token; 0: none yet */
+    uint64_t said_ns;                          /* when its legs were sent, by router_patience() */
     double now_ms[PARTS];                      /* what its legs told */
     uint32_t n_held;                           /* arrived before the decode worker accepted */
     struct shown_token *held;
@@ -166,8 +178,6 @@ struct request {
     struct shown_token *tokens;
     uint32_t n_tokens, cap_tokens, n_told;                                       /* n_told: given to the client */
     uint64_t arrived_ns, tokenized_ns, placed_ns, first_token_ns, last_token_ns; /* placed_ns: for the first time */
-    uint64_t unread_ns;     /* since when the client reads nothing */
-    uint64_t unread_bytes;  /* that waited for it after the last token; fewer at the next: it reads */
     uint64_t stall_ns;      /* since when a lost placement gives nothing; 0: all is well */
     double times_ms[PARTS]; /* of placements before, and of this one once it is over */
     double stalled_ms, predicted_ttft_ms, predicted_tpot_ms;
@@ -186,12 +196,19 @@ struct peer { /* a worker or store; owner thread */
     enum peer_state state;
     struct rpc_client *client;
     struct rpc_call *call;
-    uint64_t epoch; /* of the call: mail of an older one is dropped */
-    uint64_t retry_ns, heard_ns, next_event;
+    uint64_t epoch;              /* of the call: mail of an older one is dropped */
+    uint64_t retry_ns, heard_ns; /* these and the others of a peer by router_patience() */
+    uint64_t next_event;
     uint32_t n_said, n_heard; /* messages of this call, each way */
     uint32_t unheard;         /* up to here the worker had not heard, at unheard_ns; 0 ns: it has heard all */
     uint64_t unheard_ns;
-    uint32_t heard;    /* the last number that the worker said it heard */
+    uint32_t heard; /* the last number that the worker said it heard */
+    uint32_t taken; /* ...and that its engine has dealt with */
+    uint64_t *legs; /* [n_legs] counters, in order: what it said it has */
+    uint32_t n_legs;
+    bool legs_told; /* since the last tick */
+    bool stalled;   /* its heartbeats go on, its steps do not */
+    struct progress progress;
     bool draining;     /* takes no new work, and ends */
     bool drained;      /* has ended so; forgotten if it came by itself, else connected to again for ever */
     bool registered;   /* came by itself: forgotten when it is lost for long */
@@ -208,6 +225,8 @@ struct peer { /* a worker or store; owner thread */
     uint32_t n_pages, max_context, max_batch, chunk_tokens;
     struct kv_layout layout;
     bool snapshot_asked;
+    bool is_shared;                /* other routers use it, too */
+    double told_ms;                /* of what is queued here, as it was told last */
     Tandem__Worker__V1__Load load; /* the last one; transport copied above */
 };
 
@@ -230,6 +249,7 @@ enum note_kind {
 struct note { /* what rpc threads tell the owner */
     struct mail mail;
     enum note_kind kind;
+    uint64_t bytes; /* counted in router.note_bytes; 0: a note of ours */
     struct request *request;
     struct peer *peer;
     uint64_t epoch;
@@ -244,6 +264,7 @@ struct router {
     struct router_options options;
     struct log log;
     struct clock clock;
+    struct absence absence; /* of the owner thread */
     uint64_t incarnation, next_counter;
     struct model_config config;
     char model_name[128];
@@ -258,6 +279,10 @@ struct router {
     struct audit *audit;   /* that runs; NULL: none */
     uint64_t next_audit;
     struct mailbox mailbox;
+    _Atomic uint32_t n_notes;             /* of clients, in the mailbox */
+    _Atomic uint64_t note_bytes, note_ns; /* note_ns: a note takes, of late */
+    struct jobs *texts;                   /* threads that render and tokenize */
+    _Atomic uint32_t n_texts;             /* calls handed to them and not yet answered, nor pushed to the mailbox */
     _Atomic bool stopping, forced;
 
     /* what the first worker said; compared with the others. rpc threads read max_context and block_tokens. */
@@ -283,12 +308,16 @@ struct router {
     uint64_t queued_tokens;
     uint32_t n_queued, n_running, n_unsubmitted;
     uint64_t next_number; /* of requests */
+    double demand_ms;     /* what is queued, as workers are told that others use, too */
     struct scheduler *scheduler;
     struct explain *explain;
-    struct pinned *pinned;       /* prompts, for those that come or return */
-    uint32_t n_pinned;           /* their blocks, shared ones counted each time */
-    bool ready;                  /* requests are placed: the index is as whole as it can be */
-    uint64_t opened_ns, able_ns; /* able: when there last was a worker of each role that is needed */
+    struct pin_list pinned;    /* prompts, for those that come or return */
+    struct unpinned *unpinned; /* the latest, for those that were away then; NULL: none */
+    bool ready;                /* requests are placed: the index is as whole as it can be */
+    uint64_t next_unread_ns;   /* when to look for clients that do not read */
+    uint64_t away_ns;          /* for which this process stood still, up to the latest look */
+    uint64_t opened_ns,
+        able_ns; /* able: when there last was a worker of each role that is needed; by router_patience() */
     struct retry_budget budget;
     struct metrics_set *replans[REPLAN_REASONS];
 };
@@ -296,6 +325,11 @@ struct router {
 /* params.c: from the client's message; TD_ERR_INVALID or _UNSUPPORTED name the field */
 enum td_status params_parse(struct router *r, const Tandem__V1__GenerateRequest *m, int64_t grpc_remaining_ms,
                             struct params *out, struct td_error *error_out);
+/* Quick, before params_parse: TD_ERR_INVALID if the prompt has more bytes or ids than the context can hold. */
+enum td_status params_fits(struct router *r, const Tandem__V1__GenerateRequest *m, struct td_error *error_out);
+enum td_status params_text_fits(struct router *r, const char *field, size_t len_bytes, struct td_error *error_out);
+enum td_status params_chat_fits(struct router *r, const Tandem__V1__ChatPrompt *chat, struct td_error *error_out);
+uint32_t params_context(const struct router *r); /* tokens; the model's, before the first worker said its own */
 void params_free(struct params *p);
 struct params params_copy(const struct params *p); /* as it was when it came, all of it anew */
 enum td_status params_chat(struct router *r, const Tandem__V1__ChatPrompt *chat, struct bytes *text_out,
@@ -329,7 +363,7 @@ void request_gone(struct request *q); /* the client left */
 void request_token(struct request *q, struct peer *from, const Tandem__Worker__V1__Token *t);
 void request_accepted(struct request *q);
 void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker__V1__LegEnd *end);
-void request_peer_lost(struct request *q, struct peer *peer);
+void request_peer_lost(struct request *q, struct peer *peer, enum replan_reason reason); /* or of no use any more */
 
 /* place.c: what the scheduler decides */
 enum td_status place_open(struct router *r, struct td_error *e);
@@ -347,6 +381,8 @@ void prefix_pin(struct router *r, struct rpc_call *call, const struct params *p,
 void prefix_flush(struct router *r, struct rpc_call *call, const struct params *p);
 void prefix_flush_all(struct router *r, struct rpc_call *call);
 void prefix_tell(struct peer *p); /* it is ready: what is pinned */
+void prefix_told(struct peer *p,
+                 const Tandem__Worker__V1__Pins *m); /* what it keeps, or what another router asked of it */
 void prefix_tick(struct router *r, uint64_t now);
 void prefix_close(struct router *r);
 
@@ -370,13 +406,14 @@ void router_enqueue(struct router *r, struct request *q); /* router.c: a request
 /* answer.c: what the client gets. True: the request is over and freed. */
 bool answer_token(struct request *q, struct shown_token token); /* takes what it owns */
 void answer_finish(struct request *q, bool length);             /* no token comes any more; length, or a stop id */
+void answer_more(struct request *q); /* what found no room in the call's queue, or was kept to go with more */
 double answer_ms(uint64_t ns);
 
 /* replan.c: planned anew, with what was generated so far */
 void replan_request(struct request *q, enum replan_reason reason, const char *text);
 bool replan_wants_scores(const struct request *q);
 void replan_blame(struct request *q, struct peer *p); /* p failed it */
-void replan_tick(struct router *r, uint64_t now);     /* legs that nobody heard of */
+void replan_tick(struct router *r, uint64_t now);     /* legs that nobody heard of, or that were forgotten */
 void replan_times(struct request *q, bool lost);      /* what of q->now_ms counts goes into q->times_ms */
 void replan_metrics(struct router *r);
 
@@ -389,6 +426,7 @@ void peer_disconnect(struct peer *p); /* for good: no mail of it comes afterward
 void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m);
 void peer_gone(struct peer *p, const char *why);
 void peer_tick(struct peer *p, uint64_t now);
+void peer_tell_demand(struct peer *p, double queued_ms); /* if other routers use it, and it was told something else */
 void peer_send(struct peer *p, Tandem__Worker__V1__RouterMessage *m); /* numbers it */
 
 bool peer_has_role(const struct router *r, enum worker_role role); /* somebody could do it */
@@ -396,6 +434,12 @@ bool peer_usable(const struct peer *p, uint64_t now);              /* for new wo
 void peer_drains(struct peer *p);                                  /* it refused a leg: it gets nothing more */
 void peer_succeeded(struct peer *p);
 void peer_failed(struct peer *p);
+
+/* The time by which workers and clients are judged (base/absence.h). Breakers, budgets and the scheduler go by the clock. */
+static inline uint64_t router_patience(struct router *r)
+{
+    return absence_now(&r->absence, 0);
+}
 
 bool can_serve(const struct router *r); /* there is one of each role that is needed */
 struct note *note_new(enum note_kind kind);

@@ -3,6 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+static const double MOST_AHEAD_MS = 1e9; /* some days: later than anybody is told */
+
 static double ms_until(uint64_t now, uint64_t at)
 {
     return at > now ? (double)(at - now) * 1e-6 : -(double)(now - at) * 1e-6;
@@ -18,7 +20,7 @@ uint64_t bookings_earliest(const struct bookings *b, uint64_t now, double busy_m
         if (start + work_ms > other)
             start = fmax(start, other + b->list[i].work_ms);
     }
-    return now + (uint64_t)((start - wait_ms) * 1e6);
+    return now + (uint64_t)(fmin(start - wait_ms, MOST_AHEAD_MS) * 1e6);
 }
 
 void bookings_add(struct bookings *b, const struct booking *booking)
@@ -55,4 +57,12 @@ double bookings_limit_ms(const struct bookings *b, uint64_t now)
     for (uint32_t i = 0; i < b->n; i++)
         limit = fmin(limit, fmax(ms_until(now, b->list[i].at_ns), 0) + b->list[i].wait_ms);
     return limit;
+}
+
+double bookings_charge(const struct bookings *b, uint64_t tenant)
+{
+    double charge = 0;
+    for (uint32_t i = 0; i < b->n; i++)
+        charge += b->list[i].tenant == tenant ? b->list[i].charge : 0;
+    return charge;
 }

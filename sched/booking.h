@@ -14,12 +14,14 @@
 
 #include "base/clock.h"
 
-enum { BOOKINGS_MAX = 16 };
+enum { BOOKINGS_MAX = 64 };
 #define BOOKING_WINDOW (50 * NS_PER_MS)
 
 struct booking {
     uint64_t identity, at_ns;
     double wait_ms, work_ms;
+    uint64_t tenant;
+    double charge; /* what the tenant will be charged for it */
 };
 
 struct bookings { /* by at_ns */
@@ -34,3 +36,4 @@ bool bookings_remove(struct bookings *b, uint64_t identity);          /* whether
 uint32_t bookings_expire(struct bookings *b, uint64_t now_ns);        /* how many did not come */
 /* Within what time from now all work that is given to the worker must be done; INFINITY: any. */
 double bookings_limit_ms(const struct bookings *b, uint64_t now_ns);
+double bookings_charge(const struct bookings *b, uint64_t tenant); /* of all that are kept for it */

@@ -3,12 +3,14 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 /* Units where the profile says 0: milliseconds, per token, per its square; per token of context, per sequence. */
 static const double LEAST_PREFILL[3] = {1e-2, 1e-6, 1e-11}, LEAST_DECODE[3] = {1e-2, 1e-8, 1e-4};
 static const double CONFIDENCE = 0.05; /* of the profile, in samples: little; a worker's own steps are better */
 static const double TERM_RATE = 0.05, LEAST_MS = 1e-3;
 static const double RECENT_RATE = 0.3, USUAL_RATE = 0.002; /* of the latest steps that count */
+enum { MOST_COMPARED = 512 };
 enum { COST_SHORT_RUN = 2 }; /* steps that are shorter than predicted; COST_RUN of longer ones */
 static const double ODD_RATE = 0.1, ODD_SHARE = 0.2; /* steps off by COST_JUMP teach nothing below this share of all */
 
@@ -244,6 +246,50 @@ struct cost_model cost_observe(struct cost_model m, const struct cost_step *step
 struct cost_model cost_believe(struct cost_model m, const struct cost_step *step)
 {
     return observe(m, step, true);
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double *weights(struct cost_model *m, bool is_decode)
+{
+    return is_decode ? m->decode.w : m->prefill.w;
+}
+
+/* By which machines are compared: a prompt and a batch of usual sizes. */
+static double reference_ms(const struct cost_model *m, bool is_decode)
+{
+    return is_decode ? cost_decode_ms(m, 8, 16000) : cost_prefill_ms(m, 2000, 0, 0);
+}
+
+static void fade(struct cost_model *const *models, const bool *is_idle, uint32_t n, double share, bool is_decode)
+{
+    double ms[MOST_COMPARED], sorted[MOST_COMPARED], mean[3] = {0};
+    uint32_t n_near = 0;
+    for (uint32_t k = 0; k < n; k++)
+        sorted[k] = ms[k] = reference_ms(models[k], is_decode);
+    qsort(sorted, n, sizeof(*sorted), compare);
+    double median = sorted[(n - 1) / 2]; /* of two the faster */
+    for (uint32_t k = 0; k < n; k++) {
+        bool is_near = ms[k] < median * COST_MUCH_SLOWER && median < ms[k] * COST_MUCH_SLOWER;
+        n_near += is_near;
+        for (int i = 0; i < 3 && is_near; i++)
+            mean[i] += weights(models[k], is_decode)[i];
+    }
+    for (uint32_t k = 0; k < n; k++)
+        for (int i = 0; i < 3 && is_idle[k] && ms[k] > median && ms[k] < median * COST_MUCH_SLOWER; i++) {
+            double *w = &weights(models[k], is_decode)[i];
+            *w += share * (mean[i] / n_near - *w);
+        }
+}
+
+void cost_fade(struct cost_model *const *models, const bool *is_idle, uint32_t n, double share)
+{
+    for (int is_decode = 0; is_decode < 2 && n > 1 && n <= MOST_COMPARED; is_decode++)
+        fade(models, is_idle, n, share, is_decode);
 }
 
 struct cost_model cost_at_speed(const struct cost_model *m, double prefill, double decode)

@@ -20,6 +20,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -51,7 +52,8 @@ struct cost_term { /* |predicted - actual| / actual, the mean of the latest some
 };
 
 enum { COST_RUN = 5 };
-#define COST_JUMP 1.5
+#define COST_JUMP        1.5
+#define COST_MUCH_SLOWER 1.25
 
 struct cost_run {           /* steps that are off by more than COST_JUMP */
     double ratio[COST_RUN]; /* measured over predicted, of the latest in a row... */
@@ -80,6 +82,12 @@ struct cost_model cost_like(
 struct cost_model cost_observe(struct cost_model m, const struct cost_step *step);
 /* cost_observe() of a step that was run to find out the speed: one such step is enough for a jump. */
 struct cost_model cost_believe(struct cost_model m, const struct cost_step *step);
+/*
+ * models: of the n machines of one role (at most 512; more are left alone). An idle machine that looks a little slower than the median
+ * machine gets no work, so no step would correct its model. Its coefficients move by `share` of their distance to the mean model of the
+ * machines near the median. A machine that looks much slower (COST_MUCH_SLOWER) keeps its model, and so does one that looks faster.
+ */
+void cost_fade(struct cost_model *const *models, const bool *is_idle, uint32_t n, double share);
 /* The profile's coefficients, all of prefill and all of decode multiplied by a factor; what was learned is ignored. */
 struct cost_model cost_at_speed(const struct cost_model *m, double prefill, double decode);
 

@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "base/random.h"
+#include "sched/ring.h"
 
 struct waiting {
     double key;
@@ -14,26 +15,71 @@ struct waiting {
 };
 
 struct tenant {
-    double weight, use;
-    uint64_t use_ns;         /* when use was that */
+    double weight, tag;
+    uint64_t wants_ns;       /* until then it comes again */
     struct waiting *waiting; /* by key, then as they came */
-    uint32_t n, cap, active; /* active: its place in the list of those that wait, from 1; 0: none */
-    uint32_t at;             /* of the walk */
-    double walked;
+    double size;             /* of all that waits */
+    uint32_t n, cap;
+    uint32_t active; /* its place in the list of those that want something, from 1; 0: none */
+    uint32_t at;     /* of the walk */
+    double walked;   /* its tag in the walk */
 };
 
 struct fair {
-    double half_life_ns;
     struct fair_weight *weights;
     uint32_t n_weights, n_active;
     struct tenant *tenants; /* n_weights of their own, then FAIR_SLOTS */
     uint32_t *active;
+    double now;        /* virtual time */
+    double charged[2]; /* in this half of FAIR_OWED, and in the one before */
+    uint64_t half_ns;  /* when this half began */
 };
 
-struct fair *fair_open(uint64_t half_life_ns, const struct fair_weight *weights, uint32_t n_weights)
+/* ------------------------------------------------------------------ weights */
+
+/* What stands at `at`, n bytes long, is added to weights, which have room for it. */
+static enum td_status parse_weight(const char *at, size_t n, struct fair_weight *weights, uint32_t n_weights,
+                                   struct td_error *e)
+{
+    size_t name = strcspn(at, "=");
+    char *end = NULL;
+    double weight = name < n ? strtod(at + name + 1, &end) : 0;
+    if (!name || end != at + n || !(weight >= FAIR_LEAST_WEIGHT && weight <= FAIR_MOST_WEIGHT))
+        return td_fail(e, TD_ERR_INVALID, "--tenants: '%.*s' is not NAME=WEIGHT, %g to %g", (int)n, at,
+                       FAIR_LEAST_WEIGHT, FAIR_MOST_WEIGHT);
+    weights[n_weights] = (struct fair_weight){ring_id(at, name), weight};
+    for (uint32_t i = 0; i < n_weights; i++)
+        if (weights[i].tenant == weights[n_weights].tenant)
+            return td_fail(e, TD_ERR_INVALID, "--tenants: '%.*s' comes twice", (int)name, at);
+    return TD_OK;
+}
+
+enum td_status fair_weights_parse(const char *text, struct fair_weight **weights_out, uint32_t *n_out,
+                                  struct td_error *error_out)
+{
+    struct fair_weight *weights = NULL;
+    enum td_status s = TD_OK;
+    uint32_t n = 0;
+    for (const char *at = text; at && *at && !s;) {
+        size_t len = strcspn(at, ",");
+        weights = mem_resize(weights, n + 1, sizeof(*weights));
+        s = parse_weight(at, len, weights, n++, error_out);
+        at += len + (at[len] == ',');
+    }
+    if (s) {
+        free(weights);
+        return s;
+    }
+    *weights_out = weights;
+    *n_out = n;
+    return TD_OK;
+}
+
+/* -------------------------------------------------------------------- queue */
+
+struct fair *fair_open(const struct fair_weight *weights, uint32_t n_weights)
 {
     struct fair *f = mem_zalloc(sizeof(*f));
-    f->half_life_ns = (double)half_life_ns;
     f->n_weights = n_weights;
     f->weights = mem_dup(weights, n_weights * sizeof(*weights));
     f->tenants = mem_array(n_weights + FAIR_SLOTS, sizeof(*f->tenants));
@@ -63,16 +109,56 @@ static uint32_t find(const struct fair *f, uint64_t tenant)
     return f->n_weights + (uint32_t)(random_mix(tenant) % FAIR_SLOTS);
 }
 
-static double use_at(const struct fair *f, const struct tenant *t, uint64_t now)
+/* ------------------------------------------------------ who wants something */
+
+static void deactivate(struct fair *f, struct tenant *t)
 {
-    double age = now > t->use_ns ? (double)(now - t->use_ns) : 0;
-    return t->use * exp2(-age / f->half_life_ns);
+    uint32_t last = f->active[--f->n_active];
+    f->active[t->active - 1] = last;
+    f->tenants[last].active = t->active;
+    t->active = 0;
 }
 
-void fair_push(struct fair *f, uint64_t tenant, double key, void *item)
+static void forget_the_gone(struct fair *f, uint64_t now)
+{
+    for (uint32_t i = f->n_active; i; i--) {
+        struct tenant *t = &f->tenants[f->active[i - 1]];
+        if (!t->n && now >= t->wants_ns)
+            deactivate(f, t);
+    }
+}
+
+/* What all tenants were charged lately. */
+static double owed(const struct fair *f)
+{
+    return f->charged[0] + f->charged[1];
+}
+
+static void activate(struct fair *f, uint32_t slot)
+{
+    struct tenant *t = &f->tenants[slot];
+    if (t->active)
+        return;
+    t->tag = t->walked = fmax(t->tag, f->now);
+    f->active[f->n_active++] = slot;
+    t->active = f->n_active;
+}
+
+static void limit_credit(struct fair *f)
+{
+    for (uint32_t i = 0; i < f->n_active; i++) {
+        struct tenant *t = &f->tenants[f->active[i]];
+        t->tag = fmax(t->tag, f->now - owed(f) / t->weight);
+    }
+}
+
+/* -------------------------------------------------------------------- queue */
+
+void fair_push(struct fair *f, uint64_t tenant, double key, double size, void *item, uint64_t now)
 {
     uint32_t slot = find(f, tenant);
     struct tenant *t = &f->tenants[slot];
+    forget_the_gone(f, now);
     if (t->n == t->cap) {
         t->cap = t->cap ? t->cap * 2 : 16;
         t->waiting = mem_resize(t->waiting, t->cap, sizeof(*t->waiting));
@@ -81,13 +167,12 @@ void fair_push(struct fair *f, uint64_t tenant, double key, void *item)
     for (; at && t->waiting[at - 1].key > key; at--)
         t->waiting[at] = t->waiting[at - 1];
     t->waiting[at] = (struct waiting){key, item};
-    if (!t->active) {
-        f->active[f->n_active++] = slot;
-        t->active = f->n_active;
-    }
+    t->at += t->at > at; /* of a walk that goes on: it is behind, or is not seen */
+    t->size += size;
+    activate(f, slot);
 }
 
-void fair_remove(struct fair *f, uint64_t tenant, double key, void *item)
+void fair_remove(struct fair *f, uint64_t tenant, double key, double size, void *item)
 {
     struct tenant *t = &f->tenants[find(f, tenant)];
     uint32_t low = 0, high = t->n; /* the first with this key */
@@ -103,33 +188,116 @@ void fair_remove(struct fair *f, uint64_t tenant, double key, void *item)
     assert(low < t->n);
     memmove(t->waiting + low, t->waiting + low + 1, (t->n - low - 1) * sizeof(*t->waiting));
     t->at -= t->at > low;
-    if (--t->n)
-        return;
-    uint32_t last = f->active[--f->n_active];
-    f->active[t->active - 1] = last;
-    f->tenants[last].active = t->active;
-    t->active = 0;
+    t->size = --t->n ? t->size - size : 0;
 }
 
-void fair_charge(struct fair *f, uint64_t tenant, double amount, uint64_t now_ns)
+void fair_serve(struct fair *f, uint64_t tenant, double amount, uint64_t now)
+{
+    uint32_t slot = find(f, tenant);
+    struct tenant *t = &f->tenants[slot];
+    activate(f, slot);
+    if (now >= f->half_ns + FAIR_OWED / 2) {
+        f->charged[1] = now < f->half_ns + FAIR_OWED ? f->charged[0] : 0;
+        f->charged[0] = 0;
+        f->half_ns = now;
+    }
+    f->charged[0] += amount;
+    f->now = fmax(f->now, t->tag);
+    t->tag += amount / t->weight;
+    limit_credit(f);
+}
+
+void fair_correct(struct fair *f, uint64_t tenant, double amount)
 {
     struct tenant *t = &f->tenants[find(f, tenant)];
-    t->use = fmax(use_at(f, t, now_ns) + amount, 0);
-    t->use_ns = now_ns;
+    t->tag = fmax(t->tag + amount / t->weight, 0);
 }
 
-double fair_use(const struct fair *f, uint64_t tenant, uint64_t now_ns)
+void fair_want(struct fair *f, uint64_t tenant, uint64_t until_ns)
 {
-    const struct tenant *t = &f->tenants[find(f, tenant)];
-    return use_at(f, t, now_ns) / t->weight;
+    uint32_t slot = find(f, tenant);
+    struct tenant *t = &f->tenants[slot];
+    t->wants_ns = until_ns > t->wants_ns ? until_ns : t->wants_ns;
+    activate(f, slot);
 }
 
-void fair_begin(struct fair *f, uint64_t now_ns)
+bool fair_same(const struct fair *f, uint64_t a, uint64_t b)
 {
+    return a == b || find(f, a) == find(f, b);
+}
+
+double fair_tag(const struct fair *f, uint64_t tenant)
+{
+    return f->tenants[find(f, tenant)].tag;
+}
+
+/* ------------------------------------------------------------------- shares */
+
+static bool wants(const struct tenant *t, uint64_t now)
+{
+    return t->n || now < t->wants_ns;
+}
+
+double fair_share(const struct fair *f, uint64_t tenant, uint64_t now)
+{
+    const struct tenant *own = &f->tenants[find(f, tenant)];
+    double all = own->weight;
+    for (uint32_t i = 0; i < f->n_active; i++) {
+        const struct tenant *t = &f->tenants[f->active[i]];
+        all += t != own && wants(t, now) ? t->weight : 0;
+    }
+    return own->weight / all;
+}
+
+uint32_t fair_count(const struct fair *f, uint64_t tenant)
+{
+    return f->tenants[find(f, tenant)].n;
+}
+
+double fair_size(const struct fair *f, uint64_t tenant)
+{
+    return f->tenants[find(f, tenant)].size;
+}
+
+void *fair_last(const struct fair *f, bool by_size, bool (*stays)(const void *item))
+{
+    const struct tenant *most = NULL;
+    double has = 0;
+    for (uint32_t i = 0; i < f->n_active; i++) {
+        const struct tenant *t = &f->tenants[f->active[i]];
+        double its = (by_size ? t->size : t->n) / t->weight;
+        if (t->n && (!most || its > has) && !(stays && stays(t->waiting[t->n - 1].item))) {
+            most = t;
+            has = its;
+        }
+    }
+    return most ? most->waiting[most->n - 1].item : NULL;
+}
+
+bool fair_is_behind(const struct fair *f, uint64_t tenant, double amount, uint64_t now)
+{
+    const struct tenant *own = &f->tenants[find(f, tenant)];
+    double tags = 0, weights = 0;
+    for (uint32_t i = 0; i < f->n_active; i++) {
+        const struct tenant *t = &f->tenants[f->active[i]];
+        if (t == own || !wants(t, now))
+            continue;
+        tags += t->tag * t->weight + t->size;
+        weights += t->weight;
+    }
+    double tag = (own->active ? own->tag : fmax(own->tag, f->now)) + (own->size + amount) / own->weight;
+    return !(weights > 0) || tag <= tags / weights;
+}
+
+/* -------------------------------------------------------------------- walks */
+
+void fair_begin(struct fair *f, uint64_t now)
+{
+    forget_the_gone(f, now);
     for (uint32_t i = 0; i < f->n_active; i++) {
         struct tenant *t = &f->tenants[f->active[i]];
         t->at = 0;
-        t->walked = use_at(f, t, now_ns) / t->weight;
+        t->walked = t->tag;
     }
 }
 
@@ -138,19 +306,29 @@ void *fair_next(struct fair *f)
     struct tenant *best = NULL;
     for (uint32_t i = 0; i < f->n_active; i++) {
         struct tenant *t = &f->tenants[f->active[i]];
-        bool better = !best || t->walked < best->walked ||
-                      (t->walked == best->walked && t->at < t->n && best->at < best->n &&
-                       t->waiting[t->at].key < best->waiting[best->at].key);
-        if (t->at < t->n && better)
+        if (t->at >= t->n)
+            continue;
+        if (!best || t->walked < best->walked ||
+            (t->walked == best->walked && t->waiting[t->at].key < best->waiting[best->at].key))
             best = t;
     }
-    if (!best)
-        return NULL;
-    return best->waiting[best->at++].item;
+    return best ? best->waiting[best->at++].item : NULL;
 }
 
 void fair_take(struct fair *f, uint64_t tenant, double amount)
 {
     struct tenant *t = &f->tenants[find(f, tenant)];
     t->walked += amount / t->weight;
+}
+
+double fair_to_come(const struct fair *f, uint64_t tenant)
+{
+    const struct tenant *own = &f->tenants[find(f, tenant)];
+    double work = 0;
+    for (uint32_t i = 0; i < f->n_active; i++) {
+        const struct tenant *t = &f->tenants[f->active[i]];
+        if (t != own && t->at >= t->n)
+            work += fmax(own->walked - fmax(t->walked, f->now), 0) * t->weight;
+    }
+    return work;
 }

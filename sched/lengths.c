@@ -16,21 +16,31 @@ static uint32_t bucket_of(double n)
     return b < LENGTHS_BUCKETS ? (uint32_t)b : LENGTHS_BUCKETS - 1;
 }
 
+static void sum_up(const struct lengths *l, struct lengths_histogram *h)
+{
+    for (uint32_t i = LENGTHS_BUCKETS; i--;) {
+        h->above[i] = h->above[i + 1] + h->weight[i];
+        h->tokens_above[i] = h->tokens_above[i + 1] + h->weight[i] * l->middle[i];
+    }
+}
+
 void lengths_init(struct lengths *l)
 {
     memset(l, 0, sizeof(*l));
     for (uint32_t i = 1; i < LENGTHS_BUCKETS; i++)
         l->middle[i] = exp2((i - 0.5) / PER_OCTAVE);
     l->all.weight[bucket_of(PRIOR)] = l->all.total = 1;
+    sum_up(l, &l->all);
 }
 
-static void add(struct lengths_histogram *h, uint32_t n_tokens, uint32_t max_tokens)
+static void add(const struct lengths *l, struct lengths_histogram *h, uint32_t n_tokens, uint32_t max_tokens)
 {
     for (uint32_t i = 0; i < LENGTHS_BUCKETS; i++)
         h->weight[i] *= FADE;
     h->weight[bucket_of(n_tokens)] += 1;
     h->total = h->total * FADE + 1;
     h->at_most = h->at_most * FADE + (n_tokens >= max_tokens);
+    sum_up(l, h);
 }
 
 static uint32_t slot_of(uint64_t tenant)
@@ -40,23 +50,30 @@ static uint32_t slot_of(uint64_t tenant)
 
 void lengths_observe(struct lengths *l, uint64_t tenant, uint32_t n_tokens, uint32_t max_tokens)
 {
-    add(&l->all, n_tokens, max_tokens);
-    add(&l->slots[slot_of(tenant)], n_tokens, max_tokens);
+    add(l, &l->all, n_tokens, max_tokens);
+    add(l, &l->slots[slot_of(tenant)], n_tokens, max_tokens);
+}
+
+/* The first bucket whose middle is above n tokens. */
+static uint32_t first_above(const struct lengths *l, double n)
+{
+    uint32_t i = bucket_of(n);
+    return i < LENGTHS_BUCKETS && l->middle[i] <= n ? i + 1 : i;
 }
 
 double lengths_remaining(const struct lengths *l, uint64_t tenant, uint32_t n_so_far, uint32_t max_tokens)
 {
-    const struct lengths_histogram *own = &l->slots[slot_of(tenant)];
-    double most = max_tokens > n_so_far ? max_tokens - n_so_far : 0, sum = 0, weight = 0;
-    double known = 1 / (BORROWED + own->total), share = BORROWED * known / l->all.total;
-    for (uint32_t i = bucket_of(n_so_far); i < LENGTHS_BUCKETS; i++) {
-        double w = own->weight[i] * known + share * l->all.weight[i], left = l->middle[i] - n_so_far;
-        if (left <= 0)
-            continue;
-        sum += w * (left < most ? left : most);
-        weight += w;
-    }
+    const struct lengths_histogram *own = &l->slots[slot_of(tenant)], *all = &l->all;
+    double most = max_tokens > n_so_far ? max_tokens - n_so_far : 0;
+    double known = 1 / (BORROWED + own->total), share = BORROWED * known / all->total;
+    uint32_t from = first_above(l, n_so_far), over = first_above(l, max_tokens); /* from there on answers are cut */
+    over = over < from ? from : over;
+    double weight = own->above[from] * known + all->above[from] * share;
+    double cut = own->above[over] * known + all->above[over] * share;
+    double tokens = (own->tokens_above[from] - own->tokens_above[over]) * known +
+                    (all->tokens_above[from] - all->tokens_above[over]) * share;
+    double sum = tokens - n_so_far * (weight - cut) + most * cut;
     double left = weight > 1e-9 ? sum / weight : fmax(n_so_far, 1); /* longer than any: as long again (Lindy) */
-    double asked = own->at_most * known + share * l->all.at_most;   /* share of answers that had max_tokens tokens */
+    double asked = own->at_most * known + share * all->at_most;     /* share of answers that had max_tokens tokens */
     return fmin(fmax(asked * most + (1 - asked) * left, 1), most);
 }

@@ -18,7 +18,9 @@ enum { LENGTHS_SLOTS = 256, LENGTHS_BUCKETS = 64 };
 
 struct lengths_histogram {
     double weight[LENGTHS_BUCKETS], total;
-    double at_most; /* weight of the answers that had max_tokens tokens; part of total */
+    double above[LENGTHS_BUCKETS + 1],
+        tokens_above[LENGTHS_BUCKETS + 1]; /* sums from a bucket on: weights, and times the middle */
+    double at_most;                        /* weight of the answers that had max_tokens tokens; part of total */
 };
 
 struct lengths {

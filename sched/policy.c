@@ -158,7 +158,7 @@ struct prefill_view policy_view_prefill(const struct policy_worker *workers, uin
     }
     view_prefix(w, r, &v);
     v.alone = v.load + v.compute;
-    v.share = policy_prompt_share(w, w->busy_ms);
+    v.share = w->share > 0 ? w->share : policy_prompt_share(w, w->busy_ms);
     v.wait = w->busy_ms / v.share;
     v.ttft = fmax(v.wait, v.load) + v.compute / v.share; /* it loads while others are computed */
     v.booked = is_booked(w, i, r, v.ttft);
@@ -343,7 +343,7 @@ static bool within_ttft(const struct policy_request *r, double ttft, double work
 
 static double tie_break(const struct policy_request *r, uint32_t worker, double tie)
 {
-    return 1 + tie * random_unit(random_at(r->number, worker, 0));
+    return 1 + tie * random_unit(random_at(r->seed ^ r->number, worker, 0));
 }
 
 /* What a prompt's work costs those that decode there after a while. */
@@ -390,6 +390,8 @@ struct search {
     bool could_fit;
     uint32_t most_own; /* blocks of the prompt that a worker has */
     uint32_t soonest;  /* worker of least_ttft */
+    bool
+        is_thorough; /* looks at each worker, also where it can't be the best: for the log, and for what a refusal tells */
 };
 
 static void note(struct search *s, const struct prefill_view *p, const struct decode_view *d, double cost,
@@ -474,6 +476,17 @@ static bool shares_there(const struct policy_request *r, const struct decode_vie
     return r->shares && blocks && r->matched_blocks && r->matched_blocks[v->worker] >= blocks && v->now && v->keeps;
 }
 
+/* What a decode worker costs at least: it begins at once, or at a later horizon. */
+static double least_decode_cost(const struct search *s, const struct policy_worker *w, double after_ms, double full)
+{
+    struct policy_load at = with(s->r, policy_load_at(w, after_ms));
+    uint32_t i = 1;
+    while (i < POLICY_HORIZONS && POLICY_HORIZON_MS[i] <= after_ms)
+        i++;
+    double later = i < POLICY_HORIZONS ? POLICY_HORIZON_MS[i] - after_ms : INFINITY;
+    return fmin(cost_decode_ms(w->cost, at.running, at.context) * (1 + full), later);
+}
+
 /*
  * The decode worker whose steps are shortest at that time, the more so the emptier it is; else the one that has room first. One
  * where the prompt's pages are shared goes before the others.
@@ -486,11 +499,14 @@ static struct decode_view best_decode(struct search *s, const struct prefill_vie
     for (uint32_t i = 0; i < s->n; i++) {
         if (!s->workers[i].usable || s->workers[i].role != ROLE_DECODE)
             continue;
-        struct decode_view v = policy_view_decode(s->workers, i, s->r, after_ms, from);
-        s->could_fit |= fits_ever(&s->workers[i], s->r);
         double full = policy_load_at(&s->workers[i], after_ms).pages / fmax(s->workers[i].total_pages, 1);
+        double tie = tie_break(s->r, i, DECODE_TIE);
+        s->could_fit |= fits_ever(&s->workers[i], s->r);
+        if (!s->is_thorough && !s->r->shares && least_decode_cost(s, &s->workers[i], after_ms, full) * tie >= best_cost)
+            continue;
+        struct decode_view v = policy_view_decode(s->workers, i, s->r, after_ms, from);
         double per_token = v.step * (1 + full) + v.exposed / fmax(s->r->expected_tokens - 1, 1);
-        double cost = (per_token + (v.start - after_ms)) * tie_break(s->r, i, DECODE_TIE);
+        double cost = (per_token + (v.start - after_ms)) * tie;
         note(s, NULL, &v, cost, v.reason);
         see(&s->least_tpot, v.step > 0 ? v.step : INFINITY);
         if (v.reason && best_cost == INFINITY)
@@ -510,7 +526,7 @@ static void try_alone(struct search *s, uint32_t i)
 {
     const struct policy_worker *w = &s->workers[i];
     double waiting = (s->r->ttft_ms > 0 ? WAITING : WAITING_UNLIMITED) * w->busy_ms, cost = INFINITY;
-    if (!s->log && !s->r->urgent && waiting >= s->best_cost)
+    if (!s->is_thorough && !s->r->urgent && waiting >= s->best_cost)
         return; /* whatever else it costs */
     struct prefill_view p = policy_view_prefill(s->workers, i, s->r);
     struct decode_view d = {.worker = i};
@@ -519,7 +535,7 @@ static void try_alone(struct search *s, uint32_t i)
         s->could_fit = true;
         see(&s->least_work, p.alone);
         cost = prefill_cost(w, s->r, &p, s->most_own) + (s->r->urgent ? 0 : disturbed);
-        if (!s->log && cost >= s->best_cost)
+        if (!s->is_thorough && cost >= s->best_cost)
             return; /* decoding only adds to it */
         d = policy_view_decode(s->workers, i, s->r, p.ttft, &p);
         cost += (s->r->urgent ? 0 : d.delays) + (d.start - p.ttft);
@@ -642,6 +658,15 @@ static bool may_be_alone(const struct policy_request *r, enum worker_role role)
     return role == ROLE_PREFILL && (r->force == FORCE_NONE || r->force == FORCE_KEPT);
 }
 
+static void search_all(struct search *s)
+{
+    if (s->r->force == FORCE_NONE || s->r->force == FORCE_SPLIT)
+        try_split(s);
+    for (uint32_t i = 0; i < s->n; i++)
+        if (s->workers[i].usable && may_be_alone(s->r, s->workers[i].role))
+            try_alone(s, i);
+}
+
 struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers, const struct policy_request *request,
                          struct policy_candidate *candidates_out, uint32_t *n_candidates_out)
 {
@@ -649,6 +674,7 @@ struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers
                        .n = n_workers,
                        .r = request,
                        .log = candidates_out,
+                       .is_thorough = candidates_out != NULL,
                        .best_cost = INFINITY,
                        .least_ttft = INFINITY,
                        .least_careful = INFINITY,
@@ -661,11 +687,11 @@ struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers
     if (request->policy != POLICY_TANDEM) {
         plan = place_named(&s);
     } else {
-        if (request->force == FORCE_NONE || request->force == FORCE_SPLIT)
-            try_split(&s);
-        for (uint32_t i = 0; i < n_workers; i++)
-            if (workers[i].usable && may_be_alone(request, workers[i].role))
-                try_alone(&s, i);
+        search_all(&s);
+        if (s.best_cost == INFINITY && !s.is_thorough) { /* what a refusal tells is of all workers */
+            s.is_thorough = true;
+            search_all(&s);
+        }
         plan = s.best_cost < INFINITY ? s.best : refuse(&s);
     }
     if (n_candidates_out)

@@ -72,6 +72,7 @@ struct policy_worker {
     uint32_t chunk_tokens, max_batch, total_pages, max_context;
     double
         busy_ms; /* of computing the prompts that it has, or will have before this one, if nothing decoded beside them */
+    double share;         /* policy_prompt_share() after busy_ms, if the caller knows it; 0: it does not */
     double queued_tokens; /* of these prompts, those to be computed */
     uint32_t n_prompts;   /* their number */
     double
@@ -111,6 +112,7 @@ struct policy_request {
     uint32_t keeper; /* the worker that keeps a place for it; POLICY_NO_KEEPER, POLICY_ANY_KEEPER */
     bool shares; /* another choice of a prompt that is there: decoded where all of its blocks are, if there is room */
     uint64_t number; /* of requests, for round-robin and ties */
+    uint64_t seed;   /* of ties */
 };
 
 struct plan {

@@ -78,6 +78,11 @@ void breaker_failed(struct breaker *b, uint64_t now_ns)
     open_it(b, now_ns);
 }
 
+void breaker_trip(struct breaker *b, uint64_t now_ns)
+{
+    open_it(b, now_ns);
+}
+
 void breaker_try(struct breaker *b, uint64_t now_ns)
 {
     if (b->state == BREAKER_CLOSED)

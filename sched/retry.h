@@ -8,7 +8,7 @@
  *
  * Breaker (Nygard, Release It!):
  *
- *     CLOSED --BREAKER_FAILURES, less successes, within BREAKER_WINDOW_NS--> OPEN --a wait; then one probe--> PROBING
+ *     CLOSED --BREAKER_FAILURES, less successes, within BREAKER_WINDOW_NS; or tripped--> OPEN --a wait; then one probe--> PROBING
  *        ^                                                                    ^                              |  |
  *        |                                                                    +--failure: twice the wait ----+  |
  *        +----------------------------------success-------------------------------------------------------------+
@@ -56,6 +56,7 @@ bool breaker_usable(const struct breaker *b, uint64_t now_ns);
 bool breaker_used(struct breaker *b); /* something was sent to the worker; true: it is the probe */
 void breaker_succeeded(struct breaker *b);
 void breaker_failed(struct breaker *b, uint64_t now_ns);
+void breaker_trip(struct breaker *b, uint64_t now_ns); /* one failure is enough: open, from whatever state */
 /* The probe told neither success nor failure, or another process came in the worker's place: one may try at once. */
 void breaker_try(struct breaker *b, uint64_t now_ns);
 const char *breaker_name(enum breaker_state state);

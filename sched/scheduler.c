@@ -1,4 +1,4 @@
-#include "sched/scheduler.h"
+#include "sched/scheduler_internal.h"
 
 #include <assert.h>
 #include <math.h>
@@ -8,31 +8,28 @@
 #include "base/mem.h"
 #include "base/random.h"
 #include "sched/batching.h"
-#include "sched/booking.h"
-#include "sched/drain.h"
-#include "sched/margin.h"
 #include "sched/order.h"
 
-enum { SCHEDULER_LOOK = 128 };
+enum { SCHEDULER_LOOK = 128, ENOUGH_WAIT = 16, FEW_RUNNING = 128 };
 
-static const double CHUNKS_AHEAD = 2;
-static const double REFRESH_MS = 50, MATCH_MS = 100, FRESH_MS = 1;
+static const double MATCH_MS = 100, FRESH_MS = 1;
 static const double BOOKED_MARGIN = 0.88; /* of its limit: what one that comes back is given place for */
-static const double RETURN_RATE = 0.02;
 /* Every refused request gets a booking where this share of them comes back; at least the share TRIED does, to find out. */
 static const double FULLY_BOOKED = 0.05, TRIED = 0.02;
 static const double REST_CAUTION = 1.5;
 static const double LEAST_RETRY_MS = 20, MAX_RETRY_MS = 60000;
-static const double LEAST_LEFT = 0.02; /* of a prefill that takes longer than it should: what is left of it */
+static const double MOST_AWAY_MS = 5000,
+                    AWAY_GRACE_MS = 500; /* for which one that was told to come back keeps its tenant's turn */
+static const double CHARGE_RATE = 0.02;
+static const double APART_MS = 5.0 / (1000 * 128), MOST_APART_MS = 10, LOOKS_APART = 10;
 static const double LEG_RATE = 0.02;
 static const double FIRST_CAUTION = 1.0 / 3, MOST_CAUTION = 1; /* of waiting */
 static const double FIRST_TPOT_MARGIN = 0.05, MOST_TPOT_MARGIN = 0.5;
 /* Predictions nearer than these shares to a limit count in margins: of TTFT the predicted waiting, of TPOT the predicted step. */
 static const double NEAR_TTFT = 0.2, NEAR_TPOT = 0.7;
-static const double PROBE_AFTER_MS = 4000, PROBE_EVERY_MS = 1000, MUCH_SLOWER = 1.25;
+static const double PROBE_AFTER_MS = 4000, PROBE_EVERY_MS = 1000;
 enum { BELIEVED = 4 }; /* steps: a prompt's chunks, or the first ones that decode */
-static const double USE_MS = 5000, STRETCH_RATE = 0.02, MOST_STRETCH = 4;
-static const double LEAST_ANSWER = 3;        /* tokens: a shorter answer counts as this long in what delays cost */
+static const double STRETCH_RATE = 0.02, MOST_STRETCH = 4;
 static const double TRACE_OF_PROMPTS = 0.02; /* of a worker's time: below, its steps are taken to be without */
 
 struct terms {                   /* on which a prediction is held against the TTFT limit */
@@ -45,63 +42,11 @@ static const struct terms PROMISED = {0, 0, SCHEDULER_HOPE, true, true};
 /* A queued request that is predicted to be later than this is refused. */
 static const struct terms LATE = {0.1, 0, 0, true, true};
 
-struct worker {
-    bool up;
-    struct sched_worker_info info;
-    struct cost_model cost, reference; /* reference: what a probe assumes */
-    uint64_t measured_ns, probed_ns;   /* its latest step, and probe */
-    uint64_t n_probes;
-    const struct sched_request *prober; /* the probe that it has; NULL: none */
-    uint32_t n_believed;                /* steps to come that a probe made */
-    bool is_measured;                   /* since the last look */
-    double prompt_use;                  /* sched/policy.h */
-    uint64_t used_ns;                   /* when prompt_use was last brought up to date */
-    struct cost_term leg_error;
-    double leg_extra_ms; /* of a prefill leg beyond its predicted steps: the mean */
-    double load_ms, dram_ms, ssd_ms;
-    struct transfer_model transfer;     /* of what comes to it */
-    uint32_t n_sends, n_receives;       /* of prompts that are computed, and whose pages still flow */
-    struct sched_request *first, *last; /* dispatched prompts */
-    uint32_t n_prompts;
-    struct sched_request *running;
-    uint32_t n_running;
-    uint64_t refreshed_ns;
-    bool changed;
-    struct bookings bookings;
-};
-
-struct scheduler {
-    struct scheduler_config config;
-    struct worker workers[SCHEDULER_MAX_WORKERS];
-    struct policy_worker views[SCHEDULER_MAX_WORKERS], pass[SCHEDULER_MAX_WORKERS];
-    struct policy_candidate candidates[2 * SCHEDULER_MAX_WORKERS]; /* of the last decision */
-    uint32_t n_candidates;
-    uint32_t n_workers;
-    struct lengths lengths;
-    struct margin ttft_margin, tpot_margin;
-    double stretch[2];   /* by role: of one worker it would keep those away who could show that it is over */
-    double return_share; /* of those for whom a place was kept lately, who came */
-    struct fair *fair;
-    struct sched_request *queued, *last_queued;
-    uint64_t queued_tokens;
-    struct drain drain;
-    uint32_t n_queued, n_back; /* back: those that came back when they were told to */
-    bool dirty;
-    struct sched_request *alone;    /* whose plan was made at planned_ns of what still is; NULL: none */
-    uint64_t planned_ns, passed_ns; /* passed: the latest pass through all that it looks at */
-};
-
-static void changed(struct scheduler *s)
-{
-    s->dirty = true;
-    s->alone = NULL;
-}
-
 struct scheduler *scheduler_open(const struct scheduler_config *config)
 {
     struct scheduler *s = mem_zalloc(sizeof(*s));
     s->config = *config;
-    s->fair = fair_open(config->half_life_ns, config->weights, config->n_weights);
+    s->fair = fair_open(config->weights, config->n_weights);
     lengths_init(&s->lengths);
     s->ttft_margin = margin_make(FIRST_CAUTION, MOST_CAUTION);
     s->tpot_margin = margin_make(FIRST_TPOT_MARGIN, MOST_TPOT_MARGIN);
@@ -115,252 +60,6 @@ void scheduler_close(struct scheduler *s)
     if (s)
         fair_close(s->fair);
     free(s);
-}
-
-/* ----------------------------------------------------------------- workers */
-
-static void fill_view(struct scheduler *s, uint32_t w)
-{
-    const struct worker *k = &s->workers[w];
-    struct policy_worker *v = &s->views[w];
-    v->role = k->info.role;
-    v->cost = &k->cost;
-    v->chunk_tokens = k->info.chunk_tokens;
-    v->max_batch = k->info.max_batch;
-    v->total_pages = k->info.n_pages;
-    v->max_context = k->info.max_context;
-    v->load_ms = k->load_ms;
-    v->load_dram_ms = k->dram_ms;
-    v->load_ssd_ms = k->ssd_ms;
-}
-
-static uint64_t n_steps(const struct worker *k)
-{
-    return k->cost.prefill.n_samples + k->cost.decode.n_samples;
-}
-
-/* The one of its role that was measured most; NULL: none was. */
-static const struct worker *most_measured(const struct scheduler *s, enum worker_role role)
-{
-    const struct worker *best = NULL;
-    for (uint32_t w = 0; w < s->n_workers; w++) {
-        const struct worker *k = &s->workers[w];
-        if (k->info.role == role && n_steps(k) > (best ? n_steps(best) : 0))
-            best = k;
-    }
-    return best;
-}
-
-/* A worker that has done nothing yet is taken to be as fast as those of its role that have; else it might never be tried. */
-static struct cost_model first_cost(const struct scheduler *s, enum worker_role role)
-{
-    const struct worker *best = most_measured(s, role);
-    return best ? cost_like(&best->cost) : cost_make(&s->config.profile);
-}
-
-void scheduler_worker_up(struct scheduler *s, uint32_t w, const struct sched_worker_info *info)
-{
-    struct worker *k = &s->workers[w];
-    assert(w < SCHEDULER_MAX_WORKERS && !k->first && !k->running);
-    if (!k->cost.prefill.n)
-        k->cost = first_cost(s, info->role);
-    if (!k->transfer.line.n)
-        k->transfer = transfer_make();
-    k->info = *info;
-    k->up = k->changed = true;
-    k->prompt_use = 0;
-    s->n_workers = w < s->n_workers ? s->n_workers : w + 1;
-    s->views[w].usable = info->role != ROLE_STORE;
-    changed(s);
-    fill_view(s, w);
-}
-
-void scheduler_worker_usable(struct scheduler *s, uint32_t w, bool usable)
-{
-    usable &= s->workers[w].up && s->workers[w].info.role != ROLE_STORE;
-    if (s->views[w].usable != usable)
-        changed(s);
-    s->views[w].usable = s->pass[w].usable = usable;
-}
-
-void scheduler_worker_down(struct scheduler *s, uint32_t w)
-{
-    assert(!s->workers[w].first && !s->workers[w].running);
-    s->workers[w].up = false;
-    s->views[w] = (struct policy_worker){0};
-    changed(s);
-}
-
-void scheduler_observe_step(struct scheduler *s, uint32_t w, const struct cost_step *step)
-{
-    struct worker *k = &s->workers[w];
-    k->cost = k->n_believed ? cost_believe(k->cost, step) : cost_observe(k->cost, step);
-    k->n_believed -= k->n_believed > 0;
-    k->is_measured = true;
-}
-
-void scheduler_observe_loading(struct scheduler *s, uint32_t w, double load_ms, double dram_ms, double ssd_ms)
-{
-    struct worker *k = &s->workers[w];
-    k->load_ms = load_ms;
-    k->dram_ms = dram_ms;
-    k->ssd_ms = ssd_ms;
-    fill_view(s, w);
-}
-
-/* ---------------------------------------------------------------- snapshot */
-
-/* What its prompts still take. The head's time runs from when it began; one that overruns is always nearly done. */
-static void view_prompts(struct scheduler *s, uint32_t w, uint64_t now)
-{
-    struct worker *k = &s->workers[w];
-    struct policy_worker *v = &s->views[w];
-    double share = policy_prompt_share(v, 0);
-    v->busy_ms = v->queued_tokens = 0;
-    v->n_prompts = k->n_prompts;
-    v->patience = INFINITY;
-    for (const struct sched_request *q = k->first; q; q = q->prefill_next) {
-        double left = q->work_ms;
-        if (q == k->first)
-            left = fmax(left - clock_ms_between(q->began_ns, now) * share, LEAST_LEFT * left);
-        v->busy_ms += left;
-        v->queued_tokens += q->work_ms > 0 ? q->plan.new_tokens * left / q->work_ms : 0;
-        if (q->ttft_ms > 0 && !q->resumed)
-            v->patience = fmin(v->patience, (q->ttft_ms - clock_ms_between(q->arrived_ns, now)) * share / v->busy_ms);
-    }
-    v->patience = fmax(v->patience, 1);
-    k->prompt_use += (1 - exp(-clock_ms_between(k->used_ns, now) / USE_MS)) * ((k->first != NULL) - k->prompt_use);
-    k->used_ns = now;
-    v->prompt_use = k->prompt_use;
-    v->stretch = s->stretch[k->info.role];
-    v->takes_prompts = v->queued_tokens < CHUNKS_AHEAD * k->info.chunk_tokens;
-    v->booked_ms = bookings_limit_ms(&k->bookings, now);
-}
-
-static struct policy_load load_of(const struct scheduler *s, const struct sched_request *q, double step_ms,
-                                  double at_ms)
-{
-    double left = lengths_remaining(&s->lengths, q->tenant, q->n_generated, q->max_tokens);
-    double stays = q->max_tokens > 0 ? exp(-at_ms / fmax(left * step_ms, 1)) : 0;
-    double context = q->n_tokens + q->n_generated + fmin(at_ms / step_ms, left);
-    return (struct policy_load){stays, stays * context, stays * q->n_pages,
-                                stays / fmax(q->n_generated + left, LEAST_ANSWER)};
-}
-
-/* Who will have left after a while, if answers get as long as they do lately. */
-static void view_running(struct scheduler *s, uint32_t w, uint64_t now)
-{
-    struct worker *k = &s->workers[w];
-    struct policy_worker *v = &s->views[w];
-    double context = 0;
-    for (const struct sched_request *q = k->running; q; q = q->running_next)
-        context += q->n_tokens + q->n_generated;
-    double step = policy_token_ms(v, fmax(cost_decode_ms(&k->cost, k->n_running, context), 0.1));
-    memset(v->at, 0, sizeof(v->at));
-    v->tpot_limit_ms = 0;
-    for (const struct sched_request *q = k->running; q; q = q->running_next) {
-        for (uint32_t i = 0; i < POLICY_HORIZONS; i++) {
-            struct policy_load l = load_of(s, q, step, POLICY_HORIZON_MS[i]);
-            v->at[i].running += l.running;
-            v->at[i].context += l.context;
-            v->at[i].pages += l.pages;
-            v->at[i].brevity += l.brevity;
-        }
-        if (q->tpot_ms > 0 && (!(v->tpot_limit_ms > 0) || q->tpot_ms < v->tpot_limit_ms))
-            v->tpot_limit_ms = q->tpot_ms;
-    }
-    k->changed = false;
-    k->refreshed_ns = now;
-}
-
-/* Others of its role say how fast a worker is, until it has run a step. */
-static const struct cost_model *cost_of(const struct scheduler *s, const struct worker *k)
-{
-    const struct worker *other = n_steps(k) ? NULL : most_measured(s, k->info.role);
-    return other ? &other->cost : &k->cost;
-}
-
-static const struct transfer_model *transfer_of(const struct scheduler *s, const struct worker *k)
-{
-    const struct worker *best = k;
-    for (uint32_t w = 0; w < s->n_workers && !k->transfer.line.n_samples; w++)
-        if (s->workers[w].transfer.line.n_samples > best->transfer.line.n_samples)
-            best = &s->workers[w];
-    return &best->transfer;
-}
-
-/* What flows: prompts that are computed now, and those that wait for their last bytes. */
-static void view_flows(struct scheduler *s)
-{
-    for (uint32_t w = 0; w < s->n_workers; w++) {
-        s->views[w].transfer = transfer_of(s, &s->workers[w]);
-        s->views[w].sends = s->workers[w].n_sends;
-        s->views[w].receives = s->workers[w].n_receives;
-    }
-    for (uint32_t w = 0; w < s->n_workers; w++) {
-        const struct sched_request *q = s->workers[w].first;
-        if (q && q->plan.kind == PLAN_SPLIT)
-            s->views[q->plan.decode].receives += transfer_demand(s->views[q->plan.decode].transfer, &q->plan.transfer);
-    }
-}
-
-static void expire_bookings(struct scheduler *s, struct worker *k, uint64_t now)
-{
-    for (uint32_t n = bookings_expire(&k->bookings, now); n; n--)
-        s->return_share -= RETURN_RATE * s->return_share;
-}
-
-/* How much of their time workers of a role have prompts: the next ones may come to any of them. */
-static void view_roles(struct scheduler *s)
-{
-    double use[2] = {0}, n[2] = {0}; /* by role */
-    for (uint32_t w = 0; w < s->n_workers; w++) {
-        if (!s->workers[w].up || s->workers[w].info.role == ROLE_STORE)
-            continue;
-        use[s->views[w].role] += s->views[w].prompt_use;
-        n[s->views[w].role]++;
-    }
-    for (uint32_t w = 0; w < s->n_workers; w++)
-        if (s->workers[w].up && s->workers[w].info.role != ROLE_STORE)
-            s->views[w].role_prompt_use = use[s->views[w].role] / n[s->views[w].role];
-}
-
-void scheduler_refresh(struct scheduler *s, uint64_t now)
-{
-    for (uint32_t w = 0; w < s->n_workers; w++) {
-        if (!s->workers[w].up || s->workers[w].info.role == ROLE_STORE)
-            continue;
-        expire_bookings(s, &s->workers[w], now);
-        if (s->workers[w].is_measured || !s->workers[w].measured_ns)
-            s->workers[w].measured_ns = now;
-        s->workers[w].is_measured = false;
-        s->views[w].cost = cost_of(s, &s->workers[w]);
-        if (s->workers[w].changed || clock_ms_between(s->workers[w].refreshed_ns, now) > REFRESH_MS)
-            view_running(s, w, now);
-        view_prompts(s, w, now);
-    }
-    view_flows(s);
-    view_roles(s);
-}
-
-/* What the next decision shall see of this one. Its pages count from now on, though it may begin later: so nobody overtakes it there. */
-static void apply(struct policy_worker *views, const struct sched_request *q, const struct plan *plan, double begins_ms)
-{
-    struct policy_worker *p = &views[plan->prefill], *d = &views[plan->decode];
-    double stays_ms = fmax(q->expected_tokens * plan->tpot_ms, 1);
-    p->busy_ms += plan->work_ms;
-    p->queued_tokens += plan->new_tokens;
-    p->n_prompts++;
-    p->takes_prompts = p->queued_tokens < CHUNKS_AHEAD * p->chunk_tokens;
-    for (uint32_t i = 0; i < POLICY_HORIZONS; i++) {
-        double ran = POLICY_HORIZON_MS[i] - begins_ms, there = ran > 0 ? exp(-ran / stays_ms) : 1;
-        d->at[i].running += there;
-        d->at[i].context += there * (q->n_tokens + q->expected_tokens / 2);
-        d->at[i].brevity += there / fmax(q->expected_tokens, LEAST_ANSWER);
-        d->at[i].pages += there * ceil((q->n_tokens + q->expected_tokens) / q->block_tokens);
-    }
-    if (q->tpot_ms > 0 && (!(d->tpot_limit_ms > 0) || q->tpot_ms < d->tpot_limit_ms))
-        d->tpot_limit_ms = q->tpot_ms;
 }
 
 /* ---------------------------------------------------------------- decisions */
@@ -390,7 +89,8 @@ static struct policy_request ask_of(const struct scheduler *s, const struct sche
                                    .prefix = s->config.prefix,
                                    .keeper = q->keeper,
                                    .shares = q->shares,
-                                   .number = q->number};
+                                   .number = q->number,
+                                   .seed = s->config.seed};
 }
 
 void scheduler_avoid(struct sched_request *q, uint32_t w)
@@ -430,16 +130,16 @@ static struct terms new_terms(const struct scheduler *s)
 
 static bool is_slower(const struct cost_model *m, double prefill, double decode)
 {
-    return m->recent_prefill > MUCH_SLOWER * prefill || m->recent_decode > MUCH_SLOWER * decode;
+    return m->recent_prefill > COST_MUCH_SLOWER * prefill || m->recent_decode > COST_MUCH_SLOWER * decode;
 }
 
 /* Whether q may find out how fast the worker is now. True: k->reference is the speed that q assumes. */
-static bool may_probe(struct worker *k, const struct sched_request *q, uint64_t now)
+static bool may_probe(struct sched_worker *k, const struct sched_request *q, uint64_t now)
 {
     if (k->prober == q)
         return true;
-    if (!k->up || k->info.role == ROLE_STORE || k->first || k->running || k->prober ||
-        (k->probed_ns && clock_ms_between(k->probed_ns, now) < PROBE_EVERY_MS))
+    if (!k->up || k->info.role == ROLE_STORE || k->first || k->running || k->prober || k->report.n_prompts ||
+        k->report.running || (k->probed_ns && clock_ms_between(k->probed_ns, now) < PROBE_EVERY_MS))
         return false;
     const struct cost_model *m = &k->cost;
     double prefill = m->usual_prefill > 0 ? m->usual_prefill : 1, decode = m->usual_decode > 0 ? m->usual_decode : 1;
@@ -455,17 +155,22 @@ static void show_references(struct scheduler *s, struct policy_worker *views, co
                             uint64_t now)
 {
     for (uint32_t w = 0; w < s->n_workers; w++)
-        if (views[w].usable && may_probe(&s->workers[w], q, now))
+        if (views[w].usable && may_probe(&s->workers[w], q, now)) {
             views[w].cost = &s->workers[w].reference;
+            views[w].share = 0;
+        }
 }
 
 static void hide_references(struct scheduler *s, struct policy_worker *views)
 {
-    for (uint32_t w = 0; w < s->n_workers; w++)
-        views[w].cost = cost_of(s, &s->workers[w]);
+    for (uint32_t w = 0; w < s->n_workers; w++) {
+        views[w].cost = scheduler_cost_of(s, &s->workers[w]);
+        if (views[w].usable)
+            scheduler_know_share(&views[w]);
+    }
 }
 
-static void begin_probe(struct worker *k, const struct sched_request *q, uint64_t now)
+static void begin_probe(struct sched_worker *k, const struct sched_request *q, uint64_t now)
 {
     if (!q->is_probe || k->prober || !may_probe(k, q, now))
         return;
@@ -475,7 +180,7 @@ static void begin_probe(struct worker *k, const struct sched_request *q, uint64_
     k->n_believed = BELIEVED;
 }
 
-static void end_probe(struct worker *k, const struct sched_request *q)
+static void end_probe(struct sched_worker *k, const struct sched_request *q)
 {
     if (k->prober == q)
         k->prober = NULL;
@@ -490,27 +195,28 @@ static struct plan place(struct scheduler *s, struct policy_worker *views, struc
     }
     struct policy_request ask = ask_of(s, q, now, terms);
     uint32_t hidden[SCHEDULER_AVOID], n_hidden = hide_avoided(s, views, q, hidden);
-    struct policy_candidate *log = s->config.explain ? s->candidates : NULL;
+    struct policy_candidate *log = s->logs ? s->candidates : NULL;
+    uint32_t *n_log = s->logs ? &s->n_candidates : NULL;
     struct plan plan = {.kind = PLAN_REFUSE};
     if (q->is_probe)
         show_references(s, views, q, now);
     if (terms.admitted) { /* where it would be admitted now: what it was promised is kept there */
         ask = ask_of(s, q, now, new_terms(s));
-        plan = policy_place(views, s->n_workers, &ask, log, &s->n_candidates);
+        plan = policy_place(views, s->n_workers, &ask, log, n_log);
         ask = ask_of(s, q, now, terms);
     }
     if (plan.kind == PLAN_REFUSE)
-        plan = policy_place(views, s->n_workers, &ask, log, &s->n_candidates);
+        plan = policy_place(views, s->n_workers, &ask, log, n_log);
     if (plan.kind == PLAN_REFUSE && terms.admitted) {
         ask.keeper = POLICY_ANY_KEEPER;
-        plan = policy_place(views, s->n_workers, &ask, log, &s->n_candidates);
+        plan = policy_place(views, s->n_workers, &ask, log, n_log);
     }
     if (q->is_probe)
         hide_references(s, views);
     for (uint32_t i = 0; i < n_hidden; i++)
         views[hidden[i]].usable = true;
     if (plan.kind == PLAN_REFUSE && n_hidden) /* rather with one that failed it than not at all */
-        plan = policy_place(views, s->n_workers, &ask, log, &s->n_candidates);
+        plan = policy_place(views, s->n_workers, &ask, log, n_log);
     if (plan.kind != PLAN_REFUSE) {
         double extra = fmax(s->workers[plan.prefill].leg_extra_ms, -plan.work_ms / 2);
         plan.ttft_ms += extra;
@@ -536,6 +242,7 @@ static void enqueue(struct scheduler *s, struct sched_request *q, uint64_t now)
 {
     q->due_ms = order_key(s->config.order, q, now);
     q->state = SCHED_QUEUED;
+    q->look = 0;
     q->next = NULL;
     q->prev = s->last_queued;
     *(s->last_queued ? &s->last_queued->next : &s->queued) = q;
@@ -544,9 +251,11 @@ static void enqueue(struct scheduler *s, struct sched_request *q, uint64_t now)
         s->drain = drain_begin(s->drain, now);
     s->queued_tokens += q->n_tokens;
     q->queued_ms = q->work_ms;
+    s->queued_ms += q->queued_ms;
+    s->block_tokens = q->block_tokens;
     s->n_back += is_back(q);
-    changed(s);
-    fair_push(s->fair, q->tenant, q->due_ms, q);
+    scheduler_changed(s);
+    fair_push(s->fair, q->tenant, q->due_ms, q->n_tokens, q, now);
 }
 
 static void dequeue(struct scheduler *s, struct sched_request *q)
@@ -555,26 +264,54 @@ static void dequeue(struct scheduler *s, struct sched_request *q)
     *(q->next ? &q->next->prev : &s->last_queued) = q->prev;
     s->n_queued--;
     s->queued_tokens -= q->n_tokens;
+    s->queued_ms = s->n_queued ? s->queued_ms - q->queued_ms : 0;
     s->n_back -= is_back(q);
-    changed(s);
-    fair_remove(s->fair, q->tenant, q->due_ms, q);
+    s->look.before_ms -= q->look == s->look.number ? q->queued_ms : 0;
+    scheduler_changed(s);
+    fair_remove(s->fair, q->tenant, q->due_ms, q->n_tokens, q);
+}
+
+/* Its place inside its tenant's part of the queue. */
+static void put_at(struct scheduler *s, struct sched_request *q, double due_ms, uint64_t now)
+{
+    fair_remove(s->fair, q->tenant, q->due_ms, q->n_tokens, q);
+    q->due_ms = due_ms;
+    fair_push(s->fair, q->tenant, q->due_ms, q->n_tokens, q, now);
+}
+
+static bool is_overdue(const struct sched_request *q)
+{
+    return q->due_ms < ORDER_OVERDUE_MS / 2;
+}
+
+/* A request that waited too long is the first of its tenant. The list is by arrival, but for those that were queued again, who are resumed. */
+static void promote_overdue(struct scheduler *s, uint64_t now)
+{
+    for (struct sched_request *q = s->queued; q; q = q->next) {
+        bool waited = now > q->arrived_ns + s->config.max_wait_ns;
+        if (!waited && !q->resumed)
+            return;
+        if (waited && !is_overdue(q))
+            put_at(s, q, ORDER_OVERDUE_MS + (double)q->arrived_ns * 1e-6, now);
+    }
 }
 
 /*
- * A pass: first those that came back, whose places are kept; then who waited too long; then by order. The first two are looked for to
- * the end of the queue before the third begins: what a walk points to is not refused, and freed, between two of its steps.
+ * A pass: first those that came back, whose places are kept; then by order. The first are looked for to the end of the queue before
+ * the others begin: what a walk points to is not refused, and freed, between two of its steps.
  */
 struct walk {
-    struct sched_request *back, *overdue;
+    struct sched_request *back;
 };
 
 static struct walk walk_begin(struct scheduler *s, uint64_t now)
 {
+    promote_overdue(s, now);
     fair_begin(s->fair, now);
-    return (struct walk){s->n_back ? s->queued : NULL, s->queued};
+    return (struct walk){s->n_back ? s->queued : NULL};
 }
 
-static struct sched_request *walk_next(struct scheduler *s, struct walk *walk, uint64_t now)
+static struct sched_request *walk_next(struct scheduler *s, struct walk *walk)
 {
     struct sched_request *q;
     while ((q = walk->back)) {
@@ -582,14 +319,9 @@ static struct sched_request *walk_next(struct scheduler *s, struct walk *walk, u
         if (is_back(q))
             return q;
     }
-    while ((q = walk->overdue)) {
-        walk->overdue = q->next;
-        if (!is_back(q) && now > q->arrived_ns + s->config.max_wait_ns)
-            return q;
-    }
     do
         q = fair_next(s->fair);
-    while (q && (is_back(q) || now > q->arrived_ns + s->config.max_wait_ns));
+    while (q && is_back(q));
     return q;
 }
 
@@ -609,7 +341,7 @@ static void observe_ttft(struct scheduler *s, const struct sched_request *q, dou
  */
 static void observe_tpot(struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
-    struct worker *k = &s->workers[q->plan.decode];
+    struct sched_worker *k = &s->workers[q->plan.decode];
     if (!q->second_ns || q->resumed || q->n_generated < 3)
         return;
     double tpot = clock_ms_between(q->second_ns, now) / (q->n_generated - 2);
@@ -624,7 +356,7 @@ static void observe_tpot(struct scheduler *s, const struct sched_request *q, uin
 
 /* ------------------------------------------------------------------- passes */
 
-static void add_running(struct worker *k, struct sched_request *q)
+static void add_running(struct sched_worker *k, struct sched_request *q)
 {
     q->running_prev = NULL;
     q->running_next = k->running;
@@ -632,10 +364,12 @@ static void add_running(struct worker *k, struct sched_request *q)
         k->running->running_prev = q;
     k->running = q;
     k->n_running++;
-    k->changed = q->on_decode = true;
+    k->changed |=
+        k->n_running <= FEW_RUNNING; /* else scheduler_apply() is near enough until the next look at all of them */
+    q->on_decode = true;
 }
 
-static void add_prompt(struct worker *k, struct sched_request *q, uint64_t now)
+static void add_prompt(struct sched_worker *k, struct sched_request *q, uint64_t now)
 {
     q->prefill_next = NULL;
     *(k->first ? &k->last->prefill_next : &k->first) = q;
@@ -656,30 +390,72 @@ static void dispatch(struct scheduler *s, struct sched_request *q, const struct 
     q->n_generated = 0;
     q->n_pages = (uint32_t)ceil((q->n_tokens + q->expected_tokens) / q->block_tokens);
     q->charged = charge_of(q);
-    fair_charge(s->fair, q->tenant, q->charged, now);
+    fair_serve(s->fair, q->tenant, q->charged, now);
+    s->ms_per_charge += (s->ms_per_charge > 0 ? CHARGE_RATE : 1) * (q->queued_ms / q->charged - s->ms_per_charge);
     begin_probe(&s->workers[plan->prefill], q, now);
     begin_probe(&s->workers[plan->decode], q, now);
     add_prompt(&s->workers[plan->prefill], q, now);
     add_running(&s->workers[plan->decode], q);
-    apply(s->views, q, plan, plan->ttft_ms - clock_ms_between(q->arrived_ns, now));
+    scheduler_apply(s->views, q, plan, plan->ttft_ms - clock_ms_between(q->arrived_ns, now), 1);
     s->config.place(s->config.user, q);
 }
 
-static void drop(struct scheduler *s, struct sched_request *q, const struct plan *plan)
+/* A tenant that was told to come back keeps its turn for so long. */
+static void expect_back(struct scheduler *s, const struct sched_request *q, double retry_ms, uint64_t now)
 {
+    if (retry_ms > 0)
+        fair_want(s->fair, q->tenant, now + (uint64_t)((fmin(retry_ms, MOST_AWAY_MS) + AWAY_GRACE_MS) * 1e6));
+}
+
+static void drop(struct scheduler *s, struct sched_request *q, const struct plan *plan, uint64_t now)
+{
+    double retry_ms = plan->never || plan->hopeless ? 0 : fmin(fmax(plan->over_ms, LEAST_RETRY_MS), MAX_RETRY_MS);
     dequeue(s, q);
     observe_ttft(s, q, INFINITY);
     q->plan = *plan;
     q->state = SCHED_OVER;
-    s->config.refuse(s->config.user, q, plan->never || plan->hopeless ? 0 : fmax(plan->over_ms, LEAST_RETRY_MS));
+    expect_back(s, q, retry_ms, now);
+    s->config.refuse(s->config.user, q, retry_ms);
 }
 
-/* One request's turn in a pass: its plan on the copy, which then has it. */
-static struct plan take_turn(struct scheduler *s, struct sched_request *q, uint64_t now, struct terms terms)
+/* All workers of the pass have so many milliseconds more to do. */
+static void keep_busy(struct scheduler *s, double ms)
+{
+    for (uint32_t w = 0; w < s->n_workers && ms > 0; w++) {
+        s->pass[w].busy_ms += ms * policy_prompt_share(&s->pass[w], s->pass[w].busy_ms);
+        scheduler_know_share(&s->pass[w]);
+    }
+}
+
+/*
+ * The copy on which turns are taken. Where other routers have queues, all routers send when a worker takes prompts, and half of the
+ * others' prompts come to it before this router's.
+ */
+static void begin_pass(struct scheduler *s)
+{
+    memcpy(s->pass, s->views, s->n_workers * sizeof(s->pass[0]));
+    keep_busy(s, s->beside * s->queued_ms / fmax(s->n_queued, 1) / 2);
+}
+
+/* place() once more, for those who ask why: what it weighs is kept. */
+static void explain(struct scheduler *s, struct policy_worker *views, struct sched_request *q, uint64_t now,
+                    struct terms terms)
+{
+    s->logs = s->config.explain;
+    if (s->logs)
+        place(s, views, q, now, terms);
+    s->logs = false;
+}
+
+/* One request's turn in a pass: its plan on the copy, which then has it. Decides: it is sent or refused now, if it can be. */
+static struct plan take_turn(struct scheduler *s, struct sched_request *q, uint64_t now, struct terms terms,
+                             bool decides)
 {
     struct plan plan = place(s, s->pass, q, now, terms);
+    if (decides && (plan.kind == PLAN_REFUSE || plan.now))
+        explain(s, s->pass, q, now, terms);
     if (plan.kind != PLAN_REFUSE)
-        apply(s->pass, q, &plan, plan.ttft_ms - clock_ms_between(q->arrived_ns, now));
+        scheduler_apply(s->pass, q, &plan, plan.ttft_ms - clock_ms_between(q->arrived_ns, now), 1 + s->beside);
     fair_take(s->fair, q->tenant, charge_of(q));
     return plan;
 }
@@ -703,14 +479,13 @@ static bool some_takes(const struct scheduler *s)
     return false;
 }
 
-/* A step whose workflow can't keep its deadline any more goes behind all that can. */
+/* A step whose workflow can't keep its deadline any more goes behind all that can, until it has waited too long. */
 static bool put_last(struct scheduler *s, struct sched_request *q, uint64_t now)
 {
-    if (s->config.order != ORDER_TANDEM || q->resumed || q->due_ms >= ORDER_LATE_MS || !order_is_lost(q, now))
+    if (s->config.order != ORDER_TANDEM || q->resumed || is_overdue(q) || q->due_ms >= ORDER_LATE_MS ||
+        !order_is_lost(q, now))
         return false;
-    fair_remove(s->fair, q->tenant, q->due_ms, q);
-    q->due_ms += ORDER_LATE_MS;
-    fair_push(s->fair, q->tenant, q->due_ms, q);
+    put_at(s, q, q->due_ms + ORDER_LATE_MS, now);
     return true;
 }
 
@@ -722,31 +497,99 @@ static void dispatch_alone(struct scheduler *s, uint64_t now)
     s->dirty = false;
 }
 
+/* Whether the queue would hold more than its bound, or this part of it. */
+static bool is_over(const struct scheduler *s, double n, double tokens, double part)
+{
+    return n > part * s->config.max_queued || tokens > part * (double)s->config.max_queued_tokens;
+}
+
+/*
+ * A queue that is not full takes any request; a full one takes those of tenants that have less than their share of it, and what is
+ * too much then goes, the last of whoever has most (make_room). An empty part of it takes any request.
+ */
+static bool has_room(const struct scheduler *s, const struct sched_request *q, uint64_t now)
+{
+    uint32_t n = fair_count(s->fair, q->tenant);
+    return q->resumed || is_back(q) || !n ||
+           !is_over(s, s->n_queued + 1.0, (double)(s->queued_tokens + q->n_tokens), 1) ||
+           !is_over(s, n + 1.0, fair_size(s->fair, q->tenant) + q->n_tokens, fair_share(s->fair, q->tenant, now));
+}
+
+/* Those that a full queue sends away come back one after the other, as fast as it is emptied. */
+static double retry_when_full(struct scheduler *s, uint64_t now)
+{
+    double pace = drain_pace(&s->drain);
+    double each = s->queued_ms / fmax(s->n_queued, 1) * (pace > 0 ? pace : 1.0 / fmax(s->n_workers, 1));
+    s->full_ns = (s->full_ns > now ? s->full_ns : now) + (uint64_t)(fmin(each, MAX_RETRY_MS) * 1e6);
+    uint64_t most = now + (uint64_t)(MAX_RETRY_MS * 1e6);
+    s->full_ns = s->full_ns < most ? s->full_ns : most;
+    return clock_ms_between(now, s->full_ns);
+}
+
+static struct plan full_plan(struct scheduler *s, uint64_t now)
+{
+    return (struct plan){.kind = PLAN_REFUSE, .reason = "the queue is full", .over_ms = retry_when_full(s, now)};
+}
+
+static bool is_resumed(const void *item)
+{
+    return ((const struct sched_request *)item)->resumed;
+}
+
+/* A queue that holds too much gives up what it would serve last, but no answer that its client has in part. */
+static void make_room(struct scheduler *s, uint64_t now)
+{
+    while (s->n_queued > 1 && is_over(s, s->n_queued, (double)s->queued_tokens, 1)) {
+        struct sched_request *q = fair_last(s->fair, s->n_queued <= s->config.max_queued, is_resumed);
+        if (!q)
+            return;
+        const struct plan plan = full_plan(s, now);
+        drop(s, q, &plan, now);
+    }
+}
+
+/*
+ * In a long queue for many workers passes cost much and change little: so they are this far apart. 5 ms for 1000 that wait for 128
+ * workers, who have two chunks ahead each; a queue that a pass sees whole is always looked at anew.
+ */
+static double pass_apart_ms(const struct scheduler *s)
+{
+    double size = (double)s->n_queued * s->n_workers;
+    bool is_long = s->n_queued > SCHEDULER_LOOK && !s->config.whole_passes;
+    return is_long ? fmin(size * APART_MS, MOST_APART_MS) : 0;
+}
+
 void scheduler_run(struct scheduler *s, uint64_t now)
 {
     struct sched_request *q;
+    make_room(s, now);
     if (!s->dirty || !s->n_queued || !some_worker(s))
         return;
     if (s->alone && s->alone->plan.now && clock_ms_between(s->planned_ns, now) < FRESH_MS) {
         dispatch_alone(s, now);
         return;
     }
-    s->dirty = false;
+    if (!s->is_dry && clock_ms_between(s->ran_ns, now) < pass_apart_ms(s))
+        return;
+    s->dirty = s->is_dry = false;
+    s->ran_ns = now;
     scheduler_refresh(s, now);
-    memcpy(s->pass, s->views, s->n_workers * sizeof(s->pass[0]));
+    begin_pass(s);
     struct walk walk = walk_begin(s, now);
-    bool is_whole = clock_ms_between(s->passed_ns, now) > REFRESH_MS;
+    bool is_whole = clock_ms_between(s->passed_ns, now) > SCHEDULER_REFRESH_MS;
     s->passed_ns = is_whole ? now : s->passed_ns;
     bool stopped = false; /* the rest has a look at the next tick for which a whole pass is due */
-    for (uint32_t n = 0; n < SCHEDULER_LOOK && some_worker(s) && !stopped && (q = walk_next(s, &walk, now)); n++) {
+    uint32_t n_waits = 0; /* in a row */
+    for (uint32_t n = 0; n < SCHEDULER_LOOK && some_worker(s) && !stopped && (q = walk_next(s, &walk)); n++) {
         if (put_last(s, q, now))
             continue;
-        struct plan plan = take_turn(s, q, now, LATE);
+        struct plan plan = take_turn(s, q, now, LATE, true);
         if (plan.kind == PLAN_REFUSE)
-            drop(s, q, &plan);
+            drop(s, q, &plan, now);
         else if (plan.now)
             dispatch(s, q, &plan, now);
-        stopped = !is_whole && !some_takes(s);
+        n_waits = plan.now ? 0 : n_waits + 1;
+        stopped = !is_whole && (!some_takes(s) || (n_waits == ENOUGH_WAIT && s->n_queued > SCHEDULER_LOOK));
     }
     s->dirty = stopped; /* what the pass itself changed, it has seen */
 }
@@ -757,9 +600,9 @@ void scheduler_run(struct scheduler *s, uint64_t now)
 static uint32_t booked_with(struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
     for (uint32_t w = 0; w < s->n_workers && q->identity; w++) {
-        expire_bookings(s, &s->workers[w], now);
+        scheduler_expire_bookings(s, &s->workers[w], now);
         if (bookings_remove(&s->workers[w].bookings, q->identity)) {
-            s->return_share += RETURN_RATE * (1 - s->return_share);
+            s->return_share += SCHEDULER_RETURN_RATE * (1 - s->return_share);
             return w;
         }
     }
@@ -770,18 +613,18 @@ static uint32_t booked_with(struct scheduler *s, const struct sched_request *q, 
 static void survey(struct scheduler *s, uint64_t now)
 {
     struct sched_request *q;
-    memcpy(s->pass, s->views, s->n_workers * sizeof(s->pass[0]));
+    begin_pass(s);
     struct walk walk = walk_begin(s, now);
-    for (uint32_t n = 0; n < SCHEDULER_LOOK && (q = walk_next(s, &walk, now)); n++)
-        take_turn(s, q, now, LATE);
+    for (uint32_t n = 0; n < SCHEDULER_LOOK && (q = walk_next(s, &walk)); n++)
+        take_turn(s, q, now, LATE, false);
 }
 
 /* The worker and the time at which q will have room first, by what each would take for it. */
-static struct worker *first_room(struct scheduler *s, const struct sched_request *q, uint64_t now,
-                                 struct booking *booking_out)
+static struct sched_worker *first_room(struct scheduler *s, const struct sched_request *q, uint64_t now,
+                                       struct booking *booking_out)
 {
     const struct policy_request ask = ask_of(s, q, now, PROMISED);
-    struct worker *first = NULL;
+    struct sched_worker *first = NULL;
     bool splits = false; /* what decode workers will be able to prefill is hard to tell */
     uint32_t n;
     for (uint32_t w = 0; w < s->n_workers; w++)
@@ -794,11 +637,11 @@ static struct worker *first_room(struct scheduler *s, const struct sched_request
         double work = c->load_ms + c->prefill_ms, wait = fmax(q->ttft_ms * BOOKED_MARGIN - work, 0);
         if (!c->as_prefill || (c->as_decode && splits) || work > q->ttft_ms || c->prefill_ms <= 0)
             continue;
-        struct worker *k = &s->workers[c->worker];
+        struct sched_worker *k = &s->workers[c->worker];
         uint64_t at = bookings_earliest(&k->bookings, now, s->pass[c->worker].busy_ms, wait, work);
         if (first ? at < booking_out->at_ns : at < UINT64_MAX) {
             first = k;
-            *booking_out = (struct booking){q->identity, at, wait, work};
+            *booking_out = (struct booking){q->identity, at, wait, work, q->tenant, charge_of(q)};
         }
     }
     return first;
@@ -810,6 +653,15 @@ static bool is_worth_a_place(const struct scheduler *s, const struct sched_reque
     return random_unit(random_at(q->number, q->identity, 0)) < fmax(s->return_share / FULLY_BOOKED, TRIED);
 }
 
+/* What places are kept for its tenant, in what it will be charged. */
+static double booked_for(const struct scheduler *s, const struct sched_request *q)
+{
+    double charge = 0;
+    for (uint32_t w = 0; w < s->n_workers; w++)
+        charge += bookings_charge(&s->workers[w].bookings, q->tenant);
+    return charge;
+}
+
 /* Says when there will be room for q, and may book it. 0: coming back makes no sense. */
 static double book(struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
@@ -818,22 +670,27 @@ static double book(struct scheduler *s, const struct sched_request *q, uint64_t 
     if (q->plan.never || q->plan.hopeless)
         return 0;
     if (q->identity && q->ttft_ms > 0 && s->config.policy == POLICY_TANDEM) { /* others keep no places */
-        struct worker *k = first_room(s, q, now, &b);
+        struct sched_worker *k = first_room(s, q, now, &b);
         if (k) {
             retry = fmax(clock_ms_between(now, b.at_ns), LEAST_RETRY_MS);
             b.at_ns = now + (uint64_t)(retry * 1e6);
-            if (is_worth_a_place(s, q))
+            if (is_worth_a_place(s, q) && fair_is_behind(s->fair, q->tenant, booked_for(s, q) + charge_of(q), now))
                 bookings_add(&k->bookings, &b);
         }
     }
     return fmin(fmax(retry, LEAST_RETRY_MS), MAX_RETRY_MS);
 }
 
-/* Whether one that was admitted before would now miss what it was promised, because of q. */
-static bool breaks(const struct scheduler *s, const struct sched_request *other, const struct plan *plan)
+/*
+ * Whether one that was admitted before would now miss what it was promised, because of q. Only one of its own tenant counts: before
+ * those of others it goes by its share.
+ */
+static bool breaks(const struct scheduler *s, const struct sched_request *q, const struct sched_request *other,
+                   const struct plan *plan)
 {
-    return s->config.policy == POLICY_TANDEM && other->ttft_ms > 0 && !other->resumed &&
-           other->promised_ttft_ms <= other->ttft_ms && (plan->kind == PLAN_REFUSE || plan->ttft_ms > other->ttft_ms);
+    return s->config.policy == POLICY_TANDEM && fair_same(s->fair, other->tenant, q->tenant) && other->ttft_ms > 0 &&
+           !other->resumed && other->promised_ttft_ms <= other->ttft_ms &&
+           (plan->kind == PLAN_REFUSE || plan->ttft_ms > other->ttft_ms);
 }
 
 /*
@@ -842,9 +699,7 @@ static bool breaks(const struct scheduler *s, const struct sched_request *other,
  */
 static void add_the_rest(struct scheduler *s, double rest_ms, double pace)
 {
-    double takes_ms = fmax(rest_ms, 0) * fmax(drain_pace(&s->drain), pace) * REST_CAUTION;
-    for (uint32_t w = 0; w < s->n_workers; w++)
-        s->pass[w].busy_ms += takes_ms * policy_prompt_share(&s->pass[w], s->pass[w].busy_ms);
+    keep_busy(s, fmax(rest_ms, 0) * fmax(drain_pace(&s->drain), pace) * REST_CAUTION);
 }
 
 static bool is_before(const struct sched_request *other, const struct sched_request *q)
@@ -852,13 +707,56 @@ static bool is_before(const struct sched_request *other, const struct sched_requ
     return other != q && other->due_ms <= q->due_ms;
 }
 
-/* All that is queued and due before q, whoever's it is. */
-static double work_before(const struct scheduler *s, const struct sched_request *q)
+/* All that is queued and goes before q: of its own tenant what is due before it, of others what their shares are meanwhile. */
+static double work_before(const struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
-    double ms = 0;
-    for (const struct sched_request *other = s->queued; other; other = other->next)
-        ms += is_before(other, q) ? other->queued_ms : 0;
-    return ms;
+    double own = 0, others = 0;
+    for (const struct sched_request *other = s->queued; other; other = other->next) {
+        if (!fair_same(s->fair, other->tenant, q->tenant))
+            others += other->queued_ms;
+        else if (is_before(other, q))
+            own += other->queued_ms;
+    }
+    return own + fmin(others, own * (1 / fair_share(s->fair, q->tenant, now) - 1));
+}
+
+/* Its turn, as if those whose share it is brought what goes before it: they may, and q could not be on time then. */
+static struct plan take_turn_beside_others(struct scheduler *s, struct sched_request *q, uint64_t now,
+                                           struct terms terms, double pace)
+{
+    double ms = fair_to_come(s->fair, q->tenant) * s->ms_per_charge * pace;
+    if (!(ms > 0))
+        return take_turn(s, q, now, terms, true);
+    double busy[SCHEDULER_MAX_WORKERS];
+    for (uint32_t w = 0; w < s->n_workers; w++)
+        busy[w] = s->pass[w].busy_ms;
+    keep_busy(s, ms);
+    for (uint32_t w = 0; w < s->n_workers; w++)
+        busy[w] = s->pass[w].busy_ms - busy[w];
+    struct plan plan = take_turn(s, q, now, terms, true);
+    for (uint32_t w = 0; w < s->n_workers; w++) {
+        s->pass[w].busy_ms -= busy[w];
+        scheduler_know_share(&s->pass[w]);
+    }
+    return plan;
+}
+
+/* Whether q would be behind all that the latest look saw: by its due time, and no other tenant wants anything. */
+static bool look_decides(const struct scheduler *s, const struct sched_request *q, uint64_t now)
+{
+    return s->look.is_valid && clock_ms_between(s->look.at_ns, now) < LOOKS_APART * pass_apart_ms(s) && !is_back(q) &&
+           !q->resumed && q->due_ms >= s->look.last_due_ms && s->n_queued > SCHEDULER_LOOK &&
+           fair_share(s->fair, q->tenant, now) == 1;
+}
+
+static struct plan place_behind_look(struct scheduler *s, struct sched_request *q, uint64_t now, struct terms terms)
+{
+    memcpy(s->pass, s->look.pass, s->n_workers * sizeof(s->pass[0]));
+    add_the_rest(s, work_before(s, q, now) - s->look.before_ms, s->look.start_ms / fmax(s->look.seen_ms, 1));
+    struct plan plan = place(s, s->pass, q, now, terms);
+    if (plan.kind == PLAN_REFUSE)
+        explain(s, s->pass, q, now, terms);
+    return plan;
 }
 
 /* The turn of q in a pass with it, and what happens to those behind it. */
@@ -867,25 +765,33 @@ static struct plan try_out(struct scheduler *s, struct sched_request *q, uint64_
     struct sched_request *other;
     struct plan plan = {.kind = PLAN_REFUSE};
     double seen_ms = 0, last_ms = 0; /* work that the pass has places for, and when the last of it begins */
-    double before_ms = 0;            /* of what it has seen, the work that is due before q */
+    double before_ms = 0;            /* of what it has seen, all but what is behind q in its tenant's part */
+    double last_due_ms = 0;
+    uint64_t number = ++s->n_walks;
     bool seen = false;
-    memcpy(s->pass, s->views, s->n_workers * sizeof(s->pass[0]));
+    if (look_decides(s, q, now))
+        return place_behind_look(s, q, now, terms);
+    s->look.is_valid = false; /* this walk marks what it sees */
+    begin_pass(s);
     struct walk walk = walk_begin(s, now);
-    for (uint32_t n = 0; n < SCHEDULER_LOOK && (other = walk_next(s, &walk, now)); n++) {
-        struct plan turn = take_turn(s, other, now, other == q ? terms : PROMISED);
+    for (uint32_t n = 0; n < SCHEDULER_LOOK && (other = walk_next(s, &walk)); n++) {
         if (other == q) {
-            plan = turn;
+            double pace = drain_pace(&s->drain);
+            plan = take_turn_beside_others(s, q, now, terms, pace > 0 ? pace : last_ms / fmax(seen_ms, 1));
             seen = true;
             if (plan.kind == PLAN_REFUSE)
                 break;
             continue;
         }
-        before_ms += is_before(other, q) ? other->queued_ms : 0;
+        struct plan turn = take_turn(s, other, now, PROMISED, false);
+        before_ms += !fair_same(s->fair, other->tenant, q->tenant) || is_before(other, q) ? other->queued_ms : 0;
+        other->look = number;
+        last_due_ms = fmax(last_due_ms, other->due_ms);
         if (turn.kind != PLAN_REFUSE) {
             seen_ms += turn.work_ms;
             last_ms = fmax(last_ms, turn.start_ms);
         }
-        if (seen && !is_back(q) && breaks(s, other, &turn)) {
+        if (seen && !is_back(q) && breaks(s, q, other, &turn)) {
             plan.kind = PLAN_REFUSE;
             plan.reason = "others that were admitted would miss their slo.ttft_ms";
             plan.over_ms = turn.kind == PLAN_REFUSE ? turn.over_ms : turn.ttft_ms - other->ttft_ms;
@@ -893,8 +799,15 @@ static struct plan try_out(struct scheduler *s, struct sched_request *q, uint64_
         }
     }
     if (!seen) {
-        add_the_rest(s, work_before(s, q) - before_ms, last_ms / fmax(seen_ms, 1));
-        plan = place(s, s->pass, q, now, terms);
+        s->look.is_valid = true;
+        s->look.number = number;
+        s->look.at_ns = now;
+        s->look.last_due_ms = last_due_ms;
+        s->look.before_ms = before_ms;
+        s->look.seen_ms = seen_ms;
+        s->look.start_ms = last_ms;
+        memcpy(s->look.pass, s->pass, s->n_workers * sizeof(s->pass[0]));
+        plan = place_behind_look(s, q, now, terms);
     }
     return plan;
 }
@@ -903,14 +816,8 @@ static bool refuse_now(struct scheduler *s, struct sched_request *q, uint64_t no
 {
     q->state = SCHED_OVER;
     *retry_after_ms_out = book(s, q, now);
+    expect_back(s, q, *retry_after_ms_out, now);
     return false;
-}
-
-/* An empty queue takes any request. */
-static bool has_room(const struct scheduler *s, const struct sched_request *q)
-{
-    return q->resumed || !s->n_queued ||
-           (s->n_queued < s->config.max_queued && s->queued_tokens + q->n_tokens <= s->config.max_queued_tokens);
 }
 
 static bool some_probe(struct scheduler *s, const struct sched_request *q, uint64_t now)
@@ -938,14 +845,19 @@ static bool admit(struct scheduler *s, struct sched_request *q, uint64_t now)
 {
     struct terms terms = is_back(q) ? BACK : new_terms(s);
     scheduler_refresh(s, now);
+    s->logs = s->config.explain && !s->n_queued; /* then this is the decision */
     q->plan = place(s, s->views, q, now, terms);
+    s->logs = false;
     if (q->plan.kind == PLAN_REFUSE && !q->resumed && s->config.policy == POLICY_TANDEM)
         try_probe(s, q, now, terms);
     q->work_ms = q->plan.work_ms;
     q->promised_ttft_ms = q->plan.ttft_ms;
     q->promised_tpot_ms = q->plan.tpot_ms;
-    if (q->plan.kind == PLAN_REFUSE && !q->resumed)
+    if (q->plan.kind == PLAN_REFUSE && !q->resumed) {
+        if (s->n_queued) /* else the candidates are there */
+            explain(s, s->views, q, now, terms);
         return false;
+    }
     enqueue(s, q, now);
     if (s->n_queued == 1 && q->plan.kind != PLAN_REFUSE) {
         s->alone = q;
@@ -973,15 +885,19 @@ static void prepare(struct scheduler *s, struct sched_request *q)
 bool scheduler_submit(struct scheduler *s, struct sched_request *q, uint64_t now, double *retry_after_ms_out)
 {
     prepare(s, q);
-    if (!has_room(s, q)) {
-        q->plan = (struct plan){.kind = PLAN_REFUSE, .reason = "the queue is full", .over_ms = 1000};
-        return refuse_now(s, q, now, retry_after_ms_out);
+    s->n_candidates = 0; /* those of the last decision are another request's */
+    q->keeper = booked_with(s, q, now);
+    if (!has_room(s, q, now)) {
+        q->plan = full_plan(s, now);
+        q->state = SCHED_OVER;
+        *retry_after_ms_out = fmin(fmax(q->plan.over_ms, LEAST_RETRY_MS), MAX_RETRY_MS);
+        expect_back(s, q, *retry_after_ms_out, now);
+        return false;
     }
     if (!some_worker(s)) { /* nothing can be said yet */
         enqueue(s, q, now);
         return true;
     }
-    q->keeper = booked_with(s, q, now);
     return admit(s, q, now) || refuse_now(s, q, now, retry_after_ms_out);
 }
 
@@ -989,7 +905,7 @@ bool scheduler_would_admit(struct scheduler *s, struct sched_request *q, uint64_
 {
     bool dirty = s->dirty, admitted = false;
     prepare(s, q);
-    if (has_room(s, q) && (!some_worker(s) || admit(s, q, now))) {
+    if (has_room(s, q, now) && (!some_worker(s) || admit(s, q, now))) {
         admitted = true;
         if (q->state == SCHED_QUEUED)
             dequeue(s, q);
@@ -1002,7 +918,7 @@ bool scheduler_would_admit(struct scheduler *s, struct sched_request *q, uint64_
 /* ---------------------------------------------------------------- progress */
 
 /* What the leg took from its turn on, against its prediction; the mean of the rest is added to those to come. */
-static void observe_leg(struct worker *k, const struct sched_request *q, uint64_t now)
+static void observe_leg(struct sched_worker *k, const struct sched_request *q, uint64_t now)
 {
     double took = clock_ms_between(q->began_ns, now) * q->plan.prompt_share,
            extra = took - (q->work_ms - k->leg_extra_ms);
@@ -1013,11 +929,11 @@ static void observe_leg(struct worker *k, const struct sched_request *q, uint64_
 
 static void remove_prompt(struct scheduler *s, struct sched_request *q, uint64_t now, bool observed)
 {
-    struct worker *k = &s->workers[q->plan.prefill];
+    struct sched_worker *k = &s->workers[q->plan.prefill];
     struct sched_request **at = &k->first, *before = NULL;
     if (!q->on_prefill)
         return;
-    if (observed && k->first == q)
+    if (observed && k->first == q && k->others_ns < q->began_ns)
         observe_leg(k, q, now);
     while (*at != q) {
         before = *at;
@@ -1027,9 +943,12 @@ static void remove_prompt(struct scheduler *s, struct sched_request *q, uint64_t
     k->last = k->last == q ? before : k->last;
     k->n_prompts--;
     q->on_prefill = false;
+    if (at == &k->first)
+        k->own_done = 0; /* of the one that left */
     if (at == &k->first && k->first)
         k->first->began_ns = now;
-    changed(s);
+    s->is_dry |= !k->first;
+    scheduler_changed(s);
 }
 
 static void end_moving(struct scheduler *s, struct sched_request *q)
@@ -1043,7 +962,7 @@ static void end_moving(struct scheduler *s, struct sched_request *q)
 
 static void remove_running(struct scheduler *s, struct sched_request *q)
 {
-    struct worker *k = &s->workers[q->plan.decode];
+    struct sched_worker *k = &s->workers[q->plan.decode];
     if (!q->on_decode)
         return;
     end_moving(s, q);
@@ -1051,8 +970,11 @@ static void remove_running(struct scheduler *s, struct sched_request *q)
     if (q->running_next)
         q->running_next->running_prev = q->running_prev;
     k->n_running--;
-    k->changed = true;
-    changed(s);
+    if (k->n_running < FEW_RUNNING)
+        k->changed = true;
+    else
+        scheduler_take_load(s, q, k->step_ms, s->views[q->plan.decode].at);
+    scheduler_changed(s);
     q->on_decode = false;
 }
 
@@ -1075,7 +997,7 @@ void scheduler_prefilled(struct scheduler *s, struct sched_request *q, uint64_t 
 
 void scheduler_moved(struct scheduler *s, struct sched_request *q, double exposed_ms)
 {
-    struct worker *k = &s->workers[q->plan.decode];
+    struct sched_worker *k = &s->workers[q->plan.decode];
     if (q->state == SCHED_DECODING && q->plan.kind == PLAN_SPLIT)
         k->transfer = transfer_observe(k->transfer, &q->plan.transfer, exposed_ms);
     end_moving(s, q);
@@ -1083,7 +1005,7 @@ void scheduler_moved(struct scheduler *s, struct sched_request *q, double expose
 
 void scheduler_second_token(struct scheduler *s, struct sched_request *q, uint64_t at)
 {
-    struct worker *k = &s->workers[q->plan.decode];
+    struct sched_worker *k = &s->workers[q->plan.decode];
     if (q->state == SCHED_DECODING && q->plan.kind == PLAN_SPLIT && !q->resumed && q->first_ns)
         k->transfer = transfer_observe_gap(k->transfer, q->plan.gap_ms, clock_ms_between(q->first_ns, at));
     q->second_ns = q->second_ns ? q->second_ns : at;
@@ -1107,7 +1029,7 @@ static void leave_workers(struct scheduler *s, struct sched_request *q, uint64_t
     remove_running(s, q);
     end_probe(&s->workers[q->plan.prefill], q);
     end_probe(&s->workers[q->plan.decode], q);
-    fair_charge(s->fair, q->tenant, used - q->charged, now);
+    fair_correct(s->fair, q->tenant, used - q->charged);
 }
 
 void scheduler_end(struct scheduler *s, struct sched_request *q, uint64_t now, bool answered)
@@ -1137,7 +1059,7 @@ void scheduler_requeue(struct scheduler *s, struct sched_request *q, uint64_t no
 
 struct sched_worker_stats scheduler_worker_stats(const struct scheduler *s, uint32_t w)
 {
-    const struct worker *k = &s->workers[w];
+    const struct sched_worker *k = &s->workers[w];
     return (struct sched_worker_stats){.busy_ms = s->views[w].busy_ms,
                                        .pages = s->views[w].at[0].pages,
                                        .n_prompts = k->n_prompts,
@@ -1162,6 +1084,11 @@ uint32_t scheduler_queued(const struct scheduler *s)
 uint64_t scheduler_queued_tokens(const struct scheduler *s)
 {
     return s->queued_tokens;
+}
+
+double scheduler_queued_ms(const struct scheduler *s)
+{
+    return s->queued_ms;
 }
 
 const struct policy_candidate *scheduler_candidates(const struct scheduler *s, uint32_t *n_out)

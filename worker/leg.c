@@ -87,6 +87,8 @@ static void leg_free(struct worker *w, struct leg *leg)
     *(leg->prev ? &leg->prev->next : &w->legs) = leg->next;
     if (leg->next)
         leg->next->prev = leg->prev;
+    w->backlog.changed = true;
+    link_leg_ended(leg->link, leg->id.counter);
     link_unref(leg->link);
     for (uint32_t i = 0; i < leg->n_stores; i++)
         free(leg->stores[i].address);
@@ -282,6 +284,10 @@ void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Le
     leg->link = link_ref(link);
     take_stores(leg, m);
     leg->n_prompt = m->sampling->n_prompt;
+    leg->n_ids = (uint32_t)m->n_ids;
+    leg->n_new = m->new_tokens;
+    leg->tpot_ms = m->tpot_ms;
+    w->backlog.changed = true;
     leg->first_page = engine_first_page_after(w->engine, (uint32_t)m->n_ids);
     leg->peer = text_of(m->peer_xfer_address);
     leg->peer_incarnation = m->peer_incarnation;
@@ -293,6 +299,7 @@ void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Le
     if (w->legs)
         w->legs->prev = leg;
     w->legs = leg;
+    link_leg_began(link, leg->id.counter);
     if (leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_PREFILL && leg->peer_incarnation)
         leg->lease = lease_open(w, leg->id, leg->peer_incarnation);
     metrics_inc(w->counters, WORKER_LEGS, 1);

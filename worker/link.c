@@ -19,6 +19,9 @@ struct link {
     _Atomic uint32_t n_heard;
     pthread_mutex_t lock; /* numbering and queueing are one step: engine, beat and rpc threads send */
     uint32_t n_said;
+    /* also under the lock, so that a Load tells a state and not half of a change */
+    uint32_t n_taken, n_legs, cap_legs;
+    uint64_t *legs;
 };
 
 struct link_server {
@@ -49,6 +52,7 @@ void link_unref(struct link *link)
     if (link && atomic_fetch_sub(&link->refs, 1) == 1) {
         rpc_call_unref(link->call);
         pthread_mutex_destroy(&link->lock);
+        free(link->legs);
         free(link);
     }
 }
@@ -58,8 +62,39 @@ uint64_t link_router_incarnation(const struct link *link)
     return link->incarnation;
 }
 
+void link_leg_began(struct link *link, uint64_t counter)
+{
+    pthread_mutex_lock(&link->lock);
+    if (link->n_legs == link->cap_legs) {
+        link->cap_legs = link->cap_legs ? 2 * link->cap_legs : 16;
+        link->legs = mem_resize(link->legs, link->cap_legs, sizeof(*link->legs));
+    }
+    link->legs[link->n_legs++] = counter;
+    pthread_mutex_unlock(&link->lock);
+}
+
+void link_leg_ended(struct link *link, uint64_t counter)
+{
+    pthread_mutex_lock(&link->lock);
+    uint32_t i = 0;
+    while (i < link->n_legs && link->legs[i] != counter)
+        i++;
+    if (i < link->n_legs)
+        link->legs[i] = link->legs[--link->n_legs];
+    pthread_mutex_unlock(&link->lock);
+}
+
+static void note_taken(struct link *link, uint32_t number)
+{
+    pthread_mutex_lock(&link->lock);
+    link->n_taken = number;
+    pthread_mutex_unlock(&link->lock);
+}
+
 void link_mail_free(struct link_mail *mail)
 {
+    if (mail->kind != LINK_GONE)
+        note_taken(mail->link, mail->message ? mail->message->number : 1); /* the hello */
     if (mail->message)
         tandem__worker__v1__router_message__free_unpacked(mail->message, NULL);
     link_unref(mail->link);
@@ -78,13 +113,16 @@ static void deliver(struct link *link, enum link_mail_kind kind, Tandem__Worker_
 static enum td_status send_numbered(struct link *link, const Tandem__Worker__V1__WorkerMessage *message)
 {
     Tandem__Worker__V1__WorkerMessage m = *message;
-    Tandem__Worker__V1__Load load;
+    Tandem__Worker__V1__Load load = TANDEM__WORKER__V1__LOAD__INIT;
     if (m.kind_case == TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_LOAD) {
         load = *m.load;
         load.heard = atomic_load(&link->n_heard);
         m.load = &load;
     }
     pthread_mutex_lock(&link->lock);
+    load.taken = link->n_taken;
+    load.n_legs = link->n_legs;
+    load.legs = link->legs;
     m.number = ++link->n_said;
     enum td_status status = rpc_call_send(link->call, &m.base);
     pthread_mutex_unlock(&link->lock);
@@ -100,12 +138,19 @@ void link_send(struct link *link, const Tandem__Worker__V1__WorkerMessage *messa
     }
 }
 
-void link_server_send_all(struct link_server *s, const Tandem__Worker__V1__WorkerMessage *message)
+void link_server_send_others(struct link_server *s, const struct link *except,
+                             const Tandem__Worker__V1__WorkerMessage *message)
 {
     pthread_mutex_lock(&s->lock);
     for (struct link *l = s->links; l; l = l->next)
-        link_send(l, message);
+        if (l != except)
+            link_send(l, message);
     pthread_mutex_unlock(&s->lock);
+}
+
+void link_server_send_all(struct link_server *s, const Tandem__Worker__V1__WorkerMessage *message)
+{
+    link_server_send_others(s, NULL, message);
 }
 
 static void on_open(struct rpc_call *call, void *user)

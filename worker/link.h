@@ -44,6 +44,7 @@ enum td_status link_server_open(const struct link_server_config *config, struct 
 const char *link_server_address(const struct link_server *s);
 void link_server_close(struct link_server *s); /* NULL is fine; LINK_GONE comes for every link before it returns */
 
+/* What the mail asked for is done: the next Load says so. */
 void link_mail_free(struct link_mail *mail);
 struct link *link_ref(struct link *link);
 void link_unref(struct link *link);
@@ -51,8 +52,16 @@ uint64_t link_router_incarnation(const struct link *link);
 
 /* Any thread. Nothing comes of it when the router is gone. */
 void link_send(struct link *link, const Tandem__Worker__V1__WorkerMessage *message);
+/*
+ * The legs that the engine has of this router, by counter; Loads tell them. A leg begins before its mail is freed, and ends after its
+ * end was sent: so a router that finds a leg neither in a Load nor ended knows that it was forgotten.
+ */
+void link_leg_began(struct link *link, uint64_t counter);
+void link_leg_ended(struct link *link, uint64_t counter);
 /* To every router attached. */
 void link_server_send_all(struct link_server *s, const Tandem__Worker__V1__WorkerMessage *message);
+void link_server_send_others(struct link_server *s, const struct link *except,
+                             const Tandem__Worker__V1__WorkerMessage *message);
 
 /* HMAC-SHA-256 by the cluster secret of "tandem-attach" || incarnation (little-endian). */
 void link_proof(const char *secret, uint64_t incarnation, uint8_t out[LINK_PROOF_BYTES]);

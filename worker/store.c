@@ -122,7 +122,7 @@ static void offer(struct worker *w, struct leg *leg, const char *store, uint32_t
     kvpool_unhold(engine_pool(w->engine), &page, 1);
     struct offer *o = mem_zalloc(sizeof(*o));
     o->id = worker_new_id(w);
-    o->deadline_ns = clock_now(&w->clock) + STORE_WANT_NS;
+    o->deadline_ns = absence_now(&w->absence, 0) + STORE_WANT_NS;
     for (uint32_t i = first; i < end && take_block(w, leg, keys, i, &page); i++) {
         held_add(w, &o->held, page);
         kvpool_unhold(engine_pool(w->engine), &page, 1);

@@ -20,7 +20,7 @@
 #include "base/thread.h"
 #include "worker/worker_internal.h"
 
-enum { BEAT_MS = 250, IDLE_MS = 50 };
+enum { BEAT_MS = 250, IDLE_MS = 50, TURN_MS = 200 /* one that takes longer: this thread heard nobody */ };
 
 #define AT(member) offsetof(struct worker_options, member)
 const struct option WORKER_OPTIONS[] = {
@@ -215,6 +215,27 @@ static void fill_steps(struct worker *w, Tandem__Worker__V1__Step *steps, Tandem
     w->n_steps = 0;
 }
 
+/* Whether there is a sequence to compute. One without pages waits for those of others, or for those that a transfer may touch. */
+static bool is_busy(const struct engine_load *e, const struct kvpool_audit *a)
+{
+    return e->running || (e->waiting && !e->filling && !a->leased && !a->quarantined);
+}
+
+/* How the running step gets on; under the lock. Its time counts from the first heartbeat that saw it. */
+static void fill_progress(struct worker *w, Tandem__Worker__V1__Load *l)
+{
+    uint64_t now = absence_now(&w->beat_absence, w->beat_ns + BEAT_MS * NS_PER_MS);
+    w->beat_ns = now;
+    if (w->seen_step != w->steps_begun || w->steps_begun == w->steps_ended) {
+        w->seen_step = w->steps_begun;
+        w->seen_ns = now;
+    }
+    l->steps_ended = w->steps_ended;
+    l->step_expected_ms = w->step_expected_ms;
+    l->step_running_ms = clock_ms_between(w->seen_ns, now);
+    l->busy = is_busy(&w->load, &w->audit);
+}
+
 static void send_load(struct worker *w)
 {
     char transport[64];
@@ -228,6 +249,7 @@ static void send_load(struct worker *w)
     struct kvpool_audit a = w->audit;
     struct rls loading = w->loading;
     fill_steps(w, steps, list, &l);
+    fill_progress(w, &l);
     pthread_mutex_unlock(&w->load_lock);
     l.load_ms = loading.w[0];
     l.load_dram_ms = loading.w[1];
@@ -286,7 +308,10 @@ static void on_message(struct worker *w, struct link *link, Tandem__Worker__V1__
 {
     switch (m->kind_case) {
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_LEG:
-        leg_start(w, link, m->leg);
+        if (faults_draw(w->faults, FAULT_LEG).kind != FAULT_DROP)
+            leg_start(w, link, m->leg);
+        if (m->leg->queued_ms > 0) /* else it would count twice until the next Demand */
+            backlog_demand(&w->backlog, link, m->leg->queued_ms);
         break;
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_CANCEL:
         if (m->cancel->id)
@@ -310,6 +335,11 @@ static void on_message(struct worker *w, struct link *link, Tandem__Worker__V1__
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_KEEP:
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_FORGET:
         on_prefix(w, m);
+        if (!atomic_load(&w->stopping)) /* else the server of links may be closed already */
+            keeps_note(&w->keeps, w->links, link, m, clock_now(&w->clock));
+        break;
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_DEMAND:
+        backlog_demand(&w->backlog, link, m->demand->queued_ms);
         break;
     default: /* of a newer router */
         break;
@@ -321,13 +351,16 @@ static void on_link(struct worker *w, struct link_mail *mail)
     switch (mail->kind) {
     case LINK_UP:
         log_info(&w->log, "router attached router=%016llx", (unsigned long long)link_router_incarnation(mail->link));
-        if (!atomic_load(
-                &w->stopping)) /* else it asks when it misses events; the server of links may be closed already */
-            send_snapshot(w, mail->link);
+        if (atomic_load(&w->stopping)) /* it asks when it misses events; the server of links may be closed already */
+            break;
+        backlog_attach(&w->backlog, mail->link);
+        send_snapshot(w, mail->link);
+        keeps_tell(&w->keeps, mail->link, clock_now(&w->clock));
         break;
     case LINK_GONE:
         log_info(&w->log, "router left router=%016llx", (unsigned long long)link_router_incarnation(mail->link));
         leg_cancel_link(w, mail->link);
+        backlog_leave(&w->backlog, mail->link);
         break;
     case LINK_MESSAGE:
         on_message(w, mail->link, mail->message);
@@ -369,10 +402,34 @@ static void take_mail(struct worker *w)
     }
 }
 
+/* Faults made on purpose. One that stalls goes on when the script is read again, or the process is told to stop. */
+static void misbehave(struct worker *w)
+{
+    uint64_t reloads = faults_reloads(w->faults);
+    struct fault fault = faults_draw(w->faults, FAULT_STEP);
+    uint64_t until = clock_now(&w->clock) + (fault.kind == FAULT_DELAY ? fault.delay_ns : UINT64_MAX / 2);
+    while (fault.kind && clock_now(&w->clock) < until && !atomic_load(&w->stopping) &&
+           faults_reloads(w->faults) == reloads)
+        nanosleep(&(struct timespec){.tv_nsec = NS_PER_MS}, NULL);
+}
+
+static void on_step(void *user, double expected_ms)
+{
+    struct worker *w = user;
+    pthread_mutex_lock(&w->load_lock);
+    w->steps_begun++;
+    w->step_expected_ms = expected_ms;
+    pthread_mutex_unlock(&w->load_lock);
+    if (w->faults)
+        misbehave(w);
+}
+
 /* A ring: of more steps than a message tells, the latest count. */
 static void note_step(struct worker *w)
 {
     pthread_mutex_lock(&w->load_lock);
+    w->steps_ended++;
+    w->step_expected_ms = 0;
     w->steps[w->n_steps++ % STEPS_TOLD] = engine_last_step(w->engine);
     pthread_mutex_unlock(&w->load_lock);
 }
@@ -381,17 +438,20 @@ static void step(struct worker *w)
 {
     uint64_t before = clock_now(&w->clock);
     leg_expire(w, before);
-    store_expire(w, before, false);
+    keeps_expire(&w->keeps, before);
+    store_expire(w, absence_now(&w->absence, 0), false);
     uint32_t rows = engine_step(w->engine);
     flush_events(w); /* first: who hears of a prompt's first token may look for its blocks at once */
     leg_flush(w);
     note_load(w);
+    w->backlog.changed |= rows && engine_last_step(w->engine).prefill_tokens;
+    uint32_t sleep_ms = backlog_tell(w, clock_now(&w->clock), IDLE_MS);
     if (rows) {
         note_step(w);
         metrics_inc(w->counters, WORKER_STEPS, 1);
         metrics_observe_ns(w->counters, WORKER_STEP_SECONDS, clock_now(&w->clock) - before);
     } else {
-        mailbox_wait(&w->mailbox, IDLE_MS);
+        mailbox_wait(&w->mailbox, sleep_ms);
     }
 }
 
@@ -510,7 +570,7 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
         .quarantine_ns = (uint64_t)o->quarantine_ms * NS_PER_MS,
         .clock = &w->clock,
         .log = &w->log,
-        .callbacks = {w, leg_on_admitted, leg_on_pages_ready, leg_on_token, leg_on_end, on_block},
+        .callbacks = {w, leg_on_admitted, leg_on_pages_ready, leg_on_token, leg_on_end, on_block, on_step},
     };
     return engine_open(&c, &w->engine, e);
 }
@@ -564,6 +624,8 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
         snprintf(w->name, sizeof(w->name), "%s-%d", w->role, (int)getpid());
     w->log = (struct log){.who = w->name, .level = (enum log_level)log_level_parse(w->options.log_level)};
     clock_init_real(&w->clock);
+    absence_init(&w->absence, &w->clock, TURN_MS * NS_PER_MS, NULL);
+    absence_init(&w->beat_absence, &w->clock, BEAT_MS * NS_PER_MS, NULL);
     w->incarnation = random_u64();
     w->next_event = 1ull << 32; /* a snapshot is numbered backwards from here */
     mailbox_init(&w->mailbox);
@@ -613,6 +675,8 @@ void worker_close(struct worker *w)
     metrics_close(w->metrics);
     faults_close(w->faults);
     mailbox_fini(&w->mailbox);
+    keeps_free(&w->keeps);
+    backlog_free(&w->backlog);
     pthread_mutex_destroy(&w->load_lock);
     free(w->out);
     free(w->events);
@@ -658,14 +722,14 @@ int worker_main(const char *role, int argc, char **argv)
                               .table = WORKER_OPTIONS};
     enum td_status s = options_parse(&o, argc, argv, &config.options, NULL, NULL, &strings, &action, &e);
     if (!s && action == OPTIONS_RUN) {
-        process_block_signals();
+        struct process_signals *signals = process_signals_open(program);
         s = worker_open(&config, &w, &e);
         if (!s) {
-            struct process_signals *signals = process_on_signals(stop, reload, w);
+            process_on_signals(signals, stop, reload, w);
             process_announce(worker_address(w));
             s = worker_run(w);
-            process_signals_close(signals);
         }
+        process_signals_close(signals);
         worker_close(w);
     }
     if (s)

@@ -1,12 +1,15 @@
 /* What the files of worker/ share. Everything here belongs to the engine thread unless it says otherwise. */
 #pragma once
 
+#include "base/absence.h"
 #include "base/queue.h"
 #include "engine/engine.h"
 #include "proto/wire/events.h"
 #include "proto/wire/store_msg.h"
 #include "sched/rls.h"
 #include "worker/adapters.h"
+#include "worker/backlog.h"
+#include "worker/keeps.h"
 #include "worker/link.h"
 #include "worker/register.h"
 #include "worker/worker.h"
@@ -87,8 +90,10 @@ struct leg {
     uint32_t n_stores, n_runs, hot_blocks, tenant;
     uint64_t peer_incarnation;
     uint32_t n_prompt, n_from_store;
-    uint32_t first_page; /* of the sequence, with which a hand-over begins: nobody sees those before it */
-    char label[72];      /* request id for logs */
+    uint32_t n_ids, n_new; /* tokens that it came with; that its router expects to be computed */
+    double tpot_ms;        /* 0: no limit */
+    uint32_t first_page;   /* of the sequence, with which a hand-over begins: nobody sees those before it */
+    char label[72];        /* request id for logs */
     uint64_t deadline_ns, load_begin_ns, pull_done_ns, prefill_end_ns, transfer_ns, exposed_ns, wait_ns;
     uint32_t cached_worker, cached_dram, cached_ssd;
     struct sampled first_token;
@@ -107,6 +112,7 @@ struct worker {
     struct worker_options options;
     char name[64];
     struct clock clock;
+    struct absence absence; /* of the engine thread: a long step is one, too, as nobody is heard in it */
     struct log log;
     uint64_t incarnation, next_counter;
     struct geometry geometry;
@@ -128,6 +134,8 @@ struct worker {
     struct mailbox mailbox;
 
     struct leg *legs;
+    struct backlog backlog;
+    struct keeps keeps;
     struct offer *offers;
     struct lease *leases;
     struct pull *pulls;
@@ -143,6 +151,11 @@ struct worker {
     struct kvpool_audit audit;
     struct cost_step steps[STEPS_TOLD];
     uint32_t n_steps; /* since the last message */
+    uint64_t steps_begun, steps_ended;
+    double step_expected_ms; /* of the step that runs; 0: none runs */
+    struct absence
+        beat_absence; /* steps are timed by it: a step does not take the time in which the process stands still */
+    uint64_t beat_ns, seen_step, seen_ns; /* the last look; the step that ran then, and when it was first seen */
     struct rls
         loading; /* ms of a load from a store: 1, blocks in its memory, on its disk; engine writes it under the lock */
     _Atomic bool stopping, forced, beat_stop;

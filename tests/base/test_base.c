@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -11,9 +12,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/absence.h"
 #include "base/clock.h"
 #include "base/eventcount.h"
 #include "base/fault.h"
+#include "base/jobs.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/metrics.h"
@@ -49,6 +52,60 @@ START_TEST(test_log_line_cannot_be_broken_by_a_value)
     ck_assert_ptr_eq(strchr(text, '\n'), text + n - 1);
     ck_assert_ptr_nonnull(strstr(text, "test info event req=a forged error"));
     ck_assert_ptr_null(strstr(text, "not shown"));
+}
+END_TEST
+
+enum { TURN = 100 };
+
+START_TEST(test_absence_counts_one_turn_of_a_long_gap_and_all_of_short_ones)
+{
+    struct clock c;
+    struct absence a;
+    clock_init_virtual(&c, 1000);
+    absence_init(&a, &c, TURN, NULL);
+    ck_assert_uint_eq(absence_now(&a, 0), 1000);
+    clock_advance(&c, TURN);
+    ck_assert_uint_eq(absence_now(&a, 0), 1100); /* late, but there */
+    clock_advance(&c, 10000);
+    ck_assert_uint_eq(absence_now(&a, 0), 1200); /* stopped */
+    clock_advance(&c, 7);
+    ck_assert_uint_eq(absence_now(&a, 0), 1207);
+    ck_assert_uint_eq(absence_of(&a, clock_now(&c)), 1207);
+    ck_assert_uint_eq(absence_of(&a, clock_now(&c) + 50), 1257);
+    ck_assert_uint_eq(absence_of(&a, UINT64_MAX), UINT64_MAX);
+    ck_assert_uint_eq(absence_of(&a, 5), 0);
+}
+END_TEST
+
+START_TEST(test_absence_is_not_what_the_thread_meant_to_sleep)
+{
+    struct clock c;
+    struct absence a;
+    clock_init_virtual(&c, 1000);
+    absence_init(&a, &c, TURN, NULL);
+    clock_advance(&c, 5000);
+    ck_assert_uint_eq(absence_now(&a, 6000), 6000);
+    clock_advance(&c, 5000); /* it meant to sleep until 7000, and was stopped */
+    ck_assert_uint_eq(absence_now(&a, 7000), 7000 + TURN);
+    clock_advance(&c, 30);
+    ck_assert_uint_eq(absence_now(&a, UINT64_MAX), 7130);
+    clock_advance(&c, 50000);
+    ck_assert_uint_eq(absence_now(&a, UINT64_MAX), 57130); /* it meant to sleep for ever */
+}
+END_TEST
+
+START_TEST(test_absence_that_never_ends_still_lets_others_fall_silent)
+{
+    struct clock c;
+    struct absence a;
+    clock_init_virtual(&c, 0);
+    absence_init(&a, &c, TURN, NULL);
+    uint64_t began = absence_now(&a, 0);
+    for (int i = 0; i < 10; i++) {
+        clock_advance(&c, 50 * TURN);
+        absence_now(&a, 0);
+    }
+    ck_assert_uint_eq(absence_now(&a, 0) - began, 10 * TURN);
 }
 END_TEST
 
@@ -513,25 +570,122 @@ static void wait_for_one(struct signals_seen *seen)
     ck_assert_int_eq(sem_timedwait(&seen->any, &deadline), 0);
 }
 
+static void wait_until_taken(int sig)
+{
+    sigset_t pending;
+    for (int i = 0; i < 10000 && !sigpending(&pending) && sigismember(&pending, sig); i++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    ck_assert(!sigismember(&pending, sig));
+}
+
 START_TEST(test_signals_stop_and_reload)
 {
     struct signals_seen seen = {0};
     sem_init(&seen.any, 0, 0);
-    process_block_signals();
-    kill(getpid(), SIGUSR1); /* before anybody takes it: it waits */
-    struct process_signals *p = process_on_signals(on_stop, on_reload, &seen);
+    struct process_signals *p = process_signals_open("test");
+    kill(getpid(), SIGUSR1); /* before anybody wants it: it waits */
+    process_on_signals(p, on_stop, on_reload, &seen);
     wait_for_one(&seen);
     kill(getpid(), SIGTERM);
     wait_for_one(&seen);
     ck_assert(seen.n_reload == 1 && seen.n_stop == 1);
     process_signals_close(p);
-    p = process_on_signals(on_stop, NULL, &seen);
-    kill(getpid(), SIGUSR1);
-    kill(getpid(), SIGHUP);
+    p = process_signals_open("test");
+    process_on_signals(p, on_stop, NULL, &seen);
+    static const int NOTHING[] = {SIGUSR1, SIGUSR2, SIGHUP}; /* and SIGINT comes all the same */
+    for (int i = 0; i < 3; i++) {
+        kill(getpid(), NOTHING[i]);
+        wait_until_taken(NOTHING[i]);
+    }
+    kill(getpid(), SIGINT);
     wait_for_one(&seen);
     ck_assert(seen.n_reload == 1 && seen.n_stop == 2);
     process_signals_close(p);
     sem_destroy(&seen.any);
+}
+END_TEST
+
+/* ------------------------------------------------------------------ jobs */
+
+struct work {
+    struct job job; /* first member */
+    sem_t *gate;    /* waited for before anything else; NULL: nothing */
+    _Atomic uint32_t *n_done;
+    uint32_t *place_out; /* how many were done before it */
+};
+
+static void work_run(struct job *job)
+{
+    struct work *w = (struct work *)job;
+    if (w->gate)
+        sem_wait(w->gate);
+    uint32_t n = atomic_fetch_add(w->n_done, 1);
+    if (w->place_out)
+        *w->place_out = n;
+    free(w);
+}
+
+static bool give(struct jobs *jobs, uint64_t owner, uint64_t cost, sem_t *gate, _Atomic uint32_t *n_done,
+                 uint32_t *place)
+{
+    struct work *w = mem_zalloc(sizeof(*w));
+    *w = (struct work){{.run = work_run, .owner = owner, .cost_bytes = cost}, gate, n_done, place};
+    uint32_t retry_after_ms = 0;
+    bool taken = jobs_submit(jobs, &w->job, &retry_after_ms);
+    if (!taken) {
+        ck_assert_uint_ge(retry_after_ms, 1);
+        free(w);
+    }
+    return taken;
+}
+
+START_TEST(test_jobs_of_one_owner_do_not_hold_up_another)
+{
+    sem_t gate;
+    sem_init(&gate, 0, 0);
+    _Atomic uint32_t n_done = 0;
+    uint32_t place = UINT32_MAX;
+    const struct jobs_config c = {.thread_name = "t", .n_threads = 1, .max_jobs = 1000, .max_bytes = 1 << 20};
+    struct jobs *jobs = jobs_open(&c);
+    ck_assert(give(jobs, 1, 10, &gate, &n_done, NULL)); /* runs, and holds the only thread */
+    while (jobs_waiting_bytes(jobs))
+        sched_yield();
+    for (int i = 0; i < 100; i++)
+        ck_assert(give(jobs, 1, 1000, NULL, &n_done, NULL));
+    ck_assert(give(jobs, 2, 1000, NULL, &n_done, &place));
+    sem_post(&gate);
+    jobs_close(jobs);
+    ck_assert_uint_eq(n_done, 102);
+    ck_assert_uint_le(place, 3);
+    sem_destroy(&gate);
+}
+END_TEST
+
+START_TEST(test_jobs_queue_is_bounded_and_no_owner_gets_more_than_it_leaves)
+{
+    sem_t gate;
+    sem_init(&gate, 0, 0);
+    _Atomic uint32_t n_done = 0;
+    uint32_t n[3] = {0};
+    const struct jobs_config c = {.thread_name = "t", .n_threads = 1, .max_jobs = 100, .max_bytes = 64000};
+    struct jobs *jobs = jobs_open(&c);
+    ck_assert(give(jobs, 1, 10, &gate, &n_done, NULL));
+    while (jobs_waiting_bytes(jobs))
+        sched_yield();
+    while (give(jobs, 1, 1000, NULL, &n_done, NULL))
+        n[1]++;
+    while (give(jobs, 2, 1000, NULL, &n_done, NULL))
+        n[2]++;
+    while (give(jobs, 3, 1, NULL, &n_done, NULL))
+        n[0]++;
+    ck_assert_uint_eq(n[1], 32); /* half of the bytes */
+    ck_assert_uint_eq(n[2], 16);
+    ck_assert_uint_eq(n[0], 26); /* half of the 52 places that are left */
+    ck_assert_uint_le(jobs_waiting_bytes(jobs), 64000);
+    sem_post(&gate);
+    jobs_close(jobs);
+    ck_assert_uint_eq(n_done, 1 + 32 + 16 + 26);
+    sem_destroy(&gate);
 }
 END_TEST
 
@@ -542,6 +696,9 @@ int main(void)
     tcase_set_timeout(t, 30);
     tcase_add_test(t, test_status_groups_decide_the_reaction);
     tcase_add_test(t, test_log_line_cannot_be_broken_by_a_value);
+    tcase_add_test(t, test_absence_counts_one_turn_of_a_long_gap_and_all_of_short_ones);
+    tcase_add_test(t, test_absence_is_not_what_the_thread_meant_to_sleep);
+    tcase_add_test(t, test_absence_that_never_ends_still_lets_others_fall_silent);
     tcase_add_test(t, test_virtual_clock_moves_only_when_told);
     tcase_add_test(t, test_mailbox_keeps_each_senders_order_and_loses_nothing);
     tcase_add_test(t, test_eventcount_wakes_who_waits_and_shows_what_was_written);
@@ -558,6 +715,8 @@ int main(void)
     tcase_add_test(t, test_faults_are_drawn_by_some_threads_while_others_reload);
     tcase_add_test(t, test_faults_of_a_file_are_exported_before_they_are_made);
     tcase_add_test(t, test_signals_stop_and_reload);
+    tcase_add_test(t, test_jobs_of_one_owner_do_not_hold_up_another);
+    tcase_add_test(t, test_jobs_queue_is_bounded_and_no_owner_gets_more_than_it_leaves);
     suite_add_tcase(s, t);
     return tap_main(s);
 }

@@ -187,7 +187,7 @@ static double measure_errors(double gap_ms, double noise, double profile_error, 
     qsort(errors, n, sizeof(*errors), compare);
     *p50_out = errors[n / 2];
     *p90_out = errors[n * 9 / 10];
-    printf("# gap %.0f ms, noise %.1f, profile x %.0f: busy %.2f, error p50 %.3f p90 %.3f of %u\n", gap_ms, noise,
+    printf("# gap %.0f ms, noise %.2f, profile x %.0f: busy %.2f, error p50 %.3f p90 %.3f of %u\n", gap_ms, noise,
            profile_error, busy, *p50_out, *p90_out, n);
     fflush(stdout);
     free(errors);
@@ -196,55 +196,29 @@ static double measure_errors(double gap_ms, double noise, double profile_error, 
     return busy;
 }
 
+/*
+ * What is left of the error is noise of the steps to come, which nobody can know: |error| of one step that is off by a log-normal
+ * factor of sigma 0.1 has a median of 0.067 and a 90th percentile of 0.164. Without noise the medians are below 0.001.
+ */
 START_TEST(test_simulate_times_to_first_token_are_as_promised)
 {
-    double p50, p90;
-    measure_errors(80, 0, 1, &p50, &p90);
-    ck_assert_msg(p50 < 0.01 && p90 < 0.05, "%f %f", p50, p90);
-    double busy = measure_errors(30, 0.1, 2, &p50, &p90);
-    ck_assert_msg(busy >= 0.7, "%f", busy);
-    ck_assert_msg(p50 <= 0.06 && p90 <= 0.17, "%f %f", p50, p90);
-}
-END_TEST
-
-START_TEST(test_simulate_admits_those_that_come_back_when_they_were_told)
-{
-    struct maker m = {0};
-    struct simulate_config c = config_of(4, 4);
-    struct simulate_result r;
-    uint32_t back = 0, admitted = 0, taken = 0, met = 0;
-    uint64_t refused = 0, late = 0;
-    make_mixed(&m, 4000, 12);
-    c.noise = 0.1;
-    c.retry_share = 0.1;
-    for (c.seed = 1; c.seed <= 4; c.seed++) {
-        simulate_run(&m.trace, &c, &r);
-        for (uint64_t i = 0; i < r.n_requests; i++) {
-            const struct simulated *q = &r.requests[i];
-            back += q->came_back;
-            admitted += q->came_back && q->admitted_then;
-            taken += !q->refused;
-            met += !q->refused && q->ttft_ms <= c.ttft_ms;
-        }
-        refused += r.n_refused;
-        late += r.n_late_refused;
-        simulate_result_fini(&r);
+    static const double GAPS_MS[] = {80, 30}; /* a third busy; nine tenths */
+    double p50, p90, busy;
+    for (int i = 0; i < 2; i++) {
+        measure_errors(GAPS_MS[i], 0, 1, &p50, &p90);
+        ck_assert_msg(p50 < 0.01 && p90 < 0.05, "profile known, no noise: %f %f", p50, p90);
+        measure_errors(GAPS_MS[i], 0.05, 1, &p50, &p90);
+        ck_assert_msg(p50 <= 0.05 && p90 <= 0.15, "profile known: %f %f", p50, p90);
     }
-    printf("# %u came back, %u admitted; %u of all admitted, %u had their first token in time; %llu of %llu refused "
-           "late\n",
-           back, admitted, taken, met, (unsigned long long)late, (unsigned long long)refused);
-    fflush(stdout);
-    ck_assert_uint_gt(back, 100);
-    ck_assert_msg(admitted >= 0.9 * back, "%u of %u", admitted, back);
-    ck_assert_msg(met >= 0.95 * taken, "%u of %u", met, taken);
-    ck_assert_msg(late <= 0.01 * refused, "%llu of %llu", (unsigned long long)late, (unsigned long long)refused);
-    maker_fini(&m);
+    busy = measure_errors(30, 0.1, 2, &p50, &p90);
+    ck_assert_msg(busy >= 0.7, "%f", busy);
+    ck_assert_msg(p50 <= 0.06 && p90 <= 0.17, "%f %f", p50, p90); /* noise alone: see above */
 }
 END_TEST
 
 START_TEST(test_simulate_shares_a_full_cluster_by_the_weights_of_tenants)
 {
-    enum { N = 7800, WINDOW_MS = 60000 };
+    enum { N = 9300, WINDOW_MS = 60000 };
     static const struct fair_weight WEIGHTS[] = {{1, 1}, {2, 3}};
     struct maker m = {0};
     struct simulate_config c = config_of(1, 1);
@@ -252,8 +226,9 @@ START_TEST(test_simulate_shares_a_full_cluster_by_the_weights_of_tenants)
     struct simulate_result r;
     double shares[2][2] = {{0}};
     for (uint32_t i = 0; i < N; i++) {
-        bool floods = i % 3 < 2; /* twice as many requests, for a third of the weight */
-        add(&m, i * 15.4, 4000 + (uint32_t)(uniform(i, 1) * 4000), 20, 0, 0);
+        bool floods =
+            i % 3 < 2; /* twice as many requests, for a third of the weight; both want more than their shares */
+        add(&m, i * 13, 4000 + (uint32_t)(uniform(i, 1) * 4000), 20, 0, 0);
         asks[i] = (struct simulate_ask){.tenant = floods ? 1 : 2, .follows = -1};
     }
     c.ttft_ms = c.tpot_ms = 0;
@@ -328,82 +303,20 @@ START_TEST(test_simulate_keeps_more_deadlines_of_workflows_than_other_orders)
 }
 END_TEST
 
-/* ----------------------------------------------------------------- balance */
+/* ---------------------------------------------------------------- prefixes */
 
-enum load { UNIQUE, SHARED, ONE_BY_ONE, LONG_ONES, BURST, MIXED, LOADS };
+enum { CONCURRENT = 480 };
 
-/* concurrent_out: each follows the one so far before it, so that there are always as many; 0: they come by the clock. */
-static void make_load(struct maker *m, enum load load, uint32_t *concurrent_out)
+/* One prefix, each request following the one 480 before it; or conversations that come by the clock. */
+static void make_prefixes(struct maker *m, bool is_mixed)
 {
-    static const uint32_t N[LOADS] = {3000, 4000, 2400, 3000, 200, 3000};
-    double at = 0;
-    *concurrent_out = load == SHARED ? 480 : load == ONE_BY_ONE;
-    if (load == MIXED) {
-        make_mixed(m, N[load], 8);
+    if (is_mixed) {
+        make_mixed(m, 3000, 8);
         return;
     }
-    for (uint32_t i = 0; i < N[load]; i++) {
-        uint32_t n_prompt = (uint32_t)log_uniform(1000, 8000, i, 1), shared = 0;
-        if (load == SHARED) {
-            shared = 16;
-            n_prompt = 16 * BLOCK + 100 + (uint32_t)(uniform(i, 2) * 800);
-        }
-        if (load == LONG_ONES && i % 20 == 7)
-            n_prompt = 100000;
-        add(m, at, n_prompt, 20 + (uint32_t)(uniform(i, 3) * 200), 1, shared);
-        at += load == SHARED && i < 480 ? 0.01 : load == BURST ? 0.05 : exponential(load == LONG_ONES ? 60 : 15, i, 4);
-    }
-}
-
-/* Whether at some time one decode worker has more than its pages while another has less than half. */
-static bool is_lopsided(const struct trace *t, const struct simulate_config *c, const struct simulate_result *r)
-{
-    struct edge *edges = mem_array(2 * r->n_requests, sizeof(*edges));
-    double *used = mem_array(r->n_workers, sizeof(*used));
-    bool lopsided = false;
-    for (uint64_t i = 0; i < r->n_requests; i++) {
-        const struct simulated *q = &r->requests[i];
-        edges[2 * i] = (struct edge){q->arrived_ms + q->ttft_ms, (int)i};
-        edges[2 * i + 1] = (struct edge){q->end_ms, -1 - (int)i};
-    }
-    qsort(edges, 2 * r->n_requests, sizeof(*edges), compare_edges);
-    for (uint64_t i = 0; i < 2 * r->n_requests; i++) {
-        int by = edges[i].by, request = by < 0 ? -1 - by : by;
-        const struct trace_request *q = &t->requests[request];
-        double pages = ceil((double)(q->n_prompt + q->n_output) / BLOCK), most = 0, least = INFINITY;
-        used[r->requests[request].decode] += by < 0 ? -pages : pages;
-        for (uint32_t w = c->n_prefill; w < r->n_workers; w++) {
-            most = fmax(most, used[w]);
-            least = fmin(least, used[w]);
-        }
-        lopsided |= most > c->n_pages && least < c->n_pages / 2.0;
-    }
-    free(edges);
-    free(used);
-    return lopsided;
-}
-
-static double ratio(const double *values, uint32_t n)
-{
-    double most = 0, least = INFINITY;
-    for (uint32_t i = 0; i < n; i++) {
-        most = fmax(most, values[i]);
-        least = fmin(least, values[i]);
-    }
-    return most / least;
-}
-
-/*
- * Most over least of the time that workers of a role were busy, if prefill workers have anything to do at all. (Workers of both roles
- * do both phases where that is better, and a token of a prompt is not one of an answer.)
- */
-static void measure_spread(const struct simulate_config *c, const struct simulate_result *r, double spread_out[2])
-{
-    double busy[64];
-    for (uint32_t w = 0; w < r->n_workers; w++)
-        busy[w] = r->workers[w].busy_ms;
-    spread_out[0] = busy_share(r, 0, c->n_prefill) > 0.01 ? ratio(busy, c->n_prefill) : 1;
-    spread_out[1] = ratio(busy + c->n_prefill, c->n_decode);
+    for (uint32_t i = 0; i < 4000; i++)
+        add(m, i * 0.01, 16 * BLOCK + 100 + (uint32_t)(uniform(i, 2) * 800), 20 + (uint32_t)(uniform(i, 3) * 200), 1,
+            16);
 }
 
 static double hit_rate(const struct trace *t, const struct simulate_result *r)
@@ -416,47 +329,37 @@ static double hit_rate(const struct trace *t, const struct simulate_result *r)
     return cached / all;
 }
 
-static void balance(enum load load, enum policy policy, double spread_out[2], double *hits_out, bool *lopsided_out)
+static double hits_of(bool is_mixed, enum policy policy)
 {
     struct maker m = {0};
     struct simulate_config c = config_of(8, 8);
     struct simulate_result r;
-    uint32_t concurrent;
-    make_load(&m, load, &concurrent);
+    make_prefixes(&m, is_mixed);
     struct simulate_ask *asks = mem_array(m.trace.n_requests, sizeof(*asks));
     for (uint32_t i = 0; i < m.trace.n_requests; i++)
-        asks[i].follows = concurrent && i >= concurrent ? (int64_t)i - concurrent : -1;
+        asks[i].follows = !is_mixed && i >= CONCURRENT ? (int64_t)i - CONCURRENT : -1;
     c.asks = asks;
     c.policy = policy;
     c.ttft_ms = c.tpot_ms = 0;
-    c.noise = load == ONE_BY_ONE ? 0 : 0.05; /* one by one goes where steps seem to be shortest, and that is noise */
+    c.noise = 0.05;
     simulate_run(&m.trace, &c, &r);
-    measure_spread(&c, &r, spread_out);
-    *hits_out = hit_rate(&m.trace, &r);
-    *lopsided_out = is_lopsided(&m.trace, &c, &r);
-    printf("# load %d, policy %d: spread %.2f and %.2f, hits %.3f, busy %.2f and %.2f%s\n", load, policy, spread_out[0],
-           spread_out[1], *hits_out, busy_share(&r, 0, 8), busy_share(&r, 8, 16), *lopsided_out ? ", lopsided" : "");
+    double hits = hit_rate(&m.trace, &r);
+    printf("# %s, policy %d: hits %.3f\n", is_mixed ? "mixed" : "one prefix", policy, hits);
     fflush(stdout);
     simulate_result_fini(&r);
     maker_fini(&m);
     free(asks);
+    return hits;
 }
 
-START_TEST(test_simulate_spreads_load_over_equal_workers_and_finds_prefixes)
+/* That the load is spread all the same: test_simulate_balance.c. */
+START_TEST(test_simulate_finds_prefixes_as_the_best_policy_does)
 {
-    enum load load = (enum load)_i;
-    double spreads[2], hits, best = 0, others, ignored[2];
-    bool lopsided, other_lopsided;
-    for (enum policy p = POLICY_TANDEM + 1; p < POLICIES; p++) {
-        balance(load, p, ignored, &others, &other_lopsided);
-        best = fmax(best, others);
-    }
-    balance(load, POLICY_TANDEM, spreads, &hits, &lopsided);
-    double most =
-        load == LONG_ONES ? 2 : 1.5; /* one of its long prompts takes a worker 7 s of 180, at 0.6 of its time */
-    ck_assert_msg(spreads[0] <= most && spreads[1] <= most, "%f %f", spreads[0], spreads[1]);
+    double best = 0;
+    for (enum policy p = POLICY_TANDEM + 1; p < POLICIES; p++)
+        best = fmax(best, hits_of(_i, p));
+    double hits = hits_of(_i, POLICY_TANDEM);
     ck_assert_msg(hits >= 0.9 * best, "%f, best %f", hits, best);
-    ck_assert(!lopsided);
 }
 END_TEST
 
@@ -643,10 +546,9 @@ int main(void)
     tcase_add_test(t, test_simulate_a_lone_request_takes_what_the_model_says);
     tcase_add_test(t, test_simulate_tandem_has_the_goodput_of_the_best_policy);
     tcase_add_test(t, test_simulate_times_to_first_token_are_as_promised);
-    tcase_add_test(t, test_simulate_admits_those_that_come_back_when_they_were_told);
     tcase_add_test(t, test_simulate_shares_a_full_cluster_by_the_weights_of_tenants);
     tcase_add_test(t, test_simulate_keeps_more_deadlines_of_workflows_than_other_orders);
-    tcase_add_loop_test(t, test_simulate_spreads_load_over_equal_workers_and_finds_prefixes, 0, LOADS);
+    tcase_add_loop_test(t, test_simulate_finds_prefixes_as_the_best_policy_does, 0, 2);
     tcase_add_test(t, test_simulate_a_budget_that_is_never_near_changes_nothing);
     tcase_add_test(t, test_simulate_decoding_is_slower_by_its_factor_and_draws_less);
     tcase_add_test(t, test_simulate_clocks_go_down_where_they_were_told_to_first);

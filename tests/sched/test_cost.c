@@ -221,6 +221,69 @@ START_TEST(test_cost_of_an_unseen_worker_is_its_profile)
 }
 END_TEST
 
+static void fade_all(struct cost_model *m, uint32_t n, double share)
+{
+    struct cost_model *models[8];
+    bool idle[8];
+    for (uint32_t k = 0; k < n; k++) {
+        models[k] = &m[k];
+        idle[k] = true;
+    }
+    cost_fade(models, idle, n, share);
+}
+
+static struct cost_model learned(double speed, uint64_t n_steps, uint64_t seed, double noise)
+{
+    struct cost_profile guess = profile(1), truth = profile(speed);
+    struct cost_model m = cost_make(&guess);
+    for (uint64_t i = 0; i < n_steps; i++) {
+        struct cost_step s = make_step(&truth, i + seed, noise);
+        m = cost_observe(m, &s);
+    }
+    return m;
+}
+
+/* It was unlucky in a few steps, and gets no work that would show it. */
+START_TEST(test_cost_of_an_idle_machine_that_looks_slower_fades)
+{
+    struct cost_model m[4];
+    for (uint32_t k = 0; k < 4; k++)
+        m[k] = learned(k == 3 ? 1.15 : 1, k == 3 ? 20 : 300, 1000 * k, 0.02);
+    double right = cost_prefill_ms(&m[0], 2000, 0, 0), first = cost_prefill_ms(&m[3], 2000, 0, 0);
+    ck_assert_double_gt(first, 1.1 * right);
+    fade_all(m, 4, 0);
+    ck_assert_double_eq(cost_prefill_ms(&m[3], 2000, 0, 0), first);
+    for (int i = 0; i < 100; i++)
+        fade_all(m, 4, 0.1);
+    ck_assert_double_lt(cost_prefill_ms(&m[3], 2000, 0, 0), 1.03 * right);
+    ck_assert_double_lt(cost_decode_ms(&m[3], 8, 16000), 1.03 * cost_decode_ms(&m[0], 8, 16000));
+}
+END_TEST
+
+/* One became four times as slow just now; one always was 1.4 times as slow; one runs other steps than the others. */
+START_TEST(test_cost_of_other_machines_stays_as_it_is)
+{
+    struct cost_model m[5], before[5];
+    struct cost_profile slow = profile(4), usual = profile(1);
+    for (uint32_t k = 0; k < 5; k++)
+        m[k] = learned(k == 3 ? 1.4 : 1, 1000, 1000 * k, 0.02);
+    for (uint64_t i = 0; i < 50; i++) {
+        struct cost_step s = make_step(&slow, i, 0.02), small = {.batch = 1, .context = 500};
+        m[2] = cost_observe(m[2], &s);
+        small.ms = cost_profile_step_ms(&usual, &small);
+        m[4] = cost_observe(m[4], &small);
+    }
+    for (uint32_t k = 0; k < 5; k++)
+        before[k] = m[k];
+    for (int i = 0; i < 100; i++)
+        fade_all(m, 5, 0.1);
+    for (uint32_t k = 0; k < 5; k++) {
+        double is = cost_prefill_ms(&m[k], 2000, 0, 0), was = cost_prefill_ms(&before[k], 2000, 0, 0);
+        ck_assert_msg(fabs(is - was) < 0.03 * was, "%u: %g, was %g", k, is, was);
+    }
+}
+END_TEST
+
 START_TEST(test_cost_chunk_is_the_largest_that_stays_within_its_limit)
 {
     const struct cost_profile p = profile(1);
@@ -359,6 +422,8 @@ int main(void)
     tcase_add_test(t, test_cost_of_other_steps_stays_right_while_all_are_alike);
     tcase_add_test(t, test_cost_of_an_unseen_worker_is_its_profile);
     tcase_add_test(t, test_cost_chunk_is_the_largest_that_stays_within_its_limit);
+    tcase_add_test(t, test_cost_of_an_idle_machine_that_looks_slower_fades);
+    tcase_add_test(t, test_cost_of_other_machines_stays_as_it_is);
     tcase_add_test(t, test_cost_profile_says_what_is_wrong);
     tcase_add_test(t, test_cost_profile_squares_and_unshared_part_count_in_a_step);
     tcase_add_test(t, test_lengths_tell_two_tenants_apart);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/random.h"
+#include "sched/pin_list.h"
 #include "sched/pins.h"
 #include "tests/tap.h"
 
@@ -89,6 +90,53 @@ START_TEST(test_pins_are_bounded)
 }
 END_TEST
 
+static void sum(void *user, const struct pin_entry *e)
+{
+    *(uint32_t *)user += e->n;
+}
+
+START_TEST(test_pin_list_is_what_was_said_prompt_by_prompt)
+{
+    enum { PROMPTS = 500 };
+    struct pin_list l = {0};
+    struct block_key keys[PROMPTS + 4];
+    uint32_t n_blocks = 0, seen = 0;
+    for (uint32_t i = 0; i < PROMPTS + 4; i++)
+        keys[i] = key_of(i);
+    ck_assert_uint_eq(pin_list_remove(&l, keys, 1), 0);
+    for (uint32_t i = 0; i < PROMPTS; i++) { /* 1 to 4 blocks each; keys[i..] stands for a chain */
+        ck_assert_int_eq(pin_list_add(&l, keys + i, 1 + i % 4, (1 + i) * NS_PER_S, UINT32_MAX), PIN_NEWS);
+        n_blocks += 1 + i % 4;
+    }
+    ck_assert_uint_eq(l.n_blocks, n_blocks);
+    pin_list_each(&l, sum, &seen);
+    ck_assert_uint_eq(seen, n_blocks);
+    ck_assert_uint_eq(pin_list_remove(&l, keys + 1, 2), 2 * NS_PER_S);
+    ck_assert_uint_eq(pin_list_remove(&l, keys + 1, 2), 0); /* of the same last block, but another length */
+    ck_assert_uint_eq(l.n_blocks, n_blocks - 2);
+    pin_list_expire(&l, 100 * NS_PER_S);
+    ck_assert_uint_eq(l.n_entries, PROMPTS - 100);
+    pin_list_expire(&l, PROMPTS * NS_PER_S);
+    ck_assert_uint_eq(l.n_entries + l.n_blocks, 0);
+    pin_list_free(&l);
+}
+END_TEST
+
+START_TEST(test_pin_list_takes_the_longer_end_and_calls_a_moment_more_no_news)
+{
+    struct pin_list l = {0};
+    struct block_key keys[] = {key_of(1), key_of(2), key_of(3)};
+    ck_assert_int_eq(pin_list_add(&l, keys, 3, 10 * NS_PER_S, 4), PIN_NEWS);
+    ck_assert_int_eq(pin_list_add(&l, keys, 3, 9 * NS_PER_S, 4), PIN_KNOWN);
+    ck_assert_int_eq(pin_list_add(&l, keys, 3, 10 * NS_PER_S + NS_PER_MS, 4), PIN_KNOWN); /* told and told again */
+    ck_assert_int_eq(pin_list_add(&l, keys, 3, 12 * NS_PER_S, 4), PIN_NEWS);
+    ck_assert_int_eq(pin_list_add(&l, keys, 2, 12 * NS_PER_S, 4), PIN_NO_ROOM);
+    ck_assert_int_eq(pin_list_add(&l, keys, 1, 12 * NS_PER_S, 4), PIN_NEWS);
+    ck_assert_uint_eq(pin_list_remove(&l, keys, 3), 12 * NS_PER_S);
+    pin_list_free(&l);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("pins");
@@ -96,6 +144,8 @@ int main(void)
     tcase_set_timeout(t, 30);
     tcase_add_loop_test(t, test_pins_are_what_was_said_and_end_when_they_are_over, 0, 4);
     tcase_add_test(t, test_pins_are_bounded);
+    tcase_add_test(t, test_pin_list_is_what_was_said_prompt_by_prompt);
+    tcase_add_test(t, test_pin_list_takes_the_longer_end_and_calls_a_moment_more_no_news);
     suite_add_tcase(s, t);
     return tap_main(s);
 }

@@ -95,6 +95,19 @@ START_TEST(test_breaker_forgives_what_mostly_succeeds_and_what_is_long_ago)
 }
 END_TEST
 
+START_TEST(test_breaker_that_is_tripped_is_open_at_once_and_tries_again_later)
+{
+    struct breaker b = {BREAKER_CLOSED};
+    breaker_trip(&b, NS_PER_S);
+    ck_assert_int_eq(b.state, BREAKER_OPEN);
+    ck_assert(!breaker_usable(&b, NS_PER_S + BREAKER_WAIT_NS - 1));
+    ck_assert(breaker_usable(&b, NS_PER_S + BREAKER_WAIT_NS));
+    ck_assert(breaker_used(&b));
+    breaker_succeeded(&b);
+    ck_assert_int_eq(b.state, BREAKER_CLOSED);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("retry");
@@ -104,6 +117,7 @@ int main(void)
     tcase_add_test(t, test_budget_that_everything_asks_for_allows_a_tenth);
     tcase_add_test(t, test_breaker_opens_after_failures_and_tries_one_at_a_time);
     tcase_add_test(t, test_breaker_forgives_what_mostly_succeeds_and_what_is_long_ago);
+    tcase_add_test(t, test_breaker_that_is_tripped_is_open_at_once_and_tries_again_later);
     suite_add_tcase(s, t);
     return tap_main(s);
 }

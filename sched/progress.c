@@ -1,0 +1,51 @@
+#include "sched/progress.h"
+
+#include <math.h>
+
+static const double LATE_FADES = 0.5; /* a step: the model follows within COST_RUN of them */
+
+static double model_ms(const struct cost_model *m, const struct cost_step *s)
+{
+    return cost_step_ms(m, s->prefill_tokens, s->prefill_square, s->batch, s->context);
+}
+
+double progress_expect_ms(const struct progress_past *p, const struct cost_model *m, const struct cost_step *step)
+{
+    double ms = model_ms(m, step) * fmax(p->late, 1);
+    bool is_known = (!step->prefill_tokens || p->n_prefill >= PROGRESS_MEASURED) &&
+                    (!step->batch || p->n_decode >= PROGRESS_MEASURED);
+    return is_known ? ms : fmax(ms * PROGRESS_GUESS, PROGRESS_FIRST_MS);
+}
+
+void progress_measured(struct progress_past *p, const struct cost_model *m, const struct cost_step *step)
+{
+    double ms = model_ms(m, step), late = ms > 0 ? step->ms / ms : 0;
+    p->n_prefill += step->prefill_tokens > 0;
+    p->n_decode += step->batch > 0;
+    p->late = fmax(p->late * LATE_FADES, late);
+}
+
+/* A message that was sent, and is not taken yet. Those that come after it do not make it younger. */
+static double untaken_ms(struct progress *p, const struct progress_report *r, uint64_t now_ns)
+{
+    if (r->n_taken == r->n_said) {
+        p->untaken_ns = 0;
+    } else if (!p->untaken_ns || r->n_taken >= p->untaken) {
+        p->untaken_ns = now_ns;
+        p->untaken = r->n_said;
+    }
+    return p->untaken_ns ? clock_ms_between(p->untaken_ns, now_ns) : 0;
+}
+
+bool progress_judge(struct progress *p, const struct progress_report *r, uint64_t now_ns)
+{
+    double limit = PROGRESS_PATIENCE_MS + PROGRESS_TIMES * fmax(r->expected_ms, 0), waits = untaken_ms(p, r, now_ns);
+    bool moved = r->n_steps != p->n_steps || r->n_taken != p->n_taken || !p->moved_ns;
+    bool owes = r->busy || r->expected_ms > 0;
+    p->n_steps = r->n_steps;
+    p->n_taken = r->n_taken;
+    if (moved || !owes)
+        p->moved_ns = now_ns;
+    double stands = owes ? fmax(clock_ms_between(p->moved_ns, now_ns), moved ? 0 : r->running_ms) : 0;
+    return stands <= limit && waits <= limit;
+}

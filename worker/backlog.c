@@ -1,0 +1,126 @@
+#include "worker/backlog.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "worker/worker_internal.h"
+
+void backlog_attach(struct backlog *b, struct link *link)
+{
+    if (b->n_routers == b->cap) {
+        b->cap = b->cap ? 2 * b->cap : 4;
+        b->routers = mem_resize(b->routers, b->cap, sizeof(*b->routers));
+    }
+    b->routers[b->n_routers++] = (struct backlog_router){.link = link};
+    b->changed = true;
+}
+
+void backlog_leave(struct backlog *b, const struct link *link)
+{
+    for (uint32_t i = 0; i < b->n_routers; i++)
+        if (b->routers[i].link == link) {
+            b->routers[i] = b->routers[--b->n_routers];
+            b->changed = true;
+            return;
+        }
+}
+
+void backlog_demand(struct backlog *b, const struct link *link, double queued_ms)
+{
+    for (uint32_t i = 0; i < b->n_routers; i++)
+        if (b->routers[i].link == link)
+            b->routers[i].queued_ms = isfinite(queued_ms) ? fmax(queued_ms, 0) : 0;
+    b->changed = true;
+}
+
+void backlog_free(struct backlog *b)
+{
+    free(b->routers);
+    *b = (struct backlog){0};
+}
+
+/* ------------------------------------------------------------------ reports */
+
+static void add_prompt(Tandem__Worker__V1__Backlog *m, double to_compute, double cached, bool is_own)
+{
+    if (is_own) {
+        m->own_prompts++;
+        m->own_tokens += to_compute;
+        return;
+    }
+    m->prompts++;
+    m->tokens += to_compute;
+    m->square += to_compute * (to_compute + 2 * cached);
+}
+
+/* What a leg adds to the report of one router. A prompt that waits for its pages is taken to find what its router expects. */
+static void add_leg(Tandem__Worker__V1__Backlog *m, const struct leg *leg, bool is_own)
+{
+    uint32_t n_tokens, computed = engine_seq_computed(leg->seq);
+    bool prefills = leg->kind != TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE && computed < leg->n_ids,
+         decodes = leg->kind != TANDEM__WORKER__V1__LEG_KIND__LEG_PREFILL;
+    bool waits =
+        engine_seq_state(leg->seq) != SEQ_RUNNING && leg->n_new && leg->n_new <= leg->n_ids; /* older routers: 0 */
+    double to_compute = waits ? leg->n_new : (double)leg->n_ids - computed;
+    engine_seq_tokens(leg->seq, &n_tokens);
+    if (leg->ended)
+        return;
+    if (prefills)
+        add_prompt(m, to_compute, leg->n_ids - to_compute, is_own);
+    if (!decodes || is_own)
+        return;
+    m->running++;
+    m->context += n_tokens;
+    m->generated += n_tokens - leg->n_prompt;
+    m->tpot_ms = leg->tpot_ms > 0 && (!(m->tpot_ms > 0) || leg->tpot_ms < m->tpot_ms) ? leg->tpot_ms : m->tpot_ms;
+}
+
+static bool has_legs(const struct worker *w, const struct link *link)
+{
+    for (const struct leg *l = w->legs; l; l = l->next)
+        if (l->link == link)
+            return true;
+    return false;
+}
+
+static void tell(struct worker *w, const struct backlog_router *to)
+{
+    const struct backlog *b = &w->backlog;
+    Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
+    Tandem__Worker__V1__Backlog report = TANDEM__WORKER__V1__BACKLOG__INIT;
+    report.attached = b->n_routers;
+    for (const struct leg *l = w->legs; l; l = l->next) /* the latest is the first: what is told has no order */
+        add_leg(&report, l, l->link == to->link);
+    for (uint32_t i = 0; i < b->n_routers; i++) {
+        const struct backlog_router *other = &b->routers[i];
+        if (other == to || !(other->queued_ms > 0 || has_legs(w, other->link)))
+            continue;
+        report.routers++;
+        report.queued_ms += other->queued_ms;
+    }
+    m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_BACKLOG;
+    m.backlog = &report;
+    link_send(to->link, &m);
+}
+
+uint32_t backlog_tell(struct worker *w, uint64_t now, uint32_t most_ms)
+{
+    struct backlog *b = &w->backlog;
+    double since = clock_ms_between(b->told_ns, now);
+    if (b->n_routers < 2 && !b->is_told) {
+        b->changed = false;
+        return most_ms;
+    }
+    if (!b->changed && !(w->legs && since >= BACKLOG_MOST_MS))
+        return most_ms;
+    if (since < BACKLOG_LEAST_MS)
+        return BACKLOG_LEAST_MS < most_ms ? BACKLOG_LEAST_MS : most_ms;
+    for (uint32_t i = 0; i < b->n_routers; i++)
+        tell(w, &b->routers[i]);
+    b->is_told = b->n_routers > 1;
+    b->changed = false;
+    b->told_ns = now;
+    return most_ms;
+}
