@@ -1,6 +1,7 @@
 """A cluster of real processes for a test, TAP output, and the oracles that every test ends with. Python 3.11, stdlib only.
 
-Environment: TANDEM_BUILD_ROOT (build directory), TANDEM_SOURCE_ROOT; both set by meson.
+Environment: TANDEM_BUILD_ROOT (build directory), TANDEM_SOURCE_ROOT; both set by meson. TANDEM_ROUTERS=N: suites that take
+TANDEM_LONG=replan, pools, chaos or faults send their load through N routers.
 """
 import atexit, json, os, random, re, shutil, signal, socket, subprocess, sys, tempfile, threading, time, traceback, urllib.request
 
@@ -11,6 +12,7 @@ DEMO = os.path.join(SOURCE, "deploy/demo-model/tandem-demo")
 TANDEM = os.path.join(BUILD, "cli/tandem")
 SLOW = 6 if os.environ.get("TANDEM_SANITIZE") else 1  # sanitizers: everything takes longer
 SECRET = "test-secret"
+ROUTERS = int(os.environ.get("TANDEM_ROUTERS", "1"))
 DEVICE = os.environ.get("TANDEM_DEVICE", "cpu")  # tests/gpu.sh
 
 
@@ -29,7 +31,7 @@ class Proc:
         for prefix in ("PREFILL", "DECODE", "KVSTORE", "ROUTER"):
             env[f"TANDEM_{prefix}_SECRET"] = SECRET
         log = open(os.path.join(self.cluster.dir, self.name + ".log"), "ab")
-        listen = self.address or "127.0.0.1:0"
+        listen = self.address or f"127.0.0.1:{free_port()}"
         self.child = subprocess.Popen([*self.cluster.wrap, binary, "--name", self.name, "--listen", listen, *self.args],
                                       env=env, stdout=log, stderr=log, pass_fds=[write])
         os.close(write)
@@ -66,7 +68,7 @@ class Proc:
 
 class Cluster:
     def __init__(self, model=DEMO, prefill=1, decode=1, store=False, plan="auto", worker_args=(), store_args=(),
-                 router_args=(), wrap=(), roles_args=None, dummy=None):
+                 router_args=(), wrap=(), roles_args=None, dummy=None, routers=1):
         self.dir = tempfile.mkdtemp(prefix="tandem-test-")
         self.wrap, self.model = list(wrap), model
         patience = ["--silence-ms", str(1000 * SLOW)]
@@ -83,7 +85,7 @@ class Cluster:
             self.workers.append(Proc(self, "store", f"store-{i}", [*shape, "--dir", os.path.join(self.dir, f"store-{i}"),
                                                                  "--dram-bytes", "64M", *store_args]))
         self.plan, self.router_args = plan, list(router_args)
-        self.router = None
+        self.router, self.other_routers, self.n_routers = None, [], routers
         atexit.register(self.close)
 
     def __enter__(self):
@@ -96,6 +98,8 @@ class Cluster:
                                                            ",".join(w.address for w in self.workers), *self.router_args])
             self.router.start()
             self.wait_ready()
+            for _ in range(1, self.n_routers):
+                self.add_router()
         except BaseException:
             self.close()
             raise
@@ -104,8 +108,24 @@ class Cluster:
     def __exit__(self, *_):
         self.close()
 
+    def add_router(self, *args):
+        """Another one of the same workers, as the first is but for args."""
+        r = Proc(self, "router", f"router-{len(self.other_routers) + 2}", [*self.router.args, *args])
+        self.other_routers.append(r)
+        r.start()
+        self.wait_ready(router=r)
+        return r
+
+    @property
+    def routers(self):
+        return [self.router, *self.other_routers]
+
+    @property
+    def addresses(self):
+        return [r.address for r in self.routers]
+
     def close(self):
-        for p in [self.router, *self.workers]:
+        for p in [*self.routers, *self.workers]:
             if p:
                 p.stop()
         if self.dir and not os.environ.get("TANDEM_KEEP"):
@@ -119,15 +139,17 @@ class Cluster:
     def __getitem__(self, name):
         return next(w for w in self.workers if w.name == name)
 
-    def status(self):
-        out = subprocess.run([*self.wrap, TANDEM, "status", "--json", "--router", self.router.address],
-                             capture_output=True, text=True, timeout=30 * SLOW)
-        if out.returncode:
-            raise RuntimeError(out.stderr)
-        return json.loads(out.stdout)
+    def status(self, router=None):
+        for _ in range(3):  # beside many other processes a router may take seconds to answer
+            out = subprocess.run([*self.wrap, TANDEM, "status", "--json", "--router", (router or self.router).address],
+                                 capture_output=True, text=True, timeout=30 * SLOW)
+            if not out.returncode:
+                return json.loads(out.stdout)
+        raise RuntimeError(out.stderr)
 
-    def wait_ready(self, timeout=30):
-        wait_until(lambda: all(w["state"] == "ready" for w in self.status()["workers"]), timeout, "all workers ready")
+    def wait_ready(self, timeout=30, router=None):
+        for r in [router] if router else self.routers:
+            wait_until(lambda: all(w["state"] == "ready" for w in self.status(r)["workers"]), timeout, f"{r.name}: all workers ready")
 
     def generate(self, requests, args=(), timeout=120):
         """Results by id, many in flight."""
@@ -144,7 +166,7 @@ class Cluster:
         return results
 
     def audit(self, timeout=10):
-        """Every page accounted for, nothing leased or held when nothing runs."""
+        """Every page accounted for, nothing leased or held when nothing runs; every router's index is what workers hold."""
         def clean():
             for w in self.status()["workers"]:
                 p = w["pages"]
@@ -156,21 +178,34 @@ class Cluster:
                     return False
             return True
         wait_until(clean, timeout, lambda: "pages come back: " + json.dumps(self.status()["workers"]))
-        code, report = self.account()
-        assert code == 0 and report["ok"], report
+        for r in self.routers:
+            code, report = self.account(r)
+            assert code == 0 and report["ok"], (r.name, report)
 
-    def account(self):
+    def account(self, router=None):
         """What `tandem audit` says, now, whatever runs."""
-        out = subprocess.run([*self.wrap, TANDEM, "audit", "--json", "--router", self.router.address], capture_output=True,
-                             text=True, timeout=30 * SLOW)
+        out = subprocess.run([*self.wrap, TANDEM, "audit", "--json", "--router", (router or self.router).address],
+                             capture_output=True, text=True, timeout=30 * SLOW)
         assert out.returncode in (0, 1) and out.stdout, out.stderr
         return out.returncode, json.loads(out.stdout)
 
 
+_ports = set()
+
+
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """Below those that connections get: a process that is started again finds its port free. None twice."""
+    while True:
+        port = random.SystemRandom().randrange(10000, 32000)
+        if port in _ports:
+            continue
+        _ports.add(port)
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
 
 
 def metric(address, pattern):
@@ -187,6 +222,19 @@ def wait_until(condition, timeout, what):
         if time.monotonic() > end:
             raise AssertionError("did not happen in time: " + (what() if callable(what) else what))
         time.sleep(0.05)
+
+
+def wait_still(value, timeout, what, still_s=0.5):
+    """Until a figure is above zero and has not changed for a while."""
+    seen, since = value(), time.monotonic()
+
+    def is_still():
+        nonlocal seen, since
+        now = value()
+        if now != seen:
+            seen, since = now, time.monotonic()
+        return seen and time.monotonic() - since >= still_s * SLOW
+    wait_until(is_still, timeout, what)
 
 
 def golden(path):
@@ -206,6 +254,14 @@ def check_golden(g, results, prefix="", tolerance=5e-4):
         assert r["token_ids"] == c["greedy_ids"], f"{prefix}{c['name']}: {r['token_ids']} expected {c['greedy_ids']}"
         for got, want in zip(r.get("logprobs", []), c.get("greedy_logprobs", [])):
             assert abs(got - want) <= tolerance, f"{c['name']}: log-probability {got}, expected {want}"
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 _tests = []

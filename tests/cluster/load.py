@@ -1,15 +1,20 @@
-"""Clients that keep requests in flight against a router, and check every answer against what one process gave."""
-import collections, random, threading, time
+"""Clients that keep requests in flight against routers, and check every answer against what one process gave.
+
+TANDEM_PROMPTS=100,300,1000: lengths of their prompts, for a slow machine.
+"""
+import collections, os, random, threading, time
 from client import Client, grpc, request
 from harness import SLOW
 
 KINDS = 3  # prompts of each client
-LENGTHS = (200, 2000, 5000) if SLOW == 1 else (100, 300, 700)
+LENGTHS = [int(n) for n in os.environ.get("TANDEM_PROMPTS", "200,2000,5000" if SLOW == 1 else "100,300,700").split(",")]
 
 
 class Load:
-    def __init__(self, address, n, cached=True):
-        self.address, self.n, self.stop, self.cached = address, n, threading.Event(), cached
+    """addresses: routers, to which the clients are shared out."""
+
+    def __init__(self, addresses, n, cached=True):
+        self.addresses, self.n, self.stop, self.cached = addresses, n, threading.Event(), cached
         self.lock, self.flying, self.wrong, self.codes = threading.Lock(), {}, [], collections.Counter()
         self.want, self.failed, self.texts, self.slowest = {}, [], collections.Counter(), 0  # failed: (began, ended)
         self.threads = [threading.Thread(target=self.run, args=(i,), daemon=True) for i in range(n)]
@@ -31,7 +36,7 @@ class Load:
             t.start()
 
     def run(self, i):
-        client, k = Client(self.address), 0
+        client, k = Client(self.addresses[i % len(self.addresses)]), 0
         while not self.stop.is_set():
             with self.lock:
                 self.flying[i] = [time.monotonic(), "prefill"]

@@ -19,6 +19,11 @@ ROWS = [
     ("overlong UTF-8", request(text=b"\xc0\x80", max_tokens=4), "INVALID_ARGUMENT", "text"),
     ("surrogate", request(text=b"\xed\xa0\x80", max_tokens=4), "INVALID_ARGUMENT", "text"),
     ("prompt over context", request(ids=[1] * 9000, max_tokens=4), "INVALID_ARGUMENT", "prompt"),
+    ("text over context", request(text=b"a b" * 9000, max_tokens=4), "INVALID_ARGUMENT", "prompt"),
+    ("text of too many bytes", request(text=b"a" * 3900000, max_tokens=4), "INVALID_ARGUMENT", "text: 3900000 bytes"),
+    ("chat of too many bytes", request(chat=[(b"user", b"a" * 1900000)] * 2, max_tokens=4), "INVALID_ARGUMENT", "messages[0].content: 1900004 bytes"),
+    ("chat over context", request(chat=[(b"user", b"a b" * 9000)], max_tokens=4), "INVALID_ARGUMENT", "prompt"),
+    ("ids over any context", request(ids=[1] * 1000000, max_tokens=4), "INVALID_ARGUMENT", "ids: 1000000"),
     ("prompt = context", request(ids=[1] * 8192), "INVALID_ARGUMENT", "prompt"),
     ("prompt + max over context", request(ids=[1] * 8000, max_tokens=300), "INVALID_ARGUMENT", "max_tokens"),
     ("max_tokens 0", request(ids=OK_IDS, max_tokens=0), "INVALID_ARGUMENT", "max_tokens"),
@@ -81,6 +86,37 @@ def test_every_row_is_refused_by_name_and_good_requests_go_on():
         for p in (c.router, *c.workers):
             assert p.child.poll() is None, p.name + " is gone"
         c.audit(3)
+
+
+@test
+def test_tokenize_and_detokenize_refuse_what_no_context_holds():
+    with Cluster() as c:
+        client = Client(c.router.address)
+        long = pb.TokenizeRequest()
+        long.chat.messages.add(role=b"user", content=b"a" * 3900000)
+        for call, r, word in ((client.tokenize, pb.TokenizeRequest(text=b"a" * 3900000), "text: 3900000 bytes"),
+                              (client.tokenize, long, "chat.messages[0].content: 3900004 bytes"),
+                              (client.detokenize, pb.DetokenizeRequest(ids=[1] * 1000000), "ids: 1000000")):
+            try:
+                call(r, timeout=10 * SLOW)
+                raise AssertionError(word + " was taken")
+            except grpc.RpcError as e:
+                assert e.code().name == "INVALID_ARGUMENT" and word in e.details(), e
+        assert len(client.tokenize(pb.TokenizeRequest(text=b"a b" * 9000)).ids) > 8192  # to count tokens is no mistake
+
+
+@test
+def test_second_request_in_one_call_ends_it():
+    with Cluster() as c:
+        call = Client(c.router.address).channel.stream_stream(
+            "/tandem.v1.Tandem/Generate", request_serializer=lambda m: m.SerializeToString(),
+            response_deserializer=pb.GenerateResponse.FromString)
+        try:
+            list(call(iter([request(ids=OK_IDS, max_tokens=4000, stopping__ignore_eos=True)] * 3), timeout=30 * SLOW))
+            raise AssertionError("three requests in one call were answered")
+        except grpc.RpcError as e:
+            assert e.code().name == "INVALID_ARGUMENT" and "second request" in e.details(), e
+        c.audit()
 
 
 @test

@@ -1,6 +1,6 @@
 """Decode workers pull what they lack of a prompt. Prompts that are pinned outlive others, those that are flushed are gone: on
 workers and stores, for their tenant alone."""
-import os, sys
+import os, signal, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from client import *
 from harness import *
@@ -23,16 +23,17 @@ def cached(cluster, n, **kw):
     return r["usage"]["cached_tokens"]
 
 
-def cache(cluster, action, n=None, *args):
+def cache(cluster, action, n=None, *args, router=None):
     request = [] if n is None else ["--request", json.dumps(line(n))]
-    out = subprocess.run([TANDEM, "cache", action, "--json", "--router", cluster.router.address, *request, *args],
+    out = subprocess.run([TANDEM, "cache", action, "--json", "--router", (router or cluster.router).address, *request, *args],
                          capture_output=True, text=True, timeout=60 * SLOW)
     assert out.returncode == 0, out.stderr
     return json.loads(out.stdout)
 
 
 def flood(cluster, first):
-    results = cluster.generate([line(i) for i in range(first, first + 12)], ["--concurrency", "2"])
+    """One at a time: what a store has not taken yet holds pages, too, and a full pool takes pinned ones."""
+    results = cluster.generate([line(i) for i in range(first, first + 12)], ["--concurrency", "1"])
     assert all("error" not in r for r in results.values()), results
 
 
@@ -73,6 +74,101 @@ def test_worker_that_returns_hears_of_pins():
         flood(c, 100)
         assert cached(c, 1)["worker"] == WHOLE
         c.audit()
+
+
+def restart(process):
+    process.kill()
+    process.child.wait()
+    process.start()
+
+
+def pin_is_refused(address, n):
+    """Whether there is no room for a second pin: --pin-blocks is less than two prompts have."""
+    try:
+        Client(address).pin(pb.PinRequest(prefix=request(prompt(n)), ttl_ms=60000))
+        return False
+    except grpc.RpcError as e:
+        assert e.code().name == "RESOURCE_EXHAUSTED" and "--pin-blocks" in e.details(), (e.code(), e.details())
+        return True
+
+
+def with_a_store(**kw):
+    return Cluster(prefill=0, store=True, worker_args=["--pages", "96", "--max-context", "512"],
+                   router_args=["--pin-blocks", "30", "--prefix", "compute"], **kw)
+
+
+@test
+def test_a_restarted_router_knows_what_is_pinned():
+    with with_a_store() as c:
+        cache(c, "pin", 1)
+        restart(c.router)
+        c.wait_ready()
+        c.account()  # answered by all, after what they told
+        assert pin_is_refused(c.router.address, 2)
+        restart(c["decode-0"])  # it comes later, and knows nothing
+        c.wait_ready()
+        cached(c, 1)
+        flood(c, 100)
+        assert cached(c, 1)["worker"] == WHOLE
+        restart(c.router)
+        c.wait_ready()
+        c.account()
+        cache(c, "release", 1)
+        flood(c, 200)
+        assert cached(c, 1)["worker"] == 0
+        restart(c.router)
+        c.wait_ready()
+        c.account()
+        assert not pin_is_refused(c.router.address, 2)  # what is over is told by nobody
+        c.audit()
+
+
+@test
+def test_a_pin_that_ended_while_a_store_was_away_does_not_come_back():
+    with with_a_store() as c:
+        cache(c, "pin", 1)
+        c["store-0"].kill(signal.SIGSTOP)
+        state = lambda: next(w for w in c.status()["workers"] if w["name"] == "store-0")["state"]
+        wait_until(lambda: state() != "ready", 10, "the store is lost")
+        cache(c, "release", 1)
+        c["store-0"].kill(signal.SIGCONT)
+        c.wait_ready()
+        c.account()
+        assert not pin_is_refused(c.router.address, 2)
+        restart(c.router)
+        c.wait_ready()
+        c.account()
+        assert pin_is_refused(c.router.address, 3)  # the second one is known, and alone
+        cache(c, "release", 2)
+        assert not pin_is_refused(c.router.address, 3)
+        c.audit()
+
+
+@test
+def test_routers_know_of_each_others_pins():
+    with with_a_store() as c:
+        first, second = c.router, c.add_router()
+        cache(c, "pin", 1, router=second)
+        wait_until(lambda: pin_is_refused(first.address, 2) or Client(first.address).pin(
+            pb.PinRequest(prefix=request(prompt(2)), ttl_ms=0)) and False, 5, "the first router knows")
+        cache(c, "release", 1)
+        c.account()
+        wait_until(lambda: not pin_is_refused(second.address, 3), 5, "the second router knows that it is over")
+        c.audit()
+
+
+@test
+def test_a_pin_may_be_asked_for_again_for_a_shorter_time_through_another_router():
+    with with_a_store() as c:
+        second = c.add_router()
+        pin = lambda address, ttl_ms: Client(address).pin(pb.PinRequest(prefix=request(prompt(1)), ttl_ms=ttl_ms))
+        pin(c.router.address, 3600000)
+        wait_until(lambda: pin_is_refused(second.address, 2), 5, "the second router knows")
+        pin(c.router.address, 0)
+        time.sleep(0.3)  # as long as news take, and longer
+        pin(c.router.address, 60000)
+        time.sleep(0.5)
+        assert pin_is_refused(c.router.address, 2) and pin_is_refused(second.address, 2)
 
 
 @test

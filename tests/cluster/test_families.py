@@ -61,7 +61,7 @@ def test_prefix_from_a_store_changes_nothing():
         with Cluster(model=model(name), store=True, plan="split", router_args=["--prefix", "load"]) as c:
             assert tokens(c.generate(own_requests())) == want, name
             blocks = lambda: next(w for w in c.status()["workers"] if w["role"] == "store")["store"]["blocks_dram"]
-            wait_until(lambda: blocks() >= 20, 20, "blocks in the store")
+            wait_still(blocks, 20, "the store has taken what it was offered")
             for w in c.workers:
                 if w.role != "store":
                     w.stop()

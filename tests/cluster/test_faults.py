@@ -1,6 +1,6 @@
 """Killed and frozen workers: every call is answered in full, no leaked page, no wrong token.
 
-Default: 5 of each. TANDEM_LONG=faults: 100 of each. The histogram of what was going on at each fault is printed.
+Default: 5 of each. TANDEM_LONG=faults: 100 of each. TANDEM_ROUTERS=N: through N routers. The histogram of what was going on at each fault is printed.
 """
 import collections, os, random, sys, threading
 sys.path.insert(0, os.path.dirname(__file__))
@@ -15,8 +15,8 @@ LIMIT = 3 * SLOW  # silence, a second of grace, and some
 def campaign(sig):
     rnd = random.Random(1)
     phases, slowest = collections.Counter(), 0
-    with Cluster(prefill=2, decode=2, plan="split", worker_args=["--chunk-tokens", "64"]) as c:
-        load = Load(c.router.address, 10)
+    with Cluster(prefill=2, decode=2, plan="split", worker_args=["--chunk-tokens", "64"], routers=ROUTERS) as c:
+        load = Load(c.addresses, 10)
         load.reference(c)
         load.start()
         for n in range(ROUNDS):
@@ -47,7 +47,7 @@ def campaign(sig):
             c.wait_ready(15)
             assert not load.wrong, load.wrong
         load.finish()
-        replans = c.status()["replans"]
+        replans = sum(c.status(r)["replans"] for r in c.routers)
         print(f"# {ROUNDS} faults, phases {dict(phases)}, calls {dict(load.codes)}, {replans} re-plans, all over within "
               f"{slowest:.2f} s")
         assert set(load.codes) == {"OK"}, (load.codes, load.texts)

@@ -1,5 +1,5 @@
 """A folder includes only what is below it, and third-party libraries are seen where the design says."""
-import os, re, sys
+import os, re, subprocess, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 
@@ -48,6 +48,22 @@ def test_libraries_are_seen_where_the_design_says():
                 if re.match(library, name) and not re.match(where, path):
                     wrong.append(f"{path} includes <{name}>")
     assert not wrong, wrong
+
+
+@test
+def test_no_two_archives_define_one_symbol():
+    """Else a program that links both calls one where the other is meant, without a word."""
+    defined = {}
+    for top in {r.split("/")[0] for r in RANKS}:
+        for d, _, files in os.walk(os.path.join(BUILD, top)):
+            for path in (os.path.join(d, f) for f in files if f.endswith(".a")):
+                out = subprocess.run(["nm", "--extern-only", "--defined-only", "--print-file-name", path], capture_output=True, text=True)
+                assert out.returncode == 0, out.stderr
+                for name in re.findall(r" [TDBR] (\S+)$", out.stdout, re.M):
+                    defined.setdefault(name, set()).add(os.path.relpath(path, BUILD))
+    twice = {name: sorted(paths) for name, paths in defined.items() if len(paths) > 1}
+    print(f"# {len(defined)} symbols of archives")
+    assert len(defined) > 500 and not twice, twice
 
 
 main()

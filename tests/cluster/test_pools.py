@@ -1,8 +1,8 @@
 """Workers come and go while the cluster serves: no request fails, no token changes, who comes takes a share.
 
-TANDEM_LONG=pools: 100 workers come and go, else 6.
+TANDEM_LONG=pools: 100 workers come and go, else 6. TANDEM_ROUTERS=N: through N routers.
 """
-import os, subprocess, sys, tempfile, threading
+import os, subprocess, sys, tempfile, threading, time
 from harness import *
 from load import Load
 
@@ -12,17 +12,18 @@ SIM = ["--engine", "sim", "--numerics", "bf16", "--pages", "3000", "--max-contex
 ROUNDS = 100 if os.environ.get("TANDEM_LONG") in ("pools", "all") else 6
 
 
-def states(c):
-    return {w["name"]: w for w in c.status()["workers"]}
+def states(c, router=None):
+    return {w["name"]: w for w in c.status(router)["workers"]}
 
 
 def join(c, role, name):
     """A worker nobody was told of: it tells the router itself."""
     w = Proc(c, role, name, ["--dummy", DIMS, "--threads", "1", "--silence-ms", str(1000 * SLOW), *SIM, "--routers",
-                             c.router.address])
+                             ",".join(c.addresses)])
     w.start()
     c.workers.append(w)
-    wait_until(lambda: states(c).get(name, {}).get("state") == "ready", 10, name + " is ready")
+    for r in c.routers:
+        wait_until(lambda: states(c, r).get(name, {}).get("state") == "ready", 10, f"{r.name}: {name} is ready")
     return w
 
 
@@ -36,8 +37,8 @@ def drain(c, w, limit="30s"):
 
 @test
 def test_workers_come_and_go_and_no_request_fails():
-    with Cluster(dummy=DIMS, prefill=1, decode=1, plan="split", worker_args=SIM) as c:
-        load = Load(c.router.address, 6, cached=False)
+    with Cluster(dummy=DIMS, prefill=1, decode=1, plan="split", worker_args=SIM, routers=ROUTERS) as c:
+        load = Load(c.addresses, 6, cached=False)
         load.reference(c)
         load.start()
         shares = []
@@ -54,15 +55,15 @@ def test_workers_come_and_go_and_no_request_fails():
         assert set(load.codes) == {"OK"}, (load.codes, load.texts)
         assert max(shares) < 5 * SLOW, shares
         print(f"# {ROUNDS} workers came and went, {load.codes['OK']} requests OK; the first work came within {max(shares):.2f} s")
-        names = states(c)
-        assert set(names) == {"prefill-0", "decode-0"}, names.keys()  # those that came by themselves are forgotten
+        for r in c.routers:  # those that came by themselves are forgotten
+            wait_until(lambda: set(states(c, r)) == {"prefill-0", "decode-0"}, 5, lambda: f"{r.name} forgets: {states(c, r).keys()}")
         c.audit()
 
 
 @test
 def test_what_a_drained_worker_cannot_finish_is_planned_anew():
-    with Cluster(dummy=DIMS, prefill=1, decode=2, plan="split", worker_args=[*SIM[:-1], "60000,0,0"]) as c:
-        load = Load(c.router.address, 6)  # an answer takes 6 s
+    with Cluster(dummy=DIMS, prefill=1, decode=2, plan="split", worker_args=[*SIM[:-1], "60000,0,0"], routers=ROUTERS) as c:
+        load = Load(c.addresses, 6)  # an answer takes 6 s
         load.reference(c)
         load.start()
         wait_until(lambda: states(c)["decode-1"]["running"], 10, "decode-1 works")
@@ -109,6 +110,39 @@ def test_scale_starts_and_drains_workers_of_one_pool():
 
 
 @test
+def test_a_new_router_waits_for_workers_that_register():
+    c = Cluster(prefill=0, decode=0, plan="split")
+    c.router = Proc(c, "router", "router", ["--model", DEMO, "--plan", "split", *c.router_args])
+    c.router.start()
+    try:
+        for role, n in (("prefill", 4), ("decode", 1)):
+            for i in range(n):
+                w = Proc(c, role, f"{role}-{i}", ["--model", DEMO, "--pool-bytes", "64M", "--threads", "1", "--routers", c.router.address])
+                c.workers.append(w.start())
+        wait_until(lambda: len(states(c)) == 5 and all(w["state"] == "ready" for w in states(c).values()), 15, "all are ready")
+        asked = {"prompt_ids": [i % 1000 for i in range(640)], "max_tokens": 2, "greedy": True}
+        c.generate([dict(asked, id="first")])
+        for i in range(6):
+            c.router.stop()
+            time.sleep(i * 0.37)  # at any moment between two registrations
+            c.router.start()
+            r = c.generate([dict(asked, id="again")])["again"]
+            assert r["usage"]["cached_tokens"]["worker"] == 624, (i, r)
+        wait_until(lambda: len(states(c)) == 5, 10, "all are back")
+    finally:
+        c.close()
+
+
+@test
+def test_a_workflow_stands_in_the_logs():
+    with Cluster(dummy=DIMS, prefill=1, decode=1, plan="split", worker_args=SIM, router_args=["--log-level", "debug"]) as c:
+        r = c.generate([{"id": "late", "prompt_ids": [1, 2, 3], "max_tokens": 500, "ignore_eos": True, "deadline_ms": 300,
+                         "workflow_id": "nightly\nforged line"}])
+        assert "error" in r["late"], r
+        assert "request failed req=late workflow=nightly" in c.log("router") and "\nforged" not in c.log("router"), c.log("router")
+
+
+@test
 def test_explain_says_what_was_weighed():
     with Cluster(dummy=DIMS, prefill=2, decode=1, plan="split", worker_args=SIM) as c:
         c.generate([{"id": f"e{i}", "prompt_ids": list(range(200)), "max_tokens": 4, "greedy": True} for i in range(3)])
@@ -119,6 +153,12 @@ def test_explain_says_what_was_weighed():
             ("prefill-0", "prefill"), ("prefill-1", "prefill"), ("decode-0", "decode")}, d
         winner = min((k for k in d[0]["candidates"] if k["as"] == "prefill"), key=lambda k: k["cost"])
         assert winner["worker"] == d[0]["prefill"], d
+        assert d[0]["workflow_id"] == ""
+        c.generate([{"id": "step", "prompt_ids": [1, 2], "max_tokens": 2, "workflow_id": "nightly\u001b[2J"}])
+        out = subprocess.run([TANDEM, "explain", "step", "--json", "--router", c.router.address], capture_output=True, text=True)
+        assert json.loads(out.stdout)["decisions"][0]["workflow_id"] == "nightly\u001b[2J"
+        out = subprocess.run([TANDEM, "explain", "step", "--router", c.router.address], capture_output=True, text=True)
+        assert "request step of workflow nightly?[2J, 2 tokens" in out.stdout, out.stdout
         none = subprocess.run([TANDEM, "explain", "nobody", "--router", c.router.address], capture_output=True, text=True)
         assert none.returncode == 1 and "nobody" in none.stderr
 

@@ -1,13 +1,15 @@
 """Lost workers, failed transfers, refused and unheard legs: the router plans anew, and clients see a pause, then the same stream.
 
 Default: 20 losses, and some with stores, in an aggregated cluster and with kept requests. TANDEM_LONG=replan: 1,000. TANDEM_SEED=N, or --seed N before
-the tests' names: another run; TANDEM_COUNT=N, --count N: so many losses (a long run may be shared out). The histogram of what was
-going on at each loss is printed.
+the tests' names: another run; TANDEM_COUNT=N, --count N: so many losses (a long run may be shared out). TANDEM_ROUTERS=N: through N
+routers, among which the clients are shared out. TANDEM_PROMPTS=40,300,900: other lengths, for a slow machine. The histogram of
+what was going on at each loss is printed.
 """
 import collections, os, random, socket, subprocess, sys, threading, time
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
-from client import Client, grpc, request
+from client import Client, request
+from streams import Answer, Flight, ids, story
 
 for name in ("seed", "count"):
     if "--" + name in sys.argv:
@@ -17,35 +19,7 @@ for name in ("seed", "count"):
 LOSSES = int(os.environ.get("TANDEM_COUNT", "1000" if os.environ.get("TANDEM_LONG") in ("replan", "all") else "20"))
 SEED = int(os.environ.get("TANDEM_SEED", "1"))
 CLIENTS = 12
-PROMPTS = (40, 600, 2500) if SLOW == 1 else (40, 150, 300)
-
-
-def ids(n, seed):
-    rnd = random.Random(seed)
-    return [rnd.randrange(1500) for _ in range(n)]
-
-
-class Answer:
-    """All that a client gets, to be compared with that of an undisturbed run."""
-
-    def __init__(self, client, r, timeout=90, seen=None):
-        self.text, self.ids, self.logprobs, self.end, self.code, self.why = b"", [], [], None, "OK", ""
-        try:
-            for m in client.generate(r, timeout=timeout):
-                self.text += m.text
-                self.ids += [t.id for t in m.tokens]
-                self.logprobs += [t.logprob for t in m.tokens]
-                self.end = m.end if m.HasField("end") else self.end
-                if seen and m.tokens:
-                    seen()
-        except grpc.RpcError as e:
-            self.code, self.why = e.code().name, e.details()
-
-    def stream(self):
-        e = self.end
-        scores = tuple(e.prompt_logprobs)[1:]  # the first is NaN
-        return self.text, tuple(self.ids), tuple(self.logprobs), e.finish_reason, e.usage.completion_tokens, \
-            e.usage.prompt_tokens, scores, len(e.prompt_logprobs)
+PROMPTS = [int(n) for n in os.environ.get("TANDEM_PROMPTS", "40,600,2500" if SLOW == 1 else "40,150,300").split(",")]
 
 
 def specs(reference):
@@ -73,13 +47,13 @@ def specs(reference):
 class Crowd:
     """Clients that ask without a pause and compare every answer with the undisturbed one."""
 
-    def __init__(self, address):
-        self.client = Client(address)
+    def __init__(self, addresses):
+        self.client = Client(addresses[0])
         self.specs = specs(lambda r: Answer(self.client, r))
         self.want = [Answer(self.client, r) for r in self.specs]
         assert all(a.code == "OK" and not a.end.replans for a in self.want), [(a.code, a.why) for a in self.want]
         assert {a.end.finish_reason for a in self.want} == {b"stop", b"length"}
-        self.address, self.stop, self.lock = address, threading.Event(), threading.Lock()
+        self.addresses, self.stop, self.lock = addresses, threading.Event(), threading.Lock()
         self.flying, self.codes, self.wrong, self.replans = {}, collections.Counter(), [], collections.Counter()
         self.off, self.pauses = ([0], [0]), [0]
         self.threads = [threading.Thread(target=self.run, args=(i,), daemon=True) for i in range(CLIENTS)]
@@ -87,7 +61,7 @@ class Crowd:
             t.start()
 
     def run(self, i):
-        client, rnd, n = Client(self.address), random.Random(SEED * 1000 + i), 0
+        client, rnd, n = Client(self.addresses[i % len(self.addresses)]), random.Random(SEED * 1000 + i), 0
         while not self.stop.is_set():
             k = rnd.randrange(len(self.specs))
             n += 1
@@ -126,11 +100,12 @@ def restart(victim):
     victim.start()
 
 
-def campaign(losses, kinds, **cluster):
+def campaign(losses, kinds, routers=ROUTERS, **cluster):
     rnd = random.Random(SEED)
     phases, hits = collections.Counter(), collections.Counter()
-    with Cluster(worker_args=["--chunk-tokens", "64"], router_args=["--replan-burst", "1000"], **cluster) as c:
-        crowd = Crowd(c.router.address)
+    with Cluster(worker_args=["--chunk-tokens", "64"], router_args=["--replan-burst", "1000"], routers=routers,
+                 **cluster) as c:
+        crowd = Crowd(c.addresses)
         for n in range(losses):
             sig, role = kinds[n % len(kinds)]
             wait_until(lambda: len(crowd.flying) >= 8, 20, "8 requests in flight")
@@ -155,13 +130,13 @@ def campaign(losses, kinds, **cluster):
             c.wait_ready(20)
             assert not crowd.wrong, (n, victim.name, sig, crowd.wrong[:2])
         crowd.finish()
-        status = c.status()
-        print(f"# {losses} losses {dict(hits)}; requests in flight at them {dict(phases)}; calls {dict(crowd.codes)}, re-planned "
-              f"{dict(sorted(crowd.replans.items()))}, {status['replans']} re-plans; pauses up to {max(crowd.pauses):.0f} ms, "
+        replans = sum(c.status(r)["replans"] for r in c.routers)
+        print(f"# {losses} losses {dict(hits)}, {routers} routers; requests in flight at them {dict(phases)}; calls {dict(crowd.codes)}, re-planned "
+              f"{dict(sorted(crowd.replans.items()))}, {replans} re-plans; pauses up to {max(crowd.pauses):.0f} ms, "
               f"times add up within {max(crowd.off[1]):.0f} ms, of others {max(crowd.off[0]):.0f}")
         assert not crowd.wrong, crowd.wrong[:2]
         assert set(crowd.codes) == {"OK"} and sum(v for k, v in crowd.replans.items() if k) > losses / 2
-        assert status["replans"] >= losses / 2
+        assert replans >= losses / 2
         c.audit(20)
 
 
@@ -189,31 +164,9 @@ def test_streams_are_the_same_where_prefill_workers_go_on_to_decode():
     campaign(max(LOSSES // 4, 4), [(s, "prefill") for s in SIGNALS], prefill=2, decode=1, plan="kept")
 
 
-class Flight:
-    """Requests in flight, each in a thread."""
-
-    def __init__(self, address, requests):
-        self.answers = [None] * len(requests)
-        self.tokens = [0] * len(requests)
-
-        def one(i):
-            self.answers[i] = Answer(Client(address), requests[i], seen=lambda: self.tokens.__setitem__(i, self.tokens[i] + 1))
-        self.threads = [threading.Thread(target=one, args=(i,)) for i in range(len(requests))]
-        for t in self.threads:
-            t.start()
-
-    def all_stream(self):
-        wait_until(lambda: all(n > 2 for n in self.tokens), 30, lambda: f"all stream: {self.tokens}")
-
-    def join(self):
-        for t in self.threads:
-            t.join(100)
-        assert all(self.answers), "calls that don't end"
-        return self.answers
-
-
-def story(n, max_tokens=600, **kw):
-    return request(ids=ids(30, n), max_tokens=max_tokens, stopping__ignore_eos=True, **kw)
+@test
+def test_streams_are_the_same_with_two_routers():
+    campaign(max(LOSSES // 4, 4), [(s, r) for s in SIGNALS for r in ("decode", "prefill")], routers=2, prefill=2, decode=2, plan="split")
 
 
 @test

@@ -92,6 +92,93 @@ def test_a_full_token_pool_borrows_prompt_machines():
         assert "--plan kept" in tandem("simulate", path, "--prefill", "0", "--plan", "kept", code=2).stderr
 
 
+def rows_of(path):
+    """The requests of a report, one object each."""
+    with open(path) as f:
+        report = json.load(f)
+    columns = {k: v for k, v in report["requests"].items() if k != "n"}
+    return [{k: v[i] if isinstance(v, list) else v for k, v in columns.items()} for i in range(report["requests"]["n"])]
+
+
+@test
+def test_routers_share_the_workers_and_one_that_dies_takes_its_requests_along():
+    with tempfile.TemporaryDirectory() as d:
+        path, out = os.path.join(d, "trace.jsonl"), os.path.join(d, "report.json")
+        write_trace(path, range(0, 40000, 20))
+        args = [path, "--prefill", "2", "--decode", "2", "--ttft-ms", "2000", "--rpc-ms", "0.5", "--output", out]
+        one = simulate(*args)
+        assert one["settings"]["routers"] == 1 and {q["router"] for q in rows_of(out)} == {0}
+        two = simulate(*args, "--routers", "2")
+        routers = [q["router"] for q in rows_of(out)]
+        assert two["settings"]["routers"] == 2 and two["met"] >= 0.93 * one["met"], (one["met"], two["met"])
+        assert set(routers) == {1, 2} and 800 < routers.count(1) < 1200, routers.count(1)
+        r = simulate(*args, "--routers", "2", "--fail", "router-2@20s,decode-1@30s+5s")
+        lost = [q for q in rows_of(out) if q["router"] == 2]
+        assert lost and all(q["arrived_ms"] <= 20000 for q in lost), max(q["arrived_ms"] for q in lost)
+        assert r["settings"]["fail"] == "router-2@20s,decode-1@30s+5s" and 0 < r["failed"] + r["cut_short"] < 200, r["failed"]
+        assert [o["reason"] for o in r["reasons"] if o["failed"]] == ["its router was lost"], r["reasons"]
+        out = tandem("simulate", *args[:5], "--sweep", "routers=1..3", "--json").stdout
+        assert [p["report"]["settings"]["routers"] for p in json.loads(out)["points"]] == [1, 2, 3]
+
+
+@test
+def test_a_cluster_that_is_wanted_too_much_is_shared_by_the_tenants_weights():
+    with tempfile.TemporaryDirectory() as d:
+        path, more, out = (os.path.join(d, n) for n in ("trace.jsonl", "more.jsonl", "report.json"))
+        write_trace(path, range(0, 20000, 5), tenant="light")
+        write_trace(more, range(0, 20000, 10), tenant="heavy")
+        with open(path, "a") as f, open(more) as g:
+            f.writelines(g.readlines()[1:])
+        args = [path, "--prefill", "1", "--decode", "1", "--ttft-ms", "1000", "--output", out]
+        shares = {}
+        for tenants in ("light=1,heavy=3", "light=1,heavy=1", "heavy=3"):
+            r = simulate(*args, "--tenants", tenants)
+            assert r["settings"]["tenants"] == tenants
+            answered = [r["tenants"][q["tenant"]] for q in rows_of(out) if q["outcome"] == 0]
+            shares[tenants] = answered.count("light") / len(answered)
+        print(f"# the light tenant's share: {shares}")
+        assert abs(shares["light=1,heavy=3"] - 0.25) < 0.05 and abs(shares["light=1,heavy=1"] - 0.5) < 0.05, shares
+        assert shares["heavy=3"] == shares["light=1,heavy=3"], shares
+
+
+@test
+def test_queues_are_bounded_when_that_is_asked_for():
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "trace.jsonl")
+        write_trace(path, [0] * 300)
+        args = [path, "--prefill", "1", "--decode", "1"]
+        r = simulate(*args)
+        assert r["answered"] == 300, r["answered"]
+        s = r["settings"]
+        assert (s["queue_requests"], s["queue_tokens"], s["max_wait_ms"]) == (0, 0, 120000) and "tenants" not in s, s
+        by_requests, by_tokens = simulate(*args, "--queue-requests", "50"), simulate(*args, "--queue-tokens", "100000")
+        for r in by_requests, by_tokens:  # prompts have 2000 tokens
+            assert 200 < r["refused"] <= 250, r["refused"]
+        two = simulate(*args, "--queue-requests", "50", "--routers", "2")
+        assert two["refused"] < by_requests["refused"] - 30, (two["refused"], by_requests["refused"])
+        s = simulate(*args, "--max-wait-ms", "2s", "--queue-tokens", "5000")["settings"]
+        assert (s["queue_tokens"], s["max_wait_ms"]) == (5000, 2000), s
+
+
+@test
+def test_bad_values_of_routers_tenants_and_queues_are_refused_by_name():
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "trace.jsonl")
+        write_trace(path, [0])
+        for args, said in ((["--routers", "0"], "--routers"), (["--routers", "17"], "--routers"),
+                           (["--tenants", "a"], "'a' is not NAME=WEIGHT"), (["--tenants", "a=1,a=2"], "'a' comes twice"),
+                           (["--tenants", "a=0"], "--tenants"), (["--queue-requests", "-1"], "--queue-requests"),
+                           (["--queue-tokens", "many"], "--queue-tokens"), (["--max-wait-ms", "0"], "--max-wait-ms"),
+                           (["--fail", "router-1@4s"], "no router is left"), (["--fail", "router-2@4s"], "a router that there is"),
+                           (["--routers", "2", "--fail", "router-2@4s+5s"], "expected router-N@TIME"),
+                           (["--routers", "3", "--fail", "router-2@4s,router-2@5s"], "dead already"),
+                           (["--routers", "2", "--fail", "router-2@4s,router-1@5s"], "no router is left"),
+                           (["--routers", "2", "--fail", "router-0@4s"], "--fail"), (["--fail", "store-1@4s"], "--fail"),
+                           (["--sweep", "tenants=a=1|a=x"], "'a=x' is not NAME=WEIGHT")):
+            err = tandem("simulate", path, *args, code=2).stderr
+            assert said in err, (args, err)
+
+
 def write_profiles(path):
     prefill = [{"batch": 1, "isl": n, "ms": 3 + 0.02 * n + 1e-6 * n * n + n % 3} for n in (128, 512, 2048, 8192, 32768)]
     decode = [{"batch": b, "context": c, "ms": 5 + 4e-5 * b * c + 0.01 * b} for b in (1, 4, 16, 64) for c in (512, 4096, 32768)]

@@ -1,7 +1,7 @@
 """tandem up and down: a cluster of real processes under one supervisor."""
 import contextlib, glob, json, os, shutil, signal, socket, subprocess, tempfile, time
 
-from harness import DEMO, SLOW, TANDEM, main, test, wait_until
+from harness import DEMO, SLOW, TANDEM, alive, main, test, wait_until
 
 SMALL = ["--pool-bytes", "8M", "--store-dram", "8M", "--store-ssd", "256M"]
 
@@ -60,14 +60,6 @@ class RunDir:
     def status(self, *args):
         out = self.tandem("status", "--router", self.router(), "--json", *args, run_dir=False)
         return {w["name"]: w for w in json.loads(out.stdout)["workers"]} if out.returncode == 0 else {}
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def none_alive(pids):

@@ -1,0 +1,340 @@
+"""Clients that ask for too much, or do not read, harm nobody else: gaps between another client's tokens are measured without and with
+them, in the same run, and compared as a ratio.
+"""
+import os, subprocess, sys, threading
+sys.path.insert(0, os.path.dirname(__file__))
+from harness import *
+from client import Client, grpc, pb, request
+
+DIMS = "layers=4,kv_heads=1,heads=1,head_dim=64,hidden=64,ffn=64,vocab=1536,positions=8192"
+SIM = ["--engine", "sim", "--numerics", "bf16", "--pages", "3000", "--max-context", "8192", "--chunk-tokens", "512", "--max-rows",
+       "576", "--sim-prefill", "1000,10,0"]
+STEP_MS = 20
+WINDOW_S = 6
+ATTEMPTS = 3  # the machine is shared: a phase in which somebody else computes says nothing
+UNPACED = ("slo", "full")  # small requests, one after the other
+LARGE = (b"Tell me a story about a fox and a lantern, and leave nothing out. " * 60000)[:3900000]
+
+
+def sim_cluster(**kw):
+    return Cluster(dummy=DIMS, plan="split", worker_args=[*SIM, "--sim-decode", f"{STEP_MS * 1000},0,0"], **kw)
+
+
+def attack(address, kind, n):
+    """In a process of its own, niced because it stands for another machine: n calls at once, again and again until stdin ends, half a
+    second between two rounds. Prints how many ended with which code."""
+    import collections
+    os.nice(10)
+    client, codes, stop = Client(address), collections.Counter(), threading.Event()
+    rounds = threading.Barrier(n)
+    asks = {"text": lambda: list(client.generate(request(text=LARGE, max_tokens=4), timeout=60)),
+            "chat": lambda: list(client.generate(request(chat=[(b"user", LARGE)], max_tokens=4), timeout=60)),
+            "fits": lambda: list(client.generate(request(text=LARGE[:300000], max_tokens=4), timeout=60)),
+            "slo": lambda: list(client.generate(HOPELESS, timeout=60)),
+            "full": lambda: list(client.generate(BUSY, timeout=60)),
+            "tokenize": lambda: client.tokenize(pb.TokenizeRequest(text=LARGE[:300000]), timeout=60)}
+
+    def run():
+        while not stop.is_set():
+            try:
+                asks[kind]()
+                codes["OK"] += 1
+            except grpc.RpcError as e:
+                codes[e.code().name + " " + e.details()[:32]] += 1
+            if kind in UNPACED:
+                continue
+            try:
+                rounds.wait(60)
+            except threading.BrokenBarrierError:
+                return
+            stop.wait(0.5)
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(n)]
+    for t in threads:
+        t.start()
+    sys.stdin.read()
+    stop.set()
+    rounds.abort()
+    for t in threads:
+        t.join(30)
+    print(json.dumps(codes))
+
+
+class Attack:
+    def __init__(self, address, kind, n=40):
+        self.child = subprocess.Popen([sys.executable, __file__, "--attack", address, kind, str(n)], stdin=subprocess.PIPE,
+                                      stdout=subprocess.PIPE, text=True)
+
+    def end(self):
+        out, _ = self.child.communicate("", timeout=60 * SLOW)
+        return json.loads(out)
+
+
+class Reader(threading.Thread):
+    """Reads tokens all the time, one stream after the other, and keeps when each came."""
+
+    def __init__(self, address):
+        super().__init__(daemon=True)
+        self.client, self.times, self.failed, self.stopped = Client(address), [], None, False
+        self.start()
+
+    def run(self):
+        try:
+            while not self.stopped:
+                self.times.append(None)  # a gap between streams is none
+                for m in self.client.generate(request(ids=[1, 2, 3], max_tokens=1000, stopping__ignore_eos=True), timeout=120):
+                    self.times += [time.monotonic()] * len(m.tokens)
+                    if self.stopped:
+                        break
+        except grpc.RpcError as e:
+            self.failed = f"{e.code().name}: {e.details()}"
+
+    def gaps(self, since, until):
+        pairs = zip(self.times, self.times[1:])
+        return [(b - a) * 1e3 for a, b in pairs if a and b and since <= a and b <= until]
+
+    def p99(self, seconds):
+        since = time.monotonic()
+        time.sleep(seconds)
+        gaps = sorted(self.gaps(since, time.monotonic()))
+        assert not self.failed, self.failed
+        assert len(gaps) > 100, f"{len(gaps)} gaps"
+        return gaps[int(len(gaps) * 0.99)]
+
+
+def check_p99_under(kind, expected):
+    """The p99 gap under an attack is less than twice the undisturbed one before and after it, and no stream is lost."""
+    with sim_cluster() as c:
+        reader, ratios = Reader(c.router.address), []
+        wait_until(lambda: len(reader.times) > 50, 20, "tokens")
+        while not ratios or (ratios[-1] >= 2 and len(ratios) < ATTEMPTS):
+            before = reader.p99(WINDOW_S)
+            a = Attack(c.router.address, kind)
+            time.sleep(1)  # until it has begun
+            loud = reader.p99(WINDOW_S)
+            codes = a.end()
+            after = reader.p99(WINDOW_S)
+            ratios.append(loud / min(before, after))
+            print(f"# {kind}: p99 gap {before:.1f} and {after:.1f} ms undisturbed, {loud:.1f} ms under attack, ratio {ratios[-1]:.2f}; "
+                  f"{codes}", flush=True)
+            assert codes and all(any(word in code for word in expected) for code in codes), codes
+        reader.stopped = True
+        assert ratios[-1] < 2, ratios
+
+
+@test
+def test_prompts_that_cannot_fit_do_not_disturb_another_clients_stream():
+    check_p99_under("text", ["INVALID_ARGUMENT text:"])
+    check_p99_under("chat", ["INVALID_ARGUMENT chat.messages[0].content:"])
+
+
+@test
+def test_prompts_that_are_long_to_tokenize_do_not_disturb_another_clients_stream():
+    check_p99_under("fits", ["INVALID_ARGUMENT prompt: more than", "RESOURCE_EXHAUSTED"])
+    check_p99_under("tokenize", ["OK", "RESOURCE_EXHAUSTED"])
+
+
+# ----------------------------------------------------------------- clients that do not read, or slowly
+
+LONG = dict(ids=[1, 2, 3], max_tokens=8000, stopping__ignore_eos=True, want_logprobs=True, top_logprobs=20)  # some 120 bytes a token
+SEND_BYTES, WINDOW_BYTES = 256 << 10, 64 << 10
+FAST = ["--sim-decode", "500,0,0"]
+
+
+def narrow(address):
+    """A client whose window stays at HTTP/2's 64 KiB: what does not fit into it waits in the router."""
+    client = Client(address)
+    client.channel = grpc.insecure_channel(address, options=[("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BYTES)])
+    return client
+
+
+@test
+def test_client_that_stops_reading_is_cut_off_within_a_second_of_a_full_queue():
+    metrics = f"127.0.0.1:{free_port()}"
+    with Cluster(dummy=DIMS, plan="split", worker_args=[*SIM, *FAST], router_args=["--metrics-listen", metrics]) as c:
+        stream = narrow(c.router.address).generate(request(**LONG), timeout=120)
+        n, size = len(next(stream).tokens), 0
+        wait_until(lambda: metric(metrics, "tandem_clients_behind{}"), 20, "a full queue")
+        full = time.monotonic()
+        wait_until(lambda: metric(metrics, "tandem_clients_unread_total{}"), 5, "cut off")
+        took = time.monotonic() - full
+        c.audit(2)
+        try:
+            for m in stream:
+                n, size = n + len(m.tokens), size + m.ByteSize() + 5
+            raise AssertionError("everything was kept for a client that does not read")
+        except grpc.RpcError as e:
+            assert e.code().name == "RESOURCE_EXHAUSTED" and "does not read" in e.details(), e
+        print(f"# cut off {took * 1e3:.0f} ms after the queue was full; {n} tokens, {size} bytes had reached the client")
+        assert took < 1 * SLOW and size < 2 * WINDOW_BYTES
+
+
+@test
+def test_client_that_reads_slowly_gets_every_token():
+    with Cluster(dummy=DIMS, plan="split", worker_args=[*SIM, *FAST], router_args=["--stall-ms", "800"]) as c:
+        want = Client(c.router.address).all(request(**LONG))[1]
+        ids, started, generated = [], time.monotonic(), None
+        for m in narrow(c.router.address).generate(request(**LONG), timeout=120):
+            ids += [t.id for t in m.tokens]
+            if not generated and not c.router.child.poll() and len(ids) % 500 == 0 and not c.status()["running"]:
+                generated = time.monotonic() - started
+            time.sleep(len(m.tokens) * 1.3e-3 * SLOW)
+        took = time.monotonic() - started
+        print(f"# generated in less than {generated or took:.1f} s, read in {took:.1f} s")
+        assert ids == want and len(ids) == 8000
+        c.audit()
+
+
+def h2_frame(kind, flags, stream, payload):
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def h2_generate(address, r):
+    """A socket on which a Generate call was sent by hand: windows as wide as HTTP/2 allows, and nothing is ever read."""
+    host, port = address.rsplit(":", 1)
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+    s.connect((host, int(port)))
+    headers = b"".join(b"\0" + bytes([len(k)]) + k + bytes([len(v)]) + v for k, v in (
+        (b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/tandem.v1.Tandem/Generate"), (b":authority", b"x"),
+        (b"te", b"trailers"), (b"content-type", b"application/grpc")))
+    body, most = r.SerializeToString(), 2 ** 31 - 1
+    s.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + h2_frame(4, 0, 0, b"\0\4" + most.to_bytes(4, "big")) +
+              h2_frame(8, 0, 0, (most - 65535).to_bytes(4, "big")) + h2_frame(1, 4, 1, headers) +
+              h2_frame(0, 1, 1, b"\0" + len(body).to_bytes(4, "big") + body))
+    return s
+
+
+@test
+def test_kernel_keeps_little_for_a_client_that_opens_its_window_and_does_not_read():
+    with Cluster(dummy=DIMS, plan="split", worker_args=[*SIM, *FAST]) as c:
+        s = h2_generate(c.router.address, request(**LONG, sampling__n=8))
+        wait_until(lambda: c.status()["running"], 10, "running")
+        wait_until(lambda: not c.status()["running"], 20, "cut off")
+        s.settimeout(1)
+        size = 0
+        try:
+            while data := s.recv(1 << 16):
+                size += len(data)
+        except OSError:
+            pass
+        print(f"# {size} bytes had left the router, into its kernel's buffers and the client's")
+        assert size < SEND_BYTES + 4 * WINDOW_BYTES
+        c.audit(5)
+
+
+# ----------------------------------------------------------------- bounds before the queue
+
+
+@test
+def test_threads_of_a_router_are_bounded_by_cores_and_not_by_workers():
+    counts = {}
+    for n in (1, 64):
+        with Cluster(dummy=DIMS, prefill=0, decode=0) as c:  # nobody is there: it connects for ever
+            router = Proc(c, "router", f"router-{n}", ["--model", DEMO, "--workers",
+                                                       ",".join(f"127.0.0.1:{free_port()}" for _ in range(n))])
+            c.workers.append(router.start())
+            time.sleep(2)
+            names = [open(f"/proc/{router.pid}/task/{t}/comm").read().strip() for t in os.listdir(f"/proc/{router.pid}/task")]
+            counts[n] = names
+    print(f"# {len(counts[1])} threads with one worker, {len(counts[64])} with 64: {sorted(counts[64])}")
+    assert len(counts[64]) <= 8 * os.cpu_count() + 16 and sum(n == "rpc-client" for n in counts[64]) <= max(4, 2 * os.cpu_count())
+
+
+def refusals(client, asks, timeout=60):
+    """Each ask in a thread of its own; (code, retry-after-ms, details) of each, in the order in which they ended."""
+    ends, threads = [], []
+
+    def run(ask):
+        try:
+            ask()
+            ends.append(("OK", None, ""))
+        except grpc.RpcError as e:
+            ends.append((e.code().name, dict(e.trailing_metadata() or ()).get("retry-after-ms"), e.details()))
+    threads = [threading.Thread(target=run, args=(a,), daemon=True) for a in asks]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(timeout * SLOW)
+    return ends
+
+
+@test
+def test_calls_beyond_the_bound_are_refused_with_a_time_to_come_back_and_operators_get_in():
+    metrics = f"127.0.0.1:{free_port()}"
+    with sim_cluster(router_args=["--max-calls", "16", "--metrics-listen", metrics]) as c:
+        client = Client(c.router.address)
+        streams = [client.generate(request(ids=[1, 2, 3], max_tokens=4000, stopping__ignore_eos=True), timeout=60) for _ in range(16)]
+        for s in streams:
+            next(s)
+        ends = refusals(client, [lambda: client.all(request(ids=[1, 2, 3], max_tokens=2))] * 10)
+        assert len(ends) == 10 and all(code == "RESOURCE_EXHAUSTED" and int(after) >= 1 and "as many calls" in text
+                                       for code, after, text in ends), ends
+        assert c.status()["running"] == 16 and client.health() == 1  # places of their own
+        wait_until(lambda: metric(metrics, "tandem_calls_refused_total{}") == 10, 5, "the metric says so")
+        for s in streams:
+            s.cancel()
+        wait_until(lambda: client.error(request(ids=[1, 2, 3], max_tokens=2))[0] == "OK", 5, "room again")
+
+
+@test
+def test_texts_beyond_the_bound_are_refused_and_another_connections_are_not():
+    metrics = f"127.0.0.1:{free_port()}"
+    with sim_cluster(router_args=["--text-bytes", "2M", "--text-threads", "1", "--metrics-listen", metrics]) as c:
+        client, other, small = Client(c.router.address), Client(c.router.address), []
+        other.channel = grpc.insecure_channel(c.router.address, options=[("grpc.use_local_subchannel_pool", 1)])
+        assert other.tokenize(pb.TokenizeRequest(text=b"hello"), timeout=10).ids
+        ask = threading.Thread(target=lambda: small.extend(
+            refusals(other, [lambda: other.tokenize(pb.TokenizeRequest(text=b"hello"), timeout=60)] * 5)))
+        flood = [lambda: client.tokenize(pb.TokenizeRequest(text=LARGE[:300000]), timeout=60)] * 100
+        threading.Timer(0.1, ask.start).start()
+        ends = refusals(client, flood)
+        time.sleep(0.2)
+        ask.join(60)
+        refused = [e for e in ends if e[0] == "RESOURCE_EXHAUSTED"]
+        print(f"# {len(refused)} of {len(ends)} refused, to come back after {refused[0][1] if refused else '-'} ms")
+        assert len(ends) == 100 and refused and all(int(after) >= 1 for _, after, _ in refused), ends
+        assert len(refused) < 100 and [e[0] for e in small] == ["OK"] * 5, small
+        assert metric(metrics, "tandem_texts_refused_total{}") == len(refused)
+
+
+# ----------------------------------------------------------------- how fast a refusal is
+
+
+def check_refused_within(c, ask, what, limit_ms=5):
+    """p99 of the time from a call to its RESOURCE_EXHAUSTED, while another process is refused, too; the best of three phases."""
+    client, p99 = Client(c.router.address), []
+    wait_until(lambda: client.error(ask)[0] == "RESOURCE_EXHAUSTED", 20, "a refusal")
+    while not p99 or (p99[-1] >= limit_ms * SLOW and len(p99) < ATTEMPTS):
+        a, took = Attack(c.router.address, what, 4), []
+        time.sleep(1)
+        for _ in range(1500):
+            began = time.monotonic()
+            code, text = client.error(ask)
+            took.append((time.monotonic() - began) * 1e3)
+            assert code == "RESOURCE_EXHAUSTED", (code, text)
+        codes = a.end()
+        took.sort()
+        p99.append(took[int(len(took) * 0.99)])
+        print(f"# {what}: refused within {took[len(took) // 2]:.2f} ms (median), {p99[-1]:.2f} ms (p99); beside {codes}", flush=True)
+    assert p99[-1] < limit_ms * SLOW, p99
+
+
+BUSY = request(ids=[5] * 100, max_tokens=8000, stopping__ignore_eos=True)
+HOPELESS = request(ids=[7] * 4000, max_tokens=4, slo__ttft_ms=1)
+
+
+@test
+def test_refusals_are_answered_within_five_milliseconds():
+    with sim_cluster(router_args=["--queue-requests", "20"]) as c:
+        client = Client(c.router.address)
+        check_refused_within(c, HOPELESS, "slo")
+        full = [client.generate(BUSY, timeout=300) for _ in range(400)]  # more than run and wait
+        check_refused_within(c, BUSY, "full")
+        for f in full:
+            f.cancel()
+
+
+if sys.argv[1:2] == ["--attack"]:
+    attack(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+else:
+    main()

@@ -1,0 +1,83 @@
+"""Processes that stand still: a router, or the whole machine, for up to ten seconds. No stream ends, and none is planned anew.
+
+Default: 0.6, 1.6 and 5 s of the router, 1.6 and 5 s of all processes at once. TANDEM_LONG=pauses: 10 s, too.
+"""
+import os, signal, sys, threading, time
+sys.path.insert(0, os.path.dirname(__file__))
+from harness import *
+from client import request
+from streams import Flight, ids
+
+LONG = os.environ.get("TANDEM_LONG") in ("pauses", "all")
+STREAMS = 30
+
+
+def stories(n, max_tokens):
+    return [request(ids=ids(300 if i % 2 else 30, i), max_tokens=max_tokens, stopping__ignore_eos=True) for i in range(n)]
+
+
+def answers(flight):
+    got = flight.join()
+    return [a.ids for a in got], [(a.code, a.why) for a in got if a.code != "OK"], sum(a.end.replans for a in got if a.end)
+
+
+def stand_still(processes, seconds):
+    for p in processes:
+        p.kill(signal.SIGSTOP)
+    time.sleep(seconds)
+    for p in processes:
+        p.kill(signal.SIGCONT)
+
+
+@test
+def test_a_router_or_a_machine_that_stood_still_ends_no_stream():
+    with Cluster(prefill=2, decode=2, store=True, plan="split") as c:
+        asked = stories(STREAMS, 600)
+        want, _, _ = answers(Flight(c.router.address, asked))
+        assert all(len(w) == 600 for w in want)
+        longer = [10] if LONG else []
+        for who, processes, pauses in (("router", [c.router], [0.6, 1.6, 5] + longer),
+                                       ("all", [c.router, *c.workers], [1.6, 5] + longer)):
+            for seconds in pauses:
+                flight = Flight(c.router.address, asked)
+                wait_until(lambda: sum(n > 2 for n in flight.tokens) > STREAMS // 2, 30, lambda: str(flight.tokens))
+                stand_still(processes, seconds)
+                got, errors, replans = answers(flight)
+                print(f"# {who} {seconds} s: {len(errors)} errors, {replans} re-plans", flush=True)
+                assert not errors, (who, seconds, errors[:3])
+                assert got == want and not replans, (who, seconds, replans)
+                assert all(w["state"] == "ready" for w in c.status()["workers"])
+        assert not c.status()["replans"]
+        c.audit()
+
+
+@test
+def test_tandem_generate_waits_for_a_router_that_stands_still():
+    with Cluster(prefill=1, decode=1, plan="split") as c:
+        lines = [{"id": str(i), "prompt_ids": ids(30, i), "max_tokens": 1500, "greedy": True, "ignore_eos": True} for i in range(6)]
+        got = {}
+        asks = threading.Thread(target=lambda: got.update(c.generate(lines)))
+        asks.start()
+        wait_until(lambda: sum(w["running"] for w in c.status()["workers"]), 20, "they run")
+        stand_still([c.router], 5)
+        asks.join(100)
+        assert len(got) == 6 and all(len(r.get("token_ids", [])) == 1500 for r in got.values()), [r.get("error") for r in got.values()]
+
+
+@test
+def test_a_worker_that_stands_still_alone_is_lost():
+    with Cluster(prefill=1, decode=2, plan="split", worker_args=["--max-batch", "6"]) as c:  # both have some
+        asked = stories(8, 1500)
+        want, _, _ = answers(Flight(c.router.address, asked))
+        flight = Flight(c.router.address, asked)
+        flight.all_stream()
+        c["decode-0"].kill(signal.SIGSTOP)
+        wait_until(lambda: any(w["name"] == "decode-0" and w["state"] != "ready" for w in c.status()["workers"]), 5, "it is lost")
+        got, errors, replans = answers(flight)
+        c["decode-0"].kill(signal.SIGCONT)
+        assert not errors and got == want and replans, (errors, replans)
+        c.wait_ready()
+        c.audit()
+
+
+main()

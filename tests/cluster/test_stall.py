@@ -1,0 +1,96 @@
+"""Workers whose heartbeats go on while they get nowhere: their requests go elsewhere, and they come back when they get on."""
+import os, signal, sys, time
+sys.path.insert(0, os.path.dirname(__file__))
+from harness import *
+from client import Client, request
+from streams import Answer, Flight, ids, story
+
+
+def misbehave(c, name, script):
+    with open(os.path.join(c.dir, name + ".faults"), "w") as f:
+        f.write(script)
+    c[name].kill(signal.SIGUSR1)
+
+
+def with_faults(**kw):
+    c = Cluster(plan="split", **kw)
+    for w in c.workers:
+        w.args += ["--faults", "@" + os.path.join(c.dir, w.name + ".faults")]
+    return c
+
+
+def worker(c, name):
+    return next(w for w in c.status()["workers"] if w["name"] == name)
+
+
+def warm(c, n=12):
+    """Steps of each kind, so that workers know how long they take."""
+    for _ in range(3):
+        assert all(a.code == "OK" for a in Flight(c.router.address, [story(50 + i, 20) for i in range(n)]).join())
+
+
+@test
+def test_a_worker_whose_step_never_ends_is_left_out_until_it_gets_on():
+    metrics = f"127.0.0.1:{free_port()}"
+    with with_faults(prefill=2, decode=2, router_args=["--metrics-listen", metrics]) as c:
+        asked = [story(i, 1200) for i in range(24)]
+        want = [a.stream() for a in Flight(c.router.address, asked).join()]
+        warm(c)
+        for victim in ("decode-0", "prefill-0"):
+            flight = Flight(c.router.address, asked)
+            if victim.startswith("decode"):
+                wait_until(lambda: sum(flight.tokens) > 300, 30, "they stream")
+            misbehave(c, victim, "step:stall")
+            more = Flight(c.router.address, [request(ids=ids(400, 300 + i), max_tokens=20, stopping__ignore_eos=True)
+                                             for i in range(12)])
+            began = time.monotonic()
+            got, later = flight.join(), more.join()
+            took = time.monotonic() - began
+            assert [a.code for a in got + later] == ["OK"] * 36, [(a.code, a.why) for a in got + later]
+            assert [a.stream() for a in got] == want
+            n = sum(a.end.replans > 0 for a in got + later)
+            print(f"# {victim}: {n} of 36 went elsewhere, all over after {took:.1f} s", flush=True)
+            assert n and took < 30 * SLOW, (n, took)
+            w = worker(c, victim)
+            assert w["state"] == "stalled" and w["breaker"] == "open", w
+            assert metric(metrics, r'tandem_replans_total{reason="stalled"}') >= n
+            misbehave(c, victim, "")
+            wait_until(lambda: worker(c, victim)["state"] == "ready", 10, "it gets on")
+
+            def tried():
+                warm(c)
+                return worker(c, victim)["breaker"] == "closed"
+            wait_until(tried, 30, "it is tried again")
+        c.audit(20)
+
+
+@test
+def test_a_leg_that_a_worker_forgets_goes_elsewhere():
+    with with_faults(prefill=2, decode=2) as c:
+        asked = [story(i, 20, bypass_cache=True) for i in range(8)]  # else each goes where it was before
+        want = [a.stream() for a in Flight(c.router.address, asked).join()]
+        for victim in ("prefill-0", "decode-1"):
+            misbehave(c, victim, "leg:drop=0.5")
+            began, again, rounds = time.monotonic(), 0, 0
+            while rounds < 3 or not again and rounds < 40:  # some rounds go to the other worker
+                rounds += 1
+                got = Flight(c.router.address, asked).join()
+                assert [a.code for a in got] == ["OK"] * 8, [(a.code, a.why) for a in got]
+                assert [a.stream() for a in got] == want
+                again += sum(a.end.replans for a in got)
+            assert again and time.monotonic() - began < 15 * SLOW, (again, time.monotonic() - began)
+            misbehave(c, victim, "")
+        c.wait_ready()
+        c.audit(20)
+
+
+@test
+def test_a_step_that_is_slow_and_known_to_be_is_waited_for():
+    slow = ["--engine", "sim", "--sim-prefill", "4500000,0,0", "--sim-decode", "1000,0,0"]
+    with Cluster(prefill=2, decode=1, plan="split", worker_args=slow) as c:
+        a = Answer(Client(c.router.address), story(1, 5))
+        assert a.code == "OK" and not a.end.replans, (a.code, a.why, a.end)
+        assert all(w["state"] == "ready" for w in c.status()["workers"])
+
+
+main()
