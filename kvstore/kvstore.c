@@ -35,7 +35,12 @@ const struct option KVSTORE_OPTIONS[] = {
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Network"},
     {"name", OPT_STRING, AT(name), NULL, "NAME", 0, 0, "name in status and logs; default: role and process id"},
     {"listen", OPT_STRING, AT(listen), "127.0.0.1:0", "HOST:PORT", 0, 0, "gRPC service for routers; port 0 picks one"},
-    {"xfer-listen", OPT_STRING, AT(xfer_listen), "127.0.0.1:0", "HOST:PORT", 0, 0, "KV transfers"},
+    {"xfer-listen", OPT_STRING, AT(xfer_listen), NULL, "HOST:PORT", 0, 0,
+     "KV transfers; default: a free port of --listen's host"},
+    {"routers", OPT_STRING, AT(routers), NULL, "HOST:PORT,...", 0, 0,
+     "routers to register with; else they are told of us"},
+    {"advertise", OPT_STRING, AT(advertise), NULL, "HOST[:PORT]", 0, 0,
+     "where routers and peers reach us; default: where we listen"},
     {"tls", OPT_STRING, AT(tls), "auto", "LIST", 0, 0, "UCX transports: auto, tcp, or a UCX_TLS list"},
     {"secret", OPT_STRING, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
     {"metrics-listen", OPT_STRING, AT(metrics_listen), NULL, "HOST:PORT", 0, 0, "Prometheus metrics over HTTP"},
@@ -94,7 +99,7 @@ static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
     h->pid = (uint32_t)getpid();
     h->incarnation = s->incarnation;
     h->layout = (ProtobufCBinaryData){sizeof(layout), layout};
-    h->xfer_address = rpc_data(xfer_address(s->xfer));
+    h->xfer_address = rpc_data(s->xfer_address);
     h->n_pages = (uint32_t)(s->arena_bytes / s->page_bytes);
     h->kv_codec = rpc_data(block_codec_is_lossy(s->codec) ? block_codec_name(s->codec) : "");
 }
@@ -402,10 +407,12 @@ static enum td_status open_tiers(struct kvstore *s, struct td_error *e)
 static enum td_status open_network(struct kvstore *s, struct xfer_hub *hub, struct td_error *e)
 {
     struct kvstore_options *o = &s->options;
+    reach_xfer(&s->reach, s->xfer_listen, s->xfer_address);
     const struct xfer_config x = {.backend = hub ? XFER_LOOPBACK : XFER_UCX,
                                   .hub = hub,
                                   .name = s->name,
-                                  .listen = hub ? s->name : o->xfer_listen,
+                                  .listen = hub ? s->name : s->xfer_listen,
+                                  .reached_at = s->xfer_address,
                                   .tls = o->tls,
                                   .incarnation = s->incarnation,
                                   .secret = o->secret,
@@ -420,11 +427,22 @@ static enum td_status open_network(struct kvstore *s, struct xfer_hub *hub, stru
                                   .log = &s->log,
                                   .callbacks = {.user = s, .on_message = request_on_message}};
     enum td_status status = xfer_open(&x, &s->xfer, e);
+    if (!status)
+        reach_xfer(&s->reach, xfer_address(s->xfer), s->xfer_address);
     if (!status && o->metrics_listen)
         status = metrics_http_open(s->metrics, o->metrics_listen, &s->metrics_http, s->metrics_address, e);
     const struct link_server_config l = {
         .listen = o->listen, .secret = o->secret, .log = &s->log, .deliver = deliver, .hello = hello, .user = s};
-    return status ? status : link_server_open(&l, &s->links, e);
+    if (!status)
+        status = link_server_open(&l, &s->links, e);
+    if (!status)
+        reach_rpc(&s->reach, link_server_address(s->links), s->rpc_address);
+    const struct registrar_config r = {.routers = o->routers,
+                                       .address = s->rpc_address,
+                                       .secret = o->secret,
+                                       .incarnation = s->incarnation,
+                                       .log = &s->log};
+    return status ? status : registrar_open(&r, &s->registrar, e);
 }
 
 /*
@@ -450,6 +468,7 @@ enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore 
     clock_init_real(&s->clock);
     absence_init(&s->absence, &s->clock, TURN_MS * NS_PER_MS, &s->log);
     s->incarnation = random_u64();
+    s->reach = (struct reach_config){s->options.listen, s->options.xfer_listen, s->options.advertise};
     s->next_event = 1ull << 32; /* a snapshot is numbered backwards from here */
     mailbox_init(&s->mailbox);
     pthread_mutex_init(&s->load_lock, NULL);
@@ -457,6 +476,8 @@ enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore 
     s->counters = metrics_add(s->metrics, METRIC_INFO, sizeof(METRIC_INFO) / sizeof(METRIC_INFO[0]), NULL);
     enum td_status status = faults_open(s->options.faults, &s->log, &s->faults, error_out);
     faults_export(s->faults, s->metrics);
+    if (!status)
+        status = reach_listen(&s->reach, s->xfer_listen, error_out);
     if (!status)
         status = open_tiers(s, error_out);
     if (!status)
@@ -467,7 +488,7 @@ enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore 
     }
     note_load(s);
     log_info(&s->log, "ready address=%s xfer=%s slots=%u block_kib=%llu blocks_ssd=%llu dir=%s", kvstore_address(s),
-             xfer_address(s->xfer), s->audit.total, (unsigned long long)(s->page_bytes >> 10),
+             s->xfer_address, s->audit.total, (unsigned long long)(s->page_bytes >> 10),
              (unsigned long long)s->audit.n_ssd, s->ssd ? s->options.dir : "none");
     *out = s;
     return TD_OK;
@@ -478,6 +499,7 @@ void kvstore_close(struct kvstore *s)
     if (!s)
         return;
     s->is_closing = true;
+    registrar_close(s->registrar);
     link_server_close(s->links);
     ssd_tier_close(s->ssd); /* before the wire: what was read may still be announced */
     s->ssd = NULL;

@@ -34,8 +34,8 @@ struct kvstore;
 
 struct kvstore_options {
     struct geometry_options geometry; /* the layout only: no weights are read */
-    const char *name, *listen, *xfer_listen, *tls, *secret, *metrics_listen, *eviction, *dir, *codec, *faults,
-        *log_level;
+    const char *name, *listen, *xfer_listen, *tls, *secret, *metrics_listen, *eviction, *dir, *codec, *faults, *routers,
+        *advertise, *log_level;
     int64_t dram_bytes, ssd_bytes, read_threads, read_deadline_ms, write_queue_bytes, write_bytes_per_s, lease_ms;
     int64_t silence_ms;
     const char *tenant_quotas;

@@ -15,6 +15,8 @@
 #include "sched/pins.h"
 #include "worker/keeps.h"
 #include "worker/link.h"
+#include "worker/reach.h"
+#include "worker/register.h"
 
 /*
  * Blocks asked for = hits + misses by reason; blocks offered = puts + known + dropped by reason.
@@ -134,6 +136,10 @@ struct kvstore {
     struct faults *faults;
     struct xfer *xfer;
     struct link_server *links;
+    struct registrar *registrar;
+    struct reach_config reach;
+    char xfer_listen[REACH_BYTES], rpc_address[REACH_BYTES],
+        xfer_address[REACH_BYTES]; /* the last two as others are told */
     struct metrics *metrics;
     struct metrics_set *counters;
     struct metrics_http *metrics_http;

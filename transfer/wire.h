@@ -79,7 +79,8 @@ struct wire { /* the head of each transport */
 };
 
 struct wire_config {
-    const char *listen; /* NULL: does not */
+    const char *listen;     /* NULL: does not */
+    const char *reached_at; /* xfer_config.reached_at */
     const char *tls;
     void *arena;
     uint64_t arena_bytes;

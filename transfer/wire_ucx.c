@@ -908,7 +908,20 @@ static void ucx_free(struct wire *base)
     free(w);
 }
 
-static enum td_status listen_open(struct ucx_wire *w, const char *text, struct td_error *error_out)
+/* An any-address belongs to no device; the one by which peers reach it does. */
+static void listen_device(const struct sockaddr_storage *address, socklen_t len, const char *reached_at, char out[64])
+{
+    struct sockaddr_storage told;
+    socklen_t told_len;
+    struct td_error ignored;
+    if (netaddr_device(address, len, out))
+        return;
+    if (!reached_at || netaddr_resolve(reached_at, &told, &told_len, &ignored) || !netaddr_device(&told, told_len, out))
+        netaddr_any_device(out);
+}
+
+static enum td_status listen_open(struct ucx_wire *w, const char *text, const char *reached_at,
+                                  struct td_error *error_out)
 {
     struct sockaddr_storage address;
     socklen_t len;
@@ -916,8 +929,7 @@ static enum td_status listen_open(struct ucx_wire *w, const char *text, struct t
     enum td_status st = netaddr_resolve(text, &address, &len, error_out);
     if (st)
         return st;
-    if (!netaddr_device(&address, len, device))
-        netaddr_any_device(device);
+    listen_device(&address, len, reached_at, device);
     st = context_open(w, device, error_out);
     if (st)
         return st;
@@ -968,7 +980,7 @@ enum td_status wire_ucx_open(const struct wire_config *config, struct wire **out
     w->base.fd = epoll_create1(EPOLL_CLOEXEC);
     enum td_status s = w->base.fd < 0 ? td_fail(error_out, TD_ERR_IO, "no epoll descriptor") : TD_OK;
     if (!s && config->listen)
-        s = listen_open(w, config->listen, error_out);
+        s = listen_open(w, config->listen, config->reached_at, error_out);
     if (s) {
         ucx_free(&w->base);
         return s;

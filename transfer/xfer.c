@@ -242,6 +242,7 @@ enum td_status xfer_open(const struct xfer_config *config, struct xfer **out, st
         return s;
     struct xfer *x = xfer_new(config);
     struct wire_config w = {.listen = config->listen,
+                            .reached_at = config->reached_at,
                             .tls = x->config.tls,
                             .arena = config->arena,
                             .arena_bytes = config->arena_bytes,

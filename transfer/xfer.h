@@ -76,6 +76,8 @@ struct xfer_config {
     struct xfer_hub *hub; /* loopback only */
     const char *name;     /* shown to peers and in logs */
     const char *listen;   /* "HOST:PORT"; port 0 picks one; loopback: any unique text; NULL: only connects out */
+    /* "HOST:PORT" that peers are told: an any-address listens on its network device. NULL: on the first that is up */
+    const char *reached_at;
     const char *tls; /* UCX transports: "auto" (shm for peers on this host, tcp beyond), "tcp", or a UCX_TLS list */
     uint64_t incarnation;           /* of this process */
     const char *secret;             /* cluster secret; NULL is "" */

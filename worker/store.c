@@ -18,7 +18,7 @@ static void send_keys(struct worker *w, const struct leg *leg, const char *store
                       struct xfer_id id, const struct block_key *keys, uint32_t first, uint32_t n)
 {
     struct bytes b = {0};
-    const char *address = kind == STORE_OFFER ? xfer_address(w->xfer) : ""; /* where the store pulls from */
+    const char *address = kind == STORE_OFFER ? w->xfer_address : ""; /* where the store pulls from */
     const struct store_keys_msg m = {.id_incarnation = id.incarnation,
                                      .id_counter = id.counter,
                                      .first_index = first,

@@ -29,12 +29,13 @@ const struct option WORKER_OPTIONS[] = {
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Network"},
     {"name", OPT_STRING, AT(name), NULL, "NAME", 0, 0, "name in status and logs; default: role and process id"},
     {"listen", OPT_STRING, AT(listen), "127.0.0.1:0", "HOST:PORT", 0, 0, "gRPC service for routers; port 0 picks one"},
-    {"xfer-listen", OPT_STRING, AT(xfer_listen), "127.0.0.1:0", "HOST:PORT", 0, 0, "KV transfers"},
+    {"xfer-listen", OPT_STRING, AT(xfer_listen), NULL, "HOST:PORT", 0, 0,
+     "KV transfers; default: a free port of --listen's host"},
     {"tls", OPT_STRING, AT(tls), "auto", "LIST", 0, 0, "UCX transports: auto, tcp, or a UCX_TLS list"},
     {"routers", OPT_STRING, AT(routers), NULL, "HOST:PORT,...", 0, 0,
      "routers to register with; else they are told of us"},
-    {"advertise", OPT_STRING, AT(advertise), NULL, "HOST:PORT", 0, 0,
-     "where routers reach us; default: where we listen"},
+    {"advertise", OPT_STRING, AT(advertise), NULL, "HOST[:PORT]", 0, 0,
+     "where routers and peers reach us; default: where we listen"},
     {"drain-ms", OPT_MS, AT(drain_ms), "30s", NULL, 0, 3.6e6,
      "after SIGTERM: time to finish what runs; what is left is planned anew elsewhere"},
     {"secret", OPT_STRING, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
@@ -99,7 +100,7 @@ static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
     h->fingerprint = (ProtobufCBinaryData){BLOCK_KEY_BYTES, fingerprint.b};
     h->layout = (ProtobufCBinaryData){sizeof(layout), layout};
     h->numerics = rpc_data(engine_numerics(w->engine));
-    h->xfer_address = rpc_data(xfer_address(w->xfer));
+    h->xfer_address = rpc_data(w->xfer_address);
     h->n_pages = (uint32_t)w->options.pages;
     h->max_context = engine_max_context(w->engine);
     h->max_batch = (uint32_t)w->options.max_batch;
@@ -578,10 +579,12 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
 static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struct td_error *e)
 {
     struct worker_options *o = &w->options;
+    reach_xfer(&w->reach, w->xfer_listen, w->xfer_address);
     struct xfer_config x = {.backend = hub ? XFER_LOOPBACK : XFER_UCX,
                             .hub = hub,
                             .name = w->name,
-                            .listen = hub ? w->name : o->xfer_listen,
+                            .listen = hub ? w->name : w->xfer_listen,
+                            .reached_at = w->xfer_address,
                             .tls = o->tls,
                             .incarnation = w->incarnation,
                             .secret = o->secret,
@@ -594,6 +597,8 @@ static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struc
     x.arena = kvpool_arena(engine_pool(w->engine), &x.arena_bytes);
     x.arena_fd = kvpool_arena_fd(engine_pool(w->engine));
     enum td_status s = xfer_open(&x, &w->xfer, e);
+    if (!s)
+        reach_xfer(&w->reach, xfer_address(w->xfer), w->xfer_address);
     if (!s && o->metrics_listen)
         s = metrics_http_open(w->metrics, o->metrics_listen, &w->metrics_http, w->metrics_address, e);
     const struct link_server_config l = {.listen = o->listen,
@@ -605,8 +610,10 @@ static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struc
                                          .user = w};
     if (!s)
         s = link_server_open(&l, &w->links, e);
+    if (!s)
+        reach_rpc(&w->reach, link_server_address(w->links), w->rpc_address);
     const struct registrar_config r = {.routers = o->routers,
-                                       .address = o->advertise || s ? o->advertise : link_server_address(w->links),
+                                       .address = w->rpc_address,
                                        .secret = o->secret,
                                        .incarnation = w->incarnation,
                                        .log = &w->log};
@@ -627,6 +634,7 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
     absence_init(&w->absence, &w->clock, TURN_MS * NS_PER_MS, NULL);
     absence_init(&w->beat_absence, &w->clock, BEAT_MS * NS_PER_MS, NULL);
     w->incarnation = random_u64();
+    w->reach = (struct reach_config){w->options.listen, w->options.xfer_listen, w->options.advertise};
     w->next_event = 1ull << 32; /* a snapshot is numbered backwards from here */
     mailbox_init(&w->mailbox);
     pthread_mutex_init(&w->load_lock, NULL);
@@ -635,6 +643,8 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
     w->counters = metrics_add(w->metrics, METRIC_INFO, sizeof(METRIC_INFO) / sizeof(METRIC_INFO[0]), NULL);
     enum td_status s = faults_open(w->options.faults, &w->log, &w->faults, error_out);
     faults_export(w->faults, w->metrics);
+    if (!s)
+        s = reach_listen(&w->reach, w->xfer_listen, error_out);
     if (!s)
         s = open_engine(w, error_out);
     if (!s)
@@ -645,8 +655,8 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
     }
     note_load(w);
     log_info(&w->log, "ready address=%s xfer=%s isa=%s numerics=%s pages=%lld weights_mib=%llu", worker_address(w),
-             xfer_address(w->xfer), kernels_isa_name(w->kernels[0]), engine_numerics(w->engine),
-             (long long)w->options.pages, (unsigned long long)(engine_weight_bytes(w->engine) >> 20));
+             w->xfer_address, kernels_isa_name(w->kernels[0]), engine_numerics(w->engine), (long long)w->options.pages,
+             (unsigned long long)(engine_weight_bytes(w->engine) >> 20));
     *out = w;
     return TD_OK;
 }

@@ -11,6 +11,7 @@
 #include "worker/backlog.h"
 #include "worker/keeps.h"
 #include "worker/link.h"
+#include "worker/reach.h"
 #include "worker/register.h"
 #include "worker/worker.h"
 
@@ -125,7 +126,10 @@ struct worker {
     struct xfer *xfer;
     struct link_server *links;
     struct registrar *registrar;
-    uint64_t drain_until_ns; /* 0: not draining */
+    struct reach_config reach;
+    char xfer_listen[REACH_BYTES], rpc_address[REACH_BYTES],
+        xfer_address[REACH_BYTES]; /* the last two as others are told */
+    uint64_t drain_until_ns;       /* 0: not draining */
     struct metrics *metrics;
     struct metrics_set *counters;
     struct metrics_http *metrics_http;

@@ -1,0 +1,89 @@
+#include "worker/reach.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+static bool is_unix(const char *address)
+{
+    return !strncmp(address, "unix:", 5);
+}
+
+/* Of HOST:PORT, the length of HOST; of HOST alone (a bare IPv6 address has several colons) all of it. */
+static int host_len(const char *address)
+{
+    const char *colon = strrchr(address, ':');
+    bool is_bare = !colon || (address[0] != '[' && strchr(address, ':') != colon) || strchr(colon, ']');
+    return (int)(is_bare ? strlen(address) : (size_t)(colon - address));
+}
+
+static bool has_port(const char *address)
+{
+    return address[host_len(address)] == ':';
+}
+
+static bool is_wildcard(const char *address)
+{
+    int n = host_len(address);
+    return !n || (n == 7 && !memcmp(address, "0.0.0.0", 7)) || (n == 4 && !memcmp(address, "[::]", 4)) ||
+           (n == 2 && !memcmp(address, "::", 2));
+}
+
+static enum td_status check(const char *option, const char *address, bool may_be_wildcard, struct td_error *e)
+{
+    if (strlen(address) >= REACH_BYTES - 8)
+        return td_fail(e, TD_ERR_INVALID, "%s: longer than %d bytes", option, REACH_BYTES - 9);
+    if (!may_be_wildcard && !is_unix(address) && is_wildcard(address))
+        return td_fail(
+            e, TD_ERR_INVALID,
+            "%s %s is every address of this host, which tells nobody where to connect; --advertise HOST does", option,
+            address);
+    return TD_OK;
+}
+
+enum td_status reach_listen(const struct reach_config *config, char xfer_listen_out[REACH_BYTES],
+                            struct td_error *error_out)
+{
+    const char *told = config->advertise;
+    enum td_status s = told ? check("--advertise", told, false, error_out) : TD_OK;
+    if (!s)
+        s = check("--listen", config->listen, told, error_out);
+    if (!s && config->xfer_listen)
+        s = check("--xfer-listen", config->xfer_listen, told, error_out);
+    if (s)
+        return s;
+    if (config->xfer_listen)
+        snprintf(xfer_listen_out, REACH_BYTES, "%s", config->xfer_listen);
+    else if (is_unix(config->listen))
+        snprintf(xfer_listen_out, REACH_BYTES, "127.0.0.1:0"); /* whoever uses the socket is on this host */
+    else
+        snprintf(xfer_listen_out, REACH_BYTES, "%.*s:0", host_len(config->listen), config->listen);
+    return TD_OK;
+}
+
+static void join(char out[REACH_BYTES], const char *host, const char *listens)
+{
+    int n = host_len(host);
+    bool needs_brackets = host[0] != '[' && memchr(host, ':', (size_t)n);
+    snprintf(out, REACH_BYTES, "%s%.*s%s%s", needs_brackets ? "[" : "", n, host, needs_brackets ? "]" : "",
+             listens + host_len(listens));
+}
+
+void reach_rpc(const struct reach_config *config, const char *listens, char out[REACH_BYTES])
+{
+    const char *told = config->advertise;
+    if (told && !has_port(told) && !is_unix(listens))
+        join(out, told, listens);
+    else
+        snprintf(out, REACH_BYTES, "%s", told ? told : listens);
+}
+
+void reach_xfer(const struct reach_config *config, const char *listens, char out[REACH_BYTES])
+{
+    const char *told = config->advertise;
+    bool has_own_host = config->xfer_listen && !is_wildcard(config->xfer_listen);
+    if (told && !is_unix(told) && !has_own_host)
+        join(out, told, listens);
+    else
+        snprintf(out, REACH_BYTES, "%s", listens);
+}

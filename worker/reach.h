@@ -1,0 +1,31 @@
+/*
+ * Where others reach a worker or a store: routers its gRPC service, peers its KV transfers.
+ *
+ *     --listen        --xfer-listen   --advertise    routers are told   peers are told
+ *     10.0.0.5:7000   (none)          (none)         10.0.0.5:7000      10.0.0.5:PORT
+ *     10.0.0.5:7000   (none)          a.example      a.example:7000     a.example:PORT
+ *     0.0.0.0:7000    (none)          a.example:71   a.example:71       a.example:PORT
+ *     0.0.0.0:7000    10.1.0.5:0      a.example      a.example:7000     10.1.0.5:PORT
+ *     0.0.0.0:7000    any             (none)         refused: nobody can connect to 0.0.0.0
+ *
+ * PORT is the one that transfers listen on. Pure functions.
+ */
+#pragma once
+
+#include "base/status.h"
+
+enum { REACH_BYTES = 160 };
+
+struct reach_config {
+    const char *listen;      /* HOST:PORT or unix:PATH */
+    const char *xfer_listen; /* HOST:PORT; NULL: a free port of listen's host */
+    const char *advertise;   /* HOST or HOST:PORT, an IPv6 address with a port in brackets; NULL: none */
+};
+
+/* Where transfers listen. TD_ERR_INVALID names the option: an address that nobody could be told, or one that is too long. */
+enum td_status reach_listen(const struct reach_config *config, char xfer_listen_out[REACH_BYTES],
+                            struct td_error *error_out);
+
+/* What others are told, once it is known where that service listens (port filled in). After reach_listen. */
+void reach_rpc(const struct reach_config *config, const char *listens, char out[REACH_BYTES]);
+void reach_xfer(const struct reach_config *config, const char *listens, char out[REACH_BYTES]);
