@@ -7,6 +7,7 @@
  *    "workers": [{"name", "role", "pid", "state", "address", "transport", "incarnation" (16 hex digits),
  *                 "pages": {"free", "cached", "held", "leased", "quarantined", "total"},
  *                 "kv_bytes_in", "kv_bytes_out", "running", "waiting", "weight_bytes", "breaker",
+ *                 "unreached": [names that it can't connect to],
  *                 "store": {"blocks_dram", "blocks_ssd", "bytes_ssd"} (role store only)}]}
  *
  * --wait asks again until every worker is ready and the router's health is SERVING, so what comes after it can send requests.
@@ -67,6 +68,10 @@ static json_t *json_worker(const worker_status *w)
         (json_int_t)w->kv_bytes_in, "kv_bytes_out", (json_int_t)w->kv_bytes_out, "running", (json_int_t)w->running,
         "waiting", (json_int_t)w->waiting, "weight_bytes", (json_int_t)w->weight_bytes, "breaker",
         json_data(w->breaker));
+    json_t *unreached = json_array();
+    for (size_t i = 0; i < w->n_unreached; i++)
+        json_array_append_new(unreached, json_data(w->unreached[i]));
+    json_object_set_new(o, "unreached", unreached);
     if (text_is(w->role, "store"))
         json_object_set_new(o, "store",
                             json_pack("{s:I, s:I, s:I}", "blocks_dram", (json_int_t)w->store_blocks_dram, "blocks_ssd",
@@ -136,6 +141,16 @@ static void print_stores(const status_response *s)
     table_fini(&t);
 }
 
+static void print_unreached(const status_response *s)
+{
+    for (size_t i = 0; i < s->n_workers; i++)
+        for (size_t j = 0; j < s->workers[i]->n_unreached; j++) {
+            ProtobufCBinaryData reader = s->workers[i]->name, holder = s->workers[i]->unreached[j];
+            printf("%.*s can't connect to %.*s: they get no requests together\n", (int)reader.len,
+                   (const char *)reader.data, (int)holder.len, (const char *)holder.data);
+        }
+}
+
 static void print_table(const status_response *s)
 {
     printf("model %.*s  fingerprint %.*s\n", (int)s->model.len, (const char *)s->model.data,
@@ -149,6 +164,7 @@ static void print_table(const status_response *s)
            s->placed_aggregated, s->placed_kept);
     print_workers(s);
     print_stores(s);
+    print_unreached(s);
 }
 
 /* The first worker that is not ready, or has not told its pages yet (a store may have none); NULL: all are. */

@@ -480,6 +480,8 @@ void router_answer_status(struct router *r, struct rpc_call *call)
         tandem__admin__v1__worker_status__init(&workers[n]);
         tandem__admin__v1__pages__init(&pages[n]);
         fill_worker(r->peers[i], &workers[n], &pages[n], states[n]);
+        workers[n].unreached = mem_array(r->n_peers, sizeof(*workers[n].unreached));
+        workers[n].n_unreached = pairs_unreached(r->peers[i], workers[n].unreached);
         list[n] = &workers[n];
         n++;
     }
@@ -505,6 +507,8 @@ void router_answer_status(struct router *r, struct rpc_call *call)
         answer.replans += metrics_get(r->replans[i], 0);
     rpc_call_send(call, &answer.base);
     rpc_call_finish(call, RPC_OK, "", 0);
+    for (uint32_t i = 0; i < n; i++)
+        free(workers[i].unreached);
     free(workers);
     free(list);
     free(pages);

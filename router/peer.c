@@ -33,6 +33,7 @@ static void set_state(struct peer *p, enum peer_state to)
     };
     if (!LEGAL[p->state][to])
         abort();
+    p->router->pairs_changed |= p->state == PEER_READY || to == PEER_READY;
     p->state = to;
 }
 
@@ -84,6 +85,7 @@ static void connect_peer(struct peer *p)
     p->progress = (struct progress){0};
     p->whole = p->is_shared = false;
     p->told_ms = 0;
+    p->n_unreached = 0;
     if (rpc_call_start(p->client, &params, &p->call)) {
         free(t);
         set_state(p, PEER_LOST);
@@ -639,7 +641,10 @@ static void on_load(struct peer *p, const Tandem__Worker__V1__Load *l)
     p->load.steps = NULL;
     p->load.n_legs = 0;
     p->load.legs = NULL;
+    p->load.n_unreached = 0;
+    p->load.unreached = NULL;
     learn(p, l);
+    pairs_learn(p, l);
     judge_progress(p, l);
 }
 

@@ -248,6 +248,7 @@ static void show_worker(const struct router *r, const struct peer *p)
 {
     struct sched_worker_stats s = scheduler_worker_stats(r->scheduler, p->holder);
     metrics_gauge(p->counters, PEER_BREAKER, p->breaker.state);
+    metrics_gauge(p->counters, PEER_UNREACHED, p->n_unreached);
     metrics_gauge(p->counters, PEER_BUSY, s.busy_ms * 1e-3);
     metrics_gauge(p->counters, PEER_PREFILL_ERROR, s.cost.prefill_error.error);
     metrics_gauge(p->counters, PEER_DECODE_ERROR, s.cost.decode_error.error);
@@ -315,6 +316,7 @@ static void tick(struct router *r)
     for (uint32_t i = 0; i < r->n_peers; i++)
         peer_tick(r->peers[i], patience);
     expire(r, now);
+    pairs_tick(r);
     tell_demand(r);
     cut_unread(r, now);
     audit_tick(r, patience);

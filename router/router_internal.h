@@ -82,6 +82,7 @@ enum { METRICS_ENUM(ROUTER_METRICS) };
     X(PEER_LEG_ERROR, METRIC_GAUGE, "tandem_worker_leg_error_ratio", "the same of a prefill leg, loading included")    \
     X(PEER_TRANSFER_ERROR, METRIC_GAUGE, "tandem_worker_transfer_error_ratio", "the same of transfers to it, exposed") \
     X(PEER_GAP_ERROR, METRIC_GAUGE, "tandem_worker_first_gap_error_ratio", "the same of first gaps after a transfer")  \
+    X(PEER_UNREACHED, METRIC_GAUGE, "tandem_worker_peers_unreached", "workers and stores that it can't connect to")    \
     X(PEER_PROBES, METRIC_GAUGE, "tandem_worker_probes", "requests that found out whether it is still slow")
 enum { METRICS_ENUM(PEER_METRICS) };
 
@@ -225,6 +226,7 @@ struct peer { /* a worker or store; owner thread */
     uint32_t n_pages, max_context, max_batch, chunk_tokens;
     struct kv_layout layout;
     bool snapshot_asked;
+    uint32_t n_unreached;          /* of those that it may read from, told by it */
     bool is_shared;                /* other routers use it, too */
     double told_ms;                /* of what is queued here, as it was told last */
     Tandem__Worker__V1__Load load; /* the last one; transport copied above */
@@ -278,6 +280,7 @@ struct router {
     struct faults *faults; /* NULL: none */
     struct audit *audit;   /* that runs; NULL: none */
     uint64_t next_audit;
+    bool pairs_changed; /* workers came or went since they were told of one another */
     struct mailbox mailbox;
     _Atomic uint32_t n_notes;             /* of clients, in the mailbox */
     _Atomic uint64_t note_bytes, note_ns; /* note_ns: a note takes, of late */
@@ -416,6 +419,12 @@ void replan_blame(struct request *q, struct peer *p); /* p failed it */
 void replan_tick(struct router *r, uint64_t now);     /* legs that nobody heard of, or that were forgotten */
 void replan_times(struct request *q, bool lost);      /* what of q->now_ms counts goes into q->times_ms */
 void replan_metrics(struct router *r);
+
+/* pairs.c */
+void pairs_tick(struct router *r); /* tells workers of one another */
+void pairs_learn(struct peer *p, const Tandem__Worker__V1__Load *l);
+uint32_t pairs_unreached(const struct peer *p,
+                         ProtobufCBinaryData *names_out); /* room for as many as there are peers */
 
 /* peer.c: one worker, owner thread but for callbacks */
 struct peer *peer_open(struct router *r, const char *address, uint32_t holder);

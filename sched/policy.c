@@ -34,6 +34,7 @@ static const double PROMPTS_TO_COME = 0.1; /* least share of time in which a pre
 static const double PROMISABLE =
     0.9; /* of a limit: a request whose own work takes more of it fits only a worker that happens to be idle */
 static const char *const BOOKED = "it is kept for one that was told to come back";
+static const char *const UNREAD = "no decode worker can connect to it";
 
 const char *plan_name(enum plan_kind kind)
 {
@@ -390,6 +391,7 @@ struct search {
     bool could_fit;
     uint32_t most_own; /* blocks of the prompt that a worker has */
     uint32_t soonest;  /* worker of least_ttft */
+    bool is_cut;       /* some worker can't read from another */
     bool
         is_thorough; /* looks at each worker, also where it can't be the best: for the log, and for what a refusal tells */
 };
@@ -487,6 +489,17 @@ static double least_decode_cost(const struct search *s, const struct policy_work
     return fmin(cost_decode_ms(w->cost, at.running, at.context) * (1 + full), later);
 }
 
+static bool is_read(const struct search *s, uint32_t prefill)
+{
+    bool has_readers = false, is_cut_off = false;
+    for (uint32_t i = 0; i < s->n; i++) {
+        bool decodes = s->workers[i].usable && s->workers[i].role == ROLE_DECODE;
+        has_readers |= decodes && policy_can_read(&s->workers[i], prefill);
+        is_cut_off |= decodes && s->workers[i].unread;
+    }
+    return has_readers || !is_cut_off;
+}
+
 /*
  * The decode worker whose steps are shortest at that time, the more so the emptier it is; else the one that has room first. One
  * where the prompt's pages are shared goes before the others.
@@ -497,7 +510,8 @@ static struct decode_view best_decode(struct search *s, const struct prefill_vie
     double best_cost = INFINITY, after_ms = from->ttft;
     bool best_shares = false;
     for (uint32_t i = 0; i < s->n; i++) {
-        if (!s->workers[i].usable || s->workers[i].role != ROLE_DECODE)
+        if (!s->workers[i].usable || s->workers[i].role != ROLE_DECODE ||
+            !policy_can_read(&s->workers[i], from->worker))
             continue;
         double full = policy_load_at(&s->workers[i], after_ms).pages / fmax(s->workers[i].total_pages, 1);
         double tie = tie_break(s->r, i, DECODE_TIE);
@@ -568,6 +582,8 @@ static void try_split(struct search *s)
         if (!s->workers[i].usable || s->workers[i].role != ROLE_PREFILL)
             continue;
         struct prefill_view v = policy_view_prefill(s->workers, i, s->r);
+        if (s->is_cut && !v.reason && !is_read(s, i))
+            v.reason = UNREAD;
         double cost =
             v.reason ? INFINITY : prefill_cost(&s->workers[i], s->r, &v, s->most_own) + kept_disturbance(s, &v);
         note(s, &v, NULL, cost, v.booked ? BOOKED : v.reason);
@@ -684,6 +700,8 @@ struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers
     for (uint32_t i = 0; i < n_workers; i++)
         if (workers[i].usable && own_blocks(request, i) > s.most_own)
             s.most_own = own_blocks(request, i);
+    for (uint32_t i = 0; i < n_workers; i++)
+        s.is_cut |= workers[i].usable && workers[i].unread;
     if (request->policy != POLICY_TANDEM) {
         plan = place_named(&s);
     } else {

@@ -85,8 +85,9 @@ struct policy_worker {
     bool takes_prompts; /* has less than two chunks of work; else what goes there waits at the router */
     /* Loading a prefix from stores: for itself, for each block in their memory, for each on their disks. */
     double load_ms, load_dram_ms, load_ssd_ms;
-    const struct transfer_model *transfer;  /* of what comes to it; NULL: it takes no time */
-    double sends, receives;                 /* prompts that flow from it and to it */
+    const struct transfer_model *transfer; /* of what comes to it; NULL: it takes no time */
+    double sends, receives;                /* prompts that flow from it and to it */
+    const uint64_t *unread; /* bits of the workers from which it can read no pages, by index; NULL: of none. Borrowed */
     struct policy_load at[POLICY_HORIZONS]; /* what runs, or will, if nothing more comes; pages with what is to grow */
     double tpot_limit_ms;                   /* the tightest of what runs there; 0: none */
 };

@@ -36,6 +36,11 @@ struct prefill_view policy_view_prefill(const struct policy_worker *workers, uin
 struct decode_view policy_view_decode(const struct policy_worker *workers, uint32_t i, const struct policy_request *r,
                                       double after_ms, const struct prefill_view *from);
 
+static inline bool policy_can_read(const struct policy_worker *w, uint32_t from)
+{
+    return !w->unread || !(w->unread[from / 64] >> (from % 64) & 1);
+}
+
 /* Whether a place in the batch and pages for prompt and expected answer are there beside that load. */
 bool policy_has_room(const struct policy_worker *w, const struct policy_request *r, struct policy_load at);
 

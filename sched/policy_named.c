@@ -17,6 +17,8 @@ struct choice { /* of one role */
     uint32_t n;
     const struct policy_request *r;
     enum worker_role role;
+    bool is_reader; /* of the pages of worker `from` */
+    uint32_t from;
 };
 
 /* Lower is better; INFINITY: not this one. */
@@ -26,8 +28,8 @@ static bool takes_part(const struct choice *c, uint32_t i)
 {
     const struct policy_worker *w = &c->workers[i];
     double total = (double)c->r->n_tokens + c->r->max_tokens;
-    return w->usable && w->role == c->role && total <= w->max_context &&
-           ceil(total / c->r->block_tokens) <= w->total_pages;
+    return w->usable && w->role == c->role && (!c->is_reader || policy_can_read(w, c->from)) &&
+           total <= w->max_context && ceil(total / c->r->block_tokens) <= w->total_pages;
 }
 
 static double by_chance(const struct choice *c, uint32_t i)
@@ -164,7 +166,7 @@ bool policy_choose_named(const struct policy_worker *workers, uint32_t n, const 
     static const score_fn DECODE[POLICIES] = {
         [POLICY_MOONCAKE] = step,          [POLICY_HEADROOM] = headroom,   [POLICY_CACHE_AWARE] = in_flight,
         [POLICY_LEAST_LOADED] = in_flight, [POLICY_ROUND_ROBIN] = in_turn, [POLICY_RANDOM] = by_chance};
-    struct choice prompts = {workers, n, r, ROLE_PREFILL}, tokens = {workers, n, r, ROLE_DECODE};
+    struct choice prompts = {workers, n, r, ROLE_PREFILL, false, 0}, tokens = {workers, n, r, ROLE_DECODE, false, 0};
     bool whole = r->force == FORCE_AGGREGATED || r->force == FORCE_KEPT, found;
     enum policy rule = r->policy == POLICY_MIXED_POOL ? POLICY_LEAST_LOADED : r->policy; /* of one pool alone */
     uint32_t prefill = 0, decode = 0;
@@ -177,6 +179,11 @@ bool policy_choose_named(const struct policy_worker *workers, uint32_t n, const 
         bool splits = !whole && least(&prompts, PREFILL[rule], &prefill);
         found = least(&tokens, DECODE[rule], &decode) && (splits || r->force != FORCE_SPLIT);
         prefill = splits ? prefill : decode; /* no prefill worker: an aggregated cluster */
+    }
+    if (found && prefill != decode && !policy_can_read(&workers[decode], prefill)) {
+        tokens.is_reader = true;
+        tokens.from = prefill;
+        found = least(&tokens, DECODE[rule], &decode);
     }
     if (!found)
         return false;

@@ -155,7 +155,10 @@ void scheduler_close(struct scheduler *s); /* NULL is fine */
 /* w < SCHEDULER_MAX_WORKERS, the caller's number. A worker that was up before keeps what was learned of it; another incarnation does not. */
 void scheduler_worker_up(struct scheduler *s, uint32_t w, const struct sched_worker_info *info);
 void scheduler_worker_usable(struct scheduler *s, uint32_t w,
-                             bool usable);                   /* false: what it has stays, nothing new comes */
+                             bool usable); /* false: what it has stays, nothing new comes */
+/* Whether w can connect to worker `from`: else no plan hands pages from there to w. True until it is said, and after either went down. */
+void scheduler_worker_reads(struct scheduler *s, uint32_t w, uint32_t from, bool can);
+bool scheduler_can_read(const struct scheduler *s, uint32_t w, uint32_t from);
 void scheduler_worker_down(struct scheduler *s, uint32_t w); /* its requests were requeued or ended */
 void scheduler_observe_step(struct scheduler *s, uint32_t w, const struct cost_step *step);
 void scheduler_observe_report(struct scheduler *s, uint32_t w, const struct sched_report *report, uint64_t now_ns);

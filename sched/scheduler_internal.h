@@ -41,6 +41,7 @@ struct sched_worker {
     double step_ms; /* between tokens, as of then */
     bool changed;
     struct bookings bookings;
+    uint64_t unread[SCHEDULER_MAX_WORKERS / 64]; /* bits of the workers from which it can read no pages */
 };
 
 /*

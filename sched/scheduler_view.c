@@ -42,6 +42,9 @@ static void fill_view(struct scheduler *s, uint32_t w)
     v->load_ms = k->load_ms;
     v->load_dram_ms = k->dram_ms;
     v->load_ssd_ms = k->ssd_ms;
+    v->unread = NULL;
+    for (uint32_t i = 0; i < SCHEDULER_MAX_WORKERS / 64; i++)
+        v->unread = k->unread[i] ? k->unread : v->unread;
 }
 
 static uint64_t n_steps(const struct sched_worker *k)
@@ -107,10 +110,29 @@ void scheduler_worker_usable(struct scheduler *s, uint32_t w, bool usable)
     s->views[w].usable = s->pass[w].usable = usable;
 }
 
+bool scheduler_can_read(const struct scheduler *s, uint32_t w, uint32_t from)
+{
+    return !(s->workers[w].unread[from / 64] >> (from % 64) & 1);
+}
+
+void scheduler_worker_reads(struct scheduler *s, uint32_t w, uint32_t from, bool can)
+{
+    uint64_t bit = 1ull << (from % 64);
+    if (scheduler_can_read(s, w, from) == can)
+        return;
+    s->workers[w].unread[from / 64] ^= bit;
+    workers_changed(s);
+    if (s->workers[w].up)
+        fill_view(s, w);
+}
+
 void scheduler_worker_down(struct scheduler *s, uint32_t w)
 {
     assert(!s->workers[w].first && !s->workers[w].running);
     s->workers[w].up = false;
+    memset(s->workers[w].unread, 0, sizeof(s->workers[w].unread));
+    for (uint32_t i = 0; i < s->n_workers; i++) /* whoever has the place next is another */
+        scheduler_worker_reads(s, i, w, true);
     s->workers[w].report = (struct sched_report){0};
     s->views[w] = (struct policy_worker){0};
     workers_changed(s);

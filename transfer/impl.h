@@ -143,6 +143,8 @@ struct target { /* an address that we connect to */
     uint64_t next_attempt_ns;
     uint32_t n_pulls; /* that name it */
     struct outgoing *messages, **messages_tail;
+    bool is_wanted, is_unreached; /* xfer_want() */
+    uint64_t trying_ns;           /* since when it is not connected, and should be; 0: it is */
 };
 
 /* ------------------------------------------------------------ leases, pulls */
@@ -253,8 +255,10 @@ struct xfer {
     uint32_t ended_at, early_at;
 
     struct counters counters;
-    pthread_mutex_t transport_lock; /* a text of a few bytes, read by any thread, written once a connection */
+    pthread_mutex_t transport_lock; /* what any thread reads and seldom changes: the two below */
     char transport[256];
+    char (*unreached)[XFER_ADDRESS_BYTES];
+    uint32_t n_unreached;
 };
 
 /* A command from another thread: run on the xfer thread, then freed. Each module embeds it in its own. */

@@ -110,6 +110,8 @@ static void conn_up(struct conn *c)
     }
     if (c->target) {
         c->target->n_failures = 0;
+        c->target->trying_ns = 0;
+        due_at(x, x->now_ns);
         targets_flush(c);
         pull_on_up(c->target);
     }
@@ -588,6 +590,7 @@ static void target_failed(struct conn *c, enum td_status why)
 static void target_connect(struct xfer *x, struct target *t)
 {
     struct conn *c = conn_new(x, CONN_CONNECTING);
+    t->trying_ns = t->trying_ns ? t->trying_ns : x->now_ns;
     c->target = t;
     t->conn = c;
     c->wire = wire_connect(x->wire, t->address, c);
@@ -603,6 +606,36 @@ void target_kick(struct xfer *x, struct target *t)
         due_at(x, t->next_attempt_ns);
 }
 
+static void list_unreached(struct xfer *x)
+{
+    uint32_t n = 0;
+    pthread_mutex_lock(&x->transport_lock);
+    for (struct target *t = x->targets; t; t = t->next)
+        n += t->is_unreached;
+    x->unreached = mem_resize(x->unreached, n, sizeof(*x->unreached));
+    x->n_unreached = 0;
+    for (struct target *t = x->targets; t; t = t->next)
+        if (t->is_unreached)
+            snprintf(x->unreached[x->n_unreached++], XFER_ADDRESS_BYTES, "%s", t->address);
+    pthread_mutex_unlock(&x->transport_lock);
+}
+
+static void note_reach(struct xfer *x, struct target *t)
+{
+    uint64_t since = t->trying_ns, patience = x->config.silence_ns * 3 / 2;
+    bool is_tried = t->is_wanted && since && !x->stopping, is_unreached = is_tried && x->now_ns >= since + patience;
+    if (is_tried && !is_unreached)
+        due_at(x, since + patience);
+    if (is_unreached == t->is_unreached)
+        return;
+    t->is_unreached = is_unreached;
+    if (is_unreached)
+        log_warn(x->config.log, "peer can't be connected to: no KV comes from it address=%s", t->address);
+    else if (t->is_wanted && !x->stopping)
+        log_info(x->config.log, "peer is connected again address=%s", t->address);
+    list_unreached(x);
+}
+
 bool target_timer(struct xfer *x, struct target *t)
 {
     while (t->messages && (x->stopping || x->now_ns >= t->messages->deadline_ns)) {
@@ -612,10 +645,50 @@ bool target_timer(struct xfer *x, struct target *t)
     }
     if (t->messages)
         due_at(x, t->messages->deadline_ns);
-    bool is_wanted = t->messages || t->n_pulls;
-    if (is_wanted)
+    bool is_needed = t->messages || t->n_pulls || (t->is_wanted && !x->stopping);
+    if (is_needed)
         target_kick(x, t);
-    return is_wanted || t->conn || x->now_ns < t->next_attempt_ns;
+    else if (!t->conn)
+        t->trying_ns = 0;
+    note_reach(x, t);
+    return is_needed || t->conn || x->now_ns < t->next_attempt_ns;
+}
+
+struct want_command {
+    struct command head;
+    uint32_t n;
+    char (*addresses)[XFER_ADDRESS_BYTES];
+};
+
+static void run_want(struct xfer *x, struct command *command)
+{
+    struct want_command *w = (struct want_command *)command;
+    for (struct target *t = x->targets; t; t = t->next)
+        t->is_wanted = false;
+    for (uint32_t i = 0; i < w->n && !x->stopping; i++)
+        target_get(x, w->addresses[i])->is_wanted = true;
+    due_at(x, x->now_ns);
+    free(w->addresses);
+}
+
+void xfer_want(struct xfer *x, const char *const *addresses, uint32_t n)
+{
+    struct want_command *w = mem_zalloc(sizeof(*w));
+    w->head.run = run_want;
+    w->addresses = n ? mem_array(n, sizeof(*w->addresses)) : NULL;
+    for (uint32_t i = 0; i < n; i++)
+        snprintf(w->addresses[w->n++], XFER_ADDRESS_BYTES, "%s", addresses[i]);
+    command_push(x, &w->head);
+}
+
+uint32_t xfer_unreached(struct xfer *x, char (*out)[XFER_ADDRESS_BYTES], uint32_t cap)
+{
+    pthread_mutex_lock(&x->transport_lock);
+    uint32_t n = x->n_unreached < cap ? x->n_unreached : cap;
+    if (n)
+        memcpy(out, x->unreached, n * sizeof(*out));
+    pthread_mutex_unlock(&x->transport_lock);
+    return n;
 }
 
 void target_free(struct target *t)

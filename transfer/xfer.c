@@ -224,6 +224,7 @@ static void xfer_free(struct xfer *x)
     pthread_mutex_destroy(&x->transport_lock);
     free(x->ended);
     free(x->early);
+    free(x->unreached);
     free(x->name);
     free(x->secret);
     free(x);

@@ -112,6 +112,14 @@ struct xfer_stats xfer_stats(struct xfer *x);
 /* The transports in use as read back from the endpoints, e.g. "posix", "tcp/lo"; "" before the first peer. */
 void xfer_transport(struct xfer *x, char *out, uint32_t out_bytes);
 
+/*
+ * Peers that will be asked for pages: connected now, so that the first transfer does not pay for it, and again whenever that ends. A
+ * call replaces the list. One that can't be connected to for 1.5 silences is unreached, is logged, and is tried again once a second.
+ */
+enum { XFER_ADDRESS_BYTES = 128 };
+void xfer_want(struct xfer *x, const char *const *addresses, uint32_t n); /* copied */
+uint32_t xfer_unreached(struct xfer *x, char (*out)[XFER_ADDRESS_BYTES], uint32_t cap);
+
 /* A message to a process by address; connects first if need be. Dropped (and counted) if it can't be reached. data copied. */
 void xfer_send(struct xfer *x, const char *address, uint16_t kind, const void *data, uint32_t len_bytes);
 void xfer_send_peer(struct xfer *x, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes);

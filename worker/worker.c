@@ -237,9 +237,20 @@ static void fill_progress(struct worker *w, Tandem__Worker__V1__Load *l)
     l->busy = is_busy(&w->load, &w->audit);
 }
 
+/* Peers that it can't connect to. unreached and list: room for WANTS_MAX. */
+static void fill_unreached(struct worker *w, char (*unreached)[XFER_ADDRESS_BYTES], ProtobufCBinaryData *list,
+                           Tandem__Worker__V1__Load *l)
+{
+    l->n_unreached = xfer_unreached(w->xfer, unreached, WANTS_MAX);
+    l->unreached = list;
+    for (size_t i = 0; i < l->n_unreached; i++)
+        list[i] = rpc_data(unreached[i]);
+}
+
 static void send_load(struct worker *w)
 {
-    char transport[64];
+    char transport[64], unreached[WANTS_MAX][XFER_ADDRESS_BYTES];
+    ProtobufCBinaryData unreached_list[WANTS_MAX];
     Tandem__Worker__V1__Step steps[STEPS_TOLD], *list[STEPS_TOLD];
     Tandem__Worker__V1__Load l = TANDEM__WORKER__V1__LOAD__INIT;
     Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
@@ -252,6 +263,7 @@ static void send_load(struct worker *w)
     fill_steps(w, steps, list, &l);
     fill_progress(w, &l);
     pthread_mutex_unlock(&w->load_lock);
+    fill_unreached(w, unreached, unreached_list, &l);
     l.load_ms = loading.w[0];
     l.load_dram_ms = loading.w[1];
     l.load_ssd_ms = loading.w[2];
@@ -342,6 +354,9 @@ static void on_message(struct worker *w, struct link *link, Tandem__Worker__V1__
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_DEMAND:
         backlog_demand(&w->backlog, link, m->demand->queued_ms);
         break;
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_PEERS:
+        wants_note(&w->wants, w->xfer, link, m->peers);
+        break;
     default: /* of a newer router */
         break;
     }
@@ -362,6 +377,7 @@ static void on_link(struct worker *w, struct link_mail *mail)
         log_info(&w->log, "router left router=%016llx", (unsigned long long)link_router_incarnation(mail->link));
         leg_cancel_link(w, mail->link);
         backlog_leave(&w->backlog, mail->link);
+        wants_leave(&w->wants, w->xfer, mail->link);
         break;
     case LINK_MESSAGE:
         on_message(w, mail->link, mail->message);
@@ -687,6 +703,7 @@ void worker_close(struct worker *w)
     mailbox_fini(&w->mailbox);
     keeps_free(&w->keeps);
     backlog_free(&w->backlog);
+    wants_free(&w->wants);
     pthread_mutex_destroy(&w->load_lock);
     free(w->out);
     free(w->events);

@@ -13,6 +13,7 @@
 #include "worker/link.h"
 #include "worker/reach.h"
 #include "worker/register.h"
+#include "worker/wants.h"
 #include "worker/worker.h"
 
 #define WORKER_METRICS(X)                                                                                              \
@@ -126,6 +127,7 @@ struct worker {
     struct xfer *xfer;
     struct link_server *links;
     struct registrar *registrar;
+    struct wants wants;
     struct reach_config reach;
     char xfer_listen[REACH_BYTES], rpc_address[REACH_BYTES],
         xfer_address[REACH_BYTES]; /* the last two as others are told */

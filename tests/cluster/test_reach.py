@@ -2,8 +2,9 @@
 import os
 import subprocess
 import sys
+import time
 
-from harness import BUILD, DEMO, Cluster, Proc, main, test, wait_until
+from harness import BUILD, DEMO, Cluster, Proc, free_port, main, metric, test, wait_until
 
 ASKED = {"prompt_ids": [i % 1000 for i in range(300)], "max_tokens": 4, "greedy": True}
 
@@ -18,7 +19,8 @@ def started(c, role, name, *args):
 
 def cluster(plan="split"):
     c = Cluster(prefill=0, decode=0, plan=plan)
-    c.router = Proc(c, "router", "router", ["--model", DEMO, "--plan", plan, *c.router_args])
+    c.metrics = f"127.0.0.1:{free_port()}"
+    c.router = Proc(c, "router", "router", ["--model", DEMO, "--plan", plan, "--metrics-listen", c.metrics, *c.router_args])
     c.router.start()
     return c
 
@@ -63,6 +65,46 @@ def test_every_address_alone_is_refused():
             out = subprocess.run([os.path.join(BUILD, role, "tandem-" + role), *args, "--listen", listen], capture_output=True,
                                  text=True, timeout=30)
             assert out.returncode and "--advertise" in out.stderr and listen in out.stderr, (role, listen, out)
+
+
+@test
+def test_a_pair_that_can_not_connect_is_found_before_it_is_used():
+    # UCX connects over the loopback device to 127.0.0.1 only: prefill-0 can be placed on, but nobody can read from it
+    c = cluster("split")
+    try:
+        started(c, "prefill", "prefill-0", "--listen", "127.0.0.2:0")
+        started(c, "prefill", "prefill-1")
+        started(c, "decode", "decode-0")
+        wait_until(lambda: list(states(c).values()) == ["ready"] * 3, 15, lambda: str(states(c)))
+        ready = time.monotonic()
+        wait_until(lambda: {w["name"]: w["unreached"] for w in c.status()["workers"]} ==
+                   {"prefill-0": [], "prefill-1": [], "decode-0": ["prefill-0"]}, 5, lambda: str(c.status()))
+        print(f"# found {time.monotonic() - ready:.2f} s after the workers were ready")
+        assert "address=127.0.0.2:" in c.log("decode-0") and "can't be connected to" in c.log("decode-0")
+        assert "reader=decode-0 holder=prefill-0" in c.log("router")
+        results = c.generate([dict(ASKED, id=str(i), prompt_ids=[(i * 37 + j) % 1000 for j in range(200)]) for i in range(12)])
+        assert not any("error" in r or r["usage"].get("replans") for r in results.values()), results
+        assert c.status()["replans"] == 0 and c.status()["plans"]["split"] == 12, c.status()
+        assert c["prefill-1"] and metric(c.metrics, 'tandem_worker_peers_unreached{place="2"}') == 1
+    finally:
+        c.close()
+
+
+@test
+def test_a_first_request_does_not_pay_for_the_connection():
+    c = cluster("split")
+    try:
+        started(c, "prefill", "prefill-0")
+        started(c, "decode", "decode-0")
+        wait_until(lambda: list(states(c).values()) == ["ready"] * 2, 15, lambda: str(states(c)))
+        wait_until(lambda: states(c) and c.status()["workers"][1]["transport"], 5, lambda: "connected: " + str(c.status()))
+        times = [c.generate([dict(ASKED, id="a", prompt_ids=[(i * 37 + j) % 1000 for j in range(300)])])["a"]["timing"]
+                 for i in range(5)]
+        exposed = [t["exposed_transfer"] for t in times]
+        print(f"# exposed transfer, ms: first {exposed[0]:.2f}, then {exposed[1:]}")
+        assert exposed[0] < 5 + 2 * max(exposed[1:]), exposed
+    finally:
+        c.close()
 
 
 if __name__ == "__main__":

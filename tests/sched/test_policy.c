@@ -171,6 +171,50 @@ START_TEST(test_policy_never_takes_an_unusable_too_small_or_full_worker_nor_a_st
 }
 END_TEST
 
+START_TEST(test_policy_hands_no_pages_to_a_worker_that_can_not_read_them)
+{
+    uint32_t split[POLICIES] = {0};
+    for (uint64_t seed = 0; seed < ROUNDS * POLICIES; seed++) {
+        struct scene s;
+        uint64_t unread[MOST];
+        make_scene(&s, seed, false);
+        for (uint32_t i = 0; i < s.n; i++) {
+            unread[i] = random_at(seed, 19, i) & random_at(seed, 20, i);
+            s.workers[i].unread = &unread[i];
+        }
+        struct plan p = place(&s);
+        if (p.kind == PLAN_SPLIT)
+            ck_assert_msg(!(unread[p.decode] >> p.prefill & 1), "seed %lu", (unsigned long)seed);
+        split[s.r.policy] += p.kind == PLAN_SPLIT;
+    }
+    for (uint32_t i = 0; i < POLICIES; i++)
+        ck_assert_msg(split[i] > ROUNDS / 20, "policy %u: %u", i, split[i]);
+}
+END_TEST
+
+/* The pair that would be chosen can't connect: another is, and if there is none a worker does both. */
+START_TEST(test_policy_goes_around_a_pair_that_can_not_connect)
+{
+    for (enum policy policy = 0; policy < POLICIES; policy++) {
+        uint32_t matched[3] = {8, 0, 0};
+        struct policy_worker w[3] = {worker(ROLE_PREFILL), worker(ROLE_PREFILL), worker(ROLE_DECODE)};
+        struct policy_request r = ask(8 * TOKENS + 1);
+        uint64_t unread = 1;
+        r.matched_blocks = matched;
+        r.policy = policy;
+        r.force = FORCE_SPLIT;
+        w[2].unread = &unread;
+        if (policy == POLICY_TANDEM)
+            ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 1);
+        unread = 3;
+        ck_assert_int_eq(policy_place(w, 3, &r, NULL, NULL).kind, PLAN_REFUSE);
+        r.force = FORCE_NONE;
+        if (policy == POLICY_TANDEM)
+            ck_assert_int_ne(policy_place(w, 3, &r, NULL, NULL).kind, PLAN_REFUSE);
+    }
+}
+END_TEST
+
 START_TEST(test_policy_gives_the_same_plan_for_the_same_input)
 {
     struct policy_candidate seen[2 * MOST];
@@ -895,6 +939,8 @@ int main(void)
     tcase_set_timeout(t, 60);
     tcase_add_checked_fixture(t, set_up, NULL);
     tcase_add_test(t, test_policy_never_takes_an_unusable_too_small_or_full_worker_nor_a_store);
+    tcase_add_test(t, test_policy_hands_no_pages_to_a_worker_that_can_not_read_them);
+    tcase_add_test(t, test_policy_goes_around_a_pair_that_can_not_connect);
     tcase_add_test(t, test_policy_gives_the_same_plan_for_the_same_input);
     tcase_add_test(t, test_policy_keeps_limits_or_refuses);
     tcase_add_test(t, test_policy_doubts_waiting_and_hopes_for_work);

@@ -1,0 +1,88 @@
+/*
+ * Which workers can read pages from which: each is told the addresses that it may have to read from, connects to them at once, and tells
+ * in its heartbeats which it can't connect to. Such a pair gets no split plan until the worker has connected after all (it goes on trying).
+ *
+ * A worker is told at most CONNECTED_MAX addresses, stores first, then prefill workers from a place of its own in the list, so that
+ * different workers are told different ones where there are more. Pairs that nobody was told of connect when they are first used.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "router/router_internal.h"
+
+enum { CONNECTED_MAX = 16 };
+
+static bool may_read(const struct peer *p, const struct peer *from)
+{
+    if (p == from || from->state != PEER_READY || !from->xfer_address[0])
+        return false;
+    return from->role == ROLE_STORE || (from->role == ROLE_PREFILL && p->role == ROLE_DECODE);
+}
+
+static void tell(struct peer *p)
+{
+    struct router *r = p->router;
+    Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
+    Tandem__Worker__V1__Peers peers = TANDEM__WORKER__V1__PEERS__INIT;
+    ProtobufCBinaryData list[CONNECTED_MAX];
+    for (int stores = 1; stores >= 0; stores--)
+        for (uint32_t i = 0; i < r->n_peers && peers.n_xfer_addresses < CONNECTED_MAX; i++) {
+            const struct peer *from = r->peers[(p->holder + i) % r->n_peers];
+            if (may_read(p, from) && (from->role == ROLE_STORE) == stores)
+                list[peers.n_xfer_addresses++] = rpc_data(from->xfer_address);
+        }
+    peers.xfer_addresses = list;
+    m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_PEERS;
+    m.peers = &peers;
+    peer_send(p, &m);
+}
+
+void pairs_tick(struct router *r)
+{
+    if (!r->pairs_changed)
+        return;
+    r->pairs_changed = false;
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        if (r->peers[i]->state == PEER_READY && r->peers[i]->role != ROLE_STORE)
+            tell(r->peers[i]);
+}
+
+static bool is_listed(const Tandem__Worker__V1__Load *l, const char *address)
+{
+    for (size_t i = 0; i < l->n_unreached; i++)
+        if (l->unreached[i].len == strlen(address) && !memcmp(l->unreached[i].data, address, l->unreached[i].len))
+            return true;
+    return false;
+}
+
+void pairs_learn(struct peer *p, const Tandem__Worker__V1__Load *l)
+{
+    struct router *r = p->router;
+    if (p->role == ROLE_STORE || (!l->n_unreached && !p->n_unreached))
+        return;
+    p->n_unreached = 0;
+    for (uint32_t i = 0; i < r->n_peers; i++) {
+        const struct peer *from = r->peers[i];
+        if (!may_read(p, from))
+            continue;
+        bool can = !is_listed(l, from->xfer_address), could = scheduler_can_read(r->scheduler, p->holder, from->holder);
+        p->n_unreached += !can;
+        scheduler_worker_reads(r->scheduler, p->holder, from->holder, can);
+        if (can != could && can)
+            log_info(&r->log, "pair connects again reader=%s holder=%s", p->name, from->name);
+        else if (can != could)
+            log_warn(&r->log, "pair can't connect, and gets no requests together reader=%s holder=%s address=%s",
+                     p->name, from->name, from->xfer_address);
+    }
+}
+
+uint32_t pairs_unreached(const struct peer *p, ProtobufCBinaryData *names_out)
+{
+    const struct router *r = p->router;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < r->n_peers && p->n_unreached; i++)
+        if (may_read(p, r->peers[i]) && !scheduler_can_read(r->scheduler, p->holder, r->peers[i]->holder))
+            names_out[n++] = rpc_data(r->peers[i]->name);
+    return n;
+}
