@@ -6,8 +6,8 @@
 #                          transfer (32 + 32 peers), soak (an hour), scheduler (10^6 passes over random requests, losses and
 #                          reports: 5 minutes of one core), pauses (routers and machines that stand still for 10 s), memory,
 #                          predicted (errors of predicted TTFT on the CPU engine, at the promised bounds),
-#                          routers (two of them at twice the load that workers serve, at the promised bounds),
-#                          fairness (five floods of 10 minutes each by two tenants),
+#                          routers (several of them and clients that come back, simulated and live, at the promised bounds),
+#                          fairness (floods of 10 minutes each by two and three tenants, simulated and live),
 #                          reproductions (all tables of docs/reproductions.md, half an hour of one core), sweep (goodput against load on
 #                          all beds, deploy/reproduce/goodput.py: half a day on two cores),
 #                          fuzz (10^7 runs a parser), all

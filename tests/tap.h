@@ -13,6 +13,13 @@ static inline bool tap_forks(void)
     return !fork || strcmp(fork, "no") != 0;
 }
 
+/* Whether TANDEM_LONG asks for what takes long: by this name, or for all. */
+static inline bool tap_is_long(const char *name)
+{
+    const char *asked = getenv("TANDEM_LONG");
+    return asked && (!strcmp(asked, name) || !strcmp(asked, "all"));
+}
+
 static inline int tap_main(Suite *suite)
 {
     SRunner *runner = srunner_create(suite);

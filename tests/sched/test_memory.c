@@ -22,8 +22,7 @@ static const size_t SLACK = 64 << 10; /* or so many bytes */
 
 static uint64_t times(uint64_t n)
 {
-    const char *of = getenv("TANDEM_LONG");
-    return of && (!strcmp(of, "memory") || !strcmp(of, "all")) ? n * 10 : n;
+    return tap_is_long("memory") ? n * 10 : n;
 }
 
 static size_t heap_bytes(void)

@@ -713,8 +713,7 @@ static void run_seed(uint64_t seed, struct counts *counts)
 
 static uint64_t passes_wanted(void)
 {
-    const char *of = getenv("TANDEM_LONG");
-    return of && (!strcmp(of, "scheduler") || !strcmp(of, "all")) ? 1000000 : 30000;
+    return tap_is_long("scheduler") ? 1000000 : 30000;
 }
 
 START_TEST(test_scheduler_holds_whatever_comes)
