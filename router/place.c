@@ -94,6 +94,9 @@ static void match(void *user, struct sched_request *s)
     struct request *q = s->user;
     struct holder_set workers = ready_holders(r, false), stores = ready_holders(r, true);
     memset(s->matched_blocks, 0, MAX_WORKERS * sizeof(*s->matched_blocks));
+    s->store_blocks = s->store_blocks_ssd = 0;
+    if (replan_wants_scores(q)) /* every token of the prompt is computed */
+        return;
     index_match_each(r->index, &workers, q->keys, q->n_keys, s->matched_blocks);
     s->store_blocks = index_match_segments(r->index, &stores, q->keys, 0, q->n_keys);
     s->store_blocks_ssd = index_on_disk(r->index, &stores, q->keys, s->store_blocks);

@@ -27,6 +27,7 @@ static const double FIRST_CAUTION = 1.0 / 3, MOST_CAUTION = 1; /* of waiting */
 static const double FIRST_TPOT_MARGIN = 0.05, MOST_TPOT_MARGIN = 0.5;
 /* Predictions nearer than these shares to a limit count in margins: of TTFT the predicted waiting, of TPOT the predicted step. */
 static const double NEAR_TTFT = 0.2, NEAR_TPOT = 0.7;
+static const double AVOID_MS = 2000; /* workers that failed a request */
 static const double PROBE_AFTER_MS = 4000, PROBE_EVERY_MS = 1000;
 enum { BELIEVED = 4 }; /* steps: a prompt's chunks, or the first ones that decode */
 static const double STRETCH_RATE = 0.02, MOST_STRETCH = 4;
@@ -101,11 +102,16 @@ void scheduler_avoid(struct sched_request *q, uint32_t w)
     q->avoid[q->n_avoid++ % SCHEDULER_AVOID] = w;
 }
 
-/* Workers that failed q are out as long as there is another of their role. */
+/*
+ * Workers that failed q are out for a while, if there is another of their role. Not longer: another router may keep that one full, and
+ * whether a worker goes on failing is for its breaker to say.
+ */
 static uint32_t hide_avoided(const struct scheduler *s, struct policy_worker *views, const struct sched_request *q,
-                             uint32_t *hidden_out)
+                             uint64_t now, uint32_t *hidden_out)
 {
     uint32_t n = 0;
+    if (clock_ms_between(q->requeued_ns, now) > AVOID_MS)
+        return 0;
     for (uint32_t i = 0; i < q->n_avoid && i < SCHEDULER_AVOID; i++) {
         struct policy_worker *v = &views[q->avoid[i]];
         bool others = false;
@@ -194,7 +200,7 @@ static struct plan place(struct scheduler *s, struct policy_worker *views, struc
         q->matched_ns = now;
     }
     struct policy_request ask = ask_of(s, q, now, terms);
-    uint32_t hidden[SCHEDULER_AVOID], n_hidden = hide_avoided(s, views, q, hidden);
+    uint32_t hidden[SCHEDULER_AVOID], n_hidden = hide_avoided(s, views, q, now, hidden);
     struct policy_candidate *log = s->logs ? s->candidates : NULL;
     uint32_t *n_log = s->logs ? &s->n_candidates : NULL;
     struct plan plan = {.kind = PLAN_REFUSE};
@@ -1051,6 +1057,7 @@ void scheduler_requeue(struct scheduler *s, struct sched_request *q, uint64_t no
     leave_workers(s, q, now, 0); /* what it generated is part of its prompt from now on */
     q->n_generated = 0;
     q->matched_ns = 0;
+    q->requeued_ns = now;
     q->expected_tokens = lengths_remaining(&s->lengths, q->tenant, 0, q->max_tokens);
     enqueue(s, q, now);
 }

@@ -76,7 +76,7 @@ struct sched_request {
     uint32_t workflow_steps_left;                /* after this one */
     bool resumed; /* its client has tokens already: it goes first, and no limit refuses it */
     bool shares;  /* another choice of a prompt that is there (sched/policy.h) */
-    uint32_t avoid[SCHEDULER_AVOID], n_avoid; /* workers that failed it: others first; scheduler_avoid() */
+    uint32_t avoid[SCHEDULER_AVOID], n_avoid; /* workers that failed it: others first, for a while; scheduler_avoid() */
     /* kept by the caller when config.match is called */
     uint32_t *matched_blocks; /* of each worker; NULL: nowhere */
     uint32_t store_blocks, store_blocks_ssd;
@@ -87,6 +87,7 @@ struct sched_request {
     struct plan plan;                                    /* as dispatched; of a refused one, why */
     double promised_ttft_ms, promised_tpot_ms;           /* as admitted */
     uint64_t placed_ns, matched_ns, first_ns, second_ns; /* first: when its first token came */
+    uint64_t requeued_ns;                                /* the latest time */
     double due_ms;                                       /* the order inside its tenant */
     uint32_t keeper; /* the worker that kept a place for it while it was away: it goes first; POLICY_NO_KEEPER */
     double expected_tokens, charged, work_ms;
@@ -173,7 +174,8 @@ bool scheduler_submit(struct scheduler *s, struct sched_request *q, uint64_t now
 bool scheduler_would_admit(struct scheduler *s, struct sched_request *q, uint64_t now_ns);
 void scheduler_run(struct scheduler *s, uint64_t now_ns);
 
-void scheduler_avoid(struct sched_request *q, uint32_t w); /* the latest SCHEDULER_AVOID are remembered */
+/* Before a scheduler_requeue(): for AVOID_MS after it. The latest SCHEDULER_AVOID are remembered. */
+void scheduler_avoid(struct sched_request *q, uint32_t w);
 void scheduler_prefilled(struct scheduler *s, struct sched_request *q, uint64_t now_ns); /* its prefill leg is over */
 /* Of a split one: its pages are where it decodes; exposed_ms of that came after the prefill. */
 void scheduler_moved(struct scheduler *s, struct sched_request *q, double exposed_ms);

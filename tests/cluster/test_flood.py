@@ -16,8 +16,8 @@ UNPACED = ("slo", "full")  # small requests, one after the other
 LARGE = (b"Tell me a story about a fox and a lantern, and leave nothing out. " * 60000)[:3900000]
 
 
-def sim_cluster(**kw):
-    return Cluster(dummy=DIMS, plan="split", worker_args=[*SIM, "--sim-decode", f"{STEP_MS * 1000},0,0"], **kw)
+def sim_cluster(step_ms=STEP_MS, **kw):
+    return Cluster(dummy=DIMS, plan="split", worker_args=[*SIM, "--sim-decode", f"{step_ms * 1000},0,0"], **kw)
 
 
 def attack(address, kind, n):
@@ -325,10 +325,10 @@ HOPELESS = request(ids=[7] * 4000, max_tokens=4, slo__ttft_ms=1)
 
 @test
 def test_refusals_are_answered_within_five_milliseconds():
-    with sim_cluster(router_args=["--queue-requests", "20"]) as c:
+    with sim_cluster(step_ms=100, router_args=["--queue-requests", "20"]) as c:  # those that fill it go on for minutes
         client = Client(c.router.address)
         check_refused_within(c, HOPELESS, "slo")
-        full = [client.generate(BUSY, timeout=300) for _ in range(400)]  # more than run and wait
+        full = [client.generate(BUSY, timeout=900) for _ in range(400)]  # more than run and wait
         check_refused_within(c, BUSY, "full")
         for f in full:
             f.cancel()

@@ -159,6 +159,11 @@ def test_explain_says_what_was_weighed():
         assert json.loads(out.stdout)["decisions"][0]["workflow_id"] == "nightly\u001b[2J"
         out = subprocess.run([TANDEM, "explain", "step", "--router", c.router.address], capture_output=True, text=True)
         assert "request step of workflow nightly?[2J, 2 tokens" in out.stdout, out.stdout
+        for scored in (False, True):  # a prompt that is cached whole; one whose tokens are scored is computed all the same
+            c.generate([{"id": f"scored-{scored}", "prompt_ids": list(range(200)), "max_tokens": 4, "prompt_logprobs": scored}])
+            out = subprocess.run([TANDEM, "explain", f"scored-{scored}", "--json", "--router", c.router.address], capture_output=True, text=True)
+            matched = max(k["matched_blocks"] for k in json.loads(out.stdout)["decisions"][0]["candidates"] if k["as"] == "prefill")
+            assert (matched == 0) == scored, (scored, out.stdout)
         none = subprocess.run([TANDEM, "explain", "nobody", "--router", c.router.address], capture_output=True, text=True)
         assert none.returncode == 1 and "nobody" in none.stderr
 

@@ -39,13 +39,13 @@ def test_replay_sends_all_and_reports_what_came():
         assert r["completed"] == 40 and r["total_output_tokens"] == 240 and r["itl_ms"]["n"] == 200, r
         assert 0.4 < r["cached_share"] <= 3 / 4 * 1024 / 1200, r  # three of four find two blocks
         assert [w["name"] for w in r["workers"]] == ["prefill-0", "decode-0"], r["workers"]
-        r = replay(c.router.address, path, "--ttft-ms", "1", "--retry-share", "1")
+        r = replay(c.router.address, path, "--ttft-ms", "0.3", "--retry-share", "1")
         assert r["refused"] == 40 and r["answered"] == 0 and r["attainment"] == 0, r
         assert r["reasons"] == [{"reason": "slo.ttft_ms can't be met", "refused": 40, "failed": 0,
                                  "prompt_tokens": 40 * 1200}], r["reasons"]
         assert r["offered"]["refused_token_share"] == 1 and r["by_prompt_length"][0]["requests"] == 40, r["offered"]
-        r = replay(c.router.address, path, "--ttft-ms", "0.4", "--requests", "10")  # a fraction is a limit, too
-        assert (r["ttft_slo_ms"], r["settings"]["ttft_ms"], r["refused"]) == (0.4, 0.4, 10), r
+        r = replay(c.router.address, path, "--ttft-ms", "0.2", "--requests", "10")  # a fraction is a limit, too
+        assert (r["ttft_slo_ms"], r["settings"]["ttft_ms"], r["refused"]) == (0.2, 0.2, 10), r
         limits = {"short": 0.4, "long": 60000.5, "negative": -1, "tiny": 1e-4, "text": "x"}
         lines = [{"id": k, "prompt_ids": [1] * 300, "max_tokens": 4, "ttft_ms": ms} for k, ms in limits.items()]
         out = tandem("generate", "--router", c.router.address, "--jsonl", input="\n".join(json.dumps(o) for o in lines)).stdout

@@ -29,6 +29,38 @@ START_TEST(test_scheduler_refuses_what_its_queue_has_no_room_for)
 }
 END_TEST
 
+/* Another router keeps the only other worker full: a request goes back to the one that failed it rather than wait for ever. */
+START_TEST(test_scheduler_avoids_a_worker_for_a_while_only)
+{
+    struct cluster *c = cluster_open(2, 1);
+    struct sched_request q = request(c, 4 * CHUNK);
+    struct sched_report full = {.n_prompts = 5, .square = 1e7, .n_routers = 1};
+    ck_assert(submit(c, &q));
+    run(c);
+    ck_assert_uint_eq(c->n_placed, 1);
+    uint32_t failed = q.plan.prefill, other = 1 - failed;
+    scheduler_avoid(&q, failed);
+    scheduler_requeue(c->s, &q, c->now);
+    for (int ms = 0; ms < 1000 && c->n_placed == 1; ms += 50) {
+        full.tokens = 10 * CHUNK + ms;
+        scheduler_observe_report(c->s, other, &full, c->now);
+        run(c);
+        pass_ms(c, 50);
+    }
+    ck_assert_uint_eq(c->n_placed, 1); /* it is avoided */
+    for (int ms = 0; ms < 2000 && c->n_placed == 1; ms += 50) {
+        full.tokens = 10 * CHUNK + ms;
+        scheduler_observe_report(c->s, other, &full, c->now);
+        run(c);
+        pass_ms(c, 50);
+    }
+    ck_assert_uint_eq(c->n_placed, 2);
+    ck_assert_uint_eq(q.plan.prefill, failed);
+    scheduler_end(c->s, &q, c->now, true);
+    cluster_close(c);
+}
+END_TEST
+
 START_TEST(test_scheduler_shares_workers_between_tenants_by_weight)
 {
     const struct fair_weight weights[] = {{1, 1}, {2, 3}};
@@ -253,6 +285,7 @@ int main(void)
     Suite *s = suite_create("scheduler_queue");
     TCase *t = tcase_create("scheduler_queue");
     tcase_set_timeout(t, 60);
+    tcase_add_test(t, test_scheduler_avoids_a_worker_for_a_while_only);
     tcase_add_test(t, test_scheduler_refuses_what_its_queue_has_no_room_for);
     tcase_add_test(t, test_scheduler_shares_workers_between_tenants_by_weight);
     tcase_add_test(t, test_scheduler_gives_a_tenant_its_share_of_a_full_queue);
