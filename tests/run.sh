@@ -5,7 +5,7 @@
 #                          lost workers), pools (100 workers come and go), chaos (10,000 faults under load), store (damage and kill -9 of the store),
 #                          transfer (32 + 32 peers), soak (an hour), scheduler (10^6 passes over random requests, losses and
 #                          reports: 5 minutes of one core), pauses (routers and machines that stand still for 10 s), memory,
-#                          predicted (errors of predicted TTFT on the CPU engine, at the promised bounds),
+#                          predicted (errors of predicted TTFT on the CPU engine and the time of a refusal, at the promised bounds),
 #                          routers (several of them and clients that come back, simulated and live, at the promised bounds),
 #                          fairness (floods of 10 minutes each by two and three tenants, simulated and live),
 #                          reproductions (all tables of docs/reproductions.md, half an hour of one core), sweep (goodput against load on

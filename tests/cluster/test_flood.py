@@ -300,7 +300,10 @@ def test_texts_beyond_the_bound_are_refused_and_another_connections_are_not():
 # ----------------------------------------------------------------- how fast a refusal is
 
 
-def check_refused_within(c, ask, what, limit_ms=5):
+REFUSAL_MS = 5 if os.environ.get("TANDEM_LONG") in ("predicted", "all") else 30  # promised; beside other programs
+
+
+def check_refused_within(c, ask, what, limit_ms=REFUSAL_MS):
     """p99 of the time from a call to its RESOURCE_EXHAUSTED, while another process is refused, too; the best of three phases."""
     client, p99 = Client(c.router.address), []
     wait_until(lambda: client.error(ask)[0] == "RESOURCE_EXHAUSTED", 20, "a refusal")
