@@ -7,7 +7,7 @@
 #include "base/mem.h"
 #include "sched/pins.h"
 
-enum { NONE = UINT32_MAX };
+static const uint32_t NONE = UINT32_MAX;
 
 /* In the order in which pages are taken: kept are cached ones with a pin. */
 enum list_id { LIST_NONE, LIST_FREE, LIST_CACHED, LIST_KEPT, LIST_QUARANTINE, N_LISTS };

@@ -106,7 +106,7 @@ struct pool {
     uint32_t *slots, n_slots, n_named; /* entries by block; open addressing, 0: none */
 };
 
-enum { NO_BLOCK = UINT32_MAX };
+#define NO_BLOCK UINT32_MAX
 
 void pool_init(struct pool *p, uint32_t n_pages);
 void pool_fini(struct pool *p);

@@ -164,8 +164,10 @@ enum td_status wire_ucx_convert(ucs_status_t s)
 /* -------------------------------------------------------- once per process */
 
 /* UCX writes its log to stdout, where answers belong; what matters goes to stderr, the rest nowhere. */
-static ucs_log_func_rc_t log_handler(const char *file, unsigned line, const char *function, ucs_log_level_t level,
-                                     const ucs_log_component_config_t *component, const char *message, va_list args)
+__attribute__((format(printf, 6, 0))) static ucs_log_func_rc_t log_handler(const char *file, unsigned line,
+                                                                           const char *function, ucs_log_level_t level,
+                                                                           const ucs_log_component_config_t *component,
+                                                                           const char *message, va_list args)
 {
     static const struct log LOG = {.who = "ucx", .level = LOG_WARN};
     (void)function;
