@@ -45,7 +45,7 @@ static void fill(const struct adapter *a, const struct adapted *t, float *down, 
     uint32_t at_rank = 0, at_out = 0;
     for (uint32_t p = 0; p < t->n_parts; p++) {
         const struct part_name *part = &t->parts[p];
-        struct adapter_matrix m = {0}; /* gcc does not see that has says whether it is set */
+        struct adapter_matrix m;
         bool has = adapter_find(a, t->layer, part->name, &m);
         if (has)
             k_convert_to_f32(m.a->data, m.a->type, (uint64_t)m.rank * t->n_in, down + (size_t)at_rank * t->n_in);

@@ -23,7 +23,8 @@ variant() { # NAME CC OPTIONS...
 }
 
 status=0
-variant release gcc --buildtype=release -Dgpu=disabled || status=1
+# gcc 12 at -O3 takes for unset what json_unpack sets, and what another variable says is set
+variant release gcc --buildtype=release -Dgpu=disabled -Dc_args=-Wno-error=maybe-uninitialized || status=1
 variant clang clang --buildtype=debug -Dgpu=disabled || status=1
 variant libraries gcc -Dcluster=false -Dgpu=disabled || status=1
 exit $status
