@@ -226,7 +226,7 @@ struct early { /* a reader that asked for a lease before there was one: it need 
 
 struct counters {
     _Atomic uint64_t bytes_in, bytes_out, pages_in, pages_out, pulls_ok, pulls_failed, checksum_errors, refused_stale,
-        not_yet, stalled, messages_dropped;
+        not_yet, stalled, messages_dropped, slower;
     _Atomic uint32_t leases_open, pulls_open, peers_up;
 };
 

@@ -76,10 +76,32 @@ static void on_transport(void *user)
     add_transport(c->x, now);
 }
 
+/* The first of a list of transports is the one that is meant; the rest is for connecting. "rc" is in use as "rc_mlx5/mlx5_0:1". */
+static bool is_slower(const char *tls, const char *now)
+{
+    char first[16];
+    size_t n = strcspn(tls, ",");
+    static const char *const KNOWN[] = {"rc", "dc", "ud", "ib", "posix", "sysv", "cma"};
+    if (n >= sizeof(first))
+        return false;
+    snprintf(first, sizeof(first), "%.*s", (int)n, tls);
+    if (!strcmp(first, "ib"))
+        return !strstr(now, "rc") && !strstr(now, "dc") && !strstr(now, "ud");
+    for (size_t i = 0; i < sizeof(KNOWN) / sizeof(KNOWN[0]); i++)
+        if (!strcmp(first, KNOWN[i]))
+            return !strstr(now, first);
+    return false; /* auto, tcp, or a name that stands for several */
+}
+
 static void note_transport(struct xfer *x, struct conn *c)
 {
     char now[128] = "";
     wire_transport(c->wire, now, sizeof(now));
+    if (is_slower(x->config.tls, now) && !atomic_fetch_add(&x->counters.slower, 1))
+        log_warn(x->config.log,
+                 "a peer is reached by a slower transport than --tls asks for, maybe for want of a card; "
+                 "ucx_info -d shows what there is peer=%s asked=%s transport=%s",
+                 c->name, x->config.tls, now);
     log_info(x->config.log, "peer connected peer=%s incarnation=%016llx direction=%s transport=%s", c->name,
              (unsigned long long)c->incarnation, c->target ? "out" : "in", now);
     if (!strcmp(x->config.tls, "auto") && c->target && !strncmp(c->target->address, "127.", 4) && strstr(now, "tcp") &&

@@ -40,6 +40,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -59,6 +60,7 @@ enum { AM_ID = 1, PROGRESS_BURST = 8, ACCEPTS_PENDING_MAX = 256, IDLE_TURNS = 64
 enum { TCP_PART_BYTES = 1020 << 10 }; /* a segment, headers included; in parts of 256 KiB it is a third slower */
 #define TCP_SEGMENT       "1M"
 #define CLOSE_PATIENCE_NS (250 * NS_PER_MS)
+#define SHM_LEAST         (512ull << 20) /* a hundred connections */
 
 enum conn_state { CONN_MAKING, CONN_OPEN, CONN_CLOSING, CONN_DESTROYING, CONN_GONE };
 enum job_kind { JOB_MAKE, JOB_DESTROY, JOB_STOP };
@@ -260,8 +262,11 @@ static enum td_status apply_config(ucp_config_t *c, const char *tls, const char 
                                       {"RNDV_SCHEME", "get_zcopy"},
                                       {"ZCOPY_THRESH", "inf"},
                                       {"NET_DEVICES", devices}};
-    size_t n = sizeof(options) / sizeof(options[0]) - (getenv("UCX_NET_DEVICES") ? 1 : 0); /* the user's stands */
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+        char variable[32];
+        snprintf(variable, sizeof(variable), "UCX_%s", options[i][0]);
+        if (i && getenv(variable)) /* the operator's stands; for TLS there is --tls */
+            continue;
         ucs_status_t s = ucp_config_modify(c, options[i][0], options[i][1]);
         if (s != UCS_OK)
             return td_fail(error_out, TD_ERR_INVALID, "UCX option %s=%s: %s", options[i][0], options[i][1],
@@ -306,12 +311,30 @@ enum td_status wire_ucx_context_open(const char *tls, const char *device, ucp_co
     return st;
 }
 
+/*
+ * Each worker, so each connection, has a ring of 5 MiB in /dev/shm, where containers often have 64 MiB for all processes together. UCX
+ * checks when a ring is made whether it fits, so a connection would fail, or take the room from others.
+ */
+static bool is_shm_small(const struct ucx_wire *w)
+{
+    struct statvfs v;
+    if (strcmp(w->tls, "auto") != 0 || statvfs("/dev/shm", &v) || (uint64_t)v.f_bavail * v.f_frsize >= SHM_LEAST)
+        return false;
+    log_warn(
+        w->base.log,
+        "/dev/shm has %llu of %llu MiB free: connections on this host take tcp, not shared memory (from %llu MiB on)",
+        (unsigned long long)((uint64_t)v.f_bavail * v.f_frsize >> 20),
+        (unsigned long long)((uint64_t)v.f_blocks * v.f_frsize >> 20), (unsigned long long)(SHM_LEAST >> 20));
+    return true;
+}
+
 static enum td_status context_open(struct ucx_wire *w, const char *device, struct td_error *error_out)
 {
-    enum td_status s = wire_ucx_context_open(w->tls, device, &w->context, error_out);
+    const char *tls = is_shm_small(w) ? "tcp" : w->tls;
+    enum td_status s = wire_ucx_context_open(tls, device, &w->context, error_out);
     if (s)
         return s;
-    log_debug(w->base.log, "ucx context opened transports=%s device=%s", w->tls, device);
+    log_debug(w->base.log, "ucx context opened transports=%s device=%s", tls, device);
     return map_arena(w, error_out);
 }
 

@@ -334,6 +334,7 @@ struct xfer_stats xfer_stats(struct xfer *x)
                                .not_yet = atomic_load(&c->not_yet),
                                .stalled = atomic_load(&c->stalled),
                                .messages_dropped = atomic_load(&c->messages_dropped),
+                               .slower = atomic_load(&c->slower),
                                .leases_open = atomic_load(&c->leases_open),
                                .pulls_open = atomic_load(&c->pulls_open),
                                .peers_up = atomic_load(&c->peers_up)};

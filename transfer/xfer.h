@@ -58,6 +58,7 @@ struct xfer_id {
 struct xfer_stats { /* a snapshot; sums since start */
     uint64_t bytes_in, bytes_out, pages_in, pages_out;
     uint64_t pulls_ok, pulls_failed, checksum_errors, refused_stale, not_yet, stalled, messages_dropped;
+    uint64_t slower; /* connections by a slower transport than `tls` asks for */
     uint32_t leases_open, pulls_open, peers_up;
 };
 

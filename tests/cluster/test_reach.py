@@ -1,10 +1,11 @@
 """Where processes listen, and where they say that they are: addresses that are not one loopback address for all."""
+import contextlib
 import os
 import subprocess
 import sys
 import time
 
-from harness import BUILD, DEMO, Cluster, Proc, free_port, main, metric, test, wait_until
+from harness import BUILD, DEMO, Cluster, Proc, Skip, free_port, main, metric, test, wait_until
 
 ASKED = {"prompt_ids": [i % 1000 for i in range(300)], "max_tokens": 4, "greedy": True}
 
@@ -105,6 +106,46 @@ def test_a_first_request_does_not_pay_for_the_connection():
         assert exposed[0] < 5 + 2 * max(exposed[1:]), exposed
     finally:
         c.close()
+
+
+@contextlib.contextmanager
+def small_shm(size):
+    """What runs with the words in front shares a /dev/shm of that size, as in a container."""
+    words = f"mount -t tmpfs -o size={size} tmpfs /dev/shm && echo ready && exec sleep 600"
+    holder = subprocess.Popen(["unshare", "-m", "sh", "-c", words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        if holder.stdout.readline() != b"ready\n":
+            raise Skip("file systems can't be mounted here")
+        yield ["nsenter", "-t", str(holder.pid), "-m"]
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+@test
+def test_a_small_dev_shm_is_as_good_as_a_large_one():
+    with small_shm("64m") as wrap, Cluster(prefill=4, decode=4, store=True, plan="split", wrap=wrap) as c:
+        results = c.generate([dict(ASKED, id=str(i), prompt_ids=[(i * 37 + j) % 1000 for j in range(300)]) for i in range(64)])
+        assert not any("error" in r for r in results.values()), results
+        assert c.status()["replans"] == 0, c.status()
+        for w in c.workers:
+            with open(os.path.join(c.dir, w.name + ".log")) as f:
+                said = [line for line in f if "/dev/shm has" in line]
+            assert len(said) == 1 and "of 64 MiB" in said[0], (w.name, said)
+        assert any("mapped" in w["transport"] for w in c.status()["workers"]), c.status()
+
+
+@test
+def test_a_transport_that_is_slower_than_asked_for_is_said_once():
+    metrics = f"127.0.0.1:{free_port()}"
+    with Cluster(prefill=2, decode=1, plan="split", worker_args=["--tls", "rc,tcp"],
+                 roles_args={"decode": ["--metrics-listen", metrics]}) as c:
+        if os.path.isdir("/sys/class/infiniband"):
+            raise Skip("there is a card")
+        wait_until(lambda: metric(metrics, "tandem_worker_slower_connections(?:{})?") == 2, 5, "both connections count")
+        with open(os.path.join(c.dir, "decode-0.log")) as f:
+            said = [line for line in f if "slower transport" in line]
+        assert len(said) == 1 and "asked=rc,tcp" in said[0] and "tcp/lo" in said[0], said
 
 
 if __name__ == "__main__":
