@@ -142,6 +142,8 @@ static enum td_status open_ranks(struct engine *e, struct td_error *error_out)
                                                    .rank = {.piece_rows = c->piece_rows}}};
     enum td_status s = ranks_open(&ranks, &e->ranks, error_out);
     if (!s)
+        s = model_check_all_asked(c->model, error_out);
+    if (!s)
         e->n_views = ranks_n_views(e->ranks);
     return s;
 }
@@ -490,6 +492,20 @@ static void sample(struct engine *e, struct seq *s, uint32_t row)
     seq_push_token(s, token.id);
 }
 
+/* A row of logits that was asked for: of the last token, or to score the one after position. */
+static void finish_row(struct engine *e, struct seq *s, uint32_t position, bool draws, uint32_t row)
+{
+    float logsumexp = e->sampled[row].logsumexp;
+    if (s->state == SEQ_ENDED) /* by an earlier row */
+        return;
+    if (!isfinite(logsumexp))
+        seq_break(s);
+    else if (draws)
+        sample(e, s, row);
+    else
+        s->prompt_logprobs[position + 1] = row_logits(e, row)[s->tokens[position + 1]] - logsumexp;
+}
+
 /* on_token and on_end may not close sequences, so the batch stays as it is. */
 static void finish_rows(struct engine *e)
 {
@@ -499,13 +515,9 @@ static void finish_rows(struct engine *e)
         uint32_t first = s->n_computed, after = first + s->n_rows, n_tokens = s->n_tokens;
         seq_computed(s, after);
         for (uint32_t position = first; position < after; position++) {
-            if (position + 1 == n_tokens) {
-                sample(e, s, row++);
-            } else if (wants_logprob(s, position)) {
-                s->prompt_logprobs[position + 1] =
-                    row_logits(e, row)[s->tokens[position + 1]] - e->sampled[row].logsumexp;
-                row++;
-            }
+            bool draws = position + 1 == n_tokens;
+            if (draws || wants_logprob(s, position))
+                finish_row(e, s, position, draws, row++);
         }
     }
 }

@@ -44,7 +44,12 @@ enum seq_goal {
     SEQ_FIRST_TOKEN, /* prompt and one token; layers are reported as they get ready */
     SEQ_ADOPT,       /* the first token comes from elsewhere, and what of the prompt's KV is not in the prefix cache */
 };
-enum seq_finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH };
+enum seq_finish {
+    FINISH_NONE,
+    FINISH_STOP,
+    FINISH_LENGTH,
+    FINISH_BROKEN, /* logits were not finite: no token was drawn of them */
+};
 
 struct engine_callbacks {
     void *user;

@@ -85,3 +85,4 @@ void seq_preempt(struct seq *s);                    /* RUNNING -> WAITING */
 void seq_computed(struct seq *s, uint32_t n_total); /* KV of tokens [0, n_total) is there: names full blocks */
 void seq_push_token(struct seq *s, uint32_t token); /* appends, ends the sequence when it is over */
 void seq_end(struct seq *s, enum seq_finish finish);
+void seq_break(struct seq *s); /* ends it as FINISH_BROKEN; nobody finds its blocks any more */

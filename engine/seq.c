@@ -278,6 +278,14 @@ void seq_end(struct seq *s, enum seq_finish finish)
         cb->on_end(cb->user, s, finish);
 }
 
+/* The KV of any of its blocks may be what is wrong. */
+void seq_break(struct seq *s)
+{
+    for (uint32_t i = 0; i < s->n_named; i++)
+        kvpool_forget(s->engine->pool, &s->keys[i]);
+    seq_end(s, FINISH_BROKEN);
+}
+
 static bool is_stop(const struct seq *s, uint32_t token)
 {
     for (uint32_t i = 0; i < s->sampling.n_stop_ids; i++)

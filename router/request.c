@@ -283,14 +283,15 @@ static void note_scores(struct request *q, const Tandem__Worker__V1__LegEnd *end
     q->prompt_logprobs = mem_dup(end->prompt_logprobs, end->n_prompt_logprobs * sizeof(float));
 }
 
-/* The request's own fault, or its deadline: no other worker would say anything else. */
-static bool is_callers(const struct request *q, int32_t status)
+/* The request's own fault, its deadline, or what the model computes: no other worker would say anything else. */
+static bool is_final(const struct request *q, int32_t status)
 {
     uint64_t now = clock_now(&q->router->clock);
     if (status == TD_ERR_DEADLINE)
         return q->p.remaining_ms != INT64_MAX &&
                now + DEADLINE_SLACK_NS > q->arrived_ns + (uint64_t)q->p.remaining_ms * NS_PER_MS;
-    return status == TD_ERR_INVALID || status == TD_ERR_UNSUPPORTED || status == TD_ERR_NOT_FOUND;
+    return status == TD_ERR_INVALID || status == TD_ERR_UNSUPPORTED || status == TD_ERR_NOT_FOUND ||
+           status == TD_ERR_CORRUPT;
 }
 
 /*
@@ -315,7 +316,7 @@ static void leg_failed(struct request *q, struct peer *from, bool prefill_leg, c
     char text[384];
     snprintf(text, sizeof(text), "worker %s: %.*s", from->name, (int)(end->text.len < 300 ? end->text.len : 300),
              end->text.data ? (const char *)end->text.data : "");
-    if (is_callers(q, end->status)) {
+    if (is_final(q, end->status)) {
         request_fail(q, rpc_code_of_status(end->status), text, 0);
         return;
     }

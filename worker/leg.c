@@ -489,6 +489,15 @@ static void leg_finish(struct worker *w, struct leg *leg)
     leg_free(w, leg);
 }
 
+/* Any worker with these weights would compute the same, so the router does not try another (router/request.c). */
+static void leg_break(struct worker *w, struct leg *leg)
+{
+    log_error(&w->log, "logits are not finite req=%s", leg->label);
+    metrics_inc(w->counters, WORKER_LEGS_BROKEN, 1);
+    leg_abort(w, leg, TD_ERR_CORRUPT, "the model's logits are not finite: its weights, or the device, are broken",
+              true);
+}
+
 void leg_flush(struct worker *w)
 {
     for (uint32_t i = 0; i < w->n_out; i++)
@@ -497,7 +506,9 @@ void leg_flush(struct worker *w)
     w->n_out = 0;
     for (struct leg *l = w->legs, *next; l; l = next) {
         next = l->next;
-        if (l->ended)
+        if (l->ended && l->finish == FINISH_BROKEN)
+            leg_break(w, l);
+        else if (l->ended)
             leg_finish(w, l);
     }
 }
