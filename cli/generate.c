@@ -32,7 +32,7 @@ static const struct option TABLE[] = {
      "with --local: options of tandem-decode"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Defaults for every request"},
     {"chat", OPT_BOOL, AT(chat), "true", NULL, 0, 0, "the text is a user's turn, if the model has a chat template"},
-    {"max-tokens", OPT_INT, AT(max_tokens), "0", NULL, 0, 1e9, "0: as many as fit"},
+    {"max-tokens", OPT_INT, AT(max_tokens), "0", NULL, 0, 1e9, "0: the model's own, or as many as fit"},
     {"temperature", OPT_DOUBLE, AT(temperature), "-1", "X", -1, 100, "0: greedy; -1: the model's own"},
     {"top-k", OPT_INT, AT(top_k), "-1", "N", -1, 1e9, "-1: the model's own; 0: all"},
     {"top-p", OPT_DOUBLE, AT(top_p), "-1", "X", -1, 1, "-1: the model's own"},

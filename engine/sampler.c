@@ -40,7 +40,7 @@ enum td_status sampling_check(const struct sampling *s, uint32_t vocab_size, str
     if (s->n_bias > SAMPLING_MAX_BIAS)
         return td_fail(e, TD_ERR_INVALID, "sampling.logit_bias: %u entries, at most %d", s->n_bias, SAMPLING_MAX_BIAS);
     for (uint32_t i = 0; i < s->n_bias; i++)
-        if (s->bias[i].id >= vocab_size || !in(s->bias[i].bias, -100, 100))
+        if (s->bias[i].id >= vocab_size || !(in(s->bias[i].bias, -100, 100) || s->bias[i].bias == -INFINITY))
             return td_fail(e, TD_ERR_INVALID, "sampling.logit_bias[%u]: id %u or bias %g out of range", i,
                            s->bias[i].id, (double)s->bias[i].bias);
     if (s->n_stop_ids > SAMPLING_MAX_STOP_IDS)

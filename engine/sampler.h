@@ -19,9 +19,10 @@
 
 #include "base/status.h"
 #include "kernels/kernels.h"
+#include "model/config.h"
 
 enum {
-    SAMPLING_MAX_BIAS = 1024,
+    SAMPLING_MAX_BIAS = 1024 + MODEL_MAX_SUPPRESSED,
     SAMPLING_MAX_STOP_IDS = 64,
     SAMPLING_MAX_ALLOWED = 4096,
     SAMPLING_MAX_TOP_LOGPROBS = 20,
@@ -29,7 +30,7 @@ enum {
 
 struct logit_bias {
     uint32_t id;
-    float bias;
+    float bias; /* -100 .. 100, or -INFINITY: never drawn */
 };
 
 struct sampling {      /* plain data; arrays belong to whoever filled it */

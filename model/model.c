@@ -311,8 +311,7 @@ void model_dummy_config(const struct model_dummy *dims, struct model_config *out
                                  .score_scale = 1.0f / sqrtf((float)DIM(head_dim, 64)),
                                  .window = dims->window,
                                  .rope = {{.theta = 500000}, {.theta = 500000}},
-                                 .default_temperature = 1,
-                                 .default_top_p = 1};
+                                 .generation = MODEL_GENERATION_NONE};
     if (dims->n_experts)
         out->moe = (struct model_moe){.n_experts = dims->n_experts,
                                       .n_used = DIM(n_used, dims->n_experts < 2 ? 1 : 2),

@@ -180,24 +180,33 @@ static enum td_status parse_prompt(struct router *r, const Tandem__V1__GenerateR
     return s;
 }
 
+static void add_bias(struct params *p, uint32_t id, float bias)
+{
+    size_t i = p->sampling.n_logit_bias++;
+    tandem__worker__v1__bias__init(&p->bias[i]);
+    p->bias[i].id = id;
+    p->bias[i].bias = bias;
+    p->bias_list[i] = &p->bias[i];
+}
+
+/* The request's, then those of ids that the model is never to say. */
 static enum td_status parse_bias(struct router *r, const Tandem__V1__Sampling *m, struct params *p, struct td_error *e)
 {
+    const struct model_generation *g = &r->config.generation;
     if (m->n_logit_bias > MAX_BIAS)
         return td_fail(e, TD_ERR_INVALID, "sampling.logit_bias: %zu entries, at most %d", m->n_logit_bias, MAX_BIAS);
-    p->bias = mem_array(m->n_logit_bias, sizeof(*p->bias));
-    p->bias_list = mem_array(m->n_logit_bias, sizeof(*p->bias_list));
+    p->bias = mem_array(m->n_logit_bias + g->n_suppressed_ids, sizeof(*p->bias));
+    p->bias_list = mem_array(m->n_logit_bias + g->n_suppressed_ids, sizeof(*p->bias_list));
+    p->sampling.logit_bias = p->bias_list;
     for (size_t i = 0; i < m->n_logit_bias; i++) {
         const Tandem__V1__LogitBias *b = m->logit_bias[i];
         if (b->id >= r->config.vocab_size || !within(b->bias, -100, 100))
             return td_fail(e, TD_ERR_INVALID, "sampling.logit_bias[%zu]: id %u or bias %g out of range", i, b->id,
                            (double)b->bias);
-        tandem__worker__v1__bias__init(&p->bias[i]);
-        p->bias[i].id = b->id;
-        p->bias[i].bias = b->bias;
-        p->bias_list[i] = &p->bias[i];
+        add_bias(p, b->id, b->bias);
     }
-    p->sampling.n_logit_bias = m->n_logit_bias;
-    p->sampling.logit_bias = p->bias_list;
+    for (uint32_t i = 0; i < g->n_suppressed_ids; i++)
+        add_bias(p, g->suppressed_ids[i], -INFINITY);
     return TD_OK;
 }
 
@@ -222,15 +231,16 @@ static enum td_status parse_sampling(struct router *r, const Tandem__V1__Samplin
 {
     Tandem__Worker__V1__SamplingParams *s = &p->sampling;
     const Tandem__V1__Sampling none = TANDEM__V1__SAMPLING__INIT;
+    const struct model_generation *g = &r->config.generation;
     m = m ? m : &none;
-    s->temperature = m->has_temperature_case ? m->temperature : r->config.default_temperature;
-    s->top_k = m->has_top_k_case ? m->top_k : r->config.default_top_k;
-    s->top_p = m->has_top_p_case ? m->top_p : r->config.default_top_p;
-    s->min_p = m->has_min_p_case ? m->min_p : 0;
-    s->typical_p = m->has_typical_p_case ? m->typical_p : 0;
+    s->temperature = m->has_temperature_case ? m->temperature : g->temperature;
+    s->top_k = m->has_top_k_case ? m->top_k : g->top_k;
+    s->top_p = m->has_top_p_case ? m->top_p : g->top_p;
+    s->min_p = m->has_min_p_case ? m->min_p : g->min_p;
+    s->typical_p = m->has_typical_p_case ? m->typical_p : g->typical_p;
     s->presence_penalty = m->presence_penalty;
     s->frequency_penalty = m->frequency_penalty;
-    s->repetition_penalty = m->has_repetition_penalty_case ? m->repetition_penalty : 1;
+    s->repetition_penalty = m->has_repetition_penalty_case ? m->repetition_penalty : g->repetition_penalty;
     s->seed = m->has_seed_case ? m->seed : random_u64();
     p->n_choices = m->n ? m->n : 1;
     if (m->n > MAX_CHOICES)
@@ -275,6 +285,14 @@ static enum td_status parse_stop_ids(struct router *r, const Tandem__V1__Stoppin
     return TD_OK;
 }
 
+/* Of a request that does not say: the model's own, but as many as it wants at least, and as fit. */
+static uint32_t default_max_tokens(const struct router *r, const Tandem__V1__Stopping *m, uint32_t room)
+{
+    uint32_t max = r->config.generation.max_tokens;
+    max = max > m->min_tokens ? max : m->min_tokens;
+    return r->config.generation.max_tokens && max < room ? max : room;
+}
+
 static enum td_status parse_lengths(struct router *r, const Tandem__V1__Stopping *m, struct params *p,
                                     struct td_error *e)
 {
@@ -282,7 +300,7 @@ static enum td_status parse_lengths(struct router *r, const Tandem__V1__Stopping
     if (p->n_ids > context || (p->n_ids == context && !p->want_prompt_logprobs))
         return td_fail(e, TD_ERR_INVALID, "prompt: %u tokens leave no room in the context of %u", p->n_ids, context);
     p->max_tokens_given = m->has_max_tokens_case;
-    uint32_t max = m->has_max_tokens_case ? m->max_tokens : context - p->n_ids;
+    uint32_t max = m->has_max_tokens_case ? m->max_tokens : default_max_tokens(r, m, context - p->n_ids);
     if (!max && !p->want_prompt_logprobs)
         return td_fail(e, TD_ERR_INVALID, "stopping.max_tokens: 0 is only for prompt log-probabilities");
     if ((uint64_t)p->n_ids + max > context)

@@ -202,17 +202,6 @@ def test_worker_with_other_layout_is_refused_by_field():
         wait_until(refused, 10, lambda: "refused by name: " + json.dumps(c.status()["workers"]))
 
 
-def damaged(name, change):
-    """A copy of the demo model with one file changed; None: without it."""
-    d = tempfile.mkdtemp(prefix="tandem-bad-")
-    for f in os.listdir(DEMO):
-        data = open(os.path.join(DEMO, f), "rb").read()
-        data = change(data) if f == name else data
-        if data is not None:
-            open(os.path.join(d, f), "wb").write(data)
-    return d
-
-
 @test
 def test_corrupt_model_files_give_one_line_and_exit_1():
     binary = os.path.join(BUILD, "decode/tandem-decode")
@@ -238,13 +227,12 @@ def test_corrupt_model_files_give_one_line_and_exit_1():
         (router, "tokenizer_config.json", lambda b: b"{"),
     ]
     for program, name, change in changes:
-        d = damaged(name, change)
+        d = changed_model(name, change)
         args = ["--workers", "127.0.0.1:1"] if program == router else ["--pool-bytes", "1M"]
         out = subprocess.run([program, "--model", d, "--listen", "127.0.0.1:0", *args], capture_output=True, text=True,
                              timeout=60)
         lines = [l for l in out.stderr.splitlines() if l.strip()]
         assert out.returncode == 1 and len(lines) == 1 and "tandem-" in lines[0], (name, out.returncode, out.stderr[-500:])
-        shutil.rmtree(d)
 
 
 def with_nan(tensors):
@@ -257,7 +245,7 @@ def with_nan(tensors):
 
 @test
 def test_logits_that_are_not_finite_end_a_request_with_an_error():
-    model = damaged("model.safetensors", with_nan)
+    model = changed_model("model.safetensors", with_nan)
     metrics = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     listen = {role: ["--metrics-listen", m] for role, m in zip(("prefill", "decode"), metrics)}
     requests = [request(ids=OK_IDS, max_tokens=4), request(ids=OK_IDS, max_tokens=4, greedy=False, sampling__seed=1),
@@ -273,7 +261,6 @@ def test_logits_that_are_not_finite_end_a_request_with_an_error():
             assert out.returncode == 1 and out.stdout == "" and "logits are not finite" in out.stderr, out
             assert sum(metric(m, "tandem_worker_nonfinite_logits_total{}") for m in metrics) >= len(requests) + 1
             c.audit()
-    shutil.rmtree(model)
 
 
 @test

@@ -39,6 +39,30 @@ def test_allowed_ids_and_min_tokens_bound_what_is_drawn():
 
 
 @test
+def test_generation_config_says_what_a_request_leaves_open():
+    greedy = CASE["greedy_ids"]
+    said = dict(do_sample=True, temperature=1.1, min_p=0.02, repetition_penalty=1.4, suppress_tokens=greedy[:2], max_new_tokens=9,
+                num_beams=4, no_repeat_ngram_size=3)
+    model = changed_model("generation_config.json", lambda b: json.dumps({**json.loads(b), **said}).encode())
+    open_ended = {"id": "x", "prompt_ids": CASE["prompt_ids"], "seed": 5, "ignore_eos": True}
+    with Cluster(model=model) as c:
+        [r] = c.generate([open_ended]).values()
+        assert len(r["token_ids"]) == 9 and r["finish_reason"] == "length", r
+        assert not set(ask(c)["token_ids"]) & set(greedy[:2])
+        assert len(ask(c, max_tokens=11)["token_ids"]) == 11
+        plain = ask(c, repetition_penalty=1, logit_bias={greedy[0]: 100})
+        warned = [l for l in c.log("router").splitlines() if "generation_config.json" in l]
+        assert len(warned) == 1 and warned[0].endswith("fields=num_beams,no_repeat_ngram_size"), warned
+    with Cluster() as c:
+        bias = {i: -100 for i in said["suppress_tokens"]}
+        [want] = c.generate([dict(open_ended, temperature=1.1, top_p=0.95, min_p=0.02, repetition_penalty=1.4, max_tokens=9,
+                                  logit_bias=bias)]).values()
+        assert r["token_ids"] == want["token_ids"]
+        assert plain["token_ids"] == ask(c, logit_bias=bias)["token_ids"]
+        assert not [l for l in c.log("router").splitlines() if "generation_config.json" in l]
+
+
+@test
 def test_typical_p_and_top_p_are_the_same_everywhere():
     settings = dict(greedy=False, temperature=1.3, typical_p=0.7, top_k=300, min_p=0.001, seed=11, logprobs=True)
     results = []
