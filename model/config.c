@@ -8,7 +8,7 @@
 
 #include "base/mem.h"
 
-enum { CONFIG_MAX_BYTES = 4 << 20 };
+enum { CONFIG_MAX_BYTES = 4 << 20, MAX_POSITIONS = 1 << 24 };
 
 /* What one config.json is read with: the first error stays. */
 struct reader {
@@ -168,6 +168,15 @@ static void read_one_rope(struct reader *r, json_t *p, json_t *s, double theta, 
     rope->type = rope_type_of(r, text(s, "rope_type", text(s, "type", "default")));
     if (rope->type != ROPE_DEFAULT && !r->status)
         read_scaling(r, s, c, rope);
+}
+
+/* yarn was made for factor times the original positions; max_position_embeddings may say those, or the original ones. */
+static void extend_positions(struct model_config *c)
+{
+    const struct model_rope *r = &c->rope[0];
+    double scaled = r->type == ROPE_YARN ? r->factor * r->original_positions : 0;
+    if (scaled > c->max_positions)
+        c->max_positions = scaled < MAX_POSITIONS ? (uint32_t)scaled : MAX_POSITIONS;
 }
 
 /*
@@ -445,6 +454,7 @@ static void read_attention(struct reader *r, struct model_config *c)
     c->out_bias = c->qkv_bias && f->bias_out;
     must_not_be(r, "use_bidirectional_attention");
     read_rope(r, c);
+    extend_positions(c);
     read_windows(r, c);
 }
 
@@ -538,7 +548,7 @@ static void read_all(struct reader *r, struct model_config *c)
     c->n_layers = count(r, "num_hidden_layers", NAN, MODEL_MAX_LAYERS);
     c->n_heads = count(r, "num_attention_heads", NAN, 1024);
     c->intermediate = count(r, "intermediate_size", NAN, 1 << 22);
-    c->max_positions = count(r, "max_position_embeddings", NAN, 1 << 24);
+    c->max_positions = count(r, "max_position_embeddings", NAN, MAX_POSITIONS);
     c->rms_eps = (float)number(r, r->root, "rms_norm_eps", NAN, 0, 1);
     c->tied_embeddings = flag(r, "tie_word_embeddings", c->family->tied);
     if (r->status)

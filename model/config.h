@@ -132,8 +132,8 @@ struct model_generation {
 struct model_config {
     const struct model_family *family;
     uint32_t vocab_size, hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate;
-    uint32_t rotary_dim; /* the first so many of a head are rotated; latent: the last */
-    uint32_t max_positions;
+    uint32_t rotary_dim;    /* the first so many of a head are rotated; latent: the last */
+    uint32_t max_positions; /* max_position_embeddings; yarn: or factor times the original ones, whichever is more */
     float rms_eps;
     uint32_t fp8_block[2]; /* outputs and inputs that share a scale where an e4m3 matrix has one for each block */
     bool mxfp4;            /* of experts that come in one tensor: their matrices */

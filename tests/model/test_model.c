@@ -22,6 +22,30 @@ static enum td_status parse(const char *text, struct model_config *c, struct td_
     return model_config_parse(text, strlen(text), NULL, 0, c, e);
 }
 
+/* max_position_embeddings is 512. */
+START_TEST(test_config_yarn_context_is_the_longer_of_what_is_scaled_and_what_is_said)
+{
+    static const struct {
+        const char *scaling;
+        uint32_t context;
+    } CASES[] = {{"\"rope_type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":512", 2048},
+                 {"\"rope_type\":\"yarn\",\"factor\":4", 2048},
+                 {"\"rope_type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":64", 512},
+                 {"\"rope_type\":\"yarn\",\"original_max_position_embeddings\":32", 512},
+                 {"\"rope_type\":\"yarn\",\"factor\":1e6,\"original_max_position_embeddings\":1000000", 1 << 24},
+                 {"\"rope_type\":\"linear\",\"factor\":4", 512},
+                 {"\"rope_type\":\"dynamic\",\"factor\":4", 512}};
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        struct model_config c;
+        struct td_error e = {{0}};
+        char text[1024];
+        snprintf(text, sizeof(text), "{" COMMON ",\"rope_scaling\":{%s}}", CASES[i].scaling);
+        ck_assert_msg(!parse(text, &c, &e), "%s", e.text);
+        ck_assert_uint_eq(c.max_positions, CASES[i].context);
+    }
+}
+END_TEST
+
 static enum td_status parse_generation(const char *text, struct model_generation *out, struct td_error *e)
 {
     static const char CONFIG[] = "{" COMMON "}";
@@ -402,6 +426,7 @@ int main(void)
     TCase *t = tcase_create("model");
     tcase_set_timeout(t, 60);
     tcase_add_test(t, test_config_old_and_new_style_say_the_same);
+    tcase_add_test(t, test_config_yarn_context_is_the_longer_of_what_is_scaled_and_what_is_said);
     tcase_add_test(t, test_generation_config_is_read_or_named);
     tcase_add_test(t, test_config_refusals_name_the_field);
     tcase_add_test(t, test_config_families_fill_in_what_files_leave_out);
