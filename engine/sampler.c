@@ -21,6 +21,18 @@ static bool in(float v, float min, float max)
     return v >= min && v <= max; /* false for NaN */
 }
 
+/* Something may be drawn before min_tokens. */
+static bool can_begin(const struct sampling *s)
+{
+    bool can = !s->n_allowed || !s->min_tokens;
+    for (uint32_t i = 0; i < s->n_allowed && !can; i++) {
+        can = true;
+        for (uint32_t j = 0; j < s->n_stop_ids && can; j++)
+            can = s->allowed[i] != s->stop_ids[j];
+    }
+    return can;
+}
+
 enum td_status sampling_check(const struct sampling *s, uint32_t vocab_size, struct td_error *e)
 {
     const struct {
@@ -62,6 +74,8 @@ enum td_status sampling_check(const struct sampling *s, uint32_t vocab_size, str
     if (s->min_tokens > s->max_tokens)
         return td_fail(e, TD_ERR_INVALID, "stopping.min_tokens: %u is more than max_tokens %u", s->min_tokens,
                        s->max_tokens);
+    if (!can_begin(s))
+        return td_fail(e, TD_ERR_INVALID, "sampling.allowed_ids: each of them ends the answer before min_tokens");
     return TD_OK;
 }
 
@@ -192,7 +206,7 @@ void sampler_finish(struct sampler *s, const struct sampling *p, const uint32_t 
     forbid(s, p, is_too_early(p, n_generated), logits);
     const struct k_draw draw = draw_at(p, n_tokens);
     uint32_t best = k_argmax(logits, s->vocab_size);
-    if (logits[best] == -INFINITY) /* all that is allowed would end it too early: it ends */
+    if (logits[best] == -INFINITY) /* nothing may be drawn: what is allowed is suppressed */
         out->id = p->n_allowed ? p->allowed[0] : best;
     else
         out->id = k_draw(logits, s->vocab_size, best, &draw, s->scratch);

@@ -285,6 +285,30 @@ static enum td_status parse_stop_ids(struct router *r, const Tandem__V1__Stoppin
     return TD_OK;
 }
 
+static bool is_among(const uint32_t *ids, size_t n, uint32_t id)
+{
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] == id)
+            return true;
+    return false;
+}
+
+/* Something is left to draw: of allowed_ids, while the answer may not end, and with what the model suppresses. */
+static enum td_status check_drawable(const struct router *r, const struct params *p, struct td_error *e)
+{
+    const Tandem__Worker__V1__SamplingParams *s = &p->sampling;
+    const struct model_generation *g = &r->config.generation;
+    for (size_t i = 0; i < s->n_allowed_ids; i++)
+        if (!is_among(g->suppressed_ids, g->n_suppressed_ids, s->allowed_ids[i]) &&
+            !(s->min_tokens && is_among(s->stop_ids, s->n_stop_ids, s->allowed_ids[i])))
+            return TD_OK;
+    if (!s->n_allowed_ids)
+        return TD_OK;
+    return td_fail(e, TD_ERR_INVALID,
+                   "sampling.allowed_ids: each of them ends the answer before stopping.min_tokens, or is suppressed by "
+                   "generation_config.json");
+}
+
 /* Of a request that does not say: the model's own, but as many as it wants at least, and as fit. */
 static uint32_t default_max_tokens(const struct router *r, const Tandem__V1__Stopping *m, uint32_t room)
 {
@@ -330,7 +354,9 @@ static enum td_status parse_stopping(struct router *r, const Tandem__V1__Stoppin
         bytes_append(&p->stop[p->n_stop++], m->stop[i].data, m->stop[i].len);
     }
     enum td_status s = parse_stop_ids(r, m, p, e);
-    return s ? s : parse_lengths(r, m, p, e);
+    if (!s)
+        s = parse_lengths(r, m, p, e);
+    return s ? s : check_drawable(r, p, e);
 }
 
 static enum td_status label(const char *field, ProtobufCBinaryData b, struct bytes *out, struct td_error *e)

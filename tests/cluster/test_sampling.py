@@ -136,6 +136,10 @@ def test_refusals_name_the_field():
                           (dict(top_logprobs=21), "top_logprobs"), (dict(sampling__min_p=2.0), "sampling.min_p")):
             code, text = client.error(request(ids=[1, 2], max_tokens=2, greedy=False, **kw))
             assert code == "INVALID_ARGUMENT" and field in text, (code, text)
+        nothing = dict(sampling__allowed_ids=[5, 9], stopping__stop_ids=[9, 5], max_tokens=4)
+        code, text = client.error(request(ids=[1, 2], stopping__min_tokens=1, **nothing))
+        assert code == "INVALID_ARGUMENT" and text.startswith("sampling.allowed_ids: "), (code, text)
+        assert client.error(request(ids=[1, 2], **nothing)) == ("OK", "")
         for tools in (b"{}", b"[", b"[1"):
             r = request(chat=[(b"user", b"x")], max_tokens=2)
             r.chat.tools = tools
