@@ -199,10 +199,10 @@ static void on_tokenize(struct rpc_call *call, const ProtobufCMessage *base)
     struct router *r = rpc_call_user(call);
     const Tandem__V1__TokenizeRequest *m = (const Tandem__V1__TokenizeRequest *)base;
     struct td_error e = {{0}};
-    enum td_status s = TD_OK;
-    if (m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT)
+    enum td_status s = params_model(r, m->model, &e);
+    if (!s && m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT)
         s = params_chat_fits(r, m->chat, &e);
-    else if (m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_TEXT)
+    else if (!s && m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_TEXT)
         s = params_text_fits(r, "text", m->text.len, &e);
     if (s)
         refuse(r, call, s, &e);
@@ -236,10 +236,13 @@ static void detokenize(struct rpc_call *call, const ProtobufCMessage *base, cons
 static void on_detokenize(struct rpc_call *call, const ProtobufCMessage *base)
 {
     struct router *r = rpc_call_user(call);
-    size_t n = ((const Tandem__V1__DetokenizeRequest *)base)->n_ids;
+    const Tandem__V1__DetokenizeRequest *m = (const Tandem__V1__DetokenizeRequest *)base;
     struct td_error e = {{0}};
-    if (n > params_context(r))
-        refuse(r, call, td_fail(&e, TD_ERR_INVALID, "ids: %zu, at most the context of %u", n, params_context(r)), &e);
+    enum td_status s = params_model(r, m->model, &e);
+    if (!s && m->n_ids > params_context(r))
+        s = td_fail(&e, TD_ERR_INVALID, "ids: %zu, at most the context of %u", m->n_ids, params_context(r));
+    if (s)
+        refuse(r, call, s, &e);
     else
         text_later(call, base, detokenize);
 }

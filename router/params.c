@@ -76,6 +76,13 @@ enum td_status params_chat(struct router *r, const Tandem__V1__ChatPrompt *chat,
 
 /* --------------------------------------------------------------- bounds before any work */
 
+enum td_status params_model(const struct router *r, ProtobufCBinaryData name, struct td_error *e)
+{
+    if (!name.len || (name.len == strlen(r->model_name) && !memcmp(name.data, r->model_name, name.len)))
+        return TD_OK;
+    return td_fail(e, TD_ERR_NOT_FOUND, "model: this cluster serves '%s'", r->model_name);
+}
+
 uint32_t params_context(const struct router *r)
 {
     uint32_t context = atomic_load(&r->max_context);
@@ -379,11 +386,11 @@ static enum td_status limit(const char *field, uint32_t whole_ms, double exact_m
 static enum td_status parse_rest(struct router *r, const Tandem__V1__GenerateRequest *m, int64_t grpc_remaining_ms,
                                  struct params *p, struct td_error *e)
 {
-    if (m->model.len && (m->model.len != strlen(r->model_name) || memcmp(m->model.data, r->model_name, m->model.len)))
-        return td_fail(e, TD_ERR_NOT_FOUND, "model: this cluster serves '%s'", r->model_name);
-    if (m->priority < -10 || m->priority > 10)
-        return td_fail(e, TD_ERR_INVALID, "priority: %d is not in -10 .. 10", m->priority);
-    enum td_status s = label("tenant", m->tenant, &p->tenant, e);
+    enum td_status s = params_model(r, m->model, e);
+    if (!s && (m->priority < -10 || m->priority > 10))
+        s = td_fail(e, TD_ERR_INVALID, "priority: %d is not in -10 .. 10", m->priority);
+    if (!s)
+        s = label("tenant", m->tenant, &p->tenant, e);
     if (!s)
         s = label("cache_salt", m->cache_salt, &p->salt, e);
     if (!s)

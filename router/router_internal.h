@@ -325,6 +325,8 @@ struct router {
 /* params.c: from the client's message; TD_ERR_INVALID or _UNSUPPORTED name the field */
 enum td_status params_parse(struct router *r, const Tandem__V1__GenerateRequest *m, int64_t grpc_remaining_ms,
                             struct params *out, struct td_error *error_out);
+/* TD_ERR_NOT_FOUND if a request names another model than the one that is served. */
+enum td_status params_model(const struct router *r, ProtobufCBinaryData name, struct td_error *error_out);
 /* Quick, before params_parse: TD_ERR_INVALID if the prompt has more bytes or ids than the context can hold. */
 enum td_status params_fits(struct router *r, const Tandem__V1__GenerateRequest *m, struct td_error *error_out);
 enum td_status params_text_fits(struct router *r, const char *field, size_t len_bytes, struct td_error *error_out);

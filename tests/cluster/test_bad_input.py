@@ -96,12 +96,16 @@ def test_tokenize_and_detokenize_refuse_what_no_context_holds():
         long.chat.messages.add(role=b"user", content=b"a" * 3900000)
         for call, r, word in ((client.tokenize, pb.TokenizeRequest(text=b"a" * 3900000), "text: 3900000 bytes"),
                               (client.tokenize, long, "chat.messages[0].content: 3900004 bytes"),
-                              (client.detokenize, pb.DetokenizeRequest(ids=[1] * 1000000), "ids: 1000000")):
+                              (client.detokenize, pb.DetokenizeRequest(ids=[1] * 1000000), "ids: 1000000"),
+                              (client.tokenize, pb.TokenizeRequest(text=b"a", model=b"gpt-9"), "model: this cluster serves"),
+                              (client.detokenize, pb.DetokenizeRequest(ids=[1], model=b"gpt-9"), "model: this cluster serves")):
             try:
                 call(r, timeout=10 * SLOW)
                 raise AssertionError(word + " was taken")
             except grpc.RpcError as e:
-                assert e.code().name == "INVALID_ARGUMENT" and word in e.details(), e
+                code = "NOT_FOUND" if word.startswith("model") else "INVALID_ARGUMENT"
+                assert e.code().name == code and word in e.details(), e
+        assert client.tokenize(pb.TokenizeRequest(text=b"a", model=b"tandem-demo")).ids
         assert len(client.tokenize(pb.TokenizeRequest(text=b"a b" * 9000)).ids) > 8192  # to count tokens is no mistake
 
 
