@@ -255,6 +255,10 @@ static void build(struct ask_message *b, json_t *r)
     b->m.want_logprobs = json_is_true(json_object_get(r, "logprobs"));
     b->m.top_logprobs = (uint32_t)whole(b, r, "top_logprobs", UINT32_MAX);
     b->m.echo = json_is_true(json_object_get(r, "echo"));
+    if (json_is_boolean(json_object_get(r, "skip_special_tokens"))) {
+        b->m.has_skip_special_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_SKIP_SPECIAL_TOKENS_SKIP_SPECIAL_TOKENS;
+        b->m.skip_special_tokens = json_is_true(json_object_get(r, "skip_special_tokens"));
+    }
     b->m.bypass_cache = json_is_true(json_object_get(r, "bypass_cache"));
     b->m.want_prompt_logprobs = json_is_true(json_object_get(r, "prompt_logprobs"));
 }

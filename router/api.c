@@ -122,7 +122,7 @@ static void generate(struct rpc_call *call, const ProtobufCMessage *base, const 
     q->call = rpc_call_ref(call);
     q->p = p;
     q->arrived_ns = at->ns;
-    q->detok = token_stream_open(r->tokenizer, true);
+    q->detok = token_stream_open(r->tokenizer, q->p.skip_special);
     q->tokenized_ns = clock_now(&r->clock);
     struct note *note = note_new(NOTE_REQUEST);
     note->request = q;

@@ -417,6 +417,7 @@ static enum td_status parse_rest(struct router *r, const Tandem__V1__GenerateReq
     p->want_logprobs = m->want_logprobs;
     p->want_prompt_logprobs = m->want_prompt_logprobs;
     p->bypass_cache = m->bypass_cache;
+    p->skip_special = !m->has_skip_special_tokens_case || m->skip_special_tokens;
     p->sampling.top_logprobs = m->top_logprobs;
     if (!s && m->top_logprobs > MAX_TOP_LOGPROBS)
         s = td_fail(e, TD_ERR_INVALID, "top_logprobs: %u, at most %d", m->top_logprobs, MAX_TOP_LOGPROBS);

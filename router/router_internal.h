@@ -111,7 +111,7 @@ struct params {
     uint32_t workflow_deadline_ms, workflow_steps_left; /* 0 ms: no workflow */
     int64_t remaining_ms;                               /* at arrival; INT64_MAX: none */
     struct bytes tenant, salt, label, workflow, lora;   /* lora: an adapter's name, or empty */
-    bool want_ids, want_logprobs, want_prompt_logprobs, max_tokens_given, bypass_cache;
+    bool want_ids, want_logprobs, want_prompt_logprobs, max_tokens_given, bypass_cache, skip_special;
 };
 
 enum request_state { REQUEST_QUEUED, REQUEST_PLACED, REQUEST_OVER };

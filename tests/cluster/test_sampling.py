@@ -115,6 +115,24 @@ def test_echo_begins_the_text_with_the_prompt():
 
 
 @test
+def test_special_tokens_are_shown_where_a_request_asks_for_them():
+    with Cluster() as c:
+        client = Client(c.router.address)
+        eos = client.tokenize(pb.TokenizeRequest(text=b"<|im_end|>")).ids
+        assert len(eos) == 1, eos
+        force = dict(logit_bias={eos[0]: 100}, ignore_eos=False, min_tokens=2)
+        assert ask(c, **force)["token_ids"][2:] == list(eos) and "<|im_end|>" not in ask(c, **force)["text"]
+        shown = ask(c, skip_special_tokens=False, **force)
+        assert shown["text"].endswith("<|im_end|>") and ask(c, skip_special_tokens=True, **force)["text"] + "<|im_end|>" == shown["text"]
+        args = ["--temperature", "0", "--json", "--no-skip-special-tokens", "What is 2 and 2?"]
+        out = subprocess.run([TANDEM, "generate", "--router", c.router.address, *args], capture_output=True, text=True, timeout=60)
+        r = json.loads(out.stdout)
+        assert r["finish_reason"] == "stop" and r["text"].endswith("<|im_end|>"), r
+        both = ask(c, skip_special_tokens=False, n=2, **force)
+        assert both["choices"][0]["text"] == both["text"] == shown["text"], both
+
+
+@test
 def test_bypass_finds_nothing_and_leaves_nothing():
     with Cluster(plan="split", store=True) as c:
         def cached(**kw):
