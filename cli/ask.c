@@ -429,6 +429,25 @@ static json_t *timing_json(const Tandem__V1__Timing *t)
                      t->stalled);
 }
 
+/* The first token has none. */
+static void add_places(json_t *o, const Tandem__V1__GenerateEnd *e)
+{
+    json_t *ranks = json_array(), *all = json_array();
+    size_t n = e->n_prompt_ranks, n_top = n > 1 ? e->n_prompt_top_ids / (n - 1) : 0;
+    for (size_t t = 0; t < n; t++) {
+        json_t *top = t ? json_array() : json_null();
+        for (size_t i = (t - 1) * n_top; t && i < t * n_top; i++)
+            json_array_append_new(top,
+                                  json_pack("[i,f]", (int)e->prompt_top_ids[i], (double)e->prompt_top_logprobs[i]));
+        json_array_append_new(all, top);
+        json_array_append_new(ranks, t ? json_integer((json_int_t)e->prompt_ranks[t]) : json_null());
+    }
+    json_object_set_new(o, "prompt_ranks", ranks);
+    if (n_top)
+        json_object_set(o, "prompt_top_logprobs", all);
+    json_decref(all);
+}
+
 static void add_end(json_t *o, const Tandem__V1__GenerateEnd *e)
 {
     json_object_set_new(o, "finish_reason", cli_json_text(e->finish_reason.data, e->finish_reason.len));
@@ -456,6 +475,7 @@ static void add_end(json_t *o, const Tandem__V1__GenerateEnd *e)
             json_array_append_new(list, isnan(e->prompt_logprobs[i]) ? json_null()
                                                                      : json_real((double)e->prompt_logprobs[i]));
         json_object_set_new(o, "prompt_logprobs", list);
+        add_places(o, e);
     }
 }
 

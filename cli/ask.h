@@ -53,7 +53,7 @@ void ask_free(struct ask *a);
 void ask_limits(Tandem__V1__Slo *slo, double ttft_ms, double tpot_ms);
 
 /*
- * {"id", "token_ids", "text", "finish_reason", "logprobs", "top_logprobs" [[[id, logprob], ..], ..], "prompt_logprobs", "usage", "timing", "placement", "predicted",
+ * {"id", "token_ids", "text", "finish_reason", "logprobs", "top_logprobs" [[[id, logprob], ..], ..], "prompt_logprobs", "prompt_ranks", "prompt_top_logprobs", "usage", "timing", "placement", "predicted",
  * "seed", with n > 1 "choices": [{"token_ids", "text", "finish_reason", ...}] of the others} or {"id", "error": {"code", "message", "retry_after_ms"}}.
  */
 json_t *ask_result(const struct ask *a);

@@ -212,3 +212,14 @@ void sampler_finish(struct sampler *s, const struct sampling *p, const uint32_t 
         out->id = k_draw(logits, s->vocab_size, best, &draw, s->scratch);
     out->logprob = s->original[out->id] - drawn->logsumexp;
 }
+
+uint32_t sampler_score(struct sampler *s, const float *logits, float logsumexp, uint32_t id, uint32_t top_logprobs,
+                       struct sampled *out)
+{
+    uint32_t rank = 1;
+    for (uint32_t i = 0; i < s->vocab_size; i++)
+        rank += logits[i] > logits[id] || (logits[i] == logits[id] && i < id);
+    *out = (struct sampled){.id = id, .logprob = logits[id] - logsumexp};
+    tell_top(s, logits, top_logprobs, logsumexp, out);
+    return rank;
+}

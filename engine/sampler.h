@@ -77,3 +77,10 @@ struct k_draw sampling_draw(const struct sampling *s, uint32_t n_tokens, uint32_
  */
 void sampler_finish(struct sampler *s, const struct sampling *p, const uint32_t *tokens, uint32_t n_tokens,
                     uint32_t n_prompt, const struct k_sampled *drawn, float *logits, struct sampled *out);
+
+/*
+ * A token that was there already: its log-probability and the likeliest ones in out; returns its rank, 1 for the largest logit, the lower
+ * id first of equals. logsumexp of the row is finite.
+ */
+uint32_t sampler_score(struct sampler *s, const float *logits, float logsumexp, uint32_t id, uint32_t top_logprobs,
+                       struct sampled *out);

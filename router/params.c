@@ -424,6 +424,16 @@ static enum td_status parse_rest(struct router *r, const Tandem__V1__GenerateReq
     return s;
 }
 
+static enum td_status check_scores(const struct params *p, struct td_error *e)
+{
+    uint32_t most = MAX_PROMPT_SCORES / (2 + p->sampling.top_logprobs);
+    most = most < MAX_PROMPT_LOGPROBS ? most : MAX_PROMPT_LOGPROBS;
+    if (!p->want_prompt_logprobs || p->n_ids <= most)
+        return TD_OK;
+    return td_fail(e, TD_ERR_INVALID, "want_prompt_logprobs: with top_logprobs %u for prompts of at most %u tokens",
+                   p->sampling.top_logprobs, most);
+}
+
 enum td_status params_parse(struct router *r, const Tandem__V1__GenerateRequest *m, int64_t grpc_remaining_ms,
                             struct params *out, struct td_error *error_out)
 {
@@ -436,9 +446,8 @@ enum td_status params_parse(struct router *r, const Tandem__V1__GenerateRequest 
         s = parse_prompt(r, m, &p, error_out);
     if (!s)
         s = parse_stopping(r, m->stopping, &p, error_out);
-    if (!s && p.want_prompt_logprobs && p.n_ids > MAX_PROMPT_LOGPROBS)
-        s = td_fail(error_out, TD_ERR_INVALID, "want_prompt_logprobs: for prompts of at most %d tokens",
-                    MAX_PROMPT_LOGPROBS);
+    if (!s)
+        s = check_scores(&p, error_out);
     p.sampling.logprobs = p.want_logprobs;
     p.sampling.prompt_logprobs = p.want_prompt_logprobs;
     if (s) {

@@ -72,7 +72,10 @@ void request_free(struct request *q)
     free_tokens(q->held, q->n_held);
     free(q->tokens);
     free(q->held);
-    free(q->prompt_logprobs);
+    free(q->prompt.logprobs);
+    free(q->prompt.ranks);
+    free(q->prompt.top_ids);
+    free(q->prompt.top_logprobs);
     rpc_call_unref(q->call);
     free(q);
 }
@@ -277,10 +280,15 @@ static void note_times(struct request *q, const Tandem__Worker__V1__LegEnd *end)
 
 static void note_scores(struct request *q, const Tandem__Worker__V1__LegEnd *end)
 {
-    if (!end->n_prompt_logprobs || q->prompt_logprobs)
+    size_t n = end->n_prompt_logprobs, n_top = end->n_prompt_top_ids;
+    if (!n || q->prompt.n || end->n_prompt_ranks != n || end->n_prompt_top_logprobs != n_top)
         return;
-    q->n_prompt_logprobs = end->n_prompt_logprobs;
-    q->prompt_logprobs = mem_dup(end->prompt_logprobs, end->n_prompt_logprobs * sizeof(float));
+    q->prompt.n = n;
+    q->prompt.n_top = n_top;
+    q->prompt.logprobs = mem_dup(end->prompt_logprobs, n * sizeof(float));
+    q->prompt.ranks = mem_dup(end->prompt_ranks, n * sizeof(uint32_t));
+    q->prompt.top_ids = mem_dup(end->prompt_top_ids, n_top * sizeof(uint32_t));
+    q->prompt.top_logprobs = mem_dup(end->prompt_top_logprobs, n_top * sizeof(float));
 }
 
 /* The request's own fault, its deadline, or what the model computes: no other worker would say anything else. */

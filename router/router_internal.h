@@ -37,6 +37,7 @@ enum {
     MAX_WORKERS = INDEX_MAX_HOLDERS,
     MAX_STORES = 64, /* of which a leg is told */
     MAX_PROMPT_LOGPROBS = 65536,
+    MAX_PROMPT_SCORES = 1 << 18, /* numbers for a prompt: in 9 bytes each they fit one message */
     MAX_CHOICES = 16,
     MAX_PIN_MS = 24 * 3600 * 1000,
 };
@@ -183,8 +184,11 @@ struct request {
     double stalled_ms, predicted_ttft_ms, predicted_tpot_ms;
     bool cache_told, answered;
     uint32_t cached_worker, cached_peer, cached_dram, cached_ssd;
-    float *prompt_logprobs;
-    size_t n_prompt_logprobs;
+    struct { /* as GenerateEnd has them; n 0: not there yet */
+        float *logprobs, *top_logprobs;
+        uint32_t *ranks, *top_ids;
+        size_t n, n_top;
+    } prompt;
 };
 
 enum peer_state { PEER_CONNECTING, PEER_READY, PEER_LOST, PEER_REFUSED, PEER_GONE }; /* GONE: its place is free */

@@ -30,6 +30,31 @@ def test_top_logprobs_come_with_every_token_whatever_the_plan():
 
 
 @test
+def test_prompt_tokens_come_with_rank_and_likeliest_whatever_the_plan():
+    ids, greedy = CASE["prompt_ids"], CASE["greedy_ids"][:8]
+    scored = dict(prompt_ids=ids + greedy, prompt_logprobs=True)
+    want = None
+    for plan in ("split", "aggregated", "kept"):
+        with Cluster(plan=plan) as c:
+            for n in (0, 1):
+                r = ask(c, top_logprobs=4, max_tokens=n, **scored)
+                lists = (r["prompt_logprobs"], r["prompt_ranks"], r["prompt_top_logprobs"])
+                assert all(len(l) == len(ids) + 8 and l[0] is None for l in lists), r
+                for token, logprob, rank, top in list(zip(scored["prompt_ids"], *lists))[1:]:
+                    assert len(top) == 4 and top == sorted(top, key=lambda t: -t[1])
+                    assert top[rank - 1] == [token, logprob] if rank <= 4 else token not in [t[0] for t in top]
+                assert r["prompt_ranks"][-8:] == [1] * 8  # as it answered greedily
+                want = want or lists
+                assert lists == want
+            plain = ask(c, max_tokens=1, **scored)
+            assert plain["prompt_ranks"] == want[1] and "prompt_top_logprobs" not in plain
+            c.audit()
+    with Cluster(prefill=0, decode=1) as c:  # a long prompt's fit a message
+        end = Client(c.router.address).all(request(ids=[1] * 8000, max_tokens=0, want_prompt_logprobs=True, top_logprobs=20))[2]
+        assert len(end.prompt_top_ids) == len(end.prompt_top_logprobs) == 7999 * 20
+
+
+@test
 def test_allowed_ids_and_min_tokens_bound_what_is_drawn():
     with Cluster(plan="split") as c:
         r = ask(c, allowed_ids=[5, 9, 300], temperature=5.0, greedy=False, seed=3)

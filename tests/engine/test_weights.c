@@ -109,10 +109,9 @@ static void run_seq(struct engine *engine, struct seq_params p, struct result *r
     ck_assert_msg(!engine_seq_open(engine, &p, &seq, &e), "%s", e.text);
     while (!r->ended)
         engine_step(engine);
-    uint32_t n_logprobs;
-    const float *logprobs = engine_seq_prompt_logprobs(seq, &n_logprobs);
-    if (n_logprobs)
-        memcpy(r->prompt_logprobs, logprobs, n_logprobs * sizeof(float));
+    const struct prompt_scores *scores = engine_seq_prompt_scores(seq);
+    if (scores)
+        memcpy(r->prompt_logprobs, scores->logprobs, scores->n * sizeof(float));
     r->fingerprint = engine_fingerprint(engine);
     engine_seq_close(engine, seq);
 }
