@@ -106,6 +106,7 @@ static void build_prompt(struct ask_message *b, json_t *r)
     } else if (json_is_string(text)) {
         b->m.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
         b->m.text = bytes_of(text);
+        b->m.has_add_special_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_ADD_SPECIAL_TOKENS_ADD_SPECIAL_TOKENS;
         b->m.add_special_tokens = !json_is_false(json_object_get(r, "add_special_tokens"));
     } else {
         complain(b, "prompt", "none of prompt, prompt_ids, messages is there");

@@ -3,7 +3,7 @@
  *
  * Members of a request (all but the prompt optional): id, prompt (text) | prompt_ids | messages [{role, content, ...}] with tools and
  * variables of the template,
- * add_special_tokens, max_tokens, min_tokens, ignore_eos, stop [text], stop_ids, greedy, temperature, top_k, top_p, min_p,
+ * add_special_tokens (true), max_tokens, min_tokens, ignore_eos, stop [text], stop_ids, greedy, temperature, top_k, top_p, min_p,
  * n, typical_p, allowed_ids [id], top_logprobs (how many), echo, bypass_cache, skip_special_tokens (true),
  * presence_penalty, frequency_penalty, repetition_penalty, seed, logit_bias {"id": bias}, logprobs, prompt_logprobs,
  * ttft_ms, tpot_ms (both with fractions), deadline_ms, priority, tenant, cache_salt, workflow_id.

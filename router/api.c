@@ -177,7 +177,8 @@ static void tokenize(struct rpc_call *call, const ProtobufCMessage *base, const 
         if (!s)
             s = tokenizer_encode(r->tokenizer, text.data ? text.data : "", text.len, false, &ids, &e);
     } else if (m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_TEXT) {
-        s = tokenizer_encode(r->tokenizer, (const char *)m->text.data, m->text.len, m->add_special_tokens, &ids, &e);
+        s = tokenizer_encode(r->tokenizer, (const char *)m->text.data, m->text.len,
+                             !m->has_add_special_tokens_case || m->add_special_tokens, &ids, &e);
     } else {
         s = td_fail(&e, TD_ERR_INVALID, "input: neither text nor chat is given");
     }

@@ -150,9 +150,12 @@ static enum td_status parse_prompt(struct router *r, const Tandem__V1__GenerateR
     struct token_ids ids = {0};
     struct bytes text = {0};
     enum td_status s = TD_OK;
+    if (m->add_special_tokens && m->prompt_case != TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT)
+        return td_fail(e, TD_ERR_INVALID, "add_special_tokens: only for text; ids and chats have theirs");
     switch (m->prompt_case) {
     case TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT:
-        s = encode_prompt(r, (const char *)m->text.data, m->text.len, m->add_special_tokens, &ids, e);
+        s = encode_prompt(r, (const char *)m->text.data, m->text.len,
+                          !m->has_add_special_tokens_case || m->add_special_tokens, &ids, e);
         break;
     case TANDEM__V1__GENERATE_REQUEST__PROMPT_TOKENS:
         for (size_t i = 0; i < m->tokens->n_ids && !s; i++) {
