@@ -106,6 +106,7 @@ static void build_prompt(struct ask_message *b, json_t *r)
     } else if (json_is_string(text)) {
         b->m.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
         b->m.text = bytes_of(text);
+        b->m.has_add_special_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_ADD_SPECIAL_TOKENS_ADD_SPECIAL_TOKENS;
         b->m.add_special_tokens = !json_is_false(json_object_get(r, "add_special_tokens"));
     } else {
         complain(b, "prompt", "none of prompt, prompt_ids, messages is there");
@@ -255,6 +256,10 @@ static void build(struct ask_message *b, json_t *r)
     b->m.want_logprobs = json_is_true(json_object_get(r, "logprobs"));
     b->m.top_logprobs = (uint32_t)whole(b, r, "top_logprobs", UINT32_MAX);
     b->m.echo = json_is_true(json_object_get(r, "echo"));
+    if (json_is_boolean(json_object_get(r, "skip_special_tokens"))) {
+        b->m.has_skip_special_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_SKIP_SPECIAL_TOKENS_SKIP_SPECIAL_TOKENS;
+        b->m.skip_special_tokens = json_is_true(json_object_get(r, "skip_special_tokens"));
+    }
     b->m.bypass_cache = json_is_true(json_object_get(r, "bypass_cache"));
     b->m.want_prompt_logprobs = json_is_true(json_object_get(r, "prompt_logprobs"));
 }
@@ -425,6 +430,25 @@ static json_t *timing_json(const Tandem__V1__Timing *t)
                      t->stalled);
 }
 
+/* The first token has none. */
+static void add_places(json_t *o, const Tandem__V1__GenerateEnd *e)
+{
+    json_t *ranks = json_array(), *all = json_array();
+    size_t n = e->n_prompt_ranks, n_top = n > 1 ? e->n_prompt_top_ids / (n - 1) : 0;
+    for (size_t t = 0; t < n; t++) {
+        json_t *top = t ? json_array() : json_null();
+        for (size_t i = (t - 1) * n_top; t && i < t * n_top; i++)
+            json_array_append_new(top,
+                                  json_pack("[i,f]", (int)e->prompt_top_ids[i], (double)e->prompt_top_logprobs[i]));
+        json_array_append_new(all, top);
+        json_array_append_new(ranks, t ? json_integer((json_int_t)e->prompt_ranks[t]) : json_null());
+    }
+    json_object_set_new(o, "prompt_ranks", ranks);
+    if (n_top)
+        json_object_set(o, "prompt_top_logprobs", all);
+    json_decref(all);
+}
+
 static void add_end(json_t *o, const Tandem__V1__GenerateEnd *e)
 {
     json_object_set_new(o, "finish_reason", cli_json_text(e->finish_reason.data, e->finish_reason.len));
@@ -452,6 +476,7 @@ static void add_end(json_t *o, const Tandem__V1__GenerateEnd *e)
             json_array_append_new(list, isnan(e->prompt_logprobs[i]) ? json_null()
                                                                      : json_real((double)e->prompt_logprobs[i]));
         json_object_set_new(o, "prompt_logprobs", list);
+        add_places(o, e);
     }
 }
 

@@ -3,8 +3,8 @@
  *
  * Members of a request (all but the prompt optional): id, prompt (text) | prompt_ids | messages [{role, content, ...}] with tools and
  * variables of the template,
- * add_special_tokens, max_tokens, min_tokens, ignore_eos, stop [text], stop_ids, greedy, temperature, top_k, top_p, min_p,
- * n, typical_p, allowed_ids [id], top_logprobs (how many), echo, bypass_cache,
+ * add_special_tokens (true), max_tokens, min_tokens, ignore_eos, stop [text], stop_ids, greedy, temperature, top_k, top_p, min_p,
+ * n, typical_p, allowed_ids [id], top_logprobs (how many), echo, bypass_cache, skip_special_tokens (true),
  * presence_penalty, frequency_penalty, repetition_penalty, seed, logit_bias {"id": bias}, logprobs, prompt_logprobs,
  * ttft_ms, tpot_ms (both with fractions), deadline_ms, priority, tenant, cache_salt, workflow_id.
  *
@@ -53,7 +53,7 @@ void ask_free(struct ask *a);
 void ask_limits(Tandem__V1__Slo *slo, double ttft_ms, double tpot_ms);
 
 /*
- * {"id", "token_ids", "text", "finish_reason", "logprobs", "top_logprobs" [[[id, logprob], ..], ..], "prompt_logprobs", "usage", "timing", "placement", "predicted",
+ * {"id", "token_ids", "text", "finish_reason", "logprobs", "top_logprobs" [[[id, logprob], ..], ..], "prompt_logprobs", "prompt_ranks", "prompt_top_logprobs", "usage", "timing", "placement", "predicted",
  * "seed", with n > 1 "choices": [{"token_ids", "text", "finish_reason", ...}] of the others} or {"id", "error": {"code", "message", "retry_after_ms"}}.
  */
 json_t *ask_result(const struct ask *a);

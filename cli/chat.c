@@ -18,7 +18,7 @@ struct chat_options {
 static const struct option TABLE[] = {
     {"router", OPT_STRING, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
     {"system", OPT_STRING, AT(system), NULL, "TEXT", 0, 0, "a system message"},
-    {"max-tokens", OPT_INT, AT(max_tokens), "0", NULL, 0, 1e9, "of each answer; 0: as many as fit"},
+    {"max-tokens", OPT_INT, AT(max_tokens), "0", NULL, 0, 1e9, "of each answer; 0: the model's own, or as many as fit"},
     {"temperature", OPT_DOUBLE, AT(temperature), "-1", "X", -1, 100, "0: greedy; -1: the model's own"},
     {"seed", OPT_INT, AT(seed), "-1", "N", -1, 9e15, "-1: drawn for each answer"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},

@@ -12,7 +12,7 @@
 
 struct generate_options {
     const char *router, *model, *plan, *stop, *lora, *tenant, *salt, *worker_options;
-    bool jsonl, json, local, chat, logprobs, ignore_eos, timing;
+    bool jsonl, json, local, chat, logprobs, ignore_eos, skip_special, timing;
     int64_t max_tokens, top_k, seed, deadline_ms, priority, concurrency, wait_ms;
     double temperature, top_p, min_p, typical_p, ttft_ms, tpot_ms;
 };
@@ -32,15 +32,18 @@ static const struct option TABLE[] = {
      "with --local: options of tandem-decode"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Defaults for every request"},
     {"chat", OPT_BOOL, AT(chat), "true", NULL, 0, 0, "the text is a user's turn, if the model has a chat template"},
-    {"max-tokens", OPT_INT, AT(max_tokens), "0", NULL, 0, 1e9, "0: as many as fit"},
+    {"max-tokens", OPT_INT, AT(max_tokens), "0", NULL, 0, 1e9, "0: the model's own, or as many as fit"},
     {"temperature", OPT_DOUBLE, AT(temperature), "-1", "X", -1, 100, "0: greedy; -1: the model's own"},
     {"top-k", OPT_INT, AT(top_k), "-1", "N", -1, 1e9, "-1: the model's own; 0: all"},
     {"top-p", OPT_DOUBLE, AT(top_p), "-1", "X", -1, 1, "-1: the model's own"},
-    {"min-p", OPT_DOUBLE, AT(min_p), "0", "X", 0, 1, "least share of the likeliest token's probability"},
-    {"typical-p", OPT_DOUBLE, AT(typical_p), "0", "X", 0, 1, "share of the most typical tokens; 0: all"},
+    {"min-p", OPT_DOUBLE, AT(min_p), "-1", "X", -1, 1,
+     "least share of the likeliest token's probability; -1: the model's own"},
+    {"typical-p", OPT_DOUBLE, AT(typical_p), "-1", "X", -1, 1,
+     "share of the most typical tokens; -1: the model's own; 0: all"},
     {"seed", OPT_INT, AT(seed), "-1", "N", -1, 9e15, "-1: drawn, and shown"},
     {"stop", OPT_STRING, AT(stop), NULL, "TEXT", 0, 0, "ends the answer, and is not shown"},
     {"ignore-eos", OPT_BOOL, AT(ignore_eos), NULL, NULL, 0, 0, "go on after the end token"},
+    {"skip-special-tokens", OPT_BOOL, AT(skip_special), "true", NULL, 0, 0, "the text leaves out special tokens"},
     {"logprobs", OPT_BOOL, AT(logprobs), "true", NULL, 0, 0, "log-probabilities in JSON answers"},
     {"ttft-ms", OPT_LIMIT_MS, AT(ttft_ms), "0", NULL, 0, 3.6e6, "limit for the first token; 0: none"},
     {"tpot-ms", OPT_LIMIT_MS, AT(tpot_ms), "0", NULL, 0, 3.6e6, "limit for each further token; 0: none"},
@@ -79,9 +82,9 @@ static void add_defaults(const struct generate_options *o, json_t *r)
         set_default(r, "top_k", json_integer(o->top_k));
     if (o->top_p >= 0)
         set_default(r, "top_p", json_real(o->top_p));
-    if (o->min_p > 0)
+    if (o->min_p >= 0)
         set_default(r, "min_p", json_real(o->min_p));
-    if (o->typical_p > 0)
+    if (o->typical_p >= 0)
         set_default(r, "typical_p", json_real(o->typical_p));
     if (o->seed >= 0)
         set_default(r, "seed", json_integer(o->seed));
@@ -89,6 +92,8 @@ static void add_defaults(const struct generate_options *o, json_t *r)
         set_default(r, "stop", json_string(o->stop));
     if (o->ignore_eos)
         set_default(r, "ignore_eos", json_true());
+    if (!o->skip_special)
+        set_default(r, "skip_special_tokens", json_false());
     if (o->logprobs && (o->jsonl || o->json))
         set_default(r, "logprobs", json_true());
     if (o->ttft_ms > 0)

@@ -38,6 +38,7 @@ static const struct option TABLE[] = {
 struct local {
     struct tokenizer *tokenizer;
     struct chat_template *chat;
+    bool special; /* added where a request does not say */
 };
 
 static json_t *json_ids(const uint32_t *ids, size_t n)
@@ -70,10 +71,10 @@ static enum td_status answer_encode(struct local *l, json_t *request, json_t *an
 {
     struct bytes text = {0};
     struct token_ids ids = {0};
+    json_t *said = json_object_get(request, "add_special_tokens");
     enum td_status s = input_text(request, &text, e);
     if (!s)
-        s = tokenizer_encode(l->tokenizer, text.data, text.len,
-                             json_is_true(json_object_get(request, "add_special_tokens")), &ids, e);
+        s = tokenizer_encode(l->tokenizer, text.data, text.len, said ? json_is_true(said) : l->special, &ids, e);
     if (!s)
         json_object_set_new(answer, "ids", json_ids(ids.ids, ids.n));
     token_ids_free(&ids);
@@ -204,6 +205,7 @@ static int by_router(const struct tokenize_options *o, const char *text)
         return 1;
     request.input_case = TANDEM__V1__TOKENIZE_REQUEST__INPUT_TEXT;
     request.text = (ProtobufCBinaryData){strlen(text), (uint8_t *)(uintptr_t)text};
+    request.has_add_special_tokens_case = TANDEM__V1__TOKENIZE_REQUEST__HAS_ADD_SPECIAL_TOKENS_ADD_SPECIAL_TOKENS;
     request.add_special_tokens = o->special;
     enum rpc_code code = rpc_unary(c, "/tandem.v1.Tandem/Tokenize", &request.base,
                                    &tandem__v1__tokenize_response__descriptor, 10000, &m, &e);
@@ -221,7 +223,7 @@ static int by_router(const struct tokenize_options *o, const char *text)
 
 static int by_directory(const struct tokenize_options *o, const char *text)
 {
-    struct local l = {0};
+    struct local l = {.special = o->special};
     struct td_error e = {{0}};
     struct token_ids ids = {0};
     enum td_status s = tokenizer_open(o->tokenizer, &l.tokenizer, &e);

@@ -142,6 +142,8 @@ static enum td_status open_ranks(struct engine *e, struct td_error *error_out)
                                                    .rank = {.piece_rows = c->piece_rows}}};
     enum td_status s = ranks_open(&ranks, &e->ranks, error_out);
     if (!s)
+        s = model_check_all_asked(c->model, error_out);
+    if (!s)
         e->n_views = ranks_n_views(e->ranks);
     return s;
 }
@@ -331,7 +333,7 @@ static void plan(struct engine *e)
     e->n_batch = 0;
     for (uint32_t i = 0; i < kept; i++) {
         struct seq *s = e->batch[i];
-        if (s->want_prompt_logprobs && s->n_computed < s->n_prompt) { /* logits of every row: few at a time */
+        if (s->scores.logprobs && s->n_computed < s->n_prompt) { /* logits of every row: few at a time */
             uint32_t room = PROMPT_LOGPROB_ROWS - logprob_rows;
             rows[i] = rows[i] < room ? rows[i] : room;
             logprob_rows += rows[i];
@@ -378,7 +380,7 @@ static const uint32_t *fill_adapter_rows(struct engine *e)
 /* Not once more when a sequence that has generated is computed anew. */
 static bool wants_logprob(const struct seq *s, uint32_t position)
 {
-    return s->want_prompt_logprobs && !s->first_token_ns && position + 1 < s->n_prompt;
+    return s->scores.logprobs && !s->first_token_ns && position + 1 < s->n_prompt;
 }
 
 static bool wants_row(const struct seq *s, uint32_t position)
@@ -490,6 +492,33 @@ static void sample(struct engine *e, struct seq *s, uint32_t row)
     seq_push_token(s, token.id);
 }
 
+/* The prompt token after position, by the row of logits before it. */
+static void score(struct engine *e, struct seq *s, uint32_t position, uint32_t row)
+{
+    struct prompt_scores *p = &s->scores;
+    struct sampled scored;
+    uint32_t next = position + 1;
+    p->ranks[next] =
+        sampler_score(e->sampler, row_logits(e, row), e->sampled[row].logsumexp, s->tokens[next], p->n_top, &scored);
+    p->logprobs[next] = scored.logprob;
+    memcpy(p->top_ids + (size_t)position * p->n_top, scored.top_ids, p->n_top * sizeof(*p->top_ids));
+    memcpy(p->top_logprobs + (size_t)position * p->n_top, scored.top_logprobs, p->n_top * sizeof(*p->top_logprobs));
+}
+
+/* A row of logits that was asked for: of the last token, or to score the one after position. */
+static void finish_row(struct engine *e, struct seq *s, uint32_t position, bool draws, uint32_t row)
+{
+    float logsumexp = e->sampled[row].logsumexp;
+    if (s->state == SEQ_ENDED) /* by an earlier row */
+        return;
+    if (!isfinite(logsumexp))
+        seq_break(s);
+    else if (draws)
+        sample(e, s, row);
+    else
+        score(e, s, position, row);
+}
+
 /* on_token and on_end may not close sequences, so the batch stays as it is. */
 static void finish_rows(struct engine *e)
 {
@@ -499,13 +528,9 @@ static void finish_rows(struct engine *e)
         uint32_t first = s->n_computed, after = first + s->n_rows, n_tokens = s->n_tokens;
         seq_computed(s, after);
         for (uint32_t position = first; position < after; position++) {
-            if (position + 1 == n_tokens) {
-                sample(e, s, row++);
-            } else if (wants_logprob(s, position)) {
-                s->prompt_logprobs[position + 1] =
-                    row_logits(e, row)[s->tokens[position + 1]] - e->sampled[row].logsumexp;
-                row++;
-            }
+            bool draws = position + 1 == n_tokens;
+            if (draws || wants_logprob(s, position))
+                finish_row(e, s, position, draws, row++);
         }
     }
 }

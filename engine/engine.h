@@ -44,7 +44,12 @@ enum seq_goal {
     SEQ_FIRST_TOKEN, /* prompt and one token; layers are reported as they get ready */
     SEQ_ADOPT,       /* the first token comes from elsewhere, and what of the prompt's KV is not in the prefix cache */
 };
-enum seq_finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH };
+enum seq_finish {
+    FINISH_NONE,
+    FINISH_STOP,
+    FINISH_LENGTH,
+    FINISH_BROKEN, /* logits were not finite: no token was drawn of them */
+};
 
 struct engine_callbacks {
     void *user;
@@ -138,7 +143,15 @@ uint32_t engine_seq_first_page(const struct seq *seq);
 uint32_t engine_first_page_after(const struct engine *e, uint32_t n_tokens);
 /* Keys of the full blocks of all tokens so far, and how many of them hold computed KV. */
 const struct block_key *engine_seq_keys(const struct seq *seq, uint32_t *n_out, uint32_t *n_computed_out);
-const float *engine_seq_prompt_logprobs(const struct seq *seq, uint32_t *n_out); /* [0] is NaN; NULL if not asked for */
+
+struct prompt_scores {   /* of each prompt token given those before; the first has none */
+    uint32_t n, n_top;   /* tokens of the prompt; sampling.top_logprobs */
+    float *logprobs;     /* [n]; [0] is NaN */
+    uint32_t *ranks;     /* [n]; 1: the likeliest; [0] is 0 */
+    uint32_t *top_ids;   /* [n - 1][n_top] of tokens from the second on, the likeliest first */
+    float *top_logprobs; /* [n - 1][n_top] */
+};
+const struct prompt_scores *engine_seq_prompt_scores(const struct seq *seq); /* NULL if not asked for */
 
 struct seq_times { /* nanoseconds; 0 while not over */
     uint64_t queue, fill, prefill, decode_wait, decode;

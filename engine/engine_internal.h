@@ -27,11 +27,10 @@ struct seq {
     struct block_key *keys;               /* of full blocks of tokens[] */
     uint32_t n_keys, n_named, n_reported; /* n_reported: pages told by on_pages_ready in all layers */
 
-    bool want_prompt_logprobs;
     uint32_t chunk_tokens;
     double tpot_ms;
-    uint32_t n_before;      /* tokens before the first one that came here */
-    float *prompt_logprobs; /* [n_prompt] */
+    uint32_t n_before;           /* tokens before the first one that came here */
+    struct prompt_scores scores; /* logprobs NULL: not asked for */
 
     uint32_t n_rows; /* in the step being built */
     uint64_t opened_ns, admitted_ns, running_ns, first_token_ns,
@@ -85,3 +84,4 @@ void seq_preempt(struct seq *s);                    /* RUNNING -> WAITING */
 void seq_computed(struct seq *s, uint32_t n_total); /* KV of tokens [0, n_total) is there: names full blocks */
 void seq_push_token(struct seq *s, uint32_t token); /* appends, ends the sequence when it is over */
 void seq_end(struct seq *s, enum seq_finish finish);
+void seq_break(struct seq *s); /* ends it as FINISH_BROKEN; nobody finds its blocks any more */

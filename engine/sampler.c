@@ -21,6 +21,18 @@ static bool in(float v, float min, float max)
     return v >= min && v <= max; /* false for NaN */
 }
 
+/* Something may be drawn before min_tokens. */
+static bool can_begin(const struct sampling *s)
+{
+    bool can = !s->n_allowed || !s->min_tokens;
+    for (uint32_t i = 0; i < s->n_allowed && !can; i++) {
+        can = true;
+        for (uint32_t j = 0; j < s->n_stop_ids && can; j++)
+            can = s->allowed[i] != s->stop_ids[j];
+    }
+    return can;
+}
+
 enum td_status sampling_check(const struct sampling *s, uint32_t vocab_size, struct td_error *e)
 {
     const struct {
@@ -40,7 +52,7 @@ enum td_status sampling_check(const struct sampling *s, uint32_t vocab_size, str
     if (s->n_bias > SAMPLING_MAX_BIAS)
         return td_fail(e, TD_ERR_INVALID, "sampling.logit_bias: %u entries, at most %d", s->n_bias, SAMPLING_MAX_BIAS);
     for (uint32_t i = 0; i < s->n_bias; i++)
-        if (s->bias[i].id >= vocab_size || !in(s->bias[i].bias, -100, 100))
+        if (s->bias[i].id >= vocab_size || !(in(s->bias[i].bias, -100, 100) || s->bias[i].bias == -INFINITY))
             return td_fail(e, TD_ERR_INVALID, "sampling.logit_bias[%u]: id %u or bias %g out of range", i,
                            s->bias[i].id, (double)s->bias[i].bias);
     if (s->n_stop_ids > SAMPLING_MAX_STOP_IDS)
@@ -62,6 +74,8 @@ enum td_status sampling_check(const struct sampling *s, uint32_t vocab_size, str
     if (s->min_tokens > s->max_tokens)
         return td_fail(e, TD_ERR_INVALID, "stopping.min_tokens: %u is more than max_tokens %u", s->min_tokens,
                        s->max_tokens);
+    if (!can_begin(s))
+        return td_fail(e, TD_ERR_INVALID, "sampling.allowed_ids: each of them ends the answer before min_tokens");
     return TD_OK;
 }
 
@@ -192,9 +206,20 @@ void sampler_finish(struct sampler *s, const struct sampling *p, const uint32_t 
     forbid(s, p, is_too_early(p, n_generated), logits);
     const struct k_draw draw = draw_at(p, n_tokens);
     uint32_t best = k_argmax(logits, s->vocab_size);
-    if (logits[best] == -INFINITY) /* all that is allowed would end it too early: it ends */
+    if (logits[best] == -INFINITY) /* nothing may be drawn: what is allowed is suppressed */
         out->id = p->n_allowed ? p->allowed[0] : best;
     else
         out->id = k_draw(logits, s->vocab_size, best, &draw, s->scratch);
     out->logprob = s->original[out->id] - drawn->logsumexp;
+}
+
+uint32_t sampler_score(struct sampler *s, const float *logits, float logsumexp, uint32_t id, uint32_t top_logprobs,
+                       struct sampled *out)
+{
+    uint32_t rank = 1;
+    for (uint32_t i = 0; i < s->vocab_size; i++)
+        rank += logits[i] > logits[id] || (logits[i] == logits[id] && i < id);
+    *out = (struct sampled){.id = id, .logprob = logits[id] - logsumexp};
+    tell_top(s, logits, top_logprobs, logsumexp, out);
+    return rank;
 }

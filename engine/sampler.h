@@ -19,9 +19,10 @@
 
 #include "base/status.h"
 #include "kernels/kernels.h"
+#include "model/config.h"
 
 enum {
-    SAMPLING_MAX_BIAS = 1024,
+    SAMPLING_MAX_BIAS = 1024 + MODEL_MAX_SUPPRESSED,
     SAMPLING_MAX_STOP_IDS = 64,
     SAMPLING_MAX_ALLOWED = 4096,
     SAMPLING_MAX_TOP_LOGPROBS = 20,
@@ -29,7 +30,7 @@ enum {
 
 struct logit_bias {
     uint32_t id;
-    float bias;
+    float bias; /* -100 .. 100, or -INFINITY: never drawn */
 };
 
 struct sampling {      /* plain data; arrays belong to whoever filled it */
@@ -76,3 +77,10 @@ struct k_draw sampling_draw(const struct sampling *s, uint32_t n_tokens, uint32_
  */
 void sampler_finish(struct sampler *s, const struct sampling *p, const uint32_t *tokens, uint32_t n_tokens,
                     uint32_t n_prompt, const struct k_sampled *drawn, float *logits, struct sampled *out);
+
+/*
+ * A token that was there already: its log-probability and the likeliest ones in out; returns its rank, 1 for the largest logit, the lower
+ * id first of equals. logsumexp of the row is finite.
+ */
+uint32_t sampler_score(struct sampler *s, const float *logits, float logsumexp, uint32_t id, uint32_t top_logprobs,
+                       struct sampled *out);

@@ -97,6 +97,26 @@ static void drop_unseen(struct seq *s)
     }
 }
 
+static struct prompt_scores scores_open(uint32_t n, uint32_t n_top)
+{
+    struct prompt_scores p = {.n = n,
+                              .n_top = n_top,
+                              .logprobs = mem_array(n, sizeof(float)),
+                              .ranks = mem_array(n, sizeof(uint32_t)),
+                              .top_ids = mem_array((size_t)n * n_top, sizeof(uint32_t)),
+                              .top_logprobs = mem_array((size_t)n * n_top, sizeof(float))};
+    p.logprobs[0] = NAN;
+    return p;
+}
+
+static void scores_free(struct prompt_scores *p)
+{
+    free(p->logprobs);
+    free(p->ranks);
+    free(p->top_ids);
+    free(p->top_logprobs);
+}
+
 enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, struct seq **out,
                                struct td_error *error_out)
 {
@@ -122,13 +142,10 @@ enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, str
     s->pages = mem_array(s->cap_pages, sizeof(*s->pages));
     s->addresses = mem_array((size_t)e->n_views * s->cap_pages, sizeof(*s->addresses));
     s->keys = mem_array(s->cap_pages, sizeof(*s->keys));
-    s->want_prompt_logprobs = p->prompt_logprobs;
     s->chunk_tokens = p->chunk_tokens ? p->chunk_tokens : e->config.chunk_tokens;
     s->tpot_ms = p->tpot_ms;
-    if (p->prompt_logprobs) {
-        s->prompt_logprobs = mem_array(p->n_prompt, sizeof(float));
-        s->prompt_logprobs[0] = NAN;
-    }
+    if (p->prompt_logprobs)
+        s->scores = scores_open(p->n_prompt, p->sampling.top_logprobs);
     s->is_long = model_config_is_long(&e->model, s->n_tokens);
     extend_keys(s);
     s->opened_ns = clock_now(e->config.clock);
@@ -154,7 +171,7 @@ void engine_seq_close(struct engine *e, struct seq *s)
     free(s->pages);
     free(s->addresses);
     free(s->keys);
-    free(s->prompt_logprobs);
+    scores_free(&s->scores);
     free(s);
 }
 
@@ -203,7 +220,7 @@ static uint32_t take_matched(struct seq *s)
         uint32_t first = s->first_page = engine_first_page_after(e, s->n_tokens);
         return first + kvpool_match(e->pool, s->keys + first, s->n_keys - first, s->pages + first);
     }
-    uint32_t matchable = s->want_prompt_logprobs ? 0 : sequence_reusable_pages(s->n_tokens, e->config.page_tokens);
+    uint32_t matchable = s->scores.logprobs ? 0 : sequence_reusable_pages(s->n_tokens, e->config.page_tokens);
     return kvpool_match_window(e->pool, s->keys, matchable, s->pages, &s->first_page);
 }
 
@@ -276,6 +293,14 @@ void seq_end(struct seq *s, enum seq_finish finish)
     set_state(s, SEQ_ENDED);
     if (cb->on_end)
         cb->on_end(cb->user, s, finish);
+}
+
+/* The KV of any of its blocks may be what is wrong. */
+void seq_break(struct seq *s)
+{
+    for (uint32_t i = 0; i < s->n_named; i++)
+        kvpool_forget(s->engine->pool, &s->keys[i]);
+    seq_end(s, FINISH_BROKEN);
 }
 
 static bool is_stop(const struct seq *s, uint32_t token)
@@ -361,10 +386,9 @@ const struct block_key *engine_seq_keys(const struct seq *s, uint32_t *n_out, ui
     return s->keys;
 }
 
-const float *engine_seq_prompt_logprobs(const struct seq *s, uint32_t *n_out)
+const struct prompt_scores *engine_seq_prompt_scores(const struct seq *s)
 {
-    *n_out = s->want_prompt_logprobs ? s->n_prompt : 0;
-    return s->prompt_logprobs;
+    return s->scores.logprobs ? &s->scores : NULL;
 }
 
 struct seq_times engine_seq_times(const struct seq *s)

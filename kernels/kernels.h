@@ -393,8 +393,9 @@ struct k_draw {
 
 struct k_sampled {
     uint32_t id;
-    float logit;     /* of id */
-    float logsumexp; /* of the row: 16 lanes and a fixed tree, our own exp and log */
+    float logit; /* of id */
+    /* Of the row: 16 lanes and a fixed tree, our own exp and log. Not finite if a logit is NaN or +inf or all are -inf, else finite. */
+    float logsumexp;
 };
 
 /* Of each row of logits[T][n]; draws [T]. */

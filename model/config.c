@@ -8,10 +8,11 @@
 
 #include "base/mem.h"
 
-enum { CONFIG_MAX_BYTES = 4 << 20 };
+enum { CONFIG_MAX_BYTES = 4 << 20, MAX_POSITIONS = 1 << 24 };
 
 /* What one config.json is read with: the first error stays. */
 struct reader {
+    const char *file;
     json_t *root;
     struct td_error *error;
     enum td_status status;
@@ -20,13 +21,13 @@ struct reader {
 static void refuse(struct reader *r, enum td_status status, const char *field, const char *what)
 {
     if (!r->status)
-        r->status = td_fail(r->error, status, "config.json: %s: %s", field, what);
+        r->status = td_fail(r->error, status, "%s: %s: %s", r->file, field, what);
 }
 
 static void unsupported(struct reader *r, const char *field, const char *value)
 {
     if (!r->status)
-        r->status = td_fail(r->error, TD_ERR_UNSUPPORTED, "config.json: %s: '%s' is not supported", field, value);
+        r->status = td_fail(r->error, TD_ERR_UNSUPPORTED, "%s: %s: '%s' is not supported", r->file, field, value);
 }
 
 /* fallback NAN: must be there. */
@@ -167,6 +168,15 @@ static void read_one_rope(struct reader *r, json_t *p, json_t *s, double theta, 
     rope->type = rope_type_of(r, text(s, "rope_type", text(s, "type", "default")));
     if (rope->type != ROPE_DEFAULT && !r->status)
         read_scaling(r, s, c, rope);
+}
+
+/* yarn was made for factor times the original positions; max_position_embeddings may say those, or the original ones. */
+static void extend_positions(struct model_config *c)
+{
+    const struct model_rope *r = &c->rope[0];
+    double scaled = r->type == ROPE_YARN ? r->factor * r->original_positions : 0;
+    if (scaled > c->max_positions)
+        c->max_positions = scaled < MAX_POSITIONS ? (uint32_t)scaled : MAX_POSITIONS;
 }
 
 /*
@@ -320,38 +330,102 @@ static void read_experts(struct reader *r, struct model_config *c)
     read_expert_layers(r, c);
 }
 
-static void read_eos(struct reader *r, json_t *v, struct model_config *c)
+/* One id or a list of them: how many. */
+static uint32_t read_ids(struct reader *r, json_t *object, const char *field, uint32_t vocab_size, uint32_t max,
+                         uint32_t *out)
 {
-    c->n_eos_ids = 0;
+    json_t *v = json_object_get(object, field);
     size_t n = json_is_array(v) ? json_array_size(v) : v && !json_is_null(v);
     for (size_t i = 0; i < n; i++) {
         json_t *id = json_is_array(v) ? json_array_get(v, i) : v;
-        if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= c->vocab_size ||
-            i >= MODEL_MAX_EOS) {
-            refuse(r, TD_ERR_CORRUPT, "eos_token_id", "not ids inside the vocabulary, or too many");
-            return;
+        if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= vocab_size || i >= max) {
+            refuse(r, TD_ERR_CORRUPT, field, "not ids inside the vocabulary, or too many");
+            return 0;
         }
-        c->eos_ids[c->n_eos_ids++] = (uint32_t)json_integer_value(id);
+        out[i] = (uint32_t)json_integer_value(id);
     }
+    return (uint32_t)n;
+}
+
+static void read_eos(struct reader *r, json_t *object, struct model_config *c)
+{
+    c->n_eos_ids = read_ids(r, object, "eos_token_id", c->vocab_size, MODEL_MAX_EOS, c->eos_ids);
+}
+
+/* --------------------------------------------------- generation_config.json */
+
+static bool changes_nothing(json_t *v, double min, double max)
+{
+    if (json_is_number(v))
+        return json_number_value(v) >= min && json_number_value(v) <= max;
+    return !v || json_is_null(v) || json_is_false(v) || (json_is_array(v) && !json_array_size(v)) ||
+           (json_is_object(v) && !json_object_size(v));
+}
+
+/* What transformers' generate() would do and tandem does not. */
+static void note_ignored(json_t *g, const struct model_config *c, struct model_generation *out)
+{
+    const struct {
+        const char *field;
+        double min, max; /* numbers that change nothing */
+    } FIELDS[] = {{"num_beams", 0, 1},
+                  {"num_return_sequences", 0, 1},
+                  {"max_length", c->max_positions, INFINITY},
+                  {"min_length", 0, 0},
+                  {"min_new_tokens", 0, 0},
+                  {"max_time", INFINITY, INFINITY},
+                  {"stop_strings", 0, 0},
+                  {"no_repeat_ngram_size", 0, 0},
+                  {"encoder_no_repeat_ngram_size", 0, 0},
+                  {"encoder_repetition_penalty", 1, 1},
+                  {"penalty_alpha", 0, 0},
+                  {"epsilon_cutoff", 0, 0},
+                  {"eta_cutoff", 0, 0},
+                  {"top_h", 1, 1},
+                  {"guidance_scale", 1, 1},
+                  {"bad_words_ids", 0, 0},
+                  {"force_words_ids", 0, 0},
+                  {"constraints", 0, 0},
+                  {"sequence_bias", 0, 0},
+                  {"forced_bos_token_id", 1, 0},
+                  {"forced_eos_token_id", 1, 0},
+                  {"begin_suppress_tokens", 1, 0},
+                  {"exponential_decay_length_penalty", 0, 0},
+                  {"watermarking_config", 0, 0}};
+    for (size_t i = 0, n = 0; i < sizeof(FIELDS) / sizeof(FIELDS[0]) && n < sizeof(out->ignored); i++)
+        if (!changes_nothing(json_object_get(g, FIELDS[i].field), FIELDS[i].min, FIELDS[i].max))
+            n += (size_t)snprintf(out->ignored + n, sizeof(out->ignored) - n, "%s%s", n ? "," : "", FIELDS[i].field);
+}
+
+static void read_defaults(struct reader *r, json_t *g, const struct model_config *c, struct model_generation *out)
+{
+    out->repetition_penalty = (float)number(r, g, "repetition_penalty", 1, 1e-3, 10);
+    out->max_tokens = whole(r, g, "max_new_tokens", 0, 0, UINT32_MAX);
+    out->n_suppressed_ids = read_ids(r, g, "suppress_tokens", c->vocab_size, MODEL_MAX_SUPPRESSED, out->suppressed_ids);
+    note_ignored(g, c, out);
+    if (!json_is_true(json_object_get(g, "do_sample")))
+        return;
+    out->temperature = (float)number(r, g, "temperature", 1, 0, 100);
+    out->top_p = (float)number(r, g, "top_p", 1, 1e-6, 1);
+    out->top_k = (uint32_t)number(r, g, "top_k", 0, 0, 1e9);
+    out->min_p = (float)number(r, g, "min_p", 0, 0, 1);
+    out->typical_p = (float)number(r, g, "typical_p", 0, 0, 1);
 }
 
 static void read_generation(struct reader *r, const char *data, size_t len, struct model_config *c)
 {
     json_error_t e;
     json_t *g = json_loadb(data, len, 0, &e);
+    r->file = "generation_config.json";
     if (!json_is_object(g)) {
         if (!r->status)
-            r->status = td_fail(r->error, TD_ERR_CORRUPT, "generation_config.json: line %d: %s", e.line, e.text);
+            r->status = td_fail(r->error, TD_ERR_CORRUPT, "%s: line %d: %s", r->file, e.line, e.text);
         json_decref(g);
         return;
     }
     if (json_object_get(g, "eos_token_id"))
-        read_eos(r, json_object_get(g, "eos_token_id"), c);
-    if (json_is_true(json_object_get(g, "do_sample"))) {
-        c->default_temperature = (float)number(r, g, "temperature", 1, 0, 100);
-        c->default_top_p = (float)number(r, g, "top_p", 1, 1e-6, 1);
-        c->default_top_k = (uint32_t)number(r, g, "top_k", 0, 0, 1e9);
-    }
+        read_eos(r, g, c);
+    read_defaults(r, g, c, &c->generation);
     json_decref(g);
 }
 
@@ -380,6 +454,7 @@ static void read_attention(struct reader *r, struct model_config *c)
     c->out_bias = c->qkv_bias && f->bias_out;
     must_not_be(r, "use_bidirectional_attention");
     read_rope(r, c);
+    extend_positions(c);
     read_windows(r, c);
 }
 
@@ -473,7 +548,7 @@ static void read_all(struct reader *r, struct model_config *c)
     c->n_layers = count(r, "num_hidden_layers", NAN, MODEL_MAX_LAYERS);
     c->n_heads = count(r, "num_attention_heads", NAN, 1024);
     c->intermediate = count(r, "intermediate_size", NAN, 1 << 22);
-    c->max_positions = count(r, "max_position_embeddings", NAN, 1 << 24);
+    c->max_positions = count(r, "max_position_embeddings", NAN, MAX_POSITIONS);
     c->rms_eps = (float)number(r, r->root, "rms_norm_eps", NAN, 0, 1);
     c->tied_embeddings = flag(r, "tie_word_embeddings", c->family->tied);
     if (r->status)
@@ -482,15 +557,15 @@ static void read_all(struct reader *r, struct model_config *c)
     read_scores(r, c);
     read_activation(r, c);
     read_experts(r, c);
-    read_eos(r, json_object_get(r->root, "eos_token_id"), c);
+    read_eos(r, r->root, c);
 }
 
 enum td_status model_config_parse(const char *data, size_t len_bytes, const char *generation_data,
                                   size_t generation_len_bytes, struct model_config *out, struct td_error *error_out)
 {
     json_error_t e;
-    struct reader r = {.root = json_loadb(data, len_bytes, 0, &e), .error = error_out};
-    struct model_config c = {.default_temperature = 1, .default_top_p = 1};
+    struct reader r = {.file = "config.json", .root = json_loadb(data, len_bytes, 0, &e), .error = error_out};
+    struct model_config c = {.generation = MODEL_GENERATION_NONE};
     if (!json_is_object(r.root))
         r.status = td_fail(error_out, TD_ERR_CORRUPT, "config.json: line %d: %s", r.root ? 1 : e.line,
                            r.root ? "not an object" : e.text);

@@ -19,6 +19,7 @@
 
 enum {
     MODEL_MAX_EOS = 8,
+    MODEL_MAX_SUPPRESSED = 256,
     MODEL_MAX_LAYERS = 1024,
     MODEL_MAX_PAIRS = 256,
     MODEL_MAX_EXPERTS = 1024,
@@ -111,11 +112,28 @@ struct model_latent {
 
 enum { LAYER_WINDOW = 1, LAYER_MOE = 2 };
 
+/*
+ * generation_config.json: what a request gets that does not say. Values that change nothing where the file has none; without
+ * do_sample temperature, top_k, top_p, min_p and typical_p are not read (transformers: GenerationMixin.generate).
+ */
+struct model_generation {
+    float temperature, top_p, min_p, typical_p, repetition_penalty;
+    uint32_t top_k;
+    uint32_t max_tokens;                           /* max_new_tokens; 0: as many as fit */
+    uint32_t suppressed_ids[MODEL_MAX_SUPPRESSED]; /* suppress_tokens: never drawn, whatever a request says */
+    uint32_t n_suppressed_ids;
+    char ignored[256]; /* fields that would change answers and are not honoured, with commas between; "": none */
+};
+#define MODEL_GENERATION_NONE                                                                                          \
+    {                                                                                                                  \
+        .temperature = 1, .top_p = 1, .repetition_penalty = 1                                                          \
+    }
+
 struct model_config {
     const struct model_family *family;
     uint32_t vocab_size, hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate;
-    uint32_t rotary_dim; /* the first so many of a head are rotated; latent: the last */
-    uint32_t max_positions;
+    uint32_t rotary_dim;    /* the first so many of a head are rotated; latent: the last */
+    uint32_t max_positions; /* max_position_embeddings; yarn: or factor times the original ones, whichever is more */
     float rms_eps;
     uint32_t fp8_block[2]; /* outputs and inputs that share a scale where an e4m3 matrix has one for each block */
     bool mxfp4;            /* of experts that come in one tensor: their matrices */
@@ -132,9 +150,7 @@ struct model_config {
     struct model_latent latent;      /* family->latent */
     uint32_t eos_ids[MODEL_MAX_EOS]; /* generation_config.json first, else config.json */
     uint32_t n_eos_ids;
-    /* generation_config.json: what a client gets who asks for the model's own sampling. 0 / 1: not given. */
-    float default_temperature, default_top_p;
-    uint32_t default_top_k;
+    struct model_generation generation;
 };
 
 /* Parses by (data, len), so that it can be fuzzed; generation_data may be NULL. */

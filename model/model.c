@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <math.h>
 #include <openssl/evp.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,7 @@ struct model {
     uint64_t weight_bytes;
     struct tensor *dummy; /* instead of a file */
     uint32_t n_dummy;
+    atomic_bool *asked; /* [n_tensors] */
     void *dummy_data;
     size_t dummy_bytes;
 };
@@ -150,6 +152,7 @@ enum td_status model_open(const char *dir, struct model **out, struct td_error *
         start--;
     m->name = mem_strdup(dir + start);
     m->name[n - start] = 0;
+    m->asked = mem_array(safetensors_count(m->file), sizeof(*m->asked));
     fingerprint(m, 0);
     *out = m;
     return TD_OK;
@@ -259,6 +262,7 @@ static enum td_status make_dummy(struct model *m, uint64_t seed, struct td_error
     struct dummy_shape *shapes = list.shapes;
     m->n_dummy = list.n;
     m->dummy = mem_array(m->n_dummy, sizeof(*m->dummy));
+    m->asked = mem_array(m->n_dummy, sizeof(*m->asked));
     for (uint32_t i = 0; i < m->n_dummy; i++)
         m->weight_bytes += 2 * shapes[i].rows * (shapes[i].cols ? shapes[i].cols : 1);
     m->dummy_bytes = m->weight_bytes;
@@ -307,8 +311,7 @@ void model_dummy_config(const struct model_dummy *dims, struct model_config *out
                                  .score_scale = 1.0f / sqrtf((float)DIM(head_dim, 64)),
                                  .window = dims->window,
                                  .rope = {{.theta = 500000}, {.theta = 500000}},
-                                 .default_temperature = 1,
-                                 .default_top_p = 1};
+                                 .generation = MODEL_GENERATION_NONE};
     if (dims->n_experts)
         out->moe = (struct model_moe){.n_experts = dims->n_experts,
                                       .n_used = DIM(n_used, dims->n_experts < 2 ? 1 : 2),
@@ -343,6 +346,7 @@ void model_close(struct model *m)
     for (uint32_t i = 0; i < m->n_dummy; i++)
         free((char *)m->dummy[i].name);
     free(m->dummy);
+    free(m->asked);
     mem_unmap(m->dummy_data, m->dummy_bytes);
     safetensors_close(m->file);
     free(m->name);
@@ -369,14 +373,49 @@ struct block_key model_fingerprint(const struct model *m)
     return m->fingerprint;
 }
 
-static const struct tensor *find(const struct model *m, const char *name)
+static uint32_t n_tensors(const struct model *m)
 {
-    if (m->file)
-        return safetensors_find(m->file, name);
+    return m->file ? safetensors_count(m->file) : m->n_dummy;
+}
+
+static const struct tensor *tensor_at(const struct model *m, uint32_t i)
+{
+    return m->file ? safetensors_at(m->file, i) : &m->dummy[i];
+}
+
+static const struct tensor *find_dummy(const struct model *m, const char *name)
+{
     for (uint32_t i = 0; i < m->n_dummy; i++)
         if (!strcmp(m->dummy[i].name, name))
             return &m->dummy[i];
     return NULL;
+}
+
+static const struct tensor *find(const struct model *m, const char *name)
+{
+    const struct tensor *t = m->file ? safetensors_find(m->file, name) : find_dummy(m, name);
+    if (t)
+        atomic_store(&m->asked[t - tensor_at(m, 0)], true);
+    return t;
+}
+
+static bool is_weight(const struct model *m, const char *name)
+{
+    static const char *const OTHERS[] = {".rotary_emb.inv_freq", ".input_scale", ".k_scale", ".v_scale"};
+    size_t len = strlen(name);
+    for (size_t i = 0; i < sizeof(OTHERS) / sizeof(OTHERS[0]); i++)
+        if (len >= strlen(OTHERS[i]) && !strcmp(name + len - strlen(OTHERS[i]), OTHERS[i]))
+            return false;
+    return !m->config.tied_embeddings || strcmp(name, "lm_head.weight") != 0;
+}
+
+enum td_status model_check_all_asked(const struct model *m, struct td_error *error_out)
+{
+    for (uint32_t i = 0; i < n_tensors(m); i++)
+        if (!atomic_load(&m->asked[i]) && is_weight(m, tensor_at(m, i)->name))
+            return td_fail(error_out, TD_ERR_UNSUPPORTED, "tensor %s: config.json describes no such weight",
+                           tensor_at(m, i)->name);
+    return TD_OK;
 }
 
 static void print_shape(const uint64_t *shape, uint32_t n, char out[96])

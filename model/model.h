@@ -4,7 +4,7 @@
  * Weights by the names that a family gives them: model_tensor() finds one and checks its shape. --dummy makes seeded gaussian
  * weights of any dimensions instead of reading any, for benches.
  *
- * Threads: immutable after opening.
+ * Threads: immutable after opening, but for the marks of which tensors were asked for, which any thread may set.
  */
 #pragma once
 
@@ -60,6 +60,13 @@ enum td_status model_mxfp4(const struct model *m, const char *name, uint64_t n, 
 /* n matrices in one tensor. */
 enum td_status model_tensor_stack(const struct model *m, const char *name, uint64_t n, uint64_t rows, uint64_t cols,
                                   const struct tensor **out, struct td_error *error_out);
+
+/*
+ * To be called when every weight that the configuration describes was asked for: a tensor that nobody asked for is one that the model
+ * would be computed without. TD_ERR_UNSUPPORTED names the first. Not weights, and so allowed: *.rotary_emb.inv_freq (computed),
+ * *.input_scale (activations are not rounded), *.k_scale and *.v_scale (pages have no scales), lm_head.weight of tied embeddings.
+ */
+enum td_status model_check_all_asked(const struct model *m, struct td_error *error_out);
 
 /*
  * First 128 bits of SHA-256 over the canonical configuration and every tensor's name, dtype, shape and bytes, in the order

@@ -180,8 +180,12 @@ static void finish(struct request *q, const char *reason, uint64_t upto, bool al
     end.seed = q->p.sampling.seed;
     end.placement = &placement;
     end.predicted = &predicted;
-    end.prompt_logprobs = q->prompt_logprobs;
-    end.n_prompt_logprobs = q->n_prompt_logprobs;
+    end.prompt_logprobs = q->prompt.logprobs;
+    end.prompt_ranks = q->prompt.ranks;
+    end.n_prompt_logprobs = end.n_prompt_ranks = q->prompt.n;
+    end.prompt_top_ids = q->prompt.top_ids;
+    end.prompt_top_logprobs = q->prompt.top_logprobs;
+    end.n_prompt_top_ids = end.n_prompt_top_logprobs = q->prompt.n_top;
     end.replans = q->n_replans;
     if (q->cached_worker + q->cached_peer + q->cached_dram + q->cached_ssd)
         end.kv_codec = rpc_data(q->kv_codec);

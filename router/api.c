@@ -122,7 +122,7 @@ static void generate(struct rpc_call *call, const ProtobufCMessage *base, const 
     q->call = rpc_call_ref(call);
     q->p = p;
     q->arrived_ns = at->ns;
-    q->detok = token_stream_open(r->tokenizer, true);
+    q->detok = token_stream_open(r->tokenizer, q->p.skip_special);
     q->tokenized_ns = clock_now(&r->clock);
     struct note *note = note_new(NOTE_REQUEST);
     note->request = q;
@@ -177,7 +177,8 @@ static void tokenize(struct rpc_call *call, const ProtobufCMessage *base, const 
         if (!s)
             s = tokenizer_encode(r->tokenizer, text.data ? text.data : "", text.len, false, &ids, &e);
     } else if (m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_TEXT) {
-        s = tokenizer_encode(r->tokenizer, (const char *)m->text.data, m->text.len, m->add_special_tokens, &ids, &e);
+        s = tokenizer_encode(r->tokenizer, (const char *)m->text.data, m->text.len,
+                             !m->has_add_special_tokens_case || m->add_special_tokens, &ids, &e);
     } else {
         s = td_fail(&e, TD_ERR_INVALID, "input: neither text nor chat is given");
     }
@@ -199,10 +200,10 @@ static void on_tokenize(struct rpc_call *call, const ProtobufCMessage *base)
     struct router *r = rpc_call_user(call);
     const Tandem__V1__TokenizeRequest *m = (const Tandem__V1__TokenizeRequest *)base;
     struct td_error e = {{0}};
-    enum td_status s = TD_OK;
-    if (m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT)
+    enum td_status s = params_model(r, m->model, &e);
+    if (!s && m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT)
         s = params_chat_fits(r, m->chat, &e);
-    else if (m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_TEXT)
+    else if (!s && m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_TEXT)
         s = params_text_fits(r, "text", m->text.len, &e);
     if (s)
         refuse(r, call, s, &e);
@@ -236,10 +237,13 @@ static void detokenize(struct rpc_call *call, const ProtobufCMessage *base, cons
 static void on_detokenize(struct rpc_call *call, const ProtobufCMessage *base)
 {
     struct router *r = rpc_call_user(call);
-    size_t n = ((const Tandem__V1__DetokenizeRequest *)base)->n_ids;
+    const Tandem__V1__DetokenizeRequest *m = (const Tandem__V1__DetokenizeRequest *)base;
     struct td_error e = {{0}};
-    if (n > params_context(r))
-        refuse(r, call, td_fail(&e, TD_ERR_INVALID, "ids: %zu, at most the context of %u", n, params_context(r)), &e);
+    enum td_status s = params_model(r, m->model, &e);
+    if (!s && m->n_ids > params_context(r))
+        s = td_fail(&e, TD_ERR_INVALID, "ids: %zu, at most the context of %u", m->n_ids, params_context(r));
+    if (s)
+        refuse(r, call, s, &e);
     else
         text_later(call, base, detokenize);
 }

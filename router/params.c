@@ -76,6 +76,13 @@ enum td_status params_chat(struct router *r, const Tandem__V1__ChatPrompt *chat,
 
 /* --------------------------------------------------------------- bounds before any work */
 
+enum td_status params_model(const struct router *r, ProtobufCBinaryData name, struct td_error *e)
+{
+    if (!name.len || (name.len == strlen(r->model_name) && !memcmp(name.data, r->model_name, name.len)))
+        return TD_OK;
+    return td_fail(e, TD_ERR_NOT_FOUND, "model: this cluster serves '%s'", r->model_name);
+}
+
 uint32_t params_context(const struct router *r)
 {
     uint32_t context = atomic_load(&r->max_context);
@@ -143,9 +150,12 @@ static enum td_status parse_prompt(struct router *r, const Tandem__V1__GenerateR
     struct token_ids ids = {0};
     struct bytes text = {0};
     enum td_status s = TD_OK;
+    if (m->add_special_tokens && m->prompt_case != TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT)
+        return td_fail(e, TD_ERR_INVALID, "add_special_tokens: only for text; ids and chats have theirs");
     switch (m->prompt_case) {
     case TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT:
-        s = encode_prompt(r, (const char *)m->text.data, m->text.len, m->add_special_tokens, &ids, e);
+        s = encode_prompt(r, (const char *)m->text.data, m->text.len,
+                          !m->has_add_special_tokens_case || m->add_special_tokens, &ids, e);
         break;
     case TANDEM__V1__GENERATE_REQUEST__PROMPT_TOKENS:
         for (size_t i = 0; i < m->tokens->n_ids && !s; i++) {
@@ -180,24 +190,33 @@ static enum td_status parse_prompt(struct router *r, const Tandem__V1__GenerateR
     return s;
 }
 
+static void add_bias(struct params *p, uint32_t id, float bias)
+{
+    size_t i = p->sampling.n_logit_bias++;
+    tandem__worker__v1__bias__init(&p->bias[i]);
+    p->bias[i].id = id;
+    p->bias[i].bias = bias;
+    p->bias_list[i] = &p->bias[i];
+}
+
+/* The request's, then those of ids that the model is never to say. */
 static enum td_status parse_bias(struct router *r, const Tandem__V1__Sampling *m, struct params *p, struct td_error *e)
 {
+    const struct model_generation *g = &r->config.generation;
     if (m->n_logit_bias > MAX_BIAS)
         return td_fail(e, TD_ERR_INVALID, "sampling.logit_bias: %zu entries, at most %d", m->n_logit_bias, MAX_BIAS);
-    p->bias = mem_array(m->n_logit_bias, sizeof(*p->bias));
-    p->bias_list = mem_array(m->n_logit_bias, sizeof(*p->bias_list));
+    p->bias = mem_array(m->n_logit_bias + g->n_suppressed_ids, sizeof(*p->bias));
+    p->bias_list = mem_array(m->n_logit_bias + g->n_suppressed_ids, sizeof(*p->bias_list));
+    p->sampling.logit_bias = p->bias_list;
     for (size_t i = 0; i < m->n_logit_bias; i++) {
         const Tandem__V1__LogitBias *b = m->logit_bias[i];
         if (b->id >= r->config.vocab_size || !within(b->bias, -100, 100))
             return td_fail(e, TD_ERR_INVALID, "sampling.logit_bias[%zu]: id %u or bias %g out of range", i, b->id,
                            (double)b->bias);
-        tandem__worker__v1__bias__init(&p->bias[i]);
-        p->bias[i].id = b->id;
-        p->bias[i].bias = b->bias;
-        p->bias_list[i] = &p->bias[i];
+        add_bias(p, b->id, b->bias);
     }
-    p->sampling.n_logit_bias = m->n_logit_bias;
-    p->sampling.logit_bias = p->bias_list;
+    for (uint32_t i = 0; i < g->n_suppressed_ids; i++)
+        add_bias(p, g->suppressed_ids[i], -INFINITY);
     return TD_OK;
 }
 
@@ -222,15 +241,16 @@ static enum td_status parse_sampling(struct router *r, const Tandem__V1__Samplin
 {
     Tandem__Worker__V1__SamplingParams *s = &p->sampling;
     const Tandem__V1__Sampling none = TANDEM__V1__SAMPLING__INIT;
+    const struct model_generation *g = &r->config.generation;
     m = m ? m : &none;
-    s->temperature = m->has_temperature_case ? m->temperature : r->config.default_temperature;
-    s->top_k = m->has_top_k_case ? m->top_k : r->config.default_top_k;
-    s->top_p = m->has_top_p_case ? m->top_p : r->config.default_top_p;
-    s->min_p = m->has_min_p_case ? m->min_p : 0;
-    s->typical_p = m->has_typical_p_case ? m->typical_p : 0;
+    s->temperature = m->has_temperature_case ? m->temperature : g->temperature;
+    s->top_k = m->has_top_k_case ? m->top_k : g->top_k;
+    s->top_p = m->has_top_p_case ? m->top_p : g->top_p;
+    s->min_p = m->has_min_p_case ? m->min_p : g->min_p;
+    s->typical_p = m->has_typical_p_case ? m->typical_p : g->typical_p;
     s->presence_penalty = m->presence_penalty;
     s->frequency_penalty = m->frequency_penalty;
-    s->repetition_penalty = m->has_repetition_penalty_case ? m->repetition_penalty : 1;
+    s->repetition_penalty = m->has_repetition_penalty_case ? m->repetition_penalty : g->repetition_penalty;
     s->seed = m->has_seed_case ? m->seed : random_u64();
     p->n_choices = m->n ? m->n : 1;
     if (m->n > MAX_CHOICES)
@@ -275,6 +295,38 @@ static enum td_status parse_stop_ids(struct router *r, const Tandem__V1__Stoppin
     return TD_OK;
 }
 
+static bool is_among(const uint32_t *ids, size_t n, uint32_t id)
+{
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] == id)
+            return true;
+    return false;
+}
+
+/* Something is left to draw: of allowed_ids, while the answer may not end, and with what the model suppresses. */
+static enum td_status check_drawable(const struct router *r, const struct params *p, struct td_error *e)
+{
+    const Tandem__Worker__V1__SamplingParams *s = &p->sampling;
+    const struct model_generation *g = &r->config.generation;
+    for (size_t i = 0; i < s->n_allowed_ids; i++)
+        if (!is_among(g->suppressed_ids, g->n_suppressed_ids, s->allowed_ids[i]) &&
+            !(s->min_tokens && is_among(s->stop_ids, s->n_stop_ids, s->allowed_ids[i])))
+            return TD_OK;
+    if (!s->n_allowed_ids)
+        return TD_OK;
+    return td_fail(e, TD_ERR_INVALID,
+                   "sampling.allowed_ids: each of them ends the answer before stopping.min_tokens, or is suppressed by "
+                   "generation_config.json");
+}
+
+/* Of a request that does not say: the model's own, but as many as it wants at least, and as fit. */
+static uint32_t default_max_tokens(const struct router *r, const Tandem__V1__Stopping *m, uint32_t room)
+{
+    uint32_t max = r->config.generation.max_tokens;
+    max = max > m->min_tokens ? max : m->min_tokens;
+    return r->config.generation.max_tokens && max < room ? max : room;
+}
+
 static enum td_status parse_lengths(struct router *r, const Tandem__V1__Stopping *m, struct params *p,
                                     struct td_error *e)
 {
@@ -282,7 +334,7 @@ static enum td_status parse_lengths(struct router *r, const Tandem__V1__Stopping
     if (p->n_ids > context || (p->n_ids == context && !p->want_prompt_logprobs))
         return td_fail(e, TD_ERR_INVALID, "prompt: %u tokens leave no room in the context of %u", p->n_ids, context);
     p->max_tokens_given = m->has_max_tokens_case;
-    uint32_t max = m->has_max_tokens_case ? m->max_tokens : context - p->n_ids;
+    uint32_t max = m->has_max_tokens_case ? m->max_tokens : default_max_tokens(r, m, context - p->n_ids);
     if (!max && !p->want_prompt_logprobs)
         return td_fail(e, TD_ERR_INVALID, "stopping.max_tokens: 0 is only for prompt log-probabilities");
     if ((uint64_t)p->n_ids + max > context)
@@ -312,7 +364,9 @@ static enum td_status parse_stopping(struct router *r, const Tandem__V1__Stoppin
         bytes_append(&p->stop[p->n_stop++], m->stop[i].data, m->stop[i].len);
     }
     enum td_status s = parse_stop_ids(r, m, p, e);
-    return s ? s : parse_lengths(r, m, p, e);
+    if (!s)
+        s = parse_lengths(r, m, p, e);
+    return s ? s : check_drawable(r, p, e);
 }
 
 static enum td_status label(const char *field, ProtobufCBinaryData b, struct bytes *out, struct td_error *e)
@@ -335,11 +389,11 @@ static enum td_status limit(const char *field, uint32_t whole_ms, double exact_m
 static enum td_status parse_rest(struct router *r, const Tandem__V1__GenerateRequest *m, int64_t grpc_remaining_ms,
                                  struct params *p, struct td_error *e)
 {
-    if (m->model.len && (m->model.len != strlen(r->model_name) || memcmp(m->model.data, r->model_name, m->model.len)))
-        return td_fail(e, TD_ERR_NOT_FOUND, "model: this cluster serves '%s'", r->model_name);
-    if (m->priority < -10 || m->priority > 10)
-        return td_fail(e, TD_ERR_INVALID, "priority: %d is not in -10 .. 10", m->priority);
-    enum td_status s = label("tenant", m->tenant, &p->tenant, e);
+    enum td_status s = params_model(r, m->model, e);
+    if (!s && (m->priority < -10 || m->priority > 10))
+        s = td_fail(e, TD_ERR_INVALID, "priority: %d is not in -10 .. 10", m->priority);
+    if (!s)
+        s = label("tenant", m->tenant, &p->tenant, e);
     if (!s)
         s = label("cache_salt", m->cache_salt, &p->salt, e);
     if (!s)
@@ -366,10 +420,21 @@ static enum td_status parse_rest(struct router *r, const Tandem__V1__GenerateReq
     p->want_logprobs = m->want_logprobs;
     p->want_prompt_logprobs = m->want_prompt_logprobs;
     p->bypass_cache = m->bypass_cache;
+    p->skip_special = !m->has_skip_special_tokens_case || m->skip_special_tokens;
     p->sampling.top_logprobs = m->top_logprobs;
     if (!s && m->top_logprobs > MAX_TOP_LOGPROBS)
         s = td_fail(e, TD_ERR_INVALID, "top_logprobs: %u, at most %d", m->top_logprobs, MAX_TOP_LOGPROBS);
     return s;
+}
+
+static enum td_status check_scores(const struct params *p, struct td_error *e)
+{
+    uint32_t most = MAX_PROMPT_SCORES / (2 + p->sampling.top_logprobs);
+    most = most < MAX_PROMPT_LOGPROBS ? most : MAX_PROMPT_LOGPROBS;
+    if (!p->want_prompt_logprobs || p->n_ids <= most)
+        return TD_OK;
+    return td_fail(e, TD_ERR_INVALID, "want_prompt_logprobs: with top_logprobs %u for prompts of at most %u tokens",
+                   p->sampling.top_logprobs, most);
 }
 
 enum td_status params_parse(struct router *r, const Tandem__V1__GenerateRequest *m, int64_t grpc_remaining_ms,
@@ -384,9 +449,8 @@ enum td_status params_parse(struct router *r, const Tandem__V1__GenerateRequest 
         s = parse_prompt(r, m, &p, error_out);
     if (!s)
         s = parse_stopping(r, m->stopping, &p, error_out);
-    if (!s && p.want_prompt_logprobs && p.n_ids > MAX_PROMPT_LOGPROBS)
-        s = td_fail(error_out, TD_ERR_INVALID, "want_prompt_logprobs: for prompts of at most %d tokens",
-                    MAX_PROMPT_LOGPROBS);
+    if (!s)
+        s = check_scores(&p, error_out);
     p.sampling.logprobs = p.want_logprobs;
     p.sampling.prompt_logprobs = p.want_prompt_logprobs;
     if (s) {

@@ -29,7 +29,7 @@ static const char *const REASONS[REPLAN_REASONS] = {"lost", "transfer", "refused
 
 bool replan_wants_scores(const struct request *q)
 {
-    return q->p.want_prompt_logprobs && !q->prompt_logprobs;
+    return q->p.want_prompt_logprobs && !q->prompt.n;
 }
 
 /* ------------------------------------------------------------------- times */

@@ -72,7 +72,10 @@ void request_free(struct request *q)
     free_tokens(q->held, q->n_held);
     free(q->tokens);
     free(q->held);
-    free(q->prompt_logprobs);
+    free(q->prompt.logprobs);
+    free(q->prompt.ranks);
+    free(q->prompt.top_ids);
+    free(q->prompt.top_logprobs);
     rpc_call_unref(q->call);
     free(q);
 }
@@ -277,20 +280,26 @@ static void note_times(struct request *q, const Tandem__Worker__V1__LegEnd *end)
 
 static void note_scores(struct request *q, const Tandem__Worker__V1__LegEnd *end)
 {
-    if (!end->n_prompt_logprobs || q->prompt_logprobs)
+    size_t n = end->n_prompt_logprobs, n_top = end->n_prompt_top_ids;
+    if (!n || q->prompt.n || end->n_prompt_ranks != n || end->n_prompt_top_logprobs != n_top)
         return;
-    q->n_prompt_logprobs = end->n_prompt_logprobs;
-    q->prompt_logprobs = mem_dup(end->prompt_logprobs, end->n_prompt_logprobs * sizeof(float));
+    q->prompt.n = n;
+    q->prompt.n_top = n_top;
+    q->prompt.logprobs = mem_dup(end->prompt_logprobs, n * sizeof(float));
+    q->prompt.ranks = mem_dup(end->prompt_ranks, n * sizeof(uint32_t));
+    q->prompt.top_ids = mem_dup(end->prompt_top_ids, n_top * sizeof(uint32_t));
+    q->prompt.top_logprobs = mem_dup(end->prompt_top_logprobs, n_top * sizeof(float));
 }
 
-/* The request's own fault, or its deadline: no other worker would say anything else. */
-static bool is_callers(const struct request *q, int32_t status)
+/* The request's own fault, its deadline, or what the model computes: no other worker would say anything else. */
+static bool is_final(const struct request *q, int32_t status)
 {
     uint64_t now = clock_now(&q->router->clock);
     if (status == TD_ERR_DEADLINE)
         return q->p.remaining_ms != INT64_MAX &&
                now + DEADLINE_SLACK_NS > q->arrived_ns + (uint64_t)q->p.remaining_ms * NS_PER_MS;
-    return status == TD_ERR_INVALID || status == TD_ERR_UNSUPPORTED || status == TD_ERR_NOT_FOUND;
+    return status == TD_ERR_INVALID || status == TD_ERR_UNSUPPORTED || status == TD_ERR_NOT_FOUND ||
+           status == TD_ERR_CORRUPT;
 }
 
 /*
@@ -315,7 +324,7 @@ static void leg_failed(struct request *q, struct peer *from, bool prefill_leg, c
     char text[384];
     snprintf(text, sizeof(text), "worker %s: %.*s", from->name, (int)(end->text.len < 300 ? end->text.len : 300),
              end->text.data ? (const char *)end->text.data : "");
-    if (is_callers(q, end->status)) {
+    if (is_final(q, end->status)) {
         request_fail(q, rpc_code_of_status(end->status), text, 0);
         return;
     }

@@ -370,6 +370,9 @@ static enum td_status open_model(struct router *r, struct td_error *e)
     if (!r->options.model)
         return td_fail(e, TD_ERR_INVALID, "--model: give the model's directory");
     enum td_status s = model_config_load(r->options.model, &r->config, e);
+    if (!s && r->config.generation.ignored[0])
+        log_warn(&r->log, "generation_config.json has fields that are not honoured fields=%s",
+                 r->config.generation.ignored);
     if (!s)
         s = tokenizer_open(r->options.model, &r->tokenizer, e);
     if (!s)

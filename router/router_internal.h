@@ -37,6 +37,7 @@ enum {
     MAX_WORKERS = INDEX_MAX_HOLDERS,
     MAX_STORES = 64, /* of which a leg is told */
     MAX_PROMPT_LOGPROBS = 65536,
+    MAX_PROMPT_SCORES = 1 << 18, /* numbers for a prompt: in 9 bytes each they fit one message */
     MAX_CHOICES = 16,
     MAX_PIN_MS = 24 * 3600 * 1000,
 };
@@ -112,7 +113,7 @@ struct params {
     uint32_t workflow_deadline_ms, workflow_steps_left; /* 0 ms: no workflow */
     int64_t remaining_ms;                               /* at arrival; INT64_MAX: none */
     struct bytes tenant, salt, label, workflow, lora;   /* lora: an adapter's name, or empty */
-    bool want_ids, want_logprobs, want_prompt_logprobs, max_tokens_given, bypass_cache;
+    bool want_ids, want_logprobs, want_prompt_logprobs, max_tokens_given, bypass_cache, skip_special;
 };
 
 enum request_state { REQUEST_QUEUED, REQUEST_PLACED, REQUEST_OVER };
@@ -184,8 +185,11 @@ struct request {
     double stalled_ms, predicted_ttft_ms, predicted_tpot_ms;
     bool cache_told, answered;
     uint32_t cached_worker, cached_peer, cached_dram, cached_ssd;
-    float *prompt_logprobs;
-    size_t n_prompt_logprobs;
+    struct { /* as GenerateEnd has them; n 0: not there yet */
+        float *logprobs, *top_logprobs;
+        uint32_t *ranks, *top_ids;
+        size_t n, n_top;
+    } prompt;
 };
 
 enum peer_state { PEER_CONNECTING, PEER_READY, PEER_LOST, PEER_REFUSED, PEER_GONE }; /* GONE: its place is free */
@@ -328,6 +332,8 @@ struct router {
 /* params.c: from the client's message; TD_ERR_INVALID or _UNSUPPORTED name the field */
 enum td_status params_parse(struct router *r, const Tandem__V1__GenerateRequest *m, int64_t grpc_remaining_ms,
                             struct params *out, struct td_error *error_out);
+/* TD_ERR_NOT_FOUND if a request names another model than the one that is served. */
+enum td_status params_model(const struct router *r, ProtobufCBinaryData name, struct td_error *error_out);
 /* Quick, before params_parse: TD_ERR_INVALID if the prompt has more bytes or ids than the context can hold. */
 enum td_status params_fits(struct router *r, const Tandem__V1__GenerateRequest *m, struct td_error *error_out);
 enum td_status params_text_fits(struct router *r, const char *field, size_t len_bytes, struct td_error *error_out);

@@ -59,7 +59,7 @@ static void send_end(struct link *link, struct xfer_id id, enum td_status status
 static void fill_end(const struct leg *leg, Tandem__Worker__V1__LegEnd *end, Tandem__Worker__V1__PhaseTimes *times)
 {
     struct seq_times t = engine_seq_times(leg->seq);
-    uint32_t n;
+    const struct prompt_scores *scores = engine_seq_prompt_scores(leg->seq);
     times->queue = t.queue;
     times->prefix_load = leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE ? 0 : t.fill;
     times->prefill = leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE ? 0 : t.prefill;
@@ -72,8 +72,14 @@ static void fill_end(const struct leg *leg, Tandem__Worker__V1__LegEnd *end, Tan
     end->cached_dram = leg->cached_dram;
     end->cached_ssd = leg->cached_ssd;
     end->finish_reason = rpc_data(finish_name(leg->finish));
-    end->prompt_logprobs = (float *)(uintptr_t)engine_seq_prompt_logprobs(leg->seq, &n);
-    end->n_prompt_logprobs = n;
+    if (!scores)
+        return;
+    end->prompt_logprobs = scores->logprobs;
+    end->prompt_ranks = scores->ranks;
+    end->n_prompt_logprobs = end->n_prompt_ranks = scores->n;
+    end->prompt_top_ids = scores->top_ids;
+    end->prompt_top_logprobs = scores->top_logprobs;
+    end->n_prompt_top_ids = end->n_prompt_top_logprobs = (size_t)(scores->n - 1) * scores->n_top;
 }
 
 static void leg_free(struct worker *w, struct leg *leg)
@@ -335,10 +341,9 @@ void leg_on_admitted(void *user, struct seq *seq, uint32_t n_matched)
         accept_decode(w, leg, n_matched);
         return;
     }
-    uint32_t n;
     leg->cached_worker = n_matched * w->geometry.layout.page_tokens;
     metrics_inc(w->counters, WORKER_CACHED_TOKENS, leg->cached_worker);
-    if (!engine_seq_prompt_logprobs(seq, &n) && store_load(w, leg, n_matched))
+    if (!engine_seq_prompt_scores(seq) && store_load(w, leg, n_matched))
         engine_seq_fill(w->engine, seq);
 }
 
@@ -489,6 +494,15 @@ static void leg_finish(struct worker *w, struct leg *leg)
     leg_free(w, leg);
 }
 
+/* Any worker with these weights would compute the same, so the router does not try another (router/request.c). */
+static void leg_break(struct worker *w, struct leg *leg)
+{
+    log_error(&w->log, "logits are not finite req=%s", leg->label);
+    metrics_inc(w->counters, WORKER_LEGS_BROKEN, 1);
+    leg_abort(w, leg, TD_ERR_CORRUPT, "the model's logits are not finite: its weights, or the device, are broken",
+              true);
+}
+
 void leg_flush(struct worker *w)
 {
     for (uint32_t i = 0; i < w->n_out; i++)
@@ -497,7 +511,9 @@ void leg_flush(struct worker *w)
     w->n_out = 0;
     for (struct leg *l = w->legs, *next; l; l = next) {
         next = l->next;
-        if (l->ended)
+        if (l->ended && l->finish == FINISH_BROKEN)
+            leg_break(w, l);
+        else if (l->ended)
             leg_finish(w, l);
     }
 }

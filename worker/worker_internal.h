@@ -19,6 +19,8 @@
 #define WORKER_METRICS(X)                                                                                              \
     X(WORKER_LEGS, METRIC_COUNTER, "tandem_worker_legs_total", "legs accepted")                                        \
     X(WORKER_LEGS_FAILED, METRIC_COUNTER, "tandem_worker_legs_failed_total", "legs that ended with an error")          \
+    X(WORKER_LEGS_BROKEN, METRIC_COUNTER, "tandem_worker_nonfinite_logits_total",                                      \
+      "legs that ended because logits were not finite")                                                                \
     X(WORKER_PROMPT_TOKENS, METRIC_COUNTER, "tandem_worker_prompt_tokens_total", "prompt tokens taken in")             \
     X(WORKER_CACHED_TOKENS, METRIC_COUNTER, "tandem_worker_cached_tokens_total", "prompt tokens found in this pool")   \
     X(WORKER_STORE_TOKENS, METRIC_COUNTER, "tandem_worker_store_tokens_total", "prompt tokens loaded from a store")    \

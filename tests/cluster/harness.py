@@ -208,6 +208,20 @@ def free_port():
                 pass
 
 
+def changed_model(name, change, of=DEMO):
+    """A directory with a copy of a model of which one file is changed: bytes to bytes, or to None: without it."""
+    d = tempfile.mkdtemp(prefix="tandem-model-")
+    atexit.register(shutil.rmtree, d, ignore_errors=True)
+    for f in os.listdir(of):
+        with open(os.path.join(of, f), "rb") as source:
+            data = source.read()
+        data = change(data) if f == name else data
+        if data is not None:
+            with open(os.path.join(d, f), "wb") as copy:
+                copy.write(data)
+    return d
+
+
 def metric(address, pattern):
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
         found = re.search("^" + pattern + r" ([\d.]+)$", answer.read().decode(), re.M)

@@ -29,7 +29,7 @@ class Answer:
         e = self.end
         scores = tuple(e.prompt_logprobs)[1:]  # the first is NaN
         return self.text, tuple(self.ids), tuple(self.logprobs), e.finish_reason, e.usage.completion_tokens, \
-            e.usage.prompt_tokens, scores, len(e.prompt_logprobs)
+            e.usage.prompt_tokens, scores, tuple(e.prompt_ranks), tuple(e.prompt_top_ids), len(e.prompt_logprobs)
 
 
 class Flight:

@@ -1,5 +1,5 @@
 """The client API through grpcio: streaming, stop strings, cancel, deadlines, SLOs, reflection, health."""
-import os, sys, threading, time
+import json, os, subprocess, sys, threading, time
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 from client import Client, grpc, pb, request
@@ -48,6 +48,39 @@ def test_tokenize_and_back():
         for text in ("Hello, world! ", "\0 and \u00e9\u4e2d\U0001f600", ""):
             ids = client.tokenize(pb.TokenizeRequest(text=text.encode())).ids
             assert client.detokenize(pb.DetokenizeRequest(ids=ids)).text == text.encode()
+
+
+@test
+def test_special_tokens_are_added_to_texts_unless_a_request_says_no():
+    model = os.path.join(SHARED, "golden/models/llama2")
+    if not os.path.exists(model):
+        raise Skip("shared/golden is absent")
+    with cluster(model=model) as c:
+        client = Client(c.router.address)
+
+        def ids(**kw):
+            return list(client.tokenize(pb.TokenizeRequest(text=b"hello", **kw)).ids)
+
+        def prompt_tokens(**kw):
+            return client.all(request(text=b"hello", max_tokens=1, **kw))[2].usage.prompt_tokens
+
+        def local(*args, line=None):
+            out = subprocess.run([TANDEM, "tokenize", "--json", *args], input=line, capture_output=True, text=True, timeout=60)
+            assert out.returncode == 0, out.stderr
+            return json.loads(out.stdout)["ids"]
+        plain, whole = ids(add_special_tokens=False), ids(add_special_tokens=True)
+        assert whole == [1] + plain and ids() == whole
+        assert prompt_tokens() == len(whole) == prompt_tokens(add_special_tokens=True) == 1 + prompt_tokens(add_special_tokens=False)
+        [r] = c.generate([{"id": "x", "prompt": "hello", "max_tokens": 1}]).values()
+        assert r["usage"]["prompt_tokens"] == len(whole)
+        for where in (["--router", c.router.address], ["--tokenizer", model]):
+            assert local(*where, "hello") == whole and local(*where, "--no-add-special-tokens", "hello") == plain
+        assert local("--jsonl", "--tokenizer", model, line='{"id": 1, "text": "hello"}\n') == whole
+        assert local("--jsonl", "--tokenizer", model, "--no-add-special-tokens", line='{"id": 1, "text": "hello"}\n') == plain
+        for wrong in (request(ids=[1, 2], max_tokens=1, add_special_tokens=True), request(chat=STORY, max_tokens=1, add_special_tokens=True)):
+            code, text = client.error(wrong)
+            assert code == "INVALID_ARGUMENT" and text.startswith("add_special_tokens: "), (code, text)
+        assert client.error(request(ids=[1, 2], max_tokens=1, add_special_tokens=False)) == ("OK", "")
 
 
 @test

@@ -96,12 +96,16 @@ def test_tokenize_and_detokenize_refuse_what_no_context_holds():
         long.chat.messages.add(role=b"user", content=b"a" * 3900000)
         for call, r, word in ((client.tokenize, pb.TokenizeRequest(text=b"a" * 3900000), "text: 3900000 bytes"),
                               (client.tokenize, long, "chat.messages[0].content: 3900004 bytes"),
-                              (client.detokenize, pb.DetokenizeRequest(ids=[1] * 1000000), "ids: 1000000")):
+                              (client.detokenize, pb.DetokenizeRequest(ids=[1] * 1000000), "ids: 1000000"),
+                              (client.tokenize, pb.TokenizeRequest(text=b"a", model=b"gpt-9"), "model: this cluster serves"),
+                              (client.detokenize, pb.DetokenizeRequest(ids=[1], model=b"gpt-9"), "model: this cluster serves")):
             try:
                 call(r, timeout=10 * SLOW)
                 raise AssertionError(word + " was taken")
             except grpc.RpcError as e:
-                assert e.code().name == "INVALID_ARGUMENT" and word in e.details(), e
+                code = "NOT_FOUND" if word.startswith("model") else "INVALID_ARGUMENT"
+                assert e.code().name == code and word in e.details(), e
+        assert client.tokenize(pb.TokenizeRequest(text=b"a", model=b"tandem-demo")).ids
         assert len(client.tokenize(pb.TokenizeRequest(text=b"a b" * 9000)).ids) > 8192  # to count tokens is no mistake
 
 
@@ -206,15 +210,6 @@ def test_worker_with_other_layout_is_refused_by_field():
 def test_corrupt_model_files_give_one_line_and_exit_1():
     binary = os.path.join(BUILD, "decode/tandem-decode")
     router = os.path.join(BUILD, "router/tandem-router")
-
-    def damaged(name, change):
-        d = tempfile.mkdtemp(prefix="tandem-bad-")
-        for f in os.listdir(DEMO):
-            data = open(os.path.join(DEMO, f), "rb").read()
-            data = change(data) if f == name else data
-            if data is not None:
-                open(os.path.join(d, f), "wb").write(data)
-        return d
     changes = [
         (binary, "model.safetensors", lambda b: b[:len(b) // 2]),
         (binary, "model.safetensors", lambda b: b[:100]),
@@ -226,6 +221,7 @@ def test_corrupt_model_files_give_one_line_and_exit_1():
         (binary, "config.json", lambda b: b[:50]),
         (binary, "config.json", lambda b: b.replace(b'"hidden_size": 256', b'"hidden_size": 255')),
         (binary, "config.json", lambda b: b.replace(b'"num_hidden_layers": 4', b'"num_hidden_layers": -4')),
+        (binary, "config.json", lambda b: b.replace(b'"num_hidden_layers": 4', b'"num_hidden_layers": 3')),
         (binary, "config.json", lambda b: b.replace(b'"model_type": "llama"', b'"model_type": "mamba"')),
         (binary, "config.json", lambda b: b"[" * 100000),
         (router, "tokenizer.json", lambda b: b[:5000]),
@@ -235,13 +231,40 @@ def test_corrupt_model_files_give_one_line_and_exit_1():
         (router, "tokenizer_config.json", lambda b: b"{"),
     ]
     for program, name, change in changes:
-        d = damaged(name, change)
+        d = changed_model(name, change)
         args = ["--workers", "127.0.0.1:1"] if program == router else ["--pool-bytes", "1M"]
         out = subprocess.run([program, "--model", d, "--listen", "127.0.0.1:0", *args], capture_output=True, text=True,
                              timeout=60)
         lines = [l for l in out.stderr.splitlines() if l.strip()]
         assert out.returncode == 1 and len(lines) == 1 and "tandem-" in lines[0], (name, out.returncode, out.stderr[-500:])
-        shutil.rmtree(d)
+
+
+def with_nan(tensors):
+    """model.norm.weight begins with NaN."""
+    n = struct.unpack("<Q", tensors[:8])[0]
+    t = json.loads(tensors[8:8 + n])["model.norm.weight"]
+    at, nan = 8 + n + t["data_offsets"][0], {"F32": b"\0\0\xc0\x7f", "F16": b"\0\x7e", "BF16": b"\xc0\x7f"}[t["dtype"]]
+    return tensors[:at] + nan + tensors[at + len(nan):]
+
+
+@test
+def test_logits_that_are_not_finite_end_a_request_with_an_error():
+    model = changed_model("model.safetensors", with_nan)
+    metrics = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    listen = {role: ["--metrics-listen", m] for role, m in zip(("prefill", "decode"), metrics)}
+    requests = [request(ids=OK_IDS, max_tokens=4), request(ids=OK_IDS, max_tokens=4, greedy=False, sampling__seed=1),
+                request(ids=OK_IDS, max_tokens=4, greedy=False, sampling__n=3, sampling__seed=1),
+                request(ids=OK_IDS, max_tokens=0, want_prompt_logprobs=True)]
+    for plan in ("split", "aggregated"):
+        with Cluster(model=model, plan=plan, roles_args=listen) as c:
+            client = Client(c.router.address)
+            for r in requests:
+                code, text = client.error(r)
+                assert code == "INTERNAL" and "logits are not finite" in text, (code, text)
+            out = subprocess.run([TANDEM, "generate", "--router", c.router.address, "x"], capture_output=True, text=True, timeout=60)
+            assert out.returncode == 1 and out.stdout == "" and "logits are not finite" in out.stderr, out
+            assert sum(metric(m, "tandem_worker_nonfinite_logits_total{}") for m in metrics) >= len(requests) + 1
+            c.audit()
 
 
 @test

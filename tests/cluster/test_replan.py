@@ -39,7 +39,7 @@ def specs(reference):
         out.append(request(ids=prompt, max_tokens=40, stopping__ignore_eos=True, want_prompt_logprobs=True))
     out.append(request(ids=ids(PROMPTS[2], 99), max_tokens=1, want_prompt_logprobs=True))
     out.append(request(ids=ids(PROMPTS[2], 98), max_tokens=1))
-    out.append(request(ids=ids(PROMPTS[2], 97), max_tokens=0, want_prompt_logprobs=True))
+    out.append(request(ids=ids(PROMPTS[2], 97), max_tokens=0, want_prompt_logprobs=True, top_logprobs=3))
     out.append(request(chat=[(b"user", b"Tell me a story.")], max_tokens=150))
     return out
 

@@ -30,12 +30,61 @@ def test_top_logprobs_come_with_every_token_whatever_the_plan():
 
 
 @test
+def test_prompt_tokens_come_with_rank_and_likeliest_whatever_the_plan():
+    ids, greedy = CASE["prompt_ids"], CASE["greedy_ids"][:8]
+    scored = dict(prompt_ids=ids + greedy, prompt_logprobs=True)
+    want = None
+    for plan in ("split", "aggregated", "kept"):
+        with Cluster(plan=plan) as c:
+            for n in (0, 1):
+                r = ask(c, top_logprobs=4, max_tokens=n, **scored)
+                lists = (r["prompt_logprobs"], r["prompt_ranks"], r["prompt_top_logprobs"])
+                assert all(len(l) == len(ids) + 8 and l[0] is None for l in lists), r
+                for token, logprob, rank, top in list(zip(scored["prompt_ids"], *lists))[1:]:
+                    assert len(top) == 4 and top == sorted(top, key=lambda t: -t[1])
+                    assert top[rank - 1] == [token, logprob] if rank <= 4 else token not in [t[0] for t in top]
+                assert r["prompt_ranks"][-8:] == [1] * 8  # as it answered greedily
+                want = want or lists
+                assert lists == want
+            plain = ask(c, max_tokens=1, **scored)
+            assert plain["prompt_ranks"] == want[1] and "prompt_top_logprobs" not in plain
+            c.audit()
+    with Cluster(prefill=0, decode=1) as c:  # a long prompt's fit a message
+        end = Client(c.router.address).all(request(ids=[1] * 8000, max_tokens=0, want_prompt_logprobs=True, top_logprobs=20))[2]
+        assert len(end.prompt_top_ids) == len(end.prompt_top_logprobs) == 7999 * 20
+
+
+@test
 def test_allowed_ids_and_min_tokens_bound_what_is_drawn():
     with Cluster(plan="split") as c:
         r = ask(c, allowed_ids=[5, 9, 300], temperature=5.0, greedy=False, seed=3)
         assert set(r["token_ids"]) <= {5, 9, 300} and len(set(r["token_ids"])) > 1
         r = ask(c, allowed_ids=[5, 9], stop_ids=[5], min_tokens=4, ignore_eos=False)
         assert r["token_ids"][:3] == [9, 9, 9], r
+
+
+@test
+def test_generation_config_says_what_a_request_leaves_open():
+    greedy = CASE["greedy_ids"]
+    said = dict(do_sample=True, temperature=1.1, min_p=0.02, repetition_penalty=1.4, suppress_tokens=greedy[:2], max_new_tokens=9,
+                num_beams=4, no_repeat_ngram_size=3)
+    model = changed_model("generation_config.json", lambda b: json.dumps({**json.loads(b), **said}).encode())
+    open_ended = {"id": "x", "prompt_ids": CASE["prompt_ids"], "seed": 5, "ignore_eos": True}
+    with Cluster(model=model) as c:
+        [r] = c.generate([open_ended]).values()
+        assert len(r["token_ids"]) == 9 and r["finish_reason"] == "length", r
+        assert not set(ask(c)["token_ids"]) & set(greedy[:2])
+        assert len(ask(c, max_tokens=11)["token_ids"]) == 11
+        plain = ask(c, repetition_penalty=1, logit_bias={greedy[0]: 100})
+        warned = [l for l in c.log("router").splitlines() if "generation_config.json" in l]
+        assert len(warned) == 1 and warned[0].endswith("fields=num_beams,no_repeat_ngram_size"), warned
+    with Cluster() as c:
+        bias = {i: -100 for i in said["suppress_tokens"]}
+        [want] = c.generate([dict(open_ended, temperature=1.1, top_p=0.95, min_p=0.02, repetition_penalty=1.4, max_tokens=9,
+                                  logit_bias=bias)]).values()
+        assert r["token_ids"] == want["token_ids"]
+        assert plain["token_ids"] == ask(c, logit_bias=bias)["token_ids"]
+        assert not [l for l in c.log("router").splitlines() if "generation_config.json" in l]
 
 
 @test
@@ -91,6 +140,24 @@ def test_echo_begins_the_text_with_the_prompt():
 
 
 @test
+def test_special_tokens_are_shown_where_a_request_asks_for_them():
+    with Cluster() as c:
+        client = Client(c.router.address)
+        eos = client.tokenize(pb.TokenizeRequest(text=b"<|im_end|>")).ids
+        assert len(eos) == 1, eos
+        force = dict(logit_bias={eos[0]: 100}, ignore_eos=False, min_tokens=2)
+        assert ask(c, **force)["token_ids"][2:] == list(eos) and "<|im_end|>" not in ask(c, **force)["text"]
+        shown = ask(c, skip_special_tokens=False, **force)
+        assert shown["text"].endswith("<|im_end|>") and ask(c, skip_special_tokens=True, **force)["text"] + "<|im_end|>" == shown["text"]
+        args = ["--temperature", "0", "--json", "--no-skip-special-tokens", "What is 2 and 2?"]
+        out = subprocess.run([TANDEM, "generate", "--router", c.router.address, *args], capture_output=True, text=True, timeout=60)
+        r = json.loads(out.stdout)
+        assert r["finish_reason"] == "stop" and r["text"].endswith("<|im_end|>"), r
+        both = ask(c, skip_special_tokens=False, n=2, **force)
+        assert both["choices"][0]["text"] == both["text"] == shown["text"], both
+
+
+@test
 def test_bypass_finds_nothing_and_leaves_nothing():
     with Cluster(plan="split", store=True) as c:
         def cached(**kw):
@@ -112,6 +179,10 @@ def test_refusals_name_the_field():
                           (dict(top_logprobs=21), "top_logprobs"), (dict(sampling__min_p=2.0), "sampling.min_p")):
             code, text = client.error(request(ids=[1, 2], max_tokens=2, greedy=False, **kw))
             assert code == "INVALID_ARGUMENT" and field in text, (code, text)
+        nothing = dict(sampling__allowed_ids=[5, 9], stopping__stop_ids=[9, 5], max_tokens=4)
+        code, text = client.error(request(ids=[1, 2], stopping__min_tokens=1, **nothing))
+        assert code == "INVALID_ARGUMENT" and text.startswith("sampling.allowed_ids: "), (code, text)
+        assert client.error(request(ids=[1, 2], **nothing)) == ("OK", "")
         for tools in (b"{}", b"[", b"[1"):
             r = request(chat=[(b"user", b"x")], max_tokens=2)
             r.chat.tools = tools

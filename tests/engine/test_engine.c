@@ -562,26 +562,46 @@ START_TEST(test_engine_seeded_sampling_same_in_any_batch)
 }
 END_TEST
 
+/* The token of rank r is the r-th of the likeliest; one beyond them is no likelier than the last. */
+static void check_places(const struct prompt_scores *p, const uint32_t *ids)
+{
+    for (uint32_t t = 1; t < p->n; t++) {
+        const uint32_t *top_ids = p->top_ids + (size_t)(t - 1) * p->n_top, rank = p->ranks[t];
+        const float *top = p->top_logprobs + (size_t)(t - 1) * p->n_top;
+        for (uint32_t i = 0; i < p->n_top; i++) {
+            ck_assert(!i || top[i] <= top[i - 1]);
+            ck_assert_int_eq(top_ids[i] == ids[t], i + 1 == rank);
+        }
+        if (rank <= p->n_top)
+            ck_assert(top[rank - 1] == p->logprobs[t]);
+        else
+            ck_assert(p->logprobs[t] <= top[p->n_top - 1]);
+        ck_assert_uint_ge(rank, 1);
+    }
+}
+
 START_TEST(test_engine_prompt_logprobs_agree_with_golden)
 {
     struct fixture f;
     setup_with(&f, 800, 0, 8);
     for (size_t i = 0; i < n_cases(&f); i++) {
         json_t *want = json_object_get(case_at(&f, i), "prompt_logprobs");
-        uint32_t ids[8192], n = ids_of(json_object_get(case_at(&f, i), "prompt_ids"), ids), got;
+        uint32_t ids[8192], n = ids_of(json_object_get(case_at(&f, i), "prompt_ids"), ids);
         if (!want)
             continue;
         struct seq_params p = greedy(ids, n, 0);
         p.prompt_logprobs = true;
+        p.sampling.top_logprobs = i % 2 ? 20 : 3;
         struct run *r = start_params(&f, p);
         r->keep = true;
         run_all(&f);
         ck_assert_uint_eq(r->n_tokens, 0);
-        const float *lp = engine_seq_prompt_logprobs(r->seq, &got);
-        ck_assert_uint_eq(got, n);
-        ck_assert(isnan(lp[0]));
+        const struct prompt_scores *got = engine_seq_prompt_scores(r->seq);
+        ck_assert_uint_eq(got->n, n);
+        ck_assert(isnan(got->logprobs[0]) && !got->ranks[0] && got->n_top == p.sampling.top_logprobs);
         for (uint32_t t = 1; t < n; t++)
-            ck_assert_double_eq_tol((double)lp[t], json_number_value(json_array_get(want, t)), 5e-4);
+            ck_assert_double_eq_tol((double)got->logprobs[t], json_number_value(json_array_get(want, t)), 5e-4);
+        check_places(got, ids);
     }
     teardown(&f);
 }

@@ -255,10 +255,9 @@ static void start(struct side *f, struct run *r, uint32_t i, uint32_t adapter)
 
 static void finish(struct side *f, struct run *r, uint32_t i)
 {
-    uint32_t n;
     while (!r->ended)
         ck_assert_uint_gt(engine_step(f->engine), 0);
-    const float *logprobs = engine_seq_prompt_logprobs(r->seq, &n);
+    const float *logprobs = engine_seq_prompt_scores(r->seq)->logprobs;
     for (uint32_t t = 1; t < PROMPT - i; t++)
         r->prompt_logprobs[t] = logprobs[t];
     engine_seq_close(f->engine, r->seq);

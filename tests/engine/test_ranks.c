@@ -176,10 +176,9 @@ static void run_all(struct side *f)
         ck_assert(!left || engine_step(f->engine) > 0);
     }
     for (uint32_t i = 0; i < f->n_runs; i++) {
-        uint32_t n;
-        const float *logprobs = engine_seq_prompt_logprobs(f->runs[i].seq, &n);
-        for (uint32_t t = 1; t < n; t++)
-            f->runs[i].prompt_logprobs[t] = logprobs[t];
+        const struct prompt_scores *scores = engine_seq_prompt_scores(f->runs[i].seq);
+        for (uint32_t t = 1; scores && t < scores->n; t++)
+            f->runs[i].prompt_logprobs[t] = scores->logprobs[t];
     }
 }
 

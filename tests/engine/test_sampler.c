@@ -253,10 +253,13 @@ START_TEST(test_sampler_allows_only_what_is_allowed)
         draw(s, &p, prompt, 1, 1, VOCAB, logits, &out);
         ck_assert_uint_eq(out.id, 400);
     }
-    p.n_stop_ids = 3; /* nothing is left: it ends */
-    make_logits(logits, VOCAB, 3, 1);
-    draw(s, &p, prompt, 1, 1, VOCAB, logits, &out);
-    ck_assert_uint_eq(out.id, 7);
+    struct td_error e = {{0}};
+    ck_assert_int_eq(sampling_check(&p, VOCAB, &e), TD_OK);
+    p.n_stop_ids = 3; /* nothing is left */
+    ck_assert_int_eq(sampling_check(&p, VOCAB, &e), TD_ERR_INVALID);
+    ck_assert(!strncmp(e.text, "sampling.allowed_ids: ", 22));
+    p.min_tokens = 0;
+    ck_assert_int_eq(sampling_check(&p, VOCAB, &e), TD_OK);
     sampler_close(s);
 }
 END_TEST

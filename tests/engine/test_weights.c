@@ -1,6 +1,7 @@
 /*
  * Models in fewer bits: what of a trained model's golden tokens is left, checkpoints that come quantised against the same numbers
- * in bf16, and that KV of one format is never taken for that of another.
+ * in bf16, and that KV of one format is never taken for that of another. Checkpoints with weights that nothing describes, or that
+ * are no numbers.
  */
 #include <jansson.h>
 #include <math.h>
@@ -26,6 +27,7 @@ struct result {
     uint32_t tokens[MAX_TOKENS], n_tokens;
     float logprobs[MAX_TOKENS], prompt_logprobs[MAX_TOKENS];
     bool ended;
+    enum seq_finish finish;
     struct block_key fingerprint;
 };
 
@@ -44,8 +46,10 @@ static void on_token(void *user, struct seq *seq, const struct sampled *token)
 
 static void on_end(void *user, struct seq *seq, enum seq_finish finish)
 {
-    (void)user, (void)finish;
-    ((struct result *)engine_seq_user(seq))->ended = true;
+    struct result *r = engine_seq_user(seq);
+    (void)user;
+    r->ended = true;
+    r->finish = finish;
 }
 
 static void on_block(void *user, bool added, const struct block_key *key, uint32_t index)
@@ -60,21 +64,21 @@ struct setting {
     enum num_type kv_dtype; /* 0: as compute */
 };
 
-/* Greedy tokens after ids, and the log-probabilities of ids. */
-static struct result run(const struct setting *s, const uint32_t *ids, uint32_t n, uint32_t max_tokens)
-{
-    struct result r = {0};
-    struct td_error e = {{0}};
+struct opened {
     struct clock clock;
-    struct model *model = NULL;
-    struct kernels *kernels = NULL;
-    struct engine *engine = NULL;
-    struct seq *seq = NULL;
-    clock_init_real(&clock);
+    struct model *model;
+    struct kernels *kernels;
+    struct engine *engine;
+};
+
+static enum td_status open_engine(const struct setting *s, struct opened *o, struct td_error *e)
+{
     const struct kernels_config k = {.device = device_wanted(), .n_threads = 2, .compute = s->compute};
-    ck_assert_msg(!model_open(s->dir, &model, &e) && !kernels_open(&k, &kernels, &e), "%s", e.text);
-    const struct engine_config c = {.kernels = &kernels,
-                                    .model = model,
+    *o = (struct opened){0};
+    clock_init_real(&o->clock);
+    ck_assert_msg(!model_open(s->dir, &o->model, e) && !kernels_open(&k, &o->kernels, e), "%s", e->text);
+    const struct engine_config c = {.kernels = &o->kernels,
+                                    .model = o->model,
                                     .compute = s->compute,
                                     .weights = s->weights,
                                     .kv_dtype = s->kv_dtype                 ? s->kv_dtype
@@ -84,27 +88,50 @@ static struct result run(const struct setting *s, const uint32_t *ids, uint32_t 
                                     .n_pages = 100,
                                     .max_batch = 4,
                                     .max_rows = 512,
-                                    .clock = &clock,
+                                    .clock = &o->clock,
                                     .callbacks = {NULL, on_admitted, NULL, on_token, on_end, on_block}};
-    ck_assert_msg(!engine_open(&c, &engine, &e), "%s", e.text);
+    return engine_open(&c, &o->engine, e);
+}
+
+static void close_engine(struct opened *o)
+{
+    engine_close(o->engine);
+    kernels_close(o->kernels);
+    model_close(o->model);
+}
+
+static void run_seq(struct engine *engine, struct seq_params p, struct result *r)
+{
+    struct td_error e = {{0}};
+    struct seq *seq = NULL;
+    *r = (struct result){0};
+    p.user = r;
+    ck_assert_msg(!engine_seq_open(engine, &p, &seq, &e), "%s", e.text);
+    while (!r->ended)
+        engine_step(engine);
+    const struct prompt_scores *scores = engine_seq_prompt_scores(seq);
+    if (scores)
+        memcpy(r->prompt_logprobs, scores->logprobs, scores->n * sizeof(float));
+    r->fingerprint = engine_fingerprint(engine);
+    engine_seq_close(engine, seq);
+}
+
+/* Greedy tokens after ids, and the log-probabilities of ids. */
+static struct result run(const struct setting *s, const uint32_t *ids, uint32_t n, uint32_t max_tokens)
+{
+    struct result r;
+    struct td_error e = {{0}};
+    struct opened o;
+    ck_assert_msg(!open_engine(s, &o, &e), "%s", e.text);
     const struct seq_params p = {
         .ids = ids,
         .n_ids = n,
         .n_prompt = n,
         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = max_tokens},
         .prompt_logprobs = true,
-        .user = &r,
     };
-    ck_assert_msg(!engine_seq_open(engine, &p, &seq, &e), "%s", e.text);
-    while (!r.ended)
-        engine_step(engine);
-    uint32_t n_logprobs;
-    memcpy(r.prompt_logprobs, engine_seq_prompt_logprobs(seq, &n_logprobs), n * sizeof(float));
-    r.fingerprint = engine_fingerprint(engine);
-    engine_seq_close(engine, seq);
-    engine_close(engine);
-    kernels_close(kernels);
-    model_close(model);
+    run_seq(o.engine, p, &r);
+    close_engine(&o);
     return r;
 }
 
@@ -351,6 +378,109 @@ START_TEST(test_fingerprint_tells_formats_of_weights_apart)
 }
 END_TEST
 
+/* --------------------------------------------- what is no weight of the model */
+
+/* The golden mistral with changes, one more tensor, and one number of `broken` replaced. NULL: nothing of it. */
+static void write_changed(struct checkpoint *c, const char *changes, const char *extra, const char *broken, float value)
+{
+    char dir[4096];
+    const char *from = source_file(dir, "tests/model/golden/mistral");
+    static const float numbers[64] = {0};
+    struct safetensors *file;
+    struct td_error e;
+    checkpoint_begin(c, from, changes, NULL);
+    ck_assert_int_eq(safetensors_open_dir(from, &file, &e), TD_OK);
+    for (uint32_t i = 0; i < safetensors_count(file); i++) {
+        const struct tensor *t = safetensors_at(file, i);
+        struct tensor copy = *t;
+        float *x = mem_array(t->len_bytes, 4);
+        if (broken && !strcmp(t->name, broken)) {
+            k_convert_to_f32(t->data, t->type, t->len_bytes / num_type_bytes(t->type), x);
+            x[3] = value;
+            copy.type = NUM_F32;
+            copy.data = x;
+            copy.len_bytes = t->len_bytes / num_type_bytes(t->type) * 4;
+        }
+        checkpoint_copy(c, &copy);
+        free(x);
+    }
+    if (extra)
+        checkpoint_add(c, extra, "F32", (uint64_t[]){64}, 1, numbers, sizeof(numbers));
+    safetensors_close(file);
+    checkpoint_end(c);
+}
+
+static const struct {
+    const char *changes, *extra, *refused; /* refused NULL: it opens */
+} UNASKED[] = {
+    {"{}", "model.layers.0.self_attn.o_proj.bias", "model.layers.0.self_attn.o_proj.bias"},
+    {"{}", "model.layers.0.self_attn.q_proj.weight_scale", "model.layers.0.self_attn.q_proj.weight_scale"},
+    {"{\"num_hidden_layers\": 1}", NULL, "model.layers.1.input_layernorm.weight"},
+    {"{\"tie_word_embeddings\": true}", "score.weight", "score.weight"},
+    {"{}", "model.layers.1.self_attn.rotary_emb.inv_freq", NULL},
+    {"{}", "model.layers.1.mlp.up_proj.input_scale", NULL},
+    {"{}", "model.layers.1.self_attn.k_scale", NULL},
+    {"{\"tie_word_embeddings\": true}", "lm_head.weight", NULL},
+};
+
+START_TEST(test_weight_that_nothing_describes_is_refused_by_name)
+{
+    struct checkpoint c;
+    struct opened o;
+    struct td_error e = {{0}};
+    char want[128];
+    write_changed(&c, UNASKED[_i].changes, UNASKED[_i].extra, NULL, 0);
+    enum td_status s = open_engine(&(struct setting){c.dir, COMPUTE_F32, WEIGHTS_AS_STORED, 0}, &o, &e);
+    snprintf(want, sizeof(want), "tensor %s:", UNASKED[_i].refused);
+    if (UNASKED[_i].refused)
+        ck_assert_msg(s == TD_ERR_UNSUPPORTED && strstr(e.text, want), "%d '%s', expected '%s'", s, e.text, want);
+    else
+        ck_assert_msg(!s, "%s", e.text);
+    close_engine(&o);
+    checkpoint_remove(&c);
+}
+END_TEST
+
+static const struct sampling SAMPLINGS[] = {
+    {.top_p = 1, .repetition_penalty = 1, .max_tokens = 5},
+    {.top_p = 0.9f, .repetition_penalty = 1, .max_tokens = 5, .temperature = 1, .top_logprobs = 3},
+    {.top_p = 1, .repetition_penalty = 1.5f, .max_tokens = 5, .temperature = 0.7f, .top_k = 5},
+};
+
+/* value is in the weights of one id's logit, or of all. */
+static void check_ends(const char *broken, float value, const struct sampling *sampling, bool scores)
+{
+    uint32_t ids[40];
+    struct checkpoint c;
+    struct opened o;
+    struct result r;
+    struct td_error e = {{0}};
+    for (uint32_t i = 0; i < 40; i++)
+        ids[i] = 8 + i % 40;
+    write_changed(&c, "{}", NULL, broken, value);
+    ck_assert_msg(!open_engine(&(struct setting){c.dir, COMPUTE_F32, WEIGHTS_AS_STORED, 0}, &o, &e), "%s", e.text);
+    struct seq_params p = {.ids = ids, .n_ids = 40, .n_prompt = 40, .sampling = *sampling, .prompt_logprobs = scores};
+    if (scores)
+        p.sampling.max_tokens = 0;
+    run_seq(o.engine, p, &r);
+    ck_assert_int_eq(r.finish, FINISH_BROKEN);
+    ck_assert_uint_eq(r.n_tokens, 0);
+    ck_assert_uint_eq(kvpool_audit(engine_pool(o.engine)).free, 100); /* and its blocks are nobody's prefix */
+    close_engine(&o);
+    checkpoint_remove(&c);
+}
+
+START_TEST(test_logits_that_are_no_numbers_end_a_sequence_without_a_token)
+{
+    const struct sampling *sampling = &SAMPLINGS[_i % 3];
+    for (int scores = 0; scores < 2; scores++) {
+        check_ends("model.norm.weight", NAN, sampling, scores);         /* all logits */
+        check_ends("model.embed_tokens.weight", NAN, sampling, scores); /* that of id 0 */
+        check_ends("model.norm.weight", INFINITY, sampling, scores);
+    }
+}
+END_TEST
+
 int main(void)
 {
     if (skip_without_device("weights"))
@@ -363,6 +493,9 @@ int main(void)
     tcase_add_loop_test(t, test_fp8_checkpoint_is_its_bf16_numbers_stored_or_kept, 0, 3);
     tcase_add_test(t, test_mxfp4_experts_are_their_bf16_numbers);
     tcase_add_test(t, test_fingerprint_tells_formats_of_weights_apart);
+    tcase_add_loop_test(t, test_weight_that_nothing_describes_is_refused_by_name, 0,
+                        sizeof(UNASKED) / sizeof(UNASKED[0]));
+    tcase_add_loop_test(t, test_logits_that_are_no_numbers_end_a_sequence_without_a_token, 0, 3);
     suite_add_tcase(s, t);
     return tap_main(s);
 }

@@ -827,6 +827,8 @@ START_TEST(test_sampling_equals_plain_whatever_is_drawn)
         ck_assert_uint_eq(a[1].id, 9);
         ck_assert_uint_eq(a[8].id, 0);
         ck_assert_uint_eq(a[16].id, 77);
+        for (uint32_t r = 0; r < ROWS; r++)
+            ck_assert_int_eq(!isfinite(a[r].logsumexp), r == 0 || r == 1 || r == 8 || r == 16);
     }
     free(x);
     close_both();

@@ -22,6 +22,65 @@ static enum td_status parse(const char *text, struct model_config *c, struct td_
     return model_config_parse(text, strlen(text), NULL, 0, c, e);
 }
 
+/* max_position_embeddings is 512. */
+START_TEST(test_config_yarn_context_is_the_longer_of_what_is_scaled_and_what_is_said)
+{
+    static const struct {
+        const char *scaling;
+        uint32_t context;
+    } CASES[] = {{"\"rope_type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":512", 2048},
+                 {"\"rope_type\":\"yarn\",\"factor\":4", 2048},
+                 {"\"rope_type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":64", 512},
+                 {"\"rope_type\":\"yarn\",\"original_max_position_embeddings\":32", 512},
+                 {"\"rope_type\":\"yarn\",\"factor\":1e6,\"original_max_position_embeddings\":1000000", 1 << 24},
+                 {"\"rope_type\":\"linear\",\"factor\":4", 512},
+                 {"\"rope_type\":\"dynamic\",\"factor\":4", 512}};
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        struct model_config c;
+        struct td_error e = {{0}};
+        char text[1024];
+        snprintf(text, sizeof(text), "{" COMMON ",\"rope_scaling\":{%s}}", CASES[i].scaling);
+        ck_assert_msg(!parse(text, &c, &e), "%s", e.text);
+        ck_assert_uint_eq(c.max_positions, CASES[i].context);
+    }
+}
+END_TEST
+
+static enum td_status parse_generation(const char *text, struct model_generation *out, struct td_error *e)
+{
+    static const char CONFIG[] = "{" COMMON "}";
+    struct model_config c;
+    enum td_status s = model_config_parse(CONFIG, strlen(CONFIG), text, strlen(text), &c, e);
+    if (!s)
+        *out = c.generation;
+    return s;
+}
+
+START_TEST(test_generation_config_is_read_or_named)
+{
+    struct model_generation g;
+    struct td_error e = {{0}};
+    ck_assert_msg(
+        !parse_generation("{\"do_sample\": true, \"min_p\": 0.25, \"typical_p\": 0.5, \"repetition_penalty\": 1.5, "
+                          "\"suppress_tokens\": [3, 5], \"max_new_tokens\": 7, \"num_beams\": 1, "
+                          "\"bad_words_ids\": null, \"max_length\": 1000000, \"pad_token_id\": 1}",
+                          &g, &e),
+        "%s", e.text);
+    ck_assert(g.min_p == 0.25f && g.typical_p == 0.5f && g.repetition_penalty == 1.5f && g.temperature == 1);
+    ck_assert(g.n_suppressed_ids == 2 && g.suppressed_ids[1] == 5 && g.max_tokens == 7);
+    ck_assert_str_eq(g.ignored, "");
+    ck_assert(!parse_generation("{\"min_p\": 0.25, \"top_k\": 4, \"num_beams\": 4, \"stop_strings\": [\"x\"], "
+                                "\"no_repeat_ngram_size\": 3, \"max_length\": 20, \"guidance_scale\": 1.0}",
+                                &g, &e));
+    ck_assert(g.min_p == 0 && g.top_k == 0 && g.repetition_penalty == 1 && !g.max_tokens && !g.n_suppressed_ids);
+    ck_assert_str_eq(g.ignored, "num_beams,max_length,stop_strings,no_repeat_ngram_size");
+    ck_assert_int_eq(parse_generation("{\"repetition_penalty\": -1}", &g, &e), TD_ERR_CORRUPT);
+    ck_assert_str_eq(e.text, "generation_config.json: repetition_penalty: not a number in its range");
+    ck_assert_int_eq(parse_generation("{\"suppress_tokens\": [-1]}", &g, &e), TD_ERR_CORRUPT);
+    ck_assert(!strncmp(e.text, "generation_config.json: suppress_tokens: ", 41));
+}
+END_TEST
+
 START_TEST(test_config_old_and_new_style_say_the_same)
 {
     struct model_config a, b;
@@ -367,6 +426,8 @@ int main(void)
     TCase *t = tcase_create("model");
     tcase_set_timeout(t, 60);
     tcase_add_test(t, test_config_old_and_new_style_say_the_same);
+    tcase_add_test(t, test_config_yarn_context_is_the_longer_of_what_is_scaled_and_what_is_said);
+    tcase_add_test(t, test_generation_config_is_read_or_named);
     tcase_add_test(t, test_config_refusals_name_the_field);
     tcase_add_test(t, test_config_families_fill_in_what_files_leave_out);
     tcase_add_test(t, test_config_rope_scalings_are_those_of_the_reference);

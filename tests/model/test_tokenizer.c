@@ -100,6 +100,37 @@ START_TEST(test_tokenizer_decodes_as_the_library_does)
 }
 END_TEST
 
+static const char *const STREAMED[] = {"gemma-like", "phi-like"};
+
+START_TEST(test_tokenizer_streams_runs_of_bytes_as_the_library_does)
+{
+    struct tokenizer *t;
+    json_t *root = load_kept(STREAMED[_i], &t), *list = json_object_get(root, "stream"), *c;
+    size_t i;
+    ck_assert_uint_gt(json_array_size(list), 50);
+    json_array_foreach(list, i, c)
+    {
+        struct token_ids ids = {0};
+        struct token_stream *s = token_stream_open(t, json_is_true(json_object_get(c, "skip_special_tokens")));
+        ids_of(json_object_get(c, "ids"), &ids);
+        for (size_t j = 0; j < ids.n; j++) {
+            json_t *want = json_array_get(json_object_get(c, "pieces"), j);
+            struct bytes got = {0};
+            token_stream_push(s, ids.ids[j], &got);
+            bool same = got.len == json_string_length(want) &&
+                        (!got.len || !memcmp(got.data, json_string_value(want), got.len));
+            ck_assert_msg(same, "%s: stream[%zu]: piece %zu is '%.*s', not '%s'", STREAMED[_i], i, j, (int)got.len,
+                          got.data ? got.data : "", json_string_value(want));
+            bytes_free(&got);
+        }
+        token_stream_close(s);
+        token_ids_free(&ids);
+    }
+    json_decref(root);
+    tokenizer_close(t);
+}
+END_TEST
+
 START_TEST(test_tokenizer_streams_whole_characters_that_join_to_the_text)
 {
     struct tokenizer *t;
@@ -260,6 +291,7 @@ int main(void)
     tcase_set_timeout(t, 120);
     tcase_add_loop_test(t, test_tokenizer_encodes_as_the_library_does, 0, N_KEPT);
     tcase_add_loop_test(t, test_tokenizer_decodes_as_the_library_does, 0, N_KEPT);
+    tcase_add_loop_test(t, test_tokenizer_streams_runs_of_bytes_as_the_library_does, 0, 2);
     tcase_add_loop_test(t, test_tokenizer_streams_whole_characters_that_join_to_the_text, 0, N_KEPT);
     tcase_add_loop_test(t, test_tokenizer_time_grows_with_the_text_and_no_faster, 0, N_KEPT);
     tcase_add_test(t, test_tokenizer_refusals_name_the_component);

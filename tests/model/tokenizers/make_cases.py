@@ -8,6 +8,7 @@ Needs the tokenizers library (made with 0.23.3); the tests themselves do not.
 """
 import argparse, base64, json, os, random, struct, subprocess, sys, tempfile
 from tokenizers import Tokenizer, models, trainers, pre_tokenizers, normalizers
+from tokenizers.decoders import DecodeStream
 
 WORDS = ("the of and Hello WORLD don't we'll I'M it's x1y2 3.14159 1234567 foo_bar <s> </s> <unk> [INST] e\u0301t\u00e9 \u00c5ngstr\u00f6m "
          "na\u00efve \u4e2d\u6587\u5b57 \u65e5\u672c\u8a9e \ud55c\uad6d\uc5b4 \u0938\u094d\u0924\u0947 \u0645\u0631\u062d\u0628\u0627 \U0001f600 \U0001f468\u200d\U0001f469\u200d\U0001f467 "
@@ -231,6 +232,31 @@ def cases(spec, r, n):
     return encode, decode
 
 
+def streams(spec, r, n):
+    """What DecodeStream gives for each id of runs of bytes, many of them broken by special tokens or no UTF-8. Left out: what it fails at (a
+    run of bytes that was given in part and then is no UTF-8), and where its pieces do not join to the decoded text."""
+    t, vocab = Tokenizer.from_str(json.dumps(spec)), spec["model"]["vocab"]
+    special = [a["id"] for a in spec["added_tokens"] if a["special"]]
+    out = []
+    while len(out) < n:
+        ids, skip = [], r.random() < 0.5
+        for _ in range(r.randrange(1, 10)):
+            kind = r.random()
+            if kind < 0.6:
+                b = r.choice(["\u4e2d", "\u00e9", "\U0001f600", "A"]).encode() if kind < 0.3 else bytes([r.randrange(256)])
+                ids += [vocab[f"<0x{x:02X}>"] for x in b[:r.randrange(1, len(b) + 1)]]
+            else:
+                ids.append(r.choice(special) if kind < 0.8 else r.randrange(t.get_vocab_size()))
+        stream = DecodeStream(skip_special_tokens=skip)
+        try:
+            pieces = [stream.step(t, i) or "" for i in ids]
+        except Exception:
+            continue
+        if t.decode(ids, skip_special_tokens=skip).startswith("".join(pieces)):
+            out.append({"ids": ids, "skip_special_tokens": skip, "pieces": pieces})
+    return out
+
+
 def compare(spec, r, n, cmd):
     encode, decode = cases(spec, r, n)
     with tempfile.TemporaryDirectory() as d:
@@ -271,6 +297,7 @@ KEPT = {  # name: what is fixed; the rest is drawn
     "expressions": dict(kind="sentencepiece", size=440, pre=split(r"\h+|\w*", "Contiguous"), normalizer=replace("x*", "-", "Regex"), byte_fallback=True, decoder=SENTENCEPIECE_DECODERS[5], post=None, added=[]),
     "properties": dict(kind="sentencepiece", size=440, pre=seq("pretokenizers", split(r"\p{Han}+"), split(r"[[:alpha:]]+[[:punct:]]?"), split(r"\w|\p{Punct}", "MergedWithNext")), normalizer=None, byte_fallback=True, decoder=SENTENCEPIECE_DECODERS[1], post=None, added=[]),
 }
+STREAMED = ["gemma-like", "phi-like"]  # by bytes where there is no entry
 N_TEXTS = {"properties": 80, "unigram": 40}  # of others 16
 
 
@@ -287,8 +314,9 @@ def main():
             r = random.Random(100 + i)
             spec = make(r, **fixed)
             encode, decode = cases(spec, r, N_TEXTS.get(name, 16))
+            stream = {"stream": streams(spec, random.Random(100 + i), 60)} if name in STREAMED else {}
             with open(os.path.join(o.out, name + ".json"), "w") as f:
-                json.dump({"tokenizer": spec, "encode": encode, "decode": decode}, f, separators=(",", ":"))
+                json.dump({"tokenizer": spec, "encode": encode, "decode": decode, **stream}, f, separators=(",", ":"))
     total = bad = refused = 0
     for i in range(o.bulk):
         r = random.Random(o.seed * 100000 + i)
