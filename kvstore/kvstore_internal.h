@@ -80,6 +80,7 @@ struct lease { /* the answer to a lookup; pins its entries until the wire is qui
 
 struct fill { /* a pull of offered blocks */
     struct kvstore *store;
+    uint64_t holder; /* incarnation */
     struct xfer_id id;
     struct entry **entries;
     uint8_t **addresses; /* read on the xfer thread, fixed before the pull starts */
@@ -104,6 +105,7 @@ struct work { /* what other threads tell the main thread */
     enum work_kind kind;
     struct link_mail *link;
     uint16_t message_kind;
+    uint64_t sender; /* incarnation of the peer whose message it is */
     struct bytes data;
     struct lease *lease;
     struct fill *fill;
