@@ -14,20 +14,23 @@ enum { RULES_MAX = 64, WORD_MAX = 128, FILE_BYTES_MAX = 16384 };
 static const char BLANKS[] = " \t\n";
 
 static const char *const SITES[FAULT_SITES] = {"wire.connect", "wire.message", "wire.payload", "disk.put",
-                                               "disk.read",    "rpc.message",  "step",         "leg"};
-static const char *const KINDS[FAULT_KINDS] = {"none",    "delay",   "drop", "truncate", "duplicate",
-                                               "reorder", "corrupt", "fail", "lie",      "stall"};
+                                               "disk.read",    "rpc.message",  "step",         "leg",
+                                               "disk.delete",  "disk.flush"};
+static const char *const KINDS[FAULT_KINDS] = {"none",    "delay", "drop", "truncate", "duplicate", "reorder",
+                                               "corrupt", "fail",  "lie",  "stall",    "full"};
 
 #define K(kind) (1u << FAULT_##kind)
 static const uint32_t ALLOWED[FAULT_SITES] = {
     [FAULT_WIRE_CONNECT] = K(DELAY) | K(FAIL),
     [FAULT_WIRE_MESSAGE] = K(DELAY) | K(DROP) | K(TRUNCATE) | K(DUPLICATE) | K(REORDER) | K(CORRUPT) | K(FAIL),
     [FAULT_WIRE_PAYLOAD] = K(DELAY) | K(TRUNCATE) | K(DUPLICATE) | K(REORDER) | K(CORRUPT) | K(FAIL) | K(LIE),
-    [FAULT_DISK_PUT] = K(DELAY) | K(TRUNCATE) | K(DUPLICATE) | K(CORRUPT) | K(FAIL) | K(LIE),
+    [FAULT_DISK_PUT] = K(DELAY) | K(TRUNCATE) | K(DUPLICATE) | K(CORRUPT) | K(FAIL) | K(FULL) | K(LIE),
     [FAULT_DISK_READ] = K(DELAY) | K(TRUNCATE) | K(CORRUPT) | K(FAIL) | K(LIE),
     [FAULT_RPC_MESSAGE] = K(DROP) | K(DUPLICATE) | K(REORDER) | K(FAIL),
     [FAULT_STEP] = K(DELAY) | K(STALL),
     [FAULT_LEG] = K(DROP),
+    [FAULT_DISK_DELETE] = K(DELAY) | K(FAIL) | K(FULL),
+    [FAULT_DISK_FLUSH] = K(DELAY) | K(FAIL) | K(FULL),
 };
 
 static const struct metric_info INFO = {METRIC_COUNTER, "tandem_faults_total", "faults made on purpose (--faults)"};

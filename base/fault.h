@@ -12,13 +12,15 @@
  *     wire.connect  delay fail                                       a connection asked for
  *     wire.message  delay drop truncate duplicate reorder corrupt fail  a message without payload, sent
  *     wire.payload  delay truncate duplicate reorder corrupt fail lie   a run of KV bytes, sent
- *     disk.put      delay fail truncate duplicate corrupt lie        a block written to SSD
+ *     disk.put      delay fail full truncate duplicate corrupt lie   a block written to SSD
  *     disk.read     delay fail truncate corrupt lie                  a block read from SSD
  *     rpc.message   drop duplicate reorder fail                      a message on the stream of router and worker, sent
  *     step          delay stall                                      a step of a worker's engine
  *     leg           drop                                             a leg that a worker's engine takes
+ *     disk.delete   delay fail full                                  a block deleted from SSD
+ *     disk.flush    delay fail full                                  the blocks written since the last flush made durable
  *
- * fail: the operation says that it failed (a connection breaks, a call ends). lie: it says it was done, and nothing was; a
+ * fail: the operation says that it failed (a connection breaks, a call ends). full: it fails because the disk is full. lie: it says it was done, and nothing was; a
  * read gives the bytes of another block. stall: it does not end before the script is read again. duplicate on disk: written under another key too. reorder: goes after the next one.
  *
  * What happens to operation n of a site is a function of (seed, site, n) alone, so a run in one thread replays exactly, and
@@ -48,6 +50,8 @@ enum fault_site {
     FAULT_RPC_MESSAGE,
     FAULT_STEP,
     FAULT_LEG,
+    FAULT_DISK_DELETE,
+    FAULT_DISK_FLUSH,
     FAULT_SITES
 };
 
@@ -62,6 +66,7 @@ enum fault_kind {
     FAULT_FAIL,
     FAULT_LIE,
     FAULT_STALL,
+    FAULT_FULL,
     FAULT_KINDS
 };
 

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,8 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "base/random.h"
 
 enum { LOCK_TRIES = 5 };
 
@@ -199,17 +202,59 @@ pid_t rundir_owner(const struct rundir *r)
     return n > 0 && atoi(text) > 1 ? (pid_t)atoi(text) : -1;
 }
 
-enum td_status rundir_write(const struct rundir *r, const char *name, const char *text, struct td_error *e)
+static enum td_status write_file(const char *path, const char *text, bool is_synced, struct td_error *e)
 {
-    char path[PATH_MAX], fresh[PATH_MAX + 8];
-    rundir_path(r, name, path);
+    char fresh[PATH_MAX + 8];
     snprintf(fresh, sizeof(fresh), "%s.new", path);
     int fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     size_t len = strlen(text);
-    bool ok = fd >= 0 && write(fd, text, len) == (ssize_t)len;
+    bool ok = fd >= 0 && write(fd, text, len) == (ssize_t)len && (!is_synced || !fsync(fd));
     if (fd >= 0)
         ok = !close(fd) && ok;
     if (!ok || rename(fresh, path))
         return td_fail(e, TD_ERR_IO, "%s: can't be written: %s", path, strerror(errno));
     return TD_OK;
+}
+
+enum td_status rundir_write(const struct rundir *r, const char *name, const char *text, struct td_error *e)
+{
+    char path[PATH_MAX];
+    rundir_path(r, name, path);
+    return write_file(path, text, false, e);
+}
+
+/* TD_ERR_NOT_FOUND: there is no file. */
+static enum td_status read_key(const char *path, char out[RUNDIR_KEY_BYTES], struct td_error *e)
+{
+    char text[RUNDIR_KEY_BYTES + 1] = "";
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return td_fail(e, errno == ENOENT ? TD_ERR_NOT_FOUND : TD_ERR_IO, "%s: %s", path, strerror(errno));
+    ssize_t n = read(fd, text, sizeof(text));
+    bool is_ours = !fstat(fd, &st) && st.st_uid == geteuid() && !(st.st_mode & 077);
+    close(fd);
+    if (!is_ours)
+        return td_fail(e, TD_ERR_REFUSED, "%s: must be ours, and nobody else may read it (mode 0600)", path);
+    if (n != RUNDIR_KEY_BYTES || strspn(text, "0123456789abcdef") != RUNDIR_KEY_BYTES - 1)
+        return td_fail(e, TD_ERR_REFUSED, "%s: holds no key of 64 hex digits; without the file a new one is drawn",
+                       path);
+    memcpy(out, text, RUNDIR_KEY_BYTES - 1);
+    out[RUNDIR_KEY_BYTES - 1] = 0;
+    return TD_OK;
+}
+
+enum td_status rundir_key(const char *dir, const char *name, char out[RUNDIR_KEY_BYTES], struct td_error *e)
+{
+    char path[PATH_MAX], line[RUNDIR_KEY_BYTES + 1];
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    enum td_status s = read_key(path, out, e);
+    if (s != TD_ERR_NOT_FOUND)
+        return s;
+    mkdir(dir, 0700); /* if it fails, so does writing */
+    for (int i = 0; i < 4; i++)
+        snprintf(line + 16 * i, 17, "%016" PRIx64, random_u64());
+    memcpy(out, line, RUNDIR_KEY_BYTES);
+    memcpy(line + RUNDIR_KEY_BYTES - 1, "\n", 2);
+    return write_file(path, line, true, e);
 }

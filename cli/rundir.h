@@ -7,6 +7,7 @@
  *                   "restarts", "log"}]}, rewritten at each change
  *   faults/         of tandem up --faults: a file NAME for each process whose faults were set (base/fault.h)
  *   logs/           up.log and one NAME.log for each process, kept
+ *   secret          the cluster secret (rundir_key), kept: remove it while the cluster is down, and the next one draws another
  *   store/          what the KV store wrote, kept
  *
  * The lock, not the file, says that a supervisor lives: it ends with the process, however that ends. The file is removed
@@ -23,6 +24,7 @@
 #include "base/status.h"
 
 #define RUNDIR_FAULTS "faults"
+enum { RUNDIR_KEY_BYTES = 65 }; /* with the final 0 */
 
 struct rundir {
     char path[PATH_MAX / 2]; /* room for names below it in PATH_MAX */
@@ -48,3 +50,10 @@ pid_t rundir_orphan(const struct rundir *r);
 void rundir_path(const struct rundir *r, const char *name, char out[PATH_MAX]);
 /* Replaces a file in one step, so that a reader sees the old text or the new. */
 enum td_status rundir_write(const struct rundir *r, const char *name, const char *text, struct td_error *error_out);
+
+/*
+ * A random text of 64 hex digits that outlives the process: read from DIR/NAME, or drawn and written there (mode 0600) if there is
+ * no such file. dir is made, its parent must exist. TD_ERR_IO; TD_ERR_REFUSED: the file is not ours, others may read it, or it
+ * holds something else.
+ */
+enum td_status rundir_key(const char *dir, const char *name, char out[RUNDIR_KEY_BYTES], struct td_error *error_out);

@@ -3,7 +3,7 @@
  *
  * This file turns options into command lines; rundir.c keeps two of them out of one directory, supervise.c runs the
  * processes. An option that was not given is not passed on, so that TANDEM_PREFILL_*, TANDEM_DECODE_*, TANDEM_KVSTORE_* and
- * TANDEM_ROUTER_* in the environment still count. The secret goes by the environment: command lines can be read by all.
+ * TANDEM_ROUTER_* in the environment still count. Secret and cache key go by the environment: command lines can be read by all.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +20,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/random.h"
 #include "cli/cli.h"
 #include "cli/rundir.h"
 #include "cli/supervise.h"
@@ -48,7 +47,7 @@ static const struct option TABLE[] = {
     {"decode", OPT_INT, AT(n_decode), "1", NULL, 1, 16, "decode workers"},
     {"store", OPT_BOOL, AT(store), "true", NULL, 0, 0, "a KV store; --no-store: none"},
     {"run-dir", OPT_STRING, AT(run_dir), NULL, "DIR", 0, 0,
-     "pid, logs and store; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-UID"},
+     "pid, logs, secret and store; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-UID"},
     {"detach", OPT_BOOL, AT(detach), NULL, NULL, 0, 0, "return when it is up; tandem down ends it"},
     {"listen", OPT_STRING, AT(listen), CLI_DEFAULT_ROUTER, "HOST:PORT", 0, 0, "client API; port 0 picks one"},
     {"log-level", OPT_CHOICE, AT(log_level), NULL, "error|warn|info|debug", 0, 0, "of all processes"},
@@ -278,15 +277,27 @@ static enum td_status locate_program(struct up *u, struct td_error *e)
     return TD_OK;
 }
 
-static void set_secret(void)
+/*
+ * Both are kept, so that a later cluster finds what the store's directory holds. The cache key lies beside the blocks that
+ * are named by it, because the run directory may be gone after a reboot. The cluster starts also when the store's directory
+ * takes no file; then blocks are named by the secret.
+ */
+static enum td_status set_secrets(const struct up *u, struct td_error *e)
 {
     static const char *const NAMES[] = {"TANDEM_ROUTER_SECRET", "TANDEM_PREFILL_SECRET", "TANDEM_DECODE_SECRET",
                                         "TANDEM_KVSTORE_SECRET"};
-    char secret[65];
-    for (int i = 0; i < 4; i++)
-        snprintf(secret + 16 * i, 17, "%016" PRIx64, random_u64());
-    for (int i = 0; i < 4; i++)
+    char secret[RUNDIR_KEY_BYTES], cache_key[RUNDIR_KEY_BYTES];
+    struct td_error why;
+    enum td_status s = rundir_key(u->dir.path, "secret", secret, e);
+    for (int i = 0; i < 4 && !s; i++)
         setenv(NAMES[i], secret, 1);
+    if (s || !u->options.store)
+        return s;
+    if (rundir_key(u->options.store_dir, "cache.key", cache_key, &why))
+        fprintf(stderr, "tandem up: %s\n", why.text);
+    else
+        setenv("TANDEM_ROUTER_CACHE_KEY", cache_key, 0);
+    return TD_OK;
 }
 
 /* ------------------------------------------------------------------ detach */
@@ -358,7 +369,6 @@ static int run(struct up *u)
     u->signal_fd = supervise_signals();
     if (u->options.detach && !go_detached(u, &exit_code))
         return exit_code;
-    set_secret();
     rundir_set_pid(&u->dir);
     snprintf(tandem, sizeof(tandem), "/proc/self/exe");
     const struct supervise_config c = {.dir = &u->dir,
@@ -404,6 +414,8 @@ int cli_up(int argc, char **argv)
     }
     if (!s)
         s = plan_children(&u, &e);
+    if (!s)
+        s = set_secrets(&u, &e);
     exit_code = s ? cli_fail("up", "%s", e.text) : run(&u);
     if (s)
         rundir_release(&u.dir);

@@ -309,6 +309,10 @@ static void on_work(struct kvstore *s, struct work *work)
     case WORK_SSD_OVER:
         tier_make_ssd_room(s, work->n_bytes);
         break;
+    case WORK_SSD_LISTED:
+        if (!s->is_closing)
+            tier_compare_ssd(s, &work->data);
+        break;
     case WORK_STOP:
         break;
     }

@@ -47,6 +47,9 @@
     X(STORE_SSD_WRITE_ERRORS, METRIC_COUNTER, "tandem_store_ssd_write_error_blocks_total", "not written: error")       \
     X(STORE_SSD_CORRUPT, METRIC_COUNTER, "tandem_store_ssd_corrupt_blocks_total", "read, did not verify, deleted")     \
     X(STORE_SSD_READ_ERRORS, METRIC_COUNTER, "tandem_store_ssd_read_error_blocks_total", "could not be read, deleted") \
+    X(STORE_SSD_ORPHANS, METRIC_COUNTER, "tandem_store_ssd_orphan_blocks_total",                                       \
+      "on disk after an error and not known: deleted")                                                                 \
+    X(STORE_SSD_LOST, METRIC_COUNTER, "tandem_store_ssd_lost_blocks_total", "durable, and gone after an error")        \
     X(STORE_SSD_DROPPED, METRIC_COUNTER, "tandem_store_ssd_dropped_blocks_total", "of another layout, at start")       \
     X(STORE_SSD_SET_ASIDE, METRIC_COUNTER, "tandem_store_ssd_set_aside_total", "directories set aside at start")       \
     X(STORE_LOAD_SECONDS, METRIC_SECONDS, "tandem_store_ssd_read_seconds", "asked for until verified in DRAM")         \
@@ -79,6 +82,7 @@ struct lease { /* the answer to a lookup; pins its entries until the wire is qui
 
 struct fill { /* a pull of offered blocks */
     struct kvstore *store;
+    uint64_t holder; /* incarnation */
     struct xfer_id id;
     struct entry **entries;
     uint8_t **addresses; /* read on the xfer thread, fixed before the pull starts */
@@ -94,6 +98,7 @@ enum work_kind {
     WORK_LOADED,
     WORK_WRITTEN,
     WORK_SSD_OVER,
+    WORK_SSD_LISTED,
     WORK_STOP
 };
 
@@ -102,6 +107,7 @@ struct work { /* what other threads tell the main thread */
     enum work_kind kind;
     struct link_mail *link;
     uint16_t message_kind;
+    uint64_t sender; /* incarnation of the peer whose message it is */
     struct bytes data;
     struct lease *lease;
     struct fill *fill;
@@ -177,8 +183,11 @@ void tier_filled(struct kvstore *s, struct entry *e, bool is_verified);
 void tier_written(struct kvstore *s, struct entry *e, enum td_status status);
 void tier_write_dirty(struct kvstore *s); /* as much as the queue takes */
 void tier_make_ssd_room(struct kvstore *s, uint64_t n_bytes);
+void tier_compare_ssd(struct kvstore *s, const struct bytes *keys); /* with what lies there; keys rise */
 bool tier_forget(struct kvstore *s, struct entry *e); /* out of every tier; false: it is in use. May end e */
-bool tier_is_settled(const struct kvstore *s);        /* nothing is dirty or being written */
+/* After an error SSD may hold blocks that the table does not know. key NULL: every block. */
+void tier_forget_unknown(struct kvstore *s, const struct block_key *key);
+bool tier_is_settled(const struct kvstore *s); /* nothing is dirty or being written */
 enum td_status tier_open_ssd(struct kvstore *s, struct td_error *error_out);
 
 /* requests.c: lookups, offers, and what they hold */

@@ -71,6 +71,8 @@ static void forget_doomed(struct kvstore *s)
         struct entry *e = table_find(s->table, &key);
         if (e && !tier_forget(s, e))
             bytes_append(&s->doomed, key.b, BLOCK_KEY_BYTES);
+        else
+            tier_forget_unknown(s, &key);
     }
     bytes_free(&doomed);
 }
@@ -84,6 +86,7 @@ void pinned_forget(struct kvstore *s, ProtobufCBinaryData keys)
     }
     if (!keys.len) {
         pins_free(&s->pins);
+        tier_forget_unknown(s, NULL);
         table_each(s->table, add_key, &s->doomed);
     }
     forget_doomed(s);

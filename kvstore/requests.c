@@ -10,6 +10,10 @@
  * FILLING. The answer goes to the address in the offer, and not to the peer it came from: that handle is valid on the xfer
  * thread only, and the address is needed for the pull anyway.
  *
+ * Both are tied to the process that asked, by its incarnation: when it dies before it pulls, or before it is pulled from, its slots
+ * are free at once, also if another process is started on its address. Bytes of theirs can't be on their way, so nobody reads these slots.
+ * What a reader had begun to read waits until it can't read it any more (request_lease_ended).
+ *
  * Ids come from peers. An id that is in use is refused here: the wire knows leases by id, and two of one id would be mixed up.
  */
 #include <stdlib.h>
@@ -22,9 +26,9 @@ static const uint64_t FILL_NS = 10 * NS_PER_S; /* a worker that doesn't let its 
 
 void request_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes)
 {
-    (void)peer;
     struct kvstore *s = user;
     struct work *work = store_work_new(WORK_MESSAGE);
+    work->sender = xfer_peer_incarnation(peer);
     work->message_kind = kind;
     bytes_append(&work->data, data, len_bytes);
     mailbox_push(&s->mailbox, &work->mail);
@@ -50,7 +54,7 @@ static bool is_leased(const struct kvstore *s, struct xfer_id id)
     return false;
 }
 
-static struct lease *lease_open(struct kvstore *s, struct xfer_id id, uint32_t cap)
+static struct lease *lease_open(struct kvstore *s, struct xfer_id id, uint64_t reader, uint32_t cap)
 {
     struct lease *l = mem_zalloc(sizeof(*l));
     l->store = s;
@@ -62,6 +66,8 @@ static struct lease *lease_open(struct kvstore *s, struct xfer_id id, uint32_t c
     s->leases = l;
     s->n_wire++;
     xfer_lease_grant(s->xfer, &(struct xfer_lease_params){.id = id,
+                                                          .reader_incarnation = reader,
+                                                          .reader_is_up = true,
                                                           .duration_ns = (uint64_t)s->options.lease_ms * NS_PER_MS,
                                                           .on_end = on_lease_end,
                                                           .user = l});
@@ -223,7 +229,7 @@ static void pin_prefix(struct kvstore *s, struct lease *l, const struct store_ke
     store_count(s, why, m->n_keys - l->n);
 }
 
-static void lookup(struct kvstore *s, const struct store_keys_msg *m)
+static void lookup(struct kvstore *s, const struct store_keys_msg *m, uint64_t reader)
 {
     struct xfer_id id = {m->id_incarnation, m->id_counter};
     if (is_leased(s, id)) {
@@ -233,7 +239,7 @@ static void lookup(struct kvstore *s, const struct store_keys_msg *m)
         return;
     }
     store_count(s, STORE_ASKED, m->n_keys);
-    struct lease *l = lease_open(s, id, m->n_keys);
+    struct lease *l = lease_open(s, id, reader, m->n_keys);
     if (atomic_load(&s->stopping)) {
         store_count(s, STORE_MISS_STOPPING, m->n_keys);
         lease_finish(s, l);
@@ -286,6 +292,7 @@ static void fill_start(struct kvstore *s, struct fill *f, const char *address)
     s->n_wire++;
     xfer_pull_start(s->xfer, &(struct xfer_pull_params){.id = f->id,
                                                         .address = address,
+                                                        .holder_incarnation = f->holder,
                                                         .deadline_ns = clock_now(&s->clock) + FILL_NS,
                                                         .place = fill_place,
                                                         .on_progress = fill_on_progress,
@@ -351,7 +358,7 @@ static bool want(struct kvstore *s, struct fill *f, const struct block_key *key,
     return true;
 }
 
-static void offer(struct kvstore *s, const struct store_keys_msg *m)
+static void offer(struct kvstore *s, const struct store_keys_msg *m, uint64_t holder)
 {
     char address[STORE_ADDRESS_MAX + 1] = "";
     uint16_t positions[STORE_MAX_KEYS];
@@ -359,6 +366,7 @@ static void offer(struct kvstore *s, const struct store_keys_msg *m)
     struct fill *f = mem_zalloc(sizeof(*f));
     memcpy(address, m->address, m->address_len);
     f->store = s;
+    f->holder = holder;
     f->id = (struct xfer_id){m->id_incarnation, m->id_counter};
     f->entries = mem_array(m->n_keys, sizeof(f->entries[0]));
     f->addresses = mem_array(m->n_keys, sizeof(f->addresses[0]));
@@ -396,7 +404,7 @@ void request_message(struct kvstore *s, const struct work *work)
     s->tick++;
     announce(s, &m);
     if (kind == STORE_LOOKUP)
-        lookup(s, &m);
+        lookup(s, &m, work->sender);
     else
-        offer(s, &m);
+        offer(s, &m, work->sender);
 }

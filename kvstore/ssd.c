@@ -8,7 +8,8 @@
  *
  * After a write to its log failed RocksDB must not write to that log again: it does so by itself once there is room, and aborts
  * the process (an assertion in Debian's build). So a failed logged write ends all writing until the database is opened anew;
- * reading goes on.
+ * reading goes on. A failed flush or compaction does the same: RocksDB tries to mend these by itself, but what it then
+ * writes is not known here.
  *
  * Rejected: one record a block (RocksDB 7.8 reads blobs while it iterates, so opening would read the whole disk); garbage
  * collection on from the start (it rewrote 15 % of data that is written once and deleted); checking RocksDB's CRC (a tenth of the
@@ -72,7 +73,7 @@ struct ssd {
     rocksdb_readoptions_t *read_options;
     rocksdb_writeoptions_t *write_options[2]; /* without the log, with it */
 
-    enum td_status broken;                /* why the log can't be written to any more */
+    enum td_status broken;                /* why nothing can be written any more */
     uint64_t since_bytes, unlogged_bytes; /* put since the directory was measured; of them in memory only */
     uint64_t fruitless_ns;                /* end of the last reclaim, if it gave too little */
     _Atomic uint64_t dir_bytes, reclaims;
@@ -190,13 +191,16 @@ static enum td_status lock_dir(struct ssd *s, struct td_error *e)
     return TD_OK;
 }
 
-/* Whether a file fits beside the database: what tells a full or read-only file system from an error that opening may mend. */
+/*
+ * Whether a file fits beside the database: what tells a full or read-only file system from an error that opening may mend.
+ * Opening writes what only the log has, up to a batch, into files.
+ */
 static bool can_write_dir(const struct ssd *s)
 {
     struct bytes path = {0};
     bytes_printf(&path, "%s/probe", s->config.dir);
     int fd = open(path.data, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    int error = fd < 0 ? errno : posix_fallocate(fd, 0, PROBE_BYTES);
+    int error = fd < 0 ? errno : posix_fallocate(fd, 0, (off_t)(PROBE_BYTES + ssd_batch_bytes(s)));
     if (fd >= 0) {
         close(fd);
         unlink(path.data);
@@ -400,7 +404,7 @@ enum td_status ssd_each(struct ssd *s, ssd_visit_fn *visit, void *user, struct t
     char *text = NULL;
     rocksdb_readoptions_t *o = rocksdb_readoptions_create();
     rocksdb_readoptions_set_iterate_upper_bound(o, "n", 1);
-    rocksdb_iterator_t *it = rocksdb_create_iterator(s->db, o);
+    rocksdb_iterator_t *it = rocksdb_create_iterator(s->db, o); /* the writer's: nobody else closes the database */
     bool more = true;
     for (rocksdb_iter_seek(it, "m", 1); more && rocksdb_iter_valid(it); rocksdb_iter_next(it)) {
         size_t key_len, len;
@@ -555,7 +559,7 @@ enum td_status ssd_sync(struct ssd *s)
     rocksdb_flush(s->db, f, &text);
     rocksdb_flushoptions_destroy(f);
     s->unlogged_bytes = text ? s->unlogged_bytes : 0;
-    return convert_error(text);
+    return s->broken = convert_error(text);
 }
 
 static void set_option(struct ssd *s, const char *name, const char *value)
@@ -573,6 +577,13 @@ static void await_deletions(struct ssd *s)
         nanosleep(&step, NULL);
 }
 
+/* Errors of flushes and compactions since the database was opened. */
+static void note_background(struct ssd *s)
+{
+    if (!s->broken && property(s, "rocksdb.background-errors"))
+        s->broken = TD_ERR_IO;
+}
+
 static void compact(struct ssd *s, bool collect)
 {
     rocksdb_compactoptions_t *o = rocksdb_compactoptions_create();
@@ -581,8 +592,9 @@ static void compact(struct ssd *s, bool collect)
     s->is_collecting |= collect;
     if (collect)
         rocksdb_compactoptions_set_bottommost_level_compaction(o, 2); /* force: there are live blobs to move */
-    rocksdb_compact_range_opt(s->db, o, NULL, 0, NULL, 0);
+    rocksdb_compact_range_opt(s->db, o, NULL, 0, NULL, 0);            /* returns nothing */
     rocksdb_compactoptions_destroy(o);
+    note_background(s);
     await_deletions(s);
 }
 
@@ -594,12 +606,12 @@ enum td_status ssd_compact(struct ssd *s)
     set_option(s, "blob_garbage_collection_age_cutoff", "1.0");
     compact(s, true);
     set_option(s, "blob_garbage_collection_age_cutoff", "0.25");
-    return TD_OK;
+    return s->broken;
 }
 
 /*
  * Gives back what deleted blocks still take: the log and memtables first, then whole dead files, then dead bytes in the oldest
- * quarter of the files. With some slack, or the next block would need it again.
+ * quarter of the files. With some slack, or the next block would need it again. Afterwards s->broken says whether it was possible.
  */
 static void reclaim(struct ssd *s)
 {
@@ -607,6 +619,8 @@ static void reclaim(struct ssd *s)
     if (ssd_sync(s))
         return;
     compact(s, false);
+    if (s->broken)
+        return;
     uint64_t limit = limit_bytes(s), goal = limit - limit / SLACK;
     if (atomic_load(&s->dir_bytes) <= goal || property(s, "rocksdb.live-blob-file-garbage-size") < limit / SLACK)
         return;
@@ -635,7 +649,8 @@ bool ssd_make_room(struct ssd *s, uint64_t need_bytes, uint64_t *over_out)
     if (ssd_is_open(s) && (!s->fruitless_ns || now - s->fruitless_ns >= RECLAIM_EVERY_NS)) {
         reclaim(s);
         s->fruitless_ns = fits(s, need_bytes, &excess) ? 0 : clock_now(s->config.clock);
-        *over_out = excess ? excess + limit_bytes(s) / SLACK : 0;
+        bool is_of_use = !s->broken || can_write_dir(s); /* what is deleted from a full disk gives nothing back */
+        *over_out = excess && is_of_use ? excess + limit_bytes(s) / SLACK : 0;
     }
     return !excess;
 }
@@ -643,6 +658,7 @@ bool ssd_make_room(struct ssd *s, uint64_t need_bytes, uint64_t *over_out)
 bool ssd_tidy(struct ssd *s)
 {
     measure(s);
+    note_background(s);
     return property(s, "rocksdb.num-running-flushes") || property(s, "rocksdb.num-running-compactions");
 }
 

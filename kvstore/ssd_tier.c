@@ -9,6 +9,11 @@
  * The rate is a token bucket of a tenth of a second: what is put in bursts is written evenly, and RocksDB's flushes behind it
  * are held to the same rate and run at a lower priority, which is what readers feel (docs/store.md).
  *
+ * A write, delete or flush that failed may have been done all the same, or be done later from what RocksDB kept in memory; and a block
+ * that was to be deleted is still there. So after any failure the tier is in doubt: the database is opened anew, and listed, and the
+ * owner corrects what it believes (on_listed). Deletes that failed are repeated by that, too: what the owner does not know goes.
+ * Rejected: a list of what failed. It would have to be told what a failed flush wrote, and grows as long as the disk is full.
+ *
  * Faults on purpose happen here, between a block and the database, so that all that protects from them is above or below.
  */
 #include "kvstore/ssd_tier.h"
@@ -23,6 +28,7 @@
 #include "base/mem.h"
 #include "base/queue.h"
 #include "base/thread.h"
+#include "kvstore/forgotten.h"
 #include "kvstore/ssd.h"
 
 enum { IDLE_MS = 500, READERS_MAX = 64, HUGE_BYTES = 2 << 20 };
@@ -35,6 +41,7 @@ struct op { /* for the writer */
     struct mail mail;
     enum op_kind kind;
     struct ssd_put put; /* OP_DELETE: of the key */
+    bool for_good, is_all;
     struct block_header header;
     const void *payload; /* what is stored; the codec's until the next one */
 };
@@ -73,6 +80,7 @@ struct ssd_tier {
     struct mailbox ops;
     pthread_t writer;
     struct codec *codec;           /* the writer's */
+    struct forgotten *forgotten;   /* the writer's */
     bool is_writer_up, is_changed; /* is_changed: the directory, since it was tidied */
     uint64_t reopened_ns;
     uint64_t bucket_bytes, bucket_ns; /* what may be written, as of then */
@@ -88,6 +96,7 @@ struct ssd_tier {
 
     _Atomic uint64_t stored_bytes; /* mean size of late blocks as they are stored; 0: none yet */
     _Atomic uint64_t queued_bytes, written_bytes, read_bytes, write_errors, read_errors, dropped_layout, reopens;
+    _Atomic bool is_in_doubt; /* what is on disk may not be what was answered */
     _Atomic bool is_writable, is_cancelling, is_hurried, is_slow, is_probing;
 };
 
@@ -139,6 +148,8 @@ static enum td_status put_faulty(struct ssd_tier *t, const struct op *op, const 
     switch (fault->kind) {
     case FAULT_FAIL:
         return TD_ERR_IO;
+    case FAULT_FULL:
+        return TD_ERR_NO_SPACE;
     case FAULT_LIE:
         return TD_OK;
     case FAULT_DUPLICATE:
@@ -171,6 +182,15 @@ static enum td_status put_block(struct ssd_tier *t, const struct op *op, bool is
     if (fault.kind != FAULT_NONE)
         return put_faulty(t, op, header, is_logged, &fault);
     return ssd_put(t->db, &op->put.key, header, op->payload, op->header.payload_bytes, is_logged);
+}
+
+/* Whether the operation may be done. */
+static enum td_status meet_fault(struct ssd_tier *t, enum fault_site site)
+{
+    struct fault fault = faults_draw(t->config.faults, site);
+    if (fault.kind == FAULT_DELAY)
+        nap(t, fault.delay_ns);
+    return fault.kind == FAULT_FAIL ? TD_ERR_IO : fault.kind == FAULT_FULL ? TD_ERR_NO_SPACE : TD_OK;
 }
 
 /* Waits until the bucket holds so much. */
@@ -238,13 +258,65 @@ static void sync_batch(struct ssd_tier *t)
 {
     if (!t->unsynced)
         return;
-    enum td_status status = ssd_sync(t->db);
+    enum td_status status = meet_fault(t, FAULT_DISK_FLUSH);
+    if (!status)
+        status = ssd_sync(t->db);
+    if (status)
+        atomic_store(&t->is_in_doubt, true);
     note_write(t, status);
     answer_batch(t, status);
     ssd_learn(t->db);
 }
 
-/* A flush that finds the disk full RocksDB repeats by itself; everything else needs this. */
+static bool add_key(void *user, const struct block_key *key, const void *header, size_t len_bytes)
+{
+    (void)header, (void)len_bytes;
+    bytes_append(user, key->b, BLOCK_KEY_BYTES);
+    return true;
+}
+
+static void list_blocks(struct ssd_tier *t)
+{
+    struct bytes keys = {0};
+    struct td_error e = {""};
+    if (ssd_each(t->db, add_key, &keys, &e)) {
+        log_error(t->config.log, "SSD tier can't be listed for now: %s", e.text);
+        bytes_free(&keys);
+        return;
+    }
+    atomic_store(&t->is_in_doubt, false);
+    t->config.callbacks.on_listed(t->config.callbacks.user, &keys);
+}
+
+static enum td_status delete_now(struct ssd_tier *t, const struct block_key *key)
+{
+    enum td_status status = meet_fault(t, FAULT_DISK_DELETE);
+    return status ? status : ssd_delete(t->db, key);
+}
+
+/* Deletes what could not be deleted when it was forgotten. */
+static enum td_status work_off(struct ssd_tier *t)
+{
+    struct bytes keys = {0};
+    struct td_error e;
+    uint32_t n;
+    const struct block_key *some = forgotten_keys(t->forgotten, &n);
+    enum td_status status = TD_OK;
+    if (forgotten_all(t->forgotten))
+        status = ssd_each(t->db, add_key, &keys, &e);
+    else
+        bytes_append(&keys, some, n * sizeof(*some));
+    for (size_t i = 0; i < keys.len && !status; i += BLOCK_KEY_BYTES) {
+        struct block_key key;
+        memcpy(key.b, keys.data + i, BLOCK_KEY_BYTES);
+        status = delete_now(t, &key);
+    }
+    bytes_free(&keys);
+    if (!status)
+        forgotten_clear(t->forgotten);
+    return status;
+}
+
 static void reopen(struct ssd_tier *t)
 {
     uint64_t now = clock_now(t->config.clock);
@@ -253,18 +325,30 @@ static void reopen(struct ssd_tier *t)
         return;
     t->reopened_ns = now;
     atomic_fetch_add(&t->reopens, 1);
+    if (ssd_is_open(t->db))
+        sync_batch(t);
     answer_batch(t, TD_ERR_IO); /* it may not have been flushed */
-    if (ssd_reopen(t->db, &e))
+    atomic_store(&t->is_in_doubt, true);
+    if (ssd_reopen(t->db, &e)) {
         log_error(t->config.log, "SSD tier can't be opened again for now: %s", e.text);
-    else
-        log_warn(t->config.log, "SSD tier opened again after an error");
+        return;
+    }
+    log_warn(t->config.log, "SSD tier opened again after an error");
+    t->is_changed = true;
+    if (!work_off(t))
+        list_blocks(t);
+}
+
+static bool must_reopen(const struct ssd_tier *t)
+{
+    return atomic_load(&t->is_in_doubt) || !ssd_is_open(t->db);
 }
 
 static enum td_status write_block(struct ssd_tier *t, const struct op *op, bool is_logged)
 {
-    if (!ssd_is_open(t->db))
+    if (must_reopen(t))
         reopen(t);
-    if (!ssd_is_open(t->db))
+    if (!ssd_is_open(t->db) || forgotten_has(t->forgotten, &op->put.key))
         return TD_ERR_NO_SPACE; /* or worse; it is looked after */
     t->is_changed = true;
     if (!make_room(t, op->header.payload_bytes + BLOCK_HEADER_BYTES))
@@ -272,9 +356,20 @@ static enum td_status write_block(struct ssd_tier *t, const struct op *op, bool 
     enum td_status status = put_block(t, op, is_logged);
     if (!status)
         note_stored(t, op->header.payload_bytes);
-    if (status && (status != TD_ERR_NO_SPACE || !ssd_is_open(t->db)))
-        reopen(t);
+    else
+        atomic_store(&t->is_in_doubt, true);
     return status;
+}
+
+static void run_delete(struct ssd_tier *t, const struct op *op)
+{
+    t->is_changed = true;
+    if (!op->is_all && !delete_now(t, &op->put.key))
+        return;
+    if (op->for_good)
+        forgotten_add(t->forgotten, op->is_all ? NULL : &op->put.key);
+    atomic_fetch_add(&t->write_errors, !op->is_all);
+    atomic_store(&t->is_in_doubt, true);
 }
 
 /* Takes op. Bulk is what came while a batch's quarter was waiting, and what follows it. */
@@ -307,10 +402,10 @@ static void tidy(struct ssd_tier *t)
 {
     ssd_learn(t->db);
     t->is_changed = ssd_tidy(t->db);
-    if (ssd_is_open(t->db))
-        make_room(t, 0);
-    else
+    if (must_reopen(t))
         reopen(t);
+    else
+        make_room(t, 0);
 }
 
 static void *write_loop(void *arg)
@@ -322,7 +417,7 @@ static void *write_loop(void *arg)
         if (!m)
             sync_batch(t);
         if (!m && !(m = mailbox_take(&t->ops))) {
-            if (t->is_changed || !ssd_is_open(t->db))
+            if (t->is_changed || must_reopen(t))
                 tidy(t);
             mailbox_wait(&t->ops, IDLE_MS);
         }
@@ -334,9 +429,8 @@ static void *write_loop(void *arg)
                 run_put(t, op);
                 continue;
             }
-            if (kind == OP_DELETE && ssd_delete(t->db, &op->put.key))
-                atomic_fetch_add(&t->write_errors, 1); /* it is not in the table any more, or fails to verify again */
-            t->is_changed |= kind == OP_DELETE;
+            if (kind == OP_DELETE)
+                run_delete(t, op);
             free(op);
             if (kind == OP_STOP) {
                 sync_batch(t);
@@ -481,6 +575,8 @@ static bool note_found(void *user, const struct block_key *key, const void *head
 {
     struct listing *l = user;
     struct block_header h = {.index = 0};
+    if (forgotten_has(l->tier->forgotten, key))
+        return true; /* it is deleted later: the disk takes no deletes now */
     bool is_ours = !block_header_decode(header, len_bytes, &h) && block_key_equal(&h.key, key) &&
                    !kv_layout_match(l->tier->config.layout, &h.layout, NULL);
     if (l->n == l->cap) {
@@ -548,6 +644,10 @@ enum td_status ssd_tier_open(const struct ssd_tier_config *config, struct ssd_ti
                                   .clock = config->clock,
                                   .log = config->log};
     enum td_status status = ssd_open(&db, &t->db, error_out);
+    if (!status) {
+        t->forgotten = forgotten_open(config->dir, config->log);
+        atomic_store(&t->is_in_doubt, work_off(t) != TD_OK);
+    }
     if (!status && ssd_each(t->db, note_found, &l, &why)) {
         l.n = 0;
         status = ssd_set_aside(t->db, why.text, error_out);
@@ -591,6 +691,7 @@ void ssd_tier_close(struct ssd_tier *t)
     stop_threads(t);
     mem_unmap(t->buffers, t->buffers_bytes);
     ssd_close(t->db);
+    forgotten_close(t->forgotten);
     mailbox_fini(&t->ops);
     pthread_mutex_destroy(&t->lock);
     pthread_cond_destroy(&t->read_wake);
@@ -624,11 +725,14 @@ enum td_status ssd_tier_put(struct ssd_tier *t, const struct ssd_put *put)
     return TD_OK;
 }
 
-void ssd_tier_delete(struct ssd_tier *t, const struct block_key *key)
+void ssd_tier_delete(struct ssd_tier *t, const struct block_key *key, bool for_good)
 {
     struct op *op = mem_zalloc(sizeof(*op));
     op->kind = OP_DELETE;
-    op->put.key = *key;
+    op->for_good = for_good;
+    op->is_all = !key;
+    if (key)
+        op->put.key = *key;
     mailbox_push(&t->ops, &op->mail);
 }
 
@@ -661,5 +765,6 @@ struct ssd_tier_stats ssd_tier_stats(struct ssd_tier *t)
                                    .reopens = atomic_load(&t->reopens),
                                    .was_set_aside = ssd_was_set_aside(t->db),
                                    .is_writable = atomic_load(&t->is_writable),
+                                   .is_in_doubt = atomic_load(&t->is_in_doubt),
                                    .is_slow = atomic_load(&t->is_slow)};
 }

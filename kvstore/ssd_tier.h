@@ -6,8 +6,9 @@
  * (on_over). Blocks are written with the codec of the configuration, and read with that of their header.
  *
  * A read that takes longer than its deadline makes the tier slow, until one ends in time. Then it reads one block at a time, to
- * see whether it is better, and answers TD_NOT_YET to the others; a late read still ends with its callback. Errors of the disk
- * make the tier refuse writes, and are looked after every few seconds; reads go on as long as they can.
+ * see whether it is better, and answers TD_NOT_YET to the others; a late read still ends with its callback. After an error of the disk
+ * the database is opened anew, every few seconds until that succeeds, and its blocks are listed (on_listed); until then writes are
+ * refused where the database can't be written, and reads go on as long as they can.
  *
  * Callbacks come on the writer's and the readers' threads, once for each call that returned TD_OK, also at close.
  */
@@ -37,6 +38,12 @@ struct ssd_callbacks {
     void (*on_read)(void *user, void *token, enum td_status status);
     /* So many bytes must go for anything more to fit. */
     void (*on_over)(void *user, uint64_t bytes);
+    /*
+     * After an error: the keys of all blocks on disk, one behind the other, by rising key; they are the callee's to free. All that was
+     * answered before is in it, and nothing that was asked for and is not answered yet must be. Blocks that the owner did not expect
+     * are its to delete.
+     */
+    void (*on_listed)(void *user, struct bytes *keys);
 };
 
 struct ssd_tier_config {
@@ -59,6 +66,7 @@ struct ssd_tier_stats {
     uint64_t write_errors, read_errors, dropped_layout;          /* sums since opening */
     uint64_t reclaims, reopens;
     bool was_set_aside, is_writable, is_slow; /* is_writable: the last put succeeded */
+    bool is_in_doubt;                         /* after an error, until on_listed */
 };
 
 /*
@@ -81,7 +89,11 @@ struct ssd_put {
 };
 /* TD_BUSY: the queue is full. */
 enum td_status ssd_tier_put(struct ssd_tier *t, const struct ssd_put *put);
-void ssd_tier_delete(struct ssd_tier *t, const struct block_key *key); /* after what was asked for before */
+/*
+ * After what was asked for before. for_good: if the disk takes no deletes now the block does not come back at the next start either
+ * (kvstore/forgotten.h). key NULL: every block, after an error; for_good only. A put of such a block is refused until it was deleted.
+ */
+void ssd_tier_delete(struct ssd_tier *t, const struct block_key *key, bool for_good);
 /* page is written until on_read */
 void ssd_tier_read(struct ssd_tier *t, const struct block_key *key, void *page, void *token);
 void ssd_tier_hurry(struct ssd_tier *t); /* from now on only flushes are held to the rate: we are stopping */

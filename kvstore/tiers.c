@@ -8,6 +8,9 @@
  * SSD, new ones leave a part of the slots to them, however far the writing is behind: what goes then is a dirty one, whoever's it is.
  * Else tenants above their quota go first (table.h).
  */
+#include <stdlib.h>
+#include <string.h>
+
 #include "kvstore/kvstore_internal.h"
 
 enum { READING_PART = 4 };
@@ -100,6 +103,14 @@ static void on_over(void *user, uint64_t n_bytes)
     mailbox_push(&s->mailbox, &work->mail);
 }
 
+static void on_listed(void *user, struct bytes *keys)
+{
+    struct kvstore *s = user;
+    struct work *work = store_work_new(WORK_SSD_LISTED);
+    work->data = *keys;
+    mailbox_push(&s->mailbox, &work->mail);
+}
+
 enum td_status tier_open_ssd(struct kvstore *s, struct td_error *error_out)
 {
     const struct kvstore_options *o = &s->options;
@@ -116,7 +127,7 @@ enum td_status tier_open_ssd(struct kvstore *s, struct td_error *error_out)
                                       .layout = &s->geometry.layout,
                                       .clock = &s->clock,
                                       .log = &s->log,
-                                      .callbacks = {s, on_found, on_put, on_read, on_over}};
+                                      .callbacks = {s, on_found, on_put, on_read, on_over, on_listed}};
     enum td_status status = ssd_tier_open(&c, &s->ssd, error_out);
     if (status)
         return status;
@@ -126,12 +137,12 @@ enum td_status tier_open_ssd(struct kvstore *s, struct td_error *error_out)
     return TD_OK;
 }
 
-/* to REFUSED for a block that was evicted, to ABSENT for one that can't be served. May end e. */
-static void leave_ssd(struct kvstore *s, struct entry *e, enum ssd_state to)
+/* to REFUSED for a block that was evicted, to ABSENT for one that can't be served or is forgotten (for_good). May end e. */
+static void leave_ssd(struct kvstore *s, struct entry *e, enum ssd_state to, bool for_good)
 {
     store_event(s, BLOCK_REMOVED, TIER_SSD, e);
     if (s->ssd) /* not while closing: the block fails to verify again */
-        ssd_tier_delete(s->ssd, &e->key);
+        ssd_tier_delete(s->ssd, &e->key, for_good);
     table_set_ssd(s->table, e, to);
 }
 
@@ -141,7 +152,7 @@ static bool evict_ssd(struct kvstore *s)
     if (!e && !(e = table_victim_ssd(s->table, UINT64_MAX)))
         return false;
     store_count(s, STORE_EVICTED_SSD, 1);
-    leave_ssd(s, e, SSD_REFUSED);
+    leave_ssd(s, e, SSD_REFUSED, false);
     return true;
 }
 
@@ -155,14 +166,71 @@ bool tier_forget(struct kvstore *s, struct entry *e)
         table_set_dram(s->table, e, DRAM_ABSENT);
     }
     if (is_durable)
-        leave_ssd(s, e, SSD_ABSENT);
+        leave_ssd(s, e, SSD_ABSENT, true);
     return true;
+}
+
+void tier_forget_unknown(struct kvstore *s, const struct block_key *key)
+{
+    if (s->ssd && ssd_tier_stats(s->ssd).is_in_doubt)
+        ssd_tier_delete(s->ssd, key, true);
 }
 
 void tier_make_ssd_room(struct kvstore *s, uint64_t n_bytes)
 {
     for (uint64_t done = 0; done < n_bytes && s->ssd && evict_ssd(s); done += ssd_tier_block_bytes(s->ssd))
         ;
+}
+
+struct comparison {
+    const struct bytes *keys; /* on disk */
+    struct bytes lost;        /* durable, and not there */
+};
+
+static int compare_keys(const void *a, const void *b)
+{
+    return memcmp(a, b, BLOCK_KEY_BYTES);
+}
+
+/* One that is being read: that fails, and says so. */
+static void note_lost(void *user, const struct entry *e)
+{
+    struct comparison *c = user;
+    size_t n = c->keys->len / BLOCK_KEY_BYTES;
+    if (e->ssd == SSD_DURABLE && e->dram != DRAM_LOADING &&
+        (!n || !bsearch(e->key.b, c->keys->data, n, BLOCK_KEY_BYTES, compare_keys)))
+        bytes_append(&c->lost, e->key.b, BLOCK_KEY_BYTES);
+}
+
+static struct entry *find_at(const struct kvstore *s, const struct bytes *keys, size_t at, struct block_key *key_out)
+{
+    memcpy(key_out->b, keys->data + at, BLOCK_KEY_BYTES);
+    return table_find(s->table, key_out);
+}
+
+void tier_compare_ssd(struct kvstore *s, const struct bytes *keys)
+{
+    struct comparison c = {.keys = keys};
+    struct block_key key;
+    uint64_t n_orphans = 0;
+    for (size_t i = 0; i < keys->len; i += BLOCK_KEY_BYTES) {
+        const struct entry *e = find_at(s, keys, i, &key);
+        if (e && (e->ssd == SSD_DURABLE || e->ssd == SSD_QUEUED)) /* if that put fails, there is another list */
+            continue;
+        ssd_tier_delete(s->ssd, &key, false);
+        n_orphans++;
+    }
+    table_each(s->table, note_lost, &c);
+    for (size_t i = 0; i < c.lost.len; i += BLOCK_KEY_BYTES)
+        leave_ssd(s, find_at(s, &c.lost, i, &key), SSD_ABSENT, false);
+    uint64_t n_lost = c.lost.len / BLOCK_KEY_BYTES;
+    log_info(&s->log, "blocks on SSD compared blocks=%llu orphans=%llu lost=%llu",
+             (unsigned long long)(keys->len / BLOCK_KEY_BYTES), (unsigned long long)n_orphans,
+             (unsigned long long)n_lost);
+    store_count(s, STORE_SSD_ORPHANS, n_orphans);
+    store_count(s, STORE_SSD_LOST, n_lost);
+    bytes_free(&c.lost);
+    tier_write_dirty(s);
 }
 
 void tier_start_load(struct kvstore *s, struct entry *e)
@@ -206,7 +274,7 @@ void tier_loaded(struct kvstore *s, struct entry *e, enum td_status status)
         table_set_dram(s->table, e, DRAM_ABSENT); /* e stays: it is DURABLE */
         if (status != TD_ERR_CANCELLED && status != TD_NOT_YET) {
             store_count(s, tier_is_corrupt(status) ? STORE_SSD_CORRUPT : STORE_SSD_READ_ERRORS, 1);
-            leave_ssd(s, e, SSD_ABSENT);
+            leave_ssd(s, e, SSD_ABSENT, false);
         }
     }
 }
@@ -233,7 +301,8 @@ void tier_write_dirty(struct kvstore *s)
             break;
         table_set_ssd(s->table, e, SSD_QUEUED);
         struct table_audit a = table_audit(s->table);
-        if (a.n_ssd + a.n_queued > ssd_tier_max_blocks(s->ssd))
+        bool is_writable = ssd_tier_stats(s->ssd).is_writable; /* else what goes makes no room */
+        if (is_writable && a.n_ssd + a.n_queued > ssd_tier_max_blocks(s->ssd))
             evict_ssd(s);
     }
 }

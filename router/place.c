@@ -18,7 +18,7 @@
 /* ------------------------------------------------------------------- names */
 
 /*
- * Root of a request's prefix keys. The salt is an HMAC of the cluster's secret, the tenant and what the client asked for
+ * Root of a request's prefix keys. The salt is an HMAC by the cache key of the tenant and what the client asked for
  * (length-framed), so no client can name another tenant's blocks. Behind it stands the lossy codec of the stores, if they have
  * one: what such a store gives back, and all that is computed from it, is never found under the names of the exact.
  */
@@ -27,7 +27,10 @@ static struct block_key root_key(struct router *r, const struct params *p)
     struct bytes b = {0};
     uint8_t salt[32 + sizeof(r->kv_codec)], n[4];
     unsigned len = 32, codec_len = (unsigned)strlen(r->kv_codec);
-    const char *secret = r->options.secret ? r->options.secret : "",
+    const struct router_options *o = &r->options;
+    const char *cache_key = o->cache_key ? o->cache_key
+                            : o->secret  ? o->secret
+                                         : "",
                *tenant = p->tenant.len ? p->tenant.data : "default";
     put_u32(n, (uint32_t)strlen(tenant));
     bytes_append(&b, n, 4);
@@ -37,7 +40,7 @@ static struct block_key root_key(struct router *r, const struct params *p)
         uint64_t nonce = random_u64();
         bytes_append(&b, &nonce, sizeof(nonce));
     }
-    HMAC(EVP_sha256(), secret, (int)strlen(secret), (const uint8_t *)b.data, b.len, salt, &len);
+    HMAC(EVP_sha256(), cache_key, (int)strlen(cache_key), (const uint8_t *)b.data, b.len, salt, &len);
     bytes_free(&b);
     memcpy(salt + len, r->kv_codec, codec_len);
     const struct served_adapter *adapter = adapters_served(r, p);

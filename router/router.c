@@ -38,6 +38,10 @@ const struct option ROUTER_OPTIONS[] = {
      "prefill, decode and store processes to connect to; without a list they register"},
     {"name", OPT_STRING, AT(name), "router", "NAME", 0, 0, "name in logs"},
     {"secret", OPT_STRING, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
+    {"cache-key", OPT_STRING, AT(cache_key), NULL, "TEXT", 0, 0,
+     "names of blocks depend on it: keep it, and what stores hold is found again; default: the secret; better set in "
+     "the "
+     "environment"},
     {"metrics-listen", OPT_STRING, AT(metrics_listen), NULL, "HOST:PORT", 0, 0, "Prometheus metrics over HTTP"},
     {"plan", OPT_CHOICE, AT(plan), "auto", PLAN_FORCE_NAMES, 0, 0, "forces every placement"},
     {"policy", OPT_CHOICE, AT(policy), "tandem", POLICY_NAMES, 0, 0, "who decides placement; sched/policy.h"},

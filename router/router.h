@@ -21,8 +21,8 @@
 struct router;
 
 struct router_options {
-    const char *model, *listen, *workers, *secret, *metrics_listen, *plan, *policy, *order, *profile, *tenants, *prefix,
-        *faults, *log_level, *name, *chat_template;
+    const char *model, *listen, *workers, *secret, *cache_key, *metrics_listen, *plan, *policy, *order, *profile,
+        *tenants, *prefix, *faults, *log_level, *name, *chat_template;
     int64_t silence_ms, dispatch_ms, gone_ms, settle_ms, replan_burst, max_wait_ms;
     int64_t queue_tokens, queue_requests, index_blocks, pin_blocks, max_message_bytes, max_calls, send_bytes, stall_ms,
         text_threads, text_bytes;

@@ -290,6 +290,7 @@ bool xfer_in_arena(const struct xfer *x, const void *p);
 extern const struct wire_events PEER_WIRE_EVENTS;    /* without user */
 void conn_close(struct conn *c, enum td_status why); /* as lost, or for what the peer did */
 void conn_timer(struct conn *c);
+bool peer_is_up(const struct xfer *x, uint64_t incarnation);
 void conn_leave_all(struct xfer *x);                 /* the process goes: goodbye to everybody */
 bool target_timer(struct xfer *x, struct target *t); /* false: nobody needs it any more */
 struct target *target_get(struct xfer *x, const char *address);
@@ -310,6 +311,7 @@ void lease_on_open(struct conn *c, struct xfer_id id, uint64_t holder_incarnatio
 void lease_on_pull(struct conn *c, const struct proto_unit *u);
 void lease_on_release(struct conn *c, struct xfer_id id, enum td_status status);
 void lease_conn_lost(struct conn *c);
+void lease_peer_lost(struct xfer *x, uint64_t incarnation); /* its last connection is gone */
 bool lease_pump(struct conn *c); /* sends what is asked for, within credit and one turn's work */
 void lease_timer(struct xfer *x, struct lease *l);
 void lease_cancel_all(struct xfer *x);

@@ -125,6 +125,16 @@ void lease_conn_lost(struct conn *c)
     }
 }
 
+/* Nobody has read anything of these, so nothing is in doubt. */
+void lease_peer_lost(struct xfer *x, uint64_t incarnation)
+{
+    for (struct lease *l = x->leases, *next; l; l = next) {
+        next = l->next;
+        if (!l->reader && l->params.reader_is_up && l->params.reader_incarnation == incarnation)
+            lease_drain(x, l, TD_ERR_PEER_LOST);
+    }
+}
+
 void lease_cancel_all(struct xfer *x)
 {
     for (struct lease *l = x->leases, *next; l; l = next) {
@@ -172,6 +182,10 @@ static void run_grant(struct xfer *x, struct command *command)
     idmap_add(&x->leases_by_id, &l->node, p->id);
     atomic_fetch_add(&x->counters.leases_open, 1);
     lease_touch(x, l);
+    if (p->reader_is_up && !peer_is_up(x, p->reader_incarnation)) {
+        lease_drain(x, l, TD_ERR_PEER_LOST);
+        return;
+    }
     struct early *e = (struct early *)idmap_find(&x->early_by_id, p->id);
     if (!e)
         return;

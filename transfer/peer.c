@@ -57,6 +57,19 @@ static struct xfer_peer *peer_get(struct xfer *x, uint64_t incarnation)
     return p;
 }
 
+bool peer_is_up(const struct xfer *x, uint64_t incarnation)
+{
+    const struct xfer_peer *p = x->peers;
+    while (p && p->incarnation != incarnation)
+        p = p->next;
+    return p && p->n_conns;
+}
+
+uint64_t xfer_peer_incarnation(const struct xfer_peer *peer)
+{
+    return peer->incarnation;
+}
+
 /* Adds what the connection uses to what is told of the xfer. */
 static void add_transport(struct xfer *x, const char *now)
 {
@@ -148,6 +161,7 @@ static void peer_leave(struct conn *c)
     log_info(x->config.log, "peer down peer=%s incarnation=%016llx why=%s", p->name, (unsigned long long)p->incarnation,
              c->why ? td_status_name(c->why) : "goodbye");
     atomic_fetch_sub(&x->counters.peers_up, 1);
+    lease_peer_lost(x, p->incarnation);
     if (x->config.callbacks.on_peer_down)
         x->config.callbacks.on_peer_down(x->config.callbacks.user, p, p->incarnation, c->why);
 }

@@ -120,6 +120,7 @@ void xfer_transport(struct xfer *x, char *out, uint32_t out_bytes);
 enum { XFER_ADDRESS_BYTES = 128 };
 void xfer_want(struct xfer *x, const char *const *addresses, uint32_t n); /* copied */
 uint32_t xfer_unreached(struct xfer *x, char (*out)[XFER_ADDRESS_BYTES], uint32_t cap);
+uint64_t xfer_peer_incarnation(const struct xfer_peer *peer); /* any time after on_peer_up */
 
 /* A message to a process by address; connects first if need be. Dropped (and counted) if it can't be reached. data copied. */
 void xfer_send(struct xfer *x, const char *address, uint16_t kind, const void *data, uint32_t len_bytes);
@@ -130,7 +131,8 @@ void xfer_send_peer(struct xfer *x, struct xfer_peer *peer, uint16_t kind, const
 struct xfer_lease_params {
     struct xfer_id id;
     uint64_t reader_incarnation; /* only this process may pull; 0: whoever names the id first */
-    uint64_t duration_ns;        /* counted anew at every message of the reader about this lease */
+    bool reader_is_up;    /* it asked for the lease, so it is connected: the lease ends when it is not, also unread */
+    uint64_t duration_ns; /* counted anew at every message of the reader about this lease */
     /*
      * Once, when no transfer of this lease is in flight any more. TD_OK: released by the reader after all was verified.
      * TD_ERR_DEADLINE: expired. TD_ERR_PEER_LOST. TD_ERR_CANCELLED. in_doubt: the reader never said it was done while

@@ -372,7 +372,9 @@ START_TEST(test_faults_script_that_makes_no_sense_is_refused_by_its_word)
                                       "seed=x",
                                       "disk.write:fail",
                                       "wire.message:drop=0.1x",
-                                      "rpc.message:corrupt"};
+                                      "rpc.message:corrupt",
+                                      "disk.read:full",
+                                      "disk.delete:lie"};
     for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
         struct td_error e;
         struct faults *f;
@@ -386,6 +388,22 @@ START_TEST(test_faults_script_that_makes_no_sense_is_refused_by_its_word)
     ck_assert_int_eq(faults_open("  ", NULL, &none, NULL), TD_OK);
     ck_assert_ptr_null(none);
     ck_assert_int_eq(faults_draw(none, FAULT_DISK_PUT).kind, FAULT_NONE);
+}
+END_TEST
+
+START_TEST(test_faults_of_a_disk_that_is_full_meet_puts_deletes_and_flushes)
+{
+    static const enum fault_site SITES[] = {FAULT_DISK_PUT, FAULT_DISK_DELETE, FAULT_DISK_FLUSH};
+    struct log log = {.who = "test", .level = LOG_ERROR};
+    struct faults *f;
+    struct td_error e;
+    ck_assert_int_eq(faults_open("disk.put:full@2 disk.delete:full@2 disk.flush:full@2", &log, &f, &e), TD_OK);
+    for (int i = 0; i < 3; i++) {
+        ck_assert_int_eq(faults_draw(f, SITES[i]).kind, FAULT_NONE);
+        ck_assert_int_eq(faults_draw(f, SITES[i]).kind, FAULT_FULL);
+        ck_assert_uint_eq(faults_count(f, SITES[i], FAULT_FULL), 1);
+    }
+    faults_close(f);
 }
 END_TEST
 
@@ -710,6 +728,7 @@ int main(void)
     tcase_add_test(t, test_file_read_refuses_what_is_too_large);
     tcase_add_test(t, test_faults_happen_as_often_as_the_script_says_and_repeat);
     tcase_add_test(t, test_faults_script_that_makes_no_sense_is_refused_by_its_word);
+    tcase_add_test(t, test_faults_of_a_disk_that_is_full_meet_puts_deletes_and_flushes);
     tcase_add_test(t, test_faults_of_a_file_change_when_it_is_read_again);
     tcase_add_test(t, test_faults_file_that_makes_no_sense_changes_nothing);
     tcase_add_test(t, test_faults_are_drawn_by_some_threads_while_others_reload);

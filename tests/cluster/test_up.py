@@ -91,7 +91,7 @@ def test_up_starts_all_and_down_leaves_nothing_but_logs_and_store():
         down = r.tandem("down")
         assert down.returncode == 0, down.stderr
         assert none_alive(pids), [n for n, p in pids.items() if alive(p)]
-        assert sorted(os.listdir(r.path)) == ["logs", "store"]
+        assert sorted(os.listdir(r.path)) == ["logs", "secret", "store"]
         again = r.tandem("down")
         assert again.returncode == 0 and "nothing runs" in again.stderr, again.stderr
         r.up_well()  # logs and store of an earlier run are no hindrance
@@ -149,7 +149,7 @@ def test_a_worker_that_can_not_start_stops_the_whole():
         assert out.returncode == 1 and out.stdout == "", out.stdout
         assert "decode-0 ended before it was ready (exit code 1)" in out.stderr, out.stderr
         assert "--max-rows 1 is less than --max-batch" in out.stderr, out.stderr
-        assert os.listdir(r.path) == ["logs"]
+        assert sorted(os.listdir(r.path)) == ["logs", "secret"]
 
 
 @test
@@ -182,7 +182,7 @@ def test_faults_can_be_set_where_asked_for_and_do_not_outlive_the_cluster():
             assert asked == ([f"--faults=@{faults}/{name}"] if name not in ("up", "router") else []), (name, asked)
         os.kill(r.pids()["router"], signal.SIGUSR1)  # has none to read, and goes on
         assert r.status()
-        assert r.tandem("down").returncode == 0 and sorted(os.listdir(r.path)) == ["logs", "scale", "store"]
+        assert r.tandem("down").returncode == 0 and sorted(os.listdir(r.path)) == ["logs", "scale", "secret", "store"]
 
 
 @test
@@ -247,7 +247,58 @@ def test_the_secret_is_random_and_on_no_command_line():
                 for log in glob.glob(os.path.join(r.path, "logs", "*")):
                     assert secret.decode() not in open(log).read()
                 secrets.add(secret)
+                with open(os.path.join(r.path, "secret"), "rb") as f:
+                    assert f.read() == secret + b"\n" and os.fstat(f.fileno()).st_mode & 0o777 == 0o600
     assert len(secrets) == 2
+
+
+def ask(r, prompt):
+    """Cached tokens by source of the same prompt, and its answer."""
+    out = subprocess.run([TANDEM, "generate", "--jsonl", "--router", r.router()], capture_output=True, text=True,
+                         input=json.dumps({"id": "a", "prompt_ids": prompt, "max_tokens": 4, "greedy": True, "ignore_eos": True}),
+                         timeout=60 * SLOW)
+    answer = json.loads(out.stdout)
+    assert "error" not in answer, answer
+    return answer["usage"]["cached_tokens"], answer["token_ids"]
+
+
+@test
+def test_a_restarted_cluster_finds_its_prefixes_on_ssd_also_with_another_secret():
+    prompt = [i * 7 % 1500 for i in range(600)]
+    whole = 37 * 16  # at least the last token is computed
+    with RunDir() as r, tempfile.TemporaryDirectory(prefix="tandem-ssd-") as ssd:
+        args = ("--store-dir", os.path.join(ssd, "store"), "--plan", "split")
+        secrets, first = set(), None
+        for run in ("first", "same run directory", "run directory gone", "secret gone"):
+            if run == "run directory gone":
+                shutil.rmtree(r.path)
+            elif run == "secret gone":
+                os.unlink(os.path.join(r.path, "secret"))
+            out = r.up(*args, env={"TANDEM_ROUTER_PREFIX": "load"})
+            assert out.returncode == 0, out.stderr
+            r.pids()
+            secrets.add(r.file("secret"))
+            if run == "first":
+                assert not ask(r, prompt)[0]["ssd"]
+                wait_until(lambda: r.status()["store-0"]["store"]["blocks_ssd"] >= 37, 20, "the prompt is on SSD")
+                first = ask(r, prompt)[1]
+            else:
+                cached, answer = ask(r, prompt)
+                assert cached["ssd"] == whole and answer == first, (run, cached)
+            assert os.stat(os.path.join(ssd, "store", "cache.key")).st_mode & 0o777 == 0o600
+            assert r.tandem("down").returncode == 0
+        assert len(secrets) == 3
+
+
+@test
+def test_a_secret_that_others_may_read_or_that_is_none_is_refused():
+    with RunDir() as r:
+        secret = os.path.join(r.path, "secret")
+        for text, mode, words in (("0" * 64 + "\n", 0o644, "nobody else may read it"), ("letmein\n", 0o600, "64 hex digits")):
+            with open(secret, "w") as f:
+                f.write(text)
+            os.chmod(secret, mode)
+            one_line(r.up("--no-store"), secret, words)
 
 
 main()

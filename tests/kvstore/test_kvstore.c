@@ -306,6 +306,57 @@ START_TEST(test_kvstore_worker_that_dies_gives_slots_back)
 }
 END_TEST
 
+static struct node *open_dying(struct world *w, const char *listen)
+{
+    return node_open(&(struct node_params){
+        .backend = "loopback", .hub = w->hub, .name = "dying", .listen = listen, .n_pages = 32, .layout = LAYOUT});
+}
+
+/* Waits until no slot is held or leased any more: 3 s at most since a peer died. */
+static void check_let_go(struct world *w, uint64_t died_ns)
+{
+    ROUTER_WAIT(w->router, !w->router->held_pages && !w->router->leased_pages);
+    uint64_t took = wall_ns() - died_ns;
+    fprintf(stderr, "# slots of a dead peer were taken for %llu ms\n", (unsigned long long)(took / NS_PER_MS));
+    ck_assert_uint_le(took, 3 * NS_PER_S);
+}
+
+START_TEST(test_kvstore_worker_that_dies_between_lookup_and_pull_gives_slots_back_within_3_s)
+{
+    struct world w;
+    world_open(&w, 8, false);
+    world_start(&w);
+    ck_assert_uint_eq(offer(&w, 0, 8), 8);
+    struct node *dying = open_dying(&w, NULL);
+    send_keys(dying, kvstore_xfer_address(w.store), STORE_LOOKUP, 400, 0, 8);
+    ROUTER_WAIT(w.router, w.router->leased_pages == 8);
+    uint64_t died = wall_ns();
+    node_close(dying);
+    check_let_go(&w, died);
+    ck_assert_uint_eq(lookup(&w, 0, 8, NULL), 8);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_kvstore_offer_of_a_worker_that_dies_and_is_started_again_gives_slots_back_within_3_s)
+{
+    struct world w;
+    world_open(&w, 8, false);
+    world_start(&w);
+    struct node *dying = open_dying(&w, "elsewhere"); /* so that the store can't connect to it before it is dead */
+    snprintf(dying->address, sizeof(dying->address), "%s", "its-address");
+    send_keys(dying, kvstore_xfer_address(w.store), STORE_OFFER, 400, 50, 6);
+    ROUTER_WAIT(w.router, w.router->held_pages == 6);
+    uint64_t died = wall_ns();
+    node_close(dying);
+    struct node *again = open_dying(&w, "its-address"); /* knows nothing of the offer */
+    check_let_go(&w, died);
+    ck_assert_uint_eq(offer_at(again, kvstore_xfer_address(w.store), 401, 50, 8, NULL), 8);
+    node_close(again);
+    world_close(&w);
+}
+END_TEST
+
 START_TEST(test_kvstore_stop_writes_what_is_dirty)
 {
     struct world w;
@@ -504,6 +555,8 @@ int main(void)
     tcase_add_test(c, test_kvstore_corrupt_block_ends_the_prefix_and_goes);
     tcase_add_test(c, test_kvstore_survives_messages_that_make_no_sense);
     tcase_add_test(c, test_kvstore_worker_that_dies_gives_slots_back);
+    tcase_add_test(c, test_kvstore_worker_that_dies_between_lookup_and_pull_gives_slots_back_within_3_s);
+    tcase_add_test(c, test_kvstore_offer_of_a_worker_that_dies_and_is_started_again_gives_slots_back_within_3_s);
     tcase_add_test(c, test_kvstore_stop_writes_what_is_dirty);
     tcase_add_test(c, test_kvstore_new_blocks_leave_room_to_what_is_read);
     tcase_add_test(c, test_kvstore_ssd_capacity_evicts_the_oldest);

@@ -69,6 +69,12 @@ static void on_done(void *user, void *token, enum td_status status)
     pthread_mutex_unlock(&p->lock);
 }
 
+static void on_listed(void *user, struct bytes *keys)
+{
+    (void)user;
+    bytes_free(keys);
+}
+
 static void on_over(void *user, uint64_t bytes)
 {
     (void)user, (void)bytes;
@@ -98,7 +104,7 @@ static void open_tier(struct patient *p)
                                       .layout = &LAYOUT,
                                       .clock = &p->clock,
                                       .log = &p->log,
-                                      .callbacks = {p, on_found, on_done, on_done, on_over}};
+                                      .callbacks = {p, on_found, on_done, on_done, on_over, on_listed}};
     memset(p->is_found, 0, sizeof(p->is_found));
     enum td_status s = ssd_tier_open(&c, &p->tier, &e);
     ck_assert_msg(s == TD_OK, "the store does not open: %s", e.text);
@@ -133,7 +139,7 @@ static void look_up_all(struct patient *p)
             continue;
         }
         p->is_found[i] = false;
-        ssd_tier_delete(p->tier, &k);
+        ssd_tier_delete(p->tier, &k, false);
         switch (p->status[i]) {
         case TD_ERR_NOT_FOUND:
             p->n_missed[0]++;

@@ -5,7 +5,9 @@
 #include <sched.h>
 #include <sys/mount.h>
 
+#include "kvstore/forgotten.h"
 #include "kvstore/kvstore_internal.h"
+#include "kvstore/offline.h"
 #include "tests/kvstore/world.h"
 #include "tests/tap.h"
 
@@ -254,17 +256,247 @@ START_TEST(test_store_on_a_disk_that_turns_read_only_serves_on_and_writes_again_
 }
 END_TEST
 
+/* --------------------------------------------------------------- outages */
+
+static void wait_sure(struct world *w)
+{
+    uint64_t until = wall_ns() + 30 * NS_PER_S;
+    while (ssd_tier_stats(w->store->ssd).is_in_doubt) {
+        ck_assert_msg(wall_ns() < until, "what is on disk is not known after 30 s");
+        uint32_t loads = (uint32_t)ROUTER_READ(w->router, w->router->n_loads);
+        ROUTER_WAIT(w->router, w->router->n_loads > loads);
+    }
+}
+
+static void note_on_disk(void *user, const struct offline_block *b)
+{
+    bool *is_there = user;
+    ck_assert_int_eq(b->status, TD_OK);
+    is_there[number_of(&b->header.key)] = true;
+}
+
+/* Stops the store and compares its directory with what it told the router. Returns how many blocks both have. */
+static uint32_t check_disk(struct world *w)
+{
+    static bool told[ROUTER_BLOCKS], found[ROUTER_BLOCKS];
+    uint32_t n_both = 0, n_orphans = 0, n_lost = 0;
+    struct offline *o;
+    struct clock clock;
+    struct td_error e = {""};
+    clock_init_real(&clock);
+    settle(w);
+    pthread_mutex_lock(&w->router->lock);
+    memcpy(told, w->router->in_tier[TIER_SSD], sizeof(told));
+    pthread_mutex_unlock(&w->router->lock);
+    stop_store(w);
+    const struct log log = {.who = "test", .level = LOG_ERROR};
+    ck_assert_msg(!offline_open(w->dir.store, false, &clock, &log, &o, &e), "%s", e.text);
+    memset(found, 0, sizeof(found));
+    ck_assert_int_eq(offline_each(o, note_on_disk, found, &e), TD_OK);
+    offline_close(o);
+    for (uint32_t i = 0; i < ROUTER_BLOCKS; i++) {
+        n_both += told[i] && found[i];
+        n_orphans += found[i] && !told[i];
+        n_lost += told[i] && !found[i];
+    }
+    fprintf(stderr, "# %u blocks on disk and known, %u on disk only, %u known only\n", n_both, n_orphans, n_lost);
+    ck_assert_uint_eq(n_orphans, 0);
+    ck_assert_uint_eq(n_lost, 0);
+    start_store(w);
+    return n_both;
+}
+
+/* Offers new blocks for so long, 5000 a second at most; returns the number after the last. */
+static uint32_t offer_for(struct world *w, uint32_t first, uint64_t ns)
+{
+    for (uint64_t until = wall_ns() + ns; wall_ns() < until; first += 25) {
+        offer(w, first, 25);
+        nanosleep(&(struct timespec){.tv_nsec = 5 * NS_PER_MS}, NULL);
+    }
+    return first;
+}
+
+START_TEST(test_store_whose_disk_others_fill_and_free_again_and_again_loses_no_more_than_it_evicts)
+{
+    struct world w;
+    char path[96];
+    uint32_t next = 0, n_first, n_last;
+    world_open(&w, 256, true);
+    if (!mount_small(&w, "size=40m")) {
+        world_skip(&w);
+        return;
+    }
+    w.config.options.ssd_bytes = 16 << 20;
+    snprintf(path, sizeof(path), "%s/ballast", w.dir.root);
+    world_start(&w);
+    while (!counted(&w, STORE_EVICTED_SSD))
+        next = offer_for(&w, next, NS_PER_S / 10);
+    n_first = (uint32_t)ROUTER_READ(w.router, w.router->n_in[TIER_SSD]);
+    for (uint32_t round = 0; round < 6; round++) {
+        next = offer_for(&w, next, random_at(1, round, 0) % NS_PER_S);
+        fill_disk(&w);
+        next = offer_for(&w, next, random_at(1, round, 1) % (5 * NS_PER_S));
+        ck_assert_int_eq(unlink(path), 0);
+        wait_durable(&w, next); /* within 10 s */
+        fprintf(stderr, "# round %u: %u blocks\n", round, (uint32_t)ROUTER_READ(w.router, w.router->n_in[TIER_SSD]));
+        next += 1000;
+    }
+    check_counters(&w);
+    wait_sure(&w);
+    n_last = check_disk(&w);
+    ck_assert_msg(n_last > n_first / 2, "%u blocks of %u are left", n_last, n_first);
+    world_close(&w);
+    unmount(&w);
+}
+END_TEST
+
+/* From now on the store meets these faults. */
+static void set_faults(struct world *w, const char *script)
+{
+    FILE *f = fopen(w->config.options.faults + 1, "w");
+    ck_assert_ptr_nonnull(f);
+    ck_assert_int_ge(fputs(script, f), 0);
+    fclose(f);
+    if (w->store)
+        kvstore_reload(w->store);
+}
+
+static void world_open_with_faults(struct world *w, char path[static 96])
+{
+    world_open(w, 256, true);
+    snprintf(path, 96, "%s/faults", w->dir.root);
+    char *option = mem_array(98, 1); /* the test's process ends with it */
+    snprintf(option, 98, "@%s", path);
+    w->config.options.faults = option;
+    w->config.options.ssd_bytes = 16 << 20;
+    set_faults(w, "");
+}
+
+START_TEST(test_store_whose_writes_deletes_and_flushes_fail_knows_what_is_on_disk_afterwards)
+{
+    static const char *const SCRIPTS[] = {"disk.delete:full", "disk.put:full disk.delete:full", "disk.flush:full",
+                                          "seed=2 disk.put:full=0.02 disk.delete:fail=0.2 disk.flush:fail=0.3",
+                                          "seed=3 disk.put:fail=0.02 disk.delete:full=0.5 disk.flush:full=0.5"};
+    struct world w;
+    char path[96];
+    uint32_t next = 0;
+    world_open_with_faults(&w, path);
+    world_start(&w);
+    for (size_t i = 0; i < sizeof(SCRIPTS) / sizeof(SCRIPTS[0]); i++) {
+        for (uint32_t n = 0; n < 4; n++, next += 100)
+            offer(&w, next, 100);
+        settle(&w);
+        set_faults(&w, SCRIPTS[i]);
+        router_say(w.router, false, next - 400, 40, 0);
+        for (uint32_t n = 0; n < 6; n++, next += 100)
+            offer(&w, next, 100);
+        router_say(w.router, false, next - 200, 100, 0);
+        settle(&w);
+        ck_assert_msg(ssd_tier_stats(w.store->ssd).is_in_doubt, "nothing failed with %s", SCRIPTS[i]);
+        set_faults(&w, "");
+        wait_sure(&w);
+        ck_assert_uint_gt(check_disk(&w), 0);
+    }
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_store_forgotten_keys_outlive_the_process_and_when_there_are_too_many_stand_for_all)
+{
+    struct temp_dir d = temp_dir_make();
+    const struct log log = {.who = "test", .level = LOG_ERROR};
+    struct block_key keys[3] = {block_of(7), block_of(3), block_of(5)}, written[3];
+    char path[96];
+    uint32_t n;
+    snprintf(path, sizeof(path), "%s/forgotten", d.root);
+    struct forgotten *f = forgotten_open(d.root, &log);
+    for (int i = 0; i < 6; i++)
+        forgotten_add(f, &keys[i % 3]);
+    forgotten_close(f); /* no byte is written then that was not before */
+    int fd = open(path, O_RDONLY);
+    ck_assert_int_eq(pread(fd, written, sizeof(written), 0), sizeof(written));
+    ck_assert_mem_eq(written, keys, sizeof(keys)); /* the format: as they came, each once */
+    close(fd);
+    f = forgotten_open(d.root, &log);
+    forgotten_keys(f, &n);
+    ck_assert_uint_eq(n, 3);
+    ck_assert(forgotten_has(f, &keys[1]) && !forgotten_all(f));
+    for (uint32_t i = 100; i < 100 + FORGOTTEN_MAX - 2; i++) {
+        struct block_key k = block_of(i);
+        ck_assert(!forgotten_all(f));
+        forgotten_add(f, &k);
+    }
+    ck_assert(forgotten_all(f) && forgotten_has(f, &keys[0]));
+    forgotten_close(f);
+    f = forgotten_open(d.root, &log);
+    ck_assert(forgotten_all(f));
+    forgotten_clear(f);
+    forgotten_close(f);
+    f = forgotten_open(d.root, &log);
+    forgotten_keys(f, &n);
+    ck_assert(!n && !forgotten_all(f));
+    forgotten_close(f);
+    temp_dir_remove(&d);
+}
+END_TEST
+
+START_TEST(test_store_restarted_while_its_disk_is_full_does_not_find_what_was_forgotten)
+{
+    struct world w;
+    char path[96];
+    world_open_with_faults(&w, path);
+    world_start(&w);
+    ck_assert_uint_eq(offer(&w, 0, 100), 100);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 100);
+    set_faults(&w, "disk.put:full disk.delete:full disk.flush:full");
+    router_say(w.router, false, 20, 30, 0);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 70);
+    for (int i = 0; i < 2; i++) { /* and again: nothing could be deleted meanwhile */
+        stop_store(&w);
+        start_store(&w);
+        ck_assert_uint_eq(lookup(&w, 20, 30, NULL), 0);
+        ck_assert_uint_eq(lookup(&w, 50, 50, NULL), 50);
+    }
+    ck_assert_uint_eq(offer(&w, 20, 30), 30); /* as new blocks they are taken again, into DRAM */
+    settle(&w);
+    ck_assert_uint_eq(ROUTER_READ(w.router, w.router->n_in[TIER_SSD]), 70);
+    set_faults(&w, "");
+    wait_sure(&w);
+    ck_assert_uint_eq(check_disk(&w), 70);
+    router_say(w.router, false, 0, 0, 0); /* all, without an error */
+    ROUTER_WAIT(w.router, !w.router->n_in[TIER_SSD]);
+    ck_assert_uint_eq(offer(&w, 0, 100), 100);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 100);
+    set_faults(&w, "disk.put:full disk.delete:full disk.flush:full");
+    router_say(w.router, false, 0, 1, 0);
+    settle(&w);
+    router_say(w.router, false, 0, 0, 0); /* all, after one */
+    ROUTER_WAIT(w.router, !w.router->n_in[TIER_SSD]);
+    stop_store(&w);
+    start_store(&w);
+    ck_assert_uint_eq(lookup(&w, 1, 99, NULL), 0);
+    set_faults(&w, "");
+    wait_sure(&w);
+    wait_durable(&w, 2000);
+    world_close(&w);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("kvstore faults");
     TCase *c = tcase_create("faults");
-    tcase_set_timeout(c, getenv("TANDEM_LONG") ? 3600 : 60);
+    tcase_set_timeout(c, getenv("TANDEM_LONG") ? 3600 : 150);
     tcase_add_test(c, test_store_disk_that_lies_and_corrupts_never_serves_wrong_bytes);
     tcase_add_test(c, test_store_slow_disk_is_a_miss_in_time_and_is_used_again);
     tcase_add_test(c, test_store_faults_on_the_wire_lose_no_block_and_no_count);
     tcase_add_test(c, test_store_refuses_a_script_that_makes_no_sense);
     tcase_add_test(c, test_store_on_a_full_disk_serves_on_and_writes_again_by_itself);
     tcase_add_test(c, test_store_on_a_disk_that_turns_read_only_serves_on_and_writes_again_by_itself);
+    tcase_add_test(c, test_store_whose_disk_others_fill_and_free_again_and_again_loses_no_more_than_it_evicts);
+    tcase_add_test(c, test_store_whose_writes_deletes_and_flushes_fail_knows_what_is_on_disk_afterwards);
+    tcase_add_test(c, test_store_forgotten_keys_outlive_the_process_and_when_there_are_too_many_stand_for_all);
+    tcase_add_test(c, test_store_restarted_while_its_disk_is_full_does_not_find_what_was_forgotten);
     suite_add_tcase(s, c);
     return tap_main(s);
 }

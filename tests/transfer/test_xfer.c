@@ -413,6 +413,35 @@ START_TEST(test_xfer_lease_named_for_a_reader_is_refused_to_others)
 }
 END_TEST
 
+START_TEST(test_xfer_lease_of_a_reader_that_goes_before_it_pulls_ends_at_once)
+{
+    struct node *h = open_node(_i, "holder", 1), *r = open_node(_i, "reader", 1);
+    struct xfer_lease_params p = {.id = node_id(12),
+                                  .reader_incarnation = r->incarnation,
+                                  .reader_is_up = true,
+                                  .duration_ns = LONG,
+                                  .on_end = node_on_lease_end,
+                                  .user = h};
+    xfer_send(r->x, h->address, 9, "asks", 4);
+    NODE_WAIT(h, h->n_messages == 1);
+    ck_assert_uint_eq(xfer_peer_incarnation(h->peer), r->incarnation);
+    xfer_lease_grant(h->x, &p);
+    node_announce(h, 12, 0, 0, 1, 0, 4);
+    xfer_lease_finish(h->x, node_id(12), 1, NULL, 0);
+    node_close(r);
+    NODE_WAIT(h, h->leases[12].ends == 1);
+    ck_assert_int_eq(h->leases[12].status, TD_ERR_PEER_LOST);
+    ck_assert(!h->leases[12].in_doubt);
+    p.id = node_id(13); /* the reader was gone before the grant */
+    xfer_lease_grant(h->x, &p);
+    node_announce(h, 13, 0, 0, 1, 0, 4);
+    xfer_lease_finish(h->x, node_id(13), 1, NULL, 0);
+    NODE_WAIT(h, h->leases[13].ends == 1);
+    ck_assert_int_eq(h->leases[13].status, TD_ERR_PEER_LOST);
+    close_pair(h, NULL);
+}
+END_TEST
+
 START_TEST(test_xfer_id_in_use_is_refused)
 {
     struct node *h = open_node(_i, "holder", 1);
@@ -760,6 +789,7 @@ int main(void)
         test_xfer_stale_incarnation_is_refused,
         test_xfer_lease_is_for_one_reader,
         test_xfer_lease_named_for_a_reader_is_refused_to_others,
+        test_xfer_lease_of_a_reader_that_goes_before_it_pulls_ends_at_once,
         test_xfer_id_in_use_is_refused,
         test_xfer_reader_without_room_ends_with_no_space,
         test_xfer_wrong_secret_is_refused,
