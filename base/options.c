@@ -53,6 +53,14 @@ static double unit_factor(enum option_type option_type, const char *unit)
     return 0;
 }
 
+bool options_duration_ms(const char *text, double *ms_out)
+{
+    char *end = NULL;
+    double v = strtod(text, &end), factor = end == text ? 0 : unit_factor(OPT_MS, end);
+    *ms_out = v * factor;
+    return factor > 0 && isfinite(*ms_out);
+}
+
 /* Bytes are rounded (1.1G); 0.29s are 290 ms, though not exactly in a double. What would become 0, or lose a fraction, is refused. */
 static enum td_status set_whole(const struct option *t, const char *text, double v, void *at, struct td_error *e)
 {

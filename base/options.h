@@ -60,3 +60,6 @@ enum options_action {
 enum td_status options_parse(const struct options *o, int argc, char **argv, void *values, const char **rest_out,
                              int *n_rest_out, char **strings_out, enum options_action *action_out,
                              struct td_error *error_out);
+
+/* The milliseconds of "250", "250ms", "10s", "5m" or "1h", as OPT_MS reads them; may have fractions. False: it is no duration. */
+bool options_duration_ms(const char *text, double *ms_out);

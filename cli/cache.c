@@ -125,7 +125,7 @@ static json_t *read_request(const struct session *s)
     json_error_t je;
     json_t *r = NULL;
     if (s->o->request) {
-        r = json_loads(s->o->request, JSON_ALLOW_NUL, &je);
+        r = json_loads(s->o->request, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &je);
         if (!json_is_object(r)) {
             cli_fail("cache", "--request: not a JSON object");
             json_decref(r);

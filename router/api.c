@@ -269,8 +269,8 @@ static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
     info.block_tokens = atomic_load(&r->block_tokens);
     info.fingerprint = rpc_data(hex);
     info.numerics = rpc_data(numerics);
-    info.max_stop_strings = MAX_STOP_STRINGS;
-    info.max_stop_bytes = MAX_STOP_BYTES;
+    info.max_stop_strings = ASK_MAX_STOP_STRINGS;
+    info.max_stop_bytes = ASK_MAX_STOP_BYTES;
     info.max_message_bytes = (uint32_t)r->options.max_message_bytes;
     info.chat = chat_template_present(r->chat);
     answer.n_models = 1;
@@ -408,7 +408,7 @@ static void on_explain(struct rpc_call *call, const ProtobufCMessage *base)
 {
     struct router *r = rpc_call_user(call);
     const Tandem__Admin__V1__ExplainRequest *m = (const Tandem__Admin__V1__ExplainRequest *)base;
-    if (m->request_id.len > MAX_LABEL_BYTES) {
+    if (m->request_id.len > ASK_MAX_LABEL_BYTES) {
         rpc_call_finish(call, RPC_INVALID_ARGUMENT, "request_id: too long", 0);
         return;
     }
