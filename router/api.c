@@ -437,7 +437,6 @@ static void fill_worker(const struct peer *p, Tandem__Admin__V1__WorkerStatus *w
     snprintf(state, 300, "%s%s%s",
              p->draining && p->state == PEER_READY  ? "draining"
              : p->stalled && p->state == PEER_READY ? "stalled"
-             : p->drained                           ? "drained"
                                                     : STATES[p->state],
              p->state == PEER_REFUSED ? ": " : "", p->state == PEER_REFUSED ? p->why : "");
     w->name = rpc_data(p->name);
@@ -475,7 +474,7 @@ void router_answer_status(struct router *r, struct rpc_call *call)
     char(*states)[300] = mem_array(r->n_peers, sizeof(*states)), hex[33] = "";
     uint32_t n = 0;
     for (uint32_t i = 0; i < r->n_peers; i++) {
-        if (r->peers[i]->state == PEER_GONE)
+        if (r->peers[i]->state == PEER_GONE || r->peers[i]->drained) /* it ended as it should */
             continue;
         tandem__admin__v1__worker_status__init(&workers[n]);
         tandem__admin__v1__pages__init(&pages[n]);
