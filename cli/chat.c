@@ -16,7 +16,7 @@ struct chat_options {
 
 #define AT(member) offsetof(struct chat_options, member)
 static const struct option TABLE[] = {
-    {"router", OPT_STRING, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
     {"system", OPT_STRING, AT(system), NULL, "TEXT", 0, 0, "a system message"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
@@ -69,7 +69,7 @@ static bool answer(struct rpc_client *c, const struct chat_options *o, json_t *m
     if (ok)
         say(messages, "assistant", a->text.data, a->text.len);
     else
-        cli_fail("chat", "%s: %s", rpc_code_name(a->code), a->error);
+        cli_rpc_fail("chat", cli_router(o->router), a->code, a->error);
     ask_free(a);
     return ok;
 }

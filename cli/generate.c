@@ -22,7 +22,7 @@ struct generate_options {
 
 #define AT(member) offsetof(struct generate_options, member)
 static const struct option TABLE[] = {
-    {"router", OPT_STRING, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
     {"jsonl", OPT_BOOL, AT(jsonl), NULL, NULL, 0, 0,
      "requests from standard input, one JSON object a line; options are defaults of every line"},
     {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "the whole answer as one JSON object"},
@@ -42,6 +42,7 @@ static const struct option TABLE[] = {
 
 struct session {
     const struct generate_options *o;
+    const char *router;
     struct rpc_client *client;
     pthread_mutex_t lock; /* rpc threads finish asks, the main thread waits for them: a count, no queue needed */
     pthread_cond_t changed;
@@ -207,7 +208,7 @@ static void prompt_done(struct ask *a)
     if (s->o->json)
         cli_print_json(ask_result(a));
     else if (failed)
-        cli_fail("generate", "%s: %s", rpc_code_name(a->code), a->error);
+        cli_rpc_fail("generate", s->router, a->code, a->error);
     else if (putchar('\n') != EOF && fflush(stdout) == 0 && s->o->timing)
         show_timing(a);
     ask_free(a);
@@ -233,8 +234,6 @@ static enum td_status open_local(const struct generate_options *o, struct local 
     const char *args[64] = {"--model", o->model, "--log-level", "warn"};
     static char words[4096]; /* outlives the cluster: options borrow their texts */
     int n = 4;
-    if (!o->model)
-        return td_fail(e, TD_ERR_INVALID, "--local needs --model DIR");
     snprintf(words, sizeof(words), "%s", o->worker_options ? o->worker_options : "");
     for (char *save, *w = strtok_r(words, " ", &save); w && n < 63; w = strtok_r(NULL, " ", &save))
         args[n++] = w;
@@ -244,13 +243,30 @@ static enum td_status open_local(const struct generate_options *o, struct local 
 static int run(struct session *s, const char **rest, int n_rest)
 {
     struct bytes prompt = {0};
-    if (!s->o->jsonl && !cli_read_prompt("generate", rest, n_rest, &prompt))
+    if (!s->o->jsonl && !cli_read_prompt("generate", rest, n_rest, &prompt)) {
+        bytes_free(&prompt);
         return 2;
+    }
     int exit_code = 1;
-    if (cli_wait_ready("generate", s->client, s->o->wait_ms))
+    if (cli_wait_ready("generate", s->client, s->router, s->o->wait_ms))
         exit_code = s->o->jsonl ? run_jsonl(s) : run_prompt(s, &prompt);
     bytes_free(&prompt);
     return exit_code;
+}
+
+/* Before anything is started. */
+static bool is_usable(const struct generate_options *o, const char **rest, int n_rest, int *exit_out)
+{
+    json_t *n = json_object_get(o->params.given, "n");
+    if (o->local && !o->model)
+        *exit_out = cli_usage("generate", "--local needs --model DIR");
+    else if (o->jsonl && n_rest)
+        *exit_out = cli_usage("generate", "'%s': with --jsonl prompts come from standard input", rest[0]);
+    else if (n && json_integer_value(n) > 1 && !o->jsonl && !o->json)
+        *exit_out = cli_usage("generate", "--n: several answers need --json");
+    else
+        return true;
+    return false;
 }
 
 static int connect_and_run(struct session *s, const char **rest, int n_rest)
@@ -260,7 +276,8 @@ static int connect_and_run(struct session *s, const char **rest, int n_rest)
     int exit_code = 1;
     if (s->o->local && open_local(s->o, &local, &e))
         return cli_fail("generate", "%s", e.text);
-    s->client = cli_connect("generate", local ? local_router(local) : cli_router(s->o->router));
+    s->router = local ? local_router(local) : cli_router(s->o->router);
+    s->client = cli_connect("generate", s->router);
     if (s->client)
         exit_code = run(s, rest, n_rest);
     rpc_client_close(s->client);
@@ -279,7 +296,9 @@ int cli_generate(int argc, char **argv)
                     rest, &n_rest, &exit_code)) {
         pthread_mutex_init(&s.lock, NULL);
         pthread_cond_init(&s.changed, NULL);
-        exit_code = cli_params_read("generate", &o.params) ? connect_and_run(&s, rest, n_rest) : 2;
+        exit_code = 2;
+        if (cli_params_read("generate", &o.params) && is_usable(&o, rest, n_rest, &exit_code))
+            exit_code = connect_and_run(&s, rest, n_rest);
         cli_params_free(&o.params);
     }
     free(table);

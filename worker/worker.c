@@ -28,18 +28,18 @@ const struct option WORKER_OPTIONS[] = {
     GEOMETRY_OPTIONS(struct worker_options, geometry),
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Network"},
     {"name", OPT_STRING, AT(name), NULL, "NAME", 0, 0, "name in status and logs; default: role and process id"},
-    {"listen", OPT_STRING, AT(listen), "127.0.0.1:0", "HOST:PORT", 0, 0, "gRPC service for routers; port 0 picks one"},
-    {"xfer-listen", OPT_STRING, AT(xfer_listen), NULL, "HOST:PORT", 0, 0,
+    {"listen", OPT_ADDRESS, AT(listen), "127.0.0.1:0", "HOST:PORT", 0, 0, "gRPC service for routers; port 0 picks one"},
+    {"xfer-listen", OPT_ADDRESS, AT(xfer_listen), NULL, "HOST:PORT", 0, 0,
      "KV transfers; default: a free port of --listen's host"},
     {"tls", OPT_STRING, AT(tls), "auto", "LIST", 0, 0, "UCX transports: auto, tcp, or a UCX_TLS list"},
-    {"routers", OPT_STRING, AT(routers), NULL, "HOST:PORT,...", 0, 0,
+    {"routers", OPT_ADDRESS, AT(routers), NULL, "HOST:PORT,...", 0, 0,
      "routers to register with; else they are told of us"},
-    {"advertise", OPT_STRING, AT(advertise), NULL, "HOST[:PORT]", 0, 0,
+    {"advertise", OPT_ADDRESS, AT(advertise), NULL, "HOST[:PORT]", 0, 0,
      "where routers and peers reach us; default: where we listen"},
     {"drain-ms", OPT_MS, AT(drain_ms), "30s", NULL, 0, 3.6e6,
      "after SIGTERM: time to finish what runs; what is left is planned anew elsewhere"},
-    {"secret", OPT_STRING, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
-    {"metrics-listen", OPT_STRING, AT(metrics_listen), NULL, "HOST:PORT", 0, 0, "Prometheus metrics over HTTP"},
+    {"secret", OPT_SECRET, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
+    {"metrics-listen", OPT_ADDRESS, AT(metrics_listen), NULL, "HOST:PORT", 0, 0, "Prometheus metrics over HTTP"},
     {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, 100, 3.6e6, "silence after which a peer counts as dead"},
     {"lease-ms", OPT_MS, AT(lease_ms), "10000", NULL, 100, 3.6e6, "how long pages wait for a reader that does nothing"},
     {"quarantine-ms", OPT_MS, AT(quarantine_ms), "1000", NULL, 0, 3.6e6, "how long a page in doubt is kept away"},
@@ -760,8 +760,6 @@ int worker_main(const char *role, int argc, char **argv)
         process_signals_close(signals);
         worker_close(w);
     }
-    if (s)
-        fprintf(stderr, "%s: %s\n", program, e.text[0] ? e.text : td_status_name(s));
     free(strings);
-    return s ? 1 : 0;
+    return process_exit_status(program, s, e.text);
 }

@@ -49,7 +49,7 @@ def test_a_named_pipe_is_no_configuration():
         os.mkfifo(pipe)
         for binary in BINARIES.values():
             out = subprocess.run([os.path.join(BUILD, binary), "--config", pipe], capture_output=True, text=True, timeout=10 * SLOW)
-            assert out.returncode == 1 and "named pipe" in out.stderr, out
+            assert out.returncode == 2 and "named pipe" in out.stderr, out
         out = subprocess.run(["bash", "-c", f"{TANDEM} simulate --config <(echo '{{\"prefill\": 3}}') --print-config"],
                              capture_output=True, text=True, timeout=10 * SLOW)
         assert out.returncode == 0 and json.loads(out.stdout)["prefill"] == 3, out
