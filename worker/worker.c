@@ -527,6 +527,18 @@ static void say_adapters(struct worker *w)
     }
 }
 
+/* Large models take minutes: once a second it is told how far it is. */
+static void on_load(void *user, uint32_t n_done, uint32_t n_layers)
+{
+    struct worker *w = user;
+    uint64_t now = clock_now(&w->clock);
+    if (now < w->load_told_ns + NS_PER_S)
+        return;
+    w->load_told_ns = now;
+    log_info(&w->log, "loading percent=%u layers=%u/%u mib=%llu", 100 * n_done / n_layers, n_done, n_layers,
+             (unsigned long long)(model_weight_bytes(w->model) >> 20));
+}
+
 static enum td_status open_engine(struct worker *w, struct td_error *e)
 {
     struct worker_options *o = &w->options;
@@ -588,7 +600,7 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
         .quarantine_ns = (uint64_t)o->quarantine_ms * NS_PER_MS,
         .clock = &w->clock,
         .log = &w->log,
-        .callbacks = {w, leg_on_admitted, leg_on_pages_ready, leg_on_token, leg_on_end, on_block, on_step},
+        .callbacks = {w, leg_on_admitted, leg_on_pages_ready, leg_on_token, leg_on_end, on_block, on_step, on_load},
     };
     return engine_open(&c, &w->engine, e);
 }
@@ -648,6 +660,7 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
         snprintf(w->name, sizeof(w->name), "%s-%d", w->role, (int)getpid());
     w->log = (struct log){.who = w->name, .level = (enum log_level)log_level_parse(w->options.log_level)};
     clock_init_real(&w->clock);
+    w->load_told_ns = clock_now(&w->clock); /* what takes less than a second is not told */
     absence_init(&w->absence, &w->clock, TURN_MS * NS_PER_MS, NULL);
     absence_init(&w->beat_absence, &w->clock, BEAT_MS * NS_PER_MS, NULL);
     w->incarnation = random_u64();
