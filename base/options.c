@@ -53,6 +53,14 @@ static double unit_factor(enum option_type option_type, const char *unit)
     return 0;
 }
 
+bool options_duration_ms(const char *text, double *ms_out)
+{
+    char *end = NULL;
+    double v = strtod(text, &end), factor = end == text ? 0 : unit_factor(OPT_MS, end);
+    *ms_out = v * factor;
+    return factor > 0 && isfinite(*ms_out);
+}
+
 /* Bytes are rounded (1.1G); 0.29s are 290 ms, though not exactly in a double. What would become 0, or lose a fraction, is refused. */
 static enum td_status set_whole(const struct option *t, const char *text, double v, void *at, struct td_error *e)
 {
@@ -92,11 +100,37 @@ static enum td_status set_number(const struct option *t, const char *text, void 
     return set_whole(t, text, v, at, e);
 }
 
+enum td_status options_check_ports(const char *what, const char *addresses, struct td_error *e)
+{
+    for (const char *at = addresses, *end; *at; at = *end ? end + 1 : end) {
+        end = strchrnul(at, ',');
+        const char *colon = memrchr(at, ':', (size_t)(end - at));
+        size_t n = colon ? strspn(colon + 1, "0123456789") : 0;
+        if (n && colon + 1 + n == end && strtoull(colon + 1, NULL, 10) > UINT16_MAX)
+            return td_fail(e, TD_ERR_INVALID, "%s: '%.*s': a port is at most %d", what, (int)(end - at), at,
+                           UINT16_MAX);
+    }
+    return TD_OK;
+}
+
+static enum td_status set_address(const struct option *t, const char *text, void *at, struct td_error *e)
+{
+    char what[80];
+    snprintf(what, sizeof(what), "--%s", t->name);
+    enum td_status s = options_check_ports(what, text, e);
+    if (!s)
+        memcpy(at, &text, sizeof(text));
+    return s;
+}
+
 static enum td_status set(const struct option *t, const char *text, void *values, struct td_error *e)
 {
     char *at = (char *)values + t->offset;
     switch (t->type) {
+    case OPT_ADDRESS:
+        return set_address(t, text, at, e);
     case OPT_STRING:
+    case OPT_SECRET:
         memcpy(at, &text, sizeof(text));
         return TD_OK;
     case OPT_CHOICE:
@@ -197,7 +231,7 @@ static void print_help(const struct options *o)
             printf("\n%s\n", t->help);
             continue;
         }
-        static const char *const KINDS[] = {"TEXT", "", "N", "BYTES", "TIME", "X", "", "TIME"};
+        static const char *const KINDS[] = {"TEXT", "", "N", "BYTES", "TIME", "X", "", "TIME", "HOST:PORT", "TEXT"};
         const char *kind = t->choices ? t->choices : KINDS[t->type];
         int n = printf("  --%s%s%s", t->name, *kind ? " " : "", kind);
         printf("%*s%s", n < 34 ? 34 - n : 2, "", t->help);
@@ -212,6 +246,12 @@ static void print_help(const struct options *o)
         printf("\nEach option can also be set in the environment: %s_NAME, with '_' for '-'.\n", o->env_prefix);
 }
 
+static enum td_status answered(enum options_action *action_out, struct td_error *e)
+{
+    *action_out = OPTIONS_EXIT;
+    return fflush(stdout) || ferror(stdout) ? td_fail(e, TD_ERR_IO, "standard output can't be written") : TD_OK;
+}
+
 static void print_config(const struct options *o, const void *values)
 {
     json_t *root = json_object();
@@ -221,7 +261,10 @@ static void print_config(const struct options *o, const void *values)
         const char *at = (const char *)values + t->offset;
         json_t *v = NULL;
         switch (t->type) {
+        case OPT_SECRET:
+            break;
         case OPT_STRING:
+        case OPT_ADDRESS:
         case OPT_CHOICE: {
             const char *text;
             memcpy(&text, at, sizeof(text));
@@ -277,6 +320,9 @@ static enum td_status one_flag(const struct options *o, int argc, char **argv, i
         t = NULL;
     if (!t && !config)
         return td_fail(e, TD_ERR_INVALID, "--%.*s: no such option; %s --help lists them", (int)len, name, o->program);
+    if (t && t->type == OPT_BOOL && !eq && value && (!strcmp(value, "true") || !strcmp(value, "false")))
+        return td_fail(e, TD_ERR_INVALID, "'%s': write --%s=%s; the word would not belong to the option", value,
+                       t->name, value);
     if (t && t->type == OPT_BOOL)
         return values ? set(t, off ? "false" : eq ? value : "true", values, e) : TD_OK;
     if (!value)
@@ -328,13 +374,11 @@ enum td_status options_parse(const struct options *o, int argc, char **argv, voi
         s = walk(o, argc, argv, NULL, rest_out, &n_rest, &p, error_out); /* --config, --help first */
     if (!s && p.help) {
         print_help(o);
-        *action_out = OPTIONS_EXIT;
-        return TD_OK;
+        return answered(action_out, error_out);
     }
     if (!s && p.version) {
         printf("%s %s\n", o->program, TANDEM_VERSION);
-        *action_out = OPTIONS_EXIT;
-        return TD_OK;
+        return answered(action_out, error_out);
     }
     if (!s && p.config)
         s = from_config(o, p.config, values, strings_out, error_out);
@@ -344,7 +388,7 @@ enum td_status options_parse(const struct options *o, int argc, char **argv, voi
         s = walk(o, argc, argv, values, rest_out, &n_rest, &p, error_out);
     if (!s && p.print) {
         print_config(o, values);
-        *action_out = OPTIONS_EXIT;
+        s = answered(action_out, error_out);
     }
     if (n_rest_out)
         *n_rest_out = n_rest;

@@ -4,7 +4,7 @@
  *
  * Precedence: flag, then environment (TANDEM_ROLE_NAME, upper case, '-' as '_'), then config file (--config FILE, a JSON
  * object with the flags' names as keys), then default. Unknown flags and keys, bad values and values out of range are
- * refused with one line that names the option and says what it takes.
+ * refused with one line that names the option and says what it takes. A switch takes no word behind it: --name=false, not --name false.
  *
  * Values land in the caller's struct, at each option's offset: const char *, bool, int64_t or double by type. Strings are
  * borrowed from argv, the environment, the table, or from *strings_out, which the caller frees last.
@@ -26,6 +26,8 @@ enum option_type {
     OPT_DOUBLE,
     OPT_CHOICE,   /* const char *, one of "a|b|c" in choices */
     OPT_LIMIT_MS, /* double milliseconds, with fractions: 0 (none), or from OPTIONS_LEAST_MS on; written as OPT_MS */
+    OPT_ADDRESS,  /* const char *; HOST:PORT, several with commas: ports above 65535 are refused */
+    OPT_SECRET,   /* const char *; --print-config leaves it out */
 };
 
 #define OPTIONS_LEAST_MS 0.001 /* a shorter limit is taken for a mistake */
@@ -55,8 +57,15 @@ enum options_action {
 
 /*
  * argv[0] is skipped; what is no option is moved to rest_out (room for argc pointers; NULL: refused). After "--" nothing is
- * an option. On failure error_out holds the line to print.
+ * an option. On failure error_out holds the line to print: TD_ERR_INVALID is wrong use
+ * (exit status 2), TD_ERR_IO that an answer could not be written (1).
  */
 enum td_status options_parse(const struct options *o, int argc, char **argv, void *values, const char **rest_out,
                              int *n_rest_out, char **strings_out, enum options_action *action_out,
                              struct td_error *error_out);
+
+/* Whether the ports in "HOST:PORT[,HOST:PORT...]" are at most 65535; what has no port passes. TD_ERR_INVALID names `what` and the address. */
+enum td_status options_check_ports(const char *what, const char *addresses, struct td_error *error_out);
+
+/* The milliseconds of "250", "250ms", "10s", "5m" or "1h", as OPT_MS reads them; may have fractions. False: it is no duration. */
+bool options_duration_ms(const char *text, double *ms_out);

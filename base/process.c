@@ -110,3 +110,10 @@ void process_announce(const char *address)
     close(atoi(fd));
     unsetenv("TANDEM_READY_FD");
 }
+
+int process_exit_status(const char *program, enum td_status s, const char *text)
+{
+    if (s)
+        fprintf(stderr, "%s: %s\n", program, text[0] ? text : td_status_name(s));
+    return s == TD_ERR_INVALID ? 2 : s ? 1 : 0;
+}

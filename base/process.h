@@ -5,6 +5,8 @@
  */
 #pragma once
 
+#include "base/status.h"
+
 /* SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2; SIGPIPE is ignored. Before any thread is started. */
 void process_block_signals(void);
 
@@ -22,6 +24,12 @@ struct process_signals *process_signals_open(const char *program);
 void process_on_signals(struct process_signals *p, void (*stop)(void *user), void (*reload)(void *user), void *user);
 /* Signals are blocked still, and nobody takes them any more. */
 void process_signals_close(struct process_signals *p);
+
+/*
+ * Says on stderr why a program ends, if not with TD_OK, and returns its exit status: 0; 2 for TD_ERR_INVALID, which is what a user
+ * must change in the options; 1 for all else. text may be empty.
+ */
+int process_exit_status(const char *program, enum td_status status, const char *text);
 
 /*
  * Writes "ADDRESS\n" to the descriptor named by TANDEM_READY_FD, if that is set, and closes it: how a supervisor learns

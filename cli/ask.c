@@ -5,301 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static ProtobufCBinaryData bytes_of(json_t *v)
-{
-    return (ProtobufCBinaryData){json_string_length(v), (uint8_t *)(uintptr_t)json_string_value(v)};
-}
-
-/* ---------------------------------------------------------------- request */
-
-struct ask_message { /* arrays that the message borrows until it is packed */
-    Tandem__V1__GenerateRequest m;
-    Tandem__V1__TokenPrompt tokens;
-    Tandem__V1__ChatPrompt chat;
-    Tandem__V1__ChatMessage *messages, **message_list;
-    Tandem__V1__Sampling sampling;
-    Tandem__V1__LogitBias *bias, **bias_list;
-    Tandem__V1__Stopping stopping;
-    Tandem__V1__Slo slo;
-    char **dumps; /* JSON as text */
-    size_t n_dumps;
-    struct td_error error;
-    bool bad;
-};
-
-static void complain(struct ask_message *b, const char *member, const char *what)
-{
-    if (!b->bad)
-        td_fail(&b->error, TD_ERR_INVALID, "%s: %s", member, what);
-    b->bad = true;
-}
-
-static uint32_t *id_list(struct ask_message *b, json_t *list, const char *member, size_t *n_out)
-{
-    size_t n = json_array_size(list), i;
-    uint32_t *ids = mem_array(n, sizeof(*ids));
-    json_t *v;
-    if (!json_is_array(list))
-        complain(b, member, "not a list");
-    json_array_foreach(list, i, v)
-    {
-        if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > UINT32_MAX)
-            complain(b, member, "holds something else than token ids");
-        else
-            ids[i] = (uint32_t)json_integer_value(v);
-    }
-    *n_out = n;
-    return ids;
-}
-
-/* A list or an object of the request, as text. */
-static ProtobufCBinaryData dumped(struct ask_message *b, json_t *v)
-{
-    b->dumps = mem_resize(b->dumps, b->n_dumps + 1, sizeof(*b->dumps));
-    char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
-    b->dumps[b->n_dumps++] = text;
-    return (ProtobufCBinaryData){strlen(text), (uint8_t *)text};
-}
-
-static void build_chat(struct ask_message *b, json_t *r, json_t *list)
-{
-    size_t n = json_array_size(list), i;
-    json_t *v, *tools = json_object_get(r, "tools"), *variables = json_object_get(r, "variables");
-    tandem__v1__chat_prompt__init(&b->chat);
-    b->messages = mem_array(n, sizeof(*b->messages));
-    b->message_list = mem_array(n, sizeof(*b->message_list));
-    json_array_foreach(list, i, v)
-    {
-        bool plain = json_object_size(v) == 2 && json_is_string(json_object_get(v, "role")) &&
-                     json_is_string(json_object_get(v, "content"));
-        tandem__v1__chat_message__init(&b->messages[i]);
-        if (plain) {
-            b->messages[i].role = bytes_of(json_object_get(v, "role"));
-            b->messages[i].content = bytes_of(json_object_get(v, "content"));
-        } else {
-            b->messages[i].json = dumped(b, v);
-        }
-        b->message_list[i] = &b->messages[i];
-    }
-    b->chat.n_messages = n;
-    b->chat.messages = b->message_list;
-    if (tools)
-        b->chat.tools = dumped(b, tools);
-    if (variables)
-        b->chat.variables = dumped(b, variables);
-    b->chat.no_generation_prompt = json_is_false(json_object_get(r, "add_generation_prompt"));
-    b->m.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_CHAT;
-    b->m.chat = &b->chat;
-}
-
-static void build_prompt(struct ask_message *b, json_t *r)
-{
-    json_t *ids = json_object_get(r, "prompt_ids"), *messages = json_object_get(r, "messages"),
-           *text = json_object_get(r, "prompt");
-    if (ids) {
-        tandem__v1__token_prompt__init(&b->tokens);
-        b->tokens.ids = id_list(b, ids, "prompt_ids", &b->tokens.n_ids);
-        b->m.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TOKENS;
-        b->m.tokens = &b->tokens;
-    } else if (messages) {
-        build_chat(b, r, messages);
-    } else if (json_is_string(text)) {
-        b->m.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
-        b->m.text = bytes_of(text);
-        b->m.has_add_special_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_ADD_SPECIAL_TOKENS_ADD_SPECIAL_TOKENS;
-        b->m.add_special_tokens = !json_is_false(json_object_get(r, "add_special_tokens"));
-    } else {
-        complain(b, "prompt", "none of prompt, prompt_ids, messages is there");
-    }
-}
-
-static uint64_t whole(struct ask_message *b, json_t *r, const char *member, double max)
-{
-    json_t *v = json_object_get(r, member);
-    if (v && (!json_is_integer(v) || json_integer_value(v) < 0 || (double)json_integer_value(v) > max))
-        complain(b, member, "not a whole number in range");
-    return b->bad ? 0 : (uint64_t)json_integer_value(v);
-}
-
-/* A router that does not know fractions yet gets the limit rounded up: rounded down, a short one would be none. */
-static uint32_t rounded_up(double ms)
-{
-    return (uint32_t)fmin(ceil(ms), UINT32_MAX);
-}
-
-void ask_limits(Tandem__V1__Slo *slo, double ttft_ms, double tpot_ms)
-{
-    slo->ttft_ms = rounded_up(ttft_ms);
-    slo->tpot_ms = rounded_up(tpot_ms);
-    slo->exact_ttft_ms = ttft_ms;
-    slo->exact_tpot_ms = tpot_ms;
-}
-
-/* A limit of time, with fractions. */
-static double limit_ms(struct ask_message *b, json_t *r, const char *member)
-{
-    json_t *v = json_object_get(r, member);
-    double ms = json_number_value(v);
-    if (v && (!json_is_number(v) || !(ms >= 0 && ms <= 1e12) || (ms > 0 && ms < OPTIONS_LEAST_MS)))
-        complain(b, member, "not 0, nor milliseconds from 0.001 on");
-    return b->bad ? 0 : ms;
-}
-
-static float real(struct ask_message *b, json_t *r, const char *member)
-{
-    json_t *v = json_object_get(r, member);
-    if (v && !json_is_number(v))
-        complain(b, member, "not a number");
-    return (float)json_number_value(v);
-}
-
-static void build_bias(struct ask_message *b, json_t *bias)
-{
-    size_t n = json_object_size(bias), i = 0;
-    const char *key;
-    json_t *v;
-    b->bias = mem_array(n, sizeof(*b->bias));
-    b->bias_list = mem_array(n, sizeof(*b->bias_list));
-    json_object_foreach(bias, key, v)
-    {
-        tandem__v1__logit_bias__init(&b->bias[i]);
-        b->bias[i].id = (uint32_t)strtoul(key, NULL, 10);
-        b->bias[i].bias = (float)json_number_value(v);
-        b->bias_list[i] = &b->bias[i];
-        i++;
-    }
-    b->sampling.n_logit_bias = n;
-    b->sampling.logit_bias = b->bias_list;
-}
-
-static void build_sampling(struct ask_message *b, json_t *r)
-{
-    Tandem__V1__Sampling *s = &b->sampling;
-    tandem__v1__sampling__init(s);
-#define PRESENT(member, case_field, case_value)                                                                        \
-    if (json_object_get(r, #member)) {                                                                                 \
-        s->case_field = case_value;                                                                                    \
-        s->member = real(b, r, #member);                                                                               \
-    }
-    PRESENT(temperature, has_temperature_case, TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE)
-    PRESENT(top_p, has_top_p_case, TANDEM__V1__SAMPLING__HAS_TOP_P_TOP_P)
-    PRESENT(min_p, has_min_p_case, TANDEM__V1__SAMPLING__HAS_MIN_P_MIN_P)
-    PRESENT(typical_p, has_typical_p_case, TANDEM__V1__SAMPLING__HAS_TYPICAL_P_TYPICAL_P)
-    PRESENT(repetition_penalty, has_repetition_penalty_case,
-            TANDEM__V1__SAMPLING__HAS_REPETITION_PENALTY_REPETITION_PENALTY)
-#undef PRESENT
-    if (json_object_get(r, "top_k")) {
-        s->has_top_k_case = TANDEM__V1__SAMPLING__HAS_TOP_K_TOP_K;
-        s->top_k = (uint32_t)whole(b, r, "top_k", UINT32_MAX);
-    }
-    if (json_object_get(r, "seed")) {
-        s->has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED;
-        s->seed = whole(b, r, "seed", 9.3e18);
-    }
-    if (json_is_true(json_object_get(r, "greedy"))) {
-        s->has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE;
-        s->temperature = 0;
-    }
-    s->presence_penalty = real(b, r, "presence_penalty");
-    s->frequency_penalty = real(b, r, "frequency_penalty");
-    s->n = (uint32_t)whole(b, r, "n", UINT32_MAX);
-    if (json_object_get(r, "allowed_ids"))
-        s->allowed_ids = id_list(b, json_object_get(r, "allowed_ids"), "allowed_ids", &s->n_allowed_ids);
-    if (json_object_get(r, "logit_bias"))
-        build_bias(b, json_object_get(r, "logit_bias"));
-    b->m.sampling = s;
-}
-
-static void build_stopping(struct ask_message *b, json_t *r)
-{
-    Tandem__V1__Stopping *s = &b->stopping;
-    json_t *stop = json_object_get(r, "stop"), *v;
-    size_t i;
-    tandem__v1__stopping__init(s);
-    if (json_object_get(r, "max_tokens")) {
-        s->has_max_tokens_case = TANDEM__V1__STOPPING__HAS_MAX_TOKENS_MAX_TOKENS;
-        s->max_tokens = (uint32_t)whole(b, r, "max_tokens", UINT32_MAX);
-    }
-    s->min_tokens = (uint32_t)whole(b, r, "min_tokens", UINT32_MAX);
-    s->ignore_eos = json_is_true(json_object_get(r, "ignore_eos"));
-    s->n_stop = json_is_string(stop) ? 1 : json_array_size(stop);
-    s->stop = mem_array(s->n_stop, sizeof(*s->stop));
-    if (json_is_string(stop))
-        s->stop[0] = bytes_of(stop);
-    json_array_foreach(stop, i, v) s->stop[i] = bytes_of(v);
-    if (json_object_get(r, "stop_ids"))
-        s->stop_ids = id_list(b, json_object_get(r, "stop_ids"), "stop_ids", &s->n_stop_ids);
-    b->m.stopping = s;
-}
-
-static void build(struct ask_message *b, json_t *r)
-{
-    json_t *id = json_object_get(r, "id"), *priority = json_object_get(r, "priority");
-    tandem__v1__generate_request__init(&b->m);
-    tandem__v1__slo__init(&b->slo);
-    build_prompt(b, r);
-    build_sampling(b, r);
-    build_stopping(b, r);
-    ask_limits(&b->slo, limit_ms(b, r, "ttft_ms"), limit_ms(b, r, "tpot_ms"));
-    b->slo.deadline_ms = (uint32_t)whole(b, r, "deadline_ms", UINT32_MAX);
-    b->m.slo = &b->slo;
-    b->m.priority = (int32_t)json_integer_value(priority);
-    b->m.model = bytes_of(json_object_get(r, "model"));
-    b->m.lora = bytes_of(json_object_get(r, "lora"));
-    b->m.tenant = bytes_of(json_object_get(r, "tenant"));
-    b->m.cache_salt = bytes_of(json_object_get(r, "cache_salt"));
-    b->m.workflow_id = bytes_of(json_object_get(r, "workflow_id"));
-    b->m.request_id = bytes_of(id);
-    if (b->m.request_id.len > 64) /* a label of ours comes back by itself; the server's is for logs */
-        b->m.request_id.len = 64;
-    b->m.want_ids = true;
-    b->m.want_logprobs = json_is_true(json_object_get(r, "logprobs"));
-    b->m.top_logprobs = (uint32_t)whole(b, r, "top_logprobs", UINT32_MAX);
-    b->m.echo = json_is_true(json_object_get(r, "echo"));
-    if (json_is_boolean(json_object_get(r, "skip_special_tokens"))) {
-        b->m.has_skip_special_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_SKIP_SPECIAL_TOKENS_SKIP_SPECIAL_TOKENS;
-        b->m.skip_special_tokens = json_is_true(json_object_get(r, "skip_special_tokens"));
-    }
-    b->m.bypass_cache = json_is_true(json_object_get(r, "bypass_cache"));
-    b->m.want_prompt_logprobs = json_is_true(json_object_get(r, "prompt_logprobs"));
-}
-
-void ask_message_free(struct ask_message *b)
-{
-    if (!b)
-        return;
-    for (size_t i = 0; i < b->n_dumps; i++)
-        free(b->dumps[i]);
-    free(b->dumps);
-    free(b->tokens.ids);
-    free(b->messages);
-    free(b->message_list);
-    free(b->bias);
-    free(b->sampling.allowed_ids);
-    free(b->bias_list);
-    free(b->stopping.stop);
-    free(b->stopping.stop_ids);
-    free(b);
-}
-
-Tandem__V1__GenerateRequest *ask_message_get(struct ask_message *b)
-{
-    return &b->m;
-}
-
-enum td_status ask_message_make(json_t *request, struct ask_message **out, struct td_error *e)
-{
-    struct ask_message *b = mem_zalloc(sizeof(*b));
-    *out = NULL;
-    build(b, request);
-    if (b->bad) {
-        *e = b->error;
-        ask_message_free(b);
-        return TD_ERR_INVALID;
-    }
-    *out = b;
-    return TD_OK;
-}
+#include "proto/ask/ask_params.h"
 
 /* ----------------------------------------------------------------- answer */
 
@@ -360,7 +66,7 @@ static void on_end(struct rpc_call *call, enum rpc_code code, const char *text)
 struct ask *ask_start(struct rpc_client *c, json_t *request, void (*on_text)(struct ask *, const void *, size_t),
                       void (*on_done)(struct ask *), void *user)
 {
-    struct ask_message *b;
+    struct ask_message *b = NULL;
     struct td_error e = {{0}};
     struct ask *a = mem_zalloc(sizeof(*a));
     *a = (struct ask){.request = request, .on_text = on_text, .on_done = on_done, .user = user};
@@ -368,7 +74,7 @@ struct ask *ask_start(struct rpc_client *c, json_t *request, void (*on_text)(str
     a->logprobs = json_array();
     a->top_logprobs = json_array();
     bool bad = ask_message_make(request, &b, &e) != TD_OK;
-    uint32_t n_choices = bad ? 1 : b->sampling.n;
+    uint32_t n_choices = bad ? 1 : ask_message_get(b)->sampling->n;
     a->n_more = n_choices > 1 && n_choices <= ASK_MAX_CHOICES ? n_choices - 1 : 0;
     for (uint32_t i = 0; i < a->n_more; i++)
         a->more[i] = (struct ask_choice){.ids = json_array(), .logprobs = json_array(), .top_logprobs = json_array()};
@@ -384,7 +90,7 @@ struct ask *ask_start(struct rpc_client *c, json_t *request, void (*on_text)(str
         return a;
     }
     struct rpc_call *call = rpc_call_ref(a->call); /* on_done may free the ask before we are through */
-    rpc_call_send(call, &b->m.base);
+    rpc_call_send(call, &ask_message_get(b)->base);
     rpc_call_close_send(call);
     rpc_call_unref(call);
     ask_message_free(b);
@@ -468,7 +174,7 @@ static void add_end(json_t *o, const Tandem__V1__GenerateEnd *e)
     if (e->predicted)
         json_object_set_new(o, "predicted",
                             json_pack("{s:f,s:f}", "ttft_ms", e->predicted->ttft_ms, "tpot_ms", e->predicted->tpot_ms));
-    json_object_set_new(o, "seed", json_integer((json_int_t)e->seed));
+    json_object_set_new(o, "seed", ask_seed_json(e->seed));
     json_object_set_new(o, "replans", json_integer((json_int_t)e->replans));
     if (e->n_prompt_logprobs) {
         json_t *list = json_array();

@@ -24,7 +24,7 @@ struct audit_options {
 
 #define AT(member) offsetof(struct audit_options, member)
 static const struct option TABLE[] = {
-    {"router", OPT_STRING, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
     {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "one JSON object"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
@@ -103,7 +103,7 @@ int cli_audit(int argc, char **argv)
     enum rpc_code code = rpc_unary(c, "/tandem.admin.v1.Admin/Audit", &request.base,
                                    &tandem__admin__v1__audit_response__descriptor, CALL_MS, &m, &text);
     if (code) {
-        exit_code = cli_fail("audit", "%s: %s: %s", router, rpc_code_name(code), text.text);
+        exit_code = cli_rpc_fail("audit", router, code, text.text);
     } else {
         const audit_response *a = (const audit_response *)m;
         o.json ? print_json(a) : print_table(a);

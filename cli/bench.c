@@ -42,11 +42,11 @@ static const struct option TABLE[] = {
     {"paths", OPT_STRING, AT(paths), "mapped+shm+tcp", NULL, 0, 0,
      "transfer: mapped, shm, tcp or lists of UCX transports, joined by +"},
     {"rounds", OPT_INT, AT(rounds), "10", NULL, 1, 100, "transfer: interleaved rounds a row"},
-    {"serve", OPT_STRING, AT(serve), NULL, "HOST:PORT", 0, 0,
+    {"serve", OPT_ADDRESS, AT(serve), NULL, "HOST:PORT", 0, 0,
      "transfer: hold pages for a reader elsewhere; of --paths the first counts"},
-    {"peer", OPT_STRING, AT(peer), NULL, "HOST:PORT", 0, 0,
+    {"peer", OPT_ADDRESS, AT(peer), NULL, "HOST:PORT", 0, 0,
      "transfer: read from the one that serves there; of --paths the first"},
-    {"secret", OPT_STRING, AT(secret), "", NULL, 0, 0, "transfer: of --serve and --peer, the same on both sides"},
+    {"secret", OPT_SECRET, AT(secret), "", NULL, 0, 0, "transfer: of --serve and --peer, the same on both sides"},
     {"blocks", OPT_STRING, AT(blocks), NULL, "FILE", 0, 0,
      "codec: pages to encode, from tandem store export; default: made up"},
     {"trace", OPT_STRING, AT(trace), NULL, "FILE", 0, 0, "eviction: requests with block ids, in Mooncake's format"},
@@ -202,7 +202,7 @@ static int usage(const char *unknown)
     if (unknown)
         fprintf(stderr, "tandem bench: '%s' is no area; these are:\n", unknown);
     else
-        fprintf(stderr, "tandem bench: give an area:\n");
+        fprintf(stderr, "tandem bench: give an AREA:\n");
     for (int i = 0; i < N_AREAS; i++)
         fprintf(stderr, "  %-10s %s\n", AREAS[i].name, AREAS[i].about);
     return 2;

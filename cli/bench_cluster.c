@@ -82,7 +82,7 @@ static enum td_status open_cluster(const char *model, const char *const *args, c
         return s;
     const struct rpc_client_config c = {.target = local_router(*cluster_out)};
     s = rpc_client_open(&c, client_out, e);
-    return s || cli_wait_ready("bench", *client_out, 10000)
+    return s || cli_wait_ready("bench", *client_out, c.target, 10000)
                ? s
                : td_fail(e, TD_ERR_DEADLINE, "the cluster did not get ready");
 }

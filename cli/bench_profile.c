@@ -44,6 +44,9 @@ struct profile_bench {
     struct kind *kinds;
     uint32_t n_kinds;
     FILE *file; /* where the rows go; NULL: nowhere */
+    bool is_counting;
+    uint32_t n_rows, n_done;
+    uint64_t told_ns;
 };
 
 static struct kind *kind_of(struct profile_bench *b, double n_prompt, double cached, uint32_t batch, double context)
@@ -139,12 +142,30 @@ static enum td_status run_mixed(struct profile_bench *b, uint32_t batch, uint32_
 
 typedef enum td_status run_kind(struct profile_bench *b, uint32_t batch, uint32_t n, struct td_error *e);
 
+/* It takes minutes: says on stderr how far it is, once a second. */
+static void say_progress(struct profile_bench *b)
+{
+    uint64_t now = clock_now(&b->m.clock);
+    b->n_done++;
+    if (now < b->told_ns + NS_PER_S && b->n_done < b->n_rows)
+        return;
+    b->told_ns = now;
+    fprintf(stderr, "tandem bench: profile: %u of %u rows\n", b->n_done, b->n_rows);
+}
+
+/* While rows are counted nothing is run. */
 static enum td_status repeat(struct profile_bench *b, run_kind *run, uint32_t batch, uint32_t n, struct td_error *e)
 {
     uint64_t start = clock_now(&b->m.clock);
+    if (b->is_counting) {
+        b->n_rows++;
+        return TD_OK;
+    }
     enum td_status s = TD_OK;
     for (uint32_t i = 0; !s && (i < MIN_REPEATS || clock_now(&b->m.clock) - start < b->row_ns); i++)
         s = run(b, batch, n, e);
+    if (!s)
+        say_progress(b);
     return s;
 }
 
@@ -280,6 +301,10 @@ enum td_status bench_profile(const struct bench_options *o, struct bench_rows *o
         s = bench_engine_open(&b->m, o, 2 * BATCH_CONTEXT + MAX_BATCH * (MIXED_ANSWER + BENCH_PAGE_TOKENS),
                               CHUNK + MAX_BATCH, CHUNK, e);
     }
+    b->is_counting = true;
+    if (!s)
+        s = measure(b, e);
+    b->is_counting = false;
     if (!s)
         s = measure(b, e);
     if (!s)

@@ -394,7 +394,7 @@ enum td_status bench_router(const struct bench_options *o, struct bench_rows *ou
         .target = x.address, .max_message_bytes = 16 << 20, .max_queued_bytes = 64 << 20};
     if (!s)
         s = rpc_client_open(&c, &x.client, e);
-    if (!s && !cli_wait_ready("bench", x.client, 20000))
+    if (!s && !cli_wait_ready("bench", x.client, x.address, 20000))
         s = td_fail(e, TD_ERR_DEADLINE, "the router did not get ready");
     if (!s)
         s = measure(&x, out, e);

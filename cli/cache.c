@@ -26,7 +26,7 @@ static const struct option TABLE[] = {
     {"chat", OPT_BOOL, AT(chat), "true", NULL, 0, 0, "PROMPT is a user's turn, if the model has a chat template"},
     {"tenant", OPT_STRING, AT(tenant), NULL, "NAME", 0, 0, "whose prompt it is"},
     {"cache-salt", OPT_STRING, AT(salt), NULL, "TEXT", 0, 0, "that its requests come with"},
-    {"router", OPT_STRING, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
     {"wait-ms", OPT_MS, AT(wait_ms), "30000", NULL, 0, 3.6e6, "how long to wait for the cluster to be ready"},
     {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "the answer as one JSON object"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
@@ -34,6 +34,7 @@ static const struct option TABLE[] = {
 
 struct session {
     const struct cache_options *o;
+    const char *router;
     struct rpc_client *client;
     const char **rest; /* after the action */
     int n_rest;
@@ -52,8 +53,9 @@ static json_t *numbers(const ProtobufCMessage *m)
     return r;
 }
 
-static int call(const struct session *s, const char *path, const ProtobufCMessage *request,
-                const ProtobufCMessageDescriptor *answer)
+/* Prints the answer. Exit code; *r_out only with 0. */
+static int call_for(const struct session *s, const char *path, const ProtobufCMessage *request,
+                    const ProtobufCMessageDescriptor *answer, json_t **r_out)
 {
     struct td_error e = {{0}};
     ProtobufCMessage *m = NULL;
@@ -61,19 +63,26 @@ static int call(const struct session *s, const char *path, const ProtobufCMessag
     json_t *value;
     enum rpc_code code = rpc_unary(s->client, path, request, answer, CALL_MS, &m, &e);
     if (code)
-        return cli_fail("cache", "%s: %s: %s", cli_router(s->o->router), rpc_code_name(code), e.text);
-    json_t *r = numbers(m);
+        return cli_rpc_fail("cache", s->router, code, e.text);
+    *r_out = numbers(m);
     protobuf_c_message_free_unpacked(m, NULL);
-    if (s->o->json) {
-        cli_print_json(r);
-        return 0;
-    }
-    json_object_foreach(r, key, value)
+    if (s->o->json)
+        cli_print_json(json_incref(*r_out));
+    json_object_foreach(*r_out, key, value)
     {
-        printf("%-16s %lld\n", key, (long long)json_integer_value(value));
+        if (!s->o->json)
+            printf("%-16s %lld\n", key, (long long)json_integer_value(value));
     }
-    json_decref(r);
     return 0;
+}
+
+static int call(const struct session *s, const char *path, const ProtobufCMessage *request,
+                const ProtobufCMessageDescriptor *answer)
+{
+    json_t *r = NULL;
+    int exit_code = call_for(s, path, request, answer, &r);
+    json_decref(r);
+    return exit_code;
 }
 
 static int pin(const struct session *s, Tandem__V1__GenerateRequest *prefix)
@@ -81,7 +90,15 @@ static int pin(const struct session *s, Tandem__V1__GenerateRequest *prefix)
     Tandem__V1__PinRequest m = TANDEM__V1__PIN_REQUEST__INIT;
     m.prefix = prefix;
     m.ttl_ms = (uint32_t)s->o->ttl_ms;
-    return call(s, "/tandem.v1.Tandem/Pin", &m.base, &tandem__v1__pin_response__descriptor);
+    json_t *r = NULL;
+    int exit_code = call_for(s, "/tandem.v1.Tandem/Pin", &m.base, &tandem__v1__pin_response__descriptor, &r);
+    if (!exit_code && !json_integer_value(json_object_get(r, "prefix_tokens")))
+        exit_code =
+            cli_fail("cache", "nothing is kept: the prompt has no full block; tandem tokenize counts its tokens");
+    else if (!exit_code && !json_integer_value(json_object_get(r, "told")))
+        exit_code = cli_fail("cache", "nothing is kept yet: no worker or store is there; see tandem status");
+    json_decref(r);
+    return exit_code;
 }
 
 static int release(const struct session *s, Tandem__V1__GenerateRequest *prefix)
@@ -122,12 +139,11 @@ static int action_of(const char *name)
 static json_t *read_request(const struct session *s)
 {
     struct bytes prompt = {0};
-    json_error_t je;
     json_t *r = NULL;
     if (s->o->request) {
-        r = json_loads(s->o->request, JSON_ALLOW_NUL, &je);
+        r = json_loads(s->o->request, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, NULL);
         if (!json_is_object(r)) {
-            cli_fail("cache", "--request: not a JSON object");
+            cli_usage("cache", "--request: '%.100s' is not a JSON object", s->o->request);
             json_decref(r);
             return NULL;
         }
@@ -148,11 +164,17 @@ static int run(const struct session *s, int action)
     struct td_error e = {{0}};
     if (s->o->all)
         return flush_all(s);
-    json_t *r = cli_wait_ready("cache", s->client, s->o->wait_ms) ? read_request(s) : NULL;
-    if (!r)
+    if (!s->o->request &&
+        !cli_wait_ready("cache", s->client, s->router, s->o->wait_ms)) /* it says whether there are chats */
         return 1;
-    int exit_code =
-        ask_message_make(r, &m, &e) ? cli_fail("cache", "%s", e.text) : ACTIONS[action].run(s, ask_message_get(m));
+    json_t *r = read_request(s);
+    if (!r)
+        return 2;
+    int exit_code = 1;
+    if (ask_message_make(r, &m, &e))
+        exit_code = cli_usage("cache", "%s", e.text);
+    else if (cli_wait_ready("cache", s->client, s->router, s->o->wait_ms))
+        exit_code = ACTIONS[action].run(s, ask_message_get(m));
     ask_message_free(m);
     json_decref(r);
     return exit_code;
@@ -170,13 +192,18 @@ int cli_cache(int argc, char **argv)
         argc, argv, &o, words, &s.n_rest, &exit_code);
     if (go && s.n_rest)
         action = action_of(words[0]);
-    if (go && (action == N_ACTIONS || (o.all && ACTIONS[action].run != flush))) {
-        cli_fail("cache", o.all ? "--all is for flush" : "say pin, release or flush");
-        exit_code = 2;
+    if (go && action == N_ACTIONS) {
+        exit_code = s.n_rest ? cli_usage("cache", "'%s' is none of pin, release, flush", words[0])
+                             : cli_usage("cache", "say pin, release or flush");
+    } else if (go && o.all && ACTIONS[action].run != flush) {
+        exit_code = cli_usage("cache", "--all is for flush");
+    } else if (go && (o.all || o.request) && s.n_rest > 1) {
+        exit_code = cli_usage("cache", "'%s': --all and --request take no PROMPT", words[1]);
     } else if (go) {
         s.rest++;
         s.n_rest--;
-        s.client = cli_connect("cache", cli_router(o.router));
+        s.router = cli_router(o.router);
+        s.client = cli_connect("cache", s.router);
         exit_code = s.client ? run(&s, action) : 1;
         rpc_client_close(s.client);
     }

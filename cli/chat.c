@@ -7,20 +7,17 @@
 #include <unistd.h>
 
 #include "cli/ask.h"
+#include "cli/params.h"
 
 struct chat_options {
     const char *router, *system;
-    int64_t max_tokens, seed;
-    double temperature;
+    struct cli_params params;
 };
 
 #define AT(member) offsetof(struct chat_options, member)
 static const struct option TABLE[] = {
-    {"router", OPT_STRING, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
     {"system", OPT_STRING, AT(system), NULL, "TEXT", 0, 0, "a system message"},
-    {"max-tokens", OPT_INT, AT(max_tokens), "0", NULL, 0, 1e9, "of each answer; 0: the model's own, or as many as fit"},
-    {"temperature", OPT_DOUBLE, AT(temperature), "-1", "X", -1, 100, "0: greedy; -1: the model's own"},
-    {"seed", OPT_INT, AT(seed), "-1", "N", -1, 9e15, "-1: drawn for each answer"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
@@ -61,12 +58,7 @@ static bool answer(struct rpc_client *c, const struct chat_options *o, json_t *m
     pthread_mutex_init(&t.lock, NULL);
     pthread_cond_init(&t.changed, NULL);
     json_object_set(r, "messages", messages);
-    if (o->max_tokens)
-        json_object_set_new(r, "max_tokens", json_integer(o->max_tokens));
-    if (o->temperature >= 0)
-        json_object_set_new(r, "temperature", json_real(o->temperature));
-    if (o->seed >= 0)
-        json_object_set_new(r, "seed", json_integer(o->seed));
+    cli_params_add(&o->params, r, false);
     struct ask *a = ask_start(c, r, show, done, &t);
     pthread_mutex_lock(&t.lock);
     while (!t.done)
@@ -77,34 +69,43 @@ static bool answer(struct rpc_client *c, const struct chat_options *o, json_t *m
     if (ok)
         say(messages, "assistant", a->text.data, a->text.len);
     else
-        cli_fail("chat", "%s: %s", rpc_code_name(a->code), a->error);
+        cli_rpc_fail("chat", cli_router(o->router), a->code, a->error);
     ask_free(a);
     return ok;
 }
 
-int cli_chat(int argc, char **argv)
+static int converse(const struct chat_options *o)
 {
-    struct chat_options o = {0};
-    int exit_code;
-    if (!cli_options("chat", "[options]", "A conversation; an empty line or Ctrl-D ends it.", TABLE, argc, argv, &o,
-                     NULL, NULL, &exit_code))
-        return exit_code;
-    struct rpc_client *c = cli_connect("chat", cli_router(o.router));
+    struct rpc_client *c = cli_connect("chat", cli_router(o->router));
     struct bytes line = {0};
     json_t *messages = json_array();
     bool ok = c != NULL;
-    if (o.system)
-        say(messages, "system", o.system, strlen(o.system));
+    if (o->system)
+        say(messages, "system", o->system, strlen(o->system));
     while (ok) {
         if (isatty(0))
             fputs("> ", stdout), fflush(stdout);
         if (!cli_read_line(&line) || !line.len)
             break;
         say(messages, "user", line.data, line.len);
-        ok = answer(c, &o, messages);
+        ok = answer(c, o, messages);
     }
     json_decref(messages);
     bytes_free(&line);
     rpc_client_close(c);
     return ok ? 0 : 1;
+}
+
+int cli_chat(int argc, char **argv)
+{
+    struct chat_options o = {0};
+    struct option *table = cli_params_table(TABLE, AT(params));
+    int exit_code;
+    if (cli_options("chat", "[options]", "A conversation; an empty line or Ctrl-D ends it.", table, argc, argv, &o,
+                    NULL, NULL, &exit_code)) {
+        exit_code = cli_params_read("chat", &o.params) ? converse(&o) : 2;
+        cli_params_free(&o.params);
+    }
+    free(table);
+    return exit_code;
 }

@@ -1,3 +1,4 @@
+#include <ctype.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,38 +9,73 @@
 
 #include "cli/cli.h"
 
+const char *cli_router(const char *option)
+{
+    const char *env = getenv("TANDEM_ROUTER");
+    return option ? option : env && *env ? env : CLI_DEFAULT_ROUTER;
+}
+
+/* Options were checked when they were read. */
+static bool check_environment(struct td_error *e)
+{
+    return !options_check_ports("TANDEM_ROUTER", cli_router(NULL), e);
+}
+
 bool cli_options(const char *command, const char *usage, const char *about, const struct option *table, int argc,
                  char **argv, void *values, const char **rest_out, int *n_rest_out, int *exit_out)
 {
-    char program[64];
+    char program[64], prefix[64];
     static char *strings; /* of a config file: borrowed by the values until the process ends */
     struct td_error e = {{0}};
     enum options_action action;
     snprintf(program, sizeof(program), "tandem %s", command);
-    const struct options o = {.program = program, .usage = usage, .about = about, .table = table};
+    snprintf(prefix, sizeof(prefix), "TANDEM_%s", command);
+    for (char *c = prefix; *c; c++)
+        *c = (char)toupper((unsigned char)*c);
+    const struct options o = {.program = program, .usage = usage, .about = about, .env_prefix = prefix, .table = table};
     enum td_status s = options_parse(&o, argc, argv, values, rest_out, n_rest_out, &strings, &action, &e);
-    *exit_out = s ? 2 : 0;
+    if (!s && action == OPTIONS_RUN && !check_environment(&e))
+        s = TD_ERR_INVALID;
+    *exit_out = s == TD_ERR_INVALID ? 2 : s ? 1 : 0;
     if (s)
         fprintf(stderr, "%s: %s\n", program, e.text);
     return !s && action == OPTIONS_RUN;
 }
 
+static void say(const char *command, const char *format, va_list args)
+{
+    fflush(stdout);
+    fprintf(stderr, "tandem %s: ", command);
+    vfprintf(stderr, format, args);
+}
+
 int cli_fail(const char *command, const char *format, ...)
 {
     va_list args;
-    fflush(stdout);
-    fprintf(stderr, "tandem %s: ", command);
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    say(command, format, args);
     va_end(args);
     fputc('\n', stderr);
     return 1;
 }
 
-const char *cli_router(const char *option)
+int cli_usage(const char *command, const char *format, ...)
 {
-    const char *env = getenv("TANDEM_ROUTER");
-    return option ? option : env && *env ? env : CLI_DEFAULT_ROUTER;
+    va_list args;
+    va_start(args, format);
+    say(command, format, args);
+    va_end(args);
+    fprintf(stderr, "; see tandem %s --help\n", command);
+    return 2;
+}
+
+bool cli_words(const char *command, const char *what, const char **words, int n, int least, int most, int *exit_out)
+{
+    if (n > most)
+        *exit_out = cli_usage(command, "'%s': one word too many", words[most]);
+    else if (n < least)
+        *exit_out = cli_usage(command, "%s is missing", what);
+    return n >= least && n <= most;
 }
 
 struct rpc_client *cli_connect(const char *command, const char *target)
@@ -53,7 +89,15 @@ struct rpc_client *cli_connect(const char *command, const char *target)
     return c;
 }
 
-bool cli_wait_ready(const char *command, struct rpc_client *client, int64_t wait_ms)
+int cli_rpc_fail(const char *command, const char *router, enum rpc_code code, const char *text)
+{
+    const char *hint = "";
+    if (code == RPC_UNAVAILABLE)
+        hint = "; does a router listen there? tandem up starts a cluster, --router and TANDEM_ROUTER say where one is";
+    return cli_fail(command, "%s: %s: %s%s", router, rpc_code_name(code), text, hint);
+}
+
+bool cli_wait_ready(const char *command, struct rpc_client *client, const char *router, int64_t wait_ms)
 {
     Tandem__V1__ListModelsRequest request = TANDEM__V1__LIST_MODELS_REQUEST__INIT;
     struct td_error e = {{0}};
@@ -67,7 +111,10 @@ bool cli_wait_ready(const char *command, struct rpc_client *client, int64_t wait
         if (ready)
             return true;
         if (waited >= wait_ms) {
-            cli_fail(command, "the cluster is not ready: %s", code ? e.text : "no worker is up");
+            if (code)
+                cli_rpc_fail(command, router, code, e.text);
+            else
+                cli_fail(command, "%s: the cluster is not ready: no worker is up; tandem status shows them", router);
             return false;
         }
         nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
@@ -80,15 +127,15 @@ bool cli_read_prompt(const char *command, const char **rest, int n_rest, struct 
     size_t n;
     for (int i = 0; i < n_rest; i++)
         bytes_printf(out, "%s%s", i ? " " : "", rest[i]);
-    if (n_rest)
-        return true;
-    if (isatty(0)) {
-        cli_fail(command, "give a prompt, or pipe one in");
+    if (!n_rest && isatty(0)) {
+        cli_usage(command, "give a PROMPT, or pipe one in");
         return false;
     }
-    while ((n = fread(chunk, 1, sizeof(chunk), stdin)) > 0)
+    while (!n_rest && (n = fread(chunk, 1, sizeof(chunk), stdin)) > 0)
         bytes_append(out, chunk, n);
-    return true;
+    if (!out->len)
+        cli_usage(command, "the PROMPT is empty");
+    return out->len > 0;
 }
 
 /* Whether the cluster's model takes chats: asked of the router, once it has workers. */

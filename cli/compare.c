@@ -64,19 +64,21 @@ static bool read_report(struct reports *all, const char *path)
 /* "A.json B.json", "A1.json A2.json vs B1.json B2.json". Exit code. */
 static int read_all(struct reports *all, const char **paths, int n)
 {
+    if (n < 2)
+        return cli_usage("compare", "give two reports, or several with vs between the two sides");
     for (int i = 0; i < n; i++) {
         bool between = !strcmp(paths[i], "vs");
         if (between && !all->n_a)
             all->n_a = all->n;
         else if (between)
-            return 1 + cli_fail("compare", "there are two sides: give vs once");
+            return cli_usage("compare", "there are two sides: give vs once");
         else if (!read_report(all, paths[i]))
             return 1;
     }
     if (!all->n_a && all->n == 2)
         all->n_a = 1;
     if (!all->n_a || all->n_a == all->n)
-        return 1 + cli_fail("compare", "give two reports, or several with vs between the two sides");
+        return cli_usage("compare", "give two reports, or several with vs between the two sides");
     return 0;
 }
 

@@ -28,7 +28,7 @@ struct explain_options {
 
 #define AT(member) offsetof(struct explain_options, member)
 static const struct option TABLE[] = {
-    {"router", OPT_STRING, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
     {"last", OPT_INT, AT(last), "1", NULL, 1, 256, "how many decisions, the newest first"},
     {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "one JSON object"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
@@ -133,6 +133,7 @@ int cli_explain(int argc, char **argv)
     bool run = cli_options("explain", "[REQUEST] [options]",
                            "What the router weighed for a request (its request_id), or for the last ones.", TABLE, argc,
                            argv, &o, rest, &n_rest, &exit_code);
+    run = run && cli_words("explain", "REQUEST", rest, n_rest, 0, 1, &exit_code);
     label = run && n_rest ? rest[0] : "";
     free(rest);
     if (!run)
@@ -146,7 +147,7 @@ int cli_explain(int argc, char **argv)
     enum rpc_code code = rpc_unary(c, "/tandem.admin.v1.Admin/Explain", &request.base,
                                    &tandem__admin__v1__explain_response__descriptor, CALL_MS, &m, &text);
     if (code) {
-        exit_code = cli_fail("explain", "%s: %s: %s", router, rpc_code_name(code), text.text);
+        exit_code = cli_rpc_fail("explain", router, code, text.text);
     } else {
         const Tandem__Admin__V1__ExplainResponse *r = (const Tandem__Admin__V1__ExplainResponse *)m;
         exit_code = 0;

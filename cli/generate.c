@@ -1,6 +1,8 @@
 /*
- * tandem generate: one prompt, streamed, or many from standard input (--jsonl: one JSON object a line, see cli/ask.h).
+ * tandem generate: one prompt, streamed, or many from standard input (--jsonl: one JSON object a line,
+ * proto/ask/ask_params.h).
  */
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,108 +10,54 @@
 
 #include "cli/ask.h"
 #include "cli/local.h"
+#include "cli/params.h"
 #include "sched/policy.h"
 
 struct generate_options {
-    const char *router, *model, *plan, *stop, *lora, *tenant, *salt, *worker_options;
-    bool jsonl, json, local, chat, logprobs, ignore_eos, skip_special, timing;
-    int64_t max_tokens, top_k, seed, deadline_ms, priority, concurrency, wait_ms;
-    double temperature, top_p, min_p, typical_p, ttft_ms, tpot_ms;
+    const char *router, *model, *plan, *worker_options;
+    bool jsonl, json, local, chat, logprobs, timing;
+    int64_t concurrency, wait_ms;
+    struct cli_params params;
 };
 
 #define AT(member) offsetof(struct generate_options, member)
 static const struct option TABLE[] = {
-    {"router", OPT_STRING, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
-    {"jsonl", OPT_BOOL, AT(jsonl), NULL, NULL, 0, 0, "requests from standard input, one JSON object a line"},
+    {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    {"jsonl", OPT_BOOL, AT(jsonl), NULL, NULL, 0, 0,
+     "requests from standard input, one JSON object a line; options are defaults of every line"},
     {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "the whole answer as one JSON object"},
     {"concurrency", OPT_INT, AT(concurrency), "64", NULL, 1, 65536, "with --jsonl: requests in flight at most"},
     {"wait-ms", OPT_MS, AT(wait_ms), "30000", NULL, 0, 3.6e6, "how long to wait for the cluster to be ready"},
+    {"chat", OPT_BOOL, AT(chat), "true", NULL, 0, 0, "the text is a user's turn, if the model has a chat template"},
+    {"timing", OPT_BOOL, AT(timing), "true", NULL, 0, 0, "where the time went, on stderr"},
+    {"logprobs", OPT_BOOL, AT(logprobs), "true", NULL, 0, 0, "log-probabilities in JSON answers"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "One process instead of a cluster"},
     {"local", OPT_BOOL, AT(local), NULL, NULL, 0, 0, "run router and workers inside this process; needs --model"},
     {"model", OPT_STRING, AT(model), NULL, "DIR", 0, 0, "with --local: the model's directory"},
     {"plan", OPT_CHOICE, AT(plan), "auto", PLAN_FORCE_NAMES, 0, 0, "with --local: forces every placement"},
     {"worker-options", OPT_STRING, AT(worker_options), NULL, "'--A X ...'", 0, 0,
      "with --local: options of tandem-decode"},
-    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Defaults for every request"},
-    {"chat", OPT_BOOL, AT(chat), "true", NULL, 0, 0, "the text is a user's turn, if the model has a chat template"},
-    {"max-tokens", OPT_INT, AT(max_tokens), "0", NULL, 0, 1e9, "0: the model's own, or as many as fit"},
-    {"temperature", OPT_DOUBLE, AT(temperature), "-1", "X", -1, 100, "0: greedy; -1: the model's own"},
-    {"top-k", OPT_INT, AT(top_k), "-1", "N", -1, 1e9, "-1: the model's own; 0: all"},
-    {"top-p", OPT_DOUBLE, AT(top_p), "-1", "X", -1, 1, "-1: the model's own"},
-    {"min-p", OPT_DOUBLE, AT(min_p), "-1", "X", -1, 1,
-     "least share of the likeliest token's probability; -1: the model's own"},
-    {"typical-p", OPT_DOUBLE, AT(typical_p), "-1", "X", -1, 1,
-     "share of the most typical tokens; -1: the model's own; 0: all"},
-    {"seed", OPT_INT, AT(seed), "-1", "N", -1, 9e15, "-1: drawn, and shown"},
-    {"stop", OPT_STRING, AT(stop), NULL, "TEXT", 0, 0, "ends the answer, and is not shown"},
-    {"ignore-eos", OPT_BOOL, AT(ignore_eos), NULL, NULL, 0, 0, "go on after the end token"},
-    {"skip-special-tokens", OPT_BOOL, AT(skip_special), "true", NULL, 0, 0, "the text leaves out special tokens"},
-    {"logprobs", OPT_BOOL, AT(logprobs), "true", NULL, 0, 0, "log-probabilities in JSON answers"},
-    {"ttft-ms", OPT_LIMIT_MS, AT(ttft_ms), "0", NULL, 0, 3.6e6, "limit for the first token; 0: none"},
-    {"tpot-ms", OPT_LIMIT_MS, AT(tpot_ms), "0", NULL, 0, 3.6e6, "limit for each further token; 0: none"},
-    {"deadline-ms", OPT_MS, AT(deadline_ms), "0", NULL, 0, 3.6e6, "limit for all of it; 0: none"},
-    {"priority", OPT_INT, AT(priority), "0", "N", -10, 10, "higher goes first"},
-    {"lora", OPT_STRING, AT(lora), NULL, "NAME", 0, 0, "the adapter to answer with"},
-    {"tenant", OPT_STRING, AT(tenant), NULL, "NAME", 0, 0, "whose request it is"},
-    {"cache-salt", OPT_STRING, AT(salt), NULL, "TEXT", 0, 0, "shares cached prefixes only with the same"},
-    {"timing", OPT_BOOL, AT(timing), "true", NULL, 0, 0, "where the time went, on stderr"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
 struct session {
     const struct generate_options *o;
+    const char *router;
     struct rpc_client *client;
     pthread_mutex_t lock; /* rpc threads finish asks, the main thread waits for them: a count, no queue needed */
     pthread_cond_t changed;
     int64_t n_flying;
     bool failed;
+    uint64_t n_lines, n_failed,
+        first_failed; /* of input: lines that hold something; the first line that failed, from 1 on */
+    char first_error[256];
 };
-
-static void set_default(json_t *r, const char *member, json_t *value)
-{
-    if (!json_object_get(r, member))
-        json_object_set(r, member, value);
-    json_decref(value);
-}
 
 static void add_defaults(const struct generate_options *o, json_t *r)
 {
-    if (o->max_tokens)
-        set_default(r, "max_tokens", json_integer(o->max_tokens));
-    if (o->temperature >= 0)
-        set_default(r, "temperature", json_real(o->temperature));
-    if (o->top_k >= 0)
-        set_default(r, "top_k", json_integer(o->top_k));
-    if (o->top_p >= 0)
-        set_default(r, "top_p", json_real(o->top_p));
-    if (o->min_p >= 0)
-        set_default(r, "min_p", json_real(o->min_p));
-    if (o->typical_p >= 0)
-        set_default(r, "typical_p", json_real(o->typical_p));
-    if (o->seed >= 0)
-        set_default(r, "seed", json_integer(o->seed));
-    if (o->stop)
-        set_default(r, "stop", json_string(o->stop));
-    if (o->ignore_eos)
-        set_default(r, "ignore_eos", json_true());
-    if (!o->skip_special)
-        set_default(r, "skip_special_tokens", json_false());
-    if (o->logprobs && (o->jsonl || o->json))
-        set_default(r, "logprobs", json_true());
-    if (o->ttft_ms > 0)
-        set_default(r, "ttft_ms", json_real(o->ttft_ms));
-    if (o->tpot_ms > 0)
-        set_default(r, "tpot_ms", json_real(o->tpot_ms));
-    if (o->deadline_ms)
-        set_default(r, "deadline_ms", json_integer(o->deadline_ms));
-    if (o->priority)
-        set_default(r, "priority", json_integer(o->priority));
-    if (o->lora)
-        set_default(r, "lora", json_string(o->lora));
-    if (o->tenant)
-        set_default(r, "tenant", json_string(o->tenant));
-    if (o->salt)
-        set_default(r, "cache_salt", json_string(o->salt));
+    cli_params_add(&o->params, r, o->jsonl);
+    if (o->logprobs && (o->jsonl || o->json) && !json_object_get(r, "logprobs"))
+        json_object_set_new(r, "logprobs", json_true());
 }
 
 static void landed(struct session *s, bool failed)
@@ -131,48 +79,85 @@ static void wait_flying(struct session *s, int64_t below)
 
 /* ------------------------------------------------------------------ jsonl */
 
+struct line {
+    struct session *session;
+    uint64_t number; /* from 1 on */
+};
+
+/* Prints an answer with its line's number in an error; takes the reference. Lock held. */
+static void print_answer(struct session *s, uint64_t number, json_t *answer)
+{
+    json_t *error = json_object_get(answer, "error");
+    if (error) {
+        json_object_set_new(error, "line", json_integer((json_int_t)number));
+        s->n_failed++;
+        if (!s->first_failed || number < s->first_failed) {
+            s->first_failed = number;
+            snprintf(s->first_error, sizeof(s->first_error), "%s: %s",
+                     json_string_value(json_object_get(error, "code")),
+                     json_string_value(json_object_get(error, "message")));
+        }
+    }
+    cli_print_json(answer);
+}
+
 static void line_done(struct ask *a)
 {
-    struct session *s = a->user;
+    struct line *line = a->user;
+    struct session *s = line->session;
     bool failed = a->code != RPC_OK;
     pthread_mutex_lock(&s->lock);
-    cli_print_json(ask_result(a));
+    print_answer(s, line->number, ask_result(a));
     pthread_mutex_unlock(&s->lock);
     ask_free(a);
+    free(line);
     landed(s, failed);
 }
 
-static void start_line(struct session *s, const struct bytes *line)
+static void refuse_line(struct session *s, uint64_t number, const char *what)
+{
+    pthread_mutex_lock(&s->lock);
+    print_answer(s, number,
+                 json_pack("{s:{s:s,s:s}}", "error", "code", rpc_code_name(RPC_INVALID_ARGUMENT), "message", what));
+    s->failed = true;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void start_line(struct session *s, const struct bytes *text, uint64_t number)
 {
     json_error_t je;
-    json_t *r = json_loadb(line->data, line->len, JSON_ALLOW_NUL, &je);
+    char what[256];
+    json_t *r = json_loadb(text->data, text->len, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &je);
     if (!json_is_object(r)) {
+        snprintf(what, sizeof(what), "the line is not a JSON object%s%s", r ? "" : ": ", r ? "" : je.text);
+        refuse_line(s, number, what);
         json_decref(r);
-        pthread_mutex_lock(&s->lock);
-        cli_print_json(json_pack("{s:{s:s,s:s}}", "error", "code", "INVALID_ARGUMENT", "message",
-                                 "the line is not a JSON object"));
-        s->failed = true;
-        pthread_mutex_unlock(&s->lock);
         return;
     }
+    struct line *line = mem_zalloc(sizeof(*line));
+    *line = (struct line){s, number};
     add_defaults(s->o, r);
     wait_flying(s, s->o->concurrency);
     pthread_mutex_lock(&s->lock);
     s->n_flying++;
     pthread_mutex_unlock(&s->lock);
-    ask_start(s->client, r, NULL, line_done, s);
+    ask_start(s->client, r, NULL, line_done, line);
 }
 
-/* Answers carry their own errors, so the exit code only says whether all lines were answered. */
 static int run_jsonl(struct session *s)
 {
     struct bytes line = {0};
-    while (cli_read_line(&line))
-        if (line.len)
-            start_line(s, &line);
+    for (uint64_t number = 1; !ferror(stdout) && cli_read_line(&line); number++)
+        if (line.len) {
+            s->n_lines++;
+            start_line(s, &line, number);
+        }
     wait_flying(s, 1);
     bytes_free(&line);
-    return 0;
+    if (s->n_failed)
+        cli_fail("generate", "%" PRIu64 " of %" PRIu64 " lines failed; the first, line %" PRIu64 ": %s", s->n_failed,
+                 s->n_lines, s->first_failed, s->first_error);
+    return s->failed;
 }
 
 /* -------------------------------------------------------------- one prompt */
@@ -223,7 +208,7 @@ static void prompt_done(struct ask *a)
     if (s->o->json)
         cli_print_json(ask_result(a));
     else if (failed)
-        cli_fail("generate", "%s: %s", rpc_code_name(a->code), a->error);
+        cli_rpc_fail("generate", s->router, a->code, a->error);
     else if (putchar('\n') != EOF && fflush(stdout) == 0 && s->o->timing)
         show_timing(a);
     ask_free(a);
@@ -249,8 +234,6 @@ static enum td_status open_local(const struct generate_options *o, struct local 
     const char *args[64] = {"--model", o->model, "--log-level", "warn"};
     static char words[4096]; /* outlives the cluster: options borrow their texts */
     int n = 4;
-    if (!o->model)
-        return td_fail(e, TD_ERR_INVALID, "--local needs --model DIR");
     snprintf(words, sizeof(words), "%s", o->worker_options ? o->worker_options : "");
     for (char *save, *w = strtok_r(words, " ", &save); w && n < 63; w = strtok_r(NULL, " ", &save))
         args[n++] = w;
@@ -260,12 +243,45 @@ static enum td_status open_local(const struct generate_options *o, struct local 
 static int run(struct session *s, const char **rest, int n_rest)
 {
     struct bytes prompt = {0};
-    if (!s->o->jsonl && !cli_read_prompt("generate", rest, n_rest, &prompt))
+    if (!s->o->jsonl && !cli_read_prompt("generate", rest, n_rest, &prompt)) {
+        bytes_free(&prompt);
         return 2;
+    }
     int exit_code = 1;
-    if (cli_wait_ready("generate", s->client, s->o->wait_ms))
+    if (cli_wait_ready("generate", s->client, s->router, s->o->wait_ms))
         exit_code = s->o->jsonl ? run_jsonl(s) : run_prompt(s, &prompt);
     bytes_free(&prompt);
+    return exit_code;
+}
+
+/* Before anything is started. */
+static bool is_usable(const struct generate_options *o, const char **rest, int n_rest, int *exit_out)
+{
+    json_t *n = json_object_get(o->params.given, "n");
+    if (o->local && !o->model)
+        *exit_out = cli_usage("generate", "--local needs --model DIR");
+    else if (o->jsonl && n_rest)
+        *exit_out = cli_usage("generate", "'%s': with --jsonl prompts come from standard input", rest[0]);
+    else if (n && json_integer_value(n) > 1 && !o->jsonl && !o->json)
+        *exit_out = cli_usage("generate", "--n: several answers need --json");
+    else
+        return true;
+    return false;
+}
+
+static int connect_and_run(struct session *s, const char **rest, int n_rest)
+{
+    struct local *local = NULL;
+    struct td_error e = {{0}};
+    int exit_code = 1;
+    if (s->o->local && open_local(s->o, &local, &e))
+        return cli_fail("generate", "%s", e.text);
+    s->router = local ? local_router(local) : cli_router(s->o->router);
+    s->client = cli_connect("generate", s->router);
+    if (s->client)
+        exit_code = run(s, rest, n_rest);
+    rpc_client_close(s->client);
+    local_close(local);
     return exit_code;
 }
 
@@ -273,27 +289,19 @@ int cli_generate(int argc, char **argv)
 {
     struct generate_options o = {0};
     struct session s = {.o = &o};
-    struct local *local = NULL;
-    struct td_error e = {{0}};
     const char **rest = mem_array((size_t)argc, sizeof(*rest));
+    struct option *table = cli_params_table(TABLE, AT(params));
     int n_rest, exit_code;
-    if (!cli_options("generate", "[options] [PROMPT]", "Generates text. Prints it as it comes.", TABLE, argc, argv, &o,
-                     rest, &n_rest, &exit_code)) {
-        free(rest);
-        return exit_code;
+    if (cli_options("generate", "[options] [PROMPT]", "Generates text. Prints it as it comes.", table, argc, argv, &o,
+                    rest, &n_rest, &exit_code)) {
+        pthread_mutex_init(&s.lock, NULL);
+        pthread_cond_init(&s.changed, NULL);
+        exit_code = 2;
+        if (cli_params_read("generate", &o.params) && is_usable(&o, rest, n_rest, &exit_code))
+            exit_code = connect_and_run(&s, rest, n_rest);
+        cli_params_free(&o.params);
     }
-    pthread_mutex_init(&s.lock, NULL);
-    pthread_cond_init(&s.changed, NULL);
-    if (o.local && open_local(&o, &local, &e)) {
-        free(rest);
-        return cli_fail("generate", "%s", e.text);
-    }
-    exit_code = 1;
-    s.client = cli_connect("generate", local ? local_router(local) : cli_router(o.router));
-    if (s.client)
-        exit_code = run(&s, rest, n_rest);
-    rpc_client_close(s.client);
-    local_close(local);
+    free(table);
     free(rest);
     return exit_code;
 }

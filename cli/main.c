@@ -1,4 +1,5 @@
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -29,26 +30,74 @@ static const struct {
 };
 enum { N_COMMANDS = sizeof(COMMANDS) / sizeof(COMMANDS[0]) };
 
+/* tests/cluster/test_usage.py tries them. */
+static const char *const EXAMPLES[] = {
+    "tandem up --model DIR --prefill 2 --decode 2",
+    "tandem generate --temperature 0 --max-tokens 100 \"Why is the sky blue?\"",
+    "tandem generate --jsonl --concurrency 16 < requests.jsonl",
+    "tandem chat --system \"Answer in one sentence.\"",
+    "tandem status --wait 30",
+    "tandem scale prefill=4 decode=6",
+    "tandem cache pin --ttl 60m --tenant acme \"A prompt that comes often\"",
+    "tandem replay TRACE --rate 2 --ttft-ms 1000 --tpot-ms 50 --output a.json",
+    "tandem simulate TRACE --prefill 8 --decode 8 --ttft-ms 2000 --tpot-ms 30",
+    "tandem trace synth --requests 1000 --output made.jsonl",
+    "tandem store verify DIR",
+};
+enum { N_EXAMPLES = sizeof(EXAMPLES) / sizeof(EXAMPLES[0]) };
+
 static void usage(FILE *f)
 {
     fputs("usage: tandem COMMAND [options]\n\n", f);
     for (int i = 0; i < N_COMMANDS; i++)
         fprintf(f, "  %-10s %s\n", COMMANDS[i].name, COMMANDS[i].about);
-    fputs("\ntandem COMMAND --help lists a command's options.\n", f);
+    fputs("\nExamples\n", f);
+    for (int i = 0; i < N_EXAMPLES; i++)
+        fprintf(f, "  %s\n", EXAMPLES[i]);
+    fputs("\ntandem help COMMAND, or tandem COMMAND --help, lists its options.\n", f);
+}
+
+static int find_command(const char *name)
+{
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (!strcmp(name, COMMANDS[i].name))
+            return i;
+    return -1;
+}
+
+/* What was printed may have met a full disk: then an exit status of 0 would be a lie. */
+static int finish(int exit_code)
+{
+    if (!fflush(stdout) && !ferror(stdout))
+        return exit_code;
+    fprintf(stderr, "tandem: standard output can't be written\n");
+    return exit_code ? exit_code : 1;
+}
+
+static int no_command(const char *name)
+{
+    fprintf(stderr, "tandem: '%s': no such command; tandem help lists them\n", name);
+    return 2;
 }
 
 int main(int argc, char **argv)
 {
+    static char help_flag[] = "--help";
     signal(SIGPIPE, SIG_IGN);
-    const char *name = argc > 1 ? argv[1] : "";
-    for (int i = 0; i < N_COMMANDS; i++)
-        if (!strcmp(name, COMMANDS[i].name))
-            return COMMANDS[i].run(argc - 1, argv + 1);
+    const char *name = argc > 1 ? argv[1] : NULL;
+    bool help = name && (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help"));
+    if (!name || (help && argc == 2)) {
+        usage(name ? stdout : stderr);
+        return finish(name ? 0 : 2);
+    }
     if (!strcmp(name, "--version")) {
         printf("tandem %s\n", TANDEM_VERSION);
-        return 0;
+        return finish(0);
     }
-    bool help = !strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help");
-    usage(help ? stdout : stderr);
-    return help ? 0 : 2;
+    int command = find_command(help ? argv[2] : name);
+    if (command < 0)
+        return no_command(help ? argv[2] : name);
+    if (help)
+        return finish(COMMANDS[command].run(2, (char *[]){argv[2], help_flag, NULL}));
+    return finish(COMMANDS[command].run(argc - 1, argv + 1));
 }

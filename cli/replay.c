@@ -16,7 +16,7 @@ enum { MAX_TRACE_BYTES = 1 << 30 };
 
 #define AT(member) offsetof(struct replay_options, member)
 static const struct option TABLE[] = {
-    {"router", OPT_STRING, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "What is sent"},
     {"requests", OPT_INT, AT(requests), "0", NULL, 0, 1e12, "the first so many; 0: all"},
     {"length-scale", OPT_DOUBLE, AT(length_scale), "1", "X", 1e-6, 1e3,
@@ -185,18 +185,13 @@ int cli_replay(int argc, char **argv)
     int exit_code, n_rest;
     bool go = cli_options("replay", "TRACE [options]", "Sends a trace to a cluster and says how it did.", TABLE, argc,
                           argv, &r.o, rest, &n_rest, &exit_code);
-    path = go && n_rest == 1 ? rest[0] : NULL;
+    go = go && cli_words("replay", "TRACE", rest, n_rest, 1, 1, &exit_code);
+    path = go ? rest[0] : NULL;
     free(rest);
     if (!go)
         return exit_code;
-    if (!path) {
-        cli_fail("replay", "give one trace");
-        return 2;
-    }
-    if (check_options(&r.o, &events, &e)) {
-        cli_fail("replay", "%s", e.text);
-        return 2;
-    }
+    if (check_options(&r.o, &events, &e))
+        return cli_usage("replay", "%s", e.text);
     clock_init_real(&r.clock);
     exit_code = replay_trace(&r, &events, path);
     trace_close(r.trace);

@@ -533,7 +533,8 @@ int replay_send(struct replay *r, uint32_t sender)
 {
     struct sender s = {.r = r};
     s.client = cli_connect("replay", cli_router(r->o.router));
-    if (!s.client || !cli_wait_ready("replay", s.client, READY_MS)) /* also opens the connection */
+    if (!s.client ||
+        !cli_wait_ready("replay", s.client, cli_router(r->o.router), READY_MS)) /* also opens the connection */
         return 1;
     pthread_mutex_init(&s.lock, NULL);
     pthread_cond_init(&s.changed, NULL);
@@ -593,7 +594,7 @@ static void ask_workers(struct replay *r, struct rpc_client *client)
 int replay_probe(struct replay *r)
 {
     struct rpc_client *client = cli_connect("replay", cli_router(r->o.router));
-    bool ok = client && cli_wait_ready("replay", client, READY_MS) && ask_model(r, client);
+    bool ok = client && cli_wait_ready("replay", client, cli_router(r->o.router), READY_MS) && ask_model(r, client);
     if (ok)
         ask_workers(r, client);
     rpc_client_close(client);

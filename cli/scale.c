@@ -109,6 +109,16 @@ int cli_scale(int argc, char **argv)
     bool run = cli_options("scale", "[prefill=N] [decode=M] [options]",
                            "How many workers of each role the cluster of tandem up has: starts or drains the others.",
                            SCALE_TABLE, argc, argv, &o, rest, &n_rest, &exit_code);
+    if (run && !n_rest) {
+        exit_code = cli_usage("scale", "give prefill=N or decode=M");
+        run = false;
+    }
+    for (int i = 0; run && i < n_rest; i++)
+        if (!parse_target(rest[i], &target)) {
+            exit_code =
+                cli_usage("scale", "'%s': expected prefill=N, 0 to %d, or decode=N, 1 to %d", rest[i], MOST, MOST);
+            run = false;
+        }
     if (run && rundir_locate(o.run_dir, &dir, &e)) {
         exit_code = cli_fail("scale", "%s", e.text);
         run = false;
@@ -118,12 +128,6 @@ int cli_scale(int argc, char **argv)
         exit_code = cli_fail("scale", "no cluster runs in %s: tandem up starts one", dir.path);
         run = false;
     }
-    for (int i = 0; run && i < n_rest; i++)
-        if (!parse_target(rest[i], &target)) {
-            cli_fail("scale", "'%s': expected prefill=N, 0 to %d, or decode=N, 1 to %d", rest[i], MOST, MOST);
-            exit_code = 2;
-            run = false;
-        }
     free(rest);
     if (!run)
         return exit_code;
@@ -143,7 +147,7 @@ struct drain_options {
 
 #define AT(member) offsetof(struct drain_options, member)
 static const struct option DRAIN_TABLE[] = {
-    {"router", OPT_STRING, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
     {"limit", OPT_MS, AT(limit_ms), "30s", NULL, 1, 3.6e6, "what still runs then is planned anew elsewhere"},
     {"wait", OPT_BOOL, AT(wait), "true", NULL, 0, 0, "until it has ended"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
@@ -167,7 +171,7 @@ static int is_known(struct rpc_client *c, const char *name)
         return -1;
     const Tandem__Admin__V1__StatusResponse *s = (const Tandem__Admin__V1__StatusResponse *)m;
     for (size_t i = 0; i < s->n_workers; i++)
-        known |= is_data(s->workers[i]->name, name) && !is_data(s->workers[i]->state, "drained");
+        known |= is_data(s->workers[i]->name, name);
     protobuf_c_message_free_unpacked(m, NULL);
     return known;
 }
@@ -194,14 +198,11 @@ int cli_drain(int argc, char **argv)
     int exit_code, n_rest;
     bool run = cli_options("drain", "WORKER [options]", "The worker takes no new work, finishes what it has, and ends.",
                            DRAIN_TABLE, argc, argv, &o, rest, &n_rest, &exit_code);
-    name = run && n_rest == 1 ? rest[0] : NULL;
+    run = run && cli_words("drain", "WORKER, a name that tandem status shows,", rest, n_rest, 1, 1, &exit_code);
+    name = run ? rest[0] : NULL;
     free(rest);
-    if (!run)
+    if (!name)
         return exit_code;
-    if (!name) {
-        cli_fail("drain", "give the name of one worker, as in tandem status");
-        return 2;
-    }
     const char *router = cli_router(o.router);
     struct rpc_client *c = cli_connect("drain", router);
     if (!c)
@@ -212,9 +213,7 @@ int cli_drain(int argc, char **argv)
                                    &tandem__admin__v1__drain_response__descriptor, CALL_MS, &m, &text);
     if (m)
         protobuf_c_message_free_unpacked(m, NULL);
-    exit_code = code     ? cli_fail("drain", "%s: %s: %s", router, rpc_code_name(code), text.text)
-                : o.wait ? wait_gone(c, name, o.limit_ms)
-                         : 0;
+    exit_code = code ? cli_rpc_fail("drain", router, code, text.text) : o.wait ? wait_gone(c, name, o.limit_ms) : 0;
     rpc_client_close(c);
     return exit_code;
 }

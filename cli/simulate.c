@@ -33,7 +33,7 @@ const struct option SIMULATE_TABLE[] = {
     {"pages", OPT_INT, AT(pages), "0", NULL, 0, 4e9, "KV pages of a worker; 0: what --pool-bytes hold"},
     {"pool-bytes", OPT_BYTES, AT(pool_bytes), "0", NULL, 0, 1e15,
      "memory for KV pages of a worker; 0: as its profile says"},
-    {"kv-bytes", OPT_DOUBLE, AT(kv_bytes), "0", "BYTES", 0, 1e9, "of a token; 0: as the profile says"},
+    {"kv-bytes", OPT_DOUBLE, AT(kv_bytes), "0", "X", 0, 1e9, "bytes of a token; 0: as the profile says"},
     {"max-context", OPT_INT, AT(max_context), "0", NULL, 0, 1 << 30, "prompt and answer; 0: what the trace needs"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Network and stores"},
     {"port-gb-s", OPT_DOUBLE, AT(port_gb_s), "50", "X", 0, 1e6,
@@ -584,14 +584,11 @@ int cli_simulate(int argc, char **argv)
     int code, n_rest;
     bool go = cli_options("simulate", "TRACE [options]", "Runs a trace against a cluster in virtual time.",
                           SIMULATE_TABLE, argc, argv, &o, rest, &n_rest, &code);
-    path = go && n_rest == 1 ? rest[0] : NULL;
+    go = go && cli_words("simulate", "TRACE", rest, n_rest, 1, 1, &code);
+    path = go ? rest[0] : NULL;
     free(rest);
     if (!go)
         return code;
-    if (!path) {
-        cli_fail("simulate", "give one trace");
-        return 2;
-    }
     if (trace_read(path, MAX_TRACE_BYTES, &trace, &e))
         return cli_fail("simulate", "%s", e.text);
     slash = strrchr(path, '/');

@@ -37,7 +37,7 @@ struct status_options {
 
 #define AT(member) offsetof(struct status_options, member)
 static const struct option TABLE[] = {
-    {"router", OPT_STRING, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
     {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "one JSON object"},
     {"wait", OPT_DOUBLE, AT(wait_s), "0", "SECONDS", 0, 86400, "until every worker is ready; 1 when the time is over"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
@@ -179,16 +179,13 @@ static const worker_status *unready(const status_response *s)
     return NULL;
 }
 
-static status_response *ask(struct rpc_client *c, int64_t timeout_ms, struct td_error *e)
+static status_response *ask(struct rpc_client *c, int64_t timeout_ms, enum rpc_code *code_out, struct td_error *e)
 {
     const Tandem__Admin__V1__StatusRequest request = TANDEM__ADMIN__V1__STATUS_REQUEST__INIT;
     ProtobufCMessage *m = NULL;
-    struct td_error text = {{0}};
-    enum rpc_code code = rpc_unary(c, "/tandem.admin.v1.Admin/Status", &request.base,
-                                   &tandem__admin__v1__status_response__descriptor, timeout_ms, &m, &text);
-    if (code)
-        td_fail(e, TD_ERR_PEER_LOST, "%s: %s", rpc_code_name(code), text.text);
-    return code ? NULL : (status_response *)m;
+    *code_out = rpc_unary(c, "/tandem.admin.v1.Admin/Status", &request.base,
+                          &tandem__admin__v1__status_response__descriptor, timeout_ms, &m, e);
+    return *code_out ? NULL : (status_response *)m;
 }
 
 static bool serving(struct rpc_client *c, struct td_error *e)
@@ -217,13 +214,14 @@ static bool all_ready(struct rpc_client *c, const status_response *s, struct td_
 }
 
 /* The last answer, or NULL; *ready_out says whether the wait ended well, e why it did not. */
-static status_response *ask_until_ready(struct rpc_client *c, double wait_s, bool *ready_out, struct td_error *e)
+static status_response *ask_until_ready(struct rpc_client *c, double wait_s, bool *ready_out, enum rpc_code *code_out,
+                                        struct td_error *e)
 {
     struct clock clock;
     clock_init_real(&clock);
     uint64_t deadline = clock_now(&clock) + (uint64_t)(wait_s * (double)NS_PER_S);
     for (;;) {
-        status_response *s = ask(c, CALL_WAITING_MS, e);
+        status_response *s = ask(c, CALL_WAITING_MS, code_out, e);
         *ready_out = s && all_ready(c, s, e);
         if (*ready_out || clock_now(&clock) >= deadline)
             return s;
@@ -246,12 +244,13 @@ int cli_status(int argc, char **argv)
     struct rpc_client *c = cli_connect("status", router);
     if (!c)
         return 1;
+    enum rpc_code code = RPC_OK;
     bool wait = o.wait_s > 0;
-    status_response *s = wait ? ask_until_ready(c, o.wait_s, &ready, &e) : ask(c, CALL_MS, &e);
+    status_response *s = wait ? ask_until_ready(c, o.wait_s, &ready, &code, &e) : ask(c, CALL_MS, &code, &e);
     if (s)
         o.json ? print_json(s) : print_table(s);
     if (!s)
-        exit_code = cli_fail("status", "%s: %s", router, e.text);
+        exit_code = cli_rpc_fail("status", router, code, e.text);
     else if (wait && !ready)
         exit_code = cli_fail("status", "%s: not ready after %g s: %s", router, o.wait_s, e.text);
     if (s)

@@ -4,8 +4,8 @@
  * --json prints one object a block (ls), or one in all: stat {"blocks", "payload_bytes", "dir_bytes", "blob_bytes",
  * "garbage_bytes", "blob_files", "bad_headers", "layouts", "layout": {"dtype", "layers", "kv_heads", "head_dim",
  * "page_tokens"}, "stored_bytes", "codecs": {NAME: BLOCKS}, "tenants":
- * {HASH OF NAME: BYTES}, "default" and at most 31 others}; verify and export {"blocks", "right", "absent", "corrupt", "checksum", "version", "unreadable", "bytes"};
- * compact {"before_bytes", "after_bytes"}. verify and export end with 1 if any block is not right.
+ * {HASH OF NAME: BYTES}, "default" and at most 31 others}; verify, export and import {"blocks", "right", "absent", "corrupt", "checksum", "version", "unreadable", "bytes"};
+ * compact {"before_bytes", "after_bytes"}. verify, export and import end with 1 if any block is not right.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -229,6 +229,29 @@ static enum td_status run_export(struct store_command *c, struct td_error *e)
     return finish_check(c, offline_export(c->store, c->file, &work, &r, e), &r, e);
 }
 
+static void say_bytes(void *user, uint64_t n_done, uint64_t n_bytes)
+{
+    struct store_command *c = user;
+    uint64_t now = clock_now(&c->clock);
+    if (c->options->quiet || (now < c->told_ns + NS_PER_S && n_done < n_bytes))
+        return;
+    c->told_ns = now;
+    fprintf(stderr, "tandem store: %" PRIu64 " of %" PRIu64 " MiB\n", n_done >> 20, n_bytes >> 20);
+}
+
+static enum td_status run_import(struct store_command *c, struct td_error *e)
+{
+    struct offline_report r;
+    const struct offline_work work = {say_bytes, say_bad, c};
+    enum td_status s = offline_import(c->store, c->file, &work, &r, e);
+    if (s)
+        return s;
+    print_report(c, &r);
+    return r.n_right == r.n_blocks ? TD_OK
+                                   : td_fail(e, TD_ERR_CORRUPT, "%" PRIu64 " blocks are not right and were left out",
+                                             r.n_blocks - r.n_right);
+}
+
 /* ---------------------------------------------------------------- compact */
 
 static enum td_status run_compact(struct store_command *c, struct td_error *e)
@@ -251,18 +274,28 @@ static enum td_status run_compact(struct store_command *c, struct td_error *e)
 static const struct {
     const char *name, *about;
     enum td_status (*run)(struct store_command *c, struct td_error *error_out);
-    bool is_writable, has_file;
+    enum offline_mode mode;
+    bool has_file;
 } COMMANDS[] = {
-    {"ls", "the blocks", run_ls, false, false},
-    {"stat", "how many, how large, how much garbage", run_stat, false, false},
-    {"verify", "reads and checks every block", run_verify, false, false},
-    {"export", "the same, and writes what is right to FILE", run_export, false, true},
-    {"compact", "collects all garbage", run_compact, true, false},
+    {"ls", "the blocks", run_ls, OFFLINE_READ, false},
+    {"stat", "how many, how large, how much garbage", run_stat, OFFLINE_READ, false},
+    {"verify", "reads and checks every block", run_verify, OFFLINE_READ, false},
+    {"export", "the same, and writes what is right to FILE", run_export, OFFLINE_READ, true},
+    {"import", "puts the right blocks of such a FILE into DIR, which is made if need be", run_import, OFFLINE_MAKE,
+     true},
+    {"compact", "collects all garbage", run_compact, OFFLINE_WRITE, false},
 };
 enum { N_COMMANDS = sizeof(COMMANDS) / sizeof(COMMANDS[0]) };
 
-static int usage(void)
+static int usage(int which, const char **words, int n)
 {
+    int n_words = which < N_COMMANDS ? 2 + COMMANDS[which].has_file : 0;
+    if (n && which == N_COMMANDS)
+        fprintf(stderr, "tandem store: '%s': no such COMMAND\n", words[0]);
+    else if (n > n_words && n)
+        fprintf(stderr, "tandem store: '%s': one word too many\n", words[n_words]);
+    else if (n)
+        fprintf(stderr, "tandem store %s: %s is missing\n", words[0], n == 1 ? "DIR" : "FILE");
     fprintf(stderr, "usage: tandem store COMMAND DIR [FILE] [options]; the store must not be running\n");
     for (int i = 0; i < N_COMMANDS; i++)
         fprintf(stderr, "  %-10s %s\n", COMMANDS[i].name, COMMANDS[i].about);
@@ -275,7 +308,7 @@ static int run_command(int which, const struct store_options *options, const cha
     struct td_error e = {{0}};
     const struct log log = {.who = "tandem store", .level = LOG_ERROR};
     clock_init_real(&c.clock);
-    enum td_status s = offline_open(dir, COMMANDS[which].is_writable, &c.clock, &log, &c.store, &e);
+    enum td_status s = offline_open(dir, COMMANDS[which].mode, &c.clock, &log, &c.store, &e);
     if (!s)
         s = COMMANDS[which].run(&c, &e);
     offline_close(c.store);
@@ -287,14 +320,14 @@ int cli_store(int argc, char **argv)
     struct store_options o = {0};
     const char **rest = mem_array((size_t)argc, sizeof(*rest));
     int n = 0, exit_code, which = 0;
-    bool run = cli_options("store", "ls|stat|verify|export|compact DIR [FILE] [options]",
+    bool run = cli_options("store", "ls|stat|verify|export|import|compact DIR [FILE] [options]",
                            "Looks into the directory of a store that does not run.", TABLE, argc, argv, &o, rest, &n,
                            &exit_code);
     if (run) {
         while (which < N_COMMANDS && (!n || strcmp(COMMANDS[which].name, rest[0])))
             which++;
         bool is_right = which < N_COMMANDS && n == 2 + COMMANDS[which].has_file;
-        exit_code = is_right ? run_command(which, &o, rest[1], n > 2 ? rest[2] : NULL) : usage();
+        exit_code = is_right ? run_command(which, &o, rest[1], n > 2 ? rest[2] : NULL) : usage(which, rest, n);
     }
     free(rest);
     return exit_code;

@@ -32,8 +32,9 @@ struct supervisor {
     uint32_t n_stops; /* times we were asked to stop; at the second, without draining */
     uint64_t stopped_ns;
     bool failed, stopping, quiet;
-    bool changed; /* cluster.json is old */
-    bool scale;   /* somebody asks for other numbers of workers */
+    bool changed;     /* cluster.json is old */
+    char loading[80]; /* what a loading worker said last */
+    bool scale;       /* somebody asks for other numbers of workers */
     uint32_t n_children;
 };
 
@@ -325,15 +326,36 @@ static bool go_on(const struct supervisor *s)
 
 /* ---------------------------------------------------------- start and stop */
 
+/* What a worker that loads its model said last, once. */
+static void tell_loading(struct supervisor *s, const struct child *c)
+{
+    struct bytes line = {0};
+    child_log_tail(c, 1, &line);
+    char *at = line.data ? strstr(line.data, " loading percent=") : NULL;
+    if (at)
+        at[strcspn(at, "\n")] = 0;
+    if (at && strcmp(at, s->loading)) {
+        snprintf(s->loading, sizeof(s->loading), "%s", at);
+        fprintf(stderr, "%s%s\n", c->name, s->loading);
+    }
+    bytes_free(&line);
+}
+
 static bool wait_announced(struct supervisor *s, uint32_t n_children)
 {
     uint32_t n = 0;
+    uint64_t due_ns = clock_now(&s->clock) + NS_PER_S;
     while (go_on(s)) {
         while (n < n_children && s->config->children[n].announced)
             n++;
         if (n == n_children)
             return true;
-        turn(s, UINT64_MAX);
+        turn(s, due_ns);
+        if (clock_now(&s->clock) < due_ns)
+            continue;
+        due_ns = clock_now(&s->clock) + NS_PER_S;
+        if (n < n_children)
+            tell_loading(s, &s->config->children[n]);
     }
     return false;
 }

@@ -9,6 +9,7 @@
  * or {"id", "error"}.
  */
 #include <openssl/evp.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +27,7 @@ struct tokenize_options {
 static const struct option TABLE[] = {
     {"tokenizer", OPT_STRING, AT(tokenizer), NULL, "DIR", 0, 0,
      "directory with tokenizer.json; default: ask the router"},
-    {"router", OPT_STRING, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
     {"chat-template", OPT_STRING, AT(chat_template), NULL, "FILE", 0, 0,
      "with --tokenizer: instead of the model's; none: without"},
     {"add-special-tokens", OPT_BOOL, AT(special), "true", NULL, 0, 0, "what the model puts around a text"},
@@ -147,7 +148,8 @@ static enum td_status answer_decode(struct local *l, json_t *request, json_t *an
     return s;
 }
 
-static void answer_line(struct local *l, const struct bytes *line)
+/* False: it is no request. A text that can't be tokenized is answered: that is what was asked. */
+static bool answer_line(struct local *l, const struct bytes *line, uint64_t number)
 {
     json_error_t je;
     struct td_error e = {{0}};
@@ -163,22 +165,30 @@ static void answer_line(struct local *l, const struct bytes *line)
         s = answer_encode(l, request, answer, &e);
     else
         s = td_fail(&e, TD_ERR_INVALID, "none of text, text_base64, ids, messages is there");
+    bool is_request = json_object_get(request, "messages") || json_object_get(request, "ids") ||
+                      json_object_get(request, "text") || json_object_get(request, "text_base64");
     if (json_object_get(request, "id"))
         json_object_set(answer, "id", json_object_get(request, "id"));
     if (s)
         json_object_set_new(answer, "error", cli_json_text(e.text, strlen(e.text)));
+    if (s)
+        json_object_set_new(answer, "line", json_integer((json_int_t)number));
     cli_print_json(answer);
     json_decref(request);
+    if (!is_request)
+        cli_fail("tokenize", "line %" PRIu64 ": %s", number, e.text);
+    return is_request;
 }
 
 static int run_jsonl(struct local *l)
 {
     struct bytes line = {0};
-    while (cli_read_line(&line))
+    bool good = true;
+    for (uint64_t number = 1; !ferror(stdout) && cli_read_line(&line); number++)
         if (line.len)
-            answer_line(l, &line);
+            good &= answer_line(l, &line, number);
     bytes_free(&line);
-    return 0;
+    return good ? 0 : 1;
 }
 
 static int print_ids(const uint32_t *ids, size_t n, bool json)
@@ -211,7 +221,7 @@ static int by_router(const struct tokenize_options *o, const char *text)
                                    &tandem__v1__tokenize_response__descriptor, 10000, &m, &e);
     int exit_code;
     if (code) {
-        exit_code = cli_fail("tokenize", "%s: %s", rpc_code_name(code), e.text);
+        exit_code = cli_rpc_fail("tokenize", cli_router(o->router), code, e.text);
     } else {
         const Tandem__V1__TokenizeResponse *answer = (const Tandem__V1__TokenizeResponse *)m;
         exit_code = print_ids(answer->ids, answer->n_ids, o->json);
@@ -255,9 +265,9 @@ int cli_tokenize(int argc, char **argv)
         bytes_printf(&text, "%s%s", i ? " " : "", rest[i]);
     free(rest);
     if (o.jsonl && !o.tokenizer)
-        exit_code = cli_fail("tokenize", "--jsonl needs --tokenizer DIR");
+        exit_code = cli_usage("tokenize", "--jsonl needs --tokenizer DIR");
     else if (!o.jsonl && !n_rest)
-        exit_code = cli_fail("tokenize", "give a text, or --jsonl");
+        exit_code = cli_usage("tokenize", "give a TEXT, or --jsonl");
     else
         exit_code = o.tokenizer ? by_directory(&o, text.data ? text.data : "") : by_router(&o, text.data);
     bytes_free(&text);

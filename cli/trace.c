@@ -417,12 +417,14 @@ static const struct {
 };
 enum { N_KINDS = sizeof(KINDS) / sizeof(KINDS[0]) };
 
-static int usage(void)
+static int usage(FILE *f, const char *word)
 {
-    fputs("usage: tandem trace stat|convert|slice|synth [options]\n\n", stderr);
+    if (word)
+        fprintf(f, "tandem trace: '%s': no such KIND\n", word);
+    fputs("usage: tandem trace KIND [options]\n\n", f);
     for (int i = 0; i < N_KINDS; i++)
-        fprintf(stderr, "  %-8s %s\n", KINDS[i].name, KINDS[i].about);
-    fputs("\ntandem trace KIND --help lists the options.\n", stderr);
+        fprintf(f, "  %-8s %s\n", KINDS[i].name, KINDS[i].about);
+    fputs("\ntandem trace KIND --help lists the options.\n", f);
     return 2;
 }
 
@@ -433,17 +435,18 @@ int cli_trace(int argc, char **argv)
     int exit_code = 2, n_rest = 0, kind = 0;
     while (kind < N_KINDS && (argc < 2 || strcmp(argv[1], KINDS[kind].name)))
         kind++;
+    if (kind == N_KINDS && argc > 1 && !strcmp(argv[1], "--help")) {
+        usage(stdout, NULL);
+        exit_code = 0;
+    } else if (kind == N_KINDS) {
+        exit_code = usage(stderr, argc > 1 ? argv[1] : NULL);
+    }
     bool go = kind < N_KINDS && cli_options("trace", KINDS[kind].usage, KINDS[kind].about, KINDS[kind].table, argc - 1,
                                             argv + 1, &o, rest, &n_rest, &exit_code);
+    go = go && cli_words("trace", "TRACE", rest, n_rest, KINDS[kind].n_files, KINDS[kind].n_files, &exit_code);
     path = go && n_rest ? rest[0] : NULL;
     free(rest);
-    if (kind == N_KINDS)
-        return usage();
     if (!go)
         return exit_code;
-    if (n_rest != KINDS[kind].n_files) {
-        cli_fail("trace", KINDS[kind].n_files ? "%s: give one trace" : "%s: takes options only", KINDS[kind].name);
-        return 2;
-    }
     return !path ? run_synth(&o) : KINDS[kind].table == STAT_TABLE ? run_stat(&o, path) : run_change(&o, path);
 }

@@ -31,8 +31,8 @@
 enum { DOWN_MS = 20000, DOWN_POLL_MS = 20, MAX_CHILDREN = 2 * 64 + 2 };
 
 struct up_options {
-    const char *model, *run_dir, *store_dir, *listen, *plan, *tls, *isa, *numerics, *weights, *kv_dtype, *device,
-        *invariant, *lora, *rank_devices, *log_level, *store_codec;
+    const char *model, *dummy, *chat_template, *run_dir, *store_dir, *listen, *plan, *tls, *isa, *numerics, *weights,
+        *kv_dtype, *device, *invariant, *lora, *rank_devices, *log_level, *store_codec;
     int64_t n_prefill, n_decode, threads, block_tokens, pool_bytes, pages, max_context, max_batch, chunk_tokens,
         silence_ms, n_tensor, n_pipeline;
     int64_t store_dram, store_ssd;
@@ -42,6 +42,10 @@ struct up_options {
 #define AT(member) offsetof(struct up_options, member)
 static const struct option TABLE[] = {
     {"model", OPT_STRING, AT(model), NULL, "DIR", 0, 0, "Hugging Face model directory"},
+    {"dummy", OPT_STRING, AT(dummy), NULL, "DIMS", 0, 0,
+     "workers make weights of these dimensions up, as tandem-decode --dummy; DIR is for the router, of the same "
+     "vocabulary"},
+    {"chat-template", OPT_STRING, AT(chat_template), NULL, "FILE", 0, 0, "instead of the model's own (Jinja)"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Processes"},
     {"prefill", OPT_INT, AT(n_prefill), "1", NULL, 0, 16, "prefill workers"},
     {"decode", OPT_INT, AT(n_decode), "1", NULL, 1, 16, "decode workers"},
@@ -49,7 +53,7 @@ static const struct option TABLE[] = {
     {"run-dir", OPT_STRING, AT(run_dir), NULL, "DIR", 0, 0,
      "pid, logs, secret and store; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-UID"},
     {"detach", OPT_BOOL, AT(detach), NULL, NULL, 0, 0, "return when it is up; tandem down ends it"},
-    {"listen", OPT_STRING, AT(listen), CLI_DEFAULT_ROUTER, "HOST:PORT", 0, 0, "client API; port 0 picks one"},
+    {"listen", OPT_ADDRESS, AT(listen), CLI_DEFAULT_ROUTER, "HOST:PORT", 0, 0, "client API; port 0 picks one"},
     {"log-level", OPT_CHOICE, AT(log_level), NULL, "error|warn|info|debug", 0, 0, "of all processes"},
     {"faults", OPT_BOOL, AT(faults), NULL, NULL, 0, 0,
      "faults of workers and store can be set while they run, by tandem replay --at"},
@@ -98,6 +102,8 @@ static const struct {
     bool text;
 } PASSED[] = {
     {"model", AT(model), ROUTER | WORKERS | STORE, true},
+    {"dummy", AT(dummy), WORKERS | STORE, true},
+    {"chat-template", AT(chat_template), ROUTER, true},
     {"plan", AT(plan), ROUTER, true},
     {"log-level", AT(log_level), ROUTER | WORKERS | STORE, true},
     {"isa", AT(isa), WORKERS, true},
@@ -141,7 +147,7 @@ static void pass_options(struct args *a, const struct up_options *o, enum child_
     for (size_t i = 0; i < sizeof(PASSED) / sizeof(PASSED[0]); i++) {
         const char *at = (const char *)o + PASSED[i].offset, *text = NULL;
         int64_t number = 0;
-        if (!(PASSED[i].roles >> role & 1))
+        if (!(PASSED[i].roles >> role & 1) || (o->dummy && role != CHILD_ROUTER && PASSED[i].offset == AT(model)))
             continue;
         if (PASSED[i].text)
             memcpy(&text, at, sizeof(text));
@@ -245,7 +251,7 @@ static enum td_status check_listen(const char *listen, struct td_error *e)
     int fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
     if (bind(fd, (struct sockaddr *)&address, len))
-        s = td_fail(e, TD_ERR_INVALID, "--listen %s: %s", listen, strerror(errno));
+        s = td_fail(e, TD_ERR_IO, "--listen %s: %s", listen, strerror(errno));
     close(fd);
     return s;
 }
@@ -254,7 +260,8 @@ static enum td_status check_listen(const char *listen, struct td_error *e)
 static enum td_status check_model(const struct up_options *o, struct td_error *e)
 {
     struct geometry g;
-    const struct geometry_options geometry = {.model = o->model,
+    const struct geometry_options geometry = {.model = o->dummy ? NULL : o->model,
+                                              .dummy = o->dummy,
                                               .numerics = o->numerics ? o->numerics : "auto",
                                               .kv_dtype = o->kv_dtype ? o->kv_dtype : "auto",
                                               .device = o->device,
@@ -416,7 +423,7 @@ int cli_up(int argc, char **argv)
         s = plan_children(&u, &e);
     if (!s)
         s = set_secrets(&u, &e);
-    exit_code = s ? cli_fail("up", "%s", e.text) : run(&u);
+    exit_code = s == TD_ERR_INVALID ? cli_usage("up", "%s", e.text) : s ? cli_fail("up", "%s", e.text) : run(&u);
     if (s)
         rundir_release(&u.dir);
     for (uint32_t i = 0; u.children && i < MAX_CHILDREN; i++)

@@ -17,7 +17,7 @@
  * Same tokens, always: a sequence's tokens and log-probabilities depend on its own tokens and sampling only, not on the
  * chunking, the batch, a preemption, or where its KV came from.
  *
- * Threads: one (engine); callbacks come inside engine_step(). Errors: opening validates and names the field; steps can't
+ * Threads: one (engine); callbacks come inside engine_step(), on_load inside engine_open(). Errors: opening validates and names the field; steps can't
  * fail.
  */
 #pragma once
@@ -63,6 +63,8 @@ struct engine_callbacks {
     void (*on_block)(void *user, bool added, const struct block_key *key, uint32_t chain_index);
     /* A batch is about to run, and should take so long: generously, sched/progress.h. May be NULL. */
     void (*on_step)(void *user, double expected_ms);
+    /* While engine_open reads the model: so many of its layers are packed (with several ranks: of rank 0's). May be NULL. */
+    void (*on_load)(void *user, uint32_t n_done, uint32_t n_layers);
 };
 
 struct engine_config {

@@ -33,6 +33,9 @@ struct forward_config {
     float *logits;             /* [max_logit_rows][vocab] host; where forward_run leaves them; borrowed */
     struct k_sampled *sampled; /* [max_logit_rows] host, likewise; both NULL: another rank leaves them */
     uint32_t max_logit_rows;
+    void (*on_load)(void *user, uint32_t n_done,
+                    uint32_t n_layers); /* the first rank's layers as they are packed; may be NULL */
+    void *load_user;
     struct forward_rank {
         uint32_t rank, n_tensor;         /* which share of every layer's heads and columns; n_tensor 0: 1 */
         struct k_group *tensor;          /* the n_tensor ranks of these layers; NULL: n_tensor is 1 */

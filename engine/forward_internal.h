@@ -187,7 +187,7 @@ enum td_status forward_no_memory(const struct forward *f, struct td_error *error
 enum td_status forward_numbers(const struct forward *f, const void *host, size_t n, void *out,
                                struct td_error *error_out);
 /* The rank's layers, the embedding, the output matrix. */
-enum td_status forward_weights_open(struct forward *f, struct td_error *error_out);
+enum td_status forward_weights_open(struct forward *f, const struct forward_config *config, struct td_error *error_out);
 
 /* ----------------------------------------------------------- forward_share.c */
 

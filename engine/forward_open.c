@@ -180,7 +180,7 @@ enum td_status forward_open(const struct forward_config *config, struct forward 
     if (!s)
         s = forward_pages_open(f, config->n_pages, error_out);
     if (!s)
-        s = forward_weights_open(f, error_out);
+        s = forward_weights_open(f, config, error_out);
     if (!s)
         s = open_rope(f, error_out);
     if (!s)

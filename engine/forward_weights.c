@@ -468,19 +468,23 @@ static enum td_status open_ends(struct forward *f, struct td_error *e)
 }
 
 /* Those of other stages stay empty. */
-static enum td_status open_layers(struct forward *f, struct td_error *e)
+static enum td_status open_layers(struct forward *f, const struct forward_config *config, struct td_error *e)
 {
     enum td_status s = TD_OK;
-    for (uint32_t l = f->rank.first_layer; l < f->rank.end_layer && !s; l++) {
+    uint32_t first = f->rank.first_layer, end = f->rank.end_layer;
+    bool is_telling = config->on_load && !f->rank.rank && !f->rank.before;
+    for (uint32_t l = first; l < end && !s; l++) {
         s = open_attention(f, l, e);
         if (!s)
             s = open_feed_forward(f, l, e);
+        if (!s && is_telling)
+            config->on_load(config->load_user, l + 1 - first, end - first);
     }
     return s;
 }
 
-enum td_status forward_weights_open(struct forward *f, struct td_error *error_out)
+enum td_status forward_weights_open(struct forward *f, const struct forward_config *config, struct td_error *error_out)
 {
-    enum td_status s = open_layers(f, error_out);
+    enum td_status s = open_layers(f, config, error_out);
     return s ? s : open_ends(f, error_out);
 }

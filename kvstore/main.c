@@ -1,4 +1,3 @@
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/process.h"
@@ -40,8 +39,6 @@ int main(int argc, char **argv)
         process_signals_close(signals);
         kvstore_close(s);
     }
-    if (status)
-        fprintf(stderr, "tandem-kvstore: %s\n", e.text[0] ? e.text : td_status_name(status));
     free(strings);
-    return status ? 1 : 0;
+    return process_exit_status(o.program, status, e.text);
 }

@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -16,15 +18,13 @@ struct offline {
     struct ssd *db;
 };
 
-enum td_status offline_open(const char *dir, bool is_writable, const struct clock *clock, const struct log *log,
+enum td_status offline_open(const char *dir, enum offline_mode mode, const struct clock *clock, const struct log *log,
                             struct offline **out, struct td_error *error_out)
 {
+    static const enum ssd_mode MODES[] = {SSD_INSPECT, SSD_REPAIR, SSD_SERVE};
     struct offline *o = mem_zalloc(sizeof(*o));
-    const struct ssd_config c = {.dir = dir,
-                                 .mode = is_writable ? SSD_REPAIR : SSD_INSPECT,
-                                 .capacity_bytes = UINT64_MAX,
-                                 .clock = clock,
-                                 .log = log};
+    const struct ssd_config c = {
+        .dir = dir, .mode = MODES[mode], .capacity_bytes = UINT64_MAX, .clock = clock, .log = log};
     enum td_status status = ssd_open(&c, &o->db, error_out);
     if (status) {
         free(o);
@@ -223,6 +223,76 @@ enum td_status offline_export(struct offline *o, const char *path, const struct 
     if (status)
         unlink(path);
     return status;
+}
+
+/* ------------------------------------------------------------------ import */
+
+struct import {
+    struct offline *store;
+    const struct offline_work *work;
+    struct offline_report report;
+    uint64_t n_unsynced; /* bytes */
+};
+
+static enum td_status put_block(struct import *m, const uint8_t *value, const struct block_header *h)
+{
+    enum td_status s = check_value(value, BLOCK_HEADER_BYTES + h->payload_bytes, &h->key);
+    count(&m->report, s);
+    if (s && m->work->on_bad)
+        m->work->on_bad(m->work->user, &h->key, s);
+    if (s)
+        return TD_OK;
+    s = ssd_put(m->store->db, &h->key, value, value + BLOCK_HEADER_BYTES, h->payload_bytes, false);
+    m->n_unsynced += h->payload_bytes;
+    if (!s && m->n_unsynced >= ssd_batch_bytes(m->store->db)) {
+        s = ssd_sync(m->store->db);
+        m->n_unsynced = 0;
+    }
+    return s;
+}
+
+/* All blocks of the file's bytes. Progress counts bytes: how many blocks there are shows only at the end. */
+static enum td_status put_all(struct import *m, const char *path, const uint8_t *data, uint64_t len, struct td_error *e)
+{
+    struct block_header h;
+    enum td_status s = TD_OK;
+    for (uint64_t at = 0; at < len && !s; at += BLOCK_HEADER_BYTES + h.payload_bytes) {
+        if (block_header_decode(data + at, len - at, &h) || h.payload_bytes > len - at - BLOCK_HEADER_BYTES)
+            return td_fail(e, TD_ERR_CORRUPT, "%s: byte %llu: no whole block begins here", path,
+                           (unsigned long long)at);
+        s = put_block(m, data + at, &h);
+        m->report.n_bytes = at + BLOCK_HEADER_BYTES + h.payload_bytes;
+        if (m->work->on_progress && (m->report.n_blocks % PROGRESS_EVERY == 0 || m->report.n_bytes == len))
+            m->work->on_progress(m->work->user, m->report.n_bytes, len);
+    }
+    return s ? td_fail(e, s, "the block can't be written: %s", td_status_name(s)) : TD_OK;
+}
+
+enum td_status offline_import(struct offline *o, const char *path, const struct offline_work *work,
+                              struct offline_report *out, struct td_error *error_out)
+{
+    struct import m = {.store = o, .work = work};
+    struct stat st = {0};
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st)) {
+        if (fd >= 0)
+            close(fd);
+        return td_fail(error_out, TD_ERR_IO, "%s: %s", path, strerror(errno));
+    }
+    uint64_t len = (uint64_t)st.st_size;
+    void *data = len ? mmap(NULL, len, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
+    close(fd);
+    if (data == MAP_FAILED)
+        return td_fail(error_out, TD_ERR_IO, "%s: %s", path, strerror(errno));
+    enum td_status s = put_all(&m, path, data, len, error_out);
+    enum td_status synced = ssd_sync(o->db); /* what was put before an error, too */
+    if (data)
+        munmap(data, len);
+    if (!s && synced)
+        s = td_fail(error_out, synced, "the database can't be written: %s", td_status_name(synced));
+    if (!s)
+        *out = m.report;
+    return s;
 }
 
 enum td_status offline_compact(struct offline *o, uint64_t *before_out, uint64_t *after_out, struct td_error *error_out)

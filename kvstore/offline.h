@@ -1,7 +1,8 @@
 /*
  * A store's directory while no store runs on it: what `tandem store` looks at, checks, copies out of and tidies.
  *
- * Whoever opens it holds the lock that a store takes, so neither disturbs the other. Only offline_compact writes.
+ * Whoever opens it holds the lock that a store takes, so neither disturbs the other. Only offline_compact and offline_import
+ * write.
  *
  * Threads: one. Errors: TD_ERR_REFUSED: a store uses the directory; TD_ERR_NOT_FOUND: none ever did; TD_ERR_CORRUPT, TD_ERR_IO: it
  * can't be opened.
@@ -18,7 +19,13 @@
 
 struct offline;
 
-enum td_status offline_open(const char *dir, bool is_writable, const struct clock *clock, const struct log *log,
+enum offline_mode {
+    OFFLINE_READ,
+    OFFLINE_WRITE,
+    OFFLINE_MAKE /* OFFLINE_WRITE, and a directory is made where there is none */
+};
+
+enum td_status offline_open(const char *dir, enum offline_mode mode, const struct clock *clock, const struct log *log,
                             struct offline **out, struct td_error *error_out);
 void offline_close(struct offline *o); /* NULL is fine */
 
@@ -68,6 +75,12 @@ enum td_status offline_verify(struct offline *o, const struct offline_work *work
  * are stored: the header names the codec.
  */
 enum td_status offline_export(struct offline *o, const char *path, const struct offline_work *work,
+                              struct offline_report *out, struct td_error *error_out);
+/*
+ * Reads a file of offline_export: each block that is right is put into the directory; one of the same key is replaced. TD_ERR_CORRUPT: a
+ * block's header can't be read, so what follows it can't be found; what came before is kept.
+ */
+enum td_status offline_import(struct offline *o, const char *path, const struct offline_work *work,
                               struct offline_report *out, struct td_error *error_out);
 /* Garbage goes; before and after are sizes of the directory. */
 enum td_status offline_compact(struct offline *o, uint64_t *before_out, uint64_t *after_out,

@@ -31,8 +31,8 @@
  *       Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
  *       5,ChatGPT,472,18,490,Conversation log
  *
- * Requests come sorted by arrival, equal ones in the order of the file; arrivals count from the first. Other members of
- * an object are ignored, blank lines too. What is wrong is named by line.
+ * Requests come sorted by arrival, equal ones in the order of the file; arrivals count from the first. Other members of an object are
+ * refused in tandem's own format and ignored in the others; blank lines are ignored. What is wrong is named by line.
  *
  * Threads: a trace is read-only once it is parsed.
  */

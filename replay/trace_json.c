@@ -108,11 +108,32 @@ static enum td_status get_names(struct trace_parser *p, const json_t *object, st
     return TD_OK;
 }
 
+/* What is misspelt must not count as not given. */
+static enum td_status check_members(struct trace_parser *p, const json_t *object)
+{
+    static const char *const NAMES[] = {"timestamp", "input_length", "output_length", "hash_ids", "tenant",
+                                        "session",   "id",           "follows",       "priority", "ttft_ms",
+                                        "tpot_ms",   "delay_ms"};
+    const char *key;
+    json_t *v;
+    json_object_foreach((json_t *)(uintptr_t)object, key, v)
+    {
+        size_t i = 0, n = sizeof(NAMES) / sizeof(NAMES[0]);
+        while (i < n && strcmp(NAMES[i], key))
+            i++;
+        if (i == n)
+            return TRACE_FAIL(p, "line %" PRIu64 ": %.100s: no such member", p->line, key);
+    }
+    return TD_OK;
+}
+
 static enum td_status get_more(struct trace_parser *p, const json_t *object, struct trace_request *r)
 {
     const int64_t most_ms = 1000000000;
     int64_t priority = 0, delay = 0;
-    enum td_status s = get_names(p, object, r);
+    enum td_status s = check_members(p, object);
+    if (!s)
+        s = get_names(p, object, r);
     if (!s)
         s = get_optional(p, object, "priority", -10, 10, &priority);
     if (!s)

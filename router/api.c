@@ -273,8 +273,8 @@ static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
     info.block_tokens = atomic_load(&r->block_tokens);
     info.fingerprint = rpc_data(hex);
     info.numerics = rpc_data(numerics);
-    info.max_stop_strings = MAX_STOP_STRINGS;
-    info.max_stop_bytes = MAX_STOP_BYTES;
+    info.max_stop_strings = ASK_MAX_STOP_STRINGS;
+    info.max_stop_bytes = ASK_MAX_STOP_BYTES;
     info.max_message_bytes = (uint32_t)r->options.max_message_bytes;
     info.chat = chat_template_present(r->chat);
     answer.n_models = 1;
@@ -412,7 +412,7 @@ static void on_explain(struct rpc_call *call, const ProtobufCMessage *base)
 {
     struct router *r = rpc_call_user(call);
     const Tandem__Admin__V1__ExplainRequest *m = (const Tandem__Admin__V1__ExplainRequest *)base;
-    if (m->request_id.len > MAX_LABEL_BYTES) {
+    if (m->request_id.len > ASK_MAX_LABEL_BYTES) {
         rpc_call_finish(call, RPC_INVALID_ARGUMENT, "request_id: too long", 0);
         return;
     }
@@ -441,7 +441,6 @@ static void fill_worker(const struct peer *p, Tandem__Admin__V1__WorkerStatus *w
     snprintf(state, 300, "%s%s%s",
              p->draining && p->state == PEER_READY  ? "draining"
              : p->stalled && p->state == PEER_READY ? "stalled"
-             : p->drained                           ? "drained"
                                                     : STATES[p->state],
              p->state == PEER_REFUSED ? ": " : "", p->state == PEER_REFUSED ? p->why : "");
     w->name = rpc_data(p->name);
@@ -479,7 +478,7 @@ void router_answer_status(struct router *r, struct rpc_call *call)
     char(*states)[300] = mem_array(r->n_peers, sizeof(*states)), hex[33] = "";
     uint32_t n = 0;
     for (uint32_t i = 0; i < r->n_peers; i++) {
-        if (r->peers[i]->state == PEER_GONE)
+        if (r->peers[i]->state == PEER_GONE || r->peers[i]->drained) /* it ended as it should */
             continue;
         tandem__admin__v1__worker_status__init(&workers[n]);
         tandem__admin__v1__pages__init(&pages[n]);

@@ -18,7 +18,7 @@ struct weighed {
 };
 
 struct decision {
-    char label[MAX_LABEL_BYTES + 1], workflow[MAX_LABEL_BYTES + 1], prefill[64], decode[64];
+    char label[ASK_MAX_LABEL_BYTES + 1], workflow[ASK_MAX_LABEL_BYTES + 1], prefill[64], decode[64];
     uint64_t at_ns;
     struct plan plan;
     double waited_ms, retry_after_ms;

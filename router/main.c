@@ -1,4 +1,3 @@
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/process.h"
@@ -33,8 +32,6 @@ int main(int argc, char **argv)
         process_signals_close(signals);
         router_close(r);
     }
-    if (s)
-        fprintf(stderr, "tandem-router: %s\n", e.text[0] ? e.text : td_status_name(s));
     free(strings);
-    return s ? 1 : 0;
+    return process_exit_status(o.program, s, e.text);
 }

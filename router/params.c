@@ -12,8 +12,6 @@
 #include "base/random.h"
 #include "router/router_internal.h"
 
-enum { MAX_BIAS = 1024, MAX_STOP_IDS = 56, MAX_ALLOWED = 4096, MAX_TOP_LOGPROBS = 20 };
-
 static bool within(float v, float min, float max)
 {
     return v >= min && v <= max; /* false for NaN */
@@ -203,14 +201,15 @@ static void add_bias(struct params *p, uint32_t id, float bias)
 static enum td_status parse_bias(struct router *r, const Tandem__V1__Sampling *m, struct params *p, struct td_error *e)
 {
     const struct model_generation *g = &r->config.generation;
-    if (m->n_logit_bias > MAX_BIAS)
-        return td_fail(e, TD_ERR_INVALID, "sampling.logit_bias: %zu entries, at most %d", m->n_logit_bias, MAX_BIAS);
+    if (m->n_logit_bias > ASK_MAX_BIASES)
+        return td_fail(e, TD_ERR_INVALID, "sampling.logit_bias: %zu entries, at most %d", m->n_logit_bias,
+                       ASK_MAX_BIASES);
     p->bias = mem_array(m->n_logit_bias + g->n_suppressed_ids, sizeof(*p->bias));
     p->bias_list = mem_array(m->n_logit_bias + g->n_suppressed_ids, sizeof(*p->bias_list));
     p->sampling.logit_bias = p->bias_list;
     for (size_t i = 0; i < m->n_logit_bias; i++) {
         const Tandem__V1__LogitBias *b = m->logit_bias[i];
-        if (b->id >= r->config.vocab_size || !within(b->bias, -100, 100))
+        if (b->id >= r->config.vocab_size || !within(b->bias, -ASK_MAX_BIAS, ASK_MAX_BIAS))
             return td_fail(e, TD_ERR_INVALID, "sampling.logit_bias[%zu]: id %u or bias %g out of range", i, b->id,
                            (double)b->bias);
         add_bias(p, b->id, b->bias);
@@ -223,9 +222,9 @@ static enum td_status parse_bias(struct router *r, const Tandem__V1__Sampling *m
 static enum td_status parse_allowed(struct router *r, const Tandem__V1__Sampling *m, struct params *p,
                                     struct td_error *e)
 {
-    if (m->n_allowed_ids > MAX_ALLOWED)
+    if (m->n_allowed_ids > ASK_MAX_ALLOWED)
         return td_fail(e, TD_ERR_INVALID, "sampling.allowed_ids: %zu entries, at most %d", m->n_allowed_ids,
-                       MAX_ALLOWED);
+                       ASK_MAX_ALLOWED);
     for (size_t i = 0; i < m->n_allowed_ids; i++)
         if (m->allowed_ids[i] >= r->config.vocab_size)
             return td_fail(e, TD_ERR_INVALID, "sampling.allowed_ids[%zu]: %u is not in the vocabulary of %u", i,
@@ -251,25 +250,26 @@ static enum td_status parse_sampling(struct router *r, const Tandem__V1__Samplin
     s->presence_penalty = m->presence_penalty;
     s->frequency_penalty = m->frequency_penalty;
     s->repetition_penalty = m->has_repetition_penalty_case ? m->repetition_penalty : g->repetition_penalty;
-    s->seed = m->has_seed_case ? m->seed : random_u64();
+    s->seed = m->has_seed_case ? m->seed : random_u64() >> 11; /* 53 bits: exact in every reader of JSON */
     p->n_choices = m->n ? m->n : 1;
-    if (m->n > MAX_CHOICES)
-        return td_fail(e, TD_ERR_INVALID, "sampling.n: %u choices, at most %d", m->n, MAX_CHOICES);
-    if (s->top_k > 1u << 30)
+    if (m->n > ASK_MAX_CHOICES)
+        return td_fail(e, TD_ERR_INVALID, "sampling.n: %u choices, at most %d", m->n, ASK_MAX_CHOICES);
+    if (s->top_k > ASK_MAX_TOP_K)
         return td_fail(e, TD_ERR_INVALID, "sampling.top_k: %u is absurd", s->top_k);
-    enum td_status status = range("sampling.temperature", s->temperature, 0, 100, e);
+    enum td_status status = range("sampling.temperature", s->temperature, 0, ASK_MAX_TEMPERATURE, e);
     if (!status)
-        status = range("sampling.top_p", s->top_p, 1e-6f, 1, e);
+        status = range("sampling.top_p", s->top_p, ASK_LEAST_TOP_P, 1, e);
     if (!status)
         status = range("sampling.min_p", s->min_p, 0, 1, e);
     if (!status)
         status = range("sampling.typical_p", s->typical_p, 0, 1, e);
     if (!status)
-        status = range("sampling.presence_penalty", s->presence_penalty, -2, 2, e);
+        status = range("sampling.presence_penalty", s->presence_penalty, -ASK_MAX_PENALTY, ASK_MAX_PENALTY, e);
     if (!status)
-        status = range("sampling.frequency_penalty", s->frequency_penalty, -2, 2, e);
+        status = range("sampling.frequency_penalty", s->frequency_penalty, -ASK_MAX_PENALTY, ASK_MAX_PENALTY, e);
     if (!status)
-        status = range("sampling.repetition_penalty", s->repetition_penalty, 1e-3f, 10, e);
+        status =
+            range("sampling.repetition_penalty", s->repetition_penalty, ASK_LEAST_REPETITION, ASK_MAX_REPETITION, e);
     if (!status)
         status = parse_bias(r, m, p, e);
     return status ? status : parse_allowed(r, m, p, e);
@@ -278,8 +278,9 @@ static enum td_status parse_sampling(struct router *r, const Tandem__V1__Samplin
 static enum td_status parse_stop_ids(struct router *r, const Tandem__V1__Stopping *m, struct params *p,
                                      struct td_error *e)
 {
-    if (m->n_stop_ids > MAX_STOP_IDS)
-        return td_fail(e, TD_ERR_INVALID, "stopping.stop_ids: %zu entries, at most %d", m->n_stop_ids, MAX_STOP_IDS);
+    if (m->n_stop_ids > ASK_MAX_STOP_IDS)
+        return td_fail(e, TD_ERR_INVALID, "stopping.stop_ids: %zu entries, at most %d", m->n_stop_ids,
+                       ASK_MAX_STOP_IDS);
     p->stop_ids = mem_array(m->n_stop_ids + MODEL_MAX_EOS, sizeof(*p->stop_ids));
     uint32_t n = 0;
     for (; n < m->n_stop_ids; n++) {
@@ -355,12 +356,12 @@ static enum td_status parse_stopping(struct router *r, const Tandem__V1__Stoppin
 {
     const Tandem__V1__Stopping none = TANDEM__V1__STOPPING__INIT;
     m = m ? m : &none;
-    if (m->n_stop > MAX_STOP_STRINGS)
-        return td_fail(e, TD_ERR_INVALID, "stopping.stop: %zu strings, at most %d", m->n_stop, MAX_STOP_STRINGS);
+    if (m->n_stop > ASK_MAX_STOP_STRINGS)
+        return td_fail(e, TD_ERR_INVALID, "stopping.stop: %zu strings, at most %d", m->n_stop, ASK_MAX_STOP_STRINGS);
     for (size_t i = 0; i < m->n_stop; i++) {
-        if (!m->stop[i].len || m->stop[i].len > MAX_STOP_BYTES)
+        if (!m->stop[i].len || m->stop[i].len > ASK_MAX_STOP_BYTES)
             return td_fail(e, TD_ERR_INVALID, "stopping.stop[%zu]: %zu bytes, expected 1 to %d", i, m->stop[i].len,
-                           MAX_STOP_BYTES);
+                           ASK_MAX_STOP_BYTES);
         bytes_append(&p->stop[p->n_stop++], m->stop[i].data, m->stop[i].len);
     }
     enum td_status s = parse_stop_ids(r, m, p, e);
@@ -371,8 +372,8 @@ static enum td_status parse_stopping(struct router *r, const Tandem__V1__Stoppin
 
 static enum td_status label(const char *field, ProtobufCBinaryData b, struct bytes *out, struct td_error *e)
 {
-    if (b.len > MAX_LABEL_BYTES)
-        return td_fail(e, TD_ERR_INVALID, "%s: %zu bytes, at most %d", field, b.len, MAX_LABEL_BYTES);
+    if (b.len > ASK_MAX_LABEL_BYTES)
+        return td_fail(e, TD_ERR_INVALID, "%s: %zu bytes, at most %d", field, b.len, ASK_MAX_LABEL_BYTES);
     bytes_append(out, b.data, b.len);
     return TD_OK;
 }
@@ -380,7 +381,7 @@ static enum td_status label(const char *field, ProtobufCBinaryData b, struct byt
 /* A limit in milliseconds: the exact one if it is set, else the whole one, which older clients send. */
 static enum td_status limit(const char *field, uint32_t whole_ms, double exact_ms, double *out, struct td_error *e)
 {
-    if (!(exact_ms >= 0 && exact_ms <= 1e12) || (exact_ms > 0 && exact_ms < OPTIONS_LEAST_MS))
+    if (!(exact_ms >= 0 && exact_ms <= ASK_MAX_LIMIT_MS) || (exact_ms > 0 && exact_ms < OPTIONS_LEAST_MS))
         return td_fail(e, TD_ERR_INVALID, "slo.%s: %g is not 0, nor in %g .. 1e12", field, exact_ms, OPTIONS_LEAST_MS);
     *out = exact_ms > 0 ? exact_ms : whole_ms;
     return TD_OK;
@@ -390,8 +391,9 @@ static enum td_status parse_rest(struct router *r, const Tandem__V1__GenerateReq
                                  struct params *p, struct td_error *e)
 {
     enum td_status s = params_model(r, m->model, e);
-    if (!s && (m->priority < -10 || m->priority > 10))
-        s = td_fail(e, TD_ERR_INVALID, "priority: %d is not in -10 .. 10", m->priority);
+    if (!s && (m->priority < -ASK_MAX_PRIORITY || m->priority > ASK_MAX_PRIORITY))
+        s = td_fail(e, TD_ERR_INVALID, "priority: %d is not in %d .. %d", m->priority, -ASK_MAX_PRIORITY,
+                    ASK_MAX_PRIORITY);
     if (!s)
         s = label("tenant", m->tenant, &p->tenant, e);
     if (!s)
@@ -422,8 +424,8 @@ static enum td_status parse_rest(struct router *r, const Tandem__V1__GenerateReq
     p->bypass_cache = m->bypass_cache;
     p->skip_special = !m->has_skip_special_tokens_case || m->skip_special_tokens;
     p->sampling.top_logprobs = m->top_logprobs;
-    if (!s && m->top_logprobs > MAX_TOP_LOGPROBS)
-        s = td_fail(e, TD_ERR_INVALID, "top_logprobs: %u, at most %d", m->top_logprobs, MAX_TOP_LOGPROBS);
+    if (!s && m->top_logprobs > ASK_MAX_TOP_LOGPROBS)
+        s = td_fail(e, TD_ERR_INVALID, "top_logprobs: %u, at most %d", m->top_logprobs, ASK_MAX_TOP_LOGPROBS);
     return s;
 }
 

@@ -177,7 +177,7 @@ static void lose(struct peer *p, const char *why, uint64_t retry_ms)
 {
     bool was_ready = p->state == PEER_READY;
     p->tried = true;
-    if (was_ready)
+    if (was_ready && !p->draining)
         log_warn(&p->router->log, "worker lost peer=%s why='%s'", p->name, why);
     p->epoch++;
     if (p->call) {
@@ -197,7 +197,7 @@ static void lose(struct peer *p, const char *why, uint64_t retry_ms)
         forget(p);
     }
     if (p->draining && p->state == PEER_LOST) {
-        log_info(&p->router->log, "worker drained peer=%s", p->name);
+        log_info(&p->router->log, "worker drained peer=%s why='%s'", p->name, why);
         p->draining = false;
         p->drained = true;
         if (p->registered)
@@ -458,6 +458,21 @@ static void tell_scheduler(struct peer *p)
     tell_usable(p);
 }
 
+/* The worker hears why, and ends the call then. */
+static void refuse(struct peer *p, const char *why)
+{
+    Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
+    Tandem__Worker__V1__Refusal refusal = TANDEM__WORKER__V1__REFUSAL__INIT;
+    snprintf(p->why, sizeof(p->why), "%s", why);
+    set_state(p, PEER_REFUSED);
+    refusal.why = rpc_data(p->why);
+    m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_REFUSAL;
+    m.refusal = &refusal;
+    peer_send(p, &m);
+    if (p->call)
+        rpc_call_close_send(p->call);
+}
+
 static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
 {
     struct router *r = p->router;
@@ -468,9 +483,7 @@ static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
     copy_text(p->kv_codec, sizeof(p->kv_codec), h->kv_codec);
     if (check_hello(p, h, &layout, &e) || (p->role == ROLE_STORE && check_codec(p, p->kv_codec, &e))) {
         log_error(&r->log, "worker refused peer=%s why='%s'", p->name, e.text);
-        snprintf(p->why, sizeof(p->why), "%s", e.text);
-        set_state(p, PEER_REFUSED);
-        lose(p, e.text, RETRY_REFUSED_MS);
+        refuse(p, e.text);
         return;
     }
     copy_text(p->xfer_address, sizeof(p->xfer_address), h->xfer_address);
@@ -683,6 +696,8 @@ void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m)
 {
     struct router *r = p->router;
     struct request *q;
+    if (p->state == PEER_REFUSED) /* what was on its way */
+        return;
     p->heard_ns = router_patience(r);
     if (m->number != ++p->n_heard) {
         peer_gone(p, "a message is missing or doubled");

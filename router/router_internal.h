@@ -19,6 +19,7 @@
 #include "proto/wire/events.h"
 #include "proto/wire/kv_layout.h"
 #include "router/router.h"
+#include "proto/ask/ask_bounds.h"
 #include "sched/hot.h"
 #include "sched/index.h"
 #include "sched/pin_list.h"
@@ -31,14 +32,10 @@
 #include "worker/adapters.h"
 
 enum {
-    MAX_STOP_STRINGS = 16,
-    MAX_STOP_BYTES = 256,
-    MAX_LABEL_BYTES = 64,
     MAX_WORKERS = INDEX_MAX_HOLDERS,
     MAX_STORES = 64, /* of which a leg is told */
     MAX_PROMPT_LOGPROBS = 65536,
     MAX_PROMPT_SCORES = 1 << 18, /* numbers for a prompt: in 9 bytes each they fit one message */
-    MAX_CHOICES = 16,
     MAX_PIN_MS = 24 * 3600 * 1000,
 };
 
@@ -105,7 +102,7 @@ struct params {
     Tandem__Worker__V1__Bias *bias, **bias_list;
     uint32_t *stop_ids, *allowed;
     struct bytes echo; /* shown before the answer */
-    struct bytes stop[MAX_STOP_STRINGS];
+    struct bytes stop[ASK_MAX_STOP_STRINGS];
     uint32_t n_stop;
     double ttft_ms, tpot_ms; /* limits; 0: none */
     uint32_t n_choices;

@@ -214,6 +214,12 @@ static void on_message(struct rpc_call *call, const ProtobufCMessage *base)
         on_hello(link, m->hello);
         return;
     }
+    if (m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_REFUSAL) {
+        log_error(link->server->config.log, "router refuses this worker router=%016llx why='%.*s'",
+                  (unsigned long long)link->incarnation, (int)m->refusal->why.len,
+                  m->refusal->why.len ? (const char *)m->refusal->why.data : "");
+        return;
+    }
     deliver(link, LINK_MESSAGE, (Tandem__Worker__V1__RouterMessage *)rpc_call_take(call, base));
 }
 

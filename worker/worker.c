@@ -28,18 +28,18 @@ const struct option WORKER_OPTIONS[] = {
     GEOMETRY_OPTIONS(struct worker_options, geometry),
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Network"},
     {"name", OPT_STRING, AT(name), NULL, "NAME", 0, 0, "name in status and logs; default: role and process id"},
-    {"listen", OPT_STRING, AT(listen), "127.0.0.1:0", "HOST:PORT", 0, 0, "gRPC service for routers; port 0 picks one"},
-    {"xfer-listen", OPT_STRING, AT(xfer_listen), NULL, "HOST:PORT", 0, 0,
+    {"listen", OPT_ADDRESS, AT(listen), "127.0.0.1:0", "HOST:PORT", 0, 0, "gRPC service for routers; port 0 picks one"},
+    {"xfer-listen", OPT_ADDRESS, AT(xfer_listen), NULL, "HOST:PORT", 0, 0,
      "KV transfers; default: a free port of --listen's host"},
     {"tls", OPT_STRING, AT(tls), "auto", "LIST", 0, 0, "UCX transports: auto, tcp, or a UCX_TLS list"},
-    {"routers", OPT_STRING, AT(routers), NULL, "HOST:PORT,...", 0, 0,
+    {"routers", OPT_ADDRESS, AT(routers), NULL, "HOST:PORT,...", 0, 0,
      "routers to register with; else they are told of us"},
-    {"advertise", OPT_STRING, AT(advertise), NULL, "HOST[:PORT]", 0, 0,
+    {"advertise", OPT_ADDRESS, AT(advertise), NULL, "HOST[:PORT]", 0, 0,
      "where routers and peers reach us; default: where we listen"},
     {"drain-ms", OPT_MS, AT(drain_ms), "30s", NULL, 0, 3.6e6,
      "after SIGTERM: time to finish what runs; what is left is planned anew elsewhere"},
-    {"secret", OPT_STRING, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
-    {"metrics-listen", OPT_STRING, AT(metrics_listen), NULL, "HOST:PORT", 0, 0, "Prometheus metrics over HTTP"},
+    {"secret", OPT_SECRET, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
+    {"metrics-listen", OPT_ADDRESS, AT(metrics_listen), NULL, "HOST:PORT", 0, 0, "Prometheus metrics over HTTP"},
     {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, 100, 3.6e6, "silence after which a peer counts as dead"},
     {"lease-ms", OPT_MS, AT(lease_ms), "10000", NULL, 100, 3.6e6, "how long pages wait for a reader that does nothing"},
     {"quarantine-ms", OPT_MS, AT(quarantine_ms), "1000", NULL, 0, 3.6e6, "how long a page in doubt is kept away"},
@@ -527,6 +527,18 @@ static void say_adapters(struct worker *w)
     }
 }
 
+/* Large models take minutes: once a second it is told how far it is. */
+static void on_load(void *user, uint32_t n_done, uint32_t n_layers)
+{
+    struct worker *w = user;
+    uint64_t now = clock_now(&w->clock);
+    if (now < w->load_told_ns + NS_PER_S)
+        return;
+    w->load_told_ns = now;
+    log_info(&w->log, "loading percent=%u layers=%u/%u mib=%llu", 100 * n_done / n_layers, n_done, n_layers,
+             (unsigned long long)(model_weight_bytes(w->model) >> 20));
+}
+
 static enum td_status open_engine(struct worker *w, struct td_error *e)
 {
     struct worker_options *o = &w->options;
@@ -588,7 +600,7 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
         .quarantine_ns = (uint64_t)o->quarantine_ms * NS_PER_MS,
         .clock = &w->clock,
         .log = &w->log,
-        .callbacks = {w, leg_on_admitted, leg_on_pages_ready, leg_on_token, leg_on_end, on_block, on_step},
+        .callbacks = {w, leg_on_admitted, leg_on_pages_ready, leg_on_token, leg_on_end, on_block, on_step, on_load},
     };
     return engine_open(&c, &w->engine, e);
 }
@@ -648,6 +660,7 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
         snprintf(w->name, sizeof(w->name), "%s-%d", w->role, (int)getpid());
     w->log = (struct log){.who = w->name, .level = (enum log_level)log_level_parse(w->options.log_level)};
     clock_init_real(&w->clock);
+    w->load_told_ns = clock_now(&w->clock); /* what takes less than a second is not told */
     absence_init(&w->absence, &w->clock, TURN_MS * NS_PER_MS, NULL);
     absence_init(&w->beat_absence, &w->clock, BEAT_MS * NS_PER_MS, NULL);
     w->incarnation = random_u64();
@@ -760,8 +773,6 @@ int worker_main(const char *role, int argc, char **argv)
         process_signals_close(signals);
         worker_close(w);
     }
-    if (s)
-        fprintf(stderr, "%s: %s\n", program, e.text[0] ? e.text : td_status_name(s));
     free(strings);
-    return s ? 1 : 0;
+    return process_exit_status(program, s, e.text);
 }

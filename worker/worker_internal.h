@@ -135,6 +135,7 @@ struct worker {
     char xfer_listen[REACH_BYTES], rpc_address[REACH_BYTES],
         xfer_address[REACH_BYTES]; /* the last two as others are told */
     uint64_t drain_until_ns;       /* 0: not draining */
+    uint64_t load_told_ns;         /* when it was last said how far the loading is */
     struct metrics *metrics;
     struct metrics_set *counters;
     struct metrics_http *metrics_http;

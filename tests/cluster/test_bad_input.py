@@ -204,6 +204,7 @@ def test_worker_with_other_layout_is_refused_by_field():
         def refused():
             return [w["state"] for w in c.status()["workers"] if w["address"] == odd.address and "dtype" in w["state"]]
         wait_until(refused, 10, lambda: "refused by name: " + json.dumps(c.status()["workers"]))
+        wait_until(lambda: "router refuses this worker" in c.log("odd") and "dtype" in c.log("odd"), 10, lambda: "it says why: " + c.log("odd"))
 
 
 @test
@@ -268,13 +269,12 @@ def test_logits_that_are_not_finite_end_a_request_with_an_error():
 
 
 @test
-def test_bad_options_give_one_line_and_exit_1():
+def test_bad_options_give_one_line_and_exit_2():
     for program, args in (("decode/tandem-decode", ["--model", DEMO, "--nonsense"]),
                           ("decode/tandem-decode", ["--model", DEMO, "--pages", "minus"]),
                           ("decode/tandem-decode", ["--model", DEMO, "--max-batch", "0"]),
                           ("decode/tandem-decode", ["--model", DEMO, "--isa", "quantum"]),
                           ("decode/tandem-decode", []),
-                          ("decode/tandem-decode", ["--model", "/nonexistent"]),
                           ("decode/tandem-decode", ["--model", DEMO, "--listen", "nonsense"]),
                           ("router/tandem-router", ["--model", DEMO, "--profile", "1,2"]),
                           ("router/tandem-router", ["--model", DEMO, "--tenants", "a=0"]),
@@ -282,7 +282,9 @@ def test_bad_options_give_one_line_and_exit_1():
                           ("router/tandem-router", ["--model", DEMO, "--workers", "nonsense"])):
         out = subprocess.run([os.path.join(BUILD, program), *args], capture_output=True, text=True, timeout=60)
         lines = [l for l in out.stderr.splitlines() if l.strip() and " info " not in l]
-        assert out.returncode == 1 and len(lines) == 1, (args, out.returncode, out.stderr)
+        assert out.returncode == 2 and len(lines) == 1, (args, out.returncode, out.stderr)
+    out = subprocess.run([os.path.join(BUILD, "decode/tandem-decode"), "--model", "/nonexistent"], capture_output=True, text=True, timeout=60)
+    assert out.returncode == 1 and "/nonexistent" in out.stderr, out
 
 
 main()

@@ -3,7 +3,7 @@ import os, re, subprocess, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 
-RANKS = {"base": 0, "proto/wire": 1, "model": 2, "kernels": 2, "transfer": 2, "sched": 2, "proto/rpc": 2, "engine": 3,
+RANKS = {"base": 0, "proto/wire": 1, "model": 2, "kernels": 2, "transfer": 2, "sched": 2, "proto/rpc": 2, "proto/ask": 2, "engine": 3,
          "worker": 4, "router": 5, "prefill": 5, "decode": 5, "kvstore": 5, "replay": 6, "cli": 7}
 # The stream between router and workers has one implementation of its proof; the router uses its header only.
 ALLOWED = {}
@@ -13,7 +13,7 @@ LIBRARIES = {r"ucp/|ucs/|uct/": r"^transfer/(wire_ucx|bench_bare)", r"rocksdb/":
 
 def folder(path):
     parts = path.split("/")
-    return "/".join(parts[:2]) if parts[0] == "proto" and parts[1] in ("wire", "rpc") else parts[0]
+    return "/".join(parts[:2]) if parts[0] == "proto" and parts[1] in ("wire", "rpc", "ask") else parts[0]
 
 
 def sources():

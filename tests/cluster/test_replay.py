@@ -368,7 +368,10 @@ def test_simulate_takes_the_step_times_that_bench_measured():
     with tempfile.TemporaryDirectory() as d:
         profile, trace = os.path.join(d, "profile.json"), os.path.join(d, "trace.jsonl")
         dims = "layers=2,kv_heads=1,heads=2,head_dim=32,hidden=64,ffn=128,vocab=1536,positions=700"
-        rows = [json.loads(x) for x in tandem("bench", "--profile", profile, "--dummy", dims, "--seconds", "0.01", "--json").stdout.splitlines()]
+        measured = tandem("bench", "--profile", profile, "--dummy", dims, "--seconds", "0.01", "--json")
+        rows = [json.loads(x) for x in measured.stdout.splitlines()]
+        done, total = re.findall(r"profile: (\d+) of (\d+) rows", measured.stderr)[-1]  # it says how far it is
+        assert done == total and int(total) > 10, measured.stderr
         times = [r["value"] for r in rows if r["unit"] == "ms"]
         with open(profile) as f:
             p, = json.load(f)["profiles"]

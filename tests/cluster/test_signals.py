@@ -1,5 +1,5 @@
 """Signals of server processes, from their first moment on; and a cluster whose run directory is gone."""
-import os, shutil, signal, subprocess, sys, tempfile
+import os, re, shutil, signal, subprocess, sys, tempfile, time
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 
@@ -30,6 +30,64 @@ def test_a_start_can_be_interrupted():
             child.kill()
 
 
+def worker(*args):
+    return subprocess.Popen([os.path.join(BUILD, BINARIES["decode"]), "--dummy", LARGE.replace("layers=16", "layers=40"), "--listen", "127.0.0.1:0",
+                             "--pool-bytes", "64M", "--threads", "1", *args], stderr=subprocess.PIPE, text=True)
+
+
+@test
+def test_a_long_load_says_how_far_it_is_and_ends_at_once():
+    took = []
+    for _ in range(3):
+        child = worker()
+        try:
+            line, told = "", []
+            while "loading percent=" not in line:
+                line = child.stderr.readline()
+                assert line and " ready " not in line, "it loaded without a word"
+            began = time.monotonic()
+            child.terminate()
+            _, err = child.communicate(timeout=30 * SLOW)
+            took.append(time.monotonic() - began)
+            assert child.returncode == 128 + signal.SIGTERM and "ended by signal" in err, (child.returncode, err)
+        finally:
+            child.kill()
+    assert min(took) < 1, took  # of three: the machine may be busy
+    child = worker("--weights", "int8")  # takes longer
+    try:
+        said = []
+        for line in child.stderr:
+            said.append((time.monotonic(), line))
+            if " ready " in line:
+                break
+        shares = [int(re.search(r"percent=(\d+)", line).group(1)) for _, line in said if " loading " in line]
+        assert shares and shares == sorted(shares) and shares[-1] <= 100, said
+        assert len(shares) <= said[-1][0] - said[0][0] + 2, "at most one line each second"
+    finally:
+        child.terminate()
+        child.communicate(timeout=30 * SLOW)
+
+
+@test
+def test_up_says_how_far_loading_is_and_can_be_interrupted():
+    run_dir = tempfile.mkdtemp(prefix="tandem-up-")
+    up = subprocess.Popen([TANDEM, "up", "--model", DEMO, "--dummy", LARGE.replace("layers=16", "layers=40"), "--no-store", "--run-dir", run_dir,
+                           "--listen", "127.0.0.1:0", "--threads", "2", "--pool-bytes", "64M"], stderr=subprocess.PIPE, text=True)
+    try:
+        line = ""
+        while " loading percent=" not in line:
+            line = up.stderr.readline()
+            assert line, "it ended"
+        began = time.monotonic()
+        up.send_signal(signal.SIGINT)
+        up.communicate(timeout=30 * SLOW)
+        assert time.monotonic() - began < 5 * SLOW, "it waited for the load"
+        assert up.returncode == 1
+    finally:
+        up.terminate()
+        shutil.rmtree(run_dir, ignore_errors=True)
+
+
 @test
 def test_other_signals_change_nothing():
     with Cluster(store=True) as c:
@@ -49,7 +107,7 @@ def test_a_named_pipe_is_no_configuration():
         os.mkfifo(pipe)
         for binary in BINARIES.values():
             out = subprocess.run([os.path.join(BUILD, binary), "--config", pipe], capture_output=True, text=True, timeout=10 * SLOW)
-            assert out.returncode == 1 and "named pipe" in out.stderr, out
+            assert out.returncode == 2 and "named pipe" in out.stderr, out
         out = subprocess.run(["bash", "-c", f"{TANDEM} simulate --config <(echo '{{\"prefill\": 3}}') --print-config"],
                              capture_output=True, text=True, timeout=10 * SLOW)
         assert out.returncode == 0 and json.loads(out.stdout)["prefill"] == 3, out

@@ -52,6 +52,23 @@ def test_store_tools_look_into_a_directory_and_find_damage():
         assert code == 0 and os.path.getsize(file) == json.loads(out)["bytes"] and not err, err
         assert open(file, "rb").read(4) == b"TDKB"
         assert store("export", d, file)[0] == 1  # not over a file that is there
+        other = os.path.join(c.dir, "other-store")
+        code, out, err = store("import", other, file, "--json")
+        assert code == 0 and json.loads(out)["right"] == stat["blocks"] and "MiB" in err, (out, err)
+        again = [json.loads(line) for line in store("ls", other, "--json")[1].splitlines()]
+        assert sorted(again, key=lambda b: b["key"]) == sorted(listed, key=lambda b: b["key"])
+        assert json.loads(store("verify", other, "--json")[1])["right"] == stat["blocks"]
+        assert store("import", other, file, "--quiet")[0] == 0  # what is there is replaced
+        assert json.loads(store("stat", other, "--json")[1])["blocks"] == stat["blocks"]
+        data = bytearray(open(file, "rb").read())
+        data[100] ^= 16  # of the first payload
+        open(file, "wb").write(data)
+        third = os.path.join(c.dir, "third-store")
+        code, out, err = store("import", third, file, "--json")
+        assert code == 1 and json.loads(out)["right"] == stat["blocks"] - 1 and "left out" in err, (out, err)
+        open(file, "wb").write(data[:-1])
+        code, out, err = store("import", third, file)
+        assert code == 1 and "no whole block" in err and file in err, err
         code, out, err = store("compact", d, "--json")
         assert code == 0 and json.loads(out)["after_bytes"] >= stat["payload_bytes"], err
         blobs = [os.path.join(d, "blocks", f) for f in os.listdir(os.path.join(d, "blocks")) if f.endswith(".blob")]

@@ -66,9 +66,9 @@ def none_alive(pids):
     return not any(alive(p) for p in pids.values())
 
 
-def one_line(out, *words):
+def one_line(out, *words, code=1):
     lines = out.stderr.strip().splitlines()
-    assert out.returncode == 1 and len(lines) == 1 and out.stdout == "", (out.returncode, out.stdout, out.stderr)
+    assert out.returncode == code and len(lines) == 1 and out.stdout == "", (out.returncode, out.stdout, out.stderr)
     assert all(w in lines[0] for w in words), lines[0]
 
 
@@ -129,9 +129,9 @@ def test_a_second_up_on_the_run_dir_is_refused():
 @test
 def test_a_wrong_model_is_one_clear_line():
     with RunDir() as r, tempfile.TemporaryDirectory() as empty:
-        one_line(r.tandem("up", "--model", "/no/such/model", "--detach"), "--model", "/no/such/model")
+        one_line(r.tandem("up", "--model", "/no/such/model", "--detach"), "--model", "/no/such/model", code=2)
         one_line(r.tandem("up", "--model", empty, "--detach"), empty)
-        one_line(r.tandem("up", "--detach"), "--model")
+        one_line(r.tandem("up", "--detach"), "--model", code=2)
 
 
 @test
@@ -147,7 +147,7 @@ def test_a_worker_that_can_not_start_stops_the_whole():
     with RunDir() as r:
         out = r.up("--no-store", env={"TANDEM_DECODE_MAX_ROWS": "1"})
         assert out.returncode == 1 and out.stdout == "", out.stdout
-        assert "decode-0 ended before it was ready (exit code 1)" in out.stderr, out.stderr
+        assert "decode-0 ended before it was ready (exit code 2)" in out.stderr, out.stderr
         assert "--max-rows 1 is less than --max-batch" in out.stderr, out.stderr
         assert sorted(os.listdir(r.path)) == ["logs", "secret"]
 
@@ -163,6 +163,20 @@ def test_workers_share_out_the_model_among_ranks_or_say_why_not():
     with RunDir() as r:
         out = r.up("--no-store", "--tensor-parallel", "7")
         assert out.returncode == 1 and "kv heads can't be shared evenly among 7 tensor-parallel ranks" in out.stderr, out.stderr
+
+
+@test
+def test_up_makes_weights_up_and_takes_another_chat_template():
+    with RunDir() as r, tempfile.NamedTemporaryFile("w", suffix=".jinja") as f:
+        f.write("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}")
+        f.flush()
+        dims = "layers=2,kv_heads=1,heads=2,head_dim=32,hidden=64,ffn=128,vocab=1536,positions=700"
+        r.up_well("--dummy", dims, "--chat-template", f.name)
+        answer = r.tandem("generate", "--router", r.router(), "--json", "--max-tokens", "2", "Hello", run_dir=False)
+        assert answer.returncode == 0, answer.stderr
+        once = r.tandem("generate", "--router", r.router(), "--json", "--no-chat", "--max-tokens", "2", "HelloHello", run_dir=False)
+        both = [json.loads(a.stdout)["usage"]["prompt_tokens"] for a in (answer, once)]
+        assert both[0] == both[1] or both[0] + 1 == both[1], both  # a text begins with the first token
 
 
 @test
