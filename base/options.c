@@ -113,11 +113,24 @@ enum td_status options_check_ports(const char *what, const char *addresses, stru
     return TD_OK;
 }
 
+static bool all_have_ports(const char *addresses)
+{
+    for (const char *at = addresses, *end; *at; at = *end ? end + 1 : end) {
+        end = strchrnul(at, ',');
+        if (!memchr(at, ':', (size_t)(end - at)))
+            return false;
+    }
+    return true;
+}
+
+/* Where --help shows HOST:PORT the port is needed; HOST[:PORT] and others leave that to the program. */
 static enum td_status set_address(const struct option *t, const char *text, void *at, struct td_error *e)
 {
     char what[80];
     snprintf(what, sizeof(what), "--%s", t->name);
     enum td_status s = options_check_ports(what, text, e);
+    if (!s && t->choices && !strncmp(t->choices, "HOST:PORT", 9) && !all_have_ports(text))
+        s = td_fail(e, TD_ERR_INVALID, "%s: '%.150s': expected %s", what, text, t->choices);
     if (!s)
         memcpy(at, &text, sizeof(text));
     return s;
