@@ -29,11 +29,8 @@ static bool is_wildcard(const char *address)
            (n == 2 && !memcmp(address, "::", 2));
 }
 
-static enum td_status check(const char *option, const char *address, bool needs_port, bool may_be_wildcard,
-                            struct td_error *e)
+static enum td_status check(const char *option, const char *address, bool may_be_wildcard, struct td_error *e)
 {
-    if (needs_port && !is_unix(address) && !has_port(address))
-        return td_fail(e, TD_ERR_INVALID, "%s: '%.100s' is not HOST:PORT", option, address);
     if (strlen(address) >= REACH_BYTES - 8)
         return td_fail(e, TD_ERR_INVALID, "%s: longer than %d bytes", option, REACH_BYTES - 9);
     if (!may_be_wildcard && !is_unix(address) && is_wildcard(address))
@@ -48,11 +45,11 @@ enum td_status reach_listen(const struct reach_config *config, char xfer_listen_
                             struct td_error *error_out)
 {
     const char *told = config->advertise;
-    enum td_status s = told ? check("--advertise", told, false, false, error_out) : TD_OK;
+    enum td_status s = told ? check("--advertise", told, false, error_out) : TD_OK;
     if (!s)
-        s = check("--listen", config->listen, true, told, error_out);
+        s = check("--listen", config->listen, told, error_out);
     if (!s && config->xfer_listen)
-        s = check("--xfer-listen", config->xfer_listen, true, told, error_out);
+        s = check("--xfer-listen", config->xfer_listen, told, error_out);
     if (s)
         return s;
     if (config->xfer_listen)

@@ -22,7 +22,7 @@ struct reach_config {
     const char *advertise;   /* HOST or HOST:PORT, an IPv6 address with a port in brackets; NULL: none */
 };
 
-/* Where transfers listen. TD_ERR_INVALID names the option: an address without a port, one that nobody could be told, or one that is too long. */
+/* Where transfers listen. TD_ERR_INVALID names the option: an address that nobody could be told, or one that is too long. */
 enum td_status reach_listen(const struct reach_config *config, char xfer_listen_out[REACH_BYTES],
                             struct td_error *error_out);
 
