@@ -11,6 +11,9 @@
  * reading goes on. A failed flush or compaction does the same: RocksDB tries to mend these by itself, but what it then
  * writes is not known here.
  *
+ * RocksDB's log of texts (LOG) gets none while the database is open: the process is aborted (the same assertion) by a text after a
+ * write to that file failed, which on a full disk is the next warning.
+ *
  * Rejected: one record a block (RocksDB 7.8 reads blobs while it iterates, so opening would read the whole disk); garbage
  * collection on from the start (it rewrote 15 % of data that is written once and deleted); checking RocksDB's CRC (a tenth of the
  * speed, and it doesn't prove that the value belongs to the key and the layout).
@@ -254,7 +257,7 @@ static void make_options(struct ssd *s)
     rocksdb_options_set_manifest_preallocation_size(o, 64 << 10);
     rocksdb_options_set_keep_log_file_num(o, 2);
     rocksdb_options_set_max_log_file_size(o, 1 << 20);
-    rocksdb_options_set_info_log_level(o, 2); /* warnings: it counts towards the capacity */
+    rocksdb_options_set_info_log_level(o, 4); /* fatal: see the note above */
     rocksdb_options_set_stats_dump_period_sec(o, 0);
     if (s->config.background_bytes_per_s) {
         s->limiter = rocksdb_ratelimiter_create((int64_t)s->config.background_bytes_per_s, 10000, 10);
