@@ -120,7 +120,7 @@ def test_an_error_names_the_command_to_try_next():
         assert "tandem up" in out.stderr or out.returncode == 0, (args, out)
 
 
-VALUES = {"N": ["1", "16", "100"], "BYTES": ["1M"], "TIME": ["1s"], "X": ["0.5", "1"], "HOST:PORT": ["127.0.0.1:1"], "SECONDS": ["1"], "DIR": ["/x"]}
+VALUES = {"N": ["1", "16", "100"], "BYTES": ["1M"], "TIME": ["1s"], "X": ["0.5", "1"], "HOST:PORT": ["127.0.0.1:1"], "HOST:PORT,...": ["127.0.0.1:1,127.0.0.1:2"], "ADDR,...": ["127.0.0.1:1"], "SECONDS": ["1"], "DIR": ["/x"]}
 NUMBERS = ("N", "BYTES", "TIME", "X", "SECONDS")
 
 
