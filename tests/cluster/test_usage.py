@@ -160,7 +160,7 @@ def test_every_option_in_help_is_taken_as_a_flag_and_from_the_environment():
             value = values[tries.index(good[0])] if kind else "true"
             by_env = call([*program, "--print-config"], env={setting(program, name): value})
             by_flag = good[0]
-            if by_env.stdout != by_flag.stdout or name not in json.loads(by_flag.stdout) and name != "secret":
+            if by_env.stdout != by_flag.stdout or name not in json.loads(by_flag.stdout) and name not in ("secret", "cache-key"):
                 wrong.append((program, name, by_env, by_flag))
             if kind in NUMBERS and "N" != kind or kind == "N" and name in json.loads(by_flag.stdout) and isinstance(json.loads(by_flag.stdout)[name], int):
                 bad = call([*program, f"--{name}=zero", "--print-config"])
