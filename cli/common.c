@@ -42,7 +42,7 @@ bool cli_options(const char *command, const char *usage, const char *about, cons
     return !s && action == OPTIONS_RUN;
 }
 
-static void say(const char *command, const char *format, va_list args)
+__attribute__((format(printf, 2, 0))) static void say(const char *command, const char *format, va_list args)
 {
     fflush(stdout);
     fprintf(stderr, "tandem %s: ", command);
