@@ -61,14 +61,16 @@ static void list_runs(const struct request *q, struct store_list *l, Tandem__Wor
     }
 }
 
-static void list_stores(const struct request *q, Tandem__Worker__V1__LegKind kind, struct store_list *l,
-                        Tandem__Worker__V1__Leg *leg)
+static void list_stores(const struct request *q, const struct peer *to, Tandem__Worker__V1__LegKind kind,
+                        struct store_list *l, Tandem__Worker__V1__Leg *leg)
 {
     const struct router *r = q->router;
     for (uint32_t i = 0; i < r->n_peers && !q->p.bypass_cache; i++) {
         const struct peer *p = r->peers[i];
         if (p->role != ROLE_STORE || p->state != PEER_READY || strcmp(p->kv_codec, q->kv_codec))
             continue; /* one that came since with another codec gets no blocks of this name */
+        if (!scheduler_can_read(r->scheduler, to->holder, p->holder))
+            continue; /* it would be waited for in vain */
         Tandem__Worker__V1__Store *s = l->store_list[leg->n_stores] = &l->stores[leg->n_stores];
         tandem__worker__v1__store__init(s);
         s->xfer_address = rpc_data(p->xfer_address);
@@ -110,7 +112,7 @@ static uint32_t send_leg(struct request *q, struct peer *to, Tandem__Worker__V1_
         leg.peer_xfer_address = rpc_data(other->xfer_address);
         leg.peer_incarnation = other->incarnation;
     }
-    list_stores(q, kind, &stores, &leg);
+    list_stores(q, to, kind, &stores, &leg);
     if (q->p.remaining_ms != INT64_MAX) {
         int64_t left = q->p.remaining_ms - (int64_t)answer_ms(clock_now(&q->router->clock) - q->arrived_ns);
         leg.remaining_ms = left > 0 ? left : 1;

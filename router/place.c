@@ -198,9 +198,10 @@ static void give_up(struct router *r)
         next = q->next;
         if (q->state == REQUEST_QUEUED)
             request_fail(q, RPC_UNAVAILABLE,
-                         !r->known                       ? "no worker is up yet"
-                         : peer_has_role(r, ROLE_DECODE) ? "no prefill worker is up"
-                                                         : "no decode worker is up",
+                         !r->known                        ? "no worker is up yet"
+                         : scheduler_is_cut(r->scheduler) ? "no decode worker can connect to a prefill worker"
+                         : peer_has_role(r, ROLE_DECODE)  ? "no prefill worker is up"
+                                                          : "no decode worker is up",
                          1000);
     }
 }

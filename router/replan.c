@@ -13,7 +13,7 @@
  * - Text, held-back bytes and stop strings belong to the request, not to a placement (answer.c). First tokens held for a decode
  *   worker that never accepted are dropped: they come again.
  *
- * How often: a budget for all (sched/retry.h), MAX_REPLANS for each. Who failed a request is avoided by it as long as there is
+ * How often: a budget for all (sched/retry.h), MAX_REPLANS for each. Who failed a request is avoided by it for two seconds if there is
  * another, and counts towards that worker's breaker.
  */
 #include <math.h>

@@ -225,7 +225,8 @@ bool can_serve(const struct router *r)
 {
     enum plan_force force = place_forced(r);
     bool needs_prefill = force == FORCE_SPLIT || force == FORCE_KEPT;
-    return peer_has_role(r, ROLE_DECODE) && (!needs_prefill || peer_has_role(r, ROLE_PREFILL));
+    return peer_has_role(r, ROLE_DECODE) && (!needs_prefill || peer_has_role(r, ROLE_PREFILL)) &&
+           !scheduler_is_cut(r->scheduler);
 }
 
 /*

@@ -374,6 +374,17 @@ static double prefill_cost(const struct policy_worker *w, const struct policy_re
            copy_cost(r, COPY, v->compute - compute_ms(w, r, most, w->chunk_tokens));
 }
 
+bool policy_is_read(const struct policy_worker *workers, uint32_t n, uint32_t from)
+{
+    bool has_readers = false, is_cut_off = false;
+    for (uint32_t i = 0; i < n && !has_readers; i++) {
+        bool decodes = workers[i].usable && workers[i].role == ROLE_DECODE;
+        has_readers = decodes && policy_can_read(&workers[i], from);
+        is_cut_off |= decodes && workers[i].unread;
+    }
+    return has_readers || !is_cut_off;
+}
+
 /* ------------------------------------------------------------------ search */
 
 struct search {
@@ -489,17 +500,6 @@ static double least_decode_cost(const struct search *s, const struct policy_work
     return fmin(cost_decode_ms(w->cost, at.running, at.context) * (1 + full), later);
 }
 
-static bool is_read(const struct search *s, uint32_t prefill)
-{
-    bool has_readers = false, is_cut_off = false;
-    for (uint32_t i = 0; i < s->n; i++) {
-        bool decodes = s->workers[i].usable && s->workers[i].role == ROLE_DECODE;
-        has_readers |= decodes && policy_can_read(&s->workers[i], prefill);
-        is_cut_off |= decodes && s->workers[i].unread;
-    }
-    return has_readers || !is_cut_off;
-}
-
 /*
  * The decode worker whose steps are shortest at that time, the more so the emptier it is; else the one that has room first. One
  * where the prompt's pages are shared goes before the others.
@@ -582,8 +582,10 @@ static void try_split(struct search *s)
         if (!s->workers[i].usable || s->workers[i].role != ROLE_PREFILL)
             continue;
         struct prefill_view v = policy_view_prefill(s->workers, i, s->r);
-        if (s->is_cut && !v.reason && !is_read(s, i))
+        if (s->is_cut && !v.reason && !policy_is_read(s->workers, s->n, i)) {
             v.reason = UNREAD;
+            s->could_fit = true;
+        }
         double cost =
             v.reason ? INFINITY : prefill_cost(&s->workers[i], s->r, &v, s->most_own) + kept_disturbance(s, &v);
         note(s, &v, NULL, cost, v.booked ? BOOKED : v.reason);

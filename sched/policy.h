@@ -164,6 +164,9 @@ static inline bool policy_refuses(enum policy p)
     return p == POLICY_TANDEM || p == POLICY_MOONCAKE;
 }
 
+/* Whether some usable decode worker can read from it, or there is none to be cut off. */
+bool policy_is_read(const struct policy_worker *workers, uint32_t n, uint32_t from);
+
 /* Pages that a request takes on its decode worker: the prompt, and an answer of the length one should expect. */
 uint32_t policy_pages(const struct policy_request *request);
 

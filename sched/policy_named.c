@@ -19,6 +19,7 @@ struct choice { /* of one role */
     enum worker_role role;
     bool is_reader; /* of the pages of worker `from` */
     uint32_t from;
+    bool is_read; /* somebody must be able to read from it */
 };
 
 /* Lower is better; INFINITY: not this one. */
@@ -29,7 +30,8 @@ static bool takes_part(const struct choice *c, uint32_t i)
     const struct policy_worker *w = &c->workers[i];
     double total = (double)c->r->n_tokens + c->r->max_tokens;
     return w->usable && w->role == c->role && (!c->is_reader || policy_can_read(w, c->from)) &&
-           total <= w->max_context && ceil(total / c->r->block_tokens) <= w->total_pages;
+           (!c->is_read || policy_is_read(c->workers, c->n, i)) && total <= w->max_context &&
+           ceil(total / c->r->block_tokens) <= w->total_pages;
 }
 
 static double by_chance(const struct choice *c, uint32_t i)
@@ -166,10 +168,12 @@ bool policy_choose_named(const struct policy_worker *workers, uint32_t n, const 
     static const score_fn DECODE[POLICIES] = {
         [POLICY_MOONCAKE] = step,          [POLICY_HEADROOM] = headroom,   [POLICY_CACHE_AWARE] = in_flight,
         [POLICY_LEAST_LOADED] = in_flight, [POLICY_ROUND_ROBIN] = in_turn, [POLICY_RANDOM] = by_chance};
-    struct choice prompts = {workers, n, r, ROLE_PREFILL, false, 0}, tokens = {workers, n, r, ROLE_DECODE, false, 0};
+    struct choice prompts = {.workers = workers, .n = n, .r = r, .role = ROLE_PREFILL},
+                  tokens = {.workers = workers, .n = n, .r = r, .role = ROLE_DECODE};
     bool whole = r->force == FORCE_AGGREGATED || r->force == FORCE_KEPT, found;
     enum policy rule = r->policy == POLICY_MIXED_POOL ? POLICY_LEAST_LOADED : r->policy; /* of one pool alone */
     uint32_t prefill = 0, decode = 0;
+    prompts.is_read = !whole;
     if (r->policy == POLICY_MIXED_POOL && !whole) {
         found = mixed_pool(&prompts, &prefill, &decode);
     } else if (r->force == FORCE_KEPT) {

@@ -468,12 +468,25 @@ static struct plan take_turn(struct scheduler *s, struct sched_request *q, uint6
 
 static bool some_worker(const struct scheduler *s)
 {
-    bool decode = false, prefill = false;
+    bool decode = false, prefill = false, splits = s->config.force == FORCE_SPLIT;
     for (uint32_t w = 0; w < s->n_workers; w++) {
-        decode |= s->views[w].usable && s->views[w].role == ROLE_DECODE;
-        prefill |= s->views[w].usable && s->views[w].role == ROLE_PREFILL;
+        bool usable = s->views[w].usable;
+        decode |= usable && s->views[w].role == ROLE_DECODE;
+        prefill |= usable && s->views[w].role == ROLE_PREFILL && (!splits || policy_is_read(s->views, s->n_workers, w));
     }
-    return decode && (prefill || (s->config.force != FORCE_SPLIT && s->config.force != FORCE_KEPT));
+    return decode && (prefill || (!splits && s->config.force != FORCE_KEPT));
+}
+
+bool scheduler_is_cut(const struct scheduler *s)
+{
+    bool decode = false, prefill = false, read = false;
+    for (uint32_t w = 0; w < s->n_workers && s->config.force == FORCE_SPLIT; w++) {
+        bool usable = s->views[w].usable;
+        decode |= usable && s->views[w].role == ROLE_DECODE;
+        prefill |= usable && s->views[w].role == ROLE_PREFILL;
+        read |= usable && s->views[w].role == ROLE_PREFILL && policy_is_read(s->views, s->n_workers, w);
+    }
+    return decode && prefill && !read;
 }
 
 /* Whether a pass may still dispatch anything. */
@@ -569,6 +582,11 @@ void scheduler_run(struct scheduler *s, uint64_t now)
 {
     struct sched_request *q;
     make_room(s, now);
+    if (s->avoids_ns &&
+        clock_ms_between(s->avoids_ns, now) > AVOID_MS) { /* workers that were avoided are not any more */
+        s->avoids_ns = 0;
+        s->dirty = true;
+    }
     if (!s->dirty || !s->n_queued || !some_worker(s))
         return;
     if (s->alone && s->alone->plan.now && clock_ms_between(s->planned_ns, now) < FRESH_MS) {
@@ -1058,6 +1076,7 @@ void scheduler_requeue(struct scheduler *s, struct sched_request *q, uint64_t no
     q->n_generated = 0;
     q->matched_ns = 0;
     q->requeued_ns = now;
+    s->avoids_ns = q->n_avoid ? now : s->avoids_ns;
     q->expected_tokens = lengths_remaining(&s->lengths, q->tenant, 0, q->max_tokens);
     enqueue(s, q, now);
 }

@@ -160,6 +160,8 @@ void scheduler_worker_usable(struct scheduler *s, uint32_t w,
 /* Whether w can connect to worker `from`: else no plan hands pages from there to w. True until it is said, and after either went down. */
 void scheduler_worker_reads(struct scheduler *s, uint32_t w, uint32_t from, bool can);
 bool scheduler_can_read(const struct scheduler *s, uint32_t w, uint32_t from);
+/* All plans are split, workers of both roles are there, and no pair of them can connect: requests wait. */
+bool scheduler_is_cut(const struct scheduler *s);
 void scheduler_worker_down(struct scheduler *s, uint32_t w); /* its requests were requeued or ended */
 void scheduler_observe_step(struct scheduler *s, uint32_t w, const struct cost_step *step);
 void scheduler_observe_report(struct scheduler *s, uint32_t w, const struct sched_report *report, uint64_t now_ns);

@@ -82,9 +82,10 @@ struct scheduler {
     bool dirty;
     struct look look;
     uint64_t n_walks;
-    bool is_dry;                            /* a worker has computed all of its prompts since the latest pass */
-    struct sched_request *alone;            /* whose plan was made at planned_ns of what still is; NULL: none */
-    uint64_t faded_ns;                      /* when idle workers were last compared with others */
+    bool is_dry;                 /* a worker has computed all of its prompts since the latest pass */
+    struct sched_request *alone; /* whose plan was made at planned_ns of what still is; NULL: none */
+    uint64_t avoids_ns;          /* when one that avoids workers was last queued again; 0: it has had its pass */
+    uint64_t faded_ns;           /* when idle workers were last compared with others */
     uint64_t planned_ns, passed_ns, ran_ns; /* passed: the latest pass through all that it looks at; ran: the latest */
 };
 

@@ -117,10 +117,6 @@ static void note_transport(struct xfer *x, struct conn *c)
                  c->name, x->config.tls, now);
     log_info(x->config.log, "peer connected peer=%s incarnation=%016llx direction=%s transport=%s", c->name,
              (unsigned long long)c->incarnation, c->target ? "out" : "in", now);
-    if (!strcmp(x->config.tls, "auto") && c->target && !strncmp(c->target->address, "127.", 4) && strstr(now, "tcp") &&
-        !strstr(now, "posix"))
-        log_warn(x->config.log, "peer on this host is reached by tcp, not by shared memory peer=%s transport=%s",
-                 c->name, now);
     add_transport(x, now);
 }
 
@@ -659,7 +655,8 @@ static void list_unreached(struct xfer *x)
 static void note_reach(struct xfer *x, struct target *t)
 {
     uint64_t since = t->trying_ns, patience = x->config.silence_ns * 3 / 2;
-    bool is_tried = t->is_wanted && since && !x->stopping, is_unreached = is_tried && x->now_ns >= since + patience;
+    bool is_tried = t->is_wanted && since && !x->stopping,
+         is_unreached = is_tried && t->n_failures && x->now_ns >= since + patience;
     if (is_tried && !is_unreached)
         due_at(x, since + patience);
     if (is_unreached == t->is_unreached)

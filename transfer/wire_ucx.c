@@ -60,6 +60,7 @@ enum { AM_ID = 1, PROGRESS_BURST = 8, ACCEPTS_PENDING_MAX = 256, IDLE_TURNS = 64
 enum { TCP_PART_BYTES = 1020 << 10 }; /* a segment, headers included; in parts of 256 KiB it is a third slower */
 #define TCP_SEGMENT       "1M"
 #define CLOSE_PATIENCE_NS (250 * NS_PER_MS)
+#define WARN_EVERY_NS     (30 * NS_PER_S)
 #define SHM_LEAST         (512ull << 20) /* a hundred connections */
 
 enum conn_state { CONN_MAKING, CONN_OPEN, CONN_CLOSING, CONN_DESTROYING, CONN_GONE };
@@ -96,6 +97,7 @@ struct ucx_wire {
     uint32_t n_making, n_turns;
     struct op *ended, **ended_tail; /* to be told to the protocol */
     struct mailbox jobs, results, requests;
+    uint64_t warned_ns; /* the connector's */
     pthread_t connector;
     bool connector_runs;
 };
@@ -318,7 +320,8 @@ enum td_status wire_ucx_context_open(const char *tls, const char *device, ucp_co
 static bool is_shm_small(const struct ucx_wire *w)
 {
     struct statvfs v;
-    if (strcmp(w->tls, "auto") != 0 || statvfs("/dev/shm", &v) || (uint64_t)v.f_bavail * v.f_frsize >= SHM_LEAST)
+    if (strcmp(w->tls, "auto") != 0 || statvfs("/dev/shm", &v) || !v.f_blocks ||
+        (uint64_t)v.f_bavail * v.f_frsize >= SHM_LEAST)
         return false;
     log_warn(
         w->base.log,
@@ -395,7 +398,10 @@ static enum td_status conn_make(struct ucx_wire *w, struct ucx_conn *c)
             s = context_open(w, device, &error);
         }
         if (s) {
-            log_warn(w->base.log, "can't connect address=%s reason=%s", c->address, error.text);
+            bool is_news = monotonic_ns() - w->warned_ns > WARN_EVERY_NS; /* wanted peers are tried for ever */
+            w->warned_ns = is_news ? monotonic_ns() : w->warned_ns;
+            log_write(w->base.log, is_news ? LOG_WARN : LOG_DEBUG, "can't connect address=%s reason=%s", c->address,
+                      error.text);
             return s;
         }
     }

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { PORT_BYTES = 9 }; /* brackets and a port that may be added */
+
 static bool is_unix(const char *address)
 {
     return !strncmp(address, "unix:", 5);
@@ -31,8 +33,8 @@ static bool is_wildcard(const char *address)
 
 static enum td_status check(const char *option, const char *address, bool may_be_wildcard, struct td_error *e)
 {
-    if (strlen(address) >= REACH_BYTES - 8)
-        return td_fail(e, TD_ERR_INVALID, "%s: longer than %d bytes", option, REACH_BYTES - 9);
+    if (strlen(address) >= REACH_BYTES - PORT_BYTES)
+        return td_fail(e, TD_ERR_INVALID, "%s: longer than %d bytes", option, REACH_BYTES - PORT_BYTES - 1);
     if (!may_be_wildcard && !is_unix(address) && is_wildcard(address))
         return td_fail(
             e, TD_ERR_INVALID,
@@ -45,11 +47,12 @@ enum td_status reach_listen(const struct reach_config *config, char xfer_listen_
                             struct td_error *error_out)
 {
     const char *told = config->advertise;
+    bool tells = told && !is_unix(told);
     enum td_status s = told ? check("--advertise", told, false, error_out) : TD_OK;
     if (!s)
-        s = check("--listen", config->listen, told, error_out);
+        s = check("--listen", config->listen, tells, error_out);
     if (!s && config->xfer_listen)
-        s = check("--xfer-listen", config->xfer_listen, told, error_out);
+        s = check("--xfer-listen", config->xfer_listen, tells, error_out);
     if (s)
         return s;
     if (config->xfer_listen)

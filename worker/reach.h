@@ -14,7 +14,7 @@
 
 #include "base/status.h"
 
-enum { REACH_BYTES = 160 };
+enum { REACH_BYTES = 128 }; /* what routers take */
 
 struct reach_config {
     const char *listen;      /* HOST:PORT or unix:PATH */

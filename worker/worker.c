@@ -356,7 +356,8 @@ static void on_message(struct worker *w, struct link *link, Tandem__Worker__V1__
         backlog_demand(&w->backlog, link, m->demand->queued_ms);
         break;
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_PEERS:
-        wants_note(&w->wants, w->xfer, link, m->peers);
+        if (!atomic_load(&w->stopping)) /* else the wire may be closed already */
+            wants_note(&w->wants, w->xfer, link, m->peers);
         break;
     default: /* of a newer router */
         break;
@@ -378,7 +379,8 @@ static void on_link(struct worker *w, struct link_mail *mail)
         log_info(&w->log, "router left router=%016llx", (unsigned long long)link_router_incarnation(mail->link));
         leg_cancel_link(w, mail->link);
         backlog_leave(&w->backlog, mail->link);
-        wants_leave(&w->wants, w->xfer, mail->link);
+        if (!atomic_load(&w->stopping))
+            wants_leave(&w->wants, w->xfer, mail->link);
         break;
     case LINK_MESSAGE:
         on_message(w, mail->link, mail->message);

@@ -61,6 +61,53 @@ START_TEST(test_scheduler_avoids_a_worker_for_a_while_only)
 }
 END_TEST
 
+/* Nothing happens but that time goes by: then the worker that failed it is free again. */
+START_TEST(test_scheduler_looks_again_when_a_worker_is_not_avoided_any_more)
+{
+    struct cluster *c = cluster_open(2, 1);
+    struct sched_request q = request(c, 4 * CHUNK);
+    ck_assert(submit(c, &q));
+    run(c);
+    uint32_t failed = q.plan.prefill;
+    const struct sched_report full = {.n_prompts = 50, .tokens = 1e5, .square = 1e10, .n_routers = 1};
+    scheduler_avoid(&q, failed);
+    scheduler_requeue(c->s, &q, c->now);
+    scheduler_observe_report(c->s, 1 - failed, &full, c->now);
+    for (int ms = 0; ms < 3000 && c->n_placed == 1; ms += 100) {
+        run(c);
+        pass_ms(c, 100);
+    }
+    ck_assert_uint_eq(c->n_placed, 2);
+    ck_assert_uint_eq(q.plan.prefill, failed);
+    scheduler_end(c->s, &q, c->now, true);
+    cluster_close(c);
+}
+END_TEST
+
+/* Where all plans are split, requests wait until a pair can connect; they are not refused. */
+START_TEST(test_scheduler_keeps_requests_while_no_pair_can_connect)
+{
+    struct cluster *c = cluster_open(1, 1);
+    struct sched_request first = request(c, CHUNK), later = request(c, CHUNK);
+    ck_assert(submit(c, &first));
+    scheduler_worker_reads(c->s, 1, 0, false);
+    ck_assert(scheduler_is_cut(c->s));
+    ck_assert(submit(c, &later));
+    for (int i = 0; i < 20; i++) {
+        run(c);
+        pass_ms(c, 100);
+    }
+    ck_assert_uint_eq(c->n_placed + c->n_refused, 0);
+    scheduler_worker_reads(c->s, 1, 0, true);
+    ck_assert(!scheduler_is_cut(c->s));
+    run(c);
+    ck_assert_uint_eq(c->n_placed, 2);
+    scheduler_end(c->s, &first, c->now, true);
+    scheduler_end(c->s, &later, c->now, true);
+    cluster_close(c);
+}
+END_TEST
+
 START_TEST(test_scheduler_shares_workers_between_tenants_by_weight)
 {
     const struct fair_weight weights[] = {{1, 1}, {2, 3}};
@@ -285,6 +332,8 @@ int main(void)
     Suite *s = suite_create("scheduler_queue");
     TCase *t = tcase_create("scheduler_queue");
     tcase_set_timeout(t, 60);
+    tcase_add_test(t, test_scheduler_looks_again_when_a_worker_is_not_avoided_any_more);
+    tcase_add_test(t, test_scheduler_keeps_requests_while_no_pair_can_connect);
     tcase_add_test(t, test_scheduler_avoids_a_worker_for_a_while_only);
     tcase_add_test(t, test_scheduler_refuses_what_its_queue_has_no_room_for);
     tcase_add_test(t, test_scheduler_shares_workers_between_tenants_by_weight);
