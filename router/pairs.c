@@ -32,6 +32,12 @@ static void tell(struct peer *p)
             if (may_read(p, from) && (from->role == ROLE_STORE) == stores)
                 list[peers.n_xfer_addresses++] = rpc_data(from->xfer_address);
         }
+    uint64_t told = 0; /* of none: nothing needs to be said */
+    for (size_t i = 0; i < peers.n_xfer_addresses; i++)
+        told = ring_id((const char *)list[i].data, list[i].len) + 31 * told;
+    if (told == p->peers_told)
+        return;
+    p->peers_told = told;
     peers.xfer_addresses = list;
     m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_PEERS;
     m.peers = &peers;

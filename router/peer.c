@@ -86,6 +86,7 @@ static void connect_peer(struct peer *p)
     p->whole = p->is_shared = false;
     p->told_ms = 0;
     p->n_unreached = 0;
+    p->peers_told = 0;
     if (rpc_call_start(p->client, &params, &p->call)) {
         free(t);
         set_state(p, PEER_LOST);

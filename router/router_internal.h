@@ -228,6 +228,7 @@ struct peer { /* a worker or store; owner thread */
     struct kv_layout layout;
     bool snapshot_asked;
     uint32_t n_unreached;          /* of those that it may read from, told by it */
+    uint64_t peers_told;           /* sum of the addresses that it was told on this call; 0: none */
     bool is_shared;                /* other routers use it, too */
     double told_ms;                /* of what is queued here, as it was told last */
     Tandem__Worker__V1__Load load; /* the last one; transport copied above */

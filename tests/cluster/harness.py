@@ -148,8 +148,13 @@ class Cluster:
         raise RuntimeError(out.stderr)
 
     def wait_ready(self, timeout=30, router=None):
+        """Until routers have all workers that run, and each is ready. (One that drained is in no status until it is back.)"""
+        def is_ready(r):
+            states = {w["name"]: w["state"] for w in self.status(r)["workers"]}
+            runs = {w.name for w in self.workers if w.child and w.child.poll() is None}
+            return runs <= states.keys() and set(states.values()) <= {"ready"}
         for r in [router] if router else self.routers:
-            wait_until(lambda: all(w["state"] == "ready" for w in self.status(r)["workers"]), timeout, f"{r.name}: all workers ready")
+            wait_until(lambda: is_ready(r), timeout, f"{r.name}: all workers ready")
 
     def generate(self, requests, args=(), timeout=120):
         """Results by id, many in flight."""

@@ -194,8 +194,10 @@ def test_a_worker_that_drains_gets_nothing_more_and_finishes_what_it_has():
 @test
 def test_a_leg_that_nobody_heard_of_goes_elsewhere():
     metrics = f"127.0.0.1:{free_port()}"
-    with Cluster(prefill=2, decode=2, plan="split",  # four hellos, then the legs of the first request: decode, prefill
-                 router_args=["--metrics-listen", metrics, "--silence-ms", "20000", "--faults", "rpc.message:drop@5"]) as c:
+    # Three hellos, whom to read from for two decode workers, then the legs of the first request: decode, prefill.
+    with Cluster(prefill=1, decode=2, plan="split",
+                 router_args=["--metrics-listen", metrics, "--silence-ms", "20000", "--faults", "rpc.message:drop@6"]) as c:
+        wait_until(lambda: all(w["transport"] for w in c.status()["workers"]), 10, "all are connected")
         began = time.monotonic()
         a = Answer(Client(c.router.address), story(1, 20))
         took = time.monotonic() - began
