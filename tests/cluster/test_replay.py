@@ -48,7 +48,7 @@ def test_replay_sends_all_and_reports_what_came():
         assert (r["ttft_slo_ms"], r["settings"]["ttft_ms"], r["refused"]) == (0.2, 0.2, 10), r
         limits = {"short": 0.4, "long": 60000.5, "negative": -1, "tiny": 1e-4, "text": "x"}
         lines = [{"id": k, "prompt_ids": [1] * 300, "max_tokens": 4, "ttft_ms": ms} for k, ms in limits.items()]
-        out = tandem("generate", "--router", c.router.address, "--jsonl", input="\n".join(json.dumps(o) for o in lines)).stdout
+        out = tandem("generate", "--router", c.router.address, "--jsonl", code=1, input="\n".join(json.dumps(o) for o in lines)).stdout
         errors = {o["id"]: o.get("error", {"code": "OK", "message": "ttft_ms"}) for o in map(json.loads, out.splitlines())}
         assert all("ttft_ms" in e["message"] for e in errors.values()), errors
         assert {k: e["code"] for k, e in errors.items()} == {"short": "RESOURCE_EXHAUSTED", "long": "OK", "negative": "INVALID_ARGUMENT",
