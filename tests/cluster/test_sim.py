@@ -71,7 +71,7 @@ def test_what_simulated_compute_does_not_have_is_refused():
                       (["--lora", "a=/nowhere"], "simulated compute has no adapters")):
         out = subprocess.run([os.path.join(BUILD, "decode", "tandem-decode"), "--dummy", DIMS, *SIM, *args],
                              capture_output=True, text=True, timeout=30 * SLOW)
-        assert out.returncode == 1 and why in out.stderr, out.stderr
+        assert out.returncode == 2 and why in out.stderr, out.stderr
 
 
 main()
