@@ -48,8 +48,8 @@ struct session {
     pthread_cond_t changed;
     int64_t n_flying;
     bool failed;
-    uint64_t n_lines, n_failed,
-        first_failed; /* of input: lines that hold something; the first line that failed, from 1 on */
+    uint64_t n_lines, n_failed; /* of input; empty ones do not count */
+    uint64_t first_failed;      /* the number of the first line that failed, from 1 on; 0: none */
     char first_error[256];
 };
 

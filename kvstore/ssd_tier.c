@@ -280,7 +280,8 @@ static void list_blocks(struct ssd_tier *t)
     struct bytes keys = {0};
     struct td_error e = {""};
     if (ssd_each(t->db, add_key, &keys, &e)) {
-        log_error(t->config.log, "SSD tier can't be listed for now: %s", e.text);
+        log_error(t->config.log, "SSD tier can't be listed, and is opened anew in %d s: %s",
+                  (int)(REOPEN_EVERY_NS / NS_PER_S), e.text);
         bytes_free(&keys);
         return;
     }

@@ -1,14 +1,13 @@
 /*
  * Which workers can read pages from which: each is told the addresses that it may have to read from, connects to them at once, and tells
- * in its heartbeats which it can't connect to. Such a pair gets no split plan until the worker has connected after all (it goes on trying).
+ * in its heartbeats which it can't connect to. Such a holder is in no split plan of that reader, and such a store
+ * is not named to it, until the worker has connected after all (it goes on trying).
  *
  * A worker is told at most CONNECTED_MAX addresses, stores first, then prefill workers from a place of its own in the list, so that
  * different workers are told different ones where there are more. Pairs that nobody was told of connect when they are first used.
  */
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/mem.h"
 #include "router/router_internal.h"
 
 enum { CONNECTED_MAX = 16 };

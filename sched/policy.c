@@ -403,8 +403,8 @@ struct search {
     uint32_t most_own; /* blocks of the prompt that a worker has */
     uint32_t soonest;  /* worker of least_ttft */
     bool is_cut;       /* some worker can't read from another */
-    bool
-        is_thorough; /* looks at each worker, also where it can't be the best: for the log, and for what a refusal tells */
+    /* Looks at each worker, also where it can't be the best: for the log, and for what a refusal tells. */
+    bool is_thorough;
 };
 
 static void note(struct search *s, const struct prefill_view *p, const struct decode_view *d, double cost,

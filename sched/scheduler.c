@@ -466,27 +466,35 @@ static struct plan take_turn(struct scheduler *s, struct sched_request *q, uint6
     return plan;
 }
 
+struct roles { /* usable workers are there */
+    bool decode, prefill;
+    bool read; /* a prefill worker that a decode worker can read from; only looked at where all plans are split */
+};
+
+static struct roles count_roles(const struct scheduler *s)
+{
+    struct roles r = {false, false, false};
+    for (uint32_t w = 0; w < s->n_workers; w++) {
+        if (!s->views[w].usable)
+            continue;
+        bool prefill = s->views[w].role == ROLE_PREFILL;
+        r.decode |= s->views[w].role == ROLE_DECODE;
+        r.prefill |= prefill;
+        r.read |= prefill && s->config.force == FORCE_SPLIT && policy_is_read(s->views, s->n_workers, w);
+    }
+    return r;
+}
+
 static bool some_worker(const struct scheduler *s)
 {
-    bool decode = false, prefill = false, splits = s->config.force == FORCE_SPLIT;
-    for (uint32_t w = 0; w < s->n_workers; w++) {
-        bool usable = s->views[w].usable;
-        decode |= usable && s->views[w].role == ROLE_DECODE;
-        prefill |= usable && s->views[w].role == ROLE_PREFILL && (!splits || policy_is_read(s->views, s->n_workers, w));
-    }
-    return decode && (prefill || (!splits && s->config.force != FORCE_KEPT));
+    struct roles r = count_roles(s);
+    return r.decode && (s->config.force == FORCE_SPLIT ? r.read : s->config.force != FORCE_KEPT || r.prefill);
 }
 
 bool scheduler_is_cut(const struct scheduler *s)
 {
-    bool decode = false, prefill = false, read = false;
-    for (uint32_t w = 0; w < s->n_workers && s->config.force == FORCE_SPLIT; w++) {
-        bool usable = s->views[w].usable;
-        decode |= usable && s->views[w].role == ROLE_DECODE;
-        prefill |= usable && s->views[w].role == ROLE_PREFILL;
-        read |= usable && s->views[w].role == ROLE_PREFILL && policy_is_read(s->views, s->n_workers, w);
-    }
-    return decode && prefill && !read;
+    struct roles r = count_roles(s);
+    return s->config.force == FORCE_SPLIT && r.decode && r.prefill && !r.read;
 }
 
 /* Whether a pass may still dispatch anything. */

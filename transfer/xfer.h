@@ -115,7 +115,7 @@ void xfer_transport(struct xfer *x, char *out, uint32_t out_bytes);
 
 /*
  * Peers that will be asked for pages: connected now, so that the first transfer does not pay for it, and again whenever that ends. A
- * call replaces the list. One that can't be connected to for 1.5 silences is unreached, is logged, and is tried again once a second.
+ * call replaces the list. One that is not connected after 1.5 silences and a failed attempt is unreached, is logged, and is tried again once a second.
  */
 enum { XFER_ADDRESS_BYTES = 128 };
 void xfer_want(struct xfer *x, const char *const *addresses, uint32_t n); /* copied */
