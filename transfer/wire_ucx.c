@@ -32,7 +32,6 @@
 #include "transfer/wire_ucx.h"
 
 #include <assert.h>
-#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -187,22 +186,6 @@ __attribute__((format(printf, 6, 0))) static ucs_log_func_rc_t log_handler(const
     return UCS_LOG_FUNC_RC_STOP;
 }
 
-/* The constructor of libucs takes over the handlers of fatal signals, and prints from them; a core dump is worth more. */
-static void give_back_signals(void)
-{
-    static const int SIGNALS[] = {SIGSEGV, SIGILL, SIGBUS, SIGFPE, SIGABRT};
-    for (size_t i = 0; i < sizeof(SIGNALS) / sizeof(SIGNALS[0]); i++) {
-        struct sigaction now;
-        Dl_info where;
-        if (sigaction(SIGNALS[i], NULL, &now) || !(now.sa_flags & SA_SIGINFO))
-            continue;
-        void *handler;
-        memcpy(&handler, &now.sa_sigaction, sizeof(handler));
-        if (dladdr(handler, &where) && where.dli_fname && strstr(where.dli_fname, "libucs"))
-            signal(SIGNALS[i], SIG_DFL);
-    }
-}
-
 /* Each connection takes some ten descriptors, and a cluster of 32 and 32 has a thousand connections. */
 static void raise_file_limit(void)
 {
@@ -232,7 +215,6 @@ static void process_setup(void)
     ucs_log_push_handler(log_handler);
     if (!strcmp(getenv("UCX_LOG_LEVEL"), "error"))
         ucs_global_opts_set_value("LOG_LEVEL", "error"); /* libucs has read the environment long before */
-    give_back_signals();
 }
 
 void wire_ucx_setup(void)
