@@ -18,6 +18,7 @@
 #include "base/process.h"
 #include "base/random.h"
 #include "base/thread.h"
+#include "sched/scheduler.h"
 #include "worker/worker_internal.h"
 
 enum { BEAT_MS = 250, IDLE_MS = 50, TURN_MS = 200 /* one that takes longer: this thread heard nobody */ };
@@ -259,7 +260,7 @@ static void send_load(struct worker *w)
     pthread_mutex_lock(&w->load_lock);
     struct engine_load e = w->load;
     struct kvpool_audit a = w->audit;
-    struct rls loading = w->loading;
+    struct rls loading = w->loading, fetching = w->fetching;
     fill_steps(w, steps, list, &l);
     fill_progress(w, &l);
     pthread_mutex_unlock(&w->load_lock);
@@ -268,6 +269,8 @@ static void send_load(struct worker *w)
     l.load_ms = loading.w[0];
     l.load_dram_ms = loading.w[1];
     l.load_ssd_ms = loading.w[2];
+    l.fetch_ms = fetching.w[0];
+    l.fetch_block_ms = fetching.w[1];
     l.free_pages = a.free;
     l.cached_pages = a.cached;
     l.held_pages = a.held;
@@ -406,6 +409,10 @@ static void on_work(struct worker *w, struct work *work)
         break;
     case WORK_WANT:
         store_wanted(w, &work->data);
+        bytes_free(&work->data);
+        break;
+    case WORK_LOOKUP:
+        prefix_asked(w, &work->data, work->sender);
         bytes_free(&work->data);
         break;
     case WORK_STOP:
@@ -670,7 +677,8 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
     w->next_event = 1ull << 32; /* a snapshot is numbered backwards from here */
     mailbox_init(&w->mailbox);
     pthread_mutex_init(&w->load_lock, NULL);
-    w->loading = rls_make(3, (const double[]){2, 0.2, 0.5}, 0.1);
+    w->loading = rls_make(3, (const double[]){SCHEDULER_LOADING_PRIOR}, 0.1);
+    w->fetching = rls_make(2, (const double[]){SCHEDULER_FETCHING_PRIOR}, 0.1);
     w->metrics = metrics_open();
     w->counters = metrics_add(w->metrics, METRIC_INFO, sizeof(METRIC_INFO) / sizeof(METRIC_INFO[0]), NULL);
     enum td_status s = faults_open(w->options.faults, &w->log, &w->faults, error_out);
@@ -705,6 +713,7 @@ void worker_close(struct worker *w)
         store_expire(w, 0, true);
     }
     xfer_close(w->xfer); /* every lease and pull has ended, by mail, when this returns */
+    w->xfer = NULL;
     take_mail(w);
     metrics_http_close(w->metrics_http);
     engine_close(w->engine);

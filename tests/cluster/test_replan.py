@@ -196,7 +196,8 @@ def test_a_leg_that_nobody_heard_of_goes_elsewhere():
     metrics = f"127.0.0.1:{free_port()}"
     # Three hellos, whom to read from for two decode workers, then the legs of the first request: decode, prefill.
     with Cluster(prefill=1, decode=2, plan="split",
-                 router_args=["--metrics-listen", metrics, "--silence-ms", "20000", "--faults", "rpc.message:drop@6"]) as c:
+                 router_args=["--metrics-listen", metrics, "--silence-ms", "20000", "--prefix", "compute", "--faults",
+                              "rpc.message:drop@6"]) as c:
         wait_until(lambda: all(w["transport"] for w in c.status()["workers"]), 10, "all are connected")
         began = time.monotonic()
         a = Answer(Client(c.router.address), story(1, 20))
