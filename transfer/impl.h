@@ -86,6 +86,7 @@ struct send_unit { /* asked for by a reader and not sent yet; page-major cursor 
     struct lease *lease;
     uint32_t first, n, pos;
     uint16_t layer_begin, layer_end, part_layers, layer_pos; /* layer_pos: where the next part begins */
+    enum fault_kind fault;                                   /* made on purpose: reuse, stale; else none */
 };
 
 struct conn {

@@ -1,5 +1,5 @@
 """Prefixes that lie elsewhere: loaded from all stores at once, and from the pools of other workers."""
-import os, statistics, sys, threading
+import os, re, statistics, sys, threading
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 
@@ -124,6 +124,66 @@ def test_a_lost_holder_costs_time_and_no_answer():
             c.wait_ready()
         else:
             raise AssertionError("nobody asked: " + c.log(reader))
+
+
+SILENT = ["lease:reuse=0.2", "lease:stale=0.2", "lease:expire=0.2", "wire.arrival:early@40 wire.arrival:early@90 wire.arrival:early@160"]
+
+
+def disturbed_answers(stores):
+    dims = "layers=4,kv_heads=2,heads=4,head_dim=64,hidden=256,ffn=512,vocab=1536,positions=8192"
+    prompts = [prompt(100 + i, 200 + 150 * i) for i in range(10)]
+    lines = [{"id": str(i), "prompt_ids": ids, "max_tokens": 24, "greedy": True, "ignore_eos": True, "logprobs": True}
+             for i, ids in enumerate(prompts)]
+
+    def answers(c):
+        """Tokens and the bits of their log-probabilities; or the one clean error, after too many attempts."""
+        out = c.generate(lines)
+        failed = [r["error"]["code"] for r in out.values() if "error" in r]
+        assert set(failed) <= {"UNAVAILABLE"} and len(failed) <= 2, out
+        good = {k: r for k, r in out.items() if "error" not in r}
+        return {k: (r["token_ids"], r["logprobs"]) for k, r in good.items()}, [r["usage"]["cached_tokens"] for r in good.values()]
+
+    sources = {k: 0 for k in ("worker", "peer", "dram", "ssd")}
+    with Cluster(dummy=dims, prefill=2, decode=2, store=stores, plan="split",
+                 router_args=["--policy", "round-robin", "--prefix", "load"]) as c:
+        script, metrics = os.path.join(c.dir, "faults"), {}
+        open(script, "w").close()
+        for w in c.workers:
+            metrics[w.name] = f"127.0.0.1:{free_port()}"
+            w.stop()
+            w.args += ["--faults", "@" + script, "--metrics-listen", metrics[w.name]]
+            w.start()
+        c.wait_ready()
+        want, _ = answers(c)
+        for n, fault in enumerate(SILENT):
+            with open(script, "w") as f:
+                f.write(f"seed={n} {fault}")
+            if stores:
+                c["store-0"].kill(signal.SIGUSR1)
+            restart_workers(c)  # prompts come from the store now, or later from each other
+            got = [answers(c) for _ in range(2)]
+            assert all(answer == want[k] for tokens, _ in got for k, answer in tokens.items()), fault
+            site, kind = re.match(r"([a-z.]+):([a-z]+)", fault).groups()
+            made = {w: metric(a, f'tandem_faults_total{{site="{site}",kind="{kind}"}}') or 0 for w, a in metrics.items()}
+            sources = {k: v + sum(x[k] for _, many in got for x in many) for k, v in sources.items()}
+            print(f"# {fault}: made {made}", flush=True)
+            assert sum(made.values()) >= 3, made
+        with open(script, "w"):
+            pass
+        if stores:
+            c["store-0"].kill(signal.SIGUSR1)
+        restart_workers(c)
+        assert answers(c)[0] == want
+        c.audit(15)
+    print(f"# cached tokens {sources}", flush=True)
+    return sources
+
+
+@test
+def test_reused_stale_expired_or_early_pages_change_no_answer():
+    """The ways in which split servers were seen to answer wrongly without a word, in hand-overs, and in loads from stores and from workers."""
+    assert disturbed_answers(1)["dram"] > 0
+    assert disturbed_answers(0)["peer"] > 0
 
 
 main()
