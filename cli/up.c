@@ -28,13 +28,13 @@
 #include "worker/geometry.h"
 #include "sched/policy.h"
 
-enum { DOWN_MS = 20000, DOWN_POLL_MS = 20, MAX_CHILDREN = 2 * 64 + 2 };
+enum { DOWN_MS = 20000, DOWN_POLL_MS = 20, MAX_CHILDREN = 3 * CHILD_MOST + 1 };
 
 struct up_options {
     const char *model, *dummy, *chat_template, *run_dir, *store_dir, *listen, *plan, *tls, *isa, *numerics, *weights,
         *kv_dtype, *device, *invariant, *lora, *rank_devices, *log_level, *store_codec;
-    int64_t n_prefill, n_decode, threads, block_tokens, pool_bytes, pages, max_context, max_batch, chunk_tokens,
-        silence_ms, n_tensor, n_pipeline;
+    int64_t n_prefill, n_decode, n_stores, threads, block_tokens, pool_bytes, pages, max_context, max_batch,
+        chunk_tokens, silence_ms, n_tensor, n_pipeline;
     int64_t store_dram, store_ssd;
     bool store, detach, faults;
 };
@@ -49,7 +49,8 @@ static const struct option TABLE[] = {
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Processes"},
     {"prefill", OPT_INT, AT(n_prefill), "1", NULL, 0, 16, "prefill workers"},
     {"decode", OPT_INT, AT(n_decode), "1", NULL, 1, 16, "decode workers"},
-    {"store", OPT_BOOL, AT(store), "true", NULL, 0, 0, "a KV store; --no-store: none"},
+    {"store", OPT_BOOL, AT(store), "true", NULL, 0, 0, "KV stores; --no-store: none"},
+    {"stores", OPT_INT, AT(n_stores), "1", NULL, 1, 16, "how many: prefixes are spread over them"},
     {"run-dir", OPT_STRING, AT(run_dir), NULL, "DIR", 0, 0,
      "pid, logs, secret and store; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-UID"},
     {"detach", OPT_BOOL, AT(detach), NULL, NULL, 0, 0, "return when it is up; tandem down ends it"},
@@ -84,7 +85,8 @@ static const struct option TABLE[] = {
     {"store-dram", OPT_BYTES, AT(store_dram), NULL, NULL, 0, 1e15, "the store's memory"},
     {"store-ssd", OPT_BYTES, AT(store_ssd), NULL, NULL, 0, 1e15, "the store's room on disk"},
     {"store-codec", OPT_CHOICE, AT(store_codec), NULL, BLOCK_CODEC_NAMES, 0, 0, "how blocks are kept on disk"},
-    {"store-dir", OPT_STRING, AT(store_dir), NULL, "DIR", 0, 0, "default: store/ in the run directory"},
+    {"store-dir", OPT_STRING, AT(store_dir), NULL, "DIR", 0, 0,
+     "default: store/ in the run directory; of further stores: DIR-1, DIR-2, ..."},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
@@ -127,7 +129,6 @@ static const struct {
     {"dram-bytes", AT(store_dram), STORE, false},
     {"ssd-bytes", AT(store_ssd), STORE, false},
     {"codec", AT(store_codec), STORE, true},
-    {"dir", AT(store_dir), STORE, true},
 };
 
 struct up {
@@ -185,6 +186,8 @@ static enum td_status fill_child(const struct up *u, struct child *c, uint32_t n
     enum td_status s = add_program(u, &c->args, c->role, e);
     args_add(&c->args, "--name=%s", c->name);
     pass_options(&c->args, &u->options, c->role);
+    if (c->role == CHILD_STORE)
+        args_add(&c->args, number ? "--dir=%s-%u" : "--dir=%s", u->options.store_dir, number);
     if (n_threads)
         args_add(&c->args, "--threads=%u", n_threads);
     if (u->options.faults && c->role != CHILD_ROUTER)
@@ -205,7 +208,7 @@ static enum td_status make_child(void *user, enum child_role role, uint32_t numb
                                  struct child *out, struct td_error *e)
 {
     out->role = role;
-    enum td_status s = fill_child(user, out, number, 1, e);
+    enum td_status s = fill_child(user, out, number, role == CHILD_STORE ? 0 : 1, e);
     args_add(&out->args, "--routers=%s", router);
     return s;
 }
@@ -231,8 +234,8 @@ static enum td_status plan_children(struct up *u, struct td_error *e)
         s = add_child(u, CHILD_PREFILL, i, threads_of(o, i), e);
     for (uint32_t i = 0; i < n_decode && !s; i++)
         s = add_child(u, CHILD_DECODE, i, threads_of(o, n_prefill + i), e);
-    if (o->store && !s)
-        s = add_child(u, CHILD_STORE, 0, 0, e);
+    for (uint32_t i = 0; i < o->n_stores && o->store && !s; i++)
+        s = add_child(u, CHILD_STORE, i, 0, e);
     return s ? s : add_child(u, CHILD_ROUTER, 0, 0, e);
 }
 

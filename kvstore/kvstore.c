@@ -222,6 +222,7 @@ static void send_load(struct kvstore *s)
     l.store_blocks_dram = a.n_dram;
     l.store_blocks_ssd = a.n_ssd;
     l.store_bytes_ssd = stats_of_ssd(s).dir_bytes;
+    l.draining = atomic_load(&s->stopping);
     m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_LOAD;
     m.load = &l;
     link_server_send_all(s->links, &m);
@@ -347,6 +348,7 @@ enum td_status kvstore_run(struct kvstore *s)
     }
     atomic_store(&s->beat_stop, true);
     pthread_join(beat_thread, NULL);
+    send_load(s); /* routers hear that it leaves, and don't count it as lost */
     return TD_OK;
 }
 

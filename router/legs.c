@@ -104,7 +104,7 @@ static void list_stores(const struct request *q, const struct peer *to, Tandem__
     const struct router *r = q->router;
     for (uint32_t i = 0; i < r->n_peers && !q->p.bypass_cache; i++) {
         const struct peer *p = r->peers[i];
-        if (p->role != ROLE_STORE || p->state != PEER_READY || strcmp(p->kv_codec, q->kv_codec))
+        if (p->role != ROLE_STORE || p->state != PEER_READY || p->draining || strcmp(p->kv_codec, q->kv_codec))
             continue; /* one that came since with another codec gets no blocks of this name */
         if (!scheduler_can_read(r->scheduler, to->holder, p->holder))
             continue; /* it would be waited for in vain */

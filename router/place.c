@@ -86,7 +86,8 @@ static struct holder_set ready_holders(const struct router *r, bool stores)
 {
     struct holder_set s = {{0}};
     for (uint32_t i = 0; i < r->n_peers; i++)
-        if ((r->peers[i]->role == ROLE_STORE) == stores && r->peers[i]->state == PEER_READY)
+        if ((r->peers[i]->role == ROLE_STORE) == stores && r->peers[i]->state == PEER_READY &&
+            !(stores && r->peers[i]->draining)) /* it gives nothing any more */
             holder_set_add(&s, r->peers[i]->holder);
     return s;
 }
