@@ -340,7 +340,9 @@ def test_a_split_between_router_and_worker_changes_no_stream():
             c.wait_ready()
             client = Client(router.address)
             want = [Answer(client, story(i, 1500)).stream() for i in range(8)]
-            for role in ("decode", "prefill", "decode"):
+            n_cut = 0  # decode workers that were cut off while something ran there: a quick one may be done before
+            for attempt in range(12):
+                role = "prefill" if attempt == 1 else "decode"
                 flight = Flight(router.address, [story(i, 1500) for i in range(8)])
                 flight.all_stream()
                 victim = max((w for w in c.status()["workers"] if w["role"] == role), key=lambda w: w["running"])
@@ -350,8 +352,11 @@ def test_a_split_between_router_and_worker_changes_no_stream():
                 got = flight.join()
                 assert [a.code for a in got] == ["OK"] * 8, [(a.code, a.why) for a in got]
                 assert [a.stream() for a in got] == want
-                assert any(a.end.replans for a in got) or role == "prefill", [str(a.end) for a in got]
+                n_cut += role == "decode" and any(a.end.replans for a in got)
                 c.wait_ready(20)
+                if n_cut == 2 and attempt > 1:
+                    break
+            assert n_cut == 2, n_cut
             c.audit(15)
         finally:
             c.router = first
