@@ -604,14 +604,15 @@ static void listener_callback(ucp_conn_request_h request, void *arg)
     mailbox_push(&w->requests, &r->mail);
 }
 
-static bool take_requests(struct ucx_wire *w)
+/* accept: else all are rejected. */
+static bool take_requests(struct ucx_wire *w, bool accept)
 {
     struct mail *mail = mailbox_take(&w->requests);
     bool any = mail != NULL;
     while (mail) {
         struct request_mail *r = (struct request_mail *)mail;
         mail = mail->next;
-        if (w->n_making >= ACCEPTS_PENDING_MAX) {
+        if (!accept || w->n_making >= ACCEPTS_PENDING_MAX) {
             ucp_listener_reject(w->listener, r->request);
         } else {
             struct ucx_conn *c = conn_new(w);
@@ -803,7 +804,7 @@ static bool ucx_progress(struct wire *base)
     if (w->listen_worker)
         for (int i = 0; i < PROGRESS_BURST && ucp_worker_progress(w->listen_worker); i++)
             any = true;
-    any |= take_requests(w);
+    any |= take_requests(w, true);
     any |= take_results(w);
     for (struct ucx_conn *c = w->conns; c; c = c->next) {
         if ((c->state == CONN_OPEN && !may_skip(w, c)) || c->state == CONN_CLOSING)
@@ -893,6 +894,26 @@ static uint64_t ucx_part_bytes(struct wire_conn *base)
 
 /* ------------------------------------------------------------- open and free */
 
+/*
+ * What peers asked for while the last connections closed (they were told goodbye, and connect again): requests, and connections whose
+ * worker was being made. Nobody has heard of these.
+ */
+static void drop_unheard(struct ucx_wire *w)
+{
+    take_requests(w, false);
+    mailbox_take(&w->results); /* mail of the connections themselves */
+    for (struct ucx_conn *c = w->conns, *next; c; c = next) {
+        next = c->next;
+        if (c->request)
+            ucp_listener_reject(w->listener, c->request);
+        if (c->worker)
+            ucp_worker_destroy(c->worker);
+        free(c->address);
+        free(c);
+    }
+    w->conns = NULL;
+}
+
 static void ucx_free(struct wire *base)
 {
     struct ucx_wire *w = wire_of(base);
@@ -902,16 +923,19 @@ static void ucx_free(struct wire *base)
         pthread_join(w->connector, NULL);
         mailbox_take(&w->jobs);
     }
-    if (w->listener) {
-        take_requests(w);
+    drop_unheard(w);
+    if (w->listener)
         ucp_listener_destroy(w->listener);
-    }
     if (w->listen_worker)
         ucp_worker_destroy(w->listen_worker);
     if (w->arena)
         ucp_mem_unmap(w->context, w->arena);
     if (w->context)
         ucp_cleanup(w->context);
+    for (struct mail *m = mailbox_take(&w->requests), *next; m; m = next) { /* that came between these two */
+        next = m->next;
+        free(m);
+    }
     mailbox_fini(&w->jobs);
     mailbox_fini(&w->results);
     mailbox_fini(&w->requests);

@@ -192,6 +192,33 @@ def test_a_worker_that_drains_gets_nothing_more_and_finishes_what_it_has():
 
 
 @test
+def test_a_refused_leg_goes_to_another_worker():
+    """A worker that was told to end refuses what is on its way to it, until the router has heard of that."""
+    metrics = f"127.0.0.1:{free_port()}"
+    with Cluster(prefill=1, decode=2, plan="split", router_args=["--metrics-listen", metrics]) as c:
+        client, w = Client(c.router.address), c["decode-0"]
+        want = [Answer(client, story(i, 20)).stream() for i in range(16)]
+        refused = 0
+        for _ in range(10):
+            flight = Flight(c.router.address, [story(i, 600) for i in range(8)])  # both have something to finish
+            flight.all_stream()
+            asked = Flight(c.router.address, [story(i, 20) for i in range(16)])
+            w.kill(signal.SIGTERM)
+            got = asked.join()
+            assert [(a.code, a.stream()) for a in got] == [("OK", x) for x in want], [(a.code, a.why) for a in got]
+            assert all(a.code == "OK" for a in flight.join()), [(a.code, a.why) for a in flight.join()]
+            assert w.child.wait(30 * SLOW) == 0, (w.child.returncode, c.log(w.name)[-400:])
+            refused = metric(metrics, r'tandem_replans_total{reason="refused"}') or 0
+            if refused:
+                break
+            w.start()
+            c.wait_ready()
+        assert refused > 0, "nothing was refused"
+        c.workers.remove(w)
+        c.audit()
+
+
+@test
 def test_a_leg_that_nobody_heard_of_goes_elsewhere():
     metrics = f"127.0.0.1:{free_port()}"
     # Three hellos, whom to read from for two decode workers, then the legs of the first request: decode, prefill.
