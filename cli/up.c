@@ -36,7 +36,8 @@ struct up_options {
     int64_t n_prefill, n_decode, threads, block_tokens, pool_bytes, pages, max_context, max_batch, chunk_tokens,
         silence_ms, n_tensor, n_pipeline;
     int64_t store_dram, store_ssd;
-    bool store, detach, faults;
+    const char *packed_cache;
+    bool store, detach, faults, no_packed_cache;
 };
 
 #define AT(member) offsetof(struct up_options, member)
@@ -66,6 +67,9 @@ static const struct option TABLE[] = {
     {"chunk-tokens", OPT_INT, AT(chunk_tokens), NULL, NULL, 0, 65536, "most prompt tokens of one sequence in a step"},
     {"max-batch", OPT_INT, AT(max_batch), NULL, NULL, 0, 4096, "sequences computed together"},
     {"max-context", OPT_INT, AT(max_context), NULL, NULL, 0, 1 << 24, "prompt and answer"},
+    {"packed-cache", OPT_STRING, AT(packed_cache), NULL, "DIR", 0, 0,
+     "where packed weights lie that all workers map; default: $XDG_CACHE_HOME/tandem, else ~/.cache/tandem"},
+    {"no-packed-cache", OPT_BOOL, AT(no_packed_cache), NULL, NULL, 0, 0, "each worker packs the weights for itself"},
     {"plan", OPT_CHOICE, AT(plan), NULL, PLAN_FORCE_NAMES, 0, 0, "forces every placement"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "KV"},
     {"kv-dtype", OPT_CHOICE, AT(kv_dtype), NULL, "auto|f32|f16|bf16|fp8", 0, 0, "KV cache"},
@@ -110,6 +114,7 @@ static const struct {
     {"numerics", AT(numerics), WORKERS | STORE, true},
     {"weights", AT(weights), WORKERS, true},
     {"lora", AT(lora), WORKERS, true},
+    {"packed-cache", AT(packed_cache), WORKERS, true},
     {"kv-dtype", AT(kv_dtype), WORKERS | STORE, true},
     {"device", AT(device), WORKERS, true},
     {"batch-invariant", AT(invariant), WORKERS, true},
@@ -185,6 +190,8 @@ static enum td_status fill_child(const struct up *u, struct child *c, uint32_t n
     enum td_status s = add_program(u, &c->args, c->role, e);
     args_add(&c->args, "--name=%s", c->name);
     pass_options(&c->args, &u->options, c->role);
+    if (u->options.no_packed_cache && WORKERS >> c->role & 1)
+        args_add(&c->args, "--no-packed-cache");
     if (n_threads)
         args_add(&c->args, "--threads=%u", n_threads);
     if (u->options.faults && c->role != CHILD_ROUTER)

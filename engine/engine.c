@@ -141,6 +141,8 @@ static enum td_status open_ranks(struct engine *e, struct td_error *error_out)
                                                    .max_logit_rows = e->max_logit_rows,
                                                    .on_load = c->callbacks.on_load,
                                                    .load_user = c->callbacks.user,
+                                                   .weight_cache = c->weight_cache,
+                                                   .log = c->log,
                                                    .rank = {.piece_rows = c->piece_rows}}};
     enum td_status s = ranks_open(&ranks, &e->ranks, error_out);
     if (!s)

@@ -11,6 +11,7 @@
 
 #include <stdint.h>
 
+#include "base/log.h"
 #include "kernels/kernels.h"
 #include "model/adapter.h"
 #include "model/model.h"
@@ -36,6 +37,8 @@ struct forward_config {
     void (*on_load)(void *user, uint32_t n_done,
                     uint32_t n_layers); /* the first rank's layers as they are packed; may be NULL */
     void *load_user;
+    const char *weight_cache; /* directory of engine/weight_cache.h; NULL: all is packed into memory of our own */
+    const struct log *log;    /* what becomes of it; may be NULL */
     struct forward_rank {
         uint32_t rank, n_tensor;         /* which share of every layer's heads and columns; n_tensor 0: 1 */
         struct k_group *tensor;          /* the n_tensor ranks of these layers; NULL: n_tensor is 1 */
@@ -46,7 +49,7 @@ struct forward_config {
 };
 
 /*
- * Finds and packs the weights. TD_ERR_NOT_FOUND or _CORRUPT name the tensor; TD_ERR_INVALID: what can't be shared among so many ranks.
+ * Finds the weights and packs them, or maps them as packed before. TD_ERR_NOT_FOUND or _CORRUPT name the tensor; TD_ERR_INVALID: what can't be shared among so many ranks.
  */
 enum td_status forward_open(const struct forward_config *config, struct forward **out, struct td_error *error_out);
 void forward_close(struct forward *f);                  /* NULL is fine */

@@ -268,6 +268,8 @@ void forward_close(struct forward *f)
     free(f->made.seqs);
     free(f->made.draws);
     free(f->piece_seqs);
+    free(f->added);
+    weight_cache_close(f->cache); /* after the matrices that lie in it */
     free(f->layers);
     free(f);
 }

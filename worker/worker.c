@@ -18,6 +18,7 @@
 #include "base/process.h"
 #include "base/random.h"
 #include "base/thread.h"
+#include "engine/weight_cache.h"
 #include "worker/worker_internal.h"
 
 enum { BEAT_MS = 250, IDLE_MS = 50, TURN_MS = 200 /* one that takes longer: this thread heard nobody */ };
@@ -57,6 +58,11 @@ const struct option WORKER_OPTIONS[] = {
     {"isa", OPT_CHOICE, AT(isa), "auto", "auto|plain|avx2|avx512", 0, 0, "instruction set of the kernels"},
     {"lora", OPT_STRING, AT(lora), NULL, "NAME=DIR,...", 0, 0,
      "adapters that requests may name, as PEFT saves them; the same on all workers"},
+    {"packed-cache", OPT_STRING, AT(packed_cache), NULL, "DIR", 0, 0,
+     "where packed weights lie that all workers of this host map; default: $XDG_CACHE_HOME/tandem, else "
+     "~/.cache/tandem"},
+    {"no-packed-cache", OPT_BOOL, AT(no_packed_cache), NULL, NULL, 0, 0,
+     "pack the weights into memory of this process alone"},
     {"pool-bytes", OPT_BYTES, AT(pool_bytes), "1G", NULL, 65536, 1e15, "memory for KV pages"},
     {"pages", OPT_INT, AT(pages), "0", NULL, 0, 4e9, "KV pages; 0: what pool-bytes hold"},
     {"max-context", OPT_INT, AT(max_context), "0", NULL, 0, 1 << 24, "prompt and answer; 0: the model's limit"},
@@ -541,6 +547,15 @@ static void on_load(void *user, uint32_t n_done, uint32_t n_layers)
              (unsigned long long)(model_weight_bytes(w->model) >> 20));
 }
 
+/* Directory of packed weights; NULL: none. Weights that are made up are gone with the process. */
+static const char *packed_cache(const struct worker *w, char room[PATH_MAX])
+{
+    const struct worker_options *o = &w->options;
+    if (o->no_packed_cache || w->geometry.is_dummy)
+        return NULL;
+    return o->packed_cache ? o->packed_cache : weight_cache_default_dir(room) ? room : NULL;
+}
+
 static enum td_status open_engine(struct worker *w, struct td_error *e)
 {
     struct worker_options *o = &w->options;
@@ -581,6 +596,7 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
     if (s)
         return s;
     say_adapters(w);
+    char cache_dir[PATH_MAX];
     const struct engine_config c = {
         .kernels = w->kernels,
         .n_tensor = (uint32_t)o->ranks.n_tensor,
@@ -602,6 +618,7 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
         .quarantine_ns = (uint64_t)o->quarantine_ms * NS_PER_MS,
         .clock = &w->clock,
         .log = &w->log,
+        .weight_cache = packed_cache(w, cache_dir),
         .callbacks = {w, leg_on_admitted, leg_on_pages_ready, leg_on_token, leg_on_end, on_block, on_step, on_load},
     };
     return engine_open(&c, &w->engine, e);
