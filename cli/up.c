@@ -23,6 +23,7 @@
 #include "cli/cli.h"
 #include "cli/rundir.h"
 #include "cli/supervise.h"
+#include "cli/up_memory.h"
 #include "proto/wire/block_header.h"
 #include "transfer/netaddr.h"
 #include "worker/geometry.h"
@@ -81,11 +82,14 @@ static const struct option TABLE[] = {
     {"rank-devices", OPT_CHOICE, AT(rank_devices), NULL, "next|same", 0, 0,
      "of a worker: from --device on, or that one"},
     {"block-tokens", OPT_INT, AT(block_tokens), NULL, NULL, 0, 256, "tokens of a page and of a block"},
-    {"pool-bytes", OPT_BYTES, AT(pool_bytes), NULL, NULL, 0, 1e15, "memory for KV pages, of each worker"},
+    {"pool-bytes", OPT_BYTES, AT(pool_bytes), NULL, NULL, 0, 1e15,
+     "memory for KV pages, of each worker; default: 4 longest contexts, at most a quarter of what is available for "
+     "all"},
     {"pages", OPT_INT, AT(pages), NULL, NULL, 0, 4e9, "KV pages of each worker; 0: what pool-bytes hold"},
     {"tls", OPT_STRING, AT(tls), NULL, "LIST", 0, 0, "UCX transports: auto, tcp, or a UCX_TLS list"},
     {"silence-ms", OPT_MS, AT(silence_ms), NULL, NULL, 0, 3.6e6, "silence after which a process counts as dead"},
-    {"store-dram", OPT_BYTES, AT(store_dram), NULL, NULL, 0, 1e15, "the store's memory"},
+    {"store-dram", OPT_BYTES, AT(store_dram), NULL, NULL, 0, 1e15,
+     "the store's memory; default: 16 longest contexts, at most an eighth of what is available"},
     {"store-ssd", OPT_BYTES, AT(store_ssd), NULL, NULL, 0, 1e15, "the store's room on disk"},
     {"store-codec", OPT_CHOICE, AT(store_codec), NULL, BLOCK_CODEC_NAMES, 0, 0, "how blocks are kept on disk"},
     {"store-dir", OPT_STRING, AT(store_dir), NULL, "DIR", 0, 0, "default: store/ in the run directory"},
@@ -140,8 +144,9 @@ struct up {
     struct rundir dir;
     struct child *children;
     uint32_t n_children;
-    int signal_fd, report_fd; /* report: where the waiting parent of a detached supervisor hears that all is up */
-    char bin[PATH_MAX / 2];   /* where this program lies */
+    uint64_t default_pool_bytes; /* of workers that were told no size */
+    int signal_fd, report_fd;    /* report: where the waiting parent of a detached supervisor hears that all is up */
+    char bin[PATH_MAX / 2];      /* where this program lies */
     char store_dir[PATH_MAX];
 };
 
@@ -211,10 +216,11 @@ static enum td_status add_child(struct up *u, enum child_role role, uint32_t num
 static enum td_status make_child(void *user, enum child_role role, uint32_t number, const char *router,
                                  struct child *out, struct td_error *e)
 {
+    const struct up *u = user;
     out->role = role;
-    enum td_status s = fill_child(user, out, number, 1, e);
+    enum td_status s = fill_child(u, out, number, 1, e);
     args_add(&out->args, "--routers=%s", router);
-    return s;
+    return s ? s : up_memory_add(out, u->default_pool_bytes, e);
 }
 
 /* An equal share of the threads for each worker, what is left over to the first. */
@@ -428,6 +434,8 @@ int cli_up(int argc, char **argv)
     }
     if (!s)
         s = plan_children(&u, &e);
+    if (!s)
+        s = up_memory_plan(u.children, u.n_children, &u.default_pool_bytes, &e);
     if (!s)
         s = set_secrets(&u, &e);
     exit_code = s == TD_ERR_INVALID ? cli_usage("up", "%s", e.text) : s ? cli_fail("up", "%s", e.text) : run(&u);
