@@ -54,11 +54,12 @@ static enum td_status check_pools(const struct worker_options *o, struct td_erro
     struct size_asked pools[N_WORKERS];
     struct geometry g;
     enum td_status s = geometry_resolve(&o->geometry, &g, e);
+    uint64_t weights = s ? 0 : sizes_weights(o, &g) * (sizes_shares_weights(o, &g) ? 1 : N_WORKERS);
     if (!s)
-        s = sizes_pool(o, &g, there.bytes / SIZES_ALONE, &pools[0], e);
+        s = sizes_pool(o, &g, sizes_left(&there, weights) / SIZES_ALONE, &pools[0], e);
     for (int i = 1; i < N_WORKERS; i++)
         pools[i] = pools[0];
-    return s ? s : sizes_check(pools, N_WORKERS, &there, e);
+    return s ? s : sizes_check(pools, N_WORKERS, weights, &there, e);
 }
 
 static enum td_status open_workers(struct local *l, const char *const *args, struct td_error *e)

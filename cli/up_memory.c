@@ -27,37 +27,24 @@ static enum td_status parse(const struct child *c, void *values, char **strings_
     return options_parse(&o, (int)c->args.n, c->args.words, values, NULL, NULL, strings_out, &action, e);
 }
 
-/* *has_default_out: it was told no size. */
-static enum td_status measure_worker(const struct child *c, uint64_t share_bytes, struct size_asked *out,
-                                     bool *has_default_out, struct td_error *e)
+/* A child's options as it will read them, and what they make of the model. */
+struct plan {
+    struct worker_options worker;
+    struct kvstore_options store;
+    struct geometry geometry;
+    char *strings;
+};
+
+static enum td_status plan_child(const struct child *c, struct plan *out, struct td_error *e)
 {
-    struct worker_options o = {0};
-    struct geometry g;
-    char *strings = NULL;
-    enum td_status s = parse(c, &o, &strings, e);
-    if (!s)
-        s = geometry_resolve(&o.geometry, &g, e);
-    if (!s)
-        s = sizes_pool(&o, &g, share_bytes, out, e);
-    *has_default_out = !o.pages && !o.pool_bytes;
-    free(strings);
-    return s;
+    *out = (struct plan){0};
+    enum td_status s = parse(c, is_worker(c) ? (void *)&out->worker : (void *)&out->store, &out->strings, e);
+    return s ? s : geometry_resolve(is_worker(c) ? &out->worker.geometry : &out->store.geometry, &out->geometry, e);
 }
 
-static enum td_status measure_store(const struct child *c, uint64_t share_bytes, struct size_asked *out,
-                                    struct td_error *e)
+static bool has_size(const struct worker_options *o)
 {
-    struct kvstore_options o = {0};
-    struct geometry g;
-    char *strings = NULL;
-    enum td_status s = parse(c, &o, &strings, e);
-    if (!s)
-        s = geometry_resolve(&o.geometry, &g, e);
-    if (!s)
-        sizes_dram(o.dram_bytes, &g, share_bytes, out);
-    out->option = "--store-dram";
-    free(strings);
-    return s;
+    return o->pages || o->pool_bytes;
 }
 
 static void add_size(struct child *c, uint64_t bytes)
@@ -65,41 +52,78 @@ static void add_size(struct child *c, uint64_t bytes)
     args_add(&c->args, "--pool-bytes=%" PRIu64, bytes);
 }
 
-enum td_status up_memory_plan(struct child *children, uint32_t n, uint64_t *default_bytes_out,
-                              struct td_error *error_out)
+/* Weights of all workers: those that are shared count once. */
+static uint64_t weights_of(const struct child *children, const struct plan *plans, uint32_t n)
+{
+    uint64_t shared = 0, own = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct plan *p = &plans[i];
+        uint64_t bytes = is_worker(&children[i]) ? sizes_weights(&p->worker, &p->geometry) : 0;
+        if (!bytes || !sizes_shares_weights(&p->worker, &p->geometry))
+            own += bytes;
+        else if (bytes > shared)
+            shared = bytes;
+    }
+    return shared + own;
+}
+
+/* plans [n] of children. */
+static enum td_status add_up(struct child *children, const struct plan *plans, uint32_t n, uint64_t *default_bytes_out,
+                             struct td_error *e)
 {
     const struct available_memory there = available_memory("");
+    uint64_t weights = weights_of(children, plans, n), left = sizes_left(&there, weights);
     struct size_asked *all = mem_array(n, sizeof(*all));
     uint32_t n_workers = 0, n_asked = 0;
-    uint64_t default_bytes = 0;
     enum td_status s = TD_OK;
+    *default_bytes_out = 0;
     for (uint32_t i = 0; i < n; i++)
         n_workers += is_worker(&children[i]);
     for (uint32_t i = 0; i < n && !s; i++) {
-        bool has_default = false;
-        if (is_worker(&children[i]))
-            s = measure_worker(&children[i], there.bytes / SIZES_TOGETHER / n_workers, &all[n_asked++], &has_default,
-                               error_out);
-        else if (children[i].role == CHILD_STORE)
-            s = measure_store(&children[i], there.bytes / SIZES_ALONE, &all[n_asked++], error_out);
-        if (s || !has_default)
+        struct size_asked *asked = &all[n_asked];
+        const struct plan *p = &plans[i];
+        if (children[i].role == CHILD_ROUTER)
             continue;
-        default_bytes = all[n_asked - 1].bytes;
-        add_size(&children[i], default_bytes);
+        n_asked++;
+        if (!is_worker(&children[i])) {
+            sizes_dram(p->store.dram_bytes, &p->geometry, left / SIZES_ALONE, asked);
+            asked->option = "--store-dram";
+            continue;
+        }
+        s = sizes_pool(&p->worker, &p->geometry, left / SIZES_TOGETHER / n_workers, asked, e);
+        if (s || has_size(&p->worker))
+            continue;
+        *default_bytes_out = asked->bytes;
+        add_size(&children[i], asked->bytes);
     }
     if (!s)
-        s = sizes_check(all, n_asked, &there, error_out);
-    *default_bytes_out = default_bytes;
+        s = sizes_check(all, n_asked, weights, &there, e);
     free(all);
+    return s;
+}
+
+enum td_status up_memory_plan(struct child *children, uint32_t n, uint64_t *default_bytes_out,
+                              struct td_error *error_out)
+{
+    struct plan *plans = mem_array(n, sizeof(*plans));
+    enum td_status s = TD_OK;
+    for (uint32_t i = 0; i < n && !s; i++)
+        if (children[i].role != CHILD_ROUTER)
+            s = plan_child(&children[i], &plans[i], error_out);
+    if (!s)
+        s = add_up(children, plans, n, default_bytes_out, error_out);
+    for (uint32_t i = 0; i < n; i++)
+        free(plans[i].strings);
+    free(plans);
     return s;
 }
 
 enum td_status up_memory_add(struct child *worker, uint64_t default_bytes, struct td_error *error_out)
 {
-    struct size_asked asked;
-    bool has_default;
-    enum td_status s = measure_worker(worker, UINT64_MAX, &asked, &has_default, error_out);
-    if (!s && has_default && default_bytes)
+    struct plan p;
+    enum td_status s = plan_child(worker, &p, error_out);
+    if (!s && !has_size(&p.worker) && default_bytes)
         add_size(worker, default_bytes);
+    free(p.strings);
     return s;
 }

@@ -52,6 +52,11 @@ struct forward_config {
  * Finds the weights and packs them, or maps them as packed before. TD_ERR_NOT_FOUND or _CORRUPT name the tensor; TD_ERR_INVALID: what can't be shared among so many ranks.
  */
 enum td_status forward_open(const struct forward_config *config, struct forward **out, struct td_error *error_out);
+/*
+ * To be called once, when the model was found to be whole (model_check_all_asked): what was packed here is there for other processes,
+ * too, and our matrices lie in the file as theirs do (weight_cache_publish). Before any batch.
+ */
+void forward_share_weights(struct forward *f);
 void forward_close(struct forward *f);                  /* NULL is fine */
 uint64_t forward_weight_bytes(const struct forward *f); /* memory of the packed copy */
 

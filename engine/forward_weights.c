@@ -96,19 +96,6 @@ static enum td_status pack(struct forward *f, uint32_t layer, const struct k_mat
     return s ? td_fail(e, s, "no memory for the packed weights of layer %u", layer) : TD_OK;
 }
 
-/* Matrices that were packed here lie in the file from now on, as everybody's do. */
-static void share_added(struct forward *f)
-{
-    bool is_shared = weight_cache_publish(f->cache);
-    for (uint32_t i = 0; i < f->n_added && is_shared; i++) {
-        uint64_t len_bytes;
-        k_matrix_move(f->kernels, f->added[i], weight_cache_next(f->cache, &len_bytes));
-    }
-    free(f->added);
-    f->added = NULL;
-    f->n_added = f->cap_added = 0;
-}
-
 static void open_cache(struct forward *f, const struct forward_config *config)
 {
     const struct forward_rank *r = &f->rank;
@@ -572,9 +559,17 @@ enum td_status forward_weights_open(struct forward *f, const struct forward_conf
 {
     open_cache(f, config);
     enum td_status s = open_layers(f, config, error_out);
-    if (!s)
-        s = open_ends(f, error_out);
-    if (!s)
-        share_added(f);
-    return s;
+    return s ? s : open_ends(f, error_out);
+}
+
+void forward_share_weights(struct forward *f)
+{
+    bool is_shared = weight_cache_publish(f->cache);
+    for (uint32_t i = 0; i < f->n_added && is_shared; i++) {
+        uint64_t len_bytes;
+        k_matrix_move(f->kernels, f->added[i], weight_cache_next(f->cache, &len_bytes));
+    }
+    free(f->added);
+    f->added = NULL;
+    f->n_added = f->cap_added = 0;
 }

@@ -274,6 +274,12 @@ void ranks_write_page(struct ranks *r, uint32_t page)
         forward_write_page(r->all[i].forward, page);
 }
 
+void ranks_share_weights(struct ranks *r)
+{
+    for (uint32_t i = 0; i < r->n; i++)
+        forward_share_weights(r->all[i].forward);
+}
+
 void ranks_run(struct ranks *r, const struct forward_batch *b)
 {
     if (r->n == 1) {

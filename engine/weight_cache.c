@@ -15,7 +15,7 @@
 #include "base/mem.h"
 #include "engine/weight_file.h"
 
-enum { NAME_BYTES = 256, POLL_MS = 10, STALLED_MS = 60000, UNUSED_DAYS = 30 };
+enum { NAME_BYTES = 256, POLL_MS = 10, STALLED_MS = 60000, UNUSED_DAYS = 30, TRIES = 1000 };
 
 struct weight_cache {
     const struct log *log;
@@ -191,7 +191,7 @@ static enum td_status map_or_begin(struct weight_cache *c, int fd, struct td_err
 /* As map_or_begin; with a status that is an error: packed weights can't be shared. */
 static enum td_status build(struct weight_cache *c, struct td_error *e)
 {
-    for (;;) {
+    for (int i = 0; i < TRIES; i++) {
         int fd = openat(c->dir_fd, c->unfinished, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
         if (fd < 0)
             return td_fail(e, TD_ERR_IO, "%s", strerror(errno));
@@ -207,6 +207,8 @@ static enum td_status build(struct weight_cache *c, struct td_error *e)
             close(fd);
         return s;
     }
+    return td_fail(e, TD_ERR_IO,
+                   "its name does not stay with the file"); /* a file system without inode numbers that last */
 }
 
 bool weight_cache_is_building(const struct weight_cache *c)

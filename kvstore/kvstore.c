@@ -385,7 +385,7 @@ static enum td_status size_dram(const struct kvstore *s, uint64_t *n_slots_out, 
         return td_fail(e, TD_ERR_INVALID, "--dram-bytes %llu: a block takes %llu", (unsigned long long)dram.bytes,
                        (unsigned long long)s->page_bytes);
     *n_slots_out = n_slots;
-    return sizes_check(&dram, 1, &there, e);
+    return sizes_check(&dram, 1, 0, &there, e);
 }
 
 static enum td_status open_tiers(struct kvstore *s, struct td_error *e)

@@ -1,5 +1,8 @@
 #include "worker/sizes.h"
 
+#include <stdio.h>
+#include <string.h>
+
 static const uint64_t LEAST_BYTES = 64ull << 20;
 static const uint64_t DEVICE_BYTES = 1ull << 30; /* default where a device has as much, too: nobody asks what it has */
 
@@ -39,11 +42,30 @@ void sizes_dram(int64_t dram_bytes, const struct geometry *g, uint64_t share_byt
     *out = (struct size_asked){"--dram-bytes", bytes};
 }
 
-enum td_status sizes_check(const struct size_asked *all, uint32_t n, const struct available_memory *there,
-                           struct td_error *error_out)
+uint64_t sizes_weights(const struct worker_options *o, const struct geometry *g)
 {
-    char asked[24], total[24], available[24];
-    uint64_t sum = 0;
+    static const uint64_t BITS[] = {
+        [WEIGHTS_AS_STORED] = 16, [WEIGHTS_INT8] = 8, [WEIGHTS_FP8] = 8, [WEIGHTS_INT4] = 4};
+    if (g->kernels.device != DEVICE_CPU || !strcmp(o->engine, "sim"))
+        return 0;
+    return model_config_n_params(&g->config) * BITS[g->weights] / 8;
+}
+
+bool sizes_shares_weights(const struct worker_options *o, const struct geometry *g)
+{
+    return !o->no_packed_cache && !g->is_dummy;
+}
+
+uint64_t sizes_left(const struct available_memory *there, uint64_t weights_bytes)
+{
+    return there->bytes > weights_bytes ? there->bytes - weights_bytes : 0;
+}
+
+enum td_status sizes_check(const struct size_asked *all, uint32_t n, uint64_t weights_bytes,
+                           const struct available_memory *there, struct td_error *error_out)
+{
+    char asked[24], total[24], available[24], with[64] = "the weights";
+    uint64_t sum = weights_bytes;
     uint32_t largest = 0;
     for (uint32_t i = 0; i < n; i++) {
         if (__builtin_add_overflow(sum, all[i].bytes, &sum))
@@ -56,9 +78,11 @@ enum td_status sizes_check(const struct size_asked *all, uint32_t n, const struc
     available_text(all[largest].bytes, asked);
     available_text(sum, total);
     available_text(there->bytes, available);
-    if (n == 1 || all[largest].bytes > there->bytes)
+    if (all[largest].bytes > there->bytes)
         return td_fail(error_out, TD_ERR_INVALID, "%s: %s are asked for, %s are available (%s)", all[largest].option,
                        asked, available, there->by);
-    return td_fail(error_out, TD_ERR_INVALID, "%s: %s, and %s with all %u pools, are asked for, %s are available (%s)",
-                   all[largest].option, asked, total, n, available, there->by);
+    if (n > 1)
+        snprintf(with, sizeof(with), "all %u pools%s", n, weights_bytes ? " and the weights" : "");
+    return td_fail(error_out, TD_ERR_INVALID, "%s: %s, and %s with %s, are asked for, %s are available (%s)",
+                   all[largest].option, asked, total, with, available, there->by);
 }

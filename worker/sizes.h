@@ -5,7 +5,8 @@
  * may have: an eighth for a worker or a store alone; workers that one `tandem up` starts share a quarter. Pools are touched as they are
  * made, so one that is larger than what is there would not fail but meet the kernel's OOM killer: sizes are checked before.
  *
- * Not counted: weights and scratch memory. Weights are pages of files, mapped by all (engine/weight_cache.h), and count as available.
+ * Weights count, too: they lie in memory of the worker's own, or, shared (engine/weight_cache.h), in pages of a file that the system
+ * calls available and that must stay all the same. Scratch memory does not count.
  *
  * Threads: any.
  */
@@ -38,6 +39,14 @@ enum td_status sizes_pool(const struct worker_options *o, const struct geometry 
 /* The same of a store's DRAM; option is "--dram-bytes", dram_bytes what it says, 0: a default. */
 void sizes_dram(int64_t dram_bytes, const struct geometry *g, uint64_t share_bytes, struct size_asked *out);
 
-/* TD_ERR_INVALID, naming the largest, what all take, and what is there, if that is less. */
-enum td_status sizes_check(const struct size_asked *all, uint32_t n, const struct available_memory *there,
-                           struct td_error *error_out);
+/* What the packed weights of a worker take in the host's memory, at least: as stored 2 bytes each. 0: simulated, or on a device. */
+uint64_t sizes_weights(const struct worker_options *o, const struct geometry *g);
+/* Whether workers of this host with the same options have them once. */
+bool sizes_shares_weights(const struct worker_options *o, const struct geometry *g);
+
+/* What is left for pools beside weights. */
+uint64_t sizes_left(const struct available_memory *there, uint64_t weights_bytes);
+
+/* TD_ERR_INVALID, naming the largest, what all take together with the weights, and what is there, if that is less. */
+enum td_status sizes_check(const struct size_asked *all, uint32_t n, uint64_t weights_bytes,
+                           const struct available_memory *there, struct td_error *error_out);

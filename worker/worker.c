@@ -563,9 +563,10 @@ static enum td_status size_pool(struct worker *w, struct td_error *e)
 {
     struct available_memory there = available_memory("");
     struct size_asked pool;
-    enum td_status s = sizes_pool(&w->options, &w->geometry, there.bytes / SIZES_ALONE, &pool, e);
+    uint64_t weights = sizes_weights(&w->options, &w->geometry);
+    enum td_status s = sizes_pool(&w->options, &w->geometry, sizes_left(&there, weights) / SIZES_ALONE, &pool, e);
     if (!s)
-        s = sizes_check(&pool, 1, &there, e);
+        s = sizes_check(&pool, 1, weights, &there, e);
     if (!s)
         w->options.pages = (int64_t)(pool.bytes / kv_layout_page_bytes(&w->geometry.layout));
     return s;

@@ -315,18 +315,40 @@ START_TEST(test_packed_weights_are_private_where_files_may_not_be_so_long)
 }
 END_TEST
 
+/* A small file system at the parent of dir, seen by this process alone; false: not permitted here. */
+static bool mount_small(const char *path)
+{
+    ck_assert_int_eq(mkdir(path, 0700), 0);
+    if (!unshare(CLONE_NEWNS) && !mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) &&
+        !mount("tmpfs", path, "tmpfs", 0, "size=32k"))
+        return true;
+    printf("# SKIP nothing may be mounted here\n");
+    return false;
+}
+
 START_TEST(test_packed_weights_are_private_where_the_disk_is_full)
 {
     begin();
     char path[512];
     snprintf(path, sizeof(path), "%s/a", root);
-    ck_assert_int_eq(mkdir(path, 0700), 0);
-    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
-        mount("tmpfs", path, "tmpfs", 0, "size=32k")) {
-        printf("# test_packed_weights_are_private_where_the_disk_is_full: SKIP nothing may be mounted here\n");
-    } else {
+    if (mount_small(path)) {
         check_gives_up();
         ck_assert_uint_eq(count_logged("No space left"), 1);
+        ck_assert_int_eq(umount(path), 0);
+    }
+    end();
+}
+END_TEST
+
+START_TEST(test_packed_weights_are_private_where_the_directory_is_read_only)
+{
+    begin();
+    char path[512];
+    snprintf(path, sizeof(path), "%s/a", root);
+    if (mount_small(path)) {
+        ck_assert_int_eq(mkdir(dir, 0700), 0);
+        ck_assert_int_eq(mount(NULL, path, NULL, MS_REMOUNT | MS_RDONLY, NULL), 0);
+        check_not_shared();
         ck_assert_int_eq(umount(path), 0);
     }
     end();
@@ -544,6 +566,7 @@ int main(void)
     if (tap_forks()) { /* limits and mounts are the process's own */
         tcase_add_test(t, test_packed_weights_are_private_where_files_may_not_be_so_long);
         tcase_add_test(t, test_packed_weights_are_private_where_the_disk_is_full);
+        tcase_add_test(t, test_packed_weights_are_private_where_the_directory_is_read_only);
         tcase_add_test(t, test_packed_weights_lie_where_the_environment_says);
     }
     tcase_add_test(t, test_packed_weights_are_written_by_one_of_many_that_start_together);

@@ -75,16 +75,44 @@ START_TEST(test_sizes_beyond_what_is_there_are_refused_by_option)
     const struct size_asked one[] = {{"--pool-bytes", 8 * GIB}, {"--store-dram", 900 * GIB}};
     const struct size_asked huge[] = {{"--pages", UINT64_MAX}, {"--pages", UINT64_MAX}};
     struct td_error e;
-    ck_assert_int_eq(sizes_check(fit, 3, &there, &e), TD_OK);
-    ck_assert_int_eq(sizes_check(fit, 0, &there, &e), TD_OK);
-    ck_assert_int_eq(sizes_check(sum, 3, &there, &e), TD_ERR_INVALID);
+    ck_assert_int_eq(sizes_check(fit, 3, 0, &there, &e), TD_OK);
+    ck_assert_int_eq(sizes_check(fit, 0, 20 * GIB, &there, &e), TD_OK);
+    ck_assert_int_eq(sizes_check(sum, 3, 0, &there, &e), TD_ERR_INVALID);
     ck_assert_str_eq(e.text, "--pool-bytes: 8.0 GiB, and 16.0 GiB with all 3 pools, are asked for, 16.0 GiB are "
                              "available (MemAvailable)");
-    ck_assert_int_eq(sizes_check(one, 2, &there, &e), TD_ERR_INVALID);
+    ck_assert_int_eq(sizes_check(fit, 3, GIB, &there, &e), TD_ERR_INVALID);
+    ck_assert_str_eq(e.text, "--pool-bytes: 8.0 GiB, and 17.0 GiB with all 3 pools and the weights, are asked for, "
+                             "16.0 GiB are available (MemAvailable)");
+    ck_assert_int_eq(sizes_check(fit, 1, 9 * GIB, &there, &e), TD_ERR_INVALID);
+    ck_assert_str_eq(e.text, "--pool-bytes: 8.0 GiB, and 17.0 GiB with the weights, are asked for, 16.0 GiB are "
+                             "available (MemAvailable)");
+    ck_assert_int_eq(sizes_check(one, 2, GIB, &there, &e), TD_ERR_INVALID);
     ck_assert_str_eq(e.text, "--store-dram: 900.0 GiB are asked for, 16.0 GiB are available (MemAvailable)");
-    ck_assert_int_eq(sizes_check(one, 1, &there, &e), TD_OK);
-    ck_assert_int_eq(sizes_check(huge, 2, &there, &e), TD_ERR_INVALID);
+    ck_assert_int_eq(sizes_check(one, 1, 8 * GIB, &there, &e), TD_OK);
+    ck_assert_int_eq(sizes_check(huge, 2, 0, &there, &e), TD_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(e.text, "--pages: "));
+    ck_assert_uint_eq(sizes_left(&there, GIB), 15 * GIB);
+    ck_assert_uint_eq(sizes_left(&there, 17 * GIB), 0);
+}
+END_TEST
+
+START_TEST(test_weights_take_what_their_format_says_and_nothing_on_devices)
+{
+    struct geometry g = {.kernels.device = DEVICE_CPU};
+    struct worker_options o = {.engine = "cpu"};
+    model_dummy_config(&(struct model_dummy){0}, &g.config);
+    uint64_t n = model_config_n_params(&g.config);
+    ck_assert_uint_eq(sizes_weights(&o, &g), 2 * n);
+    g.weights = WEIGHTS_INT4;
+    ck_assert_uint_eq(sizes_weights(&o, &g), n / 2);
+    ck_assert(sizes_shares_weights(&o, &g));
+    o.no_packed_cache = true;
+    ck_assert(!sizes_shares_weights(&o, &g));
+    o.engine = "sim";
+    ck_assert_uint_eq(sizes_weights(&o, &g), 0);
+    o.engine = "cpu";
+    g.kernels.device = DEVICE_CUDA;
+    ck_assert_uint_eq(sizes_weights(&o, &g), 0);
 }
 END_TEST
 
@@ -96,6 +124,7 @@ int main(void)
     tcase_add_test(t, test_pool_is_what_options_say);
     tcase_add_test(t, test_device_takes_at_most_a_gibibyte_by_default);
     tcase_add_test(t, test_sizes_beyond_what_is_there_are_refused_by_option);
+    tcase_add_test(t, test_weights_take_what_their_format_says_and_nothing_on_devices);
     suite_add_tcase(s, t);
     return tap_main(s);
 }
