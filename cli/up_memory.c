@@ -28,16 +28,16 @@ static enum td_status parse(const struct child *c, void *values, char **strings_
 }
 
 /* A child's options as it will read them, and what they make of the model. */
-struct plan {
+struct child_plan {
     struct worker_options worker;
     struct kvstore_options store;
     struct geometry geometry;
     char *strings;
 };
 
-static enum td_status plan_child(const struct child *c, struct plan *out, struct td_error *e)
+static enum td_status plan_child(const struct child *c, struct child_plan *out, struct td_error *e)
 {
-    *out = (struct plan){0};
+    *out = (struct child_plan){0};
     enum td_status s = parse(c, is_worker(c) ? (void *)&out->worker : (void *)&out->store, &out->strings, e);
     return s ? s : geometry_resolve(is_worker(c) ? &out->worker.geometry : &out->store.geometry, &out->geometry, e);
 }
@@ -53,11 +53,11 @@ static void add_size(struct child *c, uint64_t bytes)
 }
 
 /* Weights of all workers: those that are shared count once. */
-static uint64_t weights_of(const struct child *children, const struct plan *plans, uint32_t n)
+static uint64_t weights_of(const struct child *children, const struct child_plan *plans, uint32_t n)
 {
     uint64_t shared = 0, own = 0;
     for (uint32_t i = 0; i < n; i++) {
-        const struct plan *p = &plans[i];
+        const struct child_plan *p = &plans[i];
         uint64_t bytes = is_worker(&children[i]) ? sizes_weights(&p->worker, &p->geometry) : 0;
         if (!bytes || !sizes_shares_weights(&p->worker, &p->geometry))
             own += bytes;
@@ -68,8 +68,8 @@ static uint64_t weights_of(const struct child *children, const struct plan *plan
 }
 
 /* plans [n] of children. */
-static enum td_status add_up(struct child *children, const struct plan *plans, uint32_t n, uint64_t *default_bytes_out,
-                             struct td_error *e)
+static enum td_status add_up(struct child *children, const struct child_plan *plans, uint32_t n,
+                             uint64_t *default_bytes_out, struct td_error *e)
 {
     const struct available_memory there = available_memory("");
     uint64_t weights = weights_of(children, plans, n), left = sizes_left(&there, weights);
@@ -81,7 +81,7 @@ static enum td_status add_up(struct child *children, const struct plan *plans, u
         n_workers += is_worker(&children[i]);
     for (uint32_t i = 0; i < n && !s; i++) {
         struct size_asked *asked = &all[n_asked];
-        const struct plan *p = &plans[i];
+        const struct child_plan *p = &plans[i];
         if (children[i].role == CHILD_ROUTER)
             continue;
         n_asked++;
@@ -105,7 +105,7 @@ static enum td_status add_up(struct child *children, const struct plan *plans, u
 enum td_status up_memory_plan(struct child *children, uint32_t n, uint64_t *default_bytes_out,
                               struct td_error *error_out)
 {
-    struct plan *plans = mem_array(n, sizeof(*plans));
+    struct child_plan *plans = mem_array(n, sizeof(*plans));
     enum td_status s = TD_OK;
     for (uint32_t i = 0; i < n && !s; i++)
         if (children[i].role != CHILD_ROUTER)
@@ -120,7 +120,7 @@ enum td_status up_memory_plan(struct child *children, uint32_t n, uint64_t *defa
 
 enum td_status up_memory_add(struct child *worker, uint64_t default_bytes, struct td_error *error_out)
 {
-    struct plan p;
+    struct child_plan p;
     enum td_status s = plan_child(worker, &p, error_out);
     if (!s && !has_size(&p.worker) && default_bytes)
         add_size(worker, default_bytes);

@@ -12,7 +12,7 @@
 struct recorded {
     const char *path, *text;
 };
-struct scene {
+struct recorded_machine {
     const char *what;
     struct recorded files[10];
     uint64_t bytes;
@@ -25,7 +25,7 @@ struct scene {
     }
 #define V1_NONE "9223372036854771712\n"
 
-static const struct scene SCENES[] = {
+static const struct recorded_machine MACHINES[] = {
     {"nothing can be read", {{0}}, UINT64_MAX, ""},
     {"no cgroups", {MEMINFO}, 8192000000, "MemAvailable"},
     {"an old kernel without MemAvailable", {{"proc/meminfo", "MemTotal: 1 kB\nMemFree: 1 kB\n"}}, UINT64_MAX, ""},
@@ -111,7 +111,7 @@ static void record(const char *root, const struct recorded *f)
 
 START_TEST(test_available_memory_is_the_least_that_anybody_leaves)
 {
-    const struct scene *s = &SCENES[_i];
+    const struct recorded_machine *s = &MACHINES[_i];
     char root[] = "/tmp/tandem-available-XXXXXX", command[64];
     ck_assert_ptr_nonnull(mkdtemp(root));
     for (int i = 0; s->files[i].path; i++)
@@ -149,7 +149,7 @@ int main(void)
     Suite *s = suite_create("available");
     TCase *t = tcase_create("files");
     tcase_add_loop_test(t, test_available_memory_is_the_least_that_anybody_leaves, 0,
-                        (int)(sizeof(SCENES) / sizeof(SCENES[0])));
+                        (int)(sizeof(MACHINES) / sizeof(MACHINES[0])));
     tcase_add_test(t, test_available_memory_of_this_machine_is_less_than_it_has);
     tcase_add_test(t, test_available_memory_is_said_in_units);
     suite_add_tcase(s, t);
