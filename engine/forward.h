@@ -17,6 +17,7 @@
 #include "model/model.h"
 
 struct forward;
+struct weight_cache;
 
 struct forward_config {
     struct kernels *kernels;   /* borrowed */
@@ -37,8 +38,9 @@ struct forward_config {
     void (*on_load)(void *user, uint32_t n_done,
                     uint32_t n_layers); /* the first rank's layers as they are packed; may be NULL */
     void *load_user;
-    const char *weight_cache; /* directory of engine/weight_cache.h; NULL: all is packed into memory of our own */
-    const struct log *log;    /* what becomes of it; may be NULL */
+    const char *weight_cache;   /* directory of engine/weight_cache.h; NULL: all is packed into memory of our own */
+    const struct log *log;      /* what becomes of it; may be NULL */
+    struct weight_cache *cache; /* of forward_open_cache; forward_open takes it over, also when it fails */
     struct forward_rank {
         uint32_t rank, n_tensor;         /* which share of every layer's heads and columns; n_tensor 0: 1 */
         struct k_group *tensor;          /* the n_tensor ranks of these layers; NULL: n_tensor is 1 */
@@ -47,6 +49,13 @@ struct forward_config {
         uint32_t piece_rows;             /* with several stages: at least so many rows follow each other through them */
     } rank;                              /* groups borrowed; zero: alone */
 };
+
+/*
+ * Opens the file that weight_cache has for this rank; NULL: there is none. It may wait for another process that writes it, and holds it
+ * against others until forward_share_weights: so ranks of a process open theirs one after the other, in their order, as every process
+ * does, or two processes wait for each other.
+ */
+struct weight_cache *forward_open_cache(const struct forward_config *config);
 
 /*
  * Finds the weights and packs them, or maps them as packed before. TD_ERR_NOT_FOUND or _CORRUPT name the tensor; TD_ERR_INVALID: what can't be shared among so many ranks.

@@ -170,6 +170,7 @@ enum td_status forward_open(const struct forward_config *config, struct forward 
     f->max_logit_rows = config->max_logit_rows;
     f->arena = config->arena;
     f->rank = config->rank;
+    f->cache = config->cache;
     f->adapters = config->adapters;
     f->n_adapters = config->n_adapters;
     f->rank.n_tensor = f->rank.n_tensor ? f->rank.n_tensor : 1;

@@ -96,20 +96,20 @@ static enum td_status pack(struct forward *f, uint32_t layer, const struct k_mat
     return s ? td_fail(e, s, "no memory for the packed weights of layer %u", layer) : TD_OK;
 }
 
-static void open_cache(struct forward *f, const struct forward_config *config)
+struct weight_cache *forward_open_cache(const struct forward_config *config)
 {
-    const struct forward_rank *r = &f->rank;
-    if (!config->weight_cache || kernels_config(f->kernels)->device != DEVICE_CPU)
-        return;
-    const struct weight_cache_key key = {.model = model_fingerprint(f->model),
-                                         .isa = kernels_isa_name(f->kernels),
-                                         .compute = f->form.compute,
-                                         .weights = f->form.weights,
+    const struct forward_rank *r = &config->rank;
+    if (!config->weight_cache || kernels_config(config->kernels)->device != DEVICE_CPU)
+        return NULL;
+    const struct weight_cache_key key = {.model = model_fingerprint(config->model),
+                                         .isa = kernels_isa_name(config->kernels),
+                                         .compute = config->compute,
+                                         .weights = config->weights,
                                          .rank = r->rank,
                                          .n_tensor = r->n_tensor,
                                          .first_layer = r->first_layer,
                                          .end_layer = r->end_layer};
-    f->cache = weight_cache_open(config->weight_cache, &key, config->log);
+    return weight_cache_open(config->weight_cache, &key, config->log);
 }
 
 /* --------------------------------------------------------------------- parts */
@@ -557,7 +557,6 @@ static enum td_status open_layers(struct forward *f, const struct forward_config
 
 enum td_status forward_weights_open(struct forward *f, const struct forward_config *config, struct td_error *error_out)
 {
-    open_cache(f, config);
     enum td_status s = open_layers(f, config, error_out);
     return s ? s : open_ends(f, error_out);
 }

@@ -181,6 +181,8 @@ static void open_groups(struct ranks *r, struct kernels *const *kernels)
 
 static enum td_status open_forwards(struct ranks *r, struct td_error *error_out)
 {
+    for (uint32_t i = 0; i < r->n; i++)
+        r->all[i].config.cache = forward_open_cache(&r->all[i].config);
     for (uint32_t i = 1; i < r->n; i++) {
         char name[16];
         snprintf(name, sizeof(name), "rank-%u", i);

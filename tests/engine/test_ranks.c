@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -406,6 +408,38 @@ START_TEST(test_weights_packed_by_another_process_give_the_same_bits)
 }
 END_TEST
 
+/* Each has several files to write, and could wait for one that another has begun while it keeps one that the other waits for. */
+START_TEST(test_processes_that_write_packed_weights_of_several_ranks_do_not_wait_for_each_other)
+{
+    enum { N = 3, ROUNDS = 4, LIMIT_S = 40 }; /* who stands still is waited for for 60 s */
+    static struct side one;
+    char dir[] = "/tmp/tandem-packed-XXXXXX";
+    struct stat st;
+    if (device_wanted() != DEVICE_CPU)
+        return;
+    for (int round = 0; round < ROUNDS; round++) {
+        struct shape shape = {2, 2, COMPUTE_F32, WEIGHTS_AS_STORED, dir};
+        pid_t children[N];
+        time_t begun = time(NULL);
+        strcpy(dir + sizeof(dir) - 7, "XXXXXX");
+        ck_assert_ptr_nonnull(mkdtemp(dir));
+        for (int i = 0; i < N; i++)
+            if (!(children[i] = fork())) {
+                side_open(&one, &shape);
+                side_close(&one);
+                _exit(0);
+            }
+        for (int i = 0; i < N; i++) {
+            int status = 1;
+            ck_assert_int_eq(waitpid(children[i], &status, 0), children[i]);
+            ck_assert_int_eq(status, 0);
+        }
+        ck_assert_uint_eq(look_into(dir, true, &st), 4);
+        ck_assert_int_lt(time(NULL) - begun, LIMIT_S);
+    }
+}
+END_TEST
+
 int main(void)
 {
     if (skip_without_device("ranks"))
@@ -418,6 +452,8 @@ int main(void)
     tcase_add_test(t, test_ranks_share_what_can_be_shared_or_name_both_numbers);
     tcase_add_test(t, test_ranks_refuse_more_stages_than_layers);
     tcase_add_loop_test(t, test_weights_packed_by_another_process_give_the_same_bits, 0, 4);
+    if (tap_forks())
+        tcase_add_test(t, test_processes_that_write_packed_weights_of_several_ranks_do_not_wait_for_each_other);
     suite_add_tcase(s, t);
     return tap_main(s);
 }
