@@ -36,22 +36,25 @@ def test_sizes_that_are_not_there_are_refused_at_once():
     refuse([TANDEM, "generate", "--local", "--model", DEMO, "--worker-options", "--pool-bytes 900T", "x"], "--pool-bytes", "900.0 TiB")
 
 
-def available():
+def share_of_memory(part):
+    """Of all that the machine has: what is available changes while a test runs."""
     with open("/proc/meminfo") as f:
-        return next(int(line.split()[1]) << 10 for line in f if line.startswith("MemAvailable"))
+        return str(int(part * next(int(line.split()[1]) << 10 for line in f if line.startswith("MemTotal"))))
 
 
 @test
 def test_up_adds_up_what_its_processes_will_take():
-    up, half = [TANDEM, "up", "--model", DEMO], str(available() * 6 // 10)  # one of them would do
+    up, many = [TANDEM, "up", "--model", DEMO], ["--prefill", "16", "--decode", "16"]
+    small, half = share_of_memory(0.07), share_of_memory(0.55)  # 32 times, and twice, more than there is
     refuse([*up, "--pool-bytes", "900T"], "tandem up: --pool-bytes", "900.0 TiB")
     refuse([*up, "--store-dram", "900T"], "tandem up: --store-dram", "900.0 TiB")
     refuse([*up, "--pages", "4000000000"], "--pages")
-    refuse([*up, "--pool-bytes", half], "--pool-bytes", "with all 3 pools")
-    refuse([*up, "--decode", "1", "--prefill", "0", "--pool-bytes", half, "--store-dram", half], "with all 2 pools")
-    refuse(up, "--pool-bytes", "with all 3 pools", env={"TANDEM_PREFILL_POOL_BYTES": half, "TANDEM_DECODE_POOL_BYTES": half})
+    refuse([*up, *many, "--pool-bytes", small], "--pool-bytes", "with all 33 pools and the weights")
+    refuse([*up, *many, "--no-store", "--pool-bytes", small], "--pool-bytes", "with all 32 pools")
+    refuse([*up, *many], "--pool-bytes", "with all 33 pools", env={"TANDEM_PREFILL_POOL_BYTES": small, "TANDEM_DECODE_POOL_BYTES": small})
     refuse(up, "--store-dram", env={"TANDEM_KVSTORE_DRAM_BYTES": "900T"})
-    refuse([TANDEM, "generate", "--local", "--model", DEMO, "--worker-options", "--pool-bytes " + half, "x"], "with all 2 pools")
+    refuse([*up, "--prefill", "0", "--pool-bytes", half, "--store-dram", half], "available (")
+    refuse([TANDEM, "generate", "--local", "--model", DEMO, "--worker-options", "--pool-bytes " + half, "x"], "available (")
 
 
 def pages(run_dir, address):
