@@ -123,6 +123,7 @@ struct ucx_conn {
     enum { PAYLOADS_UNKNOWN, PAYLOADS_EAGER, PAYLOADS_RENDEZVOUS } payloads_by;
     uint64_t close_begin_ns;
     uint32_t n_idle; /* turns in which nothing happened here */
+    bool is_armed;   /* and nothing happened since: an event wakes the thread */
 };
 
 static struct ucx_wire *wire_of(struct wire *w)
@@ -506,6 +507,13 @@ static bool in_arena(const struct ucx_wire *w, const void *p, uint64_t len)
     return at >= base && len <= w->arena_bytes && at - base <= w->arena_bytes - len;
 }
 
+/* Something happens here: it is looked after in each turn, and armed before the thread sleeps. */
+static void conn_stir(struct ucx_conn *c)
+{
+    c->n_idle = 0;
+    c->is_armed = false;
+}
+
 /* Whether payloads of this connection go over tcp; asked of UCX once, when the first is sent. */
 static bool over_tcp(struct ucx_conn *c)
 {
@@ -523,7 +531,7 @@ static void ucx_send(struct wire_conn *base, const void *header, uint32_t header
     struct ucx_conn *c = conn_of(base);
     assert(header_len <= WIRE_HEADER_MAX);
     struct op *op = op_new(c, header_len);
-    c->n_idle = 0;
+    conn_stir(c);
     memcpy(op->header, header, header_len);
     op->done = done;
     op->arg = arg;
@@ -675,9 +683,10 @@ static ucs_status_t endpoint_make(struct ucx_conn *c)
     return s;
 }
 
-static void watch(struct ucx_wire *w, int fd)
+/* c: whose it is; NULL: nobody's */
+static void watch(struct ucx_wire *w, int fd, struct ucx_conn *c)
 {
-    struct epoll_event e = {.events = EPOLLIN};
+    struct epoll_event e = {.events = EPOLLIN, .data.ptr = c};
     epoll_ctl(w->base.fd, EPOLL_CTL_ADD, fd, &e);
 }
 
@@ -693,7 +702,7 @@ static void conn_made(struct ucx_conn *c)
         c->request = NULL;
         c->error = TD_ERR_PEER_LOST;
     } else {
-        watch(w, c->worker_fd);
+        watch(w, c->worker_fd, c);
         if (c->close_asked && c->request) {
             ucp_listener_reject(w->listener, c->request);
             c->request = NULL;
@@ -791,7 +800,9 @@ static bool conn_progress(struct ucx_conn *c)
     bool any = false;
     for (int i = 0; c->worker && i < PROGRESS_BURST && ucp_worker_progress(c->worker); i++)
         any = true;
-    c->n_idle = any ? 0 : c->n_idle + 1;
+    c->n_idle++;
+    if (any)
+        conn_stir(c);
     if (c->state == CONN_OPEN && c->error && !c->close_asked && !c->error_told) {
         c->error_told = any = true;
         c->w->base.events.on_error(c->base.user, c->error);
@@ -838,6 +849,26 @@ static bool ucx_progress(struct wire *base)
     return any;
 }
 
+/*
+ * Arming a worker takes some ten calls into the kernel, and of many peers few have said anything since the thread last slept. A worker
+ * that was armed stays so until something happens: then either its progress says so, or its descriptor is readable.
+ */
+static void stir_readable(struct ucx_wire *w)
+{
+    struct epoll_event events[64];
+    int n = epoll_wait(w->base.fd, events, sizeof(events) / sizeof(events[0]), 0);
+    for (int i = 0; i < n; i++)
+        if (events[i].data.ptr)
+            conn_stir(events[i].data.ptr);
+}
+
+static bool conn_arm(struct ucx_conn *c)
+{
+    if (!c->is_armed || c->ops)
+        c->is_armed = ucp_worker_arm(c->worker) == UCS_OK;
+    return c->is_armed;
+}
+
 static int ucx_arm(struct wire *base)
 {
     struct ucx_wire *w = wire_of(base);
@@ -846,6 +877,7 @@ static int ucx_arm(struct wire *base)
     int sleep_ms = -1;
     if (w->listen_worker && ucp_worker_arm(w->listen_worker) != UCS_OK)
         return 0;
+    stir_readable(w);
     for (struct ucx_conn *c = w->conns; c; c = c->next) {
         if (c->state == CONN_OPEN && (c->close_asked || (c->error && !c->error_told)))
             return 0;
@@ -853,7 +885,7 @@ static int ucx_arm(struct wire *base)
             return 0;
         if (c->state == CONN_CLOSING)
             sleep_ms = 1;
-        if ((c->state == CONN_OPEN || c->state == CONN_CLOSING) && c->worker && ucp_worker_arm(c->worker) != UCS_OK)
+        if ((c->state == CONN_OPEN || c->state == CONN_CLOSING) && c->worker && !conn_arm(c))
             return 0;
     }
     return sleep_ms;
@@ -967,7 +999,7 @@ static enum td_status listen_open(struct ucx_wire *w, const char *text, const ch
     int fd;
     if (worker_make(w->context, NULL, &w->listen_worker, &fd))
         return td_fail(error_out, TD_ERR_IO, "listen %s: no ucx worker could be made", text);
-    watch(w, fd);
+    watch(w, fd, NULL);
     ucp_listener_params_t p = {.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
                                .sockaddr = {.addr = (const struct sockaddr *)&address, .addrlen = len},
                                .conn_handler = {.cb = listener_callback, .arg = w}};
@@ -1016,8 +1048,8 @@ enum td_status wire_ucx_open(const struct wire_config *config, struct wire **out
         ucx_free(&w->base);
         return s;
     }
-    watch(w, mailbox_fd(&w->results));
-    watch(w, mailbox_fd(&w->requests));
+    watch(w, mailbox_fd(&w->results), NULL);
+    watch(w, mailbox_fd(&w->requests), NULL);
     w->connector = thread_start("xfer-connect", connector_run, w);
     w->connector_runs = true;
     *out = &w->base;

@@ -99,6 +99,7 @@ static void run_timers(struct xfer *x)
         *at = t->next;
         target_free(t);
     }
+    targets_connect(x);
 }
 
 static bool pump(struct xfer *x)
