@@ -147,7 +147,7 @@ static void target_connect(struct xfer *x, struct target *t)
     t->trying_ns = t->trying_ns ? t->trying_ns : x->now_ns;
     c->target = t;
     t->conn = c;
-    c->wire = wire_connect(x->wire, t->address, c);
+    c->wire = wire_connect(x->wire, t->address, t->n_failures, c);
 }
 
 static bool goes_before(const struct target *a, const struct target *b)

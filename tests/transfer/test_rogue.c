@@ -146,7 +146,7 @@ static void teardown(void)
 
 static void connect_only(void)
 {
-    rogue.conn = wire_connect(rogue.wire, node->address, &rogue);
+    rogue.conn = wire_connect(rogue.wire, node->address, 0, &rogue);
     ROGUE_UNTIL(rogue.is_open);
 }
 
