@@ -358,7 +358,7 @@ static void send_prompt(struct sender *s, struct call *c, const struct prompt *p
                                            .response = &tandem__v1__generate_response__descriptor,
                                            .handlers = {on_message, NULL, on_end},
                                            .user = c};
-    struct rpc_call *call = NULL;                           /* not in c, which on_end may free at any time from here on */
+    struct rpc_call *call = NULL;                    /* not in c, which on_end may free at any time from here on */
     if (rpc_call_start(s->client, &params, &call)) { /* the client is closing: nothing is sent any more */
         pthread_mutex_lock(&s->lock);
         settle(s, c, RPC_CANCELLED, "the client was closing", 0, now_ms(r));

@@ -199,7 +199,7 @@ static struct fault_conn *conn_new(struct fault_wire *w)
     return c;
 }
 
-static struct wire_conn *fault_connect(struct wire *base, const char *address, void *user)
+static struct wire_conn *fault_connect(struct wire *base, const char *address, uint32_t attempt, void *user)
 {
     struct fault_wire *w = (struct fault_wire *)base;
     struct fault_conn *c = conn_new(w);
@@ -208,7 +208,7 @@ static struct wire_conn *fault_connect(struct wire *base, const char *address, v
     if (fault.kind == FAULT_FAIL)
         c->is_broken = true;
     else
-        c->inner = wire_connect(w->inner, address, c);
+        c->inner = wire_connect(w->inner, address, attempt, c);
     if (fault.kind == FAULT_DELAY)
         c->open_due_ns = clock_now(w->clock) + fault.delay_ns;
     return &c->base;
