@@ -34,6 +34,7 @@ struct supervisor {
     bool failed, stopping, quiet;
     bool changed;     /* cluster.json is old */
     char loading[80]; /* what a loading worker said last */
+    bool is_up;       /* all were ready once */
     bool scale;       /* somebody asks for other numbers of workers */
     uint32_t n_children;
 };
@@ -107,7 +108,10 @@ static void start(struct supervisor *s, struct child *c)
     if (!child_start(c, clock_now(&s->clock), &e))
         return;
     say(s, c->announced ? LOG_WARN : LOG_ERROR, "%s", e.text);
-    s->failed |= !c->announced;
+    if (s->is_up && !c->announced)
+        child_stop(c); /* it was asked for later: the others go on */
+    else
+        s->failed |= !c->announced;
 }
 
 static void on_announced(struct supervisor *s, struct child *c)
@@ -116,7 +120,8 @@ static void on_announced(struct supervisor *s, struct child *c)
     s->changed = true;
 }
 
-static void on_exit_before_ready(struct supervisor *s, const struct child *c, const char *how)
+/* A start that can't succeed is over; a process that was added later leaves the others alone. */
+static void on_exit_before_ready(struct supervisor *s, struct child *c, const char *how)
 {
     struct bytes tail = {0};
     child_log_tail(c, TAIL_LINES, &tail);
@@ -124,7 +129,10 @@ static void on_exit_before_ready(struct supervisor *s, const struct child *c, co
     for (char *line = tail.data ? strtok(tail.data, "\n") : NULL; line; line = strtok(NULL, "\n"))
         say(s, LOG_INFO, "  %s", line);
     bytes_free(&tail);
-    s->failed = true;
+    if (s->is_up)
+        child_stop(c);
+    else
+        s->failed = true;
 }
 
 static void on_exited(struct supervisor *s, struct child *c, int status)
@@ -259,12 +267,13 @@ static void add_process(struct supervisor *s, enum child_role role)
         say(s, LOG_WARN, "no more than %u processes", s->config->max_children);
         return;
     }
-    *c = (struct child){.state = CHILD_ENDED};
+    *c = (struct child){.state = CHILD_ENDED, .ready_fd = -1};
     while (has_number(s, role, number))
         number++;
     struct child made = {.role = role};
     if (s->config->make(s->config->user, role, number, s->router->listen, &made, &e)) {
         say(s, LOG_WARN, "%s", e.text);
+        child_free(&made);
         return;
     }
     *c = made;
@@ -460,6 +469,7 @@ static bool bring_up(struct supervisor *s)
     }
     log_info(&s->log, "up router=%s", s->router->listen);
     s->quiet = s->config->on_up(s->config->user, s->router->listen);
+    s->is_up = true;
     return true;
 }
 

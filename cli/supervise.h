@@ -9,7 +9,8 @@
  *            ones register with the router by themselves, those of the highest numbers are told to drain
  *   stop:    SIGTERM to the router, then to the workers, then to the store; each group has 10 s to drain, then SIGKILL
  *
- * A process that ends before it was ever ready stops the whole start: what is wrong with it will not pass by itself.
+ * A process that ends before it was ever ready stops the whole start: what is wrong with it will not pass by itself. One that was added
+ * later is given up, and the others go on.
  *
  * The question whether all are ready is asked by a process of its own, because a process that has used gRPC must not fork.
  *

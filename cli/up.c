@@ -90,7 +90,7 @@ static const struct option TABLE[] = {
     {"tls", OPT_STRING, AT(tls), NULL, "LIST", 0, 0, "UCX transports: auto, tcp, or a UCX_TLS list"},
     {"silence-ms", OPT_MS, AT(silence_ms), NULL, NULL, 0, 3.6e6, "silence after which a process counts as dead"},
     {"store-dram", OPT_BYTES, AT(store_dram), NULL, NULL, 0, 1e15,
-     "the store's memory; default: 16 longest contexts, at most an eighth of what is available"},
+     "memory of each store; default: 16 longest contexts, at most an eighth of what is available for all"},
     {"store-ssd", OPT_BYTES, AT(store_ssd), NULL, NULL, 0, 1e15, "the store's room on disk"},
     {"store-codec", OPT_CHOICE, AT(store_codec), NULL, BLOCK_CODEC_NAMES, 0, 0, "how blocks are kept on disk"},
     {"store-dir", OPT_STRING, AT(store_dir), NULL, "DIR", 0, 0,

@@ -66,8 +66,7 @@ static const struct peer *longest_holder(const struct request *q, const struct p
     *n_out = first;
     for (uint32_t i = 0; i < r->n_peers; i++) {
         const struct peer *p = r->peers[(start + i) % r->n_peers];
-        if (p == to || p->role == ROLE_STORE || p->state != PEER_READY || !p->xfer_address[0] ||
-            !scheduler_can_read(r->scheduler, to->holder, p->holder))
+        if (p == to || !peer_lends(p) || !scheduler_can_read(r->scheduler, to->holder, p->holder))
             continue;
         uint32_t n = index_match(r->index, p->holder, q->keys, q->plan.loaded_blocks);
         if (n > *n_out) {

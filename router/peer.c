@@ -231,6 +231,11 @@ static bool is_there(const struct peer *p, enum worker_role role)
     return p->role == role && p->state == PEER_READY && !p->draining && !p->stalled;
 }
 
+bool peer_lends(const struct peer *p)
+{
+    return p->role != ROLE_STORE && p->xfer_address[0] && is_there(p, p->role);
+}
+
 bool peer_has_role(const struct router *r, enum worker_role role)
 {
     for (uint32_t i = 0; i < r->n_peers; i++)

@@ -105,7 +105,7 @@ static void match(void *user, struct sched_request *s)
     s->store_blocks = index_match_segments(r->index, &stores, q->keys, 0, q->n_keys);
     s->store_blocks_ssd = index_on_disk(r->index, &stores, q->keys, s->store_blocks);
     for (uint32_t i = 0; i < r->n_peers; i++)
-        if (r->peers[i]->state == PEER_READY && s->matched_blocks[r->peers[i]->holder] > s->peer_blocks)
+        if (peer_lends(r->peers[i]) && s->matched_blocks[r->peers[i]->holder] > s->peer_blocks)
             s->peer_blocks = s->matched_blocks[r->peers[i]->holder];
 }
 

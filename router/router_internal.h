@@ -444,7 +444,9 @@ void peer_send(struct peer *p, Tandem__Worker__V1__RouterMessage *m); /* numbers
 
 bool peer_has_role(const struct router *r, enum worker_role role); /* somebody could do it */
 bool peer_usable(const struct peer *p, uint64_t now);              /* for new work */
-void peer_drains(struct peer *p);                                  /* it refused a leg: it gets nothing more */
+bool peer_lends(
+    const struct peer *p);        /* a worker that others may ask for blocks of its pool: its engine answers them */
+void peer_drains(struct peer *p); /* it refused a leg: it gets nothing more */
 void peer_succeeded(struct peer *p);
 void peer_failed(struct peer *p);
 

@@ -143,6 +143,7 @@ struct target { /* an address that we connect to */
     char *address;
     struct conn *conn;   /* NULL: none, not even one on its way out */
     uint32_t n_failures; /* attempts since it was last connected */
+    uint32_t n_attempts; /* of all time: of a name with several addresses each takes the next */
     uint32_t n_short;    /* connections in a row that were lost soon after their handshake */
     uint64_t next_attempt_ns;
     uint64_t order;   /* among those never tried; different in each process */
@@ -227,7 +228,8 @@ struct ended { /* a lease that was: so that a late pull is told by name */
 
 struct early { /* a reader that asked for a lease before there was one: it need not ask again */
     struct idnode node;
-    struct conn *conn; /* NULL: gone */
+    struct conn *conn;    /* NULL: gone */
+    uint64_t released_by; /* the process that gave it up before it was granted; 0: none */
 };
 
 struct counters {

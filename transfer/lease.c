@@ -190,7 +190,10 @@ static void run_grant(struct xfer *x, struct command *command)
     if (!e)
         return;
     idmap_remove(&x->early_by_id, &e->node);
-    if (e->conn)
+    if (p->reader_is_up &&
+        e->released_by == p->reader_incarnation) /* it was asked for by a process that wants it no more */
+        lease_drain(x, l, TD_ERR_CANCELLED);
+    else if (e->conn)
         lease_on_open(e->conn, p->id, 0); /* which incarnation it means was looked at when it came */
     e->conn = NULL;
 }
@@ -379,6 +382,7 @@ static void remember_early(struct conn *c, struct xfer_id id)
         idmap_add(&x->early_by_id, &e->node, id);
     }
     e->conn = c;
+    e->released_by = 0;
 }
 
 void lease_on_open(struct conn *c, struct xfer_id id, uint64_t holder_incarnation)
@@ -459,8 +463,10 @@ void lease_on_release(struct conn *c, struct xfer_id id, enum td_status status)
 {
     struct lease *l = lease_find(c->x, id);
     struct early *e = (struct early *)idmap_find(&c->x->early_by_id, id);
-    if (e && e->conn == c)
+    if (e && e->conn == c) {
         e->conn = NULL;
+        e->released_by = c->incarnation;
+    }
     if (!l || l->reader != c)
         return;
     bool is_ok = status == TD_OK && l->state == LEASE_COMPLETE;

@@ -147,17 +147,17 @@ static void target_connect(struct xfer *x, struct target *t)
     t->trying_ns = t->trying_ns ? t->trying_ns : x->now_ns;
     c->target = t;
     t->conn = c;
-    c->wire = wire_connect(x->wire, t->address, t->n_failures, c);
+    c->wire = wire_connect(x->wire, t->address, t->n_attempts++, c);
 }
 
 static bool goes_before(const struct target *a, const struct target *b)
 {
     if (!a->n_failures != !b->n_failures)
         return !a->n_failures;
-    if (a->n_failures)
-        return a->next_attempt_ns < b->next_attempt_ns;
     bool a_is_urgent = a->n_pulls || a->messages, b_is_urgent = b->n_pulls || b->messages;
-    return a_is_urgent != b_is_urgent ? a_is_urgent : a->order < b->order;
+    if (a_is_urgent != b_is_urgent)
+        return a_is_urgent;
+    return a->n_failures ? a->next_attempt_ns < b->next_attempt_ns : a->order < b->order;
 }
 
 static struct target *next_target(const struct xfer *x)

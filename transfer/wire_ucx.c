@@ -33,6 +33,7 @@
 
 #include <assert.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,6 +101,7 @@ struct ucx_conn {
     enum conn_state state;
     struct job job;
     char *address;                  /* connecting */
+    _Atomic bool given_up;          /* closed before it was resolved: no name service is asked */
     uint32_t attempt;               /* of a name with several addresses: which one */
     struct td_error unresolved;     /* why there is no target */
     ucp_conn_request_h request;     /* accepting */
@@ -238,7 +240,8 @@ static void resolve(struct ucx_conn *c)
     netaddr_resolve_nth(c->address, c->attempt, &c->target, &c->target_len, &c->unresolved);
 }
 
-/* Names on a thread of their own: a name service that does not answer holds up neither addresses in figures nor those who connect to us. */
+/* Names on a thread of their own: while a name service does not answer, those who connect to us are served, and addresses in figures get
+ * their turn (target.c). */
 static void *resolver_run(void *arg)
 {
     struct ucx_wire *w = arg;
@@ -250,10 +253,17 @@ static void *resolver_run(void *arg)
             mail = mail->next;
             if (job->kind == JOB_STOP)
                 return NULL;
-            resolve(job->conn);
+            if (!atomic_load(&job->conn->given_up))
+                resolve(job->conn);
             mailbox_push(&w->jobs, &job->mail);
         }
     }
+}
+
+static void worker_end(struct ucx_conn *c)
+{
+    ucp_worker_destroy(c->worker);
+    c->worker = NULL;
 }
 
 static void *connector_run(void *arg)
@@ -270,7 +280,7 @@ static void *connector_run(void *arg)
             if (job->kind == JOB_MAKE)
                 job->conn->made = conn_make(w, job->conn);
             else
-                ucp_worker_destroy(job->conn->worker);
+                worker_end(job->conn);
             mailbox_push(&w->results, &job->mail);
         }
     }
@@ -604,6 +614,7 @@ static bool take_results(struct ucx_wire *w)
 static void ucx_close(struct wire_conn *base)
 {
     conn_of(base)->close_asked = true;
+    atomic_store(&conn_of(base)->given_up, true);
 }
 
 static void close_begin(struct ucx_conn *c)
@@ -751,8 +762,8 @@ static uint64_t ucx_part_bytes(struct wire_conn *base)
 /* ------------------------------------------------------------- open and free */
 
 /*
- * What peers asked for while the last connections closed (they were told goodbye, and connect again): requests, and connections whose
- * worker was being made. Nobody has heard of these.
+ * What peers asked for while the last connections closed (they were told goodbye, and connect again): requests, and connections that
+ * were being made, or were refused and not gone yet. Nobody has heard of these.
  */
 static void drop_unheard(struct ucx_wire *w)
 {

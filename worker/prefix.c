@@ -153,7 +153,7 @@ static void start(struct worker *w, struct leg *leg, struct load *l, uint32_t n_
 
 bool prefix_load(struct worker *w, struct leg *leg, uint32_t n_have)
 {
-    if (leg->n_loads && n_have < leg->load_first) { /* blocks that were here are not any more */
+    if (n_have < leg->load_first) { /* blocks that were here are not any more */
         prefix_drop(w, leg);
         ask_all(w, leg, n_have);
     }
@@ -261,7 +261,7 @@ bool prefix_pull_ended(struct worker *w, struct leg *leg, const struct pull *p, 
         l->n_got = r->n_pages > l->n_have ? r->n_pages : l->n_have;
     else if (work->status != TD_ERR_INVALID) /* that: it has less than is here by now */
         log_warn(&w->log, "prefix load failed, computing instead req=%s source=%s status=%s", leg->label,
-                 address_of(leg, l->source), td_status_name(work->status));
+                 address_of(leg, l->source), td_status_name(work->status ? work->status : TD_ERR_PROTOCOL));
     if (l->n_got > l->n_have)
         note_source(w, leg, l);
     if (!--leg->n_loading)
@@ -279,12 +279,12 @@ static bool is_leased(const struct worker *w, struct xfer_id id)
     return false;
 }
 
-/* The longest prefix of the keys that the pool has; each page with one hold more, which the caller gives back. */
+/* The longest prefix of the keys that the pool has, however often a key is repeated; each page with one hold more, which the caller gives back. */
 static uint32_t take_blocks(struct worker *w, const struct store_keys_msg *m, struct page_ref *out)
 {
     struct kvpool *pool = engine_pool(w->engine);
-    uint32_t n = 0;
-    for (; n < m->n_keys; n++) {
+    uint32_t n = 0, most = (uint32_t)w->options.pages; /* of a lease */
+    for (; n < m->n_keys && n < most; n++) {
         struct block_key key = store_keys_at(m, n);
         if (kvpool_match(pool, &key, 1, &out[n]) != 1)
             break;

@@ -151,6 +151,12 @@ def test_scale_starts_and_drains_stores():
             assert ask(0, 30).items() >= before.items()
             scale(0)
             assert ask(0, 2).items() <= before.items()
+            os.rename(os.path.join(run_dir, "store-1"), os.path.join(run_dir, "was-store-1"))
+            with open(os.path.join(run_dir, "store-1"), "w") as f:  # no directory: that store can't start, and the others go on
+                f.write("in the way")
+            bad = subprocess.run([TANDEM, "scale", "store=2", "--run-dir", run_dir, "--wait", "3"], capture_output=True, text=True)
+            assert bad.returncode == 1, bad.stderr
+            assert ask(0, 2).items() <= before.items() and list(stores()) == ["store-0"], stores()
             scale(1)
             disk = lambda: [w["store"]["blocks_ssd"] for w in json.loads(tandem("status", "--json", "--router", router))["workers"]
                             if w["role"] == "store"]

@@ -413,6 +413,32 @@ START_TEST(test_xfer_lease_named_for_a_reader_is_refused_to_others)
 }
 END_TEST
 
+START_TEST(test_xfer_lease_that_its_reader_gave_up_before_it_was_granted_ends_at_once)
+{
+    struct node *h = open_node(_i, "holder", 1), *r = open_node(_i, "reader", 1);
+    const struct xfer_lease_params p = {.id = node_id(1),
+                                        .reader_incarnation = r->incarnation,
+                                        .reader_is_up = true,
+                                        .duration_ns = LONG,
+                                        .on_end = node_on_lease_end,
+                                        .user = h};
+    node_pull(r, 1, h->address, h->incarnation, LONG);
+    wait_refused(h);
+    xfer_pull_cancel(r->x, node_id(1));
+    NODE_WAIT(r, r->pulls[1].ends);
+    node_pull(r, 2, h->address, h->incarnation, LONG); /* behind what said that it gave up */
+    offer(h, 2, 0, 0);
+    NODE_WAIT(r, r->pulls[2].ends);
+    xfer_lease_grant(h->x, &p);
+    node_announce(h, 1, 0, 0, 1, 0, 4);
+    xfer_lease_finish(h->x, node_id(1), 1, NULL, 0);
+    NODE_WAIT(h, h->leases[1].ends == 1);
+    ck_assert_int_eq(h->leases[1].status, TD_ERR_CANCELLED);
+    ck_assert(!h->leases[1].in_doubt);
+    close_pair(r, h);
+}
+END_TEST
+
 START_TEST(test_xfer_lease_of_a_reader_that_goes_before_it_pulls_ends_at_once)
 {
     struct node *h = open_node(_i, "holder", 1), *r = open_node(_i, "reader", 1);
@@ -805,6 +831,7 @@ int main(void)
         test_xfer_stale_incarnation_is_refused,
         test_xfer_lease_is_for_one_reader,
         test_xfer_lease_named_for_a_reader_is_refused_to_others,
+        test_xfer_lease_that_its_reader_gave_up_before_it_was_granted_ends_at_once,
         test_xfer_lease_of_a_reader_that_goes_before_it_pulls_ends_at_once,
         test_xfer_id_in_use_is_refused,
         test_xfer_reader_without_room_ends_with_no_space,
