@@ -62,7 +62,8 @@ static uint32_t count_away(const struct router *r)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < r->n_peers; i++)
-        n += r->peers[i]->state != PEER_READY && r->peers[i]->state != PEER_GONE && !r->peers[i]->drained;
+        n += r->peers[i]->state != PEER_READY && r->peers[i]->state != PEER_GONE &&
+             (!r->peers[i]->drained || r->peers[i]->role == ROLE_STORE); /* whose disk keeps what it held */
     return n;
 }
 

@@ -151,12 +151,16 @@ def test_scale_starts_and_drains_stores():
             assert ask(0, 30).items() >= before.items()
             scale(0)
             assert ask(0, 2).items() <= before.items()
-            os.rename(os.path.join(run_dir, "store-1"), os.path.join(run_dir, "was-store-1"))
-            with open(os.path.join(run_dir, "store-1"), "w") as f:  # no directory: that store can't start, and the others go on
-                f.write("in the way")
+            read, write = os.pipe()  # another process has that store's directory: it can't start, and the others go on
+            other = subprocess.Popen([os.path.join(BUILD, "kvstore", "tandem-kvstore"), "--model", DEMO, "--dir", os.path.join(run_dir, "store-1")],
+                                     env=dict(os.environ, TANDEM_READY_FD=str(write)), pass_fds=[write], stderr=subprocess.DEVNULL)
+            os.close(write)
+            with os.fdopen(read) as f:
+                assert f.readline()
             bad = subprocess.run([TANDEM, "scale", "store=2", "--run-dir", run_dir, "--wait", "3"], capture_output=True, text=True)
-            assert bad.returncode == 1, bad.stderr
-            assert ask(0, 2).items() <= before.items() and list(stores()) == ["store-0"], stores()
+            other.terminate()
+            assert other.wait(20 * SLOW) == 0 and bad.returncode == 1, bad.stderr
+            assert ask(0, 2).items() <= before.items()
             scale(1)
             disk = lambda: [w["store"]["blocks_ssd"] for w in json.loads(tandem("status", "--json", "--router", router))["workers"]
                             if w["role"] == "store"]

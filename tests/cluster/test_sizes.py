@@ -73,7 +73,8 @@ def test_pools_of_a_small_model_are_small():
         assert up.returncode == 0, up.stderr
         with open(os.path.join(run_dir, "cluster.json")) as f:
             router = json.load(f)["router"]
-        assert pages(run_dir, router) == {"prefill-0": 2048, "decode-0": 300, "store-0": 8192}, pages(run_dir, router)
+        wait_until(lambda: pages(run_dir, router) == {"prefill-0": 2048, "decode-0": 300, "store-0": 8192}, 10,
+                   lambda: str(pages(run_dir, router)))  # each tells by its first heartbeat
         subprocess.run([TANDEM, "scale", "--run-dir", run_dir, "prefill=2"], check=True, capture_output=True, timeout=60 * SLOW)
         wait_until(lambda: pages(run_dir, router).get("prefill-1") == 2048, 30, lambda: str(pages(run_dir, router)))
     finally:
