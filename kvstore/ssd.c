@@ -20,7 +20,6 @@
  */
 #include "kvstore/ssd.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -42,6 +41,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "kvstore/blobs.h"
+#include "kvstore/dir_files.h"
 
 enum {
     RECORD_KEY_BYTES = 1 + BLOCK_KEY_BYTES,
@@ -55,6 +55,7 @@ enum {
 static const uint64_t MEMTABLE_MIN = 64 << 10, MEMTABLE_MAX = 64 << 20;
 static const uint64_t CACHE_BYTES = 32 << 20;          /* index blocks; blobs are not cached here */
 static const uint64_t RESERVE_MAX = 1 << 30;           /* of the file system, left to others */
+static const uint64_t LEARN_NS = 10 * NS_PER_MS;       /* most that the writer is kept from writing */
 static const uint64_t RECLAIM_EVERY_NS = NS_PER_S / 5; /* while it gives too little */
 
 struct ssd {
@@ -66,6 +67,7 @@ struct ssd {
     bool
         is_collecting; /* since the first need: changing options keeps readers waiting while they are written to disk */
 
+    struct dir_files *files; /* of the database */
     struct blobs *blobs;
 
     pthread_rwlock_t db_lock; /* see the note above */
@@ -79,7 +81,7 @@ struct ssd {
     enum td_status broken;                /* why nothing can be written any more */
     uint64_t since_bytes, unlogged_bytes; /* put since the directory was measured; of them in memory only */
     uint64_t fruitless_ns;                /* end of the last reclaim, if it gave too little */
-    _Atomic uint64_t dir_bytes, reclaims;
+    _Atomic uint64_t dir_bytes, n_places, reclaims;
 };
 
 struct opening {
@@ -122,22 +124,10 @@ static bool key_of_record(const char *record, size_t len_bytes, struct block_key
 /* Returns the number of blob files. */
 static uint64_t measure(struct ssd *s)
 {
-    uint64_t sum = 0, n_blobs = 0;
-    DIR *d = opendir(s->db_path);
-    if (!d)
-        return 0;
-    for (struct dirent *e; (e = readdir(d));) {
-        struct stat st;
-        if (fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode))
-            continue;
-        const char *dot = strrchr(e->d_name, '.');
-        n_blobs += dot && !strcmp(dot, ".blob");
-        sum += (uint64_t)st.st_blocks * 512;
-    }
-    closedir(d);
-    atomic_store(&s->dir_bytes, sum);
+    dir_files_update(s->files);
+    atomic_store(&s->dir_bytes, dir_files_disk_bytes(s->files));
     s->since_bytes = 0;
-    return n_blobs;
+    return dir_files_n_blobs(s->files);
 }
 
 /* What the directory may measure: as configured, and a reserve of the file system is left free. */
@@ -327,7 +317,8 @@ enum td_status ssd_open(const struct ssd_config *config, struct ssd **out, struc
     s->db_path = path_of(config->dir, "blocks");
     s->aside_path = path_of(config->dir, "blocks.aside");
     s->lock_fd = -1;
-    s->blobs = blobs_open(s->db_path);
+    s->files = dir_files_open(s->db_path);
+    s->blobs = blobs_open(s->db_path, s->files);
     pthread_rwlock_init(&s->db_lock, NULL);
     enum td_status status = lock_dir(s, error_out);
     if (!status) {
@@ -370,6 +361,7 @@ void ssd_close(struct ssd *s)
         close(s->lock_fd);
     pthread_rwlock_destroy(&s->db_lock);
     blobs_close(s->blobs);
+    dir_files_close(s->files);
     free(s->db_path);
     free(s->aside_path);
     free(s);
@@ -515,10 +507,14 @@ size_t ssd_buffer_bytes(size_t payload_bytes)
     return blobs_buffer_bytes(BLOCK_HEADER_BYTES + payload_bytes);
 }
 
-void ssd_learn(struct ssd *s)
+bool ssd_learn(struct ssd *s)
 {
-    if (s->is_direct)
-        blobs_scan(s->blobs);
+    dir_files_update(s->files);
+    if (!s->is_direct)
+        return dir_files_visit_changed(s->files, NULL, NULL);
+    bool is_done = blobs_scan(s->blobs, LEARN_NS);
+    atomic_store(&s->n_places, blobs_work(s->blobs).n_places);
+    return is_done;
 }
 
 enum td_status ssd_get(struct ssd *s, const struct block_key *key, struct ssd_value *out)
@@ -686,6 +682,11 @@ uint64_t ssd_batch_bytes(const struct ssd *s)
 uint64_t ssd_dir_bytes(const struct ssd *s)
 {
     return atomic_load(&s->dir_bytes);
+}
+
+uint64_t ssd_places(const struct ssd *s)
+{
+    return atomic_load(&s->n_places);
 }
 
 uint64_t ssd_reclaims(const struct ssd *s)

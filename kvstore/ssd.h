@@ -96,8 +96,8 @@ bool ssd_make_room(struct ssd *s, uint64_t need_bytes, uint64_t *over_out);
 enum td_status ssd_compact(struct ssd *s); /* all garbage goes, however long it takes */
 /* After the last change: measures again; false once nothing goes on in the background. */
 bool ssd_tidy(struct ssd *s);
-/* So that ssd_get_into finds what was written since; may read a page of each new value. */
-void ssd_learn(struct ssd *s);
+/* So that ssd_get_into finds what was written since; may read a page of each new value. Takes 10 ms at most, and says whether it is done. */
+bool ssd_learn(struct ssd *s);
 
 /* After an error. TD_ERR_IO: the directory can't be written, is full, or the database is lost. */
 enum td_status ssd_reopen(struct ssd *s, struct td_error *error_out);
@@ -108,5 +108,6 @@ struct ssd_info {
     bool is_direct; /* past the page cache */
 };
 struct ssd_info ssd_info(struct ssd *s);
-uint64_t ssd_dir_bytes(const struct ssd *s); /* these two: any thread */
+uint64_t ssd_dir_bytes(const struct ssd *s); /* these three: any thread */
+uint64_t ssd_places(const struct ssd *s);    /* values whose place in a file is known */
 uint64_t ssd_reclaims(const struct ssd *s);  /* sum since opening */

@@ -82,6 +82,7 @@ struct ssd_tier {
     struct codec *codec;           /* the writer's */
     struct forgotten *forgotten;   /* the writer's */
     bool is_writer_up, is_changed; /* is_changed: the directory, since it was tidied */
+    bool has_more;                 /* places to be learned */
     uint64_t reopened_ns;
     uint64_t bucket_bytes, bucket_ns; /* what may be written, as of then */
     struct op *unsynced;              /* put, but not durable yet, newest first */
@@ -401,8 +402,8 @@ static void run_put(struct ssd_tier *t, struct op *op)
 /* When there is nothing to do: RocksDB goes on writing for a while after the last change, and that may be too much. */
 static void tidy(struct ssd_tier *t)
 {
-    ssd_learn(t->db);
-    t->is_changed = ssd_tidy(t->db);
+    t->has_more = !ssd_learn(t->db);
+    t->is_changed = ssd_tidy(t->db) || t->has_more;
     if (must_reopen(t))
         reopen(t);
     else
@@ -420,7 +421,7 @@ static void *write_loop(void *arg)
         if (!m && !(m = mailbox_take(&t->ops))) {
             if (t->is_changed || must_reopen(t))
                 tidy(t);
-            mailbox_wait(&t->ops, IDLE_MS);
+            mailbox_wait(&t->ops, t->has_more ? 1 : IDLE_MS);
         }
         for (struct mail *next; m; m = next) {
             next = m->next;
@@ -763,6 +764,7 @@ struct ssd_tier_stats ssd_tier_stats(struct ssd_tier *t)
                                    .read_errors = atomic_load(&t->read_errors),
                                    .dropped_layout = atomic_load(&t->dropped_layout),
                                    .reclaims = ssd_reclaims(t->db),
+                                   .n_places = ssd_places(t->db),
                                    .reopens = atomic_load(&t->reopens),
                                    .was_set_aside = ssd_was_set_aside(t->db),
                                    .is_writable = atomic_load(&t->is_writable),
