@@ -18,13 +18,11 @@
  * collection on from the start (it rewrote 15 % of data that is written once and deleted); checking RocksDB's CRC (a tenth of the
  * speed, and it doesn't prove that the value belongs to the key and the layout).
  */
-#include "kvstore/ssd.h"
+#include "kvstore/ssd_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,64 +31,23 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
-
-#include <rocksdb/c.h>
 
 #include "base/mem.h"
 #include "base/thread.h"
-#include "kvstore/blobs.h"
-#include "kvstore/dir_files.h"
 
-enum {
-    RECORD_KEY_BYTES = 1 + BLOCK_KEY_BYTES,
-    MAX_OPEN_FILES = 512,
-    N_MEMTABLES = 3,
-    SLACK = 16,
-    PROBE_BYTES = 1 << 20,
-    BACKGROUND_NICE = 10,
-    DELETIONS_MS = 1000 /* readers may hold a file that long */
-};
+enum { MAX_OPEN_FILES = 512, N_MEMTABLES = 3, PROBE_BYTES = 1 << 20, BACKGROUND_NICE = 10 };
 static const uint64_t MEMTABLE_MIN = 64 << 10, MEMTABLE_MAX = 64 << 20;
-static const uint64_t CACHE_BYTES = 32 << 20;          /* index blocks; blobs are not cached here */
-static const uint64_t RESERVE_MAX = 1 << 30;           /* of the file system, left to others */
-static const uint64_t LEARN_NS = 10 * NS_PER_MS;       /* most that the writer is kept from writing */
-static const uint64_t RECLAIM_EVERY_NS = NS_PER_S / 5; /* while it gives too little */
-
-struct ssd {
-    struct ssd_config config;
-    char *db_path, *aside_path;
-    int lock_fd;
-    uint64_t memtable_bytes;
-    bool is_direct, was_set_aside;
-    bool
-        is_collecting; /* since the first need: changing options keeps readers waiting while they are written to disk */
-
-    struct dir_files *files; /* of the database */
-    struct blobs *blobs;
-
-    pthread_rwlock_t db_lock; /* see the note above */
-    rocksdb_t *db;            /* NULL: lost */
-    rocksdb_options_t *options;
-    rocksdb_cache_t *cache;
-    rocksdb_ratelimiter_t *limiter;
-    rocksdb_readoptions_t *read_options;
-    rocksdb_writeoptions_t *write_options[2]; /* without the log, with it */
-
-    enum td_status broken;                /* why nothing can be written any more */
-    uint64_t since_bytes, unlogged_bytes; /* put since the directory was measured; of them in memory only */
-    uint64_t fruitless_ns;                /* end of the last reclaim, if it gave too little */
-    _Atomic uint64_t dir_bytes, n_places, reclaims;
-};
+static const uint64_t CACHE_BYTES = 32 << 20;    /* index blocks; blobs are not cached here */
+static const uint64_t RESERVE_MAX = 1 << 30;     /* of the file system, left to others */
+static const uint64_t LEARN_NS = 10 * NS_PER_MS; /* most that the writer is kept from writing */
 
 struct opening {
     struct ssd *ssd;
     char *text; /* what is wrong, in RocksDB's words */
 };
 
-/* RocksDB's words to a status; frees them. */
-static enum td_status convert_error(char *text)
+enum td_status ssd_convert_error(char *text)
 {
     if (!text)
         return TD_OK;
@@ -121,17 +78,14 @@ static bool key_of_record(const char *record, size_t len_bytes, struct block_key
 
 /* -------------------------------------------------------------- directory */
 
-/* Returns the number of blob files. */
-static uint64_t measure(struct ssd *s)
+void ssd_measure(struct ssd *s)
 {
     dir_files_update(s->files);
     atomic_store(&s->dir_bytes, dir_files_disk_bytes(s->files));
     s->since_bytes = 0;
-    return dir_files_n_blobs(s->files);
 }
 
-/* What the directory may measure: as configured, and a reserve of the file system is left free. */
-static uint64_t limit_bytes(const struct ssd *s)
+uint64_t ssd_limit_bytes(const struct ssd *s)
 {
     struct statvfs v;
     if (statvfs(s->config.dir, &v))
@@ -184,11 +138,7 @@ static enum td_status lock_dir(struct ssd *s, struct td_error *e)
     return TD_OK;
 }
 
-/*
- * Whether a file fits beside the database: what tells a full or read-only file system from an error that opening may mend.
- * Opening writes what only the log has, up to a batch, into files.
- */
-static bool can_write_dir(const struct ssd *s)
+bool ssd_can_write(const struct ssd *s)
 {
     struct bytes path = {0};
     bytes_printf(&path, "%s/probe", s->config.dir);
@@ -286,7 +236,7 @@ static enum td_status open_db(struct ssd *s, struct td_error *e)
         return TD_OK;
     td_fail(e, TD_ERR_IO, "--dir %s: %.180s", s->config.dir, text);
     s->db = NULL;
-    return convert_error(text);
+    return ssd_convert_error(text);
 }
 
 static char *path_of(const char *dir, const char *name)
@@ -304,7 +254,7 @@ enum td_status ssd_set_aside(struct ssd *s, const char *why, struct td_error *er
     if (rename_aside(s, why))
         return td_fail(error_out, TD_ERR_IO, "--dir %s: %s", s->config.dir, strerror(errno));
     enum td_status status = open_db(s, error_out);
-    measure(s);
+    ssd_measure(s);
     return status;
 }
 
@@ -320,6 +270,7 @@ enum td_status ssd_open(const struct ssd_config *config, struct ssd **out, struc
     s->files = dir_files_open(s->db_path);
     s->blobs = blobs_open(s->db_path, s->files);
     pthread_rwlock_init(&s->db_lock, NULL);
+    ssd_room_init(s);
     enum td_status status = lock_dir(s, error_out);
     if (!status) {
         struct td_error why = {""};
@@ -334,7 +285,7 @@ enum td_status ssd_open(const struct ssd_config *config, struct ssd **out, struc
         ssd_close(s);
         return status;
     }
-    measure(s);
+    ssd_measure(s);
     *out = s;
     return TD_OK;
 }
@@ -343,6 +294,7 @@ void ssd_close(struct ssd *s)
 {
     if (!s)
         return;
+    ssd_room_fini(s);
     if (s->db) {
         if (s->config.mode != SSD_INSPECT && ssd_sync(s)) /* so that the next opening has no log to replay */
             log_warn(s->config.log, "SSD tier could not be flushed; its log is replayed at the next start");
@@ -369,12 +321,12 @@ void ssd_close(struct ssd *s)
 
 enum td_status ssd_reopen(struct ssd *s, struct td_error *error_out)
 {
-    if (!can_write_dir(s))
+    if (!ssd_can_write(s))
         return td_fail(error_out, TD_ERR_IO, "--dir %s: %s", s->config.dir, strerror(errno));
+    ssd_room_reset(s);
     pthread_rwlock_wrlock(&s->db_lock);
     if (s->db)
         rocksdb_close(s->db);
-    s->is_collecting = false;
     s->broken = TD_OK;
     s->unlogged_bytes = 0;
     enum td_status status = open_db(s, error_out);
@@ -412,7 +364,7 @@ enum td_status ssd_each(struct ssd *s, ssd_visit_fn *visit, void *user, struct t
     rocksdb_readoptions_destroy(o);
     if (text)
         td_fail(error_out, TD_ERR_IO, "--dir %s: %.180s", s->config.dir, text);
-    return convert_error(text);
+    return ssd_convert_error(text);
 }
 
 enum td_status ssd_neighbour(struct ssd *s, const struct block_key *key, struct block_key *out)
@@ -456,8 +408,10 @@ enum td_status ssd_put(struct ssd *s, const struct block_key *key, const uint8_t
     rocksdb_write(s->db, s->write_options[is_logged], b, &text);
     rocksdb_writebatch_destroy(b);
     s->since_bytes += len_bytes;
+    s->value_bytes = len_bytes;
+    s->put_bytes += len_bytes;
     s->unlogged_bytes += is_logged ? 0 : len_bytes;
-    enum td_status status = convert_error(text);
+    enum td_status status = ssd_convert_error(text);
     s->broken = is_logged ? status : s->broken;
     return status;
 }
@@ -474,7 +428,8 @@ enum td_status ssd_delete(struct ssd *s, const struct block_key *key)
     rocksdb_writebatch_delete(b, k, sizeof(k));
     rocksdb_write(s->db, s->write_options[1], b, &text);
     rocksdb_writebatch_destroy(b);
-    return s->broken = convert_error(text);
+    s->dead_bytes += s->value_bytes;
+    return s->broken = ssd_convert_error(text);
 }
 
 /* The list of headers says whether the block is there, and costs little: it is small, and cached. */
@@ -484,7 +439,7 @@ static enum td_status is_listed(struct ssd *s, const struct block_key *key)
     record_key('m', key, k);
     pthread_rwlock_rdlock(&s->db_lock);
     rocksdb_pinnableslice_t *slice = s->db ? rocksdb_get_pinned(s->db, s->read_options, k, sizeof(k), &text) : NULL;
-    enum td_status status = !s->db ? TD_NOT_YET : text ? convert_error(text) : slice ? TD_OK : TD_ERR_NOT_FOUND;
+    enum td_status status = !s->db ? TD_NOT_YET : text ? ssd_convert_error(text) : slice ? TD_OK : TD_ERR_NOT_FOUND;
     if (slice)
         rocksdb_pinnableslice_destroy(slice);
     pthread_rwlock_unlock(&s->db_lock);
@@ -528,7 +483,7 @@ enum td_status ssd_get(struct ssd *s, const struct block_key *key, struct ssd_va
         out->data = rocksdb_pinnableslice_value(slice, &out->len_bytes);
         return TD_OK; /* the lock is held until it is released */
     }
-    enum td_status status = !s->db ? TD_NOT_YET : text ? convert_error(text) : TD_ERR_NOT_FOUND;
+    enum td_status status = !s->db ? TD_NOT_YET : text ? ssd_convert_error(text) : TD_ERR_NOT_FOUND;
     if (slice)
         rocksdb_pinnableslice_destroy(slice);
     pthread_rwlock_unlock(&s->db_lock);
@@ -541,9 +496,7 @@ void ssd_release(struct ssd *s, struct ssd_value *value)
     pthread_rwlock_unlock(&s->db_lock);
 }
 
-/* -------------------------------------------------------------------- room */
-
-static uint64_t property(const struct ssd *s, const char *name)
+uint64_t ssd_property(const struct ssd *s, const char *name)
 {
     uint64_t v = 0;
     return s->db && !rocksdb_property_int(s->db, name, &v) ? v : 0;
@@ -558,117 +511,17 @@ enum td_status ssd_sync(struct ssd *s)
     rocksdb_flush(s->db, f, &text);
     rocksdb_flushoptions_destroy(f);
     s->unlogged_bytes = text ? s->unlogged_bytes : 0;
-    return s->broken = convert_error(text);
-}
-
-static void set_option(struct ssd *s, const char *name, const char *value)
-{
-    char *text = NULL;
-    rocksdb_set_options(s->db, 1, &name, &value, &text);
-    convert_error(text);
-}
-
-/* A compaction returns before the files that it emptied are deleted. Until then they must not count as blocks to be evicted. */
-static void await_deletions(struct ssd *s)
-{
-    const struct timespec step = {.tv_nsec = NS_PER_MS};
-    for (int i = 0; measure(s) > property(s, "rocksdb.num-blob-files") && i < DELETIONS_MS; i++)
-        nanosleep(&step, NULL);
-}
-
-/* Errors of flushes and compactions since the database was opened. */
-static void note_background(struct ssd *s)
-{
-    if (!s->broken && property(s, "rocksdb.background-errors"))
-        s->broken = TD_ERR_IO;
-}
-
-static void compact(struct ssd *s, bool collect)
-{
-    rocksdb_compactoptions_t *o = rocksdb_compactoptions_create();
-    if (collect && !s->is_collecting)
-        set_option(s, "enable_blob_garbage_collection", "true");
-    s->is_collecting |= collect;
-    if (collect)
-        rocksdb_compactoptions_set_bottommost_level_compaction(o, 2); /* force: there are live blobs to move */
-    rocksdb_compact_range_opt(s->db, o, NULL, 0, NULL, 0);            /* returns nothing */
-    rocksdb_compactoptions_destroy(o);
-    note_background(s);
-    await_deletions(s);
-}
-
-enum td_status ssd_compact(struct ssd *s)
-{
-    enum td_status status = ssd_sync(s);
-    if (status)
-        return status;
-    set_option(s, "blob_garbage_collection_age_cutoff", "1.0");
-    compact(s, true);
-    set_option(s, "blob_garbage_collection_age_cutoff", "0.25");
-    return s->broken;
-}
-
-/*
- * Gives back what deleted blocks still take: the log and memtables first, then whole dead files, then dead bytes in the oldest
- * quarter of the files. With some slack, or the next block would need it again. Afterwards s->broken says whether it was possible.
- */
-static void reclaim(struct ssd *s)
-{
-    atomic_fetch_add(&s->reclaims, 1);
-    if (ssd_sync(s))
-        return;
-    compact(s, false);
-    if (s->broken)
-        return;
-    uint64_t limit = limit_bytes(s), goal = limit - limit / SLACK;
-    if (atomic_load(&s->dir_bytes) <= goal || property(s, "rocksdb.live-blob-file-garbage-size") < limit / SLACK)
-        return;
-    compact(s, true);
-}
-
-static bool fits(const struct ssd *s, uint64_t need, uint64_t *excess_out)
-{
-    uint64_t unseen = s->since_bytes > s->unlogged_bytes ? s->since_bytes : s->unlogged_bytes;
-    uint64_t limit = limit_bytes(s), size = atomic_load(&s->dir_bytes) + unseen + need;
-    *excess_out = size > limit ? size - limit : 0;
-    return size <= limit;
-}
-
-bool ssd_make_room(struct ssd *s, uint64_t need_bytes, uint64_t *over_out)
-{
-    uint64_t now = clock_now(s->config.clock), excess;
-    *over_out = 0;
-    if (s->since_bytes >= s->memtable_bytes / 2)
-        measure(s);
-    if (fits(s, need_bytes, &excess))
-        return true;
-    measure(s);
-    if (fits(s, need_bytes, &excess))
-        return true;
-    if (ssd_is_open(s) && (!s->fruitless_ns || now - s->fruitless_ns >= RECLAIM_EVERY_NS)) {
-        reclaim(s);
-        s->fruitless_ns = fits(s, need_bytes, &excess) ? 0 : clock_now(s->config.clock);
-        bool is_of_use = !s->broken || can_write_dir(s); /* what is deleted from a full disk gives nothing back */
-        *over_out = excess && is_of_use ? excess + limit_bytes(s) / SLACK : 0;
-    }
-    return !excess;
-}
-
-bool ssd_tidy(struct ssd *s)
-{
-    measure(s);
-    note_background(s);
-    return property(s, "rocksdb.num-running-flushes") || property(s, "rocksdb.num-running-compactions");
+    return s->broken = ssd_convert_error(text);
 }
 
 struct ssd_info ssd_info(struct ssd *s)
 {
     pthread_rwlock_rdlock(&s->db_lock);
     struct ssd_info i = {.dir_bytes = atomic_load(&s->dir_bytes),
-                         .limit_bytes = limit_bytes(s),
-                         .blob_bytes = property(s, "rocksdb.live-blob-file-size"),
-                         .garbage_bytes = property(s, "rocksdb.live-blob-file-garbage-size"),
-                         .n_blob_files = property(s, "rocksdb.num-blob-files"),
+                         .limit_bytes = ssd_limit_bytes(s),
+                         .blob_bytes = ssd_property(s, "rocksdb.live-blob-file-size"),
+                         .garbage_bytes = ssd_property(s, "rocksdb.live-blob-file-garbage-size"),
+                         .n_blob_files = ssd_property(s, "rocksdb.num-blob-files"),
                          .is_direct = s->is_direct};
     pthread_rwlock_unlock(&s->db_lock);
     return i;
