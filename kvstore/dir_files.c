@@ -24,7 +24,7 @@ static const uint32_t CHANGES =
 
 struct other_file { /* no blob file */
     char *name;
-    uint64_t disk_bytes;
+    uint64_t len_bytes; /* when it was last looked at */
 };
 
 struct file_list {
@@ -317,8 +317,10 @@ static void look_at_others(struct dir_files *d, int dir_fd)
     struct stat st;
     d->other_bytes = 0;
     for (uint64_t i = 0; i < d->n_others; i++)
-        if (stat_name(d, dir_fd, d->others[i].name, &st))
+        if (stat_name(d, dir_fd, d->others[i].name, &st)) {
             d->other_bytes += (uint64_t)st.st_blocks * 512;
+            d->others[i].len_bytes = (uint64_t)st.st_size;
+        }
 }
 
 void dir_files_update(struct dir_files *d)
@@ -349,6 +351,17 @@ uint64_t dir_files_disk_bytes(const struct dir_files *d)
 uint64_t dir_files_n_blobs(const struct dir_files *d)
 {
     return d->blobs.n - d->n_gone;
+}
+
+uint64_t dir_files_len_bytes(const struct dir_files *d, const char *suffix)
+{
+    uint64_t sum = 0;
+    for (uint64_t i = 0; i < d->n_others; i++) {
+        size_t len = strlen(d->others[i].name), end = strlen(suffix);
+        if (len >= end && !strcmp(d->others[i].name + len - end, suffix))
+            sum += d->others[i].len_bytes;
+    }
+    return sum;
 }
 
 uint64_t dir_files_n_looks(const struct dir_files *d)

@@ -11,8 +11,9 @@
  * reading goes on. A failed flush or compaction does the same: RocksDB tries to mend these by itself, but what it then
  * writes is not known here.
  *
- * RocksDB's log of texts (LOG) gets none while the database is open: the process is aborted (the same assertion) by a text after a
- * write to that file failed, which on a full disk is the next warning.
+ * RocksDB's log of texts (LOG) stands in memory, and is removed once the database is open: the process is aborted (the same assertion) by a
+ * text after a write to that file failed. On a full disk that is the next warning, or one of the headers that RocksDB writes while it
+ * opens, whatever level it logs. (It does not open without such a file, and its C API has no other kind of log.)
  *
  * Rejected: one record a block (RocksDB 7.8 reads blobs while it iterates, so opening would read the whole disk); garbage
  * collection on from the start (it rewrote 15 % of data that is written once and deleted); checking RocksDB's CRC (a tenth of the
@@ -20,6 +21,7 @@
  */
 #include "kvstore/ssd_internal.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -44,7 +46,8 @@ static const uint64_t LEARN_NS = 10 * NS_PER_MS; /* most that the writer is kept
 
 struct opening {
     struct ssd *ssd;
-    char *text; /* what is wrong, in RocksDB's words */
+    bool to_read; /* only */
+    char *text;   /* what is wrong, in RocksDB's words */
 };
 
 enum td_status ssd_convert_error(char *text)
@@ -94,6 +97,8 @@ uint64_t ssd_limit_bytes(const struct ssd *s)
     uint64_t reserve = total / 20 < RESERVE_MAX ? total / 20 : RESERVE_MAX;
     if (reserve > s->config.capacity_bytes) /* a small store can't harm others more than that */
         reserve = s->config.capacity_bytes;
+    if (reserve < PROBE_BYTES + ssd_batch_bytes(s)) /* or, once it is full, it could not be opened anew */
+        reserve = PROBE_BYTES + ssd_batch_bytes(s);
     uint64_t have = atomic_load(&s->dir_bytes) + free_bytes;
     uint64_t possible = have > reserve ? have - reserve : 0;
     return possible < s->config.capacity_bytes ? possible : s->config.capacity_bytes;
@@ -143,7 +148,7 @@ bool ssd_can_write(const struct ssd *s)
     struct bytes path = {0};
     bytes_printf(&path, "%s/probe", s->config.dir);
     int fd = open(path.data, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    int error = fd < 0 ? errno : posix_fallocate(fd, 0, (off_t)(PROBE_BYTES + ssd_batch_bytes(s)));
+    int error = fd < 0 ? errno : posix_fallocate(fd, 0, (off_t)(PROBE_BYTES + dir_files_len_bytes(s->files, ".log")));
     if (fd >= 0) {
         close(fd);
         unlink(path.data);
@@ -178,6 +183,22 @@ static void set_blob_options(struct ssd *s)
     rocksdb_options_set_blob_compaction_readahead_size(o, 2 << 20);
 }
 
+/*
+ * What is to be flushed ssd_close flushes. RocksDB would do it by itself when it is closed, also after a write to its log failed, and abort
+ * (see the note above). Its C API has no call for this option.
+ */
+static void leave_flushing_to_us(struct ssd *s)
+{
+    char *text = NULL;
+    rocksdb_options_t *o = rocksdb_options_create();
+    rocksdb_get_options_from_string(s->options, "avoid_flush_during_shutdown=true", o, &text);
+    rocksdb_options_destroy(text ? o : s->options);
+    s->options = text ? s->options : o;
+    if (text)
+        log_warn(s->config.log, "RocksDB takes no avoid_flush_during_shutdown: %s", text);
+    ssd_convert_error(text);
+}
+
 static void make_options(struct ssd *s)
 {
     rocksdb_options_t *o = s->options = rocksdb_options_create();
@@ -195,14 +216,18 @@ static void make_options(struct ssd *s)
     rocksdb_options_set_wal_recovery_mode(o, rocksdb_point_in_time_recovery);
     rocksdb_options_set_recycle_log_file_num(o, 0);
     rocksdb_options_set_manifest_preallocation_size(o, 64 << 10);
-    rocksdb_options_set_keep_log_file_num(o, 2);
-    rocksdb_options_set_max_log_file_size(o, 1 << 20);
-    rocksdb_options_set_info_log_level(o, 4); /* fatal: see the note above */
+    snprintf(s->log_path, sizeof(s->log_path), "/dev/shm/tandem-log-XXXXXX"); /* see the note above */
+    if (mkdtemp(s->log_path))
+        rocksdb_options_set_db_log_dir(o, s->log_path);
+    else
+        s->log_path[0] = '\0';
+    rocksdb_options_set_info_log_level(o, 4); /* fatal */
     rocksdb_options_set_stats_dump_period_sec(o, 0);
     if (s->config.background_bytes_per_s) {
         s->limiter = rocksdb_ratelimiter_create((int64_t)s->config.background_bytes_per_s, 10000, 10);
         rocksdb_options_set_ratelimiter(o, s->limiter);
     }
+    leave_flushing_to_us(s);
     s->read_options = rocksdb_readoptions_create();
     rocksdb_readoptions_set_verify_checksums(s->read_options, 0);
     rocksdb_readoptions_set_fill_cache(s->read_options, 1);
@@ -221,22 +246,46 @@ static void *open_in_background(void *arg)
     struct opening *o = arg;
     struct ssd *s = o->ssd;
     ssd_step_back();
-    s->db = s->config.mode == SSD_INSPECT ? rocksdb_open_for_read_only(s->options, s->db_path, 0, &o->text)
-                                          : rocksdb_open(s->options, s->db_path, &o->text);
+    s->db = o->to_read ? rocksdb_open_for_read_only(s->options, s->db_path, 0, &o->text)
+                       : rocksdb_open(s->options, s->db_path, &o->text);
     return NULL;
 }
 
-/* On a thread of its own, because the threads that flush and compact inherit its priority. */
-static enum td_status open_db(struct ssd *s, struct td_error *e)
+/* RocksDB has its log open, and goes on writing to it. */
+static void remove_logs(const struct ssd *s)
 {
-    struct opening o = {s, NULL};
+    DIR *d = s->log_path[0] ? opendir(s->log_path) : NULL;
+    for (struct dirent *e; d && (e = readdir(d));)
+        unlinkat(dirfd(d), e->d_name, 0); /* not "." and ".." */
+    if (d)
+        closedir(d);
+}
+
+/* On a thread of its own, because the threads that flush and compact inherit its priority. */
+static enum td_status open_how(struct ssd *s, bool to_read, struct td_error *e)
+{
+    struct opening o = {s, to_read, NULL};
     pthread_join(thread_start("ssd-open", open_in_background, &o), NULL);
+    remove_logs(s);
     char *text = o.text;
     if (!text)
         return TD_OK;
     td_fail(e, TD_ERR_IO, "--dir %s: %.180s", s->config.dir, text);
     s->db = NULL;
     return ssd_convert_error(text);
+}
+
+/* A full disk is no reason to do without what stands there: then it is opened for reading alone (s->broken), until ssd_reopen succeeds. */
+static enum td_status open_db(struct ssd *s, struct td_error *e)
+{
+    struct td_error unused;
+    s->broken = TD_OK;
+    atomic_store(&s->has_failed, false);
+    enum td_status status = open_how(s, s->config.mode == SSD_INSPECT, e);
+    if (status && s->config.mode == SSD_SERVE && (status == TD_ERR_NO_SPACE || !ssd_can_write(s)) &&
+        !open_how(s, true, &unused))
+        s->broken = TD_ERR_NO_SPACE;
+    return status;
 }
 
 static char *path_of(const char *dir, const char *name)
@@ -276,10 +325,14 @@ enum td_status ssd_open(const struct ssd_config *config, struct ssd **out, struc
         struct td_error why = {""};
         make_options(s);
         status = open_db(s, &why);
-        if (status && config->mode == SSD_SERVE)
+        if (s->broken) {
+            log_warn(config->log, "SSD tier is read, and takes no writes until there is room: %s", why.text);
+            status = TD_OK;
+        } else if (status && config->mode == SSD_SERVE) {
             status = ssd_set_aside(s, why.text, error_out);
-        else if (status)
+        } else if (status) {
             td_fail(error_out, status, "%s", why.text);
+        }
     }
     if (status) {
         ssd_close(s);
@@ -311,6 +364,8 @@ void ssd_close(struct ssd *s)
         rocksdb_ratelimiter_destroy(s->limiter);
     if (s->lock_fd >= 0)
         close(s->lock_fd);
+    if (s->log_path[0])
+        rmdir(s->log_path);
     pthread_rwlock_destroy(&s->db_lock);
     blobs_close(s->blobs);
     dir_files_close(s->files);
@@ -327,7 +382,6 @@ enum td_status ssd_reopen(struct ssd *s, struct td_error *error_out)
     pthread_rwlock_wrlock(&s->db_lock);
     if (s->db)
         rocksdb_close(s->db);
-    s->broken = TD_OK;
     s->unlogged_bytes = 0;
     enum td_status status = open_db(s, error_out);
     pthread_rwlock_unlock(&s->db_lock);
@@ -412,6 +466,8 @@ enum td_status ssd_put(struct ssd *s, const struct block_key *key, const uint8_t
     s->put_bytes += len_bytes;
     s->unlogged_bytes += is_logged ? 0 : len_bytes;
     enum td_status status = ssd_convert_error(text);
+    if (is_logged && status)
+        atomic_store(&s->has_failed, true);
     s->broken = is_logged ? status : s->broken;
     return status;
 }
@@ -429,6 +485,8 @@ enum td_status ssd_delete(struct ssd *s, const struct block_key *key)
     rocksdb_write(s->db, s->write_options[1], b, &text);
     rocksdb_writebatch_destroy(b);
     s->dead_bytes += s->value_bytes;
+    if (text)
+        atomic_store(&s->has_failed, true);
     return s->broken = ssd_convert_error(text);
 }
 

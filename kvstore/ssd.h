@@ -43,7 +43,8 @@ struct ssd_config {
 
 /*
  * TD_ERR_REFUSED: another process has the directory. TD_ERR_IO: there is no directory to be had. TD_ERR_NOT_FOUND: nothing
- * there to inspect. A database that can't be opened is set aside when serving, and an empty one opened.
+ * there to inspect. When serving, a database that can't be opened is opened for reading alone if the disk is full (ssd_is_open is false);
+ * else it is set aside, and an empty one opened.
  */
 enum td_status ssd_open(const struct ssd_config *config, struct ssd **out, struct td_error *error_out);
 void ssd_close(struct ssd *s); /* NULL is fine */

@@ -43,6 +43,7 @@ struct room {
 struct ssd {
     struct ssd_config config;
     char *db_path, *aside_path;
+    char log_path[32]; /* RocksDB's texts; empty: in the database */
     int lock_fd;
     uint64_t memtable_bytes;
     bool is_direct, was_set_aside;
@@ -63,6 +64,7 @@ struct ssd {
     uint64_t put_bytes, value_bytes,
         dead_bytes; /* in all; the last one's; deleted since deletes were merged, as large as that */
     struct room room;
+    _Atomic bool has_failed; /* a write to the log: nothing may be flushed any more, which a compaction does */
     _Atomic uint64_t dir_bytes, n_places, reclaims;
 };
 
@@ -74,7 +76,7 @@ void ssd_measure(struct ssd *s); /* the directory */
 uint64_t ssd_limit_bytes(const struct ssd *s);
 /*
  * Whether a file fits beside the database: what tells a full or read-only file system from an error that opening may mend.
- * Opening writes what only the log has, up to a batch, into files.
+ * Opening writes what only the log has into files.
  */
 bool ssd_can_write(const struct ssd *s);
 

@@ -119,7 +119,7 @@ static void *run_rounds(void *arg)
         bool with_values = r->round == ROOM_MOVING;
         pthread_mutex_unlock(&r->lock);
         pthread_rwlock_rdlock(&s->db_lock);
-        if (s->db && !atomic_load(&r->is_cancelled))
+        if (s->db && !atomic_load(&r->is_cancelled) && !atomic_load(&s->has_failed))
             compact(s, with_values);
         pthread_rwlock_unlock(&s->db_lock);
         pthread_mutex_lock(&r->lock);
