@@ -535,7 +535,7 @@ static void add_latencies(struct bench *b, struct samples *idle, struct samples 
     add_row(b, "ms", loud, quiet, P99, "collecting, index of 1 TiB");
 }
 
-/* The same in a directory that names the places of so many blocks as one of 1 TiB has, and a DRAM tier that holds little of what is read. */
+/* The same in a directory that names the places of as many blocks as one of 1 TiB has. */
 static enum td_status measure_with_index(struct bench *b, struct load *l)
 {
     struct samples idle = {.ms = mem_array(SAMPLES_MAX, sizeof(double))};
@@ -543,7 +543,7 @@ static enum td_status measure_with_index(struct bench *b, struct load *l)
     struct ssd_tier_stats before = ssd_tier_stats(b->store->ssd);
     uint64_t began = now(b);
     l->first_generation += 100000; /* blocks that are not there yet */
-    read_by_turns(b, l, 2, &idle, &busy);
+    read_by_turns(b, l, 4, &idle, &busy);
     struct ssd_tier_stats after = ssd_tier_stats(b->store->ssd);
     enum td_status s = idle.n && busy.n ? TD_OK : failed(b, "read beside a large index");
     if (!s) {
@@ -581,7 +581,7 @@ static enum td_status measure_latency(struct bench *b)
     if (!s)
         s = measure_under_load(b, l);
     if (!s)
-        s = open_loaded(b, l, 2 * BENCH_REQUEST_BYTES);
+        s = open_loaded(b, l, 4 * BENCH_REQUEST_BYTES);
     if (!s && !make_index(b, l))
         s = failed(b, "made for a large index");
     if (!s)
