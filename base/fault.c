@@ -15,9 +15,10 @@ static const char BLANKS[] = " \t\n";
 
 static const char *const SITES[FAULT_SITES] = {"wire.connect", "wire.message", "wire.payload", "disk.put",
                                                "disk.read",    "rpc.message",  "step",         "leg",
-                                               "disk.delete",  "disk.flush"};
-static const char *const KINDS[FAULT_KINDS] = {"none",    "delay", "drop", "truncate", "duplicate", "reorder",
-                                               "corrupt", "fail",  "lie",  "stall",    "full"};
+                                               "disk.delete",  "disk.flush",   "lease",        "wire.arrival"};
+static const char *const KINDS[FAULT_KINDS] = {"none",    "delay",   "drop",  "truncate", "duplicate",
+                                               "reorder", "corrupt", "fail",  "lie",      "stall",
+                                               "full",    "reuse",   "stale", "expire",   "early"};
 
 #define K(kind) (1u << FAULT_##kind)
 static const uint32_t ALLOWED[FAULT_SITES] = {
@@ -31,6 +32,8 @@ static const uint32_t ALLOWED[FAULT_SITES] = {
     [FAULT_LEG] = K(DROP),
     [FAULT_DISK_DELETE] = K(DELAY) | K(FAIL) | K(FULL),
     [FAULT_DISK_FLUSH] = K(DELAY) | K(FAIL) | K(FULL),
+    [FAULT_LEASE] = K(REUSE) | K(STALE) | K(EXPIRE),
+    [FAULT_WIRE_ARRIVAL] = K(EARLY),
 };
 
 static const struct metric_info INFO = {METRIC_COUNTER, "tandem_faults_total", "faults made on purpose (--faults)"};

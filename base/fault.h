@@ -19,9 +19,13 @@
  *     leg           drop                                             a leg that a worker's engine takes
  *     disk.delete   delay fail full                                  a block deleted from SSD
  *     disk.flush    delay fail full                                  the blocks written since the last flush made durable
+ *     lease         reuse stale expire                               pages that a reader asks a holder for
+ *     wire.arrival  early                                            a run of KV bytes that arrives
  *
  * fail: the operation says that it failed (a connection breaks, a call ends). full: it fails because the disk is full. lie: it says it was done, and nothing was; a
- * read gives the bytes of another block. stall: it does not end before the script is read again. duplicate on disk: written under another key too. reorder: goes after the next one.
+ * read gives the bytes of another block. reuse: the bytes are those of another page, as if the pool had given the page away. stale: they come
+ * under an older generation of the page. expire: the lease ends while it is being read. early: the transport says that the bytes are
+ * there, and they are not. stall: it does not end before the script is read again. duplicate on disk: written under another key too. reorder: goes after the next one.
  *
  * What happens to operation n of a site is a function of (seed, site, n) alone, so a run in one thread replays exactly, and
  * with many processes the script is what repeats.
@@ -52,6 +56,8 @@ enum fault_site {
     FAULT_LEG,
     FAULT_DISK_DELETE,
     FAULT_DISK_FLUSH,
+    FAULT_LEASE,
+    FAULT_WIRE_ARRIVAL,
     FAULT_SITES
 };
 
@@ -67,6 +73,10 @@ enum fault_kind {
     FAULT_LIE,
     FAULT_STALL,
     FAULT_FULL,
+    FAULT_REUSE,
+    FAULT_STALE,
+    FAULT_EXPIRE,
+    FAULT_EARLY,
     FAULT_KINDS
 };
 

@@ -1,11 +1,13 @@
 #include "base/process.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -38,6 +40,21 @@ void process_block_signals(void)
     sigset_t set = our_signals();
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
+}
+
+void process_default_fatal_signals(void)
+{
+    static const int SIGNALS[] = {SIGSEGV, SIGILL, SIGBUS, SIGFPE, SIGABRT};
+    for (size_t i = 0; i < sizeof(SIGNALS) / sizeof(SIGNALS[0]); i++) {
+        struct sigaction now;
+        Dl_info where;
+        if (sigaction(SIGNALS[i], NULL, &now) || !(now.sa_flags & SA_SIGINFO))
+            continue;
+        void *handler;
+        memcpy(&handler, &now.sa_sigaction, sizeof(handler));
+        if (dladdr(handler, &where) && where.dli_fname && strstr(where.dli_fname, "libucs"))
+            signal(SIGNALS[i], SIG_DFL);
+    }
 }
 
 static void take(struct process_signals *p, int sig)

@@ -10,9 +10,16 @@
 /* SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2; SIGPIPE is ignored. Before any thread is started. */
 void process_block_signals(void);
 
+/*
+ * SIGSEGV, SIGILL, SIGBUS, SIGFPE and SIGABRT end the process, with a core dump where that is set up. libucs takes them over in its
+ * constructor, and what its handler does (it allocates, and prints) may wait for ever on a lock that the crash left taken. Handlers
+ * of others, as those of the sanitizers, stay.
+ */
+void process_default_fatal_signals(void);
+
 struct process_signals;
 /*
- * Blocks them and takes them from now on. While the process starts SIGINT and SIGTERM end it at once, with a word on stderr and exit
+ * Fatal signals are as above. Blocks the others and takes them from now on. While the process starts SIGINT and SIGTERM end it at once, with a word on stderr and exit
  * status 128 + signal: nothing is there yet that has to be cleaned up. SIGUSR1 waits; the others do nothing.
  */
 struct process_signals *process_signals_open(const char *program);

@@ -82,14 +82,14 @@ struct ask *ask_start(struct rpc_client *c, json_t *request, void (*on_text)(str
                                            .response = &tandem__v1__generate_response__descriptor,
                                            .handlers = {on_message, NULL, on_end},
                                            .user = a};
-    if (bad || rpc_call_start(c, &params, &a->call)) {
+    struct rpc_call *call = NULL; /* not in the ask, which on_done may free at any time from here on */
+    if (bad || rpc_call_start(c, &params, &call)) {
         a->code = bad ? RPC_INVALID_ARGUMENT : RPC_UNAVAILABLE;
         snprintf(a->error, sizeof(a->error), "%s", bad ? e.text : "the call could not be started");
         ask_message_free(b);
         on_done(a);
         return a;
     }
-    struct rpc_call *call = rpc_call_ref(a->call); /* on_done may free the ask before we are through */
     rpc_call_send(call, &ask_message_get(b)->base);
     rpc_call_close_send(call);
     rpc_call_unref(call);
@@ -114,8 +114,6 @@ void ask_free(struct ask *a)
     bytes_free(&a->text);
     if (a->end)
         tandem__v1__generate_end__free_unpacked(a->end, NULL);
-    if (a->call)
-        rpc_call_unref(a->call);
     free(a);
 }
 

@@ -22,7 +22,6 @@ struct ask {
     void (*on_done)(struct ask *a);                                     /* once; ask_free() may follow */
     void *user;
 
-    struct rpc_call *call;
     struct bytes text;
     json_t *ids, *logprobs, *top_logprobs;
     Tandem__V1__GenerateEnd *end; /* NULL: failed, see code and error */

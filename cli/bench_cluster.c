@@ -1,21 +1,38 @@
 /*
- * tandem bench cluster: time to first token of a split cluster beside one worker that does all of it.
+ * tandem bench cluster: time to first token of a split cluster beside one worker that does all of it, and in which part of it the
+ * difference lies.
  * tandem bench overlap: what of the KV transfer prefill does not hide, by length of the prompt.
  *
- * All are whole clusters inside this process (real gRPC; loopback transfers for cluster, UCX for overlap), asked in turn, so that what the machine does
+ * All are whole clusters inside this process (real gRPC; transfers by loopback and by UCX), asked in turn, so that what the machine does
  * meanwhile hits both; prompts are random ids that no cache has seen.
  */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/random.h"
 #include "cli/ask.h"
 #include "cli/bench.h"
 #include "cli/local.h"
+#include "cli/thread_times.h"
 #include "model/config.h"
 
-enum { ROUNDS = 9, N_PLANS = 2, N_LENGTHS = 3, TAILS_MAX = 4, VOCAB_USED = 1000 };
+enum { ROUNDS = 15, N_LENGTHS = 3, TAILS_MAX = 4, VOCAB_USED = 1000 };
+
+/* The clusters that are asked in turn. */
+enum { WHOLE, SPLIT, SPLIT_UCX, N_PLANS };
+static const struct {
+    const char *name, *plan;
+    enum local_wire wire;
+} PLANS[N_PLANS] = {{"one worker", "aggregated", LOCAL_LOOPBACK},
+                    {"split", "split", LOCAL_LOOPBACK},
+                    {"split, KV by UCX", "split", LOCAL_UCX}};
+
+/* What TTFT consists of; PART_REST is what nobody measured: messages between router and workers, wake-ups, the answer. */
+enum { PART_TOKENIZE, PART_QUEUE, PART_PREFIX, PART_PREFILL, PART_EXPOSED, PART_REST, PART_TTFT, N_PARTS };
+static const char *const PART_NAMES[N_PARTS] = {"tokenize",         "queue", "prefix load", "prefill",
+                                                "exposed transfer", "rest",  "all"};
 
 struct waiter {
     pthread_mutex_t lock; /* the rpc thread ends what the main thread waits for */
@@ -52,24 +69,87 @@ static enum td_status ask_once(struct rpc_client *c, uint32_t n_tokens, Tandem__
     return s;
 }
 
+/* Threads that a request keeps busy, by the beginnings of their names; the rest is rpc, router and client. */
+enum { THREADS_ENGINE, THREADS_KERNELS, THREADS_XFER, N_THREADS };
+static const char *const THREAD_NAMES[N_THREADS] = {"engine", "kernels", "xfer"};
+
+static void add_processor(struct bench_rows *out, uint32_t n_tokens, const struct thread_times times[N_PLANS])
+{
+    double whole = thread_times_ms(&times[WHOLE], "") / ROUNDS;
+    for (int plan = 0; plan < N_PLANS; plan++) {
+        double all = thread_times_ms(&times[plan], "") / ROUNDS, rest = all;
+        for (int i = 0; i < N_THREADS; i++) {
+            double ms = thread_times_ms(&times[plan], THREAD_NAMES[i]) / ROUNDS;
+            rest -= ms;
+            bench_add(out, "ms", ms, whole, "processor time of %u tokens and 4 more, %s: %s", n_tokens,
+                      PLANS[plan].name, THREAD_NAMES[i]);
+        }
+        bench_add(out, "ms", rest, whole, "processor time of %u tokens and 4 more, %s: rpc, router, client", n_tokens,
+                  PLANS[plan].name);
+        bench_add(out, "ms", all, whole, "processor time of %u tokens and 4 more, %s: all", n_tokens, PLANS[plan].name);
+    }
+}
+
+static void parts_of(const Tandem__V1__Timing *t, double out[N_PARTS])
+{
+    out[PART_TOKENIZE] = t->tokenize;
+    out[PART_QUEUE] = t->queue;
+    out[PART_PREFIX] = t->prefix_load;
+    out[PART_PREFILL] = t->prefill;
+    out[PART_EXPOSED] = t->exposed_transfer;
+    out[PART_TTFT] = out[PART_REST] = t->ttft;
+    for (int part = 0; part < PART_REST; part++)
+        out[PART_REST] -= out[part];
+}
+
+static double median_of(const double values[ROUNDS])
+{
+    double sorted[ROUNDS];
+    memcpy(sorted, values, sizeof(sorted));
+    bench_sort(sorted, ROUNDS);
+    return sorted[ROUNDS / 2];
+}
+
+/* Medians; what a split adds is the median of the rounds' own differences, so that what the machine does meanwhile falls out. */
+static void add_length(struct bench_rows *out, uint32_t n_tokens, double ms[N_PLANS][N_PARTS][ROUNDS])
+{
+    double whole = median_of(ms[WHOLE][PART_TTFT]);
+    for (int plan = 0; plan < N_PLANS; plan++)
+        bench_add(out, "ms", median_of(ms[plan][PART_TTFT]), plan == WHOLE ? 0 : whole, "TTFT of %u tokens, %s",
+                  n_tokens, PLANS[plan].name);
+    for (int plan = SPLIT; plan < N_PLANS; plan++)
+        for (int part = 0; part < N_PARTS; part++) {
+            double more[ROUNDS];
+            for (int round = 0; round < ROUNDS; round++)
+                more[round] = ms[plan][part][round] - ms[WHOLE][part][round];
+            bench_add(out, "ms", median_of(more), whole, "TTFT of %u tokens, %s, more than one worker: %s", n_tokens,
+                      PLANS[plan].name, PART_NAMES[part]);
+        }
+}
+
 static enum td_status measure(struct rpc_client *const clients[N_PLANS], struct bench_rows *out, struct td_error *e)
 {
     static const uint32_t LENGTHS[N_LENGTHS] = {64, 512, 2048};
-    double ms[N_PLANS][ROUNDS];
+    double ms[N_PLANS][N_PARTS][ROUNDS];
     for (int l = 0; l < N_LENGTHS; l++) {
+        struct thread_times used[N_PLANS] = {{0}};
         for (int round = -1; round < ROUNDS; round++) /* the first one warms up */
             for (int plan = 0; plan < N_PLANS; plan++) {
                 Tandem__V1__Timing times;
+                double parts[N_PARTS];
+                if (round >= 0)
+                    thread_times_add(&used[plan], -1);
                 enum td_status s = ask_once(clients[plan], LENGTHS[l], &times, e);
                 if (s)
                     return s;
                 if (round >= 0)
-                    ms[plan][round] = times.ttft;
+                    thread_times_add(&used[plan], 1);
+                parts_of(&times, parts);
+                for (int part = 0; part < N_PARTS && round >= 0; part++)
+                    ms[plan][part][round] = parts[part];
             }
-        for (int plan = 0; plan < N_PLANS; plan++)
-            bench_sort(ms[plan], ROUNDS);
-        bench_add(out, "ms", ms[1][ROUNDS / 2], 0, "TTFT of %u tokens, one worker", LENGTHS[l]);
-        bench_add(out, "ms", ms[0][ROUNDS / 2], ms[1][ROUNDS / 2], "TTFT of %u tokens, split", LENGTHS[l]);
+        add_length(out, LENGTHS[l], ms);
+        add_processor(out, LENGTHS[l], used);
     }
     return TD_OK;
 }
@@ -89,7 +169,6 @@ static enum td_status open_cluster(const char *model, const char *const *args, c
 
 enum td_status bench_cluster(const struct bench_options *o, struct bench_rows *out, struct td_error *e)
 {
-    static const char *const PLANS[N_PLANS] = {"split", "aggregated"};
     struct local *clusters[N_PLANS] = {NULL};
     struct rpc_client *clients[N_PLANS] = {NULL};
     if (!o->model)
@@ -97,7 +176,7 @@ enum td_status bench_cluster(const struct bench_options *o, struct bench_rows *o
     const char *args[] = {"--model", o->model, "--pool-bytes", "128M", "--log-level", "error", NULL};
     enum td_status s = TD_OK;
     for (int i = 0; i < N_PLANS && !s; i++)
-        s = open_cluster(o->model, args, PLANS[i], LOCAL_LOOPBACK, &clusters[i], &clients[i], e);
+        s = open_cluster(o->model, args, PLANS[i].plan, PLANS[i].wire, &clusters[i], &clients[i], e);
     if (!s)
         s = measure(clients, out, e);
     for (int i = 0; i < N_PLANS; i++) {

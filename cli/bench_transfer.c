@@ -31,6 +31,22 @@ static void add_sums(struct bench_rows *out)
     }
 }
 
+static void add_ways(struct bench_rows *out)
+{
+    struct xfer_bench_ways w;
+    if (xfer_bench_copies(64 << 20, &w))
+        return;
+    for (uint32_t i = 0; i < w.n; i++) {
+        const struct xfer_bench_way *way = &w.ways[i];
+        const char *mark = way->is_chosen ? " (chosen)" : "";
+        bench_add(out, "GB/s", way->gb_per_s, w.memcpy_gb_per_s, "way to copy and sum, cold, of memcpy: %s%s",
+                  way->name, mark);
+        bench_add(out, "GB/s", way->start_gb_per_s, w.start_memcpy_gb_per_s,
+                  "way to copy and sum, as measured at start: %s%s", way->name, mark);
+    }
+    bench_add(out, "ms", w.start_ms, 0, "measuring the ways at start");
+}
+
 static void add_row(struct bench_rows *out, const struct xfer_bench_row *r)
 {
     char name[64];
@@ -90,8 +106,10 @@ static enum td_status measure(const struct bench_options *o, const char *const *
     enum td_status s = xfer_bench(&c, rows, error_out);
     for (uint32_t i = 0; i < n && !s; i++)
         add_row(out, &rows[i]);
-    if (!s && !o->peer)
+    if (!s && !o->peer) {
+        add_ways(out);
         add_sums(out);
+    }
     free(rows);
     return s;
 }

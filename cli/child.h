@@ -35,6 +35,8 @@ struct args {
 void args_add(struct args *a, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void args_free(struct args *a);
 
+enum { CHILD_MOST = 64 }; /* of one role but the router */
+
 enum child_role { CHILD_ROUTER, CHILD_PREFILL, CHILD_DECODE, CHILD_STORE, CHILD_STATUS };
 enum child_state { CHILD_IDLE, CHILD_STARTING, CHILD_UP, CHILD_BACKOFF, CHILD_STOPPING, CHILD_ENDED };
 

@@ -2,7 +2,7 @@
  * tandem explain: what the router weighed when it placed or refused a request.
  *
  * --json: {"decisions": [{"request_id", "workflow_id", "age_ms", "verdict", "reason", "prefill", "decode", "waited_ms", "ttft_ms", "tpot_ms",
- *          "retry_after_ms", "prompt_tokens", "candidates": [{"worker", "as", "matched_blocks", "store_blocks", "wait_ms", "load_ms",
+ *          "retry_after_ms", "prompt_tokens", "candidates": [{"worker", "as", "matched_blocks", "store_blocks", "peer_blocks", "wait_ms", "load_ms",
  *          "prefill_ms", "transfer_ms", "ttft_ms", "tpot_ms", "cost" (null: it could not), "reason"}]}]}
  */
 #include <inttypes.h>
@@ -46,10 +46,11 @@ static json_t *json_data(ProtobufCBinaryData b)
 
 static json_t *json_candidate(const candidate *c)
 {
-    return json_pack("{s:o, s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o}", "worker", json_data(c->worker),
-                     "as", part_of(c), "matched_blocks", (json_int_t)c->matched_blocks, "store_blocks",
-                     (json_int_t)c->store_blocks, "wait_ms", c->wait_ms, "load_ms", c->load_ms, "prefill_ms",
-                     c->prefill_ms, "transfer_ms", c->transfer_ms, "ttft_ms", c->ttft_ms, "tpot_ms", c->tpot_ms, "cost",
+    return json_pack("{s:o, s:s, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o}", "worker",
+                     json_data(c->worker), "as", part_of(c), "matched_blocks", (json_int_t)c->matched_blocks,
+                     "store_blocks", (json_int_t)c->store_blocks, "peer_blocks", (json_int_t)c->peer_blocks, "wait_ms",
+                     c->wait_ms, "load_ms", c->load_ms, "prefill_ms", c->prefill_ms, "transfer_ms", c->transfer_ms,
+                     "ttft_ms", c->ttft_ms, "tpot_ms", c->tpot_ms, "cost",
                      isfinite(c->cost) ? json_real(c->cost) : json_null(), "reason", json_data(c->reason));
 }
 
@@ -101,8 +102,8 @@ static void print_head(const decision *d)
 
 static void print_decision(const decision *d)
 {
-    static const char *const TITLES[] = {"WORKER",  "AS",       "MATCHED", "STORES", "WAIT", "LOAD",
-                                         "PREFILL", "TRANSFER", "TTFT",    "TPOT",   "COST", "WHY NOT"};
+    static const char *const TITLES[] = {"WORKER",  "AS",       "MATCHED", "STORES", "PEERS", "WAIT",   "LOAD",
+                                         "PREFILL", "TRANSFER", "TTFT",    "TPOT",   "COST",  "WHY NOT"};
     struct table t;
     print_head(d);
     table_init(&t, sizeof(TITLES) / sizeof(TITLES[0]), 2, TITLES);
@@ -112,6 +113,7 @@ static void print_decision(const decision *d)
         table_cell(&t, "%s", part_of(c));
         table_cell(&t, "%u", c->matched_blocks);
         table_cell(&t, "%u", c->store_blocks);
+        table_cell(&t, "%u", c->peer_blocks);
         const double numbers[] = {c->wait_ms, c->load_ms, c->prefill_ms, c->transfer_ms,
                                   c->ttft_ms, c->tpot_ms, c->cost};
         for (size_t j = 0; j < sizeof(numbers) / sizeof(numbers[0]); j++)

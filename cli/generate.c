@@ -274,8 +274,9 @@ static int connect_and_run(struct session *s, const char **rest, int n_rest)
     struct local *local = NULL;
     struct td_error e = {{0}};
     int exit_code = 1;
-    if (s->o->local && open_local(s->o, &local, &e))
-        return cli_fail("generate", "%s", e.text);
+    enum td_status opened = s->o->local ? open_local(s->o, &local, &e) : TD_OK;
+    if (opened)
+        return opened == TD_ERR_INVALID ? cli_usage("generate", "%s", e.text) : cli_fail("generate", "%s", e.text);
     s->router = local ? local_router(local) : cli_router(s->o->router);
     s->client = cli_connect("generate", s->router);
     if (s->client)

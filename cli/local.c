@@ -9,6 +9,7 @@
 #include "base/thread.h"
 #include "router/router.h"
 #include "transfer/xfer.h"
+#include "worker/sizes.h"
 #include "worker/worker.h"
 
 enum { N_WORKERS = 2, MAX_ARGS = 64 };
@@ -46,12 +47,29 @@ static void *run_router(void *r)
     return NULL;
 }
 
+/* Before anything is opened: each worker looks for its own pool only. */
+static enum td_status check_pools(const struct worker_options *o, struct td_error *e)
+{
+    const struct available_memory there = available_memory("");
+    struct size_asked pools[N_WORKERS];
+    struct geometry g;
+    enum td_status s = geometry_resolve(&o->geometry, &g, e);
+    uint64_t weights = s ? 0 : sizes_weights(o, &g) * (sizes_shares_weights(o, &g) ? 1 : N_WORKERS);
+    if (!s)
+        s = sizes_pool(o, &g, sizes_left(&there, weights) / SIZES_ALONE, &pools[0], e);
+    for (int i = 1; i < N_WORKERS; i++)
+        pools[i] = pools[0];
+    return s ? s : sizes_check(pools, N_WORKERS, weights, &there, e);
+}
+
 static enum td_status open_workers(struct local *l, const char *const *args, struct td_error *e)
 {
     static const char *const ROLES[N_WORKERS] = {"prefill", "decode"};
     for (int i = 0; i < N_WORKERS; i++) {
         struct worker_config c = {.role = ROLES[i], .hub = l->hub};
         enum td_status s = parse("tandem generate --local", WORKER_OPTIONS, args, &c.options, e);
+        if (!s && !i)
+            s = check_pools(&c.options, e);
         c.options.name = i ? "decode-0" : "prefill-0";
         c.options.listen = "127.0.0.1:0";
         if (!s)

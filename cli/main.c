@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/process.h"
 #include "cli/cli.h"
 
 static const struct {
@@ -83,6 +84,7 @@ static int no_command(const char *name)
 int main(int argc, char **argv)
 {
     static char help_flag[] = "--help";
+    process_default_fatal_signals();
     signal(SIGPIPE, SIG_IGN);
     const char *name = argc > 1 ? argv[1] : NULL;
     bool help = name && (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help"));

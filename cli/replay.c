@@ -122,7 +122,7 @@ static bool write_report(const struct replay *r, const struct report_run *run)
     return ok;
 }
 
-/* Exit code: 1 also when the figures contradict each other. */
+/* Exit code: 1 also when a sender died, or the figures contradict each other. */
 static int run_and_report(struct replay *r, struct replay_events *events, const char *trace_name)
 {
     struct replay_result result;
@@ -137,7 +137,7 @@ static int run_and_report(struct replay *r, struct replay_events *events, const 
     result.run.trace = trace_name;
     result.run.points = points;
     result.run.n_points = n_points;
-    bool ok = write_report(r, &result.run);
+    bool ok = write_report(r, &result.run) && !r->n_senders_died;
     if (report_check(&result.run, &e))
         ok = !cli_fail("replay", "%s", e.text);
     replay_result_fini(&result);

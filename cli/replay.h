@@ -72,6 +72,7 @@ struct replay {
     uint64_t n;
     uint32_t round; /* of a search: prompts of one are not those of another */
     uint64_t left_out;
+    uint32_t n_senders_died; /* in the last run */
 };
 
 uint32_t replay_prompt_tokens(const struct replay *r, uint64_t index); /* of a request, scaled */

@@ -182,7 +182,9 @@ static void validate(struct replay_result *out, const struct replay *r)
     report_summarize(&out->run, &s);
     out->run.valid = false;
     out->run.why_invalid = out->why;
-    if (report_check(&out->run, &e))
+    if (r->n_senders_died)
+        snprintf(out->why, sizeof(out->why), "%u of the senders ended early", r->n_senders_died);
+    else if (report_check(&out->run, &e))
         snprintf(out->why, sizeof(out->why), "%s", e.text);
     else if (s.sent_late.n && s.sent_late.p99 > (double)r->o.max_lag_ms)
         snprintf(out->why, sizeof(out->why), "requests were sent too late (p99 of %.1f ms is over %d ms)",

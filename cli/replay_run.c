@@ -258,7 +258,8 @@ bool replay_run(struct replay *r, struct replay_events *events)
         nanosleep(&(struct timespec){.tv_nsec = TICK_MS * 1000000}, NULL);
         reap_senders(r, &s);
     }
-    if (ready && s.n_failed)
+    r->n_senders_died = ready ? s.n_failed : 0;
+    if (r->n_senders_died)
         cli_fail("replay", "%u of the senders ended early: what they had under way counts as cut short", s.n_failed);
     for (uint64_t i = 0; i < r->n; i++) {
         struct report_request *q = &r->slots[i].q;

@@ -32,7 +32,6 @@ struct call { /* one attempt of a request; freed in on_end */
     uint32_t n_tokens;
     bool second;
     Tandem__V1__GenerateEnd *end;
-    struct rpc_call *call;
 };
 
 struct prompt {
@@ -318,7 +317,6 @@ static void on_end(struct rpc_call *rpc, enum rpc_code code, const char *text)
     s->n_running--;
     pthread_cond_signal(&s->changed);
     pthread_mutex_unlock(&s->lock);
-    rpc_call_unref(c->call);
     if (c->end)
         tandem__v1__generate_end__free_unpacked(c->end, NULL);
     free(c);
@@ -360,7 +358,8 @@ static void send_prompt(struct sender *s, struct call *c, const struct prompt *p
                                            .response = &tandem__v1__generate_response__descriptor,
                                            .handlers = {on_message, NULL, on_end},
                                            .user = c};
-    if (rpc_call_start(s->client, &params, &c->call)) { /* the client is closing: nothing is sent any more */
+    struct rpc_call *call = NULL;                    /* not in c, which on_end may free at any time from here on */
+    if (rpc_call_start(s->client, &params, &call)) { /* the client is closing: nothing is sent any more */
         pthread_mutex_lock(&s->lock);
         settle(s, c, RPC_CANCELLED, "the client was closing", 0, now_ms(r));
         s->n_running--;
@@ -368,7 +367,6 @@ static void send_prompt(struct sender *s, struct call *c, const struct prompt *p
         free(c);
         return;
     }
-    struct rpc_call *call = rpc_call_ref(c->call); /* on_end may free c before we are through */
     rpc_call_send(call, &m.base);
     rpc_call_close_send(call);
     rpc_call_unref(call);

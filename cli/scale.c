@@ -1,7 +1,7 @@
 /*
  * tandem scale, tandem drain: workers come and go while the cluster serves.
  *
- * scale tells the supervisor on this machine (tandem up) how many workers of each role there shall be, and waits until it is so.
+ * scale tells the supervisor on this machine (tandem up) how many workers of each role, and stores, there shall be, and waits until it is so.
  * drain asks the router to tell one worker, wherever it runs, to take no new work, finish and end.
  */
 #include <inttypes.h>
@@ -13,10 +13,11 @@
 
 #include "admin.pb-c.h"
 #include "base/clock.h"
+#include "cli/child.h"
 #include "cli/cli.h"
 #include "cli/rundir.h"
 
-enum { POLL_MS = 100, CALL_MS = 5000, MOST = 64, EXTRA_MS = 10000 };
+enum { POLL_MS = 100, CALL_MS = 5000, EXTRA_MS = 10000 };
 
 struct scale_options {
     const char *run_dir;
@@ -33,10 +34,25 @@ static const struct option SCALE_TABLE[] = {
 };
 #undef AT
 
+enum pool { PREFILL, DECODE, STORE, POOLS };
+static const struct {
+    const char *role;
+    int least;
+} POOL[POOLS] = {{"prefill", 0}, {"decode", 1}, {"store", 0}};
+
 struct pools {
-    int prefill, decode; /* up; as a target: -1: as many as there are */
-    int leaving;         /* starting or draining */
+    int n[POOLS]; /* up; as a target: -1: as many as there are */
+    int leaving;  /* starting or draining */
 };
+
+/* -1: none. */
+static int pool_of(const char *role, size_t len)
+{
+    for (int i = 0; i < POOLS; i++)
+        if (strlen(POOL[i].role) == len && !memcmp(POOL[i].role, role, len))
+            return i;
+    return -1;
+}
 
 static void pause_ms(int ms)
 {
@@ -49,51 +65,52 @@ static bool read_pools(const struct rundir *dir, struct pools *out)
     rundir_path(dir, "cluster.json", path);
     json_t *root = json_load_file(path, 0, NULL), *process;
     size_t i;
-    *out = (struct pools){0};
+    *out = (struct pools){{0}};
     json_array_foreach(json_object_get(root, "processes"), i, process)
     {
         const char *role = json_string_value(json_object_get(process, "role")),
                    *state = json_string_value(json_object_get(process, "state"));
-        bool up = state && !strcmp(state, "up"), prefill = role && !strcmp(role, "prefill");
-        if (!role || (!prefill && strcmp(role, "decode")))
-            continue;
-        *(!up ? &out->leaving : prefill ? &out->prefill : &out->decode) += 1;
+        int pool = role ? pool_of(role, strlen(role)) : -1;
+        if (pool >= 0)
+            *(state && !strcmp(state, "up") ? &out->n[pool] : &out->leaving) += 1;
     }
     json_decref(root);
     return root;
 }
 
-/* "prefill=4" or "decode=6". */
+/* "prefill=4", "decode=6", "store=2". */
 static bool parse_target(const char *text, struct pools *target)
 {
-    bool prefill = !strncmp(text, "prefill=", 8), decode = !strncmp(text, "decode=", 7);
-    char *end = NULL;
     const char *number = strchr(text, '=');
-    long n = number ? strtol(number + 1, &end, 10) : -1;
-    if ((!prefill && !decode) || !number[1] || *end || n < decode || n > MOST)
+    int pool = number ? pool_of(text, (size_t)(number - text)) : -1;
+    char *end = NULL;
+    long n = pool >= 0 ? strtol(number + 1, &end, 10) : -1;
+    if (pool < 0 || !number[1] || *end || n < POOL[pool].least || n > CHILD_MOST)
         return false;
-    *(prefill ? &target->prefill : &target->decode) = (int)n;
+    target->n[pool] = (int)n;
     return true;
 }
 
-static bool is_met(int target, int now)
+static bool is_met(const struct pools *target, const struct pools *now)
 {
-    return target < 0 || target == now;
+    bool met = !now->leaving;
+    for (int i = 0; i < POOLS; i++)
+        met &= target->n[i] < 0 || target->n[i] == now->n[i];
+    return met;
 }
 
 static int wait_for(const struct rundir *dir, const struct pools *target, double wait_s)
 {
-    struct pools now = {0};
+    struct pools now = {{0}};
     for (double waited = 0; waited <= wait_s; waited += POLL_MS * 1e-3) {
         pause_ms(POLL_MS);
-        if (read_pools(dir, &now) && is_met(target->prefill, now.prefill) && is_met(target->decode, now.decode) &&
-            !now.leaving) {
-            fprintf(stderr, "prefill=%d decode=%d\n", now.prefill, now.decode);
+        if (read_pools(dir, &now) && is_met(target, &now)) {
+            fprintf(stderr, "prefill=%d decode=%d store=%d\n", now.n[PREFILL], now.n[DECODE], now.n[STORE]);
             return 0;
         }
     }
-    return wait_s > 0 ? cli_fail("scale", "prefill=%d decode=%d, and %d are still starting or draining", now.prefill,
-                                 now.decode, now.leaving)
+    return wait_s > 0 ? cli_fail("scale", "prefill=%d decode=%d store=%d, and %d are still starting or draining",
+                                 now.n[PREFILL], now.n[DECODE], now.n[STORE], now.leaving)
                       : 0;
 }
 
@@ -102,21 +119,22 @@ int cli_scale(int argc, char **argv)
     struct scale_options o = {0};
     struct td_error e = {{0}};
     struct rundir dir;
-    struct pools target = {-1, -1, 0}, now;
+    struct pools target = {{-1, -1, -1}, 0}, now;
     const char **rest = mem_array((size_t)argc, sizeof(*rest));
     char text[32];
     int exit_code = 0, n_rest;
-    bool run = cli_options("scale", "[prefill=N] [decode=M] [options]",
-                           "How many workers of each role the cluster of tandem up has: starts or drains the others.",
-                           SCALE_TABLE, argc, argv, &o, rest, &n_rest, &exit_code);
+    bool run = cli_options(
+        "scale", "[prefill=N] [decode=N] [store=N] [options]",
+        "How many workers of each role, and stores, the cluster of tandem up has: starts or drains the others.",
+        SCALE_TABLE, argc, argv, &o, rest, &n_rest, &exit_code);
     if (run && !n_rest) {
-        exit_code = cli_usage("scale", "give prefill=N or decode=M");
+        exit_code = cli_usage("scale", "give prefill=N, decode=N or store=N");
         run = false;
     }
     for (int i = 0; run && i < n_rest; i++)
         if (!parse_target(rest[i], &target)) {
-            exit_code =
-                cli_usage("scale", "'%s': expected prefill=N, 0 to %d, or decode=N, 1 to %d", rest[i], MOST, MOST);
+            exit_code = cli_usage("scale", "'%s': expected prefill=N, 0 to %d, decode=N, 1 to %d, or store=N, 0 to %d",
+                                  rest[i], CHILD_MOST, CHILD_MOST, CHILD_MOST);
             run = false;
         }
     if (run && rundir_locate(o.run_dir, &dir, &e)) {
@@ -131,7 +149,7 @@ int cli_scale(int argc, char **argv)
     free(rest);
     if (!run)
         return exit_code;
-    snprintf(text, sizeof(text), "%d %d\n", target.prefill, target.decode);
+    snprintf(text, sizeof(text), "%d %d %d\n", target.n[PREFILL], target.n[DECODE], target.n[STORE]);
     if (rundir_write(&dir, "scale", text, &e) || kill(owner, SIGUSR1))
         return cli_fail("scale", "the supervisor %d can't be told: %s", (int)owner, e.text);
     return wait_for(&dir, &target, o.wait_s);

@@ -250,7 +250,7 @@ static bool has_number(const struct supervisor *s, enum child_role role, uint32_
     return false;
 }
 
-static void add_worker(struct supervisor *s, enum child_role role)
+static void add_process(struct supervisor *s, enum child_role role)
 {
     struct td_error e;
     uint32_t number = 0;
@@ -272,7 +272,7 @@ static void add_worker(struct supervisor *s, enum child_role role)
     start(s, c);
 }
 
-static void drain_worker(struct supervisor *s, enum child_role role)
+static void drain_process(struct supervisor *s, enum child_role role)
 {
     struct child *last = NULL;
     for (uint32_t i = 0; i < s->n_children; i++) {
@@ -295,25 +295,27 @@ static void scale_role(struct supervisor *s, enum child_role role, int wanted)
     for (uint32_t i = 0; i < s->n_children; i++)
         n += s->config->children[i].role == role && is_there(&s->config->children[i]);
     if (n != target)
-        say(s, LOG_INFO, "%s workers: %u, shall be %u", child_role_name(role), n, target);
+        say(s, LOG_INFO, "%s: %u, shall be %u", child_role_name(role), n, target);
     for (; n < target; n++)
-        add_worker(s, role);
+        add_process(s, role);
     for (; n > target; n--)
-        drain_worker(s, role);
+        drain_process(s, role);
 }
 
 static void scale(struct supervisor *s)
 {
     char path[PATH_MAX];
-    int n_prefill, n_decode; /* below 0: as many as there are */
+    int n_prefill, n_decode, n_store; /* below 0: as many as there are */
     rundir_path(s->config->dir, "scale", path);
     FILE *f = fopen(path, "re");
     s->scale = false;
-    if (!f || fscanf(f, "%d %d", &n_prefill, &n_decode) != 2 || n_prefill > 64 || !n_decode || n_decode > 64) {
-        say(s, LOG_WARN, "%s can't be read: two numbers are expected", path);
+    if (!f || fscanf(f, "%d %d %d", &n_prefill, &n_decode, &n_store) != 3 || n_prefill > CHILD_MOST || !n_decode ||
+        n_decode > CHILD_MOST || n_store > CHILD_MOST) {
+        say(s, LOG_WARN, "%s can't be read: three numbers are expected", path);
     } else {
         scale_role(s, CHILD_PREFILL, n_prefill);
         scale_role(s, CHILD_DECODE, n_decode);
+        scale_role(s, CHILD_STORE, n_store);
     }
     if (f)
         fclose(f);

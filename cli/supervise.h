@@ -5,8 +5,8 @@
  *   start:   all workers and the store at once; when each has said where it listens, the router; when `tandem status --wait`
  *            says that all are ready and the router serves, on_up
  *   run:     whoever exits is started again, on the same address, after 100 ms, doubling to 5 s; 10 s of life start that over
- *   scale:   SIGUSR1: the run directory's file `scale` says how many workers of each role there shall be; new ones register with
- *            the router by themselves, those of the highest numbers are told to drain
+ *   scale:   SIGUSR1: the run directory's file `scale` says how many workers of each role and stores there shall be; new
+ *            ones register with the router by themselves, those of the highest numbers are told to drain
  *   stop:    SIGTERM to the router, then to the workers, then to the store; each group has 10 s to drain, then SIGKILL
  *
  * A process that ends before it was ever ready stops the whole start: what is wrong with it will not pass by itself.
@@ -25,7 +25,7 @@ struct supervise_config {
     /* The caller's. IDLE, with name, role, args and listen filled in; the router last, its --workers left out. */
     struct child *children;
     uint32_t n_children, max_children;
-    /* Fills in another worker, which is told of the router. */
+    /* Fills in another worker or store, which is told of the router. */
     enum td_status (*make)(void *user, enum child_role role, uint32_t number, const char *router, struct child *out,
                            struct td_error *error_out);
     const char *tandem; /* path of this program, for the question above */

@@ -23,20 +23,22 @@
 #include "cli/cli.h"
 #include "cli/rundir.h"
 #include "cli/supervise.h"
+#include "cli/up_memory.h"
 #include "proto/wire/block_header.h"
 #include "transfer/netaddr.h"
 #include "worker/geometry.h"
 #include "sched/policy.h"
 
-enum { DOWN_MS = 20000, DOWN_POLL_MS = 20, MAX_CHILDREN = 2 * 64 + 2 };
+enum { DOWN_MS = 20000, DOWN_POLL_MS = 20, MAX_CHILDREN = 3 * CHILD_MOST + 1 };
 
 struct up_options {
     const char *model, *dummy, *chat_template, *run_dir, *store_dir, *listen, *plan, *tls, *isa, *numerics, *weights,
         *kv_dtype, *device, *invariant, *lora, *rank_devices, *log_level, *store_codec;
-    int64_t n_prefill, n_decode, threads, block_tokens, pool_bytes, pages, max_context, max_batch, chunk_tokens,
-        silence_ms, n_tensor, n_pipeline;
+    int64_t n_prefill, n_decode, n_stores, threads, block_tokens, pool_bytes, pages, max_context, max_batch,
+        chunk_tokens, silence_ms, n_tensor, n_pipeline;
     int64_t store_dram, store_ssd;
-    bool store, detach, faults;
+    const char *packed_cache;
+    bool store, detach, faults, no_packed_cache;
 };
 
 #define AT(member) offsetof(struct up_options, member)
@@ -49,7 +51,8 @@ static const struct option TABLE[] = {
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Processes"},
     {"prefill", OPT_INT, AT(n_prefill), "1", NULL, 0, 16, "prefill workers"},
     {"decode", OPT_INT, AT(n_decode), "1", NULL, 1, 16, "decode workers"},
-    {"store", OPT_BOOL, AT(store), "true", NULL, 0, 0, "a KV store; --no-store: none"},
+    {"store", OPT_BOOL, AT(store), "true", NULL, 0, 0, "KV stores; --no-store: none"},
+    {"stores", OPT_INT, AT(n_stores), "1", NULL, 1, 16, "how many: prefixes are spread over them"},
     {"run-dir", OPT_STRING, AT(run_dir), NULL, "DIR", 0, 0,
      "pid, logs, secret and store; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-UID"},
     {"detach", OPT_BOOL, AT(detach), NULL, NULL, 0, 0, "return when it is up; tandem down ends it"},
@@ -66,6 +69,9 @@ static const struct option TABLE[] = {
     {"chunk-tokens", OPT_INT, AT(chunk_tokens), NULL, NULL, 0, 65536, "most prompt tokens of one sequence in a step"},
     {"max-batch", OPT_INT, AT(max_batch), NULL, NULL, 0, 4096, "sequences computed together"},
     {"max-context", OPT_INT, AT(max_context), NULL, NULL, 0, 1 << 24, "prompt and answer"},
+    {"packed-cache", OPT_STRING, AT(packed_cache), NULL, "DIR", 0, 0,
+     "where packed weights lie that all workers map; default: $XDG_CACHE_HOME/tandem, else ~/.cache/tandem"},
+    {"no-packed-cache", OPT_BOOL, AT(no_packed_cache), NULL, NULL, 0, 0, "each worker packs the weights for itself"},
     {"plan", OPT_CHOICE, AT(plan), NULL, PLAN_FORCE_NAMES, 0, 0, "forces every placement"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "KV"},
     {"kv-dtype", OPT_CHOICE, AT(kv_dtype), NULL, "auto|f32|f16|bf16|fp8", 0, 0, "KV cache"},
@@ -77,14 +83,18 @@ static const struct option TABLE[] = {
     {"rank-devices", OPT_CHOICE, AT(rank_devices), NULL, "next|same", 0, 0,
      "of a worker: from --device on, or that one"},
     {"block-tokens", OPT_INT, AT(block_tokens), NULL, NULL, 0, 256, "tokens of a page and of a block"},
-    {"pool-bytes", OPT_BYTES, AT(pool_bytes), NULL, NULL, 0, 1e15, "memory for KV pages, of each worker"},
+    {"pool-bytes", OPT_BYTES, AT(pool_bytes), NULL, NULL, 0, 1e15,
+     "memory for KV pages, of each worker; default: 4 longest contexts, at most a quarter of what is available for "
+     "all"},
     {"pages", OPT_INT, AT(pages), NULL, NULL, 0, 4e9, "KV pages of each worker; 0: what pool-bytes hold"},
     {"tls", OPT_STRING, AT(tls), NULL, "LIST", 0, 0, "UCX transports: auto, tcp, or a UCX_TLS list"},
     {"silence-ms", OPT_MS, AT(silence_ms), NULL, NULL, 0, 3.6e6, "silence after which a process counts as dead"},
-    {"store-dram", OPT_BYTES, AT(store_dram), NULL, NULL, 0, 1e15, "the store's memory"},
+    {"store-dram", OPT_BYTES, AT(store_dram), NULL, NULL, 0, 1e15,
+     "the store's memory; default: 16 longest contexts, at most an eighth of what is available"},
     {"store-ssd", OPT_BYTES, AT(store_ssd), NULL, NULL, 0, 1e15, "the store's room on disk"},
     {"store-codec", OPT_CHOICE, AT(store_codec), NULL, BLOCK_CODEC_NAMES, 0, 0, "how blocks are kept on disk"},
-    {"store-dir", OPT_STRING, AT(store_dir), NULL, "DIR", 0, 0, "default: store/ in the run directory"},
+    {"store-dir", OPT_STRING, AT(store_dir), NULL, "DIR", 0, 0,
+     "default: store/ in the run directory; of further stores: DIR-1, DIR-2, ..."},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
@@ -110,6 +120,7 @@ static const struct {
     {"numerics", AT(numerics), WORKERS | STORE, true},
     {"weights", AT(weights), WORKERS, true},
     {"lora", AT(lora), WORKERS, true},
+    {"packed-cache", AT(packed_cache), WORKERS, true},
     {"kv-dtype", AT(kv_dtype), WORKERS | STORE, true},
     {"device", AT(device), WORKERS, true},
     {"batch-invariant", AT(invariant), WORKERS, true},
@@ -127,7 +138,6 @@ static const struct {
     {"dram-bytes", AT(store_dram), STORE, false},
     {"ssd-bytes", AT(store_ssd), STORE, false},
     {"codec", AT(store_codec), STORE, true},
-    {"dir", AT(store_dir), STORE, true},
 };
 
 struct up {
@@ -135,8 +145,9 @@ struct up {
     struct rundir dir;
     struct child *children;
     uint32_t n_children;
-    int signal_fd, report_fd; /* report: where the waiting parent of a detached supervisor hears that all is up */
-    char bin[PATH_MAX / 2];   /* where this program lies */
+    uint64_t default_pool_bytes; /* of workers that were told no size */
+    int signal_fd, report_fd;    /* report: where the waiting parent of a detached supervisor hears that all is up */
+    char bin[PATH_MAX / 2];      /* where this program lies */
     char store_dir[PATH_MAX];
 };
 
@@ -185,6 +196,10 @@ static enum td_status fill_child(const struct up *u, struct child *c, uint32_t n
     enum td_status s = add_program(u, &c->args, c->role, e);
     args_add(&c->args, "--name=%s", c->name);
     pass_options(&c->args, &u->options, c->role);
+    if (c->role == CHILD_STORE)
+        args_add(&c->args, number ? "--dir=%s-%u" : "--dir=%s", u->options.store_dir, number);
+    if (u->options.no_packed_cache && WORKERS >> c->role & 1)
+        args_add(&c->args, "--no-packed-cache");
     if (n_threads)
         args_add(&c->args, "--threads=%u", n_threads);
     if (u->options.faults && c->role != CHILD_ROUTER)
@@ -204,10 +219,11 @@ static enum td_status add_child(struct up *u, enum child_role role, uint32_t num
 static enum td_status make_child(void *user, enum child_role role, uint32_t number, const char *router,
                                  struct child *out, struct td_error *e)
 {
+    const struct up *u = user;
     out->role = role;
-    enum td_status s = fill_child(user, out, number, 1, e);
+    enum td_status s = fill_child(u, out, number, role == CHILD_STORE ? 0 : 1, e);
     args_add(&out->args, "--routers=%s", router);
-    return s;
+    return s ? s : up_memory_add(out, u->default_pool_bytes, e);
 }
 
 /* An equal share of the threads for each worker, what is left over to the first. */
@@ -231,8 +247,8 @@ static enum td_status plan_children(struct up *u, struct td_error *e)
         s = add_child(u, CHILD_PREFILL, i, threads_of(o, i), e);
     for (uint32_t i = 0; i < n_decode && !s; i++)
         s = add_child(u, CHILD_DECODE, i, threads_of(o, n_prefill + i), e);
-    if (o->store && !s)
-        s = add_child(u, CHILD_STORE, 0, 0, e);
+    for (uint32_t i = 0; i < o->n_stores && o->store && !s; i++)
+        s = add_child(u, CHILD_STORE, i, 0, e);
     return s ? s : add_child(u, CHILD_ROUTER, 0, 0, e);
 }
 
@@ -421,6 +437,8 @@ int cli_up(int argc, char **argv)
     }
     if (!s)
         s = plan_children(&u, &e);
+    if (!s)
+        s = up_memory_plan(u.children, u.n_children, &u.default_pool_bytes, &e);
     if (!s)
         s = set_secrets(&u, &e);
     exit_code = s == TD_ERR_INVALID ? cli_usage("up", "%s", e.text) : s ? cli_fail("up", "%s", e.text) : run(&u);

@@ -141,13 +141,17 @@ static enum td_status open_ranks(struct engine *e, struct td_error *error_out)
                                                    .max_logit_rows = e->max_logit_rows,
                                                    .on_load = c->callbacks.on_load,
                                                    .load_user = c->callbacks.user,
+                                                   .weight_cache = c->weight_cache,
+                                                   .log = c->log,
                                                    .rank = {.piece_rows = c->piece_rows}}};
     enum td_status s = ranks_open(&ranks, &e->ranks, error_out);
     if (!s)
         s = model_check_all_asked(c->model, error_out);
-    if (!s)
-        e->n_views = ranks_n_views(e->ranks);
-    return s;
+    if (s)
+        return s;
+    ranks_share_weights(e->ranks);
+    e->n_views = ranks_n_views(e->ranks);
+    return TD_OK;
 }
 
 static enum td_status open_parts(struct engine *e, struct td_error *error_out)

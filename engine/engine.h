@@ -89,6 +89,7 @@ struct engine_config {
     uint64_t quarantine_ns;
     const struct clock *clock;
     const struct log *log;
+    const char *weight_cache; /* directory of packed weights that processes share (engine/weight_cache.h); NULL: none */
     struct engine_callbacks callbacks;
 };
 

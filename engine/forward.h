@@ -11,11 +11,13 @@
 
 #include <stdint.h>
 
+#include "base/log.h"
 #include "kernels/kernels.h"
 #include "model/adapter.h"
 #include "model/model.h"
 
 struct forward;
+struct weight_cache;
 
 struct forward_config {
     struct kernels *kernels;   /* borrowed */
@@ -36,6 +38,9 @@ struct forward_config {
     void (*on_load)(void *user, uint32_t n_done,
                     uint32_t n_layers); /* the first rank's layers as they are packed; may be NULL */
     void *load_user;
+    const char *weight_cache;   /* directory of engine/weight_cache.h; NULL: all is packed into memory of our own */
+    const struct log *log;      /* what becomes of it; may be NULL */
+    struct weight_cache *cache; /* of forward_open_cache; forward_open takes it over, also when it fails */
     struct forward_rank {
         uint32_t rank, n_tensor;         /* which share of every layer's heads and columns; n_tensor 0: 1 */
         struct k_group *tensor;          /* the n_tensor ranks of these layers; NULL: n_tensor is 1 */
@@ -46,9 +51,21 @@ struct forward_config {
 };
 
 /*
- * Finds and packs the weights. TD_ERR_NOT_FOUND or _CORRUPT name the tensor; TD_ERR_INVALID: what can't be shared among so many ranks.
+ * Opens the file that weight_cache has for this rank; NULL: there is none. It may wait for another process that writes it, and holds it
+ * against others until forward_share_weights: so ranks of a process open theirs one after the other, in their order, as every process
+ * does, or two processes wait for each other.
+ */
+struct weight_cache *forward_open_cache(const struct forward_config *config);
+
+/*
+ * Finds the weights and packs them, or maps them as packed before. TD_ERR_NOT_FOUND or _CORRUPT name the tensor; TD_ERR_INVALID: what can't be shared among so many ranks.
  */
 enum td_status forward_open(const struct forward_config *config, struct forward **out, struct td_error *error_out);
+/*
+ * To be called once, when the model was found to be whole (model_check_all_asked): what was packed here is there for other processes,
+ * too, and our matrices lie in the file as theirs do (weight_cache_publish). Before any batch.
+ */
+void forward_share_weights(struct forward *f);
 void forward_close(struct forward *f);                  /* NULL is fine */
 uint64_t forward_weight_bytes(const struct forward *f); /* memory of the packed copy */
 

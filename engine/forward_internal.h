@@ -8,6 +8,7 @@
 #pragma once
 
 #include "engine/forward.h"
+#include "engine/weight_cache.h"
 
 /* Who of the n_tensor ranks has which of some columns: rank i those from first[i] to first[i + 1]. */
 struct share {
@@ -123,7 +124,10 @@ struct forward {
     uint32_t kept_kv_head;        /* where the rank's begin in kept_layout, */
     uint32_t kept_layer;          /* and which layer is its first */
     uint8_t *arena, *kept_arena;
-    struct form form; /* of the large matrices */
+    struct form form;           /* of the large matrices */
+    struct weight_cache *cache; /* NULL: none */
+    struct k_matrix **added;    /* [n_added] to it, while it is built */
+    uint32_t n_added, cap_added;
     uint32_t max_rows, max_logit_rows, max_positions;
     float *host_logits;
     struct k_sampled *host_sampled;

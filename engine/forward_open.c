@@ -170,6 +170,7 @@ enum td_status forward_open(const struct forward_config *config, struct forward 
     f->max_logit_rows = config->max_logit_rows;
     f->arena = config->arena;
     f->rank = config->rank;
+    f->cache = config->cache;
     f->adapters = config->adapters;
     f->n_adapters = config->n_adapters;
     f->rank.n_tensor = f->rank.n_tensor ? f->rank.n_tensor : 1;
@@ -268,6 +269,8 @@ void forward_close(struct forward *f)
     free(f->made.seqs);
     free(f->made.draws);
     free(f->piece_seqs);
+    free(f->added);
+    weight_cache_close(f->cache); /* after the matrices that lie in it */
     free(f->layers);
     free(f);
 }

@@ -54,12 +54,65 @@ static enum td_status norm(const struct forward *f, uint32_t layer, const char *
     return vector(f, name_of(full, layer, name, 0, ".weight"), n, f->c.family->norm_offset, out, e);
 }
 
-static enum td_status pack(const struct forward *f, uint32_t layer, const struct k_matrix_part *parts, uint32_t n,
-                           uint32_t n_in, struct form form, struct k_matrix **out, struct td_error *e)
+/* ------------------------------------------------------------------- packing */
+
+/* The next matrix of those that were packed before; of parts data may be NULL. TD_NOT_YET: it has to be packed. */
+static enum td_status view(const struct forward *f, const struct k_matrix_part *parts, uint32_t n, uint32_t n_in,
+                           struct form form, struct k_matrix **out)
+{
+    uint64_t len_bytes;
+    const void *data = weight_cache_next(f->cache, &len_bytes);
+    enum td_status s = TD_NOT_YET;
+    if (data)
+        s = k_matrix_view(f->kernels, parts, n, n_in, form.compute, form.weights, data, len_bytes, out);
+    if (s < 0) {
+        weight_cache_refuse(f->cache, "a matrix has another size");
+        s = TD_NOT_YET;
+    }
+    return s;
+}
+
+static enum td_status pack_new(struct forward *f, const struct k_matrix_part *parts, uint32_t n, uint32_t n_in,
+                               struct form form, struct k_matrix **out)
 {
     enum td_status s = k_matrix_pack(f->kernels, parts, n, n_in, form.compute, form.weights, out);
+    if (s || !weight_cache_is_building(f->cache))
+        return s;
+    weight_cache_add(f->cache, k_matrix_data(f->kernels, *out), k_matrix_bytes(f->kernels, *out));
+    if (f->n_added == f->cap_added) {
+        f->cap_added = f->cap_added ? f->cap_added * 2 : 64;
+        f->added = mem_resize(f->added, f->cap_added, sizeof(struct k_matrix *));
+    }
+    f->added[f->n_added++] = *out;
+    return TD_OK;
+}
+
+static enum td_status pack(struct forward *f, uint32_t layer, const struct k_matrix_part *parts, uint32_t n,
+                           uint32_t n_in, struct form form, struct k_matrix **out, struct td_error *e)
+{
+    enum td_status s = view(f, parts, n, n_in, form, out);
+    if (s == TD_NOT_YET)
+        s = pack_new(f, parts, n, n_in, form, out);
     return s ? td_fail(e, s, "no memory for the packed weights of layer %u", layer) : TD_OK;
 }
+
+struct weight_cache *forward_open_cache(const struct forward_config *config)
+{
+    const struct forward_rank *r = &config->rank;
+    if (!config->weight_cache || kernels_config(config->kernels)->device != DEVICE_CPU)
+        return NULL;
+    const struct weight_cache_key key = {.model = model_fingerprint(config->model),
+                                         .isa = kernels_isa_name(config->kernels),
+                                         .compute = config->compute,
+                                         .weights = config->weights,
+                                         .rank = r->rank,
+                                         .n_tensor = r->n_tensor,
+                                         .first_layer = r->first_layer,
+                                         .end_layer = r->end_layer};
+    return weight_cache_open(config->weight_cache, &key, config->log);
+}
+
+/* --------------------------------------------------------------------- parts */
 
 static struct part_name whole(const char *name, uint32_t n, bool bias)
 {
@@ -102,7 +155,7 @@ static enum td_status find_part(const struct forward *f, uint32_t layer, uint32_
 }
 
 /* The named projections of a layer (or of its expert `number`), one after the other in one matrix. */
-static enum td_status project(const struct forward *f, uint32_t layer, uint32_t number, const struct part_name *names,
+static enum td_status project(struct forward *f, uint32_t layer, uint32_t number, const struct part_name *names,
                               uint32_t n, uint32_t n_in, struct form form, struct k_matrix **out, struct td_error *e)
 {
     struct k_matrix_part parts[MAX_PARTS];
@@ -172,7 +225,7 @@ static enum td_status open_plain(struct forward *f, uint32_t l, struct td_error 
  * W_UK and W_UV of a head of the rank's, out of kv_b_proj [n_heads][nope_dim + v_dim][kv_rank]; W_UK transposed. Always COMPUTE_F32: they
  * are small, and stand between attention and what would be rounded before and after them anyway.
  */
-static enum td_status pack_head(const struct forward *f, uint32_t l, uint32_t head, bool value, struct k_matrix **out,
+static enum td_status pack_head(struct forward *f, uint32_t l, uint32_t head, bool value, struct k_matrix **out,
                                 struct td_error *e)
 {
     const struct model_latent *m = &f->c.latent;
@@ -310,10 +363,8 @@ static enum td_status stacked_open(const struct forward *f, uint32_t l, uint32_t
     enum td_status s = model_tensor(f->model, name_of(name, l, "mlp.experts.", 0, with_bias), n, t->n_out, &t->bias, e);
     name_of(name, l, "mlp.experts.", 0, t->kind);
     if (!s && f->c.mxfp4) {
-        t->numbers = mem_array(numbers, sizeof(*t->numbers));
-        t->data = t->numbers;
         t->type = NUM_BF16;
-        return model_mxfp4(f->model, name, n, expert, t->n_out, t->n_in, t->numbers, e);
+        return model_mxfp4(f->model, name, n, expert, t->n_out, t->n_in, NULL, e);
     }
     if (!s)
         s = model_tensor_stack(f->model, name, n, t->n_in, t->n_out, &w, e);
@@ -324,31 +375,50 @@ static enum td_status stacked_open(const struct forward *f, uint32_t l, uint32_t
     return TD_OK;
 }
 
+/* MXFP4 as numbers, which takes longer than to look the tensors up: only what has to be packed. */
+static enum td_status stacked_widen(const struct forward *f, uint32_t l, uint32_t expert, struct stacked *t,
+                                    struct td_error *e)
+{
+    char name[MAX_NAME];
+    if (!f->c.mxfp4)
+        return TD_OK;
+    t->numbers = mem_array((size_t)t->n_in * t->n_out, sizeof(*t->numbers));
+    t->data = t->numbers;
+    return model_mxfp4(f->model, name_of(name, l, "mlp.experts.", 0, t->kind), f->c.moe.n_experts, expert, t->n_out,
+                       t->n_in, t->numbers, e);
+}
+
 /* Of an expert's outputs first, first + step, ... those that the rank has. */
 static struct k_matrix_part stacked_part(const struct forward *f, const struct stacked *t, uint32_t expert,
                                          uint32_t first)
 {
     first += own_first(f, t->share) * t->step;
-    size_t out_stride = t->numbers ? t->n_in : 1, bias_at = (size_t)expert * t->n_out + first;
-    return (struct k_matrix_part){.data = (const uint8_t *)t->data + first * out_stride * num_type_bytes(t->type),
+    size_t out_stride = f->c.mxfp4 ? t->n_in : 1, bias_at = (size_t)expert * t->n_out + first;
+    size_t data_at = first * out_stride * num_type_bytes(t->type);
+    return (struct k_matrix_part){.data = t->data ? (const uint8_t *)t->data + data_at : NULL,
                                   .type = t->type,
                                   .n_out = own(f, t->share),
                                   .out_stride = t->step * out_stride,
-                                  .in_stride = t->numbers ? 1 : t->n_out,
+                                  .in_stride = f->c.mxfp4 ? 1 : t->n_out,
                                   .bias = (const uint8_t *)t->bias->data + bias_at * num_type_bytes(t->bias->type),
                                   .bias_type = t->bias->type,
                                   .bias_stride = t->step};
 }
 
-static enum td_status pack_stacked(const struct forward *f, uint32_t l, uint32_t expert, struct stacked *t,
+static enum td_status pack_stacked(struct forward *f, uint32_t l, uint32_t expert, struct stacked *t,
                                    struct k_matrix **out, struct td_error *e)
 {
     struct k_matrix_part parts[2];
     enum td_status s = stacked_open(f, l, expert, t, e);
     for (uint32_t i = 0; i < t->step && !s; i++)
         parts[i] = stacked_part(f, t, expert, i);
-    if (!s)
-        s = pack(f, l, parts, t->step, t->n_in, f->form, out, e);
+    if (s || view(f, parts, t->step, t->n_in, f->form, out) != TD_NOT_YET)
+        return s;
+    s = stacked_widen(f, l, expert, t, e);
+    for (uint32_t i = 0; i < t->step && !s; i++)
+        parts[i] = stacked_part(f, t, expert, i);
+    if (!s && (s = pack_new(f, parts, t->step, t->n_in, f->form, out)))
+        td_fail(e, s, "no memory for the packed weights of layer %u", l);
     free(t->numbers);
     return s;
 }
@@ -445,7 +515,9 @@ static enum td_status open_head(struct forward *f, const struct model_matrix *w,
     if (form.weights == WEIGHTS_INT4) /* it decides most */
         form.weights = WEIGHTS_INT8;
     const struct k_matrix_part part = part_of(w, own_first(f, &f->share.vocab), own(f, &f->share.vocab), f->c.hidden);
-    enum td_status s = k_matrix_pack(f->kernels, &part, 1, f->c.hidden, form.compute, form.weights, &f->head);
+    enum td_status s = view(f, &part, 1, f->c.hidden, form, &f->head);
+    if (s == TD_NOT_YET)
+        s = pack_new(f, &part, 1, f->c.hidden, form, &f->head);
     if (s)
         return td_fail(e, s, "no memory for the output matrix");
     return vector(f, "model.norm.weight", f->c.hidden, f->c.family->norm_offset, &f->final_norm, e);
@@ -487,4 +559,16 @@ enum td_status forward_weights_open(struct forward *f, const struct forward_conf
 {
     enum td_status s = open_layers(f, config, error_out);
     return s ? s : open_ends(f, error_out);
+}
+
+void forward_share_weights(struct forward *f)
+{
+    bool is_shared = weight_cache_publish(f->cache);
+    for (uint32_t i = 0; i < f->n_added && is_shared; i++) {
+        uint64_t len_bytes;
+        k_matrix_move(f->kernels, f->added[i], weight_cache_next(f->cache, &len_bytes));
+    }
+    free(f->added);
+    f->added = NULL;
+    f->n_added = f->cap_added = 0;
 }

@@ -181,6 +181,8 @@ static void open_groups(struct ranks *r, struct kernels *const *kernels)
 
 static enum td_status open_forwards(struct ranks *r, struct td_error *error_out)
 {
+    for (uint32_t i = 0; i < r->n; i++)
+        r->all[i].config.cache = forward_open_cache(&r->all[i].config);
     for (uint32_t i = 1; i < r->n; i++) {
         char name[16];
         snprintf(name, sizeof(name), "rank-%u", i);
@@ -272,6 +274,12 @@ void ranks_write_page(struct ranks *r, uint32_t page)
 {
     for (uint32_t i = 0; i < r->n; i++)
         forward_write_page(r->all[i].forward, page);
+}
+
+void ranks_share_weights(struct ranks *r)
+{
+    for (uint32_t i = 0; i < r->n; i++)
+        forward_share_weights(r->all[i].forward);
 }
 
 void ranks_run(struct ranks *r, const struct forward_batch *b)

@@ -28,6 +28,7 @@ struct ranks_config {
 
 /* As forward_open; the ranks load at the same time. TD_ERR_INVALID: what can't be shared, with both numbers. */
 enum td_status ranks_open(const struct ranks_config *config, struct ranks **out, struct td_error *error_out);
+void ranks_share_weights(struct ranks *r);          /* forward_share_weights of all */
 void ranks_close(struct ranks *r);                  /* NULL is fine */
 uint64_t ranks_weight_bytes(const struct ranks *r); /* of all; what every rank has counts each time */
 

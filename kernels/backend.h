@@ -48,6 +48,12 @@ struct kernels_backend {
                                   const struct matrix_shape *shape, struct k_matrix **out);
     void (*matrix_free)(struct kernels *k, struct k_matrix *m);
     uint64_t (*matrix_bytes)(const struct k_matrix *m);
+    /* All three NULL: packed bytes are the device's alone. */
+    const void *(*matrix_data)(const struct k_matrix *m);
+    enum td_status (*matrix_view)(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts,
+                                  const struct matrix_shape *shape, const void *data, uint64_t len_bytes,
+                                  struct k_matrix **out);
+    void (*matrix_move)(struct k_matrix *m, const void *data);
     enum td_status (*stack_open)(struct kernels *k, struct k_matrix *const *matrices, uint32_t n, struct k_stack **out);
     void (*stack_close)(struct kernels *k, struct k_stack *s);
     uint64_t (*stack_bytes)(const struct k_stack *s);
@@ -114,7 +120,7 @@ enum td_status cpu_open(const struct kernels_config *config, struct kernels **ou
 uint32_t cpu_threads(const struct kernels_config *config); /* as many as it would have */
 
 /* A plugin's symbol. abi: KERNELS_ABI of the program; another one is TD_ERR_VERSION. */
-enum { KERNELS_ABI = 3 };
+enum { KERNELS_ABI = 4 };
 #define KERNELS_PLUGIN "tandem_kernels_open"
 typedef enum td_status (*kernels_plugin)(uint32_t abi, const struct kernels_config *config, struct kernels **out,
                                          struct td_error *error_out);

@@ -274,6 +274,27 @@ uint64_t k_matrix_bytes(const struct kernels *k, const struct k_matrix *m)
     return k->backend->matrix_bytes(m);
 }
 
+const void *k_matrix_data(const struct kernels *k, const struct k_matrix *m)
+{
+    return k->backend->matrix_data ? k->backend->matrix_data(m) : NULL;
+}
+
+enum td_status k_matrix_view(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in,
+                             enum compute compute, enum k_weights weights, const void *data, uint64_t len_bytes,
+                             struct k_matrix **out)
+{
+    struct matrix_shape shape;
+    enum td_status s = shape_of(parts, n_parts, n_in, compute, weights, &shape);
+    if (!s && !k->backend->matrix_view)
+        s = TD_ERR_UNSUPPORTED;
+    return s ? s : k->backend->matrix_view(k, parts, n_parts, &shape, data, len_bytes, out);
+}
+
+void k_matrix_move(struct kernels *k, struct k_matrix *m, const void *data)
+{
+    k->backend->matrix_move(m, data);
+}
+
 void k_linear(struct kernels *k, const struct k_matrix *w, const float *x, uint32_t n_rows, float *y, bool accumulate)
 {
     k->backend->linear(k, w, x, n_rows, y, accumulate);

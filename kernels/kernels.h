@@ -176,6 +176,21 @@ enum td_status k_matrix_pack(struct kernels *k, const struct k_matrix_part *part
 void k_matrix_free(struct kernels *k, struct k_matrix *m); /* NULL is fine */
 uint64_t k_matrix_bytes(const struct kernels *k, const struct k_matrix *m);
 
+/*
+ * Packed bytes that lie elsewhere, as in a file that several processes map (engine/weight_cache.h). The same parts, compute, weights
+ * and isa name give the same bytes. DEVICE_CPU only.
+ *
+ * k_matrix_data: the k_matrix_bytes() bytes of a matrix; NULL on a device. k_matrix_view: as k_matrix_pack, but the bytes are at data,
+ * 64-byte aligned, and stay the caller's, who keeps them until the matrix is freed; of parts only shapes and biases are read, data may
+ * be NULL. TD_ERR_INVALID if such a matrix has not len_bytes, TD_ERR_UNSUPPORTED on a device. k_matrix_move: the matrix, which was
+ * packed, gives up its own memory for a copy of it at data, on the same terms.
+ */
+const void *k_matrix_data(const struct kernels *k, const struct k_matrix *m);
+enum td_status k_matrix_view(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_in,
+                             enum compute compute, enum k_weights weights, const void *data, uint64_t len_bytes,
+                             struct k_matrix **out);
+void k_matrix_move(struct kernels *k, struct k_matrix *m, const void *data);
+
 /* y[T][n_out] = x[T][n_in] W^T + bias; accumulate adds to what y holds: y = y + (x W^T + bias), each sum rounded. */
 void k_linear(struct kernels *k, const struct k_matrix *w, const float *x, uint32_t n_rows, float *y, bool accumulate);
 

@@ -17,6 +17,7 @@
 #include "base/random.h"
 #include "base/thread.h"
 #include "kvstore/kvstore_internal.h"
+#include "worker/sizes.h"
 
 enum {
     BEAT_MS = 250,
@@ -50,7 +51,8 @@ const struct option KVSTORE_OPTIONS[] = {
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Memory and disk"},
     {"eviction", OPT_CHOICE, AT(eviction), "tandem", EVICTION_NAMES, 0, 0,
      "which block goes first when room is needed"},
-    {"dram-bytes", OPT_BYTES, AT(dram_bytes), "1G", NULL, 4096, 1e15, "memory for blocks"},
+    {"dram-bytes", OPT_BYTES, AT(dram_bytes), "0", NULL, 0, 1e15,
+     "memory for blocks; 0: 16 longest contexts, at most an eighth of the memory that is available"},
     {"tenant-quota", OPT_DOUBLE, AT(tenant_quota), "1", "SHARE", 0.001, 1,
      "of memory and of the directory one tenant may keep at most while others need the room; 1: all"},
     {"tenant-quotas", OPT_STRING, AT(tenant_quotas), NULL, "NAME=SHARE,...", 0, 0, "other shares for some tenants"},
@@ -222,6 +224,7 @@ static void send_load(struct kvstore *s)
     l.store_blocks_dram = a.n_dram;
     l.store_blocks_ssd = a.n_ssd;
     l.store_bytes_ssd = stats_of_ssd(s).dir_bytes;
+    l.draining = atomic_load(&s->stopping);
     m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_LOAD;
     m.load = &l;
     link_server_send_all(s->links, &m);
@@ -347,6 +350,7 @@ enum td_status kvstore_run(struct kvstore *s)
     }
     atomic_store(&s->beat_stop, true);
     pthread_join(beat_thread, NULL);
+    send_load(s); /* routers hear that it leaves, and don't count it as lost */
     return TD_OK;
 }
 
@@ -372,6 +376,20 @@ static void open_table(struct kvstore *s, uint32_t n_slots, bool has_ssd, enum e
     table_set_quotas(s->table, share > 0 ? share : 1, s->quotas, s->n_quotas);
 }
 
+/* How many blocks DRAM holds; nothing is allocated yet. */
+static enum td_status size_dram(const struct kvstore *s, uint64_t *n_slots_out, struct td_error *e)
+{
+    const struct available_memory there = available_memory("");
+    struct size_asked dram;
+    sizes_dram(s->options.dram_bytes, &s->geometry, there.bytes / SIZES_ALONE, &dram);
+    uint64_t n_slots = dram.bytes / s->page_bytes;
+    if (!n_slots || n_slots > UINT32_MAX)
+        return td_fail(e, TD_ERR_INVALID, "--dram-bytes %llu: a block takes %llu", (unsigned long long)dram.bytes,
+                       (unsigned long long)s->page_bytes);
+    *n_slots_out = n_slots;
+    return sizes_check(&dram, 1, 0, &there, e);
+}
+
 static enum td_status open_tiers(struct kvstore *s, struct td_error *e)
 {
     struct kvstore_options *o = &s->options;
@@ -388,10 +406,10 @@ static enum td_status open_tiers(struct kvstore *s, struct td_error *e)
     s->page_bytes = kv_layout_page_bytes(&s->geometry.layout);
     if (!o->dir)
         s->codec = BLOCK_RAW; /* DRAM has none */
-    uint64_t n_slots = (uint64_t)o->dram_bytes / s->page_bytes;
-    if (!n_slots || n_slots > UINT32_MAX)
-        return td_fail(e, TD_ERR_INVALID, "--dram-bytes %lld: a block takes %llu", (long long)o->dram_bytes,
-                       (unsigned long long)s->page_bytes);
+    uint64_t n_slots = 0;
+    status = size_dram(s, &n_slots, e);
+    if (status)
+        return status;
     s->arena_bytes = n_slots * s->page_bytes;
     if (mem_map_shared(s->arena_bytes, &s->arena, &s->arena_fd)) /* readers on this host may map it; if not, they ask */
         status = mem_map(s->arena_bytes, &s->arena);

@@ -562,7 +562,7 @@ enum td_status model_mxfp4(const struct model *m, const char *name, uint64_t n, 
     enum td_status s = find_bytes(m, name, "_blocks", (uint64_t[]){n, rows, groups, MX_BYTES}, 4, &codes, error_out);
     if (!s)
         s = find_bytes(m, name, "_scales", (uint64_t[]){n, rows, groups}, 3, &scales, error_out);
-    for (uint64_t i = 0; i < rows * groups && !s; i++) {
+    for (uint64_t i = 0; i < rows * groups && out && !s; i++) {
         uint64_t at = index * rows * groups + i;
         mxfp4_group((const uint8_t *)codes->data + at * MX_BYTES, ((const uint8_t *)scales->data)[at],
                     out + i * MX_GROUP);

@@ -52,7 +52,8 @@ enum td_status model_matrix(const struct model *m, const char *name, uint64_t ro
 
 /*
  * Matrix `index` of n in `name`_blocks [n][rows][cols / 32][16] and `name`_scales [n][rows][cols / 32], both bytes, as bf16, exactly:
- * MXFP4 (OCP Microscaling 1.0), e2m1 numbers, the first of two in the low bits, times 2^(scale - 127). out [rows][cols].
+ * MXFP4 (OCP Microscaling 1.0), e2m1 numbers, the first of two in the low bits, times 2^(scale - 127). out [rows][cols]; NULL: the
+ * tensors are looked up and checked only.
  */
 enum td_status model_mxfp4(const struct model *m, const char *name, uint64_t n, uint64_t index, uint64_t rows,
                            uint64_t cols, uint16_t *out, struct td_error *error_out);

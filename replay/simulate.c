@@ -447,7 +447,7 @@ static void open_nodes(struct sim *s)
         n->out = &s->result->workers[i];
         n->out->role = n->role;
         n->receives.bytes_per_ns = n->sends.bytes_per_ns = c->port_gb_s;
-        n->loading = rls_make(3, (const double[]){2, 0.2, 0.5}, 0.1); /* as a worker begins */
+        n->loading = rls_make(3, (const double[]){SCHEDULER_LOADING_PRIOR}, 0.1); /* as a worker begins */
         pool_init(&n->pool, pages_of_role(c, n->role));
         n->reports = mem_array(s->n_routers, sizeof(*n->reports));
         worker_up(s, i);

@@ -234,7 +234,7 @@ static void admitted(struct sim *s, struct node *n, struct seq *q, struct leg *l
         q->admitted_ns = s->now_ns;
         q->own_tokens = leg->n_computed;
         q->coming = leg->n_computed * s->c.kv_bytes_per_token;
-        uint32_t have = leg->n_computed / s->c.block_tokens, want = q->q.plan.store_blocks / s->block_pages;
+        uint32_t have = leg->n_computed / s->c.block_tokens, want = q->q.plan.loaded_blocks / s->block_pages;
         if (want > have && stores_load(s, n, q, have, want)) {
             leg->state = LEG_FILLING;
             list_push(&n->filling, q);

@@ -97,7 +97,8 @@ static void tell_candidate(const struct weighed *w, Tandem__Admin__V1__Candidate
     m->prefill = w->of.as_prefill;
     m->decode = w->of.as_decode;
     m->matched_blocks = w->of.matched_blocks;
-    m->store_blocks = w->of.store_blocks;
+    m->store_blocks = w->of.peer_from;
+    m->peer_blocks = w->of.loaded_blocks > w->of.peer_from ? w->of.loaded_blocks : 0;
     m->wait_ms = w->of.wait_ms;
     m->load_ms = w->of.load_ms;
     m->prefill_ms = w->of.prefill_ms;

@@ -11,7 +11,7 @@
 #include "proto/wire/store_msg.h"
 #include "router/router_internal.h"
 
-enum { MAX_RUNS = 256 };
+enum { MAX_RUNS = 256, MAX_HOLDERS = 1 };
 
 static Tandem__Worker__V1__TransferId transfer_id(const struct request *q)
 {
@@ -25,18 +25,29 @@ struct store_list { /* what a leg's message points to */
     Tandem__Worker__V1__Store stores[MAX_STORES], *store_list[MAX_STORES];
     Tandem__Worker__V1__StoreRun runs[MAX_RUNS], *run_list[MAX_RUNS];
     const struct peer *peers[MAX_STORES];
+    ProtobufCBinaryData holders[MAX_HOLDERS];
 };
 
-/* The store that goes on longest from block `first`; of equals one by chance, so that copies share the load. */
+static void add_run(struct store_list *l, Tandem__Worker__V1__Leg *leg, uint32_t source, uint32_t first, uint32_t n)
+{
+    Tandem__Worker__V1__StoreRun *run = l->run_list[leg->n_store_runs] = &l->runs[leg->n_store_runs];
+    tandem__worker__v1__store_run__init(run);
+    run->store = source;
+    run->first_block = first;
+    run->n_blocks = n;
+    leg->n_store_runs++;
+}
+
+/* The store that goes on longest from block `first` to `end`; of equals one by chance, so that copies share the load. */
 static uint32_t longest_run(const struct request *q, const struct store_list *l, size_t n_stores, uint32_t first,
-                            uint32_t *store_out)
+                            uint32_t end, uint32_t *store_out)
 {
     uint32_t best = 0;
     uint64_t start = random_at(q->router->incarnation, q->counter, first) % n_stores;
     for (size_t i = 0; i < n_stores; i++) {
         uint32_t at = (uint32_t)((start + i) % n_stores);
         struct holder_set store = holder_set_of(l->peers[at]->holder);
-        uint32_t n = index_match_segments(q->router->index, &store, q->keys, first, q->plan.store_blocks);
+        uint32_t n = index_match_segments(q->router->index, &store, q->keys, first, end);
         if (n > best) {
             best = n;
             *store_out = at;
@@ -45,20 +56,46 @@ static uint32_t longest_run(const struct request *q, const struct store_list *l,
     return best;
 }
 
-static void list_runs(const struct request *q, struct store_list *l, Tandem__Worker__V1__Leg *leg)
+/* The worker that has the most of the prompt and that `to` can read from; of equals one by chance. NULL: nobody has more than first. */
+static const struct peer *longest_holder(const struct request *q, const struct peer *to, uint32_t first,
+                                         uint32_t *n_out)
 {
-    uint32_t store = 0, n;
-    for (uint32_t first = 0; first < q->plan.store_blocks && leg->n_store_runs < MAX_RUNS && leg->n_stores;
-         first += n) {
-        if (!(n = longest_run(q, l, leg->n_stores, first, &store)))
-            return;
-        Tandem__Worker__V1__StoreRun *run = l->run_list[leg->n_store_runs] = &l->runs[leg->n_store_runs];
-        tandem__worker__v1__store_run__init(run);
-        run->store = store;
-        run->first_block = first;
-        run->n_blocks = n;
-        leg->n_store_runs++;
+    const struct router *r = q->router;
+    const struct peer *best = NULL;
+    uint64_t start = random_at(r->incarnation, q->counter, first) % r->n_peers;
+    *n_out = first;
+    for (uint32_t i = 0; i < r->n_peers; i++) {
+        const struct peer *p = r->peers[(start + i) % r->n_peers];
+        if (p == to || p->role == ROLE_STORE || p->state != PEER_READY || !p->xfer_address[0] ||
+            !scheduler_can_read(r->scheduler, to->holder, p->holder))
+            continue;
+        uint32_t n = index_match(r->index, p->holder, q->keys, q->plan.loaded_blocks);
+        if (n > *n_out) {
+            *n_out = n;
+            best = p;
+        }
     }
+    return best;
+}
+
+/* From stores as far as the plan says, then from another worker. */
+static void list_runs(const struct request *q, const struct peer *to, struct store_list *l,
+                      Tandem__Worker__V1__Leg *leg)
+{
+    uint32_t store = 0, n = 0, first = 0, end;
+    const struct peer *holder = NULL;
+    for (; first < q->plan.peer_from && leg->n_store_runs < MAX_RUNS - 1 && leg->n_stores; first += n) {
+        if (!(n = longest_run(q, l, leg->n_stores, first, q->plan.peer_from, &store)))
+            return;
+        add_run(l, leg, store, first, n);
+    }
+    if (first >= q->plan.peer_from && first < q->plan.loaded_blocks)
+        holder = longest_holder(q, to, first, &end);
+    if (!holder)
+        return;
+    leg->holders = l->holders;
+    l->holders[leg->n_holders++] = rpc_data(holder->xfer_address);
+    add_run(l, leg, (uint32_t)leg->n_stores, first, end - first);
 }
 
 static void list_stores(const struct request *q, const struct peer *to, Tandem__Worker__V1__LegKind kind,
@@ -67,7 +104,7 @@ static void list_stores(const struct request *q, const struct peer *to, Tandem__
     const struct router *r = q->router;
     for (uint32_t i = 0; i < r->n_peers && !q->p.bypass_cache; i++) {
         const struct peer *p = r->peers[i];
-        if (p->role != ROLE_STORE || p->state != PEER_READY || strcmp(p->kv_codec, q->kv_codec))
+        if (p->role != ROLE_STORE || p->state != PEER_READY || p->draining || strcmp(p->kv_codec, q->kv_codec))
             continue; /* one that came since with another codec gets no blocks of this name */
         if (!scheduler_can_read(r->scheduler, to->holder, p->holder))
             continue; /* it would be waited for in vain */
@@ -82,7 +119,7 @@ static void list_stores(const struct request *q, const struct peer *to, Tandem__
     if (kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE)
         return; /* the prompt's blocks are the other leg's */
     leg->hot_blocks = q->hot_blocks;
-    list_runs(q, l, leg);
+    list_runs(q, to, l, leg);
 }
 
 /* The answer's limits, and what is asked of the prompt: nothing that came already. */

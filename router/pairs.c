@@ -3,8 +3,9 @@
  * in its heartbeats which it can't connect to. Such a holder is in no split plan of that reader, and such a store
  * is not named to it, until the worker has connected after all (it goes on trying).
  *
- * A worker is told at most CONNECTED_MAX addresses, stores first, then prefill workers from a place of its own in the list, so that
- * different workers are told different ones where there are more. Pairs that nobody was told of connect when they are first used.
+ * A worker reads from stores and, where another has computed what begins its prompt, from any other worker. It is told at most
+ * CONNECTED_MAX addresses: stores, then those that hand prompts over to it, then the others, from a place of its own in the list, so
+ * that different workers are told different ones where there are more. Pairs that nobody was told of connect when they are first used.
  */
 #include <string.h>
 
@@ -12,11 +13,21 @@
 
 enum { CONNECTED_MAX = 16 };
 
+enum { STORE, HANDS_OVER, OTHER, RANKS };
+
+/* How likely, and how urgent, it is that p reads from it; 0: most. */
+static int rank(const struct peer *p, const struct peer *from)
+{
+    return from->role == ROLE_STORE ? STORE : from->role == ROLE_PREFILL && p->role == ROLE_DECODE ? HANDS_OVER : OTHER;
+}
+
+/* Whoever does not load prefixes reads from workers that hand prompts over to it alone. */
 static bool may_read(const struct peer *p, const struct peer *from)
 {
     if (p == from || from->state != PEER_READY || !from->xfer_address[0])
         return false;
-    return from->role == ROLE_STORE || (from->role == ROLE_PREFILL && p->role == ROLE_DECODE);
+    bool loads = strcmp(p->router->options.prefix, "compute") != 0;
+    return rank(p, from) == HANDS_OVER || loads;
 }
 
 static void tell(struct peer *p)
@@ -25,10 +36,10 @@ static void tell(struct peer *p)
     Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
     Tandem__Worker__V1__Peers peers = TANDEM__WORKER__V1__PEERS__INIT;
     ProtobufCBinaryData list[CONNECTED_MAX];
-    for (int stores = 1; stores >= 0; stores--)
+    for (int wanted = 0; wanted < RANKS; wanted++)
         for (uint32_t i = 0; i < r->n_peers && peers.n_xfer_addresses < CONNECTED_MAX; i++) {
             const struct peer *from = r->peers[(p->holder + i) % r->n_peers];
-            if (may_read(p, from) && (from->role == ROLE_STORE) == stores)
+            if (may_read(p, from) && rank(p, from) == wanted)
                 list[peers.n_xfer_addresses++] = rpc_data(from->xfer_address);
         }
     uint64_t told = 0; /* of none: nothing needs to be said */

@@ -626,6 +626,8 @@ static void learn(struct peer *p, const Tandem__Worker__V1__Load *l)
     scheduler_observe_loading(s, p->holder, bounded(l->load_ms, -MOST_STEP_MS, MOST_STEP_MS),
                               bounded(l->load_dram_ms, -MOST_STEP_MS, MOST_STEP_MS),
                               bounded(l->load_ssd_ms, -MOST_STEP_MS, MOST_STEP_MS));
+    scheduler_observe_fetching(s, p->holder, bounded(l->fetch_ms, -MOST_STEP_MS, MOST_STEP_MS),
+                               bounded(l->fetch_block_ms, -MOST_STEP_MS, MOST_STEP_MS));
     for (size_t i = 0; i < l->n_steps; i++) {
         const Tandem__Worker__V1__Step *m = l->steps[i];
         const struct cost_step step = {.n_prompts = m->n_prompts,

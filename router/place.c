@@ -86,7 +86,8 @@ static struct holder_set ready_holders(const struct router *r, bool stores)
 {
     struct holder_set s = {{0}};
     for (uint32_t i = 0; i < r->n_peers; i++)
-        if ((r->peers[i]->role == ROLE_STORE) == stores && r->peers[i]->state == PEER_READY)
+        if ((r->peers[i]->role == ROLE_STORE) == stores && r->peers[i]->state == PEER_READY &&
+            !(stores && r->peers[i]->draining)) /* it gives nothing any more */
             holder_set_add(&s, r->peers[i]->holder);
     return s;
 }
@@ -97,12 +98,15 @@ static void match(void *user, struct sched_request *s)
     struct request *q = s->user;
     struct holder_set workers = ready_holders(r, false), stores = ready_holders(r, true);
     memset(s->matched_blocks, 0, MAX_WORKERS * sizeof(*s->matched_blocks));
-    s->store_blocks = s->store_blocks_ssd = 0;
+    s->store_blocks = s->store_blocks_ssd = s->peer_blocks = 0;
     if (replan_wants_scores(q)) /* every token of the prompt is computed */
         return;
     index_match_each(r->index, &workers, q->keys, q->n_keys, s->matched_blocks);
     s->store_blocks = index_match_segments(r->index, &stores, q->keys, 0, q->n_keys);
     s->store_blocks_ssd = index_on_disk(r->index, &stores, q->keys, s->store_blocks);
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        if (r->peers[i]->state == PEER_READY && s->matched_blocks[r->peers[i]->holder] > s->peer_blocks)
+            s->peer_blocks = s->matched_blocks[r->peers[i]->holder];
 }
 
 uint32_t place_cached(struct router *r, const struct block_key *keys, uint32_t n)

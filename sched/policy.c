@@ -76,11 +76,14 @@ static bool fits_ever(const struct policy_worker *w, const struct policy_request
     return total <= w->max_context && pages(total, r->block_tokens) <= w->total_pages;
 }
 
-/* What is loaded is taken to lie in memory and on disk as the whole prefix does. */
-static double predict_load(const struct policy_worker *w, const struct policy_request *r, uint32_t n_blocks)
+/* What stores load is taken to lie in memory and on disk as the whole prefix does. Stores and a worker are asked at the same time. */
+static double predict_load(const struct policy_worker *w, const struct policy_request *r, uint32_t n_stored,
+                           uint32_t n_held)
 {
-    double on_disk = (double)n_blocks * r->store_blocks_ssd / r->store_blocks;
-    return fmax(w->load_ms + w->load_dram_ms * (n_blocks - on_disk) + w->load_ssd_ms * on_disk, 0);
+    double on_disk = n_stored ? (double)n_stored * r->store_blocks_ssd / r->store_blocks : 0;
+    double stored = n_stored ? w->load_ms + w->load_dram_ms * (n_stored - on_disk) + w->load_ssd_ms * on_disk : 0;
+    double held = n_held ? w->fetch_ms + w->fetch_block_ms * n_held : 0;
+    return fmax(fmax(stored, held), 0);
 }
 
 static double compute_ms(const struct policy_worker *w, const struct policy_request *r, uint32_t blocks, uint32_t chunk)
@@ -106,20 +109,60 @@ static uint32_t own_blocks(const struct policy_request *r, uint32_t worker)
     return matched < usable ? matched : usable;
 }
 
-static void view_prefix(const struct policy_worker *w, const struct policy_request *r, struct prefill_view *v)
+struct
+    source { /* one way to get a prefix: blocks [own, peer_from) from stores, [peer_from, there) from another worker */
+    uint32_t there, peer_from;
+    double load, rest; /* rest: computing what is not loaded */
+};
+
+static struct source view_source(const struct policy_worker *w, const struct policy_request *r, uint32_t own,
+                                 uint32_t peer_from, uint32_t there)
+{
+    uint32_t from = peer_from > own ? peer_from : own;
+    return (struct source){there, peer_from, predict_load(w, r, from - own, there - from),
+                           compute_ms(w, r, there, w->chunk_tokens)};
+}
+
+/* Who asks for the ratio, or must load, wants as much as there is; everybody else the shortest time. */
+static bool is_better(const struct policy_request *r, const struct source *a, const struct source *b)
+{
+    bool most = r->prefix == PREFIX_LOAD || (r->policy == POLICY_MOONCAKE && r->prefix == PREFIX_AUTO);
+    if (most && a->there != b->there)
+        return a->there > b->there;
+    return a->load + a->rest < b->load + b->rest;
+}
+
+/* From the stores; as far as the stores go and then from the worker that has more; from that worker alone. */
+static struct source best_source(const struct policy_worker *w, const struct policy_request *r, uint32_t own)
 {
     uint32_t usable = (r->n_tokens - 1) / r->block_tokens;
-    uint32_t there = r->store_blocks < usable ? r->store_blocks : usable;
+    uint32_t stored = r->store_blocks < usable ? r->store_blocks : usable;
+    uint32_t held = r->peer_blocks < usable ? r->peer_blocks : usable;
+    struct source best = {.there = 0};
+    if (stored > own)
+        best = view_source(w, r, own, stored, stored);
+    if (held > own && held > stored && stored > own) {
+        struct source both = view_source(w, r, own, stored, held);
+        best = is_better(r, &both, &best) ? both : best;
+    }
+    if (held > own) {
+        struct source alone = view_source(w, r, own, 0, held);
+        best = !best.there || is_better(r, &alone, &best) ? alone : best;
+    }
+    return best;
+}
+
+static void view_prefix(const struct policy_worker *w, const struct policy_request *r, struct prefill_view *v)
+{
     v->own_blocks = own_blocks(r, v->worker);
     v->compute = compute_ms(w, r, v->own_blocks, w->chunk_tokens);
-    if (there <= v->own_blocks)
+    struct source s = best_source(w, r, v->own_blocks);
+    if (!s.there || !load_pays(r, v->own_blocks, s.there, s.load, v->compute - s.rest))
         return;
-    double load = predict_load(w, r, there - v->own_blocks), rest = compute_ms(w, r, there, w->chunk_tokens);
-    if (!load_pays(r, v->own_blocks, there, load, v->compute - rest))
-        return;
-    v->store_blocks = there;
-    v->load = load;
-    v->compute = rest;
+    v->loaded_blocks = s.there;
+    v->peer_from = s.peer_from;
+    v->load = s.load;
+    v->compute = s.rest;
 }
 
 static bool is_booked(const struct policy_worker *w, uint32_t i, const struct policy_request *r, double ttft)
@@ -256,7 +299,7 @@ static double token_ms(const struct policy_worker *w, double step, double limit,
 /* Of its prompt, that are neither there nor loaded. */
 static uint32_t new_tokens(const struct policy_request *r, const struct prefill_view *v)
 {
-    uint32_t known = v->store_blocks > v->own_blocks ? v->store_blocks : v->own_blocks;
+    uint32_t known = v->loaded_blocks > v->own_blocks ? v->loaded_blocks : v->own_blocks;
     return r->n_tokens - known * r->block_tokens;
 }
 
@@ -366,7 +409,7 @@ static double copy_cost(const struct policy_request *r, double weight, double sa
 static double prefill_cost(const struct policy_worker *w, const struct policy_request *r, const struct prefill_view *v,
                            uint32_t most_own)
 {
-    uint32_t most = most_own > v->store_blocks ? most_own : v->store_blocks;
+    uint32_t most = most_own > v->loaded_blocks ? most_own : v->loaded_blocks;
     if (r->urgent)
         return v->ttft;
     double waiting = r->ttft_ms > 0 ? WAITING : WAITING_UNLIMITED, slowed = v->compute / v->share - v->compute;
@@ -418,7 +461,8 @@ static void note(struct search *s, const struct prefill_view *p, const struct de
         c->worker = p->worker;
         c->as_prefill = true;
         c->matched_blocks = p->own_blocks;
-        c->store_blocks = p->store_blocks;
+        c->loaded_blocks = p->loaded_blocks;
+        c->peer_from = p->peer_from;
         c->wait_ms = p->wait;
         c->load_ms = p->load;
         c->prefill_ms = p->compute;
@@ -443,7 +487,8 @@ static struct plan plan_of(const struct search *s, const struct prefill_view *p,
                          .now = s->workers[p->worker].takes_prompts && d->now,
                          .prefill = p->worker,
                          .decode = d->worker,
-                         .store_blocks = p->store_blocks,
+                         .loaded_blocks = p->loaded_blocks,
+                         .peer_from = p->peer_from,
                          .new_tokens = new_tokens(r, p),
                          .ttft_ms = r->waited_ms + ready,
                          .tpot_ms = d->tpot,

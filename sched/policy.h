@@ -85,6 +85,7 @@ struct policy_worker {
     bool takes_prompts; /* has less than two chunks of work; else what goes there waits at the router */
     /* Loading a prefix from stores: for itself, for each block in their memory, for each on their disks. */
     double load_ms, load_dram_ms, load_ssd_ms;
+    double fetch_ms, fetch_block_ms;       /* the same from other workers; both at once take as long as the slower */
     const struct transfer_model *transfer; /* of what comes to it; NULL: it takes no time */
     double sends, receives;                /* prompts that flow from it and to it */
     const uint64_t *unread; /* bits of the workers from which it can read no pages, by index; NULL: of none. Borrowed */
@@ -99,6 +100,7 @@ struct policy_request {
     const uint32_t *matched_blocks; /* of each worker, in its own pool; NULL: nowhere */
     uint32_t store_blocks;          /* leading blocks that the stores hold together */
     uint32_t store_blocks_ssd;      /* of these, on disk only */
+    uint32_t peer_blocks;           /* most leading blocks that a worker holds which others can ask for them */
     double ttft_ms, tpot_ms;        /* limits; 0: none */
     double tpot_margin;   /* by which a predicted TPOT must stay below a limit, as a share of the prediction */
     bool urgent;          /* it goes where its first token comes soonest, whatever that costs */
@@ -120,13 +122,14 @@ struct plan {
     enum plan_kind kind;
     bool now;                 /* both workers take it at once; else it waits at the router */
     uint32_t prefill, decode; /* indices into workers; equal unless it is split. PLAN_REFUSE: what would be soonest */
-    uint32_t store_blocks;   /* leading blocks worth loading from stores; 0: computing is faster, or nothing is there */
-    uint32_t new_tokens;     /* that are computed: neither matched nor loaded */
-    double ttft_ms, tpot_ms; /* predicted, from arrival */
-    double work_ms;          /* of the prefill worker: load, and prefill if nothing decoded beside it */
-    double step_ms;          /* longest step of decoding alone while it decodes: what is held against TPOT limits */
-    double prompt_share;     /* of the prefill worker's time */
-    double stretch;          /* of the decode worker, in tpot_ms */
+    uint32_t loaded_blocks;   /* leading blocks worth loading; 0: computing is faster, or nothing is there */
+    uint32_t peer_from;       /* of these, the first that another worker is asked for; those before it: stores */
+    uint32_t new_tokens;      /* that are computed: neither matched nor loaded */
+    double ttft_ms, tpot_ms;  /* predicted, from arrival */
+    double work_ms;           /* of the prefill worker: load, and prefill if nothing decoded beside it */
+    double step_ms;           /* longest step of decoding alone while it decodes: what is held against TPOT limits */
+    double prompt_share;      /* of the prefill worker's time */
+    double stretch;           /* of the decode worker, in tpot_ms */
     double load_ms, start_ms; /* of it: loading; when it begins, from now */
     struct transfer transfer; /* of a split one */
     double gap_ms, token_ms;  /* between first and second token; between two later ones */
@@ -149,7 +152,7 @@ static inline bool plan_is_whole(enum plan_kind kind)
 struct policy_candidate {
     uint32_t worker;
     bool as_prefill, as_decode; /* both: aggregated or kept */
-    uint32_t matched_blocks, store_blocks;
+    uint32_t matched_blocks, loaded_blocks, peer_from;
     double wait_ms, load_ms, prefill_ms, transfer_ms, ttft_ms, tpot_ms, cost; /* transfer: exposed */
     const char *reason;                                                       /* NULL: it could take the request */
 };

@@ -4,7 +4,7 @@
 #include "sched/policy.h"
 
 struct prefill_view { /* of one worker, as the place of the prefill */
-    uint32_t worker, own_blocks, store_blocks;
+    uint32_t worker, own_blocks, loaded_blocks, peer_from;
     double wait, load, compute, ttft; /* ttft: from now; compute: if nothing decoded there */
     double share;                     /* of the worker's time that prompts get beside what decodes there */
     double alone;                     /* load and compute if nothing else were there */

@@ -75,6 +75,7 @@ static struct policy_request ask_of(const struct scheduler *s, const struct sche
                                    .matched_blocks = q->matched_blocks,
                                    .store_blocks = q->store_blocks,
                                    .store_blocks_ssd = q->store_blocks_ssd,
+                                   .peer_blocks = q->peer_blocks,
                                    .ttft_ms = q->resumed ? 0 : q->ttft_ms,
                                    .grace = terms.grace,
                                    .tpot_ms = q->resumed ? 0 : q->tpot_ms,

@@ -79,7 +79,7 @@ struct sched_request {
     uint32_t avoid[SCHEDULER_AVOID], n_avoid; /* workers that failed it: others first, for a while; scheduler_avoid() */
     /* kept by the caller when config.match is called */
     uint32_t *matched_blocks; /* of each worker; NULL: nowhere */
-    uint32_t store_blocks, store_blocks_ssd;
+    uint32_t store_blocks, store_blocks_ssd, peer_blocks;
 
     /* the scheduler's */
     enum sched_state state;
@@ -166,6 +166,10 @@ void scheduler_worker_down(struct scheduler *s, uint32_t w); /* its requests wer
 void scheduler_observe_step(struct scheduler *s, uint32_t w, const struct cost_step *step);
 void scheduler_observe_report(struct scheduler *s, uint32_t w, const struct sched_report *report, uint64_t now_ns);
 void scheduler_observe_loading(struct scheduler *s, uint32_t w, double load_ms, double dram_ms, double ssd_ms);
+/* What loading is thought to take before anything was loaded: LOADING of load, dram, ssd; FETCHING of fetch, block. Milliseconds. */
+#define SCHEDULER_LOADING_PRIOR  2, 0.2, 0.5
+#define SCHEDULER_FETCHING_PRIOR 10, 0.2 /* the other worker answers between two steps */
+void scheduler_observe_fetching(struct scheduler *s, uint32_t w, double fetch_ms, double block_ms);
 
 /*
  * True: admitted, and queued; a pass will place it. False: q->plan says why not, *retry_after_ms_out when to come back.

@@ -27,7 +27,7 @@ struct sched_worker {
     uint64_t used_ns;                   /* when prompt_use was last brought up to date */
     struct cost_term leg_error;
     double leg_extra_ms; /* of a prefill leg beyond its predicted steps: the mean */
-    double load_ms, dram_ms, ssd_ms;
+    double load_ms, dram_ms, ssd_ms, fetch_ms, fetch_block_ms;
     struct transfer_model transfer;     /* of what comes to it */
     uint32_t n_sends, n_receives;       /* of prompts that are computed, and whose pages still flow */
     struct sched_request *first, *last; /* dispatched prompts */

@@ -29,6 +29,8 @@ static void workers_changed(struct scheduler *s)
 
 /* ----------------------------------------------------------------- workers */
 
+static const double LOADING[] = {SCHEDULER_LOADING_PRIOR}, FETCHING[] = {SCHEDULER_FETCHING_PRIOR};
+
 static void fill_view(struct scheduler *s, uint32_t w)
 {
     const struct sched_worker *k = &s->workers[w];
@@ -42,6 +44,8 @@ static void fill_view(struct scheduler *s, uint32_t w)
     v->load_ms = k->load_ms;
     v->load_dram_ms = k->dram_ms;
     v->load_ssd_ms = k->ssd_ms;
+    v->fetch_ms = k->fetch_ms;
+    v->fetch_block_ms = k->fetch_block_ms;
     v->unread = NULL;
     for (uint32_t i = 0; i < SCHEDULER_MAX_WORKERS / 64; i++)
         v->unread = k->unread[i] ? k->unread : v->unread;
@@ -78,6 +82,8 @@ static void start_anew(struct scheduler *s, struct sched_worker *k, enum worker_
     bool is_measured = n_steps(k) && k->info.role == role;
     /* pages of prompts that its former process computed may still flow from it, as far as anybody knows */
     *k = (struct sched_worker){.bookings = k->bookings, .n_sends = k->n_sends, .n_receives = k->n_receives};
+    k->load_ms = LOADING[0], k->dram_ms = LOADING[1], k->ssd_ms = LOADING[2];
+    k->fetch_ms = FETCHING[0], k->fetch_block_ms = FETCHING[1];
     if (is_measured && !most_measured(s, role))
         k->cost = cost_like(&former);
 }
@@ -182,6 +188,13 @@ void scheduler_observe_loading(struct scheduler *s, uint32_t w, double load_ms, 
     k->load_ms = load_ms;
     k->dram_ms = dram_ms;
     k->ssd_ms = ssd_ms;
+    fill_view(s, w);
+}
+
+void scheduler_observe_fetching(struct scheduler *s, uint32_t w, double fetch_ms, double block_ms)
+{
+    s->workers[w].fetch_ms = fetch_ms;
+    s->workers[w].fetch_block_ms = block_ms;
     fill_view(s, w);
 }
 

@@ -7,6 +7,7 @@
 #                          reports: 5 minutes of one core), pauses (routers and machines that stand still for 10 s), memory,
 #                          predicted (errors of predicted TTFT on the CPU engine and the time of a refusal, at the promised bounds),
 #                          routers (several of them and clients that come back, simulated and live, at the promised bounds),
+#                          pack (start times with packed weights, a builder of them that stands still),
 #                          fairness (floods of 10 minutes each by two and three tenants, simulated and live),
 #                          reproductions (all tables of docs/reproductions.md, half an hour of one core), sweep (goodput against load on
 #                          all beds, deploy/reproduce/goodput.py: half a day on two cores),

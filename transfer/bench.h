@@ -15,10 +15,12 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/log.h"
 #include "base/status.h"
+#include "proto/wire/checksum.h"
 
 struct xfer_bench_config {
     /* "mapped" (the holder's arena, mapped by the reader), "shm" (UCX's shared memory), or a list as of xfer_config.tls */
@@ -63,3 +65,19 @@ struct xfer_bench_sum {
 };
 enum { XFER_BENCH_SUMS = 6 };
 enum td_status xfer_bench_sums(uint64_t bytes, struct xfer_bench_sum rows[XFER_BENCH_SUMS]);
+
+/*
+ * Ways to copy and sum (proto/wire/checksum.h), one thread, over `bytes` that no cache holds; rounds in turns with memcpy, the best
+ * of each. start_gb_per_s: what the short measurement at start found, by which this process chose.
+ */
+struct xfer_bench_way {
+    const char *name;
+    double gb_per_s, start_gb_per_s;
+    bool is_chosen;
+};
+struct xfer_bench_ways {
+    uint32_t n;
+    struct xfer_bench_way ways[CHECKSUM_WAYS_MAX];
+    double memcpy_gb_per_s, start_memcpy_gb_per_s, start_ms;
+};
+enum td_status xfer_bench_copies(uint64_t bytes, struct xfer_bench_ways *out);

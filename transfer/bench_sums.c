@@ -117,26 +117,75 @@ static double copy_rate(const struct clock *clock, sum_fn *sum, uint8_t *to, con
     return best;
 }
 
+static enum td_status map_random(uint64_t bytes, uint8_t **out)
+{
+    void *memory;
+    if (mem_map(bytes, &memory))
+        return TD_ERR_NO_MEMORY;
+    for (uint64_t i = 0; i < bytes / 8; i++)
+        ((uint64_t *)memory)[i] = random_mix(i);
+    *out = memory;
+    return TD_OK;
+}
+
 enum td_status xfer_bench_sums(uint64_t bytes, struct xfer_bench_sum rows[XFER_BENCH_SUMS])
 {
     struct clock clock;
-    void *memory;
+    uint8_t *from;
     bytes -= bytes % HOT_BYTES;
-    if (mem_map(2 * bytes, &memory))
+    if (map_random(2 * bytes, &from))
         return TD_ERR_NO_MEMORY;
-    uint8_t *from = memory, *to = from + bytes;
     clock_init_real(&clock);
-    for (uint64_t i = 0; i < bytes / 8; i++)
-        ((uint64_t *)memory)[i] = random_mix(i);
     for (int i = 0; i < XFER_BENCH_SUMS; i++) {
         sum_fn *sum = WAYS[i].sum;
         rows[i] = (struct xfer_bench_sum){.name = WAYS[i].name};
         if (i && !sum)
             continue;
-        rows[i].copy_gb_per_s = copy_rate(&clock, sum, to, from, bytes);
+        rows[i].copy_gb_per_s = copy_rate(&clock, sum, from + bytes, from, bytes);
         rows[i].cold_gb_per_s = sum ? best_rate(&clock, sum, from, bytes, 1) : 0;
         rows[i].hot_gb_per_s = sum ? best_rate(&clock, sum, from, bytes, 0) : 0;
     }
-    mem_unmap(memory, 2 * bytes);
+    mem_unmap(from, 2 * bytes);
+    return TD_OK;
+}
+
+/* way < 0: memcpy */
+static double way_rate(const struct clock *clock, int way, uint8_t *to, const uint8_t *from, uint64_t bytes)
+{
+    uint64_t begin = clock_now(clock);
+    for (uint64_t at = 0; at < bytes; at += HOT_BYTES) {
+        if (way < 0)
+            memcpy(to + at, from + at, HOT_BYTES);
+        else
+            sink = sink + checksum_copy_by((uint32_t)way, &IDENTITY, to + at, from + at, HOT_BYTES);
+    }
+    return (double)bytes / (double)(clock_now(clock) - begin);
+}
+
+enum td_status xfer_bench_copies(uint64_t bytes, struct xfer_bench_ways *out)
+{
+    const struct checksum_choice *choice = checksum_choose();
+    struct clock clock;
+    uint8_t *from;
+    bytes -= bytes % HOT_BYTES;
+    if (map_random(2 * bytes, &from))
+        return TD_ERR_NO_MEMORY;
+    clock_init_real(&clock);
+    *out = (struct xfer_bench_ways){.n = choice->n_ways,
+                                    .start_memcpy_gb_per_s = choice->memcpy_gb_per_s,
+                                    .start_ms = (double)choice->took_ns * 1e-6};
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int i = -1; i < (int)choice->n_ways; i++) {
+            double rate = way_rate(&clock, i, from + bytes, from, bytes);
+            double *best = i < 0 ? &out->memcpy_gb_per_s : &out->ways[i].gb_per_s;
+            *best = rate > *best ? rate : *best;
+        }
+    }
+    for (uint32_t i = 0; i < choice->n_ways; i++) {
+        out->ways[i].name = choice->ways[i].name;
+        out->ways[i].start_gb_per_s = choice->ways[i].gb_per_s;
+        out->ways[i].is_chosen = i == choice->chosen;
+    }
+    mem_unmap(from, 2 * bytes);
     return TD_OK;
 }

@@ -2,7 +2,8 @@
  * What the files of the protocol share: the objects of one xfer, all of them owned by its thread.
  *
  *     xfer.c   the thread, commands from other threads, timers, counters
- *     peer.c   connections, handshake, heartbeats, goodbye, user messages, addresses we connect to
+ *     peer.c   connections, handshake, heartbeats, goodbye, user messages
+ *     target.c the addresses that we connect to: when, how many at once, and when again
  *     lease.c  the holder: leases, and what is being sent
  *     pull.c   the reader: pulls, and what is asked for
  *
@@ -86,6 +87,7 @@ struct send_unit { /* asked for by a reader and not sent yet; page-major cursor 
     struct lease *lease;
     uint32_t first, n, pos;
     uint16_t layer_begin, layer_end, part_layers, layer_pos; /* layer_pos: where the next part begins */
+    enum fault_kind fault;                                   /* made on purpose: reuse, stale; else none */
 };
 
 struct conn {
@@ -106,6 +108,7 @@ struct conn {
     uint32_t n_said, n_heard;   /* sealed messages */
     uint64_t heard_ns, beat_ns; /* last message in; next heartbeat out */
     uint64_t deadline_ns;       /* of handshake and leave */
+    uint64_t begun_ns, up_ns;   /* when it was made; when the handshake was over */
 
     uint8_t *message; /* user message whose parts are arriving */
     uint32_t message_len, message_cap, message_total;
@@ -138,12 +141,15 @@ struct outgoing { /* a user message waiting for its connection */
 struct target { /* an address that we connect to */
     struct target *next;
     char *address;
-    struct conn *conn; /* NULL: none, not even one on its way out */
-    uint32_t n_failures;
+    struct conn *conn;   /* NULL: none, not even one on its way out */
+    uint32_t n_failures; /* attempts since it was last connected */
+    uint32_t n_short;    /* connections in a row that were lost soon after their handshake */
     uint64_t next_attempt_ns;
+    uint64_t order;   /* among those never tried; different in each process */
     uint32_t n_pulls; /* that name it */
     struct outgoing *messages, **messages_tail;
     bool is_wanted, is_unreached; /* xfer_want() */
+    bool is_needed;               /* as its timer last saw it */
     uint64_t trying_ns;           /* since when it is not connected, and should be; 0: it is */
 };
 
@@ -247,6 +253,7 @@ struct xfer {
     struct conn *conns;
     struct xfer_peer *peers;
     struct target *targets;
+    uint64_t next_connect_ns; /* the pace of new connections (target.c) */
     struct lease *leases;
     struct pull *pulls;
     struct idmap leases_by_id, pulls_by_id, ended_by_id, early_by_id;
@@ -286,16 +293,27 @@ void bits_set(uint64_t *bits, uint32_t begin, uint32_t end);
 /* Whether [p, p + page_bytes) lies in the arena. */
 bool xfer_in_arena(const struct xfer *x, const void *p);
 
+/* target.c */
+bool target_timer(struct xfer *x, struct target *t); /* false: nobody needs it any more */
+void targets_connect(struct xfer *x); /* after their timers: begins as many connections as the pace allows */
+struct target *target_get(struct xfer *x, const char *address);
+void target_kick(struct xfer *x, struct target *t); /* somebody needs it connected */
+void target_queue(struct xfer *x, struct target *t, struct outgoing *m);
+void target_is_up(struct conn *c);                      /* sends what waited */
+void target_failed(struct conn *c, enum td_status why); /* an attempt failed before the peer was up */
+void target_lost(struct conn *c);                       /* its connection is gone */
+void target_free(struct target *t);
+
 /* peer.c */
 extern const struct wire_events PEER_WIRE_EVENTS;    /* without user */
 void conn_close(struct conn *c, enum td_status why); /* as lost, or for what the peer did */
 void conn_timer(struct conn *c);
 bool peer_is_up(const struct xfer *x, uint64_t incarnation);
-void conn_leave_all(struct xfer *x);                 /* the process goes: goodbye to everybody */
-bool target_timer(struct xfer *x, struct target *t); /* false: nobody needs it any more */
-struct target *target_get(struct xfer *x, const char *address);
-void target_kick(struct xfer *x, struct target *t); /* somebody needs it connected */
-void target_free(struct target *t);
+void conn_leave_all(struct xfer *x); /* the process goes: goodbye to everybody */
+struct conn *conn_add(struct xfer *x, enum conn_state state);
+void conn_send_message(struct conn *c, uint16_t kind, const uint8_t *data, uint32_t len);
+void conn_drop_messages(struct xfer *x, uint64_t n);
+uint64_t conn_handshake_ns(const struct xfer *x);
 static inline bool conn_is_up(const struct conn *c)
 {
     return c && c->state == CONN_UP;

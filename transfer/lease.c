@@ -434,13 +434,19 @@ void lease_on_pull(struct conn *c, const struct proto_unit *u)
         refuse(c, u->id, REFUSE_STALE);
         return;
     }
+    struct fault fault = faults_draw(x->config.faults, FAULT_LEASE);
+    if (fault.kind == FAULT_EXPIRE) {
+        lease_drain(x, l, TD_ERR_DEADLINE);
+        return;
+    }
     if (c->n_out_units >= UNITS_QUEUED_MAX) {
         log_warn(x->config.log, "too many pulls queued peer=%s", c->name);
         conn_close(c, TD_ERR_PROTOCOL);
         return;
     }
     struct send_unit *s = mem_zalloc(sizeof(*s));
-    *s = (struct send_unit){.lease = l, .first = u->first, .n = u->n, .layer_begin = u->layer_begin};
+    *s = (struct send_unit){
+        .lease = l, .first = u->first, .n = u->n, .layer_begin = u->layer_begin, .fault = fault.kind};
     s->layer_end = u->layer_end;
     s->part_layers = u->part_layers ? u->part_layers : (uint16_t)(u->layer_end - u->layer_begin);
     s->layer_pos = u->layer_begin;
@@ -505,6 +511,14 @@ static bool move_cursor(struct send_unit *u)
     return ++u->pos == u->n;
 }
 
+/* A fault made on purpose: the same part of some other page. */
+static const uint8_t *other_page(const struct xfer *x, const struct xfer_page *page, const uint8_t *bytes)
+{
+    uint64_t page_bytes = x->layer_bytes * x->layout.n_layers;
+    const uint8_t *data = page->data, *first = x->config.arena;
+    return data == first ? bytes + page_bytes : first + (bytes - data);
+}
+
 static uint64_t send_part(struct conn *c, const struct send_unit *u)
 {
     struct xfer *x = c->x;
@@ -515,15 +529,16 @@ static uint64_t send_part(struct conn *c, const struct send_unit *u)
     const uint8_t *bytes = (const uint8_t *)page->data + begin * x->layer_bytes;
     struct part *p = mem_zalloc(sizeof(*p));
     *p = (struct part){c, l, (uint64_t)(end - begin) * x->layer_bytes, end == x->layout.n_layers};
+    uint32_t generation = page->generation - (u->fault == FAULT_STALE);
     const struct checksum_identity identity = {.id_a = l->node.id.incarnation,
                                                .id_b = l->node.id.counter,
                                                .index = index,
-                                               .generation = page->generation,
+                                               .generation = generation,
                                                .part_begin = begin,
                                                .part_end = end};
     const struct proto_data m = {.id = l->node.id,
                                  .index = index,
-                                 .generation = page->generation,
+                                 .generation = generation,
                                  .layer_begin = begin,
                                  .layer_end = end,
                                  .checksum = checksum_bytes(&identity, bytes, p->len)};
@@ -532,6 +547,8 @@ static uint64_t send_part(struct conn *c, const struct send_unit *u)
     uint64_t len = p->len;
     l->in_flight++;
     c->out_bytes += len;
+    if (u->fault == FAULT_REUSE)
+        bytes = other_page(x, page, bytes);
     wire_send(c->wire, out, n, bytes, len, part_sent, p);
     return len;
 }

@@ -10,28 +10,62 @@
 #include <string.h>
 #include <unistd.h>
 
-enum td_status netaddr_resolve(const char *text, struct sockaddr_storage *out, socklen_t *len_out,
-                               struct td_error *error_out)
+enum { HOST_BYTES = 256 };
+
+/* The part before the port, without brackets. */
+static enum td_status host_of(const char *text, char host[HOST_BYTES], const char **port_out,
+                              struct td_error *error_out)
 {
-    char host[256];
     const char *colon = strrchr(text, ':');
-    if (!colon || !colon[1] || (size_t)(colon - text) >= sizeof(host))
+    if (!colon || !colon[1] || (size_t)(colon - text) >= HOST_BYTES)
         return td_fail(error_out, TD_ERR_INVALID, "address %.200s: expected HOST:PORT", text);
     size_t n = (size_t)(colon - text);
     bool bracketed = n >= 2 && text[0] == '[' && text[n - 1] == ']';
     memcpy(host, text + bracketed, n - 2u * bracketed);
     host[n - 2u * bracketed] = 0;
+    *port_out = colon + 1;
+    return TD_OK;
+}
 
+bool netaddr_is_numeric(const char *text)
+{
+    char host[HOST_BYTES];
+    const char *port;
+    struct in6_addr ignored;
+    return !host_of(text, host, &port, NULL) &&
+           (!host[0] || inet_pton(AF_INET, host, &ignored) == 1 || inet_pton(AF_INET6, host, &ignored) == 1);
+}
+
+enum td_status netaddr_resolve_nth(const char *text, uint32_t nth, struct sockaddr_storage *out, socklen_t *len_out,
+                                   struct td_error *error_out)
+{
+    char host[HOST_BYTES];
+    const char *port;
+    enum td_status s = host_of(text, host, &port, error_out);
+    if (s)
+        return s;
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | AI_PASSIVE};
-    struct addrinfo *found = NULL;
-    int rc = getaddrinfo(host[0] ? host : NULL, colon + 1, &hints, &found);
+    struct addrinfo *found = NULL, *a;
+    int rc = getaddrinfo(host[0] ? host : NULL, port, &hints, &found);
     if (rc)
         return td_fail(error_out, TD_ERR_NOT_FOUND, "address %.180s: %s", text, gai_strerror(rc));
+    uint32_t n = 0;
+    for (a = found; a; a = a->ai_next)
+        n++;
+    a = found;
+    for (nth %= n; nth; nth--)
+        a = a->ai_next;
     memset(out, 0, sizeof(*out));
-    memcpy(out, found->ai_addr, found->ai_addrlen);
-    *len_out = found->ai_addrlen;
+    memcpy(out, a->ai_addr, a->ai_addrlen);
+    *len_out = a->ai_addrlen;
     freeaddrinfo(found);
     return TD_OK;
+}
+
+enum td_status netaddr_resolve(const char *text, struct sockaddr_storage *out, socklen_t *len_out,
+                               struct td_error *error_out)
+{
+    return netaddr_resolve_nth(text, 0, out, len_out, error_out);
 }
 
 void netaddr_format(const struct sockaddr_storage *address, char *out, uint32_t out_bytes)

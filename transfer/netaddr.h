@@ -10,6 +10,12 @@
 /* "127.0.0.1:0", "[::1]:9000", "host:9000", ":9000" (any). TD_ERR_INVALID or TD_ERR_NOT_FOUND; error_out names the text. */
 enum td_status netaddr_resolve(const char *text, struct sockaddr_storage *out, socklen_t *len_out,
                                struct td_error *error_out);
+
+/* The same, of a name with several addresses the one of number `nth`, counted round: an attempt that failed is followed by another address. */
+enum td_status netaddr_resolve_nth(const char *text, uint32_t nth, struct sockaddr_storage *out, socklen_t *len_out,
+                                   struct td_error *error_out);
+/* Whether resolving takes no name service: "HOST:PORT" whose host is an address in figures, or none. */
+bool netaddr_is_numeric(const char *text);
 void netaddr_format(const struct sockaddr_storage *address, char *out, uint32_t out_bytes);
 
 /*

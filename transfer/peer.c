@@ -1,5 +1,5 @@
 /*
- * Connections: handshake, heartbeats, goodbye, user messages, and the addresses that we connect to.
+ * Connections: handshake, heartbeats, goodbye, user messages. (target.c has the addresses that we connect to.)
  *
  * Handshake, c the side that connected:      c: HELLO  ->      a: HELLO  ->      c: AUTH  ->      a: AUTH
  * a proves itself only to a peer that has proved itself; each side checks version and layout on its own, so each can name
@@ -18,7 +18,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "base/endian.h"
 #include "base/mem.h"
@@ -26,8 +25,6 @@
 
 enum { PARTS_OUT_MAX = 16384 };
 #define LEAVE_PATIENCE_NS (250 * NS_PER_MS)
-#define BACKOFF_MIN_NS    (50 * NS_PER_MS)
-#define BACKOFF_MAX_NS    NS_PER_S
 
 static void conn_set_state(struct conn *c, enum conn_state to)
 {
@@ -36,7 +33,7 @@ static void conn_set_state(struct conn *c, enum conn_state to)
 }
 
 /* One handshake takes a few round trips and the making of two ucp workers. */
-static uint64_t handshake_ns(const struct xfer *x)
+uint64_t conn_handshake_ns(const struct xfer *x)
 {
     return 2 * x->config.silence_ns;
 }
@@ -120,13 +117,12 @@ static void note_transport(struct xfer *x, struct conn *c)
     add_transport(x, now);
 }
 
-static void targets_flush(struct conn *c);
-
 static void conn_up(struct conn *c)
 {
     struct xfer *x = c->x;
     conn_set_state(c, CONN_UP);
     c->was_up = true;
+    c->up_ns = x->now_ns;
     c->beat_ns = x->now_ns + x->config.heartbeat_ns;
     due_at(x, c->beat_ns);
     struct xfer_peer *p = c->peer = peer_get(x, c->incarnation);
@@ -140,10 +136,7 @@ static void conn_up(struct conn *c)
             x->config.callbacks.on_peer_up(x->config.callbacks.user, p, p->incarnation, p->name);
     }
     if (c->target) {
-        c->target->n_failures = 0;
-        c->target->trying_ns = 0;
-        due_at(x, x->now_ns);
-        targets_flush(c);
+        target_is_up(c);
         pull_on_up(c->target);
     }
 }
@@ -164,14 +157,14 @@ static void peer_leave(struct conn *c)
 
 /* ------------------------------------------------------------- beginning, end */
 
-static struct conn *conn_new(struct xfer *x, enum conn_state state)
+struct conn *conn_add(struct xfer *x, enum conn_state state)
 {
     struct conn *c = mem_zalloc(sizeof(*c));
     c->x = x;
     c->state = state;
     c->out_units_tail = &c->out_units;
-    c->heard_ns = x->now_ns;
-    c->deadline_ns = x->now_ns + handshake_ns(x);
+    c->begun_ns = c->heard_ns = x->now_ns;
+    c->deadline_ns = x->now_ns + conn_handshake_ns(x);
     due_at(x, c->deadline_ns);
     c->next = x->conns;
     x->conns = c;
@@ -183,8 +176,6 @@ static void conn_detach(struct conn *c)
     lease_conn_lost(c);
     pull_conn_lost(c);
 }
-
-static void target_failed(struct conn *c, enum td_status why);
 
 void conn_close(struct conn *c, enum td_status why)
 {
@@ -232,7 +223,7 @@ static void on_accept(void *user, struct wire_conn *wire)
     struct xfer *x = user;
     if (x->stopping)
         return;
-    struct conn *c = conn_new(x, CONN_HELLO);
+    struct conn *c = conn_add(x, CONN_HELLO);
     c->wire = wire;
     wire->user = c;
 }
@@ -254,6 +245,8 @@ static void on_open(void *user)
     if (c->state != CONN_CONNECTING)
         return;
     conn_set_state(c, CONN_HELLO);
+    c->deadline_ns =
+        c->x->now_ns + conn_handshake_ns(c->x); /* what was done so far took our own time, not the peer's */
     send_hello(c);
 }
 
@@ -275,10 +268,8 @@ static void on_closed(void *user)
     while (*at != c)
         at = &(*at)->next;
     *at = c->next;
-    if (c->target) {
-        c->target->conn = NULL;
-        due_at(x, x->now_ns);
-    }
+    if (c->target)
+        target_lost(c);
     peer_leave(c);
     free(c->message);
     free(c);
@@ -364,7 +355,7 @@ static void on_goodbye(struct conn *c, bool is_reply, enum td_status status)
 
 /* ------------------------------------------------------------------ messages */
 
-static void drop_messages(struct xfer *x, uint64_t n)
+void conn_drop_messages(struct xfer *x, uint64_t n)
 {
     atomic_fetch_add(&x->counters.messages_dropped, n);
 }
@@ -375,11 +366,11 @@ static void part_sent(void *arg, enum td_status status)
     ((struct conn *)arg)->n_parts_out--;
 }
 
-static void send_message(struct conn *c, uint16_t kind, const uint8_t *data, uint32_t len)
+void conn_send_message(struct conn *c, uint16_t kind, const uint8_t *data, uint32_t len)
 {
     if (c->n_parts_out + len / PROTO_USER_PART >= PARTS_OUT_MAX) {
         log_warn(c->x->config.log, "message dropped: peer does not read peer=%s bytes=%u", c->name, len);
-        drop_messages(c->x, 1);
+        conn_drop_messages(c->x, 1);
         return;
     }
     uint32_t at = 0;
@@ -565,173 +556,6 @@ void conn_timer(struct conn *c)
     due_at(x, c->beat_ns < silent_at ? c->beat_ns : silent_at);
 }
 
-/* ------------------------------------------------------------------- targets */
-
-struct target *target_get(struct xfer *x, const char *address)
-{
-    struct target *t = x->targets;
-    while (t && strcmp(t->address, address))
-        t = t->next;
-    if (t)
-        return t;
-    t = mem_zalloc(sizeof(*t));
-    t->address = mem_strdup(address);
-    t->messages_tail = &t->messages;
-    t->next = x->targets;
-    x->targets = t;
-    return t;
-}
-
-static struct outgoing *message_pop(struct target *t)
-{
-    struct outgoing *m = t->messages;
-    t->messages = m->next;
-    if (!t->messages)
-        t->messages_tail = &t->messages;
-    return m;
-}
-
-static void targets_flush(struct conn *c)
-{
-    while (c->target->messages) {
-        struct outgoing *m = message_pop(c->target);
-        send_message(c, m->kind, m->data, m->len);
-        free(m);
-    }
-}
-
-/* An attempt failed before the peer was up. If it was refused, asking again won't help those who wait. */
-static void target_failed(struct conn *c, enum td_status why)
-{
-    struct target *t = c->target;
-    struct xfer *x = c->x;
-    uint64_t backoff = BACKOFF_MIN_NS << (t->n_failures < 5 ? t->n_failures : 5);
-    backoff = backoff < BACKOFF_MAX_NS ? backoff : BACKOFF_MAX_NS;
-    t->n_failures++;
-    /* from half of it on, different in each process: those who lost the same peer must not all come back at once */
-    uint64_t bits = random_at(x->config.incarnation, XXH3_64bits(t->address, strlen(t->address)), t->n_failures);
-    t->next_attempt_ns = x->now_ns + backoff / 2 + bits % (backoff / 2);
-    due_at(x, t->next_attempt_ns);
-    if (why == TD_ERR_PEER_LOST || why == TD_ERR_CANCELLED)
-        return;
-    pull_on_refused(t, why);
-    for (; t->messages; drop_messages(x, 1))
-        free(message_pop(t));
-}
-
-static void target_connect(struct xfer *x, struct target *t)
-{
-    struct conn *c = conn_new(x, CONN_CONNECTING);
-    t->trying_ns = t->trying_ns ? t->trying_ns : x->now_ns;
-    c->target = t;
-    t->conn = c;
-    c->wire = wire_connect(x->wire, t->address, c);
-}
-
-void target_kick(struct xfer *x, struct target *t)
-{
-    if (x->stopping || t->conn)
-        return; /* the timer looks again when a connection on its way out is gone */
-    if (x->now_ns >= t->next_attempt_ns)
-        target_connect(x, t);
-    else
-        due_at(x, t->next_attempt_ns);
-}
-
-static void list_unreached(struct xfer *x)
-{
-    uint32_t n = 0;
-    pthread_mutex_lock(&x->transport_lock);
-    for (struct target *t = x->targets; t; t = t->next)
-        n += t->is_unreached;
-    x->unreached = mem_resize(x->unreached, n, sizeof(*x->unreached));
-    x->n_unreached = 0;
-    for (struct target *t = x->targets; t; t = t->next)
-        if (t->is_unreached)
-            snprintf(x->unreached[x->n_unreached++], XFER_ADDRESS_BYTES, "%s", t->address);
-    pthread_mutex_unlock(&x->transport_lock);
-}
-
-static void note_reach(struct xfer *x, struct target *t)
-{
-    uint64_t since = t->trying_ns, patience = x->config.silence_ns * 3 / 2;
-    bool is_tried = t->is_wanted && since && !x->stopping,
-         is_unreached = is_tried && t->n_failures && x->now_ns >= since + patience;
-    if (is_tried && !is_unreached)
-        due_at(x, since + patience);
-    if (is_unreached == t->is_unreached)
-        return;
-    t->is_unreached = is_unreached;
-    if (is_unreached)
-        log_warn(x->config.log, "peer can't be connected to: no KV comes from it address=%s", t->address);
-    else if (t->is_wanted && !x->stopping)
-        log_info(x->config.log, "peer is connected again address=%s", t->address);
-    list_unreached(x);
-}
-
-bool target_timer(struct xfer *x, struct target *t)
-{
-    while (t->messages && (x->stopping || x->now_ns >= t->messages->deadline_ns)) {
-        log_warn(x->config.log, "message dropped: can't be reached address=%s", t->address);
-        drop_messages(x, 1);
-        free(message_pop(t));
-    }
-    if (t->messages)
-        due_at(x, t->messages->deadline_ns);
-    bool is_needed = t->messages || t->n_pulls || (t->is_wanted && !x->stopping);
-    if (is_needed)
-        target_kick(x, t);
-    else if (!t->conn)
-        t->trying_ns = 0;
-    note_reach(x, t);
-    return is_needed || t->conn || x->now_ns < t->next_attempt_ns;
-}
-
-struct want_command {
-    struct command head;
-    uint32_t n;
-    char (*addresses)[XFER_ADDRESS_BYTES];
-};
-
-static void run_want(struct xfer *x, struct command *command)
-{
-    struct want_command *w = (struct want_command *)command;
-    for (struct target *t = x->targets; t; t = t->next)
-        t->is_wanted = false;
-    for (uint32_t i = 0; i < w->n && !x->stopping; i++)
-        target_get(x, w->addresses[i])->is_wanted = true;
-    due_at(x, x->now_ns);
-    free(w->addresses);
-}
-
-void xfer_want(struct xfer *x, const char *const *addresses, uint32_t n)
-{
-    struct want_command *w = mem_zalloc(sizeof(*w));
-    w->head.run = run_want;
-    w->addresses = n ? mem_array(n, sizeof(*w->addresses)) : NULL;
-    for (uint32_t i = 0; i < n; i++)
-        snprintf(w->addresses[w->n++], XFER_ADDRESS_BYTES, "%s", addresses[i]);
-    command_push(x, &w->head);
-}
-
-uint32_t xfer_unreached(struct xfer *x, char (*out)[XFER_ADDRESS_BYTES], uint32_t cap)
-{
-    pthread_mutex_lock(&x->transport_lock);
-    uint32_t n = x->n_unreached < cap ? x->n_unreached : cap;
-    if (n)
-        memcpy(out, x->unreached, n * sizeof(*out));
-    pthread_mutex_unlock(&x->transport_lock);
-    return n;
-}
-
-void target_free(struct target *t)
-{
-    while (t->messages)
-        free(message_pop(t));
-    free(t->address);
-    free(t);
-}
-
 /* ------------------------------------------------------------- user messages */
 
 struct send_command {
@@ -757,16 +581,12 @@ static void run_send(struct xfer *x, struct command *command)
     struct target *t = s->address && !x->stopping ? target_get(x, s->address) : NULL;
     struct conn *c = s->peer ? conn_to_peer(x, s->peer) : (t ? t->conn : NULL);
     if (conn_is_up(c)) {
-        send_message(c, m->kind, m->data, m->len);
+        conn_send_message(c, m->kind, m->data, m->len);
         free(m);
     } else if (t) {
-        m->deadline_ns = x->now_ns + handshake_ns(x);
-        *t->messages_tail = m;
-        t->messages_tail = &m->next;
-        due_at(x, m->deadline_ns);
-        target_kick(x, t);
+        target_queue(x, t, m);
     } else {
-        drop_messages(x, 1);
+        conn_drop_messages(x, 1);
         free(m);
     }
     free(s->address);
@@ -777,7 +597,7 @@ static void push_send(struct xfer *x, struct xfer_peer *peer, const char *addres
 {
     if (len > PROTO_USER_MAX) {
         log_error(x->config.log, "message dropped: too long bytes=%u", len);
-        drop_messages(x, 1);
+        conn_drop_messages(x, 1);
         return;
     }
     struct send_command *s = mem_zalloc(sizeof(*s));

@@ -58,7 +58,7 @@ struct wire_events {
 };
 
 struct wire_ops {
-    struct wire_conn *(*connect)(struct wire *w, const char *address, void *user);
+    struct wire_conn *(*connect)(struct wire *w, const char *address, uint32_t attempt, void *user);
     void (*send)(struct wire_conn *c, const void *header, uint32_t header_len, const void *payload,
                  uint64_t payload_len, wire_done_fn *done, void *arg);
     void (*close)(struct wire_conn *c);
@@ -97,9 +97,10 @@ wire_open_fn wire_mapped_open; /* UCX, and for peers on this host payloads strai
 enum td_status wire_fault_open(const struct wire_config *config, wire_open_fn *open_inner, struct faults *faults,
                                const struct clock *clock, struct wire **out, struct td_error *error_out);
 
-static inline struct wire_conn *wire_connect(struct wire *w, const char *address, void *user)
+/* attempt: how many to that address failed before this one; of a name with several addresses each takes the next. */
+static inline struct wire_conn *wire_connect(struct wire *w, const char *address, uint32_t attempt, void *user)
 {
-    return w->ops->connect(w, address, user);
+    return w->ops->connect(w, address, attempt, user);
 }
 
 /* header is copied. done may be NULL. */

@@ -33,6 +33,12 @@ struct parcels {
     struct parcel *head, **tail;
 };
 
+struct early { /* bytes that arrive where nobody looks, though the protocol is told that they are there */
+    struct early *next;
+    void *token;
+    uint8_t elsewhere[];
+};
+
 struct fault_conn {
     struct wire_conn base;
     struct fault_wire *w;
@@ -40,7 +46,8 @@ struct fault_conn {
     struct fault_conn *next;
     struct parcels held;
     struct parcel *overtaken;
-    uint32_t n_parcels; /* not done */
+    struct early *early; /* of payloads that have not ended */
+    uint32_t n_parcels;  /* not done */
     uint64_t open_due_ns;
     bool is_open_held, is_broken, error_told, is_closing;
 };
@@ -192,7 +199,7 @@ static struct fault_conn *conn_new(struct fault_wire *w)
     return c;
 }
 
-static struct wire_conn *fault_connect(struct wire *base, const char *address, void *user)
+static struct wire_conn *fault_connect(struct wire *base, const char *address, uint32_t attempt, void *user)
 {
     struct fault_wire *w = (struct fault_wire *)base;
     struct fault_conn *c = conn_new(w);
@@ -201,7 +208,7 @@ static struct wire_conn *fault_connect(struct wire *base, const char *address, v
     if (fault.kind == FAULT_FAIL)
         c->is_broken = true;
     else
-        c->inner = wire_connect(w->inner, address, c);
+        c->inner = wire_connect(w->inner, address, attempt, c);
     if (fault.kind == FAULT_DELAY)
         c->open_due_ns = clock_now(w->clock) + fault.delay_ns;
     return &c->base;
@@ -284,21 +291,44 @@ static void on_message(void *user, const uint8_t *header, uint32_t header_len)
         events_of(c)->on_message(c->base.user, header, header_len);
 }
 
+static struct early **early_at(struct fault_conn *c, const void *token)
+{
+    struct early **at = &c->early;
+    while (*at && (*at)->token != token)
+        at = &(*at)->next;
+    return at;
+}
+
 static void *on_payload(void *user, const uint8_t *header, uint32_t header_len, uint64_t payload_len, void **token_out)
 {
     struct fault_conn *c = user;
-    return c->is_closing ? NULL : events_of(c)->on_payload(c->base.user, header, header_len, payload_len, token_out);
+    if (c->is_closing)
+        return NULL;
+    void *to = events_of(c)->on_payload(c->base.user, header, header_len, payload_len, token_out);
+    if (!to || faults_draw(c->w->faults, FAULT_WIRE_ARRIVAL).kind != FAULT_EARLY)
+        return to;
+    struct early *e = mem_zalloc(sizeof(*e) + payload_len);
+    e->token = *token_out;
+    e->next = c->early;
+    c->early = e;
+    return e->elsewhere;
 }
 
 static void land(void *user, void *token, void *to, const void *from, uint64_t len_bytes)
 {
     struct fault_conn *c = user;
+    if (*early_at(c, token))
+        return;
     wire_land(events_of(c), c->base.user, token, to, from, len_bytes);
 }
 
 static void on_payload_done(void *user, void *token, enum td_status status)
 {
     struct fault_conn *c = user;
+    struct early **at = early_at(c, token), *e = *at;
+    if (e)
+        *at = e->next;
+    free(e);
     events_of(c)->on_payload_done(c->base.user, token, status);
 }
 

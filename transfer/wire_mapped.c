@@ -411,12 +411,12 @@ static void on_closed(void *user)
 
 /* --------------------------------------------------------------------- calls */
 
-static struct wire_conn *mapped_connect(struct wire *base, const char *address, void *user)
+static struct wire_conn *mapped_connect(struct wire *base, const char *address, uint32_t attempt, void *user)
 {
     struct mapped_wire *w = (struct mapped_wire *)base;
     struct mapped_conn *c = conn_new(w);
     c->base.user = user;
-    c->inner = wire_connect(w->inner, address, c);
+    c->inner = wire_connect(w->inner, address, attempt, c);
     return &c->base;
 }
 

@@ -12,8 +12,8 @@
  *    have no such state. The receiver still says where each payload lands; it costs a copy on each side.
  *  - A worker of its own for each connection: a shared-memory sender that is killed can wedge the worker that it sends to,
  *    for all its other peers and for ever. The listener's worker only accepts.
- *  - Making a worker takes 3 ms and destroying one 1 ms, and names must be resolved: all that happens on a thread of its own
- *    ("xfer-connect"). Everything else, endpoints included, belongs to the thread that calls wire_progress.
+ *  - Making a worker takes 3 ms and destroying one 1 ms: that happens on a thread of its own ("xfer-connect"), and names are
+ *    resolved on another ("xfer-names"). Everything else, endpoints included, belongs to the thread that calls wire_progress.
  *  - tcp stands in every list of transports: sockaddr endpoints need it. Shared memory in peer-error mode is used only with
  *    POSIX_ERROR_HANDLING=y, and with RNDV_SCHEME=get_zcopy, or the payloads go over tcp all the same.
  *  - tcp segments are of 1 MiB and parts fit into one (TCP_PART_BYTES): a message of several segments is put together in memory
@@ -32,22 +32,14 @@
 #include "transfer/wire_ucx.h"
 
 #include <assert.h>
-#include <dlfcn.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
-
-#define asm __asm__ /* newer releases have inline assembly in these headers, for which standard C has no such word */
-#include <ucs/config/global_opts.h>
-#include <ucs/debug/log_def.h>
-#undef asm
 
 #include "base/clock.h"
 #include "base/mem.h"
@@ -58,7 +50,6 @@
 
 enum { AM_ID = 1, PROGRESS_BURST = 8, ACCEPTS_PENDING_MAX = 256, IDLE_TURNS = 64, IDLE_PERIOD = 8 };
 enum { TCP_PART_BYTES = 1020 << 10 }; /* a segment, headers included; in parts of 256 KiB it is a third slower */
-#define TCP_SEGMENT       "1M"
 #define CLOSE_PATIENCE_NS (250 * NS_PER_MS)
 #define WARN_EVERY_NS     (30 * NS_PER_S)
 #define SHM_LEAST         (512ull << 20) /* a hundred connections */
@@ -96,10 +87,10 @@ struct ucx_wire {
     struct ucx_conn *conns;
     uint32_t n_making, n_turns;
     struct op *ended, **ended_tail; /* to be told to the protocol */
-    struct mailbox jobs, results, requests;
+    struct mailbox names, jobs, results, requests;
     uint64_t warned_ns; /* the connector's */
-    pthread_t connector;
-    bool connector_runs;
+    pthread_t connector, resolver;
+    bool connector_runs, resolver_runs;
 };
 
 struct ucx_conn {
@@ -109,10 +100,12 @@ struct ucx_conn {
     enum conn_state state;
     struct job job;
     char *address;                  /* connecting */
+    uint32_t attempt;               /* of a name with several addresses: which one */
+    struct td_error unresolved;     /* why there is no target */
     ucp_conn_request_h request;     /* accepting */
     struct sockaddr_storage target; /* resolved */
-    socklen_t target_len;
-    enum td_status made; /* by the connector thread */
+    socklen_t target_len;           /* 0: not resolved, or it can't be */
+    enum td_status made;            /* by the connector thread */
     ucp_worker_h worker;
     int worker_fd;
     ucp_ep_h ep;
@@ -123,6 +116,7 @@ struct ucx_conn {
     enum { PAYLOADS_UNKNOWN, PAYLOADS_EAGER, PAYLOADS_RENDEZVOUS } payloads_by;
     uint64_t close_begin_ns;
     uint32_t n_idle; /* turns in which nothing happened here */
+    bool is_armed;   /* and nothing happened since: an event wakes the thread */
 };
 
 static struct ucx_wire *wire_of(struct wire *w)
@@ -142,140 +136,7 @@ static uint64_t monotonic_ns(void)
     return (uint64_t)ts.tv_sec * NS_PER_S + (uint64_t)ts.tv_nsec;
 }
 
-enum td_status wire_ucx_convert(ucs_status_t s)
-{
-    switch (s) {
-    case UCS_OK:
-        return TD_OK;
-    case UCS_INPROGRESS:
-        return TD_NOT_YET;
-    case UCS_ERR_NO_MEMORY:
-        return TD_ERR_NO_MEMORY;
-    case UCS_ERR_INVALID_PARAM:
-    case UCS_ERR_INVALID_ADDR:
-        return TD_ERR_INVALID;
-    case UCS_ERR_CANCELED:
-        return TD_ERR_CANCELLED;
-    case UCS_ERR_UNSUPPORTED:
-        return TD_ERR_UNSUPPORTED;
-    case UCS_ERR_MESSAGE_TRUNCATED:
-        return TD_ERR_PROTOCOL;
-    default:
-        return TD_ERR_PEER_LOST;
-    }
-}
-
-/* -------------------------------------------------------- once per process */
-
-/* UCX writes its log to stdout, where answers belong; what matters goes to stderr, the rest nowhere. */
-__attribute__((format(printf, 6, 0))) static ucs_log_func_rc_t log_handler(const char *file, unsigned line,
-                                                                           const char *function, ucs_log_level_t level,
-                                                                           const ucs_log_component_config_t *component,
-                                                                           const char *message, va_list args)
-{
-    static const struct log LOG = {.who = "ucx", .level = LOG_WARN};
-    (void)function;
-    (void)component;
-    if (level > UCS_LOG_LEVEL_ERROR)
-        return UCS_LOG_FUNC_RC_STOP;
-    char text[512];
-    vsnprintf(text, sizeof(text), message, args);
-    const char *base = strrchr(file, '/');
-    /* a peer's end shows up here as an error, but what to make of it is decided, and logged, by the protocol */
-    log_write(&LOG, level == UCS_LOG_LEVEL_FATAL ? LOG_ERROR : LOG_WARN, "%s at=%s:%u", text, base ? base + 1 : file,
-              line);
-    return UCS_LOG_FUNC_RC_STOP;
-}
-
-/* The constructor of libucs takes over the handlers of fatal signals, and prints from them; a core dump is worth more. */
-static void give_back_signals(void)
-{
-    static const int SIGNALS[] = {SIGSEGV, SIGILL, SIGBUS, SIGFPE, SIGABRT};
-    for (size_t i = 0; i < sizeof(SIGNALS) / sizeof(SIGNALS[0]); i++) {
-        struct sigaction now;
-        Dl_info where;
-        if (sigaction(SIGNALS[i], NULL, &now) || !(now.sa_flags & SA_SIGINFO))
-            continue;
-        void *handler;
-        memcpy(&handler, &now.sa_sigaction, sizeof(handler));
-        if (dladdr(handler, &where) && where.dli_fname && strstr(where.dli_fname, "libucs"))
-            signal(SIGNALS[i], SIG_DFL);
-    }
-}
-
-/* Each connection takes some ten descriptors, and a cluster of 32 and 32 has a thousand connections. */
-static void raise_file_limit(void)
-{
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= limit.rlim_max)
-        return;
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-}
-
-/*
- * Options of the transports themselves go through the environment: ucp_config_modify takes their names and ignores them.
- * What the user has set stands.
- */
-static void process_setup(void)
-{
-    static const char *const ENV[][2] = {{"UCX_LOG_LEVEL", "error"},           {"UCX_ERROR_SIGNALS", ""},
-                                         {"UCX_MEM_MMAP_HOOK_MODE", "none"},   {"UCX_WARN_UNUSED_ENV_VARS", "n"},
-                                         {"UCX_POSIX_ERROR_HANDLING", "y"},    {"UCX_TCP_CM_REUSEADDR", "y"},
-                                         {"UCX_POSIX_FIFO_SIZE", "128"},       {"UCX_POSIX_SEG_SIZE", "32768"},
-                                         {"UCX_POSIX_RX_BUFS_GROW", "32"},     {"UCX_TCP_PUT_ENABLE", "n"},
-                                         {"UCX_TCP_TX_SEG_SIZE", TCP_SEGMENT}, {"UCX_TCP_RX_SEG_SIZE", TCP_SEGMENT},
-                                         {"UCX_TCP_TX_BUFS_GROW", "2"},        {"UCX_TCP_RX_BUFS_GROW", "2"}};
-    for (size_t i = 0; i < sizeof(ENV) / sizeof(ENV[0]); i++)
-        setenv(ENV[i][0], ENV[i][1], 0);
-    raise_file_limit();
-    ucs_log_push_handler(log_handler);
-    if (!strcmp(getenv("UCX_LOG_LEVEL"), "error"))
-        ucs_global_opts_set_value("LOG_LEVEL", "error"); /* libucs has read the environment long before */
-    give_back_signals();
-}
-
-void wire_ucx_setup(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, process_setup);
-}
-
 /* ------------------------------------------------------------------ context */
-
-/* The one that the address belongs to, and for RDMA the card behind it. */
-static void name_devices(const char *tls, const char *device, char *out, size_t out_bytes)
-{
-    static const char *const RDMA[] = {"rc", "dc", "ud", "ib", "all"};
-    char card[64];
-    bool is_rdma = false;
-    for (size_t i = 0; i < sizeof(RDMA) / sizeof(RDMA[0]); i++)
-        is_rdma |= strstr(tls, RDMA[i]) != NULL;
-    is_rdma = is_rdma && netaddr_rdma_device("/sys", device, card);
-    snprintf(out, out_bytes, "%s%s%s", device, is_rdma ? "," : "", is_rdma ? card : "");
-}
-
-static enum td_status apply_config(ucp_config_t *c, const char *tls, const char *device, struct td_error *error_out)
-{
-    char devices[160];
-    name_devices(tls, device, devices, sizeof(devices));
-    const char *const options[][2] = {{"TLS", tls},
-                                      {"MAX_RNDV_LANES", "1"},
-                                      {"RNDV_SCHEME", "get_zcopy"},
-                                      {"ZCOPY_THRESH", "inf"},
-                                      {"NET_DEVICES", devices}};
-    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
-        char variable[32];
-        snprintf(variable, sizeof(variable), "UCX_%s", options[i][0]);
-        if (i && getenv(variable)) /* the operator's stands; for TLS there is --tls */
-            continue;
-        ucs_status_t s = ucp_config_modify(c, options[i][0], options[i][1]);
-        if (s != UCS_OK)
-            return td_fail(error_out, TD_ERR_INVALID, "UCX option %s=%s: %s", options[i][0], options[i][1],
-                           ucs_status_string(s));
-    }
-    return TD_OK;
-}
 
 static enum td_status map_arena(struct ucx_wire *w, struct td_error *error_out)
 {
@@ -290,27 +151,6 @@ static enum td_status map_arena(struct ucx_wire *w, struct td_error *error_out)
     w->arena = NULL;
     return td_fail(error_out, TD_ERR_NO_MEMORY, "arena of %llu bytes can't be registered: %s",
                    (unsigned long long)w->arena_bytes, ucs_status_string(s));
-}
-
-enum td_status wire_ucx_context_open(const char *tls, const char *device, ucp_context_h *out,
-                                     struct td_error *error_out)
-{
-    ucp_config_t *c = NULL;
-    ucs_status_t s = ucp_config_read(NULL, NULL, &c);
-    if (s != UCS_OK)
-        return td_fail(error_out, TD_ERR_IO, "UCX configuration: %s", ucs_status_string(s));
-    tls = !strcmp(tls, "auto") ? "posix,tcp" : tls;
-    enum td_status st = apply_config(c, tls, device, error_out);
-    if (!st) {
-        ucp_params_t p = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED,
-                          .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
-                          .mt_workers_shared = 1};
-        s = ucp_init(&p, c, out);
-        if (s != UCS_OK)
-            st = td_fail(error_out, TD_ERR_IO, "UCX with transports %s on %s: %s", tls, device, ucs_status_string(s));
-    }
-    ucp_config_release(c);
-    return st;
 }
 
 /*
@@ -346,24 +186,6 @@ static enum td_status context_open(struct ucx_wire *w, const char *device, struc
 static ucs_status_t am_callback(void *arg, const void *header, size_t header_len, void *data, size_t len,
                                 const ucp_am_recv_param_t *param);
 
-enum td_status wire_ucx_worker_open(ucp_context_h context, ucp_worker_h *out, int *fd_out)
-{
-    ucp_worker_params_t p = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-                             .thread_mode = UCS_THREAD_MODE_SERIALIZED};
-    ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER};
-    ucp_worker_h worker;
-    if (ucp_worker_create(context, &p, &worker) != UCS_OK)
-        return TD_ERR_IO;
-    bool ok = ucp_worker_query(worker, &attr) == UCS_OK && attr.max_am_header >= WIRE_HEADER_MAX &&
-              ucp_worker_get_efd(worker, fd_out) == UCS_OK;
-    if (!ok) {
-        ucp_worker_destroy(worker);
-        return TD_ERR_IO;
-    }
-    *out = worker;
-    return TD_OK;
-}
-
 static enum td_status worker_make(ucp_context_h context, struct ucx_conn *c, ucp_worker_h *out, int *fd_out)
 {
     ucp_am_handler_param_t am = {
@@ -388,9 +210,9 @@ static enum td_status worker_make(ucp_context_h context, struct ucx_conn *c, ucp
 
 static enum td_status conn_make(struct ucx_wire *w, struct ucx_conn *c)
 {
-    struct td_error error = {""};
+    struct td_error error = c->unresolved;
     if (c->address) {
-        enum td_status s = netaddr_resolve(c->address, &c->target, &c->target_len, &error);
+        enum td_status s = c->target_len ? TD_OK : TD_ERR_NOT_FOUND;
         char device[64];
         if (!s && !w->context) { /* we don't listen, so the first address says which device */
             if (!netaddr_device(&c->target, c->target_len, device))
@@ -409,6 +231,29 @@ static enum td_status conn_make(struct ucx_wire *w, struct ucx_conn *c)
     if (s)
         log_error(w->base.log, "no ucx worker could be made (open files? shared memory?)");
     return s;
+}
+
+static void resolve(struct ucx_conn *c)
+{
+    netaddr_resolve_nth(c->address, c->attempt, &c->target, &c->target_len, &c->unresolved);
+}
+
+/* Names on a thread of their own: a name service that does not answer holds up neither addresses in figures nor those who connect to us. */
+static void *resolver_run(void *arg)
+{
+    struct ucx_wire *w = arg;
+    for (;;) {
+        mailbox_wait(&w->names, -1);
+        struct mail *mail = mailbox_take(&w->names);
+        while (mail) {
+            struct job *job = (struct job *)mail;
+            mail = mail->next;
+            if (job->kind == JOB_STOP)
+                return NULL;
+            resolve(job->conn);
+            mailbox_push(&w->jobs, &job->mail);
+        }
+    }
 }
 
 static void *connector_run(void *arg)
@@ -435,6 +280,17 @@ static void job_push(struct ucx_conn *c, enum job_kind kind)
 {
     c->job = (struct job){.kind = kind, .conn = c};
     mailbox_push(&c->w->jobs, &c->job.mail);
+}
+
+/* To the connector by way of the resolver, which the first name starts. */
+static void name_push(struct ucx_conn *c)
+{
+    struct ucx_wire *w = c->w;
+    if (!w->resolver_runs)
+        w->resolver = thread_start("xfer-names", resolver_run, w);
+    w->resolver_runs = true;
+    c->job = (struct job){.kind = JOB_MAKE, .conn = c};
+    mailbox_push(&w->names, &c->job.mail);
 }
 
 /* --------------------------------------------------------------- operations */
@@ -506,6 +362,13 @@ static bool in_arena(const struct ucx_wire *w, const void *p, uint64_t len)
     return at >= base && len <= w->arena_bytes && at - base <= w->arena_bytes - len;
 }
 
+/* Something happens here: it is looked after in each turn, and armed before the thread sleeps. */
+static void conn_stir(struct ucx_conn *c)
+{
+    c->n_idle = 0;
+    c->is_armed = false;
+}
+
 /* Whether payloads of this connection go over tcp; asked of UCX once, when the first is sent. */
 static bool over_tcp(struct ucx_conn *c)
 {
@@ -523,7 +386,7 @@ static void ucx_send(struct wire_conn *base, const void *header, uint32_t header
     struct ucx_conn *c = conn_of(base);
     assert(header_len <= WIRE_HEADER_MAX);
     struct op *op = op_new(c, header_len);
-    c->n_idle = 0;
+    conn_stir(c);
     memcpy(op->header, header, header_len);
     op->done = done;
     op->arg = arg;
@@ -600,12 +463,18 @@ static struct ucx_conn *conn_new(struct ucx_wire *w)
     return c;
 }
 
-static struct wire_conn *ucx_connect(struct wire *base, const char *address, void *user)
+static struct wire_conn *ucx_connect(struct wire *base, const char *address, uint32_t attempt, void *user)
 {
     struct ucx_conn *c = conn_new(wire_of(base));
     c->base.user = user;
     c->address = mem_strdup(address);
-    job_push(c, JOB_MAKE);
+    c->attempt = attempt;
+    if (netaddr_is_numeric(address)) {
+        resolve(c);
+        job_push(c, JOB_MAKE);
+    } else {
+        name_push(c);
+    }
     return &c->base;
 }
 
@@ -622,14 +491,15 @@ static void listener_callback(ucp_conn_request_h request, void *arg)
     mailbox_push(&w->requests, &r->mail);
 }
 
-static bool take_requests(struct ucx_wire *w)
+/* accept: else all are rejected. */
+static bool take_requests(struct ucx_wire *w, bool accept)
 {
     struct mail *mail = mailbox_take(&w->requests);
     bool any = mail != NULL;
     while (mail) {
         struct request_mail *r = (struct request_mail *)mail;
         mail = mail->next;
-        if (w->n_making >= ACCEPTS_PENDING_MAX) {
+        if (!accept || w->n_making >= ACCEPTS_PENDING_MAX) {
             ucp_listener_reject(w->listener, r->request);
         } else {
             struct ucx_conn *c = conn_new(w);
@@ -649,24 +519,6 @@ static void error_callback(void *arg, ucp_ep_h ep, ucs_status_t status)
         c->error = status == UCS_OK ? TD_ERR_PEER_LOST : wire_ucx_convert(status);
 }
 
-ucs_status_t wire_ucx_endpoint_open(ucp_worker_h worker, ucp_conn_request_h request, const struct sockaddr *address,
-                                    socklen_t address_len, ucp_err_handler_cb_t on_error, void *arg, ucp_ep_h *out)
-{
-    ucp_ep_params_t p = {.field_mask = UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
-                         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-                         .err_handler = {.cb = on_error, .arg = arg}};
-    if (request) {
-        p.field_mask |= UCP_EP_PARAM_FIELD_CONN_REQUEST;
-        p.conn_request = request;
-    } else {
-        p.field_mask |= UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
-        p.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
-        p.sockaddr.addr = address;
-        p.sockaddr.addrlen = address_len;
-    }
-    return ucp_ep_create(worker, &p, out);
-}
-
 static ucs_status_t endpoint_make(struct ucx_conn *c)
 {
     ucs_status_t s = wire_ucx_endpoint_open(c->worker, c->request, (const struct sockaddr *)&c->target, c->target_len,
@@ -675,9 +527,10 @@ static ucs_status_t endpoint_make(struct ucx_conn *c)
     return s;
 }
 
-static void watch(struct ucx_wire *w, int fd)
+/* c: whose it is; NULL: nobody's */
+static void watch(struct ucx_wire *w, int fd, struct ucx_conn *c)
 {
-    struct epoll_event e = {.events = EPOLLIN};
+    struct epoll_event e = {.events = EPOLLIN, .data.ptr = c};
     epoll_ctl(w->base.fd, EPOLL_CTL_ADD, fd, &e);
 }
 
@@ -693,7 +546,7 @@ static void conn_made(struct ucx_conn *c)
         c->request = NULL;
         c->error = TD_ERR_PEER_LOST;
     } else {
-        watch(w, c->worker_fd);
+        watch(w, c->worker_fd, c);
         if (c->close_asked && c->request) {
             ucp_listener_reject(w->listener, c->request);
             c->request = NULL;
@@ -791,7 +644,9 @@ static bool conn_progress(struct ucx_conn *c)
     bool any = false;
     for (int i = 0; c->worker && i < PROGRESS_BURST && ucp_worker_progress(c->worker); i++)
         any = true;
-    c->n_idle = any ? 0 : c->n_idle + 1;
+    c->n_idle++;
+    if (any)
+        conn_stir(c);
     if (c->state == CONN_OPEN && c->error && !c->close_asked && !c->error_told) {
         c->error_told = any = true;
         c->w->base.events.on_error(c->base.user, c->error);
@@ -821,7 +676,7 @@ static bool ucx_progress(struct wire *base)
     if (w->listen_worker)
         for (int i = 0; i < PROGRESS_BURST && ucp_worker_progress(w->listen_worker); i++)
             any = true;
-    any |= take_requests(w);
+    any |= take_requests(w, true);
     any |= take_results(w);
     for (struct ucx_conn *c = w->conns; c; c = c->next) {
         if ((c->state == CONN_OPEN && !may_skip(w, c)) || c->state == CONN_CLOSING)
@@ -838,6 +693,26 @@ static bool ucx_progress(struct wire *base)
     return any;
 }
 
+/*
+ * Arming a worker takes some ten calls into the kernel, and of many peers few have said anything since the thread last slept. A worker
+ * that was armed stays so until something happens: then either its progress says so, or its descriptor is readable.
+ */
+static void stir_readable(struct ucx_wire *w)
+{
+    struct epoll_event events[64];
+    int n = epoll_wait(w->base.fd, events, sizeof(events) / sizeof(events[0]), 0);
+    for (int i = 0; i < n; i++)
+        if (events[i].data.ptr)
+            conn_stir(events[i].data.ptr);
+}
+
+static bool conn_arm(struct ucx_conn *c)
+{
+    if (!c->is_armed || c->ops)
+        c->is_armed = ucp_worker_arm(c->worker) == UCS_OK;
+    return c->is_armed;
+}
+
 static int ucx_arm(struct wire *base)
 {
     struct ucx_wire *w = wire_of(base);
@@ -846,6 +721,7 @@ static int ucx_arm(struct wire *base)
     int sleep_ms = -1;
     if (w->listen_worker && ucp_worker_arm(w->listen_worker) != UCS_OK)
         return 0;
+    stir_readable(w);
     for (struct ucx_conn *c = w->conns; c; c = c->next) {
         if (c->state == CONN_OPEN && (c->close_asked || (c->error && !c->error_told)))
             return 0;
@@ -853,50 +729,13 @@ static int ucx_arm(struct wire *base)
             return 0;
         if (c->state == CONN_CLOSING)
             sleep_ms = 1;
-        if ((c->state == CONN_OPEN || c->state == CONN_CLOSING) && c->worker && ucp_worker_arm(c->worker) != UCS_OK)
+        if ((c->state == CONN_OPEN || c->state == CONN_CLOSING) && c->worker && !conn_arm(c))
             return 0;
     }
     return sleep_ms;
 }
 
 /* ---------------------------------------------------------- what is in use */
-
-static void add_transport(char *out, uint32_t out_bytes, const char *name, size_t len)
-{
-    char one[64];
-    snprintf(one, sizeof(one), "%.*s", (int)len, name);
-    char *dot = strrchr(one, '.'); /* path index of the device */
-    if (dot)
-        *dot = 0;
-    char *memory = strstr(one, "/memory"); /* what shared memory calls its device */
-    if (memory)
-        *memory = 0;
-    if (strstr(out, one))
-        return;
-    size_t used = strlen(out);
-    snprintf(out + used, out_bytes - used, "%s%s", used ? "," : "", one);
-}
-
-/* Lines look like "#   lane[0]:  1:posix/memory.0 md[1]  -> md[1]/posix/... am am_bw#0"; lanes that carry messages count. */
-void wire_ucx_transport(ucp_ep_h ep, char *out, uint32_t out_bytes)
-{
-    char *text = NULL;
-    size_t size = 0;
-    out[0] = 0;
-    FILE *f = ep ? open_memstream(&text, &size) : NULL;
-    if (!f)
-        return;
-    ucp_ep_print_info(ep, f);
-    fclose(f);
-    char *rest = NULL;
-    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
-        char *lane = strstr(line, "lane[");
-        char *name = lane ? strchr(lane + 8, ':') : NULL;
-        if (name && strstr(name, " am"))
-            add_transport(out, out_bytes, name + 1, strcspn(name + 1, " "));
-    }
-    free(text);
-}
 
 static void ucx_transport(struct wire_conn *base, char *out, uint32_t out_bytes)
 {
@@ -911,25 +750,55 @@ static uint64_t ucx_part_bytes(struct wire_conn *base)
 
 /* ------------------------------------------------------------- open and free */
 
+/*
+ * What peers asked for while the last connections closed (they were told goodbye, and connect again): requests, and connections whose
+ * worker was being made. Nobody has heard of these.
+ */
+static void drop_unheard(struct ucx_wire *w)
+{
+    take_requests(w, false);
+    mailbox_take(&w->results); /* mail of the connections themselves */
+    for (struct ucx_conn *c = w->conns, *next; c; c = next) {
+        next = c->next;
+        if (c->request)
+            ucp_listener_reject(w->listener, c->request);
+        if (c->worker)
+            ucp_worker_destroy(c->worker);
+        free(c->address);
+        free(c);
+    }
+    w->conns = NULL;
+}
+
 static void ucx_free(struct wire *base)
 {
     struct ucx_wire *w = wire_of(base);
+    if (w->resolver_runs) { /* before the connector, to which it hands on; no connection is left to be resolved */
+        struct job stop = {.kind = JOB_STOP};
+        mailbox_push(&w->names, &stop.mail);
+        pthread_join(w->resolver, NULL);
+        mailbox_take(&w->names);
+    }
     if (w->connector_runs) {
         struct job stop = {.kind = JOB_STOP};
         mailbox_push(&w->jobs, &stop.mail);
         pthread_join(w->connector, NULL);
         mailbox_take(&w->jobs);
     }
-    if (w->listener) {
-        take_requests(w);
+    drop_unheard(w);
+    if (w->listener)
         ucp_listener_destroy(w->listener);
-    }
     if (w->listen_worker)
         ucp_worker_destroy(w->listen_worker);
     if (w->arena)
         ucp_mem_unmap(w->context, w->arena);
     if (w->context)
         ucp_cleanup(w->context);
+    for (struct mail *m = mailbox_take(&w->requests), *next; m; m = next) { /* that came between these two */
+        next = m->next;
+        free(m);
+    }
+    mailbox_fini(&w->names);
     mailbox_fini(&w->jobs);
     mailbox_fini(&w->results);
     mailbox_fini(&w->requests);
@@ -967,7 +836,7 @@ static enum td_status listen_open(struct ucx_wire *w, const char *text, const ch
     int fd;
     if (worker_make(w->context, NULL, &w->listen_worker, &fd))
         return td_fail(error_out, TD_ERR_IO, "listen %s: no ucx worker could be made", text);
-    watch(w, fd);
+    watch(w, fd, NULL);
     ucp_listener_params_t p = {.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
                                .sockaddr = {.addr = (const struct sockaddr *)&address, .addrlen = len},
                                .conn_handler = {.cb = listener_callback, .arg = w}};
@@ -1005,6 +874,7 @@ enum td_status wire_ucx_open(const struct wire_config *config, struct wire **out
     w->arena_base = config->arena;
     w->arena_bytes = config->arena_bytes;
     w->ended_tail = &w->ended;
+    mailbox_init(&w->names);
     mailbox_init(&w->jobs);
     mailbox_init(&w->results);
     mailbox_init(&w->requests);
@@ -1016,8 +886,8 @@ enum td_status wire_ucx_open(const struct wire_config *config, struct wire **out
         ucx_free(&w->base);
         return s;
     }
-    watch(w, mailbox_fd(&w->results));
-    watch(w, mailbox_fd(&w->requests));
+    watch(w, mailbox_fd(&w->results), NULL);
+    watch(w, mailbox_fd(&w->requests), NULL);
     w->connector = thread_start("xfer-connect", connector_run, w);
     w->connector_runs = true;
     *out = &w->base;

@@ -69,6 +69,7 @@ static void fill_end(const struct leg *leg, Tandem__Worker__V1__LegEnd *end, Tan
     times->decode = t.decode;
     end->times = times;
     end->cached_worker = leg->cached_worker;
+    end->cached_peer = leg->cached_peer;
     end->cached_dram = leg->cached_dram;
     end->cached_ssd = leg->cached_ssd;
     end->finish_reason = rpc_data(finish_name(leg->finish));
@@ -89,6 +90,7 @@ static void leg_free(struct worker *w, struct leg *leg)
             w->out[i].leg = NULL;
     if (leg->pull)
         leg->pull->leg = NULL;
+    prefix_drop(w, leg);
     engine_seq_close(w->engine, leg->seq);
     *(leg->prev ? &leg->prev->next : &w->legs) = leg->next;
     if (leg->next)
@@ -98,6 +100,9 @@ static void leg_free(struct worker *w, struct leg *leg)
     link_unref(leg->link);
     for (uint32_t i = 0; i < leg->n_stores; i++)
         free(leg->stores[i].address);
+    for (uint32_t i = 0; i < leg->n_holders; i++)
+        free(leg->holders[i]);
+    free(leg->holders);
     free(leg->stores);
     free(leg->runs);
     free(leg->peer);
@@ -194,15 +199,19 @@ static struct sampling sampling_of(const Tandem__Worker__V1__SamplingParams *m, 
 
 static enum td_status check_stores(const Tandem__Worker__V1__Leg *m, struct td_error *e)
 {
-    if (m->n_stores > MAX_STORES || m->n_store_runs > m->n_ids)
-        return td_fail(e, TD_ERR_INVALID, "leg.stores: %zu, and %zu runs", m->n_stores, m->n_store_runs);
+    if (m->n_stores > MAX_STORES || m->n_holders > MAX_HOLDERS || m->n_store_runs > m->n_ids)
+        return td_fail(e, TD_ERR_INVALID, "leg.stores: %zu, holders: %zu, and %zu runs", m->n_stores, m->n_holders,
+                       m->n_store_runs);
     for (size_t i = 0; i < m->n_stores; i++)
         if (!m->stores[i]->xfer_address.len || m->stores[i]->xfer_address.len > MAX_ADDRESS)
             return td_fail(e, TD_ERR_INVALID, "leg.stores[%zu].xfer_address: %zu bytes", i,
                            m->stores[i]->xfer_address.len);
+    for (size_t i = 0; i < m->n_holders; i++)
+        if (!m->holders[i].len || m->holders[i].len > MAX_ADDRESS)
+            return td_fail(e, TD_ERR_INVALID, "leg.holders[%zu]: %zu bytes", i, m->holders[i].len);
     for (size_t i = 0; i < m->n_store_runs; i++) {
         const Tandem__Worker__V1__StoreRun *r = m->store_runs[i];
-        if (r->store >= m->n_stores || r->n_blocks > m->n_ids || r->first_block > m->n_ids)
+        if (r->store >= m->n_stores + m->n_holders || r->n_blocks > m->n_ids || r->first_block > m->n_ids)
             return td_fail(e, TD_ERR_INVALID, "leg.store_runs[%zu]: blocks %u+%u of store %u", i, r->first_block,
                            r->n_blocks, r->store);
     }
@@ -265,6 +274,9 @@ static void take_stores(struct leg *leg, const Tandem__Worker__V1__Leg *m)
     leg->tenant = m->tenant;
     for (size_t i = 0; i < m->n_stores; i++)
         leg->stores[leg->n_stores++] = (struct store_ref){text_of(m->stores[i]->xfer_address), m->stores[i]->id};
+    leg->holders = mem_array(m->n_holders, sizeof(*leg->holders));
+    for (size_t i = 0; i < m->n_holders; i++)
+        leg->holders[leg->n_holders++] = text_of(m->holders[i]);
     for (size_t i = 0; i < m->n_store_runs; i++)
         leg->runs[leg->n_runs++] =
             (struct store_run){m->store_runs[i]->store, m->store_runs[i]->first_block, m->store_runs[i]->n_blocks};
@@ -307,9 +319,10 @@ void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Le
     w->legs = leg;
     link_leg_began(link, leg->id.counter);
     if (leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_PREFILL && leg->peer_incarnation)
-        leg->lease = lease_open(w, leg->id, leg->peer_incarnation);
+        leg->lease = lease_open(w, leg->id, leg->peer_incarnation, false);
     metrics_inc(w->counters, WORKER_LEGS, 1);
     metrics_inc(w->counters, WORKER_PROMPT_TOKENS, m->n_ids);
+    prefix_ask(w, leg);
 }
 
 /* -------------------------------------------------- what the engine tells */
@@ -318,9 +331,9 @@ void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Le
 static void accept_decode(struct worker *w, struct leg *leg, uint32_t n_matched)
 {
     uint32_t n_pages;
-    engine_seq_pages(leg->seq, &n_pages);
+    const struct page_ref *pages = engine_seq_pages(leg->seq, &n_pages);
     engine_seq_fill(w->engine, leg->seq);
-    struct pull *p = pull_open(w, leg, n_matched, n_pages - n_matched);
+    struct pull *p = leg->pull = pull_open(w, leg, pages + n_matched, NULL, n_pages - n_matched);
     p->n_have = n_matched - leg->first_page;
     metrics_inc(w->counters, WORKER_DECODE_CACHED_TOKENS, (uint64_t)p->n_have * w->geometry.layout.page_tokens);
     pull_start(w, p, leg->id, leg->peer, leg->peer_incarnation, leg->deadline_ns);
@@ -343,7 +356,7 @@ void leg_on_admitted(void *user, struct seq *seq, uint32_t n_matched)
     }
     leg->cached_worker = n_matched * w->geometry.layout.page_tokens;
     metrics_inc(w->counters, WORKER_CACHED_TOKENS, leg->cached_worker);
-    if (!engine_seq_prompt_scores(seq) && store_load(w, leg, n_matched))
+    if (prefix_load(w, leg, n_matched))
         engine_seq_fill(w->engine, seq);
 }
 
@@ -546,17 +559,14 @@ void leg_pull_ended(struct worker *w, struct work *work)
 {
     struct pull *p = work->pull;
     struct leg *leg = p->leg;
-    bool from_store = p->from_store;
-    uint32_t first = p->first, n_asked = p->held.n;
+    bool is_load = leg && prefix_pull_ended(w, leg, p, work);
     pull_close(w, p);
-    if (leg) {
-        leg->pull = NULL;
-        if (from_store)
-            store_load_ended(w, leg, work, first, n_asked);
-        else if (work->status)
-            leg_abort(w, leg, work->status == TD_ERR_DEADLINE ? TD_ERR_DEADLINE : TD_ERR_PEER_LOST,
-                      "KV did not arrive from the prefill worker", true);
-        else
-            kv_arrived(w, leg, work);
-    }
+    if (!leg || is_load)
+        return;
+    leg->pull = NULL;
+    if (work->status)
+        leg_abort(w, leg, work->status == TD_ERR_DEADLINE ? TD_ERR_DEADLINE : TD_ERR_PEER_LOST,
+                  "KV did not arrive from the prefill worker", true);
+    else
+        kv_arrived(w, leg, work);
 }

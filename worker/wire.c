@@ -41,7 +41,7 @@ static void on_lease_end(void *user, struct xfer_id id, enum td_status status, b
     mailbox_push(&l->worker->mailbox, &work->mail);
 }
 
-struct lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_incarnation)
+struct lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_incarnation, bool reader_is_up)
 {
     struct lease *l = mem_zalloc(sizeof(*l));
     l->worker = w;
@@ -53,6 +53,7 @@ struct lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_in
     w->n_wire++;
     xfer_lease_grant(w->xfer, &(struct xfer_lease_params){.id = id,
                                                           .reader_incarnation = reader_incarnation,
+                                                          .reader_is_up = reader_is_up,
                                                           .duration_ns = (uint64_t)w->options.lease_ms * NS_PER_MS,
                                                           .on_end = on_lease_end,
                                                           .user = l});
@@ -99,24 +100,22 @@ static void on_pull_end(void *user, struct xfer_id id, const struct xfer_pull_re
     mailbox_push(&p->worker->mailbox, &work->mail);
 }
 
-struct pull *pull_open(struct worker *w, struct leg *leg, uint32_t first, uint32_t n)
+struct pull *pull_open(struct worker *w, struct leg *leg, const struct page_ref *pages, const uint32_t *which,
+                       uint32_t n)
 {
-    uint32_t n_pages;
-    const struct page_ref *pages = engine_seq_pages(leg->seq, &n_pages);
     struct pull *p = mem_zalloc(sizeof(*p));
     p->worker = w;
     p->leg = leg;
-    p->first = first;
     p->next = w->pulls;
     if (w->pulls)
         w->pulls->prev = p;
     w->pulls = p;
     p->addresses = mem_array(n, sizeof(*p->addresses));
     for (uint32_t i = 0; i < n; i++) {
-        p->addresses[i] = kvpool_address(engine_pool(w->engine), pages[first + i]);
-        held_add(w, &p->held, pages[first + i]);
+        struct page_ref page = pages[which ? which[i] : i];
+        p->addresses[i] = kvpool_address(engine_pool(w->engine), page);
+        held_add(w, &p->held, page);
     }
-    leg->pull = p;
     return p;
 }
 
@@ -144,4 +143,17 @@ void pull_start(struct worker *w, struct pull *p, struct xfer_id id, const char 
                                                         .place = place,
                                                         .on_end = on_pull_end,
                                                         .user = p});
+}
+
+/* --------------------------------------------------------------- messages */
+
+void wire_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes)
+{
+    struct worker *w = user;
+    if (kind != STORE_WANT && kind != STORE_LOOKUP)
+        return;
+    struct work *work = work_new(kind == STORE_WANT ? WORK_WANT : WORK_LOOKUP);
+    work->sender = xfer_peer_incarnation(peer);
+    bytes_append(&work->data, data, len_bytes);
+    mailbox_push(&w->mailbox, &work->mail);
 }

@@ -18,6 +18,9 @@
 #include "base/process.h"
 #include "base/random.h"
 #include "base/thread.h"
+#include "engine/weight_cache.h"
+#include "sched/scheduler.h"
+#include "worker/sizes.h"
 #include "worker/worker_internal.h"
 
 enum { BEAT_MS = 250, IDLE_MS = 50, TURN_MS = 200 /* one that takes longer: this thread heard nobody */ };
@@ -57,7 +60,13 @@ const struct option WORKER_OPTIONS[] = {
     {"isa", OPT_CHOICE, AT(isa), "auto", "auto|plain|avx2|avx512", 0, 0, "instruction set of the kernels"},
     {"lora", OPT_STRING, AT(lora), NULL, "NAME=DIR,...", 0, 0,
      "adapters that requests may name, as PEFT saves them; the same on all workers"},
-    {"pool-bytes", OPT_BYTES, AT(pool_bytes), "1G", NULL, 65536, 1e15, "memory for KV pages"},
+    {"packed-cache", OPT_STRING, AT(packed_cache), NULL, "DIR", 0, 0,
+     "where packed weights lie that all workers of this host map; default: $XDG_CACHE_HOME/tandem, else "
+     "~/.cache/tandem"},
+    {"no-packed-cache", OPT_BOOL, AT(no_packed_cache), NULL, NULL, 0, 0,
+     "pack the weights into memory of this process alone"},
+    {"pool-bytes", OPT_BYTES, AT(pool_bytes), "0", NULL, 0, 1e15,
+     "memory for KV pages; 0: 4 longest contexts, at most an eighth of the memory that is available"},
     {"pages", OPT_INT, AT(pages), "0", NULL, 0, 4e9, "KV pages; 0: what pool-bytes hold"},
     {"max-context", OPT_INT, AT(max_context), "0", NULL, 0, 1 << 24, "prompt and answer; 0: the model's limit"},
     {"max-batch", OPT_INT, AT(max_batch), "64", NULL, 1, 4096, "sequences computed together"},
@@ -259,7 +268,7 @@ static void send_load(struct worker *w)
     pthread_mutex_lock(&w->load_lock);
     struct engine_load e = w->load;
     struct kvpool_audit a = w->audit;
-    struct rls loading = w->loading;
+    struct rls loading = w->loading, fetching = w->fetching;
     fill_steps(w, steps, list, &l);
     fill_progress(w, &l);
     pthread_mutex_unlock(&w->load_lock);
@@ -268,6 +277,8 @@ static void send_load(struct worker *w)
     l.load_ms = loading.w[0];
     l.load_dram_ms = loading.w[1];
     l.load_ssd_ms = loading.w[2];
+    l.fetch_ms = fetching.w[0];
+    l.fetch_block_ms = fetching.w[1];
     l.free_pages = a.free;
     l.cached_pages = a.cached;
     l.held_pages = a.held;
@@ -408,6 +419,10 @@ static void on_work(struct worker *w, struct work *work)
         store_wanted(w, &work->data);
         bytes_free(&work->data);
         break;
+    case WORK_LOOKUP:
+        prefix_asked(w, &work->data, work->sender);
+        bytes_free(&work->data);
+        break;
     case WORK_STOP:
         break;
     }
@@ -541,35 +556,45 @@ static void on_load(void *user, uint32_t n_done, uint32_t n_layers)
              (unsigned long long)(model_weight_bytes(w->model) >> 20));
 }
 
-static enum td_status open_engine(struct worker *w, struct td_error *e)
+/* Directory of packed weights; NULL: none. Weights that are made up are gone with the process. */
+static const char *packed_cache(const struct worker *w, char room[PATH_MAX])
+{
+    const struct worker_options *o = &w->options;
+    if (o->no_packed_cache || w->geometry.is_dummy)
+        return NULL;
+    return o->packed_cache ? o->packed_cache : weight_cache_default_dir(room) ? room : NULL;
+}
+
+/* How many pages; nothing is allocated yet. */
+static enum td_status size_pool(struct worker *w, struct td_error *e)
+{
+    struct available_memory there = available_memory("");
+    struct size_asked pool;
+    uint64_t weights = sizes_weights(&w->options, &w->geometry);
+    enum td_status s = sizes_pool(&w->options, &w->geometry, sizes_left(&there, weights) / SIZES_ALONE, &pool, e);
+    if (!s)
+        s = sizes_check(&pool, 1, weights, &there, e);
+    if (!s)
+        w->options.pages = (int64_t)(pool.bytes / kv_layout_page_bytes(&w->geometry.layout));
+    return s;
+}
+
+/* What options say that can't be, or not together. */
+static enum td_status check_options(struct worker *w, bool is_sim, struct sim_cost *cost_out, struct td_error *e)
 {
     struct worker_options *o = &w->options;
-    static const char *const ISAS[] = {"auto", "plain", "avx2", "avx512"};
-    enum td_status s = geometry_resolve(&o->geometry, &w->geometry, e);
-    bool is_sim = !strcmp(o->engine, "sim");
-    struct sim_cost cost = {.noise = o->sim_noise};
-    if (!s && is_sim)
-        s = sim_cost_parse("sim-prefill", o->sim_prefill, cost.step_ns.prefill, e);
-    if (!s && is_sim)
-        s = sim_cost_parse("sim-decode", o->sim_decode, cost.step_ns.decode, e);
-    if (!s && !is_sim)
-        s = geometry_open_model(&o->geometry, &w->geometry, &w->model, e);
-    struct kernels_config k = w->geometry.kernels;
-    k.n_threads = (uint32_t)o->threads;
-    while (strcmp(ISAS[k.isa], o->isa))
-        k.isa++;
+    enum td_status s = TD_OK;
+    cost_out->noise = o->sim_noise;
     if (is_sim)
-        k.device = DEVICE_CPU;
-    if (!s && is_sim && rank_options_n(&o->ranks) > 1)
-        s = td_fail(e, TD_ERR_INVALID,
-                    "--tensor-parallel, --pipeline-parallel: simulated compute has one rank; "
-                    "say what several take by --sim-prefill and --sim-decode");
-    if (!s)
-        s = rank_options_open(&o->ranks, &k, w->kernels, e);
+        s = sim_cost_parse("sim-prefill", o->sim_prefill, cost_out->step_ns.prefill, e);
+    if (!s && is_sim)
+        s = sim_cost_parse("sim-decode", o->sim_decode, cost_out->step_ns.decode, e);
     if (s)
         return s;
-    if (!o->pages)
-        o->pages = o->pool_bytes / (int64_t)kv_layout_page_bytes(&w->geometry.layout);
+    if (is_sim && rank_options_n(&o->ranks) > 1)
+        return td_fail(e, TD_ERR_INVALID,
+                       "--tensor-parallel, --pipeline-parallel: simulated compute has one rank; "
+                       "say what several take by --sim-prefill and --sim-decode");
     if (o->max_rows < o->max_batch)
         return td_fail(e, TD_ERR_INVALID, "--max-rows %lld is less than --max-batch %lld", (long long)o->max_rows,
                        (long long)o->max_batch);
@@ -577,7 +602,36 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
         o->chunk_tokens = o->max_rows;
     if (o->lora && is_sim)
         return td_fail(e, TD_ERR_INVALID, "--lora: simulated compute has no adapters");
-    s = adapters_open(o->lora, &w->geometry.config, &w->adapters, e);
+    return size_pool(w, e);
+}
+
+static enum td_status open_kernels(struct worker *w, bool is_sim, struct td_error *e)
+{
+    static const char *const ISAS[] = {"auto", "plain", "avx2", "avx512"};
+    struct kernels_config k = w->geometry.kernels;
+    k.n_threads = (uint32_t)w->options.threads;
+    while (strcmp(ISAS[k.isa], w->options.isa))
+        k.isa++;
+    if (is_sim)
+        k.device = DEVICE_CPU;
+    return rank_options_open(&w->options.ranks, &k, w->kernels, e);
+}
+
+static enum td_status open_engine(struct worker *w, struct td_error *e)
+{
+    struct worker_options *o = &w->options;
+    bool is_sim = !strcmp(o->engine, "sim");
+    struct sim_cost cost = {0};
+    char cache_dir[PATH_MAX];
+    enum td_status s = geometry_resolve(&o->geometry, &w->geometry, e);
+    if (!s)
+        s = check_options(w, is_sim, &cost, e);
+    if (!s && !is_sim)
+        s = geometry_open_model(&o->geometry, &w->geometry, &w->model, e);
+    if (!s)
+        s = open_kernels(w, is_sim, e);
+    if (!s)
+        s = adapters_open(o->lora, &w->geometry.config, &w->adapters, e);
     if (s)
         return s;
     say_adapters(w);
@@ -602,6 +656,7 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
         .quarantine_ns = (uint64_t)o->quarantine_ms * NS_PER_MS,
         .clock = &w->clock,
         .log = &w->log,
+        .weight_cache = packed_cache(w, cache_dir),
         .callbacks = {w, leg_on_admitted, leg_on_pages_ready, leg_on_token, leg_on_end, on_block, on_step, on_load},
     };
     return engine_open(&c, &w->engine, e);
@@ -670,7 +725,8 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
     w->next_event = 1ull << 32; /* a snapshot is numbered backwards from here */
     mailbox_init(&w->mailbox);
     pthread_mutex_init(&w->load_lock, NULL);
-    w->loading = rls_make(3, (const double[]){2, 0.2, 0.5}, 0.1);
+    w->loading = rls_make(3, (const double[]){SCHEDULER_LOADING_PRIOR}, 0.1);
+    w->fetching = rls_make(2, (const double[]){SCHEDULER_FETCHING_PRIOR}, 0.1);
     w->metrics = metrics_open();
     w->counters = metrics_add(w->metrics, METRIC_INFO, sizeof(METRIC_INFO) / sizeof(METRIC_INFO[0]), NULL);
     enum td_status s = faults_open(w->options.faults, &w->log, &w->faults, error_out);
@@ -705,6 +761,7 @@ void worker_close(struct worker *w)
         store_expire(w, 0, true);
     }
     xfer_close(w->xfer); /* every lease and pull has ended, by mail, when this returns */
+    w->xfer = NULL;
     take_mail(w);
     metrics_http_close(w->metrics_http);
     engine_close(w->engine);

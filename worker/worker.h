@@ -30,7 +30,8 @@ struct worker_options {
     struct geometry_options geometry;
     struct rank_options ranks;
     const char *name, *listen, *xfer_listen, *tls, *secret, *metrics_listen, *isa, *engine, *sim_prefill, *sim_decode,
-        *faults, *routers, *advertise, *log_level, *lora;
+        *faults, *routers, *advertise, *log_level, *lora, *packed_cache;
+    bool no_packed_cache;
     double sim_noise;
     int64_t threads, pool_bytes, pages, max_context, max_batch, max_rows, chunk_tokens;
     int64_t lease_ms, quarantine_ms, silence_ms, drain_ms;

@@ -24,6 +24,10 @@
     X(WORKER_PROMPT_TOKENS, METRIC_COUNTER, "tandem_worker_prompt_tokens_total", "prompt tokens taken in")             \
     X(WORKER_CACHED_TOKENS, METRIC_COUNTER, "tandem_worker_cached_tokens_total", "prompt tokens found in this pool")   \
     X(WORKER_STORE_TOKENS, METRIC_COUNTER, "tandem_worker_store_tokens_total", "prompt tokens loaded from a store")    \
+    X(WORKER_PEER_TOKENS, METRIC_COUNTER, "tandem_worker_peer_tokens_total",                                           \
+      "prompt tokens loaded from other workers")                                                                       \
+    X(WORKER_LENT_TOKENS, METRIC_COUNTER, "tandem_worker_lent_tokens_total",                                           \
+      "prompt tokens whose KV other workers were offered, as they asked for it")                                       \
     X(WORKER_DECODE_CACHED_TOKENS, METRIC_COUNTER, "tandem_worker_decode_cached_tokens_total",                         \
       "prompt tokens of decode legs found in this pool, so not pulled")                                                \
     X(WORKER_TOKENS, METRIC_COUNTER, "tandem_worker_generated_tokens_total", "tokens sampled")                         \
@@ -49,9 +53,7 @@ struct pull {
     struct worker *worker;
     struct xfer_id id;
     struct leg *leg; /* NULL: cancelled, only the pages are waited for */
-    bool from_store;
-    uint32_t first;  /* page of the sequence where the first one pulled lands */
-    uint32_t n_have; /* pages of the lease before that one: they are there already */
+    uint32_t n_have; /* pages of the lease before the first of held: they are there already */
     struct held_pages held;
     uint8_t **addresses; /* of held; n_have and these are read on the xfer thread, fixed before the pull starts */
 };
@@ -70,15 +72,26 @@ struct offer { /* told the store which blocks there are; waiting to hear which i
     uint64_t deadline_ns;
 };
 
-enum { MAX_STORES = 64, STEPS_TOLD = 16 };
+enum { MAX_STORES = 64, MAX_HOLDERS = 16, STEPS_TOLD = 16 };
 
 struct store_ref {
     char *address; /* of its transfers */
     uint64_t id;   /* for sched/ring.h */
 };
 
-struct store_run { /* blocks [first, first + n) of the prompt are thought to be with stores[store] */
+struct
+    store_run { /* blocks [first, first + n) of the prompt are thought to be with stores[store], or, from n_stores on, holders */
     uint32_t store, first, n;
+};
+
+struct load { /* what one source of a leg's prefix was asked for */
+    struct xfer_id id;
+    uint32_t source;          /* as store_run.store */
+    uint32_t *blocks, n, cap; /* of the prompt, ascending */
+    struct pull *pull;        /* NULL: not begun, or over */
+    bool is_over;
+    uint32_t n_have, n_got; /* leading ones of blocks: that were here before, that are here now */
+    struct store_found found;
 };
 
 struct leg {
@@ -88,19 +101,28 @@ struct leg {
     struct link *link;
     struct seq *seq;
     struct lease *lease; /* PREFILL with a decode leg to follow */
-    struct pull *pull;
-    char *peer; /* transfer address; NULL: none */
+    struct pull *pull;   /* DECODE: of the hand-over */
+    char *peer;          /* transfer address; NULL: none */
     struct store_ref *stores;
+    char **holders; /* addresses of other workers that have some of the prompt's blocks */
     struct store_run *runs;
-    uint32_t n_stores, n_runs, hot_blocks, tenant;
+    uint32_t n_stores, n_holders, n_runs, hot_blocks, tenant;
+
+    struct load *loads;             /* prefix.c */
+    uint32_t n_loads, n_loading;    /* asked; being pulled */
+    uint32_t load_first, n_matched; /* first block asked for; blocks that were in the pool when it got its pages */
+    struct store_found found;       /* of all stores */
+    uint32_t n_from_holders;        /* blocks */
+    uint64_t asked_ns, load_begin_ns, stores_done_ns, holders_done_ns;
+
     uint64_t peer_incarnation;
     uint32_t n_prompt, n_from_store;
     uint32_t n_ids, n_new; /* tokens that it came with; that its router expects to be computed */
     double tpot_ms;        /* 0: no limit */
     uint32_t first_page;   /* of the sequence, with which a hand-over begins: nobody sees those before it */
     char label[72];        /* request id for logs */
-    uint64_t deadline_ns, load_begin_ns, pull_done_ns, prefill_end_ns, transfer_ns, exposed_ns, wait_ns;
-    uint32_t cached_worker, cached_dram, cached_ssd;
+    uint64_t deadline_ns, pull_done_ns, prefill_end_ns, transfer_ns, exposed_ns, wait_ns;
+    uint32_t cached_worker, cached_peer, cached_dram, cached_ssd;
     struct sampled first_token;
     bool ended;
     enum seq_finish finish;
@@ -167,11 +189,12 @@ struct worker {
         beat_absence; /* steps are timed by it: a step does not take the time in which the process stands still */
     uint64_t beat_ns, seen_step, seen_ns; /* the last look; the step that ran then, and when it was first seen */
     struct rls
-        loading; /* ms of a load from a store: 1, blocks in its memory, on its disk; engine writes it under the lock */
+        loading; /* ms of a load from stores: 1, blocks in their memory, on their disks; engine writes both under the lock */
+    struct rls fetching; /* ms of a load from other workers: 1, blocks */
     _Atomic bool stopping, forced, beat_stop;
 };
 
-enum work_kind { WORK_LINK, WORK_PULL_END, WORK_LEASE_END, WORK_WANT, WORK_STOP };
+enum work_kind { WORK_LINK, WORK_PULL_END, WORK_LEASE_END, WORK_WANT, WORK_LOOKUP, WORK_STOP };
 
 struct work { /* what other threads tell the engine thread */
     struct mail mail;
@@ -183,7 +206,8 @@ struct work { /* what other threads tell the engine thread */
     bool in_doubt;
     struct xfer_pull_result result; /* tail points at tail_data */
     uint8_t tail_data[256];
-    struct bytes data; /* WORK_WANT */
+    struct bytes data; /* WORK_WANT, WORK_LOOKUP: a message */
+    uint64_t sender;   /* of it: the process's incarnation */
 };
 
 struct work *work_new(enum work_kind kind);
@@ -205,20 +229,31 @@ void leg_on_token(void *user, struct seq *seq, const struct sampled *token);
 void leg_on_end(void *user, struct seq *seq, enum seq_finish finish);
 
 /* wire.c: leases and pulls */
-struct lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_incarnation);
-struct pull *pull_open(struct worker *w, struct leg *leg, uint32_t first, uint32_t n);
+/* reader_incarnation 0: whoever names the id first. reader_is_up: it asked, so the lease ends when it is not connected any more. */
+struct lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_incarnation, bool reader_is_up);
+/* What arrives lands in pages[which[0]], pages[which[1]], ...; which NULL: pages[0], pages[1], ... leg NULL: nobody waits for it. */
+struct pull *pull_open(struct worker *w, struct leg *leg, const struct page_ref *pages, const uint32_t *which,
+                       uint32_t n);
 void lease_cancel(struct worker *w, struct xfer_id id);             /* nothing if it is over */
 void lease_close(struct worker *w, struct lease *l, bool in_doubt); /* after on_end */
 void pull_close(struct worker *w, struct pull *p);
 void pull_start(struct worker *w, struct pull *p, struct xfer_id id, const char *address, uint64_t incarnation,
                 uint64_t deadline_ns);
+void wire_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes);
+
+/* prefix.c */
+void prefix_ask(struct worker *w, struct leg *leg); /* the leg has come */
+/* It has its pages, the first n_have of them filled. False: there is nothing to wait for. Else engine_seq_filled is called in the end. */
+bool prefix_load(struct worker *w, struct leg *leg, uint32_t n_have);
+bool prefix_pull_ended(struct worker *w, struct leg *leg, const struct pull *p,
+                       const struct work *work);                                   /* false: not of a load */
+void prefix_drop(struct worker *w, struct leg *leg);                               /* what is under way is cancelled */
+void prefix_asked(struct worker *w, const struct bytes *message, uint64_t reader); /* by another worker */
+
 /* store.c */
-bool store_load(struct worker *w, struct leg *leg, uint32_t n_have); /* blocks; false: nothing to ask for */
-void store_load_ended(struct worker *w, struct leg *leg, const struct work *work, uint32_t first, uint32_t n_asked);
 void store_offer(struct worker *w, struct leg *leg, uint32_t first_block);
 void store_wanted(struct worker *w, const struct bytes *message);
 void store_expire(struct worker *w, uint64_t now, bool all);
-void wire_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes);
 
 /* audit.c */
 void audit_answer(struct worker *w, struct link *link, uint64_t nonce); /* after flush_events */

@@ -425,7 +425,18 @@ static void run_pack(void *arg, uint32_t panel, uint32_t thread)
     }
 }
 
-static enum td_status matrix_alloc(struct k_matrix *m)
+static struct k_matrix *matrix_new(const struct matrix_shape *shape)
+{
+    struct k_matrix *m = mem_zalloc(sizeof(*m));
+    *m = (struct k_matrix){.compute = shape->compute,
+                           .weights = shape->weights,
+                           .type = shape->type,
+                           .n_out = shape->n_out,
+                           .n_in = shape->n_in};
+    return m;
+}
+
+static enum td_status matrix_measure(struct k_matrix *m)
 {
     m->n_panels = (m->n_out + PANEL - 1) / PANEL;
     m->n_steps = m->compute == COMPUTE_BF16 ? (m->n_in + 1) / 2 : m->n_in;
@@ -435,10 +446,7 @@ static enum td_status matrix_alloc(struct k_matrix *m)
     size_t units = (size_t)m->n_panels * (m->weights ? m->n_groups : m->n_steps);
     if (__builtin_mul_overflow(units, m->weights ? m->group_bytes : m->step_bytes, &m->bytes))
         return TD_ERR_NO_MEMORY;
-    void *data = NULL;
-    enum td_status s = mem_map(m->bytes, &data);
-    m->data = data;
-    return s;
+    return TD_OK;
 }
 
 static float *pack_bias(const struct k_matrix_part *parts, uint32_t n_parts, uint32_t n_out)
@@ -459,17 +467,16 @@ static float *pack_bias(const struct k_matrix_part *parts, uint32_t n_parts, uin
 static enum td_status cpu_matrix_pack(struct kernels *head, const struct k_matrix_part *parts, uint32_t n_parts,
                                       const struct matrix_shape *shape, struct k_matrix **out)
 {
-    struct k_matrix *m = mem_zalloc(sizeof(*m));
-    *m = (struct k_matrix){.compute = shape->compute,
-                           .weights = shape->weights,
-                           .type = shape->type,
-                           .n_out = shape->n_out,
-                           .n_in = shape->n_in};
-    enum td_status s = matrix_alloc(m);
+    struct k_matrix *m = matrix_new(shape);
+    void *data = NULL;
+    enum td_status s = matrix_measure(m);
+    if (!s)
+        s = mem_map(m->bytes, &data);
     if (s) {
         free(m);
         return s;
     }
+    m->data = data;
     struct cpu_kernels *k = cpu_of(head);
     struct pack_run r = {.ops = k->ops, .parts = parts, .n_parts = n_parts, .m = m};
     r.rows = kernels_scratch(k, (size_t)pool_n_threads(k->pool) * 3 * m->n_in * sizeof(float));
@@ -484,9 +491,47 @@ static void cpu_matrix_free(struct kernels *k, struct k_matrix *m)
     (void)k;
     if (!m)
         return;
-    mem_unmap(m->data, m->bytes);
+    if (!m->is_borrowed)
+        mem_unmap(m->data, m->bytes);
     free(m->bias);
     free(m);
+}
+
+static const void *cpu_matrix_data(const struct k_matrix *m)
+{
+    return m->data;
+}
+
+static void borrow(struct k_matrix *m, const void *data)
+{
+    m->data = (uint8_t *)(uintptr_t)data; /* only packing writes */
+    m->is_borrowed = true;
+}
+
+static enum td_status cpu_matrix_view(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts,
+                                      const struct matrix_shape *shape, const void *data, uint64_t len_bytes,
+                                      struct k_matrix **out)
+{
+    (void)k;
+    struct k_matrix *m = matrix_new(shape);
+    enum td_status s = matrix_measure(m);
+    if (!s && m->bytes != len_bytes)
+        s = TD_ERR_INVALID;
+    if (s) {
+        free(m);
+        return s;
+    }
+    borrow(m, data);
+    m->bias = pack_bias(parts, n_parts, m->n_out);
+    *out = m;
+    return TD_OK;
+}
+
+static void cpu_matrix_move(struct k_matrix *m, const void *data)
+{
+    assert(!m->is_borrowed);
+    mem_unmap(m->data, m->bytes);
+    borrow(m, data);
 }
 
 static uint64_t cpu_matrix_bytes(const struct k_matrix *m)
@@ -667,6 +712,9 @@ static const struct kernels_backend CPU = {
     .matrix_pack = cpu_matrix_pack,
     .matrix_free = cpu_matrix_free,
     .matrix_bytes = cpu_matrix_bytes,
+    .matrix_data = cpu_matrix_data,
+    .matrix_view = cpu_matrix_view,
+    .matrix_move = cpu_matrix_move,
     .stack_open = cpu_stack_open,
     .stack_close = cpu_stack_close,
     .stack_bytes = cpu_stack_bytes,

@@ -46,8 +46,9 @@ struct k_matrix {
     uint32_t n_panels, n_steps, n_groups;
     size_t step_bytes, group_bytes;
     size_t bytes;
-    uint8_t *data; /* mem_map'ed */
-    float *bias;   /* [n_out], or NULL */
+    uint8_t *data;    /* mem_map'ed, or borrowed: then it may be read-only */
+    bool is_borrowed; /* k_matrix_view, k_matrix_move */
+    float *bias;      /* [n_out], or NULL */
 };
 
 static inline const uint8_t *matrix_step(const struct k_matrix *m, uint32_t panel, uint32_t step)

@@ -33,8 +33,8 @@ static grpc_channel *channel_create(const char *target, uint32_t max_message_byt
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, .value.integer = 1},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, .value.integer = 0},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, .value.integer = 100},
-        /* despite its name the time one attempt may take, handshake included: not too short for a busy machine */
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, .value.integer = 1000},
+        /* despite its name the time one attempt may take, handshake included: enough for a busy machine, and for a second SYN */
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, .value.integer = 4000},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, .value.integer = 1000},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, .value.integer = 500},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ENABLE_RETRIES, .value.integer = 0},

@@ -14,6 +14,9 @@ SLOW = 6 if os.environ.get("TANDEM_SANITIZE") else 1  # sanitizers: everything t
 SECRET = "test-secret"
 ROUTERS = int(os.environ.get("TANDEM_ROUTERS", "1"))
 DEVICE = os.environ.get("TANDEM_DEVICE", "cpu")  # tests/gpu.sh
+CACHE = tempfile.mkdtemp(prefix="tandem-cache-")  # packed weights of all processes of this program, gone with it
+os.environ["XDG_CACHE_HOME"] = CACHE
+atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 
 
 class Proc:

@@ -51,6 +51,30 @@ def test_libraries_are_seen_where_the_design_says():
 
 
 @test
+def test_tests_that_documents_name_exist():
+    """`test_name`, `test_begins_so_...`, `test_file.py`, and `..._which_goes_on_so`."""
+    names, files = set(), set()
+    for d, _, found in os.walk(os.path.join(SOURCE, "tests")):
+        for f in found:
+            files.add(f)
+            if f.endswith((".c", ".h", ".py")):
+                text = open(os.path.join(d, f), errors="replace").read()
+                names.update(re.findall(r"START_TEST\((\w+)\)", text) + re.findall(r"^def (test_\w+)", text, re.M))
+    wrong, n = [], 0
+    docs = [os.path.join(SOURCE, "docs", f) for f in os.listdir(os.path.join(SOURCE, "docs")) if f.endswith(".md")]
+    for path in [*docs, os.path.join(SOURCE, "README.md")]:
+        for whole in re.findall(r"`((?:[a-z]+/)*(?:test_\w+|\.\.\._\w+)(?:\.\.\.|\.c|\.py)?)`", open(path).read()):
+            n += 1
+            name = whole.rsplit("/", 1)[-1]
+            begin, middle = name.rstrip("."), name.strip(".")
+            there = (name in files if name.endswith((".c", ".py")) else any(middle in x for x in names) if name.startswith("...") else
+                     any(x.startswith(begin) for x in names) if name.endswith("...") else name in names or name + ".c" in files or name + ".py" in files)
+            if not there:
+                wrong.append(f"{os.path.basename(path)}: {whole}")
+    assert n > 50 and not wrong, (n, wrong)
+
+
+@test
 def test_no_two_archives_define_one_symbol():
     """Else a program that links both calls one where the other is meant, without a word."""
     defined = {}

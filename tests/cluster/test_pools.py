@@ -110,6 +110,56 @@ def test_scale_starts_and_drains_workers_of_one_pool():
 
 
 @test
+def test_scale_starts_and_drains_stores():
+    """Each segment belongs to one: a store that comes gets its share of what is new, one that goes takes its own along."""
+    with tempfile.TemporaryDirectory() as run_dir:
+        def tandem(*args, **more):
+            out = subprocess.run([TANDEM, *args], capture_output=True, text=True, timeout=90 * SLOW, **more)
+            assert out.returncode == 0, out.stderr
+            return out.stdout
+
+        def scale(n):
+            tandem("scale", f"store={n}", "--run-dir", run_dir)
+            wait_until(lambda: sorted(stores()) == [f"store-{i}" for i in range(n)], 10, lambda: f"{n} stores: {stores()}")
+
+        def stores():
+            workers = json.loads(tandem("status", "--json", "--router", router))["workers"]
+            return {w["name"]: w["store"]["blocks_dram"] for w in workers if w["role"] == "store" and w["state"] == "ready"}
+
+        def ask(first, n):
+            lines = [{"id": str(i), "prompt_ids": [(i * 37 + j * j) % 1000 for j in range(64 * 16 + 4)], "max_tokens": 3, "greedy": True,
+                      "ignore_eos": True} for i in range(first, first + n)]
+            out = tandem("generate", "--jsonl", "--router", router, input="".join(json.dumps(x) + "\n" for x in lines))
+            return {r["id"]: r["token_ids"] for r in map(json.loads, out.splitlines())}
+        tandem("up", "--model", DEMO, "--run-dir", run_dir, "--listen", "127.0.0.1:0", "--pool-bytes", "16M", "--store-dram", "64M",
+               "--threads", "1", "--detach")
+        try:
+            with open(os.path.join(run_dir, "router.address")) as f:
+                router = f.read().strip()
+            before = ask(0, 12)
+            wait_until(lambda: stores() == {"store-0": 12 * 64}, 20, lambda: f"all is stored: {stores()}")
+            scale(3)
+            ask(12, 18)
+            wait_until(lambda: sum(stores().values()) == 30 * 64, 20, lambda: f"all is stored: {stores()}")
+            there = stores()
+            assert there["store-0"] >= 12 * 64 and min(there.values()) >= 64, there
+            assert ask(0, 12) == before
+            assert stores() == there, (stores(), there)  # what is stored stays where it is
+            scale(2)
+            assert stores() == {k: v for k, v in there.items() if k != "store-2"}, (stores(), there)
+            wait_until(lambda: "lost" not in tandem("status", "--router", router), 5, "the one that went is no lost worker")
+            assert ask(0, 30).items() >= before.items()
+            scale(0)
+            assert ask(0, 2).items() <= before.items()
+            scale(1)
+            disk = lambda: [w["store"]["blocks_ssd"] for w in json.loads(tandem("status", "--json", "--router", router))["workers"]
+                            if w["role"] == "store"]
+            wait_until(lambda: disk() and disk()[0] >= 12 * 64, 10, lambda: f"what its disk holds is back: {disk()}")
+        finally:
+            tandem("down", "--run-dir", run_dir)
+
+
+@test
 def test_a_new_router_waits_for_workers_that_register():
     c = Cluster(prefill=0, decode=0, plan="split")
     c.router = Proc(c, "router", "router", ["--model", DEMO, "--plan", "split", *c.router_args])

@@ -79,7 +79,7 @@ def test_a_pair_that_can_not_connect_is_found_before_it_is_used():
         wait_until(lambda: list(states(c).values()) == ["ready"] * 3, 15, lambda: str(states(c)))
         ready = time.monotonic()
         wait_until(lambda: {w["name"]: w["unreached"] for w in c.status()["workers"]} ==
-                   {"prefill-0": [], "prefill-1": [], "decode-0": ["prefill-0"]}, 5, lambda: str(c.status()))
+                   {"prefill-0": [], "prefill-1": ["prefill-0"], "decode-0": ["prefill-0"]}, 5, lambda: str(c.status()))
         print(f"# found {time.monotonic() - ready:.2f} s after the workers were ready")
         assert "address=127.0.0.2:" in c.log("decode-0") and "can't be connected to" in c.log("decode-0")
         assert "reader=decode-0 holder=prefill-0" in c.log("router")
@@ -142,7 +142,7 @@ def test_a_transport_that_is_slower_than_asked_for_is_said_once():
                  roles_args={"decode": ["--metrics-listen", metrics]}) as c:
         if os.path.isdir("/sys/class/infiniband"):
             raise Skip("there is a card")
-        wait_until(lambda: metric(metrics, "tandem_worker_slower_connections(?:{})?") == 2, 5, "both connections count")
+        wait_until(lambda: metric(metrics, "tandem_worker_slower_connections(?:{})?") >= 2, 5, "connections to both count")
         with open(os.path.join(c.dir, "decode-0.log")) as f:
             said = [line for line in f if "slower transport" in line]
         assert len(said) == 1 and "asked=rc,tcp" in said[0] and "tcp/lo" in said[0], said

@@ -192,11 +192,39 @@ def test_a_worker_that_drains_gets_nothing_more_and_finishes_what_it_has():
 
 
 @test
+def test_a_refused_leg_goes_to_another_worker():
+    """A worker that was told to end refuses what is on its way to it, until the router has heard of that."""
+    metrics = f"127.0.0.1:{free_port()}"
+    with Cluster(prefill=1, decode=2, plan="split", router_args=["--metrics-listen", metrics]) as c:
+        client, w = Client(c.router.address), c["decode-0"]
+        want = [Answer(client, story(i, 20)).stream() for i in range(16)]
+        refused = 0
+        for _ in range(10):
+            flight = Flight(c.router.address, [story(i, 600) for i in range(8)])  # both have something to finish
+            flight.all_stream()
+            asked = Flight(c.router.address, [story(i, 20) for i in range(16)])
+            w.kill(signal.SIGTERM)
+            got = asked.join()
+            assert [(a.code, a.stream()) for a in got] == [("OK", x) for x in want], [(a.code, a.why) for a in got]
+            assert all(a.code == "OK" for a in flight.join()), [(a.code, a.why) for a in flight.join()]
+            assert w.child.wait(30 * SLOW) == 0, (w.child.returncode, c.log(w.name)[-400:])
+            refused = metric(metrics, r'tandem_replans_total{reason="refused"}') or 0
+            if refused:
+                break
+            w.start()
+            c.wait_ready()
+        assert refused > 0, "nothing was refused"
+        c.workers.remove(w)
+        c.audit()
+
+
+@test
 def test_a_leg_that_nobody_heard_of_goes_elsewhere():
     metrics = f"127.0.0.1:{free_port()}"
     # Three hellos, whom to read from for two decode workers, then the legs of the first request: decode, prefill.
     with Cluster(prefill=1, decode=2, plan="split",
-                 router_args=["--metrics-listen", metrics, "--silence-ms", "20000", "--faults", "rpc.message:drop@6"]) as c:
+                 router_args=["--metrics-listen", metrics, "--silence-ms", "20000", "--prefix", "compute", "--faults",
+                              "rpc.message:drop@6"]) as c:
         wait_until(lambda: all(w["transport"] for w in c.status()["workers"]), 10, "all are connected")
         began = time.monotonic()
         a = Answer(Client(c.router.address), story(1, 20))
@@ -339,7 +367,9 @@ def test_a_split_between_router_and_worker_changes_no_stream():
             c.wait_ready()
             client = Client(router.address)
             want = [Answer(client, story(i, 1500)).stream() for i in range(8)]
-            for role in ("decode", "prefill", "decode"):
+            n_cut = 0  # decode workers that were cut off while something ran there: a quick one may be done before
+            for attempt in range(12):
+                role = "prefill" if attempt == 1 else "decode"
                 flight = Flight(router.address, [story(i, 1500) for i in range(8)])
                 flight.all_stream()
                 victim = max((w for w in c.status()["workers"] if w["role"] == role), key=lambda w: w["running"])
@@ -349,8 +379,11 @@ def test_a_split_between_router_and_worker_changes_no_stream():
                 got = flight.join()
                 assert [a.code for a in got] == ["OK"] * 8, [(a.code, a.why) for a in got]
                 assert [a.stream() for a in got] == want
-                assert any(a.end.replans for a in got) or role == "prefill", [str(a.end) for a in got]
+                n_cut += role == "decode" and any(a.end.replans for a in got)
                 c.wait_ready(20)
+                if n_cut == 2 and attempt > 1:
+                    break
+            assert n_cut == 2, n_cut
             c.audit(15)
         finally:
             c.router = first

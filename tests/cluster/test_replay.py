@@ -91,6 +91,23 @@ def test_replay_that_is_interrupted_reports_what_ran():
 
 
 @test
+def test_replay_with_a_dead_sender_is_no_valid_run():
+    """And a crash is a crash: nothing catches the signal."""
+    with tempfile.TemporaryDirectory() as d, Cluster(dummy=DIMS, prefill=0, decode=1, worker_args=SIM) as c:
+        path = os.path.join(d, "trace.jsonl")
+        write_trace(path, 40, 20)
+        p = subprocess.Popen([TANDEM, "replay", path, "--router", c.router.address, "--json", "--processes", "2"],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        wait_until(lambda: c.status()["finished"] >= 2, 10, "some are answered")
+        children = open(f"/proc/{p.pid}/task/{p.pid}/children").read().split()
+        os.kill(int(children[-1]), signal.SIGSEGV)
+        out, err = p.communicate(timeout=20 * SLOW)
+        r = json.loads(out)
+        assert p.returncode == 1 and not r["valid"] and r["why_invalid"] == "1 of the senders ended early", (p.returncode, r["valid"], r["why_invalid"])
+        assert "Caught signal" not in err and r["answered"] < 40, err
+
+
+@test
 def test_replay_with_several_processes_is_one_run():
     with tempfile.TemporaryDirectory() as d, Cluster(dummy=DIMS, prefill=1, decode=2, worker_args=SIM) as c:
         path, out, page = (os.path.join(d, n) for n in ("trace.jsonl.gz", "out.json", "out.html"))

@@ -74,4 +74,20 @@ def test_what_simulated_compute_does_not_have_is_refused():
         assert out.returncode == 2 and why in out.stderr, out.stderr
 
 
+@test
+def test_the_exposed_tail_of_a_transfer_does_not_grow_with_the_prompt():
+    """From the end of the prefill until all is there: at 1k, 4k, 16k and 31k tokens within 20 % of each other."""
+    for _ in range(5):  # other programs may take a core for a while
+        out = subprocess.run([TANDEM, "bench", "overlap", "--model", DEMO, "--json"], capture_output=True, text=True, timeout=100 * SLOW)
+        assert out.returncode == 0, out.stderr
+        rows = {r["name"]: r["value"] for r in map(json.loads, out.stdout.splitlines())}
+        tails = {name.split()[3]: ms for name, ms in rows.items() if name.endswith("simulated engine")}
+        print(f"# ms by tokens: {tails}", flush=True)
+        assert list(tails) == ["1024", "4096", "16384", "31744"], rows
+        if max(tails.values()) <= 1.2 * min(tails.values()):
+            return
+    raise AssertionError(tails)
+
+
+
 main()

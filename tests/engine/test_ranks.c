@@ -1,11 +1,16 @@
 /*
  * Engines on several ranks against an engine on one, on the prompts of a golden directory (deploy/demo-model, or TANDEM_GOLDEN): tokens,
- * log-probabilities and all bytes of the pool are the same.
+ * log-probabilities and all bytes of the pool are the same. And engines whose packed weights come from a file.
  */
+#include <dirent.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "base/random.h"
@@ -19,6 +24,8 @@ enum { MAX_RUNS = 16, MAX_TOKENS = 256, MAX_PROMPT = 400, N_PAGES = 240, PAGE_TO
 struct shape {
     uint32_t n_tensor, n_pipeline;
     enum compute compute;
+    enum k_weights weights;
+    const char *weight_cache; /* directory; NULL: none */
 };
 
 struct run {
@@ -117,6 +124,8 @@ static enum td_status try_open(struct side *f, const struct shape *shape, struct
         .piece_rows = 23,
         .model = f->model,
         .compute = shape->compute,
+        .weights = shape->weights,
+        .weight_cache = shape->weight_cache,
         .kv_dtype = shape->compute == COMPUTE_F32 ? NUM_F32 : NUM_BF16,
         .page_tokens = PAGE_TOKENS,
         .n_pages = N_PAGES,
@@ -345,6 +354,92 @@ START_TEST(test_ranks_refuse_more_stages_than_layers)
 }
 END_TEST
 
+/* The names of the files in a directory; removes them and it, if asked to. */
+static uint32_t look_into(const char *dir, bool remove, struct stat *last_out)
+{
+    char path[4096];
+    uint32_t n = 0;
+    DIR *d = opendir(dir);
+    ck_assert_ptr_nonnull(d);
+    for (struct dirent *e; (e = readdir(d));) {
+        snprintf(path, sizeof(path), "%s/%s", dir, e->d_name);
+        if (e->d_name[0] == '.' || stat(path, last_out))
+            continue;
+        n++;
+        ck_assert_msg(strstr(e->d_name, ".tmp") == NULL, "%s", e->d_name);
+        if (remove)
+            unlink(path);
+    }
+    closedir(d);
+    if (remove)
+        rmdir(dir);
+    return n;
+}
+
+START_TEST(test_weights_packed_by_another_process_give_the_same_bits)
+{
+    static const struct shape CACHED[] = {{1, 1, COMPUTE_F32, WEIGHTS_AS_STORED},
+                                          {1, 1, COMPUTE_F32, WEIGHTS_INT4},
+                                          {1, 1, COMPUTE_BF16, WEIGHTS_INT8},
+                                          {2, 2, COMPUTE_BF16, WEIGHTS_AS_STORED}};
+    static struct side alone, first, second;
+    struct shape shape = CACHED[_i];
+    struct stat written, mapped;
+    char dir[] = "/tmp/tandem-packed-XXXXXX";
+    if (device_wanted() != DEVICE_CPU)
+        return;
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    side_open(&alone, &shape);
+    run_some(&alone);
+    shape.weight_cache = dir;
+    side_open(&first, &shape);
+    ck_assert_uint_eq(look_into(dir, false, &written), shape.n_tensor * shape.n_pipeline);
+    run_some(&first);
+    side_open(&second, &shape);
+    run_some(&second);
+    ck_assert_uint_eq(look_into(dir, true, &mapped), shape.n_tensor * shape.n_pipeline);
+    ck_assert_uint_eq(mapped.st_ino, written.st_ino); /* not written anew */
+    check_same(&alone, &first);
+    check_same(&alone, &second);
+    ck_assert_uint_eq(engine_weight_bytes(alone.engine), engine_weight_bytes(second.engine));
+    side_close(&alone);
+    side_close(&first);
+    side_close(&second);
+}
+END_TEST
+
+/* Each has several files to write, and could wait for one that another has begun while it keeps one that the other waits for. */
+START_TEST(test_processes_that_write_packed_weights_of_several_ranks_do_not_wait_for_each_other)
+{
+    enum { N = 3, ROUNDS = 4, LIMIT_S = 40 }; /* who stands still is waited for for 60 s */
+    static struct side one;
+    char dir[] = "/tmp/tandem-packed-XXXXXX";
+    struct stat st;
+    if (device_wanted() != DEVICE_CPU)
+        return;
+    for (int round = 0; round < ROUNDS; round++) {
+        struct shape shape = {2, 2, COMPUTE_F32, WEIGHTS_AS_STORED, dir};
+        pid_t children[N];
+        time_t begun = time(NULL);
+        strcpy(dir + sizeof(dir) - 7, "XXXXXX");
+        ck_assert_ptr_nonnull(mkdtemp(dir));
+        for (int i = 0; i < N; i++)
+            if (!(children[i] = fork())) {
+                side_open(&one, &shape);
+                side_close(&one);
+                _exit(0);
+            }
+        for (int i = 0; i < N; i++) {
+            int status = 1;
+            ck_assert_int_eq(waitpid(children[i], &status, 0), children[i]);
+            ck_assert_int_eq(status, 0);
+        }
+        ck_assert_uint_eq(look_into(dir, true, &st), 4);
+        ck_assert_int_lt(time(NULL) - begun, LIMIT_S);
+    }
+}
+END_TEST
+
 int main(void)
 {
     if (skip_without_device("ranks"))
@@ -356,6 +451,9 @@ int main(void)
     tcase_add_loop_test(t, test_ranks_hand_pages_to_any_other_number, 0, 3);
     tcase_add_test(t, test_ranks_share_what_can_be_shared_or_name_both_numbers);
     tcase_add_test(t, test_ranks_refuse_more_stages_than_layers);
+    tcase_add_loop_test(t, test_weights_packed_by_another_process_give_the_same_bits, 0, 4);
+    if (tap_forks())
+        tcase_add_test(t, test_processes_that_write_packed_weights_of_several_ranks_do_not_wait_for_each_other);
     suite_add_tcase(s, t);
     return tap_main(s);
 }

@@ -314,7 +314,7 @@ static inline void world_open(struct world *w, uint64_t seed, const char *script
     w->hub = xfer_hub_open();
     for (int i = 0; i < WORLD_NODES; i++) {
         struct sim_node *n = &w->nodes[i];
-        char seeded[512];
+        char seeded[1024];
         void *arena;
         n->world = w;
         snprintf(n->name, sizeof(n->name), "node-%d", i);

@@ -118,6 +118,7 @@ static void make_scene(struct scene *s, uint64_t seed, bool steady)
     }
     s->r.store_blocks = below(&d, 2) ? (uint32_t)below(&d, s->r.n_tokens / TOKENS + 1) : 0;
     s->r.store_blocks_ssd = (uint32_t)below(&d, s->r.store_blocks + 1);
+    s->r.peer_blocks = below(&d, 2) ? (uint32_t)below(&d, s->r.n_tokens / TOKENS + 1) : 0;
     s->r.ttft_ms = below(&d, 2) ? within(&d, 20, 3000) : 0;
     s->r.tpot_ms = below(&d, 2) ? within(&d, 5, 80) : 0;
     s->r.remaining_ms = below(&d, 4) ? INFINITY : within(&d, 10, 5000);
@@ -226,7 +227,7 @@ START_TEST(test_policy_gives_the_same_plan_for_the_same_input)
         struct plan a = place(&s), b = policy_place(t.workers, t.n, &t.r, seen, &n);
         ck_assert_uint_le(n, 2 * s.n);
         ck_assert(a.kind == b.kind && a.now == b.now && a.prefill == b.prefill && a.decode == b.decode);
-        ck_assert(a.store_blocks == b.store_blocks && a.prompt_share == b.prompt_share && a.reason == b.reason);
+        ck_assert(a.loaded_blocks == b.loaded_blocks && a.prompt_share == b.prompt_share && a.reason == b.reason);
         ck_assert(a.ttft_ms == b.ttft_ms && a.tpot_ms == b.tpot_ms && a.work_ms == b.work_ms);
         ck_assert(a.never == b.never && a.hopeless == b.hopeless && a.over_ms == b.over_ms);
     }
@@ -486,6 +487,39 @@ START_TEST(test_policy_goes_to_the_prefix_unless_the_queue_there_costs_more)
 }
 END_TEST
 
+/* Stores have 20 blocks, another worker has 31: from both, from either, or from nobody, whichever is fastest. */
+START_TEST(test_policy_loads_from_where_that_takes_least_time)
+{
+    struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_DECODE), worker(ROLE_STORE)};
+    struct policy_request r = ask(16000);
+    r.force = FORCE_SPLIT;
+    r.store_blocks = 20;
+    r.peer_blocks = 31;
+    w[0].load_ms = w[0].fetch_ms = 2;
+    w[0].load_dram_ms = w[0].fetch_block_ms = 1;
+    struct plan p = policy_place(w, 3, &r, NULL, NULL);
+    ck_assert(p.loaded_blocks == 31 && p.peer_from == 20 && fabs(p.load_ms - 22) < 1e-9); /* at the same time */
+    w[0].fetch_block_ms = 0.1;
+    p = policy_place(w, 3, &r, NULL, NULL);
+    ck_assert(p.loaded_blocks == 31 && p.peer_from == 0 && fabs(p.load_ms - 5.1) < 1e-9);
+    w[0].fetch_ms = 1e4;
+    p = policy_place(w, 3, &r, NULL, NULL);
+    ck_assert(p.loaded_blocks == 20 && p.peer_from == 20 && fabs(p.load_ms - 22) < 1e-9);
+    r.prefix = PREFIX_LOAD;
+    p = policy_place(w, 3, &r, NULL, NULL);
+    ck_assert(p.loaded_blocks == 31);
+    r.prefix = PREFIX_AUTO;
+    w[0].load_ms = 1e4;
+    p = policy_place(w, 3, &r, NULL, NULL);
+    ck_assert(p.loaded_blocks == 0 && p.peer_from == 0 && p.load_ms == 0);
+    uint32_t matched[] = {31, 0, 0};
+    r.matched_blocks = matched;
+    w[0].fetch_ms = 2;
+    p = policy_place(w, 3, &r, NULL, NULL);
+    ck_assert(p.loaded_blocks == 0 && p.new_tokens == 16000 - 31 * TOKENS); /* it has them itself */
+}
+END_TEST
+
 START_TEST(test_policy_loads_from_stores_where_that_takes_less_time)
 {
     struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_DECODE), worker(ROLE_STORE)};
@@ -496,18 +530,18 @@ START_TEST(test_policy_loads_from_stores_where_that_takes_less_time)
     w[0].load_dram_ms = 1;
     w[0].load_ssd_ms = 100; /* more than computing a block takes */
     struct plan p = policy_place(w, 3, &r, NULL, NULL);
-    ck_assert_uint_eq(p.store_blocks, 31);
+    ck_assert_uint_eq(p.loaded_blocks, 31);
     ck_assert(fabs(p.load_ms - 33) < 1e-9);
     r.store_blocks_ssd = 31;
-    ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).store_blocks, 0);
+    ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).loaded_blocks, 0);
     r.prefix = PREFIX_LOAD;
-    ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).store_blocks, 31);
+    ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).loaded_blocks, 31);
     r.store_blocks_ssd = 0;
     r.prefix = PREFIX_COMPUTE;
-    ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).store_blocks, 0);
+    ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).loaded_blocks, 0);
     r.prefix = PREFIX_AUTO;
     r.n_tokens = 31 * TOKENS; /* the last token is always computed, so its block is not loaded */
-    ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).store_blocks, 30);
+    ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).loaded_blocks, 30);
 }
 END_TEST
 
@@ -520,7 +554,7 @@ START_TEST(test_policy_mooncake_fetches_by_the_ratio_of_matches)
     r.policy = POLICY_MOONCAKE;
     r.store_blocks = 40;
     for (matched[0] = 0; matched[0] < 40; matched[0]++)
-        ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).store_blocks, matched[0] * POLICY_BALANCE < 40 ? 40 : 0);
+        ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).loaded_blocks, matched[0] * POLICY_BALANCE < 40 ? 40 : 0);
 }
 END_TEST
 
@@ -950,6 +984,7 @@ int main(void)
     tcase_add_test(t, test_policy_names_the_limit_that_is_missed);
     tcase_add_test(t, test_policy_calls_hopeless_what_idle_workers_could_not_do_either);
     tcase_add_test(t, test_policy_goes_to_the_prefix_unless_the_queue_there_costs_more);
+    tcase_add_test(t, test_policy_loads_from_where_that_takes_least_time);
     tcase_add_test(t, test_policy_loads_from_stores_where_that_takes_less_time);
     tcase_add_test(t, test_policy_mooncake_fetches_by_the_ratio_of_matches);
     tcase_add_test(t, test_policy_mooncake_takes_the_least_time_to_first_token);

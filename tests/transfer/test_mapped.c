@@ -248,7 +248,7 @@ static void open_rogue(void)
                                     .on_error = plain_error,
                                     .on_closed = plain_closed};
     ck_assert_int_eq(wire_mapped_open(&c, &plain.wire, NULL), TD_OK);
-    plain.conn = wire_connect(plain.wire, rogue.wire->address, &plain);
+    plain.conn = wire_connect(plain.wire, rogue.wire->address, 0, &plain);
     UNTIL(plain.is_open && rogue.conn);
 }
 

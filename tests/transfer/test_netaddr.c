@@ -59,6 +59,35 @@ START_TEST(test_netaddr_loopback_is_lo)
 }
 END_TEST
 
+START_TEST(test_netaddr_figures_need_no_name_service)
+{
+    static const char *const NUMERIC[] = {"127.0.0.1:1", "[::1]:1", ":1"}, *const NAMES[] = {"localhost:1", "a.b:1",
+                                                                                             "1"};
+    for (int i = 0; i < 3; i++) {
+        ck_assert_msg(netaddr_is_numeric(NUMERIC[i]), "%s", NUMERIC[i]);
+        ck_assert_msg(!netaddr_is_numeric(NAMES[i]), "%s", NAMES[i]);
+    }
+}
+END_TEST
+
+/* "" with AI_PASSIVE stands for the any-address of each family, so it has several wherever there is IPv6. */
+START_TEST(test_netaddr_attempts_take_the_addresses_of_a_name_in_turn)
+{
+    struct sockaddr_storage first, at;
+    socklen_t len;
+    uint32_t n = 0, n_other = 0;
+    ck_assert_int_eq(netaddr_resolve(":7000", &first, &len, NULL), TD_OK);
+    for (uint32_t i = 0; i < 4; i++) {
+        ck_assert_int_eq(netaddr_resolve_nth(":7000", i, &at, &len, NULL), TD_OK);
+        n += at.ss_family == first.ss_family;
+        n_other += at.ss_family != first.ss_family;
+        if (i == 0 || i == 2) /* one address or two: counted round */
+            ck_assert_mem_eq(&at, &first, sizeof(at));
+    }
+    ck_assert(n == 4 || (n == 2 && n_other == 2));
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("netaddr");
@@ -66,6 +95,8 @@ int main(void)
     tcase_set_timeout(tc, 10);
     tcase_add_test(tc, test_netaddr_finds_the_card_and_its_port);
     tcase_add_test(tc, test_netaddr_loopback_is_lo);
+    tcase_add_test(tc, test_netaddr_figures_need_no_name_service);
+    tcase_add_test(tc, test_netaddr_attempts_take_the_addresses_of_a_name_in_turn);
     suite_add_tcase(s, tc);
     return tap_main(s);
 }

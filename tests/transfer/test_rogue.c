@@ -13,7 +13,7 @@ struct rogue {
     struct kv_layout layout;
     uint8_t hello_ours[PROTO_HELLO_MAX], hello_theirs[PROTO_HELLO_MAX];
     uint32_t hello_ours_len, hello_theirs_len;
-    bool is_open, is_up, is_lost, is_closed, is_accepted;
+    bool is_open, is_up, is_lost, is_closed, is_accepted, is_mute;
     char answer_role; /* 'a' is the right one */
     uint32_t n_said, n_heard;
     struct proto_msg last;
@@ -53,6 +53,7 @@ static void on_accept(void *user, struct wire_conn *conn)
     conn->user = user;
     rogue.conn = conn;
     rogue.is_accepted = true;
+    rogue.n_said = rogue.n_heard = 0;
 }
 
 static void on_open(void *user)
@@ -66,7 +67,7 @@ static void on_message(void *user, const uint8_t *header, uint32_t len)
     ck_assert_int_eq(proto_unseal(header, &len, ++r->n_heard, NULL), TD_OK);
     ck_assert_int_eq(proto_decode(header, len, &r->last, NULL), TD_OK);
     r->n_of[r->last.type]++;
-    if (r->last.type == MSG_HELLO) {
+    if (r->last.type == MSG_HELLO && !r->is_mute) {
         memcpy(r->hello_theirs, header, len);
         r->hello_theirs_len = len;
         if (r->is_accepted)
@@ -145,7 +146,7 @@ static void teardown(void)
 
 static void connect_only(void)
 {
-    rogue.conn = wire_connect(rogue.wire, node->address, &rogue);
+    rogue.conn = wire_connect(rogue.wire, node->address, 0, &rogue);
     ROGUE_UNTIL(rogue.is_open);
 }
 
@@ -422,6 +423,74 @@ START_TEST(test_rogue_that_says_nothing_is_dropped)
 }
 END_TEST
 
+static uint32_t ups_of(struct node *n)
+{
+    pthread_mutex_lock(&n->lock);
+    uint32_t ups = n->ups;
+    pthread_mutex_unlock(&n->lock);
+    return ups;
+}
+
+/* Waits of 50 ms, 100, 200 .. between them, half of each by chance: some six connections in that time, and not thousands. */
+START_TEST(test_rogue_that_dies_after_each_handshake_is_connected_to_ever_more_slowly)
+{
+    const char *address = "rogue";
+    uint32_t n_lives = 0;
+    uint64_t until = wall_ns() + 1500 * NS_PER_MS; /* the time is what is tested */
+    xfer_want(node->x, &address, 1);
+    while (wall_ns() < until) {
+        wire_progress(rogue.wire);
+        if (!rogue.conn || ups_of(node) == n_lives)
+            continue;
+        n_lives++;
+        struct wire_conn *dying = rogue.conn;
+        rogue.conn = NULL;
+        rogue.is_closed = false;
+        wire_close(dying);
+        ROGUE_UNTIL(rogue.is_closed);
+    }
+    rogue.is_closed = false;
+    xfer_want(node->x, NULL, 0);
+    ck_assert_uint_ge(n_lives, 2);
+    ck_assert_uint_le(n_lives, 12);
+}
+END_TEST
+
+/* An attempt takes up to two silences when the other side says nothing; the next one begins after half of one. */
+START_TEST(test_rogue_that_does_not_answer_holds_up_no_others)
+{
+    const uint64_t silence_ns = 3 * NS_PER_S;
+    struct node *reader = node_open(&(struct node_params){
+        .backend = "loopback", .hub = hub, .name = "reader", .n_pages = 1, .silence_ns = silence_ns});
+    const char *addresses[] = {"rogue", node->address};
+    rogue.is_mute = true;
+    uint64_t begin = wall_ns();
+    xfer_want(reader->x, addresses, 2);
+    ROGUE_UNTIL(ups_of(reader) == 1);
+    ck_assert_uint_lt(wall_ns() - begin, 2 * silence_ns);
+    node_close(reader);
+}
+END_TEST
+
+START_TEST(test_rogue_many_peers_are_connected_to_one_after_the_other)
+{
+    enum { PEERS = 12, EVERY_MS = 20 };
+    struct node *peers[PEERS];
+    const char *addresses[PEERS];
+    for (int i = 0; i < PEERS; i++) {
+        peers[i] = node_open(&(struct node_params){.backend = "loopback", .hub = hub, .name = "peer", .n_pages = 1});
+        addresses[i] = peers[i]->address;
+    }
+    uint64_t begin = wall_ns();
+    xfer_want(node->x, addresses, PEERS);
+    NODE_WAIT(node, node->ups == PEERS);
+    ck_assert_uint_ge(wall_ns() - begin, (PEERS - 1) * EVERY_MS * NS_PER_MS);
+    xfer_want(node->x, NULL, 0);
+    for (int i = 0; i < PEERS; i++)
+        node_close(peers[i]);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("rogue");
@@ -441,6 +510,9 @@ int main(void)
     tcase_add_loop_test(tc, test_rogue_holder_cuts_pages_into_the_parts_asked_for, 0, 6);
     tcase_add_test(tc, test_rogue_pull_of_an_unknown_lease_is_refused);
     tcase_add_test(tc, test_rogue_that_says_nothing_is_dropped);
+    tcase_add_test(tc, test_rogue_that_dies_after_each_handshake_is_connected_to_ever_more_slowly);
+    tcase_add_test(tc, test_rogue_that_does_not_answer_holds_up_no_others);
+    tcase_add_test(tc, test_rogue_many_peers_are_connected_to_one_after_the_other);
     suite_add_tcase(s, tc);
     SRunner *sr = srunner_create(s);
     srunner_run_all(sr, CK_ENV);

@@ -538,6 +538,22 @@ START_TEST(test_xfer_unreachable_address_is_not_waited_for_until_a_far_deadline)
 }
 END_TEST
 
+START_TEST(test_xfer_holder_is_reached_by_name)
+{
+    if (_i == 0)
+        return; /* loopback has names of its own */
+    struct node *h = open_node(_i, "holder", 2), *r = open_node(_i, "reader", 2);
+    char address[160];
+    snprintf(address, sizeof(address), "localhost%s",
+             strrchr(h->address, ':')); /* maybe ::1 first, where nobody listens */
+    offer(h, 19, 0, 2);
+    node_pull(r, 19, address, 0, LONG);
+    NODE_WAIT(r, r->pulls[19].ends);
+    check_landed(r, 19, 2);
+    close_pair(r, h);
+}
+END_TEST
+
 START_TEST(test_xfer_holder_that_comes_late_is_reached)
 {
     if (_i == 0)
@@ -796,6 +812,7 @@ int main(void)
         test_xfer_unreachable_address_ends_at_the_deadline,
         test_xfer_unreachable_address_is_not_waited_for_until_a_far_deadline,
         test_xfer_holder_that_comes_late_is_reached,
+        test_xfer_holder_is_reached_by_name,
         test_xfer_messages_arrive_whole_and_in_order,
         test_xfer_two_that_connect_to_each_other_are_one_peer_each,
         test_xfer_many_leases_at_once,

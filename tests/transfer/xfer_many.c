@@ -64,7 +64,6 @@ static int endpoint_open(struct endpoint *e, const char *tls, uint32_t n_pages, 
                                   .arena = e->arena,
                                   .arena_bytes = arena_bytes,
                                   .arena_fd = fd,
-                                  .silence_ns = 30 * NS_PER_S, /* a hundred threads on few cores are slow, not dead */
                                   .clock = &many.clock,
                                   .log = &LOG};
     struct td_error error = {""};

@@ -1,0 +1,134 @@
+#include "cli/up_memory.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "kvstore/kvstore.h"
+#include "worker/sizes.h"
+
+static bool is_worker(const struct child *c)
+{
+    return c->role == CHILD_PREFILL || c->role == CHILD_DECODE;
+}
+
+static enum td_status parse(const struct child *c, void *values, char **strings_out, struct td_error *e)
+{
+    enum options_action action;
+    struct options o = {.program = "tandem-kvstore",
+                        .usage = "",
+                        .about = "",
+                        .env_prefix = "TANDEM_KVSTORE",
+                        .table = KVSTORE_OPTIONS};
+    if (is_worker(c)) {
+        o.program = c->role == CHILD_PREFILL ? "tandem-prefill" : "tandem-decode";
+        o.env_prefix = c->role == CHILD_PREFILL ? "TANDEM_PREFILL" : "TANDEM_DECODE";
+        o.table = WORKER_OPTIONS;
+    }
+    return options_parse(&o, (int)c->args.n, c->args.words, values, NULL, NULL, strings_out, &action, e);
+}
+
+/* A child's options as it will read them, and what they make of the model. */
+struct child_plan {
+    struct worker_options worker;
+    struct kvstore_options store;
+    struct geometry geometry;
+    char *strings;
+};
+
+static enum td_status plan_child(const struct child *c, struct child_plan *out, struct td_error *e)
+{
+    *out = (struct child_plan){0};
+    enum td_status s = parse(c, is_worker(c) ? (void *)&out->worker : (void *)&out->store, &out->strings, e);
+    return s ? s : geometry_resolve(is_worker(c) ? &out->worker.geometry : &out->store.geometry, &out->geometry, e);
+}
+
+static bool has_size(const struct worker_options *o)
+{
+    return o->pages || o->pool_bytes;
+}
+
+static void add_size(struct child *c, uint64_t bytes)
+{
+    args_add(&c->args, "--pool-bytes=%" PRIu64, bytes);
+}
+
+/* Weights of all workers: those that are shared count once. */
+static uint64_t weights_of(const struct child *children, const struct child_plan *plans, uint32_t n)
+{
+    uint64_t shared = 0, own = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct child_plan *p = &plans[i];
+        uint64_t bytes = is_worker(&children[i]) ? sizes_weights(&p->worker, &p->geometry) : 0;
+        if (!bytes || !sizes_shares_weights(&p->worker, &p->geometry))
+            own += bytes;
+        else if (bytes > shared)
+            shared = bytes;
+    }
+    return shared + own;
+}
+
+/* plans [n] of children. */
+static enum td_status add_up(struct child *children, const struct child_plan *plans, uint32_t n,
+                             uint64_t *default_bytes_out, struct td_error *e)
+{
+    const struct available_memory there = available_memory("");
+    uint64_t weights = weights_of(children, plans, n), left = sizes_left(&there, weights);
+    struct size_asked *all = mem_array(n, sizeof(*all));
+    uint32_t n_workers = 0, n_stores = 0, n_asked = 0;
+    enum td_status s = TD_OK;
+    *default_bytes_out = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (is_worker(&children[i]))
+            n_workers++;
+        else
+            n_stores += children[i].role == CHILD_STORE;
+    for (uint32_t i = 0; i < n && !s; i++) {
+        struct size_asked *asked = &all[n_asked];
+        const struct child_plan *p = &plans[i];
+        if (children[i].role == CHILD_ROUTER)
+            continue;
+        n_asked++;
+        if (!is_worker(&children[i])) {
+            sizes_dram(p->store.dram_bytes, &p->geometry, left / SIZES_ALONE / n_stores, asked);
+            asked->option = "--store-dram";
+            if (!p->store.dram_bytes)
+                args_add(&children[i].args, "--dram-bytes=%" PRIu64, asked->bytes);
+            continue;
+        }
+        s = sizes_pool(&p->worker, &p->geometry, left / SIZES_TOGETHER / n_workers, asked, e);
+        if (s || has_size(&p->worker))
+            continue;
+        *default_bytes_out = asked->bytes;
+        add_size(&children[i], asked->bytes);
+    }
+    if (!s)
+        s = sizes_check(all, n_asked, weights, &there, e);
+    free(all);
+    return s;
+}
+
+enum td_status up_memory_plan(struct child *children, uint32_t n, uint64_t *default_bytes_out,
+                              struct td_error *error_out)
+{
+    struct child_plan *plans = mem_array(n, sizeof(*plans));
+    enum td_status s = TD_OK;
+    for (uint32_t i = 0; i < n && !s; i++)
+        if (children[i].role != CHILD_ROUTER)
+            s = plan_child(&children[i], &plans[i], error_out);
+    if (!s)
+        s = add_up(children, plans, n, default_bytes_out, error_out);
+    for (uint32_t i = 0; i < n; i++)
+        free(plans[i].strings);
+    free(plans);
+    return s;
+}
+
+enum td_status up_memory_add(struct child *worker, uint64_t default_bytes, struct td_error *error_out)
+{
+    struct child_plan p;
+    enum td_status s = plan_child(worker, &p, error_out);
+    if (!s && is_worker(worker) && !has_size(&p.worker) && default_bytes)
+        add_size(worker, default_bytes);
+    free(p.strings);
+    return s;
+}

@@ -1,0 +1,130 @@
+/* How large pools are by default, and which sizes are refused. */
+#include <string.h>
+
+#include "tests/tap.h"
+#include "worker/sizes.h"
+
+/* 4 layers, 2 kv heads of 32 numbers, f32: 2 KiB a token, 32 KiB a page. */
+static struct geometry geometry(uint32_t max_positions)
+{
+    struct geometry g = {
+        .config = {.max_positions = max_positions},
+        .layout = {.n_layers = 4, .n_kv_heads = 2, .head_dim = 32, .dtype = NUM_F32, .page_tokens = 16}};
+    ck_assert_uint_eq(kv_layout_page_bytes(&g.layout), 32768);
+    return g;
+}
+
+static const uint64_t MIB = 1 << 20, GIB = 1ull << 30;
+
+START_TEST(test_default_pool_holds_four_contexts_if_its_share_does)
+{
+    struct geometry small = geometry(8192), odd = geometry(17), large = geometry(1 << 20);
+    ck_assert_uint_eq(sizes_default(&small.layout, 8192, 4, GIB), 64 * MIB);
+    ck_assert_uint_eq(sizes_default(&odd.layout, 17, 4, GIB), 8 * 32768);
+    ck_assert_uint_eq(sizes_default(&large.layout, 1 << 20, 4, 2 * GIB), 2 * GIB);
+    ck_assert_uint_eq(sizes_default(&large.layout, 1 << 20, 4, UINT64_MAX), 8 * GIB);
+    ck_assert_uint_eq(sizes_default(&large.layout, 1 << 20, 4, MIB), 64 * MIB); /* less is of no use */
+}
+END_TEST
+
+START_TEST(test_pool_is_what_options_say)
+{
+    struct geometry g = geometry(8192);
+    struct size_asked out;
+    struct td_error e;
+    struct worker_options o = {0};
+    ck_assert_int_eq(sizes_pool(&o, &g, GIB, &out, &e), TD_OK);
+    ck_assert_uint_eq(out.bytes, 64 * MIB);
+    o.max_context = 1024;
+    ck_assert_int_eq(sizes_pool(&o, &g, GIB, &out, &e), TD_OK);
+    ck_assert_uint_eq(out.bytes, 8 * MIB);
+    o.pool_bytes = 100000;
+    ck_assert_int_eq(sizes_pool(&o, &g, GIB, &out, &e), TD_OK);
+    ck_assert_uint_eq(out.bytes, 3 * 32768);
+    ck_assert_str_eq(out.option, "--pool-bytes");
+    o.pages = 7;
+    ck_assert_int_eq(sizes_pool(&o, &g, GIB, &out, &e), TD_OK);
+    ck_assert_uint_eq(out.bytes, 7 * 32768);
+    ck_assert_str_eq(out.option, "--pages");
+    o = (struct worker_options){.pool_bytes = 32767};
+    ck_assert_int_eq(sizes_pool(&o, &g, GIB, &out, &e), TD_ERR_INVALID);
+    ck_assert_str_eq(e.text, "--pool-bytes 32767: a page takes 32768");
+    sizes_dram(0, &g, GIB, &out);
+    ck_assert_uint_eq(out.bytes, 256 * MIB);
+    sizes_dram(5000000, &g, GIB, &out);
+    ck_assert_uint_eq(out.bytes, 5000000);
+}
+END_TEST
+
+START_TEST(test_device_takes_at_most_a_gibibyte_by_default)
+{
+    struct geometry g = geometry(1 << 20);
+    struct size_asked out;
+    const struct worker_options o = {0};
+    g.kernels.device = DEVICE_CUDA;
+    ck_assert_int_eq(sizes_pool(&o, &g, 100 * GIB, &out, NULL), TD_OK);
+    ck_assert_uint_eq(out.bytes, GIB);
+}
+END_TEST
+
+START_TEST(test_sizes_beyond_what_is_there_are_refused_by_option)
+{
+    const struct available_memory there = {16 * GIB, "MemAvailable"};
+    const struct size_asked fit[] = {{"--pool-bytes", 8 * GIB}, {"--pool-bytes", 7 * GIB}, {"--store-dram", GIB}};
+    const struct size_asked sum[] = {{"--pool-bytes", 8 * GIB}, {"--pool-bytes", 8 * GIB}, {"--store-dram", 1}};
+    const struct size_asked one[] = {{"--pool-bytes", 8 * GIB}, {"--store-dram", 900 * GIB}};
+    const struct size_asked huge[] = {{"--pages", UINT64_MAX}, {"--pages", UINT64_MAX}};
+    struct td_error e;
+    ck_assert_int_eq(sizes_check(fit, 3, 0, &there, &e), TD_OK);
+    ck_assert_int_eq(sizes_check(fit, 0, 20 * GIB, &there, &e), TD_OK);
+    ck_assert_int_eq(sizes_check(sum, 3, 0, &there, &e), TD_ERR_INVALID);
+    ck_assert_str_eq(e.text, "--pool-bytes: 8.0 GiB, and 16.0 GiB with all 3 pools, are asked for, 16.0 GiB are "
+                             "available (MemAvailable)");
+    ck_assert_int_eq(sizes_check(fit, 3, GIB, &there, &e), TD_ERR_INVALID);
+    ck_assert_str_eq(e.text, "--pool-bytes: 8.0 GiB, and 17.0 GiB with all 3 pools and the weights, are asked for, "
+                             "16.0 GiB are available (MemAvailable)");
+    ck_assert_int_eq(sizes_check(fit, 1, 9 * GIB, &there, &e), TD_ERR_INVALID);
+    ck_assert_str_eq(e.text, "--pool-bytes: 8.0 GiB, and 17.0 GiB with the weights, are asked for, 16.0 GiB are "
+                             "available (MemAvailable)");
+    ck_assert_int_eq(sizes_check(one, 2, GIB, &there, &e), TD_ERR_INVALID);
+    ck_assert_str_eq(e.text, "--store-dram: 900.0 GiB are asked for, 16.0 GiB are available (MemAvailable)");
+    ck_assert_int_eq(sizes_check(one, 1, 8 * GIB, &there, &e), TD_OK);
+    ck_assert_int_eq(sizes_check(huge, 2, 0, &there, &e), TD_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(e.text, "--pages: "));
+    ck_assert_uint_eq(sizes_left(&there, GIB), 15 * GIB);
+    ck_assert_uint_eq(sizes_left(&there, 17 * GIB), 0);
+}
+END_TEST
+
+START_TEST(test_weights_take_what_their_format_says_and_nothing_on_devices)
+{
+    struct geometry g = {.kernels.device = DEVICE_CPU};
+    struct worker_options o = {.engine = "cpu"};
+    model_dummy_config(&(struct model_dummy){0}, &g.config);
+    uint64_t n = model_config_n_params(&g.config);
+    ck_assert_uint_eq(sizes_weights(&o, &g), 2 * n);
+    g.weights = WEIGHTS_INT4;
+    ck_assert_uint_eq(sizes_weights(&o, &g), n / 2);
+    ck_assert(sizes_shares_weights(&o, &g));
+    o.no_packed_cache = true;
+    ck_assert(!sizes_shares_weights(&o, &g));
+    o.engine = "sim";
+    ck_assert_uint_eq(sizes_weights(&o, &g), 0);
+    o.engine = "cpu";
+    g.kernels.device = DEVICE_CUDA;
+    ck_assert_uint_eq(sizes_weights(&o, &g), 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("sizes");
+    TCase *t = tcase_create("sizes");
+    tcase_add_test(t, test_default_pool_holds_four_contexts_if_its_share_does);
+    tcase_add_test(t, test_pool_is_what_options_say);
+    tcase_add_test(t, test_device_takes_at_most_a_gibibyte_by_default);
+    tcase_add_test(t, test_sizes_beyond_what_is_there_are_refused_by_option);
+    tcase_add_test(t, test_weights_take_what_their_format_says_and_nothing_on_devices);
+    suite_add_tcase(s, t);
+    return tap_main(s);
+}

@@ -1,0 +1,281 @@
+/*
+ * The addresses that we connect to: who is tried, when, and when again.
+ *
+ * Pace. A connection costs both sides some 10 ms of a core, so a process that has to connect to many makes one after the other, and
+ * begins at least EVERY_NS after the last: at most 50 a second. When the machine is short of cores, attempts take longer and the
+ * pace slows down with them. Without it a cluster of 32 + 32 peers on 2 cores begins a thousand handshakes in one second; each takes
+ * longer than the silence after which a peer is dead, so all are given up, and begun again. An attempt that has lasted half of
+ * the silence holds up the next one no longer, because then its address may be one that does not answer.
+ *
+ * Order. Those never tried come first, of these the ones that a pull or a message waits for, else in an order that is different in
+ * each process, so that not everybody connects to the same peer first. Then those that failed, the one that waits longest first.
+ *
+ * Again. After an attempt that failed, and after a connection that was lost within STEADY_NS of its handshake, the next one waits for
+ * 50 ms, doubled each time up to 1 s, half of it by chance. A connection that lasted longer is made anew at once.
+ *
+ * Rejected: a fixed rate alone (what 2 cores can bear makes a worker with 16 peers wait for seconds); a pace set by what the last
+ * attempt took (one slow peer slows down all).
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/mem.h"
+#include "base/random.h"
+#include "transfer/impl.h"
+
+#define EVERY_NS       (20 * NS_PER_MS)
+#define STEADY_NS      (5 * NS_PER_S)
+#define BACKOFF_MIN_NS (50 * NS_PER_MS)
+#define BACKOFF_MAX_NS NS_PER_S
+
+struct target *target_get(struct xfer *x, const char *address)
+{
+    struct target *t = x->targets;
+    while (t && strcmp(t->address, address))
+        t = t->next;
+    if (t)
+        return t;
+    t = mem_zalloc(sizeof(*t));
+    t->address = mem_strdup(address);
+    t->messages_tail = &t->messages;
+    t->order = random_at(x->config.incarnation, XXH3_64bits(address, strlen(address)), 0);
+    t->next = x->targets;
+    x->targets = t;
+    return t;
+}
+
+static struct outgoing *message_pop(struct target *t)
+{
+    struct outgoing *m = t->messages;
+    t->messages = m->next;
+    if (!t->messages)
+        t->messages_tail = &t->messages;
+    return m;
+}
+
+void target_queue(struct xfer *x, struct target *t, struct outgoing *m)
+{
+    m->deadline_ns = x->now_ns + conn_handshake_ns(x);
+    *t->messages_tail = m;
+    t->messages_tail = &m->next;
+    due_at(x, m->deadline_ns);
+    target_kick(x, t);
+}
+
+void target_free(struct target *t)
+{
+    while (t->messages)
+        free(message_pop(t));
+    free(t->address);
+    free(t);
+}
+
+/* --------------------------------------------------------- when it ends, and again */
+
+/* From half of the time on, different in each process: those who lost the same peer must not all come back at once. */
+static void back_off(struct xfer *x, struct target *t, uint32_t n_before)
+{
+    uint64_t wait = BACKOFF_MIN_NS << (n_before < 5 ? n_before : 5);
+    wait = wait < BACKOFF_MAX_NS ? wait : BACKOFF_MAX_NS;
+    t->next_attempt_ns = x->now_ns + wait / 2 + random_at(t->order, n_before, 1) % (wait / 2);
+    due_at(x, t->next_attempt_ns);
+}
+
+/* If it was refused, asking again won't help those who wait. */
+void target_failed(struct conn *c, enum td_status why)
+{
+    struct target *t = c->target;
+    struct xfer *x = c->x;
+    back_off(x, t, t->n_failures++);
+    if (why == TD_ERR_PEER_LOST || why == TD_ERR_CANCELLED)
+        return;
+    pull_on_refused(t, why);
+    for (; t->messages; conn_drop_messages(x, 1))
+        free(message_pop(t));
+}
+
+/* The next attempt begins after a pause as long as this one took, so that those who connect to many leave half of the time to others. */
+static void slow_down(const struct conn *c)
+{
+    struct xfer *x = c->x;
+    uint64_t took = x->now_ns - c->begun_ns, most = x->config.silence_ns / 2,
+             at = x->now_ns + (took < most ? took : most);
+    x->next_connect_ns = at > x->next_connect_ns ? at : x->next_connect_ns;
+}
+
+void target_is_up(struct conn *c)
+{
+    struct target *t = c->target;
+    slow_down(c);
+    t->n_failures = 0;
+    t->trying_ns = 0;
+    due_at(c->x, c->x->now_ns);
+    while (t->messages) {
+        struct outgoing *m = message_pop(t);
+        conn_send_message(c, m->kind, m->data, m->len);
+        free(m);
+    }
+}
+
+void target_lost(struct conn *c)
+{
+    struct target *t = c->target;
+    struct xfer *x = c->x;
+    t->conn = NULL;
+    due_at(x, x->now_ns);
+    if (!c->was_up)
+        return; /* told by target_failed() */
+    bool is_short = x->now_ns - c->up_ns < STEADY_NS;
+    if (is_short)
+        back_off(x, t, t->n_short);
+    t->n_short = is_short ? t->n_short + 1 : 0;
+}
+
+/* ----------------------------------------------------------------------- pace */
+
+void target_kick(struct xfer *x, struct target *t)
+{
+    if (!x->stopping && !t->conn) /* else the timer looks again when a connection on its way out is gone */
+        due_at(x, t->next_attempt_ns);
+}
+
+static void target_connect(struct xfer *x, struct target *t)
+{
+    struct conn *c = conn_add(x, CONN_CONNECTING);
+    t->trying_ns = t->trying_ns ? t->trying_ns : x->now_ns;
+    c->target = t;
+    t->conn = c;
+    c->wire = wire_connect(x->wire, t->address, t->n_failures, c);
+}
+
+static bool goes_before(const struct target *a, const struct target *b)
+{
+    if (!a->n_failures != !b->n_failures)
+        return !a->n_failures;
+    if (a->n_failures)
+        return a->next_attempt_ns < b->next_attempt_ns;
+    bool a_is_urgent = a->n_pulls || a->messages, b_is_urgent = b->n_pulls || b->messages;
+    return a_is_urgent != b_is_urgent ? a_is_urgent : a->order < b->order;
+}
+
+static struct target *next_target(const struct xfer *x)
+{
+    struct target *best = NULL;
+    for (struct target *t = x->targets; t; t = t->next)
+        if (t->is_needed && !t->conn && x->now_ns >= t->next_attempt_ns && (!best || goes_before(t, best)))
+            best = t;
+    return best;
+}
+
+/* Whether another attempt may begin now; else the timers look again when it may. (When one ends they do anyway.) */
+static bool may_connect(struct xfer *x)
+{
+    uint64_t at = x->next_connect_ns;
+    for (const struct conn *c = x->conns; c; c = c->next) {
+        uint64_t until = c->begun_ns + x->config.silence_ns / 2;
+        if (c->target && c->state < CONN_UP && until > at)
+            at = until;
+    }
+    if (x->now_ns < at)
+        due_at(x, at);
+    return x->now_ns >= at;
+}
+
+void targets_connect(struct xfer *x)
+{
+    struct target *t;
+    while (!x->stopping && (t = next_target(x)) && may_connect(x)) {
+        target_connect(x, t);
+        x->next_connect_ns = x->now_ns + EVERY_NS;
+    }
+}
+
+/* ---------------------------------------------------------------------- timer */
+
+static void list_unreached(struct xfer *x)
+{
+    uint32_t n = 0;
+    pthread_mutex_lock(&x->transport_lock);
+    for (struct target *t = x->targets; t; t = t->next)
+        n += t->is_unreached;
+    x->unreached = mem_resize(x->unreached, n, sizeof(*x->unreached));
+    x->n_unreached = 0;
+    for (struct target *t = x->targets; t; t = t->next)
+        if (t->is_unreached)
+            snprintf(x->unreached[x->n_unreached++], XFER_ADDRESS_BYTES, "%s", t->address);
+    pthread_mutex_unlock(&x->transport_lock);
+}
+
+static void note_reach(struct xfer *x, struct target *t)
+{
+    uint64_t since = t->trying_ns, patience = x->config.silence_ns * 3 / 2;
+    bool is_tried = t->is_wanted && since && !x->stopping,
+         is_unreached = is_tried && t->n_failures && x->now_ns >= since + patience;
+    if (is_tried && !is_unreached)
+        due_at(x, since + patience);
+    if (is_unreached == t->is_unreached)
+        return;
+    t->is_unreached = is_unreached;
+    if (is_unreached)
+        log_warn(x->config.log, "peer can't be connected to: no KV comes from it address=%s", t->address);
+    else if (t->is_wanted && !x->stopping)
+        log_info(x->config.log, "peer is connected again address=%s", t->address);
+    list_unreached(x);
+}
+
+bool target_timer(struct xfer *x, struct target *t)
+{
+    while (t->messages && (x->stopping || x->now_ns >= t->messages->deadline_ns)) {
+        log_warn(x->config.log, "message dropped: can't be reached address=%s", t->address);
+        conn_drop_messages(x, 1);
+        free(message_pop(t));
+    }
+    if (t->messages)
+        due_at(x, t->messages->deadline_ns);
+    t->is_needed = t->messages || t->n_pulls || (t->is_wanted && !x->stopping);
+    if (!t->is_needed && !t->conn)
+        t->trying_ns = 0;
+    if (t->is_needed && !t->conn && x->now_ns < t->next_attempt_ns)
+        due_at(x, t->next_attempt_ns);
+    note_reach(x, t);
+    return t->is_needed || t->conn || x->now_ns < t->next_attempt_ns;
+}
+
+struct want_command {
+    struct command head;
+    uint32_t n;
+    char (*addresses)[XFER_ADDRESS_BYTES];
+};
+
+static void run_want(struct xfer *x, struct command *command)
+{
+    struct want_command *w = (struct want_command *)command;
+    for (struct target *t = x->targets; t; t = t->next)
+        t->is_wanted = false;
+    for (uint32_t i = 0; i < w->n && !x->stopping; i++)
+        target_get(x, w->addresses[i])->is_wanted = true;
+    due_at(x, x->now_ns);
+    free(w->addresses);
+}
+
+void xfer_want(struct xfer *x, const char *const *addresses, uint32_t n)
+{
+    struct want_command *w = mem_zalloc(sizeof(*w));
+    w->head.run = run_want;
+    w->addresses = n ? mem_array(n, sizeof(*w->addresses)) : NULL;
+    for (uint32_t i = 0; i < n; i++)
+        snprintf(w->addresses[w->n++], XFER_ADDRESS_BYTES, "%s", addresses[i]);
+    command_push(x, &w->head);
+}
+
+uint32_t xfer_unreached(struct xfer *x, char (*out)[XFER_ADDRESS_BYTES], uint32_t cap)
+{
+    pthread_mutex_lock(&x->transport_lock);
+    uint32_t n = x->n_unreached < cap ? x->n_unreached : cap;
+    if (n)
+        memcpy(out, x->unreached, n * sizeof(*out));
+    pthread_mutex_unlock(&x->transport_lock);
+    return n;
+}

@@ -1,0 +1,237 @@
+/*
+ * What the transport and the bare loop of the bench share of UCX: its settings, contexts, workers, endpoints, and which transports one uses.
+ */
+#include "transfer/wire_ucx.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#define asm __asm__ /* newer releases have inline assembly in these headers, for which standard C has no such word */
+#include <ucs/config/global_opts.h>
+#include <ucs/debug/log_def.h>
+#undef asm
+
+#include "base/log.h"
+#include "transfer/netaddr.h"
+#include "transfer/wire.h"
+
+#define TCP_SEGMENT "1M" /* what a part fits into (wire_ucx.c) */
+
+enum td_status wire_ucx_convert(ucs_status_t s)
+{
+    switch (s) {
+    case UCS_OK:
+        return TD_OK;
+    case UCS_INPROGRESS:
+        return TD_NOT_YET;
+    case UCS_ERR_NO_MEMORY:
+        return TD_ERR_NO_MEMORY;
+    case UCS_ERR_INVALID_PARAM:
+    case UCS_ERR_INVALID_ADDR:
+        return TD_ERR_INVALID;
+    case UCS_ERR_CANCELED:
+        return TD_ERR_CANCELLED;
+    case UCS_ERR_UNSUPPORTED:
+        return TD_ERR_UNSUPPORTED;
+    case UCS_ERR_MESSAGE_TRUNCATED:
+        return TD_ERR_PROTOCOL;
+    default:
+        return TD_ERR_PEER_LOST;
+    }
+}
+
+/* -------------------------------------------------------- once per process */
+
+/* UCX writes its log to stdout, where answers belong; what matters goes to stderr, the rest nowhere. */
+__attribute__((format(printf, 6, 0))) static ucs_log_func_rc_t log_handler(const char *file, unsigned line,
+                                                                           const char *function, ucs_log_level_t level,
+                                                                           const ucs_log_component_config_t *component,
+                                                                           const char *message, va_list args)
+{
+    static const struct log LOG = {.who = "ucx", .level = LOG_WARN};
+    (void)function;
+    (void)component;
+    if (level > UCS_LOG_LEVEL_ERROR)
+        return UCS_LOG_FUNC_RC_STOP;
+    char text[512];
+    vsnprintf(text, sizeof(text), message, args);
+    const char *base = strrchr(file, '/');
+    /* a peer's end shows up here as an error, but what to make of it is decided, and logged, by the protocol */
+    log_write(&LOG, level == UCS_LOG_LEVEL_FATAL ? LOG_ERROR : LOG_WARN, "%s at=%s:%u", text, base ? base + 1 : file,
+              line);
+    return UCS_LOG_FUNC_RC_STOP;
+}
+
+/* Each connection takes some ten descriptors, and a cluster of 32 and 32 has a thousand connections. */
+static void raise_file_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= limit.rlim_max)
+        return;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+/*
+ * Options of the transports themselves go through the environment: ucp_config_modify takes their names and ignores them.
+ * What the user has set stands.
+ */
+static void process_setup(void)
+{
+    static const char *const ENV[][2] = {{"UCX_LOG_LEVEL", "error"},           {"UCX_ERROR_SIGNALS", ""},
+                                         {"UCX_MEM_MMAP_HOOK_MODE", "none"},   {"UCX_WARN_UNUSED_ENV_VARS", "n"},
+                                         {"UCX_POSIX_ERROR_HANDLING", "y"},    {"UCX_TCP_CM_REUSEADDR", "y"},
+                                         {"UCX_POSIX_FIFO_SIZE", "128"},       {"UCX_POSIX_SEG_SIZE", "32768"},
+                                         {"UCX_POSIX_RX_BUFS_GROW", "32"},     {"UCX_TCP_PUT_ENABLE", "n"},
+                                         {"UCX_TCP_TX_SEG_SIZE", TCP_SEGMENT}, {"UCX_TCP_RX_SEG_SIZE", TCP_SEGMENT},
+                                         {"UCX_TCP_TX_BUFS_GROW", "2"},        {"UCX_TCP_RX_BUFS_GROW", "2"}};
+    for (size_t i = 0; i < sizeof(ENV) / sizeof(ENV[0]); i++)
+        setenv(ENV[i][0], ENV[i][1], 0);
+    raise_file_limit();
+    ucs_log_push_handler(log_handler);
+    if (!strcmp(getenv("UCX_LOG_LEVEL"), "error"))
+        ucs_global_opts_set_value("LOG_LEVEL", "error"); /* libucs has read the environment long before */
+}
+
+void wire_ucx_setup(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, process_setup);
+}
+
+/* ------------------------------------------------------------------ context */
+
+/* The one that the address belongs to, and for RDMA the card behind it. */
+static void name_devices(const char *tls, const char *device, char *out, size_t out_bytes)
+{
+    static const char *const RDMA[] = {"rc", "dc", "ud", "ib", "all"};
+    char card[64];
+    bool is_rdma = false;
+    for (size_t i = 0; i < sizeof(RDMA) / sizeof(RDMA[0]); i++)
+        is_rdma |= strstr(tls, RDMA[i]) != NULL;
+    is_rdma = is_rdma && netaddr_rdma_device("/sys", device, card);
+    snprintf(out, out_bytes, "%s%s%s", device, is_rdma ? "," : "", is_rdma ? card : "");
+}
+
+static enum td_status apply_config(ucp_config_t *c, const char *tls, const char *device, struct td_error *error_out)
+{
+    char devices[160];
+    name_devices(tls, device, devices, sizeof(devices));
+    const char *const options[][2] = {{"TLS", tls},
+                                      {"MAX_RNDV_LANES", "1"},
+                                      {"RNDV_SCHEME", "get_zcopy"},
+                                      {"ZCOPY_THRESH", "inf"},
+                                      {"NET_DEVICES", devices}};
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+        char variable[32];
+        snprintf(variable, sizeof(variable), "UCX_%s", options[i][0]);
+        if (i && getenv(variable)) /* the operator's stands; for TLS there is --tls */
+            continue;
+        ucs_status_t s = ucp_config_modify(c, options[i][0], options[i][1]);
+        if (s != UCS_OK)
+            return td_fail(error_out, TD_ERR_INVALID, "UCX option %s=%s: %s", options[i][0], options[i][1],
+                           ucs_status_string(s));
+    }
+    return TD_OK;
+}
+
+enum td_status wire_ucx_context_open(const char *tls, const char *device, ucp_context_h *out,
+                                     struct td_error *error_out)
+{
+    ucp_config_t *c = NULL;
+    ucs_status_t s = ucp_config_read(NULL, NULL, &c);
+    if (s != UCS_OK)
+        return td_fail(error_out, TD_ERR_IO, "UCX configuration: %s", ucs_status_string(s));
+    tls = !strcmp(tls, "auto") ? "posix,tcp" : tls;
+    enum td_status st = apply_config(c, tls, device, error_out);
+    if (!st) {
+        ucp_params_t p = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED,
+                          .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+                          .mt_workers_shared = 1};
+        s = ucp_init(&p, c, out);
+        if (s != UCS_OK)
+            st = td_fail(error_out, TD_ERR_IO, "UCX with transports %s on %s: %s", tls, device, ucs_status_string(s));
+    }
+    ucp_config_release(c);
+    return st;
+}
+
+/* ----------------------------------------------------- workers and endpoints */
+
+enum td_status wire_ucx_worker_open(ucp_context_h context, ucp_worker_h *out, int *fd_out)
+{
+    ucp_worker_params_t p = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                             .thread_mode = UCS_THREAD_MODE_SERIALIZED};
+    ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER};
+    ucp_worker_h worker;
+    if (ucp_worker_create(context, &p, &worker) != UCS_OK)
+        return TD_ERR_IO;
+    bool ok = ucp_worker_query(worker, &attr) == UCS_OK && attr.max_am_header >= WIRE_HEADER_MAX &&
+              ucp_worker_get_efd(worker, fd_out) == UCS_OK;
+    if (!ok) {
+        ucp_worker_destroy(worker);
+        return TD_ERR_IO;
+    }
+    *out = worker;
+    return TD_OK;
+}
+
+ucs_status_t wire_ucx_endpoint_open(ucp_worker_h worker, ucp_conn_request_h request, const struct sockaddr *address,
+                                    socklen_t address_len, ucp_err_handler_cb_t on_error, void *arg, ucp_ep_h *out)
+{
+    ucp_ep_params_t p = {.field_mask = UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
+                         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                         .err_handler = {.cb = on_error, .arg = arg}};
+    if (request) {
+        p.field_mask |= UCP_EP_PARAM_FIELD_CONN_REQUEST;
+        p.conn_request = request;
+    } else {
+        p.field_mask |= UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
+        p.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
+        p.sockaddr.addr = address;
+        p.sockaddr.addrlen = address_len;
+    }
+    return ucp_ep_create(worker, &p, out);
+}
+
+/* ---------------------------------------------------------- what is in use */
+
+static void add_transport(char *out, uint32_t out_bytes, const char *name, size_t len)
+{
+    char one[64];
+    snprintf(one, sizeof(one), "%.*s", (int)len, name);
+    char *dot = strrchr(one, '.'); /* path index of the device */
+    if (dot)
+        *dot = 0;
+    char *memory = strstr(one, "/memory"); /* what shared memory calls its device */
+    if (memory)
+        *memory = 0;
+    if (strstr(out, one))
+        return;
+    size_t used = strlen(out);
+    snprintf(out + used, out_bytes - used, "%s%s", used ? "," : "", one);
+}
+
+/* Lines look like "#   lane[0]:  1:posix/memory.0 md[1]  -> md[1]/posix/... am am_bw#0"; lanes that carry messages count. */
+void wire_ucx_transport(ucp_ep_h ep, char *out, uint32_t out_bytes)
+{
+    char *text = NULL;
+    size_t size = 0;
+    out[0] = 0;
+    FILE *f = ep ? open_memstream(&text, &size) : NULL;
+    if (!f)
+        return;
+    ucp_ep_print_info(ep, f);
+    fclose(f);
+    char *rest = NULL;
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        char *lane = strstr(line, "lane[");
+        char *name = lane ? strchr(lane + 8, ':') : NULL;
+        if (name && strstr(name, " am"))
+            add_transport(out, out_bytes, name + 1, strcspn(name + 1, " "));
+    }
+    free(text);
+}

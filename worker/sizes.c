@@ -1,0 +1,88 @@
+#include "worker/sizes.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const uint64_t LEAST_BYTES = 64ull << 20;
+static const uint64_t DEVICE_BYTES = 1ull << 30; /* default where a device has as much, too: nobody asks what it has */
+
+uint64_t sizes_default(const struct kv_layout *layout, uint32_t max_context, uint32_t n, uint64_t share_bytes)
+{
+    uint64_t page = kv_layout_page_bytes(layout);
+    uint64_t pages = ((uint64_t)max_context + layout->page_tokens - 1) / layout->page_tokens * n;
+    uint64_t most = (share_bytes > LEAST_BYTES ? share_bytes : LEAST_BYTES) / page;
+    pages = pages < most ? pages : most;
+    return (pages ? pages : 1) * page;
+}
+
+enum td_status sizes_pool(const struct worker_options *o, const struct geometry *g, uint64_t share_bytes,
+                          struct size_asked *out, struct td_error *error_out)
+{
+    uint64_t page = kv_layout_page_bytes(&g->layout);
+    uint32_t context = o->max_context ? (uint32_t)o->max_context : g->config.max_positions;
+    if (o->pages) {
+        *out = (struct size_asked){"--pages", (uint64_t)o->pages * page};
+        return TD_OK;
+    }
+    if (o->pool_bytes && (uint64_t)o->pool_bytes < page)
+        return td_fail(error_out, TD_ERR_INVALID, "--pool-bytes %lld: a page takes %llu", (long long)o->pool_bytes,
+                       (unsigned long long)page);
+    if (g->kernels.device != DEVICE_CPU && share_bytes > DEVICE_BYTES)
+        share_bytes = DEVICE_BYTES;
+    uint64_t bytes =
+        o->pool_bytes ? (uint64_t)o->pool_bytes : sizes_default(&g->layout, context, SIZES_CONTEXTS, share_bytes);
+    *out = (struct size_asked){"--pool-bytes", bytes / page * page};
+    return TD_OK;
+}
+
+void sizes_dram(int64_t dram_bytes, const struct geometry *g, uint64_t share_bytes, struct size_asked *out)
+{
+    uint64_t bytes = dram_bytes ? (uint64_t)dram_bytes
+                                : sizes_default(&g->layout, g->config.max_positions, SIZES_STORE_CONTEXTS, share_bytes);
+    *out = (struct size_asked){"--dram-bytes", bytes};
+}
+
+uint64_t sizes_weights(const struct worker_options *o, const struct geometry *g)
+{
+    static const uint64_t BITS[] = {
+        [WEIGHTS_AS_STORED] = 16, [WEIGHTS_INT8] = 8, [WEIGHTS_FP8] = 8, [WEIGHTS_INT4] = 4};
+    if (g->kernels.device != DEVICE_CPU || !strcmp(o->engine, "sim"))
+        return 0;
+    return model_config_n_params(&g->config) * BITS[g->weights] / 8;
+}
+
+bool sizes_shares_weights(const struct worker_options *o, const struct geometry *g)
+{
+    return !o->no_packed_cache && !g->is_dummy;
+}
+
+uint64_t sizes_left(const struct available_memory *there, uint64_t weights_bytes)
+{
+    return there->bytes > weights_bytes ? there->bytes - weights_bytes : 0;
+}
+
+enum td_status sizes_check(const struct size_asked *all, uint32_t n, uint64_t weights_bytes,
+                           const struct available_memory *there, struct td_error *error_out)
+{
+    char asked[24], total[24], available[24], with[64] = "the weights";
+    uint64_t sum = weights_bytes;
+    uint32_t largest = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (__builtin_add_overflow(sum, all[i].bytes, &sum))
+            sum = UINT64_MAX;
+        if (all[i].bytes > all[largest].bytes)
+            largest = i;
+    }
+    if (!n || sum <= there->bytes)
+        return TD_OK;
+    available_text(all[largest].bytes, asked);
+    available_text(sum, total);
+    available_text(there->bytes, available);
+    if (all[largest].bytes > there->bytes)
+        return td_fail(error_out, TD_ERR_INVALID, "%s: %s are asked for, %s are available (%s)", all[largest].option,
+                       asked, available, there->by);
+    if (n > 1)
+        snprintf(with, sizeof(with), "all %u pools%s", n, weights_bytes ? " and the weights" : "");
+    return td_fail(error_out, TD_ERR_INVALID, "%s: %s, and %s with %s, are asked for, %s are available (%s)",
+                   all[largest].option, asked, total, with, available, there->by);
+}
