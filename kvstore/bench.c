@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/endian.h"
 #include "base/random.h"
 #include "base/thread.h"
 #include "kvstore/bench_client.h"
@@ -24,7 +25,9 @@ enum {
     SAMPLES_MAX = 1 << 16,
     LARGE_LAYERS = 32,
     SMALL_LAYERS = 8,
-    DURABLE_ROUNDS = 3
+    DURABLE_ROUNDS = 3,
+    INDEX_RECORDS = 64,          /* in a file of 64 MiB, of blocks of 1 MiB */
+    FIRST_INDEX_FILE = 900000000 /* RocksDB does not get there */
 };
 static const char *const GB_S = "GB/s";
 
@@ -384,6 +387,7 @@ static enum td_status measure_ssd(struct bench *b)
 struct load { /* a worker that puts new blocks for as long as it may */
     struct bench_client client;
     struct bench *bench;
+    uint32_t first_generation;
     _Atomic bool is_on, is_over;
 };
 
@@ -396,11 +400,17 @@ static void *put_new(void *arg)
             usleep(1000);
             continue;
         }
-        l->client.generation = 1000 + i / l->client.n_blocks;
+        l->client.generation = l->first_generation + i / l->client.n_blocks;
         bench_client_move(&l->client, BENCH_PUT, i % l->client.n_blocks, l->client.n_request);
         i += l->client.n_request;
     }
     return NULL;
+}
+
+/* Of a directory of that size in blob files of 64 MiB. */
+static uint32_t index_files(const struct bench *b)
+{
+    return (uint32_t)((b->config->index_bytes ? b->config->index_bytes : 1ull << 40) >> 26);
 }
 
 struct samples {
@@ -408,11 +418,11 @@ struct samples {
     uint32_t n, n_missed;
 };
 
-/* Requests of 2 MiB at random from the first quarter of the set, which is therefore never the one to be evicted. */
-static void read_for(struct bench *b, uint64_t for_ns, struct samples *s)
+/* Requests of 2 MiB at random from the first part of the set, which is therefore never the one to be evicted. */
+static void read_for(struct bench *b, uint32_t part, uint64_t for_ns, struct samples *s)
 {
     struct bench_client *c = &b->client;
-    uint32_t n_blocks = (uint32_t)((2 << 20) / c->page_bytes), n_places = c->n_blocks / 4 / n_blocks;
+    uint32_t n_blocks = (uint32_t)((2 << 20) / c->page_bytes), n_places = c->n_blocks / part / n_blocks;
     uint64_t began = now(b), took;
     while (s->n < SAMPLES_MAX && now(b) < began + for_ns) {
         uint32_t at = (uint32_t)(random_at(3, s->n, 0) % n_places) * n_blocks;
@@ -429,26 +439,33 @@ static double p99(struct samples *s)
     return s->ms[s->n - 1 - s->n / 100];
 }
 
-/* Idle and busy by turns, so that what else the machine does hits both. */
-static enum td_status measure_under_load(struct bench *b, struct load *l)
+/* Idle and busy by turns, so that what else the machine does hits both. The load is over afterwards. */
+static void read_by_turns(struct bench *b, struct load *l, uint32_t part, struct samples *idle, struct samples *busy)
 {
     enum { TURNS = 4 };
     uint64_t turn_ns = (b->config->load_ns ? b->config->load_ns : 8 * NS_PER_S) / TURNS;
-    struct samples idle = {.ms = mem_array(SAMPLES_MAX, sizeof(double))};
-    struct samples busy = {.ms = mem_array(SAMPLES_MAX, sizeof(double))};
-    struct ssd_tier_stats before = ssd_tier_stats(b->store->ssd);
-    uint64_t wrote = written_bytes(), began = now(b);
+    atomic_store(&l->is_on, false);
+    atomic_store(&l->is_over, false);
     pthread_t writer = thread_start("load", put_new, l);
     for (int i = 0; i < TURNS; i++) {
         atomic_store(&l->is_on, false);
         wait_written(b);
-        read_for(b, turn_ns / 2, &idle);
+        read_for(b, part, turn_ns / 2, idle);
         atomic_store(&l->is_on, true);
-        read_for(b, turn_ns, &busy);
+        read_for(b, part, turn_ns, busy);
     }
     atomic_store(&l->is_over, true);
     pthread_join(writer, NULL);
     wait_written(b);
+}
+
+static enum td_status measure_under_load(struct bench *b, struct load *l)
+{
+    struct samples idle = {.ms = mem_array(SAMPLES_MAX, sizeof(double))};
+    struct samples busy = {.ms = mem_array(SAMPLES_MAX, sizeof(double))};
+    struct ssd_tier_stats before = ssd_tier_stats(b->store->ssd);
+    uint64_t wrote = written_bytes(), began = now(b);
+    read_by_turns(b, l, 4, &idle, &busy);
     wrote = written_bytes() - wrote;
     double took = (double)(now(b) - began);
     struct ssd_tier_stats after = ssd_tier_stats(b->store->ssd);
@@ -470,19 +487,105 @@ static enum td_status measure_under_load(struct bench *b, struct load *l)
     return s;
 }
 
+/* A file as RocksDB makes them, of values that are one byte long; it does not know of it. */
+static bool make_index_file(const struct bench *b, uint32_t i)
+{
+    enum { RECORD_BYTES = 32 + 1 + BLOCK_KEY_BYTES + 1 };
+    struct bytes path = {0};
+    uint8_t file[30 + INDEX_RECORDS * RECORD_BYTES] = {0};
+    for (uint32_t r = 0; r < INDEX_RECORDS; r++) {
+        uint8_t *at = file + 30 + r * RECORD_BYTES;
+        put_u64(at, 1 + BLOCK_KEY_BYTES);
+        put_u64(at + 8, 1);
+        at[32] = 'b';
+        put_u64(at + 33, random_at(7, i, 2 * r));
+        put_u64(at + 41, random_at(7, i, 2 * r + 1));
+    }
+    bytes_printf(&path, "%s/blocks/%u.blob", b->store_dir.data, FIRST_INDEX_FILE + i);
+    int fd = open(path.data, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    bool is_made = fd >= 0 && write(fd, file, sizeof(file)) == (ssize_t)sizeof(file);
+    if (fd >= 0)
+        close(fd);
+    bytes_free(&path);
+    return is_made;
+}
+
+static bool make_index(struct bench *b, struct load *l)
+{
+    uint32_t n_files = index_files(b);
+    for (uint32_t i = 0; i < n_files; i++)
+        if (!make_index_file(b, i))
+            return false;
+    l->client.generation = l->first_generation + 99999; /* the store learns after it wrote something */
+    if (!bench_client_move(&l->client, BENCH_PUT, 0, 1))
+        return false;
+    for (uint64_t until = now(b) + 60 * NS_PER_S; now(b) < until; usleep(1000))
+        if (ssd_tier_stats(b->store->ssd).n_places >= (uint64_t)n_files * INDEX_RECORDS)
+            return true;
+    return false;
+}
+
+static void add_latencies(struct bench *b, struct samples *idle, struct samples *busy)
+{
+    static const char *const P50 = "p50 of reading 2 MiB from SSD", *const P99 = "p99 of reading 2 MiB from SSD";
+    double quiet = p99(idle), loud = p99(busy), quiet_half = median(idle->ms, idle->n);
+    add_row(b, "ms", quiet_half, 0, P50, "idle, index of 1 TiB");
+    add_row(b, "ms", median(busy->ms, busy->n), quiet_half, P50, "collecting, index of 1 TiB");
+    add_row(b, "ms", quiet, 0, P99, "idle, index of 1 TiB");
+    add_row(b, "ms", loud, quiet, P99, "collecting, index of 1 TiB");
+}
+
+/* The same in a directory that names the places of as many blocks as one of 1 TiB has. */
+static enum td_status measure_with_index(struct bench *b, struct load *l)
+{
+    struct samples idle = {.ms = mem_array(SAMPLES_MAX, sizeof(double))};
+    struct samples busy = {.ms = mem_array(SAMPLES_MAX, sizeof(double))};
+    struct ssd_tier_stats before = ssd_tier_stats(b->store->ssd);
+    uint64_t began = now(b);
+    l->first_generation += 100000; /* blocks that are not there yet */
+    read_by_turns(b, l, 4, &idle, &busy);
+    struct ssd_tier_stats after = ssd_tier_stats(b->store->ssd);
+    enum td_status s = idle.n && busy.n ? TD_OK : failed(b, "read beside a large index");
+    if (!s) {
+        add_latencies(b, &idle, &busy);
+        add_row(b, GB_S, (double)(after.written_bytes - before.written_bytes) / (double)(now(b) - began), 0,
+                "written meanwhile", "index of 1 TiB");
+        add_row(b, "times", (double)(after.reclaims - before.reclaims), 0, "room collected meanwhile",
+                "index of 1 TiB");
+    }
+    free(idle.ms);
+    free(busy.ms);
+    return s;
+}
+
+/* Opens the store anew with files dropped from the page cache. */
+static enum td_status open_loaded(struct bench *b, struct load *l, uint64_t dram_bytes)
+{
+    uint64_t set = b->client.n_blocks * b->client.page_bytes, index_bytes = index_files(b) * 4096ull;
+    close_store(b);
+    empty_page_cache(b);
+    enum td_status s = open_store(b, dram_bytes, set + set / 2 + index_bytes, (int64_t)KVSTORE_WRITE_MIB_PER_S << 20);
+    l->client.store = b->client.store;
+    return s;
+}
+
 /* In the directory that measure_ssd left. */
 static enum td_status measure_latency(struct bench *b)
 {
-    uint64_t set = b->client.n_blocks * b->client.page_bytes;
     struct load *l = mem_zalloc(sizeof(*l));
     l->bench = b;
-    empty_page_cache(b);
-    enum td_status s = open_store(b, 4 * BENCH_REQUEST_BYTES, set + set / 2, (int64_t)KVSTORE_WRITE_MIB_PER_S << 20);
+    l->first_generation = 1000;
+    enum td_status s = bench_client_open(&l->client, SMALL_LAYERS, 4 * BENCH_REQUEST_BYTES, b->config->tls, b->error);
     if (!s)
-        s = bench_client_open(&l->client, SMALL_LAYERS, 4 * BENCH_REQUEST_BYTES, b->config->tls, b->error);
-    l->client.store = b->client.store;
+        s = open_loaded(b, l, 4 * BENCH_REQUEST_BYTES);
     if (!s)
         s = measure_under_load(b, l);
+    if (!s)
+        s = open_loaded(b, l, 4 * BENCH_REQUEST_BYTES);
+    if (!s && !make_index(b, l))
+        s = failed(b, "made for a large index");
+    if (!s)
+        s = measure_with_index(b, l);
     bench_client_close(&l->client);
     remove_store(b);
     free(l);

@@ -13,7 +13,9 @@
  * Putting until durable fills an empty store, three times, beside O_DIRECT writes of as much to one file, and fdatasync.
  *
  * Reading under writes: one reader, a request of 2 MiB at a time from the disk, beside a worker that puts new blocks as fast as
- * the store writes them, in a directory so small that old ones are deleted and their room collected all the time.
+ * the store writes them, in a directory so small that old ones are deleted and their room collected all the time. Then the same once more
+ * with the index of a directory of 1 TiB: beside RocksDB's blob files stand 16,384 more of them, with 1,048,576 records of a few bytes
+ * whose places the store learns as it does of blocks (RocksDB does not know of them). They take 64 MiB.
  *
  * Threads: the caller waits; nothing is printed.
  * Errors:  TD_ERR_UNSUPPORTED where the directory's file system has no O_DIRECT; TD_ERR_IO; TD_ERR_NO_MEMORY.
@@ -34,7 +36,8 @@ struct kvstore_bench_config {
     uint32_t read_threads;  /* 0: as the store's default */
     uint32_t n_rounds;      /* 0: 6 */
     enum block_codec codec; /* of the store's SSD tier; rates are of pages, and what is lossy is not compared */
-    uint64_t load_ns;       /* how long reading under writes is measured; 0: 8 s */
+    uint64_t load_ns;       /* how long reading under writes is measured, twice; 0: 8 s each */
+    uint64_t index_bytes;   /* size of the directory that the large index would be of; 0: 1 TiB */
 };
 
 struct kvstore_bench_row {

@@ -1,105 +1,157 @@
 /*
- * The places are a hash table under a mutex that is held for one probe; files are opened for each read, which costs a
- * hundredth of it and leaves nothing to be closed when RocksDB removes one.
+ * The places are a hash table in many shards. Only the scanning thread changes them, and it holds a shard's mutex for one change at a time:
+ * a table that grows is made beside the old one, without the mutex, and then takes its place. So no reader waits for more than one change,
+ * however many places there are. Each file keeps the keys that were found in it, so that forgetting it costs in proportion to it.
+ *
+ * Files are opened for each read, which costs a hundredth of it and leaves nothing to be closed when RocksDB removes one.
  */
 #include "kvstore/blobs.h"
 
-#include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/endian.h"
 #include "base/mem.h"
 
-enum { FILE_HEADER_BYTES = 30, RECORD_HEADER_BYTES = 32, RECORD_KEY_BYTES = 1 + BLOCK_KEY_BYTES, ALIGN = 4096 };
+enum {
+    FILE_HEADER_BYTES = 30,
+    RECORD_HEADER_BYTES = 32,
+    RECORD_KEY_BYTES = 1 + BLOCK_KEY_BYTES,
+    ALIGN = 4096,
+    SHARD_BITS = 10,
+    N_SHARDS = 1 << SHARD_BITS,
+    SHARD_MIN = 8,
+    RECORDS_A_LOOK = 64 /* between two looks at the clock */
+};
 static const uint64_t VALUE_MAX = 1 << 30;
+static const uint64_t MIX =
+    0x9e3779b97f4a7c15; /* 2^64 / golden ratio (Knuth, The Art of Computer Programming 3, 6.4) */
 
 struct place {
     struct block_key key;
     uint32_t len_bytes; /* 0: an empty bucket */
-    uint64_t file, offset;
+    uint32_t offset;    /* of the value; RocksDB ends a file before it has 2 GiB */
+    uint64_t file;
 };
 
-struct blob_file {
-    uint64_t number, scanned_bytes;
-    bool is_there;
+struct shard {            /* open addressing with linear probing, at most three quarters full */
+    pthread_mutex_t lock; /* readers look up what one thread fills in */
+    struct place *table;
+    uint64_t n, cap;
+};
+
+struct scanned { /* the mark of a file: what was found in it */
+    uint64_t upto_bytes;
+    struct block_key *keys;
+    uint64_t n, cap;
 };
 
 struct blobs {
     char *dir;
-    struct blob_file *files; /* of the scanning thread */
-    uint32_t n_files;
-    pthread_mutex_t lock; /* the table: readers look up what one thread fills in */
-    struct place *table;  /* open addressing, at most half full */
-    uint64_t n, cap;
+    struct dir_files *files; /* borrowed */
+    uint64_t until_ns;       /* when the scan in progress has to stop */
+    uint64_t n_taken;        /* files that it looked at */
+    struct clock clock;
+    struct blobs_work work;
+    struct shard shards[N_SHARDS];
 };
 
-struct blobs *blobs_open(const char *dir)
+struct blobs *blobs_open(const char *dir, struct dir_files *files)
 {
     struct blobs *b = mem_zalloc(sizeof(*b));
     b->dir = mem_strdup(dir);
-    b->cap = 1024;
-    b->table = mem_array(b->cap, sizeof(*b->table));
-    pthread_mutex_init(&b->lock, NULL);
+    b->files = files;
+    clock_init_real(&b->clock);
+    for (int i = 0; i < N_SHARDS; i++)
+        pthread_mutex_init(&b->shards[i].lock, NULL);
     return b;
-}
-
-void blobs_close(struct blobs *b)
-{
-    if (!b)
-        return;
-    pthread_mutex_destroy(&b->lock);
-    free(b->dir);
-    free(b->files);
-    free(b->table);
-    free(b);
 }
 
 /* -------------------------------------------------------------------- places */
 
-static struct place *bucket(struct place *table, uint64_t cap, const struct block_key *key)
+static struct shard *shard_of(struct blobs *b, const struct block_key *key)
 {
-    uint64_t i = block_key_hash(key) & (cap - 1);
-    while (table[i].len_bytes && !block_key_equal(&table[i].key, key))
-        i = (i + 1) & (cap - 1);
-    return &table[i];
+    return &b->shards[block_key_hash(key) * MIX >> (64 - SHARD_BITS)];
 }
 
-/* Without the places in the given file; 0: with all. Under the lock. */
-static void rebuild(struct blobs *b, uint64_t cap, uint64_t without_file)
+static uint64_t home_of(uint64_t cap, const struct block_key *key)
 {
-    struct place *table = mem_array(cap, sizeof(*table));
-    uint64_t n = 0;
-    for (uint64_t i = 0; i < b->cap; i++) {
-        const struct place *p = &b->table[i];
-        if (!p->len_bytes || p->file == without_file)
-            continue;
-        *bucket(table, cap, &p->key) = *p;
-        n++;
-    }
-    free(b->table);
-    b->table = table;
-    b->cap = cap;
-    b->n = n;
+    return (block_key_hash(key) * MIX >> 16) & (cap - 1);
+}
+
+/* Where the key is, or would be. */
+static uint64_t bucket_of(const struct place *table, uint64_t cap, const struct block_key *key)
+{
+    uint64_t i = home_of(cap, key);
+    while (table[i].len_bytes && !block_key_equal(&table[i].key, key))
+        i = (i + 1) & (cap - 1);
+    return i;
+}
+
+static void grow(struct blobs *b, struct shard *s)
+{
+    uint64_t cap = s->cap ? 2 * s->cap : SHARD_MIN;
+    struct place *table = mem_array(cap, sizeof(*table)), *old = s->table;
+    for (uint64_t i = 0; i < s->cap; i++)
+        if (old[i].len_bytes)
+            table[bucket_of(table, cap, &old[i].key)] = old[i];
+    b->work.n_moved += s->n;
+    pthread_mutex_lock(&s->lock);
+    s->table = table;
+    s->cap = cap;
+    pthread_mutex_unlock(&s->lock);
+    free(old);
 }
 
 /* Of two places of one key the one in the younger file counts: garbage collection copies. */
 static void note_place(struct blobs *b, const struct place *p)
 {
-    pthread_mutex_lock(&b->lock);
-    if (2 * (b->n + 1) > b->cap)
-        rebuild(b, 2 * b->cap, 0);
-    struct place *at = bucket(b->table, b->cap, &p->key);
-    b->n += !at->len_bytes;
+    struct shard *s = shard_of(b, &p->key);
+    if (4 * (s->n + 1) > 3 * s->cap)
+        grow(b, s);
+    struct place *at = &s->table[bucket_of(s->table, s->cap, &p->key)];
+    pthread_mutex_lock(&s->lock);
+    s->n += !at->len_bytes;
+    b->work.n_places += !at->len_bytes;
     if (!at->len_bytes || at->file <= p->file)
         *at = *p;
-    pthread_mutex_unlock(&b->lock);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Those behind it that could not be where they belong move up (Knuth, 6.4, algorithm R). Under the lock; returns how many were looked at. */
+static uint64_t empty_bucket(struct shard *s, uint64_t hole)
+{
+    uint64_t mask = s->cap - 1, n = 1;
+    for (uint64_t i = (hole + 1) & mask; s->table[i].len_bytes; i = (i + 1) & mask, n++)
+        if (((i - home_of(s->cap, &s->table[i].key)) & mask) >= ((i - hole) & mask)) {
+            s->table[hole] = s->table[i];
+            hole = i;
+        }
+    s->table[hole].len_bytes = 0;
+    return n;
+}
+
+static void forget_place(struct blobs *b, const struct block_key *key, uint64_t file)
+{
+    struct shard *s = shard_of(b, key);
+    uint64_t at = s->cap ? bucket_of(s->table, s->cap, key) : 0;
+    b->work.n_moved++;
+    if (!s->cap || !s->table[at].len_bytes || s->table[at].file != file)
+        return; /* a younger copy has its place */
+    pthread_mutex_lock(&s->lock);
+    uint64_t n = empty_bucket(s, at);
+    s->n--;
+    pthread_mutex_unlock(&s->lock);
+    b->work.n_places--;
+    b->work.n_moved += n;
+    b->work.longest_locked = n > b->work.longest_locked ? n : b->work.longest_locked;
 }
 
 /* ------------------------------------------------------------------ scanning */
@@ -111,74 +163,113 @@ static int open_blob(const struct blobs *b, uint64_t number, int flags)
     return open(path, O_RDONLY | O_CLOEXEC | flags);
 }
 
-/* Record after record, as far as they are complete. */
-static void scan_file(struct blobs *b, struct blob_file *f)
+static void note_key(struct scanned *f, const struct block_key *key)
+{
+    if (f->n == f->cap) {
+        f->cap = f->cap ? 2 * f->cap : 16;
+        f->keys = mem_resize(f->keys, f->cap, sizeof(*f->keys));
+    }
+    f->keys[f->n++] = *key;
+}
+
+/* Record after record, as far as they are complete. False: time is up before the end. */
+static bool scan_records(struct blobs *b, int fd, const struct dir_file *file, struct scanned *f)
 {
     uint8_t head[RECORD_HEADER_BYTES + RECORD_KEY_BYTES];
-    struct stat st;
-    int fd = open_blob(b, f->number, 0);
-    if (fd < 0)
-        return;
-    posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM); /* one page of each value */
-    uint64_t at = f->scanned_bytes, size = fstat(fd, &st) ? 0 : (uint64_t)st.st_size;
-    while (at + sizeof(head) <= size && pread(fd, head, sizeof(head), (off_t)at) == (ssize_t)sizeof(head)) {
+    for (uint32_t n = 1;; n++) {
+        uint64_t at = f->upto_bytes;
+        if (at + sizeof(head) > file->len_bytes || at > UINT32_MAX ||
+            pread(fd, head, sizeof(head), (off_t)at) != (ssize_t)sizeof(head))
+            return true;
         uint64_t key_len = get_u64(head), len = get_u64(head + 8);
-        if (key_len != RECORD_KEY_BYTES || !len || len > VALUE_MAX || at + sizeof(head) + len > size)
-            break;
-        struct place p = {.len_bytes = (uint32_t)len, .file = f->number, .offset = at + sizeof(head)};
+        if (key_len != RECORD_KEY_BYTES || !len || len > VALUE_MAX || at + sizeof(head) + len > file->len_bytes)
+            return true;
+        struct place p = {.len_bytes = (uint32_t)len, .offset = (uint32_t)(at + sizeof(head)), .file = file->number};
         memcpy(p.key.b, head + RECORD_HEADER_BYTES + 1, BLOCK_KEY_BYTES);
         note_place(b, &p);
-        at += sizeof(head) + len;
+        note_key(f, &p.key);
+        f->upto_bytes = at + sizeof(head) + len;
+        if (n % RECORDS_A_LOOK == 0 && clock_now(&b->clock) >= b->until_ns)
+            return false;
     }
-    f->scanned_bytes = at;
+}
+
+static bool scan_file(struct blobs *b, struct dir_file *file)
+{
+    if (!file->mark) {
+        struct scanned *f = file->mark = mem_zalloc(sizeof(*f));
+        f->upto_bytes = FILE_HEADER_BYTES;
+    }
+    int fd = open_blob(b, file->number, 0);
+    if (fd < 0)
+        return true;                            /* gone, or it can't be read: readers ask RocksDB */
+    posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM); /* one page of each value */
+    bool is_done = scan_records(b, fd, file, file->mark);
     close(fd);
+    return is_done;
 }
 
-static struct blob_file *file_of(struct blobs *b, uint64_t number)
+/* Key by key from the last; false: time is up before the first. */
+static bool forget_file(struct blobs *b, struct dir_file *file)
 {
-    for (uint32_t i = 0; i < b->n_files; i++)
-        if (b->files[i].number == number)
-            return &b->files[i];
-    b->files = mem_resize(b->files, b->n_files + 1, sizeof(*b->files));
-    b->files[b->n_files] = (struct blob_file){.number = number, .scanned_bytes = FILE_HEADER_BYTES};
-    return &b->files[b->n_files++];
-}
-
-static void forget_gone(struct blobs *b)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < b->n_files; i++) {
-        if (b->files[i].is_there) {
-            b->files[n++] = b->files[i];
-            continue;
-        }
-        pthread_mutex_lock(&b->lock);
-        rebuild(b, b->cap, b->files[i].number);
-        pthread_mutex_unlock(&b->lock);
+    struct scanned *f = file->mark;
+    while (f && f->n) {
+        forget_place(b, &f->keys[--f->n], file->number);
+        if (f->n % RECORDS_A_LOOK == 0 && clock_now(&b->clock) >= b->until_ns && f->n)
+            return false;
     }
-    b->n_files = n;
+    if (f)
+        free(f->keys);
+    free(f);
+    file->mark = NULL;
+    return true;
 }
 
-void blobs_scan(struct blobs *b)
+static bool take_change(void *user, struct dir_file *file)
 {
-    DIR *d = opendir(b->dir);
-    if (!d)
+    struct blobs *b = user;
+    if (b->n_taken++ && clock_now(&b->clock) >= b->until_ns)
+        return false; /* at least a part of the first one is done each time */
+    if ((file->is_gone || file->is_fresh) && file->mark && !forget_file(b, file))
+        return false;
+    file->is_fresh = false; /* what is scanned from here on is of this file */
+    return file->is_gone || scan_file(b, file);
+}
+
+bool blobs_scan(struct blobs *b, uint64_t for_ns)
+{
+    b->until_ns = for_ns ? clock_now(&b->clock) + for_ns : UINT64_MAX;
+    b->n_taken = 0;
+    return dir_files_visit_changed(b->files, take_change, b);
+}
+
+struct blobs_work blobs_work(const struct blobs *b)
+{
+    return b->work;
+}
+
+static bool drop_mark(void *user, struct dir_file *file)
+{
+    struct scanned *f = file->mark;
+    (void)user;
+    if (f)
+        free(f->keys);
+    free(f);
+    file->mark = NULL;
+    return true;
+}
+
+void blobs_close(struct blobs *b)
+{
+    if (!b)
         return;
-    for (uint32_t i = 0; i < b->n_files; i++)
-        b->files[i].is_there = false;
-    for (struct dirent *e; (e = readdir(d));) {
-        char *end;
-        unsigned long long number = strtoull(e->d_name, &end, 10);
-        struct stat st;
-        if (end == e->d_name || strcmp(end, ".blob") || fstatat(dirfd(d), e->d_name, &st, 0))
-            continue;
-        struct blob_file *f = file_of(b, number);
-        f->is_there = true;
-        if ((uint64_t)st.st_size > f->scanned_bytes)
-            scan_file(b, f);
+    dir_files_each(b->files, drop_mark, b);
+    for (int i = 0; i < N_SHARDS; i++) {
+        pthread_mutex_destroy(&b->shards[i].lock);
+        free(b->shards[i].table);
     }
-    closedir(d);
-    forget_gone(b);
+    free(b->dir);
+    free(b);
 }
 
 /* ------------------------------------------------------------------- reading */
@@ -188,12 +279,21 @@ size_t blobs_buffer_bytes(size_t len_bytes)
     return (len_bytes + 3 * ALIGN - 1) / ALIGN * ALIGN;
 }
 
+static struct place find_place(struct blobs *b, const struct block_key *key)
+{
+    struct shard *s = shard_of(b, key);
+    struct place p = {.len_bytes = 0};
+    pthread_mutex_lock(&s->lock);
+    if (s->cap)
+        p = s->table[bucket_of(s->table, s->cap, key)];
+    pthread_mutex_unlock(&s->lock);
+    return p;
+}
+
 enum td_status blobs_read(struct blobs *b, const struct block_key *key, void *buffer, size_t buffer_bytes,
                           const void **value_out, size_t *len_out)
 {
-    pthread_mutex_lock(&b->lock);
-    struct place p = *bucket(b->table, b->cap, key);
-    pthread_mutex_unlock(&b->lock);
+    struct place p = find_place(b, key);
     if (!p.len_bytes)
         return TD_ERR_NOT_FOUND;
     uint64_t begin = p.offset / ALIGN * ALIGN, skip = p.offset - begin;

@@ -14,23 +14,36 @@
  *     32  key, value
  * and a footer once it is complete.
  *
- * Threads: blobs_scan belongs to one; blobs_read is free for all.
+ * Threads: blobs_read is free for all; everything else belongs to one.
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/status.h"
+#include "kvstore/dir_files.h"
 #include "proto/wire/block_key.h"
 
 struct blobs;
 
-struct blobs *blobs_open(const char *dir); /* RocksDB's; copied */
-void blobs_close(struct blobs *b);         /* NULL is fine */
+struct blobs_work {          /* what scanning did since opening, counted in places */
+    uint64_t n_places;       /* known now */
+    uint64_t n_moved;        /* looked at or moved to forget files, and to let tables grow */
+    uint64_t longest_locked; /* most that were looked at while readers of a shard had to wait */
+};
 
-/* Looks through files and parts of files that are new, and forgets those that are gone. */
-void blobs_scan(struct blobs *b);
+/* dir: RocksDB's, copied. files: what lies there; borrowed until blobs_close. Their marks belong to this. */
+struct blobs *blobs_open(const char *dir, struct dir_files *files);
+void blobs_close(struct blobs *b); /* NULL is fine */
+
+/*
+ * Looks through files and parts of files that are new as of dir_files_update, and forgets those that are gone: costs in proportion to
+ * them. Stops after for_ns (0: never) and goes on from there the next time; returns whether it is done.
+ */
+bool blobs_scan(struct blobs *b, uint64_t for_ns);
+struct blobs_work blobs_work(const struct blobs *b);
 
 /* Bytes that a buffer for values of up to len_bytes must have; it lies on a page's border. */
 size_t blobs_buffer_bytes(size_t len_bytes);

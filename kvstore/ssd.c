@@ -11,21 +11,20 @@
  * reading goes on. A failed flush or compaction does the same: RocksDB tries to mend these by itself, but what it then
  * writes is not known here.
  *
- * RocksDB's log of texts (LOG) gets none while the database is open: the process is aborted (the same assertion) by a text after a
- * write to that file failed, which on a full disk is the next warning.
+ * RocksDB's log of texts (LOG) stands in memory, and is removed once the database is open: the process is aborted (the same assertion) by a
+ * text after a write to that file failed. On a full disk that is the next warning, or one of the headers that RocksDB writes while it
+ * opens, whatever level it logs. (It does not open without such a file, and its C API has no other kind of log.)
  *
  * Rejected: one record a block (RocksDB 7.8 reads blobs while it iterates, so opening would read the whole disk); garbage
  * collection on from the start (it rewrote 15 % of data that is written once and deleted); checking RocksDB's CRC (a tenth of the
  * speed, and it doesn't prove that the value belongs to the key and the layout).
  */
-#include "kvstore/ssd.h"
+#include "kvstore/ssd_internal.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,61 +33,24 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
-
-#include <rocksdb/c.h>
 
 #include "base/mem.h"
 #include "base/thread.h"
-#include "kvstore/blobs.h"
 
-enum {
-    RECORD_KEY_BYTES = 1 + BLOCK_KEY_BYTES,
-    MAX_OPEN_FILES = 512,
-    N_MEMTABLES = 3,
-    SLACK = 16,
-    PROBE_BYTES = 1 << 20,
-    BACKGROUND_NICE = 10,
-    DELETIONS_MS = 1000 /* readers may hold a file that long */
-};
+enum { MAX_OPEN_FILES = 512, N_MEMTABLES = 3, PROBE_BYTES = 1 << 20, BACKGROUND_NICE = 10 };
 static const uint64_t MEMTABLE_MIN = 64 << 10, MEMTABLE_MAX = 64 << 20;
-static const uint64_t CACHE_BYTES = 32 << 20;          /* index blocks; blobs are not cached here */
-static const uint64_t RESERVE_MAX = 1 << 30;           /* of the file system, left to others */
-static const uint64_t RECLAIM_EVERY_NS = NS_PER_S / 5; /* while it gives too little */
-
-struct ssd {
-    struct ssd_config config;
-    char *db_path, *aside_path;
-    int lock_fd;
-    uint64_t memtable_bytes;
-    bool is_direct, was_set_aside;
-    bool
-        is_collecting; /* since the first need: changing options keeps readers waiting while they are written to disk */
-
-    struct blobs *blobs;
-
-    pthread_rwlock_t db_lock; /* see the note above */
-    rocksdb_t *db;            /* NULL: lost */
-    rocksdb_options_t *options;
-    rocksdb_cache_t *cache;
-    rocksdb_ratelimiter_t *limiter;
-    rocksdb_readoptions_t *read_options;
-    rocksdb_writeoptions_t *write_options[2]; /* without the log, with it */
-
-    enum td_status broken;                /* why nothing can be written any more */
-    uint64_t since_bytes, unlogged_bytes; /* put since the directory was measured; of them in memory only */
-    uint64_t fruitless_ns;                /* end of the last reclaim, if it gave too little */
-    _Atomic uint64_t dir_bytes, reclaims;
-};
+static const uint64_t CACHE_BYTES = 32 << 20;    /* index blocks; blobs are not cached here */
+static const uint64_t RESERVE_MAX = 1 << 30;     /* of the file system, left to others */
+static const uint64_t LEARN_NS = 10 * NS_PER_MS; /* most that the writer is kept from writing */
 
 struct opening {
     struct ssd *ssd;
-    char *text; /* what is wrong, in RocksDB's words */
+    bool to_read; /* only */
+    char *text;   /* what is wrong, in RocksDB's words */
 };
 
-/* RocksDB's words to a status; frees them. */
-static enum td_status convert_error(char *text)
+enum td_status ssd_convert_error(char *text)
 {
     if (!text)
         return TD_OK;
@@ -119,29 +81,14 @@ static bool key_of_record(const char *record, size_t len_bytes, struct block_key
 
 /* -------------------------------------------------------------- directory */
 
-/* Returns the number of blob files. */
-static uint64_t measure(struct ssd *s)
+void ssd_measure(struct ssd *s)
 {
-    uint64_t sum = 0, n_blobs = 0;
-    DIR *d = opendir(s->db_path);
-    if (!d)
-        return 0;
-    for (struct dirent *e; (e = readdir(d));) {
-        struct stat st;
-        if (fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode))
-            continue;
-        const char *dot = strrchr(e->d_name, '.');
-        n_blobs += dot && !strcmp(dot, ".blob");
-        sum += (uint64_t)st.st_blocks * 512;
-    }
-    closedir(d);
-    atomic_store(&s->dir_bytes, sum);
+    dir_files_update(s->files);
+    atomic_store(&s->dir_bytes, dir_files_disk_bytes(s->files));
     s->since_bytes = 0;
-    return n_blobs;
 }
 
-/* What the directory may measure: as configured, and a reserve of the file system is left free. */
-static uint64_t limit_bytes(const struct ssd *s)
+uint64_t ssd_limit_bytes(const struct ssd *s)
 {
     struct statvfs v;
     if (statvfs(s->config.dir, &v))
@@ -150,6 +97,8 @@ static uint64_t limit_bytes(const struct ssd *s)
     uint64_t reserve = total / 20 < RESERVE_MAX ? total / 20 : RESERVE_MAX;
     if (reserve > s->config.capacity_bytes) /* a small store can't harm others more than that */
         reserve = s->config.capacity_bytes;
+    if (reserve < PROBE_BYTES + ssd_batch_bytes(s)) /* or, once it is full, it could not be opened anew */
+        reserve = PROBE_BYTES + ssd_batch_bytes(s);
     uint64_t have = atomic_load(&s->dir_bytes) + free_bytes;
     uint64_t possible = have > reserve ? have - reserve : 0;
     return possible < s->config.capacity_bytes ? possible : s->config.capacity_bytes;
@@ -194,16 +143,12 @@ static enum td_status lock_dir(struct ssd *s, struct td_error *e)
     return TD_OK;
 }
 
-/*
- * Whether a file fits beside the database: what tells a full or read-only file system from an error that opening may mend.
- * Opening writes what only the log has, up to a batch, into files.
- */
-static bool can_write_dir(const struct ssd *s)
+bool ssd_can_write(const struct ssd *s)
 {
     struct bytes path = {0};
     bytes_printf(&path, "%s/probe", s->config.dir);
     int fd = open(path.data, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    int error = fd < 0 ? errno : posix_fallocate(fd, 0, (off_t)(PROBE_BYTES + ssd_batch_bytes(s)));
+    int error = fd < 0 ? errno : posix_fallocate(fd, 0, (off_t)(PROBE_BYTES + dir_files_len_bytes(s->files, ".log")));
     if (fd >= 0) {
         close(fd);
         unlink(path.data);
@@ -238,6 +183,22 @@ static void set_blob_options(struct ssd *s)
     rocksdb_options_set_blob_compaction_readahead_size(o, 2 << 20);
 }
 
+/*
+ * What is to be flushed ssd_close flushes. RocksDB would do it by itself when it is closed, also after a write to its log failed, and abort
+ * (see the note above). Its C API has no call for this option.
+ */
+static void leave_flushing_to_us(struct ssd *s)
+{
+    char *text = NULL;
+    rocksdb_options_t *o = rocksdb_options_create();
+    rocksdb_get_options_from_string(s->options, "avoid_flush_during_shutdown=true", o, &text);
+    rocksdb_options_destroy(text ? o : s->options);
+    s->options = text ? s->options : o;
+    if (text)
+        log_warn(s->config.log, "RocksDB takes no avoid_flush_during_shutdown: %s", text);
+    ssd_convert_error(text);
+}
+
 static void make_options(struct ssd *s)
 {
     rocksdb_options_t *o = s->options = rocksdb_options_create();
@@ -255,14 +216,18 @@ static void make_options(struct ssd *s)
     rocksdb_options_set_wal_recovery_mode(o, rocksdb_point_in_time_recovery);
     rocksdb_options_set_recycle_log_file_num(o, 0);
     rocksdb_options_set_manifest_preallocation_size(o, 64 << 10);
-    rocksdb_options_set_keep_log_file_num(o, 2);
-    rocksdb_options_set_max_log_file_size(o, 1 << 20);
-    rocksdb_options_set_info_log_level(o, 4); /* fatal: see the note above */
+    snprintf(s->log_path, sizeof(s->log_path), "/dev/shm/tandem-log-XXXXXX"); /* see the note above */
+    if (mkdtemp(s->log_path))
+        rocksdb_options_set_db_log_dir(o, s->log_path);
+    else
+        s->log_path[0] = '\0';
+    rocksdb_options_set_info_log_level(o, 4); /* fatal */
     rocksdb_options_set_stats_dump_period_sec(o, 0);
     if (s->config.background_bytes_per_s) {
         s->limiter = rocksdb_ratelimiter_create((int64_t)s->config.background_bytes_per_s, 10000, 10);
         rocksdb_options_set_ratelimiter(o, s->limiter);
     }
+    leave_flushing_to_us(s);
     s->read_options = rocksdb_readoptions_create();
     rocksdb_readoptions_set_verify_checksums(s->read_options, 0);
     rocksdb_readoptions_set_fill_cache(s->read_options, 1);
@@ -281,22 +246,46 @@ static void *open_in_background(void *arg)
     struct opening *o = arg;
     struct ssd *s = o->ssd;
     ssd_step_back();
-    s->db = s->config.mode == SSD_INSPECT ? rocksdb_open_for_read_only(s->options, s->db_path, 0, &o->text)
-                                          : rocksdb_open(s->options, s->db_path, &o->text);
+    s->db = o->to_read ? rocksdb_open_for_read_only(s->options, s->db_path, 0, &o->text)
+                       : rocksdb_open(s->options, s->db_path, &o->text);
     return NULL;
 }
 
-/* On a thread of its own, because the threads that flush and compact inherit its priority. */
-static enum td_status open_db(struct ssd *s, struct td_error *e)
+/* RocksDB has its log open, and goes on writing to it. */
+static void remove_logs(const struct ssd *s)
 {
-    struct opening o = {s, NULL};
+    DIR *d = s->log_path[0] ? opendir(s->log_path) : NULL;
+    for (struct dirent *e; d && (e = readdir(d));)
+        unlinkat(dirfd(d), e->d_name, 0); /* not "." and ".." */
+    if (d)
+        closedir(d);
+}
+
+/* On a thread of its own, because the threads that flush and compact inherit its priority. */
+static enum td_status open_how(struct ssd *s, bool to_read, struct td_error *e)
+{
+    struct opening o = {s, to_read, NULL};
     pthread_join(thread_start("ssd-open", open_in_background, &o), NULL);
+    remove_logs(s);
     char *text = o.text;
     if (!text)
         return TD_OK;
     td_fail(e, TD_ERR_IO, "--dir %s: %.180s", s->config.dir, text);
     s->db = NULL;
-    return convert_error(text);
+    return ssd_convert_error(text);
+}
+
+/* A full disk is no reason to do without what stands there: then it is opened for reading alone (s->broken), until ssd_reopen succeeds. */
+static enum td_status open_db(struct ssd *s, struct td_error *e)
+{
+    struct td_error unused;
+    s->broken = TD_OK;
+    atomic_store(&s->has_failed, false);
+    enum td_status status = open_how(s, s->config.mode == SSD_INSPECT, e);
+    if (status && s->config.mode == SSD_SERVE && (status == TD_ERR_NO_SPACE || !ssd_can_write(s)) &&
+        !open_how(s, true, &unused))
+        s->broken = TD_ERR_NO_SPACE;
+    return status;
 }
 
 static char *path_of(const char *dir, const char *name)
@@ -314,7 +303,7 @@ enum td_status ssd_set_aside(struct ssd *s, const char *why, struct td_error *er
     if (rename_aside(s, why))
         return td_fail(error_out, TD_ERR_IO, "--dir %s: %s", s->config.dir, strerror(errno));
     enum td_status status = open_db(s, error_out);
-    measure(s);
+    ssd_measure(s);
     return status;
 }
 
@@ -327,23 +316,29 @@ enum td_status ssd_open(const struct ssd_config *config, struct ssd **out, struc
     s->db_path = path_of(config->dir, "blocks");
     s->aside_path = path_of(config->dir, "blocks.aside");
     s->lock_fd = -1;
-    s->blobs = blobs_open(s->db_path);
+    s->files = dir_files_open(s->db_path);
+    s->blobs = blobs_open(s->db_path, s->files);
     pthread_rwlock_init(&s->db_lock, NULL);
+    ssd_room_init(s);
     enum td_status status = lock_dir(s, error_out);
     if (!status) {
         struct td_error why = {""};
         make_options(s);
         status = open_db(s, &why);
-        if (status && config->mode == SSD_SERVE)
+        if (s->broken) {
+            log_warn(config->log, "SSD tier is read, and takes no writes until there is room: %s", why.text);
+            status = TD_OK;
+        } else if (status && config->mode == SSD_SERVE) {
             status = ssd_set_aside(s, why.text, error_out);
-        else if (status)
+        } else if (status) {
             td_fail(error_out, status, "%s", why.text);
+        }
     }
     if (status) {
         ssd_close(s);
         return status;
     }
-    measure(s);
+    ssd_measure(s);
     *out = s;
     return TD_OK;
 }
@@ -352,6 +347,7 @@ void ssd_close(struct ssd *s)
 {
     if (!s)
         return;
+    ssd_room_fini(s);
     if (s->db) {
         if (s->config.mode != SSD_INSPECT && ssd_sync(s)) /* so that the next opening has no log to replay */
             log_warn(s->config.log, "SSD tier could not be flushed; its log is replayed at the next start");
@@ -368,8 +364,11 @@ void ssd_close(struct ssd *s)
         rocksdb_ratelimiter_destroy(s->limiter);
     if (s->lock_fd >= 0)
         close(s->lock_fd);
+    if (s->log_path[0])
+        rmdir(s->log_path);
     pthread_rwlock_destroy(&s->db_lock);
     blobs_close(s->blobs);
+    dir_files_close(s->files);
     free(s->db_path);
     free(s->aside_path);
     free(s);
@@ -377,13 +376,12 @@ void ssd_close(struct ssd *s)
 
 enum td_status ssd_reopen(struct ssd *s, struct td_error *error_out)
 {
-    if (!can_write_dir(s))
+    if (!ssd_can_write(s))
         return td_fail(error_out, TD_ERR_IO, "--dir %s: %s", s->config.dir, strerror(errno));
+    ssd_room_reset(s);
     pthread_rwlock_wrlock(&s->db_lock);
     if (s->db)
         rocksdb_close(s->db);
-    s->is_collecting = false;
-    s->broken = TD_OK;
     s->unlogged_bytes = 0;
     enum td_status status = open_db(s, error_out);
     pthread_rwlock_unlock(&s->db_lock);
@@ -420,7 +418,7 @@ enum td_status ssd_each(struct ssd *s, ssd_visit_fn *visit, void *user, struct t
     rocksdb_readoptions_destroy(o);
     if (text)
         td_fail(error_out, TD_ERR_IO, "--dir %s: %.180s", s->config.dir, text);
-    return convert_error(text);
+    return ssd_convert_error(text);
 }
 
 enum td_status ssd_neighbour(struct ssd *s, const struct block_key *key, struct block_key *out)
@@ -464,8 +462,12 @@ enum td_status ssd_put(struct ssd *s, const struct block_key *key, const uint8_t
     rocksdb_write(s->db, s->write_options[is_logged], b, &text);
     rocksdb_writebatch_destroy(b);
     s->since_bytes += len_bytes;
+    s->value_bytes = len_bytes;
+    s->put_bytes += len_bytes;
     s->unlogged_bytes += is_logged ? 0 : len_bytes;
-    enum td_status status = convert_error(text);
+    enum td_status status = ssd_convert_error(text);
+    if (is_logged && status)
+        atomic_store(&s->has_failed, true);
     s->broken = is_logged ? status : s->broken;
     return status;
 }
@@ -482,7 +484,10 @@ enum td_status ssd_delete(struct ssd *s, const struct block_key *key)
     rocksdb_writebatch_delete(b, k, sizeof(k));
     rocksdb_write(s->db, s->write_options[1], b, &text);
     rocksdb_writebatch_destroy(b);
-    return s->broken = convert_error(text);
+    s->dead_bytes += s->value_bytes;
+    if (text)
+        atomic_store(&s->has_failed, true);
+    return s->broken = ssd_convert_error(text);
 }
 
 /* The list of headers says whether the block is there, and costs little: it is small, and cached. */
@@ -492,7 +497,7 @@ static enum td_status is_listed(struct ssd *s, const struct block_key *key)
     record_key('m', key, k);
     pthread_rwlock_rdlock(&s->db_lock);
     rocksdb_pinnableslice_t *slice = s->db ? rocksdb_get_pinned(s->db, s->read_options, k, sizeof(k), &text) : NULL;
-    enum td_status status = !s->db ? TD_NOT_YET : text ? convert_error(text) : slice ? TD_OK : TD_ERR_NOT_FOUND;
+    enum td_status status = !s->db ? TD_NOT_YET : text ? ssd_convert_error(text) : slice ? TD_OK : TD_ERR_NOT_FOUND;
     if (slice)
         rocksdb_pinnableslice_destroy(slice);
     pthread_rwlock_unlock(&s->db_lock);
@@ -515,10 +520,14 @@ size_t ssd_buffer_bytes(size_t payload_bytes)
     return blobs_buffer_bytes(BLOCK_HEADER_BYTES + payload_bytes);
 }
 
-void ssd_learn(struct ssd *s)
+bool ssd_learn(struct ssd *s)
 {
-    if (s->is_direct)
-        blobs_scan(s->blobs);
+    dir_files_update(s->files);
+    if (!s->is_direct)
+        return dir_files_visit_changed(s->files, NULL, NULL);
+    bool is_done = blobs_scan(s->blobs, LEARN_NS);
+    atomic_store(&s->n_places, blobs_work(s->blobs).n_places);
+    return is_done;
 }
 
 enum td_status ssd_get(struct ssd *s, const struct block_key *key, struct ssd_value *out)
@@ -532,7 +541,7 @@ enum td_status ssd_get(struct ssd *s, const struct block_key *key, struct ssd_va
         out->data = rocksdb_pinnableslice_value(slice, &out->len_bytes);
         return TD_OK; /* the lock is held until it is released */
     }
-    enum td_status status = !s->db ? TD_NOT_YET : text ? convert_error(text) : TD_ERR_NOT_FOUND;
+    enum td_status status = !s->db ? TD_NOT_YET : text ? ssd_convert_error(text) : TD_ERR_NOT_FOUND;
     if (slice)
         rocksdb_pinnableslice_destroy(slice);
     pthread_rwlock_unlock(&s->db_lock);
@@ -545,9 +554,7 @@ void ssd_release(struct ssd *s, struct ssd_value *value)
     pthread_rwlock_unlock(&s->db_lock);
 }
 
-/* -------------------------------------------------------------------- room */
-
-static uint64_t property(const struct ssd *s, const char *name)
+uint64_t ssd_property(const struct ssd *s, const char *name)
 {
     uint64_t v = 0;
     return s->db && !rocksdb_property_int(s->db, name, &v) ? v : 0;
@@ -562,117 +569,17 @@ enum td_status ssd_sync(struct ssd *s)
     rocksdb_flush(s->db, f, &text);
     rocksdb_flushoptions_destroy(f);
     s->unlogged_bytes = text ? s->unlogged_bytes : 0;
-    return s->broken = convert_error(text);
-}
-
-static void set_option(struct ssd *s, const char *name, const char *value)
-{
-    char *text = NULL;
-    rocksdb_set_options(s->db, 1, &name, &value, &text);
-    convert_error(text);
-}
-
-/* A compaction returns before the files that it emptied are deleted. Until then they must not count as blocks to be evicted. */
-static void await_deletions(struct ssd *s)
-{
-    const struct timespec step = {.tv_nsec = NS_PER_MS};
-    for (int i = 0; measure(s) > property(s, "rocksdb.num-blob-files") && i < DELETIONS_MS; i++)
-        nanosleep(&step, NULL);
-}
-
-/* Errors of flushes and compactions since the database was opened. */
-static void note_background(struct ssd *s)
-{
-    if (!s->broken && property(s, "rocksdb.background-errors"))
-        s->broken = TD_ERR_IO;
-}
-
-static void compact(struct ssd *s, bool collect)
-{
-    rocksdb_compactoptions_t *o = rocksdb_compactoptions_create();
-    if (collect && !s->is_collecting)
-        set_option(s, "enable_blob_garbage_collection", "true");
-    s->is_collecting |= collect;
-    if (collect)
-        rocksdb_compactoptions_set_bottommost_level_compaction(o, 2); /* force: there are live blobs to move */
-    rocksdb_compact_range_opt(s->db, o, NULL, 0, NULL, 0);            /* returns nothing */
-    rocksdb_compactoptions_destroy(o);
-    note_background(s);
-    await_deletions(s);
-}
-
-enum td_status ssd_compact(struct ssd *s)
-{
-    enum td_status status = ssd_sync(s);
-    if (status)
-        return status;
-    set_option(s, "blob_garbage_collection_age_cutoff", "1.0");
-    compact(s, true);
-    set_option(s, "blob_garbage_collection_age_cutoff", "0.25");
-    return s->broken;
-}
-
-/*
- * Gives back what deleted blocks still take: the log and memtables first, then whole dead files, then dead bytes in the oldest
- * quarter of the files. With some slack, or the next block would need it again. Afterwards s->broken says whether it was possible.
- */
-static void reclaim(struct ssd *s)
-{
-    atomic_fetch_add(&s->reclaims, 1);
-    if (ssd_sync(s))
-        return;
-    compact(s, false);
-    if (s->broken)
-        return;
-    uint64_t limit = limit_bytes(s), goal = limit - limit / SLACK;
-    if (atomic_load(&s->dir_bytes) <= goal || property(s, "rocksdb.live-blob-file-garbage-size") < limit / SLACK)
-        return;
-    compact(s, true);
-}
-
-static bool fits(const struct ssd *s, uint64_t need, uint64_t *excess_out)
-{
-    uint64_t unseen = s->since_bytes > s->unlogged_bytes ? s->since_bytes : s->unlogged_bytes;
-    uint64_t limit = limit_bytes(s), size = atomic_load(&s->dir_bytes) + unseen + need;
-    *excess_out = size > limit ? size - limit : 0;
-    return size <= limit;
-}
-
-bool ssd_make_room(struct ssd *s, uint64_t need_bytes, uint64_t *over_out)
-{
-    uint64_t now = clock_now(s->config.clock), excess;
-    *over_out = 0;
-    if (s->since_bytes >= s->memtable_bytes / 2)
-        measure(s);
-    if (fits(s, need_bytes, &excess))
-        return true;
-    measure(s);
-    if (fits(s, need_bytes, &excess))
-        return true;
-    if (ssd_is_open(s) && (!s->fruitless_ns || now - s->fruitless_ns >= RECLAIM_EVERY_NS)) {
-        reclaim(s);
-        s->fruitless_ns = fits(s, need_bytes, &excess) ? 0 : clock_now(s->config.clock);
-        bool is_of_use = !s->broken || can_write_dir(s); /* what is deleted from a full disk gives nothing back */
-        *over_out = excess && is_of_use ? excess + limit_bytes(s) / SLACK : 0;
-    }
-    return !excess;
-}
-
-bool ssd_tidy(struct ssd *s)
-{
-    measure(s);
-    note_background(s);
-    return property(s, "rocksdb.num-running-flushes") || property(s, "rocksdb.num-running-compactions");
+    return s->broken = ssd_convert_error(text);
 }
 
 struct ssd_info ssd_info(struct ssd *s)
 {
     pthread_rwlock_rdlock(&s->db_lock);
     struct ssd_info i = {.dir_bytes = atomic_load(&s->dir_bytes),
-                         .limit_bytes = limit_bytes(s),
-                         .blob_bytes = property(s, "rocksdb.live-blob-file-size"),
-                         .garbage_bytes = property(s, "rocksdb.live-blob-file-garbage-size"),
-                         .n_blob_files = property(s, "rocksdb.num-blob-files"),
+                         .limit_bytes = ssd_limit_bytes(s),
+                         .blob_bytes = ssd_property(s, "rocksdb.live-blob-file-size"),
+                         .garbage_bytes = ssd_property(s, "rocksdb.live-blob-file-garbage-size"),
+                         .n_blob_files = ssd_property(s, "rocksdb.num-blob-files"),
                          .is_direct = s->is_direct};
     pthread_rwlock_unlock(&s->db_lock);
     return i;
@@ -686,6 +593,11 @@ uint64_t ssd_batch_bytes(const struct ssd *s)
 uint64_t ssd_dir_bytes(const struct ssd *s)
 {
     return atomic_load(&s->dir_bytes);
+}
+
+uint64_t ssd_places(const struct ssd *s)
+{
+    return atomic_load(&s->n_places);
 }
 
 uint64_t ssd_reclaims(const struct ssd *s)

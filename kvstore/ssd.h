@@ -1,12 +1,12 @@
 /*
- * Blocks in a directory: a RocksDB database with blob files. ssd.c is the only file that sees RocksDB.
+ * Blocks in a directory: a RocksDB database with blob files. ssd.c and ssd_room.c are the only files that see RocksDB.
  *
  * Two records a block, written together: "b" key -> header and payload (a blob), and "m" key -> the header alone, so that
  * listing the blocks reads none of their bytes. A logged put survives the death of the process when it returns (the
  * write-ahead log has it); after ssd_sync all that was put does, and the loss of power too.
  *
  * Capacity is what the directory measures on disk, never more than the file system can spare. Deleting gives room back only
- * as whole blob files die: ssd_make_room compacts, and collects garbage when dead bytes hide in live files.
+ * as whole blob files die: ssd_make_room has deletes merged, and values moved when dead bytes hide in live files (ssd_room.c).
  *
  * The directory holds "blocks" (the database), "lock", and "blocks.aside": the last one that could not be opened. Reads go
  * past the page cache where the file system can do that: memory is what --dram-bytes says.
@@ -43,7 +43,8 @@ struct ssd_config {
 
 /*
  * TD_ERR_REFUSED: another process has the directory. TD_ERR_IO: there is no directory to be had. TD_ERR_NOT_FOUND: nothing
- * there to inspect. A database that can't be opened is set aside when serving, and an empty one opened.
+ * there to inspect. When serving, a database that can't be opened is opened for reading alone if the disk is full (ssd_is_open is false);
+ * else it is set aside, and an empty one opened.
  */
 enum td_status ssd_open(const struct ssd_config *config, struct ssd **out, struct td_error *error_out);
 void ssd_close(struct ssd *s); /* NULL is fine */
@@ -89,15 +90,17 @@ enum td_status ssd_neighbour(struct ssd *s, const struct block_key *key, struct 
 enum td_status ssd_sync(struct ssd *s); /* all that was put lies in files, and those are on the disk */
 
 /*
- * Whether need_bytes more fit (0: what is there is within the limit), after reclaiming what deleted blocks take, at most one
- * fruitless time in 200 ms. Else *over_out is what should be deleted; it is 0 between those times.
+ * Whether need_bytes more fit (0: what is there is within the limit). Room that deleted blocks take is collected by a thread beside the
+ * caller's, from some time before it is needed. TD_NOT_YET: it is being collected, ask again (waits 20 ms at most if need_bytes);
+ * TD_ERR_NO_SPACE: collecting did not help, or did not a short time ago: *over_out is what should be deleted; it is 0 between those times.
  */
-bool ssd_make_room(struct ssd *s, uint64_t need_bytes, uint64_t *over_out);
+enum td_status ssd_make_room(struct ssd *s, uint64_t need_bytes, uint64_t *over_out);
+bool ssd_is_collecting(const struct ssd *s);
 enum td_status ssd_compact(struct ssd *s); /* all garbage goes, however long it takes */
 /* After the last change: measures again; false once nothing goes on in the background. */
 bool ssd_tidy(struct ssd *s);
-/* So that ssd_get_into finds what was written since; may read a page of each new value. */
-void ssd_learn(struct ssd *s);
+/* So that ssd_get_into finds what was written since; may read a page of each new value. Takes 10 ms at most, and says whether it is done. */
+bool ssd_learn(struct ssd *s);
 
 /* After an error. TD_ERR_IO: the directory can't be written, is full, or the database is lost. */
 enum td_status ssd_reopen(struct ssd *s, struct td_error *error_out);
@@ -108,5 +111,6 @@ struct ssd_info {
     bool is_direct; /* past the page cache */
 };
 struct ssd_info ssd_info(struct ssd *s);
-uint64_t ssd_dir_bytes(const struct ssd *s); /* these two: any thread */
-uint64_t ssd_reclaims(const struct ssd *s);  /* sum since opening */
+uint64_t ssd_dir_bytes(const struct ssd *s); /* these three: any thread */
+uint64_t ssd_places(const struct ssd *s);    /* values whose place in a file is known */
+uint64_t ssd_reclaims(const struct ssd *s);  /* rounds of collecting that ended since opening */

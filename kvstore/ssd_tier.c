@@ -31,8 +31,9 @@
 #include "kvstore/forgotten.h"
 #include "kvstore/ssd.h"
 
-enum { IDLE_MS = 500, READERS_MAX = 64, HUGE_BYTES = 2 << 20 };
+enum { IDLE_MS = 500, COLLECTING_MS = 20, READERS_MAX = 64, HUGE_BYTES = 2 << 20 };
 static const uint64_t REOPEN_EVERY_NS = 3 * NS_PER_S;
+static const uint64_t LEARN_EVERY_NS = 20 * NS_PER_MS;
 static const uint64_t BUCKET_NS = NS_PER_S / 10;
 
 enum op_kind { OP_PUT, OP_DELETE, OP_STOP };
@@ -82,6 +83,8 @@ struct ssd_tier {
     struct codec *codec;           /* the writer's */
     struct forgotten *forgotten;   /* the writer's */
     bool is_writer_up, is_changed; /* is_changed: the directory, since it was tidied */
+    bool has_more;                 /* places to be learned */
+    uint64_t reclaims, learned_ns; /* when places were last learned */
     uint64_t reopened_ns;
     uint64_t bucket_bytes, bucket_ns; /* what may be written, as of then */
     struct op *unsynced;              /* put, but not durable yet, newest first */
@@ -213,15 +216,28 @@ static void take_tokens(struct ssd_tier *t, uint64_t n_bytes)
     t->bucket_bytes -= t->bucket_bytes < n_bytes ? t->bucket_bytes : n_bytes;
 }
 
+/* While room is collected values are moved, and files with places that are known go. */
+static void learn_moved(struct ssd_tier *t)
+{
+    uint64_t reclaims = ssd_reclaims(t->db), now = clock_now(t->config.clock);
+    if (reclaims == t->reclaims && (!ssd_is_collecting(t->db) || now - t->learned_ns < LEARN_EVERY_NS))
+        return;
+    t->reclaims = reclaims;
+    ssd_learn(t->db);
+    t->learned_ns = clock_now(t->config.clock);
+}
+
 static bool make_room(struct ssd_tier *t, uint64_t need)
 {
-    uint64_t over, reclaims = ssd_reclaims(t->db);
-    bool fits = ssd_make_room(t->db, need, &over);
-    if (ssd_reclaims(t->db) != reclaims)
-        ssd_learn(t->db); /* values were moved */
-    if (over)
-        t->config.callbacks.on_over(t->config.callbacks.user, over);
-    return fits;
+    for (;;) {
+        uint64_t over;
+        enum td_status status = ssd_make_room(t->db, need, &over);
+        learn_moved(t);
+        if (over)
+            t->config.callbacks.on_over(t->config.callbacks.user, over);
+        if (status != TD_NOT_YET || !need || atomic_load(&t->is_cancelling))
+            return status == TD_OK;
+    }
 }
 
 static void note_write(struct ssd_tier *t, enum td_status status)
@@ -401,8 +417,8 @@ static void run_put(struct ssd_tier *t, struct op *op)
 /* When there is nothing to do: RocksDB goes on writing for a while after the last change, and that may be too much. */
 static void tidy(struct ssd_tier *t)
 {
-    ssd_learn(t->db);
-    t->is_changed = ssd_tidy(t->db);
+    t->has_more = !ssd_learn(t->db);
+    t->is_changed = ssd_tidy(t->db) || t->has_more;
     if (must_reopen(t))
         reopen(t);
     else
@@ -420,7 +436,7 @@ static void *write_loop(void *arg)
         if (!m && !(m = mailbox_take(&t->ops))) {
             if (t->is_changed || must_reopen(t))
                 tidy(t);
-            mailbox_wait(&t->ops, IDLE_MS);
+            mailbox_wait(&t->ops, t->has_more ? 1 : ssd_is_collecting(t->db) ? COLLECTING_MS : IDLE_MS);
         }
         for (struct mail *next; m; m = next) {
             next = m->next;
@@ -763,6 +779,7 @@ struct ssd_tier_stats ssd_tier_stats(struct ssd_tier *t)
                                    .read_errors = atomic_load(&t->read_errors),
                                    .dropped_layout = atomic_load(&t->dropped_layout),
                                    .reclaims = ssd_reclaims(t->db),
+                                   .n_places = ssd_places(t->db),
                                    .reopens = atomic_load(&t->reopens),
                                    .was_set_aside = ssd_was_set_aside(t->db),
                                    .is_writable = atomic_load(&t->is_writable),

@@ -65,6 +65,7 @@ struct ssd_tier_stats {
     uint64_t dir_bytes, queued_bytes, written_bytes, read_bytes; /* the last three: pages, before encoding */
     uint64_t write_errors, read_errors, dropped_layout;          /* sums since opening */
     uint64_t reclaims, reopens;
+    uint64_t n_places;                        /* values that are read straight from their files */
     bool was_set_aside, is_writable, is_slow; /* is_writable: the last put succeeded */
     bool is_in_doubt;                         /* after an error, until on_listed */
 };

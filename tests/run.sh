@@ -2,7 +2,7 @@
 # Installs what is missing, builds, runs the tests. Last line: "N passed, N failed, N skipped".
 #   run.sh                 everything that fits into a quarter of an hour
 #   run.sh --long NAME     also what takes long: faults (100 kills, 100 freezes, 200,000 transfers in virtual time), replan (1,000
-#                          lost workers), pools (100 workers come and go), chaos (10,000 faults under load), store (damage and kill -9 of the store),
+#                          lost workers), pools (100 workers come and go), chaos (10,000 faults under load), store (damage and kill -9 of the store, disks that others fill),
 #                          transfer (32 + 32 peers), soak (an hour), scheduler (10^6 passes over random requests, losses and
 #                          reports: 5 minutes of one core), pauses (routers and machines that stand still for 10 s), memory,
 #                          predicted (errors of predicted TTFT on the CPU engine and the time of a refusal, at the promised bounds),

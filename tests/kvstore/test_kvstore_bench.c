@@ -16,7 +16,8 @@ START_TEST(test_kvstore_bench_fills_its_rows)
                                            .bytes = full ? 0 : 64 << 20,
                                            .read_threads = full ? 0 : 2,
                                            .n_rounds = full ? 0 : 1,
-                                           .load_ns = full ? 0 : NS_PER_S / 2};
+                                           .load_ns = full ? 0 : NS_PER_S / 2,
+                                           .index_bytes = full ? 0 : 4ull << 30};
     enum td_status s = kvstore_bench(&c, &b, &e);
     if (s == TD_ERR_UNSUPPORTED) { /* no O_DIRECT here */
         temp_dir_remove(&d);
@@ -30,7 +31,7 @@ START_TEST(test_kvstore_bench_fills_its_rows)
         ck_assert_str_ne(r->unit, "");
         ck_assert_msg(r->value > 0 || !strcmp(r->unit, "times"), "%s: %f", r->name, r->value);
     }
-    ck_assert_uint_eq(b.n_rows, 14);
+    ck_assert_uint_eq(b.n_rows, 20);
     ck_assert_int_eq(rmdir(d.root), 0); /* nothing is left behind */
 }
 END_TEST

@@ -1,0 +1,396 @@
+/*
+ * Room in the directory: what deleted blocks take is collected beside the writer, which goes on as long as there is room.
+ *
+ * The writer decides, and a thread carries out one round at a time (a manual compaction); the writer sees its end when it next asks for room.
+ *
+ *               above the goal and much was deleted, or nothing fits
+ *      IDLE --------------------------------------------------------> MERGING
+ *        ^                                                              |
+ *        |  the goal is reached, little garbage is left,                |  dead bytes hide in live files
+ *        |  or every file had its turn                                  v
+ *        +----------------------------------------------------------- MOVING (once more while it is of use)
+ *
+ * Merging: deletes meet the entries that they delete. RocksDB counts garbage only then, and removes blob files that are dead as a whole. It
+ * rewrites keys and headers, about 300 bytes a block, and no payload.
+ * Moving: live values of the oldest files are copied, so that these files can go. That is so many files that the copies fit into half of
+ * the room there is, and that moving the payload outweighs rewriting the keys. So a round is bounded, and needs no more room than there is.
+ *
+ * The goal is a sixteenth below the limit; between the two the writer goes on while room is collected. When it has used that up it waits.
+ *
+ * Rejected: compactions of ranges of keys (names are hashes: each file has values of every range, so that none goes before the last range
+ * was compacted, and each flush makes a file that overlaps all of them); moving a fixed quarter of the files (on a full disk there is no
+ * room for the copies; at 1 TiB that takes ten minutes); RocksDB's own choice by blob_garbage_collection_force_threshold (it looks at
+ * the oldest files only, whatever room there is). Changing RocksDB's options keeps readers waiting while they are written to disk, so the
+ * part that is moved is a power of two.
+ */
+#include "kvstore/ssd_internal.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/thread.h"
+
+enum { SLACK = 16, DELETIONS_MS = 1000 /* readers may hold a file that long */, WAIT_MS = 20, KEYS_SHARE = 32 };
+static const uint64_t COLLECT_EVERY_NS = NS_PER_S / 5; /* while it gives too little */
+
+/* ------------------------------------------------------------------ rounds */
+
+static void set_options(struct ssd *s, double cutoff)
+{
+    char number[32], *text = NULL;
+    const char *const names[] = {"enable_blob_garbage_collection", "blob_garbage_collection_age_cutoff"};
+    const char *const values[] = {"true", number};
+    if (s->room.cutoff == cutoff)
+        return;
+    snprintf(number, sizeof(number), "%.9f", cutoff);
+    rocksdb_set_options(s->db, 2, names, values, &text);
+    s->room.cutoff = text ? 0 : cutoff;
+    ssd_convert_error(text);
+}
+
+static uint64_t count_blobs(const struct ssd *s)
+{
+    uint64_t n = 0;
+    DIR *d = opendir(s->db_path);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        const char *dot = strrchr(e->d_name, '.');
+        n += dot && !strcmp(dot, ".blob");
+    }
+    if (d)
+        closedir(d);
+    return n;
+}
+
+/* Blob files that stand in the directory and that RocksDB does not count: those it has yet to delete, and those it does not know. */
+static uint64_t count_uncounted(const struct ssd *s)
+{
+    uint64_t there = count_blobs(s), counted = ssd_property(s, "rocksdb.num-blob-files");
+    return there > counted ? there - counted : 0;
+}
+
+static bool is_at_work(const struct ssd *s)
+{
+    return ssd_property(s, "rocksdb.num-running-flushes") || ssd_property(s, "rocksdb.num-running-compactions");
+}
+
+/*
+ * A compaction returns before the files that it emptied are deleted. Until then they must not count as blocks to be evicted. Those that do
+ * not go in time, while none are being made, are not RocksDB's to delete, and are not waited for again.
+ */
+static void await_deletions(struct ssd *s)
+{
+    struct room *r = &s->room;
+    uint64_t n = count_uncounted(s);
+    struct timespec step = {.tv_nsec = NS_PER_MS};
+    for (int ms = 0; n > r->n_unknown && ms < DELETIONS_MS && !atomic_load(&r->is_cancelled); n = count_uncounted(s)) {
+        nanosleep(&step, NULL);
+        ms += (int)(step.tv_nsec / (long)NS_PER_MS);
+        step.tv_nsec += step.tv_nsec < 32 * (long)NS_PER_MS ? step.tv_nsec : 0;
+    }
+    if (n < r->n_unknown || (!atomic_load(&r->is_cancelled) && !is_at_work(s)))
+        r->n_unknown = n;
+}
+
+/* While the database stays open. */
+static void compact(struct ssd *s, bool with_values)
+{
+    rocksdb_compactoptions_t *o = rocksdb_compactoptions_create();
+    if (with_values)
+        rocksdb_compactoptions_set_bottommost_level_compaction(o, 2); /* force: there are live values to move */
+    rocksdb_compact_range_opt(s->db, o, NULL, 0, NULL, 0);            /* returns nothing */
+    rocksdb_compactoptions_destroy(o);
+    await_deletions(s);
+}
+
+static void *run_rounds(void *arg)
+{
+    struct ssd *s = arg;
+    struct room *r = &s->room;
+    ssd_step_back();
+    pthread_mutex_lock(&r->lock);
+    while (!r->is_stopping) {
+        if (r->round == ROOM_IDLE) {
+            pthread_cond_wait(&r->changed, &r->lock);
+            continue;
+        }
+        bool with_values = r->round == ROOM_MOVING;
+        pthread_mutex_unlock(&r->lock);
+        pthread_rwlock_rdlock(&s->db_lock);
+        if (s->db && !atomic_load(&r->is_cancelled) && !atomic_load(&s->has_failed))
+            compact(s, with_values);
+        pthread_rwlock_unlock(&s->db_lock);
+        pthread_mutex_lock(&r->lock);
+        r->round = ROOM_IDLE;
+        pthread_cond_broadcast(&r->changed);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return NULL;
+}
+
+static bool is_under_way(struct room *r)
+{
+    pthread_mutex_lock(&r->lock);
+    bool is = r->round != ROOM_IDLE;
+    pthread_mutex_unlock(&r->lock);
+    return is;
+}
+
+static void start_round(struct ssd *s, enum room_state round)
+{
+    struct room *r = &s->room;
+    if (!r->is_up)
+        r->thread = thread_start("ssd-collect", run_rounds, s);
+    r->is_up = true;
+    r->state = round;
+    pthread_mutex_lock(&r->lock);
+    r->round = round;
+    pthread_cond_broadcast(&r->changed);
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* For its end, or for what RocksDB does by itself; not long. */
+static void wait_for_round(struct room *r)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    pthread_mutex_lock(&r->lock);
+    until.tv_nsec += (r->round != ROOM_IDLE ? WAIT_MS : 2) * (long)NS_PER_MS;
+    until.tv_sec += until.tv_nsec / (long)NS_PER_S;
+    until.tv_nsec %= (long)NS_PER_S;
+    pthread_cond_timedwait(&r->changed, &r->lock, &until);
+    pthread_mutex_unlock(&r->lock);
+}
+
+void ssd_room_init(struct ssd *s)
+{
+    pthread_mutex_init(&s->room.lock, NULL);
+    pthread_cond_init(&s->room.changed, NULL);
+}
+
+/* A round that is under way ends within a few values: RocksDB looks after each. */
+static void cancel_round(struct ssd *s)
+{
+    struct room *r = &s->room;
+    if (is_under_way(r)) {
+        atomic_store(&r->is_cancelled, true);
+        rocksdb_disable_manual_compaction(s->db);
+        while (is_under_way(r))
+            wait_for_round(r);
+        rocksdb_enable_manual_compaction(s->db);
+        atomic_store(&r->is_cancelled, false);
+    }
+    r->state = ROOM_IDLE;
+    r->is_in_need = false;
+}
+
+void ssd_room_reset(struct ssd *s)
+{
+    cancel_round(s);
+    s->room.cutoff = 0;
+}
+
+void ssd_room_fini(struct ssd *s)
+{
+    struct room *r = &s->room;
+    cancel_round(s);
+    pthread_mutex_lock(&r->lock);
+    r->is_stopping = true;
+    pthread_cond_broadcast(&r->changed);
+    pthread_mutex_unlock(&r->lock);
+    if (r->is_up)
+        pthread_join(r->thread, NULL);
+    pthread_cond_destroy(&r->changed);
+    pthread_mutex_destroy(&r->lock);
+}
+
+/* ---------------------------------------------------------------- decisions */
+
+/* Errors of flushes and compactions since the database was opened. */
+static void note_background(struct ssd *s)
+{
+    if (!s->broken && ssd_property(s, "rocksdb.background-errors"))
+        s->broken = TD_ERR_IO;
+}
+
+static uint64_t goal_bytes(const struct ssd *s)
+{
+    uint64_t limit = ssd_limit_bytes(s);
+    return limit - limit / SLACK;
+}
+
+static uint64_t garbage_bytes(const struct ssd *s)
+{
+    return ssd_property(s, "rocksdb.live-blob-file-garbage-size");
+}
+
+/*
+ * While values are moved the directory's size says little: copies stand beside what is copied. Then it counts what was there before, what
+ * was put since, and what is to be copied.
+ */
+static uint64_t size_bytes(const struct ssd *s)
+{
+    const struct room *r = &s->room;
+    uint64_t unseen = s->since_bytes > s->unlogged_bytes ? s->since_bytes : s->unlogged_bytes;
+    if (r->state == ROOM_MOVING)
+        return r->planned_bytes + s->put_bytes - r->put_before_bytes;
+    return atomic_load(&s->dir_bytes) + unseen;
+}
+
+/* One file's room is left to copies of its values. */
+static bool fits(const struct ssd *s, uint64_t need, uint64_t *excess_out)
+{
+    uint64_t limit = ssd_limit_bytes(s), size = size_bytes(s) + need + (need ? s->memtable_bytes : 0);
+    *excess_out = size > limit ? size - limit : 0;
+    return size <= limit;
+}
+
+/* The least part of n files, a power of two, that is one file at least. */
+static double least_part(uint64_t n_files)
+{
+    double part = 1;
+    while (part * (double)n_files >= 2)
+        part /= 2;
+    return part;
+}
+
+/* The oldest files whose live part fits into half of the room, as a power of two of all files, one at least: see the note above. */
+static void start_moving(struct ssd *s)
+{
+    struct room *r = &s->room;
+    uint64_t n_files = ssd_property(s, "rocksdb.num-blob-files"), all = ssd_property(s, "rocksdb.live-blob-file-size");
+    uint64_t limit = ssd_limit_bytes(s), size = size_bytes(s);
+    double live = (double)(all - garbage_bytes(s)), room = limit > size ? (double)(limit - size) / 2 : 0;
+    double most = (double)KEYS_SHARE * (double)ssd_property(s, "rocksdb.total-sst-files-size");
+    double least = least_part(n_files), part = 0.5;
+    while (part > least && (part * live > room || part * (double)all > most))
+        part /= 2;
+    uint64_t n = (uint64_t)(part * (double)n_files) + 1;
+    r->files_left -= n < r->files_left ? n : r->files_left;
+    r->planned_bytes = size + (uint64_t)(part * live);
+    r->put_before_bytes = s->put_bytes;
+    set_options(s, part);
+    start_round(s, ROOM_MOVING);
+}
+
+static void start_merging(struct ssd *s)
+{
+    s->dead_bytes = 0;
+    s->room.files_left = ssd_property(s, "rocksdb.num-blob-files");
+    start_round(s, ROOM_MERGING);
+}
+
+/* The writer waits for it: the log and memtables, which take room, too, are given back first. */
+static bool start_in_need(struct ssd *s)
+{
+    s->room.is_in_need = true;
+    if (ssd_sync(s))
+        return false;
+    start_merging(s);
+    return true;
+}
+
+/* A round has ended: whether there is another one. Nothing is evicted for what was put meanwhile before that was collected, too. */
+static bool go_on(struct ssd *s, uint64_t need)
+{
+    struct room *r = &s->room;
+    uint64_t excess;
+    note_background(s);
+    ssd_measure(s);
+    enum room_state was = r->state;
+    r->state = ROOM_MERGING; /* the directory's size counts again */
+    bool is_full = !fits(s, need, &excess), is_enough = atomic_load(&s->dir_bytes) <= goal_bytes(s);
+    if (!s->broken && is_full && is_at_work(s)) {
+        r->state = was;
+        return true; /* copies stand beside what is copied */
+    }
+    atomic_fetch_add(&s->reclaims, 1);
+    if (!s->broken && !is_enough && r->files_left && garbage_bytes(s) >= ssd_limit_bytes(s) / SLACK) {
+        start_moving(s);
+        return true;
+    }
+    r->state = ROOM_IDLE;
+    if (!s->broken && r->cutoff > 0) /* RocksDB's own compactions move as little as can be */
+        set_options(s, least_part(ssd_property(s, "rocksdb.num-blob-files")));
+    if (!s->broken && is_full && !r->is_in_need)
+        return start_in_need(s);
+    r->is_in_need = false;
+    r->must_evict = is_full;
+    r->fruitless_ns = is_full ? clock_now(s->config.clock) : 0;
+    return false;
+}
+
+/* Whether room is being collected, after deciding that. */
+static bool collect(struct ssd *s, uint64_t need, bool is_full)
+{
+    struct room *r = &s->room;
+    if (is_under_way(r))
+        return true;
+    if (r->state != ROOM_IDLE)
+        return go_on(s, need);
+    if (!ssd_is_open(s))
+        return false;
+    uint64_t now = clock_now(s->config.clock);
+    if (is_full && (!r->fruitless_ns || now - r->fruitless_ns >= COLLECT_EVERY_NS)) {
+        if (start_in_need(s))
+            return true;
+        r->must_evict = true;
+        r->fruitless_ns = now;
+        return false;
+    }
+    bool is_due = atomic_load(&s->dir_bytes) > goal_bytes(s) && s->dead_bytes >= ssd_limit_bytes(s) / (2 * SLACK);
+    if (is_due)
+        start_merging(s);
+    return is_due;
+}
+
+enum td_status ssd_make_room(struct ssd *s, uint64_t need_bytes, uint64_t *over_out)
+{
+    struct room *r = &s->room;
+    uint64_t excess;
+    *over_out = 0;
+    if (s->since_bytes >= s->memtable_bytes / 2)
+        ssd_measure(s);
+    if (!fits(s, need_bytes, &excess))
+        ssd_measure(s);
+    bool is_full = !fits(s, need_bytes, &excess), is_collecting = collect(s, need_bytes, is_full);
+    if (!is_full || fits(s, need_bytes, &excess))
+        return TD_OK;
+    if (is_collecting) {
+        if (need_bytes)
+            wait_for_round(r);
+        return TD_NOT_YET;
+    }
+    if (r->must_evict && (!s->broken || ssd_can_write(s))) /* what is deleted from a full disk gives nothing back */
+        *over_out = excess + ssd_limit_bytes(s) / SLACK;
+    r->must_evict = false;
+    return TD_ERR_NO_SPACE;
+}
+
+bool ssd_is_collecting(const struct ssd *s)
+{
+    return s->room.state != ROOM_IDLE;
+}
+
+enum td_status ssd_compact(struct ssd *s)
+{
+    cancel_round(s);
+    enum td_status status = ssd_sync(s);
+    if (status)
+        return status;
+    set_options(s, 1);
+    compact(s, true);
+    note_background(s);
+    ssd_measure(s);
+    set_options(s, least_part(ssd_property(s, "rocksdb.num-blob-files")));
+    return s->broken;
+}
+
+bool ssd_tidy(struct ssd *s)
+{
+    ssd_measure(s);
+    note_background(s);
+    return ssd_is_collecting(s) || is_at_work(s);
+}
