@@ -8,6 +8,7 @@
 #                          predicted (errors of predicted TTFT on the CPU engine and the time of a refusal, at the promised bounds),
 #                          routers (several of them and clients that come back, simulated and live, at the promised bounds),
 #                          pack (start times with packed weights, a builder of them that stands still),
+#                          overlap (what of a transfer is exposed, by length of the prompt),
 #                          fairness (floods of 10 minutes each by two and three tenants, simulated and live),
 #                          reproductions (all tables of docs/reproductions.md, half an hour of one core), sweep (goodput against load on
 #                          all beds, deploy/reproduce/goodput.py: half a day on two cores),
