@@ -6,6 +6,14 @@
 #include "tests/kvstore/dirs.h"
 #include "tests/tap.h"
 
+static const char *row_without_value(const struct kvstore_bench *b)
+{
+    for (uint32_t i = 0; i < b->n_rows; i++)
+        if (!(b->rows[i].value > 0) && strcmp(b->rows[i].unit, "times") != 0)
+            return b->rows[i].name;
+    return NULL;
+}
+
 START_TEST(test_kvstore_bench_fills_its_rows)
 {
     struct temp_dir d = temp_dir_make();
@@ -19,6 +27,11 @@ START_TEST(test_kvstore_bench_fills_its_rows)
                                            .load_ns = full ? 0 : NS_PER_S / 2,
                                            .index_bytes = full ? 0 : 4ull << 30};
     enum td_status s = kvstore_bench(&c, &b, &e);
+    /* in half a second beside other programs there may be no read, or nothing written */
+    for (int i = 0; i < 3 && (s ? s != TD_ERR_UNSUPPORTED : row_without_value(&b) != NULL); i++) {
+        fprintf(stderr, "# again: %s\n", s ? e.text : row_without_value(&b));
+        s = kvstore_bench(&c, &b, &e);
+    }
     if (s == TD_ERR_UNSUPPORTED) { /* no O_DIRECT here */
         temp_dir_remove(&d);
         return;
