@@ -109,9 +109,12 @@ static int wait_for(const struct rundir *dir, const struct pools *target, double
             return 0;
         }
     }
-    return wait_s > 0 ? cli_fail("scale", "prefill=%d decode=%d store=%d, and %d are still starting or draining",
-                                 now.n[PREFILL], now.n[DECODE], now.n[STORE], now.leaving)
-                      : 0;
+    return wait_s > 0
+               ? cli_fail(
+                     "scale",
+                     "prefill=%d decode=%d store=%d, and %d are still starting or draining; %s/logs/up.log says why",
+                     now.n[PREFILL], now.n[DECODE], now.n[STORE], now.leaving, dir->path)
+               : 0;
 }
 
 int cli_scale(int argc, char **argv)

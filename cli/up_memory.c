@@ -123,12 +123,12 @@ enum td_status up_memory_plan(struct child *children, uint32_t n, uint64_t *defa
     return s;
 }
 
-enum td_status up_memory_add(struct child *worker, uint64_t default_bytes, struct td_error *error_out)
+enum td_status up_memory_add(struct child *joined, uint64_t default_bytes, struct td_error *error_out)
 {
     struct child_plan p;
-    enum td_status s = plan_child(worker, &p, error_out);
-    if (!s && is_worker(worker) && !has_size(&p.worker) && default_bytes)
-        add_size(worker, default_bytes);
+    enum td_status s = plan_child(joined, &p, error_out);
+    if (!s && is_worker(joined) && !has_size(&p.worker) && default_bytes)
+        add_size(joined, default_bytes);
     free(p.strings);
     return s;
 }

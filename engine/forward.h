@@ -51,19 +51,20 @@ struct forward_config {
 };
 
 /*
- * Opens the file that weight_cache has for this rank; NULL: there is none. It may wait for another process that writes it, and holds it
- * against others until forward_share_weights: so ranks of a process open theirs one after the other, in their order, as every process
- * does, or two processes wait for each other.
+ * Opens the file of packed weights of this rank; NULL: the weights of this rank are not shared. The call may wait for another process
+ * that writes the file. If this process has to write it, the file is locked until forward_share_weights. So every process opens the files
+ * of its ranks in the order of the ranks; in different orders two processes could wait for each other.
  */
 struct weight_cache *forward_open_cache(const struct forward_config *config);
 
 /*
- * Finds the weights and packs them, or maps them as packed before. TD_ERR_NOT_FOUND or _CORRUPT name the tensor; TD_ERR_INVALID: what can't be shared among so many ranks.
+ * Finds the weights, and packs them or maps the file in which they are packed. TD_ERR_NOT_FOUND or _CORRUPT name the tensor;
+ * TD_ERR_INVALID names the dimension that can't be divided among the ranks.
  */
 enum td_status forward_open(const struct forward_config *config, struct forward **out, struct td_error *error_out);
 /*
- * To be called once, when the model was found to be whole (model_check_all_asked): what was packed here is there for other processes,
- * too, and our matrices lie in the file as theirs do (weight_cache_publish). Before any batch.
+ * To be called once, before the first batch, when model_check_all_asked has found the model whole: publishes the file of packed weights
+ * for other processes, and moves this process's matrices into it (weight_cache_publish).
  */
 void forward_share_weights(struct forward *f);
 void forward_close(struct forward *f);                  /* NULL is fine */

@@ -56,7 +56,7 @@ static enum td_status norm(const struct forward *f, uint32_t layer, const char *
 
 /* ------------------------------------------------------------------- packing */
 
-/* The next matrix of those that were packed before; of parts data may be NULL. TD_NOT_YET: it has to be packed. */
+/* The next matrix of the mapped file. The data of the parts may be NULL. TD_NOT_YET: the matrix has to be packed. */
 static enum td_status view(const struct forward *f, const struct k_matrix_part *parts, uint32_t n, uint32_t n_in,
                            struct form form, struct k_matrix **out)
 {

@@ -35,8 +35,8 @@ void dir_files_close(struct dir_files *d);          /* NULL is fine. Marks must 
 void dir_files_update(struct dir_files *d); /* takes in what changed */
 /* As of the last update. */
 uint64_t dir_files_disk_bytes(const struct dir_files *d); /* of all regular files */
-uint64_t dir_files_len_bytes(const struct dir_files *d,
-                             const char *suffix); /* of those whose name ends so, which are no blob files */
+/* Of files that are no blob files and whose name ends with suffix. */
+uint64_t dir_files_len_bytes(const struct dir_files *d, const char *suffix);
 uint64_t dir_files_n_blobs(const struct dir_files *d);
 uint64_t dir_files_n_looks(const struct dir_files *d); /* files looked at since opening: what updates cost */
 

@@ -90,8 +90,8 @@ enum td_status ssd_neighbour(struct ssd *s, const struct block_key *key, struct 
 enum td_status ssd_sync(struct ssd *s); /* all that was put lies in files, and those are on the disk */
 
 /*
- * Whether need_bytes more fit (0: what is there is within the limit). Room that deleted blocks take is collected by a thread beside the
- * caller's, from some time before it is needed. TD_NOT_YET: it is being collected, ask again (waits 20 ms at most if need_bytes);
+ * Whether need_bytes more fit (0: whether the directory is within its limit). Room that deleted blocks take is collected by a thread
+ * beside the caller's, from some time before it is needed. TD_NOT_YET: it is being collected, ask again (waits 20 ms at most if need_bytes);
  * TD_ERR_NO_SPACE: collecting did not help, or did not a short time ago: *over_out is what should be deleted; it is 0 between those times.
  */
 enum td_status ssd_make_room(struct ssd *s, uint64_t need_bytes, uint64_t *over_out);

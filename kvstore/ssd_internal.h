@@ -51,7 +51,7 @@ struct ssd {
     struct dir_files *files; /* of the database */
     struct blobs *blobs;
 
-    pthread_rwlock_t db_lock; /* see the note above */
+    pthread_rwlock_t db_lock; /* see the note at the beginning of ssd.c */
     rocksdb_t *db;            /* NULL: lost */
     rocksdb_options_t *options;
     rocksdb_cache_t *cache;

@@ -12,8 +12,8 @@
  *
  * Merging: deletes meet the entries that they delete. RocksDB counts garbage only then, and removes blob files that are dead as a whole. It
  * rewrites keys and headers, about 300 bytes a block, and no payload.
- * Moving: live values of the oldest files are copied, so that these files can go. That is so many files that the copies fit into half of
- * the room there is, and that moving the payload outweighs rewriting the keys. So a round is bounded, and needs no more room than there is.
+ * Moving: live values of the oldest files are copied, so that RocksDB can delete these files. The number of files is chosen so that the
+ * copies fit into half of the free room, and that moving the payload outweighs rewriting the keys. So a round is bounded, and needs no more room than there is.
  *
  * The goal is a sixteenth below the limit; between the two the writer goes on while room is collected. When it has used that up it waits.
  *

@@ -109,8 +109,8 @@ static uint32_t own_blocks(const struct policy_request *r, uint32_t worker)
     return matched < usable ? matched : usable;
 }
 
-struct
-    source { /* one way to get a prefix: blocks [own, peer_from) from stores, [peer_from, there) from another worker */
+/* One way to get a prefix: blocks [own, peer_from) from stores, blocks [peer_from, there) from another worker. */
+struct source {
     uint32_t there, peer_from;
     double load, rest; /* rest: computing what is not loaded */
 };
@@ -123,7 +123,7 @@ static struct source view_source(const struct policy_worker *w, const struct pol
                            compute_ms(w, r, there, w->chunk_tokens)};
 }
 
-/* Who asks for the ratio, or must load, wants as much as there is; everybody else the shortest time. */
+/* Mooncake's ratio, and a rule that always loads, prefer the longer prefix; every other policy prefers the shorter time. */
 static bool is_better(const struct policy_request *r, const struct source *a, const struct source *b)
 {
     bool most = r->prefix == PREFIX_LOAD || (r->policy == POLICY_MOONCAKE && r->prefix == PREFIX_AUTO);

@@ -1,20 +1,20 @@
 /*
  * The addresses that we connect to: who is tried, when, and when again.
  *
- * Pace. A connection costs both sides some 10 ms of a core, so a process that has to connect to many makes one after the other, and
- * begins at least EVERY_NS after the last: at most 50 a second. When the machine is short of cores, attempts take longer and the
- * pace slows down with them. Without it a cluster of 32 + 32 peers on 2 cores begins a thousand handshakes in one second; each takes
+ * Pace. A connection costs both sides some 10 ms of a core, so a process that has to connect to many makes one after the other, begins
+ * at least EVERY_NS after the last (at most 50 a second), and pauses for as long as the last attempt took, at most half of the silence.
+ * When the machine is short of cores, attempts take longer and the pace slows down with them. Without it a cluster of 32 + 32 peers on 2 cores begins a thousand handshakes in one second; each takes
  * longer than the silence after which a peer is dead, so all are given up, and begun again. An attempt that has lasted half of
  * the silence holds up the next one no longer, because then its address may be one that does not answer.
  *
  * Order. Those never tried come first, of these the ones that a pull or a message waits for, else in an order that is different in
- * each process, so that not everybody connects to the same peer first. Then those that failed, the one that waits longest first.
+ * each process, so that not everybody connects to the same peer first. Then those that failed: again those that something waits for, and
+ * of these the one that waits longest, first.
  *
  * Again. After an attempt that failed, and after a connection that was lost within STEADY_NS of its handshake, the next one waits for
  * 50 ms, doubled each time up to 1 s, half of it by chance. A connection that lasted longer is made anew at once.
  *
- * Rejected: a fixed rate alone (what 2 cores can bear makes a worker with 16 peers wait for seconds); a pace set by what the last
- * attempt took (one slow peer slows down all).
+ * Rejected: a fixed rate alone (what 2 cores can bear makes a worker with 16 peers wait for seconds).
  */
 #include <stdio.h>
 #include <stdlib.h>

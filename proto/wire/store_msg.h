@@ -1,10 +1,10 @@
 /*
- * What workers and stores say to one another, as messages of the transfer layer (xfer_send). KV bytes never travel here:
+ * What workers and stores, and workers among themselves, say to one another, as messages of the transfer layer (xfer_send). KV bytes never travel here:
  * they are pulled under leases that these messages name.
  *
  *   reading:  worker --LOOKUP(id, keys)--> store   the store pins the longest stored prefix of keys and grants lease id over
- *             it, also when it is empty; the worker has begun to pull id already (a pull may overtake its lease). The
- *             lease's tail is STORE_FOUND.
+ *             it, also when it is empty; the worker pulls id as soon as it has pages (a pull may overtake its lease). The
+ *             lease's tail is STORE_FOUND. Another worker answers a LOOKUP in the same way, from its pool.
  *   writing:  worker --OFFER(id, keys)--> store --WANT(id, which)--> worker   the worker then grants lease id over those
  *             blocks, in that order; the store pulls them.
  *
