@@ -523,6 +523,7 @@ void kvstore_close(struct kvstore *s)
     s->is_closing = true;
     registrar_close(s->registrar);
     link_server_close(s->links);
+    pinned_forget_in_use(s);
     ssd_tier_close(s->ssd); /* before the wire: what was read may still be announced */
     s->ssd = NULL;
     take_mail(s);

@@ -184,9 +184,9 @@ void tier_written(struct kvstore *s, struct entry *e, enum td_status status);
 void tier_write_dirty(struct kvstore *s); /* as much as the queue takes */
 void tier_make_ssd_room(struct kvstore *s, uint64_t n_bytes);
 void tier_compare_ssd(struct kvstore *s, const struct bytes *keys); /* with what lies there; keys rise */
-bool tier_forget(struct kvstore *s, struct entry *e); /* out of every tier; false: it is in use. May end e */
-/* After an error SSD may hold blocks that the table does not know. key NULL: every block. */
-void tier_forget_unknown(struct kvstore *s, const struct block_key *key);
+bool tier_forget(struct kvstore *s, struct entry *e); /* out of the table; false: it is in use. May end e */
+/* Off the disk, for good. Also what the table does not know: after an error it may be there. key NULL: every such block. */
+void tier_forget_on_disk(struct kvstore *s, const struct block_key *key);
 bool tier_is_settled(const struct kvstore *s); /* nothing is dirty or being written */
 enum td_status tier_open_ssd(struct kvstore *s, struct td_error *error_out);
 
@@ -204,6 +204,7 @@ void pinned_keep(struct kvstore *s, ProtobufCBinaryData keys, uint32_t ttl_ms);
 void pinned_forget(struct kvstore *s, ProtobufCBinaryData keys); /* none: every block */
 void pinned_added(struct kvstore *s, struct entry *e);           /* a new entry: there may be a pin */
 void pinned_tick(struct kvstore *s, uint64_t now);
+void pinned_forget_in_use(struct kvstore *s); /* before the SSD tier is closed: it does not come back at the next start */
 
 /* quotas.c: "NAME=SHARE,..."; NULL: none. The caller frees *out. */
 enum td_status quotas_parse(const char *text, struct tenant_share **out, uint32_t *n_out, struct td_error *error_out);

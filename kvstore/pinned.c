@@ -72,7 +72,7 @@ static void forget_doomed(struct kvstore *s)
         if (e && !tier_forget(s, e))
             bytes_append(&s->doomed, key.b, BLOCK_KEY_BYTES);
         else
-            tier_forget_unknown(s, &key);
+            tier_forget_on_disk(s, &key);
     }
     bytes_free(&doomed);
 }
@@ -86,7 +86,7 @@ void pinned_forget(struct kvstore *s, ProtobufCBinaryData keys)
     }
     if (!keys.len) {
         pins_free(&s->pins);
-        tier_forget_unknown(s, NULL);
+        tier_forget_on_disk(s, NULL);
         table_each(s->table, add_key, &s->doomed);
     }
     forget_doomed(s);
@@ -96,4 +96,12 @@ void pinned_tick(struct kvstore *s, uint64_t now)
 {
     pins_expire(&s->pins, now, pin_is_over, s);
     forget_doomed(s);
+}
+
+void pinned_forget_in_use(struct kvstore *s)
+{
+    for (size_t i = 0; i < s->doomed.len / BLOCK_KEY_BYTES; i++) {
+        struct block_key key = key_at(s->doomed.data, i);
+        tier_forget_on_disk(s, &key);
+    }
 }

@@ -491,7 +491,7 @@ enum td_status ssd_delete(struct ssd *s, const struct block_key *key)
 }
 
 /* The list of headers says whether the block is there, and costs little: it is small, and cached. */
-static enum td_status is_listed(struct ssd *s, const struct block_key *key)
+enum td_status ssd_find(struct ssd *s, const struct block_key *key)
 {
     char *text = NULL, k[RECORD_KEY_BYTES];
     record_key('m', key, k);
@@ -509,7 +509,7 @@ enum td_status ssd_get_into(struct ssd *s, const struct block_key *key, void *bu
 {
     if (!s->is_direct)
         return TD_NOT_YET;
-    enum td_status status = is_listed(s, key);
+    enum td_status status = ssd_find(s, key);
     if (status)
         return status;
     return blobs_read(s->blobs, key, buffer, buffer_bytes, value_out, len_out) ? TD_NOT_YET : TD_OK;

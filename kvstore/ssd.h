@@ -84,6 +84,8 @@ void ssd_release(struct ssd *s, struct ssd_value *value);
 enum td_status ssd_get_into(struct ssd *s, const struct block_key *key, void *buffer, size_t buffer_bytes,
                             const void **value_out, size_t *len_out);
 size_t ssd_buffer_bytes(size_t payload_bytes);
+/* TD_OK: it is there. TD_ERR_NOT_FOUND; else it can't be said. Reads no payload. Any thread. */
+enum td_status ssd_find(struct ssd *s, const struct block_key *key);
 /* Some other key that is there; TD_ERR_NOT_FOUND if there is none. */
 enum td_status ssd_neighbour(struct ssd *s, const struct block_key *key, struct block_key *out);
 

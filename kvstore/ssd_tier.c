@@ -36,7 +36,7 @@ static const uint64_t REOPEN_EVERY_NS = 3 * NS_PER_S;
 static const uint64_t LEARN_EVERY_NS = 20 * NS_PER_MS;
 static const uint64_t BUCKET_NS = NS_PER_S / 10;
 
-enum op_kind { OP_PUT, OP_DELETE, OP_STOP };
+enum op_kind { OP_PUT, OP_DELETE, OP_COMPARED, OP_STOP };
 
 struct op { /* for the writer */
     struct mail mail;
@@ -84,6 +84,8 @@ struct ssd_tier {
     struct forgotten *forgotten;   /* the writer's */
     bool is_writer_up, is_changed; /* is_changed: the directory, since it was tidied */
     bool has_more;                 /* places to be learned */
+    bool has_failed;               /* something that was written or deleted: the database is to be opened anew */
+    uint32_t n_compared_due;       /* lists that the owner has yet to compare */
     uint64_t reclaims, learned_ns; /* when places were last learned */
     uint64_t reopened_ns;
     uint64_t bucket_bytes, bucket_ns; /* what may be written, as of then */
@@ -99,7 +101,7 @@ struct ssd_tier {
 
     _Atomic uint64_t stored_bytes; /* mean size of late blocks as they are stored; 0: none yet */
     _Atomic uint64_t queued_bytes, written_bytes, read_bytes, write_errors, read_errors, dropped_layout, reopens;
-    _Atomic bool is_in_doubt; /* what is on disk may not be what was answered */
+    _Atomic bool is_in_doubt; /* what is on disk may not be what was answered, or what the owner believes */
     _Atomic bool is_writable, is_cancelling, is_hurried, is_slow, is_probing;
 };
 
@@ -123,6 +125,12 @@ static void note_stored(struct ssd_tier *t, uint64_t n_bytes)
 {
     uint64_t mean = atomic_load(&t->stored_bytes);
     atomic_store(&t->stored_bytes, mean ? (63 * mean + n_bytes + 63) / 64 : n_bytes);
+}
+
+static void doubt(struct ssd_tier *t)
+{
+    t->has_failed = true;
+    atomic_store(&t->is_in_doubt, true);
 }
 
 static void encode(struct ssd_tier *t, struct op *op)
@@ -278,7 +286,7 @@ static void sync_batch(struct ssd_tier *t)
     if (!status)
         status = ssd_sync(t->db);
     if (status)
-        atomic_store(&t->is_in_doubt, true);
+        doubt(t);
     note_write(t, status);
     answer_batch(t, status);
     ssd_learn(t->db);
@@ -301,8 +309,17 @@ static void list_blocks(struct ssd_tier *t)
         bytes_free(&keys);
         return;
     }
-    atomic_store(&t->is_in_doubt, false);
+    t->has_failed = false;
+    t->n_compared_due++;
     t->config.callbacks.on_listed(t->config.callbacks.user, &keys);
+}
+
+/* What the owner did not expect was deleted before, or that failed. */
+static void note_compared(struct ssd_tier *t)
+{
+    t->n_compared_due--;
+    if (!t->n_compared_due && !t->has_failed)
+        atomic_store(&t->is_in_doubt, false);
 }
 
 static enum td_status delete_now(struct ssd_tier *t, const struct block_key *key)
@@ -345,7 +362,7 @@ static void reopen(struct ssd_tier *t)
     if (ssd_is_open(t->db))
         sync_batch(t);
     answer_batch(t, TD_ERR_IO); /* it may not have been flushed */
-    atomic_store(&t->is_in_doubt, true);
+    doubt(t);
     if (ssd_reopen(t->db, &e)) {
         log_error(t->config.log, "SSD tier can't be opened again for now: %s", e.text);
         return;
@@ -358,7 +375,7 @@ static void reopen(struct ssd_tier *t)
 
 static bool must_reopen(const struct ssd_tier *t)
 {
-    return atomic_load(&t->is_in_doubt) || !ssd_is_open(t->db);
+    return t->has_failed || !ssd_is_open(t->db);
 }
 
 static enum td_status write_block(struct ssd_tier *t, const struct op *op, bool is_logged)
@@ -374,19 +391,29 @@ static enum td_status write_block(struct ssd_tier *t, const struct op *op, bool 
     if (!status)
         note_stored(t, op->header.payload_bytes);
     else
-        atomic_store(&t->is_in_doubt, true);
+        doubt(t);
     return status;
+}
+
+/* Whether there may be something to delete, now or when what failed is done after all. */
+static bool may_be_there(struct ssd_tier *t, const struct op *op)
+{
+    if (atomic_load(&t->is_in_doubt) || !ssd_is_open(t->db))
+        return true;
+    return !op->is_all && ssd_find(t->db, &op->put.key) != TD_ERR_NOT_FOUND;
 }
 
 static void run_delete(struct ssd_tier *t, const struct op *op)
 {
+    if (op->for_good && !may_be_there(t, op))
+        return;
     t->is_changed = true;
     if (!op->is_all && !delete_now(t, &op->put.key))
         return;
     if (op->for_good)
         forgotten_add(t->forgotten, op->is_all ? NULL : &op->put.key);
     atomic_fetch_add(&t->write_errors, !op->is_all);
-    atomic_store(&t->is_in_doubt, true);
+    doubt(t);
 }
 
 /* Takes op. Bulk is what came while a batch's quarter was waiting, and what follows it. */
@@ -448,6 +475,8 @@ static void *write_loop(void *arg)
             }
             if (kind == OP_DELETE)
                 run_delete(t, op);
+            if (kind == OP_COMPARED)
+                note_compared(t);
             free(op);
             if (kind == OP_STOP) {
                 sync_batch(t);
@@ -663,7 +692,8 @@ enum td_status ssd_tier_open(const struct ssd_tier_config *config, struct ssd_ti
     enum td_status status = ssd_open(&db, &t->db, error_out);
     if (!status) {
         t->forgotten = forgotten_open(config->dir, config->log);
-        atomic_store(&t->is_in_doubt, work_off(t) != TD_OK);
+        if (work_off(t))
+            doubt(t);
     }
     if (!status && ssd_each(t->db, note_found, &l, &why)) {
         l.n = 0;
@@ -750,6 +780,13 @@ void ssd_tier_delete(struct ssd_tier *t, const struct block_key *key, bool for_g
     op->is_all = !key;
     if (key)
         op->put.key = *key;
+    mailbox_push(&t->ops, &op->mail);
+}
+
+void ssd_tier_compared(struct ssd_tier *t)
+{
+    struct op *op = mem_zalloc(sizeof(*op));
+    op->kind = OP_COMPARED;
     mailbox_push(&t->ops, &op->mail);
 }
 

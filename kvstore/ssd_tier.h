@@ -41,7 +41,7 @@ struct ssd_callbacks {
     /*
      * After an error: the keys of all blocks on disk, one behind the other, by rising key; they are the callee's to free. All that was
      * answered before is in it, and nothing that was asked for and is not answered yet must be. Blocks that the owner did not expect
-     * are its to delete.
+     * are its to delete; then it calls ssd_tier_compared.
      */
     void (*on_listed)(void *user, struct bytes *keys);
 };
@@ -67,7 +67,7 @@ struct ssd_tier_stats {
     uint64_t reclaims, reopens;
     uint64_t n_places;                        /* values that are read straight from their files */
     bool was_set_aside, is_writable, is_slow; /* is_writable: the last put succeeded */
-    bool is_in_doubt;                         /* after an error, until on_listed */
+    bool is_in_doubt;                         /* after an error, until ssd_tier_compared */
 };
 
 /*
@@ -92,9 +92,12 @@ struct ssd_put {
 enum td_status ssd_tier_put(struct ssd_tier *t, const struct ssd_put *put);
 /*
  * After what was asked for before. for_good: if the disk takes no deletes now the block does not come back at the next start either
- * (kvstore/forgotten.h). key NULL: every block, after an error; for_good only. A put of such a block is refused until it was deleted.
+ * (kvstore/forgotten.h), and a put of it is refused until it was deleted. Such a delete is for every block that is to be forgotten, also
+ * one that the owner does not know: it may be there all the same. It costs little where nothing is. key NULL: every block that the owner
+ * may not know; for_good only.
  */
 void ssd_tier_delete(struct ssd_tier *t, const struct block_key *key, bool for_good);
+void ssd_tier_compared(struct ssd_tier *t); /* once for each on_listed, after the deletes that came of it */
 /* page is written until on_read */
 void ssd_tier_read(struct ssd_tier *t, const struct block_key *key, void *page, void *token);
 void ssd_tier_hurry(struct ssd_tier *t); /* from now on only flushes are held to the rate: we are stopping */

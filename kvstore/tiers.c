@@ -137,12 +137,12 @@ enum td_status tier_open_ssd(struct kvstore *s, struct td_error *error_out)
     return TD_OK;
 }
 
-/* to REFUSED for a block that was evicted, to ABSENT for one that can't be served or is forgotten (for_good). May end e. */
-static void leave_ssd(struct kvstore *s, struct entry *e, enum ssd_state to, bool for_good)
+/* to REFUSED for a block that was evicted, to ABSENT for one that can't be served. May end e. */
+static void leave_ssd(struct kvstore *s, struct entry *e, enum ssd_state to)
 {
     store_event(s, BLOCK_REMOVED, TIER_SSD, e);
     if (s->ssd) /* not while closing: the block fails to verify again */
-        ssd_tier_delete(s->ssd, &e->key, for_good);
+        ssd_tier_delete(s->ssd, &e->key, false);
     table_set_ssd(s->table, e, to);
 }
 
@@ -152,7 +152,7 @@ static bool evict_ssd(struct kvstore *s)
     if (!e && !(e = table_victim_ssd(s->table, UINT64_MAX)))
         return false;
     store_count(s, STORE_EVICTED_SSD, 1);
-    leave_ssd(s, e, SSD_REFUSED, false);
+    leave_ssd(s, e, SSD_REFUSED);
     return true;
 }
 
@@ -165,14 +165,16 @@ bool tier_forget(struct kvstore *s, struct entry *e)
         store_event(s, BLOCK_REMOVED, TIER_DRAM, e);
         table_set_dram(s->table, e, DRAM_ABSENT);
     }
-    if (is_durable)
-        leave_ssd(s, e, SSD_ABSENT, true);
+    if (is_durable) {
+        store_event(s, BLOCK_REMOVED, TIER_SSD, e);
+        table_set_ssd(s->table, e, SSD_ABSENT);
+    }
     return true;
 }
 
-void tier_forget_unknown(struct kvstore *s, const struct block_key *key)
+void tier_forget_on_disk(struct kvstore *s, const struct block_key *key)
 {
-    if (s->ssd && ssd_tier_stats(s->ssd).is_in_doubt)
+    if (s->ssd)
         ssd_tier_delete(s->ssd, key, true);
 }
 
@@ -222,7 +224,7 @@ void tier_compare_ssd(struct kvstore *s, const struct bytes *keys)
     }
     table_each(s->table, note_lost, &c);
     for (size_t i = 0; i < c.lost.len; i += BLOCK_KEY_BYTES)
-        leave_ssd(s, find_at(s, &c.lost, i, &key), SSD_ABSENT, false);
+        leave_ssd(s, find_at(s, &c.lost, i, &key), SSD_ABSENT);
     uint64_t n_lost = c.lost.len / BLOCK_KEY_BYTES;
     log_info(&s->log, "blocks on SSD compared blocks=%llu orphans=%llu lost=%llu",
              (unsigned long long)(keys->len / BLOCK_KEY_BYTES), (unsigned long long)n_orphans,
@@ -230,6 +232,7 @@ void tier_compare_ssd(struct kvstore *s, const struct bytes *keys)
     store_count(s, STORE_SSD_ORPHANS, n_orphans);
     store_count(s, STORE_SSD_LOST, n_lost);
     bytes_free(&c.lost);
+    ssd_tier_compared(s->ssd);
     tier_write_dirty(s);
 }
 
@@ -274,7 +277,7 @@ void tier_loaded(struct kvstore *s, struct entry *e, enum td_status status)
         table_set_dram(s->table, e, DRAM_ABSENT); /* e stays: it is DURABLE */
         if (status != TD_ERR_CANCELLED && status != TD_NOT_YET) {
             store_count(s, tier_is_corrupt(status) ? STORE_SSD_CORRUPT : STORE_SSD_READ_ERRORS, 1);
-            leave_ssd(s, e, SSD_ABSENT, false);
+            leave_ssd(s, e, SSD_ABSENT);
         }
     }
 }

@@ -69,7 +69,7 @@ def pss(pid):
 
 def run(model, args):
     """Answers of two prefill and two decode workers, and their memory: shared pages count once."""
-    requests = [dict(r, max_tokens=6) for r in golden_requests(golden(os.path.join(DEMO, "golden.json")))[:4]]
+    requests = [dict(r, max_tokens=6) for r in golden_requests(golden(os.path.join(DEMO, "golden.json")))]
     with Cluster(model=model.path, prefill=2, decode=2, worker_args=["--pool-bytes", "16M", "--numerics", "bf16", *args]) as c:
         results = c.generate(requests)
         memory = sum(pss(w.pid) for w in c.workers)

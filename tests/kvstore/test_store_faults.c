@@ -241,6 +241,68 @@ START_TEST(test_store_restarted_while_its_disk_is_full_does_not_find_what_was_fo
 }
 END_TEST
 
+START_TEST(test_store_does_not_find_what_was_forgotten_behind_a_delete_that_failed_later)
+{
+    static bool before[ROUTER_BLOCKS], gone[ROUTER_BLOCKS];
+    struct world w;
+    char path[96];
+    uint32_t next = 0, last = 0, n_gone = 0;
+    world_open_with_faults(&w, path);
+    w.config.options.ssd_bytes = 4 << 20;
+    world_start(&w);
+    for (; !counted(&w, STORE_EVICTED_SSD); next += 25)
+        offer(&w, next, 25);
+    settle(&w);
+    pthread_mutex_lock(&w.router->lock);
+    memcpy(before, w.router->in_tier[TIER_SSD], sizeof(before));
+    pthread_mutex_unlock(&w.router->lock);
+    for (uint32_t i = 0; i < next; i++)
+        last = before[i] ? i : last;
+    set_faults(&w, "disk.put:delay=1/1s disk.delete:full");
+    offer(&w, next, 1);
+    offer(&w, next + 1, 100); /* evicts some: their deletes stand behind the first put */
+    router_say(w.router, false, last, 1, 0);
+    ROUTER_WAIT(w.router, !w.router->in_tier[TIER_SSD][last]);
+    for (uint32_t i = 0; i < next; i++)
+        if (before[i] && !ROUTER_READ(w.router, w.router->in_tier[TIER_SSD][i])) {
+            router_say(w.router, false, i, 1, 0);
+            gone[i] = ++n_gone;
+        }
+    ck_assert_uint_gt(n_gone, 1);
+    router_say(w.router, false, last - 1, 1, 0); /* messages are worked off in order */
+    ROUTER_WAIT(w.router, !w.router->in_tier[TIER_SSD][last - 1]);
+    set_faults(&w, "disk.put:full disk.delete:full disk.flush:full");
+    stop_store(&w);
+    start_store(&w);
+    for (uint32_t i = 0; i < next; i++)
+        ck_assert_msg(!gone[i] || !ROUTER_READ(w.router, w.router->in_tier[TIER_SSD][i]),
+                      "block %u was forgotten, and is back", i);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(test_store_that_is_stopped_while_it_writes_what_was_forgotten_does_not_find_it)
+{
+    struct world w;
+    char path[96];
+    world_open_with_faults(&w, path);
+    world_start(&w);
+    ck_assert_uint_eq(offer(&w, 0, 10), 10);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 10);
+    set_faults(&w, "disk.put:delay=1/30s");
+    ck_assert_uint_eq(offer(&w, 10, 1), 1);
+    router_say(w.router, false, 10, 1, 0);
+    router_say(w.router, false, 9, 1, 0);
+    ROUTER_WAIT(w.router, !w.router->in_tier[TIER_SSD][9]);
+    kvstore_stop(w.store); /* and once more in stop_store: at once */
+    stop_store(&w);
+    start_store(&w);
+    ck_assert_uint_eq(ROUTER_READ(w.router, w.router->n_in[TIER_SSD]), 9);
+    ck_assert_uint_eq(lookup(&w, 10, 1, NULL), 0);
+    world_close(&w);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("kvstore faults");
@@ -253,6 +315,8 @@ int main(void)
     tcase_add_test(c, test_store_whose_writes_deletes_and_flushes_fail_knows_what_is_on_disk_afterwards);
     tcase_add_test(c, test_store_forgotten_keys_outlive_the_process_and_when_there_are_too_many_stand_for_all);
     tcase_add_test(c, test_store_restarted_while_its_disk_is_full_does_not_find_what_was_forgotten);
+    tcase_add_test(c, test_store_does_not_find_what_was_forgotten_behind_a_delete_that_failed_later);
+    tcase_add_test(c, test_store_that_is_stopped_while_it_writes_what_was_forgotten_does_not_find_it);
     suite_add_tcase(s, c);
     return tap_main(s);
 }

@@ -219,7 +219,7 @@ static void flush_some(struct outages *o, uint64_t round)
 {
     struct fake_router *r = o->w.router;
     uint32_t n = 0;
-    for (uint32_t i = 0; i + 8 < ROUTER_BLOCKS; i += 8) {
+    for (uint32_t i = 0; i + 8 <= o->next; i += 8) { /* those behind it are offered later */
         bool is_there = ROUTER_READ(r, r->in_tier[TIER_SSD][i]);
         if (!is_there || random_at(o->seed, i, round) % 10)
             continue;
