@@ -204,7 +204,8 @@ void pinned_keep(struct kvstore *s, ProtobufCBinaryData keys, uint32_t ttl_ms);
 void pinned_forget(struct kvstore *s, ProtobufCBinaryData keys); /* none: every block */
 void pinned_added(struct kvstore *s, struct entry *e);           /* a new entry: there may be a pin */
 void pinned_tick(struct kvstore *s, uint64_t now);
-void pinned_forget_in_use(struct kvstore *s); /* before the SSD tier is closed: it does not come back at the next start */
+void pinned_forget_in_use(
+    struct kvstore *s); /* before the SSD tier is closed: it does not come back at the next start */
 
 /* quotas.c: "NAME=SHARE,..."; NULL: none. The caller frees *out. */
 enum td_status quotas_parse(const char *text, struct tenant_share **out, uint32_t *n_out, struct td_error *error_out);
