@@ -1,5 +1,5 @@
 """Prefixes that lie elsewhere: loaded from all stores at once, and from the pools of other workers."""
-import os, re, statistics, sys, threading
+import os, re, sys, threading
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 
@@ -38,7 +38,7 @@ def restart_workers(c):
 
 
 def ms_to_load(n_stores):
-    """Of a prefix of 64 segments, each store slowed; the median of three."""
+    """Of a prefix of 64 segments, each store slowed; the best of three: other programs may take a core for a while."""
     ids, took = prompt(1, 64 * 64 * BLOCK + 8), []
     with Cluster(dummy=DIMS, prefill=1, decode=1, store=n_stores, plan="split", worker_args=[*SIM, SLOW_PREFILL],
                  router_args=["--prefix", "load"],
@@ -52,12 +52,12 @@ def ms_to_load(n_stores):
             took.append(r["timing"]["prefix_load"])
         c.audit()
     print(f"# {n_stores} stores: ms to load {took}")
-    return statistics.median(took)
+    return min(took)
 
 
 @test
 def test_a_prefix_is_loaded_from_all_stores_at_once():
-    for _ in range(3):  # other programs may take a core for a while
+    for _ in range(3):
         one, four = ms_to_load(1), ms_to_load(4)
         if four <= 0.4 * one:
             return
