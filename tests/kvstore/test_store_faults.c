@@ -124,8 +124,8 @@ static void world_open_with_faults(struct world *w, char path[static 96])
 {
     world_open(w, 256, true);
     snprintf(path, 96, "%s/faults", w->dir.root);
-    char *option = mem_array(98, 1); /* the test's process ends with it */
-    snprintf(option, 98, "@%s", path);
+    static char option[98];
+    snprintf(option, sizeof(option), "@%s", path);
     w->config.options.faults = option;
     w->config.options.ssd_bytes = 16 << 20;
     set_faults(w, "");
