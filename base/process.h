@@ -17,6 +17,9 @@ void process_block_signals(void);
  */
 void process_default_fatal_signals(void);
 
+/* To what the system allows this process: each connection takes a descriptor, by UCX some ten. */
+void process_raise_file_limit(void);
+
 struct process_signals;
 /*
  * Fatal signals are as above. Blocks the others and takes them from now on. While the process starts SIGINT and SIGTERM end it at once, with a word on stderr and exit

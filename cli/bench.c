@@ -40,7 +40,7 @@ static const struct option TABLE[] = {
     {"codec", OPT_CHOICE, AT(codec), "none", BLOCK_CODEC_NAMES, 0, 0, "store: how blocks are kept on disk"},
     {"bytes", OPT_BYTES, AT(bytes), "0", NULL, 0, 1e13, "store: working set (0: 512M); transfer: of a pool (0: 256M)"},
     {"paths", OPT_STRING, AT(paths), "mapped+shm+tcp", NULL, 0, 0,
-     "transfer: mapped, shm, tcp or lists of UCX transports, joined by +"},
+     "transfer: mapped, shm (of UCX), tcp or lists of UCX transports, joined by +"},
     {"rounds", OPT_INT, AT(rounds), "10", NULL, 1, 100, "transfer: interleaved rounds a row"},
     {"serve", OPT_ADDRESS, AT(serve), NULL, "HOST:PORT", 0, 0,
      "transfer: hold pages for a reader elsewhere; of --paths the first counts"},

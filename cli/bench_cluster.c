@@ -3,7 +3,7 @@
  * difference lies.
  * tandem bench overlap: what of the KV transfer prefill does not hide, by length of the prompt.
  *
- * All are whole clusters inside this process (real gRPC; transfers by loopback and by UCX), asked in turn, so that what the machine does
+ * All are whole clusters inside this process (real gRPC; transfers by loopback and by the mapped arena), asked in turn, so that what the machine does
  * meanwhile hits both; prompts are random ids that no cache has seen.
  */
 #include <pthread.h>
@@ -21,13 +21,13 @@
 enum { ROUNDS = 15, N_LENGTHS = 3, TAILS_MAX = 4, VOCAB_USED = 1000 };
 
 /* The clusters that are asked in turn. */
-enum { WHOLE, SPLIT, SPLIT_UCX, N_PLANS };
+enum { WHOLE, SPLIT, SPLIT_MAPPED, N_PLANS };
 static const struct {
     const char *name, *plan;
     enum local_wire wire;
 } PLANS[N_PLANS] = {{"one worker", "aggregated", LOCAL_LOOPBACK},
                     {"split", "split", LOCAL_LOOPBACK},
-                    {"split, KV by UCX", "split", LOCAL_UCX}};
+                    {"split, mapped arena", "split", LOCAL_NET}};
 
 /* What TTFT consists of; PART_REST is what nobody measured: messages between router and workers, wake-ups, the answer. */
 enum { PART_TOKENIZE, PART_QUEUE, PART_PREFIX, PART_PREFILL, PART_EXPOSED, PART_REST, PART_TTFT, N_PARTS };
@@ -195,7 +195,7 @@ static enum td_status measure_tails(const struct bench_options *o, const char *c
     struct local *cluster = NULL;
     struct rpc_client *client = NULL;
     double ms[TAILS_MAX][ROUNDS];
-    enum td_status s = open_cluster(o->model, args, "split", LOCAL_UCX, &cluster, &client, e);
+    enum td_status s = open_cluster(o->model, args, "split", LOCAL_NET, &cluster, &client, e);
     for (int round = -1; round < ROUNDS && !s; round++)
         for (uint32_t l = 0; l < n_lengths && !s; l++) {
             Tandem__V1__Timing times;

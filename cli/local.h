@@ -8,7 +8,7 @@
 
 struct local;
 
-enum local_wire { LOCAL_LOOPBACK, LOCAL_UCX }; /* how the workers move KV */
+enum local_wire { LOCAL_LOOPBACK, LOCAL_NET }; /* how the workers move KV; LOCAL_NET: as processes do */
 
 /* worker_args: NULL-terminated options that both workers take ("--model", DIR, ...); plan as in tandem-router. */
 enum td_status local_open(const char *model, const char *const *worker_args, const char *plan, enum local_wire wire,

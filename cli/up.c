@@ -87,7 +87,8 @@ static const struct option TABLE[] = {
      "memory for KV pages, of each worker; default: 4 longest contexts, at most a quarter of what is available for "
      "all"},
     {"pages", OPT_INT, AT(pages), NULL, NULL, 0, 4e9, "KV pages of each worker; 0: what pool-bytes hold"},
-    {"tls", OPT_STRING, AT(tls), NULL, "LIST", 0, 0, "UCX transports: auto, tcp, or a UCX_TLS list"},
+    {"tls", OPT_STRING, AT(tls), NULL, "LIST", 0, 0,
+     "how KV travels: auto (TCP, on one host a mapped arena), tcp, ucx, or a UCX_TLS list"},
     {"silence-ms", OPT_MS, AT(silence_ms), NULL, NULL, 0, 3.6e6, "silence after which a process counts as dead"},
     {"store-dram", OPT_BYTES, AT(store_dram), NULL, NULL, 0, 1e15,
      "memory of each store; default: 16 longest contexts, at most an eighth of what is available for all"},

@@ -31,7 +31,7 @@ enum { KVSTORE_BENCH_ROWS = 24 };
 
 struct kvstore_bench_config {
     const char *dir; /* exists; what the bench makes there it removes */
-    const char *tls; /* UCX transports; NULL: auto */
+    const char *tls; /* as in xfer_config; NULL: auto */
     uint64_t bytes;  /* working set; 0: 512 MiB. Three times as much memory and six times as much disk are needed */
     uint32_t read_threads;  /* 0: as the store's default */
     uint32_t n_rounds;      /* 0: 6 */

@@ -230,7 +230,7 @@ bool bench_client_time(struct bench_client *c, enum bench_move move, uint32_t fi
 static enum td_status open_end(struct bench_client *c, const char *name, const char *listen, const char *tls,
                                void *arena, int arena_fd, struct xfer **out, struct td_error *e)
 {
-    const struct xfer_config x = {.backend = XFER_UCX,
+    const struct xfer_config x = {.backend = XFER_NET,
                                   .name = name,
                                   .listen = listen,
                                   .tls = tls,

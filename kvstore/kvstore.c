@@ -42,7 +42,8 @@ const struct option KVSTORE_OPTIONS[] = {
      "routers to register with; else they are told of us"},
     {"advertise", OPT_ADDRESS, AT(advertise), NULL, "HOST[:PORT]", 0, 0,
      "where routers and peers reach us; default: where we listen"},
-    {"tls", OPT_STRING, AT(tls), "auto", "LIST", 0, 0, "UCX transports: auto, tcp, or a UCX_TLS list"},
+    {"tls", OPT_STRING, AT(tls), "auto", "LIST", 0, 0,
+     "how KV travels: auto (TCP, on one host a mapped arena), tcp, ucx, or a UCX_TLS list"},
     {"secret", OPT_SECRET, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
     {"metrics-listen", OPT_ADDRESS, AT(metrics_listen), NULL, "HOST:PORT", 0, 0, "Prometheus metrics over HTTP"},
     {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, 100, 3.6e6, "silence after which a peer counts as dead"},
@@ -430,7 +431,7 @@ static enum td_status open_network(struct kvstore *s, struct xfer_hub *hub, stru
 {
     struct kvstore_options *o = &s->options;
     reach_xfer(&s->reach, s->xfer_listen, s->xfer_address);
-    const struct xfer_config x = {.backend = hub ? XFER_LOOPBACK : XFER_UCX,
+    const struct xfer_config x = {.backend = hub ? XFER_LOOPBACK : XFER_NET,
                                   .hub = hub,
                                   .name = s->name,
                                   .listen = hub ? s->name : s->xfer_listen,

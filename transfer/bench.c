@@ -52,10 +52,12 @@ static enum td_status side_open(struct side *s, const char *name, const char *li
     for (uint64_t i = 0; i < s->arena_bytes / 8; i++) /* not the one page of zeros that everything might share */
         ((uint64_t *)arena)[i] = random_mix(i + (uint64_t)name[0]);
     s->incarnation = random_u64();
-    const struct xfer_config c = {.backend = XFER_UCX,
+    const struct xfer_config c = {.backend = XFER_NET,
                                   .name = name,
                                   .listen = listen,
-                                  .tls = is_mapped || is_shm ? "auto" : s->path,
+                                  .tls = is_mapped ? "auto"
+                                         : is_shm  ? "ucx"
+                                                   : s->path,
                                   .incarnation = s->incarnation,
                                   .secret = secret,
                                   .layout = &LAYOUT,

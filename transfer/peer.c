@@ -32,7 +32,7 @@ static void conn_set_state(struct conn *c, enum conn_state to)
     c->state = to;
 }
 
-/* One handshake takes a few round trips and the making of two ucp workers. */
+/* A handshake takes a few round trips and, by UCX, the making of two workers. */
 uint64_t conn_handshake_ns(const struct xfer *x)
 {
     return 2 * x->config.silence_ns;

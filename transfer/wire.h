@@ -91,8 +91,8 @@ struct wire_config {
 };
 
 typedef enum td_status wire_open_fn(const struct wire_config *config, struct wire **out, struct td_error *error_out);
-wire_open_fn wire_ucx_open, wire_loopback_open;
-wire_open_fn wire_mapped_open; /* UCX, and for peers on this host payloads straight from the holder's arena */
+wire_open_fn wire_tcp_open, wire_ucx_open, wire_loopback_open;
+wire_open_fn wire_mapped_open; /* TCP or UCX, and for peers on this host payloads straight from the holder's arena */
 /* One of the others, with faults made on purpose. faults and clock borrowed. */
 enum td_status wire_fault_open(const struct wire_config *config, wire_open_fn *open_inner, struct faults *faults,
                                const struct clock *clock, struct wire **out, struct td_error *error_out);

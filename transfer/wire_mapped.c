@@ -2,9 +2,9 @@
  * A way for payloads between processes of one host: the reader maps the holder's arena, read-only, and copies from it. One
  * pass over memory that sums as it copies, instead of two copies through a ring and a sum beside.
  *
- * It lies over UCX, which carries all messages, so that a peer's death, its silence and everything of the protocol are what
+ * It lies over TCP or UCX, which carries all messages, so that a peer's death, its silence and everything of the protocol are what
  * they are without it; only payloads of the arena are lent instead of sent. To a peer elsewhere, or one that can't map (another
- * user, another container, no descriptors), nothing is lent and UCX carries payloads too. Who was told which transports to use
+ * user, another container, no descriptors), nothing is lent and payloads are sent, too. Who was told which transports to use
  * neither offers nor takes, but has this layer all the same, because the other side may offer.
  *
  *     accepted side (the holder)                       connecting side (the reader)
@@ -448,6 +448,7 @@ static void mapped_trust(struct wire_conn *base)
     struct mapped_wire *w = c->w;
     struct stat st;
     c->is_trusted = true;
+    wire_trust(c->inner);
     if (!c->is_accepted || !w->arena_fd || !w->boot_id[0] || fstat(w->arena_fd, &st))
         return;
     uint8_t out[OFFER_BYTES] = {0};
@@ -583,6 +584,15 @@ static void watch(struct mapped_wire *w, int fd)
     epoll_ctl(w->base.fd, EPOLL_CTL_ADD, fd, &e);
 }
 
+static enum td_status open_inner(struct mapped_wire *w, struct wire_config *inner, struct td_error *error_out)
+{
+    const char *tls = inner->tls ? inner->tls : "auto";
+    if (!strcmp(tls, "auto") || !strcmp(tls, "tcp"))
+        return wire_tcp_open(inner, &w->inner, error_out);
+    inner->tls = strcmp(tls, "ucx") ? tls : "auto";
+    return wire_ucx_open(inner, &w->inner, error_out);
+}
+
 enum td_status wire_mapped_open(const struct wire_config *config, struct wire **out, struct td_error *error_out)
 {
     struct mapped_wire *w = mem_zalloc(sizeof(*w));
@@ -607,7 +617,7 @@ enum td_status wire_mapped_open(const struct wire_config *config, struct wire **
     int fd = config->arena_fd && w->is_willing ? fcntl(config->arena_fd, F_DUPFD_CLOEXEC, 3) : 0;
     w->arena_fd = fd > 0 ? fd : 0;
     enum td_status s = w->base.fd < 0 || fd < 0 ? td_fail(error_out, TD_ERR_IO, "no descriptor for an arena or epoll")
-                                                : wire_ucx_open(&inner, &w->inner, error_out);
+                                                : open_inner(w, &inner, error_out);
     if (s) {
         mapped_free(&w->base);
         return s;

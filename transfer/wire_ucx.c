@@ -13,7 +13,7 @@
  *  - A worker of its own for each connection: a shared-memory sender that is killed can wedge the worker that it sends to,
  *    for all its other peers and for ever. The listener's worker only accepts.
  *  - Making a worker takes 3 ms and destroying one 1 ms: that happens on a thread of its own ("xfer-connect"), and names are
- *    resolved on another ("xfer-names"). Everything else, endpoints included, belongs to the thread that calls wire_progress.
+ *    resolved on others (transfer/names.h). Everything else, endpoints included, belongs to the thread that calls wire_progress.
  *  - tcp stands in every list of transports: sockaddr endpoints need it. Shared memory in peer-error mode is used only with
  *    POSIX_ERROR_HANDLING=y, and with RNDV_SCHEME=get_zcopy, or the payloads go over tcp all the same.
  *  - tcp segments are of 1 MiB and parts fit into one (TCP_PART_BYTES): a message of several segments is put together in memory
@@ -46,6 +46,7 @@
 #include "base/mem.h"
 #include "base/queue.h"
 #include "base/thread.h"
+#include "transfer/names.h"
 #include "transfer/netaddr.h"
 #include "transfer/wire.h"
 
@@ -88,10 +89,11 @@ struct ucx_wire {
     struct ucx_conn *conns;
     uint32_t n_making, n_turns;
     struct op *ended, **ended_tail; /* to be told to the protocol */
-    struct mailbox names, jobs, results, requests;
+    struct names *names;
+    struct mailbox jobs, results, requests;
     uint64_t warned_ns; /* the connector's */
-    pthread_t connector, resolver;
-    bool connector_runs, resolver_runs;
+    pthread_t connector;
+    bool connector_runs;
 };
 
 struct ucx_conn {
@@ -100,14 +102,10 @@ struct ucx_conn {
     struct ucx_conn *next;
     enum conn_state state;
     struct job job;
-    char *address;                  /* connecting */
-    _Atomic bool given_up;          /* closed before it was resolved: no name service is asked */
-    uint32_t attempt;               /* of a name with several addresses: which one */
-    struct td_error unresolved;     /* why there is no target */
-    ucp_conn_request_h request;     /* accepting */
-    struct sockaddr_storage target; /* resolved */
-    socklen_t target_len;           /* 0: not resolved, or it can't be */
-    enum td_status made;            /* by the connector thread */
+    char *address;              /* connecting */
+    struct name_query query;    /* to the address's target */
+    ucp_conn_request_h request; /* accepting */
+    enum td_status made;        /* by the connector thread */
     ucp_worker_h worker;
     int worker_fd;
     ucp_ep_h ep;
@@ -212,12 +210,12 @@ static enum td_status worker_make(ucp_context_h context, struct ucx_conn *c, ucp
 
 static enum td_status conn_make(struct ucx_wire *w, struct ucx_conn *c)
 {
-    struct td_error error = c->unresolved;
+    struct td_error error = c->query.why;
     if (c->address) {
-        enum td_status s = c->target_len ? TD_OK : TD_ERR_NOT_FOUND;
+        enum td_status s = c->query.target_len ? TD_OK : TD_ERR_NOT_FOUND;
         char device[64];
         if (!s && !w->context) { /* we don't listen, so the first address says which device */
-            if (!netaddr_device(&c->target, c->target_len, device))
+            if (!netaddr_device(&c->query.target, c->query.target_len, device))
                 netaddr_any_device(device);
             s = context_open(w, device, &error);
         }
@@ -233,31 +231,6 @@ static enum td_status conn_make(struct ucx_wire *w, struct ucx_conn *c)
     if (s)
         log_error(w->base.log, "no ucx worker could be made (open files? shared memory?)");
     return s;
-}
-
-static void resolve(struct ucx_conn *c)
-{
-    netaddr_resolve_nth(c->address, c->attempt, &c->target, &c->target_len, &c->unresolved);
-}
-
-/* Names on a thread of their own: while a name service does not answer, those who connect to us are served, and addresses in figures get
- * their turn (target.c). */
-static void *resolver_run(void *arg)
-{
-    struct ucx_wire *w = arg;
-    for (;;) {
-        mailbox_wait(&w->names, -1);
-        struct mail *mail = mailbox_take(&w->names);
-        while (mail) {
-            struct job *job = (struct job *)mail;
-            mail = mail->next;
-            if (job->kind == JOB_STOP)
-                return NULL;
-            if (!atomic_load(&job->conn->given_up))
-                resolve(job->conn);
-            mailbox_push(&w->jobs, &job->mail);
-        }
-    }
 }
 
 static void worker_end(struct ucx_conn *c)
@@ -292,15 +265,9 @@ static void job_push(struct ucx_conn *c, enum job_kind kind)
     mailbox_push(&c->w->jobs, &c->job.mail);
 }
 
-/* To the connector by way of the resolver, which the first name starts. */
-static void name_push(struct ucx_conn *c)
+static void on_resolved(struct name_query *q)
 {
-    struct ucx_wire *w = c->w;
-    if (!w->resolver_runs)
-        w->resolver = thread_start("xfer-names", resolver_run, w);
-    w->resolver_runs = true;
-    c->job = (struct job){.kind = JOB_MAKE, .conn = c};
-    mailbox_push(&w->names, &c->job.mail);
+    job_push((struct ucx_conn *)((char *)q - offsetof(struct ucx_conn, query)), JOB_MAKE);
 }
 
 /* --------------------------------------------------------------- operations */
@@ -478,13 +445,8 @@ static struct wire_conn *ucx_connect(struct wire *base, const char *address, uin
     struct ucx_conn *c = conn_new(wire_of(base));
     c->base.user = user;
     c->address = mem_strdup(address);
-    c->attempt = attempt;
-    if (netaddr_is_numeric(address)) {
-        resolve(c);
-        job_push(c, JOB_MAKE);
-    } else {
-        name_push(c);
-    }
+    c->query = (struct name_query){.address = c->address, .attempt = attempt, .done = on_resolved};
+    names_resolve(c->w->names, &c->query);
     return &c->base;
 }
 
@@ -531,8 +493,8 @@ static void error_callback(void *arg, ucp_ep_h ep, ucs_status_t status)
 
 static ucs_status_t endpoint_make(struct ucx_conn *c)
 {
-    ucs_status_t s = wire_ucx_endpoint_open(c->worker, c->request, (const struct sockaddr *)&c->target, c->target_len,
-                                            error_callback, c, &c->ep);
+    ucs_status_t s = wire_ucx_endpoint_open(c->worker, c->request, (const struct sockaddr *)&c->query.target,
+                                            c->query.target_len, error_callback, c, &c->ep);
     c->request = NULL; /* taken by UCX, also when it fails */
     return s;
 }
@@ -614,7 +576,7 @@ static bool take_results(struct ucx_wire *w)
 static void ucx_close(struct wire_conn *base)
 {
     conn_of(base)->close_asked = true;
-    atomic_store(&conn_of(base)->given_up, true);
+    atomic_store(&conn_of(base)->query.is_given_up, true);
 }
 
 static void close_begin(struct ucx_conn *c)
@@ -784,12 +746,7 @@ static void drop_unheard(struct ucx_wire *w)
 static void ucx_free(struct wire *base)
 {
     struct ucx_wire *w = wire_of(base);
-    if (w->resolver_runs) { /* before the connector, to which it hands on; no connection is left to be resolved */
-        struct job stop = {.kind = JOB_STOP};
-        mailbox_push(&w->names, &stop.mail);
-        pthread_join(w->resolver, NULL);
-        mailbox_take(&w->names);
-    }
+    names_close(w->names); /* before the connector, to which they hand on; no connection is left to be resolved */
     if (w->connector_runs) {
         struct job stop = {.kind = JOB_STOP};
         mailbox_push(&w->jobs, &stop.mail);
@@ -809,7 +766,6 @@ static void ucx_free(struct wire *base)
         next = m->next;
         free(m);
     }
-    mailbox_fini(&w->names);
     mailbox_fini(&w->jobs);
     mailbox_fini(&w->results);
     mailbox_fini(&w->requests);
@@ -885,7 +841,7 @@ enum td_status wire_ucx_open(const struct wire_config *config, struct wire **out
     w->arena_base = config->arena;
     w->arena_bytes = config->arena_bytes;
     w->ended_tail = &w->ended;
-    mailbox_init(&w->names);
+    w->names = names_open();
     mailbox_init(&w->jobs);
     mailbox_init(&w->results);
     mailbox_init(&w->requests);

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #define asm __asm__ /* newer releases have inline assembly in these headers, for which standard C has no such word */
 #include <ucs/config/global_opts.h>
@@ -15,6 +14,7 @@
 #undef asm
 
 #include "base/log.h"
+#include "base/process.h"
 #include "transfer/netaddr.h"
 #include "transfer/wire.h"
 
@@ -65,16 +65,6 @@ __attribute__((format(printf, 6, 0))) static ucs_log_func_rc_t log_handler(const
     return UCS_LOG_FUNC_RC_STOP;
 }
 
-/* Each connection takes some ten descriptors, and a cluster of 32 and 32 has a thousand connections. */
-static void raise_file_limit(void)
-{
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= limit.rlim_max)
-        return;
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 /*
  * Options of the transports themselves go through the environment: ucp_config_modify takes their names and ignores them.
  * What the user has set stands.
@@ -90,7 +80,7 @@ static void process_setup(void)
                                          {"UCX_TCP_TX_BUFS_GROW", "2"},        {"UCX_TCP_RX_BUFS_GROW", "2"}};
     for (size_t i = 0; i < sizeof(ENV) / sizeof(ENV[0]); i++)
         setenv(ENV[i][0], ENV[i][1], 0);
-    raise_file_limit();
+    process_raise_file_limit();
     ucs_log_push_handler(log_handler);
     if (!strcmp(getenv("UCX_LOG_LEVEL"), "error"))
         ucs_global_opts_set_value("LOG_LEVEL", "error"); /* libucs has read the environment long before */

@@ -27,10 +27,9 @@
  * Threads: one thread "xfer" owns all of it; the functions here may be called from any thread and only enqueue; callbacks
  * come on the xfer thread and must not block. Errors: nothing here aborts on what a peer does.
  *
- * Backends: XFER_UCX (one ucp_worker per connection; active messages, by rendezvous over shared memory, eager over tcp; for peers
- * on one host payloads straight from the holder's arena, if that is shared: transfer/wire_mapped.c) and
- * XFER_LOOPBACK (between xfers of one process, found by address in the given hub). Both run the same protocol code over
- * transfer/wire.h.
+ * Backends: XFER_NET (TCP, transfer/wire_tcp.c, or UCX, transfer/wire_ucx.c; for peers on one host payloads straight from the
+ * holder's arena, if that is shared: transfer/wire_mapped.c) and XFER_LOOPBACK (between xfers of one process, found by address in
+ * the given hub). Both run the same protocol code over transfer/wire.h.
  */
 #pragma once
 
@@ -47,7 +46,7 @@ struct xfer;
 struct xfer_peer; /* a connected, authenticated process; valid from on_peer_up to on_peer_down */
 struct xfer_hub;  /* where loopback xfers of one process find one another */
 
-enum xfer_backend { XFER_UCX, XFER_LOOPBACK };
+enum xfer_backend { XFER_NET, XFER_LOOPBACK };
 
 /* Names one transfer of one request for ever: who made it up, and a counter of theirs. */
 struct xfer_id {
@@ -79,7 +78,9 @@ struct xfer_config {
     const char *listen;   /* "HOST:PORT"; port 0 picks one; loopback: any unique text; NULL: only connects out */
     /* "HOST:PORT" that peers are told: an any-address listens on its network device. NULL: on the first that is up */
     const char *reached_at;
-    const char *tls; /* UCX transports: "auto" (shm for peers on this host, tcp beyond), "tcp", or a UCX_TLS list */
+    /* "auto": TCP, and on one host the mapped arena. "tcp": TCP alone. "ucx" (shared memory, tcp beyond) or a UCX_TLS list ("rc,tcp"): by UCX.
+     * Both sides must say TCP, or both UCX. */
+    const char *tls;
     uint64_t incarnation;           /* of this process */
     const char *secret;             /* cluster secret; NULL is "" */
     const struct kv_layout *layout; /* borrowed */

@@ -34,7 +34,8 @@ const struct option WORKER_OPTIONS[] = {
     {"listen", OPT_ADDRESS, AT(listen), "127.0.0.1:0", "HOST:PORT", 0, 0, "gRPC service for routers; port 0 picks one"},
     {"xfer-listen", OPT_ADDRESS, AT(xfer_listen), NULL, "HOST:PORT", 0, 0,
      "KV transfers; default: a free port of --listen's host"},
-    {"tls", OPT_STRING, AT(tls), "auto", "LIST", 0, 0, "UCX transports: auto, tcp, or a UCX_TLS list"},
+    {"tls", OPT_STRING, AT(tls), "auto", "LIST", 0, 0,
+     "how KV travels: auto (TCP, on one host a mapped arena), tcp, ucx, or a UCX_TLS list"},
     {"routers", OPT_ADDRESS, AT(routers), NULL, "HOST:PORT,...", 0, 0,
      "routers to register with; else they are told of us"},
     {"advertise", OPT_ADDRESS, AT(advertise), NULL, "HOST[:PORT]", 0, 0,
@@ -666,7 +667,7 @@ static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struc
 {
     struct worker_options *o = &w->options;
     reach_xfer(&w->reach, w->xfer_listen, w->xfer_address);
-    struct xfer_config x = {.backend = hub ? XFER_LOOPBACK : XFER_UCX,
+    struct xfer_config x = {.backend = hub ? XFER_LOOPBACK : XFER_NET,
                             .hub = hub,
                             .name = w->name,
                             .listen = hub ? w->name : w->xfer_listen,

@@ -3,7 +3,7 @@
 Environment: TANDEM_BUILD_ROOT (build directory), TANDEM_SOURCE_ROOT; both set by meson. TANDEM_ROUTERS=N: suites that take
 TANDEM_LONG=replan, pools, chaos or faults send their load through N routers.
 """
-import atexit, json, os, random, re, shutil, signal, socket, subprocess, sys, tempfile, threading, time, traceback, urllib.request
+import atexit, contextlib, json, os, random, re, shutil, signal, socket, subprocess, sys, tempfile, threading, time, traceback, urllib.request
 
 BUILD = os.environ["TANDEM_BUILD_ROOT"]
 SOURCE = os.environ["TANDEM_SOURCE_ROOT"]
@@ -230,9 +230,30 @@ def changed_model(name, change, of=DEMO):
     return d
 
 
-def metric(address, pattern):
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-        found = re.search("^" + pattern + r" ([\d.]+)$", answer.read().decode(), re.M)
+@contextlib.contextmanager
+def network():
+    """A network namespace of its own with a loopback device; yields the words that run a program in it."""
+    name = f"tandem-test-{os.getpid()}"
+    words = ["ip", "netns", "exec", name]
+    if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
+        raise Skip("network namespaces can't be made here")
+    try:
+        if subprocess.run([*words, "ip", "link", "set", "lo", "up"], capture_output=True).returncode:
+            raise Skip("network namespaces can't be entered here")
+        yield words
+    finally:
+        subprocess.run(["ip", "netns", "del", name])
+
+
+def metric(address, pattern, wrap=()):
+    url = f"http://{address}/metrics"
+    if wrap:
+        read = f"import urllib.request; print(urllib.request.urlopen('{url}', timeout=10).read().decode())"
+        text = subprocess.run([*wrap, sys.executable, "-c", read], capture_output=True, text=True, check=True).stdout
+    else:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            text = answer.read().decode()
+    found = re.search("^" + pattern + r" ([\d.]+)$", text, re.M)
     return float(found.group(1)) if found else None
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from harness import BUILD, DEMO, Cluster, Proc, Skip, free_port, main, metric, test, wait_until
+from harness import BUILD, DEMO, Cluster, Proc, Skip, free_port, main, metric, network, test, wait_until
 
 ASKED = {"prompt_ids": [i % 1000 for i in range(300)], "max_tokens": 4, "greedy": True}
 
@@ -18,8 +18,8 @@ def started(c, role, name, *args):
     return w.start()
 
 
-def cluster(plan="split"):
-    c = Cluster(prefill=0, decode=0, plan=plan)
+def cluster(plan="split", wrap=()):
+    c = Cluster(prefill=0, decode=0, plan=plan, wrap=wrap)
     c.metrics = f"127.0.0.1:{free_port()}"
     c.router = Proc(c, "router", "router", ["--model", DEMO, "--plan", plan, "--metrics-listen", c.metrics, *c.router_args])
     c.router.start()
@@ -70,25 +70,28 @@ def test_every_address_alone_is_refused():
 
 @test
 def test_a_pair_that_can_not_connect_is_found_before_it_is_used():
-    # UCX connects over the loopback device to 127.0.0.1 only: prefill-0 can be placed on, but nobody can read from it
-    c = cluster("split")
-    try:
-        started(c, "prefill", "prefill-0", "--listen", "127.0.0.2:0")
-        started(c, "prefill", "prefill-1")
-        started(c, "decode", "decode-0")
-        wait_until(lambda: list(states(c).values()) == ["ready"] * 3, 15, lambda: str(states(c)))
-        ready = time.monotonic()
-        wait_until(lambda: {w["name"]: w["unreached"] for w in c.status()["workers"]} ==
-                   {"prefill-0": [], "prefill-1": ["prefill-0"], "decode-0": ["prefill-0"]}, 5, lambda: str(c.status()))
-        print(f"# found {time.monotonic() - ready:.2f} s after the workers were ready")
-        assert "address=127.0.0.2:" in c.log("decode-0") and "can't be connected to" in c.log("decode-0")
-        assert "reader=decode-0 holder=prefill-0" in c.log("router")
-        results = c.generate([dict(ASKED, id=str(i), prompt_ids=[(i * 37 + j) % 1000 for j in range(200)]) for i in range(12)])
-        assert not any("error" in r or r["usage"].get("replans") for r in results.values()), results
-        assert c.status()["replans"] == 0 and c.status()["plans"]["split"] == 12, c.status()
-        assert c["prefill-1"] and metric(c.metrics, 'tandem_worker_peers_unreached{place="2"}') == 1
-    finally:
-        c.close()
+    with network() as wrap:
+        subprocess.run([*wrap, "ip", "address", "add", "192.0.2.7/32", "dev", "lo"], check=True)
+        c = cluster("split", wrap)
+        try:
+            # it can be placed on, but nobody can read from it: its transfers listen on an address that goes
+            started(c, "prefill", "prefill-0", "--xfer-listen", "192.0.2.7:0")
+            subprocess.run([*wrap, "ip", "address", "del", "192.0.2.7/32", "dev", "lo"], check=True)
+            started(c, "prefill", "prefill-1")
+            started(c, "decode", "decode-0")
+            wait_until(lambda: list(states(c).values()) == ["ready"] * 3, 15, lambda: str(states(c)))
+            ready = time.monotonic()
+            wait_until(lambda: {w["name"]: w["unreached"] for w in c.status()["workers"]} ==
+                       {"prefill-0": [], "prefill-1": ["prefill-0"], "decode-0": ["prefill-0"]}, 5, lambda: str(c.status()))
+            print(f"# found {time.monotonic() - ready:.2f} s after the workers were ready")
+            assert "address=192.0.2.7:" in c.log("decode-0") and "can't be connected to" in c.log("decode-0")
+            assert "reader=decode-0 holder=prefill-0" in c.log("router")
+            results = c.generate([dict(ASKED, id=str(i), prompt_ids=[(i * 37 + j) % 1000 for j in range(200)]) for i in range(12)])
+            assert not any("error" in r or r["usage"].get("replans") for r in results.values()), results
+            assert c.status()["replans"] == 0 and c.status()["plans"]["split"] == 12, c.status()
+            assert metric(c.metrics, 'tandem_worker_peers_unreached{place="2"}', wrap) == 1
+        finally:
+            c.close()
 
 
 @test
@@ -122,17 +125,30 @@ def small_shm(size):
         holder.wait()
 
 
+def shm_used(wrap):
+    out = subprocess.run([*wrap, "df", "-B1", "--output=used", "/dev/shm"], capture_output=True, text=True, check=True)
+    return int(out.stdout.split()[-1])
+
+
 @test
 def test_a_small_dev_shm_is_as_good_as_a_large_one():
-    with small_shm("64m") as wrap, Cluster(prefill=4, decode=4, store=True, plan="split", wrap=wrap) as c:
-        results = c.generate([dict(ASKED, id=str(i), prompt_ids=[(i * 37 + j) % 1000 for j in range(300)]) for i in range(64)])
-        assert not any("error" in r for r in results.values()), results
-        assert c.status()["replans"] == 0, c.status()
-        for w in c.workers:
-            with open(os.path.join(c.dir, w.name + ".log")) as f:
-                said = [line for line in f if "/dev/shm has" in line]
-            assert len(said) == 1 and "of 64 MiB" in said[0], (w.name, said)
-        assert any("mapped" in w["transport"] for w in c.status()["workers"]), c.status()
+    """Connections take nothing of it but by UCX, which says once that there is too little and goes by tcp."""
+    asked = [dict(ASKED, id=str(i), prompt_ids=[(i * 37 + j) % 1000 for j in range(300)]) for i in range(64)]
+    for tls in ("auto", "ucx"):
+        with small_shm("64m") as wrap, Cluster(prefill=4, decode=4, store=tls == "auto", plan="split", wrap=wrap,
+                                               worker_args=["--tls", tls]) as c:
+            results = c.generate(asked)
+            assert not any("error" in r for r in results.values()), results
+            assert tls == "ucx" or c.status()["replans"] == 0, c.status()
+            for w in c.workers:
+                with open(os.path.join(c.dir, w.name + ".log")) as f:
+                    said = [line for line in f if "/dev/shm has" in line]
+                assert len(said) == (tls == "ucx") and all("of 64 MiB" in line for line in said), (w.name, said)
+            transports = [w["transport"] for w in c.status()["workers"]]
+            assert any(("mapped" if tls == "auto" else "tcp/") in t for t in transports), transports
+            used = shm_used(wrap)
+            print(f"# {tls}: {used} bytes of /dev/shm in use")
+            assert tls == "ucx" or used < 64 << 10, used
 
 
 @test

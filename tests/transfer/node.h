@@ -58,7 +58,7 @@ struct node {
 };
 
 struct node_params {
-    const char *backend; /* "loopback", "tcp", "auto", "mapped" */
+    const char *backend; /* "loopback", "mapped" (arena shared), or as xfer_config.tls */
     struct xfer_hub *hub;
     const char *name, *secret, *listen;
     uint32_t n_pages;
@@ -221,7 +221,7 @@ static inline struct node *node_open(const struct node_params *p)
         snprintf(listen, sizeof(listen), "%s-%d", p->name, n_opened++);
     else
         snprintf(listen, sizeof(listen), "127.0.0.1:0");
-    struct xfer_config c = {.backend = is_loopback ? XFER_LOOPBACK : XFER_UCX,
+    struct xfer_config c = {.backend = is_loopback ? XFER_LOOPBACK : XFER_NET,
                             .hub = p->hub,
                             .name = p->name,
                             .listen = p->listen ? p->listen : listen,

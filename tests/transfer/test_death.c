@@ -13,7 +13,7 @@
 #include "tests/transfer/peer_shape.h"
 
 static const char *helper;
-static const char *const TLS[] = {"tcp", "auto", "mapped"};
+static const char *const TLS[] = {"tcp", "mapped", "ucx"};
 enum { N_TLS = 3, ROUNDS = 10, BYSTANDER = 1 };
 
 struct child {

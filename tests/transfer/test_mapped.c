@@ -237,7 +237,7 @@ static void open_rogue(void)
                                     .on_payload_done = nothing_done,
                                     .on_error = rogue_error,
                                     .on_closed = rogue_closed};
-    ck_assert_int_eq(wire_ucx_open(&c, &rogue.wire, NULL), TD_OK);
+    ck_assert_int_eq(wire_tcp_open(&c, &rogue.wire, NULL), TD_OK);
     c.listen = NULL;
     c.events = (struct wire_events){.user = &plain,
                                     .on_accept = plain_accept,

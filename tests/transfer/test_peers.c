@@ -13,7 +13,7 @@
 #include "tests/transfer/peer_shape.h"
 
 static const char *many_program, *peer_program;
-static const char *const TLS[] = {"tcp", "auto", "mapped"};
+static const char *const TLS[] = {"tcp", "mapped", "ucx"};
 enum { N_TLS = 3, PROCESSES_MAX = 4, ENDPOINTS_MAX = 32, ROUNDS = 3 /* of xfer_many */ };
 
 struct child {
@@ -82,7 +82,8 @@ static void start_readers(struct child *children, int n_processes, int n_each, c
 START_TEST(test_peers_all_pairs_move_data)
 {
     const char *how_long = getenv("TANDEM_LONG");
-    bool is_long = how_long && strstr(how_long, "transfer");
+    bool is_long = how_long && strstr(how_long, "transfer") &&
+                   strcmp(TLS[_i], "ucx") != 0; /* too many for UCX: docs/transfer.md */
     int n_processes = is_long ? 4 : 2, n_each = is_long ? 8 : 4, n = n_processes * n_each;
     struct child holders[PROCESSES_MAX], readers[PROCESSES_MAX];
     char *tls = (char *)(uintptr_t)TLS[_i], expected[32], line[64];

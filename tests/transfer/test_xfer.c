@@ -1,11 +1,11 @@
-/* One suite for every backend: UCX over tcp, UCX as it chooses ("auto": shared memory), a mapped arena, and loopback. */
+/* One suite for every backend: loopback, TCP, a mapped arena (over TCP), UCX as it chooses (shared memory), and UCX over its own tcp. */
 #include <sched.h>
 #include <unistd.h>
 
 #include "tests/transfer/node.h"
 
-static const char *const BACKENDS[] = {"loopback", "tcp", "auto", "mapped"};
-enum { N_BACKENDS = 4 };
+static const char *const BACKENDS[] = {"loopback", "tcp", "mapped", "ucx", "self,tcp"};
+enum { N_BACKENDS = 5 };
 #define LONG (20 * NS_PER_S)
 
 static struct xfer_hub *hub;
@@ -792,7 +792,7 @@ END_TEST
 
 START_TEST(test_xfer_transport_is_read_back)
 {
-    static const char *const EXPECTED[] = {"loopback", "tcp/lo", "posix", "mapped"};
+    static const char *const EXPECTED[] = {"loopback", "tcp", "mapped", "posix", "tcp/lo"};
     struct node *a = open_node(_i, "a", 1), *b = open_node(_i, "b", 1);
     char text[256];
     xfer_transport(a->x, text, sizeof(text));

@@ -55,7 +55,7 @@ static int endpoint_open(struct endpoint *e, const char *tls, uint32_t n_pages, 
     if (is_mapped ? mem_map_shared(arena_bytes, (void **)&e->arena, &fd) : mem_map(arena_bytes, (void **)&e->arena))
         return 2;
     snprintf(name, sizeof(name), "%s-%u", listen ? "holder" : "reader", e->index);
-    const struct xfer_config c = {.backend = XFER_UCX,
+    const struct xfer_config c = {.backend = XFER_NET,
                                   .name = name,
                                   .listen = listen,
                                   .tls = is_mapped ? "auto" : tls,

@@ -90,7 +90,7 @@ int main(int argc, char **argv)
     if (is_mapped ? mem_map_shared(arena_bytes, (void **)&s.arena, &fd) : mem_map(arena_bytes, (void **)&s.arena))
         return 2;
     struct log log = {.who = "child", .level = LOG_ERROR};
-    struct xfer_config c = {.backend = XFER_UCX,
+    struct xfer_config c = {.backend = XFER_NET,
                             .name = argv[1],
                             .listen = "127.0.0.1:0",
                             .tls = is_mapped ? "auto" : argv[2],

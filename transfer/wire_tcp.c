@@ -1,0 +1,687 @@
+/*
+ * The TCP transport: one socket for each connection, without blocking; payloads are received straight into their pages.
+ *
+ * A frame on the socket, little-endian:
+ *
+ *      0 u32 FRAME_MAGIC   4 u16 header_len   6 u16 0   8 u64 payload_len   16 header[header_len]   payload[payload_len]
+ *
+ * Frames of a connection go out in the order in which they were sent, so a long payload holds up the messages behind it: payloads
+ * travel best in parts of PART_BYTES, which a slow network (100 Mbit/s) carries in a tenth of a second.
+ *
+ * A stranger: until wire_trust a frame carries no payload, which bounds what one connection can cost to BUFFER_BYTES, and at most
+ * STRANGERS_MAX accepted connections have not proved themselves; the next is closed at once. How long they may take is the protocol's. When the
+ * process has no descriptor left, one that was kept for that is given away to accept a connection and close it: else the
+ * listener would stay readable, and this thread would never sleep.
+ *
+ * A send is tried in the next turn, never in wire_send, so that its callback can come when it is done; what the socket does
+ * not take waits for EPOLLOUT. The done callback means that the kernel has a copy. MSG_ZEROCOPY was not taken: over loopback it copies all the
+ * same, and it needs a second kind of completion. UCX's tcp was not taken between hosts: it accepts one-sided writes from whoever can connect,
+ * and its connections cost 3 ms of a core and 5 MiB of /dev/shm each.
+ *
+ * A connection: RESOLVING (a name) -> CONNECTING -> OPEN -> gone, with is_closing at any time. Callbacks come from tcp_progress only, so a connection
+ * is freed there, when nothing of it is left to be told.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "base/endian.h"
+#include "base/mem.h"
+#include "base/process.h"
+#include "base/queue.h"
+#include "transfer/names.h"
+#include "transfer/netaddr.h"
+#include "transfer/wire.h"
+
+#define WARN_EVERY_NS (30 * NS_PER_S)
+#define FRAME_MAGIC   0x314d4454u /* "TDM1" */
+
+enum { PREFIX_BYTES = 16, BUFFER_BYTES = 16 << 10, PART_BYTES = 1 << 20, TURN_BYTES = 4 << 20 };
+enum { STRANGERS_MAX = 256, BACKLOG = 512, ACCEPTS_A_TURN = 32, EVENTS_A_TURN = 64, PIECES = 32 };
+
+enum conn_state { TCP_RESOLVING, TCP_CONNECTING, TCP_OPEN };
+
+struct out { /* a frame that is to be sent */
+    struct out *next;
+    const uint8_t *payload;
+    uint64_t payload_len, n_sent; /* n_sent: of prefix, header and payload */
+    wire_done_fn *done;
+    void *arg;
+    enum td_status status;
+    uint32_t head_len; /* prefix and header */
+    uint8_t head[];
+};
+
+struct outs {
+    struct out *first, **tail;
+};
+
+struct tcp_conn {
+    struct wire_conn base;
+    struct tcp_wire *w;
+    struct tcp_conn *next;
+    enum conn_state state;
+    int fd;           /* -1: none */
+    struct mail mail; /* back from the names' thread */
+    struct name_query query;
+    char *address; /* connecting */
+    bool is_trusted, is_closing, is_blocked,
+        error_told; /* is_blocked: waits until it can be written, or is connected */
+    enum td_status error;
+    struct outs outs;
+
+    uint32_t begin, end; /* of what was read and is not handed on yet */
+    bool has_payload;    /* one is arriving: so much of it is to come, to `to` (NULL: nowhere) */
+    uint64_t left;
+    uint8_t *to;
+    void *token;
+    uint8_t buffer[BUFFER_BYTES];
+};
+
+struct tcp_wire {
+    struct wire base;
+    int listen_fd, spare_fd;
+    struct tcp_conn *conns;
+    struct outs ended; /* to be told to the protocol */
+    uint32_t n_strangers;
+    struct clock clock;
+    uint64_t warned_ns;
+    struct names *names;
+    struct mailbox resolved;
+    uint8_t nowhere[64 << 10];
+};
+
+static struct tcp_conn *conn_of(struct wire_conn *c)
+{
+    return (struct tcp_conn *)c;
+}
+
+/* ------------------------------------------------------------------- frames */
+
+static void outs_add(struct outs *o, struct out *out)
+{
+    out->next = NULL;
+    *o->tail = out;
+    o->tail = &out->next;
+}
+
+static struct out *outs_take(struct outs *o)
+{
+    struct out *out = o->first;
+    if (out && !(o->first = out->next))
+        o->tail = &o->first;
+    return out;
+}
+
+static void end_first(struct tcp_conn *c, enum td_status status)
+{
+    struct out *out = outs_take(&c->outs);
+    out->status = status;
+    outs_add(&c->w->ended, out);
+}
+
+static bool tell_ended(struct tcp_wire *w)
+{
+    struct out *out = w->ended.first; /* what is added meanwhile comes in the next turn */
+    bool any = out != NULL;
+    w->ended = (struct outs){NULL, &w->ended.first};
+    for (struct out *next; out; out = next) {
+        next = out->next;
+        if (out->done)
+            out->done(out->arg, out->status);
+        free(out);
+    }
+    return any;
+}
+
+static void fail(struct tcp_conn *c, enum td_status why)
+{
+    if (!c->error)
+        c->error = why;
+}
+
+static void tcp_send(struct wire_conn *base, const void *header, uint32_t header_len, const void *payload,
+                     uint64_t payload_len, wire_done_fn *done, void *arg)
+{
+    struct tcp_conn *c = conn_of(base);
+    assert(header_len <= WIRE_HEADER_MAX);
+    struct out *out = mem_zalloc(sizeof(*out) + PREFIX_BYTES + header_len);
+    put_u32(out->head, FRAME_MAGIC);
+    put_u16(out->head + 4, (uint16_t)header_len);
+    put_u64(out->head + 8, payload_len);
+    memcpy(out->head + PREFIX_BYTES, header, header_len);
+    out->head_len = PREFIX_BYTES + header_len;
+    out->payload = payload;
+    out->payload_len = payload_len;
+    out->done = done;
+    out->arg = arg;
+    out->status = TD_ERR_PEER_LOST;
+    outs_add(c->state != TCP_OPEN || c->error || c->is_closing ? &c->w->ended : &c->outs, out);
+}
+
+/* ------------------------------------------------------------------- writing */
+
+static void watch(struct tcp_conn *c, int op, bool for_writing)
+{
+    struct epoll_event e = {.events = EPOLLIN | (for_writing ? EPOLLOUT : 0u), .data.ptr = c};
+    epoll_ctl(c->w->base.fd, op, c->fd, &e);
+    c->is_blocked = for_writing;
+}
+
+/* What is left of the first frames. */
+static int gather(const struct tcp_conn *c, struct iovec pieces[PIECES])
+{
+    int n = 0;
+    for (struct out *out = c->outs.first; out && n + 2 <= PIECES; out = out->next) {
+        if (out->n_sent < out->head_len)
+            pieces[n++] = (struct iovec){out->head + out->n_sent, out->head_len - out->n_sent};
+        uint64_t of_payload = out->n_sent < out->head_len ? 0 : out->n_sent - out->head_len;
+        if (of_payload < out->payload_len)
+            pieces[n++] = (struct iovec){(void *)(uintptr_t)(out->payload + of_payload), out->payload_len - of_payload};
+    }
+    return n;
+}
+
+static void note_sent(struct tcp_conn *c, uint64_t n_bytes)
+{
+    for (struct out *out; n_bytes && (out = c->outs.first);) {
+        uint64_t left = out->head_len + out->payload_len - out->n_sent, n = n_bytes < left ? n_bytes : left;
+        out->n_sent += n;
+        n_bytes -= n;
+        if (n == left)
+            end_first(c, TD_OK);
+    }
+}
+
+/* An error shows when it is read: what the peer said before it went must be heard first. */
+static bool conn_write(struct tcp_conn *c)
+{
+    struct iovec pieces[PIECES];
+    bool any = false;
+    for (uint64_t n_bytes = 0; c->outs.first && !c->is_blocked && n_bytes < TURN_BYTES;) {
+        struct msghdr m = {.msg_iov = pieces, .msg_iovlen = (size_t)gather(c, pieces)};
+        ssize_t n = sendmsg(c->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            watch(c, EPOLL_CTL_MOD, true);
+            break;
+        }
+        any = true;
+        if (n < 0) {
+            while (c->outs.first)
+                end_first(c, TD_ERR_PEER_LOST);
+            break;
+        }
+        n_bytes += (uint64_t)n;
+        note_sent(c, (uint64_t)n);
+    }
+    return any;
+}
+
+/* ------------------------------------------------------------------- reading */
+
+static void end_payload(struct tcp_conn *c, enum td_status status)
+{
+    c->has_payload = false;
+    if (c->to)
+        c->w->base.events.on_payload_done(c->base.user, c->token, status);
+}
+
+static void take_payload(struct tcp_conn *c, uint64_t n)
+{
+    c->to = c->to ? c->to + n : NULL;
+    c->left -= n;
+    if (!c->left)
+        end_payload(c, TD_OK);
+}
+
+static void begin_frame(struct tcp_conn *c, const uint8_t *header, uint32_t header_len, uint64_t payload_len)
+{
+    const struct wire_events *e = &c->w->base.events;
+    if (!payload_len) {
+        e->on_message(c->base.user, header, header_len);
+        return;
+    }
+    c->token = NULL;
+    c->to = e->on_payload(c->base.user, header, header_len, payload_len, &c->token);
+    c->left = payload_len;
+    c->has_payload = true;
+}
+
+/* True if a frame began in what was read. */
+static bool parse_one(struct tcp_conn *c)
+{
+    const uint8_t *p = c->buffer + c->begin;
+    uint32_t n = c->end - c->begin;
+    if (n < PREFIX_BYTES)
+        return false;
+    uint32_t header_len = get_u16(p + 4);
+    uint64_t payload_len = get_u64(p + 8);
+    if (get_u32(p) != FRAME_MAGIC || get_u16(p + 6) || header_len > WIRE_HEADER_MAX ||
+        (payload_len && !c->is_trusted)) {
+        log_debug(c->w->base.log, "a peer says what is no frame");
+        fail(c, TD_ERR_PROTOCOL);
+        return false;
+    }
+    if (n < PREFIX_BYTES + header_len)
+        return false;
+    c->begin += PREFIX_BYTES + header_len;
+    begin_frame(c, p + PREFIX_BYTES, header_len, payload_len);
+    return true;
+}
+
+static void parse(struct tcp_conn *c)
+{
+    while (!c->is_closing && !c->error) {
+        uint64_t n = c->end - c->begin;
+        if (c->has_payload && n) {
+            n = n < c->left ? n : c->left;
+            if (c->to)
+                memcpy(c->to, c->buffer + c->begin, n);
+            c->begin += (uint32_t)n;
+            take_payload(c, n);
+        } else if (c->has_payload || !parse_one(c)) {
+            break;
+        }
+    }
+    memmove(c->buffer, c->buffer + c->begin, c->end - c->begin);
+    c->end -= c->begin;
+    c->begin = 0;
+}
+
+/* Payload first, if one is arriving, and what follows it into the buffer. */
+static ssize_t read_some(struct tcp_conn *c)
+{
+    struct iovec to[2];
+    int n = 0;
+    if (c->has_payload && c->to)
+        to[n++] = (struct iovec){c->to, c->left};
+    else if (c->has_payload)
+        to[n++] = (struct iovec){c->w->nowhere, c->left < sizeof(c->w->nowhere) ? c->left : sizeof(c->w->nowhere)};
+    uint64_t first = n ? to[0].iov_len : 0;
+    if (first == c->left) /* else what follows is payload, too */
+        to[n++] = (struct iovec){c->buffer + c->end, BUFFER_BYTES - c->end};
+    ssize_t got = readv(c->fd, to, n);
+    if (got <= 0)
+        return got;
+    uint64_t of_payload = (uint64_t)got < first ? (uint64_t)got : first;
+    c->end += (uint32_t)((uint64_t)got - of_payload);
+    if (of_payload)
+        take_payload(c, of_payload);
+    return got;
+}
+
+static bool conn_read(struct tcp_conn *c)
+{
+    bool any = false;
+    for (uint64_t n_bytes = 0; n_bytes < TURN_BYTES && !c->is_closing && !c->error;) {
+        ssize_t n = read_some(c);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            break;
+        any = true;
+        if (n <= 0) {
+            fail(c, TD_ERR_PEER_LOST);
+            break;
+        }
+        n_bytes += (uint64_t)n;
+        parse(c);
+    }
+    return any;
+}
+
+/* --------------------------------------------------------------- connections */
+
+static struct tcp_conn *conn_new(struct tcp_wire *w, int fd, enum conn_state state)
+{
+    struct tcp_conn *c = mem_zalloc(sizeof(*c));
+    c->base.wire = &w->base;
+    c->w = w;
+    c->fd = fd;
+    c->state = state;
+    c->outs.tail = &c->outs.first;
+    c->next = w->conns;
+    w->conns = c;
+    return c;
+}
+
+static void send_at_once(int fd)
+{
+    int on = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
+
+/* Peers that are wanted are tried for ever. */
+static void not_connected(struct tcp_conn *c, const char *reason)
+{
+    struct tcp_wire *w = c->w;
+    uint64_t now = clock_now(&w->clock);
+    bool is_news = !w->warned_ns || now - w->warned_ns > WARN_EVERY_NS;
+    w->warned_ns = is_news ? now : w->warned_ns;
+    log_write(w->base.log, is_news ? LOG_WARN : LOG_DEBUG, "can't connect address=%s reason=%s", c->address, reason);
+    fail(c, TD_ERR_PEER_LOST);
+}
+
+/* To c->query.target; an error is told in the next turn. */
+static void connect_begin(struct tcp_conn *c)
+{
+    const struct sockaddr *to = (const struct sockaddr *)&c->query.target;
+    c->state = TCP_CONNECTING;
+    if (!c->query.target_len) {
+        not_connected(c, c->query.why.text);
+        return;
+    }
+    c->fd = socket(to->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (c->fd < 0 || (connect(c->fd, to, c->query.target_len) && errno != EINPROGRESS)) {
+        not_connected(c, strerror(errno));
+        return;
+    }
+    send_at_once(c->fd);
+    watch(c, EPOLL_CTL_ADD, true);
+}
+
+static void on_resolved(struct name_query *q)
+{
+    struct tcp_conn *c = (struct tcp_conn *)((char *)q - offsetof(struct tcp_conn, query));
+    mailbox_push(&c->w->resolved, &c->mail);
+}
+
+static struct wire_conn *tcp_connect(struct wire *base, const char *address, uint32_t attempt, void *user)
+{
+    struct tcp_wire *w = (struct tcp_wire *)base;
+    struct tcp_conn *c = conn_new(w, -1, TCP_RESOLVING);
+    c->base.user = user;
+    c->address = mem_strdup(address);
+    c->query = (struct name_query){.address = c->address, .attempt = attempt, .done = on_resolved};
+    names_resolve(w->names, &c->query);
+    return &c->base;
+}
+
+static bool take_resolved(struct tcp_wire *w)
+{
+    struct mail *mail = mailbox_take(&w->resolved);
+    bool any = mail != NULL;
+    while (mail) {
+        struct tcp_conn *c = (struct tcp_conn *)((char *)mail - offsetof(struct tcp_conn, mail));
+        mail = mail->next;
+        if (c->is_closing)
+            c->state = TCP_CONNECTING; /* nobody else has it now */
+        else
+            connect_begin(c);
+    }
+    return any;
+}
+
+/* It is connected, or could not be. */
+static void connect_end(struct tcp_conn *c)
+{
+    int error = 0;
+    socklen_t len = sizeof(error);
+    if (getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &error, &len) || error) {
+        not_connected(c, strerror(error ? error : errno));
+        return;
+    }
+    c->state = TCP_OPEN;
+    watch(c, EPOLL_CTL_MOD, false);
+    c->w->base.events.on_open(c->base.user);
+}
+
+static void accepted(struct tcp_wire *w, int fd)
+{
+    if (w->n_strangers >= STRANGERS_MAX) {
+        close(fd);
+        return;
+    }
+    send_at_once(fd);
+    struct tcp_conn *c = conn_new(w, fd, TCP_OPEN);
+    w->n_strangers++;
+    watch(c, EPOLL_CTL_ADD, false);
+    w->base.events.on_accept(w->base.events.user, &c->base);
+    c->is_closing = c->is_closing || !c->base.user;
+}
+
+/* No descriptor is left: the spare one makes room for a connection, which is closed. */
+static void refuse_one(struct tcp_wire *w)
+{
+    if (w->spare_fd >= 0)
+        close(w->spare_fd);
+    int fd = accept4(w->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd >= 0)
+        close(fd);
+    w->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+static bool take_accepts(struct tcp_wire *w)
+{
+    bool any = false;
+    for (int i = 0; i < ACCEPTS_A_TURN; i++) {
+        int fd = accept4(w->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+            refuse_one(w);
+        else if (fd < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            break;
+        else if (fd >= 0)
+            accepted(w, fd);
+        any = true;
+    }
+    return any;
+}
+
+static void no_stranger(struct tcp_conn *c)
+{
+    c->w->n_strangers -= !c->address && !c->is_trusted;
+    c->is_trusted = true;
+}
+
+static void tcp_trust(struct wire_conn *base)
+{
+    no_stranger(conn_of(base));
+}
+
+static void tcp_close(struct wire_conn *base)
+{
+    conn_of(base)->is_closing = true;
+    atomic_store(&conn_of(base)->query.is_given_up, true);
+}
+
+/* ------------------------------------------------------------------ the turn */
+
+static bool handle(struct tcp_wire *w, const struct epoll_event *e)
+{
+    struct tcp_conn *c = e->data.ptr;
+    if (!c) /* the mailbox */
+        return take_resolved(w);
+    if (e->data.ptr == w)
+        return take_accepts(w);
+    if (c->is_closing || c->error)
+        return false;
+    if (c->state == TCP_CONNECTING)
+        connect_end(c);
+    else if (c->is_blocked && e->events & EPOLLOUT)
+        watch(c, EPOLL_CTL_MOD, false);
+    if (c->state == TCP_OPEN && e->events & (EPOLLIN | EPOLLHUP | EPOLLERR))
+        conn_read(c);
+    return true;
+}
+
+/* Says what it still can, which may be a goodbye, and ends all that is under way. */
+static void finish(struct tcp_conn *c)
+{
+    if (c->state == TCP_OPEN && !c->error)
+        conn_write(c);
+    while (c->outs.first)
+        end_first(c, TD_ERR_CANCELLED);
+    if (c->has_payload)
+        end_payload(c, TD_ERR_CANCELLED);
+    if (c->fd >= 0)
+        close(c->fd);
+    c->fd = -1;
+}
+
+static bool conn_turn(struct tcp_conn *c)
+{
+    if (c->is_closing) {
+        bool any = c->fd >= 0 || c->outs.first || c->has_payload;
+        finish(c);
+        return any;
+    }
+    if (c->error && !c->error_told) {
+        c->error_told = true;
+        c->w->base.events.on_error(c->base.user, c->error);
+        return true;
+    }
+    return c->state == TCP_OPEN && !c->error && conn_write(c);
+}
+
+/* Closed, and nothing of it is with the names' threads. */
+static bool reap(struct tcp_wire *w)
+{
+    bool any = false;
+    for (struct tcp_conn **at = &w->conns; *at && !w->ended.first;) {
+        struct tcp_conn *c = *at;
+        if (!c->is_closing || c->state == TCP_RESOLVING || c->fd >= 0) {
+            at = &c->next;
+            continue;
+        }
+        *at = c->next;
+        no_stranger(c);
+        void *user = c->base.user;
+        free(c->address);
+        free(c);
+        any = true;
+        if (user)
+            w->base.events.on_closed(user);
+        at = &w->conns; /* the callback may have changed the list */
+    }
+    return any;
+}
+
+static bool tcp_progress(struct wire *base)
+{
+    struct tcp_wire *w = (struct tcp_wire *)base;
+    struct epoll_event events[EVENTS_A_TURN];
+    bool any = false;
+    int n = epoll_wait(w->base.fd, events, EVENTS_A_TURN, 0);
+    for (int i = 0; i < n; i++)
+        any |= handle(w, &events[i]);
+    for (struct tcp_conn *c = w->conns; c; c = c->next)
+        any |= conn_turn(c);
+    any |= tell_ended(w);
+    return any | reap(w);
+}
+
+static int tcp_arm(struct wire *base)
+{
+    struct tcp_wire *w = (struct tcp_wire *)base;
+    if (w->ended.first)
+        return 0;
+    for (const struct tcp_conn *c = w->conns; c; c = c->next)
+        if ((c->is_closing && c->state != TCP_RESOLVING) || (c->error && !c->error_told) ||
+            (c->outs.first && !c->is_blocked))
+            return 0;
+    return -1;
+}
+
+static void tcp_transport(struct wire_conn *c, char *out, uint32_t out_bytes)
+{
+    (void)c;
+    snprintf(out, out_bytes, "tcp");
+}
+
+static uint64_t tcp_part_bytes(struct wire_conn *c)
+{
+    (void)c;
+    return PART_BYTES;
+}
+
+/* ------------------------------------------------------------- open and free */
+
+static void tcp_free(struct wire *base)
+{
+    struct tcp_wire *w = (struct tcp_wire *)base;
+    names_close(w->names);
+    for (struct tcp_conn *c = w->conns, *next; c; c = next) { /* refused, and nobody has heard of them */
+        next = c->next;
+        assert(!c->base.user);
+        if (c->fd >= 0)
+            close(c->fd);
+        free(c);
+    }
+    const int fds[] = {w->listen_fd, w->spare_fd, w->base.fd};
+    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    mailbox_fini(&w->resolved);
+    free(w);
+}
+
+static const struct wire_ops OPS = {
+    .connect = tcp_connect,
+    .send = tcp_send,
+    .close = tcp_close,
+    .trust = tcp_trust,
+    .progress = tcp_progress,
+    .arm = tcp_arm,
+    .transport = tcp_transport,
+    .part_bytes = tcp_part_bytes,
+    .free = tcp_free,
+};
+
+static void watch_fd(struct tcp_wire *w, int fd, void *what)
+{
+    struct epoll_event e = {.events = EPOLLIN, .data.ptr = what};
+    epoll_ctl(w->base.fd, EPOLL_CTL_ADD, fd, &e);
+}
+
+static enum td_status listen_open(struct tcp_wire *w, const char *text, struct td_error *error_out)
+{
+    struct sockaddr_storage address;
+    socklen_t len;
+    int on = 1;
+    enum td_status s = netaddr_resolve(text, &address, &len, error_out);
+    if (s)
+        return s;
+    int fd = w->listen_fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ||
+        bind(fd, (struct sockaddr *)&address, len) || listen(fd, BACKLOG) ||
+        getsockname(fd, (struct sockaddr *)&address, &len))
+        return td_fail(error_out, TD_ERR_IO, "listen %s: %s", text, strerror(errno));
+    netaddr_format(&address, w->base.address, sizeof(w->base.address));
+    watch_fd(w, fd, w);
+    return TD_OK;
+}
+
+enum td_status wire_tcp_open(const struct wire_config *config, struct wire **out, struct td_error *error_out)
+{
+    process_raise_file_limit();
+    struct tcp_wire *w = mem_zalloc(sizeof(*w));
+    w->base = (struct wire){.ops = &OPS, .events = config->events, .log = config->log};
+    w->listen_fd = -1;
+    clock_init_real(&w->clock);
+    w->ended.tail = &w->ended.first;
+    w->names = names_open();
+    mailbox_init(&w->resolved);
+    w->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    w->base.fd = epoll_create1(EPOLL_CLOEXEC);
+    enum td_status s = w->base.fd < 0 ? td_fail(error_out, TD_ERR_IO, "no epoll descriptor") : TD_OK;
+    if (!s && config->listen)
+        s = listen_open(w, config->listen, error_out);
+    if (s) {
+        tcp_free(&w->base);
+        return s;
+    }
+    watch_fd(w, mailbox_fd(&w->resolved), NULL);
+    *out = &w->base;
+    return TD_OK;
+}
