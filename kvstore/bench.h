@@ -1,7 +1,7 @@
 /*
  * How fast the store is on this machine, as a share of what the wire and the disk can do.
  *
- * A store and two workers in this process, over UCX as between processes of one host. The limits are measured in the same run,
+ * A store and two workers in this process, by the mapped arena as between processes of one host. The limits are measured in the same run,
  * in rounds that alternate limit, store, limit: the same requests from worker to worker, and O_DIRECT reads of a file in the
  * same directory, as many threads and bytes a read as the store has. Values are medians over the rounds, a share is the
  * median of the rounds' shares, and the spread is how much the limits of one round differ: less than that means nothing.

@@ -46,7 +46,7 @@ extern const struct option KVSTORE_OPTIONS[];
 
 struct kvstore_config {
     struct kvstore_options options;
-    struct xfer_hub *hub; /* loopback transfers within one process; NULL: UCX */
+    struct xfer_hub *hub; /* loopback transfers within one process; NULL: as tls says */
 };
 
 enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore **out, struct td_error *error_out);

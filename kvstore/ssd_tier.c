@@ -385,8 +385,12 @@ static enum td_status write_block(struct ssd_tier *t, const struct op *op, bool 
     if (!ssd_is_open(t->db) || forgotten_has(t->forgotten, &op->put.key))
         return TD_ERR_NO_SPACE; /* or worse; it is looked after */
     t->is_changed = true;
-    if (!make_room(t, op->header.payload_bytes + BLOCK_HEADER_BYTES))
+    if (!make_room(t, op->header.payload_bytes + BLOCK_HEADER_BYTES)) {
+        /* It may be on a list that the owner has yet to compare, and counts there as being written. */
+        if (t->n_compared_due && delete_now(t, &op->put.key))
+            doubt(t);
         return TD_ERR_NO_SPACE;
+    }
     enum td_status status = put_block(t, op, is_logged);
     if (!status)
         note_stored(t, op->header.payload_bytes);
@@ -645,7 +649,8 @@ static void take_found(struct ssd_tier *t, const struct listing *l)
             continue;
         }
         atomic_fetch_add(&t->dropped_layout, 1);
-        ssd_delete(t->db, &f->header.key);
+        if (ssd_delete(t->db, &f->header.key))
+            doubt(t);
     }
 }
 

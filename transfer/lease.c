@@ -491,7 +491,8 @@ static void part_sent(void *arg, enum td_status status)
     p->conn->out_bytes -= p->len;
     l->in_flight--;
     if (!status) {
-        p->conn->heard_ns = x->now_ns; /* it took the bytes, so it lives */
+        p->conn->heard_ns =
+            x->now_ns; /* it took the bytes (by TCP: or the buffers did, which are bounded), so it lives */
         atomic_fetch_add(&x->counters.bytes_out, p->len);
         atomic_fetch_add(&x->counters.pages_out, p->is_last);
     } else if (!l->released) {

@@ -1,6 +1,6 @@
 /*
  * Host names to addresses, beside the threads that need them: a name service that does not answer holds up the names that it was asked
- * for, and a few others, never a connection to an address in figures.
+ * for, and a few others, never a connection to a numeric address.
  *
  * Threads: up to NAMES_THREADS, started as they are needed; names_resolve from any thread.
  */
@@ -32,4 +32,4 @@ struct name_query { /* the caller's, until done */
 struct names *names_open(void);
 /* Waits for the name service where it is being asked. What was not begun is dropped, without done. */
 void names_close(struct names *n);
-void names_resolve(struct names *n, struct name_query *q); /* an address in figures is done in this call */
+void names_resolve(struct names *n, struct name_query *q); /* a numeric address is done in this call */

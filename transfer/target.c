@@ -1,7 +1,7 @@
 /*
  * The addresses that we connect to: who is tried, when, and when again.
  *
- * Pace. A connection costs both sides some 10 ms of a core, so a process that has to connect to many makes one after the other, begins
+ * Pace. By UCX a connection costs both sides some 10 ms of a core, so a process that has to connect to many makes one after the other, begins
  * at least EVERY_NS after the last (at most 50 a second), and pauses for as long as the last attempt took, at most half of the silence.
  * When the machine is short of cores, attempts take longer and the pace slows down with them. Without it a cluster of 32 + 32 peers on 2 cores begins a thousand handshakes in one second; each takes
  * longer than the silence after which a peer is dead, so all are given up, and begun again. An attempt that has lasted half of

@@ -10,13 +10,13 @@
  *
  * A stranger: until wire_trust a frame carries no payload, which bounds what one connection can cost to BUFFER_BYTES, and at most
  * STRANGERS_MAX accepted connections have not proved themselves; the next is closed at once. How long they may take is the protocol's. When the
- * process has no descriptor left, one that was kept for that is given away to accept a connection and close it: else the
- * listener would stay readable, and this thread would never sleep.
+ * process has no descriptor left, one that was kept for that is given away to accept a connection and close it, and where that fails, too,
+ * nothing is accepted for PAUSE_MS: else the listener would stay readable, and this thread would never sleep.
  *
  * A send is tried in the next turn, never in wire_send, so that its callback can come when it is done; what the socket does
  * not take waits for EPOLLOUT. The done callback means that the kernel has a copy. MSG_ZEROCOPY was not taken: over loopback it copies all the
- * same, and it needs a second kind of completion. UCX's tcp was not taken between hosts: it accepts one-sided writes from whoever can connect,
- * and its connections cost 3 ms of a core and 5 MiB of /dev/shm each.
+ * same, and it needs a second kind of completion. UCX was not taken: its tcp accepts one-sided writes from whoever can connect, and each of its
+ * connections costs 3 ms of a core, by its shared memory 5 MiB of /dev/shm, too.
  *
  * A connection: RESOLVING (a name) -> CONNECTING -> OPEN -> gone, with is_closing at any time. Callbacks come from tcp_progress only, so a connection
  * is freed there, when nothing of it is left to be told.
@@ -45,8 +45,8 @@
 #define WARN_EVERY_NS (30 * NS_PER_S)
 #define FRAME_MAGIC   0x314d4454u /* "TDM1" */
 
-enum { PREFIX_BYTES = 16, BUFFER_BYTES = 16 << 10, PART_BYTES = 1 << 20, TURN_BYTES = 4 << 20 };
-enum { STRANGERS_MAX = 256, BACKLOG = 512, ACCEPTS_A_TURN = 32, EVENTS_A_TURN = 64, PIECES = 32 };
+enum { PREFIX_BYTES = 16, BUFFER_BYTES = 16 << 10, PART_BYTES = 1 << 20, TURN_BYTES = 1 << 20 };
+enum { STRANGERS_MAX = 256, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100, EVENTS_A_TURN = 64, PIECES = 32 };
 
 enum conn_state { TCP_RESOLVING, TCP_CONNECTING, TCP_OPEN };
 
@@ -90,6 +90,7 @@ struct tcp_conn {
 struct tcp_wire {
     struct wire base;
     int listen_fd, spare_fd;
+    uint64_t resume_ns; /* until then nothing is accepted; 0: no pause */
     struct tcp_conn *conns;
     struct outs ended; /* to be told to the protocol */
     uint32_t n_strangers;
@@ -217,7 +218,8 @@ static bool conn_write(struct tcp_conn *c)
             break;
         }
         any = true;
-        if (n < 0) {
+        if (n < 0) { /* half of a frame may be out: nothing can follow it */
+            shutdown(c->fd, SHUT_RDWR);
             while (c->outs.first)
                 end_first(c, TD_ERR_PEER_LOST);
             break;
@@ -269,7 +271,7 @@ static bool parse_one(struct tcp_conn *c)
     uint64_t payload_len = get_u64(p + 8);
     if (get_u32(p) != FRAME_MAGIC || get_u16(p + 6) || header_len > WIRE_HEADER_MAX ||
         (payload_len && !c->is_trusted)) {
-        log_debug(c->w->base.log, "a peer says what is no frame");
+        log_debug(c->w->base.log, "malformed frame");
         fail(c, TD_ERR_PROTOCOL);
         return false;
     }
@@ -324,7 +326,8 @@ static ssize_t read_some(struct tcp_conn *c)
 static bool conn_read(struct tcp_conn *c)
 {
     bool any = false;
-    for (uint64_t n_bytes = 0; n_bytes < TURN_BYTES && !c->is_closing && !c->error;) {
+    const uint64_t most = c->is_trusted ? TURN_BYTES : BUFFER_BYTES;
+    for (uint64_t n_bytes = 0; n_bytes < most && !c->is_closing && !c->error;) {
         ssize_t n = read_some(c);
         if (n < 0 && errno == EINTR)
             continue;
@@ -451,29 +454,66 @@ static void accepted(struct tcp_wire *w, int fd)
     c->is_closing = c->is_closing || !c->base.user;
 }
 
-/* No descriptor is left: the spare one makes room for a connection, which is closed. */
-static void refuse_one(struct tcp_wire *w)
+static int accept_one(struct tcp_wire *w)
+{
+    return accept4(w->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+}
+
+static void keep_spare(struct tcp_wire *w)
+{
+    if (w->spare_fd < 0)
+        w->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+/* No descriptor is left: the spare one makes room for a connection, which is closed. Sets errno: EAGAIN if nobody waits. */
+static bool refuse_one(struct tcp_wire *w)
 {
     if (w->spare_fd >= 0)
         close(w->spare_fd);
-    int fd = accept4(w->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    w->spare_fd = -1;
+    int fd = accept_one(w), error = errno;
     if (fd >= 0)
         close(fd);
-    w->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    keep_spare(w);
+    errno = error;
+    return fd >= 0;
+}
+
+static void listen_for(struct tcp_wire *w, uint32_t events)
+{
+    struct epoll_event e = {.events = events, .data.ptr = w};
+    epoll_ctl(w->base.fd, EPOLL_CTL_MOD, w->listen_fd, &e);
+}
+
+static void pause_accepts(struct tcp_wire *w)
+{
+    listen_for(w, 0);
+    w->resume_ns = clock_now(&w->clock) + PAUSE_MS * NS_PER_MS;
+}
+
+static void resume_accepts(struct tcp_wire *w)
+{
+    if (!w->resume_ns || clock_now(&w->clock) < w->resume_ns)
+        return;
+    w->resume_ns = 0;
+    listen_for(w, EPOLLIN);
 }
 
 static bool take_accepts(struct tcp_wire *w)
 {
     bool any = false;
-    for (int i = 0; i < ACCEPTS_A_TURN; i++) {
-        int fd = accept4(w->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0 && (errno == EMFILE || errno == ENFILE))
-            refuse_one(w);
-        else if (fd < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-            break;
-        else if (fd >= 0)
+    keep_spare(w);
+    for (int i = 0; i < ACCEPTS_A_TURN; i++, any = true) {
+        int fd = accept_one(w);
+        if (fd >= 0) {
             accepted(w, fd);
-        any = true;
+            continue;
+        }
+        if (errno == EINTR || errno == ECONNABORTED || ((errno == EMFILE || errno == ENFILE) && refuse_one(w)))
+            continue;
+        if (errno != EAGAIN && errno != EWOULDBLOCK) /* somebody may still wait, and can't be accepted */
+            pause_accepts(w);
+        break;
     }
     return any;
 }
@@ -572,6 +612,7 @@ static bool tcp_progress(struct wire *base)
     struct tcp_wire *w = (struct tcp_wire *)base;
     struct epoll_event events[EVENTS_A_TURN];
     bool any = false;
+    resume_accepts(w);
     int n = epoll_wait(w->base.fd, events, EVENTS_A_TURN, 0);
     for (int i = 0; i < n; i++)
         any |= handle(w, &events[i]);
@@ -590,7 +631,7 @@ static int tcp_arm(struct wire *base)
         if ((c->is_closing && c->state != TCP_RESOLVING) || (c->error && !c->error_told) ||
             (c->outs.first && !c->is_blocked))
             return 0;
-    return -1;
+    return w->resume_ns ? PAUSE_MS : -1;
 }
 
 static void tcp_transport(struct wire_conn *c, char *out, uint32_t out_bytes)

@@ -42,7 +42,7 @@ extern const struct option WORKER_OPTIONS[];
 struct worker_config {
     const char *role; /* "prefill" or "decode" */
     struct worker_options options;
-    struct xfer_hub *hub; /* loopback transfers between workers of one process; NULL: UCX */
+    struct xfer_hub *hub; /* loopback transfers between workers of one process; NULL: as tls says */
 };
 
 enum td_status worker_open(const struct worker_config *config, struct worker **out, struct td_error *error_out);

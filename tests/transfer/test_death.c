@@ -1,6 +1,6 @@
 /*
  * Processes that die or freeze in the middle of transfers: the survivor gets exactly one end for everything it had open with
- * them, in time, and goes on with others. UCX only: a part of one process can't be killed alone.
+ * them, in time, and goes on with others. Not by loopback: a part of one process can't be killed alone.
  *
  * argv[1] is the helper program, xfer_peer.
  */

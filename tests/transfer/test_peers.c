@@ -1,5 +1,5 @@
 /*
- * Many peers: all pairs move data, and one that is frozen or slow does not hold up the others. UCX only, processes of their own.
+ * Many peers: all pairs move data, and one that is frozen or slow does not hold up the others. Processes of their own, so not by loopback.
  *
  * TANDEM_LONG=transfer: 32 + 32 endpoints instead of 8 + 8. argv: the helper programs xfer_many and xfer_peer.
  */

@@ -378,6 +378,28 @@ START_TEST(test_tcp_without_descriptors_a_connection_is_refused_and_nothing_spin
 }
 END_TEST
 
+START_TEST(test_tcp_that_can_accept_nothing_pauses_and_goes_on)
+{
+    struct rlimit before, less;
+    uint32_t n_busy = 0;
+    side_open(&sides[0], true);
+    int fd = socket_to(&sides[0]);
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
+    less = (struct rlimit){3, before.rlim_max}; /* not even the spare one can be opened again */
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &less), 0);
+    for (uint64_t until = wall_ns() + 500 * NS_PER_MS; wall_ns() < until;)
+        n_busy += turn();
+    ck_assert_uint_eq(n_busy, 0);
+    ck_assert_int_gt(wire_arm(sides[0].wire), 0);
+    ck_assert_uint_eq(sides[0].n_accepted, 0);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
+    UNTIL(sides[0].n_accepted == 1);
+    ck_assert_int_eq(wire_arm(sides[0].wire), -1);
+    close(fd);
+    side_close(&sides[0]);
+}
+END_TEST
+
 START_TEST(test_tcp_close_ends_what_is_under_way_once)
 {
     enum { LEN = 256 << 20 };
@@ -457,6 +479,7 @@ int main(void)
     tcase_add_loop_test(tc, test_tcp_what_is_no_frame_ends_its_connection_alone, 0, 4);
     tcase_add_test(tc, test_tcp_strangers_are_bounded_and_make_room_when_they_go);
     tcase_add_test(tc, test_tcp_without_descriptors_a_connection_is_refused_and_nothing_spins);
+    tcase_add_test(tc, test_tcp_that_can_accept_nothing_pauses_and_goes_on);
     tcase_add_loop_test(tc, test_tcp_close_ends_what_is_under_way_once, 0, 2);
     tcase_add_test(tc, test_tcp_what_was_said_before_a_close_is_heard);
     tcase_add_loop_test(tc, test_tcp_what_cannot_be_reached_is_an_error_and_a_close_comes_at_any_time, 0, 5);
