@@ -2,6 +2,8 @@
  * Host names to addresses, beside the threads that need them: a name service that does not answer holds up the names that it was asked
  * for, and a few others, never a connection to a numeric address.
  *
+ * Rejected: base/jobs.h (its queue is bounded, and what waits is run when it is closed, which may take a name service's patience).
+ *
  * Threads: up to NAMES_THREADS, started as they are needed; names_resolve from any thread.
  */
 #pragma once
