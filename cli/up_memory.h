@@ -13,7 +13,7 @@
 /*
  * Adds --pool-bytes to the command lines of workers, and --dram-bytes to those of stores, that have no size from elsewhere.
  * TD_ERR_INVALID: an option of a child is wrong, or all pools together need more memory than is available. *default_bytes_out: the size
- * that was added to each of those workers; 0: every worker had one.
+ * that was added to each of those workers; 0: every worker had a size of its own.
  */
 enum td_status up_memory_plan(struct child *children, uint32_t n, uint64_t *default_bytes_out,
                               struct td_error *error_out);

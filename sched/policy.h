@@ -123,8 +123,8 @@ struct plan {
     bool now;                 /* both workers take it at once; else it waits at the router */
     uint32_t prefill, decode; /* indices into workers; equal unless it is split. PLAN_REFUSE: what would be soonest */
     uint32_t loaded_blocks;   /* leading blocks worth loading; 0: computing is faster, or nothing is there */
-    uint32_t
-        peer_from; /* the first of these blocks that another worker is asked for; stores are asked for the blocks before it */
+    /* The first of these blocks that another worker is asked for; stores are asked for the blocks before it. */
+    uint32_t peer_from;
     uint32_t new_tokens;      /* that are computed: neither matched nor loaded */
     double ttft_ms, tpot_ms;  /* predicted, from arrival */
     double work_ms;           /* of the prefill worker: load, and prefill if nothing decoded beside it */

@@ -8,8 +8,8 @@
  * the silence holds up the next one no longer, because then its address may be one that does not answer.
  *
  * Order. Those never tried come first, of these the ones that a pull or a message waits for, else in an order that is different in
- * each process, so that not everybody connects to the same peer first. Then those that failed: again those that something waits for, and
- * of these the one that waits longest, first.
+ * each process, so that not everybody connects to the same peer first. Then those that failed: again first those that something waits for,
+ * and of these the one that has waited longest.
  *
  * Again. After an attempt that failed, and after a connection that was lost within STEADY_NS of its handshake, the next one waits for
  * 50 ms, doubled each time up to 1 s, half of it by chance. A connection that lasted longer is made anew at once.
@@ -219,7 +219,11 @@ static void note_reach(struct xfer *x, struct target *t)
         return;
     t->is_unreached = is_unreached;
     if (is_unreached)
-        log_warn(x->config.log, "peer can't be connected to: no KV comes from it address=%s", t->address);
+        log_warn(x->config.log,
+                 "peer can't be connected to: no KV comes from it (is it up and reached from here, and do both sides' "
+                 "--tls mean TCP, "
+                 "or both UCX?) address=%s",
+                 t->address);
     else if (t->is_wanted && !x->stopping)
         log_info(x->config.log, "peer is connected again address=%s", t->address);
     list_unreached(x);

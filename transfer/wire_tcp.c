@@ -74,15 +74,15 @@ struct tcp_conn {
     struct mail mail; /* back from the names' thread */
     struct name_query query;
     char *address; /* connecting */
-    bool is_trusted, is_closing, is_blocked,
-        error_told; /* is_blocked: waits until it can be written, or is connected */
+    bool is_trusted, is_closing, error_told;
+    bool is_blocked; /* waits until it can be written, or is connected */
     enum td_status error;
     struct outs outs;
 
     uint32_t begin, end; /* of what was read and is not handed on yet */
-    bool has_payload;    /* one is arriving: so much of it is to come, to `to` (NULL: nowhere) */
-    uint64_t left;
-    uint8_t *to;
+    bool has_payload;    /* one is arriving */
+    uint64_t left;       /* of it to come */
+    uint8_t *to;         /* where the rest lands; NULL: nowhere */
     void *token;
     uint8_t buffer[BUFFER_BYTES];
 };

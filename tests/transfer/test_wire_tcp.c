@@ -299,7 +299,7 @@ START_TEST(test_tcp_what_is_no_frame_ends_its_connection_alone)
         put_u16(prefix + 4, WIRE_HEADER_MAX + 1);
         break;
     default:
-        put_u64(prefix + 8, 1); /* payload of one who has not proved himself */
+        put_u64(prefix + 8, 1); /* a payload from a peer that has not proved the secret */
     }
     int good = socket_to(&sides[0]);
     UNTIL(sides[0].n_ends == 1);
