@@ -330,8 +330,9 @@ static void leg_failed(struct request *q, struct peer *from, bool prefill_leg, c
     }
     enum td_status s = end->status;
     bool refused = s == TD_ERR_REFUSED || s == TD_ERR_NO_SPACE || s > 0;
-    bool moving = !refused && !prefill_leg && q->plan.kind == PLAN_SPLIT &&
-                  (td_status_group(s) == TD_GROUP_PEER || s == TD_ERR_STALE || s == TD_ERR_DEADLINE);
+    bool moving =
+        !refused && !prefill_leg && q->plan.kind == PLAN_SPLIT &&
+        (td_status_group(s) == TD_GROUP_PEER || s == TD_ERR_STALE || s == TD_ERR_DEADLINE || s == TD_ERR_CANCELLED);
     if (moving) {
         blame_transfer(q, from, q->placed_prefill);
     } else if (s == TD_ERR_REFUSED) {
@@ -352,12 +353,25 @@ static void finish_by_leg(struct request *q, bool length)
         answer_finish(q, length);
 }
 
+/*
+ * The prefill worker has taken its pages back: its own end says why, and may arrive after this one, since each worker has a
+ * connection of its own. Mostly the first token has ended the answer.
+ */
+static bool is_handover_cancelled(const struct request *q, const Tandem__Worker__V1__LegEnd *end)
+{
+    return end->status == TD_ERR_CANCELLED && q->plan.kind == PLAN_SPLIT && q->prefill && !q->prefill_done;
+}
+
 void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker__V1__LegEnd *end)
 {
     bool prefill_leg = from == q->prefill && q->plan.kind == PLAN_SPLIT && !q->prefill_done;
     if (from != q->prefill && from != q->decode)
         return;
     note_heard(q, from);
+    if (!prefill_leg && is_handover_cancelled(q, end)) {
+        legs_release_decode(q);
+        return;
+    }
     if (end->status) {
         leg_failed(q, from, prefill_leg, end);
         return;
@@ -372,8 +386,12 @@ void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker_
     if (prefill_leg) {
         q->prefill_done = true;
         legs_prompt_computed(q);
-        if (end->finish_reason.len || q->over)
+        if (end->finish_reason.len || q->over) {
             finish_by_leg(q, q->over ? q->over_by_length : length);
+        } else if (!q->decode && !q->alone) {
+            blame_transfer(q, q->placed_decode, from);
+            replan_request(q, REPLAN_TRANSFER, "the handover of its KV was cancelled");
+        }
         return;
     }
     if (end->times)

@@ -564,9 +564,10 @@ void leg_pull_ended(struct worker *w, struct work *work)
     if (!leg || is_load)
         return;
     leg->pull = NULL;
+    /* The router treats a handover that is cancelled, or late, in another way than a peer that is lost. */
+    bool is_told = work->status == TD_ERR_DEADLINE || work->status == TD_ERR_CANCELLED;
     if (work->status)
-        leg_abort(w, leg, work->status == TD_ERR_DEADLINE ? TD_ERR_DEADLINE : TD_ERR_PEER_LOST,
-                  "KV did not arrive from the prefill worker", true);
+        leg_abort(w, leg, is_told ? work->status : TD_ERR_PEER_LOST, "KV did not arrive from the prefill worker", true);
     else
         kv_arrived(w, leg, work);
 }
