@@ -354,12 +354,13 @@ static void finish_by_leg(struct request *q, bool length)
 }
 
 /*
- * The prefill worker has taken its pages back: its own end says why, and may arrive after this one, since each worker has a
- * connection of its own. Mostly the first token has ended the answer.
+ * The prefill worker has taken the pages back, mostly because the first token has ended the answer. Its own end says why, and may
+ * arrive after this one, since each worker has its own connection.
  */
-static bool is_handover_cancelled(const struct request *q, const Tandem__Worker__V1__LegEnd *end)
+static bool is_handover_cancelled(const struct request *q, const struct peer *from,
+                                  const Tandem__Worker__V1__LegEnd *end)
 {
-    return end->status == TD_ERR_CANCELLED && q->plan.kind == PLAN_SPLIT && q->prefill && !q->prefill_done;
+    return end->status == TD_ERR_CANCELLED && q->plan.kind == PLAN_SPLIT && from == q->decode && !q->prefill_done;
 }
 
 void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker__V1__LegEnd *end)
@@ -368,8 +369,8 @@ void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker_
     if (from != q->prefill && from != q->decode)
         return;
     note_heard(q, from);
-    if (!prefill_leg && is_handover_cancelled(q, end)) {
-        legs_release_decode(q);
+    if (is_handover_cancelled(q, from, end)) {
+        legs_decoded(q);
         return;
     }
     if (end->status) {
@@ -388,7 +389,7 @@ void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker_
         legs_prompt_computed(q);
         if (end->finish_reason.len || q->over) {
             finish_by_leg(q, q->over ? q->over_by_length : length);
-        } else if (!q->decode && !q->alone) {
+        } else if (!q->decode && !q->alone) { /* its handover was cancelled after all that, as when the worker stops */
             blame_transfer(q, q->placed_decode, from);
             replan_request(q, REPLAN_TRANSFER, "the handover of its KV was cancelled");
         }

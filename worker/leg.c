@@ -564,10 +564,12 @@ void leg_pull_ended(struct worker *w, struct work *work)
     if (!leg || is_load)
         return;
     leg->pull = NULL;
-    /* The router treats a handover that is cancelled, or late, in another way than a peer that is lost. */
-    bool is_told = work->status == TD_ERR_DEADLINE || work->status == TD_ERR_CANCELLED;
+    /* The router reacts in its own way to a handover that is late or was cancelled; whatever else happened, the pair failed. */
+    bool is_own_case = work->status == TD_ERR_DEADLINE || work->status == TD_ERR_CANCELLED;
+    const char *text = work->status == TD_ERR_CANCELLED ? "the prefill worker cancelled the handover of its KV"
+                                                        : "KV did not arrive from the prefill worker";
     if (work->status)
-        leg_abort(w, leg, is_told ? work->status : TD_ERR_PEER_LOST, "KV did not arrive from the prefill worker", true);
+        leg_abort(w, leg, is_own_case ? work->status : TD_ERR_PEER_LOST, text, true);
     else
         kv_arrived(w, leg, work);
 }

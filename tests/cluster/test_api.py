@@ -191,7 +191,8 @@ def test_first_token_that_ends_it_is_no_lost_handover():
     prompts = [[(i * 37 + j) % 1000 for j in range(64)] for i in range(16)]
     asked = [dict(id=str(i), prompt_ids=p, max_tokens=1, temperature=0) for i, p in enumerate(prompts)]
     with Cluster(prefill=2, decode=2, plan="split") as c:
-        first = [r["token_ids"][0] for _, r in sorted(c.generate(asked).items(), key=lambda r: int(r[0]))]
+        results = c.generate(asked)
+        first = [results[str(i)]["token_ids"][0] for i in range(16)]
         asked = [dict(id=str(i), prompt_ids=prompts[i % 16], max_tokens=20, temperature=0, stop_ids=[first[i % 16]],
                       cache_salt=str(i)) for i in range(200)]
         results = c.generate(asked)
