@@ -1,14 +1,15 @@
 """Killed and frozen workers: every call is answered in full, no leaked page, no wrong token.
 
-Default: 5 of each. TANDEM_LONG=faults: 100 of each. TANDEM_ROUTERS=N: through N routers. The histogram of what was going on at each fault is printed.
+Default: 5 of each, 6 aimed ones. TANDEM_LONG=faults: 100 of each, 240 aimed ones. TANDEM_ROUTERS=N: through N routers. The histogram of what was going on at each fault is printed.
 """
-import collections, os, random, sys, threading
+import collections, itertools, os, random, sys, threading
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 from client import Client, request
 from load import Load
 
 ROUNDS = 100 if os.environ.get("TANDEM_LONG") in ("faults", "all") else 5
+AIMED = 240 if ROUNDS == 100 else 6  # faults at a role, by a signal, in a phase of a request: twelve combinations
 LIMIT = 3 * SLOW  # silence, a second of grace, and some
 
 
@@ -68,6 +69,60 @@ def test_killed_workers():
 @test
 def test_frozen_workers():
     campaign(signal.SIGSTOP)
+
+
+def in_a_thread(call):
+    """What ends once the call has; its result is in .results."""
+    t = threading.Thread(target=lambda: t.results.append(call()))
+    t.results = []
+    t.start()
+    return t
+
+
+@test
+def test_a_loss_in_each_phase():
+    """Requests whose prefill, transfer and decode take a third of a second each, and a fault aimed at each of them."""
+    rnd = random.Random(3)
+    worker = ["--engine", "sim", "--numerics", "bf16", "--chunk-tokens", "1024", "--max-rows", "1024", "--pages", "400",
+              "--sim-prefill", "20000,300,0", "--sim-decode", "17000,0,0", "--faults", "wire.payload:delay=1/300ms"]
+    phases = ("prefill", "exposed_transfer", "decode")
+    cases = list(itertools.product(phases, ("prefill", "decode"), (signal.SIGKILL, signal.SIGSTOP)))
+    hits, slowest = collections.Counter(), 0
+    with Cluster(dummy="layers=4,kv_heads=1,heads=1,head_dim=64,hidden=64,ffn=64,vocab=1536", prefill=2, decode=2, plan="split",
+                 worker_args=worker, router_args=["--replan-burst", "1000"], routers=ROUTERS) as c:
+        clients = [Client(a) for a in c.addresses]
+
+        def ask(n):  # each time of another salt: no prefix is found
+            return clients[n % len(clients)].all(request(ids=[n % 7] * 1000, max_tokens=20, stopping__ignore_eos=True,
+                                                         cache_salt=b"%d" % rnd.getrandbits(60)))
+        want = [ask(n)[1] for n in range(7)]
+        took = ask(0)[2].timing
+        length = [getattr(took, p) / 1e3 for p in phases]
+        assert min(length) > 0.2, took
+        for n in range(AIMED):
+            phase, role, sig = cases[5 * n % len(cases)]  # each phase and each role in any three or four
+            i = phases.index(phase)
+            began = time.monotonic()
+            calls = [in_a_thread(lambda k=k: ask(k)) for k in range(3)]
+            time.sleep(max(0, began + sum(length[:i]) + length[i] * (0.1 + 0.7 * rnd.random()) - time.monotonic()))
+            victim = c[f"{role}-{rnd.randrange(2)}"]
+            victim.kill(sig)
+            hits[f"{phase}: {role} {sig.name}"] += 1
+            for k, t in enumerate(calls):
+                t.join(30 * SLOW)
+                assert t.results and t.results[0][1] == want[k], (phase, role, sig, k, t.results)
+            slowest = max(slowest, time.monotonic() - began)
+            if sig == signal.SIGKILL:
+                victim.child.wait()
+                victim.start()
+            else:
+                victim.kill(signal.SIGCONT)
+            c.wait_ready(15)
+        replans = sum(c.status(r)["replans"] for r in c.routers)
+        print(f"# {AIMED} faults {dict(hits)}; phases of {', '.join(f'{x:.2f} s' for x in length)}; {replans} re-plans; "
+              f"slowest answer {slowest:.2f} s")
+        assert replans >= AIMED / 2
+        c.audit(15)
 
 
 @test

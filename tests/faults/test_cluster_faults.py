@@ -68,14 +68,16 @@ def test_cluster_under_faults_gives_right_tokens_or_an_error():
         with Cluster(worker_args=["--pages", "3000"]) as clean:
             load.reference(clean)
         load.start()
-        early, in_flight = None, []
+        early, in_flight, phases = None, [], collections.Counter()
         started = moved = time.monotonic()
         done, last = 0, 0
         while done < WANTED:
             time.sleep(0.2)
             counts = watch.faults()
             done = sum(counts.values())
-            in_flight.append(len(load.flying))
+            with load.lock:
+                in_flight.append(len(load.flying))
+                phases.update(v[1] for v in load.flying.values())
             load.check(50 * SLOW)  # on a slow machine a prompt takes seconds, and may be planned anew several times
             if done > last:
                 last, moved = done, time.monotonic()
@@ -89,7 +91,8 @@ def test_cluster_under_faults_gives_right_tokens_or_an_error():
             by_site[site] += n
         print(f"# {done} faults in {time.monotonic() - started:.0f} s: " +
               ", ".join(f"{s} {k} {n}" for (s, k), n in sorted(counts.items())))
-        print(f"# by place {dict(by_site)}; in flight {min(in_flight[5:] or [0])} to {max(in_flight)}; calls {dict(load.codes)}; "
+        print(f"# by place {dict(by_site)}; in flight {min(in_flight[5:] or [0])} to {max(in_flight)}, "
+              f"before their first token {phases['prefill'] / phases.total():.0%}, after it {phases['decode'] / phases.total():.0%}; calls {dict(load.codes)}; "
               f"slowest call {load.slowest:.1f} s; early and late MiB, descriptors: " +
               ", ".join(f"{n} {early[n]} {late[n]}" for n in late))
         bad = set(load.codes) - {"OK", "UNAVAILABLE"}
