@@ -1,5 +1,5 @@
-"""A folder includes only what is below it, and third-party libraries are seen where the design says."""
-import os, re, subprocess, sys
+"""A folder includes only what is below it, third-party libraries are seen where the design says, and documents name what exists."""
+import glob, os, re, subprocess, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 
@@ -14,6 +14,10 @@ LIBRARIES = {r"ucp/|ucs/|uct/": r"^transfer/(wire_ucx|bench_bare)", r"rocksdb/":
 def folder(path):
     parts = path.split("/")
     return "/".join(parts[:2]) if parts[0] == "proto" and parts[1] in ("wire", "rpc", "ask") else parts[0]
+
+
+def documents():
+    return [*glob.glob(os.path.join(SOURCE, "docs", "*.md")), os.path.join(SOURCE, "README.md")]
 
 
 def sources():
@@ -61,8 +65,7 @@ def test_tests_that_documents_name_exist():
                 text = open(os.path.join(d, f), errors="replace").read()
                 names.update(re.findall(r"START_TEST\((\w+)\)", text) + re.findall(r"^def (test_\w+)", text, re.M))
     wrong, n = [], 0
-    docs = [os.path.join(SOURCE, "docs", f) for f in os.listdir(os.path.join(SOURCE, "docs")) if f.endswith(".md")]
-    for path in [*docs, os.path.join(SOURCE, "README.md")]:
+    for path in documents():
         for whole in re.findall(r"`((?:[a-z]+/)*(?:test_\w+|\.\.\._\w+)(?:\.\.\.|\.c|\.py)?)`", open(path).read()):
             n += 1
             name = whole.rsplit("/", 1)[-1]
@@ -72,6 +75,21 @@ def test_tests_that_documents_name_exist():
             if not there:
                 wrong.append(f"{os.path.basename(path)}: {whole}")
     assert n > 50 and not wrong, (n, wrong)
+
+
+@test
+def test_paths_that_documents_name_exist():
+    """A path may be a pattern. Shared objects are built, and not by every configuration."""
+    tops = "|".join(d for d in os.listdir(SOURCE) if os.path.isdir(os.path.join(SOURCE, d)) and d not in (".git", "build"))
+    wrong, n = [], 0
+    for path in documents():
+        for name in re.findall(rf"(?<![\w/.~$-])((?:{tops})/[\w./{{}}*,-]*)", open(path).read()):
+            n += 1
+            name = name.rstrip(".,:")
+            if not name.endswith(".so") and not glob.glob(os.path.join(SOURCE, name)):
+                wrong.append(f"{os.path.basename(path)}: {name}")
+    print(f"# {n} paths")
+    assert n > 100 and not wrong, (n, wrong)
 
 
 @test

@@ -156,6 +156,7 @@ static inline int device_main(const char *name, const TTest *const *tests, uint3
     fflush(stdout); /* or every test's process would have it to say as well */
     if (n_present)
         return tap_main(suite);
+    srunner_free(srunner_create(suite)); /* only a runner frees a suite */
     printf("1..%u\n", n_tests);
     return 0;
 }

@@ -196,8 +196,14 @@ int main(void)
     Suite *s = suite_create("memory");
     TCase *t = tcase_create("memory");
     tcase_set_timeout(t, 1200);
+#ifdef __SANITIZE_ADDRESS__
+    const char *why = "AddressSanitizer keeps freed memory, and its heap has no figures";
+    tap_skip("test_memory_is_flat_over_a_million_requests", why);
+    tap_skip("test_memory_is_flat_over_ten_million_prefixes", why);
+#else
     tcase_add_test(t, test_memory_is_flat_over_a_million_requests);
     tcase_add_test(t, test_memory_is_flat_over_ten_million_prefixes);
+#endif
     suite_add_tcase(s, t);
     return tap_main(s);
 }
