@@ -8,7 +8,7 @@
 
 #include "kernels/kernels.h"
 
-/* What a machine can do at most, for kernels/bench.h. */
+/* What a machine can do at most, for bench/kernels_bench.h. */
 enum kernels_limit { LIMIT_READ_ONE, LIMIT_READ, LIMIT_COPY, LIMIT_LINK, LIMIT_F32, LIMIT_BF16, N_LIMITS };
 
 /* What a matrix of some parts is: checked, none is 0 or over INT32_MAX. */

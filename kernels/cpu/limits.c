@@ -1,4 +1,4 @@
-/* What this CPU can do at most (kernels/bench.h): pieces of memory or of arithmetic, claimed from the pool as an operation's are. */
+/* What this CPU can do at most (bench/kernels_bench.h): pieces of memory or of arithmetic, claimed from the pool as an operation's are. */
 #include <stdatomic.h>
 #include <string.h>
 

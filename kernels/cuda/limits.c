@@ -1,4 +1,4 @@
-/* What a device can do at most (kernels/bench.h). */
+/* What a device can do at most (bench/kernels_bench.h). */
 #include "kernels/cuda/state.h"
 
 enum { LARGEST_PRODUCT = 8192 };

@@ -4,10 +4,10 @@ sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 
 RANKS = {"base": 0, "proto/wire": 1, "model": 2, "kernels": 2, "transfer": 2, "sched": 2, "proto/rpc": 2, "proto/ask": 2, "engine": 3,
-         "worker": 4, "router": 5, "prefill": 5, "decode": 5, "kvstore": 5, "replay": 6, "cli": 7}
+         "worker": 4, "router": 5, "prefill": 5, "decode": 5, "kvstore": 5, "replay": 6, "cli": 7, "bench": 8}
 # The stream between router and workers has one implementation of its proof; the router uses its header only.
 ALLOWED = {}
-LIBRARIES = {r"ucp/|ucs/|uct/": r"^transfer/(wire_ucx|bench_bare)", r"rocksdb/": r"^kvstore/ssd(_internal\.h|_room\.c|\.c)$", r"grpc/": r"^proto/rpc/",
+LIBRARIES = {r"ucp/|ucs/|uct/": r"^transfer/wire_ucx|^bench/transfer_bare", r"rocksdb/": r"^kvstore/ssd(_internal\.h|_room\.c|\.c)$", r"grpc/": r"^proto/rpc/",
              r"cuda|cublas": r"^kernels/cuda/"}
 
 

@@ -1,4 +1,4 @@
-#include "transfer/bench_bare.h"
+#include "bench/transfer_bare.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

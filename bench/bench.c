@@ -3,7 +3,7 @@
  *
  * --json prints one object a row: {"area", "name", "value", "unit", "limit" (null: none), "share" (null), "hash" (engine)}.
  */
-#include "cli/bench.h"
+#include "bench/bench.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -13,8 +13,8 @@
 
 #include "cli/cli.h"
 #include "cli/table.h"
-#include "kernels/bench.h"
-#include "kvstore/bench.h"
+#include "bench/kernels_bench.h"
+#include "bench/store_bench.h"
 #include "worker/geometry.h"
 
 #define AT(member) offsetof(struct bench_options, member)

@@ -12,7 +12,7 @@
 
 #include "base/mem.h"
 #include "base/random.h"
-#include "cli/bench.h"
+#include "bench/bench.h"
 #include "model/tokenizer.h"
 
 enum { PIECE_BYTES = 8 << 10, MADE_UP_BYTES = 4 << 20, LETTERS = 5 << 20, MAX_TEXT = 64 << 20 };

@@ -1,4 +1,4 @@
-#include "kvstore/bench_client.h"
+#include "bench/store_client.h"
 
 #include <stdlib.h>
 #include <string.h>

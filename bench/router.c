@@ -21,7 +21,7 @@
 #include "base/random.h"
 #include "base/thread.h"
 #include "cli/ask.h"
-#include "cli/bench.h"
+#include "bench/bench.h"
 #include "sched/index.h"
 #include "sched/scheduler.h"
 #include "worker/worker.h"

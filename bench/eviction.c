@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "cli/bench.h"
+#include "bench/bench.h"
 #include "replay/evict_sim.h"
 
 enum { MAX_CAPACITIES = 16, RUNS = 3 };

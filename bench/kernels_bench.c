@@ -4,7 +4,7 @@
  *
  * Weights are rotated through copies that together exceed the caches, as the layers of a model do.
  */
-#include "kernels/bench.h"
+#include "bench/kernels_bench.h"
 
 #include <stdio.h>
 #include <stdlib.h>

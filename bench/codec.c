@@ -13,7 +13,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/random.h"
-#include "cli/bench.h"
+#include "bench/bench.h"
 #include "kernels/scalar.h"
 #include "kvstore/codec.h"
 

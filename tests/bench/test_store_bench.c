@@ -2,7 +2,7 @@
 #include <stdbool.h>
 
 #include "base/clock.h"
-#include "kvstore/bench.h"
+#include "bench/store_bench.h"
 #include "tests/kvstore/dirs.h"
 #include "tests/tap.h"
 

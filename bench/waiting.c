@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/random.h"
-#include "cli/bench.h"
+#include "bench/bench.h"
 #include "sched/scheduler.h"
 
 enum {

@@ -12,7 +12,7 @@
 #include "base/mem.h"
 #include "base/random.h"
 #include "proto/wire/checksum.h"
-#include "transfer/bench.h"
+#include "bench/transfer_bench.h"
 
 enum { HOT_BYTES = 256 << 10, CHUNK = 8192, ROUNDS = 5 };
 

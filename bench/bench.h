@@ -58,7 +58,7 @@ enum td_status bench_eviction(const struct bench_options *o, struct bench_rows *
 /* A decision's time, a router's processor time; needs model. */
 enum td_status bench_router(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
 
-/* The part of bench_router() with a queue (bench_waiting.c). */
+/* The part of bench_router() with a queue (bench/waiting.c). */
 void bench_waiting(struct bench_rows *out);
 
 /* The router's prefix index: inserting, removing, lookups alone and beside the writer. */

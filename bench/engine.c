@@ -17,9 +17,9 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/random.h"
-#include "cli/bench.h"
-#include "cli/bench_engine.h"
-#include "kernels/bench.h"
+#include "bench/bench.h"
+#include "bench/engine.h"
+#include "bench/kernels_bench.h"
 
 enum { DECODE_STEPS = 16, MIN_REPEATS = 2, MAX_TIMES = 4096, GATHER_REPEATS = 9, MAX_RUNS = 8 };
 

@@ -13,9 +13,9 @@
 
 #include "base/random.h"
 #include "cli/ask.h"
-#include "cli/bench.h"
+#include "bench/bench.h"
 #include "cli/local.h"
-#include "cli/thread_times.h"
+#include "bench/thread_times.h"
 #include "model/config.h"
 
 enum { ROUNDS = 15, N_LENGTHS = 3, TAILS_MAX = 4, VOCAB_USED = 1000 };

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "cli/bench_engine.h"
+#include "bench/engine.h"
 #include "replay/profile.h"
 
 enum {

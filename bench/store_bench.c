@@ -2,7 +2,7 @@
  * Every part opens the store that it needs, moves the whole working set, and closes it.
  * What RocksDB wrote is what this process wrote (/proc/self/io) while nothing else did.
  */
-#include "kvstore/bench.h"
+#include "bench/store_bench.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -16,7 +16,7 @@
 #include "base/endian.h"
 #include "base/random.h"
 #include "base/thread.h"
-#include "kvstore/bench_client.h"
+#include "bench/store_client.h"
 #include "kvstore/kvstore_internal.h"
 
 enum {

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "transfer/bench.h"
+#include "bench/transfer_bench.h"
 
 START_TEST(test_bench_moves_bytes_over_the_transport_it_was_told)
 {

@@ -15,7 +15,7 @@
 #include "base/mem.h"
 #include "base/random.h"
 #include "base/thread.h"
-#include "cli/bench.h"
+#include "bench/bench.h"
 #include "sched/index.h"
 
 enum {

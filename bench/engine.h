@@ -4,7 +4,7 @@
 #pragma once
 
 #include "base/clock.h"
-#include "cli/bench.h"
+#include "bench/bench.h"
 #include "engine/engine.h"
 #include "worker/geometry.h"
 

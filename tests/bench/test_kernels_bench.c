@@ -1,7 +1,7 @@
 /* The bench on shapes that are small enough to be quick: that it fills its rows, not what they say. */
 #include <math.h>
 
-#include "kernels/bench.h"
+#include "bench/kernels_bench.h"
 #include "tests/kernels/data.h"
 
 START_TEST(test_bench_fills_every_row)

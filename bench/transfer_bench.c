@@ -1,4 +1,4 @@
-#include "transfer/bench.h"
+#include "bench/transfer_bench.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -11,7 +11,7 @@
 #include "base/endian.h"
 #include "base/mem.h"
 #include "base/random.h"
-#include "transfer/bench_bare.h"
+#include "bench/transfer_bare.h"
 #include "transfer/xfer.h"
 
 #define PATIENCE_NS   (60 * NS_PER_S)

@@ -3,7 +3,7 @@
 
 #include "base/mem.h"
 #include "base/random.h"
-#include "cli/bench_engine.h"
+#include "bench/engine.h"
 
 static void mix(struct bench_engine *b, uint64_t x)
 {

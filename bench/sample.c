@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 #include "base/random.h"
-#include "cli/bench.h"
+#include "bench/bench.h"
 #include "engine/sampler.h"
 #include "kernels/kernels.h"
 

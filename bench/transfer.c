@@ -7,8 +7,8 @@
 
 #include "base/mem.h"
 #include "base/process.h"
-#include "cli/bench.h"
-#include "transfer/bench.h"
+#include "bench/bench.h"
+#include "bench/transfer_bench.h"
 
 enum { PATHS_MAX = 8 };
 static const struct log LOG = {.who = "bench", .level = LOG_WARN};

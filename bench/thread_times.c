@@ -1,4 +1,4 @@
-#include "cli/thread_times.h"
+#include "bench/thread_times.h"
 
 #include <dirent.h>
 #include <inttypes.h>
