@@ -93,7 +93,8 @@ int cli_rpc_fail(const char *command, const char *router, enum rpc_code code, co
 {
     const char *hint = "";
     if (code == RPC_UNAVAILABLE)
-        hint = "; does a router listen there? tandem up starts a cluster, --router and TANDEM_ROUTER say where one is";
+        hint =
+            "; tandem status shows what is up, tandem up starts a cluster, --router and TANDEM_ROUTER say where one is";
     return cli_fail(command, "%s: %s: %s%s", router, rpc_code_name(code), text, hint);
 }
 

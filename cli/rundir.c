@@ -125,7 +125,7 @@ void rundir_set_pid(struct rundir *r)
 
 void rundir_release(struct rundir *r)
 {
-    static const char *const NAMES[] = {"router.address", "cluster.json", "up.pid"};
+    static const char *const NAMES[] = {"router.address", "cluster.json", "scale", "up.pid"};
     char path[PATH_MAX];
     if (r->lock_fd < 0)
         return;
@@ -133,7 +133,7 @@ void rundir_release(struct rundir *r)
     bool is_ours = leads_to(path, r->lock_fd); /* the directory may have been removed, and made again by another */
     if (is_ours)
         rundir_reset_faults(r, false, NULL);
-    for (int i = 0; i < 3 && is_ours; i++) {
+    for (size_t i = 0; i < sizeof(NAMES) / sizeof(NAMES[0]) && is_ours; i++) {
         rundir_path(r, NAMES[i], path);
         unlink(path);
     }

@@ -4,7 +4,8 @@
  *   up.pid          process id of the supervisor, which holds a flock on it for as long as it lives
  *   router.address  HOST:PORT of the client API, once it is up
  *   cluster.json    {"pid", "router", "model", "processes": [{"name", "role", "pid" (0: not running), "state", "address",
- *                   "restarts", "log"}]}, rewritten at each change
+ *                   "restarts", "log"}], "n_given_up", "given_up"}, rewritten at each change; n_given_up counts processes that tandem
+ *                   scale asked for and that can't start, given_up says what is wrong with the last one
  *   faults/         of tandem up --faults: a file NAME for each process whose faults were set (base/fault.h)
  *   logs/           up.log and one NAME.log for each process, kept
  *   secret          the cluster secret (rundir_key), kept: remove it while the cluster is down, and the next one draws another
@@ -39,7 +40,7 @@ enum td_status rundir_take(struct rundir *r, struct td_error *error_out);
 /* Makes faults/, empty, or takes it away: what was set in an earlier cluster is over. The directory must be taken. */
 enum td_status rundir_reset_faults(const struct rundir *r, bool wanted, struct td_error *error_out);
 void rundir_set_pid(struct rundir *r);
-void rundir_release(struct rundir *r); /* removes up.pid, router.address, cluster.json and faults/ */
+void rundir_release(struct rundir *r); /* removes up.pid, router.address, cluster.json, scale and faults/ */
 
 /* The living supervisor, 0 if there is none, -1 while one is starting. */
 pid_t rundir_owner(const struct rundir *r);

@@ -41,8 +41,9 @@ static const struct {
 } POOL[POOLS] = {{"prefill", 0}, {"decode", 1}, {"store", 0}};
 
 struct pools {
-    int n[POOLS]; /* up; as a target: -1: as many as there are */
-    int leaving;  /* starting or draining */
+    int n[POOLS];   /* up; as a target: -1: as many as there are */
+    int leaving;    /* starting or draining */
+    int n_given_up; /* processes that could not start, since the cluster is up */
 };
 
 /* -1: none. */
@@ -65,7 +66,7 @@ static bool read_pools(const struct rundir *dir, struct pools *out)
     rundir_path(dir, "cluster.json", path);
     json_t *root = json_load_file(path, 0, NULL), *process;
     size_t i;
-    *out = (struct pools){{0}};
+    *out = (struct pools){.n_given_up = (int)json_integer_value(json_object_get(root, "n_given_up"))};
     json_array_foreach(json_object_get(root, "processes"), i, process)
     {
         const char *role = json_string_value(json_object_get(process, "role")),
@@ -99,7 +100,20 @@ static bool is_met(const struct pools *target, const struct pools *now)
     return met;
 }
 
-static int wait_for(const struct rundir *dir, const struct pools *target, double wait_s)
+static int fail_given_up(const struct rundir *dir, const struct pools *now)
+{
+    char path[PATH_MAX];
+    rundir_path(dir, "cluster.json", path);
+    json_t *root = json_load_file(path, 0, NULL);
+    const char *why = json_string_value(json_object_get(root, "given_up"));
+    cli_fail("scale", "prefill=%d decode=%d store=%d: %s; %s/logs has more", now->n[PREFILL], now->n[DECODE],
+             now->n[STORE], why ? why : "", dir->path);
+    json_decref(root);
+    return 1;
+}
+
+/* n_given_up: of cluster.json, before the supervisor was asked. */
+static int wait_for(const struct rundir *dir, const struct pools *target, int n_given_up, double wait_s)
 {
     struct pools now = {{0}};
     for (double waited = 0; waited <= wait_s; waited += POLL_MS * 1e-3) {
@@ -108,6 +122,8 @@ static int wait_for(const struct rundir *dir, const struct pools *target, double
             fprintf(stderr, "prefill=%d decode=%d store=%d\n", now.n[PREFILL], now.n[DECODE], now.n[STORE]);
             return 0;
         }
+        if (now.n_given_up > n_given_up)
+            return fail_given_up(dir, &now);
     }
     return wait_s > 0
                ? cli_fail(
@@ -122,7 +138,7 @@ int cli_scale(int argc, char **argv)
     struct scale_options o = {0};
     struct td_error e = {{0}};
     struct rundir dir;
-    struct pools target = {{-1, -1, -1}, 0}, now;
+    struct pools target = {.n = {-1, -1, -1}}, now;
     const char **rest = mem_array((size_t)argc, sizeof(*rest));
     char text[32];
     int exit_code = 0, n_rest;
@@ -155,7 +171,7 @@ int cli_scale(int argc, char **argv)
     snprintf(text, sizeof(text), "%d %d %d\n", target.n[PREFILL], target.n[DECODE], target.n[STORE]);
     if (rundir_write(&dir, "scale", text, &e) || kill(owner, SIGUSR1))
         return cli_fail("scale", "the supervisor %d can't be told: %s", (int)owner, e.text);
-    return wait_for(&dir, &target, o.wait_s);
+    return wait_for(&dir, &target, now.n_given_up, o.wait_s);
 }
 
 /* ------------------------------------------------------------------- drain */

@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "cli/cli.h"
 
 enum { READY_SECONDS = 60, TAIL_LINES = 5 };
 static const uint64_t DRAIN_NS = 10 * NS_PER_S;
@@ -37,6 +38,8 @@ struct supervisor {
     bool is_up;       /* all were ready once */
     bool scale;       /* somebody asks for other numbers of workers */
     uint32_t n_children;
+    uint32_t n_given_up; /* processes that scale added and that can't start */
+    char given_up[256];  /* what is wrong with the last of them */
 };
 
 int supervise_signals(void)
@@ -87,8 +90,10 @@ static void write_cluster(struct supervisor *s)
     for (uint32_t i = 0; i < s->n_children; i++)
         if (s->stopping || k->children[i].state != CHILD_ENDED)
             json_array_append_new(list, json_child(&k->children[i]));
-    json_t *root = json_pack("{s:I, s:s, s:s, s:o}", "pid", (json_int_t)getpid(), "router",
-                             s->router->announced ? s->router->listen : "", "model", k->model, "processes", list);
+    json_t *root = json_pack("{s:I, s:s, s:s, s:I, s:o, s:o}", "pid", (json_int_t)getpid(), "router",
+                             s->router->announced ? s->router->listen : "", "model", k->model, "n_given_up",
+                             (json_int_t)s->n_given_up, "given_up", cli_json_text(s->given_up, strlen(s->given_up)),
+                             "processes", list);
     char *json = json_dumps(root, JSON_INDENT(2));
     bytes_printf(&text, "%s\n", json ? json : "{}");
     if (rundir_write(k->dir, "cluster.json", text.data, &e))
@@ -101,6 +106,14 @@ static void write_cluster(struct supervisor *s)
 
 /* -------------------------------------------------------------------- loop */
 
+/* A process that tandem scale asked for can't start: cluster.json says why, and the other processes go on. */
+static void give_up(struct supervisor *s, const char *why)
+{
+    s->n_given_up++;
+    snprintf(s->given_up, sizeof(s->given_up), "%s", why);
+    s->changed = true;
+}
+
 static void start(struct supervisor *s, struct child *c)
 {
     struct td_error e;
@@ -108,10 +121,12 @@ static void start(struct supervisor *s, struct child *c)
     if (!child_start(c, clock_now(&s->clock), &e))
         return;
     say(s, c->announced ? LOG_WARN : LOG_ERROR, "%s", e.text);
-    if (s->is_up && !c->announced)
-        child_stop(c); /* it was asked for later: the others go on */
-    else
+    if (s->is_up && !c->announced) {
+        give_up(s, e.text);
+        child_stop(c);
+    } else {
         s->failed |= !c->announced;
+    }
 }
 
 static void on_announced(struct supervisor *s, struct child *c)
@@ -123,16 +138,23 @@ static void on_announced(struct supervisor *s, struct child *c)
 /* A start that can't succeed is over; a process that was added later leaves the others alone. */
 static void on_exit_before_ready(struct supervisor *s, struct child *c, const char *how)
 {
-    struct bytes tail = {0};
+    struct bytes tail = {0}, last = {0};
+    char why[sizeof(s->given_up)];
     child_log_tail(c, TAIL_LINES, &tail);
+    child_log_tail(c, 1, &last);
+    snprintf(why, sizeof(why), "%s ended before it was ready (%s)%s%.*s", c->name, how, last.len ? ": " : "",
+             last.len ? (int)strcspn(last.data, "\n") : 0, last.len ? last.data : "");
+    bytes_free(&last);
     say(s, LOG_ERROR, "%s ended before it was ready (%s)%s", c->name, how, tail.len ? ":" : "");
     for (char *line = tail.data ? strtok(tail.data, "\n") : NULL; line; line = strtok(NULL, "\n"))
         say(s, LOG_INFO, "  %s", line);
     bytes_free(&tail);
-    if (s->is_up)
+    if (s->is_up) {
+        give_up(s, why);
         child_stop(c);
-    else
+    } else {
         s->failed = true;
+    }
 }
 
 static void on_exited(struct supervisor *s, struct child *c, int status)
@@ -264,7 +286,9 @@ static void add_process(struct supervisor *s, enum child_role role)
     uint32_t number = 0;
     struct child *c = free_child(s);
     if (!c) {
-        say(s, LOG_WARN, "no more than %u processes", s->config->max_children);
+        snprintf(e.text, sizeof(e.text), "no more than %u processes", s->config->max_children);
+        say(s, LOG_WARN, "%s", e.text);
+        give_up(s, e.text);
         return;
     }
     *c = (struct child){.state = CHILD_ENDED, .ready_fd = -1};
@@ -273,6 +297,7 @@ static void add_process(struct supervisor *s, enum child_role role)
     struct child made = {.role = role};
     if (s->config->make(s->config->user, role, number, s->router->listen, &made, &e)) {
         say(s, LOG_WARN, "%s", e.text);
+        give_up(s, e.text);
         child_free(&made);
         return;
     }

@@ -715,7 +715,8 @@ enum td_status wire_tcp_open(const struct wire_config *config, struct wire **out
     mailbox_init(&w->resolved);
     w->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     w->base.fd = epoll_create1(EPOLL_CLOEXEC);
-    enum td_status s = w->base.fd < 0 ? td_fail(error_out, TD_ERR_IO, "no epoll descriptor") : TD_OK;
+    enum td_status s =
+        w->base.fd < 0 ? td_fail(error_out, TD_ERR_IO, "no epoll descriptor: %s", strerror(errno)) : TD_OK;
     if (!s && config->listen)
         s = listen_open(w, config->listen, error_out);
     if (s) {

@@ -31,6 +31,7 @@
  */
 #include "transfer/wire_ucx.h"
 
+#include <errno.h>
 #include <assert.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -846,7 +847,8 @@ enum td_status wire_ucx_open(const struct wire_config *config, struct wire **out
     mailbox_init(&w->results);
     mailbox_init(&w->requests);
     w->base.fd = epoll_create1(EPOLL_CLOEXEC);
-    enum td_status s = w->base.fd < 0 ? td_fail(error_out, TD_ERR_IO, "no epoll descriptor") : TD_OK;
+    enum td_status s =
+        w->base.fd < 0 ? td_fail(error_out, TD_ERR_IO, "no epoll descriptor: %s", strerror(errno)) : TD_OK;
     if (!s && config->listen)
         s = listen_open(w, config->listen, config->reached_at, error_out);
     if (s) {

@@ -10,6 +10,7 @@
  */
 #include "transfer/impl.h"
 
+#include <errno.h>
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -265,7 +266,7 @@ enum td_status xfer_open(const struct xfer_config *config, struct xfer **out, st
                             .events = PEER_WIRE_EVENTS};
     w.events.user = x;
     wire_open_fn *open_wire = config->backend == XFER_NET ? wire_mapped_open : wire_loopback_open;
-    s = x->epoll_fd < 0 ? td_fail(error_out, TD_ERR_IO, "xfer: no epoll descriptor") : TD_OK;
+    s = x->epoll_fd < 0 ? td_fail(error_out, TD_ERR_IO, "xfer: no epoll descriptor: %s", strerror(errno)) : TD_OK;
     if (!s)
         s = config->faults ? wire_fault_open(&w, open_wire, config->faults, config->clock, &x->wire, error_out)
                            : open_wire(&w, &x->wire, error_out);

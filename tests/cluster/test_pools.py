@@ -2,7 +2,7 @@
 
 TANDEM_LONG=pools: 100 workers come and go, else 6. TANDEM_ROUTERS=N: through N routers.
 """
-import os, subprocess, sys, tempfile, threading, time
+import os, shutil, subprocess, sys, tempfile, threading, time
 from harness import *
 from load import Load
 
@@ -107,6 +107,27 @@ def test_scale_starts_and_drains_workers_of_one_pool():
             assert bad.returncode == 2 and "decode=0" in bad.stderr, bad.stderr
         finally:
             tandem("down", "--run-dir", run_dir)
+
+
+@test
+def test_scale_says_at_once_why_a_process_cannot_start():
+    with tempfile.TemporaryDirectory() as top:
+        model, run_dir = os.path.join(top, "model"), os.path.join(top, "run")
+        shutil.copytree(DEMO, model)
+        up = [TANDEM, "up", "--model", model, "--run-dir", run_dir, "--listen", "127.0.0.1:0", "--pool-bytes", "32M", "--no-store",
+              "--threads", "1", "--detach"]
+        subprocess.run(up, check=True, capture_output=True, timeout=90 * SLOW)
+        try:
+            for file, who in (("config.json", ""), ("model.safetensors", "decode-1 ended before it was ready")):
+                os.rename(os.path.join(model, file), os.path.join(model, "old"))
+                began = time.monotonic()
+                bad = subprocess.run([TANDEM, "scale", "decode=2", "--run-dir", run_dir], capture_output=True, text=True)
+                assert bad.returncode == 1 and time.monotonic() - began < 20 * SLOW, (bad, time.monotonic() - began)
+                assert "decode=1" in bad.stderr and who in bad.stderr and file in bad.stderr, bad.stderr
+                os.rename(os.path.join(model, "old"), os.path.join(model, file))
+            subprocess.run([TANDEM, "scale", "decode=2", "--run-dir", run_dir], check=True, timeout=90 * SLOW)
+        finally:
+            subprocess.run([TANDEM, "down", "--run-dir", run_dir], check=True, timeout=90 * SLOW)
 
 
 @test

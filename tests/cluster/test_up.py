@@ -196,7 +196,7 @@ def test_faults_can_be_set_where_asked_for_and_do_not_outlive_the_cluster():
             assert asked == ([f"--faults=@{faults}/{name}"] if name not in ("up", "router") else []), (name, asked)
         os.kill(r.pids()["router"], signal.SIGUSR1)  # has none to read, and goes on
         assert r.status()
-        assert r.tandem("down").returncode == 0 and sorted(os.listdir(r.path)) == ["logs", "scale", "secret", "store"]
+        assert r.tandem("down").returncode == 0 and sorted(os.listdir(r.path)) == ["logs", "secret", "store"]
 
 
 @test
