@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Compiles, without tests and with warnings as errors, what the suite's own build (gcc, debugoptimized, everything) does not show:
-# gcc release without the GPU backend, clang debug, and the libraries alone (-Dcluster=false). Exit status 0: all compile.
+# gcc release without the GPU backend, clang debug, and the libraries alone (-Dcluster=false). Checks clang-format, too.
+# Exit status 0: all is well.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 top="${TANDEM_BUILD:-build}-variants"
@@ -23,6 +24,15 @@ variant() { # NAME CC OPTIONS...
 }
 
 status=0
+mapfile -t sources < <(git ls-files '*.c' '*.h' '*.cuh' 2>/dev/null)
+if [ ${#sources[@]} -eq 0 ] || ! command -v clang-format >/dev/null; then
+  echo "# skipped: clang-format (no git checkout, or no clang-format)"
+elif clang-format --dry-run -Werror "${sources[@]}"; then
+  echo "ok clang-format ${#sources[@]} files"
+else
+  echo "not ok clang-format"
+  status=1
+fi
 # gcc 12 at -O3 takes for unset what json_unpack sets, and what another variable says is set
 variant release gcc --buildtype=release -Dgpu=disabled -Dc_args=-Wno-error=maybe-uninitialized || status=1
 variant clang clang --buildtype=debug -Dgpu=disabled || status=1
