@@ -40,3 +40,16 @@ void log_write(const struct log *log, enum log_level level, const char *format, 
     ssize_t ignored = write(log->fd ? log->fd : 2, line, len);
     (void)ignored;
 }
+
+const char *log_word(const void *data, size_t len_bytes, char out[LOG_WORD_BYTES])
+{
+    const unsigned char *from = data;
+    char *to = out;
+    for (size_t i = 0; i < len_bytes && i < LOG_WORD_MAX; i++)
+        if (from[i] > ' ' && from[i] < 127 && !strchr("\"'=\\", from[i]))
+            *to++ = (char)from[i];
+        else
+            to += snprintf(to, 5, "\\x%02x", from[i]);
+    *to = 0;
+    return out;
+}

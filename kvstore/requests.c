@@ -233,7 +233,7 @@ static void lookup(struct kvstore *s, const struct store_keys_msg *m, uint64_t r
 {
     struct xfer_id id = {m->id_incarnation, m->id_counter};
     if (is_leased(s, id)) {
-        log_warn(&s->log, "lookup with an id that is in use refused req=%llx-%llu", (unsigned long long)id.incarnation,
+        log_warn(&s->log, "lookup with an id that is in use refused xfer=%llx-%llu", (unsigned long long)id.incarnation,
                  (unsigned long long)id.counter);
         store_count(s, STORE_BAD_MESSAGES, 1);
         return;
@@ -255,7 +255,7 @@ static void lookup(struct kvstore *s, const struct store_keys_msg *m, uint64_t r
         }
         tier_start_load(s, l->entries[i]);
     }
-    log_debug(&s->log, "lookup req=%llx-%llu asked=%u found=%u", (unsigned long long)id.incarnation,
+    log_debug(&s->log, "lookup xfer=%llx-%llu asked=%u found=%u", (unsigned long long)id.incarnation,
               (unsigned long long)id.counter, m->n_keys, l->n);
     lease_advance(s, l);
 }
@@ -315,7 +315,7 @@ void request_fill_ended(struct kvstore *s, struct fill *f)
     store_count(s, STORE_PUTS, n_ok);
     store_count(s, STORE_DROP_TRANSFER, f->n - n_ok);
     if (n_ok < f->n)
-        log_debug(&s->log, "offered blocks did not arrive req=%llx-%llu got=%u of=%u",
+        log_debug(&s->log, "offered blocks did not arrive xfer=%llx-%llu got=%u of=%u",
                   (unsigned long long)f->id.incarnation, (unsigned long long)f->id.counter, n_ok, f->n);
     for (uint32_t i = 0; i < f->n; i++)
         tier_filled(s, f->entries[i], i < n_ok);
@@ -378,7 +378,7 @@ static void offer(struct kvstore *s, const struct store_keys_msg *m, uint64_t ho
         if (want(s, f, &key, m->first_index + i, m->tenant))
             positions[f->n - 1] = (uint16_t)i;
     }
-    log_debug(&s->log, "offer req=%llx-%llu offered=%u wanted=%u", (unsigned long long)f->id.incarnation,
+    log_debug(&s->log, "offer xfer=%llx-%llu offered=%u wanted=%u", (unsigned long long)f->id.incarnation,
               (unsigned long long)f->id.counter, m->n_keys, f->n);
     store_want_encode(m->id_incarnation, m->id_counter, positions, (uint16_t)f->n, &b);
     xfer_send(s->xfer, address, STORE_WANT, b.data, (uint32_t)b.len);

@@ -191,6 +191,9 @@ static void finish(struct request *q, const char *reason, uint64_t upto, bool al
         end.kv_codec = rpc_data(q->kv_codec);
     end.request_id = (ProtobufCBinaryData){q->p.label.len, (uint8_t *)q->p.label.data};
     show_part(q, q->shown, 0, &end, true);
+    char req[LOG_WORD_BYTES];
+    log_debug(&q->router->log, "request finished req=%s reason=%s tokens=%u", request_log_id(q, req), reason,
+              q->n_told);
     metrics_inc(q->router->counters, ROUTER_TOKENS, q->n_told);
     observe(q);
     if (choices_answered(q))
@@ -258,6 +261,8 @@ bool answer_token(struct request *q, struct shown_token token)
     if (q->n_tokens - q->n_before == 2)
         scheduler_second_token(r->scheduler, &q->sched, now);
     if (!q->begun_token_ns) {
+        char req[LOG_WORD_BYTES];
+        log_debug(&r->log, "first token req=%s", request_log_id(q, req));
         q->begun_token_ns = now;
         q->first_token_ns = q->first_token_ns ? q->first_token_ns : now;
         end_stall(q);

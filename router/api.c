@@ -124,6 +124,9 @@ static void generate(struct rpc_call *call, const ProtobufCMessage *base, const 
     q->arrived_ns = at->ns;
     q->detok = token_stream_open(r->tokenizer, q->p.skip_special);
     q->tokenized_ns = clock_now(&r->clock);
+    char req[LOG_WORD_BYTES], tenant[LOG_WORD_BYTES];
+    log_debug(&r->log, "request received req=%s tenant=%s prompt_tokens=%u", request_log_id(q, req),
+              log_word(p.tenant.data, p.tenant.len, tenant), p.n_ids);
     struct note *note = note_new(NOTE_REQUEST);
     note->request = q;
     tell_owner(r, note, call, q->p.n_ids * sizeof(*q->p.ids) + q->p.echo.len);

@@ -2,6 +2,7 @@
  * The front door: everything in a GenerateRequest is checked here, before anything is allocated for the request anywhere.
  * Each refusal names the field. Workers check again at their own door.
  */
+#include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -453,6 +454,8 @@ enum td_status params_parse(struct router *r, const Tandem__V1__GenerateRequest 
         s = parse_stopping(r, m->stopping, &p, error_out);
     if (!s)
         s = check_scores(&p, error_out);
+    if (!s && !p.label.len)
+        bytes_printf(&p.label, "%016" PRIx64, random_u64());
     p.sampling.logprobs = p.want_logprobs;
     p.sampling.prompt_logprobs = p.want_prompt_logprobs;
     if (s) {

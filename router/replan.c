@@ -113,9 +113,9 @@ void replan_request(struct request *q, enum replan_reason reason, const char *te
         request_fail(q, RPC_UNAVAILABLE, why, 1000);
         return;
     }
-    log_debug(&r->log, "request planned anew req=%.*s workflow=%.*s reason=%s tokens=%u text='%s'", (int)q->p.label.len,
-              q->p.label.data ? q->p.label.data : "", (int)q->p.workflow.len,
-              q->p.workflow.data ? q->p.workflow.data : "", REASONS[reason], q->n_tokens, text);
+    char req[LOG_WORD_BYTES], workflow[LOG_WORD_BYTES];
+    log_debug(&r->log, "request planned anew req=%s workflow=%s reason=%s tokens=%u text='%s'", request_log_id(q, req),
+              log_word(q->p.workflow.data, q->p.workflow.len, workflow), REASONS[reason], q->n_tokens, text);
     metrics_inc(r->replans[reason], 0, 1);
     enqueue_again(q, complete);
 }

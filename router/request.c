@@ -8,6 +8,7 @@
  * Split: both legs go out at once under one transfer id. The first token (from the prefill worker) is shown as soon as the
  * decode worker has accepted, asked for long before. Aggregated and kept: one worker has the only leg, and nothing is waited for.
  */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,6 +102,11 @@ static void use_breaker(struct request *q, struct peer *p)
     scheduler_worker_usable(q->router->scheduler, p->holder, false);
 }
 
+const char *request_log_id(const struct request *q, char out[LOG_WORD_BYTES])
+{
+    return log_word(q->p.label.data, q->p.label.len, out);
+}
+
 void request_place(struct request *q, const struct plan *plan)
 {
     static const int PLANS[] = {
@@ -134,14 +140,20 @@ void request_place(struct request *q, const struct plan *plan)
     use_breaker(q, prefill);
     use_breaker(q, decode);
     metrics_inc(r->counters, PLANS[plan->kind], 1);
+    if (r->log.level >= LOG_DEBUG) {
+        char req[LOG_WORD_BYTES];
+        log_debug(&r->log, "request placed req=%s xfer=%" PRIx64 "-%" PRIu64 " plan=%s prefill=%s decode=%s",
+                  request_log_id(q, req), r->incarnation, q->counter, plan_name(plan->kind), prefill->name,
+                  decode->name);
+    }
     legs_send(q);
 }
 
 void request_fail(struct request *q, enum rpc_code code, const char *text, uint32_t retry_after_ms)
 {
-    log_debug(&q->router->log, "request failed req=%.*s workflow=%.*s code=%s text='%s'", (int)q->p.label.len,
-              q->p.label.data ? q->p.label.data : "", (int)q->p.workflow.len,
-              q->p.workflow.data ? q->p.workflow.data : "", rpc_code_name(code), text);
+    char req[LOG_WORD_BYTES], workflow[LOG_WORD_BYTES];
+    log_debug(&q->router->log, "request failed req=%s workflow=%s code=%s text='%s'", request_log_id(q, req),
+              log_word(q->p.workflow.data, q->p.workflow.len, workflow), rpc_code_name(code), text);
     metrics_inc(q->router->counters,
                 code == RPC_RESOURCE_EXHAUSTED && q->state == REQUEST_QUEUED ? ROUTER_REFUSED : ROUTER_FAILED, 1);
     if (choices_failed(q))
@@ -151,6 +163,8 @@ void request_fail(struct request *q, enum rpc_code code, const char *text, uint3
 
 void request_gone(struct request *q)
 {
+    char req[LOG_WORD_BYTES];
+    log_debug(&q->router->log, "request cancelled by its client req=%s", request_log_id(q, req));
     metrics_inc(q->router->counters, ROUTER_CANCELLED, 1);
     request_drop(q);
 }
@@ -244,6 +258,8 @@ static bool show_held(struct request *q)
 
 void request_accepted(struct request *q)
 {
+    char req[LOG_WORD_BYTES];
+    log_debug(&q->router->log, "request accepted req=%s peer=%s", request_log_id(q, req), q->decode_name);
     note_heard(q, q->decode);
     show_held(q);
 }

@@ -361,6 +361,8 @@ void router_answer_simple(struct rpc_call *call, const ProtobufCMessage *answer,
 
 /* request.c: one request, owner thread. Any of these may end it. */
 void request_free(struct request *q);
+/* The request's id as one word for log lines. Returns out. */
+const char *request_log_id(const struct request *q, char out[LOG_WORD_BYTES]);
 void request_place(struct request *q, const struct plan *plan);
 /* Off its workers and out of router.placed: what still comes under its id finds nobody. */
 void request_unplace(struct request *q);

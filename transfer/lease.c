@@ -67,7 +67,7 @@ static void lease_settle(struct xfer *x, struct lease *l)
         l->next->prev = l->prev;
     atomic_fetch_sub(&x->counters.leases_open, 1);
     remember_ended(x, l->node.id, l->end_status);
-    log_debug(x->config.log, "lease ended req=%llx-%llu status=%s in_doubt=%d",
+    log_debug(x->config.log, "lease ended xfer=%llx-%llu status=%s in_doubt=%d",
               (unsigned long long)l->node.id.incarnation, (unsigned long long)l->node.id.counter,
               td_status_name(l->end_status), l->in_doubt);
     l->params.on_end(l->params.user, l->node.id, l->end_status, l->in_doubt);

@@ -69,7 +69,7 @@ static void tell_end(struct xfer *x, struct pull *p)
                                  .done_ns = absence_of(&x->absence, clock_now(x->config.clock))};
     atomic_fetch_sub(&x->counters.pulls_open, 1);
     atomic_fetch_add(is_ok ? &x->counters.pulls_ok : &x->counters.pulls_failed, 1);
-    log_debug(x->config.log, "pull ended req=%llx-%llu address=%s status=%s pages=%u bytes=%llu",
+    log_debug(x->config.log, "pull ended xfer=%llx-%llu address=%s status=%s pages=%u bytes=%llu",
               (unsigned long long)p->node.id.incarnation, (unsigned long long)p->node.id.counter, p->target->address,
               td_status_name(r.status), r.n_pages, (unsigned long long)r.bytes);
     p->params.on_end(p->params.user, p->node.id, &r);
@@ -276,7 +276,7 @@ static uint64_t stalled_at(const struct xfer *x, const struct pull *p)
 /* The holder lives and says nothing against it, but the bytes don't come. What is half here is only safe behind a close. */
 static void pull_stalled(struct xfer *x, struct pull *p)
 {
-    log_warn(x->config.log, "pull is stalled req=%llx-%llu address=%s asked_bytes=%llu arriving=%u",
+    log_warn(x->config.log, "pull is stalled xfer=%llx-%llu address=%s asked_bytes=%llu arriving=%u",
              (unsigned long long)p->node.id.incarnation, (unsigned long long)p->node.id.counter, p->target->address,
              (unsigned long long)p->asked_bytes, p->arriving);
     atomic_fetch_add(&x->counters.stalled, 1);
@@ -447,7 +447,7 @@ void pull_on_finish(struct conn *c, const struct proto_msg *m)
         return;
     }
     if (p->params.n_have > m->finish.n_pages) {
-        log_warn(c->x->config.log, "pull has more pages than its lease req=%llx-%llu address=%s have=%u lease=%u",
+        log_warn(c->x->config.log, "pull has more pages than its lease xfer=%llx-%llu address=%s have=%u lease=%u",
                  (unsigned long long)p->node.id.incarnation, (unsigned long long)p->node.id.counter, p->target->address,
                  p->params.n_have, m->finish.n_pages);
         pull_drain(c->x, p, TD_ERR_INVALID, true);
@@ -687,7 +687,7 @@ void pull_on_payload_done(struct conn *c, void *token, enum td_status status)
         pull_drain(x, p, TD_ERR_PEER_LOST, false);
     } else if (!is_genuine(a)) {
         atomic_fetch_add(&x->counters.checksum_errors, 1);
-        log_warn(x->config.log, "checksum differs req=%llx-%llu address=%s index=%u layers=%u-%u",
+        log_warn(x->config.log, "checksum differs xfer=%llx-%llu address=%s index=%u layers=%u-%u",
                  (unsigned long long)p->node.id.incarnation, (unsigned long long)p->node.id.counter, p->target->address,
                  a->data.index, a->data.layer_begin, a->data.layer_end);
         pull_drain(x, p, TD_ERR_CHECKSUM, true);

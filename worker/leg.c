@@ -9,6 +9,7 @@
  *
  * A leg ends with one LegEnd. Cancelling drops the sequence at once; pages that the wire may still touch follow later.
  */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -123,7 +124,7 @@ static void leg_abort(struct worker *w, struct leg *leg, enum td_status why, con
         send_end(leg->link, leg->id, why, text, &end);
     }
     metrics_inc(w->counters, WORKER_LEGS_FAILED, 1);
-    log_debug(&w->log, "leg ended req=%s status=%s text='%s'", leg->label, td_status_name(why), text);
+    log_debug(&w->log, "leg ended req=%s status=%s text='%s'", leg->req, td_status_name(why), text);
     leg_free(w, leg);
 }
 
@@ -162,6 +163,13 @@ void leg_expire(struct worker *w, uint64_t now)
 }
 
 /* ------------------------------------------------------------------ start */
+
+static const char *kind_name(Tandem__Worker__V1__LegKind kind)
+{
+    return kind == TANDEM__WORKER__V1__LEG_KIND__LEG_PREFILL  ? "prefill"
+           : kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE ? "decode"
+                                                              : "aggregated";
+}
 
 static char *text_of(ProtobufCBinaryData b)
 {
@@ -234,7 +242,7 @@ static enum td_status check_message(struct worker *w, const Tandem__Worker__V1__
     if (m->lora.len && !adapters_find(&w->adapters, m->lora.data, m->lora.len))
         return td_fail(e, TD_ERR_INVALID, "leg.lora: no adapter '%.*s' here", (int)m->lora.len,
                        (const char *)m->lora.data);
-    if (m->peer_xfer_address.len > MAX_ADDRESS || m->request_id.len > 64)
+    if (m->peer_xfer_address.len > MAX_ADDRESS || m->request_id.len > LOG_WORD_MAX)
         return td_fail(e, TD_ERR_INVALID, "leg: an address or the request id is too long");
     if (check_stores(m, e))
         return TD_ERR_INVALID;
@@ -309,7 +317,7 @@ void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Le
     leg->first_page = engine_first_page_after(w->engine, (uint32_t)m->n_ids);
     leg->peer = text_of(m->peer_xfer_address);
     leg->peer_incarnation = m->peer_incarnation;
-    memcpy(leg->label, m->request_id.data ? (const char *)m->request_id.data : "", m->request_id.len);
+    log_word(m->request_id.data, m->request_id.len, leg->req);
     leg->deadline_ns = m->remaining_ms > 0 && m->remaining_ms < INT64_MAX / 2000000
                            ? clock_now(&w->clock) + (uint64_t)m->remaining_ms * NS_PER_MS
                            : UINT64_MAX;
@@ -320,6 +328,8 @@ void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Le
     link_leg_began(link, leg->id.counter);
     if (leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_PREFILL && leg->peer_incarnation)
         leg->lease = lease_open(w, leg->id, leg->peer_incarnation, false);
+    log_debug(&w->log, "leg received req=%s xfer=%" PRIx64 "-%" PRIu64 " kind=%s tokens=%zu", leg->req,
+              leg->id.incarnation, leg->id.counter, kind_name(leg->kind), m->n_ids);
     metrics_inc(w->counters, WORKER_LEGS, 1);
     metrics_inc(w->counters, WORKER_PROMPT_TOKENS, m->n_ids);
     prefix_ask(w, leg);
@@ -340,6 +350,7 @@ static void accept_decode(struct worker *w, struct leg *leg, uint32_t n_matched)
     Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
     Tandem__Worker__V1__LegAccepted accepted = TANDEM__WORKER__V1__LEG_ACCEPTED__INIT;
     Tandem__Worker__V1__TransferId id = message_id(leg->id);
+    log_debug(&w->log, "leg accepted req=%s had_pages=%u pages=%u", leg->req, p->n_have, n_pages - leg->first_page);
     accepted.id = &id;
     m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_ACCEPTED;
     m.accepted = &accepted;
@@ -397,6 +408,10 @@ void leg_on_token(void *user, struct seq *seq, const struct sampled *token)
 {
     struct worker *w = user;
     struct leg *leg = engine_seq_user(seq);
+    uint32_t n_tokens;
+    engine_seq_tokens(seq, &n_tokens);
+    if (n_tokens == leg->n_ids)
+        log_debug(&w->log, "first token req=%s", leg->req);
     leg->first_token = *token;
     put_token(w, leg, token);
     metrics_inc(w->counters, WORKER_TOKENS, 1);
@@ -490,6 +505,7 @@ static void finish_lease(struct worker *w, struct leg *leg)
     put_u32(tail + 8, (uint32_t)leg->finish);
     for (uint32_t i = 0; i < first->n_top; i++)
         put_scored(tail + TAIL_BYTES + i * TAIL_TOP_BYTES, first->top_ids[i], first->top_logprobs[i]);
+    log_debug(&w->log, "handed over req=%s pages=%u", leg->req, leg->lease->held.n);
     xfer_lease_finish(w->xfer, leg->id, leg->lease->held.n, tail, TAIL_BYTES + first->n_top * TAIL_TOP_BYTES);
 }
 
@@ -500,6 +516,7 @@ static void leg_finish(struct worker *w, struct leg *leg)
     finish_lease(w, leg);
     leg->lease = NULL; /* ends by itself */
     fill_end(leg, &end, &times);
+    log_debug(&w->log, "leg finished req=%s reason=%s", leg->req, finish_name(leg->finish));
     send_end(leg->link, leg->id, TD_OK, "", &end);
     /* A decode worker adds the answer; the prompt's blocks were offered by whoever computed them. */
     bool decode = leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE;
@@ -510,7 +527,7 @@ static void leg_finish(struct worker *w, struct leg *leg)
 /* Any worker with these weights would compute the same, so the router does not try another (router/request.c). */
 static void leg_break(struct worker *w, struct leg *leg)
 {
-    log_error(&w->log, "logits are not finite req=%s", leg->label);
+    log_error(&w->log, "logits are not finite req=%s", leg->req);
     metrics_inc(w->counters, WORKER_LEGS_BROKEN, 1);
     leg_abort(w, leg, TD_ERR_CORRUPT, "the model's logits are not finite: its weights, or the device, are broken",
               true);
@@ -550,6 +567,7 @@ static void kv_arrived(struct worker *w, struct leg *leg, const struct work *wor
         leg->exposed_ns = r->done_ns > r->last_announce_ns ? r->done_ns - r->last_announce_ns : 0;
         metrics_observe_ns(w->counters, WORKER_TRANSFER_SECONDS, leg->transfer_ns);
     }
+    log_debug(&w->log, "handover arrived req=%s pages=%u bytes=%" PRIu64, leg->req, r->n_pages, r->bytes);
     engine_seq_filled(w->engine, leg->seq, n_tokens);
     put_token(w, leg, &first);
     engine_seq_append(w->engine, leg->seq, first.id);

@@ -260,7 +260,7 @@ bool prefix_pull_ended(struct worker *w, struct leg *leg, const struct pull *p, 
     if (!work->status && !store_found_decode(r->tail, r->tail_len_bytes, &l->found) && r->n_pages <= l->n)
         l->n_got = r->n_pages > l->n_have ? r->n_pages : l->n_have;
     else if (work->status != TD_ERR_INVALID) /* that: it has less than is here by now */
-        log_warn(&w->log, "prefix load failed, computing instead req=%s source=%s status=%s", leg->label,
+        log_warn(&w->log, "prefix load failed, computing instead req=%s source=%s status=%s", leg->req,
                  address_of(leg, l->source), td_status_name(work->status ? work->status : TD_ERR_PROTOCOL));
     if (l->n_got > l->n_have)
         note_source(w, leg, l);

@@ -117,10 +117,10 @@ struct leg {
 
     uint64_t peer_incarnation;
     uint32_t n_prompt, n_from_store;
-    uint32_t n_ids, n_new; /* tokens that it came with; that its router expects to be computed */
-    double tpot_ms;        /* 0: no limit */
-    uint32_t first_page;   /* of the sequence, with which a hand-over begins: nobody sees those before it */
-    char label[72];        /* request id for logs */
+    uint32_t n_ids, n_new;    /* tokens that it came with; that its router expects to be computed */
+    double tpot_ms;           /* 0: no limit */
+    uint32_t first_page;      /* of the sequence, with which a hand-over begins: nobody sees those before it */
+    char req[LOG_WORD_BYTES]; /* the request's id for logs, escaped */
     uint64_t deadline_ns, pull_done_ns, prefill_end_ns, transfer_ns, exposed_ns, wait_ns;
     uint32_t cached_worker, cached_peer, cached_dram, cached_ssd;
     struct sampled first_token;

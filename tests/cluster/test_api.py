@@ -1,5 +1,5 @@
 """The client API through grpcio: streaming, stop strings, cancel, deadlines, SLOs, reflection, health."""
-import json, os, subprocess, sys, threading, time
+import json, os, re, subprocess, sys, threading, time
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 from client import Client, grpc, pb, request
@@ -233,6 +233,32 @@ def test_same_label_a_hundred_times_at_once():
             t.join()
         assert results == [case["greedy_ids"]] * 100
         c.audit()
+
+
+@test
+def test_one_grep_follows_a_request_through_all_logs():
+    debug = ["--log-level", "debug"]
+    with Cluster(plan="split", store=True, worker_args=debug, store_args=debug, router_args=debug) as c:
+        client = Client(c.router.address)
+        odd = b"my id=\"7\"\n\xff"
+        for given, word in ((b"abc-7", "abc-7"), (odd, "my\\x20id\\x3d\\x227\\x22\\x0a\\xff"), (b"", None)):
+            end = client.all(request(ids=[5] * 200, max_tokens=4, stopping__ignore_eos=True, request_id=given,
+                                     cache_salt=given or b"none"))[2]
+            word = word or end.request_id.decode()
+            assert end.request_id == (given or word.encode()) and (given or re.fullmatch("[0-9a-f]{16}", word)), end.request_id
+
+            def lines(name):
+                return [line.split(" ", 3)[3] for line in c.log(name).splitlines() if f" req={word} " in line + " "]
+            steps = {"router": ["request received", "request placed", "request accepted", "first token", "request finished"],
+                     "prefill-0": ["leg received", "first token", "handed over", "leg finished"],
+                     "decode-0": ["leg received", "leg accepted", "handover arrived", "leg finished"]}
+            for name, want in steps.items():
+                wait_until(lambda: sorted(line.split(" req=")[0] for line in lines(name)) == sorted(want), 5,
+                           lambda: f"{name} tells {want}: {lines(name)}")
+            xfer = re.search(r"xfer=(\S+)", next(line for line in lines("router") if "placed" in line)).group(1)
+            for name in ("prefill-0", "decode-0"):  # the transfer's own lines are found by that id
+                assert any(f"xfer={xfer}" in line and "leg received" in line for line in lines(name)), lines(name)
+                wait_until(lambda: f"ended xfer={xfer} " in c.log(name), 5, f"{name}: the transfer's end")
 
 
 main()
