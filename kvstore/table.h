@@ -33,6 +33,7 @@
  * Threads: one owner.
  */
 #pragma once
+
 #include <stdbool.h>
 #include <stdint.h>
 

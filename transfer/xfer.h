@@ -3,8 +3,8 @@
  * for pages and says where they land. So no remote process ever writes into a pool on its own, and a reader
  * that dies cannot damage anybody's memory.
  *
- *   holder:  xfer_lease_grant -> xfer_lease_announce (as layers get ready) -> xfer_lease_finish -> on_end once
- *   reader:  xfer_pull_start -> (parts arrive, each is verified) -> on_end once
+ *   holder: xfer_lease_grant -> xfer_lease_announce (as layers get ready) -> xfer_lease_finish -> on_end once
+ *   reader: xfer_pull_start -> (parts arrive, each is verified) -> on_end once
  *
  * States of a lease, on the holder's side (a frozen reader counts as a lost peer):
  *
