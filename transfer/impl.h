@@ -77,9 +77,9 @@ static inline void idmap_remove(struct idmap *m, struct idnode *node)
 /* -------------------------------------------------------------- connections */
 
 /*
- * CONNECTING --wire open--> HELLO --peer's hello--> AUTH --peer's proof--> UP --goodbye--> LEAVING
- *      |                      |                      |                    |               |
- *      +----------------------+-- refused, silent ---+--------------------+---------------+--> CLOSING --> gone
+ * CONNECTING --wire open--> HELLO --hello came--> AUTH --proof came--> UP --goodbye--> LEAVING
+ *      |                      |                    |                  |               |
+ *      +----------------------+- refused, silent --+------------------+---------------+--> CLOSING --> gone
  *
  * An accepted connection starts in HELLO. LEAVING: one side said goodbye, all leases and pulls of the
  * connection were ended, and the other side's answer or close is awaited for a bounded time.

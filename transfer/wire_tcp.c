@@ -3,7 +3,8 @@
  *
  * A frame on the socket, little-endian:
  *
- *  0 u32 FRAME_MAGIC  4 u16 header_len  6 u16 0  8 u64 payload_len  16 header[header_len] payload[payload_len]
+ *  0 u32 FRAME_MAGIC  4 u16 header_len  6 u16 0  8 u64 payload_len  16 header[header_len]
+ *  then payload[payload_len]
  *
  * Frames of a connection are sent in order, so a long payload delays the messages behind it. Payloads travel
  * best in parts of PART_BYTES, which a slow network (100 Mbit/s) carries in a tenth of a second.
