@@ -2,9 +2,9 @@
  * Encodes a block's bytes for SSD, and decodes them: lossless (zstd) or quantised (int8, fp8). In DRAM and on
  * the wire a block is always the page itself.
  *
- * zstd:  each element of more than one byte is rotated left by one bit, so that the exponent of bf16 and f32
- * fills a byte. The bytes are then stored in planes: the highest byte of all elements, then the next one, and
- * so on (as in ZipNN, Hershcovitch et al. 2024). Each plane is
+ * zstd:  each element of more than one byte is rotated left by one bit, so that the exponent of bf16 and
+ *        f32 fills a byte. The bytes are then stored in planes: the highest byte of all elements, then the
+ *        next one, and so on (as in ZipNN, Hershcovitch et al. 2024). Each plane is
  *           0  u32 length     4  a zstd frame, or the plane itself if length is the plane's length
  *        Exponents compress well, mantissas hardly.
  *
@@ -25,8 +25,9 @@
  * can't be quantised: it has an infinity, a NaN, or a magnitude above 2^100. So a value that is not finite
  * never becomes finite.
  *
- * Threads: each codec is used by one thread at a time. Errors:  TD_ERR_CORRUPT for bytes that no encoder
- * made. Whatever the bytes are, nothing is accessed out of bounds.
+ * Threads: each codec is used by one thread at a time.
+ * Errors:  TD_ERR_CORRUPT for bytes that no encoder made. No bytes make it access
+ *          anything out of bounds.
  */
 #pragma once
 

@@ -4,7 +4,8 @@
  * An open directory is locked as by a running store, so neither can disturb the other. Only offline_compact
  * and offline_import write.
  *
- * Threads: one. Errors: TD_ERR_REFUSED: a store uses the directory. TD_ERR_NOT_FOUND: no store ever used it.
+ * Threads: one.
+ * Errors: TD_ERR_REFUSED: a store uses the directory. TD_ERR_NOT_FOUND: no store ever used it.
  * TD_ERR_CORRUPT, TD_ERR_IO: it can't be opened.
  */
 #pragma once

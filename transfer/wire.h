@@ -9,8 +9,9 @@
  *
  * Life of a connection, as the protocol sees it:
  *
- *  wire_connect -> on_open -> messages -> [on_error, once at most] -> wire_close -> done callbacks ->
- *  on_closed;   accepted: on_accept -> messages -> ...
+ *     wire_connect -> on_open -> messages -> [on_error, at most once]
+ *        accepted: on_accept -> messages -> [on_error, at most once]
+ *     then, in both cases: wire_close -> done callbacks -> on_closed
  *
  * wire_close is a forced close and may be called at any time, also from a callback. After it comes no message
  * and no error; each payload in flight, in both directions, ends with its callback; then on_closed comes,

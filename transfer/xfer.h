@@ -30,8 +30,8 @@
  * else is accepted from it: a page is moved whole, as it lies in the pool.
  *
  * Threads: one thread "xfer" owns everything. The functions below may be called from any thread, unless they
- * say otherwise; they only enqueue a command. Callbacks come on the xfer thread and must not block. Errors:
- * nothing that a peer does aborts this process.
+ * say otherwise; they only enqueue a command. Callbacks come on the xfer thread and must not block.
+ * Errors: nothing that a peer does aborts this process.
  *
  * Backends: XFER_NET is TCP (transfer/wire_tcp.c) or UCX (transfer/wire_ucx.c); between processes of one host
  * payloads are copied straight from the holder's arena if it is shared (transfer/wire_mapped.c).
