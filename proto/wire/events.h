@@ -6,7 +6,7 @@
  *      8  u64 incarnation of the holder
  *     16  u64 sequence number of the first event; the others follow without a gap
  *     24  count times 24 bytes:
- *          0  u8 kind   1  u8 tier   2  u16 reserved, 0   4  u32 index of the block in its chain   8  key (16)
+ *          0  u8 kind   1  u8 tier   2  u16 reserved, 0  4  u32 index of the block in its chain  8  key (16)
  *
  * After a gap in the numbers, or a new incarnation, the router asks for a snapshot: a CLEARED event, then
  * every block.

@@ -10,10 +10,11 @@
  *
  * Two things vary: what is stored for a token, and for how long.
  *
- *     kind     plain: K and V as in the formula above. latent: one plane instead of two, whose rows are both K and V
- *              (multi-head latent attention: K is the whole row, V its beginning), with n_kv_heads 1.
- *     window   0: a page is kept as long as its sequence. Else no layer of the group sees further back than the last
- *              `window` tokens, and pages behind them are given up while the sequence lives
+ *     kind     plain: K and V as in the formula above. latent: one plane instead of two, whose rows are
+ *              both K and V (multi-head latent attention: K is the whole row, V its beginning), with
+ *              n_kv_heads 1.
+ *     window   0: a page is kept as long as its sequence. Else no layer of the group sees further back than
+ *              the last `window` tokens, and pages behind them are given up while the sequence lives
  *              (kv_layout_first_kept).
  *
  * On the wire (kv_layout_encode), little-endian, 24 bytes:

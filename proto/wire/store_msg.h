@@ -16,7 +16,7 @@
  *      then, in an OFFER only: u16 length (1..255) and bytes of the transfer address to which WANT is sent
  *      and from which the store pulls; u32 tenant that asked for the blocks
  * WANT:
- *      0  u16 version (2)   2  u16 n (0..4096)   4  u32 reserved, 0   8  u64 id.incarnation  16  u64 id.counter
+ *      0  u16 version (2)   2  u16 n (0..4096)  4  u32 reserved, 0  8  u64 id.incarnation  16  u64 id.counter
  *     24  u16 each: position in the offer's keys, ascending
  * FOUND (tail of a lease):
  *      0  u16 version (2)   2  u16 reserved, 0   4  u32 n_dram   8  u32 n_ssd
