@@ -193,9 +193,8 @@ static enum td_status from_config(const struct options *o, const char *path, voi
     char *data = NULL;
     size_t len = 0;
     struct stat file;
-    bool is_open =
-        /* Such a path is a shell's <(...), whose writer exists. */
-        !strncmp(path, "/dev/", 5) || !strncmp(path, "/proc/", 6);
+    /* Such a path is a shell's <(...), whose writer exists. */
+    bool is_open = !strncmp(path, "/dev/", 5) || !strncmp(path, "/proc/", 6);
     if (!is_open && !stat(path, &file) && S_ISFIFO(file.st_mode))
         return td_fail(e, TD_ERR_INVALID, "--config %s: is a named pipe; give a regular file", path);
     enum td_status s = file_read(path, CONFIG_MAX_BYTES, &data, &len, e);

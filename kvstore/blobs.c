@@ -207,8 +207,8 @@ static bool scan_file(struct blobs *b, struct dir_file *file)
         f->upto_bytes = FILE_HEADER_BYTES;
     }
     int fd = open_blob(b, file->number, 0);
+    /* The file is gone or can't be read: readers will ask RocksDB. */
     if (fd < 0)
-        /* The file is gone or can't be read: readers will ask RocksDB. */
         return true;
     posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM); /* one page of each value is read */
     bool is_done = scan_records(b, fd, file, file->mark);

@@ -227,8 +227,8 @@ static void list_all(struct dir_files *d, DIR *dir)
     struct dir_file *found = list_dir(d, dir, &n);
     char name[32];
     struct stat st;
+    /* So that adding them in order moves nothing. */
     if (n)
-        /* So that adding them in order moves nothing. */
         qsort(found, n, sizeof(*found), by_number);
     for (uint64_t i = 0; i < n; i++) {
         snprintf(name, sizeof(name), "%06llu.blob", (unsigned long long)found[i].number);
@@ -331,14 +331,12 @@ static void look_at_others(struct dir_files *d, int dir_fd)
 void dir_files_update(struct dir_files *d)
 {
     d->must_list |= !take_events(d);
-    if (d->must_list && d->notify_fd >= 0 &&
-        /* Watch first: what changes during the listing comes as an event, too. */
-        d->watch < 0)
+    /* Watch first: what changes during the listing comes as an event, too. */
+    if (d->must_list && d->notify_fd >= 0 && d->watch < 0)
         d->watch = inotify_add_watch(d->notify_fd, d->path, CHANGES);
     DIR *dir = opendir(d->path);
     if (!dir && errno != ENOENT)
-        /* For example, no descriptors are left: try again at the next update. */
-        return;
+        return; /* for example, no descriptors are left: the next update tries again */
     if (d->must_list)
         list_all(d, dir);
     d->must_list = d->watch < 0;

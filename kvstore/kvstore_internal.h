@@ -144,8 +144,8 @@ struct kvstore {
     struct link_server *links;
     struct registrar *registrar;
     struct reach_config reach;
-    char xfer_listen[REACH_BYTES], rpc_address[REACH_BYTES],
-        xfer_address[REACH_BYTES]; /* the last two as others are told */
+    /* rpc_address and xfer_address are what other processes are told. */
+    char xfer_listen[REACH_BYTES], rpc_address[REACH_BYTES], xfer_address[REACH_BYTES];
     struct metrics *metrics;
     struct metrics_set *counters;
     struct metrics_http *metrics_http;
@@ -172,6 +172,7 @@ void store_event(struct kvstore *s, enum block_event_kind kind, enum block_tier 
 void store_count(struct kvstore *s, uint32_t metric, uint64_t by);
 
 /* tiers.c: which tier a block lies in, and what moves between tiers */
+
 /* Address of the entry's slot in the arena. */
 uint8_t *tier_address(const struct kvstore *s, const struct entry *e);
 /* Makes a slot free, by evicting if needed; false if that is impossible. is_new: the slot is for an
@@ -213,12 +214,14 @@ void pinned_keep(struct kvstore *s, ProtobufCBinaryData keys, uint32_t ttl_ms);
 void pinned_forget(struct kvstore *s, ProtobufCBinaryData keys); /* no keys: every block */
 void pinned_added(struct kvstore *s, struct entry *e);           /* for each new entry: it may be pinned */
 void pinned_tick(struct kvstore *s, uint64_t now);
-void pinned_forget_in_use(
-    struct kvstore *s); /* before the SSD tier is closed: it does not come back at the next start */
+/* Call before the SSD tier is closed, so that blocks to be forgotten that are still in use do not come back
+ * at the next start. */
+void pinned_forget_in_use(struct kvstore *s);
 
 /* quotas.c: parses "NAME=SHARE,..."; text may be NULL. The caller frees *out. */
 enum td_status quotas_parse(const char *text, struct tenant_share **out, uint32_t *n_out, struct td_error *error_out);
 
 /* audit.c */
+
 /* Call after flush_events, so that the audit and the events agree. */
 void kvstore_audit_answer(struct kvstore *s, struct link *link, uint64_t nonce);

@@ -28,7 +28,7 @@ struct room {
     uint64_t fruitless_ns; /* when the last collection ended that gave too little; 0: it gave enough */
     bool is_in_need;       /* the present collection began when nothing fitted any more */
     bool must_evict;       /* it gave too little, and the owner was not asked to delete yet */
-    uint64_t planned_bytes, put_before_bytes; /* while values are moved: see size_bytes */
+    uint64_t planned_bytes, put_before_bytes; /* used while values are moved: see size_bytes in ssd_room.c */
     bool is_up;                               /* the thread runs */
     pthread_t thread;
 

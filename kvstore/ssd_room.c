@@ -317,11 +317,11 @@ static bool go_on(struct ssd *s, uint64_t need)
     note_background(s);
     ssd_measure(s);
     enum room_state was = r->state;
-    r->state = ROOM_MERGING; /* the directory's size counts again */
+    r->state = ROOM_MERGING; /* so that size_bytes is the directory's size again */
     bool is_full = !fits(s, need, &excess), is_enough = atomic_load(&s->dir_bytes) <= goal_bytes(s);
     if (!s->broken && is_full && is_at_work(s)) {
         r->state = was;
-        return true; /* copies stand beside what is copied */
+        return true; /* copies lie beside their originals: look again later */
     }
     atomic_fetch_add(&s->reclaims, 1);
     if (!s->broken && !is_enough && r->files_left && garbage_bytes(s) >= ssd_limit_bytes(s) / SLACK) {
@@ -329,7 +329,7 @@ static bool go_on(struct ssd *s, uint64_t need)
         return true;
     }
     r->state = ROOM_IDLE;
-    if (!s->broken && r->cutoff > 0) /* RocksDB's own compactions move as little as can be */
+    if (!s->broken && r->cutoff > 0) /* RocksDB's own compactions shall move as little as possible */
         set_options(s, least_part(ssd_property(s, "rocksdb.num-blob-files")));
     if (!s->broken && is_full && !r->is_in_need)
         return start_in_need(s);
@@ -339,7 +339,7 @@ static bool go_on(struct ssd *s, uint64_t need)
     return false;
 }
 
-/* Whether room is being collected, after deciding that. */
+/* Takes the next decision: begins a collection, or goes on with the present one. True while one is under way. */
 static bool collect(struct ssd *s, uint64_t need, bool is_full)
 {
     struct room *r = &s->room;

@@ -407,7 +407,6 @@ static enum td_status write_block(struct ssd_tier *t, const struct op *op, bool 
     if (!make_room(t, op->header.payload_bytes + BLOCK_HEADER_BYTES)) {
         /* A block of this key may be in a list that the owner has not compared. The owner skips it there,
          * because it is QUEUED; so it is deleted here. */
-        /* It may be on a list that the owner has yet to compare, and counts there as being written. */
         if (t->n_compared_due && delete_now(t, &op->put.key))
             doubt(t);
         return TD_ERR_NO_SPACE;
@@ -653,8 +652,8 @@ static bool note_found(void *user, const struct block_key *key, const void *head
 {
     struct listing *l = user;
     struct block_header h = {.index = 0};
+    /* It is deleted later: the disk takes no deletes now. */
     if (forgotten_has(l->tier->forgotten, key))
-        /* It is deleted later: the disk takes no deletes now. */
         return true;
     bool is_ours = !block_header_decode(header, len_bytes, &h) && block_key_equal(&h.key, key) &&
                    !kv_layout_match(l->tier->config.layout, &h.layout, NULL);

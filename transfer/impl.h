@@ -264,7 +264,7 @@ struct counters {
 };
 
 struct xfer {
-    /* strings are x's own copies or borrowed until xfer_open returns; zeros are replaced by defaults */
+    /* As given, with zeros replaced by defaults. Of its strings only tls is used after xfer_open. */
     struct xfer_config config;
     char *name, *secret;
     struct kv_layout layout;
@@ -328,12 +328,13 @@ void bits_set(uint64_t *bits, uint32_t begin, uint32_t end);
 bool xfer_in_arena(const struct xfer *x, const void *p);
 
 /* target.c */
-/* false: the target is not needed any more and may be freed */
+
+/* False: the target is not needed any more and may be freed. */
 bool target_timer(struct xfer *x, struct target *t);
 /* Called after all target timers: begins as many connections as the pace allows. */
 void targets_connect(struct xfer *x);
 struct target *target_get(struct xfer *x, const char *address);
-/* something needs this target connected: looks at it as soon as allowed */
+/* Something needs this target connected: looks at it as soon as allowed. */
 void target_kick(struct xfer *x, struct target *t);
 void target_queue(struct xfer *x, struct target *t, struct outgoing *m);
 void target_is_up(struct conn *c);                      /* sends the messages that waited */
@@ -342,8 +343,9 @@ void target_lost(struct conn *c);                       /* its connection was fr
 void target_free(struct target *t);
 
 /* peer.c */
+
 extern const struct wire_events PEER_WIRE_EVENTS; /* `user` is not filled in */
-/* forced close; why: TD_ERR_PEER_LOST, or what the peer did wrong */
+/* Forced close; why: TD_ERR_PEER_LOST, or what the peer did wrong. */
 void conn_close(struct conn *c, enum td_status why);
 void conn_timer(struct conn *c);
 bool peer_is_up(const struct xfer *x, uint64_t incarnation);
@@ -363,19 +365,21 @@ static inline void conn_say(struct conn *c, uint8_t *message, uint32_t len)
 }
 
 /* lease.c */
+
 void lease_on_open(struct conn *c, struct xfer_id id, uint64_t holder_incarnation);
 void lease_on_pull(struct conn *c, const struct proto_unit *u);
 void lease_on_release(struct conn *c, struct xfer_id id, enum td_status status);
 void lease_conn_lost(struct conn *c);
-/* ends unread leases granted to a reader whose last connection is gone */
+/* Ends unread leases granted to a reader whose last connection is gone. */
 void lease_peer_lost(struct xfer *x, uint64_t incarnation);
 bool lease_pump(struct conn *c); /* sends what was asked for, within the credit and one turn's share */
 void lease_timer(struct xfer *x, struct lease *l);
 void lease_cancel_all(struct xfer *x);
 
 /* pull.c */
+
 void pull_on_up(struct target *t); /* the target's connection is up */
-/* the peer refused the connection; another attempt would not help */
+/* The peer refused the connection; another attempt would not help. */
 void pull_on_refused(struct target *t, enum td_status why);
 void pull_on_announce(struct conn *c, const struct proto_unit *u);
 void pull_on_finish(struct conn *c, const struct proto_msg *m);

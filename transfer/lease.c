@@ -205,12 +205,11 @@ static void run_grant(struct xfer *x, struct command *command)
     if (!e)
         return;
     idmap_remove(&x->early_by_id, &e->node);
-    if (p->reader_is_up &&
-        /* The reader asked for the lease, and gave it up before it was granted. */
-        e->released_by == p->reader_incarnation)
+    /* Either the reader has given the lease up before it was granted, or it is bound now. The incarnation that
+     * it meant was checked when its PULL_OPEN came, hence the 0. */
+    if (p->reader_is_up && e->released_by == p->reader_incarnation)
         lease_drain(x, l, TD_ERR_CANCELLED);
     else if (e->conn)
-        /* 0: the incarnation that the reader meant was checked when its PULL_OPEN came. */
         lease_on_open(e->conn, p->id, 0);
     e->conn = NULL;
 }
@@ -527,8 +526,7 @@ static void part_sent(void *arg, enum td_status status)
     if (!status) {
         /* The bytes were taken, so the peer lives. (With TCP the kernel's buffers took them, which are
          * bounded.) */
-        p->conn->heard_ns =
-            x->now_ns; /* it took the bytes (by TCP: or the buffers did, which are bounded), so it lives */
+        p->conn->heard_ns = x->now_ns;
         atomic_fetch_add(&x->counters.bytes_out, p->len);
         atomic_fetch_add(&x->counters.pages_out, p->is_last);
     } else if (!l->released) {

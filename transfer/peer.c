@@ -264,9 +264,8 @@ static void on_open(void *user)
     if (c->state != CONN_CONNECTING)
         return;
     conn_set_state(c, CONN_HELLO);
-    c->deadline_ns =
-        /* The time so far was our own work (resolving, making a worker), not the peer's. */
-        c->x->now_ns + conn_handshake_ns(c->x);
+    /* The time so far was our own work (resolving, making a worker), not the peer's. */
+    c->deadline_ns = c->x->now_ns + conn_handshake_ns(c->x);
     send_hello(c);
 }
 
@@ -332,8 +331,8 @@ static void on_hello(struct conn *c, const struct proto_hello *h, const uint8_t 
     c->hello_theirs_len = len;
     c->incarnation = h->incarnation;
     memcpy(c->name, h->name, sizeof(c->name));
+    /* Sent even if we refuse the peer, so that the other side can name the differing field itself. */
     if (!c->target)
-        /* Sent even if we refuse the peer, so that the other side can name the differing field itself. */
         send_hello(c);
     struct td_error why = {""};
     if (kv_layout_match(&x->layout, &h->layout, &why)) {

@@ -624,8 +624,8 @@ bool pull_pump(struct conn *c)
                 continue;
             uint64_t credit = c->in_bytes < max ? max - c->in_bytes : 0, part = least_ask(c);
             uint64_t limit = step > part ? step : part;
+            /* If nothing is outstanding, one part may go even if it is larger than the credit. */
             if (c->in_bytes && limit > credit)
-                /* If nothing is outstanding, one part may go even if it is larger than the credit. */
                 limit = credit;
             again |= pull_ask(c, p, limit) != 0;
         }

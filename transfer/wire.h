@@ -47,7 +47,7 @@ typedef void wire_done_fn(void *arg, enum td_status status);
 
 struct wire_events {
     void *user;
-    /* sets conn->user, or leaves it NULL: then the connection is closed at once, without on_closed */
+    /* Sets conn->user, or leaves it NULL: then the connection is closed at once, without on_closed. */
     void (*on_accept)(void *user, struct wire_conn *conn);
     void (*on_open)(void *conn_user); /* only after wire_connect: messages may be sent from now on */
     void (*on_message)(void *conn_user, const uint8_t *header, uint32_t header_len);
@@ -59,7 +59,7 @@ struct wire_events {
      * memcpy. Transports that write to the destination directly (socket reads, rendezvous) do not call it. */
     void (*land)(void *conn_user, void *token, void *to, const void *from, uint64_t len_bytes);
     void (*on_payload_done)(void *conn_user, void *token, enum td_status status);
-    /* optional: wire_transport() answers something else from now on */
+    /* Optional: wire_transport() answers something else from now on. */
     void (*on_transport)(void *conn_user);
     void (*on_error)(void *conn_user, enum td_status why);
     void (*on_closed)(void *conn_user);

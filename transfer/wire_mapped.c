@@ -454,9 +454,9 @@ static void mapped_send(struct wire_conn *base, const void *header, uint32_t hea
     struct mapped_conn *c = (struct mapped_conn *)base;
     bool is_lent = payload_len && c->may_lend && !c->is_closing && header_len + LEND_HEADER <= WIRE_HEADER_MAX &&
                    in_arena(c->w, payload, payload_len);
+    /* Without a connection the loan is ended in the next turn, so that no callback comes from inside
+     * wire_send. */
     if (is_lent || !c->inner)
-        /* Without a connection the loan is ended in the next turn, so that no callback comes from inside
-         * wire_send. */
         add_loan(c, done, arg);
     if (is_lent)
         lend(c, header, header_len, payload, payload_len);

@@ -80,8 +80,8 @@ static void process_setup(void)
         setenv(ENV[i][0], ENV[i][1], 0);
     process_raise_file_limit();
     ucs_log_push_handler(log_handler);
+    /* libucs read the environment when it was loaded, long before setenv above. */
     if (!strcmp(getenv("UCX_LOG_LEVEL"), "error"))
-        /* libucs read the environment when it was loaded, long before setenv above. */
         ucs_global_opts_set_value("LOG_LEVEL", "error");
 }
 

@@ -92,6 +92,7 @@ struct xfer_config {
     /*
      * "auto": TCP, and the mapped arena between processes of one host. "tcp": TCP alone. "ucx" (shared memory
      * on one host, else UCX's tcp) or a UCX_TLS list ("rc,tcp"): UCX. Both sides must use TCP, or both UCX.
+     * Borrowed until xfer_close.
      */
     const char *tls;
     uint64_t incarnation;           /* of this process; not 0 */
@@ -99,13 +100,13 @@ struct xfer_config {
     const struct kv_layout *layout; /* copied by xfer_open */
     void *arena; /* the pool's memory, in which all pages lie: borrowed, mapped and registered once */
     uint64_t arena_bytes;
-    /* from mem_map_shared; lets readers on this host map the arena if tls is "auto". Borrowed. 0: not
+    /* From mem_map_shared; lets readers on this host map the arena if tls is "auto". Borrowed. 0: not
      * shared. */
     int arena_fd;
     uint64_t heartbeat_ns, silence_ns; /* 0: 250 ms and 1 s */
     uint32_t max_inflight_bytes;       /* limit of bytes in flight per connection and direction; 0: 32 MiB */
     struct faults *faults;             /* borrowed; NULL: none */
-    /* no thread: the caller calls xfer_step on one thread, so that runs can be replayed exactly */
+    /* No thread: the caller calls xfer_step on one thread, so that runs can be replayed exactly. */
     bool is_driven;
     const struct clock *clock;
     const struct log *log;
@@ -129,7 +130,7 @@ bool xfer_step(struct xfer *x, uint64_t *due_ns_out);
  * then this again. */
 bool xfer_stop(struct xfer *x);
 
-/* address it listens on, with the port filled in; "" if it does not listen */
+/* Address it listens on, with the port filled in; "" if it does not listen. */
 const char *xfer_address(const struct xfer *x);
 struct xfer_stats xfer_stats(struct xfer *x);
 /* Transports that connections have used so far, as the endpoints report them ("mapped,tcp"); "" before the
@@ -146,7 +147,7 @@ enum { XFER_ADDRESS_BYTES = 128 };
 void xfer_want(struct xfer *x, const char *const *addresses, uint32_t n); /* addresses are copied */
 /* Copies up to cap unreached addresses to out and returns their number. */
 uint32_t xfer_unreached(struct xfer *x, char (*out)[XFER_ADDRESS_BYTES], uint32_t cap);
-/* valid at any time after on_peer_up, until xfer_close */
+/* Valid at any time after on_peer_up, until xfer_close. */
 uint64_t xfer_peer_incarnation(const struct xfer_peer *peer);
 
 /* Sends a message to the process at an address and connects first if needed. data is copied. A message
@@ -162,7 +163,7 @@ struct xfer_lease_params {
     /* The reader asked for the lease, so it is connected now: the lease ends with its last connection,
      * also if unread. */
     bool reader_is_up;
-    /* the lease expires after this; each message of the reader about the lease starts the time anew */
+    /* The lease expires after this; each message of the reader about the lease starts the time anew. */
     uint64_t duration_ns;
     /*
      * Called once, when nothing of this lease is in flight any more. TD_OK: the reader released it after it

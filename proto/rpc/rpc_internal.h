@@ -129,7 +129,7 @@ struct rpc_call {
     uint32_t pending;  /* close and receive batches that are out or being handled, callbacks included */
     bool end_returned; /* on_end has returned; a send that is still out will release the call */
     bool aborted;      /* ended by our side: nothing is sent or delivered any more */
-    /* client: ended because the server's message could not be parsed; takes precedence over its status. */
+    /* Client: ended because the server's message could not be parsed; takes precedence over its status. */
     bool unparsed;
 
     struct rpc_send *send_head, **send_tail;

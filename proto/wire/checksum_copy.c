@@ -231,8 +231,8 @@ void checksum_measure(struct checksum_choice *out)
     *out = (struct checksum_choice){.n_ways = count_ways()};
     for (uint32_t i = 0; i < out->n_ways; i++)
         out->ways[i].name = WAYS[i].name;
+    /* The first way, unmeasured. */
     if (mem_try(2 * TRIAL_BYTES, &memory))
-        /* The first way, unmeasured. */
         return;
     clock_init_real(&t.clock);
     uint64_t begin = clock_now(&t.clock);
