@@ -161,7 +161,7 @@ struct target { /* an address that this process connects to */
     uint32_t n_attempts;
     uint32_t n_short; /* connections in a row that were lost within STEADY_NS of their handshake */
     uint64_t next_attempt_ns;
-    uint64_t order;   /* random rank among addresses that were never tried; different in each process */
+    uint64_t order;   /* random rank among addresses without failed attempts; different in each process */
     uint32_t n_pulls; /* pulls that name it; not 0: keeps the target alive */
     struct outgoing *messages, **messages_tail;
     /* is_wanted: listed by xfer_want. is_unreached: reported by xfer_unreached. */

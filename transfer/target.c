@@ -9,10 +9,10 @@
  * dead, so all are given up and begun again. An attempt that has lasted half of silence_ns no longer holds up
  * the next one, because its address may be one that never answers.
  *
- * Order. Addresses that never failed come first: those that a pull or a message waits for, then the others,
- * in an order that differs between processes, so that not all processes connect to the same peer first. Then
- * come the addresses that failed: again first those that something waits for, and among them the one whose
- * next attempt was due first.
+ * Order. Addresses without a failed attempt since they were last connected come first: those that a pull or a
+ * message waits for, then the others, in an order that differs between processes, so that not all processes
+ * connect to the same peer first. Then come the addresses that failed: again first those that something waits
+ * for, and among them the one whose next attempt was due first.
  *
  * Again. After a failed attempt, and after a connection that was lost within STEADY_NS of its handshake, the
  * next attempt waits for 50 ms, doubled each time up to 1 s; half of it is random. A connection that lasted

@@ -200,7 +200,12 @@ void xfer_lease_cancel(struct xfer *x, struct xfer_id id);
 /* ------------------------------------------------------------------- reader */
 
 struct xfer_pull_result {
-    /* TD_OK: all n_pages pages are in place: the first n_have, and the pulled ones, verified */
+    /*
+     * TD_OK: all n_pages pages are in place: the first n_have, and the pulled ones, verified. TD_ERR_STALE,
+     * _NOT_FOUND, _CANCELLED: the holder refused. TD_ERR_PEER_LOST: also if bytes that were asked for do not
+     * come. TD_ERR_CHECKSUM, _PROTOCOL: what the holder sent was wrong. TD_ERR_VERSION, _AUTH: the handshake
+     * failed. TD_ERR_DEADLINE, _NO_SPACE, _INVALID: see xfer_pull_params. TD_ERR_CANCELLED: also by us.
+     */
     enum td_status status;
     /* TD_OK: pages of the lease, n_have included. Else: pages [0, n_pages) are in place and verified (or
      * were the first n_have). */
