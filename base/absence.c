@@ -12,7 +12,8 @@ uint64_t absence_now(struct absence *a, uint64_t sleep_until_ns)
     uint64_t now = clock_now(a->clock), back = a->read_ns - a->away_ns;
     if (sleep_until_ns > back)
         back = sleep_until_ns < now - a->away_ns ? sleep_until_ns : now - a->away_ns;
-    uint64_t latest = back + a->turn_ns + a->away_ns; /* by the clock */
+    /* The latest reading that is not an absence, by the clock. */
+    uint64_t latest = back + a->turn_ns + a->away_ns;
     if (now > latest) {
         uint64_t away = now - latest;
         a->away_ns += away;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the two versions call the same things. */
+/* Names of the same files and fields in the two versions of cgroups. */
 struct cgroup_version {
     const char *mounts[2], *limit, *used, *inactive, *active;
 };
@@ -18,9 +18,9 @@ static const struct cgroup_version V1 = {{"/sys/fs/cgroup/memory", NULL},
 static const struct cgroup_version V2 = {
     {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}, "memory.max", "memory.current", "inactive_file", "active_file"};
 
-static const uint64_t NO_LIMIT = 1ull << 60; /* version 1 writes a number as large as it can */
+static const uint64_t NO_LIMIT = 1ull << 60; /* version 1 writes a very large number for "no limit" */
 
-/* The number in a file that has one; false: there is none, as in "max". */
+/* Reads the number in a file. False: it has none, for example "max". */
 static bool read_number(const char *dir, const char *name, uint64_t *out)
 {
     char path[PATH_MAX];
@@ -35,7 +35,7 @@ static bool read_number(const char *dir, const char *name, uint64_t *out)
     return ok;
 }
 
-/* The number behind a word at the begin of a line; 0: there is no such line. */
+/* The number behind `word` at the beginning of a line; 0: there is no such line. */
 static uint64_t read_line(const char *path, const char *word)
 {
     char line[256];
@@ -71,7 +71,7 @@ static void ask_group(const struct cgroup_version *v, const char *dir, const cha
     take_least(m, limit > used ? limit - used : 0, v->limit, *group ? group : "/");
 }
 
-/* A group and those above it; path is cut. */
+/* Asks a group and all groups above it; shortens path on the way. */
 static void ask_groups(const char *root, const struct cgroup_version *v, char *path, struct available_memory *m)
 {
     char dir[PATH_MAX];
@@ -86,7 +86,7 @@ static void ask_groups(const char *root, const struct cgroup_version *v, char *p
     }
 }
 
-/* Whether "name,memory,name" has memory in it. */
+/* Whether the list "name,name,..." contains "memory". */
 static bool has_memory(const char *controllers)
 {
     for (const char *at = controllers; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)

@@ -1,23 +1,26 @@
 /*
- * How much memory this process can still take without swapping: what the system says (MemAvailable), or less if a cgroup leaves less.
+ * How much memory this process can still use without swapping: what the system says (MemAvailable), or less
+ * if a cgroup has less left.
  *
- * Of a cgroup, and of each one above it, counts its limit less what is used, where pages of files that could be dropped are not used:
- * memory.max, memory.current and memory.stat (version 2), memory.limit_in_bytes, memory.usage_in_bytes and memory.stat (version 1). In a
- * container the path in /proc/self/cgroup may not be one that it can see; its own limits then stand at the mount point, where the walk ends.
+ * For a cgroup, and for each one above it, this is its limit less the memory in use; file pages that could be
+ * dropped are not in use. Files read: memory.max, memory.current and memory.stat (version 2);
+ * memory.limit_in_bytes, memory.usage_in_bytes and memory.stat (version 1). In a container the path in
+ * /proc/self/cgroup may not be visible; the container's own limits are then at the mount point, where the
+ * walk ends.
  *
- * Threads: any. Errors: none; what can't be read limits nothing.
+ * Threads: any. Errors: none; a file that can't be read sets no limit.
  */
 #pragma once
 
 #include <stdint.h>
 
 struct available_memory {
-    uint64_t bytes; /* UINT64_MAX: not known */
-    char by[160];   /* what says so: "MemAvailable", "memory.max of cgroup /a/b" */
+    uint64_t bytes; /* UINT64_MAX: unknown */
+    char by[160];   /* source of the number: "MemAvailable", or "memory.max of cgroup /a/b" */
 };
 
-/* root: where /proc and /sys are looked for: "", or a test's directory. */
+/* root: prefix of /proc and /sys: "", or a test's directory. */
 struct available_memory available_memory(const char *root);
 
-/* "900.0 GiB", "512 bytes" */
+/* Formats a size: "900.0 GiB", "512 bytes". */
 const char *available_text(uint64_t bytes, char out[24]);

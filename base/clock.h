@@ -1,10 +1,10 @@
 /*
- * Time behind one interface, so that the same code runs against the wall and in virtual time.
+ * Time behind one interface, so that the same code runs in real and in virtual time.
  *
- * Nanoseconds from an arbitrary start, never going back. Only differences mean anything, and only within one process:
- * what travels between processes is time remaining.
+ * Nanoseconds from an arbitrary start, never going back. Only differences within one process mean anything;
+ * between processes remaining times are sent.
  *
- * Threads: reading is free for all; virtual time is advanced by one thread.
+ * Threads: any thread may read; one thread advances virtual time.
  */
 #pragma once
 
@@ -24,7 +24,7 @@ static inline uint64_t clock_now(const struct clock *clock)
     return clock->now_ns(clock);
 }
 
-/* Milliseconds; 0: to is not later. */
+/* Milliseconds from from_ns to to_ns; 0 if to_ns is not later. */
 static inline double clock_ms_between(uint64_t from_ns, uint64_t to_ns)
 {
     return to_ns > from_ns ? (double)(to_ns - from_ns) * 1e-6 : 0;

@@ -1,4 +1,4 @@
-/* Explicit little-endian access for every format that leaves the process. */
+/* Little-endian access for every format that leaves the process. */
 #pragma once
 
 #include <stdint.h>

@@ -5,7 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { SPINS = 4000 }; /* some 20 to 50 microseconds */
+enum { SPINS = 4000 }; /* 20 to 50 microseconds */
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t seen)
 {

@@ -1,18 +1,20 @@
 /*
- * A number that rises while others wait for it to: an eventcount (Reed and Kanodia 1979). Who waits spins for some microseconds, then sleeps
- * in the kernel; raising it costs a system call only if somebody sleeps.
+ * An eventcount (Reed and Kanodia 1979): a number that threads wait for to rise. A waiting thread spins for
+ * some microseconds, then sleeps in the kernel. Raising the number costs a system call only if a thread
+ * sleeps.
  *
- *     seen = eventcount_read(e);        what is waited for is looked at after this, so that a rise in between is not missed
+ *     seen = eventcount_read(e);        check the condition after this: no rise is missed
  *     eventcount_wait(e, seen);
  *
- * Threads: any. What a thread wrote before it raised the number is seen by who has waited for that, or read it.
+ * Threads: any. What a thread wrote before it raised the number is visible to threads that waited for that
+ * rise or read it.
  */
 #pragma once
 
 #include <stdatomic.h>
 #include <stdint.h>
 
-struct eventcount { /* zero-initialised is 0 */
+struct eventcount { /* zero-initialised: the number 0 */
     _Atomic uint32_t value, n_asleep;
 };
 
@@ -22,4 +24,4 @@ static inline uint32_t eventcount_read(struct eventcount *e)
 }
 
 void eventcount_raise(struct eventcount *e);
-void eventcount_wait(struct eventcount *e, uint32_t seen); /* until it is another one */
+void eventcount_wait(struct eventcount *e, uint32_t seen); /* returns when the number differs from seen */

@@ -45,7 +45,7 @@ struct rule {
     uint64_t delay_ns, first, last;
 };
 
-struct rules { /* a script; never changes */
+struct rules { /* a parsed script; never changes */
     struct rules *older;
     uint64_t seed;
     uint32_t n;
@@ -54,18 +54,20 @@ struct rules { /* a script; never changes */
 
 struct faults {
     const struct log *log;
-    char *path;                    /* of "@FILE"; NULL: the script stays */
-    _Atomic(struct rules *) rules; /* of the moment; older ones live on: a draw may still look at them */
-    /* Reading and replacing are one step, so that what was read last stays; a queue would need a thread. */
+    char *path; /* of "@FILE"; NULL: the script does not change */
+    /* The present rules. Older ones are kept until faults_close, because a draw may still read them. */
+    _Atomic(struct rules *) rules;
+    /* Reading and replacing are one step, so that the script read last stays in force; a queue would need
+     * a thread. */
     pthread_mutex_t reload_lock;
     _Atomic uint64_t n_reloads;
     _Atomic uint64_t n_operations[FAULT_SITES], counts[FAULT_SITES][FAULT_KINDS];
-    struct metrics_set *exported[FAULT_SITES][FAULT_KINDS]; /* of those that may occur */
+    struct metrics_set *exported[FAULT_SITES][FAULT_KINDS]; /* only for the counts that may occur */
 };
 
 /* ------------------------------------------------------------------ parsing */
 
-/* The longest of names that text begins with, and what follows it; -1: none. */
+/* Index of the longest of `names` with which text begins, and the rest of text behind it; -1: none. */
 static int name_at(const char *text, const char *const *names, int n, const char **rest_out)
 {
     for (int i = 0; i < n; i++) {

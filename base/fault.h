@@ -1,40 +1,46 @@
 /*
- * Faults on purpose: a seeded script says which operation on the wire, on disk or in an RPC goes wrong, and how. Tests run
- * on it; operators may, to see what their clients see (--faults).
+ * Injected faults: a seeded script says which operation on the wire, on disk or in an RPC goes wrong, and
+ * how. Tests use it; operators may use it to see what their clients see (--faults).
  *
- * A script is words between blanks: "seed=7 wire.payload:corrupt=0.01 disk.read:delay=0.05/20ms wire.message:drop@100".
+ * A script is words between blanks: "seed=7 wire.payload:corrupt=0.01 disk.read:delay=0.05/20ms
+ * wire.message:drop@100".
  *
  *     seed=N
- *     SITE:KIND[=SHARE][/DURATION][@FIRST[-LAST]]   SHARE of the operations (1: all), delays of DURATION (10ms), only the
- *                                                   operations numbered FIRST to LAST of that site, counted from 1
+ *     SITE:KIND[=SHARE][/DURATION][@FIRST[-LAST]]
+ *         SHARE of the operations goes wrong (default 1: all); delays last DURATION (10ms); only operations
+ *         FIRST to LAST of the site, counted from 1, are affected
  *
- *     site          kinds                                            one operation is
- *     wire.connect  delay fail                                       a connection asked for
+ *     site          kinds                                               one operation is
+ *     wire.connect  delay fail                                          a connection attempt
  *     wire.message  delay drop truncate duplicate reorder corrupt fail  a message without payload, sent
  *     wire.payload  delay truncate duplicate reorder corrupt fail lie   a run of KV bytes, sent
- *     disk.put      delay fail full truncate duplicate corrupt lie   a block written to SSD
- *     disk.read     delay fail truncate corrupt lie                  a block read from SSD
- *     rpc.message   drop duplicate reorder fail                      a message on the stream of router and worker, sent
- *     step          delay stall                                      a step of a worker's engine
- *     leg           drop                                             a leg that a worker's engine takes
- *     disk.delete   delay fail full                                  a block deleted from SSD
- *     disk.flush    delay fail full                                  the blocks written since the last flush made durable
- *     lease         reuse stale expire                               pages that a reader asks a holder for
- *     wire.arrival  early                                            a run of KV bytes that arrives
+ *     wire.arrival  early                                               a run of KV bytes that arrives
+ *     lease         reuse stale expire                                  pages that a reader asks for
+ *     disk.put      delay fail full truncate duplicate corrupt lie      a block written to SSD
+ *     disk.read     delay fail truncate corrupt lie                     a block read from SSD
+ *     disk.delete   delay fail full                                     a block deleted from SSD
+ *     disk.flush    delay fail full                                     a flush of the blocks written so far
+ *     rpc.message   drop duplicate reorder fail                         a message between router and worker
+ *     step          delay stall                                         a step of a worker's engine
+ *     leg           drop                                                a leg that a worker's engine takes
  *
- * fail: the operation says that it failed (a connection breaks, a call ends). full: it fails because the disk is full. lie: it says it was done, and nothing was; a
- * read gives the bytes of another block. reuse: the bytes are those of another page, as if the pool had given the page away. stale: they come
- * under an older generation of the page. expire: the lease ends while it is being read. early: the transport says that the bytes are
- * there, and they are not. stall: it does not end before the script is read again. duplicate on disk: written under another key too. reorder: goes after the next one.
+ * fail: the operation reports failure (a connection breaks, a call ends). full: it fails because the disk is
+ * full. lie: it reports success and did nothing; a read returns the bytes of another block. reuse: the bytes
+ * are those of another page, as if the pool had given the page away. stale: the bytes come under an older
+ * generation of the page. expire: the lease ends while it is being read. early: the transport reports that
+ * the bytes have arrived, and they have not. stall: the operation does not end until the script is read
+ * again. duplicate, on disk: the block is also written under another key. reorder: the message goes after the
+ * next one.
  *
- * What happens to operation n of a site is a function of (seed, site, n) alone, so a run in one thread replays exactly, and
- * with many processes the script is what repeats.
+ * The fault of operation n of a site depends on (seed, site, n) alone. So a run in one thread replays
+ * exactly; with several processes the script is what repeats.
  *
- * "@FILE" instead of a script: FILE's content (at most 16 KiB) is the script, and faults_reload() reads it anew, so that a running
- * server's faults can be changed (tandem replay --at). A file that is not there is an empty script. Operations are counted on,
- * and (seed, site, n) means what the script of the moment says.
+ * If the script is "@FILE", the content of FILE (at most 16 KiB) is the script, and faults_reload() reads it
+ * again, so that the faults of a running server can be changed (tandem replay --at). A missing file is an
+ * empty script. Operations are counted on over a reload; (seed, site, n) then means what the present script
+ * says.
  *
- * Threads: free for all.
+ * Threads: any.
  */
 #pragma once
 
@@ -82,32 +88,32 @@ enum fault_kind {
 
 struct fault {
     enum fault_kind kind;
-    uint64_t delay_ns; /* of FAULT_DELAY */
-    uint64_t bits;     /* where to corrupt or truncate: uniform, repeatable */
+    uint64_t delay_ns; /* used by FAULT_DELAY */
+    uint64_t bits;     /* says which bit to flip or where to cut; uniform, repeatable */
 };
 
 struct faults;
 
-/* Empty or NULL script: *out is NULL, which all functions take as "none". log borrowed. TD_ERR_INVALID names the word. */
+/* An empty or NULL script gives *out NULL, which all functions accept as "no faults". log is borrowed. On
+ * TD_ERR_INVALID error_out names the word. */
 enum td_status faults_open(const char *script, const struct log *log, struct faults **out, struct td_error *error_out);
-/* Reads "@FILE" again; one that can't be read or parsed is logged, and the script before stays. No file: does nothing. */
+/* Reads "@FILE" again. If it can't be read or parsed, that is logged and the present script stays. Does
+ * nothing for a script that is not a file. */
 void faults_reload(struct faults *f);
 void faults_close(struct faults *f);
 
-/* What happens to this operation; it is counted. */
+/* Counts the operation and returns what happens to it. */
 struct fault faults_draw(struct faults *f, enum fault_site site);
 
-/* How often the script was read again: what stalls waits for another number. */
+/* Number of times the script was read again: a stalled operation waits for it to change. */
 uint64_t faults_reloads(const struct faults *f);
 
 uint64_t faults_count(const struct faults *f, enum fault_site site, enum fault_kind kind);
-/*
- * Exports the counts as tandem_faults_total{site,kind}: of "@FILE" all that there may be, else those of the script. Before any draw.
- * metrics must outlive f.
- */
+/* Exports the counts as tandem_faults_total{site,kind}: all possible ones for "@FILE", else those in the
+ * script. Call before the first faults_draw. metrics must outlive f. */
 void faults_export(struct faults *f, struct metrics *m);
 
-/* Flips the bit that the fault names. n_bytes > 0. */
+/* Flips the bit that the fault selects. n_bytes > 0. */
 static inline void fault_flip(const struct fault *fault, void *data, uint64_t n_bytes)
 {
     uint64_t bit = fault->bits % (8 * n_bytes);

@@ -12,7 +12,7 @@
 
 enum { MAX_RETRY_MS = 60000 };
 
-struct owner { /* has jobs that wait */
+struct owner { /* an owner with waiting jobs */
     uint64_t id, served_bytes, waiting_bytes;
     uint32_t n_jobs;
     struct job *head, **tail;
@@ -26,7 +26,7 @@ struct jobs {
     struct owner **owners;
     uint32_t n_owners, cap_owners, n_jobs;
     uint64_t waiting_bytes;
-    double ns_per_byte; /* of late */
+    double ns_per_byte; /* mean of recent jobs */
     struct clock clock;
     pthread_t *threads;
 };
@@ -80,14 +80,15 @@ static struct job *job_take(struct jobs *p)
     return job;
 }
 
-/* No owner holds more than it leaves free: one alone gets half of the queue, and never keeps another out. */
+/* An owner may hold at most as much of the queue as it leaves free: a single owner gets half of it and
+ * never keeps another one out. */
 static bool has_room(const struct jobs *p, const struct owner *o, uint64_t cost_bytes)
 {
     uint64_t jobs = (uint64_t)p->n_jobs + (o ? o->n_jobs : 0), bytes = p->waiting_bytes + (o ? o->waiting_bytes : 0);
     return jobs < p->config.max_jobs && bytes + cost_bytes <= p->config.max_bytes;
 }
 
-/* What waits now has to go through the threads before the last of it has left the queue. */
+/* Time until the last of the jobs waiting now has left the queue. */
 static uint32_t retry_after_ms(const struct jobs *p)
 {
     double ms = (double)p->waiting_bytes * p->ns_per_byte / p->config.n_threads * 1e-6;

@@ -33,7 +33,8 @@ void log_write(const struct log *log, enum log_level level, const char *format, 
     size_t len = (size_t)n + (size_t)(m < 0 ? 0 : m);
     if (len > sizeof(line) - 2)
         len = sizeof(line) - 2;
-    for (size_t i = 0; i < len; i++) /* a value from outside must not start a line of its own */
+    /* A value from outside must not begin a line of its own. */
+    for (size_t i = 0; i < len; i++)
         if ((unsigned char)line[i] < 0x20)
             line[i] = ' ';
     line[len++] = '\n';

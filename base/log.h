@@ -1,11 +1,13 @@
 /*
- * Logging: one line an event, lower case, then key=value. Keys that one grep follows through all processes: req= is the id of a
- * request, xfer= the id of a transfer (or of a leg), peer= a process. Never on stdout.
+ * Logging: one line per event, lower case, then key=value. One grep follows a key through all processes: req= is
+ * the id of a request, xfer= the id of a transfer or of a leg, peer= a process. Never on stdout.
  *
  * Levels by volume: error (a promise failed), warn, info (a handful per process life), debug (per request).
  *
- * A log belongs to one process part (router, prefill-0, ...); whole clusters run in one process, hence an object and not a
- * global. Threads: any; a line is one write(2).
+ * A log belongs to one part of a process (router, prefill-0, ...). Whole clusters run in one process, so it
+ * is an object and not a global.
+ *
+ * Threads: any; a line is one write(2).
  */
 #pragma once
 
@@ -16,10 +18,10 @@ enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
 struct log {
     const char *who; /* borrowed; first word of every line */
     enum log_level level;
-    int fd; /* 2 unless told otherwise */
+    int fd; /* 0: stderr */
 };
 
-/* "error", "warn", "info", "debug" -> level; -1 if it is none of them. */
+/* Converts "error", "warn", "info" or "debug" to a level; -1: unknown name. */
 int log_level_parse(const char *name);
 
 void log_write(const struct log *log, enum log_level level, const char *format, ...)

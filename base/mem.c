@@ -67,7 +67,7 @@ static enum td_status touch(void *p, size_t len_bytes)
         return TD_OK;
     if (errno == ENOMEM || errno == EFAULT)
         return TD_ERR_NO_MEMORY;
-    for (size_t i = 0; i < len_bytes; i += 4096) /* a kernel without MADV_POPULATE_WRITE */
+    for (size_t i = 0; i < len_bytes; i += 4096) /* for kernels without MADV_POPULATE_WRITE */
         ((volatile char *)p)[i] = 0;
     return TD_OK;
 }
@@ -85,7 +85,7 @@ enum td_status mem_map(size_t len_bytes, void **out)
     return TD_OK;
 }
 
-/* At a multiple of 2 MiB, without which a file's memory gets no huge pages. */
+/* Maps at a multiple of 2 MiB; without that alignment a file's memory gets no huge pages. */
 static void *map_aligned(size_t len_bytes, int protection, int fd)
 {
     const size_t align = 2u << 20, room = len_bytes + align;
@@ -133,7 +133,8 @@ enum td_status mem_map_view(size_t len_bytes, int fd, const void **out)
     if (p == MAP_FAILED)
         return TD_ERR_NO_MEMORY;
     madvise(p, len_bytes, MADV_HUGEPAGE);
-    madvise(p, len_bytes, MADV_POPULATE_READ); /* where the kernel can't, pages come as they are read */
+    /* If the kernel can't, pages are mapped when they are first read. */
+    madvise(p, len_bytes, MADV_POPULATE_READ);
     *out = p;
     return TD_OK;
 }

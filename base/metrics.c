@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Upper bounds of the duration histogram, in nanoseconds: 100 us to 100 s, three a decade. */
+/* Upper bounds of the duration histogram in nanoseconds: 100 us to 100 s, three per decade. */
 static const uint64_t BOUNDS[] = {100000,      200000,      500000,      1000000,     2000000,
                                   5000000,     10000000,    20000000,    50000000,    100000000,
                                   200000000,   500000000,   1000000000,  2000000000,  5000000000,
@@ -16,9 +16,10 @@ static const uint64_t BOUNDS[] = {100000,      200000,      500000,      1000000
 enum { N_BOUNDS = sizeof(BOUNDS) / sizeof(BOUNDS[0]) };
 
 struct metric {
-    _Atomic uint64_t value; /* counter; bits of a gauge's double; count of a histogram */
+    /* counter: the value; gauge: bits of a double; histogram: number of observations. */
+    _Atomic uint64_t value;
     _Atomic uint64_t sum_ns;
-    _Atomic uint64_t *buckets; /* N_BOUNDS, histograms only */
+    _Atomic uint64_t *buckets; /* [N_BOUNDS], histograms only */
 };
 
 struct metrics_set {
@@ -30,7 +31,8 @@ struct metrics_set {
 };
 
 struct metrics {
-    pthread_mutex_t lock; /* the list of sets: registering and rendering are rare, no thread owns them */
+    /* Guards the list of sets: registering and rendering are rare, and no thread owns the list. */
+    pthread_mutex_t lock;
     struct metrics_set *sets, **tail;
 };
 
@@ -142,7 +144,9 @@ void metrics_render(struct metrics *m, struct bytes *out)
     static const char *const TYPES[] = {"counter", "gauge", "histogram"};
     pthread_mutex_lock(&m->lock);
     for (struct metrics_set *s = m->sets; s; s = s->next) {
-        bool first = true; /* several sets may share a table (one a peer): its metrics are written together, once */
+        /* Several sets may share a table (for example one per peer): each of its metrics is written once,
+         * with all sets. */
+        bool first = true;
         for (struct metrics_set *t = m->sets; t != s; t = t->next)
             first = first && t->info != s->info;
         for (uint32_t i = 0; first && i < s->n; i++) {

@@ -1,14 +1,16 @@
 /*
- * Metrics in Prometheus' text format, per instance: a process part owns a registry, modules add what they count.
+ * Metrics in Prometheus' text format, per instance: a part of a process owns a registry, and modules add
+ * their metrics.
  *
- * A module lists its metrics once, as an X-macro, and gets an enum and a table from it:
+ * A module lists its metrics once, as an X-macro, which gives an enum and a table:
  *
  *     #define XFER_METRICS(X) \
- *         X(XFER_BYTES_IN, METRIC_COUNTER, "tandem_transfer_received_bytes_total", "KV bytes received and verified")
+ *         X(XFER_BYTES_IN, METRIC_COUNTER, "tandem_transfer_received_bytes_total", "KV bytes received and
+ *         verified")
  *     enum { METRICS_ENUM(XFER_METRICS) };
  *     static const struct metric_info INFO[] = {METRICS_TABLE(XFER_METRICS)};
  *
- * Threads: adding and setting are atomic and free for all; rendering too. Registering is done before threads start.
+ * Threads: any thread may change and render metrics; changes are atomic. Register before other threads start.
  */
 #pragma once
 
@@ -37,17 +39,21 @@ struct metrics_set; /* the metrics of one module, indexed by its enum */
 struct metrics *metrics_open(void);
 void metrics_close(struct metrics *m);
 
-/* info borrowed for ever (a static table); labels ("worker=\"p0\"") copied, may be NULL. */
+/* info is borrowed until metrics_close (a static table). labels (such as worker="p0") are copied; NULL:
+ * none. The registry owns the set. */
 struct metrics_set *metrics_add(struct metrics *m, const struct metric_info *info, uint32_t n, const char *labels);
 
-void metrics_inc(struct metrics_set *s, uint32_t id, uint64_t by); /* NULL set: nothing */
+void metrics_inc(struct metrics_set *s, uint32_t id, uint64_t by); /* does nothing if s is NULL */
 void metrics_gauge(struct metrics_set *s, uint32_t id, double value);
 void metrics_observe_ns(struct metrics_set *s, uint32_t id, uint64_t duration_ns);
-uint64_t metrics_get(const struct metrics_set *s, uint32_t id); /* counter, or number of observations */
+/* Value of a counter, or number of observations. */
+uint64_t metrics_get(const struct metrics_set *s, uint32_t id);
 
+/* Appends all metrics to out. */
 void metrics_render(struct metrics *m, struct bytes *out);
 
-/* GET /metrics over HTTP on "HOST:PORT" (0 picks a port). address_out (64 bytes) says where. */
+/* Serves GET /metrics over HTTP on "HOST:PORT" (port 0 picks one). address_out is the address, with its
+ * port. */
 struct metrics_http;
 enum td_status metrics_http_open(struct metrics *m, const char *listen, struct metrics_http **out, char address_out[64],
                                  struct td_error *error_out);

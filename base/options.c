@@ -35,7 +35,7 @@ static bool choice_has(const char *choices, const char *text)
     return false;
 }
 
-/* The factor that a unit stands for; 0 if it is none for this type. */
+/* The factor of a unit for this type of option; 0: not a unit of this type. */
 static double unit_factor(enum option_type option_type, const char *unit)
 {
     enum option_type type = option_type == OPT_LIMIT_MS ? OPT_MS : option_type;
@@ -61,7 +61,8 @@ bool options_duration_ms(const char *text, double *ms_out)
     return factor > 0 && isfinite(*ms_out);
 }
 
-/* Bytes are rounded (1.1G); 0.29s are 290 ms, though not exactly in a double. What would become 0, or lose a fraction, is refused. */
+/* Bytes are rounded (1.1G). 0.29s are 290 ms, although a double can't hold that exactly. A value that
+ * would become 0, or lose a fraction of a millisecond, is refused. */
 static enum td_status set_whole(const struct option *t, const char *text, double v, void *at, struct td_error *e)
 {
     double whole = round(v), slack = t->type == OPT_BYTES ? 0.5 : t->type == OPT_MS ? 1e-6 : 0;
@@ -123,7 +124,7 @@ static bool all_have_ports(const char *addresses)
     return true;
 }
 
-/* Where --help shows HOST:PORT the port is needed; HOST[:PORT] and others leave that to the program. */
+/* A port is required if --help shows HOST:PORT; for HOST[:PORT] and others the program decides. */
 static enum td_status set_address(const struct option *t, const char *text, void *at, struct td_error *e)
 {
     char what[80];
@@ -183,7 +184,8 @@ static enum td_status from_environment(const struct options *o, void *values, st
     return TD_OK;
 }
 
-/* Strings that outlive the JSON: kept in one allocation that the caller frees. */
+/* Reads a config file. Its strings must outlive the JSON, so they are kept in one allocation that the
+ * caller frees. */
 static enum td_status from_config(const struct options *o, const char *path, void *values, char **strings_out,
                                   struct td_error *e)
 {
@@ -191,8 +193,8 @@ static enum td_status from_config(const struct options *o, const char *path, voi
     char *data = NULL;
     size_t len = 0;
     struct stat file;
-    bool is_open =
-        !strncmp(path, "/dev/", 5) || !strncmp(path, "/proc/", 6); /* a shell's <(...): its writer is there */
+    /* Such a path is a shell's <(...), whose writer exists. */
+    bool is_open = !strncmp(path, "/dev/", 5) || !strncmp(path, "/proc/", 6);
     if (!is_open && !stat(path, &file) && S_ISFIFO(file.st_mode))
         return td_fail(e, TD_ERR_INVALID, "--config %s: is a named pipe; give a regular file", path);
     enum td_status s = file_read(path, CONFIG_MAX_BYTES, &data, &len, e);
@@ -313,7 +315,8 @@ struct parsed {
     bool help, version, print;
 };
 
-/* One argument at argv[*i]; advances *i over its value. values NULL: only looks for what parsed holds. */
+/* Parses the argument at argv[*i] and advances *i over its value. values NULL: only looks for --config,
+ * --help and the like, which are kept in `p`. */
 static enum td_status one_flag(const struct options *o, int argc, char **argv, int *i, void *values, struct parsed *p,
                                struct td_error *e)
 {
@@ -384,7 +387,8 @@ enum td_status options_parse(const struct options *o, int argc, char **argv, voi
         if (is_option(t) && t->fallback)
             s = set(t, t->fallback, values, error_out);
     if (!s)
-        s = walk(o, argc, argv, NULL, rest_out, &n_rest, &p, error_out); /* --config, --help first */
+        /* First pass: --config, --help and the like. */
+        s = walk(o, argc, argv, NULL, rest_out, &n_rest, &p, error_out);
     if (!s && p.help) {
         print_help(o);
         return answered(action_out, error_out);

@@ -18,10 +18,12 @@ struct process_signals {
     const char *program;
     pthread_t thread;
     _Atomic bool closing;
-    pthread_mutex_t lock; /* of the rest: set once, while signals may come */
+    /* Guards the members below: they are set once, while signals may arrive. */
+    pthread_mutex_t lock;
     void (*stop)(void *user), (*reload)(void *user);
     void *user;
-    bool is_reload_due; /* SIGUSR1 came before reload was known */
+    /* SIGUSR1 came before process_on_signals. */
+    bool is_reload_due;
 };
 
 static sigset_t our_signals(void)
@@ -32,7 +34,7 @@ static sigset_t our_signals(void)
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGHUP);
     sigaddset(&set, SIGUSR1);
-    sigaddset(&set, SIGUSR2); /* ends the thread, when it is to end */
+    sigaddset(&set, SIGUSR2); /* ends the thread, at process_signals_close */
     return set;
 }
 

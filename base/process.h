@@ -1,48 +1,49 @@
 /*
- * What every main() of ours does: stop and reload on signals, and tell a parent where it listens.
+ * What every main() does: stop and reload on signals, and tell the parent process where it listens.
  *
- * Signals are blocked in all threads and taken by a thread of their own, so that what they cause is ordinary code.
+ * Signals are blocked in all threads and taken by a thread of their own, so that the code that they cause is
+ * ordinary code.
  */
 #pragma once
 
 #include "base/status.h"
 
-/* SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2; SIGPIPE is ignored. Before any thread is started. */
+/* Blocks SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2; SIGPIPE is ignored. Call before any thread is
+ * started. */
 void process_block_signals(void);
 
 /*
- * SIGSEGV, SIGILL, SIGBUS, SIGFPE and SIGABRT end the process, with a core dump where that is set up. libucs takes them over in its
- * constructor, and what its handler does (it allocates, and prints) may wait for ever on a lock that the crash left taken. Handlers
- * of others, as those of the sanitizers, stay.
+ * Makes SIGSEGV, SIGILL, SIGBUS, SIGFPE and SIGABRT end the process, with a core dump if that is configured.
+ * libucs installs handlers for them in its constructor; its handler allocates and prints, and may wait for
+ * ever on a lock that was held at the crash. Handlers of others, such as sanitizers, stay.
  */
 void process_default_fatal_signals(void);
 
-/* To what the system allows this process: each connection takes a descriptor, by UCX some ten. */
+/* Raises the limit of open files to what the system allows: each connection takes a descriptor, with UCX
+ * about ten. */
 void process_raise_file_limit(void);
 
 struct process_signals;
 /*
- * Fatal signals are as above. Blocks the others and takes them from now on. While the process starts SIGINT and SIGTERM end it at once, with a word on stderr and exit
- * status 128 + signal: nothing is there yet that has to be cleaned up. SIGUSR1 waits; the others do nothing.
+ * Blocks the signals above and takes them from now on; fatal signals as above. Until process_on_signals,
+ * SIGINT and SIGTERM end the process at once, with a line on stderr and exit status 128 + signal, because
+ * nothing needs cleaning up yet. SIGUSR1 is remembered; the others do nothing.
  */
 struct process_signals *process_signals_open(const char *program);
 /*
- * The process has started. Calls stop(user) for each SIGINT and SIGTERM that arrives, on a thread of its own. Calls reload(user) for
- * each SIGUSR1, there or, for one that came before, here: it must be safe on two threads at once. reload may be NULL. SIGHUP and
- * SIGUSR2 do nothing: there is nothing to read again, and a terminal that closes ends no server.
+ * Call when the process has started. Calls stop(user) for each SIGINT and SIGTERM, on a thread of its own.
+ * Calls reload(user) for each SIGUSR1 on that thread; for one that came before, inside this call. So reload
+ * must be safe on two threads at once; it may be NULL. SIGHUP and SIGUSR2 do nothing: there is nothing else
+ * to read again, and a closing terminal does not end a server.
  */
 void process_on_signals(struct process_signals *p, void (*stop)(void *user), void (*reload)(void *user), void *user);
-/* Signals are blocked still, and nobody takes them any more. */
+/* Afterwards signals stay blocked, and no thread takes them. */
 void process_signals_close(struct process_signals *p);
 
-/*
- * Says on stderr why a program ends, if not with TD_OK, and returns its exit status: 0; 2 for TD_ERR_INVALID, which is what a user
- * must change in the options; 1 for all else. text may be empty.
- */
+/* Prints on stderr why a program ends, unless status is TD_OK, and returns its exit status: 0; 2 for
+ * TD_ERR_INVALID, which the user must mend in the options; 1 for everything else. text may be empty. */
 int process_exit_status(const char *program, enum td_status status, const char *text);
 
-/*
- * Writes "ADDRESS\n" to the descriptor named by TANDEM_READY_FD, if that is set, and closes it: how a supervisor learns
- * that we are up and which port was picked.
- */
+/* Writes "ADDRESS\n" to the descriptor named by TANDEM_READY_FD, if that is set, and closes it: this tells
+ * a supervisor that the process is up and which port it picked. */
 void process_announce(const char *address);

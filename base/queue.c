@@ -13,7 +13,7 @@ void mailbox_init(struct mailbox *box)
     box->tail = &box->head;
     box->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (box->event_fd < 0)
-        abort(); /* no file descriptors left at start: nothing can run */
+        abort(); /* no file descriptors at the start: nothing could run */
 }
 
 void mailbox_fini(struct mailbox *box)
@@ -30,7 +30,7 @@ void mailbox_push(struct mailbox *box, struct mail *mail)
     bool was_empty = !box->head;
     *box->tail = mail;
     box->tail = &mail->next;
-    if (was_empty) { /* inside the lock, so that a take between the two can't lose the wake */
+    if (was_empty) { /* inside the lock, so that a take in between can't lose the wake-up */
         uint64_t one = 1;
         ssize_t n = write(box->event_fd, &one, sizeof(one));
         (void)n;

@@ -6,8 +6,9 @@
 uint64_t random_u64(void); /* from the system; never 0, so it can name an incarnation */
 
 /*
- * Counter-based generator: the same (seed, a, b) gives the same number everywhere, in any order of asking.
- * Two rounds of the SplitMix64 finaliser (Steele, Lea, Flood 2014) over the mixed key.
+ * Counter-based generator: the same (seed, a, b) gives the same number everywhere, in whatever order numbers
+ * are asked for. The finaliser of SplitMix64 (Steele, Lea, Flood 2014) is applied after each of the three
+ * inputs.
  */
 static inline uint64_t random_mix(uint64_t x)
 {

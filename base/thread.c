@@ -6,7 +6,7 @@
 
 pthread_t thread_start(const char *name, void *(*run)(void *), void *arg)
 {
-    sigset_t all, old; /* signals belong to the main thread */
+    sigset_t all, old; /* the new thread takes no signals (base/process.h) */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     pthread_t t;

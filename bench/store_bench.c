@@ -1,7 +1,5 @@
-/*
- * Every part opens the store that it needs, moves the whole working set, and closes it.
- * What RocksDB wrote is what this process wrote (/proc/self/io) while nothing else did.
- */
+/* Each measurement opens the store that it needs, moves the whole working set, and closes the store. Bytes
+ * written by RocksDB are those written by this process (/proc/self/io) while nothing else wrote. */
 #include "bench/store_bench.h"
 
 #include <dirent.h>
@@ -26,8 +24,8 @@ enum {
     LARGE_LAYERS = 32,
     SMALL_LAYERS = 8,
     DURABLE_ROUNDS = 3,
-    INDEX_RECORDS = 64,          /* in a file of 64 MiB, of blocks of 1 MiB */
-    FIRST_INDEX_FILE = 900000000 /* RocksDB does not get there */
+    INDEX_RECORDS = 64,          /* records per imitated file: 64 MiB of blocks of 1 MiB */
+    FIRST_INDEX_FILE = 900000000 /* RocksDB's file numbers never get that high */
 };
 static const char *const GB_S = "GB/s";
 
@@ -45,7 +43,7 @@ struct bench {
 };
 
 struct round {
-    double before, value, after; /* limit, store, limit */
+    double before, value, after; /* limit before, store, limit after */
 };
 
 /* ------------------------------------------------------------------- rows */
@@ -122,7 +120,7 @@ static enum td_status open_store(struct bench *b, uint64_t dram_bytes, uint64_t 
     return TD_OK;
 }
 
-/* What is dirty is written before this returns. */
+/* Everything dirty is written before this returns. */
 static void close_store(struct bench *b)
 {
     if (!b->store)
@@ -151,7 +149,7 @@ static void wait_written(const struct bench *b)
         usleep(1000);
 }
 
-/* What the store wrote is read from the disk next time, not from memory. */
+/* Drops the store's files from the page cache, so that they are read from the disk next time. */
 static void empty_page_cache(const struct bench *b)
 {
     struct bytes path = {0};
@@ -170,7 +168,7 @@ static void empty_page_cache(const struct bench *b)
     bytes_free(&path);
 }
 
-/* What this process has written to disks since it began. */
+/* Bytes that this process has written to disks since it began. */
 static uint64_t written_bytes(void)
 {
     char *text;
@@ -198,7 +196,8 @@ static void *read_direct(void *arg)
 {
     struct disk_reader *r = arg;
     uint64_t size = r->client->page_bytes;
-    for (uint32_t i = r->first; i < r->client->n_blocks; i += r->step) /* to where a block that was read would land */
+    /* Into the memory where a block that is read would land. */
+    for (uint32_t i = r->first; i < r->client->n_blocks; i += r->step)
         r->failed |= pread(r->fd, r->client->landing + i * size, size, (off_t)(i * size)) != (ssize_t)size;
     return NULL;
 }
@@ -228,7 +227,8 @@ static bool write_file(const struct bench *b, int fd)
     return !fdatasync(fd);
 }
 
-/* A file of the working set beside the store's, on the disk when this returns; unlinked at once. -1: said why. */
+/* Makes a file of the size of the working set beside the store's. It is on the disk when this returns, and
+ * unlinked. -1: failed, and the reason was recorded. */
 static int make_raw_file(struct bench *b, double *write_gb_s_out)
 {
     struct bytes path = {0};
@@ -261,7 +261,8 @@ static enum td_status failed(struct bench *b, const char *what)
     return td_fail(b->error, TD_ERR_IO, "not all blocks could be %s", what);
 }
 
-/* Puts and hits in DRAM, beside the wire; the store writes to SSD at its usual rate meanwhile. */
+/* Measures puts and hits in DRAM, and the wire as their limit. The store writes to SSD at its usual rate
+ * meanwhile. */
 static enum td_status measure_dram(struct bench *b)
 {
     struct round puts[ROUNDS_MAX], hits[ROUNDS_MAX];
@@ -269,10 +270,10 @@ static enum td_status measure_dram(struct bench *b)
     enum td_status s = open_store(b, set, (b->n_rounds + 2) * set, (int64_t)KVSTORE_WRITE_MIB_PER_S << 20);
     if (s)
         return s;
-    move_all(b, BENCH_WIRE); /* connects, and touches what will be touched */
+    move_all(b, BENCH_WIRE); /* connects, and touches all memory once */
     for (uint32_t i = 0; i < b->n_rounds; i++) {
         b->client.generation++; /* known blocks are not put again */
-        wait_written(b);        /* those that are being written can't make room */
+        wait_written(b);        /* blocks that are being written can't be evicted */
         puts[i].before = move_all(b, BENCH_WIRE);
         puts[i].value = move_all(b, BENCH_PUT);
         puts[i].after = move_all(b, BENCH_WIRE);
@@ -293,7 +294,7 @@ static enum td_status measure_dram(struct bench *b)
     return TD_OK;
 }
 
-/* Fills a store as fast as it goes and closes it. */
+/* Fills a store as fast as possible and closes it. */
 static enum td_status fill_store(struct bench *b, double *gb_s_out)
 {
     uint64_t set = b->client.n_blocks * b->client.page_bytes;
@@ -317,7 +318,7 @@ static enum td_status write_raw(struct bench *b, double *gb_s_out)
     return fd < 0 ? TD_ERR_IO : TD_OK;
 }
 
-/* Each round fills an empty store; the last one stays. */
+/* Each round fills an empty store; the last store stays. */
 static enum td_status measure_durable(struct bench *b)
 {
     struct round rounds[DURABLE_ROUNDS];
@@ -372,7 +373,8 @@ static enum td_status measure_ssd(struct bench *b)
     enum td_status s = measure_durable(b);
     if (!s) {
         empty_page_cache(b);
-        uint64_t least = 2ull * BENCH_FLIGHTS * BENCH_REQUEST_BYTES; /* what was read waits for its reader's word */
+        /* Blocks that were read keep their slots until their reader releases them. */
+        uint64_t least = 2ull * BENCH_FLIGHTS * BENCH_REQUEST_BYTES;
         s = open_store(b, set / 4 > least ? set / 4 : least, 4 * set, 0);
     }
     if (!s)
@@ -384,7 +386,7 @@ static enum td_status measure_ssd(struct bench *b)
 
 /* ------------------------------------------------------- reading under writes */
 
-struct load { /* a worker that puts new blocks for as long as it may */
+struct load { /* a worker that puts new blocks until it is stopped */
     struct bench_client client;
     struct bench *bench;
     uint32_t first_generation;
@@ -394,7 +396,7 @@ struct load { /* a worker that puts new blocks for as long as it may */
 static void *put_new(void *arg)
 {
     struct load *l = arg;
-    const uint64_t most = BENCH_REQUEST_BYTES; /* a half of what the queue takes here */
+    const uint64_t most = BENCH_REQUEST_BYTES; /* half of the write queue that is used here */
     for (uint32_t i = 0; !atomic_load(&l->is_over);) {
         if (!atomic_load(&l->is_on) || ssd_tier_stats(l->bench->store->ssd).queued_bytes > most) {
             usleep(1000);
@@ -407,7 +409,7 @@ static void *put_new(void *arg)
     return NULL;
 }
 
-/* Of a directory of that size in blob files of 64 MiB. */
+/* Number of blob files of 64 MiB in a directory of index_bytes. */
 static uint32_t index_files(const struct bench *b)
 {
     return (uint32_t)((b->config->index_bytes ? b->config->index_bytes : 1ull << 40) >> 26);
@@ -418,7 +420,8 @@ struct samples {
     uint32_t n, n_missed;
 };
 
-/* Requests of 2 MiB at random from the first part of the set, which is therefore never the one to be evicted. */
+/* Requests of 2 MiB at random places in the first part of the set, which is read so often that it is never
+ * evicted. */
 static void read_for(struct bench *b, uint32_t part, uint64_t for_ns, struct samples *s)
 {
     struct bench_client *c = &b->client;
@@ -439,7 +442,8 @@ static double p99(struct samples *s)
     return s->ms[s->n - 1 - s->n / 100];
 }
 
-/* Idle and busy by turns, so that what else the machine does hits both. The load is over afterwards. */
+/* Alternates idle and busy turns, so that other work on the machine affects both alike. Afterwards the
+ * load is off. */
 static void read_by_turns(struct bench *b, struct load *l, uint32_t part, struct samples *idle, struct samples *busy)
 {
     enum { TURNS = 4 };
@@ -487,7 +491,7 @@ static enum td_status measure_under_load(struct bench *b, struct load *l)
     return s;
 }
 
-/* A file as RocksDB makes them, of values that are one byte long; it does not know of it. */
+/* Makes a blob file as RocksDB does, with values of one byte; RocksDB does not know of it. */
 static bool make_index_file(const struct bench *b, uint32_t i)
 {
     enum { RECORD_BYTES = 32 + 1 + BLOCK_KEY_BYTES + 1 };
@@ -516,7 +520,8 @@ static bool make_index(struct bench *b, struct load *l)
     for (uint32_t i = 0; i < n_files; i++)
         if (!make_index_file(b, i))
             return false;
-    l->client.generation = l->first_generation + 99999; /* the store learns after it wrote something */
+    /* The store learns places after it has written something. */
+    l->client.generation = l->first_generation + 99999;
     if (!bench_client_move(&l->client, BENCH_PUT, 0, 1))
         return false;
     for (uint64_t until = now(b) + 60 * NS_PER_S; now(b) < until; usleep(1000))
@@ -535,14 +540,14 @@ static void add_latencies(struct bench *b, struct samples *idle, struct samples 
     add_row(b, "ms", loud, quiet, P99, "collecting, index of 1 TiB");
 }
 
-/* The same in a directory that names the places of as many blocks as one of 1 TiB has. */
+/* Reading under writes in a directory that names the places of as many blocks as one of 1 TiB has. */
 static enum td_status measure_with_index(struct bench *b, struct load *l)
 {
     struct samples idle = {.ms = mem_array(SAMPLES_MAX, sizeof(double))};
     struct samples busy = {.ms = mem_array(SAMPLES_MAX, sizeof(double))};
     struct ssd_tier_stats before = ssd_tier_stats(b->store->ssd);
     uint64_t began = now(b);
-    l->first_generation += 100000; /* blocks that are not there yet */
+    l->first_generation += 100000; /* keys that the store does not have yet */
     read_by_turns(b, l, 4, &idle, &busy);
     struct ssd_tier_stats after = ssd_tier_stats(b->store->ssd);
     enum td_status s = idle.n && busy.n ? TD_OK : failed(b, "read beside a large index");
@@ -558,7 +563,7 @@ static enum td_status measure_with_index(struct bench *b, struct load *l)
     return s;
 }
 
-/* Opens the store anew with files dropped from the page cache. */
+/* Opens the store anew, with its files dropped from the page cache. */
 static enum td_status open_loaded(struct bench *b, struct load *l, uint64_t dram_bytes)
 {
     uint64_t set = b->client.n_blocks * b->client.page_bytes, index_bytes = index_files(b) * 4096ull;
@@ -569,7 +574,7 @@ static enum td_status open_loaded(struct bench *b, struct load *l, uint64_t dram
     return s;
 }
 
-/* In the directory that measure_ssd left. */
+/* Uses the directory that measure_ssd left. */
 static enum td_status measure_latency(struct bench *b)
 {
     struct load *l = mem_zalloc(sizeof(*l));

@@ -40,7 +40,7 @@ static void on_lease_end(void *user, struct xfer_id id, enum td_status status, b
 
 static void on_wire_lease_end(void *user, struct xfer_id id, enum td_status status, bool in_doubt)
 {
-    (void)user, (void)id, (void)status, (void)in_doubt; /* the reader's end is what counts */
+    (void)user, (void)id, (void)status, (void)in_doubt; /* only the reader's end counts */
 }
 
 static void on_pull_end(void *user, struct xfer_id id, const struct xfer_pull_result *result)
@@ -94,7 +94,8 @@ static void on_message(void *user, struct xfer_peer *peer, uint16_t kind, const 
     struct bench_flight *f = find_flight(c, m.id_counter);
     if (!f)
         return;
-    if (m.n != f->n) { /* not all were wanted: dropped for room, or known */
+    /* Not all blocks were wanted: some were dropped for room, or known. */
+    if (m.n != f->n) {
         end_flight(f, false);
         return;
     }
@@ -153,7 +154,8 @@ static void start(struct bench_client *c, struct bench_flight *f, enum bench_mov
         grant(f, pages, n, on_wire_lease_end);
         pull(c, f, xfer_address(c->holder));
         break;
-    case BENCH_HIT: /* the lookup first: a pull that overtakes its lease has to ask again */
+    /* The lookup first: a pull that arrives before its lease has to ask again. */
+    case BENCH_HIT:
         ask(c, f, STORE_LOOKUP);
         pull(c, f, c->store);
         break;
@@ -275,7 +277,7 @@ enum td_status bench_client_open(struct bench_client *c, uint32_t n_layers, uint
 
 void bench_client_close(struct bench_client *c)
 {
-    xfer_close(c->reader); /* NULL is fine, as everywhere here */
+    xfer_close(c->reader); /* NULL is fine for all of these */
     xfer_close(c->holder);
     if (c->source)
         mem_unmap(c->source, c->n_blocks * c->page_bytes);

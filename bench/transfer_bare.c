@@ -22,8 +22,9 @@ enum { BARE_AM = 1, BARE_HEADER = 40, BURST = 8, SLEEP_MS = 100 };
 #define PATIENCE_NS (20 * NS_PER_S)
 
 /*
- * Header, 40 bytes as in the transfer protocol.   request: 0 u64 message_bytes  8 u64 window_bytes  16 u64 total_bytes
- *                                                 payload: 40 bytes that nobody reads
+ * Header, 40 bytes as in the transfer protocol.   request: 0 u64 message_bytes  8 u64 window_bytes
+ *                                                          16 u64 total_bytes
+ *                                                 payload: 40 bytes that are not read
  */
 struct order {
     uint64_t message_bytes, window_bytes, total_bytes;
@@ -39,7 +40,7 @@ struct bare {
     ucp_mem_h memory;
     ucp_worker_h listen_worker, worker;
     ucp_listener_h listener;
-    ucp_conn_request_h request; /* of a client that wants in */
+    ucp_conn_request_h request; /* of a client that wants to connect */
     ucp_ep_h ep;
     int epoll_fd, wake_fd;
     bool is_eager, knows_eager;
@@ -47,10 +48,12 @@ struct bare {
     bool is_running;
     atomic_bool stop, is_lost;
 
-    struct order order; /* server: being answered; client: to be asked for, under the lock */
+    /* Server: the request being answered. Client: the request to be sent, under the lock. */
+    struct order order;
     bool is_new;
     uint64_t at, left, in_flight;
-    pthread_mutex_t lock; /* the caller waits for the end of one fetch; a queue for one number would say less */
+    /* The caller waits for the end of one fetch; a queue for one number would not be simpler. */
+    pthread_mutex_t lock;
     pthread_cond_t done;
 };
 
@@ -90,7 +93,8 @@ static void sent(void *request, ucs_status_t status, void *user_data)
 static void send_one(struct bare *b, const void *header, const void *payload, uint64_t len)
 {
     char names[128] = "";
-    if (len && !b->knows_eager) { /* by then messages have come, so the endpoint is whole */
+    /* Messages have come by then, so the endpoint is complete. */
+    if (len && !b->knows_eager) {
         wire_ucx_transport(b->ep, names, sizeof(names));
         b->is_eager = !strncmp(names, "tcp", 3);
         b->knows_eager = true;
@@ -205,7 +209,7 @@ static void drop_endpoint(struct bare *b)
     b->knows_eager = false;
 }
 
-/* A client that comes takes the place of the one before. */
+/* A new client takes the place of the one before. */
 static void take_request(struct bare *b)
 {
     ucp_conn_request_h request = b->request;
@@ -264,7 +268,7 @@ static void sleep_until_woken(struct bare *b)
         return;
     epoll_wait(b->epoll_fd, events, 4, SLEEP_MS);
     if (read(b->wake_fd, &count, sizeof(count)) < 0)
-        return; /* it was something else that woke us */
+        return; /* something else woke this thread */
 }
 
 static void *run(void *arg)
@@ -387,7 +391,7 @@ static void wake(struct bare *b)
 {
     uint64_t one = 1;
     if (write(b->wake_fd, &one, sizeof(one)) < 0)
-        return; /* it is awake already */
+        return; /* the thread is awake already */
 }
 
 void bare_close(struct bare *b)

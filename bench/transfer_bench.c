@@ -16,14 +16,15 @@
 
 #define PATIENCE_NS   (60 * NS_PER_S)
 #define DEFAULT_ARENA (256ull << 20)
-#define WINDOW_BYTES  (32ull << 20) /* of both: what an xfer lets a peer have on its way */
+#define WINDOW_BYTES  (32ull << 20) /* of both loops: the bytes in flight that an xfer allows a peer */
 
-/* Layers of 64 KiB, pages of 2 MiB: 8 key-value heads of 128 in 16 bits, 16 tokens, as models of 8 to 70 billion have. */
+/* Layers of 64 KiB, pages of 2 MiB: 8 KV heads of 128 elements of 16 bits, 16 tokens, as in models of 8 to
+ * 70 billion parameters. */
 static const struct kv_layout LAYOUT = {NUM_F16, 32, 8, 128, 16};
 enum { LAYER_BYTES = 64 << 10, PAGE_BYTES = 2 << 20, LAYERS = 32, DEFAULT_ROUNDS = 10, ROUNDS_MAX = 100 };
 
 /*
- * What the reader asks of the holder, and its answer, as messages of the transfer:
+ * What the reader asks of the holder, and the answer, as user messages of the transfer layer:
  *     OFFER    0 u64 counter   8 u64 unit_bytes   16 u64 total_bytes   24 u64 incarnation of the id
  *     OFFERED  0 u64 counter   8 u32 port of the bare loop (0: refused)
  */
@@ -49,7 +50,8 @@ static enum td_status side_open(struct side *s, const char *name, const char *li
         return td_fail(error_out, TD_ERR_NO_MEMORY, "no memory for an arena of %llu bytes",
                        (unsigned long long)s->arena_bytes);
     s->arena = arena;
-    for (uint64_t i = 0; i < s->arena_bytes / 8; i++) /* not the one page of zeros that everything might share */
+    /* Otherwise all pages might be the kernel's one page of zeros. */
+    for (uint64_t i = 0; i < s->arena_bytes / 8; i++)
         ((uint64_t *)arena)[i] = random_mix(i + (uint64_t)name[0]);
     s->incarnation = random_u64();
     const struct xfer_config c = {.backend = XFER_NET,
@@ -95,8 +97,9 @@ static enum td_status bare_open(struct side *s, const char *address, bool serves
 }
 
 /*
- * The two sides get half of the CPUs each, as two machines would have their own; else the scheduler now and then runs both on
- * one CPU in turns, and that is what is measured. Threads inherit it from the one that makes them.
+ * Each side gets half of the CPUs, as two machines would have their own. Otherwise the scheduler sometimes
+ * runs both sides on one CPU in turns, and that would be measured. Threads inherit this from the thread that
+ * makes them.
  */
 static void use_cpus(const cpu_set_t *all, int half)
 {
@@ -126,7 +129,8 @@ static void on_lease_end(void *user, struct xfer_id id, enum td_status status, b
     (void)in_doubt;
 }
 
-/* Below a page: for each range of layers all pages, as a prefill gets them ready. Else runs of whole pages. */
+/* Units below a page: all pages for one range of layers after the other, as a prefill completes them. Else
+ * runs of whole pages. */
 static void announce(struct xfer_bench_server *s, struct xfer_id id, uint64_t unit_bytes, uint32_t n_pages)
 {
     struct xfer_page *pages = mem_array(n_pages, sizeof(pages[0]));
@@ -215,8 +219,9 @@ struct reader {
     char address[160]; /* of the holder */
     struct bare *bare;
     uint64_t counter, total_bytes;
-    uint8_t *copy_from;   /* memory for memcpy */
-    pthread_mutex_t lock; /* the caller waits for one answer or one end; a mailbox for that would say less */
+    uint8_t *copy_from; /* source of memcpy */
+    /* The caller waits for one answer or one end; a mailbox would not be simpler. */
+    pthread_mutex_t lock;
     pthread_cond_t changed;
     uint64_t offered; /* counter of the last answer */
     uint32_t bare_port;
@@ -269,7 +274,7 @@ static enum td_status wait_offered(struct reader *r, uint64_t counter)
     return s;
 }
 
-/* Everything once; the time counts from the first question to the last verified byte. */
+/* Pulls everything once. *ns_out: from the first question to the last verified byte. */
 static enum td_status pull_once(struct reader *r, uint64_t unit_bytes, uint64_t *ns_out)
 {
     uint8_t offer[32];
@@ -342,7 +347,7 @@ static enum td_status reader_open(const struct xfer_bench_config *config, const 
         s = td_fail(error_out, TD_ERR_NO_MEMORY, "no memory to copy from");
     r->copy_from = from;
     uint64_t ns;
-    if (!s && (s = pull_once(r, PAGE_BYTES, &ns))) /* connects, and says where the bare loop listens */
+    if (!s && (s = pull_once(r, PAGE_BYTES, &ns))) /* connects, and learns where the bare loop listens */
         td_fail(error_out, s, "%s: %s", address, td_status_name(s));
     if (!s) {
         char bare[160];
@@ -371,7 +376,7 @@ static double median(double *values, uint32_t n)
     return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-/* Of a few sizes up to the unit, the one with which the bare loop is fastest. */
+/* Finds the message size, of a few up to the unit, with which the bare loop is fastest. */
 static enum td_status choose_message(struct reader *r, uint64_t unit_bytes, uint64_t *best_out)
 {
     static const uint64_t SIZES[] = {64 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20};
@@ -390,7 +395,7 @@ static enum td_status choose_message(struct reader *r, uint64_t unit_bytes, uint
     return TD_OK;
 }
 
-/* Of this process, in ns; both sides' if both are here. */
+/* Processor time of this process in ns; of both sides if both are in it. */
 static double cpu_ns(void)
 {
     struct timespec ts;

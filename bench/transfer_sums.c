@@ -1,6 +1,6 @@
 /*
- * Ways to sum a page, beside one another. Those that would not do whatever their speed (a sum of words sees no swapped words)
- * are not here.
+ * Ways to sum a page, compared. Ways that would not do at any speed are left out (a sum of words does not see
+ * swapped words).
  */
 #include <string.h>
 #include <xxhash.h>
@@ -46,7 +46,8 @@ __attribute__((target("sse4.2"))) static uint64_t sum_crc(const void *data, size
     return crc;
 }
 
-/* Three thirds at once, because the instruction takes three cycles and one can begin in each; the sum is of their three sums. */
+/* Sums three thirds at once, because the instruction takes three cycles and one can begin in each cycle;
+ * the result is the sum of their three sums. */
 __attribute__((target("sse4.2"))) static uint64_t sum_crc_3(const void *data, size_t len_bytes)
 {
     size_t third = len_bytes / 24 * 8;
@@ -77,7 +78,7 @@ static const struct {
                            {"CRC32C by hardware", sum_crc},
                            {"CRC32C by hardware, 3 lanes", sum_crc_3}};
 
-static volatile uint64_t sink; /* keeps the sums from being optimised away */
+static volatile uint64_t sink; /* keeps the compiler from removing the sums */
 
 static double best_rate(const struct clock *clock, sum_fn *sum, const uint8_t *data, uint64_t bytes, uint64_t stride)
 {
@@ -149,7 +150,7 @@ enum td_status xfer_bench_sums(uint64_t bytes, struct xfer_bench_sum rows[XFER_B
     return TD_OK;
 }
 
-/* way < 0: memcpy */
+/* way < 0: memcpy. */
 static double way_rate(const struct clock *clock, int way, uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
     uint64_t begin = clock_now(clock);

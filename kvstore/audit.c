@@ -1,4 +1,4 @@
-/* An account of every slot and block of the store: what the table says against what its leases hold. */
+/* Accounts for every slot and block of the store: compares the table with what its leases hold. */
 #include <stdio.h>
 #include <string.h>
 

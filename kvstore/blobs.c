@@ -1,9 +1,12 @@
 /*
- * The places are a hash table in many shards. Only the scanning thread changes them, and it holds a shard's mutex for one change at a time:
- * a table that grows is made beside the old one, without the mutex, and then takes its place. So no reader waits for more than one change,
- * however many places there are. Each file keeps the keys that were found in it, so that forgetting it costs in proportion to it.
+ * Places are kept in a hash table of many shards. Only the scanning thread changes them, and it holds a
+ * shard's mutex for one change at a time; it reads them without the mutex. A table that grows is built beside
+ * the old one, without the mutex, and then replaces it. So no reader waits for more than one change, however
+ * many places there are. Each file keeps the keys that were found in it, so that forgetting the file costs in
+ * proportion to its records.
  *
- * Files are opened for each read, which costs a hundredth of it and leaves nothing to be closed when RocksDB removes one.
+ * A file is opened for each read. That costs a hundredth of the read, and leaves nothing to be closed when
+ * RocksDB removes the file.
  */
 #include "kvstore/blobs.h"
 
@@ -28,7 +31,7 @@ enum {
     SHARD_BITS = 10,
     N_SHARDS = 1 << SHARD_BITS,
     SHARD_MIN = 8,
-    RECORDS_A_LOOK = 64 /* between two looks at the clock */
+    RECORDS_A_LOOK = 64 /* records between two looks at the clock */
 };
 static const uint64_t VALUE_MAX = 1 << 30;
 static const uint64_t MIX =
@@ -36,18 +39,19 @@ static const uint64_t MIX =
 
 struct place {
     struct block_key key;
-    uint32_t len_bytes; /* 0: an empty bucket */
-    uint32_t offset;    /* of the value; RocksDB ends a file before it has 2 GiB */
+    uint32_t len_bytes; /* length of the value; 0: an empty bucket */
+    uint32_t offset;    /* of the value in the file; RocksDB ends a file before it has 2 GiB */
     uint64_t file;
 };
 
 struct shard {            /* open addressing with linear probing, at most three quarters full */
-    pthread_mutex_t lock; /* readers look up what one thread fills in */
+    pthread_mutex_t lock; /* readers look up what the scanning thread changes */
     struct place *table;
     uint64_t n, cap;
 };
 
-struct scanned { /* the mark of a file: what was found in it */
+struct scanned { /* the mark of a file: the records that were found in it */
+    /* The file was scanned up to here. */
     uint64_t upto_bytes;
     struct block_key *keys;
     uint64_t n, cap;
@@ -56,8 +60,8 @@ struct scanned { /* the mark of a file: what was found in it */
 struct blobs {
     char *dir;
     struct dir_files *files; /* borrowed */
-    uint64_t until_ns;       /* when the scan in progress has to stop */
-    uint64_t n_taken;        /* files that it looked at */
+    uint64_t until_ns;       /* when the present scan must stop */
+    uint64_t n_taken;        /* files that the present scan has looked at */
     struct clock clock;
     struct blobs_work work;
     struct shard shards[N_SHARDS];
@@ -86,7 +90,7 @@ static uint64_t home_of(uint64_t cap, const struct block_key *key)
     return (block_key_hash(key) * MIX >> 16) & (cap - 1);
 }
 
-/* Where the key is, or would be. */
+/* Index of the key's bucket, or of the empty bucket where it would go. */
 static uint64_t bucket_of(const struct place *table, uint64_t cap, const struct block_key *key)
 {
     uint64_t i = home_of(cap, key);
@@ -110,7 +114,8 @@ static void grow(struct blobs *b, struct shard *s)
     free(old);
 }
 
-/* Of two places of one key the one in the younger file counts: garbage collection copies. */
+/* If a key has two places, the one in the younger file counts: garbage collection copies values into
+ * younger files. */
 static void note_place(struct blobs *b, const struct place *p)
 {
     struct shard *s = shard_of(b, &p->key);
@@ -125,7 +130,8 @@ static void note_place(struct blobs *b, const struct place *p)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Those behind it that could not be where they belong move up (Knuth, 6.4, algorithm R). Under the lock; returns how many were looked at. */
+/* Empties a bucket. Later entries of the same run move up, so that no hole ends a search early (Knuth,
+ * 6.4, algorithm R). Call under the lock; returns the number of entries looked at. */
 static uint64_t empty_bucket(struct shard *s, uint64_t hole)
 {
     uint64_t mask = s->cap - 1, n = 1;
@@ -144,7 +150,7 @@ static void forget_place(struct blobs *b, const struct block_key *key, uint64_t 
     uint64_t at = s->cap ? bucket_of(s->table, s->cap, key) : 0;
     b->work.n_moved++;
     if (!s->cap || !s->table[at].len_bytes || s->table[at].file != file)
-        return; /* a younger copy has its place */
+        return; /* a younger copy has replaced it */
     pthread_mutex_lock(&s->lock);
     uint64_t n = empty_bucket(s, at);
     s->n--;
@@ -172,7 +178,7 @@ static void note_key(struct scanned *f, const struct block_key *key)
     f->keys[f->n++] = *key;
 }
 
-/* Record after record, as far as they are complete. False: time is up before the end. */
+/* Notes the complete records from upto_bytes on. False: the time is up before the end. */
 static bool scan_records(struct blobs *b, int fd, const struct dir_file *file, struct scanned *f)
 {
     uint8_t head[RECORD_HEADER_BYTES + RECORD_KEY_BYTES];
@@ -201,15 +207,16 @@ static bool scan_file(struct blobs *b, struct dir_file *file)
         f->upto_bytes = FILE_HEADER_BYTES;
     }
     int fd = open_blob(b, file->number, 0);
+    /* The file is gone or can't be read: readers will ask RocksDB. */
     if (fd < 0)
-        return true;                            /* gone, or it can't be read: readers ask RocksDB */
-    posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM); /* one page of each value */
+        return true;
+    posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM); /* one page of each value is read */
     bool is_done = scan_records(b, fd, file, file->mark);
     close(fd);
     return is_done;
 }
 
-/* Key by key from the last; false: time is up before the first. */
+/* Forgets the file's places, from the last key to the first. False: the time is up before that. */
 static bool forget_file(struct blobs *b, struct dir_file *file)
 {
     struct scanned *f = file->mark;
@@ -229,10 +236,10 @@ static bool take_change(void *user, struct dir_file *file)
 {
     struct blobs *b = user;
     if (b->n_taken++ && clock_now(&b->clock) >= b->until_ns)
-        return false; /* at least a part of the first one is done each time */
+        return false; /* at least a part of the first file is done in each scan */
     if ((file->is_gone || file->is_fresh) && file->mark && !forget_file(b, file))
         return false;
-    file->is_fresh = false; /* what is scanned from here on is of this file */
+    file->is_fresh = false; /* what is scanned from here on belongs to the new file of this number */
     return file->is_gone || scan_file(b, file);
 }
 
@@ -301,7 +308,8 @@ enum td_status blobs_read(struct blobs *b, const struct block_key *key, void *bu
     int fd = want <= buffer_bytes ? open_blob(b, p.file, O_DIRECT) : -1;
     if (fd < 0)
         return TD_ERR_NOT_FOUND;
-    ssize_t got = pread(fd, buffer, want, (off_t)begin); /* the last page may lie beyond the file's end */
+    /* The last page may extend beyond the file's end. */
+    ssize_t got = pread(fd, buffer, want, (off_t)begin);
     close(fd);
     if (got < (ssize_t)(skip + p.len_bytes))
         return TD_ERR_IO;

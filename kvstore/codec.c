@@ -1,6 +1,5 @@
-/*
- * Loops over groups have no branches on data, and the usual length as a constant, so that the compiler makes vectors of them.
- */
+/* Loops over groups have no branches on data, and a constant length in the usual case, so that the
+ * compiler vectorizes them. */
 #include "kvstore/codec.h"
 
 #include <stdlib.h>
@@ -12,12 +11,13 @@
 #include "kernels/scalar.h"
 
 enum { GROUP = 64, SCALE_BYTES = 4, LENGTH_BYTES = 4, ZSTD_LEVEL = 1 };
-#define ROUND_MAGIC 12582912.0f /* 1.5 * 2^23: adding it rounds to an integer, left in the low bits */
+/* 1.5 * 2^23: adding it rounds to an integer, which is left in the low bits. */
+#define ROUND_MAGIC 12582912.0f
 
 struct codec {
     struct kv_layout layout;
     size_t page_bytes, quantized_bytes;
-    uint8_t *out, *planes; /* page_bytes each; made when first needed */
+    uint8_t *out, *planes; /* page_bytes each; allocated when first needed */
     ZSTD_CCtx *compress;
     ZSTD_DCtx *decompress;
 };
@@ -80,14 +80,14 @@ static inline void store(const struct kv_layout *l, const float *x, size_t n, ui
     uint16_t h[GROUP];
     if (l->dtype == NUM_BF16)
         for (size_t i = 0; i < n; i++)
-            h[i] = (uint16_t)((bits_of(x[i]) + 0x7fff + (bits_of(x[i]) >> 16 & 1)) >> 16); /* it is finite */
+            h[i] = (uint16_t)((bits_of(x[i]) + 0x7fff + (bits_of(x[i]) >> 16 & 1)) >> 16); /* x is finite */
     else
         for (size_t i = 0; i < n; i++)
             h[i] = scalar_to_f16(x[i]);
     memcpy(to, h, 2 * n);
 }
 
-/* Bits of the largest magnitude: they order as the numbers do, and a NaN stands above all. */
+/* The bits of the largest magnitude. They order as the numbers do, and a NaN is above all of them. */
 static inline int32_t largest(const float *x, size_t n)
 {
     int32_t most = 0;
@@ -122,7 +122,7 @@ static inline void from_fp8(const uint8_t *restrict q, size_t n, float scale, fl
         x[i] = scalar_from_e4m3(q[i]) * scale;
 }
 
-/* False: can't be quantised. */
+/* False: the group can't be quantised. */
 static inline bool encode_group(const struct kv_layout *l, enum block_codec codec, const uint8_t *from, size_t n,
                                 uint8_t *to)
 {
@@ -223,7 +223,7 @@ static void join32(const uint8_t *planes, size_t n, uint8_t *page)
     }
 }
 
-/* A page's elements, byte by byte: what is alike comes together. */
+/* Splits a page's elements into planes of bytes, so that similar bytes lie together. */
 static void split(size_t element, const uint8_t *page, size_t n, uint8_t *planes)
 {
     if (element == 1)
@@ -240,7 +240,7 @@ static void join(size_t element, const uint8_t *planes, size_t n, uint8_t *page)
         (element == 4 ? join32 : join16)(planes, n, page);
 }
 
-/* 0: does not shrink. */
+/* Returns the encoded length; 0: the page does not shrink. */
 static size_t compress(struct codec *c, const uint8_t *page)
 {
     size_t n_planes = num_type_bytes(c->layout.dtype), n = c->page_bytes / n_planes, at = 0;

@@ -1,8 +1,10 @@
 /*
- * The kernel queues an event before the system call that caused it returns, so an update sees all that this process did before. A file is
- * looked at twice after it was closed: the event comes before the file system gives back what it took beforehand.
+ * The kernel queues an event before the system call that caused it returns, so an update sees everything that
+ * this process did before it. A file is looked at twice after it was closed: the event comes before the file
+ * system returns the room that it allocated in advance.
  *
- * A directory that was renamed or removed is followed by its name: the watch is set on whatever stands there now, and that is listed.
+ * A directory that was renamed or removed is followed by its name: the watch is set on whatever has that name
+ * now, and that is listed.
  */
 #include "kvstore/dir_files.h"
 
@@ -22,7 +24,7 @@ enum { WRITING = UINT8_MAX, LOOKS_AFTER = 2 };
 static const uint32_t CHANGES =
     IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO | IN_CLOSE_WRITE | IN_MOVE_SELF | IN_DELETE_SELF | IN_ONLYDIR;
 
-struct other_file { /* no blob file */
+struct other_file { /* a file that is not a blob file */
     char *name;
     uint64_t len_bytes; /* when it was last looked at */
 };
@@ -36,7 +38,9 @@ struct dir_files {
     char *path;
     int notify_fd, watch; /* -1: none */
     bool must_list;
-    struct file_list blobs; /* by rising number; those that are gone, too, until they are half of it */
+    /* By rising number. Files that are gone stay until they are half of the list. */
+    struct file_list blobs;
+    /* watched: to be looked at in each update. changed: to be visited. */
     struct file_list watched, changed;
     struct other_file *others;
     uint64_t n_others, n_gone, n_listings, n_looks, blob_bytes, other_bytes;
@@ -86,7 +90,7 @@ void dir_files_close(struct dir_files *d)
 
 /* -------------------------------------------------------------- blob files */
 
-/* Place of the first whose number is not smaller. */
+/* Index of the first file whose number is not smaller. */
 static uint64_t place_of(const struct dir_files *d, uint64_t number)
 {
     uint64_t low = 0, high = d->blobs.n;
@@ -118,7 +122,7 @@ static struct dir_file *find_or_add(struct dir_files *d, uint64_t number)
 {
     uint64_t at = place_of(d, number);
     struct dir_file *f = at < d->blobs.n ? d->blobs.files[at] : NULL;
-    if (!f || f->number != number) { /* new files have the largest number, so that this moves little */
+    if (!f || f->number != number) { /* new files have the largest number, so this moves little */
         f = mem_zalloc(sizeof(*f));
         push(&d->blobs, f);
         memmove(&d->blobs.files[at + 1], &d->blobs.files[at], (d->blobs.n - 1 - at) * sizeof(f));
@@ -159,7 +163,7 @@ static bool stat_name(struct dir_files *d, int dir_fd, const char *name, struct 
     return !fstatat(dir_fd, name, st, AT_SYMLINK_NOFOLLOW) && S_ISREG(st->st_mode);
 }
 
-/* Whether it is the name of a blob file. */
+/* Whether this is the name of a blob file. */
 static bool number_of_name(const char *name, uint64_t *number_out)
 {
     char *end;
@@ -194,7 +198,7 @@ static int by_number(const void *a, const void *b)
     return (x->number > y->number) - (x->number < y->number);
 }
 
-/* Blob files, in any order; the others are taken over. */
+/* Returns the blob files in any order; replaces the list of other files. */
 static struct dir_file *list_dir(struct dir_files *d, DIR *dir, uint64_t *n_out)
 {
     struct dir_file *found = NULL;
@@ -216,15 +220,16 @@ static struct dir_file *list_dir(struct dir_files *d, DIR *dir, uint64_t *n_out)
     return found;
 }
 
-/* dir NULL: it is not there. */
+/* dir NULL: the directory does not exist. */
 static void list_all(struct dir_files *d, DIR *dir)
 {
     uint64_t n, listing = ++d->n_listings;
     struct dir_file *found = list_dir(d, dir, &n);
     char name[32];
     struct stat st;
+    /* So that adding them in order moves nothing. */
     if (n)
-        qsort(found, n, sizeof(*found), by_number); /* so that adding them moves nothing */
+        qsort(found, n, sizeof(*found), by_number);
     for (uint64_t i = 0; i < n; i++) {
         snprintf(name, sizeof(name), "%06llu.blob", (unsigned long long)found[i].number);
         if (!stat_name(d, dirfd(dir), name, &st))
@@ -268,7 +273,7 @@ static void take_event(struct dir_files *d, const struct inotify_event *e)
         watch_file(d, f ? f : find_or_add(d, number), e->mask & IN_CREATE ? WRITING : LOOKS_AFTER);
 }
 
-/* False: the directory has to be listed. */
+/* Takes in all queued events. False: the directory must be listed. */
 static bool take_events(struct dir_files *d)
 {
     _Alignas(struct inotify_event) char buffer[16384];
@@ -326,12 +331,12 @@ static void look_at_others(struct dir_files *d, int dir_fd)
 void dir_files_update(struct dir_files *d)
 {
     d->must_list |= !take_events(d);
-    if (d->must_list && d->notify_fd >= 0 &&
-        d->watch < 0) /* first: what changes during the listing comes as an event, too */
+    /* Watch first: what changes during the listing comes as an event, too. */
+    if (d->must_list && d->notify_fd >= 0 && d->watch < 0)
         d->watch = inotify_add_watch(d->notify_fd, d->path, CHANGES);
     DIR *dir = opendir(d->path);
     if (!dir && errno != ENOENT)
-        return; /* no descriptors left, say: next time */
+        return; /* for example, no descriptors are left: the next update tries again */
     if (d->must_list)
         list_all(d, dir);
     d->must_list = d->watch < 0;
@@ -369,7 +374,8 @@ uint64_t dir_files_n_looks(const struct dir_files *d)
     return d->n_looks;
 }
 
-/* Frees files that are gone, once they are half of all. No other list has them: the update that found them gone took them out. */
+/* Frees files that are gone, once they are half of all. No other list has them: the update that found them
+ * gone removed them from `watched`, and `changed` is empty here. */
 static void drop_gone(struct dir_files *d)
 {
     uint64_t n = 0;

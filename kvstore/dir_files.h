@@ -1,12 +1,13 @@
 /*
- * What lies in RocksDB's directory: how much its files take, and which blob files came, grew and went.
+ * The files in RocksDB's directory: their size on disk, and which blob files came, grew and went.
  *
- * Asking costs in proportion to what changed since the last time, not to the directory: the kernel says which files were made, closed and
- * removed (inotify(7)). Only files that are being written and files that are no blob files, of which there are few, are looked at each
- * time. The whole directory is listed where the kernel doesn't say (there is no watch to be had, or its queue was full).
+ * The cost of an update is proportional to the changes since the last one, not to the directory: the kernel
+ * reports files that were made, closed and removed (inotify(7)). Only blob files that are being written, and
+ * the few files that are not blob files, are looked at each time. The whole directory is listed if the kernel
+ * does not report (no watch is available, or its queue was full).
  *
- * Rejected: listing each time (a directory of 1 TiB has 16,384 blob files, and it is asked about for each 32 MiB that are written);
- * RocksDB's own lists (its C API names no blob files).
+ * Rejected: listing each time (a directory of 1 TiB has 16,384 blob files, and it is measured for each 32 MiB
+ * written); RocksDB's own lists (its C API names no blob files).
  *
  * Threads: one.
  */
@@ -17,35 +18,37 @@
 
 struct dir_files;
 
-struct dir_file { /* a blob file; owned by dir_files, valid until the visit that finds it gone ends */
+struct dir_file { /* a blob file; owned by dir_files; valid until the end of the visit that finds it gone */
     uint64_t number;
     uint64_t len_bytes, disk_bytes;
-    bool is_gone;  /* the last visit */
-    bool is_fresh; /* the first visit, or the first after a file of this number was replaced */
-    void *mark;    /* the visitor's own; NULL at first. Once the file is gone it must be NULL again */
+    bool is_gone;  /* the file was removed; this is its last visit */
+    bool is_fresh; /* the first visit, or the first one after the file of this number was replaced */
+    void *mark;    /* the visitor's own; NULL at first. The visitor sets it to NULL when the file is gone. */
 
-    bool is_changed;  /* since the last visit */
-    uint8_t looks;    /* how often the file is still to be looked at; UINT8_MAX: until it is closed */
-    uint64_t seen_at; /* number of the listing that found it */
+    bool is_changed;  /* changed since the last visit */
+    uint8_t looks;    /* how often the file will still be looked at; UINT8_MAX: until it is closed */
+    uint64_t seen_at; /* number of the listing that found it last */
 };
 
-struct dir_files *dir_files_open(const char *path); /* copied; it need not be there yet */
-void dir_files_close(struct dir_files *d);          /* NULL is fine. Marks must be NULL */
+struct dir_files *dir_files_open(const char *path); /* path is copied; the directory need not exist yet */
+void dir_files_close(struct dir_files *d);          /* NULL is fine. All marks must be NULL */
 
-void dir_files_update(struct dir_files *d); /* takes in what changed */
-/* As of the last update. */
+void dir_files_update(struct dir_files *d); /* takes in the changes since the last call */
+/* The answers below are as of the last update. */
 uint64_t dir_files_disk_bytes(const struct dir_files *d); /* of all regular files */
-/* Of files that are no blob files and whose name ends with suffix. */
+/* Length of the files that are not blob files and whose name ends with suffix. */
 uint64_t dir_files_len_bytes(const struct dir_files *d, const char *suffix);
 uint64_t dir_files_n_blobs(const struct dir_files *d);
-uint64_t dir_files_n_looks(const struct dir_files *d); /* files looked at since opening: what updates cost */
+/* Files looked at since opening: what the updates cost. */
+uint64_t dir_files_n_looks(const struct dir_files *d);
 
-/* The blob file of that number; NULL if there is none. */
+/* The blob file with this number; NULL if there is none. */
 struct dir_file *dir_files_find(const struct dir_files *d, uint64_t number);
 
-/* False: not done with this file; it is visited again. */
+/* Return false if the visit of this file is not finished; the file is visited again. */
 typedef bool dir_files_visit_fn(void *user, struct dir_file *file);
-/* Visits blob files that changed; NULL: nobody wants to know. Ends when a visit says false; returns whether all were visited. */
+/* Visits the blob files that changed since their last visit, until a visit returns false; true if all were
+ * visited. visit NULL: forgets the changes. */
 bool dir_files_visit_changed(struct dir_files *d, dir_files_visit_fn *visit, void *user);
-/* Visits all blob files, also those that are gone and were not visited since. */
+/* Visits all blob files, also those that are gone but were not visited since. */
 void dir_files_each(struct dir_files *d, dir_files_visit_fn *visit, void *user);

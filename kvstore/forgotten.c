@@ -13,7 +13,7 @@ static const off_t FILE_BYTES = (off_t)FORGOTTEN_MAX * BLOCK_KEY_BYTES;
 struct forgotten {
     int fd; /* -1: no file */
     const struct log *log;
-    struct block_key *keys; /* rising; in the file in the order in which they came */
+    struct block_key *keys; /* in rising order; in the file in the order in which they were added */
     uint32_t n;
     bool is_all;
 };
@@ -28,7 +28,7 @@ static void write_at(struct forgotten *f, const void *data, size_t len, uint32_t
                   strerror(errno));
 }
 
-/* Where the key is among the sorted, or should be. */
+/* Index of the key among the sorted keys, or where it would be inserted. */
 static uint32_t place_of(const struct forgotten *f, const struct block_key *key)
 {
     uint32_t low = 0, high = f->n;
@@ -126,7 +126,9 @@ const struct block_key *forgotten_keys(const struct forgotten *f, uint32_t *n_ou
 
 void forgotten_clear(struct forgotten *f)
 {
-    uint32_t n = f->n < FORGOTTEN_MAX ? f->n + 1 : f->n; /* the mark for all may have taken the place of a key */
+    /* One more than n: the mark for "every block" may have been written in the place of a key, or in an
+     * empty file. */
+    uint32_t n = f->n < FORGOTTEN_MAX ? f->n + 1 : f->n;
     memset(f->keys, 0, n * sizeof(f->keys[0]));
     write_at(f, f->keys, n * sizeof(f->keys[0]), 0);
     f->n = 0;

@@ -1,8 +1,8 @@
 /*
- * The store as a whole: opening its parts, the main thread's loop, and what it tells routers of itself.
+ * The store as a whole: opening its parts, the main thread's loop, and what it tells routers about itself.
  *
- * The main thread sleeps in its mailbox; everything it does is short: it moves entries between states and tells other threads
- * what to do. Bytes are touched by the wire, the SSD's threads, and nobody else.
+ * The main thread sleeps in its mailbox. All that it does is short: it moves entries between states and tells
+ * other threads what to do. Only the wire and the SSD tier's threads touch the bytes of blocks.
  */
 #include "kvstore/kvstore.h"
 
@@ -23,9 +23,10 @@ enum {
     BEAT_MS = 250,
     IDLE_MS = 100,
     WAITING_MS = 10,
-    TURN_MS = 200 /* one that takes longer: this process was away */
+    TURN_MS = 200 /* a turn that takes longer counts as an absence of this process */
 };
-enum { IN_FLIGHT_BYTES = 4 << 20 }; /* of one peer: what is being put is never long in front of what is being read */
+/* Limit per peer: puts that are under way should not delay reads for long. */
+enum { IN_FLIGHT_BYTES = 4 << 20 };
 
 #define TEXT_OF(macro) #macro
 #define TEXT(macro)    TEXT_OF(macro)
@@ -91,7 +92,7 @@ void store_count(struct kvstore *s, uint32_t metric, uint64_t by)
 
 /* ------------------------------------------------------------------ hello */
 
-/* On an rpc thread: reads only what stays as it was when the store opened. */
+/* On an rpc thread: reads only what does not change after the store has opened. */
 static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
 {
     struct kvstore *s = user;
@@ -131,7 +132,8 @@ void store_event(struct kvstore *s, enum block_event_kind kind, enum block_tier 
     add_event(s, (struct block_event){kind, tier, e->chain_index, e->key});
 }
 
-/* to NULL: every router, and the numbers move on; else a snapshot, numbered so that the next event follows it. */
+/* to NULL: sends to every router and advances the event numbers. Otherwise sends a snapshot to one router,
+ * numbered so that the next event follows it. */
 static void send_events(struct kvstore *s, const struct block_event *events, uint32_t n, struct link *to)
 {
     uint64_t first = to ? s->next_event - n : s->next_event;
@@ -153,6 +155,7 @@ static void send_events(struct kvstore *s, const struct block_event *events, uin
         s->next_event += n;
 }
 
+/* Events must be sent before anything that refers to them: a snapshot, an audit. */
 static void flush_events(struct kvstore *s)
 {
     if (s->n_events)
@@ -261,7 +264,8 @@ static void on_message(struct kvstore *s, struct link *link, const Tandem__Worke
         pinned_forget(s, m->forget->keys);
         keeps_note(&s->keeps, s->links, link, m, clock_now(&s->clock));
         break;
-    default: /* not for a store, or of a newer router */
+    /* Not for a store, or from a newer router. */
+    default:
         break;
     }
 }
@@ -328,7 +332,7 @@ static void take_mail(struct kvstore *s)
 {
     for (struct mail *m = mailbox_take(&s->mailbox), *next; m; m = next) {
         next = m->next;
-        on_work(s, (struct work *)m); /* mail is its first member */
+        on_work(s, (struct work *)m); /* mail is the first member of struct work */
     }
     request_advance_all(s);
 }
@@ -338,7 +342,9 @@ enum td_status kvstore_run(struct kvstore *s)
     pthread_t beat_thread = thread_start("beat", beat, s);
     while (!atomic_load(&s->forced) && !(atomic_load(&s->stopping) && !s->n_wire && tier_is_settled(s))) {
         take_mail(s);
-        uint64_t patience = absence_now(&s->absence, 0); /* by which readers, and this store's own SSD, are judged */
+        /* Limits on readers and on this store's own SSD are judged by this time, which leaves out our
+         * absences. */
+        uint64_t patience = absence_now(&s->absence, 0);
         request_free_doubtful(s, patience, false);
         pinned_tick(s, clock_now(&s->clock));
         keeps_expire(&s->keeps, clock_now(&s->clock));
@@ -351,7 +357,8 @@ enum td_status kvstore_run(struct kvstore *s)
     }
     atomic_store(&s->beat_stop, true);
     pthread_join(beat_thread, NULL);
-    send_load(s); /* routers hear that it leaves, and don't count it as lost */
+    /* Routers hear that the store leaves, so that they don't count it as lost. */
+    send_load(s);
     return TD_OK;
 }
 
@@ -377,7 +384,7 @@ static void open_table(struct kvstore *s, uint32_t n_slots, bool has_ssd, enum e
     table_set_quotas(s->table, share > 0 ? share : 1, s->quotas, s->n_quotas);
 }
 
-/* How many blocks DRAM holds; nothing is allocated yet. */
+/* Finds the number of blocks that DRAM holds; nothing is allocated yet. */
 static enum td_status size_dram(const struct kvstore *s, uint64_t *n_slots_out, struct td_error *e)
 {
     const struct available_memory there = available_memory("");
@@ -406,13 +413,14 @@ static enum td_status open_tiers(struct kvstore *s, struct td_error *e)
         return status;
     s->page_bytes = kv_layout_page_bytes(&s->geometry.layout);
     if (!o->dir)
-        s->codec = BLOCK_RAW; /* DRAM has none */
+        s->codec = BLOCK_RAW; /* blocks in DRAM are never encoded */
     uint64_t n_slots = 0;
     status = size_dram(s, &n_slots, e);
     if (status)
         return status;
     s->arena_bytes = n_slots * s->page_bytes;
-    if (mem_map_shared(s->arena_bytes, &s->arena, &s->arena_fd)) /* readers on this host may map it; if not, they ask */
+    /* Readers on this host may map a shared arena; without one they get the bytes by messages. */
+    if (mem_map_shared(s->arena_bytes, &s->arena, &s->arena_fd))
         status = mem_map(s->arena_bytes, &s->arena);
     if (status)
         return td_fail(e, status, "--dram-bytes %lld: the system has not as much", (long long)o->dram_bytes);
@@ -469,8 +477,9 @@ static enum td_status open_network(struct kvstore *s, struct xfer_hub *hub, stru
 }
 
 /*
- * RocksDB takes a buffer or two for each block that it reads or writes. Without this every one of them is fresh memory from
- * the system, cleared page by page, and handed back at once: a third of what reading costs.
+ * RocksDB allocates a buffer or two for each block that it reads or writes. With the default limits each of
+ * them is fresh memory from the system, which is cleared page by page and returned at once: a third of the
+ * cost of reading.
  */
 static void keep_buffers(void)
 {
@@ -492,7 +501,7 @@ enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore 
     absence_init(&s->absence, &s->clock, TURN_MS * NS_PER_MS, &s->log);
     s->incarnation = random_u64();
     s->reach = (struct reach_config){s->options.listen, s->options.xfer_listen, s->options.advertise};
-    s->next_event = 1ull << 32; /* a snapshot is numbered backwards from here */
+    s->next_event = 1ull << 32; /* a snapshot is numbered backwards from the next event */
     mailbox_init(&s->mailbox);
     pthread_mutex_init(&s->load_lock, NULL);
     s->metrics = metrics_open();
@@ -517,6 +526,8 @@ enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore 
     return TD_OK;
 }
 
+/* Order: first no router and no pin can change anything; then the SSD tier ends its reads and writes; then
+ * the wire ends all leases and pulls. Their ends come by mail and are taken after each. */
 void kvstore_close(struct kvstore *s)
 {
     if (!s)
@@ -525,10 +536,10 @@ void kvstore_close(struct kvstore *s)
     registrar_close(s->registrar);
     link_server_close(s->links);
     pinned_forget_in_use(s);
-    ssd_tier_close(s->ssd); /* before the wire: what was read may still be announced */
+    ssd_tier_close(s->ssd); /* before the wire: blocks that were read may still be announced */
     s->ssd = NULL;
     take_mail(s);
-    xfer_close(s->xfer); /* every lease and pull has ended, by mail, when this returns */
+    xfer_close(s->xfer); /* when this returns, the ends of all leases and pulls are in the mailbox */
     take_mail(s);
     request_free_doubtful(s, 0, true);
     metrics_http_close(s->metrics_http);

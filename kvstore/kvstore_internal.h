@@ -1,4 +1,4 @@
-/* What the files of the store share. Everything here belongs to the main thread unless it says otherwise. */
+/* What the files of the store share. Everything belongs to the main thread, unless it says otherwise. */
 #pragma once
 
 #include <pthread.h>
@@ -18,9 +18,8 @@
 #include "worker/reach.h"
 #include "worker/register.h"
 
-/*
- * Blocks asked for = hits + misses by reason; blocks offered = puts + known + dropped by reason.
- */
+/* Sums that hold: blocks asked for = hits + misses by reason; blocks offered = puts + known + dropped by
+ * reason. */
 #define KVSTORE_METRICS(X)                                                                                             \
     X(STORE_ASKED, METRIC_COUNTER, "tandem_store_asked_blocks_total", "blocks asked for")                              \
     X(STORE_HITS_DRAM, METRIC_COUNTER, "tandem_store_hits_dram_blocks_total", "blocks served from DRAM")               \
@@ -67,25 +66,26 @@
     X(STORE_SLOTS_HELD, METRIC_GAUGE, "tandem_store_pages_held", "slots being filled")
 enum { METRICS_ENUM(KVSTORE_METRICS) };
 
-struct lease { /* the answer to a lookup; pins its entries until the wire is quiet */
+struct lease { /* the answer to a lookup; keeps its entries pinned until the wire has ended it */
     struct lease *next;
     struct kvstore *store;
     struct xfer_id id;
     struct entry **entries;
     bool *from_ssd;
-    uint32_t n, n_announced; /* entries[n_announced..n) are being read from SSD, or wait for one that is */
-    bool is_finished;        /* the reader was told how many there are */
-    bool is_ended;           /* in doubt: only waits for free_ns */
+    /* entries[n_announced..n) are not announced yet: the first of them is being read from SSD. */
+    uint32_t n, n_announced;
+    bool is_finished; /* the reader was told how many blocks there are */
+    bool is_ended;    /* the wire's lease has ended; kept until free_ns if it is in doubt */
     uint64_t free_ns;
-    uint64_t moved_ns; /* when it was granted, or a block was last announced */
+    uint64_t moved_ns; /* when it was granted, or last announced a block */
 };
 
 struct fill { /* a pull of offered blocks */
     struct kvstore *store;
-    uint64_t holder; /* incarnation */
+    uint64_t holder; /* incarnation of the process that offered them */
     struct xfer_id id;
     struct entry **entries;
-    uint8_t **addresses; /* read on the xfer thread, fixed before the pull starts */
+    uint8_t **addresses; /* where they land; read on the xfer thread, and fixed before the pull starts */
     uint32_t n;
     _Atomic uint32_t n_verified;
 };
@@ -102,12 +102,12 @@ enum work_kind {
     WORK_STOP
 };
 
-struct work { /* what other threads tell the main thread */
+struct work { /* a message from another thread to the main thread; freed by the main thread */
     struct mail mail;
     enum work_kind kind;
     struct link_mail *link;
     uint16_t message_kind;
-    uint64_t sender; /* incarnation of the peer whose message it is */
+    uint64_t sender; /* incarnation of the peer that sent the message */
     struct bytes data;
     struct lease *lease;
     struct fill *fill;
@@ -121,48 +121,49 @@ struct kvstore {
     struct kvstore_options options;
     char name[64];
     struct clock clock;
-    struct absence absence; /* of the main thread */
+    struct absence absence; /* absences of the main thread */
     struct log log;
     uint64_t incarnation;
     struct geometry geometry;
     enum block_codec codec; /* of the SSD tier */
     uint64_t page_bytes, arena_bytes;
     void *arena;
-    int arena_fd;                /* 0: not shared */
-    struct tenant_share *quotas; /* of named tenants */
+    int arena_fd;                /* 0: the arena is not shared */
+    struct tenant_share *quotas; /* shares of named tenants */
     uint32_t n_quotas;
     struct table *table;
-    struct ssd_tier *ssd; /* NULL: none */
+    struct ssd_tier *ssd; /* NULL: there is no SSD tier */
     struct pins pins;
-    struct keeps keeps;  /* the same, prompt by prompt */
-    struct bytes doomed; /* keys of blocks that are to be forgotten once nobody uses them */
-    uint64_t probed_ns;  /* when a slow SSD was last tried */
-    uint64_t loading_ns; /* when a slot was last asked for to read into */
-    bool must_advance;   /* blocks were read, or could not be: leases may move on */
+    struct keeps keeps;  /* the pins and flushes that routers are told of, prompt by prompt */
+    struct bytes doomed; /* keys of blocks to be forgotten when they are no longer in use */
+    uint64_t probed_ns;  /* when a slow SSD was last probed */
+    uint64_t loading_ns; /* when a slot was last wanted for reading from SSD */
+    bool must_advance;   /* a read from SSD has ended: leases may be able to announce more */
     struct faults *faults;
     struct xfer *xfer;
     struct link_server *links;
     struct registrar *registrar;
     struct reach_config reach;
-    char xfer_listen[REACH_BYTES], rpc_address[REACH_BYTES],
-        xfer_address[REACH_BYTES]; /* the last two as others are told */
+    /* rpc_address and xfer_address are what other processes are told. */
+    char xfer_listen[REACH_BYTES], rpc_address[REACH_BYTES], xfer_address[REACH_BYTES];
     struct metrics *metrics;
     struct metrics_set *counters;
     struct metrics_http *metrics_http;
     char metrics_address[64];
     struct mailbox mailbox;
 
-    uint64_t tick; /* one for each request: what "last used" means to eviction */
+    uint64_t tick; /* counts requests; an entry's last_used is the tick of a request */
     struct lease *leases;
-    uint32_t n_wire; /* leases and pulls not ended: stopping waits for them */
+    uint32_t n_wire; /* leases and pulls that have not ended; stopping waits for them */
     struct block_event *events;
     uint32_t n_events, cap_events;
     uint64_t next_event;
 
-    pthread_mutex_t load_lock; /* beat reads what main wrote: a few words, no queue needed */
+    /* Guards audit, which the thread "beat" reads: a few words, no queue is needed. */
+    pthread_mutex_t load_lock;
     struct table_audit audit;
     _Atomic bool stopping, forced, beat_stop;
-    bool is_closing; /* the loop is over: mail is only cleared away */
+    bool is_closing; /* the main loop has ended: mail is only freed */
 };
 
 /* kvstore.c */
@@ -170,45 +171,57 @@ struct work *store_work_new(enum work_kind kind);
 void store_event(struct kvstore *s, enum block_event_kind kind, enum block_tier tier, const struct entry *e);
 void store_count(struct kvstore *s, uint32_t metric, uint64_t by);
 
-/* tiers.c: what is where, and what goes where */
+/* tiers.c: which tier a block lies in, and what moves between tiers */
+
+/* Address of the entry's slot in the arena. */
 uint8_t *tier_address(const struct kvstore *s, const struct entry *e);
-/* Then there is a free slot; is_new: for a block that is offered, else for one that is read. */
+/* Makes a slot free, by evicting if needed; false if that is impossible. is_new: the slot is for an
+ * offered block, else for a block that is read from SSD. */
 bool tier_make_slot(struct kvstore *s, uint32_t for_tenant, bool is_new);
-void tier_start_load(struct kvstore *s, struct entry *e); /* SSD to a slot, of which there is one */
-bool tier_is_corrupt(enum td_status read_status);         /* not merely unreadable */
-bool tier_is_slow(const struct kvstore *s);               /* what lies on SSD only counts as absent */
-void tier_probe(struct kvstore *s, struct entry *e);      /* reads e for nobody, if it is time to try again */
+void tier_start_load(struct kvstore *s, struct entry *e); /* starts to read e from SSD; needs a free slot */
+/* The block is missing or wrong, not merely unreadable now. */
+bool tier_is_corrupt(enum td_status read_status);
+bool tier_is_slow(const struct kvstore *s); /* blocks that are on SSD only count as absent */
+/* Reads e although nobody waits for it, to see whether a slow SSD has recovered. */
+void tier_probe(struct kvstore *s, struct entry *e);
 void tier_loaded(struct kvstore *s, struct entry *e, enum td_status status);
 void tier_filled(struct kvstore *s, struct entry *e, bool is_verified);
 void tier_written(struct kvstore *s, struct entry *e, enum td_status status);
-void tier_write_dirty(struct kvstore *s); /* as much as the queue takes */
+void tier_write_dirty(struct kvstore *s); /* as many blocks as the write queue takes */
 void tier_make_ssd_room(struct kvstore *s, uint64_t n_bytes);
-void tier_compare_ssd(struct kvstore *s, const struct bytes *keys); /* with what lies there; keys rise */
-bool tier_forget(struct kvstore *s, struct entry *e); /* out of the table; false: it is in use. May end e */
-/* Off the disk, for good. Also what the table does not know: after an error it may be there. key NULL: every such block. */
+/* Corrects the table; keys: all blocks on disk, in rising order. */
+void tier_compare_ssd(struct kvstore *s, const struct bytes *keys);
+/* Takes e out of the table; false: it is in use. May end e. */
+bool tier_forget(struct kvstore *s, struct entry *e);
+/* Deletes the block from disk for good, also one that the table does not know: after an error it may be
+ * there all the same. key NULL: every such block. */
 void tier_forget_on_disk(struct kvstore *s, const struct block_key *key);
 bool tier_is_settled(const struct kvstore *s); /* nothing is dirty or being written */
 enum td_status tier_open_ssd(struct kvstore *s, struct td_error *error_out);
 
-/* requests.c: lookups, offers, and what they hold */
+/* requests.c: lookups and offers, with their leases and pulls */
 void request_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes);
 void request_message(struct kvstore *s, const struct work *work);
 void request_lease_ended(struct kvstore *s, struct lease *l, bool in_doubt);
 void request_fill_ended(struct kvstore *s, struct fill *f);
 void request_advance_all(struct kvstore *s);
-bool request_expire(struct kvstore *s, uint64_t now); /* who waits too long for SSD; true: somebody still waits */
+/* Ends leases that have waited too long for SSD; true if any lease still waits. */
+bool request_expire(struct kvstore *s, uint64_t now);
 void request_free_doubtful(struct kvstore *s, uint64_t now, bool all);
 
-/* pinned.c: what routers say of prompts. Keys stand one behind the other */
+/* pinned.c: pins and flushes from routers. keys are concatenated block keys. */
 void pinned_keep(struct kvstore *s, ProtobufCBinaryData keys, uint32_t ttl_ms);
-void pinned_forget(struct kvstore *s, ProtobufCBinaryData keys); /* none: every block */
-void pinned_added(struct kvstore *s, struct entry *e);           /* a new entry: there may be a pin */
+void pinned_forget(struct kvstore *s, ProtobufCBinaryData keys); /* no keys: every block */
+void pinned_added(struct kvstore *s, struct entry *e);           /* for each new entry: it may be pinned */
 void pinned_tick(struct kvstore *s, uint64_t now);
-void pinned_forget_in_use(
-    struct kvstore *s); /* before the SSD tier is closed: it does not come back at the next start */
+/* Call before the SSD tier is closed, so that blocks to be forgotten that are still in use do not come back
+ * at the next start. */
+void pinned_forget_in_use(struct kvstore *s);
 
-/* quotas.c: "NAME=SHARE,..."; NULL: none. The caller frees *out. */
+/* quotas.c: parses "NAME=SHARE,..."; text may be NULL. The caller frees *out. */
 enum td_status quotas_parse(const char *text, struct tenant_share **out, uint32_t *n_out, struct td_error *error_out);
 
 /* audit.c */
-void kvstore_audit_answer(struct kvstore *s, struct link *link, uint64_t nonce); /* after flush_events */
+
+/* Call after flush_events, so that the audit and the events agree. */
+void kvstore_audit_answer(struct kvstore *s, struct link *link, uint64_t nonce);

@@ -147,7 +147,7 @@ static bool write_all(int fd, const uint8_t *data, size_t len)
     return true;
 }
 
-/* What an encoded payload makes of a page shows only when it is decoded. */
+/* Whether an encoded payload becomes a page is known only after decoding it. */
 static enum td_status check_value(const void *value, size_t len, const struct block_key *key)
 {
     struct block_header h;
@@ -164,7 +164,8 @@ static enum td_status check_value(const void *value, size_t len, const struct bl
     return status;
 }
 
-/* A block is checked against its own header's layout: what reads the store has its own opinion about that. */
+/* Checks a block against the layout in its own header: a store that opens the directory checks its own
+ * layout later. */
 static enum td_status check_block(struct offline *o, const struct block_key *key, int fd, struct offline_report *r,
                                   bool *copied_out)
 {
@@ -231,7 +232,8 @@ struct import {
     struct offline *store;
     const struct offline_work *work;
     struct offline_report report;
-    uint64_t n_unsynced; /* bytes */
+    /* Bytes put since the last sync. */
+    uint64_t n_unsynced;
 };
 
 static enum td_status put_block(struct import *m, const uint8_t *value, const struct block_header *h)
@@ -251,7 +253,8 @@ static enum td_status put_block(struct import *m, const uint8_t *value, const st
     return s;
 }
 
-/* All blocks of the file's bytes. Progress counts bytes: how many blocks there are shows only at the end. */
+/* Puts all blocks of the file. Progress counts bytes, because the number of blocks is known only at the
+ * end. */
 static enum td_status put_all(struct import *m, const char *path, const uint8_t *data, uint64_t len, struct td_error *e)
 {
     struct block_header h;
@@ -285,7 +288,8 @@ enum td_status offline_import(struct offline *o, const char *path, const struct 
     if (data == MAP_FAILED)
         return td_fail(error_out, TD_ERR_IO, "%s: %s", path, strerror(errno));
     enum td_status s = put_all(&m, path, data, len, error_out);
-    enum td_status synced = ssd_sync(o->db); /* what was put before an error, too */
+    /* Also after an error: what was put before it is kept. */
+    enum td_status synced = ssd_sync(o->db);
     if (data)
         munmap(data, len);
     if (!s && synced)

@@ -1,11 +1,12 @@
 /*
- * A store's directory while no store runs on it: what `tandem store` looks at, checks, copies out of and tidies.
+ * A store's directory while no store runs on it: `tandem store` inspects, checks, exports and compacts it.
  *
- * Whoever opens it holds the lock that a store takes, so neither disturbs the other. Only offline_compact and offline_import
- * write.
+ * An open directory is locked as by a running store, so neither can disturb the other. Only offline_compact
+ * and offline_import write.
  *
- * Threads: one. Errors: TD_ERR_REFUSED: a store uses the directory; TD_ERR_NOT_FOUND: none ever did; TD_ERR_CORRUPT, TD_ERR_IO: it
- * can't be opened.
+ * Threads: one.
+ * Errors: TD_ERR_REFUSED: a store uses the directory. TD_ERR_NOT_FOUND: no store ever used it.
+ * TD_ERR_CORRUPT, TD_ERR_IO: it can't be opened.
  */
 #pragma once
 
@@ -22,14 +23,15 @@ struct offline;
 enum offline_mode {
     OFFLINE_READ,
     OFFLINE_WRITE,
-    OFFLINE_MAKE /* OFFLINE_WRITE, and a directory is made where there is none */
+    OFFLINE_MAKE /* as OFFLINE_WRITE, and makes the directory if it doesn't exist */
 };
 
 enum td_status offline_open(const char *dir, enum offline_mode mode, const struct clock *clock, const struct log *log,
                             struct offline **out, struct td_error *error_out);
 void offline_close(struct offline *o); /* NULL is fine */
 
-/* A block as its header says, by rising key. status: TD_OK, or what is wrong with the header; then only key is set. */
+/* One block by its header; blocks come by rising key. status: TD_OK, or what is wrong with the header;
+ * then only header.key is set. */
 struct offline_block {
     struct block_header header;
     enum td_status status;
@@ -39,30 +41,32 @@ enum td_status offline_each(struct offline *o, offline_visit_fn *visit, void *us
 
 enum { OFFLINE_TENANTS = 32 };
 struct offline_info {
-    uint64_t n_blocks, payload_bytes, stored_bytes; /* by the headers: as pages, and as encoded */
+    /* From the headers: payloads as pages, and as stored (encoded). */
+    uint64_t n_blocks, payload_bytes, stored_bytes;
     uint64_t n_by_codec[BLOCK_CODECS];
     uint64_t dir_bytes, blob_bytes, garbage_bytes, n_blob_files;
     uint64_t n_bad_headers;
-    struct kv_layout layout; /* of the first block; n_layouts says how many differ */
+    struct kv_layout layout; /* of the first block; n_layouts counts the different ones */
     uint32_t n_layouts, n_tenants;
     struct {
-        uint32_t tenant; /* proto/wire/store_msg.h */
+        uint32_t tenant; /* tenant id as in proto/wire/store_msg.h */
         uint64_t n_blocks, stored_bytes;
-    } tenants[OFFLINE_TENANTS]; /* the first that were met; the last stands for all further ones */
+        /* In the order in which they were found; the last one counts all further tenants. */
+    } tenants[OFFLINE_TENANTS];
 };
 enum td_status offline_info(struct offline *o, struct offline_info *out, struct td_error *error_out);
 
-struct offline_report { /* the first is the sum of the others */
+struct offline_report { /* n_blocks is the sum of the six counts behind it */
     uint64_t n_blocks, n_right, n_absent, n_corrupt, n_checksum, n_version, n_unreadable;
-    uint64_t n_bytes; /* read */
+    uint64_t n_bytes; /* bytes read */
 };
-/* Now and then while it works: blocks done of how many. */
+/* Called now and then while work goes on. */
 typedef void offline_progress_fn(void *user, uint64_t n_done, uint64_t n_blocks);
-/* Called for each block that is not right; NULL: nobody is. */
+/* Called for each block that is not right. */
 typedef void offline_bad_fn(void *user, const struct block_key *key, enum td_status why);
 
 struct offline_work {
-    offline_progress_fn *on_progress; /* NULL: nobody wants to know */
+    offline_progress_fn *on_progress; /* both callbacks may be NULL */
     offline_bad_fn *on_bad;
     void *user;
 };
@@ -70,18 +74,17 @@ struct offline_work {
 /* Reads and checks every block. */
 enum td_status offline_verify(struct offline *o, const struct offline_work *work, struct offline_report *out,
                               struct td_error *error_out);
-/*
- * The same, and writes what is right to a new file: header and payload of one block after the other (block_header.h), as they
- * are stored: the header names the codec.
- */
+/* As offline_verify, and writes each good block to a new file at path: header and payload (block_header.h)
+ * as stored, one block after the other. The header names the codec. */
 enum td_status offline_export(struct offline *o, const char *path, const struct offline_work *work,
                               struct offline_report *out, struct td_error *error_out);
 /*
- * Reads a file of offline_export: each block that is right is put into the directory; one of the same key is replaced. TD_ERR_CORRUPT: a
- * block's header can't be read, so what follows it can't be found; what came before is kept.
+ * Reads a file of offline_export and puts each good block into the directory, replacing a block of the same
+ * key. TD_ERR_CORRUPT: a block's header can't be read, so the next block can't be found; blocks before it are
+ * kept.
  */
 enum td_status offline_import(struct offline *o, const char *path, const struct offline_work *work,
                               struct offline_report *out, struct td_error *error_out);
-/* Garbage goes; before and after are sizes of the directory. */
+/* Removes garbage. *before_out, *after_out: size of the directory in bytes. */
 enum td_status offline_compact(struct offline *o, uint64_t *before_out, uint64_t *after_out,
                                struct td_error *error_out);

@@ -1,8 +1,9 @@
 /*
- * Prompts that a router wants kept, or forgotten: by the keys of their blocks, there or not.
+ * Prompts that a router wants to be kept or forgotten, by the keys of their blocks, whether these are stored
+ * or not.
  *
- * At most half of the last tier (kvstore/table.h) is kept. Blocks beyond that are as others, also when room for pins is there again:
- * a new pin, or their being offered anew, keeps them then.
+ * At most half of the last tier (kvstore/table.h) is kept. Blocks beyond that are treated like others, also
+ * when room for pins becomes free; a new pin, or a new offer of the block, keeps them then.
  */
 #include <string.h>
 
@@ -61,7 +62,7 @@ static void add_key(void *user, const struct entry *e)
     bytes_append(user, e->key.b, BLOCK_KEY_BYTES);
 }
 
-/* Those that are in use stay doomed. */
+/* Forgets doomed blocks that are not in use; the others stay doomed. */
 static void forget_doomed(struct kvstore *s)
 {
     struct bytes doomed = s->doomed;

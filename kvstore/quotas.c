@@ -5,7 +5,7 @@
 #include "base/mem.h"
 #include "kvstore/kvstore_internal.h"
 
-/* "NAME=SHARE" of len bytes. */
+/* Parses one "NAME=SHARE" of len bytes. */
 static enum td_status parse_one(const char *text, size_t len, struct tenant_share *out, struct td_error *e)
 {
     const char *equals = memchr(text, '=', len);

@@ -1,20 +1,22 @@
 /*
  * Lookups and offers: what workers ask of the store.
  *
- * A lookup is answered by a lease over the longest stored prefix. Pinning that prefix is one step on the main thread, so what
- * was found can't go away; blocks on SSD are read into slots, and announced strictly in order, so that the first one that
- * doesn't verify can still end the prefix. The lease is granted before anything is read, also over nothing: the worker's pull
- * is waiting for it.
+ * A lookup is answered by a lease over the longest stored prefix. Pinning the prefix is one step on the main
+ * thread, so that what was found can't go away. Blocks on SSD are read into slots and announced strictly in
+ * order, so that the first block that doesn't verify can still end the prefix. The lease is granted before
+ * anything is read, even if nothing was found, because the worker's pull is waiting for it.
  *
- * An offer is answered on the main thread too, so that of two offers of one block only the first is wanted: it made the entry
- * FILLING. The answer goes to the address in the offer, and not to the peer it came from: that handle is valid on the xfer
- * thread only, and the address is needed for the pull anyway.
+ * An offer is answered on the main thread, too, so that of two offers of a block only the first is wanted: it
+ * has made the entry FILLING. The answer goes to the address in the offer, not to the peer that sent it: a
+ * peer's handle is valid on the xfer thread only, and the pull needs the address anyway.
  *
- * Both are tied to the process that asked, by its incarnation: when it dies before it pulls, or before it is pulled from, its slots
- * are free at once, also if another process is started on its address. Bytes of theirs can't be on their way, so nobody reads these slots.
- * What a reader had begun to read waits until it can't read it any more (request_lease_ended).
+ * Both are tied to the incarnation of the process that asked. If that process dies before it pulls, or before
+ * it is pulled from, its slots are free at once, even if another process starts at its address: none of its
+ * bytes can be on their way. Slots that a reader had begun to read wait until it can't read them any more
+ * (request_lease_ended).
  *
- * Ids come from peers. An id that is in use is refused here: the wire knows leases by id, and two of one id would be mixed up.
+ * Peers choose the ids. An id that is in use is refused here: the transfer layer knows leases by id, and two
+ * leases of one id would be mixed up.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +24,8 @@
 #include "base/mem.h"
 #include "kvstore/kvstore_internal.h"
 
-static const uint64_t FILL_NS = 10 * NS_PER_S; /* a worker that doesn't let its offer be pulled loses it */
+/* Deadline of pulling an offer; a worker that takes longer loses it. */
+static const uint64_t FILL_NS = 10 * NS_PER_S;
 
 void request_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes)
 {
@@ -74,7 +77,7 @@ static struct lease *lease_open(struct kvstore *s, struct xfer_id id, uint64_t r
     return l;
 }
 
-/* Entries from n on are not part of it any more. */
+/* Shortens the lease to its first n entries; counts the others as misses. */
 static void lease_cut(struct kvstore *s, struct lease *l, uint32_t n, uint32_t why)
 {
     store_count(s, why, l->n - n);
@@ -83,6 +86,7 @@ static void lease_cut(struct kvstore *s, struct lease *l, uint32_t n, uint32_t w
     l->n = n;
 }
 
+/* Tells the reader how many blocks the lease has. After this the lease does not change. */
 static void lease_finish(struct kvstore *s, struct lease *l)
 {
     struct store_found found = {0};
@@ -104,7 +108,7 @@ static uint32_t miss_reason(enum td_status load_status)
     return load_status == TD_NOT_YET ? STORE_MISS_SLOW : STORE_MISS_IO;
 }
 
-/* Announces what has become ready, in order. */
+/* Announces the blocks that have become ready, in order. Finishes the lease when none is left to wait for. */
 static void lease_advance(struct kvstore *s, struct lease *l)
 {
     uint32_t first = l->n_announced, n = first;
@@ -135,7 +139,8 @@ void request_advance_all(struct kvstore *s)
     s->must_advance = false;
 }
 
-/* What is still being read goes on, into a slot that stays taken until then; nobody waits for it any more. */
+/* A read that is under way goes on, into a slot that stays taken until it ends; no lease waits for it any
+ * more. */
 bool request_expire(struct kvstore *s, uint64_t now)
 {
     uint64_t patience_ns = (uint64_t)s->options.read_deadline_ms * NS_PER_MS;
@@ -161,7 +166,8 @@ static void lease_free(struct kvstore *s, struct lease *l)
     free(l);
 }
 
-/* In doubt: bytes may still be on their way out of the slots, so they stay pinned for as long as a peer may be silent. */
+/* in_doubt: a lost reader may still be reading the slots, so they stay pinned for as long as a peer may be
+ * silent. */
 void request_lease_ended(struct kvstore *s, struct lease *l, bool in_doubt)
 {
     s->n_wire--;
@@ -173,6 +179,7 @@ void request_lease_ended(struct kvstore *s, struct lease *l, bool in_doubt)
     request_free_doubtful(s, now, false);
 }
 
+/* Frees leases that have ended and whose time has come. all: whatever the time. */
 void request_free_doubtful(struct kvstore *s, uint64_t now, bool all)
 {
     for (struct lease **at = &s->leases; *at;) {
@@ -193,7 +200,7 @@ static bool is_stored(const struct entry *e)
     return e && (e->dram == DRAM_READY || e->dram == DRAM_LOADING || e->ssd == SSD_DURABLE);
 }
 
-/* Tells the table which of the keys it lacks, so that it can tell what goes on from what is new. */
+/* Tells the table which keys the store lacks, so that eviction can tell a continued chain from a new one. */
 static void announce(struct kvstore *s, const struct store_keys_msg *m)
 {
     uint64_t missing[STORE_MAX_KEYS];
@@ -206,7 +213,8 @@ static void announce(struct kvstore *s, const struct store_keys_msg *m)
     table_request(s->table, missing, n);
 }
 
-/* The longest stored prefix, pinned. A slot each is enough, however often a peer repeats a key. */
+/* Pins the longest stored prefix. At most one entry per slot is pinned, however often a peer repeats a
+ * key. */
 static void pin_prefix(struct kvstore *s, struct lease *l, const struct store_keys_msg *m)
 {
     uint32_t most = table_audit(s->table).total, why = STORE_MISS_ABSENT;
@@ -307,7 +315,8 @@ static void fill_free(struct fill *f)
     free(f);
 }
 
-/* What arrived and verified is kept, also when the rest did not come: it is a prefix. */
+/* Keeps the blocks that have arrived and verified, even if others did not come: they are a prefix of the
+ * offer. */
 void request_fill_ended(struct kvstore *s, struct fill *f)
 {
     uint32_t n_ok = atomic_load(&f->n_verified) < f->n ? atomic_load(&f->n_verified) : f->n;
@@ -323,7 +332,7 @@ void request_fill_ended(struct kvstore *s, struct fill *f)
     tier_write_dirty(s);
 }
 
-/* Whether the store has it or is getting it. One that the SSD once refused gets another chance. */
+/* Whether the store has the block or is getting it. A block that the SSD refused may be written again. */
 static bool is_known(struct kvstore *s, struct entry *e)
 {
     if (!e || (e->dram == DRAM_ABSENT && e->ssd != SSD_DURABLE))
@@ -334,7 +343,8 @@ static bool is_known(struct kvstore *s, struct entry *e)
     return true;
 }
 
-/* Adds the block to the fill, if it is to be pulled. */
+/* Adds the block to the fill if it is to be pulled; true if so. tier_make_slot comes before table_add: a
+ * new entry must get a tier before anything else is done with the table. */
 static bool want(struct kvstore *s, struct fill *f, const struct block_key *key, uint32_t chain_index, uint32_t tenant)
 {
     struct entry *e = table_find(s->table, key);

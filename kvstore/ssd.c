@@ -1,23 +1,26 @@
 /*
- * Who owns what of RocksDB's C API here: options own the table options' filter policy, and share the cache and the rate
- * limiter, which are destroyed after them; the database copies the options; a pinned slice holds a version of the database,
- * so it never outlives the read lock that it was got under.
+ * Ownership in RocksDB's C API: options own the table options' filter policy and share the cache and the rate
+ * limiter, which are destroyed after them; the database copies the options; a pinned slice holds a version of
+ * the database, so it must not outlive the read lock under which it was got.
  *
- * The database is reached under a read-write lock, because a background error (a corrupt blob met by garbage collection)
- * refuses every write until the database is opened anew, by the writer, while readers are inside: no queue can express that.
+ * The database is used under a read-write lock, because after a background error (a corrupt blob met by
+ * garbage collection) it refuses every write until the writer opens it anew, while readers are inside: no
+ * queue can express that. The writer itself reads s->db without the lock: only the writer changes it.
  *
- * After a write to its log failed RocksDB must not write to that log again: it does so by itself once there is room, and aborts
- * the process (an assertion in Debian's build). So a failed logged write ends all writing until the database is opened anew;
- * reading goes on. A failed flush or compaction does the same: RocksDB tries to mend these by itself, but what it then
- * writes is not known here.
+ * After a failed write to its log RocksDB must not write to that log again: it does so by itself once there
+ * is room, and aborts the process (an assertion in Debian's build). So a failed logged write ends all writing
+ * until the database is opened anew; reading goes on. A failed flush or compaction ends writing, too: RocksDB
+ * tries to mend these by itself, but what it then writes is not known here.
  *
- * RocksDB's log of texts (LOG) stands in memory, and is removed once the database is open: the process is aborted (the same assertion) by a
- * text after a write to that file failed. On a full disk that is the next warning, or one of the headers that RocksDB writes while it
- * opens, whatever level it logs. (It does not open without such a file, and its C API has no other kind of log.)
+ * RocksDB's text log (LOG) lies in memory and is unlinked once the database is open: a text after a failed
+ * write to that file aborts the process (the same assertion). On a full disk that is the next warning, or one
+ * of the headers that RocksDB writes while it opens, at any log level. (It does not open without such a file,
+ * and its C API has no other kind of log.)
  *
- * Rejected: one record a block (RocksDB 7.8 reads blobs while it iterates, so opening would read the whole disk); garbage
- * collection on from the start (it rewrote 15 % of data that is written once and deleted); checking RocksDB's CRC (a tenth of the
- * speed, and it doesn't prove that the value belongs to the key and the layout).
+ * Rejected: one record per block (RocksDB 7.8 reads blobs while it iterates, so opening would read the whole
+ * disk); garbage collection from the start (it rewrote 15 % of data that is written once and deleted);
+ * checking RocksDB's CRC (costs a tenth of the speed, and does not prove that the value belongs to the key
+ * and the layout).
  */
 #include "kvstore/ssd_internal.h"
 
@@ -40,14 +43,17 @@
 
 enum { MAX_OPEN_FILES = 512, N_MEMTABLES = 3, PROBE_BYTES = 1 << 20, BACKGROUND_NICE = 10 };
 static const uint64_t MEMTABLE_MIN = 64 << 10, MEMTABLE_MAX = 64 << 20;
-static const uint64_t CACHE_BYTES = 32 << 20;    /* index blocks; blobs are not cached here */
-static const uint64_t RESERVE_MAX = 1 << 30;     /* of the file system, left to others */
-static const uint64_t LEARN_NS = 10 * NS_PER_MS; /* most that the writer is kept from writing */
+static const uint64_t CACHE_BYTES = 32 << 20; /* for index blocks; blobs are not cached here */
+/* Most of the file system's room that is left to other programs. */
+static const uint64_t RESERVE_MAX = 1 << 30;
+/* Longest time that learning keeps the writer from writing. */
+static const uint64_t LEARN_NS = 10 * NS_PER_MS;
 
+/* Argument of the thread that opens the database. */
 struct opening {
     struct ssd *ssd;
-    bool to_read; /* only */
-    char *text;   /* what is wrong, in RocksDB's words */
+    bool to_read; /* open read-only */
+    char *text;   /* the error in RocksDB's words; NULL: opened */
 };
 
 enum td_status ssd_convert_error(char *text)
@@ -65,6 +71,7 @@ enum td_status ssd_convert_error(char *text)
     return s;
 }
 
+/* A record's key: kind 'b' or 'm', then the block key. */
 static void record_key(char kind, const struct block_key *key, char out[RECORD_KEY_BYTES])
 {
     out[0] = kind;
@@ -95,9 +102,11 @@ uint64_t ssd_limit_bytes(const struct ssd *s)
         return s->config.capacity_bytes;
     uint64_t total = (uint64_t)v.f_blocks * v.f_frsize, free_bytes = (uint64_t)v.f_bavail * v.f_frsize;
     uint64_t reserve = total / 20 < RESERVE_MAX ? total / 20 : RESERVE_MAX;
-    if (reserve > s->config.capacity_bytes) /* a small store can't harm others more than that */
+    /* A small store can't take more than that from others. */
+    if (reserve > s->config.capacity_bytes)
         reserve = s->config.capacity_bytes;
-    if (reserve < PROBE_BYTES + ssd_batch_bytes(s)) /* or, once it is full, it could not be opened anew */
+    /* Otherwise a full database could not be opened anew. */
+    if (reserve < PROBE_BYTES + ssd_batch_bytes(s))
         reserve = PROBE_BYTES + ssd_batch_bytes(s);
     uint64_t have = atomic_load(&s->dir_bytes) + free_bytes;
     uint64_t possible = have > reserve ? have - reserve : 0;
@@ -130,7 +139,8 @@ static enum td_status lock_dir(struct ssd *s, struct td_error *e)
         return td_fail(e, TD_ERR_IO, "--dir %s: %s", dir, strerror(errno));
     bytes_printf(&path, "%s/lock", dir);
     s->lock_fd = may_make ? open(path.data, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : open(path.data, O_RDONLY | O_CLOEXEC);
-    int fd = open(path.data, O_RDONLY | O_DIRECT | O_CLOEXEC); /* only to see whether the file system can do that */
+    /* Only to see whether the file system has O_DIRECT. */
+    int fd = open(path.data, O_RDONLY | O_DIRECT | O_CLOEXEC);
     s->is_direct = fd >= 0;
     if (fd >= 0)
         close(fd);
@@ -175,7 +185,8 @@ static void set_blob_options(struct ssd *s)
     rocksdb_options_t *o = s->options;
     rocksdb_options_set_compression(o, rocksdb_no_compression);
     rocksdb_options_set_enable_blob_files(o, 1);
-    rocksdb_options_set_min_blob_size(o, BLOCK_HEADER_BYTES + 1); /* the lists of headers stay out of blob files */
+    /* The "m" records stay out of blob files. */
+    rocksdb_options_set_min_blob_size(o, BLOCK_HEADER_BYTES + 1);
     rocksdb_options_set_blob_file_size(o, s->memtable_bytes);
     rocksdb_options_set_blob_compression_type(o, rocksdb_no_compression);
     rocksdb_options_set_enable_blob_gc(o, 0);
@@ -183,10 +194,8 @@ static void set_blob_options(struct ssd *s)
     rocksdb_options_set_blob_compaction_readahead_size(o, 2 << 20);
 }
 
-/*
- * What is to be flushed ssd_close flushes. RocksDB would do it by itself when it is closed, also after a write to its log failed, and abort
- * (see the note above). Its C API has no call for this option.
- */
+/* ssd_close flushes by itself. RocksDB would also flush when it is closed, even after a failed write to
+ * its log, and abort (see the note above). Its C API has no call for this option. */
 static void leave_flushing_to_us(struct ssd *s)
 {
     char *text = NULL;
@@ -206,13 +215,15 @@ static void make_options(struct ssd *s)
     set_blob_options(s);
     rocksdb_options_set_create_if_missing(o, s->config.mode == SSD_SERVE);
     rocksdb_options_set_write_buffer_size(o, s->memtable_bytes);
-    rocksdb_options_set_max_write_buffer_number(o, N_MEMTABLES); /* from 4 on it throttles writers to 16 MB/s */
+    /* From 4 on RocksDB throttles writers to 16 MB/s. */
+    rocksdb_options_set_max_write_buffer_number(o, N_MEMTABLES);
     rocksdb_options_set_max_background_jobs(o, 8);
     rocksdb_options_set_level0_slowdown_writes_trigger(o, 200);
     rocksdb_options_set_level0_stop_writes_trigger(o, 400);
     rocksdb_options_set_max_open_files(o, MAX_OPEN_FILES);
     rocksdb_options_set_use_direct_reads(o, s->is_direct);
-    rocksdb_options_set_bytes_per_sync(o, 1 << 20); /* writing goes through the page cache, but doesn't pile up there */
+    /* Writes go through the page cache; this keeps them from piling up there. */
+    rocksdb_options_set_bytes_per_sync(o, 1 << 20);
     rocksdb_options_set_wal_recovery_mode(o, rocksdb_point_in_time_recovery);
     rocksdb_options_set_recycle_log_file_num(o, 0);
     rocksdb_options_set_manifest_preallocation_size(o, 64 << 10);
@@ -221,7 +232,7 @@ static void make_options(struct ssd *s)
         rocksdb_options_set_db_log_dir(o, s->log_path);
     else
         s->log_path[0] = '\0';
-    rocksdb_options_set_info_log_level(o, 4); /* fatal */
+    rocksdb_options_set_info_log_level(o, 4); /* 4: fatal errors only */
     rocksdb_options_set_stats_dump_period_sec(o, 0);
     if (s->config.background_bytes_per_s) {
         s->limiter = rocksdb_ratelimiter_create((int64_t)s->config.background_bytes_per_s, 10000, 10);
@@ -238,7 +249,8 @@ static void make_options(struct ssd *s)
 
 void ssd_step_back(void)
 {
-    setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), BACKGROUND_NICE); /* on Linux this is of a thread */
+    /* On Linux this applies to the thread. */
+    setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), BACKGROUND_NICE);
 }
 
 static void *open_in_background(void *arg)
@@ -251,17 +263,17 @@ static void *open_in_background(void *arg)
     return NULL;
 }
 
-/* RocksDB has its log open, and goes on writing to it. */
+/* Unlinks the text log. RocksDB has it open and goes on writing to it. */
 static void remove_logs(const struct ssd *s)
 {
     DIR *d = s->log_path[0] ? opendir(s->log_path) : NULL;
     for (struct dirent *e; d && (e = readdir(d));)
-        unlinkat(dirfd(d), e->d_name, 0); /* not "." and ".." */
+        unlinkat(dirfd(d), e->d_name, 0); /* fails for "." and ".." */
     if (d)
         closedir(d);
 }
 
-/* On a thread of its own, because the threads that flush and compact inherit its priority. */
+/* Opens the database on a new thread, because the threads that flush and compact inherit its priority. */
 static enum td_status open_how(struct ssd *s, bool to_read, struct td_error *e)
 {
     struct opening o = {s, to_read, NULL};
@@ -275,7 +287,8 @@ static enum td_status open_how(struct ssd *s, bool to_read, struct td_error *e)
     return ssd_convert_error(text);
 }
 
-/* A full disk is no reason to do without what stands there: then it is opened for reading alone (s->broken), until ssd_reopen succeeds. */
+/* On a full disk the blocks can still be read: then the database is opened read-only (s->broken), until
+ * ssd_reopen succeeds. */
 static enum td_status open_db(struct ssd *s, struct td_error *e)
 {
     struct td_error unused;
@@ -343,13 +356,15 @@ enum td_status ssd_open(const struct ssd_config *config, struct ssd **out, struc
     return TD_OK;
 }
 
+/* Order: the collecting thread uses the database, so it ends first; then the flush; then RocksDB; then the
+ * options that RocksDB shares. */
 void ssd_close(struct ssd *s)
 {
     if (!s)
         return;
     ssd_room_fini(s);
     if (s->db) {
-        if (s->config.mode != SSD_INSPECT && ssd_sync(s)) /* so that the next opening has no log to replay */
+        if (s->config.mode != SSD_INSPECT && ssd_sync(s)) /* so that the next start has no log to replay */
             log_warn(s->config.log, "SSD tier could not be flushed; its log is replayed at the next start");
         rocksdb_close(s->db);
     }
@@ -374,6 +389,8 @@ void ssd_close(struct ssd *s)
     free(s);
 }
 
+/* The collecting thread holds the read lock during a round, so the round is cancelled before the write
+ * lock is taken. Puts that were only in memory are lost: the caller answers them as failed. */
 enum td_status ssd_reopen(struct ssd *s, struct td_error *error_out)
 {
     if (!ssd_can_write(s))
@@ -405,7 +422,8 @@ enum td_status ssd_each(struct ssd *s, ssd_visit_fn *visit, void *user, struct t
     char *text = NULL;
     rocksdb_readoptions_t *o = rocksdb_readoptions_create();
     rocksdb_readoptions_set_iterate_upper_bound(o, "n", 1);
-    rocksdb_iterator_t *it = rocksdb_create_iterator(s->db, o); /* the writer's: nobody else closes the database */
+    /* No lock: this is the writer, and only the writer closes the database. */
+    rocksdb_iterator_t *it = rocksdb_create_iterator(s->db, o);
     bool more = true;
     for (rocksdb_iter_seek(it, "m", 1); more && rocksdb_iter_valid(it); rocksdb_iter_next(it)) {
         size_t key_len, len;
@@ -430,7 +448,8 @@ enum td_status ssd_neighbour(struct ssd *s, const struct block_key *key, struct 
     pthread_rwlock_rdlock(&s->db_lock);
     rocksdb_iterator_t *it = s->db ? rocksdb_create_iterator(s->db, o) : NULL;
     record_key('m', key, k);
-    for (int round = 0; it && round < 2 && status; round++) { /* behind the key, then from the start */
+    /* First the keys behind this one, then all from the start. */
+    for (int round = 0; it && round < 2 && status; round++) {
         rocksdb_iter_seek(it, k, round ? 1 : sizeof(k));
         for (; rocksdb_iter_valid(it) && status; rocksdb_iter_next(it)) {
             size_t len;
@@ -446,6 +465,7 @@ enum td_status ssd_neighbour(struct ssd *s, const struct block_key *key, struct 
     return status;
 }
 
+/* Both records are written in one batch, so that a block has both or neither. */
 enum td_status ssd_put(struct ssd *s, const struct block_key *key, const uint8_t header[BLOCK_HEADER_BYTES],
                        const void *payload, size_t len_bytes, bool is_logged)
 {
@@ -490,7 +510,8 @@ enum td_status ssd_delete(struct ssd *s, const struct block_key *key)
     return s->broken = ssd_convert_error(text);
 }
 
-/* The list of headers says whether the block is there, and costs little: it is small, and cached. */
+/* The "m" record says whether the block is there. Reading it costs little, because these records are small
+ * and cached. */
 enum td_status ssd_find(struct ssd *s, const struct block_key *key)
 {
     char *text = NULL, k[RECORD_KEY_BYTES];
@@ -539,7 +560,7 @@ enum td_status ssd_get(struct ssd *s, const struct block_key *key, struct ssd_va
     if (slice && !text) {
         out->pin = slice;
         out->data = rocksdb_pinnableslice_value(slice, &out->len_bytes);
-        return TD_OK; /* the lock is held until it is released */
+        return TD_OK; /* ssd_release unlocks */
     }
     enum td_status status = !s->db ? TD_NOT_YET : text ? ssd_convert_error(text) : TD_ERR_NOT_FOUND;
     if (slice)

@@ -1,4 +1,5 @@
-/* What ssd.c (the database and its records) and ssd_room.c (the room they take) share: the two files that see RocksDB. */
+/* What ssd.c (the database and its records) and ssd_room.c (the room they take) share; only these two call
+ * RocksDB. */
 #pragma once
 
 #include <pthread.h>
@@ -19,23 +20,26 @@ enum room_state { /* see ssd_room.c */
 };
 
 struct room {
-    /* The writer's. */
+    /* Used by the writer only, down to `thread`. */
     enum room_state state;
-    uint64_t files_left;   /* blob files that had no turn to be moved yet */
-    double cutoff;         /* RocksDB's: the oldest part of the files whose values are moved; 0: none are */
-    uint64_t fruitless_ns; /* end of the last collection, if it gave too little */
-    bool is_in_need;       /* the collection under way began when nothing fitted any more */
-    bool must_evict;       /* it gave too little, and the owner was not told yet */
-    uint64_t planned_bytes, put_before_bytes; /* while values are moved: see size_bytes */
-    bool is_up;                               /* the thread */
+    uint64_t files_left; /* blob files that had no turn to be moved yet */
+    /* RocksDB's age cutoff: the share of files, oldest first, whose values are moved; 0: not set. */
+    double cutoff;
+    uint64_t fruitless_ns; /* when the last collection ended that gave too little; 0: it gave enough */
+    bool is_in_need;       /* the present collection began when nothing fitted any more */
+    bool must_evict;       /* it gave too little, and the owner was not asked to delete yet */
+    uint64_t planned_bytes, put_before_bytes; /* used while values are moved: see size_bytes in ssd_room.c */
+    bool is_up;                               /* the thread runs */
     pthread_t thread;
 
-    /* Of whoever compacts. */
-    uint64_t n_unknown; /* blob files in the directory that RocksDB does not know */
+    /* Used by the thread that compacts: ssd-collect, or the writer in ssd_compact. */
+    uint64_t n_unknown; /* blob files in the directory that RocksDB does not count */
 
-    pthread_mutex_t lock; /* the rest: the writer asks for one round, and waits a little for its end: no queue of one */
+    /* Guards the rest. The writer asks for one round and waits a little for its end: a queue would hold
+     * one entry. */
+    pthread_mutex_t lock;
     pthread_cond_t changed;
-    enum room_state round; /* asked for, and under way; ROOM_IDLE: none */
+    enum room_state round; /* the round that was asked for, until it ends; ROOM_IDLE: none */
     bool is_stopping;
     _Atomic bool is_cancelled;
 };
@@ -43,12 +47,12 @@ struct room {
 struct ssd {
     struct ssd_config config;
     char *db_path, *aside_path;
-    char log_path[32]; /* RocksDB's texts; empty: in the database */
+    char log_path[32]; /* directory of RocksDB's text log; empty: in the database */
     int lock_fd;
     uint64_t memtable_bytes;
     bool is_direct, was_set_aside;
 
-    struct dir_files *files; /* of the database */
+    struct dir_files *files; /* files of the database directory */
     struct blobs *blobs;
 
     pthread_rwlock_t db_lock; /* see the note at the beginning of ssd.c */
@@ -57,29 +61,35 @@ struct ssd {
     rocksdb_cache_t *cache;
     rocksdb_ratelimiter_t *limiter;
     rocksdb_readoptions_t *read_options;
-    rocksdb_writeoptions_t *write_options[2]; /* without the log, with it */
+    rocksdb_writeoptions_t *write_options[2]; /* [0]: without the write-ahead log, [1]: with it */
 
-    enum td_status broken;                /* why nothing can be written any more */
-    uint64_t since_bytes, unlogged_bytes; /* put since the directory was measured; of them in memory only */
-    uint64_t put_bytes, value_bytes,
-        dead_bytes; /* in all; the last one's; deleted since deletes were merged, as large as that */
+    enum td_status broken; /* not TD_OK: writing has ended for this reason, until ssd_reopen */
+    /* since_bytes: put since the directory was measured. unlogged_bytes: of all puts, those only in
+     * memory. */
+    uint64_t since_bytes, unlogged_bytes;
+    /* put_bytes: of all puts. value_bytes: of the last put. dead_bytes: deletes since deletes were merged,
+     * each counted as value_bytes. */
+    uint64_t put_bytes, value_bytes, dead_bytes;
     struct room room;
-    _Atomic bool has_failed; /* a write to the log: nothing may be flushed any more, which a compaction does */
+    /* A write to the log failed: nothing may be flushed, which a compaction would do. */
+    _Atomic bool has_failed;
     _Atomic uint64_t dir_bytes, n_places, reclaims;
 };
 
-/* RocksDB's words to a status; frees them. */
+/* Converts RocksDB's error text to a status and frees it; NULL is TD_OK. */
 enum td_status ssd_convert_error(char *text);
 uint64_t ssd_property(const struct ssd *s, const char *name);
-void ssd_measure(struct ssd *s); /* the directory */
-/* What the directory may measure: as configured, and a reserve of the file system is left free. */
+void ssd_measure(struct ssd *s); /* measures the directory */
+/* Limit of the directory's size: the configured capacity, and no more than leaves a reserve of the file
+ * system free. */
 uint64_t ssd_limit_bytes(const struct ssd *s);
 /*
- * Whether a file fits beside the database: what tells a full or read-only file system from an error that opening may mend.
- * Opening writes what only the log has into files.
+ * Whether a file of some size fits beside the database. This tells a full or read-only file system from an
+ * error that opening anew may mend. The size includes the log, because opening writes the log's contents into
+ * files.
  */
 bool ssd_can_write(const struct ssd *s);
 
 void ssd_room_init(struct ssd *s);
-void ssd_room_reset(struct ssd *s); /* before the database is closed: nothing is collected then */
+void ssd_room_reset(struct ssd *s); /* call before the database is closed: ends the collection under way */
 void ssd_room_fini(struct ssd *s);

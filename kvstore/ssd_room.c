@@ -1,27 +1,35 @@
 /*
- * Room in the directory: what deleted blocks take is collected beside the writer, which goes on as long as there is room.
+ * Room in the directory: the room of deleted blocks is collected on a thread of its own; the writer goes on
+ * as long as there is room.
  *
- * The writer decides, and a thread carries out one round at a time (a manual compaction); the writer sees its end when it next asks for room.
+ * The writer decides. The thread carries out one round at a time (a manual compaction); the writer sees its
+ * end when it next asks for room.
  *
  *               above the goal and much was deleted, or nothing fits
  *      IDLE --------------------------------------------------------> MERGING
  *        ^                                                              |
  *        |  the goal is reached, little garbage is left,                |  dead bytes hide in live files
  *        |  or every file had its turn                                  v
- *        +----------------------------------------------------------- MOVING (once more while it is of use)
+ *        +----------------------------------------------------------- MOVING (repeated while it helps)
  *
- * Merging: deletes meet the entries that they delete. RocksDB counts garbage only then, and removes blob files that are dead as a whole. It
- * rewrites keys and headers, about 300 bytes a block, and no payload.
- * Moving: live values of the oldest files are copied, so that RocksDB can delete these files. The number of files is chosen so that the
- * copies fit into half of the free room, and that moving the payload outweighs rewriting the keys. So a round is bounded, and needs no more room than there is.
+ * Merging: deletes meet the records that they delete. Only then RocksDB counts the garbage, and removes blob
+ * files that are dead as a whole. Merging rewrites keys and headers, about 300 bytes per block, and no
+ * payload.
  *
- * The goal is a sixteenth below the limit; between the two the writer goes on while room is collected. When it has used that up it waits.
+ * Moving: live values of the oldest files are copied, so that RocksDB can delete these files. The number of
+ * files is chosen so that the copies fit into half of the free room, and so that their size is at most
+ * KEYS_SHARE times that of the keys, all of which each round rewrites. So a round is bounded, needs no more
+ * room than there is, and is still worth the rewriting.
  *
- * Rejected: compactions of ranges of keys (names are hashes: each file has values of every range, so that none goes before the last range
- * was compacted, and each flush makes a file that overlaps all of them); moving a fixed quarter of the files (on a full disk there is no
- * room for the copies; at 1 TiB that takes ten minutes); RocksDB's own choice by blob_garbage_collection_force_threshold (it looks at
- * the oldest files only, whatever room there is). Changing RocksDB's options keeps readers waiting while they are written to disk, so the
- * part that is moved is a power of two.
+ * The goal is a sixteenth below the limit. Between the two the writer goes on while room is collected; at the
+ * limit it waits.
+ *
+ * Rejected: compactions of key ranges (keys are hashes: each file has values of every range, so no file dies
+ * before the last range is compacted, and each flush makes a file that overlaps all of them); moving a fixed
+ * quarter of the files (on a full disk there is no room for the copies; at 1 TiB it takes ten minutes);
+ * RocksDB's own choice by blob_garbage_collection_force_threshold (it looks at the oldest files only,
+ * whatever room there is). Changing RocksDB's options makes readers wait while the options are written to
+ * disk, so the share that is moved is a power of two and rarely changes.
  */
 #include "kvstore/ssd_internal.h"
 
@@ -33,8 +41,9 @@
 
 #include "base/thread.h"
 
-enum { SLACK = 16, DELETIONS_MS = 1000 /* readers may hold a file that long */, WAIT_MS = 20, KEYS_SHARE = 32 };
-static const uint64_t COLLECT_EVERY_NS = NS_PER_S / 5; /* while it gives too little */
+/* DELETIONS_MS: readers may keep a file from being deleted that long. */
+enum { SLACK = 16, DELETIONS_MS = 1000, WAIT_MS = 20, KEYS_SHARE = 32 };
+static const uint64_t COLLECT_EVERY_NS = NS_PER_S / 5; /* pause between collections that give too little */
 
 /* ------------------------------------------------------------------ rounds */
 
@@ -64,7 +73,8 @@ static uint64_t count_blobs(const struct ssd *s)
     return n;
 }
 
-/* Blob files that stand in the directory and that RocksDB does not count: those it has yet to delete, and those it does not know. */
+/* Blob files in the directory that RocksDB does not count: files that it has yet to delete, and files that
+ * it does not know. */
 static uint64_t count_uncounted(const struct ssd *s)
 {
     uint64_t there = count_blobs(s), counted = ssd_property(s, "rocksdb.num-blob-files");
@@ -77,8 +87,9 @@ static bool is_at_work(const struct ssd *s)
 }
 
 /*
- * A compaction returns before the files that it emptied are deleted. Until then they must not count as blocks to be evicted. Those that do
- * not go in time, while none are being made, are not RocksDB's to delete, and are not waited for again.
+ * A compaction returns before the files that it emptied are deleted. Until they are gone their size must not
+ * lead to evictions. Files that stay although nothing is being written are not RocksDB's to delete: they are
+ * remembered in n_unknown and not waited for again.
  */
 static void await_deletions(struct ssd *s)
 {
@@ -94,17 +105,19 @@ static void await_deletions(struct ssd *s)
         r->n_unknown = n;
 }
 
-/* While the database stays open. */
+/* The caller makes sure that the database stays open meanwhile. with_values: moves values, too. */
 static void compact(struct ssd *s, bool with_values)
 {
     rocksdb_compactoptions_t *o = rocksdb_compactoptions_create();
     if (with_values)
-        rocksdb_compactoptions_set_bottommost_level_compaction(o, 2); /* force: there are live values to move */
-    rocksdb_compact_range_opt(s->db, o, NULL, 0, NULL, 0);            /* returns nothing */
+        /* force: there are live values to move. */
+        rocksdb_compactoptions_set_bottommost_level_compaction(o, 2);
+    rocksdb_compact_range_opt(s->db, o, NULL, 0, NULL, 0); /* has no result */
     rocksdb_compactoptions_destroy(o);
     await_deletions(s);
 }
 
+/* The thread "ssd-collect". It holds the database's read lock during a round, but not r->lock. */
 static void *run_rounds(void *arg)
 {
     struct ssd *s = arg;
@@ -151,7 +164,7 @@ static void start_round(struct ssd *s, enum room_state round)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* For its end, or for what RocksDB does by itself; not long. */
+/* Waits for the round to end, or briefly for what RocksDB does by itself. */
 static void wait_for_round(struct room *r)
 {
     struct timespec until;
@@ -170,7 +183,7 @@ void ssd_room_init(struct ssd *s)
     pthread_cond_init(&s->room.changed, NULL);
 }
 
-/* A round that is under way ends within a few values: RocksDB looks after each. */
+/* Ends a round that is under way. It stops after a few values, because RocksDB checks after each. */
 static void cancel_round(struct ssd *s)
 {
     struct room *r = &s->room;
@@ -208,7 +221,7 @@ void ssd_room_fini(struct ssd *s)
 
 /* ---------------------------------------------------------------- decisions */
 
-/* Errors of flushes and compactions since the database was opened. */
+/* Ends writing if a flush or compaction has failed since the database was opened. */
 static void note_background(struct ssd *s)
 {
     if (!s->broken && ssd_property(s, "rocksdb.background-errors"))
@@ -227,8 +240,9 @@ static uint64_t garbage_bytes(const struct ssd *s)
 }
 
 /*
- * While values are moved the directory's size says little: copies stand beside what is copied. Then it counts what was there before, what
- * was put since, and what is to be copied.
+ * Size of the directory. While values are moved the measured size says little, because copies lie beside
+ * their originals. Then it is the size before the round, plus the copies that the round makes, plus what was
+ * put since.
  */
 static uint64_t size_bytes(const struct ssd *s)
 {
@@ -239,7 +253,8 @@ static uint64_t size_bytes(const struct ssd *s)
     return atomic_load(&s->dir_bytes) + unseen;
 }
 
-/* One file's room is left to copies of its values. */
+/* True if `need` bytes fit; room for one more blob file is left for copies. *excess_out: bytes above the
+ * limit. */
 static bool fits(const struct ssd *s, uint64_t need, uint64_t *excess_out)
 {
     uint64_t limit = ssd_limit_bytes(s), size = size_bytes(s) + need + (need ? s->memtable_bytes : 0);
@@ -247,7 +262,7 @@ static bool fits(const struct ssd *s, uint64_t need, uint64_t *excess_out)
     return size <= limit;
 }
 
-/* The least part of n files, a power of two, that is one file at least. */
+/* The smallest power of two that is at least one of n files. */
 static double least_part(uint64_t n_files)
 {
     double part = 1;
@@ -256,7 +271,7 @@ static double least_part(uint64_t n_files)
     return part;
 }
 
-/* The oldest files whose live part fits into half of the room, as a power of two of all files, one at least: see the note above. */
+/* Starts to move the oldest files. Their share is a power of two; see "Moving" in the note above. */
 static void start_moving(struct ssd *s)
 {
     struct room *r = &s->room;
@@ -282,7 +297,8 @@ static void start_merging(struct ssd *s)
     start_round(s, ROOM_MERGING);
 }
 
-/* The writer waits for it: the log and memtables, which take room, too, are given back first. */
+/* Starts a collection that the writer waits for. First the log and the memtables are flushed, because they
+ * take room, too. */
 static bool start_in_need(struct ssd *s)
 {
     s->room.is_in_need = true;
@@ -292,7 +308,8 @@ static bool start_in_need(struct ssd *s)
     return true;
 }
 
-/* A round has ended: whether there is another one. Nothing is evicted for what was put meanwhile before that was collected, too. */
+/* A round has ended; true if another one goes on. If nothing fits after a collection that began early, a
+ * second one is made before the owner is asked to evict: it also collects what was deleted meanwhile. */
 static bool go_on(struct ssd *s, uint64_t need)
 {
     struct room *r = &s->room;
@@ -300,11 +317,11 @@ static bool go_on(struct ssd *s, uint64_t need)
     note_background(s);
     ssd_measure(s);
     enum room_state was = r->state;
-    r->state = ROOM_MERGING; /* the directory's size counts again */
+    r->state = ROOM_MERGING; /* so that size_bytes is the directory's size again */
     bool is_full = !fits(s, need, &excess), is_enough = atomic_load(&s->dir_bytes) <= goal_bytes(s);
     if (!s->broken && is_full && is_at_work(s)) {
         r->state = was;
-        return true; /* copies stand beside what is copied */
+        return true; /* copies lie beside their originals: look again later */
     }
     atomic_fetch_add(&s->reclaims, 1);
     if (!s->broken && !is_enough && r->files_left && garbage_bytes(s) >= ssd_limit_bytes(s) / SLACK) {
@@ -312,7 +329,7 @@ static bool go_on(struct ssd *s, uint64_t need)
         return true;
     }
     r->state = ROOM_IDLE;
-    if (!s->broken && r->cutoff > 0) /* RocksDB's own compactions move as little as can be */
+    if (!s->broken && r->cutoff > 0) /* RocksDB's own compactions shall move as little as possible */
         set_options(s, least_part(ssd_property(s, "rocksdb.num-blob-files")));
     if (!s->broken && is_full && !r->is_in_need)
         return start_in_need(s);
@@ -322,7 +339,7 @@ static bool go_on(struct ssd *s, uint64_t need)
     return false;
 }
 
-/* Whether room is being collected, after deciding that. */
+/* Takes the next decision: begins a collection, or goes on with the present one. True while one is under way. */
 static bool collect(struct ssd *s, uint64_t need, bool is_full)
 {
     struct room *r = &s->room;
@@ -363,7 +380,8 @@ enum td_status ssd_make_room(struct ssd *s, uint64_t need_bytes, uint64_t *over_
             wait_for_round(r);
         return TD_NOT_YET;
     }
-    if (r->must_evict && (!s->broken || ssd_can_write(s))) /* what is deleted from a full disk gives nothing back */
+    /* While the disk takes no writes, deleting would give no room back. */
+    if (r->must_evict && (!s->broken || ssd_can_write(s)))
         *over_out = excess + ssd_limit_bytes(s) / SLACK;
     r->must_evict = false;
     return TD_ERR_NO_SPACE;

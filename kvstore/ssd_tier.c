@@ -1,20 +1,22 @@
 /*
- * The writer has a mailbox. What trickles in goes through the write-ahead log and is durable at once; once a batch is waiting
- * it leaves the log out, which halves what is written, and a batch is durable, and answered, when it was flushed: at a batch's
- * size, or when nothing more waits.
+ * Writing. The writer has a mailbox. Single blocks go through the write-ahead log and are durable at once.
+ * When many blocks wait, they are written as a batch without the log, which halves the bytes written: a batch
+ * is durable, and answered, when it is flushed, which happens at a batch's size or when nothing more waits.
  *
- * The readers share a list. A reader notes when it began, so that anybody can see that it is late: a
- * thread that hangs in the kernel can't be asked to say so.
+ * Reading. The readers take from one list. A reader notes when it began, so that any thread can see that it
+ * is late: a thread that hangs in the kernel can't report that itself.
  *
- * The rate is a token bucket of a tenth of a second: what is put in bursts is written evenly, and RocksDB's flushes behind it
- * are held to the same rate and run at a lower priority, which is what readers feel (docs/store.md).
+ * The rate is a token bucket of a tenth of a second: bursts are written evenly. RocksDB's flushes behind it
+ * keep to the same rate and run at a lower priority, because they are what readers feel (docs/store.md).
  *
- * A write, delete or flush that failed may have been done all the same, or be done later from what RocksDB kept in memory; and a block
- * that was to be deleted is still there. So after any failure the tier is in doubt: the database is opened anew, and listed, and the
- * owner corrects what it believes (on_listed). Deletes that failed are repeated by that, too: what the owner does not know goes.
- * Rejected: a list of what failed. It would have to be told what a failed flush wrote, and grows as long as the disk is full.
+ * After an error. A write, delete or flush that failed may have been done all the same, or may be done later
+ * from what RocksDB keeps in memory; and a block that was to be deleted is still there. So after any failure
+ * the tier is in doubt: the database is opened anew and listed, and the owner corrects its table (on_listed).
+ * This also repeats deletes that failed, because the owner deletes what it does not know. Rejected: a list of
+ * what failed. It would have to know what a failed flush wrote, and would grow as long as the disk is full.
  *
- * Faults on purpose happen here, between a block and the database, so that all that protects from them is above or below.
+ * Injected faults act here, between a block and the database, so that everything that protects from them is
+ * above or below.
  */
 #include "kvstore/ssd_tier.h"
 
@@ -38,16 +40,17 @@ static const uint64_t BUCKET_NS = NS_PER_S / 10;
 
 enum op_kind { OP_PUT, OP_DELETE, OP_COMPARED, OP_STOP };
 
-struct op { /* for the writer */
+struct op { /* a request to the writer */
     struct mail mail;
     enum op_kind kind;
-    struct ssd_put put; /* OP_DELETE: of the key */
+    struct ssd_put put; /* OP_DELETE uses only the key */
+    /* OP_DELETE: see ssd_tier_delete; is_all: key NULL. */
     bool for_good, is_all;
     struct block_header header;
-    const void *payload; /* what is stored; the codec's until the next one */
+    const void *payload; /* bytes to be stored; they belong to the codec until its next encode */
 };
 
-struct read { /* for a reader */
+struct read { /* a request to the readers */
     struct read *next;
     struct block_key key;
     void *page, *token;
@@ -56,11 +59,12 @@ struct read { /* for a reader */
 struct reader {
     struct ssd_tier *tier;
     pthread_t thread;
-    _Atomic uint64_t began_ns; /* 0: reads nothing now */
-    void *buffer;              /* of buffer_bytes, or NULL */
+    _Atomic uint64_t began_ns; /* when its read began, 0: it reads nothing; other threads look at it */
+    void *buffer;              /* buffer_bytes, part of the tier's buffers; NULL: none */
     struct codec *codec;
 };
 
+/* A block that was listed at opening. is_ours: it has our layout and can be served. */
 struct found {
     struct block_header header;
     bool is_ours;
@@ -76,36 +80,39 @@ struct ssd_tier {
     struct ssd_tier_config config;
     struct ssd *db;
     uint64_t page_bytes, buffer_bytes, buffers_bytes;
-    void *buffers; /* of all readers in one piece, so that they get huge pages; NULL: there was no memory for them */
+    /* One mapping for all readers, so that it gets huge pages. NULL: no memory; reads go through RocksDB. */
+    void *buffers;
 
     struct mailbox ops;
     pthread_t writer;
-    struct codec *codec;           /* the writer's */
-    struct forgotten *forgotten;   /* the writer's */
-    bool is_writer_up, is_changed; /* is_changed: the directory, since it was tidied */
-    bool has_more;                 /* places to be learned */
-    bool has_failed;               /* something that was written or deleted: the database is to be opened anew */
-    uint32_t n_compared_due;       /* lists that the owner has yet to compare */
-    uint64_t reclaims, learned_ns; /* when places were last learned */
+    struct codec *codec;           /* used by the writer only */
+    struct forgotten *forgotten;   /* used by the writer only, once it runs */
+    bool is_writer_up, is_changed; /* is_changed: the directory changed since it was tidied */
+    bool has_more;                 /* there are more places to learn */
+    bool has_failed;               /* a write, delete or flush failed: the database must be opened anew */
+    uint32_t n_compared_due;       /* on_listed calls without their ssd_tier_compared yet */
+    /* reclaims: rounds of collecting when places were last learned, at learned_ns. */
+    uint64_t reclaims, learned_ns;
     uint64_t reopened_ns;
-    uint64_t bucket_bytes, bucket_ns; /* what may be written, as of then */
-    struct op *unsynced;              /* put, but not durable yet, newest first */
+    uint64_t bucket_bytes, bucket_ns; /* bytes that may be written now, as of bucket_ns */
+    struct op *unsynced;              /* puts that are written but not durable yet, newest first */
     uint64_t unsynced_bytes;
 
-    pthread_mutex_t lock; /* a list that several threads take from: a mailbox has one reader */
+    /* Guards the list of reads: several threads take from it, and a mailbox has one reader. */
+    pthread_mutex_t lock;
     pthread_cond_t read_wake, nap_wake;
     struct read *reads, **reads_tail;
     bool is_stopping;
     struct reader readers[READERS_MAX];
     uint32_t n_readers;
 
-    _Atomic uint64_t stored_bytes; /* mean size of late blocks as they are stored; 0: none yet */
+    _Atomic uint64_t stored_bytes; /* running mean of the stored size of recent blocks; 0: none yet */
     _Atomic uint64_t queued_bytes, written_bytes, read_bytes, write_errors, read_errors, dropped_layout, reopens;
-    _Atomic bool is_in_doubt; /* what is on disk may not be what was answered, or what the owner believes */
+    _Atomic bool is_in_doubt; /* disk and owner may disagree */
     _Atomic bool is_writable, is_cancelling, is_hurried, is_slow, is_probing;
 };
 
-/* Sleeps, but not into a close. */
+/* Sleeps, but wakes up when the tier is closed. */
 static void nap(struct ssd_tier *t, uint64_t ns)
 {
     struct timespec until;
@@ -127,6 +134,7 @@ static void note_stored(struct ssd_tier *t, uint64_t n_bytes)
     atomic_store(&t->stored_bytes, mean ? (63 * mean + n_bytes + 63) / 64 : n_bytes);
 }
 
+/* From here until ssd_tier_compared: disk and owner may disagree, and the writer opens the database anew. */
 static void doubt(struct ssd_tier *t)
 {
     t->has_failed = true;
@@ -148,7 +156,8 @@ static void encode(struct ssd_tier *t, struct op *op)
                                        .checksum = block_checksum(&put->key, put->chain_index, op->payload, n)};
 }
 
-/* What a fault makes of the put: the value that is written is not the one that the header speaks of. */
+/* Carries out an injected fault: the value that is written does not match its header, or the put fails or
+ * lies. */
 static enum td_status put_faulty(struct ssd_tier *t, const struct op *op, const uint8_t header[BLOCK_HEADER_BYTES],
                                  bool is_logged, const struct fault *fault)
 {
@@ -195,7 +204,7 @@ static enum td_status put_block(struct ssd_tier *t, const struct op *op, bool is
     return ssd_put(t->db, &op->put.key, header, op->payload, op->header.payload_bytes, is_logged);
 }
 
-/* Whether the operation may be done. */
+/* Draws an injected fault; TD_OK: the operation may go on. */
 static enum td_status meet_fault(struct ssd_tier *t, enum fault_site site)
 {
     struct fault fault = faults_draw(t->config.faults, site);
@@ -204,7 +213,7 @@ static enum td_status meet_fault(struct ssd_tier *t, enum fault_site site)
     return fault.kind == FAULT_FAIL ? TD_ERR_IO : fault.kind == FAULT_FULL ? TD_ERR_NO_SPACE : TD_OK;
 }
 
-/* Waits until the bucket holds so much. */
+/* Waits until the bucket holds n_bytes, and takes them. */
 static void take_tokens(struct ssd_tier *t, uint64_t n_bytes)
 {
     uint64_t rate = t->config.write_bytes_per_s, depth = rate / (NS_PER_S / BUCKET_NS);
@@ -224,7 +233,8 @@ static void take_tokens(struct ssd_tier *t, uint64_t n_bytes)
     t->bucket_bytes -= t->bucket_bytes < n_bytes ? t->bucket_bytes : n_bytes;
 }
 
-/* While room is collected values are moved, and files with places that are known go. */
+/* Collecting room moves values and deletes files whose places are known, so places are learned while it
+ * goes on. */
 static void learn_moved(struct ssd_tier *t)
 {
     uint64_t reclaims = ssd_reclaims(t->db), now = clock_now(t->config.clock);
@@ -235,6 +245,8 @@ static void learn_moved(struct ssd_tier *t)
     t->learned_ns = clock_now(t->config.clock);
 }
 
+/* True if `need` bytes fit. Waits while room is being collected, unless need is 0; asks the owner to
+ * delete if collecting did not help. */
 static bool make_room(struct ssd_tier *t, uint64_t need)
 {
     for (;;) {
@@ -267,6 +279,7 @@ static void answer(struct ssd_tier *t, struct op *op, enum td_status status)
     free(op);
 }
 
+/* Answers the whole batch: flushed with it, or lost with it. */
 static void answer_batch(struct ssd_tier *t, enum td_status status)
 {
     struct op *op = t->unsynced;
@@ -278,6 +291,7 @@ static void answer_batch(struct ssd_tier *t, enum td_status status)
     }
 }
 
+/* Flushes the batch and answers it. Learns the places of the new files, so that readers find them. */
 static void sync_batch(struct ssd_tier *t)
 {
     if (!t->unsynced)
@@ -299,6 +313,8 @@ static bool add_key(void *user, const struct block_key *key, const void *header,
     return true;
 }
 
+/* Gives the owner the list of blocks. has_failed is cleared before the callback: what fails after this
+ * needs another list. */
 static void list_blocks(struct ssd_tier *t)
 {
     struct bytes keys = {0};
@@ -314,7 +330,8 @@ static void list_blocks(struct ssd_tier *t)
     t->config.callbacks.on_listed(t->config.callbacks.user, &keys);
 }
 
-/* What the owner did not expect was deleted before, or that failed. */
+/* The deletes that resulted from the list came before this in the queue, so they are done, or have failed
+ * (has_failed). */
 static void note_compared(struct ssd_tier *t)
 {
     t->n_compared_due--;
@@ -328,7 +345,7 @@ static enum td_status delete_now(struct ssd_tier *t, const struct block_key *key
     return status ? status : ssd_delete(t->db, key);
 }
 
-/* Deletes what could not be deleted when it was forgotten. */
+/* Deletes the blocks that were forgotten while the disk took no deletes. */
 static enum td_status work_off(struct ssd_tier *t)
 {
     struct bytes keys = {0};
@@ -351,6 +368,8 @@ static enum td_status work_off(struct ssd_tier *t)
     return status;
 }
 
+/* Opens the database anew and lists it. Order: first the batch is ended, because the new database does not
+ * have it; then forgotten blocks are deleted, so that they are not in the list. */
 static void reopen(struct ssd_tier *t)
 {
     uint64_t now = clock_now(t->config.clock);
@@ -361,7 +380,7 @@ static void reopen(struct ssd_tier *t)
     atomic_fetch_add(&t->reopens, 1);
     if (ssd_is_open(t->db))
         sync_batch(t);
-    answer_batch(t, TD_ERR_IO); /* it may not have been flushed */
+    answer_batch(t, TD_ERR_IO); /* if it was not flushed just now, it is lost */
     doubt(t);
     if (ssd_reopen(t->db, &e)) {
         log_error(t->config.log, "SSD tier can't be opened again for now: %s", e.text);
@@ -383,10 +402,11 @@ static enum td_status write_block(struct ssd_tier *t, const struct op *op, bool 
     if (must_reopen(t))
         reopen(t);
     if (!ssd_is_open(t->db) || forgotten_has(t->forgotten, &op->put.key))
-        return TD_ERR_NO_SPACE; /* or worse; it is looked after */
+        return TD_ERR_NO_SPACE; /* or a worse error, which must_reopen deals with */
     t->is_changed = true;
     if (!make_room(t, op->header.payload_bytes + BLOCK_HEADER_BYTES)) {
-        /* It may be on a list that the owner has yet to compare, and counts there as being written. */
+        /* A block of this key may be in a list that the owner has not compared. The owner skips it there,
+         * because it is QUEUED; so it is deleted here. */
         if (t->n_compared_due && delete_now(t, &op->put.key))
             doubt(t);
         return TD_ERR_NO_SPACE;
@@ -399,7 +419,7 @@ static enum td_status write_block(struct ssd_tier *t, const struct op *op, bool 
     return status;
 }
 
-/* Whether there may be something to delete, now or when what failed is done after all. */
+/* Whether there may be something to delete: now, or later when RocksDB repeats what failed. */
 static bool may_be_there(struct ssd_tier *t, const struct op *op)
 {
     if (atomic_load(&t->is_in_doubt) || !ssd_is_open(t->db))
@@ -420,7 +440,8 @@ static void run_delete(struct ssd_tier *t, const struct op *op)
     doubt(t);
 }
 
-/* Takes op. Bulk is what came while a batch's quarter was waiting, and what follows it. */
+/* Owns op. A put is part of a batch (not logged) if a quarter of a batch is waiting, or if a batch has
+ * begun. */
 static void run_put(struct ssd_tier *t, struct op *op)
 {
     bool is_logged = !t->unsynced && atomic_load(&t->queued_bytes) < ssd_batch_bytes(t->db) / 4;
@@ -445,7 +466,8 @@ static void run_put(struct ssd_tier *t, struct op *op)
         sync_batch(t);
 }
 
-/* When there is nothing to do: RocksDB goes on writing for a while after the last change, and that may be too much. */
+/* Called when there is nothing to do: RocksDB writes for a while after the last change, and that may
+ * exceed the limit. */
 static void tidy(struct ssd_tier *t)
 {
     t->has_more = !ssd_learn(t->db);
@@ -471,7 +493,7 @@ static void *write_loop(void *arg)
         }
         for (struct mail *next; m; m = next) {
             next = m->next;
-            struct op *op = (struct op *)m; /* mail is its first member */
+            struct op *op = (struct op *)m; /* mail is the first member of struct op */
             enum op_kind kind = op->kind;
             if (kind == OP_PUT) {
                 run_put(t, op);
@@ -484,7 +506,7 @@ static void *write_loop(void *arg)
             free(op);
             if (kind == OP_STOP) {
                 sync_batch(t);
-                return NULL; /* nothing is pushed after it */
+                return NULL; /* no mail is pushed after OP_STOP */
             }
         }
     }
@@ -498,6 +520,7 @@ static void note_pace(struct ssd_tier *t, bool is_slow)
         log_warn(t->config.log, "SSD tier %s", is_slow ? "is slow: only probes are read" : "reads in time again");
 }
 
+/* Readers whose read is older than the deadline. */
 static uint32_t count_overdue(const struct ssd_tier *t)
 {
     uint32_t n = 0;
@@ -509,6 +532,7 @@ static uint32_t count_overdue(const struct ssd_tier *t)
     return n;
 }
 
+/* Also checks reads that have not ended, so a reader that hangs makes the tier slow. */
 bool ssd_tier_is_slow(struct ssd_tier *t)
 {
     if (count_overdue(t))
@@ -516,6 +540,7 @@ bool ssd_tier_is_slow(struct ssd_tier *t)
     return atomic_load(&t->is_slow);
 }
 
+/* Verifies and decodes a stored value into the page that was asked for. */
 static enum td_status land(struct reader *self, const struct read *r, const void *value, size_t len)
 {
     struct block_header h;
@@ -545,6 +570,8 @@ static enum td_status get_faulty(struct reader *self, const struct read *r, cons
     return status;
 }
 
+/* Reads straight from the blob file if the place is known. A value that does not verify there may be an
+ * old copy, so RocksDB is asked then; its answer counts. */
 static enum td_status get_block(struct reader *self, const struct read *r)
 {
     struct ssd_tier *t = self->tier;
@@ -566,7 +593,7 @@ static enum td_status get_block(struct reader *self, const struct read *r)
     return status;
 }
 
-/* While the tier is slow one read at a time shows whether it still is. */
+/* While the tier is slow, one reader at a time probes it; the other reads end with TD_NOT_YET. */
 static enum td_status read_in_time(struct reader *self, const struct read *r)
 {
     struct ssd_tier *t = self->tier;
@@ -625,8 +652,9 @@ static bool note_found(void *user, const struct block_key *key, const void *head
 {
     struct listing *l = user;
     struct block_header h = {.index = 0};
+    /* It is deleted later: the disk takes no deletes now. */
     if (forgotten_has(l->tier->forgotten, key))
-        return true; /* it is deleted later: the disk takes no deletes now */
+        return true;
     bool is_ours = !block_header_decode(header, len_bytes, &h) && block_key_equal(&h.key, key) &&
                    !kv_layout_match(l->tier->config.layout, &h.layout, NULL);
     if (l->n == l->cap) {
@@ -638,7 +666,7 @@ static bool note_found(void *user, const struct block_key *key, const void *head
     return true;
 }
 
-/* What we can't serve goes, both records of it. */
+/* Tells the owner of the blocks found, and deletes those that can't be served: both of their records. */
 static void take_found(struct ssd_tier *t, const struct listing *l)
 {
     for (uint64_t i = 0; i < l->n; i++) {
@@ -673,6 +701,7 @@ static void start_threads(struct ssd_tier *t)
     }
 }
 
+/* Forgotten blocks are deleted before the database is listed, so that they do not come back. */
 enum td_status ssd_tier_open(const struct ssd_tier_config *config, struct ssd_tier **out, struct td_error *error_out)
 {
     struct ssd_tier *t = mem_zalloc(sizeof(*t));
@@ -682,7 +711,7 @@ enum td_status ssd_tier_open(const struct ssd_tier_config *config, struct ssd_ti
     t->page_bytes = kv_layout_page_bytes(config->layout);
     t->buffer_bytes = ssd_buffer_bytes(t->page_bytes);
     t->reads_tail = &t->reads;
-    t->is_changed = true; /* places of values have to be learned */
+    t->is_changed = true; /* places of values must be learned */
     t->is_writable = true;
     mailbox_init(&t->ops);
     pthread_mutex_init(&t->lock, NULL);
@@ -715,6 +744,8 @@ enum td_status ssd_tier_open(const struct ssd_tier_config *config, struct ssd_ti
     return status;
 }
 
+/* OP_STOP is the writer's last mail. Readers end when the list is empty: each read that is queued ends
+ * with TD_ERR_CANCELLED. */
 static void stop_threads(struct ssd_tier *t)
 {
     atomic_store(&t->is_cancelling, true);
@@ -756,7 +787,8 @@ void ssd_tier_close(struct ssd_tier *t)
 uint64_t ssd_tier_block_bytes(const struct ssd_tier *t)
 {
     uint64_t stored = atomic_load(&t->stored_bytes);
-    return (stored ? stored : t->page_bytes) + 4 * BLOCK_HEADER_BYTES; /* both, and what RocksDB keeps beside them */
+    /* Both headers, and RocksDB's own bytes per record. */
+    return (stored ? stored : t->page_bytes) + 4 * BLOCK_HEADER_BYTES;
 }
 
 uint64_t ssd_tier_max_blocks(const struct ssd_tier *t)
@@ -764,6 +796,7 @@ uint64_t ssd_tier_max_blocks(const struct ssd_tier *t)
     return t->config.capacity_bytes / 8 * 7 / ssd_tier_block_bytes(t);
 }
 
+/* The check of the queue is not atomic with the addition: one thread puts. */
 enum td_status ssd_tier_put(struct ssd_tier *t, const struct ssd_put *put)
 {
     uint64_t queued = atomic_load(&t->queued_bytes);

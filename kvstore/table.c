@@ -5,26 +5,29 @@
 
 #include "base/mem.h"
 
+/* A tenant and its eviction orders. The slot of a tenant without entries may be given to another tenant. */
 struct tenant {
     uint32_t id;
     double share;
-    uint64_t n_entries, n_dram, n_ssd; /* that hold a slot; that are on SSD or on the way */
+    uint64_t n_entries, n_dram, n_ssd; /* entries; those that hold a slot; those DURABLE or QUEUED */
     struct eviction *clean, *dirty, *ssd;
 };
 
 struct table {
     bool has_ssd, has_quotas;
-    struct tenant tenants[TABLE_TENANTS]; /* the first is the default one; one without entries may get another name */
+    /* The first one is the default tenant. A place without entries may be given to another tenant. */
+    struct tenant tenants[TABLE_TENANTS];
     uint32_t n_tenants, n_named;
     double share;
     const struct tenant_share *named;
-    struct entry **buckets; /* open addressing, linear probing, at most half full; keys are hashes already */
+    /* Open addressing, linear probing, at most half full; keys are hashes already. */
+    struct entry **buckets;
     uint64_t cap, n_entries;
     uint32_t *free_slots, *generations;
     uint32_t n_free, n_slots;
     struct entry *dirty_first, *dirty_last;
     uint32_t n_unwritten;
-    uint32_t n_use[4]; /* by slot_use */
+    uint32_t n_use[4]; /* entries by enum slot_use */
     uint64_t n_ready, n_durable, n_queued, n_kept;
 };
 
@@ -83,6 +86,8 @@ void table_set_quotas(struct table *t, double share, const struct tenant_share *
     t->tenants[0].share = share_of(t, 0);
 }
 
+/* Finds the tenant, or gives it a place: one without entries, a new one, or, if all TABLE_TENANTS are
+ * taken, the default tenant's. */
 static struct tenant *tenant_of(struct table *t, uint32_t id)
 {
     struct tenant *first = t->tenants, *free = NULL;
@@ -114,7 +119,7 @@ static uint64_t home(const struct table *t, const struct block_key *key)
     return block_key_hash(key) & (t->cap - 1);
 }
 
-/* Where the key is, or the empty place where it would go. */
+/* Index of the key's bucket, or of the empty bucket where it would go. */
 static uint64_t bucket(const struct table *t, const struct block_key *key)
 {
     uint64_t i = home(t, key);
@@ -161,7 +166,8 @@ struct entry *table_add(struct table *t, const struct block_key *key, uint32_t c
     return e;
 }
 
-/* What follows in the same run moves up, so that there are no holes to search over (Knuth 6.4, algorithm R). */
+/* Removes the entry and frees it. Later entries of the same run move up, so that no hole ends a search
+ * early (Knuth, The Art of Computer Programming, 6.4, algorithm R). */
 static void drop(struct table *t, struct entry *e)
 {
     uint64_t mask = t->cap - 1, hole = bucket(t, &e->key);
@@ -195,7 +201,7 @@ static bool is_dirty(const struct table *t, const struct entry *e)
     return t->has_ssd && e->dram == DRAM_READY && e->ssd == SSD_ABSENT;
 }
 
-/* Its slot can't be had for reading: nobody else has the block, or may have it. */
+/* The block is only here, or may be: its slot should not be taken to read another block into it. */
 static bool is_unwritten(const struct table *t, const struct entry *e)
 {
     return t->has_ssd &&
@@ -218,7 +224,8 @@ static void list_dirty(struct table *t, struct entry *e, bool wanted)
     }
 }
 
-/* Puts the entry into the orders and counts that its state asks for; ends it if it is in no tier. */
+/* Called after each change of state: moves the entry to the list, the orders and the counts that its state
+ * asks for. Ends e if it is in no tier and not pinned, so callers do not touch e afterwards. */
 static void settle(struct table *t, struct entry *e)
 {
     enum slot_use use = use_of(e);
@@ -257,6 +264,7 @@ static struct eviction_item *first_of(const struct tenant *n, enum order order)
     return eviction_victim(order == CLEAN ? n->clean : order == DIRTY ? n->dirty : n->ssd);
 }
 
+/* The entry of an item of the given order, if it was last used before `before`. */
 static struct entry *victim(struct eviction_item *item, enum order order, uint64_t before)
 {
     size_t offset = order == ON_SSD ? offsetof(struct entry, on_ssd) : offsetof(struct entry, in_dram);
@@ -265,7 +273,7 @@ static struct entry *victim(struct eviction_item *item, enum order order, uint64
     return (struct entry *)(void *)((char *)item - offset);
 }
 
-/* The order that sched/eviction.h promises within one, here over the firsts of several. */
+/* Compares the first items of several tenants by the rule that sched/eviction.h has inside one order. */
 static bool goes_before(const struct eviction_item *a, const struct eviction_item *b)
 {
     if (a->rank != b->rank)
@@ -301,7 +309,8 @@ struct entry *table_victim_ssd(const struct table *t, uint64_t before)
     return victim_of_all(t, ON_SSD, before);
 }
 
-/* Room is needed on SSD when it is full: what is there is its capacity in blocks. */
+/* Blocks by which the tenant is above its share. On SSD the capacity in blocks is what lies there now,
+ * because room is needed only when the SSD is full. */
 static double excess(const struct table *t, const struct tenant *n, enum order order, uint32_t for_tenant)
 {
     if (order == ON_SSD)
@@ -346,7 +355,7 @@ struct entry *table_first_dirty(const struct table *t)
 
 /* ----------------------------------------------------------------- states */
 
-/* A tier that the block is not in learns of this use when it gets there. */
+/* A tier that the block is not in is not told: it learns of last_used when the block enters it. */
 static void use(struct entry *e, uint64_t now, void (*how)(struct eviction *, struct eviction_item *, uint64_t))
 {
     e->last_used = now;
@@ -358,7 +367,8 @@ static void use(struct entry *e, uint64_t now, void (*how)(struct eviction *, st
 
 void table_request(struct table *t, const uint64_t *missing, uint32_t n)
 {
-    eviction_request(t->tenants[0].clean, missing, n); /* the tenants' orders are over the same two rooms */
+    /* All tenants' orders share what is learned about one tier. */
+    eviction_request(t->tenants[0].clean, missing, n);
     eviction_request(t->tenants[0].ssd, missing, n);
 }
 
@@ -405,6 +415,8 @@ void table_unpin(struct table *t, struct entry *e)
     settle(t, e);
 }
 
+/* eviction_leave comes before settle: settle would only take the item out of its order, and eviction would
+ * not learn that the block has left DRAM. */
 void table_set_dram(struct table *t, struct entry *e, enum dram_state to)
 {
     static const bool LEGAL[4][4] = {
@@ -436,7 +448,8 @@ void table_set_dram(struct table *t, struct entry *e, enum dram_state to)
 void table_set_ssd(struct table *t, struct entry *e, enum ssd_state to)
 {
     static const bool LEGAL[4][4] = {
-        [SSD_ABSENT] = {[SSD_QUEUED] = true, [SSD_DURABLE] = true}, /* DURABLE at once: found when opening */
+        /* DURABLE at once: a block that was found when the store opened. */
+        [SSD_ABSENT] = {[SSD_QUEUED] = true, [SSD_DURABLE] = true},
         [SSD_QUEUED] = {[SSD_DURABLE] = true, [SSD_REFUSED] = true},
         [SSD_DURABLE] = {[SSD_ABSENT] = true, [SSD_REFUSED] = true},
         [SSD_REFUSED] = {[SSD_ABSENT] = true},

@@ -1,19 +1,27 @@
 /*
- * What lies in which tier, and what moves between them.
+ * Which tier a block lies in, and what moves between the tiers.
  *
- * Down: a block that arrived is dirty, is queued for the SSD at once, and stays in DRAM until something else needs its slot. If
- * the write queue is full it waits in the table's list; room there is given out in that order. Up: a block on SSD is read
- * straight into a slot, and then lies in both. A slot is taken from the block in DRAM that eviction names, a clean one first;
- * a dirty one is lost, and counted, only for new blocks, which are at least as likely to be asked for. While blocks are read from
- * SSD, new ones leave a part of the slots to them, however far the writing is behind: what goes then is a dirty one, whoever's it is.
- * Else tenants above their quota go first (table.h).
+ * Down: a block that has arrived is dirty. It is queued for the SSD at once and stays in DRAM until something
+ * else needs its slot. If the write queue is full, it waits in the table's list of dirty blocks; room in the
+ * queue is given out in that order. Up: a block on SSD is read straight into a slot and then lies in both
+ * tiers.
+ *
+ * A slot is taken from the block in DRAM that eviction names: first of tenants above their quota (table.h),
+ * then the next clean one. A dirty block is lost, and counted, only for a new block, which is at least as
+ * likely to be asked for. While blocks are being read from SSD, new blocks leave a part of the slots to them,
+ * however far the writer is behind: then a dirty block goes for each new one, of whatever tenant.
+ *
+ * Threads: the main thread, except the callbacks on_put, on_read, on_over and on_listed, which come on the
+ * SSD tier's threads and only push mail.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvstore/kvstore_internal.h"
 
+/* New blocks may hold all but 1 / READING_PART of the slots while blocks are read from SSD. */
 enum { READING_PART = 4 };
+/* A slow SSD is tried this often; blocks are "being read" for LATELY_NS after the last wish to read. */
 static const uint64_t PROBE_EVERY_NS = NS_PER_S / 2;
 static const uint64_t LATELY_NS = NS_PER_S;
 
@@ -24,6 +32,7 @@ uint8_t *tier_address(const struct kvstore *s, const struct entry *e)
 
 /* --------------------------------------------------------------------- DRAM */
 
+/* The event comes first: setting ABSENT may end e. */
 static void leave_dram(struct kvstore *s, struct entry *e)
 {
     store_count(s, STORE_EVICTED_DRAM, 1);
@@ -31,7 +40,8 @@ static void leave_dram(struct kvstore *s, struct entry *e)
     table_set_dram(s->table, e, DRAM_ABSENT);
 }
 
-/* New blocks that are not written yet have their part: then one of them goes for each that comes. */
+/* Blocks are being read, and new blocks that are not written yet have used up their part of the slots:
+ * from now on one of them goes for each new one. */
 static bool is_swamped(const struct kvstore *s)
 {
     uint32_t total = table_audit(s->table).total;
@@ -39,6 +49,8 @@ static bool is_swamped(const struct kvstore *s)
     return is_read && table_unwritten(s->table) >= total - total / READING_PART;
 }
 
+/* True if there is a free slot now. A victim is never a block of the present request: its last_used is the
+ * present tick. */
 bool tier_make_slot(struct kvstore *s, uint32_t for_tenant, bool is_new)
 {
     bool is_full = is_new && is_swamped(s);
@@ -58,6 +70,7 @@ bool tier_make_slot(struct kvstore *s, uint32_t for_tenant, bool is_new)
     return true;
 }
 
+/* The pull of an offered block has ended. */
 void tier_filled(struct kvstore *s, struct entry *e, bool is_verified)
 {
     if (!is_verified) {
@@ -114,7 +127,7 @@ static void on_listed(void *user, struct bytes *keys)
 enum td_status tier_open_ssd(struct kvstore *s, struct td_error *error_out)
 {
     const struct kvstore_options *o = &s->options;
-    uint64_t half = s->arena_bytes / 2; /* what is queued can't be evicted */
+    uint64_t half = s->arena_bytes / 2; /* half of the arena: queued blocks can't be evicted */
     const struct ssd_tier_config c = {.dir = o->dir,
                                       .capacity_bytes = (uint64_t)o->ssd_bytes,
                                       .queue_bytes =
@@ -137,15 +150,17 @@ enum td_status tier_open_ssd(struct kvstore *s, struct td_error *error_out)
     return TD_OK;
 }
 
-/* to REFUSED for a block that was evicted, to ABSENT for one that can't be served. May end e. */
+/* Takes the block off the SSD: `to` is REFUSED if it was evicted, ABSENT if it can't be served. May end e. */
 static void leave_ssd(struct kvstore *s, struct entry *e, enum ssd_state to)
 {
     store_event(s, BLOCK_REMOVED, TIER_SSD, e);
-    if (s->ssd) /* not while closing: the block fails to verify again */
+    /* s->ssd is NULL while closing. The block stays on disk then, and fails to verify again later. */
+    if (s->ssd)
         ssd_tier_delete(s->ssd, &e->key, false);
     table_set_ssd(s->table, e, to);
 }
 
+/* Evicts one block; false if there is none that may go. */
 static bool evict_ssd(struct kvstore *s)
 {
     struct entry *e = table_victim_ssd_over_quota(s->table, UINT64_MAX);
@@ -156,6 +171,7 @@ static bool evict_ssd(struct kvstore *s)
     return true;
 }
 
+/* is_durable is read first: if the block is not DURABLE, leaving DRAM ends e. */
 bool tier_forget(struct kvstore *s, struct entry *e)
 {
     bool is_durable = e->ssd == SSD_DURABLE;
@@ -178,6 +194,7 @@ void tier_forget_on_disk(struct kvstore *s, const struct block_key *key)
         ssd_tier_delete(s->ssd, key, true);
 }
 
+/* Deletes blocks of at least n_bytes in sum, as far as there are any. */
 void tier_make_ssd_room(struct kvstore *s, uint64_t n_bytes)
 {
     for (uint64_t done = 0; done < n_bytes && s->ssd && evict_ssd(s); done += ssd_tier_block_bytes(s->ssd))
@@ -186,7 +203,7 @@ void tier_make_ssd_room(struct kvstore *s, uint64_t n_bytes)
 
 struct comparison {
     const struct bytes *keys; /* on disk */
-    struct bytes lost;        /* durable, and not there */
+    struct bytes lost;        /* keys that the table has as DURABLE and the disk does not have */
 };
 
 static int compare_keys(const void *a, const void *b)
@@ -194,7 +211,7 @@ static int compare_keys(const void *a, const void *b)
     return memcmp(a, b, BLOCK_KEY_BYTES);
 }
 
-/* One that is being read: that fails, and says so. */
+/* A block that is being read is left out: the read fails, and reports it. */
 static void note_lost(void *user, const struct entry *e)
 {
     struct comparison *c = user;
@@ -210,6 +227,8 @@ static struct entry *find_at(const struct kvstore *s, const struct bytes *keys, 
     return table_find(s->table, key_out);
 }
 
+/* After an error of the disk: corrects the table by the list of what is on disk. Unknown blocks are
+ * deleted from disk; DURABLE ones that are missing leave the table. */
 void tier_compare_ssd(struct kvstore *s, const struct bytes *keys)
 {
     struct comparison c = {.keys = keys};
@@ -217,7 +236,8 @@ void tier_compare_ssd(struct kvstore *s, const struct bytes *keys)
     uint64_t n_orphans = 0;
     for (size_t i = 0; i < keys->len; i += BLOCK_KEY_BYTES) {
         const struct entry *e = find_at(s, keys, i, &key);
-        if (e && (e->ssd == SSD_DURABLE || e->ssd == SSD_QUEUED)) /* if that put fails, there is another list */
+        /* If the put of a QUEUED block fails, the tier is in doubt again and another list comes. */
+        if (e && (e->ssd == SSD_DURABLE || e->ssd == SSD_QUEUED))
             continue;
         ssd_tier_delete(s->ssd, &key, false);
         n_orphans++;
@@ -236,6 +256,7 @@ void tier_compare_ssd(struct kvstore *s, const struct bytes *keys)
     tier_write_dirty(s);
 }
 
+/* Needs a free slot. tier_loaded comes when the read has ended. */
 void tier_start_load(struct kvstore *s, struct entry *e)
 {
     table_set_dram(s->table, e, DRAM_LOADING);
@@ -264,7 +285,8 @@ void tier_probe(struct kvstore *s, struct entry *e)
     tier_start_load(s, e);
 }
 
-/* TD_NOT_YET: it may well be there. Anything else that can't be served goes, so that it is taken when it is offered again. */
+/* After TD_NOT_YET the block may still be on SSD and stays DURABLE. A block with any other error is
+ * deleted, so that it is wanted when it is offered again. */
 void tier_loaded(struct kvstore *s, struct entry *e, enum td_status status)
 {
     s->must_advance = true;
@@ -274,7 +296,7 @@ void tier_loaded(struct kvstore *s, struct entry *e, enum td_status status)
         table_set_dram(s->table, e, DRAM_READY);
         store_event(s, BLOCK_ADDED, TIER_DRAM, e);
     } else {
-        table_set_dram(s->table, e, DRAM_ABSENT); /* e stays: it is DURABLE */
+        table_set_dram(s->table, e, DRAM_ABSENT); /* does not end e, which is DURABLE */
         if (status != TD_ERR_CANCELLED && status != TD_NOT_YET) {
             store_count(s, tier_is_corrupt(status) ? STORE_SSD_CORRUPT : STORE_SSD_READ_ERRORS, 1);
             leave_ssd(s, e, SSD_ABSENT);
@@ -296,6 +318,8 @@ void tier_written(struct kvstore *s, struct entry *e, enum td_status status)
     tier_write_dirty(s);
 }
 
+/* Gives dirty blocks to the write queue until it is full. Makes room by the count of blocks, so that the
+ * directory rarely grows beyond its limit. */
 void tier_write_dirty(struct kvstore *s)
 {
     for (struct entry *e; s->ssd && (e = table_first_dirty(s->table));) {
@@ -304,7 +328,8 @@ void tier_write_dirty(struct kvstore *s)
             break;
         table_set_ssd(s->table, e, SSD_QUEUED);
         struct table_audit a = table_audit(s->table);
-        bool is_writable = ssd_tier_stats(s->ssd).is_writable; /* else what goes makes no room */
+        /* If the disk takes no writes, evicting makes no room. */
+        bool is_writable = ssd_tier_stats(s->ssd).is_writable;
         if (is_writable && a.n_ssd + a.n_queued > ssd_tier_max_blocks(s->ssd))
             evict_ssd(s);
     }

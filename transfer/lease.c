@@ -1,13 +1,17 @@
 /*
- * The holder's side: leases, and the pages that readers have asked for.
+ * The holder's side: leases, and the parts that readers have asked for.
  *
- * A reader is bound by its first PULL_OPEN and from then on is told of every announcement. One that comes before its lease is told
- * "not yet", and is bound when the lease is granted; that it asks again is for when too many came early to remember them all.
- * What a reader asks for is queued on its connection and sent part by part: checksum, then the bytes, straight from the page. The queue is drained within a credit
- * of bytes being sent, and within a few MiB a turn, so that checksums never keep the thread from heartbeats.
+ * A reader is bound by its first PULL_OPEN and is told of every announcement from then on. A reader that asks
+ * before the grant is told "not yet", remembered, and bound when the lease is granted. (It asks again all the
+ * same, because only EARLY_KEPT readers are remembered.)
  *
- * A lease ends in one place, lease_settle: when it is DRAINING and none of its parts is in flight. In doubt are the pages of a
- * lease some part of which was cut off, by a connection that had to be closed by force, before the reader had let it go.
+ * What a reader asks for is queued on its connection and sent part by part: checksum first, then the bytes
+ * straight from the page. The queue is drained within a credit of bytes in flight, and by at most TURN_BYTES
+ * a turn, so that making checksums never keeps the thread from its heartbeats.
+ *
+ * A lease ends in one place, lease_settle: when it is DRAINING and none of its parts is in flight. The pages
+ * of a lease are in doubt if one of its parts was cut off by a forced close before the reader had released
+ * the lease.
  */
 #include "transfer/impl.h"
 
@@ -18,7 +22,9 @@
 #include "base/mem.h"
 #include "proto/wire/checksum.h"
 
+/* Requests that one reader may have queued; more is a violation of the protocol. */
 enum { UNITS_QUEUED_MAX = 65536 };
+/* Bytes sent per connection and turn, rounded up to a part. */
 #define TURN_BYTES (4u << 20)
 
 /* ---------------------------------------------------------------- life cycle */
@@ -43,6 +49,7 @@ static enum proto_reason reason_of(enum td_status end)
     return end == TD_ERR_CANCELLED ? REFUSE_CANCELLED : REFUSE_STALE;
 }
 
+/* A reader that asks for this lease later is told why it ended. The ring keeps the last ENDED_KEPT leases. */
 static void remember_ended(struct xfer *x, struct xfer_id id, enum td_status end)
 {
     struct idnode *same = idmap_find(&x->ended_by_id, id);
@@ -54,6 +61,8 @@ static void remember_ended(struct xfer *x, struct xfer_id id, enum td_status end
     idmap_add(&x->ended_by_id, &e->node, id);
 }
 
+/* Ends a lease that is DRAINING as soon as none of its parts is in flight. Frees l: callers do not touch
+ * it afterwards. The id is free again when on_end is called. */
 static void lease_settle(struct xfer *x, struct lease *l)
 {
     if (l->state != LEASE_DRAINING || l->in_flight)
@@ -77,6 +86,8 @@ static void lease_settle(struct xfer *x, struct lease *l)
     free(l);
 }
 
+/* Removes the lease's queued units. They hold a pointer to the lease but are not counted in in_flight, so
+ * they must go before lease_settle may free it. */
 static void drop_units(struct conn *c, const struct lease *l)
 {
     struct send_unit **at = &c->out_units;
@@ -93,7 +104,8 @@ static void drop_units(struct conn *c, const struct lease *l)
     c->out_units_tail = at;
 }
 
-/* Stops issuing; the end comes when nothing is in flight. The reader is told, unless it is the one who said so. */
+/* Stops sending and ends the lease with this status, now or when the last part in flight is done. The
+ * reader is told, unless its release was the reason. May free l. */
 static void lease_drain(struct xfer *x, struct lease *l, enum td_status why)
 {
     if (l->state == LEASE_DRAINING)
@@ -125,7 +137,8 @@ void lease_conn_lost(struct conn *c)
     }
 }
 
-/* Nobody has read anything of these, so nothing is in doubt. */
+/* The leases granted to a connected process that never pulled. Nothing of them was read, so nothing is in
+ * doubt. */
 void lease_peer_lost(struct xfer *x, uint64_t incarnation)
 {
     for (struct lease *l = x->leases, *next; l; l = next) {
@@ -143,6 +156,7 @@ void lease_cancel_all(struct xfer *x)
     }
 }
 
+/* Ends the lease if it has expired. May free l. */
 void lease_timer(struct xfer *x, struct lease *l)
 {
     if (l->state == LEASE_DRAINING)
@@ -153,6 +167,7 @@ void lease_timer(struct xfer *x, struct lease *l)
         due_at(x, l->expires_ns);
 }
 
+/* The reader showed that it still wants the lease: the time to expiry starts anew. */
 static void lease_touch(struct xfer *x, struct lease *l)
 {
     l->expires_ns = x->now_ns + l->params.duration_ns;
@@ -190,11 +205,12 @@ static void run_grant(struct xfer *x, struct command *command)
     if (!e)
         return;
     idmap_remove(&x->early_by_id, &e->node);
-    if (p->reader_is_up &&
-        e->released_by == p->reader_incarnation) /* it was asked for by a process that wants it no more */
+    /* Either the reader has given the lease up before it was granted, or it is bound now. The incarnation that
+     * it meant was checked when its PULL_OPEN came, hence the 0. */
+    if (p->reader_is_up && e->released_by == p->reader_incarnation)
         lease_drain(x, l, TD_ERR_CANCELLED);
     else if (e->conn)
-        lease_on_open(e->conn, p->id, 0); /* which incarnation it means was looked at when it came */
+        lease_on_open(e->conn, p->id, 0);
     e->conn = NULL;
 }
 
@@ -206,7 +222,7 @@ void xfer_lease_grant(struct xfer *x, const struct xfer_lease_params *params)
     command_push(x, &c->head);
 }
 
-/* One unit as ANNOUNCE messages of at most PROTO_UNIT_PAGES pages. */
+/* Sends one unit as ANNOUNCE messages of at most PROTO_UNIT_PAGES pages. */
 static void tell_unit(struct lease *l, const struct lease_unit *u)
 {
     struct proto_unit m = {.id = l->node.id, .layer_begin = u->layer_begin, .layer_end = u->layer_end};
@@ -233,6 +249,7 @@ struct announce_command {
     struct xfer_page pages[];
 };
 
+/* Makes room for pages [0, n), with zeroed state. */
 static void lease_reserve(struct xfer *x, struct lease *l, uint32_t n)
 {
     if (n > l->cap_pages) {
@@ -254,7 +271,7 @@ static void run_announce(struct xfer *x, struct command *command)
     struct announce_command *c = (struct announce_command *)command;
     struct lease *l = lease_find(x, c->id);
     if (!l || l->state == LEASE_DRAINING)
-        return; /* it ended meanwhile, and its owner was or will be told */
+        return; /* the lease ended meanwhile, and its owner was told or will be */
     assert(l->state == LEASE_OPEN);
     lease_reserve(x, l, c->unit.first + c->unit.n);
     for (uint32_t i = 0; i < c->unit.n; i++) {
@@ -355,12 +372,19 @@ static void refuse(struct conn *c, struct xfer_id id, enum proto_reason reason)
     conn_say(c, out, proto_put_refuse(out, id, reason));
 }
 
+/* Refuses with the reason for which the lease ended; with else_reason if no lease of this id is
+ * remembered. */
 static void refuse_ended(struct conn *c, struct xfer_id id, enum proto_reason else_reason)
 {
     const struct ended *e = (const struct ended *)idmap_find(&c->x->ended_by_id, id);
     refuse(c, id, e ? e->reason : else_reason);
 }
 
+/*
+ * From here on the lease belongs to this connection: it is told what was announced so far, in the order of
+ * the announcements, then the finish if it has come. A lease is never bound again: when the connection is
+ * lost, the lease ends.
+ */
 static void bind_reader(struct lease *l, struct conn *c)
 {
     l->reader = c;
@@ -372,6 +396,7 @@ static void bind_reader(struct lease *l, struct conn *c)
         tell_finish(l);
 }
 
+/* The ring keeps EARLY_KEPT readers; the oldest is forgotten. */
 static void remember_early(struct conn *c, struct xfer_id id)
 {
     struct xfer *x = c->x;
@@ -385,6 +410,8 @@ static void remember_early(struct conn *c, struct xfer_id id)
     e->released_by = 0;
 }
 
+/* A reader asks for a lease (or repeats this to extend it). It is bound if the lease is free and meant for
+ * it. */
 void lease_on_open(struct conn *c, struct xfer_id id, uint64_t holder_incarnation)
 {
     struct xfer *x = c->x;
@@ -410,7 +437,7 @@ void lease_on_open(struct conn *c, struct xfer_id id, uint64_t holder_incarnatio
         bind_reader(l, c);
 }
 
-/* Whether every part asked for was announced, with these generations. */
+/* Whether every layer asked for was announced, with these generations. */
 static bool is_ready(const struct xfer *x, const struct lease *l, const struct proto_unit *u)
 {
     if (u->first + u->n > l->n_pages || u->layer_end > x->layout.n_layers)
@@ -422,12 +449,15 @@ static bool is_ready(const struct xfer *x, const struct lease *l, const struct p
     return true;
 }
 
+/* Queues what a bound reader asks for. Nothing is sent from here, so that one turn's work stays bounded
+ * (lease_pump). */
 void lease_on_pull(struct conn *c, const struct proto_unit *u)
 {
     struct xfer *x = c->x;
     struct lease *l = lease_find(x, u->id);
     if (!l || l->reader != c) {
-        if (!l || l->state != LEASE_DRAINING) /* else it was told why when the lease ended */
+        /* If it is draining, the reader was told why when that began. */
+        if (!l || l->state != LEASE_DRAINING)
             refuse_ended(c, u->id, REFUSE_UNKNOWN);
         return;
     }
@@ -459,6 +489,8 @@ void lease_on_pull(struct conn *c, const struct proto_unit *u)
     c->n_out_units++;
 }
 
+/* The reader is done with the lease (status TD_OK) or gives it up. `released` is set before the drain: the
+ * reader uses nothing of the lease any more, so a part that is cut off after this leaves no doubt. */
 void lease_on_release(struct conn *c, struct xfer_id id, enum td_status status)
 {
     struct lease *l = lease_find(c->x, id);
@@ -476,13 +508,14 @@ void lease_on_release(struct conn *c, struct xfer_id id, enum td_status status)
 
 /* ------------------------------------------------------------------- sending */
 
-struct part { /* one answer on its way */
+struct part { /* one part given to wire_send; keeps its lease and connection alive until part_sent */
     struct conn *conn;
     struct lease *lease;
     uint64_t len;
-    bool is_last; /* it holds the last layer: counts as a page */
+    bool is_last; /* the part holds the page's last layer; pages are counted by it */
 };
 
+/* Called once per part: the wire reads its bytes no more. May free the lease. */
 static void part_sent(void *arg, enum td_status status)
 {
     struct part *p = arg;
@@ -491,8 +524,9 @@ static void part_sent(void *arg, enum td_status status)
     p->conn->out_bytes -= p->len;
     l->in_flight--;
     if (!status) {
-        p->conn->heard_ns =
-            x->now_ns; /* it took the bytes (by TCP: or the buffers did, which are bounded), so it lives */
+        /* The bytes were taken, so the peer lives. (With TCP the kernel's buffers took them, which are
+         * bounded.) */
+        p->conn->heard_ns = x->now_ns;
         atomic_fetch_add(&x->counters.bytes_out, p->len);
         atomic_fetch_add(&x->counters.pages_out, p->is_last);
     } else if (!l->released) {
@@ -508,7 +542,7 @@ static uint16_t part_end(const struct send_unit *u)
     return end < u->layer_end ? (uint16_t)end : u->layer_end;
 }
 
-/* True if that was the last part of the unit. */
+/* Moves the cursor to the next part. True if the last part was the unit's last. */
 static bool move_cursor(struct send_unit *u)
 {
     u->layer_pos = part_end(u);
@@ -518,7 +552,7 @@ static bool move_cursor(struct send_unit *u)
     return ++u->pos == u->n;
 }
 
-/* A fault made on purpose: the same part of some other page. */
+/* Injected fault: the same part of another page. */
 static const uint8_t *other_page(const struct xfer *x, const struct xfer_page *page, const uint8_t *bytes)
 {
     uint64_t page_bytes = x->layer_bytes * x->layout.n_layers;
@@ -526,6 +560,8 @@ static const uint8_t *other_page(const struct xfer *x, const struct xfer_page *p
     return data == first ? bytes + page_bytes : first + (bytes - data);
 }
 
+/* Sums and sends the part under the cursor; returns its bytes. The checksum is made now, not at the
+ * announcement: the page can't change meanwhile. */
 static uint64_t send_part(struct conn *c, const struct send_unit *u)
 {
     struct xfer *x = c->x;
@@ -560,6 +596,7 @@ static uint64_t send_part(struct conn *c, const struct send_unit *u)
     return len;
 }
 
+/* At least one part may be in flight, even if it is larger than the credit. */
 bool lease_pump(struct conn *c)
 {
     uint64_t turn = 0, max = c->x->config.max_inflight_bytes;

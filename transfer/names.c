@@ -11,7 +11,7 @@ struct names {
     pthread_mutex_t lock;
     pthread_cond_t wake;
     struct name_query *queries, **tail;
-    uint32_t n_waiting, n_idle; /* queries, threads */
+    uint32_t n_waiting, n_idle; /* waiting queries; idle threads */
     bool is_stopping;
     pthread_t threads[NAMES_THREADS];
     uint32_t n_threads;
@@ -26,7 +26,7 @@ struct names *names_open(void)
     return n;
 }
 
-/* NULL: we are stopping. */
+/* The next query; NULL: names_close was called. */
 static struct name_query *take(struct names *n)
 {
     pthread_mutex_lock(&n->lock);

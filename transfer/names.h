@@ -1,10 +1,11 @@
 /*
- * Host names to addresses, beside the threads that need them: a name service that does not answer holds up the names that it was asked
- * for, and a few others, never a connection to a numeric address.
+ * Resolves host names on threads of its own, so that a name service that does not answer holds up only the
+ * names that it was asked for and a few others, never a connection to a numeric address.
  *
- * Rejected: base/jobs.h (its queue is bounded, and what waits is run when it is closed, which may take a name service's patience).
+ * Rejected: base/jobs.h (its queue is bounded, and at close it runs the waiting jobs, which may take as long
+ * as a name service's time-out).
  *
- * Threads: up to NAMES_THREADS, started as they are needed; names_resolve from any thread.
+ * Threads: up to NAMES_THREADS, started when they are needed. Any thread may call names_resolve.
  */
 #pragma once
 
@@ -19,12 +20,13 @@ enum { NAMES_THREADS = 4 };
 
 struct names;
 
-struct name_query { /* the caller's, until done */
+struct name_query { /* owned by the caller, who must keep it until done */
     struct name_query *next;
     const char *address;     /* "HOST:PORT" */
-    uint32_t attempt;        /* of a name with several addresses: which one, counted round */
-    atomic_bool is_given_up; /* then no name service is asked any more */
-    /* Once, unless names_close comes first; of a name on a thread of this module. target_len 0: why says why not. */
+    uint32_t attempt;        /* if the name has several addresses: which one, modulo their number */
+    atomic_bool is_given_up; /* may be set at any time: no name service is asked from then on */
+    /* Called once, unless names_close comes first; for names on a thread of this module. On failure
+     * target_len is 0 and `why` has the reason. */
     void (*done)(struct name_query *q);
     struct sockaddr_storage target;
     socklen_t target_len;
@@ -32,6 +34,6 @@ struct name_query { /* the caller's, until done */
 };
 
 struct names *names_open(void);
-/* Waits for the name service where it is being asked. What was not begun is dropped, without done. */
+/* Waits for name services that are being asked. Queries that were not begun are dropped without done. */
 void names_close(struct names *n);
-void names_resolve(struct names *n, struct name_query *q); /* a numeric address is done in this call */
+void names_resolve(struct names *n, struct name_query *q); /* for a numeric address done is called inside */

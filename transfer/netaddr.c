@@ -12,7 +12,7 @@
 
 enum { HOST_BYTES = 256 };
 
-/* The part before the port, without brackets. */
+/* Copies the part before the port, without brackets. */
 static enum td_status host_of(const char *text, char host[HOST_BYTES], const char **port_out,
                               struct td_error *error_out)
 {
@@ -121,7 +121,8 @@ static bool device_holding(const struct sockaddr_storage *address, char out[64])
     return found;
 }
 
-/* Connecting a datagram socket sends nothing, but makes the kernel choose the route and with it our own address. */
+/* Connecting a datagram socket sends nothing, but makes the kernel choose the route, and with it our own
+ * address. */
 static bool device_towards(const struct sockaddr_storage *address, socklen_t len, char out[64])
 {
     int fd = socket(address->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -146,7 +147,7 @@ bool netaddr_device(const struct sockaddr_storage *address, socklen_t len, char 
     return device_holding(address, out) || device_towards(address, len, out);
 }
 
-/* The port of the card that the network device is; counted from 0 there, from 1 in RDMA. */
+/* The port of the card behind the network device. sysfs counts ports from 0, RDMA from 1. */
 static int port_of(const char *sysfs, const char *device)
 {
     char path[256];

@@ -1,16 +1,25 @@
 /*
- * Connections: handshake, heartbeats, goodbye, user messages. (target.c has the addresses that we connect to.)
+ * Connections: handshake, heartbeats, goodbye, user messages. (target.c has the addresses that we connect
+ * to.)
  *
- * Handshake, c the side that connected:      c: HELLO  ->      a: HELLO  ->      c: AUTH  ->      a: AUTH
- * a proves itself only to a peer that has proved itself; each side checks version and layout on its own, so each can name
- * the field that differs. Nothing else is accepted before. Who is refused gets a GOODBYE that says why.
+ * Handshake (c connected, a accepted):      c: HELLO  ->      a: HELLO  ->      c: AUTH  ->      a: AUTH
  *
- * Liveness: a heartbeat goes out every heartbeat_ns on every connection that has one; silence_ns without anything heard is
- * death, and ends in the same forced close as an error of the transport. Time in which this process itself was stopped or starved
- * does not count, here or in any other timer of transfer/ (base/absence.h).
+ * The accepting side proves itself only to a peer that has proved itself. Each side checks version and layout
+ * on its own, so each can name the field that differs. Nothing else is accepted before the proof. A peer that
+ * is refused gets a GOODBYE with the reason.
  *
- * Goodbye: the one who leaves says GOODBYE and waits for the answer, the other's close or LEAVE_PATIENCE_NS. The other ends
- * everything with that peer, answers, and waits for the close; so an end of the connection is never taken for a death.
+ * Liveness: a heartbeat goes out every heartbeat_ns on every connection that is up. A peer that nothing is
+ * heard of for silence_ns is dead; the connection is closed by force, as after an error of the transport.
+ * Time in which this process itself was stopped or starved does not count, neither here nor in any other
+ * timer of transfer/ (base/absence.h).
+ *
+ * Goodbye: the side that leaves says GOODBYE and waits for the answer, for the close, or for
+ * LEAVE_PATIENCE_NS. The other side ends everything of this connection, answers, and waits for the close,
+ * twice as long. So a leave is never taken for a death.
+ *
+ * Order at the end of a connection: first its leases and pulls end (conn_detach), then the wire closes, then
+ * on_closed tells on_peer_down if it was the peer's last connection. Callbacks about a peer therefore come
+ * before its down.
  */
 #include "transfer/impl.h"
 
@@ -23,16 +32,17 @@
 #include "base/mem.h"
 #include "base/random.h"
 
+/* Limit of user message parts in flight to a peer that does not read. */
 enum { PARTS_OUT_MAX = 16384 };
 #define LEAVE_PATIENCE_NS (250 * NS_PER_MS)
 
 static void conn_set_state(struct conn *c, enum conn_state to)
 {
-    assert(to > c->state); /* the drawing in impl.h only goes to the right */
+    assert(to > c->state); /* states only advance, to the right in impl.h's drawing */
     c->state = to;
 }
 
-/* A handshake takes a few round trips and, by UCX, the making of two workers. */
+/* Limit of a handshake: a few round trips and, with UCX, the making of two workers. */
 uint64_t conn_handshake_ns(const struct xfer *x)
 {
     return 2 * x->config.silence_ns;
@@ -67,7 +77,7 @@ uint64_t xfer_peer_incarnation(const struct xfer_peer *peer)
     return peer->incarnation;
 }
 
-/* Adds what the connection uses to what is told of the xfer. */
+/* Adds the connection's transport to what xfer_transport() reports. */
 static void add_transport(struct xfer *x, const char *now)
 {
     pthread_mutex_lock(&x->transport_lock);
@@ -86,7 +96,8 @@ static void on_transport(void *user)
     add_transport(c->x, now);
 }
 
-/* The first of a list of transports is the one that is meant; the rest is for connecting. "rc" is in use as "rc_mlx5/mlx5_0:1". */
+/* Whether a connection is slower than --tls asks for. The first transport of the list is the one wanted,
+ * the rest serves connecting. UCX reports "rc" as "rc_mlx5/mlx5_0:1". */
 static bool is_slower(const char *tls, const char *now)
 {
     char first[16];
@@ -100,7 +111,7 @@ static bool is_slower(const char *tls, const char *now)
     for (size_t i = 0; i < sizeof(KNOWN) / sizeof(KNOWN[0]); i++)
         if (!strcmp(first, KNOWN[i]))
             return !strstr(now, first);
-    return false; /* auto, tcp, or a name that stands for several */
+    return false; /* "auto", "tcp", or a name that stands for several transports */
 }
 
 static void note_transport(struct xfer *x, struct conn *c)
@@ -117,6 +128,7 @@ static void note_transport(struct xfer *x, struct conn *c)
     add_transport(x, now);
 }
 
+/* The handshake is over. on_peer_up comes before any message or pull of this connection. */
 static void conn_up(struct conn *c)
 {
     struct xfer *x = c->x;
@@ -141,6 +153,8 @@ static void conn_up(struct conn *c)
     }
 }
 
+/* A connection is gone. If it was the peer's last, ends unread leases of the peer, then tells
+ * on_peer_down. */
 static void peer_leave(struct conn *c)
 {
     struct xfer *x = c->x;
@@ -171,12 +185,16 @@ struct conn *conn_add(struct xfer *x, enum conn_state state)
     return c;
 }
 
+/* Ends all leases and pulls of the connection; those with parts in flight end when the wire has ended the
+ * parts. They send nothing, because the state is no longer UP. */
 static void conn_detach(struct conn *c)
 {
     lease_conn_lost(c);
     pull_conn_lost(c);
 }
 
+/* The state changes first, so that nothing is sent while leases and pulls end. on_closed comes later, from
+ * wire_progress. */
 void conn_close(struct conn *c, enum td_status why)
 {
     if (c->state == CONN_CLOSING)
@@ -192,7 +210,8 @@ void conn_close(struct conn *c, enum td_status why)
     wire_close(c->wire);
 }
 
-/* Says why, and ends everything on this connection; the close follows by their answer or by time. */
+/* Says goodbye with the reason and ends everything on this connection. The close follows with the peer's
+ * answer, or by time. */
 static void conn_leave(struct conn *c, enum td_status why, bool is_reply)
 {
     uint8_t out[WIRE_HEADER_MAX];
@@ -245,8 +264,8 @@ static void on_open(void *user)
     if (c->state != CONN_CONNECTING)
         return;
     conn_set_state(c, CONN_HELLO);
-    c->deadline_ns =
-        c->x->now_ns + conn_handshake_ns(c->x); /* what was done so far took our own time, not the peer's */
+    /* The time so far was our own work (resolving, making a worker), not the peer's. */
+    c->deadline_ns = c->x->now_ns + conn_handshake_ns(c->x);
     send_hello(c);
 }
 
@@ -259,6 +278,8 @@ static void on_error(void *user, enum td_status why)
     conn_close(c, TD_ERR_PEER_LOST);
 }
 
+/* The transport has ended all its payloads, so nothing points to the connection any more, except its
+ * target and peer. */
 static void on_closed(void *user)
 {
     struct conn *c = user;
@@ -277,6 +298,7 @@ static void on_closed(void *user)
 
 /* ----------------------------------------------------------------- handshake */
 
+/* Refuses the peer: tells it the reason and fails the attempt. */
 static void conn_refuse(struct conn *c, enum td_status why, const char *reason)
 {
     log_warn(c->x->config.log, "peer refused peer=%s address=%s status=%s reason=%s", c->name[0] ? c->name : "?",
@@ -286,6 +308,7 @@ static void conn_refuse(struct conn *c, enum td_status why, const char *reason)
         target_failed(c, why);
 }
 
+/* The MAC of the side with this role, over both HELLOs as they were sent. */
 static void mac_of(const struct conn *c, char role, uint8_t mac[PROTO_MAC_BYTES])
 {
     if (c->target)
@@ -308,8 +331,9 @@ static void on_hello(struct conn *c, const struct proto_hello *h, const uint8_t 
     c->hello_theirs_len = len;
     c->incarnation = h->incarnation;
     memcpy(c->name, h->name, sizeof(c->name));
+    /* Sent even if we refuse the peer, so that the other side can name the differing field itself. */
     if (!c->target)
-        send_hello(c); /* also if we refuse: then the other side can name the field by itself */
+        send_hello(c);
     struct td_error why = {""};
     if (kv_layout_match(&x->layout, &h->layout, &why)) {
         conn_refuse(c, TD_ERR_VERSION, why.text);
@@ -366,6 +390,7 @@ static void part_sent(void *arg, enum td_status status)
     ((struct conn *)arg)->n_parts_out--;
 }
 
+/* Sends a message as consecutive USER parts. It is dropped if the peer has not read PARTS_OUT_MAX parts. */
 void conn_send_message(struct conn *c, uint16_t kind, const uint8_t *data, uint32_t len)
 {
     if (c->n_parts_out + len / PROTO_USER_PART >= PARTS_OUT_MAX) {
@@ -391,6 +416,8 @@ static void tell_message(struct conn *c, uint16_t kind, const void *data, uint32
         cb->on_message(cb->user, c->peer, kind, data, len);
 }
 
+/* Parts of a message come in order and without another message between them, else the connection is
+ * closed. */
 static void on_user(struct conn *c, const struct proto_msg *m)
 {
     if (m->user.offset != c->message_len ||
@@ -403,7 +430,8 @@ static void on_user(struct conn *c, const struct proto_msg *m)
         return;
     }
     uint32_t end = m->user.offset + m->user.len;
-    if (end > c->message_cap) { /* grows with what has really come, not with what was promised */
+    /* Grows with the bytes that have come, not with the length that was promised. */
+    if (end > c->message_cap) {
         uint32_t cap = 2 * end > 65536 ? 2 * end : 65536;
         c->message_cap = cap < m->user.total_len ? cap : m->user.total_len;
         c->message = mem_resize(c->message, c->message_cap, 1);
@@ -420,6 +448,7 @@ static void on_user(struct conn *c, const struct proto_msg *m)
     c->message_len = c->message_cap = 0;
 }
 
+/* Messages of a connection that is up. Any of the handlers may close the connection. */
 static void dispatch(struct conn *c, const struct proto_msg *m)
 {
     switch (m->type) {
@@ -453,6 +482,8 @@ static void dispatch(struct conn *c, const struct proto_msg *m)
     }
 }
 
+/* Each message but DATA comes through here. It is counted in n_heard even if it is dropped, because the
+ * seal numbers all of them. */
 static void on_message(void *user, const uint8_t *header, uint32_t len)
 {
     struct conn *c = user;
@@ -461,7 +492,7 @@ static void on_message(void *user, const uint8_t *header, uint32_t len)
     if (c->state == CONN_CLOSING)
         return;
     enum td_status s = proto_unseal(header, &len, ++c->n_heard, &error);
-    if (s) { /* the network's doing, so it is worth another connection */
+    if (s) { /* damaged by the network, so another attempt may succeed */
         if (c->state < CONN_LEAVING)
             log_warn(c->x->config.log, "connection is unsound peer=%s reason=%s", c->name, error.text);
         conn_close(c, TD_ERR_PEER_LOST);
@@ -486,6 +517,7 @@ static void on_message(void *user, const uint8_t *header, uint32_t len)
         conn_close(c, TD_ERR_PROTOCOL);
 }
 
+/* DATA: it is not sealed, its checksum covers all its fields (proto.h). */
 static void *on_payload(void *user, const uint8_t *header, uint32_t header_len, uint64_t payload_len, void **token_out)
 {
     struct conn *c = user;
@@ -525,6 +557,8 @@ const struct wire_events PEER_WIRE_EVENTS = {
 
 /* -------------------------------------------------------------------- timers */
 
+/* Closes a connection that is silent, stalled or late with its handshake; sends the heartbeat when it is
+ * due. */
 void conn_timer(struct conn *c)
 {
     struct xfer *x = c->x;
@@ -560,11 +594,12 @@ void conn_timer(struct conn *c)
 
 struct send_command {
     struct command head;
-    struct xfer_peer *peer; /* or */
+    struct xfer_peer *peer; /* destination: either peer or address */
     char *address;
     struct outgoing *message;
 };
 
+/* A connection to this peer that is up; preferably one that we made. */
 static struct conn *conn_to_peer(struct xfer *x, const struct xfer_peer *peer)
 {
     struct conn *found = NULL;

@@ -161,6 +161,7 @@ static struct xfer_id get_id(const uint8_t *p)
     return (struct xfer_id){get_u64(p), get_u64(p + 8)};
 }
 
+/* A status as it is sent: 0 or an error, not a positive "not yet". */
 static int is_error(enum td_status s)
 {
     return s <= 0 && s >= -255;
@@ -258,7 +259,7 @@ static enum td_status get_user(const struct input *in, struct proto_msg *m)
     return m->user.len || !m->user.total_len ? TD_OK : bad(in, "user part is empty");
 }
 
-/* Messages of 8 to 40 bytes without anything variable. */
+/* Messages of fixed length, 8 to 40 bytes. */
 static enum td_status get_small(const struct input *in, struct proto_msg *m)
 {
     static const uint8_t LENGTHS[] = {
@@ -334,7 +335,7 @@ void proto_mac(const char *secret, char role, const uint8_t *connecting, uint32_
     size_t secret_len = strlen(secret);
     if (!HMAC(EVP_sha256(), secret, (int)secret_len, (const uint8_t *)b.data, b.len, mac_out, &n) ||
         n != PROTO_MAC_BYTES)
-        abort(); /* no HMAC-SHA-256 in the crypto library: nobody could be let in */
+        abort(); /* the crypto library has no HMAC-SHA-256: no peer could be let in */
     bytes_free(&b);
 }
 

@@ -1,7 +1,7 @@
 /*
- * The messages of the transfer protocol, byte by byte. Little-endian; every message begins with its type; reserved fields
- * are 0 and lengths exact, or the message is refused. Decoding is total: any bytes give a status, and what a decoded
- * message points to lies inside those bytes.
+ * The messages of the transfer protocol, byte by byte. Little-endian; every message begins with its type. A
+ * message whose reserved fields are not 0, or whose length is not exact, is refused. Decoding is total: any
+ * bytes give a status, and pointers in a decoded message point into those bytes.
  *
  * HELLO      0 u16 1      2 u16 version (3)  4 u32 name_len (0..63)   8 u64 incarnation
  *           16 nonce[16] 32 kv_layout[24]   56 name[name_len]
@@ -11,7 +11,7 @@
  * PULL_OPEN  0 u16 5      2 u16 0            4 u32 0      8 id[16]   24 u64 holder incarnation (0: any)
  * ANNOUNCE   0 u16 6      2 u16 n (1..256)   4 u32 first  8 id[16]   24 u16 layer_begin  26 u16 layer_end
  *           28 u32 0     32 u32 generation[n]
- * PULL       0 u16 7      then as ANNOUNCE, but 28 u16 part_layers  30 u16 0  (layers in one DATA at most; 0: all of them)
+ * PULL       0 u16 7      as ANNOUNCE, but 28 u16 part_layers (layers in one DATA; 0: no limit)  30 u16 0
  * FINISH     0 u16 8      2 u16 tail_len (0..256)  4 u32 n_pages      8 id[16]           24 tail[tail_len]
  * DATA       0 u16 9      2 u16 0            4 u32 index  8 id[16]   24 u16 layer_begin  26 u16 layer_end
  *           28 u32 generation                 32 u64 checksum         (the bytes follow as the payload)
@@ -19,16 +19,19 @@
  * RELEASE    0 u16 11     2 u16 0            4 i32 status 8 id[16]
  * USER       0 u16 12     2 u16 kind         4 u32 total_len          8 u32 offset   12 u32 0   16 bytes[..]
  *
- * id is u64 incarnation, u64 counter. A user message longer than one header travels as consecutive USER parts.
+ * id is u64 incarnation, u64 counter. A user message longer than one header travels as consecutive USER
+ * messages.
  *
- * Every message but DATA is sealed: 8 bytes follow it, u32 number (of the sender's sealed messages on this connection, from 1)
- * and u32 check (the low half of XXH3-64 over the message and the number). So one that was lost, doubled, overtaken, cut short or
- * damaged is noticed with the next one, a heartbeat at the latest, and ends the connection. DATA has no order among them, and
- * its checksum covers all of its fields.
+ * Every message but DATA is sealed: 8 bytes follow it, u32 number (counts the sender's sealed messages on
+ * this connection, from 1) and u32 check (low half of XXH3-64 over message and number). So a message that was
+ * lost, repeated, overtaken, cut short or damaged is noticed at the next message, a heartbeat at the latest,
+ * and ends the connection. DATA is not ordered with the sealed messages; its checksum covers all its fields
+ * and the payload.
  *
- * The mac of AUTH is HMAC-SHA-256(secret, "tandem-xfer-1" || role || HELLO of the connecting side || HELLO of the other),
- * role being 'c' for the connecting side and 'a' for the accepting one, so neither side can be made to answer for the
- * other, and name, layout and version are proved together with nonces and incarnations.
+ * The mac of AUTH is HMAC-SHA-256(secret, "tandem-xfer-1" || role || HELLO of the connecting side || HELLO of
+ * the other side). role is 'c' for the connecting side and 'a' for the accepting one, so one side's proof
+ * can't be sent back as the other's; name, layout and version are proved together with nonces and
+ * incarnations.
  */
 #pragma once
 
@@ -51,12 +54,12 @@ enum {
     PROTO_HELLO_MAX = 56 + PROTO_NAME_MAX,
     PROTO_USER_HEADER = 16,
     PROTO_USER_PART = WIRE_HEADER_MAX - PROTO_USER_HEADER - PROTO_SEAL_BYTES,
-    PROTO_USER_MAX = 16 << 20, /* bytes of one user message */
+    PROTO_USER_MAX = 16 << 20, /* longest user message, in bytes */
     PROTO_PAGES_MAX = 1 << 20, /* pages of one transfer */
     PROTO_LAYERS_MAX = 1024,
 };
 
-enum proto_type { /* values travel: never renumber */
+enum proto_type { /* these values are sent: never renumber */
                   MSG_HELLO = 1,
                   MSG_AUTH = 2,
                   MSG_HEARTBEAT = 3,
@@ -71,9 +74,10 @@ enum proto_type { /* values travel: never renumber */
                   MSG_USER = 12,
 };
 
-enum proto_reason { /* values travel */
+enum proto_reason { /* these values are sent: never renumber */
                     REFUSE_NOT_YET = 1,
-                    REFUSE_STALE = 2, /* another incarnation or generation, or the lease ended */
+                    /* Another incarnation or generation, or the lease has ended. */
+                    REFUSE_STALE = 2,
                     REFUSE_UNKNOWN = 3,
                     REFUSE_EXPIRED = 4,
                     REFUSE_CANCELLED = 5,
@@ -89,7 +93,7 @@ struct proto_hello {
 struct proto_unit { /* pages [first, first + n) in layers [layer_begin, layer_end) */
     struct xfer_id id;
     uint32_t first;
-    uint16_t n, layer_begin, layer_end, part_layers; /* part_layers: PULL only */
+    uint16_t n, layer_begin, layer_end, part_layers; /* part_layers: in PULL only */
     uint32_t generations[PROTO_UNIT_PAGES];
 };
 
@@ -100,7 +104,7 @@ struct proto_data {
     uint64_t checksum;
 };
 
-struct proto_msg { /* decoded; pointers lie in the bytes given */
+struct proto_msg { /* a decoded message; pointers point into the decoded bytes */
     enum proto_type type;
     union {
         struct proto_hello hello;
@@ -113,7 +117,7 @@ struct proto_msg { /* decoded; pointers lie in the bytes given */
             struct xfer_id id;
             uint64_t holder_incarnation;
         } open;
-        struct proto_unit unit; /* ANNOUNCE, PULL */
+        struct proto_unit unit; /* of ANNOUNCE and PULL */
         struct {
             struct xfer_id id;
             uint32_t n_pages, tail_len;
@@ -136,15 +140,17 @@ struct proto_msg { /* decoded; pointers lie in the bytes given */
     };
 };
 
-/* TD_ERR_PROTOCOL, or TD_ERR_VERSION for a HELLO of another version or layout version; error_out names the field. */
+/* TD_ERR_PROTOCOL, or TD_ERR_VERSION for a HELLO with another protocol or layout version; error_out names
+ * the field. */
 enum td_status proto_decode(const uint8_t *data, size_t len_bytes, struct proto_msg *out, struct td_error *error_out);
 
-/* Appends the seal; len is without it, the new length is returned. */
+/* Appends the seal to a message of len bytes; returns the new length, len + PROTO_SEAL_BYTES. */
 uint32_t proto_seal(uint8_t *message, uint32_t len, uint32_t number);
-/* Without its seal; TD_ERR_PROTOCOL: damaged, or not the one that was due. */
+/* Checks the seal and subtracts it from *len_bytes. TD_ERR_PROTOCOL: damaged, or not message `number`. */
 enum td_status proto_unseal(const uint8_t *data, uint32_t *len_bytes, uint32_t number, struct td_error *error_out);
 
-/* Each writes at most WIRE_HEADER_MAX - PROTO_SEAL_BYTES bytes and returns how many. */
+/* Each writes one message of at most WIRE_HEADER_MAX - PROTO_SEAL_BYTES bytes, without seal, and returns
+ * its length. */
 uint32_t proto_put_hello(uint8_t *out, const struct proto_hello *m);
 uint32_t proto_put_auth(uint8_t *out, const uint8_t mac[PROTO_MAC_BYTES]);
 uint32_t proto_put_heartbeat(uint8_t *out);
@@ -158,7 +164,8 @@ uint32_t proto_put_release(uint8_t *out, struct xfer_id id, enum td_status statu
 uint32_t proto_put_user(uint8_t *out, uint16_t kind, uint32_t total_len, uint32_t offset, const void *bytes,
                         uint32_t len);
 
-/* role: 'c' or 'a'; the hellos as they were sent. */
+/* role: 'c' (connecting side) or 'a' (accepting side). connecting, accepting: the HELLO messages as sent,
+ * without seal. */
 void proto_mac(const char *secret, char role, const uint8_t *connecting, uint32_t connecting_len,
                const uint8_t *accepting, uint32_t accepting_len, uint8_t mac_out[PROTO_MAC_BYTES]);
 int proto_mac_equal(const uint8_t *a, const uint8_t *b); /* in constant time */

@@ -1,15 +1,22 @@
 /*
  * The reader's side: pulls.
  *
- *     WAITING (for the connection) -> OPENING (asked for the lease; "not yet" asks again) -> ACTIVE -> DRAINING -> ended
+ *   WAITING for the connection -> OPENING: has asked for the lease; after "not yet" asks again -> ACTIVE
+ *   -> DRAINING -> ended
  *
- * Announcements queue units, but for pages that are had; units are asked for in parts of at most PART_BYTES within the
- * connection's credit, all pulls of a connection taking turns. Every layer of every page is announced, asked for and landed at most once, each a bit, so
- * whatever a peer sends can neither land twice nor where nothing was asked for; what is not expected is thrown away by
- * the transport. A part counts only after its checksum agrees.
+ * Announcements queue units, except of pages that the reader has already. Units are asked for in parts,
+ * within the connection's credit; the pulls of a connection take turns.
  *
- * A pull ends in one place, pull_settle: when it is DRAINING and no payload is landing in its pages. Parts that were asked for
- * but have not begun to arrive need not be waited for: when they come, the pull is unknown and they are thrown away.
+ * Each layer of each page has three bits: announced, asked for, landed. Each is set at most once, in that
+ * order, so whatever a peer sends can land neither twice nor where nothing was asked for. A payload that is
+ * not expected is discarded by the transport. A part counts only after its checksum agrees.
+ *
+ * A pull ends in one place, pull_settle: when it is DRAINING and no payload is landing in its pages. Parts
+ * that were asked for but have not begun to arrive need not be waited for: when they come, pull_of does not
+ * find the pull and they are discarded.
+ *
+ * Handlers walk x->pulls while they send. This is safe because wire_send never calls back (transfer/wire.h),
+ * and pull_drain frees at most the pull that it is given.
  */
 #include "transfer/impl.h"
 
@@ -20,12 +27,13 @@
 #include "base/mem.h"
 #include "proto/wire/checksum.h"
 
-#define PART_BYTES (256u << 10) /* still in the second-level cache when its checksum is made */
+#define PART_BYTES (256u << 10) /* a part is still in the second-level cache when it is summed */
 #define REOPEN_MIN (2 * NS_PER_MS)
 #define REOPEN_MAX (50 * NS_PER_MS)
 
 enum bit_set { ANNOUNCED, ASKED, LANDED, N_BIT_SETS };
 
+/* The bitmap of layers of one page, for one of the three sets. */
 static uint64_t *page_bits(const struct xfer *x, const struct pull *p, uint32_t index, enum bit_set set)
 {
     return p->bits + ((size_t)index * N_BIT_SETS + set) * x->words;
@@ -41,7 +49,8 @@ static struct pull *pull_find(struct xfer *x, struct xfer_id id)
     return (struct pull *)idmap_find(&x->pulls_by_id, id);
 }
 
-/* The pull that this connection may speak of; NULL if it is another's, ending or gone. */
+/* The pull that this connection may speak of. NULL if it uses another connection, or is ending, or has
+ * ended. */
 static struct pull *pull_of(struct conn *c, struct xfer_id id)
 {
     struct pull *p = pull_find(c->x, id);
@@ -56,6 +65,8 @@ static void pull_set_state(struct pull *p, enum pull_state to)
 
 /* ------------------------------------------------------------------- the end */
 
+/* The id is free again and no pointer to p is left in any list, so on_end may start another pull of the
+ * same id. p->target is alive because n_pulls still counts this pull. */
 static void tell_end(struct xfer *x, struct pull *p)
 {
     bool is_ok = p->end_status == TD_OK;
@@ -75,6 +86,8 @@ static void tell_end(struct xfer *x, struct pull *p)
     p->params.on_end(p->params.user, p->node.id, &r);
 }
 
+/* Ends a pull that is DRAINING as soon as nothing is arriving. Frees p: callers do not touch it
+ * afterwards. */
 static void pull_settle(struct xfer *x, struct pull *p)
 {
     if (p->state != PULL_DRAINING || p->arriving)
@@ -88,7 +101,7 @@ static void pull_settle(struct xfer *x, struct pull *p)
         p->next->prev = p->prev;
     tell_end(x, p);
     p->target->n_pulls--;
-    due_at(x, x->now_ns); /* its address may not be needed any more */
+    due_at(x, x->now_ns); /* its target may not be needed any more */
     free(p->pages);
     free(p->places);
     free(p->bits);
@@ -96,6 +109,10 @@ static void pull_settle(struct xfer *x, struct pull *p)
     free(p);
 }
 
+/*
+ * Stops asking and ends the pull with this status, now or when the last arriving part has ended. The credit
+ * of parts that have not begun to arrive is given back at once, because they will be discarded. May free p.
+ */
 static void pull_drain(struct xfer *x, struct pull *p, enum td_status why, bool tell_holder)
 {
     if (p->state == PULL_DRAINING)
@@ -115,6 +132,7 @@ static void pull_drain(struct xfer *x, struct pull *p, enum td_status why, bool 
     pull_settle(x, p);
 }
 
+/* Done when the holder has said how many pages there are, and all of them are in place. */
 static void pull_finish_if_done(struct xfer *x, struct pull *p)
 {
     if (p->state == PULL_ACTIVE && p->finished && p->n_complete + least(p->params.n_have, p->n_final) == p->n_final)
@@ -148,12 +166,13 @@ static void send_open(struct xfer *x, struct pull *p, uint64_t again_ns)
     due_at(x, p->open_ns);
 }
 
-/* Asked again now and then even when all is well: it tells the holder that its lease is still wanted. */
+/* PULL_OPEN is repeated even when all is well: each message of the reader extends the lease. */
 static uint64_t touch_ns(const struct xfer *x)
 {
     return 2 * x->config.heartbeat_ns;
 }
 
+/* Asks for the lease over the target's connection, which is up. May free p. */
 static void pull_begin(struct xfer *x, struct pull *p)
 {
     struct conn *c = p->target->conn;
@@ -188,7 +207,8 @@ void pull_on_refused(struct target *t, enum td_status why)
     }
 }
 
-/* When a holder that can't be reached counts as lost, however long there would be to wait: where it was, nobody may ever be again. */
+/* When a holder that can't be connected to counts as lost, even if the deadline is later: its process may
+ * never come back. */
 static uint64_t given_up_at(const struct xfer *x, const struct pull *p)
 {
     return p->began_ns + 2 * x->config.silence_ns;
@@ -263,8 +283,9 @@ void xfer_pull_cancel(struct xfer *x, struct xfer_id id)
 }
 
 /*
- * When a pull whose bytes don't come is given up: longer than silence, which tells first if it is the peer that is gone; and
- * while others of its connection move, it may be waiting behind them, several times that.
+ * When a pull whose bytes don't come is given up. The patience is longer than silence_ns, so that a dead peer
+ * is noticed as such first. While other pulls of the connection make progress, this one may be queued behind
+ * them, so it gets up to five times the patience.
  */
 static uint64_t stalled_at(const struct xfer *x, const struct pull *p)
 {
@@ -273,7 +294,8 @@ static uint64_t stalled_at(const struct xfer *x, const struct pull *p)
     return at < last ? at : last;
 }
 
-/* The holder lives and says nothing against it, but the bytes don't come. What is half here is only safe behind a close. */
+/* The peer lives and has refused nothing, but the bytes don't come. If a part has begun to arrive, only a
+ * forced close can stop it from writing; else the pull ends and the connection stays. */
 static void pull_stalled(struct xfer *x, struct pull *p)
 {
     log_warn(x->config.log, "pull is stalled xfer=%llx-%llu address=%s asked_bytes=%llu arriving=%u",
@@ -284,7 +306,9 @@ static void pull_stalled(struct xfer *x, struct pull *p)
         pull_drain(x, p, TD_ERR_PEER_LOST, true);
         return;
     }
-    p->conn->is_stalled = true; /* its timer closes it: here others of its pulls would go while they are being walked */
+    /* conn_timer closes the connection in the next turn. Closing it here would free other pulls of the
+     * list that the caller is walking. */
+    p->conn->is_stalled = true;
     due_at(x, x->now_ns);
 }
 
@@ -300,7 +324,7 @@ void pull_timer(struct xfer *x, struct pull *p)
     due_at(x, p->params.deadline_ns);
     if (p->state == PULL_WAITING) {
         uint64_t at = given_up_at(x, p), later = x->now_ns + x->config.silence_ns;
-        due_at(x, at > x->now_ns ? at : later); /* it may be trying for the first time still */
+        due_at(x, at > x->now_ns ? at : later); /* it may still be in its first attempt */
         return;
     }
     if (p->asked_bytes || p->arriving) {
@@ -317,6 +341,7 @@ void pull_timer(struct xfer *x, struct pull *p)
 
 /* ------------------------------------------------------ what the holder says */
 
+/* Makes room for pages [0, n), with zeroed state. */
 static void pull_reserve(struct xfer *x, struct pull *p, uint32_t n)
 {
     if (n > p->cap_pages) {
@@ -336,7 +361,8 @@ static void pull_reserve(struct xfer *x, struct pull *p, uint32_t n)
         p->n_pages = n;
 }
 
-/* Asks where a page goes, but for one that is had. False: the caller has no room. */
+/* Finds the place of a page, unless the page is one of the first n_have. False: the caller has no room for
+ * it. */
 static bool pull_place(const struct xfer *x, struct pull *p, uint32_t index)
 {
     if (index < p->params.n_have || p->places[index])
@@ -352,7 +378,7 @@ static void pull_violated(struct xfer *x, struct pull *p, const char *what)
     pull_drain(x, p, TD_ERR_PROTOCOL, true);
 }
 
-/* false: the pull was ended. */
+/* Returns false if it ended the pull. */
 static bool announce_page(struct xfer *x, struct pull *p, uint32_t index, uint32_t generation,
                           const struct proto_unit *u)
 {
@@ -374,7 +400,11 @@ static bool announce_page(struct xfer *x, struct pull *p, uint32_t index, uint32
     return true;
 }
 
-/* What follows the last unit, in pages or in layers, becomes a part of it, so that it is asked for together. */
+/*
+ * Joins a unit that follows the last queued one, in pages or in layers, so that both are asked for in one
+ * message. Layers are joined only if nothing of the last unit was asked for: the cursor counts in its layer
+ * range.
+ */
 static bool join_unit(struct pull *p, const struct lease_unit *u)
 {
     struct lease_unit *last = p->units_head < p->n_units ? &p->units[p->n_units - 1] : NULL;
@@ -406,7 +436,7 @@ static void push_unit(struct pull *p, const struct lease_unit *u)
     p->units[p->n_units++] = *u;
 }
 
-/* What of an announcement is to be asked for. */
+/* Queues the pages of an announcement that the reader does not have yet. */
 static void queue_unit(struct xfer *x, struct pull *p, const struct proto_unit *u)
 {
     uint32_t n_had = p->params.n_have > u->first ? least(p->params.n_have - u->first, u->n) : 0;
@@ -418,6 +448,8 @@ static void queue_unit(struct xfer *x, struct pull *p, const struct proto_unit *
     push_unit(p, &(struct lease_unit){u->first + n_had, u->n - n_had, u->layer_begin, u->layer_end});
 }
 
+/* A holder may announce each layer of a page once, with one generation, and nothing after its finish;
+ * anything else ends the pull. */
 void pull_on_announce(struct conn *c, const struct proto_unit *u)
 {
     struct xfer *x = c->x;
@@ -437,6 +469,8 @@ void pull_on_announce(struct conn *c, const struct proto_unit *u)
     queue_unit(x, p, u);
 }
 
+/* The holder's last message about the lease: the number of pages and the tail. Everything must have been
+ * announced. */
 void pull_on_finish(struct conn *c, const struct proto_msg *m)
 {
     struct pull *p = pull_of(c, m->finish.id);
@@ -496,17 +530,20 @@ void pull_on_refuse(struct conn *c, struct xfer_id id, enum proto_reason reason)
 
 /* -------------------------------------------------------------------- asking */
 
+/* Layers in one part: as many as fit the part's length, at least one. */
 static uint16_t layers_at_once(const struct conn *c)
 {
     uint64_t n = (c->part_bytes ? c->part_bytes : PART_BYTES) / c->x->layer_bytes;
     return (uint16_t)(n < 1 ? 1 : (n < PROTO_LAYERS_MAX ? n : PROTO_LAYERS_MAX));
 }
 
+/* Bytes of the smallest useful request: one part. */
 static uint64_t least_ask(const struct conn *c)
 {
     return layers_at_once(c) * c->x->layer_bytes;
 }
 
+/* Moves the cursor n_pages pages on; leaves the unit when all its pages were asked for. */
 static void move_cursor(struct pull *p, uint32_t n_pages)
 {
     p->ask_page += n_pages;
@@ -518,8 +555,9 @@ static void move_cursor(struct pull *p, uint32_t n_pages)
 }
 
 /*
- * The next message of the unit at head, for at most limit bytes; returns how many, 0 if they are too few. Whole pages if they
- * fit, which the holder cuts into parts; else one part of one page. Moves the cursor.
+ * Makes the next request from the first unit, for at most limit bytes, and moves the cursor. Returns its
+ * bytes; 0 if limit is too small. It asks for whole pages if one fits into limit (the holder cuts them into
+ * parts), else for one part of one page.
  */
 static uint64_t next_ask(struct pull *p, uint64_t limit, struct proto_unit *m)
 {
@@ -546,6 +584,8 @@ static uint64_t next_ask(struct pull *p, uint64_t limit, struct proto_unit *m)
     return part;
 }
 
+/* Sends one request. The ASKED bits are set before the message is sent, so the answer is always expected.
+ * Returns its bytes. */
 static uint64_t pull_ask(struct conn *c, struct pull *p, uint64_t credit)
 {
     struct proto_unit m;
@@ -567,23 +607,26 @@ static uint64_t pull_ask(struct conn *c, struct pull *p, uint64_t credit)
 }
 
 /*
- * Asked is in steps: not before a quarter of the credit is free, or every part that lands would cost a message back; and at most
- * an eighth of it in one message, so that pulls share.
+ * Asking goes in steps. Nothing is asked for until a quarter of the credit is free, else every part that
+ * lands would cost a message back. One message asks for at most an eighth of the credit, so that pulls share
+ * it.
  */
 bool pull_pump(struct conn *c)
 {
     struct xfer *x = c->x;
     uint64_t max = x->config.max_inflight_bytes, step = max / 8;
     bool any = false, again = c->in_bytes <= max - max / 4;
-    while (again) { /* one message of each pull in turn, so that a long one does not starve the others */
+    /* Each pull sends one message in turn, so that a long pull does not starve the others. */
+    while (again) {
         again = false;
         for (struct pull *p = x->pulls; p; p = p->next) {
             if (p->conn != c || p->state != PULL_ACTIVE || p->units_head == p->n_units)
                 continue;
             uint64_t credit = c->in_bytes < max ? max - c->in_bytes : 0, part = least_ask(c);
             uint64_t limit = step > part ? step : part;
+            /* If nothing is outstanding, one part may go even if it is larger than the credit. */
             if (c->in_bytes && limit > credit)
-                limit = credit; /* else one part may go, however small the credit */
+                limit = credit;
             again |= pull_ask(c, p, limit) != 0;
         }
         any |= again;
@@ -593,14 +636,20 @@ bool pull_pump(struct conn *c)
 
 /* ------------------------------------------------------------------ arriving */
 
+/* A part that is landing in a page, from pull_on_payload to pull_on_payload_done; freed there. It keeps
+ * its pull alive. */
 struct arrival {
     struct pull *pull;
     struct proto_data data;
     uint64_t len, checksum;
-    bool is_summed; /* while it landed */
+    bool is_summed; /* checksum was computed while the part was copied */
     void *bytes;
 };
 
+/*
+ * Called when a part begins to arrive: returns its destination if exactly this part was asked for and has not
+ * landed. LANDED is set here, before the bytes are verified, so that a repeated part can't overwrite them.
+ */
 void *pull_on_payload(struct conn *c, const struct proto_data *d, uint64_t payload_len, void **token_out)
 {
     struct xfer *x = c->x;
@@ -653,6 +702,8 @@ static bool is_genuine(const struct arrival *a)
     return (a->is_summed ? a->checksum : checksum_bytes(&identity, a->bytes, a->len)) == d->checksum;
 }
 
+/* A part has been verified: its page may be complete, the complete prefix may grow, the pull may be done.
+ * May free p. */
 static void count_verified(struct xfer *x, struct pull *p, const struct arrival *a)
 {
     struct pull_page *page = &p->pages[a->data.index];
@@ -671,6 +722,8 @@ static void count_verified(struct xfer *x, struct pull *p, const struct arrival 
     pull_finish_if_done(x, p);
 }
 
+/* Called exactly once for each part that was given a destination, also after a close. The wire writes no
+ * more into it. May free the pull. */
 void pull_on_payload_done(struct conn *c, void *token, enum td_status status)
 {
     struct xfer *x = c->x;

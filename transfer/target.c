@@ -1,20 +1,24 @@
 /*
- * The addresses that we connect to: who is tried, when, and when again.
+ * The addresses that we connect to: which is tried, when, and when again.
  *
- * Pace. By UCX a connection costs both sides some 10 ms of a core, so a process that has to connect to many makes one after the other, begins
- * at least EVERY_NS after the last (at most 50 a second), and pauses for as long as the last attempt took, at most half of the silence.
- * When the machine is short of cores, attempts take longer and the pace slows down with them. Without it a cluster of 32 + 32 peers on 2 cores begins a thousand handshakes in one second; each takes
- * longer than the silence after which a peer is dead, so all are given up, and begun again. An attempt that has lasted half of
- * the silence holds up the next one no longer, because then its address may be one that does not answer.
+ * Pace. With UCX a connection costs both sides some 10 ms of a core. So a process connects to one address
+ * after the other: attempts begin at least EVERY_NS apart (at most 50 a second), and after each successful
+ * attempt there is a pause as long as the attempt took, at most half of silence_ns. When the machine is short
+ * of cores, attempts take longer and the pace slows down with them. Without this pace, 32 + 32 peers on 2
+ * cores begin a thousand handshakes in one second; each takes longer than the silence after which a peer is
+ * dead, so all are given up and begun again. An attempt that has lasted half of silence_ns no longer holds up
+ * the next one, because its address may be one that never answers.
  *
- * Order. Those never tried come first, of these the ones that a pull or a message waits for, else in an order that is different in
- * each process, so that not everybody connects to the same peer first. Then those that failed: again first those that something waits for,
- * and of these the one that has waited longest.
+ * Order. Addresses without a failed attempt since they were last connected come first: those that a pull or a
+ * message waits for, then the others, in an order that differs between processes, so that not all processes
+ * connect to the same peer first. Then come the addresses that failed: again first those that something waits
+ * for, and among them the one whose next attempt was due first.
  *
- * Again. After an attempt that failed, and after a connection that was lost within STEADY_NS of its handshake, the next one waits for
- * 50 ms, doubled each time up to 1 s, half of it by chance. A connection that lasted longer is made anew at once.
+ * Again. After a failed attempt, and after a connection that was lost within STEADY_NS of its handshake, the
+ * next attempt waits for 50 ms, doubled each time up to 1 s; half of it is random. A connection that lasted
+ * longer is made anew at once.
  *
- * Rejected: a fixed rate alone (what 2 cores can bear makes a worker with 16 peers wait for seconds).
+ * Rejected: a fixed rate alone (a rate that 2 cores can bear makes a worker with 16 peers wait for seconds).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +34,8 @@
 #define BACKOFF_MIN_NS (50 * NS_PER_MS)
 #define BACKOFF_MAX_NS NS_PER_S
 
+/* Finds or makes the target of an address. Targets are freed by run_timers when target_timer says that
+ * nothing needs them. */
 struct target *target_get(struct xfer *x, const char *address)
 {
     struct target *t = x->targets;
@@ -55,6 +61,7 @@ static struct outgoing *message_pop(struct target *t)
     return m;
 }
 
+/* Keeps m (owned from here on) until the target is up, or drops it when a handshake's limit has passed. */
 void target_queue(struct xfer *x, struct target *t, struct outgoing *m)
 {
     m->deadline_ns = x->now_ns + conn_handshake_ns(x);
@@ -74,7 +81,8 @@ void target_free(struct target *t)
 
 /* --------------------------------------------------------- when it ends, and again */
 
-/* From half of the time on, different in each process: those who lost the same peer must not all come back at once. */
+/* Waits between half of the time and all of it, different in each process: processes that lost the same
+ * peer must not come back at the same moment. */
 static void back_off(struct xfer *x, struct target *t, uint32_t n_before)
 {
     uint64_t wait = BACKOFF_MIN_NS << (n_before < 5 ? n_before : 5);
@@ -83,7 +91,8 @@ static void back_off(struct xfer *x, struct target *t, uint32_t n_before)
     due_at(x, t->next_attempt_ns);
 }
 
-/* If it was refused, asking again won't help those who wait. */
+/* If the peer refused the connection, pulls and messages that wait for it fail now: trying again would not
+ * help them. */
 void target_failed(struct conn *c, enum td_status why)
 {
     struct target *t = c->target;
@@ -96,7 +105,8 @@ void target_failed(struct conn *c, enum td_status why)
         free(message_pop(t));
 }
 
-/* The next attempt begins after a pause as long as this one took, so that those who connect to many leave half of the time to others. */
+/* After a successful attempt the next one waits as long as this one took, so that connecting leaves half
+ * of the time to other work. */
 static void slow_down(const struct conn *c)
 {
     struct xfer *x = c->x;
@@ -126,7 +136,7 @@ void target_lost(struct conn *c)
     t->conn = NULL;
     due_at(x, x->now_ns);
     if (!c->was_up)
-        return; /* told by target_failed() */
+        return; /* target_failed() has dealt with it */
     bool is_short = x->now_ns - c->up_ns < STEADY_NS;
     if (is_short)
         back_off(x, t, t->n_short);
@@ -137,7 +147,7 @@ void target_lost(struct conn *c)
 
 void target_kick(struct xfer *x, struct target *t)
 {
-    if (!x->stopping && !t->conn) /* else the timer looks again when a connection on its way out is gone */
+    if (!x->stopping && !t->conn) /* else the timer looks again when the present connection is gone */
         due_at(x, t->next_attempt_ns);
 }
 
@@ -150,6 +160,7 @@ static void target_connect(struct xfer *x, struct target *t)
     c->wire = wire_connect(x->wire, t->address, t->n_attempts++, c);
 }
 
+/* Whether a is tried before b: see "Order" above. */
 static bool goes_before(const struct target *a, const struct target *b)
 {
     if (!a->n_failures != !b->n_failures)
@@ -169,7 +180,8 @@ static struct target *next_target(const struct xfer *x)
     return best;
 }
 
-/* Whether another attempt may begin now; else the timers look again when it may. (When one ends they do anyway.) */
+/* Whether another attempt may begin now. If not, sets the time at which the timers look again (they also
+ * run when an attempt ends). */
 static bool may_connect(struct xfer *x)
 {
     uint64_t at = x->next_connect_ns;
@@ -194,6 +206,7 @@ void targets_connect(struct xfer *x)
 
 /* ---------------------------------------------------------------------- timer */
 
+/* Copies the unreached addresses to where any thread may read them. */
 static void list_unreached(struct xfer *x)
 {
     uint32_t n = 0;

@@ -1,10 +1,10 @@
 /*
- * A transport that makes faults: it lies between the protocol and a real transport, of either kind, and does to connections,
- * messages and payloads what the script says (base/fault.h). It keeps the contract of wire.h itself, whatever it does to the
- * traffic: every payload ends with its callback, on_closed comes last.
+ * A transport that injects faults. It lies between the protocol and a real transport, and does to
+ * connections, messages and payloads what the script says (base/fault.h). It keeps the contract of wire.h,
+ * whatever it does to the traffic: every payload ends with its callback, and on_closed comes last.
  *
- * A delayed message holds up all that follow on its connection, as a slow network would; a reordered one is let past by
- * one. What has to be told to the protocol later (a done, an error) is told from progress.
+ * A delayed message delays all messages behind it on its connection, as in a slow network; a reordered
+ * message is overtaken by one. What the protocol must be told later (a done, an error) is told from progress.
  */
 #include <assert.h>
 #include <stdio.h>
@@ -14,13 +14,13 @@
 #include "base/mem.h"
 #include "transfer/wire.h"
 
-enum { REORDER_MS = 10 }; /* the longest that a message waits to be overtaken */
+enum { REORDER_MS = 10 }; /* the longest time for which a message waits to be overtaken */
 
 struct parcel { /* a message that is not simply passed on */
     struct parcel *next;
     struct fault_conn *conn;
     const void *payload;
-    void *copy; /* of the payload, corrupted; or NULL */
+    void *copy; /* a corrupted copy of the payload; or NULL */
     uint64_t payload_len, due_ns;
     wire_done_fn *done;
     void *arg;
@@ -33,7 +33,8 @@ struct parcels {
     struct parcel *head, **tail;
 };
 
-struct early { /* bytes that arrive where nobody looks, though the protocol is told that they are there */
+/* A payload that is received into separate memory, although the protocol was told that it has arrived. */
+struct early {
     struct early *next;
     void *token;
     uint8_t elsewhere[];
@@ -42,12 +43,12 @@ struct early { /* bytes that arrive where nobody looks, though the protocol is t
 struct fault_conn {
     struct wire_conn base;
     struct fault_wire *w;
-    struct wire_conn *inner; /* NULL: there is none, or no more */
+    struct wire_conn *inner; /* NULL: there is none, or it has ended */
     struct fault_conn *next;
     struct parcels held;
     struct parcel *overtaken;
-    struct early *early; /* of payloads that have not ended */
-    uint32_t n_parcels;  /* not done */
+    struct early *early; /* those whose payloads have not ended */
+    uint32_t n_parcels;  /* parcels that are not done */
     uint64_t open_due_ns;
     bool is_open_held, is_broken, error_told, is_closing;
 };
@@ -58,7 +59,7 @@ struct fault_wire {
     struct faults *faults;
     const struct clock *clock;
     struct fault_conn *conns;
-    struct parcels over; /* done must be told */
+    struct parcels over; /* parcels whose done callback is due */
 };
 
 static void parcels_init(struct parcels *q)
@@ -126,7 +127,7 @@ static void parcel_send(struct parcel *p)
         wire_send(c->inner, p->header, p->header_len, p->copy ? p->copy : p->payload, p->payload_len, on_sent, p);
 }
 
-/* In order, behind what is held already; what was to be overtaken follows. */
+/* Sends p, behind what is held already; a message that waits to be overtaken follows it. */
 static void forward(struct fault_conn *c, struct parcel *p)
 {
     struct parcel *overtaken = c->overtaken;
@@ -143,7 +144,7 @@ static void forward(struct fault_conn *c, struct parcel *p)
 static void damage(struct parcel *p, const struct fault *fault)
 {
     if (fault->kind == FAULT_TRUNCATE && p->payload_len)
-        p->payload_len = 1 + fault->bits % p->payload_len; /* sometimes by nothing */
+        p->payload_len = 1 + fault->bits % p->payload_len; /* sometimes nothing is cut off */
     else if (fault->kind == FAULT_TRUNCATE)
         p->header_len = 1 + (uint32_t)(fault->bits % p->header_len);
     else if (fault->kind == FAULT_CORRUPT && !p->payload_len)
@@ -272,7 +273,8 @@ static void on_accept(void *user, struct wire_conn *inner)
         inner->user = c;
         return;
     }
-    w->conns = c->next; /* it is still the first: refusing makes no connection */
+    /* It is still the first of the list: a refusal makes no connection. */
+    w->conns = c->next;
     free(c);
 }
 
@@ -355,7 +357,7 @@ static void on_error(void *user, enum td_status why)
 static void on_closed(void *user)
 {
     struct fault_conn *c = user;
-    c->inner = NULL; /* gone when its parcels are done */
+    c->inner = NULL; /* freed when its parcels are done */
 }
 
 /* -------------------------------------------------------------------- the turn */
@@ -376,7 +378,8 @@ static bool tell_over(struct fault_wire *w)
 static bool release_due(struct fault_conn *c, uint64_t now)
 {
     bool any = false;
-    for (struct parcel *p; (p = c->held.head) && p->due_ns <= now; any = true) /* 0: only waited behind another */
+    /* due_ns 0: it only waited behind another one. */
+    for (struct parcel *p; (p = c->held.head) && p->due_ns <= now; any = true)
         parcel_send(parcels_pop(&c->held));
     if (c->overtaken && c->overtaken->due_ns <= now) {
         parcel_send(c->overtaken);
@@ -410,7 +413,8 @@ static bool reap(struct fault_wire *w)
         void *user = c->base.user;
         *at = c->next;
         free(c);
-        w->base.events.on_closed(user); /* may change the list: the next one in the next turn */
+        /* The callback may change the list: the next connection is freed in the next turn. */
+        w->base.events.on_closed(user);
         return true;
     }
     return false;
@@ -421,7 +425,8 @@ static bool fault_progress(struct wire *base)
     struct fault_wire *w = (struct fault_wire *)base;
     uint64_t now = clock_now(w->clock);
     bool any = wire_progress(w->inner);
-    for (struct fault_conn *c = w->conns; c; c = c->next) /* new ones come first: not met in this turn */
+    /* New connections are put first: they are not met in this turn. */
+    for (struct fault_conn *c = w->conns; c; c = c->next)
         any |= conn_turn(c, now);
     any |= tell_over(w);
     return any | reap(w);

@@ -1,10 +1,12 @@
 /*
- * The transport between xfers of one process: envelopes in mailboxes. The receiver's thread copies the payload straight from
- * the sender's pages to its own, then sends the envelope back as the receipt; so the sender's memory is borrowed exactly as
- * long as with a real network, and the same protocol errors show.
+ * The transport between xfers of one process: envelopes in mailboxes. The receiver's thread copies the
+ * payload straight from the sender's pages into its own, then sends the envelope back as the receipt. So the
+ * sender's memory is borrowed for exactly as long as with a real network, and the same errors of the protocol
+ * show.
  *
- * Two connections, one on each side, share a link. A side knows the other only as the wire to push to; that pointer is
- * cleared, under the hub's lock, when a wire goes. A connection is gone when it was closed and all its receipts are back.
+ * Two connections, one on each side, share a link. A side knows the other one only as the wire to push to;
+ * that pointer is cleared under the hub's lock when a wire goes. A connection is freed when it was closed and
+ * all its receipts are back.
  */
 #include "transfer/wire.h"
 
@@ -25,14 +27,15 @@ struct loop_wire;
 struct loop_conn;
 
 struct xfer_hub {
-    pthread_mutex_t lock; /* a mutex: it also keeps a wire from going while somebody pushes to it */
+    /* A mutex, because it also keeps a wire from being freed while another thread pushes to it. */
+    pthread_mutex_t lock;
     struct loop_wire *wires;
 };
 
-struct link { /* shared by the two connections and the envelopes on their way */
+struct link { /* shared by the two connections and the envelopes in flight */
     atomic_int refs;
-    struct loop_wire *wire[2]; /* under the hub's lock; 0 connected, 1 accepted */
-    struct loop_conn *conn[2]; /* each touched by its own side's thread only */
+    struct loop_wire *wire[2]; /* under the hub's lock; [0] connected, [1] accepted */
+    struct loop_conn *conn[2]; /* each is touched by its own side's thread only */
     atomic_bool is_closed[2];
 };
 
@@ -41,7 +44,7 @@ enum envelope_kind { ENV_OPEN, ENV_MESSAGE, ENV_RECEIPT, ENV_LOST };
 struct envelope {
     struct mail mail;
     enum envelope_kind kind;
-    int to; /* which side of the link */
+    int to; /* side of the link that receives it */
     struct link *link;
     const void *payload;
     uint64_t payload_len;
@@ -57,7 +60,7 @@ struct loop_conn {
     struct loop_conn *next;
     struct link *link;
     int side;
-    uint32_t n_receipts; /* awaited */
+    uint32_t n_receipts; /* receipts that are awaited */
     bool is_closing, error_told;
 };
 
@@ -108,7 +111,7 @@ static void envelope_free(struct envelope *e)
     free(e);
 }
 
-/* false if there is nobody on that side any more; the envelope is still the caller's then. */
+/* False: that side is gone, and the caller keeps the envelope. */
 static bool push(struct xfer_hub *hub, struct envelope *e)
 {
     pthread_mutex_lock(&hub->lock);
@@ -149,7 +152,8 @@ static struct wire_conn *loop_connect(struct wire *base, const char *address, ui
     c->base.user = user;
 
     struct envelope *e = envelope_new(ENV_OPEN, link, 1, 0);
-    pthread_mutex_lock(&w->hub->lock); /* finding and pushing are one step, so that the other can't go between them */
+    /* Finding and pushing are one step under the lock, so that the other side can't be freed in between. */
+    pthread_mutex_lock(&w->hub->lock);
     struct loop_wire *other = w->hub->wires;
     while (other && (!other->base.address[0] || strcmp(other->base.address, address)))
         other = other->next;
@@ -160,7 +164,7 @@ static struct wire_conn *loop_connect(struct wire *base, const char *address, ui
     pthread_mutex_unlock(&w->hub->lock);
     if (!other)
         envelope_free(e);
-    /* our own side hears of it in the next turn */
+    /* Our own side is told in the next turn. */
     push_or_free(w->hub, envelope_new(other ? ENV_OPEN : ENV_LOST, link, 0, 0));
     return &c->base;
 }
@@ -195,7 +199,8 @@ static void loop_close(struct wire_conn *base)
     atomic_store(&c->link->is_closed[c->side], true);
     struct loop_wire *w = (struct loop_wire *)base->wire;
     push_or_free(w->hub, envelope_new(ENV_LOST, c->link, !c->side, 0));
-    push_or_free(w->hub, envelope_new(ENV_LOST, c->link, c->side, 0)); /* a turn in which to notice that it is over */
+    /* This gives a turn in which progress notices that the connection is over. */
+    push_or_free(w->hub, envelope_new(ENV_LOST, c->link, c->side, 0));
 }
 
 /* ------------------------------------------------------------------ the turn */
@@ -238,7 +243,7 @@ static void handle(struct loop_wire *w, struct envelope *e)
     case ENV_OPEN:
         opened(w, c, e);
         break;
-    case ENV_MESSAGE: /* back it goes, as the receipt */
+    case ENV_MESSAGE: /* goes back as the receipt */
         e->status = deliver(w, c, e);
         e->kind = ENV_RECEIPT;
         e->to = !e->to;
@@ -302,7 +307,7 @@ static bool loop_progress(struct wire *base)
 static int loop_arm(struct wire *base)
 {
     (void)base;
-    return -1; /* the mailbox's descriptor stays readable while something is in it */
+    return -1; /* the mailbox's descriptor stays readable while it has mail */
 }
 
 static void loop_transport(struct wire_conn *c, char *out, uint32_t out_bytes)
@@ -313,10 +318,8 @@ static void loop_transport(struct wire_conn *c, char *out, uint32_t out_bytes)
 
 /* ------------------------------------------------------------- open and free */
 
-/*
- * Leaves the hub and takes what is still in the mailbox. After that nobody can push to us: links of connections were cleared
- * when those went, and any other link has its opening envelope here.
- */
+/* Leaves the hub and takes the rest of the mailbox. After this nothing can push to us: the links of our
+ * connections were cleared when these went, and any other link has its opening envelope here. */
 static struct mail *leave_hub(struct loop_wire *w)
 {
     pthread_mutex_lock(&w->hub->lock);

@@ -1,35 +1,44 @@
 /*
- * A way for payloads between processes of one host: the reader maps the holder's arena, read-only, and copies from it. One
- * pass over memory that sums as it copies, instead of two copies through a ring and a sum beside.
+ * Payloads between processes of one host: the reader maps the holder's arena, read-only, and copies from it.
+ * That is one pass over memory, which sums as it copies, instead of two copies through a ring and a separate
+ * sum.
  *
- * It lies over TCP or UCX, which carries all messages, so that a peer's death, its silence and everything of the protocol are what
- * they are without it; only payloads of the arena are lent instead of sent. To a peer elsewhere, or one that can't map (another
- * user, another container, no descriptors), nothing is lent and payloads are sent, too. Who was told which transports to use
- * neither offers nor takes, but has this layer all the same, because the other side may offer.
+ * This layer lies over TCP or UCX, which carries all messages. So a peer's death, its silence and the rest of
+ * the protocol are as without it; only payloads that lie in the arena are lent instead of sent. If the peer
+ * is on another host, or can't map the arena (another user, another container, no descriptors), nothing is
+ * lent and payloads are sent. A process that was told which transports to use neither offers its arena nor
+ * maps others, but has this layer all the same, because the other side may offer.
  *
- *     accepted side (the holder)                       connecting side (the reader)
- *     OFFER, when the peer has proved itself    ->     on the thread "xfer-map": is it this host? opens /proc/PID/fd/FD, checks
- *                                                      that it is that very file, and sealed; maps it
- *     from now on it lends                      <-     TAKEN
- *     LEND (where, and the message)             ->     copies at once, in the handler
- *     the payload is done                       <-     RETURN (how many), in batches
+ *     accepted side (the holder)                    connecting side (the reader)
+ *     OFFER, when the peer has proved itself  ->    on the thread "xfer-map": is it this host? opens
+ *                                                   /proc/PID/fd/FD, checks that it is that very file,
+ *                                                   and sealed; maps it
+ *     from now on it lends                    <-    TAKEN
+ *     LEND (where, and the message)           ->    copies at once, in the handler
+ *     the payload is done                     <-    RETURN (how many), in batches
  *
- * Messages of its own, told from the protocol's by the first two bytes; little-endian:
+ * Messages of this layer, told from the protocol's by their first two bytes; little-endian:
  *
  *     OFFER   0 u16 0x4d01  2 u16 0           4 u32 pid   8 u32 fd  12 u32 0   16 u64 arena_bytes
  *            24 u64 inode  32 boot_id[36]                  of /proc/sys/kernel/random/boot_id
  *     TAKEN   0 u16 0x4d02  2 u16 0           4 u32 0
- *     LEND    0 u16 0x4d03  2 u16 header_len  4 u32 0     8 u64 offset        16 u64 len   24 header[header_len]
+ *     LEND    0 u16 0x4d03  2 u16 header_len  4 u32 0     8 u64 offset   16 u64 len   24 header[header_len]
  *     RETURN  0 u16 0x4d04  2 u16 0           4 u32 n
  *
- * Why the process's number and not SCM_RIGHTS: no second listener, no second proof; what names the file is its inode on this
- * boot, so a number that was given to another process since leads to a file that is refused. The seals hold the length (no
- * SIGBUS) and keep the reader, and whoever else, from ever writing.
+ * Why the process number and not SCM_RIGHTS: no second listener and no second proof is needed. The file is
+ * identified by its inode on this boot, so a process number that meanwhile belongs to another process leads
+ * to a file that is refused. The seals fix the length (no SIGBUS) and keep the reader, and everybody else,
+ * from ever writing.
  *
- * What is weaker than with messages: after a forced close on the holder's side the reader may still be reading, until it hears of
- * it. It only reads, and what it reads is checked; the lease that was cut off is in doubt, so its pages rest in quarantine.
+ * What is weaker than with messages: after a forced close on the holder's side the reader may go on reading
+ * until it hears of the close. It only reads, and what it reads is checked; the lease that was cut off is in
+ * doubt, so its pages rest in quarantine.
  *
- * Threads: as wire.h says; "xfer-map" is started by the first offer, because mapping and unmapping take long.
+ * A connection of this layer is freed by reap when three things are over: the inner connection (on_closed),
+ * its loans, and its view (unmapped by the thread). The order is: inner connection, then loans, then view.
+ *
+ * Threads: as wire.h says. "xfer-map" is started by the first offer, because mapping and unmapping take long.
+ * It uses only the job, the offer and the view of a connection, and only between job_push and take_results.
  */
 #include <assert.h>
 #include <fcntl.h>
@@ -56,13 +65,13 @@ enum job_kind { JOB_MAP, JOB_UNMAP, JOB_STOP };
 
 struct mapped_conn;
 
-struct job { /* for the thread and back; lies in the connection, one at a time */
+struct job { /* sent to the thread and back; part of the connection, which has at most one job at a time */
     struct mail mail;
     enum job_kind kind;
     struct mapped_conn *conn;
 };
 
-struct loan { /* a payload that the peer may be reading */
+struct loan { /* a payload that the peer may be reading; returned in the order of lending */
     struct loan *next;
     wire_done_fn *done;
     void *arg;
@@ -71,20 +80,24 @@ struct loan { /* a payload that the peer may be reading */
 struct mapped_conn {
     struct wire_conn base;
     struct mapped_wire *w;
-    struct wire_conn *inner; /* NULL: gone */
+    /* The connection below; NULL: it is gone, or was never made. */
+    struct wire_conn *inner;
     struct mapped_conn *next;
+    /* is_broken: the peer broke the rules; conn_turn tells the protocol. */
     bool is_accepted, is_trusted, is_closing, is_broken, error_told;
 
-    bool may_lend; /* the peer has taken our arena */
+    bool may_lend; /* the peer has mapped our arena */
     struct loan *loans, **loans_tail;
 
-    enum view_state view_state; /* of the peer's arena */
+    enum view_state view_state; /* our mapping of the peer's arena */
     struct job job;
     uint8_t offer[OFFER_BYTES];
     const uint8_t *view;
     uint64_t view_bytes;
+    /* Payloads copied since the last RETURN. */
     uint32_t n_to_return;
-    bool has_lent; /* something was lent to us in this turn: then what is to be returned may become more */
+    /* A payload was lent to us in this turn. RETURN then waits for the next turn, because more may follow. */
+    bool has_lent;
 };
 
 struct mapped_wire {
@@ -93,8 +106,8 @@ struct mapped_wire {
     struct mapped_conn *conns;
     const uint8_t *arena;
     uint64_t arena_bytes;
-    int arena_fd;    /* our own; 0: not shared */
-    bool is_willing; /* transports are left to us ("auto"): offers and takes */
+    int arena_fd;    /* our own descriptor; 0: not shared */
+    bool is_willing; /* tls is "auto": offers its arena, and maps those of others */
     char boot_id[BOOT_ID];
     struct mailbox jobs, results;
     pthread_t thread;
@@ -109,8 +122,10 @@ static bool is_our_host(const struct mapped_wire *w, const uint8_t *offer)
 }
 
 /*
- * Opens the very file that was offered, of that length for ever, which nobody can write but by the mapping that the holder has.
- * -1: it is not. It is looked at before it is opened: a number that was given to something else since may lead to a device.
+ * Opens the file that was offered, or returns -1 if it is another file: inode and length must agree, and the
+ * seals must fix the length and forbid all writing except through the holder's existing mapping. The file is
+ * checked (O_PATH) before it is opened for reading: a reused descriptor number may lead to a device, and
+ * opening a device can have effects.
  */
 static int open_offered(const char *path, uint64_t inode, uint64_t len_bytes)
 {
@@ -131,6 +146,8 @@ static int open_offered(const char *path, uint64_t inode, uint64_t len_bytes)
     return -1;
 }
 
+/* Maps the offered arena read-only; NULL if it is not of this host, not the file that was offered, or
+ * can't be mapped. */
 static const uint8_t *map_view(const struct mapped_wire *w, const uint8_t *offer, uint64_t *len_out)
 {
     char path[64];
@@ -169,6 +186,7 @@ static void *map_run(void *arg)
     }
 }
 
+/* The job belongs to the thread until take_results has it back; view_state says so. */
 static void job_push(struct mapped_conn *c, enum job_kind kind)
 {
     struct mapped_wire *w = c->w;
@@ -180,6 +198,7 @@ static void job_push(struct mapped_conn *c, enum job_kind kind)
     mailbox_push(&w->jobs, &c->job.mail);
 }
 
+/* Sends a message of this layer; nothing after the close. */
 static void say(struct mapped_conn *c, uint16_t type, uint32_t n)
 {
     uint8_t out[8];
@@ -199,6 +218,7 @@ static bool take_results(struct mapped_wire *w)
         enum job_kind kind = ((struct job *)mail)->kind;
         mail = mail->next;
         c->view_state = kind == JOB_MAP && c->view ? VIEW_READY : VIEW_GONE;
+        /* A connection that was closed meanwhile keeps its view here; conn_turn has it unmapped. */
         if (kind == JOB_UNMAP || c->is_closing)
             continue;
         log_debug(w->base.log, "arena of a peer %s bytes=%llu", c->view ? "is mapped" : "can't be mapped",
@@ -214,6 +234,7 @@ static bool take_results(struct mapped_wire *w)
 
 /* --------------------------------------------------------------------- loans */
 
+/* Whether [p, p + len) lies in our arena. */
 static bool in_arena(const struct mapped_wire *w, const void *p, uint64_t len)
 {
     uintptr_t base = (uintptr_t)w->arena, at = (uintptr_t)p;
@@ -240,6 +261,7 @@ static void lend(struct mapped_conn *c, const void *header, uint32_t header_len,
     wire_send(c->inner, out, LEND_HEADER + header_len, NULL, 0, NULL, NULL);
 }
 
+/* The oldest loan ends: RETURN counts loans in the order of LEND. */
 static void end_loan(struct mapped_conn *c, enum td_status status)
 {
     struct loan *l = c->loans;
@@ -257,6 +279,8 @@ static void break_off(struct mapped_conn *c, const char *what)
     c->is_broken = true;
 }
 
+/* Copies at once, so the loan is over when this returns. What comes from the peer is checked: the range
+ * must lie in the view. */
 static void on_lend(struct mapped_conn *c, const uint8_t *m, uint32_t len)
 {
     const struct wire_events *e = &c->w->base.events;
@@ -283,6 +307,7 @@ static void on_lend(struct mapped_conn *c, const uint8_t *m, uint32_t len)
     }
 }
 
+/* n is the number of oldest loans that the reader has copied. */
 static void on_return(struct mapped_conn *c, uint32_t n)
 {
     for (; n && c->loans; n--)
@@ -343,7 +368,7 @@ static void on_accept(void *user, struct wire_conn *inner)
         inner->user = c;
         return;
     }
-    w->conns = c->next; /* it is still the first: refusing makes no connection */
+    w->conns = c->next; /* it is still the first of the list: a refusal makes no connection */
     free(c);
 }
 
@@ -406,7 +431,8 @@ static void on_error(void *user, enum td_status why)
 static void on_closed(void *user)
 {
     struct mapped_conn *c = user;
-    c->inner = NULL; /* gone when its loans are ended and its view is unmapped */
+    /* Freed when its loans have ended and its view is unmapped. */
+    c->inner = NULL;
 }
 
 /* --------------------------------------------------------------------- calls */
@@ -420,14 +446,18 @@ static struct wire_conn *mapped_connect(struct wire *base, const char *address, 
     return &c->base;
 }
 
+/* A payload of the arena is lent if the peer has mapped the arena. Messages and loans use the same inner
+ * connection, so they stay in order. */
 static void mapped_send(struct wire_conn *base, const void *header, uint32_t header_len, const void *payload,
                         uint64_t payload_len, wire_done_fn *done, void *arg)
 {
     struct mapped_conn *c = (struct mapped_conn *)base;
     bool is_lent = payload_len && c->may_lend && !c->is_closing && header_len + LEND_HEADER <= WIRE_HEADER_MAX &&
                    in_arena(c->w, payload, payload_len);
+    /* Without a connection the loan is ended in the next turn, so that no callback comes from inside
+     * wire_send. */
     if (is_lent || !c->inner)
-        add_loan(c, done, arg); /* without a connection it is ended in the next turn */
+        add_loan(c, done, arg);
     if (is_lent)
         lend(c, header, header_len, payload, payload_len);
     else if (c->inner)
@@ -442,6 +472,7 @@ static void mapped_close(struct wire_conn *base)
     c->is_closing = true;
 }
 
+/* Offers our arena; only the accepting side, which is the holder. */
 static void mapped_trust(struct wire_conn *base)
 {
     struct mapped_conn *c = (struct mapped_conn *)base;
@@ -463,6 +494,8 @@ static void mapped_trust(struct wire_conn *base)
 
 /* ------------------------------------------------------------------ the turn */
 
+/* Tells errors, sends the rest of a batch of RETURNs, and takes the steps after the inner connection's
+ * end, in order: loans, then the view. */
 static bool conn_turn(struct mapped_conn *c)
 {
     bool any = c->is_broken && !c->error_told;
@@ -480,6 +513,7 @@ static bool conn_turn(struct mapped_conn *c)
     return any;
 }
 
+/* Whether nothing uses the connection any more. */
 static bool is_over(const struct mapped_conn *c)
 {
     bool has_job = c->view_state == VIEW_MAPPING || c->view_state == VIEW_READY || c->view_state == VIEW_UNMAPPING;
@@ -495,7 +529,8 @@ static bool reap(struct mapped_wire *w)
         void *user = c->base.user;
         *at = c->next;
         free(c);
-        w->base.events.on_closed(user); /* may change the list: the next one in the next turn */
+        /* The callback may change the list: the next connection is freed in the next turn. */
+        w->base.events.on_closed(user);
         return true;
     }
     return false;
@@ -506,11 +541,13 @@ static bool mapped_progress(struct wire *base)
     struct mapped_wire *w = (struct mapped_wire *)base;
     bool any = wire_progress(w->inner);
     any |= take_results(w);
-    for (struct mapped_conn *c = w->conns; c; c = c->next) /* new ones come first: not met in this turn */
+    /* New connections are put first: they are not met in this turn. */
+    for (struct mapped_conn *c = w->conns; c; c = c->next)
         any |= conn_turn(c);
     return any | reap(w);
 }
 
+/* Whatever the next mapped_progress would do without an event must make this return 0. */
 static int mapped_arm(struct wire *base)
 {
     struct mapped_wire *w = (struct mapped_wire *)base;
@@ -541,7 +578,7 @@ static void read_boot_id(struct mapped_wire *w)
 {
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
     if (f && fread(w->boot_id, 1, BOOT_ID, f) != BOOT_ID)
-        w->boot_id[0] = 0; /* no host is ours then */
+        w->boot_id[0] = 0; /* no host counts as ours then */
     if (f)
         fclose(f);
 }

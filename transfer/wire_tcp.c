@@ -1,25 +1,35 @@
 /*
- * The TCP transport: one socket for each connection, without blocking; payloads are received straight into their pages.
+ * The TCP transport: one non-blocking socket per connection; payloads are read straight into their pages.
  *
  * A frame on the socket, little-endian:
  *
- *      0 u32 FRAME_MAGIC   4 u16 header_len   6 u16 0   8 u64 payload_len   16 header[header_len]   payload[payload_len]
+ *  0 u32 FRAME_MAGIC  4 u16 header_len  6 u16 0  8 u64 payload_len  16 header[header_len]
+ *  then payload[payload_len]
  *
- * Frames of a connection go out in the order in which they were sent, so a long payload holds up the messages behind it: payloads
- * travel best in parts of PART_BYTES, which a slow network (100 Mbit/s) carries in a tenth of a second.
+ * Frames of a connection are sent in order, so a long payload delays the messages behind it. Payloads travel
+ * best in parts of PART_BYTES, which a slow network (100 Mbit/s) carries in a tenth of a second.
  *
- * A stranger: until wire_trust a frame carries no payload, which bounds what one connection can cost to BUFFER_BYTES, and at most
- * STRANGERS_MAX accepted connections have not proved themselves; the next is closed at once. How long they may take is the protocol's. When the
- * process has no descriptor left, one that was kept for that is given away to accept a connection and close it, and where that fails, too,
- * nothing is accepted for PAUSE_MS: else the listener would stay readable, and this thread would never sleep.
+ * Strangers: until wire_trust a frame may carry no payload, so that one connection costs at most
+ * BUFFER_BYTES. At most STRANGERS_MAX accepted connections may be unproved; the next one is closed at once.
+ * The protocol limits how long the proof may take. When the process has no descriptor left, a spare one is
+ * closed to accept a connection and close it. If that fails, too, nothing is accepted for PAUSE_MS: otherwise
+ * the listener would stay readable and this thread would never sleep.
  *
- * A send is tried in the next turn, never in wire_send, so that its callback can come when it is done; what the socket does
- * not take waits for EPOLLOUT. The done callback means that the kernel has a copy. MSG_ZEROCOPY was not taken: over loopback it copies all the
- * same, and it needs a second kind of completion. UCX was not taken: its tcp accepts one-sided writes from whoever can connect, and each of its
- * connections costs 3 ms of a core, by its shared memory 5 MiB of /dev/shm, too.
+ * wire_send only queues. The socket is written in the next turn, so that no done callback comes from inside
+ * wire_send; what the socket does not take waits for EPOLLOUT. The done callback means that the kernel has a
+ * copy of the payload.
  *
- * A connection: RESOLVING (a name) -> CONNECTING -> OPEN -> gone, with is_closing at any time. Callbacks come from tcp_progress only, so a connection
- * is freed there, when nothing of it is left to be told.
+ * Rejected: MSG_ZEROCOPY (over loopback it copies all the same, and it needs a second kind of completion).
+ * UCX's tcp (it accepts one-sided writes from anybody who can connect, and each connection costs 3 ms of a
+ * core, with its shared memory also 5 MiB of /dev/shm).
+ *
+ * A connection: RESOLVING (a name) -> CONNECTING -> OPEN -> gone; is_closing may be set at any time.
+ * Callbacks come from tcp_progress only. A connection is freed in one place, reap, at the end of a turn:
+ * after all events of the turn were handled, so the pointer in an event is never stale, and after all its
+ * done callbacks were called.
+ *
+ * Threads: as wire.h says. Only on_resolved runs on a thread of names.h; it hands the connection back through
+ * `resolved`.
  */
 #include <assert.h>
 #include <errno.h>
@@ -50,17 +60,18 @@ enum { STRANGERS_MAX = 256, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100, 
 
 enum conn_state { TCP_RESOLVING, TCP_CONNECTING, TCP_OPEN };
 
-struct out { /* a frame that is to be sent */
+struct out { /* a frame to be sent; freed after its done callback */
     struct out *next;
     const uint8_t *payload;
-    uint64_t payload_len, n_sent; /* n_sent: of prefix, header and payload */
+    uint64_t payload_len, n_sent; /* n_sent counts prefix, header and payload */
     wire_done_fn *done;
     void *arg;
     enum td_status status;
-    uint32_t head_len; /* prefix and header */
+    uint32_t head_len; /* length of prefix and header */
     uint8_t head[];
 };
 
+/* A queue of frames; tail points to the last link. */
 struct outs {
     struct out *first, **tail;
 };
@@ -70,19 +81,19 @@ struct tcp_conn {
     struct tcp_wire *w;
     struct tcp_conn *next;
     enum conn_state state;
-    int fd;           /* -1: none */
-    struct mail mail; /* back from the names' thread */
+    int fd;           /* -1: no socket */
+    struct mail mail; /* brings the connection back from the thread that resolved its name */
     struct name_query query;
-    char *address; /* connecting */
+    char *address; /* connecting side: "HOST:PORT"; owned. NULL: accepted. */
     bool is_trusted, is_closing, error_told;
-    bool is_blocked; /* waits until it can be written, or is connected */
+    bool is_blocked; /* waits for EPOLLOUT: to send more, or to be connected */
     enum td_status error;
     struct outs outs;
 
-    uint32_t begin, end; /* of what was read and is not handed on yet */
-    bool has_payload;    /* one is arriving */
-    uint64_t left;       /* of it to come */
-    uint8_t *to;         /* where the rest lands; NULL: nowhere */
+    uint32_t begin, end; /* bytes of buffer that were read and not parsed yet: [begin, end) */
+    bool has_payload;    /* a payload is arriving */
+    uint64_t left;       /* bytes of it still to come */
+    uint8_t *to;         /* where the next of them lands; NULL: they are discarded */
     void *token;
     uint8_t buffer[BUFFER_BYTES];
 };
@@ -90,9 +101,9 @@ struct tcp_conn {
 struct tcp_wire {
     struct wire base;
     int listen_fd, spare_fd;
-    uint64_t resume_ns; /* until then nothing is accepted; 0: no pause */
+    uint64_t resume_ns; /* nothing is accepted until then; 0: no pause */
     struct tcp_conn *conns;
-    struct outs ended; /* to be told to the protocol */
+    struct outs ended; /* frames whose done callback is due, in this turn or the next */
     uint32_t n_strangers;
     struct clock clock;
     uint64_t warned_ns;
@@ -123,6 +134,7 @@ static struct out *outs_take(struct outs *o)
     return out;
 }
 
+/* The first frame has been sent, or never will be: its done callback is due. */
 static void end_first(struct tcp_conn *c, enum td_status status)
 {
     struct out *out = outs_take(&c->outs);
@@ -132,7 +144,7 @@ static void end_first(struct tcp_conn *c, enum td_status status)
 
 static bool tell_ended(struct tcp_wire *w)
 {
-    struct out *out = w->ended.first; /* what is added meanwhile comes in the next turn */
+    struct out *out = w->ended.first; /* frames that the callbacks add are told in the next turn */
     bool any = out != NULL;
     w->ended = (struct outs){NULL, &w->ended.first};
     for (struct out *next; out; out = next) {
@@ -144,12 +156,15 @@ static bool tell_ended(struct tcp_wire *w)
     return any;
 }
 
+/* Notes the first error; conn_turn tells the protocol. */
 static void fail(struct tcp_conn *c, enum td_status why)
 {
     if (!c->error)
         c->error = why;
 }
 
+/* The payload pointer stays in use until the frame ends. A frame that can't be sent ends in the next turn,
+ * not here. */
 static void tcp_send(struct wire_conn *base, const void *header, uint32_t header_len, const void *payload,
                      uint64_t payload_len, wire_done_fn *done, void *arg)
 {
@@ -171,6 +186,7 @@ static void tcp_send(struct wire_conn *base, const void *header, uint32_t header
 
 /* ------------------------------------------------------------------- writing */
 
+/* Registers or changes the events to wait for; is_blocked follows. */
 static void watch(struct tcp_conn *c, int op, bool for_writing)
 {
     struct epoll_event e = {.events = EPOLLIN | (for_writing ? EPOLLOUT : 0u), .data.ptr = c};
@@ -178,7 +194,8 @@ static void watch(struct tcp_conn *c, int op, bool for_writing)
     c->is_blocked = for_writing;
 }
 
-/* What is left of the first frames. */
+/* Collects the unsent rest of the first frames, as many as fit into `pieces`; returns the number of
+ * pieces. */
 static int gather(const struct tcp_conn *c, struct iovec pieces[PIECES])
 {
     int n = 0;
@@ -203,7 +220,8 @@ static void note_sent(struct tcp_conn *c, uint64_t n_bytes)
     }
 }
 
-/* An error shows when it is read: what the peer said before it went must be heard first. */
+/* Writes until the socket takes no more or TURN_BYTES are written. A write error is not told here: reading
+ * tells it, after what the peer had sent before it went has been read. */
 static bool conn_write(struct tcp_conn *c)
 {
     struct iovec pieces[PIECES];
@@ -218,7 +236,7 @@ static bool conn_write(struct tcp_conn *c)
             break;
         }
         any = true;
-        if (n < 0) { /* half of a frame may be out: nothing can follow it */
+        if (n < 0) { /* part of a frame may have been sent: nothing can follow it */
             shutdown(c->fd, SHUT_RDWR);
             while (c->outs.first)
                 end_first(c, TD_ERR_PEER_LOST);
@@ -239,6 +257,7 @@ static void end_payload(struct tcp_conn *c, enum td_status status)
         c->w->base.events.on_payload_done(c->base.user, c->token, status);
 }
 
+/* n bytes of the payload have landed; tells the protocol after the last one. */
 static void take_payload(struct tcp_conn *c, uint64_t n)
 {
     c->to = c->to ? c->to + n : NULL;
@@ -260,7 +279,7 @@ static void begin_frame(struct tcp_conn *c, const uint8_t *header, uint32_t head
     c->has_payload = true;
 }
 
-/* True if a frame began in what was read. */
+/* Parses one frame up to its payload. False: no complete frame header in the buffer, or a malformed one. */
 static bool parse_one(struct tcp_conn *c)
 {
     const uint8_t *p = c->buffer + c->begin;
@@ -282,6 +301,8 @@ static bool parse_one(struct tcp_conn *c)
     return true;
 }
 
+/* Hands on what was read until the buffer holds less than a frame header. Handlers may close the
+ * connection. */
 static void parse(struct tcp_conn *c)
 {
     while (!c->is_closing && !c->error) {
@@ -301,7 +322,8 @@ static void parse(struct tcp_conn *c)
     c->begin = 0;
 }
 
-/* Payload first, if one is arriving, and what follows it into the buffer. */
+/* One readv: first the rest of a payload, straight to its place, then what follows it, into the buffer.
+ * Returns readv's result. */
 static ssize_t read_some(struct tcp_conn *c)
 {
     struct iovec to[2];
@@ -311,7 +333,7 @@ static ssize_t read_some(struct tcp_conn *c)
     else if (c->has_payload)
         to[n++] = (struct iovec){c->w->nowhere, c->left < sizeof(c->w->nowhere) ? c->left : sizeof(c->w->nowhere)};
     uint64_t first = n ? to[0].iov_len : 0;
-    if (first == c->left) /* else what follows is payload, too */
+    if (first == c->left) /* else more than one piece of payload is left, and nothing else can follow */
         to[n++] = (struct iovec){c->buffer + c->end, BUFFER_BYTES - c->end};
     ssize_t got = readv(c->fd, to, n);
     if (got <= 0)
@@ -323,6 +345,7 @@ static ssize_t read_some(struct tcp_conn *c)
     return got;
 }
 
+/* Reads until the socket is empty, or its share of the turn is used up: less for a stranger. */
 static bool conn_read(struct tcp_conn *c)
 {
     bool any = false;
@@ -365,7 +388,7 @@ static void send_at_once(int fd)
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
-/* Peers that are wanted are tried for ever. */
+/* Warns at most every WARN_EVERY_NS, because wanted peers are tried for ever. */
 static void not_connected(struct tcp_conn *c, const char *reason)
 {
     struct tcp_wire *w = c->w;
@@ -376,7 +399,8 @@ static void not_connected(struct tcp_conn *c, const char *reason)
     fail(c, TD_ERR_PEER_LOST);
 }
 
-/* To c->query.target; an error is told in the next turn. */
+/* Begins to connect to c->query.target. An error is told in the next turn, because no callback may come
+ * from inside wire_connect. */
 static void connect_begin(struct tcp_conn *c)
 {
     const struct sockaddr *to = (const struct sockaddr *)&c->query.target;
@@ -394,6 +418,7 @@ static void connect_begin(struct tcp_conn *c)
     watch(c, EPOLL_CTL_ADD, true);
 }
 
+/* On a thread of names.h, or inside tcp_connect for a numeric address. */
 static void on_resolved(struct name_query *q)
 {
     struct tcp_conn *c = (struct tcp_conn *)((char *)q - offsetof(struct tcp_conn, query));
@@ -411,6 +436,8 @@ static struct wire_conn *tcp_connect(struct wire *base, const char *address, uin
     return &c->base;
 }
 
+/* Until its name is resolved a connection belongs to names.h and may not be freed; leaving RESOLVING takes
+ * it back. */
 static bool take_resolved(struct tcp_wire *w)
 {
     struct mail *mail = mailbox_take(&w->resolved);
@@ -419,14 +446,14 @@ static bool take_resolved(struct tcp_wire *w)
         struct tcp_conn *c = (struct tcp_conn *)((char *)mail - offsetof(struct tcp_conn, mail));
         mail = mail->next;
         if (c->is_closing)
-            c->state = TCP_CONNECTING; /* nobody else has it now */
+            c->state = TCP_CONNECTING; /* names.h is done with it: reap may free it */
         else
             connect_begin(c);
     }
     return any;
 }
 
-/* It is connected, or could not be. */
+/* The attempt to connect has ended, well or not. */
 static void connect_end(struct tcp_conn *c)
 {
     int error = 0;
@@ -440,6 +467,7 @@ static void connect_end(struct tcp_conn *c)
     c->w->base.events.on_open(c->base.user);
 }
 
+/* A new connection. It stays a stranger until tcp_trust, or until it is freed. */
 static void accepted(struct tcp_wire *w, int fd)
 {
     if (w->n_strangers >= STRANGERS_MAX) {
@@ -465,7 +493,8 @@ static void keep_spare(struct tcp_wire *w)
         w->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-/* No descriptor is left: the spare one makes room for a connection, which is closed. Sets errno: EAGAIN if nobody waits. */
+/* No descriptor is left: closes the spare one to accept a connection and close it. If false, errno says
+ * why (EAGAIN: no connection waits). */
 static bool refuse_one(struct tcp_wire *w)
 {
     if (w->spare_fd >= 0)
@@ -479,6 +508,7 @@ static bool refuse_one(struct tcp_wire *w)
     return fd >= 0;
 }
 
+/* Sets the events of the listening socket. */
 static void listen_for(struct tcp_wire *w, uint32_t events)
 {
     struct epoll_event e = {.events = events, .data.ptr = w};
@@ -511,13 +541,15 @@ static bool take_accepts(struct tcp_wire *w)
         }
         if (errno == EINTR || errno == ECONNABORTED || ((errno == EMFILE || errno == ENFILE) && refuse_one(w)))
             continue;
-        if (errno != EAGAIN && errno != EWOULDBLOCK) /* somebody may still wait, and can't be accepted */
+        /* A connection may still wait, and can't be accepted. */
+        if (errno != EAGAIN && errno != EWOULDBLOCK)
             pause_accepts(w);
         break;
     }
     return any;
 }
 
+/* The connection is not counted as a stranger any more: it was trusted, or it ends. */
 static void no_stranger(struct tcp_conn *c)
 {
     c->w->n_strangers -= !c->address && !c->is_trusted;
@@ -529,6 +561,7 @@ static void tcp_trust(struct wire_conn *base)
     no_stranger(conn_of(base));
 }
 
+/* Only marks it. The socket is closed in the next turn (finish), the memory is freed by reap. */
 static void tcp_close(struct wire_conn *base)
 {
     conn_of(base)->is_closing = true;
@@ -537,10 +570,11 @@ static void tcp_close(struct wire_conn *base)
 
 /* ------------------------------------------------------------------ the turn */
 
+/* A connection of an event can't have been freed: reap runs after all events of the turn. */
 static bool handle(struct tcp_wire *w, const struct epoll_event *e)
 {
     struct tcp_conn *c = e->data.ptr;
-    if (!c) /* the mailbox */
+    if (!c) /* the mailbox of resolved names */
         return take_resolved(w);
     if (e->data.ptr == w)
         return take_accepts(w);
@@ -555,7 +589,8 @@ static bool handle(struct tcp_wire *w, const struct epoll_event *e)
     return true;
 }
 
-/* Says what it still can, which may be a goodbye, and ends all that is under way. */
+/* Sends what the socket still takes, which may be a goodbye; then ends everything under way and closes the
+ * socket. */
 static void finish(struct tcp_conn *c)
 {
     if (c->state == TCP_OPEN && !c->error)
@@ -584,7 +619,8 @@ static bool conn_turn(struct tcp_conn *c)
     return c->state == TCP_OPEN && !c->error && conn_write(c);
 }
 
-/* Closed, and nothing of it is with the names' threads. */
+/* Frees connections that are closed and not with names.h. It does nothing while done callbacks are due:
+ * they come before on_closed, and may use the connection. */
 static bool reap(struct tcp_wire *w)
 {
     bool any = false;
@@ -607,6 +643,8 @@ static bool reap(struct tcp_wire *w)
     return any;
 }
 
+/* The order matters: events, then each connection's own turn (which tells errors and ends frames), then
+ * done callbacks, then reap. */
 static bool tcp_progress(struct wire *base)
 {
     struct tcp_wire *w = (struct tcp_wire *)base;
@@ -622,6 +660,7 @@ static bool tcp_progress(struct wire *base)
     return any | reap(w);
 }
 
+/* Whatever the next tcp_progress would do without an event must make this return 0. */
 static int tcp_arm(struct wire *base)
 {
     struct tcp_wire *w = (struct tcp_wire *)base;
@@ -652,7 +691,8 @@ static void tcp_free(struct wire *base)
 {
     struct tcp_wire *w = (struct tcp_wire *)base;
     names_close(w->names);
-    for (struct tcp_conn *c = w->conns, *next; c; c = next) { /* refused, and nobody has heard of them */
+    /* Refused when accepted, so the protocol never had them. */
+    for (struct tcp_conn *c = w->conns, *next; c; c = next) {
         next = c->next;
         assert(!c->base.user);
         if (c->fd >= 0)

@@ -1,33 +1,43 @@
 /*
- * The UCX transport: active messages, one ucp_worker per connection; payloads by rendezvous, over tcp eagerly.
+ * The UCX transport: active messages, one ucp_worker per connection; payloads by rendezvous, over tcp
+ * eagerly.
  *
  * Why it is built this way (measured with UCX 1.13):
- *  - No put, no get: over tcp they are emulated, and the survivor of a dead initiator may abort. With rendezvous the receiver
- *    names the destination of each payload, so nothing is ever written that was not asked for.
- *    For the same reason TCP_PUT_ENABLE=n: else rendezvous over tcp uses its put in secret, and a peer that dies at the
- *    wrong moment takes this process along (assertion on PUT_TX_WAITING_ACK in tcp_ep.c; seen in 1 kill of 10 on a busy
- *    machine).
- *  - Over tcp payloads go eagerly and by copy (ZCOPY_THRESH=inf): a rendezvous that a dying peer cuts off completes its
- *    zero-copy sends twice there (assertion on comp->count in uct_iface.h; 1 kill of 30 on a busy machine), and eager messages
- *    have no such state. The receiver still says where each payload lands; it costs a copy on each side.
- *  - A worker of its own for each connection: a shared-memory sender that is killed can wedge the worker that it sends to,
- *    for all its other peers and for ever. The listener's worker only accepts.
- *  - Making a worker takes 3 ms and destroying one 1 ms: that happens on a thread of its own ("xfer-connect"), and names are
- *    resolved on others (transfer/names.h). Everything else, endpoints included, belongs to the thread that calls wire_progress.
- *  - tcp stands in every list of transports: sockaddr endpoints need it. Shared memory in peer-error mode is used only with
- *    POSIX_ERROR_HANDLING=y, and with RNDV_SCHEME=get_zcopy, or the payloads go over tcp all the same.
- *  - tcp segments are of 1 MiB and parts fit into one (TCP_PART_BYTES): a message of several segments is put together in memory
- *    of UCX's first, and each segment costs calls into the kernel on both sides; 5 GB/s instead of 3.
- *  - The shared-memory ring has room for 4 MiB (128 x 32 KiB; UCX: 64 x 8 KiB). When others compute on every core, sender and
- *    receiver run in turns of some ms, and a ring is all that moves in a turn: 2.5 GB/s instead of 0.2. It costs 5 MiB
- *    of /dev/shm a connection. (Segments of 64 KiB trip an assertion in UCX.)
+ *  - No put, no get: over tcp they are emulated, and the survivor of a dead initiator may abort. With
+ *    rendezvous the receiver names the destination of each payload, so nothing is ever written that was not
+ *    asked for. For the same reason TCP_PUT_ENABLE=n: otherwise rendezvous over tcp uses tcp's put
+ *    internally, and a peer that dies at the wrong moment aborts this process (assertion on
+ *    PUT_TX_WAITING_ACK in tcp_ep.c; seen in 1 kill of 10 on a busy machine).
+ *  - Over tcp payloads go eagerly and by copy (ZCOPY_THRESH=inf): there a rendezvous that a dying peer cuts
+ *    off completes its zero-copy sends twice (assertion on comp->count in uct_iface.h; 1 kill of 30 on a busy
+ *    machine), and eager messages have no such state. The receiver still says where each payload lands; the
+ *    price is a copy on each side.
+ *  - One worker per connection: a shared-memory sender that is killed can wedge the worker that it sends to,
+ *    for all other peers of that worker and for ever. The listener's worker only accepts.
+ *  - Making a worker takes 3 ms and destroying one 1 ms, so a thread of its own does it ("xfer-connect");
+ *    names are resolved on other threads (transfer/names.h). Everything else, endpoints included, belongs to
+ *    the thread that calls wire_progress.
+ *  - tcp is in every list of transports: sockaddr endpoints need it. In peer-error mode shared memory is used
+ *    only with POSIX_ERROR_HANDLING=y and RNDV_SCHEME=get_zcopy; without them payloads go over tcp all the
+ *    same.
+ *  - tcp segments are 1 MiB long and a part fits into one (TCP_PART_BYTES): UCX first puts a message of
+ *    several segments together in its own memory, and each segment costs calls into the kernel on both sides;
+ *    5 GB/s instead of 3.
+ *  - The shared-memory ring has room for 4 MiB (128 x 32 KiB; UCX's default: 64 x 8 KiB). When other programs
+ *    compute on every core, sender and receiver run in turns of some ms, and a ring is all that moves in a
+ *    turn: 2.5 GB/s instead of 0.2. It costs 5 MiB of /dev/shm per connection. (Segments of 64 KiB trip an
+ *    assertion in UCX.)
  *
- * A connection: MAKING (worker being made) -> OPEN -> CLOSING (forced close; operations end) -> DESTROYING (worker on its way
- * out) -> GONE. If operations have not ended within CLOSE_PATIENCE_NS, the worker is destroyed with them, which is as good an
- * end as any: after that nothing can touch their memory.
+ * A connection: MAKING (worker being made) -> OPEN -> CLOSING (forced close; operations end) -> DESTROYING
+ * (worker being destroyed) -> GONE. If operations have not ended within CLOSE_PATIENCE_NS, the worker is
+ * destroyed with them. That is a safe end: after it nothing can touch their memory.
  *
- * Callbacks from inside UCX only note what happened; the protocol hears of completions from wire_progress. Only messages are
- * handed on at once, because their bytes live no longer than the call.
+ * Who has a connection: the connector thread from job_push until take_results (MAKING and DESTROYING), before
+ * that a thread of names.h while its name is resolved; the xfer thread at all other times, and only it frees
+ * connections (conn_free).
+ *
+ * Callbacks from inside UCX only note what happened; the protocol is told of completions by wire_progress
+ * (tell_ended). Only messages are handed on at once, because their bytes are valid during the call only.
  */
 #include "transfer/wire_ucx.h"
 
@@ -52,27 +62,28 @@
 #include "transfer/wire.h"
 
 enum { AM_ID = 1, PROGRESS_BURST = 8, ACCEPTS_PENDING_MAX = 256, IDLE_TURNS = 64, IDLE_PERIOD = 8 };
-enum { TCP_PART_BYTES = 1020 << 10 }; /* a segment, headers included; in parts of 256 KiB it is a third slower */
+enum { TCP_PART_BYTES = 1020 << 10 }; /* a segment less headers; in parts of 256 KiB it is a third slower */
 #define CLOSE_PATIENCE_NS (250 * NS_PER_MS)
 #define WARN_EVERY_NS     (30 * NS_PER_S)
-#define SHM_LEAST         (512ull << 20) /* a hundred connections */
+#define SHM_LEAST         (512ull << 20) /* room for a hundred connections */
 
 enum conn_state { CONN_MAKING, CONN_OPEN, CONN_CLOSING, CONN_DESTROYING, CONN_GONE };
 enum job_kind { JOB_MAKE, JOB_DESTROY, JOB_STOP };
 
 struct ucx_conn;
 
-struct job { /* for the connector thread and back; lies in the connection, one at a time */
+/* Sent to the connector thread and back; part of the connection, which has at most one job at a time. */
+struct job {
     struct mail mail;
     enum job_kind kind;
     struct ucx_conn *conn;
 };
 
-struct op { /* one send or receive, from the call into UCX to the protocol's callback */
+struct op { /* one send or receive, from the call into UCX to the protocol's callback; freed after it */
     struct op *next, *prev;
     struct ucx_conn *conn;
-    wire_done_fn *done; /* sends */
-    void *arg;          /* sends: of done; receives: the protocol's token */
+    wire_done_fn *done; /* of a send */
+    void *arg;          /* send: argument of done; receive: the protocol's token */
     bool is_receive, ended;
     enum td_status status;
     uint8_t header[];
@@ -89,10 +100,10 @@ struct ucx_wire {
     ucp_listener_h listener;
     struct ucx_conn *conns;
     uint32_t n_making, n_turns;
-    struct op *ended, **ended_tail; /* to be told to the protocol */
+    struct op *ended, **ended_tail; /* operations whose callback is due */
     struct names *names;
     struct mailbox jobs, results, requests;
-    uint64_t warned_ns; /* the connector's */
+    uint64_t warned_ns; /* used by the connector thread only */
     pthread_t connector;
     bool connector_runs;
 };
@@ -103,21 +114,21 @@ struct ucx_conn {
     struct ucx_conn *next;
     enum conn_state state;
     struct job job;
-    char *address;              /* connecting */
-    struct name_query query;    /* to the address's target */
-    ucp_conn_request_h request; /* accepting */
-    enum td_status made;        /* by the connector thread */
+    char *address;              /* connecting side: "HOST:PORT"; owned. NULL: accepted. */
+    struct name_query query;    /* resolves address */
+    ucp_conn_request_h request; /* accepting side: the request to answer; NULL once it was used */
+    enum td_status made;        /* how JOB_MAKE ended */
     ucp_worker_h worker;
     int worker_fd;
     ucp_ep_h ep;
     ucs_status_ptr_t close_request;
-    struct op *ops; /* in flight */
+    struct op *ops; /* operations in flight; a double list */
     enum td_status error;
     bool error_told, close_asked;
     enum { PAYLOADS_UNKNOWN, PAYLOADS_EAGER, PAYLOADS_RENDEZVOUS } payloads_by;
     uint64_t close_begin_ns;
-    uint32_t n_idle; /* turns in which nothing happened here */
-    bool is_armed;   /* and nothing happened since: an event wakes the thread */
+    uint32_t n_idle; /* turns since something happened on this connection */
+    bool is_armed;   /* was armed and nothing happened since, so an event wakes the thread */
 };
 
 static struct ucx_wire *wire_of(struct wire *w)
@@ -155,8 +166,9 @@ static enum td_status map_arena(struct ucx_wire *w, struct td_error *error_out)
 }
 
 /*
- * Each worker, so each connection, has a ring of 5 MiB in /dev/shm, where containers often have 64 MiB for all processes together. UCX
- * checks when a ring is made whether it fits, so a connection would fail, or take the room from others.
+ * Each worker, so each connection, has a ring of 5 MiB in /dev/shm, where containers often have 64 MiB for
+ * all processes together. UCX checks whether a ring fits only when it makes the ring: a connection would
+ * fail, or take the room from other processes.
  */
 static bool is_shm_small(const struct ucx_wire *w)
 {
@@ -187,6 +199,7 @@ static enum td_status context_open(struct ucx_wire *w, const char *device, struc
 static ucs_status_t am_callback(void *arg, const void *header, size_t header_len, void *data, size_t len,
                                 const ucp_am_recv_param_t *param);
 
+/* Makes a worker with its epoll descriptor. c NULL: for the listener, which receives no messages. */
 static enum td_status worker_make(ucp_context_h context, struct ucx_conn *c, ucp_worker_h *out, int *fd_out)
 {
     ucp_am_handler_param_t am = {
@@ -209,19 +222,23 @@ static enum td_status worker_make(ucp_context_h context, struct ucx_conn *c, ucp
     return TD_OK;
 }
 
+/* On the connector thread: makes the connection's worker. It also opens the context if this process does
+ * not listen, because then the first address decides which network device is used. */
 static enum td_status conn_make(struct ucx_wire *w, struct ucx_conn *c)
 {
     struct td_error error = c->query.why;
     if (c->address) {
         enum td_status s = c->query.target_len ? TD_OK : TD_ERR_NOT_FOUND;
         char device[64];
-        if (!s && !w->context) { /* we don't listen, so the first address says which device */
+        /* A process that does not listen opens its context for the device of the first address. */
+        if (!s && !w->context) {
             if (!netaddr_device(&c->query.target, c->query.target_len, device))
                 netaddr_any_device(device);
             s = context_open(w, device, &error);
         }
         if (s) {
-            bool is_news = monotonic_ns() - w->warned_ns > WARN_EVERY_NS; /* wanted peers are tried for ever */
+            /* Wanted peers are tried for ever. */
+            bool is_news = monotonic_ns() - w->warned_ns > WARN_EVERY_NS;
             w->warned_ns = is_news ? monotonic_ns() : w->warned_ns;
             log_write(w->base.log, is_news ? LOG_WARN : LOG_DEBUG, "can't connect address=%s reason=%s", c->address,
                       error.text);
@@ -266,6 +283,7 @@ static void job_push(struct ucx_conn *c, enum job_kind kind)
     mailbox_push(&c->w->jobs, &c->job.mail);
 }
 
+/* On a thread of names.h, or inside ucx_connect for a numeric address. */
 static void on_resolved(struct name_query *q)
 {
     job_push((struct ucx_conn *)((char *)q - offsetof(struct ucx_conn, query)), JOB_MAKE);
@@ -284,7 +302,7 @@ static struct op *op_new(struct ucx_conn *c, uint32_t header_len)
     return op;
 }
 
-/* Moves it from "in flight" to "to be told". */
+/* Moves the operation from the connection's list to w->ended; its callback comes from tell_ended. */
 static void op_end(struct op *op, enum td_status status)
 {
     struct ucx_conn *c = op->conn;
@@ -319,10 +337,13 @@ static bool tell_ended(struct ucx_wire *w)
     return any;
 }
 
+/* Called by UCX inside a progress or close call, or, while a worker is being destroyed, on the connector
+ * thread. */
 static void send_callback(void *request, ucs_status_t status, void *user_data)
 {
     struct op *op = user_data;
-    if (op->conn->state != CONN_DESTROYING) /* else on another thread, and counted as ended already */
+    /* While DESTROYING this runs on the connector thread, and take_results ends the operation. */
+    if (op->conn->state != CONN_DESTROYING)
         op_end(op, wire_ucx_convert(status));
     ucp_request_free(request);
 }
@@ -333,21 +354,23 @@ static void receive_callback(void *request, ucs_status_t status, size_t length, 
     send_callback(request, status, user_data);
 }
 
-/* Else it is memory that was never registered, which UCX then does by itself. */
+/* Whether the memory lies in the registered arena. Other memory is registered by UCX itself, per
+ * operation. */
 static bool in_arena(const struct ucx_wire *w, const void *p, uint64_t len)
 {
     uintptr_t base = (uintptr_t)w->arena_base, at = (uintptr_t)p;
     return at >= base && len <= w->arena_bytes && at - base <= w->arena_bytes - len;
 }
 
-/* Something happens here: it is looked after in each turn, and armed before the thread sleeps. */
+/* Something happens on this connection: it gets progress in each turn, and is armed anew before the thread
+ * sleeps. */
 static void conn_stir(struct ucx_conn *c)
 {
     c->n_idle = 0;
     c->is_armed = false;
 }
 
-/* Whether payloads of this connection go over tcp; asked of UCX once, when the first is sent. */
+/* Whether payloads of this connection go over tcp. UCX is asked once, when the first payload is sent. */
 static bool over_tcp(struct ucx_conn *c)
 {
     char names[128] = "";
@@ -382,7 +405,8 @@ static void ucx_send(struct wire_conn *base, const void *header, uint32_t header
         p.memh = c->w->arena;
     }
     ucs_status_ptr_t r = ucp_am_send_nbx(c->ep, AM_ID, op->header, header_len, payload, payload_len, &p);
-    if (!UCS_PTR_IS_PTR(r)) /* done or refused at once: then the callback does not come */
+    /* Done or refused at once: then UCX does not call back. */
+    if (!UCS_PTR_IS_PTR(r))
         op_end(op, wire_ucx_convert(UCS_PTR_STATUS(r)));
 }
 
@@ -408,7 +432,7 @@ static void receive(struct ucx_conn *c, void *data, size_t len, void *destinatio
         op_end(op, wire_ucx_convert(UCS_PTR_STATUS(r)));
 }
 
-/* A rendezvous that is not received here is thrown away by UCX, which tells the sender that it is done. */
+/* If a rendezvous is not received here, UCX discards it and tells the sender that it is done. */
 static ucs_status_t am_callback(void *arg, const void *header, size_t header_len, void *data, size_t len,
                                 const ucp_am_recv_param_t *param)
 {
@@ -464,7 +488,7 @@ static void listener_callback(ucp_conn_request_h request, void *arg)
     mailbox_push(&w->requests, &r->mail);
 }
 
-/* accept: else all are rejected. */
+/* accept false: rejects all requests. */
 static bool take_requests(struct ucx_wire *w, bool accept)
 {
     struct mail *mail = mailbox_take(&w->requests);
@@ -496,24 +520,25 @@ static ucs_status_t endpoint_make(struct ucx_conn *c)
 {
     ucs_status_t s = wire_ucx_endpoint_open(c->worker, c->request, (const struct sockaddr *)&c->query.target,
                                             c->query.target_len, error_callback, c, &c->ep);
-    c->request = NULL; /* taken by UCX, also when it fails */
+    c->request = NULL; /* UCX has used the request up, even if this failed */
     return s;
 }
 
-/* c: whose it is; NULL: nobody's */
+/* c: the connection to which the descriptor belongs; NULL: to none. */
 static void watch(struct ucx_wire *w, int fd, struct ucx_conn *c)
 {
     struct epoll_event e = {.events = EPOLLIN, .data.ptr = c};
     epoll_ctl(w->base.fd, EPOLL_CTL_ADD, fd, &e);
 }
 
-/* The connector thread is done with it: a worker was made, or is gone. */
+/* The connector thread has made the connection's worker, or failed to. Makes the endpoint and tells the
+ * protocol. */
 static void conn_made(struct ucx_conn *c)
 {
     struct ucx_wire *w = c->w;
     w->n_making--;
     bool is_accepted = !c->address;
-    if (c->made) { /* no worker */
+    if (c->made) { /* there is no worker */
         if (c->request)
             ucp_listener_reject(w->listener, c->request);
         c->request = NULL;
@@ -532,7 +557,7 @@ static void conn_made(struct ucx_conn *c)
     if (c->close_asked)
         return;
     if (is_accepted && c->error) {
-        c->close_asked = true; /* nobody has heard of it yet */
+        c->close_asked = true; /* the protocol has not heard of it yet */
     } else if (is_accepted) {
         w->base.events.on_accept(w->base.events.user, &c->base);
         c->close_asked = c->close_asked || !c->base.user;
@@ -568,12 +593,15 @@ static bool take_results(struct ucx_wire *w)
             continue;
         }
         c->state = CONN_GONE;
-        while (c->ops) /* that never ended; the worker that knew of them is no more */
+        /* Operations that never ended: the worker that knew of them is destroyed, so nothing uses their
+         * memory. */
+        while (c->ops)
             op_end(c->ops, TD_ERR_CANCELLED);
     }
     return any;
 }
 
+/* Only marks it: conn_progress begins the close, so that no callback comes from inside wire_close. */
 static void ucx_close(struct wire_conn *base)
 {
     conn_of(base)->close_asked = true;
@@ -591,7 +619,8 @@ static void close_begin(struct ucx_conn *c)
     c->ep = NULL;
 }
 
-/* true if the connection left this state. */
+/* Returns true if the connection left CLOSING. The patience is needed because UCX may never end an
+ * operation whose peer died. */
 static bool close_step(struct ucx_conn *c)
 {
     if (UCS_PTR_IS_PTR(c->close_request) && ucp_request_check_status(c->close_request) != UCS_INPROGRESS) {
@@ -603,7 +632,8 @@ static bool close_step(struct ucx_conn *c)
         return false;
     if (c->ops)
         log_warn(c->w->base.log, "operations outlived the close of their endpoint; its worker goes with them");
-    c->state = c->worker ? CONN_DESTROYING : CONN_GONE; /* from here on UCX's callbacks for it are ignored */
+    /* From here on UCX's callbacks for this connection are ignored. */
+    c->state = c->worker ? CONN_DESTROYING : CONN_GONE;
     if (c->worker) {
         epoll_ctl(c->w->base.fd, EPOLL_CTL_DEL, c->worker_fd, NULL);
         job_push(c, JOB_DESTROY);
@@ -633,8 +663,9 @@ static bool conn_progress(struct ucx_conn *c)
 }
 
 /*
- * Looking after a worker costs about half a microsecond, and most of many peers are quiet at any time: those are looked after in
- * one turn of IDLE_PERIOD, unless there is something to be told or closed. They wake the thread from its sleep all the same.
+ * Progress of a worker costs about half a microsecond, and of many peers most are quiet at any time. A quiet
+ * connection gets progress in one of IDLE_PERIOD turns, unless it has an error to be told or is to be closed.
+ * Its events still wake the thread from sleep.
  */
 static bool may_skip(const struct ucx_wire *w, const struct ucx_conn *c)
 {
@@ -642,6 +673,8 @@ static bool may_skip(const struct ucx_wire *w, const struct ucx_conn *c)
            !c->close_asked;
 }
 
+/* The order matters: a connection is freed only when w->ended is empty, so its done callbacks come before
+ * on_closed. */
 static bool ucx_progress(struct wire *base)
 {
     struct ucx_wire *w = wire_of(base);
@@ -659,7 +692,8 @@ static bool ucx_progress(struct wire *base)
             any |= close_step(c);
     }
     any |= tell_ended(w);
-    for (struct ucx_conn *c = w->conns, *next; c && !w->ended; c = next) { /* what has ended was told first */
+    /* Only when all done callbacks have been called. */
+    for (struct ucx_conn *c = w->conns, *next; c && !w->ended; c = next) {
         next = c->next;
         if (c->state == CONN_GONE)
             conn_free(c);
@@ -668,8 +702,9 @@ static bool ucx_progress(struct wire *base)
 }
 
 /*
- * Arming a worker takes some ten calls into the kernel, and of many peers few have said anything since the thread last slept. A worker
- * that was armed stays so until something happens: then either its progress says so, or its descriptor is readable.
+ * Arming a worker takes some ten calls into the kernel, and of many peers few have done anything since the
+ * thread last slept. An armed worker stays armed until something happens; then either its progress reports
+ * it, or its descriptor is readable (found here).
  */
 static void stir_readable(struct ucx_wire *w)
 {
@@ -725,13 +760,14 @@ static uint64_t ucx_part_bytes(struct wire_conn *base)
 /* ------------------------------------------------------------- open and free */
 
 /*
- * What peers asked for while the last connections closed (they were told goodbye, and connect again): requests, and connections that
- * were being made, or were refused and not gone yet. Nobody has heard of these.
+ * Drops what came while the last connections closed (peers were told goodbye, and connect again): requests,
+ * and connections that were being made or were refused and not gone yet. The protocol has heard of none of
+ * them.
  */
 static void drop_unheard(struct ucx_wire *w)
 {
     take_requests(w, false);
-    mailbox_take(&w->results); /* mail of the connections themselves */
+    mailbox_take(&w->results); /* the mail is part of the connections, which are freed below */
     for (struct ucx_conn *c = w->conns, *next; c; c = next) {
         next = c->next;
         if (c->request)
@@ -747,7 +783,8 @@ static void drop_unheard(struct ucx_wire *w)
 static void ucx_free(struct wire *base)
 {
     struct ucx_wire *w = wire_of(base);
-    names_close(w->names); /* before the connector, to which they hand on; no connection is left to be resolved */
+    /* Before the connector, to which names.h hands connections on. No connection is left to be resolved. */
+    names_close(w->names);
     if (w->connector_runs) {
         struct job stop = {.kind = JOB_STOP};
         mailbox_push(&w->jobs, &stop.mail);
@@ -763,7 +800,8 @@ static void ucx_free(struct wire *base)
         ucp_mem_unmap(w->context, w->arena);
     if (w->context)
         ucp_cleanup(w->context);
-    for (struct mail *m = mailbox_take(&w->requests), *next; m; m = next) { /* that came between these two */
+    /* Requests that came between drop_unheard and the listener's end. */
+    for (struct mail *m = mailbox_take(&w->requests), *next; m; m = next) {
         next = m->next;
         free(m);
     }
@@ -776,7 +814,8 @@ static void ucx_free(struct wire *base)
     free(w);
 }
 
-/* An any-address belongs to no device; the one by which peers reach it does. */
+/* Finds the network device to listen on. An any-address belongs to no device; then it is the device of
+ * reached_at, else the first that is up. */
 static void listen_device(const struct sockaddr_storage *address, socklen_t len, const char *reached_at, char out[64])
 {
     struct sockaddr_storage told;

@@ -1,6 +1,5 @@
-/*
- * What the transport and the bare loop of the bench share of UCX: its settings, contexts, workers, endpoints, and which transports one uses.
- */
+/* UCX as the transport and the bench's bare loop use it: settings, contexts, workers, endpoints, and which
+ * transports an endpoint uses. */
 #include "transfer/wire_ucx.h"
 
 #include <pthread.h>
@@ -8,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define asm __asm__ /* newer releases have inline assembly in these headers, for which standard C has no such word */
+/* Newer releases have inline assembly in these headers; standard C has no `asm`. */
+#define asm __asm__
 #include <ucs/config/global_opts.h>
 #include <ucs/debug/log_def.h>
 #undef asm
@@ -18,7 +18,7 @@
 #include "transfer/netaddr.h"
 #include "transfer/wire.h"
 
-#define TCP_SEGMENT "1M" /* what a part fits into (wire_ucx.c) */
+#define TCP_SEGMENT "1M" /* a part fits into one segment (wire_ucx.c) */
 
 enum td_status wire_ucx_convert(ucs_status_t s)
 {
@@ -45,7 +45,7 @@ enum td_status wire_ucx_convert(ucs_status_t s)
 
 /* -------------------------------------------------------- once per process */
 
-/* UCX writes its log to stdout, where answers belong; what matters goes to stderr, the rest nowhere. */
+/* UCX writes its log to stdout, where answers belong. Errors go to stderr instead, the rest nowhere. */
 __attribute__((format(printf, 6, 0))) static ucs_log_func_rc_t log_handler(const char *file, unsigned line,
                                                                            const char *function, ucs_log_level_t level,
                                                                            const ucs_log_component_config_t *component,
@@ -59,16 +59,14 @@ __attribute__((format(printf, 6, 0))) static ucs_log_func_rc_t log_handler(const
     char text[512];
     vsnprintf(text, sizeof(text), message, args);
     const char *base = strrchr(file, '/');
-    /* a peer's end shows up here as an error, but what to make of it is decided, and logged, by the protocol */
+    /* The end of a peer appears here as an error. The protocol decides what it means, and logs it. */
     log_write(&LOG, level == UCS_LOG_LEVEL_FATAL ? LOG_ERROR : LOG_WARN, "%s at=%s:%u", text, base ? base + 1 : file,
               line);
     return UCS_LOG_FUNC_RC_STOP;
 }
 
-/*
- * Options of the transports themselves go through the environment: ucp_config_modify takes their names and ignores them.
- * What the user has set stands.
- */
+/* Options of the single transports are set in the environment, because ucp_config_modify accepts their
+ * names and ignores them. Variables that the user has set keep their values. */
 static void process_setup(void)
 {
     static const char *const ENV[][2] = {{"UCX_LOG_LEVEL", "error"},           {"UCX_ERROR_SIGNALS", ""},
@@ -82,8 +80,9 @@ static void process_setup(void)
         setenv(ENV[i][0], ENV[i][1], 0);
     process_raise_file_limit();
     ucs_log_push_handler(log_handler);
+    /* libucs read the environment when it was loaded, long before setenv above. */
     if (!strcmp(getenv("UCX_LOG_LEVEL"), "error"))
-        ucs_global_opts_set_value("LOG_LEVEL", "error"); /* libucs has read the environment long before */
+        ucs_global_opts_set_value("LOG_LEVEL", "error");
 }
 
 void wire_ucx_setup(void)
@@ -94,7 +93,7 @@ void wire_ucx_setup(void)
 
 /* ------------------------------------------------------------------ context */
 
-/* The one that the address belongs to, and for RDMA the card behind it. */
+/* Names the network device and, for RDMA, the card behind it. */
 static void name_devices(const char *tls, const char *device, char *out, size_t out_bytes)
 {
     static const char *const RDMA[] = {"rc", "dc", "ud", "ib", "all"};
@@ -118,7 +117,8 @@ static enum td_status apply_config(ucp_config_t *c, const char *tls, const char 
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
         char variable[32];
         snprintf(variable, sizeof(variable), "UCX_%s", options[i][0]);
-        if (i && getenv(variable)) /* the operator's stands; for TLS there is --tls */
+        /* The operator's variable wins, except UCX_TLS: for that there is --tls. */
+        if (i && getenv(variable))
             continue;
         ucs_status_t s = ucp_config_modify(c, options[i][0], options[i][1]);
         if (s != UCS_OK)
@@ -193,10 +193,10 @@ static void add_transport(char *out, uint32_t out_bytes, const char *name, size_
 {
     char one[64];
     snprintf(one, sizeof(one), "%.*s", (int)len, name);
-    char *dot = strrchr(one, '.'); /* path index of the device */
+    char *dot = strrchr(one, '.'); /* cuts off the path index of the device */
     if (dot)
         *dot = 0;
-    char *memory = strstr(one, "/memory"); /* what shared memory calls its device */
+    char *memory = strstr(one, "/memory"); /* cuts off the device name of shared memory */
     if (memory)
         *memory = 0;
     if (strstr(out, one))
@@ -205,7 +205,8 @@ static void add_transport(char *out, uint32_t out_bytes, const char *name, size_
     snprintf(out + used, out_bytes - used, "%s%s", used ? "," : "", one);
 }
 
-/* Lines look like "#   lane[0]:  1:posix/memory.0 md[1]  -> md[1]/posix/... am am_bw#0"; lanes that carry messages count. */
+/* Lines look like "#   lane[0]:  1:posix/memory.0 md[1]  -> md[1]/posix/... am am_bw#0". Lanes that carry
+ * messages (am) are listed. */
 void wire_ucx_transport(ucp_ep_h ep, char *out, uint32_t out_bytes)
 {
     char *text = NULL;

@@ -1,12 +1,17 @@
 /*
  * The thread of an xfer, its commands and its timers.
  *
- * One turn: commands from other threads, one bounded step of the wire, what may be asked for and sent, timers that are due.
- * No step takes longer than some ms, so heartbeats go out in time. A turn without work is repeated for SPIN_NS, because the
- * next message is often that near (7 us against 53 us by epoll); then the thread sleeps until the wire, a command or a timer
- * wakes it, and costs nothing while idle. It never yields: since Linux 6.18 each sched_yield gives up the rest of a slice for good,
- * and a thread that has yielded ten thousand times is then kept off a contended core for seconds (measured: 3.4 s), which its
- * peers take for death.
+ * One turn: commands from other threads, one bounded step of the wire, requests and parts to be sent, timers
+ * that are due. No step takes longer than a few ms, so heartbeats go out in time.
+ *
+ * A turn without work is repeated for SPIN_NS, because the next message is often that near (7 us, against 53
+ * us through epoll). Then the thread sleeps until the wire, a command or a timer wakes it, and costs nothing
+ * while idle. It never yields: since Linux 6.18 each sched_yield gives up the rest of a slice for good, and a
+ * thread that has yielded ten thousand times is then kept off a contended core for seconds (measured: 3.4 s),
+ * which its peers take for death.
+ *
+ * The timers are a walk over all connections, leases, pulls and targets, at most once per due_ns. Whoever
+ * sets a deadline calls due_at; a timer that finds nothing to do sets its next time again.
  */
 #include "transfer/impl.h"
 
@@ -28,7 +33,8 @@
 #define DEFAULT_SILENCE   NS_PER_S
 #define DEFAULT_IN_FLIGHT (32u << 20)
 #define SLEEP_MAX_MS      250
-#define TURNS_OF_SILENCE  4 /* a turn that is late by more than this part of the silence was an absence */
+/* A turn that is later than silence_ns / TURNS_OF_SILENCE counts as an absence of this process. */
+#define TURNS_OF_SILENCE  4
 
 /* -------------------------------------------------------------------- helpers */
 
@@ -75,6 +81,11 @@ static bool run_commands(struct xfer *x)
     return any;
 }
 
+/*
+ * due_ns is reset before the walk, and each object sets its own next time. Connections come first: closing
+ * one ends its leases and pulls, which must not happen while those lists are being walked (see pull_stalled).
+ * Targets come after pulls, which keep them alive.
+ */
 static void run_timers(struct xfer *x)
 {
     if (x->now_ns < x->due_ns)
@@ -115,13 +126,16 @@ static bool pump(struct xfer *x)
     return any;
 }
 
-/* All timers here are counted in this time: what the others said while this process stood still is waiting to be read. */
+/* Reads this turn's time. All timers use it: it leaves out the time for which this process stood still,
+ * because what the peers said meanwhile still waits to be read. */
 static void begin_turn(struct xfer *x)
 {
     uint64_t awake = x->now_ns + SLEEP_MAX_MS * NS_PER_MS;
     x->now_ns = absence_now(&x->absence, x->config.is_driven || x->due_ns < awake ? x->due_ns : awake);
 }
 
+/* wire_arm comes first: after it, events that arrive make the descriptor readable, so none is missed
+ * between the last turn and the sleep. */
 static void sleep_until_due(struct xfer *x)
 {
     int ms = wire_arm(x->wire);
@@ -148,6 +162,7 @@ static bool turn(struct xfer *x)
     return any;
 }
 
+/* Stopping is complete when the last connection is gone, too: only then no memory of the arena is in use. */
 static bool is_over(const struct xfer *x)
 {
     return x->stopping && !x->conns && !x->leases && !x->pulls;
@@ -183,7 +198,7 @@ static struct xfer *xfer_new(const struct xfer_config *config)
     struct xfer *x = mem_zalloc(sizeof(*x));
     x->config = *config;
     x->name = mem_strdup(config->name);
-    for (char *p = x->name; *p; p++) /* shown to people and put into logs of others */
+    for (char *p = x->name; *p; p++) /* shown to people and written to other processes' logs */
         if (*p < 0x21 || *p > 0x7e)
             *p = '_';
     x->secret = mem_strdup(config->secret ? config->secret : "");
@@ -239,7 +254,8 @@ static void watch(struct xfer *x, int fd)
     epoll_ctl(x->epoll_fd, EPOLL_CTL_ADD, fd, &e);
 }
 
-/* Which way payloads are copied and summed on this CPU: said by each xfer, measured by the first of the process. */
+/* Logs how pages are copied and summed on this CPU. The first xfer of a process measures the ways; the
+ * others reuse the choice. */
 static void choose_copy(const struct log *log)
 {
     const struct checksum_choice *c = checksum_choose();
@@ -283,6 +299,7 @@ enum td_status xfer_open(const struct xfer_config *config, struct xfer **out, st
     return TD_OK;
 }
 
+/* Pulls and leases end first, while their connections can still carry releases and refusals. */
 static void run_stop(struct xfer *x, struct command *c)
 {
     (void)c;
@@ -323,7 +340,8 @@ void xfer_close(struct xfer *x)
         pthread_join(x->thread, NULL);
     }
     begin_turn(x);
-    run_commands(x); /* made by the last callbacks: answered with "cancelled", sends dropped */
+    /* Commands of the last callbacks: grants and pulls end with TD_ERR_CANCELLED, messages are dropped. */
+    run_commands(x);
     xfer_free(x);
 }
 

@@ -1,6 +1,7 @@
 /*
- * Bounds of a GenerateRequest: the router holds every request against them; the table of parameters (ask_params.h) tells clients.
- * What depends on the model (vocabulary, context) only the router knows.
+ * Bounds of a GenerateRequest. The router checks every request against them; the table of parameters
+ * (ask_params.h) tells them to clients. Only the router knows the bounds that depend on the model
+ * (vocabulary, context).
  */
 #pragma once
 

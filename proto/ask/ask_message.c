@@ -14,7 +14,7 @@ static ProtobufCBinaryData bytes_of(const json_t *v)
     return (ProtobufCBinaryData){json_string_length(v), (uint8_t *)(uintptr_t)json_string_value(v)};
 }
 
-/* A list or an object of the request, as text. */
+/* A list or object of the request as text. */
 static ProtobufCBinaryData dumped(struct ask_message *b, const json_t *v)
 {
     b->dumps = mem_resize(b->dumps, b->n_dumps + 1, sizeof(*b->dumps));
@@ -88,7 +88,7 @@ static void put_messages(struct ask_message *b, const json_t *list)
     b->chat.messages = b->message_list;
 }
 
-/* The label that comes back is the client's; the server's is for logs, and a part of it will do. */
+/* The label that is returned is the client's own. The server's label is for logs; a part of it is enough. */
 static void put_label(ProtobufCBinaryData *to, const json_t *v)
 {
     *to = bytes_of(v);
@@ -107,7 +107,7 @@ static void put(struct ask_message *b, const struct ask_param *p, const json_t *
         break;
     case ASK_WHOLE:
     case ASK_MS:
-        *(uint32_t *)at = (uint32_t)json_integer_value(v); /* priority too: an int32 of the same bits */
+        *(uint32_t *)at = (uint32_t)json_integer_value(v); /* also priority: an int32 with the same bits */
         break;
     case ASK_NUMBER:
         *(float *)at = (float)json_number_value(v);
@@ -145,7 +145,8 @@ static void put(struct ask_message *b, const struct ask_param *p, const json_t *
 
 /* ----------------------------------------------------------------- message */
 
-/* A router that does not know fractions yet gets the limit rounded up: rounded down, a short one would be none. */
+/* A router that does not know fractions gets the limit rounded up; rounded down, a short limit would
+ * become 0, which is none. */
 static uint32_t rounded_up(double ms)
 {
     return (uint32_t)fmin(ceil(ms), UINT32_MAX);

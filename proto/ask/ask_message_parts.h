@@ -1,4 +1,5 @@
-/* Where the values of a request are put: the table (ask_params.c) names the places, ask_message.c fills them. */
+/* Where the values of a request are stored: the table (ask_params.c) names the places, ask_message.c fills
+ * them. */
 #pragma once
 
 #include "tandem.pb-c.h"
@@ -7,18 +8,19 @@ struct ask_message {
     Tandem__V1__GenerateRequest m;
     Tandem__V1__TokenPrompt tokens;
     Tandem__V1__ChatPrompt chat;
-    Tandem__V1__ChatMessage *messages, **message_list; /* arrays that the message borrows until it is packed */
+    /* Arrays that the message borrows until it is packed. */
+    Tandem__V1__ChatMessage *messages, **message_list;
     Tandem__V1__Sampling sampling;
     Tandem__V1__LogitBias *bias, **bias_list;
     Tandem__V1__Stopping stopping;
     Tandem__V1__Slo slo;
     double ttft_ms, tpot_ms;
-    int greedy, generation_prompt; /* wide as protobuf_c_boolean */
-    char **dumps;                  /* JSON as text */
+    int greedy, generation_prompt; /* int, because a protobuf_c_boolean is one */
+    char **dumps;                  /* JSON values as text, owned */
     size_t n_dumps;
 };
 
-/* What protobuf-c makes of a repeated number: a count and, behind it, the array. */
+/* protobuf-c's form of a repeated number: a count, then the array. */
 struct ask_ids {
     size_t n;
     uint32_t *ids;

@@ -146,7 +146,7 @@ static enum td_status check_limit(const struct ask_param *p, const char *name, c
     return td_fail(e, TD_ERR_INVALID, "%s: must be 0, or milliseconds from %g to %g", name, OPTIONS_LEAST_MS, p->max);
 }
 
-/* Digits only, so neither a sign nor a blank; false if the number is over max. */
+/* Parses digits only, no sign and no blank; false also if the number is above max. */
 static bool parse_digits(const char *text, uint64_t max, uint64_t *out)
 {
     size_t n = strspn(text, "0123456789");
@@ -289,7 +289,8 @@ static json_t *parse_ms(const char *text, bool fractions)
     double ms;
     if (!options_duration_ms(text, &ms))
         return NULL;
-    bool whole = fabs(ms - round(ms)) < 1e-6 && fabs(ms) < 1e15; /* 0.29s are 290 ms, though not exactly in a double */
+    /* 0.29s are 290 ms, although a double can't hold that exactly. */
+    bool whole = fabs(ms - round(ms)) < 1e-6 && fabs(ms) < 1e15;
     return fractions ? json_real(ms) : whole ? json_integer((json_int_t)round(ms)) : NULL;
 }
 

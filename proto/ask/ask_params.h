@@ -1,11 +1,12 @@
 /*
  * The parameters of a request: one table of names, types, bounds and meanings.
  *
- * A row is a member of a JSON request (tandem generate --jsonl) and, if it has a holder or is a switch, an option of the command line with
- * '-' for '_'. ask_message.h makes the message of a JSON request by this table. Front ends must not have parameters of their own.
+ * A row is a member of a JSON request (tandem generate --jsonl). If it has a holder or is a switch, it is
+ * also an option of the command line, with '-' for '_'. ask_message.h makes the message of a JSON request by
+ * this table. Front ends must not have parameters of their own.
  *
- * Threads: the table is constant; functions may be called from any thread. Errors: TD_ERR_INVALID with a text that begins with the
- * name that the caller gave.
+ * Threads: the table is constant; any thread may call the functions.
+ * Errors: TD_ERR_INVALID with a text that begins with the name that the caller gave.
  */
 #pragma once
 
@@ -22,9 +23,9 @@ enum ask_type {
     ASK_MS,       /* whole milliseconds; on the command line also 250ms, 10s, 5m, as ASK_LIMIT_MS */
     ASK_NUMBER,   /* number in min .. max */
     ASK_LIMIT_MS, /* 0 (none), or milliseconds from OPTIONS_LEAST_MS to max */
-    ASK_SEED,     /* 0 .. 2^64 - 1; above 2^63 - 1 as a text of digits, which JSON readers keep exactly */
+    ASK_SEED,     /* 0 .. 2^64 - 1; above 2^63 - 1 as a string of digits, which JSON readers keep exactly */
     ASK_TEXT,     /* at most max bytes; max 0: any length */
-    ASK_TEXTS,    /* a text, or a list of at most max texts of 1 to ASK_MAX_STOP_BYTES bytes */
+    ASK_TEXTS,    /* a text, or a list of at most max texts, each of 1 to ASK_MAX_STOP_BYTES bytes */
     ASK_IDS,      /* list of token ids; max 0: any length */
     ASK_BIASES,   /* object: token id -> bias in min .. max */
     ASK_MESSAGES, /* list of objects */
@@ -41,13 +42,13 @@ struct ask_param {
     enum ask_type type;
     double min, max;
     enum ask_group group;
-    const char *needs;  /* a member that must be there too; NULL: none */
-    const char *holder; /* the value's name in --help; NULL: no command line option, unless is_switch */
+    const char *needs;  /* another member that must be given, too; NULL: none */
+    const char *holder; /* placeholder of the value in --help; NULL: not an option, unless is_switch */
     bool is_switch;     /* an ASK_BOOL that is a command line option */
-    bool is_on;         /* an ASK_BOOL that is true where it is not given */
+    bool is_on;         /* an ASK_BOOL whose default is true */
     const char *help;
-    size_t at;      /* for ask_message.c: where the value goes */
-    size_t case_at; /* for ask_message.c: the message's presence mark; 0: none */
+    size_t at;      /* for ask_message.c: offset of the value */
+    size_t case_at; /* for ask_message.c: offset of the message's presence mark; 0: none */
     int present;
 };
 
@@ -55,16 +56,18 @@ enum { ASK_N_PARAMS = 43 };
 extern const struct ask_param ASK_PARAMS[ASK_N_PARAMS];
 
 const struct ask_param *ask_param_find(const char *name); /* NULL: no such member */
-/* Whether a value has the parameter's type and is within its bounds. Errors call the parameter `name`. */
+/* Checks that a value has the parameter's type and is within its bounds. Errors call the parameter `name`. */
 enum td_status ask_param_check(const struct ask_param *p, const char *name, const json_t *value,
                                struct td_error *error_out);
-/* The value that a text of the command line stands for, checked: numbers, ids as "1,2,3", objects and lists as JSON. */
+/* Converts a text of the command line and checks it: numbers, ids as "1,2,3", objects and lists as JSON.
+ * The caller owns *value_out. */
 enum td_status ask_param_parse(const struct ask_param *p, const char *name, const char *text, json_t **value_out,
                                struct td_error *error_out);
-/* The member of a request that forbids p, because it is of the same group; NULL: none. A false switch forbids nothing. */
+/* The member of the request that excludes p because it is in the same group; NULL: none. A switch that is
+ * false excludes nothing. */
 const char *ask_param_rival(const json_t *request, const struct ask_param *p);
 
-/* A seed as a value that every reader keeps exactly, and that ASK_SEED takes back. */
+/* A seed as a value that every JSON reader keeps exactly and that ASK_SEED accepts. */
 json_t *ask_seed_json(uint64_t seed);
-/* ASK_SEED's value, which must have passed ask_param_check. */
+/* The number of an ASK_SEED value, which must have passed ask_param_check. */
 uint64_t ask_seed_value(const json_t *value);

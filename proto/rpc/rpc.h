@@ -1,23 +1,28 @@
 /*
- * gRPC for tandem: calls with protobuf-c messages, the same object on both sides. Nothing of gRPC C core shows here.
+ * gRPC for tandem: calls with protobuf-c messages, the same object on both sides. Callers see nothing of
+ * gRPC's C core.
  *
- * A call is a stream of messages each way and one end. Unary and server-streaming methods are calls that send one message
- * one way. Callbacks come on the rpc threads (two per server, two per core for all clients of the process: one thread with an
- * event always ready never reads the network), one at a time per call, and must not block.
+ * A call is a stream of messages in each direction and one end. Unary and server-streaming methods are calls
+ * that send one message in one direction. Callbacks come on the rpc threads (two per server; two per core for
+ * all clients of the process, because a single thread that always has an event ready never reads the
+ * network), one at a time per call, and must not block.
  *
  *   server:  on_open -> on_message* -> [on_half_close] -> (rpc_call_finish by us, or cancel) -> on_end, once
  *   client:  rpc_call_start -> on_message* -> on_end, once
  *
- * Ownership: the call is counted. The rpc layer holds it until on_end returned; who wants to use it longer, or from another
- * thread, takes a ref first. After on_end sends are ignored. A message given to on_message belongs to the rpc layer, unless
- * it is taken.
+ * Ownership: a call is counted. The rpc layer holds it until on_end has returned. Code that uses it longer,
+ * or from another thread, takes a ref first. After on_end sends are ignored. A message given to on_message
+ * belongs to the rpc layer, unless it is taken.
  *
- * Bounds: a call queues at most max_queued_bytes of unsent messages, each counted with some 150 bytes for its keep (one
- * message is always taken, however large); then rpc_call_send answers TD_ERR_NO_SPACE, and the caller decides (the
- * router keeps the tokens and sends them later; rpc_server_cut_unread ends who takes nothing). A server has at most max_calls calls. Messages over max_message_bytes are refused. A message that can't be
- * parsed ends the call: INVALID_ARGUMENT from a server, INTERNAL at a client whose server sent it.
+ * Bounds: a call queues at most max_queued_bytes of unsent messages, each counted with some 150 bytes of
+ * overhead. (One message is always taken, however large.) Beyond that rpc_call_send answers TD_ERR_NO_SPACE,
+ * and the caller decides: the router keeps the tokens and sends them later; rpc_server_cut_unread ends calls
+ * whose client takes nothing. A server has at most max_calls calls. Messages longer than max_message_bytes
+ * are refused. A message that can't be parsed ends the call: with INVALID_ARGUMENT at a server, with INTERNAL
+ * at a client.
  *
- * Every server also serves grpc.health.v1.Health (Check, Watch) and server reflection v1alpha over the descriptors given.
+ * Every server also serves grpc.health.v1.Health (Check, Watch) and server reflection v1alpha over the given
+ * descriptors.
  */
 #pragma once
 
@@ -52,8 +57,9 @@ enum rpc_code { /* gRPC's numbers */
                 RPC_UNAUTHENTICATED = 16,
 };
 
-const char *rpc_code_name(enum rpc_code code);           /* "INVALID_ARGUMENT" */
-enum rpc_code rpc_code_of_status(enum td_status status); /* the one place where ours become gRPC's */
+const char *rpc_code_name(enum rpc_code code); /* "INVALID_ARGUMENT" */
+/* The only place where td_status becomes a gRPC code. */
+enum rpc_code rpc_code_of_status(enum td_status status);
 
 /* Text as a message's bytes; borrowed. */
 static inline ProtobufCBinaryData rpc_data(const char *text)
@@ -62,29 +68,35 @@ static inline ProtobufCBinaryData rpc_data(const char *text)
 }
 
 /*
- * A process that stands still for ten seconds must lose no connection, so a ping may stay unanswered for longer than that. A caller
- * that must notice a frozen peer sooner has heartbeats of its own. (It is the time that sent bytes may stay unacknowledged, too.)
+ * A process that stands still for ten seconds must not lose a connection, so a ping may stay unanswered for
+ * longer than that. A caller that must notice a frozen peer sooner has its own heartbeats. (Sent bytes may
+ * stay unacknowledged for the same time.)
  */
 enum { RPC_FROZEN_MS = 15000 };
 
 struct rpc_call;
 
 struct rpc_handlers {
-    /* A message arrived. Not for after on_end. */
+    /* A message has arrived. Never after on_end. */
     void (*on_message)(struct rpc_call *call, const ProtobufCMessage *message);
-    /* Server: the client has sent its last message. Optional; without it, a client that sent none at all is answered with
-     * INVALID_ARGUMENT. */
+    /* Server: the client has sent its last message. Optional; without it a client that sent no message at
+     * all is answered with INVALID_ARGUMENT. */
     void (*on_half_close)(struct rpc_call *call);
-    /* The call is over, exactly once. code: what the server said (client side), or what became of it (server side:
-     * RPC_OK if we finished it and the client took it, RPC_CANCELLED if the client left or its deadline passed, the code
-     * of rpc_call_abort, INVALID_ARGUMENT if the client's message made no sense). */
+    /*
+     * The call is over; exactly once. code on the client side: what the server said. On the server side:
+     * RPC_OK if we finished the call and the client received the end, RPC_CANCELLED if the client left or its
+     * deadline passed, the code of rpc_call_abort, or INVALID_ARGUMENT if the client's message could not be
+     * parsed.
+     */
     void (*on_end)(struct rpc_call *call, enum rpc_code code, const char *text);
 };
 
-/* Inside on_message: the message is the caller's from here on, who frees it with protobuf_c_message_free_unpacked(m, NULL). */
+/* Inside on_message: takes the message over; the caller frees it with protobuf_c_message_free_unpacked(m,
+ * NULL). */
 ProtobufCMessage *rpc_call_take(struct rpc_call *call, const ProtobufCMessage *message);
 
-/* Inside on_message: bytes of memory that the unpacked message takes, which may be several times its size on the wire. */
+/* Inside on_message: bytes of memory that the unpacked message takes, which may be several times its wire
+ * size. */
 size_t rpc_call_message_bytes(const struct rpc_call *call);
 
 struct rpc_call *rpc_call_ref(struct rpc_call *call);
@@ -92,18 +104,22 @@ void rpc_call_unref(struct rpc_call *call);
 void rpc_call_set_user(struct rpc_call *call, void *user); /* before the handlers run, or inside one */
 void *rpc_call_user(const struct rpc_call *call);
 
-/* Any thread. True from before on_end runs: nothing that is sent will be read. */
+/* Any thread. True already before on_end runs: nothing that is sent from now on will be read. */
 bool rpc_call_over(struct rpc_call *call);
 
-/* Server side: a number for the connection that the call came on; calls of one connection have the same. On a unix socket all have. */
+/* Server side: a number for the connection that carries the call; calls of one connection have the same
+ * number. On a unix socket all calls have the same. */
 uint64_t rpc_call_connection(const struct rpc_call *call);
 
-/* Any thread. Packs now. TD_ERR_NO_SPACE: queue full, not sent. TD_ERR_CANCELLED: the call is over, or its end was asked for.
- * TD_ERR_INVALID: larger than max_message_bytes. */
+/*
+ * Any thread. Packs the message before it returns. TD_ERR_NO_SPACE: the queue is full, nothing is sent.
+ * TD_ERR_CANCELLED: the call is over, or its end was asked for. TD_ERR_INVALID: larger than
+ * max_message_bytes.
+ */
 enum td_status rpc_call_send(struct rpc_call *call, const ProtobufCMessage *message);
-/* The same beyond max_queued_bytes: the caller bounds what it sends so. */
+/* As rpc_call_send, but ignores max_queued_bytes: the caller limits what it sends in this way. */
 enum td_status rpc_call_send_over(struct rpc_call *call, const ProtobufCMessage *message);
-uint64_t rpc_call_queued_bytes(struct rpc_call *call); /* sent, and not yet in the kernel */
+uint64_t rpc_call_queued_bytes(struct rpc_call *call); /* queued bytes that are not in the kernel yet */
 
 /* Any thread. Milliseconds until the caller's deadline; INT64_MAX if it set none. */
 int64_t rpc_call_remaining_ms(const struct rpc_call *call);
@@ -117,58 +133,68 @@ struct rpc_method {
     const char *path; /* "/tandem.v1.Tandem/Generate" */
     const ProtobufCMessageDescriptor *request;
     struct rpc_handlers handlers;
-    /* A call arrived; set_user here. */
+    /* A call has arrived; call rpc_call_set_user here. */
     void (*on_open)(struct rpc_call *call, void *server_user);
-    bool one_request; /* a second message ends the call with INVALID_ARGUMENT, and is not delivered */
-    bool reserve;     /* has places of its own when max_calls are open */
+    bool one_request; /* a second message ends the call with INVALID_ARGUMENT and is not delivered */
+    bool reserve;     /* may use the RPC_RESERVED_CALLS when max_calls are open */
 };
 
 struct rpc_server_config {
     const char *listen;               /* "HOST:PORT" (port 0 picks one) or "unix:/path" */
     const struct rpc_method *methods; /* borrowed, outlives the server */
     uint32_t n_methods;
-    const uint8_t *descriptors;   /* a serialized FileDescriptorSet (protoc --include_imports), for reflection */
+    /* Serialized FileDescriptorSet (protoc --include_imports), for reflection. */
+    const uint8_t *descriptors;
     size_t descriptors_len_bytes; /* 0: none */
     uint32_t max_message_bytes;   /* 0: 4 MiB */
-    uint32_t max_calls;           /* open at once; 0: any number */
+    uint32_t max_calls;           /* open at once; 0: no limit */
     uint64_t max_queued_bytes;    /* per call; 0: 1 MiB */
-    uint32_t frozen_ms;           /* after which a client that answers no ping has left; 0: RPC_FROZEN_MS */
-    uint32_t max_unsent_bytes;    /* in the kernel, per connection over TCP (TCP_NOTSENT_LOWAT); 0: the system's */
-    struct faults *faults;        /* on messages that we send; borrowed; NULL: none */
+    uint32_t frozen_ms;           /* a client that answers no ping for this long has left; 0: RPC_FROZEN_MS */
+    /* Limit in the kernel, per TCP connection (TCP_NOTSENT_LOWAT); 0: the system's. */
+    uint32_t max_unsent_bytes;
+    struct faults *faults; /* for messages that this server sends; borrowed; NULL: none */
     const struct log *log;
-    void *user; /* for on_open */
+    void *user; /* passed to on_open */
 };
 
 struct rpc_server;
 enum td_status rpc_server_open(const struct rpc_server_config *config, struct rpc_server **out,
                                struct td_error *error_out);
-const char *rpc_server_address(const struct rpc_server *s); /* port filled in */
+const char *rpc_server_address(const struct rpc_server *s); /* with the port filled in */
 /*
- * Calls beyond max_calls so far. Each was answered with RESOURCE_EXHAUSTED and, as retry-after-ms, the time in which as many of the open
- * calls end as were refused since the last end. Methods with `reserve` have RPC_RESERVED_CALLS more, for operators.
+ * Number of calls refused because max_calls were open. Each was answered with RESOURCE_EXHAUSTED and, as
+ * retry-after-ms, the time in which as many of the open calls end as were refused since the last end. Methods
+ * with `reserve` have RPC_RESERVED_CALLS more places, for operators.
  */
 uint64_t rpc_server_refused(struct rpc_server *s);
 #define RPC_RESERVED_CALLS 64
-/* grpc.health.v1, for "" and for every service among the methods alike; NOT_SERVING until first set. */
+/* Sets the state that grpc.health.v1 reports for "" and for every service; NOT_SERVING until it is first
+ * set. */
 void rpc_server_set_serving(struct rpc_server *s, bool serving);
 struct rpc_patience {
-    int64_t full_ms, any_ms; /* with clients that take nothing of a full queue, of any queue */
-    uint64_t away_ns; /* for which this process stood still since the last look: the client took nothing then, either */
+    /* How long a client may take nothing: of a full queue, and of any queue. */
+    int64_t full_ms, any_ms;
+    /* How long this process stood still since the last look: clients took nothing then, either. */
+    uint64_t away_ns;
 };
 /*
- * Aborts every call whose queue is full and of which the client took nothing for full_ms, or that has anything queued of which it took
- * nothing for any_ms: RPC_RESOURCE_EXHAUSTED. Returns how many; n_full_out: calls that found their queue full. What a client takes is
- * seen in steps of its window's updates (gRPC: half a window, at least 32 KiB).
+ * Aborts, with RPC_RESOURCE_EXHAUSTED, each call of whose full queue the client took nothing for full_ms, or
+ * of whose queue it took nothing for any_ms. Returns their number. *n_full_out: calls whose queue is full.
+ * What a client takes shows only when its flow-control window is updated (gRPC: half a window, at least 32
+ * KiB).
  */
 uint32_t rpc_server_cut_unread(struct rpc_server *s, const struct rpc_patience *patience, uint32_t *n_full_out);
-/* No new calls, cancels what runs, waits for every on_end, joins the threads. NULL is fine. A frozen peer delays it by some
- * seconds at most; on a unix socket the threads may then stay until that peer is gone. */
+/*
+ * Takes no new calls, cancels the running ones, waits for every on_end, joins the threads. NULL is fine. A
+ * frozen peer delays this by some seconds at most; on a unix socket the threads may stay until that peer is
+ * gone.
+ */
 void rpc_server_close(struct rpc_server *s);
 
-/* Server side, any thread, once: what is queued is sent, then the status. retry_after_ms > 0 goes into trailing metadata
- * as "retry-after-ms". text is cut to 1 KiB and cleaned to printable UTF-8. */
+/* Server side, any thread, once: sends what is queued, then the status. retry_after_ms > 0 is sent in
+ * trailing metadata as "retry-after-ms". text is cut to 1 KiB and cleaned to printable UTF-8. */
 void rpc_call_finish(struct rpc_call *call, enum rpc_code code, const char *text, uint32_t retry_after_ms);
-/* Ends it now from our side, without sending what is queued (a client that does not read). */
+/* Ends the call now, without sending what is queued (for a client that does not read). */
 void rpc_call_abort(struct rpc_call *call, enum rpc_code code, const char *text);
 
 /* ------------------------------------------------------------------- client */
@@ -178,8 +204,8 @@ struct rpc_client_config {
     const char *target; /* "HOST:PORT" or "unix:/path" */
     uint32_t max_message_bytes;
     uint64_t max_queued_bytes;
-    uint32_t frozen_ms;    /* of the server; 0: RPC_FROZEN_MS */
-    struct faults *faults; /* as a server's */
+    uint32_t frozen_ms;    /* a server that answers no ping for this long is lost; 0: RPC_FROZEN_MS */
+    struct faults *faults; /* for messages that this client sends; borrowed; NULL: none */
     const struct log *log;
 };
 enum td_status rpc_client_open(const struct rpc_client_config *config, struct rpc_client **out,
@@ -195,18 +221,16 @@ struct rpc_call_params {
     bool wait_for_ready;
     const char *const *headers; /* name, value, ..., NULL; copied; may be NULL */
 };
-/* The caller owns one ref of *out, which is written before the first callback comes. TD_ERR_INVALID: a header gRPC does not
- * carry. TD_ERR_CANCELLED: the client is closing. */
+/* The caller owns one ref of *out, which is written before the first callback. TD_ERR_INVALID: gRPC does
+ * not accept a header. TD_ERR_CANCELLED: the client is closing. */
 enum td_status rpc_call_start(struct rpc_client *c, const struct rpc_call_params *params, struct rpc_call **out);
-void rpc_call_close_send(struct rpc_call *call); /* client: no more messages from us */
-void rpc_call_cancel(struct rpc_call *call);     /* on_message stops, on_end comes with RPC_CANCELLED */
-/* Client side, valid in on_end: "retry-after-ms" of the trailing metadata, 0 if there was none. */
+void rpc_call_close_send(struct rpc_call *call); /* client: says that no more messages come from us */
+void rpc_call_cancel(struct rpc_call *call);     /* ends on_message; on_end comes with RPC_CANCELLED */
+/* Client side, valid in on_end: "retry-after-ms" of the trailing metadata; 0 if there was none. */
 uint32_t rpc_call_retry_after_ms(const struct rpc_call *call);
 
-/*
- * One request, one answer, blocking (not for rpc threads). *response_out is freed with
- * protobuf_c_message_free_unpacked(); text_out (may be NULL) takes the server's words on failure.
- */
+/* One request, one answer; blocks (not for rpc threads). The caller frees *response_out with
+ * protobuf_c_message_free_unpacked(). text_out (may be NULL) gets the server's text on failure. */
 enum rpc_code rpc_unary(struct rpc_client *c, const char *path, const ProtobufCMessage *request,
                         const ProtobufCMessageDescriptor *response, int64_t timeout_ms, ProtobufCMessage **response_out,
                         struct td_error *text_out);

@@ -1,21 +1,27 @@
 /*
  * The call, the same for both sides.
  *
- * gRPC's unit is the batch: operations started together that come back as one tag. A call has at most three out:
+ * gRPC's unit is the batch: operations that are started together and come back as one tag. A call has at most
+ * three batches out:
  *
- *   close   server: RECV_CLOSE_ON_SERVER, the only notice of cancel, deadline and a lost client, hence started first;
- *           client: initial metadata and status. Always completes, after everything else can be read.
- *   recv    one RECV_MESSAGE; the next starts when the callback returned, which is what orders on_message
- *   send    headers, one message, end of sending, as many of them as are due; what waits is in our own bounded queue
+ *   close   server: RECV_CLOSE_ON_SERVER, the only notice of cancel, deadline and a lost client, so it is
+ *           started first; client: initial metadata and status. Always completes, after everything else can
+ *           be read.
+ *   recv    one RECV_MESSAGE; the next one starts when the callback has returned, which keeps on_message in
+ *           order
+ *   send    headers, one message, end of sending, as many of them as are due; further messages wait in our
+ *           own queue
  *
- * `pending` counts close, recv and the callbacks they lead to. Who brings it to 0 runs on_end: nothing is started after
- * close but a client's reading, so this happens once and after every other callback. Sends from other threads meet `state`
- * under the lock. A send is not counted: one that is stuck in the socket of a frozen peer comes back seconds later, or on
- * a unix socket when the peer dies, and on_end, which gives pages and slots free, must not wait for that. The grpc_call
- * must: it is released by the later of on_end and the last send.
+ * `pending` counts close, recv and the callbacks that they lead to. The completion that brings it to 0 runs
+ * on_end. After close nothing is started except a client's reading, so this happens once, and after all other
+ * callbacks. Sends from other threads check `state` under the lock.
  *
- * Rejected: a serialising queue per call for callbacks (the recv chain already is one), and starting the next receive
- * before the callback returns (two threads would deliver out of order).
+ * A send is not counted: one that is stuck in the socket of a frozen peer comes back seconds later, or on a
+ * unix socket when the peer dies, and on_end, which frees pages and slots, must not wait for it. The
+ * grpc_call must: it is released by the later of on_end and the last send.
+ *
+ * Rejected: a serialising queue per call for callbacks (the chain of receives already is one); starting the
+ * next receive before the callback returns (two threads would deliver out of order).
  */
 #include "proto/rpc/rpc_internal.h"
 
@@ -38,7 +44,7 @@
 struct rpc_send {
     struct rpc_send *next;
     grpc_byte_buffer *buffer;
-    uint64_t cost_bytes; /* packed size and what keeping it costs: empty messages must fill a queue too */
+    uint64_t cost_bytes; /* packed size and the cost of keeping it: empty messages must fill a queue, too */
 };
 
 #define SEND_OVERHEAD_BYTES (sizeof(struct rpc_send) + 128)
@@ -168,7 +174,8 @@ uint32_t rpc_call_retry_after_ms(const struct rpc_call *call)
 
 /* ------------------------------------------------------------------ batches */
 
-/* Under the lock. A refusal is a mistake of ours, never the peer's doing; the call then ends by being cancelled. */
+/* Call under the lock. A batch that gRPC refuses is a mistake of ours, never the peer's; the call is then
+ * cancelled. */
 static bool call_start_batch(struct rpc_call *call, const grpc_op *ops, size_t n_ops, struct rpc_tag *tag)
 {
     grpc_call_error error = grpc_call_start_batch(call->grpc, ops, n_ops, tag, NULL);
@@ -215,7 +222,7 @@ static void call_release(struct rpc_call *call)
     rpc_call_unref(call);
 }
 
-/* Runs once, on an rpc thread. */
+/* Runs once per call, on an rpc thread. */
 static void call_end(struct rpc_call *call)
 {
     enum rpc_code code = RPC_UNKNOWN;
@@ -251,7 +258,7 @@ static void call_step_done(struct rpc_call *call)
 
 /* ------------------------------------------------------------------ sending */
 
-/* The ops of one batch and what they point to. */
+/* The operations of one batch and the data that they point to. */
 struct send_batch {
     grpc_op ops[3];
     size_t n_ops;
@@ -328,7 +335,8 @@ static void batch_fini(struct send_batch *batch, struct rpc_send *send)
     }
 }
 
-/* Under the lock: starts what is due, if nothing is out. Headers go alone only from a client, whose call they start. */
+/* Call under the lock. Starts the sends that are due, if no send batch is out. Only a client sends headers
+ * alone, because they start its call. */
 static void call_pump_sends(struct rpc_call *call)
 {
     if (call->sending || call->aborted || call->state != CALL_OPEN)
@@ -393,7 +401,7 @@ static struct rpc_send *send_pack(const ProtobufCMessage *message, size_t len_by
     return send;
 }
 
-/* Under the lock. The head of the queue is always taken: a message may be larger than a small queue. */
+/* Call under the lock. An empty queue takes any message: it may be larger than max_queued_bytes. */
 static enum td_status call_enqueue(struct rpc_call *call, struct rpc_send *send, bool over)
 {
     if (call->state != CALL_OPEN || call->aborted || call->finish_wanted)
@@ -429,7 +437,7 @@ static enum td_status call_send(struct rpc_call *call, const ProtobufCMessage *m
     return status;
 }
 
-/* A fault made on purpose: true if the message was dealt with, as if it had been sent. */
+/* Injected fault. True: the message was dealt with; the caller is told that it was sent. */
 static bool call_misbehaves(struct rpc_call *call, struct faults *faults, const ProtobufCMessage *message,
                             uint32_t limit)
 {
@@ -452,7 +460,7 @@ static bool call_misbehaves(struct rpc_call *call, struct faults *faults, const 
     struct rpc_send *before = call->overtaken;
     call->overtaken = send;
     pthread_mutex_unlock(&call->lock);
-    send_free(before); /* two in a row: the first is lost altogether */
+    send_free(before); /* two in a row: the first one is lost */
     return true;
 }
 
@@ -469,7 +477,7 @@ static void call_send_overtaken(struct rpc_call *call)
     send_free(send);
 }
 
-/* The pump may be gone when the call has ended: what is its is read under the lock. */
+/* The pump may be freed once the call has ended, so its members are read under the lock. */
 static enum td_status send_open(struct rpc_call *call, const ProtobufCMessage *message, int how)
 {
     pthread_mutex_lock(&call->lock);
@@ -515,8 +523,9 @@ uint64_t rpc_call_queued_bytes(struct rpc_call *call)
 /* ------------------------------------------------------------------ receiving */
 
 /*
- * What a message may take when unpacked: submessages of two bytes become structs of a hundred, so the wire's limit alone
- * would let 4 MiB become 400. Memory is plain malloc, so whoever keeps a message frees it without this.
+ * Limit of the memory of an unpacked message: submessages of two bytes become structs of a hundred bytes, so
+ * with the wire's limit alone 4 MiB could become 400 MiB. Memory comes from plain malloc, so a message that
+ * is kept is freed without this allocator.
  */
 struct unpack_budget {
     size_t left_bytes;
@@ -554,7 +563,7 @@ static ProtobufCMessage *call_unpack(struct rpc_call *call, grpc_byte_buffer *bu
     return message;
 }
 
-/* unparsed: the peer's message was wrong, which counts even when its status is already here. */
+/* unparsed: the peer's message was wrong, which counts even if its status has already arrived. */
 static void call_abort(struct rpc_call *call, enum rpc_code code, const char *text, bool unparsed)
 {
     char clean[RPC_TEXT_BYTES];
@@ -569,7 +578,8 @@ static void call_abort(struct rpc_call *call, enum rpc_code code, const char *te
         call->abort_code = code;
         call->abort_text = mem_strdup(clean);
         call_drop_queue(call);
-        /* From a server this sends status and text at once, past whatever waits for a client that does not read. */
+        /* From a server this sends status and text at once, ahead of what waits for a client that does not
+         * read. */
         grpc_call_cancel_with_status(call->grpc, (grpc_status_code)code, clean, NULL);
     }
     pthread_mutex_unlock(&call->lock);
@@ -617,7 +627,7 @@ static void call_recv_start(struct rpc_call *call)
     pthread_mutex_unlock(&call->lock);
 }
 
-/* The client has nothing more to say. A method that waits for a request must not wait for ever. */
+/* The client sends nothing more. A method that waits for a request must not wait for ever. */
 static void call_half_closed(struct rpc_call *call)
 {
     if (call->handlers.on_half_close)
@@ -632,7 +642,8 @@ static void recv_done(struct rpc_tag *tag, bool ok)
     pthread_mutex_lock(&call->lock);
     grpc_byte_buffer *buffer = call->recv_buffer;
     call->recv_buffer = NULL;
-    /* A server that has given its status reads on, so that the client's sends complete, but nobody wants the messages. */
+    /* A server that has given its status reads on, so that the client's sends complete, but discards the
+     * messages. */
     bool deliver = !call->aborted && !(call->is_server && (call->finish_wanted || call->state != CALL_OPEN));
     bool graceful = ok && !grpc_call_failed_before_recv_message(call->grpc);
     pthread_mutex_unlock(&call->lock);
@@ -688,7 +699,8 @@ void rpc_call_run_server(struct rpc_call *call, void (*on_open)(struct rpc_call 
     pthread_mutex_lock(&call->lock);
     call->pending = 2; /* this batch, and on_open */
     bool started = call_start_batch(call, &op, 1, &call->close_tag);
-    assert(started); /* the first operation of a fresh call; without it nothing would ever end it */
+    /* The first operation of a fresh call; without it nothing would ever end the call. */
+    assert(started);
     (void)started;
     pthread_mutex_unlock(&call->lock);
     on_open(call, user);

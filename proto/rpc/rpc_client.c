@@ -1,8 +1,10 @@
 /*
- * The client: a channel, its operations on the queue that all clients share, and the blocking unary call built on the asynchronous one.
+ * The client: a channel, its operations on the queue that all clients share, and the blocking unary call,
+ * built on the asynchronous one.
  *
- * gRPC's own retries are off: a request that may have reached a server is repeated only by those who know whether that is
- * safe. Each client has its own connection (no shared subchannels), so closing one says nothing about another.
+ * gRPC's own retries are off: only the caller knows whether a request that may have reached a server can be
+ * repeated. Each client has its own connection (no shared subchannels), so closing one client affects no
+ * other.
  */
 #include "proto/rpc/rpc_internal.h"
 
@@ -33,13 +35,14 @@ static grpc_channel *channel_create(const char *target, uint32_t max_message_byt
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, .value.integer = 1},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, .value.integer = 0},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, .value.integer = 100},
-        /* despite its name the time one attempt may take, handshake included: enough for a busy machine, and for a second SYN */
+        /* Despite its name this is the time that one attempt may take, handshake included: enough for a
+         * busy machine, and for a second SYN. */
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, .value.integer = 4000},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, .value.integer = 1000},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, .value.integer = 500},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ENABLE_RETRIES, .value.integer = 0},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, .value.integer = 1},
-        /* peers of a cluster are reached directly, whatever http_proxy says */
+        /* Peers of a cluster are reached directly, whatever http_proxy says. */
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ENABLE_HTTP_PROXY, .value.integer = 0},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, .value.integer = 1},
     };
@@ -165,7 +168,8 @@ enum td_status rpc_call_start(struct rpc_client *c, const struct rpc_call_params
 /* ------------------------------------------------------------------ unary */
 
 struct unary {
-    pthread_mutex_t lock; /* one waiter, one event, on the waiter's stack: a mailbox would be more than the wait */
+    /* One waiter and one event, on the waiter's stack: a mailbox would be more code than the wait. */
+    pthread_mutex_t lock;
     pthread_cond_t ended;
     bool done;
     ProtobufCMessage *response;

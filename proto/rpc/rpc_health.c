@@ -1,7 +1,8 @@
 /*
- * grpc.health.v1.Health: one state for the server as a whole (""), and the same one for each of its services.
+ * grpc.health.v1.Health: one state for the server as a whole (""), and the same state for each of its
+ * services.
  *
- * Watchers are told under the lock, so that each sees the states in the order they were set.
+ * Watchers are told under the lock, so that each of them sees the states in the order in which they were set.
  */
 #include "proto/rpc/rpc_internal.h"
 
@@ -22,7 +23,8 @@ struct watcher {
 struct rpc_health {
     const struct rpc_method *methods;
     uint32_t n_methods;
-    pthread_mutex_t lock; /* not a mailbox: a watcher's first answer and a change must not overtake one another */
+    /* Not a mailbox: a watcher's first answer and a change must not overtake each other. */
+    pthread_mutex_t lock;
     bool serving;
     struct watcher *watchers;
 };
@@ -96,7 +98,7 @@ static void check_message(struct rpc_call *call, const ProtobufCMessage *message
 
 struct watch_user {
     struct rpc_health *health;
-    struct watcher watcher; /* .call is set while it is on the list */
+    struct watcher watcher; /* .call is set while the watcher is on the list */
 };
 
 static void watch_open(struct rpc_call *call, void *user)
@@ -115,7 +117,8 @@ static void watch_message(struct rpc_call *call, const ProtobufCMessage *message
         rpc_call_finish(call, RPC_INVALID_ARGUMENT, "one request only", 0);
         return;
     }
-    if (!health_knows(h, request->service)) { /* by the protocol the stream stays, in case the service appears */
+    /* The protocol keeps the stream open in case the service appears. */
+    if (!health_knows(h, request->service)) {
         health_send(call, GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVICE_UNKNOWN);
         return;
     }

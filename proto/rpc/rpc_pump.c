@@ -1,21 +1,27 @@
 /*
- * Completion queues and their threads: one queue with two threads for each server, one queue for all clients of the process.
+ * Completion queues and their threads: one queue with two threads for each server, one queue for all clients
+ * of the process.
  *
- * At least two threads, because grpc_completion_queue_next returns a ready event without looking at the sockets: one thread whose sends
- * complete at once would never read, and would miss a cancel for as long as it has something to send. A server has no more, because
- * every further thread costs a wake-up per event and none of them brings throughput.
+ * At least two threads per queue, because grpc_completion_queue_next returns a ready event without looking at
+ * the sockets: one thread whose sends complete at once would never read, and would not notice a cancel as
+ * long as it has something to send. A server has no more than two, because each further thread costs a
+ * wake-up per event and brings no throughput.
  *
- * Clients share a queue, because a router has one for each worker, and 128 threads for 64 of them were most of its threads. It has two
- * threads for each core: whatever one connection delivers, another thread looks at the sockets. It lives from the first client to the
- * last one. A client's end waits for its own operations only, which are counted in its pump, and joins nobody: no thread touches a pump
- * after the count that rpc_pump_fini waits for. (Rejected: a queue for each worker polled by few threads, which gRPC can't wait on.)
+ * Clients share a queue, because a router has a client for each worker, and the 128 threads of 64 clients
+ * were most of its threads. The shared queue has two threads per core: whatever one connection delivers,
+ * another thread looks at the sockets. It lives from the first client to the last. The end of a client waits
+ * only for its own operations, which its pump counts, and joins no thread: no thread touches a pump after the
+ * count that rpc_pump_fini waits for. (Rejected: a queue for each worker polled by few threads; gRPC can't
+ * wait on several queues.)
  *
- * The order of ending (any other crashes, hangs or leaks): no new operations; the running calls are aborted; every on_end
- * has returned and every other operation is back; queue shut down, once; threads drain it and leave; queue destroyed.
+ * The order of ending (any other order crashes, hangs or leaks): no new operations; the running calls are
+ * aborted; every on_end has returned and every other operation has come back; the queue is shut down, once;
+ * its threads drain it and leave; the queue is destroyed.
  *
- * gRPC gives an operation back only when its bytes have left. A frozen peer holds up a TCP socket for the keepalive
- * time-out (gRPC sets the kernel's TCP_USER_TIMEOUT to it), but a unix socket until it dies. Then a thread of its own waits
- * for that peer, and who called close does not: nothing of his is in it any more.
+ * gRPC gives an operation back only when its bytes have left. A frozen peer holds up a TCP socket for the
+ * keepalive time-out (gRPC sets the kernel's TCP_USER_TIMEOUT to it), but a unix socket until the peer dies.
+ * Then a thread of its own waits for that peer and the closing thread does not, because nothing of the caller
+ * is in the operation any more.
  */
 #include "proto/rpc/rpc_internal.h"
 
@@ -40,7 +46,7 @@ static void core_init_once(void)
     grpc_init();
 }
 
-/* Never shut down: the clean-up of the last grpc_shutdown runs on a thread of its own, which nothing waits for. */
+/* Never shut down: the clean-up of the last grpc_shutdown runs on a thread that nothing waits for. */
 void rpc_core_init(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -86,7 +92,8 @@ static void queue_close(struct rpc_queue *q)
     free(q);
 }
 
-/* The clients' queue. The only state of the process beside gRPC's own: its clients belong to nobody whom all of them know. */
+/* The clients' queue. It is the only state of the process besides gRPC's own, because the clients have no
+ * common owner. */
 static struct {
     pthread_mutex_t lock; /* clients open and close on any thread */
     struct rpc_queue *queue;
@@ -173,7 +180,8 @@ bool rpc_pump_admit(struct rpc_pump *pump, struct rpc_call *call, uint32_t max_c
         *retry_after_ms_out = ms < 1 ? 1 : ms > 60000 ? 60000 : (uint32_t)ms;
         if (pump->n_calls - pump->n_admitted > max_calls)
             *retry_after_ms_out =
-                0; /* refused calls are as many as the others: their clients do not fetch the answer */
+                /* As many calls are being refused as are open: their clients do not fetch the answer. */
+                0;
     }
     bool admitted = call->admitted;
     pthread_mutex_unlock(&pump->lock);
@@ -244,7 +252,7 @@ bool rpc_pump_wait(struct rpc_pump *pump, bool others_too, int timeout_ms)
     return done;
 }
 
-/* An operation that never completes would hang us without a word: say which call it is. */
+/* An operation that never completes would hang the close silently: this logs which call it is. */
 static void pump_log_left(struct rpc_pump *pump)
 {
     pthread_mutex_lock(&pump->lock);
@@ -284,7 +292,7 @@ void rpc_pump_destroy(struct rpc_pump *pump, void *(*destroy)(void *object), voi
     }
     log_warn(pump->log, "rpc closed with a frozen peer connected");
     pthread_mutex_lock(&pump->lock);
-    pump->log = NULL; /* the caller's */
+    pump->log = NULL; /* the log is the caller's, who may free it now */
     pthread_mutex_unlock(&pump->lock);
     pthread_detach(thread_start("rpc-linger", destroy, object));
 }

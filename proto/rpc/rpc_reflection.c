@@ -1,8 +1,9 @@
 /*
  * grpc.reflection.v1alpha over a serialized FileDescriptorSet and the descriptors of our own services.
  *
- * Files are handed out as the bytes they came as; a small subset of descriptor.proto reads the names in them. Symbols are
- * looked up by walking the files: a tool asks a dozen times, an index would be more code than that is worth.
+ * Files are handed out as the bytes that were given; a small subset of descriptor.proto reads the names in
+ * them. A symbol is found by walking the files: a tool asks a dozen times, so an index would not be worth its
+ * code.
  */
 #include "proto/rpc/rpc_internal.h"
 
@@ -21,12 +22,12 @@ typedef Grpc__Reflection__V1alpha__ServerReflectionRequest reflection_request;
 typedef Grpc__Reflection__V1alpha__ServerReflectionResponse reflection_response;
 
 struct file {
-    ProtobufCBinaryData bytes; /* into one of the sets */
+    ProtobufCBinaryData bytes; /* points into one of the sets */
     file_desc *desc;
 };
 
 struct rpc_reflection {
-    Tandem__Rpc__FileSet *sets[2]; /* the user's, our own */
+    Tandem__Rpc__FileSet *sets[2]; /* the user's set, and our own */
     struct file *files;
     uint32_t n_files;
 };
@@ -52,7 +53,7 @@ static enum td_status add_set(struct rpc_reflection *r, int which, const uint8_t
         file_desc *desc = tandem__rpc__file__unpack(NULL, set->file[i].len, set->file[i].data);
         if (!desc)
             return TD_ERR_INVALID;
-        if (file_by_name(r, desc->name)) /* the user's set may hold our own files too */
+        if (file_by_name(r, desc->name)) /* the user's set may contain our own files, too */
             tandem__rpc__file__free_unpacked(desc, NULL);
         else
             r->files[r->n_files++] = (struct file){.bytes = set->file[i], .desc = desc};
@@ -89,7 +90,8 @@ void rpc_reflection_close(struct rpc_reflection *r)
 
 /* ------------------------------------------------------------------ symbols */
 
-/* "name" is symbol -> "", "name.rest" -> "rest", anything else NULL. */
+/* The rest of symbol behind name: for "name" it is "", for "name.rest" it is "rest"; NULL for anything
+ * else. */
 static const char *after_name(const char *symbol, const char *name)
 {
     size_t len = strlen(name);
@@ -159,7 +161,8 @@ static void answer_error(reflection_response *response, Grpc__Reflection__V1alph
         GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_ERROR_RESPONSE;
 }
 
-/* The file and everything it imports, each once; order[0..n) is the result and the work list in one. */
+/* Collects the file and everything that it imports, each once. order[0..n) is both the result and the list
+ * of work. */
 static size_t collect_imports(const struct rpc_reflection *r, const struct file *first, const struct file **order)
 {
     size_t n = 0;

@@ -1,8 +1,9 @@
 /*
  * The server: one completion queue, 64 requests for calls outstanding, one table of methods.
  *
- * Methods are not registered with gRPC: a single generic request lets us answer UNIMPLEMENTED in our own words and keeps
- * one path for all. A slot asks for the next call before the one it got is opened, so handlers don't shrink the window.
+ * Methods are not registered with gRPC: one generic request lets us answer UNIMPLEMENTED with our own text,
+ * and is one path for all calls. A slot asks for the next call before it opens the one that it got, so that
+ * handlers do not reduce the number of outstanding requests.
  */
 #include "proto/rpc/rpc_internal.h"
 
@@ -37,7 +38,7 @@ struct rpc_server {
     char *address;
     struct rpc_health *health;
     struct rpc_reflection *reflection;
-    struct rpc_service_method *methods; /* the user's, then our own services' */
+    struct rpc_service_method *methods; /* the user's methods, then those of our own services */
     uint32_t n_methods;
     struct slot slots[N_SLOTS];
     struct rpc_tag shutdown_tag;
@@ -48,7 +49,7 @@ static void slot_done(struct rpc_tag *tag, bool ok);
 
 /* ------------------------------------------------------------------ calls */
 
-/* Under the pump's lock, so that nothing is asked for once `closing` is set. */
+/* Call under the pump's lock, so that nothing is asked for once `closing` is set. */
 static void slot_request(struct slot *slot)
 {
     struct rpc_server *s = slot->server;
@@ -73,7 +74,8 @@ static char *text_of_slice(grpc_slice slice)
     return text;
 }
 
-/* Copies, because the originals go with the grpc_call, and a call may be held longer. Binary headers are left out. */
+/* Copies the headers, because the originals are freed with the grpc_call, and a call may be kept longer.
+ * Binary headers are left out. */
 static void call_take_headers(struct rpc_call *call, const grpc_metadata_array *headers)
 {
     call->headers = mem_array(headers->count, sizeof(*call->headers));
@@ -125,7 +127,7 @@ static void open_unknown(struct rpc_call *call, void *user)
     bytes_free(&text);
 }
 
-/* user: milliseconds after which to come back; NULL: the answer must not wait for its client. */
+/* user: milliseconds after which the client may come back; NULL: the answer must not wait for its client. */
 static void open_refused(struct rpc_call *call, void *user)
 {
     static const char TEXT[] = "as many calls are open as the server takes";
@@ -168,7 +170,8 @@ static void slot_done(struct rpc_tag *tag, bool ok)
     struct slot *slot = (struct slot *)(void *)((char *)tag - offsetof(struct slot, tag));
     struct rpc_server *s = slot->server;
     struct rpc_call *call = ok ? call_of_slot(slot) : NULL;
-    bool closing = call && !rpc_pump_add(&s->pump, call); /* counted before the slot is not */
+    /* The call is counted before the slot is released. */
+    bool closing = call && !rpc_pump_add(&s->pump, call);
     slot_clear(slot);
 
     pthread_mutex_lock(&s->pump.lock);
@@ -190,7 +193,7 @@ static grpc_server *server_create(uint32_t max_message_bytes, const struct rpc_s
 {
     int limit = (int)max_message_bytes, frozen = config->frozen_ms ? (int)config->frozen_ms : RPC_FROZEN_MS;
     grpc_arg args[] = {
-        /* also those that are refused: a client that fetches no answers gets no more streams */
+        /* Refused calls count, too: a client that fetches no answers gets no more streams. */
         {.type = GRPC_ARG_INTEGER,
          .key = (char *)GRPC_ARG_MAX_CONCURRENT_STREAMS,
          .value.integer =
@@ -199,8 +202,9 @@ static grpc_server *server_create(uint32_t max_message_bytes, const struct rpc_s
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, .value.integer = limit},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, .value.integer = limit},
         /*
-         * A frozen client with a call is noticed after frozen_ms; clients may ping as often through minutes of silence. One
-         * without calls is left alone: gRPC for Python, for one, answers no pings then, and would find its connection closed.
+         * A frozen client with a call is noticed after frozen_ms; clients may ping as often, also through
+         * minutes of silence. A client without calls is not pinged: gRPC for Python, for example, answers no
+         * pings then, and would find its connection closed.
          */
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIME_MS, .value.integer = 1000},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIMEOUT_MS, .value.integer = frozen},
@@ -215,9 +219,10 @@ static grpc_server *server_create(uint32_t max_message_bytes, const struct rpc_s
 }
 
 /*
- * What the kernel takes without having sent it is bounded on the listening socket: connections inherit it. gRPC has no argument for
- * that, and its socket mutator is in no public header, so the socket is found by its port. (Rejected: SO_SNDBUF, which would bound
- * what is in flight, too, and with it the speed on a long way.)
+ * Limits the bytes that the kernel takes without having sent them. The limit is set on the listening socket,
+ * because connections inherit it. gRPC has no argument for it, and its socket mutator is in no public header,
+ * so the socket is found by its port. (Rejected: SO_SNDBUF, which would also limit the bytes in flight, and
+ * with them the speed over long distances.)
  */
 static void server_bound_unsent(int port, uint32_t bytes)
 {
@@ -362,7 +367,7 @@ static void shutdown_done(struct rpc_tag *tag, bool ok)
     rpc_pump_other_done(&s->pump);
 }
 
-/* The rest of closing, when nothing of the user's is in it any more. */
+/* The rest of closing: no callback of the user can come any more. */
 static void *server_destroy(void *arg)
 {
     struct rpc_server *s = arg;
@@ -386,7 +391,8 @@ void rpc_server_close(struct rpc_server *s)
     rpc_tag_set(&s->shutdown_tag, shutdown_done);
     pthread_mutex_unlock(&s->pump.lock);
     grpc_server_shutdown_and_notify(s->grpc, s->pump.queue, &s->shutdown_tag);
-    /* First with a status the clients can read, then by cutting the connections, which idle and frozen clients need. */
+    /* First with a status that clients can read; then by cutting the connections, which idle and frozen
+     * clients need. */
     rpc_pump_abort_all(&s->pump, RPC_UNAVAILABLE, "server closing");
     rpc_pump_wait(&s->pump, false, 1000);
     grpc_server_cancel_all_calls(s->grpc);

@@ -1,4 +1,5 @@
-/* Codes and texts: their names, what our statuses become, and words that may go on a wire or into a log. */
+/* Codes and texts: names of codes, conversion of td_status, and cleaning of texts for the wire and for
+ * logs. */
 #include "proto/rpc/rpc_internal.h"
 
 #include <string.h>
@@ -55,7 +56,7 @@ enum rpc_code rpc_code_of_status(enum td_status status)
     return RPC_UNKNOWN;
 }
 
-/* Bytes of the well-formed, printable character at p, or 0. Unicode 15, table 3-7. */
+/* Length in bytes of the well-formed, printable character at p, or 0. Unicode 15, table 3-7. */
 static size_t printable_len(const uint8_t *p, size_t left)
 {
     if (p[0] < 0x80)

@@ -18,7 +18,7 @@ static struct block_key digest(const void *data, size_t len_bytes)
 {
     uint8_t full[32];
     if (!EVP_Digest(data, len_bytes, full, NULL, EVP_sha256(), NULL))
-        abort(); /* no SHA-256 in the crypto library: no name can be made */
+        abort(); /* the crypto library has no SHA-256: no key can be made */
     struct block_key k;
     memcpy(k.b, full, sizeof(k.b));
     return k;

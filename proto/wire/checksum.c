@@ -1,7 +1,8 @@
 #include "proto/wire/checksum.h"
 
 #ifdef CHECKSUM_DISPATCH
-#include <xxh_x86dispatch.h> /* the same functions, with the vectors that this CPU has */
+/* The same functions, with the widest vectors that this CPU has. */
+#include <xxh_x86dispatch.h>
 #else
 #include <xxhash.h>
 #endif

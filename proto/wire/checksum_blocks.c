@@ -9,13 +9,14 @@
 
 enum {
     STRIPES = CHECKSUM_BLOCK / CHECKSUM_STRIPE,
-    SECRET_STEP = 8, /* of the secret from stripe to stripe */
+    SECRET_STEP = 8, /* step in the secret from stripe to stripe */
     PRIME32_1 = (int)0x9e3779b1u,
-    /* Beside stores past the caches: of 512 to 4096 the best on Zen 4. Beside plain stores it costs a fifth there. */
+    /* Bytes. With stores past the caches this is the best of 512 to 4096 on Zen 4; with plain stores
+     * prefetching costs a fifth there. */
     PREFETCH_AHEAD = 2048
 };
 
-/* acc + low half * high half of (data ^ secret) + data with its words swapped, per 64 bits */
+/* Per 64 bits: acc + low half * high half of (data ^ secret) + data with its words swapped. */
 TARGET_256 INLINE __m256i add_256(__m256i acc, __m256i data, __m256i secret)
 {
     __m256i key = _mm256_xor_si256(data, secret);
@@ -24,7 +25,7 @@ TARGET_256 INLINE __m256i add_256(__m256i acc, __m256i data, __m256i secret)
     return _mm256_add_epi64(acc, _mm256_add_epi64(product, swapped));
 }
 
-/* (acc ^ acc >> 47 ^ secret) * PRIME32_1, per 64 bits */
+/* Per 64 bits: (acc ^ acc >> 47 ^ secret) * PRIME32_1. */
 TARGET_256 INLINE __m256i scramble_256(__m256i acc, __m256i secret)
 {
     const __m256i prime = _mm256_set1_epi32(PRIME32_1);

@@ -1,14 +1,16 @@
 /*
  * Ways to copy and sum in one pass, and the choice between them.
  *
- * What is fastest depends on the CPU: stores past the caches need not fetch the destination's lines first, which makes them faster than
- * memcpy on Zen 4, and slower where such stores are slow; a buffer in the first-level cache lets the library's sums be used, but
- * copies twice; two passes read the destination again. So all are measured, a few milliseconds once per process, and the
- * fastest is used. A table of CPU models was rejected: it knows nothing of the next generation, nor of virtual machines that hide which
- * one they run on.
+ * Which way is fastest depends on the CPU. Stores past the caches need not fetch the destination's lines
+ * first, which makes them faster than memcpy on Zen 4, and slower on CPUs where such stores are slow. With a
+ * buffer in the first-level cache the library's sums can be used, but the bytes are copied twice. Two passes
+ * read the destination again. So all ways are measured, for a few milliseconds once per process, and the
+ * fastest is used. Rejected: a table of CPU models. It does not know the next generation, nor the CPU behind
+ * a virtual machine that hides it.
  *
- * Invariant of each way: a byte is loaded from the source once. What is summed comes from the register, from a buffer, or from the
- * destination, all of which are the reader's own; so a source that changes meanwhile can't make a sum that hides it.
+ * Invariant of each way: a byte is loaded from the source once. The bytes that are summed come from the
+ * register, from a buffer, or from the destination, all of which belong to the reader; so a source that
+ * changes meanwhile can't produce a sum that hides the change.
  */
 #include <pthread.h>
 #include <stdbool.h>
@@ -18,7 +20,8 @@
 #include <emmintrin.h>
 #endif
 
-#define XXH_STATIC_LINKING_ONLY /* a state on the stack, and its accumulators; its layout is the same in all of 0.8 */
+/* For a state on the stack and its accumulators; its layout is the same in all of 0.8. */
+#define XXH_STATIC_LINKING_ONLY
 #ifdef CHECKSUM_DISPATCH
 #include <xxh_x86dispatch.h>
 #else
@@ -69,7 +72,8 @@ static void store_end(void)
 {
 }
 
-static void forget(const uint8_t *p, size_t n) /* measured in the cache where it can't be emptied */
+/* Without a way to empty the cache, measurements are made in it. */
+static void forget(const uint8_t *p, size_t n)
 {
     (void)p;
     (void)n;
@@ -106,7 +110,7 @@ static uint64_t buffer_plain(uint64_t seed, uint8_t *to, const uint8_t *from, si
     return by_buffer(seed, to, from, len_bytes, false);
 }
 
-/* Each piece is summed where it was copied to, while it is in a cache. */
+/* Sums each piece at its destination, while it is in a cache. */
 static uint64_t by_pieces(uint64_t seed, uint8_t *to, const uint8_t *from, size_t len_bytes, size_t piece)
 {
     XXH3_state_t state;
@@ -130,8 +134,9 @@ static uint64_t pieces_second_level(uint64_t seed, uint8_t *to, const uint8_t *f
 }
 
 /*
- * Whole blocks by our own loop, in the accumulators of the library's state; the library does the rest. At least KEPT_BACK bytes
- * are left to it, because the last 64 bytes of all count in a way of their own and it looks for them in its buffer.
+ * Our own loop does the whole blocks, in the accumulators of the library's state; the library does the rest.
+ * At least KEPT_BACK bytes are left to the library, because XXH3 treats the last 64 bytes of all differently
+ * and the library looks for them in its buffer.
  */
 static uint64_t by_blocks(checksum_blocks_fn *blocks, uint64_t seed, uint8_t *to, const uint8_t *from, size_t len_bytes,
                           bool past_caches)
@@ -140,7 +145,8 @@ static uint64_t by_blocks(checksum_blocks_fn *blocks, uint64_t seed, uint8_t *to
     size_t n_blocks = len_bytes > KEPT_BACK ? (len_bytes - KEPT_BACK) / CHECKSUM_BLOCK : 0;
     size_t done = n_blocks * CHECKSUM_BLOCK;
     XXH3_64bits_reset_withSeed(&state, seed);
-    const uint8_t *secret = state.extSecret ? state.extSecret : state.customSecret; /* seed 0 has the library's own */
+    /* With seed 0 the library uses its own secret. */
+    const uint8_t *secret = state.extSecret ? state.extSecret : state.customSecret;
     blocks(state.acc, secret, to, from, n_blocks, past_caches && (uintptr_t)to % 64 == 0);
     state.totalLen = done;
     memcpy(to + done, from + done, len_bytes - done);
@@ -169,11 +175,12 @@ static uint64_t vectors_256_plain(uint64_t seed, uint8_t *to, const uint8_t *fro
     return by_blocks(checksum_blocks_256(), seed, to, from, len_bytes, false);
 }
 
-/* Those that need the vectors stand last, so the numbers of the others are the same on each CPU. */
+/* Ways that need vectors come last, so that the numbers of the other ways are the same on each CPU. */
 static const struct way {
     const char *name;
     copy_fn *copy;
-    checksum_blocks_fn *(*needs)(void); /* NULL: nothing that a CPU may lack */
+    /* The function, if this CPU has its instructions; NULL: needs nothing special. */
+    checksum_blocks_fn *(*needs)(void);
 } WAYS[CHECKSUM_WAYS_MAX] = {{"buffer, past the caches", buffer_past, NULL},
                              {"buffer, plain stores", buffer_plain, NULL},
                              {"two passes of 4 KiB", pieces_first_level, NULL},
@@ -199,7 +206,7 @@ struct trial {
     uint64_t expected;
 };
 
-/* GB/s of one copy from memory to memory; 0: its sum is wrong, so it must not be chosen. */
+/* GB/s of one copy from memory to memory; 0: the sum is wrong, so this way must not be chosen. */
 static double try_once(const struct trial *t, copy_fn *copy)
 {
     forget(t->from, TRIAL_BYTES);
@@ -224,8 +231,9 @@ void checksum_measure(struct checksum_choice *out)
     *out = (struct checksum_choice){.n_ways = count_ways()};
     for (uint32_t i = 0; i < out->n_ways; i++)
         out->ways[i].name = WAYS[i].name;
+    /* The first way, unmeasured. */
     if (mem_try(2 * TRIAL_BYTES, &memory))
-        return; /* the first way, unmeasured */
+        return;
     clock_init_real(&t.clock);
     uint64_t begin = clock_now(&t.clock);
     memset(memory, 0x5a, 2 * TRIAL_BYTES);

@@ -1,7 +1,7 @@
-/* What the files of the checksum share. */
+/* Shared by the files of the checksum. */
 #pragma once
 
 #include "proto/wire/checksum.h"
 
-/* The seed that the identity and the length give. */
+/* The seed for this identity and length. */
 uint64_t checksum_seed(const struct checksum_identity *identity, size_t len_bytes);

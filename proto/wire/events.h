@@ -1,13 +1,15 @@
 /*
- * Block events: what a worker or store tells the router about the blocks that it holds. A batch on the wire, little-endian:
+ * Block events: what a worker or store tells the router about the blocks that it holds. A batch on the wire,
+ * little-endian:
  *
  *      0  u16 version (1)   2  u16 reserved, 0   4  u32 count (<= 65,536)
  *      8  u64 incarnation of the holder
  *     16  u64 sequence number of the first event; the others follow without a gap
  *     24  count times 24 bytes:
- *             0  u8 kind   1  u8 tier   2  u16 reserved, 0   4  u32 index of the block in its chain   8  key (16)
+ *          0  u8 kind   1  u8 tier   2  u16 reserved, 0  4  u32 index of the block in its chain  8  key (16)
  *
- * A gap in the numbers, or a new incarnation, makes the router ask for a snapshot: a CLEARED event, then every block.
+ * After a gap in the numbers, or a new incarnation, the router asks for a snapshot: a CLEARED event, then
+ * every block.
  */
 #pragma once
 
@@ -38,14 +40,12 @@ struct events_header {
 /* Appends a batch to out. */
 void events_encode(const struct events_header *h, const struct block_event *events, struct bytes *out);
 
-/* The header, after checking every byte of the batch; events_at then reads event i < count. */
+/* Checks every byte of the batch and returns its header. After that events_at reads event i < count. */
 enum td_status events_decode(const void *data, size_t len_bytes, struct events_header *out);
 struct block_event events_at(const void *data, uint32_t i);
 
-/*
- * A number for a set of blocks: the sum of this over its members, so it is kept up or compared without an order. Memory of a
- * worker and of a store count as one tier, as in the index.
- */
+/* Sum this over the blocks of a set to get a number for the set: it can be updated and compared without an
+ * order. The memory of a worker and the DRAM of a store count as one tier, as in the index. */
 static inline uint64_t block_digest(const struct block_key *key, enum block_tier tier)
 {
     return random_at(block_key_hash(key), tier == TIER_SSD, 0);

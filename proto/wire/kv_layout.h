@@ -1,18 +1,21 @@
 /*
- * Geometry of the KV of one layer group: how a page is laid out, and what two processes compare when they meet.
+ * Geometry of the KV of one layer group: how a page is laid out, and what two processes compare when they
+ * meet.
  *
  * A page holds page_tokens consecutive tokens over all layers of the group, in one contiguous range:
  *
  *     [layer 0..n_layers)[K, V][kv_head 0..n_kv_heads)[slot 0..page_tokens)[head_dim]      elements of dtype
  *
- * so any range of layers is contiguous inside a page, which is what transfer announces, pulls and checks.
+ * Any range of layers is contiguous inside a page: that is what transfer announces, pulls and checks.
  *
- * Two things vary: what a token leaves behind, and for how long.
+ * Two things vary: what is stored for a token, and for how long.
  *
- *     kind     plain: K and V as drawn. latent: one plane instead of two, whose rows are both (multi-head latent attention:
- *              K is the whole row, V its beginning), with n_kv_heads 1.
- *     window   0: a page is kept as long as its sequence. Else no layer of the group sees more than the last `window` tokens,
- *              and pages that lie behind them are given up while the sequence lives (kv_layout_first_kept).
+ *     kind     plain: K and V as in the formula above. latent: one plane instead of two, whose rows are
+ *              both K and V (multi-head latent attention: K is the whole row, V its beginning), with
+ *              n_kv_heads 1.
+ *     window   0: a page is kept as long as its sequence. Else no layer of the group sees further back than
+ *              the last `window` tokens, and pages behind them are given up while the sequence lives
+ *              (kv_layout_first_kept).
  *
  * On the wire (kv_layout_encode), little-endian, 24 bytes:
  *
@@ -26,16 +29,16 @@
 
 #include "base/status.h"
 
-/* Values travel: never renumber. E4M3 as OCP has it (kernels/scalar.h); a page has it without scales. */
+/* These values are sent: never renumber. E4M3 is the OCP format (kernels/scalar.h); pages have no scales. */
 enum num_type { NUM_F32 = 1, NUM_F16 = 2, NUM_BF16 = 3, NUM_F8_E4M3 = 4 };
 
-enum kv_kind { KV_PLAIN = 0, KV_LATENT = 1 }; /* the same */
+enum kv_kind { KV_PLAIN = 0, KV_LATENT = 1 }; /* these values are sent, too */
 
 struct kv_layout {
     enum num_type dtype;
     uint32_t n_layers, n_kv_heads, head_dim, page_tokens;
     enum kv_kind kind;
-    uint32_t window; /* tokens; 0: all */
+    uint32_t window; /* in tokens; 0: no window */
 };
 
 enum { KV_LAYOUT_WIRE_BYTES = 24 };
@@ -45,15 +48,15 @@ static inline size_t num_type_bytes(enum num_type t)
     return t == NUM_F32 ? 4 : t == NUM_F8_E4M3 ? 1 : 2;
 }
 const char *num_type_name(enum num_type t);                    /* "f32", "f16", "bf16", "fp8" */
-int num_type_parse(const char *name, enum num_type *type_out); /* 0, or -1 if it is none of them */
+int num_type_parse(const char *name, enum num_type *type_out); /* 0, or -1 if there is no such name */
 
-/* K and V, or the one plane that is both. */
+/* Planes per layer: K and V, or the one plane that is both. */
 static inline uint32_t kv_layout_planes(const struct kv_layout *l)
 {
     return l->kind == KV_LATENT ? 1 : 2;
 }
 
-/* Bytes of one K or V slice of one head in one page, of one layer (all planes), of a whole page. */
+/* Bytes in one page: of one K or V plane of one head; of one layer, all planes; of all layers. */
 static inline size_t kv_layout_head_bytes(const struct kv_layout *l)
 {
     return (size_t)l->page_tokens * l->head_dim * num_type_bytes(l->dtype);
@@ -67,19 +70,18 @@ static inline size_t kv_layout_page_bytes(const struct kv_layout *l)
     return l->n_layers * kv_layout_layer_bytes(l);
 }
 
-/*
- * The first page that a sequence keeps which goes on at position pos: what lies before it nobody sees any more. The token
- * before pos is always kept, whatever the window.
- */
+/* The first page that a sequence still needs when it goes on at position pos: no layer sees the pages
+ * before it. The token before pos is always kept, whatever the window. */
 static inline uint32_t kv_layout_first_kept(const struct kv_layout *l, uint32_t pos)
 {
     return l->window && pos > l->window ? (pos - l->window) / l->page_tokens : 0;
 }
 
-/* Every field within sane bounds (no product can overflow). TD_ERR_INVALID names the field. */
+/* Checks that every field is within bounds that keep all products from overflowing. On TD_ERR_INVALID
+ * error_out names the field. */
 enum td_status kv_layout_check(const struct kv_layout *l, struct td_error *error_out);
 
-/* TD_OK, or TD_ERR_VERSION naming the first field that differs and both values. */
+/* TD_OK, or TD_ERR_VERSION; error_out names the first field that differs, with both values. */
 enum td_status kv_layout_match(const struct kv_layout *ours, const struct kv_layout *theirs,
                                struct td_error *error_out);
 

@@ -48,7 +48,7 @@ static bool has_control(const char *text, size_t len)
     return false;
 }
 
-/* What follows the keys: nothing, or an address and a tenant. */
+/* Decodes what follows the keys: nothing, or an address and a tenant. */
 static enum td_status decode_sender(const uint8_t *b, size_t len_bytes, struct store_keys_msg *m)
 {
     if (!len_bytes)
