@@ -160,7 +160,7 @@ struct out_token {
     struct sampled token;
 };
 
-/* The whole worker. Members without a lock belong to the engine thread, or are constant after worker_open(). */
+/* The whole worker. Members without a lock belong to the engine thread or are constant after worker_open(). */
 struct worker {
     const char *role;
     struct worker_options options;
@@ -253,7 +253,7 @@ struct work *work_new(enum work_kind kind);
 struct xfer_id worker_new_id(struct worker *w);
 /* Adds a page and takes a transfer hold on it. Somebody else must hold the page already (kvpool.h). */
 void held_add(struct worker *w, struct held_pages *h, struct page_ref page);
-/* Gives up all transfer holds and frees the array. in_doubt: a peer may still read, so pages are quarantined. */
+/* Gives up all transfer holds, frees the array. in_doubt: a peer may still read, so pages are quarantined. */
 void held_drop(struct worker *w, struct held_pages *h, bool in_doubt);
 
 /* leg.c */
