@@ -98,7 +98,7 @@ static void fill_end(const struct leg *leg, Tandem__Worker__V1__LegEnd *end, Tan
     end->n_prompt_top_ids = end->n_prompt_top_logprobs = (size_t)(scores->n - 1) * scores->n_top;
 }
 
-/* Frees the leg and its sequence. A pull or lease that has not ended stays in the worker's list until it ends. */
+/* Frees the leg and its sequence. A pull or lease that has not ended stays in its list until it ends. */
 static void leg_free(struct worker *w, struct leg *leg)
 {
     for (uint32_t i = 0; i < w->n_out; i++) /* tokens of a cancelled leg that were not sent yet */

@@ -160,7 +160,7 @@ struct out_token {
     struct sampled token;
 };
 
-/* The whole worker. Members without a lock belong to the engine thread or are constant after worker_open(). */
+/* The whole worker. Members without a lock belong to the engine thread or stay as worker_open() set them. */
 struct worker {
     const char *role;
     struct worker_options options;
