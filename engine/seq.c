@@ -3,7 +3,7 @@
  *
  * What must hold:
  *   - first_page <= n_pages, and exactly pages [first_page, n_pages) are held, each with one sequence hold.
- *   - From admission to preemption n_named * page_tokens <= n_computed: only computed, full blocks have names.
+ *   - Until it is preempted, n_named * page_tokens <= n_computed: only computed, full blocks have names.
  *   - keys[] covers the full blocks of tokens[]; its root depends on is_long.
  *   - addresses[] is NULL for pages that were given up, so that attention can't read them.
  */
