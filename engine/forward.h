@@ -27,7 +27,7 @@ struct forward_config {
     enum compute compute;
     struct adapter *const *adapters; /* [n_adapters]; array and adapters are borrowed */
     uint32_t n_adapters;
-    /* Format of the large matrices: projections, feed-forward, experts, output. int4: the output matrix is int8. */
+    /* Of the large matrices: projections, feed-forward, experts, output. int4: the output matrix is int8. */
     enum k_weights weights;
     const struct kv_layout *layout; /* copied */
     uint8_t *arena;                 /* [n_pages] of that layout, host memory; borrowed */
