@@ -54,7 +54,7 @@ static void run_experts(struct forward *f, const struct experts *y, uint32_t n_r
 }
 
 /*
- * The shared expert. It writes behind the experts' part of hidden, which other ranks may still be gathering, and
+ * The shared expert. It writes behind the experts' part of hidden, which other ranks may still gather, and
  * behind their part of expert_out.
  */
 static void run_shared(struct forward *f, const struct mlp *y, uint32_t n_rows)

@@ -57,7 +57,7 @@ bool weight_cache_default_dir(char out[PATH_MAX]);
 struct weight_cache *weight_cache_open(const char *dir, const struct weight_cache_key *key, const struct log *log);
 void weight_cache_close(struct weight_cache *c); /* NULL is fine; unmaps, so free the matrices first */
 
-/* The next matrix, in the order of adding. NULL: no file is mapped, or (with a warning) it has no next one. */
+/* The next matrix, in the order of adding. NULL: no file is mapped or, with a warning, it has no next one. */
 const void *weight_cache_next(struct weight_cache *c, uint64_t *len_bytes_out);
 /*
  * The matrix of the last weight_cache_next() can't be used: removes the file, and takes nothing more from it.
