@@ -266,8 +266,8 @@ void k_embed(struct kernels *k, const void *table, enum num_type type, uint32_t 
              uint32_t n_rows, float scale, float *out);
 
 /*
- * y[T][dim] = x / sqrt(mean(x^2) + eps) * w[dim]. Sum of squares: 16 lanes strided by 16, then a fixed tree. y may
- * be x.
+ * y[T][dim] = x / sqrt(mean(x^2) + eps) * w[dim]. Sum of squares: 16 lanes strided by 16, then a fixed tree.
+ * y may be x.
  */
 void k_rmsnorm(struct kernels *k, const float *x, const float *w, float eps, uint32_t n_rows, uint32_t dim, float *y);
 
@@ -291,9 +291,10 @@ void k_copy_heads(struct kernels *k, const struct k_each *e, uint32_t n_heads, u
  * out[T][dim] = act(g) * u of g = gate_up[T][0..dim), u = gate_up[T][dim..2 dim), with our own exp:
  *
  *     silu       g / (1 + exp(-g)) * u
- *     gelu_tanh  g / (1 + exp(-z)) * u, with z = g * fma(g * g, 2 sqrt(2 / pi) 0.044715, 2 sqrt(2 / pi)); this is
+ *     gelu_tanh  g / (1 + exp(-z)) * u, z = g * fma(g * g, 2 sqrt(2 / pi) 0.044715, 2 sqrt(2 / pi)); this is
  *                g (1 + tanh(z / 2)) / 2 * u (Hendrycks and Gimpel 2016, the approximation by tanh)
- *     clamped    (u + 1) * (g / (1 + exp(-alpha * g))), with g = min(g, limit), u = clamp(u, -limit, limit) (gpt-oss)
+ *     clamped    (u + 1) * (g / (1 + exp(-alpha * g))), after g = min(g, limit), u = clamp(u, -limit, limit)
+ *                (gpt-oss)
  */
 enum k_act { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED };
 struct k_glu {
