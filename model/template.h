@@ -11,7 +11,7 @@
  * lists and texts are written, compared and sliced as in Python.
  *
  * Not supported: include, import, extends, block, raw, recursive loops, %-formats, async; methods of texts
- * beyond the table in template_methods.c.
+ * beyond TEMPLATE_METHODS in template_methods.c.
  *
  * Threads: immutable after parsing; rendering may run on several threads at once.
  */
