@@ -42,7 +42,7 @@ struct cuda_matrix {
     /* Of elements, or of the numbers that codes stand for. NUM_BF16 with COMPUTE_BF16. */
     enum num_type type;
     uint32_t n_out, n_in;
-    /* Elements between rows: n_in rounded up to 8, so that rows begin at 16 bytes; codes: to CUDA_PACKED_ALIGN. */
+    /* Elements between rows: n_in rounded up to 8 (rows begin at 16 bytes); codes: to CUDA_PACKED_ALIGN. */
     uint32_t stride;
     void *data;
     float *bias; /* [n_out], or NULL */
