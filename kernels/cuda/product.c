@@ -186,8 +186,8 @@ static void linear_fast(struct cuda *c, const struct cuda_matrix *m, struct cuda
 
 /*
  * A matrix in a packed format: few rows stream its codes; for many rows it is widened into scratch. Both
- * multiply by mma.sync, on Hopper, too, because a row must not be rounded in two ways (any_order: many rows may
- * go to cuBLAS).
+ * multiply by mma.sync, on Hopper, too, because a row must not be rounded in two ways. With
+ * any_order cuBLAS may multiply many rows.
  */
 static void linear_packed(struct cuda *c, const struct cuda_matrix *m, struct cuda_product *p)
 {
