@@ -26,10 +26,7 @@ enum { PROMPT_LOGPROB_ROWS = 64, MIN_PART_BYTES = 64 << 10 };
 
 /* ------------------------------------------------------------ open, close */
 
-/*
- * Hash over the model's fingerprint, the page layout, the numerics and, if not as stored, the format of
- * weights.
- */
+/* Hashes the model's fingerprint, the page layout, the numerics and, if packed, the format of weights. */
 static void make_fingerprint(struct engine *e)
 {
     struct block_key model = {0};
@@ -317,10 +314,7 @@ static bool make_room(struct engine *e, struct seq *s)
     return true;
 }
 
-/*
- * How long (ms) the step may take without breaking the TPOT limit of s. A sequence has no limit before its
- * first token here.
- */
+/* Time (ms) that the TPOT limit of s leaves to the step; no limit before its first token here. */
 static double room_ms(const struct seq *s, uint64_t now_ns)
 {
     if (!s->first_token_ns)
@@ -376,10 +370,7 @@ static void plan(struct engine *e)
     }
 }
 
-/*
- * Puts sequences of one adapter side by side, those without an adapter first. Stable: otherwise the order is
- * kept.
- */
+/* Puts sequences of one adapter side by side, those without an adapter first. The sort is stable. */
 static void sort_by_adapter(struct engine *e)
 {
     for (uint32_t i = 1; i < e->n_batch && e->config.n_adapters; i++) {

@@ -67,15 +67,9 @@ struct engine_callbacks {
     void (*on_end)(void *user, struct seq *seq, enum seq_finish finish);
     /* A block got its name or lost it (kvpool_config.on_block). */
     void (*on_block)(void *user, bool added, const struct block_key *key, uint32_t chain_index);
-    /*
-     * A batch is about to run and is expected to take that long, generously estimated (sched/progress.h). May
-     * be NULL.
-     */
+    /* A batch is about to run; it should take expected_ms at most (sched/progress.h). May be NULL. */
     void (*on_step)(void *user, double expected_ms);
-    /*
-     * While engine_open() packs the weights: n_done of n_layers are packed (of rank 0, with several ranks).
-     * May be NULL.
-     */
+    /* While engine_open() packs weights: n_done of n_layers are packed (of rank 0). May be NULL. */
     void (*on_load)(void *user, uint32_t n_done, uint32_t n_layers);
 };
 

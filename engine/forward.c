@@ -86,10 +86,7 @@ static void read_head(struct forward *f, const struct forward_batch *b)
             k_read(k, f->host_logits + i * vocab, f->logits + i * vocab, vocab * sizeof(float));
 }
 
-/*
- * Ranges of layers whose pages are being copied to the host, in order. on_layers was called for the first
- * n_told.
- */
+/* Ranges of layers whose pages are being copied to the host, in order; n_told of them were announced. */
 struct ranges {
     uint32_t marks[K_MAX_MARKS];
     uint16_t ends[K_MAX_MARKS];
@@ -197,10 +194,7 @@ static void run_layers(struct forward *f, const struct forward_batch *b, const s
     }
 }
 
-/*
- * Queues all operations of a batch. Pages are announced with the last piece only, because it completes their
- * layers.
- */
+/* Queues all operations of a batch. Layers are announced with the last piece, which completes them. */
 static void run_batch(struct forward *f, const struct forward_batch *b, struct ranges *ranges)
 {
     if (!f->rank.before)

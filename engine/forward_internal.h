@@ -153,10 +153,7 @@ struct forward {
     enum num_type embedding_type;
     float embedding_scale;
     float *final_norm;
-    /*
-     * Tables for layers without and with LAYER_WINDOW. longrope: rows of the short frequencies, then of the
-     * long ones.
-     */
+    /* Tables for layers without and with LAYER_WINDOW. longrope: short frequencies, then long ones. */
     struct k_rotary rope[2];
     float *cos_sin[2];
 
@@ -206,10 +203,7 @@ struct adapted_rows forward_adapted_rows(struct forward *f, const uint32_t *adap
 /* --------------------------------------- forward_open.c, forward_weights.c */
 
 enum td_status forward_no_memory(const struct forward *f, struct td_error *error_out);
-/*
- * Allocates n 4-byte numbers in the kernels' memory and stores the pointer at out. host: their values; NULL:
- * none.
- */
+/* Allocates n 4-byte numbers in the kernels' memory; *out points to them. host: their values, or NULL. */
 enum td_status forward_numbers(const struct forward *f, const void *host, size_t n, void *out,
                                struct td_error *error_out);
 /* Opens the rank's layers, and the embedding and output matrix if its stage has them. */

@@ -11,10 +11,7 @@
 #include "base/mem.h"
 #include "engine/forward_internal.h"
 
-/*
- * An adapted matrix: its parts, the largest rank that any adapter has for each part, and the sum of these
- * ranks.
- */
+/* An adapted matrix: its parts, the largest rank of any adapter for each part, and the sum of these. */
 struct adapted {
     const struct part_name *parts;
     uint32_t n_parts, ranks[MAX_PARTS], rank;

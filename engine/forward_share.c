@@ -34,10 +34,7 @@ static struct share times(const struct share *s, uint32_t n, uint32_t n_ranks)
     return out;
 }
 
-/*
- * Query heads are divided with their kv heads. With a latent they are divided freely: every rank has the
- * latent.
- */
+/* Query heads stay with their kv head. With a latent, which all ranks have, they are divided freely. */
 static enum td_status share_heads(struct forward *f, uint32_t n, struct td_error *e)
 {
     const struct model_config *c = &f->c;

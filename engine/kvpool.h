@@ -84,16 +84,10 @@ uint32_t kvpool_match_window(struct kvpool *pool, const struct block_key *keys, 
 
 /* Adds a sequence hold. Aborts if nobody holds the page: its content could be reused at any time. */
 void kvpool_hold(struct kvpool *pool, struct page_ref page);
-/*
- * Drops one sequence hold of each page. Pages are in token order: the last ones become the first to be
- * reused.
- */
+/* Drops a sequence hold of each page. Pages are in token order; the last ones are reused first. */
 void kvpool_unhold(struct kvpool *pool, const struct page_ref *pages, uint32_t n);
 
-/*
- * As kvpool_hold() and kvpool_unhold(), for transfers. in_doubt: the page goes to quarantine when its last
- * hold ends.
- */
+/* The same for transfers. in_doubt: the page goes to quarantine when its last hold ends. */
 void kvpool_transfer_hold(struct kvpool *pool, struct page_ref page);
 void kvpool_transfer_unhold(struct kvpool *pool, struct page_ref page, bool in_doubt);
 

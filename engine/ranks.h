@@ -29,10 +29,7 @@ struct ranks_config {
     const struct log *log;         /* reports how the ranks exchange; may be NULL */
 };
 
-/*
- * As forward_open(); the ranks load at the same time. TD_ERR_INVALID names what can't be divided, with both
- * numbers.
- */
+/* As forward_open(); ranks load at the same time. TD_ERR_INVALID names both numbers that do not divide. */
 enum td_status ranks_open(const struct ranks_config *config, struct ranks **out, struct td_error *error_out);
 void ranks_share_weights(struct ranks *r); /* forward_share_weights() of all ranks */
 void ranks_close(struct ranks *r);         /* NULL is fine */
@@ -51,8 +48,5 @@ void ranks_write_page(struct ranks *r, uint32_t page);
  */
 void ranks_run(struct ranks *r, const struct forward_batch *batch);
 
-/*
- * Seconds that the exchanges of a batch of n_rows rows take, with nothing computed; 0: one rank exchanges
- * nothing.
- */
+/* Seconds that the exchanges of a batch of n_rows rows take alone; 0 if there is one rank. */
 double ranks_measure_gathers(struct ranks *r, uint32_t n_rows, const struct clock *clock);

@@ -165,10 +165,7 @@ static enum td_status lock(const struct weight_cache *c, int fd)
     return TD_OK;
 }
 
-/*
- * Whether the unfinished file's name still means the file that is locked: it may have been renamed or
- * removed.
- */
+/* Whether the name of the unfinished file still means the file that is locked. */
 static bool is_current(const struct weight_cache *c, int fd)
 {
     struct stat named, locked;
@@ -176,10 +173,7 @@ static bool is_current(const struct weight_cache *c, int fd)
            named.st_ino == locked.st_ino && named.st_dev == locked.st_dev;
 }
 
-/*
- * With the lock taken. TD_OK: mapped, because another process has finished the file. TD_NOT_YET: this process
- * must write it.
- */
+/* With the lock taken. TD_OK: another process wrote the file, it is mapped. TD_NOT_YET: write it. */
 static enum td_status map_or_begin(struct weight_cache *c, int fd, struct td_error *e)
 {
     if (!map_file(c, e)) {

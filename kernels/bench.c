@@ -142,10 +142,7 @@ static void run_limit(void *arg)
     r->amount = r->b->k->backend->run_limit(r->b->k, r->limit, r->b->memory, r->b->memory_bytes);
 }
 
-/*
- * Called between shapes, so that a short load on the machine does not lower the limits alone. Rows keep the
- * best value.
- */
+/* Called between shapes, so that a short load elsewhere does not lower the limits alone. */
 static void measure_limits(struct bench *b)
 {
     const char *const names[N_LIMITS] = {[LIMIT_READ_ONE] = "memory read, 1 thread",

@@ -271,10 +271,7 @@ void k_embed(struct kernels *k, const void *table, enum num_type type, uint32_t 
  */
 void k_rmsnorm(struct kernels *k, const float *x, const float *w, float eps, uint32_t n_rows, uint32_t dim, float *y);
 
-/*
- * The same for n_heads heads of dim numbers, in place. Row t is at x + t * row_stride; heads are head_stride
- * apart.
- */
+/* The same in place for n_heads heads of dim numbers, head_stride apart; rows are row_stride apart. */
 void k_head_norm(struct kernels *k, float *x, size_t row_stride, uint32_t n_heads, size_t head_stride, const float *w,
                  float eps, uint32_t n_rows, uint32_t dim);
 
@@ -440,10 +437,7 @@ enum td_status kernels_open_ranks(const struct kernels_config *config, uint32_t 
                                   struct kernels **out, struct td_error *error_out);
 void kernels_close_ranks(struct kernels *const *ranks, uint32_t n); /* NULLs are fine */
 
-/*
- * A group of ranks that exchange data; a rank may be in several groups. The array is copied, the ranks are
- * borrowed.
- */
+/* Ranks that exchange data. A rank may be in several groups. Copies the array, borrows the ranks. */
 struct k_group;
 struct k_group *k_group_open(struct kernels *const *ranks, uint32_t n);
 void k_group_close(struct k_group *g); /* NULL is fine */

@@ -173,10 +173,7 @@ SCALAR uint64_t scalar_weight(float e)
     return bits & 0xfffffffffffff;
 }
 
-/*
- * Log of a sum of weights; -log(w / sum) for the weight of x; its part of the expected surprise, in units of
- * 2^-38.
- */
+/* Log of a sum of weights; -log(w / sum) for x; its part of the expected surprise, in units of 2^-38. */
 SCALAR float scalar_log_weight(uint64_t sum)
 {
     return scalar_log((float)((double)sum * 0x1p-45));
@@ -239,10 +236,7 @@ SCALAR float scalar_from_f16(uint16_t h)
     return float_of(sign | (e + 112) << 23 | m << 13);
 }
 
-/*
- * x < y ? a : b, for x and y below 2^31. By masks: compilers turn a condition into a jump, which prevents
- * vectors.
- */
+/* x < y ? a : b for x, y < 2^31, by masks: compilers make jumps of conditions, and then no vectors. */
 SCALAR uint32_t scalar_pick(uint32_t x, uint32_t y, uint32_t a, uint32_t b)
 {
     uint32_t mask = (uint32_t)((int32_t)(x - y) >> 31);

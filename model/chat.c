@@ -17,7 +17,7 @@ struct chat_template {
 static const char *const SPECIAL[] = {"bos_token", "eos_token", "unk_token",  "sep_token",
                                       "pad_token", "cls_token", "mask_token", "additional_special_tokens"};
 
-/* The text of a special token: the value itself, or "content" of an object. */
+/* The text of a special token: a text, "content" of an object, or a list of the texts of several tokens. */
 static json_t *token_text(json_t *v)
 {
     json_t *content = json_is_object(v) ? json_object_get(v, "content") : v;

@@ -167,10 +167,7 @@ static uint16_t to_bf16(float f)
     return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
-/*
- * The quantile of the normal distribution, by bisection of erf's series. Slow, but it only fills a table
- * once.
- */
+/* The quantile of the normal distribution, by bisection of erf's series. Slow; it fills a table once. */
 static double normal_quantile(double p)
 {
     double lo = -6, hi = 6;

@@ -95,7 +95,10 @@ static void lex_text(struct lexer *l, const char *end, bool line_start)
     advance(l, n);
 }
 
-/* Skips a closing delimiter of n bytes, which - or + may precede, and the white space that it drops. */
+/*
+ * Skips a closing delimiter of n bytes and the white space that it drops. sign: the - or + before it, if any.
+ * Returns whether a line begins there.
+ */
 static bool skip_end(struct lexer *l, size_t n, char sign, bool trim)
 {
     advance(l, n);

@@ -78,7 +78,7 @@ bool run_room(struct run *r, size_t len)
     return false;
 }
 
-/* Checks the limit after an element was written to out. */
+/* Counts an element that was written to out as a step, and checks the limits. */
 static void run_wrote(struct run *r, const struct bytes *out)
 {
     if (r->status || (out->len <= TEMPLATE_MAX_OUTPUT && ++r->steps <= TEMPLATE_MAX_STEPS))

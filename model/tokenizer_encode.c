@@ -163,10 +163,7 @@ static enum td_status model(struct encoder *x, struct slice text)
 
 static enum td_status run_steps(struct encoder *x, struct slice text, bool at_start, uint32_t level);
 
-/*
- * Collects parts that begin with, end with or are a match. A part is held back until it is known what joins
- * it.
- */
+/* Collects parts. A part is held back until it is known whether the next one joins it. */
 struct fold {
     struct encoder *x;
     struct slice text;

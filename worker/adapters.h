@@ -11,10 +11,7 @@ struct adapters {
     struct adapter *all[MAX_ADAPTERS];
 };
 
-/*
- * option: "NAME=DIR,NAME=DIR,..."; NULL: no adapters. TD_ERR_INVALID, or the error of adapter_open(), with
- * the name.
- */
+/* option: "NAME=DIR,..."; NULL: no adapters. TD_ERR_INVALID or adapter_open()'s error, with the name. */
 enum td_status adapters_open(const char *option, const struct model_config *config, struct adapters *out,
                              struct td_error *error_out);
 void adapters_close(struct adapters *a);

@@ -32,10 +32,7 @@ struct backlog { /* zeroed: no router */
     struct backlog_router *routers;
     uint32_t n_routers, cap;
     bool changed;
-    /*
-     * The last report counted several routers: when all but one have left, the last one must still hear of
-     * it.
-     */
+    /* The last report counted several routers: when others leave, the last router must hear of it. */
     bool is_told;
     uint64_t told_ns;
 };

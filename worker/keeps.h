@@ -22,10 +22,7 @@ struct keeps { /* zeroed: none */
     struct pin_list list;
 };
 
-/*
- * Notes a router's Keep or Forget (m) and tells the other routers. Pinning the blocks themselves is the
- * caller's part.
- */
+/* Notes a router's Keep or Forget (m) and tells other routers. Pinning the blocks is the caller's part. */
 void keeps_note(struct keeps *k, struct link_server *s, const struct link *from,
                 const Tandem__Worker__V1__RouterMessage *m, uint64_t now_ns);
 /* Sends every pin to one router, with the time that is left of it. */

@@ -23,10 +23,7 @@ struct reach_config {
     const char *advertise;
 };
 
-/*
- * Chooses where transfers listen. TD_ERR_INVALID names the option whose address is too long or reaches
- * nobody.
- */
+/* Chooses where transfers listen. TD_ERR_INVALID names the option with a bad address. */
 enum td_status reach_listen(const struct reach_config *config, char xfer_listen_out[REACH_BYTES],
                             struct td_error *error_out);
 

@@ -61,9 +61,6 @@ bool sizes_shares_weights(const struct worker_options *o, const struct geometry 
 /* Bytes that are left for pools beside the weights. */
 uint64_t sizes_left(const struct available_memory *there, uint64_t weights_bytes);
 
-/*
- * TD_ERR_INVALID if all sizes and the weights together are more than is available. The text names the largest
- * size.
- */
+/* TD_ERR_INVALID, naming the largest, if all sizes and the weights are more than is available. */
 enum td_status sizes_check(const struct size_asked *all, uint32_t n, uint64_t weights_bytes,
                            const struct available_memory *there, struct td_error *error_out);

@@ -468,10 +468,7 @@ static void take_mail(struct worker *w)
     }
 }
 
-/*
- * Injects faults of the script. A stalled step goes on when the script is read again or the process is told
- * to stop.
- */
+/* Injects faults. A stalled step goes on when the script is read again or the process is told to stop. */
 static void misbehave(struct worker *w)
 {
     uint64_t reloads = faults_reloads(w->faults);
@@ -596,10 +593,7 @@ static void on_load(void *user, uint32_t n_done, uint32_t n_layers)
              (unsigned long long)(model_weight_bytes(w->model) >> 20));
 }
 
-/*
- * Directory for packed weights, or NULL to share none. Dummy weights are not shared: they end with the
- * process.
- */
+/* Directory for packed weights; NULL: not shared. Dummy weights end with the process. */
 static const char *packed_cache(const struct worker *w, char room[PATH_MAX])
 {
     const struct worker_options *o = &w->options;

@@ -63,10 +63,7 @@ static void sort_few(struct candidate *c, uint32_t n)
             swap(&c[j], &c[j - 1]);
 }
 
-/*
- * Moves candidates before a pivot (median of three) to the front. Returns how many: at least one, but not
- * all.
- */
+/* Moves candidates before a pivot (median of three) to the front. Returns how many: not 0, not all. */
 static uint32_t partition(struct candidate *c, uint32_t n)
 {
     uint32_t m = n / 2, kept = 0;

@@ -35,10 +35,7 @@ static __host__ __device__ __forceinline__ uint32_t count_runs(const struct atte
     return (first_pos + n_rows - 1) / CUDA_SPLIT - first_run(t, first_pos) + 1;
 }
 
-/*
- * The items of a sequence: its tiles or, if split, the runs of its tiles. Sequences of the other form have
- * none.
- */
+/* The items of a sequence: its tiles or, if split, the runs of its tiles; 0 in the other form. */
 static __host__ __device__ __forceinline__ uint32_t count_items(const struct attention &t, const struct form &f,
                                                                 uint32_t first_pos, uint32_t n_rows)
 {

@@ -96,10 +96,7 @@ CUDA_C cudaError_t cuda_linear_open(void);
 CUDA_C void cuda_linear_exact(cudaStream_t stream, const struct cuda_matrix *w, const struct cuda_product *p);
 /* Our own product by tensor cores, in one order of summation for any number of rows. */
 CUDA_C void cuda_linear_fast(cudaStream_t stream, const struct cuda_matrix *w, const struct cuda_product *p);
-/*
- * Matrix i of the stack: x + i * x_step, y + i * y_step. exact takes COMPUTE_F32 only, fast COMPUTE_BF16
- * only.
- */
+/* Matrix i of the stack: x + i * x_step, y + i * y_step. exact: COMPUTE_F32 only; fast: COMPUTE_BF16. */
 CUDA_C void cuda_each_exact(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p,
                             size_t x_step, size_t y_step);
 CUDA_C void cuda_each_fast(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p, size_t x_step,

@@ -77,10 +77,7 @@ static __device__ __forceinline__ void fence_async(void)
 
 /* -------------------------------------------------------------- registers */
 
-/*
- * Changes the registers that each thread of the warpgroup has (section 9.7.19.5). Taking waits until others
- * gave some.
- */
+/* Changes the registers of each thread of the warpgroup (section 9.7.19.5). Taking waits for giving. */
 template <int N> static __device__ __forceinline__ void registers_give(void)
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
@@ -99,10 +96,7 @@ static __device__ __forceinline__ void fence_map(const void *map)
     asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory");
 }
 
-/*
- * Copies the box of a tensor map at (x, y, z), x innermost. Numbers outside the tensor become zeros. Called
- * by one thread.
- */
+/* Copies the box of a map at (x, y, z), x innermost; zeros outside the tensor. Called by one thread. */
 static __device__ __forceinline__ void copy_box(void *shared, const void *map, uint64_t *barrier, uint32_t x,
                                                 uint32_t y, uint32_t z)
 {

@@ -103,7 +103,7 @@ static __device__ __forceinline__ void find_sorted(const struct linear_job &job,
     }
 }
 
-/* The CTA's next tile. False: there is none. All lanes of a warp call it. */
+/* Finds tile `number`. False: there are fewer tiles. All lanes of a warp call it. */
 template <class S>
 static __device__ __forceinline__ bool find_tile(const struct hopper_job &h, uint32_t n_row_tiles, uint32_t number,
                                                  struct tile *t)

@@ -6,10 +6,7 @@
 
 #include <stdint.h>
 
-/*
- * Copies 16 bytes from global to shared memory, asynchronously. Not valid: writes zeros and does not read
- * from.
- */
+/* Copies 16 bytes from global to shared memory, asynchronously; writes zeros if not valid. */
 static __device__ __forceinline__ void copy_async16(void *shared, const void *from, bool valid)
 {
     uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
