@@ -360,9 +360,8 @@ static void plan(struct engine *e)
         if (!rows[i])
             continue;
         e->batch[e->n_batch++] = s;
-        bool generates = items[i].decoding &&
-                         /* A resumed sequence has one token to compute, but none drawn here yet. */
-                         s->first_token_ns;
+        /* A resumed sequence has one token to compute, but none drawn here yet. */
+        bool generates = items[i].decoding && s->first_token_ns;
         if (generates && !s->decode_ns) {
             s->decode_ns = clock_now(e->config.clock);
             s->times.decode_wait = s->decode_ns - (s->goal == SEQ_ADOPT ? s->running_ns : s->first_token_ns);

@@ -96,9 +96,8 @@ static enum td_status read_config(struct chat_template *c, const char *dir, json
     enum td_status s = file_read(path, MAX_CONFIG_BYTES, &data, &len, e);
     if (s)
         return s == TD_ERR_NOT_FOUND ? TD_OK : s;
-    json_t *root =
-        /* model_max_length may be 10^30. */
-        json_loadb(data, len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &je);
+    /* The field model_max_length may be 10^30. */
+    json_t *root = json_loadb(data, len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &je);
     free(data);
     if (!json_is_object(root)) {
         json_decref(root);

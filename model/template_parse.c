@@ -298,8 +298,8 @@ static struct node *member(struct parser *p, struct node *object)
     }
     const struct token *k = p->at;
     n->text = want_name(p);
-    if (is_op(p, "(") && method_find(n->text) < 0 &&
-        object->kind != N_NAME) /* otherwise it may be a macro in a namespace */
+    /* An unknown method. If the object is a plain name, it may be a macro in a namespace instead. */
+    if (is_op(p, "(") && method_find(n->text) < 0 && object->kind != N_NAME)
         fail(p, k, TD_ERR_UNSUPPORTED, "method '%.*s' is not supported", (int)n->text.n, n->text.p);
     return n;
 }

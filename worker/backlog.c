@@ -65,9 +65,8 @@ static void add_leg(Tandem__Worker__V1__Backlog *m, const struct leg *leg, bool 
     uint32_t n_tokens, computed = engine_seq_computed(leg->seq);
     bool prefills = leg->kind != TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE && computed < leg->n_ids,
          decodes = leg->kind != TANDEM__WORKER__V1__LEG_KIND__LEG_PREFILL;
-    bool waits =
-        /* Older routers send n_new = 0. */
-        engine_seq_state(leg->seq) != SEQ_RUNNING && leg->n_new && leg->n_new <= leg->n_ids;
+    /* Older routers send n_new = 0. */
+    bool waits = engine_seq_state(leg->seq) != SEQ_RUNNING && leg->n_new && leg->n_new <= leg->n_ids;
     double to_compute = waits ? leg->n_new : (double)leg->n_ids - computed;
     engine_seq_tokens(leg->seq, &n_tokens);
     if (leg->ended)

@@ -226,8 +226,8 @@ static void on_message(struct rpc_call *call, const ProtobufCMessage *base)
         rpc_call_finish(call, RPC_INVALID_ARGUMENT, "kind: the first message is a hello, and only the first", 0);
         return;
     }
-    if (m->number != atomic_fetch_add(&link->n_heard, 1) + 1 &&
-        !hello) { /* another protocol version or secret is reported first */
+    /* The number of a hello is not checked: on_hello() reports another version or secret first. */
+    if (m->number != atomic_fetch_add(&link->n_heard, 1) + 1 && !hello) {
         log_warn(link->server->config.log, "stream is unsound: a message is missing or doubled router=%016llx",
                  (unsigned long long)link->incarnation);
         rpc_call_finish(call, RPC_DATA_LOSS, "number: a message is missing or doubled", 0);

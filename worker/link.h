@@ -47,8 +47,8 @@ struct link_server_config {
 enum td_status link_server_open(const struct link_server_config *config, struct link_server **out,
                                 struct td_error *error_out);
 const char *link_server_address(const struct link_server *s);
-void link_server_close(
-    struct link_server *s); /* NULL is fine; LINK_GONE was delivered for every link when it returns */
+/* NULL is fine; LINK_GONE was delivered for every link when it returns. */
+void link_server_close(struct link_server *s);
 
 /*
  * Frees the mail when what it asked for is done: the next Load tells the router that the message was taken.

@@ -278,8 +278,8 @@ void cpu_sort_slots(struct kernels *k, const struct k_slots *s, uint32_t n_exper
         s->first[e + 1] += s->first[e];
     for (uint32_t t = 0; t < n_rows; t++)
         for (uint32_t i = 0; i < s->n_used; i++) {
-            uint32_t slot =
-                s->first[s->experts[t * s->n_slots + i]]++; /* first[expert] moves to the end of its expert */
+            /* first[expert] moves to the end of its expert. */
+            uint32_t slot = s->first[s->experts[t * s->n_slots + i]]++;
             s->slots[t * s->n_slots + i] = slot;
             s->slot_row[slot] = t;
         }

@@ -111,8 +111,8 @@ static __global__ void __launch_bounds__(THREADS)
 template <int DIM> struct narrow {
     static constexpr uint32_t STAGES = 3, COLUMNS = DIM / 8 / WARPS,
                               KEYS = tile<DIM>::KEYS / WARPS; /* KEYS, COLUMNS: of one warp */
-    static constexpr uint32_t STRIDE =
-        tile<DIM>::KEYS + 8; /* stride of scores: rows of a column are in different banks */
+    /* Stride of scores: rows of a column are in different banks. */
+    static constexpr uint32_t STRIDE = tile<DIM>::KEYS + 8;
     static constexpr uint32_t TILE_BYTES = STAGES * tile<DIM>::BYTES, BYTES = TILE_BYTES + NARROW * STRIDE * 4;
 };
 

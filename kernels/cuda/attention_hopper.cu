@@ -185,9 +185,8 @@ static __global__ void __launch_bounds__(H::CTA, H::CTAS)
     extern __shared__ __align__(1024) uint8_t shared[];
     if constexpr (IS_HOPPER) {
         auto *stages = (typename H::stages *)shared;
-        uint32_t warp =
-            /* A shuffle, so that the compiler, too, knows that all lanes have the same value. */
-            __shfl_sync(ALL, threadIdx.x / WARP, 0);
+        /* A shuffle, so that the compiler, too, knows that all lanes have the same value. */
+        uint32_t warp = __shfl_sync(ALL, threadIdx.x / WARP, 0);
         struct item i;
         if (!find_item(t, f, &i))
             return;

@@ -273,9 +273,8 @@ static __global__ void __launch_bounds__(S::THREADS, 1) multiply(const __grid_co
     extern __shared__ __align__(1024) uint8_t shared[];
     if constexpr (IS_HOPPER) {
         auto *stages = (typename S::stages *)shared;
-        uint32_t warp =
-            /* A shuffle, so that the compiler, too, knows that all lanes have the same value. */
-            __shfl_sync(ALL, threadIdx.x / WARP, 0);
+        /* A shuffle, so that the compiler, too, knows that all lanes have the same value. */
+        uint32_t warp = __shfl_sync(ALL, threadIdx.x / WARP, 0);
         if (threadIdx.x == 0)
             stages->init(1, S::WARPS);
         __syncthreads();

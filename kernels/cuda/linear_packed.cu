@@ -20,8 +20,8 @@ struct packed_shape {
     static constexpr uint32_t ROW = S::K / CODES;
     static constexpr uint32_t EACH = S::OUTS * ROW / S::THREADS;           /* pieces of each thread */
     static constexpr uint32_t STAGE = S::OUTS * ROW + S::ROWS * S::CHUNKS; /* codes, then rows */
-    static constexpr uint32_t BYTES =
-        (S::OUTS * S::CHUNKS + STAGE * S::STAGES) * 16; /* the widened tile, then stages */
+    /* The widened tile, then stages. */
+    static constexpr uint32_t BYTES = (S::OUTS * S::CHUNKS + STAGE * S::STAGES) * 16;
     static_assert(S::K == CUDA_PACKED_ALIGN && S::OUTS * ROW % S::THREADS == 0 && BYTES <= 99 * 1024,
                   "stages are whole, copies are shared evenly");
 };

@@ -17,9 +17,8 @@ static constexpr uint32_t LANES = 16; /* partial sums of a dot product, as in ke
 /* Up to this length 16 threads sum a norm, straight from memory. */
 static constexpr uint32_t SHORT_ROW = 512;
 static constexpr uint32_t NORM_CHUNK = 8192; /* numbers of a longer row that are in shared memory at a time */
-static constexpr uint32_t SORT_WORDS =
-    /* Shared memory of the sort: 48 KiB, which every device gives by default. */
-    12288;
+/* Shared memory of the sort: 48 KiB, which every device gives by default. */
+static constexpr uint32_t SORT_WORDS = 12288;
 static constexpr uint32_t SORT_AHEAD = 4; /* loads of 32 pairs in flight */
 static constexpr uint32_t ROUTE_WARPS = 4;
 
