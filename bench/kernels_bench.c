@@ -1,8 +1,9 @@
 /*
- * The bench drives the public operations, and the limits as the backend runs them: on the CPU pieces of memory or of arithmetic are
- * claimed like pieces of an operation, so both suffer alike from a core that is busy elsewhere.
+ * The bench calls the public operations, and runs the limits by the backend. On the CPU the pieces of a limit
+ * are claimed like the pieces of an operation, so a core that is busy elsewhere slows both down in the same
+ * way.
  *
- * Weights are rotated through copies that together exceed the caches, as the layers of a model do.
+ * Weights alternate between copies that together exceed the caches, as the layers of a model do.
  */
 #include "bench/kernels_bench.h"
 
@@ -29,18 +30,19 @@ struct shape {
     uint32_t n_out, n_in;
 };
 
-struct attention_shape { /* n_seqs sequences of n_rows each, at the end of the context */
+/* n_seqs sequences with n_rows rows each, at the end of a context of `context` positions. */
+struct attention_shape {
     uint32_t n_seqs, n_rows, context;
 };
 
-/* What is measured on a device. Attention has 32 heads over 8 of keys and values. */
+/* What is measured on a kind of device. Attention has 32 query heads and 8 kv heads. */
 struct plan {
-    const char *arithmetic[2]; /* the limits' names, by compute */
+    const char *arithmetic[2]; /* names of the limits of arithmetic: f32, bf16 */
     enum compute first_compute;
-    size_t memory_bytes; /* of a limit */
+    size_t memory_bytes; /* memory that a limit reads */
     uint32_t head_dim, rows[N_ROWS];
     struct shape shapes[MAX_SHAPES];
-    struct shape packed; /* the one that is measured in fewer bits, too */
+    struct shape packed; /* the shape that is also measured in packed formats */
     struct attention_shape attentions[MAX_ATTENTIONS];
 };
 
@@ -73,7 +75,7 @@ struct bench {
     uint64_t row_ns;
     uint32_t shrink;
     size_t memory_bytes;
-    void *memory; /* [2][memory_bytes]: what limits go over */
+    void *memory; /* [2][memory_bytes], used by the limits */
     struct kernels_bench *out;
 };
 
@@ -91,13 +93,13 @@ static double best_seconds(const struct bench *b, void (*run)(void *arg), void *
     return (double)(best ? best : 1) / (double)NS_PER_S;
 }
 
-/* Numbers between 1/64 and 1/32 in size, of both signs: no sum overflows and none becomes subnormal. */
+/* Numbers of magnitude 1/64 to 1/32 with both signs: no sum overflows, none becomes subnormal. */
 static uint16_t bf16_at(size_t i)
 {
     return (uint16_t)(0x3c80 | (i * 2654435761u >> 16 & 0x807f));
 }
 
-/* n bytes of the kernels', filled with bf16 numbers. */
+/* len_bytes of the kernels' memory, filled with bf16 numbers. */
 static enum td_status filled(struct bench *b, size_t len_bytes, void **out)
 {
     uint16_t *host = mem_array(FILL_BYTES / 2, sizeof(*host));
@@ -110,7 +112,7 @@ static enum td_status filled(struct bench *b, size_t len_bytes, void **out)
     return s;
 }
 
-/* n floats of the kernels' between -8 and 8. */
+/* n floats of the kernels' memory, from -8 to 8. */
 static enum td_status numbers(struct bench *b, size_t n, float **out)
 {
     void *p = NULL;
@@ -140,7 +142,7 @@ static void run_limit(void *arg)
     r->amount = r->b->k->backend->run_limit(r->b->k, r->limit, r->b->memory, r->b->memory_bytes);
 }
 
-/* Between any two shapes, so that a neighbour's burst on the machine doesn't lower the limits alone. Rows keep their best. */
+/* Called between shapes, so that a short load elsewhere does not lower the limits alone. */
 static void measure_limits(struct bench *b)
 {
     const char *const names[N_LIMITS] = {[LIMIT_READ_ONE] = "memory read, 1 thread",
@@ -164,7 +166,7 @@ static void measure_limits(struct bench *b)
 
 /* -------------------------------------------------------------- operations */
 
-/* An operation that moved bytes and did ops in some seconds; which limit binds it is settled in finish_rows(). */
+/* An operation that moved bytes and did ops in some seconds. finish_rows() finds the limit that binds it. */
 struct work {
     double seconds, bytes, ops;
     enum kernels_limit memory, arithmetic;
@@ -177,7 +179,7 @@ static void add_row(struct bench *b, struct work *works, const char *name, struc
     works[b->out->n_rows++] = work;
 }
 
-/* Settles which limit binds a row; limits that are not known here go. */
+/* Finds the limit that binds each row, and removes limits that are unknown here. */
 static void finish_rows(struct kernels_bench *out, const struct work *works)
 {
     uint32_t n = 0;
@@ -278,7 +280,7 @@ struct attn_bench {
     struct kernels *k;
     struct kv_layout layout;
     struct k_attn attn;
-    uint32_t n_pages; /* of a sequence */
+    uint32_t n_pages; /* pages of one sequence */
     float *qkv;
     void *kv;
     size_t kv_bytes;
@@ -374,7 +376,7 @@ static void run_pages(void *arg)
         k_read(p->k, p->host + at, p->device + at, PAGE_BYTES);
 }
 
-/* Pages to the host, each by itself, as an engine reads them before they are announced. */
+/* Copies pages to the host one by one, as an engine does before it announces them. */
 static enum td_status bench_pages(struct bench *b, struct work *works)
 {
     struct page_bench p = {.k = b->k, .len_bytes = PAGE_BYTES * (N_PAGES / b->shrink)};

@@ -1,10 +1,15 @@
 /*
  * Steps: admit, plan, run one batch, sample.
  *
- * A step never waits: sequences that lack something are passed over. Pages for a prompt are taken all at once when it is
- * admitted, in order of arrival; a decoding sequence takes one page when it crosses a page's end, and when there is none, the
- * newest running sequence gives all of its own back (its full blocks stay cached) and waits to be admitted again. The oldest
- * running one therefore always gets on.
+ * A step never waits: sequences that lack something are left out. A prompt gets all its pages at once when it
+ * is admitted, in order of arrival. A decoding sequence takes one page when it crosses the end of a page. If
+ * there is none, the newest running sequence gives up all its pages (its full blocks stay cached) and waits
+ * to be admitted again. So the oldest running sequence always makes progress. A sequence with goal
+ * FIRST_TOKEN is never preempted: it needs no page after admission, and its pages may be announced to a
+ * reader.
+ *
+ * Order in a step: pages are taken before the batch is planned; the batch is fixed until finish_rows(); KV is
+ * counted (seq_computed) before tokens are appended, because a token may end or preempt its sequence.
  */
 #include "engine/engine_internal.h"
 
@@ -21,6 +26,7 @@ enum { PROMPT_LOGPROB_ROWS = 64, MIN_PART_BYTES = 64 << 10 };
 
 /* ------------------------------------------------------------ open, close */
 
+/* Hashes the model's fingerprint, the page layout, the numerics and, if packed, the format of weights. */
 static void make_fingerprint(struct engine *e)
 {
     struct block_key model = {0};
@@ -32,14 +38,15 @@ static void make_fingerprint(struct engine *e)
     bytes_append(&b, model.b, BLOCK_KEY_BYTES);
     bytes_append(&b, layout, sizeof(layout));
     bytes_printf(&b, "%s", engine_numerics(e));
-    if (e->config.weights) /* nothing where they are as stored: the model's own fingerprint has that */
+    /* Weights as stored add nothing: the model's own fingerprint covers them. */
+    if (e->config.weights)
         bytes_printf(&b, " %s", k_weights_name(e->config.weights));
     EVP_Digest(b.data, b.len, full, NULL, EVP_sha256(), NULL);
     bytes_free(&b);
     memcpy(e->fingerprint.b, full, BLOCK_KEY_BYTES);
 }
 
-/* What steps will take, before any was measured. */
+/* Predicts the duration of steps before any was measured. */
 static struct cost_model first_cost(const struct sim_cost *sim)
 {
     struct cost_profile p;
@@ -55,6 +62,7 @@ static struct cost_model first_cost(const struct sim_cost *sim)
     return cost_make(&p);
 }
 
+/* Fills in defaults and validates. TD_ERR_INVALID names the field. */
 static enum td_status check_config(struct engine *e, struct td_error *error_out)
 {
     struct engine_config *c = &e->config;
@@ -71,8 +79,8 @@ static enum td_status check_config(struct engine *e, struct td_error *error_out)
         c->chunk_tokens = c->max_rows;
     if (!c->announce_calls)
         c->announce_calls = 4;
-    uint64_t parts =
-        kv_layout_page_bytes(&e->layout) / MIN_PART_BYTES; /* small pages go whole: overlap would not pay */
+    /* Small pages are announced whole: overlapping their transfer with later layers would not pay. */
+    uint64_t parts = kv_layout_page_bytes(&e->layout) / MIN_PART_BYTES;
     if (c->announce_calls > parts)
         c->announce_calls = parts ? (uint32_t)parts : 1;
     if (c->announce_calls > K_MAX_MARKS)
@@ -118,6 +126,7 @@ static enum td_status open_pool(struct engine *e, struct td_error *error_out)
              : TD_OK;
 }
 
+/* Opens the forward passes, and publishes packed weights only after the model was found to be whole. */
 static enum td_status open_ranks(struct engine *e, struct td_error *error_out)
 {
     struct engine_config *c = &e->config;
@@ -274,15 +283,17 @@ struct cost_step engine_last_step(const struct engine *e)
 
 /* -------------------------------------------------------------- the batch */
 
+/* Admits waiting sequences while there are pages and room in the batch. */
 static void admit(struct engine *e)
 {
     for (struct seq *s = e->head, *next; s && e->n_active < e->config.max_batch; s = next) {
         next = s->next;
         if (s->state == SEQ_WAITING && !seq_admit(s))
-            return; /* in order of arrival: nobody overtakes the one that lacks pages */
+            return; /* nobody overtakes the sequence that lacks pages */
     }
 }
 
+/* The next victim of a preemption; NULL if there is none. */
 static struct seq *newest_running(struct engine *e)
 {
     struct seq *s = e->tail;
@@ -291,7 +302,7 @@ static struct seq *newest_running(struct engine *e)
     return s;
 }
 
-/* A page for the token to come, whatever it takes. False: s itself had to go. */
+/* Takes the page for the next token of s, and preempts others for it. False: s itself was preempted. */
 static bool make_room(struct engine *e, struct seq *s)
 {
     while (!seq_grow(s, pages_for(e, s->n_tokens))) {
@@ -303,7 +314,7 @@ static bool make_room(struct engine *e, struct seq *s)
     return true;
 }
 
-/* A resumed sequence has no limit before a token came here. */
+/* Time (ms) that the TPOT limit of s leaves to the step; no limit before its first token here. */
 static double room_ms(const struct seq *s, uint64_t now_ns)
 {
     if (!s->first_token_ns)
@@ -311,7 +322,7 @@ static double room_ms(const struct seq *s, uint64_t now_ns)
     return batching_room_ms(s->tpot_ms, s->n_tokens - s->n_before, (double)(now_ns - s->first_token_ns) * 1e-6);
 }
 
-/* Sequences of this step in e->batch, each with its n_rows. */
+/* Chooses the sequences of this step (e->batch) and gives each its n_rows. */
 static void plan(struct engine *e)
 {
     uint64_t now = clock_now(e->config.clock);
@@ -320,7 +331,7 @@ static void plan(struct engine *e)
     for (struct seq *s = e->head; s && n < e->config.max_batch; s = s->next)
         if (s->state == SEQ_RUNNING && make_room(e, s))
             e->batch[n++] = s;
-    uint32_t kept = 0; /* a later one may have preempted one that was put in already */
+    uint32_t kept = 0; /* a later sequence may have preempted one that is in the batch already */
     for (uint32_t i = 0; i < n; i++)
         if (e->batch[i]->state == SEQ_RUNNING)
             e->batch[kept++] = e->batch[i];
@@ -339,7 +350,8 @@ static void plan(struct engine *e)
     e->n_batch = 0;
     for (uint32_t i = 0; i < kept; i++) {
         struct seq *s = e->batch[i];
-        if (s->scores.logprobs && s->n_computed < s->n_prompt) { /* logits of every row: few at a time */
+        /* Scoring needs the logits of every row, so it takes few rows at a time. */
+        if (s->scores.logprobs && s->n_computed < s->n_prompt) {
             uint32_t room = PROMPT_LOGPROB_ROWS - logprob_rows;
             rows[i] = rows[i] < room ? rows[i] : room;
             logprob_rows += rows[i];
@@ -348,7 +360,8 @@ static void plan(struct engine *e)
         if (!rows[i])
             continue;
         e->batch[e->n_batch++] = s;
-        bool generates = items[i].decoding && s->first_token_ns; /* a resumed one may begin with one token to compute */
+        /* A resumed sequence has one token to compute, but none drawn here yet. */
+        bool generates = items[i].decoding && s->first_token_ns;
         if (generates && !s->decode_ns) {
             s->decode_ns = clock_now(e->config.clock);
             s->times.decode_wait = s->decode_ns - (s->goal == SEQ_ADOPT ? s->running_ns : s->first_token_ns);
@@ -356,7 +369,7 @@ static void plan(struct engine *e)
     }
 }
 
-/* Sequences of one adapter lie side by side, those without come first; else as they were. */
+/* Puts sequences of one adapter side by side, those without an adapter first. The sort is stable. */
 static void sort_by_adapter(struct engine *e)
 {
     for (uint32_t i = 1; i < e->n_batch && e->config.n_adapters; i++) {
@@ -368,7 +381,7 @@ static void sort_by_adapter(struct engine *e)
     }
 }
 
-/* NULL: nobody has one. */
+/* Rows by adapter, as forward_batch.adapter_rows wants them. NULL if no sequence has an adapter. */
 static const uint32_t *fill_adapter_rows(struct engine *e)
 {
     uint32_t row = 0, adapter = 0, n = e->config.n_adapters;
@@ -383,18 +396,24 @@ static const uint32_t *fill_adapter_rows(struct engine *e)
     return any ? e->adapter_rows : NULL;
 }
 
-/* Not once more when a sequence that has generated is computed anew. */
+/*
+ * Whether the row at `position` scores the next prompt token. Not again when a sequence that has generated is
+ * computed anew after a preemption.
+ */
 static bool wants_logprob(const struct seq *s, uint32_t position)
 {
     return s->scores.logprobs && !s->first_token_ns && position + 1 < s->n_prompt;
 }
 
+/* Whether logits are computed for the row at `position`: the row draws a token or scores one. */
 static bool wants_row(const struct seq *s, uint32_t position)
 {
     return position + 1 == s->n_tokens || wants_logprob(s, position);
 }
 
-/* Logit row i is that of a row of the batch. */
+/*
+ * Asks for logits: entry i of the logit arrays is for row `row` of the batch, which is token `position` of s.
+ */
 static void want_logits(struct engine *e, const struct seq *s, uint32_t position, uint32_t row, uint32_t i)
 {
     bool draws = position + 1 == s->n_tokens;
@@ -404,6 +423,9 @@ static void want_logits(struct engine *e, const struct seq *s, uint32_t position
     e->draws[i] = draws ? sampling_draw(&s->sampling, s->n_tokens, s->n_prompt) : (struct k_draw){0};
 }
 
+/*
+ * Fills the arrays of the batch; returns its rows. finish_rows() must walk the same rows in the same order.
+ */
 static uint32_t fill_arrays(struct engine *e, uint32_t *n_logit_rows)
 {
     uint32_t row = 0;
@@ -427,12 +449,16 @@ static uint32_t fill_arrays(struct engine *e, uint32_t *n_logit_rows)
     return row;
 }
 
+/* Whether pages of s are announced layer by layer. */
 static bool announces(const struct engine *e, const struct seq *s)
 {
     return s->goal == SEQ_FIRST_TOKEN && e->config.callbacks.on_pages_ready;
 }
 
-/* Pages [*first_out, end) have their last token in this step: of the page, or where they are announced of the prompt. */
+/*
+ * Pages [*first_out, end) are completed by this step; returns end. A partly filled page counts if it is
+ * announced and ends the prompt.
+ */
 static uint32_t pages_done(const struct engine *e, const struct seq *s, uint32_t *first_out)
 {
     uint32_t after = s->n_computed + s->n_rows;
@@ -440,7 +466,10 @@ static uint32_t pages_done(const struct engine *e, const struct seq *s, uint32_t
     return announces(e, s) && after == s->n_tokens ? pages_for(e, after) : after / e->config.page_tokens;
 }
 
-/* The host's copy of the pages that are done: layer by layer where they are announced, else once, with the rank's last. */
+/*
+ * Queues copies of completed pages to host memory: layer by layer if the pages are announced, else all layers
+ * at the end. Runs on the threads of the ranks, all at the same time: it only reads e.
+ */
 static void on_queued(void *user, struct forward *f, uint16_t begin, uint16_t end)
 {
     const struct engine *e = user;
@@ -453,7 +482,10 @@ static void on_queued(void *user, struct forward *f, uint16_t begin, uint16_t en
     }
 }
 
-/* Pages that are done; matched ones before them, once, in all layers. */
+/*
+ * Announces completed pages in layers [begin, end). Pages before them came from the prefix cache: they are
+ * announced once, in all layers. On the engine thread.
+ */
 static void on_layers(void *user, uint16_t begin, uint16_t end)
 {
     struct engine *e = user;
@@ -474,19 +506,20 @@ static void on_layers(void *user, uint16_t begin, uint16_t end)
     }
 }
 
-/* -------------------------------------------------------------- after it */
+/* -------------------------------------------------------- after the batch */
 
 static float *row_logits(const struct engine *e, uint32_t row)
 {
     return e->logits + (size_t)row * e->model.vocab_size;
 }
 
+/* Draws the next token of s from a row of logits, and appends it. */
 static void sample(struct engine *e, struct seq *s, uint32_t row)
 {
     struct engine_callbacks *cb = &e->config.callbacks;
     if (!s->first_token_ns)
         s->times.prefill = clock_now(e->config.clock) - s->running_ns;
-    if (!s->sampling.max_tokens) { /* scoring only */
+    if (!s->sampling.max_tokens) { /* the request wants scores only */
         seq_end(s, FINISH_LENGTH);
         return;
     }
@@ -498,7 +531,7 @@ static void sample(struct engine *e, struct seq *s, uint32_t row)
     seq_push_token(s, token.id);
 }
 
-/* The prompt token after position, by the row of logits before it. */
+/* Scores the prompt token after `position`, from the row of logits at `position`. */
 static void score(struct engine *e, struct seq *s, uint32_t position, uint32_t row)
 {
     struct prompt_scores *p = &s->scores;
@@ -511,11 +544,11 @@ static void score(struct engine *e, struct seq *s, uint32_t position, uint32_t r
     memcpy(p->top_logprobs + (size_t)position * p->n_top, scored.top_logprobs, p->n_top * sizeof(*p->top_logprobs));
 }
 
-/* A row of logits that was asked for: of the last token, or to score the one after position. */
+/* Handles one row of logits: draws a token, or scores the prompt token after `position`. */
 static void finish_row(struct engine *e, struct seq *s, uint32_t position, bool draws, uint32_t row)
 {
     float logsumexp = e->sampled[row].logsumexp;
-    if (s->state == SEQ_ENDED) /* by an earlier row */
+    if (s->state == SEQ_ENDED) /* ended by an earlier row */
         return;
     if (!isfinite(logsumexp))
         seq_break(s);
@@ -525,7 +558,10 @@ static void finish_row(struct engine *e, struct seq *s, uint32_t position, bool 
         score(e, s, position, row);
 }
 
-/* on_token and on_end may not close sequences, so the batch stays as it is. */
+/*
+ * Counts the KV of the step and handles all its rows of logits. on_token and on_end may not close sequences,
+ * because e->batch still points at them.
+ */
 static void finish_rows(struct engine *e)
 {
     uint32_t row = 0;
@@ -541,7 +577,7 @@ static void finish_rows(struct engine *e)
     }
 }
 
-/* Before the step's tokens are counted: what the cost model shall learn from it. */
+/* Describes the step for the cost model. Call it before the step's tokens are counted. */
 static struct cost_step describe(const struct engine *e)
 {
     struct cost_step step = {0};

@@ -8,7 +8,7 @@
 #include "sched/sequence.h"
 
 struct seq {
-    struct seq *prev, *next; /* engine's list, in order of arrival */
+    struct seq *prev, *next; /* list of the engine, in order of arrival */
     struct engine *engine;
     enum seq_state state;
     enum seq_goal goal;
@@ -18,23 +18,27 @@ struct seq {
     void *user;
 
     uint32_t *tokens, n_tokens, cap_tokens, n_prompt;
-    uint32_t n_computed; /* tokens whose KV is in the pages */
+    uint32_t n_computed; /* leading tokens whose KV is in the pages */
+    /* [first_page, n_pages) are held, each with one sequence hold of the pool. */
     struct page_ref *pages;
-    uint8_t **addresses; /* [engine's n_views][cap_pages] of pages */
-    uint32_t first_page; /* those before it were given up: no layer sees them any more (kv_layout.h) */
+    uint8_t **addresses; /* [n_views of the engine][cap_pages], host or device address of each page */
+    /* Pages before it were given up: they are behind the window of every layer (kv_layout.h). */
+    uint32_t first_page;
     uint32_t n_pages, cap_pages;
-    bool is_long;                         /* model_config_is_long: what its KV was computed by, and its keys say */
-    struct block_key *keys;               /* of full blocks of tokens[] */
-    uint32_t n_keys, n_named, n_reported; /* n_reported: pages told by on_pages_ready in all layers */
+    /* Which set of longrope frequencies its KV uses (model_config_is_long). Its block keys depend on it. */
+    bool is_long;
+    struct block_key *keys; /* [n_keys] of the full blocks of tokens[] */
+    /* Blocks with a key; blocks whose pages were named; pages that on_pages_ready reported in all layers. */
+    uint32_t n_keys, n_named, n_reported;
 
     uint32_t chunk_tokens;
     double tpot_ms;
-    uint32_t n_before;           /* tokens before the first one that came here */
+    uint32_t n_before;           /* tokens before the first one that was pushed here */
     struct prompt_scores scores; /* logprobs NULL: not asked for */
 
-    uint32_t n_rows; /* in the step being built */
-    uint64_t opened_ns, admitted_ns, running_ns, first_token_ns,
-        decode_ns; /* decode_ns: its first step past the prompt */
+    uint32_t n_rows; /* rows in the step that is being planned or run */
+    /* decode_ns: start of its first step after the prompt. running_ns: end of filling, or admitted_ns. */
+    uint64_t opened_ns, admitted_ns, running_ns, first_token_ns, decode_ns;
     struct seq_times times;
 };
 
@@ -43,23 +47,23 @@ struct engine {
     struct model_config model;
     struct kv_layout layout;
     struct kvpool *pool;
-    struct ranks *ranks;     /* NULL: simulated */
-    struct forward_sim *sim; /* NULL: real */
-    uint32_t n_views;        /* memories in which pages lie (ranks.h) */
+    struct ranks *ranks;     /* NULL: compute is simulated */
+    struct forward_sim *sim; /* NULL: compute is real */
+    uint32_t n_views;        /* memories in which pages have an address (ranks.h) */
     struct sampler *sampler;
     struct block_key fingerprint;
     char numerics[K_NUMERICS_BYTES];
     struct seq *head, *tail;
-    uint32_t n_active; /* FILLING and RUNNING */
+    uint32_t n_active; /* sequences that are FILLING or RUNNING */
 
-    /* one step's arrays, max_rows or max_batch long */
+    /* Arrays of one step, max_rows or max_batch long. */
     uint32_t *ids, *positions, *logit_rows, max_logit_rows;
     struct k_attn_seq *attn_seqs; /* [n_views][n_batch] */
     uint32_t *seq_tokens;
     uint32_t *adapter_rows; /* [n_adapters + 1] (forward.h) */
-    struct seq **batch;     /* sequences in the step */
+    struct seq **batch;     /* sequences in the step, [n_batch] */
     uint32_t n_batch;
-    struct batch_item *items; /* what the plan is made from */
+    struct batch_item *items; /* input of batching_plan() */
     uint32_t *item_rows;
     float *logits;
     bool *wants_logits;
@@ -67,10 +71,11 @@ struct engine {
     struct k_sampled *sampled;
 
     struct cost_step last_step;
-    struct cost_model cost; /* of this engine's steps */
+    struct cost_model cost; /* predicts the duration of this engine's steps */
     struct progress_past past;
-    double starved_ms; /* how long steps have had no prompt tokens though prompts were there */
-    bool is_starving;  /* in the step that runs */
+    /* How long (ms) steps have run without prompt tokens although prompts waited. */
+    double starved_ms;
+    bool is_starving; /* the running step is such a step */
 };
 
 static inline uint32_t pages_for(const struct engine *e, uint32_t n_tokens)
@@ -78,10 +83,15 @@ static inline uint32_t pages_for(const struct engine *e, uint32_t n_tokens)
     return sequence_pages(n_tokens, e->config.page_tokens);
 }
 
-bool seq_grow(struct seq *s, uint32_t n_pages);     /* takes pages up to n_pages; false: none left */
-bool seq_admit(struct seq *s);                      /* WAITING -> RUNNING or FILLING; false: no pages */
-void seq_preempt(struct seq *s);                    /* RUNNING -> WAITING */
-void seq_computed(struct seq *s, uint32_t n_total); /* KV of tokens [0, n_total) is there: names full blocks */
-void seq_push_token(struct seq *s, uint32_t token); /* appends, ends the sequence when it is over */
+/* Takes pages until it has n_pages. False, with nothing taken, if the pool can't give them. */
+bool seq_grow(struct seq *s, uint32_t n_pages);
+/* WAITING -> RUNNING, or FILLING if on_admitted says so. False, with nothing taken, if pages are lacking. */
+bool seq_admit(struct seq *s);
+/* RUNNING -> WAITING; gives all pages up. Named blocks stay in the prefix cache. */
+void seq_preempt(struct seq *s);
+/* The KV of tokens [0, n_total) is in the pages: names full blocks and gives up pages behind the window. */
+void seq_computed(struct seq *s, uint32_t n_total);
+/* Appends a token; ends the sequence at a stop token, a length or its goal. */
+void seq_push_token(struct seq *s, uint32_t token);
 void seq_end(struct seq *s, enum seq_finish finish);
-void seq_break(struct seq *s); /* ends it as FINISH_BROKEN; nobody finds its blocks any more */
+void seq_break(struct seq *s); /* ends it with FINISH_BROKEN and takes the names of its blocks away */

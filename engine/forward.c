@@ -1,4 +1,7 @@
-/* A batch through all layers, as in Touvron et al. 2023, section 2.2, and what families changed since (model/config.h). */
+/*
+ * Runs a batch through all layers, as in Touvron et al. 2023, section 2.2, with later changes of families
+ * (model/config.h).
+ */
 #include "engine/forward.h"
 
 #include <assert.h>
@@ -27,7 +30,9 @@ void forward_project(struct forward *f, const struct k_matrix *w, const struct l
     k_add(k, f->normed, (size_t)r->n_rows * dim, r->x);
 }
 
-/* Rows of the rotary tables: positions, and where a longrope sequence is long, those of the second half. */
+/*
+ * Rows of the rotary table: positions; for a long sequence under longrope, rows in the table's second half.
+ */
 static void fill_rope_rows(struct forward *f, const struct forward_batch *b)
 {
     memcpy(f->rope_rows, b->positions, b->n_rows * sizeof(*f->rope_rows));
@@ -36,6 +41,7 @@ static void fill_rope_rows(struct forward *f, const struct forward_batch *b)
             f->rope_rows[b->seqs[i].first_row + r] += f->max_positions;
 }
 
+/* Hands the batch's arrays to the kernels for this step. */
 static void put_batch(struct forward *f, const struct forward_batch *b)
 {
     struct kernels *k = f->kernels;
@@ -52,6 +58,7 @@ static void embed(struct forward *f, uint32_t n_rows)
     k_embed(f->kernels, f->embedding, f->embedding_type, f->c.hidden, f->put.ids, n_rows, f->embedding_scale, f->x);
 }
 
+/* Final norm, output matrix, and draws, for the rows whose logits are wanted. */
 static void run_head(struct forward *f, const struct forward_batch *b)
 {
     struct kernels *k = f->kernels;
@@ -68,6 +75,7 @@ static void run_head(struct forward *f, const struct forward_batch *b)
     k_sample_rows(k, f->logits, f->c.vocab_size, n, f->put.draws, f->sampled);
 }
 
+/* Queues the copies of results to the host; they are there after k_finish(). */
 static void read_head(struct forward *f, const struct forward_batch *b)
 {
     struct kernels *k = f->kernels;
@@ -78,7 +86,7 @@ static void read_head(struct forward *f, const struct forward_batch *b)
             k_read(k, f->host_logits + i * vocab, f->logits + i * vocab, vocab * sizeof(float));
 }
 
-/* Ranges of layers whose pages are on their way to the host, in order: those from n_told on. */
+/* Ranges of layers whose pages are being copied to the host, in order; n_told of them were announced. */
 struct ranges {
     uint32_t marks[K_MAX_MARKS];
     uint16_t ends[K_MAX_MARKS];
@@ -90,6 +98,7 @@ static uint16_t range_begin(const struct forward *f, const struct ranges *r, uin
     return i ? r->ends[i - 1] : (uint16_t)f->rank.first_layer;
 }
 
+/* Layers up to `end` are queued: queues the copies of their pages, and marks them. */
 static void queue_range(struct forward *f, const struct forward_batch *b, struct ranges *r, uint32_t end)
 {
     assert(r->n < K_MAX_MARKS);
@@ -99,6 +108,7 @@ static void queue_range(struct forward *f, const struct forward_batch *b, struct
     r->marks[r->n++] = k_mark(f->kernels);
 }
 
+/* Calls on_layers for each range whose copies are complete; all: waits for the rest. */
 static void tell_ranges(struct forward *f, const struct forward_batch *b, struct ranges *r, bool all)
 {
     for (; r->n_told < r->n && (all || k_passed(f->kernels, r->marks[r->n_told])); r->n_told++) {
@@ -110,9 +120,11 @@ static void tell_ranges(struct forward *f, const struct forward_batch *b, struct
 /* ------------------------------------------------------------------- pieces */
 
 /*
- * With several stages a batch goes through them in pieces, each of which the next stage works on while this one has the piece after it
- * (chunked pipeline parallelism, Qin et al. 2024, Mooncake, section 5.1). A piece reads its weights once more, so there are as many as
- * have piece_rows rows: a batch that decodes is one. All stages cut alike; rows of a sequence stay in order, so its KV is there.
+ * With several stages a batch goes through them in pieces: the next stage works on a piece while this one
+ * works on the piece after it (chunked pipeline parallelism, Qin et al. 2024, Mooncake, section 5.1). Each
+ * piece reads the weights once more, so a piece has at least piece_rows rows, and a batch that only decodes
+ * is usually one piece. All stages cut in the same places. Rows of a sequence stay in order, so the KV of
+ * earlier rows is always there.
  */
 static uint32_t count_pieces(const struct forward *f, const struct forward_batch *b)
 {
@@ -130,7 +142,7 @@ static uint32_t smaller(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* Rows [begin, end) of the batch as a batch of their own. */
+/* Rows [begin, end) of the batch as a batch of their own. Its sequences are valid until the next call. */
 static struct forward_rows cut(struct forward *f, const struct forward_batch *b, uint32_t begin, uint32_t end)
 {
     struct forward_rows r = {f->x + (size_t)begin * f->c.hidden,
@@ -156,7 +168,7 @@ static struct forward_rows cut(struct forward *f, const struct forward_batch *b,
     return r;
 }
 
-/* x of the piece, from the first of a pair of stages to the second. */
+/* Copies x of a piece from the first stage of a pair (rank 0) to the second (rank 1). */
 static void hand_over(const struct forward *f, struct k_group *pair, uint32_t rank, const struct forward_rows *r)
 {
     const uint32_t first[] = {0, f->c.hidden, f->c.hidden};
@@ -164,6 +176,7 @@ static void hand_over(const struct forward *f, struct k_group *pair, uint32_t ra
         k_gather(pair, rank, first, 1, r->n_rows, r->x, r->x);
 }
 
+/* Whether on_layers is due after layer end - 1. */
 static bool ends_range(const struct forward *f, const struct forward_batch *b, uint32_t end)
 {
     return b->on_layers && (end % b->layers_per_call == 0 || end == f->rank.end_layer);
@@ -181,7 +194,7 @@ static void run_layers(struct forward *f, const struct forward_batch *b, const s
     }
 }
 
-/* All operations of a batch. */
+/* Queues all operations of a batch. Layers are announced with the last piece, which completes them. */
 static void run_batch(struct forward *f, const struct forward_batch *b, struct ranges *ranges)
 {
     if (!f->rank.before)
@@ -200,7 +213,7 @@ static void run_batch(struct forward *f, const struct forward_batch *b, struct r
 
 /* --------------------------------------------------------- steps that repeat */
 
-/* Of sequences with one row each, whose logits are wanted: so many rows are to be made of them, or 0. */
+/* Padded row count if this batch can be replayed (one row for each sequence, all with logits), else 0. */
 static uint32_t rows_to_replay(const struct forward *f, const struct forward_batch *b)
 {
     if (!forward_is_alone(f) || b->adapter_rows || b->n_rows != b->n_seqs || b->n_rows != b->n_logit_rows)
@@ -209,7 +222,7 @@ static uint32_t rows_to_replay(const struct forward *f, const struct forward_bat
     return n <= f->max_rows && n <= f->max_logit_rows ? n : 0;
 }
 
-/* The batch, filled up with sequences of one token. */
+/* The batch, padded to n_rows with sequences of one token, whose KV goes to a page of their own. */
 static struct forward_batch fill_up(const struct forward *f, const struct forward_batch *b, uint32_t n_rows)
 {
     const struct forward_made *m = &f->made;
@@ -237,6 +250,7 @@ static struct forward_batch fill_up(const struct forward *f, const struct forwar
     return all;
 }
 
+/* Replays a recorded step of this size, or runs the operations and records them. */
 static void replay_batch(struct forward *f, const struct forward_batch *b, uint32_t n_rows)
 {
     const struct forward_batch all = fill_up(f, b, n_rows);

@@ -1,12 +1,13 @@
 /*
- * The attention half of a layer: rotary grouped-query attention (Ainslie et al. 2023), or multi-head latent attention
- * (DeepSeek-V2, section 2.1.1) in its absorbed form: keys and values of all heads are linear in one small vector of a token, the
- * latent. W_UK is applied to the query and W_UV to the result instead of to every key and value, so that attention runs on the
- * latents as they are stored. One form for prompts and for decoding, or their bits would differ.
+ * The attention half of a layer: rotary grouped-query attention (Ainslie et al. 2023), or multi-head latent
+ * attention (DeepSeek-V2, section 2.1.1) in its absorbed form. In the latter, keys and values of all heads
+ * are linear functions of one small vector of a token, the latent. W_UK is applied to the query and W_UV to
+ * the result instead of to every key and value, so attention runs on the latents as they are stored. Prompts
+ * and decoding use the same form: their bits would differ otherwise.
  */
 #include "engine/forward_internal.h"
 
-static const float LATENT_NORM_EPS = 1e-6f; /* fixed in the reference, whatever rms_norm_eps */
+static const float LATENT_NORM_EPS = 1e-6f; /* constant in the reference, independent of rms_norm_eps */
 
 static struct k_attn attention_of(const struct forward *f, uint32_t l, const struct forward_rows *r)
 {
@@ -25,7 +26,7 @@ static struct k_attn attention_of(const struct forward *f, uint32_t l, const str
                            .n_seqs = r->n_seqs};
 }
 
-/* in: [T][n_heads + 2 n_kv_heads][head_dim] becomes attn: [T][n_heads][head_dim] */
+/* in [T][n_heads + 2 n_kv_heads][head_dim] -> attn [T][n_heads][head_dim] */
 static void plain_attention(struct forward *f, uint32_t l, const struct forward_rows *r)
 {
     const struct attention *y = &f->layers[l].attention;
@@ -48,7 +49,10 @@ static void plain_attention(struct forward *f, uint32_t l, const struct forward_
     k_attention(k, &a);
 }
 
-/* The same product for every head: x [T][n_heads][x_dim] to y [T][n_heads][y_dim], as far as the matrices reach. */
+/*
+ * One matrix for each head: x [T][n_heads][x_dim] -> y [T][n_heads][y_dim], in the columns that the matrices
+ * have.
+ */
 static void each_head(struct forward *f, const struct k_stack *w, const float *x, size_t x_stride, size_t x_dim,
                       float *y, size_t y_dim, uint32_t n_rows)
 {
@@ -56,7 +60,10 @@ static void each_head(struct forward *f, const struct k_stack *w, const float *x
     k_linear_each(f->kernels, w, &e, n_rows);
 }
 
-/* Every rank has the whole latent; where their pages are the same memory, the first one writes it, and the others wait for that. */
+/*
+ * Every rank has the whole latent. If the ranks share the pages' memory, rank 0 stores it; the empty gather
+ * makes the others wait for that.
+ */
 static void store_latent(struct forward *f, const struct k_attn *a)
 {
     static const uint32_t NOTHING[K_MAX_RANKS + 1];
@@ -67,7 +74,10 @@ static void store_latent(struct forward *f, const struct k_attn *a)
         k_gather(f->rank.tensor, f->rank.rank, NOTHING, K_EVERY_RANK, 0, NULL, NULL);
 }
 
-/* q [T][n_heads][nope, rope] and the latent [T][kv_rank, rope], as projected, behind each other in a row of in. */
+/*
+ * A row of in holds q [n_heads][nope, rope] (or q_a, if there is a q_rank), then the latent [kv_rank, rope].
+ * The result is attn [T][n_heads][v_dim].
+ */
 static void latent_attention(struct forward *f, uint32_t l, const struct forward_rows *r)
 {
     const struct attention *y = &f->layers[l].attention;

@@ -1,23 +1,25 @@
 /*
- * Adapters (model/adapter.h): of a matrix that any of them adapts, two stacks with one matrix for each, and rows that are sorted by adapter
- * (Punica's segments, Chen et al. 2024): to += B (A x), after what the matrix itself gives, in an order of sums that is a row's own.
+ * Adapters (model/adapter.h): to += B (A x), after the matrix itself. For each matrix that some adapter
+ * changes there are two stacks, of A and of B, with one matrix for each adapter; rows are sorted by adapter
+ * (segments as in Punica, Chen et al. 2024). The order of sums in a row depends on that row only.
  *
- * Projections that are one matrix (q, k, v) are one here, too: their A lie below each other, and B has a block for each. All adapters have
- * the rank of the largest; what is missing is zero. The scale is in B.
+ * Projections that are packed as one matrix (q, k, v) are one here, too: their A are stacked vertically, and
+ * B is block diagonal. All adapters have the rank of the largest, padded with zeros. B includes the scale.
  */
 #include <stdlib.h>
 
 #include "base/mem.h"
 #include "engine/forward_internal.h"
 
-/* The parts of a matrix, what rank each has at most, and of all together. */
+/* An adapted matrix: its parts, the largest rank of any adapter for each part, and the sum of these. */
 struct adapted {
     const struct part_name *parts;
     uint32_t n_parts, ranks[MAX_PARTS], rank;
-    uint32_t n_in, n_out; /* n_out: the rank's own */
+    uint32_t n_in, n_out; /* n_out: this rank's share */
     uint32_t layer;
 };
 
+/* The shapes of what adapters add to a matrix; rank 0: nothing. */
 static struct adapted measure(const struct forward *f, uint32_t layer, const struct part_name *parts, uint32_t n_parts,
                               uint32_t n_in)
 {
@@ -38,7 +40,7 @@ static size_t row_bytes(const struct tensor *t)
     return t->shape[1] * num_type_bytes(t->type);
 }
 
-/* down [rank][n_in], up [n_out][rank], both zeroed before. */
+/* Fills down [rank][n_in] and up [n_out][rank] of one adapter. Both are zeroed before. */
 static void fill(const struct adapter *a, const struct adapted *t, float *down, float *up)
 {
     float *row = mem_array(ADAPTER_MAX_RANK, sizeof(*row));
@@ -82,7 +84,7 @@ static enum td_status pack_adapter(const struct forward *f, const struct adapter
     return s;
 }
 
-/* The stack takes the matrices over, or they are freed here. */
+/* Makes a stack of the matrices and takes them over; if s or the stack is an error, frees them. */
 static enum td_status stack_up(const struct forward *f, struct k_matrix **all, enum td_status s, struct k_stack **out)
 {
     if (!s)
@@ -125,6 +127,7 @@ void forward_lora(struct forward *f, const struct lora *y, const float *x, const
     k_add(k, f->lora_out, (size_t)n * y->n_out, to + row * y->n_out);
 }
 
+/* Clamps row to [begin, end] and counts from begin. */
 static uint32_t within(uint32_t row, uint32_t begin, uint32_t end)
 {
     return row < begin ? 0 : (row < end ? row : end) - begin;

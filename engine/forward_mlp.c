@@ -1,13 +1,15 @@
 /*
- * The feed-forward half of a layer: a gated unit (Shazeer 2020), or a mixture of them (Shazeer et al. 2017, Jiang et al. 2024).
+ * The feed-forward half of a layer: a gated unit (Shazeer 2020), or a mixture of them (Shazeer et al. 2017,
+ * Jiang et al. 2024).
  *
- * With experts, rows are sorted by expert, each expert that has any multiplies all of its rows at once, and every row adds up what
- * came back in the order in which it chose: so neither who else is in the batch nor the sorting changes a bit, and an expert that
- * nobody chose is not read. A shared expert is one more slot of every row, with weight 1 or its gate's.
+ * With experts, rows are sorted by expert, and each expert multiplies all of its rows at once. Every row then
+ * adds the results of its experts in the order in which it chose them. So neither the rest of the batch nor
+ * the sorting changes a bit, and an expert that no row chose is not read. A shared expert is one more slot of
+ * every row, with weight 1 or the weight of its gate.
  */
 #include "engine/forward_internal.h"
 
-/* act(gate) * up of mlp [n][gate, up], to hidden [n][own]; returns it with the columns of all ranks. */
+/* act(gate) * up of mlp [n][gate, up] -> hidden [n][own]. Returns the columns of all ranks. */
 static const float *activate(struct forward *f, uint32_t n, const struct share *s, float *hidden)
 {
     static const enum k_act ACTS[] = {
@@ -19,6 +21,7 @@ static const float *activate(struct forward *f, uint32_t n, const struct share *
 
 /* ----------------------------------------------------------------- experts */
 
+/* Chooses the experts of each row and sorts the rows by expert. */
 static void route(struct forward *f, const struct feed_forward *y, uint32_t n_rows)
 {
     const struct model_moe *m = &f->c.moe;
@@ -39,7 +42,7 @@ static void route(struct forward *f, const struct feed_forward *y, uint32_t n_ro
     k_sort_slots(f->kernels, &slots, m->n_experts, n_rows);
 }
 
-/* What the experts give for the sorted rows, in expert_out [slots][own of hidden]. */
+/* The experts' results for the sorted rows -> expert_out [slots][own share of hidden]. */
 static void run_experts(struct forward *f, const struct experts *y, uint32_t n_rows)
 {
     const struct routes *r = &f->routes;
@@ -50,7 +53,10 @@ static void run_experts(struct forward *f, const struct experts *y, uint32_t n_r
     k_linear_sorted(f->kernels, y->down, r->first, n, hidden, f->expert_out);
 }
 
-/* Behind what the experts have in hidden, which other ranks may still be gathering, and in expert_out. */
+/*
+ * The shared expert. It writes behind the experts' part of hidden, which other ranks may still gather, and
+ * behind their part of expert_out.
+ */
 static void run_shared(struct forward *f, const struct mlp *y, uint32_t n_rows)
 {
     size_t slots = (size_t)n_rows * f->c.moe.n_used;

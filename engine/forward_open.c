@@ -1,5 +1,8 @@
 /*
- * Opening and closing a forward pass: its rotary tables, the memory that a batch works in, and who gives what back.
+ * Opening and closing a forward pass: its rotary tables, its scratch memory, and freeing all of it.
+ *
+ * Everything that operations use is memory of the kernels (k_alloc, k_map); arrays marked host are ordinary
+ * memory.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +28,10 @@ enum td_status forward_numbers(const struct forward *f, const void *host, size_t
 
 /* ------------------------------------------------------------ tables, scratch */
 
-/* Positions by the short frequencies and, for longrope, by the long ones behind them. */
+/*
+ * One table: all positions with the short frequencies; for longrope, all positions with the long ones behind
+ * them.
+ */
 static enum td_status open_table(struct forward *f, const struct model_rope *r, float **out, struct td_error *e)
 {
     uint32_t half = f->c.rotary_dim / 2, n_sets = r->type == ROPE_LONGROPE ? 2 : 1;
@@ -60,6 +66,7 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
+/* Arrays of steps that are padded (forward_made); the page only if steps can be replayed. */
 static enum td_status open_made(struct forward *f, struct td_error *e)
 {
     struct forward_made *m = &f->made;
@@ -77,7 +84,7 @@ static enum td_status open_made(struct forward *f, struct td_error *e)
     return TD_OK;
 }
 
-/* Logits on the host, where the rank is the one that leaves them there. */
+/* Maps the host memory for logits and drawn tokens, if this rank leaves them there. */
 static enum td_status open_results(struct forward *f, struct td_error *e)
 {
     void *logits = NULL, *sampled = NULL;
@@ -107,7 +114,7 @@ static enum td_status open_scratch(struct forward *f, struct td_error *e)
     r->n_slots = m->n_used + (m->shared_intermediate > 0);
     size_t slots = rows * r->n_slots;
     const struct {
-        void *at; /* of a pointer to 4-byte numbers */
+        void *at; /* address of a pointer to 4-byte numbers */
         size_t n;
     } buffers[] = {{&f->x, rows * f->c.hidden},
                    {&f->normed, rows * f->c.hidden},
@@ -143,6 +150,7 @@ static enum td_status open_scratch(struct forward *f, struct td_error *e)
 
 /* ------------------------------------------------------------- open, close */
 
+/* Columns of attention's input projection, and of one head in the input of the output projection. */
 static void fill_shape(struct forward *f)
 {
     const struct model_latent *m = &f->c.latent;
@@ -194,7 +202,7 @@ enum td_status forward_open(const struct forward_config *config, struct forward 
     return TD_OK;
 }
 
-/* Every matrix and stack that was packed. */
+/* What to do with every matrix and stack that was packed; NULL ones are visited, too. */
 struct visitor {
     void (*matrix)(struct visitor *v, struct k_matrix *m);
     void (*stack)(struct visitor *v, struct k_stack *s);
@@ -270,7 +278,7 @@ void forward_close(struct forward *f)
     free(f->made.draws);
     free(f->piece_seqs);
     free(f->added);
-    weight_cache_close(f->cache); /* after the matrices that lie in it */
+    weight_cache_close(f->cache); /* after the matrices, which may be in its file */
     free(f->layers);
     free(f);
 }

@@ -1,13 +1,17 @@
 /*
- * What of the model and of its pages a rank has, and how ranks put together what each has computed.
+ * How weights and pages are divided among ranks, and how ranks exchange what each has computed.
  *
- * Heads of queries stay with their kv head; columns of matrices are cut at multiples of 16 where there are enough of them. Everything
- * that is small is everybody's: norms, routers, the latent's projection.
+ * Query heads stay with their kv head; columns of matrices are divided at multiples of 16 where there are
+ * enough of them. Small weights are on every rank: norms, routers, the latent's projection.
  */
 #include "engine/forward_internal.h"
 
 enum { UNIT = 16 };
 
+/*
+ * Divides n columns into n_ranks runs, in multiples of unit if there are enough. TD_ERR_INVALID if a rank
+ * gets none.
+ */
 static enum td_status share_out(struct share *out, const char *what, uint32_t n, uint32_t unit, uint32_t n_ranks,
                                 struct td_error *e)
 {
@@ -21,6 +25,7 @@ static enum td_status share_out(struct share *out, const char *what, uint32_t n,
                : TD_OK;
 }
 
+/* The same division with n columns for each one of s. */
 static struct share times(const struct share *s, uint32_t n, uint32_t n_ranks)
 {
     struct share out;
@@ -29,7 +34,7 @@ static struct share times(const struct share *s, uint32_t n, uint32_t n_ranks)
     return out;
 }
 
-/* Query heads go with their kv head; the latent's are free, and it is everybody's. */
+/* Query heads stay with their kv head. With a latent, which all ranks have, they are divided freely. */
 static enum td_status share_heads(struct forward *f, uint32_t n, struct td_error *e)
 {
     const struct model_config *c = &f->c;
@@ -86,7 +91,7 @@ float *forward_own_columns(struct forward *f, const struct forward_rows *r)
 
 /* ---------------------------------------------------------------------- pages */
 
-/* The latent is one head, which every rank has. */
+/* The latent is one kv head, which every rank has. */
 static uint32_t own_kv_heads(const struct forward *f)
 {
     return f->c.family->latent ? 1 : own(f, &f->share.kv_heads);
@@ -124,7 +129,10 @@ uint8_t *forward_page(const struct forward *f, uint32_t page)
     return f->kept_arena + page * kv_layout_page_bytes(&f->kept_layout);
 }
 
-/* Layers [begin, end) of what a rank keeps of a page: its heads in every plane; where they begin on both sides. */
+/*
+ * The rank's heads in all planes of layers [begin, end) of a page, as pieces; *host_out and *kept_out are
+ * where they begin.
+ */
 static struct k_pieces part_of(const struct forward *f, uint32_t page, uint32_t begin, uint32_t end, uint8_t **host_out,
                                uint8_t **kept_out)
 {

@@ -11,16 +11,16 @@
 
 #define SEED 0x73696d756c617465ull
 
-static const float NOT_DRAWN = -30, DRAWN = 10; /* logits */
+static const float NOT_DRAWN = -30, DRAWN = 10; /* logits of all other tokens, and of the one that is drawn */
 
 struct forward_sim {
     struct kv_layout layout;
     uint32_t vocab_size;
     struct sim_cost cost;
     const struct clock *clock;
-    uint64_t *words; /* of the rows of this step */
+    uint64_t *words; /* words of this step's rows */
     uint32_t cap_words;
-    void *scratch; /* of k_draw */
+    void *scratch; /* scratch memory for k_draw() */
     uint64_t seed, n_steps;
 };
 
@@ -61,7 +61,7 @@ void forward_sim_close(struct forward_sim *f)
 
 /* ----------------------------------------------------------------- contents */
 
-/* K of the first head, at the token's slot. */
+/* Where a token's word is: in K of the first head, at the token's slot. */
 static uint8_t *slot_of(const struct forward_sim *f, const struct k_attn_seq *s, uint32_t layer, uint32_t position)
 {
     const struct kv_layout *l = &f->layout;
@@ -76,7 +76,7 @@ static uint64_t load(const struct forward_sim *f, const struct k_attn_seq *s, ui
     return word ^ layer;
 }
 
-/* The word of a past token; another one if its layers don't agree. */
+/* The word of a past token, or another word if the token's layers do not agree. */
 static uint64_t recall(const struct forward_sim *f, const struct k_attn_seq *s, uint32_t position)
 {
     uint64_t word = load(f, s, 0, position), odd = 0;
@@ -85,6 +85,7 @@ static uint64_t recall(const struct forward_sim *f, const struct k_attn_seq *s, 
     return odd ? ~word : word;
 }
 
+/* The words of a sequence's rows. A past position is checked, too, if its page is still held. */
 static void make_words(struct forward_sim *f, const struct forward_batch *b, const struct k_attn_seq *s)
 {
     uint64_t word = SEED;
@@ -121,7 +122,7 @@ static void make_logits(const struct forward_sim *f, const struct forward_batch 
 
 /* --------------------------------------------------------------------- time */
 
-/* Box and Muller; another sequence in every process. */
+/* A log-normal factor (Box and Muller). Each process draws another sequence. */
 static double noise(struct forward_sim *f)
 {
     double sigma = f->cost.noise, u = 1 - random_unit(random_at(f->seed, f->n_steps, 0)),

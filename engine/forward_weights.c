@@ -1,8 +1,11 @@
 /*
- * Finding the weights by the names that a family gives them, and packing them for the kernels.
+ * Finds the weights by the names that a family gives them, and packs them for the kernels.
  *
- * A weight may come as several tensors (q, k, v), as one (fused), as a slice of one (an expert of gpt-oss, a head of latent
- * attention, a rank's share), transposed or interleaved: a part says where it lies, and pack() does not care.
+ * A weight may be several tensors (q, k, v), one tensor (fused), or a slice of one (an expert of gpt-oss, a
+ * head of latent attention, a rank's share); it may be transposed or interleaved. Parts describe where it is,
+ * so that pack() need not know.
+ *
+ * The order in which matrices are packed is a part of the format of shared files (engine/weight_file.h).
  */
 #include <math.h>
 #include <stdio.h>
@@ -14,12 +17,12 @@
 
 enum { MAX_NAME = 160 };
 
-/* Of what decides much and is small: routers, gates, and what stands between attention and the latent. */
+/* For small matrices that decide much: routers, gates, and those between attention and the latent. */
 static const struct form EXACT = {COMPUTE_F32, WEIGHTS_AS_STORED};
 
 /* ------------------------------------------------------------------- tensors */
 
-/* "model.layers.L.NAME.KIND", where NAME may have a %u for an expert's number. */
+/* "model.layers.LAYER.NAME" + kind; a %u in name stands for `number`, that of an expert. */
 static const char *name_of(char out[MAX_NAME], uint32_t layer, const char *name, uint32_t number, const char *kind)
 {
     const char *at = strstr(name, "%u");
@@ -30,7 +33,7 @@ static const char *name_of(char out[MAX_NAME], uint32_t layer, const char *name,
     return out;
 }
 
-/* A vector as f32, with offset added (the norms' 1 + w). Ranks have all of it. */
+/* A vector as f32, with offset added (norms that store w - 1). Every rank has all of it. */
 static enum td_status vector(const struct forward *f, const char *name, uint32_t n, float offset, float **out,
                              struct td_error *e)
 {
@@ -56,7 +59,10 @@ static enum td_status norm(const struct forward *f, uint32_t layer, const char *
 
 /* ------------------------------------------------------------------- packing */
 
-/* The next matrix of the mapped file. The data of the parts may be NULL. TD_NOT_YET: the matrix has to be packed. */
+/*
+ * Takes the next matrix from the mapped file. The data of the parts may be NULL. TD_NOT_YET: the matrix must
+ * be packed.
+ */
 static enum td_status view(const struct forward *f, const struct k_matrix_part *parts, uint32_t n, uint32_t n_in,
                            struct form form, struct k_matrix **out)
 {
@@ -72,6 +78,7 @@ static enum td_status view(const struct forward *f, const struct k_matrix_part *
     return s;
 }
 
+/* Packs a matrix and, if this process builds the shared file, adds it there. */
 static enum td_status pack_new(struct forward *f, const struct k_matrix_part *parts, uint32_t n, uint32_t n_in,
                                struct form form, struct k_matrix **out)
 {
@@ -114,17 +121,19 @@ struct weight_cache *forward_open_cache(const struct forward_config *config)
 
 /* --------------------------------------------------------------------- parts */
 
+/* All n outputs of a tensor. */
 static struct part_name whole(const char *name, uint32_t n, bool bias)
 {
     return (struct part_name){name, n, 0, n, bias};
 }
 
+/* This rank's share of a tensor's outputs. */
 static struct part_name share_of(const struct forward *f, const struct share *s, const char *name, bool bias)
 {
     return (struct part_name){name, s->first[f->rank.n_tensor], own_first(f, s), own(f, s), bias};
 }
 
-/* Outputs first .. first + n_out of a matrix. */
+/* Outputs first .. first + n_out - 1 of a matrix. */
 static struct k_matrix_part part_of(const struct model_matrix *w, uint32_t first, uint32_t n_out, uint32_t n_in)
 {
     size_t at = (size_t)first * n_in * num_type_bytes(w->t->type);
@@ -135,6 +144,7 @@ static struct k_matrix_part part_of(const struct model_matrix *w, uint32_t first
     return part;
 }
 
+/* Finds a tensor and its bias, and checks their shapes. */
 static enum td_status find_part(const struct forward *f, uint32_t layer, uint32_t number, const struct part_name *p,
                                 uint32_t n_in, struct k_matrix_part *out, struct td_error *e)
 {
@@ -154,7 +164,7 @@ static enum td_status find_part(const struct forward *f, uint32_t layer, uint32_
     return TD_OK;
 }
 
-/* The named projections of a layer (or of its expert `number`), one after the other in one matrix. */
+/* Packs the named projections of a layer (or of its expert `number`) as one matrix, one below the other. */
 static enum td_status project(struct forward *f, uint32_t layer, uint32_t number, const struct part_name *names,
                               uint32_t n, uint32_t n_in, struct form form, struct k_matrix **out, struct td_error *e)
 {
@@ -167,7 +177,7 @@ static enum td_status project(struct forward *f, uint32_t layer, uint32_t number
     return pack(f, layer, parts, n, n_in, form, out, e);
 }
 
-/* The same of a layer's matrix that adapters may change. */
+/* The same for a matrix that adapters may change. */
 static enum td_status project_adapted(struct forward *f, uint32_t layer, const struct part_name *names, uint32_t n,
                                       uint32_t n_in, struct k_matrix **out, struct lora *lora, struct td_error *e)
 {
@@ -175,10 +185,11 @@ static enum td_status project_adapted(struct forward *f, uint32_t layer, const s
     return s ? s : forward_lora_open(f, layer, names, n, n_in, lora, e);
 }
 
-/* A stack of n matrices, number i as one() packs it. */
+/* Packs matrix `number` of a stack. */
 typedef enum td_status (*pack_one)(struct forward *f, uint32_t layer, uint32_t number, struct k_matrix **out,
                                    struct td_error *e);
 
+/* A stack of n matrices, packed by one(). */
 static enum td_status pack_stack(struct forward *f, uint32_t layer, uint32_t n, pack_one one, struct k_stack **out,
                                  struct td_error *e)
 {
@@ -222,8 +233,9 @@ static enum td_status open_plain(struct forward *f, uint32_t l, struct td_error 
 }
 
 /*
- * W_UK and W_UV of a head of the rank's, out of kv_b_proj [n_heads][nope_dim + v_dim][kv_rank]; W_UK transposed. Always COMPUTE_F32: they
- * are small, and stand between attention and what would be rounded before and after them anyway.
+ * W_UK (transposed) or, if value, W_UV of one of the rank's heads, from kv_b_proj [n_heads][nope_dim +
+ * v_dim][kv_rank]. Always COMPUTE_F32: they are small, and the results before and after them are rounded
+ * anyway.
  */
 static enum td_status pack_head(struct forward *f, uint32_t l, uint32_t head, bool value, struct k_matrix **out,
                                 struct td_error *e)
@@ -261,7 +273,7 @@ static enum td_status pack_value(struct forward *f, uint32_t l, uint32_t head, s
     return pack_head(f, l, head, true, out, e);
 }
 
-/* The rank's heads of q. */
+/* The share of q that belongs to the rank's heads. */
 static struct part_name latent_q(const struct forward *f, const char *name)
 {
     uint32_t dim = f->c.head_dim;
@@ -310,7 +322,7 @@ static enum td_status open_attention(struct forward *f, uint32_t l, struct td_er
 
 /* -------------------------------------------------------------- feed-forward */
 
-/* up NULL: gate is both. */
+/* Parts of gate and up. up NULL: the tensor `gate` has both, gate first. */
 static void name_gate_up(const struct forward *f, const char *gate, const char *up, const struct share *s,
                          struct part_name out[2])
 {
@@ -338,19 +350,22 @@ static enum td_status expert_down(struct forward *f, uint32_t l, uint32_t expert
 }
 
 /*
- * gpt-oss: gate_up_proj [E][hidden][2 dim] with gate and up in turns, down_proj [E][dim][hidden], and a bias for each: inputs by
- * outputs, so outputs are neighbours; in MXFP4 outputs by inputs. An expert's matrix of one of them, as parts of every step-th output.
+ * The experts of gpt-oss: gate_up_proj [E][hidden][2 dim], in which gate and up alternate, down_proj
+ * [E][dim][hidden], and a bias for each. Both are inputs by outputs, so the outputs of an input are
+ * neighbours; in MXFP4 they are outputs by inputs. A matrix of one expert is packed as `step` parts, each of
+ * which takes every step-th output.
  */
 struct stacked {
     const char *kind;
     uint32_t n_in, n_out, step;
-    const struct share *share; /* of n_out / step outputs */
-    uint16_t *numbers;         /* [n_out][n_in] of an MXFP4 matrix; ours */
+    const struct share *share; /* divides n_out / step outputs among the ranks */
+    uint16_t *numbers;         /* [n_out][n_in] of an MXFP4 matrix, which the caller frees */
     const void *data;
     enum num_type type;
     const struct tensor *bias; /* [E][n_out] */
 };
 
+/* Finds and checks the tensors. For MXFP4, data stays NULL until stacked_widen(). */
 static enum td_status stacked_open(const struct forward *f, uint32_t l, uint32_t expert, struct stacked *t,
                                    struct td_error *e)
 {
@@ -375,7 +390,7 @@ static enum td_status stacked_open(const struct forward *f, uint32_t l, uint32_t
     return TD_OK;
 }
 
-/* MXFP4 as numbers, which takes longer than to look the tensors up: only what has to be packed. */
+/* Converts MXFP4 to bf16 numbers. Only for matrices that must be packed, because it takes long. */
 static enum td_status stacked_widen(const struct forward *f, uint32_t l, uint32_t expert, struct stacked *t,
                                     struct td_error *e)
 {
@@ -388,7 +403,7 @@ static enum td_status stacked_widen(const struct forward *f, uint32_t l, uint32_
                        t->n_in, t->numbers, e);
 }
 
-/* Of an expert's outputs first, first + step, ... those that the rank has. */
+/* The rank's share of an expert's outputs first, first + step, ... */
 static struct k_matrix_part stacked_part(const struct forward *f, const struct stacked *t, uint32_t expert,
                                          uint32_t first)
 {
@@ -512,7 +527,7 @@ static enum td_status open_embedding(struct forward *f, const struct tensor *t, 
 static enum td_status open_head(struct forward *f, const struct model_matrix *w, struct td_error *e)
 {
     struct form form = f->form;
-    if (form.weights == WEIGHTS_INT4) /* it decides most */
+    if (form.weights == WEIGHTS_INT4) /* the output matrix decides most: int4 would be too coarse */
         form.weights = WEIGHTS_INT8;
     const struct k_matrix_part part = part_of(w, own_first(f, &f->share.vocab), own(f, &f->share.vocab), f->c.hidden);
     enum td_status s = view(f, &part, 1, f->c.hidden, form, &f->head);
@@ -523,7 +538,10 @@ static enum td_status open_head(struct forward *f, const struct model_matrix *w,
     return vector(f, "model.norm.weight", f->c.hidden, f->c.family->norm_offset, &f->final_norm, e);
 }
 
-/* The first stage embeds, the last one has the head. A tied model may store its one matrix under either name. */
+/*
+ * The first stage has the embedding, the last one the output matrix. A tied model may store its one matrix
+ * under either name.
+ */
 static enum td_status open_ends(struct forward *f, struct td_error *e)
 {
     const char *embed = "model.embed_tokens.weight", *head = "lm_head.weight";
@@ -539,7 +557,7 @@ static enum td_status open_ends(struct forward *f, struct td_error *e)
     return s || f->rank.after ? s : open_head(f, &w, e);
 }
 
-/* Those of other stages stay empty. */
+/* Opens the layers of this rank's stage; the layers of other stages stay zeroed. */
 static enum td_status open_layers(struct forward *f, const struct forward_config *config, struct td_error *e)
 {
     enum td_status s = TD_OK;

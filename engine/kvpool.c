@@ -9,12 +9,15 @@
 
 static const uint32_t NONE = UINT32_MAX;
 
-/* In the order in which pages are taken: kept are cached ones with a pin. */
+/*
+ * A page that nobody holds is on exactly one list; a held page is on none (LIST_NONE). FREE, CACHED and KEPT
+ * stand in the order in which pages are taken. KEPT: cached pages with a pin.
+ */
 enum list_id { LIST_NONE, LIST_FREE, LIST_CACHED, LIST_KEPT, LIST_QUARANTINE, N_LISTS };
 
 struct page {
     uint32_t generation, seq_holds, xfer_holds;
-    uint32_t prev, next; /* in the list that it is on */
+    uint32_t prev, next; /* neighbours on its list, or NONE */
     enum list_id list;
     bool named, doubt;
     uint32_t chain_index, hash_next;
@@ -31,14 +34,14 @@ struct kvpool {
     struct kv_layout layout;
     size_t page_bytes, arena_bytes;
     uint8_t *arena;
-    int arena_fd; /* 0: nobody else may map it */
+    int arena_fd; /* 0: the arena can't be mapped by others */
     struct page *pages;
-    struct list lists[N_LISTS]; /* cached, kept: least recently used first */
+    struct list lists[N_LISTS]; /* CACHED, KEPT: least recently used first; QUARANTINE: by free_at_ns */
     uint32_t *buckets, n_buckets;
     struct pins pins;
 };
 
-/* Asserts that guard pages stay in release builds. */
+/* An assert that stays in release builds, because it guards pages. */
 #define MUST(condition)                                                                                                \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \
@@ -77,6 +80,7 @@ static uint32_t *bucket(const struct kvpool *pool, const struct block_key *key)
     return &pool->buckets[block_key_hash(key) & (pool->n_buckets - 1)];
 }
 
+/* The page that has this name, or NONE. */
 static uint32_t find(const struct kvpool *pool, const struct block_key *key)
 {
     uint32_t i = *bucket(pool, key);
@@ -85,6 +89,7 @@ static uint32_t find(const struct kvpool *pool, const struct block_key *key)
     return i;
 }
 
+/* Takes the page's name away, if it has one, and reports that. */
 static void unname(struct kvpool *pool, uint32_t i)
 {
     struct page *p = &pool->pages[i];
@@ -99,6 +104,7 @@ static void unname(struct kvpool *pool, uint32_t i)
         pool->config.on_block(pool->config.user, false, &p->key, p->chain_index);
 }
 
+/* The page of a reference. Aborts if the reference is stale. */
 static struct page *checked(const struct kvpool *pool, struct page_ref ref)
 {
     MUST(ref.index < pool->config.n_pages);
@@ -211,7 +217,7 @@ uint32_t kvpool_match_window(struct kvpool *pool, const struct block_key *keys, 
     *first_out = 0;
     if (!pool->layout.window)
         return kvpool_match(pool, keys, n, pages_out);
-    for (uint32_t i = n; i-- > 0;) { /* [i + 1, end) is there */
+    for (uint32_t i = n; i-- > 0;) { /* pages [i + 1, end) are found */
         if (find(pool, &keys[i]) == NONE)
             end = i;
         else if (i == kv_layout_first_kept(&pool->layout, end * page_tokens)) {
@@ -222,7 +228,7 @@ uint32_t kvpool_match_window(struct kvpool *pool, const struct block_key *keys, 
     return 0;
 }
 
-/* Where a page goes that nobody holds. */
+/* Puts a page on its list if nobody holds it any more. A page in doubt loses its name at once. */
 static void settle(struct kvpool *pool, uint32_t i)
 {
     struct page *p = &pool->pages[i];
@@ -293,7 +299,7 @@ void kvpool_each_block(const struct kvpool *pool,
             each(user, &pool->pages[i].key, pool->pages[i].chain_index);
 }
 
-/* A name or a pin of its block came or went. */
+/* Puts an unheld page on the list that fits, after its name or its pin changed. */
 static void move(struct kvpool *pool, uint32_t i)
 {
     enum list_id list = pool->pages[i].list;
@@ -333,6 +339,7 @@ void kvpool_flush(struct kvpool *pool)
     }
 }
 
+/* A pin expired: its block is reused like any other from now on. */
 static void pin_is_over(void *user, const struct block_key *key)
 {
     struct kvpool *pool = user;

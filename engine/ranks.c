@@ -1,8 +1,14 @@
 /*
- * How a batch runs on all ranks: the caller publishes it and raises `begun`, every rank runs it, meeting the others in gathers, and raises
- * `told` when layers of its pages are there and when it has ended. The caller runs rank 0, then waits for the others; whenever it
- * looks, it passes on the layers that all ranks of a stage have, in order. Nothing is locked: a rank writes its own progress, and the
- * caller reads it after `told`.
+ * How a batch runs on all ranks:
+ *
+ *   1. The caller publishes it in struct ranks and raises `begun`.
+ *   2. Every rank runs it and meets the others in gathers. A rank raises `told` when layers of its pages are
+ *      complete, and when it has ended.
+ *   3. The caller runs rank 0, then waits for the others. Whenever it looks, it reports the layers that are
+ *      complete on all ranks, in order.
+ *
+ * No locks: the members that describe a batch change only between batches, while the ranks wait for `begun`.
+ * A rank writes its own progress (atomic); the caller reads it after `told`.
  */
 #include "engine/ranks.h"
 
@@ -23,22 +29,26 @@ struct rank {
     struct forward *forward;
     enum td_status opened;
     struct td_error error;
-    pthread_t thread;             /* not of rank 0 */
-    _Atomic uint32_t done_layers; /* of the batch: up to there the rank's pages have them */
+    pthread_t thread;             /* not used by rank 0, which runs in the caller */
+    _Atomic uint32_t done_layers; /* layers before this one are complete in the rank's pages */
 };
 
 struct ranks {
     uint32_t n, n_tensor, n_pipeline;
-    struct rank *all;         /* [n], stage by stage */
-    struct k_group **groups;  /* [n_pipeline] of stages, [n_pipeline - 1][n_tensor] of neighbours; NULL where of one */
-    struct eventcount begun;  /* something to run, or the end */
+    struct rank *all; /* [n], stage by stage */
+    /*
+     * [n_pipeline] groups of stages, then [n_pipeline - 1][n_tensor] pairs of neighbours; NULL for a single
+     * rank.
+     */
+    struct k_group **groups;
+    struct eventcount begun;  /* a batch to run, or closing */
     struct eventcount told;   /* progress of any rank */
-    _Atomic uint32_t n_ended; /* of the other ranks */
-    uint32_t n_started;       /* threads of ranks */
+    _Atomic uint32_t n_ended; /* ranks other than 0 that have ended this turn */
+    uint32_t n_started;       /* threads that were started */
     bool closing;
-    const struct forward_batch *batch; /* NULL: gathers only */
+    const struct forward_batch *batch; /* NULL: run gathers only */
     uint32_t gather_rows;
-    uint32_t told_layers; /* of the batch, to the caller */
+    uint32_t told_layers; /* layers of the batch that were reported to the caller */
 };
 
 /* ------------------------------------------------------------------- one rank */
@@ -49,7 +59,10 @@ static void end_turn(struct rank *k)
     eventcount_raise(&k->ranks->told);
 }
 
-/* Layers that every rank of their stage has, and so those before them. */
+/*
+ * The number of leading layers that are complete: a stage counts as far as all its ranks are, and only if the
+ * stages before it are complete.
+ */
 static uint32_t done_layers(const struct ranks *r)
 {
     uint32_t done = 0;
@@ -67,6 +80,7 @@ static uint32_t done_layers(const struct ranks *r)
     return done;
 }
 
+/* On the engine thread: calls on_layers for layers that became complete. */
 static void tell_caller(struct ranks *r)
 {
     uint32_t done = done_layers(r);
@@ -112,6 +126,7 @@ static void run(struct rank *k)
     forward_run(k->forward, &b);
 }
 
+/* The thread of a rank other than 0: opens its forward pass, then runs a turn each time `begun` is raised. */
 static void *rank_main(void *arg)
 {
     struct rank *k = arg;
@@ -127,7 +142,7 @@ static void *rank_main(void *arg)
     }
 }
 
-/* Everybody's turn: what the caller has put into r is run by all ranks. */
+/* One turn of all ranks: runs what the caller has put into r, and returns when every rank has ended. */
 static void run_all(struct ranks *r)
 {
     atomic_store(&r->n_ended, 0);
@@ -145,7 +160,7 @@ static void run_all(struct ranks *r)
 
 /* ----------------------------------------------------------------- open, close */
 
-/* Rank t of stage s, in the groups of its stage and with its neighbours'. */
+/* Configures rank t of stage s: the group of its stage, and its pairs with the neighbouring stages. */
 static void configure(struct ranks *r, const struct ranks_config *config, uint32_t s, uint32_t t)
 {
     struct rank *k = &r->all[s * r->n_tensor + t];

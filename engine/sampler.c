@@ -10,10 +10,10 @@
 
 struct sampler {
     uint32_t vocab_size;
-    uint32_t *counts;   /* occurrences of each id; zero between draws */
-    uint8_t *in_prompt; /* likewise */
-    void *scratch;      /* of k_draw and k_largest */
-    float *original;    /* logits before anything was changed */
+    uint32_t *counts;   /* occurrences of each id among generated tokens; all zero between calls */
+    uint8_t *in_prompt; /* ids of the prompt; all zero between calls */
+    void *scratch;      /* scratch memory of k_draw() and k_largest() */
+    float *original;    /* logits before they were changed */
 };
 
 static bool in(float v, float min, float max)
@@ -21,7 +21,7 @@ static bool in(float v, float min, float max)
     return v >= min && v <= max; /* false for NaN */
 }
 
-/* Something may be drawn before min_tokens. */
+/* Whether some token may be drawn before min_tokens. */
 static bool can_begin(const struct sampling *s)
 {
     bool can = !s->n_allowed || !s->min_tokens;
@@ -110,7 +110,7 @@ static void penalize_one(struct sampler *s, const struct sampling *p, uint32_t i
 {
     if (p->repetition_penalty != 1.0f)
         logits[id] = logits[id] > 0 ? logits[id] / p->repetition_penalty : logits[id] * p->repetition_penalty;
-    if (s->counts[id]) /* presence and frequency count what was generated, not the prompt */
+    if (s->counts[id]) /* presence and frequency penalties count generated tokens only */
         logits[id] -= p->presence_penalty + p->frequency_penalty * (float)s->counts[id];
 }
 
@@ -128,14 +128,14 @@ static void penalize(struct sampler *s, const struct sampling *p, const uint32_t
     for (uint32_t i = 0; i < n_tokens; i++) {
         uint32_t id = tokens[i];
         if (!s->counts[id] && !s->in_prompt[id])
-            continue; /* seen, and done */
+            continue; /* this id was handled at its first occurrence */
         penalize_one(s, p, id, logits);
         s->counts[id] = 0;
         s->in_prompt[id] = 0;
     }
 }
 
-/* ------------------------------------------------------------------ before */
+/* ------------------------------------------------------------------- finish */
 
 static void forbid(struct sampler *s, const struct sampling *p, bool too_early, float *logits)
 {
@@ -143,7 +143,7 @@ static void forbid(struct sampler *s, const struct sampling *p, bool too_early, 
         logits[p->stop_ids[i]] = -INFINITY;
     if (!p->n_allowed)
         return;
-    float *kept = s->scratch; /* room for more, not used yet */
+    float *kept = s->scratch; /* scratch has room, and is not in use yet */
     for (uint32_t i = 0; i < p->n_allowed; i++)
         kept[i] = logits[p->allowed[i]];
     for (uint32_t i = 0; i < s->vocab_size; i++)
@@ -206,7 +206,7 @@ void sampler_finish(struct sampler *s, const struct sampling *p, const uint32_t 
     forbid(s, p, is_too_early(p, n_generated), logits);
     const struct k_draw draw = draw_at(p, n_tokens);
     uint32_t best = k_argmax(logits, s->vocab_size);
-    if (logits[best] == -INFINITY) /* nothing may be drawn: what is allowed is suppressed */
+    if (logits[best] == -INFINITY) /* nothing may be drawn: every allowed id is forbidden, too */
         out->id = p->n_allowed ? p->allowed[0] : best;
     else
         out->id = k_draw(logits, s->vocab_size, best, &draw, s->scratch);

@@ -1,5 +1,11 @@
 /*
- * One sequence: its tokens, pages, names of its blocks, and its states. See engine.h for the drawing.
+ * One sequence: its tokens, its pages, the keys of its blocks, and its states (drawn in engine.h).
+ *
+ * What must hold:
+ *   - first_page <= n_pages, and exactly pages [first_page, n_pages) are held, each with one sequence hold.
+ *   - Until it is preempted, n_named * page_tokens <= n_computed: only computed, full blocks have names.
+ *   - keys[] covers the full blocks of tokens[]; its root depends on is_long.
+ *   - addresses[] is NULL for pages that were given up, so that attention can't read them.
  */
 #include "engine/engine_internal.h"
 
@@ -10,6 +16,7 @@
 
 #include "base/mem.h"
 
+/* The only place where the state changes; counts n_active. An illegal change aborts. */
 static void set_state(struct seq *s, enum seq_state to)
 {
     static const bool LEGAL[4][4] = {
@@ -46,6 +53,7 @@ static enum td_status check_lengths(const struct engine *e, const struct seq_par
     return TD_OK;
 }
 
+/* Ids, limits and sampling come from a router, so all of them are validated. */
 enum td_status engine_seq_check(const struct engine *e, const struct seq_params *p, struct td_error *error_out)
 {
     enum td_status s = check_lengths(e, p, error_out);
@@ -64,7 +72,10 @@ enum td_status engine_seq_check(const struct engine *e, const struct seq_params 
 
 /* ------------------------------------------------------------- life cycle */
 
-/* Blocks of a sequence that longrope takes for long are no others': their keys have another root. */
+/*
+ * Makes the keys of new full blocks. A sequence that uses longrope's long frequencies has another root: its
+ * KV differs, so it must not share blocks with short sequences.
+ */
 static void extend_keys(struct seq *s)
 {
     static const uint32_t LONG = UINT32_MAX;
@@ -75,6 +86,7 @@ static void extend_keys(struct seq *s)
                                             s->tokens + (size_t)s->n_keys * page_tokens, page_tokens);
 }
 
+/* Gives up all pages. n_computed is the caller's. */
 static void release_pages(struct seq *s)
 {
     kvpool_unhold(s->engine->pool, s->pages + s->first_page, s->n_pages - s->first_page);
@@ -87,7 +99,7 @@ static void clear_addresses(struct seq *s, uint32_t i)
         s->addresses[(size_t)v * s->cap_pages + i] = NULL;
 }
 
-/* Pages that lie behind every window, now that the sequence goes on after n_computed tokens. */
+/* Gives up the pages that are behind every window, now that the sequence goes on after n_computed tokens. */
 static void drop_unseen(struct seq *s)
 {
     uint32_t first = kv_layout_first_kept(&s->engine->layout, s->n_computed);
@@ -177,7 +189,7 @@ void engine_seq_close(struct engine *e, struct seq *s)
 
 /* ------------------------------------------------------------------ pages */
 
-/* Where a page of the sequence lies for those who compute. */
+/* Looks up the addresses of page i in every view. */
 static void set_addresses(struct seq *s, uint32_t i)
 {
     const struct engine *e = s->engine;
@@ -186,7 +198,10 @@ static void set_addresses(struct seq *s, uint32_t i)
         s->addresses[(size_t)v * s->cap_pages + i] = e->ranks ? ranks_page(e->ranks, v, s->pages[i].index) : host;
 }
 
-/* Pages up to that of the last of n_tokens, which came from elsewhere, to those who compute. */
+/*
+ * Copies pages that came from elsewhere to the devices, from the one of token n_computed to the one of token
+ * n_tokens - 1. Call it before n_computed advances.
+ */
 static void write_pages(const struct seq *s, uint32_t n_tokens)
 {
     struct engine *e = s->engine;
@@ -195,6 +210,7 @@ static void write_pages(const struct seq *s, uint32_t n_tokens)
         ranks_write_page(e->ranks, s->pages[i].index);
 }
 
+/* Sequences never give back single pages at the end, so n_pages only grows between admission and release. */
 bool seq_grow(struct seq *s, uint32_t n_pages)
 {
     assert(n_pages <= s->cap_pages);
@@ -208,14 +224,17 @@ bool seq_grow(struct seq *s, uint32_t n_pages)
 }
 
 /*
- * Takes what the prefix cache has: returns the block where it ends. Who computes needs all that the next token sees, and always
- * computes the last token, into a private page; who adopts is handed the rest, so that any run will do that begins where the
- * hand-over does, up to the last full block.
+ * Holds the pages that the prefix cache has, and returns the block at which they end.
+ *
+ * A sequence that computes needs everything that its next token sees, and always computes the last token into
+ * a private page. An adopting sequence gets the rest by handover: it can use any run of blocks that begins
+ * with the handover's first page, up to the last full block.
  */
 static uint32_t take_matched(struct seq *s)
 {
     struct engine *e = s->engine;
-    bool adopts = s->goal == SEQ_ADOPT && !s->times.n_preempted; /* a preempted one computes for itself */
+    /* After a preemption it computes for itself. */
+    bool adopts = s->goal == SEQ_ADOPT && !s->times.n_preempted;
     if (adopts) {
         uint32_t first = s->first_page = engine_first_page_after(e, s->n_tokens);
         return first + kvpool_match(e->pool, s->keys + first, s->n_keys - first, s->pages + first);
@@ -224,6 +243,7 @@ static uint32_t take_matched(struct seq *s)
     return kvpool_match_window(e->pool, s->keys, matchable, s->pages, &s->first_page);
 }
 
+/* Runs before on_admitted, so that the callback may move the sequence on to FILLING. */
 bool seq_admit(struct seq *s)
 {
     struct engine *e = s->engine;
@@ -271,6 +291,7 @@ void engine_seq_fill(struct engine *e, struct seq *s)
     set_state(s, SEQ_FILLING);
 }
 
+/* Order: write_pages() goes by n_computed, which seq_computed() advances. */
 void engine_seq_filled(struct engine *e, struct seq *s, uint32_t n_tokens)
 {
     uint64_t now = clock_now(e->config.clock);
@@ -295,7 +316,7 @@ void seq_end(struct seq *s, enum seq_finish finish)
         cb->on_end(cb->user, s, finish);
 }
 
-/* The KV of any of its blocks may be what is wrong. */
+/* KV of any of its blocks may be the broken part, so no other sequence may find them. */
 void seq_break(struct seq *s)
 {
     for (uint32_t i = 0; i < s->n_named; i++)
@@ -326,7 +347,8 @@ void seq_push_token(struct seq *s, uint32_t token)
         seq_end(s, FINISH_LENGTH);
     else if (s->goal == SEQ_FIRST_TOKEN)
         seq_end(s, FINISH_NONE);
-    else if (s->is_long != model_config_is_long(&s->engine->model, s->n_tokens)) { /* all of its KV is made anew */
+    /* It crossed longrope's limit: all of its KV is computed again with the other frequencies. */
+    else if (s->is_long != model_config_is_long(&s->engine->model, s->n_tokens)) {
         s->is_long = !s->is_long;
         s->n_keys = 0;
         extend_keys(s);

@@ -21,10 +21,10 @@ struct weight_cache {
     const struct log *log;
     char dir[PATH_MAX], key[WEIGHT_FILE_KEY_BYTES], name[NAME_BYTES], unfinished[NAME_BYTES + 8];
     int dir_fd;
-    struct weight_file file; /* mapped, or zero */
-    uint32_t next;           /* matrix */
+    struct weight_file file; /* zeroed: not mapped */
+    uint32_t next;           /* index of the next matrix */
     bool is_building, is_refused;
-    struct weight_writer writer; /* while building */
+    struct weight_writer writer; /* valid while is_building */
     struct clock clock;
     uint64_t begun_ns;
 };
@@ -35,7 +35,7 @@ bool weight_cache_default_dir(char out[PATH_MAX])
 {
     const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     int n = 0;
-    if (base && base[0] == '/') /* a relative one is to be ignored (XDG Base Directory Specification) */
+    if (base && base[0] == '/') /* a relative path must be ignored (XDG Base Directory Specification) */
         n = snprintf(out, PATH_MAX, "%s/tandem", base);
     else if (home && home[0] == '/')
         n = snprintf(out, PATH_MAX, "%s/.cache/tandem", home);
@@ -53,7 +53,7 @@ static void make_names(struct weight_cache *c, const struct weight_cache_key *k)
     snprintf(c->unfinished, sizeof(c->unfinished), "%s.tmp", c->name);
 }
 
-/* Whether it is ours alone to write. */
+/* Whether this user owns it and nobody else may write it. */
 static bool is_ours(const struct stat *st)
 {
     return st->st_uid == geteuid() && !(st->st_mode & (S_IWGRP | S_IWOTH));
@@ -85,7 +85,7 @@ static void warn(const struct weight_cache *c, const char *what, const char *why
 
 /* -------------------------------------------------------------------- mapping */
 
-/* TD_ERR_NOT_FOUND: there is none. Others: there is one that is not to be used. */
+/* TD_ERR_NOT_FOUND: there is no file. Other errors: there is one, but it must not be used. */
 static enum td_status map_file(struct weight_cache *c, struct td_error *e)
 {
     struct stat st;
@@ -98,7 +98,7 @@ static enum td_status map_file(struct weight_cache *c, struct td_error *e)
     if (!s)
         s = weight_file_map(fd, (uint64_t)st.st_size, c->key, &c->file, e);
     if (!s)
-        futimens(fd, NULL); /* in use: what nobody opens for long is removed */
+        futimens(fd, NULL); /* marks it as used: files that nobody opens for long are removed */
     close(fd);
     c->next = 0;
     return s;
@@ -115,7 +115,7 @@ const void *weight_cache_next(struct weight_cache *c, uint64_t *len_bytes_out)
     return weight_file_at(&c->file, c->next++, len_bytes_out);
 }
 
-/* It stays mapped: matrices that were taken from it are good. */
+/* The file stays mapped: the matrices that were taken from it are good. */
 void weight_cache_refuse(struct weight_cache *c, const char *why)
 {
     warn(c, "packed in memory of our own instead", why);
@@ -128,7 +128,7 @@ void weight_cache_refuse(struct weight_cache *c, const char *why)
 static void stop_building(struct weight_cache *c)
 {
     weight_writer_free(&c->writer);
-    close(c->writer.fd); /* and unlocks */
+    close(c->writer.fd); /* also gives up the lock */
     c->is_building = false;
 }
 
@@ -139,7 +139,7 @@ static void give_up(struct weight_cache *c, const char *why)
     stop_building(c);
 }
 
-/* Waits while another process writes. TD_BUSY: it makes no progress. */
+/* Takes the lock, and waits while another process writes. TD_BUSY: that process makes no progress. */
 static enum td_status lock(const struct weight_cache *c, int fd)
 {
     struct stat st;
@@ -165,7 +165,7 @@ static enum td_status lock(const struct weight_cache *c, int fd)
     return TD_OK;
 }
 
-/* Whether the unfinished file's name still means the one that we locked: it may have become the whole one. */
+/* Whether the name of the unfinished file still means the file that is locked. */
 static bool is_current(const struct weight_cache *c, int fd)
 {
     struct stat named, locked;
@@ -173,7 +173,7 @@ static bool is_current(const struct weight_cache *c, int fd)
            named.st_ino == locked.st_ino && named.st_dev == locked.st_dev;
 }
 
-/* Under the lock. TD_OK: mapped, another process was faster. TD_NOT_YET: it is ours to write. */
+/* With the lock taken. TD_OK: another process wrote the file, it is mapped. TD_NOT_YET: write it. */
 static enum td_status map_or_begin(struct weight_cache *c, int fd, struct td_error *e)
 {
     if (!map_file(c, e)) {
@@ -188,7 +188,7 @@ static enum td_status map_or_begin(struct weight_cache *c, int fd, struct td_err
     return TD_NOT_YET;
 }
 
-/* As map_or_begin; with a status that is an error: packed weights can't be shared. */
+/* Results as map_or_begin(). An error means that packed weights can't be shared. */
 static enum td_status build(struct weight_cache *c, struct td_error *e)
 {
     for (int i = 0; i < TRIES; i++) {
@@ -207,8 +207,8 @@ static enum td_status build(struct weight_cache *c, struct td_error *e)
             close(fd);
         return s;
     }
-    return td_fail(e, TD_ERR_IO,
-                   "its name does not stay with the file"); /* a file system without inode numbers that last */
+    /* A file system whose inode numbers do not last. */
+    return td_fail(e, TD_ERR_IO, "its name does not stay with the file");
 }
 
 bool weight_cache_is_building(const struct weight_cache *c)
@@ -225,7 +225,7 @@ void weight_cache_add(struct weight_cache *c, const void *data, uint64_t len_byt
 
 /* ------------------------------------------------------------------- cleaning */
 
-/* Of an older format, or not opened for long. */
+/* Whether a file is of an older format, or was not opened for UNUSED_DAYS. */
 static bool is_outdated(const struct weight_cache *c, const char *name)
 {
     struct stat st;
@@ -238,7 +238,10 @@ static bool is_outdated(const struct weight_cache *c, const char *name)
            (!fstatat(c->dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) && time(NULL) - st.st_mtime > UNUSED_DAYS * 86400L);
 }
 
-/* An unfinished file whose builder is dead goes under its lock, so that nobody begins to write what has no name any more. */
+/*
+ * Removes an unfinished file whose builder is dead. With the lock taken, so that no process begins to write a
+ * file that has no name any more.
+ */
 static void remove_abandoned(const struct weight_cache *c, const char *name)
 {
     size_t n = strlen(name);

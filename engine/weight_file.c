@@ -23,7 +23,8 @@ enum {
     ROW_BYTES = 24,
 };
 static const char MAGIC[8] = "TANDEMPW";
-enum { INDEX_HEADER = -1, INDEX_TABLE = -2 }; /* in checksums, where a matrix has its index */
+/* Stand for the index of a matrix in checksums of header and table. */
+enum { INDEX_HEADER = -1, INDEX_TABLE = -2 };
 
 static uint64_t sum_of(int64_t index, const void *data, uint64_t len_bytes)
 {
@@ -56,7 +57,7 @@ static enum td_status check_header(const uint8_t *h, uint64_t len_bytes, const c
     return TD_OK;
 }
 
-/* Matrices follow each other from FIRST on up to the table. */
+/* Checks the table: matrices follow each other from FIRST to the table, without gaps but for alignment. */
 static enum td_status check_table(const struct weight_file *f, struct td_error *e)
 {
     uint64_t table = get_u64(f->base + AT_TABLE), at = FIRST;
@@ -148,7 +149,8 @@ enum td_status weight_writer_add(struct weight_writer *w, const void *data, uint
     enum td_status s = write_at(w->fd, data, len_bytes, at, error_out);
     if (s)
         return s;
-    sync_file_range(w->fd, (off_t)at, (off_t)len_bytes, SYNC_FILE_RANGE_WRITE); /* the disk works while we pack */
+    sync_file_range(w->fd, (off_t)at, (off_t)len_bytes,
+                    SYNC_FILE_RANGE_WRITE); /* the disk works while the next matrix is packed */
     put_u64(row, at);
     put_u64(row + 8, len_bytes);
     put_u64(row + 16, sum_of(w->n, data, len_bytes));

@@ -1,21 +1,26 @@
 /*
- * What a backend implements: the operations of kernels.h, one function each, with the same arguments and meaning.
+ * What a backend implements: the operations of kernels.h, one function each, with the same arguments and
+ * meaning.
  *
- * kernels.c looks the function up in the table that an opened backend begins with. The CPU's is linked in; a device's comes from a
- * plugin, a shared module that has one symbol, KERNELS_PLUGIN, and links nothing of the program.
+ * kernels.c calls them through the table at the beginning of every opened backend. The CPU's backend is
+ * linked in; a device's backend is a plugin, a shared module with one symbol, KERNELS_PLUGIN, that links
+ * nothing of the program.
  */
 #pragma once
 
 #include "kernels/kernels.h"
 
-/* What a machine can do at most, for bench/kernels_bench.h. */
+/* Limits of a machine that bench/kernels_bench.h measures. */
 enum kernels_limit { LIMIT_READ_ONE, LIMIT_READ, LIMIT_COPY, LIMIT_LINK, LIMIT_F32, LIMIT_BF16, N_LIMITS };
 
-/* What a matrix of some parts is: checked, none is 0 or over INT32_MAX. */
+/* The shape of a matrix, checked: no dimension is 0 or above INT32_MAX. */
 struct matrix_shape {
     uint32_t n_out, n_in;
     enum compute compute;
-    /* of elements: as stored; parts of different types meet in f32, which holds all of them exactly. NUM_BF16 if packed or e4m3 */
+    /*
+     * Type of elements: as stored; parts of different types are converted to f32, which holds all of them
+     * exactly. NUM_BF16 if packed, or from e4m3.
+     */
     enum num_type type;
     enum k_weights weights;
 };
@@ -48,7 +53,7 @@ struct kernels_backend {
                                   const struct matrix_shape *shape, struct k_matrix **out);
     void (*matrix_free)(struct kernels *k, struct k_matrix *m);
     uint64_t (*matrix_bytes)(const struct k_matrix *m);
-    /* All three NULL: packed bytes are the device's alone. */
+    /* All three are NULL on devices, which keep packed bytes to themselves. */
     const void *(*matrix_data)(const struct k_matrix *m);
     enum td_status (*matrix_view)(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts,
                                   const struct matrix_shape *shape, const void *data, uint64_t len_bytes,
@@ -87,13 +92,19 @@ struct kernels_backend {
                         struct k_sampled *out);
 
     /*
-     * Gathers by copies (kernels/group.c), turns 0 and 1 alternating: k has queued what the others will take, k's next operations come after
-     * what peer had queued then, and memory of peer's as k's operations can read it until the next reach.
-     */
+ * Gathers by copies (kernels/group.c); turn alternates between 0 and 1.
+ *
+ * offer: rank k has queued its part; the other ranks may read it after this event.
+ * follow: operations that k queues next come after the offer of peer.
+ * reach: returns memory of peer as k's operations can read it; valid until the next reach.
+ */
     void (*offer)(struct kernels *k, uint32_t turn);
     void (*follow)(struct kernels *k, struct kernels *peer, uint32_t turn);
     const float *(*reach)(struct kernels *k, struct kernels *peer, const float *from, size_t len_bytes);
-    /* Gathers by a library, as k_gather; open: NULL where there is none for these ranks. */
+    /*
+     * Gathers by a library, with the arguments of k_gather. links_open returns NULL if it has none for these
+     * ranks.
+     */
     struct k_links *(*links_open)(struct kernels *const *ranks, uint32_t n);
     void (*links_close)(struct k_links *l);
     void (*links_gather)(struct k_links *l, uint32_t rank, const uint32_t *first, uint32_t to, uint32_t n_rows,
@@ -104,22 +115,22 @@ struct kernels_backend {
     void (*attention)(struct kernels *k, const struct k_attn *a);
 
     /*
-     * Runs the limit once (queued, as operations are), over memory of twice len_bytes where it is one of memory; returns the bytes that
-     * it moves, or the operations that it does; 0: it is not known here.
-     */
+ * Runs a limit once (queued like an operation). For limits of memory, `memory` has twice len_bytes. Returns
+ * the bytes moved or the operations done; 0: the limit is not known here.
+ */
     double (*run_limit)(struct kernels *k, enum kernels_limit limit, void *memory, size_t len_bytes);
 };
 
-/* What every backend's struct kernels begins with; config is set by kernels_open. */
+/* The beginning of every backend's struct kernels; kernels_open() sets config. */
 struct kernels {
     const struct kernels_backend *backend;
     struct kernels_config config;
 };
 
 enum td_status cpu_open(const struct kernels_config *config, struct kernels **out, struct td_error *error_out);
-uint32_t cpu_threads(const struct kernels_config *config); /* as many as it would have */
+uint32_t cpu_threads(const struct kernels_config *config); /* threads that cpu_open() would use */
 
-/* A plugin's symbol. abi: KERNELS_ABI of the program; another one is TD_ERR_VERSION. */
+/* A plugin's symbol. abi: the program's KERNELS_ABI; a plugin of another one returns TD_ERR_VERSION. */
 enum { KERNELS_ABI = 4 };
 #define KERNELS_PLUGIN "tandem_kernels_open"
 typedef enum td_status (*kernels_plugin)(uint32_t abi, const struct kernels_config *config, struct kernels **out,

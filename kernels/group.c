@@ -1,10 +1,12 @@
 /*
- * Ranks and what they gather: by the backend's library where it has one for them (links), else by copies.
+ * Groups of ranks, and gathers: by the backend's library if it has one for these ranks (links), else by
+ * copies.
  *
- * A gather by copies: each rank offers its columns (a device records an event), all meet, and each takes the others' by its own operations
- * after following their offers. One meeting a gather is enough. An offer comes after the rank's copies of the gather before, so who
- * follows it knows that its own columns of that gather have been read, and may write them again; places and events of an offer
- * alternate, so that a rank which is ahead by one gather does not touch what the others still look at.
+ * A gather by copies: each rank offers its columns (a device records an event), all ranks meet, and each
+ * copies the others' columns by its own operations, queued behind their offers. One meeting for each gather
+ * is enough: a rank's offer is queued behind its copies of the previous gather. So a rank that follows the
+ * offer knows that its own columns of the previous gather were read, and may overwrite them. Offers use two
+ * places and events in turn, so a rank that is one gather ahead does not touch what the others still read.
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -16,6 +18,7 @@
 #undef NDEBUG /* a gather can't return an error */
 #include <assert.h>
 
+/* A rank in a group; `turn` is the place of its next offer. */
 struct member {
     struct kernels *kernels;
     const float *offers[2];
@@ -23,10 +26,10 @@ struct member {
 };
 
 struct k_group {
-    struct k_links *links; /* NULL: copies */
+    struct k_links *links; /* NULL: gathers by copies */
     uint32_t n;
     _Atomic uint32_t n_here;
-    struct eventcount all_here; /* rises when the last one has come */
+    struct eventcount all_here; /* raised by the last rank of each meeting */
     struct member members[K_MAX_RANKS];
 };
 
@@ -89,6 +92,7 @@ const char *k_group_transport(const struct k_group *g)
 
 /* --------------------------------------------------------------------- gather */
 
+/* Returns when all ranks of the group have called it. */
 static void meet(struct k_group *g)
 {
     uint32_t seen = eventcount_read(&g->all_here);
@@ -100,7 +104,7 @@ static void meet(struct k_group *g)
     eventcount_raise(&g->all_here);
 }
 
-/* Columns of one rank to their place, on k. */
+/* Copies one rank's columns to their place in `all`, on k. */
 static void take(struct kernels *k, const float *from, const uint32_t *first, uint32_t n_all, uint32_t n_rows,
                  float *all)
 {
@@ -109,6 +113,7 @@ static void take(struct kernels *k, const float *from, const uint32_t *first, ui
     k_copy_heads(k, &e, 1, n, n_rows);
 }
 
+/* A barrier (a gather without columns) goes by offers, also if there are links. */
 void k_gather(struct k_group *g, uint32_t rank, const uint32_t *first, uint32_t to, uint32_t n_rows, const float *mine,
               float *all)
 {

@@ -1,5 +1,6 @@
 /*
- * The operations by the backend that was opened; arguments that every backend relies on are checked here. And the plugin of a device.
+ * Dispatches operations to the opened backend, and checks the arguments on which every backend relies. Loads
+ * the plugin of a device.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -9,7 +10,8 @@
 
 #include "kernels/backend.h"
 
-#undef NDEBUG /* operations can't return an error: a wrong argument must not pass in release builds either */
+/* Operations can't return an error, so a wrong argument must not pass in release builds either. */
+#undef NDEBUG
 #include <assert.h>
 
 enum { MAX_HEAD_DIM = 1024 };
@@ -18,7 +20,7 @@ enum { MAX_HEAD_DIM = 1024 };
 
 static const char PLUGIN[] = "libtandem_cuda.so";
 
-/* TANDEM_PLUGINS if set; beside the program, as built; and where installed. */
+/* Looks in TANDEM_PLUGINS if it is set, beside the program as built, and in the install directory. */
 static void *load_plugin(char *tried, size_t tried_bytes)
 {
     static const char *const PLACES[] = {"../kernels/cuda", "../../kernels/cuda", "../lib/tandem"};
@@ -44,7 +46,8 @@ static void *load_plugin(char *tried, size_t tried_bytes)
 static enum td_status open_cuda(const struct kernels_config *config, struct kernels **out, struct td_error *error_out)
 {
     char tried[256] = "";
-    void *plugin = load_plugin(tried, sizeof(tried)); /* stays loaded: its driver's threads may run until the end */
+    /* The plugin stays loaded: threads of its driver may run until the process ends. */
+    void *plugin = load_plugin(tried, sizeof(tried));
     kernels_plugin open_plugin = NULL;
     if (plugin)
         *(void **)&open_plugin = dlsym(plugin, KERNELS_PLUGIN);
@@ -224,7 +227,7 @@ void k_wait(struct kernels *k, uint32_t mark)
     k->backend->wait(k, mark);
 }
 
-/* What numbers of a part are, or 0: nothing that there is. */
+/* The type of elements in which a part's numbers are kept, or 0 if they can't be converted. */
 static enum num_type part_type(const struct k_matrix_part *part)
 {
     const struct k_scales *s = &part->scales;

@@ -1,9 +1,10 @@
 /*
- * Weights in fewer bits: what a group's scale is, what code a number gets, and what number a code stands for (kernels.h, enum
- * k_weights). Every backend packs and widens by these, or by something with the same bits.
+ * Weights in packed formats: the scale of a group, the code of a number, and the number of a code (kernels.h,
+ * enum k_weights). Every backend packs and widens by these functions, or by code with the same bits.
  *
- * A scale is 0 or from 2^-100 to 2^100, so no product with a code is subnormal, overflows, or needs a check: then a processor that
- * flushes subnormals has the same bits. Numbers beyond are cut to the largest code, a NaN is the largest code.
+ * A scale is 0 or between 2^-100 and 2^100. So no product with a code is subnormal or overflows, no check is
+ * needed, and a processor that flushes subnormals gives the same bits. Numbers beyond the range become the
+ * largest code, and so does NaN.
  */
 #pragma once
 
@@ -23,7 +24,7 @@ SCALAR float packed_round(float x, float least, float most)
     return scalar_max(scalar_min(x, most), least) + PACKED_MAGIC - PACKED_MAGIC;
 }
 
-/* Of the numbers with 3 significant bits the one at most x, or the next above a positive x that is none. */
+/* packed_floor3 rounds down to 3 significant bits; packed_ceil3 rounds a positive x up. */
 SCALAR float packed_floor3(float x)
 {
     return float_of(bits_of(x) & 0xffe00000);
@@ -34,7 +35,10 @@ SCALAR float packed_ceil3(float x)
     return packed_floor3(float_of(bits_of(x) + 0x1fffff));
 }
 
-/* The square of what int4 loses of a number. It rounds as packed_round, but with integers: of those a compiler makes vectors. */
+/*
+ * The squared error of int4 for one number. Rounds like packed_round(), but with integers, which compilers
+ * vectorize.
+ */
 SCALAR float packed_loss_of(float w, float scale, float factor)
 {
     int32_t q = (int32_t)(bits_of(w * factor + PACKED_MAGIC) - bits_of(PACKED_MAGIC));
@@ -43,7 +47,7 @@ SCALAR float packed_loss_of(float w, float scale, float factor)
     return d * d;
 }
 
-/* Of n numbers, in 8 sums, each in ascending order. */
+/* The sum over n numbers, in 8 partial sums, each in ascending order. */
 SCALAR float packed_loss(const float *w, uint32_t n, float scale)
 {
     enum { SUMS = 8 };
@@ -60,9 +64,10 @@ SCALAR float packed_loss(const float *w, uint32_t n, float scale)
 }
 
 /*
- * The scale that loses least, of the one that reaches the largest number and the next 3 below it, of 3 significant bits: cutting off
- * what is far out may cost less than coarser steps for all others (Banner et al. 2019, "Post training 4-bit quantization"). 3 bits
- * of scale are enough for that search, and a product has at most 6.
+ * The scale with the smallest error among scales of 3 significant bits: the one that reaches the largest
+ * number, and the next
+ * 3 below it. Clamping outliers may cost less than coarser steps for all other numbers (Banner et al. 2019,
+ * "Post training 4-bit quantization"). 3 bits are enough for that search, and a product then has at most 6.
  */
 SCALAR float packed_scale_int4(const float *w, uint32_t n, float most)
 {
@@ -78,7 +83,7 @@ SCALAR float packed_scale_int4(const float *w, uint32_t n, float most)
     return best;
 }
 
-/* Of a group of n numbers. */
+/* The scale of a group of n numbers. */
 SCALAR float packed_scale(enum k_weights weights, const float *w, uint32_t n)
 {
     float most = 0;
@@ -92,7 +97,7 @@ SCALAR float packed_scale(enum k_weights weights, const float *w, uint32_t n)
     return packed_bound(weights == WEIGHTS_FP8 ? most / 448 : scalar_from_bf16(scalar_to_bf16(most / 127)));
 }
 
-/* int8: two's complement, fp8: e4m3, int4: two's complement in the low 4 bits. */
+/* The code of w. int8: two's complement; fp8: e4m3; int4: two's complement in the low 4 bits. */
 SCALAR uint8_t packed_code(enum k_weights weights, float w, float scale)
 {
     if (!scale)
@@ -105,7 +110,7 @@ SCALAR uint8_t packed_code(enum k_weights weights, float w, float scale)
     return (uint8_t)(int32_t)packed_round(x, -127, 127);
 }
 
-/* q of a code */
+/* The number q of a code, before scaling. */
 SCALAR float packed_number(enum k_weights weights, uint8_t code)
 {
     if (weights == WEIGHTS_FP8)
@@ -118,13 +123,13 @@ SCALAR uint16_t packed_to_bf16(enum k_weights weights, uint8_t code, float scale
     return scalar_to_bf16(packed_number(weights, code) * scale);
 }
 
-/* A code that came from elsewhere: e4m3's NaN, which packing never makes, is the largest one. */
+/* For codes from elsewhere: replaces the NaN of e4m3, which packing never makes, by the largest number. */
 SCALAR uint8_t packed_keep(uint8_t e4m3)
 {
     return (e4m3 & 0x7f) == 0x7f ? (uint8_t)(e4m3 - 1) : e4m3;
 }
 
-/* Bytes of a scale, and bits of a code. */
+/* Bytes of a scale; bits of a code. */
 SCALAR uint32_t packed_scale_bytes(enum k_weights weights)
 {
     return weights == WEIGHTS_FP8 ? 4 : 2;

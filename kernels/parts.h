@@ -1,9 +1,9 @@
-/* What backends do alike with the parts of a matrix (struct k_matrix_part) when they pack it, on the host. */
+/* What all backends do, on the host, with the parts of a matrix (struct k_matrix_part) when they pack it. */
 #pragma once
 
 #include "kernels/packed.h"
 
-/* What an e4m3 number of a part is multiplied by. */
+/* The scale of one e4m3 number of a part. */
 static inline float part_scale(const struct k_matrix_part *part, uint32_t out, uint32_t in)
 {
     const struct k_scales *s = &part->scales;
@@ -13,13 +13,13 @@ static inline float part_scale(const struct k_matrix_part *part, uint32_t out, u
                    : 1;
 }
 
-/* What a number of a part stands for; x: as it came, widened. */
+/* The number that x stands for; x is the stored number, widened. */
 static inline float part_number(const struct k_matrix_part *part, uint32_t out, uint32_t in, float x)
 {
     return part->type == NUM_F8_E4M3 ? scalar_from_bf16(scalar_to_bf16(x * part_scale(part, out, in))) : x;
 }
 
-/* Whether its numbers and scales are a packed matrix's as they are. */
+/* Whether a packed matrix can keep the part's numbers and scales unchanged. */
 static inline bool part_is_kept(const struct k_matrix_part *part, enum k_weights weights, uint32_t n_in)
 {
     const struct k_scales *s = &part->scales;
@@ -28,7 +28,10 @@ static inline bool part_is_kept(const struct k_matrix_part *part, enum k_weights
             s->in_block >= s->first_in + n_in);
 }
 
-/* Packs n <= K_GROUP neighbours of an output, w as they are widened and, of a part that is kept, as they came; returns their scale. */
+/*
+ * Packs n <= K_GROUP consecutive inputs of an output, and returns their scale. w: the widened numbers; kept:
+ * the stored ones, if part_is_kept(), else NULL.
+ */
 static inline float part_pack_group(const struct k_matrix_part *part, enum k_weights weights, uint32_t out, uint32_t in,
                                     uint32_t n, const float *w, const uint8_t *kept, uint8_t *codes_out)
 {

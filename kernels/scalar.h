@@ -1,14 +1,16 @@
 /*
- * Arithmetic of single numbers, the same bits however it is compiled: with FMA instructions where the including file has
- * them, through exact double arithmetic where not; in device code by intrinsics that round as IEEE says.
+ * Arithmetic of single numbers, with the same bits however it is compiled: by FMA instructions if the
+ * including file has them, else by exact double arithmetic; in device code by intrinsics that round as IEEE
+ * 754 says.
  *
- * exp: x = n ln2 + r, |r| <= ln2 / 2, ln2 in two parts (Cody and Waite 1980); e^r = 1 + r + r^2 P(r) with P of degree 4, a
- * Chebyshev interpolation in 50 digits; the result is scaled by 2^n. Error under 1.5 ulp.
- * log: x = 2^e m, m in [sqrt(1/2), sqrt(2)); log(1 + f) = f - f^2 / 2 + f^3 Q(f) with Q of degree 8, found the same way.
+ * exp: x = n ln2 + r, |r| <= ln2 / 2, ln2 in two parts (Cody and Waite 1980); e^r = 1 + r + r^2 P(r) with P
+ * of degree 4, a Chebyshev interpolation computed with 50 digits; the result is scaled by 2^n. Error below
+ * 1.5 ulp. log: x = 2^e m, m in [sqrt(1/2), sqrt(2)); log(1 + f) = f - f^2 / 2 + f^3 Q(f) with Q of degree 8,
+ * computed in the same way.
  *
- * VDPBF16PS, as measured: acc = fma(odd, odd, acc), then acc = fma(even, even, acc); subnormal inputs count as zero and
- * subnormal results become zero, whatever MXCSR says. A result is subnormal if it is so after rounding to 24 bits with an
- * unlimited exponent, as everywhere on x86 with flush-to-zero.
+ * VDPBF16PS, as measured: acc = fma(odd, odd, acc), then acc = fma(even, even, acc). Subnormal inputs count
+ * as zero and subnormal results become zero, whatever MXCSR says. A result is subnormal if it is so after
+ * rounding to 24 bits with an unlimited exponent, as always on x86 with flush-to-zero.
  */
 #pragma once
 
@@ -56,8 +58,9 @@ SCALAR float scalar_fma(float a, float b, float c)
 #else
 
 /*
- * a b + c in double, rounded to odd (Boldo and Melquiond 2008): a b is exact, and a double rounded to odd still knows on which
- * side of any float or midpoint it lies, so rounding it once more gives the correctly rounded float.
+ * a b + c in double, rounded to odd (Boldo and Melquiond 2008). a b is exact, and a double rounded to odd
+ * keeps the information on which side of any float or midpoint it is. So rounding it once more gives the
+ * correctly rounded float.
  */
 SCALAR double scalar_fma_odd(float a, float b, float c)
 {
@@ -106,9 +109,9 @@ SCALAR float scalar_exp(float x)
     return p * float_of((bits_of(t) + 127u) << 23);
 }
 
-/* k_glu and k_softcap (kernels.h) of one number. */
+/* One number of k_glu and k_softcap (kernels.h). */
 #define GELU_C0 0x1.988454p+0f /* 2 sqrt(2 / pi) */
-#define GELU_C1 0x1.2444f2p-4f /* 0.044715 times that */
+#define GELU_C1 0x1.2444f2p-4f /* 0.044715 * GELU_C0 */
 
 SCALAR float scalar_swish(float g, float z)
 {
@@ -153,10 +156,13 @@ SCALAR float scalar_log(float x)
     return scalar_fma(n, LN2_HI, scalar_fma(-0.5f, f2, r) + f);
 }
 
-/* k_draw: exp of a logit, and the same as a whole number. Adding 2^52 rounds to an integer, left in the low bits. */
+/*
+ * k_draw: exp of a logit, as a float and as an integer. Adding 2^52 leaves the rounded integer in the low
+ * bits.
+ */
 SCALAR float scalar_likelihood(float x, float max, float temperature)
 {
-    return scalar_max(scalar_exp((x - max) / temperature), 0); /* 0 of a NaN */
+    return scalar_max(scalar_exp((x - max) / temperature), 0); /* NaN gives 0 */
 }
 
 SCALAR uint64_t scalar_weight(float e)
@@ -167,7 +173,7 @@ SCALAR uint64_t scalar_weight(float e)
     return bits & 0xfffffffffffff;
 }
 
-/* log of a sum of weights; -log(w / sum) of the weight of x; what it adds to the expected surprise, in units of 2^-38. */
+/* Log of a sum of weights; -log(w / sum) for x; its part of the expected surprise, in units of 2^-38. */
 SCALAR float scalar_log_weight(uint64_t sum)
 {
     return scalar_log((float)((double)sum * 0x1p-45));
@@ -230,7 +236,7 @@ SCALAR float scalar_from_f16(uint16_t h)
     return float_of(sign | (e + 112) << 23 | m << 13);
 }
 
-/* x < y ? a : b, for x and y below 2^31: as masks, since of a condition the compiler makes a jump, and no vectors. */
+/* x < y ? a : b for x, y < 2^31, by masks: compilers make jumps of conditions, and then no vectors. */
 SCALAR uint32_t scalar_pick(uint32_t x, uint32_t y, uint32_t a, uint32_t b)
 {
     uint32_t mask = (uint32_t)((int32_t)(x - y) >> 31);
@@ -238,8 +244,9 @@ SCALAR uint32_t scalar_pick(uint32_t x, uint32_t y, uint32_t a, uint32_t b)
 }
 
 /*
- * E4M3 of the OCP's 8-bit floating point (revision 1.0, 2023): bias 7, no infinity, NaN 0x7f, largest 448, to which it saturates.
- * Below 2^-6 it is a multiple of 2^-9, which adding 1.5 * 2^14 rounds to. Above, it has the bits of f32 with 20 fewer.
+ * E4M3 of the OCP's 8-bit floating point (revision 1.0, 2023): bias 7, no infinity, NaN is 0x7f, saturates at
+ * 448. Below 2^-6 numbers are multiples of 2^-9, to which adding 1.5 * 2^14 rounds. Above, the bits are those
+ * of f32 with 20 fewer.
  */
 SCALAR uint8_t scalar_to_e4m3(float f)
 {
@@ -272,9 +279,12 @@ SCALAR float scalar_from(const void *src, uint32_t type_bytes, int is_bf16, uint
     return is_bf16 ? scalar_from_bf16(h) : scalar_from_f16(h);
 }
 
-#ifndef __CUDACC__ /* tensor cores round otherwise */
+#ifndef __CUDACC__ /* tensor cores round differently */
 
-/* Half of VDPBF16PS: fma with subnormals as zero on both sides. a and b are bf16 numbers, in the high half of a word. */
+/*
+ * One half of VDPBF16PS: an fma that treats subnormals as zero, both in and out. a and b are bf16 in the high
+ * half.
+ */
 SCALAR float scalar_dp_half(uint32_t a, uint32_t b, float acc)
 {
     float fa = a & 0x7f800000 ? float_of(a) : float_of(a & 0x80000000);

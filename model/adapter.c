@@ -17,7 +17,7 @@ static const char PREFIX[] = "base_model.model.model.layers.";
 struct adapter {
     struct safetensors *file;
     float alpha;
-    bool by_root; /* use_rslora */
+    bool by_root; /* use_rslora: alpha / sqrt(rank) */
     struct block_key fingerprint;
 };
 
@@ -80,7 +80,7 @@ bool adapter_find(const struct adapter *a, uint32_t layer, const char *module, s
 
 /* ------------------------------------------------------------------- checking */
 
-/* Returns how many of the file's tensors the module has: 0 or 2. */
+/* Checks the module's tensors. *n_found: how many of the file's tensors it has, 0 or 2. */
 static enum td_status check_module(const struct adapter *a, uint32_t layer, const struct module *m, uint32_t *n_found,
                                    struct td_error *e)
 {
@@ -104,7 +104,7 @@ static enum td_status check_module(const struct adapter *a, uint32_t layer, cons
     return TD_OK;
 }
 
-/* A tensor that no module has. */
+/* Reports a tensor that belongs to no module. */
 static enum td_status name_stranger(const struct adapter *a, const struct model_config *c, struct td_error *e)
 {
     struct module modules[MAX_MODULES];
@@ -138,7 +138,7 @@ static enum td_status check_tensors(const struct adapter *a, const struct model_
     return name_stranger(a, c, e);
 }
 
-static bool is_given(json_t *root, const char *field) /* and neither null, false, "none" nor empty */
+static bool is_given(json_t *root, const char *field) /* and is not null, false, "none" or empty */
 {
     json_t *v = json_object_get(root, field);
     const char *text = json_string_value(v);

@@ -9,14 +9,15 @@
 enum { MAX_CONFIG_BYTES = 64 << 20, MAX_MESSAGES = 100000, MAX_ROLE = 64 };
 
 struct chat_template {
-    struct template *plain, *with_tools; /* with_tools NULL: plain is for all; both NULL: none */
-    json_t *variables;                   /* special tokens */
+    /* with_tools NULL: plain is for all requests. Both NULL: there is no template. */
+    struct template *plain, *with_tools;
+    json_t *variables; /* special tokens, which every template sees */
 };
 
 static const char *const SPECIAL[] = {"bos_token", "eos_token", "unk_token",  "sep_token",
                                       "pad_token", "cls_token", "mask_token", "additional_special_tokens"};
 
-/* A special token is its text, or an object with it. */
+/* The text of a special token: a text, "content" of an object, or a list of the texts of several tokens. */
 static json_t *token_text(json_t *v)
 {
     json_t *content = json_is_object(v) ? json_object_get(v, "content") : v;
@@ -52,7 +53,7 @@ static enum td_status parse_named(const char *where, const char *text, size_t le
     return s ? td_fail(e, s, "%s: %s (--chat-template FILE uses another)", where, why.text) : TD_OK;
 }
 
-/* chat_template of tokenizer_config.json: a text, or a list of named ones. */
+/* Parses chat_template of tokenizer_config.json: a text, or a list of named ones. */
 static enum td_status parse_config(struct chat_template *c, json_t *v, struct td_error *e)
 {
     static const char WHERE[] = "tokenizer_config.json: chat_template";
@@ -95,8 +96,8 @@ static enum td_status read_config(struct chat_template *c, const char *dir, json
     enum td_status s = file_read(path, MAX_CONFIG_BYTES, &data, &len, e);
     if (s)
         return s == TD_ERR_NOT_FOUND ? TD_OK : s;
-    json_t *root =
-        json_loadb(data, len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &je); /* model_max_length may be 10^30 */
+    /* The field model_max_length may be 10^30. */
+    json_t *root = json_loadb(data, len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &je);
     free(data);
     if (!json_is_object(root)) {
         json_decref(root);
@@ -108,7 +109,7 @@ static enum td_status read_config(struct chat_template *c, const char *dir, json
     return TD_OK;
 }
 
-/* The file that was asked for, else the directory's own, else what its configuration says. */
+/* Takes the requested file, else the directory's own template, else the one in its configuration. */
 static enum td_status choose(struct chat_template *c, const char *dir, const char *file, json_t *config,
                              struct td_error *e)
 {
@@ -156,7 +157,10 @@ bool chat_template_present(const struct chat_template *c)
     return c->plain || c->with_tools;
 }
 
-/* Which roles there are the template knows; but a role is a word, not a way to write into the prompt. */
+/*
+ * Which roles exist is the template's choice. But a role must be a word, so that it can't write into the
+ * prompt.
+ */
 static bool is_role(json_t *v)
 {
     static const char WORD[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";

@@ -10,7 +10,7 @@
 
 enum { CONFIG_MAX_BYTES = 4 << 20, MAX_POSITIONS = 1 << 24 };
 
-/* What one config.json is read with: the first error stays. */
+/* Reads one config.json. The first error is kept; later calls do nothing. */
 struct reader {
     const char *file;
     json_t *root;
@@ -30,7 +30,7 @@ static void unsupported(struct reader *r, const char *field, const char *value)
         r->status = td_fail(r->error, TD_ERR_UNSUPPORTED, "%s: %s: '%s' is not supported", r->file, field, value);
 }
 
-/* fallback NAN: must be there. */
+/* fallback NAN: the field must exist. */
 static double number(struct reader *r, json_t *object, const char *field, double fallback, double min, double max)
 {
     json_t *v = json_object_get(object, field);
@@ -119,7 +119,7 @@ static enum rope_type rope_type_of(struct reader *r, const char *name)
         enum rope_type type;
     } TYPES[] = {{"default", ROPE_DEFAULT}, {"linear", ROPE_LINEAR}, {"dynamic", ROPE_DYNAMIC},
                  {"llama3", ROPE_LLAMA3},   {"yarn", ROPE_YARN},     {"longrope", ROPE_LONGROPE},
-                 {"su", ROPE_LONGROPE}}; /* what the first Phi-3 called it */
+                 {"su", ROPE_LONGROPE}}; /* the name in the first Phi-3 */
     for (size_t i = 0; i < sizeof(TYPES) / sizeof(TYPES[0]); i++)
         if (!strcmp(TYPES[i].name, name))
             return TYPES[i].type;
@@ -129,7 +129,7 @@ static enum rope_type rope_type_of(struct reader *r, const char *name)
 
 static void read_scaling(struct reader *r, json_t *s, const struct model_config *c, struct model_rope *rope)
 {
-    double ratio = NAN; /* factor, where it may be missing */
+    double ratio = NAN; /* a value for `factor` if it may be missing */
     if (rope->type >= ROPE_LLAMA3) {
         double original = number(r, s, "original_max_position_embeddings", c->max_positions, 2, 1e8);
         rope->original_positions = (uint32_t)number(r, r->root, "original_max_position_embeddings", original, 2, 1e8);
@@ -158,7 +158,7 @@ static void read_scaling(struct reader *r, json_t *s, const struct model_config 
     }
 }
 
-/* p says theta, s type and scaling, if any. */
+/* Reads theta from p, and type and scaling from s, if there is any. */
 static void read_one_rope(struct reader *r, json_t *p, json_t *s, double theta, const struct model_config *c,
                           struct model_rope *rope)
 {
@@ -170,7 +170,7 @@ static void read_one_rope(struct reader *r, json_t *p, json_t *s, double theta, 
         read_scaling(r, s, c, rope);
 }
 
-/* yarn was made for factor times the original positions; max_position_embeddings may say those, or the original ones. */
+/* yarn is meant for factor times the original positions. max_position_embeddings may give either number. */
 static void extend_positions(struct model_config *c)
 {
     const struct model_rope *r = &c->rope[0];
@@ -180,8 +180,8 @@ static void extend_positions(struct model_config *c)
 }
 
 /*
- * v5 keeps theta and scaling in rope_parameters, which may hold one object for each kind of layer; v4 has theta at the top and
- * scaling, if any, in rope_scaling.
+ * v5 keeps theta and scaling in rope_parameters, which may have one object for each kind of layer. v4 has
+ * theta at the top level and scaling, if any, in rope_scaling.
  */
 static void read_rope(struct reader *r, struct model_config *c)
 {
@@ -319,9 +319,9 @@ static void read_experts(struct reader *r, struct model_config *c)
                             NAN, 1 << 22);
     m->scale = (float)number(r, r->root, "routed_scaling_factor", 1, 1e-6, 1e6);
     m->normalized = f->always_normalized || flag(r, "norm_topk_prob", false);
+    /* Versions differ in what it means together with routed_scaling_factor. */
     if (m->normalized && f->latent)
-        unsupported(r, "norm_topk_prob",
-                    "true"); /* its meaning beside routed_scaling_factor differs between versions */
+        unsupported(r, "norm_topk_prob", "true");
     if (f->shared_gate)
         m->shared_intermediate = count(r, "shared_expert_intermediate_size", NAN, 1 << 22);
     else if (f->shared)
@@ -330,7 +330,7 @@ static void read_experts(struct reader *r, struct model_config *c)
     read_expert_layers(r, c);
 }
 
-/* One id or a list of them: how many. */
+/* Reads one id or a list of ids; returns how many. */
 static uint32_t read_ids(struct reader *r, json_t *object, const char *field, uint32_t vocab_size, uint32_t max,
                          uint32_t *out)
 {
@@ -362,12 +362,12 @@ static bool changes_nothing(json_t *v, double min, double max)
            (json_is_object(v) && !json_object_size(v));
 }
 
-/* What transformers' generate() would do and tandem does not. */
+/* Notes the fields that transformers' generate() honours and tandem does not. */
 static void note_ignored(json_t *g, const struct model_config *c, struct model_generation *out)
 {
     const struct {
         const char *field;
-        double min, max; /* numbers that change nothing */
+        double min, max; /* numbers in this range change nothing */
     } FIELDS[] = {{"num_beams", 0, 1},
                   {"num_return_sequences", 0, 1},
                   {"max_length", c->max_positions, INFINITY},
@@ -495,7 +495,7 @@ static void read_activation(struct reader *r, struct model_config *c)
     c->mlp_bias = flag(r, "mlp_bias", false);
 }
 
-/* compressed-tensors says for each group of layers what their weights are. */
+/* compressed-tensors gives the format of weights for each group of layers. */
 static void read_compressed(struct reader *r, json_t *groups)
 {
     const char *name;
@@ -511,12 +511,15 @@ static void read_compressed(struct reader *r, json_t *groups)
     }
 }
 
-/* How matrices are stored; activations that a checkpoint's makers rounded too are not rounded here. */
+/*
+ * Reads how matrices are stored. Activations are not rounded here, even if the checkpoint's makers rounded
+ * them.
+ */
 static void read_quantization(struct reader *r, struct model_config *c)
 {
     json_t *q = json_object_get(r->root, "quantization_config"), *block = json_object_get(q, "weight_block_size");
     const char *method = text(q, "quant_method", "?");
-    c->fp8_block[0] = c->fp8_block[1] = 128; /* DeepSeek-V3 */
+    c->fp8_block[0] = c->fp8_block[1] = 128; /* as in DeepSeek-V3 */
     if (!json_is_object(q))
         return;
     if (!strcmp(method, "compressed-tensors"))

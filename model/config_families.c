@@ -1,6 +1,6 @@
 /*
- * What each family does that differs from a Llama: a pre-norm transformer with rotary grouped-query attention and a gated
- * feed-forward. Names of tensors and fields are those of the checkpoints that transformers reads.
+ * How each family differs from a Llama, which is a pre-norm transformer with rotary grouped-query attention
+ * and a gated feed-forward. Names of tensors and fields are those of the checkpoints that transformers reads.
  */
 #include <string.h>
 

@@ -1,6 +1,7 @@
 /*
- * Rotary frequencies: Su et al. 2021; linear (Chen et al. 2023), llama3 (Meta's wavelength-dependent interpolation), yarn (Peng
- * et al. 2023), longrope (Ding et al. 2024), each as transformers' modeling_rope_utils computes it, but in double.
+ * Rotary frequencies: default (Su et al. 2021), linear (Chen et al. 2023), llama3 (Meta's interpolation by
+ * wavelength), yarn (Peng et al. 2023), longrope (Ding et al. 2024). Each is computed as in transformers'
+ * modeling_rope_utils, but in double.
  */
 #include <math.h>
 
@@ -8,7 +9,7 @@
 
 static const double LN2_HI = 0x1.62e42fee00000p-1, LN2_LO = 0x1.a39ef35793c76p-33;
 
-/* frexp, ldexp and rint are exact, so these give the same bits with any C library. */
+/* frexp, ldexp and rint are exact, so these functions give the same bits with any C library. */
 static double own_log(double x)
 {
     int e;
@@ -43,14 +44,14 @@ static double llama3_scaled(const struct model_rope *r, double freq)
     return (1 - smooth) * freq / r->factor + smooth * freq;
 }
 
-/* The pair that turns n_rotations times within the original positions. */
+/* The pair of numbers that turns n_rotations times within the original positions. */
 static double yarn_pair(const struct model_rope *r, double dim, double n_rotations)
 {
     const double two_pi = 6.283185307179586;
     return dim * own_log(r->original_positions / (n_rotations * two_pi)) / (2 * own_log(r->theta));
 }
 
-/* Fast pairs keep their frequency, slow ones are interpolated, with a ramp between. */
+/* Fast pairs keep their frequency, slow ones are interpolated; between them the two are mixed linearly. */
 static double yarn_scaled(const struct model_rope *r, double dim, uint32_t i, double freq)
 {
     double low = yarn_pair(r, dim, r->beta_fast), high = yarn_pair(r, dim, r->beta_slow);

@@ -20,9 +20,9 @@ struct model {
     struct safetensors *file;
     struct block_key fingerprint;
     uint64_t weight_bytes;
-    struct tensor *dummy; /* instead of a file */
+    struct tensor *dummy; /* --dummy: the tensors, instead of a file */
     uint32_t n_dummy;
-    atomic_bool *asked; /* [n_tensors] */
+    atomic_bool *asked; /* [n_tensors] whether model_tensor() returned it */
     void *dummy_data;
     size_t dummy_bytes;
 };
@@ -61,7 +61,7 @@ static void hash_rope(EVP_MD_CTX *ctx, const struct model_rope *r, uint32_t rota
     }
 }
 
-/* All that changes what the model computes. */
+/* Hashes everything that changes what the model computes. */
 static void hash_config(EVP_MD_CTX *ctx, const struct model_config *c)
 {
     const struct model_moe *m = &c->moe;
@@ -167,7 +167,7 @@ static uint16_t to_bf16(float f)
     return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
-/* Quantile of the normal distribution by bisection of erf's series: slow, but it fills a table once. */
+/* The quantile of the normal distribution, by bisection of erf's series. Slow; it fills a table once. */
 static double normal_quantile(double p)
 {
     double lo = -6, hi = 6;
@@ -478,7 +478,7 @@ static uint64_t blocks(uint64_t n, uint32_t size)
     return (n + size - 1) / size;
 }
 
-/* What shape the scales have says what shares one. */
+/* Finds out from the shape of the scales which outputs and inputs share a scale. */
 static enum td_status take_scales(const struct model *m, const struct tensor *scales, uint64_t rows, uint64_t cols,
                                   struct model_matrix *out, struct td_error *error_out)
 {

@@ -125,7 +125,7 @@ static enum td_status add_file(struct safetensors *s, const uint8_t *file, size_
     json_decref(root);
     if (status)
         return status;
-    /* The data section is covered exactly: no hole, no overlap. */
+    /* The tensors must cover the data section exactly, without holes or overlaps. */
     if (s->n)
         qsort(s->tensors + first, s->n - first, sizeof(*s->tensors), by_offset);
     const uint8_t *at = data;
@@ -173,7 +173,9 @@ static enum td_status map_file(struct safetensors *s, const char *path, struct t
     return add_file(s, base, (size_t)st.st_size, path, e);
 }
 
-/* Every file that weight_map names, once; a name with a slash could leave the directory and is refused. */
+/*
+ * Maps every file in weight_map once. A name with a slash is refused, because it could leave the directory.
+ */
 static enum td_status map_shards(struct safetensors *s, const char *dir, const char *index, struct td_error *e)
 {
     char *data = NULL;

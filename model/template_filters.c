@@ -34,7 +34,7 @@ static struct str text_of(struct run *r, struct value v)
     return r->status ? STR("") : v.s;
 }
 
-/* "a.b.0" of v, as attribute= has it. */
+/* The value at path "a.b.0" in v, as attribute= means it. */
 static struct value path_of(struct run *r, struct value v, struct value path)
 {
     if (path.kind != V_STR)
@@ -56,7 +56,7 @@ static struct value path_of(struct run *r, struct value v, struct value path)
     return value_none();
 }
 
-/* Arguments from the i-th on. */
+/* The arguments from number i on. */
 static struct args rest_of(const struct args *a, uint32_t i)
 {
     struct args rest = *a;
@@ -262,7 +262,8 @@ static struct value f_round(struct run *r, struct value v, const struct args *a)
         return value_float(floor(f * scale) / scale);
     if (v.kind != V_FLOAT && precision >= 0)
         return value_int(v.kind == V_BOOL ? v.b : v.i);
-    char text[400]; /* Python rounds the decimal digits, ties to even */
+    /* Python rounds the decimal digits, ties to even. */
+    char text[400];
     if (precision < 0 || precision > 20)
         return value_float(nearbyint(f * scale) / scale);
     snprintf(text, sizeof(text), "%.*f", (int)precision, f);
@@ -346,14 +347,14 @@ static struct value f_items(struct run *r, struct value v, const struct args *a)
     return v.kind == V_DICT ? method_call(r, &b, a) : run_fail(r, "items of a %s", value_type(v));
 }
 
-/* What is compared: the attribute's value, in lower case unless that matters. */
+/* The value to compare: the attribute's value, in lower case unless case matters. */
 static struct value sort_key(struct run *r, struct value v, const struct value *path, bool case_matters)
 {
     v = path ? path_of(r, v, *path) : v;
     return v.kind == V_STR && !case_matters ? str_case(r, v.s, false) : v;
 }
 
-/* By insertion into halves: stable, and may fail in the middle. */
+/* A merge sort: stable, and it may fail in the middle. */
 static void merge_sort(struct run *r, struct pair *p, struct pair *scratch, size_t n, bool down)
 {
     if (n < 2 || r->status)
@@ -492,7 +493,7 @@ static struct value f_map(struct run *r, struct value v, const struct args *a)
     return out;
 }
 
-/* Those for which the test named by argument i (none: that they are true) says want. */
+/* The elements for which the test named by argument i (without one: being true) gives want. */
 static struct value chosen(struct run *r, struct value v, const struct args *a, bool by_path, bool want)
 {
     struct value path = value_none(), name, out = value_list(r, false);
@@ -613,7 +614,7 @@ enum test {
     IS_ODD,
     IS_LOWER,
     IS_UPPER,
-    IS_DIVISIBLE, /* from here on they take an argument */
+    IS_DIVISIBLE, /* this test and the following ones take an argument */
     IS_IN,
     IS_SAME,
     IS_EQ,
@@ -679,7 +680,7 @@ static bool same_case(struct run *r, struct value v, bool upper)
 {
     struct str s = text_of(r, v);
     struct value other = str_case(r, s, upper), turned = str_case(r, s, !upper);
-    return str_is(other.s, s) && !str_is(turned.s, s); /* some letter, and all in that case */
+    return str_is(other.s, s) && !str_is(turned.s, s); /* it has a letter, and all letters are in that case */
 }
 
 static bool same(struct value a, struct value b)
@@ -761,7 +762,7 @@ bool test_apply(struct run *r, int test, struct value v, const struct args *a)
     case IS_MAPPING:
         return k == V_DICT;
     case IS_SEQUENCE:
-    case IS_ITERABLE: /* Jinja's undefined is both, in that it is an empty one */
+    case IS_ITERABLE: /* Jinja's undefined counts as an empty iterable and sequence */
         return k == V_STR || k == V_LIST || k == V_DICT || k == V_UNDEFINED;
     case IS_CALLABLE:
         return k == V_MACRO || k == V_FUNCTION || k == V_METHOD;

@@ -2,11 +2,13 @@
  * What the files of the template interpreter share.
  *
  *     source --template_lex.c--> tokens --template_parse.c--> tree of nodes --template_run.c--> text
- *                                                                 template_filters.c, template_methods.c: operations by name
- *                                                                 template_value.c: values, and how Python writes them
  *
- * Memory: a tree, and all values of one rendering, live in an arena that goes as a whole. Errors stick: the first failure is kept in
- * the parser or run, everything after it answers none, and loops look for it.
+ * template_filters.c and template_methods.c have the operations by name; template_value.c has values, and
+ * writes them as Python does.
+ *
+ * Memory: a tree, and all values of one rendering, are in an arena that is freed as a whole.
+ * Errors: the first failure is kept in the parser or run; everything after it returns none, and loops check
+ * for it.
  */
 #pragma once
 
@@ -38,13 +40,13 @@ struct arena {
     size_t left, total;
     char *at;
 };
-void *arena_take(struct arena *a, size_t len); /* zeroed */
+void *arena_take(struct arena *a, size_t len); /* zeroed memory */
 struct str arena_str(struct arena *a, const char *p, size_t n);
 void arena_free(struct arena *a);
 
 /* ------------------------------------------------------------------ values */
 enum kind {
-    V_UNDEFINED, /* str: its name */
+    V_UNDEFINED, /* str: the undefined name */
     V_NONE,
     V_BOOL,
     V_INT,
@@ -55,7 +57,7 @@ enum kind {
     V_NAMESPACE, /* a dict that may be assigned to */
     V_LOOP,
     V_MACRO,
-    V_FUNCTION, /* i: which */
+    V_FUNCTION, /* i: which function */
     V_METHOD,
 };
 struct value {
@@ -96,7 +98,7 @@ struct loop {
 };
 struct macro {
     const struct node *node; /* N_MACRO or N_CALL_BLOCK */
-    struct scope *scope;     /* where it was defined */
+    struct scope *scope;     /* scope of the definition */
 };
 
 /* -------------------------------------------------------------------- tree */
@@ -134,7 +136,7 @@ enum node_kind {
     N_BREAK,
     N_CONTINUE,
 };
-enum op { /* of N_BINARY and N_COMPARE_WITH; others are characters */
+enum op { /* operators of N_BINARY and N_COMPARE_WITH; others are characters */
           OP_AND = 256,
           OP_OR,
           OP_FLOOR,
@@ -152,7 +154,7 @@ struct node {
     enum node_kind kind;
     int op;
     uint32_t line, column;
-    struct node *next; /* of a list */
+    struct node *next; /* next in a list */
     struct node *kids[5];
     struct str text;
     struct value value;
@@ -174,7 +176,7 @@ enum token_kind {
 struct token {
     enum token_kind kind;
     uint32_t line, column;
-    struct str text; /* T_STR: without quotes and escapes; T_OP: one or two characters */
+    struct str text; /* T_STR: without quotes, escapes resolved; T_OP: one or two characters */
     int64_t i;
     double f;
 };
@@ -183,13 +185,13 @@ struct template
 {
     struct arena arena;
     struct node *body;
-    struct token *tokens; /* until it is parsed */
+    struct token *tokens; /* freed after parsing */
     size_t n_tokens, cap_tokens;
 };
 
-/* template_lex.c: fills t->tokens, the last is T_END */
+/* template_lex.c: fills t->tokens; the last one is T_END. */
 enum td_status template_lex(struct template *t, const char *source, size_t len, struct td_error *e);
-/* template_parse.c: from t->tokens to t->body */
+/* template_parse.c: builds t->body from t->tokens. */
 enum td_status template_build(struct template *t, struct td_error *e);
 
 /* ------------------------------------------------------------------- a run */
@@ -204,7 +206,7 @@ struct scope {
 };
 struct run {
     struct arena arena;
-    struct bytes *out; /* what is being written: the answer, or what a macro or block makes */
+    struct bytes *out; /* where output goes: the answer, or the text of a macro or block */
     struct td_error *e;
     enum td_status status;
     const struct node *at;
@@ -222,18 +224,18 @@ struct args {
     uint32_t n_named;
 };
 
-/* The first failure: names the line. Answers none. */
+/* Keeps the first failure, with its line. Returns none. */
 struct value run_fail(struct run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
-struct value run_undefined(struct run *r, struct value v); /* fails: v is undefined */
-bool run_room(struct run *r, size_t len);                  /* so much memory more; false: failed */
+struct value run_undefined(struct run *r, struct value v); /* fails, because v is undefined */
+bool run_room(struct run *r, size_t len);                  /* room for len more bytes; false: failed */
 
 struct value value_none(void);
 struct value value_bool(bool b);
 struct value value_int(int64_t i);
 struct value value_float(double f);
-struct value value_str(const char *p, size_t n); /* borrows */
+struct value value_str(const char *p, size_t n); /* borrows p */
 struct value value_copy(struct run *r, const char *p, size_t n);
-struct value value_bytes(struct run *r, struct bytes *b); /* copies and frees */
+struct value value_bytes(struct run *r, struct bytes *b); /* copies b and frees it */
 struct value value_list(struct run *r, bool tuple);
 struct value value_dict(struct run *r);
 struct value value_json(struct run *r, json_t *v, uint32_t depth);
@@ -253,12 +255,12 @@ struct list *value_iterate(struct run *r, struct value v);                      
 
 struct json_style {
     bool ascii, sorted;
-    struct str indent, item, key; /* indent NULL: on one line */
+    struct str indent, item, key; /* indent NULL: everything on one line */
 };
 void value_tojson(struct run *r, struct value v, const struct json_style *s, uint32_t depth, struct bytes *out);
 
 size_t str_chars(struct str s);
-size_t str_offset(struct str s, size_t chars); /* of that character; at most n */
+size_t str_offset(struct str s, size_t chars); /* offset in bytes of that character, at most n */
 struct str str_strip(struct str s, struct str *chars, bool left, bool right);
 struct value str_case(struct run *r, struct str s, bool upper);
 struct value str_replace(struct run *r, struct str s, struct str old, struct str with, int64_t count);
@@ -268,16 +270,16 @@ struct value run_attribute(struct run *r, struct value v, struct str name);
 struct value run_item(struct run *r, struct value v, struct value key);
 struct value run_macro(struct run *r, const struct macro *m, const struct args *a);
 
-/* Argument i, or the one of that name. */
+/* Argument i, or the one with that name. False if it is not given. */
 bool arg(const struct args *a, uint32_t i, const char *name, struct value *out);
 
-/* template_filters.c, template_methods.c; -1: no such name */
+/* template_filters.c, template_methods.c. Return -1 if there is no such name. */
 int filter_find(struct str name);
 struct value filter_apply(struct run *r, int filter, struct value v, const struct args *a);
 int test_find(struct str name);
 bool test_apply(struct run *r, int test, struct value v, const struct args *a);
 int method_find(struct str name);
-bool method_of(struct value self, int method); /* such a value has it */
+bool method_of(struct value self, int method); /* whether such a value has that method */
 struct value method_call(struct run *r, const struct bound *b, const struct args *a);
 int function_find(struct str name);
 struct value function_call(struct run *r, int function, const struct args *a);

@@ -1,6 +1,7 @@
 /*
- * Source to tokens, as Jinja's lexer has it with trim_blocks and lstrip_blocks: the line feed after a statement or comment goes, and
- * so do blanks before one that begins a line; - next to a delimiter takes all white space on that side, + keeps it.
+ * Source to tokens, as Jinja's lexer does it with trim_blocks and lstrip_blocks: the line feed after a
+ * statement or comment is dropped, and so are blanks before a statement or comment that begins a line. A -
+ * next to a delimiter drops all white space on that side, a + keeps it.
  */
 #include <stdlib.h>
 
@@ -65,7 +66,10 @@ static const char *next_tag(const struct lexer *l)
     return NULL;
 }
 
-/* The text up to the tag at end, without what the tag takes of it. line_start: the text begins a line. */
+/*
+ * Emits the text up to the tag at end, without the white space that the tag drops. line_start: the text
+ * begins a line.
+ */
 static void lex_text(struct lexer *l, const char *end, bool line_start)
 {
     size_t n = (end ? (size_t)(end - l->p) : l->n) - l->at, keep = n;
@@ -91,7 +95,10 @@ static void lex_text(struct lexer *l, const char *end, bool line_start)
     advance(l, n);
 }
 
-/* Past an end of n bytes whose first may be - or +, and the white space that it takes. */
+/*
+ * Skips a closing delimiter of n bytes and the white space that it drops. sign: the - or + before it, if any.
+ * Returns whether a line begins there.
+ */
 static bool skip_end(struct lexer *l, size_t n, char sign, bool trim)
 {
     advance(l, n);
@@ -136,7 +143,7 @@ static void put_codepoint(struct bytes *b, uint32_t c)
     }
 }
 
-/* An escape of Python's, at the backslash; returns its length. */
+/* Appends the character of a Python escape at the backslash; returns its length. */
 static size_t unescape(struct lexer *l, const char *p, size_t left, struct bytes *b)
 {
     static const char FROM[] = "abfnrtv\\'\"", TO[] = "\a\b\f\n\r\t\v\\'\"";
@@ -168,7 +175,7 @@ static size_t unescape(struct lexer *l, const char *p, size_t left, struct bytes
     if (n > 1)
         put_codepoint(b, c);
     else
-        bytes_append(b, p, 1); /* stands for itself */
+        bytes_append(b, p, 1); /* the backslash stands for itself */
     return n;
 }
 
@@ -266,7 +273,7 @@ static void lex_operator(struct lexer *l, int *open)
     advance(l, n);
 }
 
-/* Inside {{ or {%, up to its end. Returns whether a line begins then. */
+/* Lexes the inside of {{ or {%, up to its end. Returns whether a line begins there. */
 static bool lex_tag(struct lexer *l, bool block)
 {
     const char *end = block ? "%}" : "}}";
@@ -300,13 +307,13 @@ static bool lex_tag(struct lexer *l, bool block)
 enum td_status template_lex(struct template *t, const char *source, size_t len, struct td_error *e)
 {
     struct bytes text = {0};
-    for (size_t i = 0; i < len; i++) { /* any line end is one */
+    for (size_t i = 0; i < len; i++) { /* every kind of line end becomes a line feed */
         if (source[i] != '\r')
             bytes_append(&text, &source[i], 1);
         else if (i + 1 == len || source[i + 1] != '\n')
             bytes_append(&text, "\n", 1);
     }
-    if (text.len && text.data[text.len - 1] == '\n') /* the last one does not count */
+    if (text.len && text.data[text.len - 1] == '\n') /* the last line end is dropped */
         text.len--;
     struct lexer l = {.t = t, .p = text.data ? text.data : "", .n = text.len, .line = 1, .e = e};
     bool line_start = true;

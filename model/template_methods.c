@@ -77,7 +77,10 @@ static struct value m_capitalize(struct run *r, struct value self, const struct 
     return filter_apply(r, filter_find(STR("capitalize")), self, a);
 }
 
-/* Each run of letters begins with an upper-case one; the filter of that name differs: there words end at spaces and the like. */
+/*
+ * Each run of letters gets an upper-case first letter. The filter of that name differs: it divides words at
+ * spaces.
+ */
 static struct value m_title(struct run *r, struct value self, const struct args *a)
 {
     struct bytes b = {0};
@@ -95,7 +98,7 @@ static struct value m_title(struct run *r, struct value self, const struct args 
     return value_bytes(r, &b);
 }
 
-/* A text, or any of a tuple of them, at that end. */
+/* Whether s has that text, or any of a tuple of texts, at its front or end. */
 static bool at_end(struct run *r, struct str s, struct value v, bool front)
 {
     if (v.kind == V_LIST && v.list->tuple) {
@@ -161,7 +164,7 @@ static struct value m_removesuffix(struct run *r, struct value self, const struc
     return there ? value_str(self.s.p, self.s.n - x.n) : self;
 }
 
-/* At white space, the way Python does it: none at the ends, runs count once. */
+/* Splits at white space as Python does: not at the ends, and once for each run. */
 static struct value split_spaces(struct run *r, struct str s, int64_t most, bool from_right)
 {
     struct value out = value_list(r, false);
@@ -170,7 +173,8 @@ static struct value split_spaces(struct run *r, struct str s, int64_t most, bool
         struct str word = s;
         size_t cut = 0;
         bool found = false;
-        for (size_t i = 0, n; i < s.n && (!found || from_right); i += n) { /* the first space, or the last one */
+        /* Finds the first space, or the last one. */
+        for (size_t i = 0, n; i < s.n && (!found || from_right); i += n) {
             n = str_offset((struct str){s.p + i, s.n - i}, 1);
             if (str_strip((struct str){s.p + i, n}, NULL, true, false).n == 0) {
                 cut = i + (from_right ? n : 0);
@@ -222,7 +226,8 @@ static struct value split_any(struct run *r, struct value self, const struct arg
     if (given && !by.n)
         return run_fail(r, "split at an empty text");
     struct value out = given ? split_at(r, self.s, by, most, from_right) : split_spaces(r, self.s, most, from_right);
-    for (size_t i = 0, j = out.list->n; from_right && i + 1 < j--; i++) { /* found from the end */
+    for (size_t i = 0, j = out.list->n; from_right && i + 1 < j--;
+         i++) { /* pieces were found from the end: reverses them */
         struct value swap = out.list->items[i];
         out.list->items[i] = out.list->items[j];
         out.list->items[j] = swap;
@@ -340,7 +345,7 @@ static struct value m_count(struct run *r, struct value self, const struct args 
     return value_int(n);
 }
 
-/* All of it, and something, in these categories. */
+/* Whether the text is not empty and all its characters are in these categories. */
 static struct value all_in(struct value self, bool (*in)(utf8proc_category_t, utf8proc_int32_t))
 {
     for (size_t i = 0, n; i < self.s.n; i += n) {
@@ -436,7 +441,7 @@ static struct value m_get(struct run *r, struct value self, const struct args *a
 static struct value m_copy(struct run *r, struct value self, const struct args *a)
 {
     (void)r, (void)a;
-    return self; /* nothing changes a value here */
+    return self; /* values never change, so a copy is the value itself */
 }
 
 static struct value m_forbidden(struct run *r, struct value self, const struct args *a)
@@ -587,7 +592,7 @@ static struct value f_raise(struct run *r, const struct args *a)
     struct value v = value_none();
     arg(a, 0, "message", &v);
     v = value_text(r, v);
-    if (!r->status) /* its own words, without a line */
+    if (!r->status) /* its own message, without a line */
         r->status = td_fail(r->e, TD_ERR_INVALID, "%.*s", v.s.n < 200 ? (int)v.s.n : 200, v.s.p);
     return value_none();
 }

@@ -1,6 +1,6 @@
 /*
- * Tokens to a tree, by recursive descent over Jinja's grammar. Names of filters, tests and methods are looked up here, so that what
- * this interpreter does not know is told at load.
+ * Tokens to a tree, by recursive descent over Jinja's grammar. Names of filters, tests and methods are looked
+ * up here, so an unknown name is reported at load.
  */
 #include <stdarg.h>
 #include <stdlib.h>
@@ -32,7 +32,7 @@ __attribute__((format(printf, 4, 5))) static void fail(struct parser *p, const s
     va_end(args);
     if (!p->status)
         p->status = td_fail(p->e, s, "line %u, column %u: %s", k->line, k->column, text);
-    while (p->at->kind != T_END) /* nothing is read any more */
+    while (p->at->kind != T_END) /* nothing more is read */
         p->at++;
 }
 
@@ -141,7 +141,7 @@ static struct node *constant(struct parser *p, struct value v)
 
 /* -------------------------------------------------------------- expressions */
 
-/* Arguments after "(", with their ")". */
+/* Parses arguments after "(", including the ")". */
 static struct node *arguments(struct parser *p)
 {
     struct node *first = NULL, **end = &first;
@@ -169,7 +169,7 @@ static struct node *arguments(struct parser *p)
     return first;
 }
 
-/* a, b, c up to a closing token. */
+/* Parses a, b, c up to a closing token. */
 static struct node *elements(struct parser *p, const char *close)
 {
     struct node *first = NULL, **end = &first;
@@ -226,7 +226,7 @@ static struct node *primary(struct parser *p)
     } WORDS[] = {{"true", {V_BOOL, {.b = true}}},   {"True", {V_BOOL, {.b = true}}},  {"false", {V_BOOL, {.b = false}}},
                  {"False", {V_BOOL, {.b = false}}}, {"none", {V_NONE, {.b = false}}}, {"None", {V_NONE, {.b = false}}}};
     const struct token *k = p->at;
-    if (k->kind == T_STR) { /* texts in a row are one */
+    if (k->kind == T_STR) { /* adjacent texts are one */
         struct bytes b = {0};
         struct node *n = node(p, N_CONST);
         for (; p->at->kind == T_STR; p->at++)
@@ -298,7 +298,8 @@ static struct node *member(struct parser *p, struct node *object)
     }
     const struct token *k = p->at;
     n->text = want_name(p);
-    if (is_op(p, "(") && method_find(n->text) < 0 && object->kind != N_NAME) /* else it may be a macro in a namespace */
+    /* An unknown method. If the object is a plain name, it may be a macro in a namespace instead. */
+    if (is_op(p, "(") && method_find(n->text) < 0 && object->kind != N_NAME)
         fail(p, k, TD_ERR_UNSUPPORTED, "method '%.*s' is not supported", (int)n->text.n, n->text.p);
     return n;
 }
@@ -421,7 +422,8 @@ static struct node *full_unary(struct parser *p)
     return unary(p, true);
 }
 
-struct level { /* of left-associative operators */
+/* Left-associative operators of one precedence. */
+struct level {
     struct {
         const char *text;
         int op;
@@ -527,7 +529,7 @@ static struct node *expression(struct parser *p)
     return n;
 }
 
-/* One expression, or several with commas between: a tuple. */
+/* Parses one expression, or several with commas: a tuple. */
 static struct node *expressions(struct parser *p)
 {
     struct node *first = expression(p);
@@ -546,7 +548,7 @@ static struct node *expressions(struct parser *p)
 
 /* --------------------------------------------------------------- statements */
 
-/* Names with commas between, or name.attribute. */
+/* Parses names with commas, or name.attribute. */
 static struct node *target(struct parser *p, bool attribute)
 {
     struct node *n = node(p, N_NAME);
@@ -722,13 +724,13 @@ static struct node *with_statement(struct parser *p)
     return n;
 }
 
-/* Marks what an assistant said, for training; here it is its body. */
+/* Marks what an assistant said, for training. Here only its body matters. */
 static struct node *generation_statement(struct parser *p)
 {
     struct node *n = node(p, N_WITH);
     end_block(p);
     n->kids[1] = body_until(p, "endgeneration");
-    n->op = 1; /* no scope of its own */
+    n->op = 1; /* it has no scope of its own */
     return n;
 }
 
@@ -772,7 +774,10 @@ static bool ends_here(const struct parser *p, const char *const *ends)
     return false;
 }
 
-/* Up to a statement of ends, whose name is taken and told; ends NULL: up to the end of the source. */
+/*
+ * Parses statements up to one named in `ends`, which is consumed and returned. ends NULL: up to the end of
+ * the source.
+ */
 static struct node *statements(struct parser *p, const char *const *ends, struct str *end_out)
 {
     struct node *first = NULL, **end = &first, *n;
@@ -785,7 +790,7 @@ static struct node *statements(struct parser *p, const char *const *ends, struct
             break;
         }
         if (k->kind == T_END) {
-            for (; ends && ends[1]; ends++) /* the last one closes it */
+            for (; ends && ends[1]; ends++) /* the last name closes the statement */
                 ;
             if (ends)
                 fail(p, k, TD_ERR_CORRUPT, "expected {%% %s %%}, found the end", ends[0]);

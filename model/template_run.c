@@ -1,6 +1,6 @@
 /*
- * Runs a template's tree. Scopes are a chain: a loop's body, a macro and a with block have their own, an if has not; a name is looked
- * for outwards, and set where the statement stands.
+ * Runs the tree of a template. Scopes are a chain: the body of a loop, a macro and a with block have their
+ * own, an if has none. A name is looked up outwards, and set in the scope of the statement.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -110,7 +110,7 @@ static struct value loop_attribute(struct run *r, const struct loop *l, struct s
     return undefined(name);
 }
 
-/* x.name: what a value of its type has, before what lies in it under that name. */
+/* x.name: attributes of the value's type come before members of that name. */
 struct value run_attribute(struct run *r, struct value v, struct str name)
 {
     int method = method_find(name);
@@ -154,7 +154,7 @@ struct value run_item(struct run *r, struct value v, struct value key)
     return key.kind == V_STR ? run_attribute(r, v, key.s) : undefined(name);
 }
 
-/* Bounds of a slice as Python clips them. */
+/* A bound of a slice, clipped as in Python. */
 static bool slice_bound(struct run *r, struct value v, int64_t n, bool down, int64_t otherwise, int64_t *out)
 {
     *out = otherwise;
@@ -196,7 +196,7 @@ static struct value slice(struct run *r, struct scope *scope, const struct node 
             list_push(r, out.list, items->items[i]);
         else
             bytes_append(&text, items->items[i].s.p, items->items[i].s.n);
-        if (step_by > length || step_by < -length) /* no second one, and i may not overflow */
+        if (step_by > length || step_by < -length) /* there is no second element, and i must not overflow */
             break;
     }
     return v.kind == V_LIST ? out : value_bytes(r, &text);
@@ -265,7 +265,7 @@ static struct value whole(struct run *r, int op, int64_t x, int64_t y)
         for (z = 1; y-- > 0 && !over;)
             over = __builtin_mul_overflow(z, x, &z) || (x >= -1 && x <= 1 && (y = y % 2, false));
         break;
-    default: /* floors, as Python does */
+    default: /* rounds down, as Python does */
         over = y == -1 && x == INT64_MIN;
         z = over ? 0 : op == '%' ? x % y : x / y;
         if (!over && x % y && (x < 0) != (y < 0))
@@ -418,7 +418,7 @@ bool arg(const struct args *a, uint32_t i, const char *name, struct value *out)
     return false;
 }
 
-/* What statements write, as a value. */
+/* The output of statements, as a value. */
 static struct value captured(struct run *r, struct scope *scope, const struct node *body)
 {
     struct bytes text = {0}, *out = r->out;
@@ -593,7 +593,7 @@ static void assign(struct run *r, struct scope *scope, const struct node *target
     }
 }
 
-/* The elements that the loop's filter lets through. */
+/* The elements that pass the loop's filter. */
 static const struct list *chosen(struct run *r, struct scope *scope, const struct node *n, const struct list *all)
 {
     if (!n->kids[4])

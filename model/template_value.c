@@ -1,4 +1,4 @@
-/* Values of templates: made, compared, iterated, and written as Python writes them. */
+/* Values of templates: making, comparing and iterating them, and writing them as Python does. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -78,7 +78,7 @@ bool run_room(struct run *r, size_t len)
     return false;
 }
 
-/* After an element of what is written into out. */
+/* Counts an element that was written to out as a step, and checks the limits. */
 static void run_wrote(struct run *r, const struct bytes *out)
 {
     if (r->status || (out->len <= TEMPLATE_MAX_OUTPUT && ++r->steps <= TEMPLATE_MAX_STEPS))
@@ -196,8 +196,9 @@ static struct value json_object_value(struct run *r, json_t *v, uint32_t depth)
         return d;
     d.dict->items = arena_take(&r->arena, n * sizeof(*d.dict->items));
     d.dict->cap = n;
+    /* Keys differ from each other, and outlive the run. */
     json_object_keylen_foreach(v, key, len, item) d.dict->items[d.dict->n++] =
-        (struct pair){value_str(key, len), value_json(r, item, depth + 1)}; /* keys differ, and outlive the run */
+        (struct pair){value_str(key, len), value_json(r, item, depth + 1)};
     return d;
 }
 
@@ -313,7 +314,7 @@ int value_compare(struct run *r, struct value a, struct value b)
         return a.i < b.i ? -1 : a.i > b.i;
     if (value_number(a, &x) && value_number(b, &y))
         return x < y ? -1 : x > y;
-    if (a.kind == V_STR && b.kind == V_STR) { /* the order of UTF-8 is that of characters */
+    if (a.kind == V_STR && b.kind == V_STR) { /* the order of UTF-8 bytes is that of the characters */
         size_t n = a.s.n < b.s.n ? a.s.n : b.s.n;
         int order = memcmp(a.s.p, b.s.p, n);
         return order ? order : a.s.n < b.s.n ? -1 : a.s.n > b.s.n;
@@ -340,7 +341,9 @@ const char *value_type(struct value v)
 
 /* ----------------------------------------------------------------- writing */
 
-/* As Python's repr: the fewest digits that read back the same; an exponent below 1e-4 and from 1e16 on. */
+/*
+ * As Python's repr: the fewest digits that read back the same; with an exponent below 1e-4 and from 1e16 on.
+ */
 static void write_float(double f, struct bytes *out)
 {
     char text[40];
@@ -646,7 +649,7 @@ struct value str_case(struct run *r, struct str s, bool upper)
         utf8proc_uint8_t text[4];
         utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)s.p + i, (utf8proc_ssize_t)(s.n - i), &c);
         if (n < 1)
-            break; /* texts are UTF-8 */
+            break; /* cannot happen: texts are UTF-8 */
         if (upper && c == 0xdf)
             bytes_append(&b, "SS", 2);
         else if (!upper && c == 0x130)
@@ -663,7 +666,7 @@ struct value str_replace(struct run *r, struct str s, struct str old, struct str
 {
     struct bytes b = {0};
     size_t at = 0;
-    if (!old.n) { /* before every character, and at the end */
+    if (!old.n) { /* the new text goes before every character, and to the end */
         for (size_t n; count && !r->status; count--, at += n) {
             bytes_append(&b, with.p, with.n);
             n = str_offset((struct str){s.p + at, s.n - at}, 1);

@@ -1,11 +1,13 @@
 /*
- * Byte-pair encoding of one piece: symbols in a linked list, merged lowest rank first, the leftmost of equal ones first. A
- * candidate that was overtaken by another merge is told by what its symbols would merge to now, and skipped.
+ * Byte-pair encoding of one piece: symbols in a linked list, merged lowest rank first, of equal ranks the
+ * leftmost first. A candidate may be outdated by another merge. This shows in what its symbols would merge to
+ * now; it is then skipped.
  *
- * Short pieces keep their candidates in a heap by (rank, position). In long ones (a whole text, for SentencePiece kinds) each rank
- * has a bucket and a bitmap says which hold something: merges were learned in the order of their ranks, so what a merge makes
- * possible ranks behind it, buckets are emptied in one sweep, and the whole is linear. What ranks before (no trained vocabulary
- * has it) goes to the heap, which is always asked first.
+ * Short pieces keep their candidates in a heap by (rank, position). In long pieces (a whole text, for
+ * SentencePiece kinds) each rank has a bucket, and a bitmap says which buckets are filled. Merges were
+ * learned in the order of their ranks, so a merge only makes candidates of later ranks possible, the buckets
+ * are emptied in one sweep, and the cost is linear. A candidate of an earlier rank (no trained vocabulary has
+ * one) goes to the heap, which is always asked first.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -22,13 +24,13 @@ struct symbol {
 
 struct candidate {
     uint32_t rank;
-    int32_t at; /* left symbol */
+    int32_t at; /* index of the left symbol */
     uint32_t left, right, id;
 };
 
 struct node {
     struct candidate c;
-    uint32_t next; /* in its bucket: index + 1; 0: the last */
+    uint32_t next; /* next in its bucket: index + 1; 0: the last one */
 };
 
 struct bpe_work {
@@ -36,10 +38,10 @@ struct bpe_work {
     struct candidate *heap, *batch, *other;
     struct node *nodes;
     size_t n_symbols, cap_symbols, n_heap, cap_heap, n_nodes, cap_nodes, cap_batch;
-    uint32_t n_ranks, *heads;   /* of the buckets; made when the first long piece comes */
-    uint64_t *filled, *summary; /* a bit for each bucket; for each word of filled */
-    bool buckets;               /* this piece uses them, and */
-    uint32_t now;               /* is at this rank */
+    uint32_t n_ranks, *heads;   /* of the buckets; allocated when the first long piece comes */
+    uint64_t *filled, *summary; /* one bit for each bucket; one bit for each word of filled */
+    bool buckets;               /* this piece uses buckets */
+    uint32_t now;               /* the rank that the sweep has reached */
 };
 
 struct bpe_work *bpe_work_open(const struct tokenizer *t)
@@ -117,7 +119,7 @@ static struct candidate heap_pop(struct bpe_work *w)
 static void buckets_begin(struct bpe_work *w)
 {
     size_t words = w->n_ranks / 64 + 1;
-    if (!w->heads) { /* empty again after each piece */
+    if (!w->heads) { /* allocated once; empty again after each piece */
         w->heads = mem_array(w->n_ranks, sizeof(*w->heads));
         w->filled = mem_array(words, sizeof(*w->filled));
         w->summary = mem_array(words / 64 + 1, sizeof(*w->summary));
@@ -139,7 +141,7 @@ static void bucket_push(struct bpe_work *w, struct candidate c)
     w->summary[c.rank / 4096] |= 1ull << c.rank / 64 % 64;
 }
 
-/* The first filled bucket; false: all are empty. */
+/* The first filled bucket. False: all are empty. */
 static bool bucket_first(const struct bpe_work *w, uint32_t *rank_out)
 {
     for (size_t i = w->now / 4096; i <= w->n_ranks / 4096; i++)
@@ -174,7 +176,7 @@ static void radix_sort(struct bpe_work *w, size_t n)
     }
 }
 
-/* All of a bucket into w->batch, by position. Returns how many. */
+/* Moves a bucket's candidates to w->batch, sorted by position. Returns how many. */
 static size_t bucket_take(struct bpe_work *w, uint32_t rank)
 {
     size_t n = 0;
@@ -186,7 +188,8 @@ static size_t bucket_take(struct bpe_work *w, uint32_t rank)
         w->batch = mem_resize(w->batch, w->cap_batch, sizeof(*w->batch));
         w->other = mem_resize(w->other, w->cap_batch, sizeof(*w->other));
     }
-    size_t at = n; /* pushed mostly from left to right, and linked the other way round */
+    /* Candidates were pushed mostly from left to right, and the list runs the other way. */
+    size_t at = n;
     for (uint32_t i = w->heads[rank]; i; i = w->nodes[i - 1].next) {
         w->batch[--at] = w->nodes[i - 1].c;
         sorted &= at + 1 == n || w->batch[at].at <= w->batch[at + 1].at;
@@ -224,7 +227,8 @@ static void try_merge(const struct tokenizer *t, struct bpe_work *w, const struc
     if (s->gone || s->next < 0)
         return;
     struct symbol *right = &w->symbols[s->next];
-    if (s->id != c->left || right->id != c->right) { /* another pair by now; it counts if it makes the same */
+    /* Another pair by now: valid only if it merges to the same. */
+    if (s->id != c->left || right->id != c->right) {
         const struct merge *m = merge_map_find(&t->merges, s->id, right->id);
         if (!m || m->id != c->id)
             return;
@@ -254,7 +258,7 @@ static void merge_all(const struct tokenizer *t, struct bpe_work *w)
     for (size_t i = 0; i + 1 < w->n_symbols; i++)
         consider(t, w, (int32_t)i);
     uint32_t rank = 0;
-    for (;;) { /* what is in the heap ranks before what is in the buckets */
+    for (;;) { /* candidates in the heap rank before those in buckets */
         drain_heap(t, w);
         if (!w->buckets || !bucket_first(w, &rank))
             return;
@@ -293,7 +297,9 @@ static bool find_char(const struct tokenizer *t, struct slice c, bool first, boo
     return found;
 }
 
-/* One character: itself, its bytes, or the unknown token (one for a run, where they fuse). */
+/*
+ * Adds one character: as itself, as its bytes, or as the unknown token (one token for a run, if they fuse).
+ */
 static void add_char(const struct tokenizer *t, struct bpe_work *w, struct slice c, bool first, bool last, bool *in_unk)
 {
     uint32_t id;
@@ -324,7 +330,7 @@ static void split_symbols(const struct tokenizer *t, struct bpe_work *w, struct 
             add_char(t, w, (struct slice){text.data + i, n}, !i, i + n == text.len, &in_unk);
         else if (t->has_byte[b])
             add_symbol(w, t->byte_ids[b]);
-        else if (t->has_unk) { /* as above, of a character of the alphabet */
+        else if (t->has_unk) { /* the same for a character of the alphabet */
             if (!in_unk || !t->fuse_unk)
                 add_symbol(w, t->unk_id);
             in_unk = true;

@@ -1,11 +1,12 @@
 /*
- * Ids to text, all at once or one by one: each token goes through the decoder's steps, bytes are put together, and the ends are
- * stripped of the whole.
+ * Ids to text, all at once or one by one. Each token goes through the decoder's steps, bytes are put
+ * together, and both ends of the whole text are stripped.
  *
- * Byte-level: bytes are collected and released as UTF-8 gets complete; a part that can't become UTF-8 is one U+FFFD (the
- * maximal invalid part, as Rust's from_utf8_lossy and the WHATWG decoder have it).
- * Byte fallback: a run of byte tokens is text if all of it is UTF-8, else one U+FFFD a byte. Streaming releases a run as
- * soon as it is text, and what follows counts as a new run: all at once may differ there, in what is no text anyway.
+ * Byte-level: bytes are collected and released when they are complete UTF-8. A part that can't become UTF-8
+ * is one U+FFFD (the maximal invalid part, as in Rust's from_utf8_lossy and the WHATWG decoder).
+ * Byte fallback: a run of byte tokens is text if all of it is UTF-8, else one U+FFFD for each byte. Streaming
+ * releases a run as soon as it is text, and the bytes after it are a new run. Decoding all at once may differ
+ * there, but only in runs that are not text as a whole.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -18,11 +19,11 @@ static const char REPLACEMENT[] = "\xef\xbf\xbd";
 struct token_stream {
     const struct tokenizer *t;
     bool skip_special;
-    bool whole_runs;      /* all at once: a run of byte tokens is judged as a whole */
-    bool any;             /* a token came */
-    uint32_t may_strip;   /* so many characters of the text's beginning, while there is nothing else */
-    uint32_t held;        /* characters at the end that may be stripped */
-    struct bytes pending; /* bytes that are no text yet */
+    bool whole_runs;      /* decoding all at once: judges a run of byte tokens as a whole */
+    bool any;             /* a token was decoded */
+    uint32_t may_strip;   /* characters at the beginning that may still be stripped */
+    uint32_t held;        /* characters at the end that are held back, because they may be stripped */
+    struct bytes pending; /* bytes that are not text yet */
     struct matcher matcher;
     bool has_matcher;
 };
@@ -50,14 +51,14 @@ void token_stream_close(struct token_stream *s)
     free(s);
 }
 
-/* ------------------------------------------------------------- the whole's ends */
+/* -------------------------------------------------- the ends of the whole text */
 
 static bool begins(const char *text, size_t len, struct slice with)
 {
     return with.len && len >= with.len && !memcmp(text, with.data, with.len);
 }
 
-/* Text of the whole: its beginning is stripped as it comes, what may be its end is held back. */
+/* Appends text: strips the beginning of the whole, and holds back what may be its end. */
 static void append_text(struct token_stream *s, const char *text, size_t len, struct bytes *out)
 {
     const struct decode_step *strip = &s->t->decode_last;
@@ -79,7 +80,9 @@ static void append_text(struct token_stream *s, const char *text, size_t len, st
 
 /* ------------------------------------------------------------- byte-level */
 
-/* Bounds of the byte after a lead byte (Unicode 15, table 3-7); how many bytes follow. */
+/*
+ * Bounds of the byte after a lead byte (Unicode 15, table 3-7). Returns how many bytes follow the lead byte.
+ */
 static int follow(unsigned char lead, unsigned char *lo, unsigned char *hi)
 {
     *lo = 0x80;
@@ -99,7 +102,9 @@ static int follow(unsigned char lead, unsigned char *lo, unsigned char *hi)
     return lead < 0x80 ? 0 : -1;
 }
 
-/* Length of the character at p; 0: cut off by the end; negative: that many bytes are one invalid part. */
+/*
+ * Length of the character at p. 0: the text ends within it. Negative: that many bytes are one invalid part.
+ */
 static int measure(const unsigned char *p, size_t len)
 {
     unsigned char lo, hi;
@@ -133,7 +138,7 @@ static void release(struct token_stream *s, bool all, struct bytes *out)
             at += n < 0 ? (size_t)-n : s->pending.len - at;
         }
     }
-    if (at) /* else there may be no memory yet */
+    if (at) /* with at 0, memory may be NULL */
         memmove(s->pending.data, s->pending.data + at, s->pending.len - at);
     s->pending.len -= at;
 }
@@ -172,7 +177,7 @@ static void run_step(struct token_stream *s, const struct decode_step *step, boo
     *b = changed;
 }
 
-/* A token's text, or what a run of bytes became. */
+/* Appends a token's text, or the text of a run of bytes. */
 static void append_token(struct token_stream *s, const char *text, size_t len, uint32_t first_step, bool first,
                          struct bytes *out)
 {

@@ -1,9 +1,10 @@
 /*
- * Text to ids: added tokens are cut out first (some of the raw, some of the normalized text), what lies between is normalized,
- * goes through the pre-tokenizers' steps, and is encoded piece by piece; short pieces are looked up in a cache first.
+ * Text to ids: added tokens are cut out first (some from the raw, some from the normalized text). The text
+ * between them is normalized, goes through the steps of the pre-tokenizers, and is encoded piece by piece.
+ * Short pieces are looked up in a cache first.
  *
- * Scratch and cache belong to an encoder. Each call takes one from the tokenizer's pool and gives it back, so there are as many as
- * threads ever encoded at once.
+ * Scratch memory and cache belong to an encoder. Each call takes an encoder from the tokenizer's pool and
+ * gives it back, so there are as many encoders as threads that ever encoded at the same time.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -14,7 +15,8 @@
 
 enum { CACHE_SLOTS = 1 << 14, CACHE_TEXT = 30, CACHE_IDS = 8 };
 
-struct cached { /* one cache line */
+/* One cache line of a piece and its ids. */
+struct cached {
     char text[CACHE_TEXT];
     uint8_t len, n;
     uint32_t ids[CACHE_IDS];
@@ -31,8 +33,8 @@ struct encoder {
 };
 
 struct encoder_pool {
-    pthread_mutex_t
-        lock; /* held for two pointers' assignment: any thread may encode, there is no owner to send a message to */
+    /* Held for the assignment of two pointers. Any thread may encode: no owner could get a message. */
+    pthread_mutex_t lock;
     struct encoder *free;
 };
 
@@ -114,7 +116,7 @@ static uint64_t mix(uint64_t h, uint64_t v)
     return h ^ h >> 32;
 }
 
-/* Where text would be; key_out is what its line begins with then. */
+/* The cache line for text; key_out gets what the line begins with if it holds that text. */
 static struct cached *cache_slot(struct encoder *x, struct slice text, struct cached *key_out)
 {
     uint64_t words[4];
@@ -161,15 +163,15 @@ static enum td_status model(struct encoder *x, struct slice text)
 
 static enum td_status run_steps(struct encoder *x, struct slice text, bool at_start, uint32_t level);
 
-/* Parts that a match begins, ends or is, held back until it is known what joins them. */
+/* Collects parts. A part is held back until it is known whether the next one joins it. */
 struct fold {
     struct encoder *x;
     struct slice text;
-    uint32_t level; /* of the next step */
+    uint32_t level; /* level of the next step */
     bool at_start;
     enum split_behavior behavior;
     bool held, was_match;
-    size_t begin, end; /* held */
+    size_t begin, end; /* the part that is held back */
 };
 
 static enum td_status pass_on(struct fold *f, size_t begin, size_t end)
@@ -272,7 +274,7 @@ static enum td_status pre_tokenize(struct encoder *x, struct slice text, bool at
 
 /* ----------------------------------------------------------- added tokens */
 
-/* The longest added token that begins at data; NULL: none. The candidates are narrowed byte by byte. */
+/* The longest added token that begins at data, or NULL. Candidates are narrowed byte by byte. */
 static const struct added_token *match_added(const struct added_set *set, const char *data, size_t len)
 {
     uint32_t lo = set->first[(unsigned char)data[0]], hi = set->first[(unsigned char)data[0] + 1];
@@ -286,7 +288,7 @@ static const struct added_token *match_added(const struct added_set *set, const 
         if (depth == len || lo == hi)
             break;
         unsigned char c = (unsigned char)data[depth];
-        for (uint32_t end = hi; lo < end;) { /* the first that has c or more there */
+        for (uint32_t end = hi; lo < end;) { /* finds the first token that has c or more at this byte */
             uint32_t middle = lo + (end - lo) / 2;
             if ((unsigned char)set->tokens[middle].content.data[depth] < c)
                 lo = middle + 1;
@@ -373,7 +375,7 @@ static enum td_status cut_added(struct encoder *x, const struct added_set *set, 
             end = after_spaces(text, end);
         if (begin > at)
             s = between(x, (struct slice){text.data + at, begin - at}, at_start && at == 0);
-        if (begin < end) /* else the one before took all of it, as spaces */
+        if (begin < end) /* otherwise the token before has taken all of it as spaces */
             token_ids_push(x->out, a->id);
         at = end;
     }

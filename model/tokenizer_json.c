@@ -1,7 +1,8 @@
 /*
- * The two long parts of tokenizer.json, model.vocab (an object of numbers) and model.merges (a list of texts or pairs), read where
- * they stand: a tree of 300,000 values would take most of the time that loading does. Everything else goes through jansson, from a copy
- * in which these two are empty, so that what is wrong elsewhere is told by it.
+ * Reads the two long parts of tokenizer.json in place: model.vocab (an object of numbers) and model.merges (a
+ * list of texts or pairs). A tree of 300,000 values would take most of the time of loading. Everything else
+ * goes through jansson, from a copy in which these two are empty, so that errors elsewhere are reported by
+ * jansson.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -77,7 +78,7 @@ bool json_scan_text(struct json_scan *s, struct slice *out)
     const char *begin = s->p;
     while (s->p < s->end && *s->p != '"' && *s->p != '\\' && (unsigned char)*s->p >= 0x20)
         s->p++;
-    if (s->p < s->end && *s->p == '"') { /* nothing to unescape: it stays where it is */
+    if (s->p < s->end && *s->p == '"') { /* nothing to unescape: borrows from the file */
         *out = (struct slice){begin, (size_t)(s->p++ - begin)};
         return true;
     }
@@ -104,7 +105,7 @@ bool json_scan_number(struct json_scan *s, uint64_t *out)
     return s->p > begin && s->p < s->end && !strchr("0123456789.eE", *s->p);
 }
 
-/* Past one value of any kind. */
+/* Skips one value of any kind. */
 static bool skip_value(struct json_scan *s)
 {
     struct slice text;
@@ -132,7 +133,7 @@ static bool skip_value(struct json_scan *s)
     return true;
 }
 
-/* Calls member for each of an object's; it goes past the value. */
+/* Calls member for each member of an object; member must read the value. */
 static bool each_member(struct json_scan *s, bool (*member)(struct json_scan *s, struct slice key, void *user),
                         void *user)
 {
@@ -188,7 +189,7 @@ void json_parts_find(const char *json, size_t len, struct json_parts *out)
     *out = (struct json_parts){{NULL, 0}, {NULL, 0}, {NULL, 0, 0}};
     bool clean = each_member(&s, root_member, out);
     bytes_free(&s.text);
-    /* only the forms of BPE are read this way */
+    /* Only the forms of BPE are read in this way. */
     if (!clean || !out->vocab.data || !out->merges.data || *out->vocab.data != '{' || *out->merges.data != '[')
         out->vocab = out->merges = (struct slice){NULL, 0};
     if (out->vocab.data) {

@@ -1,5 +1,6 @@
 /*
- * Loading tokenizer.json: its vocabulary, merges and added tokens go into hash maps; components are tokenizer_parts.c's.
+ * Loads tokenizer.json: vocabulary, merges and added tokens go into hash maps. tokenizer_parts.c loads the
+ * components.
  */
 #include <math.h>
 #include <stdio.h>
@@ -44,7 +45,7 @@ static int hex(char c)
                                   : -1;
 }
 
-/* The byte that <0xHH> stands for; -1: it is another text. */
+/* The byte that <0xHH> stands for; -1 for any other text. */
 static int byte_token(struct slice s)
 {
     if (s.len != 6 || memcmp(s.data, "<0x", 3) || s.data[5] != '>' || hex(s.data[3]) < 0 || hex(s.data[4]) < 0)
@@ -61,7 +62,10 @@ static void set_text(struct tokenizer *t, struct piece *p, struct slice text)
     bytes_free(&raw);
 }
 
-/* The vocabulary finds what the model may meet: in raw bytes no entry that holds a character outside of the alphabet. */
+/*
+ * Adds what the model may look up. With raw bytes, entries with a character outside the alphabet are left
+ * out.
+ */
 static void add_entry(struct tokenizer *t, struct slice text, uint32_t id)
 {
     struct piece *p = piece_at(t, id);
@@ -72,7 +76,8 @@ static void add_entry(struct tokenizer *t, struct slice text, uint32_t id)
     int byte = !t->raw ? p->byte : p->raw && p->text.len == 1 ? (unsigned char)p->text.data[0] : -1;
     char upper[8];
     snprintf(upper, sizeof(upper), "<0x%02X>", (unsigned)byte & 255);
-    if (byte >= 0 && (t->raw || !memcmp(upper, text.data, 6))) { /* any case decodes, upper case encodes */
+    /* Any case decodes, but only upper case encodes. */
+    if (byte >= 0 && (t->raw || !memcmp(upper, text.data, 6))) {
         t->byte_ids[byte] = id;
         t->has_byte[byte] = true;
     }
@@ -91,7 +96,9 @@ static bool load_vocab(struct loader *l)
     struct json_scan s = {.p = vocab.data, .end = vocab.data + vocab.len};
     uint64_t id;
     bool good = json_scan_take(&s, '{');
-    id_map_reserve(&l->t->vocab, vocab.len < 8 << 20 ? vocab.len / 16 : 1 << 19); /* an entry has about 16 bytes */
+    id_map_reserve(&l->t->vocab,
+                   /* An entry has about 16 bytes in the file. */
+                   vocab.len < 8 << 20 ? vocab.len / 16 : 1 << 19);
     while (good && !json_scan_take(&s, '}')) {
         good = json_scan_text(&s, &key) && json_scan_take(&s, ':') && json_scan_number(&s, &id) && id < MAX_ID;
         if (good)
@@ -116,7 +123,7 @@ static bool find_entry(const struct tokenizer *t, struct slice text, uint32_t *i
 
 /* --------------------------------------------------------------------- BPE */
 
-/* In the form of the vocabulary's keys. False: it can't be there. */
+/* Appends text in the form of the vocabulary's keys. False: the vocabulary can't contain it. */
 static bool append_key(const struct tokenizer *t, struct slice text, struct bytes *out)
 {
     if (t->raw)
@@ -125,7 +132,7 @@ static bool append_key(const struct tokenizer *t, struct slice text, struct byte
     return true;
 }
 
-/* The pair at *middle of what lies in key, as the vocabulary has its parts and their sum. */
+/* Adds the merge of the two parts of key, divided at `middle`, if the vocabulary has both and their sum. */
 static bool add_merge(struct tokenizer *t, struct bytes *key, size_t middle, uint32_t rank)
 {
     uint32_t a, b, both;
@@ -134,7 +141,7 @@ static bool add_merge(struct tokenizer *t, struct bytes *key, size_t middle, uin
     if (key->len - middle < skip || !id_map_find(&t->vocab, (struct slice){p, middle}, &a) ||
         !id_map_find(&t->vocab, (struct slice){p + middle, key->len - middle}, &b))
         return false;
-    if (skip) { /* what goes on a word loses the mark of that when it is joined */
+    if (skip) { /* a part inside a word loses its mark when it is joined */
         memmove(key->data + middle, key->data + middle + skip, key->len - middle - skip);
         key->len -= skip;
     }
@@ -144,7 +151,9 @@ static bool add_merge(struct tokenizer *t, struct bytes *key, size_t middle, uin
     return true;
 }
 
-/* "left right", or ["left", "right"]. False: neither. *known: both may be in the vocabulary. */
+/*
+ * Reads "left right" or ["left", "right"]. False if it is neither. *known: the vocabulary may contain both.
+ */
 static bool read_pair(const struct tokenizer *t, struct json_scan *s, struct bytes *key, size_t *middle, bool *known)
 {
     struct slice left, right;
@@ -222,7 +231,7 @@ static void load_bpe(struct loader *l, json_t *model)
 
 /* ----------------------------------------------------------------- Unigram */
 
-/* Every beginning of a piece, so that a search knows when to end. */
+/* Adds every beginning of a piece, so that a search knows when it can stop. */
 static void add_prefixes(struct tokenizer *t, struct slice text, uint32_t id)
 {
     uint32_t known;
@@ -237,9 +246,9 @@ static void add_prefixes(struct tokenizer *t, struct slice text, uint32_t id)
 }
 
 /*
- * A number as the library reads it: its digits as an integer, times or over a power of ten, which may be off in the last bit. Of two
- * ways with as good as equal sums the one that it takes hangs on that bit. The digits are the fewest that make the number, as
- * whoever wrote the file had it.
+ * A number as the library reads it: the digits as an integer, multiplied or divided by a power of ten. The
+ * last bit may be wrong, and where two segmentations have almost equal sums, that bit decides. The digits are
+ * the fewest that give the number, as the writer of the file had it.
  */
 static double as_library_reads(double x)
 {
@@ -345,7 +354,11 @@ static void add_normalized(struct loader *l, struct matcher *m, struct piece *p,
     if (s || !normal.len) {
         load_fail(l, s ? s : TD_ERR_UNSUPPORTED, "added_tokens",
                   s ? e.text : "nothing is left of one after normalizing");
-    } else { /* the library knows such a token by its normalized text only: it decodes to that, and is special if equal */
+        /*
+     * The library knows such a token by its normalized text only: it decodes to that, and is special if that
+     * is equal.
+     */
+    } else {
         struct slice text = tokenizer_keep(t, normal.data, normal.len);
         set_text(t, p, text);
         p->special &= text.len == content.len && !memcmp(text.data, content.data, content.len);
@@ -354,7 +367,7 @@ static void add_normalized(struct loader *l, struct matcher *m, struct piece *p,
     bytes_free(&normal);
 }
 
-/* Special is a text, not an id: other entries of that text are it too. */
+/* "Special" belongs to a text, not an id: other entries with that text are special, too. */
 static void mark_doubles(struct tokenizer *t, json_t *list)
 {
     struct id_map special = {0};
@@ -385,7 +398,7 @@ static void load_added(struct loader *l, json_t *list)
             break;
         }
         uint32_t at = (uint32_t)json_integer_value(id);
-        find_entry(t, content, &at); /* where the model has it too, its id counts */
+        find_entry(t, content, &at); /* if the model has the text, too, the model's id is used */
         struct piece *p = piece_at(t, at);
         *p = (struct piece){.known = true, .special = flag(v, "special")};
         set_text(t, p, content);
@@ -396,7 +409,7 @@ static void load_added(struct loader *l, json_t *list)
             add_to(&t->raw_added, tokenizer_keep(t, content.data, content.len), at, v);
     }
     matcher_fini(&m);
-    if (t->unigram) /* a list: only there a text may stand twice */
+    if (t->unigram) /* the vocabulary is a list, the only form in which a text may occur twice */
         mark_doubles(t, list);
     index_added(&t->raw_added);
     index_added(&t->normalized_added);
@@ -406,7 +419,7 @@ static void load_added(struct loader *l, json_t *list)
 
 /* ------------------------------------------------------------------- open */
 
-/* A compatibility form may turn a character of 4 bytes into 1, a composed one 9 bytes into 3. */
+/* Compatibility forms may turn a character of 4 bytes into 1, composition may turn 9 bytes into 3. */
 static void note_longest(struct tokenizer *t)
 {
     size_t most = 1;

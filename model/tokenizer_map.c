@@ -1,4 +1,4 @@
-/* Texts, hash maps and characters of the tokenizer. */
+/* The tokenizer's texts, hash maps and characters. */
 #include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
@@ -130,7 +130,7 @@ int byte_of_alphabet(uint32_t c)
 {
     if ((c >= '!' && c <= '~') || (c >= 0xa1 && c <= 0xac) || (c >= 0xae && c <= 0xff))
         return (int)c;
-    if (c < 0x100 || c >= 0x100 + 68) /* the 68 other bytes, in order, from U+0100 on */
+    if (c < 0x100 || c >= 0x100 + 68) /* the other 68 bytes, in order, are U+0100 and on */
         return -1;
     int n = (int)c - 0x100;
     return n < 33 ? n : n < 67 ? n - 33 + 127 : 0xad;
@@ -159,7 +159,7 @@ bool alphabet_decode(struct bytes *out, const char *text, size_t len)
     size_t before = out->len;
     for (size_t i = 0; i < len;) {
         unsigned char lead = (unsigned char)text[i];
-        uint32_t c = lead; /* the alphabet ends before U+0800: one or two bytes */
+        uint32_t c = lead; /* the alphabet ends before U+0800: characters have one or two bytes */
         size_t n = 1;
         if (lead >= 0x80) {
             c = lead < 0xe0 && i + 1 < len ? (lead & 31u) << 6 | ((unsigned char)text[i + 1] & 63u) : UINT32_MAX;

@@ -1,8 +1,8 @@
 /*
- * Normalizers: text before it is split.
+ * Normalizers change text before it is split.
  *
- * Unicode's forms by utf8proc, but for the order of combining marks: utf8proc sorts them by insertion, which is quadratic in a long
- * run; here a long run is sorted by counting.
+ * utf8proc computes Unicode's forms, except the order of combining marks: it sorts them by insertion, which
+ * is quadratic for a long run. Here long runs are sorted by counting.
  */
 #include <openssl/evp.h>
 #include <stdlib.h>
@@ -82,7 +82,7 @@ static void form_span(const struct normalizer *n, struct slice s, struct points 
     }
 }
 
-/* ASCII stays as it is; only the last of it may join what follows. */
+/* ASCII stays as it is; only its last character may combine with the next one. */
 static void append_form(const struct normalizer *n, struct slice s, struct bytes *out)
 {
     struct points p = {0};
@@ -90,7 +90,8 @@ static void append_form(const struct normalizer *n, struct slice s, struct bytes
         size_t begin = i;
         while (i < s.len && (unsigned char)s.data[i] < 0x80)
             i++;
-        size_t first = i < s.len && i > begin ? i - 1 : i; /* of the span that is looked at */
+        /* First character of the span that must be looked at. */
+        size_t first = i < s.len && i > begin ? i - 1 : i;
         bytes_append(out, s.data + begin, first - begin);
         while (i < s.len && (unsigned char)s.data[i] >= 0x80)
             i++;
@@ -112,7 +113,7 @@ static void append_changed(const struct normalizer *n, struct slice s, struct by
             utf8proc_category_t kind = utf8proc_category(c);
             if (kind != UTF8PROC_CATEGORY_MN && kind != UTF8PROC_CATEGORY_MC && kind != UTF8PROC_CATEGORY_ME)
                 bytes_append(out, s.data + i, len);
-        } else if (c == 0x130) { /* the one letter whose lower case is two */
+        } else if (c == 0x130) { /* the only letter whose lower case is two characters */
             bytes_append(out, "i\xcc\x87", 3);
         } else {
             bytes_append(out, text, (size_t)utf8proc_encode_char(utf8proc_tolower(c), text));
@@ -159,8 +160,8 @@ enum td_status replace_all(const struct pattern *p, struct matcher *m, struct sl
 /* ------------------------------------------------------------- precompiled */
 
 /*
- * SentencePiece's charsmap: u32 length of the trie, a Darts trie of u32 units (label, offset to the children, leaf flag), then
- * texts, each ended by a zero, that its values point into.
+ * SentencePiece's charsmap: u32 length of the trie in bytes, a Darts trie of u32 units (label, offset of the
+ * children, leaf flag), then texts, each ended by a zero. Values of the trie are offsets of texts.
  */
 enum td_status precompiled_load(struct tokenizer *t, const char *base64, size_t len, struct normalizer *out,
                                 struct td_error *e)
@@ -188,7 +189,7 @@ static size_t trie_offset(uint32_t unit)
     return (size_t)(unit >> 10) << ((unit & 1u << 9) >> 6);
 }
 
-/* What the shortest beginning of key that the trie knows becomes, as the library has it. */
+/* The replacement for the shortest beginning of key that the trie contains, as in the library. */
 static bool transform(const struct normalizer *n, const char *key, size_t len, struct slice *out)
 {
     size_t at = n->n_trie ? trie_offset(n->trie[0]) : 0;

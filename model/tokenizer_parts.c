@@ -1,5 +1,6 @@
 /*
- * Components of tokenizer.json but the model: each is understood as the library does it, or refused by its name.
+ * Components of tokenizer.json, except the model: each is understood as in the library, or refused by its
+ * name.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +45,7 @@ static bool flag(json_t *v, const char *key, bool otherwise)
     return json_is_boolean(f) ? json_is_true(f) : otherwise;
 }
 
-/* Calls each for v itself, or for each element of the Sequence that it is. */
+/* Calls each for v itself or, if v is a Sequence, for each of its elements. */
 static void each_step(struct loader *l, json_t *v, const char *list, void (*each)(struct loader *, json_t *))
 {
     if (!v || json_is_null(v) || l->status)
@@ -70,7 +71,7 @@ static struct pattern compile(struct loader *l, struct slice expression, const c
     return p;
 }
 
-/* {"String": text} or {"Regex": expression} */
+/* Compiles {"String": text} or {"Regex": expression}. */
 static struct pattern pattern_of(struct loader *l, json_t *v, const char *where)
 {
     json_t *p = json_object_get(v, "pattern");
@@ -173,16 +174,16 @@ static void add_byte_level(struct loader *l, json_t *v)
 {
     if (flag(v, "add_prefix_space", true))
         add_step(l, (struct step){.kind = STEP_PREFIX_SPACE});
-    if (flag(v, "use_regex", true)) /* GPT-2's */
+    if (flag(v, "use_regex", true)) /* GPT-2's expression */
         add_split(l, "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
                   SPLIT_ISOLATED);
     for (uint32_t i = 0; i < l->t->n_steps; i++)
-        if (l->t->steps[i].kind == STEP_ALPHABET) /* each one more would double the text */
+        if (l->t->steps[i].kind == STEP_ALPHABET) /* a second one would double the text */
             load_fail(l, TD_ERR_UNSUPPORTED, "pre_tokenizer", "a second ByteLevel");
     add_step(l, (struct step){.kind = STEP_ALPHABET});
 }
 
-/* prepend_scheme, or in older files add_prefix_space. */
+/* Reads prepend_scheme or, in older files, add_prefix_space. */
 static enum prepend_scheme scheme_of(struct loader *l, json_t *v, const char *where)
 {
     const char *scheme = json_string_value(json_object_get(v, "prepend_scheme"));
@@ -302,7 +303,7 @@ static void add_post_processor(struct loader *l, json_t *v)
         add_template(l, v);
     else if (!strcmp(type, "BertProcessing") || !strcmp(type, "RobertaProcessing"))
         add_pair_processor(l, v);
-    else if (strcmp(type, "ByteLevel")) /* that one only trims offsets */
+    else if (strcmp(type, "ByteLevel")) /* ByteLevel only trims offsets */
         load_fail(l, TD_ERR_UNSUPPORTED, "post_processor is not supported", type);
 }
 

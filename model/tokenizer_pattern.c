@@ -1,10 +1,10 @@
 /*
- * Expressions of tokenizer.json, by PCRE2. The library that defines what they mean uses Oniguruma in Ruby's syntax, so before
- * compiling, what both read differently is rewritten:
+ * Expressions of tokenizer.json, by PCRE2. The library that defines their meaning uses Oniguruma with Ruby's
+ * syntax. So before compiling, everything that the two read differently is rewritten:
  *
  *   \s \S            Unicode's White_Space (PCRE2 would add U+180E)
- *   \w \W \b \B      by letters, marks, decimal digits and connectors (PCRE2: letters, numbers and _); outside of classes six numbers
- *                    of Latin-1 are among them, too
+ *   \w \W \b \B      letters, marks, decimal digits and connectors (PCRE2: letters, numbers and _); outside
+ *                    classes also six numbers of Latin-1
  *   \p{Han} \P{Han}  by the script, not its extensions
  *   \p{Letter}       and other long names of categories
  *   [:alpha:]        and its like, also as \p{Alpha}: by Unicode's properties, each as the library has it
@@ -12,7 +12,7 @@
  *   ^ $              at every line
  *   X{n,m}+          repeated again, not possessive
  *
- * and what PCRE2 has no word for is refused: classes in classes, and their intersections.
+ * Constructs that PCRE2 does not have are refused: classes in classes, and their intersections.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@
 enum { JIT_STACK_BYTES = 16 << 20, MATCH_LIMIT = 200 * 1000 * 1000 };
 
 #define WORD         "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
-#define ALONE        WORD "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}" /* as an expression of its own */
+#define ALONE        WORD "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}" /* outside of a class */
 #define AFTER_WORD   "(?<=[" ALONE "])"
 #define AFTER_OTHER  "(?<![" ALONE "])"
 #define BEFORE_WORD  "(?=[" ALONE "])"
@@ -33,9 +33,9 @@ enum { JIT_STACK_BYTES = 16 << 20, MATCH_LIMIT = 200 * 1000 * 1000 };
 
 enum { MAX_NAME = 40 };
 
-/* What stands between [ and ] for a name of Oniguruma's, without case, blanks, - and _. */
+/* The members of a class for each of Oniguruma's names, in lower case without blanks, - and _. */
 static const struct {
-    const char *name, *members, *of_property; /* of \p{NAME}, where it differs */
+    const char *name, *members, *of_property; /* members of \p{NAME}, if they differ */
 } NAMES[] = {{"alnum", "\\p{Alphabetic}\\p{Nd}"},
              {"alpha", "\\p{Alphabetic}"},
              {"ascii", "\\x00-\\x7f"},
@@ -132,7 +132,7 @@ static bool is_script(const char *name, size_t len)
     return re != NULL;
 }
 
-/* What has one of the names, or has not. */
+/* Appends a class with these members, or with all others. */
 static void put_members(const char *members, bool negated, bool in_class, struct bytes *out, const char **refused)
 {
     bool is_one = !strncmp(members, "\\p{", 3) && !strchr(members + 3, '\\');
@@ -146,7 +146,7 @@ static void put_members(const char *members, bool negated, bool in_class, struct
         bytes_printf(out, "[%s%s]", negated ? "^" : "", members);
 }
 
-/* \p{NAME}, \P{NAME} and \p{^NAME}; returns its length. */
+/* Rewrites \p{NAME}, \P{NAME} or \p{^NAME}; returns its length. */
 static size_t rewrite_property(const char *p, size_t left, bool in_class, struct bytes *out, const char **refused)
 {
     const char *end = left > 2 && p[2] == '{' ? memchr(p, '}', left) : NULL, *name = p + 3;
@@ -163,7 +163,7 @@ static size_t rewrite_property(const char *p, size_t left, bool in_class, struct
     return (size_t)(end + 1 - p);
 }
 
-/* An escape; returns its length. */
+/* Rewrites an escape; returns its length. */
 static size_t rewrite_escape(const char *p, size_t left, bool in_class, struct bytes *out, const char **refused)
 {
     static const struct {
@@ -194,7 +194,7 @@ static size_t rewrite_escape(const char *p, size_t left, bool in_class, struct b
     return 2;
 }
 
-/* [:NAME:] or [:^NAME:] in a class; returns its length. */
+/* Rewrites [:NAME:] or [:^NAME:] in a class; returns its length. */
 static size_t rewrite_posix(const char *p, size_t left, struct bytes *out, const char **refused)
 {
     const char *name = p + 2, *end = memmem(name, left - 2, ":]", 2);
@@ -210,14 +210,14 @@ static size_t rewrite_posix(const char *p, size_t left, struct bytes *out, const
     return (size_t)(end + 2 - p);
 }
 
-/* A class from its [ to its ]; returns its length. */
+/* Rewrites a class from its [ to its ]; returns its length. */
 static size_t rewrite_class(const char *p, size_t left, struct bytes *out, const char **refused)
 {
     size_t i = 1;
     bytes_append(out, p, 1);
     if (i < left && p[i] == '^')
         bytes_append(out, &p[i++], 1);
-    if (i < left && p[i] == ']') /* a first one stands for itself */
+    if (i < left && p[i] == ']') /* a ] at the beginning stands for itself */
         bytes_append(out, "\\]", 2), i++;
     while (i < left && p[i] != ']') {
         if (p[i] == '\\') {
@@ -243,7 +243,7 @@ static size_t rewrite_class(const char *p, size_t left, struct bytes *out, const
 static const char *rewrite(struct slice in, struct bytes *out)
 {
     const char *refused = NULL;
-    size_t brace = SIZE_MAX; /* where the last {..} began, if it ended just here */
+    size_t brace = SIZE_MAX; /* where the last {..} began, if it ends just before p[i] */
     for (size_t i = 0; i < in.len && !refused;) {
         char c = in.data[i];
         bool counted = i && in.data[i - 1] == '}' && brace != SIZE_MAX;
@@ -310,7 +310,7 @@ static bool find(const struct pattern *p, struct matcher *m, struct slice text, 
     const PCRE2_SIZE *v = pcre2_get_ovector_pointer(m->match);
     s->begin = v[0];
     s->end = v[1];
-    return s->begin <= s->end; /* \K may turn them round */
+    return s->begin <= s->end; /* \K may put the begin behind the end */
 }
 
 bool pattern_next(const struct pattern *p, struct matcher *m, struct slice text, struct scan *s)

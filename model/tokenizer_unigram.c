@@ -1,6 +1,7 @@
 /*
- * Unigram: the way through the text whose pieces have the largest sum of scores (Viterbi; Kudo 2018, section 3.2). A character
- * that no piece begins with costs what the worst piece does, and 10 more; a run of such is one unknown token, or its bytes.
+ * Unigram: the segmentation of a text whose pieces have the largest sum of scores (Viterbi; Kudo 2018,
+ * section 3.2). A character with which no piece begins costs 10 more than the worst piece; a run of such
+ * characters becomes one unknown token, or its bytes.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -8,9 +9,10 @@
 
 #include "model/tokenizer_internal.h"
 
-struct way { /* the best one that ends here */
+/* The best segmentation that ends here. */
+struct way {
     double score;
-    size_t begin; /* of its last piece; SIZE_MAX: nothing ends here */
+    size_t begin; /* beginning of its last piece; SIZE_MAX: nothing ends here */
     uint32_t id;
 };
 
@@ -50,7 +52,7 @@ static bool forward(const struct tokenizer *t, struct slice text, struct way *w)
     return true;
 }
 
-/* The piece [begin, end) as the vocabulary, its bytes, or the unknown token has it. */
+/* Appends piece [begin, end): its id, its bytes, or the unknown token. */
 static void push_piece(const struct tokenizer *t, struct slice piece, struct token_ids *out)
 {
     uint32_t id;

@@ -1,4 +1,4 @@
-/* The adapters that a worker serves, by the names that clients call them. Immutable after opening. */
+/* The adapters that a worker serves, under the names that requests use. Immutable after opening. */
 #pragma once
 
 #include "model/adapter.h"
@@ -11,9 +11,9 @@ struct adapters {
     struct adapter *all[MAX_ADAPTERS];
 };
 
-/* option: "NAME=DIR,NAME=DIR", or NULL: none. TD_ERR_INVALID or what adapter_open() says, with the name. */
+/* option: "NAME=DIR,..."; NULL: no adapters. TD_ERR_INVALID or adapter_open()'s error, with the name. */
 enum td_status adapters_open(const char *option, const struct model_config *config, struct adapters *out,
                              struct td_error *error_out);
 void adapters_close(struct adapters *a);
-/* 1 + its place; 0: there is none of that name. */
+/* Returns 1 + the adapter's place in all[], or 0 if no adapter has that name. */
 uint32_t adapters_find(const struct adapters *a, const void *name, size_t len);

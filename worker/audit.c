@@ -1,8 +1,9 @@
 /*
- * An account of every page: who holds it, counted from the holders' side, against what the pool has written down.
+ * An account of every page: its holds are counted anew, from the holders' side, and compared with the pool's
+ * own counts.
  *
- * Sequences of legs hold pages for attention; leases, pulls and offers hold them for the wire. If the two sides differ, a
- * page leaks or is about to be handed out while somebody uses it.
+ * Sequences hold pages for attention; leases, pulls and offers hold them for the wire. If the two sides
+ * differ, a page has leaked, or is about to be handed out while it is still in use.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,10 +14,12 @@
 
 enum { PROBLEMS_MAX = 16, PROBLEM_BYTES = 160 };
 
-struct account { /* by page */
+/* Holds of each page, by page index. */
+struct account {
     uint32_t *by_sequences, *by_transfers;
 };
 
+/* The named blocks: their number, and the sum of their digests, which the router compares with its index. */
 struct blocks {
     uint64_t n, digest;
 };
@@ -27,6 +30,7 @@ static void count_held(uint32_t *counts, const struct held_pages *h)
         counts[h->pages[i].index]++;
 }
 
+/* Counts the holds of all legs, leases, pulls and offers. */
 static void count_all(struct worker *w, struct account *a, Tandem__Worker__V1__Audit *m)
 {
     for (const struct leg *l = w->legs; l; l = l->next, m->legs++) {
@@ -43,6 +47,7 @@ static void count_all(struct worker *w, struct account *a, Tandem__Worker__V1__A
         count_held(a->by_transfers, &o->held);
 }
 
+/* Writes a line for each page whose counts differ, at most PROBLEMS_MAX; returns how many. */
 static uint32_t compare(struct worker *w, const struct account *a, uint32_t n_pages, char (*problems)[PROBLEM_BYTES])
 {
     uint32_t n = 0;

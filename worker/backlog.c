@@ -43,6 +43,7 @@ void backlog_free(struct backlog *b)
 
 /* ------------------------------------------------------------------ reports */
 
+/* Adds one prompt to a report: to the router's own sums, or to those of all other routers. */
 static void add_prompt(Tandem__Worker__V1__Backlog *m, double to_compute, double cached, bool is_own)
 {
     if (is_own) {
@@ -55,14 +56,17 @@ static void add_prompt(Tandem__Worker__V1__Backlog *m, double to_compute, double
     m->square += to_compute * (to_compute + 2 * cached);
 }
 
-/* What a leg adds to the report of one router. A prompt that waits for its pages is taken to find what its router expects. */
+/*
+ * Adds a leg to the report of one router. A prompt that waits for its pages counts as its router expects it,
+ * because how much of it is cached is known only when it has pages.
+ */
 static void add_leg(Tandem__Worker__V1__Backlog *m, const struct leg *leg, bool is_own)
 {
     uint32_t n_tokens, computed = engine_seq_computed(leg->seq);
     bool prefills = leg->kind != TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE && computed < leg->n_ids,
          decodes = leg->kind != TANDEM__WORKER__V1__LEG_KIND__LEG_PREFILL;
-    bool waits =
-        engine_seq_state(leg->seq) != SEQ_RUNNING && leg->n_new && leg->n_new <= leg->n_ids; /* older routers: 0 */
+    /* Older routers send n_new = 0. */
+    bool waits = engine_seq_state(leg->seq) != SEQ_RUNNING && leg->n_new && leg->n_new <= leg->n_ids;
     double to_compute = waits ? leg->n_new : (double)leg->n_ids - computed;
     engine_seq_tokens(leg->seq, &n_tokens);
     if (leg->ended)
@@ -77,6 +81,7 @@ static void add_leg(Tandem__Worker__V1__Backlog *m, const struct leg *leg, bool 
     m->tpot_ms = leg->tpot_ms > 0 && (!(m->tpot_ms > 0) || leg->tpot_ms < m->tpot_ms) ? leg->tpot_ms : m->tpot_ms;
 }
 
+/* Whether that router has a leg here. */
 static bool has_legs(const struct worker *w, const struct link *link)
 {
     for (const struct leg *l = w->legs; l; l = l->next)
@@ -85,13 +90,14 @@ static bool has_legs(const struct worker *w, const struct link *link)
     return false;
 }
 
+/* Sends one router its report. */
 static void tell(struct worker *w, const struct backlog_router *to)
 {
     const struct backlog *b = &w->backlog;
     Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
     Tandem__Worker__V1__Backlog report = TANDEM__WORKER__V1__BACKLOG__INIT;
     report.attached = b->n_routers;
-    for (const struct leg *l = w->legs; l; l = l->next) /* the latest is the first: what is told has no order */
+    for (const struct leg *l = w->legs; l; l = l->next) /* newest first; the sums have no order */
         add_leg(&report, l, l->link == to->link);
     for (uint32_t i = 0; i < b->n_routers; i++) {
         const struct backlog_router *other = &b->routers[i];

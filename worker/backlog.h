@@ -1,13 +1,16 @@
 /*
- * What a worker tells each router of the other routers: prompts and sequences of theirs that it has, and what they have queued. A router
- * adds that to its own books (sched_report in sched/scheduler.h). With one router attached nothing is told.
+ * What a worker tells each router about the others: prompts and sequences of the other routers that it has,
+ * and the work that those routers have queued. A router adds that to its own books (sched_report in
+ * sched/scheduler.h). Nothing is sent while only one router is attached.
  *
- * A report is sent when something changed, at most every BACKLOG_LEAST_MS, and at least every BACKLOG_MOST_MS while there are sequences.
- * It follows the tokens and ends of the same step on each stream, so what it says of a router's own prompts is what that router knows.
- * (Rejected: heartbeats. They come every 250 ms from a thread that knows no sequences; at four times the load two routers admitted
- * twice what the workers could do in that time.)
+ * A report is sent when something changed, at most every BACKLOG_LEAST_MS, and at least every BACKLOG_MOST_MS
+ * while there are legs. On each stream it follows the tokens and ends of the same step, so what it says about
+ * a router's own prompts agrees with what that router has heard.
  *
- * Threads: engine. Links are borrowed between attach and leave.
+ * (Rejected: putting it into heartbeats. They come every 250 ms, from a thread that knows no sequences; at
+ * four times the load two routers admitted twice what the workers could do in that time.)
+ *
+ * Threads: engine. Links are borrowed from backlog_attach() to backlog_leave().
  */
 #pragma once
 
@@ -22,14 +25,15 @@ struct worker;
 
 struct backlog_router {
     struct link *link;
-    double queued_ms; /* as it told */
+    double queued_ms; /* work in the router's queue, as its last Demand said */
 };
 
-struct backlog { /* zeros: no router */
+struct backlog { /* zeroed: no router */
     struct backlog_router *routers;
     uint32_t n_routers, cap;
     bool changed;
-    bool is_told; /* the latest report knew of several routers */
+    /* The last report counted several routers: when others leave, the last router must hear of it. */
+    bool is_told;
     uint64_t told_ns;
 };
 
@@ -38,5 +42,7 @@ void backlog_leave(struct backlog *b, const struct link *link);
 void backlog_demand(struct backlog *b, const struct link *link, double queued_ms);
 void backlog_free(struct backlog *b);
 
-/* Sends what is due. Returns for how many milliseconds the engine thread may sleep, at most most_ms. */
+/*
+ * Sends the reports that are due. Returns how many milliseconds the engine thread may sleep, at most most_ms.
+ */
 uint32_t backlog_tell(struct worker *w, uint64_t now_ns, uint32_t most_ms);

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const uint64_t AUTO_F32_BELOW_PARAMS = 64000000; /* small models: exactness is free */
+/* Small models are computed in f32, where exactness costs little. */
+static const uint64_t AUTO_F32_BELOW_PARAMS = 64000000;
 
 static enum td_status parse_dummy(const char *text, struct model_dummy *out, struct td_error *e)
 {

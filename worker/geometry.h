@@ -1,6 +1,6 @@
 /*
- * What model a process serves and in which numbers: the options that prefill, decode and, as far as they shape pages, the store
- * share, so that one rule decides them for all.
+ * Which model a process serves, and in which number formats. Prefill workers, decode workers and, as far as
+ * the options shape pages, stores share these options, so that one rule decides for all.
  */
 #pragma once
 
@@ -10,8 +10,9 @@
 #include "proto/wire/kv_layout.h"
 
 struct geometry_options {
-    const char *model;     /* directory; NULL with dummy */
-    const char *dummy;     /* "1b", "8b" or "layers=2,hidden=256,...": seeded gaussian weights instead of a directory */
+    const char *model; /* directory; NULL with dummy */
+    /* "1b", "8b" or "layers=2,hidden=256,...": seeded gaussian weights instead of a directory. */
+    const char *dummy;
     const char *numerics;  /* auto, f32, bf16 */
     const char *weights;   /* K_WEIGHTS_NAMES; NULL: as-stored */
     const char *kv_dtype;  /* auto, f32, f16, bf16, fp8 */
@@ -51,7 +52,7 @@ struct geometry_options {
             "tokens of a page and of a block; one value for the whole cluster"                                         \
     }
 
-/* What computes, with the same member. Of no meaning to a store: it leaves them NULL. */
+/* Options of the computation, in the same struct. A store has no use for them and leaves the members NULL. */
 #define COMPUTE_OPTIONS(type, member)                                                                                  \
     {"weights",                                                                                                        \
      OPT_CHOICE,                                                                                                       \
@@ -67,7 +68,9 @@ struct geometry_options {
             "cuda, bf16: what a sequence computes is the same in any batch; off: cuBLAS orders sums as is fastest"     \
     }
 
-/* How many kernels a process computes with (engine/ranks.h). Of no meaning to a store: pages are the same. */
+/*
+ * How many kernels a process computes with (engine/ranks.h). Stores have no use for it: pages are the same.
+ */
 struct rank_options {
     int64_t n_tensor, n_pipeline;
     const char *devices; /* next, same */
@@ -100,26 +103,26 @@ static inline uint32_t rank_options_n(const struct rank_options *o)
     return (uint32_t)(o->n_tensor * o->n_pipeline);
 }
 
-/* kernels of that configuration for all ranks: out[rank_options_n]. */
+/* Opens kernels of that configuration for all ranks: out[rank_options_n(o)]. */
 enum td_status rank_options_open(const struct rank_options *o, const struct kernels_config *config,
                                  struct kernels **out, struct td_error *error_out);
 
 struct geometry {
     struct model_config config;
-    struct model_dummy dummy; /* used when the options say so */
+    struct model_dummy dummy; /* valid if is_dummy */
     bool is_dummy;
     enum compute compute;
     enum k_weights weights;
-    struct kernels_config kernels; /* the device, and compute */
+    struct kernels_config kernels; /* device and compute */
     struct kv_layout layout;
 };
 
 /* Reads config.json at most. TD_ERR_INVALID names the option. */
 enum td_status geometry_resolve(const struct geometry_options *o, struct geometry *out, struct td_error *error_out);
 
-/* "cpu", "cuda" or "cuda:N" into device and ordinal. */
+/* Parses "cpu", "cuda" or "cuda:N" into out->device and out->ordinal. */
 enum td_status geometry_device(const char *text, struct kernels_config *out, struct td_error *error_out);
 
-/* Opens the weights that were resolved. */
+/* Opens the weights that geometry_resolve() found. The caller closes the model. */
 enum td_status geometry_open_model(const struct geometry_options *o, const struct geometry *g, struct model **out,
                                    struct td_error *error_out);

@@ -5,10 +5,12 @@
 #include "base/mem.h"
 #include "sched/pins.h"
 
-enum { MESSAGE_KEYS = 4096 /* a message has as many, or one prompt */, MESSAGE_KEEPS = 256 };
+/* Limits of one Pins message. A prompt with more keys than MESSAGE_KEYS gets a message of its own. */
+enum { MESSAGE_KEYS = 4096, MESSAGE_KEEPS = 256 };
 
-struct batch {                  /* one Pins message */
-    struct link_server *server; /* to all of its routers but `except`; NULL: to `to` */
+/* One Pins message while it is filled. */
+struct batch {
+    struct link_server *server; /* it goes to all routers of the server but `except`; NULL: it goes to `to` */
     const struct link *except;
     struct link *to;
     uint64_t now_ns;
@@ -32,7 +34,7 @@ static void flush(struct batch *b)
     b->n = b->n_keys = 0;
 }
 
-/* keys are borrowed until the flush. */
+/* Adds a pin. keys are borrowed until flush(). */
 static void add(struct batch *b, ProtobufCBinaryData keys, uint32_t ttl_ms)
 {
     uint32_t n_keys = (uint32_t)(keys.len / BLOCK_KEY_BYTES);

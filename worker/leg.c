@@ -1,13 +1,26 @@
 /*
  * Legs: from the router's message to the answer.
  *
- *   PREFILL:    seq FIRST_TOKEN; lease granted at once, so that an early pull finds it; announced layer by layer; finished
- *               with the first token in the lease's tail. The leg is over then; the pages stay leased until the reader is done.
- *   DECODE:     seq ADOPT; pages reserved -> accepted -> pull of what the prefix cache lacks; verified -> runs from the first
- *               token on.
- *   AGGREGATED: seq GENERATE. Workers of both roles get such legs (plans aggregated and kept).
+ *   PREFILL:    the sequence has goal FIRST_TOKEN. The lease is granted at once, so that an early pull finds
+ *               it; pages are announced layer by layer; the lease is finished with the first token in its
+ *               tail. The leg ends there; the pages stay leased until the reader releases them.
+ *   DECODE:     the sequence has goal ADOPT. When its pages are reserved, the leg is accepted and pulls what
+ *               the prefix cache lacks. When all pages are verified, the sequence runs on from the first
+ *               token.
+ *   AGGREGATED: the sequence has goal GENERATE. Both roles get such legs (plans aggregated and kept).
  *
- * A leg ends with one LegEnd. Cancelling drops the sequence at once; pages that the wire may still touch follow later.
+ * A leg ends with one LegEnd message, unless its router is gone. Cancelling closes the sequence at once;
+ * pages that the wire may still touch keep their transfer holds until the lease or pull has ended.
+ *
+ * What must hold:
+ *   - Engine callbacks (leg_on_...) never free a leg, because engine_step() still walks its sequences. An end
+ *     is only noted there; leg_flush() frees the leg after the step.
+ *   - link_leg_ended() comes after the LegEnd was queued (link.h): leg_free() calls it, so every end is sent
+ *     before.
+ *   - Holds for the wire are taken while the sequence still holds the page: announcing, offering to stores
+ *     and opening a pull all come before engine_seq_close().
+ *
+ * Threads: all of it runs on the engine thread.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -19,8 +32,9 @@
 
 enum { MAX_ADDRESS = 128 };
 /*
- * The tail of a prefill's lease: u32 token, u32 bits of its log-probability, u32 enum seq_finish; then, of each of the likeliest
- * tokens that were asked for, u32 token and u32 bits.
+ * The tail of a prefill's lease, little-endian:
+ *   0  u32 token   4  u32 bits of its log-probability (f32)   8  u32 enum seq_finish: always FINISH_NONE
+ *  12  for each of the likeliest tokens that were asked for: u32 token, u32 bits of its log-probability
  */
 enum { TAIL_BYTES = 12, TAIL_TOP_BYTES = 8 };
 
@@ -57,6 +71,7 @@ static void send_end(struct link *link, struct xfer_id id, enum td_status status
     link_send(link, &m);
 }
 
+/* Fills a LegEnd. Its arrays are borrowed from the sequence: send the message before leg_free(). */
 static void fill_end(const struct leg *leg, Tandem__Worker__V1__LegEnd *end, Tandem__Worker__V1__PhaseTimes *times)
 {
     struct seq_times t = engine_seq_times(leg->seq);
@@ -84,9 +99,10 @@ static void fill_end(const struct leg *leg, Tandem__Worker__V1__LegEnd *end, Tan
     end->n_prompt_top_ids = end->n_prompt_top_logprobs = (size_t)(scores->n - 1) * scores->n_top;
 }
 
+/* Frees the leg and its sequence. A pull or lease that has not ended stays in its list until it ends. */
 static void leg_free(struct worker *w, struct leg *leg)
 {
-    for (uint32_t i = 0; i < w->n_out; i++) /* tokens not sent yet of a leg that is cancelled */
+    for (uint32_t i = 0; i < w->n_out; i++) /* tokens of a cancelled leg that were not sent yet */
         if (w->out[i].leg == leg)
             w->out[i].leg = NULL;
     if (leg->pull)
@@ -110,7 +126,7 @@ static void leg_free(struct worker *w, struct leg *leg)
     free(leg);
 }
 
-/* Ends it early. tell: the router hears of it. */
+/* Ends a leg early and frees it. tell: send a LegEnd to the router; false: the router is gone. */
 static void leg_abort(struct worker *w, struct leg *leg, enum td_status why, const char *text, bool tell)
 {
     if (leg->pull)
@@ -128,6 +144,7 @@ static void leg_abort(struct worker *w, struct leg *leg, enum td_status why, con
     leg_free(w, leg);
 }
 
+/* Cancels the leg with that id or, if the leg has ended, its lease that still waits for a reader. */
 void leg_cancel(struct worker *w, struct xfer_id id, enum td_status why, const char *text)
 {
     for (struct leg *l = w->legs; l; l = l->next)
@@ -171,6 +188,7 @@ static const char *kind_name(Tandem__Worker__V1__LegKind kind)
                                                               : "aggregated";
 }
 
+/* A copy with a terminating 0, which the caller frees; NULL if b is empty. */
 static char *text_of(ProtobufCBinaryData b)
 {
     if (!b.len)
@@ -180,6 +198,7 @@ static char *text_of(ProtobufCBinaryData b)
     return s;
 }
 
+/* The arrays of the result are borrowed from m and bias. */
 static struct sampling sampling_of(const Tandem__Worker__V1__SamplingParams *m, struct logit_bias *bias)
 {
     for (size_t i = 0; i < m->n_logit_bias; i++)
@@ -226,6 +245,7 @@ static enum td_status check_stores(const Tandem__Worker__V1__Leg *m, struct td_e
     return TD_OK;
 }
 
+/* Validates what a router sent: every field that is used as a size, an index or an address. */
 static enum td_status check_message(struct worker *w, const Tandem__Worker__V1__Leg *m, struct td_error *e)
 {
     if (!m->id || !m->id->incarnation)
@@ -274,6 +294,7 @@ static enum td_status open_seq(struct worker *w, struct leg *leg, const Tandem__
     return s;
 }
 
+/* Copies the sources of the prompt's prefix from the message into the leg. */
 static void take_stores(struct leg *leg, const Tandem__Worker__V1__Leg *m)
 {
     leg->stores = mem_array(m->n_stores, sizeof(*leg->stores));
@@ -290,6 +311,7 @@ static void take_stores(struct leg *leg, const Tandem__Worker__V1__Leg *m)
             (struct store_run){m->store_runs[i]->store, m->store_runs[i]->first_block, m->store_runs[i]->n_blocks};
 }
 
+/* Begins a leg, or refuses it with a LegEnd. m is borrowed during the call. */
 void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Leg *m)
 {
     struct td_error e = {{0}};
@@ -335,9 +357,13 @@ void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Le
     prefix_ask(w, leg);
 }
 
-/* -------------------------------------------------- what the engine tells */
+/* -------------------------------------------------- callbacks of the engine */
 
-/* The first n_matched pages are there, or behind every window: the lease begins with leg->first_page. */
+/*
+ * A decode leg has its pages. The first n_matched need no pull: they are in the prefix cache, or lie behind
+ * the sliding window of every layer. Page 0 of the lease is page leg->first_page of the sequence, and
+ * n_matched >= leg->first_page.
+ */
 static void accept_decode(struct worker *w, struct leg *leg, uint32_t n_matched)
 {
     uint32_t n_pages;
@@ -357,6 +383,7 @@ static void accept_decode(struct worker *w, struct leg *leg, uint32_t n_matched)
     link_send(leg->link, &m);
 }
 
+/* The sequence has pages. If parts of its prefix can be loaded, it is filled before it runs. */
 void leg_on_admitted(void *user, struct seq *seq, uint32_t n_matched)
 {
     struct worker *w = user;
@@ -371,6 +398,7 @@ void leg_on_admitted(void *user, struct seq *seq, uint32_t n_matched)
         engine_seq_fill(w->engine, seq);
 }
 
+/* Inside engine_step(): announces pages whose KV is complete in layers [begin, end) to the reader. */
 void leg_on_pages_ready(void *user, struct seq *seq, uint32_t first, uint32_t n, uint16_t begin, uint16_t end)
 {
     struct worker *w = user;
@@ -386,13 +414,14 @@ void leg_on_pages_ready(void *user, struct seq *seq, uint32_t first, uint32_t n,
     for (uint32_t i = 0; i < n; i++) {
         struct page_ref ref = refs[first + i];
         pages[i] = (struct xfer_page){kvpool_address(engine_pool(w->engine), ref), ref.generation};
-        if (first + i - leg->first_page >= leg->lease->held.n) /* its first range of layers */
+        if (first + i - leg->first_page >= leg->lease->held.n) /* first announcement of this page: hold it */
             held_add(w, &leg->lease->held, ref);
     }
     xfer_lease_announce(w->xfer, leg->id, first - leg->first_page, pages, n, begin, end);
     free(pages);
 }
 
+/* Keeps a token until leg_flush(). Call it before the token is appended: the length gives its position. */
 static void put_token(struct worker *w, struct leg *leg, const struct sampled *token)
 {
     uint32_t n_tokens;
@@ -417,6 +446,7 @@ void leg_on_token(void *user, struct seq *seq, const struct sampled *token)
     metrics_inc(w->counters, WORKER_TOKENS, 1);
 }
 
+/* Only notes the end; leg_flush() frees the leg after the step. */
 void leg_on_end(void *user, struct seq *seq, enum seq_finish finish)
 {
     (void)user;
@@ -427,7 +457,7 @@ void leg_on_end(void *user, struct seq *seq, enum seq_finish finish)
 
 /* ------------------------------------------------------------ after a step */
 
-/* Tokens of all requests of one step travel to a router in one message. */
+/* Sends all tokens of this step that belong to legs of one router, in one message. */
 static void send_tokens(struct worker *w, struct link *link)
 {
     Tandem__Worker__V1__Token *tokens = mem_array(w->n_out, sizeof(*tokens)),
@@ -478,7 +508,7 @@ static uint32_t get_scored(const uint8_t *p, float *logprob)
     return get_u32(p);
 }
 
-/* False: it is no tail. */
+/* Parses a tail. False if it is malformed; out is undefined then. */
 static bool get_tail(const uint8_t *p, uint32_t len, struct sampled *out)
 {
     if (len < TAIL_BYTES || (len - TAIL_BYTES) % TAIL_TOP_BYTES ||
@@ -491,13 +521,14 @@ static bool get_tail(const uint8_t *p, uint32_t len, struct sampled *out)
     return true;
 }
 
+/* Ends the lease of a finished prefill: finished with the first token, or cancelled if nobody will decode. */
 static void finish_lease(struct worker *w, struct leg *leg)
 {
     uint8_t tail[TAIL_BYTES + SAMPLING_MAX_TOP_LOGPROBS * TAIL_TOP_BYTES];
     const struct sampled *first = &leg->first_token;
     if (!leg->lease)
         return;
-    if (leg->finish != FINISH_NONE) { /* the first token ended it: nobody will decode */
+    if (leg->finish != FINISH_NONE) { /* the first token ended the answer: there is no decode leg */
         xfer_lease_cancel(w->xfer, leg->id);
         return;
     }
@@ -509,22 +540,26 @@ static void finish_lease(struct worker *w, struct leg *leg)
     xfer_lease_finish(w->xfer, leg->id, leg->lease->held.n, tail, TAIL_BYTES + first->n_top * TAIL_TOP_BYTES);
 }
 
+/* Ends a leg that has done its part. leg_free() comes last: LegEnd and offers borrow from the sequence. */
 static void leg_finish(struct worker *w, struct leg *leg)
 {
     Tandem__Worker__V1__LegEnd end = TANDEM__WORKER__V1__LEG_END__INIT;
     Tandem__Worker__V1__PhaseTimes times = TANDEM__WORKER__V1__PHASE_TIMES__INIT;
     finish_lease(w, leg);
-    leg->lease = NULL; /* ends by itself */
+    leg->lease = NULL; /* it ends by itself, when the reader releases it or its time is over */
     fill_end(leg, &end, &times);
     log_debug(&w->log, "leg finished req=%s reason=%s", leg->req, finish_name(leg->finish));
     send_end(leg->link, leg->id, TD_OK, "", &end);
-    /* A decode worker adds the answer; the prompt's blocks were offered by whoever computed them. */
+    /* The worker that computed the prompt offers its blocks; a decode worker offers the answer's only. */
     bool decode = leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE;
     store_offer(w, leg, decode ? leg->n_prompt / w->geometry.layout.page_tokens : leg->n_from_store);
     leg_free(w, leg);
 }
 
-/* Any worker with these weights would compute the same, so the router does not try another (router/request.c). */
+/*
+ * Ends a leg whose logits were not finite. Any worker with these weights would compute the same, so the
+ * router does not try another one (router/request.c).
+ */
 static void leg_break(struct worker *w, struct leg *leg)
 {
     log_error(&w->log, "logits are not finite req=%s", leg->req);
@@ -533,6 +568,7 @@ static void leg_break(struct worker *w, struct leg *leg)
               true);
 }
 
+/* After a step: sends the tokens first, then ends the legs whose sequences have ended. */
 void leg_flush(struct worker *w)
 {
     for (uint32_t i = 0; i < w->n_out; i++)
@@ -550,6 +586,7 @@ void leg_flush(struct worker *w)
 
 /* ------------------------------------------------------------ pulls ended */
 
+/* A handover is complete. Checks its size and tail, then lets the sequence run on from the first token. */
 static void kv_arrived(struct worker *w, struct leg *leg, const struct work *work)
 {
     uint32_t n_tokens, n_pages;
@@ -573,6 +610,7 @@ static void kv_arrived(struct worker *w, struct leg *leg, const struct work *wor
     engine_seq_append(w->engine, leg->seq, first.id);
 }
 
+/* A pull has ended: nothing writes into its pages any more. Gives up their holds and goes on with the leg. */
 void leg_pull_ended(struct worker *w, struct work *work)
 {
     struct pull *p = work->pull;
@@ -582,7 +620,10 @@ void leg_pull_ended(struct worker *w, struct work *work)
     if (!leg || is_load)
         return;
     leg->pull = NULL;
-    /* The router reacts in its own way to a handover that is late or was cancelled; whatever else happened, the pair failed. */
+    /*
+     * The router has its own reactions to a handover that was late and to one that was cancelled. Any other
+     * status means that this pair of workers failed.
+     */
     bool is_own_case = work->status == TD_ERR_DEADLINE || work->status == TD_ERR_CANCELLED;
     const char *text = work->status == TD_ERR_CANCELLED ? "the prefill worker cancelled the handover of its KV"
                                                         : "KV did not arrive from the prefill worker";

@@ -1,3 +1,15 @@
+/*
+ * Links to routers: one gRPC call each.
+ *
+ *   on_open -> on_hello (LINK_UP, enters the list of the server) -> on_message* -> on_end (LINK_GONE)
+ *
+ * A link is counted. The call holds one reference until on_end, every mail holds one, and a leg holds one as
+ * long as it exists; so a link outlives its call, and sending to it then does nothing.
+ *
+ * Locks: link_server.lock before link.lock. Numbers of messages and the list of legs change under link.lock
+ * together with the queueing, so messages are queued in the order of their numbers, and a Load never shows
+ * half of a change.
+ */
 #include "worker/link.h"
 
 #include <openssl/crypto.h>
@@ -11,15 +23,21 @@
 
 struct link {
     _Atomic uint32_t refs;
-    struct link *prev, *next; /* in the server's list, once it said hello */
+    struct link *prev, *next; /* list of the server; a link is in it between hello and end */
     struct link_server *server;
     struct rpc_call *call;
     uint64_t incarnation;
+    /* The hello was accepted. Set once, by an rpc thread; the first Load may follow at once. */
     bool up;
+    /* Messages that arrived, the hello included. */
     _Atomic uint32_t n_heard;
-    pthread_mutex_t lock; /* numbering and queueing are one step: engine, beat and rpc threads send */
+    /*
+     * Guards the members below. Engine, beat and rpc threads send: a message gets its number and its place in
+     * the queue in one step.
+     */
+    pthread_mutex_t lock;
     uint32_t n_said;
-    /* also under the lock, so that a Load tells a state and not half of a change */
+    /* Number of the last message that was handled; counters of the legs that the engine has. */
     uint32_t n_taken, n_legs, cap_legs;
     uint64_t *legs;
 };
@@ -28,7 +46,8 @@ struct link_server {
     struct link_server_config config;
     struct rpc_server *rpc;
     struct rpc_method method;
-    pthread_mutex_t lock; /* the list of links: rpc threads change it, engine and beat threads walk it */
+    /* Guards the list of links: rpc threads change it, the engine and beat threads walk it. */
+    pthread_mutex_t lock;
     struct link *links;
 };
 
@@ -94,13 +113,14 @@ static void note_taken(struct link *link, uint32_t number)
 void link_mail_free(struct link_mail *mail)
 {
     if (mail->kind != LINK_GONE)
-        note_taken(mail->link, mail->message ? mail->message->number : 1); /* the hello */
+        note_taken(mail->link, mail->message ? mail->message->number : 1); /* LINK_UP: the hello, number 1 */
     if (mail->message)
         tandem__worker__v1__router_message__free_unpacked(mail->message, NULL);
     link_unref(mail->link);
     free(mail);
 }
 
+/* Hands mail to the owner, with a reference of its own. */
 static void deliver(struct link *link, enum link_mail_kind kind, Tandem__Worker__V1__RouterMessage *message)
 {
     struct link_mail *mail = mem_zalloc(sizeof(*mail));
@@ -110,6 +130,7 @@ static void deliver(struct link *link, enum link_mail_kind kind, Tandem__Worker_
     link->server->config.deliver(link->server->config.user, mail);
 }
 
+/* Numbers and queues a message. A Load also gets what this link has heard and taken, and its legs. */
 static enum td_status send_numbered(struct link *link, const Tandem__Worker__V1__WorkerMessage *message)
 {
     Tandem__Worker__V1__WorkerMessage m = *message;
@@ -163,6 +184,7 @@ static void on_open(struct rpc_call *call, void *user)
     rpc_call_set_user(call, link);
 }
 
+/* Answers before the link enters the list: the first message that a router gets is the hello. */
 static void on_hello(struct link *link, const Tandem__Worker__V1__RouterHello *hello)
 {
     uint8_t proof[LINK_PROOF_BYTES];
@@ -204,7 +226,8 @@ static void on_message(struct rpc_call *call, const ProtobufCMessage *base)
         rpc_call_finish(call, RPC_INVALID_ARGUMENT, "kind: the first message is a hello, and only the first", 0);
         return;
     }
-    if (m->number != atomic_fetch_add(&link->n_heard, 1) + 1 && !hello) { /* versions and the secret are told first */
+    /* The number of a hello is not checked: on_hello() reports another version or secret first. */
+    if (m->number != atomic_fetch_add(&link->n_heard, 1) + 1 && !hello) {
         log_warn(link->server->config.log, "stream is unsound: a message is missing or doubled router=%016llx",
                  (unsigned long long)link->incarnation);
         rpc_call_finish(call, RPC_DATA_LOSS, "number: a message is missing or doubled", 0);
@@ -223,6 +246,7 @@ static void on_message(struct rpc_call *call, const ProtobufCMessage *base)
     deliver(link, LINK_MESSAGE, (Tandem__Worker__V1__RouterMessage *)rpc_call_take(call, base));
 }
 
+/* The link leaves the list before LINK_GONE is delivered: no message follows it. */
 static void on_end(struct rpc_call *call, enum rpc_code code, const char *text)
 {
     (void)code, (void)text;

@@ -1,8 +1,10 @@
 /*
- * The stream between a router and a worker or store, on the serving side: hello, proof of the cluster secret, messages.
+ * The stream between a router and a worker or store, on the serving side: hello, proof of the cluster secret,
+ * messages.
  *
- * One link for each router that is attached. The owner gets messages as mail and answers from any thread. A router that
- * stops reading is cut off when its queue is full; its legs are then cancelled as if it had died.
+ * One link exists for each attached router. The owner gets messages as mail and may answer from any thread. A
+ * router that stops reading is cut off when its queue of 64 MiB is full; its legs are then cancelled as if it
+ * had died.
  */
 #pragma once
 
@@ -14,14 +16,14 @@
 
 enum { LINK_PROTOCOL_VERSION = 1, LINK_PROOF_BYTES = 32, LINK_MAX_MESSAGE_BYTES = 64 << 20 };
 
-struct link; /* counted; link_ref/unref */
+struct link; /* counted: link_ref, link_unref */
 
 enum link_mail_kind { LINK_MESSAGE, LINK_UP, LINK_GONE };
 
 struct link_mail { /* the owner frees it with link_mail_free */
     struct mail mail;
     enum link_mail_kind kind;
-    struct link *link;                          /* holds a ref */
+    struct link *link;                          /* mail holds one reference */
     Tandem__Worker__V1__RouterMessage *message; /* LINK_MESSAGE; never a hello */
 };
 
@@ -32,9 +34,12 @@ struct link_server_config {
     const char *secret;
     struct faults *faults; /* borrowed; NULL: none */
     const struct log *log;
-    /* On an rpc thread: takes the mail over. */
+    /* On an rpc thread. The callee owns the mail and frees it with link_mail_free(). */
     void (*deliver)(void *user, struct link_mail *mail);
-    /* On an rpc thread, for each router that proved itself: packs nothing, fills in. Strings stay as long as the server. */
+    /*
+     * On an rpc thread, for each router that proved the secret: fills in the hello. Its strings must live as
+     * long as the server.
+     */
     void (*hello)(void *user, Tandem__Worker__V1__WorkerHello *out);
     void *user;
 };
@@ -42,26 +47,30 @@ struct link_server_config {
 enum td_status link_server_open(const struct link_server_config *config, struct link_server **out,
                                 struct td_error *error_out);
 const char *link_server_address(const struct link_server *s);
-void link_server_close(struct link_server *s); /* NULL is fine; LINK_GONE comes for every link before it returns */
+/* NULL is fine; LINK_GONE was delivered for every link when it returns. */
+void link_server_close(struct link_server *s);
 
-/* What the mail asked for is done: the next Load says so. */
+/*
+ * Frees the mail when what it asked for is done: the next Load tells the router that the message was taken.
+ */
 void link_mail_free(struct link_mail *mail);
 struct link *link_ref(struct link *link);
 void link_unref(struct link *link);
 uint64_t link_router_incarnation(const struct link *link);
 
-/* Any thread. Nothing comes of it when the router is gone. */
+/* Any thread. Does nothing if the router is gone; cuts it off if its queue is full. */
 void link_send(struct link *link, const Tandem__Worker__V1__WorkerMessage *message);
 /*
- * The legs that the engine has of this router, by counter; Loads tell them. A leg begins before its mail is freed, and ends after its
- * end was sent: so a router that finds a leg neither in a Load nor ended knows that it was forgotten.
+ * The legs of this router that the engine has, by counter; every Load lists them. A leg begins before its
+ * mail is freed and ends after its LegEnd was sent. So a router knows that a leg was forgotten if the worker
+ * took it, no Load lists it, and no LegEnd came.
  */
 void link_leg_began(struct link *link, uint64_t counter);
 void link_leg_ended(struct link *link, uint64_t counter);
-/* To every router attached. */
+/* To every attached router; _others: to all of them but one. */
 void link_server_send_all(struct link_server *s, const Tandem__Worker__V1__WorkerMessage *message);
 void link_server_send_others(struct link_server *s, const struct link *except,
                              const Tandem__Worker__V1__WorkerMessage *message);
 
-/* HMAC-SHA-256 by the cluster secret of "tandem-attach" || incarnation (little-endian). */
+/* out = HMAC-SHA-256(secret, "tandem-attach" || incarnation as u64, little-endian) */
 void link_proof(const char *secret, uint64_t incarnation, uint8_t out[LINK_PROOF_BYTES]);

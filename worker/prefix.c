@@ -1,14 +1,23 @@
 /*
- * Prefixes that lie elsewhere: with stores, and in the pools of other workers. A leg says which blocks are worth loading from where.
+ * Prefixes that are elsewhere: in stores, and in the pools of other workers. A leg says which blocks are
+ * worth loading, and from where.
  *
- * Each source is asked once for all of its blocks, as soon as the leg comes, so that a store reads its disk while the leg waits for pages;
- * all are pulled at once when it has them. The sequence goes on when the last pull has ended, from the first block that is missing on:
- * what lies behind that is of no use.
+ *     prefix_ask (leg starts) -> prefix_load (sequence has pages) -> prefix_pull_ended* -> all_ended
  *
- * Nothing here can fail a request: what a source does not give is computed.
+ * Each source is asked once for all of its blocks, as soon as the leg starts, so that a store reads its disk
+ * while the leg still waits for pages. When the sequence has pages, all sources are pulled at the same time.
+ * When the last pull has ended, the sequence computes from the first block that is missing; loaded blocks
+ * behind that one are of no use.
  *
- * The other side is here, too: a worker answers such a question as a store does (proto/wire/store_msg.h), by a lease over the longest
- * prefix of the keys that its pool has, which may be empty. It is answered between two steps.
+ * Nothing here can fail a request: blocks that a source does not deliver are computed.
+ *
+ * What must hold: a question always gets a pull, also if nobody needs its blocks any more (unask()), because
+ * the source keeps a lease for it; and every pull writes only into pages that it holds, whether its leg still
+ * exists or not.
+ *
+ * The other side is here, too: prefix_asked() answers another worker's question as a store would
+ * (proto/wire/store_msg.h), by a lease over the longest prefix of the keys that the pool has, which may be
+ * empty. The engine thread answers, so a question waits for the running step.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +26,7 @@
 #include "worker/worker_internal.h"
 
 static const uint64_t LOAD_NS = 10 * NS_PER_S; /* a slower source is treated as a miss */
-/* Of pages that were waited for the time since the question says nothing about the source. */
+/* If the sequence waited longer than this for pages, its load says nothing about the source's speed. */
 static const uint64_t AT_ONCE_NS = 5 * NS_PER_MS;
 
 /* ------------------------------------------------------------------ asking */
@@ -27,7 +36,7 @@ static const char *address_of(const struct leg *leg, uint32_t source)
     return source < leg->n_stores ? leg->stores[source].address : leg->holders[source - leg->n_stores];
 }
 
-/* A load of that source with room for one block more. */
+/* A load from that source with room for another block; if there is none, a new one for `cap` blocks. */
 static struct load *load_of(struct leg *leg, uint32_t source, uint32_t cap)
 {
     for (uint32_t i = leg->n_loads; i-- > 0;)
@@ -39,7 +48,10 @@ static struct load *load_of(struct leg *leg, uint32_t source, uint32_t cap)
     return &leg->loads[leg->n_loads++];
 }
 
-/* From block n_have on, without a gap: of runs that are in order the first one that has the next block. */
+/*
+ * Distributes blocks n_have .. usable - 1 among the sources, each block to the first run that has it. Stops
+ * at the first block that no run has. Runs are in ascending order.
+ */
 static void list_blocks(struct leg *leg, uint32_t n_have, uint32_t usable)
 {
     uint32_t next = n_have;
@@ -55,6 +67,7 @@ static void list_blocks(struct leg *leg, uint32_t n_have, uint32_t usable)
     }
 }
 
+/* Sends one load's question. Its id also names the lease that the source will grant. */
 static void ask(struct worker *w, struct leg *leg, struct load *l)
 {
     uint32_t n_keys, n_computed;
@@ -75,12 +88,13 @@ static void ask(struct worker *w, struct leg *leg, struct load *l)
     free(wanted);
 }
 
-/* What is not there yet beyond the first n_have blocks. */
+/* Asks for all blocks behind the first n_have that some source has. */
 static void ask_all(struct worker *w, struct leg *leg, uint32_t n_have)
 {
     uint32_t n_tokens;
     engine_seq_tokens(leg->seq, &n_tokens);
-    uint32_t usable = (n_tokens - 1) / w->geometry.layout.page_tokens; /* the last token is computed here */
+    /* The last token is always computed here. */
+    uint32_t usable = (n_tokens - 1) / w->geometry.layout.page_tokens;
     list_blocks(leg, n_have, usable);
     leg->load_first = n_have;
     leg->asked_ns = clock_now(&w->clock);
@@ -103,6 +117,7 @@ void prefix_ask(struct worker *w, struct leg *leg)
 
 /* ----------------------------------------------------------------- loading */
 
+/* Entries of l->blocks that come before that block of the prompt. */
 static uint32_t n_before(const struct load *l, uint32_t block)
 {
     uint32_t n = 0;
@@ -111,7 +126,7 @@ static uint32_t n_before(const struct load *l, uint32_t block)
     return n;
 }
 
-/* Nobody will read what was asked for: the source hears of it, and need not wait until it gives up. */
+/* Withdraws a question: a pull that is cancelled at once makes the source drop its lease early. */
 static void unask(struct worker *w, struct leg *leg, struct load *l)
 {
     struct pull *p = pull_open(w, NULL, NULL, NULL, 0);
@@ -119,6 +134,7 @@ static void unask(struct worker *w, struct leg *leg, struct load *l)
     xfer_pull_cancel(w->xfer, l->id);
 }
 
+/* Withdraws or cancels every load. Pulls that have not ended keep their pages and end without a leg. */
 void prefix_drop(struct worker *w, struct leg *leg)
 {
     for (uint32_t i = 0; i < leg->n_loads; i++) {
@@ -136,6 +152,7 @@ void prefix_drop(struct worker *w, struct leg *leg)
     leg->n_loads = leg->n_loading = 0;
 }
 
+/* Pulls what the load's source has and the pool has not. */
 static void start(struct worker *w, struct leg *leg, struct load *l, uint32_t n_have)
 {
     l->n_have = l->n_got = n_before(l, n_have);
@@ -153,7 +170,7 @@ static void start(struct worker *w, struct leg *leg, struct load *l, uint32_t n_
 
 bool prefix_load(struct worker *w, struct leg *leg, uint32_t n_have)
 {
-    if (n_have < leg->load_first) { /* blocks that were here are not any more */
+    if (n_have < leg->load_first) { /* blocks that were cached when the leg started are gone: ask again */
         prefix_drop(w, leg);
         ask_all(w, leg, n_have);
     }
@@ -166,7 +183,7 @@ bool prefix_load(struct worker *w, struct leg *leg, uint32_t n_have)
 
 /* ------------------------------------------------------------------- ended */
 
-/* What the router needs to know in order to tell whether loading or computing is faster: of all loads of one kind together. */
+/* Learns how fast loading is, for routers: one sample for all stores together, one for all workers. */
 static void note_speed(struct worker *w, const struct leg *leg)
 {
     const uint32_t n_stores = leg->found.n_dram + leg->found.n_ssd;
@@ -181,7 +198,7 @@ static void note_speed(struct worker *w, const struct leg *leg)
     pthread_mutex_unlock(&w->load_lock);
 }
 
-/* Where the prefix ends that is there now. */
+/* The number of leading blocks of the prompt whose KV is in the sequence's pages now. */
 static uint32_t first_missing(const struct leg *leg)
 {
     uint32_t missing = UINT32_MAX, end = leg->n_matched;
@@ -195,7 +212,7 @@ static uint32_t first_missing(const struct leg *leg)
     return missing < end ? missing : end;
 }
 
-/* Of what came only the blocks before the first missing one count. */
+/* Counts the tokens of a load that are used, those before block n_filled, in metrics and in the leg. */
 static void count(struct worker *w, struct leg *leg, const struct load *l, uint32_t n_filled)
 {
     uint32_t page_tokens = w->geometry.layout.page_tokens, all = l->found.n_dram + l->found.n_ssd;
@@ -212,7 +229,10 @@ static void count(struct worker *w, struct leg *leg, const struct load *l, uint3
     metrics_inc(w->counters, WORKER_STORE_TOKENS, (uint64_t)n * page_tokens);
 }
 
-/* The first block that did not come from a store, or was here: stores need not be offered those before it. */
+/*
+ * Number of leading blocks that need not be offered to stores: the blocks that are filled now, up to the
+ * first one that another worker gave. 0 if stores gave nothing behind the blocks that were cached here.
+ */
 static uint32_t known_to_stores(const struct leg *leg, uint32_t n_filled)
 {
     for (uint32_t i = 0; i < leg->n_loads; i++) {
@@ -223,6 +243,7 @@ static uint32_t known_to_stores(const struct leg *leg, uint32_t n_filled)
     return n_filled > leg->n_matched ? n_filled : 0;
 }
 
+/* The last load has ended: the sequence runs on, and computes from the first missing block. */
 static void all_ended(struct worker *w, struct leg *leg)
 {
     uint32_t n = first_missing(leg);
@@ -233,6 +254,7 @@ static void all_ended(struct worker *w, struct leg *leg)
     engine_seq_filled(w->engine, leg->seq, n * w->geometry.layout.page_tokens);
 }
 
+/* Adds a load that brought something to the sums over all stores, or over all workers. */
 static void note_source(struct worker *w, struct leg *leg, const struct load *l)
 {
     uint64_t now = clock_now(&w->clock);
@@ -259,7 +281,7 @@ bool prefix_pull_ended(struct worker *w, struct leg *leg, const struct pull *p, 
     l->is_over = true;
     if (!work->status && !store_found_decode(r->tail, r->tail_len_bytes, &l->found) && r->n_pages <= l->n)
         l->n_got = r->n_pages > l->n_have ? r->n_pages : l->n_have;
-    else if (work->status != TD_ERR_INVALID) /* that: it has less than is here by now */
+    else if (work->status != TD_ERR_INVALID) /* INVALID: the source has fewer blocks than are cached here */
         log_warn(&w->log, "prefix load failed, computing instead req=%s source=%s status=%s", leg->req,
                  address_of(leg, l->source), td_status_name(work->status ? work->status : TD_ERR_PROTOCOL));
     if (l->n_got > l->n_have)
@@ -279,7 +301,11 @@ static bool is_leased(const struct worker *w, struct xfer_id id)
     return false;
 }
 
-/* The longest prefix of the keys that the pool has, however often a key is repeated; each page with one hold more, which the caller gives back. */
+/*
+ * Holds the pages of the longest prefix of the keys that the pool has, once more for each key; the caller
+ * gives the holds back. At most as many as the pool has pages, which is the limit of a lease: a peer may
+ * repeat a key.
+ */
 static uint32_t take_blocks(struct worker *w, const struct store_keys_msg *m, struct page_ref *out)
 {
     struct kvpool *pool = engine_pool(w->engine);
@@ -292,12 +318,13 @@ static uint32_t take_blocks(struct worker *w, const struct store_keys_msg *m, st
     return n;
 }
 
+/* Answers a question with a lease, also if there is nothing to lend: the reader's pull then ends at once. */
 void prefix_asked(struct worker *w, const struct bytes *message, uint64_t reader)
 {
     struct store_keys_msg m;
     struct page_ref refs[STORE_MAX_KEYS];
     uint8_t tail[STORE_FOUND_BYTES];
-    if (!w->xfer) /* mail that was left when the worker closed */
+    if (!w->xfer) /* late mail, handled by worker_close() */
         return;
     if (store_keys_decode(message->data, message->len, &m)) {
         log_warn(&w->log, "a peer's question for blocks can't be read bytes=%zu", message->len);

@@ -4,14 +4,14 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PORT_BYTES = 9 }; /* brackets and a port that may be added */
+enum { PORT_BYTES = 9 }; /* room for brackets and a port that join() may add */
 
 static bool is_unix(const char *address)
 {
     return !strncmp(address, "unix:", 5);
 }
 
-/* Of HOST:PORT, the length of HOST; of HOST alone (a bare IPv6 address has several colons) all of it. */
+/* The length of HOST in HOST:PORT or in HOST alone. A bare IPv6 address has several colons and no port. */
 static int host_len(const char *address)
 {
     const char *colon = strrchr(address, ':');
@@ -19,6 +19,7 @@ static int host_len(const char *address)
     return (int)(is_bare ? strlen(address) : (size_t)(colon - address));
 }
 
+/* Whether address ends with a port. */
 static bool has_port(const char *address)
 {
     return address[host_len(address)] == ':';
@@ -58,12 +59,14 @@ enum td_status reach_listen(const struct reach_config *config, char xfer_listen_
     if (config->xfer_listen)
         snprintf(xfer_listen_out, REACH_BYTES, "%s", config->xfer_listen);
     else if (is_unix(config->listen))
-        snprintf(xfer_listen_out, REACH_BYTES, "127.0.0.1:0"); /* whoever uses the socket is on this host */
+        /* A router that reaches a unix socket is on this host. */
+        snprintf(xfer_listen_out, REACH_BYTES, "127.0.0.1:0");
     else
         snprintf(xfer_listen_out, REACH_BYTES, "%.*s:0", host_len(config->listen), config->listen);
     return TD_OK;
 }
 
+/* host with the port of `listens`, in brackets if it is an IPv6 address. */
 static void join(char out[REACH_BYTES], const char *host, const char *listens)
 {
     int n = host_len(host);

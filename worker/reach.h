@@ -1,5 +1,5 @@
 /*
- * Where others reach a worker or a store: routers its gRPC service, peers its KV transfers.
+ * The addresses at which others reach a worker or a store: routers its gRPC service, peers its KV transfers.
  *
  *     --listen        --xfer-listen   --advertise    routers are told   peers are told
  *     10.0.0.5:7000   (none)          (none)         10.0.0.5:7000      10.0.0.5:PORT
@@ -8,24 +8,28 @@
  *     0.0.0.0:7000    10.1.0.5:0      a.example      a.example:7000     10.1.0.5:PORT
  *     0.0.0.0:7000    any             (none)         refused: nobody can connect to 0.0.0.0
  *
- * PORT is the one that transfers listen on. Pure functions.
+ * PORT is the port that transfers listen on. Pure functions.
  */
 #pragma once
 
 #include "base/status.h"
 
-enum { REACH_BYTES = 128 }; /* what routers take */
+enum { REACH_BYTES = 128 }; /* longest address that routers accept, with the final 0 */
 
 struct reach_config {
     const char *listen;      /* HOST:PORT or unix:PATH */
     const char *xfer_listen; /* HOST:PORT; NULL: a free port of listen's host */
-    const char *advertise;   /* HOST or HOST:PORT, an IPv6 address with a port in brackets; NULL: none */
+    /* HOST or HOST:PORT; an IPv6 address with a port is in brackets. NULL: none. */
+    const char *advertise;
 };
 
-/* Where transfers listen. TD_ERR_INVALID names the option: an address that nobody could be told, or one that is too long. */
+/* Chooses where transfers listen. TD_ERR_INVALID names the option with a bad address. */
 enum td_status reach_listen(const struct reach_config *config, char xfer_listen_out[REACH_BYTES],
                             struct td_error *error_out);
 
-/* What others are told, once it is known where that service listens (port filled in). After reach_listen. */
+/*
+ * The addresses to tell others, once a service listens: `listens` is its address, port filled in. Call
+ * reach_listen() first.
+ */
 void reach_rpc(const struct reach_config *config, const char *listens, char out[REACH_BYTES]);
 void reach_xfer(const struct reach_config *config, const char *listens, char out[REACH_BYTES]);

@@ -16,11 +16,11 @@ enum { MAX_ROUTERS = 16, CALL_MS = 1000 };
 struct registrar {
     struct registrar_config config;
     struct rpc_client *routers[MAX_ROUTERS];
-    bool told[MAX_ROUTERS]; /* the last time, so that only changes are logged */
+    bool told[MAX_ROUTERS]; /* the last call succeeded; only changes are logged */
     uint32_t n_routers;
     pthread_t thread;
     bool running, stop;
-    pthread_mutex_t lock; /* of stop: waiting with a limit needs a condition */
+    pthread_mutex_t lock; /* guards stop; a queue can't be waited for with a time limit */
     pthread_cond_t changed;
 };
 

@@ -1,6 +1,7 @@
 /*
- * Tells routers where this worker or store is, again every REGISTER_MS: so one that joins, or a router that started anew, is known
- * without anybody's list. Who is known already costs the router a comparison.
+ * Tells routers where this worker or store is, again every REGISTER_MS. So routers learn of a process that
+ * joins, and a router that starts anew learns of all, without a list. For a router that knows the process
+ * already, a call costs one comparison.
  *
  * Threads: one of its own.
  */
@@ -17,7 +18,7 @@ struct registrar;
 
 struct registrar_config {
     const char *routers; /* HOST:PORT,...; NULL: none */
-    const char *address; /* of the own service, as routers reach it; borrowed */
+    const char *address; /* this process's service, as routers reach it; borrowed */
     const char *secret;  /* borrowed; may be NULL */
     uint64_t incarnation;
     const struct log *log;

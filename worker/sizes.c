@@ -4,7 +4,8 @@
 #include <string.h>
 
 static const uint64_t LEAST_BYTES = 64ull << 20;
-static const uint64_t DEVICE_BYTES = 1ull << 30; /* default where a device has as much, too: nobody asks what it has */
+/* Largest default pool on a device: nobody asks how much memory the device has. */
+static const uint64_t DEVICE_BYTES = 1ull << 30;
 
 uint64_t sizes_default(const struct kv_layout *layout, uint32_t max_context, uint32_t n, uint64_t share_bytes)
 {

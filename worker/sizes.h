@@ -1,12 +1,14 @@
 /*
- * How much memory pools take: by default as the model and the machine allow, and never more than is there.
+ * How much memory pools take: by default what the model can use and the machine can spare, and never more
+ * than is available.
  *
- * A default pool holds SIZES_CONTEXTS sequences of the longest context, if that is within the share of the available memory that its owner
- * may have: an eighth for a worker or a store alone; workers that one `tandem up` starts share a quarter. Pools are touched as they are
- * made, so one that is larger than what is there would not fail but meet the kernel's OOM killer: sizes are checked before.
+ * A default pool holds SIZES_CONTEXTS sequences of the longest context, if its owner's share of the available
+ * memory allows it: an eighth for one worker or store; workers that one `tandem up` starts share a quarter.
+ * Pools are touched when they are mapped. A pool larger than the available memory would therefore not fail,
+ * but meet the kernel's OOM killer: so sizes are checked before.
  *
- * Weights count, too: they lie in memory of the worker's own, or, shared (engine/weight_cache.h), in pages of a file that the system
- * calls available and that must stay all the same. Scratch memory does not count.
+ * Weights count, too. They are in the worker's own memory or, if shared (engine/weight_cache.h), in pages of
+ * a file, which the system calls available although they must stay. Scratch memory does not count.
  *
  * Threads: any.
  */
@@ -17,36 +19,48 @@
 #include "worker/worker.h"
 
 enum {
-    SIZES_CONTEXTS = 4,        /* of a worker's default pool */
-    SIZES_STORE_CONTEXTS = 16, /* of a store's */
-    SIZES_ALONE = 8,           /* a default takes at most 1 / so much of what is available */
-    SIZES_TOGETHER = 4,        /* and the default pools of the workers of one cluster at most 1 / so much */
+    SIZES_CONTEXTS = 4,        /* sequences of the longest context in a worker's default pool */
+    SIZES_STORE_CONTEXTS = 16, /* the same for a store's default DRAM */
+    SIZES_ALONE = 8,           /* divisor: one default pool takes at most 1/8 of the available memory */
+    /* divisor: the default pools of one cluster's workers take at most 1/4 together. */
+    SIZES_TOGETHER = 4,
 };
 
-/* Whole pages of the layout for n sequences of max_context tokens, at most share_bytes; but 64 MiB if as much is needed. */
+/*
+ * Bytes of a default pool: whole pages for n sequences of max_context tokens, but at most share_bytes or, if
+ * that is less, 64 MiB; at least one page.
+ */
 uint64_t sizes_default(const struct kv_layout *layout, uint32_t max_context, uint32_t n, uint64_t share_bytes);
 
-/* Memory for something, and the option that says how much. */
+/* An amount of memory, and the option that sets it. */
 struct size_asked {
     const char *option; /* "--pool-bytes" */
     uint64_t bytes;
 };
 
-/* What the pool of a worker takes by its options, share_bytes being for a default; option is "--pool-bytes" or "--pages". */
+/*
+ * The size of a worker's pool by its options. share_bytes limits a default. out->option is "--pool-bytes" or
+ * "--pages".
+ */
 enum td_status sizes_pool(const struct worker_options *o, const struct geometry *g, uint64_t share_bytes,
                           struct size_asked *out, struct td_error *error_out);
 
-/* The same of a store's DRAM; option is "--dram-bytes", dram_bytes what it says, 0: a default. */
+/*
+ * The size of a store's DRAM. dram_bytes is the value of --dram-bytes; 0: a default, limited by share_bytes.
+ */
 void sizes_dram(int64_t dram_bytes, const struct geometry *g, uint64_t share_bytes, struct size_asked *out);
 
-/* What the packed weights of a worker take in the host's memory, at least: as stored 2 bytes each. 0: simulated, or on a device. */
+/*
+ * Bytes of host memory that a worker's packed weights take at least; 2 bytes each as stored. 0: simulated, or
+ * on a device.
+ */
 uint64_t sizes_weights(const struct worker_options *o, const struct geometry *g);
-/* Whether workers of this host with the same options have them once. */
+/* Whether workers of this host with the same options share one copy of the packed weights. */
 bool sizes_shares_weights(const struct worker_options *o, const struct geometry *g);
 
-/* What is left for pools beside weights. */
+/* Bytes that are left for pools beside the weights. */
 uint64_t sizes_left(const struct available_memory *there, uint64_t weights_bytes);
 
-/* TD_ERR_INVALID, naming the largest, what all take together with the weights, and what is there, if that is less. */
+/* TD_ERR_INVALID, naming the largest, if all sizes and the weights are more than is available. */
 enum td_status sizes_check(const struct size_asked *all, uint32_t n, uint64_t weights_bytes,
                            const struct available_memory *there, struct td_error *error_out);

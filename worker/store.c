@@ -1,6 +1,11 @@
 /*
- * What workers give to stores: finished blocks are offered to those that rendezvous hashing names (sched/ring.h), segment by
- * segment. Nothing here can fail a request.
+ * Blocks for stores: when a leg ends, it offers its full blocks to the stores that rendezvous hashing names
+ * (sched/ring.h), segment by segment. The store answers which blocks it wants, and gets a lease on those.
+ *
+ *     offer (pages held) --WANT--> lease (pages held) --> ended
+ *                        \--no answer within STORE_WANT_NS--> dropped
+ *
+ * Nothing here can fail a request.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +14,8 @@
 #include "sched/ring.h"
 #include "worker/worker_internal.h"
 
-static const uint64_t STORE_WANT_NS = 2 * NS_PER_S; /* a store that doesn't answer an offer loses it */
+/* An offer that is not answered within this time is dropped. */
+static const uint64_t STORE_WANT_NS = 2 * NS_PER_S;
 
 static void send_offer(struct worker *w, const struct leg *leg, const char *store, struct xfer_id id,
                        const struct block_key *keys, uint32_t first, uint32_t n)
@@ -29,8 +35,8 @@ static void send_offer(struct worker *w, const struct leg *leg, const char *stor
 }
 
 /*
- * The page of block i: the sequence's, or where it lies behind a window, that of the cache, if it is still there. With one more
- * hold, which the caller gives back.
+ * Holds the page of block i once more; the caller gives the hold back. The page is the sequence's own or,
+ * behind a sliding window, the cache's. False if it is not in the cache any more.
  */
 static bool take_block(struct worker *w, const struct leg *leg, const struct block_key *keys, uint32_t i,
                        struct page_ref *out)
@@ -43,12 +49,14 @@ static bool take_block(struct worker *w, const struct leg *leg, const struct blo
     return true;
 }
 
+/* Offers blocks [first, end), from the first one that is still there up to the first gap, to one store. */
 static void offer(struct worker *w, struct leg *leg, const char *store, uint32_t first, uint32_t end)
 {
     uint32_t n_keys, n_computed;
     const struct block_key *keys = engine_seq_keys(leg->seq, &n_keys, &n_computed);
     struct page_ref page;
-    while (first < end && !take_block(w, leg, keys, first, &page)) /* reused meanwhile */
+    /* Blocks whose pages were reused in the meantime are left out. */
+    while (first < end && !take_block(w, leg, keys, first, &page))
         first++;
     if (first == end)
         return;
@@ -65,6 +73,7 @@ static void offer(struct worker *w, struct leg *leg, const char *store, uint32_t
     send_offer(w, leg, store, o->id, keys, first, o->held.n);
 }
 
+/* Each segment goes to its first store, and to its second one, too, if it begins in the hot blocks. */
 void store_offer(struct worker *w, struct leg *leg, uint32_t first_block)
 {
     uint32_t n_keys, n_computed;
@@ -82,13 +91,13 @@ void store_offer(struct worker *w, struct leg *leg, uint32_t first_block)
     }
 }
 
-/* The wanted pages move from the offer to a lease, the others are let go. */
+/* Grants a lease on the wanted pages, which gets holds of its own before the caller drops the offer's. */
 static void lease_wanted(struct worker *w, struct offer *o, const struct store_want_msg *m)
 {
     uint32_t n = 0;
     while (n < m->n && store_want_at(m, n) < o->held.n)
         n++;
-    if (!n || n < m->n) /* nothing wanted, or positions outside the offer */
+    if (!n || n < m->n) /* nothing is wanted, or a position is outside the offer */
         return;
     struct lease *l = lease_open(w, o->id, 0, false);
     struct xfer_page *pages = mem_array(n, sizeof(*pages));
@@ -102,6 +111,7 @@ static void lease_wanted(struct worker *w, struct offer *o, const struct store_w
     free(pages);
 }
 
+/* A store's answer to an offer. Unknown ids are ignored: the offer may have expired. */
 void store_wanted(struct worker *w, const struct bytes *message)
 {
     struct store_want_msg m;

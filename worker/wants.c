@@ -20,7 +20,7 @@ static void apply(const struct wants *w, struct xfer *x)
     for (uint32_t i = 0; i < w->n; i++)
         for (uint32_t j = 0; j < w->lists[i].n; j++)
             all[n++] = w->lists[i].addresses[j];
-    xfer_want(x, all, n); /* one that several routers named counts once */
+    xfer_want(x, all, n); /* an address that several routers named counts once */
     free(all);
 }
 

@@ -1,8 +1,9 @@
 /*
- * Pages on the wire: leases that others pull from us, and pulls of ours.
+ * Pages on the wire: leases that others pull from this worker, and pulls by this worker.
  *
- * A page gets a transfer hold before the wire may touch it and loses it when the end callback said that nothing moves any
- * more. The callbacks come on the xfer thread and only post; the pool is touched on the engine thread alone.
+ * A page gets a transfer hold before the wire may touch it. It loses the hold after the end callback, which
+ * says that no byte of it moves any more. The callbacks run on the xfer thread and only send mail: the engine
+ * thread alone touches the pool. n_wire counts leases and pulls from their start until their mail is handled.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,7 @@ void held_drop(struct worker *w, struct held_pages *h, bool in_doubt)
 
 /* ----------------------------------------------------------------- leases */
 
+/* On the xfer thread, exactly once for each lease. */
 static void on_lease_end(void *user, struct xfer_id id, enum td_status status, bool in_doubt)
 {
     (void)id;
@@ -79,6 +81,7 @@ void lease_close(struct worker *w, struct lease *l, bool in_doubt)
 
 /* ------------------------------------------------------------------ pulls */
 
+/* On the xfer thread: where page `index` of the lease lands. NULL ends the pull: too many pages. */
 static void *place(void *user, struct xfer_id id, uint32_t index)
 {
     (void)id;
@@ -86,6 +89,7 @@ static void *place(void *user, struct xfer_id id, uint32_t index)
     return index - p->n_have < p->held.n ? p->addresses[index - p->n_have] : NULL;
 }
 
+/* On the xfer thread, once for each started pull. Copies the tail, which is valid in this call only. */
 static void on_pull_end(void *user, struct xfer_id id, const struct xfer_pull_result *result)
 {
     (void)id;
@@ -124,7 +128,8 @@ void pull_close(struct worker *w, struct pull *p)
     *(p->prev ? &p->prev->next : &w->pulls) = p->next;
     if (p->next)
         p->next->prev = p->prev;
-    held_drop(w, &p->held, false); /* the end callback: nothing writes any more */
+    /* No doubt here: after on_pull_end nothing writes into these pages. */
+    held_drop(w, &p->held, false);
     w->n_wire--;
     free(p->addresses);
     free(p);
@@ -147,6 +152,7 @@ void pull_start(struct worker *w, struct pull *p, struct xfer_id id, const char 
 
 /* --------------------------------------------------------------- messages */
 
+/* On the xfer thread: WANT of a store, LOOKUP of another worker. Other kinds are ignored. */
 void wire_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes)
 {
     struct worker *w = user;

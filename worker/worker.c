@@ -1,8 +1,16 @@
 /*
- * The worker as a whole: opening its parts, the engine thread's loop, and what it tells routers of itself.
+ * The worker as a whole: opening its parts, the loop of the engine thread, and what routers are told about
+ * the worker.
  *
- * The engine thread alternates between its mailbox and one step of the engine; when there is nothing to compute it sleeps in
- * the mailbox, with a short timer for what expires by itself. Nothing in the loop waits for the network.
+ * The engine thread is the one that calls worker_run(). Each turn handles all mail, then runs one step of the
+ * engine. When there is nothing to compute, it sleeps in the mailbox, with a short timer for everything that
+ * expires. Nothing in the loop waits for the network.
+ *
+ * What must hold:
+ *   - Only the engine thread touches the engine, the pool, legs, leases and pulls. Other threads send mail.
+ *   - After a step, block events go out before tokens, and tokens before ends (step(), leg_flush()).
+ *   - Closing: no router may send any more before legs end, and the wire must be closed before the pool is,
+ *     because leases and pulls hold pages (worker_close()).
  */
 #include "worker/worker.h"
 
@@ -23,7 +31,8 @@
 #include "worker/sizes.h"
 #include "worker/worker_internal.h"
 
-enum { BEAT_MS = 250, IDLE_MS = 50, TURN_MS = 200 /* one that takes longer: this thread heard nobody */ };
+/* A turn of the engine thread that takes longer than TURN_MS is an absence (base/absence.h). */
+enum { BEAT_MS = 250, IDLE_MS = 50, TURN_MS = 200 };
 
 #define AT(member) offsetof(struct worker_options, member)
 const struct option WORKER_OPTIONS[] = {
@@ -95,7 +104,7 @@ struct xfer_id worker_new_id(struct worker *w)
 
 /* ------------------------------------------------------------------ hello */
 
-/* On an rpc thread: reads only what stays as it was when the worker opened. */
+/* On an rpc thread: reads only what does not change after worker_open(). */
 static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
 {
     struct worker *w = user;
@@ -121,6 +130,7 @@ static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
     h->adapters = w->adapters_said;
 }
 
+/* On an rpc thread: hands a router's message to the engine thread. */
 static void deliver(void *user, struct link_mail *mail)
 {
     struct worker *w = user;
@@ -140,12 +150,16 @@ static void add_event(struct worker *w, struct block_event ev)
     w->events[w->n_events++] = ev;
 }
 
+/* Inside calls of the pool: only notes the event. flush_events() sends it. */
 static void on_block(void *user, bool added, const struct block_key *key, uint32_t chain_index)
 {
     add_event(user, (struct block_event){added ? BLOCK_ADDED : BLOCK_REMOVED, TIER_WORKER, chain_index, *key});
 }
 
-/* to NULL: every router, and the numbers move on; else a snapshot, numbered so that the next event follows it. */
+/*
+ * to NULL: sends events to every router and advances the event numbers. Else sends a snapshot to one router,
+ * numbered so that the next event follows it.
+ */
 static void send_events(struct worker *w, const struct block_event *events, uint32_t n, struct link *to)
 {
     uint64_t first = to ? w->next_event - n : w->next_event;
@@ -179,6 +193,7 @@ static void add_snapshot_block(void *user, const struct block_key *key, uint32_t
     add_event(user, (struct block_event){BLOCK_ADDED, TIER_WORKER, chain_index, *key});
 }
 
+/* Pending events go out first: the snapshot already contains them. */
 static void send_snapshot(struct worker *w, struct link *link)
 {
     flush_events(w);
@@ -190,6 +205,7 @@ static void send_snapshot(struct worker *w, struct link *link)
 
 /* ------------------------------------------------------------------- load */
 
+/* Copies the engine's load to where the beat thread reads it, and to the metrics. */
 static void note_load(struct worker *w)
 {
     struct engine_load load = engine_load(w->engine);
@@ -205,7 +221,7 @@ static void note_load(struct worker *w)
     metrics_gauge(w->counters, WORKER_PAGES_QUARANTINED, a.quarantined);
 }
 
-/* What was noted since the last message; under the lock. */
+/* Fills in the steps since the last Load message and forgets them. The caller holds load_lock. */
 static void fill_steps(struct worker *w, Tandem__Worker__V1__Step *steps, Tandem__Worker__V1__Step **list,
                        Tandem__Worker__V1__Load *l)
 {
@@ -226,13 +242,19 @@ static void fill_steps(struct worker *w, Tandem__Worker__V1__Step *steps, Tandem
     w->n_steps = 0;
 }
 
-/* Whether there is a sequence to compute. One without pages waits for those of others, or for those that a transfer may touch. */
+/*
+ * Whether a sequence could be computed now. A waiting sequence does not count while the pages that it lacks
+ * may be held by sequences that are being filled, by transfers, or by the quarantine.
+ */
 static bool is_busy(const struct engine_load *e, const struct kvpool_audit *a)
 {
     return e->running || (e->waiting && !e->filling && !a->leased && !a->quarantined);
 }
 
-/* How the running step gets on; under the lock. Its time counts from the first heartbeat that saw it. */
+/*
+ * Fills in how long the running step has run. The caller holds load_lock. Time counts from the first Load
+ * that saw the step.
+ */
 static void fill_progress(struct worker *w, Tandem__Worker__V1__Load *l)
 {
     uint64_t now = absence_now(&w->beat_absence, w->beat_ns + BEAT_MS * NS_PER_MS);
@@ -247,7 +269,9 @@ static void fill_progress(struct worker *w, Tandem__Worker__V1__Load *l)
     l->busy = is_busy(&w->load, &w->audit);
 }
 
-/* Peers that it can't connect to. unreached and list: room for WANTS_MAX. */
+/*
+ * Fills in the peers that this worker can't connect to. unreached and list have room for WANTS_MAX entries.
+ */
 static void fill_unreached(struct worker *w, char (*unreached)[XFER_ADDRESS_BYTES], ProtobufCBinaryData *list,
                            Tandem__Worker__V1__Load *l)
 {
@@ -257,6 +281,7 @@ static void fill_unreached(struct worker *w, char (*unreached)[XFER_ADDRESS_BYTE
         list[i] = rpc_data(unreached[i]);
 }
 
+/* A heartbeat. On the beat thread, and once on the engine thread when it begins to drain. */
 static void send_load(struct worker *w)
 {
     char transport[64], unreached[WANTS_MAX][XFER_ADDRESS_BYTES];
@@ -298,7 +323,7 @@ static void send_load(struct worker *w)
     link_server_send_all(w->links, &m);
 }
 
-/* A thread that never computes, so that a long step is not taken for a death. */
+/* The beat thread. It never computes, so that a router does not take a long step for a death. */
 static void *beat(void *arg)
 {
     struct worker *w = arg;
@@ -311,7 +336,7 @@ static void *beat(void *arg)
 
 /* ---------------------------------------------------------- engine thread */
 
-/* Pins of prompts: the keys of blocks stand one behind the other. */
+/* Pins or forgets blocks of prompts. A message carries the keys one after another, 16 bytes each. */
 static void on_prefix(struct worker *w, const Tandem__Worker__V1__RouterMessage *m)
 {
     bool keep = m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_KEEP;
@@ -336,7 +361,8 @@ static void on_message(struct worker *w, struct link *link, Tandem__Worker__V1__
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_LEG:
         if (faults_draw(w->faults, FAULT_LEG).kind != FAULT_DROP)
             leg_start(w, link, m->leg);
-        if (m->leg->queued_ms > 0) /* else it would count twice until the next Demand */
+        /* The leg's own work left the router's queue: else it would count twice until the next Demand. */
+        if (m->leg->queued_ms > 0)
             backlog_demand(&w->backlog, link, m->leg->queued_ms);
         break;
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_CANCEL:
@@ -361,17 +387,19 @@ static void on_message(struct worker *w, struct link *link, Tandem__Worker__V1__
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_KEEP:
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_FORGET:
         on_prefix(w, m);
-        if (!atomic_load(&w->stopping)) /* else the server of links may be closed already */
+        /* While stopping, w->links may be closed already (worker_close). */
+        if (!atomic_load(&w->stopping))
             keeps_note(&w->keeps, w->links, link, m, clock_now(&w->clock));
         break;
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_DEMAND:
         backlog_demand(&w->backlog, link, m->demand->queued_ms);
         break;
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_PEERS:
-        if (!atomic_load(&w->stopping)) /* else the wire may be closed already */
+        /* While stopping, w->xfer may be closed already (worker_close). */
+        if (!atomic_load(&w->stopping))
             wants_note(&w->wants, w->xfer, link, m->peers);
         break;
-    default: /* of a newer router */
+    default: /* from a newer router */
         break;
     }
 }
@@ -381,7 +409,8 @@ static void on_link(struct worker *w, struct link_mail *mail)
     switch (mail->kind) {
     case LINK_UP:
         log_info(&w->log, "router attached router=%016llx", (unsigned long long)link_router_incarnation(mail->link));
-        if (atomic_load(&w->stopping)) /* it asks when it misses events; the server of links may be closed already */
+        /* While stopping, w->links may be closed already. A router that misses events asks for a snapshot. */
+        if (atomic_load(&w->stopping))
             break;
         backlog_attach(&w->backlog, mail->link);
         send_snapshot(w, mail->link);
@@ -401,6 +430,7 @@ static void on_link(struct worker *w, struct link_mail *mail)
     link_mail_free(mail);
 }
 
+/* Handles one piece of mail and frees it. */
 static void on_work(struct worker *w, struct work *work)
 {
     switch (work->kind) {
@@ -434,11 +464,11 @@ static void take_mail(struct worker *w)
 {
     for (struct mail *m = mailbox_take(&w->mailbox), *next; m; m = next) {
         next = m->next;
-        on_work(w, (struct work *)m); /* mail is its first member */
+        on_work(w, (struct work *)m); /* mail is the first member of struct work */
     }
 }
 
-/* Faults made on purpose. One that stalls goes on when the script is read again, or the process is told to stop. */
+/* Injects faults. A stalled step goes on when the script is read again or the process is told to stop. */
 static void misbehave(struct worker *w)
 {
     uint64_t reloads = faults_reloads(w->faults);
@@ -449,6 +479,7 @@ static void misbehave(struct worker *w)
         nanosleep(&(struct timespec){.tv_nsec = NS_PER_MS}, NULL);
 }
 
+/* Inside engine_step(), just before the batch runs. */
 static void on_step(void *user, double expected_ms)
 {
     struct worker *w = user;
@@ -460,7 +491,7 @@ static void on_step(void *user, double expected_ms)
         misbehave(w);
 }
 
-/* A ring: of more steps than a message tells, the latest count. */
+/* Adds the step that ended to the ring of steps: if it is full, the oldest one is overwritten. */
 static void note_step(struct worker *w)
 {
     pthread_mutex_lock(&w->load_lock);
@@ -470,6 +501,7 @@ static void note_step(struct worker *w)
     pthread_mutex_unlock(&w->load_lock);
 }
 
+/* One engine step and what is due with it. Sleeps in the mailbox if there was nothing to compute. */
 static void step(struct worker *w)
 {
     uint64_t before = clock_now(&w->clock);
@@ -477,7 +509,8 @@ static void step(struct worker *w)
     keeps_expire(&w->keeps, before);
     store_expire(w, absence_now(&w->absence, 0), false);
     uint32_t rows = engine_step(w->engine);
-    flush_events(w); /* first: who hears of a prompt's first token may look for its blocks at once */
+    /* Before tokens: a router that gets a prompt's first token may look up its blocks at once. */
+    flush_events(w);
     leg_flush(w);
     note_load(w);
     w->backlog.changed |= rows && engine_last_step(w->engine).prefill_tokens;
@@ -491,7 +524,10 @@ static void step(struct worker *w)
     }
 }
 
-/* What still runs when the time to finish is over goes elsewhere. Leases are left to their readers. */
+/*
+ * Once a turn. At the limit the legs that still run are refused, so that routers plan them anew elsewhere.
+ * Leases stay until their readers are done: worker_run() waits for them.
+ */
 static void drain(struct worker *w)
 {
     uint64_t now = clock_now(&w->clock);
@@ -500,7 +536,7 @@ static void drain(struct worker *w)
     if (!w->drain_until_ns) {
         log_info(&w->log, "draining limit_ms=%lld", (long long)w->options.drain_ms);
         w->drain_until_ns = now + (uint64_t)w->options.drain_ms * NS_PER_MS;
-        send_load(w); /* routers know at once */
+        send_load(w); /* tells routers at once */
     }
     if (now >= w->drain_until_ns && w->legs)
         leg_cancel_all(w, TD_ERR_REFUSED, "worker is draining");
@@ -530,7 +566,7 @@ void worker_stop(struct worker *w)
 
 /* ------------------------------------------------------------ open, close */
 
-/* For hellos, which rpc threads make. */
+/* Prepares the list of adapters for hello(), which runs on rpc threads. */
 static void say_adapters(struct worker *w)
 {
     w->adapters_said = mem_array(w->adapters.n, sizeof(*w->adapters_said));
@@ -545,7 +581,7 @@ static void say_adapters(struct worker *w)
     }
 }
 
-/* Large models take minutes: once a second it is told how far it is. */
+/* Logs the progress of loading once a second: large models take minutes. */
 static void on_load(void *user, uint32_t n_done, uint32_t n_layers)
 {
     struct worker *w = user;
@@ -557,7 +593,7 @@ static void on_load(void *user, uint32_t n_done, uint32_t n_layers)
              (unsigned long long)(model_weight_bytes(w->model) >> 20));
 }
 
-/* Directory of packed weights; NULL: none. Weights that are made up are gone with the process. */
+/* Directory for packed weights; NULL: not shared. Dummy weights end with the process. */
 static const char *packed_cache(const struct worker *w, char room[PATH_MAX])
 {
     const struct worker_options *o = &w->options;
@@ -566,7 +602,7 @@ static const char *packed_cache(const struct worker *w, char room[PATH_MAX])
     return o->packed_cache ? o->packed_cache : weight_cache_default_dir(room) ? room : NULL;
 }
 
-/* How many pages; nothing is allocated yet. */
+/* Chooses the number of pages (options.pages) from the memory that is available. Allocates nothing. */
 static enum td_status size_pool(struct worker *w, struct td_error *e)
 {
     struct available_memory there = available_memory("");
@@ -580,7 +616,7 @@ static enum td_status size_pool(struct worker *w, struct td_error *e)
     return s;
 }
 
-/* What options say that can't be, or not together. */
+/* Rejects options that are invalid, alone or together, and sets options.pages. */
 static enum td_status check_options(struct worker *w, bool is_sim, struct sim_cost *cost_out, struct td_error *e)
 {
     struct worker_options *o = &w->options;
@@ -718,12 +754,12 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
         snprintf(w->name, sizeof(w->name), "%s-%d", w->role, (int)getpid());
     w->log = (struct log){.who = w->name, .level = (enum log_level)log_level_parse(w->options.log_level)};
     clock_init_real(&w->clock);
-    w->load_told_ns = clock_now(&w->clock); /* what takes less than a second is not told */
+    w->load_told_ns = clock_now(&w->clock); /* loading that takes less than a second is not logged */
     absence_init(&w->absence, &w->clock, TURN_MS * NS_PER_MS, NULL);
     absence_init(&w->beat_absence, &w->clock, BEAT_MS * NS_PER_MS, NULL);
     w->incarnation = random_u64();
     w->reach = (struct reach_config){w->options.listen, w->options.xfer_listen, w->options.advertise};
-    w->next_event = 1ull << 32; /* a snapshot is numbered backwards from here */
+    w->next_event = 1ull << 32; /* a snapshot takes the numbers before this one */
     mailbox_init(&w->mailbox);
     pthread_mutex_init(&w->load_lock, NULL);
     w->loading = rls_make(3, (const double[]){SCHEDULER_LOADING_PRIOR}, 0.1);
@@ -750,18 +786,24 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
     return TD_OK;
 }
 
+/*
+ * The order matters. After link_server_close() no router sends anything, and LINK_GONE is in the mailbox for
+ * each. Cancelling the legs cancels their pulls and leases. xfer_close() returns when each of these has
+ * ended; the ends are in the mailbox. The last take_mail() frees them and so gives up their holds, which
+ * engine_close() requires.
+ */
 void worker_close(struct worker *w)
 {
     if (!w)
         return;
-    atomic_store(&w->stopping, true); /* legs still in the mailbox are refused */
+    atomic_store(&w->stopping, true); /* legs that are still in the mailbox are refused */
     registrar_close(w->registrar);
     link_server_close(w->links);
     if (w->engine) {
         leg_cancel_all(w, TD_ERR_PEER_LOST, "worker is stopping");
         store_expire(w, 0, true);
     }
-    xfer_close(w->xfer); /* every lease and pull has ended, by mail, when this returns */
+    xfer_close(w->xfer); /* every lease and pull has ended now, and its end is in the mailbox */
     w->xfer = NULL;
     take_mail(w);
     metrics_http_close(w->metrics_http);

@@ -1,19 +1,20 @@
 /*
- * What prefill and decode workers share: one engine, one transfer endpoint, and the legs of requests that routers send.
+ * What prefill and decode workers share: one engine, one transfer endpoint, and the legs that routers send.
  *
  * A leg is one worker's part of a request:
  *
  *   PREFILL     computes the prompt, samples the first token, leases its KV pages to the decode worker
  *   DECODE      reserves pages, pulls the KV, generates
- *   AGGREGATED  does all of it
+ *   AGGREGATED  does both
  *
- * Both roles can run every kind; the role only says what the router uses a worker for.
+ * Both roles can run every kind of leg; the role only says what the router uses a worker for.
  *
- * Threads: "engine" owns the engine, the pool and all legs; "xfer" the wire; rpc threads deliver routers' messages; "beat"
- * tells routers every 250 ms that this process lives, and never computes. They meet in one mailbox of the engine thread.
+ * Threads: "engine" is the caller of worker_run() and owns the engine, the pool and all legs. "xfer" owns the
+ * wire. rpc threads deliver the messages of routers. "beat" tells routers every 250 ms that this process
+ * lives, and never computes. All of them send mail to the engine thread.
  *
- * Errors: opening fails with one clear line. While running, a leg fails with a status of its own; only a broken device or
- * broken invariant ends the process.
+ * Errors: opening fails with one clear line. While running, a leg fails with a status of its own; only a
+ * broken device or a broken invariant ends the process.
  */
 #pragma once
 
@@ -42,18 +43,22 @@ extern const struct option WORKER_OPTIONS[];
 struct worker_config {
     const char *role; /* "prefill" or "decode" */
     struct worker_options options;
-    struct xfer_hub *hub; /* loopback transfers between workers of one process; NULL: as tls says */
+    struct xfer_hub *hub; /* loopback transfers between workers of one process; NULL: as --tls says */
 };
 
 enum td_status worker_open(const struct worker_config *config, struct worker **out, struct td_error *error_out);
-/* Serves until worker_stop. */
+/* Serves until worker_stop(). The calling thread becomes the engine thread. */
 enum td_status worker_run(struct worker *w);
-/* Any thread or signal handler: no new legs; those that run are finished, then worker_run returns. Twice: at once. */
+/*
+ * Any thread, but no signal handler (it allocates). Refuses new legs and lets worker_run() return when the
+ * running ones and their leases are finished, or at the limit --drain-ms. A second call makes worker_run()
+ * return at once.
+ */
 void worker_stop(struct worker *w);
 void worker_close(struct worker *w); /* NULL is fine */
 
-const char *worker_address(const struct worker *w);         /* of the gRPC service, port filled in */
+const char *worker_address(const struct worker *w);         /* address of the gRPC service, port filled in */
 const char *worker_metrics_address(const struct worker *w); /* "" without metrics */
 
-/* The whole of a worker's main(): options, signals, open, run, close. */
+/* A worker's whole main(): options, signals, open, run, close. Returns the exit status. */
 int worker_main(const char *role, int argc, char **argv);

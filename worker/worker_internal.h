@@ -1,4 +1,7 @@
-/* What the files of worker/ share. Everything here belongs to the engine thread unless it says otherwise. */
+/*
+ * What the files of worker/ share. Everything here belongs to the engine thread unless its comment says
+ * otherwise.
+ */
 #pragma once
 
 #include "base/absence.h"
@@ -42,30 +45,40 @@
     X(WORKER_SLOWER, METRIC_GAUGE, "tandem_worker_slower_connections", "by a slower transport than --tls asks for")
 enum { METRICS_ENUM(WORKER_METRICS) };
 
-/* Pages whose bytes the wire may touch: under one lease, pull or offer. Freed when the wire is quiet. */
+/*
+ * Pages whose bytes the wire may touch, each with one transfer hold of the pool. One array belongs to one
+ * lease, pull or offer, and is dropped when nothing of it is in flight any more.
+ */
 struct held_pages {
     struct page_ref *pages;
     uint32_t n, cap;
 };
 
+/* The reader's side of one transfer; exists from pull_open() until pull_close(), which follows its end. */
 struct pull {
-    struct pull *prev, *next; /* the worker's list, for audits */
+    struct pull *prev, *next; /* list of the worker, which audits walk */
     struct worker *worker;
     struct xfer_id id;
-    struct leg *leg; /* NULL: cancelled, only the pages are waited for */
-    uint32_t n_have; /* pages of the lease before the first of held: they are there already */
+    struct leg *leg; /* NULL: nobody waits for the KV; the pull only holds its pages until it has ended */
+    /*
+     * The xfer thread reads n_have, held.n and addresses (place() in wire.c): all are written before
+     * pull_start() and not changed while the pull runs.
+     */
+    uint32_t n_have; /* leading pages of the lease that are in the pool already and are not pulled */
     struct held_pages held;
-    uint8_t **addresses; /* of held; n_have and these are read on the xfer thread, fixed before the pull starts */
+    uint8_t **addresses; /* [held.n]; page n_have + i of the lease lands at addresses[i] */
 };
 
+/* The holder's side of one transfer; exists from lease_open() until lease_close(), which follows its end. */
 struct lease {
-    struct lease *prev, *next; /* the worker's list, for audits */
+    struct lease *prev, *next; /* list of the worker, which audits walk */
     struct worker *worker;
     struct xfer_id id;
     struct held_pages held;
 };
 
-struct offer { /* told the store which blocks there are; waiting to hear which it wants */
+/* Blocks whose keys were sent to a store; their pages are held until it answers, or until the deadline. */
+struct offer {
     struct offer *next;
     struct xfer_id id;
     struct held_pages held;
@@ -74,57 +87,70 @@ struct offer { /* told the store which blocks there are; waiting to hear which i
 
 enum { MAX_STORES = 64, MAX_HOLDERS = 16, STEPS_TOLD = 16 };
 
+/* A store that a leg may load blocks from and must offer its blocks to. */
 struct store_ref {
-    char *address; /* of its transfers */
-    uint64_t id;   /* for sched/ring.h */
+    char *address; /* address for KV transfers */
+    uint64_t id;   /* the store's number in rendezvous hashing (sched/ring.h) */
 };
 
-struct
-    store_run { /* blocks [first, first + n) of the prompt are thought to be with stores[store], or, from n_stores on, holders */
+/*
+ * Blocks [first, first + n) of the prompt that the router believes one source to have. Sources below
+ * leg.n_stores are leg.stores; the sources from n_stores on are leg.holders.
+ */
+struct store_run {
     uint32_t store, first, n;
 };
 
-struct load { /* what one source of a leg's prefix was asked for */
+/* The blocks that one source of a leg's prefix was asked for, and the pull that brings them. */
+struct load {
     struct xfer_id id;
-    uint32_t source;          /* as store_run.store */
-    uint32_t *blocks, n, cap; /* of the prompt, ascending */
-    struct pull *pull;        /* NULL: not begun, or over */
+    uint32_t source;          /* numbered as in store_run */
+    uint32_t *blocks, n, cap; /* positions in the prompt's chain of blocks, ascending */
+    struct pull *pull;        /* NULL: not started, or ended */
     bool is_over;
-    uint32_t n_have, n_got; /* leading ones of blocks: that were here before, that are here now */
+    /* Leading entries of blocks[] that were in the pool when the pull started, and that are there now. */
+    uint32_t n_have, n_got;
     struct store_found found;
 };
 
+/* One worker's part of a request; leg_start() makes it, leg_free() in leg.c frees it and its sequence. */
 struct leg {
     struct leg *prev, *next;
     struct xfer_id id;
     enum _Tandem__Worker__V1__LegKind kind;
     struct link *link;
     struct seq *seq;
-    struct lease *lease; /* PREFILL with a decode leg to follow */
-    struct pull *pull;   /* DECODE: of the hand-over */
-    char *peer;          /* transfer address; NULL: none */
+    struct lease *lease; /* PREFILL whose request has a decode leg; NULL after the lease ended */
+    struct pull *pull;   /* DECODE: the handover; NULL before admission and after its end */
+    char *peer;          /* transfer address of the prefill worker; NULL: none */
     struct store_ref *stores;
-    char **holders; /* addresses of other workers that have some of the prompt's blocks */
+    char **holders; /* transfer addresses of other workers that have some of the prompt's blocks */
     struct store_run *runs;
     uint32_t n_stores, n_holders, n_runs, hot_blocks, tenant;
 
-    struct load *loads;             /* prefix.c */
-    uint32_t n_loads, n_loading;    /* asked; being pulled */
-    uint32_t load_first, n_matched; /* first block asked for; blocks that were in the pool when it got its pages */
-    struct store_found found;       /* of all stores */
-    uint32_t n_from_holders;        /* blocks */
+    /* Written by prefix.c. loads were asked for; n_loading of them are being pulled. */
+    struct load *loads;
+    uint32_t n_loads, n_loading;
+    /* First block that was asked for; blocks that were in the pool when the sequence got its pages. */
+    uint32_t load_first, n_matched;
+    struct store_found found; /* sum over all stores */
+    uint32_t n_from_holders;  /* blocks that other workers gave */
     uint64_t asked_ns, load_begin_ns, stores_done_ns, holders_done_ns;
 
     uint64_t peer_incarnation;
+    /* Tokens of the original prompt; leading blocks that no store needs to be offered. */
     uint32_t n_prompt, n_from_store;
-    uint32_t n_ids, n_new;    /* tokens that it came with; that its router expects to be computed */
-    double tpot_ms;           /* 0: no limit */
-    uint32_t first_page;      /* of the sequence, with which a hand-over begins: nobody sees those before it */
-    char req[LOG_WORD_BYTES]; /* the request's id for logs, escaped */
-    uint64_t deadline_ns, pull_done_ns, prefill_end_ns, transfer_ns, exposed_ns, wait_ns;
+    /* Tokens that came with the leg; tokens of them that the router expects this worker to compute. */
+    uint32_t n_ids, n_new;
+    double tpot_ms; /* TPOT limit in ms; 0: none */
+    /* Page of the sequence with index 0 in a handover; no layer sees the pages before it. */
+    uint32_t first_page;
+    char req[LOG_WORD_BYTES]; /* the request id as one word for logs */
+    uint64_t deadline_ns, transfer_ns, exposed_ns;
+    /* Prompt tokens by where their KV came from: this pool, other workers, DRAM and SSD of stores. */
     uint32_t cached_worker, cached_peer, cached_dram, cached_ssd;
-    struct sampled first_token;
-    bool ended;
+    struct sampled first_token; /* the last token sampled here: for PREFILL, the first one of the answer */
+    bool ended;                 /* the sequence ended in this step: leg_flush() ends the leg */
     enum seq_finish finish;
 };
 
@@ -134,19 +160,21 @@ struct out_token {
     struct sampled token;
 };
 
+/* The whole worker. Members without a lock belong to the engine thread or stay as worker_open() set them. */
 struct worker {
     const char *role;
     struct worker_options options;
     char name[64];
     struct clock clock;
-    struct absence absence; /* of the engine thread: a long step is one, too, as nobody is heard in it */
+    /* Time of the engine thread. A long step counts as an absence, because the thread hears nobody in it. */
+    struct absence absence;
     struct log log;
     uint64_t incarnation, next_counter;
     struct geometry geometry;
     struct model *model;
-    struct kernels *kernels[K_MAX_RANKS]; /* of the ranks; the others NULL */
+    struct kernels *kernels[K_MAX_RANKS]; /* one for each rank; the rest NULL */
     struct adapters adapters;
-    Tandem__Worker__V1__Adapter **adapters_said, *adapter_said; /* [adapters.n] as hellos have them */
+    Tandem__Worker__V1__Adapter **adapters_said, *adapter_said; /* [adapters.n], for hello messages */
     struct block_key *adapter_keys;
     struct engine *engine;
     struct xfer *xfer;
@@ -154,10 +182,10 @@ struct worker {
     struct registrar *registrar;
     struct wants wants;
     struct reach_config reach;
-    char xfer_listen[REACH_BYTES], rpc_address[REACH_BYTES],
-        xfer_address[REACH_BYTES]; /* the last two as others are told */
-    uint64_t drain_until_ns;       /* 0: not draining */
-    uint64_t load_told_ns;         /* when it was last said how far the loading is */
+    /* Where transfers listen; the addresses of both services that others are told (worker/reach.h). */
+    char xfer_listen[REACH_BYTES], rpc_address[REACH_BYTES], xfer_address[REACH_BYTES];
+    uint64_t drain_until_ns; /* 0: not draining */
+    uint64_t load_told_ns;   /* when the progress of loading was logged last */
     struct metrics *metrics;
     struct metrics_set *counters;
     struct metrics_http *metrics_http;
@@ -171,32 +199,43 @@ struct worker {
     struct offer *offers;
     struct lease *leases;
     struct pull *pulls;
-    uint32_t n_wire; /* pulls and leases not ended: closing waits for them */
+    uint32_t n_wire; /* pulls and leases that have not ended; closing waits for them */
+    /* Tokens sampled since the last leg_flush(). */
     struct out_token *out;
     uint32_t n_out, cap_out;
+    /* Block events not sent yet, and the number of the next one (proto/wire/events.h). */
     struct block_event *events;
     uint32_t n_events, cap_events;
     uint64_t next_event;
 
-    pthread_mutex_t load_lock; /* beat reads what engine wrote: a few words, no queue needed */
+    /*
+     * Guards the members from here to fetching: the engine thread writes them and the beat thread reads them.
+     * A lock instead of a queue, because a reader wants the latest few words only.
+     */
+    pthread_mutex_t load_lock;
     struct engine_load load;
     struct kvpool_audit audit;
+    /* A ring: steps since the last Load message. When n_steps exceeds STEPS_TOLD, it has the latest ones. */
     struct cost_step steps[STEPS_TOLD];
-    uint32_t n_steps; /* since the last message */
+    uint32_t n_steps;
     uint64_t steps_begun, steps_ended;
-    double step_expected_ms; /* of the step that runs; 0: none runs */
-    struct absence
-        beat_absence; /* steps are timed by it: a step does not take the time in which the process stands still */
-    uint64_t beat_ns, seen_step, seen_ns; /* the last look; the step that ran then, and when it was first seen */
-    struct rls
-        loading; /* ms of a load from stores: 1, blocks in their memory, on their disks; engine writes both under the lock */
-    struct rls fetching; /* ms of a load from other workers: 1, blocks */
+    double step_expected_ms; /* expected duration of the running step in ms; 0: none runs */
+    /* Times running steps, so that a step is not charged for time in which the process stood still. */
+    struct absence beat_absence;
+    /* Time of the last Load, the step that ran then, and when a Load first saw that step. */
+    uint64_t beat_ns, seen_step, seen_ns;
+    /* Predicts the ms of a load from stores, from {1, blocks in their DRAM, blocks on their SSD}. */
+    struct rls loading;
+    /* Predicts the ms of a load from other workers, from {1, blocks}. */
+    struct rls fetching;
     _Atomic bool stopping, forced, beat_stop;
 };
 
+/* Mail to the engine thread: LINK comes from rpc threads, STOP from worker_stop(), the others from xfer. */
 enum work_kind { WORK_LINK, WORK_PULL_END, WORK_LEASE_END, WORK_WANT, WORK_LOOKUP, WORK_STOP };
 
-struct work { /* what other threads tell the engine thread */
+/* One message of another thread to the engine thread, which frees it. */
+struct work {
     struct mail mail;
     enum work_kind kind;
     struct link_mail *link;
@@ -204,16 +243,18 @@ struct work { /* what other threads tell the engine thread */
     struct lease *lease;
     enum td_status status;
     bool in_doubt;
-    struct xfer_pull_result result; /* tail points at tail_data */
+    struct xfer_pull_result result; /* its tail points at tail_data */
     uint8_t tail_data[256];
-    struct bytes data; /* WORK_WANT, WORK_LOOKUP: a message */
-    uint64_t sender;   /* of it: the process's incarnation */
+    struct bytes data; /* WORK_WANT, WORK_LOOKUP: the message */
+    uint64_t sender;   /* WORK_WANT, WORK_LOOKUP: incarnation of the process that sent the message */
 };
 
 struct work *work_new(enum work_kind kind);
 struct xfer_id worker_new_id(struct worker *w);
+/* Adds a page and takes a transfer hold on it. Somebody else must hold the page already (kvpool.h). */
 void held_add(struct worker *w, struct held_pages *h, struct page_ref page);
-void held_drop(struct worker *w, struct held_pages *h, bool in_doubt); /* and frees the array */
+/* Gives up all transfer holds, frees the array. in_doubt: a peer may still read, so pages are quarantined. */
+void held_drop(struct worker *w, struct held_pages *h, bool in_doubt);
 
 /* leg.c */
 void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Leg *m);
@@ -221,7 +262,7 @@ void leg_cancel(struct worker *w, struct xfer_id id, enum td_status why, const c
 void leg_cancel_link(struct worker *w, const struct link *link);
 void leg_expire(struct worker *w, uint64_t now);
 void leg_cancel_all(struct worker *w, enum td_status why, const char *text);
-void leg_flush(struct worker *w); /* after a step: tokens, ends */
+void leg_flush(struct worker *w); /* after a step: sends tokens, ends legs */
 void leg_pull_ended(struct worker *w, struct work *work);
 void leg_on_admitted(void *user, struct seq *seq, uint32_t n_matched);
 void leg_on_pages_ready(void *user, struct seq *seq, uint32_t first, uint32_t n, uint16_t begin, uint16_t end);
@@ -229,31 +270,45 @@ void leg_on_token(void *user, struct seq *seq, const struct sampled *token);
 void leg_on_end(void *user, struct seq *seq, enum seq_finish finish);
 
 /* wire.c: leases and pulls */
-/* reader_incarnation 0: whoever names the id first. reader_is_up: it asked, so the lease ends when it is not connected any more. */
+/*
+ * Grants a lease with no pages yet. reader_incarnation: the process that may pull it; 0: the first one that
+ * asks for the id. reader_is_up: that process is connected now, so the lease ends when its connection does.
+ */
 struct lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_incarnation, bool reader_is_up);
-/* What arrives lands in pages[which[0]], pages[which[1]], ...; which NULL: pages[0], pages[1], ... leg NULL: nobody waits for it. */
+/*
+ * Makes a pull and holds its n pages: page i of what is pulled lands in pages[which[i]], or in pages[i] if
+ * which is NULL. leg NULL: nobody waits for it. The arrays are borrowed during the call.
+ */
 struct pull *pull_open(struct worker *w, struct leg *leg, const struct page_ref *pages, const uint32_t *which,
                        uint32_t n);
-void lease_cancel(struct worker *w, struct xfer_id id);             /* nothing if it is over */
-void lease_close(struct worker *w, struct lease *l, bool in_doubt); /* after on_end */
+void lease_cancel(struct worker *w, struct xfer_id id);             /* does nothing if the lease is over */
+void lease_close(struct worker *w, struct lease *l, bool in_doubt); /* after on_lease_end: frees it */
+/* Frees a pull after on_pull_end. */
 void pull_close(struct worker *w, struct pull *p);
+/* Sends the pull on its way; on_pull_end comes exactly once, as WORK_PULL_END. */
 void pull_start(struct worker *w, struct pull *p, struct xfer_id id, const char *address, uint64_t incarnation,
                 uint64_t deadline_ns);
 void wire_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes);
 
 /* prefix.c */
-void prefix_ask(struct worker *w, struct leg *leg); /* the leg has come */
-/* It has its pages, the first n_have of them filled. False: there is nothing to wait for. Else engine_seq_filled is called in the end. */
+void prefix_ask(struct worker *w, struct leg *leg); /* when the leg starts */
+/*
+ * The sequence has its pages, the first n_have of which are filled. Returns true if loads were started: then
+ * engine_seq_filled() is called when the last of them has ended.
+ */
 bool prefix_load(struct worker *w, struct leg *leg, uint32_t n_have);
-bool prefix_pull_ended(struct worker *w, struct leg *leg, const struct pull *p,
-                       const struct work *work);                                   /* false: not of a load */
-void prefix_drop(struct worker *w, struct leg *leg);                               /* what is under way is cancelled */
-void prefix_asked(struct worker *w, const struct bytes *message, uint64_t reader); /* by another worker */
+/* Returns false if p is not a load of the leg's prefix. */
+bool prefix_pull_ended(struct worker *w, struct leg *leg, const struct pull *p, const struct work *work);
+void prefix_drop(struct worker *w, struct leg *leg); /* cancels all loads that have not ended */
+/* Another worker asks for blocks. */
+void prefix_asked(struct worker *w, const struct bytes *message, uint64_t reader);
 
 /* store.c */
+/* Offers the leg's computed blocks from first_block on to its stores. */
 void store_offer(struct worker *w, struct leg *leg, uint32_t first_block);
 void store_wanted(struct worker *w, const struct bytes *message);
+/* Drops offers that no store answered in time; all: drops every offer. */
 void store_expire(struct worker *w, uint64_t now, bool all);
 
 /* audit.c */
-void audit_answer(struct worker *w, struct link *link, uint64_t nonce); /* after flush_events */
+void audit_answer(struct worker *w, struct link *link, uint64_t nonce); /* flush_events() comes before */

@@ -1,8 +1,8 @@
 /*
  * AVX2, FMA and F16C: vectors of 8.
  *
- * VDPBF16PS is two fmas here, with the processor told to treat subnormals as zero: what that rounds and flushes is what
- * the instruction does (scalar.h).
+ * VDPBF16PS is two fmas here, with the processor set to treat subnormals as zero: this rounds and flushes
+ * exactly as the instruction does (scalar.h).
  */
 #include <immintrin.h>
 #include <stddef.h>
@@ -36,7 +36,7 @@ static inline vf v_set1(float a)
 static inline vf v_broadcast(const float *p)
 {
     float a;
-    memcpy(&a, p, 4); /* what p points to may be two bf16 */
+    memcpy(&a, p, 4); /* p may point to two bf16 */
     return _mm256_set1_ps(a);
 }
 
@@ -101,12 +101,12 @@ static inline vf v_keep_or(vf a, int n, float other)
     return _mm256_blendv_ps(_mm256_set1_ps(other), a, _mm256_castsi256_ps(first_n(n)));
 }
 
-static inline vf v_drop_or(vf a, int n, float other) /* the first n lanes are other */
+static inline vf v_drop_or(vf a, int n, float other) /* the first n lanes become other */
 {
     return _mm256_blendv_ps(a, _mm256_set1_ps(other), _mm256_castsi256_ps(first_n(n)));
 }
 
-/* Sums of scalar_weight() of numbers. */
+/* Sums of scalar_weight(). */
 typedef __m256i vw;
 
 static inline vw vw_zero(void)
@@ -152,7 +152,7 @@ static inline float v_max_lanes(vf a)
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
 
-/* 16 lanes in two vectors, halves onto each other, as plain.c does. */
+/* Adds 16 lanes in two vectors, halves onto each other, as in plain.c. */
 static inline float v_sum_lanes(const vf *a)
 {
     vf x = v_add(a[0], a[1]);
@@ -176,7 +176,10 @@ static inline vf v_from_i8(const void *p)
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p)));
 }
 
-/* A 256th of what they are, and NaNs as 480 / 256: as f16, whose bias is 8 more, with the sign moved up. */
+/*
+ * e4m3 numbers divided by 256 (NaN: 480 / 256): read as f16, whose bias is 8 more, with the sign bit moved
+ * up.
+ */
 static inline vf v_from_e4m3_256th(const void *p)
 {
     __m128i h = _mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64(p)), 7);
@@ -189,7 +192,7 @@ static inline vf v_from_e4m3(const void *p)
     return _mm256_blendv_ps(a, v_set1(__builtin_nanf("")), _mm256_cmp_ps(size, v_set1(480), _CMP_EQ_OQ));
 }
 
-/* To bf16, in the high halves; of what is no NaN. */
+/* Rounds to bf16, in the high halves. The input must have no NaN. */
 static inline vi v_rounded(vf a)
 {
     vi b = _mm256_castps_si256(a), odd = _mm256_and_si256(_mm256_srli_epi32(b, 16), _mm256_set1_epi32(1));
@@ -210,7 +213,7 @@ static inline void v_to_f16(void *p, vf a)
     _mm_storeu_si128(p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
 
-/* 8 x 8: pairs, fours, then 128-bit lanes. */
+/* Transposes 8 x 8: pairs, then fours, then 128-bit lanes. */
 static inline void v_transpose(const float *from, size_t from_stride, float *to, size_t to_stride)
 {
     __m256 a[8], b[8];
@@ -235,7 +238,7 @@ static inline void v_transpose(const float *from, size_t from_stride, float *to,
 }
 
 struct vpair {
-    vf lo, hi; /* outputs 16 apart */
+    vf lo, hi; /* lo and hi are 16 outputs apart */
 };
 
 static inline vf v_low_half(__m256i words)
@@ -248,14 +251,14 @@ static inline vf v_high_half(__m256i words)
     return _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(-65536)));
 }
 
-/* 16 numbers as bf16; no NaNs. */
+/* 16 numbers to words of bf16. The input must have no NaN. */
 static inline vi v_words(vf a, vf b)
 {
     vi packed = _mm256_packus_epi32(_mm256_srli_epi32(v_rounded(a), 16), _mm256_srli_epi32(v_rounded(b), 16));
     return _mm256_permute4x64_epi64(packed, 0xd8);
 }
 
-/* Scales of int4, one for each number of a block of 128. */
+/* The scales of int4 for a block of 128 numbers, one for each number. */
 struct int4_scales {
     vf at[128 / VL];
 };
@@ -271,7 +274,7 @@ static inline vf v_int4_digits(const uint8_t *codes, int digit)
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(words, 28 - 4 * digit), 28));
 }
 
-/* The i-th 16 numbers of a block. */
+/* Numbers 16 i .. 16 i + 15 of a block. */
 static inline vi v_int4_words(const uint8_t *codes, int i, const struct int4_scales *s)
 {
     const uint8_t *from = codes + i % 2 * 32;
@@ -294,7 +297,7 @@ static inline void v_store_words(void *p, vi words)
     _mm256_storeu_si256(p, words);
 }
 
-/* 8 words of two bf16 (cpu.h). */
+/* Widens 8 words of two bf16 each (cpu.h). */
 static inline struct vpair v_widen_pair(const void *p)
 {
     return v_widen_words(_mm256_loadu_si256(p));
@@ -312,7 +315,7 @@ static inline vf step_dp(vf w, vf x, vf acc)
 #include "kernels/cpu/linear.inc.h"
 #include "kernels/cpu/simd.inc.h"
 
-/* Calls of their own, so that no arithmetic moves across the change of mode. */
+/* These are calls of their own, so that no arithmetic moves across the change of mode. */
 static __attribute__((noinline)) void multiply_dp(const struct tile *t, uint32_t rows)
 {
     any_tile(t, rows, LINEAR_DP);

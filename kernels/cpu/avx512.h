@@ -1,4 +1,4 @@
-/* Vectors of 16 for the code that is shared between widths; for files compiled with AVX-512 F, BW, VL and DQ. */
+/* Vectors of 16, for code that both vector widths share; for files compiled with AVX-512 F, BW, VL and DQ. */
 #pragma once
 #include <immintrin.h>
 #include <stddef.h>
@@ -32,7 +32,7 @@ static inline vf v_set1(float a)
 static inline vf v_broadcast(const float *p)
 {
     float a;
-    memcpy(&a, p, 4); /* what p points to may be two bf16 */
+    memcpy(&a, p, 4); /* p may point to two bf16 */
     return _mm512_set1_ps(a);
 }
 
@@ -96,12 +96,12 @@ static inline vf v_keep_or(vf a, int n, float other)
     return _mm512_mask_mov_ps(_mm512_set1_ps(other), first_n(n), a);
 }
 
-static inline vf v_drop_or(vf a, int n, float other) /* the first n lanes are other */
+static inline vf v_drop_or(vf a, int n, float other) /* the first n lanes become other */
 {
     return _mm512_mask_mov_ps(a, first_n(n), _mm512_set1_ps(other));
 }
 
-/* Sums of scalar_weight() of numbers. */
+/* Sums of scalar_weight(). */
 typedef __m512i vw;
 
 static inline vw vw_zero(void)
@@ -143,7 +143,7 @@ static inline float v_max_lanes(vf a)
     return _mm512_reduce_max_ps(a);
 }
 
-/* Halves onto each other, as plain.c does. */
+/* Adds halves onto each other, as in plain.c. */
 static inline float v_sum_lanes(const vf *a)
 {
     __m256 x = _mm256_add_ps(_mm512_castps512_ps256(*a), _mm512_extractf32x8_ps(*a, 1));
@@ -168,7 +168,10 @@ static inline vf v_from_i8(const void *p)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
 }
 
-/* A 256th of what they are, and NaNs as 480 / 256: as f16, whose bias is 8 more, with the sign moved up. */
+/*
+ * e4m3 numbers divided by 256 (NaN: 480 / 256): read as f16, whose bias is 8 more, with the sign bit moved
+ * up.
+ */
 static inline vf v_from_e4m3_256th(const void *p)
 {
     __m256i h = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(p)), 7);
@@ -181,7 +184,7 @@ static inline vf v_from_e4m3(const void *p)
     return _mm512_mask_mov_ps(a, _mm512_cmp_ps_mask(size, v_set1(480), _CMP_EQ_OQ), v_set1(__builtin_nanf("")));
 }
 
-/* To bf16, in the high halves; of what is no NaN. */
+/* Rounds to bf16, in the high halves. The input must have no NaN. */
 static inline vi v_rounded(vf a)
 {
     vi b = _mm512_castps_si512(a), odd = _mm512_and_si512(_mm512_srli_epi32(b, 16), _mm512_set1_epi32(1));
@@ -201,7 +204,7 @@ static inline void v_to_f16(void *p, vf a)
     _mm256_storeu_si256(p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
 
-/* 16 x 16: pairs, fours, then 128-bit lanes. */
+/* Transposes 16 x 16: pairs, then fours, then 128-bit lanes. */
 static inline void v_transpose(const float *from, size_t from_stride, float *to, size_t to_stride)
 {
     __m512 a[16], b[16];
@@ -235,10 +238,10 @@ static inline void v_transpose(const float *from, size_t from_stride, float *to,
 }
 
 struct vpair {
-    vf lo, hi; /* outputs 16 apart */
+    vf lo, hi; /* lo and hi are 16 outputs apart */
 };
 
-/* 32 numbers as bf16; no NaNs. */
+/* 32 numbers to words of bf16. The input must have no NaN. */
 static inline vi v_words(vf a, vf b)
 {
 #ifdef __AVX512BF16__
@@ -251,11 +254,12 @@ static inline vi v_words(vf a, vf b)
 }
 
 /*
- * Scales of int4, one for each number of a block of 128. A scale is (1 + j / 4) 2^e: 16 j + q is the index of a bf16 product
- * q (1 + j / 4) 2^123, and what 2^e is less than 2^123 is taken off its exponent, which stops at the zero of a zero.
+ * The scales of int4 for a block of 128 numbers, one for each number. A scale is (1 + j / 4) 2^e. Entry 16 j
+ * + q of a table is the bf16 product q (1 + j / 4) 2^123. Its exponent is then lowered by 123 - e,
+ * saturating, so that zero stays zero.
  */
 struct int4_scales {
-    vi low, high; /* products */
+    vi low, high; /* the table of products */
     vi j[4], less[4];
 };
 
@@ -281,7 +285,7 @@ static inline void v_int4_open(struct int4_scales *s, const uint16_t *scales)
     }
 }
 
-/* The i-th 32 numbers of a block. */
+/* Numbers 32 i .. 32 i + 31 of a block. */
 static inline vi v_int4_words(const uint8_t *codes, int i, const struct int4_scales *s)
 {
     vi q = _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(codes), (unsigned)(4 * i)), _mm512_set1_epi16(15));
@@ -304,7 +308,7 @@ static inline void v_store_words(void *p, vi words)
     _mm512_storeu_si512(p, words);
 }
 
-/* 16 words of two bf16 (cpu.h). */
+/* Widens 16 words of two bf16 each (cpu.h). */
 static inline struct vpair v_widen_pair(const void *p)
 {
     return v_widen_words(_mm512_loadu_si512(p));

@@ -1,4 +1,4 @@
-/* The two functions that need AVX512_BF16, in a file of its own flags. */
+/* The two functions that need AVX512_BF16, in a file with compiler flags of its own. */
 #include "kernels/cpu/avx512.h"
 
 #define v_step(w, x, acc, kind) ((void)(kind), _mm512_dpbf16_ps(acc, (__m512bh)(w), (__m512bh)(x)))

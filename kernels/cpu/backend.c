@@ -1,8 +1,8 @@
 /*
- * The operations on the CPU: cut the work into pieces, let the pool compute them.
+ * The operations on the CPU: cut the work into pieces and let the pool compute them.
  *
- * Pieces are made large enough to be worth a claim (PIECE_NUMBERS elements for elementwise work), and an operation that is
- * one piece runs on the caller without waking anybody.
+ * A piece is large enough to be worth a claim (PIECE_NUMBERS elements for elementwise work). An operation of
+ * one piece runs on the caller and wakes no thread.
  */
 #ifdef KERNELS_SIMD
 #include <cpuid.h>
@@ -16,13 +16,15 @@
 #include "kernels/parts.h"
 #include "kernels/cpu/state.h"
 
-#undef NDEBUG /* operations can't return an error: a wrong argument must not pass in release builds either */
+/* Operations can't return an error, so a wrong argument must not pass in release builds either. */
+#undef NDEBUG
 #include <assert.h>
 
 enum { MAX_THREADS = 256 };
 
 #ifdef KERNELS_SIMD
-static bool has_f16c(void) /* which __builtin_cpu_supports of Clang 14 can't tell */
+/* __builtin_cpu_supports of Clang 14 does not know F16C. */
+static bool has_f16c(void)
 {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
@@ -46,7 +48,8 @@ static const struct cpu_ops *best_of(enum kernels_isa isa)
 
 const struct cpu_ops *cpu_ops_get(enum kernels_isa isa)
 {
-    static _Atomic(const struct cpu_ops *) best; /* kept because asking the CPU traps under a hypervisor */
+    /* Kept, because asking the CPU traps under a hypervisor. */
+    static _Atomic(const struct cpu_ops *) best;
     if (isa == ISA_AUTO) {
         const struct cpu_ops *ops = atomic_load_explicit(&best, memory_order_relaxed);
         if (!ops)
@@ -131,7 +134,7 @@ static const void *cpu_put(struct kernels *k, const void *host, size_t len_bytes
 static void cpu_write(struct kernels *k, void *to, const void *host, const struct k_pieces *p)
 {
     (void)k;
-    for (uint32_t i = 0; i < p->n && to != host; i++) /* else mapped */
+    for (uint32_t i = 0; i < p->n && to != host; i++) /* if equal, the memory is mapped */
         memmove((uint8_t *)to + i * p->piece_bytes, (const uint8_t *)host + i * p->stride_bytes, p->piece_bytes);
 }
 
@@ -177,14 +180,15 @@ static void cpu_wait(struct kernels *k, uint32_t mark)
     (void)k, (void)mark;
 }
 
-static void cpu_nothing(struct kernels *k) /* operations are done when they return, and nothing was copied */
+/* Operations are done when they return, and k_put copies nothing. */
+static void cpu_nothing(struct kernels *k)
 {
     (void)k;
 }
 
 /* ------------------------------------------------------------------ linear */
 
-/* Rows of one matrix. */
+/* Rows that go through one matrix. */
 struct row_group {
     const struct k_matrix *w;
     const float *x; /* row t at x + t * x_stride */
@@ -194,19 +198,19 @@ struct row_group {
 
 struct k_stack {
     struct k_matrix **matrices;
-    struct row_group *groups; /* of the call that runs */
+    struct row_group *groups; /* groups of the running call */
     uint32_t n;
 };
 
-/* The groups of one call, cut into pieces: panels of matrices by blocks of rows. */
+/* The groups of one call, cut into pieces: a piece is a panel of a matrix and a block of rows. */
 struct linear_run {
     const struct row_group *groups;
-    struct linear_job shape; /* strides and accumulate */
+    struct linear_job shape; /* strides and accumulate only */
     void (*linear)(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
     uint32_t n_groups;
     uint32_t *first_piece; /* [n_groups + 1] */
-    uint32_t *words;       /* COMPUTE_BF16: activations rounded, group after group; else NULL */
-    uint32_t *first_row;   /* [n_groups] in words */
+    uint32_t *words;       /* COMPUTE_BF16: rounded activations, group after group; else NULL */
+    uint32_t *first_row;   /* [n_groups] first row of each group in words */
 };
 
 static uint32_t row_blocks(uint32_t n_rows)
@@ -214,7 +218,7 @@ static uint32_t row_blocks(uint32_t n_rows)
     return (n_rows + ROW_BLOCK - 1) / ROW_BLOCK;
 }
 
-/* The last i with first[i] <= piece; empty groups, whose first is that of the next, are passed over. */
+/* The last i with first[i] <= piece. Empty groups have the same first as the next one, and are skipped. */
 static uint32_t find_piece(const uint32_t *first, uint32_t n, uint32_t piece)
 {
     uint32_t low = 0, high = n;
@@ -225,7 +229,7 @@ static uint32_t find_piece(const uint32_t *first, uint32_t n, uint32_t piece)
     return low;
 }
 
-/* A panel's blocks of rows are neighbours, so that the second one finds it in the cache. */
+/* The row blocks of a panel are consecutive pieces, so the second one finds the panel in the cache. */
 static void run_linear(void *arg, uint32_t piece, uint32_t thread)
 {
     (void)thread;
@@ -245,7 +249,7 @@ static void run_linear(void *arg, uint32_t piece, uint32_t thread)
 struct round_run {
     const struct linear_run *r;
     const struct cpu_ops *ops;
-    size_t x_stride; /* of the floats */
+    size_t x_stride; /* stride of the floats */
     uint32_t n_rows, rows_per_piece;
 };
 
@@ -262,7 +266,7 @@ static void run_round(void *arg, uint32_t piece, uint32_t thread)
     }
 }
 
-/* Activations are rounded once, not by every piece that reads them. */
+/* Rounds activations once, instead of in every piece that reads them. */
 static void round_rows(struct cpu_kernels *k, const struct linear_run *r, size_t x_stride, uint32_t n_rows,
                        uint32_t n_in)
 {
@@ -332,10 +336,11 @@ struct pack_run {
     const struct k_matrix_part *parts;
     uint32_t n_parts;
     struct k_matrix *m;
-    float *rows; /* [n_threads][3][n_in]: one row as f32, as packed, and without its stride */
+    /* [n_threads][3][n_in]: a row as f32, as packed, and without its stride. */
+    float *rows;
 };
 
-/* Puts n elements of a row where output c of the panel has them. */
+/* Writes n elements of a row to the places of output c in the panel. */
 static void scatter(const struct k_matrix *m, uint32_t panel, uint32_t c, const void *row)
 {
     uint8_t *to = m->data + (size_t)panel * m->n_steps * m->step_bytes;
@@ -351,7 +356,7 @@ static void scatter(const struct k_matrix *m, uint32_t panel, uint32_t c, const 
             ((uint16_t *)to)[(size_t)k * PANEL + slot] = ((const uint16_t *)row)[k];
 }
 
-/* The same for a group of n codes and their scale; a panel's memory is zero before. */
+/* The same for a group of n codes and their scale. The panel's memory must be zero before. */
 static void scatter_group(const struct k_matrix *m, uint8_t *group, uint32_t c, const uint8_t *codes, uint32_t n,
                           float scale)
 {
@@ -369,8 +374,10 @@ static void scatter_group(const struct k_matrix *m, uint8_t *group, uint32_t c, 
     }
 }
 
-/* An output of a part, as it came: the elements of its row in a line, where its type may be read (a file's tensors
- * begin wherever its header ends). */
+/*
+ * One output of a part as stored, with its elements side by side and aligned for their type (tensors of a
+ * file begin where its header ends, at any address). Returns the row itself, or a copy in memory.
+ */
 static const uint8_t *line_up(const struct k_matrix_part *part, uint32_t out, uint32_t n_in, uint8_t *memory)
 {
     size_t element = num_type_bytes(part->type);
@@ -504,7 +511,7 @@ static const void *cpu_matrix_data(const struct k_matrix *m)
 
 static void borrow(struct k_matrix *m, const void *data)
 {
-    m->data = (uint8_t *)(uintptr_t)data; /* only packing writes */
+    m->data = (uint8_t *)(uintptr_t)data; /* the cast is safe: only packing writes */
     m->is_borrowed = true;
 }
 
@@ -578,10 +585,10 @@ struct attn_run {
     uint32_t rows_per_tile;
     uint32_t *first_piece; /* [n_seqs + 1] */
     uint8_t *scratch;
-    size_t scratch_bytes; /* of one thread */
+    size_t scratch_bytes; /* bytes for one thread */
 };
 
-/* The sequence of a piece; returns the piece's number within the sequence. */
+/* Finds the sequence of a piece; returns the number of the piece within the sequence. */
 static uint32_t find_seq(const struct attn_run *r, uint32_t piece, const struct k_attn_seq **seq_out)
 {
     uint32_t i = find_piece(r->first_piece, r->a->n_seqs, piece);
@@ -589,7 +596,7 @@ static uint32_t find_seq(const struct attn_run *r, uint32_t piece, const struct 
     return piece - r->first_piece[i];
 }
 
-/* Pieces of a sequence: kv heads inside, row tiles outside. */
+/* Counts the pieces of each sequence: one for each tile of rows and each kv head; kv heads vary fastest. */
 static uint32_t cut_seqs(struct attn_run *r, uint32_t n_kv_heads)
 {
     r->first_piece[0] = 0;
@@ -664,7 +671,7 @@ static void cpu_attention(struct kernels *head, const struct k_attn *a)
 
 /* -------------------------------------------------------------------- ranks */
 
-/* Operations are done when they return, and all memory is everybody's. */
+/* Nothing to do: operations are done when they return, and all ranks share memory. */
 static void cpu_offer(struct kernels *k, uint32_t turn)
 {
     (void)k, (void)turn;

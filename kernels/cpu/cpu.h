@@ -1,26 +1,29 @@
 /*
- * What the files of the CPU backend share: the packed matrix, pieces of work, and the table of functions that each
- * instruction set fills.
+ * What the files of the CPU backend share: the packed matrix, pieces of work, and the table of functions of
+ * each instruction set.
  *
- * backend.c and rows.c cut an operation into pieces and hand them to the pool; plain.c, avx2.c and avx512.c compute a
- * piece each. A piece is never cut along a sum, so who computes it does not change its bits. Equality "bit for bit" leaves
- * out the payload of NaNs.
+ * backend.c and rows.c cut an operation into pieces and hand them to the pool; plain.c, avx2.c and avx512.c
+ * compute one piece. A sum is never cut between pieces, so bits do not depend on the thread that computes it.
+ * "Same bits" excludes the payload of NaNs.
  *
- * A packed matrix is [n_panels][n_steps][64 outputs] elements; outputs that are missing in the last panel are zero.
+ * A packed matrix is [n_panels][n_steps][64 outputs] elements; missing outputs of the last panel are zero.
  *
- *     COMPUTE_F32   a step is one k; elements as stored (bf16 and f16 2 bytes, f32 4 bytes). In bf16 panels the 64 elements
- *                   of a step are 32 words of two: word 16 g + i holds output 32 g + i low and 32 g + 16 + i high (g 0..1,
- *                   i 0..15), so a shift and a mask widen a vector of words into two vectors of outputs.
- *     COMPUTE_BF16  a step is a pair of k's; an element is a word, the even k low, the odd k high. If n_in is odd, the last
- *                   odd k is +0 on both sides; that turns a -0 sum into +0, in every version.
+ *     COMPUTE_F32   a step is one k; elements as stored (bf16 and f16 2 bytes, f32 4 bytes). In bf16 panels
+ *                   the 64 elements of a step are 32 words of two: word 16 g + i holds output 32 g + i low
+ *                   and 32 g + 16 + i high (g 0..1, i 0..15), so a shift and a mask widen a vector of words
+ *                   into two vectors of outputs.
+ *     COMPUTE_BF16  a step is a pair of k's; an element is a word, the even k low, the odd k high. If n_in is
+ *                   odd, the last odd k is +0 on both sides; that turns a -0 sum into +0, in every version.
  *
- * A matrix in fewer bits is [n_panels][n_groups] groups of K_GROUP k's, the last one filled up with zeros. A group is
+ * A matrix in a packed format is [n_panels][n_groups] groups of K_GROUP k's; the last one is padded with
+ * zeros. A group is
  *
  *     [64] scales (f32 for fp8, else bf16), in COMPUTE_F32 in the order of a step's elements
- *     [K_GROUP * 64] codes, in the order of the elements of as many steps of a bf16 panel; bytes, or of int4 words of four:
- *                   in each run of 128, word i has elements i, i + 32, i + 64, i + 96, the first lowest
+ *     [K_GROUP * 64] codes, in the order of the elements of the steps that the group has in a bf16 panel.
+ *                   Codes are bytes; of int4 they are words of four codes: in each run of 128, word i has
+ *                   elements i, i + 32, i + 64, i + 96, the first one lowest
  *
- * and is widened to those steps before they are summed (packed.inc.h).
+ * A group is widened to those steps before they are summed (packed.inc.h).
  */
 #pragma once
 
@@ -30,7 +33,7 @@
 
 enum {
     PANEL = 64,       /* outputs of a panel */
-    STEP_BLOCK = 512, /* steps of a panel that stay in the L2 cache while rows stream past (at most 128 KiB) */
+    STEP_BLOCK = 512, /* steps of a panel that stay in the L2 cache while rows pass (at most 128 KiB) */
     NEAR_BLOCK = 64,  /* widened steps that stay in the L1 cache (at most 16 KiB) */
     ROW_BLOCK = 192,  /* rows of one piece; their partial sums are 48 KiB of stack */
     LANES = 16,       /* partial sums of a dot product */
@@ -41,13 +44,14 @@ enum {
 struct k_matrix {
     enum compute compute;
     enum k_weights weights;
-    enum num_type type; /* of elements, widened ones of fewer bits; NUM_BF16 with COMPUTE_BF16 */
+    /* Of elements; for packed formats of the widened elements. NUM_BF16 with COMPUTE_BF16. */
+    enum num_type type;
     uint32_t n_out, n_in;
     uint32_t n_panels, n_steps, n_groups;
     size_t step_bytes, group_bytes;
     size_t bytes;
-    uint8_t *data;    /* mem_map'ed, or borrowed: then it may be read-only */
-    bool is_borrowed; /* k_matrix_view, k_matrix_move */
+    uint8_t *data;    /* from mem_map, or borrowed and then perhaps read-only */
+    bool is_borrowed; /* by k_matrix_view or k_matrix_move */
     float *bias;      /* [n_out], or NULL */
 };
 
@@ -56,7 +60,7 @@ static inline const uint8_t *matrix_step(const struct k_matrix *m, uint32_t pane
     return m->data + ((size_t)panel * m->n_steps + step) * m->step_bytes;
 }
 
-/* Where output c of a panel lies within a step, in elements. */
+/* The place of output c of a panel within a step, in elements. */
 static inline uint32_t panel_slot(const struct k_matrix *m, uint32_t c)
 {
     if (m->compute == COMPUTE_BF16 || m->type != NUM_BF16)
@@ -79,7 +83,7 @@ static inline uint32_t group_steps(const struct k_matrix *m)
     return m->compute == COMPUTE_BF16 ? K_GROUP / 2 : K_GROUP;
 }
 
-/* Where the scale of output c lies within a group, in scales, and the code of its k-th number, in codes. */
+/* The place of output c's scale in a group, in scales; the place of its k-th number, in codes. */
 static inline uint32_t group_scale_slot(const struct k_matrix *m, uint32_t c)
 {
     return panel_slot(m, c);
@@ -90,7 +94,7 @@ static inline uint32_t group_code_slot(const struct k_matrix *m, uint32_t k, uin
     return m->compute == COMPUTE_BF16 ? (k / 2 * PANEL + c) * 2 + k % 2 : k * PANEL + panel_slot(m, c);
 }
 
-/* Which byte of a group's codes has code i of int4, and how far up. */
+/* The byte of a group's codes that has int4 code i; its shift within the byte. */
 static inline uint32_t int4_byte(uint32_t i)
 {
     return i / 128 * 64 + i % 32 * 2 + i % 128 / 64;
@@ -103,20 +107,20 @@ static inline uint32_t int4_shift(uint32_t i)
 
 struct linear_job {
     const struct k_matrix *w;
-    const void *x; /* [T][n_steps] COMPUTE_F32: floats, COMPUTE_BF16: words of two bf16 */
+    const void *x; /* [T][n_steps]: COMPUTE_F32 floats, COMPUTE_BF16 words of two bf16 */
     size_t x_stride, y_stride;
     uint32_t n_rows;
     float *y; /* [T][n_out] */
     bool accumulate;
 };
 
-/* One piece of attention: rows row0 .. row0+n_rows of a sequence, all query heads of one kv head. */
+/* One piece of attention: rows row0 .. row0 + n_rows - 1 of a sequence, all query heads of one kv head. */
 struct attn_tile {
     const struct k_attn *a;
     const struct k_attn_seq *seq;
     uint32_t kv_head;
     uint32_t row0, n_rows;
-    float *scratch; /* attn_scratch_floats(), 64-byte aligned */
+    float *scratch; /* attn_scratch_floats() floats, 64-byte aligned */
 };
 
 static inline uint32_t attn_padded(uint32_t dim)
@@ -124,20 +128,23 @@ static inline uint32_t attn_padded(uint32_t dim)
     return (dim + LANES - 1) / LANES * LANES;
 }
 
-/* Keys transposed, values, queries and sums padded to whole vectors, weights, and five numbers per query. */
+/* Transposed keys; values, queries and sums padded to whole vectors; weights; five numbers for each query. */
 static inline size_t attn_scratch_floats(uint32_t head_dim, uint32_t n_queries)
 {
     size_t dim = attn_padded(head_dim);
     return 2 * KEY_BLOCK * dim + n_queries * (2 * dim + KEY_BLOCK + 5) + 6 * LANES;
 }
 
-/* The first position that a row at pos sees. */
+/* The first position that a row at position pos sees. */
 static inline uint32_t attn_first_key(const struct k_attn *a, uint32_t pos)
 {
     return a->window && pos >= a->window ? pos - a->window + 1 : 0;
 }
 
-/* K (which 0) or V (which 1) of a position, as stored; latent: the same. kv_head: of the n_kv_heads that a is about. */
+/*
+ * Address of K (which 0) or V (which 1) of a position, as stored; the same for latents. kv_head counts a's kv
+ * heads.
+ */
 static inline uint8_t *attn_kv_at(const struct k_attn *a, const struct k_attn_seq *s, uint32_t which, uint32_t kv_head,
                                   uint32_t pos)
 {
@@ -147,7 +154,7 @@ static inline uint8_t *attn_kv_at(const struct k_attn *a, const struct k_attn_se
            (size_t)(pos % l->page_tokens) * l->head_dim * num_type_bytes(l->dtype);
 }
 
-/* Functions of one instruction set. Rows are row0 <= r < row1, row1 - row0 <= ROW_BLOCK. */
+/* The functions of one instruction set. Rows are row0 <= r < row1, row1 - row0 <= ROW_BLOCK. */
 struct cpu_ops {
     const char *name;
     void (*linear_f32)(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
@@ -160,13 +167,16 @@ struct cpu_ops {
     void (*attend)(const struct attn_tile *tile);
     void (*to_f32)(const void *src, enum num_type type, uint64_t n, float *dst);
     void (*from_f32)(const float *src, enum num_type type, uint64_t n, void *dst);
-    float (*max)(const float *x, uint32_t n); /* skips NaNs; -inf if there is nothing else */
+    float (*max)(const float *x, uint32_t n); /* ignores NaNs; -inf if nothing else is there */
     float (*logsumexp)(const float *x, uint32_t n);
-    /* e_out = exp((x - max) / temperature), of NaNs 0; returns the sum of scalar_weight(e). */
+    /* e_out = exp((x - max) / temperature), 0 for NaNs. Returns the sum of scalar_weight(e). */
     uint64_t (*weigh)(const float *x, uint32_t n, float max, float temperature, float *e_out);
     float (*exp)(float x);
     float (*log)(float x);
-    /* For the bench; NULL in plain C. peak_ return the operations they did; len_bytes is a multiple of 1024. */
+    /*
+     * For the bench; NULL in plain C. The peak_ functions return the operations that they did; len_bytes is a
+     * multiple of 1024.
+     */
     double (*peak_f32)(void);
     double (*peak_bf16)(void);
     void (*read_stream)(const void *from, size_t len_bytes);
@@ -174,7 +184,7 @@ struct cpu_ops {
 
 extern const struct cpu_ops cpu_plain;
 #ifdef KERNELS_SIMD
-/* What avx512.c takes from its neighbours. */
+/* Functions that avx512.c takes from the other files. */
 void cpu_avx2_linear_bf16(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
 double cpu_avx2_peak_bf16(void);
 double cpu_avx512_peak_bf16(void);
@@ -185,5 +195,5 @@ extern const struct cpu_ops cpu_avx512;
 extern const struct cpu_ops cpu_avx512_bf16; /* cpu_avx512 with linear_bf16 by the instruction */
 #endif
 
-/* The best this CPU has, at most isa; NULL if it lacks what isa asks for. */
+/* The best instruction set that this CPU has and isa allows; NULL if the CPU lacks isa. */
 const struct cpu_ops *cpu_ops_get(enum kernels_isa isa);

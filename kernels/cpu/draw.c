@@ -1,8 +1,10 @@
 /*
- * Drawing from logits (k_draw, kernels.h), by selection and not by sorting: the cost is a few passes over the row whatever the settings.
+ * Draws from logits (k_draw, kernels.h) by selection, without sorting: the cost is a few passes over the row
+ * with any settings.
  *
- * Ids that may still be drawn stay in ascending order, which is that of the draw. A set that goes by falling logits is found in a
- * copy, by partitions; what comes of it is the last candidate that belongs to the set, and ids behind that one are left out.
+ * Ids that may still be drawn are kept in ascending order, which is the order of the draw. A limit that goes
+ * by falling logits is found in a copy, by partitions: the result is the last candidate that is kept, and ids
+ * behind that one are removed.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -12,14 +14,14 @@
 #include "kernels/scalar.h"
 
 enum {
-    HEAP_MAX = 1024, /* so many of the largest are found by one pass with a heap */
-    FEW = 24,        /* are sorted */
-    CHUNK = 4096,    /* ids whose weights are added up at once when all may be drawn */
+    HEAP_MAX = 1024, /* up to this many of the largest are found in one pass with a heap */
+    FEW = 24,        /* up to this many candidates are sorted */
+    CHUNK = 4096,    /* ids whose weights are summed at once if all ids may be drawn */
 };
 
 struct candidate {
     uint32_t id;
-    float key; /* what it is chosen by: the logit, or how typical it is */
+    float key; /* order of selection: the logit, or how typical it is */
     uint64_t weight;
 };
 
@@ -30,7 +32,7 @@ struct draw {
     uint32_t n;
     float max;
     struct candidate *candidates; /* [n] */
-    float *e, *surprises;         /* [n], of ids */
+    float *e, *surprises;         /* [n], by id */
     uint32_t *ids, n_ids;         /* [n] */
 };
 
@@ -41,7 +43,7 @@ size_t k_draw_scratch_bytes(uint32_t n)
 
 /* -------------------------------------------------------------- selection */
 
-/* Larger keys first, of equal ones the lower id. */
+/* A larger key comes first; of equal keys the lower id. */
 static inline bool before(const struct candidate *a, const struct candidate *b)
 {
     return a->key != b->key ? a->key > b->key : a->id < b->id;
@@ -61,7 +63,7 @@ static void sort_few(struct candidate *c, uint32_t n)
             swap(&c[j], &c[j - 1]);
 }
 
-/* Moves what goes before a pivot from the middle of three to the front; returns how many: at least one, not all. */
+/* Moves candidates before a pivot (median of three) to the front. Returns how many: not 0, not all. */
 static uint32_t partition(struct candidate *c, uint32_t n)
 {
     uint32_t m = n / 2, kept = 0;
@@ -88,7 +90,7 @@ static uint64_t weight_of(const struct candidate *c, uint32_t n)
     return sum;
 }
 
-/* The last of as few of the first as together weigh that much; the very last if all don't. */
+/* The last of as few first candidates as together have the weight want; the very last if all have less. */
 static struct candidate select_weight(struct candidate *c, uint32_t n, uint64_t want)
 {
     while (n > FEW) {
@@ -111,7 +113,7 @@ static struct candidate select_weight(struct candidate *c, uint32_t n, uint64_t 
     return c[i];
 }
 
-/* A heap of the best so far, the worst of them at its top. */
+/* Restores a heap of the best candidates so far, with the worst of them at its top. */
 static void sink(struct candidate *heap, uint32_t n, uint32_t i)
 {
     for (uint32_t child; (child = 2 * i + 1) < n; i = child) {
@@ -123,7 +125,7 @@ static void sink(struct candidate *heap, uint32_t n, uint32_t i)
     }
 }
 
-/* The m largest numbers, in some order; returns how many there are. */
+/* The m largest numbers, in any order. Returns how many there are. */
 static uint32_t find_largest(const float *x, uint32_t n, uint32_t m, struct candidate *heap)
 {
     uint32_t n_heap = 0;
@@ -133,7 +135,7 @@ static uint32_t find_largest(const float *x, uint32_t n, uint32_t m, struct cand
             heap[n_heap++] = c;
             for (uint32_t j = n_heap / 2; n_heap == m && j-- > 0;)
                 sink(heap, n_heap, j);
-        } else if (n_heap == m && c.key > heap[0].key) { /* an equal one has a higher id */
+        } else if (n_heap == m && c.key > heap[0].key) { /* an equal key has a higher id: it loses */
             heap[0] = c;
             sink(heap, n_heap, 0);
         }
@@ -158,7 +160,7 @@ uint32_t k_largest(const float *logits, uint32_t n, uint32_t m, void *scratch, u
 
 /* ------------------------------------------------------------------- sets */
 
-/* Ids whose exp is at least that; returns their weight. */
+/* Keeps ids whose exp is at least `least`; returns their weight. */
 static uint64_t keep_likely(struct draw *d, float least)
 {
     uint64_t sum = 0;
@@ -174,7 +176,7 @@ static uint64_t keep_likely(struct draw *d, float least)
     return sum;
 }
 
-/* Leaves out what goes behind the candidate. Returns what is left's weight. */
+/* Keeps ids up to the candidate `last`; returns their weight. */
 static uint64_t keep_before(struct draw *d, const struct candidate *last, const float *keys)
 {
     uint64_t sum = 0;
@@ -191,7 +193,10 @@ static uint64_t keep_before(struct draw *d, const struct candidate *last, const 
     return sum;
 }
 
-/* Of the ids, by their keys, as few of the first as weigh that much; or so many, if each counts as one. */
+/*
+ * Keeps as few of the first ids, by their keys, as have the weight want; or `want` ids, if each counts as
+ * one.
+ */
 static uint64_t keep_first(struct draw *d, const float *keys, uint64_t want, bool counts)
 {
     for (uint32_t i = 0; i < d->n_ids; i++) {
@@ -203,8 +208,8 @@ static uint64_t keep_first(struct draw *d, const float *keys, uint64_t want, boo
 }
 
 /*
- * All that is to be looked at, without the top_k: what goes behind top_p or min_p anyway need not be. n exps that are (1 - top_p) / n at
- * most don't have the share that top_p leaves.
+ * Collects the ids to look at if there is no top_k. Ids that top_p or min_p would remove anyway may be left
+ * out: n exps of at most (1 - top_p) / n are not enough for the share that top_p removes.
  */
 static uint64_t gather(struct draw *d)
 {
@@ -241,7 +246,7 @@ static uint64_t gather_largest(struct draw *d)
     return sum;
 }
 
-/* Keys: how far from the expected surprise, below zero. */
+/* Keeps typical ids. The key is minus the distance from the expected surprise. */
 static uint64_t keep_typical(struct draw *d, uint64_t sum)
 {
     uint64_t expected = 0;
@@ -259,7 +264,7 @@ static uint64_t keep_typical(struct draw *d, uint64_t sum)
 
 /* ------------------------------------------------------------------- draw */
 
-/* Of all: sums of chunks first, so that one chunk only is looked at number by number. */
+/* Draws if all ids may be drawn: sums chunks first, so that only one chunk is searched number by number. */
 static uint32_t draw_any(const struct draw *d, uint64_t at)
 {
     uint64_t sum = 0;

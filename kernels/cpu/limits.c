@@ -1,4 +1,7 @@
-/* What this CPU can do at most (bench/kernels_bench.h): pieces of memory or of arithmetic, claimed from the pool as an operation's are. */
+/*
+ * Limits of this CPU (bench/kernels_bench.h): pieces of memory or arithmetic, claimed from the pool like those of
+ * an operation.
+ */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -9,9 +12,9 @@ enum { READ_PIECE = 1 << 20, PEAK_PIECES = 64 };
 struct limit_run {
     const struct cpu_ops *ops;
     double (*peak)(void);
-    _Atomic double ops_done; /* by a piece: by each the same */
+    _Atomic double ops_done; /* by each piece; all pieces do the same */
     uint8_t *memory;
-    size_t len_bytes; /* of a half */
+    size_t len_bytes; /* of one half */
 };
 
 static uint32_t piece_bytes(const struct limit_run *r, uint32_t piece)
@@ -63,7 +66,7 @@ double cpu_run_limit(struct kernels *head, enum kernels_limit limit, void *memor
         r.peak = limit == LIMIT_F32 ? k->ops->peak_f32 : k->ops->peak_bf16;
         pool_run(k->pool, peak_piece, &r, PEAK_PIECES);
         return r.ops_done * PEAK_PIECES;
-    case LIMIT_LINK: /* operations work on the host's memory */
+    case LIMIT_LINK: /* there is no link: operations use the host's memory */
     case N_LIMITS:
         break;
     }

@@ -1,6 +1,7 @@
 /*
- * What the machine can do at most, for the bench: included where linear.inc.h is, so that the step measured is the step that
- * k_linear takes. Empty asm statements keep the compiler from computing results ahead of time.
+ * Loops that reach the limits of the machine, for the bench. Included where linear.inc.h is, so that the
+ * measured step is the step of k_linear. Empty asm statements keep the compiler from computing results in
+ * advance.
  */
 #pragma once
 
@@ -15,7 +16,7 @@ static inline __attribute__((always_inline)) double peak(enum linear_kind kind)
     UNROLL for (int i = 0; i < PEAK_SUMS; i++)
     {
         sums[i] = v_set1(0);
-        __asm__ volatile("" : "+v"(sums[i]) : "r"(i)); /* else all sums are one */
+        __asm__ volatile("" : "+v"(sums[i]) : "r"(i)); /* otherwise the compiler would make all sums one */
     }
     for (int round = 0; round < PEAK_ROUNDS; round++) {
         __asm__ volatile("" : "+v"(w), "+v"(x));

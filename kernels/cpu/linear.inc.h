@@ -1,12 +1,13 @@
 /*
- * The inner loops of k_linear, written once for both vector widths. The including file defines VL, vf, struct vpair, the v_*
- * functions, and v_step(w, x, acc, kind), which adds one step to a vector of sums.
+ * The inner loops of k_linear, written once for both vector widths. The including file defines VL, vf, struct
+ * vpair, the v_* functions, and v_step(w, x, acc, kind), which adds one step to a vector of sums.
  *
- * A tile is up to 6 rows by as many outputs as accumulators fit into registers. Outputs come in pairs of vectors whose
- * columns are 16 apart, because that is what a vector of bf16 words widens into (cpu.h). Rows times STEP_BLOCK steps are
- * finished for all rows before the next block of steps, so a panel's block is read from memory once and then from the L2
- * cache; sums wait in memory between blocks, which keeps their bits. Blocks of a matrix in fewer bits are widened first, for a
- * single tile fewer steps at a time, so that they are still in the first cache.
+ * A tile is up to 6 rows by as many outputs as accumulators fit into registers. Outputs come in pairs of
+ * vectors whose columns are 16 apart, because a vector of bf16 words widens into such a pair (cpu.h). A block
+ * of STEP_BLOCK steps is finished for all rows before the next block begins, so a panel's block is read from
+ * memory once and then from the L2 cache. Between blocks, sums wait in memory, which keeps their bits. Blocks
+ * in a packed format are widened first; a single tile widens fewer steps at a time, so that they are still in
+ * the L1 cache.
  */
 #pragma once
 
@@ -19,7 +20,7 @@ enum linear_kind { LINEAR_F32, LINEAR_F16, LINEAR_BF16, LINEAR_DP };
 
 enum { TILE_ROWS = 6, PAIRS = 32 / VL };
 
-/* Vectors of a tile: a panel's width for one row; for more rows as many as the registers hold. */
+/* Vector pairs of a tile: a whole panel for one row; for more rows as many as fit into registers. */
 static inline int tile_pairs(int rows)
 {
     if (VL == 16 || rows == 1)
@@ -49,11 +50,12 @@ struct tile {
     const uint8_t *w; /* step 0 of this block */
     size_t step_bytes;
     uint32_t n_steps;
-    const float *x; /* row 0, step 0; words of two bf16 for LINEAR_DP, moved but not computed with as floats */
+    /* Row 0, step 0. For LINEAR_DP words of two bf16, which are only moved as floats. */
+    const float *x;
     size_t x_stride;
     float *sums;      /* [rows][PANEL] */
-    uint32_t n_near;  /* cache lines to fetch with each step, PREFETCH_BYTES ahead, into the first cache */
-    uint32_t n_ahead; /* the same from `ahead` on, into the second */
+    uint32_t n_near;  /* cache lines to fetch with each step into L1, PREFETCH_BYTES ahead */
+    uint32_t n_ahead; /* the same from `ahead` on, into L2 */
     const uint8_t *ahead;
 };
 
@@ -124,8 +126,8 @@ static inline __attribute__((always_inline)) void any_tile(const struct tile *t,
 }
 
 /*
- * The stream of weights must not pause while later tiles work from the cache. So the tiles of a block share out the lines of
- * the next one; a tile that is alone fetches its own block, a little ahead.
+ * The stream of weights must not pause while later tiles work from the cache. So the tiles of a block divide
+ * the lines of the next block among them; a single tile fetches its own block, a little ahead.
  */
 static inline void plan_prefetch(struct tile *t, uint32_t index, uint32_t n_tiles)
 {
@@ -135,13 +137,13 @@ static inline void plan_prefetch(struct tile *t, uint32_t index, uint32_t n_tile
     t->ahead = t->w + STEP_BLOCK * t->step_bytes + (size_t)index * t->n_steps * t->n_ahead * 64;
 }
 
-/* The loops of one kind; functions of their own, or registers would be short. */
+/* The loops of one kind. They are separate functions, because registers would be short otherwise. */
 struct linear_loops {
     void (*tile)(const struct tile *t, uint32_t rows);
-    void (*few)(const struct few_job *f, uint32_t rows); /* NULL: never in fewer bits */
+    void (*few)(const struct few_job *f, uint32_t rows); /* NULL if the format is not packed */
 };
 
-/* All rows with the steps of t, from `step` on. Tiles are of nearly equal height. */
+/* Adds the steps of t, from `step` on, for all rows. Tiles have nearly equal heights. */
 static inline void sum_block(const struct linear_job *job, struct tile *t, uint32_t step, uint32_t row0,
                              uint32_t n_rows, float *sums, const struct linear_loops *loops)
 {
@@ -175,7 +177,7 @@ static inline void sum_packed(const struct linear_job *job, uint32_t panel, uint
     }
 }
 
-/* All steps of a panel for some rows; the sums are left in memory. */
+/* Adds all steps of a panel for some rows; leaves the sums in memory. */
 static inline void sum_panel(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1, float *sums,
                              const struct linear_loops *loops)
 {

@@ -1,10 +1,11 @@
 /*
- * Products with a matrix in fewer bits (cpu.h), of the bits that they have with the bf16 numbers that its codes stand for.
+ * Products with a matrix in a packed format (cpu.h). The bits are those of products with the bf16 numbers
+ * that the codes stand for.
  *
- * Codes are widened in blocks of 128, WORDS vectors of bf16 words, as a plain panel has them in one step of pairs, or in two steps of
- * single k's. For a few rows a block goes from registers into the sums: so widening overlaps with both memory and products, while
- * words that are stored for another loop to load take twice as long. For more rows blocks are stored, and multiplied by the tiles
- * of linear.inc.h, which includes this.
+ * Codes are widened in blocks of 128: WORDS vectors of bf16 words, as a plain panel has them in one step of
+ * pairs or in two steps of single k's. For a few rows a block goes from registers straight into the sums:
+ * widening then overlaps with memory and products, while storing words for another loop takes twice as long.
+ * For more rows blocks are stored, and the tiles of linear.inc.h, which includes this file, multiply them.
  */
 #pragma once
 
@@ -19,13 +20,16 @@ enum {
     FEW_ROWS = 4,
 };
 
-/* A scale for each code of a block; what the format has no use for stays unset. */
+/* A scale for each code of a block. Members that the format does not use are not set. */
 struct block_scales {
-    vf wide[2 * WORDS]; /* int8; fp8: 256 times what they are */
+    vf wide[2 * WORDS]; /* int8: scales; fp8: 256 times the scales */
     struct int4_scales int4;
 };
 
-/* The scale of each code of a block, from those of a step: of single k's twice in a row, of pairs each one twice. */
+/*
+ * Spreads a step's scales over a block: for single k's all of them twice, for pairs each of them twice in a
+ * row.
+ */
 static inline void spread_halves(const uint16_t *scales, bool pairs, uint16_t *out)
 {
     uint32_t twice[PANEL];
@@ -39,7 +43,7 @@ static inline void spread_halves(const uint16_t *scales, bool pairs, uint16_t *o
     memcpy(out, twice, sizeof(twice));
 }
 
-/* Of what is widened as a 256th. */
+/* The same, times 256, because e4m3 codes are widened to 1/256 of their value. */
 static inline void spread_floats(const float *scales, bool pairs, float *out)
 {
     for (uint32_t i = 0; i < PANEL && pairs; i++)
@@ -70,7 +74,7 @@ static inline __attribute__((always_inline)) vf wide_codes(const uint8_t *codes,
     return weights == WEIGHTS_FP8 ? v_from_e4m3_256th(codes) : v_from_i8(codes);
 }
 
-/* The i-th vector of a block. */
+/* Vector i of a block, widened and scaled. */
 static inline __attribute__((always_inline)) vi words_of(const uint8_t *codes, int i, const struct block_scales *s,
                                                          enum k_weights weights)
 {
@@ -110,7 +114,7 @@ static inline __attribute__((always_inline)) void widen_groups(const struct k_ma
     }
 }
 
-/* n groups of a panel, from the first on, as steps of a bf16 panel. */
+/* Widens n groups of a panel, from `first` on, to steps of a bf16 panel. */
 static inline void widen(const struct k_matrix *m, uint32_t panel, uint32_t first, uint32_t n, uint16_t *to)
 {
     if (m->weights == WEIGHTS_INT8)
@@ -123,17 +127,18 @@ static inline void widen(const struct k_matrix *m, uint32_t panel, uint32_t firs
 
 /* --------------------------------------------------------------- few rows */
 
-/* Some rows with a panel; sums [rows][PANEL]. */
+/* Up to FEW_ROWS rows times a panel; sums [rows][PANEL]. */
 struct few_job {
     const struct linear_job *job;
     uint32_t panel;
-    const float *x; /* the first of the rows */
+    const float *x; /* the first row */
     float *sums;
 };
 
 struct few_sums {
     vf at[FEW_ROWS]
-         [PANEL_VECTORS]; /* vectors in the order of a panel's columns; single k's: in pairs, 16 columns apart */
+         /* Vectors in the order of a panel's columns; single k's: in pairs, 16 columns apart. */
+         [PANEL_VECTORS];
 };
 
 static inline __attribute__((always_inline)) void add_pairs(struct few_sums *sums, const vi words[WORDS],

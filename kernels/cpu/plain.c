@@ -1,7 +1,8 @@
 /*
- * The specification: every operation in the most obvious way. A fast version is right if it gives the same bits.
+ * The specification: every operation in the most obvious way. A fast version is correct if it gives the same
+ * bits.
  *
- * Nothing here is tuned, on purpose; it also serves a CPU without AVX2.
+ * Nothing here is tuned, on purpose; it also serves CPUs without AVX2.
  */
 #include "kernels/cpu/cpu.h"
 #include "kernels/scalar.h"
@@ -11,7 +12,9 @@ static float load(const void *src, enum num_type type, uint64_t i)
     return scalar_from(src, (uint32_t)num_type_bytes(type), type == NUM_BF16, i);
 }
 
-/* Lane i of 16 takes elements i, i+16, ...; then halves are added onto each other until one is left. */
+/*
+ * Lane i of 16 takes elements i, i + 16, ...; then halves are added onto each other until one number is left.
+ */
 static float tree(float lanes[LANES])
 {
     for (uint32_t half = LANES / 2; half; half /= 2)
@@ -140,7 +143,7 @@ static float max(const float *x, uint32_t n)
     return m;
 }
 
-/* Of x[first..n). */
+/* The sum over x[first .. n - 1]. */
 static float sum_exp(const float *x, float m, uint32_t first, uint32_t n, float *p_out)
 {
     float lanes[LANES] = {0};

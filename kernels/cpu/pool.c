@@ -1,13 +1,15 @@
 /*
  * How a job is published and claimed.
  *
- * `ticket` holds the job's number in its high half and the count of unclaimed pieces in its low half; claiming is a
- * compare-and-swap that lowers the count. A thread that holds a claim of a job may read the job's fields, because the caller
- * does not leave pool_run() (and so does not write them again) before every claimed piece is done; a thread without a claim
- * touches none of them. That is why a late thread is harmless: it either claims a piece of the job that runs now or nothing.
+ * `ticket` holds the number of the job in its high half and the count of unclaimed pieces in its low half. A
+ * claim is a compare-and-swap that lowers the count. A thread with a claim may read the job's fields: the
+ * caller does not leave pool_run(), and so does not write them again, before every claimed piece is done. A
+ * thread without a claim reads none of them. So a late thread is harmless: it claims a piece of the job that
+ * runs now, or nothing.
  *
- * Threads wait on `epoch`, the caller on `all_done`, which rises once a job: eventcounts, not mutex and condition, because a wake-up costs
- * a system call only if somebody sleeps.
+ * Threads wait on `epoch`, the caller waits on `all_done`, which rises once for each job. Both are
+ * eventcounts, not a mutex with a condition, because a wake-up then costs a system call only if a thread
+ * sleeps.
  */
 #include "kernels/cpu/pool.h"
 
@@ -29,14 +31,14 @@ struct worker {
 struct pool {
     _Alignas(64) _Atomic uint64_t ticket;
     _Alignas(64) _Atomic uint32_t n_done;
-    _Alignas(64) struct eventcount epoch; /* rises with each job and at the end */
+    _Alignas(64) struct eventcount epoch; /* rises with each job, and when the pool closes */
     struct eventcount all_done;           /* rises with the last piece of each job */
     _Atomic bool closing;
     void (*run)(void *arg, uint32_t piece, uint32_t thread);
     void *arg;
     uint32_t n_pieces;
     uint32_t n_threads;
-    struct worker *workers; /* [n_threads]; 0 is the caller */
+    struct worker *workers; /* [n_threads]; 0 stands for the caller */
 };
 
 static bool claim(struct pool *p, uint32_t *left_out)

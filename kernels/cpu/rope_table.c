@@ -1,8 +1,9 @@
 /*
  * Sine and cosine for the rotary table, in double, without libm.
  *
- * x = n pi/2 + r, |r| <= pi/4, with pi/2 in three parts of which n times the first two are exact for n < 2^20 (Cody and
- * Waite 1980); then Taylor polynomials, whose first dropped term is below 1e-16 there. Once per model load, so not tuned.
+ * x = n pi/2 + r, |r| <= pi/4, with pi/2 in three parts; n times the first two is exact for n < 2^20 (Cody
+ * and Waite 1980). Then Taylor polynomials, whose first dropped term is below 1e-16 there. Runs once for each
+ * model, so it is not tuned.
  */
 #include <stddef.h>
 

@@ -1,8 +1,10 @@
 /*
- * Operations in which every row (or number) is computed by itself: spread over the pool in pieces of some thousand numbers.
+ * Operations that compute every row (or number) by itself, spread over the pool in pieces of some thousand
+ * numbers.
  *
- * What an instruction set does faster goes through its table. The rest is written here once, without fma (two products and a
- * sum, each rounded, are the same on every machine) or by scalar_fma, so that there is nothing to compare.
+ * Parts that an instruction set does faster go through its table. The rest is written here once, without fma
+ * (two products and a sum, each rounded, are the same on every machine) or by scalar_fma. So there is only
+ * one version of it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +12,7 @@
 #include "kernels/scalar.h"
 #include "kernels/cpu/state.h"
 
-/* Each use names the fields it needs. */
+/* Arguments of one operation. Each member names the operations that use it. */
 struct row_job {
     const struct cpu_ops *ops;
     uint32_t n_rows, rows_per_piece, dim;
@@ -38,7 +40,7 @@ static void run_rows(void *arg, uint32_t piece, uint32_t thread)
         job->row(job, first + i);
 }
 
-/* row_numbers: how much work a row is. */
+/* row_numbers: the work of one row, in numbers. */
 static void spread_rows(struct cpu_kernels *k, struct row_job *job, size_t row_numbers)
 {
     size_t rows = PIECE_NUMBERS / (row_numbers ? row_numbers : 1);
@@ -47,7 +49,7 @@ static void spread_rows(struct cpu_kernels *k, struct row_job *job, size_t row_n
     pool_run(k->pool, run_rows, job, (job->n_rows + job->rows_per_piece - 1) / job->rows_per_piece);
 }
 
-/* Numbers without rows: pieces become rows. */
+/* For operations on numbers without rows: NUMBERS numbers make a row. */
 enum { NUMBERS = 1024 };
 
 static void spread_numbers(struct cpu_kernels *k, struct row_job *job, size_t n)
@@ -199,7 +201,7 @@ void cpu_rope(struct kernels *k, float *x, size_t row_stride, uint32_t n_heads, 
 
 /* ----------------------------------------------------------------- experts */
 
-/* Index of the largest of x[n] that is not taken, the lowest on a tie. */
+/* Index of the largest of x[n] that is not taken; of equal ones the lowest. */
 static uint32_t largest(const float *x, const bool *taken, uint32_t n)
 {
     uint32_t best = UINT32_MAX;
@@ -209,7 +211,7 @@ static uint32_t largest(const float *x, const bool *taken, uint32_t n)
     return best;
 }
 
-/* Takes away the experts of all groups but the best. */
+/* Marks the experts of all but the best groups as taken. */
 static void leave_groups(const struct k_router *r, const float *logits, bool *taken)
 {
     float best[K_MAX_EXPERTS];
@@ -240,7 +242,8 @@ static void route_row(const struct row_job *job, size_t row)
         taken[experts[i]] = true;
     }
     float top = logits[experts[0]];
-    for (uint32_t e = 0; e < r->n_experts && !r->normalized; e++) /* groups may have left out the largest */
+    for (uint32_t e = 0; e < r->n_experts && !r->normalized;
+         e++) /* the largest logit may be in a group that was left out */
         top = scalar_max(logits[e], top);
     for (uint32_t i = 0; i < r->n_used; i++)
         weights[i] = scalar_exp(logits[experts[i]] - top);
@@ -263,7 +266,7 @@ void cpu_route(struct kernels *k, const struct k_router *r, const float *logits,
     spread_rows(cpu_of(k), &job, 16ul * r->n_experts);
 }
 
-/* A counting sort, on the caller: some thousand pairs at most. */
+/* A counting sort, on the caller: there are at most some thousand pairs. */
 void cpu_sort_slots(struct kernels *k, const struct k_slots *s, uint32_t n_experts, uint32_t n_rows)
 {
     (void)k;
@@ -275,7 +278,8 @@ void cpu_sort_slots(struct kernels *k, const struct k_slots *s, uint32_t n_exper
         s->first[e + 1] += s->first[e];
     for (uint32_t t = 0; t < n_rows; t++)
         for (uint32_t i = 0; i < s->n_used; i++) {
-            uint32_t slot = s->first[s->experts[t * s->n_slots + i]]++; /* moves to the end of its expert */
+            /* first[expert] moves to the end of its expert. */
+            uint32_t slot = s->first[s->experts[t * s->n_slots + i]]++;
             s->slots[t * s->n_slots + i] = slot;
             s->slot_row[slot] = t;
         }

@@ -1,9 +1,11 @@
 /*
- * Everything but the inner loops of k_linear, written once for both vector widths. The including file defines VL (numbers in a vector), vf and
- * the v_* functions; each sum here has the order that plain.c shows, because lanes of the sum are lanes of vectors.
+ * Everything except the inner loops of k_linear, written once for both vector widths. The including file
+ * defines VL (numbers in a vector), vf and the v_* functions. Each sum has the order that plain.c shows:
+ * lanes of the sum are lanes of vectors.
  *
- * Attention shares a block of 32 keys among all queries of a tile: K is transposed once, so that a vector holds the scores of
- * neighbouring positions and the 16 lanes of a dot product are 16 separate accumulators; V is widened once.
+ * Attention shares a block of 32 keys among all queries of a tile. K is transposed once, so that a vector
+ * holds the scores of neighbouring positions, and the 16 lanes of a dot product are 16 separate accumulators.
+ * V is widened once.
  */
 #pragma once
 
@@ -259,17 +261,20 @@ static void linear_f32(const struct linear_job *job, uint32_t panel, uint32_t ro
 
 /* ----------------------------------------------------------------- attention */
 
-/* What a tile works with, in its scratch; Q queries, dim padded to whole 16s with zeros. */
+/*
+ * The working memory of a tile, in its scratch. Q is the number of queries; dim is padded with zeros to a
+ * multiple of 16.
+ */
 struct attn_work {
     const struct attn_tile *t;
     uint32_t head_dim, dim, v_dim, group, n_queries;
     float *keys;                 /* [dim][KEY_BLOCK], transposed */
-    float *values;               /* [KEY_BLOCK][dim], of which v_dim count */
+    float *values;               /* [KEY_BLOCK][dim], of which v_dim columns are used */
     float *q;                    /* [Q][dim] */
     float *acc;                  /* [Q][v_dim] */
     float *p;                    /* [Q][KEY_BLOCK]: scores, then weights */
     float *m, *l, *shrink;       /* [Q] */
-    uint32_t *n_before, *n_seen; /* [Q]: the query may see keys n_before <= j < n_seen of the block */
+    uint32_t *n_before, *n_seen; /* [Q]: the query sees keys n_before <= j < n_seen of the block */
 };
 
 static float *carve(float **at, size_t floats)
@@ -309,7 +314,7 @@ static void work_open(struct attn_work *w, const struct attn_tile *t)
     }
 }
 
-/* Where a position's K or V lies, and how many of the next n lie right behind it in the same page. */
+/* Address of a position's K or V, and how many of the next n follow directly behind it in the same page. */
 static inline const uint8_t *run_at(const struct attn_work *w, uint32_t which, uint32_t pos, uint32_t n,
                                     uint32_t *run_out)
 {
@@ -319,7 +324,9 @@ static inline const uint8_t *run_at(const struct attn_work *w, uint32_t which, u
     return attn_kv_at(a, w->t->seq, which, w->t->kv_head, pos);
 }
 
-/* Widens K or V of positions block + skip .. block + n to [KEY_BLOCK][dim], the rest zero. */
+/*
+ * Widens K or V of positions block + skip .. block + n - 1 to [KEY_BLOCK][dim]; the other rows become zero.
+ */
 static void load_rows(const struct attn_work *w, uint32_t which, uint32_t block, uint32_t skip, uint32_t n, float *to)
 {
     enum num_type type = w->t->a->layout->dtype;
@@ -337,7 +344,7 @@ static void load_rows(const struct attn_work *w, uint32_t which, uint32_t block,
     }
 }
 
-/* A page gives a head only a run of some kilobytes, too short for the processor to foresee the next. */
+/* A head's part of a page is only some kilobytes, too short for the processor's own prefetching. */
 static void prefetch_rows(const struct attn_work *w, uint32_t which, uint32_t first, uint32_t n)
 {
     size_t row_bytes = w->head_dim * num_type_bytes(w->t->a->layout->dtype);
@@ -386,7 +393,7 @@ static inline __attribute__((always_inline)) struct scores lane(const struct att
     return s;
 }
 
-/* Lanes i, i+8, i+4 and i+12, as the tree adds them. */
+/* Sums lanes i, i + 8, i + 4 and i + 12, in the order of the tree. */
 static inline __attribute__((always_inline)) struct scores four_lanes(const struct attn_work *w, const float *q,
                                                                       const float *keys, uint32_t i, int rows)
 {
@@ -411,7 +418,7 @@ static inline __attribute__((always_inline)) void score_rows(const struct attn_w
     }
 }
 
-/* Turns the scores of a query into weights, and moves its maximum and its sum on. */
+/* Turns a query's scores into weights, and updates its maximum and its sum. */
 static inline void soften(const struct attn_work *w, uint32_t query)
 {
     const struct k_attn *a = w->t->a;
@@ -439,7 +446,7 @@ static inline void soften(const struct attn_work *w, uint32_t query)
     w->m[query] = m_new;
 }
 
-/* Adds the first n weighted values to `vectors` vectors of the sums of some queries, from column d on. */
+/* Adds the first n weighted values to the sums of some queries, `vectors` vectors from column d on. */
 static inline __attribute__((always_inline)) void weigh(const struct attn_work *w, uint32_t query, int rows, uint32_t d,
                                                         int vectors, uint32_t n)
 {
@@ -471,7 +478,10 @@ static inline __attribute__((always_inline)) void weigh_rows(const struct attn_w
         weigh(w, query, rows, d, 1, n);
 }
 
-/* Queries from first to last, in runs that see the same number of keys; those behind their windows have weight 0. */
+/*
+ * Queries first .. last - 1, in runs that see the same number of keys. Keys before a query's window have
+ * weight 0.
+ */
 static void weigh_block(const struct attn_work *w, uint32_t first, uint32_t last)
 {
     uint32_t rows = 0;
@@ -502,7 +512,10 @@ static void score_block(const struct attn_work *w, uint32_t first, uint32_t last
         score_rows(w, i, 1);
 }
 
-/* Queries of the tile that see keys of the block: earlier rows see nothing of it, later ones look past it. */
+/*
+ * The queries of the tile that see keys of the block. Earlier rows do not reach it, later rows have it before
+ * their window.
+ */
 static void seen_by(const struct attn_work *w, uint32_t pos0, uint32_t block, uint32_t *first_out, uint32_t *last_out)
 {
     uint32_t window = w->t->a->window, end = block + KEY_BLOCK;

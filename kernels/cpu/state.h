@@ -1,23 +1,23 @@
-/* A backend as opened: what the files that spread operations over the pool share. */
+/* The opened backend: what the files that spread operations over the pool share. */
 #pragma once
 
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/pool.h"
 
-enum { PIECE_NUMBERS = 16384 }; /* elementwise work worth a claim */
+enum { PIECE_NUMBERS = 16384 }; /* elementwise work that is worth a claim */
 
 struct cpu_kernels {
     struct kernels head;
     const struct cpu_ops *ops;
     struct pool *pool;
-    void *scratch; /* grows to the largest operation seen */
+    void *scratch; /* grows to the largest need of any operation */
     size_t scratch_bytes;
 };
 
 /*
- * Memory of the operation that runs, until it asks again or ends. An operation can't fail, so a system that has none ends the
- * process.
+ * Scratch memory of the running operation, valid until its next call or its end. An operation can't fail, so
+ * the process ends if the system has no memory.
  */
 void *kernels_scratch(struct cpu_kernels *k, size_t len_bytes);
 

@@ -1,4 +1,4 @@
-/* Attention over paged KV: storing, and the exact form, whose bits are the CPU's. */
+/* Attention over paged KV: storing, and the exact form, which has the CPU's bits. */
 #include "kernels/cuda/attention.cuh"
 #include "kernels/scalar.h"
 
@@ -35,7 +35,7 @@ template <enum num_type TYPE, class T, int N> static __device__ __forceinline__ 
     store(to, h);
 }
 
-/* A row in x; N numbers a thread, of K and of V. */
+/* blockIdx.x is a row. A thread stores N numbers of K and of V. */
 template <enum num_type TYPE, class T, int N> static __global__ void store_rows(struct attention t)
 {
     uint32_t i = (blockIdx.y * STORE_THREADS + threadIdx.x) * N;
@@ -72,7 +72,7 @@ template <enum num_type TYPE> static __device__ __forceinline__ float widened(co
     return scalar_from(x, TYPE == NUM_F32 ? 4 : TYPE == NUM_F8_E4M3 ? 1 : 2, TYPE == NUM_BF16, i);
 }
 
-/* Each step adds or compares halves onto each other; every lane gets the result. */
+/* Each step adds or compares halves onto each other. Every lane gets the result. */
 static __device__ __forceinline__ float tree_sum(float x, uint32_t mask, uint32_t lanes)
 {
     for (uint32_t half = lanes / 2; half; half /= 2)
@@ -87,7 +87,10 @@ static __device__ __forceinline__ float warp_max(float x)
     return x;
 }
 
-/* Scores of the block's keys first .. n-1, 16 threads a key, as the specified dot product has 16 sums. Lane j has key j's K. */
+/*
+ * Scores of keys first .. n - 1 of the block: 16 threads for each key, as the specified dot product has 16
+ * partial sums. Lane j has the K of key j.
+ */
 template <enum num_type TYPE>
 static __device__ __forceinline__ void exact_scores(const struct attention &t, const float *q, const uint8_t *key,
                                                     uint32_t first, uint32_t n, float *scores)
@@ -108,9 +111,9 @@ static __device__ __forceinline__ void exact_scores(const struct attention &t, c
 }
 
 /*
- * A block of threads has a query, a thread one number of the output. Every warp does the softmax of a block of keys for itself,
- * lane j key j; the 16 sums of the weights and their tree are one tree over 32 lanes. Scores alternate between two places, so
- * that one barrier a block is enough.
+ * A block of threads computes one query; a thread computes one number of the output. Every warp does the
+ * softmax of a block of keys for itself, lane j for key j; the 16 partial sums of the weights and their tree
+ * are one tree over 32 lanes. Scores use two places in turn, so one barrier for each block of keys is enough.
  */
 template <enum num_type TYPE> static __global__ void __launch_bounds__(1024) attend_exact(struct attention t)
 {

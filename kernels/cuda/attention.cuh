@@ -1,5 +1,6 @@
 /*
- * Attention over paged KV: what storing, the exact form (attention.cu) and the one with tensor cores (attention_fast.cu) share.
+ * Attention over paged KV: what storing, the exact form (attention.cu) and the forms with tensor cores
+ * (attention_fast.cu) share.
  */
 #pragma once
 
@@ -7,9 +8,9 @@
 #include "kernels/cuda/pack.cuh"
 
 static constexpr uint32_t WARP = 32, ALL = 0xffffffff;
-static constexpr float NEVER = -__builtin_inff(); /* the score of what is not seen */
+static constexpr float NEVER = -__builtin_inff(); /* score of a key that is not seen */
 
-/* What kernels need of struct k_attn and struct cuda_batch. Offsets within a page are in bytes. */
+/* The parts of struct k_attn and struct cuda_batch that kernels need. Offsets within a page are in bytes. */
 struct attention {
     const float *q, *k, *v, *sinks;
     float *out;
@@ -17,10 +18,11 @@ struct attention {
     uint8_t *const *pages;
     const uint32_t *row_seq;
     size_t q_stride, kv_stride;
-    size_t layer_at, head_bytes, plane_bytes; /* the layer's first kv head, to the next one, from K to V (latent: 0) */
+    /* Offset of the layer's first kv head; bytes to the next head; bytes from K to V (latent: 0). */
+    size_t layer_at, head_bytes, plane_bytes;
     uint32_t n_seqs, n_heads, n_kv_heads, group, head_dim, v_dim, page_tokens, window, row_bytes;
     float scale, cap;
-    bool hopper; /* fast: by attention_hopper.cu */
+    bool hopper; /* fast form: use attention_hopper.cu */
 };
 
 static inline struct attention describe(const struct k_attn *a, const struct cuda_batch *b)
@@ -46,7 +48,7 @@ static __host__ __device__ __forceinline__ uint32_t first_key(uint32_t pos, uint
     return window && pos >= window ? pos - window + 1 : 0;
 }
 
-/* K of a position. */
+/* Address of a position's K. */
 static __device__ __forceinline__ uint8_t *key_at(const struct attention &t, const struct cuda_seq &s, uint32_t kv_head,
                                                   uint32_t pos)
 {

@@ -1,26 +1,32 @@
 /*
  * Attention over paged KV with tensor cores.
  *
- * It is FlashAttention-2 (Dao 2023) with mma m16n8k16: a block of threads takes a kv head of a sequence and a tile of
- * queries, which are rows times the heads of the group (m = row * group + head), so that KV is read once for all of them. Tiles of
- * KEYS keys and their values come by cp.async, STAGES of them, in a swizzled order that leaves no bank conflicts; scores and
- * weights stay in registers (pages of e4m3 are widened on the way, by the threads), weights are rounded to bf16 for the second product, and sums are f32. Scores are in units of log2.
+ * It is FlashAttention-2 (Dao 2023) with mma m16n8k16. A block of threads computes a kv head of a sequence
+ * and a tile of queries. Queries are rows times heads of the group (m = row * group + head), so that KV is
+ * read once for all of them. Tiles of KEYS keys and their values come by cp.async, in STAGES stages, in a
+ * swizzled order without bank conflicts (threads widen pages of e4m3 on the way). Scores and weights stay in
+ * registers, weights are rounded to bf16 for the second product, and sums are f32. Scores are in units of
+ * log2.
  *
- *     wide     64 queries, 16 a warp, who goes over all keys by itself; 2 stages        chunks of a prompt
- *     narrow   16 queries, whom the warps share: each multiplies a quarter of the keys  decoding: rows * group <= 16
- *              and, after an exchange in shared memory, a quarter of the value columns; 3 stages
+ *     wide     64 queries, 16 for each warp; a warp walks over all keys by itself; 2 stages     chunks of a
+ *     prompt narrow   16 queries for all warps: each warp multiplies a quarter of the keys and, after
+ *              decoding: rows * group <= 16 an exchange in shared memory, a quarter of the value columns; 3
+ *              stages
  *     KEYS     64; 32 with head_dim 256, where accumulators leave no room for more
  *
- * Bits must not depend on the form, nor on who else is in a tile. So the two do the same arithmetic on a query: keys in absolute
- * blocks of KEYS; every CUDA_SPLIT positions are a partial (m, l, o) of their own that begins empty; partials are joined in
- * ascending order (Milakov and Gimelshein 2018), in the block that has computed them or by merge_runs; a sink is one more, (sink,
- * 1, 0). What a query does not see weighs exactly 0: joining an empty partial, or a block that is masked as a whole, changes
- * nothing but the sign of a zero, which the last addition of +0 makes +. Slots that hold no key, or one before everybody's window,
- * become zeros in shared memory and are not read (0 * NaN would be NaN).
+ * Bits must not depend on the form, nor on the other queries of a tile. So both forms do the same arithmetic
+ * for a query: keys in absolute blocks of KEYS; each CUDA_SPLIT positions are a partial (m, l, o) that begins
+ * empty; partials are joined in ascending order (Milakov and Gimelshein 2018), by the block of threads that
+ * computed them or by merge_runs; a sink is one more partial, (sink, 1, 0). Keys that a query does not see
+ * have weight exactly 0. Joining an empty partial, or a block that is masked as a whole, then changes nothing
+ * except the sign of a zero, and the last addition of +0 makes that +. Slots that hold no key, or a key
+ * before every query's window, become zeros in shared memory and are not read (0 * NaN would be NaN).
  *
- * On Hopper attention_hopper.cu computes the items of both forms, with head_dim 64 and 128; plans and merge_runs are these.
+ * On Hopper attention_hopper.cu computes the items of both forms for head_dim 64 and 128; plans and
+ * merge_runs are the ones here.
  *
- * Rejected: merging with the maximum of all runs at hand, which the wide form, who passes over the keys once, has not.
+ * Rejected: merging with the maximum of all runs known. The wide form walks over the keys once and does not
+ * know it.
  */
 #include "kernels/cuda/attention_tile.cuh"
 
@@ -31,12 +37,12 @@
 
 template <int DIM> struct wide {
     static constexpr uint32_t STAGES = 2;
-    static constexpr bool Q_SHARED = DIM == 256; /* no registers are left for them */
+    static constexpr bool Q_SHARED = DIM == 256; /* no registers are left for queries */
     static constexpr uint32_t Q_BYTES = Q_SHARED ? WIDE * DIM * 2 : 0, RUN_BYTES = WIDE * DIM * 4;
     static constexpr uint32_t BYTES = STAGES * tile<DIM>::BYTES + Q_BYTES;
 };
 
-/* The warp's 16 queries against a block of keys. */
+/* The 16 queries of a warp against a block of keys. */
 template <int DIM, class Q>
 static __device__ __forceinline__ void attend_block(const struct attention &t, const struct query at[2], const Q &q,
                                                     uint32_t block, bool seen, const uint8_t *kv, partial<DIM / 8> *x)
@@ -103,12 +109,14 @@ static __global__ void __launch_bounds__(THREADS)
 /* ------------------------------------------------------------- fast: narrow */
 
 template <int DIM> struct narrow {
-    static constexpr uint32_t STAGES = 3, COLUMNS = DIM / 8 / WARPS, KEYS = tile<DIM>::KEYS / WARPS; /* of a warp */
-    static constexpr uint32_t STRIDE = tile<DIM>::KEYS + 8; /* of scores: rows of a column in different banks */
+    static constexpr uint32_t STAGES = 3, COLUMNS = DIM / 8 / WARPS,
+                              KEYS = tile<DIM>::KEYS / WARPS; /* KEYS, COLUMNS: of one warp */
+    /* Stride of scores: rows of a column are in different banks. */
+    static constexpr uint32_t STRIDE = tile<DIM>::KEYS + 8;
     static constexpr uint32_t TILE_BYTES = STAGES * tile<DIM>::BYTES, BYTES = TILE_BYTES + NARROW * STRIDE * 4;
 };
 
-/* The warp's scores become those of all keys, by way of shared memory. */
+/* Exchanges scores through shared memory: the warp's scores become those of all keys. */
 template <int DIM>
 static __device__ __forceinline__ void exchange(float own[narrow<DIM>::KEYS / 8][4], float *scores,
                                                 float s[tile<DIM>::KEYS / 8][4])
@@ -147,7 +155,7 @@ static __device__ __forceinline__ void share_block(const struct attention &t, co
     multiply_values<DIM, COLUMNS>(p, kv + T::PLANE_BYTES, warp * COLUMNS * 8, x->o);
 }
 
-/* A block of threads never has more than one run. */
+/* In the narrow form a block of threads never has more than one run. */
 template <int DIM>
 static __global__ void __launch_bounds__(THREADS)
     attend_narrow(const __grid_constant__ struct attention t, const __grid_constant__ struct form f)
@@ -186,7 +194,7 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* -------------------------------------------------------------- fast: merge */
 
-static constexpr uint32_t MERGE_AHEAD = 8; /* partials on their way */
+static constexpr uint32_t MERGE_AHEAD = 8; /* partials that are being loaded */
 
 static __device__ uint32_t items_before(const struct attention &t, const struct form &f, uint32_t seq)
 {
@@ -198,7 +206,7 @@ static __device__ uint32_t items_before(const struct attention &t, const struct 
     return sum;
 }
 
-/* Joins n partials step floats apart, the lane's N columns of them. */
+/* Joins n partials, which are step floats apart, for the lane's N columns. */
 template <int N>
 static __device__ __forceinline__ pack<float, N> join_runs(const float *o, const float *ml, size_t step, uint32_t n,
                                                            float *m, float *l)
@@ -227,7 +235,7 @@ static __device__ __forceinline__ pack<float, N> join_runs(const float *o, const
     return sum;
 }
 
-/* A warp has a query. */
+/* One warp for each query. */
 template <int DIM> static __global__ void __launch_bounds__(THREADS) merge_runs(struct attention t, struct form f)
 {
     constexpr int N = DIM / WARP;
@@ -252,17 +260,17 @@ template <int DIM> static __global__ void __launch_bounds__(THREADS) merge_runs(
 
 /* ------------------------------------------------------------- fast: launch */
 
-/* A form, and how much there is of it. */
+/* A form, and the number of its items. */
 struct plan {
     struct form form;
     size_t n_items;
-    bool long_ones; /* some sequence has more than one run */
+    bool long_ones; /* some sequence has two or more runs */
 };
 
 static struct plan plan_form(const struct attention &t, const struct cuda_batch *b, bool narrow, bool split)
 {
     struct plan p = {{narrow ? NARROW : t.hopper ? WIDE_HOPPER : WIDE, narrow, split, 0}, 0, false};
-    if (b->single_runs) { /* what repeats has as many as there could be */
+    if (b->single_runs) { /* a step that is replayed launches as many as there could be */
         uint32_t n_tiles = count_items(t, {p.form.n_queries, narrow, false, 0}, 0, 1);
         p.n_items = n_tiles * (split ? b->single_runs : b->n_seqs);
         p.long_ones = n_tiles && b->single_runs > b->n_seqs;
@@ -277,7 +285,9 @@ static struct plan plan_form(const struct attention &t, const struct cuda_batch 
     return p;
 }
 
-/* Narrow tiles always split; wide ones where there are too few of them to keep the device busy. */
+/*
+ * Narrow tiles are always split; wide tiles are split if there are too few of them to keep the device busy.
+ */
 static void make_plans(const struct attention &t, const struct cuda_batch *b, struct plan plans[2])
 {
     plans[0] = plan_form(t, b, true, true);
@@ -327,7 +337,7 @@ static void launch_fast(cudaStream_t stream, const struct attention &t, const st
         launch_form<DIM>(stream, t, plans[i], b->n_rows);
 }
 
-/* The most that a launch of head_dim 256 asks for is 160 KiB. */
+/* Whether the device has 160 KiB of shared memory, the most that a launch (of head_dim 256) needs. */
 template <int DIM> static bool has_room(void)
 {
     uint32_t most = wide<DIM>::BYTES + wide<DIM>::RUN_BYTES;

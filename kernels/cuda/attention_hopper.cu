@@ -1,22 +1,26 @@
 /*
- * Attention over paged KV by Hopper's own instructions, head_dim 64 and 128: what attention_fast.cu computes, in the same blocks, runs
- * and order, and with the same softmax, after FlashAttention-3 (Shah et al. 2024).
+ * Attention over paged KV by Hopper's own instructions, for head_dim 64 and 128: what attention_fast.cu
+ * computes, in the same blocks, runs and order, and with the same softmax, after FlashAttention-3 (Shah et
+ * al. 2024).
  *
- * A block of threads has a producing warpgroup, which gathers tiles of keys and values into stages of shared memory, and consuming ones
- * of 64 queries each, which multiply them: queries and weights come from registers, keys and values from the stages. A consumer queues
- * the scores of a block and the weights of the one before times its values, and works on the softmax of the former while the tensor
- * cores work on the latter, or on what another consumer has queued. At the end of a run it waits for all.
+ * A block of threads has a producing warpgroup, which gathers tiles of keys and values into stages of shared
+ * memory, and consuming warpgroups of 64 queries each, which multiply the tiles. Queries and weights come
+ * from registers, keys and values from the stages. A consumer queues two products: the scores of a block, and
+ * the weights of the block before times its values. It works on the softmax of the former while the tensor
+ * cores work on the latter, or on the products of another consumer. At the end of a run it waits for all of
+ * them.
  *
- *     wide     two consumers, 128 queries; one block of threads a multiprocessor      chunks of a prompt
- *     narrow   one consumer of whose 64 queries at most NARROW are there; two blocks   decoding
+ *     wide     two consumers, 128 queries; one block of threads on a multiprocessor   chunks of a prompt
+ *     narrow   one consumer, at most NARROW of whose 64 queries exist; two blocks     decoding
  *
- * Both are one kernel, so a row goes through the same instructions in either; what the idle queries cost is nothing beside the reading
- * of keys and values.
+ * Both forms are one kernel, so a row goes through the same instructions in either. The idle queries cost
+ * little compared with reading keys and values.
  *
- * The producer gathers by cp.async, 16 bytes a thread, which has what a page's tokens need: any address, and zeros for a slot that holds
- * no key. A tensor map would have to span all memory that pages may lie in, and what lies behind the last key would have to be cleared
- * afterwards. Since cp.async writes as threads do, the producer waits for its copies, one block behind the one that it asks for, and
- * fences before it tells the consumers.
+ * The producer gathers by cp.async, 16 bytes for each thread, because the tokens of a page can be at any
+ * address, and a slot without a key must become zeros. A tensor map would have to span all memory in which
+ * pages may be, and numbers behind the last key would have to be cleared afterwards. cp.async writes as
+ * threads do. So the producer waits for its copies, one block behind the one that it requests, and fences
+ * before it tells the consumers.
  */
 #include "kernels/cuda/attention_tile.cuh"
 #include "kernels/cuda/stages.cuh"
@@ -24,11 +28,12 @@
 template <int DIM_, uint32_t CONSUMERS_> struct hopper {
     static constexpr int DIM = DIM_;
     static constexpr uint32_t CONSUMERS = CONSUMERS_, QUERIES = 64 * CONSUMERS, CTA = (CONSUMERS + 1) * THREADS;
-    static constexpr uint32_t CTAS = CONSUMERS == 1 ? 2 : 1; /* of a multiprocessor */
+    static constexpr uint32_t CTAS = CONSUMERS == 1 ? 2 : 1; /* blocks of threads on a multiprocessor */
     using stages = struct stages<(CONSUMERS == 1 ? 96 : 128) * 1024 / tile<DIM>::BYTES, tile<DIM>::BYTES>;
-    static constexpr uint32_t RUN_BYTES = QUERIES * DIM * 4;                  /* behind the stages: the runs before */
-    static constexpr uint32_t GIVEN = 40, TAKEN = CONSUMERS == 1 ? 216 : 232; /* registers a thread */
-    static constexpr uint32_t BLOCKS = CUDA_SPLIT / tile<DIM>::KEYS;          /* of a run */
+    static constexpr uint32_t RUN_BYTES = QUERIES * DIM * 4; /* behind the stages: the joined earlier runs */
+    /* Registers of a thread of the producer, and of a consumer. */
+    static constexpr uint32_t GIVEN = 40, TAKEN = CONSUMERS == 1 ? 216 : 232;
+    static constexpr uint32_t BLOCKS = CUDA_SPLIT / tile<DIM>::KEYS; /* blocks of keys in a run */
 };
 
 template <class H>
@@ -53,7 +58,7 @@ static __device__ __forceinline__ void produce(const struct attention &t, const 
     barrier_arrive(&stages->full[before.stage]);
 }
 
-/* s = q k^T is queued. */
+/* Queues s = q k^T. */
 template <class H>
 static __device__ __forceinline__ void queue_scores(const queries_registers<H::DIM> &q, const uint8_t *kv,
                                                     float (&s)[tile<H::DIM>::KEYS / 8][4])
@@ -70,7 +75,7 @@ static __device__ __forceinline__ void queue_scores(const queries_registers<H::D
     multiply_commit();
 }
 
-/* o += p v is queued. */
+/* Queues o += p v. */
 template <class H>
 static __device__ __forceinline__ void queue_values(const uint32_t (&p)[tile<H::DIM>::KEYS / 16][4], const uint8_t *kv,
                                                     float (&o)[H::DIM / 8][4])
@@ -84,14 +89,14 @@ static __device__ __forceinline__ void queue_values(const uint32_t (&p)[tile<H::
     multiply_commit();
 }
 
-/* The warpgroup's queries, and what is known of all of them. */
+/* The queries of a warpgroup, and the range of what they see. */
 template <int DIM> struct group {
-    struct query at[2];       /* the thread's */
-    struct query first, last; /* the warpgroup's */
+    struct query at[2];       /* the two queries of this thread */
+    struct query first, last; /* of the warpgroup */
     queries_registers<DIM> q;
 };
 
-/* Of a block whose scores are there. */
+/* Softmax of a block whose scores are complete. */
 template <class H>
 static __device__ __forceinline__ void soften(const struct attention &t, const struct group<H::DIM> &g, uint32_t block,
                                               float (&s)[tile<H::DIM>::KEYS / 8][4], partial<H::DIM / 8> *x,
@@ -103,7 +108,7 @@ static __device__ __forceinline__ void soften(const struct attention &t, const s
     weigh<KEYS / 8>(s, x, shrink);
 }
 
-/* The blocks [block, end) of a run. */
+/* Blocks [block, end) of a run. */
 template <class H>
 static __device__ __forceinline__ void attend_run(const struct attention &t, const struct group<H::DIM> &g,
                                                   uint32_t block, uint32_t end, typename H::stages *stages,
@@ -131,7 +136,7 @@ static __device__ __forceinline__ void attend_run(const struct attention &t, con
     release(stages, before);
 }
 
-/* Blocks that none of the warpgroup's queries sees. */
+/* Releases n blocks that no query of the warpgroup sees. */
 template <class S> static __device__ __forceinline__ void pass(S *stages, struct turn<S> *turn, uint32_t n)
 {
     for (; n; n--, turn->next()) {
@@ -155,7 +160,8 @@ static __device__ __forceinline__ void consume(const struct attention &t, const 
     };
     load_queries<H::DIM>(t, g.at, &g.q);
     uint32_t first = i.first_key / KEYS, end = i.last_key / KEYS + 1;
-    uint32_t block = min(max(g.first.first_key / KEYS, first), end); /* up to own_end the queries see some of them */
+    /* Up to own_end, the queries see some key of each block. */
+    uint32_t block = min(max(g.first.first_key / KEYS, first), end);
     uint32_t own_end = g.first.valid ? min(g.last.pos / KEYS + 1, end) : 0;
     struct runs_before before = {{}, {}, (float *)(stages + 1) + consumer * 64 * H::DIM + threadIdx.x % THREADS, false};
     struct turn<typename H::stages> turn;
@@ -179,8 +185,8 @@ static __global__ void __launch_bounds__(H::CTA, H::CTAS)
     extern __shared__ __align__(1024) uint8_t shared[];
     if constexpr (IS_HOPPER) {
         auto *stages = (typename H::stages *)shared;
-        uint32_t warp =
-            __shfl_sync(ALL, threadIdx.x / WARP, 0); /* so that the compiler, too, knows it the same for all */
+        /* A shuffle, so that the compiler, too, knows that all lanes have the same value. */
+        uint32_t warp = __shfl_sync(ALL, threadIdx.x / WARP, 0);
         struct item i;
         if (!find_item(t, f, &i))
             return;

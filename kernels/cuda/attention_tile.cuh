@@ -1,6 +1,6 @@
 /*
- * Attention with tensor cores (attention_fast.cu, attention_hopper.cu): which block of threads computes what, tiles of keys and values in
- * shared memory, products with them, the softmax of one, and runs of them.
+ * Attention with tensor cores (attention_fast.cu, attention_hopper.cu): which block of threads computes what,
+ * tiles of keys and values in shared memory, products with them, the softmax of a block, and runs of blocks.
  */
 #pragma once
 
@@ -13,11 +13,14 @@
 static constexpr uint32_t THREADS = 128, WARPS = THREADS / WARP;
 static constexpr uint32_t NARROW = 16, WIDE = 64, WIDE_HOPPER = 128; /* queries of a tile */
 
-/* Sequences of one form, launched together. */
+/* The sequences of one form, launched together. */
 struct form {
-    uint32_t n_queries; /* of a tile */
+    uint32_t n_queries; /* queries of a tile */
     bool narrow;
-    bool split;      /* a block of threads has one run of a tile, and leaves a partial if the sequence has more */
+    /*
+     * A block of threads computes one run of a tile, and stores a partial if the sequence has several runs.
+     */
+    bool split;
     float *partials; /* [item][kv head]: o [n_queries][head_dim], then m, l [n_queries][2] */
 };
 
@@ -32,7 +35,7 @@ static __host__ __device__ __forceinline__ uint32_t count_runs(const struct atte
     return (first_pos + n_rows - 1) / CUDA_SPLIT - first_run(t, first_pos) + 1;
 }
 
-/* An item is a tile of a sequence, or one of its runs. Sequences of the other form have none. */
+/* The items of a sequence: its tiles or, if split, the runs of its tiles; 0 in the other form. */
 static __host__ __device__ __forceinline__ uint32_t count_items(const struct attention &t, const struct form &f,
                                                                 uint32_t first_pos, uint32_t n_rows)
 {
@@ -47,16 +50,20 @@ static __host__ __device__ __forceinline__ size_t partial_floats(const struct fo
     return (size_t)f.n_queries * (head_dim + 2);
 }
 
-/* What a block of threads is to do. */
+/* The work of a block of threads. */
 struct item {
     struct cuda_seq seq;
     uint32_t kv_head;
-    uint32_t first_query, n_queries; /* of the tile, of the sequence */
-    uint32_t first_key, last_key;    /* what any of the tile's queries sees, in split form of the run */
+    uint32_t first_query, n_queries; /* first query of the tile; queries of the sequence */
+    /* Keys that some query of the tile sees; if split, only keys of the run. */
+    uint32_t first_key, last_key;
     bool partial;
 };
 
-/* Sequence and number within it of an item; every warp finds them by itself. */
+/*
+ * Finds the sequence of an item, and changes *item to its number within the sequence. Every warp searches by
+ * itself.
+ */
 static __device__ __forceinline__ uint32_t find_seq(const struct attention &t, const struct form &f, uint32_t *item)
 {
     uint32_t lane = threadIdx.x % WARP;
@@ -80,7 +87,7 @@ static __device__ __forceinline__ uint32_t find_seq(const struct attention &t, c
     return t.n_seqs;
 }
 
-/* False: none of the tile's queries sees the run, or there are fewer items than blocks of threads. */
+/* False: no query of the tile sees the run, or there are fewer items than blocks of threads. */
 static __device__ __forceinline__ bool find_item(const struct attention &t, const struct form &f, struct item *i)
 {
     uint32_t number = blockIdx.x, seq = find_seq(t, f, &number);
@@ -90,7 +97,8 @@ static __device__ __forceinline__ bool find_item(const struct attention &t, cons
     i->kv_head = blockIdx.y;
     i->n_queries = i->seq.n_rows * t.group;
     uint32_t runs = count_runs(t, i->seq.first_pos, i->seq.n_rows), n_tiles = (i->n_queries - 1) / f.n_queries + 1;
-    uint32_t tile = f.split ? number / runs : n_tiles - 1 - number; /* the one that sees most begins first */
+    /* Tiles that see most keys begin first. */
+    uint32_t tile = f.split ? number / runs : n_tiles - 1 - number;
     i->first_query = tile * f.n_queries;
     uint32_t last_query = min(i->first_query + f.n_queries, i->n_queries) - 1;
     i->first_key = first_key(i->seq.first_pos + i->first_query / t.group, t.window);
@@ -104,9 +112,9 @@ static __device__ __forceinline__ bool find_item(const struct attention &t, cons
     return i->first_key <= i->last_key;
 }
 
-/* Where a thread's two rows of a 16 x 8 accumulator are, in the sequence. */
+/* The rows of a thread in a 16 x 8 accumulator, as rows and heads of the sequence. */
 struct query {
-    bool valid; /* else it stands in for one, and is not stored */
+    bool valid; /* false: a copy of another query, which is not stored */
     uint32_t row, head, pos, first_key;
 };
 
@@ -118,21 +126,25 @@ static __device__ __forceinline__ struct query query_at(const struct attention &
 
 /* ------------------------------------------------ fast: tiles in shared memory */
 
-/* Keys, then values: each 64 numbers of all rows, then the next 64; in rows of 128 bytes as Hopper's products take them (hopper.cuh). */
+/*
+ * Keys, then values. For each: 64 numbers of all rows, then the next 64, in rows of 128 bytes as Hopper's
+ * products take them (hopper.cuh).
+ */
 template <int DIM> struct tile {
     static constexpr uint32_t KEYS = DIM == 256 ? 32 : 64;
-    static constexpr uint32_t ROW_BYTES = DIM * 2, CHUNKS = ROW_BYTES / 16; /* chunk: what cp.async takes at once */
+    static constexpr uint32_t ROW_BYTES = DIM * 2,
+                              CHUNKS = ROW_BYTES / 16; /* a chunk is what cp.async copies at once */
     static constexpr uint32_t PLANE_BYTES = KEYS * ROW_BYTES, BYTES = 2 * PLANE_BYTES;
-    static constexpr uint32_t COLUMNS_BYTES = KEYS * 128; /* of 64 numbers of all rows */
+    static constexpr uint32_t COLUMNS_BYTES = KEYS * 128; /* 64 numbers of all rows */
 
-    /* Chunks of eight rows in a column lie in different banks. */
+    /* Chunks of eight rows in a column are in different banks. */
     static __device__ __forceinline__ uint32_t at(uint32_t row, uint32_t chunk)
     {
         return chunk / 8 * COLUMNS_BYTES + row * 128 + (chunk % 8 ^ row % 8) * 16;
     }
 };
 
-/* 8 numbers of e4m3 as a chunk of bf16; zeros if not valid. */
+/* Widens 8 numbers of e4m3 to a chunk of bf16; writes zeros if not valid. */
 static __device__ __forceinline__ void widen_chunk(uint8_t *to, const uint8_t *from, bool valid)
 {
     uint4 chunk = {};
@@ -146,13 +158,16 @@ static __device__ __forceinline__ void widen_chunk(uint8_t *to, const uint8_t *f
     *(uint4 *)to = chunk;
 }
 
-/* THREADS threads begin to load the keys block * KEYS ... Eight of them lie together in a page; lane i looks up the i-th eight. */
+/*
+ * THREADS threads begin to load keys block * KEYS and following. Eight consecutive keys are in one page; lane
+ * i looks up the i-th eight.
+ */
 template <int DIM>
 static __device__ __forceinline__ void load_tile(const struct attention &t, const struct item &i, uint32_t block,
                                                  uint8_t *to)
 {
     using T = tile<DIM>;
-    constexpr uint32_t ROWS = THREADS / T::CHUNKS; /* that all threads load at once */
+    constexpr uint32_t ROWS = THREADS / T::CHUNKS; /* rows that all threads load at once */
     uint32_t first = block * T::KEYS, lane = threadIdx.x % WARP, thread = threadIdx.x % THREADS,
              chunk = thread % T::CHUNKS;
     uint32_t eight = first + lane * 8;
@@ -174,7 +189,10 @@ static __device__ __forceinline__ void load_tile(const struct attention &t, cons
     }
 }
 
-/* Queries as the first operand of mma, 16 columns a step: in registers, or in shared memory, where every thread has its own. */
+/*
+ * Queries as the first operand of mma, 16 columns for each step: in registers, or in shared memory, where
+ * each thread reads its own.
+ */
 template <int DIM> struct queries_registers {
     uint32_t step[DIM / 16][4];
 
@@ -218,7 +236,7 @@ static __device__ __forceinline__ void load_queries(const struct attention &t, c
     }
 }
 
-/* s[16][8 N] = q k^T, keys from first of the tile. */
+/* s[16][8 N] = q k^T, for keys from `first` of the tile on. */
 template <int DIM, int N, class Q>
 static __device__ __forceinline__ void multiply_keys(const Q &q, const uint8_t *k, uint32_t first, float s[N][4])
 {
@@ -241,7 +259,7 @@ static __device__ __forceinline__ void multiply_keys(const Q &q, const uint8_t *
     }
 }
 
-/* o[16][8 N] += p v, of v the columns from first. */
+/* o[16][8 N] += p v, for the columns of v from `first` on. */
 template <int DIM, int N>
 static __device__ __forceinline__ void multiply_values(const uint32_t p[][4], const uint8_t *v, uint32_t first,
                                                        float o[N][4])
@@ -260,7 +278,10 @@ static __device__ __forceinline__ void multiply_values(const uint32_t p[][4], co
 
 /* ----------------------------------------------------------- fast: softmax */
 
-/* A partial, N columns of 8, of the thread's two rows. l: of the thread's own columns until it is complete. */
+/*
+ * A partial: N columns of 8 numbers for the thread's two rows. l covers the thread's own columns until it is
+ * complete.
+ */
 template <int N> struct partial {
     float o[N][4], m[2], l[2];
 };
@@ -277,7 +298,7 @@ template <int N> static __device__ __forceinline__ void empty(partial<N> *x)
             x->o[n][i] = 0;
 }
 
-/* The four threads of a row. */
+/* The maximum over the four threads of a row. */
 static __device__ __forceinline__ float row_max(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(ALL, x, 1));
@@ -290,13 +311,13 @@ static __device__ __forceinline__ float row_sum(float x)
     return x + __shfl_xor_sync(ALL, x, 2);
 }
 
-/* 2^(x - m), where m is the maximum; 0 if there is none yet. */
+/* 2^(x - m), m being the maximum so far; 0 if there is none. */
 static __device__ __forceinline__ float weight(float x, float m)
 {
     return exp2_fast(x - (m == NEVER ? 0 : m));
 }
 
-/* Products become scores in units of log2. */
+/* Turns products into scores in units of log2. */
 template <int N> static __device__ __forceinline__ void scale(const struct attention &t, float s[N][4])
 {
     if (t.cap > 0) {
@@ -314,7 +335,7 @@ template <int N> static __device__ __forceinline__ void scale(const struct atten
     }
 }
 
-/* Products with keys from first on; seen: all of them are, by everybody. */
+/* Masks the products with keys from `first` on. seen: every query sees all of them. */
 template <int N>
 static __device__ __forceinline__ void score(const struct attention &t, const struct query at[2], uint32_t first,
                                              bool seen, float s[N][4])
@@ -332,7 +353,10 @@ static __device__ __forceinline__ void score(const struct attention &t, const st
         }
 }
 
-/* A block's scores become weights, summed in x->l; sums with earlier weights must be multiplied by shrink. */
+/*
+ * Turns a block's scores into weights and adds them to x->l. Sums with earlier weights must be multiplied by
+ * shrink.
+ */
 template <int N, int M> static __device__ __forceinline__ void weigh(float s[N][4], partial<M> *x, float shrink[2])
 {
 #pragma unroll
@@ -354,7 +378,9 @@ template <int N, int M> static __device__ __forceinline__ void weigh(float s[N][
     }
 }
 
-/* Weights go to p, as a product takes them; x->o is ready to have their values added. */
+/*
+ * Writes weights to p, in the form that a product takes, and prepares x->o for the addition of their values.
+ */
 template <int N, int M>
 static __device__ __forceinline__ void take_weights(const float s[N][4], const float shrink[2], partial<M> *x,
                                                     uint32_t p[N / 2][4])
@@ -367,7 +393,7 @@ static __device__ __forceinline__ void take_weights(const float s[N][4], const f
         x->o[i / 4][i % 4] = x->o[i / 4][i % 4] * shrink[i % 4 / 2];
 }
 
-/* Two partials of a row: a o1 + b o2, a l1 + b l2, m. */
+/* Factors that join two partials of a row: a o1 + b o2, a l1 + b l2, maximum m. */
 struct joint {
     float m, a, b;
 };
@@ -383,13 +409,13 @@ static __device__ __forceinline__ float joined(const struct joint &j, float x1, 
     return fmaf(x2, j.b, x1 * j.a);
 }
 
-/* The runs before, while the next one is computed: m and l in registers, o in shared memory. */
+/* The joined earlier runs, while the next run is computed: m and l in registers, o in shared memory. */
 struct runs_before {
     float m[2], l[2], *o;
     bool any;
 };
 
-/* A run has ended: x is joined to the runs before; if there are more to come it begins anew. */
+/* Ends a run: joins x to the earlier runs; if more runs follow, x begins empty. */
 template <int N> static __device__ __forceinline__ void end_run(struct runs_before *before, partial<N> *x, bool more)
 {
 #pragma unroll
@@ -417,7 +443,7 @@ template <int N> static __device__ __forceinline__ void end_run(struct runs_befo
         empty(x);
 }
 
-/* What all runs together must be multiplied by, after the head's sink. */
+/* The factor for the sum of all runs, after the head's sink was joined. */
 static __device__ __forceinline__ struct joint finish(const struct attention &t, uint32_t head, float m, float l)
 {
     if (!t.sinks)
@@ -431,7 +457,7 @@ static __device__ __forceinline__ float finished(const struct joint &j, float o)
     return o * j.a * j.b + 0.0f;
 }
 
-/* Rows m and m + 8 of the tile, columns from first: as a partial, or finished as the output. */
+/* Stores rows m and m + 8 of the tile, columns from `first` on: as a partial, or finished as the output. */
 template <int DIM, int N>
 static __device__ __forceinline__ void store_tile(const struct attention &t, const struct form &f, const struct item &i,
                                                   const struct query at[2], uint32_t m, uint32_t first,
@@ -460,8 +486,8 @@ static __device__ __forceinline__ void store_tile(const struct attention &t, con
 /* ------------------------------------------------------------ fast: Hopper */
 
 /*
- * attention_hopper.cu: the items of a form, head_dim 64 or 128; keeps_runs: a block of threads has several runs of a tile, one after the
- * other.
+ * attention_hopper.cu: computes the items of a form, head_dim 64 or 128. keeps_runs: a block of threads
+ * computes several runs of a tile, one after another.
  */
 void attend_hopper(cudaStream_t stream, const struct attention &t, const struct form &f, uint32_t n_items,
                    bool keeps_runs);

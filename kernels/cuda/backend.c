@@ -1,8 +1,8 @@
 /*
- * The CUDA backend: opening a device, and the operations that are one launch.
+ * The CUDA backend: opening a device, and the operations that are a single launch.
  *
- * Everything is queued in one stream; nothing waits but what kernels.h says. An error, now or of an operation before, ends the
- * process: what it left on the device is not known.
+ * All operations are queued in one stream; only the calls named in kernels.h wait. An error of this or an
+ * earlier operation ends the process, because the state of the device is then unknown.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +13,8 @@
 #undef NDEBUG
 #include <assert.h>
 
-enum { OLDEST_MAJOR = 8 }; /* compute capability: cp.async, bf16 mma */
+/* Compute capability 8.0: cp.async, and mma with bf16. */
+enum { OLDEST_MAJOR = 8 };
 
 void cuda_die(const char *operation, const char *why)
 {
@@ -27,7 +28,7 @@ void cuda_must(cudaError_t error, const char *operation)
         cuda_die(operation, cudaGetErrorString(error));
 }
 
-/* The current device is each thread's own, and so is what is known of it here. */
+/* Every thread has its own current device; the cached number here is the thread's, too. */
 static cudaError_t select_device(int ordinal)
 {
     static _Thread_local int current = -1;
@@ -272,7 +273,7 @@ static enum td_status fill(struct cuda *c, struct td_error *error_out)
     return s ? s : cuda_product_open(c, error_out);
 }
 
-/* KERNELS_PLUGIN, all that plugin.map lets out. */
+/* The symbol KERNELS_PLUGIN, the only one that plugin.map exports. */
 enum td_status tandem_kernels_open(uint32_t abi, const struct kernels_config *config, struct kernels **out,
                                    struct td_error *error_out);
 

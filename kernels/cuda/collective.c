@@ -1,11 +1,13 @@
 /*
- * What goes between ranks: the two halves of a gather by copies (kernels/group.c), and gathers by NCCL.
+ * Exchange between ranks: the parts of a gather by copies (kernels/group.c), and gathers by NCCL.
  *
- * Copies: an offer is an event, and who follows it waits on the device, so no thread waits for a device. A rank reads the others' columns where
- * they are if it is on the same device or the two are peers (NVLink, or PCIe), else has them copied, by way of the host if need be.
+ * Copies: an offer is an event, and a rank that follows it waits on its device, so no thread waits for a
+ * device. A rank reads the columns of another rank in place if both are on the same device or are peers
+ * (NVLink, or PCIe). Else it copies them, through the host if necessary.
  *
- * NCCL (libnccl.so.2, found when the first group asks, so that nothing depends on it) serves ranks that have a device each: it refuses
- * two on one. Parts come one behind the other and are put into their columns by one operation each; a single row needs none.
+ * NCCL (libnccl.so.2, loaded when the first group is opened, so nothing depends on it) serves ranks that have
+ * a device each: it refuses two ranks on one device. Parts arrive one after another, and one operation each
+ * puts them into their columns; a single row needs none.
  */
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -61,15 +63,16 @@ static void look_at(struct kernels *k, int there)
         return;
     CUDA_MUST(cudaDeviceCanAccessPeer(&can, c->ordinal, there));
     cudaError_t e = can ? cudaDeviceEnablePeerAccess(there, 0) : cudaErrorInvalidDevice;
-    cudaGetLastError(); /* so that the next operation does not find it */
+    cudaGetLastError(); /* clears the error, so that the next operation does not see it */
     c->sees[there] = e == cudaSuccess || e == cudaErrorPeerAccessAlreadyEnabled;
 }
 
 /* ----------------------------------------------------------------------- NCCL */
 
-/* What we need of nccl.h (version 2): results and types are enums, 0 is success. */
+/* The part of nccl.h (version 2) that is needed. Results and types are enums; 0 is success. */
 typedef struct ncclComm *nccl_comm;
-enum { NCCL_FLOAT32 = 7, NCCL_OLDEST = 2703 /* ncclSend; from 2.9 on numbers have five digits */, NCCL_END = 30000 };
+/* NCCL_OLDEST: the first version with ncclSend. From 2.9 on version numbers have five digits. */
+enum { NCCL_FLOAT32 = 7, NCCL_OLDEST = 2703, NCCL_END = 30000 };
 
 static struct nccl {
     void *library;
@@ -81,7 +84,7 @@ static struct nccl {
     int (*send)(const void *from, size_t count, int type, int peer, nccl_comm comm, cudaStream_t stream);
     int (*recv)(void *to, size_t count, int type, int peer, nccl_comm comm, cudaStream_t stream);
     const char *(*error_string)(int result);
-} nccl; /* written by the first cuda_links_open, before there are threads of ranks; stays loaded */
+} nccl; /* written by the first cuda_links_open(), before ranks have threads; stays loaded */
 
 struct k_links {
     uint32_t n;
@@ -136,7 +139,7 @@ struct k_links *cuda_links_open(struct kernels *const *ranks, uint32_t n)
     }
     CUDA_MUST(cudaGetDevice(&before));
     bool opened = distinct && nccl_find() && !nccl.init_all(l->comms, (int)n, devices);
-    CUDA_MUST(cudaSetDevice(before)); /* which may have been changed behind cuda_enter()'s back */
+    CUDA_MUST(cudaSetDevice(before)); /* NCCL may have changed it, which cuda_enter() does not notice */
     if (opened)
         return l;
     free(l);

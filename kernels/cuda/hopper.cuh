@@ -1,14 +1,16 @@
 /*
- * Instructions of Hopper (sm_90a), one function each: barriers and bulk copies of tensors (PTX manual, sections 9.7.13.15 and
- * 9.7.9.27), and products by warpgroups, four consecutive warps from a multiple of four on (section 9.7.15).
+ * Instructions of Hopper (sm_90a), one function each: barriers and bulk copies of tensors (PTX manual,
+ * sections 9.7.13.15 and 9.7.9.27), and products by warpgroups, which are four consecutive warps from a
+ * multiple of four on (section 9.7.15).
  *
- * Their order, within a warpgroup: multiply_fence() before the first product of registers that others wrote, products, in any number,
- * multiply_commit(), multiply_wait(). Between a product and the wait for it nobody touches its registers, nor the shared memory that
- * it reads. Products and bulk copies see shared memory through the asynchronous proxy: who has written there by other means calls
- * fence_async() before it tells others.
+ * Order within a warpgroup: multiply_fence() before the first product on registers that other code wrote; any
+ * number of products; multiply_commit(); multiply_wait(). Between a product and its wait nothing may touch
+ * its registers, or the shared memory that it reads. Products and bulk copies access shared memory through
+ * the asynchronous proxy: a thread that wrote there by other means calls fence_async() before it tells
+ * others.
  *
- * Operands in shared memory: rows of 128 bytes (64 bf16), eight of them an atom of 1024 bytes that begins at a multiple of that, chunk
- * c of 16 bytes of row r at c ^ (r % 8): what the tensor map's 128-byte swizzle does.
+ * Operands in shared memory: rows of 128 bytes (64 bf16). Eight rows are an atom of 1024 bytes, aligned to
+ * 1024. Chunk c of 16 bytes of row r is at c ^ (r % 8): the 128-byte swizzle of tensor maps.
  */
 #pragma once
 
@@ -16,7 +18,7 @@
 
 #include "kernels/cuda/ptx.cuh"
 
-/* Kernels of these have no body in other images; launching those is a mistake. */
+/* In images for other devices these kernels have no body; launching them there is a mistake. */
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 static constexpr bool IS_HOPPER = false;
 #else
@@ -31,8 +33,9 @@ static __device__ __forceinline__ uint32_t shared_address(const void *shared)
 /* ----------------------------------------------------------------- barriers */
 
 /*
- * Eight bytes in shared memory. A phase is over when n threads have arrived and the bytes that were expected are there; then the next
- * one begins. Phases have parities 0, 1, 0 ...; waiting for the parity of the phase before the first one returns at once.
+ * A barrier is eight bytes in shared memory. A phase ends when n threads have arrived and the expected bytes
+ * are there; then the next phase begins. Phases have parities 0, 1, 0, ... Waiting for the parity of the
+ * phase before the first one returns at once.
  */
 static __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t n)
 {
@@ -44,7 +47,7 @@ static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-/* Arrives, and the phase waits for as many bytes of bulk copies. */
+/* Arrives; the phase also waits for len_bytes of bulk copies. */
 static __device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_t len_bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(len_bytes)
@@ -63,7 +66,10 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t 
                  : "memory");
 }
 
-/* The thread's writes of shared memory come before what the asynchronous proxy does there after a barrier. */
+/*
+ * Orders the thread's writes to shared memory before accesses of the asynchronous proxy that follow a
+ * barrier.
+ */
 static __device__ __forceinline__ void fence_async(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -71,7 +77,7 @@ static __device__ __forceinline__ void fence_async(void)
 
 /* -------------------------------------------------------------- registers */
 
-/* A warpgroup has so many a thread from here on, less or more than at launch (section 9.7.19.5); taking waits until they are given. */
+/* Changes the registers of each thread of the warpgroup (section 9.7.19.5). Taking waits for giving. */
 template <int N> static __device__ __forceinline__ void registers_give(void)
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
@@ -84,13 +90,13 @@ template <int N> static __device__ __forceinline__ void registers_take(void)
 
 /* ------------------------------------------------------------------- copies */
 
-/* A tensor map that the host has written to global memory can be used from here on. */
+/* After this, a tensor map that the host wrote to global memory can be used. */
 static __device__ __forceinline__ void fence_map(const void *map)
 {
     asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory");
 }
 
-/* The box of a tensor map at (x, y, z), x the innermost; what lies outside of the tensor becomes zeros. One thread calls it. */
+/* Copies the box of a map at (x, y, z), x innermost; zeros outside the tensor. Called by one thread. */
 static __device__ __forceinline__ void copy_box(void *shared, const void *map, uint64_t *barrier, uint32_t x,
                                                 uint32_t y, uint32_t z)
 {
@@ -103,12 +109,12 @@ static __device__ __forceinline__ void copy_box(void *shared, const void *map, u
 /* ----------------------------------------------------------------- products */
 
 /*
- * An operand in shared memory (section 9.7.15.5.1.2.2), its atoms in rows: the next eight rows are an atom further. Bits 0-13, 16-29,
- * 32-45 are in units of 16 bytes.
+ * The descriptor of an operand in shared memory (section 9.7.15.5.1.2.2). Its atoms are in rows: the next
+ * eight rows are one atom further. Bits 0-13, 16-29 and 32-45 are in units of 16 bytes.
  *
- *      0-13  where it begins; 16 numbers further along a row is 32 bytes further
- *     16-29  transposed only: from 64 columns to the next 64
- *     32-45  from eight rows to the next eight: an atom
+ *      0-13  start address; 16 numbers further along a row is 32 bytes further
+ *     16-29  transposed only: distance from 64 columns to the next 64
+ *     32-45  distance from eight rows to the next eight: an atom
  *     62-63  1: swizzle of 128 bytes
  */
 static __device__ __forceinline__ uint64_t operand_at(const void *shared, uint32_t columns_bytes = 16)
@@ -117,7 +123,7 @@ static __device__ __forceinline__ uint64_t operand_at(const void *shared, uint32
            (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
 
-/* The same, bytes further on. */
+/* The same operand, `bytes` further. */
 static __device__ __forceinline__ uint64_t operand_further(uint64_t operand, uint32_t bytes)
 {
     return operand + (bytes >> 4);
@@ -133,13 +139,13 @@ static __device__ __forceinline__ void multiply_commit(void)
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* Until at most PENDING of the warp's groups are on their way. */
+/* Waits until at most PENDING of the warp's groups are in flight. */
 template <int PENDING> static __device__ __forceinline__ void multiply_wait(void)
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-/* The same; d: registers of products that are over then. */
+/* The same; d: registers of products that are then complete. */
 template <int PENDING, int N> static __device__ __forceinline__ void multiply_wait(float (&d)[N][4])
 {
     multiply_wait<PENDING>();
@@ -149,9 +155,10 @@ template <int PENDING, int N> static __device__ __forceinline__ void multiply_wa
 }
 
 /*
- * d[64][8 N] += a[64][16] b[16][8 N], bf16 in, f32 out. Of d a thread has what it would have of N products m16n8k16, warp w the rows
- * from 16 w. a is in shared memory, rows of k's, or in registers, as m16n8k16 takes it; b is in shared memory, rows of k's or,
- * transposed, for each k a row.
+ * d[64][8 N] += a[64][16] b[16][8 N], bf16 in, f32 out. A thread holds the part of d that it would have of N
+ * products m16n8k16; warp w has the rows from 16 w on. a is in shared memory, with k along a row, or in
+ * registers, as m16n8k16 takes it. b is in shared memory, with k along a row or, transposed, with one row for
+ * each k.
  */
 #define SUMS_1(n)  "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define SUMS_4(n)  SUMS_1(n), SUMS_1(n + 1), SUMS_1(n + 2), SUMS_1(n + 3)

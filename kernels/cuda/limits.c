@@ -1,9 +1,9 @@
-/* What a device can do at most (bench/kernels_bench.h). */
+/* Limits of a device (bench/kernels_bench.h). */
 #include "kernels/cuda/state.h"
 
 enum { LARGEST_PRODUCT = 8192 };
 
-/* One copy after the other into the buffer of reads, of which none is on its way. */
+/* Copies one piece after another into the buffer for reads; no read may be in flight. */
 static double read_link(struct cuda *c, const uint8_t *memory, size_t len_bytes)
 {
     cuda_finish(&c->base);
@@ -13,7 +13,7 @@ static double read_link(struct cuda *c, const uint8_t *memory, size_t len_bytes)
     return (double)(len_bytes / n * n);
 }
 
-/* The largest square product of cuBLAS that has room: two matrices of bf16, one of f32. */
+/* The largest square product of cuBLAS that fits: two matrices of bf16, one of f32. */
 static double multiply(struct cuda *c, uint8_t *memory, size_t len_bytes)
 {
     size_t n = LARGEST_PRODUCT;
@@ -49,7 +49,7 @@ double cuda_run_limit(struct kernels *k, enum kernels_limit limit, void *memory,
     case LIMIT_BF16:
         amount = multiply(c, memory, 2 * len_bytes);
         break;
-    case LIMIT_READ_ONE: /* one thread of a device is nothing to go by */
+    case LIMIT_READ_ONE: /* one thread of a device says nothing */
     case N_LIMITS:
         break;
     }

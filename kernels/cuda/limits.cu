@@ -1,10 +1,10 @@
-/* What a device can do at most: reading its memory, and arithmetic in f32. */
+/* Limits of a device: reading its memory, and arithmetic in f32. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/scalar.h"
 
 enum { THREADS = 256, LOADS = 8, CHAINS = 8, STEPS = 4096, BLOCKS = 2048 };
 
-/* The sum of all is not to be foreseen, so nothing is left out; it is stored only if it has one value out of 2^32. */
+/* The compiler can't predict the sum, so it can't leave a read out. One value of 2^32 is stored. */
 static __global__ void __launch_bounds__(THREADS) read_all(const uint4 *from, size_t n, uint32_t *to)
 {
     uint32_t sum = 0;
@@ -41,7 +41,7 @@ static __global__ void __launch_bounds__(THREADS) multiply_add(float *to)
 #pragma unroll
     for (uint32_t j = 0; j < CHAINS; j++)
         sum += x[j];
-    if (sum < 0) /* never */
+    if (sum < 0) /* never true */
         *to = sum;
 }
 

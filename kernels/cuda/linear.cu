@@ -1,20 +1,23 @@
 /*
  * Products with weight matrices, in the two orders of summation of cuda.h.
  *
- * A CTA computes a tile of outputs by rows and walks along k; no sum is ever split along k, so the shape of a tile does not show in
- * the bits, and is chosen by the number of rows.
+ * A CTA computes a tile of outputs by rows and walks along k. No sum is split along k, so the tile's shape
+ * does not change bits, and is chosen by the number of rows.
  *
- *     exact   one accumulator an output, fma(w, x, acc), k ascending. Tiles of weights and rows come through shared memory, widened;
- *             the next ones are on their way, in registers, while these are summed. k stops at n_in: a zero more could turn a -0.
- *     fast    mma m16n8k16, the 16 are outputs and the 8 rows, so that few rows waste little. k ascending in steps of 16; what the
- *             last step has beyond n_in is zero on both sides. Weights and rows come by cp.async, several stages deep: with few rows
- *             this must stream weights at the speed of the memory.
+ *     exact   one accumulator for each output, fma(w, x, acc), k ascending. Tiles of weights and rows go
+ *             through shared memory, widened; the next tiles are loaded into registers meanwhile. k ends at
+ *             n_in: adding one more zero could change the sign of a -0.
+ *     fast    mma m16n8k16, with outputs in the 16 and rows in the 8, so that few rows waste little. k
+ *             ascending in steps of 16; numbers of the last step beyond n_in are zero on both sides. Weights
+ *             and rows come by cp.async, several stages deep: with few rows this must stream weights at the
+ *             speed of the memory.
  *
- * Shared memory of fast tiles: rows of K bf16, in chunks of 16 bytes; chunk c of row r lies at c ^ (r % 8), so that the 8 rows of an
- * ldmatrix are in different banks.
+ * Shared memory of fast tiles: rows of K bf16, in chunks of 16 bytes. Chunk c of row r is at c ^ (r % 8), so
+ * that the 8 rows of an ldmatrix are in different banks.
  *
- * Sorted rows: first[] is on the device only, so the grid has a slot for every tile that could be there. With tiles of R rows, those
- * of matrix i begin at slot first[i] / R + i: that rises with i by at least the tiles that i has. Who has no tile leaves.
+ * Sorted rows: first[] is on the device only, so the grid has a slot for every tile that could exist. With
+ * tiles of R rows, the tiles of matrix i begin at slot first[i] / R + i, which rises with i by at least the
+ * tiles of matrix i. CTAs without a tile exit.
  */
 #include "kernels/cuda/linear_tile.cuh"
 
@@ -27,7 +30,7 @@ template <uint32_t ROWS_, uint32_t OUTS_, uint32_t ROWS_EACH_, uint32_t OUTS_EAC
 using exact_few = exact_shape<4, 32, 1, 1, 64>;
 using exact_many = exact_shape<64, 64, 4, 4, 16>;
 
-/* A thread's share of a tile of numbers [n][K], on its way to shared memory [K][n]. */
+/* A thread's share of a tile of numbers [n][K], on the way to shared memory [K][n]. */
 template <uint32_t N, class S> struct carried {
     static constexpr uint32_t EACH = N * S::K / S::THREADS;
     float x[EACH];
@@ -120,14 +123,15 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS) linear_f
             copy_rows<S, S::OUTS>(stage, w, job.stride, job.n_out - t.out0, i * S::K, job.stride);
             copy_rows<S, S::ROWS>(stage + S::OUTS * S::CHUNKS, x, job.p.x_stride, t.n_rows, i * S::K, job.stride);
         }
-        copy_async_commit(); /* an empty group too: waiting counts groups */
+        copy_async_commit(); /* also an empty group: waiting counts groups */
     };
     for (uint32_t i = 0; i < S::STAGES - 1; i++)
         copy(i);
     float sum[S::OUT_FRAGMENTS][S::ROW_FRAGMENTS][4] = {};
     for (uint32_t i = 0; i < n_stages; i++) {
         copy_async_wait<S::STAGES - 2>();
-        __syncthreads(); /* stage i is there, and nobody reads the one that is copied over next */
+        /* After this, stage i is complete, and no thread reads the stage that is overwritten next. */
+        __syncthreads();
         copy(i + S::STAGES - 1);
         uint4 *stage = stages + i % S::STAGES * S::STAGE;
 #pragma unroll
@@ -160,7 +164,7 @@ static void exact(cudaStream_t stream, const struct linear_job &job)
         launch_exact<exact_many>(stream, job);
 }
 
-/* Large tiles read their inputs least often, if there is one for nearly every multiprocessor. */
+/* Large tiles read their inputs least often: used if there is one for nearly every multiprocessor. */
 static void fast(cudaStream_t stream, const struct linear_job &job)
 {
     enum { ENOUGH_TILES = 96 };

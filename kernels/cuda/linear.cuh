@@ -1,33 +1,34 @@
 /*
- * Products with weight matrices: what the launches of linear.cu, linear_packed.cu and linear_hopper.cu are made of, and what becomes of a sum.
+ * Products with weight matrices: the arguments of launches in linear.cu, linear_packed.cu and
+ * linear_hopper.cu, and how a sum becomes an output.
  */
 #pragma once
 
 #include "kernels/cuda/cuda.h"
 
-/* A launch: products of one matrix, or of each of a stack's. */
+/* One launch: products with one matrix, or with each matrix of a stack. */
 struct linear_job {
     struct cuda_product p;
-    const void *data; /* of one matrix */
+    const void *data; /* numbers of the only matrix */
     const float *bias;
-    const void *const *datas; /* of a stack; NULL: one matrix */
+    const void *const *datas; /* numbers of each matrix of a stack; NULL: one matrix */
     const float *const *biases;
     const uint32_t *first; /* sorted rows; NULL: every matrix has all rows */
-    size_t x_step, y_step; /* between what matrices have */
+    size_t x_step, y_step; /* distance between the rows of one matrix and of the next */
     uint32_t n_matrices;
     uint32_t n_out, n_in, stride;
     enum num_type type;
     enum k_weights weights;
 };
 
-/* What a CTA computes. */
+/* The tile of a CTA. */
 struct tile {
     uint32_t matrix;
-    uint32_t row0, n_rows; /* at most as many as the tile is high */
+    uint32_t row0, n_rows; /* n_rows: at most the height of a tile */
     uint32_t out0;
 };
 
-/* Where sums of a tile go; row and out are counted from the tile's. */
+/* Where the sums of a tile go; row and out count from the tile's first. */
 struct target {
     float *y;
     const float *bias;
@@ -48,7 +49,7 @@ static __device__ inline struct target target_of(const struct linear_job &job, c
     return to;
 }
 
-/* What y becomes: before is what it holds, read only to accumulate. */
+/* The new value of y. before: its present value, read only if sums are accumulated. */
 static __device__ __forceinline__ float finished(const struct target &to, float sum, float bias, float before)
 {
     if (to.bias)

@@ -1,26 +1,28 @@
 /*
- * The fast products of linear.cu by Hopper's own instructions: the same three launches, any number of rows.
+ * The fast products of linear.cu by Hopper's own instructions: the same three launches, for any number of
+ * rows.
  *
- * As many CTAs as multiprocessors stay and walk over tiles of outputs by rows. In each, one warp has the tensor memory accelerator
- * fill stages of shared memory with weights and rows, as far ahead as there are stages, also into the next tile; a warpgroup for every
- * 64 outputs multiplies what is there (weights are the first operand, rows the second: few rows waste little). While one warpgroup
- * stores its sums the other may go on by as many stages as there are.
+ * There is one CTA for each multiprocessor, and it walks over tiles of outputs by rows. In each CTA one warp
+ * has the tensor memory accelerator fill stages of shared memory with weights and rows, as far ahead as there
+ * are stages, also for the next tile. One warpgroup for every 64 outputs multiplies what is in the stages
+ * (weights are the first operand, rows the second, so that few rows waste little). While one warpgroup stores
+ * its sums, the other may go on by as many stages as there are.
  *
- *     k        ascending in steps of 16, all in one accumulator; the last step's missing numbers are zeros, and steps of nothing but
- *              zeros are not taken. So neither tile nor stage shows in the bits.
- *     tiles    the shape that is estimated to be done first, by tiles that a multiprocessor gets and what one costs: its products, or
- *              the bytes that it brings in. The narrow ones are there to have every multiprocessor read weights, and many stages, to
- *              have enough of them on their way.
- *     boxes    of 32 rows by 64 numbers, of every shape, so that a matrix has one tensor map. What lies outside of it becomes zeros,
- *              and is not read.
- *     order    bands of BAND_ROWS rows, in them all rows for some outputs first: what CTAs read at a time is about as much of the
- *              weights as of the rows, and the second level cache has it.
+ *     k        ascending in steps of 16, all in one accumulator. Numbers missing in the last step are zeros;
+ *              steps with only zeros are left out. So neither tile nor stage changes bits.
+ *     tiles    the shape that is estimated to finish first, from the tiles that a multiprocessor gets and the
+ *              cost of one: its products, or the bytes that it loads. The narrow shapes exist to let every
+ *              multiprocessor read weights, and many stages to have enough loads in flight.
+ *     boxes    of 32 rows by 64 numbers for every shape, so that a matrix needs one tensor map. Numbers
+ *              outside the matrix become zeros and are not read.
+ *     order    bands of BAND_ROWS rows, and in a band all rows for some outputs first. So the CTAs read about
+ *              as much of the weights as of the rows at a time, and the second-level cache holds it.
  *
- * A tile of 32 outputs is half of what one product takes: the other half is whatever lies behind it in shared memory, and its sums are
- * not stored.
+ * A tile of 32 outputs is half of one product; the other half multiplies whatever follows in shared memory,
+ * and its sums are not stored.
  *
- * Sorted rows: first[] is on the device only, so a warp counts tiles by itself. A tile's box may reach into the next matrix's rows, whose
- * sums are not stored.
+ * Sorted rows: first[] is on the device only, so a warp counts tiles by itself. The box of a tile may reach
+ * into the rows of the next matrix; their sums are not stored.
  */
 #include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/pack.cuh"
@@ -30,14 +32,17 @@ static constexpr uint32_t WARP = 32, ALL = 0xffffffff;
 static constexpr uint32_t BAND_ROWS = 2048;
 
 struct hopper_job {
-    alignas(64) struct cuda_map w; /* of one matrix */
-    alignas(64) struct cuda_map x; /* numbers, matrices (sorted rows: 1), rows */
-    const struct cuda_map *ws;     /* of a stack; NULL: one matrix */
+    alignas(64) struct cuda_map w; /* of the only matrix */
+    alignas(64) struct cuda_map x; /* numbers, matrices (1 for sorted rows), rows */
+    const struct cuda_map *ws;     /* maps of a stack; NULL: one matrix */
     struct linear_job job;
-    uint32_t n_row_tiles; /* of all matrices; sorted rows: not known here */
+    uint32_t n_row_tiles; /* of all matrices; unknown here for sorted rows */
 };
 
-/* OUTS x ROWS sums; K numbers of each in a stage: slabs of 64, weights before rows. */
+/*
+ * Tiles of OUTS x ROWS sums. A stage has K numbers of each output and row, in slabs of 64, weights before
+ * rows.
+ */
 template <uint32_t OUTS_, uint32_t ROWS_, uint32_t K_> struct hopper_shape {
     static constexpr uint32_t OUTS = OUTS_, ROWS = ROWS_, K = K_;
     static constexpr uint32_t WARPGROUPS = OUTS <= 64 ? 1 : 2, WARPS = WARPGROUPS * 4, THREADS = (WARPS + 4) * WARP;
@@ -51,7 +56,9 @@ template <uint32_t OUTS_, uint32_t ROWS_, uint32_t K_> struct hopper_shape {
 
 /* ------------------------------------------------------------------- tiles */
 
-/* A lane has one of the 32 matrices from first on: its row tiles, and with those of the lanes before. */
+/*
+ * Each lane has one of 32 matrices from first on: its row tiles, and their sum up to and including this lane.
+ */
 struct lane_tiles {
     uint32_t own, up_to;
 };
@@ -78,7 +85,7 @@ template <class S> static __device__ __forceinline__ uint32_t count_row_tiles(co
     return n;
 }
 
-/* Sorted rows: the row tile of that number, which is there. */
+/* Sorted rows: finds row tile `number`, which must exist. */
 template <class S>
 static __device__ __forceinline__ void find_sorted(const struct linear_job &job, uint32_t number, struct tile *t)
 {
@@ -96,7 +103,7 @@ static __device__ __forceinline__ void find_sorted(const struct linear_job &job,
     }
 }
 
-/* False: there are no more. All lanes of a warp call it. */
+/* Finds tile `number`. False: there are fewer tiles. All lanes of a warp call it. */
 template <class S>
 static __device__ __forceinline__ bool find_tile(const struct hopper_job &h, uint32_t n_row_tiles, uint32_t number,
                                                  struct tile *t)
@@ -122,7 +129,7 @@ static __device__ __forceinline__ bool find_tile(const struct hopper_job &h, uin
 
 /* ------------------------------------------------------------------ kernel */
 
-/* From k on, of a tile. */
+/* Loads a tile's numbers from k on into a stage. */
 template <class S>
 static __device__ __forceinline__ void fill_stage(const struct hopper_job &h, const void *w, const struct tile &t,
                                                   uint32_t k, uint8_t *stage, uint64_t *full)
@@ -160,7 +167,7 @@ static __device__ __forceinline__ void produce(const struct hopper_job &h, typen
     }
 }
 
-/* Of a stage, step 0. */
+/* Operands at step 0 of a stage. */
 struct operands {
     uint64_t w, x;
 };
@@ -178,7 +185,7 @@ static __device__ __forceinline__ void multiply_step(const struct operands &o, u
                 operand_further(o.x, step / 4 * S::X_SLAB + step % 4 * 32));
 }
 
-/* What y holds is read for some sums together, or each addition would wait for a read of its own. */
+/* Reads y for several sums at once; otherwise each addition would wait for a read of its own. */
 template <int N>
 static __device__ __forceinline__ void put_sums(const struct target &to, uint32_t out0, const float (&sum)[N][4])
 {
@@ -207,7 +214,10 @@ static __device__ __forceinline__ void put_sums(const struct target &to, uint32_
     }
 }
 
-/* All stages of a tile; the last one may hold less than K numbers. A stage is released when the products of the next one are queued. */
+/*
+ * Multiplies all stages of a tile; the last one may hold fewer than K numbers. A stage is released when the
+ * products of the next one are queued.
+ */
 template <class S>
 static __device__ __forceinline__ void multiply_tile(uint32_t n_in, uint32_t out0, typename S::stages *stages,
                                                      struct turn<typename S::stages> *turn,
@@ -256,15 +266,15 @@ static __device__ __forceinline__ void consume(const struct hopper_job &h, uint3
     }
 }
 
-/* The last warpgroup produces: its first warp. What registers it does not need the others get. */
+/* The last warpgroup produces, by its first warp. It gives registers that it does not need to the others. */
 template <class S>
 static __global__ void __launch_bounds__(S::THREADS, 1) multiply(const __grid_constant__ struct hopper_job h)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
     if constexpr (IS_HOPPER) {
         auto *stages = (typename S::stages *)shared;
-        uint32_t warp =
-            __shfl_sync(ALL, threadIdx.x / WARP, 0); /* so that the compiler, too, knows it the same for all */
+        /* A shuffle, so that the compiler, too, knows that all lanes have the same value. */
+        uint32_t warp = __shfl_sync(ALL, threadIdx.x / WARP, 0);
         if (threadIdx.x == 0)
             stages->init(1, S::WARPS);
         __syncthreads();
@@ -283,7 +293,10 @@ static __global__ void __launch_bounds__(S::THREADS, 1) multiply(const __grid_co
 
 /* ---------------------------------------------------------------- launches */
 
-/* A shape, and what a tile of it costs: cycles for a number of k, by the products, or by the bytes that a multiprocessor gets in one. */
+/*
+ * A shape, and the cost of a tile: cycles for a number of k, by the products or by the bytes that a
+ * multiprocessor gets in a cycle.
+ */
 struct choice {
     void (*kernel)(struct hopper_job);
     uint32_t outs, rows, threads, shared_bytes;
@@ -297,12 +310,12 @@ template <class S> static struct choice choice_of(void)
     return {multiply<S>, S::OUTS, S::ROWS, S::THREADS, sizeof(typename S::stages), products > bytes ? products : bytes};
 }
 
-/* Larger ones first: on equal terms they read less. */
+/* Larger shapes come first: at equal cost they read less. */
 static const struct choice CHOICES[] = {choice_of<hopper_shape<128, 256, 64>>(),
                                         choice_of<hopper_shape<128, 128, 64>>(), choice_of<hopper_shape<64, 64, 128>>(),
                                         choice_of<hopper_shape<32, 32, 128>>()};
 
-/* Row tiles of all matrices; of sorted rows as many as if each had the same. */
+/* Row tiles of all matrices; for sorted rows, the number if all matrices had equally many rows. */
 static uint32_t expect_row_tiles(const struct linear_job &job, uint32_t height)
 {
     uint32_t n_used = job.first && job.p.n_rows < job.n_matrices ? job.p.n_rows : job.n_matrices;
@@ -333,7 +346,7 @@ static void launch(cudaStream_t stream, struct hopper_job *h)
     h->n_row_tiles = h->job.n_matrices * tiles(h->job.p.n_rows, c->rows);
     uint64_t n_tiles = h->n_row_tiles;
     if (h->job.first)
-        n_tiles = h->job.p.n_rows / c->rows + h->job.n_matrices; /* at most */
+        n_tiles = h->job.p.n_rows / c->rows + h->job.n_matrices; /* an upper bound */
     n_tiles *= tiles(h->job.n_out, c->outs);
     auto *kernel = c->kernel;
     uint32_t n_ctas = n_tiles < n_sms ? (uint32_t)n_tiles : n_sms;
@@ -344,7 +357,8 @@ cudaError_t cuda_linear_hopper_open(bool *has_out)
 {
     cudaFuncAttributes attributes;
     cudaError_t e = cudaFuncGetAttributes(&attributes, CHOICES[0].kernel);
-    *has_out = e == cudaSuccess && attributes.ptxVersion >= 90; /* else the device compiled an older one's */
+    /* Otherwise the device compiled an older image. */
+    *has_out = e == cudaSuccess && attributes.ptxVersion >= 90;
     for (const struct choice &c : CHOICES)
         if (e == cudaSuccess && *has_out)
             e = cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.shared_bytes);

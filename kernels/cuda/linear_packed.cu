@@ -1,29 +1,32 @@
 /*
- * Fast products with matrices in fewer bits (cuda.h): the bits of linear.cu with the bf16 numbers that codes stand for.
+ * Fast products with matrices in packed formats (cuda.h): the bits of linear.cu with the bf16 numbers that
+ * the codes stand for.
  *
- * Few rows must stream codes at the speed of the memory: they come by cp.async as they are, several stages deep, and each stage is
- * widened into a tile of bf16, from which the tensor cores go on as in linear.cu. Scales are read one stage ahead, into registers.
- * Many rows have the whole matrix widened once instead (cuda_widen), for the plain products.
+ * Few rows must stream codes at the speed of the memory. Codes come by cp.async, several stages deep, and
+ * each stage is widened into a tile of bf16, which the tensor cores multiply as in linear.cu. Scales are read
+ * into registers one stage ahead. With many rows the whole matrix is widened once instead (cuda_widen), for
+ * the plain products.
  *
- * Rows of codes are whole stages long, zero behind n_in.
+ * Rows of codes are whole stages long, with zeros behind n_in.
  */
 #include "kernels/cuda/linear_tile.cuh"
 
-/* A tile as fast_shape, with codes of so many bits. */
+/* A tile as fast_shape, with packed codes. */
 template <class S_, enum k_weights W_>
 struct packed_shape {
     using S = S_; static constexpr enum k_weights W = W_;
-    static constexpr uint32_t CODES = W == WEIGHTS_INT4 ? 32 : 16;         /* of 16 bytes */
-    static constexpr uint32_t ROW = S::K / CODES;                          /* 16 bytes each, of a row of a stage */
-    static constexpr uint32_t EACH = S::OUTS * ROW / S::THREADS;           /* of a thread */
+    static constexpr uint32_t CODES = W == WEIGHTS_INT4 ? 32 : 16; /* codes in 16 bytes */
+    /* Pieces of 16 bytes in a stage's part of a row. */
+    static constexpr uint32_t ROW = S::K / CODES;
+    static constexpr uint32_t EACH = S::OUTS * ROW / S::THREADS;           /* pieces of each thread */
     static constexpr uint32_t STAGE = S::OUTS * ROW + S::ROWS * S::CHUNKS; /* codes, then rows */
-    static constexpr uint32_t BYTES =
-        (S::OUTS * S::CHUNKS + STAGE * S::STAGES) * 16; /* the widened tile, then stages */
+    /* The widened tile, then stages. */
+    static constexpr uint32_t BYTES = (S::OUTS * S::CHUNKS + STAGE * S::STAGES) * 16;
     static_assert(S::K == CUDA_PACKED_ALIGN && S::OUTS * ROW % S::THREADS == 0 && BYTES <= 99 * 1024,
                   "stages are whole, copies are shared evenly");
 };
 
-/* Number i of a thread's 16 bytes: its output, and its first k in the stage. */
+/* Piece i (16 bytes) of a thread: its output, and its first k in the stage. */
 template <class P> static __device__ __forceinline__ uint32_t piece_out(uint32_t i)
 {
     return (i * P::S::THREADS + threadIdx.x) / P::ROW;
@@ -66,11 +69,11 @@ static __device__ __forceinline__ uint32_t widen_pair(uint32_t codes, uint32_t i
     return pack_bf16(packed_number(W, low) * scale, packed_number(W, high) * scale);
 }
 
-/* A thread's codes of a stage, to where load_matrix4 wants their numbers. */
+/* Widens a thread's codes of a stage to where load_matrix4 reads their numbers. */
 template <class P>
 static __device__ __forceinline__ void widen_stage(const uint4 *stage, const float scales[P::EACH], uint4 *tile)
 {
-    constexpr uint32_t WORD = P::CODES / 4; /* codes of 4 bytes */
+    constexpr uint32_t WORD = P::CODES / 4; /* codes in 4 bytes */
 #pragma unroll
     for (uint32_t i = 0; i < P::EACH; i++) {
         uint4 codes = stage[i * P::S::THREADS + threadIdx.x];
@@ -105,7 +108,7 @@ template <class P> static __global__ void __launch_bounds__(P::S::THREADS) linea
             copy_codes<P>(stage, w, code_bytes(job), job.n_out - t.out0, i);
             copy_rows<S, S::ROWS>(stage + S::OUTS * P::ROW, x, job.p.x_stride, t.n_rows, i * S::K, job.stride);
         }
-        copy_async_commit(); /* an empty group too: waiting counts groups */
+        copy_async_commit(); /* also an empty group: waiting counts groups */
     };
     float scales[P::EACH], next[P::EACH], sum[S::OUT_FRAGMENTS][S::ROW_FRAGMENTS][4] = {};
     for (uint32_t i = 0; i < S::STAGES - 1; i++)
@@ -118,7 +121,11 @@ template <class P> static __global__ void __launch_bounds__(P::S::THREADS) linea
             scales[j] = next[j];
         fetch_scales<P>(job, all, t, i + 1, next);
         copy_async_wait<S::STAGES - 2>();
-        __syncthreads(); /* stage i is there, and nobody reads the tile, or the stage that is copied over next */
+        /*
+         * After this, stage i is complete, and no thread reads the tile or the stage that is overwritten
+         * next.
+         */
+        __syncthreads();
         copy(i + S::STAGES - 1);
         widen_stage<P>(stage, scales, tile);
         __syncthreads();
@@ -193,7 +200,7 @@ void cuda_packed_sorted_fast(cudaStream_t stream, const struct cuda_stack *s, co
     launch_packed(stream, sorted_job_of(s, p, first));
 }
 
-/* A block a row. */
+/* One block of threads for each row. */
 static __global__ void widen_rows(const struct linear_job job, uint16_t *to)
 {
     uint16_t *row = to + (size_t)blockIdx.x * job.stride;

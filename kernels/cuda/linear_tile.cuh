@@ -1,6 +1,7 @@
 /*
- * What products by mma.sync share, whatever the matrix's format (linear.cu, linear_packed.cu): which tile a CTA computes, where its
- * sums go, and the steps of the tensor cores on tiles in shared memory. linear.cu's head says how tiles lie there.
+ * What all products by mma.sync share (linear.cu, linear_packed.cu): which tile a CTA computes, where its
+ * sums go, and the steps of the tensor cores on tiles in shared memory. The head of linear.cu describes how
+ * tiles lie there.
  */
 #pragma once
 
@@ -25,7 +26,7 @@ static __device__ inline uint32_t find_matrix(const struct linear_job &job, uint
     return found;
 }
 
-/* False: this CTA has nothing to do. */
+/* The tile of this CTA. False: it has none. */
 static __device__ inline bool find_tile(const struct linear_job &job, uint32_t height, uint32_t width, struct tile *t)
 {
     uint32_t end = job.p.n_rows;
@@ -49,7 +50,7 @@ static __device__ inline const void *weights_of(const struct linear_job &job, co
     return job.datas ? job.datas[t.matrix] : job.data;
 }
 
-/* Of a packed matrix (cuda.h): the bytes of a row, and where scales begin. */
+/* Packed matrices (cuda.h): bytes of a row of codes; offset of the scales. */
 static __device__ __forceinline__ uint32_t code_bytes(const struct linear_job &job)
 {
     return job.stride * packed_bits(job.weights) / 8;
@@ -85,12 +86,13 @@ static __device__ __forceinline__ void put(const struct target &to, uint32_t row
 
 /* -------------------------------------------------------------------- fast */
 
-/* A tile of OUTS x ROWS, WARPS_OUT x WARPS_ROW warps; K numbers of each in a stage. */
+/* A tile of OUTS x ROWS for WARPS_OUT x WARPS_ROW warps. A stage has K numbers of each output and row. */
 template <uint32_t OUTS_, uint32_t ROWS_, uint32_t WARPS_OUT_, uint32_t WARPS_ROW_, uint32_t K_, uint32_t STAGES_>
 struct fast_shape {
     static constexpr uint32_t OUTS = OUTS_, ROWS = ROWS_, WARPS_OUT = WARPS_OUT_, WARPS_ROW = WARPS_ROW_;
     static constexpr uint32_t K = K_, STAGES = STAGES_, THREADS = WARPS_OUT * WARPS_ROW * 32;
-    static constexpr uint32_t CHUNKS = K / 8;                 /* of 16 bytes, of a row of a stage */
+    /* Chunks of 16 bytes in a stage's part of a row. */
+    static constexpr uint32_t CHUNKS = K / 8;
     static constexpr uint32_t STAGE = (OUTS + ROWS) * CHUNKS; /* chunks */
     static constexpr uint32_t BYTES = STAGE * STAGES * 16;
     static constexpr uint32_t WARP_OUTS = OUTS / WARPS_OUT, WARP_ROWS = ROWS / WARPS_ROW;
@@ -108,7 +110,7 @@ template <class S> static __device__ __forceinline__ uint4 *chunk_at(uint4 *stag
     return stage + row * S::CHUNKS + (chunk ^ (row % 8));
 }
 
-/* N rows of a stage, from k0 on; what lies beyond the n_rows or the stride becomes zero. */
+/* Loads N rows of a stage, from k0 on. Numbers beyond n_rows or the stride become zero. */
 template <class S, uint32_t N>
 static __device__ __forceinline__ void copy_rows(uint4 *stage, const uint16_t *from, size_t stride, uint32_t n_rows,
                                                  uint32_t k0, uint32_t n_k)
@@ -121,7 +123,7 @@ static __device__ __forceinline__ void copy_rows(uint4 *stage, const uint16_t *f
     }
 }
 
-/* One step of 16 k's of all that a warp computes. */
+/* One step of 16 k's, for everything that a warp computes. */
 template <class S>
 static __device__ __forceinline__ void multiply_step(uint4 *w, uint4 *x, uint32_t step,
                                                      float (*sum)[S::ROW_FRAGMENTS][4])
@@ -166,7 +168,7 @@ static inline dim3 grid_of(const struct linear_job &job, uint32_t rows, uint32_t
                      : dim3(tiles(job.p.n_rows, rows), across, job.n_matrices);
 }
 
-/* Rows that a matrix has, on average. */
+/* The average number of rows of a matrix. */
 static inline uint32_t typical_rows(const struct linear_job &job)
 {
     return job.first ? tiles(job.p.n_rows, job.n_matrices) : job.p.n_rows;

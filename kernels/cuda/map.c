@@ -1,13 +1,15 @@
 /*
- * Tensor maps: what Hopper's tensor memory accelerator must know of a matrix to copy boxes of it into shared memory. The driver encodes
- * them; the runtime finds its function, so that the driver is not linked.
+ * Tensor maps: what Hopper's tensor memory accelerator needs to know of a matrix to copy boxes of it into
+ * shared memory. The driver encodes them. The runtime finds the driver's function, so the driver is not
+ * linked.
  */
 #include <assert.h>
 #include <string.h>
 
 #include "kernels/cuda/state.h"
 
-enum { MAP_DRIVER = 12000, /* the first one that has them */ RANK = 3 };
+/* MAP_DRIVER: the first driver that has tensor maps. */
+enum { MAP_DRIVER = 12000, RANK = 3 };
 
 bool cuda_map_open(struct cuda *c)
 {
@@ -16,10 +18,10 @@ bool cuda_map_open(struct cuda *c)
     cudaError_t e =
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, MAP_DRIVER, cudaEnableDefault, &result);
     if (e != cudaSuccess || result != cudaDriverEntryPointSuccess) {
-        cudaGetLastError(); /* so that the next operation does not find it */
+        cudaGetLastError(); /* clears the error, so that the next operation does not see it */
         return false;
     }
-    memcpy(&c->encode_map, &found, sizeof(found)); /* what ISO C has no cast for */
+    memcpy(&c->encode_map, &found, sizeof(found)); /* ISO C has no cast from a data pointer to a function */
     return true;
 }
 
@@ -27,7 +29,8 @@ void cuda_map_rows(struct cuda *c, const void *data, uint32_t stride, uint32_t n
                    size_t row_stride, struct cuda_map *out)
 {
     const cuuint64_t dims[RANK] = {stride, n_parts, n_rows};
-    const cuuint64_t strides[RANK - 1] = {stride * sizeof(uint16_t), row_stride * sizeof(uint16_t)}; /* bytes */
+    /* In bytes. */
+    const cuuint64_t strides[RANK - 1] = {stride * sizeof(uint16_t), row_stride * sizeof(uint16_t)};
     const cuuint32_t box[RANK] = {CUDA_BOX_NUMBERS, 1, CUDA_BOX_ROWS}, steps[RANK] = {1, 1, 1};
     CUtensorMap map;
     CUresult r = c->encode_map(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, RANK, (void *)(uintptr_t)data, dims, strides,

@@ -1,6 +1,6 @@
 /*
- * Weights: what a model file has, as rows of a device's matrix. Parts that are that already are copied as they are; others are
- * converted here, some rows at a time.
+ * Weights: from a model file to rows of a device's matrix. Parts that have the device's format are copied
+ * unchanged; others are converted here, some rows at a time.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,8 +10,8 @@
 #include "kernels/parts.h"
 
 enum {
-    PIECE_BYTES = 1 << 20, /* converted at a time */
-    ALIGN = 8,             /* numbers; rows of any type then begin at 16 bytes */
+    PIECE_BYTES = 1 << 20, /* bytes that are converted at a time */
+    ALIGN = 8,             /* in numbers; rows of every type then begin at 16 bytes */
 };
 
 static float load(const void *data, enum num_type type, size_t i)
@@ -48,12 +48,13 @@ static size_t row_bytes_of(const struct cuda_matrix *m)
     return m->weights ? (size_t)m->stride * packed_bits(m->weights) / 8 : m->stride * num_type_bytes(m->type);
 }
 
-static size_t scales_bytes_of(const struct cuda_matrix *m) /* of a row */
+/* Bytes of one row. */
+static size_t scales_bytes_of(const struct cuda_matrix *m)
 {
     return m->weights ? (size_t)m->stride / K_GROUP * packed_scale_bytes(m->weights) : 0;
 }
 
-/* A row's group from number i on. */
+/* Packs the group of a row that begins at number i. */
 static void pack_group(const struct k_matrix_part *part, const struct cuda_matrix *m, uint32_t row, uint32_t i,
                        uint8_t *codes_out, uint8_t *scales_out)
 {
@@ -76,7 +77,7 @@ static void pack_group(const struct k_matrix_part *part, const struct cuda_matri
             codes_out[i + j] = codes[j];
 }
 
-/* Some rows of a part on the host. */
+/* Some rows of a part, converted on the host. */
 struct conversion {
     const struct k_matrix_part *part;
     const struct cuda_matrix *m;
@@ -89,7 +90,7 @@ static void run_convert(void *arg, uint32_t i, uint32_t thread)
     (void)thread;
     const struct conversion *t = arg;
     uint8_t *row = t->rows + i * row_bytes_of(t->m), *scales = t->scales + i * scales_bytes_of(t->m);
-    if (!t->m->weights) { /* what is behind n_in is zero since mem_array */
+    if (!t->m->weights) { /* numbers behind n_in are zero: mem_array() cleared them */
         convert_row(t->part, t->m, t->first + i, row);
         return;
     }
@@ -98,7 +99,7 @@ static void run_convert(void *arg, uint32_t i, uint32_t thread)
         pack_group(t->part, t->m, t->first + i, at, row, scales);
 }
 
-/* Rows of a part, from `first` of the matrix on, some at a time. */
+/* Writes rows of a part to the matrix from row `first` on, some at a time. */
 static void write_converted(struct kernels *k, const struct k_matrix_part *part, const struct cuda_matrix *m,
                             uint32_t first)
 {
@@ -119,7 +120,7 @@ static void write_converted(struct kernels *k, const struct k_matrix_part *part,
     free(rows);
 }
 
-/* Whether a part's rows lie as the device's do. */
+/* Whether a part's rows are laid out as the device's are. */
 static bool is_packed(const struct k_matrix_part *part, const struct cuda_matrix *m)
 {
     return part->type == m->type && !m->weights && m->stride == m->n_in && part->in_stride <= 1 &&
@@ -205,7 +206,7 @@ uint64_t cuda_matrix_bytes(const struct k_matrix *m)
     return m->on.len_bytes;
 }
 
-/* An array on the device. */
+/* Copies an array to the device. */
 static enum td_status write_array(struct kernels *k, const void *array, size_t len_bytes, void **out)
 {
     enum td_status status = cuda_alloc(k, len_bytes, out);
@@ -214,7 +215,7 @@ static enum td_status write_array(struct kernels *k, const void *array, size_t l
     return status;
 }
 
-/* Where each matrix has its numbers, or its bias. */
+/* Writes the addresses of each matrix's numbers, or biases, to the device. */
 static enum td_status write_pointers(struct kernels *k, const struct k_stack *s, bool is_bias, void **out)
 {
     const void **pointers = mem_array(s->on.n, sizeof(*pointers));

@@ -1,13 +1,15 @@
 /*
- * Memory of the device, and what goes between it and the host.
+ * Memory of the device, and copies between it and the host.
  *
- * The driver copies without waiting only from and to pinned memory, so everything passes through pinned buffers: what is written
- * through two by turns, what one step puts through an arena, what is read through one buffer that k_finish empties. k_map pins its
- * host memory, if the system lets it; into that, reads go directly, and those aside in a stream of their own, which waits for what
- * was queued when they were.
+ * The driver copies without waiting only from and to pinned memory, so everything goes through pinned
+ * buffers: writes through two buffers in turn, k_put through an arena, reads through a buffer that k_finish
+ * empties. k_map pins its host memory if the system allows it; reads then go there directly. Asynchronous
+ * reads (k_read_aside) use a stream of their own, which waits for the operations that were queued before
+ * them.
  *
- * Two arenas by turns: the host fills one while the device may still work with the one of the step before. An arena that is too
- * small is set aside, not moved, since operations that are queued have addresses in it; the larger one serves from then on.
+ * There are two arenas in turn: the host fills one while the device may still work with the one of the step
+ * before. An arena that is too small is set aside, not moved, because queued operations have addresses in it;
+ * the larger one serves from then on.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -20,10 +22,10 @@
 #include <assert.h>
 
 enum {
-    STAGING_BYTES = 4 << 20, /* of one of two */
-    SLICE_BYTES = 256 << 10, /* that a thread brings into one at a time */
+    STAGING_BYTES = 4 << 20, /* bytes of each of the two buffers */
+    SLICE_BYTES = 256 << 10, /* bytes that a thread copies into a buffer at a time */
     MAX_PENDING = 256,
-    ARENA_BYTES = 1 << 20, /* to begin with */
+    ARENA_BYTES = 1 << 20, /* initial size */
 };
 
 static size_t aligned(size_t len_bytes)
@@ -85,7 +87,7 @@ static void arena_grow(struct cuda_arena *a, size_t len_bytes)
     a->used = a->sent = 0;
 }
 
-/* Room on both sides, at the same place of each. */
+/* Takes room on both sides, at the same offset. */
 static void arena_take(struct cuda *c, size_t len_bytes, void **host_out, void **device_out)
 {
     struct cuda_arena *a = &c->arenas[c->arena];
@@ -105,7 +107,7 @@ static void send(struct cuda *c, void *to, const void *pinned, size_t len_bytes)
     CUDA_MUST(cudaMemcpyAsync(to, pinned, len_bytes, cudaMemcpyHostToDevice, c->stream));
 }
 
-/* A mapped file is read where it is touched first: several threads ask for several places at once. */
+/* A mapped file is read from disk at first access. Several threads read several places at the same time. */
 static uint32_t count_loaders(void)
 {
     enum { MOST = 8 };
@@ -171,7 +173,7 @@ void *cuda_scratch(struct cuda *c, size_t len_bytes)
         return c->scratch;
     cuda_replay_forget(c);
     size_t twice = 2 * c->scratch_bytes, len = aligned(len_bytes > twice ? len_bytes : twice);
-    CUDA_MUST(cudaFree(c->scratch)); /* waits for who uses it */
+    CUDA_MUST(cudaFree(c->scratch)); /* waits for operations that use it */
     c->scratch = NULL;
     CUDA_MUST(cudaMalloc(&c->scratch, len));
     c->scratch_bytes = len;
@@ -184,7 +186,7 @@ enum td_status cuda_alloc(struct kernels *k, size_t len_bytes, void **out)
     void *p = NULL;
     cudaError_t e = cudaMalloc(&p, len_bytes ? len_bytes : 1);
     if (e == cudaErrorMemoryAllocation) {
-        cudaGetLastError(); /* so that the next operation does not find it */
+        cudaGetLastError(); /* clears the error, so that the next operation does not see it */
         return TD_ERR_NO_MEMORY;
     }
     CUDA_MUST(e);
@@ -206,7 +208,7 @@ enum td_status cuda_map(struct kernels *k, const void *host, size_t len_bytes, s
     if (s)
         return s;
     if (cudaHostRegister(m.host, len_bytes, cudaHostRegisterDefault) != cudaSuccess) {
-        cudaGetLastError(); /* a mapped file, or too much: reads go through a buffer */
+        cudaGetLastError(); /* a mapped file, or too much memory: reads go through a buffer */
         m.host = NULL;
     }
     c->mappings = mem_resize(c->mappings, c->n_mappings + 1, sizeof(*c->mappings));
@@ -230,7 +232,7 @@ void cuda_unmap(struct kernels *k, void *mapped)
     assert(!mapped);
 }
 
-/* What was put goes over with the next operation, all of it at once. */
+/* Copies everything that was put since the last call, at once. Called before each operation. */
 void cuda_send_puts(struct cuda *c)
 {
     struct cuda_arena *a = &c->arenas[c->arena];
@@ -270,7 +272,7 @@ static void staging_turn(struct cuda *c)
     s->used = 0;
 }
 
-/* The n bytes that begin at `first` of the pieces, were there nothing in between. */
+/* Copies n bytes of the pieces, counted as if there were no gaps, from byte `first` on. */
 static void collect(uint8_t *to, const uint8_t *host, const struct k_pieces *p, size_t first, size_t n)
 {
     for (size_t done = 0, len; done < n; done += len) {
@@ -419,7 +421,7 @@ static uint32_t power_of_two(uint32_t n)
     return p;
 }
 
-/* Sizes for launches; returns how many pages all have. */
+/* Computes sizes for launches; returns the number of pages of all sequences. */
 static size_t measure(struct cuda_batch *b, uint32_t page_tokens)
 {
     size_t n_pages = 0;
@@ -439,7 +441,7 @@ static size_t measure(struct cuda_batch *b, uint32_t page_tokens)
     return n_pages;
 }
 
-/* Pages come last: how many there are changes no other address. */
+/* Pages come last: their number changes no other address. */
 void cuda_put_seqs(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_seqs, uint32_t page_tokens)
 {
     struct cuda *c = cuda_select(k);

@@ -1,5 +1,5 @@
 /*
- * Numbers that a thread loads and stores several at once, and the arithmetic of launches that goes with it.
+ * Groups of numbers that a thread loads and stores at once, and arithmetic for their launches.
  */
 #pragma once
 
@@ -20,13 +20,13 @@ template <class T, int N> static __device__ __forceinline__ void store(T *y, con
     *(pack<T, N> *)y = v;
 }
 
-/* Fours are fine for floats that begin at p and go on in these steps. */
+/* Whether floats that begin at p, with these distances, can be accessed four at a time. */
 static inline bool by_four(const void *p, size_t stride, size_t step)
 {
     return (uintptr_t)p % 16 == 0 && stride % 4 == 0 && step % 4 == 0;
 }
 
-/* Of the current device. */
+/* An attribute of the current device. */
 static inline uint32_t device_number(enum cudaDeviceAttr what)
 {
     int device = 0, n = 0;

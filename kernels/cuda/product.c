@@ -1,9 +1,10 @@
 /*
- * Products: which of the two orders of summation, and who computes.
+ * Products: chooses the order of summation, and the code that computes.
  *
- * COMPUTE_BF16 rounds its rows into scratch first. Then the own product, by Hopper's own instructions on such a device, whose rows have
- * the same bits in any batch; or, if the backend was opened with any_order, cuBLAS where there are many rows. Its algorithm is asked
- * for once per shape and power of two of rows. Those that split k over CTAs are left out: two runs of them may differ.
+ * COMPUTE_BF16 first rounds its rows into scratch. Then our own product computes, by Hopper's own
+ * instructions on such a device; a row has the same bits in any batch. If the backend was opened with
+ * any_order, cuBLAS computes where there are many rows. Its algorithm is looked up once for each shape and
+ * power of two of rows. Algorithms that split k over CTAs are left out, because two runs of them may differ.
  */
 #include <stdlib.h>
 
@@ -12,9 +13,9 @@
 
 enum {
     WORKSPACE_BYTES = 32 << 20,
-    BLAS_MIN_ROWS = 65,  /* fewer are a matter of reading the weights, which own products do as fast */
-    WIDEN_MIN_ROWS = 65, /* so many have a matrix in fewer bits widened as a whole, fewer stream its codes */
-    BLAS_ALIGN = 16,     /* bytes, of all that it gets */
+    BLAS_MIN_ROWS = 65,  /* fewer rows only read the weights, which our own products do as fast */
+    WIDEN_MIN_ROWS = 65, /* from here on a packed matrix is widened as a whole; fewer rows stream its codes */
+    BLAS_ALIGN = 16,     /* alignment in bytes of all operands */
 };
 
 struct cuda_plan {
@@ -57,7 +58,7 @@ void cuda_product_close(struct cuda *c)
     free(c->plans);
 }
 
-/* y^T [n_out][T] = W x^T as cuBLAS sees it: columns first, W transposed. */
+/* y^T [n_out][T] = W x^T, as cuBLAS sees it: column-major, with W transposed. */
 struct blas_shape {
     cublasLtMatmulDescOpaque_t product;
     cublasLtMatrixLayoutOpaque_t w, x, y;
@@ -147,7 +148,10 @@ bool cuda_product_blas(struct cuda *c, const struct cuda_matrix *m, const struct
     return true;
 }
 
-/* n_parts of each row, x_step apart, as bf16 in scratch: [n_rows][n_parts][stride], behind some bytes that the caller uses; p is told. */
+/*
+ * Rounds n_parts parts of each row, x_step apart, to bf16 in scratch: [n_rows][n_parts][stride], behind
+ * before_bytes that the caller uses. Updates p.
+ */
 static void round_rows_after(struct cuda *c, const struct cuda_matrix *m, size_t before_bytes, size_t x_step,
                              uint32_t n_parts, struct cuda_product *p)
 {
@@ -159,7 +163,7 @@ static void round_rows_after(struct cuda *c, const struct cuda_matrix *m, size_t
     p->x_stride = x_stride;
 }
 
-/* The same, without bytes before them, and their map where it is needed. */
+/* The same without bytes before them; also makes their map if it is needed. */
 static void round_rows(struct cuda *c, const struct cuda_matrix *m, size_t x_step, uint32_t n_parts,
                        struct cuda_product *p, struct cuda_map *map)
 {
@@ -181,8 +185,9 @@ static void linear_fast(struct cuda *c, const struct cuda_matrix *m, struct cuda
 }
 
 /*
- * A matrix in fewer bits: few rows stream it; many have it widened into scratch. Both multiply by mma.sync, on Hopper, too: a row must not
- * be rounded in two ways.
+ * A matrix in a packed format: few rows stream its codes; for many rows it is widened into scratch. Both
+ * multiply by mma.sync, on Hopper, too, because a row must not be rounded in two ways. With
+ * any_order cuBLAS may multiply many rows.
  */
 static void linear_packed(struct cuda *c, const struct cuda_matrix *m, struct cuda_product *p)
 {

@@ -1,11 +1,12 @@
 /*
- * Instructions that CUDA C++ has no name for, one function each. Fragments as the PTX manual draws them (section 9.7.14).
+ * Instructions that CUDA C++ has no name for, one function each. Fragments are drawn in the PTX manual
+ * (section 9.7.14).
  */
 #pragma once
 
 #include <stdint.h>
 
-/* 16 bytes from global to shared memory, behind the thread's back; zeros if not valid (from is not read then). */
+/* Copies 16 bytes from global to shared memory, asynchronously; writes zeros if not valid. */
 static __device__ __forceinline__ void copy_async16(void *shared, const void *from, bool valid)
 {
     uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
@@ -17,13 +18,16 @@ static __device__ __forceinline__ void copy_async_commit(void)
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Until at most PENDING of the thread's groups are on their way. */
+/* Waits until at most PENDING of the thread's groups are in flight. */
 template <int PENDING> static __device__ __forceinline__ void copy_async_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* Four 8 x 8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8 (16 bytes each). */
+/*
+ * Loads four 8 x 8 matrices of 16-bit numbers. Lane l gives the address of row l % 8 (16 bytes) of matrix l /
+ * 8.
+ */
 static __device__ __forceinline__ void load_matrix4(uint32_t r[4], const void *row)
 {
     uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
@@ -33,7 +37,7 @@ static __device__ __forceinline__ void load_matrix4(uint32_t r[4], const void *r
                  : "memory");
 }
 
-/* The same, each matrix transposed. */
+/* The same, with each matrix transposed. */
 static __device__ __forceinline__ void load_matrix4_transposed(uint32_t r[4], const void *row)
 {
     uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
@@ -52,7 +56,7 @@ static __device__ __forceinline__ void multiply_16x8x16(float d[4], const uint32
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* Two bf16 (nearest even) in a word: low, high. */
+/* Two bf16 (nearest even) in a word: low half, high half. */
 static __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
 {
     uint32_t word;
@@ -60,7 +64,7 @@ static __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
     return word;
 }
 
-/* 2^x within 2 ulp, subnormal results as zero; 2^-inf is 0. */
+/* 2^x within 2 ulp. Subnormal results become zero; 2^-inf is 0. */
 static __device__ __forceinline__ float exp2_fast(float x)
 {
     float y;

@@ -1,9 +1,11 @@
 /*
- * Steps that repeat: their operations as one CUDA graph. The first step of a shape runs as ever, which brings scratch to its size and
- * modules to the device; the second one is captured; from the third on it is one launch.
+ * Replay: the operations of a step as one CUDA graph. The first step of a shape runs as usual, which brings
+ * scratch to its size and modules to the device. The second one is captured. From the third one on, a step is
+ * one launch.
  *
- * A graph has the arguments of its launches in it. So it serves a step whose puts lie where they lay, in whose attention as many blocks of
- * threads are launched, and only as long as nothing that it uses is freed.
+ * A graph contains the arguments of its launches. So it serves a step only if the step's puts have the same
+ * addresses and its attention launches as many blocks of threads, and only while nothing that it uses is
+ * freed.
  */
 #include <string.h>
 
@@ -14,12 +16,12 @@
 #include <assert.h>
 
 enum {
-    MAX_GRAPHS = 256, /* the oldest goes */
-    MAX_ROWS = 256,   /* with more, launches are no longer what a step waits for */
+    MAX_GRAPHS = 256, /* beyond that the oldest is dropped */
+    MAX_ROWS = 256,   /* with more rows, launches no longer limit a step */
     NONE = UINT32_MAX,
 };
 
-/* What makes steps alike. */
+/* Steps with equal members can share a graph. */
 struct cuda_steps {
     uint64_t shape;
     uint32_t n_rows, n_seqs, single_runs, used;
@@ -28,7 +30,7 @@ struct cuda_steps {
 
 struct cuda_graph {
     struct cuda_steps of;
-    cudaGraphExec_t exec; /* NULL: such a step ran, and was not captured yet */
+    cudaGraphExec_t exec; /* NULL: such a step ran once, and was not captured yet */
 };
 
 uint32_t cuda_replay_rows(struct kernels *k, uint32_t n_rows)
@@ -80,7 +82,7 @@ bool cuda_replay(struct kernels *k, uint64_t shape)
     struct cuda *c = cuda_enter(k);
     const struct cuda_arena *a = &c->arenas[c->arena];
     struct cuda_steps of;
-    memset(&of, 0, sizeof(of)); /* compared as bytes */
+    memset(&of, 0, sizeof(of)); /* compared as bytes, padding included */
     of.shape = shape;
     of.n_rows = c->batch.n_rows;
     of.n_seqs = c->batch.n_seqs;
@@ -108,7 +110,7 @@ void cuda_replay_end(struct kernels *k)
     struct cuda *c = cuda_enter(k);
     if (c->capturing == NONE)
         return;
-    assert(c->capturing < c->n_graphs); /* scratch did not grow: it had its size */
+    assert(c->capturing < c->n_graphs); /* scratch did not grow while capturing: it had its size */
     struct cuda_graph *g = &c->graphs[c->capturing];
     cudaGraph_t graph = NULL;
     CUDA_MUST(cudaStreamEndCapture(c->stream, &graph));

@@ -1,9 +1,9 @@
 /*
- * Operations in which every row (or number) is computed by itself, and the sorting of rows by expert.
+ * Operations that compute every row (or number) by itself, and the sorting of rows by expert.
  *
- * All of it is exact but for norms on demand: the same expressions as kernels/cpu/plain.c and rows.c, sums in their order. Memory
- * is what such kernels wait for, so numbers go by fours (16 bytes a thread) where addresses and strides allow, and by ones
- * where not, which changes no bit.
+ * All of it is exact, except fast norms: the same expressions as in kernels/cpu/plain.c and rows.c, and sums
+ * in the same order. Such kernels wait for memory. So threads access four numbers (16 bytes) at once where
+ * addresses and strides allow it, and single numbers elsewhere; that changes no bit.
  */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/pack.cuh"
@@ -13,14 +13,16 @@
 #include <assert.h>
 
 static constexpr uint32_t THREADS = 256, WARP = 32, ALL = 0xffffffff, NONE = 0xffffffff;
-static constexpr uint32_t LANES = 16;         /* partial sums of a dot product, as in kernels/cpu/cpu.h */
-static constexpr uint32_t SHORT_ROW = 512;    /* up to here a norm's sum is done by 16 threads, straight from memory */
-static constexpr uint32_t NORM_CHUNK = 8192;  /* numbers of a longer row that lie in shared memory at a time */
-static constexpr uint32_t SORT_WORDS = 12288; /* shared memory of the sort: 48 KiB, which every device gives unasked */
-static constexpr uint32_t SORT_AHEAD = 4;     /* loads of 32 pairs on their way */
+static constexpr uint32_t LANES = 16; /* partial sums of a dot product, as in kernels/cpu/cpu.h */
+/* Up to this length 16 threads sum a norm, straight from memory. */
+static constexpr uint32_t SHORT_ROW = 512;
+static constexpr uint32_t NORM_CHUNK = 8192; /* numbers of a longer row that are in shared memory at a time */
+/* Shared memory of the sort: 48 KiB, which every device gives by default. */
+static constexpr uint32_t SORT_WORDS = 12288;
+static constexpr uint32_t SORT_AHEAD = 4; /* loads of 32 pairs in flight */
 static constexpr uint32_t ROUTE_WARPS = 4;
 
-/* A row in x, its units over y and threads; a row's number i is unit(). */
+/* blockIdx.x is a row; its units are divided over y and threads. unit() is the number of a thread's unit. */
 static dim3 row_grid(uint32_t n_rows, size_t n_units)
 {
     return dim3(n_rows, pieces(n_units, THREADS));
@@ -159,7 +161,7 @@ void cuda_glu(cudaStream_t stream, const float *gate_up, uint32_t n_rows, uint32
     kernel<<<row_grid(n_rows, four ? dim / 4 : dim), THREADS, 0, stream>>>(gate_up, dim, *glu, out);
 }
 
-/* A thread has one pair. */
+/* One pair for each thread. */
 static __global__ void rope_rows(float *x, size_t row_stride, uint32_t n_heads, size_t head_stride, struct k_rotary r,
                                  const uint32_t *table_rows)
 {
@@ -203,7 +205,7 @@ static __device__ __forceinline__ float norm_factor(const struct norm &n, float 
     return 1.0f / __fsqrt_rn(sum / (float)n.dim + n.eps);
 }
 
-/* Lane i of 16 has one partial sum; the specified tree, of which every lane gets the result. */
+/* The specified tree over 16 partial sums, one in each lane. Every lane gets the result. */
 static __device__ __forceinline__ float lanes_tree(float sum, uint32_t mask)
 {
     for (uint32_t half = LANES / 2; half; half /= 2)
@@ -211,7 +213,7 @@ static __device__ __forceinline__ float lanes_tree(float sum, uint32_t mask)
     return sum;
 }
 
-/* Short rows: 16 threads each, who read 64 bytes at a time. */
+/* Short rows: 16 threads for each, which read 64 bytes at a time. */
 static __global__ void norm_short(struct norm n, uint32_t n_all)
 {
     uint32_t at = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, lane = threadIdx.x % LANES;
@@ -228,7 +230,7 @@ static __global__ void norm_short(struct norm n, uint32_t n_all)
         y[i] = x[i] * r * n.w[i];
 }
 
-/* What follows the sum; the row comes from a cache by now. */
+/* Scales the row after its sum is known; the row is in a cache by then. */
 template <int N> static __device__ __forceinline__ void norm_scale(const struct norm &n, float r)
 {
     const float *x = n.x + norm_at(n, blockIdx.x);
@@ -242,8 +244,9 @@ template <int N> static __device__ __forceinline__ void norm_scale(const struct 
 }
 
 /*
- * A block has a row. All threads bring it into shared memory, 16 of them add it up in the specified order: a chain of dim / 16
- * multiplications, short beside the way to memory, and other blocks go on meanwhile.
+ * One block of threads for each row. All threads load it into shared memory, and 16 of them sum it in the
+ * specified order: a chain of dim / 16 multiplications. This is short compared with the loads, and other
+ * blocks run meanwhile.
  */
 template <int N> static __global__ void __launch_bounds__(THREADS) norm_exact(struct norm n)
 {
@@ -264,13 +267,13 @@ template <int N> static __global__ void __launch_bounds__(THREADS) norm_exact(st
     }
     if (threadIdx.x < LANES) {
         sum = lanes_tree(sum, 0xffff);
-        r = norm_factor(n, sum); /* all write the same */
+        r = norm_factor(n, sum); /* all threads write the same value */
     }
     __syncthreads();
     norm_scale<N>(n, r);
 }
 
-/* A thread has every blockDim.x-th four numbers, whether or not they can be loaded at once. */
+/* A thread sums every blockDim.x-th four numbers, whether or not it can load them at once. */
 template <int N> static __device__ __forceinline__ float norm_part(const float *x, uint32_t dim)
 {
     float sum = 0;
@@ -334,7 +337,7 @@ void cuda_norm(cudaStream_t stream, const float *x, float *y, size_t row_stride,
 
 /* ----------------------------------------------------------------- routing */
 
-/* A number that may be chosen, and its index; NONE: none was left. */
+/* A candidate and its index; index NONE: there was none. */
 struct choice {
     float x;
     uint32_t at;
@@ -351,7 +354,9 @@ static __device__ __forceinline__ bool is_set(uint32_t mask, uint32_t i)
     return mask >> (i / WARP) & 1;
 }
 
-/* Index of the largest of x[n] that is not taken, the lowest on a tie; the whole warp gets it, and marks it as taken. */
+/*
+ * Takes the largest of x[n] that is not taken, of equal ones the lowest index. The whole warp gets its index.
+ */
 static __device__ uint32_t take_largest(const float *x, uint32_t n, uint32_t *taken)
 {
     uint32_t lane = threadIdx.x % WARP;
@@ -364,13 +369,13 @@ static __device__ uint32_t take_largest(const float *x, uint32_t n, uint32_t *ta
         if (better(other, best))
             best = other;
     }
-    uint32_t at = __shfl_sync(ALL, best.at, 0); /* with NaNs lanes may differ */
+    uint32_t at = __shfl_sync(ALL, best.at, 0); /* with NaNs, lanes may differ */
     if (at % WARP == lane)
         *taken |= 1u << (at / WARP);
     return at;
 }
 
-/* What is taken from the start: the experts of all groups but the best. groups: room for a number of each. */
+/* The mask of experts in all groups except the best ones. groups: room for one number of each group. */
 static __device__ uint32_t leave_groups(const struct k_router &r, const float *logits, float *groups)
 {
     uint32_t lane = threadIdx.x % WARP, size = r.n_experts / r.n_groups, chosen = 0, taken = 0;
@@ -381,7 +386,7 @@ static __device__ uint32_t leave_groups(const struct k_router &r, const float *l
         groups[g] = best;
     }
     for (uint32_t i = 0; i < r.n_groups_used; i++)
-        take_largest(groups, r.n_groups, &chosen); /* a lane reads what it wrote itself */
+        take_largest(groups, r.n_groups, &chosen); /* each lane reads only what it wrote */
     for (uint32_t g = lane; g < r.n_groups; g += WARP)
         groups[g] = is_set(chosen, g);
     __syncwarp();
@@ -390,7 +395,7 @@ static __device__ uint32_t leave_groups(const struct k_router &r, const float *l
     return taken;
 }
 
-/* Over all experts, in order of index. */
+/* Sums over all experts, in order of index. */
 static __device__ float sum_all(const float *logits, uint32_t n, float top)
 {
     float sum = 0;
@@ -412,7 +417,7 @@ static __device__ float largest_of_all(const float *logits, uint32_t n, float to
     return top;
 }
 
-/* A warp has a row; lane i has choice i. */
+/* One warp for each row; lane i has choice i. */
 static __global__ void route_rows(struct k_router r, const float *all_logits, uint32_t n_rows, uint32_t stride,
                                   uint32_t *experts, float *weights)
 {
@@ -428,7 +433,7 @@ static __global__ void route_rows(struct k_router r, const float *all_logits, ui
         mine = i == lane ? at : mine;
     }
     float top = logits[first], sum = 0;
-    if (!r.normalized) /* groups may have left out the largest */
+    if (!r.normalized) /* the largest logit may be in a group that was left out */
         top = largest_of_all(logits, r.n_experts, top);
     float w = scalar_exp(logits[mine] - top);
     if (!r.normalized)
@@ -452,7 +457,7 @@ void cuda_route(cudaStream_t stream, const struct k_router *r, const float *logi
 
 /* ------------------------------------------------------------------- slots */
 
-/* Pairs of a row and a choice, in order of rows; a warp has a range of them. */
+/* Pairs of a row and a choice, in order of rows. Each warp has a range of them. */
 struct pairs {
     uint32_t begin, end;
     const uint32_t *experts;
@@ -466,7 +471,7 @@ static __device__ struct pairs warp_pairs(const struct k_slots &s, uint32_t n_ro
     return {min(begin, n), min(begin + a_warp, n), s.experts, s.n_used, s.n_slots};
 }
 
-/* Experts of the SORT_AHEAD times 32 pairs from first; NONE behind the end. */
+/* Loads the experts of SORT_AHEAD times 32 pairs from `first` on; NONE behind the end. */
 static __device__ __forceinline__ void load_pairs(const struct pairs &p, uint32_t first, uint32_t e[SORT_AHEAD])
 {
 #pragma unroll
@@ -476,7 +481,7 @@ static __device__ __forceinline__ void load_pairs(const struct pairs &p, uint32_
     }
 }
 
-/* counts[expert] of the warp's pairs. */
+/* Adds the warp's pairs to counts[expert]. */
 static __device__ void count_pairs(const struct pairs &p, uint32_t *counts)
 {
     for (uint32_t first = p.begin; first < p.end; first += SORT_AHEAD * WARP) {
@@ -488,7 +493,7 @@ static __device__ void count_pairs(const struct pairs &p, uint32_t *counts)
     }
 }
 
-/* Counts become numbers before: of a warp's counts those of the warps before it, in total those of an expert. */
+/* Turns each warp's counts into the counts of the warps before it; total[expert] gets the sum. */
 static __device__ void scan_warps(uint32_t *counts, uint32_t n_experts, uint32_t *total)
 {
     for (uint32_t e = threadIdx.x; e < n_experts; e += blockDim.x) {
@@ -502,7 +507,7 @@ static __device__ void scan_warps(uint32_t *counts, uint32_t n_experts, uint32_t
     }
 }
 
-/* By one warp: counts in first[0..n) become numbers before, and first[n] that of all. */
+/* By one warp: turns counts in first[0 .. n - 1] into prefix sums, and first[n] into the sum of all. */
 static __device__ void scan_experts(uint32_t *first, uint32_t n)
 {
     uint32_t lane = threadIdx.x, before = 0;
@@ -520,7 +525,10 @@ static __device__ void scan_experts(uint32_t *first, uint32_t n)
         first[n] = before;
 }
 
-/* next[expert]: how many pairs of that expert came before, in this warp and the ones before it. */
+/*
+ * Writes the slots of the warp's pairs. next[expert] counts pairs of that expert in earlier warps, and so far
+ * in this one.
+ */
 static __device__ void place_pairs(const struct pairs &p, const struct k_slots &s, const uint32_t *first,
                                    uint32_t *next)
 {
@@ -553,8 +561,8 @@ static __device__ void place_shared(const struct k_slots &s, uint32_t n_rows)
 }
 
 /*
- * A counting sort in one block: every warp counts a range of the pairs for itself, so that within an expert a pair's place is
- * known without looking at other warps again, and equal keys stay in order.
+ * A counting sort in one block of threads. Every warp counts a range of the pairs for itself. So the place of
+ * a pair within its expert is known without looking at other warps again, and the sort is stable.
  */
 static __global__ void __launch_bounds__(1024) sort_slots(struct k_slots s, uint32_t n_experts, uint32_t n_rows)
 {

@@ -1,9 +1,9 @@
 /*
- * Sampling from each row of logits, without the row leaving the device; a block of threads has a row.
+ * Sampling from each row of logits, on the device. A block of threads has one row.
  *
- * The order of the sum of exponentials is plain C's (16 lanes strided by 16, then a tree), so only half a warp adds; all others compute
- * exponentials, a tile ahead of it. What is drawn goes by whole numbers, which may be added in any order: sets are found by
- * their digits (radix selection; Alabi et al. 2012), nothing is sorted.
+ * The sum of exponentials has the order of plain C (16 lanes strided by 16, then a tree). So only half a warp
+ * adds; the other threads compute exponentials, one tile ahead of it. Draws use integers, which may be added
+ * in any order. Sets are found by their digits (radix selection; Alabi et al. 2012); nothing is sorted.
  */
 #include "kernels/cuda/cuda.h"
 #include "kernels/scalar.h"
@@ -14,7 +14,7 @@ static constexpr uint32_t NONE = UINT32_MAX, ALL = 0xffffffff;
 
 struct largest {
     float x;
-    uint32_t at; /* NONE: nothing but NaNs so far */
+    uint32_t at; /* NONE: only NaNs so far */
 };
 
 static __device__ struct largest larger(struct largest a, struct largest b)
@@ -24,7 +24,7 @@ static __device__ struct largest larger(struct largest a, struct largest b)
     return b;
 }
 
-/* Of the threads that take part, the lanes of a warp; lane 0 has it. */
+/* The largest among the lanes that take part; lane 0 gets it. */
 static __device__ struct largest largest_of_warp(struct largest a)
 {
     for (uint32_t half = 16; half; half /= 2) {
@@ -34,7 +34,7 @@ static __device__ struct largest largest_of_warp(struct largest a)
     return a;
 }
 
-/* The same in all threads. */
+/* The largest of a row; all threads get it. */
 static __device__ struct largest find_largest(const float *x, uint32_t n)
 {
     __shared__ struct largest warps[THREADS / 32], all;
@@ -56,7 +56,10 @@ static __device__ struct largest find_largest(const float *x, uint32_t n)
     return all;
 }
 
-/* In thread 0. A tile is written over only after those who add have come to the barrier of the next one. */
+/*
+ * Returns the sum in thread 0. A tile is overwritten only after the adding lanes have reached the barrier of
+ * the next tile.
+ */
 static __device__ float sum_exp(const float *x, float max, uint32_t n)
 {
     __shared__ float tiles[2][TILE];
@@ -81,18 +84,19 @@ static __device__ float sum_exp(const float *x, float max, uint32_t n)
 /* ------------------------------------------------------------------- draw */
 
 /*
- * A set that is the first of some order (k_draw, kernels.h) is told by the key of its last member: the number in the high half, such that
- * larger is first, and the id's complement in the low one, so that no two keys are alike.
+ * A set that consists of the first ids in some order (k_draw, kernels.h) is given by the key of its last
+ * member. A key has the number in its high half, so that larger keys come first, and the complement of the id
+ * in its low half, so that no two keys are equal.
  */
 struct row {
     const float *x;
     uint32_t n;
     float max, temperature;
-    uint64_t last_logit, last_typical; /* keys; 0: all */
-    float min_p, log_sum, expected;    /* of the surprise */
+    uint64_t last_logit, last_typical; /* keys of the last members; 0: all ids */
+    float min_p, log_sum, expected;    /* log_sum and expected: for the surprise */
 };
 
-/* As an unsigned number that rises with x. */
+/* An unsigned number that rises with x. */
 static __device__ __forceinline__ uint32_t ordered(float x)
 {
     uint32_t bits = bits_of(x + 0.0f); /* -0 and 0 are equal */
@@ -128,7 +132,7 @@ static __device__ __forceinline__ float likelihood(const struct row &r, uint32_t
     return scalar_likelihood(r.x[i], r.max, r.temperature);
 }
 
-/* What is left of a number's weight; counts: 1, or 0 of a NaN. */
+/* The weight of id i if it is still in all sets, else 0. counts: each id weighs 1, or 0 if it is NaN. */
 static __device__ __forceinline__ uint64_t weight_left(const struct row &r, uint32_t i, bool counts)
 {
     if (r.last_logit && by_logit::key(r, i) < r.last_logit)
@@ -148,7 +152,7 @@ static __device__ uint64_t warp_sum(uint64_t sum)
     return sum;
 }
 
-/* The sum of all threads' numbers, in all of them. */
+/* The sum over all threads; all of them get it. */
 static __device__ uint64_t block_sum(uint64_t sum)
 {
     __shared__ uint64_t warps[THREADS / 32];
@@ -171,7 +175,10 @@ static __device__ uint64_t sum_left(const struct row &r)
     return block_sum(sum);
 }
 
-/* Which digit the weight lies in, counted from the highest; *rest: how much of that digit's is wanted. By one warp. */
+/*
+ * Finds the digit in which the weight `want` is reached, from the highest digit down. *rest: the weight that
+ * is wanted of that digit. By one warp.
+ */
 static __device__ uint32_t find_digit(const unsigned long long *weights, uint64_t want, uint64_t *rest)
 {
     constexpr uint32_t EACH = DIGITS / 32;
@@ -194,8 +201,9 @@ static __device__ uint32_t find_digit(const unsigned long long *weights, uint64_
 }
 
 /*
- * The key of the last of as few of the first as together weigh that much; 0 if all don't. Eight bits of it at a time, the highest first, by
- * the weights of what has the bits so far; it ends where all that has them belongs to the set.
+ * The key of the last of as few first ids as together have the weight `want`; 0 if all have less. Finds eight
+ * bits at a time, the highest first, by the weights of keys that begin with the bits found so far. Ends early
+ * if all these keys belong to the set.
  */
 template <class KEY> static __device__ uint64_t last_of(const struct row &r, uint64_t want, bool counts)
 {
@@ -230,7 +238,7 @@ template <class KEY> static __device__ uint64_t last_of(const struct row &r, uin
     }
 }
 
-/* The id at which the weight lies: the part of one of the warps, again and again. */
+/* The id at which the weight `at` is reached: narrows the range to the part of one warp, repeatedly. */
 static __device__ uint32_t find_drawn(const struct row &r, uint64_t at)
 {
     constexpr uint32_t WARPS = THREADS / 32;
@@ -280,7 +288,8 @@ static __device__ uint32_t draw(const float *x, uint32_t n, float max, const str
         r.last_logit = last_of<by_logit>(r, by.top_k, true);
     if (by.top_p < 1) {
         uint64_t last = last_of<by_logit>(r, share_left(r, by.top_p), false);
-        r.last_logit = last > r.last_logit ? last : r.last_logit; /* it may be that of all that are left, and more */
+        /* The new limit may be weaker than the old one. */
+        r.last_logit = last > r.last_logit ? last : r.last_logit;
     }
     r.min_p = by.min_p;
     if (by.typical_p > 0 && by.typical_p < 1)

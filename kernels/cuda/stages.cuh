@@ -1,6 +1,6 @@
 /*
- * Stages of shared memory that a producer fills and consumers empty, in turn, on Hopper. Whoever walks along them has a turn of its own;
- * all walk the same way.
+ * Stages of shared memory that a producer fills and consumers empty, in turn, on Hopper. Each warp that walks
+ * along the stages has a turn of its own; all walk in the same order.
  */
 #pragma once
 
@@ -12,7 +12,7 @@ template <uint32_t N_, uint32_t BYTES_> struct stages {
     uint8_t data[N][BYTES];
     uint64_t full[N], empty[N];
 
-    /* One thread calls it; all of the CTA go on after a barrier. */
+    /* Called by one thread; a barrier of the whole CTA must follow. */
     __device__ __forceinline__ void init(uint32_t n_fill, uint32_t n_empty)
     {
         for (uint32_t i = 0; i < N; i++) {
@@ -33,21 +33,21 @@ template <class S> struct turn {
     }
 };
 
-/* Until the stage is full; what is there. */
+/* Waits until the stage is full, and returns its memory. */
 template <class S> static __device__ __forceinline__ const uint8_t *wait_full(S *s, const struct turn<S> &t)
 {
     barrier_wait(&s->full[t.stage], t.parity);
     return s->data[t.stage];
 }
 
-/* Until the stage may be filled, the first time around at once; where. */
+/* Waits until the stage may be filled, which is at once in the first round, and returns its memory. */
 template <class S> static __device__ __forceinline__ uint8_t *wait_empty(S *s, const struct turn<S> &t)
 {
     barrier_wait(&s->empty[t.stage], t.parity ^ 1);
     return s->data[t.stage];
 }
 
-/* What the warp has read of the stage may be overwritten: one of its threads says so. */
+/* Tells, by one thread of the warp, that what the warp has read of the stage may be overwritten. */
 template <class S> static __device__ __forceinline__ void release(S *s, uint32_t stage)
 {
     if (threadIdx.x % 32 == 0)

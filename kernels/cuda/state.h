@@ -1,17 +1,17 @@
 /*
- * A CUDA backend as opened: what its C files share.
+ * An opened CUDA backend: what its C files share.
  *
- *     memory.c      memory of the device, and what goes between it and the host
+ *     memory.c      memory of the device, and copies between it and the host
  *     matrix.c      weights
- *     map.c         what Hopper must know of matrices to copy them
- *     product.c     products with them
- *     collective.c  what goes between ranks
+ *     map.c         tensor maps, for Hopper's copies of matrices
+ *     product.c     products
+ *     collective.c  exchange between ranks
  *     replay.c      steps that repeat
- *     limits.c      what the device can do at most
+ *     limits.c      limits of the device
  *     backend.c     opening, and the table of operations
  *
- * A thread's current device is the driver's state, so every operation begins with cuda_enter(), which sets it where another thread
- * opened the backend.
+ * The driver keeps the current device for each thread. So every operation begins with cuda_enter(), which
+ * sets the device if another thread opened the backend.
  */
 #pragma once
 
@@ -23,30 +23,31 @@
 #include "kernels/cuda/cuda.h"
 
 enum {
-    CUDA_CACHE_LINE = 128, /* what begins in an arena begins at a multiple */
+    CUDA_CACHE_LINE = 128, /* allocations in an arena begin at multiples of it */
     CUDA_READS_BYTES = 8 << 20,
-    CUDA_MAX_DEVICES = 64, /* whose memory another one may read by itself */
+    CUDA_MAX_DEVICES = 64, /* devices whose memory another one may read directly */
 };
 
-/* Host memory that the device reads or writes by itself, and as much there; taken from its beginning on. */
+/* Pinned host memory and as much device memory, filled from the beginning on. */
 struct cuda_arena {
     uint8_t *host, *device;
     size_t used, capacity;
-    size_t sent;      /* of used */
-    cudaEvent_t over; /* what used it is done */
-    void **retired;   /* [n_retired][host, device], too small for a step, until the arena begins again */
+    size_t sent;      /* bytes of used that were copied */
+    cudaEvent_t over; /* its operations are complete */
+    /* [n_retired][host, device]: too small for a step; freed when the arena is used again. */
+    void **retired;
     uint32_t n_retired;
 };
 
-/* Two pinned buffers: the host fills one while the other one's copies run. */
+/* Two pinned buffers: the host fills one while the copies of the other one run. */
 struct cuda_staging {
     uint8_t *host[2];
     cudaEvent_t sent[2];
     uint32_t turn;
-    size_t used; /* of this turn's */
+    size_t used; /* bytes of the current buffer */
 };
 
-/* Copies to memory that is not pinned: they lie in a pinned buffer until k_finish. */
+/* Copies to memory that is not pinned: they are in a pinned buffer until k_finish. */
 struct cuda_reads {
     uint8_t *host;
     size_t used;
@@ -58,24 +59,25 @@ struct cuda_reads {
     uint32_t n_pending;
 };
 
-/* Reads beside operations. */
+/* Asynchronous reads (k_read_aside). */
 struct cuda_aside {
     cudaStream_t stream;
-    cudaEvent_t queued; /* what came before the first read since the last mark */
+    cudaEvent_t queued; /* after the operations before the first read since the last mark */
     cudaEvent_t marks[K_MAX_MARKS];
     uint32_t n_marks; /* since the last k_finish */
-    bool has_begun;   /* a read since the last mark */
-    bool is_behind;   /* some went through cuda_reads, their targets not being pinned: marks don't tell */
+    bool has_begun;   /* there was a read since the last mark */
+    /* A read went through cuda_reads, because its target is not pinned: marks don't cover it. */
+    bool is_behind;
 };
 
-/* What k_map gave. */
+/* One k_map. */
 struct cuda_mapping {
     void *device;
-    void *host; /* pinned; NULL: it could not be */
+    void *host; /* pinned; NULL: it could not be pinned */
 };
 
-struct cuda_graph; /* replay.c: a step's operations */
-struct cuda_plan;  /* product.c: an algorithm of cuBLAS, found once */
+struct cuda_graph; /* replay.c: the operations of a step */
+struct cuda_plan;  /* product.c: an algorithm of cuBLAS */
 
 struct cuda {
     struct kernels base;
@@ -88,23 +90,23 @@ struct cuda {
     struct cuda_staging staging;
     struct cuda_reads reads;
     struct cuda_aside aside;
-    struct cuda_arena arenas[2]; /* of this step and of the one before it */
+    struct cuda_arena arenas[2]; /* one for this step, one for the step before */
     uint32_t arena;
-    bool is_idle; /* all is done since the last k_finish, and nothing was put since */
+    bool is_idle; /* everything was complete at the last k_finish, and nothing was put since */
     struct cuda_batch batch;
     struct cuda_mapping *mappings;
     uint32_t n_mappings;
-    void *scratch; /* grows to the largest operation seen */
+    void *scratch; /* grows to the largest need of any operation */
     size_t scratch_bytes;
 
     struct cuda_graph *graphs; /* [n_graphs] */
     uint32_t n_graphs, next_graph, capturing;
 
-    bool is_hopper; /* products and attention by its own instructions */
+    bool is_hopper; /* uses Hopper's own instructions for products and attention */
     PFN_cuTensorMapEncodeTiled_v12000 encode_map;
 
-    cudaEvent_t offers[2];       /* what the others of a group will take is queued */
-    bool sees[CUDA_MAX_DEVICES]; /* whose memory operations can read where it is */
+    cudaEvent_t offers[2];       /* offer i is queued: other ranks may read it after this event */
+    bool sees[CUDA_MAX_DEVICES]; /* devices whose memory operations can read in place */
 
     bool any_order;
     cublasLtHandle_t blas; /* NULL: not needed so far */
@@ -119,15 +121,18 @@ struct k_matrix {
 
 struct k_stack {
     struct cuda_stack on;
-    struct k_matrix **matrices; /* [n], the stack's */
+    struct k_matrix **matrices; /* [n] matrices of the stack */
 };
 
-/* Ends the process, with the runtime's words, unless error is cudaSuccess. */
+/* Ends the process with the runtime's message, unless error is cudaSuccess. */
 void cuda_must(cudaError_t error, const char *operation);
 #define CUDA_MUST(call) cuda_must(call, __func__)
 _Noreturn void cuda_die(const char *operation, const char *why);
 
-/* What operations begin with; and what needs the device but not what was put. */
+/*
+ * cuda_enter() begins every operation: selects the device and copies what was put. cuda_select() only selects
+ * the device.
+ */
 struct cuda *cuda_enter(struct kernels *k);
 struct cuda *cuda_select(struct kernels *k);
 
@@ -136,7 +141,10 @@ struct cuda *cuda_select(struct kernels *k);
 enum td_status cuda_memory_open(struct cuda *c, struct td_error *error_out);
 void cuda_memory_close(struct cuda *c);
 
-/* Memory of the operation that is queued next, until another one asks. Waits for the device where it grows. */
+/*
+ * Scratch memory for the next queued operation, valid until the next call. Waits for the device if it has to
+ * grow.
+ */
 void *cuda_scratch(struct cuda *c, size_t len_bytes);
 
 enum td_status cuda_alloc(struct kernels *k, size_t len_bytes, void **out);
@@ -161,7 +169,7 @@ void cuda_put_seqs(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_
 uint32_t cuda_replay_rows(struct kernels *k, uint32_t n_rows);
 bool cuda_replay(struct kernels *k, uint64_t shape);
 void cuda_replay_end(struct kernels *k);
-void cuda_replay_forget(struct cuda *c); /* memory that operations have used is given back */
+void cuda_replay_forget(struct cuda *c); /* forgets recorded steps, because memory that they use is freed */
 
 /* ---------------------------------------------------------------- matrix.c */
 
@@ -177,7 +185,10 @@ uint64_t cuda_stack_bytes(const struct k_stack *s);
 
 /* False: the driver has no tensor maps. */
 bool cuda_map_open(struct cuda *c);
-/* n_rows rows of n_parts times stride numbers (bf16; stride a multiple of 8), apart by row_stride numbers. */
+/*
+ * Makes the map of n_rows rows of n_parts * stride numbers (bf16; stride is a multiple of 8), row_stride
+ * numbers apart.
+ */
 void cuda_map_rows(struct cuda *c, const void *data, uint32_t stride, uint32_t n_parts, uint32_t n_rows,
                    size_t row_stride, struct cuda_map *out);
 
@@ -185,7 +196,10 @@ void cuda_map_rows(struct cuda *c, const void *data, uint32_t stride, uint32_t n
 
 enum td_status cuda_product_open(struct cuda *c, struct td_error *error_out);
 void cuda_product_close(struct cuda *c);
-/* By cuBLAS, in whatever order; rows of x and W stride apart. False if it has nothing for this. */
+/*
+ * By cuBLAS, in any order of sums; rows of x and W are `stride` apart. False if cuBLAS has no algorithm for
+ * it.
+ */
 bool cuda_product_blas(struct cuda *c, const struct cuda_matrix *m, const struct cuda_product *p);
 void cuda_linear(struct kernels *k, const struct k_matrix *w, const float *x, uint32_t n_rows, float *y,
                  bool accumulate);
