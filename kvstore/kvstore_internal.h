@@ -56,7 +56,7 @@
     X(STORE_SSD_SLOW, METRIC_GAUGE, "tandem_store_ssd_slow", "1: reads are late, only probes are sent")                \
     X(STORE_SSD_BYTES, METRIC_GAUGE, "tandem_store_ssd_bytes", "measured size of the directory")                       \
     X(STORE_SSD_BLOCK_BYTES, METRIC_GAUGE, "tandem_store_ssd_block_bytes",                                             \
-      "what a block takes on SSD, mean of late ones")                                                                  \
+      "what a block takes on SSD, mean of recent ones")                                                                  \
     X(STORE_QUEUE_BYTES, METRIC_GAUGE, "tandem_store_write_queue_bytes", "waiting to be written")                      \
     X(STORE_BLOCKS_DRAM, METRIC_GAUGE, "tandem_store_blocks_dram", "blocks in DRAM")                                   \
     X(STORE_BLOCKS_SSD, METRIC_GAUGE, "tandem_store_blocks_ssd", "blocks on SSD")                                      \
