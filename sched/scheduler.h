@@ -145,8 +145,9 @@ struct scheduler_config {
     uint64_t seed;
     void *user; /* first argument of the callbacks */
     /*
-     * Sends q to its workers by q->plan. May call scheduler_prefilled() and scheduler_end() for q, nothing
-     * else; may free q.
+     * Sends q to its workers by q->plan. May call scheduler_prefilled(), scheduler_decoded() and
+     * scheduler_end() for q, and scheduler_worker_usable(). It must not add or remove other requests. It may
+     * free q after scheduler_end().
      */
     void (*place)(void *user, struct sched_request *q);
     /*
