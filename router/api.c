@@ -156,7 +156,7 @@ static void on_generate_end(struct rpc_call *call, enum rpc_code code, const cha
         return;
     struct note *note = note_new(NOTE_REQUEST_GONE);
     note->call = rpc_call_ref(call);
-    note->bytes = sizeof(*note); /* counted, but never refused */
+    note->bytes = sizeof(*note); /* counted in note_bytes, but never refused */
     atomic_fetch_add(&r->n_notes, 1);
     atomic_fetch_add(&r->note_bytes, note->bytes);
     mailbox_push(&r->mailbox, &note->mail);

@@ -43,7 +43,7 @@ struct cost_profile {
 
 /* One measured step of one worker. */
 struct cost_step {
-    uint32_t n_prompts, prefill_tokens; /* prompts in the step; tokens of theirs that it computed */
+    uint32_t n_prompts, prefill_tokens; /* prompts in the step; their tokens that it computed */
     double prefill_square;              /* sum over these prompts of n (n + 2 cached) */
     uint32_t batch;                     /* sequences that decoded */
     double context;                     /* sum of the contexts of these sequences, in tokens */

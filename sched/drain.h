@@ -15,7 +15,7 @@ struct drain {
     uint64_t at_ns;     /* latest dispatch, or when the queue began */
 };
 
-/* The queue was empty, and is not any more. */
+/* The queue is not empty any more: time counts from now on. */
 struct drain drain_begin(struct drain d, uint64_t now_ns);
 /* A request with this predicted work is dispatched. others_remain: the queue is not empty afterwards. */
 struct drain drain_observe(struct drain d, double work_ms, bool others_remain, uint64_t now_ns);

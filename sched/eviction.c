@@ -135,7 +135,7 @@ static void place(struct heap *h, uint32_t i, struct slot slot)
     slot.item->at = i + 1;
 }
 
-/* Moves the item, whose place i is free to be overwritten, down to where it belongs. */
+/* Puts the item at place i, whose content is lost, or below, where it belongs. */
 static void sink(struct heap *h, uint32_t i, struct eviction_item *item)
 {
     const struct slot slot = {item->rank, item};
@@ -149,7 +149,7 @@ static void sink(struct heap *h, uint32_t i, struct eviction_item *item)
     place(h, i, slot);
 }
 
-/* The same, up or down. */
+/* Puts the item at place i, then moves it up or down to where it belongs. */
 static void settle(struct heap *h, uint32_t i, struct eviction_item *item)
 {
     const struct slot slot = {item->rank, item};

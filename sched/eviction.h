@@ -7,8 +7,8 @@
  *   lfu      the block with the fewest uses since it came; among equals, the least recently used.
  *   s3fifo   two queues and a little history (Yang et al., SOSP'23): blocks of the small queue that are
  *            not used again go first.
- *   tandem   a block is kept until its last use + the worth of its class. A class is a number of past uses and
- *            the share of the requests that was new; its worth is learned from the intervals between uses
+ *   tandem   a block is kept until its last use + the worth of its class. A class is a number of past uses
+ *            and how much of the requests was new; its worth is learned from the intervals between uses
  *            (sched/eviction_learn.h). While lru would find more, the order is lru's (sched/eviction_duel.h).
  *            docs/eviction.md has the reasons and the figures.
  *
@@ -108,5 +108,6 @@ void eviction_leave(struct eviction *e, struct eviction_item *item);
  */
 void eviction_refused(struct eviction *e, struct eviction_item *item, uint64_t now);
 
-struct eviction_item *eviction_victim(struct eviction *e); /* NULL if nothing may go; stays in e */
+/* The block to evict next; it stays in e. NULL: none. */
+struct eviction_item *eviction_victim(struct eviction *e);
 uint64_t eviction_count(const struct eviction *e);

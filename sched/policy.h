@@ -138,7 +138,7 @@ struct policy_request {
     uint32_t peer_blocks;           /* most leading blocks that any worker holds for others to fetch */
     double ttft_ms, tpot_ms;        /* limits; 0: none */
     double tpot_margin;             /* predicted step * (1 + tpot_margin) must be <= tpot_ms */
-    bool urgent;                    /* it goes where its first token comes soonest, whatever that costs */
+    bool urgent;                    /* its time to the first token is the cost, instead of work and waiting */
     /* Against ttft_ms, the predicted time from now to its first token counts (1 - grace) times. */
     double grace;
     /* Against ttft_ms, waiting since arrival counts (1 + caution) times, own work (1 - hope) times. */

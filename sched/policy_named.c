@@ -191,7 +191,7 @@ bool policy_choose_named(const struct policy_worker *workers, uint32_t n, const 
     } else {
         bool splits = !whole && least(&prompts, PREFILL[rule], &prefill);
         found = least(&tokens, DECODE[rule], &decode) && (splits || r->force != FORCE_SPLIT);
-        prefill = splits ? prefill : decode; /* no prefill worker: an aggregated cluster */
+        prefill = splits ? prefill : decode; /* without a prefill worker the decode worker does both */
     }
     if (found && prefill != decode && !policy_can_read(&workers[decode], prefill)) {
         tokens.is_reader = true;

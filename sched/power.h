@@ -40,7 +40,7 @@ struct power_clocks {
 
 /* The state after a sample of the row's power; share: of its budget. */
 struct power_state power_observe(struct power_state s, double share, uint64_t now_ns);
-struct power_clocks power_clocks_at(uint32_t level); /* level < POWER_LEVELS */
+struct power_clocks power_clocks_at(uint32_t level); /* clocks of a level < POWER_LEVELS */
 
 /*
  * The effect of a clock on a machine; an assumption, not a measurement. Prompts are bound by compute and take
