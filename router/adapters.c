@@ -1,6 +1,6 @@
 /*
- * Adapters: all workers serve the same, by name and in numbers, so that any of them can take any request; a hello that tells of others is
- * refused. What is cached of one adapter has names of its own (place.c).
+ * Adapters: all workers serve the same adapters, equal in name and weights, so that any worker can take any
+ * request. A worker with others is refused. Blocks computed with an adapter have keys of their own (place.c).
  */
 #include <string.h>
 

@@ -1,13 +1,16 @@
 /*
- * What the client gets: tokens become text, stop strings are found, the end says how it went.
+ * What the client gets: tokens become text, stop strings are found, and the last message says how it went.
  *
- * The text of a token is held back while it may begin a stop string, and the token with it, so that the overshoot is neither shown
- * nor counted. All of this belongs to the request, not to a placement: a re-plan goes on where the last token left it.
+ * A token's text is held back while it may begin a stop string, and the token with it: tokens beyond a stop
+ * are neither shown nor counted. All of this state belongs to the request, not to a placement, so a re-plan
+ * continues where the last token left it.
  *
- * A client that reads slowly fills its call's queue (--send-bytes). Then tokens stay in the request, which keeps them anyway, and go
- * later, many in one message; the queue's bytes are tokens then and not the keep of messages. At the end everything is queued.
- * Who takes nothing of a full queue is cut off by the clock (router.c). (Rejected: cutting off who left some token unread for a while.
- * A window's update comes for half a window at a time, so a client that reads 50 tokens a second seems to read nothing for seconds.)
+ * A client that reads slowly fills its call's queue (--send-bytes). Then tokens stay in the request, which
+ * keeps them anyway, and are sent later, many in one message, so that the queue's bytes hold tokens and not
+ * message overhead. At the end everything is queued. A client that takes nothing from a full queue is cut off
+ * after a time (router.c). Rejected: to cut off a client that leaves a token unread for some time. HTTP/2
+ * window updates come for half a window at a time, so a client that reads 50 tokens a second seems to read
+ * nothing for seconds.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -17,8 +20,8 @@
 
 enum {
     MAX_SHOWN = 1024,  /* tokens in one message */
-    KEEP_BYTES = 8192, /* with more than this queued for the client, tokens wait for others to go with, */
-    KEEP_TOKENS = 32,  /* until there are so many */
+    KEEP_BYTES = 8192, /* with more than this in the call's queue, tokens wait to be sent together... */
+    KEEP_TOKENS = 32,  /* ...until there are this many */
 };
 
 double answer_ms(uint64_t ns)
@@ -36,7 +39,7 @@ static enum td_status send(struct request *q, const Tandem__V1__GenerateResponse
     return last ? rpc_call_send_over(q->call, &m->base) : rpc_call_send(q->call, &m->base);
 }
 
-/* The prompt's text goes before all else, once. */
+/* Sends the prompt's text, once, before everything else. */
 static enum td_status show_echo(struct request *q, bool last)
 {
     Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
@@ -48,7 +51,11 @@ static enum td_status show_echo(struct request *q, bool last)
     return s;
 }
 
-/* One message: text [shown, upto) and the next count tokens. */
+/*
+ * Sends one message: text [shown, upto) and the next `count` tokens; end: NULL or the end of the answer.
+ * TD_ERR_NO_SPACE: the queue is full and nothing was sent. TD_ERR_INVALID with more than one token: the
+ * message would be too large, send fewer.
+ */
 static enum td_status show_part(struct request *q, uint64_t upto, uint32_t count, Tandem__V1__GenerateEnd *end,
                                 bool last)
 {
@@ -83,13 +90,13 @@ static enum td_status show_part(struct request *q, uint64_t upto, uint32_t count
     return s;
 }
 
-/* Sends text [shown, upto) and the tokens that begin before upto, as far as there is room; last: whether there is room or not. */
+/* Sends text [shown, upto) and its tokens as far as the queue has room. last: queue it even without room. */
 static void show(struct request *q, uint64_t upto, bool all_tokens, bool last)
 {
     uint32_t n = q->n_told;
     while (n < q->n_tokens && (all_tokens || q->tokens[n].text_start < upto || !q->p.n_stop))
         n++;
-    uint32_t most = MAX_SHOWN; /* fewer where a message would be too large */
+    uint32_t most = MAX_SHOWN; /* halved while a message would be too large */
     enum td_status s = show_echo(q, last);
     while (s != TD_ERR_NO_SPACE && (q->n_told < n || q->shown < upto)) {
         uint32_t count = n - q->n_told < most ? n - q->n_told : most;
@@ -137,7 +144,7 @@ static void observe(struct request *q)
         metrics_observe_ns(r->counters, ROUTER_TPOT, (uint64_t)(tpot_ms(q) * 1e6));
 }
 
-/* The pause that a lost placement made is over: a token, or the end. */
+/* A token, or the end, ends the pause that a lost placement caused. */
 static void end_stall(struct request *q)
 {
     if (!q->stall_ns)
@@ -148,7 +155,9 @@ static void end_stall(struct request *q)
     metrics_observe_ns(q->router->counters, ROUTER_STALLED, ns);
 }
 
-/* upto: bytes of the text that belong to the answer. */
+/*
+ * Sends the rest and the end of the answer, then frees q. upto: bytes of q->text that belong to the answer.
+ */
 static void finish(struct request *q, const char *reason, uint64_t upto, bool all_tokens)
 {
     Tandem__V1__GenerateEnd end = end_message();
@@ -204,7 +213,7 @@ static void finish(struct request *q, const char *reason, uint64_t upto, bool al
 
 /* ----------------------------------------------------------------- tokens */
 
-/* Where the first stop string begins that ends at or after from; UINT64_MAX: nowhere. */
+/* Offset of the first stop string that ends at or after `from`; UINT64_MAX: there is none. */
 static uint64_t find_stop(const struct request *q, uint64_t from)
 {
     uint64_t best = UINT64_MAX;
@@ -218,7 +227,7 @@ static uint64_t find_stop(const struct request *q, uint64_t from)
     return best;
 }
 
-/* Bytes at the end that may begin a stop string. */
+/* Number of bytes at the end of the text that may be the beginning of a stop string. */
 static uint64_t held_back(const struct request *q)
 {
     uint64_t most = 0;
@@ -234,6 +243,7 @@ static uint64_t held_back(const struct request *q)
     return most;
 }
 
+/* Sends what can't belong to a stop string any more. */
 static void show_certain(struct request *q)
 {
     uint64_t upto = q->text.len - held_back(q);

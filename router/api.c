@@ -1,8 +1,9 @@
 /*
- * The client API and the admin API, on rpc threads: checks sizes, and hands over. Nothing here waits or takes long.
+ * The client API and the admin API. Methods run on rpc threads: they check sizes and hand over, and never
+ * wait or take long.
  *
- * Whatever renders a chat, tokenizes or detokenizes runs on the router's threads for texts. The two rpc threads complete sends: if
- * they tokenized, 40 prompts of 3.9 MB would keep every client's tokens back for seconds.
+ * Chats are rendered and texts tokenized or detokenized on the text threads. The two rpc threads complete
+ * sends: if they tokenized, 40 prompts of 3.9 MB would delay every client's tokens for seconds.
  */
 #include <openssl/crypto.h>
 #include <stdio.h>
@@ -29,8 +30,9 @@ static void on_plain_end(struct rpc_call *call, enum rpc_code code, const char *
 }
 
 /*
- * A client's note to the owner thread, who may be busy: --max-calls of them may wait, and --text-bytes in all. Calls that ended count as
- * long as their notes wait, so calls that are opened and left at once fill no memory.
+ * Pushes a client's note to the owner thread, which may be busy: at most --max-calls notes of --text-bytes
+ * together may wait, or the call is refused. A note counts until it is handled, even if its call has ended,
+ * so clients that open calls and leave at once can't fill memory.
  */
 static void tell_owner(struct router *r, struct note *note, struct rpc_call *call, uint64_t bytes)
 {
@@ -62,7 +64,9 @@ struct arrival {
 };
 typedef void text_handler(struct rpc_call *call, const ProtobufCMessage *message, const struct arrival *at);
 
-/* A call whose message is read on a thread of router.texts: rendering and tokenizing take long, and rpc threads complete sends. */
+/*
+ * A call whose message is handled by a text thread. The job owns the message and one reference of the call.
+ */
 struct text_job {
     struct job job; /* first member */
     struct rpc_call *call;
@@ -155,7 +159,7 @@ static void on_generate_end(struct rpc_call *call, enum rpc_code code, const cha
         return;
     struct note *note = note_new(NOTE_REQUEST_GONE);
     note->call = rpc_call_ref(call);
-    note->bytes = sizeof(*note); /* counted, but never refused */
+    note->bytes = sizeof(*note); /* counted in note_bytes, but never refused */
     atomic_fetch_add(&r->n_notes, 1);
     atomic_fetch_add(&r->note_bytes, note->bytes);
     mailbox_push(&r->mailbox, &note->mail);
@@ -264,7 +268,7 @@ static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
     pthread_mutex_lock(&r->hello_lock);
     if (r->known)
         block_key_hex(&r->fingerprint, hex);
-    for (uint32_t i = 0; i < r->n_adapters; i++) /* they stay as they are */
+    for (uint32_t i = 0; i < r->n_adapters; i++) /* the names never change once they are known */
         loras[i] = rpc_data(r->adapters[i].name);
     info.n_loras = r->n_adapters;
     info.loras = loras;
@@ -288,7 +292,7 @@ static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
 
 /* ---------------------------------------------------------- Pin and Flush */
 
-/* Everything that Generate would refuse is refused here, too. */
+/* Pin and Flush: validates the prefix like a Generate request, then hands it to the owner thread. */
 static void ask_about_prefix(struct rpc_call *call, const Tandem__V1__GenerateRequest *prefix, enum note_kind kind,
                              uint32_t ttl_ms, const struct arrival *at)
 {
@@ -481,7 +485,7 @@ void router_answer_status(struct router *r, struct rpc_call *call)
     char(*states)[300] = mem_array(r->n_peers, sizeof(*states)), hex[33] = "";
     uint32_t n = 0;
     for (uint32_t i = 0; i < r->n_peers; i++) {
-        if (r->peers[i]->state == PEER_GONE || r->peers[i]->drained) /* it ended as it should */
+        if (r->peers[i]->state == PEER_GONE || r->peers[i]->drained) /* it exited in order */
             continue;
         tandem__admin__v1__worker_status__init(&workers[n]);
         tandem__admin__v1__pages__init(&pages[n]);

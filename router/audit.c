@@ -1,9 +1,10 @@
 /*
- * The audit of a cluster: every worker and store is asked for an account of its pages and blocks; what each says of its
- * blocks is compared with the index at the moment that its answer is read, before which all its events were.
+ * The audit of a cluster: every worker and store is asked to account for its pages and blocks. Its blocks are
+ * compared with the index when its answer is handled; all events that it sent before the answer are in the
+ * index then.
  *
- * One at a time: a second call waits for nothing and joins the one that runs. Who doesn't answer in time is a problem of its
- * own.
+ * One audit runs at a time; a second call joins it. A peer that does not answer in time is reported as a
+ * problem.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +14,7 @@
 
 enum { PATIENCE_MS = 5000, TEXT_BYTES = 200 };
 
-struct audited { /* the answer of one peer, ready to be sent */
+struct audited { /* the account of one peer, in the form in which it is sent */
     Tandem__Admin__V1__WorkerAudit m;
     Tandem__Admin__V1__Pages pages;
     ProtobufCBinaryData *problems;
@@ -21,11 +22,11 @@ struct audited { /* the answer of one peer, ready to be sent */
 };
 
 struct audit {
-    struct rpc_call **calls; /* who asked */
+    struct rpc_call **calls; /* calls that wait for the result; one reference each */
     uint32_t n_calls;
     uint64_t nonce, deadline_ns;
-    struct audited *of; /* [n_peers] */
-    uint32_t n_peers;   /* when it began */
+    struct audited *of; /* [n_peers], by holder */
+    uint32_t n_peers;   /* router.n_peers when the audit began */
 };
 
 static void add_problem(struct audited *a, const char *text, size_t len)
@@ -117,7 +118,7 @@ static void tell(struct router *r)
     Tandem__Admin__V1__WorkerAudit **list = mem_array(a->n_peers, sizeof(*list));
     for (uint32_t i = 0; i < a->n_peers; i++) {
         struct peer *p = r->peers[i];
-        if (p->state == PEER_GONE || p->drained) /* it ended as it should */
+        if (p->state == PEER_GONE || p->drained) /* it exited in order */
             continue;
         a->of[i].m.name = rpc_data(p->name);
         a->of[i].m.role = rpc_data(ROLES[p->role]);

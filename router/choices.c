@@ -1,3 +1,4 @@
+/* Several answers to one prompt; struct choices (router_internal.h) describes how they start. */
 #include <stdlib.h>
 
 #include "router/router_internal.h"
@@ -10,6 +11,7 @@ void choices_open(struct request *q)
     *q->choices = (struct choices){.n_live = 1, .n_open = q->p.n_choices};
 }
 
+/* Enqueues one more choice: a copy of the first request. Its deadline is what is left of the first one's. */
 static void begin_one(struct request *first, uint32_t choice)
 {
     struct router *r = first->router;
@@ -20,7 +22,7 @@ static void begin_one(struct request *first, uint32_t choice)
     q->choices->n_live++;
     q->p = params_copy(&first->p);
     q->p.sampling.choice = choice;
-    q->p.want_prompt_logprobs = false; /* the first one tells them */
+    q->p.want_prompt_logprobs = false; /* the first choice reports them */
     q->p.sampling.prompt_logprobs = false;
     q->arrived_ns = q->tokenized_ns = clock_now(&r->clock);
     if (q->p.remaining_ms != INT64_MAX) {
@@ -45,7 +47,10 @@ bool choices_answered(struct request *q)
     return !q->choices || (!--q->choices->n_open && !q->choices->failed);
 }
 
-/* The others are dropped when the call tells that it ended: here somebody may be walking over the list that they are on. */
+/*
+ * The other choices are dropped when the call reports its end (NOTE_REQUEST_GONE), not here: a caller may be
+ * walking over router.requests.
+ */
 bool choices_failed(struct request *q)
 {
     bool first = !q->choices || !q->choices->failed;

@@ -1,7 +1,8 @@
 /*
- * The last decisions, and what was weighed for each: a ring that is overwritten. Names are copied, since workers come and go.
+ * The latest KEPT decisions, each with the CANDIDATES best candidates: a ring. Names are copied, since
+ * workers come and go.
  *
- * Threads: owner.
+ * Threads: the owner thread.
  */
 #include <math.h>
 #include <stdio.h>
@@ -46,7 +47,7 @@ static double rank(const struct policy_candidate *c)
     return c->reason ? INFINITY : c->cost;
 }
 
-/* Insertion into the best so far; those that could not come last. */
+/* Inserts a candidate by cost; candidates that could not take the request come last. */
 static void keep(struct decision *d, const struct router *r, const struct policy_candidate *c)
 {
     uint32_t at = d->n;
@@ -85,7 +86,7 @@ void explain_note(struct request *q, const struct plan *plan, double retry_after
 
 /* ----------------------------------------------------------------- answer */
 
-struct told { /* a decision as a message, and what it points to */
+struct told { /* a decision as a message, with the memory that the message points to */
     Tandem__Admin__V1__Decision m;
     Tandem__Admin__V1__Candidate candidates[CANDIDATES], *list[CANDIDATES];
 };

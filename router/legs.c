@@ -1,9 +1,14 @@
 /*
- * Legs: what is sent to workers for a request, and what is counted on them while it is theirs.
+ * Legs: messages to workers about a request, and the request's places on workers.
  *
- * A leg carries everything that a worker needs: the ids (the prompt and what was generated before), where the original prompt ends,
- * the sampling, the other leg's worker, the stores. The number of the message that brought it is kept until the worker has said
- * that it heard it.
+ * A leg carries all that a worker needs: the ids (prompt and tokens generated before), the end of the
+ * original prompt, the sampling, the worker of the other leg, the stores. It is not acknowledged by a message
+ * of its own: the number of its message is kept until the worker's heartbeat names a number that is at least
+ * that (replan.c). Heartbeats also list the legs that a worker has; a leg that was received and is not listed
+ * was forgotten.
+ *
+ * A place is given back at once when a leg ends (legs_decoded(), legs_prompt_computed()), so the scheduler
+ * never counts work that is over. None of these functions frees the request.
  */
 #include <string.h>
 
@@ -11,7 +16,7 @@
 #include "proto/wire/store_msg.h"
 #include "router/router_internal.h"
 
-enum { MAX_RUNS = 256, MAX_HOLDERS = 1 };
+enum { MAX_RUNS = 256, MAX_HOLDERS = 1 }; /* of one leg: runs of blocks to load; other workers to load from */
 
 static Tandem__Worker__V1__TransferId transfer_id(const struct request *q)
 {
@@ -21,13 +26,17 @@ static Tandem__Worker__V1__TransferId transfer_id(const struct request *q)
     return id;
 }
 
-struct store_list { /* what a leg's message points to */
+/* Memory for what a leg's message points to; it must live until the message is sent. */
+struct store_list {
     Tandem__Worker__V1__Store stores[MAX_STORES], *store_list[MAX_STORES];
     Tandem__Worker__V1__StoreRun runs[MAX_RUNS], *run_list[MAX_RUNS];
     const struct peer *peers[MAX_STORES];
     ProtobufCBinaryData holders[MAX_HOLDERS];
 };
 
+/*
+ * Adds a run of n blocks from `first` on. source: index of the store, or the number of stores for the holder.
+ */
 static void add_run(struct store_list *l, Tandem__Worker__V1__Leg *leg, uint32_t source, uint32_t first, uint32_t n)
 {
     Tandem__Worker__V1__StoreRun *run = l->run_list[leg->n_store_runs] = &l->runs[leg->n_store_runs];
@@ -38,7 +47,10 @@ static void add_run(struct store_list *l, Tandem__Worker__V1__Leg *leg, uint32_t
     leg->n_store_runs++;
 }
 
-/* The store that goes on longest from block `first` to `end`; of equals one by chance, so that copies share the load. */
+/*
+ * The store with the longest run of blocks in [first, end) that begins at `first`; returns its length, 0 if
+ * no store has that block. Stores with equal runs are chosen at random, so that copies share the load.
+ */
 static uint32_t longest_run(const struct request *q, const struct store_list *l, size_t n_stores, uint32_t first,
                             uint32_t end, uint32_t *store_out)
 {
@@ -56,7 +68,10 @@ static uint32_t longest_run(const struct request *q, const struct store_list *l,
     return best;
 }
 
-/* The worker that has the most of the prompt and that `to` can read from; of equals one by chance. NULL: nobody has more than first. */
+/*
+ * The worker that has the longest prefix (*n_out blocks) and that `to` can read; equals are chosen at random.
+ * NULL: none has more than `first` blocks.
+ */
 static const struct peer *longest_holder(const struct request *q, const struct peer *to, uint32_t first,
                                          uint32_t *n_out)
 {
@@ -77,7 +92,10 @@ static const struct peer *longest_holder(const struct request *q, const struct p
     return best;
 }
 
-/* From stores as far as the plan says, then from another worker. */
+/*
+ * Lists the blocks to load: from stores up to plan.peer_from, then from one other worker. The index may have
+ * changed since the plan was made: the list then ends early, and the worker computes the rest.
+ */
 static void list_runs(const struct request *q, const struct peer *to, struct store_list *l,
                       Tandem__Worker__V1__Leg *leg)
 {
@@ -97,6 +115,7 @@ static void list_runs(const struct request *q, const struct peer *to, struct sto
     add_run(l, leg, (uint32_t)leg->n_stores, first, end - first);
 }
 
+/* Names the stores, for reading and for offering blocks; for a leg that prefills also the blocks to load. */
 static void list_stores(const struct request *q, const struct peer *to, Tandem__Worker__V1__LegKind kind,
                         struct store_list *l, Tandem__Worker__V1__Leg *leg)
 {
@@ -104,9 +123,9 @@ static void list_stores(const struct request *q, const struct peer *to, Tandem__
     for (uint32_t i = 0; i < r->n_peers && !q->p.bypass_cache; i++) {
         const struct peer *p = r->peers[i];
         if (p->role != ROLE_STORE || p->state != PEER_READY || p->draining || strcmp(p->kv_codec, q->kv_codec))
-            continue; /* one that came since with another codec gets no blocks of this name */
+            continue; /* a store that came since then with another codec has no blocks under these names */
         if (!scheduler_can_read(r->scheduler, to->holder, p->holder))
-            continue; /* it would be waited for in vain */
+            continue; /* the worker can't connect to it */
         Tandem__Worker__V1__Store *s = l->store_list[leg->n_stores] = &l->stores[leg->n_stores];
         tandem__worker__v1__store__init(s);
         s->xfer_address = rpc_data(p->xfer_address);
@@ -116,12 +135,14 @@ static void list_stores(const struct request *q, const struct peer *to, Tandem__
     leg->stores = l->store_list;
     leg->store_runs = l->run_list;
     if (kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE)
-        return; /* the prompt's blocks are the other leg's */
+        return; /* the prefill leg loads the prompt's blocks */
     leg->hot_blocks = q->hot_blocks;
     list_runs(q, to, l, leg);
 }
 
-/* The answer's limits, and what is asked of the prompt: nothing that came already. */
+/*
+ * The request's sampling, without what the router has already: scores of the prompt; with q->scores, tokens.
+ */
 static Tandem__Worker__V1__SamplingParams sampling_of(const struct request *q)
 {
     Tandem__Worker__V1__SamplingParams s = q->p.sampling;
@@ -131,6 +152,9 @@ static Tandem__Worker__V1__SamplingParams sampling_of(const struct request *q)
     return s;
 }
 
+/*
+ * Sends one leg; other: the worker of the other leg, NULL: there is none. Returns the number of the message.
+ */
 static uint32_t send_leg(struct request *q, struct peer *to, Tandem__Worker__V1__LegKind kind, const struct peer *other)
 {
     Tandem__Worker__V1__Leg leg = TANDEM__WORKER__V1__LEG__INIT;
@@ -167,6 +191,7 @@ static uint32_t send_leg(struct request *q, struct peer *to, Tandem__Worker__V1_
     return to->n_said;
 }
 
+/* The decode leg goes first, so that its reservation is under way before the prefill begins. */
 void legs_send(struct request *q)
 {
     struct peer *prefill = q->prefill, *decode = q->decode;
@@ -196,7 +221,7 @@ static void cancel_leg(struct request *q, struct peer *to)
 
 void legs_cancel(struct request *q)
 {
-    /* Also a prefill leg that is done: its pages may be waiting for a reader that never comes. */
+    /* Cancel a prefill leg that has ended, too: its pages may still wait for a reader that never comes. */
     if (q->placed_prefill && q->placed_prefill->state == PEER_READY)
         cancel_leg(q, q->placed_prefill);
     if (q->decode && q->decode != q->placed_prefill && q->decode->state == PEER_READY)
@@ -205,10 +230,10 @@ void legs_cancel(struct request *q)
     legs_release_decode(q);
 }
 
-/* The worker has nothing more to do with it. */
+/* Worker p has nothing more to do with q. If q was the probe of p's breaker, another request may probe. */
 static void release(struct request *q, struct peer *p)
 {
-    if (p->probe == q->counter) { /* it told neither success nor failure */
+    if (p->probe == q->counter) { /* the probe gave neither success nor failure */
         p->probe = 0;
         breaker_try(&p->breaker, clock_now(&q->router->clock));
     }

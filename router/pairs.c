@@ -1,11 +1,13 @@
 /*
- * Which workers can read pages from which: each is told the addresses that it may have to read from, connects to them at once, and tells
- * in its heartbeats which it can't connect to. Such a holder is in no split plan of that reader, and such a store
- * is not named to it, until the worker has connected after all (it goes on trying).
+ * Which workers can read pages from which peers. Each worker is told the addresses from which it may have to
+ * read. It connects to them at once, and its heartbeats name those to which it can't connect. Until it has
+ * connected after all (it goes on trying), such a worker is in no split plan with this reader, and such a
+ * store is not named to it.
  *
- * A worker reads from stores and, where another has computed what begins its prompt, from any other worker. It is told at most
- * CONNECTED_MAX addresses: stores, then those that hand prompts over to it, then the others, from a place of its own in the list, so
- * that different workers are told different ones where there are more. Pairs that nobody was told of connect when they are first used.
+ * A worker reads from stores and, if another worker has a prefix of its prompt, from that worker. It is told
+ * at most CONNECTED_MAX addresses: stores first, then workers that hand prompts over to it, then the others.
+ * The list begins at the worker's own place, so that different workers are told different addresses if there
+ * are more. Pairs that were not told connect at the first use.
  */
 #include <string.h>
 
@@ -15,13 +17,13 @@ enum { CONNECTED_MAX = 16 };
 
 enum { STORE, HANDS_OVER, OTHER, RANKS };
 
-/* How likely, and how urgent, it is that p reads from it; 0: most. */
+/* How urgently p needs a connection to `from`; STORE is the most urgent. */
 static int rank(const struct peer *p, const struct peer *from)
 {
     return from->role == ROLE_STORE ? STORE : from->role == ROLE_PREFILL && p->role == ROLE_DECODE ? HANDS_OVER : OTHER;
 }
 
-/* Whoever does not load prefixes reads from workers that hand prompts over to it alone. */
+/* Whether p may have to read from `from`. With --prefix compute only handovers are read. */
 static bool may_read(const struct peer *p, const struct peer *from)
 {
     if (p == from || from->state != PEER_READY || !from->xfer_address[0])
@@ -30,6 +32,7 @@ static bool may_read(const struct peer *p, const struct peer *from)
     return rank(p, from) == HANDS_OVER || loads;
 }
 
+/* Tells p its addresses, unless it was told the same before. */
 static void tell(struct peer *p)
 {
     struct router *r = p->router;
@@ -42,7 +45,7 @@ static void tell(struct peer *p)
             if (may_read(p, from) && rank(p, from) == wanted)
                 list[peers.n_xfer_addresses++] = rpc_data(from->xfer_address);
         }
-    uint64_t told = 0; /* of none: nothing needs to be said */
+    uint64_t told = 0; /* stays 0 for an empty list */
     for (size_t i = 0; i < peers.n_xfer_addresses; i++)
         told = ring_id((const char *)list[i].data, list[i].len) + 31 * told;
     if (told == p->peers_told)

@@ -1,6 +1,6 @@
 /*
- * The front door: everything in a GenerateRequest is checked here, before anything is allocated for the request anywhere.
- * Each refusal names the field. Workers check again at their own door.
+ * Validation: every field of a GenerateRequest is checked here, before anything is allocated for the request.
+ * Each refusal names the field. Workers check again.
  */
 #include <inttypes.h>
 #include <jansson.h>
@@ -25,7 +25,7 @@ static enum td_status range(const char *field, float v, float min, float max, st
     return td_fail(e, TD_ERR_INVALID, "%s: %g is not in %g .. %g", field, (double)v, (double)min, (double)max);
 }
 
-/* JSON in a field of a request; NULL: it is not that. */
+/* Parses JSON of this type from a field; NULL, with an error: it is something else. */
 static json_t *field_json(ProtobufCBinaryData b, const char *field, json_type type, struct td_error *e)
 {
     json_error_t je;
@@ -97,7 +97,7 @@ enum td_status params_text_fits(struct router *r, const char *field, size_t len_
                    field, len_bytes, (uint32_t)context, (unsigned long long)most);
 }
 
-/* JSON may write a character of one byte in six. What a template leaves out counts all the same. */
+/* JSON may take six bytes for one character. Parts of a chat that the template may leave out count, too. */
 enum td_status params_chat_fits(struct router *r, const Tandem__V1__ChatPrompt *chat, struct td_error *e)
 {
     size_t sum = (chat->tools.len + chat->variables.len) / 6;
@@ -131,7 +131,7 @@ enum td_status params_fits(struct router *r, const Tandem__V1__GenerateRequest *
 
 /* --------------------------------------------------------------- prompt */
 
-/* Ends soon after the context is full, however much text there is. */
+/* Tokenizes; stops soon after the context is full, however long the text is. */
 static enum td_status encode_prompt(struct router *r, const char *text, size_t len, bool add_special,
                                     struct token_ids *ids, struct td_error *e)
 {
@@ -198,7 +198,7 @@ static void add_bias(struct params *p, uint32_t id, float bias)
     p->bias_list[i] = &p->bias[i];
 }
 
-/* The request's, then those of ids that the model is never to say. */
+/* The request's biases, then those for ids that the model suppresses. */
 static enum td_status parse_bias(struct router *r, const Tandem__V1__Sampling *m, struct params *p, struct td_error *e)
 {
     const struct model_generation *g = &r->config.generation;
@@ -305,7 +305,7 @@ static bool is_among(const uint32_t *ids, size_t n, uint32_t id)
     return false;
 }
 
-/* Something is left to draw: of allowed_ids, while the answer may not end, and with what the model suppresses. */
+/* Checks that some id can be drawn: allowed, not suppressed, and not an end while min_tokens forbids one. */
 static enum td_status check_drawable(const struct router *r, const struct params *p, struct td_error *e)
 {
     const Tandem__Worker__V1__SamplingParams *s = &p->sampling;
@@ -321,7 +321,9 @@ static enum td_status check_drawable(const struct router *r, const struct params
                    "generation_config.json");
 }
 
-/* Of a request that does not say: the model's own, but as many as it wants at least, and as fit. */
+/*
+ * max_tokens of a request that gives none: the model's default, but at least min_tokens and at most `room`.
+ */
 static uint32_t default_max_tokens(const struct router *r, const Tandem__V1__Stopping *m, uint32_t room)
 {
     uint32_t max = r->config.generation.max_tokens;
@@ -379,7 +381,10 @@ static enum td_status label(const char *field, ProtobufCBinaryData b, struct byt
     return TD_OK;
 }
 
-/* A limit in milliseconds: the exact one if it is set, else the whole one, which older clients send. */
+/*
+ * A limit in milliseconds: the exact field if it is set, otherwise the integer field, which older clients
+ * send.
+ */
 static enum td_status limit(const char *field, uint32_t whole_ms, double exact_ms, double *out, struct td_error *e)
 {
     if (!(exact_ms >= 0 && exact_ms <= ASK_MAX_LIMIT_MS) || (exact_ms > 0 && exact_ms < OPTIONS_LEAST_MS))
@@ -478,7 +483,7 @@ struct params params_copy(const struct params *of)
 {
     struct params p = *of;
     Tandem__Worker__V1__SamplingParams *s = &p.sampling;
-    p.n_ids = s->n_prompt; /* not what was generated since */
+    p.n_ids = s->n_prompt; /* without tokens generated since then */
     p.ids = mem_dup(of->ids, p.n_ids * sizeof(*p.ids));
     p.bias = mem_dup(of->bias, s->n_logit_bias * sizeof(*p.bias));
     p.bias_list = mem_array(s->n_logit_bias, sizeof(*p.bias_list));

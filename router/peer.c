@@ -1,12 +1,21 @@
 /*
- * One worker or store as the router sees it: its stream, what it said of itself, its load, its blocks.
+ * One worker or store as the router sees it: its stream, what it says about itself, its load, its blocks.
  *
  *     CONNECTING --hello that matches--> READY --stream ends, or silence--> LOST --retry--> CONNECTING
  *         \--hello that doesn't match--> REFUSED --retry (it may be replaced)--> CONNECTING
- *     LOST --it came by itself, and was draining or is lost for FORGET_MS--> GONE --another registers--> LOST
+ *     LOST --it registered, and has drained or was lost for FORGET_MS--> GONE --another registers--> LOST
  *
- * Callbacks come on rpc threads and only post notes; a note carries the epoch of its call, so that what an old call still
- * says is not taken for the new one's.
+ * Threads: stream callbacks run on rpc threads and only post notes. A note carries the epoch of its stream.
+ * The epoch rises whenever a stream is begun or given up, so notes of old streams are dropped, and struct
+ * peer must live until the last note is gone.
+ *
+ * What must hold:
+ *   - Messages are numbered on each stream, in both directions. A gap ends the stream. Heartbeats carry the
+ *     number that the worker has received, so a stream on which our messages get lost ends, too.
+ *   - A worker is marked unusable before its requests are re-planned (lose(), stall()), or the new plans
+ *     would choose it again.
+ *   - All its requests are re-planned or ended before scheduler_worker_down(), which asserts that.
+ *   - Numbers that a worker sends are bounded before they reach the scheduler (bounded(), is_step()).
  */
 #include <math.h>
 #include <stdio.h>
@@ -18,6 +27,7 @@
 
 enum { RETRY_MS = 100, RETRY_REFUSED_MS = 2000, FORGET_MS = 60000, EVENTS_AT_ONCE = 512 };
 
+/* Bounds of what a worker may report. */
 static const double MOST_STEP_MS = 24 * 3.6e6, MOST_TOKENS = 1e10, MOST_SQUARE = 1e18;
 
 static const struct metric_info METRIC_INFO[] = {METRICS_TABLE(PEER_METRICS)};
@@ -39,7 +49,8 @@ static void set_state(struct peer *p, enum peer_state to)
 
 /* ---------------------------------------------------- the call, rpc threads */
 
-struct tie { /* what a call's handlers need; freed at its end */
+/* What a stream's callbacks need. Freed by on_end(), which comes exactly once. */
+struct tie {
     struct peer *peer;
     uint64_t epoch;
 };
@@ -67,6 +78,7 @@ static void on_end(struct rpc_call *call, enum rpc_code code, const char *text)
 
 /* ------------------------------------------------------------ owner thread */
 
+/* Starts a stream and says hello on it. All state of the former stream is reset. */
 static void connect_peer(struct peer *p)
 {
     struct router *r = p->router;
@@ -105,7 +117,7 @@ static void connect_peer(struct peer *p)
     peer_send(p, &m);
 }
 
-/* Another process has the place now, or the first; its mail of before is of an older epoch. */
+/* Gives the place to the process at `address`. Notes of the former process have an older epoch. */
 static enum td_status take_place(struct peer *p, const char *address, struct td_error *e)
 {
     struct router *r = p->router;
@@ -144,7 +156,7 @@ struct peer *peer_open(struct router *r, const char *address, uint32_t holder)
 
 void peer_disconnect(struct peer *p)
 {
-    p->epoch++; /* mail of its call is of no interest any more */
+    p->epoch++; /* drops all notes of its stream */
     if (p->call) {
         rpc_call_cancel(p->call);
         rpc_call_unref(p->call);
@@ -158,9 +170,10 @@ void peer_send(struct peer *p, Tandem__Worker__V1__RouterMessage *m)
 {
     m->number = ++p->n_said;
     if (p->call && rpc_call_send(p->call, &m->base) == TD_ERR_NO_SPACE)
-        rpc_call_cancel(p->call); /* it does not read: lost, in a moment */
+        rpc_call_cancel(p->call); /* it does not read; on_end() will report it as gone */
 }
 
+/* Forgets its blocks, re-plans its requests, and only then takes it out of the scheduler. */
 static void forget(struct peer *p)
 {
     struct router *r = p->router;
@@ -173,7 +186,10 @@ static void forget(struct peer *p)
     scheduler_worker_down(r->scheduler, p->holder);
 }
 
-/* The call is over, or given up: whatever it still says is of an old epoch. */
+/*
+ * The stream is over, or is given up here. Order: the state and the breaker change first, then requests are
+ * re-planned (forget()), so that no new plan uses this peer.
+ */
 static void lose(struct peer *p, const char *why, uint64_t retry_ms)
 {
     bool was_ready = p->state == PEER_READY;
@@ -226,6 +242,7 @@ void peer_tick(struct peer *p, uint64_t now)
     }
 }
 
+/* Whether p is ready and takes work of the role. */
 static bool is_there(const struct peer *p, enum worker_role role)
 {
     return p->role == role && p->state == PEER_READY && !p->draining && !p->stalled;
@@ -244,7 +261,7 @@ bool peer_has_role(const struct router *r, enum worker_role role)
     return false;
 }
 
-/* A breaker is heeded as long as there is another whose breaker is closed. */
+/* An open breaker counts only while another worker of the role has a closed one: a bad worker beats none. */
 bool peer_usable(const struct peer *p, uint64_t now)
 {
     const struct router *r = p->router;
@@ -256,7 +273,7 @@ bool peer_usable(const struct peer *p, uint64_t now)
     return true;
 }
 
-/* What the scheduler may count on. */
+/* Tells the scheduler whether p may get new work. */
 static void tell_usable(struct peer *p)
 {
     scheduler_worker_usable(p->router->scheduler, p->holder, peer_usable(p, clock_now(&p->router->clock)));
@@ -273,6 +290,7 @@ void peer_drains(struct peer *p)
 
 /* ---------------------------------------------------------- coming, leaving */
 
+/* A place whose process is gone for good; NULL: none. */
 static struct peer *free_place(struct router *r)
 {
     for (uint32_t i = 0; i < r->n_peers; i++)
@@ -366,7 +384,7 @@ static bool parse_role(ProtobufCBinaryData b, enum worker_role *out)
     return false;
 }
 
-/* The first worker says what this cluster serves; the router's own model must be the same shape. */
+/* Takes over what the first worker serves. The router's own model must have the same vocabulary size. */
 static enum td_status adopt(struct router *r, const Tandem__Worker__V1__WorkerHello *h, const struct kv_layout *layout,
                             struct td_error *e)
 {
@@ -392,6 +410,10 @@ static uint32_t count_stores(const struct router *r)
     return n;
 }
 
+/*
+ * Whether the peer fits this cluster; the error names the first field that differs. The first worker is
+ * adopted.
+ */
 static enum td_status check_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h, struct kv_layout *layout,
                                   struct td_error *e)
 {
@@ -426,7 +448,10 @@ static enum td_status check_hello(struct peer *p, const Tandem__Worker__V1__Work
     return adapters_match(r, h, e);
 }
 
-/* Blocks of exact and of lossy stores have different names, and a request has one name for each: so there is one kind. */
+/*
+ * All stores must have the same codec: a request has one name for each block, and the codec is part of the
+ * name.
+ */
 static enum td_status check_codec(const struct peer *p, const char *codec, struct td_error *e)
 {
     for (uint32_t i = 0; i < p->router->n_peers; i++) {
@@ -439,7 +464,7 @@ static enum td_status check_codec(const struct peer *p, const char *codec, struc
     return TD_OK;
 }
 
-/* The smallest context of all workers is what the door promises. */
+/* Requests are validated against the smallest context of all ready workers. */
 static void lower_context(struct router *r)
 {
     uint32_t least = 0;
@@ -464,7 +489,7 @@ static void tell_scheduler(struct peer *p)
     tell_usable(p);
 }
 
-/* The worker hears why, and ends the call then. */
+/* Tells the worker why it is refused; the worker then ends the stream. */
 static void refuse(struct peer *p, const char *why)
 {
     Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
@@ -504,7 +529,7 @@ static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
     p->chunk_tokens = h->chunk_tokens;
     p->weight_bytes = h->weight_bytes;
     p->layout = layout;
-    p->next_event = 0; /* its snapshot comes by itself */
+    p->next_event = 0; /* a worker sends its snapshot without being asked */
     p->drained = false;
     p->snapshot_asked = true;
     if (p->role == ROLE_STORE)
@@ -517,6 +542,7 @@ static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
              p->xfer_address);
 }
 
+/* Events are missing: asks for a snapshot, once until it comes. */
 static void ask_snapshot(struct peer *p)
 {
     Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
@@ -530,6 +556,9 @@ static void ask_snapshot(struct peer *p)
     peer_send(p, &m);
 }
 
+/*
+ * Block events for the index. A snapshot begins with BLOCK_CLEARED; other events must continue the sequence.
+ */
 static void on_events(struct peer *p, ProtobufCBinaryData b)
 {
     struct router *r = p->router;
@@ -556,7 +585,7 @@ static void on_events(struct peer *p, ProtobufCBinaryData b)
     p->next_event = h.first_sequence + h.count;
 }
 
-/* Whether the worker hears us: what was said a silence ago must have come by now. */
+/* Whether the worker receives our messages: those sent silence_ms ago must have arrived by now. */
 static bool is_heard(struct peer *p, uint32_t heard)
 {
     uint64_t now = p->heard_ns, patience = (uint64_t)p->router->options.silence_ms * NS_PER_MS;
@@ -569,7 +598,11 @@ static bool is_heard(struct peer *p, uint32_t heard)
     return !p->unheard_ns || now < p->unheard_ns + patience;
 }
 
-/* Its legs go elsewhere; those that it told to have begun are cancelled when it gets on. */
+/*
+ * The worker makes no progress: its requests are re-planned. The stream stays, so the worker gets their
+ * cancellations when it goes on. The breaker is tripped and the scheduler told first, so that no new plan
+ * uses it.
+ */
 static void stall(struct peer *p)
 {
     struct router *r = p->router;
@@ -586,6 +619,7 @@ static void stall(struct peer *p)
     }
 }
 
+/* Judges by a heartbeat whether the worker makes progress, and keeps its list of legs for replan_tick(). */
 static void judge_progress(struct peer *p, const Tandem__Worker__V1__Load *l)
 {
     const struct progress_report report = {.n_steps = l->steps_ended,
@@ -595,7 +629,7 @@ static void judge_progress(struct peer *p, const Tandem__Worker__V1__Load *l)
                                            .expected_ms = l->step_expected_ms,
                                            .running_ms = l->step_running_ms};
     bool tells = l->taken || l->steps_ended || l->step_expected_ms > 0 || l->busy;
-    if (!tells || p->role == ROLE_STORE) /* an older worker tells nothing */
+    if (!tells || p->role == ROLE_STORE) /* an older worker does not report progress */
         return;
     bool moves = progress_judge(&p->progress, &report, p->heard_ns);
     p->taken = l->taken;
@@ -613,18 +647,20 @@ static void judge_progress(struct peer *p, const Tandem__Worker__V1__Load *l)
     }
 }
 
-/* What a worker tells is bounded here: nothing that it says makes a prediction infinite. */
+/* Bounds a number that a worker sent, so that no prediction becomes infinite. 0 if it is not finite. */
 static double bounded(double x, double least, double most)
 {
     return isfinite(x) ? fmin(fmax(x, least), most) : 0;
 }
 
+/* Whether a reported step has plausible values. */
 static bool is_step(const Tandem__Worker__V1__Step *m)
 {
     return m->ms > 0 && m->ms <= MOST_STEP_MS && m->prefill_square >= 0 && m->prefill_square <= MOST_SQUARE &&
            m->context >= 0 && m->context <= MOST_TOKENS && m->batch <= MOST_TOKENS && m->prefill_tokens <= MOST_TOKENS;
 }
 
+/* Passes measured times to the scheduler. */
 static void learn(struct peer *p, const Tandem__Worker__V1__Load *l)
 {
     struct scheduler *s = p->router->scheduler;
@@ -646,6 +682,7 @@ static void learn(struct peer *p, const Tandem__Worker__V1__Load *l)
     }
 }
 
+/* A heartbeat. The message is freed after this call, so pointers in the copy p->load are cleared. */
 static void on_load(struct peer *p, const Tandem__Worker__V1__Load *l)
 {
     if (!is_heard(p, l->heard)) {
@@ -669,6 +706,7 @@ static void on_load(struct peer *p, const Tandem__Worker__V1__Load *l)
     judge_progress(p, l);
 }
 
+/* Load of other routers on this worker. */
 static void on_backlog(struct peer *p, const Tandem__Worker__V1__Backlog *m)
 {
     const struct sched_report report = {.own_prompts = m->own_prompts,
@@ -704,7 +742,7 @@ void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m)
 {
     struct router *r = p->router;
     struct request *q;
-    if (p->state == PEER_REFUSED) /* what was on its way */
+    if (p->state == PEER_REFUSED) /* messages that were under way when it was refused */
         return;
     p->heard_ns = router_patience(r);
     if (m->number != ++p->n_heard) {
@@ -750,6 +788,6 @@ void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m)
         prefix_told(p, m->pins);
         break;
     default:
-        break; /* a newer worker may say more */
+        break; /* a newer worker may send other kinds */
     }
 }

@@ -1,9 +1,10 @@
 /*
- * Between requests and the scheduler (sched/scheduler.h), which decides: names their blocks, says what is matched where, and carries
- * out what it decides.
+ * Between requests and the scheduler (sched/scheduler.h): names the blocks of requests, tells the scheduler
+ * where they are, and carries out its decisions.
  *
- * A request is submitted once the router knows what it serves; until then, and while no worker of a role that is needed is up, it
- * waits as it came.
+ * A request is submitted when the router is ready, knows what it serves (router.known) and has the workers
+ * that a plan needs. Until then it waits in router.requests, unknown to the scheduler (q->submitted is
+ * false).
  */
 #include <math.h>
 #include <openssl/hmac.h>
@@ -18,9 +19,10 @@
 /* ------------------------------------------------------------------- names */
 
 /*
- * Root of a request's prefix keys. The salt is an HMAC by the cache key of the tenant and what the client asked for
- * (length-framed), so no client can name another tenant's blocks. Behind it stands the lossy codec of the stores, if they have
- * one: what such a store gives back, and all that is computed from it, is never found under the names of the exact.
+ * Root of a request's block keys. The salt is an HMAC, keyed by the cache key, of the tenant's length, the
+ * tenant and the client's own salt: no client can name another tenant's blocks. The stores' lossy codec, if
+ * any, follows the HMAC: blocks from such a store, and all KV computed from them, are never found under the
+ * names of exact blocks.
  */
 static struct block_key root_key(struct router *r, const struct params *p)
 {
@@ -36,7 +38,7 @@ static struct block_key root_key(struct router *r, const struct params *p)
     bytes_append(&b, n, 4);
     bytes_append(&b, tenant, strlen(tenant));
     bytes_append(&b, p->salt.data, p->salt.len);
-    if (p->bypass_cache) { /* under a name that nobody has, nor ever will: a bypassed cache is one that holds nothing of it */
+    if (p->bypass_cache) { /* a name that no other request will ever have, so nothing is found under it */
         uint64_t nonce = random_u64();
         bytes_append(&b, &nonce, sizeof(nonce));
     }
@@ -56,17 +58,21 @@ struct block_key *place_keys(struct router *r, const struct params *p, uint32_t 
     return keys;
 }
 
-/* Waits for the first worker: what it says is part of the names. */
+/*
+ * Names the blocks of q. Only when r->known: fingerprint and block size of the first worker are part of the
+ * names.
+ */
 static void name_blocks(struct router *r, struct request *q)
 {
     uint32_t context = atomic_load(&r->max_context);
     if (!q->p.max_tokens_given && q->p.n_ids < context && q->p.sampling.max_tokens > context - q->p.n_ids)
-        q->p.sampling.max_tokens = context - q->p.n_ids; /* it came before the context was known */
+        /* The request was validated before the workers' context was known. */
+        q->p.sampling.max_tokens = context - q->p.n_ids;
     memcpy(q->kv_codec, r->kv_codec, sizeof(q->kv_codec));
     q->keys = place_keys(r, &q->p, &q->n_keys, &q->root);
 }
 
-/* The same prompt of the same tenant and salt. */
+/* Equal for equal prompts of one tenant and salt; never 0. */
 static uint64_t identity(const struct router *r, const struct request *q)
 {
     uint64_t h = block_key_hash(q->n_keys ? &q->keys[q->n_keys - 1] : &q->root);
@@ -75,6 +81,7 @@ static uint64_t identity(const struct router *r, const struct request *q)
     return h ? h : 1;
 }
 
+/* The tenant's number for the scheduler; 0: no tenant was given. */
 static uint64_t tenant_of(const struct request *q)
 {
     return q->p.tenant.len ? ring_id(q->p.tenant.data, q->p.tenant.len) : 0;
@@ -82,16 +89,18 @@ static uint64_t tenant_of(const struct request *q)
 
 /* ---------------------------------------------------------------- matching */
 
+/* All ready stores, or all ready workers. */
 static struct holder_set ready_holders(const struct router *r, bool stores)
 {
     struct holder_set s = {{0}};
     for (uint32_t i = 0; i < r->n_peers; i++)
         if ((r->peers[i]->role == ROLE_STORE) == stores && r->peers[i]->state == PEER_READY &&
-            !(stores && r->peers[i]->draining)) /* it gives nothing any more */
+            !(stores && r->peers[i]->draining)) /* a draining store serves no reads */
             holder_set_add(&s, r->peers[i]->holder);
     return s;
 }
 
+/* scheduler_config.match */
 static void match(void *user, struct sched_request *s)
 {
     struct router *r = user;
@@ -99,7 +108,7 @@ static void match(void *user, struct sched_request *s)
     struct holder_set workers = ready_holders(r, false), stores = ready_holders(r, true);
     memset(s->matched_blocks, 0, MAX_WORKERS * sizeof(*s->matched_blocks));
     s->store_blocks = s->store_blocks_ssd = s->peer_blocks = 0;
-    if (replan_wants_scores(q)) /* every token of the prompt is computed */
+    if (replan_wants_scores(q)) /* scoring computes every prompt token, so no match helps */
         return;
     index_match_each(r->index, &workers, q->keys, q->n_keys, s->matched_blocks);
     s->store_blocks = index_match_segments(r->index, &stores, q->keys, 0, q->n_keys);
@@ -123,6 +132,7 @@ uint32_t place_cached(struct router *r, const struct block_key *keys, uint32_t n
 
 /* --------------------------------------------------------------- decisions */
 
+/* scheduler_config.place */
 static void place(void *user, struct sched_request *s)
 {
     (void)user;
@@ -130,6 +140,7 @@ static void place(void *user, struct sched_request *s)
     request_place(s->user, &s->plan);
 }
 
+/* scheduler_config.refuse; also for refusals at submission. Frees the request. */
 static void refuse(void *user, struct sched_request *s, double retry_after_ms)
 {
     struct request *q = s->user;
@@ -146,12 +157,13 @@ static void refuse(void *user, struct sched_request *s, double retry_after_ms)
                  (uint32_t)ceil(retry_after_ms));
 }
 
+/* Gives q to the scheduler. May free q. */
 static void submit(struct router *r, struct request *q, uint64_t now)
 {
     struct sched_request *s = &q->sched;
     double retry_after_ms;
     struct td_error e;
-    if (adapters_ask(r, &q->p, &e)) { /* it came before the adapters were known */
+    if (adapters_ask(r, &q->p, &e)) { /* q was validated before the adapters were known */
         request_fail(q, RPC_NOT_FOUND, e.text, 0);
         return;
     }
@@ -195,7 +207,7 @@ void place_again(struct request *q)
     scheduler_requeue(q->router->scheduler, s, clock_now(&q->router->clock));
 }
 
-/* Nobody came for whom they could wait. */
+/* Fails all queued requests: a role that they need has had no worker for gone_ms. */
 static void give_up(struct router *r)
 {
     for (struct request *q = r->requests, *next; q; q = next) {
@@ -246,7 +258,7 @@ static enum prefix_rule prefix_rule(const struct router *r)
                                                    : PREFIX_AUTO;
 }
 
-/* Place of a name in "a|b|c". */
+/* Index of a name in "a|b|c"; the name must be there. */
 static int choice_of(const char *names, const char *name)
 {
     int i = 0;

@@ -1,12 +1,14 @@
 /*
- * Prompts that clients pin or flush. Workers and stores are told the keys of their blocks and do the rest; what is pinned is remembered
- * here until it is over, for those that come or return.
+ * Prompts that clients pin or flush. Workers and stores are told the keys of the blocks and do the rest. Pins
+ * are remembered here until they end, and told to each worker and store that becomes ready.
  *
- * A flush is heard by those that are ready, each in the order of what it was told before. Nobody waits for them.
+ * A flush goes to the workers and stores that are ready, in order with other messages. The call does not wait
+ * for them.
  *
- * Several routers, and one that starts anew: workers and stores tell what they hold when a router attaches, and every change that
- * another router asked for (worker/keeps.h). What is news here goes on to those that did not tell it. Pins that end before their
- * time are remembered for a while: a worker that was away then still tells them, and is told that they are over.
+ * Several routers, and a router that restarts: when a router attaches, workers and stores tell it their pins,
+ * and later every change that another router asks for (worker/keeps.h). The router passes news on to the
+ * peers that did not send them. Pins that were ended early are remembered for a while (struct unpinned): a
+ * peer that was away at that time still reports them, and is then told that they have ended.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,11 +19,11 @@
 
 enum { RETRY_MS = 1000, UNPINNED_KEPT = 1024 };
 
-struct unpinned { /* a ring; n 0: free */
+struct unpinned { /* a ring; entries with n 0 are free */
     struct {
         struct block_key last;
         uint32_t n;
-        uint64_t until_ns; /* when it would have ended */
+        uint64_t until_ns; /* when the pin would have ended */
     } list[UNPINNED_KEPT];
     uint32_t at;
 };
@@ -57,13 +59,13 @@ void prefix_tell(struct peer *p)
     pin_list_each(&p->router->pinned, send_pinned, p);
 }
 
-/* The others are somewhere, or will be back, and know nothing of it. */
+/* Number of peers that may come back and that a flush did not reach. */
 static uint32_t count_away(const struct router *r)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < r->n_peers; i++)
         n += r->peers[i]->state != PEER_READY && r->peers[i]->state != PEER_GONE &&
-             (!r->peers[i]->drained || r->peers[i]->role == ROLE_STORE); /* whose disk keeps what it held */
+             (!r->peers[i]->drained || r->peers[i]->role == ROLE_STORE); /* a store's disk outlives it */
     return n;
 }
 
@@ -79,7 +81,7 @@ static uint32_t forget(struct router *r, const struct block_key *keys, uint32_t 
         if (r->peers[i]->state != PEER_READY)
             continue;
         peer_send(r->peers[i], &m);
-        prefix_tell(r->peers[i]); /* other prompts may begin with the same blocks */
+        prefix_tell(r->peers[i]); /* pinned prompts may share the blocks that were just forgotten */
         told++;
     }
     return told;
@@ -117,7 +119,7 @@ static void unpin(struct router *r, const struct block_key *keys, uint32_t n)
         remember(r, &keys[n - 1], n, until_ns);
 }
 
-/* Unpinned here, and not pinned for longer since. */
+/* Whether the prompt was unpinned here, and this end is not later than that pin's. */
 static bool is_unpinned(const struct router *r, const struct block_key *keys, uint32_t n, uint64_t until_ns)
 {
     for (uint32_t i = 0; r->unpinned && i < UNPINNED_KEPT; i++)
@@ -127,7 +129,7 @@ static bool is_unpinned(const struct router *r, const struct block_key *keys, ui
     return false;
 }
 
-/* A client asks for it again. */
+/* A client pins the prompt again. */
 static void forget_unpinned(struct router *r, const struct block_key *keys, uint32_t n)
 {
     for (uint32_t i = 0; r->unpinned && i < UNPINNED_KEPT; i++)
@@ -179,12 +181,15 @@ static void tell_others(struct peer *from, const struct block_key *keys, uint32_
             send_keep(r->peers[i], keys, n, ttl_ms);
 }
 
-/* Returns whether the peer holds what is over. held: since before it attached; else a client of another router asks for it now. */
+/*
+ * A peer reports one pin. held: it had the pin before this router attached; otherwise a client of another
+ * router asks for it now. True: the pin was ended here before, and the peer was told so.
+ */
 static bool told_one(struct peer *p, const struct block_key *keys, uint32_t n, uint32_t ttl_ms, bool held)
 {
     struct router *r = p->router;
     uint64_t until_ns = clock_now(&r->clock) + ttl_ms * NS_PER_MS;
-    if (!ttl_ms) { /* another router ended it, and told those that it knows */
+    if (!ttl_ms) { /* another router ended the pin, and told its peers */
         unpin(r, keys, n);
         return false;
     }
@@ -216,12 +221,12 @@ void prefix_told(struct peer *p, const Tandem__Worker__V1__Pins *m)
         free(keys);
     }
     if (some_over)
-        prefix_tell(p); /* other prompts may begin with the same blocks */
+        prefix_tell(p); /* other pinned prompts may share the blocks */
 }
 
 /* ------------------------------------------------------------------- calls */
 
-/* False: the call has ended, nobody has told what the names are made of. */
+/* False: the call was ended, since block keys can't be made before a first worker came. */
 static bool can_name(struct router *r, struct rpc_call *call)
 {
     if (r->known)

@@ -1,20 +1,22 @@
 /*
- * Planned anew: a request whose worker, transfer or leg failed goes back into the queue, ahead of new ones, with its prompt and the
- * tokens generated so far, under a new transfer id. The client sees a pause, then the same stream.
+ * Re-plans: a request whose worker, transfer or leg failed goes back into the queue, ahead of new requests,
+ * with its prompt and the tokens generated so far, under a new transfer id. The client sees a pause, then the
+ * same stream.
  *
- *     PLACED --worker lost or stalled, transfer failed, leg refused, unheard or forgotten--> QUEUED (replan_request) --> PLACED ...
+ *     PLACED --worker lost or stalled, transfer failed, leg refused, unheard, forgotten--> QUEUED --> PLACED
  *         \--all tokens were here already--> OVER        \--no budget, or too often--> UNAVAILABLE
  *
  * Why nothing is missing, doubled or changed:
- * - Tokens are a function of ids, sampling and absolute position, so what a worker generates after (prompt + tokens so far) is what
- *   the lost one would have generated. Limits and penalties count from sampling.n_prompt, the end of the original prompt.
- * - The old id is fenced: its legs are cancelled where they can be, and router_find() does not know it any more, so what still
- *   comes under it finds nobody. A token is appended only at its own position (request_token).
- * - Text, held-back bytes and stop strings belong to the request, not to a placement (answer.c). First tokens held for a decode
- *   worker that never accepted are dropped: they come again.
+ * - Tokens are a function of ids, sampling and absolute position, so what a worker generates after (prompt +
+ *   tokens so far) is what the lost one would have generated. Limits and penalties count from
+ *   sampling.n_prompt, the end of the original prompt.
+ * - The old id is fenced: its legs are cancelled where possible, and router_find() does not know it any more,
+ *   so late messages under it are dropped. A token is appended only at its own position (request_token()).
+ * - Text, held-back bytes and stop strings belong to the request, not to a placement (answer.c). First tokens
+ *   held for a decode worker that never reserved are dropped: they are generated again.
  *
- * How often: a budget for all (sched/retry.h), MAX_REPLANS for each. Who failed a request is avoided by it for two seconds if there is
- * another, and counts towards that worker's breaker.
+ * How often: one budget for all requests (sched/retry.h), and MAX_REPLANS for each. For two seconds a request
+ * avoids a worker that failed it, if there is another one; the failure also counts for that worker's breaker.
  */
 #include <math.h>
 #include <stdio.h>
@@ -35,8 +37,9 @@ bool replan_wants_scores(const struct request *q)
 /* ------------------------------------------------------------------- times */
 
 /*
- * A re-planned stretch has no queue or prefill of its own: from the last sign of the lost placement to the next token all is
- * "stalled". What a leg can't tell any more (lost, or cancelled at a stop string) is taken from the router's clock.
+ * After a loss, all time from the last token of the lost placement to the next token is "stalled"; queue,
+ * load and prefill of the new placement are not counted again. Times that a leg can't report any more (it was
+ * lost, or cancelled at a stop string) are taken from the router's clock.
  */
 void replan_times(struct request *q, bool lost)
 {
@@ -58,8 +61,9 @@ void replan_times(struct request *q, bool lost)
     }
 }
 
-/* ------------------------------------------------------------- once more */
+/* ---------------------------------------------------------------- re-plan */
 
+/* Whether the last token is one of the request's stop ids. */
 static bool ends_by_stop(const struct request *q)
 {
     for (size_t i = 0; q->n_tokens && i < q->p.sampling.n_stop_ids; i++)
@@ -68,7 +72,7 @@ static bool ends_by_stop(const struct request *q)
     return false;
 }
 
-/* p.ids takes in the tokens that came since, and the names of the blocks that they fill. */
+/* Appends the tokens since the last placement to p.ids, and the keys of the blocks that they fill to keys. */
 static void take_tokens(struct request *q)
 {
     uint32_t page = q->router->layout.page_tokens, n = q->p.sampling.n_prompt + q->n_tokens;
@@ -83,6 +87,9 @@ static void take_tokens(struct request *q)
             block_key_next(q->n_keys ? &q->keys[q->n_keys - 1] : &q->root, q->p.ids + (size_t)q->n_keys * page, page);
 }
 
+/*
+ * The old placement ends (request_unplace()) before the ids change, since a new placement gets a new counter.
+ */
 static void enqueue_again(struct request *q, bool scores)
 {
     struct router *r = q->router;
@@ -103,7 +110,7 @@ void replan_request(struct request *q, enum replan_reason reason, const char *te
     char why[400];
     bool complete = q->n_tokens >= q->p.sampling.max_tokens || ends_by_stop(q), often = q->n_replans == MAX_REPLANS;
     replan_times(q, true);
-    if (complete && !replan_wants_scores(q)) { /* nothing is missing but the news of the end */
+    if (complete && !replan_wants_scores(q)) { /* all tokens came; only the leg's end was lost */
         answer_finish(q, !ends_by_stop(q));
         return;
     }
@@ -128,6 +135,7 @@ void replan_blame(struct request *q, struct peer *p)
 
 /* ------------------------------------------------- unheard, forgotten legs */
 
+/* Whether the leg in message *said is not acknowledged; sets *said to 0 once it is. */
 static bool is_unheard(const struct peer *p, uint32_t *said)
 {
     if (!p || p->heard >= *said)
@@ -141,13 +149,17 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The worker took the leg and has it no more, and told no end: ends are told before (worker/link.h). */
+/*
+ * Whether the worker received the leg, does not have it any more, and sent no end. An end is always sent
+ * before the heartbeat without the leg (worker/link.h), so no end is on its way.
+ */
 static bool is_forgotten(const struct peer *p, uint32_t leg, uint64_t counter)
 {
     return p && leg && p->legs_told && leg <= p->taken &&
            !(p->n_legs && bsearch(&counter, p->legs, p->n_legs, sizeof(counter), by_value));
 }
 
+/* Blames the workers that lost their leg, then re-plans q. */
 static void give_elsewhere(struct request *q, bool prefill, bool decode, const char *what)
 {
     char text[160];

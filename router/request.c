@@ -5,8 +5,21 @@
  *        ^                        |
  *        +----replan_request------+
  *
- * Split: both legs go out at once under one transfer id. The first token (from the prefill worker) is shown as soon as the
- * decode worker has accepted, asked for long before. Aggregated and kept: one worker has the only leg, and nothing is waited for.
+ * Split: both legs are sent at once under one transfer id. The first token comes from the prefill worker; it
+ * is shown as soon as the decode worker has reserved its pages (ACCEPTED), which it was asked for long
+ * before. Aggregated and kept: one worker has the only leg, and tokens are shown at once.
+ *
+ * The two workers have separate streams, so their messages arrive in any order. What must hold:
+ *   - Both workers send the first token. A token is taken only at the next position, so the second copy is
+ *     dropped.
+ *   - The end of the decode leg may come before the end of the prefill leg (q->over); the answer is finished
+ *     by the later one. The end of the prefill leg brings times, cached tokens and scores.
+ *   - A cancelled handover ends both legs. The decode worker's end may come first and does not say why; the
+ *     prefill worker's end does.
+ *   - Blame first, then replan_request(): the new plan avoids the blamed workers, and replan_request() may
+ *     free the request.
+ *   - Ending a request frees it. After answer_finish(), request_fail(), replan_request(), or if
+ *     answer_token() returned true, q must not be touched.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,9 +28,12 @@
 
 #include "router/router_internal.h"
 
-static const double HOT_AT = 8; /* requests within a minute or so from which on a segment deserves a second copy */
-static const uint64_t DEADLINE_SLACK_NS = 100 * NS_PER_MS; /* a worker's clock may say so a little earlier than ours */
+/* hot_count() from which on a second store copies a segment: requests in about a minute. */
+static const double HOT_AT = 8;
+/* A worker may see the deadline pass this much earlier. */
+static const uint64_t DEADLINE_SLACK_NS = 100 * NS_PER_MS;
 
+/* Frees the arrays of n tokens, not the tokens themselves. */
 static void free_tokens(struct shown_token *tokens, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -26,7 +42,7 @@ static void free_tokens(struct shown_token *tokens, uint32_t n)
     }
 }
 
-/* --------------------------------------------------------------- its place */
+/* ---------------------------------------------------------------- placement */
 
 void request_unplace(struct request *q)
 {
@@ -81,7 +97,7 @@ void request_free(struct request *q)
     free(q);
 }
 
-/* How many of its leading blocks are in segments that are asked for often. */
+/* Number of its leading blocks in segments that are asked for often; counts this request, too. */
 static uint32_t count_hot(struct request *q)
 {
     uint32_t n = 0;
@@ -93,7 +109,10 @@ static uint32_t count_hot(struct request *q)
     return n;
 }
 
-/* A worker that failed too often gets one request to show that it works again. */
+/*
+ * A worker whose breaker was open gets q as its only request, to show that it works again. Until q succeeds
+ * or fails there, the scheduler sends nothing else.
+ */
 static void use_breaker(struct request *q, struct peer *p)
 {
     if (!breaker_used(&p->breaker))
@@ -130,7 +149,7 @@ void request_place(struct request *q, const struct plan *plan)
         q->hot_blocks = count_hot(q);
         retry_budget_first(&r->budget, q->begun_ns);
     }
-    /* nothing would be left to decode */
+    /* The prefill leg alone gives everything: the last token, or scores. */
     q->alone = plan->kind == PLAN_SPLIT && (q->scores || q->p.sampling.max_tokens <= q->n_tokens + 1);
     q->decode_accepted = q->alone || plan_is_whole(plan->kind);
     q->prefill = q->placed_prefill = prefill;
@@ -175,7 +194,8 @@ void request_peer_lost(struct request *q, struct peer *peer, enum replan_reason 
     bool prefill_lost = q->prefill == peer, decode_lost = q->decode == peer;
     if (!prefill_lost && !decode_lost)
         return;
-    if (prefill_lost && !decode_lost && q->prefill_done) { /* its part was over, maybe its pages are here already */
+    /* The request may not need this worker any more: its pages may have moved. */
+    if (prefill_lost && !decode_lost && q->prefill_done) {
         legs_release_prefill(q);
         return;
     }
@@ -189,7 +209,7 @@ void request_peer_lost(struct request *q, struct peer *peer, enum replan_reason 
 
 /* ----------------------------------------------------------------- tokens */
 
-/* Whatever comes under the present id shows that the leg arrived. */
+/* A message under the present counter shows that the worker has received its leg. */
 static void note_heard(struct request *q, const struct peer *from)
 {
     if (from == q->prefill)
@@ -198,7 +218,7 @@ static void note_heard(struct request *q, const struct peer *from)
         q->decode_said = 0;
 }
 
-/* Its decode worker generates: the prompt's KV is there, and what the two workers had to do with one another went well. */
+/* The decode worker generates tokens, so it has the prompt's KV: handover and both workers are fine. */
 static void succeeded(struct request *q)
 {
     q->proven = true;
@@ -216,7 +236,7 @@ void request_token(struct request *q, struct peer *from, const Tandem__Worker__V
     if (from == q->decode && !q->proven)
         succeeded(q);
     if ((from != q->placed_prefill && from != q->placed_decode) || t->position < next)
-        return; /* a stranger's, or the first token for the second time */
+        return; /* from a worker outside this placement, or the second copy of the first token */
     if (t->token >= q->router->config.vocab_size || t->position > next) {
         log_error(&q->router->log, "worker sent a token outside the vocabulary, or left one out peer=%s", from->name);
         replan_blame(q, from);
@@ -237,13 +257,16 @@ void request_token(struct request *q, struct peer *from, const Tandem__Worker__V
     q->held[q->n_held++] = token;
 }
 
-/* Returns true when the request is over. */
+/*
+ * The decode worker has reserved: shows the held tokens. True: the request is over and freed. answer_token()
+ * may free q, so the list is taken off q first, and the arrays of tokens after the end are freed here.
+ */
 static bool show_held(struct request *q)
 {
     uint32_t n = q->n_held;
     q->decode_accepted = true;
     q->n_held = 0;
-    struct shown_token *held = q->held; /* the request may end with any of them */
+    struct shown_token *held = q->held;
     bool over = false;
     q->held = NULL;
     for (uint32_t i = 0; i < n; i++) {
@@ -266,7 +289,10 @@ void request_accepted(struct request *q)
 
 /* ------------------------------------------------------------------- ends */
 
-/* Prompt tokens that were not computed; by the first worker that tells. A later one may know the answer's blocks, too. */
+/*
+ * Counts prompt tokens that were not computed, by the first leg that reports them: after a re-plan, blocks of
+ * the answer would count, too.
+ */
 static void note_cached(struct request *q, const Tandem__Worker__V1__LegEnd *end)
 {
     const uint32_t from[] = {end->cached_worker, end->cached_peer, end->cached_dram, end->cached_ssd};
@@ -279,6 +305,10 @@ static void note_cached(struct request *q, const Tandem__Worker__V1__LegEnd *end
     q->cache_told = true;
 }
 
+/*
+ * Adds a leg's times. Only the leg that prefilled counts its queue: a decode leg waits while the prefill
+ * runs.
+ */
 static void note_times(struct request *q, const Tandem__Worker__V1__LegEnd *end)
 {
     const Tandem__Worker__V1__PhaseTimes *t = end->times;
@@ -290,10 +320,11 @@ static void note_times(struct request *q, const Tandem__Worker__V1__LegEnd *end)
     q->now_ms[PART_EXPOSED] += answer_ms(t->exposed_transfer);
     q->now_ms[PART_WAIT] += answer_ms(t->decode_wait);
     q->now_ms[PART_DECODE] += answer_ms(t->decode);
-    if (t->prefill) /* the decode leg's queue runs beside the prefill */
+    if (t->prefill)
         q->now_ms[PART_QUEUE] += answer_ms(t->queue);
 }
 
+/* Keeps the first complete scores of the prompt. */
 static void note_scores(struct request *q, const Tandem__Worker__V1__LegEnd *end)
 {
     size_t n = end->n_prompt_logprobs, n_top = end->n_prompt_top_ids;
@@ -307,7 +338,10 @@ static void note_scores(struct request *q, const Tandem__Worker__V1__LegEnd *end
     q->prompt.top_logprobs = mem_dup(end->prompt_top_logprobs, n_top * sizeof(float));
 }
 
-/* The request's own fault, its deadline, or what the model computes: no other worker would say anything else. */
+/*
+ * Whether any other worker would answer the same: the request is wrong, its deadline passed, or the model's
+ * output is corrupt.
+ */
 static bool is_final(const struct request *q, int32_t status)
 {
     uint64_t now = clock_now(&q->router->clock);
@@ -319,13 +353,14 @@ static bool is_final(const struct request *q, int32_t status)
 }
 
 /*
- * Between two workers nobody knows whose fault it is: the holder's, or the reader's if it fails with one after the other. The
- * request tries another reader first: the holder has the prompt in its cache, and computing it elsewhere may take long.
+ * A transfer failed, and it is unknown on which side. The holder is blamed, and the reader too if it failed
+ * with another holder before. The request avoids the reader first: the holder has the prompt in its cache,
+ * and computing it elsewhere may take long. At a second failure it avoids both.
  */
 static void blame_transfer(struct request *q, struct peer *reader, struct peer *holder)
 {
     if (holder->state != PEER_READY)
-        return; /* no wonder */
+        return; /* the holder is lost: that explains the failure */
     if (reader->failed_with != holder->holder + 1 && reader->failed_with)
         peer_failed(reader);
     reader->failed_with = holder->holder + 1;
@@ -335,6 +370,10 @@ static void blame_transfer(struct request *q, struct peer *reader, struct peer *
     peer_failed(holder);
 }
 
+/*
+ * A leg ended with an error: fails the request if no other worker could do better, otherwise blames, then
+ * re-plans.
+ */
 static void leg_failed(struct request *q, struct peer *from, bool prefill_leg, const Tandem__Worker__V1__LegEnd *end)
 {
     char text[384];
@@ -359,19 +398,22 @@ static void leg_failed(struct request *q, struct peer *from, bool prefill_leg, c
     replan_request(q, moving ? REPLAN_TRANSFER : refused ? REPLAN_REFUSED : REPLAN_FAILED, text);
 }
 
+/* The last leg has ended well: finishes the answer. */
 static void finish_by_leg(struct request *q, bool length)
 {
-    if (!q->decode_accepted && show_held(q)) /* the first token ended it: no decode worker is needed */
+    /* The first token ended the answer: no decode worker was needed. */
+    if (!q->decode_accepted && show_held(q))
         return;
-    if (replan_wants_scores(q)) /* they were with a leg that was lost after its tokens */
+    if (replan_wants_scores(q)) /* the leg with the scores was lost after it had sent its tokens */
         replan_request(q, REPLAN_FAILED, "the prompt's log-probabilities are missing");
     else
         answer_finish(q, length);
 }
 
 /*
- * The prefill worker has taken the pages back, mostly because the first token has ended the answer. Its own end says why, and may
- * arrive after this one, since each worker has its own connection.
+ * Whether a decode leg ended because the prefill worker took its pages back, usually as the first token ended
+ * the answer. The end of the prefill leg says why, and may come after this one: then only the decode worker's
+ * place is freed here.
  */
 static bool is_handover_cancelled(const struct request *q, const struct peer *from,
                                   const Tandem__Worker__V1__LegEnd *end)
@@ -393,7 +435,8 @@ void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker_
         leg_failed(q, from, prefill_leg, end);
         return;
     }
-    bool length = q->scores ? q->over_by_length : end->finish_reason.len == 6; /* "length"; else "stop", or nothing */
+    /* "length"; else "stop", or nothing. */
+    bool length = q->scores ? q->over_by_length : end->finish_reason.len == 6;
     if (q->alone || plan_is_whole(q->plan.kind))
         peer_succeeded(from);
     note_times(q, end);
@@ -405,7 +448,8 @@ void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker_
         legs_prompt_computed(q);
         if (end->finish_reason.len || q->over) {
             finish_by_leg(q, q->over ? q->over_by_length : length);
-        } else if (!q->decode && !q->alone) { /* its handover was cancelled after all that, as when the worker stops */
+            /* The handover was cancelled for another reason than an end, for example a worker that stops. */
+        } else if (!q->decode && !q->alone) {
             blame_transfer(q, q->placed_decode, from);
             replan_request(q, REPLAN_TRANSFER, "the handover of its KV was cancelled");
         }
@@ -414,7 +458,7 @@ void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker_
     if (end->times)
         legs_moved(q, answer_ms(end->times->exposed_transfer));
     legs_decoded(q);
-    if (q->plan.kind == PLAN_SPLIT && !q->prefill_done) { /* its end, with the times, is on its way */
+    if (q->plan.kind == PLAN_SPLIT && !q->prefill_done) { /* the end of the prefill leg is on its way */
         q->over = true;
         q->over_by_length = length;
         return;

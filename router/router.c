@@ -1,8 +1,8 @@
 /*
- * The owner thread: takes notes, keeps the snapshot, and lets the scheduler decide (place.c).
+ * The owner thread: handles notes, keeps the snapshot, and lets the scheduler decide (place.c).
  *
- * A pass over the queue is made whenever something changed that may let a request go. Everything that expires by itself is looked
- * at every TICK_MS.
+ * Each turn handles all notes, then makes a pass over the queue if something changed that may let a request
+ * go. Timeouts are checked every TICK_MS.
  */
 #include "router/router.h"
 
@@ -20,11 +20,12 @@
 
 enum {
     TICK_MS = 20,
-    TURN_MS = 100,           /* a look around that comes later: this process was away */
-    REGISTER_SLACK_MS = 500, /* a call takes so long on a busy machine */
-    SWEEP_ENTRIES = 1 << 15, /* a tick; well under a millisecond */
-    UNREAD_EVERY_MS = 100,
-    UNREAD_MS = 60000, /* after which a call ends whose client takes nothing, full queue or not */
+    /* a turn that comes later than this shows that the process did not run (base/absence.h). */
+    TURN_MS = 100,
+    REGISTER_SLACK_MS = 500, /* time that a registering call may take on a busy machine */
+    SWEEP_ENTRIES = 1 << 15, /* index entries swept in a tick: well under a millisecond */
+    UNREAD_EVERY_MS = 100,   /* how often clients that do not read are looked for */
+    UNREAD_MS = 60000,       /* a call whose client takes nothing for this time ends, full queue or not */
     TEXT_NICE = 5
 };
 
@@ -118,7 +119,8 @@ void router_enqueue(struct router *r, struct request *q)
 
 static void on_request(struct router *r, struct request *q)
 {
-    bool waits = !r->ready || !r->known || !can_serve(r); /* else the scheduler knows whether there is room */
+    /* Otherwise the scheduler decides whether there is room. */
+    bool waits = !r->ready || !r->known || !can_serve(r);
     bool full = r->queued_tokens + q->p.n_ids > (uint64_t)r->options.queue_tokens ||
                 r->n_queued >= (uint64_t)r->options.queue_requests;
     if (waits && full) {
@@ -137,19 +139,21 @@ static void on_request_gone(struct router *r, struct rpc_call *call)
 {
     for (struct request *q = r->requests, *next; q; q = next) {
         next = q->next;
-        if (q->call == call) /* each of its choices */
+        if (q->call == call) /* all choices of the call */
             request_gone(q);
     }
     rpc_call_unref(call);
 }
 
+/* Handles one note and frees it with what it owns. */
 static void on_note(struct router *r, struct note *n)
 {
     bool current = n->peer && n->epoch == n->peer->epoch;
     struct td_error e = {{0}};
     switch (n->kind) {
     case NOTE_REQUEST:
-        if (rpc_call_over(n->request->call)) /* the client left meanwhile; its NOTE_REQUEST_GONE may have come before */
+        /* The client left; its NOTE_REQUEST_GONE may have come before this note. */
+        if (rpc_call_over(n->request->call))
             request_free(n->request);
         else
             on_request(r, n->request);
@@ -230,8 +234,9 @@ bool can_serve(const struct router *r)
 }
 
 /*
- * After a start: everyone that can be reached has told what it holds, or has had its time. A list of workers counts as complete;
- * without one workers register, each once in REGISTER_MS.
+ * Whether a new router may begin to place: each peer that can be reached has sent its blocks, or settle_ms
+ * have passed. A list of workers (--workers) counts as complete; without one the router first waits for
+ * workers to register, which each does once in REGISTER_MS.
  */
 static bool settled(const struct router *r, uint64_t now)
 {
@@ -279,6 +284,7 @@ static void look_at_workers(struct router *r, uint64_t now, uint64_t patience)
     rpc_server_set_serving(r->rpc, r->ready && peer_has_role(r, ROLE_DECODE) && !atomic_load(&r->stopping));
 }
 
+/* Fails requests whose deadline passed; sends what waited for room in a call's queue. */
 static void expire(struct router *r, uint64_t now)
 {
     for (struct request *q = r->requests, *next; q; q = next) {
@@ -289,7 +295,7 @@ static void expire(struct router *r, uint64_t now)
     }
 }
 
-/* Other routers hear through the workers what is queued here. */
+/* Tells workers, and through them other routers, how much work is queued here, if it changed by 5 %. */
 static void tell_demand(struct router *r)
 {
     double queued_ms = scheduler_queued_ms(r->scheduler);
@@ -299,7 +305,7 @@ static void tell_demand(struct router *r)
         peer_tell_demand(r->peers[i], r->demand_ms);
 }
 
-/* Clients that do not read. Their requests end as those of clients that left (NOTE_REQUEST_GONE). */
+/* Ends calls whose clients do not read; their requests then end by NOTE_REQUEST_GONE. */
 static void cut_unread(struct router *r, uint64_t now)
 {
     if (now < r->next_unread_ns)
@@ -420,7 +426,7 @@ static enum td_status open_peers(struct router *r, struct td_error *e)
         r->peers[r->n_peers++] = p;
         at += n + (at[n] == ',');
     }
-    return TD_OK; /* none: they register */
+    return TD_OK; /* without a list, workers register */
 }
 
 static enum td_status open_network(struct router *r, struct td_error *e)
@@ -481,19 +487,23 @@ enum td_status router_open(const struct router_options *options, struct router *
     return TD_OK;
 }
 
+/*
+ * Order: first the sources of notes (server, text threads), then the notes, then requests, then streams and
+ * their notes, and peers last, since notes point to peers.
+ */
 void router_close(struct router *r)
 {
     if (!r)
         return;
     atomic_store(&r->stopping, true);
     rpc_server_close(r->rpc);
-    jobs_close(r->texts); /* their calls are over */
-    take_mail(r);         /* requests that arrived last: their calls are over */
+    jobs_close(r->texts); /* no rpc or text thread pushes client notes any more */
+    take_mail(r);         /* frees the last requests: their calls are over */
     while (r->requests)
         request_gone(r->requests);
     for (uint32_t i = 0; i < r->n_peers; i++)
         peer_disconnect(r->peers[i]);
-    take_mail(r); /* what their calls still said */
+    take_mail(r); /* frees the last notes of the streams; the peers they point to must still exist */
     audit_drop(r);
     for (uint32_t i = 0; i < r->n_peers; i++) {
         free(r->peers[i]->legs);

@@ -1,15 +1,16 @@
 /*
  * The router: the client API, all text, and the decision where each request goes.
  *
- * It never touches KV bytes. One "owner" thread holds the prefix index, the snapshot of the cluster, the one queue and all
- * requests. Rpc threads check sizes and deliver workers' messages; threads for texts (--text-threads) render, tokenize and validate
- * before a request reaches the owner. Workers
- * are connected to by address; what they are (role, model, layout) they say themselves, and a worker that doesn't match the
- * first one is refused, field by field.
+ * It never touches KV bytes. The router connects to workers by address, or they register. Workers say
+ * themselves what they are (role, model, layout); a worker that does not match the first one is refused, and
+ * the refusal names the field. A worker is lost when its stream ends or it sends nothing for silence_ms. Its
+ * requests are then re-planned with the tokens generated so far (router/replan.c). The router goes on trying
+ * to connect to a lost worker, for ever if it is in --workers. A new router places nothing before it knows
+ * which blocks the workers hold, or settle_ms have passed.
  *
- * A worker is lost when its stream ends or it says nothing for silence_ms; its requests are then planned anew, with what was
- * generated so far (router/replan.c). It is connected to again for ever. A new router places nothing before it knows what the
- * workers hold.
+ * Threads: one "owner" thread (router_run) has the prefix index, the snapshot of the cluster, the queue and
+ * all requests. rpc threads check sizes and deliver workers' messages. Text threads (--text-threads) render,
+ * tokenize and validate before a request reaches the owner.
  */
 #pragma once
 
@@ -28,12 +29,16 @@ struct router_options {
         text_threads, text_bytes;
 };
 
-extern const struct option ROUTER_OPTIONS[];
+extern const struct option ROUTER_OPTIONS[]; /* help texts say what each option does */
 
 enum td_status router_open(const struct router_options *options, struct router **out, struct td_error *error_out);
-enum td_status router_run(struct router *r); /* until router_stop */
-/* Any thread: no new requests; those that run are finished, then router_run returns. Twice: at once. */
+/* Runs the owner thread until router_stop(). */
+enum td_status router_run(struct router *r);
+/*
+ * Any thread. The first call refuses new requests, and router_run() returns when all requests are over. A
+ * second call: at once.
+ */
 void router_stop(struct router *r);
 void router_close(struct router *r); /* NULL is fine */
 
-const char *router_address(const struct router *r); /* port filled in */
+const char *router_address(const struct router *r); /* with the port that was chosen; borrowed */

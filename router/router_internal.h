@@ -1,4 +1,14 @@
-/* What the files of router/ share. */
+/*
+ * State and functions shared by the files of router/.
+ *
+ * Threads: everything belongs to the owner thread (router_run) unless marked otherwise. rpc and text threads
+ * read the options, the model, the tokenizer and the atomics; they reach the owner only by notes in
+ * router.mailbox.
+ *
+ * Ownership: the router owns its peers and requests. Functions that may free a request say so; their callers
+ * must not touch it afterwards. Loops over router.requests read `next` before they act on a request. That is
+ * safe because acting on one request frees no other one.
+ */
 #pragma once
 
 #include <pthread.h>
@@ -33,9 +43,9 @@
 
 enum {
     MAX_WORKERS = INDEX_MAX_HOLDERS,
-    MAX_STORES = 64, /* of which a leg is told */
+    MAX_STORES = 64, /* stores named in one leg */
     MAX_PROMPT_LOGPROBS = 65536,
-    MAX_PROMPT_SCORES = 1 << 18, /* numbers for a prompt: in 9 bytes each they fit one message */
+    MAX_PROMPT_SCORES = 1 << 18, /* scores of one prompt: at 9 bytes each they fit into one message */
     MAX_PIN_MS = 24 * 3600 * 1000,
 };
 
@@ -84,31 +94,34 @@ enum { METRICS_ENUM(ROUTER_METRICS) };
     X(PEER_PROBES, METRIC_GAUGE, "tandem_worker_probes", "requests that found out whether it is still slow")
 enum { METRICS_ENUM(PEER_METRICS) };
 
-/* Why a request is planned anew; the label of tandem_replans_total. */
+/* Why a request is re-planned; the label of tandem_replans_total. */
 enum replan_reason {
-    REPLAN_LOST,     /* a worker is gone */
-    REPLAN_TRANSFER, /* the KV did not get from one to the other, or not unharmed */
-    REPLAN_REFUSED,  /* a worker takes nothing: it drains, or has no room */
-    REPLAN_UNHEARD,  /* a leg was not acknowledged in time, or forgotten */
-    REPLAN_STALLED,  /* a worker is there and gets nowhere */
-    REPLAN_FAILED,   /* anything else that a worker did wrong */
+    REPLAN_LOST,     /* a worker is lost */
+    REPLAN_TRANSFER, /* the KV did not arrive, or arrived damaged */
+    REPLAN_REFUSED,  /* a worker refused the leg: it drains, or has no room */
+    REPLAN_UNHEARD,  /* a worker did not acknowledge the leg in time, or has forgotten it */
+    REPLAN_STALLED,  /* a worker sends heartbeats but makes no progress */
+    REPLAN_FAILED,   /* any other failure of a worker */
     REPLAN_REASONS
 };
 
-/* A client's request after validation; filled by the rpc thread that got it, then the owner's. */
+/*
+ * A client's request after validation. Filled by an rpc or text thread, then handed over to the owner thread.
+ */
 struct params {
-    uint32_t *ids, n_ids; /* the prompt (sampling.n_prompt of them), then what was generated before the last re-plan */
-    Tandem__Worker__V1__SamplingParams sampling; /* arrays below */
+    /* The prompt (sampling.n_prompt ids), then the tokens generated before the last re-plan. */
+    uint32_t *ids, n_ids;
+    Tandem__Worker__V1__SamplingParams sampling; /* points to the arrays below */
     Tandem__Worker__V1__Bias *bias, **bias_list;
     uint32_t *stop_ids, *allowed;
-    struct bytes echo; /* shown before the answer */
+    struct bytes echo; /* the prompt's text if it is to be shown before the answer */
     struct bytes stop[ASK_MAX_STOP_STRINGS];
     uint32_t n_stop;
     double ttft_ms, tpot_ms; /* limits; 0: none */
     uint32_t n_choices;
     int32_t priority;
     uint32_t workflow_deadline_ms, workflow_steps_left; /* 0 ms: no workflow */
-    int64_t remaining_ms;                               /* at arrival; INT64_MAX: none */
+    int64_t remaining_ms;                               /* from arrival to its deadline; INT64_MAX: none */
     struct bytes tenant, salt, label, workflow, lora;   /* lora: an adapter's name, or empty */
     bool want_ids, want_logprobs, want_prompt_logprobs, max_tokens_given, bypass_cache, skip_special;
 };
@@ -118,107 +131,133 @@ enum request_state { REQUEST_QUEUED, REQUEST_PLACED, REQUEST_OVER };
 struct shown_token {
     uint32_t id;
     float logprob;
-    uint32_t n_top, *top_ids; /* the likeliest; owned */
+    uint32_t n_top, *top_ids; /* the n_top likeliest tokens at this position; owned, as is top_logprobs */
     float *top_logprobs;
-    uint64_t text_start; /* offset in the whole text where what it adds begins */
+    uint64_t text_start; /* offset of this token's text in request.text */
 };
 
 enum { PLACED_BUCKETS = 4096 };
 
+/* Parts of a request's time, as legs report them. */
 enum part { PART_QUEUE, PART_LOAD, PART_PREFILL, PART_TRANSFER, PART_EXPOSED, PART_WAIT, PART_DECODE, PARTS };
 
 /*
- * The choices of one call (choices.c). Each is a request of its own; the first goes alone until its decode worker has the prompt's
- * KV, or it is over. So the others find the prompt in the caches of both workers, and share its full pages: what is left they
- * compute, and pull, into pages of their own.
+ * The choices of one call (choices.c). Each choice is a request of its own. The first one runs alone until
+ * its decode worker has the prompt's KV, or until it ends. Then the others start: they find the prompt in the
+ * caches of both workers and share its full pages. The rest of the prompt they compute, and pull, into pages
+ * of their own. Shared by the choices, freed with the last one.
  */
 struct choices {
-    uint32_t n_live, n_open; /* requests not freed; not answered in full */
-    bool begun, failed;      /* the others are there; the call was ended, so that nothing more is said in it */
+    uint32_t n_live, n_open; /* choices that are not freed; choices that are not answered in full */
+    bool begun, failed;      /* the other choices were started; the call was ended by an error */
 };
 
+/* One request. Times in ns are by router.clock unless stated otherwise. */
 struct request {
-    struct request *prev, *next; /* owner's list, in order of arrival */
-    struct request *next_placed; /* in its bucket of router.placed */
+    struct request *prev, *next; /* router.requests, in order of arrival */
+    struct request *next_placed; /* its bucket of router.placed; only in REQUEST_PLACED */
     struct router *router;
-    struct rpc_call *call;
-    struct choices *choices; /* NULL: the only one */
+    struct rpc_call *call;   /* one reference; the choices of a call share the call */
+    struct choices *choices; /* NULL: the call has only this choice */
     struct params p;
-    struct block_key *keys, root; /* of the full blocks of p.ids */
-    char kv_codec[16];            /* that root is made of */
+    struct block_key *keys, root; /* names of the n_keys full blocks of p.ids (owned); their root */
+    char kv_codec[16];            /* the stores' codec when root was made; root depends on it */
     uint32_t n_keys;
     enum request_state state;
     struct plan plan;
     struct sched_request sched;
-    bool submitted; /* to the scheduler */
+    bool submitted; /* the scheduler knows it, so request_drop() calls scheduler_end() */
     uint32_t n_replans;
 
-    /* of the present placement */
-    struct peer *prefill, *decode; /* equal when one worker has both phases; NULL when their leg is over */
-    struct peer *placed_prefill, *placed_decode;
+    /*
+     * This placement: set by request_place(), valid in REQUEST_PLACED. prefill and decode are equal if one
+     * worker does both phases. decode is NULL if the decode leg is over or was not sent. prefill stays when
+     * its leg is over; it is NULL if that worker was lost later.
+     */
+    struct peer *prefill, *decode;
+    struct peer *placed_prefill, *placed_decode; /* the workers of the plan, until request_unplace() */
     char prefill_name[64], decode_name[64];
-    uint64_t counter;                   /* of its transfer id: what comes under an old one is not for us any more */
-    uint32_t prefill_said, decode_said; /* numbers of the messages that brought the legs; 0: heard */
-    uint32_t prefill_leg, decode_leg;   /* the same numbers, also when heard; 0: there is no such leg */
-    uint32_t hot_blocks, n_before;      /* tokens generated before it was placed */
-    bool decode_accepted, prefill_done, alone; /* alone: no decode leg was sent */
-    bool over, over_by_length;                 /* the decode leg ended before what the prefill leg has to tell came */
-    bool proven;                               /* the decode worker sent a token */
-    bool scores;                               /* all tokens are here; only the prompt is scored (again) */
-    uint64_t begun_ns, begun_token_ns;         /* when it was placed, and its first token; 0: none yet */
-    uint64_t said_ns;                          /* when its legs were sent, by router_patience() */
-    double now_ms[PARTS];                      /* what its legs told */
-    uint32_t n_held;                           /* arrived before the decode worker accepted */
-    struct shown_token *held;
+    uint64_t counter; /* of its transfer id; new for each placement, so messages of an old one find nothing */
+    /* Number of the message with the leg; 0: the worker has received it. */
+    uint32_t prefill_said, decode_said;
+    uint32_t prefill_leg, decode_leg; /* the same number, also after that; 0: there is no such leg */
+    /* Leading blocks that are asked for often; tokens before this placement. */
+    uint32_t hot_blocks, n_before;
+    /* The decode worker has reserved, or need not; the prefill leg has ended; no decode leg was sent. */
+    bool decode_accepted, prefill_done, alone;
+    /* The decode leg has ended (by length), the prefill leg's end is on its way. */
+    bool over, over_by_length;
+    bool proven;                       /* the decode worker sent a token */
+    bool scores;                       /* the answer is complete; this placement only scores the prompt */
+    uint64_t begun_ns, begun_token_ns; /* when it was placed; when its first token came, 0: not yet */
+    uint64_t said_ns;                  /* when its legs were sent, by router_patience() */
+    double now_ms[PARTS];              /* times that its legs reported */
+    uint32_t n_held;                   /* tokens that came before the decode worker had reserved */
+    struct shown_token *held;          /* these tokens; owned */
 
+    /* The answer, over all placements. */
     struct token_stream *detok;
-    struct bytes text; /* whole answer so far */
-    uint64_t shown;    /* bytes of it that the client has */
+    struct bytes text; /* the whole answer so far */
+    uint64_t shown;    /* bytes of text that were given to the client */
     struct shown_token *tokens;
-    uint32_t n_tokens, cap_tokens, n_told;                                       /* n_told: given to the client */
-    uint64_t arrived_ns, tokenized_ns, placed_ns, first_token_ns, last_token_ns; /* placed_ns: for the first time */
-    uint64_t stall_ns;      /* since when a lost placement gives nothing; 0: all is well */
-    double times_ms[PARTS]; /* of placements before, and of this one once it is over */
+    uint32_t n_tokens, cap_tokens, n_told; /* n_told: tokens given to the client */
+    /* placed_ns: first placement. */
+    uint64_t arrived_ns, tokenized_ns, placed_ns, first_token_ns, last_token_ns;
+    uint64_t stall_ns;      /* since when the client waits because of a lost placement; 0: it does not */
+    double times_ms[PARTS]; /* sums over all placements that are over */
     double stalled_ms, predicted_ttft_ms, predicted_tpot_ms;
-    bool cache_told, answered;
+    bool cache_told, answered; /* the four counts below are set; the answer is complete */
+    /*
+     * Prompt tokens whose KV was found: in the worker's pool, in another worker's, in a store's DRAM, on its
+     * SSD.
+     */
     uint32_t cached_worker, cached_peer, cached_dram, cached_ssd;
-    struct { /* as GenerateEnd has them; n 0: not there yet */
+    struct { /* scores of the prompt, laid out as in GenerateEnd; n 0: not there yet */
         float *logprobs, *top_logprobs;
         uint32_t *ranks, *top_ids;
         size_t n, n_top;
     } prompt;
 };
 
-enum peer_state { PEER_CONNECTING, PEER_READY, PEER_LOST, PEER_REFUSED, PEER_GONE }; /* GONE: its place is free */
+/* PEER_GONE: the place is free for another worker or store. */
+enum peer_state { PEER_CONNECTING, PEER_READY, PEER_LOST, PEER_REFUSED, PEER_GONE };
 
-struct peer { /* a worker or store; owner thread */
+/*
+ * One worker or store. Owned by the router and freed only with it: notes of rpc threads point to it. When a
+ * process goes for good, another one may take its place. Times in ns are by router_patience().
+ */
+struct peer {
     struct router *router;
-    uint32_t holder; /* in the index; its place in router.peers */
+    uint32_t holder; /* its number in the index, in router.peers and in the scheduler */
     char address[128];
     enum peer_state state;
-    struct rpc_client *client;
-    struct rpc_call *call;
-    uint64_t epoch;              /* of the call: mail of an older one is dropped */
-    uint64_t retry_ns, heard_ns; /* these and the others of a peer by router_patience() */
-    uint64_t next_event;
-    uint32_t n_said, n_heard; /* messages of this call, each way */
-    uint32_t unheard;         /* up to here the worker had not heard, at unheard_ns; 0 ns: it has heard all */
-    uint64_t unheard_ns;
-    uint32_t heard; /* the last number that the worker said it heard */
-    uint32_t taken; /* ...and that its engine has dealt with */
-    uint64_t *legs; /* [n_legs] counters, in order: what it said it has */
+    struct rpc_client *client;   /* owned; NULL after peer_disconnect() */
+    struct rpc_call *call;       /* its stream, one reference; NULL: none */
+    uint64_t epoch;              /* of the stream: notes with another epoch are dropped */
+    uint64_t retry_ns, heard_ns; /* when to connect again; when its last message came */
+    uint64_t next_event;         /* number of the next block event */
+    uint32_t n_said, n_heard;    /* number of the last message sent, received on this stream */
+    /* At unheard_ns this was n_said, and the worker had not received all of it. */
+    uint32_t unheard;
+    uint64_t unheard_ns; /* 0: the worker has received all messages */
+    uint32_t heard;      /* number of the last message that the worker has received, as it says */
+    uint32_t taken;      /* number of the last message that its engine has handled, as it says */
+    uint64_t *legs;      /* counters of the legs that the worker has, as it says; owned */
     uint32_t n_legs;
-    bool legs_told; /* since the last tick */
+    bool legs_told; /* legs was updated since the last replan_tick() */
     bool stalled;   /* its heartbeats go on, its steps do not */
     struct progress progress;
-    bool draining;     /* takes no new work, and ends */
-    bool drained;      /* has ended so; forgotten if it came by itself, else connected to again for ever */
-    bool registered;   /* came by itself: forgotten when it is lost for long */
-    uint64_t lost_ns;  /* since when */
-    bool tried, whole; /* a connection was tried since start; a whole snapshot came on this call */
+    bool draining; /* it takes no new work and will exit */
+    bool drained;  /* it has exited after draining */
+    /* It came by itself: its place is freed when it has drained or was lost for FORGET_MS. */
+    bool registered;
+    uint64_t lost_ns; /* since when it is lost */
+    /* An attempt to connect has ended; a whole snapshot of its blocks came on this stream. */
+    bool tried, whole;
     struct breaker breaker;
-    uint32_t failed_with; /* holder + 1 of the worker that its last failed transfer was with; 0: none */
-    uint64_t probe;       /* counter of the request that tries a worker whose breaker is open; 0: none */
+    /* 1 + holder of the other side in its latest failed transfer; 0: none since a success. */
+    uint32_t failed_with;
+    uint64_t probe; /* counter of the one request that tries it while its breaker is PROBING; 0: none */
     struct metrics_set *counters;
     enum worker_role role;
     char name[64], xfer_address[128], transport[64], why[256], kv_codec[16];
@@ -226,12 +265,12 @@ struct peer { /* a worker or store; owner thread */
     uint64_t incarnation, weight_bytes;
     uint32_t n_pages, max_context, max_batch, chunk_tokens;
     struct kv_layout layout;
-    bool snapshot_asked;
-    uint32_t n_unreached;          /* of those that it may read from, told by it */
-    uint64_t peers_told;           /* sum of the addresses that it was told on this call; 0: none */
+    bool snapshot_asked;           /* a snapshot of its blocks is on its way */
+    uint32_t n_unreached;          /* peers that it may read from and can't connect to, as it says */
+    uint64_t peers_told;           /* hash of the addresses that it was told on this stream; 0: none */
     bool is_shared;                /* other routers use it, too */
-    double told_ms;                /* of what is queued here, as it was told last */
-    Tandem__Worker__V1__Load load; /* the last one; transport copied above */
+    double told_ms;                /* work queued at this router, as it was last told */
+    Tandem__Worker__V1__Load load; /* its last heartbeat; pointers are cleared */
 };
 
 enum note_kind {
@@ -250,25 +289,26 @@ enum note_kind {
     NOTE_STOP
 };
 
-struct note { /* what rpc threads tell the owner */
-    struct mail mail;
+/* A message from an rpc or text thread to the owner thread, which frees it and what it points to. */
+struct note {
+    struct mail mail; /* first member: take_mail() casts */
     enum note_kind kind;
-    uint64_t bytes; /* counted in router.note_bytes; 0: a note of ours */
-    struct request *request;
-    struct peer *peer;
-    uint64_t epoch;
-    Tandem__Worker__V1__WorkerMessage *message;
-    struct rpc_call *call; /* of the client, but for NOTE_REQUEST, _WORKER, _WORKER_GONE, _STOP */
-    char text[256];        /* NOTE_REGISTER: address; NOTE_DRAIN: name; NOTE_EXPLAIN: label */
-    uint32_t number;       /* NOTE_DRAIN, _PIN: ms; NOTE_EXPLAIN: how many */
-    struct params *params; /* NOTE_PIN, _FLUSH: whose prompt, tenant and salt say which blocks */
+    uint64_t bytes;          /* its part of router.note_bytes; 0: it is not from a client and not counted */
+    struct request *request; /* NOTE_REQUEST */
+    struct peer *peer;       /* NOTE_WORKER, _WORKER_GONE; borrowed */
+    uint64_t epoch;          /* NOTE_WORKER, _WORKER_GONE: peer.epoch of the stream */
+    Tandem__Worker__V1__WorkerMessage *message; /* NOTE_WORKER */
+    struct rpc_call *call; /* the client's, a reference; not for NOTE_REQUEST, _WORKER, _WORKER_GONE, _STOP */
+    char text[256];        /* NOTE_REGISTER: address; _DRAIN: name; _EXPLAIN: label; _WORKER_GONE: why */
+    uint32_t number;       /* NOTE_DRAIN, _PIN: ms; NOTE_EXPLAIN: how many decisions */
+    struct params *params; /* NOTE_PIN, _FLUSH: its prompt, tenant and salt name the blocks */
 };
 
 struct router {
     struct router_options options;
     struct log log;
     struct clock clock;
-    struct absence absence; /* of the owner thread */
+    struct absence absence; /* times in which the owner thread did not run; read by router_patience() */
     uint64_t incarnation, next_counter;
     struct model_config config;
     char model_name[128];
@@ -280,196 +320,240 @@ struct router {
     struct metrics_http *metrics_http;
     char metrics_address[64];
     struct faults *faults; /* NULL: none */
-    struct audit *audit;   /* that runs; NULL: none */
-    uint64_t next_audit;
-    bool pairs_changed; /* workers came or went since they were told of one another */
+    struct audit *audit;   /* the audit that runs; NULL: none */
+    uint64_t next_audit;   /* number of the latest audit */
+    bool pairs_changed;    /* a peer came or went since pairs_tick() told workers about one another */
     struct mailbox mailbox;
-    _Atomic uint32_t n_notes;             /* of clients, in the mailbox */
-    _Atomic uint64_t note_bytes, note_ns; /* note_ns: a note takes, of late */
-    struct jobs *texts;                   /* threads that render and tokenize */
-    _Atomic uint32_t n_texts;             /* calls handed to them and not yet answered, nor pushed to the mailbox */
-    _Atomic bool stopping, forced;
+    _Atomic uint32_t n_notes;             /* clients' notes in the mailbox */
+    _Atomic uint64_t note_bytes, note_ns; /* bytes of these notes; recent mean time to handle a note */
+    struct jobs *texts;                   /* text threads: they render and tokenize */
+    /* Calls at the text threads: neither answered nor in the mailbox yet. */
+    _Atomic uint32_t n_texts;
+    _Atomic bool stopping, forced; /* router_stop() was called; it was called twice */
 
-    /* what the first worker said; compared with the others. rpc threads read max_context and block_tokens. */
+    /* What the first worker said; all others must agree. Any thread reads max_context and block_tokens. */
+    /* The smallest context of all workers. 0: no worker came yet. */
     _Atomic uint32_t max_context, block_tokens;
-    bool known;
+    bool known; /* the first worker came */
     struct block_key fingerprint;
     struct kv_layout layout;
-    char kv_codec[16]; /* lossy one of the stores that were last here: prefix keys are made of it; "": none */
+    char kv_codec[16]; /* lossy codec of the latest store; prefix keys depend on it. "": none, or lossless */
     char numerics[32];
     struct served_adapter {
         char name[MAX_ADAPTER_NAME + 1];
         struct block_key fingerprint;
     } adapters[MAX_ADAPTERS];
     uint32_t n_adapters;
-    pthread_mutex_t hello_lock; /* fingerprint, numerics, adapters: rpc threads read them */
+    /* For fingerprint, numerics and adapters: the owner writes them once, other threads read them. */
+    pthread_mutex_t hello_lock;
 
     struct peer *peers[MAX_WORKERS];
     uint32_t n_peers;
     struct index *index;
-    struct hot *hot;                        /* segments of prompts */
-    struct request *placed[PLACED_BUCKETS]; /* by counter: every token of every step is looked up here */
-    struct request *requests, *last_request;
-    uint64_t queued_tokens;
+    struct hot *hot; /* how often segments of prompts are asked for */
+    /* Hash table by counter, since every token looks up its request. */
+    struct request *placed[PLACED_BUCKETS];
+    struct request *requests, *last_request; /* all requests in order of arrival; owned */
+    uint64_t queued_tokens;                  /* tokens of the requests in REQUEST_QUEUED */
+    /* Requests in REQUEST_QUEUED; in REQUEST_PLACED; in REQUEST_QUEUED and not yet known to the scheduler. */
     uint32_t n_queued, n_running, n_unsubmitted;
-    uint64_t next_number; /* of requests */
-    double demand_ms;     /* what is queued, as workers are told that others use, too */
+    uint64_t next_number; /* number of the latest submitted request */
+    double demand_ms;     /* work queued here, as workers with other routers are told */
     struct scheduler *scheduler;
     struct explain *explain;
-    struct pin_list pinned;    /* prompts, for those that come or return */
-    struct unpinned *unpinned; /* the latest, for those that were away then; NULL: none */
-    bool ready;                /* requests are placed: the index is as whole as it can be */
-    uint64_t next_unread_ns;   /* when to look for clients that do not read */
-    uint64_t away_ns;          /* for which this process stood still, up to the latest look */
-    uint64_t opened_ns,
-        able_ns; /* able: when there last was a worker of each role that is needed; by router_patience() */
+    struct pin_list pinned;    /* pinned prompts; workers and stores are told when they connect */
+    struct unpinned *unpinned; /* pins that ended early, for peers that were away then; NULL: none */
+    /* Requests are placed: all peers told their blocks, or had time to (settled()). */
+    bool ready;
+    uint64_t next_unread_ns; /* when to look next for clients that do not read */
+    uint64_t away_ns;        /* absence.away_ns at the latest such look */
+    /* When the router started; when can_serve() was last true. By router_patience(). */
+    uint64_t opened_ns, able_ns;
     struct retry_budget budget;
     struct metrics_set *replans[REPLAN_REASONS];
 };
 
-/* params.c: from the client's message; TD_ERR_INVALID or _UNSUPPORTED name the field */
+/*
+ * params.c; any thread. Builds params from a client's message; TD_ERR_INVALID and _UNSUPPORTED name the
+ * field.
+ */
 enum td_status params_parse(struct router *r, const Tandem__V1__GenerateRequest *m, int64_t grpc_remaining_ms,
                             struct params *out, struct td_error *error_out);
-/* TD_ERR_NOT_FOUND if a request names another model than the one that is served. */
+/* TD_ERR_NOT_FOUND if the request names a model that is not served. */
 enum td_status params_model(const struct router *r, ProtobufCBinaryData name, struct td_error *error_out);
-/* Quick, before params_parse: TD_ERR_INVALID if the prompt has more bytes or ids than the context can hold. */
+/*
+ * A quick check before params_parse(): TD_ERR_INVALID if the prompt has more bytes or ids than the context
+ * can hold.
+ */
 enum td_status params_fits(struct router *r, const Tandem__V1__GenerateRequest *m, struct td_error *error_out);
 enum td_status params_text_fits(struct router *r, const char *field, size_t len_bytes, struct td_error *error_out);
 enum td_status params_chat_fits(struct router *r, const Tandem__V1__ChatPrompt *chat, struct td_error *error_out);
-uint32_t params_context(const struct router *r); /* tokens; the model's, before the first worker said its own */
+/* Longest context in tokens: of the workers; of the model before a worker came. */
+uint32_t params_context(const struct router *r);
 void params_free(struct params *p);
-struct params params_copy(const struct params *p); /* as it was when it came, all of it anew */
+/* A deep copy of the original request: without tokens generated since. */
+struct params params_copy(const struct params *p);
 enum td_status params_chat(struct router *r, const Tandem__V1__ChatPrompt *chat, struct bytes *text_out,
                            struct td_error *error_out);
 
-/* adapters.c: what the first worker said of adapters, and the others repeat */
-void adapters_adopt(struct router *r, const Tandem__Worker__V1__WorkerHello *h); /* under hello_lock */
+/* adapters.c: the adapters that the first worker named; all other workers must name the same. */
+void adapters_adopt(struct router *r, const Tandem__Worker__V1__WorkerHello *h); /* caller holds hello_lock */
 enum td_status adapters_check_hello(const Tandem__Worker__V1__WorkerHello *h, struct td_error *error_out);
 enum td_status adapters_match(const struct router *r, const Tandem__Worker__V1__WorkerHello *h,
                               struct td_error *error_out);
-/* TD_OK: p's adapter is served, or not known yet, or it asks for none. TD_ERR_NOT_FOUND tells which there are. Any thread. */
+/*
+ * TD_ERR_NOT_FOUND, with the names that exist: p's adapter is not served. TD_OK also before a worker came.
+ * Any thread.
+ */
 enum td_status adapters_ask(struct router *r, const struct params *p, struct td_error *error_out);
-const struct served_adapter *adapters_served(const struct router *r, const struct params *p); /* owner; NULL: none */
+/* Owner thread. The adapter that p asks for; NULL: p asks for none. */
+const struct served_adapter *adapters_served(const struct router *r, const struct params *p);
 
-/* api.c: the methods, on rpc threads */
+/* api.c: the methods of the client API, on rpc threads. */
 extern const struct rpc_method ROUTER_METHODS[];
 extern const uint32_t N_ROUTER_METHODS;
 void router_answer_status(struct router *r, struct rpc_call *call);
-/* Sends answer, or fails by status; gives the call up. */
+/* Ends the call with the answer, or with the error; releases the caller's reference. */
 void router_answer_simple(struct rpc_call *call, const ProtobufCMessage *answer, enum td_status status,
                           const struct td_error *e);
 
-/* request.c: one request, owner thread. Any of these may end it. */
-void request_free(struct request *q);
-/* The request's id as one word for log lines. Returns out. */
+/* request.c: one request. All of these may free q, except request_place(), request_unplace() and
+ * request_log_id(). */
+void request_free(struct request *q); /* only if it is on no list */
+/* Writes the request's id as one word for log lines. Returns out. Any thread. */
 const char *request_log_id(const struct request *q, char out[LOG_WORD_BYTES]);
 void request_place(struct request *q, const struct plan *plan);
-/* Off its workers and out of router.placed: what still comes under its id finds nobody. */
+/* Cancels its legs and takes it out of router.placed: messages with its old counter find nothing any more. */
 void request_unplace(struct request *q);
-void request_drop(struct request *q); /* off all lists, freed; its call was finished before, or is gone */
+void request_drop(struct request *q); /* off all lists, and freed. Its call is finished already, or shared */
 void request_fail(struct request *q, enum rpc_code code, const char *text, uint32_t retry_after_ms);
 void request_gone(struct request *q); /* the client left */
 void request_token(struct request *q, struct peer *from, const Tandem__Worker__V1__Token *t);
-void request_accepted(struct request *q);
+void request_accepted(struct request *q); /* the decode worker has reserved */
 void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker__V1__LegEnd *end);
-void request_peer_lost(struct request *q, struct peer *peer, enum replan_reason reason); /* or of no use any more */
+/* peer is lost or stalled: if q still needs it, q is re-planned. */
+void request_peer_lost(struct request *q, struct peer *peer, enum replan_reason reason);
 
-/* place.c: what the scheduler decides */
+/* place.c: between requests and the scheduler. */
 enum td_status place_open(struct router *r, struct td_error *e);
 enum plan_force place_forced(const struct router *r);
+/* Submits new requests and runs a pass; fails all queued requests if no worker came for gone_ms. */
 void place_queued(struct router *r);
-void place_again(struct request *q); /* it was placed, and has its ids and tokens */
+/* Queues a re-planned request; its ids contain its tokens. */
+void place_again(struct request *q);
 
-/* The keys of a prompt's full blocks, as workers name them: freed by the caller. Only when r->known. */
+/* The names of a prompt's full blocks; the caller frees them. Only when r->known. */
 struct block_key *place_keys(struct router *r, const struct params *p, uint32_t *n_out, struct block_key *root_out);
-/* The longest prefix that one worker or the stores have, in blocks. */
+/* The longest prefix, in blocks, that one worker has or that the stores have together. */
 uint32_t place_cached(struct router *r, const struct block_key *keys, uint32_t n);
 
-/* prefix.c: prompts that clients pin or flush; owner thread. These give the call up */
+/*
+ * prefix.c: prompts that clients pin or flush. The first three end the call and release the caller's
+ * reference.
+ */
 void prefix_pin(struct router *r, struct rpc_call *call, const struct params *p, uint32_t ttl_ms);
 void prefix_flush(struct router *r, struct rpc_call *call, const struct params *p);
 void prefix_flush_all(struct router *r, struct rpc_call *call);
-void prefix_tell(struct peer *p); /* it is ready: what is pinned */
-void prefix_told(struct peer *p,
-                 const Tandem__Worker__V1__Pins *m); /* what it keeps, or what another router asked of it */
+void prefix_tell(struct peer *p); /* p became ready: tells it all pins */
+/* p says what it pins, or what another router asked it to pin. */
+void prefix_told(struct peer *p, const Tandem__Worker__V1__Pins *m);
 void prefix_tick(struct router *r, uint64_t now);
 void prefix_close(struct router *r);
 
-/* legs.c: what is sent to workers for a request, and what is counted on them */
-void legs_send(struct request *q); /* by q->plan, under q->counter */
+/* legs.c: messages to workers about a request, and the request's places on them. None frees q. */
+void legs_send(struct request *q); /* sends the legs of q->plan under q->counter */
 void legs_cancel(struct request *q);
 void legs_release_prefill(struct request *q);
 void legs_release_decode(struct request *q);
-void legs_moved(struct request *q, double exposed_ms); /* what it decodes is there */
-void legs_decoded(struct request *q);                  /* its decode leg is over; the other may not be */
-void legs_prompt_computed(struct request *q);          /* its worker may take the next one */
+void legs_moved(struct request *q, double exposed_ms); /* its KV is on the decode worker */
+/* Its decode leg is over; its prefill leg may still run. */
+void legs_decoded(struct request *q);
+void legs_prompt_computed(struct request *q); /* its prefill worker may take the next prompt */
 
-/* choices.c; owner thread */
-void choices_open(struct request *q);                     /* of a request that wants several */
-void choices_begin(struct request *q);                    /* its prompt is where it decodes: the others follow */
-bool choices_answered(struct request *q);                 /* true: the call is over */
-bool choices_failed(struct request *q);                   /* true: the call has to be ended by an error, now */
-void choices_leave(struct request *q);                    /* it is being freed */
-void router_enqueue(struct router *r, struct request *q); /* router.c: a request that passed validation */
+/* choices.c */
+void choices_open(struct request *q);  /* before router_enqueue(), if the call wants several choices */
+void choices_begin(struct request *q); /* starts the other choices, once: they find the prompt's KV */
+/* Q is answered. True: it was the last one, the caller ends the call. */
+bool choices_answered(struct request *q);
+bool choices_failed(struct request *q); /* q failed. True: it is the first one, the caller ends the call */
+void choices_leave(struct request *q);  /* q is being freed */
+/* router.c: takes a request that passed validation into router.requests. */
+void router_enqueue(struct router *r, struct request *q);
 
-/* answer.c: what the client gets. True: the request is over and freed. */
-bool answer_token(struct request *q, struct shown_token token); /* takes what it owns */
-void answer_finish(struct request *q, bool length);             /* no token comes any more; length, or a stop id */
-void answer_more(struct request *q); /* what found no room in the call's queue, or was kept to go with more */
+/* answer.c: what the client gets. */
+/* Adds a token, whose arrays it takes. True: the request is over and freed. */
+bool answer_token(struct request *q, struct shown_token token);
+/* Ends the answer, by length or by a stop, and frees q. */
+void answer_finish(struct request *q, bool length);
+/* Sends what found no room in the call's queue, or was kept back to fill a message. */
+void answer_more(struct request *q);
 double answer_ms(uint64_t ns);
 
-/* replan.c: planned anew, with what was generated so far */
-void replan_request(struct request *q, enum replan_reason reason, const char *text);
-bool replan_wants_scores(const struct request *q);
-void replan_blame(struct request *q, struct peer *p); /* p failed it */
-void replan_tick(struct router *r, uint64_t now);     /* legs that nobody heard of, or that were forgotten */
-void replan_times(struct request *q, bool lost);      /* what of q->now_ms counts goes into q->times_ms */
+/* replan.c: re-plans with the tokens generated so far. */
+void replan_request(struct request *q, enum replan_reason reason, const char *text); /* may free q */
+bool replan_wants_scores(const struct request *q);    /* the client wants prompt scores and has none yet */
+void replan_blame(struct request *q, struct peer *p); /* p failed q: q avoids it, its breaker counts it */
+/* re-plans legs that are not acknowledged or forgotten. */
+void replan_tick(struct router *r, uint64_t now);
+void replan_times(struct request *q, bool lost); /* ends a placement: adds its now_ms to times_ms */
 void replan_metrics(struct router *r);
 
-/* pairs.c */
-void pairs_tick(struct router *r); /* tells workers of one another */
+/* pairs.c: which worker can read from which. */
+void pairs_tick(struct router *r); /* tells workers about one another after a change */
 void pairs_learn(struct peer *p, const Tandem__Worker__V1__Load *l);
-uint32_t pairs_unreached(const struct peer *p,
-                         ProtobufCBinaryData *names_out); /* room for as many as there are peers */
+/*
+ * Names of peers that p can't connect to. names_out: room for router.n_peers; borrowed names. Returns how
+ * many.
+ */
+uint32_t pairs_unreached(const struct peer *p, ProtobufCBinaryData *names_out);
 
-/* peer.c: one worker, owner thread but for callbacks */
+/* peer.c: one worker or store. */
+/* NULL: the address can't be used. The router frees it. */
 struct peer *peer_open(struct router *r, const char *address, uint32_t holder);
-/* It is there, says it itself. TD_ERR_NO_SPACE: too many already. */
+/* A process says that it is at this address. TD_ERR_NO_SPACE: no place is left. Known addresses are TD_OK. */
 enum td_status peer_register(struct router *r, const char *address, struct td_error *error_out);
 enum td_status peer_drain(struct router *r, const char *name, uint32_t limit_ms, struct td_error *error_out);
-void peer_disconnect(struct peer *p); /* for good: no mail of it comes afterwards; freed by the router */
+/* For good, before the router frees it; its notes are dropped from now on. */
+void peer_disconnect(struct peer *p);
 void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m);
-void peer_gone(struct peer *p, const char *why);
-void peer_tick(struct peer *p, uint64_t now);
-void peer_tell_demand(struct peer *p, double queued_ms); /* if other routers use it, and it was told something else */
-void peer_send(struct peer *p, Tandem__Worker__V1__RouterMessage *m); /* numbers it */
+void peer_gone(struct peer *p, const char *why); /* its stream ended, or it must end */
+void peer_tick(struct peer *p, uint64_t now);    /* now: router_patience() */
+/* If other routers use it and it was told another value. */
+void peer_tell_demand(struct peer *p, double queued_ms);
+void peer_send(struct peer *p, Tandem__Worker__V1__RouterMessage *m); /* sets m->number */
 
-bool peer_has_role(const struct router *r, enum worker_role role); /* somebody could do it */
-bool peer_usable(const struct peer *p, uint64_t now);              /* for new work */
-bool peer_lends(
-    const struct peer *p);        /* a worker that others may ask for blocks of its pool: its engine answers them */
-void peer_drains(struct peer *p); /* it refused a leg: it gets nothing more */
-void peer_succeeded(struct peer *p);
-void peer_failed(struct peer *p);
+bool peer_has_role(const struct router *r, enum worker_role role); /* a peer of the role can take work */
+/* It may get new work; now: by the clock. */
+bool peer_usable(const struct peer *p, uint64_t now);
+/* It is a worker from whose pool other workers may fetch blocks. */
+bool peer_lends(const struct peer *p);
+void peer_drains(struct peer *p);    /* it gets no new work from now on */
+void peer_succeeded(struct peer *p); /* a leg went well: for the breaker */
+void peer_failed(struct peer *p);    /* a leg failed: for the breaker */
 
-/* The time by which workers and clients are judged (base/absence.h). Breakers, budgets and the scheduler go by the clock. */
+/*
+ * The time for judging silence and slowness (base/absence.h). Breakers, budgets and the scheduler use the
+ * clock.
+ */
 static inline uint64_t router_patience(struct router *r)
 {
     return absence_now(&r->absence, 0);
 }
 
-bool can_serve(const struct router *r); /* there is one of each role that is needed */
+bool can_serve(const struct router *r); /* the workers that are there allow a plan */
 struct note *note_new(enum note_kind kind);
+/* The placed request with this transfer id; NULL: none, as for ids of earlier placements. */
 struct request *router_find(struct router *r, const Tandem__Worker__V1__TransferId *id);
 
-/* explain.c; owner thread */
+/* explain.c: the log of recent decisions. */
 struct explain *explain_open(void);
 void explain_close(struct explain *x); /* NULL is fine */
 void explain_note(struct request *q, const struct plan *plan, double retry_after_ms);
-void explain_answer(struct router *r, struct rpc_call *call, const char *label, uint32_t last); /* gives the call up */
+/* Ends the call and releases the caller's reference. */
+void explain_answer(struct router *r, struct rpc_call *call, const char *label, uint32_t last);
 
-/* audit.c; owner thread */
+/* audit.c */
 void audit_start(struct router *r, struct rpc_call *call);
 void audit_answered(struct peer *p, const Tandem__Worker__V1__Audit *m);
 void audit_tick(struct router *r, uint64_t now);
-void audit_drop(struct router *r); /* when stopping */
+void audit_drop(struct router *r); /* ends a running audit when the router stops */

@@ -12,10 +12,11 @@ double batching_room_ms(double limit, uint32_t n_tokens, double since_first_ms)
     return limit > 0 ? fmin(limit * BATCHING_SAFE * n_tokens - since_first_ms, limit * BATCHING_BURST) : INFINITY;
 }
 
-struct step { /* as far as it is filled */
+struct step { /* the step as planned so far; tokens and square: of its prompts */
     double tokens, square, batch, context, decode_ms, room_ms;
 };
 
+/* The step with its decoding sequences only, and the time that it may take. */
 static struct step decoding_step(const struct batch_item *items, uint32_t n, const struct cost_model *cost,
                                  double starved_ms)
 {
@@ -32,13 +33,16 @@ static struct step decoding_step(const struct batch_item *items, uint32_t n, con
     return s;
 }
 
-/* What a chunk beside a batch takes beyond its tokens. */
+/* Fixed cost of a chunk beside a batch. */
 static double overhead(double fixed_ms, double shared_ms)
 {
     return fmax(fixed_ms - shared_ms, 0);
 }
 
-/* Tokens of one more prompt that the step has time for. The first chunk waits for more time where its fixed part is most of it. */
+/*
+ * Tokens of one more prompt for which the step has time. The first chunk of a step may have to wait
+ * (BATCHING_WORTH).
+ */
 static uint32_t within_time(const struct step *s, const struct batch_item *item, const struct cost_model *cost,
                             uint32_t most)
 {
@@ -57,7 +61,7 @@ uint32_t batching_plan(const struct batch_item *items, uint32_t n, uint32_t budg
 {
     struct step step = decoding_step(items, n, cost, starved_ms);
     uint32_t used = 0, prompts = 0;
-    bool waits = false; /* the first prompt, for more time: shorter ones behind it must not take that away for ever */
+    bool waits = false; /* the first prompt waits for more time; prompts behind it must not use that time */
     for (uint32_t i = 0; i < n; i++) {
         rows_out[i] = items[i].decoding && used < budget;
         used += rows_out[i];
@@ -94,8 +98,9 @@ double batching_mixed_ms(double decode, double limit)
 }
 
 /*
- * A chunk passes each k steps, when they have saved enough for it: it takes k (m - decode) more, its overhead among that, where m is what a
- * step may take. The rest of it is progress, compared with that of full chunks.
+ * In the long run one chunk passes in every k steps, when these have saved enough time for it. It then takes
+ * k (m - decode) beyond decoding, where m is the time that a step may take. That time, less the chunk's
+ * overhead, is progress; it is compared with the progress of full chunks.
  */
 double batching_prompt_share(double decode, double chunk, double fixed, double shared, double limit)
 {
@@ -103,7 +108,8 @@ double batching_prompt_share(double decode, double chunk, double fixed, double s
     if (!(limit > 0))
         return most;
     double over = overhead(fixed, shared), saved = batching_mixed_ms(decode, limit) - decode;
-    if (BATCHING_WORTH * over > BATCHING_BURST * limit - decode) /* it gets only what nobody may keep from it */
+    /* Never enough time: only the floor is left. */
+    if (BATCHING_WORTH * over > BATCHING_BURST * limit - decode)
         saved = BATCHING_FLOOR * decode;
     double k = fmax(1, BATCHING_WORTH * over / saved), progress = (k * saved - fixed + shared) / tokens;
     return fmin(progress * chunk / (k * (decode + saved)), most);

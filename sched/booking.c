@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-static const double MOST_AHEAD_MS = 1e9; /* some days: later than anybody is told */
+static const double MOST_AHEAD_MS = 1e9; /* 11 days: more than any client is told; keeps the sum in range */
 
 static double ms_until(uint64_t now, uint64_t at)
 {
@@ -12,7 +12,7 @@ static double ms_until(uint64_t now, uint64_t at)
 
 uint64_t bookings_earliest(const struct bookings *b, uint64_t now, double busy_ms, double wait_ms, double work_ms)
 {
-    double start = fmax(busy_ms, wait_ms); /* of its work */
+    double start = fmax(busy_ms, wait_ms); /* when its prefill would start, from now */
     if (b->n == BOOKINGS_MAX)
         return UINT64_MAX;
     for (uint32_t i = 0; i < b->n; i++) {

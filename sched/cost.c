@@ -5,14 +5,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Units where the profile says 0: milliseconds, per token, per its square; per token of context, per sequence. */
+/*
+ * Units where the profile has 0. Prefill: ms for a chunk, a token, its square. Decode: a step, a token, a
+ * sequence.
+ */
 static const double LEAST_PREFILL[3] = {1e-2, 1e-6, 1e-11}, LEAST_DECODE[3] = {1e-2, 1e-8, 1e-4};
-static const double CONFIDENCE = 0.05; /* of the profile, in samples: little; a worker's own steps are better */
+/* Samples that the profile is worth: few, since own steps are better. */
+static const double CONFIDENCE = 0.05;
 static const double TERM_RATE = 0.05, LEAST_MS = 1e-3;
-static const double RECENT_RATE = 0.3, USUAL_RATE = 0.002; /* of the latest steps that count */
+static const double RECENT_RATE = 0.3, USUAL_RATE = 0.002; /* weight of one step in recent_*, usual_* */
 enum { MOST_COMPARED = 512 };
-enum { COST_SHORT_RUN = 2 }; /* steps that are shorter than predicted; COST_RUN of longer ones */
-static const double ODD_RATE = 0.1, ODD_SHARE = 0.2; /* steps off by COST_JUMP teach nothing below this share of all */
+enum { COST_SHORT_RUN = 2 }; /* steps shorter than predicted that make a jump; COST_RUN: longer ones */
+/* Weight of one step in cost_run.share; below this share, steps that are off by COST_JUMP teach nothing. */
+static const double ODD_RATE = 0.1, ODD_SHARE = 0.2;
 
 enum td_status cost_profile_parse(const char *text, struct cost_profile *out, struct td_error *error_out)
 {
@@ -104,14 +109,15 @@ double cost_profile_step_ms(const struct cost_profile *c, const struct cost_step
 {
     const double *p = c->prefill, *d = c->decode, n = s->prefill_tokens;
     const double top = c->context_square < 0 ? -d[1] / (2 * c->context_square) : INFINITY;
-    const double context = fmin(s->context, top); /* a square below 0 is not followed beyond its top */
+    /* With a negative square, time does not fall beyond its top. */
+    const double context = fmin(s->context, top);
     double prefill = n > 0 ? p[0] + p[1] * n + p[2] * s->prefill_square + c->chunk_square * n * n : 0;
     double decode = s->batch ? d[0] + d[1] * context + d[2] * s->batch + c->context_square * context * context : 0;
     return prefill > 0 && decode > 0 ? fmax(prefill + decode - (1 - c->unshared) * d[0], fmax(prefill, decode))
                                      : prefill + decode;
 }
 
-/* The positive root of d n^2 + (b + 2 d cached) n = left, which is what fits but for rounding. */
+/* The positive root of d n^2 + (b + 2 d cached) n = left, corrected for rounding by the loop at the end. */
 uint32_t cost_chunk_more(const struct cost_model *m, double left, double cached, uint32_t max)
 {
     const double *u = m->prefill_unit, *w = m->prefill.w;
@@ -144,7 +150,10 @@ void cost_term_observe(struct cost_term *t, double predicted, double actual)
     t->n++;
 }
 
-/* Relative to the prediction: to what was measured would favour the steps that happened to be short. */
+/*
+ * Teaches one model by a step. x: the features in ms of the profile; changed. Errors are relative to the
+ * prediction: relative to the measured time, steps that happened to be short would count too much.
+ */
 static void learn(struct rls *m, struct cost_term *term, double x[3], double predicted, double ms)
 {
     if (!(ms > LEAST_MS))
@@ -154,9 +163,10 @@ static void learn(struct rls *m, struct cost_term *term, double x[3], double pre
     for (int i = 0; i < 3; i++)
         x[i] /= predicted;
     *m = rls_observe(*m, x, ms / predicted);
-    for (int i = 0; i < 3; i++) /* more work never takes less time: else a busy worker looks faster than an idle one */
+    for (int i = 0; i < 3; i++) /* >= 0: otherwise a busy worker could look faster than an idle one */
         sum += m->w[i] = fmax(m->w[i], 0);
-    for (int i = 0; i < 3 && !(sum > 0); i++) /* nothing is left: the profile's shape, at the speed of this step */
+    /* All are 0: take the profile's shape at the speed of this step. */
+    for (int i = 0; i < 3 && !(sum > 0); i++)
         m->w[i] = ms / profiled;
 }
 
@@ -172,8 +182,9 @@ static double median(const double *values, uint32_t n)
     return sorted[n / 2];
 }
 
-enum odd { AS_USUAL, ODD, JUMPED }; /* ODD: the step teaches nothing. JUMPED: the model was scaled to it. */
+enum odd { AS_USUAL, ODD, JUMPED }; /* ODD: the step teaches nothing. JUMPED: all coefficients were scaled. */
 
+/* Classifies a step by ratio = measured / predicted. enough: steps off in a row that make a jump. */
 static enum odd look(struct rls *m, struct cost_run *run, double ratio, uint32_t enough)
 {
     bool is_off = ratio > COST_JUMP || ratio < 1 / COST_JUMP, is_rare = run->share < ODD_SHARE;
@@ -185,7 +196,7 @@ static enum odd look(struct rls *m, struct cost_run *run, double ratio, uint32_t
     run->ratio[run->n++] = ratio;
     if (run->n < enough)
         return run->n == 1 && !is_rare ? AS_USUAL : ODD;
-    double factor = median(run->ratio, run->n); /* what tells coefficients apart stays as it was */
+    double factor = median(run->ratio, run->n); /* one factor: the ratios between coefficients stay */
     for (int i = 0; i < 3; i++)
         m->w[i] *= factor;
     run->n = 0;
@@ -193,18 +204,19 @@ static enum odd look(struct rls *m, struct cost_run *run, double ratio, uint32_t
     return JUMPED;
 }
 
-/* On a logarithmic scale. */
+/* Moves *value towards speed, on a logarithmic scale. */
 static void follow(double *value, double speed, double rate)
 {
     *value = *value > 0 ? *value * pow(speed / *value, rate) : speed;
 }
 
+/* Time by the profile. */
 static double as_profiled(const double unit[3], const double x[3])
 {
     return unit[0] * x[0] + unit[1] * x[1] + unit[2] * x[2];
 }
 
-/* In a step with both, what the one half is predicted to take is taken off, and the other learns from the rest. */
+/* In a step with both, only prefill learns: from the measured time less the predicted part of decoding. */
 static struct cost_model observe(struct cost_model m, const struct cost_step *s, bool is_sure)
 {
     const double prompts[] = {s->prefill_tokens > 0, s->prefill_tokens, s->prefill_square};
@@ -259,7 +271,7 @@ static double *weights(struct cost_model *m, bool is_decode)
     return is_decode ? m->decode.w : m->prefill.w;
 }
 
-/* By which machines are compared: a prompt and a batch of usual sizes. */
+/* Predicted time of a typical prompt or batch, by which workers are compared. */
 static double reference_ms(const struct cost_model *m, bool is_decode)
 {
     return is_decode ? cost_decode_ms(m, 8, 16000) : cost_prefill_ms(m, 2000, 0, 0);
@@ -272,7 +284,7 @@ static void fade(struct cost_model *const *models, const bool *is_idle, uint32_t
     for (uint32_t k = 0; k < n; k++)
         sorted[k] = ms[k] = reference_ms(models[k], is_decode);
     qsort(sorted, n, sizeof(*sorted), compare);
-    double median = sorted[(n - 1) / 2]; /* of two the faster */
+    double median = sorted[(n - 1) / 2]; /* of two workers, the faster one */
     for (uint32_t k = 0; k < n; k++) {
         bool is_near = ms[k] < median * COST_MUCH_SLOWER && median < ms[k] * COST_MUCH_SLOWER;
         n_near += is_near;

@@ -1,22 +1,24 @@
 /*
- * How long a worker's steps take: predicted from coefficients that start from a profile and follow what the worker reports.
+ * Predicts how long a worker's steps take. The coefficients start from a profile and follow the steps that
+ * the worker reports.
  *
- *     prefill of n tokens after c cached ones, in k chunks:   a k + b n + d n (n + 2 c)      (Mooncake, FAST '25, section 5;
- *                                                             the square telescopes, so chunks need not be summed)
+ *     prefill of n tokens after c cached ones, in k chunks:   a k + b n + d n (n + 2 c)
  *     decode step of a batch:                                 a + b (sum of contexts) + d (sequences)
+ *     step with both:                                         the sum, less the decode step's a;
+ *                                                             never less than either part alone
  *
- *     step with both:                                         the sum, less the decode step's fixed part a; never less than one alone
- *                                                             (the weights are read once, hidden behind the chunk's arithmetic;
- *                                                             measured: docs/simulate.md, Profiles)
+ * The first formula is Mooncake's (FAST '25, section 5); the square telescopes, so chunks need not be summed.
+ * In a step with both, the weights are read once, hidden behind the chunk's arithmetic (measured:
+ * docs/simulate.md, Profiles).
  *
- * Coefficients are learned by recursive least squares of relative errors, so that short steps count as much as long ones, and in
- * units of the profile's coefficients, so that each may be off by as much. A machine whose speed changes at once (a throttled
- * clock, a noisy neighbour that comes or goes) is followed at once: where COST_RUN steps in a row are all off in one direction by
- * more than COST_JUMP, all coefficients are scaled by the median of their ratios; two are enough where they are shorter than
- * predicted, since nothing but speed makes a step short. An odd step among others that are as predicted (its process was stopped
- * meanwhile) teaches nothing. No coefficient is below 0.
+ * Learning. Recursive least squares of relative errors, so that short steps count as much as long ones. The
+ * unit of each coefficient is the profile's value, so that the same confidence fits all of them. A sudden
+ * change of speed (a throttled clock, a noisy neighbour) is followed at once: if COST_RUN steps in a row are
+ * all off by more than COST_JUMP in one direction, all coefficients are scaled by the median of their ratios.
+ * Two steps are enough if they are shorter than predicted, since only a faster machine makes a step short. A
+ * single odd step (its process was stopped meanwhile) teaches nothing. No coefficient is below 0.
  *
- * A model is a value: observing gives the next one. Milliseconds and tokens throughout.
+ * A model is a value: observing returns the next one. No memory is allocated. Units: milliseconds and tokens.
  */
 #pragma once
 
@@ -26,86 +28,104 @@
 #include "base/status.h"
 #include "sched/rls.h"
 
-#define COST_GUESS "2000,50,0.001:5000,0.05,50" /* a profile for a machine of which nothing is known */
+#define COST_GUESS "2000,50,0.001:5000,0.05,50" /* a profile for an unknown machine */
 
-struct cost_profile { /* milliseconds */
+/* Coefficients a, b, d of the formulas above, in milliseconds. */
+struct cost_profile {
     double prefill[3], decode[3];
     /*
-     * What a machine does beyond the model's shape; only cost_profile_step_ms() knows it. Factors of the square of a step's prompt
-     * tokens, whatever stands before them, and of the square of the sum of contexts (may be below 0); the share of the decode
-     * step's fixed part that a step with both takes all the same.
+     * Beyond the shape of the formulas, for simulation; only cost_profile_step_ms() uses them. chunk_square:
+     * for each square of a step's prompt tokens. context_square: for each square of the sum of contexts; may
+     * be below 0. unshared: share of the decode step's fixed part that a step with both still takes.
      */
     double chunk_square, context_square, unshared;
 };
 
-struct cost_step { /* of one worker, measured */
-    uint32_t n_prompts, prefill_tokens;
-    double prefill_square; /* sum over its prompts of n (n + 2 cached) */
-    uint32_t batch;        /* sequences that decoded */
-    double context;        /* sum of theirs */
-    double ms;
+/* One measured step of one worker. */
+struct cost_step {
+    uint32_t n_prompts, prefill_tokens; /* prompts in the step; their tokens that it computed */
+    double prefill_square;              /* sum over these prompts of n (n + 2 cached) */
+    uint32_t batch;                     /* sequences that decoded */
+    double context;                     /* sum of the contexts of these sequences, in tokens */
+    double ms;                          /* measured duration */
 };
 
-struct cost_term { /* |predicted - actual| / actual, the mean of the latest some twenty */
+/* How exact predictions are: mean of |predicted - actual| / actual over about the latest twenty. */
+struct cost_term {
     double error;
-    uint64_t n;
+    uint64_t n; /* all observations so far */
 };
 
 enum { COST_RUN = 5 };
-#define COST_JUMP        1.5
-#define COST_MUCH_SLOWER 1.25
+#define COST_JUMP        1.5  /* measured / predicted (or its inverse) from which on a step is off */
+#define COST_MUCH_SLOWER 1.25 /* ratio of two times from which on one is much slower */
 
-struct cost_run {           /* steps that are off by more than COST_JUMP */
-    double ratio[COST_RUN]; /* measured over predicted, of the latest in a row... */
-    uint32_t n;             /* ...that are all off in one direction */
-    double share;           /* of the latest some ten steps */
+/* The steps that were off by more than COST_JUMP. */
+struct cost_run {
+    /* Measured / predicted of the latest steps in a row that are off in one direction. */
+    double ratio[COST_RUN];
+    uint32_t n;   /* number of these ratios */
+    double share; /* share of steps that were off, of about the latest ten */
 };
 
 struct cost_model {
-    double prefill_unit[3], decode_unit[3]; /* what a coefficient of 1 stands for: the profile's */
-    /* How many times as long as the profile says steps took: the latest few, and the latest 500 or so; 0: not known. */
+    double prefill_unit[3], decode_unit[3]; /* the profile's coefficients: the units of prefill.w, decode.w */
+    /*
+     * Measured time over the profile's time: mean of the latest few steps; of about the latest 500. 0: not
+     * known.
+     */
     double recent_prefill, recent_decode, usual_prefill, usual_decode;
-    struct rls prefill, decode;
+    struct rls prefill, decode; /* w: a, b, d in units of the profile's */
     struct cost_run prefill_run, decode_run;
     struct cost_term prefill_error, decode_error;
 };
 
 /*
- * "A,B,C:A,B,C" in microseconds (prefill, then decode; as --sim-prefill and --sim-decode). With ":P,Q,U" behind it also chunk_square
- * and context_square in microseconds, and unshared.
+ * Parses "A,B,C:A,B,C" in microseconds: prefill, then decode, as in --sim-prefill and --sim-decode. An
+ * optional ":P,Q,U" gives chunk_square and context_square in microseconds, and unshared (0..1).
+ * TD_ERR_INVALID for any other text; *out is then undefined.
  */
 enum td_status cost_profile_parse(const char *text, struct cost_profile *out, struct td_error *error_out);
 
 struct cost_model cost_make(const struct cost_profile *profile);
-struct cost_model cost_like(
-    const struct cost_model *other); /* what it learned as the start, with as little confidence */
+/* A model that starts from the coefficients that `other` learned, with the low confidence of a new model. */
+struct cost_model cost_like(const struct cost_model *other);
 struct cost_model cost_observe(struct cost_model m, const struct cost_step *step);
-/* cost_observe() of a step that was run to find out the speed: one such step is enough for a jump. */
+/* As cost_observe(), for a step of a probe: one such step is enough to scale the model. */
 struct cost_model cost_believe(struct cost_model m, const struct cost_step *step);
 /*
- * models: of the n machines of one role (at most 512; more are left alone). An idle machine that looks a little slower than the median
- * machine gets no work, so no step would correct its model. Its coefficients move by `share` of their distance to the mean model of the
- * machines near the median. A machine that looks much slower (COST_MUCH_SLOWER) keeps its model, and so does one that looks faster.
+ * models: the n workers of one role (at most 512; with more nothing changes). An idle worker that looks a
+ * little slower than the median gets no work, so no step would correct its model. Its coefficients move by
+ * `share` (0..1) of their distance to the mean model of the workers near the median. A worker that looks much
+ * slower (COST_MUCH_SLOWER), or faster than the median, keeps its model.
  */
 void cost_fade(struct cost_model *const *models, const bool *is_idle, uint32_t n, double share);
-/* The profile's coefficients, all of prefill and all of decode multiplied by a factor; what was learned is ignored. */
+/*
+ * The profile's coefficients times a factor for prefill and one for decode; learned coefficients are ignored.
+ */
 struct cost_model cost_at_speed(const struct cost_model *m, double prefill, double decode);
 
-/* All of n tokens, in chunks of at most chunk (0: one). 0 tokens take no time. */
+/*
+ * Time to prefill n tokens after `cached` ones, in chunks of at most `chunk` tokens (0: in one chunk). 0
+ * tokens take no time.
+ */
 double cost_prefill_ms(const struct cost_model *m, double n_tokens, double cached, uint32_t chunk);
 double cost_decode_ms(const struct cost_model *m, double batch, double context);
-/* One step: prompt tokens with their sum of n (n + 2 cached), beside a batch that decodes; 0 tokens or an empty batch is fine. */
+/*
+ * Time of one step: n_tokens prompt tokens (square: sum of n (n + 2 cached)) and a decoding batch. Either may
+ * be 0.
+ */
 double cost_step_ms(const struct cost_model *m, double n_tokens, double square, double batch, double context);
-/* What a step with both saves compared with two steps, at most. */
+/* The most that one step with prompts and a batch saves against two steps. */
 double cost_shared_ms(const struct cost_model *m);
-double cost_chunk_ms(const struct cost_model *m); /* of a chunk, whatever its tokens */
-/* The largest chunk whose step stays within limit_ms beside that batch; 0: none does. At most max. */
+double cost_chunk_ms(const struct cost_model *m); /* fixed time of a chunk, whatever its tokens */
+/* The largest chunk (<= max) whose step stays within limit_ms beside that batch; 0: none does. */
 uint32_t cost_chunk_within(const struct cost_model *m, double limit_ms, double batch, double context, double cached,
                            uint32_t max);
 
-/* The largest chunk of one more prompt in a step that has prompts already and left_ms left. At most max. */
+/* The largest chunk (<= max) of a further prompt in a step that already has prompts and left_ms left. */
 uint32_t cost_chunk_more(const struct cost_model *m, double left_ms, double cached, uint32_t max);
-/* cost_step_ms() of known coefficients. */
+/* The time of a step by the profile alone, with the terms for simulation. */
 double cost_profile_step_ms(const struct cost_profile *p, const struct cost_step *step);
 
 void cost_term_observe(struct cost_term *t, double predicted, double actual);

@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 
-static const double DRAIN_MS = 10000;
+static const double DRAIN_MS = 10000; /* time constant */
 
 static struct drain fade(struct drain d, uint64_t now)
 {

@@ -1,8 +1,9 @@
 /*
- * How fast a queue is emptied: the time that its work takes, over that work as it was predicted; the latest seconds count most. Only
- * time with a queue counts: what comes to an empty one says nothing.
+ * The pace at which a queue is emptied: milliseconds of time for each millisecond of predicted work. The
+ * latest seconds count most. Only time with a queue counts: requests that meet an empty queue say nothing
+ * about it.
  *
- * A value; observing gives the next one.
+ * A value: observing returns the next one.
  */
 #pragma once
 
@@ -10,12 +11,12 @@
 #include <stdint.h>
 
 struct drain {
-    double work_ms, ms;
-    uint64_t at_ns; /* the latest dispatch, or when the queue began */
+    double work_ms, ms; /* predicted work that left the queue; the time that this took. Both fade */
+    uint64_t at_ns;     /* latest dispatch, or when the queue began */
 };
 
-/* The queue was empty, and is not any more. */
+/* The queue is not empty any more: time counts from now on. */
 struct drain drain_begin(struct drain d, uint64_t now_ns);
-/* A request with so much work leaves the queue, in which others remain or not. */
+/* A request with this predicted work is dispatched. others_remain: the queue is not empty afterwards. */
 struct drain drain_observe(struct drain d, double work_ms, bool others_remain, uint64_t now_ns);
-double drain_pace(const struct drain *d); /* milliseconds for one of work; 0: not known */
+double drain_pace(const struct drain *d); /* 0: not known */

@@ -8,7 +8,7 @@
 #include "sched/eviction_ghosts.h"
 #include "sched/eviction_learn.h"
 
-struct slot { /* the rank again, since going to the items for it is what costs time */
+struct slot { /* a copy of the rank: reading it from the items costs most of the time */
     uint64_t rank;
     struct eviction_item *item;
 };
@@ -18,23 +18,24 @@ struct heap {
     uint32_t n, cap;
 };
 
-/* What orders over one room have in common. */
+/* The state shared by the orders of one room. */
 struct room {
     uint32_t n_orders;
-    uint64_t n, most;      /* items in the orders; the most since terms were made */
-    struct ghosts *ghosts; /* NULL: the policy asks for none */
+    uint64_t n, most;      /* items in the orders; the most since terms were last made */
+    struct ghosts *ghosts; /* history of blocks that left; NULL: the policy does not use it */
 
-    /* tandem */
+    /* Only for the tandem policy. */
     struct learn *learn; /* NULL: another policy */
-    struct duel *duel;   /* has the terms */
-    uint32_t version;    /* of the tables that the terms were made from */
-    uint32_t n_rankings; /* how often ranks came to be other ones */
-    double filled;       /* part of the cache that the terms are made for */
-    uint32_t shape;      /* of the request */
-    bool is_generous;    /* the request's blocks get generous terms */
-    double owed;         /* lives that are to get them, less those that did */
+    struct duel *duel;   /* contains the terms */
+    uint32_t version;    /* learn.version when the terms were made */
+    uint32_t n_rankings; /* how often all ranks changed: by new terms, or by a change between terms and lru */
+    double filled;       /* factor on the size of the cache for which terms are made */
+    uint32_t shape;      /* shape of the present request */
+    bool is_generous;    /* blocks of the present request get generous terms */
+    double owed;         /* lives that should have got generous terms, less those that did */
 
-    struct eviction_item last; /* as the block used last was: the next one in its chain may have no more of anything */
+    /* Copy of the block used last; the next block in its chain may not exceed it (hold_back). */
+    struct eviction_item last;
 };
 
 struct eviction {
@@ -42,7 +43,7 @@ struct eviction {
     struct room *room;
     struct heap small, main; /* main: s3-fifo only */
     uint64_t next_sequence;
-    uint32_t n_rankings; /* tandem: of the room's, those done here */
+    uint32_t n_rankings; /* tandem: room.n_rankings at the last rank_anew() */
 };
 
 static const char *const NAMES[] = {"lru", "lfu", "s3fifo", "tandem"};
@@ -134,7 +135,7 @@ static void place(struct heap *h, uint32_t i, struct slot slot)
     slot.item->at = i + 1;
 }
 
-/* Moves the item, whose place i is free to be overwritten, down to where it belongs. */
+/* Puts the item at place i, whose content is lost, or below, where it belongs. */
 static void sink(struct heap *h, uint32_t i, struct eviction_item *item)
 {
     const struct slot slot = {item->rank, item};
@@ -148,7 +149,7 @@ static void sink(struct heap *h, uint32_t i, struct eviction_item *item)
     place(h, i, slot);
 }
 
-/* The same, up or down. */
+/* Puts the item at place i, then moves it up or down to where it belongs. */
 static void settle(struct heap *h, uint32_t i, struct eviction_item *item)
 {
     const struct slot slot = {item->rank, item};
@@ -187,7 +188,7 @@ static uint32_t class_of(const struct eviction_item *item)
     return learn_class(item->n_uses, item->shape, item->was_tail);
 }
 
-/* An item without history gets that of its block, if it is remembered. */
+/* Gives an item without history what is remembered of its block. */
 static void recall(struct room *r, struct eviction_item *item)
 {
     struct ghost g;
@@ -206,7 +207,7 @@ static void recall(struct room *r, struct eviction_item *item)
     item->last_used = g.last_used;
 }
 
-/* The block before this one in its chain was used last, in the same request. */
+/* Whether the block used last, in the same request, is the one before this block in its chain. */
 static bool follows(const struct room *r, const struct eviction_item *item, uint64_t now)
 {
     return now == r->last.last_used && item->chain_index && item->chain_index == r->last.chain_index + 1;
@@ -220,7 +221,10 @@ static void end_life(struct room *r, const struct eviction_item *item, bool was_
     duel_end(r->duel, class_of(item), item->is_generous, was_here, item->last_used, now);
 }
 
-/* Blocks stay generous while they are here, so requests get generous terms only as far as these are too few. */
+/*
+ * Blocks stay generous while they are here, so further requests get generous terms only if too few lives have
+ * them.
+ */
 static void settle_owed(struct room *r, const struct eviction_item *item)
 {
     const struct learn_terms *t = &r->duel->terms;
@@ -242,9 +246,10 @@ static void begin_life(struct room *r, const struct eviction_item *item)
 }
 
 /*
- * One more use. Number, shape and generosity never get less while the block is here, nor are they ever more than those
- * of the block before it in its chain (hold_back). The rank rises with each of them and with the time of the last use:
- * so it is never above that of the block before, whatever the terms are and however often they change.
+ * Counts one more use. While a block is here, its number of uses, shape and generosity never fall, and they
+ * never exceed those of the block before it in its chain (hold_back). The rank rises with each of them and
+ * with the time of the last use, so it is never above the rank of the block before, whatever the terms are
+ * and however often they change.
  */
 static void count(struct room *r, struct eviction_item *item)
 {
@@ -256,7 +261,10 @@ static void count(struct room *r, struct eviction_item *item)
     }
 }
 
-/* The ghosts may have forgotten the head, but not the tail. */
+/*
+ * Limits an item to the block before it: the history of a head may be forgotten while that of its tail is
+ * not.
+ */
 static void hold_back(struct room *r, struct eviction_item *item)
 {
     item->n_uses = item->n_uses < r->last.n_uses ? item->n_uses : r->last.n_uses;
@@ -264,14 +272,17 @@ static void hold_back(struct room *r, struct eviction_item *item)
     item->is_generous &= r->last.is_generous;
 }
 
-/* What is kept is to fill the cache: if the last terms kept more than it can hold, the next are made for less room. */
+/*
+ * Kept blocks should just fill the cache: if the last terms kept more than fits, the next are made for less
+ * room.
+ */
 static void adjust_filled(struct room *r)
 {
     r->filled *= r->duel->ahead > 0 ? 0.97 : 1.03;
     r->filled = r->filled < 0.5 ? 0.5 : r->filled > 2 ? 2 : r->filled;
 }
 
-/* Terms change only between requests, so that a chain is ranked by one set of them. */
+/* Terms change only between requests, so that all blocks of a chain are ranked by the same terms. */
 static void advance(struct room *r, uint64_t now)
 {
     if (now == r->last.last_used)
@@ -295,7 +306,7 @@ static uint64_t rank_of(const struct eviction *e, const struct eviction_item *it
 {
     const struct room *r = e->room;
     switch (e->policy) {
-    case EVICTION_TANDEM: /* until when it is kept */
+    case EVICTION_TANDEM: /* the time until which it is kept */
         return item->last_used +
                (r->duel->in_force ? learn_keep_for(&r->duel->terms, class_of(item), item->is_generous) : 0);
     case EVICTION_S3FIFO:
@@ -319,7 +330,7 @@ static void use(struct eviction *e, struct eviction_item *item, uint64_t now, bo
         item->frequency++;
     if (is_new || (gains && now != item->last_used)) {
         end_life(r, item, !is_new, now);
-        item->is_generous &= !is_new; /* nothing that continues it is here: not bound by what it had */
+        item->is_generous &= !is_new; /* a new block: nothing here continues it, so this may fall */
         count(r, item);
         if (follows(r, item, now))
             hold_back(r, item);
@@ -358,7 +369,7 @@ void eviction_insert(struct eviction *e, struct eviction_item *item, uint32_t ch
     if (!item->n_uses || item->last_used != last_used)
         use(e, item, last_used, true);
     if (r->learn)
-        item->rank = rank_of(e, item, false); /* terms may have changed since its last use */
+        item->rank = rank_of(e, item, false); /* the terms may have changed since its last use */
     item->sequence = e->next_sequence++;
     heap_push(heap_of(e, item), item);
     if (++r->n > r->most)
@@ -404,7 +415,10 @@ void eviction_refused(struct eviction *e, struct eviction_item *item, uint64_t n
     eviction_leave(e, item);
 }
 
-/* s3fifo: what was used since it was queued goes to the main queue, or once more round it; what was not, goes. */
+/*
+ * s3fifo: a block that was used since it was queued moves to the end of the main queue; the first block that
+ * was not is the victim.
+ */
 static struct eviction_item *fifo_victim(struct eviction *e)
 {
     for (;;) {
@@ -423,7 +437,7 @@ static struct eviction_item *fifo_victim(struct eviction *e)
     }
 }
 
-/* By the terms that are in force now: O(n), once in n / 4 uses at most. */
+/* Ranks all items by the terms now in force. O(n), at most once in n / 4 uses. */
 static void rank_anew(struct eviction *e)
 {
     struct heap *h = &e->small;

@@ -1,34 +1,37 @@
 /*
- * Which block goes first when room is needed: an order over items, the same for DRAM, SSD and the simulator.
+ * Which block is evicted first: an order over items, used for DRAM, SSD and in the simulator.
  *
  * Four policies stand behind one interface:
  *
- *   lru      the least recently used goes first.
- *   lfu      the least often used while it was here; among those, the least recently used.
- *   s3fifo   two queues and one bit of history (Yang et al., SOSP'23): what was not used again in the small one goes.
- *   tandem   a block has a time until which it is kept: last use + what its class is worth. Classes are counts of past
- *            uses, and how much was new in the requests; what one is worth is learned from the intervals between uses
- *            (sched/eviction_learn.h). Where lru would have found more of late, the order is lru's
- *            (sched/eviction_duel.h). docs/eviction.md has the reasons and the figures.
+ *   lru      the least recently used block goes first.
+ *   lfu      the block with the fewest uses since it came; among equals, the least recently used.
+ *   s3fifo   two queues and a little history (Yang et al., SOSP'23): blocks of the small queue that are
+ *            not used again go first.
+ *   tandem   a block is kept until its last use + the worth of its class. A class is a number of past uses
+ *            and how much of the requests was new; its worth is learned from the intervals between uses
+ *            (sched/eviction_learn.h). While lru would find more, the order is lru's (sched/eviction_duel.h).
+ *            docs/eviction.md has the reasons and the figures.
  *
- * A use of a chain is a use of all its blocks from the head on, at one time, head first. Equal ranks go by last use,
- * then the one furthest from the head first, then in order of insertion; so a chain is eaten from its tail, and no
- * order depends on addresses. In lru, lfu and tandem a block never goes before one that continues it, also when other
- * requests continue it too: its rank is never below theirs, since whatever uses them uses it. s3fifo gives no such
- * promise.
+ * A use of a chain is a use of all its blocks from the head on, at one time, head first. Blocks of equal rank
+ * go by last use, then the one furthest from the head first, then in order of insertion. So a chain is
+ * evicted from its tail, and no order depends on addresses. In lru, lfu and tandem a block never goes before
+ * a block that continues it, even if several requests continue it: each use of those is a use of this block,
+ * so its rank is never below theirs. s3fifo does not promise that.
  *
- * Only what may be evicted is in the order: who pins a block removes its item and inserts it again later. So a victim
- * is always takeable. History is in the item and survives that; what is known about blocks that left is in a bounded
- * table, by hash of key.
+ * The order contains only blocks that may be evicted: a caller that pins a block removes its item and inserts
+ * it again later. So a victim can always be taken. An item keeps its history meanwhile. The history of blocks
+ * that left is kept in a bounded table by hash of the key.
  *
- * The same calls give the same victims. Time is the caller's, in any unit that rises. Every change is O(log n), to look
- * is O(1) amortised; when tandem has learned, the next look costs O(n), once in n / 4 uses at most (some 60 ms with a
- * million blocks).
+ * Equal calls give equal victims. Time is the caller's, in any unit that rises. A change takes O(log n),
+ * finding a victim O(1) amortised. After tandem has learned, the next victim takes O(n), at most once in n /
+ * 4 uses (some 60 ms with a million blocks).
  *
- * Memory: 48 bytes an item and 16 for its place. s3fifo and tandem also have 24 for each block that left and is
- * remembered: a power of two of places, from four times as many as there are items, at least 32768.
+ * Memory: 48 bytes for an item and 16 for its place in the order. s3fifo and tandem also use 24 bytes for
+ * each place in the table of blocks that left: a power of two of places, at least four times the number of
+ * items and at least 32768.
  *
- * Threads: one owner for all orders of one room.
+ * Threads: one owner for all orders of one room. A room is the memory that several orders share
+ * (eviction_open_beside()).
  */
 #pragma once
 
@@ -42,28 +45,32 @@ enum eviction_policy { EVICTION_LRU, EVICTION_LFU, EVICTION_S3FIFO, EVICTION_TAN
 bool eviction_policy_from_name(const char *name, enum eviction_policy *out);
 const char *eviction_policy_name(enum eviction_policy policy);
 
-struct eviction_item {    /* embedded in what is to be evicted; zero-initialised: not in an order, without history */
-    uint64_t key_hash;    /* the owner's, set before the first use; 0 everywhere: blocks that left are not told apart */
-    uint64_t last_used;   /* read freely */
-    uint64_t rank;        /* lowest goes first; the policy's */
-    uint64_t sequence;    /* of insertion */
-    uint32_t chain_index; /* set by insert, or by the owner before the first use */
-    uint32_t at;          /* 1 + place in the heap; 0: in none */
-    uint32_t n_uses;      /* 0: without history */
-    uint8_t frequency;    /* s3fifo: uses since it was queued, 0 .. 3 */
-    uint8_t shape;        /* tandem: the best of the requests that used it */
-    bool in_main : 1;     /* s3fifo: which queue */
-    bool is_tail : 1;     /* optional, set before a use: the request ends in it, and it may not be full */
-    bool was_tail : 1;    /* at the last use */
+/* Embedded in the caller's block. All zero: in no order, without history. */
+struct eviction_item {
+    /* Set by the caller before the first use; 0 for all: no block that left is recognised. */
+    uint64_t key_hash;
+    uint64_t last_used; /* the caller may read it */
+    uint64_t rank;      /* set by the policy; the lowest goes first */
+    uint64_t sequence;  /* number of the insertion */
+    /* Blocks before it in its chain; set by insert, or by the caller before the first use. */
+    uint32_t chain_index;
+    uint32_t at;       /* 1 + place in the heap; 0: in no heap */
+    uint32_t n_uses;   /* 0: no history */
+    uint8_t frequency; /* s3fifo: uses since it was queued, 0 .. 3 */
+    uint8_t shape;     /* tandem: the best shape of the requests that used it */
+    bool in_main : 1;  /* s3fifo: it is in the main queue */
+    /* optional, set before a use: the request ends in this block, which may not be full. */
+    bool is_tail : 1;
+    bool was_tail : 1;    /* it was a tail at its last use */
     bool is_generous : 1; /* tandem: one of the requests that used it got generous terms */
 };
 
 struct eviction;
 
 struct eviction *eviction_open(enum eviction_policy policy);
-/* One more order over blocks in the same room: an item may go from one to the other, and what is learned is shared. */
+/* A further order in the same room: items may move between the orders, and what is learned is shared. */
 struct eviction *eviction_open_beside(struct eviction *first);
-/* NULL is fine. The items are the caller's. Orders of one room are closed in any order. */
+/* NULL is fine. The items stay the caller's. Orders of one room may be closed in any sequence. */
 void eviction_close(struct eviction *e);
 
 static inline bool eviction_contains(const struct eviction_item *item)
@@ -72,27 +79,35 @@ static inline bool eviction_contains(const struct eviction_item *item)
 }
 
 /*
- * Optional, before the uses of a request: the blocks that it asks for and that are not here, head first. How many of
- * them are remembered says how much of the request is new, which is part of the class of all that it uses. Holds until
- * the next call; what is used without one counts as part of a request of which much is new.
+ * Optional, before the uses of a request: names the blocks that it asks for and that are not here, head
+ * first. How many of them are remembered tells how much of the request is new, which is part of the class of
+ * all blocks that it uses. Valid until the next call. Uses without such a call count as uses by a request
+ * with much new.
  */
 void eviction_request(struct eviction *e, const uint64_t *key_hashes, uint32_t n);
 
-/* last_used other than the item's is a use at that time; an item without history is always used first. */
+/*
+ * Inserts an item. If last_used differs from the item's, or the item has no history, this is a use at
+ * last_used.
+ */
 void eviction_insert(struct eviction *e, struct eviction_item *item, uint32_t chain_index, uint64_t last_used);
-/* A use; in e or in none. The first of an item without history asks whether its block is remembered. */
+/*
+ * A use of an item in e or in no order. The first use of an item without history takes what is remembered of
+ * its block.
+ */
 void eviction_touch(struct eviction *e, struct eviction_item *item, uint64_t now);
-/* As touch, but nobody gained from the block being here (who offers it has it): nothing is learned from it. */
+/* As touch, for a use that gained nothing from the block (its sender has it): nothing is learned. */
 void eviction_keep(struct eviction *e, struct eviction_item *item, uint64_t now);
-void eviction_remove(struct eviction *e, struct eviction_item *item); /* not in e: nothing */
-/* The block left: it is removed and remembered, and the item is without history. Without this nothing is remembered. */
+void eviction_remove(struct eviction *e, struct eviction_item *item); /* does nothing if it is not in e */
+/* The block left: the item is removed, its history is remembered, and the item has no history any more. */
 void eviction_leave(struct eviction *e, struct eviction_item *item);
 /*
- * A block that was asked for, isn't here and gets no room, since what would go is worth more: a use, then a leave.
- * Without it a policy that refuses would never learn that what it refuses comes back. The item is only in, and not
- * kept.
+ * A block that was asked for, is not here and gets no room, since the victim is worth more: counts a use,
+ * then a leave. Without this call the policy would never learn that refused blocks are asked for again. item
+ * is only an input; it is not kept.
  */
 void eviction_refused(struct eviction *e, struct eviction_item *item, uint64_t now);
 
-struct eviction_item *eviction_victim(struct eviction *e); /* NULL if nothing may go; stays in e */
+/* The block to evict next; it stays in e. NULL: none. */
+struct eviction_item *eviction_victim(struct eviction *e);
 uint64_t eviction_count(const struct eviction *e);

@@ -3,17 +3,22 @@
 #include <math.h>
 #include <string.h>
 
-enum { LEAST_SLICE = 256, SLICES_PER_CACHE = 16 }; /* uses; a sixteenth of the blocks that are here, if that is more */
+/* Uses in a slice: at least LEAST_SLICE, and at least a sixteenth of the number of blocks. */
+enum { LEAST_SLICE = 256, SLICES_PER_CACHE = 16 };
 static const int FRONTIER_STEPS = 24;
-static const double MARGIN = 1.005; /* times what lru finds: learned terms decide if they find as much */
+/* Learned terms decide if their hits are at least this many times lru's. */
+static const double MARGIN = 1.005;
 
-/* The slice that is i older than the newest. */
+/* Index of the slice that is i slices older than the newest. */
 static uint32_t older(const struct duel *d, uint32_t i)
 {
     return (d->newest + DUEL_SLICES - i) % DUEL_SLICES;
 }
 
-/* How much older than the newest the slice of this time is; n_slices: older than all. */
+/*
+ * By how many slices the slice of this time is older than the newest; n_slices: the time is before all
+ * slices.
+ */
 static uint32_t slice_of(const struct duel *d, double time)
 {
     uint32_t low = 0, high = d->n_slices;
@@ -49,7 +54,7 @@ void duel_end(struct duel *d, uint32_t class, bool is_generous, bool was_here, u
     d->hits += d->in_force ? was_here : would_be_here;
 }
 
-/* All that was used since then fills the cache. */
+/* The time since which the used blocks just fill the cache. */
 static uint64_t lru_since(const struct duel *d, uint64_t now, uint64_t n_blocks)
 {
     double room = (double)n_blocks, end = (double)now;
@@ -63,7 +68,7 @@ static uint64_t lru_since(const struct duel *d, uint64_t now, uint64_t n_blocks)
     return (uint64_t)end;
 }
 
-/* The oldest slice becomes part of the one after it: so slices reach back to the first use. */
+/* Joins the oldest slice to the one after it, so that slices still reach back to the first use. */
 static void merge_oldest(struct duel *d)
 {
     uint32_t from = older(d, DUEL_SLICES - 1), to = older(d, DUEL_SLICES - 2);
@@ -96,7 +101,7 @@ void duel_advance(struct duel *d, uint64_t now, uint64_t n_blocks)
 
 /* -------------------------------------------------------------- learned terms */
 
-/* Lives by class, in slices up to i - 1 counted from the newest. */
+/* of[c][i]: lives of class c that go on, in the i newest slices. */
 struct sums {
     double of[LEARN_CLASSES][DUEL_SLICES + 1];
 };
@@ -110,7 +115,7 @@ static void make_sums(const struct duel *d, struct sums *s)
     }
 }
 
-/* Lives of the class that began since then, evenly spread over each slice. */
+/* Lives of the class that began since `time`, assuming that they are spread evenly over each slice. */
 static double begun_since(const struct duel *d, const struct sums *s, uint32_t class, double time, uint64_t now)
 {
     uint32_t i = slice_of(d, time);
@@ -122,7 +127,7 @@ static double begun_since(const struct duel *d, const struct sums *s, uint32_t c
     return s->of[class][i] + (s->of[class][i + 1] - s->of[class][i]) * (end - time) / (end - start);
 }
 
-/* Blocks that are kept until this time or longer. */
+/* Number of blocks that are kept until this time or longer. */
 static double kept_until(const struct duel *d, const struct sums *s, double time, uint64_t now)
 {
     double n = 0, share = d->terms.share;
@@ -135,7 +140,7 @@ static double kept_until(const struct duel *d, const struct sums *s, double time
     return n;
 }
 
-/* How far from now the time is from which on what is kept until then fills the cache. */
+/* duel.ahead: the time, from now, for which the blocks kept until then or longer just fill the cache. */
 static double make_ahead(const struct duel *d, uint64_t now, uint64_t n_blocks)
 {
     struct sums sums;

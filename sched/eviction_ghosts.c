@@ -8,7 +8,7 @@
 enum { WAYS = 8, LEAST_PLACES = 32768 };
 
 struct ghosts {
-    struct ghost *places; /* sets of WAYS */
+    struct ghost *places; /* [n_places]; sets of WAYS consecutive places */
     uint64_t n_places;
 };
 

@@ -3,10 +3,11 @@
 #include <math.h>
 #include <string.h>
 
-static const uint64_t TABLES_EVERY = 4096; /* uses: making them costs some 100 us */
-static const double LIKE_ALL = 32;         /* lives of a number of uses: below, it is taken to be like all of them */
-static const double LIKE_SAME_USES = 500;  /* lives of a class: below, to be like all shapes of as many uses */
-static const int PRICE_STEPS = 30;         /* halvings of the price's range, which is 15 decades */
+static const uint64_t TABLES_EVERY = 4096; /* least uses between two tables; making them takes some 100 us */
+/* weight, in lives, of all classes in those with one number of uses. */
+static const double LIKE_ALL = 32;
+static const double LIKE_SAME_USES = 500; /* weight, in lives, of all shapes with these uses in one class */
+static const int PRICE_STEPS = 30;        /* halvings of the range of the price, 15 decades */
 
 /* ------------------------------------------------------------------ counts */
 
@@ -51,7 +52,7 @@ static void halve(struct learn *l)
 
 /* ------------------------------------------------------------------ tables */
 
-/* Lives begun, and ended by age, of some classes taken together. */
+/* Sum over several classes: lives begun; lives ended, by age. */
 struct lives {
     double begun, ended[LEARN_BINS];
 };
@@ -64,11 +65,11 @@ static void add_class(struct lives *to, const struct learn *l, uint32_t c)
 }
 
 /*
- * h[b]: the chance that a life, having reached bin b, ends in it. As far as there were fewer than n_like lives, it is
- * what it is in `like`; NULL: nobody comes back.
+ * h[b]: the probability that a life that reached bin b ends in it. n_like lives with the hazards `like` are
+ * added as a prior; like NULL: lives that never end.
  *
- * Lives that are still young count as if they would never end in the bins that they have not reached: at the start that
- * understates late uses, and so errs towards lru.
+ * Young lives count as if they did not end in the bins that they have not reached. At the start that
+ * understates late uses, which errs towards lru.
  */
 static void make_hazards(const struct lives *lives, uint32_t n_bins, const double *like, double n_like, double *h)
 {
@@ -80,10 +81,10 @@ static void make_hazards(const struct lives *lives, uint32_t n_bins, const doubl
     }
 }
 
-/* Ends are taken to lie in the middle of their bin, on average. */
+/* Makes index and room of a class. Lives that end in a bin are assumed to end in its middle, on average. */
 static void make_class(struct learn *l, uint32_t c, const double *h)
 {
-    double alive = 1, stay[LEARN_BINS]; /* in bin b, of a life that reached it */
+    double alive = 1, stay[LEARN_BINS]; /* stay: expected time in bin b of a life that reached it */
     l->room[c][0] = 0;
     for (uint32_t b = 0; b < l->n_bins; b++) {
         stay[b] = (bin_start(b + 1) - bin_start(b)) * (1 - h[b] / 2);
@@ -144,7 +145,7 @@ void learn_advance(struct learn *l, uint64_t now, uint64_t n_blocks)
 
 /* ------------------------------------------------------------------- terms */
 
-/* The bin until whose start a class is kept at this price; 0: not at all. */
+/* A class is kept until the start of this bin, at this price; 0: not at all. */
 static uint32_t kept_bins(const struct learn *l, uint32_t c, double price)
 {
     uint32_t b = l->n_bins;
@@ -156,9 +157,9 @@ static uint32_t kept_bins(const struct learn *l, uint32_t c, double price)
 }
 
 /*
- * Of n classes, step apart, a later one is kept no shorter than an earlier one, since a block has at least the uses and
- * the shape of what continues it. Where the counts say otherwise, both are kept longer, unless almost all lives began
- * in the later class.
+ * Orders n classes that are `step` apart: a later class is kept at least as long as an earlier one, since a
+ * block has at least the uses and the shape of the blocks that continue it. If the counts say otherwise, the
+ * later class is kept longer, or, if almost all lives began in the later class, the earlier ones shorter.
  */
 static void put_in_order(const struct learn *l, uint32_t first, uint32_t step, uint32_t n, uint32_t *bins)
 {
@@ -174,7 +175,7 @@ static void put_in_order(const struct learn *l, uint32_t first, uint32_t step, u
     }
 }
 
-/* In order by uses, by shape, and by both: the last loop only mends what ordering by shape broke. */
+/* Orders by uses, then by shape; the third loop restores the order by uses where the second one broke it. */
 static void put_all_in_order(const struct learn *l, uint32_t *bins)
 {
     for (uint32_t c = 0; c < LEARN_CLASSES; c += LEARN_USES)
@@ -191,7 +192,7 @@ static void put_all_in_order(const struct learn *l, uint32_t *bins)
         bins[LEARN_TAILS + c] = bins[LEARN_TAILS + c] < bins[c] ? bins[LEARN_TAILS + c] : bins[c];
 }
 
-/* Terms of all classes at this price, and the room that they take: Little's law over lives. */
+/* Terms of all classes at this price. Returns the room that they take: Little's law over lives. */
 static double terms_at(const struct learn *l, double price, uint64_t *keep_for)
 {
     uint32_t bins[LEARN_CLASSES];
@@ -214,7 +215,7 @@ void learn_terms_make(const struct learn *l, double n_blocks, struct learn_terms
         for (uint32_t b = 0; b < l->n_bins; b++)
             dear = fmax(dear, l->index[c][b]);
     if (!l->version || dear <= 0 || l->span <= 0)
-        return; /* nothing is known: all go by last use */
+        return; /* nothing is known: all terms are 0, so the order is by last use */
     dear *= 2;
     double cheap = dear * 1e-15, tight_room = 0, generous_room = terms_at(l, cheap, out->generous);
     terms_at(l, dear, out->tight);
@@ -228,7 +229,7 @@ void learn_terms_make(const struct learn *l, double n_blocks, struct learn_terms
         *(fits ? &tight_room : &generous_room) = room;
     }
     for (uint32_t c = 0; c < LEARN_CLASSES;
-         c++) /* ordering classes may have lengthened one by more at a higher price */
+         c++) /* put_all_in_order() may have lengthened a class more at the higher price */
         out->generous[c] = out->generous[c] > out->tight[c] ? out->generous[c] : out->tight[c];
     out->share = generous_room > n ? (n - tight_room) / (generous_room - tight_room) : 1;
 }

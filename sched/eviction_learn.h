@@ -1,29 +1,30 @@
 /*
- * What the tandem policy learns: how long after a use the next one comes, by class of block, and so until when it is
- * worth keeping a block in a cache of a given size.
+ * What the tandem policy learns: how long after a use the next use comes, by class of block, and from that
+ * how long a block is worth keeping in a cache of a given size.
  *
- * Lives. From each use of a block begins a life, which ends with its next use, whether it was still here or is
- * remembered. For each class the lives begun are counted, and those ended by age, in bins of half an octave. So hazards
- * are those of the workload, not of what the cache happened to keep: caches of different sizes learn the same.
+ * Lives. Each use of a block begins a life, which ends with its next use, whether the block is still here or
+ * only remembered. For each class the begun lives are counted, and the ended lives by age, in bins of half an
+ * octave. So the hazards describe the workload and not what the cache happened to keep: caches of different
+ * sizes learn the same.
  *
- * Classes. The number of uses, and the shape of the requests that used the block: the fewer new blocks a request adds
- * to what was known, the likelier is it that it will be continued itself. A block keeps the best shape it ever had. So
- * neither number nor shape ever rises along a chain, and terms that rise with both never put a block behind one that
- * continues it, however often they change.
+ * Classes. A class is a number of uses and a shape of request: the fewer new blocks a request adds to known
+ * ones, the more likely it will be continued. A block keeps the best shape it ever had. So neither number nor
+ * shape rises along a chain. Terms that rise with both therefore never evict a block before one that
+ * continues it, however often the terms change.
  *
- * Worth. A block of age a, kept for x longer at most, gives P(used within x) hits for E[time kept] of room. The best
- * ratio over all x,
+ * Worth. A block of age a that is kept for at most x longer gives P(used within x) hits for E[time kept] of
+ * room. The best ratio over all x,
  *
  *     index(a) = max over x of P(T <= a + x | T > a) / E[min(T, a + x) - a | T > a]
  *
- * is what a unit of room earns (Gittins 1979; for caches: hit density, Beckmann et al., NSDI'18). A price for room
- * decides until which age a class is kept: the last at which its index is not below the price, or not at all, if it is
- * below at the start. The price is the one at which, by rates and survival of the classes, what is kept just fills the
- * cache. Where one more step of the price would change a class from "not at all" to "long", a share of the lives gets
- * the one and the rest the other: so a cache that is far too small for a class keeps some of its chains long enough
- * instead of all of them too short.
+ * is what a unit of room earns (Gittins 1979; for caches: hit density, Beckmann et al., NSDI'18). A price for
+ * room decides how long a class is kept: up to the last age at which its index is at least the price, or not
+ * at all if it is below the price at age 0. The price is chosen so that the kept blocks, by rate and survival
+ * of the classes, just fill the cache. If a small change of the price would change a class from "not at all"
+ * to "long", a share of the lives gets the generous terms and the rest the tight ones: a cache that is far
+ * too small for a class then keeps some of its chains long enough instead of all of them too short.
  *
- * Counts are halved now and then, so that what was long ago is forgotten. Nothing else is to be set.
+ * Counts are halved now and then, so that old behaviour is forgotten. There is nothing else to configure.
  */
 #pragma once
 
@@ -31,29 +32,30 @@
 #include <stdint.h>
 
 enum {
-    LEARN_USES = 8,                          /* 1, 2, 3, 4-7, 8-15, 16-31, 32-63, 64 and more uses */
-    LEARN_SHAPES = 4,                        /* of the request: more than 16 new blocks, up to 16, up to 8, up to 4 */
-    LEARN_TAILS = LEARN_SHAPES * LEARN_USES, /* first class of tails, whatever their shape */
+    LEARN_USES = 8, /* 1, 2, 3, 4-7, 8-15, 16-31, 32-63, 64 and more uses */
+    /* New blocks of the request: more than 16, up to 16, up to 8, up to 4. */
+    LEARN_SHAPES = 4,
+    LEARN_TAILS = LEARN_SHAPES * LEARN_USES, /* first class of tails; tails have no shape */
     LEARN_CLASSES = LEARN_TAILS + LEARN_USES,
-    LEARN_BINS = 128, /* half octaves of 64 bits */
+    LEARN_BINS = 128, /* half octaves of a 64-bit age */
 };
 
 struct learn {
-    double begun[LEARN_CLASSES];
-    double ended[LEARN_CLASSES][LEARN_BINS];
-    double span;        /* time that the counts stand for */
-    uint64_t last_now;  /* up to which span reaches */
-    uint64_t n_uses;    /* since the tables were made */
-    uint64_t n_counted; /* since the counts were halved */
-    uint32_t version;   /* rises when the tables below are made */
-    uint32_t n_bins;    /* all ends are below this one */
-    double index[LEARN_CLASSES][LEARN_BINS];
-    double room[LEARN_CLASSES][LEARN_BINS + 1]; /* expected time kept by one life until the start of bin b */
+    double begun[LEARN_CLASSES];                /* lives begun */
+    double ended[LEARN_CLASSES][LEARN_BINS];    /* lives ended, by age */
+    double span;                                /* time over which the lives were counted */
+    uint64_t last_now;                          /* end of that time */
+    uint64_t n_uses;                            /* uses since the tables below were made */
+    uint64_t n_counted;                         /* uses since the counts were halved */
+    uint32_t version;                           /* rises when the tables below are made */
+    uint32_t n_bins;                            /* bins in use: no life ended in a later one */
+    double index[LEARN_CLASSES][LEARN_BINS];    /* index(a) at the start of bin b */
+    double room[LEARN_CLASSES][LEARN_BINS + 1]; /* expected time that one life is kept before bin b starts */
 };
 
-/* For how long the blocks of a class are kept after a use. */
+/* How long blocks of a class are kept after a use. */
 struct learn_terms {
-    double share; /* of the lives that are to get generous terms */
+    double share; /* share of lives that get the generous terms; the others get the tight ones */
     uint64_t generous[LEARN_CLASSES], tight[LEARN_CLASSES];
 };
 
@@ -71,18 +73,21 @@ static inline uint32_t learn_class(uint32_t n_uses, uint32_t shape, bool is_tail
 void learn_begin(struct learn *l, uint32_t class);
 void learn_end(struct learn *l, uint32_t class, uint64_t age);
 
-/* Time has come to now; makes tables when due. n_blocks: how many are here, by which what was long ago is told. */
+/*
+ * The time is now; makes the tables when due. n_blocks: blocks here; it sets how often tables are made and
+ * counts halved.
+ */
 void learn_advance(struct learn *l, uint64_t now, uint64_t n_blocks);
 
-/* Uses after which counts are halved. */
+/* Number of uses after which counts are halved. */
 static inline uint64_t learn_memory(uint64_t n_blocks)
 {
     return n_blocks > 8192 ? 8 * n_blocks : 65536;
 }
 
 /*
- * Makes the terms for a cache of n_blocks. A class of more uses or of better shape never has worse terms, a tail never better ones
- * than other blocks.
+ * Makes the terms for a cache of n_blocks. A class with more uses or a better shape never has shorter terms;
+ * a tail never has longer terms than other blocks with as many uses.
  */
 void learn_terms_make(const struct learn *l, double n_blocks, struct learn_terms *out);
 

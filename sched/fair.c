@@ -16,28 +16,28 @@ struct waiting {
 
 struct tenant {
     double weight, tag;
-    uint64_t wants_ns;       /* until then it comes again */
-    struct waiting *waiting; /* by key, then as they came */
-    double size;             /* of all that waits */
+    uint64_t wants_ns;       /* it was told to come back before then */
+    struct waiting *waiting; /* its items by key; equal keys in the order of arrival */
+    double size;             /* sum of the sizes of its items */
     uint32_t n, cap;
-    uint32_t active; /* its place in the list of those that want something, from 1; 0: none */
-    uint32_t at;     /* of the walk */
+    uint32_t active; /* 1 + its place in fair.active; 0: it is not there */
+    uint32_t at;     /* items of it that the walk has seen */
     double walked;   /* its tag in the walk */
 };
 
 struct fair {
     struct fair_weight *weights;
     uint32_t n_weights, n_active;
-    struct tenant *tenants; /* n_weights of their own, then FAIR_SLOTS */
-    uint32_t *active;
-    double now;        /* virtual time */
-    double charged[2]; /* in this half of FAIR_OWED, and in the one before */
-    uint64_t half_ns;  /* when this half began */
+    struct tenant *tenants; /* n_weights tenants with weights of their own, then FAIR_SLOTS shared ones */
+    uint32_t *active;       /* the n_active tenants that have items or were told to come back; no order */
+    double now;             /* virtual time */
+    double charged[2];      /* work charged in the current half of FAIR_OWED, and in the half before */
+    uint64_t half_ns;       /* when the current half began */
 };
 
 /* ------------------------------------------------------------------ weights */
 
-/* What stands at `at`, n bytes long, is added to weights, which have room for it. */
+/* Parses one NAME=WEIGHT of n bytes into weights[n_weights]. */
 static enum td_status parse_weight(const char *at, size_t n, struct fair_weight *weights, uint32_t n_weights,
                                    struct td_error *e)
 {
@@ -109,7 +109,7 @@ static uint32_t find(const struct fair *f, uint64_t tenant)
     return f->n_weights + (uint32_t)(random_mix(tenant) % FAIR_SLOTS);
 }
 
-/* ------------------------------------------------------ who wants something */
+/* ----------------------------------------------------------- active tenants */
 
 static void deactivate(struct fair *f, struct tenant *t)
 {
@@ -119,6 +119,7 @@ static void deactivate(struct fair *f, struct tenant *t)
     t->active = 0;
 }
 
+/* Takes tenants without items off the active list when their time to come back is over. */
 static void forget_the_gone(struct fair *f, uint64_t now)
 {
     for (uint32_t i = f->n_active; i; i--) {
@@ -128,12 +129,13 @@ static void forget_the_gone(struct fair *f, uint64_t now)
     }
 }
 
-/* What all tenants were charged lately. */
+/* The most that a tenant may be owed: what all tenants were charged lately. */
 static double owed(const struct fair *f)
 {
     return f->charged[0] + f->charged[1];
 }
 
+/* A tenant wants something again: its tag rises to virtual time, so idle time gives no credit. */
 static void activate(struct fair *f, uint32_t slot)
 {
     struct tenant *t = &f->tenants[slot];
@@ -144,6 +146,7 @@ static void activate(struct fair *f, uint32_t slot)
     t->active = f->n_active;
 }
 
+/* No tag may be further behind virtual time than owed() allows. */
 static void limit_credit(struct fair *f)
 {
     for (uint32_t i = 0; i < f->n_active; i++) {
@@ -167,7 +170,7 @@ void fair_push(struct fair *f, uint64_t tenant, double key, double size, void *i
     for (; at && t->waiting[at - 1].key > key; at--)
         t->waiting[at] = t->waiting[at - 1];
     t->waiting[at] = (struct waiting){key, item};
-    t->at += t->at > at; /* of a walk that goes on: it is behind, or is not seen */
+    t->at += t->at > at; /* a running walk does not see an item that was put before its place */
     t->size += size;
     activate(f, slot);
 }
@@ -175,7 +178,7 @@ void fair_push(struct fair *f, uint64_t tenant, double key, double size, void *i
 void fair_remove(struct fair *f, uint64_t tenant, double key, double size, void *item)
 {
     struct tenant *t = &f->tenants[find(f, tenant)];
-    uint32_t low = 0, high = t->n; /* the first with this key */
+    uint32_t low = 0, high = t->n; /* bisection for the first item with this key */
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
         if (t->waiting[middle].key < key)

@@ -1,7 +1,7 @@
 /*
- * How often keys were asked for lately: a count that halves every HOT_HALF_LIFE_NS, in a table of fixed size. Two keys that
- * meet in one slot wear each other down, so the table keeps those that come most (the idea of the lossy counters of Manku and
- * Motwani 2002). An estimate: it can be too low, never too high.
+ * Counts how often keys were asked for recently. Counts halve every HOT_HALF_LIFE_NS; the table has a fixed
+ * size. Two keys in one slot lower each other's count, so the table keeps the most frequent keys (the idea of
+ * the lossy counters of Manku and Motwani 2002). A count may be too low, never too high.
  *
  * Threads: one owner.
  */
@@ -23,5 +23,5 @@ struct hot {
     } slots[HOT_SLOTS];
 };
 
-/* Counts one request and returns the count, this one included. */
+/* Counts one request for the key and returns the count, including this request. */
 double hot_count(struct hot *h, const struct block_key *key, uint64_t now_ns);

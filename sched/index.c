@@ -1,12 +1,12 @@
 /*
- * The writer's side of the index, and what readers and writer owe each other.
+ * The writer's side of the index, and the protocol between readers and writer.
  *
- * A holder's number lives through
+ * States of a holder's id:
  *
  *     FREE --first block--> LIVE --index_clear--> RETIRED --a sweep begins--> SWEPT --it ends--> RESTING
- *      ^-----------------------------no reader of then is left-----------------------------------/
+ *      ^----------------no reader that began before the end of the sweep is left-----------------/
  *
- * of which only LIVE is found. A copy of a table leaves out all that are not LIVE, so it counts as swept.
+ * Only LIVE ids are found. A copy of a table leaves out all other ids, so a copied shard counts as swept.
  */
 #include "sched/index.h"
 
@@ -26,7 +26,8 @@ struct index *index_open(uint64_t max_blocks)
     x->max_blocks = max_blocks;
     x->bytes = sizeof(*x);
     atomic_init(&x->epoch, 1);
-    for (uint32_t i = 0; i < N_SHARDS; i++) { /* of different sizes, so that they don't grow all at once */
+    /* Different sizes, so that tables do not all grow at the same time. */
+    for (uint32_t i = 0; i < N_SHARDS; i++) {
         struct table *t = index_table_open(x, (MIN_CAP + i * (MIN_CAP / 2) / N_SHARDS) / GROUP * GROUP);
         if (!t)
             abort();
@@ -71,8 +72,8 @@ void index_reader_close(struct index_reader *r)
 }
 
 /*
- * Sequentially consistent, as are the writer's replacing and looking here afterwards: either it sees this reader, or this
- * reader sees what is new.
+ * Sequentially consistent, as are the writer's replacement of a table and its later look at the readers:
+ * either the writer sees this reader, or this reader sees the new table.
  */
 void index_read_begin(struct index_reader *r)
 {
@@ -84,7 +85,7 @@ void index_read_end(struct index_reader *r)
     atomic_store_explicit(&r->epoch, 0, memory_order_release);
 }
 
-/* What was replaced in this epoch or before, no reader uses any more. */
+/* The latest epoch for which holds: no reader uses what was replaced in it or before. */
 static uint64_t passed_epoch(const struct index *x)
 {
     uint64_t oldest = atomic_load(&x->epoch);
@@ -114,6 +115,7 @@ static void free_replaced(struct index *x)
 
 /* ----------------------------------------------------------------- numbers */
 
+/* An id that may be given out; NO_ID: none now. */
 static uint32_t find_free(const struct index *x)
 {
     uint64_t passed = passed_epoch(x);
@@ -123,7 +125,7 @@ static uint32_t find_free(const struct index *x)
     return NO_ID;
 }
 
-/* The holder's number; it gets one if it has none. */
+/* The holder's id; assigns one if it has none. May wait for readers, see index.h. */
 static uint32_t id_make(struct index *x, uint32_t holder)
 {
     uint32_t id = atomic_load_explicit(&x->id_of[holder], memory_order_relaxed);
@@ -131,8 +133,8 @@ static uint32_t id_make(struct index *x, uint32_t holder)
         return id;
     while ((id = find_free(x)) == NO_ID) {
         index_sweep(x, UINT32_MAX);
-        nanosleep(&(struct timespec){.tv_nsec = 10000},
-                  NULL); /* those that rest wait for readers within their bracket */
+        /* Resting ids wait for readers to leave their brackets. */
+        nanosleep(&(struct timespec){.tv_nsec = 10000}, NULL);
     }
     x->ids[id] = (struct id){.state = ID_LIVE};
     x->live[id / 64] |= 1ull << id % 64;
@@ -140,6 +142,7 @@ static uint32_t id_make(struct index *x, uint32_t holder)
     return id;
 }
 
+/* Moves all ids in one state to another, in a new epoch. */
 static void change_state(struct index *x, enum id_state from, enum id_state to)
 {
     uint64_t now = atomic_fetch_add(&x->epoch, 1) + 1;
@@ -157,7 +160,7 @@ void index_clear(struct index *x, uint32_t holder)
         return;
     x->ids[id].dropped = false;
     if (!x->ids[id].n)
-        return; /* no entry has it */
+        return; /* no entry contains this id */
     x->live[id / 64] &= ~(1ull << id % 64);
     x->ids[id].state = ID_RETIRED;
     atomic_store(&x->id_of[holder], NO_ID);
@@ -166,6 +169,7 @@ void index_clear(struct index *x, uint32_t holder)
 
 /* ---------------------------------------------------------------- sweeping */
 
+/* Starts a sweep unless one runs. False: there is nothing to sweep. */
 static bool begin_sweep(struct index *x)
 {
     if (x->sweeping)
@@ -192,7 +196,7 @@ static void sweep_entries(struct index *x, struct table *t, uint32_t n)
     }
 }
 
-/* The sweep is through with a shard: what became nearly empty becomes small. */
+/* The sweep has finished a shard: a nearly empty table is copied into a small one. */
 static void next_shard(struct index *x, const struct table *t)
 {
     if (t->cap > MIN_CAP && x->n_held[x->sweep_shard] < t->cap / 8)
@@ -225,6 +229,7 @@ static bool is_full(const struct index *x)
     return x->max_blocks && x->n_blocks >= x->max_blocks;
 }
 
+/* Updates the account of a holder's id for index_digest(). */
 static void count(struct index *x, uint32_t id, uint32_t tier, const struct block_key *key, bool added)
 {
     uint64_t digest = block_digest(key, tier == ON_DISK ? TIER_SSD : TIER_WORKER);
@@ -232,14 +237,14 @@ static void count(struct index *x, uint32_t id, uint32_t tier, const struct bloc
     x->ids[id].sum += added ? digest : -digest;
 }
 
-/* The key's entry, or an unused one that may be taken. NULL: there is no room. */
+/* The key's entry, created if necessary. NULL: max_blocks is reached, or there is no memory. */
 static struct entry *make_entry(struct index *x, uint32_t shard, const struct block_key *key)
 {
     bool found;
     struct entry *e = table_probe(table_of(x, shard), key, &found);
     if (found && index_entry_held(e))
         return e;
-    while (is_full(x) && begin_sweep(x)) { /* what cleared holders left behind goes first */
+    while (is_full(x) && begin_sweep(x)) { /* first remove blocks of cleared holders */
         index_sweep(x, SWEEP_STEP);
         e = table_probe(table_of(x, shard), key, &found);
     }
@@ -330,7 +335,7 @@ uint64_t index_dropped(const struct index *x)
 bool index_digest(const struct index *x, uint32_t holder, uint64_t *n_blocks_out, uint64_t *digest_out)
 {
     uint32_t id = atomic_load_explicit(&x->id_of[holder], memory_order_relaxed);
-    *n_blocks_out = x->ids[id].n; /* of NO_ID all is zero */
+    *n_blocks_out = x->ids[id].n; /* ids[NO_ID] is all zero */
     *digest_out = x->ids[id].sum;
     return !x->ids[id].dropped;
 }

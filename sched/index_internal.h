@@ -1,22 +1,25 @@
 /*
- * What the files of the index share: its tables, and the numbers that holders have in them.
+ * Shared by the files of the index: its tables, and the numbers ("ids") by which holders are stored in them.
  *
- * The keys, which are hashes, are split over N_SHARDS tables by their top byte; a table is open addressing with linear probing
- * (Knuth, vol. 3, 6.4), the position being the hash scaled to the capacity (Lemire 2019), so that tables may have any
- * size and are copied in order. An entry, half a cache line:
+ * Keys are hashes. They are split over N_SHARDS tables by their top byte. A table uses open addressing with
+ * linear probing (Knuth, vol. 3, 6.4); the position is the hash scaled to the capacity (Lemire 2019), so a
+ * table may have any size and is copied in order. An entry is half a cache line:
  *
- *      0  key (16)   16  8 slots of u16: holder number (from 1) << 2 | on disk << 1 | in memory
+ *      0  key (16)   16  8 slots of u16: holder id (from 1) << 2 | on disk << 1 | in memory
  *
- * or, for a block that more have, a crowd: u16 CROWD, then 48 bits of the address of its bits by holder.
+ * A block with more than 8 holders has a crowd instead: u16 CROWD, then the 48-bit address of a bitmap by
+ * holder id.
  *
  * Readers need no lock, because
- * - an entry keeps its key for the life of the table, also when nobody holds the block any more; it is published by the first
- *   store to slots[0], which is never zero again. Dead entries go when the table is copied;
- * - every holder is one bit field in one word, which only one thread writes, and never moves within a table;
- * - a table that was replaced is whole and never changes; it is freed when every reader has been outside its bracket
- *   (epoch-based reclamation, Fraser 2004);
- * - a cleared holder gets another number; the old one is given out again when a sweep over everything has taken it out
- *   and every reader has been outside its bracket.
+ * - an entry keeps its key for the life of the table, also when no holder has the block any more. The first
+ *   store to slots[0] publishes the entry; slots[0] is never zero again. Entries without holders disappear
+ *   when the table is copied;
+ * - each holder of an entry is one bit field in one word, which only the writer writes, and it never moves
+ *   within a table;
+ * - a replaced table is complete and never changes. It is freed after every reader was outside its bracket at
+ *   least once (epoch-based reclamation, Fraser 2004);
+ * - a cleared holder gets a new id. The old id is reused after a whole sweep has removed it and then every
+ *   reader was outside its bracket.
  */
 #pragma once
 
@@ -27,18 +30,18 @@
 
 enum {
     N_SHARDS = 256,
-    N_IDS = 2 * INDEX_MAX_HOLDERS, /* so many clears may come within one sweep */
+    N_IDS = 2 * INDEX_MAX_HOLDERS, /* allows INDEX_MAX_HOLDERS clears within one sweep */
     ID_WORDS = N_IDS / 64,
     NO_ID = 0,
     N_SLOTS = 8,
     IN_MEMORY = 1,
     ON_DISK = 2,
     ANYWHERE = IN_MEMORY | ON_DISK,
-    VACANT = 0x4000, /* a slot that was used; no tier, no zero */
+    VACANT = 0x4000, /* a slot that was used before: no tier, but not zero */
     CROWD = 0x8000,
     MIN_CAP = 32,
-    GROUP = 4,       /* searches begin where two cache lines begin; capacities are multiples */
-    LOOK_AHEAD = 16, /* entries whose memory is asked for before they are needed */
+    GROUP = 4,       /* entries in two cache lines: searches begin at multiples, capacities are multiples */
+    LOOK_AHEAD = 16, /* how many events ahead index_apply() prefetches */
 };
 _Static_assert((N_IDS - 1) << 2 < VACANT, "a slot has room for a holder number");
 
@@ -48,14 +51,15 @@ struct entry {
 _Static_assert(sizeof(struct entry) == 32, "two entries are a cache line");
 
 struct crowd {
-    struct crowd *next; /* of its table, with which it is freed */
+    struct crowd *next; /* crowds of one table; freed with the table */
     _Atomic uint64_t in_memory[ID_WORDS], on_disk[ID_WORDS];
 };
 
-struct table { /* apart from its entries: all tables' together stay in the processor's cache */
-    struct entry *entries;
-    struct table *next; /* replaced ones */
-    uint64_t epoch;     /* readers that began before it may use this table, which was replaced then */
+/* Separate from its entries, so that all N_SHARDS of them stay in the processor's cache. */
+struct table {
+    struct entry *entries; /* [cap] */
+    struct table *next;    /* in index.replaced */
+    uint64_t epoch;        /* when it was replaced: readers that began before this epoch may still use it */
     struct crowd *crowds;
     uint32_t cap;
 };
@@ -64,33 +68,35 @@ enum id_state { ID_FREE, ID_LIVE, ID_RETIRED, ID_SWEPT, ID_RESTING }; /* drawn i
 
 struct id {
     enum id_state state;
-    bool dropped;    /* some of its blocks found no place */
-    uint64_t epoch;  /* ID_RESTING */
-    uint64_t n, sum; /* ID_LIVE: its blocks, and of their digests */
+    bool dropped;    /* some of its blocks were dropped */
+    uint64_t epoch;  /* ID_RESTING: readers that began before this epoch may still see the id */
+    uint64_t n, sum; /* ID_LIVE: number of its blocks; sum of their digests */
 };
 
 struct index_reader {
-    _Alignas(64) _Atomic uint64_t epoch; /* in which it began; 0: it is outside */
-    const _Atomic uint64_t *now;
+    _Alignas(64) _Atomic uint64_t epoch; /* index.epoch at index_read_begin(); 0: outside a bracket */
+    const _Atomic uint64_t *now;         /* index.epoch */
     atomic_flag taken;
 };
 
 struct index {
     struct table *_Atomic tables[N_SHARDS];
-    _Atomic uint16_t id_of[INDEX_MAX_HOLDERS]; /* holder number; NO_ID: it has nothing */
-    _Alignas(64) _Atomic uint64_t epoch;       /* rises whenever something is replaced */
+    _Atomic uint16_t id_of[INDEX_MAX_HOLDERS]; /* id of each holder; NO_ID: it has no blocks */
+    /* Rises when a table is replaced and when a sweep begins or ends. */
+    _Alignas(64) _Atomic uint64_t epoch;
     struct index_reader readers[INDEX_MAX_READERS];
 
-    /* writer only */
-    uint64_t live[ID_WORDS]; /* bit i: ids[i] is ID_LIVE; the others' slots count for nothing */
+    /* The members below belong to the writer alone. */
+    uint64_t live[ID_WORDS]; /* bit i: ids[i] is ID_LIVE; slots with other ids count as free */
     struct id ids[N_IDS];
-    uint32_t n_used[N_SHARDS], n_held[N_SHARDS]; /* entries with a key; of these, with a holder, perhaps retired */
+    uint32_t n_used[N_SHARDS], n_held[N_SHARDS]; /* entries with a key; entries with a holder, swept or not */
     uint64_t n_blocks, max_blocks, n_dropped, bytes;
-    struct piece *pieces; /* of memory for tables */
-    struct table *replaced;
-    struct table *spare; /* one that was freed last: the next copy of a shard of its size finds its memory mapped */
+    struct piece *pieces;   /* memory for entries (index_memory.c) */
+    struct table *replaced; /* tables that readers may still use */
+    /* The table that was freed last; the next copy of about its size reuses its memory. */
+    struct table *spare;
     bool sweeping;
-    uint32_t n_retired, sweep_shard, sweep_at;
+    uint32_t n_retired, sweep_shard, sweep_at; /* ids to sweep; position of the sweep: shard, entry */
 };
 
 /* ------------------------------------------------------ tables, any thread */
@@ -110,7 +116,7 @@ static inline uint32_t table_home(const struct table *t, const struct block_key 
     return (uint32_t)((block_key_hash(key) >> 24 & UINT32_MAX) * t->cap >> 32) & ~(GROUP - 1u);
 }
 
-/* Always inlined: a function whose only effect is a prefetch is one without effects, to the compiler. */
+/* Always inlined: the compiler removes calls of a function whose only effect is a prefetch. */
 __attribute__((always_inline)) static inline void table_prefetch(const struct table *t, const struct block_key *key)
 {
     const struct entry *e = &t->entries[table_home(t, key)];
@@ -118,7 +124,7 @@ __attribute__((always_inline)) static inline void table_prefetch(const struct ta
     __builtin_prefetch(e + 2);
 }
 
-/* Later, when that has come: the same of the next lines, where the search will go on. */
+/* To be called when those lines have arrived: prefetches the next two if the search will go on there. */
 __attribute__((always_inline)) static inline void table_prefetch_more(const struct table *t,
                                                                       const struct block_key *key)
 {
@@ -142,7 +148,7 @@ static inline struct entry *table_next(const struct table *t, struct entry *e)
     return e + 1 == t->entries + t->cap ? t->entries : e + 1;
 }
 
-/* The key's entry, or the unused one where the search ends. */
+/* The key's entry (*found_out true), or the unused entry where the search ends. */
 static inline struct entry *table_probe(const struct table *t, const struct block_key *key, bool *found_out)
 {
     for (struct entry *e = &t->entries[table_home(t, key)];; e = table_next(t, e)) {
@@ -154,7 +160,7 @@ static inline struct entry *table_probe(const struct table *t, const struct bloc
     }
 }
 
-/* Of slots[0]: NULL where the slots hold the holders. */
+/* The crowd that slots[0] points to; NULL: the holders are in the slots. */
 static inline struct crowd *crowd_of(uint64_t slots)
 {
     return (slots & 0xffff) == CROWD ? (struct crowd *)(uintptr_t)(slots >> 16) : NULL;
@@ -162,21 +168,29 @@ static inline struct crowd *crowd_of(uint64_t slots)
 
 /* ---------------------------------------------------------- tables, writer */
 
-void *index_memory_take(struct index *x, size_t len_bytes); /* a cache line's border, not zeroed; NULL: no memory */
+/*
+ * Memory aligned to a cache line, not zeroed; NULL: no memory. Returned by index_memory_give() with its
+ * length.
+ */
+void *index_memory_take(struct index *x, size_t len_bytes);
 void index_memory_give(struct index *x, void *taken, size_t len_bytes);
 
 struct table *index_table_open(struct index *x, uint32_t cap); /* NULL: no memory */
 void index_table_free(struct index *x, struct table *t);       /* NULL is fine */
-void index_table_spare(struct index *x, struct table *t);      /* frees it when the next one comes */
+/* Keeps it as index.spare; frees the former one. */
+void index_table_spare(struct index *x, struct table *t);
 
-/* Copies a shard's table without what is dead into one of three entries a block. False: no memory. */
+/*
+ * Copies a shard's live entries into a new table with three entries for each block. False: no memory, nothing
+ * changed.
+ */
 bool index_shard_copy(struct index *x, uint32_t shard);
 
-/* Gives an unused one its key; a slot is to be filled next. */
+/* Gives an unused entry its key. The caller must fill a slot next: that publishes the entry. */
 void index_entry_take(struct entry *e, const struct block_key *key);
 
-/* One holder's tier of a block. False: it was so before. */
+/* Adds or removes one tier of one holder. False: nothing changed. */
 bool index_entry_add(struct index *x, struct table *t, struct entry *e, uint32_t id, uint32_t tier);
 bool index_entry_remove(struct entry *e, uint32_t id, uint32_t tier);
 bool index_entry_held(const struct entry *e);
-void index_entry_sweep(const struct index *x, struct entry *e); /* takes out those that are not live */
+void index_entry_sweep(const struct index *x, struct entry *e); /* removes ids that are not ID_LIVE */

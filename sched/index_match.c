@@ -1,8 +1,8 @@
-/* Lookups of the index: any thread. */
+/* Lookups in the index. Any thread, inside a bracket (index.h). */
 #include "sched/index_internal.h"
 #include "sched/ring.h"
 
-struct numbers { /* of holders, a bit for each */
+struct numbers { /* a set of holder ids, one bit for each */
     uint64_t words[ID_WORDS];
 };
 
@@ -41,7 +41,7 @@ static uint64_t crowd_word(const struct crowd *c, uint32_t w, uint32_t tiers)
            (tiers & ON_DISK ? atomic_load_explicit(&c->on_disk[w], memory_order_relaxed) : 0);
 }
 
-/* A block's holders in some of the tiers: of the slots, or of the crowd if there is one. */
+/* The holders of a block in some tiers: in the crowd, or in in_slots if there is no crowd. */
 struct view {
     const struct crowd *crowd;
     uint32_t tiers;
@@ -65,7 +65,7 @@ static void look(const struct index *x, const struct block_key *key, uint32_t ti
     }
 }
 
-/* The same of one holder. */
+/* Whether one holder id has the block, in any tier. */
 static bool look_for(const struct index *x, const struct block_key *key, uint32_t id)
 {
     const struct entry *e = find(x, key);
@@ -87,7 +87,7 @@ static uint64_t view_word(const struct view *v, uint32_t w)
     return v->crowd ? crowd_word(v->crowd, w, v->tiers) : v->in_slots.words[w];
 }
 
-/* Whether one of these has the block in one of the tiers. */
+/* Whether a holder of the set has the block in one of the tiers. */
 static bool has(const struct index *x, const struct numbers *of, const struct block_key *key, uint32_t tiers)
 {
     struct view v;
@@ -104,7 +104,8 @@ struct candidate {
     uint16_t id, holder;
 };
 
-struct span { /* candidates [first, first + n) have the first lo blocks and not the first hi */
+/* Candidates [first, first + n) have the first lo blocks, and do not have the first hi blocks. */
+struct span {
     uint32_t lo, hi, first, n;
 };
 
@@ -113,19 +114,19 @@ struct search {
     const struct block_key *keys;
     uint32_t n_keys, n_spans, *lengths;
     struct candidate candidates[INDEX_MAX_HOLDERS];
-    struct span spans[INDEX_MAX_HOLDERS]; /* that are left: no more than candidates */
+    struct span spans[INDEX_MAX_HOLDERS]; /* not finished; each has at least one candidate */
 };
 
 /*
- * Which length to try: nothing and all are the likeliest answers. A head that everybody has, or nobody, takes one look at it
- * for all.
+ * The length to try next. 0 and n_keys are the most likely results, so 1 and n_keys are tried first. If all
+ * or none of the candidates have the first block, one lookup decides for all of them.
  */
 static uint32_t middle(const struct search *s, const struct span *p)
 {
     return !p->lo ? 1 : p->hi > s->n_keys ? s->n_keys : p->lo + (p->hi - p->lo) / 2;
 }
 
-/* Brings those that have it to the front; returns how many. */
+/* Moves candidates that have the block to the front; returns how many. */
 static uint32_t partition(struct candidate *c, uint32_t n, const struct view *have)
 {
     uint32_t k = 0;
@@ -138,7 +139,7 @@ static uint32_t partition(struct candidate *c, uint32_t n, const struct view *ha
     return k;
 }
 
-/* A part of a span is left for the next round, or its length is known. */
+/* Keeps a span for the next round, or writes its length if that is known. */
 static void keep(struct search *s, struct span p)
 {
     if (p.n && p.hi - p.lo > 1) {
@@ -149,7 +150,7 @@ static void keep(struct search *s, struct span p)
         s->lengths[s->candidates[p.first + i].holder] = p.lo;
 }
 
-/* One round for a span. Most soon have one holder. */
+/* One round for a span. Most spans soon have one candidate, which has a faster lookup. */
 static void bisect(struct search *s, const struct span *p)
 {
     uint32_t m = middle(s, p), k;
@@ -166,7 +167,7 @@ static void bisect(struct search *s, const struct span *p)
     keep(s, (struct span){p->lo, m, p->first + k, p->n - k});
 }
 
-/* All spans are bisected in rounds, so that a round's reads of memory are under way together. */
+/* Bisects all spans in rounds, so that the memory reads of one round overlap. */
 static void bisect_all(struct search *s)
 {
     struct span now[INDEX_MAX_HOLDERS];
@@ -212,7 +213,7 @@ uint32_t index_match(const struct index *x, uint32_t holder, const struct block_
 
 /* ---------------------------------------------------------------- segments */
 
-/* keys[0..n) are of one segment, of which every store has the head or nothing. */
+/* keys[0..n) belong to one segment. A store that has any of its blocks has the blocks from the first on. */
 static uint32_t match_segment(const struct index *x, const struct numbers *of, const struct block_key *keys, uint32_t n)
 {
     if (has(x, of, &keys[n - 1], ANYWHERE))

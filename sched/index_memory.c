@@ -1,9 +1,10 @@
 /*
- * Memory of the index's tables: in few large pieces, so that it lies on huge pages. A search that starts with a prefetch waits for
- * the address more than for the line: on pages of 4 KiB most are not in the translation buffer.
+ * Memory for the index's tables: few large pieces, so that they lie on huge pages. A search that starts with
+ * a prefetch waits longer for the address translation than for the cache line: with pages of 4 KiB most
+ * translations are not in the TLB.
  *
- * First fit with coalescing (Knuth, vol. 1, 2.5, algorithms A and B). There are few tables, and they are taken and given back
- * only when one is copied. A piece that is free as a whole goes back to the system.
+ * First fit with coalescing (Knuth, vol. 1, 2.5, algorithms A and B). There are few tables, and memory is
+ * taken and returned only when a table is copied. A piece that is completely free goes back to the system.
  */
 #include <stdlib.h>
 
@@ -11,7 +12,7 @@
 
 enum { PIECE_MIN = 64 << 10, PIECE_MAX = 64 << 20, HUGE_PAGE = 2 << 20, LINE = 64 };
 
-struct range { /* of a piece, free; in order of addresses */
+struct range { /* a free part of a piece; linked by rising address */
     struct range *next;
     size_t at, len;
 };
@@ -53,7 +54,10 @@ static uint8_t *take_from(struct piece *p, size_t len)
     return taken;
 }
 
-/* A quarter of what there is, so that what is not used stays a small part. NULL: no memory. */
+/*
+ * Maps a new piece: a quarter of the memory so far, so that unused memory stays a small part. NULL: no
+ * memory.
+ */
 static struct piece *piece_open(struct index *x, size_t least)
 {
     void *base;

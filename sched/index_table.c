@@ -1,9 +1,9 @@
-/* Tables of the index: entries, their slots and crowds, and copies that leave out what is dead. One writer. */
+/* Tables of the index: entries, slots, crowds, and copies without dead entries. Writer's thread only. */
 #include <stdlib.h>
 
 #include "sched/index_internal.h"
 
-static const uint64_t EACH = 0x0001000100010001; /* times a number: in every slot of a word */
+static const uint64_t EACH = 0x0001000100010001; /* EACH * n has n in each slot of a word */
 
 /* ----------------------------------------------------------------- memory */
 
@@ -58,7 +58,7 @@ void index_table_spare(struct index *x, struct table *t)
 
 static uint64_t get(const _Atomic uint64_t *word)
 {
-    return atomic_load_explicit(word, memory_order_relaxed); /* it is the writer's own */
+    return atomic_load_explicit(word, memory_order_relaxed); /* only the writer writes it */
 }
 
 static void put(_Atomic uint64_t *word, uint64_t value)
@@ -83,7 +83,7 @@ static void slot_put(struct entry *e, uint32_t i, uint64_t slot)
     put(&e->slots[i / 4], (get(&e->slots[i / 4]) & ~(0xffffull << shift)) | slot << shift);
 }
 
-/* Number of the first slot whose top bit is set in a mask of a word each; N_SLOTS: none. */
+/* Index of the first slot whose top bit is set, in a mask for each of the two words; N_SLOTS: none. */
 static uint32_t first_slot(uint64_t in_first, uint64_t in_second)
 {
     return in_first    ? (uint32_t)__builtin_ctzll(in_first) / 16
@@ -91,7 +91,9 @@ static uint32_t first_slot(uint64_t in_first, uint64_t in_second)
                        : N_SLOTS;
 }
 
-/* Top bit of each slot that has the number: where the difference is zero (Warren, Hacker's Delight, 6-1). */
+/*
+ * Sets the top bit of each slot with this id: where the difference is zero (Warren, Hacker's Delight, 6-1).
+ */
 static uint64_t slots_with(uint64_t word, uint32_t id)
 {
     uint64_t difference = (word & ~(EACH * ANYWHERE)) ^ EACH * (id << 2), low = EACH * 0x7fff;
@@ -103,7 +105,7 @@ static uint32_t slot_of(const struct entry *e, uint32_t id)
     return first_slot(slots_with(get(&e->slots[0]), id), slots_with(get(&e->slots[1]), id));
 }
 
-/* Top bit of each slot without a tier. */
+/* Sets the top bit of each slot without a tier. */
 static uint64_t slots_free(uint64_t word)
 {
     return (~(word | word >> 1) & EACH) << 15;
@@ -112,7 +114,7 @@ static uint64_t slots_free(uint64_t word)
 static uint32_t free_slot(const struct index *x, const struct entry *e)
 {
     uint32_t i = first_slot(slots_free(get(&e->slots[0])), slots_free(get(&e->slots[1])));
-    if (i == N_SLOTS) /* or one of a cleared holder */
+    if (i == N_SLOTS) /* otherwise a slot of a cleared holder */
         for (i = 0; i < N_SLOTS && is_live(x, slot_get(e, i));)
             i++;
     return i;
@@ -133,7 +135,7 @@ static struct crowd *crowd_open(struct index *x, struct table *t)
 {
     struct crowd *c = mem_zalloc(sizeof(*c));
     if ((uintptr_t)c >> 48)
-        abort(); /* user space ends below on every system that this runs on */
+        abort(); /* addresses in user space have at most 48 bits on all supported systems */
     c->next = t->crowds;
     t->crowds = c;
     x->bytes += sizeof(*c);
@@ -142,7 +144,7 @@ static struct crowd *crowd_open(struct index *x, struct table *t)
 
 /* ----------------------------------------------------------------- entries */
 
-/* Those that are live, as slots. Returns how many. */
+/* Lists the entry's live holders, each as a slot value. Returns how many. */
 static uint32_t entry_list(const struct index *x, const struct entry *e, uint16_t out[N_IDS])
 {
     uint32_t n = 0;
@@ -161,7 +163,10 @@ static uint32_t entry_list(const struct index *x, const struct entry *e, uint16_
     return n;
 }
 
-/* Of an entry without holders, or one whose holders are all in the list. Readers see the old ones or all of the new. */
+/*
+ * Sets the holders of an entry that has none, or whose holders are all in the list. slots[0] is written last:
+ * readers see the former holders or all new ones.
+ */
 static void entry_fill(struct index *x, struct table *t, struct entry *e, const uint16_t *list, uint32_t n)
 {
     if (n <= N_SLOTS) {
@@ -257,10 +262,10 @@ static void replace(struct index *x, uint32_t shard, struct table *t)
     old->next = x->replaced;
     x->replaced = old;
     if (shard == x->sweep_shard)
-        x->sweep_at = t->cap; /* nothing is left in it to be swept */
+        x->sweep_at = t->cap; /* the copy has nothing to sweep */
 }
 
-/* Where a key that is not in the table goes. */
+/* The place for a key that is not in the table. */
 static struct entry *unused_entry(const struct table *t, const struct block_key *key)
 {
     struct entry *e = &t->entries[table_home(t, key)];
@@ -279,7 +284,7 @@ static struct entry *copy_key(const struct entry *e, const struct table *to)
     return into;
 }
 
-/* As they are: no holder was cleared whose slots could still be there. */
+/* Copies slots unchanged; allowed only if no cleared holder can still be in them. */
 static void copy_slots(const struct entry *e, const struct table *to)
 {
     struct entry *into = copy_key(e, to);

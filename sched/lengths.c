@@ -6,9 +6,9 @@
 #include "base/random.h"
 
 enum { PER_OCTAVE = 4 };
-static const double FADE = 0.998;  /* per answer: the latest 500 count most */
-static const double PRIOR = 256;   /* tokens, before any answer ended */
-static const double BORROWED = 20; /* answers of everybody's that a tenant starts with */
+static const double FADE = 0.998;  /* factor on older answers for each new one: the latest 500 count most */
+static const double PRIOR = 256;   /* assumed tokens of an answer before any answer has ended */
+static const double BORROWED = 20; /* weight of all tenants' histogram in a tenant's, in answers */
 
 static uint32_t bucket_of(double n)
 {
@@ -66,14 +66,15 @@ double lengths_remaining(const struct lengths *l, uint64_t tenant, uint32_t n_so
     const struct lengths_histogram *own = &l->slots[slot_of(tenant)], *all = &l->all;
     double most = max_tokens > n_so_far ? max_tokens - n_so_far : 0;
     double known = 1 / (BORROWED + own->total), share = BORROWED * known / all->total;
-    uint32_t from = first_above(l, n_so_far), over = first_above(l, max_tokens); /* from there on answers are cut */
+    uint32_t from = first_above(l, n_so_far), over = first_above(l, max_tokens); /* longer answers get cut */
     over = over < from ? from : over;
     double weight = own->above[from] * known + all->above[from] * share;
     double cut = own->above[over] * known + all->above[over] * share;
     double tokens = (own->tokens_above[from] - own->tokens_above[over]) * known +
                     (all->tokens_above[from] - all->tokens_above[over]) * share;
     double sum = tokens - n_so_far * (weight - cut) + most * cut;
-    double left = weight > 1e-9 ? sum / weight : fmax(n_so_far, 1); /* longer than any: as long again (Lindy) */
-    double asked = own->at_most * known + share * all->at_most;     /* share of answers that had max_tokens tokens */
+    double left = weight > 1e-9 ? sum / weight : fmax(n_so_far, 1); /* longer than any known: as long again */
+    /* Share of answers that had max_tokens tokens. */
+    double asked = own->at_most * known + share * all->at_most;
     return fmin(fmax(asked * most + (1 - asked) * left, 1), most);
 }

@@ -2,6 +2,9 @@
 
 #include <math.h>
 
+/*
+ * Weight of one error in the spread; least spread; step of margin_note(), as a share of the margin's maximum.
+ */
 static const double SPREAD_RATE = 0.05, LEAST_SPREAD = 1e-3, NOTE_STEP = 0.05;
 
 struct margin margin_make(double first, double most)

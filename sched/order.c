@@ -3,10 +3,12 @@
 #include <math.h>
 
 static const double PRIORITY_MS = 5000;
-static const double PATIENCE = 20, MAX_PATIENCE_MS = 60000; /* of a request with no limit: times its work, at most */
-static const double WORKFLOW_WORK = 2; /* of two workflows with one deadline, the one with less work left is first */
+/* Assumed limit of a request without one: this many times its work, but at most MAX_PATIENCE_MS. */
+static const double PATIENCE = 20, MAX_PATIENCE_MS = 60000;
+/* a workflow is due this many times its remaining work after its deadline. */
+static const double WORKFLOW_WORK = 2;
 
-/* What its workflow still takes, if all steps are like this one. */
+/* Time that its workflow still takes if all steps are like this one. */
 static double workflow_ms_left(const struct sched_request *q)
 {
     return (q->work_ms + q->promised_tpot_ms * q->expected_tokens) * (1 + q->workflow_steps_left);
@@ -18,6 +20,7 @@ bool order_is_lost(const struct sched_request *q, uint64_t now)
            clock_ms_between(now, q->workflow_deadline_ns) < workflow_ms_left(q);
 }
 
+/* Resumed requests (the client waits in a stream) go first in ORDER_TANDEM, but after overdue ones. */
 double order_key(enum order order, const struct sched_request *q, uint64_t now)
 {
     double arrived = (double)q->arrived_ns * 1e-6;

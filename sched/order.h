@@ -1,11 +1,13 @@
-/* When a queued request is due: the order inside its tenant (sched/scheduler.h says why). */
+/* The order of queued requests inside a tenant; sched/scheduler.h gives the reasons. */
 #pragma once
 
 #include "sched/scheduler.h"
 
-#define ORDER_LATE_MS    1e12    /* the order of what can't be on time any more: after all that can */
-#define ORDER_OVERDUE_MS (-2e12) /* of what waited too long: before all else */
+#define ORDER_LATE_MS    1e12 /* added to the key of requests that can't be on time: after all others */
+/* Plus arrival: the key of requests that waited too long, before all others. */
+#define ORDER_OVERDUE_MS (-2e12)
 
-double order_key(enum order order, const struct sched_request *q, uint64_t now_ns); /* the least goes first */
-/* Its workflow can't keep its deadline any more. */
+/* The key, in ms; the least goes first. Needs q's work_ms, promised_tpot_ms and expected_tokens. */
+double order_key(enum order order, const struct sched_request *q, uint64_t now_ns);
+/* Whether q's workflow can't keep its deadline any more. */
 bool order_is_lost(const struct sched_request *q, uint64_t now_ns);

@@ -11,7 +11,7 @@ static struct pin_entry **bucket(const struct pin_list *l, const struct block_ke
     return &l->buckets[block_key_hash(last) & (l->n_buckets - 1)];
 }
 
-/* Where the entry's pointer is, or the end of its bucket. */
+/* The pointer to the entry, or the NULL at the end of its bucket. */
 static struct pin_entry **find(const struct pin_list *l, const struct block_key *keys, uint32_t n)
 {
     struct pin_entry **at = bucket(l, &keys[n - 1]);

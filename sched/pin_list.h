@@ -1,11 +1,12 @@
 /*
- * Pins as clients ask for them: a prompt's chain of blocks, and until when. The blocks themselves are kept by sched/pins.h; this list
- * knows which of them belong together, so that a pin can be ended without those of other prompts, and can be told to a router that
- * starts anew.
+ * Pins as clients ask for them: a prompt's chain of blocks, and an end. sched/pins.h keeps the single blocks;
+ * this list knows which blocks belong together, so that one pin can be ended without ending those of other
+ * prompts, and can be told to a router that restarts.
  *
- * Keys are chained: the last key and the length name the prompt. Hashed by the last key; expiry looks at all of them, rarely.
+ * Keys are chained, so the last key and the length name the prompt. A hash table by the last key; expiry
+ * looks at all entries, rarely.
  *
- * Ownership: keys are copied. Threads: one owner. Times are the caller's clock, never 0.
+ * Ownership: keys are copied. Threads: one owner. Times are by the caller's clock and never 0.
  */
 #pragma once
 
@@ -15,7 +16,10 @@
 #include "base/clock.h"
 #include "proto/wire/block_key.h"
 
-/* A pin that is told from process to process gets later by what the messages take. Less than this is no news: else it would never end. */
+/*
+ * A pin's end is passed on as a remaining time, so each message makes it a little later. A change below
+ * PIN_NEWS_NS is ignored; otherwise a pin that processes tell each other would never end.
+ */
 #define PIN_NEWS_NS NS_PER_S
 
 struct pin_entry {
@@ -25,20 +29,23 @@ struct pin_entry {
     uint64_t until_ns;
 };
 
-struct pin_list { /* zeros: none */
+struct pin_list { /* all zero: empty */
     struct pin_entry **buckets;
     uint32_t n_buckets, n_entries;
-    uint32_t n_blocks; /* of all entries; shared ones count each time */
-    uint64_t next_ns;  /* the earliest end or before it; 0: none */
+    uint32_t n_blocks; /* sum over all entries; a block in several pins counts several times */
+    uint64_t next_ns;  /* at or before the earliest end; 0: the list is empty */
 };
 
 enum pin_change { PIN_KNOWN, PIN_NEWS /* new, or longer by PIN_NEWS_NS */, PIN_NO_ROOM };
 
-void pin_list_free(struct pin_list *l); /* none any more */
-/* The longer of two ends wins. PIN_NO_ROOM: it is new, and there would be more than max_blocks. */
+void pin_list_free(struct pin_list *l); /* empties the list */
+/*
+ * Adds a pin, or makes a known one longer; an end that is later by PIN_NEWS_NS or less changes nothing.
+ * PIN_NO_ROOM: it is new, and would exceed max_blocks.
+ */
 enum pin_change pin_list_add(struct pin_list *l, const struct block_key *keys, uint32_t n, uint64_t until_ns,
                              uint32_t max_blocks);
-/* Returns when it would have ended; 0: it is not there. */
+/* Removes a pin. Returns when it would have ended; 0: it was not there. */
 uint64_t pin_list_remove(struct pin_list *l, const struct block_key *keys, uint32_t n);
 void pin_list_expire(struct pin_list *l, uint64_t now_ns);
 /* each() must not change the list. */

@@ -11,7 +11,7 @@ static uint32_t home(const struct pins *p, const struct block_key *key)
     return (uint32_t)block_key_hash(key) & (p->cap - 1);
 }
 
-/* Where the key is, or the free place where it would go. */
+/* The key's place, or the free place where it would go. */
 static struct pin *place(const struct pins *p, const struct block_key *key)
 {
     uint32_t i = home(p, key);
@@ -20,7 +20,7 @@ static struct pin *place(const struct pins *p, const struct block_key *key)
     return &p->places[i];
 }
 
-/* All of old[0..n) that last beyond now_ns, in a table of cap places. */
+/* Moves the pins that end after now_ns into a new table of cap places. */
 static void rebuild(struct pins *p, uint32_t cap, uint64_t now_ns)
 {
     struct pins old = *p;
@@ -53,7 +53,9 @@ bool pins_keep(struct pins *p, const struct block_key *key, uint64_t until_ns)
     return true;
 }
 
-/* What follows in the same run moves up, so that there are no holes to search over (Knuth 6.4, algorithm R). */
+/*
+ * Following entries of the same run move up, so that searches need not skip holes (Knuth 6.4, algorithm R).
+ */
 void pins_drop(struct pins *p, const struct block_key *key)
 {
     if (!pins_has(p, key))

@@ -1,10 +1,11 @@
 /*
- * Which blocks are to be kept, and until when: pins of prompts, as clients ask for them. They name blocks, there or not, so that one
- * that comes later is kept, too. A pin is soft: whose blocks they are says what goes before them.
+ * Which blocks to keep, and until when. A pin names a block whether it is there or not, so a block that comes
+ * later is kept, too. A pin is a wish: the owner of the blocks decides what is evicted before them.
  *
- * Open addressing, at most half full; what is over is taken out when the earliest deadline has passed.
+ * A table with open addressing, at most half full. Pins that have ended are removed when the earliest end has
+ * passed.
  *
- * Threads: one owner. Times are the caller's clock, never 0.
+ * Threads: one owner. Times are by the caller's clock and never 0.
  */
 #pragma once
 
@@ -20,18 +21,20 @@ struct pin {
     uint64_t until_ns; /* 0: the place is free */
 };
 
-struct pins { /* zeros: none */
+struct pins { /* all zero: empty */
     struct pin *places;
     uint32_t cap, n;
-    uint64_t next_ns; /* the earliest deadline or before it; 0: none */
+    uint64_t next_ns; /* at or before the earliest end; 0: there are no pins */
 };
 
-void pins_free(struct pins *p); /* none any more */
+void pins_free(struct pins *p); /* empties the table */
 
-/* Until then, or a later moment that was said before. False: PINS_MAX are kept already. */
+/*
+ * Pins a block until until_ns, or until a later end that was set before. False: PINS_MAX blocks are pinned.
+ */
 bool pins_keep(struct pins *p, const struct block_key *key, uint64_t until_ns);
 void pins_drop(struct pins *p, const struct block_key *key);
 bool pins_has(const struct pins *p, const struct block_key *key);
 
-/* Takes out what is over, and says so of each. Called inside; must not call back. */
+/* Removes ended pins and calls over() for each; over() must not call functions of this file. */
 void pins_expire(struct pins *p, uint64_t now_ns, void (*over)(void *user, const struct block_key *key), void *user);

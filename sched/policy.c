@@ -1,3 +1,17 @@
+/*
+ * Predictions, costs and the search of policy_place(). Each layer uses only those above it:
+ *
+ *     predictions   policy_view_prefill(), policy_view_decode(): one request on one worker, in milliseconds
+ *     costs         prefill_cost(), copy_cost(), disturbance(), ...: in milliseconds of work
+ *     search        try_split(), try_alone(): the cheapest plan within the limits, or what a refusal tells
+ *
+ * What must hold:
+ *   - The result depends on the arguments only. candidates_out never changes the plan, so a worker may be
+ *     skipped only if a lower bound of its cost is above the best cost so far.
+ *   - A refusal reports least values over all workers, so a search without result is repeated without
+ *     skipping any worker (search.is_thorough).
+ *   - Costs of different kinds of plan are compared with each other, so every term has the same unit.
+ */
 #include "sched/policy.h"
 
 #include <math.h>
@@ -10,29 +24,43 @@
 const double POLICY_HORIZON_MS[POLICY_HORIZONS] = {0, 250, 500, 1000, 2000, 4000, 8000, 16000};
 const double POLICY_BALANCE = 4;
 
-static const double WAITING = 0.5;         /* a millisecond of waiting, in milliseconds of work: under a limit... */
-static const double WAITING_UNLIMITED = 1; /* ...and without */
-static const double DISTURBED = 0.02;      /* a millisecond that a sequence within a TPOT limit waits for a chunk */
+/* Costs, in milliseconds of work. docs/scheduling.md has the reason and the effect of each. */
+static const double WAITING = 0.5;         /* of 1 ms of waiting, for a request with a TTFT limit */
+static const double WAITING_UNLIMITED = 1; /* of 1 ms of waiting, for a request without a TTFT limit */
+static const double DISTURBED = 0.02;      /* of 1 ms that a sequence waits for a chunk, under a TPOT limit */
 /*
- * A millisecond of TPOT of one request without a TPOT limit, its own or another's, in milliseconds of work: requests count alike,
- * however few tokens their answers have, as they do in percentiles of TPOT.
+ * Cost of 1 ms more TPOT of one request, its own or another's, where no TPOT limit applies. Each request
+ * counts the same, whatever the length of its answer, as it does in percentiles of TPOT.
  */
 static const double UNLIMITED_TPOT = 80;
-/* At most so much of a prompt's work counts as delay of others' TPOT: whoever waits longer is among the slowest in any case. */
+/*
+ * Only this much of a prompt's work counts as a delay of other requests' TPOT: a request that waits longer is
+ * among the slowest anyway.
+ */
 static const double MOST_DELAY_MS = 700;
 /*
- * What KV costs that is kept twice, in milliseconds of the work that a copy saves: it pushes out what others would have found. Where
- * the prefill worker computes what another worker has, and where the decode worker of a split plan is handed what it has not (little:
- * it has to hold that while it decodes). At most so much for one request: nobody waits minutes for a prefix beside idle workers.
+ * Cost of a second copy of KV: it evicts blocks that later requests would have found. Unit: milliseconds, for
+ * each millisecond of work that the existing copy would have saved. COPY: the prefill worker computes blocks
+ * that another worker has. HANDED_COPY: the decode worker of a split plan receives blocks that it does not
+ * have (small, since it must hold them while it decodes anyway). MOST_COPY_MS limits both for one request: a
+ * request must not wait minutes for a prefix while workers are idle.
  */
 static const double COPY = 6, HANDED_COPY = 0.05, MOST_COPY_MS = 10000;
-static const double FIRST_GAP = 0.2;   /* a millisecond by which it is longer, likewise */
-static const double TIE = 0.07;        /* what one prefill may be predicted slower than another and still be taken, */
-static const double DECODE_TIE = 0.15; /* and one decode worker: steps differ by less than they are measured */
-static const double ANNOUNCED_LATE = 0.25; /* of a chunk's KV: the engine announces layers in four parts */
-static const double PROMPTS_TO_COME = 0.1; /* least share of time in which a prefill worker is taken to have prompts */
-static const double PROMISABLE =
-    0.9; /* of a limit: a request whose own work takes more of it fits only a worker that happens to be idle */
+static const double FIRST_GAP = 0.2; /* of 1 ms by which the first gap is longer */
+
+/* Costs are multiplied by a random factor in [1, 1 + TIE): predictions are no more exact than that. */
+static const double TIE = 0.07;        /* of prefill workers */
+static const double DECODE_TIE = 0.15; /* of decode workers */
+/*
+ * Share of a chunk's KV that is announced only when its step ends: the engine announces layers in four parts.
+ */
+static const double ANNOUNCED_LATE = 0.25;
+/* Least share of its time in which a prefill worker is assumed to have prompts. */
+static const double PROMPTS_TO_COME = 0.1;
+/*
+ * A request whose own work takes a larger share of its limit needs a worker that is idle by chance: hopeless.
+ */
+static const double PROMISABLE = 0.9;
 static const char *const BOOKED = "it is kept for one that was told to come back";
 static const char *const UNREAD = "no decode worker can connect to it";
 
@@ -70,13 +98,17 @@ struct policy_load policy_load_at(const struct policy_worker *w, double after_ms
         a->pages + share * (b->pages - a->pages), a->brevity + share * (b->brevity - a->brevity)};
 }
 
+/* Whether an empty worker could hold the request with its longest possible answer. */
 static bool fits_ever(const struct policy_worker *w, const struct policy_request *r)
 {
     double total = (double)r->n_tokens + r->max_tokens;
     return total <= w->max_context && pages(total, r->block_tokens) <= w->total_pages;
 }
 
-/* What stores load is taken to lie in memory and on disk as the whole prefix does. Stores and a worker are asked at the same time. */
+/*
+ * Time to load n_stored blocks from stores and n_held blocks from a worker, at the same time. The loaded
+ * blocks are assumed to be on SSD in the same proportion as all blocks that the stores hold of this prompt.
+ */
 static double predict_load(const struct policy_worker *w, const struct policy_request *r, uint32_t n_stored,
                            uint32_t n_held)
 {
@@ -86,13 +118,18 @@ static double predict_load(const struct policy_worker *w, const struct policy_re
     return fmax(fmax(stored, held), 0);
 }
 
+/* Time to compute the prompt if its first `blocks` blocks are there. chunk: most tokens of a step. */
 static double compute_ms(const struct policy_worker *w, const struct policy_request *r, uint32_t blocks, uint32_t chunk)
 {
     double cached = (double)blocks * r->block_tokens;
     return cost_prefill_ms(w->cost, r->n_tokens - cached, cached, chunk);
 }
 
-/* Whether to load what the stores have beyond the worker's own: Mooncake asks for the ratio, everybody else for the time. */
+/*
+ * Whether to load the prefix up to block `there`, where the worker has `own` blocks. load, saved: time to
+ * load it, and computing time that this saves. Mooncake decides by the ratio of blocks, cache-aware never
+ * loads, all other policies decide by time.
+ */
 static bool load_pays(const struct policy_request *r, uint32_t own, uint32_t there, double load, double saved)
 {
     if (r->prefix != PREFIX_AUTO)
@@ -102,17 +139,20 @@ static bool load_pays(const struct policy_request *r, uint32_t own, uint32_t the
     return r->policy != POLICY_CACHE_AWARE && load < saved;
 }
 
-/* Leading blocks that a prefill there need not compute; the last token is always computed. */
+/* Leading blocks that the worker need not compute. The block of the last prompt token never counts. */
 static uint32_t own_blocks(const struct policy_request *r, uint32_t worker)
 {
     uint32_t usable = (r->n_tokens - 1) / r->block_tokens, matched = r->matched_blocks ? r->matched_blocks[worker] : 0;
     return matched < usable ? matched : usable;
 }
 
-/* One way to get a prefix: blocks [own, peer_from) from stores, blocks [peer_from, there) from another worker. */
+/*
+ * One way to get a prefix: blocks [own, peer_from) from stores, blocks [max(own, peer_from), there) from
+ * another worker.
+ */
 struct source {
-    uint32_t there, peer_from;
-    double load, rest; /* rest: computing what is not loaded */
+    uint32_t there, peer_from; /* there: 0 if there is nothing to load */
+    double load, rest;         /* times: loading; computing the prompt tokens that are not loaded */
 };
 
 static struct source view_source(const struct policy_worker *w, const struct policy_request *r, uint32_t own,
@@ -123,7 +163,7 @@ static struct source view_source(const struct policy_worker *w, const struct pol
                            compute_ms(w, r, there, w->chunk_tokens)};
 }
 
-/* Mooncake's ratio, and a rule that always loads, prefer the longer prefix; every other policy prefers the shorter time. */
+/* Whether a is better: the longer prefix for PREFIX_LOAD and for Mooncake's rule, else the shorter time. */
 static bool is_better(const struct policy_request *r, const struct source *a, const struct source *b)
 {
     bool most = r->prefix == PREFIX_LOAD || (r->policy == POLICY_MOONCAKE && r->prefix == PREFIX_AUTO);
@@ -132,7 +172,7 @@ static bool is_better(const struct policy_request *r, const struct source *a, co
     return a->load + a->rest < b->load + b->rest;
 }
 
-/* From the stores; as far as the stores go and then from the worker that has more; from that worker alone. */
+/* Compares three sources: stores; stores and then the worker that holds more; that worker alone. */
 static struct source best_source(const struct policy_worker *w, const struct policy_request *r, uint32_t own)
 {
     uint32_t usable = (r->n_tokens - 1) / r->block_tokens;
@@ -152,6 +192,10 @@ static struct source best_source(const struct policy_worker *w, const struct pol
     return best;
 }
 
+/*
+ * Fills blocks, load and compute of v: from the best source if loading pays, else with the worker's own
+ * blocks.
+ */
 static void view_prefix(const struct policy_worker *w, const struct policy_request *r, struct prefill_view *v)
 {
     v->own_blocks = own_blocks(r, v->worker);
@@ -165,17 +209,22 @@ static void view_prefix(const struct policy_worker *w, const struct policy_reque
     v->compute = s.rest;
 }
 
+/* Whether work on worker i that ends `ttft` ms from now would overlap another request's booking. */
 static bool is_booked(const struct policy_worker *w, uint32_t i, const struct policy_request *r, double ttft)
 {
     return r->keeper != i && r->keeper != POLICY_ANY_KEEPER && ttft > w->booked_ms;
 }
 
+/* The smaller of two limits, where 0 means no limit. */
 static double tightest(double a, double b)
 {
     return a > 0 && b > 0 ? fmin(a, b) : fmax(a, b);
 }
 
-/* Of a worker's time, beside what decodes there; of less than one sequence, as likely as it is there. */
+/*
+ * Share of the worker's time that prompts get beside the decoding load `at`. With less than one expected
+ * sequence, at.running is the probability that one decodes there at all.
+ */
 static double prompt_share(const struct policy_worker *w, struct policy_load at, double tpot_limit)
 {
     if (at.running < 1e-3)
@@ -204,7 +253,7 @@ struct prefill_view policy_view_prefill(const struct policy_worker *workers, uin
     v.alone = v.load + v.compute;
     v.share = w->share > 0 ? w->share : policy_prompt_share(w, w->busy_ms);
     v.wait = w->busy_ms / v.share;
-    v.ttft = fmax(v.wait, v.load) + v.compute / v.share; /* it loads while others are computed */
+    v.ttft = fmax(v.wait, v.load) + v.compute / v.share; /* loading runs while earlier prompts are computed */
     v.booked = is_booked(w, i, r, v.ttft);
     return v;
 }
@@ -214,16 +263,17 @@ bool policy_has_room(const struct policy_worker *w, const struct policy_request 
     return at.running + 1 <= w->max_batch && at.pages + policy_pages(r) <= w->total_pages;
 }
 
-/* The load with the request decoding, too; its pages are for policy_has_room(). */
+/* Load `at` plus this request. Its pages are not added: policy_has_room() counts them. Brevity is 0. */
 static struct policy_load with(const struct policy_request *r, struct policy_load at)
 {
     return (struct policy_load){at.running + 1, at.context + r->n_tokens + r->expected_tokens / 2, at.pages};
 }
 
 /*
- * The longest step of decoding alone from now until the request is over, if there is a limit that it may break; else the first step.
- * Nobody is counted upon to leave before the request comes. (A batch that has just begun grows for a while before anybody leaves it;
- * with expected departures taken off, a wave of long answers broke half of its limits.)
+ * The longest step without prompts from now (not from from_ms) until the request ends, if it or a sequence
+ * there has a TPOT limit; otherwise its first step. Departures before from_ms are not counted on: a batch
+ * that has just begun grows for a while before any sequence leaves it, and with expected departures taken
+ * off, a wave of long answers broke half of its limits.
  */
 static double longest_step(const struct policy_worker *w, const struct policy_request *r, double from_ms)
 {
@@ -239,20 +289,26 @@ static double longest_step(const struct policy_worker *w, const struct policy_re
     return longest;
 }
 
-/* more: of each token, what the first gap adds. */
+/*
+ * Whether the request meets its TPOT limit. step: without prompts. more: ms that the first gap adds per
+ * token.
+ */
 static bool within_tpot(const struct policy_request *r, double step, double more)
 {
     return !(r->tpot_ms > 0) || step * (1 + r->tpot_margin) + more <= r->tpot_ms;
 }
 
-/* Whether all that decode there, the request among them, stay within their limits: prompts add what they may in any case. */
+/*
+ * Whether this request and all sequences there stay within their TPOT limits. If the worker has prompts,
+ * steps are longer by the floor that prompts always get.
+ */
 static bool keeps_tpot(const struct policy_worker *w, const struct policy_request *r, double longest)
 {
     double limit = tightest(w->tpot_limit_ms, r->tpot_ms), floor = w->n_prompts ? 1 + BATCHING_FLOOR : 1;
     return !(limit > 0) || longest * floor * (1 + r->tpot_margin) <= limit;
 }
 
-/* Whether prompts that were promised a TTFT keep it when it decodes beside them from after_ms on. */
+/* Whether the worker's prompts still meet their TTFT limits if the request decodes there from after_ms on. */
 static bool keeps_ttft(const struct policy_worker *w, const struct policy_request *r, struct policy_load at,
                        double after_ms)
 {
@@ -264,15 +320,16 @@ static bool keeps_ttft(const struct policy_worker *w, const struct policy_reques
     return done - left + left * before / after <= done * w->patience;
 }
 
+/* Whether the request can begin to decode at_ms from now. */
 static bool may_begin(const struct policy_worker *w, const struct policy_request *r, double at_ms)
 {
     struct policy_load at = policy_load_at(w, at_ms);
-    if (r->policy != POLICY_TANDEM && r->policy != POLICY_MOONCAKE) /* the others know no limits */
+    if (r->policy != POLICY_TANDEM && r->policy != POLICY_MOONCAKE) /* all other policies ignore limits */
         return policy_has_room(w, r, at);
     return policy_has_room(w, r, at) && keeps_tpot(w, r, longest_step(w, r, at_ms)) && keeps_ttft(w, r, at, at_ms);
 }
 
-/* The first moment from after_ms on when it has room and breaks no promise; not in sight: the last. */
+/* First moment at which may_begin(): after_ms or a later horizon. If none: after_ms plus the last horizon. */
 static double room_from(const struct policy_worker *w, const struct policy_request *r, double after_ms)
 {
     if (may_begin(w, r, after_ms))
@@ -283,27 +340,27 @@ static double room_from(const struct policy_worker *w, const struct policy_reque
     return after_ms + POLICY_HORIZON_MS[POLICY_HORIZONS - 1];
 }
 
-/* Of steps that take step_ms without prompts, as long as prompts are there. */
+/* Duration of a step with prompts, if it takes `step` without them. limit: tightest TPOT limit; 0: none. */
 static double mixed_step(const struct policy_worker *w, double step, double limit)
 {
     double full = cost_prefill_ms(w->cost, w->chunk_tokens, 0, 0) + step - cost_shared_ms(w->cost);
     return limit > 0 ? fmin(full, batching_mixed_ms(step, limit)) : full;
 }
 
-/* Between two tokens, if prompts are there for that share of the time. */
+/* Mean time between two tokens if the worker has prompts for the share `prompts` of the time. */
 static double token_ms(const struct policy_worker *w, double step, double limit, double prompts)
 {
     return prompts > 0 ? 1 / (prompts / mixed_step(w, step, limit) + (1 - prompts) / step) : step;
 }
 
-/* Of its prompt, that are neither there nor loaded. */
+/* Prompt tokens to compute: neither in the worker's pool nor loaded. */
 static uint32_t new_tokens(const struct policy_request *r, const struct prefill_view *v)
 {
     uint32_t known = v->loaded_blocks > v->own_blocks ? v->loaded_blocks : v->own_blocks;
     return r->n_tokens - known * r->block_tokens;
 }
 
-/* What is moved to it after, or during, that prefill. */
+/* The handover from the prefill `from` to worker i. */
 static struct transfer view_transfer(const struct policy_worker *workers, uint32_t i, const struct policy_request *r,
                                      const struct prefill_view *from)
 {
@@ -314,6 +371,11 @@ static struct transfer view_transfer(const struct policy_worker *workers, uint32
     return (struct transfer){tokens, last, 1 + fmax(p->sends, d->receives), from->compute / from->share};
 }
 
+/*
+ * Fills v's transfer, exposed and gap. running: sequences that decode there at the start; step: duration of
+ * their steps. The decode worker handles announcements between its steps, so on average half a step of the
+ * prefill hides no transfer.
+ */
 static void view_gap(const struct policy_worker *workers, uint32_t i, const struct policy_request *r,
                      const struct prefill_view *from, double running, double step, struct decode_view *v)
 {
@@ -322,12 +384,14 @@ static void view_gap(const struct policy_worker *workers, uint32_t i, const stru
     if (!from || from->worker == i || !w->transfer)
         return;
     v->transfer = view_transfer(workers, i, r, from);
-    v->transfer.hidden_ms = fmax(v->transfer.hidden_ms - fmin(running, 1) * step / 2, 0); /* it hears between steps */
+    v->transfer.hidden_ms = fmax(v->transfer.hidden_ms - fmin(running, 1) * step / 2, 0);
     v->exposed = transfer_exposed_ms(w->transfer, &v->transfer);
     v->gap = transfer_gap_ms(w->transfer, v->exposed, step, fmin(running, 1));
 }
 
-/* The mean time between n tokens that begin with prompts there for prompts_ms and then have them for that share of the time. */
+/*
+ * Mean of n gaps between tokens: with prompts for the first prompts_ms, then for the share `prompts` of time.
+ */
 static double tpot_of(const struct policy_worker *w, double step, double limit, double n, double prompts_ms,
                       double prompts)
 {
@@ -366,7 +430,11 @@ struct decode_view policy_view_decode(const struct policy_worker *workers, uint3
     double use = w->role == ROLE_PREFILL ? fmax(w->prompt_use, PROMPTS_TO_COME) : w->prompt_use;
     if (use > 0)
         v.delays = use * n_gaps * v.step * (prompt_share(w, at, w->tpot_limit_ms) - prompt_share(w, then, limit));
-    if (!(r->tpot_ms > 0)) /* prompts that nobody has sent yet are as likely elsewhere */
+    /*
+     * Prompts that have not arrived yet are assumed with the mean of the role: they may go to any of its
+     * workers. With this worker's own prompt_use, requests would avoid a worker for what it did before.
+     */
+    if (!(r->tpot_ms > 0))
         v.delays += UNLIMITED_TPOT * (tpot_of(w, v.step, limit, n_gaps, prompts_ms, w->role_prompt_use) * w->stretch +
                                       at.running * (v.step - cost_decode_ms(w->cost, at.running, at.context)));
     return v;
@@ -374,23 +442,29 @@ struct decode_view policy_view_decode(const struct policy_worker *workers, uint3
 
 /* ----------------------------------------------------------------- limits */
 
-/* From now on, of which work is its own; what is uncertain is the rest. */
+/*
+ * The time to the first token, from now, as it is held against the TTFT limit. ttft: predicted, from now.
+ * work: the part of ttft that is the request's own work. Own work is predicted well (hope); the rest is
+ * waiting and uncertain (caution).
+ */
 static double careful_ttft(const struct policy_request *r, double ttft, double work)
 {
     return ttft * (1 - r->grace) + r->caution * fmax(r->waited_ms + ttft - work, 0) - r->hope * work;
 }
 
+/* Whether the request meets its TTFT limit and its deadline; parameters as careful_ttft(). */
 static bool within_ttft(const struct policy_request *r, double ttft, double work)
 {
     return (!(r->ttft_ms > 0) || r->waited_ms + careful_ttft(r, ttft, work) <= r->ttft_ms) && ttft <= r->remaining_ms;
 }
 
+/* A random factor in [1, 1 + tie), the same for each call with this request and worker. */
 static double tie_break(const struct policy_request *r, uint32_t worker, double tie)
 {
     return 1 + tie * random_unit(random_at(r->seed ^ r->number, worker, 0));
 }
 
-/* What a prompt's work costs those that decode there after a while. */
+/* Cost of work_ms of prompt computation for the sequences that decode there after_ms from now. */
 static double disturbance(const struct policy_worker *w, const struct policy_request *r, double after_ms,
                           double work_ms)
 {
@@ -399,13 +473,13 @@ static double disturbance(const struct policy_worker *w, const struct policy_req
                                                       : UNLIMITED_TPOT * at.brevity * fmin(work_ms, MOST_DELAY_MS);
 }
 
-/* Of computing what lies on another worker, which would take saved_ms less there. Under a TTFT limit only that counts. */
+/* Cost of a second copy of blocks that save saved_ms of computing where they are. 0 under a TTFT limit. */
 static double copy_cost(const struct policy_request *r, double weight, double saved_ms)
 {
     return r->ttft_ms > 0 || r->urgent ? 0 : fmin(weight * fmax(saved_ms, 0), MOST_COPY_MS);
 }
 
-/* In milliseconds of work: the worker's own, and what waiting is worth; another worker has most_own blocks of the prompt. */
+/* Cost of the prefill: work, waiting and a second copy. most_own: most leading blocks that any worker has. */
 static double prefill_cost(const struct policy_worker *w, const struct policy_request *r, const struct prefill_view *v,
                            uint32_t most_own)
 {
@@ -430,26 +504,28 @@ bool policy_is_read(const struct policy_worker *workers, uint32_t n, uint32_t fr
 
 /* ------------------------------------------------------------------ search */
 
+/* State of one policy_place(). Pointers are borrowed from its caller. */
 struct search {
     const struct policy_worker *workers;
     uint32_t n;
     const struct policy_request *r;
-    struct policy_candidate *log;
+    struct policy_candidate *log; /* room for 2 * n entries, n_log of them are written; NULL: no log */
     uint32_t n_log;
-    struct plan best;              /* of what meets the limits */
-    double best_cost;              /* INFINITY: nothing does */
-    double least_ttft, least_tpot; /* of what could take it at all */
-    double least_careful;          /* the same of careful_ttft() */
-    double least_work;             /* the same, of idle workers' time to the first token */
-    const char *why;               /* the last reason why one could not */
-    bool could_fit;
-    uint32_t most_own; /* blocks of the prompt that a worker has */
-    uint32_t soonest;  /* worker of least_ttft */
-    bool is_cut;       /* some worker can't read from another */
-    /* Looks at each worker, also where it can't be the best: for the log, and for what a refusal tells. */
-    bool is_thorough;
+    struct plan best; /* the cheapest plan within the limits; valid if best_cost < INFINITY */
+    double best_cost;
+    /* For refusals: least values of all plans, within the limits or not. INFINITY: no plan was possible. */
+    double least_ttft, least_tpot; /* time to the first token from now; step without prompts */
+    double least_careful;          /* careful_ttft() */
+    double least_work;             /* time to the first token on an idle worker */
+    const char *why;               /* the latest reason why a worker could not take the request; NULL: none */
+    bool could_fit;                /* some worker could take the request now or later */
+    uint32_t most_own;             /* most leading blocks of the prompt in the pool of any one worker */
+    uint32_t soonest;              /* the prefill worker of least_ttft */
+    bool is_cut;                   /* some usable worker can't read pages of another worker */
+    bool is_thorough;              /* no worker may be skipped: for the log, and for what a refusal tells */
 };
 
+/* Adds a candidate to the log. p, d: its halves; NULL: it was not weighed for that phase. */
 static void note(struct search *s, const struct prefill_view *p, const struct decode_view *d, double cost,
                  const char *reason)
 {
@@ -479,7 +555,8 @@ static void note(struct search *s, const struct prefill_view *p, const struct de
 static struct plan plan_of(const struct search *s, const struct prefill_view *p, const struct decode_view *d)
 {
     const struct policy_request *r = s->r;
-    double ready = fmax(p->ttft, d->start); /* the first token is shown when the decode worker has reserved */
+    /* the first token is shown only after the decode worker has reserved */
+    double ready = fmax(p->ttft, d->start);
     bool decodes = s->workers[d->worker].role == ROLE_DECODE;
     return (struct plan){.kind = p->worker != d->worker ? PLAN_SPLIT
                                  : decodes              ? PLAN_AGGREGATED
@@ -503,12 +580,15 @@ static struct plan plan_of(const struct search *s, const struct prefill_view *p,
                          .token_ms = d->token};
 }
 
+/* Lowers *least to value. */
 static void see(double *least, double value)
 {
     *least = value < *least ? value : *least;
 }
 
-/* A pair that could take it: the best so far, if it meets the limits. */
+/*
+ * Records a possible plan: in the least values, and as the best plan if it meets the limits and is cheaper.
+ */
 static void weigh(struct search *s, const struct prefill_view *p, const struct decode_view *d, double cost)
 {
     struct plan plan = plan_of(s, p, d);
@@ -520,21 +600,26 @@ static void weigh(struct search *s, const struct prefill_view *p, const struct d
     see(&s->least_tpot, d->step);
     see(&s->least_work, p->alone);
     bool keeps =
-        s->r->policy == POLICY_TANDEM ? d->keeps : within_tpot(s->r, d->step, 0); /* others look at the request only */
+        /* Mooncake checks this request only */
+        s->r->policy == POLICY_TANDEM ? d->keeps : within_tpot(s->r, d->step, 0);
     if (!p->booked && within_ttft(s->r, from_now, plan.work_ms) && keeps && cost < s->best_cost) {
         s->best = plan;
         s->best_cost = cost;
     }
 }
 
-/* Whether it would share all of the prompt's full blocks there, at once and within its limit. */
+/* Whether the request can share all full blocks of its prompt there, now and within the TPOT limits. */
 static bool shares_there(const struct policy_request *r, const struct decode_view *v)
 {
     uint32_t blocks = r->n_tokens / r->block_tokens;
     return r->shares && blocks && r->matched_blocks && r->matched_blocks[v->worker] >= blocks && v->now && v->keeps;
 }
 
-/* What a decode worker costs at least: it begins at once, or at a later horizon. */
+/*
+ * A lower bound of the cost in best_decode(), without its tie factor: cheap to compute, so most workers need
+ * no full prediction. Either decoding begins at after_ms, with this step, or at a later horizon, and the
+ * delay alone costs that much.
+ */
 static double least_decode_cost(const struct search *s, const struct policy_worker *w, double after_ms, double full)
 {
     struct policy_load at = with(s->r, policy_load_at(w, after_ms));
@@ -546,8 +631,10 @@ static double least_decode_cost(const struct search *s, const struct policy_work
 }
 
 /*
- * The decode worker whose steps are shortest at that time, the more so the emptier it is; else the one that has room first. One
- * where the prompt's pages are shared goes before the others.
+ * The decode worker for a split plan with the prefill `from`: shortest step, weighted by the share of its
+ * pool that is in use, plus the exposed transfer for each token, plus the time until it has room. For another
+ * choice of one call, a worker that shares the prompt's pages goes first. If .reason is set, no decode worker
+ * is possible.
  */
 static struct decode_view best_decode(struct search *s, const struct prefill_view *from)
 {
@@ -580,13 +667,13 @@ static struct decode_view best_decode(struct search *s, const struct prefill_vie
     return best;
 }
 
-/* Both phases on one worker of either role. */
+/* Weighs both phases on worker i: aggregated or kept, by its role. */
 static void try_alone(struct search *s, uint32_t i)
 {
     const struct policy_worker *w = &s->workers[i];
     double waiting = (s->r->ttft_ms > 0 ? WAITING : WAITING_UNLIMITED) * w->busy_ms, cost = INFINITY;
     if (!s->is_thorough && !s->r->urgent && waiting >= s->best_cost)
-        return; /* whatever else it costs */
+        return; /* waiting alone costs more than the best plan */
     struct prefill_view p = policy_view_prefill(s->workers, i, s->r);
     struct decode_view d = {.worker = i};
     if (!p.reason) {
@@ -595,7 +682,7 @@ static void try_alone(struct search *s, uint32_t i)
         see(&s->least_work, p.alone);
         cost = prefill_cost(w, s->r, &p, s->most_own) + (s->r->urgent ? 0 : disturbed);
         if (!s->is_thorough && cost >= s->best_cost)
-            return; /* decoding only adds to it */
+            return; /* decoding only adds to the cost */
         d = policy_view_decode(s->workers, i, s->r, p.ttft, &p);
         cost += (s->r->urgent ? 0 : d.delays) + (d.start - p.ttft);
         weigh(s, &p, &d, cost);
@@ -604,21 +691,27 @@ static void try_alone(struct search *s, uint32_t i)
     s->why = p.reason ? p.reason : s->why;
 }
 
-/* Of what the decode worker of a split plan is handed. */
+/* Cost of the copy that the decode worker of a split plan receives. */
 static double handed_cost(const struct search *s, const struct decode_view *d)
 {
     const struct policy_worker *w = &s->workers[d->worker];
     return copy_cost(s->r, HANDED_COPY, compute_ms(w, s->r, own_blocks(s->r, d->worker), w->chunk_tokens));
 }
 
-/* Of sequences that a prefill worker kept. Under a TPOT limit chunks take only the time that it leaves. */
+/*
+ * Cost of a split plan's prefill for sequences that decode on the prefill worker. 0 if the request has a TPOT
+ * limit: chunks then take only the time that the limits leave.
+ */
 static double kept_disturbance(const struct search *s, const struct prefill_view *v)
 {
     bool counts = !(s->r->tpot_ms > 0) && !s->r->urgent;
     return counts ? disturbance(&s->workers[v->worker], s->r, v->wait, v->load + v->compute) : 0;
 }
 
-/* The prefill worker of least cost that meets the limits, and of least TTFT; then a decode worker for the end of its prefill. */
+/*
+ * Weighs one split plan: the cheapest prefill worker within the TTFT limit (without one, the soonest, for
+ * what a refusal tells), then the best decode worker for the moment at which that prefill ends.
+ */
 static void try_split(struct search *s)
 {
     struct prefill_view best = {0}, soonest = {.ttft = INFINITY};
@@ -659,6 +752,7 @@ static void try_split(struct search *s)
               (d.start - best.ttft) + handed_cost(s, &d));
 }
 
+/* The refusal: its reason is the first limit that no plan meets. Needs a thorough search. */
 static struct plan refuse(const struct search *s)
 {
     const struct policy_request *r = s->r;
@@ -689,7 +783,7 @@ static struct plan refuse(const struct search *s)
     return p;
 }
 
-/* The policies of others take what they chose, limits or not; Mooncake's holds the two predictions against the limits. */
+/* All policies but tandem. Only Mooncake's compares predictions with limits; the others ignore the limits. */
 static struct plan place_named(struct search *s)
 {
     struct prefill_view p;
@@ -714,6 +808,7 @@ static struct plan place_named(struct search *s)
     return s->best_cost < INFINITY ? s->best : refuse(s);
 }
 
+/* Whether plan_force allows both phases on one worker of this role. */
 static bool may_be_alone(const struct policy_request *r, enum worker_role role)
 {
     if (role == ROLE_DECODE)
@@ -753,7 +848,7 @@ struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers
         plan = place_named(&s);
     } else {
         search_all(&s);
-        if (s.best_cost == INFINITY && !s.is_thorough) { /* what a refusal tells is of all workers */
+        if (s.best_cost == INFINITY && !s.is_thorough) { /* a refusal reports least values over all workers */
             s.is_thorough = true;
             search_all(&s);
         }

@@ -1,6 +1,6 @@
 /*
- * The policies that others published, as they published them, so that a comparison is one flag. Each chooses workers only; what
- * they will take is predicted by the caller with the same model for all.
+ * Published policies of other systems, as their authors describe them, for comparison (--policy). Each only
+ * chooses workers. Plans are predicted by the same model for all of them.
  */
 #include <math.h>
 #include <stddef.h>
@@ -8,23 +8,26 @@
 #include "base/random.h"
 #include "sched/policy_internal.h"
 
-static const double HEADROOM_ANSWER = 0.6, HEADROOM_LEFT = 0.03;    /* HRA's r and m */
-static const double FULL_QUEUE = 8192;                              /* Splitwise: tokens a prompt machine queues */
+static const double HEADROOM_ANSWER = 0.6, HEADROOM_LEFT = 0.03; /* r and m of HRA */
+/* Splitwise: most tokens in a prompt queue. */
+static const double FULL_QUEUE = 8192;
 static const double MATCHED = 0.5, UNEVEN = 32, UNEVEN_RATIO = 1.1; /* SGLang's gateway: thresholds */
 
-struct choice { /* of one role */
+/* Which workers may be chosen. */
+struct choice {
     const struct policy_worker *workers;
     uint32_t n;
     const struct policy_request *r;
     enum worker_role role;
-    bool is_reader; /* of the pages of worker `from` */
+    bool is_reader; /* only workers that can read pages of worker `from` */
     uint32_t from;
-    bool is_read; /* somebody must be able to read from it */
+    bool is_read; /* only workers whose pages some decode worker can read */
 };
 
-/* Lower is better; INFINITY: not this one. */
+/* The score of worker i: the lowest wins; INFINITY: it can't be chosen. */
 typedef double (*score_fn)(const struct choice *c, uint32_t i);
 
+/* Whether worker i may be chosen: usable, of the role, readable, and large enough. */
 static bool takes_part(const struct choice *c, uint32_t i)
 {
     const struct policy_worker *w = &c->workers[i];
@@ -39,6 +42,7 @@ static double by_chance(const struct choice *c, uint32_t i)
     return random_unit(random_at(c->r->number, i, c->role));
 }
 
+/* The worker with the least score; ties at random. False: none can be chosen. */
 static bool least(const struct choice *c, score_fn score, uint32_t *out)
 {
     double best = INFINITY, best_tie = 0;
@@ -83,7 +87,8 @@ static double headroom(const struct choice *c, uint32_t i)
     const struct policy_worker *w = &c->workers[i];
     double need = ceil(c->r->n_tokens * (1 + HEADROOM_ANSWER) / c->r->block_tokens);
     bool fits = w->total_pages - w->at[0].pages - need >= HEADROOM_LEFT * w->total_pages;
-    return in_flight(c, i) + (fits || c->role == ROLE_PREFILL ? 0 : 1e9); /* none fits: it waits for the least busy */
+    /* If none fits, the least busy one. */
+    return in_flight(c, i) + (fits || c->role == ROLE_PREFILL ? 0 : 1e9);
 }
 
 static double short_queue(const struct choice *c, uint32_t i)
@@ -92,6 +97,7 @@ static double short_queue(const struct choice *c, uint32_t i)
     return have > 0 && have + c->r->n_tokens > FULL_QUEUE ? INFINITY : have;
 }
 
+/* Whether the numbers of requests in flight differ too much to follow the cache. */
 static bool uneven(const struct choice *c)
 {
     double least_of = INFINITY, most = 0;
@@ -110,6 +116,7 @@ static double cache_aware(const struct choice *c, uint32_t i)
     return in_flight(c, i) - (share > MATCHED && !uneven(c) ? 1e9 * share : 0);
 }
 
+/* Round-robin: distance of worker i from the one whose turn it is. */
 static double in_turn(const struct choice *c, uint32_t i)
 {
     uint32_t n = 0, before = 0;
@@ -121,21 +128,21 @@ static double in_turn(const struct choice *c, uint32_t i)
     return (before + n - c->r->number % n) % n;
 }
 
-/* Memory in use; INFINITY: full, for an answer of the length that is expected. */
+/* Pages in use; INFINITY: no room for the prompt and an answer of the expected length. */
 static double free_memory(const struct choice *c, uint32_t i)
 {
     return policy_has_room(&c->workers[i], c->r, c->workers[i].at[0]) ? memory(c, i) : INFINITY;
 }
 
-/* A prompt machine that could take both phases now. */
+/* Pages in use on a prompt machine that could take both phases now; INFINITY: it could not. */
 static double lent_memory(const struct choice *c, uint32_t i)
 {
     return isfinite(short_queue(c, i)) ? free_memory(c, i) : INFINITY;
 }
 
 /*
- * Splitwise, section IV-A: each pool takes its own phase; a machine of the other pool is borrowed where a pool is full. A borrowed
- * machine has both phases here, since KV moves from prompt machines to token machines only.
+ * Splitwise, section IV-A: each pool takes its own phase, and a full pool borrows a machine of the other one.
+ * Here a borrowed machine gets both phases, since KV moves only from prompt machines to token machines.
  */
 static bool mixed_pool(struct choice *c, uint32_t *prefill, uint32_t *decode)
 {
@@ -143,7 +150,8 @@ static bool mixed_pool(struct choice *c, uint32_t *prefill, uint32_t *decode)
     struct choice tokens = *c;
     tokens.role = ROLE_DECODE;
     if (!least(&tokens, free_memory, decode)) {
-        if (lends && least(c, lent_memory, prefill)) { /* the token pool is full: a prompt machine takes both */
+        /* The token pool is full: a prompt machine takes both. */
+        if (lends && least(c, lent_memory, prefill)) {
             *decode = *prefill;
             return true;
         }
@@ -152,7 +160,8 @@ static bool mixed_pool(struct choice *c, uint32_t *prefill, uint32_t *decode)
     }
     if (least(c, short_queue, prefill))
         return true;
-    if (lends && least(&tokens, short_queue, prefill)) { /* the prompt pool is full: a token machine takes both */
+    /* The prompt pool is full: a token machine takes both. */
+    if (lends && least(&tokens, short_queue, prefill)) {
         *decode = *prefill;
         return true;
     }
@@ -171,7 +180,7 @@ bool policy_choose_named(const struct policy_worker *workers, uint32_t n, const 
     struct choice prompts = {.workers = workers, .n = n, .r = r, .role = ROLE_PREFILL},
                   tokens = {.workers = workers, .n = n, .r = r, .role = ROLE_DECODE};
     bool whole = r->force == FORCE_AGGREGATED || r->force == FORCE_KEPT, found;
-    enum policy rule = r->policy == POLICY_MIXED_POOL ? POLICY_LEAST_LOADED : r->policy; /* of one pool alone */
+    enum policy rule = r->policy == POLICY_MIXED_POOL ? POLICY_LEAST_LOADED : r->policy; /* within one pool */
     uint32_t prefill = 0, decode = 0;
     prompts.is_read = !whole;
     if (r->policy == POLICY_MIXED_POOL && !whole) {
@@ -182,7 +191,7 @@ bool policy_choose_named(const struct policy_worker *workers, uint32_t n, const 
     } else {
         bool splits = !whole && least(&prompts, PREFILL[rule], &prefill);
         found = least(&tokens, DECODE[rule], &decode) && (splits || r->force != FORCE_SPLIT);
-        prefill = splits ? prefill : decode; /* no prefill worker: an aggregated cluster */
+        prefill = splits ? prefill : decode; /* without a prefill worker the decode worker does both */
     }
     if (found && prefill != decode && !policy_can_read(&workers[decode], prefill)) {
         tokens.is_reader = true;

@@ -4,7 +4,10 @@
 #include <math.h>
 #include <stdbool.h>
 
-/* Shares of the budget from which on a level is asked for, and below which it is left; the brake is asked for only above its own. */
+/*
+ * Shares of the budget: a level is entered at or above `from` (the brake: only above), and left below
+ * `until`.
+ */
 static const struct {
     double from, until;
     struct power_clocks clocks;
@@ -16,9 +19,9 @@ static const struct {
     {1, 0.95, {0.204, 0.204}},
 };
 
-enum { FIRST_IS_DOWN = 2, ALL_ARE_DOWN = 3 }; /* levels: the second step waits for what the first one does */
+enum { FIRST_IS_DOWN = 2, ALL_ARE_DOWN = 3 }; /* levels: the second one waits for the effect of the first */
 
-/* What the row would have, from what was asked for and what was in effect while the sample was drawn. */
+/* The level that a sample asks for. s: the state in which the sample was drawn. */
 static uint32_t level_for(struct power_state s, double share)
 {
     uint32_t level = s.asked;

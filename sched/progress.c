@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-static const double LATE_FADES = 0.5; /* a step: the model follows within COST_RUN of them */
+static const double LATE_FADES = 0.5; /* factor for each step: the model follows within COST_RUN steps */
 
 static double model_ms(const struct cost_model *m, const struct cost_step *s)
 {
@@ -25,7 +25,7 @@ void progress_measured(struct progress_past *p, const struct cost_model *m, cons
     p->late = fmax(p->late * LATE_FADES, late);
 }
 
-/* A message that was sent, and is not taken yet. Those that come after it do not make it younger. */
+/* How long the oldest message has not been taken; later messages do not reset this time. */
 static double untaken_ms(struct progress *p, const struct progress_report *r, uint64_t now_ns)
 {
     if (r->n_taken == r->n_said) {

@@ -1,20 +1,20 @@
 /*
- * Whether a worker whose heartbeats go on still gets on: a device that hangs, a deadlock, a step that never ends. Pure; the
- * worker says what to expect, the router judges.
+ * Finds stalled workers: heartbeats go on, but a device hangs, threads are deadlocked, or a step never ends.
+ * Pure functions: the worker says what to expect, the router judges.
  *
- * The worker tells with each heartbeat how many steps have ended, which of the router's messages its engine thread has taken, and
- * how long the running step should take. A worker that has something to do and shows neither a step nor a message for
- * PROGRESS_PATIENCE_MS and PROGRESS_TIMES times that prediction has stopped. The router counts the time by its own patient clock
- * (base/absence.h).
+ * With each heartbeat the worker reports how many steps have ended, how many of the router's messages its
+ * engine thread has taken, and how long the running step should take. A worker is stalled if it has something
+ * to do and ends no step and takes no message for PROGRESS_PATIENCE_MS plus PROGRESS_TIMES times that
+ * prediction. The router measures this by router_patience() (base/absence.h).
  *
- * The prediction is generous, because a slow worker that is taken for a stopped one takes its requests with it:
- * - Before PROGRESS_MEASURED steps of a kind were measured the model is a guess. It may be PROGRESS_GUESS times off, and a first step
- *   may load kernels: it gets PROGRESS_FIRST_MS at least, a minute in all.
- * - Afterwards the model counts as much longer as the worst of the latest steps took (an odd step teaches the model nothing,
- *   sched/cost.h).
+ * The prediction is generous, because a slow worker that is taken for stalled loses its requests:
+ * - Before PROGRESS_MEASURED steps of a kind were measured, the model is a guess. It counts PROGRESS_GUESS
+ *   times, and at least PROGRESS_FIRST_MS, since a first step may load kernels: a minute in all.
+ * - Afterwards it is multiplied by the worst recent ratio of measured to predicted time, because odd steps
+ *   teach the model nothing (sched/cost.h).
  *
- * Rejected: a fixed limit (a prompt of 100,000 tokens in one chunk on a small machine takes longer than any useful limit); judging by
- * tokens that come (a worker that computes a long prompt sends none).
+ * Rejected: a fixed limit (a prompt of 100,000 tokens in one chunk on a small machine takes longer than any
+ * useful limit); judging by tokens (a worker that computes a long prompt sends none).
  */
 #pragma once
 
@@ -30,28 +30,32 @@
 #define PROGRESS_FIRST_MS    12000.0
 enum { PROGRESS_MEASURED = 5 };
 
-struct progress_past { /* the worker's; all zero: nothing was measured */
-    uint32_t n_prefill, n_decode;
-    double late; /* measured / predicted of the worst of the latest steps; fades */
+struct progress_past {            /* kept by the worker; all zero: nothing was measured */
+    uint32_t n_prefill, n_decode; /* measured steps with prompts, with decoding sequences */
+    double late;                  /* worst measured / predicted of the latest steps; fades */
 };
 
-/* What to expect of a step (its ms are not read). */
+/* How long a step may take, at most, if all is well; step->ms is not read. */
 double progress_expect_ms(const struct progress_past *p, const struct cost_model *m, const struct cost_step *step);
-/* m: as it was before the step. */
+/* A step has ended. m: the model before it learned from this step. */
 void progress_measured(struct progress_past *p, const struct cost_model *m, const struct cost_step *step);
 
-struct progress_report { /* of a heartbeat */
-    uint64_t n_steps;
-    uint32_t n_taken, n_said; /* messages: taken by the worker, sent to it */
+struct progress_report {      /* from a heartbeat */
+    uint64_t n_steps;         /* steps that have ended */
+    uint32_t n_taken, n_said; /* number of the last message taken by the engine, of the last one sent */
     bool busy;                /* there is something to compute */
-    double expected_ms;       /* of the running step; 0: none runs */
-    double running_ms;        /* for how long it has run */
+    double expected_ms;       /* expected duration of the running step; 0: none runs */
+    double running_ms;        /* how long it has run */
 };
 
-struct progress {                           /* the router's; all zero: nothing was reported */
-    uint64_t n_steps, moved_ns, untaken_ns; /* untaken: since when `untaken` was not taken; 0: nothing waits */
+struct progress { /* kept by the router; all zero: nothing was reported */
+    /*
+     * moved_ns: latest progress. untaken_ns: since when messages up to `untaken` wait to be taken; 0: none
+     * waits.
+     */
+    uint64_t n_steps, moved_ns, untaken_ns;
     uint32_t n_taken, untaken;
 };
 
-/* False: the worker has stopped. The next report that shows anything moving makes it true again. */
+/* False: the worker is stalled. The next report with progress makes it true again. */
 bool progress_judge(struct progress *p, const struct progress_report *r, uint64_t now_ns);

@@ -4,7 +4,8 @@
 
 uint64_t ring_id(const char *name, size_t len_bytes)
 {
-    uint64_t h = 0xcbf29ce484222325ull; /* FNV-1a, then mixed: names differ in their last digit */
+    /* FNV-1a, then mixed, since names may differ only in their last digit. */
+    uint64_t h = 0xcbf29ce484222325ull;
     for (size_t i = 0; i < len_bytes; i++)
         h = (h ^ (uint8_t)name[i]) * 0x100000001b3ull;
     return random_mix(h);

@@ -1,9 +1,10 @@
 /*
- * Which of several stores a run of blocks belongs to: rendezvous hashing (Thaler and Ravishankar 1998). Every store gets a
- * score for a key; the highest owns it, the next ones hold the copies. A store that comes or goes moves its own share alone.
+ * Which of several stores a segment belongs to: rendezvous hashing (Thaler and Ravishankar 1998). Each store
+ * gets a score for a key; the store with the highest score owns it, the next ones hold the copies. When a
+ * store comes or goes, only its own share moves.
  *
- * What is placed is a segment, RING_SEGMENT_BLOCKS consecutive blocks of a chain, under the key of its first block: a prefix
- * is then read in few long runs, and a long one from several stores.
+ * A segment is RING_SEGMENT_BLOCKS consecutive blocks of a chain, placed under the key of its first block: so
+ * a prefix is read in few long runs, and a long prefix from several stores.
  */
 #pragma once
 
@@ -13,7 +14,7 @@
 
 enum { RING_SEGMENT_BLOCKS = 64 };
 
-/* Of a store's name, which outlives its processes. */
+/* The id of a store, from its name: a restarted store with the same name keeps its segments. */
 uint64_t ring_id(const char *name, size_t len_bytes);
 
 /* Index of the store with the rank-th highest score (0: the owner). rank < n; ids differ. */

@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-static const double FAR = 4; /* spreads, from which on an error is cut */
+static const double FAR = 4; /* errors are cut at this many spreads */
 static const double SPREAD_RATE = 0.1;
 
 struct rls rls_make(uint32_t n, const double *prior, double confidence)
@@ -23,7 +23,7 @@ double rls_predict(const struct rls *m, const double *x)
     return y;
 }
 
-/* The error as far as it counts; the spread follows what comes. */
+/* Cuts the error, and updates the spread. */
 static double cut(struct rls *m, double error)
 {
     double size = fabs(error), most = FAR * m->spread;
@@ -36,8 +36,9 @@ static double cut(struct rls *m, double error)
 }
 
 /*
- * Where nothing is observed p grows without end (samples that are all alike say nothing of what tells coefficients apart), until
- * noise overthrows them. So there is never less confidence than at the start; scaled as a whole, p stays positive.
+ * Forgetting makes p grow without bound in directions that no sample covers (samples that are all alike can't
+ * tell coefficients apart), until noise dominates the coefficients. So the confidence never falls below that
+ * of the start. p is scaled as a whole, so it stays positive definite.
  */
 static void forget(struct rls *m)
 {

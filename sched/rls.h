@@ -1,12 +1,12 @@
 /*
- * Recursive least squares with forgetting (Haykin, Adaptive Filter Theory, chapter on RLS): a linear model that follows what is
- * measured. Pure: a model is a value, observing gives the next one.
+ * Recursive least squares with forgetting (Haykin, Adaptive Filter Theory, chapter on RLS): a linear model
+ * that follows measurements. A model is a value: observing returns the next one.
  *
  *     y = w . x,   the latest 1 / (1 - RLS_FORGET) samples count most
  *
- * Coefficients start at a prior, with a confidence: how many samples of size 1 it is worth. A sample that is off by more than a few
- * times what samples are usually off counts as that far off and no more (Huber's psi): one stall teaches little, a change that lasts
- * raises what is usual, and is followed.
+ * Coefficients start at a prior with a confidence: the number of samples of size 1 that the prior is worth.
+ * Errors are cut at a few times their usual size (Huber's psi): a single stall teaches little; a lasting
+ * change raises the usual size, and is followed.
  */
 #pragma once
 
@@ -19,8 +19,8 @@ struct rls {
     uint32_t n; /* coefficients, <= RLS_MAX */
     uint64_t n_samples;
     double w[RLS_MAX], p[RLS_MAX][RLS_MAX];
-    double trace_max; /* of p */
-    double spread;    /* what samples are usually off by */
+    double trace_max; /* most that the trace of p may be: that of the start */
+    double spread;    /* usual size of an error */
 };
 
 struct rls rls_make(uint32_t n, const double *prior, double confidence);

@@ -1,3 +1,19 @@
+/*
+ * Requests: admission, the queue, passes, progress on workers.
+ *
+ * What must hold:
+ *   - A request is linked in the queue exactly in SCHED_QUEUED. From dispatch() to leave_workers() it is in
+ *     the running list of its decode worker and, until its prompt is computed, in the prompt list of its
+ *     prefill worker. plan.prefill and plan.decode must not change while it is linked there.
+ *   - config.place and config.refuse may free the request. So they are the last thing that dispatch() and
+ *     drop() do with it.
+ *   - views contains every dispatched request at any time: dispatch() adds it by scheduler_apply(), and the
+ *     next scheduler_refresh() counts it from the lists. Passes write only to the copy `pass`.
+ *   - During a walk only the request that walk_next() returned last may leave the queue. So the pointers of
+ *     the walk stay valid.
+ *   - Whatever may change a decision calls scheduler_changed(). Without the call, queued requests wait until
+ *     something else happens.
+ */
 #include "sched/scheduler_internal.h"
 
 #include <assert.h>
@@ -10,37 +26,65 @@
 #include "sched/batching.h"
 #include "sched/order.h"
 
+/*
+ * SCHEDULER_LOOK: most requests that a pass looks at. ENOUGH_WAIT: in a longer queue, a pass ends after this
+ * many requests in a row that can't be dispatched. FEW_RUNNING: up to this many requests on a decode worker,
+ * its load is computed anew for each that comes or goes.
+ */
 enum { SCHEDULER_LOOK = 128, ENOUGH_WAIT = 16, FEW_RUNNING = 128 };
 
+/* Greatest age of a request's matched blocks; greatest age of the plan of a lone request. */
 static const double MATCH_MS = 100, FRESH_MS = 1;
-static const double BOOKED_MARGIN = 0.88; /* of its limit: what one that comes back is given place for */
-/* Every refused request gets a booking where this share of them comes back; at least the share TRIED does, to find out. */
+static const double BOOKED_MARGIN = 0.88; /* a booking is made for this share of the request's TTFT limit */
+/*
+ * Every refused request gets a booking if this share of the booked clients come back; with fewer that do,
+ * proportionally fewer requests, but at least the share TRIED, to find out.
+ */
 static const double FULLY_BOOKED = 0.05, TRIED = 0.02;
+/* Factor on the time for what is behind the first SCHEDULER_LOOK requests. */
 static const double REST_CAUTION = 1.5;
+/* Bounds of the time that a refused client is told. */
 static const double LEAST_RETRY_MS = 20, MAX_RETRY_MS = 60000;
-static const double MOST_AWAY_MS = 5000,
-                    AWAY_GRACE_MS = 500; /* for which one that was told to come back keeps its tenant's turn */
-static const double CHARGE_RATE = 0.02;
+/*
+ * A tenant that was told to come back keeps its turn for that time, at most MOST_AWAY_MS, and AWAY_GRACE_MS
+ * more.
+ */
+static const double MOST_AWAY_MS = 5000, AWAY_GRACE_MS = 500;
+static const double CHARGE_RATE = 0.02; /* weight of one request in ms_per_charge */
+/*
+ * Time between passes over a long queue, for each (queued request * worker), and its most; how many times
+ * older a look may be.
+ */
 static const double APART_MS = 5.0 / (1000 * 128), MOST_APART_MS = 10, LOOKS_APART = 10;
-static const double LEG_RATE = 0.02;
-static const double FIRST_CAUTION = 1.0 / 3, MOST_CAUTION = 1; /* of waiting */
+static const double LEG_RATE = 0.02; /* weight of one leg in leg_extra_ms */
+/* policy_request.caution: at the start, at most. */
+static const double FIRST_CAUTION = 1.0 / 3, MOST_CAUTION = 1;
 static const double FIRST_TPOT_MARGIN = 0.05, MOST_TPOT_MARGIN = 0.5;
-/* Predictions nearer than these shares to a limit count in margins: of TTFT the predicted waiting, of TPOT the predicted step. */
+/*
+ * A request teaches a margin only if its prediction was near the limit. NEAR_TTFT: predicted waiting as a
+ * share of the TTFT limit. NEAR_TPOT: predicted step, with the margin, as a share of the TPOT limit.
+ */
 static const double NEAR_TTFT = 0.2, NEAR_TPOT = 0.7;
-static const double AVOID_MS = 2000; /* workers that failed a request */
+static const double AVOID_MS = 2000; /* how long a request avoids workers that failed it */
 static const double PROBE_AFTER_MS = 4000, PROBE_EVERY_MS = 1000;
-enum { BELIEVED = 4 }; /* steps: a prompt's chunks, or the first ones that decode */
+/* Steps of a probe that are believed: chunks of its prompt, or its first decode steps. */
+enum { BELIEVED = 4 };
+/* Weight of one answer; most that one answer counts. */
 static const double STRETCH_RATE = 0.02, MOST_STRETCH = 4;
-static const double TRACE_OF_PROMPTS = 0.02; /* of a worker's time: below, its steps are taken to be without */
+/* A worker with a smaller prompt_use counts as one without prompts. */
+static const double TRACE_OF_PROMPTS = 0.02;
 
-struct terms {                   /* on which a prediction is held against the TTFT limit */
-    double grace, caution, hope; /* sched/policy.h */
-    bool admitted;               /* rather than refused it has a place that is kept for another */
-    bool urgent;
+/* How strictly a prediction is held against the TTFT limit. */
+struct terms {
+    double grace, caution, hope; /* as in struct policy_request */
+    bool admitted;               /* it was admitted: it may take a place that is booked for another request */
+    bool urgent;                 /* as in struct policy_request */
 };
+/* A request that comes back to its booking. */
 static const struct terms BACK = {0, 0, SCHEDULER_HOPE, false, false};
+/* A queued request, in a pass that decides about another one. */
 static const struct terms PROMISED = {0, 0, SCHEDULER_HOPE, true, true};
-/* A queued request that is predicted to be later than this is refused. */
+/* A queued request in its own turn: it is dropped if it is later than this allows. */
 static const struct terms LATE = {0.1, 0, 0, true, true};
 
 struct scheduler *scheduler_open(const struct scheduler_config *config)
@@ -65,6 +109,7 @@ void scheduler_close(struct scheduler *s)
 
 /* ---------------------------------------------------------------- decisions */
 
+/* q as the policy sees it. A resumed request has no limits. */
 static struct policy_request ask_of(const struct scheduler *s, const struct sched_request *q, uint64_t now,
                                     struct terms terms)
 {
@@ -104,8 +149,9 @@ void scheduler_avoid(struct sched_request *q, uint32_t w)
 }
 
 /*
- * Workers that failed q are out for a while, if there is another of their role. Not longer: another router may keep that one full, and
- * whether a worker goes on failing is for its breaker to say.
+ * For AVOID_MS after its requeue, makes workers that failed q unusable in views, if another worker of the
+ * role is usable. Their indices go to hidden_out; returns how many. Not for longer: another router may keep
+ * the other worker full, and a worker that keeps failing is left out by its breaker.
  */
 static uint32_t hide_avoided(const struct scheduler *s, struct policy_worker *views, const struct sched_request *q,
                              uint64_t now, uint32_t *hidden_out)
@@ -126,7 +172,10 @@ static uint32_t hide_avoided(const struct scheduler *s, struct policy_worker *vi
     return n;
 }
 
-/* For one that comes for the first time. The policies of others keep the margin with which they were compared first. */
+/*
+ * For a request without a booking. Policies other than tandem keep a fixed margin, so that they stay
+ * comparable.
+ */
 static struct terms new_terms(const struct scheduler *s)
 {
     double caution = s->config.policy == POLICY_TANDEM ? s->ttft_margin.value : FIRST_CAUTION;
@@ -135,12 +184,16 @@ static struct terms new_terms(const struct scheduler *s)
 
 /* ------------------------------------------------------------------ probes */
 
+/* Whether recent steps took much longer than these multiples of the profile's times. */
 static bool is_slower(const struct cost_model *m, double prefill, double decode)
 {
     return m->recent_prefill > COST_MUCH_SLOWER * prefill || m->recent_decode > COST_MUCH_SLOWER * decode;
 }
 
-/* Whether q may find out how fast the worker is now. True: k->reference is the speed that q assumes. */
+/*
+ * Whether q may probe worker k: it is k's prober already, or k is idle, looks slow and had no probe lately.
+ * True: k->reference is the speed to assume.
+ */
 static bool may_probe(struct sched_worker *k, const struct sched_request *q, uint64_t now)
 {
     if (k->prober == q)
@@ -157,7 +210,7 @@ static bool may_probe(struct sched_worker *k, const struct sched_request *q, uin
     return is_slower(m, prefill, decode);
 }
 
-/* Until hide_references(): q sees workers that it may probe at the speed that a probe assumes. */
+/* Until hide_references(), views show the workers that q may probe at the speed that a probe assumes. */
 static void show_references(struct scheduler *s, struct policy_worker *views, const struct sched_request *q,
                             uint64_t now)
 {
@@ -177,6 +230,10 @@ static void hide_references(struct scheduler *s, struct policy_worker *views)
     }
 }
 
+/*
+ * Makes q the prober of k if q is a probe and k may be probed. Call it while k is idle, before q is linked
+ * there.
+ */
 static void begin_probe(struct sched_worker *k, const struct sched_request *q, uint64_t now)
 {
     if (!q->is_probe || k->prober || !may_probe(k, q, now))
@@ -193,6 +250,12 @@ static void end_probe(struct sched_worker *k, const struct sched_request *q)
         k->prober = NULL;
 }
 
+/*
+ * The plan for q on `views`, which are the same afterwards. An admitted request is tried under three terms,
+ * strictest first: as a new request, whose plan also keeps the promises to others; under its own terms; in
+ * places that are booked for others. If all refuse, workers that failed it are tried too. What prefill legs
+ * take beyond their prediction is added to the plan.
+ */
 static struct plan place(struct scheduler *s, struct policy_worker *views, struct sched_request *q, uint64_t now,
                          struct terms terms)
 {
@@ -207,7 +270,7 @@ static struct plan place(struct scheduler *s, struct policy_worker *views, struc
     struct plan plan = {.kind = PLAN_REFUSE};
     if (q->is_probe)
         show_references(s, views, q, now);
-    if (terms.admitted) { /* where it would be admitted now: what it was promised is kept there */
+    if (terms.admitted) {
         ask = ask_of(s, q, now, new_terms(s));
         plan = policy_place(views, s->n_workers, &ask, log, n_log);
         ask = ask_of(s, q, now, terms);
@@ -222,7 +285,7 @@ static struct plan place(struct scheduler *s, struct policy_worker *views, struc
         hide_references(s, views);
     for (uint32_t i = 0; i < n_hidden; i++)
         views[hidden[i]].usable = true;
-    if (plan.kind == PLAN_REFUSE && n_hidden) /* rather with one that failed it than not at all */
+    if (plan.kind == PLAN_REFUSE && n_hidden) /* better on a worker that failed it than nowhere */
         plan = policy_place(views, s->n_workers, &ask, log, n_log);
     if (plan.kind != PLAN_REFUSE) {
         double extra = fmax(s->workers[plan.prefill].leg_extra_ms, -plan.work_ms / 2);
@@ -232,6 +295,7 @@ static struct plan place(struct scheduler *s, struct policy_worker *views, struc
     return plan;
 }
 
+/* Tokens that q's tenant is charged at dispatch; fair_correct() settles the difference at its end. */
 static double charge_of(const struct sched_request *q)
 {
     return q->n_tokens + q->expected_tokens;
@@ -239,12 +303,16 @@ static double charge_of(const struct sched_request *q)
 
 /* ------------------------------------------------------------------- order */
 
-/* It came back when it was told to. */
+/* Whether q came back to its booking in time. */
 static bool is_back(const struct sched_request *q)
 {
     return q->keeper != POLICY_NO_KEEPER;
 }
 
+/*
+ * Adds q to the end of the list and to its tenant's part. q->work_ms and the promised times must be set:
+ * order_key() uses them.
+ */
 static void enqueue(struct scheduler *s, struct sched_request *q, uint64_t now)
 {
     q->due_ms = order_key(s->config.order, q, now);
@@ -278,7 +346,7 @@ static void dequeue(struct scheduler *s, struct sched_request *q)
     fair_remove(s->fair, q->tenant, q->due_ms, q->n_tokens, q);
 }
 
-/* Its place inside its tenant's part of the queue. */
+/* Moves q inside its tenant's part of the queue. */
 static void put_at(struct scheduler *s, struct sched_request *q, double due_ms, uint64_t now)
 {
     fair_remove(s->fair, q->tenant, q->due_ms, q->n_tokens, q);
@@ -291,7 +359,11 @@ static bool is_overdue(const struct sched_request *q)
     return q->due_ms < ORDER_OVERDUE_MS / 2;
 }
 
-/* A request that waited too long is the first of its tenant. The list is by arrival, but for those that were queued again, who are resumed. */
+/*
+ * Moves requests that waited longer than max_wait_ns to the front of their tenants. The list is in order of
+ * arrival except for resumed requests, so the loop can stop at the first other request that has not waited
+ * that long.
+ */
 static void promote_overdue(struct scheduler *s, uint64_t now)
 {
     for (struct sched_request *q = s->queued; q; q = q->next) {
@@ -304,10 +376,12 @@ static void promote_overdue(struct scheduler *s, uint64_t now)
 }
 
 /*
- * A pass: first those that came back, whose places are kept; then by order. The first are looked for to the end of the queue before
- * the others begin: what a walk points to is not refused, and freed, between two of its steps.
+ * A walk through the queue: first all requests that came back to a booking, then the others in their order.
+ * `back` is advanced before walk_next() returns a request, so that request may leave the queue and be freed.
+ * The first part ends before the second begins: no step of the second part could free what `back` points to.
  */
 struct walk {
+    /* Where to look for the next request with a booking; NULL: that part is over. */
     struct sched_request *back;
 };
 
@@ -334,7 +408,10 @@ static struct sched_request *walk_next(struct scheduler *s, struct walk *walk)
 
 /* ------------------------------------------------------------------ errors */
 
-/* Only requests that were predicted to wait for long enough count. */
+/*
+ * Teaches the TTFT margin: whether q met its limit. Only requests that were predicted to wait long enough
+ * count.
+ */
 static void observe_ttft(struct scheduler *s, const struct sched_request *q, double ttft_ms)
 {
     double waiting = q->promised_ttft_ms - q->work_ms;
@@ -343,8 +420,9 @@ static void observe_ttft(struct scheduler *s, const struct sched_request *q, dou
 }
 
 /*
- * Of the gaps after the first, which has a prediction of its own. Only steps near their limit count. Beside prompts, steps that take
- * what the limit leaves are no error.
+ * Teaches the stretch of the role and the TPOT margin from the gaps after the first, which has its own
+ * prediction. The margin learns only from predictions near the limit. On a worker with prompts, steps may
+ * take all that the limit leaves, so only time beyond that is an error.
  */
 static void observe_tpot(struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
@@ -363,6 +441,9 @@ static void observe_tpot(struct scheduler *s, const struct sched_request *q, uin
 
 /* ------------------------------------------------------------------- passes */
 
+/*
+ * Above FEW_RUNNING, scheduler_apply() is exact enough until the next periodic refresh of the worker's load.
+ */
 static void add_running(struct sched_worker *k, struct sched_request *q)
 {
     q->running_prev = NULL;
@@ -371,8 +452,7 @@ static void add_running(struct sched_worker *k, struct sched_request *q)
         k->running->running_prev = q;
     k->running = q;
     k->n_running++;
-    k->changed |=
-        k->n_running <= FEW_RUNNING; /* else scheduler_apply() is near enough until the next look at all of them */
+    k->changed |= k->n_running <= FEW_RUNNING;
     q->on_decode = true;
 }
 
@@ -386,6 +466,11 @@ static void add_prompt(struct sched_worker *k, struct sched_request *q, uint64_t
     q->began_ns = now;
 }
 
+/*
+ * Takes q out of the queue and gives it to the workers of `plan`. The order matters: drain_observe() must see
+ * the queue with q in it, begin_probe() must see idle workers, and config.place comes last because it may end
+ * and free q.
+ */
 static void dispatch(struct scheduler *s, struct sched_request *q, const struct plan *plan, uint64_t now)
 {
     s->drain = drain_observe(s->drain, q->queued_ms, s->n_queued > 1, now);
@@ -407,13 +492,14 @@ static void dispatch(struct scheduler *s, struct sched_request *q, const struct 
     s->config.place(s->config.user, q);
 }
 
-/* A tenant that was told to come back keeps its turn for so long. */
+/* q's tenant was told to come back after retry_ms (0: not to): it keeps its turn until then. */
 static void expect_back(struct scheduler *s, const struct sched_request *q, double retry_ms, uint64_t now)
 {
     if (retry_ms > 0)
         fair_want(s->fair, q->tenant, now + (uint64_t)((fmin(retry_ms, MOST_AWAY_MS) + AWAY_GRACE_MS) * 1e6));
 }
 
+/* Refuses a queued request. It counts as one that missed its limit. config.refuse may free q. */
 static void drop(struct scheduler *s, struct sched_request *q, const struct plan *plan, uint64_t now)
 {
     double retry_ms = plan->never || plan->hopeless ? 0 : fmin(fmax(plan->over_ms, LEAST_RETRY_MS), MAX_RETRY_MS);
@@ -425,7 +511,10 @@ static void drop(struct scheduler *s, struct sched_request *q, const struct plan
     s->config.refuse(s->config.user, q, retry_ms);
 }
 
-/* All workers of the pass have so many milliseconds more to do. */
+/*
+ * Adds `ms` of time to what every worker of the pass has to do; in busy_ms, time counts by the share that
+ * prompts get.
+ */
 static void keep_busy(struct scheduler *s, double ms)
 {
     for (uint32_t w = 0; w < s->n_workers && ms > 0; w++) {
@@ -435,8 +524,8 @@ static void keep_busy(struct scheduler *s, double ms)
 }
 
 /*
- * The copy on which turns are taken. Where other routers have queues, all routers send when a worker takes prompts, and half of the
- * others' prompts come to it before this router's.
+ * Starts a pass on a fresh copy of the snapshot. If other routers have queues, all routers dispatch when a
+ * worker takes prompts: on average half of their prompts reach the worker before this router's.
  */
 static void begin_pass(struct scheduler *s)
 {
@@ -444,7 +533,7 @@ static void begin_pass(struct scheduler *s)
     keep_busy(s, s->beside * s->queued_ms / fmax(s->n_queued, 1) / 2);
 }
 
-/* place() once more, for those who ask why: what it weighs is kept. */
+/* Calls place() once more, only for its log (scheduler_candidates()). */
 static void explain(struct scheduler *s, struct policy_worker *views, struct sched_request *q, uint64_t now,
                     struct terms terms)
 {
@@ -454,7 +543,10 @@ static void explain(struct scheduler *s, struct policy_worker *views, struct sch
     s->logs = false;
 }
 
-/* One request's turn in a pass: its plan on the copy, which then has it. Decides: it is sent or refused now, if it can be. */
+/*
+ * The turn of q in a pass: plans q on the copy and adds it there. decides: this turn may dispatch or refuse
+ * q, so log it.
+ */
 static struct plan take_turn(struct scheduler *s, struct sched_request *q, uint64_t now, struct terms terms,
                              bool decides)
 {
@@ -467,9 +559,10 @@ static struct plan take_turn(struct scheduler *s, struct sched_request *q, uint6
     return plan;
 }
 
-struct roles { /* usable workers are there */
-    bool decode, prefill;
-    bool read; /* a prefill worker that a decode worker can read from; only looked at where all plans are split */
+struct roles {
+    bool decode, prefill; /* a usable worker of the role is there */
+    /* A decode worker can read a prefill worker's pages; only set if all plans are split. */
+    bool read;
 };
 
 static struct roles count_roles(const struct scheduler *s)
@@ -486,6 +579,7 @@ static struct roles count_roles(const struct scheduler *s)
     return r;
 }
 
+/* Whether the usable workers allow any plan at all. */
 static bool some_worker(const struct scheduler *s)
 {
     struct roles r = count_roles(s);
@@ -498,7 +592,7 @@ bool scheduler_is_cut(const struct scheduler *s)
     return s->config.force == FORCE_SPLIT && r.decode && r.prefill && !r.read;
 }
 
-/* Whether a pass may still dispatch anything. */
+/* Whether the pass can still dispatch a request to some worker. */
 static bool some_takes(const struct scheduler *s)
 {
     for (uint32_t w = 0; w < s->n_workers; w++)
@@ -507,7 +601,10 @@ static bool some_takes(const struct scheduler *s)
     return false;
 }
 
-/* A step whose workflow can't keep its deadline any more goes behind all that can, until it has waited too long. */
+/*
+ * Moves q behind its tenant's other requests if its workflow can't keep its deadline any more. Not again once
+ * it is there, and not if q has waited longer than max_wait_ns.
+ */
 static bool put_last(struct scheduler *s, struct sched_request *q, uint64_t now)
 {
     if (s->config.order != ORDER_TANDEM || q->resumed || is_overdue(q) || q->due_ms >= ORDER_LATE_MS ||
@@ -517,7 +614,7 @@ static bool put_last(struct scheduler *s, struct sched_request *q, uint64_t now)
     return true;
 }
 
-/* What admission just decided need not be decided again. */
+/* Dispatches the lone request by the plan of its admission, without a pass. dispatch() clears s->alone. */
 static void dispatch_alone(struct scheduler *s, uint64_t now)
 {
     struct plan plan = s->alone->plan;
@@ -525,15 +622,16 @@ static void dispatch_alone(struct scheduler *s, uint64_t now)
     s->dirty = false;
 }
 
-/* Whether the queue would hold more than its bound, or this part of it. */
+/* Whether n requests with these prompt tokens exceed the share `part` of the queue's bounds. */
 static bool is_over(const struct scheduler *s, double n, double tokens, double part)
 {
     return n > part * s->config.max_queued || tokens > part * (double)s->config.max_queued_tokens;
 }
 
 /*
- * A queue that is not full takes any request; a full one takes those of tenants that have less than their share of it, and what is
- * too much then goes, the last of whoever has most (make_room). An empty part of it takes any request.
+ * A queue that is not full takes any request. A full queue takes requests of tenants that have less than
+ * their share of it, and then drops the last request of the tenant that has most (make_room). A tenant with
+ * no queued request, a resumed request and one that came back to a booking are always taken.
  */
 static bool has_room(const struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
@@ -543,7 +641,10 @@ static bool has_room(const struct scheduler *s, const struct sched_request *q, u
            !is_over(s, n + 1.0, fair_size(s->fair, q->tenant) + q->n_tokens, fair_share(s->fair, q->tenant, now));
 }
 
-/* Those that a full queue sends away come back one after the other, as fast as it is emptied. */
+/*
+ * When a client that a full queue refuses shall come back: one after the other, at the pace at which the
+ * queue empties.
+ */
 static double retry_when_full(struct scheduler *s, uint64_t now)
 {
     double pace = drain_pace(&s->drain);
@@ -564,7 +665,7 @@ static bool is_resumed(const void *item)
     return ((const struct sched_request *)item)->resumed;
 }
 
-/* A queue that holds too much gives up what it would serve last, but no answer that its client has in part. */
+/* Drops requests that would be served last until the queue is within its bounds; never a resumed request. */
 static void make_room(struct scheduler *s, uint64_t now)
 {
     while (s->n_queued > 1 && is_over(s, s->n_queued, (double)s->queued_tokens, 1)) {
@@ -577,8 +678,9 @@ static void make_room(struct scheduler *s, uint64_t now)
 }
 
 /*
- * In a long queue for many workers passes cost much and change little: so they are this far apart. 5 ms for 1000 that wait for 128
- * workers, who have two chunks ahead each; a queue that a pass sees whole is always looked at anew.
+ * Least time between two passes. Over a long queue for many workers a pass costs much and changes little,
+ * since workers have two chunks of work ahead: 5 ms for 1000 requests and 128 workers. 0 if a pass sees the
+ * whole queue.
  */
 static double pass_apart_ms(const struct scheduler *s)
 {
@@ -591,8 +693,8 @@ void scheduler_run(struct scheduler *s, uint64_t now)
 {
     struct sched_request *q;
     make_room(s, now);
-    if (s->avoids_ns &&
-        clock_ms_between(s->avoids_ns, now) > AVOID_MS) { /* workers that were avoided are not any more */
+    /* Avoided workers may be used again. */
+    if (s->avoids_ns && clock_ms_between(s->avoids_ns, now) > AVOID_MS) {
         s->avoids_ns = 0;
         s->dirty = true;
     }
@@ -611,8 +713,8 @@ void scheduler_run(struct scheduler *s, uint64_t now)
     struct walk walk = walk_begin(s, now);
     bool is_whole = clock_ms_between(s->passed_ns, now) > SCHEDULER_REFRESH_MS;
     s->passed_ns = is_whole ? now : s->passed_ns;
-    bool stopped = false; /* the rest has a look at the next tick for which a whole pass is due */
-    uint32_t n_waits = 0; /* in a row */
+    bool stopped = false; /* ended early; a later whole pass looks at the rest */
+    uint32_t n_waits = 0; /* requests in a row that were not dispatched */
     for (uint32_t n = 0; n < SCHEDULER_LOOK && some_worker(s) && !stopped && (q = walk_next(s, &walk)); n++) {
         if (put_last(s, q, now))
             continue;
@@ -624,12 +726,12 @@ void scheduler_run(struct scheduler *s, uint64_t now)
         n_waits = plan.now ? 0 : n_waits + 1;
         stopped = !is_whole && (!some_takes(s) || (n_waits == ENOUGH_WAIT && s->n_queued > SCHEDULER_LOOK));
     }
-    s->dirty = stopped; /* what the pass itself changed, it has seen */
+    s->dirty = stopped; /* the pass has already seen the changes that it made itself */
 }
 
 /* --------------------------------------------------------------- admission */
 
-/* The worker that kept a place for it, and does no more now that it is here; POLICY_NO_KEEPER: none. */
+/* Removes q's booking and returns its worker; POLICY_NO_KEEPER: q has none. */
 static uint32_t booked_with(struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
     for (uint32_t w = 0; w < s->n_workers && q->identity; w++) {
@@ -642,7 +744,7 @@ static uint32_t booked_with(struct scheduler *s, const struct sched_request *q, 
     return POLICY_NO_KEEPER;
 }
 
-/* A pass that only looks: afterwards the copy has all that is queued. */
+/* A pass that dispatches nothing: afterwards the copy contains the first SCHEDULER_LOOK queued requests. */
 static void survey(struct scheduler *s, uint64_t now)
 {
     struct sched_request *q;
@@ -652,13 +754,20 @@ static void survey(struct scheduler *s, uint64_t now)
         take_turn(s, q, now, LATE, false);
 }
 
-/* The worker and the time at which q will have room first, by what each would take for it. */
+/*
+ * The prefill worker (without one, the decode worker) that can compute q soonest, and the booking for it.
+ * NULL: none can within q's TTFT limit. Destroys `pass`.
+ */
 static struct sched_worker *first_room(struct scheduler *s, const struct sched_request *q, uint64_t now,
                                        struct booking *booking_out)
 {
     const struct policy_request ask = ask_of(s, q, now, PROMISED);
     struct sched_worker *first = NULL;
-    bool splits = false; /* what decode workers will be able to prefill is hard to tell */
+    /*
+     * A prefill worker is there: then decode workers get no bookings, their time for prompts is hard to
+     * predict.
+     */
+    bool splits = false;
     uint32_t n;
     for (uint32_t w = 0; w < s->n_workers; w++)
         splits |= s->views[w].usable && s->views[w].role == ROLE_PREFILL;
@@ -680,13 +789,16 @@ static struct sched_worker *first_room(struct scheduler *s, const struct sched_r
     return first;
 }
 
-/* A place that is kept is taken from others: where hardly anybody comes back, for few of those that are refused. */
+/*
+ * Whether to book a place for q: a booking keeps other requests out, so few get one while hardly any client
+ * comes back.
+ */
 static bool is_worth_a_place(const struct scheduler *s, const struct sched_request *q)
 {
     return random_unit(random_at(q->number, q->identity, 0)) < fmax(s->return_share / FULLY_BOOKED, TRIED);
 }
 
-/* What places are kept for its tenant, in what it will be charged. */
+/* Tokens that q's tenant will be charged for all requests that it has bookings for. */
 static double booked_for(const struct scheduler *s, const struct sched_request *q)
 {
     double charge = 0;
@@ -695,14 +807,15 @@ static double booked_for(const struct scheduler *s, const struct sched_request *
     return charge;
 }
 
-/* Says when there will be room for q, and may book it. 0: coming back makes no sense. */
+/* Milliseconds after which q shall come back, with a booking if it gets one; 0: coming back is useless. */
 static double book(struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
     struct booking b;
     double retry = q->plan.over_ms;
     if (q->plan.never || q->plan.hopeless)
         return 0;
-    if (q->identity && q->ttft_ms > 0 && s->config.policy == POLICY_TANDEM) { /* others keep no places */
+    /* Other policies make no bookings. */
+    if (q->identity && q->ttft_ms > 0 && s->config.policy == POLICY_TANDEM) {
         struct sched_worker *k = first_room(s, q, now, &b);
         if (k) {
             retry = fmax(clock_ms_between(now, b.at_ns), LEAST_RETRY_MS);
@@ -715,8 +828,8 @@ static double book(struct scheduler *s, const struct sched_request *q, uint64_t 
 }
 
 /*
- * Whether one that was admitted before would now miss what it was promised, because of q. Only one of its own tenant counts: before
- * those of others it goes by its share.
+ * Whether `other`, admitted before, would miss its promised TTFT limit because of q; plan: its turn behind q.
+ * Only requests of q's own tenant count: q goes before those of other tenants by right of its share.
  */
 static bool breaks(const struct scheduler *s, const struct sched_request *q, const struct sched_request *other,
                    const struct plan *plan)
@@ -727,20 +840,25 @@ static bool breaks(const struct scheduler *s, const struct sched_request *q, con
 }
 
 /*
- * What a pass did not get to: it takes as long as such work took lately, or as what the pass has seen will (pace: of a millisecond of
- * work), whichever is longer, and longer by what nobody knows of a queue that is that long. All workers are busy with it.
+ * Adds queued work that the pass did not look at: rest_ms of it keeps all workers busy. One ms of that work
+ * takes the longer of the pace at which the queue was emptied lately and `pace`, that of the requests in the
+ * pass; both in ms. REST_CAUTION covers that plans change while a long queue lasts.
  */
 static void add_the_rest(struct scheduler *s, double rest_ms, double pace)
 {
     keep_busy(s, fmax(rest_ms, 0) * fmax(drain_pace(&s->drain), pace) * REST_CAUTION);
 }
 
+/* Whether `other`, of q's tenant, goes before q. */
 static bool is_before(const struct sched_request *other, const struct sched_request *q)
 {
     return other != q && other->due_ms <= q->due_ms;
 }
 
-/* All that is queued and goes before q: of its own tenant what is due before it, of others what their shares are meanwhile. */
+/*
+ * Queued work, in ms, that goes before q: of its tenant what is due earlier, of other tenants what their
+ * shares are meanwhile.
+ */
 static double work_before(const struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
     double own = 0, others = 0;
@@ -753,7 +871,10 @@ static double work_before(const struct scheduler *s, const struct sched_request 
     return own + fmin(others, own * (1 / fair_share(s->fair, q->tenant, now) - 1));
 }
 
-/* Its turn, as if those whose share it is brought what goes before it: they may, and q could not be on time then. */
+/*
+ * The turn of q, with the work added that other tenants are entitled to bring before q: they may bring it
+ * later, and q must be on time even then. That work is taken off the pass again, since it is not there yet.
+ */
 static struct plan take_turn_beside_others(struct scheduler *s, struct sched_request *q, uint64_t now,
                                            struct terms terms, double pace)
 {
@@ -774,7 +895,10 @@ static struct plan take_turn_beside_others(struct scheduler *s, struct sched_req
     return plan;
 }
 
-/* Whether q would be behind all that the latest look saw: by its due time, and no other tenant wants anything. */
+/*
+ * Whether the latest look decides about q: it is recent, q is due after all that it saw, and no other tenant
+ * wants anything.
+ */
 static bool look_decides(const struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
     return s->look.is_valid && clock_ms_between(s->look.at_ns, now) < LOOKS_APART * pass_apart_ms(s) && !is_back(q) &&
@@ -782,6 +906,7 @@ static bool look_decides(const struct scheduler *s, const struct sched_request *
            fair_share(s->fair, q->tenant, now) == 1;
 }
 
+/* The plan for q behind the latest look and the rest of the queue before q. */
 static struct plan place_behind_look(struct scheduler *s, struct sched_request *q, uint64_t now, struct terms terms)
 {
     memcpy(s->pass, s->look.pass, s->n_workers * sizeof(s->pass[0]));
@@ -792,19 +917,23 @@ static struct plan place_behind_look(struct scheduler *s, struct sched_request *
     return plan;
 }
 
-/* The turn of q in a pass with it, and what happens to those behind it. */
+/*
+ * A pass for admission: the plan for q in its turn, or a refusal if it breaks a promise to a request behind
+ * it. q is in the queue. If the pass ends before q's turn, the pass is kept as s->look and decides about q.
+ */
 static struct plan try_out(struct scheduler *s, struct sched_request *q, uint64_t now, struct terms terms)
 {
     struct sched_request *other;
     struct plan plan = {.kind = PLAN_REFUSE};
-    double seen_ms = 0, last_ms = 0; /* work that the pass has places for, and when the last of it begins */
-    double before_ms = 0;            /* of what it has seen, all but what is behind q in its tenant's part */
+    /* Work that got places in the pass; when the last of it begins, from now. */
+    double seen_ms = 0, last_ms = 0;
+    double before_ms = 0; /* work seen in the pass, without q's own tenant's requests behind q */
     double last_due_ms = 0;
     uint64_t number = ++s->n_walks;
     bool seen = false;
     if (look_decides(s, q, now))
         return place_behind_look(s, q, now, terms);
-    s->look.is_valid = false; /* this walk marks what it sees */
+    s->look.is_valid = false; /* this walk overwrites the marks (sched_request.look) of the former look */
     begin_pass(s);
     struct walk walk = walk_begin(s, now);
     for (uint32_t n = 0; n < SCHEDULER_LOOK && (other = walk_next(s, &walk)); n++) {
@@ -845,6 +974,10 @@ static struct plan try_out(struct scheduler *s, struct sched_request *q, uint64_
     return plan;
 }
 
+/*
+ * Ends the admission of q, which is not queued, with a time to come back. Returns false, for
+ * scheduler_submit().
+ */
 static bool refuse_now(struct scheduler *s, struct sched_request *q, uint64_t now, double *retry_after_ms_out)
 {
     q->state = SCHED_OVER;
@@ -861,7 +994,7 @@ static bool some_probe(struct scheduler *s, const struct sched_request *q, uint6
     return false;
 }
 
-/* Whether it could be answered in time if idle workers were not as slow as they were last. */
+/* Makes q a probe if it could be dispatched now, within its limits, to a worker that may be probed. */
 static void try_probe(struct scheduler *s, struct sched_request *q, uint64_t now, struct terms terms)
 {
     if (!some_probe(s, q, now))
@@ -873,12 +1006,12 @@ static void try_probe(struct scheduler *s, struct sched_request *q, uint64_t now
         q->plan = plan;
 }
 
-/* True: it is queued. False: q->plan says why not. */
+/* True: q is queued. False: q is not, and q->plan has the reason. */
 static bool admit(struct scheduler *s, struct sched_request *q, uint64_t now)
 {
     struct terms terms = is_back(q) ? BACK : new_terms(s);
     scheduler_refresh(s, now);
-    s->logs = s->config.explain && !s->n_queued; /* then this is the decision */
+    s->logs = s->config.explain && !s->n_queued; /* with an empty queue this placement is the decision */
     q->plan = place(s, s->views, q, now, terms);
     s->logs = false;
     if (q->plan.kind == PLAN_REFUSE && !q->resumed && s->config.policy == POLICY_TANDEM)
@@ -887,7 +1020,7 @@ static bool admit(struct scheduler *s, struct sched_request *q, uint64_t now)
     q->promised_ttft_ms = q->plan.ttft_ms;
     q->promised_tpot_ms = q->plan.tpot_ms;
     if (q->plan.kind == PLAN_REFUSE && !q->resumed) {
-        if (s->n_queued) /* else the candidates are there */
+        if (s->n_queued) /* with an empty queue the log is there already */
             explain(s, s->views, q, now, terms);
         return false;
     }
@@ -908,6 +1041,7 @@ static bool admit(struct scheduler *s, struct sched_request *q, uint64_t now)
     return true;
 }
 
+/* Resets what admission sets. */
 static void prepare(struct scheduler *s, struct sched_request *q)
 {
     q->expected_tokens = lengths_remaining(&s->lengths, q->tenant, 0, q->max_tokens);
@@ -918,8 +1052,8 @@ static void prepare(struct scheduler *s, struct sched_request *q)
 bool scheduler_submit(struct scheduler *s, struct sched_request *q, uint64_t now, double *retry_after_ms_out)
 {
     prepare(s, q);
-    s->n_candidates = 0; /* those of the last decision are another request's */
-    q->keeper = booked_with(s, q, now);
+    s->n_candidates = 0;                /* the log of the last decision is about another request */
+    q->keeper = booked_with(s, q, now); /* before has_room(), which always takes a request with a booking */
     if (!has_room(s, q, now)) {
         q->plan = full_plan(s, now);
         q->state = SCHED_OVER;
@@ -927,7 +1061,7 @@ bool scheduler_submit(struct scheduler *s, struct sched_request *q, uint64_t now
         expect_back(s, q, *retry_after_ms_out, now);
         return false;
     }
-    if (!some_worker(s)) { /* nothing can be said yet */
+    if (!some_worker(s)) { /* nothing can be predicted yet: it waits for workers */
         enqueue(s, q, now);
         return true;
     }
@@ -950,7 +1084,9 @@ bool scheduler_would_admit(struct scheduler *s, struct sched_request *q, uint64_
 
 /* ---------------------------------------------------------------- progress */
 
-/* What the leg took from its turn on, against its prediction; the mean of the rest is added to those to come. */
+/*
+ * Compares a prefill leg's time, from its begin on, with its prediction; leg_extra_ms is the mean difference.
+ */
 static void observe_leg(struct sched_worker *k, const struct sched_request *q, uint64_t now)
 {
     double took = clock_ms_between(q->began_ns, now) * q->plan.prompt_share,
@@ -960,6 +1096,10 @@ static void observe_leg(struct sched_worker *k, const struct sched_request *q, u
     k->leg_extra_ms += rate * (fmax(fmin(extra, most), -most) - k->leg_extra_ms);
 }
 
+/*
+ * Unlinks q from its prefill worker. observed: its prompt was computed, so its time is measured. That needs a
+ * begin which is known: q was the first of the list and no other router had prompts there meanwhile.
+ */
 static void remove_prompt(struct scheduler *s, struct sched_request *q, uint64_t now, bool observed)
 {
     struct sched_worker *k = &s->workers[q->plan.prefill];
@@ -977,13 +1117,14 @@ static void remove_prompt(struct scheduler *s, struct sched_request *q, uint64_t
     k->n_prompts--;
     q->on_prefill = false;
     if (at == &k->first)
-        k->own_done = 0; /* of the one that left */
+        k->own_done = 0; /* it counted tokens of the prompt that left */
     if (at == &k->first && k->first)
         k->first->began_ns = now;
     s->is_dry |= !k->first;
     scheduler_changed(s);
 }
 
+/* q's pages do not flow any more. */
 static void end_moving(struct scheduler *s, struct sched_request *q)
 {
     if (!q->is_moving)
@@ -1055,7 +1196,7 @@ void scheduler_decoded(struct scheduler *s, struct sched_request *q)
     remove_running(s, q);
 }
 
-/* used: tokens that its tenant pays for, instead of what was expected. */
+/* Unlinks q from its workers. used: tokens that its tenant is charged in the end, instead of charge_of(). */
 static void leave_workers(struct scheduler *s, struct sched_request *q, uint64_t now, double used)
 {
     remove_prompt(s, q, now, false);
@@ -1081,7 +1222,7 @@ void scheduler_end(struct scheduler *s, struct sched_request *q, uint64_t now, b
 void scheduler_requeue(struct scheduler *s, struct sched_request *q, uint64_t now)
 {
     q->keeper = POLICY_NO_KEEPER;
-    leave_workers(s, q, now, 0); /* what it generated is part of its prompt from now on */
+    leave_workers(s, q, now, 0); /* its next dispatch charges its answer so far as part of its prompt */
     q->n_generated = 0;
     q->matched_ns = 0;
     q->requeued_ns = now;

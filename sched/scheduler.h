@@ -1,51 +1,65 @@
 /*
- * The one queue, and what is known of the workers: admits, orders, dispatches, observes. The live router and the simulator drive the
- * same object; it knows no clock, no wire and no thread, and the same calls give the same decisions.
+ * The request queue and what is known about the workers: admits, orders, dispatches, observes. The live
+ * router and the simulator drive the same object. It has no clock, no network and no threads: callers pass
+ * the time, and equal calls give equal decisions.
  *
- *     scheduler_submit --refused at once--> (over)
- *          \--admitted--> QUEUED --place()--> PREFILLING --scheduler_prefilled--> DECODING --scheduler_end--> (over)
- *                           ^---------------------- scheduler_requeue (re-planned) --------------'
+ *     scheduler_submit --refused at once--> OVER
+ *          \--admitted--> QUEUED --place()--> PREFILLING --scheduler_prefilled--> DECODING
+ *                           ^----------- scheduler_requeue -----'-------------------'
+ *     scheduler_end leads from any state to OVER, config.refuse from QUEUED.
  *
- * A pass (scheduler_run) goes through the queue in order and asks policy_place() for each request, on a copy of the snapshot in which
- * those before it have their places already: list scheduling. What both workers take now is dispatched; workers keep at most two
- * chunks of work ahead, the rest waits here, where it can still be re-ordered. The same pass answers, for a new request, what it
- * will get and what it does to those admitted before: one that would miss its limits, or make another miss, is refused
- * before any work, with the time after which it would have been admitted. For new requests waiting counts for more than is
- * predicted by as much as waiting was lately mispredicted (sched/margin.h): what is left covers noise. One that has to wait for
- * nobody is tried even where its own work is predicted to take a little longer than its limit (SCHEDULER_HOPE). A pass looks at the first 128
- * requests (SCHEDULER_LOOK in scheduler.c); what is behind them counts by its work, at the pace at which the queue was emptied lately.
+ * A pass (scheduler_run) walks through the queue in order and calls policy_place() for each request, on a
+ * copy of the snapshot that already contains the requests before it (list scheduling). Requests that both
+ * workers can take now are dispatched. Workers have at most two chunks of work ahead; the rest waits here,
+ * where it can still be re-ordered. A pass looks at the first SCHEDULER_LOOK (128) requests. The requests
+ * behind them count by their predicted work, at the pace at which the queue was emptied lately.
  *
- * One that was refused is told when there will be room. A place is booked for it on the worker that has room first (sched/booking.h): if
- * it comes when it was told to, it is held to its whole limit and goes before all others. Bookings take room from others, so where
- * hardly anybody comes back only few of the refused get one. One that was admitted is served, if need be in a place that is kept for
- * another, unless it would be later than its limit by more than a tenth of the time that it would still take: serving those too makes
- * more late than it helps, and a queue in which everybody is a little late stays so.
+ * Admission. A pass with the new request predicts its own times and what it does to requests that were
+ * admitted before. If it would miss its limits, or make an admitted request miss its TTFT limit, it is
+ * refused before any work, with a time to come back. For a new request, predicted waiting counts for more by
+ * a margin that follows the errors of earlier predictions (sched/margin.h). Its own work
+ * counts (1 - SCHEDULER_HOPE) times, so a request that need not wait is tried even if that work is predicted
+ * a little above its limit.
  *
- * Several routers may use the same workers. Each adds to its own books what workers report of the others' (scheduler_observe_report).
- * What other routers have queued is not on any worker yet; it is taken to get its turns beside this router's own queue: as much for each
- * request of this queue as the other queues are longer than this one, at most one for each other router (every router sends when a
- * worker takes prompts, so all of them get a turn then). Where that mispredicts, margins grow.
+ * Bookings. A refused request is told when there will be room, and a place is booked for it on the worker
+ * that has room first (sched/booking.h). If it comes back in time, it is held to its whole limit and goes
+ * before all others. Bookings take room from others, so only few of the refused get one while hardly any
+ * client comes back. An admitted request is served, if need be in a place that is booked for another. It is
+ * dropped only if it would exceed its TTFT limit by more than a tenth of the time that it still needs:
+ * serving such requests too makes more requests late than it helps, and a queue in which all are a little
+ * late stays late.
  *
- * What was learned may be wrong by now, and nobody would find out: a worker that is thought slow gets no request that shows whether it
- * is. So where a request would be refused, and an idle worker is much slower than it usually is, or slower than its profile and was not
- * measured for PROBE_AFTER_MS, the request is admitted as a probe: on that worker, as if it had its usual (the profile's) speed. One at
- * a time for a worker, and not within PROBE_EVERY_MS of the last; its steps are believed at once. A probe may miss its limits.
+ * Several routers may use the same workers. Each adds what workers report about the others
+ * (scheduler_observe_report) to its own books. Requests queued at other routers are on no worker yet. They
+ * are assumed to be dispatched alongside this queue: each request of this queue brings (work queued elsewhere
+ * / work queued here) requests like it, at most one for each other router, since every router dispatches when
+ * a worker takes prompts. Where this mispredicts, margins grow.
  *
- * Order: tenants by fair queueing of what they are charged (prompt and answer tokens) over their weights (sched/fair.h); inside a
- * tenant by the moment at which each is due: arrival + limit (of a deadline, less the work), earlier by PRIORITY_MS for each
- * class. (Under one TTFT limit for all that is first come, first served; going by slack instead would put long prompts before short
- * ones, and costs a tenth of the goodput at twice the load.) A request with no limit gets one that grows with its work (shortest
- * first) up to MAX_PATIENCE_MS (ageing): so it is overtaken only by those of its tenant that arrive within that time. A step of a
- * workflow is due at the workflow's deadline, later by some times the work that is left of it (where not all deadlines can be kept, earliest deadline first works for those that will
- * miss theirs; shorter ones first keeps most); one that can't make it any more goes last. Who waited longer than max_wait_ns is the
- * first of its tenant.
+ * Probes. What was learned about a worker may be out of date, and a worker that is thought slow gets no
+ * request that would show it. So if a request would be refused, and an idle worker is much slower than usual,
+ * or slower than its profile and without a step for PROBE_AFTER_MS, the request is admitted as a probe, as if
+ * that worker had its usual speed (or the profile's). A worker has at most one probe at a time, and none
+ * within PROBE_EVERY_MS of the last. The steps of a probe are believed at once. A probe may miss its limits.
  *
- * Tenants that compete: a request that is within its tenant's share goes before requests of others that were admitted by more than
- * theirs, and is not refused because those would be late then. So that this is rare, a request is admitted only if it would be on
- * time even if all tenants that want something now took their shares (take_turn_beside_others). Places are booked only for tenants
- * that have had less than the others. A full queue gives up the last requests of whoever has most of it for its weight.
+ * Order. Tenants: fair queueing of what they are charged (prompt and answer tokens) over their weights
+ * (sched/fair.h). Inside a tenant: the time at which a request is due, which is arrival + limit (a deadline
+ * less the work), earlier by PRIORITY_MS for each priority class. With one TTFT limit for all this is first
+ * come, first served. (Order by slack would put long prompts before short ones and costs a tenth of the
+ * goodput at twice the load.) A request without any limit gets one that grows with its work, up to
+ * MAX_PATIENCE_MS: shortest first, but overtaken only by requests of its tenant that arrive within that time.
+ * A step of a workflow is due at the workflow's deadline plus WORKFLOW_WORK times the work that is left of
+ * the workflow: where not all deadlines can be kept, earliest deadline first serves workflows that miss
+ * theirs anyway, and shorter ones first keeps more. A step whose workflow can't keep its deadline goes last.
+ * A request that waited longer than max_wait_ns goes first in its tenant.
  *
- * Threads: one owner. Ownership: requests are the caller's, linked here from submit to the refusal or scheduler_end.
+ * Competing tenants. A request within its tenant's share goes before requests of tenants that were admitted
+ * beyond their shares, and is not refused because they would then be late. To make this rare, a request is
+ * admitted only if it would also be on time if all tenants that want something now took their shares
+ * (take_turn_beside_others). Places are booked only for tenants that had less than the others. A full queue
+ * drops the last requests of the tenant that has the most for its weight.
+ *
+ * Threads: one owner. Ownership: requests are the caller's. The scheduler links them from submit until the
+ * refusal (return value or config.refuse) or scheduler_end.
  */
 #pragma once
 
@@ -55,6 +69,7 @@
 #include "sched/policy.h"
 
 enum { SCHEDULER_MAX_WORKERS = 512, SCHEDULER_AVOID = 4 };
+/* policy_request.hope: share of its own work by which a request may be predicted above its TTFT limit. */
 #define SCHEDULER_HOPE 0.02
 
 enum order { ORDER_TANDEM, ORDER_FCFS, ORDER_EDF, ORDER_SHORTEST, ORDERS };
@@ -63,43 +78,53 @@ enum order { ORDER_TANDEM, ORDER_FCFS, ORDER_EDF, ORDER_SHORTEST, ORDERS };
 enum sched_state { SCHED_NEW, SCHED_QUEUED, SCHED_PREFILLING, SCHED_DECODING, SCHED_OVER };
 
 struct sched_request {
-    /* set by the caller before submit */
+    /* Set by the caller before scheduler_submit(). */
     void *user;
-    uint64_t number;   /* rises */
-    uint64_t tenant;   /* hash of its name */
-    uint64_t identity; /* of prompt and tenant: by it a request that comes back is known; 0: not */
-    int32_t priority;  /* higher first */
-    uint32_t n_tokens, max_tokens, block_tokens; /* prompt; most that may still be generated */
-    double ttft_ms, tpot_ms;                     /* 0: no limit */
-    uint64_t arrived_ns, deadline_ns;            /* UINT64_MAX: none */
-    uint64_t workflow_deadline_ns;               /* UINT64_MAX: no workflow */
-    uint32_t workflow_steps_left;                /* after this one */
-    bool resumed; /* its client has tokens already: it goes first, and no limit refuses it */
-    bool shares;  /* another choice of a prompt that is there (sched/policy.h) */
-    uint32_t avoid[SCHEDULER_AVOID], n_avoid; /* workers that failed it: others first, for a while; scheduler_avoid() */
-    /* kept by the caller when config.match is called */
-    uint32_t *matched_blocks; /* of each worker; NULL: nowhere */
+    uint64_t number; /* counter of requests, rising */
+    uint64_t tenant; /* hash of the tenant's name */
+    /* Hash of prompt and tenant: recognises a refused request that comes back; 0: it can't. */
+    uint64_t identity;
+    int32_t priority; /* a higher priority goes first */
+    /* Prompt tokens; most tokens that may still be generated; tokens of a block. */
+    uint32_t n_tokens, max_tokens, block_tokens;
+    double ttft_ms, tpot_ms;          /* limits; 0: none */
+    uint64_t arrived_ns, deadline_ns; /* deadline_ns: UINT64_MAX: none */
+    uint64_t workflow_deadline_ns;    /* UINT64_MAX: it belongs to no workflow */
+    uint32_t workflow_steps_left;     /* steps of the workflow after this one */
+    bool resumed;                     /* re-planned: it goes first in its tenant, and no limit refuses it */
+    bool shares;                      /* as in struct policy_request */
+    /* The latest workers that failed it: avoided for AVOID_MS after a requeue. Set by scheduler_avoid(). */
+    uint32_t avoid[SCHEDULER_AVOID], n_avoid;
+    /* Owned by the caller, who brings them up to date in config.match. As in struct policy_request. */
+    uint32_t *matched_blocks;
     uint32_t store_blocks, store_blocks_ssd, peer_blocks;
 
-    /* the scheduler's */
+    /* Set by the scheduler; the caller only reads them. */
     enum sched_state state;
-    bool is_probe;                                       /* it finds out whether a worker is still as slow as it was */
-    struct plan plan;                                    /* as dispatched; of a refused one, why */
-    double promised_ttft_ms, promised_tpot_ms;           /* as admitted */
-    uint64_t placed_ns, matched_ns, first_ns, second_ns; /* first: when its first token came */
-    uint64_t requeued_ns;                                /* the latest time */
-    double due_ms;                                       /* the order inside its tenant */
-    uint32_t keeper; /* the worker that kept a place for it while it was away: it goes first; POLICY_NO_KEEPER */
+    bool is_probe;                             /* admitted to find out whether a worker is still slow */
+    struct plan plan;                          /* as dispatched; of a refused request: the refusal */
+    double promised_ttft_ms, promised_tpot_ms; /* predicted when it was admitted */
+    /* When it was dispatched, last matched (config.match), had its first and its second token; 0: not yet. */
+    uint64_t placed_ns, matched_ns, first_ns, second_ns;
+    uint64_t requeued_ns; /* latest scheduler_requeue() */
+    double due_ms;        /* order inside its tenant: the smallest goes first (order_key()) */
+    /* The worker that had booked a place for it: it goes before all others; POLICY_NO_KEEPER. */
+    uint32_t keeper;
+    /* Predicted answer; tokens charged to its tenant; predicted time of its prefill leg, load included. */
     double expected_tokens, charged, work_ms;
-    double queued_ms; /* of its work, as predicted when it was queued */
+    /* work_ms when it was queued; part of the queue's sum. */
+    double queued_ms;
+    /* Tokens since it was placed; pages of prompt and expected answer. */
     uint32_t n_generated, n_pages;
-    uint64_t look; /* the latest long look at the queue that saw it */
-    bool on_prefill, on_decode;
-    bool is_moving;                                    /* its prompt is computed, and its pages still flow */
-    struct sched_request *prev, *next;                 /* all queued, by arrival */
-    struct sched_request *prefill_next;                /* dispatched to its prefill worker, in order */
-    struct sched_request *running_prev, *running_next; /* of its decode worker */
-    uint64_t began_ns;                                 /* the head of a prefill worker's */
+    uint64_t look;                     /* number of the latest struct look that saw it */
+    bool on_prefill, on_decode;        /* linked in its prefill, its decode worker's list */
+    bool is_moving;                    /* its prompt is computed and its pages still flow */
+    struct sched_request *prev, *next; /* all queued requests, in the order of queueing */
+    /* Prompts of its prefill worker, in the order of dispatch. */
+    struct sched_request *prefill_next;
+    struct sched_request *running_prev, *running_next; /* requests of its decode worker */
+    /* When its prefill began: it was dispatched, or became first of its prefill worker, if later. */
+    uint64_t began_ns;
 };
 
 struct scheduler_config {
@@ -107,45 +132,61 @@ struct scheduler_config {
     enum order order;
     enum plan_force force;
     enum prefix_rule prefix;
-    struct cost_profile profile; /* coefficients of a worker when nobody of its role was measured */
-    uint64_t max_wait_ns;
-    const struct fair_weight *weights; /* of those that don't have 1 */
+    struct cost_profile profile;       /* a worker's coefficients while no worker of its role was measured */
+    uint64_t max_wait_ns;              /* a request that waited longer goes first in its tenant */
+    const struct fair_weight *weights; /* of tenants whose weight is not 1; copied */
     uint32_t n_weights;
-    uint64_t max_queued_tokens;
-    uint32_t max_queued;
-    bool explain;      /* keeps what each decision weighed, for scheduler_candidates() */
-    bool whole_passes; /* each decision makes a pass of its own, however long the queue is: what tests compare with */
-    uint64_t seed;     /* ties are broken by it: several routers with one seed would all choose the same worker */
-    void *user;
-    /* Dispatches q as q->plan says. May call scheduler_prefilled and scheduler_end for q, and nothing else. */
+    uint64_t max_queued_tokens; /* bounds of the queue: prompt tokens... */
+    uint32_t max_queued;        /* ...and requests */
+    bool explain;               /* keep the log of each decision for scheduler_candidates() */
+    /* Every decision makes its own pass, however long the queue: the reference for tests. */
+    bool whole_passes;
+    /* Breaks ties; must differ between routers, or all of them choose the same worker. */
+    uint64_t seed;
+    void *user; /* first argument of the callbacks */
+    /*
+     * Sends q to its workers by q->plan. May call scheduler_prefilled(), scheduler_decoded() and
+     * scheduler_end() for q, and scheduler_worker_usable(). It must not add or remove other requests. It may
+     * free q after scheduler_end().
+     */
     void (*place)(void *user, struct sched_request *q);
-    /* q->plan says why; q was queued, and is out. Coming back makes no sense: 0. */
+    /*
+     * q was queued and is dropped; q->plan has the reason. retry_after_ms 0: no use in coming back. May free
+     * q.
+     */
     void (*refuse)(void *user, struct sched_request *q, double retry_after_ms);
-    /* Brings q's matches up to date; NULL: they are. */
+    /* Brings q's counts of matched blocks up to date. NULL: they always are. */
     void (*match)(void *user, struct sched_request *q);
 };
 
 /*
- * What a worker says of its load when several routers use it. Whatever a router has sent is in its own books; only the others' part is
- * taken from here, and how far the worker came with the router's own prompts.
+ * A worker's report of its load, for several routers that use it. A router knows what it sent itself; from
+ * the report it takes the load of the other routers, and how far the worker came with the router's own
+ * prompts.
  */
 struct sched_report {
-    uint32_t
-        own_prompts;   /* prompts of this router that the worker knows and has not computed: the first that were sent */
-    double own_tokens; /* tokens of own_prompts that are still to be computed */
-    uint32_t n_prompts;        /* prompts of other routers that are not computed */
-    double tokens, square;     /* tokens of n_prompts still to be computed; sum over n_prompts of n (n + 2 cached) */
-    uint32_t running;          /* sequences of other routers that decode, or will when their KV is there */
-    double context, generated; /* tokens of running in all; tokens of their answers */
+    /*
+     * Prompts of this router that the worker has and has not finished: a prefix of those sent; their
+     * uncomputed tokens.
+     */
+    uint32_t own_prompts;
+    double own_tokens;
+    uint32_t n_prompts; /* prompts of other routers that are not computed */
+    /* Of n_prompts: uncomputed tokens; sum of n (n + 2 cached), as in struct cost_step. */
+    double tokens, square;
+    uint32_t running;          /* sequences of other routers that decode, or will when their KV has arrived */
+    double context, generated; /* of running: tokens of prompts and answers; tokens of answers */
     double tpot_limit_ms;      /* tightest TPOT limit of running; 0: none */
-    uint32_t n_routers;        /* other routers that have anything here, or anything queued */
-    double queued_ms;          /* work that all other routers have queued, for whichever worker, as they predict it */
+    uint32_t n_routers;        /* other routers that have work here or in their queues */
+    /* Work in the queues of all other routers, for any worker, as they predict it. */
+    double queued_ms;
 };
 
 struct sched_worker_info {
     enum worker_role role;
-    uint32_t chunk_tokens, max_batch, n_pages, max_context;
-    uint64_t incarnation; /* another one than before: what was learned at this number was another process's */
+    uint32_t chunk_tokens, max_batch, n_pages, max_context; /* as in struct policy_worker */
+    /* A new value: another process took this worker's number. */
+    uint64_t incarnation;
 };
 
 struct scheduler;
@@ -153,62 +194,98 @@ struct scheduler;
 struct scheduler *scheduler_open(const struct scheduler_config *config);
 void scheduler_close(struct scheduler *s); /* NULL is fine */
 
-/* w < SCHEDULER_MAX_WORKERS, the caller's number. A worker that was up before keeps what was learned of it; another incarnation does not. */
+/*
+ * w < SCHEDULER_MAX_WORKERS is the caller's number. What was learned about a worker is kept while its
+ * incarnation stays the same. Of a former incarnation only the speed is kept, as a first guess, if no other
+ * worker of the role was measured.
+ */
 void scheduler_worker_up(struct scheduler *s, uint32_t w, const struct sched_worker_info *info);
-void scheduler_worker_usable(struct scheduler *s, uint32_t w,
-                             bool usable); /* false: what it has stays, nothing new comes */
-/* Whether w can connect to worker `from`: else no plan hands pages from there to w. True until it is said, and after either went down. */
+/* usable false: new requests avoid the worker; what it has stays there. */
+void scheduler_worker_usable(struct scheduler *s, uint32_t w, bool usable);
+/*
+ * Whether w can connect to worker `from`; if not, no plan hands pages from there to w. True again after
+ * either went down.
+ */
 void scheduler_worker_reads(struct scheduler *s, uint32_t w, uint32_t from, bool can);
 bool scheduler_can_read(const struct scheduler *s, uint32_t w, uint32_t from);
-/* All plans are split, workers of both roles are there, and no pair of them can connect: requests wait. */
+/*
+ * Whether requests wait because only split plans are allowed and no decode worker can read a prefill worker's
+ * pages.
+ */
 bool scheduler_is_cut(const struct scheduler *s);
-void scheduler_worker_down(struct scheduler *s, uint32_t w); /* its requests were requeued or ended */
+/* The caller has requeued or ended all its requests before. */
+void scheduler_worker_down(struct scheduler *s, uint32_t w);
+/* One measured step of worker w: teaches its cost model. */
 void scheduler_observe_step(struct scheduler *s, uint32_t w, const struct cost_step *step);
 void scheduler_observe_report(struct scheduler *s, uint32_t w, const struct sched_report *report, uint64_t now_ns);
+/* Measured times of loading from stores, of fetching from other workers; as in struct policy_worker. */
 void scheduler_observe_loading(struct scheduler *s, uint32_t w, double load_ms, double dram_ms, double ssd_ms);
-/* What loading is thought to take before anything was loaded: LOADING of load, dram, ssd; FETCHING of fetch, block. Milliseconds. */
+/* The same times before anything was measured: load_ms, dram_ms, ssd_ms; fetch_ms, block_ms. */
 #define SCHEDULER_LOADING_PRIOR  2, 0.2, 0.5
-#define SCHEDULER_FETCHING_PRIOR 10, 0.2 /* the other worker answers between two steps */
+#define SCHEDULER_FETCHING_PRIOR 10, 0.2 /* fetch_ms is long: the other worker answers between two steps */
 void scheduler_observe_fetching(struct scheduler *s, uint32_t w, double fetch_ms, double block_ms);
 
 /*
- * True: admitted, and queued; a pass will place it. False: q->plan says why not, *retry_after_ms_out when to come back.
- * O(queued * workers) for the first SCHEDULER_LOOK queued, and O(queued) for the rest.
+ * True: q is admitted and queued; a later scheduler_run() places it. False: q->plan has the reason,
+ * *retry_after_ms_out the time after which to come back (0: never); q is not linked any more. O(workers) for
+ * each of the first SCHEDULER_LOOK queued requests, O(1) for each further one.
  */
 bool scheduler_submit(struct scheduler *s, struct sched_request *q, uint64_t now_ns, double *retry_after_ms_out);
-/* Whether scheduler_submit() would admit it, as one that comes for the first time. It is not queued; the snapshot is brought up to date. */
+/* Whether scheduler_submit() would admit q without a booking. q is not queued; the snapshot is refreshed. */
 bool scheduler_would_admit(struct scheduler *s, struct sched_request *q, uint64_t now_ns);
+/*
+ * One pass, if a decision may have changed: calls config.place and config.refuse. Cheap otherwise; call it
+ * often.
+ */
 void scheduler_run(struct scheduler *s, uint64_t now_ns);
 
-/* Before a scheduler_requeue(): for AVOID_MS after it. The latest SCHEDULER_AVOID are remembered. */
+/*
+ * Worker w failed q: q avoids it for AVOID_MS after the scheduler_requeue() that follows. The latest
+ * SCHEDULER_AVOID workers are remembered.
+ */
 void scheduler_avoid(struct sched_request *q, uint32_t w);
-void scheduler_prefilled(struct scheduler *s, struct sched_request *q, uint64_t now_ns); /* its prefill leg is over */
-/* Of a split one: its pages are where it decodes; exposed_ms of that came after the prefill. */
+/* q's prompt is computed and its first token came. A second call does nothing. */
+void scheduler_prefilled(struct scheduler *s, struct sched_request *q, uint64_t now_ns);
+/* Split plans: all pages of q have arrived on its decode worker, exposed_ms after the end of the prefill. */
 void scheduler_moved(struct scheduler *s, struct sched_request *q, double exposed_ms);
-void scheduler_second_token(struct scheduler *s, struct sched_request *q, uint64_t at_ns); /* of any plan */
-void scheduler_generated(struct sched_request *q, uint32_t n_tokens); /* so many since it was placed */
-void scheduler_decoded(struct scheduler *s, struct sched_request *q); /* its decode leg is over; the other may not be */
+/* q's second token came, by any kind of plan. */
+void scheduler_second_token(struct scheduler *s, struct sched_request *q, uint64_t at_ns);
+/* q has n_tokens tokens since it was placed. */
+void scheduler_generated(struct sched_request *q, uint32_t n_tokens);
+/* q's decode leg is over; its prefill leg may still run. */
+void scheduler_decoded(struct scheduler *s, struct sched_request *q);
+/*
+ * q leaves the scheduler, in any state. answered: its answer is complete, so its length and its TPOT are
+ * learned.
+ */
 void scheduler_end(struct scheduler *s, struct sched_request *q, uint64_t now_ns, bool answered);
-/* Placed, and to be placed again: n_tokens, max_tokens and resumed are set anew by the caller. */
+/*
+ * Queues a dispatched request again after it lost a worker. The caller has set n_tokens, max_tokens and
+ * resumed anew.
+ */
 void scheduler_requeue(struct scheduler *s, struct sched_request *q, uint64_t now_ns);
 
-/* Seen from outside, as of the last pass or scheduler_refresh(). */
+/* Brings the snapshot up to date. The functions below show its state at the latest refresh or pass. */
 void scheduler_refresh(struct scheduler *s, uint64_t now_ns);
 struct sched_worker_stats {
-    double busy_ms, pages;
-    uint32_t n_prompts, running;
+    double busy_ms, pages;       /* policy_worker.busy_ms; pages of its sequences, expected growth included */
+    uint32_t n_prompts, running; /* this router's prompts and sequences there */
     struct cost_model cost;
-    struct cost_term leg_error;                 /* of a prefill leg: load and prefill, from its turn on */
-    struct cost_term transfer_error, gap_error; /* of what comes to it: exposed transfer, first gap */
-    uint64_t n_probes;                          /* requests that it got as probes */
+    struct cost_term leg_error;                 /* prefill legs: load and compute, from their begin on */
+    struct cost_term transfer_error, gap_error; /* handovers to this worker: exposed transfer, first gap */
+    uint64_t n_probes;                          /* requests that were sent here as probes */
 };
 struct sched_worker_stats scheduler_worker_stats(const struct scheduler *s, uint32_t w);
 struct scheduler_margins {
-    double ttft, tpot; /* shares: of waiting, and of a step */
+    double ttft, tpot; /* policy_request.caution of new requests, policy_request.tpot_margin */
 };
 struct scheduler_margins scheduler_margins(const struct scheduler *s);
 uint32_t scheduler_queued(const struct scheduler *s);
 uint64_t scheduler_queued_tokens(const struct scheduler *s);
-double scheduler_queued_ms(const struct scheduler *s); /* work of what is queued: what other routers are told */
-/* What the last decision weighed: inside place() and refuse(), and after a submit that was refused. Borrowed. */
+/* Predicted work of all queued requests; other routers are told this number. */
+double scheduler_queued_ms(const struct scheduler *s);
+/*
+ * The log of the last decision: valid inside place() and refuse(), and after a submit that was refused.
+ * Borrowed.
+ */
 const struct policy_candidate *scheduler_candidates(const struct scheduler *s, uint32_t *n_out);

@@ -1,3 +1,10 @@
+/*
+ * Workers: what they report, and the snapshot (scheduler.views) that decisions are made on.
+ *
+ * A view is computed from the worker's lists of requests and its latest report. The load at the horizons is
+ * computed anew when `changed` is set or SCHEDULER_REFRESH_MS have passed (view_running()); the prompts and
+ * flows at each refresh.
+ */
 #include <assert.h>
 #include <math.h>
 #include <string.h>
@@ -6,12 +13,13 @@
 
 enum { OLD_AT_ONCE = 16 }; /* workers whose sequences one refresh looks at because of their age */
 
-static const double CHUNKS_AHEAD = 2;
-static const double MOST_SINCE_REPORT_MS = 100; /* by which a report may be too old to say what is left */
-static const double LEAST_LEFT = 0.02;          /* of a prefill that takes longer than it should: what is left of it */
-static const double USE_MS = 5000;
-static const double FADE_MS = 30000, FADE_EVERY_MS = 1000; /* time constant of cost_fade() */
-static const double LEAST_ANSWER = 3; /* tokens: a shorter answer counts as this long in what delays cost */
+static const double CHUNKS_AHEAD = 2;           /* a worker takes prompts while it has less than this */
+static const double MOST_SINCE_REPORT_MS = 100; /* progress since a report counts for at most this time */
+/* Share of its work that a running prompt has left at least. */
+static const double LEAST_LEFT = 0.02;
+static const double USE_MS = 5000;                         /* time constant of prompt_use */
+static const double FADE_MS = 30000, FADE_EVERY_MS = 1000; /* cost_fade(): time constant, period */
+static const double LEAST_ANSWER = 3; /* tokens: shorter answers count as this long in policy_load.brevity */
 
 void scheduler_changed(struct scheduler *s)
 {
@@ -19,7 +27,7 @@ void scheduler_changed(struct scheduler *s)
     s->alone = NULL;
 }
 
-/* Workers come, go, or are left out. */
+/* A worker came, went, or became (un)usable: the next pass must not be put off. */
 static void workers_changed(struct scheduler *s)
 {
     s->look.is_valid = false;
@@ -31,6 +39,7 @@ static void workers_changed(struct scheduler *s)
 
 static const double LOADING[] = {SCHEDULER_LOADING_PRIOR}, FETCHING[] = {SCHEDULER_FETCHING_PRIOR};
 
+/* Sets what does not change with load. */
 static void fill_view(struct scheduler *s, uint32_t w)
 {
     const struct sched_worker *k = &s->workers[w];
@@ -56,7 +65,7 @@ static uint64_t n_steps(const struct sched_worker *k)
     return k->cost.prefill.n_samples + k->cost.decode.n_samples;
 }
 
-/* The one of its role that was measured most; NULL: none was. */
+/* The worker of the role with the most measured steps; NULL: none has any. */
 static const struct sched_worker *most_measured(const struct scheduler *s, enum worker_role role)
 {
     const struct sched_worker *best = NULL;
@@ -68,19 +77,25 @@ static const struct sched_worker *most_measured(const struct scheduler *s, enum 
     return best;
 }
 
-/* A worker that has done nothing yet is taken to be as fast as those of its role that have; else it might never be tried. */
+/*
+ * A new worker is assumed to be as fast as the measured ones of its role; with a slow profile it might never
+ * be tried.
+ */
 static struct cost_model first_cost(const struct scheduler *s, enum worker_role role)
 {
     const struct sched_worker *best = most_measured(s, role);
     return best ? cost_like(&best->cost) : cost_make(&s->config.profile);
 }
 
-/* Another process has the place. Where nobody else of the role was measured, the former one's speed is still the best guess. */
+/*
+ * Another process has taken worker k's number. If no other worker of the role was measured, the former
+ * process's speed is the best first guess.
+ */
 static void start_anew(struct scheduler *s, struct sched_worker *k, enum worker_role role)
 {
     struct cost_model former = k->cost;
     bool is_measured = n_steps(k) && k->info.role == role;
-    /* pages of prompts that its former process computed may still flow from it, as far as anybody knows */
+    /* Handovers with the former process are not ended yet, and end_moving() will lower these counts. */
     *k = (struct sched_worker){.bookings = k->bookings, .n_sends = k->n_sends, .n_receives = k->n_receives};
     k->load_ms = LOADING[0], k->dram_ms = LOADING[1], k->ssd_ms = LOADING[2];
     k->fetch_ms = FETCHING[0], k->fetch_block_ms = FETCHING[1];
@@ -137,7 +152,7 @@ void scheduler_worker_down(struct scheduler *s, uint32_t w)
     assert(!s->workers[w].first && !s->workers[w].running);
     s->workers[w].up = false;
     memset(s->workers[w].unread, 0, sizeof(s->workers[w].unread));
-    for (uint32_t i = 0; i < s->n_workers; i++) /* whoever has the place next is another */
+    for (uint32_t i = 0; i < s->n_workers; i++) /* another process may get this number */
         scheduler_worker_reads(s, i, w, true);
     s->workers[w].report = (struct sched_report){0};
     s->views[w] = (struct policy_worker){0};
@@ -152,7 +167,7 @@ void scheduler_observe_step(struct scheduler *s, uint32_t w, const struct cost_s
     k->is_measured = true;
 }
 
-/* The first `n` of a worker's prompts: tokens that they had to compute when they were sent. */
+/* Tokens to compute, at dispatch, of the first `n` prompts of a worker. */
 static double tokens_sent(const struct sched_worker *k, uint32_t n)
 {
     double tokens = 0;
@@ -205,7 +220,10 @@ void scheduler_know_share(struct policy_worker *v)
     v->share = policy_prompt_share(v, v->busy_ms);
 }
 
-/* Where other routers' prompts are there, too, the worker says how far it came; else the time does, from when the head began. */
+/*
+ * Work left of q, the first prompt. With other routers the worker's report says how far it came; otherwise
+ * the time since q began does.
+ */
 static double head_left_ms(const struct sched_worker *k, const struct sched_request *q, double share, uint64_t now)
 {
     double done = k->report.n_routers ? q->work_ms * k->own_done / fmax(q->plan.new_tokens, 1)
@@ -213,7 +231,7 @@ static double head_left_ms(const struct sched_worker *k, const struct sched_requ
     return fmax(q->work_ms - done, LEAST_LEFT * q->work_ms);
 }
 
-/* Prompts of other routers, and what was computed of any since the report. */
+/* Adds prompts of other routers, and takes off what was computed since the report. */
 static void view_others_prompts(const struct sched_worker *k, struct policy_worker *v, double share, uint64_t now)
 {
     const struct sched_report *r = &k->report;
@@ -228,7 +246,7 @@ static void view_others_prompts(const struct sched_worker *k, struct policy_work
     v->n_prompts += r->n_prompts;
 }
 
-/* What its prompts still take. One that overruns is always nearly done. */
+/* The worker's prompts. A prompt that takes longer than predicted counts as nearly done (LEAST_LEFT). */
 static void view_prompts(struct scheduler *s, uint32_t w, uint64_t now)
 {
     struct sched_worker *k = &s->workers[w];
@@ -255,7 +273,11 @@ static void view_prompts(struct scheduler *s, uint32_t w, uint64_t now)
     scheduler_know_share(v);
 }
 
-/* Adds what runs of q at each horizon. A horizon is twice the one before it, so what stays until then is the square. */
+/*
+ * Adds q to the load at each horizon, by the probability that it still runs then: exp(-time / expected rest).
+ * From the second on, each horizon is twice the one before, so the probability is the square of the former
+ * one.
+ */
 static void add_load(const struct scheduler *s, const struct sched_request *q, double step_ms, struct policy_load *at)
 {
     double left = lengths_remaining(&s->lengths, q->tenant, q->n_generated, q->max_tokens);
@@ -295,7 +317,7 @@ static double tighter(double a, double b)
     return a > 0 && b > 0 ? fmin(a, b) : fmax(a, b);
 }
 
-/* Sequences of other routers: they are all like their mean, and leave as this router's own do. */
+/* Adds sequences of other routers: each counts as their mean, and they end as this router's do. */
 static void view_others_running(const struct scheduler *s, const struct sched_worker *k, struct policy_worker *v,
                                 double step)
 {
@@ -314,7 +336,7 @@ static void view_others_running(const struct scheduler *s, const struct sched_wo
     v->tpot_limit_ms = tighter(v->tpot_limit_ms, r->tpot_limit_ms);
 }
 
-/* Who will have left after a while, if answers get as long as they do lately. */
+/* Computes the load at the horizons anew, with the learned lengths of answers. */
 static void view_running(struct scheduler *s, uint32_t w, uint64_t now)
 {
     struct sched_worker *k = &s->workers[w];
@@ -341,6 +363,7 @@ const struct cost_model *scheduler_cost_of(const struct scheduler *s, const stru
     return other ? &other->cost : &k->cost;
 }
 
+/* The worker's transfer model, or the most measured one of all workers before its first handover. */
 static const struct transfer_model *transfer_of(const struct scheduler *s, const struct sched_worker *k)
 {
     const struct sched_worker *best = k;
@@ -350,7 +373,10 @@ static const struct transfer_model *transfer_of(const struct scheduler *s, const
     return &best->transfer;
 }
 
-/* What flows: prompts that are computed now, and those that wait for their last bytes. */
+/*
+ * Flows of KV: handovers under way, and the prompts that are being computed, by the share of time in which
+ * they flow.
+ */
 static void view_flows(struct scheduler *s)
 {
     for (uint32_t w = 0; w < s->n_workers; w++) {
@@ -371,7 +397,7 @@ void scheduler_expire_bookings(struct scheduler *s, struct sched_worker *k, uint
         s->return_share -= SCHEDULER_RETURN_RATE * s->return_share;
 }
 
-/* How much of their time workers of a role have prompts: the next ones may come to any of them. */
+/* role_prompt_use: mean prompt_use of the workers of each role that are up. */
 static void view_roles(struct scheduler *s)
 {
     double use[2] = {0}, n[2] = {0}; /* by role */
@@ -386,7 +412,10 @@ static void view_roles(struct scheduler *s)
             s->views[w].role_prompt_use = use[s->views[w].role] / n[s->views[w].role];
 }
 
-/* What other routers have queued; each worker tells it of those that use it. */
+/*
+ * beside: work queued at other routers over the work queued here. Each worker reports the routers that use
+ * it.
+ */
 static void view_other_routers(struct scheduler *s)
 {
     double queued_ms = 0, n = 0;
@@ -402,7 +431,7 @@ static bool is_idle(const struct sched_worker *k)
     return !k->first && !k->running && !k->report.n_prompts && !k->report.running;
 }
 
-/* The workers of each role are compared once in a while. */
+/* Calls cost_fade() for each role, every FADE_EVERY_MS. */
 static void fade_idle(struct scheduler *s, uint64_t now)
 {
     double passed_ms = clock_ms_between(s->faded_ns, now);

@@ -2,26 +2,27 @@
 
 #include <math.h>
 
-static const double FIRST_MS = 2;       /* until one was measured: the decode worker's word that it has all */
-static const double CONFIDENCE = 0.01;  /* of that: hardly any */
-static const double LEAST_MS = 1;       /* what is shorter is as good as nothing */
-static const double STEP = 1e-3;        /* of b: least distance between two of them */
-static const double GAP_RATE = 0.05;    /* of the latest 20: */
-static const double MOST_EXTRA_MS = 50; /* one stall teaches no more */
+/* a before the first measurement: the decode worker's message that all came. */
+static const double FIRST_MS = 2;
+static const double CONFIDENCE = 0.01;  /* of that first guess: hardly any */
+static const double LEAST_MS = 1;       /* least scale of an error: shorter transfers do not matter */
+static const double STEP = 1e-3;        /* least difference of b over which a slope is taken */
+static const double GAP_RATE = 0.05;    /* gap_extra_ms is a mean of about the latest 20 gaps */
+static const double MOST_EXTRA_MS = 50; /* most that one gap counts, so that a stall teaches little */
 
 struct transfer_model transfer_make(void)
 {
     return (struct transfer_model){.line = rls_make(2, (double[]){FIRST_MS, 0}, CONFIDENCE)};
 }
 
-/* What comes after the prefill beside the fixed part, at b milliseconds for 1,000 tokens. */
+/* The exposed transfer without a, at b milliseconds for 1,000 tokens. */
 static double flowing_ms(const struct transfer *t, double b)
 {
     double each = b * t->flows * 1e-3;
     return fmax(each * t->last, each * t->tokens - t->hidden_ms);
 }
 
-/* The b that gives it: flowing_ms() is the greater of two rising lines. */
+/* The inverse of flowing_ms(), which is the greater of two rising lines: the b that gives this value. */
 static double speed_of(const struct transfer *t, double flowing)
 {
     double by_last = flowing / fmax(t->flows * t->last * 1e-3, 1e-9);
@@ -45,8 +46,9 @@ double transfer_gap_ms(const struct transfer_model *m, double exposed_ms, double
 }
 
 /*
- * Between the b that is believed and the one that this sample gives flowing_ms() is taken to be a line: on either line alone a wrong b
- * may never be put right. Errors are shares of the longer of what was predicted and what came: short ones count as much, stalls little.
+ * Between the present b and the b of this sample flowing_ms() is treated as one line: with the slope at the
+ * present b alone a wrong b might never be corrected. Errors are divided by the longer of predicted and
+ * measured time, so short transfers count as much as long ones and stalls count little.
  */
 struct transfer_model transfer_observe(struct transfer_model m, const struct transfer *t, double exposed_ms)
 {
