@@ -23,14 +23,14 @@
 
 enum { DECODE_STEPS = 16, MIN_REPEATS = 2, MAX_TIMES = 4096, GATHER_REPEATS = 9, MAX_RUNS = 8 };
 
-struct run {
+struct engine_run {
     uint32_t n_prompt; /* tokens, of each sequence */
     uint32_t batch;    /* sequences that decode; 0: the prompt itself is measured */
 };
 
-static const struct run CPU_RUNS[MAX_RUNS] = {{512, 0}, {16, 1}, {16, 8}, {16, 32}};
-static const struct run DEVICE_RUNS[MAX_RUNS] = {{2048, 0},  {16384, 0},  {1024, 1},  {4096, 1},
-                                                 {4096, 64}, {4096, 128}, {2048, 256}};
+static const struct engine_run CPU_RUNS[MAX_RUNS] = {{512, 0}, {16, 1}, {16, 8}, {16, 32}};
+static const struct engine_run DEVICE_RUNS[MAX_RUNS] = {{2048, 0},  {16384, 0},  {1024, 1},  {4096, 1},
+                                                        {4096, 64}, {4096, 128}, {2048, 256}};
 
 struct engine_bench {
     struct bench_engine m;
@@ -103,7 +103,7 @@ static void add_rows(struct engine_bench *b, const char *name, uint32_t n_rows, 
 
 /* -------------------------------------------------------------------- runs */
 
-static enum td_status run_prefill(struct engine_bench *b, const struct run *r, struct td_error *e)
+static enum td_status run_prefill(struct engine_bench *b, const struct engine_run *r, struct td_error *e)
 {
     enum td_status s = bench_engine_seq(&b->m, 0, r->n_prompt, DECODE_STEPS + 1, SEQ_FIRST_TOKEN, e);
     uint64_t start = clock_now(&b->m.clock);
@@ -114,7 +114,7 @@ static enum td_status run_prefill(struct engine_bench *b, const struct run *r, s
 }
 
 /* The KV of the prompts as it came, from nowhere, and a first token. */
-static void fill_adopted(struct engine_bench *b, const struct run *r)
+static void fill_adopted(struct engine_bench *b, const struct engine_run *r)
 {
     engine_step(b->m.engine); /* admits */
     for (uint32_t i = 0; i < r->batch; i++) {
@@ -124,7 +124,7 @@ static void fill_adopted(struct engine_bench *b, const struct run *r)
     }
 }
 
-static enum td_status run_decode(struct engine_bench *b, const struct run *r, struct td_error *e)
+static enum td_status run_decode(struct engine_bench *b, const struct engine_run *r, struct td_error *e)
 {
     bool adopts = kernels_config(b->m.kernels[0])->device != DEVICE_CPU;
     enum td_status s = TD_OK;
@@ -142,7 +142,7 @@ static enum td_status run_decode(struct engine_bench *b, const struct run *r, st
     return s;
 }
 
-static enum td_status measure(struct engine_bench *b, const struct run *r, struct td_error *e)
+static enum td_status measure(struct engine_bench *b, const struct engine_run *r, struct td_error *e)
 {
     uint64_t start = clock_now(&b->m.clock), first_hash = 0;
     enum td_status s = TD_OK;
@@ -206,7 +206,7 @@ enum td_status bench_engine(const struct bench_options *o, struct bench_rows *ou
     enum td_status s = bench_engine_resolve(&b->m, o, e);
     if (!s)
         s = measure_limits(b, (uint32_t)o->threads, e);
-    const struct run *runs = b->m.geometry.kernels.device == DEVICE_CPU ? CPU_RUNS : DEVICE_RUNS;
+    const struct engine_run *runs = b->m.geometry.kernels.device == DEVICE_CPU ? CPU_RUNS : DEVICE_RUNS;
     uint32_t pool_tokens = 0, longest = 0;
     for (uint32_t i = 0; i < MAX_RUNS && runs[i].n_prompt; i++) {
         uint32_t tokens = (runs[i].batch ? runs[i].batch : 2) * (runs[i].n_prompt + 2 * DECODE_STEPS);

@@ -32,7 +32,7 @@ enum {
 };
 static const double WRITER_SECONDS = 0.5; /* of a row with readers beside the writer */
 
-struct work {
+struct index_work {
     struct index *index;
     struct clock clock, processor; /* the latter: time that this thread ran */
     uint32_t n_prompts, next_chain;
@@ -58,12 +58,12 @@ static uint64_t thread_ns(const struct clock *clock)
     return (uint64_t)t.tv_sec * NS_PER_S + (uint64_t)t.tv_nsec;
 }
 
-static double since(const struct work *w, uint64_t start_ns)
+static double since(const struct index_work *w, uint64_t start_ns)
 {
     return (double)(clock_now(&w->clock) - start_ns) * 1e-9;
 }
 
-static double ran_since(const struct work *w, uint64_t start_ns)
+static double ran_since(const struct index_work *w, uint64_t start_ns)
 {
     return (double)(clock_now(&w->processor) - start_ns) * 1e-9;
 }
@@ -78,12 +78,12 @@ static struct block_key key(uint64_t chain, uint64_t i)
 
 /* ------------------------------------------------------------------ limits */
 
-static uint64_t some_line(const struct work *w, uint64_t i)
+static uint64_t some_line(const struct index_work *w, uint64_t i)
 {
     return ((random_mix(i) >> 32) * w->n_lines >> 32) * LINE_WORDS;
 }
 
-static double lines_per_second(const struct work *w)
+static double lines_per_second(const struct index_work *w)
 {
     uint64_t n = w->n_events, start = clock_now(&w->processor);
     for (uint64_t i = 0; i < n; i++) {
@@ -94,7 +94,7 @@ static double lines_per_second(const struct work *w)
 }
 
 /* One read of memory whose address the one before has told. */
-static double seconds_per_read(const struct work *w)
+static double seconds_per_read(const struct index_work *w)
 {
     enum { READS = 100000 };
     uint64_t at = 0, start = clock_now(&w->processor);
@@ -107,7 +107,7 @@ static double seconds_per_read(const struct work *w)
 
 /* ----------------------------------------------------------------- writing */
 
-static void apply(struct work *w, uint32_t holder, const struct block_event *events, uint32_t n)
+static void apply(struct index_work *w, uint32_t holder, const struct block_event *events, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i += BATCH)
         index_apply(w->index, holder, events + i, n - i < BATCH ? n - i : BATCH);
@@ -119,7 +119,7 @@ static void fill_events(struct block_event *events, const struct block_key *keys
         events[i] = (struct block_event){BLOCK_ADDED, TIER_WORKER, i, keys[i]};
 }
 
-static void fill(struct work *w)
+static void fill(struct index_work *w)
 {
     struct block_event *events = mem_array(PROMPT, sizeof(*events));
     for (uint32_t p = 0; p < w->n_prompts; p++) {
@@ -141,7 +141,7 @@ static void fill(struct work *w)
     free(events);
 }
 
-static void new_events(struct work *w)
+static void new_events(struct index_work *w)
 {
     uint32_t chain = w->next_chain++;
     for (uint32_t i = 0; i < w->n_events; i++)
@@ -149,7 +149,7 @@ static void new_events(struct work *w)
 }
 
 /* All events once, each batch another holder's. Blocks per second. */
-static double write_events(struct work *w, enum block_event_kind kind)
+static double write_events(struct index_work *w, enum block_event_kind kind)
 {
     for (uint32_t i = 0; i < w->n_events; i++)
         w->events[i].kind = kind;
@@ -170,7 +170,7 @@ static void add_rate(struct bench_rows *out, const struct rate *r, const char *n
     bench_add(out, "M/s", ROUNDS / value * 1e-6, ROUNDS / limit * 1e-6, "%s, %" PRIu64 " blocks in it", name, n_blocks);
 }
 
-static void bench_writes(struct work *w, struct bench_rows *out)
+static void bench_writes(struct index_work *w, struct bench_rows *out)
 {
     struct rate add[ROUNDS], again[ROUNDS], take[ROUNDS];
     uint64_t n_blocks = index_blocks(w->index);
@@ -190,7 +190,7 @@ static void bench_writes(struct work *w, struct bench_rows *out)
     add_rate(out, take, "blocks removed", n_blocks);
 }
 
-static void bench_clear(struct work *w, struct bench_rows *out)
+static void bench_clear(struct index_work *w, struct bench_rows *out)
 {
     uint64_t n, sum, start = clock_now(&w->clock);
     index_digest(w->index, 0, &n, &sum);
@@ -205,7 +205,7 @@ static void bench_clear(struct work *w, struct bench_rows *out)
 /* ----------------------------------------------------------------- lookups */
 
 /* Prompt p, of which the first `known` blocks are there. */
-static void ask(const struct work *w, uint32_t p, uint32_t known, struct block_key *keys)
+static void ask(const struct index_work *w, uint32_t p, uint32_t known, struct block_key *keys)
 {
     memcpy(keys, w->keys + (size_t)(p % w->n_prompts) * PROMPT, known * sizeof(*keys));
     memcpy(keys + known, w->head + HEAD, (PROMPT - known) * sizeof(*keys));
@@ -216,7 +216,7 @@ struct lookup {
     uint32_t known, n_reads; /* as its bisection makes, one after the other */
 };
 
-static void add_times(struct work *w, struct bench_rows *out, const struct lookup *l, double *us)
+static void add_times(struct index_work *w, struct bench_rows *out, const struct lookup *l, double *us)
 {
     double limit = seconds_per_read(w) * l->n_reads * 1e6;
     bench_sort(us, LOOKUPS);
@@ -226,7 +226,8 @@ static void add_times(struct work *w, struct bench_rows *out, const struct looku
               l->name);
 }
 
-static void bench_lookup(struct work *w, struct bench_rows *out, const struct lookup *l, const struct block_key *fixed)
+static void bench_lookup(struct index_work *w, struct bench_rows *out, const struct lookup *l,
+                         const struct block_key *fixed)
 {
     uint32_t lengths[INDEX_MAX_HOLDERS];
     struct block_key *keys = mem_array(PROMPT, sizeof(*keys));
@@ -243,7 +244,7 @@ static void bench_lookup(struct work *w, struct bench_rows *out, const struct lo
 }
 
 /* A prompt of which every holder has another part. */
-static void bench_ends(struct work *w, struct bench_rows *out)
+static void bench_ends(struct index_work *w, struct bench_rows *out)
 {
     static const struct lookup ENDS = {"each with another part of it", 0, 15};
     struct block_key *keys = mem_array(PROMPT, sizeof(*keys));
@@ -259,7 +260,7 @@ static void bench_ends(struct work *w, struct bench_rows *out)
     free(keys);
 }
 
-static void bench_lookups(struct work *w, struct bench_rows *out)
+static void bench_lookups(struct index_work *w, struct bench_rows *out)
 {
     static const struct lookup LOOKUP[] = {
         {"all of it there", PROMPT, 2}, {"30 % of it", PROMPT * 3 / 10, 15}, {"nothing of it", 0, 1}};
@@ -272,8 +273,8 @@ static void bench_lookups(struct work *w, struct bench_rows *out)
 
 /* ----------------------------------------------------------------- threads */
 
-struct reader {
-    const struct work *work;
+struct bench_index_reader {
+    const struct index_work *work;
     struct index_reader *reader;
     _Atomic bool *over;
     uint64_t n;
@@ -282,7 +283,7 @@ struct reader {
 
 static void *look_up(void *arg)
 {
-    struct reader *r = arg;
+    struct bench_index_reader *r = arg;
     uint32_t lengths[INDEX_MAX_HOLDERS];
     struct block_key *keys = mem_array((size_t)PROMPTS_ASKED * PROMPT, sizeof(*keys));
     for (uint32_t i = 0; i < PROMPTS_ASKED; i++)
@@ -297,14 +298,14 @@ static void *look_up(void *arg)
     return NULL;
 }
 
-static void bench_readers(struct work *w, struct bench_rows *out, uint32_t n_readers)
+static void bench_readers(struct index_work *w, struct bench_rows *out, uint32_t n_readers)
 {
-    struct reader readers[READERS_MAX] = {{0}};
+    struct bench_index_reader readers[READERS_MAX] = {{0}};
     _Atomic bool over = false;
     uint64_t n_lookups = 0, n_written = 0;
     new_events(w);
     for (uint32_t i = 0; i < n_readers; i++) {
-        readers[i] = (struct reader){.work = w, .reader = index_reader_open(w->index), .over = &over};
+        readers[i] = (struct bench_index_reader){.work = w, .reader = index_reader_open(w->index), .over = &over};
         readers[i].thread = thread_start("reader", look_up, &readers[i]);
     }
     uint64_t start = clock_now(&w->clock);
@@ -327,7 +328,7 @@ static void bench_readers(struct work *w, struct bench_rows *out, uint32_t n_rea
 
 /* -------------------------------------------------------------------- area */
 
-static enum td_status open_work(struct work *w, const struct bench_options *o, struct td_error *e)
+static enum td_status open_work(struct index_work *w, const struct bench_options *o, struct td_error *e)
 {
     uint64_t n_blocks = (uint64_t)o->n_blocks;
     clock_init_real(&w->clock);
@@ -354,7 +355,7 @@ static enum td_status open_work(struct work *w, const struct bench_options *o, s
     return TD_OK;
 }
 
-static void close_work(struct work *w)
+static void close_work(struct index_work *w)
 {
     index_close(w->index);
     free(w->keys);
@@ -365,7 +366,7 @@ static void close_work(struct work *w)
 
 enum td_status bench_index(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out)
 {
-    struct work w = {0};
+    struct index_work w = {0};
     enum td_status s = open_work(&w, o, error_out);
     if (!s) {
         bench_add(out, "bytes", (double)index_bytes(w.index) / (double)index_blocks(w.index), 0,

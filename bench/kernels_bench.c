@@ -36,7 +36,7 @@ struct attention_shape {
 };
 
 /* What is measured on a kind of device. Attention has 32 query heads and 8 kv heads. */
-struct plan {
+struct kernels_plan {
     const char *arithmetic[2]; /* names of the limits of arithmetic: f32, bf16 */
     enum compute first_compute;
     size_t memory_bytes; /* memory that a limit reads */
@@ -46,7 +46,7 @@ struct plan {
     struct attention_shape attentions[MAX_ATTENTIONS];
 };
 
-static const struct plan CPU_PLAN = {
+static const struct kernels_plan CPU_PLAN = {
     .arithmetic = {"f32 fma", "bf16 pairs"},
     .first_compute = COMPUTE_F32,
     .memory_bytes = 256 << 20,
@@ -57,7 +57,7 @@ static const struct plan CPU_PLAN = {
     .attentions = {{16, 1, 2048}, {1, 512, 2048}},
 };
 
-static const struct plan DEVICE_PLAN = {
+static const struct kernels_plan DEVICE_PLAN = {
     .arithmetic = {"f32 fma", "bf16 product"},
     .first_compute = COMPUTE_BF16,
     .memory_bytes = 1 << 30,
@@ -68,9 +68,9 @@ static const struct plan DEVICE_PLAN = {
     .attentions = {{1, 1, 4096}, {64, 1, 4096}, {128, 1, 4096}, {256, 1, 2048}, {1, 2048, 2048}, {1, 16384, 16384}},
 };
 
-struct bench {
+struct kernels_bench_run {
     struct kernels *k;
-    const struct plan *plan;
+    const struct kernels_plan *plan;
     struct clock clock;
     uint64_t row_ns;
     uint32_t shrink;
@@ -80,7 +80,7 @@ struct bench {
 };
 
 /* Best time of one call, in seconds. */
-static double best_seconds(const struct bench *b, void (*run)(void *arg), void *arg)
+static double best_seconds(const struct kernels_bench_run *b, void (*run)(void *arg), void *arg)
 {
     uint64_t start = clock_now(&b->clock), best = UINT64_MAX;
     for (uint32_t i = 0; i < 3 || clock_now(&b->clock) - start < b->row_ns; i++) {
@@ -100,7 +100,7 @@ static uint16_t bf16_at(size_t i)
 }
 
 /* len_bytes of the kernels' memory, filled with bf16 numbers. */
-static enum td_status filled(struct bench *b, size_t len_bytes, void **out)
+static enum td_status filled(struct kernels_bench_run *b, size_t len_bytes, void **out)
 {
     uint16_t *host = mem_array(FILL_BYTES / 2, sizeof(*host));
     for (size_t i = 0; i < FILL_BYTES / 2; i++)
@@ -113,7 +113,7 @@ static enum td_status filled(struct bench *b, size_t len_bytes, void **out)
 }
 
 /* n floats of the kernels' memory, from -8 to 8. */
-static enum td_status numbers(struct bench *b, size_t n, float **out)
+static enum td_status numbers(struct kernels_bench_run *b, size_t n, float **out)
 {
     void *p = NULL;
     enum td_status s = k_alloc(b->k, n * sizeof(float), &p);
@@ -130,20 +130,20 @@ static enum td_status numbers(struct bench *b, size_t n, float **out)
 
 /* ------------------------------------------------------------------ limits */
 
-struct limit_run {
-    const struct bench *b;
+struct bench_limit_run {
+    const struct kernels_bench_run *b;
     enum kernels_limit limit;
     double amount;
 };
 
 static void run_limit(void *arg)
 {
-    struct limit_run *r = arg;
+    struct bench_limit_run *r = arg;
     r->amount = r->b->k->backend->run_limit(r->b->k, r->limit, r->b->memory, r->b->memory_bytes);
 }
 
 /* Called between shapes, so that a short load elsewhere does not lower the limits alone. */
-static void measure_limits(struct bench *b)
+static void measure_limits(struct kernels_bench_run *b)
 {
     const char *const names[N_LIMITS] = {[LIMIT_READ_ONE] = "memory read, 1 thread",
                                          [LIMIT_READ] = "memory read",
@@ -155,7 +155,7 @@ static void measure_limits(struct bench *b)
     b->row_ns /= 4;
     for (enum kernels_limit i = 0; i < N_LIMITS; i++) {
         struct kernels_bench_row *row = &b->out->rows[i];
-        struct limit_run r = {.b = b, .limit = i};
+        struct bench_limit_run r = {.b = b, .limit = i};
         double seconds = best_seconds(b, run_limit, &r), value = r.amount * 1e-9 / seconds;
         snprintf(row->name, sizeof(row->name), "%s", names[i]);
         row->unit = i < LIMIT_F32 ? "GB/s" : "GFLOP/s";
@@ -167,12 +167,12 @@ static void measure_limits(struct bench *b)
 /* -------------------------------------------------------------- operations */
 
 /* An operation that moved bytes and did ops in some seconds. finish_rows() finds the limit that binds it. */
-struct work {
+struct kernels_work {
     double seconds, bytes, ops;
     enum kernels_limit memory, arithmetic;
 };
 
-static void add_row(struct bench *b, struct work *works, const char *name, struct work work)
+static void add_row(struct kernels_bench_run *b, struct kernels_work *works, const char *name, struct kernels_work work)
 {
     struct kernels_bench_row *row = &b->out->rows[b->out->n_rows];
     snprintf(row->name, sizeof(row->name), "%s", name);
@@ -180,11 +180,11 @@ static void add_row(struct bench *b, struct work *works, const char *name, struc
 }
 
 /* Finds the limit that binds each row, and removes limits that are unknown here. */
-static void finish_rows(struct kernels_bench *out, const struct work *works)
+static void finish_rows(struct kernels_bench *out, const struct kernels_work *works)
 {
     uint32_t n = 0;
     for (uint32_t i = N_LIMITS; i < out->n_rows; i++) {
-        const struct work *w = &works[i];
+        const struct kernels_work *w = &works[i];
         struct kernels_bench_row *row = &out->rows[i];
         double memory = out->rows[w->memory].value, arithmetic = out->rows[w->arithmetic].value;
         bool by_memory = w->bytes / memory > w->ops / arithmetic;
@@ -213,8 +213,8 @@ static void run_copies(void *arg)
         k_linear(l->k, l->copies[i], l->x, l->n_rows, l->y, false);
 }
 
-static enum td_status pack_copies(struct bench *b, struct linear_bench *l, struct shape shape, enum compute compute,
-                                  enum k_weights weights)
+static enum td_status pack_copies(struct kernels_bench_run *b, struct linear_bench *l, struct shape shape,
+                                  enum compute compute, enum k_weights weights)
 {
     size_t n = (size_t)shape.n_out * shape.n_in;
     uint16_t *w = mem_array(n, sizeof(*w));
@@ -230,8 +230,8 @@ static enum td_status pack_copies(struct bench *b, struct linear_bench *l, struc
     return s;
 }
 
-static enum td_status bench_shape(struct bench *b, struct work *works, struct shape shape, enum compute compute,
-                                  enum k_weights weights)
+static enum td_status bench_shape(struct kernels_bench_run *b, struct kernels_work *works, struct shape shape,
+                                  enum compute compute, enum k_weights weights)
 {
     const uint32_t *rows = b->plan->rows;
     struct linear_bench l = {.k = b->k};
@@ -245,10 +245,10 @@ static enum td_status bench_shape(struct bench *b, struct work *works, struct sh
         l.n_rows = rows[i];
         snprintf(name, sizeof(name), "linear %s%s%s %ux%u T=%u", compute == COMPUTE_F32 ? "f32" : "bf16",
                  weights ? " " : "", weights ? k_weights_name(weights) : "", shape.n_out, shape.n_in, l.n_rows);
-        struct work w = {.bytes = (double)k_matrix_bytes(b->k, l.copies[0]),
-                         .ops = 2.0 * shape.n_out * shape.n_in * l.n_rows,
-                         .memory = LIMIT_READ,
-                         .arithmetic = compute == COMPUTE_F32 ? LIMIT_F32 : LIMIT_BF16};
+        struct kernels_work w = {.bytes = (double)k_matrix_bytes(b->k, l.copies[0]),
+                                 .ops = 2.0 * shape.n_out * shape.n_in * l.n_rows,
+                                 .memory = LIMIT_READ,
+                                 .arithmetic = compute == COMPUTE_F32 ? LIMIT_F32 : LIMIT_BF16};
         w.seconds = best_seconds(b, run_copies, &l) / l.n_copies;
         add_row(b, works, name, w);
     }
@@ -260,12 +260,12 @@ static enum td_status bench_shape(struct bench *b, struct work *works, struct sh
     return s;
 }
 
-static struct shape shrunk(const struct bench *b, struct shape shape)
+static struct shape shrunk(const struct kernels_bench_run *b, struct shape shape)
 {
     return (struct shape){shape.n_out / b->shrink, shape.n_in / b->shrink};
 }
 
-static enum td_status bench_linear(struct bench *b, struct work *works)
+static enum td_status bench_linear(struct kernels_bench_run *b, struct kernels_work *works)
 {
     enum td_status s = TD_OK;
     for (enum compute c = b->plan->first_compute; !s && c <= COMPUTE_BF16; c++)
@@ -294,7 +294,7 @@ static void run_attn(void *arg)
     k_attention(a->k, &a->attn);
 }
 
-static enum td_status open_attn(struct bench *b, struct attn_bench *a, const struct attention_shape *shape)
+static enum td_status open_attn(struct kernels_bench_run *b, struct attn_bench *a, const struct attention_shape *shape)
 {
     enum { N_HEADS = 32, N_KV_HEADS = 8 };
     uint32_t dim = b->plan->head_dim, total = shape->n_seqs * shape->n_rows, stride = (N_HEADS + 2 * N_KV_HEADS) * dim;
@@ -339,7 +339,8 @@ static void close_attn(struct attn_bench *a)
     free(a->seqs);
 }
 
-static enum td_status bench_attention(struct bench *b, struct work *works, struct attention_shape shape)
+static enum td_status bench_attention(struct kernels_bench_run *b, struct kernels_work *works,
+                                      struct attention_shape shape)
 {
     struct attn_bench a;
     char name[64];
@@ -349,10 +350,10 @@ static enum td_status bench_attention(struct bench *b, struct work *works, struc
     if (!s) {
         double total = (double)shape.n_seqs * shape.n_rows,
                keys = (shape.context - shape.n_rows) + (shape.n_rows + 1) / 2.0;
-        struct work w = {.bytes = (double)a.kv_bytes,
-                         .ops = 4.0 * b->plan->head_dim * a.attn.n_heads * keys * total,
-                         .memory = LIMIT_READ,
-                         .arithmetic = b->plan == &CPU_PLAN ? LIMIT_F32 : LIMIT_BF16};
+        struct kernels_work w = {.bytes = (double)a.kv_bytes,
+                                 .ops = 4.0 * b->plan->head_dim * a.attn.n_heads * keys * total,
+                                 .memory = LIMIT_READ,
+                                 .arithmetic = b->plan == &CPU_PLAN ? LIMIT_F32 : LIMIT_BF16};
         k_step(b->k);
         k_put_seqs(b->k, a.seqs, shape.n_seqs, PAGE_TOKENS);
         w.seconds = best_seconds(b, run_attn, &a);
@@ -377,7 +378,7 @@ static void run_pages(void *arg)
 }
 
 /* Copies pages to the host one by one, as an engine does before it announces them. */
-static enum td_status bench_pages(struct bench *b, struct work *works)
+static enum td_status bench_pages(struct kernels_bench_run *b, struct kernels_work *works)
 {
     struct page_bench p = {.k = b->k, .len_bytes = PAGE_BYTES * (N_PAGES / b->shrink)};
     void *host = NULL, *device = NULL;
@@ -388,18 +389,18 @@ static enum td_status bench_pages(struct bench *b, struct work *works)
     p.device = device;
     if (!s)
         add_row(b, works, "pages to the host, 2 MiB each",
-                (struct work){.seconds = best_seconds(b, run_pages, &p),
-                              .bytes = (double)p.len_bytes,
-                              .memory = LIMIT_LINK,
-                              .arithmetic = LIMIT_F32});
+                (struct kernels_work){.seconds = best_seconds(b, run_pages, &p),
+                                      .bytes = (double)p.len_bytes,
+                                      .memory = LIMIT_LINK,
+                                      .arithmetic = LIMIT_F32});
     k_unmap(b->k, device);
     mem_unmap(host, p.len_bytes);
     return s;
 }
 
-static enum td_status run_bench(struct bench *b)
+static enum td_status run_bench(struct kernels_bench_run *b)
 {
-    struct work works[KERNELS_BENCH_ROWS];
+    struct kernels_work works[KERNELS_BENCH_ROWS];
     b->out->n_rows = N_LIMITS;
     measure_limits(b);
     enum td_status s = bench_linear(b, works);
@@ -417,7 +418,7 @@ static enum td_status run_bench(struct bench *b)
 enum td_status kernels_bench(const struct kernels_bench_config *config, struct kernels_bench *out,
                              struct td_error *error_out)
 {
-    struct bench b = {.shrink = config->shrink ? config->shrink : 1};
+    struct kernels_bench_run b = {.shrink = config->shrink ? config->shrink : 1};
     enum td_status s = kernels_open(&config->kernels, &b.k, error_out);
     if (s)
         return s;

@@ -29,7 +29,7 @@ enum {
     MAX_TIMES = 1024,
 };
 
-struct kind { /* of steps that are alike; mixed ones have a prompt and a batch */
+struct profile_kind { /* of steps that are alike; mixed ones have a prompt and a batch */
     double n_prompt, cached;
     uint32_t batch;
     double context; /* of each; the mean */
@@ -41,7 +41,7 @@ struct profile_bench {
     struct bench_engine m;
     uint64_t row_ns;
     uint32_t longest; /* prompt */
-    struct kind *kinds;
+    struct profile_kind *kinds;
     uint32_t n_kinds;
     FILE *file; /* where the rows go; NULL: nowhere */
     bool is_counting;
@@ -49,26 +49,28 @@ struct profile_bench {
     uint64_t told_ns;
 };
 
-static struct kind *kind_of(struct profile_bench *b, double n_prompt, double cached, uint32_t batch, double context)
+static struct profile_kind *kind_of(struct profile_bench *b, double n_prompt, double cached, uint32_t batch,
+                                    double context)
 {
     for (uint32_t i = 0; i < b->n_kinds; i++) {
-        struct kind *k = &b->kinds[i];
+        struct profile_kind *k = &b->kinds[i];
         if (k->n_prompt == n_prompt && k->cached == cached && k->batch == batch && k->context == context)
             return k;
     }
     if (b->n_kinds == MAX_KINDS)
         return NULL;
-    b->kinds[b->n_kinds] = (struct kind){.n_prompt = n_prompt, .cached = cached, .batch = batch, .context = context};
+    b->kinds[b->n_kinds] =
+        (struct profile_kind){.n_prompt = n_prompt, .cached = cached, .batch = batch, .context = context};
     return &b->kinds[b->n_kinds++];
 }
 
-static void add_step(struct kind *k, double ms)
+static void add_step(struct profile_kind *k, double ms)
 {
     if (k && k->n < MAX_TIMES && ms > 0)
         k->ms[k->n++] = ms;
 }
 
-static double median(struct kind *k)
+static double median(struct profile_kind *k)
 {
     bench_sort(k->ms, k->n);
     return k->ms[k->n / 2];
@@ -190,7 +192,7 @@ static json_t *rows_as_json(struct profile_bench *b, const char *model)
     const struct geometry *g = &b->m.geometry;
     json_t *prefill = json_array(), *prefix = json_array(), *decode = json_array(), *mixed = json_array();
     for (uint32_t i = 0; i < b->n_kinds; i++) {
-        struct kind *k = &b->kinds[i];
+        struct profile_kind *k = &b->kinds[i];
         if (!k->n)
             continue;
         double ms = median(k);
@@ -243,7 +245,7 @@ static void add_rows(struct profile_bench *b, const struct worker_profile *fit, 
     static const char *const OF_DECODE[] = {"a step", "a token of context", "a sequence"};
     const double *p = fit->cost.prefill, *d = fit->cost.decode;
     for (uint32_t i = 0; i < b->n_kinds; i++) {
-        struct kind *k = &b->kinds[i];
+        struct profile_kind *k = &b->kinds[i];
         double n = k->n_prompt;
         const struct cost_step step = {.n_prompts = n > 0,
                                        .prefill_tokens = (uint32_t)n,

@@ -29,7 +29,7 @@ enum {
 };
 static const char *const GB_S = "GB/s";
 
-struct bench {
+struct store_bench_run {
     const struct kvstore_bench_config *config;
     struct kvstore_bench *out;
     struct bench_client client;
@@ -60,7 +60,7 @@ static double median(double *v, uint32_t n)
     return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
-static struct kvstore_bench_row *add_row(struct bench *b, const char *unit, double value, double limit,
+static struct kvstore_bench_row *add_row(struct store_bench_run *b, const char *unit, double value, double limit,
                                          const char *what, const char *how)
 {
     struct kvstore_bench_row *r = &b->out->rows[b->out->n_rows++];
@@ -70,7 +70,8 @@ static struct kvstore_bench_row *add_row(struct bench *b, const char *unit, doub
     return r;
 }
 
-static void add_rounds(struct bench *b, const struct round *rounds, uint32_t n, const char *what, const char *how)
+static void add_rounds(struct store_bench_run *b, const struct round *rounds, uint32_t n, const char *what,
+                       const char *how)
 {
     double value[ROUNDS_MAX], limit[ROUNDS_MAX], share[ROUNDS_MAX], spread[ROUNDS_MAX];
     for (uint32_t i = 0; i < n; i++) {
@@ -88,12 +89,12 @@ static void add_rounds(struct bench *b, const struct round *rounds, uint32_t n, 
     snprintf(row->name + len, sizeof(row->name) - len, " (+-%.0f %%)", 100 * row->spread);
 }
 
-static uint64_t now(const struct bench *b)
+static uint64_t now(const struct store_bench_run *b)
 {
     return clock_now(&b->client.clock);
 }
 
-static double gb_per_s(const struct bench *b, uint64_t since_ns)
+static double gb_per_s(const struct store_bench_run *b, uint64_t since_ns)
 {
     return (double)(b->client.n_blocks * b->client.page_bytes) / (double)(now(b) - since_ns);
 }
@@ -106,7 +107,7 @@ static void *run_store(void *store)
     return NULL;
 }
 
-static enum td_status open_store(struct bench *b, uint64_t dram_bytes, uint64_t ssd_bytes, int64_t rate)
+static enum td_status open_store(struct store_bench_run *b, uint64_t dram_bytes, uint64_t ssd_bytes, int64_t rate)
 {
     struct kvstore_options *o = &b->store_config.options;
     o->dram_bytes = (int64_t)dram_bytes;
@@ -121,7 +122,7 @@ static enum td_status open_store(struct bench *b, uint64_t dram_bytes, uint64_t 
 }
 
 /* Everything dirty is written before this returns. */
-static void close_store(struct bench *b)
+static void close_store(struct store_bench_run *b)
 {
     if (!b->store)
         return;
@@ -137,20 +138,20 @@ static int remove_one(const char *path, const struct stat *st, int kind, struct 
     return remove(path);
 }
 
-static void remove_store(struct bench *b)
+static void remove_store(struct store_bench_run *b)
 {
     close_store(b);
     nftw(b->store_dir.data, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-static void wait_written(const struct bench *b)
+static void wait_written(const struct store_bench_run *b)
 {
     while (ssd_tier_stats(b->store->ssd).queued_bytes)
         usleep(1000);
 }
 
 /* Drops the store's files from the page cache, so that they are read from the disk next time. */
-static void empty_page_cache(const struct bench *b)
+static void empty_page_cache(const struct store_bench_run *b)
 {
     struct bytes path = {0};
     bytes_printf(&path, "%s/blocks", b->store_dir.data);
@@ -202,7 +203,7 @@ static void *read_direct(void *arg)
     return NULL;
 }
 
-static bool read_file(const struct bench *b, int fd)
+static bool read_file(const struct store_bench_run *b, int fd)
 {
     struct disk_reader readers[THREADS_MAX];
     pthread_t threads[THREADS_MAX];
@@ -218,7 +219,7 @@ static bool read_file(const struct bench *b, int fd)
     return !failed;
 }
 
-static bool write_file(const struct bench *b, int fd)
+static bool write_file(const struct store_bench_run *b, int fd)
 {
     uint64_t size = b->client.page_bytes;
     for (uint32_t i = 0; i < b->client.n_blocks; i++)
@@ -229,7 +230,7 @@ static bool write_file(const struct bench *b, int fd)
 
 /* Makes a file of the size of the working set beside the store's. It is on the disk when this returns, and
  * unlinked. -1: failed, and the reason was recorded. */
-static int make_raw_file(struct bench *b, double *write_gb_s_out)
+static int make_raw_file(struct store_bench_run *b, double *write_gb_s_out)
 {
     struct bytes path = {0};
     bytes_printf(&path, "%s/direct", b->dir.data);
@@ -250,20 +251,20 @@ static int make_raw_file(struct bench *b, double *write_gb_s_out)
 
 /* -------------------------------------------------------------------- parts */
 
-static double move_all(struct bench *b, enum bench_move move)
+static double move_all(struct store_bench_run *b, enum bench_move move)
 {
     uint64_t before = now(b);
     return bench_client_move(&b->client, move, 0, b->client.n_blocks) ? gb_per_s(b, before) : 0;
 }
 
-static enum td_status failed(struct bench *b, const char *what)
+static enum td_status failed(struct store_bench_run *b, const char *what)
 {
     return td_fail(b->error, TD_ERR_IO, "not all blocks could be %s", what);
 }
 
 /* Measures puts and hits in DRAM, and the wire as their limit. The store writes to SSD at its usual rate
  * meanwhile. */
-static enum td_status measure_dram(struct bench *b)
+static enum td_status measure_dram(struct store_bench_run *b)
 {
     struct round puts[ROUNDS_MAX], hits[ROUNDS_MAX];
     uint64_t set = b->client.n_blocks * b->client.page_bytes;
@@ -295,7 +296,7 @@ static enum td_status measure_dram(struct bench *b)
 }
 
 /* Fills a store as fast as possible and closes it. */
-static enum td_status fill_store(struct bench *b, double *gb_s_out)
+static enum td_status fill_store(struct store_bench_run *b, double *gb_s_out)
 {
     uint64_t set = b->client.n_blocks * b->client.page_bytes;
     enum td_status s = open_store(b, set, 4 * set, 0);
@@ -310,7 +311,7 @@ static enum td_status fill_store(struct bench *b, double *gb_s_out)
     return TD_OK;
 }
 
-static enum td_status write_raw(struct bench *b, double *gb_s_out)
+static enum td_status write_raw(struct store_bench_run *b, double *gb_s_out)
 {
     int fd = make_raw_file(b, gb_s_out);
     if (fd >= 0)
@@ -319,7 +320,7 @@ static enum td_status write_raw(struct bench *b, double *gb_s_out)
 }
 
 /* Each round fills an empty store; the last store stays. */
-static enum td_status measure_durable(struct bench *b)
+static enum td_status measure_durable(struct store_bench_run *b)
 {
     struct round rounds[DURABLE_ROUNDS];
     uint64_t wrote = 0, set = b->client.n_blocks * b->client.page_bytes;
@@ -342,13 +343,13 @@ static enum td_status measure_durable(struct bench *b)
     return TD_OK;
 }
 
-static double read_raw(struct bench *b, int fd)
+static double read_raw(struct store_bench_run *b, int fd)
 {
     uint64_t before = now(b);
     return read_file(b, fd) ? gb_per_s(b, before) : 0;
 }
 
-static enum td_status measure_ssd_rounds(struct bench *b, int fd)
+static enum td_status measure_ssd_rounds(struct store_bench_run *b, int fd)
 {
     struct round rounds[ROUNDS_MAX];
     for (uint32_t i = 0; i < b->n_rounds; i++) {
@@ -363,7 +364,7 @@ static enum td_status measure_ssd_rounds(struct bench *b, int fd)
     return TD_OK;
 }
 
-static enum td_status measure_ssd(struct bench *b)
+static enum td_status measure_ssd(struct store_bench_run *b)
 {
     uint64_t set = b->client.n_blocks * b->client.page_bytes;
     double write_gb_s;
@@ -386,16 +387,16 @@ static enum td_status measure_ssd(struct bench *b)
 
 /* ------------------------------------------------------- reading under writes */
 
-struct load { /* a worker that puts new blocks until it is stopped */
+struct store_bench_load { /* a worker that puts new blocks until it is stopped */
     struct bench_client client;
-    struct bench *bench;
+    struct store_bench_run *bench;
     uint32_t first_generation;
     _Atomic bool is_on, is_over;
 };
 
 static void *put_new(void *arg)
 {
-    struct load *l = arg;
+    struct store_bench_load *l = arg;
     const uint64_t most = BENCH_REQUEST_BYTES; /* half of the write queue that is used here */
     for (uint32_t i = 0; !atomic_load(&l->is_over);) {
         if (!atomic_load(&l->is_on) || ssd_tier_stats(l->bench->store->ssd).queued_bytes > most) {
@@ -410,7 +411,7 @@ static void *put_new(void *arg)
 }
 
 /* Number of blob files of 64 MiB in a directory of index_bytes. */
-static uint32_t index_files(const struct bench *b)
+static uint32_t index_files(const struct store_bench_run *b)
 {
     return (uint32_t)((b->config->index_bytes ? b->config->index_bytes : 1ull << 40) >> 26);
 }
@@ -422,7 +423,7 @@ struct samples {
 
 /* Requests of 2 MiB at random places in the first part of the set, which is read so often that it is never
  * evicted. */
-static void read_for(struct bench *b, uint32_t part, uint64_t for_ns, struct samples *s)
+static void read_for(struct store_bench_run *b, uint32_t part, uint64_t for_ns, struct samples *s)
 {
     struct bench_client *c = &b->client;
     uint32_t n_blocks = (uint32_t)((2 << 20) / c->page_bytes), n_places = c->n_blocks / part / n_blocks;
@@ -444,7 +445,8 @@ static double p99(struct samples *s)
 
 /* Alternates idle and busy turns, so that other work on the machine affects both alike. Afterwards the
  * load is off. */
-static void read_by_turns(struct bench *b, struct load *l, uint32_t part, struct samples *idle, struct samples *busy)
+static void read_by_turns(struct store_bench_run *b, struct store_bench_load *l, uint32_t part, struct samples *idle,
+                          struct samples *busy)
 {
     enum { TURNS = 4 };
     uint64_t turn_ns = (b->config->load_ns ? b->config->load_ns : 8 * NS_PER_S) / TURNS;
@@ -463,7 +465,7 @@ static void read_by_turns(struct bench *b, struct load *l, uint32_t part, struct
     wait_written(b);
 }
 
-static enum td_status measure_under_load(struct bench *b, struct load *l)
+static enum td_status measure_under_load(struct store_bench_run *b, struct store_bench_load *l)
 {
     struct samples idle = {.ms = mem_array(SAMPLES_MAX, sizeof(double))};
     struct samples busy = {.ms = mem_array(SAMPLES_MAX, sizeof(double))};
@@ -492,7 +494,7 @@ static enum td_status measure_under_load(struct bench *b, struct load *l)
 }
 
 /* Makes a blob file as RocksDB does, with values of one byte; RocksDB does not know of it. */
-static bool make_index_file(const struct bench *b, uint32_t i)
+static bool make_index_file(const struct store_bench_run *b, uint32_t i)
 {
     enum { RECORD_BYTES = 32 + 1 + BLOCK_KEY_BYTES + 1 };
     struct bytes path = {0};
@@ -514,7 +516,7 @@ static bool make_index_file(const struct bench *b, uint32_t i)
     return is_made;
 }
 
-static bool make_index(struct bench *b, struct load *l)
+static bool make_index(struct store_bench_run *b, struct store_bench_load *l)
 {
     uint32_t n_files = index_files(b);
     for (uint32_t i = 0; i < n_files; i++)
@@ -530,7 +532,7 @@ static bool make_index(struct bench *b, struct load *l)
     return false;
 }
 
-static void add_latencies(struct bench *b, struct samples *idle, struct samples *busy)
+static void add_latencies(struct store_bench_run *b, struct samples *idle, struct samples *busy)
 {
     static const char *const P50 = "p50 of reading 2 MiB from SSD", *const P99 = "p99 of reading 2 MiB from SSD";
     double quiet = p99(idle), loud = p99(busy), quiet_half = median(idle->ms, idle->n);
@@ -541,7 +543,7 @@ static void add_latencies(struct bench *b, struct samples *idle, struct samples 
 }
 
 /* Reading under writes in a directory that names the places of as many blocks as one of 1 TiB has. */
-static enum td_status measure_with_index(struct bench *b, struct load *l)
+static enum td_status measure_with_index(struct store_bench_run *b, struct store_bench_load *l)
 {
     struct samples idle = {.ms = mem_array(SAMPLES_MAX, sizeof(double))};
     struct samples busy = {.ms = mem_array(SAMPLES_MAX, sizeof(double))};
@@ -564,7 +566,7 @@ static enum td_status measure_with_index(struct bench *b, struct load *l)
 }
 
 /* Opens the store anew, with its files dropped from the page cache. */
-static enum td_status open_loaded(struct bench *b, struct load *l, uint64_t dram_bytes)
+static enum td_status open_loaded(struct store_bench_run *b, struct store_bench_load *l, uint64_t dram_bytes)
 {
     uint64_t set = b->client.n_blocks * b->client.page_bytes, index_bytes = index_files(b) * 4096ull;
     close_store(b);
@@ -575,9 +577,9 @@ static enum td_status open_loaded(struct bench *b, struct load *l, uint64_t dram
 }
 
 /* Uses the directory that measure_ssd left. */
-static enum td_status measure_latency(struct bench *b)
+static enum td_status measure_latency(struct store_bench_run *b)
 {
-    struct load *l = mem_zalloc(sizeof(*l));
+    struct store_bench_load *l = mem_zalloc(sizeof(*l));
     l->bench = b;
     l->first_generation = 1000;
     enum td_status s = bench_client_open(&l->client, SMALL_LAYERS, 4 * BENCH_REQUEST_BYTES, b->config->tls, b->error);
@@ -599,7 +601,7 @@ static enum td_status measure_latency(struct bench *b)
 
 /* ----------------------------------------------------------------- all of it */
 
-static enum td_status open_client(struct bench *b, uint32_t n_layers)
+static enum td_status open_client(struct store_bench_run *b, uint32_t n_layers)
 {
     snprintf(b->dims, sizeof(b->dims), "layers=%u,hidden=512,heads=8,kv_heads=8,head_dim=64,ffn=64,vocab=256",
              n_layers);
@@ -623,7 +625,7 @@ static enum td_status open_client(struct bench *b, uint32_t n_layers)
     return s;
 }
 
-static enum td_status run_parts(struct bench *b)
+static enum td_status run_parts(struct store_bench_run *b)
 {
     enum td_status s = open_client(b, LARGE_LAYERS);
     if (!s)
@@ -649,7 +651,7 @@ enum td_status kvstore_bench(const struct kvstore_bench_config *config, struct k
                              struct td_error *error_out)
 {
     struct kvstore_bench rows = {0};
-    struct bench b = {.config = config, .out = &rows, .error = error_out};
+    struct store_bench_run b = {.config = config, .out = &rows, .error = error_out};
     b.n_rounds = !config->n_rounds ? 6 : config->n_rounds < ROUNDS_MAX ? config->n_rounds : ROUNDS_MAX;
     b.n_threads = !config->read_threads                ? KVSTORE_READ_THREADS
                   : config->read_threads < THREADS_MAX ? config->read_threads

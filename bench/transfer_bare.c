@@ -57,7 +57,7 @@ struct bare {
     pthread_cond_t done;
 };
 
-struct piece { /* one payload being sent or received */
+struct bare_piece { /* one payload being sent or received */
     struct bare *b;
     uint64_t len;
     uint8_t header[BARE_HEADER];
@@ -82,7 +82,7 @@ static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
 
 static void sent(void *request, ucs_status_t status, void *user_data)
 {
-    struct piece *p = user_data;
+    struct bare_piece *p = user_data;
     (void)status;
     p->b->in_flight -= p->len;
     free(p);
@@ -99,8 +99,8 @@ static void send_one(struct bare *b, const void *header, const void *payload, ui
         b->is_eager = !strncmp(names, "tcp", 3);
         b->knows_eager = true;
     }
-    struct piece *p = mem_zalloc(sizeof(*p));
-    *p = (struct piece){.b = b, .len = len};
+    struct bare_piece *p = mem_zalloc(sizeof(*p));
+    *p = (struct bare_piece){.b = b, .len = len};
     memcpy(p->header, header, BARE_HEADER);
     b->in_flight += len;
     ucp_request_param_t q = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
@@ -142,7 +142,7 @@ static void count_arrived(struct bare *b, uint64_t len)
 
 static void received(void *request, ucs_status_t status, size_t length, void *user_data)
 {
-    struct piece *p = user_data;
+    struct bare_piece *p = user_data;
     (void)length;
     if (status == UCS_OK)
         count_arrived(p->b, p->len);
@@ -178,8 +178,8 @@ static ucs_status_t on_message(void *arg, const void *header, size_t header_len,
         count_arrived(b, len);
         return UCS_OK;
     }
-    struct piece *p = mem_zalloc(sizeof(*p));
-    *p = (struct piece){.b = b, .len = len};
+    struct bare_piece *p = mem_zalloc(sizeof(*p));
+    *p = (struct bare_piece){.b = b, .len = len};
     ucp_request_param_t q = {.op_attr_mask =
                                  UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMH,
                              .cb.recv_am = received,

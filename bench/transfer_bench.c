@@ -30,7 +30,7 @@ enum { LAYER_BYTES = 64 << 10, PAGE_BYTES = 2 << 20, LAYERS = 32, DEFAULT_ROUNDS
  */
 enum message_kind { KIND_OFFER = 0x6201, KIND_OFFERED = 0x6202 };
 
-struct side {
+struct bench_side {
     struct clock clock;
     const char *path;
     struct xfer *x;
@@ -38,7 +38,7 @@ struct side {
     uint64_t arena_bytes, incarnation;
 };
 
-static enum td_status side_open(struct side *s, const char *name, const char *listen, const char *secret,
+static enum td_status side_open(struct bench_side *s, const char *name, const char *listen, const char *secret,
                                 const struct xfer_callbacks *callbacks, const struct log *log,
                                 struct td_error *error_out)
 {
@@ -76,7 +76,7 @@ static enum td_status side_open(struct side *s, const char *name, const char *li
     return status;
 }
 
-static void side_close(struct side *s)
+static void side_close(struct bench_side *s)
 {
     xfer_close(s->x);
     mem_unmap(s->arena, s->arena_bytes);
@@ -84,7 +84,7 @@ static void side_close(struct side *s)
     s->arena = NULL;
 }
 
-static enum td_status bare_open(struct side *s, const char *address, bool serves, const struct log *log,
+static enum td_status bare_open(struct bench_side *s, const char *address, bool serves, const struct log *log,
                                 struct bare **out, struct td_error *error_out)
 {
     bool is_auto = !strcmp(s->path, "mapped") || !strcmp(s->path, "shm");
@@ -116,7 +116,7 @@ static void use_cpus(const cpu_set_t *all, int half)
 /* -------------------------------------------------------------------- holder */
 
 struct xfer_bench_server {
-    struct side side;
+    struct bench_side side;
     struct bare *bare;
     uint32_t bare_port;
 };
@@ -214,8 +214,8 @@ void xfer_bench_server_close(struct xfer_bench_server *s)
 
 /* -------------------------------------------------------------------- reader */
 
-struct reader {
-    struct side side;
+struct bench_reader {
+    struct bench_side side;
     char address[160]; /* of the holder */
     struct bare *bare;
     uint64_t counter, total_bytes;
@@ -231,7 +231,7 @@ struct reader {
 
 static void on_offered(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len)
 {
-    struct reader *r = user;
+    struct bench_reader *r = user;
     (void)peer;
     if (kind != KIND_OFFERED || len != 12)
         return;
@@ -244,7 +244,7 @@ static void on_offered(void *user, struct xfer_peer *peer, uint16_t kind, const 
 
 static void on_pull_end(void *user, struct xfer_id id, const struct xfer_pull_result *result)
 {
-    struct reader *r = user;
+    struct bench_reader *r = user;
     (void)id;
     pthread_mutex_lock(&r->lock);
     r->is_ended = true;
@@ -255,12 +255,12 @@ static void on_pull_end(void *user, struct xfer_id id, const struct xfer_pull_re
 
 static void *place(void *user, struct xfer_id id, uint32_t index)
 {
-    struct reader *r = user;
+    struct bench_reader *r = user;
     (void)id;
     return r->side.arena + (uint64_t)index * PAGE_BYTES;
 }
 
-static enum td_status wait_offered(struct reader *r, uint64_t counter)
+static enum td_status wait_offered(struct bench_reader *r, uint64_t counter)
 {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
@@ -275,7 +275,7 @@ static enum td_status wait_offered(struct reader *r, uint64_t counter)
 }
 
 /* Pulls everything once. *ns_out: from the first question to the last verified byte. */
-static enum td_status pull_once(struct reader *r, uint64_t unit_bytes, uint64_t *ns_out)
+static enum td_status pull_once(struct bench_reader *r, uint64_t unit_bytes, uint64_t *ns_out)
 {
     uint8_t offer[32];
     struct xfer_id id = {r->side.incarnation, ++r->counter};
@@ -305,7 +305,7 @@ static enum td_status pull_once(struct reader *r, uint64_t unit_bytes, uint64_t 
     return s;
 }
 
-static enum td_status fetch_once(struct reader *r, uint64_t message_bytes, uint64_t *ns_out)
+static enum td_status fetch_once(struct bench_reader *r, uint64_t message_bytes, uint64_t *ns_out)
 {
     uint64_t begin = clock_now(&r->side.clock);
     enum td_status s = bare_fetch(r->bare, message_bytes, WINDOW_BYTES, r->total_bytes);
@@ -313,7 +313,7 @@ static enum td_status fetch_once(struct reader *r, uint64_t message_bytes, uint6
     return s;
 }
 
-static uint64_t copy_once(struct reader *r)
+static uint64_t copy_once(struct bench_reader *r)
 {
     uint64_t begin = clock_now(&r->side.clock);
     for (uint64_t at = 0; at < r->total_bytes; at += PAGE_BYTES)
@@ -321,7 +321,7 @@ static uint64_t copy_once(struct reader *r)
     return clock_now(&r->side.clock) - begin;
 }
 
-static void reader_close(struct reader *r)
+static void reader_close(struct bench_reader *r)
 {
     bare_close(r->bare);
     side_close(&r->side);
@@ -332,9 +332,9 @@ static void reader_close(struct reader *r)
 }
 
 static enum td_status reader_open(const struct xfer_bench_config *config, const char *path, const char *address,
-                                  struct reader **out, struct td_error *error_out)
+                                  struct bench_reader **out, struct td_error *error_out)
 {
-    struct reader *r = mem_zalloc(sizeof(*r));
+    struct bench_reader *r = mem_zalloc(sizeof(*r));
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->changed, NULL);
     r->side.path = path;
@@ -377,7 +377,7 @@ static double median(double *values, uint32_t n)
 }
 
 /* Finds the message size, of a few up to the unit, with which the bare loop is fastest. */
-static enum td_status choose_message(struct reader *r, uint64_t unit_bytes, uint64_t *best_out)
+static enum td_status choose_message(struct bench_reader *r, uint64_t unit_bytes, uint64_t *best_out)
 {
     static const uint64_t SIZES[] = {64 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20};
     uint64_t best_ns = UINT64_MAX, ns;
@@ -403,7 +403,7 @@ static double cpu_ns(void)
     return (double)ts.tv_sec * 1e9 + (double)ts.tv_nsec;
 }
 
-static enum td_status measure(struct reader *r, uint32_t n_rounds, struct xfer_bench_row *row)
+static enum td_status measure(struct bench_reader *r, uint32_t n_rounds, struct xfer_bench_row *row)
 {
     double ours[2 * ROUNDS_MAX], bare[ROUNDS_MAX], copy[ROUNDS_MAX], share[ROUNDS_MAX], spread[ROUNDS_MAX];
     double cpu[ROUNDS_MAX], bare_cpu[ROUNDS_MAX], bytes = (double)r->total_bytes;
@@ -446,7 +446,7 @@ static enum td_status one_path(const struct xfer_bench_config *config, const cha
                                struct td_error *error_out)
 {
     struct xfer_bench_server *server = NULL;
-    struct reader *r = NULL;
+    struct bench_reader *r = NULL;
     uint32_t n_rounds = config->n_rounds ? config->n_rounds : DEFAULT_ROUNDS;
     const char *address = config->peer;
     enum td_status s = TD_OK;

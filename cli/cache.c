@@ -32,7 +32,7 @@ static const struct option TABLE[] = {
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
-struct session {
+struct cache_session {
     const struct cache_options *o;
     const char *router;
     struct rpc_client *client;
@@ -54,7 +54,7 @@ static json_t *numbers(const ProtobufCMessage *m)
 }
 
 /* Prints the answer. Exit code; *r_out only with 0. */
-static int call_for(const struct session *s, const char *path, const ProtobufCMessage *request,
+static int call_for(const struct cache_session *s, const char *path, const ProtobufCMessage *request,
                     const ProtobufCMessageDescriptor *answer, json_t **r_out)
 {
     struct td_error e = {{0}};
@@ -76,7 +76,7 @@ static int call_for(const struct session *s, const char *path, const ProtobufCMe
     return 0;
 }
 
-static int call(const struct session *s, const char *path, const ProtobufCMessage *request,
+static int call(const struct cache_session *s, const char *path, const ProtobufCMessage *request,
                 const ProtobufCMessageDescriptor *answer)
 {
     json_t *r = NULL;
@@ -85,7 +85,7 @@ static int call(const struct session *s, const char *path, const ProtobufCMessag
     return exit_code;
 }
 
-static int pin(const struct session *s, Tandem__V1__GenerateRequest *prefix)
+static int pin(const struct cache_session *s, Tandem__V1__GenerateRequest *prefix)
 {
     Tandem__V1__PinRequest m = TANDEM__V1__PIN_REQUEST__INIT;
     m.prefix = prefix;
@@ -101,21 +101,21 @@ static int pin(const struct session *s, Tandem__V1__GenerateRequest *prefix)
     return exit_code;
 }
 
-static int release(const struct session *s, Tandem__V1__GenerateRequest *prefix)
+static int release(const struct cache_session *s, Tandem__V1__GenerateRequest *prefix)
 {
     Tandem__V1__PinRequest m = TANDEM__V1__PIN_REQUEST__INIT;
     m.prefix = prefix;
     return call(s, "/tandem.v1.Tandem/Pin", &m.base, &tandem__v1__pin_response__descriptor);
 }
 
-static int flush(const struct session *s, Tandem__V1__GenerateRequest *prefix)
+static int flush(const struct cache_session *s, Tandem__V1__GenerateRequest *prefix)
 {
     Tandem__V1__FlushRequest m = TANDEM__V1__FLUSH_REQUEST__INIT;
     m.prefix = prefix;
     return call(s, "/tandem.v1.Tandem/Flush", &m.base, &tandem__v1__flush_response__descriptor);
 }
 
-static int flush_all(const struct session *s)
+static int flush_all(const struct cache_session *s)
 {
     const Tandem__Admin__V1__FlushRequest m = TANDEM__ADMIN__V1__FLUSH_REQUEST__INIT;
     return call(s, "/tandem.admin.v1.Admin/Flush", &m.base, &tandem__admin__v1__flush_response__descriptor);
@@ -123,7 +123,7 @@ static int flush_all(const struct session *s)
 
 static const struct {
     const char *name;
-    int (*run)(const struct session *s, Tandem__V1__GenerateRequest *prefix);
+    int (*run)(const struct cache_session *s, Tandem__V1__GenerateRequest *prefix);
 } ACTIONS[] = {{"pin", pin}, {"release", release}, {"flush", flush}};
 enum { N_ACTIONS = sizeof(ACTIONS) / sizeof(ACTIONS[0]) };
 
@@ -136,7 +136,7 @@ static int action_of(const char *name)
 }
 
 /* NULL: said why. */
-static json_t *read_request(const struct session *s)
+static json_t *read_request(const struct cache_session *s)
 {
     struct bytes prompt = {0};
     json_t *r = NULL;
@@ -158,7 +158,7 @@ static json_t *read_request(const struct session *s)
     return r;
 }
 
-static int run(const struct session *s, int action)
+static int run(const struct cache_session *s, int action)
 {
     struct ask_message *m = NULL;
     struct td_error e = {{0}};
@@ -183,7 +183,7 @@ static int run(const struct session *s, int action)
 int cli_cache(int argc, char **argv)
 {
     struct cache_options o = {0};
-    struct session s = {.o = &o, .rest = mem_array((size_t)argc, sizeof(*s.rest))};
+    struct cache_session s = {.o = &o, .rest = mem_array((size_t)argc, sizeof(*s.rest))};
     const char **words = s.rest;
     int exit_code = 2, action = N_ACTIONS;
     bool go = cli_options(

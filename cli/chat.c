@@ -21,7 +21,7 @@ static const struct option TABLE[] = {
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
-struct turn {
+struct chat_turn {
     pthread_mutex_t lock; /* the rpc thread ends the turn that the main thread waits for */
     pthread_cond_t changed;
     bool done;
@@ -36,7 +36,7 @@ static void show(struct ask *a, const void *text, size_t len)
 
 static void done(struct ask *a)
 {
-    struct turn *t = a->user;
+    struct chat_turn *t = a->user;
     pthread_mutex_lock(&t->lock);
     t->done = true;
     pthread_cond_signal(&t->changed);
@@ -53,7 +53,7 @@ static void say(json_t *messages, const char *role, const char *text, size_t len
 
 static bool answer(struct rpc_client *c, const struct chat_options *o, json_t *messages)
 {
-    struct turn t = {.done = false};
+    struct chat_turn t = {.done = false};
     json_t *r = json_object();
     pthread_mutex_init(&t.lock, NULL);
     pthread_cond_init(&t.changed, NULL);

@@ -17,7 +17,7 @@
 enum { TAIL_BYTES = 8192 };
 static const uint64_t BACKOFF_MIN_NS = 100 * NS_PER_MS, BACKOFF_MAX_NS = 5 * NS_PER_S, BACKOFF_RESET_NS = 10 * NS_PER_S;
 
-void args_add(struct args *a, const char *format, ...)
+void args_add(struct child_args *a, const char *format, ...)
 {
     char *word;
     va_list list;
@@ -30,12 +30,12 @@ void args_add(struct args *a, const char *format, ...)
     a->words[a->n] = NULL;
 }
 
-void args_free(struct args *a)
+void args_free(struct child_args *a)
 {
     for (uint32_t i = 0; i < a->n; i++)
         free(a->words[i]);
     free(a->words);
-    *a = (struct args){0};
+    *a = (struct child_args){0};
 }
 
 const char *child_role_name(enum child_role role)
@@ -106,7 +106,7 @@ enum td_status child_start(struct child *c, uint64_t now, struct td_error *e)
 {
     int fds[2] = {-1, -1};
     struct stat st;
-    struct args args = {0};
+    struct child_args args = {0};
     for (uint32_t i = 0; i < c->args.n; i++)
         args_add(&args, "%s", c->args.words[i]);
     if (c->listen[0]) {

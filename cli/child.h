@@ -28,12 +28,12 @@
 #include "base/mem.h"
 
 /* Words of a command line, in one allocation each. */
-struct args {
+struct child_args {
     char **words; /* followed by NULL */
     uint32_t n;
 };
-void args_add(struct args *a, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void args_free(struct args *a);
+void args_add(struct child_args *a, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void args_free(struct child_args *a);
 
 enum { CHILD_MOST = 64 }; /* of one role but the router */
 
@@ -43,8 +43,8 @@ enum child_state { CHILD_IDLE, CHILD_STARTING, CHILD_UP, CHILD_BACKOFF, CHILD_ST
 struct child {
     char name[32];
     enum child_role role;
-    struct args args; /* owned; program first */
-    char listen[128]; /* for --listen; "": it does not listen */
+    struct child_args args; /* owned; program first */
+    char listen[128];       /* for --listen; "": it does not listen */
     char log_path[PATH_MAX];
 
     enum child_state state;

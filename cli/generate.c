@@ -40,7 +40,7 @@ static const struct option TABLE[] = {
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
-struct session {
+struct generate_session {
     const struct generate_options *o;
     const char *router;
     struct rpc_client *client;
@@ -60,7 +60,7 @@ static void add_defaults(const struct generate_options *o, json_t *r)
         json_object_set_new(r, "logprobs", json_true());
 }
 
-static void landed(struct session *s, bool failed)
+static void landed(struct generate_session *s, bool failed)
 {
     pthread_mutex_lock(&s->lock);
     s->n_flying--;
@@ -69,7 +69,7 @@ static void landed(struct session *s, bool failed)
     pthread_mutex_unlock(&s->lock);
 }
 
-static void wait_flying(struct session *s, int64_t below)
+static void wait_flying(struct generate_session *s, int64_t below)
 {
     pthread_mutex_lock(&s->lock);
     while (s->n_flying >= below)
@@ -80,12 +80,12 @@ static void wait_flying(struct session *s, int64_t below)
 /* ------------------------------------------------------------------ jsonl */
 
 struct line {
-    struct session *session;
+    struct generate_session *session;
     uint64_t number; /* from 1 on */
 };
 
 /* Prints an answer with its line's number in an error; takes the reference. Lock held. */
-static void print_answer(struct session *s, uint64_t number, json_t *answer)
+static void print_answer(struct generate_session *s, uint64_t number, json_t *answer)
 {
     json_t *error = json_object_get(answer, "error");
     if (error) {
@@ -104,7 +104,7 @@ static void print_answer(struct session *s, uint64_t number, json_t *answer)
 static void line_done(struct ask *a)
 {
     struct line *line = a->user;
-    struct session *s = line->session;
+    struct generate_session *s = line->session;
     bool failed = a->code != RPC_OK;
     pthread_mutex_lock(&s->lock);
     print_answer(s, line->number, ask_result(a));
@@ -114,7 +114,7 @@ static void line_done(struct ask *a)
     landed(s, failed);
 }
 
-static void refuse_line(struct session *s, uint64_t number, const char *what)
+static void refuse_line(struct generate_session *s, uint64_t number, const char *what)
 {
     pthread_mutex_lock(&s->lock);
     print_answer(s, number,
@@ -123,7 +123,7 @@ static void refuse_line(struct session *s, uint64_t number, const char *what)
     pthread_mutex_unlock(&s->lock);
 }
 
-static void start_line(struct session *s, const struct bytes *text, uint64_t number)
+static void start_line(struct generate_session *s, const struct bytes *text, uint64_t number)
 {
     json_error_t je;
     char what[256];
@@ -144,7 +144,7 @@ static void start_line(struct session *s, const struct bytes *text, uint64_t num
     ask_start(s->client, r, NULL, line_done, line);
 }
 
-static int run_jsonl(struct session *s)
+static int run_jsonl(struct generate_session *s)
 {
     struct bytes line = {0};
     for (uint64_t number = 1; !ferror(stdout) && cli_read_line(&line); number++)
@@ -203,7 +203,7 @@ static void show_timing(const struct ask *a)
 
 static void prompt_done(struct ask *a)
 {
-    struct session *s = a->user;
+    struct generate_session *s = a->user;
     bool failed = a->code != RPC_OK;
     if (s->o->json)
         cli_print_json(ask_result(a));
@@ -215,7 +215,7 @@ static void prompt_done(struct ask *a)
     landed(s, failed);
 }
 
-static int run_prompt(struct session *s, const struct bytes *text)
+static int run_prompt(struct generate_session *s, const struct bytes *text)
 {
     json_t *r = cli_prompt_request("generate", s->client, text, s->o->chat);
     if (!r)
@@ -240,7 +240,7 @@ static enum td_status open_local(const struct generate_options *o, struct local 
     return local_open(o->model, args, o->plan, LOCAL_LOOPBACK, out, e);
 }
 
-static int run(struct session *s, const char **rest, int n_rest)
+static int run(struct generate_session *s, const char **rest, int n_rest)
 {
     struct bytes prompt = {0};
     if (!s->o->jsonl && !cli_read_prompt("generate", rest, n_rest, &prompt)) {
@@ -269,7 +269,7 @@ static bool is_usable(const struct generate_options *o, const char **rest, int n
     return false;
 }
 
-static int connect_and_run(struct session *s, const char **rest, int n_rest)
+static int connect_and_run(struct generate_session *s, const char **rest, int n_rest)
 {
     struct local *local = NULL;
     struct td_error e = {{0}};
@@ -289,7 +289,7 @@ static int connect_and_run(struct session *s, const char **rest, int n_rest)
 int cli_generate(int argc, char **argv)
 {
     struct generate_options o = {0};
-    struct session s = {.o = &o};
+    struct generate_session s = {.o = &o};
     const char **rest = mem_array((size_t)argc, sizeof(*rest));
     struct option *table = cli_params_table(TABLE, AT(params));
     int n_rest, exit_code;

@@ -17,7 +17,7 @@ static const double CLOSE_ENOUGH = 1.05;
 
 enum definition { DISTSERVE, MLPERF, DEFINITIONS };
 
-struct search {
+struct max_search {
     struct report_point *points; /* by rate */
     uint32_t n, n_rounds;
 };
@@ -27,7 +27,7 @@ static bool is_good(const struct report_point *p, enum definition d)
     return d == DISTSERVE ? p->met_share >= 0.9 : p->ttft_share >= 0.99 && p->tpot_share >= 0.99;
 }
 
-static double best_of(const struct search *s, enum definition d)
+static double best_of(const struct max_search *s, enum definition d)
 {
     double best = 0;
     for (uint32_t i = 0; i < s->n; i++)
@@ -36,7 +36,7 @@ static double best_of(const struct search *s, enum definition d)
 }
 
 /* 0: found. */
-static double next_rate(const struct search *s, enum definition d, double first)
+static double next_rate(const struct max_search *s, enum definition d, double first)
 {
     double good = best_of(s, d), bad = INFINITY;
     for (uint32_t i = 0; i < s->n; i++)
@@ -51,7 +51,7 @@ static double next_rate(const struct search *s, enum definition d, double first)
     return bad / good > CLOSE_ENOUGH ? sqrt(good * bad) : 0;
 }
 
-static void add_point(struct search *s, const struct report_point *p)
+static void add_point(struct max_search *s, const struct report_point *p)
 {
     s->points = mem_resize(s->points, s->n + 1, sizeof(*s->points));
     uint32_t i = s->n++;
@@ -60,7 +60,7 @@ static void add_point(struct search *s, const struct report_point *p)
     s->points[i] = *p;
 }
 
-static bool run_round(struct replay *r, struct search *s, double rate)
+static bool run_round(struct replay *r, struct max_search *s, double rate)
 {
     struct replay_result result;
     r->o.rate = rate;
@@ -81,7 +81,7 @@ static bool run_round(struct replay *r, struct search *s, double rate)
 
 struct report_point *replay_find_max(struct replay *r, uint32_t *n_out)
 {
-    struct search s = {.n = 0};
+    struct max_search s = {.n = 0};
     double first = r->o.rate, rate, best;
     bool go = true;
     for (int d = 0; d < DEFINITIONS; d++)

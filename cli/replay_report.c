@@ -28,13 +28,13 @@ static int32_t worker_of(struct replay_board *b, const char *name, const char *r
     return (int32_t)i;
 }
 
-struct span { /* a worker has something to do for a request */
+struct report_span { /* a worker has something to do for a request */
     double from_ms, to_ms;
 };
 
 static int by_start(const void *a, const void *b)
 {
-    const struct span *x = a, *y = b;
+    const struct report_span *x = a, *y = b;
     return (x->from_ms > y->from_ms) - (x->from_ms < y->from_ms);
 }
 
@@ -45,7 +45,7 @@ static void add_busy(float *load, double tick_ms, double from_ms, double to_ms)
 }
 
 /* The union of the spans. Returns its length. */
-static double add_spans(struct span *spans, uint64_t n, double tick_ms, float *load)
+static double add_spans(struct report_span *spans, uint64_t n, double tick_ms, float *load)
 {
     double busy = 0, from = 0, to = 0;
     qsort(spans, n, sizeof(*spans), by_start);
@@ -67,7 +67,7 @@ static double add_spans(struct span *spans, uint64_t n, double tick_ms, float *l
 }
 
 /* When a worker prefilled or decoded for somebody: as far as answers tell. */
-static uint64_t spans_of(const struct replay_result *out, int32_t worker, struct span *spans)
+static uint64_t spans_of(const struct replay_result *out, int32_t worker, struct report_span *spans)
 {
     uint64_t n = 0;
     for (uint64_t i = 0; i < out->run.n_requests; i++) {
@@ -76,9 +76,9 @@ static uint64_t spans_of(const struct replay_result *out, int32_t worker, struct
         if (q->outcome != REPORT_ANSWERED)
             continue;
         if (q->prefill == worker && isfinite(q->prefill_ms))
-            spans[n++] = (struct span){fmax(first - q->prefill_ms, 0), first};
+            spans[n++] = (struct report_span){fmax(first - q->prefill_ms, 0), first};
         if (q->decode == worker && q->n_output > 1)
-            spans[n++] = (struct span){first, q->arrived_ms + q->e2e_ms};
+            spans[n++] = (struct report_span){first, q->arrived_ms + q->e2e_ms};
     }
     return n;
 }
@@ -86,7 +86,7 @@ static uint64_t spans_of(const struct replay_result *out, int32_t worker, struct
 static void add_workers(struct replay_result *out, const struct replay *r)
 {
     uint32_t n = r->board->n_workers;
-    struct span *spans = mem_array(2 * out->run.n_requests, sizeof(*spans));
+    struct report_span *spans = mem_array(2 * out->run.n_requests, sizeof(*spans));
     out->workers = mem_array(n, sizeof(*out->workers));
     out->loads = mem_array((size_t)n * TICKS, sizeof(*out->loads));
     out->run.load_tick_ms = fmax(out->run.duration_ms, 1) / TICKS;

@@ -335,7 +335,7 @@ static void set_rest(struct simulate_config *c, const struct simulate_options *o
         .ttft_ms = o->ttft_ms,
         .tpot_ms = o->tpot_ms,
         .policy = (enum policy)choice(POLICY_NAMES, o->policy),
-        .order = (enum order)choice(ORDER_NAMES, o->order),
+        .order = (enum scheduler_order)choice(ORDER_NAMES, o->order),
         .force = (enum plan_force)choice(PLAN_FORCE_NAMES, o->plan),
         .n_routers = (uint32_t)o->routers,
         .max_queued = (uint32_t)o->queue_requests,

@@ -36,7 +36,7 @@ static const struct option TABLE[] = {
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
-struct local {
+struct local_tokenizer {
     struct tokenizer *tokenizer;
     struct chat_template *chat;
     bool special; /* added where a request does not say */
@@ -68,7 +68,7 @@ static enum td_status input_text(json_t *request, struct bytes *out, struct td_e
     return n < 0 ? td_fail(e, TD_ERR_INVALID, "text_base64: not base64") : TD_OK;
 }
 
-static enum td_status answer_encode(struct local *l, json_t *request, json_t *answer, struct td_error *e)
+static enum td_status answer_encode(struct local_tokenizer *l, json_t *request, json_t *answer, struct td_error *e)
 {
     struct bytes text = {0};
     struct token_ids ids = {0};
@@ -83,7 +83,7 @@ static enum td_status answer_encode(struct local *l, json_t *request, json_t *an
     return s;
 }
 
-static enum td_status answer_chat(struct local *l, json_t *request, json_t *answer, struct td_error *e)
+static enum td_status answer_chat(struct local_tokenizer *l, json_t *request, json_t *answer, struct td_error *e)
 {
     struct bytes text = {0};
     struct token_ids ids = {0};
@@ -104,7 +104,7 @@ static enum td_status answer_chat(struct local *l, json_t *request, json_t *answ
     return s;
 }
 
-static json_t *pieces_of(struct local *l, const struct token_ids *ids, bool skip)
+static json_t *pieces_of(struct local_tokenizer *l, const struct token_ids *ids, bool skip)
 {
     struct token_stream *stream = token_stream_open(l->tokenizer, skip);
     struct bytes piece = {0};
@@ -122,7 +122,7 @@ static json_t *pieces_of(struct local *l, const struct token_ids *ids, bool skip
     return pieces;
 }
 
-static enum td_status answer_decode(struct local *l, json_t *request, json_t *answer, struct td_error *e)
+static enum td_status answer_decode(struct local_tokenizer *l, json_t *request, json_t *answer, struct td_error *e)
 {
     json_t *v;
     bool skip = json_is_true(json_object_get(request, "skip_special_tokens"));
@@ -149,7 +149,7 @@ static enum td_status answer_decode(struct local *l, json_t *request, json_t *an
 }
 
 /* False: it is no request. A text that can't be tokenized is answered: that is what was asked. */
-static bool answer_line(struct local *l, const struct bytes *line, uint64_t number)
+static bool answer_line(struct local_tokenizer *l, const struct bytes *line, uint64_t number)
 {
     json_error_t je;
     struct td_error e = {{0}};
@@ -180,7 +180,7 @@ static bool answer_line(struct local *l, const struct bytes *line, uint64_t numb
     return is_request;
 }
 
-static int run_jsonl(struct local *l)
+static int run_jsonl(struct local_tokenizer *l)
 {
     struct bytes line = {0};
     bool good = true;
@@ -233,7 +233,7 @@ static int by_router(const struct tokenize_options *o, const char *text)
 
 static int by_directory(const struct tokenize_options *o, const char *text)
 {
-    struct local l = {.special = o->special};
+    struct local_tokenizer l = {.special = o->special};
     struct td_error e = {{0}};
     struct token_ids ids = {0};
     enum td_status s = tokenizer_open(o->tokenizer, &l.tokenizer, &e);

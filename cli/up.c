@@ -154,7 +154,7 @@ struct up {
 
 /* ----------------------------------------------------------- command lines */
 
-static void pass_options(struct args *a, const struct up_options *o, enum child_role role)
+static void pass_options(struct child_args *a, const struct up_options *o, enum child_role role)
 {
     for (size_t i = 0; i < sizeof(PASSED) / sizeof(PASSED[0]); i++) {
         const char *at = (const char *)o + PASSED[i].offset, *text = NULL;
@@ -173,7 +173,7 @@ static void pass_options(struct args *a, const struct up_options *o, enum child_
 }
 
 /* Beside this program, or where a build leaves it. */
-static enum td_status add_program(const struct up *u, struct args *a, enum child_role role, struct td_error *e)
+static enum td_status add_program(const struct up *u, struct child_args *a, enum child_role role, struct td_error *e)
 {
     static const char *const FOLDERS[] = {"router", "prefill", "decode", "kvstore"};
     char path[PATH_MAX];

@@ -29,7 +29,7 @@ static struct k_attn attention_of(const struct forward *f, uint32_t l, const str
 /* in [T][n_heads + 2 n_kv_heads][head_dim] -> attn [T][n_heads][head_dim] */
 static void plain_attention(struct forward *f, uint32_t l, const struct forward_rows *r)
 {
-    const struct attention *y = &f->layers[l].attention;
+    const struct attention_weights *y = &f->layers[l].attention;
     struct kernels *k = f->kernels;
     uint32_t heads = own(f, &f->share.heads), kv_heads = own(f, &f->share.kv_heads), dim = f->c.head_dim;
     float *q = f->in, *keys = q + (size_t)heads * dim, *values = keys + (size_t)kv_heads * dim;
@@ -80,7 +80,7 @@ static void store_latent(struct forward *f, const struct k_attn *a)
  */
 static void latent_attention(struct forward *f, uint32_t l, const struct forward_rows *r)
 {
-    const struct attention *y = &f->layers[l].attention;
+    const struct attention_weights *y = &f->layers[l].attention;
     const struct model_latent *m = &f->c.latent;
     struct kernels *k = f->kernels;
     uint32_t heads = own(f, &f->share.heads), q_dim = f->c.head_dim, row = m->kv_rank + m->rope_dim, rows = r->n_rows;
@@ -112,7 +112,7 @@ static void latent_attention(struct forward *f, uint32_t l, const struct forward
 
 void forward_attention(struct forward *f, uint32_t l, const struct forward_rows *r)
 {
-    const struct attention *y = &f->layers[l].attention;
+    const struct attention_weights *y = &f->layers[l].attention;
     k_rmsnorm(f->kernels, r->x, y->norm, f->c.rms_eps, r->n_rows, f->c.hidden, f->normed);
     k_linear(f->kernels, y->in, f->normed, r->n_rows, f->in, false);
     forward_lora(f, &y->in_lora, f->normed, r, f->in);

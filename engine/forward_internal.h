@@ -40,7 +40,7 @@ struct lora {
  * all of n_in; of matrices whose result is added to x, n_out is hidden. "latent" marks multi-head latent
  * attention.
  */
-struct attention {
+struct attention_weights {
     float *norm, *norm_after; /* [hidden]; norm_after NULL: none */
     struct k_matrix *in;      /* [q, k, v][hidden]; latent: [q or q_a, latent][hidden] */
     struct k_matrix *out;     /* [hidden][n_heads * v_dim] */
@@ -71,7 +71,7 @@ struct feed_forward {
 };
 
 struct layer {
-    struct attention attention;
+    struct attention_weights attention;
     struct feed_forward feed_forward;
 };
 
@@ -116,7 +116,7 @@ struct forward_rows {
 };
 
 /* The format in which a matrix is packed. */
-struct form {
+struct packed_form {
     enum compute compute;
     enum k_weights weights;
 };
@@ -138,7 +138,7 @@ struct forward {
     uint32_t kept_kv_head; /* the rank's first kv head in kept_layout */
     uint32_t kept_layer;   /* number of the layer that is layer 0 of kept_layout */
     uint8_t *arena, *kept_arena;
-    struct form form;           /* format of the large matrices */
+    struct packed_form form;    /* format of the large matrices */
     struct weight_cache *cache; /* NULL: none */
     struct k_matrix **added;    /* [n_added] matrices that were added to the cache while it is built */
     uint32_t n_added, cap_added;

@@ -170,7 +170,7 @@ enum td_status forward_open(const struct forward_config *config, struct forward 
     f->model = config->model;
     f->c = *model_config(config->model);
     f->layout = *config->layout;
-    f->form = (struct form){config->compute, config->weights};
+    f->form = (struct packed_form){config->compute, config->weights};
     f->max_rows = config->max_rows;
     f->max_positions = config->max_positions;
     f->host_logits = config->logits;
@@ -215,7 +215,7 @@ static void visit(const struct forward *f, struct visitor *v)
     v->kernels = f->kernels;
     v->matrix(v, f->head);
     for (uint32_t l = 0; l < f->c.n_layers; l++) {
-        const struct attention *a = &f->layers[l].attention;
+        const struct attention_weights *a = &f->layers[l].attention;
         const struct feed_forward *y = &f->layers[l].feed_forward;
         struct k_matrix *const matrices[] = {a->in, a->out, y->dense.gate_up, y->dense.down, y->router, y->gate};
         const struct lora *const adapted[] = {&a->in_lora, &a->out_lora, &y->dense.gate_up_lora, &y->dense.down_lora};
@@ -247,7 +247,7 @@ void forward_close(struct forward *f)
         return;
     visit(f, &(struct visitor){.matrix = free_matrix, .stack = free_stack});
     for (uint32_t l = 0; l < f->c.n_layers; l++) {
-        struct attention *a = &f->layers[l].attention;
+        struct attention_weights *a = &f->layers[l].attention;
         struct feed_forward *y = &f->layers[l].feed_forward;
         void *const all[] = {a->norm, a->norm_after, a->q_norm, a->k_norm, a->sinks, y->norm, y->norm_after};
         for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)

@@ -18,7 +18,7 @@
 enum { MAX_NAME = 160 };
 
 /* For small matrices that decide much: routers, gates, and those between attention and the latent. */
-static const struct form EXACT = {COMPUTE_F32, WEIGHTS_AS_STORED};
+static const struct packed_form EXACT = {COMPUTE_F32, WEIGHTS_AS_STORED};
 
 /* ------------------------------------------------------------------- tensors */
 
@@ -64,7 +64,7 @@ static enum td_status norm(const struct forward *f, uint32_t layer, const char *
  * be packed.
  */
 static enum td_status view(const struct forward *f, const struct k_matrix_part *parts, uint32_t n, uint32_t n_in,
-                           struct form form, struct k_matrix **out)
+                           struct packed_form form, struct k_matrix **out)
 {
     uint64_t len_bytes;
     const void *data = weight_cache_next(f->cache, &len_bytes);
@@ -80,7 +80,7 @@ static enum td_status view(const struct forward *f, const struct k_matrix_part *
 
 /* Packs a matrix and, if this process builds the shared file, adds it there. */
 static enum td_status pack_new(struct forward *f, const struct k_matrix_part *parts, uint32_t n, uint32_t n_in,
-                               struct form form, struct k_matrix **out)
+                               struct packed_form form, struct k_matrix **out)
 {
     enum td_status s = k_matrix_pack(f->kernels, parts, n, n_in, form.compute, form.weights, out);
     if (s || !weight_cache_is_building(f->cache))
@@ -95,7 +95,7 @@ static enum td_status pack_new(struct forward *f, const struct k_matrix_part *pa
 }
 
 static enum td_status pack(struct forward *f, uint32_t layer, const struct k_matrix_part *parts, uint32_t n,
-                           uint32_t n_in, struct form form, struct k_matrix **out, struct td_error *e)
+                           uint32_t n_in, struct packed_form form, struct k_matrix **out, struct td_error *e)
 {
     enum td_status s = view(f, parts, n, n_in, form, out);
     if (s == TD_NOT_YET)
@@ -166,7 +166,8 @@ static enum td_status find_part(const struct forward *f, uint32_t layer, uint32_
 
 /* Packs the named projections of a layer (or of its expert `number`) as one matrix, one below the other. */
 static enum td_status project(struct forward *f, uint32_t layer, uint32_t number, const struct part_name *names,
-                              uint32_t n, uint32_t n_in, struct form form, struct k_matrix **out, struct td_error *e)
+                              uint32_t n, uint32_t n_in, struct packed_form form, struct k_matrix **out,
+                              struct td_error *e)
 {
     struct k_matrix_part parts[MAX_PARTS];
     for (uint32_t i = 0; i < n; i++) {
@@ -209,7 +210,7 @@ static enum td_status pack_stack(struct forward *f, uint32_t layer, uint32_t n, 
 
 static enum td_status open_plain(struct forward *f, uint32_t l, struct td_error *e)
 {
-    struct attention *y = &f->layers[l].attention;
+    struct attention_weights *y = &f->layers[l].attention;
     uint32_t dim = f->c.head_dim, all_q = f->c.n_heads * dim, all_kv = f->c.n_kv_heads * dim, all = all_q + 2 * all_kv;
     uint32_t q = own(f, &f->share.heads) * dim, first_q = own_first(f, &f->share.heads) * dim;
     uint32_t kv = own(f, &f->share.kv_heads) * dim, first_kv = own_first(f, &f->share.kv_heads) * dim;
@@ -291,7 +292,7 @@ static enum td_status pack_q_b(struct forward *f, uint32_t l, uint32_t number, s
 static enum td_status open_latent(struct forward *f, uint32_t l, struct td_error *e)
 {
     const struct model_latent *m = &f->c.latent;
-    struct attention *y = &f->layers[l].attention;
+    struct attention_weights *y = &f->layers[l].attention;
     const struct part_name in[] = {m->q_rank ? whole("self_attn.q_a_proj", m->q_rank, false)
                                              : latent_q(f, "self_attn.q_proj"),
                                    whole("self_attn.kv_a_proj_with_mqa", m->kv_rank + m->rope_dim, false)};
@@ -310,7 +311,7 @@ static enum td_status open_latent(struct forward *f, uint32_t l, struct td_error
 
 static enum td_status open_attention(struct forward *f, uint32_t l, struct td_error *e)
 {
-    struct attention *y = &f->layers[l].attention;
+    struct attention_weights *y = &f->layers[l].attention;
     const struct part_name out = share_of(f, &f->share.hidden, "self_attn.o_proj", f->c.out_bias);
     enum td_status s = norm(f, l, "input_layernorm", f->c.hidden, &y->norm, e);
     if (!s && f->c.family->norms_after)
@@ -526,7 +527,7 @@ static enum td_status open_embedding(struct forward *f, const struct tensor *t, 
 
 static enum td_status open_head(struct forward *f, const struct model_matrix *w, struct td_error *e)
 {
-    struct form form = f->form;
+    struct packed_form form = f->form;
     if (form.weights == WEIGHTS_INT4) /* the output matrix decides most: int4 would be too coarse */
         form.weights = WEIGHTS_INT8;
     const struct k_matrix_part part = part_of(w, own_first(f, &f->share.vocab), own(f, &f->share.vocab), f->c.hidden);

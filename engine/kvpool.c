@@ -25,7 +25,7 @@ struct page {
     uint64_t free_at_ns;
 };
 
-struct list {
+struct page_list {
     uint32_t head, tail, n;
 };
 
@@ -36,7 +36,7 @@ struct kvpool {
     uint8_t *arena;
     int arena_fd; /* 0: the arena can't be mapped by others */
     struct page *pages;
-    struct list lists[N_LISTS]; /* CACHED, KEPT: least recently used first; QUARANTINE: by free_at_ns */
+    struct page_list lists[N_LISTS]; /* CACHED, KEPT: least recently used first; QUARANTINE: by free_at_ns */
     uint32_t *buckets, n_buckets;
     struct pins pins;
 };
@@ -53,7 +53,7 @@ struct kvpool {
 static void list_remove(struct kvpool *pool, uint32_t i)
 {
     struct page *p = &pool->pages[i];
-    struct list *l = &pool->lists[p->list];
+    struct page_list *l = &pool->lists[p->list];
     if (p->list == LIST_NONE)
         return;
     *(p->prev == NONE ? &l->head : &pool->pages[p->prev].next) = p->next;
@@ -65,7 +65,7 @@ static void list_remove(struct kvpool *pool, uint32_t i)
 static void list_append(struct kvpool *pool, enum list_id id, uint32_t i)
 {
     struct page *p = &pool->pages[i];
-    struct list *l = &pool->lists[id];
+    struct page_list *l = &pool->lists[id];
     MUST(p->list == LIST_NONE);
     p->prev = l->tail;
     p->next = NONE;
@@ -132,7 +132,7 @@ enum td_status kvpool_open(const struct kvpool_config *config, struct kvpool **o
     pool->buckets = mem_array(pool->n_buckets, sizeof(*pool->buckets));
     memset(pool->buckets, 0xff, pool->n_buckets * sizeof(*pool->buckets));
     for (int l = 0; l < N_LISTS; l++)
-        pool->lists[l] = (struct list){NONE, NONE, 0};
+        pool->lists[l] = (struct page_list){NONE, NONE, 0};
     for (uint32_t i = 0; i < config->n_pages; i++)
         list_append(pool, LIST_FREE, i);
     *out = pool;

@@ -8,7 +8,7 @@ struct tally {
     uint64_t n_blocks, digest, n_pins;
 };
 
-static void visit(void *user, const struct entry *e)
+static void visit(void *user, const struct store_entry *e)
 {
     struct tally *t = user;
     t->n_pins += e->pins;
@@ -31,7 +31,7 @@ void kvstore_audit_answer(struct kvstore *s, struct link *link, uint64_t nonce)
     Tandem__Worker__V1__Audit m = TANDEM__WORKER__V1__AUDIT__INIT;
     Tandem__Worker__V1__WorkerMessage message = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
     table_each(s->table, visit, &tally);
-    for (const struct lease *l = s->leases; l; l = l->next, m.leases++)
+    for (const struct store_lease *l = s->leases; l; l = l->next, m.leases++)
         n_held += l->n;
     if (slots.free + slots.cached + slots.leased + slots.held != slots.total)
         snprintf(problem, sizeof(problem), "the states of the slots don't add up to %u", slots.total);

@@ -77,9 +77,9 @@ const struct option KVSTORE_OPTIONS[] = {
 
 static const struct metric_info METRIC_INFO[] = {METRICS_TABLE(KVSTORE_METRICS)};
 
-struct work *store_work_new(enum work_kind kind)
+struct store_work *store_work_new(enum store_work_kind kind)
 {
-    struct work *work = mem_zalloc(sizeof(*work));
+    struct store_work *work = mem_zalloc(sizeof(*work));
     work->kind = kind;
     return work;
 }
@@ -111,7 +111,7 @@ static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
 static void deliver(void *user, struct link_mail *mail)
 {
     struct kvstore *s = user;
-    struct work *work = store_work_new(WORK_LINK);
+    struct store_work *work = store_work_new(WORK_LINK);
     work->link = mail;
     mailbox_push(&s->mailbox, &work->mail);
 }
@@ -127,7 +127,7 @@ static void add_event(struct kvstore *s, struct block_event ev)
     s->events[s->n_events++] = ev;
 }
 
-void store_event(struct kvstore *s, enum block_event_kind kind, enum block_tier tier, const struct entry *e)
+void store_event(struct kvstore *s, enum block_event_kind kind, enum block_tier tier, const struct store_entry *e)
 {
     add_event(s, (struct block_event){kind, tier, e->chain_index, e->key});
 }
@@ -163,7 +163,7 @@ static void flush_events(struct kvstore *s)
     s->n_events = 0;
 }
 
-static void add_snapshot_block(void *user, const struct entry *e)
+static void add_snapshot_block(void *user, const struct store_entry *e)
 {
     if (e->dram == DRAM_READY)
         store_event(user, BLOCK_ADDED, TIER_DRAM, e);
@@ -289,7 +289,7 @@ static void on_link(struct kvstore *s, struct link_mail *mail)
     link_mail_free(mail);
 }
 
-static void on_work(struct kvstore *s, struct work *work)
+static void on_work(struct kvstore *s, struct store_work *work)
 {
     switch (work->kind) {
     case WORK_LINK:
@@ -332,7 +332,7 @@ static void take_mail(struct kvstore *s)
 {
     for (struct mail *m = mailbox_take(&s->mailbox), *next; m; m = next) {
         next = m->next;
-        on_work(s, (struct work *)m); /* mail is the first member of struct work */
+        on_work(s, (struct store_work *)m); /* mail is the first member of struct store_work */
     }
     request_advance_all(s);
 }

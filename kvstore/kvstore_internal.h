@@ -56,7 +56,7 @@
     X(STORE_SSD_SLOW, METRIC_GAUGE, "tandem_store_ssd_slow", "1: reads are late, only probes are sent")                \
     X(STORE_SSD_BYTES, METRIC_GAUGE, "tandem_store_ssd_bytes", "measured size of the directory")                       \
     X(STORE_SSD_BLOCK_BYTES, METRIC_GAUGE, "tandem_store_ssd_block_bytes",                                             \
-      "what a block takes on SSD, mean of recent ones")                                                                  \
+      "what a block takes on SSD, mean of recent ones")                                                                \
     X(STORE_QUEUE_BYTES, METRIC_GAUGE, "tandem_store_write_queue_bytes", "waiting to be written")                      \
     X(STORE_BLOCKS_DRAM, METRIC_GAUGE, "tandem_store_blocks_dram", "blocks in DRAM")                                   \
     X(STORE_BLOCKS_SSD, METRIC_GAUGE, "tandem_store_blocks_ssd", "blocks on SSD")                                      \
@@ -66,11 +66,11 @@
     X(STORE_SLOTS_HELD, METRIC_GAUGE, "tandem_store_pages_held", "slots being filled")
 enum { METRICS_ENUM(KVSTORE_METRICS) };
 
-struct lease { /* the answer to a lookup; keeps its entries pinned until the wire has ended it */
-    struct lease *next;
+struct store_lease { /* the answer to a lookup; keeps its entries pinned until the wire has ended it */
+    struct store_lease *next;
     struct kvstore *store;
     struct xfer_id id;
-    struct entry **entries;
+    struct store_entry **entries;
     bool *from_ssd;
     /* entries[n_announced..n) are not announced yet: the first of them is being read from SSD. */
     uint32_t n, n_announced;
@@ -84,13 +84,13 @@ struct fill { /* a pull of offered blocks */
     struct kvstore *store;
     uint64_t holder; /* incarnation of the process that offered them */
     struct xfer_id id;
-    struct entry **entries;
+    struct store_entry **entries;
     uint8_t **addresses; /* where they land; read on the xfer thread, and fixed before the pull starts */
     uint32_t n;
     _Atomic uint32_t n_verified;
 };
 
-enum work_kind {
+enum store_work_kind {
     WORK_LINK,
     WORK_MESSAGE,
     WORK_LEASE_END,
@@ -102,16 +102,16 @@ enum work_kind {
     WORK_STOP
 };
 
-struct work { /* a message from another thread to the main thread; freed by the main thread */
+struct store_work { /* a message from another thread to the main thread; freed by the main thread */
     struct mail mail;
-    enum work_kind kind;
+    enum store_work_kind kind;
     struct link_mail *link;
     uint16_t message_kind;
     uint64_t sender; /* incarnation of the peer that sent the message */
     struct bytes data;
-    struct lease *lease;
+    struct store_lease *lease;
     struct fill *fill;
-    struct entry *entry;
+    struct store_entry *entry;
     enum td_status status;
     bool in_doubt;
     uint64_t n_bytes;
@@ -131,7 +131,7 @@ struct kvstore {
     int arena_fd;                /* 0: the arena is not shared */
     struct tenant_share *quotas; /* shares of named tenants */
     uint32_t n_quotas;
-    struct table *table;
+    struct store_table *table;
     struct ssd_tier *ssd; /* NULL: there is no SSD tier */
     struct pins pins;
     struct keeps keeps;  /* the pins and flushes that routers are told of, prompt by prompt */
@@ -153,7 +153,7 @@ struct kvstore {
     struct mailbox mailbox;
 
     uint64_t tick; /* counts requests; an entry's last_used is the tick of a request */
-    struct lease *leases;
+    struct store_lease *leases;
     uint32_t n_wire; /* leases and pulls that have not ended; stopping waits for them */
     struct block_event *events;
     uint32_t n_events, cap_events;
@@ -167,32 +167,32 @@ struct kvstore {
 };
 
 /* kvstore.c */
-struct work *store_work_new(enum work_kind kind);
-void store_event(struct kvstore *s, enum block_event_kind kind, enum block_tier tier, const struct entry *e);
+struct store_work *store_work_new(enum store_work_kind kind);
+void store_event(struct kvstore *s, enum block_event_kind kind, enum block_tier tier, const struct store_entry *e);
 void store_count(struct kvstore *s, uint32_t metric, uint64_t by);
 
 /* tiers.c: which tier a block lies in, and what moves between tiers */
 
 /* Address of the entry's slot in the arena. */
-uint8_t *tier_address(const struct kvstore *s, const struct entry *e);
+uint8_t *tier_address(const struct kvstore *s, const struct store_entry *e);
 /* Makes a slot free, by evicting if needed; false if that is impossible. is_new: the slot is for an
  * offered block, else for a block that is read from SSD. */
 bool tier_make_slot(struct kvstore *s, uint32_t for_tenant, bool is_new);
-void tier_start_load(struct kvstore *s, struct entry *e); /* starts to read e from SSD; needs a free slot */
+void tier_start_load(struct kvstore *s, struct store_entry *e); /* starts to read e from SSD; needs a free slot */
 /* The block is missing or wrong, not merely unreadable now. */
 bool tier_is_corrupt(enum td_status read_status);
 bool tier_is_slow(const struct kvstore *s); /* blocks that are on SSD only count as absent */
 /* Reads e although nobody waits for it, to see whether a slow SSD has recovered. */
-void tier_probe(struct kvstore *s, struct entry *e);
-void tier_loaded(struct kvstore *s, struct entry *e, enum td_status status);
-void tier_filled(struct kvstore *s, struct entry *e, bool is_verified);
-void tier_written(struct kvstore *s, struct entry *e, enum td_status status);
+void tier_probe(struct kvstore *s, struct store_entry *e);
+void tier_loaded(struct kvstore *s, struct store_entry *e, enum td_status status);
+void tier_filled(struct kvstore *s, struct store_entry *e, bool is_verified);
+void tier_written(struct kvstore *s, struct store_entry *e, enum td_status status);
 void tier_write_dirty(struct kvstore *s); /* as many blocks as the write queue takes */
 void tier_make_ssd_room(struct kvstore *s, uint64_t n_bytes);
 /* Corrects the table; keys: all blocks on disk, in rising order. */
 void tier_compare_ssd(struct kvstore *s, const struct bytes *keys);
 /* Takes e out of the table; false: it is in use. May end e. */
-bool tier_forget(struct kvstore *s, struct entry *e);
+bool tier_forget(struct kvstore *s, struct store_entry *e);
 /* Deletes the block from disk for good, also one that the table does not know: after an error it may be
  * there all the same. key NULL: every such block. */
 void tier_forget_on_disk(struct kvstore *s, const struct block_key *key);
@@ -201,8 +201,8 @@ enum td_status tier_open_ssd(struct kvstore *s, struct td_error *error_out);
 
 /* requests.c: lookups and offers, with their leases and pulls */
 void request_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes);
-void request_message(struct kvstore *s, const struct work *work);
-void request_lease_ended(struct kvstore *s, struct lease *l, bool in_doubt);
+void request_message(struct kvstore *s, const struct store_work *work);
+void request_lease_ended(struct kvstore *s, struct store_lease *l, bool in_doubt);
 void request_fill_ended(struct kvstore *s, struct fill *f);
 void request_advance_all(struct kvstore *s);
 /* Ends leases that have waited too long for SSD; true if any lease still waits. */
@@ -212,7 +212,7 @@ void request_free_doubtful(struct kvstore *s, uint64_t now, bool all);
 /* pinned.c: pins and flushes from routers. keys are concatenated block keys. */
 void pinned_keep(struct kvstore *s, ProtobufCBinaryData keys, uint32_t ttl_ms);
 void pinned_forget(struct kvstore *s, ProtobufCBinaryData keys); /* no keys: every block */
-void pinned_added(struct kvstore *s, struct entry *e);           /* for each new entry: it may be pinned */
+void pinned_added(struct kvstore *s, struct store_entry *e);     /* for each new entry: it may be pinned */
 void pinned_tick(struct kvstore *s, uint64_t now);
 /* Call before the SSD tier is closed, so that blocks to be forgotten that are still in use do not come back
  * at the next start. */

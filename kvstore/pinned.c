@@ -23,13 +23,13 @@ static uint64_t most_kept(const struct kvstore *s)
     return (s->ssd ? ssd_tier_max_blocks(s->ssd) : table_audit(s->table).total) / KEPT_PART;
 }
 
-static void mark(struct kvstore *s, struct entry *e, bool kept)
+static void mark(struct kvstore *s, struct store_entry *e, bool kept)
 {
     if (e->is_kept != kept && (!kept || table_kept(s->table) < most_kept(s)))
         table_set_kept(s->table, e, kept);
 }
 
-void pinned_added(struct kvstore *s, struct entry *e)
+void pinned_added(struct kvstore *s, struct store_entry *e)
 {
     if (pins_has(&s->pins, &e->key))
         mark(s, e, true);
@@ -40,7 +40,7 @@ void pinned_keep(struct kvstore *s, ProtobufCBinaryData keys, uint32_t ttl_ms)
     uint64_t until_ns = clock_now(&s->clock) + ttl_ms * NS_PER_MS;
     for (size_t i = 0; i < keys.len / BLOCK_KEY_BYTES; i++) {
         struct block_key key = key_at(keys.data, i);
-        struct entry *e = table_find(s->table, &key);
+        struct store_entry *e = table_find(s->table, &key);
         bool kept = ttl_ms && pins_keep(&s->pins, &key, until_ns);
         if (!kept)
             pins_drop(&s->pins, &key);
@@ -52,12 +52,12 @@ void pinned_keep(struct kvstore *s, ProtobufCBinaryData keys, uint32_t ttl_ms)
 static void pin_is_over(void *user, const struct block_key *key)
 {
     struct kvstore *s = user;
-    struct entry *e = table_find(s->table, key);
+    struct store_entry *e = table_find(s->table, key);
     if (e)
         mark(s, e, false);
 }
 
-static void add_key(void *user, const struct entry *e)
+static void add_key(void *user, const struct store_entry *e)
 {
     bytes_append(user, e->key.b, BLOCK_KEY_BYTES);
 }
@@ -69,7 +69,7 @@ static void forget_doomed(struct kvstore *s)
     s->doomed = (struct bytes){0};
     for (size_t i = 0; i < doomed.len / BLOCK_KEY_BYTES; i++) {
         struct block_key key = key_at(doomed.data, i);
-        struct entry *e = table_find(s->table, &key);
+        struct store_entry *e = table_find(s->table, &key);
         if (e && !tier_forget(s, e))
             bytes_append(&s->doomed, key.b, BLOCK_KEY_BYTES);
         else

@@ -30,7 +30,7 @@ static const uint64_t FILL_NS = 10 * NS_PER_S;
 void request_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes)
 {
     struct kvstore *s = user;
-    struct work *work = store_work_new(WORK_MESSAGE);
+    struct store_work *work = store_work_new(WORK_MESSAGE);
     work->sender = xfer_peer_incarnation(peer);
     work->message_kind = kind;
     bytes_append(&work->data, data, len_bytes);
@@ -42,8 +42,8 @@ void request_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const
 static void on_lease_end(void *user, struct xfer_id id, enum td_status status, bool in_doubt)
 {
     (void)id, (void)status;
-    struct lease *l = user;
-    struct work *work = store_work_new(WORK_LEASE_END);
+    struct store_lease *l = user;
+    struct store_work *work = store_work_new(WORK_LEASE_END);
     work->lease = l;
     work->in_doubt = in_doubt;
     mailbox_push(&l->store->mailbox, &work->mail);
@@ -51,15 +51,15 @@ static void on_lease_end(void *user, struct xfer_id id, enum td_status status, b
 
 static bool is_leased(const struct kvstore *s, struct xfer_id id)
 {
-    for (const struct lease *l = s->leases; l; l = l->next)
+    for (const struct store_lease *l = s->leases; l; l = l->next)
         if (l->id.incarnation == id.incarnation && l->id.counter == id.counter && !l->is_ended)
             return true;
     return false;
 }
 
-static struct lease *lease_open(struct kvstore *s, struct xfer_id id, uint64_t reader, uint32_t cap)
+static struct store_lease *lease_open(struct kvstore *s, struct xfer_id id, uint64_t reader, uint32_t cap)
 {
-    struct lease *l = mem_zalloc(sizeof(*l));
+    struct store_lease *l = mem_zalloc(sizeof(*l));
     l->store = s;
     l->id = id;
     l->moved_ns = absence_now(&s->absence, 0);
@@ -78,7 +78,7 @@ static struct lease *lease_open(struct kvstore *s, struct xfer_id id, uint64_t r
 }
 
 /* Shortens the lease to its first n entries; counts the others as misses. */
-static void lease_cut(struct kvstore *s, struct lease *l, uint32_t n, uint32_t why)
+static void lease_cut(struct kvstore *s, struct store_lease *l, uint32_t n, uint32_t why)
 {
     store_count(s, why, l->n - n);
     for (uint32_t i = n; i < l->n; i++)
@@ -87,7 +87,7 @@ static void lease_cut(struct kvstore *s, struct lease *l, uint32_t n, uint32_t w
 }
 
 /* Tells the reader how many blocks the lease has. After this the lease does not change. */
-static void lease_finish(struct kvstore *s, struct lease *l)
+static void lease_finish(struct kvstore *s, struct store_lease *l)
 {
     struct store_found found = {0};
     uint8_t tail[STORE_FOUND_BYTES];
@@ -109,7 +109,7 @@ static uint32_t miss_reason(enum td_status load_status)
 }
 
 /* Announces the blocks that have become ready, in order. Finishes the lease when none is left to wait for. */
-static void lease_advance(struct kvstore *s, struct lease *l)
+static void lease_advance(struct kvstore *s, struct store_lease *l)
 {
     uint32_t first = l->n_announced, n = first;
     while (n < l->n && l->entries[n]->dram == DRAM_READY)
@@ -133,7 +133,7 @@ static void lease_advance(struct kvstore *s, struct lease *l)
 
 void request_advance_all(struct kvstore *s)
 {
-    for (struct lease *l = s->must_advance ? s->leases : NULL; l; l = l->next)
+    for (struct store_lease *l = s->must_advance ? s->leases : NULL; l; l = l->next)
         if (!l->is_finished && !l->is_ended)
             lease_advance(s, l);
     s->must_advance = false;
@@ -145,7 +145,7 @@ bool request_expire(struct kvstore *s, uint64_t now)
 {
     uint64_t patience_ns = (uint64_t)s->options.read_deadline_ms * NS_PER_MS;
     bool is_waiting = false;
-    for (struct lease *l = s->leases; l; l = l->next) {
+    for (struct store_lease *l = s->leases; l; l = l->next) {
         if (l->is_finished || l->is_ended)
             continue;
         is_waiting = true;
@@ -157,7 +157,7 @@ bool request_expire(struct kvstore *s, uint64_t now)
     return is_waiting;
 }
 
-static void lease_free(struct kvstore *s, struct lease *l)
+static void lease_free(struct kvstore *s, struct store_lease *l)
 {
     for (uint32_t i = 0; i < l->n; i++)
         table_unpin(s->table, l->entries[i]);
@@ -168,7 +168,7 @@ static void lease_free(struct kvstore *s, struct lease *l)
 
 /* in_doubt: a lost reader may still be reading the slots, so they stay pinned for as long as a peer may be
  * silent. */
-void request_lease_ended(struct kvstore *s, struct lease *l, bool in_doubt)
+void request_lease_ended(struct kvstore *s, struct store_lease *l, bool in_doubt)
 {
     s->n_wire--;
     if (!l->is_finished)
@@ -182,8 +182,8 @@ void request_lease_ended(struct kvstore *s, struct lease *l, bool in_doubt)
 /* Frees leases that have ended and whose time has come. all: whatever the time. */
 void request_free_doubtful(struct kvstore *s, uint64_t now, bool all)
 {
-    for (struct lease **at = &s->leases; *at;) {
-        struct lease *l = *at;
+    for (struct store_lease **at = &s->leases; *at;) {
+        struct store_lease *l = *at;
         if (!l->is_ended || (!all && l->free_ns > now)) {
             at = &l->next;
             continue;
@@ -195,7 +195,7 @@ void request_free_doubtful(struct kvstore *s, uint64_t now, bool all)
 
 /* ------------------------------------------------------------------ lookups */
 
-static bool is_stored(const struct entry *e)
+static bool is_stored(const struct store_entry *e)
 {
     return e && (e->dram == DRAM_READY || e->dram == DRAM_LOADING || e->ssd == SSD_DURABLE);
 }
@@ -215,13 +215,13 @@ static void announce(struct kvstore *s, const struct store_keys_msg *m)
 
 /* Pins the longest stored prefix. At most one entry per slot is pinned, however often a peer repeats a
  * key. */
-static void pin_prefix(struct kvstore *s, struct lease *l, const struct store_keys_msg *m)
+static void pin_prefix(struct kvstore *s, struct store_lease *l, const struct store_keys_msg *m)
 {
     uint32_t most = table_audit(s->table).total, why = STORE_MISS_ABSENT;
     bool is_slow = tier_is_slow(s);
     for (; l->n < m->n_keys && l->n < most; l->n++) {
         struct block_key key = store_keys_at(m, l->n);
-        struct entry *e = table_find(s->table, &key);
+        struct store_entry *e = table_find(s->table, &key);
         if (!is_stored(e))
             break;
         if (is_slow && e->dram != DRAM_READY) {
@@ -247,7 +247,7 @@ static void lookup(struct kvstore *s, const struct store_keys_msg *m, uint64_t r
         return;
     }
     store_count(s, STORE_ASKED, m->n_keys);
-    struct lease *l = lease_open(s, id, reader, m->n_keys);
+    struct store_lease *l = lease_open(s, id, reader, m->n_keys);
     if (atomic_load(&s->stopping)) {
         store_count(s, STORE_MISS_STOPPING, m->n_keys);
         lease_finish(s, l);
@@ -290,7 +290,7 @@ static void fill_on_end(void *user, struct xfer_id id, const struct xfer_pull_re
     struct fill *f = user;
     if (result->status == TD_OK)
         fill_on_progress(f, id, result->n_pages);
-    struct work *work = store_work_new(WORK_FILL_END);
+    struct store_work *work = store_work_new(WORK_FILL_END);
     work->fill = f;
     mailbox_push(&f->store->mailbox, &work->mail);
 }
@@ -333,7 +333,7 @@ void request_fill_ended(struct kvstore *s, struct fill *f)
 }
 
 /* Whether the store has the block or is getting it. A block that the SSD refused may be written again. */
-static bool is_known(struct kvstore *s, struct entry *e)
+static bool is_known(struct kvstore *s, struct store_entry *e)
 {
     if (!e || (e->dram == DRAM_ABSENT && e->ssd != SSD_DURABLE))
         return false;
@@ -347,7 +347,7 @@ static bool is_known(struct kvstore *s, struct entry *e)
  * new entry must get a tier before anything else is done with the table. */
 static bool want(struct kvstore *s, struct fill *f, const struct block_key *key, uint32_t chain_index, uint32_t tenant)
 {
-    struct entry *e = table_find(s->table, key);
+    struct store_entry *e = table_find(s->table, key);
     if (is_known(s, e)) {
         store_count(s, STORE_KNOWN, 1);
         return false;
@@ -400,7 +400,7 @@ static void offer(struct kvstore *s, const struct store_keys_msg *m, uint64_t ho
     tier_write_dirty(s);
 }
 
-void request_message(struct kvstore *s, const struct work *work)
+void request_message(struct kvstore *s, const struct store_work *work)
 {
     struct store_keys_msg m;
     uint16_t kind = work->message_kind;

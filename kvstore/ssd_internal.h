@@ -19,7 +19,7 @@ enum room_state { /* see ssd_room.c */
                   ROOM_MOVING
 };
 
-struct room {
+struct ssd_room {
     /* Used by the writer only, down to `thread`. */
     enum room_state state;
     uint64_t files_left; /* blob files that had no turn to be moved yet */
@@ -70,7 +70,7 @@ struct ssd {
     /* put_bytes: of all puts. value_bytes: of the last put. dead_bytes: deletes since deletes were merged,
      * each counted as value_bytes. */
     uint64_t put_bytes, value_bytes, dead_bytes;
-    struct room room;
+    struct ssd_room room;
     /* A write to the log failed: nothing may be flushed, which a compaction would do. */
     _Atomic bool has_failed;
     _Atomic uint64_t dir_bytes, n_places, reclaims;

@@ -93,7 +93,7 @@ static bool is_at_work(const struct ssd *s)
  */
 static void await_deletions(struct ssd *s)
 {
-    struct room *r = &s->room;
+    struct ssd_room *r = &s->room;
     uint64_t n = count_uncounted(s);
     struct timespec step = {.tv_nsec = NS_PER_MS};
     for (int ms = 0; n > r->n_unknown && ms < DELETIONS_MS && !atomic_load(&r->is_cancelled); n = count_uncounted(s)) {
@@ -121,7 +121,7 @@ static void compact(struct ssd *s, bool with_values)
 static void *run_rounds(void *arg)
 {
     struct ssd *s = arg;
-    struct room *r = &s->room;
+    struct ssd_room *r = &s->room;
     ssd_step_back();
     pthread_mutex_lock(&r->lock);
     while (!r->is_stopping) {
@@ -143,7 +143,7 @@ static void *run_rounds(void *arg)
     return NULL;
 }
 
-static bool is_under_way(struct room *r)
+static bool is_under_way(struct ssd_room *r)
 {
     pthread_mutex_lock(&r->lock);
     bool is = r->round != ROOM_IDLE;
@@ -153,7 +153,7 @@ static bool is_under_way(struct room *r)
 
 static void start_round(struct ssd *s, enum room_state round)
 {
-    struct room *r = &s->room;
+    struct ssd_room *r = &s->room;
     if (!r->is_up)
         r->thread = thread_start("ssd-collect", run_rounds, s);
     r->is_up = true;
@@ -165,7 +165,7 @@ static void start_round(struct ssd *s, enum room_state round)
 }
 
 /* Waits for the round to end, or briefly for what RocksDB does by itself. */
-static void wait_for_round(struct room *r)
+static void wait_for_round(struct ssd_room *r)
 {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
@@ -186,7 +186,7 @@ void ssd_room_init(struct ssd *s)
 /* Ends a round that is under way. It stops after a few values, because RocksDB checks after each. */
 static void cancel_round(struct ssd *s)
 {
-    struct room *r = &s->room;
+    struct ssd_room *r = &s->room;
     if (is_under_way(r)) {
         atomic_store(&r->is_cancelled, true);
         rocksdb_disable_manual_compaction(s->db);
@@ -207,7 +207,7 @@ void ssd_room_reset(struct ssd *s)
 
 void ssd_room_fini(struct ssd *s)
 {
-    struct room *r = &s->room;
+    struct ssd_room *r = &s->room;
     cancel_round(s);
     pthread_mutex_lock(&r->lock);
     r->is_stopping = true;
@@ -246,7 +246,7 @@ static uint64_t garbage_bytes(const struct ssd *s)
  */
 static uint64_t size_bytes(const struct ssd *s)
 {
-    const struct room *r = &s->room;
+    const struct ssd_room *r = &s->room;
     uint64_t unseen = s->since_bytes > s->unlogged_bytes ? s->since_bytes : s->unlogged_bytes;
     if (r->state == ROOM_MOVING)
         return r->planned_bytes + s->put_bytes - r->put_before_bytes;
@@ -274,7 +274,7 @@ static double least_part(uint64_t n_files)
 /* Starts to move the oldest files. Their share is a power of two; see "Moving" in the note above. */
 static void start_moving(struct ssd *s)
 {
-    struct room *r = &s->room;
+    struct ssd_room *r = &s->room;
     uint64_t n_files = ssd_property(s, "rocksdb.num-blob-files"), all = ssd_property(s, "rocksdb.live-blob-file-size");
     uint64_t limit = ssd_limit_bytes(s), size = size_bytes(s);
     double live = (double)(all - garbage_bytes(s)), room = limit > size ? (double)(limit - size) / 2 : 0;
@@ -312,7 +312,7 @@ static bool start_in_need(struct ssd *s)
  * second one is made before the owner is asked to evict: it also collects what was deleted meanwhile. */
 static bool go_on(struct ssd *s, uint64_t need)
 {
-    struct room *r = &s->room;
+    struct ssd_room *r = &s->room;
     uint64_t excess;
     note_background(s);
     ssd_measure(s);
@@ -342,7 +342,7 @@ static bool go_on(struct ssd *s, uint64_t need)
 /* Takes the next decision: begins a collection, or goes on with the present one. True while one is under way. */
 static bool collect(struct ssd *s, uint64_t need, bool is_full)
 {
-    struct room *r = &s->room;
+    struct ssd_room *r = &s->room;
     if (is_under_way(r))
         return true;
     if (r->state != ROOM_IDLE)
@@ -365,7 +365,7 @@ static bool collect(struct ssd *s, uint64_t need, bool is_full)
 
 enum td_status ssd_make_room(struct ssd *s, uint64_t need_bytes, uint64_t *over_out)
 {
-    struct room *r = &s->room;
+    struct ssd_room *r = &s->room;
     uint64_t excess;
     *over_out = 0;
     if (s->since_bytes >= s->memtable_bytes / 2)

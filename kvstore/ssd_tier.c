@@ -40,7 +40,7 @@ static const uint64_t BUCKET_NS = NS_PER_S / 10;
 
 enum op_kind { OP_PUT, OP_DELETE, OP_COMPARED, OP_STOP };
 
-struct op { /* a request to the writer */
+struct ssd_op { /* a request to the writer */
     struct mail mail;
     enum op_kind kind;
     struct ssd_put put; /* OP_DELETE uses only the key */
@@ -56,7 +56,7 @@ struct read { /* a request to the readers */
     void *page, *token;
 };
 
-struct reader {
+struct ssd_reader {
     struct ssd_tier *tier;
     pthread_t thread;
     _Atomic uint64_t began_ns; /* when its read began, 0: it reads nothing; other threads look at it */
@@ -95,7 +95,7 @@ struct ssd_tier {
     uint64_t reclaims, learned_ns;
     uint64_t reopened_ns;
     uint64_t bucket_bytes, bucket_ns; /* bytes that may be written now, as of bucket_ns */
-    struct op *unsynced;              /* puts that are written but not durable yet, newest first */
+    struct ssd_op *unsynced;          /* puts that are written but not durable yet, newest first */
     uint64_t unsynced_bytes;
 
     /* Guards the list of reads: several threads take from it, and a mailbox has one reader. */
@@ -103,7 +103,7 @@ struct ssd_tier {
     pthread_cond_t read_wake, nap_wake;
     struct read *reads, **reads_tail;
     bool is_stopping;
-    struct reader readers[READERS_MAX];
+    struct ssd_reader readers[READERS_MAX];
     uint32_t n_readers;
 
     _Atomic uint64_t stored_bytes; /* running mean of the stored size of recent blocks; 0: none yet */
@@ -141,7 +141,7 @@ static void doubt(struct ssd_tier *t)
     atomic_store(&t->is_in_doubt, true);
 }
 
-static void encode(struct ssd_tier *t, struct op *op)
+static void encode(struct ssd_tier *t, struct ssd_op *op)
 {
     const struct ssd_put *put = &op->put;
     size_t n;
@@ -158,7 +158,7 @@ static void encode(struct ssd_tier *t, struct op *op)
 
 /* Carries out an injected fault: the value that is written does not match its header, or the put fails or
  * lies. */
-static enum td_status put_faulty(struct ssd_tier *t, const struct op *op, const uint8_t header[BLOCK_HEADER_BYTES],
+static enum td_status put_faulty(struct ssd_tier *t, const struct ssd_op *op, const uint8_t header[BLOCK_HEADER_BYTES],
                                  bool is_logged, const struct fault *fault)
 {
     struct block_key key = op->put.key, other = key;
@@ -194,7 +194,7 @@ static enum td_status put_faulty(struct ssd_tier *t, const struct op *op, const 
     return ssd_put(t->db, &key, header, op->payload, len, is_logged);
 }
 
-static enum td_status put_block(struct ssd_tier *t, const struct op *op, bool is_logged)
+static enum td_status put_block(struct ssd_tier *t, const struct ssd_op *op, bool is_logged)
 {
     uint8_t header[BLOCK_HEADER_BYTES];
     block_header_encode(&op->header, header);
@@ -270,7 +270,7 @@ static void note_write(struct ssd_tier *t, enum td_status status)
                  td_status_name(status));
 }
 
-static void answer(struct ssd_tier *t, struct op *op, enum td_status status)
+static void answer(struct ssd_tier *t, struct ssd_op *op, enum td_status status)
 {
     if (status == TD_OK)
         atomic_fetch_add(&t->written_bytes, t->page_bytes);
@@ -282,11 +282,11 @@ static void answer(struct ssd_tier *t, struct op *op, enum td_status status)
 /* Answers the whole batch: flushed with it, or lost with it. */
 static void answer_batch(struct ssd_tier *t, enum td_status status)
 {
-    struct op *op = t->unsynced;
+    struct ssd_op *op = t->unsynced;
     t->unsynced = NULL;
     t->unsynced_bytes = 0;
-    for (struct op *next; op; op = next) {
-        next = (struct op *)op->mail.next;
+    for (struct ssd_op *next; op; op = next) {
+        next = (struct ssd_op *)op->mail.next;
         answer(t, op, status);
     }
 }
@@ -397,7 +397,7 @@ static bool must_reopen(const struct ssd_tier *t)
     return t->has_failed || !ssd_is_open(t->db);
 }
 
-static enum td_status write_block(struct ssd_tier *t, const struct op *op, bool is_logged)
+static enum td_status write_block(struct ssd_tier *t, const struct ssd_op *op, bool is_logged)
 {
     if (must_reopen(t))
         reopen(t);
@@ -420,14 +420,14 @@ static enum td_status write_block(struct ssd_tier *t, const struct op *op, bool 
 }
 
 /* Whether there may be something to delete: now, or later when RocksDB repeats what failed. */
-static bool may_be_there(struct ssd_tier *t, const struct op *op)
+static bool may_be_there(struct ssd_tier *t, const struct ssd_op *op)
 {
     if (atomic_load(&t->is_in_doubt) || !ssd_is_open(t->db))
         return true;
     return !op->is_all && ssd_find(t->db, &op->put.key) != TD_ERR_NOT_FOUND;
 }
 
-static void run_delete(struct ssd_tier *t, const struct op *op)
+static void run_delete(struct ssd_tier *t, const struct ssd_op *op)
 {
     if (op->for_good && !may_be_there(t, op))
         return;
@@ -442,7 +442,7 @@ static void run_delete(struct ssd_tier *t, const struct op *op)
 
 /* Owns op. A put is part of a batch (not logged) if a quarter of a batch is waiting, or if a batch has
  * begun. */
-static void run_put(struct ssd_tier *t, struct op *op)
+static void run_put(struct ssd_tier *t, struct ssd_op *op)
 {
     bool is_logged = !t->unsynced && atomic_load(&t->queued_bytes) < ssd_batch_bytes(t->db) / 4;
     if (!atomic_load(&t->is_cancelling)) {
@@ -493,7 +493,7 @@ static void *write_loop(void *arg)
         }
         for (struct mail *next; m; m = next) {
             next = m->next;
-            struct op *op = (struct op *)m; /* mail is the first member of struct op */
+            struct ssd_op *op = (struct ssd_op *)m; /* mail is the first member of struct ssd_op */
             enum op_kind kind = op->kind;
             if (kind == OP_PUT) {
                 run_put(t, op);
@@ -541,13 +541,13 @@ bool ssd_tier_is_slow(struct ssd_tier *t)
 }
 
 /* Verifies and decodes a stored value into the page that was asked for. */
-static enum td_status land(struct reader *self, const struct read *r, const void *value, size_t len)
+static enum td_status land(struct ssd_reader *self, const struct read *r, const void *value, size_t len)
 {
     struct block_header h;
     return codec_take(self->codec, value, len, &r->key, r->page, &h);
 }
 
-static enum td_status get_faulty(struct reader *self, const struct read *r, const struct fault *fault)
+static enum td_status get_faulty(struct ssd_reader *self, const struct read *r, const struct fault *fault)
 {
     struct ssd_tier *t = self->tier;
     struct block_key key = r->key;
@@ -572,7 +572,7 @@ static enum td_status get_faulty(struct reader *self, const struct read *r, cons
 
 /* Reads straight from the blob file if the place is known. A value that does not verify there may be an
  * old copy, so RocksDB is asked then; its answer counts. */
-static enum td_status get_block(struct reader *self, const struct read *r)
+static enum td_status get_block(struct ssd_reader *self, const struct read *r)
 {
     struct ssd_tier *t = self->tier;
     struct ssd_value v;
@@ -594,7 +594,7 @@ static enum td_status get_block(struct reader *self, const struct read *r)
 }
 
 /* While the tier is slow, one reader at a time probes it; the other reads end with TD_NOT_YET. */
-static enum td_status read_in_time(struct reader *self, const struct read *r)
+static enum td_status read_in_time(struct ssd_reader *self, const struct read *r)
 {
     struct ssd_tier *t = self->tier;
     bool is_probe = ssd_tier_is_slow(t);
@@ -611,7 +611,7 @@ static enum td_status read_in_time(struct reader *self, const struct read *r)
     return status;
 }
 
-static void run_read(struct reader *self, const struct read *r)
+static void run_read(struct ssd_reader *self, const struct read *r)
 {
     struct ssd_tier *t = self->tier;
     enum td_status status = atomic_load(&t->is_cancelling) ? TD_ERR_CANCELLED : read_in_time(self, r);
@@ -628,7 +628,7 @@ static void run_read(struct reader *self, const struct read *r)
 
 static void *read_loop(void *arg)
 {
-    struct reader *self = arg;
+    struct ssd_reader *self = arg;
     struct ssd_tier *t = self->tier;
     for (;;) {
         pthread_mutex_lock(&t->lock);
@@ -692,7 +692,7 @@ static void start_threads(struct ssd_tier *t)
     t->writer = thread_start("ssd-write", write_loop, t);
     t->is_writer_up = true;
     for (char name[16]; t->n_readers < (n ? n : 1); t->n_readers++) {
-        struct reader *r = &t->readers[t->n_readers];
+        struct ssd_reader *r = &t->readers[t->n_readers];
         snprintf(name, sizeof(name), "ssd-read-%u", t->n_readers);
         r->tier = t;
         r->codec = codec_open(t->config.layout);
@@ -755,7 +755,7 @@ static void stop_threads(struct ssd_tier *t)
     pthread_cond_broadcast(&t->nap_wake);
     pthread_mutex_unlock(&t->lock);
     if (t->is_writer_up) {
-        struct op *stop = mem_zalloc(sizeof(*stop));
+        struct ssd_op *stop = mem_zalloc(sizeof(*stop));
         stop->kind = OP_STOP;
         mailbox_push(&t->ops, &stop->mail);
         pthread_join(t->writer, NULL);
@@ -803,7 +803,7 @@ enum td_status ssd_tier_put(struct ssd_tier *t, const struct ssd_put *put)
     if (queued && queued + t->page_bytes > t->config.queue_bytes)
         return TD_BUSY;
     atomic_fetch_add(&t->queued_bytes, t->page_bytes);
-    struct op *op = mem_zalloc(sizeof(*op));
+    struct ssd_op *op = mem_zalloc(sizeof(*op));
     op->kind = OP_PUT;
     op->put = *put;
     mailbox_push(&t->ops, &op->mail);
@@ -812,7 +812,7 @@ enum td_status ssd_tier_put(struct ssd_tier *t, const struct ssd_put *put)
 
 void ssd_tier_delete(struct ssd_tier *t, const struct block_key *key, bool for_good)
 {
-    struct op *op = mem_zalloc(sizeof(*op));
+    struct ssd_op *op = mem_zalloc(sizeof(*op));
     op->kind = OP_DELETE;
     op->for_good = for_good;
     op->is_all = !key;
@@ -823,7 +823,7 @@ void ssd_tier_delete(struct ssd_tier *t, const struct block_key *key, bool for_g
 
 void ssd_tier_compared(struct ssd_tier *t)
 {
-    struct op *op = mem_zalloc(sizeof(*op));
+    struct ssd_op *op = mem_zalloc(sizeof(*op));
     op->kind = OP_COMPARED;
     mailbox_push(&t->ops, &op->mail);
 }

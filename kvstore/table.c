@@ -6,34 +6,34 @@
 #include "base/mem.h"
 
 /* A tenant and its eviction orders. The slot of a tenant without entries may be given to another tenant. */
-struct tenant {
+struct table_tenant {
     uint32_t id;
     double share;
     uint64_t n_entries, n_dram, n_ssd; /* entries; those that hold a slot; those DURABLE or QUEUED */
     struct eviction *clean, *dirty, *ssd;
 };
 
-struct table {
+struct store_table {
     bool has_ssd, has_quotas;
     /* The first one is the default tenant. A place without entries may be given to another tenant. */
-    struct tenant tenants[TABLE_TENANTS];
+    struct table_tenant tenants[TABLE_TENANTS];
     uint32_t n_tenants, n_named;
     double share;
     const struct tenant_share *named;
     /* Open addressing, linear probing, at most half full; keys are hashes already. */
-    struct entry **buckets;
+    struct store_entry **buckets;
     uint64_t cap, n_entries;
     uint32_t *free_slots, *generations;
     uint32_t n_free, n_slots;
-    struct entry *dirty_first, *dirty_last;
+    struct store_entry *dirty_first, *dirty_last;
     uint32_t n_unwritten;
     uint32_t n_use[4]; /* entries by enum slot_use */
     uint64_t n_ready, n_durable, n_queued, n_kept;
 };
 
-struct table *table_open(uint32_t n_slots, bool has_ssd, enum eviction_policy policy)
+struct store_table *table_open(uint32_t n_slots, bool has_ssd, enum eviction_policy policy)
 {
-    struct table *t = mem_zalloc(sizeof(*t));
+    struct store_table *t = mem_zalloc(sizeof(*t));
     t->has_ssd = has_ssd;
     t->cap = 1024;
     t->buckets = mem_array(t->cap, sizeof(t->buckets[0]));
@@ -43,13 +43,13 @@ struct table *table_open(uint32_t n_slots, bool has_ssd, enum eviction_policy po
     for (uint32_t i = 0; i < n_slots; i++)
         t->free_slots[i] = n_slots - 1 - i;
     struct eviction *clean = eviction_open(policy);
-    t->tenants[0] =
-        (struct tenant){.share = 1, .clean = clean, .dirty = eviction_open_beside(clean), .ssd = eviction_open(policy)};
+    t->tenants[0] = (struct table_tenant){
+        .share = 1, .clean = clean, .dirty = eviction_open_beside(clean), .ssd = eviction_open(policy)};
     t->n_tenants = 1;
     return t;
 }
 
-void table_close(struct table *t)
+void table_close(struct store_table *t)
 {
     if (!t)
         return;
@@ -68,7 +68,7 @@ void table_close(struct table *t)
 
 /* ---------------------------------------------------------------- tenants */
 
-static double share_of(const struct table *t, uint32_t tenant)
+static double share_of(const struct store_table *t, uint32_t tenant)
 {
     for (uint32_t i = 0; i < t->n_named; i++)
         if (t->named[i].tenant == tenant)
@@ -76,7 +76,7 @@ static double share_of(const struct table *t, uint32_t tenant)
     return t->share;
 }
 
-void table_set_quotas(struct table *t, double share, const struct tenant_share *named, uint32_t n_named)
+void table_set_quotas(struct store_table *t, double share, const struct tenant_share *named, uint32_t n_named)
 {
     assert(!t->n_entries);
     t->has_quotas = share < 1 || n_named;
@@ -88,9 +88,9 @@ void table_set_quotas(struct table *t, double share, const struct tenant_share *
 
 /* Finds the tenant, or gives it a place: one without entries, a new one, or, if all TABLE_TENANTS are
  * taken, the default tenant's. */
-static struct tenant *tenant_of(struct table *t, uint32_t id)
+static struct table_tenant *tenant_of(struct store_table *t, uint32_t id)
 {
-    struct tenant *first = t->tenants, *free = NULL;
+    struct table_tenant *first = t->tenants, *free = NULL;
     if (!t->has_quotas || !id)
         return first;
     for (uint32_t i = 1; i < t->n_tenants; i++) {
@@ -103,9 +103,9 @@ static struct tenant *tenant_of(struct table *t, uint32_t id)
         return first;
     if (!free) {
         free = &t->tenants[t->n_tenants++];
-        *free = (struct tenant){.clean = eviction_open_beside(first->clean),
-                                .dirty = eviction_open_beside(first->clean),
-                                .ssd = eviction_open_beside(first->ssd)};
+        *free = (struct table_tenant){.clean = eviction_open_beside(first->clean),
+                                      .dirty = eviction_open_beside(first->clean),
+                                      .ssd = eviction_open_beside(first->ssd)};
     }
     free->id = id;
     free->share = share_of(t, id);
@@ -114,13 +114,13 @@ static struct tenant *tenant_of(struct table *t, uint32_t id)
 
 /* ------------------------------------------------------------------- keys */
 
-static uint64_t home(const struct table *t, const struct block_key *key)
+static uint64_t home(const struct store_table *t, const struct block_key *key)
 {
     return block_key_hash(key) & (t->cap - 1);
 }
 
 /* Index of the key's bucket, or of the empty bucket where it would go. */
-static uint64_t bucket(const struct table *t, const struct block_key *key)
+static uint64_t bucket(const struct store_table *t, const struct block_key *key)
 {
     uint64_t i = home(t, key);
     while (t->buckets[i] && !block_key_equal(&t->buckets[i]->key, key))
@@ -128,14 +128,14 @@ static uint64_t bucket(const struct table *t, const struct block_key *key)
     return i;
 }
 
-struct entry *table_find(const struct table *t, const struct block_key *key)
+struct store_entry *table_find(const struct store_table *t, const struct block_key *key)
 {
     return t->buckets[bucket(t, key)];
 }
 
-static void grow(struct table *t)
+static void grow(struct store_table *t)
 {
-    struct entry **old = t->buckets;
+    struct store_entry **old = t->buckets;
     uint64_t n = t->cap;
     t->cap *= 2;
     t->buckets = mem_array(t->cap, sizeof(t->buckets[0]));
@@ -145,12 +145,12 @@ static void grow(struct table *t)
     free(old);
 }
 
-struct entry *table_add(struct table *t, const struct block_key *key, uint32_t chain_index, uint32_t tenant,
-                        uint64_t now)
+struct store_entry *table_add(struct store_table *t, const struct block_key *key, uint32_t chain_index, uint32_t tenant,
+                              uint64_t now)
 {
     if (2 * (t->n_entries + 1) > t->cap)
         grow(t);
-    struct entry *e = mem_zalloc(sizeof(*e));
+    struct store_entry *e = mem_zalloc(sizeof(*e));
     e->key = *key;
     e->chain_index = e->in_dram.chain_index = e->on_ssd.chain_index = chain_index;
     e->in_dram.key_hash = e->on_ssd.key_hash = block_key_hash(key);
@@ -168,7 +168,7 @@ struct entry *table_add(struct table *t, const struct block_key *key, uint32_t c
 
 /* Removes the entry and frees it. Later entries of the same run move up, so that no hole ends a search
  * early (Knuth, The Art of Computer Programming, 6.4, algorithm R). */
-static void drop(struct table *t, struct entry *e)
+static void drop(struct store_table *t, struct store_entry *e)
 {
     uint64_t mask = t->cap - 1, hole = bucket(t, &e->key);
     for (uint64_t i = (hole + 1) & mask; t->buckets[i]; i = (i + 1) & mask) {
@@ -187,7 +187,7 @@ static void drop(struct table *t, struct entry *e)
 
 /* ----------------------------------------------------------------- orders */
 
-static enum slot_use use_of(const struct entry *e)
+static enum slot_use use_of(const struct store_entry *e)
 {
     if (e->dram == DRAM_ABSENT)
         return SLOT_NONE;
@@ -196,19 +196,19 @@ static enum slot_use use_of(const struct entry *e)
     return e->pins ? SLOT_LEASED : SLOT_CACHED;
 }
 
-static bool is_dirty(const struct table *t, const struct entry *e)
+static bool is_dirty(const struct store_table *t, const struct store_entry *e)
 {
     return t->has_ssd && e->dram == DRAM_READY && e->ssd == SSD_ABSENT;
 }
 
 /* The block is only here, or may be: its slot should not be taken to read another block into it. */
-static bool is_unwritten(const struct table *t, const struct entry *e)
+static bool is_unwritten(const struct store_table *t, const struct store_entry *e)
 {
     return t->has_ssd &&
            (e->dram == DRAM_FILLING || (e->dram == DRAM_READY && (e->ssd == SSD_ABSENT || e->ssd == SSD_QUEUED)));
 }
 
-static void list_dirty(struct table *t, struct entry *e, bool wanted)
+static void list_dirty(struct store_table *t, struct store_entry *e, bool wanted)
 {
     if (wanted == e->is_listed)
         return;
@@ -226,7 +226,7 @@ static void list_dirty(struct table *t, struct entry *e, bool wanted)
 
 /* Called after each change of state: moves the entry to the list, the orders and the counts that its state
  * asks for. Ends e if it is in no tier and not pinned, so callers do not touch e afterwards. */
-static void settle(struct table *t, struct entry *e)
+static void settle(struct store_table *t, struct store_entry *e)
 {
     enum slot_use use = use_of(e);
     t->n_use[e->use]--;
@@ -257,20 +257,20 @@ static void settle(struct table *t, struct entry *e)
     }
 }
 
-enum order { CLEAN, DIRTY, ON_SSD };
+enum table_order { CLEAN, DIRTY, ON_SSD };
 
-static struct eviction_item *first_of(const struct tenant *n, enum order order)
+static struct eviction_item *first_of(const struct table_tenant *n, enum table_order order)
 {
     return eviction_victim(order == CLEAN ? n->clean : order == DIRTY ? n->dirty : n->ssd);
 }
 
 /* The entry of an item of the given order, if it was last used before `before`. */
-static struct entry *victim(struct eviction_item *item, enum order order, uint64_t before)
+static struct store_entry *victim(struct eviction_item *item, enum table_order order, uint64_t before)
 {
-    size_t offset = order == ON_SSD ? offsetof(struct entry, on_ssd) : offsetof(struct entry, in_dram);
+    size_t offset = order == ON_SSD ? offsetof(struct store_entry, on_ssd) : offsetof(struct store_entry, in_dram);
     if (!item || item->last_used >= before)
         return NULL;
-    return (struct entry *)(void *)((char *)item - offset);
+    return (struct store_entry *)(void *)((char *)item - offset);
 }
 
 /* Compares the first items of several tenants by the rule that sched/eviction.h has inside one order. */
@@ -285,7 +285,7 @@ static bool goes_before(const struct eviction_item *a, const struct eviction_ite
     return a->sequence < b->sequence;
 }
 
-static struct entry *victim_of_all(const struct table *t, enum order order, uint64_t before)
+static struct store_entry *victim_of_all(const struct store_table *t, enum table_order order, uint64_t before)
 {
     struct eviction_item *best = NULL, *item;
     for (uint32_t i = 0; i < t->n_tenants; i++)
@@ -294,36 +294,38 @@ static struct entry *victim_of_all(const struct table *t, enum order order, uint
     return victim(best, order, before);
 }
 
-struct entry *table_victim_clean(const struct table *t, uint64_t before)
+struct store_entry *table_victim_clean(const struct store_table *t, uint64_t before)
 {
     return victim_of_all(t, CLEAN, before);
 }
 
-struct entry *table_victim_dirty(const struct table *t, uint64_t before)
+struct store_entry *table_victim_dirty(const struct store_table *t, uint64_t before)
 {
     return victim_of_all(t, DIRTY, before);
 }
 
-struct entry *table_victim_ssd(const struct table *t, uint64_t before)
+struct store_entry *table_victim_ssd(const struct store_table *t, uint64_t before)
 {
     return victim_of_all(t, ON_SSD, before);
 }
 
 /* Blocks by which the tenant is above its share. On SSD the capacity in blocks is what lies there now,
  * because room is needed only when the SSD is full. */
-static double excess(const struct table *t, const struct tenant *n, enum order order, uint32_t for_tenant)
+static double excess(const struct store_table *t, const struct table_tenant *n, enum table_order order,
+                     uint32_t for_tenant)
 {
     if (order == ON_SSD)
         return (double)n->n_ssd - n->share * (double)(t->n_durable + t->n_queued);
     return (double)(n->n_dram + (n->id == for_tenant)) - n->share * t->n_slots;
 }
 
-static struct entry *victim_over_quota(const struct table *t, enum order order, uint32_t for_tenant, uint64_t before)
+static struct store_entry *victim_over_quota(const struct store_table *t, enum table_order order, uint32_t for_tenant,
+                                             uint64_t before)
 {
-    struct entry *best = NULL, *e;
+    struct store_entry *best = NULL, *e;
     double most = 0, over;
     for (uint32_t i = 0; t->has_quotas && i < t->n_tenants; i++) {
-        const struct tenant *n = &t->tenants[i];
+        const struct table_tenant *n = &t->tenants[i];
         if ((over = excess(t, n, order, for_tenant)) > most && (e = victim(first_of(n, order), order, before))) {
             most = over;
             best = e;
@@ -332,23 +334,24 @@ static struct entry *victim_over_quota(const struct table *t, enum order order, 
     return best;
 }
 
-struct entry *table_victim_over_quota(const struct table *t, uint32_t for_tenant, bool may_be_dirty, uint64_t before)
+struct store_entry *table_victim_over_quota(const struct store_table *t, uint32_t for_tenant, bool may_be_dirty,
+                                            uint64_t before)
 {
-    struct entry *e = victim_over_quota(t, CLEAN, for_tenant, before);
+    struct store_entry *e = victim_over_quota(t, CLEAN, for_tenant, before);
     return e || !may_be_dirty ? e : victim_over_quota(t, DIRTY, for_tenant, before);
 }
 
-struct entry *table_victim_ssd_over_quota(const struct table *t, uint64_t before)
+struct store_entry *table_victim_ssd_over_quota(const struct store_table *t, uint64_t before)
 {
     return victim_over_quota(t, ON_SSD, 0, before);
 }
 
-uint32_t table_unwritten(const struct table *t)
+uint32_t table_unwritten(const struct store_table *t)
 {
     return t->n_unwritten;
 }
 
-struct entry *table_first_dirty(const struct table *t)
+struct store_entry *table_first_dirty(const struct store_table *t)
 {
     return t->dirty_first;
 }
@@ -356,7 +359,7 @@ struct entry *table_first_dirty(const struct table *t)
 /* ----------------------------------------------------------------- states */
 
 /* A tier that the block is not in is not told: it learns of last_used when the block enters it. */
-static void use(struct entry *e, uint64_t now, void (*how)(struct eviction *, struct eviction_item *, uint64_t))
+static void use(struct store_entry *e, uint64_t now, void (*how)(struct eviction *, struct eviction_item *, uint64_t))
 {
     e->last_used = now;
     if (e->dram != DRAM_ABSENT)
@@ -365,50 +368,50 @@ static void use(struct entry *e, uint64_t now, void (*how)(struct eviction *, st
         how(e->owner->ssd, &e->on_ssd, now);
 }
 
-void table_request(struct table *t, const uint64_t *missing, uint32_t n)
+void table_request(struct store_table *t, const uint64_t *missing, uint32_t n)
 {
     /* All tenants' orders share what is learned about one tier. */
     eviction_request(t->tenants[0].clean, missing, n);
     eviction_request(t->tenants[0].ssd, missing, n);
 }
 
-void table_touch(struct table *t, struct entry *e, uint64_t now)
+void table_touch(struct store_table *t, struct store_entry *e, uint64_t now)
 {
     (void)t;
     use(e, now, eviction_touch);
 }
 
-void table_keep(struct table *t, struct entry *e, uint64_t now)
+void table_keep(struct store_table *t, struct store_entry *e, uint64_t now)
 {
     (void)t;
     use(e, now, eviction_keep);
 }
 
-void table_refused(struct table *t, const struct block_key *key, uint32_t chain_index, uint64_t now)
+void table_refused(struct store_table *t, const struct block_key *key, uint32_t chain_index, uint64_t now)
 {
     struct eviction_item item = {.key_hash = block_key_hash(key), .chain_index = chain_index};
     eviction_refused(t->tenants[0].clean, &item, now);
 }
 
-void table_set_kept(struct table *t, struct entry *e, bool kept)
+void table_set_kept(struct store_table *t, struct store_entry *e, bool kept)
 {
     t->n_kept -= e->is_kept;
     t->n_kept += e->is_kept = kept;
     settle(t, e);
 }
 
-uint64_t table_kept(const struct table *t)
+uint64_t table_kept(const struct store_table *t)
 {
     return t->n_kept;
 }
 
-void table_pin(struct table *t, struct entry *e)
+void table_pin(struct store_table *t, struct store_entry *e)
 {
     e->pins++;
     settle(t, e);
 }
 
-void table_unpin(struct table *t, struct entry *e)
+void table_unpin(struct store_table *t, struct store_entry *e)
 {
     assert(e->pins);
     e->pins--;
@@ -417,7 +420,7 @@ void table_unpin(struct table *t, struct entry *e)
 
 /* eviction_leave comes before settle: settle would only take the item out of its order, and eviction would
  * not learn that the block has left DRAM. */
-void table_set_dram(struct table *t, struct entry *e, enum dram_state to)
+void table_set_dram(struct store_table *t, struct store_entry *e, enum dram_state to)
 {
     static const bool LEGAL[4][4] = {
         [DRAM_ABSENT] = {[DRAM_FILLING] = true, [DRAM_LOADING] = true},
@@ -445,7 +448,7 @@ void table_set_dram(struct table *t, struct entry *e, enum dram_state to)
     settle(t, e);
 }
 
-void table_set_ssd(struct table *t, struct entry *e, enum ssd_state to)
+void table_set_ssd(struct store_table *t, struct store_entry *e, enum ssd_state to)
 {
     static const bool LEGAL[4][4] = {
         /* DURABLE at once: a block that was found when the store opened. */
@@ -467,17 +470,17 @@ void table_set_ssd(struct table *t, struct entry *e, enum ssd_state to)
     settle(t, e);
 }
 
-uint32_t table_slots_free(const struct table *t)
+uint32_t table_slots_free(const struct store_table *t)
 {
     return t->n_free;
 }
 
-uint32_t table_slot_generation(const struct table *t, uint32_t slot)
+uint32_t table_slot_generation(const struct store_table *t, uint32_t slot)
 {
     return t->generations[slot];
 }
 
-struct table_audit table_audit(const struct table *t)
+struct table_audit table_audit(const struct store_table *t)
 {
     return (struct table_audit){.free = t->n_free,
                                 .cached = t->n_use[SLOT_CACHED],
@@ -490,7 +493,7 @@ struct table_audit table_audit(const struct table *t)
                                 .n_entries = t->n_entries};
 }
 
-void table_each(const struct table *t, void (*visit)(void *user, const struct entry *e), void *user)
+void table_each(const struct store_table *t, void (*visit)(void *user, const struct store_entry *e), void *user)
 {
     for (uint64_t i = 0; i < t->cap; i++)
         if (t->buckets[i])

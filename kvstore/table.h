@@ -46,7 +46,7 @@ enum ssd_state { SSD_ABSENT, SSD_QUEUED, SSD_DURABLE, SSD_REFUSED };
 enum { TABLE_TENANTS = 64 };
 enum slot_use { SLOT_NONE, SLOT_HELD, SLOT_LEASED, SLOT_CACHED };
 
-struct entry { /* may be read freely; the functions below change it, except load_ns and load_status */
+struct store_entry { /* may be read freely; the functions below change it, except load_ns and load_status */
     struct block_key key;
     uint32_t chain_index; /* position of the block in its chain */
     uint32_t tenant;      /* tenant id as in store_msg.h */
@@ -61,17 +61,17 @@ struct entry { /* may be read freely; the functions below change it, except load
     enum td_status load_status; /* set by the table's owner: how the last read from SSD ended */
     enum slot_use use;
     struct eviction_item in_dram, on_ssd;
-    struct tenant *owner;        /* the tenant that the entry is counted under, and in whose orders it is */
+    struct table_tenant *owner;  /* the tenant that the entry is counted under, and in whose orders it is */
     struct eviction *dram_order; /* the order that in_dram is in: clean or dirty; NULL: none */
-    struct entry *dirty_prev, *dirty_next;
+    struct store_entry *dirty_prev, *dirty_next;
     bool is_listed; /* in the list of dirty blocks */
     bool is_unwritten, is_kept;
 };
 
-struct table;
+struct store_table;
 
-struct table *table_open(uint32_t n_slots, bool has_ssd, enum eviction_policy policy);
-void table_close(struct table *t); /* NULL is fine */
+struct store_table *table_open(uint32_t n_slots, bool has_ssd, enum eviction_policy policy);
+void table_close(struct store_table *t); /* NULL is fine */
 
 struct tenant_share {
     uint32_t tenant;
@@ -79,55 +79,56 @@ struct tenant_share {
 };
 /* Call before the first entry is added. share: of each tenant that is not named. named is borrowed. share
  * 1 and no names: no quotas. */
-void table_set_quotas(struct table *t, double share, const struct tenant_share *named, uint32_t n_named);
+void table_set_quotas(struct store_table *t, double share, const struct tenant_share *named, uint32_t n_named);
 
-struct entry *table_find(const struct table *t, const struct block_key *key); /* NULL: unknown key */
+struct store_entry *table_find(const struct store_table *t, const struct block_key *key); /* NULL: unknown key */
 /* Adds an entry in no tier. The caller must give it a tier before it calls anything else that may end it. */
-struct entry *table_add(struct table *t, const struct block_key *key, uint32_t chain_index, uint32_t tenant,
-                        uint64_t now);
+struct store_entry *table_add(struct store_table *t, const struct block_key *key, uint32_t chain_index, uint32_t tenant,
+                              uint64_t now);
 
 /* A kept block is not evicted from the last tier. */
-void table_set_kept(struct table *t, struct entry *e, bool kept);
-uint64_t table_kept(const struct table *t); /* number of kept entries */
+void table_set_kept(struct store_table *t, struct store_entry *e, bool kept);
+uint64_t table_kept(const struct store_table *t); /* number of kept entries */
 
 /* A request for blocks, or an offer, begins. missing: hashes of its keys that are in no tier, head first
  * (eviction_request). */
-void table_request(struct table *t, const uint64_t *missing, uint32_t n);
-void table_touch(struct table *t, struct entry *e, uint64_t now);
+void table_request(struct store_table *t, const uint64_t *missing, uint32_t n);
+void table_touch(struct store_table *t, struct store_entry *e, uint64_t now);
 /* Offered again: counts as used now, but eviction does not learn from it. */
-void table_keep(struct table *t, struct entry *e, uint64_t now);
+void table_keep(struct store_table *t, struct store_entry *e, uint64_t now);
 /* A block in no tier was offered, and there was no slot for it: eviction learns from that, too. */
-void table_refused(struct table *t, const struct block_key *key, uint32_t chain_index, uint64_t now);
-void table_pin(struct table *t, struct entry *e);
-void table_unpin(struct table *t, struct entry *e);                        /* may end e */
-void table_set_dram(struct table *t, struct entry *e, enum dram_state to); /* ABSENT may end e */
-void table_set_ssd(struct table *t, struct entry *e, enum ssd_state to);   /* ABSENT and REFUSED may end e */
+void table_refused(struct store_table *t, const struct block_key *key, uint32_t chain_index, uint64_t now);
+void table_pin(struct store_table *t, struct store_entry *e);
+void table_unpin(struct store_table *t, struct store_entry *e);                        /* may end e */
+void table_set_dram(struct store_table *t, struct store_entry *e, enum dram_state to); /* ABSENT may end e */
+void table_set_ssd(struct store_table *t, struct store_entry *e, enum ssd_state to); /* ABSENT and REFUSED may end e */
 
 /* Leaving ABSENT takes a free slot, which must exist. A slot's generation rises when the slot is given
  * back. */
-uint32_t table_slots_free(const struct table *t);
-uint32_t table_slot_generation(const struct table *t, uint32_t slot);
+uint32_t table_slots_free(const struct store_table *t);
+uint32_t table_slot_generation(const struct store_table *t, uint32_t slot);
 
 /* The next victim of each kind, if it was last used before tick `before`; NULL: none. */
-struct entry *table_victim_clean(const struct table *t, uint64_t before);
-struct entry *table_victim_dirty(const struct table *t, uint64_t before);
-struct entry *table_victim_ssd(const struct table *t, uint64_t before);
+struct store_entry *table_victim_clean(const struct store_table *t, uint64_t before);
+struct store_entry *table_victim_dirty(const struct store_table *t, uint64_t before);
+struct store_entry *table_victim_ssd(const struct store_table *t, uint64_t before);
 /*
  * Next victim of a tenant above its quota. NULL if there is none, or if all its blocks are pinned or
  * otherwise in use. In DRAM the room is needed for a block of for_tenant, which is counted as if it were
  * there already; dirty blocks are taken only if may_be_dirty and no clean one is found, and the caller may
  * lose them.
  */
-struct entry *table_victim_over_quota(const struct table *t, uint32_t for_tenant, bool may_be_dirty, uint64_t before);
-struct entry *table_victim_ssd_over_quota(const struct table *t, uint64_t before);
-uint32_t table_unwritten(const struct table *t); /* slots of blocks that are FILLING, dirty or QUEUED */
+struct store_entry *table_victim_over_quota(const struct store_table *t, uint32_t for_tenant, bool may_be_dirty,
+                                            uint64_t before);
+struct store_entry *table_victim_ssd_over_quota(const struct store_table *t, uint64_t before);
+uint32_t table_unwritten(const struct store_table *t); /* slots of blocks that are FILLING, dirty or QUEUED */
 /* The dirty block that has waited longest; NULL: none. */
-struct entry *table_first_dirty(const struct table *t);
+struct store_entry *table_first_dirty(const struct store_table *t);
 
 struct table_audit { /* each slot counted once: free + cached + leased + held = total */
     uint32_t free, cached, leased, held, total;
     uint64_t n_dram, n_ssd, n_queued, n_entries; /* blocks READY, DURABLE, QUEUED; entries in any state */
 };
-struct table_audit table_audit(const struct table *t);
+struct table_audit table_audit(const struct store_table *t);
 
-void table_each(const struct table *t, void (*visit)(void *user, const struct entry *e), void *user);
+void table_each(const struct store_table *t, void (*visit)(void *user, const struct store_entry *e), void *user);

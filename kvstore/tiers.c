@@ -25,7 +25,7 @@ enum { READING_PART = 4 };
 static const uint64_t PROBE_EVERY_NS = NS_PER_S / 2;
 static const uint64_t LATELY_NS = NS_PER_S;
 
-uint8_t *tier_address(const struct kvstore *s, const struct entry *e)
+uint8_t *tier_address(const struct kvstore *s, const struct store_entry *e)
 {
     return (uint8_t *)s->arena + (uint64_t)e->slot * s->page_bytes;
 }
@@ -33,7 +33,7 @@ uint8_t *tier_address(const struct kvstore *s, const struct entry *e)
 /* --------------------------------------------------------------------- DRAM */
 
 /* The event comes first: setting ABSENT may end e. */
-static void leave_dram(struct kvstore *s, struct entry *e)
+static void leave_dram(struct kvstore *s, struct store_entry *e)
 {
     store_count(s, STORE_EVICTED_DRAM, 1);
     store_event(s, BLOCK_REMOVED, TIER_DRAM, e);
@@ -58,7 +58,7 @@ bool tier_make_slot(struct kvstore *s, uint32_t for_tenant, bool is_new)
         s->loading_ns = clock_now(&s->clock);
     if (!is_full && table_slots_free(s->table))
         return true;
-    struct entry *e = is_full ? NULL : table_victim_over_quota(s->table, for_tenant, is_new, s->tick);
+    struct store_entry *e = is_full ? NULL : table_victim_over_quota(s->table, for_tenant, is_new, s->tick);
     if (!e && !is_full)
         e = table_victim_clean(s->table, s->tick);
     if (!e && is_new)
@@ -71,7 +71,7 @@ bool tier_make_slot(struct kvstore *s, uint32_t for_tenant, bool is_new)
 }
 
 /* The pull of an offered block has ended. */
-void tier_filled(struct kvstore *s, struct entry *e, bool is_verified)
+void tier_filled(struct kvstore *s, struct store_entry *e, bool is_verified)
 {
     if (!is_verified) {
         table_set_dram(s->table, e, DRAM_ABSENT);
@@ -90,9 +90,9 @@ static void on_found(void *user, const struct block_header *h)
         table_set_ssd(s->table, table_add(s->table, &h->key, h->index, h->tenant, 0), SSD_DURABLE);
 }
 
-static void post(struct kvstore *s, enum work_kind kind, void *token, enum td_status status)
+static void post(struct kvstore *s, enum store_work_kind kind, void *token, enum td_status status)
 {
-    struct work *work = store_work_new(kind);
+    struct store_work *work = store_work_new(kind);
     work->entry = token;
     work->status = status;
     mailbox_push(&s->mailbox, &work->mail);
@@ -111,7 +111,7 @@ static void on_read(void *user, void *token, enum td_status status)
 static void on_over(void *user, uint64_t n_bytes)
 {
     struct kvstore *s = user;
-    struct work *work = store_work_new(WORK_SSD_OVER);
+    struct store_work *work = store_work_new(WORK_SSD_OVER);
     work->n_bytes = n_bytes;
     mailbox_push(&s->mailbox, &work->mail);
 }
@@ -119,7 +119,7 @@ static void on_over(void *user, uint64_t n_bytes)
 static void on_listed(void *user, struct bytes *keys)
 {
     struct kvstore *s = user;
-    struct work *work = store_work_new(WORK_SSD_LISTED);
+    struct store_work *work = store_work_new(WORK_SSD_LISTED);
     work->data = *keys;
     mailbox_push(&s->mailbox, &work->mail);
 }
@@ -151,7 +151,7 @@ enum td_status tier_open_ssd(struct kvstore *s, struct td_error *error_out)
 }
 
 /* Takes the block off the SSD: `to` is REFUSED if it was evicted, ABSENT if it can't be served. May end e. */
-static void leave_ssd(struct kvstore *s, struct entry *e, enum ssd_state to)
+static void leave_ssd(struct kvstore *s, struct store_entry *e, enum ssd_state to)
 {
     store_event(s, BLOCK_REMOVED, TIER_SSD, e);
     /* s->ssd is NULL while closing. The block stays on disk then, and fails to verify again later. */
@@ -163,7 +163,7 @@ static void leave_ssd(struct kvstore *s, struct entry *e, enum ssd_state to)
 /* Evicts one block; false if there is none that may go. */
 static bool evict_ssd(struct kvstore *s)
 {
-    struct entry *e = table_victim_ssd_over_quota(s->table, UINT64_MAX);
+    struct store_entry *e = table_victim_ssd_over_quota(s->table, UINT64_MAX);
     if (!e && !(e = table_victim_ssd(s->table, UINT64_MAX)))
         return false;
     store_count(s, STORE_EVICTED_SSD, 1);
@@ -172,7 +172,7 @@ static bool evict_ssd(struct kvstore *s)
 }
 
 /* is_durable is read first: if the block is not DURABLE, leaving DRAM ends e. */
-bool tier_forget(struct kvstore *s, struct entry *e)
+bool tier_forget(struct kvstore *s, struct store_entry *e)
 {
     bool is_durable = e->ssd == SSD_DURABLE;
     if (e->pins || e->dram == DRAM_FILLING || e->dram == DRAM_LOADING || e->ssd == SSD_QUEUED)
@@ -212,7 +212,7 @@ static int compare_keys(const void *a, const void *b)
 }
 
 /* A block that is being read is left out: the read fails, and reports it. */
-static void note_lost(void *user, const struct entry *e)
+static void note_lost(void *user, const struct store_entry *e)
 {
     struct comparison *c = user;
     size_t n = c->keys->len / BLOCK_KEY_BYTES;
@@ -221,7 +221,8 @@ static void note_lost(void *user, const struct entry *e)
         bytes_append(&c->lost, e->key.b, BLOCK_KEY_BYTES);
 }
 
-static struct entry *find_at(const struct kvstore *s, const struct bytes *keys, size_t at, struct block_key *key_out)
+static struct store_entry *find_at(const struct kvstore *s, const struct bytes *keys, size_t at,
+                                   struct block_key *key_out)
 {
     memcpy(key_out->b, keys->data + at, BLOCK_KEY_BYTES);
     return table_find(s->table, key_out);
@@ -235,7 +236,7 @@ void tier_compare_ssd(struct kvstore *s, const struct bytes *keys)
     struct block_key key;
     uint64_t n_orphans = 0;
     for (size_t i = 0; i < keys->len; i += BLOCK_KEY_BYTES) {
-        const struct entry *e = find_at(s, keys, i, &key);
+        const struct store_entry *e = find_at(s, keys, i, &key);
         /* If the put of a QUEUED block fails, the tier is in doubt again and another list comes. */
         if (e && (e->ssd == SSD_DURABLE || e->ssd == SSD_QUEUED))
             continue;
@@ -257,7 +258,7 @@ void tier_compare_ssd(struct kvstore *s, const struct bytes *keys)
 }
 
 /* Needs a free slot. tier_loaded comes when the read has ended. */
-void tier_start_load(struct kvstore *s, struct entry *e)
+void tier_start_load(struct kvstore *s, struct store_entry *e)
 {
     table_set_dram(s->table, e, DRAM_LOADING);
     e->load_ns = clock_now(&s->clock);
@@ -275,7 +276,7 @@ bool tier_is_slow(const struct kvstore *s)
     return s->ssd && ssd_tier_is_slow(s->ssd);
 }
 
-void tier_probe(struct kvstore *s, struct entry *e)
+void tier_probe(struct kvstore *s, struct store_entry *e)
 {
     uint64_t now = clock_now(&s->clock);
     if (e->dram != DRAM_ABSENT || e->ssd != SSD_DURABLE || now - s->probed_ns < PROBE_EVERY_NS ||
@@ -287,7 +288,7 @@ void tier_probe(struct kvstore *s, struct entry *e)
 
 /* After TD_NOT_YET the block may still be on SSD and stays DURABLE. A block with any other error is
  * deleted, so that it is wanted when it is offered again. */
-void tier_loaded(struct kvstore *s, struct entry *e, enum td_status status)
+void tier_loaded(struct kvstore *s, struct store_entry *e, enum td_status status)
 {
     s->must_advance = true;
     e->load_status = status;
@@ -304,7 +305,7 @@ void tier_loaded(struct kvstore *s, struct entry *e, enum td_status status)
     }
 }
 
-void tier_written(struct kvstore *s, struct entry *e, enum td_status status)
+void tier_written(struct kvstore *s, struct store_entry *e, enum td_status status)
 {
     if (!status) {
         store_count(s, STORE_SSD_WRITES, 1);
@@ -322,7 +323,7 @@ void tier_written(struct kvstore *s, struct entry *e, enum td_status status)
  * directory rarely grows beyond its limit. */
 void tier_write_dirty(struct kvstore *s)
 {
-    for (struct entry *e; s->ssd && (e = table_first_dirty(s->table));) {
+    for (struct store_entry *e; s->ssd && (e = table_first_dirty(s->table));) {
         const struct ssd_put put = {e->key, e->chain_index, e->tenant, tier_address(s, e), e};
         if (ssd_tier_put(s->ssd, &put) == TD_BUSY)
             break;

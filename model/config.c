@@ -11,27 +11,28 @@
 enum { CONFIG_MAX_BYTES = 4 << 20, MAX_POSITIONS = 1 << 24 };
 
 /* Reads one config.json. The first error is kept; later calls do nothing. */
-struct reader {
+struct config_reader {
     const char *file;
     json_t *root;
     struct td_error *error;
     enum td_status status;
 };
 
-static void refuse(struct reader *r, enum td_status status, const char *field, const char *what)
+static void refuse(struct config_reader *r, enum td_status status, const char *field, const char *what)
 {
     if (!r->status)
         r->status = td_fail(r->error, status, "%s: %s: %s", r->file, field, what);
 }
 
-static void unsupported(struct reader *r, const char *field, const char *value)
+static void unsupported(struct config_reader *r, const char *field, const char *value)
 {
     if (!r->status)
         r->status = td_fail(r->error, TD_ERR_UNSUPPORTED, "%s: %s: '%s' is not supported", r->file, field, value);
 }
 
 /* fallback NAN: the field must exist. */
-static double number(struct reader *r, json_t *object, const char *field, double fallback, double min, double max)
+static double number(struct config_reader *r, json_t *object, const char *field, double fallback, double min,
+                     double max)
 {
     json_t *v = json_object_get(object, field);
     if (!v || json_is_null(v)) {
@@ -47,7 +48,8 @@ static double number(struct reader *r, json_t *object, const char *field, double
     return d;
 }
 
-static uint32_t whole(struct reader *r, json_t *object, const char *field, double fallback, double min, double max)
+static uint32_t whole(struct config_reader *r, json_t *object, const char *field, double fallback, double min,
+                      double max)
 {
     double d = number(r, object, field, fallback, min, max);
     if (isnan(d))
@@ -57,7 +59,7 @@ static uint32_t whole(struct reader *r, json_t *object, const char *field, doubl
     return (uint32_t)d;
 }
 
-static uint32_t count(struct reader *r, const char *field, double fallback, double max)
+static uint32_t count(struct config_reader *r, const char *field, double fallback, double max)
 {
     return whole(r, r->root, field, fallback, 1, max);
 }
@@ -68,7 +70,7 @@ static bool is_set(json_t *object, const char *field)
     return v && !json_is_null(v);
 }
 
-static bool flag_in(struct reader *r, json_t *object, const char *field, bool fallback)
+static bool flag_in(struct config_reader *r, json_t *object, const char *field, bool fallback)
 {
     json_t *v = json_object_get(object, field);
     if (!v || json_is_null(v))
@@ -78,7 +80,7 @@ static bool flag_in(struct reader *r, json_t *object, const char *field, bool fa
     return json_is_true(v);
 }
 
-static bool flag(struct reader *r, const char *field, bool fallback)
+static bool flag(struct config_reader *r, const char *field, bool fallback)
 {
     return flag_in(r, r->root, field, fallback);
 }
@@ -89,7 +91,7 @@ static const char *text(json_t *object, const char *field, const char *fallback)
     return json_is_string(v) ? json_string_value(v) : fallback;
 }
 
-static void must_not_be(struct reader *r, const char *field)
+static void must_not_be(struct config_reader *r, const char *field)
 {
     if (flag(r, field, false))
         unsupported(r, field, "true");
@@ -97,7 +99,7 @@ static void must_not_be(struct reader *r, const char *field)
 
 /* -------------------------------------------------------------------- rope */
 
-static void read_factors(struct reader *r, json_t *object, const char *field, uint32_t n, double *out)
+static void read_factors(struct config_reader *r, json_t *object, const char *field, uint32_t n, double *out)
 {
     json_t *list = json_object_get(object, field);
     if (!json_is_array(list) || json_array_size(list) != n) {
@@ -112,7 +114,7 @@ static void read_factors(struct reader *r, json_t *object, const char *field, ui
     }
 }
 
-static enum rope_type rope_type_of(struct reader *r, const char *name)
+static enum rope_type rope_type_of(struct config_reader *r, const char *name)
 {
     static const struct {
         const char *name;
@@ -127,7 +129,7 @@ static enum rope_type rope_type_of(struct reader *r, const char *name)
     return ROPE_DEFAULT;
 }
 
-static void read_scaling(struct reader *r, json_t *s, const struct model_config *c, struct model_rope *rope)
+static void read_scaling(struct config_reader *r, json_t *s, const struct model_config *c, struct model_rope *rope)
 {
     double ratio = NAN; /* a value for `factor` if it may be missing */
     if (rope->type >= ROPE_LLAMA3) {
@@ -159,7 +161,7 @@ static void read_scaling(struct reader *r, json_t *s, const struct model_config 
 }
 
 /* Reads theta from p, and type and scaling from s, if there is any. */
-static void read_one_rope(struct reader *r, json_t *p, json_t *s, double theta, const struct model_config *c,
+static void read_one_rope(struct config_reader *r, json_t *p, json_t *s, double theta, const struct model_config *c,
                           struct model_rope *rope)
 {
     rope->theta = number(r, p, "rope_theta", theta, 2, 1e12);
@@ -183,7 +185,7 @@ static void extend_positions(struct model_config *c)
  * v5 keeps theta and scaling in rope_parameters, which may have one object for each kind of layer. v4 has
  * theta at the top level and scaling, if any, in rope_scaling.
  */
-static void read_rope(struct reader *r, struct model_config *c)
+static void read_rope(struct config_reader *r, struct model_config *c)
 {
     json_t *p = json_object_get(r->root, "rope_parameters"), *full = json_object_get(p, "full_attention"), *factor;
     bool v5 = json_is_object(p);
@@ -227,7 +229,7 @@ static bool rule_windows(const struct model_family *f, uint32_t layer, uint32_t 
     return false;
 }
 
-static bool type_windows(struct reader *r, json_t *type)
+static bool type_windows(struct config_reader *r, json_t *type)
 {
     const char *name = json_is_string(type) ? json_string_value(type) : "";
     if (!strcmp(name, "sliding_attention"))
@@ -237,7 +239,7 @@ static bool type_windows(struct reader *r, json_t *type)
     return false;
 }
 
-static void read_windows(struct reader *r, struct model_config *c)
+static void read_windows(struct config_reader *r, struct model_config *c)
 {
     const struct model_family *f = c->family;
     json_t *types = f->window_rule == WINDOW_ALL ? NULL : json_object_get(r->root, "layer_types");
@@ -272,7 +274,7 @@ static bool in_list(json_t *list, uint32_t layer)
     return false;
 }
 
-static void read_expert_layers(struct reader *r, struct model_config *c)
+static void read_expert_layers(struct config_reader *r, struct model_config *c)
 {
     uint32_t step = count(r, "decoder_sparse_step", 1, MODEL_MAX_LAYERS),
              first = whole(r, r->root, "first_k_dense_replace", 0, 0, 1e6);
@@ -284,7 +286,7 @@ static void read_expert_layers(struct reader *r, struct model_config *c)
             c->layers[l] |= LAYER_MOE;
 }
 
-static void read_groups(struct reader *r, struct model_moe *m)
+static void read_groups(struct config_reader *r, struct model_moe *m)
 {
     const char *method = text(r->root, "topk_method", "greedy"), *scoring = text(r->root, "scoring_func", "softmax");
     m->n_groups = m->n_groups_used = 1;
@@ -301,7 +303,7 @@ static void read_groups(struct reader *r, struct model_moe *m)
     }
 }
 
-static void read_experts(struct reader *r, struct model_config *c)
+static void read_experts(struct config_reader *r, struct model_config *c)
 {
     static const char *const NAMES[] = {"num_local_experts", "num_experts", "n_routed_experts"};
     const struct model_family *f = c->family;
@@ -331,7 +333,7 @@ static void read_experts(struct reader *r, struct model_config *c)
 }
 
 /* Reads one id or a list of ids; returns how many. */
-static uint32_t read_ids(struct reader *r, json_t *object, const char *field, uint32_t vocab_size, uint32_t max,
+static uint32_t read_ids(struct config_reader *r, json_t *object, const char *field, uint32_t vocab_size, uint32_t max,
                          uint32_t *out)
 {
     json_t *v = json_object_get(object, field);
@@ -347,7 +349,7 @@ static uint32_t read_ids(struct reader *r, json_t *object, const char *field, ui
     return (uint32_t)n;
 }
 
-static void read_eos(struct reader *r, json_t *object, struct model_config *c)
+static void read_eos(struct config_reader *r, json_t *object, struct model_config *c)
 {
     c->n_eos_ids = read_ids(r, object, "eos_token_id", c->vocab_size, MODEL_MAX_EOS, c->eos_ids);
 }
@@ -397,7 +399,8 @@ static void note_ignored(json_t *g, const struct model_config *c, struct model_g
             n += (size_t)snprintf(out->ignored + n, sizeof(out->ignored) - n, "%s%s", n ? "," : "", FIELDS[i].field);
 }
 
-static void read_defaults(struct reader *r, json_t *g, const struct model_config *c, struct model_generation *out)
+static void read_defaults(struct config_reader *r, json_t *g, const struct model_config *c,
+                          struct model_generation *out)
 {
     out->repetition_penalty = (float)number(r, g, "repetition_penalty", 1, 1e-3, 10);
     out->max_tokens = whole(r, g, "max_new_tokens", 0, 0, UINT32_MAX);
@@ -412,7 +415,7 @@ static void read_defaults(struct reader *r, json_t *g, const struct model_config
     out->typical_p = (float)number(r, g, "typical_p", 0, 0, 1);
 }
 
-static void read_generation(struct reader *r, const char *data, size_t len, struct model_config *c)
+static void read_generation(struct config_reader *r, const char *data, size_t len, struct model_config *c)
 {
     json_error_t e;
     json_t *g = json_loadb(data, len, 0, &e);
@@ -431,7 +434,7 @@ static void read_generation(struct reader *r, const char *data, size_t len, stru
 
 /* -------------------------------------------------------------------- all */
 
-static void read_attention(struct reader *r, struct model_config *c)
+static void read_attention(struct config_reader *r, struct model_config *c)
 {
     const struct model_family *f = c->family;
     uint32_t head_dim = f->head_dim ? f->head_dim : c->n_heads ? c->hidden / c->n_heads : 0;
@@ -458,13 +461,13 @@ static void read_attention(struct reader *r, struct model_config *c)
     read_windows(r, c);
 }
 
-static float cap_of(struct reader *r, const char *field, double fallback)
+static float cap_of(struct config_reader *r, const char *field, double fallback)
 {
     bool missing = !json_object_get(r->root, field);
     return (float)number(r, r->root, field, missing && fallback > 0 ? fallback : 0, 1e-3, 1e6);
 }
 
-static void read_scores(struct reader *r, struct model_config *c)
+static void read_scores(struct config_reader *r, struct model_config *c)
 {
     const struct model_family *f = c->family;
     double scalar = f->query_scalar ? number(r, r->root, "query_pre_attn_scalar", 256, 1e-3, 1e6) : c->head_dim;
@@ -481,7 +484,7 @@ static void read_scores(struct reader *r, struct model_config *c)
         c->logits_cap = cap_of(r, "final_logit_softcapping", f->logits_cap);
 }
 
-static void read_activation(struct reader *r, struct model_config *c)
+static void read_activation(struct config_reader *r, struct model_config *c)
 {
     const char *act = text(r->root, c->family->act_field, c->family->act);
     if (!strcmp(act, "silu"))
@@ -496,7 +499,7 @@ static void read_activation(struct reader *r, struct model_config *c)
 }
 
 /* compressed-tensors gives the format of weights for each group of layers. */
-static void read_compressed(struct reader *r, json_t *groups)
+static void read_compressed(struct config_reader *r, json_t *groups)
 {
     const char *name;
     json_t *group;
@@ -515,7 +518,7 @@ static void read_compressed(struct reader *r, json_t *groups)
  * Reads how matrices are stored. Activations are not rounded here, even if the checkpoint's makers rounded
  * them.
  */
-static void read_quantization(struct reader *r, struct model_config *c)
+static void read_quantization(struct config_reader *r, struct model_config *c)
 {
     json_t *q = json_object_get(r->root, "quantization_config"), *block = json_object_get(q, "weight_block_size");
     const char *method = text(q, "quant_method", "?");
@@ -537,7 +540,7 @@ static void read_quantization(struct reader *r, struct model_config *c)
     }
 }
 
-static void read_all(struct reader *r, struct model_config *c)
+static void read_all(struct config_reader *r, struct model_config *c)
 {
     const char *type = text(r->root, "model_type", "");
     c->family = model_family_find(type);
@@ -567,7 +570,7 @@ enum td_status model_config_parse(const char *data, size_t len_bytes, const char
                                   size_t generation_len_bytes, struct model_config *out, struct td_error *error_out)
 {
     json_error_t e;
-    struct reader r = {.file = "config.json", .root = json_loadb(data, len_bytes, 0, &e), .error = error_out};
+    struct config_reader r = {.file = "config.json", .root = json_loadb(data, len_bytes, 0, &e), .error = error_out};
     struct model_config c = {.generation = MODEL_GENERATION_NONE};
     if (!json_is_object(r.root))
         r.status = td_fail(error_out, TD_ERR_CORRUPT, "config.json: line %d: %s", r.root ? 1 : e.line,

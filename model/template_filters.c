@@ -5,20 +5,21 @@
 
 #include "model/template_internal.h"
 
-typedef struct value filter_fn(struct run *r, struct value v, const struct args *a);
+typedef struct value filter_fn(struct template_run *r, struct value v, const struct template_args *a);
 
 static struct value undefined(const char *name)
 {
     return (struct value){.kind = V_UNDEFINED, .s = {name, strlen(name)}};
 }
 
-static bool bool_arg(const struct args *a, uint32_t i, const char *name, bool otherwise)
+static bool bool_arg(const struct template_args *a, uint32_t i, const char *name, bool otherwise)
 {
     struct value v;
     return arg(a, i, name, &v) ? value_true(v) : otherwise;
 }
 
-static int64_t int_arg(struct run *r, const struct args *a, uint32_t i, const char *name, int64_t otherwise)
+static int64_t int_arg(struct template_run *r, const struct template_args *a, uint32_t i, const char *name,
+                       int64_t otherwise)
 {
     struct value v;
     if (!arg(a, i, name, &v) || v.kind == V_NONE)
@@ -28,14 +29,14 @@ static int64_t int_arg(struct run *r, const struct args *a, uint32_t i, const ch
     return v.kind == V_INT ? v.i : otherwise;
 }
 
-static struct str text_of(struct run *r, struct value v)
+static struct str text_of(struct template_run *r, struct value v)
 {
     v = value_text(r, v);
     return r->status ? STR("") : v.s;
 }
 
 /* The value at path "a.b.0" in v, as attribute= means it. */
-static struct value path_of(struct run *r, struct value v, struct value path)
+static struct value path_of(struct template_run *r, struct value v, struct value path)
 {
     if (path.kind != V_STR)
         return run_item(r, v, path);
@@ -57,9 +58,9 @@ static struct value path_of(struct run *r, struct value v, struct value path)
 }
 
 /* The arguments from number i on. */
-static struct args rest_of(const struct args *a, uint32_t i)
+static struct template_args rest_of(const struct template_args *a, uint32_t i)
 {
-    struct args rest = *a;
+    struct template_args rest = *a;
     rest.n = a->n > i ? a->n - i : 0;
     for (uint32_t j = 0; j < rest.n; j++)
         rest.values[j] = a->values[i + j];
@@ -68,25 +69,25 @@ static struct args rest_of(const struct args *a, uint32_t i)
 
 /* ------------------------------------------------------------------- texts */
 
-static struct value f_upper(struct run *r, struct value v, const struct args *a)
+static struct value f_upper(struct template_run *r, struct value v, const struct template_args *a)
 {
     (void)a;
     return str_case(r, text_of(r, v), true);
 }
 
-static struct value f_lower(struct run *r, struct value v, const struct args *a)
+static struct value f_lower(struct template_run *r, struct value v, const struct template_args *a)
 {
     (void)a;
     return str_case(r, text_of(r, v), false);
 }
 
-static void append_cased(struct run *r, struct str s, bool upper, struct bytes *out)
+static void append_cased(struct template_run *r, struct str s, bool upper, struct bytes *out)
 {
     struct value v = str_case(r, s, upper);
     bytes_append(out, v.s.p, v.s.n);
 }
 
-static struct value f_capitalize(struct run *r, struct value v, const struct args *a)
+static struct value f_capitalize(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct str s = text_of(r, v);
     struct bytes b = {0};
@@ -97,7 +98,7 @@ static struct value f_capitalize(struct run *r, struct value v, const struct arg
     return value_bytes(r, &b);
 }
 
-static struct value f_title(struct run *r, struct value v, const struct args *a)
+static struct value f_title(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct str s = text_of(r, v);
     struct bytes b = {0};
@@ -111,7 +112,7 @@ static struct value f_title(struct run *r, struct value v, const struct args *a)
     return value_bytes(r, &b);
 }
 
-static struct value f_trim(struct run *r, struct value v, const struct args *a)
+static struct value f_trim(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct value chars;
     struct str s = text_of(r, v);
@@ -120,7 +121,7 @@ static struct value f_trim(struct run *r, struct value v, const struct args *a)
     return value_str(s.p, s.n);
 }
 
-static struct value f_replace(struct run *r, struct value v, const struct args *a)
+static struct value f_replace(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct value old, with;
     if (!arg(a, 0, "old", &old) || !arg(a, 1, "new", &with))
@@ -128,13 +129,13 @@ static struct value f_replace(struct run *r, struct value v, const struct args *
     return str_replace(r, text_of(r, v), text_of(r, old), text_of(r, with), int_arg(r, a, 2, "count", -1));
 }
 
-static struct value f_string(struct run *r, struct value v, const struct args *a)
+static struct value f_string(struct template_run *r, struct value v, const struct template_args *a)
 {
     (void)a;
     return value_text(r, v);
 }
 
-static struct value f_escape(struct run *r, struct value v, const struct args *a)
+static struct value f_escape(struct template_run *r, struct value v, const struct template_args *a)
 {
     static const char FROM[] = "&<>'\"";
     static const char *const TO[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
@@ -148,7 +149,7 @@ static struct value f_escape(struct run *r, struct value v, const struct args *a
     return value_bytes(r, &b);
 }
 
-static struct value f_indent(struct run *r, struct value v, const struct args *a)
+static struct value f_indent(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct value width;
     struct bytes b = {0}, pad = {0};
@@ -174,7 +175,7 @@ static struct value f_indent(struct run *r, struct value v, const struct args *a
     return value_bytes(r, &b);
 }
 
-static struct value f_tojson(struct run *r, struct value v, const struct args *a)
+static struct value f_tojson(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct value indent = value_none(), separators = value_none();
     struct bytes b = {0}, pad = {0};
@@ -202,7 +203,7 @@ static struct value f_tojson(struct run *r, struct value v, const struct args *a
 
 /* ----------------------------------------------------------------- numbers */
 
-static struct value f_int(struct run *r, struct value v, const struct args *a)
+static struct value f_int(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct value otherwise = value_int(0);
     char text[64], *end;
@@ -223,7 +224,7 @@ static struct value f_int(struct run *r, struct value v, const struct args *a)
     return *end || !(fabs(f) < 9e18) ? otherwise : value_int((int64_t)f);
 }
 
-static struct value f_float(struct run *r, struct value v, const struct args *a)
+static struct value f_float(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct value otherwise = value_float(0);
     double f;
@@ -240,7 +241,7 @@ static struct value f_float(struct run *r, struct value v, const struct args *a)
     return *end ? otherwise : value_float(f);
 }
 
-static struct value f_abs(struct run *r, struct value v, const struct args *a)
+static struct value f_abs(struct template_run *r, struct value v, const struct template_args *a)
 {
     (void)a;
     if (v.kind == V_INT && v.i != INT64_MIN)
@@ -248,7 +249,7 @@ static struct value f_abs(struct run *r, struct value v, const struct args *a)
     return v.kind == V_FLOAT ? value_float(fabs(v.f)) : run_fail(r, "abs of a %s", value_type(v));
 }
 
-static struct value f_round(struct run *r, struct value v, const struct args *a)
+static struct value f_round(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct value method = value_str("common", 6);
     int64_t precision = int_arg(r, a, 0, "precision", 0);
@@ -272,7 +273,7 @@ static struct value f_round(struct run *r, struct value v, const struct args *a)
 
 /* ------------------------------------------------------------------- lists */
 
-static struct value f_length(struct run *r, struct value v, const struct args *a)
+static struct value f_length(struct template_run *r, struct value v, const struct template_args *a)
 {
     (void)a;
     if (v.kind == V_STR)
@@ -284,23 +285,23 @@ static struct value f_length(struct run *r, struct value v, const struct args *a
     return v.kind == V_LIST ? value_int((int64_t)v.list->n) : run_fail(r, "length of a %s", value_type(v));
 }
 
-static struct value f_first(struct run *r, struct value v, const struct args *a)
+static struct value f_first(struct template_run *r, struct value v, const struct template_args *a)
 {
-    const struct list *l = value_iterate(r, v);
+    const struct template_list *l = value_iterate(r, v);
     (void)a;
     return l->n ? l->items[0] : undefined("the first of nothing");
 }
 
-static struct value f_last(struct run *r, struct value v, const struct args *a)
+static struct value f_last(struct template_run *r, struct value v, const struct template_args *a)
 {
-    const struct list *l = value_iterate(r, v);
+    const struct template_list *l = value_iterate(r, v);
     (void)a;
     return l->n ? l->items[l->n - 1] : undefined("the last of nothing");
 }
 
-static struct value f_list(struct run *r, struct value v, const struct args *a)
+static struct value f_list(struct template_run *r, struct value v, const struct template_args *a)
 {
-    const struct list *l = value_iterate(r, v);
+    const struct template_list *l = value_iterate(r, v);
     struct value out = value_list(r, false);
     (void)a;
     for (size_t i = 0; i < l->n; i++)
@@ -308,9 +309,9 @@ static struct value f_list(struct run *r, struct value v, const struct args *a)
     return out;
 }
 
-static struct value f_reverse(struct run *r, struct value v, const struct args *a)
+static struct value f_reverse(struct template_run *r, struct value v, const struct template_args *a)
 {
-    const struct list *l = value_iterate(r, v);
+    const struct template_list *l = value_iterate(r, v);
     struct value out = value_list(r, false);
     struct bytes b = {0};
     (void)a;
@@ -322,9 +323,9 @@ static struct value f_reverse(struct run *r, struct value v, const struct args *
     return v.kind == V_STR ? value_bytes(r, &b) : out;
 }
 
-static struct value f_join(struct run *r, struct value v, const struct args *a)
+static struct value f_join(struct template_run *r, struct value v, const struct template_args *a)
 {
-    const struct list *l = value_iterate(r, v);
+    const struct template_list *l = value_iterate(r, v);
     struct value by = value_str("", 0), path;
     struct bytes b = {0};
     arg(a, 0, "d", &by);
@@ -339,23 +340,23 @@ static struct value f_join(struct run *r, struct value v, const struct args *a)
     return value_bytes(r, &b);
 }
 
-static struct value f_items(struct run *r, struct value v, const struct args *a)
+static struct value f_items(struct template_run *r, struct value v, const struct template_args *a)
 {
     if (v.kind == V_UNDEFINED)
         return value_list(r, false);
-    struct bound b = {v, method_find(STR("items"))};
+    struct template_bound b = {v, method_find(STR("items"))};
     return v.kind == V_DICT ? method_call(r, &b, a) : run_fail(r, "items of a %s", value_type(v));
 }
 
 /* The value to compare: the attribute's value, in lower case unless case matters. */
-static struct value sort_key(struct run *r, struct value v, const struct value *path, bool case_matters)
+static struct value sort_key(struct template_run *r, struct value v, const struct value *path, bool case_matters)
 {
     v = path ? path_of(r, v, *path) : v;
     return v.kind == V_STR && !case_matters ? str_case(r, v.s, false) : v;
 }
 
 /* A merge sort: stable, and it may fail in the middle. */
-static void merge_sort(struct run *r, struct pair *p, struct pair *scratch, size_t n, bool down)
+static void merge_sort(struct template_run *r, struct pair *p, struct pair *scratch, size_t n, bool down)
 {
     if (n < 2 || r->status)
         return;
@@ -373,8 +374,8 @@ static void merge_sort(struct run *r, struct pair *p, struct pair *scratch, size
         p[k++] = scratch[j++];
 }
 
-static struct value sorted_by(struct run *r, const struct list *l, const struct value *path, bool case_matters,
-                              bool down)
+static struct value sorted_by(struct template_run *r, const struct template_list *l, const struct value *path,
+                              bool case_matters, bool down)
 {
     struct value out = value_list(r, false);
     if (!run_room(r, 2 * l->n * sizeof(struct pair)))
@@ -389,7 +390,7 @@ static struct value sorted_by(struct run *r, const struct list *l, const struct 
     return out;
 }
 
-static struct value f_sort(struct run *r, struct value v, const struct args *a)
+static struct value f_sort(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct value path;
     bool has = arg(a, 2, "attribute", &path) && path.kind != V_NONE;
@@ -397,22 +398,22 @@ static struct value f_sort(struct run *r, struct value v, const struct args *a)
                      bool_arg(a, 0, "reverse", false));
 }
 
-static struct value f_dictsort(struct run *r, struct value v, const struct args *a)
+static struct value f_dictsort(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct value by = value_str("key", 3), index;
     if (v.kind != V_DICT)
         return run_fail(r, "dictsort of a %s", value_type(v));
     arg(a, 1, "by", &by);
     index = value_int(by.kind == V_STR && str_is(by.s, STR("value")));
-    const struct args none = {.n = 0};
+    const struct template_args none = {.n = 0};
     return sorted_by(r, f_items(r, v, &none).list, &index, bool_arg(a, 0, "case_sensitive", false),
                      bool_arg(a, 2, "reverse", false));
 }
 
-static struct value f_unique(struct run *r, struct value v, const struct args *a)
+static struct value f_unique(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct value path, out = value_list(r, false), seen = value_list(r, false);
-    const struct list *l = value_iterate(r, v);
+    const struct template_list *l = value_iterate(r, v);
     bool case_matters = bool_arg(a, 0, "case_sensitive", false), has = arg(a, 1, "attribute", &path);
     for (size_t i = 0; i < l->n && !r->status; i++) {
         struct value key = sort_key(r, l->items[i], has ? &path : NULL, case_matters);
@@ -428,10 +429,10 @@ static struct value f_unique(struct run *r, struct value v, const struct args *a
     return out;
 }
 
-static struct value extreme(struct run *r, struct value v, const struct args *a, int sign)
+static struct value extreme(struct template_run *r, struct value v, const struct template_args *a, int sign)
 {
     struct value path, best = undefined("the extreme of nothing"), best_key = best;
-    const struct list *l = value_iterate(r, v);
+    const struct template_list *l = value_iterate(r, v);
     bool case_matters = bool_arg(a, 0, "case_sensitive", false), has = arg(a, 1, "attribute", &path);
     for (size_t i = 0; i < l->n && !r->status; i++) {
         struct value key = sort_key(r, l->items[i], has ? &path : NULL, case_matters);
@@ -443,20 +444,20 @@ static struct value extreme(struct run *r, struct value v, const struct args *a,
     return best;
 }
 
-static struct value f_min(struct run *r, struct value v, const struct args *a)
+static struct value f_min(struct template_run *r, struct value v, const struct template_args *a)
 {
     return extreme(r, v, a, -1);
 }
 
-static struct value f_max(struct run *r, struct value v, const struct args *a)
+static struct value f_max(struct template_run *r, struct value v, const struct template_args *a)
 {
     return extreme(r, v, a, 1);
 }
 
-static struct value f_sum(struct run *r, struct value v, const struct args *a)
+static struct value f_sum(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct value path, total = value_int(0);
-    const struct list *l = value_iterate(r, v);
+    const struct template_list *l = value_iterate(r, v);
     bool has = arg(a, 0, "attribute", &path) && path.kind != V_NONE;
     double f, sum = 0;
     int64_t whole = 0;
@@ -476,16 +477,16 @@ static struct value f_sum(struct run *r, struct value v, const struct args *a)
     return ints ? value_int(whole) : value_float(sum);
 }
 
-static struct value f_map(struct run *r, struct value v, const struct args *a)
+static struct value f_map(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct value path, otherwise, out = value_list(r, false), name;
-    const struct list *l = value_true(v) ? value_iterate(r, v) : out.list; /* of none, nothing */
+    const struct template_list *l = value_true(v) ? value_iterate(r, v) : out.list; /* of none, nothing */
     bool by_path = !a->n && arg(a, UINT32_MAX, "attribute", &path),
          has_default = arg(a, UINT32_MAX, "default", &otherwise);
     int filter = -1;
     if (!by_path && (!arg(a, 0, "filter", &name) || name.kind != V_STR || (filter = filter_find(name.s)) < 0))
         return run_fail(r, "map wants attribute=, or the name of a filter");
-    struct args rest = rest_of(a, 1);
+    struct template_args rest = rest_of(a, 1);
     for (size_t i = 0; i < l->n && !r->status; i++) {
         struct value x = by_path ? path_of(r, l->items[i], path) : filter_apply(r, filter, l->items[i], &rest);
         list_push(r, out.list, by_path && has_default && x.kind == V_UNDEFINED ? otherwise : x);
@@ -494,10 +495,11 @@ static struct value f_map(struct run *r, struct value v, const struct args *a)
 }
 
 /* The elements for which the test named by argument i (without one: being true) gives want. */
-static struct value chosen(struct run *r, struct value v, const struct args *a, bool by_path, bool want)
+static struct value chosen(struct template_run *r, struct value v, const struct template_args *a, bool by_path,
+                           bool want)
 {
     struct value path = value_none(), name, out = value_list(r, false);
-    const struct list *l = value_true(v) ? value_iterate(r, v) : out.list;
+    const struct template_list *l = value_true(v) ? value_iterate(r, v) : out.list;
     uint32_t first = by_path ? 1 : 0;
     bool has_test = a->n > first;
     int test = -1;
@@ -506,7 +508,7 @@ static struct value chosen(struct run *r, struct value v, const struct args *a, 
     name = has_test ? a->values[first] : value_none();
     if (has_test && (name.kind != V_STR || (test = test_find(name.s)) < 0))
         return run_fail(r, "test '%.*s' is not supported", name.kind == V_STR ? (int)name.s.n : 0, name.s.p);
-    struct args rest = rest_of(a, first + 1);
+    struct template_args rest = rest_of(a, first + 1);
     for (size_t i = 0; i < l->n && !r->status; i++) {
         struct value x = by_path ? path_of(r, l->items[i], path) : l->items[i];
         if ((has_test ? test_apply(r, test, x, &rest) : value_true(x)) == want)
@@ -515,27 +517,27 @@ static struct value chosen(struct run *r, struct value v, const struct args *a, 
     return out;
 }
 
-static struct value f_select(struct run *r, struct value v, const struct args *a)
+static struct value f_select(struct template_run *r, struct value v, const struct template_args *a)
 {
     return chosen(r, v, a, false, true);
 }
 
-static struct value f_reject(struct run *r, struct value v, const struct args *a)
+static struct value f_reject(struct template_run *r, struct value v, const struct template_args *a)
 {
     return chosen(r, v, a, false, false);
 }
 
-static struct value f_selectattr(struct run *r, struct value v, const struct args *a)
+static struct value f_selectattr(struct template_run *r, struct value v, const struct template_args *a)
 {
     return chosen(r, v, a, true, true);
 }
 
-static struct value f_rejectattr(struct run *r, struct value v, const struct args *a)
+static struct value f_rejectattr(struct template_run *r, struct value v, const struct template_args *a)
 {
     return chosen(r, v, a, true, false);
 }
 
-static struct value f_default(struct run *r, struct value v, const struct args *a)
+static struct value f_default(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct value otherwise = value_str("", 0);
     (void)r;
@@ -544,7 +546,7 @@ static struct value f_default(struct run *r, struct value v, const struct args *
     return lacks ? otherwise : v;
 }
 
-static struct value f_attr(struct run *r, struct value v, const struct args *a)
+static struct value f_attr(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct value name;
     if (!arg(a, 0, "name", &name) || name.kind != V_STR)
@@ -552,10 +554,10 @@ static struct value f_attr(struct run *r, struct value v, const struct args *a)
     return v.kind == V_DICT ? undefined("an attribute of a dict") : run_attribute(r, v, name.s);
 }
 
-static struct value f_wordcount(struct run *r, struct value v, const struct args *a)
+static struct value f_wordcount(struct template_run *r, struct value v, const struct template_args *a)
 {
-    struct bound b = {value_text(r, v), method_find(STR("split"))};
-    const struct args none = {.n = 0};
+    struct template_bound b = {value_text(r, v), method_find(STR("split"))};
+    const struct template_args none = {.n = 0};
     (void)a;
     return r->status ? v : value_int((int64_t)method_call(r, &b, &none).list->n);
 }
@@ -588,7 +590,7 @@ int filter_find(struct str name)
     return -1;
 }
 
-struct value filter_apply(struct run *r, int filter, struct value v, const struct args *a)
+struct value filter_apply(struct template_run *r, int filter, struct value v, const struct template_args *a)
 {
     return FILTERS[filter].apply(r, v, a);
 }
@@ -676,7 +678,7 @@ int test_find(struct str name)
     return -1;
 }
 
-static bool same_case(struct run *r, struct value v, bool upper)
+static bool same_case(struct template_run *r, struct value v, bool upper)
 {
     struct str s = text_of(r, v);
     struct value other = str_case(r, s, upper), turned = str_case(r, s, !upper);
@@ -692,9 +694,9 @@ static bool same(struct value a, struct value b)
     return a.kind == V_DICT ? a.dict == b.dict : value_equal(a, b, 0);
 }
 
-static bool relation(struct run *r, enum test t, struct value v, struct value x)
+static bool relation(struct template_run *r, enum test t, struct value v, struct value x)
 {
-    struct bound b;
+    struct template_bound b;
     v = t == IS_DIVISIBLE && v.kind == V_BOOL ? value_int(v.b) : v;
     switch (t) {
     case IS_DIVISIBLE:
@@ -726,7 +728,7 @@ static bool relation(struct run *r, enum test t, struct value v, struct value x)
     }
 }
 
-static bool parity(struct run *r, struct value v, int rest)
+static bool parity(struct template_run *r, struct value v, int rest)
 {
     double f;
     if (!value_number(v, &f))
@@ -734,7 +736,7 @@ static bool parity(struct run *r, struct value v, int rest)
     return v.kind == V_INT ? (v.i % 2 != 0) == rest : f - floor(f / 2) * 2 == rest;
 }
 
-bool test_apply(struct run *r, int test, struct value v, const struct args *a)
+bool test_apply(struct template_run *r, int test, struct value v, const struct template_args *a)
 {
     enum kind k = v.kind;
     struct value x = value_none();

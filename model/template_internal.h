@@ -67,14 +67,14 @@ struct value {
         int64_t i;
         double f;
         struct str s;
-        struct list *list;
+        struct template_list *list;
         struct dict *dict;
         struct loop *loop;
         struct macro *macro;
-        struct bound *bound;
+        struct template_bound *bound;
     };
 };
-struct list {
+struct template_list {
     struct value *items;
     size_t n, cap;
     bool tuple;
@@ -85,20 +85,20 @@ struct dict {
     } * items;
     size_t n, cap;
 };
-struct bound {
+struct template_bound {
     struct value self;
     int method;
 };
 struct loop {
-    const struct list *items;
+    const struct template_list *items;
     size_t i;
     uint32_t depth0;
     struct value changed;
     bool has_changed;
 };
 struct macro {
-    const struct node *node; /* N_MACRO or N_CALL_BLOCK */
-    struct scope *scope;     /* scope of the definition */
+    const struct template_node *node; /* N_MACRO or N_CALL_BLOCK */
+    struct scope *scope;              /* scope of the definition */
 };
 
 /* -------------------------------------------------------------------- tree */
@@ -150,12 +150,12 @@ enum op { /* operators of N_BINARY and N_COMPARE_WITH; others are characters */
           OP_IN,
           OP_NOT_IN,
 };
-struct node {
+struct template_node {
     enum node_kind kind;
     int op;
     uint32_t line, column;
-    struct node *next; /* next in a list */
-    struct node *kids[5];
+    struct template_node *next; /* next in a list */
+    struct template_node *kids[5];
     struct str text;
     struct value value;
 };
@@ -184,7 +184,7 @@ struct token {
 struct template
 {
     struct arena arena;
-    struct node *body;
+    struct template_node *body;
     struct token *tokens; /* freed after parsing */
     size_t n_tokens, cap_tokens;
 };
@@ -204,12 +204,12 @@ struct scope {
     struct variable *variables;
     size_t n, cap;
 };
-struct run {
+struct template_run {
     struct arena arena;
     struct bytes *out; /* where output goes: the answer, or the text of a macro or block */
     struct td_error *e;
     enum td_status status;
-    const struct node *at;
+    const struct template_node *at;
     uint64_t steps;
     uint32_t depth, loops;
     enum { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE } flow;
@@ -217,7 +217,7 @@ struct run {
 };
 
 enum { MAX_ARGS = 16 };
-struct args {
+struct template_args {
     struct value values[MAX_ARGS];
     uint32_t n;
     struct variable named[MAX_ARGS];
@@ -225,61 +225,62 @@ struct args {
 };
 
 /* Keeps the first failure, with its line. Returns none. */
-struct value run_fail(struct run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
-struct value run_undefined(struct run *r, struct value v); /* fails, because v is undefined */
-bool run_room(struct run *r, size_t len);                  /* room for len more bytes; false: failed */
+struct value run_fail(struct template_run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+struct value run_undefined(struct template_run *r, struct value v); /* fails, because v is undefined */
+bool run_room(struct template_run *r, size_t len);                  /* room for len more bytes; false: failed */
 
 struct value value_none(void);
 struct value value_bool(bool b);
 struct value value_int(int64_t i);
 struct value value_float(double f);
 struct value value_str(const char *p, size_t n); /* borrows p */
-struct value value_copy(struct run *r, const char *p, size_t n);
-struct value value_bytes(struct run *r, struct bytes *b); /* copies b and frees it */
-struct value value_list(struct run *r, bool tuple);
-struct value value_dict(struct run *r);
-struct value value_json(struct run *r, json_t *v, uint32_t depth);
-void list_push(struct run *r, struct list *l, struct value v);
+struct value value_copy(struct template_run *r, const char *p, size_t n);
+struct value value_bytes(struct template_run *r, struct bytes *b); /* copies b and frees it */
+struct value value_list(struct template_run *r, bool tuple);
+struct value value_dict(struct template_run *r);
+struct value value_json(struct template_run *r, json_t *v, uint32_t depth);
+void list_push(struct template_run *r, struct template_list *l, struct value v);
 struct value *dict_find(const struct dict *d, struct value key);
-void dict_set(struct run *r, struct dict *d, struct value key, struct value v);
+void dict_set(struct template_run *r, struct dict *d, struct value key, struct value v);
 
 bool value_true(struct value v);
 bool value_equal(struct value a, struct value b, uint32_t depth);
-int value_compare(struct run *r, struct value a, struct value b); /* fails where Python would */
+int value_compare(struct template_run *r, struct value a, struct value b); /* fails where Python would */
 bool value_number(struct value v, double *out);
 const char *value_type(struct value v);
-void value_write(struct run *r, struct value v, struct bytes *out);                /* str() */
-void value_repr(struct run *r, struct value v, uint32_t depth, struct bytes *out); /* repr() */
-struct value value_text(struct run *r, struct value v);                            /* str() as a value */
-struct list *value_iterate(struct run *r, struct value v);                         /* NULL: failed */
+void value_write(struct template_run *r, struct value v, struct bytes *out);                /* str() */
+void value_repr(struct template_run *r, struct value v, uint32_t depth, struct bytes *out); /* repr() */
+struct value value_text(struct template_run *r, struct value v);                            /* str() as a value */
+struct template_list *value_iterate(struct template_run *r, struct value v);                /* NULL: failed */
 
 struct json_style {
     bool ascii, sorted;
     struct str indent, item, key; /* indent NULL: everything on one line */
 };
-void value_tojson(struct run *r, struct value v, const struct json_style *s, uint32_t depth, struct bytes *out);
+void value_tojson(struct template_run *r, struct value v, const struct json_style *s, uint32_t depth,
+                  struct bytes *out);
 
 size_t str_chars(struct str s);
 size_t str_offset(struct str s, size_t chars); /* offset in bytes of that character, at most n */
 struct str str_strip(struct str s, struct str *chars, bool left, bool right);
-struct value str_case(struct run *r, struct str s, bool upper);
-struct value str_replace(struct run *r, struct str s, struct str old, struct str with, int64_t count);
+struct value str_case(struct template_run *r, struct str s, bool upper);
+struct value str_replace(struct template_run *r, struct str s, struct str old, struct str with, int64_t count);
 
 /* template_run.c */
-struct value run_attribute(struct run *r, struct value v, struct str name);
-struct value run_item(struct run *r, struct value v, struct value key);
-struct value run_macro(struct run *r, const struct macro *m, const struct args *a);
+struct value run_attribute(struct template_run *r, struct value v, struct str name);
+struct value run_item(struct template_run *r, struct value v, struct value key);
+struct value run_macro(struct template_run *r, const struct macro *m, const struct template_args *a);
 
 /* Argument i, or the one with that name. False if it is not given. */
-bool arg(const struct args *a, uint32_t i, const char *name, struct value *out);
+bool arg(const struct template_args *a, uint32_t i, const char *name, struct value *out);
 
 /* template_filters.c, template_methods.c. Return -1 if there is no such name. */
 int filter_find(struct str name);
-struct value filter_apply(struct run *r, int filter, struct value v, const struct args *a);
+struct value filter_apply(struct template_run *r, int filter, struct value v, const struct template_args *a);
 int test_find(struct str name);
-bool test_apply(struct run *r, int test, struct value v, const struct args *a);
+bool test_apply(struct template_run *r, int test, struct value v, const struct template_args *a);
 int method_find(struct str name);
 bool method_of(struct value self, int method); /* whether such a value has that method */
-struct value method_call(struct run *r, const struct bound *b, const struct args *a);
+struct value method_call(struct template_run *r, const struct template_bound *b, const struct template_args *a);
 int function_find(struct str name);
-struct value function_call(struct run *r, int function, const struct args *a);
+struct value function_call(struct template_run *r, int function, const struct template_args *a);

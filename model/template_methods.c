@@ -6,11 +6,12 @@
 
 enum { MAX_RANGE = 100000 };
 
-typedef struct value method_fn(struct run *r, struct value self, const struct args *a);
+typedef struct value method_fn(struct template_run *r, struct value self, const struct template_args *a);
 
 /* ------------------------------------------------------------------- texts */
 
-static bool text_arg(struct run *r, const struct args *a, uint32_t i, const char *name, struct str *out)
+static bool text_arg(struct template_run *r, const struct template_args *a, uint32_t i, const char *name,
+                     struct str *out)
 {
     struct value v;
     if (!arg(a, i, name, &v) || v.kind == V_NONE)
@@ -23,7 +24,8 @@ static bool text_arg(struct run *r, const struct args *a, uint32_t i, const char
     return true;
 }
 
-static int64_t int_arg(struct run *r, const struct args *a, uint32_t i, const char *name, int64_t otherwise)
+static int64_t int_arg(struct template_run *r, const struct template_args *a, uint32_t i, const char *name,
+                       int64_t otherwise)
 {
     struct value v;
     if (!arg(a, i, name, &v) || v.kind == V_NONE)
@@ -38,41 +40,42 @@ static struct value from_str(struct str s)
     return value_str(s.p, s.n);
 }
 
-static struct value strip_sides(struct run *r, struct value self, const struct args *a, bool left, bool right)
+static struct value strip_sides(struct template_run *r, struct value self, const struct template_args *a, bool left,
+                                bool right)
 {
     struct str chars;
     bool given = text_arg(r, a, 0, "chars", &chars);
     return from_str(str_strip(self.s, given ? &chars : NULL, left, right));
 }
 
-static struct value m_strip(struct run *r, struct value self, const struct args *a)
+static struct value m_strip(struct template_run *r, struct value self, const struct template_args *a)
 {
     return strip_sides(r, self, a, true, true);
 }
 
-static struct value m_lstrip(struct run *r, struct value self, const struct args *a)
+static struct value m_lstrip(struct template_run *r, struct value self, const struct template_args *a)
 {
     return strip_sides(r, self, a, true, false);
 }
 
-static struct value m_rstrip(struct run *r, struct value self, const struct args *a)
+static struct value m_rstrip(struct template_run *r, struct value self, const struct template_args *a)
 {
     return strip_sides(r, self, a, false, true);
 }
 
-static struct value m_upper(struct run *r, struct value self, const struct args *a)
+static struct value m_upper(struct template_run *r, struct value self, const struct template_args *a)
 {
     (void)a;
     return str_case(r, self.s, true);
 }
 
-static struct value m_lower(struct run *r, struct value self, const struct args *a)
+static struct value m_lower(struct template_run *r, struct value self, const struct template_args *a)
 {
     (void)a;
     return str_case(r, self.s, false);
 }
 
-static struct value m_capitalize(struct run *r, struct value self, const struct args *a)
+static struct value m_capitalize(struct template_run *r, struct value self, const struct template_args *a)
 {
     return filter_apply(r, filter_find(STR("capitalize")), self, a);
 }
@@ -81,7 +84,7 @@ static struct value m_capitalize(struct run *r, struct value self, const struct 
  * Each run of letters gets an upper-case first letter. The filter of that name differs: it divides words at
  * spaces.
  */
-static struct value m_title(struct run *r, struct value self, const struct args *a)
+static struct value m_title(struct template_run *r, struct value self, const struct template_args *a)
 {
     struct bytes b = {0};
     bool inside = false;
@@ -99,7 +102,7 @@ static struct value m_title(struct run *r, struct value self, const struct args 
 }
 
 /* Whether s has that text, or any of a tuple of texts, at its front or end. */
-static bool at_end(struct run *r, struct str s, struct value v, bool front)
+static bool at_end(struct template_run *r, struct str s, struct value v, bool front)
 {
     if (v.kind == V_LIST && v.list->tuple) {
         for (size_t i = 0; i < v.list->n; i++)
@@ -114,7 +117,7 @@ static bool at_end(struct run *r, struct str s, struct value v, bool front)
     return v.s.n <= s.n && !memcmp(front ? s.p : s.p + s.n - v.s.n, v.s.p, v.s.n);
 }
 
-static struct value ends_of(struct run *r, struct value self, const struct args *a, bool front)
+static struct value ends_of(struct template_run *r, struct value self, const struct template_args *a, bool front)
 {
     struct value v;
     if (!arg(a, 0, "prefix", &v))
@@ -128,17 +131,17 @@ static struct value ends_of(struct run *r, struct value self, const struct args 
     return value_bool(at_end(r, (struct str){s.p + at, s.n - at}, v, front));
 }
 
-static struct value m_startswith(struct run *r, struct value self, const struct args *a)
+static struct value m_startswith(struct template_run *r, struct value self, const struct template_args *a)
 {
     return ends_of(r, self, a, true);
 }
 
-static struct value m_endswith(struct run *r, struct value self, const struct args *a)
+static struct value m_endswith(struct template_run *r, struct value self, const struct template_args *a)
 {
     return ends_of(r, self, a, false);
 }
 
-static struct value m_replace(struct run *r, struct value self, const struct args *a)
+static struct value m_replace(struct template_run *r, struct value self, const struct template_args *a)
 {
     struct str old, with;
     if (!text_arg(r, a, 0, "old", &old) || !text_arg(r, a, 1, "new", &with))
@@ -146,7 +149,7 @@ static struct value m_replace(struct run *r, struct value self, const struct arg
     return str_replace(r, self.s, old, with, int_arg(r, a, 2, "count", -1));
 }
 
-static struct value m_removeprefix(struct run *r, struct value self, const struct args *a)
+static struct value m_removeprefix(struct template_run *r, struct value self, const struct template_args *a)
 {
     struct str x;
     if (!text_arg(r, a, 0, "prefix", &x))
@@ -155,7 +158,7 @@ static struct value m_removeprefix(struct run *r, struct value self, const struc
     return there ? value_str(self.s.p + x.n, self.s.n - x.n) : self;
 }
 
-static struct value m_removesuffix(struct run *r, struct value self, const struct args *a)
+static struct value m_removesuffix(struct template_run *r, struct value self, const struct template_args *a)
 {
     struct str x;
     if (!text_arg(r, a, 0, "suffix", &x))
@@ -165,7 +168,7 @@ static struct value m_removesuffix(struct run *r, struct value self, const struc
 }
 
 /* Splits at white space as Python does: not at the ends, and once for each run. */
-static struct value split_spaces(struct run *r, struct str s, int64_t most, bool from_right)
+static struct value split_spaces(struct template_run *r, struct str s, int64_t most, bool from_right)
 {
     struct value out = value_list(r, false);
     s = str_strip(s, NULL, true, true);
@@ -201,7 +204,7 @@ static const char *find_last(struct str s, struct str what)
     return NULL;
 }
 
-static struct value split_at(struct run *r, struct str s, struct str by, int64_t most, bool from_right)
+static struct value split_at(struct template_run *r, struct str s, struct str by, int64_t most, bool from_right)
 {
     struct value out = value_list(r, false);
     while (!r->status) {
@@ -218,7 +221,7 @@ static struct value split_at(struct run *r, struct str s, struct str by, int64_t
     return out;
 }
 
-static struct value split_any(struct run *r, struct value self, const struct args *a, bool from_right)
+static struct value split_any(struct template_run *r, struct value self, const struct template_args *a, bool from_right)
 {
     struct str by;
     int64_t most = int_arg(r, a, 1, "maxsplit", -1);
@@ -235,17 +238,17 @@ static struct value split_any(struct run *r, struct value self, const struct arg
     return out;
 }
 
-static struct value m_split(struct run *r, struct value self, const struct args *a)
+static struct value m_split(struct template_run *r, struct value self, const struct template_args *a)
 {
     return split_any(r, self, a, false);
 }
 
-static struct value m_rsplit(struct run *r, struct value self, const struct args *a)
+static struct value m_rsplit(struct template_run *r, struct value self, const struct template_args *a)
 {
     return split_any(r, self, a, true);
 }
 
-static struct value m_partition(struct run *r, struct value self, const struct args *a)
+static struct value m_partition(struct template_run *r, struct value self, const struct template_args *a)
 {
     struct str by;
     struct value out = value_list(r, true);
@@ -259,7 +262,7 @@ static struct value m_partition(struct run *r, struct value self, const struct a
     return out;
 }
 
-static struct value m_splitlines(struct run *r, struct value self, const struct args *a)
+static struct value m_splitlines(struct template_run *r, struct value self, const struct template_args *a)
 {
     struct value out = value_list(r, false), keep = value_bool(false);
     struct str s = self.s;
@@ -276,13 +279,13 @@ static struct value m_splitlines(struct run *r, struct value self, const struct 
     return out;
 }
 
-static struct value m_join(struct run *r, struct value self, const struct args *a)
+static struct value m_join(struct template_run *r, struct value self, const struct template_args *a)
 {
     struct bytes b = {0};
     struct value v;
     if (!arg(a, 0, "iterable", &v))
         return run_fail(r, "join wants a list");
-    const struct list *l = value_iterate(r, v);
+    const struct template_list *l = value_iterate(r, v);
     for (size_t i = 0; i < l->n && !r->status; i++) {
         if (l->items[i].kind != V_STR)
             run_fail(r, "join of a %s", value_type(l->items[i]));
@@ -295,7 +298,7 @@ static struct value m_join(struct run *r, struct value self, const struct args *
     return value_bytes(r, &b);
 }
 
-static struct value find_text(struct run *r, struct value self, const struct args *a, bool last)
+static struct value find_text(struct template_run *r, struct value self, const struct template_args *a, bool last)
 {
     struct str what;
     if (!text_arg(r, a, 0, "sub", &what))
@@ -304,17 +307,17 @@ static struct value find_text(struct run *r, struct value self, const struct arg
     return value_int(hit ? (int64_t)str_chars((struct str){self.s.p, (size_t)(hit - self.s.p)}) : -1);
 }
 
-static struct value m_find(struct run *r, struct value self, const struct args *a)
+static struct value m_find(struct template_run *r, struct value self, const struct template_args *a)
 {
     return find_text(r, self, a, false);
 }
 
-static struct value m_rfind(struct run *r, struct value self, const struct args *a)
+static struct value m_rfind(struct template_run *r, struct value self, const struct template_args *a)
 {
     return find_text(r, self, a, true);
 }
 
-static struct value m_index(struct run *r, struct value self, const struct args *a)
+static struct value m_index(struct template_run *r, struct value self, const struct template_args *a)
 {
     struct value v;
     if (self.kind == V_STR) {
@@ -327,7 +330,7 @@ static struct value m_index(struct run *r, struct value self, const struct args 
     return run_fail(r, "index: not there");
 }
 
-static struct value m_count(struct run *r, struct value self, const struct args *a)
+static struct value m_count(struct template_run *r, struct value self, const struct template_args *a)
 {
     struct value v = value_none();
     int64_t n = 0;
@@ -374,25 +377,25 @@ static bool in_either(utf8proc_category_t k, utf8proc_int32_t c)
     return in_letters(k, c) || in_digits(k, c) || k == UTF8PROC_CATEGORY_NL || k == UTF8PROC_CATEGORY_NO;
 }
 
-static struct value m_isdigit(struct run *r, struct value self, const struct args *a)
+static struct value m_isdigit(struct template_run *r, struct value self, const struct template_args *a)
 {
     (void)r, (void)a;
     return all_in(self, in_digits);
 }
 
-static struct value m_isalpha(struct run *r, struct value self, const struct args *a)
+static struct value m_isalpha(struct template_run *r, struct value self, const struct template_args *a)
 {
     (void)r, (void)a;
     return all_in(self, in_letters);
 }
 
-static struct value m_isalnum(struct run *r, struct value self, const struct args *a)
+static struct value m_isalnum(struct template_run *r, struct value self, const struct template_args *a)
 {
     (void)r, (void)a;
     return all_in(self, in_either);
 }
 
-static struct value m_isspace(struct run *r, struct value self, const struct args *a)
+static struct value m_isspace(struct template_run *r, struct value self, const struct template_args *a)
 {
     (void)r, (void)a;
     return value_bool(self.s.n && !str_strip(self.s, NULL, true, false).n);
@@ -400,7 +403,7 @@ static struct value m_isspace(struct run *r, struct value self, const struct arg
 
 /* ------------------------------------------------------------------- dicts */
 
-static struct value m_items(struct run *r, struct value self, const struct args *a)
+static struct value m_items(struct template_run *r, struct value self, const struct template_args *a)
 {
     struct value out = value_list(r, false);
     (void)a;
@@ -413,13 +416,13 @@ static struct value m_items(struct run *r, struct value self, const struct args 
     return out;
 }
 
-static struct value m_keys(struct run *r, struct value self, const struct args *a)
+static struct value m_keys(struct template_run *r, struct value self, const struct template_args *a)
 {
     (void)a;
     return (struct value){.kind = V_LIST, .list = value_iterate(r, self)};
 }
 
-static struct value m_values(struct run *r, struct value self, const struct args *a)
+static struct value m_values(struct template_run *r, struct value self, const struct template_args *a)
 {
     struct value out = value_list(r, false);
     (void)a;
@@ -428,7 +431,7 @@ static struct value m_values(struct run *r, struct value self, const struct args
     return out;
 }
 
-static struct value m_get(struct run *r, struct value self, const struct args *a)
+static struct value m_get(struct template_run *r, struct value self, const struct template_args *a)
 {
     struct value key, otherwise = value_none();
     if (!arg(a, 0, "key", &key))
@@ -438,13 +441,13 @@ static struct value m_get(struct run *r, struct value self, const struct args *a
     return there ? *there : otherwise;
 }
 
-static struct value m_copy(struct run *r, struct value self, const struct args *a)
+static struct value m_copy(struct template_run *r, struct value self, const struct template_args *a)
 {
     (void)r, (void)a;
     return self; /* values never change, so a copy is the value itself */
 }
 
-static struct value m_forbidden(struct run *r, struct value self, const struct args *a)
+static struct value m_forbidden(struct template_run *r, struct value self, const struct template_args *a)
 {
     (void)a;
     return run_fail(r, "a template may not change a %s", value_type(self));
@@ -452,12 +455,12 @@ static struct value m_forbidden(struct run *r, struct value self, const struct a
 
 /* ------------------------------------------------------------------- loops */
 
-static struct value m_cycle(struct run *r, struct value self, const struct args *a)
+static struct value m_cycle(struct template_run *r, struct value self, const struct template_args *a)
 {
     return a->n ? a->values[self.loop->i % a->n] : run_fail(r, "cycle of nothing");
 }
 
-static struct value m_changed(struct run *r, struct value self, const struct args *a)
+static struct value m_changed(struct template_run *r, struct value self, const struct template_args *a)
 {
     struct loop *l = self.loop;
     struct value now = value_list(r, true);
@@ -537,14 +540,14 @@ bool method_of(struct value self, int method)
     return TEMPLATE_METHODS[method].kinds >> self.kind & 1;
 }
 
-struct value method_call(struct run *r, const struct bound *b, const struct args *a)
+struct value method_call(struct template_run *r, const struct template_bound *b, const struct template_args *a)
 {
     return TEMPLATE_METHODS[b->method].call(r, b->self, a);
 }
 
 /* --------------------------------------------------------------- functions */
 
-static struct value f_range(struct run *r, const struct args *a)
+static struct value f_range(struct template_run *r, const struct template_args *a)
 {
     struct value out = value_list(r, false);
     int64_t first = int_arg(r, a, 0, "start", 0), stop = int_arg(r, a, 1, "stop", 0), by = int_arg(r, a, 2, "step", 1);
@@ -564,7 +567,7 @@ static struct value f_range(struct run *r, const struct args *a)
     return out;
 }
 
-static struct value named_dict(struct run *r, const struct args *a)
+static struct value named_dict(struct template_run *r, const struct template_args *a)
 {
     struct value d = value_dict(r), from;
     if (a->n) {
@@ -579,7 +582,7 @@ static struct value named_dict(struct run *r, const struct args *a)
     return d;
 }
 
-static struct value f_namespace(struct run *r, const struct args *a)
+static struct value f_namespace(struct template_run *r, const struct template_args *a)
 {
     struct value v = named_dict(r, a);
     if (v.kind == V_DICT)
@@ -587,7 +590,7 @@ static struct value f_namespace(struct run *r, const struct args *a)
     return v;
 }
 
-static struct value f_raise(struct run *r, const struct args *a)
+static struct value f_raise(struct template_run *r, const struct template_args *a)
 {
     struct value v = value_none();
     arg(a, 0, "message", &v);
@@ -597,7 +600,7 @@ static struct value f_raise(struct run *r, const struct args *a)
     return value_none();
 }
 
-static struct value f_strftime_now(struct run *r, const struct args *a)
+static struct value f_strftime_now(struct template_run *r, const struct template_args *a)
 {
     struct str format;
     struct tm t;
@@ -616,7 +619,7 @@ static struct value f_strftime_now(struct run *r, const struct args *a)
 
 static const struct {
     struct str name;
-    struct value (*call)(struct run *r, const struct args *a);
+    struct value (*call)(struct template_run *r, const struct template_args *a);
 } FUNCTIONS[] = {
     {NAME("range"), f_range},
     {NAME("dict"), named_dict},
@@ -634,7 +637,7 @@ int function_find(struct str name)
     return -1;
 }
 
-struct value function_call(struct run *r, int function, const struct args *a)
+struct value function_call(struct template_run *r, int function, const struct template_args *a)
 {
     return FUNCTIONS[function].call(r, a);
 }

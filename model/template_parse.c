@@ -17,8 +17,8 @@ struct parser {
     uint32_t depth, loops;
 };
 
-static struct node *expression(struct parser *p);
-static struct node *statements(struct parser *p, const char *const *ends, struct str *end_out);
+static struct template_node *expression(struct parser *p);
+static struct template_node *statements(struct parser *p, const char *const *ends, struct str *end_out);
 
 /* ------------------------------------------------------------------ helpers */
 
@@ -36,16 +36,16 @@ __attribute__((format(printf, 4, 5))) static void fail(struct parser *p, const s
         p->at++;
 }
 
-static struct node *node_at(struct parser *p, enum node_kind kind, const struct token *k)
+static struct template_node *node_at(struct parser *p, enum node_kind kind, const struct token *k)
 {
-    struct node *n = arena_take(&p->t->arena, sizeof(*n));
+    struct template_node *n = arena_take(&p->t->arena, sizeof(*n));
     n->kind = kind;
     n->line = k->line;
     n->column = k->column;
     return n;
 }
 
-static struct node *node(struct parser *p, enum node_kind kind)
+static struct template_node *node(struct parser *p, enum node_kind kind)
 {
     return node_at(p, kind, p->at);
 }
@@ -125,15 +125,15 @@ static bool enter(struct parser *p)
     return !p->status;
 }
 
-static struct node **append(struct node **end, struct node *n)
+static struct template_node **append(struct template_node **end, struct template_node *n)
 {
     *end = n;
     return &n->next;
 }
 
-static struct node *constant(struct parser *p, struct value v)
+static struct template_node *constant(struct parser *p, struct value v)
 {
-    struct node *n = node(p, N_CONST);
+    struct template_node *n = node(p, N_CONST);
     n->value = v;
     p->at++;
     return n;
@@ -142,9 +142,9 @@ static struct node *constant(struct parser *p, struct value v)
 /* -------------------------------------------------------------- expressions */
 
 /* Parses arguments after "(", including the ")". */
-static struct node *arguments(struct parser *p)
+static struct template_node *arguments(struct parser *p)
 {
-    struct node *first = NULL, **end = &first;
+    struct template_node *first = NULL, **end = &first;
     uint32_t n = 0;
     while (!p->status && !is_op(p, ")")) {
         if (is_op(p, "*") || is_op(p, "**"))
@@ -152,13 +152,13 @@ static struct node *arguments(struct parser *p)
         if (++n > MAX_ARGS)
             fail(p, p->at, TD_ERR_UNSUPPORTED, "more than %d arguments", MAX_ARGS);
         if (p->at->kind == T_NAME && p->at[1].kind == T_OP && str_is(p->at[1].text, STR("="))) {
-            struct node *k = node(p, N_KEYWORD);
+            struct template_node *k = node(p, N_KEYWORD);
             k->text = p->at->text;
             p->at += 2;
             k->kids[0] = expression(p);
             end = append(end, k);
         } else {
-            struct node *k = node(p, N_ARGUMENT);
+            struct template_node *k = node(p, N_ARGUMENT);
             k->kids[0] = expression(p);
             end = append(end, k);
         }
@@ -170,11 +170,11 @@ static struct node *arguments(struct parser *p)
 }
 
 /* Parses a, b, c up to a closing token. */
-static struct node *elements(struct parser *p, const char *close)
+static struct template_node *elements(struct parser *p, const char *close)
 {
-    struct node *first = NULL, **end = &first;
+    struct template_node *first = NULL, **end = &first;
     while (!p->status && !is_op(p, close)) {
-        struct node *k = node(p, N_ARGUMENT);
+        struct template_node *k = node(p, N_ARGUMENT);
         k->kids[0] = expression(p);
         end = append(end, k);
         if (!take_op(p, ","))
@@ -184,12 +184,12 @@ static struct node *elements(struct parser *p, const char *close)
     return first;
 }
 
-static struct node *dict(struct parser *p)
+static struct template_node *dict(struct parser *p)
 {
-    struct node *d = node(p, N_DICT), **end = &d->kids[0];
+    struct template_node *d = node(p, N_DICT), **end = &d->kids[0];
     want_op(p, "{");
     while (!p->status && !is_op(p, "}")) {
-        struct node *pair = node(p, N_PAIR);
+        struct template_node *pair = node(p, N_PAIR);
         pair->kids[0] = expression(p);
         want_op(p, ":");
         pair->kids[1] = expression(p);
@@ -201,16 +201,16 @@ static struct node *dict(struct parser *p)
     return d;
 }
 
-static struct node *parenthesis(struct parser *p)
+static struct template_node *parenthesis(struct parser *p)
 {
-    struct node *tuple = node(p, N_TUPLE);
+    struct template_node *tuple = node(p, N_TUPLE);
     want_op(p, "(");
     if (take_op(p, ")"))
         return tuple;
-    struct node *first = expression(p);
+    struct template_node *first = expression(p);
     if (take_op(p, ")"))
         return first;
-    struct node *k = node(p, N_ARGUMENT);
+    struct template_node *k = node(p, N_ARGUMENT);
     k->kids[0] = first;
     tuple->kids[0] = k;
     want_op(p, ",");
@@ -218,7 +218,7 @@ static struct node *parenthesis(struct parser *p)
     return tuple;
 }
 
-static struct node *primary(struct parser *p)
+static struct template_node *primary(struct parser *p)
 {
     static const struct {
         const char *name;
@@ -228,7 +228,7 @@ static struct node *primary(struct parser *p)
     const struct token *k = p->at;
     if (k->kind == T_STR) { /* adjacent texts are one */
         struct bytes b = {0};
-        struct node *n = node(p, N_CONST);
+        struct template_node *n = node(p, N_CONST);
         for (; p->at->kind == T_STR; p->at++)
             bytes_append(&b, p->at->text.p, p->at->text.n);
         struct str s = arena_str(&p->t->arena, b.data ? b.data : "", b.len);
@@ -244,7 +244,7 @@ static struct node *primary(struct parser *p)
         for (size_t i = 0; i < sizeof(WORDS) / sizeof(WORDS[0]); i++)
             if (is_name(p, WORDS[i].name))
                 return constant(p, WORDS[i].value);
-        struct node *n = node(p, N_NAME);
+        struct template_node *n = node(p, N_NAME);
         n->text = k->text;
         p->at++;
         return n;
@@ -253,7 +253,7 @@ static struct node *primary(struct parser *p)
         return parenthesis(p);
     if (is_op(p, "{"))
         return dict(p);
-    struct node *list = node(p, N_LIST);
+    struct template_node *list = node(p, N_LIST);
     if (take_op(p, "["))
         list->kids[0] = elements(p, "]");
     else
@@ -261,9 +261,9 @@ static struct node *primary(struct parser *p)
     return list;
 }
 
-static struct node *subscript(struct parser *p, struct node *object)
+static struct template_node *subscript(struct parser *p, struct template_node *object)
 {
-    struct node *parts[3] = {NULL}, *n = node(p, N_ITEM);
+    struct template_node *parts[3] = {NULL}, *n = node(p, N_ITEM);
     bool slice = false;
     int i = 0;
     while (!p->status && !is_op(p, "]") && i < 3) {
@@ -287,9 +287,9 @@ static struct node *subscript(struct parser *p, struct node *object)
     return n;
 }
 
-static struct node *member(struct parser *p, struct node *object)
+static struct template_node *member(struct parser *p, struct template_node *object)
 {
-    struct node *n = node(p, N_ATTR);
+    struct template_node *n = node(p, N_ATTR);
     n->kids[0] = object;
     if (p->at->kind == T_INT) {
         n->kind = N_ITEM;
@@ -304,16 +304,16 @@ static struct node *member(struct parser *p, struct node *object)
     return n;
 }
 
-static struct node *call(struct parser *p, struct node *callee)
+static struct template_node *call(struct parser *p, struct template_node *callee)
 {
-    struct node *n = node(p, N_CALL);
+    struct template_node *n = node(p, N_CALL);
     want_op(p, "(");
     n->kids[0] = callee;
     n->kids[1] = arguments(p);
     return n;
 }
 
-static struct node *postfix(struct parser *p, struct node *n)
+static struct template_node *postfix(struct parser *p, struct template_node *n)
 {
     while (!p->status) {
         if (take_op(p, "."))
@@ -339,9 +339,9 @@ static struct str dotted_name(struct parser *p)
     return s;
 }
 
-static struct node *filter(struct parser *p, struct node *operand)
+static struct template_node *filter(struct parser *p, struct template_node *operand)
 {
-    struct node *n = node(p, N_FILTER);
+    struct template_node *n = node(p, N_FILTER);
     const struct token *k = p->at;
     struct str name = dotted_name(p);
     n->kids[0] = operand;
@@ -364,9 +364,9 @@ static bool begins_argument(const struct parser *p)
     return p->at->kind == T_NAME || p->at->kind == T_STR || p->at->kind == T_INT || p->at->kind == T_FLOAT;
 }
 
-static struct node *test(struct parser *p, struct node *operand)
+static struct template_node *test(struct parser *p, struct template_node *operand)
 {
-    struct node *n = node(p, N_TEST), *not = node(p, N_UNARY);
+    struct template_node *n = node(p, N_TEST), *not = node(p, N_UNARY);
     bool negated = take_name(p, "not");
     const struct token *k = p->at;
     struct str name = dotted_name(p);
@@ -387,7 +387,7 @@ static struct node *test(struct parser *p, struct node *operand)
     return not ;
 }
 
-static struct node *filters(struct parser *p, struct node *n)
+static struct template_node *filters(struct parser *p, struct template_node *n)
 {
     while (!p->status) {
         if (take_op(p, "|"))
@@ -402,9 +402,9 @@ static struct node *filters(struct parser *p, struct node *n)
     return n;
 }
 
-static struct node *unary(struct parser *p, bool with_filters)
+static struct template_node *unary(struct parser *p, bool with_filters)
 {
-    struct node *n = node(p, N_UNARY);
+    struct template_node *n = node(p, N_UNARY);
     if (!enter(p))
         return n;
     if (is_op(p, "-") || is_op(p, "+")) {
@@ -417,7 +417,7 @@ static struct node *unary(struct parser *p, bool with_filters)
     return with_filters ? filters(p, n) : n;
 }
 
-static struct node *full_unary(struct parser *p)
+static struct template_node *full_unary(struct parser *p)
 {
     return unary(p, true);
 }
@@ -440,19 +440,19 @@ static const struct level LEVELS[] = {
 };
 enum { LEVEL_OR, LEVEL_AND, LEVEL_SUM, N_LEVELS = sizeof(LEVELS) / sizeof(LEVELS[0]) };
 
-static struct node *not_expression(struct parser *p);
+static struct template_node *not_expression(struct parser *p);
 
-static struct node *binary(struct parser *p, int level)
+static struct template_node *binary(struct parser *p, int level)
 {
     if (level == N_LEVELS)
         return full_unary(p);
     bool below_not = level == LEVEL_AND;
-    struct node *left = below_not ? not_expression(p) : binary(p, level + 1);
+    struct template_node *left = below_not ? not_expression(p) : binary(p, level + 1);
     for (bool more = true; more && !p->status;) {
         more = false;
         for (int i = 0; i < 4 && LEVELS[level].ops[i].text && !more; i++) {
             const char *text = LEVELS[level].ops[i].text;
-            struct node *n = NULL;
+            struct template_node *n = NULL;
             const struct token *k = p->at;
             if (!(LEVELS[level].words ? take_name(p, text) : take_op(p, text)))
                 continue;
@@ -485,11 +485,11 @@ static int comparison(struct parser *p)
     return 0;
 }
 
-static struct node *compare(struct parser *p)
+static struct template_node *compare(struct parser *p)
 {
-    struct node *left = binary(p, LEVEL_SUM), *n = node(p, N_COMPARE), **end = &n->kids[1];
+    struct template_node *left = binary(p, LEVEL_SUM), *n = node(p, N_COMPARE), **end = &n->kids[1];
     for (int op; !p->status && (op = comparison(p));) {
-        struct node *with = node(p, N_COMPARE_WITH);
+        struct template_node *with = node(p, N_COMPARE_WITH);
         with->op = op;
         with->kids[0] = binary(p, LEVEL_SUM);
         end = append(end, with);
@@ -498,11 +498,11 @@ static struct node *compare(struct parser *p)
     return n->kids[1] ? n : left;
 }
 
-static struct node *not_expression(struct parser *p)
+static struct template_node *not_expression(struct parser *p)
 {
     if (!is_name(p, "not"))
         return compare(p);
-    struct node *n = node(p, N_UNARY);
+    struct template_node *n = node(p, N_UNARY);
     n->op = '!';
     p->at++;
     if (enter(p))
@@ -511,13 +511,13 @@ static struct node *not_expression(struct parser *p)
     return n;
 }
 
-static struct node *expression(struct parser *p)
+static struct template_node *expression(struct parser *p)
 {
     if (!enter(p))
         return node(p, N_CONST);
-    struct node *n = binary(p, LEVEL_OR);
+    struct template_node *n = binary(p, LEVEL_OR);
     while (!p->status && is_name(p, "if")) {
-        struct node *c = node(p, N_COND);
+        struct template_node *c = node(p, N_COND);
         p->at++;
         c->kids[1] = n;
         c->kids[0] = binary(p, LEVEL_OR);
@@ -530,12 +530,12 @@ static struct node *expression(struct parser *p)
 }
 
 /* Parses one expression, or several with commas: a tuple. */
-static struct node *expressions(struct parser *p)
+static struct template_node *expressions(struct parser *p)
 {
-    struct node *first = expression(p);
+    struct template_node *first = expression(p);
     if (!is_op(p, ","))
         return first;
-    struct node *tuple = node(p, N_TUPLE), *k = node(p, N_ARGUMENT), **end = &k->next;
+    struct template_node *tuple = node(p, N_TUPLE), *k = node(p, N_ARGUMENT), **end = &k->next;
     k->kids[0] = first;
     tuple->kids[0] = k;
     while (take_op(p, ",")) {
@@ -549,9 +549,9 @@ static struct node *expressions(struct parser *p)
 /* --------------------------------------------------------------- statements */
 
 /* Parses names with commas, or name.attribute. */
-static struct node *target(struct parser *p, bool attribute)
+static struct template_node *target(struct parser *p, bool attribute)
 {
-    struct node *n = node(p, N_NAME);
+    struct template_node *n = node(p, N_NAME);
     n->text = want_name(p);
     if (attribute && take_op(p, ".")) {
         n->kind = N_ATTR;
@@ -562,7 +562,7 @@ static struct node *target(struct parser *p, bool attribute)
     }
     if (!is_op(p, ","))
         return n;
-    struct node *tuple = node(p, N_TUPLE), **end = &tuple->kids[0];
+    struct template_node *tuple = node(p, N_TUPLE), **end = &tuple->kids[0];
     end = append(end, n);
     while (!p->status && take_op(p, ",") && p->at->kind == T_NAME) {
         n = node(p, N_NAME);
@@ -577,19 +577,19 @@ static void end_block(struct parser *p)
     want(p, T_BLOCK_END);
 }
 
-static struct node *body_until(struct parser *p, const char *end)
+static struct template_node *body_until(struct parser *p, const char *end)
 {
     const char *const ends[] = {end, NULL};
     struct str which;
-    struct node *body = statements(p, ends, &which);
+    struct template_node *body = statements(p, ends, &which);
     end_block(p);
     return body;
 }
 
-static struct node *if_statement(struct parser *p)
+static struct template_node *if_statement(struct parser *p)
 {
     static const char *const ENDS[] = {"elif", "else", "endif", NULL};
-    struct node *n = node(p, N_IF);
+    struct template_node *n = node(p, N_IF);
     struct str which = {"", 0};
     n->kids[0] = expression(p);
     end_block(p);
@@ -606,10 +606,10 @@ static struct node *if_statement(struct parser *p)
     return n;
 }
 
-static struct node *for_statement(struct parser *p)
+static struct template_node *for_statement(struct parser *p)
 {
     static const char *const ENDS[] = {"else", "endfor", NULL};
-    struct node *n = node(p, N_FOR);
+    struct template_node *n = node(p, N_FOR);
     struct str which = {"", 0};
     bool bracket = take_op(p, "(");
     n->kids[0] = target(p, false);
@@ -632,9 +632,9 @@ static struct node *for_statement(struct parser *p)
     return n;
 }
 
-static struct node *set_statement(struct parser *p)
+static struct template_node *set_statement(struct parser *p)
 {
-    struct node *n = node(p, N_SET);
+    struct template_node *n = node(p, N_SET);
     n->kids[0] = target(p, true);
     if (take_op(p, "=")) {
         n->kids[1] = expressions(p);
@@ -649,13 +649,13 @@ static struct node *set_statement(struct parser *p)
     return n;
 }
 
-static struct node *parameters(struct parser *p)
+static struct template_node *parameters(struct parser *p)
 {
-    struct node *first = NULL, **end = &first;
+    struct template_node *first = NULL, **end = &first;
     want_op(p, "(");
     uint32_t count = 0;
     while (!p->status && !is_op(p, ")")) {
-        struct node *n = node(p, N_PARAMETER);
+        struct template_node *n = node(p, N_PARAMETER);
         n->text = want_name(p);
         if (take_op(p, "="))
             n->kids[0] = expression(p);
@@ -669,9 +669,9 @@ static struct node *parameters(struct parser *p)
     return first;
 }
 
-static struct node *macro_statement(struct parser *p)
+static struct template_node *macro_statement(struct parser *p)
 {
-    struct node *n = node(p, N_MACRO);
+    struct template_node *n = node(p, N_MACRO);
     uint32_t loops = p->loops;
     p->loops = 0;
     n->text = want_name(p);
@@ -682,9 +682,9 @@ static struct node *macro_statement(struct parser *p)
     return n;
 }
 
-static struct node *call_statement(struct parser *p)
+static struct template_node *call_statement(struct parser *p)
 {
-    struct node *n = node(p, N_CALL_BLOCK);
+    struct template_node *n = node(p, N_CALL_BLOCK);
     if (is_op(p, "("))
         n->kids[0] = parameters(p);
     n->kids[2] = postfix(p, primary(p));
@@ -695,9 +695,9 @@ static struct node *call_statement(struct parser *p)
     return n;
 }
 
-static struct node *filter_statement(struct parser *p)
+static struct template_node *filter_statement(struct parser *p)
 {
-    struct node *n = node(p, N_FILTER_BLOCK);
+    struct template_node *n = node(p, N_FILTER_BLOCK);
     n->kids[0] = filter(p, NULL);
     while (!p->status && take_op(p, "|"))
         n->kids[0] = filter(p, n->kids[0]);
@@ -706,11 +706,11 @@ static struct node *filter_statement(struct parser *p)
     return n;
 }
 
-static struct node *with_statement(struct parser *p)
+static struct template_node *with_statement(struct parser *p)
 {
-    struct node *n = node(p, N_WITH), **end = &n->kids[0];
+    struct template_node *n = node(p, N_WITH), **end = &n->kids[0];
     while (!p->status && p->at->kind == T_NAME) {
-        struct node *set = node(p, N_SET);
+        struct template_node *set = node(p, N_SET);
         set->kids[0] = node(p, N_NAME);
         set->kids[0]->text = want_name(p);
         want_op(p, "=");
@@ -725,29 +725,29 @@ static struct node *with_statement(struct parser *p)
 }
 
 /* Marks what an assistant said, for training. Here only its body matters. */
-static struct node *generation_statement(struct parser *p)
+static struct template_node *generation_statement(struct parser *p)
 {
-    struct node *n = node(p, N_WITH);
+    struct template_node *n = node(p, N_WITH);
     end_block(p);
     n->kids[1] = body_until(p, "endgeneration");
     n->op = 1; /* it has no scope of its own */
     return n;
 }
 
-static struct node *loop_control(struct parser *p, enum node_kind kind)
+static struct template_node *loop_control(struct parser *p, enum node_kind kind)
 {
-    struct node *n = node(p, kind);
+    struct template_node *n = node(p, kind);
     if (!p->loops)
         fail(p, p->at - 1, TD_ERR_CORRUPT, "outside of a loop");
     end_block(p);
     return n;
 }
 
-static struct node *statement(struct parser *p)
+static struct template_node *statement(struct parser *p)
 {
     static const struct {
         const char *name;
-        struct node *(*parse)(struct parser *);
+        struct template_node *(*parse)(struct parser *);
     } KNOWN[] = {{"if", if_statement},     {"for", for_statement},
                  {"set", set_statement},   {"macro", macro_statement},
                  {"call", call_statement}, {"filter", filter_statement},
@@ -778,9 +778,9 @@ static bool ends_here(const struct parser *p, const char *const *ends)
  * Parses statements up to one named in `ends`, which is consumed and returned. ends NULL: up to the end of
  * the source.
  */
-static struct node *statements(struct parser *p, const char *const *ends, struct str *end_out)
+static struct template_node *statements(struct parser *p, const char *const *ends, struct str *end_out)
 {
-    struct node *first = NULL, **end = &first, *n;
+    struct template_node *first = NULL, **end = &first, *n;
     enter(p);
     while (!p->status) {
         const struct token *k = p->at;

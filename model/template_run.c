@@ -7,12 +7,12 @@
 
 #include "model/template_internal.h"
 
-static struct value eval(struct run *r, struct scope *scope, const struct node *n);
-static void execute(struct run *r, struct scope *scope, const struct node *n);
+static struct value eval(struct template_run *r, struct scope *scope, const struct template_node *n);
+static void execute(struct template_run *r, struct scope *scope, const struct template_node *n);
 
 /* ------------------------------------------------------------------ limits */
 
-static bool step(struct run *r, const struct node *n)
+static bool step(struct template_run *r, const struct template_node *n)
 {
     r->at = n;
     if (++r->steps > TEMPLATE_MAX_STEPS && !r->status)
@@ -22,7 +22,7 @@ static bool step(struct run *r, const struct node *n)
     return !r->status && run_room(r, 0);
 }
 
-static bool enter(struct run *r)
+static bool enter(struct template_run *r)
 {
     if (++r->depth > TEMPLATE_MAX_DEPTH && !r->status)
         r->status = td_fail(r->e, TD_ERR_NO_SPACE, "line %u: the template is nested too deeply", r->at->line);
@@ -31,7 +31,7 @@ static bool enter(struct run *r)
 
 /* ------------------------------------------------------------------ scopes */
 
-static struct scope *scope_new(struct run *r, struct scope *parent)
+static struct scope *scope_new(struct template_run *r, struct scope *parent)
 {
     struct scope *s = arena_take(&r->arena, sizeof(*s));
     s->parent = parent;
@@ -47,7 +47,7 @@ static struct value *scope_find(struct scope *s, struct str name)
     return NULL;
 }
 
-static void scope_set(struct run *r, struct scope *s, struct str name, struct value v)
+static void scope_set(struct template_run *r, struct scope *s, struct str name, struct value v)
 {
     for (size_t i = 0; i < s->n; i++)
         if (str_is(s->variables[i].name, name)) {
@@ -83,7 +83,7 @@ static struct value undefined(struct str name)
     return (struct value){.kind = V_UNDEFINED, .s = name};
 }
 
-static struct value loop_attribute(struct run *r, const struct loop *l, struct str name)
+static struct value loop_attribute(struct template_run *r, const struct loop *l, struct str name)
 {
     const struct {
         struct str name;
@@ -111,7 +111,7 @@ static struct value loop_attribute(struct run *r, const struct loop *l, struct s
 }
 
 /* x.name: attributes of the value's type come before members of that name. */
-struct value run_attribute(struct run *r, struct value v, struct str name)
+struct value run_attribute(struct template_run *r, struct value v, struct str name)
 {
     int method = method_find(name);
     if (v.kind == V_UNDEFINED)
@@ -119,8 +119,8 @@ struct value run_attribute(struct run *r, struct value v, struct str name)
     if (name.n && name.p[0] == '_')
         return undefined(name);
     if (method >= 0 && method_of(v, method)) {
-        struct bound *b = arena_take(&r->arena, sizeof(*b));
-        *b = (struct bound){v, method};
+        struct template_bound *b = arena_take(&r->arena, sizeof(*b));
+        *b = (struct template_bound){v, method};
         return (struct value){.kind = V_METHOD, .bound = b};
     }
     if (v.kind == V_LOOP)
@@ -131,7 +131,7 @@ struct value run_attribute(struct run *r, struct value v, struct str name)
     return there ? *there : undefined(name);
 }
 
-struct value run_item(struct run *r, struct value v, struct value key)
+struct value run_item(struct template_run *r, struct value v, struct value key)
 {
     struct str name = key.kind == V_STR ? key.s : STR("an element");
     if (v.kind == V_UNDEFINED)
@@ -155,7 +155,7 @@ struct value run_item(struct run *r, struct value v, struct value key)
 }
 
 /* A bound of a slice, clipped as in Python. */
-static bool slice_bound(struct run *r, struct value v, int64_t n, bool down, int64_t otherwise, int64_t *out)
+static bool slice_bound(struct template_run *r, struct value v, int64_t n, bool down, int64_t otherwise, int64_t *out)
 {
     *out = otherwise;
     if (v.kind == V_NONE)
@@ -169,7 +169,7 @@ static bool slice_bound(struct run *r, struct value v, int64_t n, bool down, int
     return true;
 }
 
-static struct value slice(struct run *r, struct scope *scope, const struct node *n)
+static struct value slice(struct template_run *r, struct scope *scope, const struct template_node *n)
 {
     struct value v = eval(r, scope, n->kids[0]), part[3], out;
     int64_t step_by = 1, begin, end;
@@ -183,7 +183,7 @@ static struct value slice(struct run *r, struct scope *scope, const struct node 
         step_by = part[2].i;
     if (!step_by || (part[2].kind != V_INT && part[2].kind != V_NONE))
         return run_fail(r, "a slice with a bad step");
-    struct list *items = value_iterate(r, v);
+    struct template_list *items = value_iterate(r, v);
     int64_t length = (int64_t)items->n;
     bool down = step_by < 0;
     if (!slice_bound(r, part[0], length, down, down ? length - 1 : 0, &begin) ||
@@ -204,7 +204,7 @@ static struct value slice(struct run *r, struct scope *scope, const struct node 
 
 /* --------------------------------------------------------------- operators */
 
-static struct value concatenate(struct run *r, struct value a, struct value b)
+static struct value concatenate(struct template_run *r, struct value a, struct value b)
 {
     struct bytes text = {0};
     value_write(r, a, &text);
@@ -212,7 +212,7 @@ static struct value concatenate(struct run *r, struct value a, struct value b)
     return value_bytes(r, &text);
 }
 
-static struct value repeat(struct run *r, struct value v, int64_t times)
+static struct value repeat(struct template_run *r, struct value v, int64_t times)
 {
     times = times < 0 ? 0 : times;
     size_t n = v.kind == V_STR ? v.s.n : v.list->n * sizeof(struct value);
@@ -233,7 +233,7 @@ static struct value repeat(struct run *r, struct value v, int64_t times)
     return out;
 }
 
-static struct value add(struct run *r, struct value a, struct value b)
+static struct value add(struct template_run *r, struct value a, struct value b)
 {
     if (a.kind == V_STR && b.kind == V_STR)
         return concatenate(r, a, b);
@@ -247,7 +247,7 @@ static struct value add(struct run *r, struct value a, struct value b)
     return out;
 }
 
-static struct value whole(struct run *r, int op, int64_t x, int64_t y)
+static struct value whole(struct template_run *r, int op, int64_t x, int64_t y)
 {
     int64_t z = 0;
     bool over = false;
@@ -274,7 +274,7 @@ static struct value whole(struct run *r, int op, int64_t x, int64_t y)
     return over ? run_fail(r, "a number grows too large") : value_int(z);
 }
 
-static struct value arithmetic(struct run *r, int op, struct value a, struct value b)
+static struct value arithmetic(struct template_run *r, int op, struct value a, struct value b)
 {
     double x, y;
     if (a.kind == V_UNDEFINED || b.kind == V_UNDEFINED)
@@ -316,7 +316,7 @@ static struct value arithmetic(struct run *r, int op, struct value a, struct val
     }
 }
 
-static struct value binary(struct run *r, struct scope *scope, const struct node *n)
+static struct value binary(struct template_run *r, struct scope *scope, const struct template_node *n)
 {
     struct value a = eval(r, scope, n->kids[0]);
     if (n->op == OP_AND || n->op == OP_OR)
@@ -326,7 +326,7 @@ static struct value binary(struct run *r, struct scope *scope, const struct node
     return r->status ? value_none() : n->op == '~' ? concatenate(r, a, b) : arithmetic(r, n->op, a, b);
 }
 
-static bool contains(struct run *r, struct value in, struct value what)
+static bool contains(struct template_run *r, struct value in, struct value what)
 {
     if (in.kind == V_STR) {
         if (what.kind != V_STR)
@@ -335,14 +335,14 @@ static bool contains(struct run *r, struct value in, struct value what)
     }
     if (in.kind == V_DICT)
         return dict_find(in.dict, what) != NULL;
-    const struct list *l = value_iterate(r, in);
+    const struct template_list *l = value_iterate(r, in);
     for (size_t i = 0; i < l->n; i++)
         if (value_equal(l->items[i], what, 0))
             return true;
     return false;
 }
 
-static bool holds(struct run *r, int op, struct value a, struct value b)
+static bool holds(struct template_run *r, int op, struct value a, struct value b)
 {
     switch (op) {
     case OP_EQ:
@@ -362,10 +362,10 @@ static bool holds(struct run *r, int op, struct value a, struct value b)
     }
 }
 
-static struct value compare(struct run *r, struct scope *scope, const struct node *n)
+static struct value compare(struct template_run *r, struct scope *scope, const struct template_node *n)
 {
     struct value left = eval(r, scope, n->kids[0]);
-    for (const struct node *with = n->kids[1]; with && !r->status; with = with->next) {
+    for (const struct template_node *with = n->kids[1]; with && !r->status; with = with->next) {
         struct value right = eval(r, scope, with->kids[0]);
         r->at = with;
         if (r->status || !holds(r, with->op, left, right))
@@ -375,7 +375,7 @@ static struct value compare(struct run *r, struct scope *scope, const struct nod
     return value_bool(true);
 }
 
-static struct value unary(struct run *r, struct scope *scope, const struct node *n)
+static struct value unary(struct template_run *r, struct scope *scope, const struct template_node *n)
 {
     struct value v = eval(r, scope, n->kids[0]);
     double x;
@@ -392,7 +392,8 @@ static struct value unary(struct run *r, struct scope *scope, const struct node 
 
 /* ------------------------------------------------------------------- calls */
 
-static void eval_args(struct run *r, struct scope *scope, const struct node *n, struct args *a)
+static void eval_args(struct template_run *r, struct scope *scope, const struct template_node *n,
+                      struct template_args *a)
 {
     a->n = a->n_named = 0;
     for (; n && !r->status; n = n->next) {
@@ -404,7 +405,7 @@ static void eval_args(struct run *r, struct scope *scope, const struct node *n, 
     }
 }
 
-bool arg(const struct args *a, uint32_t i, const char *name, struct value *out)
+bool arg(const struct template_args *a, uint32_t i, const char *name, struct value *out)
 {
     if (i < a->n) {
         *out = a->values[i];
@@ -419,7 +420,7 @@ bool arg(const struct args *a, uint32_t i, const char *name, struct value *out)
 }
 
 /* The output of statements, as a value. */
-static struct value captured(struct run *r, struct scope *scope, const struct node *body)
+static struct value captured(struct template_run *r, struct scope *scope, const struct template_node *body)
 {
     struct bytes text = {0}, *out = r->out;
     r->out = &text;
@@ -428,15 +429,15 @@ static struct value captured(struct run *r, struct scope *scope, const struct no
     return value_bytes(r, &text);
 }
 
-struct value run_macro(struct run *r, const struct macro *m, const struct args *a)
+struct value run_macro(struct template_run *r, const struct macro *m, const struct template_args *a)
 {
-    const struct node *n = m->node;
+    const struct template_node *n = m->node;
     struct scope *scope = scope_new(r, m->scope);
     struct value v = value_none(), caller;
     uint32_t i = 0, loops = r->loops;
     if (!enter(r))
         return v;
-    for (const struct node *p = n->kids[0]; p && !r->status; p = p->next, i++) {
+    for (const struct template_node *p = n->kids[0]; p && !r->status; p = p->next, i++) {
         char name[64];
         snprintf(name, sizeof(name), "%.*s", p->text.n < 63 ? (int)p->text.n : 63, p->text.p);
         if (!arg(a, i, name, &v))
@@ -453,7 +454,8 @@ struct value run_macro(struct run *r, const struct macro *m, const struct args *
     return v;
 }
 
-static struct value call_value(struct run *r, const struct node *n, struct value callee, const struct args *a)
+static struct value call_value(struct template_run *r, const struct template_node *n, struct value callee,
+                               const struct template_args *a)
 {
     r->at = n;
     if (r->status)
@@ -469,17 +471,18 @@ static struct value call_value(struct run *r, const struct node *n, struct value
     return run_fail(r, "a %s can't be called", value_type(callee));
 }
 
-static struct value call(struct run *r, struct scope *scope, const struct node *n)
+static struct value call(struct template_run *r, struct scope *scope, const struct template_node *n)
 {
-    struct args a;
+    struct template_args a;
     struct value callee = eval(r, scope, n->kids[0]);
     eval_args(r, scope, n->kids[1], &a);
     return call_value(r, n, callee, &a);
 }
 
-static struct value filtered(struct run *r, struct scope *scope, const struct node *n, struct value text)
+static struct value filtered(struct template_run *r, struct scope *scope, const struct template_node *n,
+                             struct value text)
 {
-    struct args a;
+    struct template_args a;
     struct value v =
         n->kids[0] ? n->kids[0]->kind == N_FILTER ? filtered(r, scope, n->kids[0], text) : eval(r, scope, n->kids[0])
                    : text;
@@ -490,28 +493,28 @@ static struct value filtered(struct run *r, struct scope *scope, const struct no
 
 /* ------------------------------------------------------------- expressions */
 
-static struct value list_of(struct run *r, struct scope *scope, const struct node *n)
+static struct value list_of(struct template_run *r, struct scope *scope, const struct template_node *n)
 {
     struct value l = value_list(r, n->kind == N_TUPLE);
-    for (const struct node *k = n->kids[0]; k && !r->status; k = k->next)
+    for (const struct template_node *k = n->kids[0]; k && !r->status; k = k->next)
         list_push(r, l.list, eval(r, scope, k->kids[0]));
     return l;
 }
 
-static struct value dict_of(struct run *r, struct scope *scope, const struct node *n)
+static struct value dict_of(struct template_run *r, struct scope *scope, const struct template_node *n)
 {
     struct value d = value_dict(r);
-    for (const struct node *k = n->kids[0]; k && !r->status; k = k->next) {
+    for (const struct template_node *k = n->kids[0]; k && !r->status; k = k->next) {
         struct value key = eval(r, scope, k->kids[0]);
         dict_set(r, d.dict, key, eval(r, scope, k->kids[1]));
     }
     return d;
 }
 
-static struct value eval_kind(struct run *r, struct scope *scope, const struct node *n)
+static struct value eval_kind(struct template_run *r, struct scope *scope, const struct template_node *n)
 {
     struct value v;
-    struct args a;
+    struct template_args a;
     switch (n->kind) {
     case N_CONST:
         return n->value;
@@ -557,7 +560,7 @@ static struct value eval_kind(struct run *r, struct scope *scope, const struct n
     }
 }
 
-static struct value eval(struct run *r, struct scope *scope, const struct node *n)
+static struct value eval(struct template_run *r, struct scope *scope, const struct template_node *n)
 {
     struct value v = value_none();
     if (step(r, n) && enter(r))
@@ -568,7 +571,7 @@ static struct value eval(struct run *r, struct scope *scope, const struct node *
 
 /* -------------------------------------------------------------- statements */
 
-static void assign(struct run *r, struct scope *scope, const struct node *target, struct value v)
+static void assign(struct template_run *r, struct scope *scope, const struct template_node *target, struct value v)
 {
     if (target->kind == N_NAME) {
         scope_set(r, scope, target->text, v);
@@ -579,22 +582,23 @@ static void assign(struct run *r, struct scope *scope, const struct node *target
         else
             run_fail(r, "'%.*s' is no namespace", (int)target->kids[0]->text.n, target->kids[0]->text.p);
     } else {
-        const struct list *l = value_iterate(r, v);
+        const struct template_list *l = value_iterate(r, v);
         size_t n = 0;
-        for (const struct node *k = target->kids[0]; k; k = k->next)
+        for (const struct template_node *k = target->kids[0]; k; k = k->next)
             n++;
         if (l->n != n) {
             run_fail(r, "%zu values for %zu names", l->n, n);
             return;
         }
         n = 0;
-        for (const struct node *k = target->kids[0]; k; k = k->next)
+        for (const struct template_node *k = target->kids[0]; k; k = k->next)
             scope_set(r, scope, k->text, l->items[n++]);
     }
 }
 
 /* The elements that pass the loop's filter. */
-static const struct list *chosen(struct run *r, struct scope *scope, const struct node *n, const struct list *all)
+static const struct template_list *chosen(struct template_run *r, struct scope *scope, const struct template_node *n,
+                                          const struct template_list *all)
 {
     if (!n->kids[4])
         return all;
@@ -608,13 +612,13 @@ static const struct list *chosen(struct run *r, struct scope *scope, const struc
     return kept.list;
 }
 
-static void run_for(struct run *r, struct scope *scope, const struct node *n)
+static void run_for(struct template_run *r, struct scope *scope, const struct template_node *n)
 {
     struct value v = eval(r, scope, n->kids[1]);
     r->at = n;
     if (r->status)
         return;
-    const struct list *items = value_iterate(r, v);
+    const struct template_list *items = value_iterate(r, v);
     struct loop *loop = arena_take(&r->arena, sizeof(*loop));
     if (!r->status)
         items = chosen(r, scope, n, items);
@@ -636,9 +640,9 @@ static void run_for(struct run *r, struct scope *scope, const struct node *n)
         execute(r, scope, n->kids[3]);
 }
 
-static void run_call_block(struct run *r, struct scope *scope, const struct node *n)
+static void run_call_block(struct template_run *r, struct scope *scope, const struct template_node *n)
 {
-    struct args a;
+    struct template_args a;
     struct macro *m = arena_take(&r->arena, sizeof(*m));
     *m = (struct macro){n, scope};
     struct value callee = eval(r, scope, n->kids[2]->kids[0]);
@@ -652,15 +656,15 @@ static void run_call_block(struct run *r, struct scope *scope, const struct node
     value_write(r, v, r->out);
 }
 
-static void run_with(struct run *r, struct scope *scope, const struct node *n)
+static void run_with(struct template_run *r, struct scope *scope, const struct template_node *n)
 {
     struct scope *inner = n->op ? scope : scope_new(r, scope);
-    for (const struct node *k = n->kids[0]; k && !r->status; k = k->next)
+    for (const struct template_node *k = n->kids[0]; k && !r->status; k = k->next)
         assign(r, inner, k->kids[0], eval(r, scope, k->kids[1]));
     execute(r, inner, n->kids[1]);
 }
 
-static void run_statement(struct run *r, struct scope *scope, const struct node *n)
+static void run_statement(struct template_run *r, struct scope *scope, const struct template_node *n)
 {
     struct value v;
     struct macro *m;
@@ -714,7 +718,7 @@ static void run_statement(struct run *r, struct scope *scope, const struct node 
     }
 }
 
-static void execute(struct run *r, struct scope *scope, const struct node *n)
+static void execute(struct template_run *r, struct scope *scope, const struct template_node *n)
 {
     if (enter(r))
         for (; n && !r->flow && step(r, n); n = n->next)
@@ -754,7 +758,7 @@ enum td_status template_render(const struct template *t, json_t *variables, time
                                struct td_error *e)
 {
     struct bytes text = {0};
-    struct run r = {.out = &text, .e = e, .now = now ? now : time(NULL)};
+    struct template_run r = {.out = &text, .e = e, .now = now ? now : time(NULL)};
     struct scope *globals = scope_new(&r, NULL);
     const char *key;
     size_t len;

@@ -52,7 +52,7 @@ void arena_free(struct arena *a)
 
 /* ------------------------------------------------------------------ errors */
 
-struct value run_fail(struct run *r, const char *format, ...)
+struct value run_fail(struct template_run *r, const char *format, ...)
 {
     char text[200];
     va_list args;
@@ -64,12 +64,12 @@ struct value run_fail(struct run *r, const char *format, ...)
     return value_none();
 }
 
-struct value run_undefined(struct run *r, struct value v)
+struct value run_undefined(struct template_run *r, struct value v)
 {
     return run_fail(r, "'%.*s' is undefined", v.s.n < 100 ? (int)v.s.n : 100, v.s.p);
 }
 
-bool run_room(struct run *r, size_t len)
+bool run_room(struct template_run *r, size_t len)
 {
     if (len <= TEMPLATE_MAX_MEMORY && r->arena.total + len <= TEMPLATE_MAX_MEMORY)
         return !r->status;
@@ -79,7 +79,7 @@ bool run_room(struct run *r, size_t len)
 }
 
 /* Counts an element that was written to out as a step, and checks the limits. */
-static void run_wrote(struct run *r, const struct bytes *out)
+static void run_wrote(struct template_run *r, const struct bytes *out)
 {
     if (r->status || (out->len <= TEMPLATE_MAX_OUTPUT && ++r->steps <= TEMPLATE_MAX_STEPS))
         return;
@@ -113,33 +113,33 @@ struct value value_str(const char *p, size_t n)
     return (struct value){.kind = V_STR, .s = {p, n}};
 }
 
-struct value value_copy(struct run *r, const char *p, size_t n)
+struct value value_copy(struct template_run *r, const char *p, size_t n)
 {
     if (!run_room(r, n))
         return value_str("", 0);
     return (struct value){.kind = V_STR, .s = arena_str(&r->arena, p, n)};
 }
 
-struct value value_bytes(struct run *r, struct bytes *b)
+struct value value_bytes(struct template_run *r, struct bytes *b)
 {
     struct value v = value_copy(r, b->data ? b->data : "", b->len);
     bytes_free(b);
     return v;
 }
 
-struct value value_list(struct run *r, bool tuple)
+struct value value_list(struct template_run *r, bool tuple)
 {
-    struct list *l = arena_take(&r->arena, sizeof(*l));
+    struct template_list *l = arena_take(&r->arena, sizeof(*l));
     l->tuple = tuple;
     return (struct value){.kind = V_LIST, .list = l};
 }
 
-struct value value_dict(struct run *r)
+struct value value_dict(struct template_run *r)
 {
     return (struct value){.kind = V_DICT, .dict = arena_take(&r->arena, sizeof(struct dict))};
 }
 
-static void *grown(struct run *r, const void *items, size_t n, size_t *cap, size_t item_bytes)
+static void *grown(struct template_run *r, const void *items, size_t n, size_t *cap, size_t item_bytes)
 {
     size_t more = *cap ? *cap * 2 : 4;
     if (!run_room(r, more * item_bytes))
@@ -151,7 +151,7 @@ static void *grown(struct run *r, const void *items, size_t n, size_t *cap, size
     return p;
 }
 
-void list_push(struct run *r, struct list *l, struct value v)
+void list_push(struct template_run *r, struct template_list *l, struct value v)
 {
     if (l->n == l->cap) {
         struct value *items = grown(r, l->items, l->n, &l->cap, sizeof(*items));
@@ -170,7 +170,7 @@ struct value *dict_find(const struct dict *d, struct value key)
     return NULL;
 }
 
-void dict_set(struct run *r, struct dict *d, struct value key, struct value v)
+void dict_set(struct template_run *r, struct dict *d, struct value key, struct value v)
 {
     struct value *there = dict_find(d, key);
     if (there) {
@@ -186,7 +186,7 @@ void dict_set(struct run *r, struct dict *d, struct value key, struct value v)
     d->items[d->n++] = (struct pair){key, v};
 }
 
-static struct value json_object_value(struct run *r, json_t *v, uint32_t depth)
+static struct value json_object_value(struct template_run *r, json_t *v, uint32_t depth)
 {
     struct value d = value_dict(r);
     const char *key;
@@ -202,7 +202,7 @@ static struct value json_object_value(struct run *r, json_t *v, uint32_t depth)
     return d;
 }
 
-struct value value_json(struct run *r, json_t *v, uint32_t depth)
+struct value value_json(struct template_run *r, json_t *v, uint32_t depth)
 {
     size_t i;
     json_t *item;
@@ -307,7 +307,7 @@ bool value_equal(struct value a, struct value b, uint32_t depth)
     }
 }
 
-int value_compare(struct run *r, struct value a, struct value b)
+int value_compare(struct template_run *r, struct value a, struct value b)
 {
     double x, y;
     if (a.kind == V_INT && b.kind == V_INT)
@@ -393,7 +393,7 @@ static void repr_str(struct str s, struct bytes *out)
     bytes_append(out, &quote, 1);
 }
 
-static void repr_items(struct run *r, struct value v, uint32_t depth, struct bytes *out)
+static void repr_items(struct template_run *r, struct value v, uint32_t depth, struct bytes *out)
 {
     bool list = v.kind == V_LIST, tuple = list && v.list->tuple;
     size_t n = list ? v.list->n : v.dict->n;
@@ -411,7 +411,7 @@ static void repr_items(struct run *r, struct value v, uint32_t depth, struct byt
     bytes_printf(out, "%s", tuple ? n == 1 ? ",)" : ")" : list ? "]" : "}");
 }
 
-void value_repr(struct run *r, struct value v, uint32_t depth, struct bytes *out)
+void value_repr(struct template_run *r, struct value v, uint32_t depth, struct bytes *out)
 {
     if (depth > MAX_VALUE_DEPTH)
         run_fail(r, "values are nested too deeply");
@@ -425,7 +425,7 @@ void value_repr(struct run *r, struct value v, uint32_t depth, struct bytes *out
         value_write(r, v, out);
 }
 
-void value_write(struct run *r, struct value v, struct bytes *out)
+void value_write(struct template_run *r, struct value v, struct bytes *out)
 {
     switch (v.kind) {
     case V_UNDEFINED:
@@ -454,7 +454,7 @@ void value_write(struct run *r, struct value v, struct bytes *out)
     }
 }
 
-struct value value_text(struct run *r, struct value v)
+struct value value_text(struct template_run *r, struct value v)
 {
     struct bytes b = {0};
     if (v.kind == V_STR)
@@ -490,7 +490,7 @@ static void json_str(struct str s, bool ascii, struct bytes *out)
     bytes_append(out, "\"", 1);
 }
 
-static void json_key(struct run *r, struct value key, bool ascii, struct bytes *out)
+static void json_key(struct template_run *r, struct value key, bool ascii, struct bytes *out)
 {
     struct bytes text = {0};
     if (key.kind == V_NONE)
@@ -522,7 +522,8 @@ static int by_key(const void *a, const void *b)
     return order ? order : x->key.s.n < y->key.s.n ? -1 : x->key.s.n > y->key.s.n;
 }
 
-static void json_items(struct run *r, struct value v, const struct json_style *s, uint32_t depth, struct bytes *out)
+static void json_items(struct template_run *r, struct value v, const struct json_style *s, uint32_t depth,
+                       struct bytes *out)
 {
     bool list = v.kind == V_LIST;
     size_t n = list ? v.list->n : v.dict->n;
@@ -548,7 +549,7 @@ static void json_items(struct run *r, struct value v, const struct json_style *s
     free(pairs);
 }
 
-void value_tojson(struct run *r, struct value v, const struct json_style *s, uint32_t depth, struct bytes *out)
+void value_tojson(struct template_run *r, struct value v, const struct json_style *s, uint32_t depth, struct bytes *out)
 {
     if (depth > MAX_VALUE_DEPTH)
         run_fail(r, "values are nested too deeply");
@@ -572,7 +573,7 @@ void value_tojson(struct run *r, struct value v, const struct json_style *s, uin
 
 /* --------------------------------------------------------------- iteration */
 
-struct list *value_iterate(struct run *r, struct value v)
+struct template_list *value_iterate(struct template_run *r, struct value v)
 {
     if (v.kind == V_LIST)
         return v.list;
@@ -641,7 +642,7 @@ struct str str_strip(struct str s, struct str *chars, bool left, bool right)
     return s;
 }
 
-struct value str_case(struct run *r, struct str s, bool upper)
+struct value str_case(struct template_run *r, struct str s, bool upper)
 {
     struct bytes b = {0};
     for (size_t i = 0; i < s.n;) {
@@ -662,7 +663,7 @@ struct value str_case(struct run *r, struct str s, bool upper)
     return value_bytes(r, &b);
 }
 
-struct value str_replace(struct run *r, struct str s, struct str old, struct str with, int64_t count)
+struct value str_replace(struct template_run *r, struct str s, struct str old, struct str with, int64_t count)
 {
     struct bytes b = {0};
     size_t at = 0;

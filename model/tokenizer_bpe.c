@@ -22,21 +22,21 @@ struct symbol {
     bool gone;
 };
 
-struct candidate {
+struct bpe_candidate {
     uint32_t rank;
     int32_t at; /* index of the left symbol */
     uint32_t left, right, id;
 };
 
-struct node {
-    struct candidate c;
+struct bpe_node {
+    struct bpe_candidate c;
     uint32_t next; /* next in its bucket: index + 1; 0: the last one */
 };
 
 struct bpe_work {
     struct symbol *symbols;
-    struct candidate *heap, *batch, *other;
-    struct node *nodes;
+    struct bpe_candidate *heap, *batch, *other;
+    struct bpe_node *nodes;
     size_t n_symbols, cap_symbols, n_heap, cap_heap, n_nodes, cap_nodes, cap_batch;
     uint32_t n_ranks, *heads;   /* of the buckets; allocated when the first long piece comes */
     uint64_t *filled, *summary; /* one bit for each bucket; one bit for each word of filled */
@@ -81,12 +81,12 @@ void bpe_work_close(struct bpe_work *w)
 
 /* -------------------------------------------------------------------- heap */
 
-static bool before(const struct candidate *a, const struct candidate *b)
+static bool before(const struct bpe_candidate *a, const struct bpe_candidate *b)
 {
     return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
 }
 
-static void heap_push(struct bpe_work *w, struct candidate c)
+static void heap_push(struct bpe_work *w, struct bpe_candidate c)
 {
     if (w->n_heap == w->cap_heap) {
         w->cap_heap = w->cap_heap ? w->cap_heap * 2 : 64;
@@ -98,9 +98,9 @@ static void heap_push(struct bpe_work *w, struct candidate c)
     w->heap[i] = c;
 }
 
-static struct candidate heap_pop(struct bpe_work *w)
+static struct bpe_candidate heap_pop(struct bpe_work *w)
 {
-    struct candidate top = w->heap[0], last = w->heap[--w->n_heap];
+    struct bpe_candidate top = w->heap[0], last = w->heap[--w->n_heap];
     size_t i = 0;
     for (size_t child; (child = 2 * i + 1) < w->n_heap; i = child) {
         if (child + 1 < w->n_heap && before(&w->heap[child + 1], &w->heap[child]))
@@ -129,13 +129,13 @@ static void buckets_begin(struct bpe_work *w)
     w->buckets = true;
 }
 
-static void bucket_push(struct bpe_work *w, struct candidate c)
+static void bucket_push(struct bpe_work *w, struct bpe_candidate c)
 {
     if (w->n_nodes == w->cap_nodes) {
         w->cap_nodes = w->cap_nodes ? w->cap_nodes * 2 : 4096;
         w->nodes = mem_resize(w->nodes, w->cap_nodes, sizeof(*w->nodes));
     }
-    w->nodes[w->n_nodes] = (struct node){c, w->heads[c.rank]};
+    w->nodes[w->n_nodes] = (struct bpe_node){c, w->heads[c.rank]};
     w->heads[c.rank] = (uint32_t)++w->n_nodes;
     w->filled[c.rank / 64] |= 1ull << c.rank % 64;
     w->summary[c.rank / 4096] |= 1ull << c.rank / 64 % 64;
@@ -155,7 +155,7 @@ static bool bucket_first(const struct bpe_work *w, uint32_t *rank_out)
 
 static int by_position(const void *a, const void *b)
 {
-    const struct candidate *x = a, *y = b;
+    const struct bpe_candidate *x = a, *y = b;
     return x->at < y->at ? -1 : x->at > y->at;
 }
 
@@ -170,7 +170,7 @@ static void radix_sort(struct bpe_work *w, size_t n)
             at[i] += at[i - 1];
         for (size_t i = 0; i < n; i++)
             w->other[at[(uint32_t)w->batch[i].at >> shift & mask]++] = w->batch[i];
-        struct candidate *swap = w->batch;
+        struct bpe_candidate *swap = w->batch;
         w->batch = w->other;
         w->other = swap;
     }
@@ -214,14 +214,14 @@ static void consider(const struct tokenizer *t, struct bpe_work *w, int32_t at)
     const struct merge *m = merge_map_find(&t->merges, left, right);
     if (!m)
         return;
-    const struct candidate c = {m->rank, at, left, right, m->id};
+    const struct bpe_candidate c = {m->rank, at, left, right, m->id};
     if (w->buckets && m->rank >= w->now)
         bucket_push(w, c);
     else
         heap_push(w, c);
 }
 
-static void try_merge(const struct tokenizer *t, struct bpe_work *w, const struct candidate *c)
+static void try_merge(const struct tokenizer *t, struct bpe_work *w, const struct bpe_candidate *c)
 {
     struct symbol *s = &w->symbols[c->at];
     if (s->gone || s->next < 0)
@@ -245,7 +245,7 @@ static void try_merge(const struct tokenizer *t, struct bpe_work *w, const struc
 static void drain_heap(const struct tokenizer *t, struct bpe_work *w)
 {
     while (w->n_heap) {
-        struct candidate c = heap_pop(w);
+        struct bpe_candidate c = heap_pop(w);
         try_merge(t, w, &c);
     }
 }

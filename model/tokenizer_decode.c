@@ -216,7 +216,7 @@ static void end_run(struct token_stream *s, struct bytes *out)
 
 /* --------------------------------------------------------------- in common */
 
-static void push_bytes(struct token_stream *s, const struct piece *p, struct bytes *out)
+static void push_bytes(struct token_stream *s, const struct tokenizer_piece *p, struct bytes *out)
 {
     if (p->raw || !alphabet_decode(&s->pending, p->text.data, p->text.len))
         bytes_append(&s->pending, p->text.data, p->text.len);
@@ -228,7 +228,7 @@ void token_stream_push(struct token_stream *s, uint32_t id, struct bytes *out)
     const struct tokenizer *t = s->t;
     if (id >= t->n_pieces || !t->pieces[id].known || (s->skip_special && t->pieces[id].special))
         return;
-    const struct piece *p = &t->pieces[id];
+    const struct tokenizer_piece *p = &t->pieces[id];
     bool first = !s->any;
     s->any = true;
     if (t->decode_byte_level) {

@@ -202,7 +202,7 @@ static enum td_status part(struct fold *f, size_t begin, size_t end, bool match)
     return s;
 }
 
-static enum td_status split(struct encoder *x, const struct step *step, struct slice text, bool at_start,
+static enum td_status split(struct encoder *x, const struct tokenizer_step *step, struct slice text, bool at_start,
                             uint32_t level)
 {
     struct fold f = {.x = x, .text = text, .level = level + 1, .at_start = at_start, .behavior = step->behavior};
@@ -229,7 +229,7 @@ static bool starts_with(struct slice s, struct slice prefix)
     return s.len >= prefix.len && !memcmp(s.data, prefix.data, prefix.len);
 }
 
-static void append_metaspace(const struct step *step, struct slice text, bool at_start, struct bytes *out)
+static void append_metaspace(const struct tokenizer_step *step, struct slice text, bool at_start, struct bytes *out)
 {
     static const struct pattern SPACE = {.literal = {" ", 1}};
     const struct slice space = {" ", 1};
@@ -245,7 +245,7 @@ static enum td_status run_steps(struct encoder *x, struct slice text, bool at_st
     struct bytes changed = {0};
     if (level == t->n_steps)
         return model(x, text);
-    const struct step *step = &t->steps[level];
+    const struct tokenizer_step *step = &t->steps[level];
     switch (step->kind) {
     case STEP_SPLIT:
         return split(x, step, text, at_start, level);

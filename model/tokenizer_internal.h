@@ -71,7 +71,7 @@ struct normalizer {
 enum split_behavior { SPLIT_REMOVED, SPLIT_ISOLATED, SPLIT_CONTIGUOUS, SPLIT_WITH_PREVIOUS, SPLIT_WITH_NEXT };
 enum step_kind { STEP_SPLIT, STEP_METASPACE, STEP_PREFIX_SPACE, STEP_ALPHABET };
 enum prepend_scheme { PREPEND_NEVER, PREPEND_FIRST, PREPEND_ALWAYS };
-struct step {
+struct tokenizer_step {
     enum step_kind kind;
     struct pattern pattern;
     enum split_behavior behavior;
@@ -92,7 +92,7 @@ struct added_set {
     uint32_t first[257]; /* tokens[first[b] .. first[b + 1] - 1] begin with byte b */
 };
 
-struct piece {
+struct tokenizer_piece {
     struct slice text;
     bool known, special;
     bool raw;     /* the text was converted back from GPT-2's alphabet */
@@ -111,7 +111,7 @@ struct decode_step {
 struct tokenizer {
     struct bytes *arena; /* blocks of text, from which slices borrow */
     uint32_t n_arena;
-    struct piece *pieces;
+    struct tokenizer_piece *pieces;
     uint32_t n_pieces, cap_pieces, max_token_bytes;
     struct id_map vocab;
 
@@ -127,7 +127,7 @@ struct tokenizer {
 
     struct normalizer normalizers[MAX_STEPS];
     uint32_t n_normalizers;
-    struct step steps[MAX_STEPS];
+    struct tokenizer_step steps[MAX_STEPS];
     uint32_t n_steps;
     struct added_set raw_added, normalized_added;
     struct pattern word; /* a character that must not be next to a single_word token */

@@ -23,13 +23,13 @@ static struct slice slice_of(json_t *v)
 
 /* -------------------------------------------------------------- vocabulary */
 
-static struct piece *piece_at(struct tokenizer *t, uint32_t id)
+static struct tokenizer_piece *piece_at(struct tokenizer *t, uint32_t id)
 {
     if (id >= t->cap_pieces) {
         uint32_t cap = id + 1 > t->cap_pieces * 2 ? id + 1 : t->cap_pieces * 2;
         t->pieces = mem_resize(t->pieces, cap, sizeof(*t->pieces));
         for (uint32_t i = t->cap_pieces; i < cap; i++)
-            t->pieces[i] = (struct piece){.byte = -1};
+            t->pieces[i] = (struct tokenizer_piece){.byte = -1};
         t->cap_pieces = cap;
     }
     if (id >= t->n_pieces)
@@ -53,7 +53,7 @@ static int byte_token(struct slice s)
     return hex(s.data[3]) << 4 | hex(s.data[4]);
 }
 
-static void set_text(struct tokenizer *t, struct piece *p, struct slice text)
+static void set_text(struct tokenizer *t, struct tokenizer_piece *p, struct slice text)
 {
     struct bytes raw = {0};
     p->raw = t->raw && alphabet_decode(&raw, text.data, text.len);
@@ -68,7 +68,7 @@ static void set_text(struct tokenizer *t, struct piece *p, struct slice text)
  */
 static void add_entry(struct tokenizer *t, struct slice text, uint32_t id)
 {
-    struct piece *p = piece_at(t, id);
+    struct tokenizer_piece *p = piece_at(t, id);
     p->known = true;
     set_text(t, p, text);
     if (p->raw || !t->raw)
@@ -344,7 +344,7 @@ static void add_to(struct added_set *s, struct slice content, uint32_t id, json_
     s->tokens[s->n++] = (struct added_token){content, id, flag(v, "lstrip"), flag(v, "rstrip"), flag(v, "single_word")};
 }
 
-static void add_normalized(struct loader *l, struct matcher *m, struct piece *p, uint32_t id, json_t *v)
+static void add_normalized(struct loader *l, struct matcher *m, struct tokenizer_piece *p, uint32_t id, json_t *v)
 {
     struct tokenizer *t = l->t;
     struct bytes normal = {0};
@@ -399,8 +399,8 @@ static void load_added(struct loader *l, json_t *list)
         }
         uint32_t at = (uint32_t)json_integer_value(id);
         find_entry(t, content, &at); /* if the model has the text, too, the model's id is used */
-        struct piece *p = piece_at(t, at);
-        *p = (struct piece){.known = true, .special = flag(v, "special")};
+        struct tokenizer_piece *p = piece_at(t, at);
+        *p = (struct tokenizer_piece){.known = true, .special = flag(v, "special")};
         set_text(t, p, content);
         words |= flag(v, "single_word");
         if (flag(v, "normalized"))

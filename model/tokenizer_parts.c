@@ -140,9 +140,9 @@ static void add_normalizer(struct loader *l, json_t *v)
 
 static const char PRE[] = "pre_tokenizer";
 
-static struct step *add_step(struct loader *l, struct step step)
+static struct tokenizer_step *add_step(struct loader *l, struct tokenizer_step step)
 {
-    static struct step nowhere;
+    static struct tokenizer_step nowhere;
     if (l->t->n_steps == MAX_STEPS) {
         pattern_free(&step.pattern);
         load_fail(l, TD_ERR_UNSUPPORTED, PRE, "too many steps");
@@ -155,7 +155,7 @@ static struct step *add_step(struct loader *l, struct step step)
 static void add_split(struct loader *l, const char *expression, enum split_behavior behavior)
 {
     const struct slice s = {expression, strlen(expression)};
-    add_step(l, (struct step){.kind = STEP_SPLIT, .pattern = compile(l, s, PRE), .behavior = behavior});
+    add_step(l, (struct tokenizer_step){.kind = STEP_SPLIT, .pattern = compile(l, s, PRE), .behavior = behavior});
 }
 
 static enum split_behavior behavior_of(struct loader *l, json_t *v, const char *otherwise)
@@ -173,14 +173,14 @@ static enum split_behavior behavior_of(struct loader *l, json_t *v, const char *
 static void add_byte_level(struct loader *l, json_t *v)
 {
     if (flag(v, "add_prefix_space", true))
-        add_step(l, (struct step){.kind = STEP_PREFIX_SPACE});
+        add_step(l, (struct tokenizer_step){.kind = STEP_PREFIX_SPACE});
     if (flag(v, "use_regex", true)) /* GPT-2's expression */
         add_split(l, "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
                   SPLIT_ISOLATED);
     for (uint32_t i = 0; i < l->t->n_steps; i++)
         if (l->t->steps[i].kind == STEP_ALPHABET) /* a second one would double the text */
             load_fail(l, TD_ERR_UNSUPPORTED, "pre_tokenizer", "a second ByteLevel");
-    add_step(l, (struct step){.kind = STEP_ALPHABET});
+    add_step(l, (struct tokenizer_step){.kind = STEP_ALPHABET});
 }
 
 /* Reads prepend_scheme or, in older files, add_prefix_space. */
@@ -198,18 +198,19 @@ static void add_metaspace(struct loader *l, json_t *v)
 {
     static const char WHERE[] = "pre_tokenizer: Metaspace";
     struct slice replacement = char_of(l, v, "replacement", WHERE);
-    add_step(l, (struct step){.kind = STEP_METASPACE, .replacement = replacement, .prepend = scheme_of(l, v, WHERE)});
+    add_step(l, (struct tokenizer_step){
+                    .kind = STEP_METASPACE, .replacement = replacement, .prepend = scheme_of(l, v, WHERE)});
     if (flag(v, "split", true))
-        add_step(l,
-                 (struct step){.kind = STEP_SPLIT, .pattern = {.literal = replacement}, .behavior = SPLIT_WITH_NEXT});
+        add_step(l, (struct tokenizer_step){
+                        .kind = STEP_SPLIT, .pattern = {.literal = replacement}, .behavior = SPLIT_WITH_NEXT});
 }
 
 static void add_pre_tokenizer(struct loader *l, json_t *v)
 {
     const char *type = load_type(v);
     if (!strcmp(type, "Split")) {
-        struct step *s =
-            add_step(l, (struct step){.kind = STEP_SPLIT, .pattern = pattern_of(l, v, "pre_tokenizer: Split")});
+        struct tokenizer_step *s = add_step(
+            l, (struct tokenizer_step){.kind = STEP_SPLIT, .pattern = pattern_of(l, v, "pre_tokenizer: Split")});
         s->behavior = behavior_of(l, v, "");
         s->invert = flag(v, "invert", false);
     } else if (!strcmp(type, "ByteLevel")) {
@@ -231,7 +232,7 @@ static void add_pre_tokenizer(struct loader *l, json_t *v)
         add_split(l, "[\\p{P}!-/:-@\\[-`{-~]", SPLIT_ISOLATED);
     } else if (!strcmp(type, "CharDelimiterSplit")) {
         struct pattern p = {.literal = char_of(l, v, "delimiter", PRE)};
-        add_step(l, (struct step){.kind = STEP_SPLIT, .pattern = p, .behavior = SPLIT_REMOVED});
+        add_step(l, (struct tokenizer_step){.kind = STEP_SPLIT, .pattern = p, .behavior = SPLIT_REMOVED});
     } else {
         load_fail(l, TD_ERR_UNSUPPORTED, "pre_tokenizer is not supported", type);
     }

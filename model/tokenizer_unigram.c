@@ -10,19 +10,19 @@
 #include "model/tokenizer_internal.h"
 
 /* The best segmentation that ends here. */
-struct way {
+struct unigram_way {
     double score;
     size_t begin; /* beginning of its last piece; SIZE_MAX: nothing ends here */
     uint32_t id;
 };
 
-static void offer(struct way *w, size_t begin, size_t end, double score, uint32_t id)
+static void offer(struct unigram_way *w, size_t begin, size_t end, double score, uint32_t id)
 {
     if (w[end].begin == SIZE_MAX || score > w[end].score)
-        w[end] = (struct way){score, begin, id};
+        w[end] = (struct unigram_way){score, begin, id};
 }
 
-static bool forward(const struct tokenizer *t, struct slice text, struct way *w)
+static bool forward(const struct tokenizer *t, struct slice text, struct unigram_way *w)
 {
     w[0].begin = 0;
     w[0].score = 0;
@@ -72,7 +72,7 @@ static void push_piece(const struct tokenizer *t, struct slice piece, struct tok
 enum td_status tokenizer_unigram(const struct tokenizer *t, struct slice text, struct token_ids *out,
                                  struct td_error *e)
 {
-    struct way *w = mem_resize(NULL, text.len + 1, sizeof(*w));
+    struct unigram_way *w = mem_resize(NULL, text.len + 1, sizeof(*w));
     size_t *ends = mem_resize(NULL, text.len + 1, sizeof(*ends)), n = 0;
     if (!forward(t, text, w)) {
         free(w);

@@ -12,7 +12,7 @@ enum { RESAMPLINGS = 1000, STRETCHES = 10, TIMES = 3 };
 static const double WIDER = 2.262 / 1.960 * 1.054;
 
 /* How often each request counts is a weight, so that the order of values is found once and not with each resampling. */
-struct side {
+struct compare_side {
     const struct report_run *const *runs;
     uint32_t n_runs;
     uint64_t n, *first; /* [n_runs + 1]: requests of all runs, one after the other */
@@ -37,7 +37,7 @@ static int by_value(const void *a, const void *b)
     return (x->value > y->value) - (x->value < y->value);
 }
 
-static void rank(struct side *s, int k)
+static void rank(struct compare_side *s, int k)
 {
     struct ranked *all = mem_array(s->n, sizeof(*all));
     for (uint64_t i = 0; i < s->n; i++)
@@ -49,9 +49,9 @@ static void rank(struct side *s, int k)
     free(all);
 }
 
-static void side_init(struct side *s, const struct report_run *const *runs, uint32_t n_runs)
+static void side_init(struct compare_side *s, const struct report_run *const *runs, uint32_t n_runs)
 {
-    *s = (struct side){.runs = runs, .n_runs = n_runs, .first = mem_array(n_runs + 1, sizeof(*s->first))};
+    *s = (struct compare_side){.runs = runs, .n_runs = n_runs, .first = mem_array(n_runs + 1, sizeof(*s->first))};
     for (uint32_t r = 0; r < n_runs; r++)
         s->first[r + 1] = s->n += runs[r]->n_requests;
     s->requests = mem_array(s->n, sizeof(*s->requests));
@@ -76,7 +76,7 @@ static void side_init(struct side *s, const struct report_run *const *runs, uint
         rank(s, k);
 }
 
-static void side_fini(struct side *s)
+static void side_fini(struct compare_side *s)
 {
     for (int k = 0; k < TIMES; k++) {
         free(s->values[k]);
@@ -90,7 +90,7 @@ static void side_fini(struct side *s)
 
 /* ----------------------------------------------------------------- figures */
 
-static double mean_of(const struct side *s, int k)
+static double mean_of(const struct compare_side *s, int k)
 {
     double sum = 0, n = 0;
     for (uint64_t i = 0; i < s->n_order[k]; i++) {
@@ -102,7 +102,7 @@ static double mean_of(const struct side *s, int k)
 }
 
 /* As report_stats_of's, of the values each as often as its weight says. */
-static double quantile_of(const struct side *s, int k, double share)
+static double quantile_of(const struct compare_side *s, int k, double share)
 {
     uint64_t n = 0, before = 0;
     for (uint64_t i = 0; i < s->n_order[k]; i++)
@@ -121,7 +121,7 @@ static double quantile_of(const struct side *s, int k, double share)
     return low;
 }
 
-static double share_of(const struct side *s, enum report_outcome outcome, bool met)
+static double share_of(const struct compare_side *s, enum report_outcome outcome, bool met)
 {
     double n = 0, all = 0;
     for (uint64_t i = 0; i < s->n; i++) {
@@ -132,7 +132,7 @@ static double share_of(const struct side *s, enum report_outcome outcome, bool m
 }
 
 /* Of the prompts' tokens: of all that were offered. */
-static double token_share_of(const struct side *s, enum report_outcome outcome, bool met)
+static double token_share_of(const struct compare_side *s, enum report_outcome outcome, bool met)
 {
     double n = 0, all = 0;
     for (uint64_t i = 0; i < s->n; i++) {
@@ -144,7 +144,7 @@ static double token_share_of(const struct side *s, enum report_outcome outcome, 
 }
 
 /* Share of prompt tokens found in caches: of the answered requests' tokens, or of all offered tokens. */
-static double found_share(const struct side *s, bool of_all)
+static double found_share(const struct compare_side *s, bool of_all)
 {
     double found = 0, all = 0;
     for (uint64_t i = 0; i < s->n; i++) {
@@ -170,7 +170,7 @@ static const struct {
     {"found of offered", 1, true},
 };
 
-static void figures_of(const struct side *s, double out[COMPARE_ROWS])
+static void figures_of(const struct compare_side *s, double out[COMPARE_ROWS])
 {
     for (int k = 0; k < 2; k++) {
         out[4 * k] = mean_of(s, k);
@@ -191,7 +191,7 @@ static void figures_of(const struct side *s, double out[COMPARE_ROWS])
 /* -------------------------------------------------------------- resampling */
 
 /* The same numbers for both sides when they are paired. */
-static void resample(struct side *s, uint64_t seed, uint64_t round)
+static void resample(struct compare_side *s, uint64_t seed, uint64_t round)
 {
     memset(s->weights, 0, s->n * sizeof(*s->weights));
     for (uint32_t k = 0; k < s->n_runs; k++) {
@@ -207,7 +207,7 @@ static void resample(struct side *s, uint64_t seed, uint64_t round)
     }
 }
 
-static bool are_paired(const struct side *a, const struct side *b)
+static bool are_paired(const struct compare_side *a, const struct compare_side *b)
 {
     if (a->n_runs != b->n_runs || a->n != b->n || memcmp(a->first, b->first, (a->n_runs + 1) * sizeof(*a->first)))
         return false;
@@ -250,7 +250,7 @@ static void judge(struct compare_row *row, int better, double *changes, uint32_t
 void compare_runs(const struct report_run *const *a, uint32_t n_a, const struct report_run *const *b, uint32_t n_b,
                   uint64_t seed, struct compare_result *out)
 {
-    struct side x, y;
+    struct compare_side x, y;
     double fx[COMPARE_ROWS], fy[COMPARE_ROWS], *changes = mem_array(COMPARE_ROWS * RESAMPLINGS, sizeof(*changes));
     uint32_t n_changes[COMPARE_ROWS] = {0};
     side_init(&x, a, n_a);

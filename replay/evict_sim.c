@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "base/random.h"
 
-struct node { /* a block */
+struct evict_node { /* a block */
     struct eviction_item item;
     uint64_t key;
     uint32_t parent;     /* NONE: a head */
@@ -19,7 +19,7 @@ struct node { /* a block */
 struct evict_sim {
     const struct trace *trace;
     uint32_t block_tokens;
-    struct node *nodes;
+    struct evict_node *nodes;
     uint64_t n_nodes;
     uint32_t *uses;     /* node of each block of each request, in the order of arrival */
     uint64_t *next_use; /* of each of these: 1 + number of the request that uses the node next */
@@ -39,7 +39,7 @@ static uint32_t node_of(struct evict_sim *s, uint64_t key, uint32_t parent, uint
     for (; s->buckets[i]; i = (i + 1) & (s->n_buckets - 1))
         if (s->nodes[s->buckets[i] - 1].key == key)
             return s->buckets[i] - 1;
-    s->nodes[s->n_nodes] = (struct node){.key = key, .parent = parent, .item.chain_index = chain_index};
+    s->nodes[s->n_nodes] = (struct evict_node){.key = key, .parent = parent, .item.chain_index = chain_index};
     s->buckets[i] = (uint32_t)++s->n_nodes;
     return s->buckets[i] - 1;
 }
@@ -129,14 +129,14 @@ static void cache_open(struct cache *c, struct evict_sim *s, enum eviction_polic
     *c = (struct cache){.sim = s, .order = eviction_open(policy), .out = out, .capacity = capacity};
     *out = (struct evict_result){.n_asked = s->n_uses, .n_first_uses = s->n_nodes};
     for (uint64_t i = 0; i < s->n_nodes; i++) {
-        struct node *n = &s->nodes[i];
+        struct evict_node *n = &s->nodes[i];
         n->item = (struct eviction_item){.key_hash = n->key, .chain_index = n->item.chain_index};
         n->n_children = 0;
         n->is_stored = false;
     }
 }
 
-static void store(struct cache *c, struct node *n, uint64_t time)
+static void store(struct cache *c, struct evict_node *n, uint64_t time)
 {
     eviction_insert(c->order, &n->item, n->item.chain_index, time);
     n->is_stored = true;
@@ -146,7 +146,7 @@ static void store(struct cache *c, struct node *n, uint64_t time)
         c->sim->nodes[n->parent].n_children++;
 }
 
-static void evict(struct cache *c, struct node *n)
+static void evict(struct cache *c, struct evict_node *n)
 {
     eviction_leave(c->order, &n->item);
     n->is_stored = false;
@@ -159,11 +159,11 @@ static void evict(struct cache *c, struct node *n)
         c->sim->nodes[n->parent].n_children--;
 }
 
-static struct node *victim(struct cache *c)
+static struct evict_node *victim(struct cache *c)
 {
     c->out->n_operations++;
     struct eviction_item *item = eviction_victim(c->order);
-    return item ? (struct node *)(void *)((char *)item - offsetof(struct node, item)) : NULL;
+    return item ? (struct evict_node *)(void *)((char *)item - offsetof(struct evict_node, item)) : NULL;
 }
 
 /* False: there is no room but for blocks that this request uses itself. */
@@ -171,7 +171,7 @@ static bool make_room(struct cache *c, uint64_t time)
 {
     if (c->n < c->capacity)
         return true;
-    struct node *n = victim(c);
+    struct evict_node *n = victim(c);
     if (!n || n->item.last_used == time)
         return false;
     evict(c, n);
@@ -188,7 +188,7 @@ static bool is_tail(const struct cache *c, uint32_t i, uint32_t n_uses)
 
 static void announce(struct cache *c, const uint32_t *uses, uint32_t n_uses)
 {
-    const struct node *nodes = c->sim->nodes;
+    const struct evict_node *nodes = c->sim->nodes;
     uint32_t n = 0;
     for (uint32_t i = 0; i < n_uses; i++)
         if (!nodes[uses[i]].is_stored)
@@ -198,7 +198,7 @@ static void announce(struct cache *c, const uint32_t *uses, uint32_t n_uses)
 
 static void request(struct cache *c, const uint32_t *uses, uint32_t n_uses, uint64_t time)
 {
-    struct node *nodes = c->sim->nodes;
+    struct evict_node *nodes = c->sim->nodes;
     uint32_t i = 0;
     announce(c, uses, n_uses);
     for (; i < n_uses && nodes[uses[i]].is_stored; i++) {
@@ -208,7 +208,7 @@ static void request(struct cache *c, const uint32_t *uses, uint32_t n_uses, uint
     }
     c->out->n_hits += i;
     for (bool has_room = true; i < n_uses; i++) {
-        struct node *n = &nodes[uses[i]];
+        struct evict_node *n = &nodes[uses[i]];
         n->item.is_tail = is_tail(c, i, n_uses);
         has_room = has_room && (n->is_stored || make_room(c, time));
         if (n->is_stored)
@@ -246,7 +246,7 @@ void evict_sim_optimum(struct evict_sim *s, uint64_t capacity, struct evict_resu
     cache_open(&c, s, EVICTION_LRU, capacity, out);
     uint64_t start_ns = clock_now(&clock), end = s->trace->n_requests + 1;
     for (uint64_t i = 0; i < s->n_uses; i++) {
-        struct node *n = &s->nodes[s->uses[i]];
+        struct evict_node *n = &s->nodes[s->uses[i]];
         out->n_hits += n->is_stored;
         if (n->is_stored)
             eviction_touch(c.order, &n->item, end - s->next_use[i]);

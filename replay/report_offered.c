@@ -27,12 +27,12 @@ static void find_quartiles(const struct report_run *run, uint32_t most_out[REPOR
     free(lengths);
 }
 
-struct sums {
+struct offered_sums {
     uint64_t n, tokens, refused, refused_tokens, met, met_tokens, cached;
     uint32_t least, most;
 };
 
-static void add(struct sums *s, const struct report_request *q, bool met)
+static void add(struct offered_sums *s, const struct report_request *q, bool met)
 {
     bool refused = q->outcome == REPORT_REFUSED;
     s->least = s->n && s->least < q->n_prompt ? s->least : q->n_prompt;
@@ -52,7 +52,7 @@ static double share(uint64_t part, uint64_t whole)
     return whole ? (double)part / (double)whole : NAN;
 }
 
-static struct report_offered offered_of(const struct sums *s)
+static struct report_offered offered_of(const struct offered_sums *s)
 {
     return (struct report_offered){.n = s->n,
                                    .tokens = s->tokens,
@@ -67,7 +67,7 @@ static struct report_offered offered_of(const struct sums *s)
 
 void report_sum_offered(const struct report_run *run, struct report_summary *out)
 {
-    struct sums all = {0}, of[REPORT_QUARTERS] = {{0}};
+    struct offered_sums all = {0}, of[REPORT_QUARTERS] = {{0}};
     uint32_t most[REPORT_QUARTERS - 1];
     find_quartiles(run, most);
     for (uint64_t i = 0; i < run->n_requests; i++) {

@@ -11,7 +11,7 @@
 
 enum { TICK_MS = 20, PROBE_MS = 5 };
 
-static uint32_t index_of(const struct sim *s, const struct seq *q)
+static uint32_t index_of(const struct sim *s, const struct sim_seq *q)
 {
     return (uint32_t)(q - s->seqs);
 }
@@ -19,9 +19,9 @@ static uint32_t index_of(const struct sim *s, const struct seq *q)
 /* ------------------------------------------------------------------- ends */
 
 /* The next step of its workflow is sent, or never will be. */
-static void step_over(struct sim *s, struct seq *q, bool answered)
+static void step_over(struct sim *s, struct sim_seq *q, bool answered)
 {
-    for (struct seq *next = q->next; next; next = next->sibling) {
+    for (struct sim_seq *next = q->next; next; next = next->sibling) {
         if (answered) {
             events_post(&s->events, s->now_ns + next->t->delay_ms * NS_PER_MS, EVENT_ARRIVAL, index_of(s, next), 0);
             continue;
@@ -35,7 +35,7 @@ static void step_over(struct sim *s, struct seq *q, bool answered)
     }
 }
 
-void sim_request_ended(struct sim *s, struct seq *q)
+void sim_request_ended(struct sim *s, struct sim_seq *q)
 {
     struct simulated *o = q->out;
     double seen = s->c.length_error > 0 ? fmax(round(q->n_total * s->c.length_error), 1) : q->n_total;
@@ -53,7 +53,7 @@ void sim_request_ended(struct sim *s, struct seq *q)
     step_over(s, q, true);
 }
 
-void sim_request_note_tokens(struct sim *s, struct seq *q, uint32_t n, double first_ms, double each_ms)
+void sim_request_note_tokens(struct sim *s, struct sim_seq *q, uint32_t n, double first_ms, double each_ms)
 {
     double from = (double)q->q.arrived_ns * 1e-6 - s->c.rpc_ms;
     for (uint32_t i = 0; q->out->token_ms && i < n; i++)
@@ -61,7 +61,7 @@ void sim_request_note_tokens(struct sim *s, struct seq *q, uint32_t n, double fi
 }
 
 /* It is shown when the decode worker has taken pages, too. */
-static void show_first_token(struct sim *s, struct seq *q, uint64_t at_ns)
+static void show_first_token(struct sim *s, struct sim_seq *q, uint64_t at_ns)
 {
     if (q->first_ns)
         return;
@@ -72,7 +72,7 @@ static void show_first_token(struct sim *s, struct seq *q, uint64_t at_ns)
 }
 
 /* As live: by the first placement that computes the prompt. A later one also finds what the earlier one left. */
-static void tell_prefix(const struct sim *s, struct seq *q)
+static void tell_prefix(const struct sim *s, struct sim_seq *q)
 {
     if (q->is_prefix_told)
         return;
@@ -83,7 +83,7 @@ static void tell_prefix(const struct sim *s, struct seq *q)
     q->out->ssd_tokens = q->load_ssd * s->c.block_tokens;
 }
 
-void sim_request_prefilled(struct sim *s, struct seq *q)
+void sim_request_prefilled(struct sim *s, struct sim_seq *q)
 {
     bool waits = q->q.plan.prefill != q->q.plan.decode && q->q.max_tokens != 1 && q->n_generated < q->n_total;
     q->prefilled_ns = s->now_ns;
@@ -99,7 +99,7 @@ void sim_request_prefilled(struct sim *s, struct seq *q)
         show_first_token(s, q, q->accepted_ns > s->now_ns ? q->accepted_ns : s->now_ns);
 }
 
-void sim_request_accepted(struct sim *s, struct seq *q, uint64_t at_ns)
+void sim_request_accepted(struct sim *s, struct sim_seq *q, uint64_t at_ns)
 {
     q->is_accepted = true;
     q->accepted_ns = at_ns;
@@ -113,7 +113,7 @@ void sim_request_accepted(struct sim *s, struct seq *q, uint64_t at_ns)
 static void match(void *user, struct sched_request *q_)
 {
     struct sim *s = user;
-    struct seq *q = q_->user;
+    struct sim_seq *q = q_->user;
     uint32_t on_disk;
     blocks_match(s, q->t, q_->matched_blocks);
     q_->store_blocks = stores_match(s, q->t, &on_disk) * s->block_pages;
@@ -125,7 +125,7 @@ static void match(void *user, struct sched_request *q_)
         }
 }
 
-static void start_legs(struct sim *s, struct seq *q)
+static void start_legs(struct sim *s, struct sim_seq *q)
 {
     bool split = q->q.plan.prefill != q->q.plan.decode;
     if (split && q->q.max_tokens == 1)
@@ -138,7 +138,7 @@ static void start_legs(struct sim *s, struct seq *q)
 static void placed(void *user, struct sched_request *q_)
 {
     struct sim *s = user;
-    struct seq *q = q_->user;
+    struct sim_seq *q = q_->user;
     free(q_->matched_blocks);
     q_->matched_blocks = NULL;
     q->placement++;
@@ -153,14 +153,14 @@ static void placed(void *user, struct sched_request *q_)
     events_post(&s->events, s->now_ns + ns_of(s->c.rpc_ms), EVENT_LEG, index_of(s, q), q->placement);
 }
 
-static void prepare(struct sim *s, struct seq *q)
+static void prepare(struct sim *s, struct sim_seq *q)
 {
     q->q.matched_ns = 0;
     q->q.matched_blocks = mem_array(s->n_nodes, sizeof(uint32_t));
 }
 
 /* Whether it would be admitted, had it come now. */
-static void probe(struct sim *s, struct seq *q)
+static void probe(struct sim *s, struct sim_seq *q)
 {
     struct sched_request asked = q->q;
     asked.arrived_ns = s->now_ns;
@@ -175,7 +175,7 @@ static void probe(struct sim *s, struct seq *q)
     free(asked.matched_blocks);
 }
 
-static void was_refused(struct sim *s, struct seq *q, double retry_after_ms)
+static void was_refused(struct sim *s, struct sim_seq *q, double retry_after_ms)
 {
     bool first = !q->out->came_back;
     s->n_open--;
@@ -232,7 +232,7 @@ static const char *missing_role(const struct sim *s)
 }
 
 /* It ends without an answer, and nobody told it to come back: as the live router's UNAVAILABLE. */
-static void fail(struct sim *s, struct seq *q, const char *reason)
+static void fail(struct sim *s, struct sim_seq *q, const char *reason)
 {
     scheduler_end(scheduler_of(s, q), &q->q, s->now_ns, false);
     free(q->q.matched_blocks);
@@ -249,7 +249,7 @@ static void fail(struct sim *s, struct seq *q, const char *reason)
 static void refused(void *user, struct sched_request *q_, double retry_after_ms)
 {
     struct sim *s = user;
-    struct seq *q = q_->user;
+    struct sim_seq *q = q_->user;
     s->result->n_late_refused++;
     if (q->first_ns) /* its client has tokens already: the answer is cut short */
         fail(s, q, q_->plan.reason);
@@ -258,7 +258,7 @@ static void refused(void *user, struct sched_request *q_, double retry_after_ms)
 }
 
 /* Of those that are up, by chance. */
-static uint32_t choose_router(const struct sim *s, const struct seq *q)
+static uint32_t choose_router(const struct sim *s, const struct sim_seq *q)
 {
     uint32_t n_up = 0;
     for (uint32_t r = 0; r < s->n_routers; r++)
@@ -269,7 +269,7 @@ static uint32_t choose_router(const struct sim *s, const struct seq *q)
     return r;
 }
 
-static void submit(struct sim *s, struct seq *q)
+static void submit(struct sim *s, struct sim_seq *q)
 {
     double retry_after_ms, workflow_ms = s->c.asks ? s->c.asks[index_of(s, q)].workflow_ms : 0;
     if (!q->out->came_back)
@@ -296,9 +296,9 @@ static void submit(struct sim *s, struct seq *q)
         fail(s, q, missing_role(s));
 }
 
-static void loaded(struct sim *s, struct seq *q)
+static void loaded(struct sim *s, struct sim_seq *q)
 {
-    struct node *n = &s->nodes[q->q.plan.prefill];
+    struct sim_worker_node *n = &s->nodes[q->q.plan.prefill];
     double took = clock_ms_between(q->admitted_ns, s->now_ns);
     if (q->legs[0].state != LEG_FILLING || !n->is_up)
         return;
@@ -314,7 +314,7 @@ static void loaded(struct sim *s, struct seq *q)
 /* ----------------------------------------------------------------- failures */
 
 /* What it has on workers ends. */
-static void leave_workers(struct sim *s, struct seq *q)
+static void leave_workers(struct sim *s, struct sim_seq *q)
 {
     if (q->flow)
         net_cancel(s, q->flow - 1);
@@ -327,7 +327,7 @@ static void leave_workers(struct sim *s, struct seq *q)
 }
 
 /* With its prompt and what it has of the answer, ahead of new ones. */
-static void replan(struct sim *s, struct seq *q, uint32_t dead)
+static void replan(struct sim *s, struct sim_seq *q, uint32_t dead)
 {
     leave_workers(s, q);
     q->out->n_replans++;
@@ -343,7 +343,7 @@ static void replan(struct sim *s, struct seq *q, uint32_t dead)
 static void router_dies(struct sim *s, uint32_t r)
 {
     for (uint64_t i = 0; i < s->n_seqs; i++) {
-        struct seq *q = &s->seqs[i];
+        struct sim_seq *q = &s->seqs[i];
         bool is_queued = q->q.state == SCHED_QUEUED,
              is_placed = q->q.state == SCHED_PREFILLING || q->q.state == SCHED_DECODING;
         if (q->router != r || !(is_queued || is_placed))
@@ -388,7 +388,7 @@ static void expect_gone(struct sim *s)
 static void worker_lost(struct sim *s, uint32_t w)
 {
     for (uint64_t i = 0; i < s->n_seqs; i++) {
-        struct seq *q = &s->seqs[i];
+        struct sim_seq *q = &s->seqs[i];
         bool placed_on = q->q.state == SCHED_PREFILLING || q->q.state == SCHED_DECODING;
         bool prefills = q->q.plan.prefill == w && (q->legs[0].state != LEG_NONE || !q->prefilled_ns);
         if (placed_on && (prefills || q->q.plan.decode == w))
@@ -438,7 +438,7 @@ static void open_nodes(struct sim *s)
 {
     const struct simulate_config *c = &s->c;
     for (uint32_t i = 0; i < s->n_nodes; i++) {
-        struct node *n = &s->nodes[i];
+        struct sim_worker_node *n = &s->nodes[i];
         n->role = i < c->n_prefill ? ROLE_PREFILL : ROLE_DECODE;
         n->cost = n->role == ROLE_DECODE && c->decode_cost ? *c->decode_cost : c->cost;
         n->model = cost_make(&s->believed);
@@ -464,7 +464,7 @@ static void open_nodes(struct sim *s)
     }
 }
 
-static uint32_t max_tokens_of(const struct sim *s, const struct seq *q)
+static uint32_t max_tokens_of(const struct sim *s, const struct sim_seq *q)
 {
     uint32_t room = s->c.max_context > q->t->n_prompt ? s->c.max_context - q->t->n_prompt : 0;
     if (!s->c.max_tokens)
@@ -476,7 +476,7 @@ static void open_seq(struct sim *s, uint64_t i)
 {
     const struct trace_request *t = &s->trace->requests[i];
     const struct simulate_ask *a = s->c.asks ? &s->c.asks[i] : NULL;
-    struct seq *q = &s->seqs[i];
+    struct sim_seq *q = &s->seqs[i];
     q->t = t;
     q->out = &s->result->requests[i];
     q->n_total = t->n_output ? t->n_output : 1;
@@ -525,7 +525,7 @@ static void open_seqs(struct sim *s)
     s->n_open = s->n_seqs;
 }
 
-static void on_request_event(struct sim *s, const struct event *e, struct seq *q)
+static void on_request_event(struct sim *s, const struct event *e, struct sim_seq *q)
 {
     if (e->run && e->run != q->placement)
         return;
@@ -558,7 +558,7 @@ static void on_request_event(struct sim *s, const struct event *e, struct seq *q
 
 static void on_event(struct sim *s, const struct event *e)
 {
-    struct node *n = &s->nodes[e->subject];
+    struct sim_worker_node *n = &s->nodes[e->subject];
     switch (e->kind) {
     case EVENT_STEP_END:
         if (n->is_busy && n->run == e->run)
@@ -715,7 +715,7 @@ static void sum_up(struct sim *s)
         out->duration_ms = fmax(out->duration_ms, out->requests[i].end_ms);
     }
     for (uint32_t i = 0; i < s->n_nodes; i++) {
-        struct node *n = &s->nodes[i];
+        struct sim_worker_node *n = &s->nodes[i];
         n->out->pages_free = n->pool.n_free;
         n->out->pages_cached = n->pool.n_idle;
         n->out->joules += n->power.idle * fmax(out->duration_ms - n->out->busy_ms, 0) * 1e-3;

@@ -109,7 +109,7 @@ struct simulate_config {
     uint64_t max_queued_tokens; /* prompt tokens that may wait; 0: any number */
     double max_wait_ms;         /* after which a request is the first of its tenant; 0: 120 s */
     enum policy policy;
-    enum order order;
+    enum scheduler_order order;
     enum plan_force force;
     enum prefix_rule prefix;
     uint32_t max_tokens; /* that requests ask for at most; 0: exactly as many as will come */

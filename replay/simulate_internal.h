@@ -46,8 +46,8 @@ struct event {
 };
 
 struct sim;
-struct seq;
-struct node;
+struct sim_seq;
+struct sim_worker_node;
 
 struct events {
     struct event *heap;
@@ -91,7 +91,7 @@ void net_flow_ended(struct sim *s, uint32_t flow, uint64_t version);
 
 /* --------------------------------------------------------------------- pools */
 
-struct entry {        /* a cached or held block, or the pages of an answer that are only cached */
+struct sim_entry {    /* a cached or held block, or the pages of an answer that are only cached */
     uint32_t block;   /* NO_BLOCK: an answer's */
     uint32_t n_holds; /* of legs; 0: in the list of what may go */
     uint32_t n_pages;
@@ -99,29 +99,31 @@ struct entry {        /* a cached or held block, or the pages of an answer that 
     uint32_t owner;      /* an answer's: 1 + the preempted request that may take it up again; 0: none */
 };
 
-struct pool {
+struct sim_pool {
     uint32_t n_pages, n_free, n_idle; /* idle: cached, held by nobody */
-    struct entry *entries;            /* [0] is the list's head */
+    struct sim_entry *entries;        /* [0] is the list's head */
     uint32_t n_entries, cap_entries, first_free;
     uint32_t *slots, n_slots, n_named; /* entries by block; open addressing, 0: none */
 };
 
 #define NO_BLOCK UINT32_MAX
 
-void pool_init(struct pool *p, uint32_t n_pages);
-void pool_fini(struct pool *p);
-bool pool_take(struct sim *s, struct node *n, uint32_t n_pages); /* all or none; cached ones go for it */
-void pool_give(struct node *n, uint32_t n_pages);
-uint32_t pool_takeable(const struct node *n);   /* free and cached */
-bool pool_hold(struct node *n, uint32_t block); /* false: it isn't there */
-void pool_unhold(struct node *n, uint32_t block);
+void pool_init(struct sim_pool *p, uint32_t n_pages);
+void pool_fini(struct sim_pool *p);
+bool pool_take(struct sim *s, struct sim_worker_node *n, uint32_t n_pages); /* all or none; cached ones go for it */
+void pool_give(struct sim_worker_node *n, uint32_t n_pages);
+uint32_t pool_takeable(const struct sim_worker_node *n);   /* free and cached */
+bool pool_hold(struct sim_worker_node *n, uint32_t block); /* false: it isn't there */
+void pool_unhold(struct sim_worker_node *n, uint32_t block);
 /* n_pages that were taken become the block, held; false: it is there already, and they stay what they were. */
-bool pool_name(struct sim *s, struct node *n, uint32_t block, uint32_t n_pages);
+bool pool_name(struct sim *s, struct sim_worker_node *n, uint32_t block, uint32_t n_pages);
 /* Taken ones, for which nobody asks but the request that computed them, if it was preempted: q->answer (NULL: it is over). */
-void pool_cache_answer(struct sim *s, struct node *n, uint32_t n_pages, struct seq *q);
-uint32_t pool_take_answer(struct node *n, struct seq *q); /* pages that are left of q->answer: taken again */
-void pool_leave_answer(struct node *n, struct seq *q);    /* q->answer, if any, is an answer like others from now on */
-void pool_forget(struct sim *s, struct node *n);          /* all is free, whoever held it */
+void pool_cache_answer(struct sim *s, struct sim_worker_node *n, uint32_t n_pages, struct sim_seq *q);
+uint32_t pool_take_answer(struct sim_worker_node *n,
+                          struct sim_seq *q); /* pages that are left of q->answer: taken again */
+void pool_leave_answer(struct sim_worker_node *n,
+                       struct sim_seq *q); /* q->answer, if any, is an answer like others from now on */
+void pool_forget(struct sim *s, struct sim_worker_node *n); /* all is free, whoever held it */
 
 /* --------------------------------------------------------------------- blocks */
 
@@ -151,16 +153,17 @@ void stores_close(struct sim *s);
 /* Leading blocks that are there, and how many of them only on disk. */
 uint32_t stores_match(const struct sim *s, const struct trace_request *t, uint32_t *on_disk_out);
 /* A worker has computed blocks [first, end): they go to where they belong. */
-void stores_offer(struct sim *s, struct node *n, const struct trace_request *t, uint32_t first, uint32_t end);
+void stores_offer(struct sim *s, struct sim_worker_node *n, const struct trace_request *t, uint32_t first,
+                  uint32_t end);
 /* Starts to load blocks [first, end) for a leg; seq_filled() comes. False: nothing to load. */
-bool stores_load(struct sim *s, struct node *n, struct seq *q, uint32_t first, uint32_t end);
-void stores_cancel(struct sim *s, struct seq *q); /* what is being loaded for it stops; no seq_filled() */
+bool stores_load(struct sim *s, struct sim_worker_node *n, struct sim_seq *q, uint32_t first, uint32_t end);
+void stores_cancel(struct sim *s, struct sim_seq *q); /* what is being loaded for it stops; no seq_filled() */
 
 /* ---------------------------------------------------------- requests, workers */
 
 enum leg_state { LEG_NONE, LEG_WAITING, LEG_FILLING, LEG_PROMPT, LEG_DECODING, LEG_LEASED };
 
-struct leg {
+struct sim_leg {
     enum leg_state state;
     uint32_t n_pages, n_private; /* that it has; of them those that it does not hold by name */
     uint32_t n_blocks;           /* of the prompt, by name... */
@@ -170,7 +173,7 @@ struct leg {
     uint64_t order;
 };
 
-struct seq { /* a request on its way */
+struct sim_seq { /* a request on its way */
     struct sched_request q;
     const struct trace_request *t;
     struct simulated *out;
@@ -178,7 +181,7 @@ struct seq { /* a request on its way */
     uint64_t first_ns, placement;  /* rises each time it is placed */
     uint32_t n_before;             /* of the answer, when it was placed */
     uint64_t admitted_ns, running_ns, prefilled_ns, accepted_ns;
-    struct leg legs[2];                                  /* where it prefills, and where it only decodes */
+    struct sim_leg legs[2];                              /* where it prefills, and where it only decodes */
     bool is_accepted, is_closed, is_sent, was_preempted; /* accepted: by the decode worker; closed: all was announced */
     bool is_prefix_told;                                 /* what was found of the prompt is in the result */
     uint32_t answer, answer_page; /* of a preempted one: entry of its pool, 0: none; its first page */
@@ -186,36 +189,37 @@ struct seq { /* a request on its way */
     double unsent, coming;        /* bytes announced that don't flow yet; and within the step that runs */
     uint32_t own_tokens;          /* found in the prefill worker's own pool, by this placement */
     uint32_t n_loads, load_end, load_peer, load_dram, load_ssd; /* flows under way; blocks */
-    struct seq *next, *sibling;                                 /* sent when this one has ended: a list */
-    const struct seq *head;                                     /* of its workflow */
+    struct sim_seq *next, *sibling;                             /* sent when this one has ended: a list */
+    const struct sim_seq *head;                                 /* of its workflow */
     uint32_t router;
 };
 
-struct list {
-    struct seq **at;
+struct sim_list {
+    struct sim_seq **at;
     uint32_t n, cap;
 };
 
-struct node { /* a worker */
+struct sim_worker_node { /* a worker */
     enum worker_role role;
     bool is_up, is_busy;
     bool is_known; /* the router takes it to be up: also for silence_ms after its death */
-    struct list waiting, filling, prompts, running; /* by order of arrival, and as they joined; filling: in no order */
-    uint32_t n_active;                              /* filling, computing, decoding */
+    struct sim_list waiting, filling, prompts,
+        running;       /* by order of arrival, and as they joined; filling: in no order */
+    uint32_t n_active; /* filling, computing, decoding */
     uint64_t began_ns, run;
     uint32_t n_steps;    /* of the run: 0 when prompts take part */
     uint32_t n_decoding; /* in the run: those that joined since follow behind */
     double run_ms;
-    double starved_ms;          /* how long steps have had no prompt tokens though prompts were there */
-    bool is_starving;           /* in the step that runs */
-    double first_ms, longer_ms; /* of a run: its first step; by how much each takes longer than the one before it */
-    struct list ended, joined;  /* in the step that ended; since it began */
-    struct cost_profile cost;   /* true */
-    struct cost_model model;    /* as the worker knows it by its own steps, beginning where the scheduler does */
+    double starved_ms;             /* how long steps have had no prompt tokens though prompts were there */
+    bool is_starving;              /* in the step that runs */
+    double first_ms, longer_ms;    /* of a run: its first step; by how much each takes longer than the one before it */
+    struct sim_list ended, joined; /* in the step that ended; since it began */
+    struct cost_profile cost;      /* true */
+    struct cost_model model;       /* as the worker knows it by its own steps, beginning where the scheduler does */
     struct simulate_power power;
     double clock, watts; /* clock: of steps that begin now; watts: drawn while the run goes on */
     struct simulated_worker *out;
-    struct pool pool;
+    struct sim_pool pool;
     struct port receives, sends;
     struct rls loading;
     struct cost_step step;
@@ -239,12 +243,12 @@ struct sim {
     uint32_t block_pages, page_tokens;
     struct sim_router *routers;
     uint32_t n_routers;
-    struct seq *seqs;
+    struct sim_seq *seqs;
     uint64_t n_seqs, n_orders, now_ns, n_open;
     bool ticks;
     bool is_gone;     /* no worker of a role was left for gone_ms: requests fail as they come */
     uint64_t able_ns; /* when there last was a worker of each role; UINT64_MAX: there is */
-    struct node *nodes;
+    struct sim_worker_node *nodes;
     uint32_t n_nodes, n_words;
     uint32_t *block_of; /* numbers of the trace's blocks */
     uint32_t n_blocks;
@@ -266,34 +270,34 @@ static inline uint64_t ns_of(double ms)
     return (uint64_t)(ms * 1e6 + 0.5);
 }
 
-static inline struct scheduler *scheduler_of(const struct sim *s, const struct seq *q)
+static inline struct scheduler *scheduler_of(const struct sim *s, const struct sim_seq *q)
 {
     return s->routers[q->router].scheduler;
 }
 
 /* Worker w takes q's leg up. */
-void node_leg(struct sim *s, uint32_t w, struct seq *q);
+void node_leg(struct sim *s, uint32_t w, struct sim_seq *q);
 void node_step_ended(struct sim *s, uint32_t w);
-void node_announce(struct sim *s, struct seq *q);
-void node_send(struct sim *s, struct seq *q); /* what was announced, if its reader takes it */
-void node_join(struct sim *s, struct seq *q); /* all of its pages have come */
-void node_filled(struct sim *s, struct seq *q, uint32_t n_blocks);
-void node_drop(struct sim *s, uint32_t w, struct seq *q); /* its leg ends, pages and all */
-void node_go_on(struct sim *s, uint32_t w);               /* there may be room now */
+void node_announce(struct sim *s, struct sim_seq *q);
+void node_send(struct sim *s, struct sim_seq *q); /* what was announced, if its reader takes it */
+void node_join(struct sim *s, struct sim_seq *q); /* all of its pages have come */
+void node_filled(struct sim *s, struct sim_seq *q, uint32_t n_blocks);
+void node_drop(struct sim *s, uint32_t w, struct sim_seq *q); /* its leg ends, pages and all */
+void node_go_on(struct sim *s, uint32_t w);                   /* there may be room now */
 void node_die(struct sim *s, uint32_t w);
 void node_show_progress(struct sim *s);
 void node_set_clock(struct sim *s, uint32_t w, double clock); /* of the highest; what runs ends as it began */
-double node_watts(const struct node *n);                      /* that it draws now */
+double node_watts(const struct sim_worker_node *n);           /* that it draws now */
 void node_report(struct sim *s,
                  uint32_t w); /* what it has to do changed: routers will hear of it, if there are several */
 void node_send_report(struct sim *s, uint32_t w);
 void node_reported(struct sim *s, uint32_t w);
 
 /* Its prompt is computed, and the first token sampled; the decode worker has taken pages; the last token came. */
-void sim_request_prefilled(struct sim *s, struct seq *q);
-void sim_request_accepted(struct sim *s, struct seq *q, uint64_t at_ns);
-void sim_request_ended(struct sim *s, struct seq *q);
-void sim_request_note_tokens(struct sim *s, struct seq *q, uint32_t n, double first_ms, double each_ms);
+void sim_request_prefilled(struct sim *s, struct sim_seq *q);
+void sim_request_accepted(struct sim *s, struct sim_seq *q, uint64_t at_ns);
+void sim_request_ended(struct sim *s, struct sim_seq *q);
+void sim_request_note_tokens(struct sim *s, struct sim_seq *q, uint32_t n, double first_ms, double each_ms);
 /* A worker was busy: goes into its load over time. */
 void sim_note_load(struct sim *s, struct simulated_worker *w, double from_ms, double to_ms);
 

@@ -26,7 +26,7 @@ enum { ANNOUNCE_CALLS = 4 }; /* the engine's announce_calls: parts in which a st
 
 /* ------------------------------------------------------------------- lists */
 
-static void list_push(struct list *l, struct seq *q)
+static void list_push(struct sim_list *l, struct sim_seq *q)
 {
     if (l->n == l->cap) {
         l->cap = l->cap ? l->cap * 2 : 32;
@@ -35,7 +35,7 @@ static void list_push(struct list *l, struct seq *q)
     l->at[l->n++] = q;
 }
 
-static bool find(const struct list *l, const struct seq *q, uint32_t *at_out)
+static bool find(const struct sim_list *l, const struct sim_seq *q, uint32_t *at_out)
 {
     for (uint32_t i = 0; i < l->n; i++)
         if (l->at[i] == q) {
@@ -45,13 +45,13 @@ static bool find(const struct list *l, const struct seq *q, uint32_t *at_out)
     return false;
 }
 
-static void take_out(struct list *l, uint32_t at)
+static void take_out(struct sim_list *l, uint32_t at)
 {
     for (l->n--; at < l->n; at++)
         l->at[at] = l->at[at + 1];
 }
 
-static bool list_remove(struct list *l, const struct seq *q)
+static bool list_remove(struct sim_list *l, const struct sim_seq *q)
 {
     uint32_t at;
     if (!find(l, q, &at))
@@ -60,17 +60,17 @@ static bool list_remove(struct list *l, const struct seq *q)
     return true;
 }
 
-static uint32_t number(const struct sim *s, const struct node *n)
+static uint32_t number(const struct sim *s, const struct sim_worker_node *n)
 {
     return (uint32_t)(n - s->nodes);
 }
 
-static struct leg *leg_on(const struct sim *s, const struct node *n, struct seq *q)
+static struct sim_leg *leg_on(const struct sim *s, const struct sim_worker_node *n, struct sim_seq *q)
 {
     return &q->legs[q->q.plan.prefill != number(s, n)];
 }
 
-static void note(const struct sim *s, const struct node *n, const struct seq *q, enum simulate_what what,
+static void note(const struct sim *s, const struct sim_worker_node *n, const struct sim_seq *q, enum simulate_what what,
                  uint32_t count)
 {
     const struct simulate_note note = {what, number(s, n), (uint64_t)(q - s->seqs), s->now_ns, count};
@@ -79,7 +79,7 @@ static void note(const struct sim *s, const struct node *n, const struct seq *q,
 }
 
 /* In order of arrival at the worker. */
-static void insert(struct sim *s, struct node *n, struct list *l, struct seq *q)
+static void insert(struct sim *s, struct sim_worker_node *n, struct sim_list *l, struct sim_seq *q)
 {
     uint64_t order = leg_on(s, n, q)->order;
     list_push(l, q);
@@ -96,12 +96,12 @@ static uint32_t pages_for(const struct sim *s, uint32_t n_tokens)
     return sequence_pages(n_tokens, s->page_tokens);
 }
 
-static uint32_t block_at(const struct sim *s, const struct seq *q, uint32_t i)
+static uint32_t block_at(const struct sim *s, const struct sim_seq *q, uint32_t i)
 {
     return s->block_of[q->t->first_block + i];
 }
 
-static void note_twice(struct leg *leg, uint32_t block)
+static void note_twice(struct sim_leg *leg, uint32_t block)
 {
     if (!(leg->n_twice & (leg->n_twice - 1)))
         leg->twice = mem_resize(leg->twice, leg->n_twice ? leg->n_twice * 2 : 1, sizeof(*leg->twice));
@@ -109,7 +109,7 @@ static void note_twice(struct leg *leg, uint32_t block)
 }
 
 /* Full blocks of what is computed get their names, and are found by others from now on; of one that is here already there are two. */
-static void name_blocks(struct sim *s, struct node *n, struct seq *q, struct leg *leg)
+static void name_blocks(struct sim *s, struct sim_worker_node *n, struct sim_seq *q, struct sim_leg *leg)
 {
     uint32_t full = leg->n_computed / s->c.block_tokens, most = blocks_of(s, q->t);
     for (; leg->n_blocks < (full < most ? full : most); leg->n_blocks++) {
@@ -121,7 +121,8 @@ static void name_blocks(struct sim *s, struct node *n, struct seq *q, struct leg
 }
 
 /* The last pages first, so that a chain goes from its tail. What has no name is free at once. */
-static void give_back(struct sim *s, struct node *n, struct seq *q, struct leg *leg, bool is_preempted)
+static void give_back(struct sim *s, struct sim_worker_node *n, struct sim_seq *q, struct sim_leg *leg,
+                      bool is_preempted)
 {
     uint32_t computed = leg->n_computed / s->page_tokens, named = leg->n_blocks * s->block_pages;
     uint32_t cached = computed > named ? computed - named : 0, own = leg->n_private - leg->n_twice * s->block_pages;
@@ -142,7 +143,7 @@ static void give_back(struct sim *s, struct node *n, struct seq *q, struct leg *
     leg->n_blocks = leg->n_pages = leg->n_private = 0;
 }
 
-static bool grow(struct sim *s, struct node *n, struct leg *leg, uint32_t n_tokens)
+static bool grow(struct sim *s, struct sim_worker_node *n, struct sim_leg *leg, uint32_t n_tokens)
 {
     uint32_t need = pages_for(s, n_tokens);
     if (need <= leg->n_pages)
@@ -155,31 +156,31 @@ static bool grow(struct sim *s, struct node *n, struct leg *leg, uint32_t n_toke
 }
 
 /* Tokens of one that decodes, with the one to come: the engine's n_tokens. */
-static uint32_t tokens_of(const struct seq *q)
+static uint32_t tokens_of(const struct sim_seq *q)
 {
     return q->t->n_prompt + q->n_generated;
 }
 
 /* --------------------------------------------------------------- admission */
 
-static bool only_decodes(const struct sim *s, const struct node *n, const struct seq *q)
+static bool only_decodes(const struct sim *s, const struct sim_worker_node *n, const struct sim_seq *q)
 {
     return q->q.plan.prefill != number(s, n);
 }
 
-static bool hands_over(const struct seq *q)
+static bool hands_over(const struct sim_seq *q)
 {
     return q->q.plan.prefill != q->q.plan.decode && q->q.max_tokens != 1;
 }
 
 /* The time at which the run's first `steps` steps are over. */
-static uint64_t run_ns(const struct node *n, uint32_t steps)
+static uint64_t run_ns(const struct sim_worker_node *n, uint32_t steps)
 {
     return n->began_ns + ns_of(steps * n->first_ms + n->longer_ms * steps * (steps - 1.0) / 2);
 }
 
 /* Steps of the run that are over; one always remains, since the last one's end is an event. */
-static uint32_t steps_over(const struct sim *s, const struct node *n)
+static uint32_t steps_over(const struct sim *s, const struct sim_worker_node *n)
 {
     double ms = clock_ms_between(n->began_ns, s->now_ns), first = n->first_ms - n->longer_ms / 2,
            root = first * first + 2 * n->longer_ms * ms;
@@ -192,7 +193,7 @@ static uint32_t steps_over(const struct sim *s, const struct node *n)
     return steps;
 }
 
-static void start_prompt(struct sim *s, struct node *n, struct seq *q, struct leg *leg)
+static void start_prompt(struct sim *s, struct sim_worker_node *n, struct sim_seq *q, struct sim_leg *leg)
 {
     leg->state = LEG_PROMPT;
     q->running_ns = s->now_ns;
@@ -203,7 +204,7 @@ static void start_prompt(struct sim *s, struct node *n, struct seq *q, struct le
  * What it finds here; it is held then. Whoever computes leaves its last token; whoever is handed the prompt needs none. A block of
  * which the last page is left is held as a whole, though that page is computed again.
  */
-static void hold_matched(struct sim *s, struct node *n, struct seq *q, struct leg *leg, bool adopts)
+static void hold_matched(struct sim *s, struct sim_worker_node *n, struct sim_seq *q, struct sim_leg *leg, bool adopts)
 {
     uint32_t usable = adopts ? leg->goal / s->page_tokens : sequence_reusable_pages(leg->goal, s->page_tokens);
     uint32_t found = blocks_match_one(s, number(s, n), q->t) * s->block_pages, pages = found < usable ? found : usable;
@@ -217,7 +218,7 @@ static void hold_matched(struct sim *s, struct node *n, struct seq *q, struct le
     leg->n_computed = pages * s->page_tokens;
 }
 
-static void admitted(struct sim *s, struct node *n, struct seq *q, struct leg *leg)
+static void admitted(struct sim *s, struct sim_worker_node *n, struct sim_seq *q, struct sim_leg *leg)
 {
     bool again = q->was_preempted;
     n->n_active++;
@@ -244,9 +245,9 @@ static void admitted(struct sim *s, struct node *n, struct seq *q, struct leg *l
     start_prompt(s, n, q, leg);
 }
 
-static bool admit_one(struct sim *s, struct node *n, struct seq *q)
+static bool admit_one(struct sim *s, struct sim_worker_node *n, struct sim_seq *q)
 {
-    struct leg *leg = leg_on(s, n, q);
+    struct sim_leg *leg = leg_on(s, n, q);
     bool adopts = only_decodes(s, n, q) && !q->was_preempted;
     leg->goal = q->t->n_prompt + (adopts ? q->n_before : q->n_generated);
     hold_matched(s, n, q, leg, adopts);
@@ -260,7 +261,7 @@ static bool admit_one(struct sim *s, struct node *n, struct seq *q)
     return true;
 }
 
-static void admit(struct sim *s, struct node *n)
+static void admit(struct sim *s, struct sim_worker_node *n)
 {
     while (n->waiting.n && n->n_active < s->c.max_batch && admit_one(s, n, n->waiting.at[0]))
         ;
@@ -269,13 +270,13 @@ static void admit(struct sim *s, struct node *n)
 /* --------------------------------------------------------------- preemption */
 
 /* Of those that generate here, the one that came last. */
-static struct seq *newest(struct sim *s, struct node *n)
+static struct sim_seq *newest(struct sim *s, struct sim_worker_node *n)
 {
-    struct seq *best = NULL;
-    struct list *lists[] = {&n->running, &n->prompts};
+    struct sim_seq *best = NULL;
+    struct sim_list *lists[] = {&n->running, &n->prompts};
     for (int k = 0; k < 2; k++)
         for (uint32_t i = 0; i < lists[k]->n; i++) {
-            struct seq *q = lists[k]->at[i];
+            struct sim_seq *q = lists[k]->at[i];
             if ((!best || leg_on(s, n, q)->order > leg_on(s, n, best)->order) &&
                 (q->q.plan.decode == number(s, n) || !hands_over(q)))
                 best = q;
@@ -283,9 +284,9 @@ static struct seq *newest(struct sim *s, struct node *n)
     return best;
 }
 
-static void preempt(struct sim *s, struct node *n, struct seq *q)
+static void preempt(struct sim *s, struct sim_worker_node *n, struct sim_seq *q)
 {
-    struct leg *leg = leg_on(s, n, q);
+    struct sim_leg *leg = leg_on(s, n, q);
     if (!list_remove(&n->running, q))
         list_remove(&n->prompts, q);
     give_back(s, n, q, leg, true);
@@ -299,10 +300,10 @@ static void preempt(struct sim *s, struct node *n, struct seq *q)
 }
 
 /* Pages for each one's next token, in order, whatever it takes. */
-static void make_room(struct sim *s, struct node *n)
+static void make_room(struct sim *s, struct sim_worker_node *n)
 {
     for (uint32_t i = 0; i < n->running.n; i++) {
-        struct seq *q = n->running.at[i];
+        struct sim_seq *q = n->running.at[i];
         if (grow(s, n, leg_on(s, n, q), tokens_of(q)))
             continue;
         preempt(s, n, newest(s, n));
@@ -311,7 +312,7 @@ static void make_room(struct sim *s, struct node *n)
 }
 
 /* Pages that a run of `steps` steps takes from now on. */
-static uint32_t run_needs(struct sim *s, struct node *n, uint32_t n_decoding, uint32_t steps)
+static uint32_t run_needs(struct sim *s, struct sim_worker_node *n, uint32_t n_decoding, uint32_t steps)
 {
     uint32_t need = 0;
     for (uint32_t i = 0; i < n_decoding; i++) {
@@ -323,11 +324,11 @@ static uint32_t run_needs(struct sim *s, struct node *n, uint32_t n_decoding, ui
 }
 
 /* Steps until the first is over, or as many as there are pages for; 0: not even for one. */
-static uint32_t steps_ahead(struct sim *s, struct node *n)
+static uint32_t steps_ahead(struct sim *s, struct sim_worker_node *n)
 {
     uint32_t steps = UINT32_MAX;
     for (uint32_t i = 0; i < n->running.n; i++) {
-        const struct seq *q = n->running.at[i];
+        const struct sim_seq *q = n->running.at[i];
         steps = q->n_total - q->n_generated < steps ? q->n_total - q->n_generated : steps;
     }
     while (steps && run_needs(s, n, n->running.n, steps) > pool_takeable(n))
@@ -336,7 +337,7 @@ static uint32_t steps_ahead(struct sim *s, struct node *n)
 }
 
 /* What decodes has the pages of the run's step number `step`: each takes its own when it needs it, no sooner. */
-static void grow_run(struct sim *s, struct node *n, uint32_t step)
+static void grow_run(struct sim *s, struct sim_worker_node *n, uint32_t step)
 {
     for (uint32_t i = 0; i < n->n_decoding; i++)
         grow(s, n, leg_on(s, n, n->running.at[i]), tokens_of(n->running.at[i]) + step);
@@ -345,7 +346,7 @@ static void grow_run(struct sim *s, struct node *n, uint32_t step)
 /* ------------------------------------------------------------------- steps */
 
 /* Standard normal: Box and Muller, of one worker's own numbers. */
-static double normal(struct sim *s, struct node *n)
+static double normal(struct sim *s, struct sim_worker_node *n)
 {
     double u = random_unit(random_at(s->c.seed, number(s, n), n->n_random)) + 0x1p-54;
     double v = random_unit(random_at(s->c.seed, number(s, n), n->n_random + 1));
@@ -354,13 +355,13 @@ static double normal(struct sim *s, struct node *n)
 }
 
 /* A log-normal factor of mean 1 on one step; of n steps, their mean. */
-static double noise(struct sim *s, struct node *n, uint32_t n_steps)
+static double noise(struct sim *s, struct sim_worker_node *n, uint32_t n_steps)
 {
     double sigma = s->c.noise / sqrt(n_steps);
     return sigma > 0 ? exp(sigma * normal(s, n) - sigma * sigma / 2) : 1;
 }
 
-static double step_ms(const struct node *n)
+static double step_ms(const struct sim_worker_node *n)
 {
     struct cost_profile now = n->cost;
     for (int i = 0; i < 3; i++) {
@@ -372,7 +373,7 @@ static double step_ms(const struct node *n)
     return cost_profile_step_ms(&now, &n->step);
 }
 
-static double watts_of_step(const struct node *n)
+static double watts_of_step(const struct sim_worker_node *n)
 {
     double most = n->prompts.n ? n->power.prefill : n->power.decode;
     return n->power.idle + (most - n->power.idle) * power_draw_factor(n->clock);
@@ -388,14 +389,14 @@ static void make_items(struct sim *s, uint32_t n_items)
 }
 
 /* One step with prompts: what is left of the rows after the running ones goes to them, in order. */
-static struct cost_step plan_step(struct sim *s, struct node *n)
+static struct cost_step plan_step(struct sim *s, struct sim_worker_node *n)
 {
     uint32_t n_prompts = n->prompts.n, n_running = n->running.n, chunk = s->c.chunk_tokens;
     struct cost_step step = {0};
     make_items(s, n_prompts + n_running);
     for (uint32_t i = 0; i < n_prompts; i++) {
-        const struct leg *leg = leg_on(s, n, n->prompts.at[i]);
-        const struct seq *q = n->prompts.at[i];
+        const struct sim_leg *leg = leg_on(s, n, n->prompts.at[i]);
+        const struct sim_seq *q = n->prompts.at[i];
         s->items[i] = (struct batch_item){.n_pending = leg->goal - leg->n_computed,
                                           .n_computed = leg->n_computed,
                                           .decoding = sequence_decodes(leg->goal, q->t->n_prompt, leg->n_computed),
@@ -403,7 +404,7 @@ static struct cost_step plan_step(struct sim *s, struct node *n)
                                           .room_ms = INFINITY};
     }
     for (uint32_t i = 0; i < n_running; i++) {
-        const struct seq *q = n->running.at[i];
+        const struct sim_seq *q = n->running.at[i];
         double since = clock_ms_between(q->first_ns, s->now_ns),
                tpot_ms = q->q.resumed ? 0 : q->q.tpot_ms; /* as its leg says */
         s->items[n_prompts + i] = (struct batch_item){.n_pending = 1,
@@ -417,8 +418,8 @@ static struct cost_step plan_step(struct sim *s, struct node *n)
                   n->starved_ms, s->rows);
     n->is_starving = batching_starves(s->items, s->rows, n_prompts + n_running);
     for (uint32_t i = 0; i < n_prompts; i++) {
-        struct seq *q = n->prompts.at[i];
-        struct leg *leg = leg_on(s, n, q);
+        struct sim_seq *q = n->prompts.at[i];
+        struct sim_leg *leg = leg_on(s, n, q);
         leg->rows = s->rows[i];
         if (leg->rows)
             sequence_add_to_step(&step, leg->rows, leg->goal, q->t->n_prompt, leg->n_computed);
@@ -427,11 +428,11 @@ static struct cost_step plan_step(struct sim *s, struct node *n)
 }
 
 /* All layers but the last part are announced while the step runs: taken to be there when the first part is. */
-static void announce_early(struct sim *s, struct node *n)
+static void announce_early(struct sim *s, struct sim_worker_node *n)
 {
     for (uint32_t i = 0; i < n->prompts.n; i++) {
-        struct seq *q = n->prompts.at[i];
-        struct leg *leg = leg_on(s, n, q);
+        struct sim_seq *q = n->prompts.at[i];
+        struct sim_leg *leg = leg_on(s, n, q);
         if (!hands_over(q) || !leg->rows || only_decodes(s, n, q))
             continue;
         q->coming += leg->rows * s->c.kv_bytes_per_token;
@@ -442,24 +443,24 @@ static void announce_early(struct sim *s, struct node *n)
 }
 
 /* Those that joined meanwhile take their places by order of arrival. */
-static void sort_running(struct sim *s, struct node *n)
+static void sort_running(struct sim *s, struct sim_worker_node *n)
 {
-    struct seq **at = n->running.at;
+    struct sim_seq **at = n->running.at;
     for (uint32_t i = 1; i < n->running.n; i++)
         for (uint32_t k = i; k && leg_on(s, n, at[k - 1])->order > leg_on(s, n, at[k])->order; k--) {
-            struct seq *q = at[k];
+            struct sim_seq *q = at[k];
             at[k] = at[k - 1];
             at[k - 1] = q;
         }
 }
 
 /* Decode steps alone: the time of each grows with the contexts. */
-static void plan_run(struct sim *s, struct node *n, uint32_t steps)
+static void plan_run(struct sim *s, struct sim_worker_node *n, uint32_t steps)
 {
     n->n_steps = steps;
     n->step = (struct cost_step){0};
     for (uint32_t i = 0; i < n->running.n; i++) {
-        const struct seq *q = n->running.at[i];
+        const struct sim_seq *q = n->running.at[i];
         sequence_add_to_step(&n->step, 1, tokens_of(q), q->t->n_prompt, tokens_of(q) - 1);
     }
     double factor = noise(s, n, steps);
@@ -471,7 +472,7 @@ static void plan_run(struct sim *s, struct node *n, uint32_t steps)
     n->run_ms = n->first_ms * steps + n->longer_ms * steps * (steps - 1.0) / 2;
 }
 
-static void begin(struct sim *s, struct node *n)
+static void begin(struct sim *s, struct sim_worker_node *n)
 {
     if (n->is_busy || !n->is_up)
         return;
@@ -500,7 +501,7 @@ static void begin(struct sim *s, struct node *n)
 }
 
 /* Something changes while a run of decode steps goes on: it ends with the step that runs now. */
-static void cut_run(struct sim *s, struct node *n)
+static void cut_run(struct sim *s, struct sim_worker_node *n)
 {
     if (!n->is_busy || n->n_steps <= 1)
         return;
@@ -514,14 +515,14 @@ static void cut_run(struct sim *s, struct node *n)
 
 void node_set_clock(struct sim *s, uint32_t w, double clock)
 {
-    struct node *n = &s->nodes[w];
+    struct sim_worker_node *n = &s->nodes[w];
     if (n->clock == clock)
         return;
     n->clock = clock;
     cut_run(s, n);
 }
 
-double node_watts(const struct node *n)
+double node_watts(const struct sim_worker_node *n)
 {
     return n->is_busy ? n->watts : n->power.idle;
 }
@@ -529,12 +530,12 @@ double node_watts(const struct node *n)
 void node_show_progress(struct sim *s)
 {
     for (uint32_t w = 0; w < s->n_nodes; w++) {
-        struct node *n = &s->nodes[w];
+        struct sim_worker_node *n = &s->nodes[w];
         if (!n->is_busy || n->n_steps <= 1)
             continue;
         uint32_t done = steps_over(s, n);
         for (uint32_t i = 0; i < n->n_decoding; i++) {
-            struct seq *q = n->running.at[i];
+            struct sim_seq *q = n->running.at[i];
             scheduler_generated(&q->q, q->n_generated - q->n_before + done);
         }
     }
@@ -544,13 +545,13 @@ void node_show_progress(struct sim *s)
 
 static void handed_over(struct sim *s, uint32_t request)
 {
-    struct seq *q = &s->seqs[request];
+    struct sim_seq *q = &s->seqs[request];
     q->flow = 0;
     events_post(&s->events, s->now_ns + ns_of(s->c.link_ms), EVENT_JOIN, request, q->placement);
 }
 
 /* What was announced flows as soon as the reader has pages for it. */
-void node_send(struct sim *s, struct seq *q)
+void node_send(struct sim *s, struct sim_seq *q)
 {
     if (!q->is_accepted || s->now_ns < q->accepted_ns || q->is_sent || !s->nodes[q->q.plan.prefill].is_up ||
         !s->nodes[q->q.plan.decode].is_up)
@@ -568,7 +569,7 @@ void node_send(struct sim *s, struct seq *q)
         net_finish(s, q->flow - 1);
 }
 
-void node_announce(struct sim *s, struct seq *q)
+void node_announce(struct sim *s, struct sim_seq *q)
 {
     double part = q->coming * (ANNOUNCE_CALLS - 1) / ANNOUNCE_CALLS;
     q->unsent += part;
@@ -577,7 +578,7 @@ void node_announce(struct sim *s, struct seq *q)
 }
 
 /* The step is over: the last part. */
-static void announce_rest(struct sim *s, struct seq *q, bool is_last)
+static void announce_rest(struct sim *s, struct sim_seq *q, bool is_last)
 {
     q->unsent += q->coming;
     q->coming = 0;
@@ -587,18 +588,18 @@ static void announce_rest(struct sim *s, struct seq *q, bool is_last)
 }
 
 /* A worker hears between steps of what came: the step that ran has its blocks named first. */
-static void name_joined(struct sim *s, struct node *n)
+static void name_joined(struct sim *s, struct sim_worker_node *n)
 {
     for (uint32_t i = 0; i < n->joined.n; i++)
         name_blocks(s, n, n->joined.at[i], leg_on(s, n, n->joined.at[i]));
     n->joined.n = 0;
 }
 
-void node_join(struct sim *s, struct seq *q)
+void node_join(struct sim *s, struct sim_seq *q)
 {
     uint32_t from = q->q.plan.prefill;
-    struct node *n = &s->nodes[q->q.plan.decode];
-    struct leg *leg = &q->legs[1];
+    struct sim_worker_node *n = &s->nodes[q->q.plan.decode];
+    struct sim_leg *leg = &q->legs[1];
     q->out->transfer_ms = clock_ms_between(q->prefilled_ns, s->now_ns);
     scheduler_moved(scheduler_of(s, q), &q->q, q->out->transfer_ms);
     node_drop(s, from, q);
@@ -617,16 +618,16 @@ void node_join(struct sim *s, struct seq *q)
 /* ------------------------------------------------------------ ends of steps */
 
 /* The sequence is over. Its pages go back after the other sequences of the step had their blocks named. */
-static void over(struct sim *s, struct node *n, struct seq *q)
+static void over(struct sim *s, struct sim_worker_node *n, struct sim_seq *q)
 {
     insert(s, n, &n->ended, q);
 }
 
-static void close_ended(struct sim *s, struct node *n)
+static void close_ended(struct sim *s, struct sim_worker_node *n)
 {
     for (uint32_t i = 0; i < n->ended.n; i++) {
-        struct seq *q = n->ended.at[i];
-        struct leg *leg = leg_on(s, n, q);
+        struct sim_seq *q = n->ended.at[i];
+        struct sim_leg *leg = leg_on(s, n, q);
         give_back(s, n, q, leg, false);
         leg->state = LEG_NONE;
         n->n_active--;
@@ -636,7 +637,7 @@ static void close_ended(struct sim *s, struct node *n)
     n->ended.n = 0;
 }
 
-static void second_token(struct sim *s, struct seq *q, uint64_t at_ns)
+static void second_token(struct sim *s, struct sim_seq *q, uint64_t at_ns)
 {
     scheduler_second_token(scheduler_of(s, q), &q->q, at_ns);
     if (!hands_over(q) || q->q.resumed)
@@ -645,16 +646,16 @@ static void second_token(struct sim *s, struct seq *q, uint64_t at_ns)
     q->out->predicted_first_gap_ms = q->q.plan.gap_ms;
 }
 
-static void end_decode(struct sim *s, struct node *n, uint32_t steps)
+static void end_decode(struct sim *s, struct sim_worker_node *n, uint32_t steps)
 {
     double each = n->run_ms / steps, began = (double)n->began_ns * 1e-6;
     uint32_t kept = 0;
     for (uint32_t i = 0; i < n->running.n; i++) {
-        struct seq *q = n->running.at[i];
+        struct sim_seq *q = n->running.at[i];
         n->running.at[kept++] = q;
         if (i >= n->n_decoding)
             continue;
-        struct leg *leg = leg_on(s, n, q);
+        struct sim_leg *leg = leg_on(s, n, q);
         sim_request_note_tokens(s, q, steps, began + each, each);
         if (q->n_generated - q->n_before == 1)
             second_token(s, q, n->n_steps ? run_ns(n, 1) : s->now_ns);
@@ -670,7 +671,7 @@ static void end_decode(struct sim *s, struct node *n, uint32_t steps)
 }
 
 /* The next token is sampled: the first, or one after a preemption or another worker's death. */
-static void prompt_done(struct sim *s, struct node *n, struct seq *q, struct leg *leg)
+static void prompt_done(struct sim *s, struct sim_worker_node *n, struct sim_seq *q, struct sim_leg *leg)
 {
     bool split = hands_over(q) && !only_decodes(s, n, q);
     q->n_generated++;
@@ -690,12 +691,12 @@ static void prompt_done(struct sim *s, struct node *n, struct seq *q, struct leg
     }
 }
 
-static void end_prompts(struct sim *s, struct node *n)
+static void end_prompts(struct sim *s, struct sim_worker_node *n)
 {
     uint32_t kept = 0, n_prompts = n->prompts.n;
     for (uint32_t i = 0; i < n_prompts; i++) {
-        struct seq *q = n->prompts.at[i];
-        struct leg *leg = leg_on(s, n, q);
+        struct sim_seq *q = n->prompts.at[i];
+        struct sim_leg *leg = leg_on(s, n, q);
         bool computed = leg->rows > 0;
         leg->n_computed += leg->rows;
         leg->rows = 0;
@@ -711,7 +712,7 @@ static void end_prompts(struct sim *s, struct node *n)
     n->prompts.n = kept;
 }
 
-static void note_load(struct sim *s, struct node *n)
+static void note_load(struct sim *s, struct sim_worker_node *n)
 {
     double from = (double)n->began_ns * 1e-6;
     n->out->busy_ms += n->run_ms;
@@ -722,7 +723,7 @@ static void note_load(struct sim *s, struct node *n)
 
 void node_step_ended(struct sim *s, uint32_t w)
 {
-    struct node *n = &s->nodes[w];
+    struct sim_worker_node *n = &s->nodes[w];
     uint32_t steps = n->n_steps ? n->n_steps : 1;
     n->is_busy = false;
     s->result->n_steps += steps;
@@ -747,7 +748,7 @@ void node_step_ended(struct sim *s, uint32_t w)
 
 void node_report(struct sim *s, uint32_t w)
 {
-    struct node *n = &s->nodes[w];
+    struct sim_worker_node *n = &s->nodes[w];
     uint64_t next = n->reported_ns + ns_of(SIMULATE_REPORT_MS);
     n->report_changed |= n->is_reporting;
     if (s->n_routers == 1 || n->reports_soon || n->is_reporting || !n->is_up)
@@ -768,7 +769,7 @@ static void add_prompt_to(struct sched_report *r, double tokens, double cached, 
     r->square += tokens * (tokens + 2 * cached);
 }
 
-static void add_running_to(struct sched_report *r, const struct seq *q)
+static void add_running_to(struct sched_report *r, const struct sim_seq *q)
 {
     double tpot_ms = q->q.resumed ? 0 : q->q.tpot_ms;
     r->running++;
@@ -779,9 +780,9 @@ static void add_running_to(struct sched_report *r, const struct seq *q)
 }
 
 /* In all reports: that of q's router counts its own prompts, the others' all of it. */
-static void add_to_reports(struct sim *s, struct node *n, struct seq *q)
+static void add_to_reports(struct sim *s, struct sim_worker_node *n, struct sim_seq *q)
 {
-    struct leg *leg = leg_on(s, n, q);
+    struct sim_leg *leg = leg_on(s, n, q);
     bool prefills = !only_decodes(s, n, q) && !q->prefilled_ns,
          decodes = q->q.plan.decode == number(s, n) && (only_decodes(s, n, q) || !hands_over(q));
     double known = leg->state == LEG_WAITING ? tokens_of(q) - q->q.plan.new_tokens : leg->n_computed;
@@ -795,8 +796,8 @@ static void add_to_reports(struct sim *s, struct node *n, struct seq *q)
 
 void node_send_report(struct sim *s, uint32_t w)
 {
-    struct node *n = &s->nodes[w];
-    const struct list *lists[] = {&n->waiting, &n->prompts, &n->running, &n->filling};
+    struct sim_worker_node *n = &s->nodes[w];
+    const struct sim_list *lists[] = {&n->waiting, &n->prompts, &n->running, &n->filling};
     bool *is_here = mem_array(s->n_routers, sizeof(*is_here));
     n->reports_soon = false;
     if (!n->is_up) {
@@ -823,7 +824,7 @@ void node_send_report(struct sim *s, uint32_t w)
 
 void node_reported(struct sim *s, uint32_t w)
 {
-    struct node *n = &s->nodes[w];
+    struct sim_worker_node *n = &s->nodes[w];
     n->is_reporting = false;
     for (uint32_t r = 0; r < s->n_routers && n->is_known; r++)
         if (!s->routers[r].is_down)
@@ -835,11 +836,11 @@ void node_reported(struct sim *s, uint32_t w)
 
 /* -------------------------------------------------------- what comes and goes */
 
-void node_leg(struct sim *s, uint32_t w, struct seq *q)
+void node_leg(struct sim *s, uint32_t w, struct sim_seq *q)
 {
-    struct node *n = &s->nodes[w];
-    struct leg *leg = leg_on(s, n, q);
-    *leg = (struct leg){.state = LEG_WAITING, .order = ++s->n_orders};
+    struct sim_worker_node *n = &s->nodes[w];
+    struct sim_leg *leg = leg_on(s, n, q);
+    *leg = (struct sim_leg){.state = LEG_WAITING, .order = ++s->n_orders};
     list_push(&n->waiting, q);
     note(s, n, q, SIMULATE_LEG, 0);
     if (!n->is_up)
@@ -849,10 +850,10 @@ void node_leg(struct sim *s, uint32_t w, struct seq *q)
     begin(s, n);
 }
 
-void node_filled(struct sim *s, struct seq *q, uint32_t n_blocks)
+void node_filled(struct sim *s, struct sim_seq *q, uint32_t n_blocks)
 {
-    struct node *n = &s->nodes[q->q.plan.prefill];
-    struct leg *leg = &q->legs[0];
+    struct sim_worker_node *n = &s->nodes[q->q.plan.prefill];
+    struct sim_leg *leg = &q->legs[0];
     uint32_t usable = (leg->goal - 1) / s->page_tokens, pages = n_blocks * s->block_pages;
     leg->n_computed = (pages < usable ? pages : usable) * s->page_tokens;
     q->coming = leg->n_computed * s->c.kv_bytes_per_token;
@@ -866,15 +867,15 @@ void node_filled(struct sim *s, struct seq *q, uint32_t n_blocks)
 
 void node_go_on(struct sim *s, uint32_t w)
 {
-    struct node *n = &s->nodes[w];
+    struct sim_worker_node *n = &s->nodes[w];
     if (n->waiting.n)
         begin(s, n);
 }
 
-void node_drop(struct sim *s, uint32_t w, struct seq *q)
+void node_drop(struct sim *s, uint32_t w, struct sim_seq *q)
 {
-    struct node *n = &s->nodes[w];
-    struct leg *leg = leg_on(s, n, q);
+    struct sim_worker_node *n = &s->nodes[w];
+    struct sim_leg *leg = leg_on(s, n, q);
     uint32_t at;
     if (leg->state == LEG_NONE)
         return;
@@ -897,7 +898,7 @@ void node_drop(struct sim *s, uint32_t w, struct seq *q)
 }
 
 /* Of a run of decode steps those that are over have shown their tokens. Of the step that runs only the time counts. */
-static void end_run_by_death(struct sim *s, struct node *n)
+static void end_run_by_death(struct sim *s, struct sim_worker_node *n)
 {
     double ran_ms = fmin(clock_ms_between(n->began_ns, s->now_ns), n->run_ms);
     uint32_t steps = n->n_steps ? (uint32_t)floor(ran_ms / (n->run_ms / n->n_steps)) : 0;
@@ -916,13 +917,13 @@ static void end_run_by_death(struct sim *s, struct node *n)
 /* What flows to and from it stops; those whose request it is hear of it later. */
 void node_die(struct sim *s, uint32_t w)
 {
-    struct node *n = &s->nodes[w];
+    struct sim_worker_node *n = &s->nodes[w];
     end_run_by_death(s, n);
     n->is_up = false;
     n->starved_ms = 0;
     n->run++;
     for (uint64_t i = 0; i < s->n_seqs; i++) {
-        struct seq *q = &s->seqs[i];
+        struct sim_seq *q = &s->seqs[i];
         if (q->q.plan.prefill == w)
             stores_cancel(s, q);
         if (q->flow && (q->q.plan.prefill == w || q->q.plan.decode == w)) {

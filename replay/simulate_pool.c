@@ -11,34 +11,34 @@
 
 enum { HEAD = 0, LEAST_SLOTS = 64 };
 
-void pool_init(struct pool *p, uint32_t n_pages)
+void pool_init(struct sim_pool *p, uint32_t n_pages)
 {
-    *p =
-        (struct pool){.n_pages = n_pages, .n_free = n_pages, .n_entries = 1, .cap_entries = 64, .n_slots = LEAST_SLOTS};
+    *p = (struct sim_pool){
+        .n_pages = n_pages, .n_free = n_pages, .n_entries = 1, .cap_entries = 64, .n_slots = LEAST_SLOTS};
     p->entries = mem_array(p->cap_entries, sizeof(*p->entries));
     p->slots = mem_array(p->n_slots, sizeof(*p->slots));
 }
 
-void pool_fini(struct pool *p)
+void pool_fini(struct sim_pool *p)
 {
     free(p->entries);
     free(p->slots);
-    *p = (struct pool){0};
+    *p = (struct sim_pool){0};
 }
 
 /* ----------------------------------------------------------------- entries */
 
-static void unlink_entry(struct pool *p, uint32_t i)
+static void unlink_entry(struct sim_pool *p, uint32_t i)
 {
-    struct entry *e = &p->entries[i];
+    struct sim_entry *e = &p->entries[i];
     p->entries[e->prev].next = e->next;
     p->entries[e->next].prev = e->prev;
     p->n_idle -= e->n_pages;
 }
 
-static void link_last(struct pool *p, uint32_t i)
+static void link_last(struct sim_pool *p, uint32_t i)
 {
-    struct entry *e = &p->entries[i], *head = &p->entries[HEAD];
+    struct sim_entry *e = &p->entries[i], *head = &p->entries[HEAD];
     e->prev = head->prev;
     e->next = HEAD;
     p->entries[head->prev].next = i;
@@ -46,7 +46,7 @@ static void link_last(struct pool *p, uint32_t i)
     p->n_idle += e->n_pages;
 }
 
-static uint32_t new_entry(struct pool *p, uint32_t block, uint32_t n_pages, uint32_t n_holds)
+static uint32_t new_entry(struct sim_pool *p, uint32_t block, uint32_t n_pages, uint32_t n_holds)
 {
     uint32_t i = p->first_free;
     if (i) {
@@ -58,11 +58,11 @@ static uint32_t new_entry(struct pool *p, uint32_t block, uint32_t n_pages, uint
         }
         i = p->n_entries++;
     }
-    p->entries[i] = (struct entry){.block = block, .n_pages = n_pages, .n_holds = n_holds};
+    p->entries[i] = (struct sim_entry){.block = block, .n_pages = n_pages, .n_holds = n_holds};
     return i;
 }
 
-static void free_entry(struct pool *p, uint32_t i)
+static void free_entry(struct sim_pool *p, uint32_t i)
 {
     p->entries[i].next = p->first_free;
     p->first_free = i;
@@ -70,12 +70,12 @@ static void free_entry(struct pool *p, uint32_t i)
 
 /* ------------------------------------------------------------------- names */
 
-static uint32_t home(const struct pool *p, uint32_t block)
+static uint32_t home(const struct sim_pool *p, uint32_t block)
 {
     return (uint32_t)random_mix(block) & (p->n_slots - 1);
 }
 
-static uint32_t find_slot(const struct pool *p, uint32_t block)
+static uint32_t find_slot(const struct sim_pool *p, uint32_t block)
 {
     uint32_t i = home(p, block);
     while (p->slots[i] && p->entries[p->slots[i]].block != block)
@@ -83,7 +83,7 @@ static uint32_t find_slot(const struct pool *p, uint32_t block)
     return i;
 }
 
-static void grow_slots(struct pool *p)
+static void grow_slots(struct sim_pool *p)
 {
     uint32_t n_old = p->n_slots, *old = p->slots;
     p->n_slots *= 2;
@@ -94,7 +94,7 @@ static void grow_slots(struct pool *p)
     free(old);
 }
 
-static void add_name(struct pool *p, uint32_t entry)
+static void add_name(struct sim_pool *p, uint32_t entry)
 {
     if (2 * ++p->n_named > p->n_slots)
         grow_slots(p);
@@ -102,7 +102,7 @@ static void add_name(struct pool *p, uint32_t entry)
 }
 
 /* What follows moves up, so that no search ends too early (Knuth 6.4, R). */
-static void remove_name(struct pool *p, uint32_t block)
+static void remove_name(struct sim_pool *p, uint32_t block)
 {
     uint32_t mask = p->n_slots - 1, hole = find_slot(p, block);
     for (uint32_t i = (hole + 1) & mask; p->slots[i]; i = (i + 1) & mask) {
@@ -119,11 +119,11 @@ static void remove_name(struct pool *p, uint32_t block)
 /* ------------------------------------------------------------------- pages */
 
 /* Of an answer, from its end, as much as is needed. */
-static void evict(struct sim *s, struct node *n, uint32_t n_pages)
+static void evict(struct sim *s, struct sim_worker_node *n, uint32_t n_pages)
 {
-    struct pool *p = &n->pool;
+    struct sim_pool *p = &n->pool;
     uint32_t victim = p->entries[HEAD].next;
-    struct entry *e = &p->entries[victim];
+    struct sim_entry *e = &p->entries[victim];
     assert(victim != HEAD);
     if (e->block == NO_BLOCK && e->n_pages > n_pages) {
         e->n_pages -= n_pages;
@@ -142,9 +142,9 @@ static void evict(struct sim *s, struct node *n, uint32_t n_pages)
     free_entry(p, victim);
 }
 
-bool pool_take(struct sim *s, struct node *n, uint32_t n_pages)
+bool pool_take(struct sim *s, struct sim_worker_node *n, uint32_t n_pages)
 {
-    struct pool *p = &n->pool;
+    struct sim_pool *p = &n->pool;
     if (p->n_free + p->n_idle < n_pages)
         return false;
     while (p->n_free < n_pages)
@@ -153,19 +153,19 @@ bool pool_take(struct sim *s, struct node *n, uint32_t n_pages)
     return true;
 }
 
-uint32_t pool_takeable(const struct node *n)
+uint32_t pool_takeable(const struct sim_worker_node *n)
 {
     return n->pool.n_free + n->pool.n_idle;
 }
 
-void pool_give(struct node *n, uint32_t n_pages)
+void pool_give(struct sim_worker_node *n, uint32_t n_pages)
 {
     n->pool.n_free += n_pages;
 }
 
-bool pool_hold(struct node *n, uint32_t block)
+bool pool_hold(struct sim_worker_node *n, uint32_t block)
 {
-    struct pool *p = &n->pool;
+    struct sim_pool *p = &n->pool;
     uint32_t i = p->slots[find_slot(p, block)];
     if (!i)
         return false;
@@ -174,16 +174,16 @@ bool pool_hold(struct node *n, uint32_t block)
     return true;
 }
 
-void pool_unhold(struct node *n, uint32_t block)
+void pool_unhold(struct sim_worker_node *n, uint32_t block)
 {
-    struct pool *p = &n->pool;
+    struct sim_pool *p = &n->pool;
     uint32_t i = p->slots[find_slot(p, block)];
     assert(i && p->entries[i].n_holds);
     if (!--p->entries[i].n_holds)
         link_last(p, i);
 }
 
-bool pool_name(struct sim *s, struct node *n, uint32_t block, uint32_t n_pages)
+bool pool_name(struct sim *s, struct sim_worker_node *n, uint32_t block, uint32_t n_pages)
 {
     if (n->pool.slots[find_slot(&n->pool, block)])
         return false;
@@ -192,7 +192,7 @@ bool pool_name(struct sim *s, struct node *n, uint32_t block, uint32_t n_pages)
     return true;
 }
 
-void pool_cache_answer(struct sim *s, struct node *n, uint32_t n_pages, struct seq *q)
+void pool_cache_answer(struct sim *s, struct sim_worker_node *n, uint32_t n_pages, struct sim_seq *q)
 {
     if (!n_pages)
         return;
@@ -204,7 +204,7 @@ void pool_cache_answer(struct sim *s, struct node *n, uint32_t n_pages, struct s
     }
 }
 
-uint32_t pool_take_answer(struct node *n, struct seq *q)
+uint32_t pool_take_answer(struct sim_worker_node *n, struct sim_seq *q)
 {
     uint32_t i = q->answer, n_pages = n->pool.entries[i].n_pages;
     unlink_entry(&n->pool, i);
@@ -213,16 +213,16 @@ uint32_t pool_take_answer(struct node *n, struct seq *q)
     return n_pages;
 }
 
-void pool_leave_answer(struct node *n, struct seq *q)
+void pool_leave_answer(struct sim_worker_node *n, struct sim_seq *q)
 {
     if (q->answer)
         n->pool.entries[q->answer].owner = 0;
     q->answer = 0;
 }
 
-void pool_forget(struct sim *s, struct node *n)
+void pool_forget(struct sim *s, struct sim_worker_node *n)
 {
-    struct pool *p = &n->pool;
+    struct sim_pool *p = &n->pool;
     uint32_t n_pages = p->n_pages;
     for (uint32_t i = 0; i < p->n_slots; i++)
         if (p->slots[i])

@@ -112,7 +112,7 @@ static void move(struct sim *s, struct port *from, struct port *to, double bytes
     net_finish(s, flow);
 }
 
-void stores_offer(struct sim *s, struct node *n, const struct trace_request *t, uint32_t first, uint32_t end)
+void stores_offer(struct sim *s, struct sim_worker_node *n, const struct trace_request *t, uint32_t first, uint32_t end)
 {
     double *bytes;
     if (!s->stores || first >= end)
@@ -134,13 +134,13 @@ void stores_offer(struct sim *s, struct node *n, const struct trace_request *t, 
 
 static void part_came(struct sim *s, uint32_t request)
 {
-    struct seq *q = &s->seqs[request];
+    struct sim_seq *q = &s->seqs[request];
     if (q->n_loads && !--q->n_loads)
         events_post(&s->events, s->now_ns + ns_of(s->c.link_ms), EVENT_FILLED, request, q->placement);
 }
 
 /* All of what is missing from one other worker. */
-static bool load_from_peer(struct sim *s, struct node *n, struct seq *q, uint32_t first, uint32_t end)
+static bool load_from_peer(struct sim *s, struct sim_worker_node *n, struct sim_seq *q, uint32_t first, uint32_t end)
 {
     uint32_t peer, there = blocks_match_peer(s, q->t, (uint32_t)(n - s->nodes), &peer),
                    request = (uint32_t)(q - s->seqs);
@@ -157,7 +157,7 @@ static bool load_from_peer(struct sim *s, struct node *n, struct seq *q, uint32_
     return true;
 }
 
-bool stores_load(struct sim *s, struct node *n, struct seq *q, uint32_t first, uint32_t end)
+bool stores_load(struct sim *s, struct sim_worker_node *n, struct sim_seq *q, uint32_t first, uint32_t end)
 {
     uint32_t on_disk, there = stores_match(s, q->t, &on_disk), request = (uint32_t)(q - s->seqs);
     double block = s->c.kv_bytes_per_token * s->c.block_tokens, *dram, *disk;
@@ -193,7 +193,7 @@ bool stores_load(struct sim *s, struct node *n, struct seq *q, uint32_t first, u
     return true;
 }
 
-void stores_cancel(struct sim *s, struct seq *q)
+void stores_cancel(struct sim *s, struct sim_seq *q)
 {
     if (q->n_loads)
         net_cancel_all(s, part_came, (uint32_t)(q - s->seqs));

@@ -167,7 +167,7 @@ static void law_of(double *values, uint64_t n, struct trace_law *out)
 
 /* --------------------------------------------------------------- synthesis */
 
-enum draw { DRAW_GAP, DRAW_FIRST, DRAW_MORE, DRAW_OUTPUT, DRAW_THINK, DRAW_TURN, DRAW_SYSTEM, DRAW_TENANT };
+enum trace_draw { DRAW_GAP, DRAW_FIRST, DRAW_MORE, DRAW_OUTPUT, DRAW_THINK, DRAW_TURN, DRAW_SYSTEM, DRAW_TENANT };
 
 struct synth {
     const struct trace_synth *d;
@@ -175,7 +175,7 @@ struct synth {
     uint64_t cap_requests, cap_blocks, next_id;
 };
 
-static double unit(const struct synth *s, uint64_t session, enum draw what, uint64_t i)
+static double unit(const struct synth *s, uint64_t session, enum trace_draw what, uint64_t i)
 {
     return random_unit(random_at(s->d->seed + (uint64_t)what * 0x9e37, session, i));
 }

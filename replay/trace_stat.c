@@ -9,13 +9,13 @@
 
 /* ------------------------------------------------------------------- nodes */
 
-struct names { /* node by key; open addressing */
+struct trace_names { /* node by key; open addressing */
     uint64_t *keys;
     uint32_t *numbers; /* 1 + it */
     uint64_t n_buckets;
 };
 
-static uint32_t number_of(struct names *m, uint64_t key, uint64_t *n_nodes)
+static uint32_t number_of(struct trace_names *m, uint64_t key, uint64_t *n_nodes)
 {
     uint64_t i = key & (m->n_buckets - 1);
     for (; m->numbers[i]; i = (i + 1) & (m->n_buckets - 1))
@@ -28,7 +28,7 @@ static uint32_t number_of(struct names *m, uint64_t key, uint64_t *n_nodes)
 
 void trace_nodes_init(const struct trace *t, struct trace_nodes *out)
 {
-    struct names names = {.n_buckets = 64};
+    struct trace_names names = {.n_buckets = 64};
     uint64_t n = 0;
     while (names.n_buckets < 2 * t->n_blocks)
         names.n_buckets *= 2;

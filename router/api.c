@@ -58,11 +58,11 @@ static void tell_owner(struct router *r, struct note *note, struct rpc_call *cal
 
 /* --------------------------------------------------------------- long work */
 
-struct arrival {
+struct call_arrival {
     uint64_t ns;
     int64_t remaining_ms; /* until gRPC's deadline */
 };
-typedef void text_handler(struct rpc_call *call, const ProtobufCMessage *message, const struct arrival *at);
+typedef void text_handler(struct rpc_call *call, const ProtobufCMessage *message, const struct call_arrival *at);
 
 /*
  * A call whose message is handled by a text thread. The job owns the message and one reference of the call.
@@ -72,7 +72,7 @@ struct text_job {
     struct rpc_call *call;
     ProtobufCMessage *message;
     text_handler *handle;
-    struct arrival at;
+    struct call_arrival at;
 };
 
 static void text_run(struct job *job)
@@ -94,7 +94,7 @@ static void text_later(struct rpc_call *call, const ProtobufCMessage *message, t
     uint32_t retry_after_ms;
     t->job =
         (struct job){.run = text_run, .owner = rpc_call_connection(call), .cost_bytes = rpc_call_message_bytes(call)};
-    t->at = (struct arrival){clock_now(&r->clock), rpc_call_remaining_ms(call)};
+    t->at = (struct call_arrival){clock_now(&r->clock), rpc_call_remaining_ms(call)};
     t->handle = handle;
     t->call = rpc_call_ref(call);
     t->message = rpc_call_take(call, message);
@@ -111,7 +111,7 @@ static void text_later(struct rpc_call *call, const ProtobufCMessage *message, t
 
 /* --------------------------------------------------------------- Generate */
 
-static void generate(struct rpc_call *call, const ProtobufCMessage *base, const struct arrival *at)
+static void generate(struct rpc_call *call, const ProtobufCMessage *base, const struct call_arrival *at)
 {
     struct router *r = rpc_call_user(call);
     struct td_error e = {{0}};
@@ -167,7 +167,7 @@ static void on_generate_end(struct rpc_call *call, enum rpc_code code, const cha
 
 /* ------------------------------------------------- Tokenize and Detokenize */
 
-static void tokenize(struct rpc_call *call, const ProtobufCMessage *base, const struct arrival *at)
+static void tokenize(struct rpc_call *call, const ProtobufCMessage *base, const struct call_arrival *at)
 {
     (void)at;
     struct router *r = rpc_call_user(call);
@@ -218,7 +218,7 @@ static void on_tokenize(struct rpc_call *call, const ProtobufCMessage *base)
         text_later(call, base, tokenize);
 }
 
-static void detokenize(struct rpc_call *call, const ProtobufCMessage *base, const struct arrival *at)
+static void detokenize(struct rpc_call *call, const ProtobufCMessage *base, const struct call_arrival *at)
 {
     (void)at;
     struct router *r = rpc_call_user(call);
@@ -294,7 +294,7 @@ static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
 
 /* Pin and Flush: validates the prefix like a Generate request, then hands it to the owner thread. */
 static void ask_about_prefix(struct rpc_call *call, const Tandem__V1__GenerateRequest *prefix, enum note_kind kind,
-                             uint32_t ttl_ms, const struct arrival *at)
+                             uint32_t ttl_ms, const struct call_arrival *at)
 {
     struct router *r = rpc_call_user(call);
     struct td_error e = {{0}};
@@ -319,13 +319,13 @@ static void ask_about_prefix(struct rpc_call *call, const Tandem__V1__GenerateRe
     tell_owner(r, note, call, p.n_ids * sizeof(*p.ids));
 }
 
-static void pin(struct rpc_call *call, const ProtobufCMessage *base, const struct arrival *at)
+static void pin(struct rpc_call *call, const ProtobufCMessage *base, const struct call_arrival *at)
 {
     const Tandem__V1__PinRequest *m = (const Tandem__V1__PinRequest *)base;
     ask_about_prefix(call, m->prefix, NOTE_PIN, m->ttl_ms, at);
 }
 
-static void flush(struct rpc_call *call, const ProtobufCMessage *base, const struct arrival *at)
+static void flush(struct rpc_call *call, const ProtobufCMessage *base, const struct call_arrival *at)
 {
     ask_about_prefix(call, ((const Tandem__V1__FlushRequest *)base)->prefix, NOTE_FLUSH, 0, at);
 }

@@ -272,7 +272,7 @@ enum td_status place_open(struct router *r, struct td_error *e)
     const struct router_options *o = &r->options;
     struct fair_weight *weights = NULL;
     struct scheduler_config c = {.policy = (enum policy)choice_of(POLICY_NAMES, o->policy),
-                                 .order = (enum order)choice_of(ORDER_NAMES, o->order),
+                                 .order = (enum scheduler_order)choice_of(ORDER_NAMES, o->order),
                                  .force = place_forced(r),
                                  .prefix = prefix_rule(r),
                                  .max_wait_ns = (uint64_t)o->max_wait_ms * NS_PER_MS,

@@ -12,15 +12,15 @@ double batching_room_ms(double limit, uint32_t n_tokens, double since_first_ms)
     return limit > 0 ? fmin(limit * BATCHING_SAFE * n_tokens - since_first_ms, limit * BATCHING_BURST) : INFINITY;
 }
 
-struct step { /* the step as planned so far; tokens and square: of its prompts */
+struct batch_step { /* the step as planned so far; tokens and square: of its prompts */
     double tokens, square, batch, context, decode_ms, room_ms;
 };
 
 /* The step with its decoding sequences only, and the time that it may take. */
-static struct step decoding_step(const struct batch_item *items, uint32_t n, const struct cost_model *cost,
-                                 double starved_ms)
+static struct batch_step decoding_step(const struct batch_item *items, uint32_t n, const struct cost_model *cost,
+                                       double starved_ms)
 {
-    struct step s = {.room_ms = INFINITY};
+    struct batch_step s = {.room_ms = INFINITY};
     for (uint32_t i = 0; i < n; i++) {
         if (!items[i].decoding)
             continue;
@@ -43,7 +43,7 @@ static double overhead(double fixed_ms, double shared_ms)
  * Tokens of one more prompt for which the step has time. The first chunk of a step may have to wait
  * (BATCHING_WORTH).
  */
-static uint32_t within_time(const struct step *s, const struct batch_item *item, const struct cost_model *cost,
+static uint32_t within_time(const struct batch_step *s, const struct batch_item *item, const struct cost_model *cost,
                             uint32_t most)
 {
     if (s->room_ms == INFINITY)
@@ -59,7 +59,7 @@ static uint32_t within_time(const struct step *s, const struct batch_item *item,
 uint32_t batching_plan(const struct batch_item *items, uint32_t n, uint32_t budget, const struct cost_model *cost,
                        double starved_ms, uint32_t *rows_out)
 {
-    struct step step = decoding_step(items, n, cost, starved_ms);
+    struct batch_step step = decoding_step(items, n, cost, starved_ms);
     uint32_t used = 0, prompts = 0;
     bool waits = false; /* the first prompt waits for more time; prompts behind it must not use that time */
     for (uint32_t i = 0; i < n; i++) {

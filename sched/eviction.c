@@ -8,18 +8,18 @@
 #include "sched/eviction_ghosts.h"
 #include "sched/eviction_learn.h"
 
-struct slot { /* a copy of the rank: reading it from the items costs most of the time */
+struct eviction_slot { /* a copy of the rank: reading it from the items costs most of the time */
     uint64_t rank;
     struct eviction_item *item;
 };
 
 struct heap {
-    struct slot *slots; /* parent of i at (i - 1) / 2; the victim is the first */
+    struct eviction_slot *slots; /* parent of i at (i - 1) / 2; the victim is the first */
     uint32_t n, cap;
 };
 
 /* The state shared by the orders of one room. */
-struct room {
+struct eviction_room {
     uint32_t n_orders;
     uint64_t n, most;      /* items in the orders; the most since terms were last made */
     struct ghosts *ghosts; /* history of blocks that left; NULL: the policy does not use it */
@@ -40,7 +40,7 @@ struct room {
 
 struct eviction {
     enum eviction_policy policy;
-    struct room *room;
+    struct eviction_room *room;
     struct heap small, main; /* main: s3-fifo only */
     uint64_t next_sequence;
     uint32_t n_rankings; /* tandem: room.n_rankings at the last rank_anew() */
@@ -117,7 +117,7 @@ void eviction_close(struct eviction *e)
 
 /* -------------------------------------------------------------------- heap */
 
-static bool goes_before(const struct slot *x, const struct slot *y)
+static bool goes_before(const struct eviction_slot *x, const struct eviction_slot *y)
 {
     if (x->rank != y->rank)
         return x->rank < y->rank;
@@ -129,7 +129,7 @@ static bool goes_before(const struct slot *x, const struct slot *y)
     return a->sequence < b->sequence;
 }
 
-static void place(struct heap *h, uint32_t i, struct slot slot)
+static void place(struct heap *h, uint32_t i, struct eviction_slot slot)
 {
     h->slots[i] = slot;
     slot.item->at = i + 1;
@@ -138,7 +138,7 @@ static void place(struct heap *h, uint32_t i, struct slot slot)
 /* Puts the item at place i, whose content is lost, or below, where it belongs. */
 static void sink(struct heap *h, uint32_t i, struct eviction_item *item)
 {
-    const struct slot slot = {item->rank, item};
+    const struct eviction_slot slot = {item->rank, item};
     for (uint32_t child; (child = 2 * i + 1) < h->n; i = child) {
         if (child + 1 < h->n && goes_before(&h->slots[child + 1], &h->slots[child]))
             child++;
@@ -152,7 +152,7 @@ static void sink(struct heap *h, uint32_t i, struct eviction_item *item)
 /* Puts the item at place i, then moves it up or down to where it belongs. */
 static void settle(struct heap *h, uint32_t i, struct eviction_item *item)
 {
-    const struct slot slot = {item->rank, item};
+    const struct eviction_slot slot = {item->rank, item};
     for (; i && goes_before(&slot, &h->slots[(i - 1) / 2]); i = (i - 1) / 2)
         place(h, i, h->slots[(i - 1) / 2]);
     sink(h, i, item);
@@ -189,7 +189,7 @@ static uint32_t class_of(const struct eviction_item *item)
 }
 
 /* Gives an item without history what is remembered of its block. */
-static void recall(struct room *r, struct eviction_item *item)
+static void recall(struct eviction_room *r, struct eviction_item *item)
 {
     struct ghost g;
     item->rank = 0;
@@ -208,12 +208,12 @@ static void recall(struct room *r, struct eviction_item *item)
 }
 
 /* Whether the block used last, in the same request, is the one before this block in its chain. */
-static bool follows(const struct room *r, const struct eviction_item *item, uint64_t now)
+static bool follows(const struct eviction_room *r, const struct eviction_item *item, uint64_t now)
 {
     return now == r->last.last_used && item->chain_index && item->chain_index == r->last.chain_index + 1;
 }
 
-static void end_life(struct room *r, const struct eviction_item *item, bool was_here, uint64_t now)
+static void end_life(struct eviction_room *r, const struct eviction_item *item, bool was_here, uint64_t now)
 {
     if (!r->learn || !item->n_uses || now <= item->last_used)
         return;
@@ -225,7 +225,7 @@ static void end_life(struct room *r, const struct eviction_item *item, bool was_
  * Blocks stay generous while they are here, so further requests get generous terms only if too few lives have
  * them.
  */
-static void settle_owed(struct room *r, const struct eviction_item *item)
+static void settle_owed(struct eviction_room *r, const struct eviction_item *item)
 {
     const struct learn_terms *t = &r->duel->terms;
     uint32_t c = class_of(item);
@@ -236,7 +236,7 @@ static void settle_owed(struct room *r, const struct eviction_item *item)
     r->owed = r->owed > most ? most : r->owed < -most ? -most : r->owed;
 }
 
-static void begin_life(struct room *r, const struct eviction_item *item)
+static void begin_life(struct eviction_room *r, const struct eviction_item *item)
 {
     if (!r->learn)
         return;
@@ -251,7 +251,7 @@ static void begin_life(struct room *r, const struct eviction_item *item)
  * with the time of the last use, so it is never above the rank of the block before, whatever the terms are
  * and however often they change.
  */
-static void count(struct room *r, struct eviction_item *item)
+static void count(struct eviction_room *r, struct eviction_item *item)
 {
     item->was_tail = item->is_tail && (item->was_tail || !item->n_uses);
     item->n_uses += item->n_uses < UINT32_MAX;
@@ -265,7 +265,7 @@ static void count(struct room *r, struct eviction_item *item)
  * Limits an item to the block before it: the history of a head may be forgotten while that of its tail is
  * not.
  */
-static void hold_back(struct room *r, struct eviction_item *item)
+static void hold_back(struct eviction_room *r, struct eviction_item *item)
 {
     item->n_uses = item->n_uses < r->last.n_uses ? item->n_uses : r->last.n_uses;
     item->shape = item->shape < r->last.shape ? item->shape : r->last.shape;
@@ -276,14 +276,14 @@ static void hold_back(struct room *r, struct eviction_item *item)
  * Kept blocks should just fill the cache: if the last terms kept more than fits, the next are made for less
  * room.
  */
-static void adjust_filled(struct room *r)
+static void adjust_filled(struct eviction_room *r)
 {
     r->filled *= r->duel->ahead > 0 ? 0.97 : 1.03;
     r->filled = r->filled < 0.5 ? 0.5 : r->filled > 2 ? 2 : r->filled;
 }
 
 /* Terms change only between requests, so that all blocks of a chain are ranked by the same terms. */
-static void advance(struct room *r, uint64_t now)
+static void advance(struct eviction_room *r, uint64_t now)
 {
     if (now == r->last.last_used)
         return;
@@ -304,7 +304,7 @@ static void advance(struct room *r, uint64_t now)
 
 static uint64_t rank_of(const struct eviction *e, const struct eviction_item *item, bool is_new)
 {
-    const struct room *r = e->room;
+    const struct eviction_room *r = e->room;
     switch (e->policy) {
     case EVICTION_TANDEM: /* the time until which it is kept */
         return item->last_used +
@@ -320,7 +320,7 @@ static uint64_t rank_of(const struct eviction *e, const struct eviction_item *it
 
 static void use(struct eviction *e, struct eviction_item *item, uint64_t now, bool gains)
 {
-    struct room *r = e->room;
+    struct eviction_room *r = e->room;
     bool is_new = !item->n_uses;
     if (r->learn)
         advance(r, now);
@@ -364,7 +364,7 @@ void eviction_keep(struct eviction *e, struct eviction_item *item, uint64_t now)
 
 void eviction_insert(struct eviction *e, struct eviction_item *item, uint32_t chain_index, uint64_t last_used)
 {
-    struct room *r = e->room;
+    struct eviction_room *r = e->room;
     item->chain_index = chain_index;
     if (!item->n_uses || item->last_used != last_used)
         use(e, item, last_used, true);
@@ -388,7 +388,7 @@ void eviction_remove(struct eviction *e, struct eviction_item *item)
 
 void eviction_leave(struct eviction *e, struct eviction_item *item)
 {
-    struct room *r = e->room;
+    struct eviction_room *r = e->room;
     eviction_remove(e, item);
     if (item->n_uses && r->ghosts)
         ghosts_put(r->ghosts, &(struct ghost){.key_hash = item->key_hash,
@@ -402,7 +402,7 @@ void eviction_leave(struct eviction *e, struct eviction_item *item)
 
 void eviction_request(struct eviction *e, const uint64_t *key_hashes, uint32_t n)
 {
-    struct room *r = e->room;
+    struct eviction_room *r = e->room;
     uint32_t n_known = 0;
     while (r->learn && n_known < n && ghosts_has(r->ghosts, key_hashes[n_known]))
         n_known++;

@@ -102,11 +102,11 @@ void duel_advance(struct duel *d, uint64_t now, uint64_t n_blocks)
 /* -------------------------------------------------------------- learned terms */
 
 /* of[c][i]: lives of class c that go on, in the i newest slices. */
-struct sums {
+struct duel_sums {
     double of[LEARN_CLASSES][DUEL_SLICES + 1];
 };
 
-static void make_sums(const struct duel *d, struct sums *s)
+static void make_sums(const struct duel *d, struct duel_sums *s)
 {
     for (uint32_t c = 0; c < LEARN_CLASSES; c++) {
         s->of[c][0] = 0;
@@ -116,7 +116,7 @@ static void make_sums(const struct duel *d, struct sums *s)
 }
 
 /* Lives of the class that began since `time`, assuming that they are spread evenly over each slice. */
-static double begun_since(const struct duel *d, const struct sums *s, uint32_t class, double time, uint64_t now)
+static double begun_since(const struct duel *d, const struct duel_sums *s, uint32_t class, double time, uint64_t now)
 {
     uint32_t i = slice_of(d, time);
     if (time >= (double)now)
@@ -128,7 +128,7 @@ static double begun_since(const struct duel *d, const struct sums *s, uint32_t c
 }
 
 /* Number of blocks that are kept until this time or longer. */
-static double kept_until(const struct duel *d, const struct sums *s, double time, uint64_t now)
+static double kept_until(const struct duel *d, const struct duel_sums *s, double time, uint64_t now)
 {
     double n = 0, share = d->terms.share;
     for (uint32_t c = 0; c < LEARN_CLASSES; c++) {
@@ -143,7 +143,7 @@ static double kept_until(const struct duel *d, const struct sums *s, double time
 /* duel.ahead: the time, from now, for which the blocks kept until then or longer just fill the cache. */
 static double make_ahead(const struct duel *d, uint64_t now, uint64_t n_blocks)
 {
-    struct sums sums;
+    struct duel_sums sums;
     double low = (double)d->starts[older(d, d->n_slices - 1)], high = (double)now;
     make_sums(d, &sums);
     for (uint32_t c = 0; c < LEARN_CLASSES; c++)

@@ -14,7 +14,7 @@ struct waiting {
     void *item;
 };
 
-struct tenant {
+struct fair_tenant {
     double weight, tag;
     uint64_t wants_ns;       /* it was told to come back before then */
     struct waiting *waiting; /* its items by key; equal keys in the order of arrival */
@@ -28,11 +28,11 @@ struct tenant {
 struct fair {
     struct fair_weight *weights;
     uint32_t n_weights, n_active;
-    struct tenant *tenants; /* n_weights tenants with weights of their own, then FAIR_SLOTS shared ones */
-    uint32_t *active;       /* the n_active tenants that have items or were told to come back; no order */
-    double now;             /* virtual time */
-    double charged[2];      /* work charged in the current half of FAIR_OWED, and in the half before */
-    uint64_t half_ns;       /* when the current half began */
+    struct fair_tenant *tenants; /* n_weights tenants with weights of their own, then FAIR_SLOTS shared ones */
+    uint32_t *active;            /* the n_active tenants that have items or were told to come back; no order */
+    double now;                  /* virtual time */
+    double charged[2];           /* work charged in the current half of FAIR_OWED, and in the half before */
+    uint64_t half_ns;            /* when the current half began */
 };
 
 /* ------------------------------------------------------------------ weights */
@@ -111,7 +111,7 @@ static uint32_t find(const struct fair *f, uint64_t tenant)
 
 /* ----------------------------------------------------------- active tenants */
 
-static void deactivate(struct fair *f, struct tenant *t)
+static void deactivate(struct fair *f, struct fair_tenant *t)
 {
     uint32_t last = f->active[--f->n_active];
     f->active[t->active - 1] = last;
@@ -123,7 +123,7 @@ static void deactivate(struct fair *f, struct tenant *t)
 static void forget_the_gone(struct fair *f, uint64_t now)
 {
     for (uint32_t i = f->n_active; i; i--) {
-        struct tenant *t = &f->tenants[f->active[i - 1]];
+        struct fair_tenant *t = &f->tenants[f->active[i - 1]];
         if (!t->n && now >= t->wants_ns)
             deactivate(f, t);
     }
@@ -138,7 +138,7 @@ static double owed(const struct fair *f)
 /* A tenant wants something again: its tag rises to virtual time, so idle time gives no credit. */
 static void activate(struct fair *f, uint32_t slot)
 {
-    struct tenant *t = &f->tenants[slot];
+    struct fair_tenant *t = &f->tenants[slot];
     if (t->active)
         return;
     t->tag = t->walked = fmax(t->tag, f->now);
@@ -150,7 +150,7 @@ static void activate(struct fair *f, uint32_t slot)
 static void limit_credit(struct fair *f)
 {
     for (uint32_t i = 0; i < f->n_active; i++) {
-        struct tenant *t = &f->tenants[f->active[i]];
+        struct fair_tenant *t = &f->tenants[f->active[i]];
         t->tag = fmax(t->tag, f->now - owed(f) / t->weight);
     }
 }
@@ -160,7 +160,7 @@ static void limit_credit(struct fair *f)
 void fair_push(struct fair *f, uint64_t tenant, double key, double size, void *item, uint64_t now)
 {
     uint32_t slot = find(f, tenant);
-    struct tenant *t = &f->tenants[slot];
+    struct fair_tenant *t = &f->tenants[slot];
     forget_the_gone(f, now);
     if (t->n == t->cap) {
         t->cap = t->cap ? t->cap * 2 : 16;
@@ -177,7 +177,7 @@ void fair_push(struct fair *f, uint64_t tenant, double key, double size, void *i
 
 void fair_remove(struct fair *f, uint64_t tenant, double key, double size, void *item)
 {
-    struct tenant *t = &f->tenants[find(f, tenant)];
+    struct fair_tenant *t = &f->tenants[find(f, tenant)];
     uint32_t low = 0, high = t->n; /* bisection for the first item with this key */
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
@@ -197,7 +197,7 @@ void fair_remove(struct fair *f, uint64_t tenant, double key, double size, void 
 void fair_serve(struct fair *f, uint64_t tenant, double amount, uint64_t now)
 {
     uint32_t slot = find(f, tenant);
-    struct tenant *t = &f->tenants[slot];
+    struct fair_tenant *t = &f->tenants[slot];
     activate(f, slot);
     if (now >= f->half_ns + FAIR_OWED / 2) {
         f->charged[1] = now < f->half_ns + FAIR_OWED ? f->charged[0] : 0;
@@ -212,14 +212,14 @@ void fair_serve(struct fair *f, uint64_t tenant, double amount, uint64_t now)
 
 void fair_correct(struct fair *f, uint64_t tenant, double amount)
 {
-    struct tenant *t = &f->tenants[find(f, tenant)];
+    struct fair_tenant *t = &f->tenants[find(f, tenant)];
     t->tag = fmax(t->tag + amount / t->weight, 0);
 }
 
 void fair_want(struct fair *f, uint64_t tenant, uint64_t until_ns)
 {
     uint32_t slot = find(f, tenant);
-    struct tenant *t = &f->tenants[slot];
+    struct fair_tenant *t = &f->tenants[slot];
     t->wants_ns = until_ns > t->wants_ns ? until_ns : t->wants_ns;
     activate(f, slot);
 }
@@ -236,17 +236,17 @@ double fair_tag(const struct fair *f, uint64_t tenant)
 
 /* ------------------------------------------------------------------- shares */
 
-static bool wants(const struct tenant *t, uint64_t now)
+static bool wants(const struct fair_tenant *t, uint64_t now)
 {
     return t->n || now < t->wants_ns;
 }
 
 double fair_share(const struct fair *f, uint64_t tenant, uint64_t now)
 {
-    const struct tenant *own = &f->tenants[find(f, tenant)];
+    const struct fair_tenant *own = &f->tenants[find(f, tenant)];
     double all = own->weight;
     for (uint32_t i = 0; i < f->n_active; i++) {
-        const struct tenant *t = &f->tenants[f->active[i]];
+        const struct fair_tenant *t = &f->tenants[f->active[i]];
         all += t != own && wants(t, now) ? t->weight : 0;
     }
     return own->weight / all;
@@ -264,10 +264,10 @@ double fair_size(const struct fair *f, uint64_t tenant)
 
 void *fair_last(const struct fair *f, bool by_size, bool (*stays)(const void *item))
 {
-    const struct tenant *most = NULL;
+    const struct fair_tenant *most = NULL;
     double has = 0;
     for (uint32_t i = 0; i < f->n_active; i++) {
-        const struct tenant *t = &f->tenants[f->active[i]];
+        const struct fair_tenant *t = &f->tenants[f->active[i]];
         double its = (by_size ? t->size : t->n) / t->weight;
         if (t->n && (!most || its > has) && !(stays && stays(t->waiting[t->n - 1].item))) {
             most = t;
@@ -279,10 +279,10 @@ void *fair_last(const struct fair *f, bool by_size, bool (*stays)(const void *it
 
 bool fair_is_behind(const struct fair *f, uint64_t tenant, double amount, uint64_t now)
 {
-    const struct tenant *own = &f->tenants[find(f, tenant)];
+    const struct fair_tenant *own = &f->tenants[find(f, tenant)];
     double tags = 0, weights = 0;
     for (uint32_t i = 0; i < f->n_active; i++) {
-        const struct tenant *t = &f->tenants[f->active[i]];
+        const struct fair_tenant *t = &f->tenants[f->active[i]];
         if (t == own || !wants(t, now))
             continue;
         tags += t->tag * t->weight + t->size;
@@ -298,7 +298,7 @@ void fair_begin(struct fair *f, uint64_t now)
 {
     forget_the_gone(f, now);
     for (uint32_t i = 0; i < f->n_active; i++) {
-        struct tenant *t = &f->tenants[f->active[i]];
+        struct fair_tenant *t = &f->tenants[f->active[i]];
         t->at = 0;
         t->walked = t->tag;
     }
@@ -306,9 +306,9 @@ void fair_begin(struct fair *f, uint64_t now)
 
 void *fair_next(struct fair *f)
 {
-    struct tenant *best = NULL;
+    struct fair_tenant *best = NULL;
     for (uint32_t i = 0; i < f->n_active; i++) {
-        struct tenant *t = &f->tenants[f->active[i]];
+        struct fair_tenant *t = &f->tenants[f->active[i]];
         if (t->at >= t->n)
             continue;
         if (!best || t->walked < best->walked ||
@@ -320,16 +320,16 @@ void *fair_next(struct fair *f)
 
 void fair_take(struct fair *f, uint64_t tenant, double amount)
 {
-    struct tenant *t = &f->tenants[find(f, tenant)];
+    struct fair_tenant *t = &f->tenants[find(f, tenant)];
     t->walked += amount / t->weight;
 }
 
 double fair_to_come(const struct fair *f, uint64_t tenant)
 {
-    const struct tenant *own = &f->tenants[find(f, tenant)];
+    const struct fair_tenant *own = &f->tenants[find(f, tenant)];
     double work = 0;
     for (uint32_t i = 0; i < f->n_active; i++) {
-        const struct tenant *t = &f->tenants[f->active[i]];
+        const struct fair_tenant *t = &f->tenants[f->active[i]];
         if (t != own && t->at >= t->n)
             work += fmax(own->walked - fmax(t->walked, f->now), 0) * t->weight;
     }

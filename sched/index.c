@@ -28,7 +28,7 @@ struct index *index_open(uint64_t max_blocks)
     atomic_init(&x->epoch, 1);
     /* Different sizes, so that tables do not all grow at the same time. */
     for (uint32_t i = 0; i < N_SHARDS; i++) {
-        struct table *t = index_table_open(x, (MIN_CAP + i * (MIN_CAP / 2) / N_SHARDS) / GROUP * GROUP);
+        struct index_table *t = index_table_open(x, (MIN_CAP + i * (MIN_CAP / 2) / N_SHARDS) / GROUP * GROUP);
         if (!t)
             abort();
         atomic_init(&x->tables[i], t);
@@ -45,7 +45,7 @@ void index_close(struct index *x)
     if (!x)
         return;
     while (x->replaced) {
-        struct table *t = x->replaced;
+        struct index_table *t = x->replaced;
         x->replaced = t->next;
         index_table_free(x, t);
     }
@@ -102,8 +102,8 @@ static void free_replaced(struct index *x)
     if (!x->replaced)
         return;
     uint64_t passed = passed_epoch(x);
-    for (struct table **at = &x->replaced; *at;) {
-        struct table *t = *at;
+    for (struct index_table **at = &x->replaced; *at;) {
+        struct index_table *t = *at;
         if (t->epoch <= passed) {
             *at = t->next;
             index_table_spare(x, t);
@@ -182,10 +182,10 @@ static bool begin_sweep(struct index *x)
     return x->sweeping = true;
 }
 
-static void sweep_entries(struct index *x, struct table *t, uint32_t n)
+static void sweep_entries(struct index *x, struct index_table *t, uint32_t n)
 {
     for (uint32_t end = x->sweep_at + n; x->sweep_at < end; x->sweep_at++) {
-        struct entry *e = &t->entries[x->sweep_at];
+        struct index_entry *e = &t->entries[x->sweep_at];
         if (!index_entry_held(e))
             continue;
         index_entry_sweep(x, e);
@@ -197,7 +197,7 @@ static void sweep_entries(struct index *x, struct table *t, uint32_t n)
 }
 
 /* The sweep has finished a shard: a nearly empty table is copied into a small one. */
-static void next_shard(struct index *x, const struct table *t)
+static void next_shard(struct index *x, const struct index_table *t)
 {
     if (t->cap > MIN_CAP && x->n_held[x->sweep_shard] < t->cap / 8)
         index_shard_copy(x, x->sweep_shard);
@@ -212,7 +212,7 @@ bool index_sweep(struct index *x, uint32_t n)
 {
     free_replaced(x);
     while (n && begin_sweep(x)) {
-        struct table *t = table_of(x, x->sweep_shard);
+        struct index_table *t = table_of(x, x->sweep_shard);
         uint32_t step = t->cap - x->sweep_at < n ? t->cap - x->sweep_at : n;
         sweep_entries(x, t, step);
         n -= step;
@@ -238,10 +238,10 @@ static void count(struct index *x, uint32_t id, uint32_t tier, const struct bloc
 }
 
 /* The key's entry, created if necessary. NULL: max_blocks is reached, or there is no memory. */
-static struct entry *make_entry(struct index *x, uint32_t shard, const struct block_key *key)
+static struct index_entry *make_entry(struct index *x, uint32_t shard, const struct block_key *key)
 {
     bool found;
-    struct entry *e = table_probe(table_of(x, shard), key, &found);
+    struct index_entry *e = table_probe(table_of(x, shard), key, &found);
     if (found && index_entry_held(e))
         return e;
     while (is_full(x) && begin_sweep(x)) { /* first remove blocks of cleared holders */
@@ -266,7 +266,7 @@ static struct entry *make_entry(struct index *x, uint32_t shard, const struct bl
 static void add(struct index *x, uint32_t id, uint32_t tier, const struct block_key *key)
 {
     uint32_t shard = shard_of(key);
-    struct entry *e = make_entry(x, shard, key);
+    struct index_entry *e = make_entry(x, shard, key);
     if (!e) {
         x->n_dropped++;
         x->ids[id].dropped = true;
@@ -283,7 +283,7 @@ static void drop(struct index *x, uint32_t id, uint32_t tier, const struct block
 {
     bool found;
     uint32_t shard = shard_of(key);
-    struct entry *e = table_probe(table_of(x, shard), key, &found);
+    struct index_entry *e = table_probe(table_of(x, shard), key, &found);
     if (!found || !index_entry_remove(e, id, tier))
         return;
     count(x, id, tier, key, false);

@@ -45,10 +45,10 @@ enum {
 };
 _Static_assert((N_IDS - 1) << 2 < VACANT, "a slot has room for a holder number");
 
-struct entry {
+struct index_entry {
     _Atomic uint64_t key[2], slots[2];
 };
-_Static_assert(sizeof(struct entry) == 32, "two entries are a cache line");
+_Static_assert(sizeof(struct index_entry) == 32, "two entries are a cache line");
 
 struct crowd {
     struct crowd *next; /* crowds of one table; freed with the table */
@@ -56,10 +56,10 @@ struct crowd {
 };
 
 /* Separate from its entries, so that all N_SHARDS of them stay in the processor's cache. */
-struct table {
-    struct entry *entries; /* [cap] */
-    struct table *next;    /* in index.replaced */
-    uint64_t epoch;        /* when it was replaced: readers that began before this epoch may still use it */
+struct index_table {
+    struct index_entry *entries; /* [cap] */
+    struct index_table *next;    /* in index.replaced */
+    uint64_t epoch;              /* when it was replaced: readers that began before this epoch may still use it */
     struct crowd *crowds;
     uint32_t cap;
 };
@@ -80,7 +80,7 @@ struct index_reader {
 };
 
 struct index {
-    struct table *_Atomic tables[N_SHARDS];
+    struct index_table *_Atomic tables[N_SHARDS];
     _Atomic uint16_t id_of[INDEX_MAX_HOLDERS]; /* id of each holder; NO_ID: it has no blocks */
     /* Rises when a table is replaced and when a sweep begins or ends. */
     _Alignas(64) _Atomic uint64_t epoch;
@@ -91,10 +91,10 @@ struct index {
     struct id ids[N_IDS];
     uint32_t n_used[N_SHARDS], n_held[N_SHARDS]; /* entries with a key; entries with a holder, swept or not */
     uint64_t n_blocks, max_blocks, n_dropped, bytes;
-    struct piece *pieces;   /* memory for entries (index_memory.c) */
-    struct table *replaced; /* tables that readers may still use */
+    struct memory_piece *pieces;  /* memory for entries (index_memory.c) */
+    struct index_table *replaced; /* tables that readers may still use */
     /* The table that was freed last; the next copy of about its size reuses its memory. */
-    struct table *spare;
+    struct index_table *spare;
     bool sweeping;
     uint32_t n_retired, sweep_shard, sweep_at; /* ids to sweep; position of the sweep: shard, entry */
 };
@@ -106,36 +106,37 @@ static inline uint32_t shard_of(const struct block_key *key)
     return block_key_hash(key) >> 56;
 }
 
-static inline struct table *table_of(const struct index *x, uint32_t shard)
+static inline struct index_table *table_of(const struct index *x, uint32_t shard)
 {
     return atomic_load(&x->tables[shard]);
 }
 
-static inline uint32_t table_home(const struct table *t, const struct block_key *key)
+static inline uint32_t table_home(const struct index_table *t, const struct block_key *key)
 {
     return (uint32_t)((block_key_hash(key) >> 24 & UINT32_MAX) * t->cap >> 32) & ~(GROUP - 1u);
 }
 
 /* Always inlined: the compiler removes calls of a function whose only effect is a prefetch. */
-__attribute__((always_inline)) static inline void table_prefetch(const struct table *t, const struct block_key *key)
+__attribute__((always_inline)) static inline void table_prefetch(const struct index_table *t,
+                                                                 const struct block_key *key)
 {
-    const struct entry *e = &t->entries[table_home(t, key)];
+    const struct index_entry *e = &t->entries[table_home(t, key)];
     __builtin_prefetch(e);
     __builtin_prefetch(e + 2);
 }
 
 /* To be called when those lines have arrived: prefetches the next two if the search will go on there. */
-__attribute__((always_inline)) static inline void table_prefetch_more(const struct table *t,
+__attribute__((always_inline)) static inline void table_prefetch_more(const struct index_table *t,
                                                                       const struct block_key *key)
 {
-    const struct entry *e = &t->entries[table_home(t, key)];
+    const struct index_entry *e = &t->entries[table_home(t, key)];
     if (atomic_load_explicit(&e[GROUP - 1].slots[0], memory_order_relaxed)) {
         __builtin_prefetch(e + GROUP);
         __builtin_prefetch(e + GROUP + 2);
     }
 }
 
-static inline bool entry_is(const struct entry *e, const struct block_key *key)
+static inline bool entry_is(const struct index_entry *e, const struct block_key *key)
 {
     uint64_t k[2];
     memcpy(k, key->b, sizeof(k));
@@ -143,15 +144,15 @@ static inline bool entry_is(const struct entry *e, const struct block_key *key)
            atomic_load_explicit(&e->key[1], memory_order_relaxed) == k[1];
 }
 
-static inline struct entry *table_next(const struct table *t, struct entry *e)
+static inline struct index_entry *table_next(const struct index_table *t, struct index_entry *e)
 {
     return e + 1 == t->entries + t->cap ? t->entries : e + 1;
 }
 
 /* The key's entry (*found_out true), or the unused entry where the search ends. */
-static inline struct entry *table_probe(const struct table *t, const struct block_key *key, bool *found_out)
+static inline struct index_entry *table_probe(const struct index_table *t, const struct block_key *key, bool *found_out)
 {
-    for (struct entry *e = &t->entries[table_home(t, key)];; e = table_next(t, e)) {
+    for (struct index_entry *e = &t->entries[table_home(t, key)];; e = table_next(t, e)) {
         bool used = atomic_load_explicit(&e->slots[0], memory_order_acquire);
         if (!used || entry_is(e, key)) {
             *found_out = used;
@@ -175,10 +176,10 @@ static inline struct crowd *crowd_of(uint64_t slots)
 void *index_memory_take(struct index *x, size_t len_bytes);
 void index_memory_give(struct index *x, void *taken, size_t len_bytes);
 
-struct table *index_table_open(struct index *x, uint32_t cap); /* NULL: no memory */
-void index_table_free(struct index *x, struct table *t);       /* NULL is fine */
+struct index_table *index_table_open(struct index *x, uint32_t cap); /* NULL: no memory */
+void index_table_free(struct index *x, struct index_table *t);       /* NULL is fine */
 /* Keeps it as index.spare; frees the former one. */
-void index_table_spare(struct index *x, struct table *t);
+void index_table_spare(struct index *x, struct index_table *t);
 
 /*
  * Copies a shard's live entries into a new table with three entries for each block. False: no memory, nothing
@@ -187,10 +188,10 @@ void index_table_spare(struct index *x, struct table *t);
 bool index_shard_copy(struct index *x, uint32_t shard);
 
 /* Gives an unused entry its key. The caller must fill a slot next: that publishes the entry. */
-void index_entry_take(struct entry *e, const struct block_key *key);
+void index_entry_take(struct index_entry *e, const struct block_key *key);
 
 /* Adds or removes one tier of one holder. False: nothing changed. */
-bool index_entry_add(struct index *x, struct table *t, struct entry *e, uint32_t id, uint32_t tier);
-bool index_entry_remove(struct entry *e, uint32_t id, uint32_t tier);
-bool index_entry_held(const struct entry *e);
-void index_entry_sweep(const struct index *x, struct entry *e); /* removes ids that are not ID_LIVE */
+bool index_entry_add(struct index *x, struct index_table *t, struct index_entry *e, uint32_t id, uint32_t tier);
+bool index_entry_remove(struct index_entry *e, uint32_t id, uint32_t tier);
+bool index_entry_held(const struct index_entry *e);
+void index_entry_sweep(const struct index *x, struct index_entry *e); /* removes ids that are not ID_LIVE */

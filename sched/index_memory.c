@@ -17,8 +17,8 @@ struct range { /* a free part of a piece; linked by rising address */
     size_t at, len;
 };
 
-struct piece {
-    struct piece *next;
+struct memory_piece {
+    struct memory_piece *next;
     uint8_t *base;
     size_t len;
     struct range *free;
@@ -36,7 +36,7 @@ static struct range *range_new(struct range *next, size_t at, size_t len)
     return r;
 }
 
-static uint8_t *take_from(struct piece *p, size_t len)
+static uint8_t *take_from(struct memory_piece *p, size_t len)
 {
     struct range **at = &p->free;
     while (*at && (*at)->len < len)
@@ -58,15 +58,15 @@ static uint8_t *take_from(struct piece *p, size_t len)
  * Maps a new piece: a quarter of the memory so far, so that unused memory stays a small part. NULL: no
  * memory.
  */
-static struct piece *piece_open(struct index *x, size_t least)
+static struct memory_piece *piece_open(struct index *x, size_t least)
 {
     void *base;
     size_t len = x->bytes / 4 < PIECE_MIN ? PIECE_MIN : x->bytes / 4 > PIECE_MAX ? PIECE_MAX : x->bytes / 4;
     len = round_up(len < least ? least : len, len < HUGE_PAGE ? 4096 : HUGE_PAGE);
     if (mem_map(len, &base))
         return NULL;
-    struct piece *p = mem_zalloc(sizeof(*p));
-    *p = (struct piece){x->pieces, base, len, range_new(NULL, 0, len)};
+    struct memory_piece *p = mem_zalloc(sizeof(*p));
+    *p = (struct memory_piece){x->pieces, base, len, range_new(NULL, 0, len)};
     x->pieces = p;
     x->bytes += len;
     return p;
@@ -75,18 +75,18 @@ static struct piece *piece_open(struct index *x, size_t least)
 void *index_memory_take(struct index *x, size_t len)
 {
     len = round_up(len, LINE);
-    for (struct piece *p = x->pieces; p; p = p->next) {
+    for (struct memory_piece *p = x->pieces; p; p = p->next) {
         uint8_t *taken = take_from(p, len);
         if (taken)
             return taken;
     }
-    struct piece *p = piece_open(x, len);
+    struct memory_piece *p = piece_open(x, len);
     return p ? take_from(p, len) : NULL;
 }
 
-static void piece_close(struct index *x, struct piece *p)
+static void piece_close(struct index *x, struct memory_piece *p)
 {
-    struct piece **at = &x->pieces;
+    struct memory_piece **at = &x->pieces;
     while (*at != p)
         at = &(*at)->next;
     *at = p->next;
@@ -96,7 +96,7 @@ static void piece_close(struct index *x, struct piece *p)
     free(p);
 }
 
-static void give_to(struct piece *p, size_t at, size_t len)
+static void give_to(struct memory_piece *p, size_t at, size_t len)
 {
     struct range *before = NULL, *next = p->free;
     for (; next && next->at < at; next = next->next)
@@ -114,7 +114,7 @@ static void give_to(struct piece *p, size_t at, size_t len)
 
 void index_memory_give(struct index *x, void *taken, size_t len)
 {
-    struct piece *p = x->pieces;
+    struct memory_piece *p = x->pieces;
     while ((uint8_t *)taken < p->base || (uint8_t *)taken >= p->base + p->len)
         p = p->next;
     give_to(p, (size_t)((uint8_t *)taken - p->base), round_up(len, LINE));

@@ -7,14 +7,14 @@ static const uint64_t EACH = 0x0001000100010001; /* EACH * n has n in each slot 
 
 /* ----------------------------------------------------------------- memory */
 
-struct table *index_table_open(struct index *x, uint32_t cap)
+struct index_table *index_table_open(struct index *x, uint32_t cap)
 {
     void *entries;
-    size_t len = (size_t)cap * sizeof(struct entry);
-    struct table *t = x->spare;
+    size_t len = (size_t)cap * sizeof(struct index_entry);
+    struct index_table *t = x->spare;
     if (t && t->cap >= cap && t->cap - cap <= cap / 4) {
         x->spare = NULL;
-        memset(t->entries, 0, (size_t)t->cap * sizeof(struct entry));
+        memset(t->entries, 0, (size_t)t->cap * sizeof(struct index_entry));
         return t;
     }
     entries = index_memory_take(x, len);
@@ -27,7 +27,7 @@ struct table *index_table_open(struct index *x, uint32_t cap)
     return t;
 }
 
-static void free_crowds(struct index *x, struct table *t)
+static void free_crowds(struct index *x, struct index_table *t)
 {
     while (t->crowds) {
         struct crowd *c = t->crowds;
@@ -37,17 +37,17 @@ static void free_crowds(struct index *x, struct table *t)
     }
 }
 
-void index_table_free(struct index *x, struct table *t)
+void index_table_free(struct index *x, struct index_table *t)
 {
     if (!t)
         return;
     free_crowds(x, t);
     x->bytes -= sizeof(*t);
-    index_memory_give(x, t->entries, (size_t)t->cap * sizeof(struct entry));
+    index_memory_give(x, t->entries, (size_t)t->cap * sizeof(struct index_entry));
     free(t);
 }
 
-void index_table_spare(struct index *x, struct table *t)
+void index_table_spare(struct index *x, struct index_table *t)
 {
     free_crowds(x, t);
     index_table_free(x, x->spare);
@@ -72,12 +72,12 @@ static bool is_live(const struct index *x, uint32_t slot)
     return (slot & ANYWHERE) && x->live[id / 64] >> id % 64 & 1;
 }
 
-static uint32_t slot_get(const struct entry *e, uint32_t i)
+static uint32_t slot_get(const struct index_entry *e, uint32_t i)
 {
     return get(&e->slots[i / 4]) >> 16 * (i % 4) & 0xffff;
 }
 
-static void slot_put(struct entry *e, uint32_t i, uint64_t slot)
+static void slot_put(struct index_entry *e, uint32_t i, uint64_t slot)
 {
     uint32_t shift = 16 * (i % 4);
     put(&e->slots[i / 4], (get(&e->slots[i / 4]) & ~(0xffffull << shift)) | slot << shift);
@@ -100,7 +100,7 @@ static uint64_t slots_with(uint64_t word, uint32_t id)
     return ~(((difference & low) + low) | difference | low);
 }
 
-static uint32_t slot_of(const struct entry *e, uint32_t id)
+static uint32_t slot_of(const struct index_entry *e, uint32_t id)
 {
     return first_slot(slots_with(get(&e->slots[0]), id), slots_with(get(&e->slots[1]), id));
 }
@@ -111,7 +111,7 @@ static uint64_t slots_free(uint64_t word)
     return (~(word | word >> 1) & EACH) << 15;
 }
 
-static uint32_t free_slot(const struct index *x, const struct entry *e)
+static uint32_t free_slot(const struct index *x, const struct index_entry *e)
 {
     uint32_t i = first_slot(slots_free(get(&e->slots[0])), slots_free(get(&e->slots[1])));
     if (i == N_SLOTS) /* otherwise a slot of a cleared holder */
@@ -131,7 +131,7 @@ static bool crowd_set(struct crowd *c, uint32_t slot, bool on)
     return was != is;
 }
 
-static struct crowd *crowd_open(struct index *x, struct table *t)
+static struct crowd *crowd_open(struct index *x, struct index_table *t)
 {
     struct crowd *c = mem_zalloc(sizeof(*c));
     if ((uintptr_t)c >> 48)
@@ -145,7 +145,7 @@ static struct crowd *crowd_open(struct index *x, struct table *t)
 /* ----------------------------------------------------------------- entries */
 
 /* Lists the entry's live holders, each as a slot value. Returns how many. */
-static uint32_t entry_list(const struct index *x, const struct entry *e, uint16_t out[N_IDS])
+static uint32_t entry_list(const struct index *x, const struct index_entry *e, uint16_t out[N_IDS])
 {
     uint32_t n = 0;
     const struct crowd *c = crowd_of(get(&e->slots[0]));
@@ -167,7 +167,7 @@ static uint32_t entry_list(const struct index *x, const struct entry *e, uint16_
  * Sets the holders of an entry that has none, or whose holders are all in the list. slots[0] is written last:
  * readers see the former holders or all new ones.
  */
-static void entry_fill(struct index *x, struct table *t, struct entry *e, const uint16_t *list, uint32_t n)
+static void entry_fill(struct index *x, struct index_table *t, struct index_entry *e, const uint16_t *list, uint32_t n)
 {
     if (n <= N_SLOTS) {
         uint64_t words[2] = {0};
@@ -185,7 +185,7 @@ static void entry_fill(struct index *x, struct table *t, struct entry *e, const 
     put(&e->slots[0], (uint64_t)(uintptr_t)c << 16 | CROWD);
 }
 
-bool index_entry_add(struct index *x, struct table *t, struct entry *e, uint32_t id, uint32_t tier)
+bool index_entry_add(struct index *x, struct index_table *t, struct index_entry *e, uint32_t id, uint32_t tier)
 {
     struct crowd *c = crowd_of(get(&e->slots[0]));
     if (c)
@@ -206,7 +206,7 @@ bool index_entry_add(struct index *x, struct table *t, struct entry *e, uint32_t
     return true;
 }
 
-bool index_entry_remove(struct entry *e, uint32_t id, uint32_t tier)
+bool index_entry_remove(struct index_entry *e, uint32_t id, uint32_t tier)
 {
     struct crowd *c = crowd_of(get(&e->slots[0]));
     if (c)
@@ -219,7 +219,7 @@ bool index_entry_remove(struct entry *e, uint32_t id, uint32_t tier)
     return true;
 }
 
-bool index_entry_held(const struct entry *e)
+bool index_entry_held(const struct index_entry *e)
 {
     uint64_t any = 0, slots = get(&e->slots[0]);
     const struct crowd *c = crowd_of(slots);
@@ -230,7 +230,7 @@ bool index_entry_held(const struct entry *e)
     return any;
 }
 
-void index_entry_sweep(const struct index *x, struct entry *e)
+void index_entry_sweep(const struct index *x, struct index_entry *e)
 {
     struct crowd *c = crowd_of(get(&e->slots[0]));
     for (uint32_t w = 0; c && w < ID_WORDS; w++) {
@@ -244,7 +244,7 @@ void index_entry_sweep(const struct index *x, struct entry *e)
     }
 }
 
-void index_entry_take(struct entry *e, const struct block_key *key)
+void index_entry_take(struct index_entry *e, const struct block_key *key)
 {
     uint64_t k[2];
     memcpy(k, key->b, sizeof(k));
@@ -254,9 +254,9 @@ void index_entry_take(struct entry *e, const struct block_key *key)
 
 /* ------------------------------------------------------------------ copies */
 
-static void replace(struct index *x, uint32_t shard, struct table *t)
+static void replace(struct index *x, uint32_t shard, struct index_table *t)
 {
-    struct table *old = table_of(x, shard);
+    struct index_table *old = table_of(x, shard);
     atomic_store(&x->tables[shard], t);
     old->epoch = atomic_fetch_add(&x->epoch, 1) + 1;
     old->next = x->replaced;
@@ -266,39 +266,39 @@ static void replace(struct index *x, uint32_t shard, struct table *t)
 }
 
 /* The place for a key that is not in the table. */
-static struct entry *unused_entry(const struct table *t, const struct block_key *key)
+static struct index_entry *unused_entry(const struct index_table *t, const struct block_key *key)
 {
-    struct entry *e = &t->entries[table_home(t, key)];
+    struct index_entry *e = &t->entries[table_home(t, key)];
     while (get(&e->slots[0]))
         e = table_next(t, e);
     return e;
 }
 
-static struct entry *copy_key(const struct entry *e, const struct table *to)
+static struct index_entry *copy_key(const struct index_entry *e, const struct index_table *to)
 {
     uint64_t words[2] = {get(&e->key[0]), get(&e->key[1])};
     struct block_key key;
     memcpy(key.b, words, sizeof(words));
-    struct entry *into = unused_entry(to, &key);
+    struct index_entry *into = unused_entry(to, &key);
     index_entry_take(into, &key);
     return into;
 }
 
 /* Copies slots unchanged; allowed only if no cleared holder can still be in them. */
-static void copy_slots(const struct entry *e, const struct table *to)
+static void copy_slots(const struct index_entry *e, const struct index_table *to)
 {
-    struct entry *into = copy_key(e, to);
+    struct index_entry *into = copy_key(e, to);
     put(&into->slots[1], get(&e->slots[1]));
     put(&into->slots[0], get(&e->slots[0]));
 }
 
-static uint32_t copy_entries(struct index *x, const struct table *from, struct table *to)
+static uint32_t copy_entries(struct index *x, const struct index_table *from, struct index_table *to)
 {
     uint16_t list[N_IDS];
     uint32_t n_copied = 0;
     bool all_live = !x->n_retired && !x->sweeping;
     for (uint32_t i = 0; i < from->cap; i++) {
-        const struct entry *e = &from->entries[i];
+        const struct index_entry *e = &from->entries[i];
         uint64_t slots = get(&e->slots[0]);
         if (!slots)
             continue;
@@ -320,9 +320,9 @@ static uint32_t copy_entries(struct index *x, const struct table *from, struct t
 
 bool index_shard_copy(struct index *x, uint32_t shard)
 {
-    const struct table *from = table_of(x, shard);
+    const struct index_table *from = table_of(x, shard);
     uint64_t cap = (x->n_held[shard] * 3ull + GROUP - 1) / GROUP * GROUP;
-    struct table *to = cap <= UINT32_MAX ? index_table_open(x, cap > MIN_CAP ? (uint32_t)cap : MIN_CAP) : NULL;
+    struct index_table *to = cap <= UINT32_MAX ? index_table_open(x, cap > MIN_CAP ? (uint32_t)cap : MIN_CAP) : NULL;
     if (!to)
         return false;
     uint32_t n = copy_entries(x, from, to);

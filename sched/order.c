@@ -21,7 +21,7 @@ bool order_is_lost(const struct sched_request *q, uint64_t now)
 }
 
 /* Resumed requests (the client waits in a stream) go first in ORDER_TANDEM, but after overdue ones. */
-double order_key(enum order order, const struct sched_request *q, uint64_t now)
+double order_key(enum scheduler_order order, const struct sched_request *q, uint64_t now)
 {
     double arrived = (double)q->arrived_ns * 1e-6;
     double deadline = q->deadline_ns == UINT64_MAX ? INFINITY : clock_ms_between(q->arrived_ns, q->deadline_ns);

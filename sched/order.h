@@ -8,6 +8,6 @@
 #define ORDER_OVERDUE_MS (-2e12)
 
 /* The key, in ms; the least goes first. Needs q's work_ms, promised_tpot_ms and expected_tokens. */
-double order_key(enum order order, const struct sched_request *q, uint64_t now_ns);
+double order_key(enum scheduler_order order, const struct sched_request *q, uint64_t now_ns);
 /* Whether q's workflow can't keep its deadline any more. */
 bool order_is_lost(const struct sched_request *q, uint64_t now_ns);

@@ -505,7 +505,7 @@ bool policy_is_read(const struct policy_worker *workers, uint32_t n, uint32_t fr
 /* ------------------------------------------------------------------ search */
 
 /* State of one policy_place(). Pointers are borrowed from its caller. */
-struct search {
+struct policy_search {
     const struct policy_worker *workers;
     uint32_t n;
     const struct policy_request *r;
@@ -526,7 +526,7 @@ struct search {
 };
 
 /* Adds a candidate to the log. p, d: its halves; NULL: it was not weighed for that phase. */
-static void note(struct search *s, const struct prefill_view *p, const struct decode_view *d, double cost,
+static void note(struct policy_search *s, const struct prefill_view *p, const struct decode_view *d, double cost,
                  const char *reason)
 {
     if (!s->log)
@@ -552,7 +552,7 @@ static void note(struct search *s, const struct prefill_view *p, const struct de
     }
 }
 
-static struct plan plan_of(const struct search *s, const struct prefill_view *p, const struct decode_view *d)
+static struct plan plan_of(const struct policy_search *s, const struct prefill_view *p, const struct decode_view *d)
 {
     const struct policy_request *r = s->r;
     /* the first token is shown only after the decode worker has reserved */
@@ -589,7 +589,7 @@ static void see(double *least, double value)
 /*
  * Records a possible plan: in the least values, and as the best plan if it meets the limits and is cheaper.
  */
-static void weigh(struct search *s, const struct prefill_view *p, const struct decode_view *d, double cost)
+static void weigh(struct policy_search *s, const struct prefill_view *p, const struct decode_view *d, double cost)
 {
     struct plan plan = plan_of(s, p, d);
     double from_now = plan.ttft_ms - s->r->waited_ms;
@@ -620,7 +620,8 @@ static bool shares_there(const struct policy_request *r, const struct decode_vie
  * no full prediction. Either decoding begins at after_ms, with this step, or at a later horizon, and the
  * delay alone costs that much.
  */
-static double least_decode_cost(const struct search *s, const struct policy_worker *w, double after_ms, double full)
+static double least_decode_cost(const struct policy_search *s, const struct policy_worker *w, double after_ms,
+                                double full)
 {
     struct policy_load at = with(s->r, policy_load_at(w, after_ms));
     uint32_t i = 1;
@@ -636,7 +637,7 @@ static double least_decode_cost(const struct search *s, const struct policy_work
  * choice of one call, a worker that shares the prompt's pages goes first. If .reason is set, no decode worker
  * is possible.
  */
-static struct decode_view best_decode(struct search *s, const struct prefill_view *from)
+static struct decode_view best_decode(struct policy_search *s, const struct prefill_view *from)
 {
     struct decode_view best = {.start = INFINITY, .reason = "no decode worker is up"};
     double best_cost = INFINITY, after_ms = from->ttft;
@@ -668,7 +669,7 @@ static struct decode_view best_decode(struct search *s, const struct prefill_vie
 }
 
 /* Weighs both phases on worker i: aggregated or kept, by its role. */
-static void try_alone(struct search *s, uint32_t i)
+static void try_alone(struct policy_search *s, uint32_t i)
 {
     const struct policy_worker *w = &s->workers[i];
     double waiting = (s->r->ttft_ms > 0 ? WAITING : WAITING_UNLIMITED) * w->busy_ms, cost = INFINITY;
@@ -692,7 +693,7 @@ static void try_alone(struct search *s, uint32_t i)
 }
 
 /* Cost of the copy that the decode worker of a split plan receives. */
-static double handed_cost(const struct search *s, const struct decode_view *d)
+static double handed_cost(const struct policy_search *s, const struct decode_view *d)
 {
     const struct policy_worker *w = &s->workers[d->worker];
     return copy_cost(s->r, HANDED_COPY, compute_ms(w, s->r, own_blocks(s->r, d->worker), w->chunk_tokens));
@@ -702,7 +703,7 @@ static double handed_cost(const struct search *s, const struct decode_view *d)
  * Cost of a split plan's prefill for sequences that decode on the prefill worker. 0 if the request has a TPOT
  * limit: chunks then take only the time that the limits leave.
  */
-static double kept_disturbance(const struct search *s, const struct prefill_view *v)
+static double kept_disturbance(const struct policy_search *s, const struct prefill_view *v)
 {
     bool counts = !(s->r->tpot_ms > 0) && !s->r->urgent;
     return counts ? disturbance(&s->workers[v->worker], s->r, v->wait, v->load + v->compute) : 0;
@@ -712,7 +713,7 @@ static double kept_disturbance(const struct search *s, const struct prefill_view
  * Weighs one split plan: the cheapest prefill worker within the TTFT limit (without one, the soonest, for
  * what a refusal tells), then the best decode worker for the moment at which that prefill ends.
  */
-static void try_split(struct search *s)
+static void try_split(struct policy_search *s)
 {
     struct prefill_view best = {0}, soonest = {.ttft = INFINITY};
     double best_cost = INFINITY;
@@ -753,7 +754,7 @@ static void try_split(struct search *s)
 }
 
 /* The refusal: its reason is the first limit that no plan meets. Needs a thorough search. */
-static struct plan refuse(const struct search *s)
+static struct plan refuse(const struct policy_search *s)
 {
     const struct policy_request *r = s->r;
     bool known = s->least_ttft < INFINITY;
@@ -784,7 +785,7 @@ static struct plan refuse(const struct search *s)
 }
 
 /* All policies but tandem. Only Mooncake's compares predictions with limits; the others ignore the limits. */
-static struct plan place_named(struct search *s)
+static struct plan place_named(struct policy_search *s)
 {
     struct prefill_view p;
     uint32_t decode;
@@ -816,7 +817,7 @@ static bool may_be_alone(const struct policy_request *r, enum worker_role role)
     return role == ROLE_PREFILL && (r->force == FORCE_NONE || r->force == FORCE_KEPT);
 }
 
-static void search_all(struct search *s)
+static void search_all(struct policy_search *s)
 {
     if (s->r->force == FORCE_NONE || s->r->force == FORCE_SPLIT)
         try_split(s);
@@ -828,16 +829,16 @@ static void search_all(struct search *s)
 struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers, const struct policy_request *request,
                          struct policy_candidate *candidates_out, uint32_t *n_candidates_out)
 {
-    struct search s = {.workers = workers,
-                       .n = n_workers,
-                       .r = request,
-                       .log = candidates_out,
-                       .is_thorough = candidates_out != NULL,
-                       .best_cost = INFINITY,
-                       .least_ttft = INFINITY,
-                       .least_careful = INFINITY,
-                       .least_tpot = INFINITY,
-                       .least_work = INFINITY};
+    struct policy_search s = {.workers = workers,
+                              .n = n_workers,
+                              .r = request,
+                              .log = candidates_out,
+                              .is_thorough = candidates_out != NULL,
+                              .best_cost = INFINITY,
+                              .least_ttft = INFINITY,
+                              .least_careful = INFINITY,
+                              .least_tpot = INFINITY,
+                              .least_work = INFINITY};
     struct plan plan;
     for (uint32_t i = 0; i < n_workers; i++)
         if (workers[i].usable && own_blocks(request, i) > s.most_own)

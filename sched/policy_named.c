@@ -14,7 +14,7 @@ static const double FULL_QUEUE = 8192;
 static const double MATCHED = 0.5, UNEVEN = 32, UNEVEN_RATIO = 1.1; /* SGLang's gateway: thresholds */
 
 /* Which workers may be chosen. */
-struct choice {
+struct named_choice {
     const struct policy_worker *workers;
     uint32_t n;
     const struct policy_request *r;
@@ -25,10 +25,10 @@ struct choice {
 };
 
 /* The score of worker i: the lowest wins; INFINITY: it can't be chosen. */
-typedef double (*score_fn)(const struct choice *c, uint32_t i);
+typedef double (*score_fn)(const struct named_choice *c, uint32_t i);
 
 /* Whether worker i may be chosen: usable, of the role, readable, and large enough. */
-static bool takes_part(const struct choice *c, uint32_t i)
+static bool takes_part(const struct named_choice *c, uint32_t i)
 {
     const struct policy_worker *w = &c->workers[i];
     double total = (double)c->r->n_tokens + c->r->max_tokens;
@@ -37,13 +37,13 @@ static bool takes_part(const struct choice *c, uint32_t i)
            ceil(total / c->r->block_tokens) <= w->total_pages;
 }
 
-static double by_chance(const struct choice *c, uint32_t i)
+static double by_chance(const struct named_choice *c, uint32_t i)
 {
     return random_unit(random_at(c->r->number, i, c->role));
 }
 
 /* The worker with the least score; ties at random. False: none can be chosen. */
-static bool least(const struct choice *c, score_fn score, uint32_t *out)
+static bool least(const struct named_choice *c, score_fn score, uint32_t *out)
 {
     double best = INFINITY, best_tie = 0;
     for (uint32_t i = 0; i < c->n; i++) {
@@ -57,32 +57,32 @@ static bool least(const struct choice *c, score_fn score, uint32_t *out)
     return best < INFINITY;
 }
 
-static double ttft(const struct choice *c, uint32_t i)
+static double ttft(const struct named_choice *c, uint32_t i)
 {
     return policy_view_prefill(c->workers, i, c->r).ttft;
 }
 
-static double step(const struct choice *c, uint32_t i)
+static double step(const struct named_choice *c, uint32_t i)
 {
     return policy_view_decode(c->workers, i, c->r, 0, NULL).step;
 }
 
-static double in_flight(const struct choice *c, uint32_t i)
+static double in_flight(const struct named_choice *c, uint32_t i)
 {
     return c->workers[i].n_prompts + c->workers[i].at[0].running;
 }
 
-static double queue(const struct choice *c, uint32_t i)
+static double queue(const struct named_choice *c, uint32_t i)
 {
     return c->workers[i].queued_tokens;
 }
 
-static double memory(const struct choice *c, uint32_t i)
+static double memory(const struct named_choice *c, uint32_t i)
 {
     return c->workers[i].at[0].pages;
 }
 
-static double headroom(const struct choice *c, uint32_t i)
+static double headroom(const struct named_choice *c, uint32_t i)
 {
     const struct policy_worker *w = &c->workers[i];
     double need = ceil(c->r->n_tokens * (1 + HEADROOM_ANSWER) / c->r->block_tokens);
@@ -91,14 +91,14 @@ static double headroom(const struct choice *c, uint32_t i)
     return in_flight(c, i) + (fits || c->role == ROLE_PREFILL ? 0 : 1e9);
 }
 
-static double short_queue(const struct choice *c, uint32_t i)
+static double short_queue(const struct named_choice *c, uint32_t i)
 {
     double have = queue(c, i);
     return have > 0 && have + c->r->n_tokens > FULL_QUEUE ? INFINITY : have;
 }
 
 /* Whether the numbers of requests in flight differ too much to follow the cache. */
-static bool uneven(const struct choice *c)
+static bool uneven(const struct named_choice *c)
 {
     double least_of = INFINITY, most = 0;
     for (uint32_t i = 0; i < c->n; i++)
@@ -109,7 +109,7 @@ static bool uneven(const struct choice *c)
     return most - least_of > UNEVEN && most > UNEVEN_RATIO * least_of;
 }
 
-static double cache_aware(const struct choice *c, uint32_t i)
+static double cache_aware(const struct named_choice *c, uint32_t i)
 {
     const uint32_t *matched = c->r->matched_blocks;
     double share = matched ? (double)matched[i] * c->r->block_tokens / c->r->n_tokens : 0;
@@ -117,7 +117,7 @@ static double cache_aware(const struct choice *c, uint32_t i)
 }
 
 /* Round-robin: distance of worker i from the one whose turn it is. */
-static double in_turn(const struct choice *c, uint32_t i)
+static double in_turn(const struct named_choice *c, uint32_t i)
 {
     uint32_t n = 0, before = 0;
     for (uint32_t j = 0; j < c->n; j++)
@@ -129,13 +129,13 @@ static double in_turn(const struct choice *c, uint32_t i)
 }
 
 /* Pages in use; INFINITY: no room for the prompt and an answer of the expected length. */
-static double free_memory(const struct choice *c, uint32_t i)
+static double free_memory(const struct named_choice *c, uint32_t i)
 {
     return policy_has_room(&c->workers[i], c->r, c->workers[i].at[0]) ? memory(c, i) : INFINITY;
 }
 
 /* Pages in use on a prompt machine that could take both phases now; INFINITY: it could not. */
-static double lent_memory(const struct choice *c, uint32_t i)
+static double lent_memory(const struct named_choice *c, uint32_t i)
 {
     return isfinite(short_queue(c, i)) ? free_memory(c, i) : INFINITY;
 }
@@ -144,10 +144,10 @@ static double lent_memory(const struct choice *c, uint32_t i)
  * Splitwise, section IV-A: each pool takes its own phase, and a full pool borrows a machine of the other one.
  * Here a borrowed machine gets both phases, since KV moves only from prompt machines to token machines.
  */
-static bool mixed_pool(struct choice *c, uint32_t *prefill, uint32_t *decode)
+static bool mixed_pool(struct named_choice *c, uint32_t *prefill, uint32_t *decode)
 {
     bool lends = c->r->force == FORCE_NONE;
-    struct choice tokens = *c;
+    struct named_choice tokens = *c;
     tokens.role = ROLE_DECODE;
     if (!least(&tokens, free_memory, decode)) {
         /* The token pool is full: a prompt machine takes both. */
@@ -177,8 +177,8 @@ bool policy_choose_named(const struct policy_worker *workers, uint32_t n, const 
     static const score_fn DECODE[POLICIES] = {
         [POLICY_MOONCAKE] = step,          [POLICY_HEADROOM] = headroom,   [POLICY_CACHE_AWARE] = in_flight,
         [POLICY_LEAST_LOADED] = in_flight, [POLICY_ROUND_ROBIN] = in_turn, [POLICY_RANDOM] = by_chance};
-    struct choice prompts = {.workers = workers, .n = n, .r = r, .role = ROLE_PREFILL},
-                  tokens = {.workers = workers, .n = n, .r = r, .role = ROLE_DECODE};
+    struct named_choice prompts = {.workers = workers, .n = n, .r = r, .role = ROLE_PREFILL},
+                        tokens = {.workers = workers, .n = n, .r = r, .role = ROLE_DECODE};
     bool whole = r->force == FORCE_AGGREGATED || r->force == FORCE_KEPT, found;
     enum policy rule = r->policy == POLICY_MIXED_POOL ? POLICY_LEAST_LOADED : r->policy; /* within one pool */
     uint32_t prefill = 0, decode = 0;

@@ -72,7 +72,7 @@ enum { SCHEDULER_MAX_WORKERS = 512, SCHEDULER_AVOID = 4 };
 /* policy_request.hope: share of its own work by which a request may be predicted above its TTFT limit. */
 #define SCHEDULER_HOPE 0.02
 
-enum order { ORDER_TANDEM, ORDER_FCFS, ORDER_EDF, ORDER_SHORTEST, ORDERS };
+enum scheduler_order { ORDER_TANDEM, ORDER_FCFS, ORDER_EDF, ORDER_SHORTEST, ORDERS };
 #define ORDER_NAMES "tandem|fcfs|edf|shortest"
 
 enum sched_state { SCHED_NEW, SCHED_QUEUED, SCHED_PREFILLING, SCHED_DECODING, SCHED_OVER };
@@ -129,7 +129,7 @@ struct sched_request {
 
 struct scheduler_config {
     enum policy policy;
-    enum order order;
+    enum scheduler_order order;
     enum plan_force force;
     enum prefix_rule prefix;
     struct cost_profile profile;       /* a worker's coefficients while no worker of its role was measured */

@@ -106,8 +106,8 @@ struct conn {
     /* was_up: has reached UP. is_stalled: a pull found its bytes missing; conn_timer closes the
      * connection. */
     bool was_up, is_stalled;
-    struct target *target;  /* NULL: the peer connected to us */
-    struct xfer_peer *peer; /* set when the connection came up, and kept */
+    struct xfer_target *target; /* NULL: the peer connected to us */
+    struct xfer_peer *peer;     /* set when the connection came up, and kept */
 
     uint8_t hello_ours[PROTO_HELLO_MAX + PROTO_SEAL_BYTES], hello_theirs[PROTO_HELLO_MAX];
     uint32_t hello_ours_len, hello_theirs_len;
@@ -151,8 +151,8 @@ struct outgoing { /* a user message that waits for its connection */
     uint8_t data[];
 };
 
-struct target { /* an address that this process connects to */
-    struct target *next;
+struct xfer_target { /* an address that this process connects to */
+    struct xfer_target *next;
     char *address;
     /* The connection to it in any state, also one that is closing; NULL: none. */
     struct conn *conn;
@@ -212,7 +212,7 @@ struct pull {
     struct pull *next, *prev;
     struct xfer_pull_params params; /* params.address: the target's */
     enum pull_state state;
-    struct target *target;
+    struct xfer_target *target;
     struct conn *conn;
     uint64_t began_ns;
     /* When to send PULL_OPEN next; pause after the next "not yet". */
@@ -283,7 +283,7 @@ struct xfer {
 
     struct conn *conns;
     struct xfer_peer *peers;
-    struct target *targets;
+    struct xfer_target *targets;
     uint64_t next_connect_ns; /* no new connection begins before this time (target.c) */
     struct lease *leases;
     struct pull *pulls;
@@ -330,17 +330,17 @@ bool xfer_in_arena(const struct xfer *x, const void *p);
 /* target.c */
 
 /* False: the target is not needed any more and may be freed. */
-bool target_timer(struct xfer *x, struct target *t);
+bool target_timer(struct xfer *x, struct xfer_target *t);
 /* Called after all target timers: begins as many connections as the pace allows. */
 void targets_connect(struct xfer *x);
-struct target *target_get(struct xfer *x, const char *address);
+struct xfer_target *target_get(struct xfer *x, const char *address);
 /* Something needs this target connected: looks at it as soon as allowed. */
-void target_kick(struct xfer *x, struct target *t);
-void target_queue(struct xfer *x, struct target *t, struct outgoing *m);
+void target_kick(struct xfer *x, struct xfer_target *t);
+void target_queue(struct xfer *x, struct xfer_target *t, struct outgoing *m);
 void target_is_up(struct conn *c);                      /* sends the messages that waited */
 void target_failed(struct conn *c, enum td_status why); /* an attempt failed before the connection was up */
 void target_lost(struct conn *c);                       /* its connection was freed */
-void target_free(struct target *t);
+void target_free(struct xfer_target *t);
 
 /* peer.c */
 
@@ -378,9 +378,9 @@ void lease_cancel_all(struct xfer *x);
 
 /* pull.c */
 
-void pull_on_up(struct target *t); /* the target's connection is up */
+void pull_on_up(struct xfer_target *t); /* the target's connection is up */
 /* The peer refused the connection; another attempt would not help. */
-void pull_on_refused(struct target *t, enum td_status why);
+void pull_on_refused(struct xfer_target *t, enum td_status why);
 void pull_on_announce(struct conn *c, const struct proto_unit *u);
 void pull_on_finish(struct conn *c, const struct proto_msg *m);
 void pull_on_refuse(struct conn *c, struct xfer_id id, enum proto_reason reason);

@@ -342,21 +342,21 @@ void xfer_lease_finish(struct xfer *x, struct xfer_id id, uint32_t n_pages, cons
     command_push(x, &c->head);
 }
 
-struct cancel_command {
+struct lease_cancel_command {
     struct command head;
     struct xfer_id id;
 };
 
 static void run_cancel(struct xfer *x, struct command *command)
 {
-    struct lease *l = lease_find(x, ((struct cancel_command *)command)->id);
+    struct lease *l = lease_find(x, ((struct lease_cancel_command *)command)->id);
     if (l)
         lease_drain(x, l, TD_ERR_CANCELLED);
 }
 
 void xfer_lease_cancel(struct xfer *x, struct xfer_id id)
 {
-    struct cancel_command *c = mem_zalloc(sizeof(*c));
+    struct lease_cancel_command *c = mem_zalloc(sizeof(*c));
     c->head.run = run_cancel;
     c->id = id;
     command_push(x, &c->head);
@@ -508,7 +508,7 @@ void lease_on_release(struct conn *c, struct xfer_id id, enum td_status status)
 
 /* ------------------------------------------------------------------- sending */
 
-struct part { /* one part given to wire_send; keeps its lease and connection alive until part_sent */
+struct lease_part { /* one part given to wire_send; keeps its lease and connection alive until part_sent */
     struct conn *conn;
     struct lease *lease;
     uint64_t len;
@@ -518,7 +518,7 @@ struct part { /* one part given to wire_send; keeps its lease and connection ali
 /* Called once per part: the wire reads its bytes no more. May free the lease. */
 static void part_sent(void *arg, enum td_status status)
 {
-    struct part *p = arg;
+    struct lease_part *p = arg;
     struct lease *l = p->lease;
     struct xfer *x = p->conn->x;
     p->conn->out_bytes -= p->len;
@@ -570,8 +570,8 @@ static uint64_t send_part(struct conn *c, const struct send_unit *u)
     const struct xfer_page *page = &l->pages[index];
     uint16_t begin = u->layer_pos, end = part_end(u);
     const uint8_t *bytes = (const uint8_t *)page->data + begin * x->layer_bytes;
-    struct part *p = mem_zalloc(sizeof(*p));
-    *p = (struct part){c, l, (uint64_t)(end - begin) * x->layer_bytes, end == x->layout.n_layers};
+    struct lease_part *p = mem_zalloc(sizeof(*p));
+    *p = (struct lease_part){c, l, (uint64_t)(end - begin) * x->layer_bytes, end == x->layout.n_layers};
     uint32_t generation = page->generation - (u->fault == FAULT_STALE);
     const struct checksum_identity identity = {.id_a = l->node.id.incarnation,
                                                .id_b = l->node.id.counter,

@@ -613,7 +613,7 @@ static void run_send(struct xfer *x, struct command *command)
 {
     struct send_command *s = (struct send_command *)command;
     struct outgoing *m = s->message;
-    struct target *t = s->address && !x->stopping ? target_get(x, s->address) : NULL;
+    struct xfer_target *t = s->address && !x->stopping ? target_get(x, s->address) : NULL;
     struct conn *c = s->peer ? conn_to_peer(x, s->peer) : (t ? t->conn : NULL);
     if (conn_is_up(c)) {
         conn_send_message(c, m->kind, m->data, m->len);

@@ -187,7 +187,7 @@ static void pull_begin(struct xfer *x, struct pull *p)
     send_open(x, p, touch_ns(x));
 }
 
-void pull_on_up(struct target *t)
+void pull_on_up(struct xfer_target *t)
 {
     struct xfer *x = t->conn->x;
     for (struct pull *p = x->pulls, *next; p; p = next) {
@@ -197,7 +197,7 @@ void pull_on_up(struct target *t)
     }
 }
 
-void pull_on_refused(struct target *t, enum td_status why)
+void pull_on_refused(struct xfer_target *t, enum td_status why)
 {
     struct xfer *x = t->conn->x;
     for (struct pull *p = x->pulls, *next; p; p = next) {
@@ -262,21 +262,21 @@ void xfer_pull_start(struct xfer *x, const struct xfer_pull_params *params)
     command_push(x, &c->head);
 }
 
-struct cancel_command {
+struct pull_cancel_command {
     struct command head;
     struct xfer_id id;
 };
 
 static void run_cancel(struct xfer *x, struct command *command)
 {
-    struct pull *p = pull_find(x, ((struct cancel_command *)command)->id);
+    struct pull *p = pull_find(x, ((struct pull_cancel_command *)command)->id);
     if (p)
         pull_drain(x, p, TD_ERR_CANCELLED, true);
 }
 
 void xfer_pull_cancel(struct xfer *x, struct xfer_id id)
 {
-    struct cancel_command *c = mem_zalloc(sizeof(*c));
+    struct pull_cancel_command *c = mem_zalloc(sizeof(*c));
     c->head.run = run_cancel;
     c->id = id;
     command_push(x, &c->head);
@@ -638,7 +638,7 @@ bool pull_pump(struct conn *c)
 
 /* A part that is landing in a page, from pull_on_payload to pull_on_payload_done; freed there. It keeps
  * its pull alive. */
-struct arrival {
+struct part_arrival {
     struct pull *pull;
     struct proto_data data;
     uint64_t len, checksum;
@@ -666,8 +666,8 @@ void *pull_on_payload(struct conn *c, const struct proto_data *d, uint64_t paylo
         pull_violated(x, p, "sent what was not asked for");
         return NULL;
     }
-    struct arrival *a = mem_zalloc(sizeof(*a));
-    *a = (struct arrival){.pull = p, .data = *d, .len = len};
+    struct part_arrival *a = mem_zalloc(sizeof(*a));
+    *a = (struct part_arrival){.pull = p, .data = *d, .len = len};
     a->bytes = (uint8_t *)p->places[d->index] + d->layer_begin * x->layer_bytes;
     bits_set(page_bits(x, p, d->index, LANDED), d->layer_begin, d->layer_end);
     p->asked_bytes -= len;
@@ -689,13 +689,13 @@ static struct checksum_identity identity_of(const struct proto_data *d)
 
 void pull_land(void *token, void *to, const void *from, uint64_t len_bytes)
 {
-    struct arrival *a = token;
+    struct part_arrival *a = token;
     const struct checksum_identity identity = identity_of(&a->data);
     a->checksum = checksum_copy(&identity, to, from, len_bytes);
     a->is_summed = true;
 }
 
-static bool is_genuine(const struct arrival *a)
+static bool is_genuine(const struct part_arrival *a)
 {
     const struct proto_data *d = &a->data;
     const struct checksum_identity identity = identity_of(d);
@@ -704,7 +704,7 @@ static bool is_genuine(const struct arrival *a)
 
 /* A part has been verified: its page may be complete, the complete prefix may grow, the pull may be done.
  * May free p. */
-static void count_verified(struct xfer *x, struct pull *p, const struct arrival *a)
+static void count_verified(struct xfer *x, struct pull *p, const struct part_arrival *a)
 {
     struct pull_page *page = &p->pages[a->data.index];
     p->bytes += a->len;
@@ -727,7 +727,7 @@ static void count_verified(struct xfer *x, struct pull *p, const struct arrival 
 void pull_on_payload_done(struct conn *c, void *token, enum td_status status)
 {
     struct xfer *x = c->x;
-    struct arrival *a = token;
+    struct part_arrival *a = token;
     struct pull *p = a->pull;
     p->arriving--;
     p->moved_ns = c->moved_ns = x->now_ns;

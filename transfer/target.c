@@ -36,9 +36,9 @@
 
 /* Finds or makes the target of an address. Targets are freed by run_timers when target_timer says that
  * nothing needs them. */
-struct target *target_get(struct xfer *x, const char *address)
+struct xfer_target *target_get(struct xfer *x, const char *address)
 {
-    struct target *t = x->targets;
+    struct xfer_target *t = x->targets;
     while (t && strcmp(t->address, address))
         t = t->next;
     if (t)
@@ -52,7 +52,7 @@ struct target *target_get(struct xfer *x, const char *address)
     return t;
 }
 
-static struct outgoing *message_pop(struct target *t)
+static struct outgoing *message_pop(struct xfer_target *t)
 {
     struct outgoing *m = t->messages;
     t->messages = m->next;
@@ -62,7 +62,7 @@ static struct outgoing *message_pop(struct target *t)
 }
 
 /* Keeps m (owned from here on) until the target is up, or drops it when a handshake's limit has passed. */
-void target_queue(struct xfer *x, struct target *t, struct outgoing *m)
+void target_queue(struct xfer *x, struct xfer_target *t, struct outgoing *m)
 {
     m->deadline_ns = x->now_ns + conn_handshake_ns(x);
     *t->messages_tail = m;
@@ -71,7 +71,7 @@ void target_queue(struct xfer *x, struct target *t, struct outgoing *m)
     target_kick(x, t);
 }
 
-void target_free(struct target *t)
+void target_free(struct xfer_target *t)
 {
     while (t->messages)
         free(message_pop(t));
@@ -83,7 +83,7 @@ void target_free(struct target *t)
 
 /* Waits between half of the time and all of it, different in each process: processes that lost the same
  * peer must not come back at the same moment. */
-static void back_off(struct xfer *x, struct target *t, uint32_t n_before)
+static void back_off(struct xfer *x, struct xfer_target *t, uint32_t n_before)
 {
     uint64_t wait = BACKOFF_MIN_NS << (n_before < 5 ? n_before : 5);
     wait = wait < BACKOFF_MAX_NS ? wait : BACKOFF_MAX_NS;
@@ -95,7 +95,7 @@ static void back_off(struct xfer *x, struct target *t, uint32_t n_before)
  * help them. */
 void target_failed(struct conn *c, enum td_status why)
 {
-    struct target *t = c->target;
+    struct xfer_target *t = c->target;
     struct xfer *x = c->x;
     back_off(x, t, t->n_failures++);
     if (why == TD_ERR_PEER_LOST || why == TD_ERR_CANCELLED)
@@ -117,7 +117,7 @@ static void slow_down(const struct conn *c)
 
 void target_is_up(struct conn *c)
 {
-    struct target *t = c->target;
+    struct xfer_target *t = c->target;
     slow_down(c);
     t->n_failures = 0;
     t->trying_ns = 0;
@@ -131,7 +131,7 @@ void target_is_up(struct conn *c)
 
 void target_lost(struct conn *c)
 {
-    struct target *t = c->target;
+    struct xfer_target *t = c->target;
     struct xfer *x = c->x;
     t->conn = NULL;
     due_at(x, x->now_ns);
@@ -145,13 +145,13 @@ void target_lost(struct conn *c)
 
 /* ----------------------------------------------------------------------- pace */
 
-void target_kick(struct xfer *x, struct target *t)
+void target_kick(struct xfer *x, struct xfer_target *t)
 {
     if (!x->stopping && !t->conn) /* else the timer looks again when the present connection is gone */
         due_at(x, t->next_attempt_ns);
 }
 
-static void target_connect(struct xfer *x, struct target *t)
+static void target_connect(struct xfer *x, struct xfer_target *t)
 {
     struct conn *c = conn_add(x, CONN_CONNECTING);
     t->trying_ns = t->trying_ns ? t->trying_ns : x->now_ns;
@@ -161,7 +161,7 @@ static void target_connect(struct xfer *x, struct target *t)
 }
 
 /* Whether a is tried before b: see "Order" above. */
-static bool goes_before(const struct target *a, const struct target *b)
+static bool goes_before(const struct xfer_target *a, const struct xfer_target *b)
 {
     if (!a->n_failures != !b->n_failures)
         return !a->n_failures;
@@ -171,10 +171,10 @@ static bool goes_before(const struct target *a, const struct target *b)
     return a->n_failures ? a->next_attempt_ns < b->next_attempt_ns : a->order < b->order;
 }
 
-static struct target *next_target(const struct xfer *x)
+static struct xfer_target *next_target(const struct xfer *x)
 {
-    struct target *best = NULL;
-    for (struct target *t = x->targets; t; t = t->next)
+    struct xfer_target *best = NULL;
+    for (struct xfer_target *t = x->targets; t; t = t->next)
         if (t->is_needed && !t->conn && x->now_ns >= t->next_attempt_ns && (!best || goes_before(t, best)))
             best = t;
     return best;
@@ -197,7 +197,7 @@ static bool may_connect(struct xfer *x)
 
 void targets_connect(struct xfer *x)
 {
-    struct target *t;
+    struct xfer_target *t;
     while (!x->stopping && (t = next_target(x)) && may_connect(x)) {
         target_connect(x, t);
         x->next_connect_ns = x->now_ns + EVERY_NS;
@@ -211,17 +211,17 @@ static void list_unreached(struct xfer *x)
 {
     uint32_t n = 0;
     pthread_mutex_lock(&x->transport_lock);
-    for (struct target *t = x->targets; t; t = t->next)
+    for (struct xfer_target *t = x->targets; t; t = t->next)
         n += t->is_unreached;
     x->unreached = mem_resize(x->unreached, n, sizeof(*x->unreached));
     x->n_unreached = 0;
-    for (struct target *t = x->targets; t; t = t->next)
+    for (struct xfer_target *t = x->targets; t; t = t->next)
         if (t->is_unreached)
             snprintf(x->unreached[x->n_unreached++], XFER_ADDRESS_BYTES, "%s", t->address);
     pthread_mutex_unlock(&x->transport_lock);
 }
 
-static void note_reach(struct xfer *x, struct target *t)
+static void note_reach(struct xfer *x, struct xfer_target *t)
 {
     uint64_t since = t->trying_ns, patience = x->config.silence_ns * 3 / 2;
     bool is_tried = t->is_wanted && since && !x->stopping,
@@ -242,7 +242,7 @@ static void note_reach(struct xfer *x, struct target *t)
     list_unreached(x);
 }
 
-bool target_timer(struct xfer *x, struct target *t)
+bool target_timer(struct xfer *x, struct xfer_target *t)
 {
     while (t->messages && (x->stopping || x->now_ns >= t->messages->deadline_ns)) {
         log_warn(x->config.log, "message dropped: can't be reached address=%s", t->address);
@@ -269,7 +269,7 @@ struct want_command {
 static void run_want(struct xfer *x, struct command *command)
 {
     struct want_command *w = (struct want_command *)command;
-    for (struct target *t = x->targets; t; t = t->next)
+    for (struct xfer_target *t = x->targets; t; t = t->next)
         t->is_wanted = false;
     for (uint32_t i = 0; i < w->n && !x->stopping; i++)
         target_get(x, w->addresses[i])->is_wanted = true;

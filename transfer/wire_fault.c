@@ -34,8 +34,8 @@ struct parcels {
 };
 
 /* A payload that is received into separate memory, although the protocol was told that it has arrived. */
-struct early {
-    struct early *next;
+struct fault_early {
+    struct fault_early *next;
     void *token;
     uint8_t elsewhere[];
 };
@@ -47,8 +47,8 @@ struct fault_conn {
     struct fault_conn *next;
     struct parcels held;
     struct parcel *overtaken;
-    struct early *early; /* those whose payloads have not ended */
-    uint32_t n_parcels;  /* parcels that are not done */
+    struct fault_early *early; /* those whose payloads have not ended */
+    uint32_t n_parcels;        /* parcels that are not done */
     uint64_t open_due_ns;
     bool is_open_held, is_broken, error_told, is_closing;
 };
@@ -293,9 +293,9 @@ static void on_message(void *user, const uint8_t *header, uint32_t header_len)
         events_of(c)->on_message(c->base.user, header, header_len);
 }
 
-static struct early **early_at(struct fault_conn *c, const void *token)
+static struct fault_early **early_at(struct fault_conn *c, const void *token)
 {
-    struct early **at = &c->early;
+    struct fault_early **at = &c->early;
     while (*at && (*at)->token != token)
         at = &(*at)->next;
     return at;
@@ -309,7 +309,7 @@ static void *on_payload(void *user, const uint8_t *header, uint32_t header_len, 
     void *to = events_of(c)->on_payload(c->base.user, header, header_len, payload_len, token_out);
     if (!to || faults_draw(c->w->faults, FAULT_WIRE_ARRIVAL).kind != FAULT_EARLY)
         return to;
-    struct early *e = mem_zalloc(sizeof(*e) + payload_len);
+    struct fault_early *e = mem_zalloc(sizeof(*e) + payload_len);
     e->token = *token_out;
     e->next = c->early;
     c->early = e;
@@ -327,7 +327,7 @@ static void land(void *user, void *token, void *to, const void *from, uint64_t l
 static void on_payload_done(void *user, void *token, enum td_status status)
 {
     struct fault_conn *c = user;
-    struct early **at = early_at(c, token), *e = *at;
+    struct fault_early **at = early_at(c, token), *e = *at;
     if (e)
         *at = e->next;
     free(e);

@@ -32,7 +32,7 @@ struct xfer_hub {
     struct loop_wire *wires;
 };
 
-struct link { /* shared by the two connections and the envelopes in flight */
+struct loopback_link { /* shared by the two connections and the envelopes in flight */
     atomic_int refs;
     struct loop_wire *wire[2]; /* under the hub's lock; [0] connected, [1] accepted */
     struct loop_conn *conn[2]; /* each is touched by its own side's thread only */
@@ -45,7 +45,7 @@ struct envelope {
     struct mail mail;
     enum envelope_kind kind;
     int to; /* side of the link that receives it */
-    struct link *link;
+    struct loopback_link *link;
     const void *payload;
     uint64_t payload_len;
     wire_done_fn *done;
@@ -58,7 +58,7 @@ struct envelope {
 struct loop_conn {
     struct wire_conn base;
     struct loop_conn *next;
-    struct link *link;
+    struct loopback_link *link;
     int side;
     uint32_t n_receipts; /* receipts that are awaited */
     bool is_closing, error_told;
@@ -88,13 +88,13 @@ void xfer_hub_close(struct xfer_hub *hub)
     free(hub);
 }
 
-static void link_unref(struct link *l)
+static void link_unref(struct loopback_link *l)
 {
     if (atomic_fetch_sub(&l->refs, 1) == 1)
         free(l);
 }
 
-static struct envelope *envelope_new(enum envelope_kind kind, struct link *link, int to, uint32_t header_len)
+static struct envelope *envelope_new(enum envelope_kind kind, struct loopback_link *link, int to, uint32_t header_len)
 {
     struct envelope *e = mem_zalloc(sizeof(*e) + header_len);
     e->kind = kind;
@@ -128,7 +128,7 @@ static void push_or_free(struct xfer_hub *hub, struct envelope *e)
         envelope_free(e);
 }
 
-static struct loop_conn *conn_new(struct loop_wire *w, struct link *link, int side)
+static struct loop_conn *conn_new(struct loop_wire *w, struct loopback_link *link, int side)
 {
     struct loop_conn *c = mem_zalloc(sizeof(*c));
     c->base.wire = &w->base;
@@ -147,7 +147,7 @@ static struct wire_conn *loop_connect(struct wire *base, const char *address, ui
 {
     (void)attempt; /* names of xfers have one address */
     struct loop_wire *w = (struct loop_wire *)base;
-    struct link *link = mem_zalloc(sizeof(*link));
+    struct loopback_link *link = mem_zalloc(sizeof(*link));
     struct loop_conn *c = conn_new(w, link, 0);
     c->base.user = user;
 

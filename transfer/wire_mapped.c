@@ -61,13 +61,13 @@ enum { OFFER = 0x4d01, TAKEN = 0x4d02, LEND = 0x4d03, RETURN = 0x4d04 };
 enum { BOOT_ID = 36, OFFER_BYTES = 32 + BOOT_ID, LEND_HEADER = 24, RETURN_EVERY = 16 };
 
 enum view_state { VIEW_NONE, VIEW_MAPPING, VIEW_READY, VIEW_UNMAPPING, VIEW_GONE };
-enum job_kind { JOB_MAP, JOB_UNMAP, JOB_STOP };
+enum map_job_kind { JOB_MAP, JOB_UNMAP, JOB_STOP };
 
 struct mapped_conn;
 
-struct job { /* sent to the thread and back; part of the connection, which has at most one job at a time */
+struct map_job { /* sent to the thread and back; part of the connection, which has at most one job at a time */
     struct mail mail;
-    enum job_kind kind;
+    enum map_job_kind kind;
     struct mapped_conn *conn;
 };
 
@@ -90,7 +90,7 @@ struct mapped_conn {
     struct loan *loans, **loans_tail;
 
     enum view_state view_state; /* our mapping of the peer's arena */
-    struct job job;
+    struct map_job job;
     uint8_t offer[OFFER_BYTES];
     const uint8_t *view;
     uint64_t view_bytes;
@@ -172,7 +172,7 @@ static void *map_run(void *arg)
         mailbox_wait(&w->jobs, -1);
         struct mail *mail = mailbox_take(&w->jobs);
         while (mail) {
-            struct job *job = (struct job *)mail;
+            struct map_job *job = (struct map_job *)mail;
             mail = mail->next;
             if (job->kind == JOB_STOP)
                 return NULL;
@@ -187,14 +187,14 @@ static void *map_run(void *arg)
 }
 
 /* The job belongs to the thread until take_results has it back; view_state says so. */
-static void job_push(struct mapped_conn *c, enum job_kind kind)
+static void job_push(struct mapped_conn *c, enum map_job_kind kind)
 {
     struct mapped_wire *w = c->w;
     if (!w->thread_runs)
         w->thread = thread_start("xfer-map", map_run, w);
     w->thread_runs = true;
     c->view_state = kind == JOB_MAP ? VIEW_MAPPING : VIEW_UNMAPPING;
-    c->job = (struct job){.kind = kind, .conn = c};
+    c->job = (struct map_job){.kind = kind, .conn = c};
     mailbox_push(&w->jobs, &c->job.mail);
 }
 
@@ -214,8 +214,8 @@ static bool take_results(struct mapped_wire *w)
     struct mail *mail = mailbox_take(&w->results);
     bool any = mail != NULL;
     while (mail) {
-        struct mapped_conn *c = ((struct job *)mail)->conn;
-        enum job_kind kind = ((struct job *)mail)->kind;
+        struct mapped_conn *c = ((struct map_job *)mail)->conn;
+        enum map_job_kind kind = ((struct map_job *)mail)->kind;
         mail = mail->next;
         c->view_state = kind == JOB_MAP && c->view ? VIEW_READY : VIEW_GONE;
         /* A connection that was closed meanwhile keeps its view here; conn_turn has it unmapped. */
@@ -588,7 +588,7 @@ static void mapped_free(struct wire *base)
     struct mapped_wire *w = (struct mapped_wire *)base;
     assert(!w->conns);
     if (w->thread_runs) {
-        struct job stop = {.kind = JOB_STOP};
+        struct map_job stop = {.kind = JOB_STOP};
         mailbox_push(&w->jobs, &stop.mail);
         pthread_join(w->thread, NULL);
         mailbox_take(&w->jobs);

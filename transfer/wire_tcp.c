@@ -58,7 +58,7 @@
 enum { PREFIX_BYTES = 16, BUFFER_BYTES = 16 << 10, PART_BYTES = 1 << 20, TURN_BYTES = 1 << 20 };
 enum { STRANGERS_MAX = 256, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100, EVENTS_A_TURN = 64, PIECES = 32 };
 
-enum conn_state { TCP_RESOLVING, TCP_CONNECTING, TCP_OPEN };
+enum tcp_conn_state { TCP_RESOLVING, TCP_CONNECTING, TCP_OPEN };
 
 struct out { /* a frame to be sent; freed after its done callback */
     struct out *next;
@@ -80,7 +80,7 @@ struct tcp_conn {
     struct wire_conn base;
     struct tcp_wire *w;
     struct tcp_conn *next;
-    enum conn_state state;
+    enum tcp_conn_state state;
     int fd;           /* -1: no socket */
     struct mail mail; /* brings the connection back from the thread that resolved its name */
     struct name_query query;
@@ -369,7 +369,7 @@ static bool conn_read(struct tcp_conn *c)
 
 /* --------------------------------------------------------------- connections */
 
-static struct tcp_conn *conn_new(struct tcp_wire *w, int fd, enum conn_state state)
+static struct tcp_conn *conn_new(struct tcp_wire *w, int fd, enum tcp_conn_state state)
 {
     struct tcp_conn *c = mem_zalloc(sizeof(*c));
     c->base.wire = &w->base;

@@ -67,20 +67,20 @@ enum { TCP_PART_BYTES = 1020 << 10 }; /* a segment less headers; in parts of 256
 #define WARN_EVERY_NS     (30 * NS_PER_S)
 #define SHM_LEAST         (512ull << 20) /* room for a hundred connections */
 
-enum conn_state { CONN_MAKING, CONN_OPEN, CONN_CLOSING, CONN_DESTROYING, CONN_GONE };
-enum job_kind { JOB_MAKE, JOB_DESTROY, JOB_STOP };
+enum ucx_conn_state { CONN_MAKING, CONN_OPEN, CONN_CLOSING, CONN_DESTROYING, CONN_GONE };
+enum ucx_job_kind { JOB_MAKE, JOB_DESTROY, JOB_STOP };
 
 struct ucx_conn;
 
 /* Sent to the connector thread and back; part of the connection, which has at most one job at a time. */
-struct job {
+struct ucx_job {
     struct mail mail;
-    enum job_kind kind;
+    enum ucx_job_kind kind;
     struct ucx_conn *conn;
 };
 
-struct op { /* one send or receive, from the call into UCX to the protocol's callback; freed after it */
-    struct op *next, *prev;
+struct ucx_op { /* one send or receive, from the call into UCX to the protocol's callback; freed after it */
+    struct ucx_op *next, *prev;
     struct ucx_conn *conn;
     wire_done_fn *done; /* of a send */
     void *arg;          /* send: argument of done; receive: the protocol's token */
@@ -100,7 +100,7 @@ struct ucx_wire {
     ucp_listener_h listener;
     struct ucx_conn *conns;
     uint32_t n_making, n_turns;
-    struct op *ended, **ended_tail; /* operations whose callback is due */
+    struct ucx_op *ended, **ended_tail; /* operations whose callback is due */
     struct names *names;
     struct mailbox jobs, results, requests;
     uint64_t warned_ns; /* used by the connector thread only */
@@ -112,8 +112,8 @@ struct ucx_conn {
     struct wire_conn base;
     struct ucx_wire *w;
     struct ucx_conn *next;
-    enum conn_state state;
-    struct job job;
+    enum ucx_conn_state state;
+    struct ucx_job job;
     char *address;              /* connecting side: "HOST:PORT"; owned. NULL: accepted. */
     struct name_query query;    /* resolves address */
     ucp_conn_request_h request; /* accepting side: the request to answer; NULL once it was used */
@@ -122,7 +122,7 @@ struct ucx_conn {
     int worker_fd;
     ucp_ep_h ep;
     ucs_status_ptr_t close_request;
-    struct op *ops; /* operations in flight; a double list */
+    struct ucx_op *ops; /* operations in flight; a double list */
     enum td_status error;
     bool error_told, close_asked;
     enum { PAYLOADS_UNKNOWN, PAYLOADS_EAGER, PAYLOADS_RENDEZVOUS } payloads_by;
@@ -264,7 +264,7 @@ static void *connector_run(void *arg)
         mailbox_wait(&w->jobs, -1);
         struct mail *mail = mailbox_take(&w->jobs);
         while (mail) {
-            struct job *job = (struct job *)mail;
+            struct ucx_job *job = (struct ucx_job *)mail;
             mail = mail->next;
             if (job->kind == JOB_STOP)
                 return NULL;
@@ -277,9 +277,9 @@ static void *connector_run(void *arg)
     }
 }
 
-static void job_push(struct ucx_conn *c, enum job_kind kind)
+static void job_push(struct ucx_conn *c, enum ucx_job_kind kind)
 {
-    c->job = (struct job){.kind = kind, .conn = c};
+    c->job = (struct ucx_job){.kind = kind, .conn = c};
     mailbox_push(&c->w->jobs, &c->job.mail);
 }
 
@@ -291,9 +291,9 @@ static void on_resolved(struct name_query *q)
 
 /* --------------------------------------------------------------- operations */
 
-static struct op *op_new(struct ucx_conn *c, uint32_t header_len)
+static struct ucx_op *op_new(struct ucx_conn *c, uint32_t header_len)
 {
-    struct op *op = mem_zalloc(sizeof(*op) + header_len);
+    struct ucx_op *op = mem_zalloc(sizeof(*op) + header_len);
     op->conn = c;
     op->next = c->ops;
     if (c->ops)
@@ -303,7 +303,7 @@ static struct op *op_new(struct ucx_conn *c, uint32_t header_len)
 }
 
 /* Moves the operation from the connection's list to w->ended; its callback comes from tell_ended. */
-static void op_end(struct op *op, enum td_status status)
+static void op_end(struct ucx_op *op, enum td_status status)
 {
     struct ucx_conn *c = op->conn;
     op->ended = true;
@@ -321,12 +321,12 @@ static void op_end(struct op *op, enum td_status status)
 
 static bool tell_ended(struct ucx_wire *w)
 {
-    struct op *op = w->ended;
+    struct ucx_op *op = w->ended;
     w->ended = NULL;
     w->ended_tail = &w->ended;
     bool any = op != NULL;
     while (op) {
-        struct op *next = op->next;
+        struct ucx_op *next = op->next;
         if (op->is_receive)
             w->base.events.on_payload_done(op->conn->base.user, op->arg, op->status);
         else if (op->done)
@@ -341,7 +341,7 @@ static bool tell_ended(struct ucx_wire *w)
  * thread. */
 static void send_callback(void *request, ucs_status_t status, void *user_data)
 {
-    struct op *op = user_data;
+    struct ucx_op *op = user_data;
     /* While DESTROYING this runs on the connector thread, and take_results ends the operation. */
     if (op->conn->state != CONN_DESTROYING)
         op_end(op, wire_ucx_convert(status));
@@ -386,7 +386,7 @@ static void ucx_send(struct wire_conn *base, const void *header, uint32_t header
 {
     struct ucx_conn *c = conn_of(base);
     assert(header_len <= WIRE_HEADER_MAX);
-    struct op *op = op_new(c, header_len);
+    struct ucx_op *op = op_new(c, header_len);
     conn_stir(c);
     memcpy(op->header, header, header_len);
     op->done = done;
@@ -412,7 +412,7 @@ static void ucx_send(struct wire_conn *base, const void *header, uint32_t header
 
 static void receive(struct ucx_conn *c, void *data, size_t len, void *destination, void *token, bool is_rendezvous)
 {
-    struct op *op = op_new(c, 0);
+    struct ucx_op *op = op_new(c, 0);
     op->is_receive = true;
     op->arg = token;
     if (!is_rendezvous) {
@@ -585,7 +585,7 @@ static bool take_results(struct ucx_wire *w)
     struct mail *mail = mailbox_take(&w->results);
     bool any = mail != NULL;
     while (mail) {
-        struct job *job = (struct job *)mail;
+        struct ucx_job *job = (struct ucx_job *)mail;
         struct ucx_conn *c = job->conn;
         mail = mail->next;
         if (job->kind == JOB_MAKE) {
@@ -786,7 +786,7 @@ static void ucx_free(struct wire *base)
     /* Before the connector, to which names.h hands connections on. No connection is left to be resolved. */
     names_close(w->names);
     if (w->connector_runs) {
-        struct job stop = {.kind = JOB_STOP};
+        struct ucx_job stop = {.kind = JOB_STOP};
         mailbox_push(&w->jobs, &stop.mail);
         pthread_join(w->connector, NULL);
         mailbox_take(&w->jobs);

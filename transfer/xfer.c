@@ -101,9 +101,9 @@ static void run_timers(struct xfer *x)
         next = p->next;
         pull_timer(x, p);
     }
-    struct target **at = &x->targets;
+    struct xfer_target **at = &x->targets;
     while (*at) {
-        struct target *t = *at;
+        struct xfer_target *t = *at;
         if (target_timer(x, t)) {
             at = &t->next;
             continue;
@@ -227,7 +227,7 @@ static void xfer_free(struct xfer *x)
 {
     wire_free(x->wire);
     while (x->targets) {
-        struct target *t = x->targets;
+        struct xfer_target *t = x->targets;
         x->targets = t->next;
         target_free(t);
     }

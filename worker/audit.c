@@ -39,9 +39,9 @@ static void count_all(struct worker *w, struct account *a, Tandem__Worker__V1__A
         for (uint32_t i = l->seq ? engine_seq_first_page(l->seq) : 0; i < n; i++)
             a->by_sequences[pages[i].index]++;
     }
-    for (const struct lease *l = w->leases; l; l = l->next, m->leases++)
+    for (const struct worker_lease *l = w->leases; l; l = l->next, m->leases++)
         count_held(a->by_transfers, &l->held);
-    for (const struct pull *p = w->pulls; p; p = p->next, m->pulls++)
+    for (const struct worker_pull *p = w->pulls; p; p = p->next, m->pulls++)
         count_held(a->by_transfers, &p->held);
     for (const struct offer *o = w->offers; o; o = o->next)
         count_held(a->by_transfers, &o->held);

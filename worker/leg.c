@@ -369,7 +369,7 @@ static void accept_decode(struct worker *w, struct leg *leg, uint32_t n_matched)
     uint32_t n_pages;
     const struct page_ref *pages = engine_seq_pages(leg->seq, &n_pages);
     engine_seq_fill(w->engine, leg->seq);
-    struct pull *p = leg->pull = pull_open(w, leg, pages + n_matched, NULL, n_pages - n_matched);
+    struct worker_pull *p = leg->pull = pull_open(w, leg, pages + n_matched, NULL, n_pages - n_matched);
     p->n_have = n_matched - leg->first_page;
     metrics_inc(w->counters, WORKER_DECODE_CACHED_TOKENS, (uint64_t)p->n_have * w->geometry.layout.page_tokens);
     pull_start(w, p, leg->id, leg->peer, leg->peer_incarnation, leg->deadline_ns);
@@ -587,7 +587,7 @@ void leg_flush(struct worker *w)
 /* ------------------------------------------------------------ pulls ended */
 
 /* A handover is complete. Checks its size and tail, then lets the sequence run on from the first token. */
-static void kv_arrived(struct worker *w, struct leg *leg, const struct work *work)
+static void kv_arrived(struct worker *w, struct leg *leg, const struct worker_work *work)
 {
     uint32_t n_tokens, n_pages;
     struct sampled first;
@@ -611,9 +611,9 @@ static void kv_arrived(struct worker *w, struct leg *leg, const struct work *wor
 }
 
 /* A pull has ended: nothing writes into its pages any more. Gives up their holds and goes on with the leg. */
-void leg_pull_ended(struct worker *w, struct work *work)
+void leg_pull_ended(struct worker *w, struct worker_work *work)
 {
-    struct pull *p = work->pull;
+    struct worker_pull *p = work->pull;
     struct leg *leg = p->leg;
     bool is_load = leg && prefix_pull_ended(w, leg, p, work);
     pull_close(w, p);

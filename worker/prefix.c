@@ -37,14 +37,15 @@ static const char *address_of(const struct leg *leg, uint32_t source)
 }
 
 /* A load from that source with room for another block; if there is none, a new one for `cap` blocks. */
-static struct load *load_of(struct leg *leg, uint32_t source, uint32_t cap)
+static struct prefix_source *load_of(struct leg *leg, uint32_t source, uint32_t cap)
 {
     for (uint32_t i = leg->n_loads; i-- > 0;)
         if (leg->loads[i].source == source && leg->loads[i].n < leg->loads[i].cap)
             return &leg->loads[i];
     leg->loads = mem_resize(leg->loads, leg->n_loads + 1, sizeof(*leg->loads));
     cap = cap < STORE_MAX_KEYS ? cap : STORE_MAX_KEYS;
-    leg->loads[leg->n_loads] = (struct load){.source = source, .cap = cap, .blocks = mem_array(cap, sizeof(uint32_t))};
+    leg->loads[leg->n_loads] =
+        (struct prefix_source){.source = source, .cap = cap, .blocks = mem_array(cap, sizeof(uint32_t))};
     return &leg->loads[leg->n_loads++];
 }
 
@@ -61,14 +62,14 @@ static void list_blocks(struct leg *leg, uint32_t n_have, uint32_t usable)
         if (r->first > next)
             return;
         for (; next < end; next++) {
-            struct load *l = load_of(leg, r->store, usable - next);
+            struct prefix_source *l = load_of(leg, r->store, usable - next);
             l->blocks[l->n++] = next;
         }
     }
 }
 
 /* Sends one load's question. Its id also names the lease that the source will grant. */
-static void ask(struct worker *w, struct leg *leg, struct load *l)
+static void ask(struct worker *w, struct leg *leg, struct prefix_source *l)
 {
     uint32_t n_keys, n_computed;
     const struct block_key *keys = engine_seq_keys(leg->seq, &n_keys, &n_computed);
@@ -118,7 +119,7 @@ void prefix_ask(struct worker *w, struct leg *leg)
 /* ----------------------------------------------------------------- loading */
 
 /* Entries of l->blocks that come before that block of the prompt. */
-static uint32_t n_before(const struct load *l, uint32_t block)
+static uint32_t n_before(const struct prefix_source *l, uint32_t block)
 {
     uint32_t n = 0;
     while (n < l->n && l->blocks[n] < block)
@@ -127,9 +128,9 @@ static uint32_t n_before(const struct load *l, uint32_t block)
 }
 
 /* Withdraws a question: a pull that is cancelled at once makes the source drop its lease early. */
-static void unask(struct worker *w, struct leg *leg, struct load *l)
+static void unask(struct worker *w, struct leg *leg, struct prefix_source *l)
 {
-    struct pull *p = pull_open(w, NULL, NULL, NULL, 0);
+    struct worker_pull *p = pull_open(w, NULL, NULL, NULL, 0);
     pull_start(w, p, l->id, address_of(leg, l->source), 0, clock_now(&w->clock) + LOAD_NS);
     xfer_pull_cancel(w->xfer, l->id);
 }
@@ -138,7 +139,7 @@ static void unask(struct worker *w, struct leg *leg, struct load *l)
 void prefix_drop(struct worker *w, struct leg *leg)
 {
     for (uint32_t i = 0; i < leg->n_loads; i++) {
-        struct load *l = &leg->loads[i];
+        struct prefix_source *l = &leg->loads[i];
         if (l->pull) {
             xfer_pull_cancel(w->xfer, l->id);
             l->pull->leg = NULL;
@@ -153,7 +154,7 @@ void prefix_drop(struct worker *w, struct leg *leg)
 }
 
 /* Pulls what the load's source has and the pool has not. */
-static void start(struct worker *w, struct leg *leg, struct load *l, uint32_t n_have)
+static void start(struct worker *w, struct leg *leg, struct prefix_source *l, uint32_t n_have)
 {
     l->n_have = l->n_got = n_before(l, n_have);
     if (l->n_have == l->n) {
@@ -203,7 +204,7 @@ static uint32_t first_missing(const struct leg *leg)
 {
     uint32_t missing = UINT32_MAX, end = leg->n_matched;
     for (uint32_t i = 0; i < leg->n_loads; i++) {
-        const struct load *l = &leg->loads[i];
+        const struct prefix_source *l = &leg->loads[i];
         if (l->n_got < l->n && l->blocks[l->n_got] < missing)
             missing = l->blocks[l->n_got];
         if (l->blocks[l->n - 1] + 1 > end)
@@ -213,7 +214,7 @@ static uint32_t first_missing(const struct leg *leg)
 }
 
 /* Counts the tokens of a load that are used, those before block n_filled, in metrics and in the leg. */
-static void count(struct worker *w, struct leg *leg, const struct load *l, uint32_t n_filled)
+static void count(struct worker *w, struct leg *leg, const struct prefix_source *l, uint32_t n_filled)
 {
     uint32_t page_tokens = w->geometry.layout.page_tokens, all = l->found.n_dram + l->found.n_ssd;
     uint32_t n = n_before(l, n_filled);
@@ -236,7 +237,7 @@ static void count(struct worker *w, struct leg *leg, const struct load *l, uint3
 static uint32_t known_to_stores(const struct leg *leg, uint32_t n_filled)
 {
     for (uint32_t i = 0; i < leg->n_loads; i++) {
-        const struct load *l = &leg->loads[i];
+        const struct prefix_source *l = &leg->loads[i];
         if (l->source >= leg->n_stores && l->n_have < l->n && l->blocks[l->n_have] < n_filled)
             n_filled = l->blocks[l->n_have];
     }
@@ -255,7 +256,7 @@ static void all_ended(struct worker *w, struct leg *leg)
 }
 
 /* Adds a load that brought something to the sums over all stores, or over all workers. */
-static void note_source(struct worker *w, struct leg *leg, const struct load *l)
+static void note_source(struct worker *w, struct leg *leg, const struct prefix_source *l)
 {
     uint64_t now = clock_now(&w->clock);
     if (l->source < leg->n_stores) {
@@ -268,14 +269,14 @@ static void note_source(struct worker *w, struct leg *leg, const struct load *l)
     }
 }
 
-bool prefix_pull_ended(struct worker *w, struct leg *leg, const struct pull *p, const struct work *work)
+bool prefix_pull_ended(struct worker *w, struct leg *leg, const struct worker_pull *p, const struct worker_work *work)
 {
     uint32_t i = 0;
     while (i < leg->n_loads && leg->loads[i].pull != p)
         i++;
     if (i == leg->n_loads)
         return false;
-    struct load *l = &leg->loads[i];
+    struct prefix_source *l = &leg->loads[i];
     const struct xfer_pull_result *r = &work->result;
     l->pull = NULL;
     l->is_over = true;
@@ -295,7 +296,7 @@ bool prefix_pull_ended(struct worker *w, struct leg *leg, const struct pull *p, 
 
 static bool is_leased(const struct worker *w, struct xfer_id id)
 {
-    for (const struct lease *l = w->leases; l; l = l->next)
+    for (const struct worker_lease *l = w->leases; l; l = l->next)
         if (l->id.incarnation == id.incarnation && l->id.counter == id.counter)
             return true;
     return false;
@@ -336,7 +337,7 @@ void prefix_asked(struct worker *w, const struct bytes *message, uint64_t reader
                  (unsigned long long)id.incarnation, (unsigned long long)id.counter);
         return;
     }
-    struct lease *l = lease_open(w, id, reader, true);
+    struct worker_lease *l = lease_open(w, id, reader, true);
     uint32_t n = atomic_load(&w->stopping) ? 0 : take_blocks(w, &m, refs);
     struct xfer_page *pages = mem_array(n, sizeof(*pages));
     for (uint32_t i = 0; i < n; i++) {

@@ -99,7 +99,7 @@ static void lease_wanted(struct worker *w, struct offer *o, const struct store_w
         n++;
     if (!n || n < m->n) /* nothing is wanted, or a position is outside the offer */
         return;
-    struct lease *l = lease_open(w, o->id, 0, false);
+    struct worker_lease *l = lease_open(w, o->id, 0, false);
     struct xfer_page *pages = mem_array(n, sizeof(*pages));
     for (uint32_t i = 0; i < n; i++) {
         struct page_ref ref = o->held.pages[store_want_at(m, i)];

@@ -35,17 +35,17 @@ void held_drop(struct worker *w, struct held_pages *h, bool in_doubt)
 static void on_lease_end(void *user, struct xfer_id id, enum td_status status, bool in_doubt)
 {
     (void)id;
-    struct lease *l = user;
-    struct work *work = work_new(WORK_LEASE_END);
+    struct worker_lease *l = user;
+    struct worker_work *work = work_new(WORK_LEASE_END);
     work->lease = l;
     work->status = status;
     work->in_doubt = in_doubt;
     mailbox_push(&l->worker->mailbox, &work->mail);
 }
 
-struct lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_incarnation, bool reader_is_up)
+struct worker_lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_incarnation, bool reader_is_up)
 {
-    struct lease *l = mem_zalloc(sizeof(*l));
+    struct worker_lease *l = mem_zalloc(sizeof(*l));
     l->worker = w;
     l->id = id;
     l->next = w->leases;
@@ -64,12 +64,12 @@ struct lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_in
 
 void lease_cancel(struct worker *w, struct xfer_id id)
 {
-    for (const struct lease *l = w->leases; l; l = l->next)
+    for (const struct worker_lease *l = w->leases; l; l = l->next)
         if (l->id.incarnation == id.incarnation && l->id.counter == id.counter)
             xfer_lease_cancel(w->xfer, id);
 }
 
-void lease_close(struct worker *w, struct lease *l, bool in_doubt)
+void lease_close(struct worker *w, struct worker_lease *l, bool in_doubt)
 {
     *(l->prev ? &l->prev->next : &w->leases) = l->next;
     if (l->next)
@@ -85,7 +85,7 @@ void lease_close(struct worker *w, struct lease *l, bool in_doubt)
 static void *place(void *user, struct xfer_id id, uint32_t index)
 {
     (void)id;
-    const struct pull *p = user;
+    const struct worker_pull *p = user;
     return index - p->n_have < p->held.n ? p->addresses[index - p->n_have] : NULL;
 }
 
@@ -93,8 +93,8 @@ static void *place(void *user, struct xfer_id id, uint32_t index)
 static void on_pull_end(void *user, struct xfer_id id, const struct xfer_pull_result *result)
 {
     (void)id;
-    struct pull *p = user;
-    struct work *work = work_new(WORK_PULL_END);
+    struct worker_pull *p = user;
+    struct worker_work *work = work_new(WORK_PULL_END);
     work->pull = p;
     work->status = result->status;
     work->result = *result;
@@ -104,10 +104,10 @@ static void on_pull_end(void *user, struct xfer_id id, const struct xfer_pull_re
     mailbox_push(&p->worker->mailbox, &work->mail);
 }
 
-struct pull *pull_open(struct worker *w, struct leg *leg, const struct page_ref *pages, const uint32_t *which,
-                       uint32_t n)
+struct worker_pull *pull_open(struct worker *w, struct leg *leg, const struct page_ref *pages, const uint32_t *which,
+                              uint32_t n)
 {
-    struct pull *p = mem_zalloc(sizeof(*p));
+    struct worker_pull *p = mem_zalloc(sizeof(*p));
     p->worker = w;
     p->leg = leg;
     p->next = w->pulls;
@@ -123,7 +123,7 @@ struct pull *pull_open(struct worker *w, struct leg *leg, const struct page_ref 
     return p;
 }
 
-void pull_close(struct worker *w, struct pull *p)
+void pull_close(struct worker *w, struct worker_pull *p)
 {
     *(p->prev ? &p->prev->next : &w->pulls) = p->next;
     if (p->next)
@@ -135,7 +135,7 @@ void pull_close(struct worker *w, struct pull *p)
     free(p);
 }
 
-void pull_start(struct worker *w, struct pull *p, struct xfer_id id, const char *address, uint64_t incarnation,
+void pull_start(struct worker *w, struct worker_pull *p, struct xfer_id id, const char *address, uint64_t incarnation,
                 uint64_t deadline_ns)
 {
     w->n_wire++;
@@ -158,7 +158,7 @@ void wire_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const vo
     struct worker *w = user;
     if (kind != STORE_WANT && kind != STORE_LOOKUP)
         return;
-    struct work *work = work_new(kind == STORE_WANT ? WORK_WANT : WORK_LOOKUP);
+    struct worker_work *work = work_new(kind == STORE_WANT ? WORK_WANT : WORK_LOOKUP);
     work->sender = xfer_peer_incarnation(peer);
     bytes_append(&work->data, data, len_bytes);
     mailbox_push(&w->mailbox, &work->mail);

@@ -90,9 +90,9 @@ const struct option WORKER_OPTIONS[] = {
 
 static const struct metric_info METRIC_INFO[] = {METRICS_TABLE(WORKER_METRICS)};
 
-struct work *work_new(enum work_kind kind)
+struct worker_work *work_new(enum worker_work_kind kind)
 {
-    struct work *work = mem_zalloc(sizeof(*work));
+    struct worker_work *work = mem_zalloc(sizeof(*work));
     work->kind = kind;
     return work;
 }
@@ -134,7 +134,7 @@ static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
 static void deliver(void *user, struct link_mail *mail)
 {
     struct worker *w = user;
-    struct work *work = work_new(WORK_LINK);
+    struct worker_work *work = work_new(WORK_LINK);
     work->link = mail;
     mailbox_push(&w->mailbox, &work->mail);
 }
@@ -431,7 +431,7 @@ static void on_link(struct worker *w, struct link_mail *mail)
 }
 
 /* Handles one piece of mail and frees it. */
-static void on_work(struct worker *w, struct work *work)
+static void on_work(struct worker *w, struct worker_work *work)
 {
     switch (work->kind) {
     case WORK_LINK:
@@ -464,7 +464,7 @@ static void take_mail(struct worker *w)
 {
     for (struct mail *m = mailbox_take(&w->mailbox), *next; m; m = next) {
         next = m->next;
-        on_work(w, (struct work *)m); /* mail is the first member of struct work */
+        on_work(w, (struct worker_work *)m); /* mail is the first member of struct worker_work */
     }
 }
 

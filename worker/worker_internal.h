@@ -55,8 +55,8 @@ struct held_pages {
 };
 
 /* The reader's side of one transfer; exists from pull_open() until pull_close(), which follows its end. */
-struct pull {
-    struct pull *prev, *next; /* list of the worker, which audits walk */
+struct worker_pull {
+    struct worker_pull *prev, *next; /* list of the worker, which audits walk */
     struct worker *worker;
     struct xfer_id id;
     struct leg *leg; /* NULL: nobody waits for the KV; the pull only holds its pages until it has ended */
@@ -70,8 +70,8 @@ struct pull {
 };
 
 /* The holder's side of one transfer; exists from lease_open() until lease_close(), which follows its end. */
-struct lease {
-    struct lease *prev, *next; /* list of the worker, which audits walk */
+struct worker_lease {
+    struct worker_lease *prev, *next; /* list of the worker, which audits walk */
     struct worker *worker;
     struct xfer_id id;
     struct held_pages held;
@@ -102,11 +102,11 @@ struct store_run {
 };
 
 /* The blocks that one source of a leg's prefix was asked for, and the pull that brings them. */
-struct load {
+struct prefix_source {
     struct xfer_id id;
     uint32_t source;          /* numbered as in store_run */
     uint32_t *blocks, n, cap; /* positions in the prompt's chain of blocks, ascending */
-    struct pull *pull;        /* NULL: not started, or ended */
+    struct worker_pull *pull; /* NULL: not started, or ended */
     bool is_over;
     /* Leading entries of blocks[] that were in the pool when the pull started, and that are there now. */
     uint32_t n_have, n_got;
@@ -120,16 +120,16 @@ struct leg {
     enum _Tandem__Worker__V1__LegKind kind;
     struct link *link;
     struct seq *seq;
-    struct lease *lease; /* PREFILL whose request has a decode leg; NULL after the lease ended */
-    struct pull *pull;   /* DECODE: the handover; NULL before admission and after its end */
-    char *peer;          /* transfer address of the prefill worker; NULL: none */
+    struct worker_lease *lease; /* PREFILL whose request has a decode leg; NULL after the lease ended */
+    struct worker_pull *pull;   /* DECODE: the handover; NULL before admission and after its end */
+    char *peer;                 /* transfer address of the prefill worker; NULL: none */
     struct store_ref *stores;
     char **holders; /* transfer addresses of other workers that have some of the prompt's blocks */
     struct store_run *runs;
     uint32_t n_stores, n_holders, n_runs, hot_blocks, tenant;
 
     /* Written by prefix.c. loads were asked for; n_loading of them are being pulled. */
-    struct load *loads;
+    struct prefix_source *loads;
     uint32_t n_loads, n_loading;
     /* First block that was asked for; blocks that were in the pool when the sequence got its pages. */
     uint32_t load_first, n_matched;
@@ -197,8 +197,8 @@ struct worker {
     struct backlog backlog;
     struct keeps keeps;
     struct offer *offers;
-    struct lease *leases;
-    struct pull *pulls;
+    struct worker_lease *leases;
+    struct worker_pull *pulls;
     uint32_t n_wire; /* pulls and leases that have not ended; closing waits for them */
     /* Tokens sampled since the last leg_flush(). */
     struct out_token *out;
@@ -232,15 +232,15 @@ struct worker {
 };
 
 /* Mail to the engine thread: LINK comes from rpc threads, STOP from worker_stop(), the others from xfer. */
-enum work_kind { WORK_LINK, WORK_PULL_END, WORK_LEASE_END, WORK_WANT, WORK_LOOKUP, WORK_STOP };
+enum worker_work_kind { WORK_LINK, WORK_PULL_END, WORK_LEASE_END, WORK_WANT, WORK_LOOKUP, WORK_STOP };
 
 /* One message of another thread to the engine thread, which frees it. */
-struct work {
+struct worker_work {
     struct mail mail;
-    enum work_kind kind;
+    enum worker_work_kind kind;
     struct link_mail *link;
-    struct pull *pull;
-    struct lease *lease;
+    struct worker_pull *pull;
+    struct worker_lease *lease;
     enum td_status status;
     bool in_doubt;
     struct xfer_pull_result result; /* its tail points at tail_data */
@@ -249,7 +249,7 @@ struct work {
     uint64_t sender;   /* WORK_WANT, WORK_LOOKUP: incarnation of the process that sent the message */
 };
 
-struct work *work_new(enum work_kind kind);
+struct worker_work *work_new(enum worker_work_kind kind);
 struct xfer_id worker_new_id(struct worker *w);
 /* Adds a page and takes a transfer hold on it. Somebody else must hold the page already (kvpool.h). */
 void held_add(struct worker *w, struct held_pages *h, struct page_ref page);
@@ -263,7 +263,7 @@ void leg_cancel_link(struct worker *w, const struct link *link);
 void leg_expire(struct worker *w, uint64_t now);
 void leg_cancel_all(struct worker *w, enum td_status why, const char *text);
 void leg_flush(struct worker *w); /* after a step: sends tokens, ends legs */
-void leg_pull_ended(struct worker *w, struct work *work);
+void leg_pull_ended(struct worker *w, struct worker_work *work);
 void leg_on_admitted(void *user, struct seq *seq, uint32_t n_matched);
 void leg_on_pages_ready(void *user, struct seq *seq, uint32_t first, uint32_t n, uint16_t begin, uint16_t end);
 void leg_on_token(void *user, struct seq *seq, const struct sampled *token);
@@ -274,19 +274,19 @@ void leg_on_end(void *user, struct seq *seq, enum seq_finish finish);
  * Grants a lease with no pages yet. reader_incarnation: the process that may pull it; 0: the first one that
  * asks for the id. reader_is_up: that process is connected now, so the lease ends when its connection does.
  */
-struct lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_incarnation, bool reader_is_up);
+struct worker_lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_incarnation, bool reader_is_up);
 /*
  * Makes a pull and holds its n pages: page i of what is pulled lands in pages[which[i]], or in pages[i] if
  * which is NULL. leg NULL: nobody waits for it. The arrays are borrowed during the call.
  */
-struct pull *pull_open(struct worker *w, struct leg *leg, const struct page_ref *pages, const uint32_t *which,
-                       uint32_t n);
-void lease_cancel(struct worker *w, struct xfer_id id);             /* does nothing if the lease is over */
-void lease_close(struct worker *w, struct lease *l, bool in_doubt); /* after on_lease_end: frees it */
+struct worker_pull *pull_open(struct worker *w, struct leg *leg, const struct page_ref *pages, const uint32_t *which,
+                              uint32_t n);
+void lease_cancel(struct worker *w, struct xfer_id id);                    /* does nothing if the lease is over */
+void lease_close(struct worker *w, struct worker_lease *l, bool in_doubt); /* after on_lease_end: frees it */
 /* Frees a pull after on_pull_end. */
-void pull_close(struct worker *w, struct pull *p);
+void pull_close(struct worker *w, struct worker_pull *p);
 /* Sends the pull on its way; on_pull_end comes exactly once, as WORK_PULL_END. */
-void pull_start(struct worker *w, struct pull *p, struct xfer_id id, const char *address, uint64_t incarnation,
+void pull_start(struct worker *w, struct worker_pull *p, struct xfer_id id, const char *address, uint64_t incarnation,
                 uint64_t deadline_ns);
 void wire_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes);
 
@@ -298,7 +298,7 @@ void prefix_ask(struct worker *w, struct leg *leg); /* when the leg starts */
  */
 bool prefix_load(struct worker *w, struct leg *leg, uint32_t n_have);
 /* Returns false if p is not a load of the leg's prefix. */
-bool prefix_pull_ended(struct worker *w, struct leg *leg, const struct pull *p, const struct work *work);
+bool prefix_pull_ended(struct worker *w, struct leg *leg, const struct worker_pull *p, const struct worker_work *work);
 void prefix_drop(struct worker *w, struct leg *leg); /* cancels all loads that have not ended */
 /* Another worker asks for blocks. */
 void prefix_asked(struct worker *w, const struct bytes *message, uint64_t reader);

@@ -316,7 +316,7 @@ static inline vf step_dp(vf w, vf x, vf acc)
 #include "kernels/cpu/simd.inc.h"
 
 /* These are calls of their own, so that no arithmetic moves across the change of mode. */
-static __attribute__((noinline)) void multiply_dp(const struct tile *t, uint32_t rows)
+static __attribute__((noinline)) void multiply_dp(const struct cpu_tile *t, uint32_t rows)
 {
     any_tile(t, rows, LINEAR_DP);
 }
@@ -328,7 +328,7 @@ static __attribute__((noinline)) void multiply_few_dp(const struct few_job *f, u
 
 static const struct linear_loops PAIR_LOOPS = {multiply_dp, multiply_few_dp};
 
-void cpu_avx2_linear_bf16(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1)
+void cpu_avx2_linear_bf16(const struct cpu_linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1)
 {
     enum { FLUSH_TO_ZERO = 0x8000, SUBNORMALS_ARE_ZERO = 0x40 };
     _Alignas(64) float sums[ROW_BLOCK * PANEL];

@@ -5,7 +5,7 @@
 
 #include "kernels/cpu/limits.inc.h"
 
-static void multiply_dp(const struct tile *t, uint32_t rows)
+static void multiply_dp(const struct cpu_tile *t, uint32_t rows)
 {
     any_tile(t, rows, LINEAR_DP);
 }
@@ -17,7 +17,7 @@ static void multiply_few_dp(const struct few_job *f, uint32_t rows)
 
 static const struct linear_loops PAIR_LOOPS = {multiply_dp, multiply_few_dp};
 
-void cpu_avx512_linear_bf16(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1)
+void cpu_avx512_linear_bf16(const struct cpu_linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1)
 {
     _Alignas(64) float sums[ROW_BLOCK * PANEL];
     sum_panel(job, panel, row0, row1, sums, &PAIR_LOOPS);

@@ -205,8 +205,8 @@ struct k_stack {
 /* The groups of one call, cut into pieces: a piece is a panel of a matrix and a block of rows. */
 struct linear_run {
     const struct row_group *groups;
-    struct linear_job shape; /* strides and accumulate only */
-    void (*linear)(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
+    struct cpu_linear_job shape; /* strides and accumulate only */
+    void (*linear)(const struct cpu_linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
     uint32_t n_groups;
     uint32_t *first_piece; /* [n_groups + 1] */
     uint32_t *words;       /* COMPUTE_BF16: rounded activations, group after group; else NULL */
@@ -236,7 +236,7 @@ static void run_linear(void *arg, uint32_t piece, uint32_t thread)
     const struct linear_run *r = arg;
     uint32_t i = find_piece(r->first_piece, r->n_groups, piece);
     const struct row_group *g = &r->groups[i];
-    struct linear_job job = r->shape;
+    struct cpu_linear_job job = r->shape;
     job.w = g->w;
     job.x = r->words ? (const void *)(r->words + (size_t)r->first_row[i] * job.x_stride) : g->x;
     job.y = g->y;
@@ -291,8 +291,8 @@ static void linear(struct cpu_kernels *k, const struct row_group *groups, uint32
     r.words = rounds ? memory : NULL;
     r.first_piece = memory + words;
     r.first_row = r.first_piece + n_groups + 1;
-    r.shape =
-        (struct linear_job){.x_stride = rounds ? w->n_steps : x_stride, .y_stride = y_stride, .accumulate = accumulate};
+    r.shape = (struct cpu_linear_job){
+        .x_stride = rounds ? w->n_steps : x_stride, .y_stride = y_stride, .accumulate = accumulate};
     r.linear = rounds ? k->ops->linear_bf16 : k->ops->linear_f32;
     r.first_piece[0] = r.first_row[0] = 0;
     for (uint32_t i = 0; i < n_groups; i++) {

@@ -105,7 +105,7 @@ static inline uint32_t int4_shift(uint32_t i)
     return i % 64 / 32 * 4;
 }
 
-struct linear_job {
+struct cpu_linear_job {
     const struct k_matrix *w;
     const void *x; /* [T][n_steps]: COMPUTE_F32 floats, COMPUTE_BF16 words of two bf16 */
     size_t x_stride, y_stride;
@@ -157,8 +157,8 @@ static inline uint8_t *attn_kv_at(const struct k_attn *a, const struct k_attn_se
 /* The functions of one instruction set. Rows are row0 <= r < row1, row1 - row0 <= ROW_BLOCK. */
 struct cpu_ops {
     const char *name;
-    void (*linear_f32)(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
-    void (*linear_bf16)(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
+    void (*linear_f32)(const struct cpu_linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
+    void (*linear_bf16)(const struct cpu_linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
     void (*round_pairs)(const float *x, uint32_t n_in, uint32_t *words_out); /* (n_in + 1) / 2 words */
     void (*rmsnorm)(const float *x, const float *w, float eps, uint32_t dim, float *y);
     void (*glu)(const float *gate, const float *up, uint32_t dim, const struct k_glu *glu, float *out);
@@ -185,10 +185,10 @@ struct cpu_ops {
 extern const struct cpu_ops cpu_plain;
 #ifdef KERNELS_SIMD
 /* Functions that avx512.c takes from the other files. */
-void cpu_avx2_linear_bf16(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
+void cpu_avx2_linear_bf16(const struct cpu_linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
 double cpu_avx2_peak_bf16(void);
 double cpu_avx512_peak_bf16(void);
-void cpu_avx512_linear_bf16(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
+void cpu_avx512_linear_bf16(const struct cpu_linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1);
 
 extern const struct cpu_ops cpu_avx2;
 extern const struct cpu_ops cpu_avx512;

@@ -19,7 +19,7 @@ enum {
     CHUNK = 4096,    /* ids whose weights are summed at once if all ids may be drawn */
 };
 
-struct candidate {
+struct draw_candidate {
     uint32_t id;
     float key; /* order of selection: the logit, or how typical it is */
     uint64_t weight;
@@ -31,32 +31,32 @@ struct draw {
     const float *x;
     uint32_t n;
     float max;
-    struct candidate *candidates; /* [n] */
-    float *e, *surprises;         /* [n], by id */
-    uint32_t *ids, n_ids;         /* [n] */
+    struct draw_candidate *candidates; /* [n] */
+    float *e, *surprises;              /* [n], by id */
+    uint32_t *ids, n_ids;              /* [n] */
 };
 
 size_t k_draw_scratch_bytes(uint32_t n)
 {
-    return n * (sizeof(struct candidate) + 2 * sizeof(float) + sizeof(uint32_t));
+    return n * (sizeof(struct draw_candidate) + 2 * sizeof(float) + sizeof(uint32_t));
 }
 
 /* -------------------------------------------------------------- selection */
 
 /* A larger key comes first; of equal keys the lower id. */
-static inline bool before(const struct candidate *a, const struct candidate *b)
+static inline bool before(const struct draw_candidate *a, const struct draw_candidate *b)
 {
     return a->key != b->key ? a->key > b->key : a->id < b->id;
 }
 
-static void swap(struct candidate *a, struct candidate *b)
+static void swap(struct draw_candidate *a, struct draw_candidate *b)
 {
-    struct candidate c = *a;
+    struct draw_candidate c = *a;
     *a = *b;
     *b = c;
 }
 
-static void sort_few(struct candidate *c, uint32_t n)
+static void sort_few(struct draw_candidate *c, uint32_t n)
 {
     for (uint32_t i = 1; i < n; i++)
         for (uint32_t j = i; j && before(&c[j], &c[j - 1]); j--)
@@ -64,7 +64,7 @@ static void sort_few(struct candidate *c, uint32_t n)
 }
 
 /* Moves candidates before a pivot (median of three) to the front. Returns how many: not 0, not all. */
-static uint32_t partition(struct candidate *c, uint32_t n)
+static uint32_t partition(struct draw_candidate *c, uint32_t n)
 {
     uint32_t m = n / 2, kept = 0;
     if (before(&c[m], &c[0]))
@@ -73,7 +73,7 @@ static uint32_t partition(struct candidate *c, uint32_t n)
         swap(&c[n - 1], &c[0]);
     if (before(&c[n - 1], &c[m]))
         swap(&c[n - 1], &c[m]);
-    struct candidate pivot = c[m];
+    struct draw_candidate pivot = c[m];
     swap(&c[m], &c[n - 1]);
     for (uint32_t i = 0; i + 1 < n; i++)
         if (before(&c[i], &pivot))
@@ -82,7 +82,7 @@ static uint32_t partition(struct candidate *c, uint32_t n)
     return kept;
 }
 
-static uint64_t weight_of(const struct candidate *c, uint32_t n)
+static uint64_t weight_of(const struct draw_candidate *c, uint32_t n)
 {
     uint64_t sum = 0;
     for (uint32_t i = 0; i < n; i++)
@@ -91,7 +91,7 @@ static uint64_t weight_of(const struct candidate *c, uint32_t n)
 }
 
 /* The last of as few first candidates as together have the weight want; the very last if all have less. */
-static struct candidate select_weight(struct candidate *c, uint32_t n, uint64_t want)
+static struct draw_candidate select_weight(struct draw_candidate *c, uint32_t n, uint64_t want)
 {
     while (n > FEW) {
         uint32_t m = partition(c, n);
@@ -114,7 +114,7 @@ static struct candidate select_weight(struct candidate *c, uint32_t n, uint64_t 
 }
 
 /* Restores a heap of the best candidates so far, with the worst of them at its top. */
-static void sink(struct candidate *heap, uint32_t n, uint32_t i)
+static void sink(struct draw_candidate *heap, uint32_t n, uint32_t i)
 {
     for (uint32_t child; (child = 2 * i + 1) < n; i = child) {
         if (child + 1 < n && before(&heap[child], &heap[child + 1]))
@@ -126,11 +126,11 @@ static void sink(struct candidate *heap, uint32_t n, uint32_t i)
 }
 
 /* The m largest numbers, in any order. Returns how many there are. */
-static uint32_t find_largest(const float *x, uint32_t n, uint32_t m, struct candidate *heap)
+static uint32_t find_largest(const float *x, uint32_t n, uint32_t m, struct draw_candidate *heap)
 {
     uint32_t n_heap = 0;
     for (uint32_t i = 0; i < n; i++) {
-        const struct candidate c = {i, x[i], 0};
+        const struct draw_candidate c = {i, x[i], 0};
         if (n_heap < m && c.key == c.key) {
             heap[n_heap++] = c;
             for (uint32_t j = n_heap / 2; n_heap == m && j-- > 0;)
@@ -150,7 +150,7 @@ static int by_falling_key(const void *a, const void *b)
 
 uint32_t k_largest(const float *logits, uint32_t n, uint32_t m, void *scratch, uint32_t *ids_out)
 {
-    struct candidate *heap = scratch;
+    struct draw_candidate *heap = scratch;
     uint32_t n_found = m ? find_largest(logits, n, m, heap) : 0;
     qsort(heap, n_found, sizeof(*heap), by_falling_key);
     for (uint32_t i = 0; i < n_found; i++)
@@ -177,13 +177,13 @@ static uint64_t keep_likely(struct draw *d, float least)
 }
 
 /* Keeps ids up to the candidate `last`; returns their weight. */
-static uint64_t keep_before(struct draw *d, const struct candidate *last, const float *keys)
+static uint64_t keep_before(struct draw *d, const struct draw_candidate *last, const float *keys)
 {
     uint64_t sum = 0;
     uint32_t n = 0;
     for (uint32_t i = 0; i < d->n_ids; i++) {
         uint32_t id = d->ids[i];
-        const struct candidate c = {id, keys[id], 0};
+        const struct draw_candidate c = {id, keys[id], 0};
         if (before(last, &c))
             continue;
         d->ids[n++] = id;
@@ -201,9 +201,9 @@ static uint64_t keep_first(struct draw *d, const float *keys, uint64_t want, boo
 {
     for (uint32_t i = 0; i < d->n_ids; i++) {
         uint32_t id = d->ids[i];
-        d->candidates[i] = (struct candidate){id, keys[id], counts ? 1 : scalar_weight(d->e[id])};
+        d->candidates[i] = (struct draw_candidate){id, keys[id], counts ? 1 : scalar_weight(d->e[id])};
     }
-    const struct candidate last = select_weight(d->candidates, d->n_ids, want ? want : 1);
+    const struct draw_candidate last = select_weight(d->candidates, d->n_ids, want ? want : 1);
     return keep_before(d, &last, keys);
 }
 

@@ -46,7 +46,7 @@ static inline __attribute__((always_inline)) struct vpair load_pair(const uint8_
     return (struct vpair){v_load((const void *)(step + 4 * c)), v_load((const void *)(step + 4 * (c + 16)))};
 }
 
-struct tile {
+struct cpu_tile {
     const uint8_t *w; /* step 0 of this block */
     size_t step_bytes;
     uint32_t n_steps;
@@ -59,7 +59,7 @@ struct tile {
     const uint8_t *ahead;
 };
 
-static inline __attribute__((always_inline)) void run_tile(const struct tile *t, int rows, int pair0,
+static inline __attribute__((always_inline)) void run_tile(const struct cpu_tile *t, int rows, int pair0,
                                                            enum linear_kind kind)
 {
     const int pairs = tile_pairs(rows);
@@ -96,13 +96,14 @@ static inline __attribute__((always_inline)) void run_tile(const struct tile *t,
     }
 }
 
-static inline __attribute__((always_inline)) void tile_rows(const struct tile *t, int rows, enum linear_kind kind)
+static inline __attribute__((always_inline)) void tile_rows(const struct cpu_tile *t, int rows, enum linear_kind kind)
 {
     for (int pair0 = 0; pair0 < PAIRS; pair0 += tile_pairs(rows))
         run_tile(t, rows, pair0, kind);
 }
 
-static inline __attribute__((always_inline)) void any_tile(const struct tile *t, uint32_t rows, enum linear_kind kind)
+static inline __attribute__((always_inline)) void any_tile(const struct cpu_tile *t, uint32_t rows,
+                                                           enum linear_kind kind)
 {
     switch (rows) {
     case 1:
@@ -129,7 +130,7 @@ static inline __attribute__((always_inline)) void any_tile(const struct tile *t,
  * The stream of weights must not pause while later tiles work from the cache. So the tiles of a block divide
  * the lines of the next block among them; a single tile fetches its own block, a little ahead.
  */
-static inline void plan_prefetch(struct tile *t, uint32_t index, uint32_t n_tiles)
+static inline void plan_prefetch(struct cpu_tile *t, uint32_t index, uint32_t n_tiles)
 {
     uint32_t lines = (uint32_t)(t->step_bytes / 64);
     t->n_near = n_tiles == 1 ? lines : 0;
@@ -139,12 +140,12 @@ static inline void plan_prefetch(struct tile *t, uint32_t index, uint32_t n_tile
 
 /* The loops of one kind. They are separate functions, because registers would be short otherwise. */
 struct linear_loops {
-    void (*tile)(const struct tile *t, uint32_t rows);
+    void (*tile)(const struct cpu_tile *t, uint32_t rows);
     void (*few)(const struct few_job *f, uint32_t rows); /* NULL if the format is not packed */
 };
 
 /* Adds the steps of t, from `step` on, for all rows. Tiles have nearly equal heights. */
-static inline void sum_block(const struct linear_job *job, struct tile *t, uint32_t step, uint32_t row0,
+static inline void sum_block(const struct cpu_linear_job *job, struct cpu_tile *t, uint32_t step, uint32_t row0,
                              uint32_t n_rows, float *sums, const struct linear_loops *loops)
 {
     uint32_t n_tiles = (n_rows + TILE_ROWS - 1) / TILE_ROWS;
@@ -159,8 +160,8 @@ static inline void sum_block(const struct linear_job *job, struct tile *t, uint3
     }
 }
 
-static inline void sum_packed(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t n_rows, float *sums,
-                              const struct linear_loops *loops)
+static inline void sum_packed(const struct cpu_linear_job *job, uint32_t panel, uint32_t row0, uint32_t n_rows,
+                              float *sums, const struct linear_loops *loops)
 {
     _Alignas(64) uint16_t wide[STEP_BLOCK * 2 * PANEL];
     const struct k_matrix *m = job->w;
@@ -169,7 +170,7 @@ static inline void sum_packed(const struct linear_job *job, uint32_t panel, uint
         loops->few(&(struct few_job){job, panel, (const float *)job->x + row0 * job->x_stride, sums}, n_rows);
         return;
     }
-    struct tile t = {.w = (const uint8_t *)wide, .step_bytes = m->step_bytes, .x_stride = job->x_stride};
+    struct cpu_tile t = {.w = (const uint8_t *)wide, .step_bytes = m->step_bytes, .x_stride = job->x_stride};
     for (uint32_t step = 0; step < m->n_steps; step += block) {
         t.n_steps = m->n_steps - step < block ? m->n_steps - step : block;
         widen(m, panel, step / each, (t.n_steps + each - 1) / each, wide);
@@ -178,8 +179,8 @@ static inline void sum_packed(const struct linear_job *job, uint32_t panel, uint
 }
 
 /* Adds all steps of a panel for some rows; leaves the sums in memory. */
-static inline void sum_panel(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1, float *sums,
-                             const struct linear_loops *loops)
+static inline void sum_panel(const struct cpu_linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1,
+                             float *sums, const struct linear_loops *loops)
 {
     const struct k_matrix *m = job->w;
     memset(sums, 0, (size_t)(row1 - row0) * PANEL * sizeof(float));
@@ -187,7 +188,7 @@ static inline void sum_panel(const struct linear_job *job, uint32_t panel, uint3
         sum_packed(job, panel, row0, row1 - row0, sums, loops);
         return;
     }
-    struct tile t = {.step_bytes = m->step_bytes, .x_stride = job->x_stride};
+    struct cpu_tile t = {.step_bytes = m->step_bytes, .x_stride = job->x_stride};
     for (uint32_t step = 0; step < m->n_steps; step += STEP_BLOCK) {
         t.w = matrix_step(m, panel, step);
         t.n_steps = m->n_steps - step < STEP_BLOCK ? m->n_steps - step : STEP_BLOCK;
@@ -195,7 +196,7 @@ static inline void sum_panel(const struct linear_job *job, uint32_t panel, uint3
     }
 }
 
-static inline void put_sums(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1, float *sums)
+static inline void put_sums(const struct cpu_linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1, float *sums)
 {
     uint32_t n_out = job->w->n_out, first = panel * PANEL, n = n_out - first < PANEL ? n_out - first : PANEL;
     for (uint32_t row = row0; row < row1; row++, sums += PANEL) {

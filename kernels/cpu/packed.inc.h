@@ -129,7 +129,7 @@ static inline void widen(const struct k_matrix *m, uint32_t panel, uint32_t firs
 
 /* Up to FEW_ROWS rows times a panel; sums [rows][PANEL]. */
 struct few_job {
-    const struct linear_job *job;
+    const struct cpu_linear_job *job;
     uint32_t panel;
     const float *x; /* the first row */
     float *sums;

@@ -31,7 +31,7 @@ static float dot(const float *a, const void *b, enum num_type type, uint32_t n)
     return tree(lanes);
 }
 
-static void put(const struct linear_job *job, uint32_t row, uint32_t out, float sum)
+static void put(const struct cpu_linear_job *job, uint32_t row, uint32_t out, float sum)
 {
     float *y = job->y + (size_t)row * job->y_stride + out;
     if (job->w->bias)
@@ -68,7 +68,7 @@ static uint32_t panel_outputs(const struct k_matrix *m, uint32_t panel)
     return left < PANEL ? left : PANEL;
 }
 
-static void linear_f32(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1)
+static void linear_f32(const struct cpu_linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1)
 {
     const struct k_matrix *m = job->w;
     for (uint32_t row = row0; row < row1; row++) {
@@ -82,7 +82,7 @@ static void linear_f32(const struct linear_job *job, uint32_t panel, uint32_t ro
     }
 }
 
-static void linear_bf16(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1)
+static void linear_bf16(const struct cpu_linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1)
 {
     const struct k_matrix *m = job->w;
     for (uint32_t row = row0; row < row1; row++) {

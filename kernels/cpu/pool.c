@@ -22,13 +22,13 @@
 #include "base/mem.h"
 #include "base/thread.h"
 
-struct worker {
-    struct pool *pool;
+struct pool_worker {
+    struct thread_pool *pool;
     uint32_t index;
     pthread_t thread;
 };
 
-struct pool {
+struct thread_pool {
     _Alignas(64) _Atomic uint64_t ticket;
     _Alignas(64) _Atomic uint32_t n_done;
     _Alignas(64) struct eventcount epoch; /* rises with each job, and when the pool closes */
@@ -38,10 +38,10 @@ struct pool {
     void *arg;
     uint32_t n_pieces;
     uint32_t n_threads;
-    struct worker *workers; /* [n_threads]; 0 stands for the caller */
+    struct pool_worker *workers; /* [n_threads]; 0 stands for the caller */
 };
 
-static bool claim(struct pool *p, uint32_t *left_out)
+static bool claim(struct thread_pool *p, uint32_t *left_out)
 {
     uint64_t t = atomic_load_explicit(&p->ticket, memory_order_relaxed);
     while ((uint32_t)t) {
@@ -53,7 +53,7 @@ static bool claim(struct pool *p, uint32_t *left_out)
     return false;
 }
 
-static void work(struct pool *p, uint32_t thread)
+static void work(struct thread_pool *p, uint32_t thread)
 {
     uint32_t left = 0;
     while (claim(p, &left)) {
@@ -66,7 +66,7 @@ static void work(struct pool *p, uint32_t thread)
 
 static void *worker_main(void *arg)
 {
-    const struct worker *w = arg;
+    const struct pool_worker *w = arg;
     uint32_t seen = 0;
     while (!atomic_load(&w->pool->closing)) {
         eventcount_wait(&w->pool->epoch, seen);
@@ -76,23 +76,23 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
-struct pool *pool_open(uint32_t n_threads)
+struct thread_pool *pool_open(uint32_t n_threads)
 {
     void *memory = NULL;
-    if (posix_memalign(&memory, _Alignof(struct pool), sizeof(struct pool)))
+    if (posix_memalign(&memory, _Alignof(struct thread_pool), sizeof(struct thread_pool)))
         abort();
-    struct pool *p = memory;
-    *p = (struct pool){.n_threads = n_threads, .workers = mem_array(n_threads, sizeof(struct worker))};
+    struct thread_pool *p = memory;
+    *p = (struct thread_pool){.n_threads = n_threads, .workers = mem_array(n_threads, sizeof(struct pool_worker))};
     for (uint32_t i = 1; i < n_threads; i++) {
         char name[24];
         snprintf(name, sizeof(name), "kernels-%u", i);
-        p->workers[i] = (struct worker){.pool = p, .index = i};
+        p->workers[i] = (struct pool_worker){.pool = p, .index = i};
         p->workers[i].thread = thread_start(name, worker_main, &p->workers[i]);
     }
     return p;
 }
 
-void pool_close(struct pool *p)
+void pool_close(struct thread_pool *p)
 {
     if (!p)
         return;
@@ -104,12 +104,13 @@ void pool_close(struct pool *p)
     free(p);
 }
 
-uint32_t pool_n_threads(const struct pool *p)
+uint32_t pool_n_threads(const struct thread_pool *p)
 {
     return p->n_threads;
 }
 
-void pool_run(struct pool *p, void (*run)(void *arg, uint32_t piece, uint32_t thread), void *arg, uint32_t n_pieces)
+void pool_run(struct thread_pool *p, void (*run)(void *arg, uint32_t piece, uint32_t thread), void *arg,
+              uint32_t n_pieces)
 {
     if (p->n_threads == 1 || n_pieces <= 1) {
         for (uint32_t i = 0; i < n_pieces; i++)

@@ -11,14 +11,15 @@
 
 #include <stdint.h>
 
-struct pool;
+struct thread_pool;
 
-struct pool *pool_open(uint32_t n_threads); /* n_threads >= 1 includes the caller */
-void pool_close(struct pool *p);            /* NULL is fine */
-uint32_t pool_n_threads(const struct pool *p);
+struct thread_pool *pool_open(uint32_t n_threads); /* n_threads >= 1 includes the caller */
+void pool_close(struct thread_pool *p);            /* NULL is fine */
+uint32_t pool_n_threads(const struct thread_pool *p);
 
 /*
  * Calls run(arg, piece, thread) for every piece < n_pieces, in any order. Calls with the same thread (<
  * n_threads) never overlap.
  */
-void pool_run(struct pool *p, void (*run)(void *arg, uint32_t piece, uint32_t thread), void *arg, uint32_t n_pieces);
+void pool_run(struct thread_pool *p, void (*run)(void *arg, uint32_t piece, uint32_t thread), void *arg,
+              uint32_t n_pieces);

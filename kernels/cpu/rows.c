@@ -125,7 +125,7 @@ void cpu_glu(struct kernels *k, const float *gate_up, uint32_t n_rows, uint32_t 
     spread_rows(cpu_of(k), &job, dim);
 }
 
-struct numbers {
+struct row_numbers {
     const float *x;
     float *y, cap;
     size_t n;
@@ -133,7 +133,7 @@ struct numbers {
 
 static void add_numbers(const struct row_job *job, size_t row)
 {
-    const struct numbers *a = job->table;
+    const struct row_numbers *a = job->table;
     const float *x = a->x + row * NUMBERS;
     float *y = a->y + row * NUMBERS;
     for (size_t i = 0, n = numbers_left(a->n, row); i < n; i++)
@@ -142,19 +142,19 @@ static void add_numbers(const struct row_job *job, size_t row)
 
 void cpu_add(struct kernels *k, const float *x, size_t n, float *y)
 {
-    struct row_job job = {.row = add_numbers, .table = &(struct numbers){.x = x, .y = y, .n = n}};
+    struct row_job job = {.row = add_numbers, .table = &(struct row_numbers){.x = x, .y = y, .n = n}};
     spread_numbers(cpu_of(k), &job, n);
 }
 
 static void softcap_numbers(const struct row_job *job, size_t row)
 {
-    const struct numbers *a = job->table;
+    const struct row_numbers *a = job->table;
     job->ops->softcap(a->y + row * NUMBERS, numbers_left(a->n, row), a->cap);
 }
 
 void cpu_softcap(struct kernels *k, float *x, size_t n, float cap)
 {
-    struct row_job job = {.row = softcap_numbers, .table = &(struct numbers){.y = x, .n = n, .cap = cap}};
+    struct row_job job = {.row = softcap_numbers, .table = &(struct row_numbers){.y = x, .n = n, .cap = cap}};
     spread_numbers(cpu_of(k), &job, n);
 }
 

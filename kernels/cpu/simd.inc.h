@@ -230,17 +230,17 @@ static float log_one(float x)
     return scalar_log(x);
 }
 
-static void multiply_f32(const struct tile *t, uint32_t rows)
+static void multiply_f32(const struct cpu_tile *t, uint32_t rows)
 {
     any_tile(t, rows, LINEAR_F32);
 }
 
-static void multiply_f16(const struct tile *t, uint32_t rows)
+static void multiply_f16(const struct cpu_tile *t, uint32_t rows)
 {
     any_tile(t, rows, LINEAR_F16);
 }
 
-static void multiply_bf16(const struct tile *t, uint32_t rows)
+static void multiply_bf16(const struct cpu_tile *t, uint32_t rows)
 {
     any_tile(t, rows, LINEAR_BF16);
 }
@@ -250,7 +250,7 @@ static void multiply_few(const struct few_job *f, uint32_t rows)
     any_few(f, rows, LINEAR_BF16);
 }
 
-static void linear_f32(const struct linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1)
+static void linear_f32(const struct cpu_linear_job *job, uint32_t panel, uint32_t row0, uint32_t row1)
 {
     static const struct linear_loops LOOPS[] = {
         [NUM_F32] = {multiply_f32, NULL}, [NUM_F16] = {multiply_f16, NULL}, [NUM_BF16] = {multiply_bf16, multiply_few}};

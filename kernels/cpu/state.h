@@ -10,7 +10,7 @@ enum { PIECE_NUMBERS = 16384 }; /* elementwise work that is worth a claim */
 struct cpu_kernels {
     struct kernels head;
     const struct cpu_ops *ops;
-    struct pool *pool;
+    struct thread_pool *pool;
     void *scratch; /* grows to the largest need of any operation */
     size_t scratch_bytes;
 };

@@ -261,15 +261,15 @@ template <int DIM> static __global__ void __launch_bounds__(THREADS) merge_runs(
 /* ------------------------------------------------------------- fast: launch */
 
 /* A form, and the number of its items. */
-struct plan {
+struct attention_plan {
     struct form form;
     size_t n_items;
     bool long_ones; /* some sequence has two or more runs */
 };
 
-static struct plan plan_form(const struct attention &t, const struct cuda_batch *b, bool narrow, bool split)
+static struct attention_plan plan_form(const struct attention &t, const struct cuda_batch *b, bool narrow, bool split)
 {
-    struct plan p = {{narrow ? NARROW : t.hopper ? WIDE_HOPPER : WIDE, narrow, split, 0}, 0, false};
+    struct attention_plan p = {{narrow ? NARROW : t.hopper ? WIDE_HOPPER : WIDE, narrow, split, 0}, 0, false};
     if (b->single_runs) { /* a step that is replayed launches as many as there could be */
         uint32_t n_tiles = count_items(t, {p.form.n_queries, narrow, false, 0}, 0, 1);
         p.n_items = n_tiles * (split ? b->single_runs : b->n_seqs);
@@ -288,7 +288,7 @@ static struct plan plan_form(const struct attention &t, const struct cuda_batch 
 /*
  * Narrow tiles are always split; wide tiles are split if there are too few of them to keep the device busy.
  */
-static void make_plans(const struct attention &t, const struct cuda_batch *b, struct plan plans[2])
+static void make_plans(const struct attention &t, const struct cuda_batch *b, struct attention_plan plans[2])
 {
     plans[0] = plan_form(t, b, true, true);
     plans[1] = plan_form(t, b, false, false);
@@ -296,12 +296,13 @@ static void make_plans(const struct attention &t, const struct cuda_batch *b, st
         plans[1] = plan_form(t, b, false, true);
 }
 
-static size_t plan_bytes(const struct attention &t, const struct plan &p)
+static size_t plan_bytes(const struct attention &t, const struct attention_plan &p)
 {
     return p.form.split && p.long_ones ? p.n_items * t.n_kv_heads * partial_floats(p.form, t.head_dim) * 4 : 0;
 }
 
-template <int DIM> static void launch_items(cudaStream_t stream, const struct attention &t, const struct plan &p)
+template <int DIM>
+static void launch_items(cudaStream_t stream, const struct attention &t, const struct attention_plan &p)
 {
     uint32_t shared = narrow<DIM>::BYTES;
     auto *kernel = attend_narrow<DIM>;
@@ -314,7 +315,7 @@ template <int DIM> static void launch_items(cudaStream_t stream, const struct at
 }
 
 template <int DIM>
-static void launch_form(cudaStream_t stream, const struct attention &t, const struct plan &p, uint32_t n_rows)
+static void launch_form(cudaStream_t stream, const struct attention &t, const struct attention_plan &p, uint32_t n_rows)
 {
     if (!p.n_items)
         return;
@@ -329,7 +330,7 @@ static void launch_form(cudaStream_t stream, const struct attention &t, const st
 template <int DIM>
 static void launch_fast(cudaStream_t stream, const struct attention &t, const struct cuda_batch *b, void *scratch)
 {
-    struct plan plans[2];
+    struct attention_plan plans[2];
     make_plans(t, b, plans);
     plans[0].form.partials = (float *)scratch;
     plans[1].form.partials = (float *)((uint8_t *)scratch + plan_bytes(t, plans[0]));
@@ -366,7 +367,7 @@ static struct attention describe_fast(const struct k_attn *a, const struct cuda_
 size_t cuda_attention_scratch(const struct k_attn *a, const struct cuda_batch *b, bool is_hopper)
 {
     const struct attention t = describe_fast(a, b, is_hopper);
-    struct plan plans[2];
+    struct attention_plan plans[2];
     make_plans(t, b, plans);
     return plan_bytes(t, plans[0]) + plan_bytes(t, plans[1]);
 }

@@ -297,13 +297,13 @@ static __global__ void __launch_bounds__(S::THREADS, 1) multiply(const __grid_co
  * A shape, and the cost of a tile: cycles for a number of k, by the products or by the bytes that a
  * multiprocessor gets in a cycle.
  */
-struct choice {
+struct hopper_choice {
     void (*kernel)(struct hopper_job);
     uint32_t outs, rows, threads, shared_bytes;
     double cost;
 };
 
-template <class S> static struct choice choice_of(void)
+template <class S> static struct hopper_choice choice_of(void)
 {
     constexpr double PRODUCTS = 2048, BYTES = 40;
     double products = S::OUTS * S::ROWS / PRODUCTS, bytes = (S::OUTS + S::ROWS) * 2 / BYTES;
@@ -311,7 +311,7 @@ template <class S> static struct choice choice_of(void)
 }
 
 /* Larger shapes come first: at equal cost they read less. */
-static const struct choice CHOICES[] = {choice_of<hopper_shape<128, 256, 64>>(),
+static const struct hopper_choice CHOICES[] = {choice_of<hopper_shape<128, 256, 64>>(),
                                         choice_of<hopper_shape<128, 128, 64>>(), choice_of<hopper_shape<64, 64, 128>>(),
                                         choice_of<hopper_shape<32, 32, 128>>()};
 
@@ -322,11 +322,11 @@ static uint32_t expect_row_tiles(const struct linear_job &job, uint32_t height)
     return n_used * tiles(job.first ? tiles(job.p.n_rows, n_used) : job.p.n_rows, height);
 }
 
-static const struct choice *choose(const struct linear_job &job, uint32_t n_sms)
+static const struct hopper_choice *choose(const struct linear_job &job, uint32_t n_sms)
 {
-    const struct choice *best = NULL;
+    const struct hopper_choice *best = NULL;
     double least = 0;
-    for (const struct choice &c : CHOICES) {
+    for (const struct hopper_choice &c : CHOICES) {
         uint64_t n_tiles = (uint64_t)expect_row_tiles(job, c.rows) * tiles(job.n_out, c.outs);
         double cost = (double)((n_tiles + n_sms - 1) / n_sms) * c.cost;
         if (!best || cost < least) {
@@ -342,7 +342,7 @@ static void launch(cudaStream_t stream, struct hopper_job *h)
     if (!h->job.p.n_rows)
         return;
     uint32_t n_sms = device_number(cudaDevAttrMultiProcessorCount);
-    const struct choice *c = choose(h->job, n_sms);
+    const struct hopper_choice *c = choose(h->job, n_sms);
     h->n_row_tiles = h->job.n_matrices * tiles(h->job.p.n_rows, c->rows);
     uint64_t n_tiles = h->n_row_tiles;
     if (h->job.first)
@@ -359,7 +359,7 @@ cudaError_t cuda_linear_hopper_open(bool *has_out)
     cudaError_t e = cudaFuncGetAttributes(&attributes, CHOICES[0].kernel);
     /* Otherwise the device compiled an older image. */
     *has_out = e == cudaSuccess && attributes.ptxVersion >= 90;
-    for (const struct choice &c : CHOICES)
+    for (const struct hopper_choice &c : CHOICES)
         if (e == cudaSuccess && *has_out)
             e = cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.shared_bytes);
     return e;

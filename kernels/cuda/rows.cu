@@ -338,12 +338,12 @@ void cuda_norm(cudaStream_t stream, const float *x, float *y, size_t row_stride,
 /* ----------------------------------------------------------------- routing */
 
 /* A candidate and its index; index NONE: there was none. */
-struct choice {
+struct rows_choice {
     float x;
     uint32_t at;
 };
 
-static __device__ __forceinline__ bool better(struct choice a, struct choice b)
+static __device__ __forceinline__ bool better(struct rows_choice a, struct rows_choice b)
 {
     return a.at != NONE && (b.at == NONE || a.x > b.x || (a.x == b.x && a.at < b.at));
 }
@@ -360,12 +360,12 @@ static __device__ __forceinline__ bool is_set(uint32_t mask, uint32_t i)
 static __device__ uint32_t take_largest(const float *x, uint32_t n, uint32_t *taken)
 {
     uint32_t lane = threadIdx.x % WARP;
-    struct choice best = {0, NONE};
+    struct rows_choice best = {0, NONE};
     for (uint32_t i = lane; i < n; i += WARP)
         if (!is_set(*taken, i) && (best.at == NONE || x[i] > best.x))
             best = {x[i], i};
     for (uint32_t half = WARP / 2; half; half /= 2) {
-        struct choice other = {__shfl_xor_sync(ALL, best.x, half), __shfl_xor_sync(ALL, best.at, half)};
+        struct rows_choice other = {__shfl_xor_sync(ALL, best.x, half), __shfl_xor_sync(ALL, best.at, half)};
         if (better(other, best))
             best = other;
     }

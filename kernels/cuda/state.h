@@ -81,7 +81,7 @@ struct cuda_plan;  /* product.c: an algorithm of cuBLAS */
 
 struct cuda {
     struct kernels base;
-    struct pool *loaders; /* threads that fill pinned buffers and convert weights */
+    struct thread_pool *loaders; /* threads that fill pinned buffers and convert weights */
     int ordinal;
     enum compute compute;
     char isa[16];

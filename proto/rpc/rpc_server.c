@@ -24,7 +24,7 @@
 
 #define N_SLOTS 64
 
-struct slot { /* one outstanding request for a call */
+struct rpc_slot { /* one outstanding request for a call */
     struct rpc_tag tag;
     struct rpc_server *server;
     grpc_call *grpc;
@@ -40,7 +40,7 @@ struct rpc_server {
     struct rpc_reflection *reflection;
     struct rpc_service_method *methods; /* the user's methods, then those of our own services */
     uint32_t n_methods;
-    struct slot slots[N_SLOTS];
+    struct rpc_slot slots[N_SLOTS];
     struct rpc_tag shutdown_tag;
     uint32_t max_calls;
 };
@@ -50,7 +50,7 @@ static void slot_done(struct rpc_tag *tag, bool ok);
 /* ------------------------------------------------------------------ calls */
 
 /* Call under the pump's lock, so that nothing is asked for once `closing` is set. */
-static void slot_request(struct slot *slot)
+static void slot_request(struct rpc_slot *slot)
 {
     struct rpc_server *s = slot->server;
     slot->grpc = NULL;
@@ -98,7 +98,7 @@ static uint64_t connection_of(grpc_call *grpc)
     return hash;
 }
 
-static struct rpc_call *call_of_slot(struct slot *slot)
+static struct rpc_call *call_of_slot(struct rpc_slot *slot)
 {
     char *path = text_of_slice(slot->details.method);
     struct rpc_call *call = rpc_call_new(&slot->server->pump, true, path);
@@ -112,7 +112,7 @@ static struct rpc_call *call_of_slot(struct slot *slot)
     return call;
 }
 
-static void slot_clear(struct slot *slot)
+static void slot_clear(struct rpc_slot *slot)
 {
     grpc_call_details_destroy(&slot->details);
     grpc_metadata_array_destroy(&slot->headers);
@@ -167,7 +167,7 @@ static void call_open(struct rpc_server *s, struct rpc_call *call)
 
 static void slot_done(struct rpc_tag *tag, bool ok)
 {
-    struct slot *slot = (struct slot *)(void *)((char *)tag - offsetof(struct slot, tag));
+    struct rpc_slot *slot = (struct rpc_slot *)(void *)((char *)tag - offsetof(struct rpc_slot, tag));
     struct rpc_server *s = slot->server;
     struct rpc_call *call = ok ? call_of_slot(slot) : NULL;
     /* The call is counted before the slot is released. */

@@ -176,7 +176,7 @@ static uint64_t vectors_256_plain(uint64_t seed, uint8_t *to, const uint8_t *fro
 }
 
 /* Ways that need vectors come last, so that the numbers of the other ways are the same on each CPU. */
-static const struct way {
+static const struct copy_way {
     const char *name;
     copy_fn *copy;
     /* The function, if this CPU has its instructions; NULL: needs nothing special. */

@@ -25,7 +25,7 @@ int num_type_parse(const char *name, enum num_type *type_out)
     return -1;
 }
 
-struct bound {
+struct layout_bound {
     const char *name;
     uint32_t value, max;
 };
@@ -38,10 +38,10 @@ enum td_status kv_layout_check(const struct kv_layout *l, struct td_error *error
         return td_fail(error_out, TD_ERR_INVALID, "kv_layout.kind: %d is unknown", (int)l->kind);
     if (l->kind == KV_LATENT && l->n_kv_heads != 1)
         return td_fail(error_out, TD_ERR_INVALID, "kv_layout.n_kv_heads: %u, latent has 1", l->n_kv_heads);
-    const struct bound bounds[] = {{"n_layers", l->n_layers, 1024},
-                                   {"n_kv_heads", l->n_kv_heads, 1024},
-                                   {"head_dim", l->head_dim, 1024},
-                                   {"page_tokens", l->page_tokens, 256}};
+    const struct layout_bound bounds[] = {{"n_layers", l->n_layers, 1024},
+                                          {"n_kv_heads", l->n_kv_heads, 1024},
+                                          {"head_dim", l->head_dim, 1024},
+                                          {"page_tokens", l->page_tokens, 256}};
     for (size_t i = 0; i < sizeof(bounds) / sizeof(bounds[0]); i++)
         if (bounds[i].value < 1 || bounds[i].value > bounds[i].max)
             return td_fail(error_out, TD_ERR_INVALID, "kv_layout.%s: %u is not in 1..%u", bounds[i].name,

@@ -24,7 +24,7 @@ def sources():
     for top in {r.split("/")[0] for r in RANKS}:
         for d, _, files in os.walk(os.path.join(SOURCE, top)):
             for f in files:
-                if f.endswith((".c", ".h", ".cu")):
+                if f.endswith((".c", ".h", ".cu", ".cuh")):
                     yield os.path.relpath(os.path.join(d, f), SOURCE)
 
 
@@ -90,6 +90,20 @@ def test_paths_that_documents_name_exist():
                 wrong.append(f"{os.path.basename(path)}: {name}")
     print(f"# {n} paths")
     assert n > 100 and not wrong, (n, wrong)
+
+
+@test
+def test_tags_are_unique():
+    """A struct, union or enum tag is defined in one file, so that a search finds one thing."""
+    defined = {}
+    for path in sources():
+        for tag in re.findall(r"^(?:typedef |static |const )*(?:struct|enum|union) (\w+) \{", open(os.path.join(SOURCE, path)).read(), re.M):
+            defined.setdefault(tag, set()).add(path)
+    # what a header declares and each backend, or each instruction set, defines
+    each_its_own = {"k_matrix", "k_stack", "int4_scales", "vpair"}
+    twice = {tag: sorted(paths) for tag, paths in defined.items() if len(paths) > 1 and tag not in each_its_own}
+    print(f"# {len(defined)} tags")
+    assert len(defined) > 500 and not twice, twice
 
 
 @test

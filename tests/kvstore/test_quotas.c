@@ -113,18 +113,18 @@ END_TEST
 /* More tenants than are told apart at a time: each block is somebody's, and all goes on. */
 START_TEST(test_many_tenants_share_what_is_left)
 {
-    struct table *t = table_open(100, true, EVICTION_TANDEM);
+    struct store_table *t = table_open(100, true, EVICTION_TANDEM);
     table_set_quotas(t, 0.1, NULL, 0);
     for (uint32_t i = 0; i < 3000; i++) {
         struct block_key key = block_of(i);
         if (!table_slots_free(t)) {
-            struct entry *victim = table_victim_over_quota(t, i % 97, true, UINT64_MAX);
+            struct store_entry *victim = table_victim_over_quota(t, i % 97, true, UINT64_MAX);
             victim = victim ? victim : table_victim_clean(t, UINT64_MAX);
             victim = victim ? victim : table_victim_dirty(t, UINT64_MAX);
             ck_assert_ptr_nonnull(victim);
             table_set_dram(t, victim, DRAM_ABSENT);
         }
-        struct entry *e = table_add(t, &key, 0, i % 97, i);
+        struct store_entry *e = table_add(t, &key, 0, i % 97, i);
         table_touch(t, e, i);
         table_set_dram(t, e, DRAM_FILLING);
         table_set_dram(t, e, DRAM_READY);

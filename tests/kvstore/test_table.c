@@ -16,33 +16,33 @@ static struct block_key key_of(uint64_t n)
     return k;
 }
 
-static struct entry *add(struct table *t, uint64_t n, uint32_t chain_index, uint64_t now)
+static struct store_entry *add(struct store_table *t, uint64_t n, uint32_t chain_index, uint64_t now)
 {
     struct block_key k = key_of(n);
     return table_add(t, &k, chain_index, 0, now);
 }
 
-static struct entry *find(struct table *t, uint64_t n)
+static struct store_entry *find(struct store_table *t, uint64_t n)
 {
     struct block_key k = key_of(n);
     return table_find(t, &k);
 }
 
-static struct entry *add_ready(struct table *t, uint64_t n, uint32_t chain_index, uint64_t now)
+static struct store_entry *add_ready(struct store_table *t, uint64_t n, uint32_t chain_index, uint64_t now)
 {
-    struct entry *e = add(t, n, chain_index, now);
+    struct store_entry *e = add(t, n, chain_index, now);
     table_set_dram(t, e, DRAM_FILLING);
     table_set_dram(t, e, DRAM_READY);
     return e;
 }
 
-static void make_durable(struct table *t, struct entry *e)
+static void make_durable(struct store_table *t, struct store_entry *e)
 {
     table_set_ssd(t, e, SSD_QUEUED);
     table_set_ssd(t, e, SSD_DURABLE);
 }
 
-static void check_sum(const struct table *t)
+static void check_sum(const struct store_table *t)
 {
     struct table_audit a = table_audit(t);
     ck_assert_uint_eq(a.free + a.cached + a.leased + a.held, a.total);
@@ -53,7 +53,7 @@ static void check_sum(const struct table *t)
 START_TEST(test_table_finds_what_was_added_and_forgets_what_left)
 {
     enum { N = 5000 };
-    struct table *t = table_open(N, false, EVICTION_LRU);
+    struct store_table *t = table_open(N, false, EVICTION_LRU);
     for (uint64_t i = 0; i < N; i++)
         add_ready(t, i, 0, i);
     ck_assert_uint_eq(table_audit(t).n_entries, N);
@@ -69,8 +69,8 @@ END_TEST
 
 START_TEST(test_table_pinned_block_is_in_no_eviction_order)
 {
-    struct table *t = table_open(4, true, EVICTION_LRU);
-    struct entry *e = add_ready(t, 1, 0, 1);
+    struct store_table *t = table_open(4, true, EVICTION_LRU);
+    struct store_entry *e = add_ready(t, 1, 0, 1);
     ck_assert_ptr_eq(table_victim_dirty(t, 10), e);
     ck_assert_ptr_null(table_victim_clean(t, 10));
     make_durable(t, e);
@@ -93,8 +93,8 @@ END_TEST
 
 START_TEST(test_table_block_being_written_is_not_evictable)
 {
-    struct table *t = table_open(4, true, EVICTION_LRU);
-    struct entry *e = add_ready(t, 1, 0, 1);
+    struct store_table *t = table_open(4, true, EVICTION_LRU);
+    struct store_entry *e = add_ready(t, 1, 0, 1);
     ck_assert_ptr_eq(table_first_dirty(t), e);
     table_set_ssd(t, e, SSD_QUEUED);
     ck_assert_ptr_null(table_first_dirty(t));
@@ -109,8 +109,8 @@ END_TEST
 
 START_TEST(test_table_entry_ends_with_its_last_tier_and_pin)
 {
-    struct table *t = table_open(2, true, EVICTION_LRU);
-    struct entry *e = add_ready(t, 1, 0, 1);
+    struct store_table *t = table_open(2, true, EVICTION_LRU);
+    struct store_entry *e = add_ready(t, 1, 0, 1);
     make_durable(t, e);
     table_set_dram(t, e, DRAM_ABSENT);
     ck_assert_ptr_eq(find(t, 1), e);
@@ -129,11 +129,11 @@ END_TEST
 
 START_TEST(test_table_slot_generation_rises_with_reuse)
 {
-    struct table *t = table_open(1, false, EVICTION_LRU);
-    struct entry *a = add_ready(t, 1, 0, 1);
+    struct store_table *t = table_open(1, false, EVICTION_LRU);
+    struct store_entry *a = add_ready(t, 1, 0, 1);
     uint32_t slot = a->slot, before = table_slot_generation(t, slot);
     table_set_dram(t, a, DRAM_ABSENT);
-    struct entry *b = add_ready(t, 2, 0, 2);
+    struct store_entry *b = add_ready(t, 2, 0, 2);
     ck_assert_uint_eq(b->slot, slot);
     ck_assert_uint_gt(table_slot_generation(t, slot), before);
     table_close(t);
@@ -142,14 +142,14 @@ END_TEST
 
 START_TEST(test_table_dirty_blocks_wait_in_order_of_arrival)
 {
-    struct table *t = table_open(8, true, EVICTION_LRU);
+    struct store_table *t = table_open(8, true, EVICTION_LRU);
     for (uint64_t i = 0; i < 4; i++)
         add_ready(t, i, 0, 10 - i);
     table_set_dram(t, find(t, 1), DRAM_ABSENT); /* from the middle */
     for (uint64_t i = 0; i < 4; i++) {
         if (i == 1)
             continue;
-        struct entry *e = table_first_dirty(t);
+        struct store_entry *e = table_first_dirty(t);
         ck_assert_ptr_eq(e, find(t, i));
         make_durable(t, e);
     }
@@ -161,8 +161,8 @@ END_TEST
 
 START_TEST(test_table_offer_of_a_known_block_is_recent_but_no_use)
 {
-    struct table *t = table_open(4, false, EVICTION_LRU);
-    struct entry *a = add_ready(t, 1, 0, 1), *b = add_ready(t, 2, 0, 2);
+    struct store_table *t = table_open(4, false, EVICTION_LRU);
+    struct store_entry *a = add_ready(t, 1, 0, 1), *b = add_ready(t, 2, 0, 2);
     table_keep(t, a, 3);
     ck_assert_ptr_eq(table_victim_clean(t, 10), b);
     ck_assert_uint_eq(a->in_dram.n_uses, 1);
@@ -174,8 +174,8 @@ END_TEST
 
 START_TEST(test_table_use_counts_in_each_tier_that_the_block_is_in)
 {
-    struct table *t = table_open(4, true, EVICTION_LRU);
-    struct entry *e = add_ready(t, 1, 3, 1);
+    struct store_table *t = table_open(4, true, EVICTION_LRU);
+    struct store_entry *e = add_ready(t, 1, 3, 1);
     table_touch(t, e, 2);
     make_durable(t, e); /* there since now: used once */
     ck_assert_uint_eq(e->in_dram.n_uses, 2);
@@ -197,8 +197,8 @@ END_TEST
 /* A kept block is the victim of nobody in its last tier; in the other one it is as all. */
 START_TEST(test_table_kept_blocks_are_no_victims_in_their_last_tier)
 {
-    struct table *t = table_open(4, true, EVICTION_LRU);
-    struct entry *a = add_ready(t, 1, 0, 1), *b = add_ready(t, 2, 0, 2);
+    struct store_table *t = table_open(4, true, EVICTION_LRU);
+    struct store_entry *a = add_ready(t, 1, 0, 1), *b = add_ready(t, 2, 0, 2);
     make_durable(t, a);
     make_durable(t, b);
     table_set_kept(t, a, true);
@@ -224,8 +224,8 @@ END_TEST
 
 START_TEST(test_table_aborts_when_a_pinned_block_is_thrown_out)
 {
-    struct table *t = table_open(1, false, EVICTION_LRU);
-    struct entry *e = add_ready(t, 1, 0, 1);
+    struct store_table *t = table_open(1, false, EVICTION_LRU);
+    struct store_entry *e = add_ready(t, 1, 0, 1);
     table_pin(t, e);
     table_set_dram(t, e, DRAM_ABSENT);
 }

@@ -254,7 +254,7 @@ START_TEST(test_simulate_shares_a_full_cluster_by_the_weights_of_tenants)
 END_TEST
 
 /* Workflows of 1 to 12 steps; each has its deadline: some times what its steps take alone. Returns the share that kept it. */
-static double attainment(enum order order, double gap_ms)
+static double attainment(enum scheduler_order order, double gap_ms)
 {
     enum { FLOWS = 500, STEPS = 12 };
     struct maker m = {0};

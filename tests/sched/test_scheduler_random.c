@@ -657,7 +657,7 @@ static struct random *begin(uint64_t seed, struct counts *counts)
     f->absurd = one_in(f, 4);
     f->config =
         (struct scheduler_config){.policy = one_in(f, 4) ? (enum policy)below(f, POLICIES) : POLICY_TANDEM,
-                                  .order = one_in(f, 4) ? (enum order)below(f, ORDERS) : ORDER_TANDEM,
+                                  .order = one_in(f, 4) ? (enum scheduler_order)below(f, ORDERS) : ORDER_TANDEM,
                                   .force = one_in(f, 2) ? FORCE_NONE : (enum plan_force)below(f, 4),
                                   .prefix = one_in(f, 2) ? PREFIX_AUTO : (enum prefix_rule)below(f, 3),
                                   .max_wait_ns = (uint64_t)(magnitude(f, 1e5) * 1e6),
