@@ -130,7 +130,6 @@ struct seq_params {
 };
 
 /* Validates ids, lengths against context and pool, sampling, tpot_ms. TD_ERR_INVALID names the field. */
-enum td_status engine_seq_check(const struct engine *e, const struct seq_params *p, struct td_error *error_out);
 enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, struct seq **out,
                                struct td_error *error_out);
 void engine_seq_close(struct engine *e, struct seq *seq); /* NULL is fine */

@@ -171,14 +171,15 @@ uint8_t *kvpool_address(const struct kvpool *pool, struct page_ref page)
     return pool->arena + page.index * pool->page_bytes;
 }
 
-uint32_t kvpool_takeable(const struct kvpool *pool)
+/* Pages that kvpool_take() could give now: free, cached and pinned ones. */
+static uint32_t n_takeable(const struct kvpool *pool)
 {
     return pool->lists[LIST_FREE].n + pool->lists[LIST_CACHED].n + pool->lists[LIST_KEPT].n;
 }
 
 enum td_status kvpool_take(struct kvpool *pool, uint32_t n, struct page_ref *pages_out)
 {
-    if (kvpool_takeable(pool) < n)
+    if (n_takeable(pool) < n)
         return TD_ERR_NO_SPACE;
     for (uint32_t i = 0; i < n; i++) {
         enum list_id from = LIST_FREE;

@@ -65,8 +65,6 @@ uint8_t *kvpool_address(const struct kvpool *pool, struct page_ref page); /* abo
  * generation. pages_out[0..n) is written only on success.
  */
 enum td_status kvpool_take(struct kvpool *pool, uint32_t n, struct page_ref *pages_out);
-/* Pages that kvpool_take() could give now: free, cached and pinned ones. */
-uint32_t kvpool_takeable(const struct kvpool *pool);
 
 /*
  * Finds the longest prefix of keys[0..n) that is cached or in use, and adds one sequence hold to each of its

@@ -54,7 +54,7 @@ static enum td_status check_lengths(const struct engine *e, const struct seq_par
 }
 
 /* Ids, limits and sampling come from a router, so all of them are validated. */
-enum td_status engine_seq_check(const struct engine *e, const struct seq_params *p, struct td_error *error_out)
+static enum td_status check_params(const struct engine *e, const struct seq_params *p, struct td_error *error_out)
 {
     enum td_status s = check_lengths(e, p, error_out);
     if (s)
@@ -132,7 +132,7 @@ static void scores_free(struct prompt_scores *p)
 enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, struct seq **out,
                                struct td_error *error_out)
 {
-    enum td_status status = engine_seq_check(e, p, error_out);
+    enum td_status status = check_params(e, p, error_out);
     if (status)
         return status;
     struct seq *s = mem_zalloc(sizeof(*s));

@@ -104,7 +104,8 @@ static uint64_t place_of(const struct dir_files *d, uint64_t number)
     return low;
 }
 
-struct dir_file *dir_files_find(const struct dir_files *d, uint64_t number)
+/* The blob file with this number; NULL if there is none. */
+static struct dir_file *find_blob(const struct dir_files *d, uint64_t number)
 {
     uint64_t at = place_of(d, number);
     bool is_there = at < d->blobs.n && d->blobs.files[at]->number == number && !d->blobs.files[at]->is_gone;
@@ -234,7 +235,7 @@ static void list_all(struct dir_files *d, DIR *dir)
         snprintf(name, sizeof(name), "%06llu.blob", (unsigned long long)found[i].number);
         if (!stat_name(d, dirfd(dir), name, &st))
             continue;
-        struct dir_file *f = dir_files_find(d, found[i].number);
+        struct dir_file *f = find_blob(d, found[i].number);
         if (!f)
             f = find_or_add(d, found[i].number);
         f->seen_at = listing;
@@ -266,7 +267,7 @@ static void take_event(struct dir_files *d, const struct inotify_event *e)
             add_other(d, e->name);
         return;
     }
-    struct dir_file *f = dir_files_find(d, number);
+    struct dir_file *f = find_blob(d, number);
     if (is_end && f)
         set_gone(d, f);
     else if (!is_end)

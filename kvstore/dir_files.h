@@ -42,9 +42,6 @@ uint64_t dir_files_n_blobs(const struct dir_files *d);
 /* Files looked at since opening: what the updates cost. */
 uint64_t dir_files_n_looks(const struct dir_files *d);
 
-/* The blob file with this number; NULL if there is none. */
-struct dir_file *dir_files_find(const struct dir_files *d, uint64_t number);
-
 /* Return false if the visit of this file is not finished; the file is visited again. */
 typedef bool dir_files_visit_fn(void *user, struct dir_file *file);
 /* Visits the blob files that changed since their last visit, until a visit returns false; true if all were

@@ -16,7 +16,6 @@ enum { DUMMY_TABLE = 65536 };
 
 struct model {
     struct model_config config;
-    char *name;
     struct safetensors *file;
     struct block_key fingerprint;
     uint64_t weight_bytes;
@@ -144,14 +143,6 @@ enum td_status model_open(const char *dir, struct model **out, struct td_error *
         model_close(m);
         return s;
     }
-    size_t n = strlen(dir);
-    while (n > 1 && dir[n - 1] == '/')
-        n--;
-    size_t start = n;
-    while (start > 0 && dir[start - 1] != '/')
-        start--;
-    m->name = mem_strdup(dir + start);
-    m->name[n - start] = 0;
     m->asked = mem_array(safetensors_count(m->file), sizeof(*m->asked));
     fingerprint(m, 0);
     *out = m;
@@ -328,7 +319,6 @@ enum td_status model_open_dummy(const struct model_dummy *dims, struct model **o
 {
     struct model *m = mem_zalloc(sizeof(*m));
     model_dummy_config(dims, &m->config);
-    m->name = mem_strdup("dummy");
     enum td_status s = make_dummy(m, dims->seed, error_out);
     if (s) {
         model_close(m);
@@ -349,18 +339,12 @@ void model_close(struct model *m)
     free(m->asked);
     mem_unmap(m->dummy_data, m->dummy_bytes);
     safetensors_close(m->file);
-    free(m->name);
     free(m);
 }
 
 const struct model_config *model_config(const struct model *m)
 {
     return &m->config;
-}
-
-const char *model_name(const struct model *m)
-{
-    return m->name;
 }
 
 uint64_t model_weight_bytes(const struct model *m)

@@ -30,7 +30,6 @@ enum td_status model_open_dummy(const struct model_dummy *dims, struct model **o
 void model_close(struct model *m); /* NULL is fine */
 
 const struct model_config *model_config(const struct model *m);
-const char *model_name(const struct model *m); /* last part of the directory's path; "dummy" */
 uint64_t model_weight_bytes(const struct model *m);
 
 /*

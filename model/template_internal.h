@@ -248,10 +248,9 @@ bool value_equal(struct value a, struct value b, uint32_t depth);
 int value_compare(struct template_run *r, struct value a, struct value b); /* fails where Python would */
 bool value_number(struct value v, double *out);
 const char *value_type(struct value v);
-void value_write(struct template_run *r, struct value v, struct bytes *out);                /* str() */
-void value_repr(struct template_run *r, struct value v, uint32_t depth, struct bytes *out); /* repr() */
-struct value value_text(struct template_run *r, struct value v);                            /* str() as a value */
-struct template_list *value_iterate(struct template_run *r, struct value v);                /* NULL: failed */
+void value_write(struct template_run *r, struct value v, struct bytes *out); /* str() */
+struct value value_text(struct template_run *r, struct value v);             /* str() as a value */
+struct template_list *value_iterate(struct template_run *r, struct value v); /* NULL: failed */
 
 struct json_style {
     bool ascii, sorted;
@@ -269,7 +268,6 @@ struct value str_replace(struct template_run *r, struct str s, struct str old, s
 /* template_run.c */
 struct value run_attribute(struct template_run *r, struct value v, struct str name);
 struct value run_item(struct template_run *r, struct value v, struct value key);
-struct value run_macro(struct template_run *r, const struct macro *m, const struct template_args *a);
 
 /* Argument i, or the one with that name. False if it is not given. */
 bool arg(const struct template_args *a, uint32_t i, const char *name, struct value *out);

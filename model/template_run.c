@@ -429,7 +429,7 @@ static struct value captured(struct template_run *r, struct scope *scope, const 
     return value_bytes(r, &text);
 }
 
-struct value run_macro(struct template_run *r, const struct macro *m, const struct template_args *a)
+static struct value run_macro(struct template_run *r, const struct macro *m, const struct template_args *a)
 {
     const struct template_node *n = m->node;
     struct scope *scope = scope_new(r, m->scope);

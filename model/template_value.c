@@ -393,6 +393,8 @@ static void repr_str(struct str s, struct bytes *out)
     bytes_append(out, &quote, 1);
 }
 
+static void value_repr(struct template_run *r, struct value v, uint32_t depth, struct bytes *out); /* repr() */
+
 static void repr_items(struct template_run *r, struct value v, uint32_t depth, struct bytes *out)
 {
     bool list = v.kind == V_LIST, tuple = list && v.list->tuple;
@@ -411,7 +413,7 @@ static void repr_items(struct template_run *r, struct value v, uint32_t depth, s
     bytes_printf(out, "%s", tuple ? n == 1 ? ",)" : ")" : list ? "]" : "}");
 }
 
-void value_repr(struct template_run *r, struct value v, uint32_t depth, struct bytes *out)
+static void value_repr(struct template_run *r, struct value v, uint32_t depth, struct bytes *out)
 {
     if (depth > MAX_VALUE_DEPTH)
         run_fail(r, "values are nested too deeply");

@@ -53,8 +53,6 @@ uint32_t tokenizer_size(const struct tokenizer *t); /* largest id + 1, added tok
  * token).
  */
 uint32_t tokenizer_max_token_bytes(const struct tokenizer *t);
-/* The id of an added token or vocabulary entry by its text; TD_ERR_NOT_FOUND. */
-enum td_status tokenizer_find(const struct tokenizer *t, const char *text, uint32_t *id_out);
 
 /*
  * Appends to out. add_special: also what the post-processor adds. Special tokens in the text count as

@@ -155,8 +155,7 @@ void merge_map_add(struct merge_map *m, uint32_t left, uint32_t right, uint32_t 
 void id_map_reserve(struct id_map *m, size_t n);
 void merge_map_reserve(struct merge_map *m, size_t n);
 
-/* GPT-2's alphabet: the byte that a character of a byte-level vocabulary stands for, or -1; and back. */
-int byte_of_alphabet(uint32_t codepoint);
+/* Writes bytes in GPT-2's alphabet, in which a byte-level vocabulary has a character for each byte. */
 void alphabet_append(struct bytes *out, const char *raw, size_t len);
 /*
  * Appends the bytes that text stands for. False, with nothing appended, if text has a character outside the

@@ -508,14 +508,3 @@ uint32_t tokenizer_max_token_bytes(const struct tokenizer *t)
 {
     return t->max_token_bytes;
 }
-
-enum td_status tokenizer_find(const struct tokenizer *t, const char *text, uint32_t *id_out)
-{
-    size_t len = strlen(text);
-    for (uint32_t i = 0; i < t->n_pieces; i++)
-        if (t->pieces[i].known && t->pieces[i].text.len == len && !memcmp(t->pieces[i].text.data, text, len)) {
-            *id_out = i;
-            return TD_OK;
-        }
-    return TD_ERR_NOT_FOUND;
-}

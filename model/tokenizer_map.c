@@ -126,7 +126,8 @@ void merge_map_add(struct merge_map *m, uint32_t left, uint32_t right, uint32_t 
 
 /* -------------------------------------------------------------- characters */
 
-int byte_of_alphabet(uint32_t c)
+/* The byte for which a character of GPT-2's alphabet stands, or -1. */
+static int byte_of_alphabet(uint32_t c)
 {
     if ((c >= '!' && c <= '~') || (c >= 0xa1 && c <= 0xac) || (c >= 0xae && c <= 0xff))
         return (int)c;

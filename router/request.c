@@ -421,6 +421,11 @@ static bool is_handover_cancelled(const struct request *q, const struct peer *fr
     return end->status == TD_ERR_CANCELLED && q->plan.kind == PLAN_SPLIT && from == q->decode && !q->prefill_done;
 }
 
+static bool is_reason(const Tandem__Worker__V1__LegEnd *end, const char *reason)
+{
+    return end->finish_reason.len == strlen(reason) && !memcmp(end->finish_reason.data, reason, strlen(reason));
+}
+
 void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker__V1__LegEnd *end)
 {
     bool prefill_leg = from == q->prefill && q->plan.kind == PLAN_SPLIT && !q->prefill_done;
@@ -436,7 +441,7 @@ void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker_
         return;
     }
     /* "length"; else "stop", or nothing. */
-    bool length = q->scores ? q->over_by_length : end->finish_reason.len == 6;
+    bool length = q->scores ? q->over_by_length : is_reason(end, "length");
     if (q->alone || plan_is_whole(q->plan.kind))
         peer_succeeded(from);
     note_times(q, end);

@@ -831,11 +831,6 @@ const char *worker_address(const struct worker *w)
     return link_server_address(w->links);
 }
 
-const char *worker_metrics_address(const struct worker *w)
-{
-    return w->metrics_address;
-}
-
 /* ------------------------------------------------------------------- main */
 
 static void stop(void *worker)

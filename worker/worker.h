@@ -57,8 +57,7 @@ enum td_status worker_run(struct worker *w);
 void worker_stop(struct worker *w);
 void worker_close(struct worker *w); /* NULL is fine */
 
-const char *worker_address(const struct worker *w);         /* address of the gRPC service, port filled in */
-const char *worker_metrics_address(const struct worker *w); /* "" without metrics */
+const char *worker_address(const struct worker *w); /* address of the gRPC service, port filled in */
 
 /* A worker's whole main(): options, signals, open, run, close. Returns the exit status. */
 int worker_main(const char *role, int argc, char **argv);

@@ -174,9 +174,6 @@ uint64_t rpc_now_ns(void);
 /* Cleans text to printable UTF-8, cuts it between characters, always terminates it. */
 void rpc_text_clean(const char *text, size_t len_bytes, char *out, size_t out_bytes);
 
-/* Calls grpc_init, for the life of the process, and silences gRPC's log. */
-void rpc_core_init(void);
-
 /* ------------------------------------------------------------------ services of every server */
 
 struct rpc_service_method { /* one row of a server's method table */

@@ -46,8 +46,11 @@ static void core_init_once(void)
     grpc_init();
 }
 
-/* Never shut down: the clean-up of the last grpc_shutdown runs on a thread that nothing waits for. */
-void rpc_core_init(void)
+/*
+ * Calls grpc_init once and silences gRPC's log. gRPC is never shut down, because the clean-up of the last grpc_shutdown
+ * runs on a thread that nothing waits for.
+ */
+static void rpc_core_init(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, core_init_once);
