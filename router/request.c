@@ -159,12 +159,9 @@ void request_place(struct request *q, const struct plan *plan)
     use_breaker(q, prefill);
     use_breaker(q, decode);
     metrics_inc(r->counters, PLANS[plan->kind], 1);
-    if (r->log.level >= LOG_DEBUG) {
-        char req[LOG_WORD_BYTES];
-        log_debug(&r->log, "request placed req=%s xfer=%" PRIx64 "-%" PRIu64 " plan=%s prefill=%s decode=%s",
-                  request_log_id(q, req), r->incarnation, q->counter, plan_name(plan->kind), prefill->name,
-                  decode->name);
-    }
+    char req[LOG_WORD_BYTES];
+    log_debug(&r->log, "request placed req=%s xfer=%" PRIx64 "-%" PRIu64 " plan=%s prefill=%s decode=%s",
+              request_log_id(q, req), r->incarnation, q->counter, plan_name(plan->kind), prefill->name, decode->name);
     legs_send(q);
 }
 
