@@ -1,28 +1,31 @@
 /*
- * A cluster in virtual time: a trace against N prefill and M decode workers and S stores under the scheduler of the live router,
- * the engine's own batching and admission, the stores' own eviction, a cost model in place of the kernels, and a network in which
- * flows share the ports that they use.
+ * A cluster in virtual time: runs a trace against N prefill workers, M decode workers and S stores. It uses the
+ * scheduler of the live router, the engine's batching and admission, and the stores' eviction. A cost model takes
+ * the place of the kernels, and a network model lets flows share the ports that they use.
  *
- * Each worker is a state machine that runs steps: prompts in chunks (sched/batching.h), and one token for each running sequence;
- * runs of decode steps are taken at once. Its pool holds pages; what nobody holds stays as cache until the pages are
- * needed (least recently used first, a chain from its tail). A sequence takes the pages of its prompt when it is admitted, in
- * order of arrival, and one more as it grows; when there is none the newest one gives all of its own back and waits again.
+ * Each worker is a state machine that runs steps: prompts in chunks (sched/batching.h), and one token for each
+ * running sequence. Runs of equal decode steps are taken at once. A pool holds pages; pages without a holder stay as
+ * cache until they are needed (least recently used first, a chain from its tail). A sequence takes the pages of its
+ * prompt when it is admitted, in order of arrival, and one more page as it grows. When there is no page, the newest
+ * sequence gives all of its pages back and waits again.
  *
- * A split request has two legs, dispatched together: the decode worker takes pages and pulls what the prefill worker announces,
- * layer by layer; its first token is shown when both the prefill and that acceptance are there, and it joins the batch when the last
- * byte has come. With no prefill workers each decode worker does both.
+ * A split request has two legs, dispatched together. The decode worker takes pages and pulls what the prefill worker
+ * announces, layer by layer. The first token is shown when the prefill has ended and the decode worker has accepted;
+ * the sequence joins the batch when the last byte has arrived. With no prefill workers each decode worker does both
+ * phases.
  *
- * Each worker draws what it does (idle, prompts, decoding) at the clock that it has. With a budget, all workers' power is read every
- * two seconds, and clocks follow it as POLCA's do (sched/power.h); what is slower then, the scheduler learns from the steps.
+ * Each worker draws the power of what it does (idle, prompts, decoding) at its clock. With a power budget, the power
+ * of all workers is read every two seconds, and clocks follow it as those of POLCA do (sched/power.h). The scheduler
+ * learns from the steps what is slower then.
  *
- * What it does not know: time spent by processes themselves (rpc_ms stands for a message), answers as prefixes of later prompts (a
- * trace names only what prompts share), and disks that get slow by themselves.
+ * Not simulated: processor time of the processes themselves (rpc_ms stands for a message), answers as prefixes of
+ * later prompts (a trace names only what prompts share), disks that become slow by themselves.
  *
- * The scheduler starts from coefficients that may be wrong (profile_error) and learns from steps that are noisy (noise), as live.
- * The same configuration and trace give the same result. A step of a workflow arrives when the one before it has ended; with one
- * that is refused, so are those that would follow.
+ * As in a live cluster, the scheduler starts from coefficients that may be wrong (profile_error) and learns from
+ * steps that are noisy (noise). The same configuration and trace give the same result. A step of a workflow arrives
+ * when the step before it has ended; if a step is refused, the steps after it are refused, too.
  *
- * Threads: one owner; several runs may go on at once. The trace is borrowed.
+ * Threads: one owner for each run; several runs may go on at once. The trace is borrowed.
  */
 #pragma once
 
@@ -32,24 +35,27 @@
 #include "sched/scheduler.h"
 
 enum { SIMULATE_MAX_ROUTERS = 16 };
-#define SIMULATE_REPORT_MS                                                                                             \
-    10.0 /* at least between two reports of a worker, and between two of what a router has queued */
+/* Least time between two reports of a worker, and between two reports of what a router has queued. */
+#define SIMULATE_REPORT_MS 10.0
 
-enum { SIMULATE_TICKS = 240 }; /* even: two ticks become one when the run gets longer */
+enum { SIMULATE_TICKS = 240 }; /* even: when the run gets longer, two ticks become one */
 
-struct simulate_ask { /* what a request is beside its line of the trace */
+/* What a request is beside its line of the trace. */
+struct simulate_ask {
     uint64_t tenant;
-    int64_t follows;     /* the request that must end before this one is sent, one before it in the trace; -1: none */
-    uint32_t steps_left; /* of its workflow, after it */
-    double workflow_ms;  /* from the arrival of its workflow's first step; 0: no deadline */
+    int64_t follows;     /* index of an earlier request that must end before this one is sent; -1: none */
+    uint32_t steps_left; /* steps of its workflow after this one */
+    double workflow_ms;  /* deadline, counted from the arrival of the workflow's first step; 0: none */
 };
 
-struct simulate_fault { /* a worker dies, and comes back empty */
+/* A worker dies at at_ms and comes back empty at back_ms; INFINITY: never. */
+struct simulate_fault {
     uint32_t worker;
-    double at_ms, back_ms; /* INFINITY: never */
+    double at_ms, back_ms;
 };
 
-struct simulate_router_fault { /* a router dies, and its requests with it; those that come go to the others */
+/* A router dies with its requests. Later requests go to the other routers. */
+struct simulate_router_fault {
     uint32_t router;
     double at_ms;
 };
@@ -57,11 +63,12 @@ struct simulate_router_fault { /* a router dies, and its requests with it; those
 struct simulate_stores {
     uint32_t n; /* 0: none */
     enum eviction_policy eviction;
-    double dram_bytes, ssd_bytes; /* of each; 0: no such tier */
-    double port_gb_s, ssd_gb_s;   /* of each; 0: no limit */
+    double dram_bytes, ssd_bytes; /* of each store; 0: no such tier */
+    double port_gb_s, ssd_gb_s;   /* of each store, GB/s; 0: no limit */
 };
 
-struct simulate_power { /* of a worker, in watts, at its highest clock; zeros: not known */
+/* Power of a worker at its highest clock, in watts; all 0: not known. */
+struct simulate_power {
     double idle, prefill, decode;
 };
 
@@ -72,10 +79,10 @@ static inline bool simulate_power_known(const struct simulate_power *p)
 
 /* What a worker did, for tests that compare it with the engine. */
 enum simulate_what {
-    SIMULATE_LEG,      /* a request came */
-    SIMULATE_ADMITTED, /* it has its pages, for the first time; n: tokens that the prefix cache had */
+    SIMULATE_LEG,      /* a leg of the request arrived */
+    SIMULATE_ADMITTED, /* it has its pages for the first time; n: tokens found in the prefix cache */
     SIMULATE_PREEMPTED,
-    SIMULATE_OVER, /* its pages are given back */
+    SIMULATE_OVER, /* its pages are free again */
 };
 
 struct simulate_note {
@@ -87,43 +94,43 @@ struct simulate_note {
 
 struct simulate_config {
     uint32_t n_prefill, n_decode;
-    uint32_t n_routers; /* that have these workers together; each request comes to one of them by chance. 0: one */
+    uint32_t n_routers; /* routers that share the workers; each request goes to a random one. 0: one router */
     uint32_t chunk_tokens, max_batch, n_pages, max_context; /* of each worker */
-    uint32_t n_decode_pages;                                /* of decode workers; 0: n_pages */
-    uint32_t max_rows;                                      /* of a step; 0: a chunk and what decodes */
-    uint32_t block_tokens;                                  /* the trace's: 512 for Mooncake's */
-    uint32_t page_tokens;                                   /* divides block_tokens; 0: the same */
-    struct cost_profile cost;                               /* true */
-    const struct cost_profile *decode_cost; /* of decode workers, where they are other machines; or NULL */
-    double profile_error;                   /* the scheduler starts with the true coefficients times this */
+    uint32_t n_decode_pages;                                /* pages of each decode worker; 0: n_pages */
+    uint32_t max_rows;        /* most rows of a step; 0: one chunk and one row for each decoding sequence */
+    uint32_t block_tokens;    /* of the trace; Mooncake's have 512 */
+    uint32_t page_tokens;     /* divides block_tokens; 0: the same number */
+    struct cost_profile cost; /* the true coefficients */
+    const struct cost_profile *decode_cost; /* of decode workers if their machines differ, else NULL */
+    double profile_error;                   /* the scheduler starts from the true coefficients times this */
     double noise;                           /* of step times: sigma of a log-normal factor */
     double kv_bytes_per_token;              /* on the wire and in stores; 0: nothing to move */
-    double port_gb_s;                       /* of each worker, each way; 0: no limit */
-    double link_ms, rpc_ms;                 /* a hand-over beyond its bytes; a message between router and worker */
+    double port_gb_s;                       /* of each worker, in each direction, GB/s; 0: no limit */
+    double link_ms;                         /* what a handover takes beyond the time of its bytes */
+    double rpc_ms;                          /* a message between router and worker */
     struct simulate_stores stores;
-    bool
-        peers; /* prefixes are fetched from other prefill workers' pools, too (Mooncake's pool of the workers' memory) */
-    double rate;                /* arrivals come so many times faster */
-    double ttft_ms, tpot_ms;    /* limits asked for; 0: none */
+    bool peers;                 /* prefixes are also fetched from pools of other prefill workers, as in Mooncake */
+    double rate;                /* factor by which arrivals are faster than in the trace */
+    double ttft_ms, tpot_ms;    /* limits of each request; 0: none */
     uint32_t max_queued;        /* requests that may wait; 0: any number */
     uint64_t max_queued_tokens; /* prompt tokens that may wait; 0: any number */
-    double max_wait_ms;         /* after which a request is the first of its tenant; 0: 120 s */
+    double max_wait_ms;         /* a request that waited for this long is the first of its tenant; 0: 120 s */
     enum policy policy;
     enum scheduler_order order;
     enum plan_force force;
     enum prefix_rule prefix;
-    uint32_t max_tokens; /* that requests ask for at most; 0: exactly as many as will come */
-    double length_error; /* answers seem so many times longer to who learns their lengths; 0: as they are */
-    double retry_share;  /* of the refused that come back once, when they were told to */
-    double
-        probe_share;   /* of the refused with a retry-after: each 5 ms it is tried whether they would be admitted now */
-    double silence_ms; /* after which a dead worker is known to be dead */
-    double gone_ms;    /* how long requests wait when no worker of a role that they need is left; then they fail */
-    struct simulate_power power[2];  /* of prefill and of decode workers; those that do both are the latter */
-    double power_budget_w;           /* of all workers, whose power is known then; 0: none */
-    uint32_t n_power_first;          /* workers whose clocks go first: the last ones by number */
-    bool power_brake_only;           /* clocks stay up until the budget is passed: what POLCA is compared with */
-    const struct simulate_ask *asks; /* of each request; NULL: all of one tenant, and by themselves */
+    uint32_t max_tokens; /* max_tokens of each request; 0: the length of its answer in the trace */
+    double length_error; /* factor by which answers look longer to the learner of lengths; 0: as they are */
+    double retry_share;  /* share of the refused requests that come back once, at their retry-after */
+    /* Share of the requests refused with a retry-after for which admission is tried again each 5 ms. */
+    double probe_share;
+    double silence_ms;               /* a dead worker is noticed after this time */
+    double gone_ms;                  /* requests fail after this time without a worker of a role that they need */
+    struct simulate_power power[2];  /* of prefill and of decode workers; workers with both phases count as decode */
+    double power_budget_w;           /* of all workers together, whose power must be known; 0: none */
+    uint32_t n_power_first;          /* workers whose clocks are lowered first: those with the highest numbers */
+    bool power_brake_only;           /* clocks stay up until the budget is exceeded: the baseline for POLCA */
+    const struct simulate_ask *asks; /* one for each request; NULL: one tenant and no workflows */
     const struct fair_weight *weights;
     uint32_t n_weights;
     const struct simulate_fault *faults;
@@ -131,43 +138,52 @@ struct simulate_config {
     const struct simulate_router_fault *router_faults;
     uint32_t n_router_faults;
     uint64_t seed;
-    uint64_t n_requests; /* of the trace; 0: all */
-    bool keep_tokens;    /* when each token came */
-    double load_tick_ms; /* of the load over time, at first: doubled until SIMULATE_TICKS hold the run; 0: no load */
-    void (*observe)(void *user, const struct simulate_note *note); /* NULL: nobody; must not call back */
+    uint64_t n_requests; /* requests of the trace that are run; 0: all */
+    bool keep_tokens;    /* keep the time of each token */
+    /* First tick of the load over time. It is doubled until SIMULATE_TICKS ticks hold the run. 0: no load. */
+    double load_tick_ms;
+    void (*observe)(void *user, const struct simulate_note *note); /* NULL: none; must not call back */
     void *observer;
 };
 
-struct simulated {                               /* a request, in the order of the trace */
-    bool refused, came_back, admitted_then;      /* came_back: after it was refused; admitted_then: and was taken */
-    bool failed;                                 /* no worker was left for it; n_output: the tokens shown before */
-    const char *reason;                          /* why it was refused or failed; static text, NULL: it was neither */
-    double arrived_ms, ttft_ms, tpot_ms, end_ms; /* arrived: first; ttft: from the arrival that was admitted */
-    double asked_ms;                             /* when the one that was admitted came */
+/* One request, in the order of the trace. Times in ms. */
+struct simulated {
+    bool refused, came_back, admitted_then; /* came_back: after a refusal; admitted_then: and was admitted */
+    bool failed;                            /* no worker was left; n_output: tokens shown before */
+    const char *reason;                     /* why it was refused or failed, static text; NULL: neither */
+    double arrived_ms;                      /* first arrival */
+    double asked_ms;                        /* the arrival that was admitted */
+    double ttft_ms, tpot_ms;                /* ttft: since asked_ms */
+    double end_ms;
     double predicted_ttft_ms, predicted_tpot_ms;
-    double first_gap_ms, predicted_first_gap_ms; /* of a split one; 0: it had none */
-    double refused_after_ms, retry_after_ms,     /* NAN: it was not sent; 0: it was not told to come back */
-        admissible_ms; /* admissible: after its first refusal, as one that comes anew; 0: not tried */
-    double queue_ms, load_ms, prefill_ms, transfer_ms; /* transfer: what of it came after the prefill */
+    double first_gap_ms, predicted_first_gap_ms; /* of a split plan; 0: none */
+    double refused_after_ms;                     /* NAN: it was never sent */
+    double retry_after_ms;                       /* 0: it was not told to come back */
+    double admissible_ms; /* from its first refusal until a new request like it is admitted; 0: not tried */
+    double queue_ms, load_ms, prefill_ms;
+    double transfer_ms; /* exposed transfer */
     uint32_t prefill, decode, router;
-    uint32_t cached_tokens, peer_tokens, dram_tokens, ssd_tokens; /* from the worker itself, another one, stores */
+    /* Prompt tokens by where their KV came from: the worker's own pool, another worker, DRAM and SSD of stores. */
+    uint32_t cached_tokens, peer_tokens, dram_tokens, ssd_tokens;
     uint32_t n_output, n_preempted, n_replans;
-    float *token_ms; /* [n_output] since arrival, with keep_tokens; of the result's own */
+    float *token_ms; /* [n_output] since arrival, with keep_tokens; points into simulate_result.tokens */
 };
 
 struct simulated_worker {
     enum worker_role role;
-    double busy_ms, prefill_ms;        /* prefill: of it, in steps with prompts */
+    double busy_ms;                    /* in steps */
+    double prefill_ms;                 /* in steps with prompts, part of busy_ms */
     double joules;                     /* NAN: its power is not known */
     uint32_t pages_free, pages_cached; /* at the end */
-    float *load; /* [n_load] share busy in each tick of the result's load_tick_ms; NULL: not asked for */
+    float *load; /* [n_load] share of each tick (load_tick_ms) in which it was busy; NULL: not asked for */
     uint32_t n_load;
 };
 
-struct simulated_power {           /* zeros without a budget */
+/* All 0 without a power budget. */
+struct simulated_power {
     double peak_share;             /* highest sample, as a share of the budget */
-    uint64_t n_brakes;             /* times that the brake was asked for */
-    double level_ms[POWER_LEVELS]; /* at each level of clocks */
+    uint64_t n_brakes;             /* how often the brake was asked for */
+    double level_ms[POWER_LEVELS]; /* time at each level of clocks */
 };
 
 struct simulate_result {
@@ -179,8 +195,9 @@ struct simulate_result {
     struct simulated_power power;
     uint64_t store_hits_dram, store_hits_ssd, store_lost; /* blocks */
     double bytes_moved, bytes_loaded;                     /* between workers; from stores */
-    float *tokens;                                        /* what token_ms points into */
+    float *tokens;                                        /* the array into which token_ms points */
 };
 
+/* Free the result with simulate_result_fini(). */
 void simulate_run(const struct trace *trace, const struct simulate_config *config, struct simulate_result *out);
 void simulate_result_fini(struct simulate_result *r);
