@@ -55,6 +55,18 @@ START_TEST(test_log_line_cannot_be_broken_by_a_value)
 }
 END_TEST
 
+START_TEST(test_log_word_is_one_word_whatever_it_is_made_of)
+{
+    char word[LOG_WORD_BYTES];
+    unsigned char all[LOG_WORD_MAX + 8];
+    ck_assert_str_eq(log_word("abc-7/x.Y", 9, word), "abc-7/x.Y");
+    ck_assert_str_eq(log_word("a b='\"\\\n\x7f\xc3", 10, word), "a\\x20b\\x3d\\x27\\x22\\x5c\\x0a\\x7f\\xc3");
+    ck_assert_str_eq(log_word(NULL, 0, word), "");
+    memset(all, 0, sizeof(all)); /* each byte takes four characters, and only the first LOG_WORD_MAX bytes count */
+    ck_assert_uint_eq(strlen(log_word(all, sizeof(all), word)), LOG_WORD_BYTES - 1);
+}
+END_TEST
+
 enum { TURN = 100 };
 
 START_TEST(test_absence_counts_one_turn_of_a_long_gap_and_all_of_short_ones)
@@ -714,6 +726,7 @@ int main(void)
     tcase_set_timeout(t, 30);
     tcase_add_test(t, test_status_groups_decide_the_reaction);
     tcase_add_test(t, test_log_line_cannot_be_broken_by_a_value);
+    tcase_add_test(t, test_log_word_is_one_word_whatever_it_is_made_of);
     tcase_add_test(t, test_absence_counts_one_turn_of_a_long_gap_and_all_of_short_ones);
     tcase_add_test(t, test_absence_is_not_what_the_thread_meant_to_sleep);
     tcase_add_test(t, test_absence_that_never_ends_still_lets_others_fall_silent);
