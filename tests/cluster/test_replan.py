@@ -135,8 +135,11 @@ def campaign(losses, kinds, routers=ROUTERS, **cluster):
               f"{dict(sorted(crowd.replans.items()))}, {replans} re-plans; pauses up to {max(crowd.pauses):.0f} ms, "
               f"times add up within {max(crowd.off[1]):.0f} ms, of others {max(crowd.off[0]):.0f}")
         assert not crowd.wrong, crowd.wrong[:2]
-        assert set(crowd.codes) == {"OK"} and sum(v for k, v in crowd.replans.items() if k) > losses / 2
-        assert replans >= losses / 2
+        assert set(crowd.codes) == {"OK"}
+        # a lost store plans nothing anew, and a worker may be lost while it has no leg: only many losses have a share
+        of_workers = sum(n for hit, n in hits.items() if "store" not in hit)
+        least = of_workers / 2 if losses >= 20 else 1
+        assert replans >= least and sum(v for k, v in crowd.replans.items() if k) >= least, (replans, crowd.replans)
         c.audit(20)
 
 
