@@ -5,14 +5,11 @@
  *   - A request is linked in the queue exactly in SCHED_QUEUED. From dispatch() to leave_workers() it is in
  *     the running list of its decode worker and, until its prompt is computed, in the prompt list of its
  *     prefill worker. plan.prefill and plan.decode must not change while it is linked there.
- *   - config.place and config.refuse may free the request. So they are the last thing that dispatch() and
- *     drop() do with it.
+ *   - config.place and config.refuse may free the request, so dispatch() and drop() call them last.
  *   - views contains every dispatched request at any time: dispatch() adds it by scheduler_apply(), and the
  *     next scheduler_refresh() counts it from the lists. Passes write only to the copy `pass`.
- *   - During a walk only the request that walk_next() returned last may leave the queue. So the pointers of
- *     the walk stay valid.
- *   - Whatever may change a decision calls scheduler_changed(). Without the call, queued requests wait until
- *     something else happens.
+ *   - During a walk only the request that walk_next() returned last may leave the queue.
+ *   - Whatever may change a decision calls scheduler_changed(), or queued requests wait for another event.
  */
 #include "sched/scheduler_internal.h"
 
@@ -36,42 +33,25 @@ enum { SCHEDULER_LOOK = 128, ENOUGH_WAIT = 16, FEW_RUNNING = 128 };
 /* Greatest age of a request's matched blocks; greatest age of the plan of a lone request. */
 static const double MATCH_MS = 100, FRESH_MS = 1;
 static const double BOOKED_MARGIN = 0.88; /* a booking is made for this share of the request's TTFT limit */
-/*
- * Every refused request gets a booking if this share of the booked clients come back; with fewer that do,
- * proportionally fewer requests, but at least the share TRIED, to find out.
- */
+/* All refused requests get a booking if this share of clients come back; with fewer, fewer, but >= TRIED. */
 static const double FULLY_BOOKED = 0.05, TRIED = 0.02;
-/* Factor on the time for what is behind the first SCHEDULER_LOOK requests. */
-static const double REST_CAUTION = 1.5;
-/* Bounds of the time that a refused client is told. */
-static const double LEAST_RETRY_MS = 20, MAX_RETRY_MS = 60000;
-/*
- * A tenant that was told to come back keeps its turn for that time, at most MOST_AWAY_MS, and AWAY_GRACE_MS
- * more.
- */
+static const double REST_CAUTION = 1.5; /* factor on the time for requests behind SCHEDULER_LOOK */
+static const double LEAST_RETRY_MS = 20, MAX_RETRY_MS = 60000; /* bounds of a retry-after */
+/* A tenant that was told to come back keeps its turn until then (<= MOST_AWAY_MS) plus AWAY_GRACE_MS. */
 static const double MOST_AWAY_MS = 5000, AWAY_GRACE_MS = 500;
 static const double CHARGE_RATE = 0.02; /* weight of one request in ms_per_charge */
-/*
- * Time between passes over a long queue, for each (queued request * worker), and its most; how many times
- * older a look may be.
- */
+/* Long queues: time between passes per (request * worker); its bound; age of a look, in such times. */
 static const double APART_MS = 5.0 / (1000 * 128), MOST_APART_MS = 10, LOOKS_APART = 10;
-static const double LEG_RATE = 0.02; /* weight of one leg in leg_extra_ms */
-/* policy_request.caution: at the start, at most. */
-static const double FIRST_CAUTION = 1.0 / 3, MOST_CAUTION = 1;
+static const double LEG_RATE = 0.02;                           /* weight of one leg in leg_extra_ms */
+static const double FIRST_CAUTION = 1.0 / 3, MOST_CAUTION = 1; /* policy_request.caution: start, most */
 static const double FIRST_TPOT_MARGIN = 0.05, MOST_TPOT_MARGIN = 0.5;
-/*
- * A request teaches a margin only if its prediction was near the limit. NEAR_TTFT: predicted waiting as a
- * share of the TTFT limit. NEAR_TPOT: predicted step, with the margin, as a share of the TPOT limit.
- */
+/* A request teaches a margin if its predicted waiting, or its step, was at least this share of the limit. */
 static const double NEAR_TTFT = 0.2, NEAR_TPOT = 0.7;
 static const double AVOID_MS = 2000; /* how long a request avoids workers that failed it */
 static const double PROBE_AFTER_MS = 4000, PROBE_EVERY_MS = 1000;
-/* Steps of a probe that are believed: chunks of its prompt, or its first decode steps. */
-enum { BELIEVED = 4 };
-/* Weight of one answer; most that one answer counts. */
-static const double STRETCH_RATE = 0.02, MOST_STRETCH = 4;
-/* A worker with a smaller prompt_use counts as one without prompts. */
+enum { BELIEVED = 4 }; /* steps of a probe that are believed, prompt chunks and decode steps */
+static const double STRETCH_RATE = 0.02, MOST_STRETCH = 4; /* weight of one answer; its most */
+/* a worker with a smaller prompt_use has no prompts. */
 static const double TRACE_OF_PROMPTS = 0.02;
 
 /* How strictly a prediction is held against the TTFT limit. */
@@ -172,10 +152,7 @@ static uint32_t hide_avoided(const struct scheduler *s, struct policy_worker *vi
     return n;
 }
 
-/*
- * For a request without a booking. Policies other than tandem keep a fixed margin, so that they stay
- * comparable.
- */
+/* For a request without a booking. Other policies than tandem keep a fixed margin, to stay comparable. */
 static struct terms new_terms(const struct scheduler *s)
 {
     double caution = s->config.policy == POLICY_TANDEM ? s->ttft_margin.value : FIRST_CAUTION;
@@ -190,10 +167,7 @@ static bool is_slower(const struct cost_model *m, double prefill, double decode)
     return m->recent_prefill > COST_MUCH_SLOWER * prefill || m->recent_decode > COST_MUCH_SLOWER * decode;
 }
 
-/*
- * Whether q may probe worker k: it is k's prober already, or k is idle, looks slow and had no probe lately.
- * True: k->reference is the speed to assume.
- */
+/* Whether q probes k, or may: k is idle, looks slow, had no probe lately. True: k->reference is set. */
 static bool may_probe(struct sched_worker *k, const struct sched_request *q, uint64_t now)
 {
     if (k->prober == q)
@@ -230,10 +204,7 @@ static void hide_references(struct scheduler *s, struct policy_worker *views)
     }
 }
 
-/*
- * Makes q the prober of k if q is a probe and k may be probed. Call it while k is idle, before q is linked
- * there.
- */
+/* Makes q the prober of k if q may probe k. Call it before q is linked there, since k must be idle. */
 static void begin_probe(struct sched_worker *k, const struct sched_request *q, uint64_t now)
 {
     if (!q->is_probe || k->prober || !may_probe(k, q, now))
@@ -309,10 +280,7 @@ static bool is_back(const struct sched_request *q)
     return q->keeper != POLICY_NO_KEEPER;
 }
 
-/*
- * Adds q to the end of the list and to its tenant's part. q->work_ms and the promised times must be set:
- * order_key() uses them.
- */
+/* Adds q to the list and to its tenant's part. Needs q->work_ms and the promised times, for order_key(). */
 static void enqueue(struct scheduler *s, struct sched_request *q, uint64_t now)
 {
     q->due_ms = order_key(s->config.order, q, now);
@@ -359,11 +327,7 @@ static bool is_overdue(const struct sched_request *q)
     return q->due_ms < ORDER_OVERDUE_MS / 2;
 }
 
-/*
- * Moves requests that waited longer than max_wait_ns to the front of their tenants. The list is in order of
- * arrival except for resumed requests, so the loop can stop at the first other request that has not waited
- * that long.
- */
+/* Moves requests older than max_wait_ns to the front. The list is by arrival, except for resumed ones. */
 static void promote_overdue(struct scheduler *s, uint64_t now)
 {
     for (struct sched_request *q = s->queued; q; q = q->next) {
@@ -408,10 +372,7 @@ static struct sched_request *walk_next(struct scheduler *s, struct walk *walk)
 
 /* ------------------------------------------------------------------ errors */
 
-/*
- * Teaches the TTFT margin: whether q met its limit. Only requests that were predicted to wait long enough
- * count.
- */
+/* Teaches the TTFT margin whether q met its limit, if q was predicted to wait long enough. */
 static void observe_ttft(struct scheduler *s, const struct sched_request *q, double ttft_ms)
 {
     double waiting = q->promised_ttft_ms - q->work_ms;
@@ -441,9 +402,7 @@ static void observe_tpot(struct scheduler *s, const struct sched_request *q, uin
 
 /* ------------------------------------------------------------------- passes */
 
-/*
- * Above FEW_RUNNING, scheduler_apply() is exact enough until the next periodic refresh of the worker's load.
- */
+/* Above FEW_RUNNING, scheduler_apply() is exact enough until the next periodic refresh of the load. */
 static void add_running(struct sched_worker *k, struct sched_request *q)
 {
     q->running_prev = NULL;
@@ -511,10 +470,7 @@ static void drop(struct scheduler *s, struct sched_request *q, const struct plan
     s->config.refuse(s->config.user, q, retry_ms);
 }
 
-/*
- * Adds `ms` of time to what every worker of the pass has to do; in busy_ms, time counts by the share that
- * prompts get.
- */
+/* Keeps each worker of the pass busy for `ms` more; busy_ms rises by the share of it that prompts get. */
 static void keep_busy(struct scheduler *s, double ms)
 {
     for (uint32_t w = 0; w < s->n_workers && ms > 0; w++) {
@@ -523,10 +479,7 @@ static void keep_busy(struct scheduler *s, double ms)
     }
 }
 
-/*
- * Starts a pass on a fresh copy of the snapshot. If other routers have queues, all routers dispatch when a
- * worker takes prompts: on average half of their prompts reach the worker before this router's.
- */
+/* Starts a pass on a fresh copy. On average, half of what other routers dispatch meanwhile arrives first. */
 static void begin_pass(struct scheduler *s)
 {
     memcpy(s->pass, s->views, s->n_workers * sizeof(s->pass[0]));
@@ -543,10 +496,7 @@ static void explain(struct scheduler *s, struct policy_worker *views, struct sch
     s->logs = false;
 }
 
-/*
- * The turn of q in a pass: plans q on the copy and adds it there. decides: this turn may dispatch or refuse
- * q, so log it.
- */
+/* Plans q on the copy and adds it there. decides: this turn may dispatch or refuse q, so its log is kept. */
 static struct plan take_turn(struct scheduler *s, struct sched_request *q, uint64_t now, struct terms terms,
                              bool decides)
 {
@@ -601,10 +551,7 @@ static bool some_takes(const struct scheduler *s)
     return false;
 }
 
-/*
- * Moves q behind its tenant's other requests if its workflow can't keep its deadline any more. Not again once
- * it is there, and not if q has waited longer than max_wait_ns.
- */
+/* Moves q, once, behind its tenant's others if its workflow can't keep its deadline and q is not overdue. */
 static bool put_last(struct scheduler *s, struct sched_request *q, uint64_t now)
 {
     if (s->config.order != ORDER_TANDEM || q->resumed || is_overdue(q) || q->due_ms >= ORDER_LATE_MS ||
@@ -641,10 +588,7 @@ static bool has_room(const struct scheduler *s, const struct sched_request *q, u
            !is_over(s, n + 1.0, fair_size(s->fair, q->tenant) + q->n_tokens, fair_share(s->fair, q->tenant, now));
 }
 
-/*
- * When a client that a full queue refuses shall come back: one after the other, at the pace at which the
- * queue empties.
- */
+/* When a client refused by a full queue shall come back: one by one, at the pace of the queue. */
 static double retry_when_full(struct scheduler *s, uint64_t now)
 {
     double pace = drain_pace(&s->drain);
@@ -754,18 +698,14 @@ static void survey(struct scheduler *s, uint64_t now)
         take_turn(s, q, now, LATE, false);
 }
 
-/*
- * The prefill worker (without one, the decode worker) that can compute q soonest, and the booking for it.
- * NULL: none can within q's TTFT limit. Destroys `pass`.
- */
+/* The worker that can prefill q soonest within its TTFT limit, and the booking. NULL: none. Uses `pass`. */
 static struct sched_worker *first_room(struct scheduler *s, const struct sched_request *q, uint64_t now,
                                        struct booking *booking_out)
 {
     const struct policy_request ask = ask_of(s, q, now, PROMISED);
     struct sched_worker *first = NULL;
     /*
-     * A prefill worker is there: then decode workers get no bookings, their time for prompts is hard to
-     * predict.
+     * A prefill worker is there: then none is booked on decode workers, whose free time is hard to predict.
      */
     bool splits = false;
     uint32_t n;
@@ -789,10 +729,7 @@ static struct sched_worker *first_room(struct scheduler *s, const struct sched_r
     return first;
 }
 
-/*
- * Whether to book a place for q: a booking keeps other requests out, so few get one while hardly any client
- * comes back.
- */
+/* Bookings keep other requests out, so few are made while hardly any client comes back. */
 static bool is_worth_a_place(const struct scheduler *s, const struct sched_request *q)
 {
     return random_unit(random_at(q->number, q->identity, 0)) < fmax(s->return_share / FULLY_BOOKED, TRIED);
@@ -855,10 +792,7 @@ static bool is_before(const struct sched_request *other, const struct sched_requ
     return other != q && other->due_ms <= q->due_ms;
 }
 
-/*
- * Queued work, in ms, that goes before q: of its tenant what is due earlier, of other tenants what their
- * shares are meanwhile.
- */
+/* Queued work, in ms, before q: its tenant's that is due earlier, and other tenants' shares meanwhile. */
 static double work_before(const struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
     double own = 0, others = 0;
@@ -895,10 +829,7 @@ static struct plan take_turn_beside_others(struct scheduler *s, struct sched_req
     return plan;
 }
 
-/*
- * Whether the latest look decides about q: it is recent, q is due after all that it saw, and no other tenant
- * wants anything.
- */
+/* Whether the look is recent, q is due after all that it saw, and no other tenant wants anything. */
 static bool look_decides(const struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
     return s->look.is_valid && clock_ms_between(s->look.at_ns, now) < LOOKS_APART * pass_apart_ms(s) && !is_back(q) &&
@@ -974,10 +905,7 @@ static struct plan try_out(struct scheduler *s, struct sched_request *q, uint64_
     return plan;
 }
 
-/*
- * Ends the admission of q, which is not queued, with a time to come back. Returns false, for
- * scheduler_submit().
- */
+/* Ends the admission of q, which is not queued, with a time to come back. Returns false, for its caller. */
 static bool refuse_now(struct scheduler *s, struct sched_request *q, uint64_t now, double *retry_after_ms_out)
 {
     q->state = SCHED_OVER;
@@ -1084,9 +1012,7 @@ bool scheduler_would_admit(struct scheduler *s, struct sched_request *q, uint64_
 
 /* ---------------------------------------------------------------- progress */
 
-/*
- * Compares a prefill leg's time, from its begin on, with its prediction; leg_extra_ms is the mean difference.
- */
+/* Compares a prefill leg's time, from its begin on, with its prediction. leg_extra_ms: mean difference. */
 static void observe_leg(struct sched_worker *k, const struct sched_request *q, uint64_t now)
 {
     double took = clock_ms_between(q->began_ns, now) * q->plan.prompt_share,
@@ -1096,10 +1022,7 @@ static void observe_leg(struct sched_worker *k, const struct sched_request *q, u
     k->leg_extra_ms += rate * (fmax(fmin(extra, most), -most) - k->leg_extra_ms);
 }
 
-/*
- * Unlinks q from its prefill worker. observed: its prompt was computed, so its time is measured. That needs a
- * begin which is known: q was the first of the list and no other router had prompts there meanwhile.
- */
+/* observed: the prompt was computed. Its time counts if q was first and no other router had prompts there. */
 static void remove_prompt(struct scheduler *s, struct sched_request *q, uint64_t now, bool observed)
 {
     struct sched_worker *k = &s->workers[q->plan.prefill];
