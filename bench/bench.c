@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/cli.h"
-#include "cli/table.h"
 #include "bench/kernels_bench.h"
 #include "bench/store_bench.h"
+#include "cli/cli.h"
+#include "cli/table.h"
 #include "worker/geometry.h"
 
 #define AT(member) offsetof(struct bench_options, member)

@@ -12,10 +12,10 @@
 #include <string.h>
 
 #include "base/random.h"
-#include "cli/ask.h"
 #include "bench/bench.h"
-#include "cli/local.h"
 #include "bench/thread_times.h"
+#include "cli/ask.h"
+#include "cli/local.h"
 #include "model/config.h"
 
 enum { ROUNDS = 15, N_LENGTHS = 3, TAILS_MAX = 4, VOCAB_USED = 1000 };

@@ -277,7 +277,7 @@ enum td_status bench_client_open(struct bench_client *c, uint32_t n_layers, uint
 
 void bench_client_close(struct bench_client *c)
 {
-    xfer_close(c->reader); /* NULL is fine for all of these */
+    xfer_close(c->reader); /* each of these calls accepts NULL */
     xfer_close(c->holder);
     if (c->source)
         mem_unmap(c->source, c->n_blocks * c->page_bytes);

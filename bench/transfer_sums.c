@@ -11,8 +11,8 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/random.h"
-#include "proto/wire/checksum.h"
 #include "bench/transfer_bench.h"
+#include "proto/wire/checksum.h"
 
 enum { HOT_BYTES = 256 << 10, CHUNK = 8192, ROUNDS = 5 };
 

@@ -22,7 +22,7 @@ int cli_chat(int argc, char **argv);
 int cli_status(int argc, char **argv);
 int cli_audit(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
-int cli_bench(int argc, char **argv);
+int cli_bench(int argc, char **argv); /* bench/bench.c, which is linked into this program alone */
 int cli_explain(int argc, char **argv);
 int cli_replay(int argc, char **argv);
 int cli_simulate(int argc, char **argv);

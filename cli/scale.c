@@ -43,7 +43,8 @@ static const struct {
 struct pools {
     int n[POOLS];   /* up; as a target: -1: as many as there are */
     int leaving;    /* starting or draining */
-    int n_given_up; /* processes that could not start, since the cluster is up */
+    int n_given_up; /* processes that could not start since the cluster is up... */
+    char why[256];  /* ...and what is wrong with the last of them */
 };
 
 /* -1: none. */
@@ -66,7 +67,9 @@ static bool read_pools(const struct rundir *dir, struct pools *out)
     rundir_path(dir, "cluster.json", path);
     json_t *root = json_load_file(path, 0, NULL), *process;
     size_t i;
+    const char *why = json_string_value(json_object_get(root, "given_up"));
     *out = (struct pools){.n_given_up = (int)json_integer_value(json_object_get(root, "n_given_up"))};
+    snprintf(out->why, sizeof(out->why), "%s", why ? why : "");
     json_array_foreach(json_object_get(root, "processes"), i, process)
     {
         const char *role = json_string_value(json_object_get(process, "role")),
@@ -100,18 +103,6 @@ static bool is_met(const struct pools *target, const struct pools *now)
     return met;
 }
 
-static int fail_given_up(const struct rundir *dir, const struct pools *now)
-{
-    char path[PATH_MAX];
-    rundir_path(dir, "cluster.json", path);
-    json_t *root = json_load_file(path, 0, NULL);
-    const char *why = json_string_value(json_object_get(root, "given_up"));
-    cli_fail("scale", "prefill=%d decode=%d store=%d: %s; %s/logs has more", now->n[PREFILL], now->n[DECODE],
-             now->n[STORE], why ? why : "", dir->path);
-    json_decref(root);
-    return 1;
-}
-
 /* n_given_up: of cluster.json, before the supervisor was asked. */
 static int wait_for(const struct rundir *dir, const struct pools *target, int n_given_up, double wait_s)
 {
@@ -123,7 +114,8 @@ static int wait_for(const struct rundir *dir, const struct pools *target, int n_
             return 0;
         }
         if (now.n_given_up > n_given_up)
-            return fail_given_up(dir, &now);
+            return cli_fail("scale", "prefill=%d decode=%d store=%d: %s; %s/logs has more", now.n[PREFILL],
+                            now.n[DECODE], now.n[STORE], now.why, dir->path);
     }
     return wait_s > 0
                ? cli_fail(
