@@ -227,11 +227,6 @@ static void make_options(struct ssd *s)
     rocksdb_options_set_wal_recovery_mode(o, rocksdb_point_in_time_recovery);
     rocksdb_options_set_recycle_log_file_num(o, 0);
     rocksdb_options_set_manifest_preallocation_size(o, 64 << 10);
-    snprintf(s->log_path, sizeof(s->log_path), "/dev/shm/tandem-log-XXXXXX"); /* see the note above */
-    if (mkdtemp(s->log_path))
-        rocksdb_options_set_db_log_dir(o, s->log_path);
-    else
-        s->log_path[0] = '\0';
     rocksdb_options_set_info_log_level(o, 4); /* 4: fatal errors only */
     rocksdb_options_set_stats_dump_period_sec(o, 0);
     if (s->config.background_bytes_per_s) {
@@ -263,22 +258,29 @@ static void *open_in_background(void *arg)
     return NULL;
 }
 
-/* Unlinks the text log. RocksDB has it open and goes on writing to it. */
-static void remove_logs(const struct ssd *s)
+/* Unlinks the text log and its directory. RocksDB has the file open and goes on writing to it. */
+static void remove_log_dir(const char *path)
 {
-    DIR *d = s->log_path[0] ? opendir(s->log_path) : NULL;
+    DIR *d = opendir(path);
     for (struct dirent *e; d && (e = readdir(d));)
         unlinkat(dirfd(d), e->d_name, 0); /* fails for "." and ".." */
     if (d)
         closedir(d);
+    rmdir(path);
 }
 
-/* Opens the database on a new thread, because the threads that flush and compact inherit its priority. */
+/* Opens the database on a new thread, because the threads that flush and compact inherit its priority.
+ * The directory of the text log exists only while the database opens, so a process that is killed later
+ * leaves nothing in /dev/shm. Without /dev/shm the text log lies in the database. */
 static enum td_status open_how(struct ssd *s, bool to_read, struct td_error *e)
 {
     struct opening o = {s, to_read, NULL};
+    char log_dir[] = "/dev/shm/tandem-log-XXXXXX"; /* see the note above */
+    bool has_log_dir = mkdtemp(log_dir);
+    rocksdb_options_set_db_log_dir(s->options, has_log_dir ? log_dir : "");
     pthread_join(thread_start("ssd-open", open_in_background, &o), NULL);
-    remove_logs(s);
+    if (has_log_dir)
+        remove_log_dir(log_dir);
     char *text = o.text;
     if (!text)
         return TD_OK;
@@ -379,8 +381,6 @@ void ssd_close(struct ssd *s)
         rocksdb_ratelimiter_destroy(s->limiter);
     if (s->lock_fd >= 0)
         close(s->lock_fd);
-    if (s->log_path[0])
-        rmdir(s->log_path);
     pthread_rwlock_destroy(&s->db_lock);
     blobs_close(s->blobs);
     dir_files_close(s->files);

@@ -47,7 +47,6 @@ struct ssd_room {
 struct ssd {
     struct ssd_config config;
     char *db_path, *aside_path;
-    char log_path[32]; /* directory of RocksDB's text log; empty: in the database */
     int lock_fd;
     uint64_t memtable_bytes;
     bool is_direct, was_set_aside;

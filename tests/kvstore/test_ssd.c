@@ -1,5 +1,8 @@
 /* The SSD tier on a temporary directory: what is durable comes back, and nothing else ever does. */
+#include <dirent.h>
+#include <limits.h>
 #include <math.h>
+#include <pthread.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -408,6 +411,39 @@ START_TEST(test_ssd_directory_in_use_is_refused)
 }
 END_TEST
 
+/* Writes to path the directory of the text log that this process has open. False: there is none in /dev/shm. */
+static bool find_log_dir(char path[PATH_MAX])
+{
+    static const char under[] = "/dev/shm/tandem-log-";
+    bool found = false;
+    DIR *fds = opendir("/proc/self/fd");
+    for (struct dirent *e; fds && !found && (e = readdir(fds));) {
+        ssize_t n = readlinkat(dirfd(fds), e->d_name, path, PATH_MAX - 1);
+        path[n > 0 ? n : 0] = '\0';
+        found = !strncmp(path, under, strlen(under));
+    }
+    closedir(fds);
+    if (found)
+        *strrchr(path, '/') = '\0';
+    return found;
+}
+
+/* A process that is killed has no time to clean up, so nothing may be there from the moment it serves. */
+START_TEST(test_ssd_leaves_no_directory_in_shared_memory)
+{
+    struct temp_dir d = temp_dir_make();
+    struct bench *b = bench_make();
+    char path[PATH_MAX];
+    open_at(b, d.store);
+    put_all(b, 3);
+    if (find_log_dir(path))
+        ck_assert_msg(access(path, F_OK), "%s", path);
+    ck_assert_int_eq(read_one(b, 1), TD_OK);
+    bench_free(b);
+    temp_dir_remove(&d);
+}
+END_TEST
+
 START_TEST(test_ssd_write_queue_is_bounded)
 {
     struct temp_dir d = temp_dir_make();
@@ -777,6 +813,7 @@ int main(void)
     tcase_add_test(c, test_ssd_deletes_values_of_another_layout);
     tcase_add_test(c, test_ssd_directory_that_can_not_be_opened_is_set_aside);
     tcase_add_test(c, test_ssd_directory_in_use_is_refused);
+    tcase_add_test(c, test_ssd_leaves_no_directory_in_shared_memory);
     tcase_add_test(c, test_ssd_write_queue_is_bounded);
     tcase_add_test(c, test_ssd_directory_stays_within_its_capacity);
     tcase_add_test(c, test_ssd_collects_garbage_between_live_blocks);
