@@ -25,6 +25,7 @@ class Proc:
     def __init__(self, cluster, role, name, args):
         self.cluster, self.role, self.name, self.args = cluster, role, name, args
         self.address, self.child = None, None
+        self.script = os.path.join(cluster.dir, name + ".faults")
 
     def start(self, wait=True):
         binary = os.path.join(BUILD, {"store": "kvstore"}.get(self.role, self.role),
@@ -57,6 +58,13 @@ class Proc:
     def kill(self, sig=signal.SIGKILL):
         self.child.send_signal(sig)
 
+    def misbehave(self, script):
+        """Another fault script (base/fault.h) for a worker or store of a cluster with scripts; "": it behaves again."""
+        with open(self.script, "w") as f:
+            f.write(script)
+        if self.child:
+            self.kill(signal.SIGUSR1)
+
     def stop(self, timeout=20):
         if self.child and self.child.poll() is None:
             self.child.send_signal(signal.SIGCONT)
@@ -71,7 +79,8 @@ class Proc:
 
 class Cluster:
     def __init__(self, model=DEMO, prefill=1, decode=1, store=False, plan="auto", worker_args=(), store_args=(),
-                 router_args=(), wrap=(), roles_args=None, dummy=None, routers=1):
+                 router_args=(), wrap=(), roles_args=None, dummy=None, routers=1, scripts=False):
+        """scripts: each worker and store reads a fault script of its own, which Proc.misbehave changes."""
         self.dir = tempfile.mkdtemp(prefix="tandem-test-")
         self.wrap, self.model = list(wrap), model
         patience = ["--silence-ms", str(1000 * SLOW)]
@@ -87,6 +96,9 @@ class Cluster:
         for i in range(int(store)):
             self.workers.append(Proc(self, "store", f"store-{i}", [*shape, "--dir", os.path.join(self.dir, f"store-{i}"),
                                                                  "--dram-bytes", "64M", *store_args]))
+        for w in self.workers if scripts else ():
+            w.misbehave("")
+            w.args += ["--faults", "@" + w.script]
         self.plan, self.router_args = plan, list(router_args)
         self.router, self.other_routers, self.n_routers = None, [], routers
         atexit.register(self.close)

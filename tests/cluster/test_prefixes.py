@@ -152,22 +152,16 @@ def disturbed_answers(stores):
         return {k: (r["token_ids"], r["logprobs"]) for k, r in good.items()}, [r["usage"]["cached_tokens"] for r in good.values()]
 
     sources = {k: 0 for k in ("worker", "peer", "dram", "ssd")}
-    with Cluster(dummy=dims, prefill=2, decode=2, store=stores, plan="split",
-                 router_args=["--policy", "round-robin", "--prefix", "load"]) as c:
-        script, metrics = os.path.join(c.dir, "faults"), {}
-        open(script, "w").close()
-        for w in c.workers:
-            metrics[w.name] = f"127.0.0.1:{free_port()}"
-            w.stop()
-            w.args += ["--faults", "@" + script, "--metrics-listen", metrics[w.name]]
-            w.start()
-        c.wait_ready()
+    c = Cluster(dummy=dims, prefill=2, decode=2, store=stores, plan="split", scripts=True,
+                router_args=["--policy", "round-robin", "--prefix", "load"])
+    metrics = {w.name: f"127.0.0.1:{free_port()}" for w in c.workers}
+    for w in c.workers:
+        w.args += ["--metrics-listen", metrics[w.name]]
+    with c:
         want, _ = answers(c)
         for n, fault in enumerate(SILENT):
-            with open(script, "w") as f:
-                f.write(f"seed={n} {fault}")
-            if stores:
-                c["store-0"].kill(signal.SIGUSR1)
+            for w in c.workers:
+                w.misbehave(f"seed={n} {fault}")
             restart_workers(c)  # prompts come from the store now, or later from each other
             got = [answers(c) for _ in range(2)]
             assert all(answer == want[k] for tokens, _ in got for k, answer in tokens.items()), fault
@@ -176,10 +170,8 @@ def disturbed_answers(stores):
             sources = {k: v + sum(x[k] for _, many in got for x in many) for k, v in sources.items()}
             print(f"# {fault}: made {made}", flush=True)
             assert sum(made.values()) >= 3, made
-        with open(script, "w"):
-            pass
-        if stores:
-            c["store-0"].kill(signal.SIGUSR1)
+        for w in c.workers:
+            w.misbehave("")
         restart_workers(c)
         assert answers(c)[0] == want
         c.audit(15)

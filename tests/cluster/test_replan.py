@@ -174,19 +174,23 @@ def test_streams_are_the_same_with_two_routers():
 
 @test
 def test_a_worker_that_drains_gets_nothing_more_and_finishes_what_it_has():
-    with Cluster(prefill=1, decode=2, plan="split", worker_args=["--max-batch", "3"]) as c:  # each has its share
-        client = Client(c.router.address)
+    with Cluster(prefill=1, decode=2, plan="split", worker_args=["--max-batch", "3"], scripts=True) as c:  # each has its share
+        client, decoders = Client(c.router.address), [c["decode-0"], c["decode-1"]]
         want = [Answer(client, story(i, 20)) for i in range(12)]
+        for w in decoders:
+            w.misbehave("step:delay/10ms")  # the streams go on until somebody has looked, on a busy machine, too
         busy = Flight(c.router.address, [story(90 + i, 3000) for i in range(4)])
         busy.all_stream()
         running = lambda: sorted((w["running"], w["name"]) for w in c.status()["workers"] if w["role"] == "decode")
         wait_until(lambda: [n for n, _ in running()] in ([1, 3], [2, 2]), 5, lambda: str(running()))
         drains, stays = (c[name] for _, name in running())
         drains.child.terminate()  # has room, but takes nothing new, and finishes what it has
+        stays.misbehave("")
         got = Flight(c.router.address, [story(i, 20) for i in range(12)]).join()
         assert all(a.code == "OK" for a in got), [(a.code, a.why) for a in got]
         assert [a.stream() for a in got] == [a.stream() for a in want]
         assert all(a.end.placement.decode == stays.name.encode() for a in got)
+        drains.misbehave("")
         assert all(a.code == "OK" and not a.end.replans for a in busy.join()), [(a.code, a.why) for a in busy.answers]
         drains.child.wait(20)
         drains.start()

@@ -6,19 +6,6 @@ from client import Client, request
 from streams import Answer, Flight, ids, story
 
 
-def misbehave(c, name, script):
-    with open(os.path.join(c.dir, name + ".faults"), "w") as f:
-        f.write(script)
-    c[name].kill(signal.SIGUSR1)
-
-
-def with_faults(**kw):
-    c = Cluster(plan="split", **kw)
-    for w in c.workers:
-        w.args += ["--faults", "@" + os.path.join(c.dir, w.name + ".faults")]
-    return c
-
-
 def worker(c, name):
     return next(w for w in c.status()["workers"] if w["name"] == name)
 
@@ -32,7 +19,7 @@ def warm(c, n=12):
 @test
 def test_a_worker_whose_step_never_ends_is_left_out_until_it_gets_on():
     metrics = f"127.0.0.1:{free_port()}"
-    with with_faults(prefill=2, decode=2, router_args=["--metrics-listen", metrics]) as c:
+    with Cluster(plan="split", scripts=True, prefill=2, decode=2, router_args=["--metrics-listen", metrics]) as c:
         asked = [story(i, 1200) for i in range(24)]
         want = [a.stream() for a in Flight(c.router.address, asked).join()]
         warm(c)
@@ -40,7 +27,7 @@ def test_a_worker_whose_step_never_ends_is_left_out_until_it_gets_on():
             flight = Flight(c.router.address, asked)
             if victim.startswith("decode"):
                 wait_until(lambda: sum(flight.tokens) > 300, 30, "they stream")
-            misbehave(c, victim, "step:stall")
+            c[victim].misbehave("step:stall")
             more = Flight(c.router.address, [request(ids=ids(400, 300 + i), max_tokens=20, stopping__ignore_eos=True)
                                              for i in range(12)])
             began = time.monotonic()
@@ -54,7 +41,7 @@ def test_a_worker_whose_step_never_ends_is_left_out_until_it_gets_on():
             w = worker(c, victim)
             assert w["state"] == "stalled" and w["breaker"] == "open", w
             assert metric(metrics, r'tandem_replans_total{reason="stalled"}') >= n
-            misbehave(c, victim, "")
+            c[victim].misbehave("")
             wait_until(lambda: worker(c, victim)["state"] == "ready", 10, "it gets on")
 
             def tried():
@@ -66,11 +53,11 @@ def test_a_worker_whose_step_never_ends_is_left_out_until_it_gets_on():
 
 @test
 def test_a_leg_that_a_worker_forgets_goes_elsewhere():
-    with with_faults(prefill=2, decode=2) as c:
+    with Cluster(plan="split", scripts=True, prefill=2, decode=2) as c:
         asked = [story(i, 20, bypass_cache=True) for i in range(8)]  # else each goes where it was before
         want = [a.stream() for a in Flight(c.router.address, asked).join()]
         for victim in ("prefill-0", "decode-1"):
-            misbehave(c, victim, "leg:drop=0.5")
+            c[victim].misbehave("leg:drop=0.5")
             began, again, rounds = time.monotonic(), 0, 0
             while rounds < 3 or not again and rounds < 40:  # some rounds go to the other worker
                 rounds += 1
@@ -79,7 +66,7 @@ def test_a_leg_that_a_worker_forgets_goes_elsewhere():
                 assert [a.stream() for a in got] == want
                 again += sum(a.end.replans for a in got)
             assert again and time.monotonic() - began < 15 * SLOW, (again, time.monotonic() - began)
-            misbehave(c, victim, "")
+            c[victim].misbehave("")
         c.wait_ready()
         c.audit(20)
 
