@@ -1,6 +1,6 @@
 /*
- * Logging: one line per event, lower case, then key=value. One grep follows a key through all processes: req= is
- * the id of a request, xfer= the id of a transfer or of a leg, peer= a process. Never on stdout.
+ * Logging: one line per event, lower case, then key=value. One grep follows a key through all processes: req=
+ * is the id of a request, xfer= the id of a transfer or of a leg, peer= a process. Never on stdout.
  *
  * Levels by volume: error (a promise failed), warn, info (a handful per process life), debug (per request).
  *
@@ -28,8 +28,9 @@ void log_write(const struct log *log, enum log_level level, const char *format, 
     __attribute__((format(printf, 3, 4)));
 
 /*
- * Bytes of a client as one word of a log line: letters, digits and punctuation stay; blanks, quotes, '=', '\' and everything
- * that is not printable ASCII become \xHH; bytes beyond LOG_WORD_MAX are left out. Returns out.
+ * Bytes of a client as one word of a log line: letters, digits and punctuation stay; blanks, quotes, '=', '\'
+ * and everything that is not printable ASCII become \xHH; bytes beyond LOG_WORD_MAX are left out. Returns
+ * out.
  */
 enum { LOG_WORD_MAX = 64, LOG_WORD_BYTES = 4 * LOG_WORD_MAX + 1 };
 const char *log_word(const void *data, size_t len_bytes, char out[LOG_WORD_BYTES]);

@@ -1,7 +1,8 @@
 /*
  * tandem bench: one area after the other, each into rows of (name, value, unit, limit, share).
  *
- * --json prints one object a row: {"area", "name", "value", "unit", "limit" (null: none), "share" (null), "hash" (engine)}.
+ * --json prints one object a row: {"area", "name", "value", "unit", "limit" (null: none), "share" (null),
+ * "hash" (engine)}.
  */
 #include "bench/bench.h"
 

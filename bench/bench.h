@@ -1,5 +1,6 @@
 /*
- * What the areas of tandem bench share: rows of a measured value beside this machine's limit, measured in the same run.
+ * What the areas of tandem bench share: rows of a measured value beside this machine's limit, measured in the
+ * same run.
  */
 #pragma once
 
@@ -33,14 +34,16 @@ struct bench_rows {
     uint32_t n;
 };
 
-/* Prints nothing; the caller does, when the area is done. The row returned is good until the next is added. */
+/* Prints nothing; the caller does, when the area is done. The row returned is good until the next is
+ * added. */
 struct bench_row *bench_add(struct bench_rows *b, const char *unit, double value, double limit, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
 /* Rising, for medians and percentiles. */
 void bench_sort(double *values, uint32_t n);
 
-/* Times of single steps by prompt, prefix, batch and context; options' profile: a file for tandem simulate, NULL: none. */
+/* Times of single steps by prompt, prefix, batch and context; options' profile: a file for tandem simulate,
+ * NULL: none. */
 enum td_status bench_profile(const struct bench_options *o, struct bench_rows *out, struct td_error *error_out);
 
 /* Prefill and decode of a model, a made-up one or a directory's, through engine/engine.h. */

@@ -1,10 +1,11 @@
 /*
- * tandem bench cluster: time to first token of a split cluster beside one worker that does all of it, and in which part of it the
- * difference lies.
- * tandem bench overlap: what of the KV transfer prefill does not hide, by length of the prompt.
+ * tandem bench cluster: time to first token of a split cluster beside one worker that does all of it, and in
+ * which part of it the difference lies. tandem bench overlap: what of the KV transfer prefill does not hide,
+ * by length of the prompt.
  *
- * All are whole clusters inside this process (real gRPC; transfers by loopback and by the mapped arena), asked in turn, so that what the machine does
- * meanwhile hits both; prompts are random ids that no cache has seen.
+ * All are whole clusters inside this process (real gRPC; transfers by loopback and by the mapped arena),
+ * asked in turn, so that what the machine does meanwhile hits both; prompts are random ids that no cache has
+ * seen.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -29,7 +30,8 @@ static const struct {
                     {"split", "split", LOCAL_LOOPBACK},
                     {"split, mapped arena", "split", LOCAL_NET}};
 
-/* What TTFT consists of; PART_REST is what nobody measured: messages between router and workers, wake-ups, the answer. */
+/* What TTFT consists of; PART_REST is what nobody measured: messages between router and workers, wake-ups,
+ * the answer. */
 enum { PART_TOKENIZE, PART_QUEUE, PART_PREFIX, PART_PREFILL, PART_EXPOSED, PART_REST, PART_TTFT, N_PARTS };
 static const char *const PART_NAMES[N_PARTS] = {"tokenize",         "queue", "prefix load", "prefill",
                                                 "exposed transfer", "rest",  "all"};
@@ -110,7 +112,8 @@ static double median_of(const double values[ROUNDS])
     return sorted[ROUNDS / 2];
 }
 
-/* Medians; what a split adds is the median of the rounds' own differences, so that what the machine does meanwhile falls out. */
+/* Medians; what a split adds is the median of the rounds' own differences, so that what the machine does
+ * meanwhile falls out. */
 static void add_length(struct bench_rows *out, uint32_t n_tokens, double ms[N_PLANS][N_PARTS][ROUNDS])
 {
     double whole = median_of(ms[WHOLE][PART_TTFT]);

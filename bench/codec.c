@@ -1,10 +1,11 @@
 /*
- * The codecs of the store's SSD tier over pages: what they save, what they cost, and how far off what comes back is.
+ * The codecs of the store's SSD tier over pages: what they save, what they cost, and how far off what comes
+ * back is.
  *
- * The pages are those of a file that `tandem store export` made (--blocks), of as many of them as 64 MiB hold, or bell-shaped
- * numbers in bf16 where there is none; they are gone through in rounds of memcpy, then each codec both ways, by one thread.
- * Rates are of pages, so that they compare with memcpy's, and medians over the rounds. The error is the largest one, as a share
- * of its page's largest number.
+ * The pages are those of a file that `tandem store export` made (--blocks), of as many of them as 64 MiB
+ * hold, or bell-shaped numbers in bf16 where there is none; they are gone through in rounds of memcpy, then
+ * each codec both ways, by one thread. Rates are of pages, so that they compare with memcpy's, and medians
+ * over the rounds. The error is the largest one, as a share of its page's largest number.
  */
 #include <math.h>
 #include <stdlib.h>

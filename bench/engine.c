@@ -1,13 +1,14 @@
 /*
- * The engine on a model, a made-up one by default: prompts, then decoding by batch and context. On the CPU contexts are short, and time goes
- * to streaming the weights; on a device sequences are adopted with the KV of a long context, all zeros: what is read counts, not what
- * it says.
+ * The engine on a model, a made-up one by default: prompts, then decoding by batch and context. On the CPU
+ * contexts are short, and time goes to streaming the weights; on a device sequences are adopted with the KV
+ * of a long context, all zeros: what is read counts, not what it says.
  *
- * A time is the median over prompts or steps. Every repetition computes the same tokens; their hash, with the bits of the
- * log-probabilities (which the last logits make), stands beside the figures, and must not change from one to the next.
+ * A time is the median over prompts or steps. Every repetition computes the same tokens; their hash, with the
+ * bits of the log-probabilities (which the last logits make), stands beside the figures, and must not change
+ * from one to the next.
  *
- * Arithmetic counts the matrices and attention, each multiply-add as two; of a prompt only the last token meets the head.
- * Limits come from a short run of the kernels' own bench.
+ * Arithmetic counts the matrices and attention, each multiply-add as two; of a prompt only the last token
+ * meets the head. Limits come from a short run of the kernels' own bench.
  */
 #include <math.h>
 #include <stdio.h>
@@ -84,7 +85,8 @@ static void add_gathers(struct engine_bench *b, const char *name, uint32_t n_row
         bench_add(b->out, "ms", times[GATHER_REPEATS / 2] * 1e3, seconds * 1e3, "%s, gathers of all ranks", name);
 }
 
-/* n_rows tokens went through the layers and n_heads of them through the head, over n_keys pairs of query and key of n_read tokens. */
+/* n_rows tokens went through the layers and n_heads of them through the head, over n_keys pairs of query and
+ * key of n_read tokens. */
 static void add_rows(struct engine_bench *b, const char *name, uint32_t n_rows, uint32_t n_heads, double n_keys,
                      double n_read)
 {

@@ -1,5 +1,6 @@
 /*
- * An engine alone, and sequences in it: what the areas engine and profile of tandem bench share. Prompts are the same at every run.
+ * An engine alone, and sequences in it: what the areas engine and profile of tandem bench share. Prompts are
+ * the same at every run.
  */
 #pragma once
 
@@ -25,7 +26,8 @@ struct bench_engine {
 
 /* The model of --model, else of --dummy; its configuration only. */
 enum td_status bench_engine_resolve(struct bench_engine *b, const struct bench_options *o, struct td_error *error_out);
-/* Weights and a pool of that many tokens. chunk_tokens 0: max_rows. bench_engine_close() also after a failure. */
+/* Weights and a pool of that many tokens. chunk_tokens 0: max_rows. bench_engine_close() also after a
+ * failure. */
 enum td_status bench_engine_open(struct bench_engine *b, const struct bench_options *o, uint32_t pool_tokens,
                                  uint32_t max_rows, uint32_t chunk_tokens, struct td_error *error_out);
 void bench_engine_close(struct bench_engine *b);

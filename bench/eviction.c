@@ -1,7 +1,7 @@
 /*
  * The eviction policies over a trace: block hit rate by capacity, beside what no policy can exceed
- * (replay/evict_sim.h), and the time of one operation on the order: the mean over the whole trace, in the fastest of
- * three runs.
+ * (replay/evict_sim.h), and the time of one operation on the order: the mean over the whole trace, in the
+ * fastest of three runs.
  */
 #include <errno.h>
 #include <inttypes.h>

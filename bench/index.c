@@ -1,8 +1,9 @@
 /*
- * The prefix index (sched/index.h) with prompts of 6,250 blocks (100k tokens) at 1 to 3 of 128 holders each, and a head of
- * 100 blocks that all have. Rates are of a thread's own time, so that neighbours count little, over rounds, each between
- * two measurements of the limit: random cache lines of as much memory, read and written, the next ones being prefetched. The
- * limit of a lookup's time is that of as many reads of memory, one after the other, as its bisection makes.
+ * The prefix index (sched/index.h) with prompts of 6,250 blocks (100k tokens) at 1 to 3 of 128 holders each,
+ * and a head of 100 blocks that all have. Rates are of a thread's own time, so that neighbours count little,
+ * over rounds, each between two measurements of the limit: random cache lines of as much memory, read and
+ * written, the next ones being prefetched. The limit of a lookup's time is that of as many reads of memory,
+ * one after the other, as its bisection makes.
  */
 #include <inttypes.h>
 #include <pthread.h>

@@ -1,9 +1,11 @@
 /*
- * What a worker of this machine is to tandem simulate: the times of single steps, and the coefficients that fit them.
+ * What a worker of this machine is to tandem simulate: the times of single steps, and the coefficients that
+ * fit them.
  *
- * Prompts of several lengths are computed in chunks, so that a chunk is seen after many cached lengths; batches of several sizes decode
- * behind contexts of several lengths. Mixed steps, a chunk of a prompt beside a batch that decodes, are not part of the fit: they show
- * how good the model of such a step is (sched/cost.h). A time is the median of a kind of step. The file has the rows themselves
+ * Prompts of several lengths are computed in chunks, so that a chunk is seen after many cached lengths;
+ * batches of several sizes decode behind contexts of several lengths. Mixed steps, a chunk of a prompt beside
+ * a batch that decodes, are not part of the fit: they show how good the model of such a step is
+ * (sched/cost.h). A time is the median of a kind of step. The file has the rows themselves
  * (replay/profile.h): it can be read again when the fit changes.
  */
 #include <errno.h>

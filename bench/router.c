@@ -1,9 +1,10 @@
 /*
  * tandem bench router: what a decision takes, and what the router costs.
  *
- * Decisions are measured inside this process: the prefix index and the scheduler, with DECISION_WORKERS workers and o->n_blocks blocks
- * known. The costs are those of a real tandem-router, a process of its own, asked by real gRPC clients for answers of
- * simulated workers (both in this process): its processor time, whatever else the machine does.
+ * Decisions are measured inside this process: the prefix index and the scheduler, with DECISION_WORKERS
+ * workers and o->n_blocks blocks known. The costs are those of a real tandem-router, a process of its own,
+ * asked by real gRPC clients for answers of simulated workers (both in this process): its processor time,
+ * whatever else the machine does.
  */
 #include <fcntl.h>
 #include <limits.h>
@@ -132,7 +133,8 @@ static double thread_us(void)
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
 }
 
-/* One request of a chain that some worker has in part: matched, admitted, placed; in microseconds of processor time. */
+/* One request of a chain that some worker has in part: matched, admitted, placed; in microseconds of
+ * processor time. */
 static double decide(struct decisions *d, uint64_t number, uint64_t n_chains, struct sched_request *q)
 {
     double retry_after_ms;

@@ -1,6 +1,7 @@
 /*
- * The sampler on made-up logits as peaked as a model's, by settings. The limit is one reading pass over the vocabulary (the largest
- * logit), measured beside each row; the copy of the logits that each draw starts from is not counted.
+ * The sampler on made-up logits as peaked as a model's, by settings. The limit is one reading pass over the
+ * vocabulary (the largest logit), measured beside each row; the copy of the logits that each draw starts from
+ * is not counted.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -1,6 +1,7 @@
 /*
- * Processor time of this process by the names of its threads ("engine", "xfer", "kernels-1" ..), for benches that say where time goes: what
- * stays the same when other programs are busy too. Threads: any. Errors: what can't be read counts as nothing.
+ * Processor time of this process by the names of its threads ("engine", "xfer", "kernels-1" ..), for benches
+ * that say where time goes: what stays the same when other programs are busy too. Threads: any. Errors: what
+ * can't be read counts as nothing.
  */
 #pragma once
 
@@ -16,7 +17,8 @@ struct thread_times { /* zeros: none */
     } of[THREAD_TIMES_MAX];
 };
 
-/* Adds sign times what the threads that live now have used so far. Those that end between two calls are lost. */
+/* Adds sign times what the threads that live now have used so far. Those that end between two calls are
+ * lost. */
 void thread_times_add(struct thread_times *t, double sign);
 
 /* Of all threads whose name begins with prefix. */

@@ -1,8 +1,10 @@
 /*
- * The tokenizer of --model beside the Hugging Face tokenizers library, on the same text in the same pieces, each on one thread and
- * by that thread's own time. Text is --text FILE, else made up of the vocabulary's words, the first ones oftenest.
+ * The tokenizer of --model beside the Hugging Face tokenizers library, on the same text in the same pieces,
+ * each on one thread and by that thread's own time. Text is --text FILE, else made up of the vocabulary's
+ * words, the first ones oftenest.
  *
- * The library is measured by the python3 on the path, if that can import it; its rate is the limit column of our rows.
+ * The library is measured by the python3 on the path, if that can import it; its rate is the limit column of
+ * our rows.
  */
 #include <stdio.h>
 #include <stdlib.h>

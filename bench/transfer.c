@@ -1,4 +1,5 @@
-/* tandem bench transfer: pages between two endpoints, against a bare loop and memcpy; --serve and --peer between two hosts. */
+/* tandem bench transfer: pages between two endpoints, against a bare loop and memcpy; --serve and --peer
+ * between two hosts. */
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,9 +1,10 @@
 /*
- * tandem bench router, the part with a queue: what decisions take while WAITING requests wait for PREFILL + DECODE workers that are full,
- * and what the books of RUNNING sequences on each decode worker cost.
+ * tandem bench router, the part with a queue: what decisions take while WAITING requests wait for PREFILL +
+ * DECODE workers that are full, and what the books of RUNNING sequences on each decode worker cost.
  *
- * Prompts end as fast as workers compute them, and as many requests come. All have the same TTFT limit, and most of them wait for most of
- * it. The scheduler has the router's default settings, and keeps what it weighed (explain).
+ * Prompts end as fast as workers compute them, and as many requests come. All have the same TTFT limit, and
+ * most of them wait for most of it. The scheduler has the router's default settings, and keeps what it
+ * weighed (explain).
  */
 #include <stdlib.h>
 #include <string.h>

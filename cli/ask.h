@@ -1,6 +1,6 @@
 /*
- * One Generate call from the command line: a request made from JSON members (proto/ask/ask_params.h), an answer collected while it
- * streams.
+ * One Generate call from the command line: a request made from JSON members (proto/ask/ask_params.h), an
+ * answer collected while it streams.
  *
  * Threads: ask_start from any; callbacks on rpc threads, one at a time per ask.
  */
@@ -32,13 +32,16 @@ struct ask {
     char error[1100];
 };
 
-/* Takes the reference to request. A request that can't be put into a message calls on_done at once, with code and error. */
+/* Takes the reference to request. A request that can't be put into a message calls on_done at once, with code
+ * and error. */
 struct ask *ask_start(struct rpc_client *c, json_t *request, void (*on_text)(struct ask *, const void *, size_t),
                       void (*on_done)(struct ask *), void *user);
 void ask_free(struct ask *a);
 
 /*
- * {"id", "token_ids", "text", "finish_reason", "logprobs", "top_logprobs" [[[id, logprob], ..], ..], "prompt_logprobs", "prompt_ranks", "prompt_top_logprobs", "usage", "timing", "placement", "predicted",
- * "seed", with n > 1 "choices": [{"token_ids", "text", "finish_reason", ...}] of the others} or {"id", "error": {"code", "message", "retry_after_ms"}}.
+ * {"id", "token_ids", "text", "finish_reason", "logprobs", "top_logprobs" [[[id, logprob], ..], ..],
+ * "prompt_logprobs", "prompt_ranks", "prompt_top_logprobs", "usage", "timing", "placement", "predicted",
+ * "seed", with n > 1 "choices": [{"token_ids", "text", "finish_reason", ...}] of the others} or {"id",
+ * "error": {"code", "message", "retry_after_ms"}}.
  */
 json_t *ask_result(const struct ask *a);

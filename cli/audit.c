@@ -1,9 +1,9 @@
 /*
- * tandem audit: an account of every page and block of the cluster. Exit code 0: all is accounted for; 1: it is not, or it
- * could not be asked.
+ * tandem audit: an account of every page and block of the cluster. Exit code 0: all is accounted for; 1: it
+ * is not, or it could not be asked.
  *
- * --json prints one object: {"ok", "running", "workers": [{"name", "role", "pages": {...}, "blocks", "index_blocks", "legs",
- * "leases", "pulls", "problems": [TEXT...]}]}
+ * --json prints one object: {"ok", "running", "workers": [{"name", "role", "pages": {...}, "blocks",
+ * "index_blocks", "legs", "leases", "pulls", "problems": [TEXT...]}]}
  */
 #include <inttypes.h>
 #include <stdio.h>

@@ -9,10 +9,10 @@
  *     STARTING, UP --stop--> STOPPING --exit--> ENDED        IDLE, BACKOFF --stop--> ENDED
  *     UP --a worker's exit with code 0: it was drained--> ENDED
  *
- * A child gets SIGTERM when the supervisor dies (PR_SET_PDEATHSIG), so that nothing outlives it; a process group of its own,
- * so that Ctrl-C reaches only the supervisor, which then stops everything in order; no open file but its log, and the pipe
- * named by TANDEM_READY_FD, on which it says where it listens. The address it said first is the one it is given at each
- * restart: others know it by that.
+ * A child gets SIGTERM when the supervisor dies (PR_SET_PDEATHSIG), so that nothing outlives it; a process
+ * group of its own, so that Ctrl-C reaches only the supervisor, which then stops everything in order; no open
+ * file but its log, and the pipe named by TANDEM_READY_FD, on which it says where it listens. The address it
+ * said first is the one it is given at each restart: others know it by that.
  *
  * fork() is safe only while this process has one thread: nothing here, or in whoever calls, may start gRPC.
  *
@@ -59,7 +59,8 @@ struct child {
 const char *child_role_name(enum child_role role);
 const char *child_state_name(enum child_state state);
 
-/* TD_ERR_IO: the log can't be opened, or the system has no process to give; that counts as an exit: BACKOFF. */
+/* TD_ERR_IO: the log can't be opened, or the system has no process to give; that counts as an exit:
+ * BACKOFF. */
 enum td_status child_start(struct child *c, uint64_t now_ns, struct td_error *error_out);
 
 /* ready_fd is readable. True: it announced itself, and is UP now. */

@@ -1,9 +1,9 @@
 /*
- * tandem compare: two reports, or several on each side, beside each other: what changed, and whether that is noise
- * (replay/compare.h).
+ * tandem compare: two reports, or several on each side, beside each other: what changed, and whether that is
+ * noise (replay/compare.h).
  *
- * --json: {"a": [labels], "b": [labels], "paired", "rows": [{"name", "a", "b", "change", "low", "high", "p", "verdict"}]}; changes
- * are relative, of shares differences.
+ * --json: {"a": [labels], "b": [labels], "paired", "rows": [{"name", "a", "b", "change", "low", "high", "p",
+ * "verdict"}]}; changes are relative, of shares differences.
  */
 #include <math.h>
 #include <stdio.h>

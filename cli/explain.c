@@ -1,7 +1,8 @@
 /*
  * tandem explain: what the router weighed when it placed or refused a request.
  *
- * --json: {"decisions": [{"request_id", "workflow_id", "age_ms", "verdict", "reason", "prefill", "decode", "waited_ms", "ttft_ms", "tpot_ms",
+ * --json: {"decisions": [{"request_id", "workflow_id", "age_ms", "verdict", "reason", "prefill", "decode",
+ * "waited_ms", "ttft_ms", "tpot_ms",
  *          "retry_after_ms", "prompt_tokens", "candidates": [{"worker", "as", "matched_blocks", "store_blocks", "peer_blocks", "wait_ms", "load_ms",
  *          "prefill_ms", "transfer_ms", "ttft_ms", "tpot_ms", "cost" (null: it could not), "reason"}]}]}
  */

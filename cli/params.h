@@ -1,5 +1,6 @@
 /*
- * The options of a request on the command line: those of the one table of parameters (proto/ask/ask_params.h), the same in every command.
+ * The options of a request on the command line: those of the one table of parameters
+ * (proto/ask/ask_params.h), the same in every command.
  *
  * A command puts a struct cli_params into its values and makes its option table with cli_params_table().
  */
@@ -15,8 +16,9 @@ struct cli_params {
 };
 
 /*
- * The command's own rows, then those of requests. A row of the command goes before a parameter of the same name. `at` is the offset of the
- * struct cli_params in the command's values. Free with free(); names are within the allocation.
+ * The command's own rows, then those of requests. A row of the command goes before a parameter of the same
+ * name. `at` is the offset of the struct cli_params in the command's values. Free with free(); names are
+ * within the allocation.
  */
 struct option *cli_params_table(const struct option *own, size_t at);
 
@@ -25,7 +27,7 @@ bool cli_params_read(const char *command, struct cli_params *p);
 void cli_params_free(struct cli_params *p);
 
 /*
- * Adds the parameters that were given to a request that lacks them: what the request says goes first. With only_fitting those are left out
- * that have no meaning for this kind of prompt.
+ * Adds the parameters that were given to a request that lacks them: what the request says goes first. With
+ * only_fitting those are left out that have no meaning for this kind of prompt.
  */
 void cli_params_add(const struct cli_params *p, json_t *request, bool only_fitting);

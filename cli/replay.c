@@ -1,9 +1,9 @@
 /*
  * tandem replay: sends a trace to a cluster and says how it did (docs/replay.md).
  *
- * Open loop unless told otherwise: a request is sent when it is due, whatever became of the others; how late it was sent is
- * reported, and a run whose sender was too late says so. Ctrl-C stops sending and reports what ran; a second one does not wait
- * for what is under way.
+ * Open loop unless told otherwise: a request is sent when it is due, whatever became of the others; how late
+ * it was sent is reported, and a run whose sender was too late says so. Ctrl-C stops sending and reports what
+ * ran; a second one does not wait for what is under way.
  */
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,12 +1,13 @@
 /*
  * tandem replay: what its parts share.
  *
- * One process conducts, others send. The conductor (replay_run.c) never touches gRPC, so that it may fork: it makes the
- * schedule, forks the senders, shows progress, does the faults that were asked for (replay_at.c), and reads what the senders
- * left. A sender (replay_send.c) has every n-th request, and writes what became of each into its slot.
+ * One process conducts, others send. The conductor (replay_run.c) never touches gRPC, so that it may fork: it
+ * makes the schedule, forks the senders, shows progress, does the faults that were asked for (replay_at.c),
+ * and reads what the senders left. A sender (replay_send.c) has every n-th request, and writes what became of
+ * each into its slot.
  *
- * All of this lies on a board: memory that was mapped before the fork and is shared. A slot belongs to its sender until its
- * state is SLOT_OVER. What a sender that died left behind counts as cut short.
+ * All of this lies on a board: memory that was mapped before the fork and is shared. A slot belongs to its
+ * sender until its state is SLOT_OVER. What a sender that died left behind counts as cut short.
  */
 #pragma once
 
@@ -108,7 +109,8 @@ struct replay_events {
 
 /* "30s:kill:decode-1,45s:slow:prefill-0/4". TD_ERR_INVALID names the event. */
 enum td_status replay_events_parse(const char *text, struct replay_events *out, struct td_error *error_out);
-/* That they can be done: a cluster runs in the run directory, knows the targets, and lets its faults be set if any are. */
+/* That they can be done: a cluster runs in the run directory, knows the targets, and lets its faults be set
+ * if any are. */
 enum td_status replay_events_check(const struct replay_events *v, const char *run_dir, struct td_error *error_out);
 /* Does what is due. Called every few milliseconds. */
 void replay_events_do(struct replay_events *v, const struct replay_options *o, double now_ms);
@@ -124,7 +126,8 @@ bool replay_run(struct replay *r, struct replay_events *events);
 void replay_on_signal(void); /* Ctrl-C: stop */
 bool replay_is_stopped(void);
 
-/* Finds the highest rates that are good enough; the rounds' points, by rate, of which there are *n_out. The last run is the best. */
+/* Finds the highest rates that are good enough; the rounds' points, by rate, of which there are *n_out. The
+ * last run is the best. */
 struct report_point *replay_find_max(struct replay *r, uint32_t *n_out);
 
 /* Shared memory of zeroes, for as long as the process lives. */

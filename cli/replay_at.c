@@ -1,13 +1,14 @@
 /*
- * Faults on schedule, as part of a replay: processes of a cluster on this machine (tandem up) are killed, frozen, slowed, drained,
- * or more of them started, and what they do on the wire, on disk and in RPCs goes wrong by script (base/fault.h). Pids are read
- * anew each time: one that died has another one since.
+ * Faults on schedule, as part of a replay: processes of a cluster on this machine (tandem up) are killed,
+ * frozen, slowed, drained, or more of them started, and what they do on the wire, on disk and in RPCs goes
+ * wrong by script (base/fault.h). Pids are read anew each time: one that died has another one since.
  *
- * A slowed process is stopped and let go on in turns of SLOW_MS together: so are its computing and what it sends.
+ * A slowed process is stopped and let go on in turns of SLOW_MS together: so are its computing and what it
+ * sends.
  *
- * A script is written to a file that its process reads at each start, and again at SIGUSR1 (tandem up --faults): one that dies
- * comes back with its faults. When the run is over, however it ended, those that it set are taken away; only a replay that is
- * killed leaves them.
+ * A script is written to a file that its process reads at each start, and again at SIGUSR1 (tandem up
+ * --faults): one that dies comes back with its faults. When the run is over, however it ended, those that it
+ * set are taken away; only a replay that is killed leaves them.
  */
 #include <errno.h>
 #include <jansson.h>

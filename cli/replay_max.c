@@ -1,10 +1,12 @@
 /*
- * tandem replay --find-max: the highest rate that is good enough, by two definitions (replay/report.h): distserve asks that 90 % of
- * all requests meet both limits, mlperf that 99 % meet that of TTFT and 99 % that of TPOT.
+ * tandem replay --find-max: the highest rate that is good enough, by two definitions (replay/report.h):
+ * distserve asks that 90 % of all requests meet both limits, mlperf that 99 % meet that of TTFT and 99 % that
+ * of TPOT.
  *
- * For each the rate is doubled or halved until a good and a bad one are known, then the geometric middle of the two is tried, until
- * they are 5 % apart; rounds of one definition serve the other too. A round has prompts of its own, as far as they are not the same
- * by the trace, so that what is cached since the one before helps no more than within a round.
+ * For each the rate is doubled or halved until a good and a bad one are known, then the geometric middle of
+ * the two is tried, until they are 5 % apart; rounds of one definition serve the other too. A round has
+ * prompts of its own, as far as they are not the same by the trace, so that what is cached since the one
+ * before helps no more than within a round.
  */
 #include <inttypes.h>
 #include <math.h>

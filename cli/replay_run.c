@@ -1,4 +1,5 @@
-/* The conductor of tandem replay: schedule, senders, progress. It never touches gRPC: whoever has must not fork. */
+/* The conductor of tandem replay: schedule, senders, progress. It never touches gRPC: whoever has must not
+ * fork. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>

@@ -1,12 +1,12 @@
 /*
  * A sender of tandem replay.
  *
- * Three kinds of threads: one makes prompts some way ahead of time, the main one sends each when it is due and does nothing else,
- * and gRPC's own note what comes. A prompt is made of the trace's block ids, so that equal ids are equal tokens and prefixes are
- * really shared; without ids all are unique.
+ * Three kinds of threads: one makes prompts some way ahead of time, the main one sends each when it is due
+ * and does nothing else, and gRPC's own note what comes. A prompt is made of the trace's block ids, so that
+ * equal ids are equal tokens and prefixes are really shared; without ids all are unique.
  *
- * A token's time is when its message arrived; of several in one message, the time since the message before is shared out evenly,
- * as nobody saw them come one by one.
+ * A token's time is when its message arrived; of several in one message, the time since the message before is
+ * shared out evenly, as nobody saw them come one by one.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -398,7 +398,8 @@ static void send_one(struct sender *s, const struct back *b, bool in_turn)
 
 enum turn { TURN_SEND, TURN_SEND_BACK, TURN_WAIT, TURN_NONE };
 
-/* In the order of mine: whoever follows one that has not ended is passed over, and comes later by free_followers. */
+/* In the order of mine: whoever follows one that has not ended is passed over, and comes later by
+ * free_followers. */
 static enum turn next_turn(struct sender *s, struct back *out)
 {
     const struct replay *r = s->r;

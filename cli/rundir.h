@@ -11,8 +11,8 @@
  *   secret          the cluster secret (rundir_key), kept: remove it while the cluster is down, and the next one draws another
  *   store/          what the KV store wrote, kept
  *
- * The lock, not the file, says that a supervisor lives: it ends with the process, however that ends. The file is removed
- * under the lock, so a lock is only good if the path still leads to the file that was locked.
+ * The lock, not the file, says that a supervisor lives: it ends with the process, however that ends. The file
+ * is removed under the lock, so a lock is only good if the path still leads to the file that was locked.
  *
  * Threads: one. Errors: TD_ERR_REFUSED from taking means that another supervisor has the directory.
  */
@@ -35,9 +35,11 @@ struct rundir {
 /* option, else $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-UID. Makes nothing. */
 enum td_status rundir_locate(const char *option, struct rundir *out, struct td_error *error_out);
 
-/* Makes the directory with logs/ (mode 0700; somebody else's is refused) and takes the lock. It survives a fork. */
+/* Makes the directory with logs/ (mode 0700; somebody else's is refused) and takes the lock. It survives a
+ * fork. */
 enum td_status rundir_take(struct rundir *r, struct td_error *error_out);
-/* Makes faults/, empty, or takes it away: what was set in an earlier cluster is over. The directory must be taken. */
+/* Makes faults/, empty, or takes it away: what was set in an earlier cluster is over. The directory must be
+ * taken. */
 enum td_status rundir_reset_faults(const struct rundir *r, bool wanted, struct td_error *error_out);
 void rundir_set_pid(struct rundir *r);
 void rundir_release(struct rundir *r); /* removes up.pid, router.address, cluster.json, scale and faults/ */
@@ -53,8 +55,8 @@ void rundir_path(const struct rundir *r, const char *name, char out[PATH_MAX]);
 enum td_status rundir_write(const struct rundir *r, const char *name, const char *text, struct td_error *error_out);
 
 /*
- * A random text of 64 hex digits that outlives the process: read from DIR/NAME, or drawn and written there (mode 0600) if there is
- * no such file. dir is made, its parent must exist. TD_ERR_IO; TD_ERR_REFUSED: the file is not ours, others may read it, or it
- * holds something else.
+ * A random text of 64 hex digits that outlives the process: read from DIR/NAME, or drawn and written there
+ * (mode 0600) if there is no such file. dir is made, its parent must exist. TD_ERR_IO; TD_ERR_REFUSED: the
+ * file is not ours, others may read it, or it holds something else.
  */
 enum td_status rundir_key(const char *dir, const char *name, char out[RUNDIR_KEY_BYTES], struct td_error *error_out);

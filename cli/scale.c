@@ -1,8 +1,9 @@
 /*
  * tandem scale, tandem drain: workers come and go while the cluster serves.
  *
- * scale tells the supervisor on this machine (tandem up) how many workers of each role, and stores, there shall be, and waits until it is so.
- * drain asks the router to tell one worker, wherever it runs, to take no new work, finish and end.
+ * scale tells the supervisor on this machine (tandem up) how many workers of each role, and stores, there
+ * shall be, and waits until it is so. drain asks the router to tell one worker, wherever it runs, to take no
+ * new work, finish and end.
  */
 #include <inttypes.h>
 #include <signal.h>

@@ -1,5 +1,6 @@
 /*
- * tandem simulate: a trace against a cluster in virtual time (replay/simulate.h), reported as tandem replay reports a live one.
+ * tandem simulate: a trace against a cluster in virtual time (replay/simulate.h), reported as tandem replay
+ * reports a live one.
  *
  * Defaults are a cluster of H200 with Llama-3.1-8B. docs/simulate.md has what is modelled, and what isn't.
  */

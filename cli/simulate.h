@@ -1,4 +1,5 @@
-/* tandem simulate: what its parts share. One point is one set of options, made into a configuration, run and reported. */
+/* tandem simulate: what its parts share. One point is one set of options, made into a configuration, run and
+ * reported. */
 #pragma once
 
 #include "cli/cli.h"

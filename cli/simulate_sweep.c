@@ -1,6 +1,7 @@
 /*
- * --sweep: every combination of some options' values, one run each, several at a time. A point's options are the command's own with
- * the point's put behind them, so that whatever is an option can be swept. Results are printed in order, whatever ends first.
+ * --sweep: every combination of some options' values, one run each, several at a time. A point's options are
+ * the command's own with the point's put behind them, so that whatever is an option can be swept. Results are
+ * printed in order, whatever ends first.
  */
 #include <inttypes.h>
 #include <math.h>

@@ -10,7 +10,8 @@
  *                 "unreached": [names that it can't connect to],
  *                 "store": {"blocks_dram", "blocks_ssd", "bytes_ssd"} (role store only)}]}
  *
- * --wait asks again until every worker is ready and the router's health is SERVING, so what comes after it can send requests.
+ * --wait asks again until every worker is ready and the router's health is SERVING, so what comes after it
+ * can send requests.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -167,7 +168,8 @@ static void print_table(const status_response *s)
     print_unreached(s);
 }
 
-/* The first worker that is not ready, or has not told its pages yet (a store may have none); NULL: all are. */
+/* The first worker that is not ready, or has not told its pages yet (a store may have none); NULL: all
+ * are. */
 static const worker_status *unready(const status_response *s)
 {
     for (size_t i = 0; i < s->n_workers; i++) {

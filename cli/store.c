@@ -1,11 +1,12 @@
 /*
  * tandem store: looks into the directory of a store that does not run.
  *
- * --json prints one object a block (ls), or one in all: stat {"blocks", "payload_bytes", "dir_bytes", "blob_bytes",
- * "garbage_bytes", "blob_files", "bad_headers", "layouts", "layout": {"dtype", "layers", "kv_heads", "head_dim",
- * "page_tokens"}, "stored_bytes", "codecs": {NAME: BLOCKS}, "tenants":
- * {HASH OF NAME: BYTES}, "default" and at most 31 others}; verify, export and import {"blocks", "right", "absent", "corrupt", "checksum", "version", "unreadable", "bytes"};
- * compact {"before_bytes", "after_bytes"}. verify, export and import end with 1 if any block is not right.
+ * --json prints one object a block (ls), or one in all: stat {"blocks", "payload_bytes", "dir_bytes",
+ * "blob_bytes", "garbage_bytes", "blob_files", "bad_headers", "layouts", "layout": {"dtype", "layers",
+ * "kv_heads", "head_dim", "page_tokens"}, "stored_bytes", "codecs": {NAME: BLOCKS}, "tenants": {HASH OF NAME:
+ * BYTES}, "default" and at most 31 others}; verify, export and import {"blocks", "right", "absent",
+ * "corrupt", "checksum", "version", "unreadable", "bytes"}; compact {"before_bytes", "after_bytes"}. verify,
+ * export and import end with 1 if any block is not right.
  */
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /*
- * Runs a cluster on this machine: starts workers and store, then the router that is told their addresses, restarts what
- * dies, and stops everything in order.
+ * Runs a cluster on this machine: starts workers and store, then the router that is told their addresses,
+ * restarts what dies, and stops everything in order.
  *
  *   start:   all workers and the store at once; when each has said where it listens, the router; when `tandem status --wait`
  *            says that all are ready and the router serves, on_up
@@ -9,10 +9,11 @@
  *            ones register with the router by themselves, those of the highest numbers are told to drain
  *   stop:    SIGTERM to the router, then to the workers, then to the store; each group has 10 s to drain, then SIGKILL
  *
- * A process that ends before it was ever ready stops the whole start: what is wrong with it will not pass by itself. One that was added
- * later is given up, and the others go on.
+ * A process that ends before it was ever ready stops the whole start: what is wrong with it will not pass by
+ * itself. One that was added later is given up, and the others go on.
  *
- * The question whether all are ready is asked by a process of its own, because a process that has used gRPC must not fork.
+ * The question whether all are ready is asked by a process of its own, because a process that has used gRPC
+ * must not fork.
  *
  * Threads: one. Errors: said on stderr and in logs/up.log.
  */
@@ -23,7 +24,8 @@
 
 struct supervise_config {
     struct rundir *dir; /* taken */
-    /* The caller's. IDLE, with name, role, args and listen filled in; the router last, its --workers left out. */
+    /* The caller's. IDLE, with name, role, args and listen filled in; the router last, its --workers left
+     * out. */
     struct child *children;
     uint32_t n_children, max_children;
     /* Fills in another worker or store, which is told of the router. */
@@ -36,7 +38,8 @@ struct supervise_config {
     void *user;
 };
 
-/* Before any fork: SIGINT, SIGTERM, SIGHUP (unless ignored) and SIGCHLD wait to be read from the descriptor returned. */
+/* Before any fork: SIGINT, SIGTERM, SIGHUP (unless ignored) and SIGCHLD wait to be read from the descriptor
+ * returned. */
 int supervise_signals(void);
 
 /* Until a signal comes. Returns the exit code: 0 if it came when all was up. */

@@ -1,6 +1,6 @@
 /*
- * Tables for people: cells are added row by row and printed with columns as wide as they need, two spaces between. Scripts
- * read --json instead.
+ * Tables for people: cells are added row by row and printed with columns as wide as they need, two spaces
+ * between. Scripts read --json instead.
  */
 #pragma once
 

@@ -1,9 +1,10 @@
 /*
  * tandem up, tandem down: a cluster on this machine, as real processes under one supervisor.
  *
- * This file turns options into command lines; rundir.c keeps two of them out of one directory, supervise.c runs the
- * processes. An option that was not given is not passed on, so that TANDEM_PREFILL_*, TANDEM_DECODE_*, TANDEM_KVSTORE_* and
- * TANDEM_ROUTER_* in the environment still count. Secret and cache key go by the environment: command lines can be read by all.
+ * This file turns options into command lines; rundir.c keeps two of them out of one directory, supervise.c
+ * runs the processes. An option that was not given is not passed on, so that TANDEM_PREFILL_*,
+ * TANDEM_DECODE_*, TANDEM_KVSTORE_* and TANDEM_ROUTER_* in the environment still count. Secret and cache key
+ * go by the environment: command lines can be read by all.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -302,9 +303,9 @@ static enum td_status locate_program(struct up *u, struct td_error *e)
 }
 
 /*
- * Both are kept, so that a later cluster finds what the store's directory holds. The cache key lies beside the blocks that
- * are named by it, because the run directory may be gone after a reboot. The cluster starts also when the store's directory
- * takes no file; then blocks are named by the secret.
+ * Both are kept, so that a later cluster finds what the store's directory holds. The cache key lies beside
+ * the blocks that are named by it, because the run directory may be gone after a reboot. The cluster starts
+ * also when the store's directory takes no file; then blocks are named by the secret.
  */
 static enum td_status set_secrets(const struct up *u, struct td_error *e)
 {

@@ -339,7 +339,8 @@ static bool go_on(struct ssd *s, uint64_t need)
     return false;
 }
 
-/* Takes the next decision: begins a collection, or goes on with the present one. True while one is under way. */
+/* Takes the next decision: begins a collection, or goes on with the present one. True while one is under
+ * way. */
 static bool collect(struct ssd *s, uint64_t need, bool is_full)
 {
     struct ssd_room *r = &s->room;

@@ -8,10 +8,12 @@
 
 enum { RESAMPLINGS = 1000, STRETCHES = 10, TIMES = 3 };
 
-/* Ten stretches tell a spread no better than ten numbers would: Student's t with nine degrees of freedom, and the lost one. */
+/* Ten stretches tell a spread no better than ten numbers would: Student's t with nine degrees of freedom, and
+ * the lost one. */
 static const double WIDER = 2.262 / 1.960 * 1.054;
 
-/* How often each request counts is a weight, so that the order of values is found once and not with each resampling. */
+/* How often each request counts is a weight, so that the order of values is found once and not with each
+ * resampling. */
 struct compare_side {
     const struct report_run *const *runs;
     uint32_t n_runs;

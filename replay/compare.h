@@ -1,11 +1,12 @@
 /*
  * Two sides, of one or several runs each: what changed between them, and whether that is noise.
  *
- * The interval of a change is that of 1,000 resamplings (a bootstrap): runs of a side are drawn again with replacement, and within
- * each stretches of a tenth of its requests in the order of arrival, because requests that were in the system together are not
- * independent of each other (Kuensch 1989). Where run i of both sides got the same requests, both are resampled alike, so that what
- * the requests themselves differ in drops out. A change is noise when its 95 % interval holds none. With one run a side, what
- * differs from run to run can't be seen: the interval is then too narrow, and n_runs says so.
+ * The interval of a change is that of 1,000 resamplings (a bootstrap): runs of a side are drawn again with
+ * replacement, and within each stretches of a tenth of its requests in the order of arrival, because requests
+ * that were in the system together are not independent of each other (Kuensch 1989). Where run i of both
+ * sides got the same requests, both are resampled alike, so that what the requests themselves differ in drops
+ * out. A change is noise when its 95 % interval holds none. With one run a side, what differs from run to run
+ * can't be seen: the interval is then too narrow, and n_runs says so.
  *
  * Threads: any.
  */

@@ -12,11 +12,13 @@
 enum { MAX_FILE_BYTES = 64 << 20, MAX_ROWS = 65536, TERMS = 3 };
 
 /*
- * Named machines. H200: fits to TensorRT-LLM 1.3 as AIConfigurator 0.12 predicts it, bf16, one GPU for 8B and four for 70B; pools are
- * 90 % of memory less weights and 3.8 GB a GPU. a800x8-70b: eight A800 at 312 TFLOP/s and half of it, by equation 1 of Mooncake
- * (FAST '25), and 17 ms a decode step and half of 16.3 TB/s. The DGX: a 70B model on eight GPUs; of the A100 the H100 is 3.43 times
- * as fast in prefill and 1.64 times in decode, at 1.75 times the power and 2.16 times the price (Splitwise, ISCA '24). Power: idle
- * a fifth, prefill all, decode six tenths of what it is built for (prompts draw the peak, decoding hardly notices a cap of half of it).
+ * Named machines. H200: fits to TensorRT-LLM 1.3 as AIConfigurator 0.12 predicts it, bf16, one GPU for 8B and
+ * four for 70B; pools are 90 % of memory less weights and 3.8 GB a GPU. a800x8-70b: eight A800 at 312 TFLOP/s
+ * and half of it, by equation 1 of Mooncake (FAST '25), and 17 ms a decode step and half of 16.3 TB/s. The
+ * DGX: a 70B model on eight GPUs; of the A100 the H100 is 3.43 times as fast in prefill and 1.64 times in
+ * decode, at 1.75 times the power and 2.16 times the price (Splitwise, ISCA '24). Power: idle a fifth,
+ * prefill all, decode six tenths of what it is built for (prompts draw the peak, decoding hardly notices a
+ * cap of half of it).
  */
 static const struct {
     const char *name, *cost;
@@ -218,7 +220,8 @@ static double mixed_error(const struct mixed_rows *rows, const double *sums, dou
     return median(errors, rows->n);
 }
 
-/* The share with the least mean of relative errors: the median of each row's own share, each with the weight 1 / ms. */
+/* The share with the least mean of relative errors: the median of each row's own share, each with the weight
+ * 1 / ms. */
 static struct profile_mixed judge_mixed(const struct mixed_rows *rows, const struct cost_profile *cost)
 {
     struct profile_mixed m = {.n_rows = rows->n};
@@ -287,7 +290,8 @@ static enum td_status choose(const json_t *root, const char *words, const json_t
 
 /* ------------------------------------------------------------------ memory */
 
-/* Models and GPUs whose memory follows from their names: from their configs, and what the driver reports less what it keeps. */
+/* Models and GPUs whose memory follows from their names: from their configs, and what the driver reports less
+ * what it keeps. */
 static const struct {
     const char *name;
     double layers, kv_heads, head_dim, parameters;

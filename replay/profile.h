@@ -1,25 +1,28 @@
 /*
- * What a worker is, for the simulator: how long its steps take, what a token's KV weighs, how much of it fits, what it draws and
- * costs.
+ * What a worker is, for the simulator: how long its steps take, what a token's KV weighs, how much of it
+ * fits, what it draws and costs.
  *
- * By name (PROFILE_NAMES), as coefficients, or from a file of measured or predicted step times, one JSON object, as AIConfigurator's
- * tables are kept:
+ * By name (PROFILE_NAMES), as coefficients, or from a file of measured or predicted step times, one JSON
+ * object, as AIConfigurator's tables are kept:
  *
  *     {"profiles": [{"gpu": "h200_sxm", "model": "meta-llama/Meta-Llama-3.1-8B", "backend": "vllm", "tp": 1, "precision": "bf16",
  *       "prefill": [{"batch": 1, "isl": 128, "ms": 6.2}, ...], "prefill_prefix": [{"isl_total": 8192, "prefix": 4096, "ms": 106}, ...],
  *       "decode": [{"batch": 16, "context": 4096, "ms": 7.5}, ...],
  *       "mixed": [{"batch": 4, "context": 64, "tokens": 128, "prefix": 0, "ms": 9.1}, ...]}, ...]}
  *
- * A mixed row is a step in which a chunk of tokens, after prefix cached ones, is computed beside batch sequences that decode behind
- * contexts whose mean is context. The coefficients are not fitted to mixed rows; the rows show how good the model of such a step is
- * (sched/cost.h). Every list is optional, but prefill and decode must have enough rows for a fit.
+ * A mixed row is a step in which a chunk of tokens, after prefix cached ones, is computed beside batch
+ * sequences that decode behind contexts whose mean is context. The coefficients are not fitted to mixed rows;
+ * the rows show how good the model of such a step is (sched/cost.h). Every list is optional, but prefill and
+ * decode must have enough rows for a fit.
  *
- * FILE names the only profile of a file, FILE:WORD,WORD,... the first whose gpu, model, backend, tpN and precision have all the words.
- * Coefficients are fitted to its rows by least squares of relative errors, none below 0.
+ * FILE names the only profile of a file, FILE:WORD,WORD,... the first whose gpu, model, backend, tpN and
+ * precision have all the words. Coefficients are fitted to its rows by least squares of relative errors, none
+ * below 0.
  *
- * A profile may also say "kv_bytes_per_token" and "pool_bytes" (of all its GPUs). Where it doesn't, they are derived for the models
- * and GPUs that profile.c lists: KV from layers, heads and "quant": {"kvcache_quant_mode", "gemm_quant_mode"} (or a precision of
- * bf16), the pool as 90 % of the memory less 3.8 GB a GPU and the weights. Else they stay 0, not known.
+ * A profile may also say "kv_bytes_per_token" and "pool_bytes" (of all its GPUs). Where it doesn't, they are
+ * derived for the models and GPUs that profile.c lists: KV from layers, heads and "quant":
+ * {"kvcache_quant_mode", "gemm_quant_mode"} (or a precision of bf16), the pool as 90 % of the memory less 3.8
+ * GB a GPU and the weights. Else they stay 0, not known.
  */
 #pragma once
 

@@ -265,7 +265,8 @@ static bool is_good(const struct report_point *p, bool mlperf)
     return mlperf ? p->ttft_share >= 0.99 && p->tpot_share >= 0.99 : p->met_share >= 0.9;
 }
 
-/* *under_out: what is above the most and was too much. Without it the search has only seen good rates, and no limit. */
+/* *under_out: what is above the most and was too much. Without it the search has only seen good rates, and no
+ * limit. */
 static double most_of(const struct report_run *run, bool mlperf, double *under_out)
 {
     double most = NAN, rate = 0;
@@ -372,7 +373,8 @@ static int by_time(const void *a, const void *b)
     return x->at_ms < y->at_ms ? -1 : x->at_ms > y->at_ms ? 1 : y->step - x->step; /* comes before it goes */
 }
 
-/* The area under the number in the system is found by going through the run event by event, not by adding up latencies. */
+/* The area under the number in the system is found by going through the run event by event, not by adding up
+ * latencies. */
 static enum td_status check_little(const struct report_run *run, struct td_error *e)
 {
     struct edge *edges = mem_array(2 * run->n_requests, sizeof(*edges));

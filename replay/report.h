@@ -1,13 +1,15 @@
 /*
- * What a run did, live (tandem replay) or in virtual time (tandem simulate): one report for both, so that prediction and truth
- * stand side by side.
+ * What a run did, live (tandem replay) or in virtual time (tandem simulate): one report for both, so that
+ * prediction and truth stand side by side.
  *
- * A run is a list of requests in the order of the trace and some facts about the cluster. From it: report_json(), a superset of
- * what vLLM's serving benchmark writes, and report_html(), one page that needs no network. Reading the JSON back gives the run
- * again (report_parse), so that two runs can be compared later.
+ * A run is a list of requests in the order of the trace and some facts about the cluster. From it:
+ * report_json(), a superset of what vLLM's serving benchmark writes, and report_html(), one page that needs
+ * no network. Reading the JSON back gives the run again (report_parse), so that two runs can be compared
+ * later.
  *
- * Times are milliseconds; those of a request count from the start of the run, lengths of time from its arrival. Arrival is when the
- * trace says, not when the sender got round to it; for the lengths of one that was refused and came back, when it came back.
+ * Times are milliseconds; those of a request count from the start of the run, lengths of time from its
+ * arrival. Arrival is when the trace says, not when the sender got round to it; for the lengths of one that
+ * was refused and came back, when it came back.
  *
  * Goodput has four definitions in the literature; each is named where it is printed:
  *   at_rate     requests per second that met every stated limit (AIPerf, vLLM bench --goodput)
@@ -64,7 +66,8 @@ struct report_worker {
     uint32_t n_load;
 };
 
-/* One rate of a search for the most that a cluster bears; shares of all requests, refused ones being outside of any limit. */
+/* One rate of a search for the most that a cluster bears; shares of all requests, refused ones being outside
+ * of any limit. */
 struct report_point {
     double rate, offered_rate, goodput; /* rate: as report_run's; the others per second */
     double met_share, ttft_share, tpot_share;
@@ -101,7 +104,8 @@ bool report_is_met(const struct report_run *run, const struct report_request *q)
 /* By its workers and their roles. Unknown where a worker is not known. */
 enum report_plan report_plan_of(const struct report_run *run, const struct report_request *q);
 
-/* Order statistics as numpy's default (linear interpolation between closest ranks), of finite values only; n = 0: all NAN. */
+/* Order statistics as numpy's default (linear interpolation between closest ranks), of finite values only; n
+ * = 0: all NAN. */
 struct report_stats {
     uint64_t n;
     double mean, std, min, p50, p75, p90, p95, p99, max;
@@ -109,8 +113,8 @@ struct report_stats {
 struct report_stats report_stats_of(double *values, uint64_t n); /* sorts values */
 
 /*
- * A set of offered requests, whatever became of them. Shares of tokens count the prompts: what an answer would have cost is not known
- * of one that was refused. Shares are NAN when n is 0.
+ * A set of offered requests, whatever became of them. Shares of tokens count the prompts: what an answer
+ * would have cost is not known of one that was refused. Shares are NAN when n is 0.
  */
 struct report_offered {
     uint64_t n, tokens;                                        /* requests; tokens of their prompts */
@@ -157,16 +161,18 @@ uint32_t report_reason_of(struct report_reasons *r, const char *text);
 struct report_point report_point_of(const struct report_run *run);
 
 /*
- * Identities that hold in any run: tokens asked for = tokens that came of the answered ones, TTFT + (n - 1) TPOT = latency of each,
- * and Little's law (mean number in the system, counted event by event from the start of the run to its stated end, = rate times
- * mean time in it). TD_ERR_CORRUPT names the one that is broken.
+ * Identities that hold in any run: tokens asked for = tokens that came of the answered ones, TTFT + (n - 1)
+ * TPOT = latency of each, and Little's law (mean number in the system, counted event by event from the start
+ * of the run to its stated end, = rate times mean time in it). TD_ERR_CORRUPT names the one that is broken.
  */
 enum td_status report_check(const struct report_run *run, struct td_error *error_out);
 
 void report_table(const struct report_run *run, struct bytes *out); /* what a terminal shows */
-/* One object; the format is in docs/replay.md. with_requests: also each request, so that report_parse gives the whole run again. */
+/* One object; the format is in docs/replay.md. with_requests: also each request, so that report_parse gives
+ * the whole run again. */
 void report_json(const struct report_run *run, bool with_requests, struct bytes *out);
-/* One page for one or several runs (compared), with its plots inline; opens from a file, light and dark, narrow and wide. */
+/* One page for one or several runs (compared), with its plots inline; opens from a file, light and dark,
+ * narrow and wide. */
 void report_html(const struct report_run *const *runs, uint32_t n_runs, struct bytes *out);
 
 /* A report as report_json wrote it. TD_ERR_INVALID names the member. Owned: report_close. */

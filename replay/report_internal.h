@@ -1,4 +1,5 @@
-/* What the writers and the reader of reports share: the columns of a request, and how the JSON of a run is put together. */
+/* What the writers and the reader of reports share: the columns of a request, and how the JSON of a run is
+ * put together. */
 #pragma once
 
 #include "replay/report.h"

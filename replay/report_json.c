@@ -1,9 +1,9 @@
 /*
  * A run as JSON (the format is in docs/replay.md).
  *
- * Requests are written column by column, and a column that is the same for all as that one value: a fifth of the size of an
- * object for each, and quick to read in a page. Written by hand, because a tree of a million values takes longer than the run's
- * statistics.
+ * Requests are written column by column, and a column that is the same for all as that one value: a fifth of
+ * the size of an object for each, and quick to read in a page. Written by hand, because a tree of a million
+ * values takes longer than the run's statistics.
  */
 #include <assert.h>
 #include <inttypes.h>

@@ -1,6 +1,7 @@
 /*
- * What became of all that was offered, as a whole and by the length of prompts. Rates and means of the answered alone look better the
- * more is refused: long prompts are refused first, and what is left is short and often cached.
+ * What became of all that was offered, as a whole and by the length of prompts. Rates and means of the
+ * answered alone look better the more is refused: long prompts are refused first, and what is left is short
+ * and often cached.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -302,7 +302,8 @@ static enum td_status parse_requests(struct report_file *f, struct td_error *e)
     const json_t *requests = json_object_get(f->root, "requests"), *n = json_object_get(requests, "n");
     if (!requests)
         return FAIL(e, "requests: not there: the report was written without them");
-    /* a column that is the same for all costs no byte of input, hence a limit beside that of the file's size */
+    /* a column that is the same for all costs no byte of input, hence a limit beside that of the file's
+     * size */
     if (!json_is_integer(n) || json_integer_value(n) < 0 || json_integer_value(n) > MAX_REQUESTS ||
         (uint64_t)json_integer_value(n) != json_array_size(json_object_get(requests, "token_ms")))
         return FAIL(e, "requests.n: must be from 0 to %d, and as many as token_ms has", MAX_REQUESTS);

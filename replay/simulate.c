@@ -71,7 +71,8 @@ static void show_first_token(struct sim *s, struct sim_seq *q, uint64_t at_ns)
         q->out->token_ms[0] = (float)q->out->ttft_ms;
 }
 
-/* As live: by the first placement that computes the prompt. A later one also finds what the earlier one left. */
+/* As live: by the first placement that computes the prompt. A later one also finds what the earlier one
+ * left. */
 static void tell_prefix(const struct sim *s, struct sim_seq *q)
 {
     if (q->is_prefix_told)
@@ -368,7 +369,8 @@ static bool can_serve(const struct sim *s)
     return has[0] && has[1];
 }
 
-/* Nobody has come back in time: all queued requests fail. The scheduler would keep them until a worker comes. */
+/* Nobody has come back in time: all queued requests fail. The scheduler would keep them until a worker
+ * comes. */
 static void give_up(struct sim *s)
 {
     s->is_gone = true;

@@ -1,29 +1,30 @@
 /*
- * A cluster in virtual time: runs a trace against N prefill workers, M decode workers and S stores. It uses the
- * scheduler of the live router, the engine's batching and admission, and the stores' eviction. A cost model takes
- * the place of the kernels, and a network model lets flows share the ports that they use.
+ * A cluster in virtual time: runs a trace against N prefill workers, M decode workers and S stores. It uses
+ * the scheduler of the live router, the engine's batching and admission, and the stores' eviction. A cost
+ * model takes the place of the kernels, and a network model lets flows share the ports that they use.
  *
- * Each worker is a state machine that runs steps: prompts in chunks (sched/batching.h), and one token for each
- * running sequence. Runs of equal decode steps are taken at once. A pool holds pages; pages without a holder stay as
- * cache until they are needed (least recently used first, a chain from its tail). A sequence takes the pages of its
- * prompt when it is admitted, in order of arrival, and one more page as it grows. When there is no page, the newest
- * sequence gives all of its pages back and waits again.
+ * Each worker is a state machine that runs steps: prompts in chunks (sched/batching.h), and one token for
+ * each running sequence. Runs of equal decode steps are taken at once. A pool holds pages; pages without a
+ * holder stay as cache until they are needed (least recently used first, a chain from its tail). A sequence
+ * takes the pages of its prompt when it is admitted, in order of arrival, and one more page as it grows. When
+ * there is no page, the newest sequence gives all of its pages back and waits again.
  *
- * A split request has two legs, dispatched together. The decode worker takes pages and pulls what the prefill worker
- * announces, layer by layer. The first token is shown when the prefill has ended and the decode worker has accepted;
- * the sequence joins the batch when the last byte has arrived. With no prefill workers each decode worker does both
- * phases.
+ * A split request has two legs, dispatched together. The decode worker takes pages and pulls what the prefill
+ * worker announces, layer by layer. The first token is shown when the prefill has ended and the decode worker
+ * has accepted; the sequence joins the batch when the last byte has arrived. With no prefill workers each
+ * decode worker does both phases.
  *
- * Each worker draws the power of what it does (idle, prompts, decoding) at its clock. With a power budget, the power
- * of all workers is read every two seconds, and clocks follow it as those of POLCA do (sched/power.h). The scheduler
- * learns from the steps what is slower then.
+ * Each worker draws the power of what it does (idle, prompts, decoding) at its clock. With a power budget,
+ * the power of all workers is read every two seconds, and clocks follow it as those of POLCA do
+ * (sched/power.h). The scheduler learns from the steps what is slower then.
  *
- * Not simulated: processor time of the processes themselves (rpc_ms stands for a message), answers as prefixes of
- * later prompts (a trace names only what prompts share), disks that become slow by themselves.
+ * Not simulated: processor time of the processes themselves (rpc_ms stands for a message), answers as
+ * prefixes of later prompts (a trace names only what prompts share), disks that become slow by themselves.
  *
- * As in a live cluster, the scheduler starts from coefficients that may be wrong (profile_error) and learns from
- * steps that are noisy (noise). The same configuration and trace give the same result. A step of a workflow arrives
- * when the step before it has ended; if a step is refused, the steps after it are refused, too.
+ * As in a live cluster, the scheduler starts from coefficients that may be wrong (profile_error) and learns
+ * from steps that are noisy (noise). The same configuration and trace give the same result. A step of a
+ * workflow arrives when the step before it has ended; if a step is refused, the steps after it are refused,
+ * too.
  *
  * Threads: one owner for each run; several runs may go on at once. The trace is borrowed.
  */
@@ -163,7 +164,8 @@ struct simulated {
     double queue_ms, load_ms, prefill_ms;
     double transfer_ms; /* exposed transfer */
     uint32_t prefill, decode, router;
-    /* Prompt tokens by where their KV came from: the worker's own pool, another worker, DRAM and SSD of stores. */
+    /* Prompt tokens by where their KV came from: the worker's own pool, another worker, DRAM and SSD of
+     * stores. */
     uint32_t cached_tokens, peer_tokens, dram_tokens, ssd_tokens;
     uint32_t n_output, n_preempted, n_replans;
     float *token_ms; /* [n_output] since arrival, with keep_tokens; points into simulate_result.tokens */

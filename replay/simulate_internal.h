@@ -115,9 +115,11 @@ void pool_give(struct sim_worker_node *n, uint32_t n_pages);
 uint32_t pool_takeable(const struct sim_worker_node *n);   /* free and cached */
 bool pool_hold(struct sim_worker_node *n, uint32_t block); /* false: it isn't there */
 void pool_unhold(struct sim_worker_node *n, uint32_t block);
-/* n_pages that were taken become the block, held; false: it is there already, and they stay what they were. */
+/* n_pages that were taken become the block, held; false: it is there already, and they stay what they
+ * were. */
 bool pool_name(struct sim *s, struct sim_worker_node *n, uint32_t block, uint32_t n_pages);
-/* Taken ones, for which nobody asks but the request that computed them, if it was preempted: q->answer (NULL: it is over). */
+/* Taken ones, for which nobody asks but the request that computed them, if it was preempted: q->answer (NULL:
+ * it is over). */
 void pool_cache_answer(struct sim *s, struct sim_worker_node *n, uint32_t n_pages, struct sim_seq *q);
 uint32_t pool_take_answer(struct sim_worker_node *n,
                           struct sim_seq *q); /* pages that are left of q->answer: taken again */
@@ -293,7 +295,8 @@ void node_report(struct sim *s,
 void node_send_report(struct sim *s, uint32_t w);
 void node_reported(struct sim *s, uint32_t w);
 
-/* Its prompt is computed, and the first token sampled; the decode worker has taken pages; the last token came. */
+/* Its prompt is computed, and the first token sampled; the decode worker has taken pages; the last token
+ * came. */
 void sim_request_prefilled(struct sim *s, struct sim_seq *q);
 void sim_request_accepted(struct sim *s, struct sim_seq *q, uint64_t at_ns);
 void sim_request_ended(struct sim *s, struct sim_seq *q);

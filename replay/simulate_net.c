@@ -1,9 +1,10 @@
 /*
- * Flows between ports. A port's rate is shared equally by the flows that use it, and a flow goes at the lesser of its two shares:
- * not quite max-min fair (what a flow that is held up elsewhere leaves is not given to the others), but what starts or ends touches
- * its own two ports alone.
+ * Flows between ports. A port's rate is shared equally by the flows that use it, and a flow goes at the
+ * lesser of its two shares: not quite max-min fair (what a flow that is held up elsewhere leaves is not given
+ * to the others), but what starts or ends touches its own two ports alone.
  *
- * A flow may be added to while it runs, as layers are computed; it stays open, at rest, when it has caught up.
+ * A flow may be added to while it runs, as layers are computed; it stays open, at rest, when it has caught
+ * up.
  */
 #include <math.h>
 

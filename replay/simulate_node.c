@@ -6,10 +6,10 @@
  *                       |--pages--> FILLING --loaded from stores--> PROMPT
  *                       \--pages--> FILLING --the last byte came--> DECODING --last token--> over (decode leg)
  *
- * A run of decode steps in which nothing else happens is one event. What comes meanwhile cuts it at the end of the step that runs.
- * Whatever a worker hears during a step (a leg, pages that came) counts from the end of that step on, as in the engine, and each
- * sequence of a run takes its next page when it needs it, no sooner. tests/replay/test_simulate_engine.c holds all of this against
- * the engine.
+ * A run of decode steps in which nothing else happens is one event. What comes meanwhile cuts it at the end
+ * of the step that runs. Whatever a worker hears during a step (a leg, pages that came) counts from the end
+ * of that step on, as in the engine, and each sequence of a run takes its next page when it needs it, no
+ * sooner. tests/replay/test_simulate_engine.c holds all of this against the engine.
  */
 #include <assert.h>
 #include <math.h>
@@ -108,7 +108,8 @@ static void note_twice(struct sim_leg *leg, uint32_t block)
     leg->twice[leg->n_twice++] = block;
 }
 
-/* Full blocks of what is computed get their names, and are found by others from now on; of one that is here already there are two. */
+/* Full blocks of what is computed get their names, and are found by others from now on; of one that is here
+ * already there are two. */
 static void name_blocks(struct sim *s, struct sim_worker_node *n, struct sim_seq *q, struct sim_leg *leg)
 {
     uint32_t full = leg->n_computed / s->c.block_tokens, most = blocks_of(s, q->t);
@@ -201,8 +202,8 @@ static void start_prompt(struct sim *s, struct sim_worker_node *n, struct sim_se
 }
 
 /*
- * What it finds here; it is held then. Whoever computes leaves its last token; whoever is handed the prompt needs none. A block of
- * which the last page is left is held as a whole, though that page is computed again.
+ * What it finds here; it is held then. Whoever computes leaves its last token; whoever is handed the prompt
+ * needs none. A block of which the last page is left is held as a whole, though that page is computed again.
  */
 static void hold_matched(struct sim *s, struct sim_worker_node *n, struct sim_seq *q, struct sim_leg *leg, bool adopts)
 {
@@ -336,7 +337,8 @@ static uint32_t steps_ahead(struct sim *s, struct sim_worker_node *n)
     return steps;
 }
 
-/* What decodes has the pages of the run's step number `step`: each takes its own when it needs it, no sooner. */
+/* What decodes has the pages of the run's step number `step`: each takes its own when it needs it, no
+ * sooner. */
 static void grow_run(struct sim *s, struct sim_worker_node *n, uint32_t step)
 {
     for (uint32_t i = 0; i < n->n_decoding; i++)
@@ -427,7 +429,8 @@ static struct cost_step plan_step(struct sim *s, struct sim_worker_node *n)
     return step;
 }
 
-/* All layers but the last part are announced while the step runs: taken to be there when the first part is. */
+/* All layers but the last part are announced while the step runs: taken to be there when the first part
+ * is. */
 static void announce_early(struct sim *s, struct sim_worker_node *n)
 {
     for (uint32_t i = 0; i < n->prompts.n; i++) {
@@ -897,7 +900,8 @@ void node_drop(struct sim *s, uint32_t w, struct sim_seq *q)
     node_report(s, w);
 }
 
-/* Of a run of decode steps those that are over have shown their tokens. Of the step that runs only the time counts. */
+/* Of a run of decode steps those that are over have shown their tokens. Of the step that runs only the time
+ * counts. */
 static void end_run_by_death(struct sim *s, struct sim_worker_node *n)
 {
     double ran_ms = fmin(clock_ms_between(n->began_ns, s->now_ns), n->run_ms);

@@ -1,6 +1,7 @@
 /*
- * The pages of one worker, as engine/kvpool.h counts them: held by legs, cached, free. What can be asked for again has a name, the
- * number of its block; the pages of answers are cached like others and push those out, but no trace asks for them.
+ * The pages of one worker, as engine/kvpool.h counts them: held by legs, cached, free. What can be asked for
+ * again has a name, the number of its block; the pages of answers are cached like others and push those out,
+ * but no trace asks for them.
  */
 #include <assert.h>
 #include <stdlib.h>

@@ -1,8 +1,10 @@
 /*
- * A budget for what all workers draw together: it is sampled, and clocks are what its control makes of the samples (sched/power.h).
+ * A budget for what all workers draw together: it is sampled, and clocks are what its control makes of the
+ * samples (sched/power.h).
  *
- * A sample is what each worker draws at that moment, not its mean since the last one: what a row must not do is pass its budget, and
- * a mean would hide that. There are samples as long as requests are open, so that the run ends.
+ * A sample is what each worker draws at that moment, not its mean since the last one: what a row must not do
+ * is pass its budget, and a mean would hide that. There are samples as long as requests are open, so that the
+ * run ends.
  */
 #include <math.h>
 
@@ -15,7 +17,8 @@ static void post(struct sim *s)
     events_post(&s->events, s->now_ns + SAMPLE_MS * NS_PER_MS, EVENT_SAMPLE, 0, 0);
 }
 
-/* The one whose clocks workers have: under the brake alone, those between are passed through, but nothing follows from them. */
+/* The one whose clocks workers have: under the brake alone, those between are passed through, but nothing
+ * follows from them. */
 static uint32_t level_of(const struct sim *s)
 {
     return s->c.power_brake_only && s->power.held != POWER_BRAKE ? 0 : s->power.held;

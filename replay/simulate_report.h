@@ -1,4 +1,5 @@
-/* A simulated run as a report. Everything stays the result's and the trace's; what is made for the report is freed by _fini. */
+/* A simulated run as a report. Everything stays the result's and the trace's; what is made for the report is
+ * freed by _fini. */
 #pragma once
 
 #include "replay/report.h"

@@ -1,7 +1,8 @@
 /*
- * Stores: each block belongs to one, by the segment of the chain that it lies in (sched/ring.h); memory over disk, each with the
- * order of the real store. What is offered is written to both at once; what is loaded from disk lies in memory, too, afterwards.
- * Simpler than live: a block counts as there from when its worker offers it, and writing to disk takes no time.
+ * Stores: each block belongs to one, by the segment of the chain that it lies in (sched/ring.h); memory over
+ * disk, each with the order of the real store. What is offered is written to both at once; what is loaded
+ * from disk lies in memory, too, afterwards. Simpler than live: a block counts as there from when its worker
+ * offers it, and writing to disk takes no time.
  */
 #include <stdlib.h>
 
@@ -71,7 +72,8 @@ uint32_t stores_match(const struct sim *s, const struct trace_request *t, uint32
 
 /* ------------------------------------------------------------------ contents */
 
-/* It comes in, or is used; what the order names goes for it, perhaps itself. Time is the number of uses, as in the store. */
+/* It comes in, or is used; what the order names goes for it, perhaps itself. Time is the number of uses, as
+ * in the store. */
 static void put(struct sim *s, struct eviction *order, struct eviction_item *item, uint64_t capacity, uint32_t index,
                 bool gained)
 {

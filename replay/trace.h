@@ -1,8 +1,9 @@
 /*
- * Request traces: when each request arrived, how long its prompt and its answer were, and which blocks it shares with
- * others.
+ * Request traces: when each request arrived, how long its prompt and its answer were, and which blocks it
+ * shares with others.
  *
- * Formats, told apart by their first line; all may be packed with gzip or zstd (docs/replay.md says where to get them):
+ * Formats, told apart by their first line; all may be packed with gzip or zstd (docs/replay.md says where to
+ * get them):
  *
  *   Mooncake, one JSON object a line (FAST'25 release). timestamp in milliseconds; hash_ids name the blocks of the
  *   prompt from its head, the last one may be partial; an id names the whole prefix that it ends.
@@ -31,8 +32,9 @@
  *       Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
  *       5,ChatGPT,472,18,490,Conversation log
  *
- * Requests come sorted by arrival, equal ones in the order of the file; arrivals count from the first. Other members of an object are
- * refused in tandem's own format and ignored in the others; blank lines are ignored. What is wrong is named by line.
+ * Requests come sorted by arrival, equal ones in the order of the file; arrivals count from the first. Other
+ * members of an object are refused in tandem's own format and ignored in the others; blank lines are ignored.
+ * What is wrong is named by line.
  *
  * Threads: a trace is read-only once it is parsed.
  */
@@ -79,19 +81,22 @@ static inline const uint64_t *trace_blocks(const struct trace *t, const struct t
 const char *trace_format_name(enum trace_format format); /* "mooncake", ... */
 
 /*
- * data[0..size) is only read during the call. TD_ERR_INVALID names line and member. Memory: below 64 * size + 1 MiB,
- * and 32 times the longest line while that is parsed.
+ * data[0..size) is only read during the call. TD_ERR_INVALID names line and member. Memory: below 64 * size +
+ * 1 MiB, and 32 times the longest line while that is parsed.
  */
 enum td_status trace_parse(const char *data, size_t size, struct trace **out, struct td_error *error_out);
 
-/* What gzip or zstd packed, by its first bytes; else a copy. *out is malloc'd. TD_ERR_INVALID, TD_ERR_NO_SPACE over max_bytes. */
+/* What gzip or zstd packed, by its first bytes; else a copy. *out is malloc'd. TD_ERR_INVALID,
+ * TD_ERR_NO_SPACE over max_bytes. */
 enum td_status trace_unpack(const char *data, size_t size, size_t max_bytes, char **out, size_t *size_out,
                             struct td_error *error_out);
 
-/* A whole file, of at most max_bytes, also unpacked. TD_ERR_NOT_FOUND, TD_ERR_IO, TD_ERR_NO_SPACE (too large), TD_ERR_INVALID. */
+/* A whole file, of at most max_bytes, also unpacked. TD_ERR_NOT_FOUND, TD_ERR_IO, TD_ERR_NO_SPACE (too
+ * large), TD_ERR_INVALID. */
 enum td_status trace_read(const char *path, size_t max_bytes, struct trace **out, struct td_error *error_out);
 
-/* As a file of that format, which trace_parse reads. TD_ERR_UNSUPPORTED: it is none of tandem, mooncake, azure. */
+/* As a file of that format, which trace_parse reads. TD_ERR_UNSUPPORTED: it is none of tandem, mooncake,
+ * azure. */
 enum td_status trace_write(const struct trace *t, enum trace_format format, struct bytes *out,
                            struct td_error *error_out);
 

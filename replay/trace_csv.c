@@ -48,14 +48,16 @@ static bool get_fraction(const char **at, const char *end, uint64_t *out)
     return true;
 }
 
-/* Days since 1970-01-01 of a day of the Gregorian calendar; years from March on, so that the leap day is the last. */
+/* Days since 1970-01-01 of a day of the Gregorian calendar; years from March on, so that the leap day is the
+ * last. */
 static uint64_t days_of(uint64_t year, uint64_t month, uint64_t day)
 {
     uint64_t y = month > 2 ? year : year - 1, m = (month + 9) % 12;
     return 365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day - 1 - 719468;
 }
 
-/* "2023-11-16 18:15:46.6805900" or, in 2024, with "+00:00" behind: the only offset there is in these files. */
+/* "2023-11-16 18:15:46.6805900" or, in 2024, with "+00:00" behind: the only offset there is in these
+ * files. */
 static bool get_date(const char *at, const char *end, uint64_t *ns_out)
 {
     uint64_t year, month, day, hour, minute, second, fraction;

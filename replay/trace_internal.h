@@ -31,7 +31,8 @@ uint32_t trace_tenant(struct trace *t, json_t *by_name, const char *name);
 void trace_sort(struct trace *t);
 struct trace *trace_open(void); /* with the tenant "" */
 
-/* A line without its end. The first one has told the format, and is a header in all but Mooncake's and Bailian's. */
+/* A line without its end. The first one has told the format, and is a header in all but Mooncake's and
+ * Bailian's. */
 enum td_status trace_json_line(struct trace_parser *p, const char *text, size_t len);
 enum td_status trace_csv_header(struct trace_parser *p, const char *text, size_t len);
 enum td_status trace_csv_line(struct trace_parser *p, const char *text, size_t len);

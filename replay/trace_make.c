@@ -44,8 +44,8 @@ static uint32_t shared_of(const struct changing *c, uint64_t request)
 }
 
 /*
- * The blocks of a request, of whose shared ones each becomes as many as its place, scaled, says: from round(i x) to
- * round((i + 1) x). Equal chains stay equal that way. Returns how many there are.
+ * The blocks of a request, of whose shared ones each becomes as many as its place, scaled, says: from round(i
+ * x) to round((i + 1) x). Equal chains stay equal that way. Returns how many there are.
  */
 static uint32_t add_blocks(struct changing *c, uint64_t request)
 {
@@ -112,7 +112,8 @@ struct trace *trace_changed(const struct trace *t, const struct trace_change *ch
 
 /* -------------------------------------------------------------------- laws */
 
-/* The standard normal's quantile (Acklam 2003), good to a millionth of itself: more than a thousand points need. */
+/* The standard normal's quantile (Acklam 2003), good to a millionth of itself: more than a thousand points
+ * need. */
 static double probit(double p)
 {
     static const double A[] = {-39.69683028665376, 220.9460984245205,  -275.9285104469687,
@@ -304,9 +305,10 @@ static double arrival_of(const struct trace *t, uint64_t i)
 }
 
 /*
- * How long before the trace sessions begin, so that it has its rate from the start: those in progress then bring their later requests.
- * A session lasts `turns` times the time between two requests, nearly exponentially distributed: after six times that 0.3 % are left.
- * (Making the first sessions denser instead would keep all of them whole, but the trace would begin with short prompts alone.)
+ * How long before the trace sessions begin, so that it has its rate from the start: those in progress then
+ * bring their later requests. A session lasts `turns` times the time between two requests, nearly
+ * exponentially distributed: after six times that 0.3 % are left. (Making the first sessions denser instead
+ * would keep all of them whole, but the trace would begin with short prompts alone.)
  */
 static double warm_s(const struct trace_synth *d)
 {
@@ -352,8 +354,9 @@ struct fit {
 };
 
 /*
- * A request continues another if it begins with all full blocks of that one's prompt, which is whoever used its deepest known block
- * last, and with more than one block (in some traces all share the first). A system prompt alone is shorter than that.
+ * A request continues another if it begins with all full blocks of that one's prompt, which is whoever used
+ * its deepest known block last, and with more than one block (in some traces all share the first). A system
+ * prompt alone is shorter than that.
  */
 static void fit_request(struct fit *f, uint64_t i, double *last_start_s)
 {

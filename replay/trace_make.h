@@ -1,9 +1,10 @@
 /*
  * Traces made of others, and of a description.
  *
- * trace_changed cuts a trace, makes it faster, longer or shorter, and changes how much of the prompts is shared; trace_synth makes
- * one of sessions: each begins with a system prompt that others have too, says something, gets an answer, thinks, and says more.
- * Its description may be fitted to a trace (trace_fit). The same seed gives the same trace.
+ * trace_changed cuts a trace, makes it faster, longer or shorter, and changes how much of the prompts is
+ * shared; trace_synth makes one of sessions: each begins with a system prompt that others have too, says
+ * something, gets an answer, thinks, and says more. Its description may be fitted to a trace (trace_fit). The
+ * same seed gives the same trace.
  *
  * Threads: any.
  */
@@ -48,5 +49,6 @@ struct trace_synth {
 };
 struct trace *trace_synth(const struct trace_synth *description);
 
-/* What describes a trace: all but n_requests, seed, n_tenants and follows. A trace without blocks has sessions of one request. */
+/* What describes a trace: all but n_requests, seed, n_tenants and follows. A trace without blocks has
+ * sessions of one request. */
 void trace_fit(const struct trace *t, struct trace_synth *out);

@@ -1,8 +1,9 @@
 /*
  * What a trace is like: lengths, rates, and how much of its prompts a cache could find.
  *
- * Hits are those of a prefix: a block is found if it and all before it are. Two figures, never one: with partial last blocks, as
- * publications count the traces' ids, and without them, as a store of full blocks finds them.
+ * Hits are those of a prefix: a block is found if it and all before it are. Two figures, never one: with
+ * partial last blocks, as publications count the traces' ids, and without them, as a store of full blocks
+ * finds them.
  *
  * Threads: any; the trace is borrowed.
  */

@@ -1,4 +1,5 @@
-/* A trace as a file again: tandem's own format, Mooncake's, Azure's. Times keep their nanoseconds, as far as the format has them. */
+/* A trace as a file again: tandem's own format, Mooncake's, Azure's. Times keep their nanoseconds, as far as
+ * the format has them. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -31,7 +31,8 @@ static inline void ranks_wanted(uint32_t *n_tensor_out, uint32_t *n_pipeline_out
         abort();
 }
 
-/* Why a device can't be opened; empty: it can. Asked in a process of its own: what CUDA has begun does not survive a fork. */
+/* Why a device can't be opened; empty: it can. Asked in a process of its own: what CUDA has begun does not
+ * survive a fork. */
 static inline void ask_device(enum kernels_device device, char *why, size_t why_bytes)
 {
     int ends[2];

@@ -8,7 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Whether tests run in processes of their own; without (CK_FORK=no), those that are meant to abort can't run. */
+/* Whether tests run in processes of their own; without (CK_FORK=no), those that are meant to abort can't
+ * run. */
 static inline bool tap_forks(void)
 {
     const char *fork = getenv("CK_FORK");
@@ -28,7 +29,8 @@ static struct {
 } tap_skips[TAP_SKIPS_MAX];
 static unsigned tap_n_skips;
 
-/* Instead of adding a test that can't be run here: tap_main reports it as skipped. Both texts are borrowed. */
+/* Instead of adding a test that can't be run here: tap_main reports it as skipped. Both texts are
+ * borrowed. */
 static inline void tap_skip(const char *name, const char *why)
 {
     if (tap_n_skips < TAP_SKIPS_MAX)

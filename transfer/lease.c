@@ -205,8 +205,8 @@ static void run_grant(struct xfer *x, struct command *command)
     if (!e)
         return;
     idmap_remove(&x->early_by_id, &e->node);
-    /* Either the reader has given the lease up before it was granted, or it is bound now. The incarnation that
-     * it meant was checked when its PULL_OPEN came, hence the 0. */
+    /* Either the reader has given the lease up before it was granted, or it is bound now. The incarnation
+     * that it meant was checked when its PULL_OPEN came, hence the 0. */
     if (p->reader_is_up && e->released_by == p->reader_incarnation)
         lease_drain(x, l, TD_ERR_CANCELLED);
     else if (e->conn)

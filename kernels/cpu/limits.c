@@ -1,6 +1,6 @@
 /*
- * Limits of this CPU (bench/kernels_bench.h): pieces of memory or arithmetic, claimed from the pool like those of
- * an operation.
+ * Limits of this CPU (bench/kernels_bench.h): pieces of memory or arithmetic, claimed from the pool like
+ * those of an operation.
  */
 #include <stdatomic.h>
 #include <string.h>

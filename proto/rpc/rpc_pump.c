@@ -47,8 +47,8 @@ static void core_init_once(void)
 }
 
 /*
- * Calls grpc_init once and silences gRPC's log. gRPC is never shut down, because the clean-up of the last grpc_shutdown
- * runs on a thread that nothing waits for.
+ * Calls grpc_init once and silences gRPC's log. gRPC is never shut down, because the clean-up of the last
+ * grpc_shutdown runs on a thread that nothing waits for.
  */
 static void rpc_core_init(void)
 {

@@ -1,4 +1,5 @@
-/* The bench runs on a small working set and its rows make sense. TANDEM_BENCH=1 takes the full set and shows the rows. */
+/* The bench runs on a small working set and its rows make sense. TANDEM_BENCH=1 takes the full set and shows
+ * the rows. */
 #include <stdbool.h>
 
 #include "base/clock.h"

@@ -1,4 +1,5 @@
-/* The bench measures something plausible; with arguments (paths, then units in KiB) it prints the table, for people. */
+/* The bench measures something plausible; with arguments (paths, then units in KiB) it prints the table, for
+ * people. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,8 +73,8 @@ START_TEST(test_bench_of_sums_has_a_figure_for_each_way)
 END_TEST
 
 /*
- * Beside memory's own speed, in the same run: an idle machine shows 100 % and more of memcpy; half of it holds beside other programs.
- * Three times at most.
+ * Beside memory's own speed, in the same run: an idle machine shows 100 % and more of memcpy; half of it
+ * holds beside other programs. Three times at most.
  */
 START_TEST(test_bench_of_copies_shows_that_the_way_chosen_is_fast)
 {

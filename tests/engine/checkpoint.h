@@ -1,4 +1,5 @@
-/* Directories with models or adapters in them, written tensor by tensor, for tests that need one of their own. */
+/* Directories with models or adapters in them, written tensor by tensor, for tests that need one of their
+ * own. */
 #pragma once
 
 #include <jansson.h>

@@ -1,5 +1,6 @@
 /*
- * Chunks of prompts beside sequences that decode, in virtual time: simulated steps sleep, and here sleeping is what moves the clock.
+ * Chunks of prompts beside sequences that decode, in virtual time: simulated steps sleep, and here sleeping
+ * is what moves the clock.
  */
 #include <math.h>
 #include <time.h>
@@ -95,8 +96,8 @@ static void start(struct run *r, uint32_t n_prompt, uint32_t n_output, double tp
 }
 
 /*
- * Runs four sequences, and a long prompt that comes when they have some tokens. Returns the worst TPOT of the four, and the time that
- * the prompt took.
+ * Runs four sequences, and a long prompt that comes when they have some tokens. Returns the worst TPOT of the
+ * four, and the time that the prompt took.
  */
 static double worst_tpot_ms(uint32_t tokens_before, double tpot_ms, double *prompt_ms_out)
 {
@@ -135,7 +136,8 @@ START_TEST(test_chunks_keep_the_tpot_of_those_that_decode_beside_them)
 }
 END_TEST
 
-/* 8000 tokens take 808 ms alone, in four chunks; the four sequences add 4 ms to each, and wait for all of it. */
+/* 8000 tokens take 808 ms alone, in four chunks; the four sequences add 4 ms to each, and wait for all of
+ * it. */
 START_TEST(test_chunks_are_whole_beside_sequences_without_a_limit)
 {
     double limited_ms, prompt_ms, worst = worst_tpot_ms(1, 0, &prompt_ms);
@@ -146,7 +148,8 @@ START_TEST(test_chunks_are_whole_beside_sequences_without_a_limit)
 }
 END_TEST
 
-/* The four alone take 14 ms a step: under a limit of 14 ms a prompt gets some time all the same, and comes to its end. */
+/* The four alone take 14 ms a step: under a limit of 14 ms a prompt gets some time all the same, and comes to
+ * its end. */
 START_TEST(test_chunks_get_on_beside_sequences_that_use_up_their_limit)
 {
     double prompt_ms, worst = worst_tpot_ms(1, 14, &prompt_ms);

@@ -1,6 +1,6 @@
 /*
- * The engine against golden token ids (deploy/demo-model, and any directory with a golden.json given in TANDEM_GOLDEN):
- * alone, in a crowd, in chunks, from the prefix cache, preempted, handed over page by page.
+ * The engine against golden token ids (deploy/demo-model, and any directory with a golden.json given in
+ * TANDEM_GOLDEN): alone, in a crowd, in chunks, from the prefix cache, preempted, handed over page by page.
  */
 #include <jansson.h>
 #include <math.h>
@@ -378,7 +378,8 @@ START_TEST(test_engine_preempts_the_newest_and_tokens_stay)
 END_TEST
 
 /* Prefill in one sequence, copy of its pages to an adopting one: what transfer does, without a wire. */
-/* Prompt and first k tokens as somebody else generated them: the rest, the scores and the end are the same. */
+/* Prompt and first k tokens as somebody else generated them: the rest, the scores and the end are the
+ * same. */
 START_TEST(test_engine_resumes_after_any_token)
 {
     enum { N = 30, MAX = 40 };

@@ -1,4 +1,5 @@
-/* The simulated forward pass: its tokens depend on the KV as a real one's do, and its steps take the time that was said. */
+/* The simulated forward pass: its tokens depend on the KV as a real one's do, and its steps take the time
+ * that was said. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,5 @@
-/* The pool against its own invariants: random operations, two kinds of holders, names, quarantine; states always add up. */
+/* The pool against its own invariants: random operations, two kinds of holders, names, quarantine; states
+ * always add up. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -188,7 +189,8 @@ struct held {
     uint32_t seq, xfer;
 };
 
-/* What lies behind a window may be gone: the last pages of a prefix are enough, and all of them are needed. */
+/* What lies behind a window may be gone: the last pages of a prefix are enough, and all of them are
+ * needed. */
 START_TEST(test_kvpool_window_matches_by_the_last_pages)
 {
     enum { N = 8 };

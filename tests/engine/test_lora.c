@@ -1,6 +1,6 @@
 /*
- * Adapters: an engine that has them against one whose weights have them added, and sequences of several adapters together against the same
- * ones alone, in bits.
+ * Adapters: an engine that has them against one whose weights have them added, and sequences of several
+ * adapters together against the same ones alone, in bits.
  */
 #include <math.h>
 

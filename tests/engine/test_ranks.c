@@ -1,6 +1,7 @@
 /*
- * Engines on several ranks against an engine on one, on the prompts of a golden directory (deploy/demo-model, or TANDEM_GOLDEN): tokens,
- * log-probabilities and all bytes of the pool are the same. And engines whose packed weights come from a file.
+ * Engines on several ranks against an engine on one, on the prompts of a golden directory (deploy/demo-model,
+ * or TANDEM_GOLDEN): tokens, log-probabilities and all bytes of the pool are the same. And engines whose
+ * packed weights come from a file.
  */
 #include <dirent.h>
 #include <jansson.h>
@@ -202,7 +203,8 @@ static uint32_t golden_prompt(const struct side *f, size_t i, uint32_t *ids, uin
     return (uint32_t)json_array_size(json_object_get(c, "greedy_ids"));
 }
 
-/* Five prompts of the directory together, one more that announces its pages, and a long one, which is cut into pieces. */
+/* Five prompts of the directory together, one more that announces its pages, and a long one, which is cut
+ * into pieces. */
 static void run_some(struct side *f)
 {
     uint32_t ids[MAX_PROMPT], n, vocab = model_config(f->model)->vocab_size;
@@ -408,7 +410,8 @@ START_TEST(test_weights_packed_by_another_process_give_the_same_bits)
 }
 END_TEST
 
-/* Each has several files to write, and could wait for one that another has begun while it keeps one that the other waits for. */
+/* Each has several files to write, and could wait for one that another has begun while it keeps one that the
+ * other waits for. */
 START_TEST(test_processes_that_write_packed_weights_of_several_ranks_do_not_wait_for_each_other)
 {
     enum { N = 3, ROUNDS = 4, LIMIT_S = 40 }; /* who stands still is waited for for 60 s */

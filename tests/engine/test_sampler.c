@@ -1,6 +1,6 @@
 /*
- * The sampler's distribution against exact probabilities (chi-square), its sets against an obvious implementation that sorts, and
- * what changes logits before the draw.
+ * The sampler's distribution against exact probabilities (chi-square), its sets against an obvious
+ * implementation that sorts, and what changes logits before the draw.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -108,8 +108,9 @@ static void draw(struct sampler *s, const struct sampling *p, const uint32_t *to
 }
 
 /*
- * Sum of (seen - expected)^2 / expected over tokens expected at least five times, the others together: for so many degrees of freedom
- * the sum exceeds degrees + 5 sqrt(2 degrees) + 10 about once in 10^5 samplers that are right.
+ * Sum of (seen - expected)^2 / expected over tokens expected at least five times, the others together: for so
+ * many degrees of freedom the sum exceeds degrees + 5 sqrt(2 degrees) + 10 about once in 10^5 samplers that
+ * are right.
  */
 START_TEST(test_sampler_draws_with_the_exact_probabilities)
 {
@@ -150,7 +151,8 @@ START_TEST(test_sampler_draws_with_the_exact_probabilities)
 }
 END_TEST
 
-/* Ids of a large vocabulary that are ever drawn are those that sorting chooses: equal logits, and sets of any size. */
+/* Ids of a large vocabulary that are ever drawn are those that sorting chooses: equal logits, and sets of any
+ * size. */
 START_TEST(test_sampler_chooses_the_sets_that_sorting_does)
 {
     enum { LARGE = 20000 };

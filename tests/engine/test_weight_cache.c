@@ -1,6 +1,7 @@
 /*
- * Files of packed weights: who writes them, who maps them, and what is not taken for one. The matrices here are made up; that an
- * engine computes the same with them is in test_ranks.c and test_weights.c. The last test pins the bytes of the format.
+ * Files of packed weights: who writes them, who maps them, and what is not taken for one. The matrices here
+ * are made up; that an engine computes the same with them is in test_ranks.c and test_weights.c. The last
+ * test pins the bytes of the format.
  */
 #include <fcntl.h>
 #include <sched.h>
@@ -538,7 +539,8 @@ static uint64_t packed_sum(enum compute compute, enum k_weights weights, enum ke
     return sum;
 }
 
-/* Who changes one of these numbers raises WEIGHT_FILE_FORMAT: files of other processes and days have the old bytes. */
+/* Who changes one of these numbers raises WEIGHT_FILE_FORMAT: files of other processes and days have the old
+ * bytes. */
 START_TEST(test_packed_bytes_are_those_of_the_format)
 {
     static const struct {

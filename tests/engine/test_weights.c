@@ -1,7 +1,7 @@
 /*
- * Models in fewer bits: what of a trained model's golden tokens is left, checkpoints that come quantised against the same numbers
- * in bf16, and that KV of one format is never taken for that of another. Checkpoints with weights that nothing describes, or that
- * are no numbers.
+ * Models in fewer bits: what of a trained model's golden tokens is left, checkpoints that come quantised
+ * against the same numbers in bf16, and that KV of one format is never taken for that of another. Checkpoints
+ * with weights that nothing describes, or that are no numbers.
  */
 #include <jansson.h>
 #include <math.h>
@@ -227,7 +227,8 @@ static void check_same_text(const struct setting *a, const struct setting *b)
     ck_assert(!check_text(a, b));
 }
 
-/* The same weights from memory, and from a file (engine/weight_cache.h) when it is written, and when it is there. */
+/* The same weights from memory, and from a file (engine/weight_cache.h) when it is written, and when it is
+ * there. */
 static void check_packed_text(struct setting s)
 {
     struct setting cached = s;
@@ -322,7 +323,8 @@ START_TEST(test_fp8_checkpoint_is_its_bf16_numbers_stored_or_kept)
 }
 END_TEST
 
-/* n experts of gpt-oss, [n][n_in][n_out] in bf16, and the same as codes [n][n_out][n_in / 32][16] and exponents. */
+/* n experts of gpt-oss, [n][n_in][n_out] in bf16, and the same as codes [n][n_out][n_in / 32][16] and
+ * exponents. */
 static void add_mxfp4(struct checkpoint *codes, struct checkpoint *numbers, const char *of, uint64_t n, uint64_t n_in,
                       uint64_t n_out)
 {
@@ -402,7 +404,8 @@ END_TEST
 
 /* --------------------------------------------- what is no weight of the model */
 
-/* The golden mistral with changes, one more tensor, and one number of `broken` replaced. NULL: nothing of it. */
+/* The golden mistral with changes, one more tensor, and one number of `broken` replaced. NULL: nothing of
+ * it. */
 static void write_changed(struct checkpoint *c, const char *changes, const char *extra, const char *broken, float value)
 {
     char dir[4096];

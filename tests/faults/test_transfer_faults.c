@@ -1,6 +1,6 @@
 /*
- * Transfers under every fault that the wire can make, in virtual time: thousands of faults a second, each run exactly
- * repeatable by its seed (TANDEM_SEED=N runs that one alone).
+ * Transfers under every fault that the wire can make, in virtual time: thousands of faults a second, each run
+ * exactly repeatable by its seed (TANDEM_SEED=N runs that one alone).
  *
  * Default: a few hundred faults of each kind. TANDEM_LONG=faults: some 100,000 in all.
  */
@@ -110,8 +110,8 @@ START_TEST(test_transfer_corrupt_payload_is_a_checksum_error_never_a_success)
 END_TEST
 
 /*
- * The four ways in which split servers were seen to answer wrongly without a word. Whatever is read, world.h holds every byte of a pull
- * that says OK against what was leased.
+ * The four ways in which split servers were seen to answer wrongly without a word. Whatever is read, world.h
+ * holds every byte of a pull that says OK against what was leased.
  */
 static const char *const SILENT[] = {"lease:reuse=0.2", "lease:stale=0.2", "lease:expire=0.2",
                                      "wire.arrival:early=0.2"};

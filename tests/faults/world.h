@@ -1,8 +1,9 @@
 /*
- * Some xfers in one thread, under a virtual clock and a script of faults: what happens is a function of the seed.
+ * Some xfers in one thread, under a virtual clock and a script of faults: what happens is a function of the
+ * seed.
  *
- * Transfers begin at random times between random nodes, are announced piece by piece, and now and then cancelled on either
- * side. The oracles (failures of the field, each of them seen in other systems):
+ * Transfers begin at random times between random nodes, are announced piece by piece, and now and then
+ * cancelled on either side. The oracles (failures of the field, each of them seen in other systems):
  *
  *   - a pull that says TD_OK has every byte of the pages that were leased, whatever happened on the way; those that were
  *     had stay as they are, however it ends;

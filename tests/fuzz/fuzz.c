@@ -1,6 +1,6 @@
 /*
- * Fuzz targets, one a program by -DTARGET=...: whatever the bytes, a parser answers with a status, reads nothing outside of
- * them and leaks nothing. Run with libFuzzer: build/tests/fuzz/fuzz_NAME -runs=10000000.
+ * Fuzz targets, one a program by -DTARGET=...: whatever the bytes, a parser answers with a status, reads
+ * nothing outside of them and leaks nothing. Run with libFuzzer: build/tests/fuzz/fuzz_NAME -runs=10000000.
  */
 #include <stdint.h>
 #include <stdlib.h>

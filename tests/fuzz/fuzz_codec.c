@@ -1,6 +1,7 @@
 /*
- * Bytes from a disk into the codecs (kvstore/codec.h): whatever they are, decoding ends with a status, and reads and writes
- * nothing outside of them and of one page; and whatever a page holds, what was made of it can be decoded.
+ * Bytes from a disk into the codecs (kvstore/codec.h): whatever they are, decoding ends with a status, and
+ * reads and writes nothing outside of them and of one page; and whatever a page holds, what was made of it
+ * can be decoded.
  */
 #include <stdint.h>
 #include <stdlib.h>

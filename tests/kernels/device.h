@@ -1,8 +1,8 @@
 /*
  * What the suites of a device share: plain C on the CPU and the device, side by side, with the same inputs.
  *
- * The device is CUDA's first one, or the CPU's own fast version, which exercises the suites themselves. TANDEM_DEVICE=cpu or cuda:
- * only that. Tests on a device that is not there are skipped, by name.
+ * The device is CUDA's first one, or the CPU's own fast version, which exercises the suites themselves.
+ * TANDEM_DEVICE=cpu or cuda: only that. Tests on a device that is not there are skipped, by name.
  */
 #pragma once
 
@@ -48,7 +48,8 @@ static inline void close_device(void)
 }
 
 /*
- * The same bytes on both sides. What follows compares before it calls libcheck, which notes every assertion in a file.
+ * The same bytes on both sides. What follows compares before it calls libcheck, which notes every assertion
+ * in a file.
  */
 struct twin {
     void *at[2];

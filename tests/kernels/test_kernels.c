@@ -1,6 +1,6 @@
 /*
- * Every instruction set against plain C, bit for bit, and the invariance that the product promises: a row's result does
- * not depend on the rows beside it, the chunk, or the number of threads.
+ * Every instruction set against plain C, bit for bit, and the invariance that the product promises: a row's
+ * result does not depend on the rows beside it, the chunk, or the number of threads.
  */
 #include <math.h>
 
@@ -142,8 +142,8 @@ START_TEST(test_linear_bf16_equals_plain_at_the_edges_of_the_range)
 END_TEST
 
 /*
- * One pair of k's and an accumulator that a first pair sets, with random exponents everywhere: sums that cancel, that are
- * subnormal before or after rounding, ties.
+ * One pair of k's and an accumulator that a first pair sets, with random exponents everywhere: sums that
+ * cancel, that are subnormal before or after rounding, ties.
  */
 START_TEST(test_linear_bf16_equals_plain_for_random_bits)
 {
@@ -327,7 +327,8 @@ struct kv_case {
     uint32_t first_pos[4], n_rows[4];
 };
 
-/* A batch of sequences, its pages (filled with NaN), and where they start: the KV of 0..first_pos comes from seed. */
+/* A batch of sequences, its pages (filled with NaN), and where they start: the KV of 0..first_pos comes from
+ * seed. */
 struct kv_batch {
     struct k_attn attn;
     struct k_attn_seq seqs[4];
@@ -572,7 +573,8 @@ END_TEST
 
 enum { STACK = 5, STACK_IN = 37, STACK_OUT = 70 };
 
-/* One of four kinds: with and without bias, in both computes. matrices: also in the stack, which frees them. */
+/* One of four kinds: with and without bias, in both computes. matrices: also in the stack, which frees
+ * them. */
 static struct k_stack *stack(struct kernels *k, int kind, struct k_matrix *matrices[STACK])
 {
     struct linear_case c = {.n_in = STACK_IN, .n_out = {STACK_OUT, 0}, .scale = 1, .bias = kind % 2};
@@ -867,7 +869,8 @@ START_TEST(test_open_refuses_nonsense)
 }
 END_TEST
 
-/* Many small operations in a row, with pauses long enough for the threads to fall asleep: none may hang or lose a piece. */
+/* Many small operations in a row, with pauses long enough for the threads to fall asleep: none may hang or
+ * lose a piece. */
 START_TEST(test_pool_survives_many_operations)
 {
     struct kernels *k = data_open(ISA_AUTO, 4);

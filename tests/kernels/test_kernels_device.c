@@ -1,6 +1,6 @@
 /*
- * Every operation of a device but attention against plain C on the CPU: exact ones bit for bit, those that have another order of
- * summation within bounds, and then a row's bits in any batch.
+ * Every operation of a device but attention against plain C on the CPU: exact ones bit for bit, those that
+ * have another order of summation within bounds, and then a row's bits in any batch.
  */
 #include "kernels/backend.h"
 #include "tests/kernels/device.h"
@@ -89,7 +89,8 @@ START_TEST(test_what_is_put_is_there_for_the_step)
 }
 END_TEST
 
-/* Runs of an array, doubled one after the other and read aside: each is there at its mark, mapped memory or not. */
+/* Runs of an array, doubled one after the other and read aside: each is there at its mark, mapped memory or
+ * not. */
 START_TEST(test_what_is_read_aside_is_there_at_its_mark)
 {
     open_exact(_i);
@@ -124,7 +125,8 @@ START_TEST(test_what_is_read_aside_is_there_at_its_mark)
 }
 END_TEST
 
-/* What was read aside without a mark is over with k_finish, and the next one waits for its operations again. */
+/* What was read aside without a mark is over with k_finish, and the next one waits for its operations
+ * again. */
 START_TEST(test_what_is_read_aside_is_there_after_finish_without_a_mark)
 {
     open_exact(_i);

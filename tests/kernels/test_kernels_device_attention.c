@@ -1,6 +1,6 @@
 /*
- * Attention of a device, and the pages it stores, against plain C on the CPU: exact bit for bit, fast within bounds; and of both a
- * row's bits in any chunk and batch.
+ * Attention of a device, and the pages it stores, against plain C on the CPU: exact bit for bit, fast within
+ * bounds; and of both a row's bits in any chunk and batch.
  */
 #include "tests/kernels/device.h"
 
@@ -104,7 +104,8 @@ static void kv_close(struct kv_pair *p)
     twin_free(&p->sinks);
 }
 
-/* Rows of some sequences attend: n of them up to a position. out [all of their rows][n_heads][v_dim]; returns how many. */
+/* Rows of some sequences attend: n of them up to a position. out [all of their rows][n_heads][v_dim]; returns
+ * how many. */
 struct chunk {
     uint32_t seq, end, n_rows;
 };

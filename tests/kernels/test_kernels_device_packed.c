@@ -1,6 +1,7 @@
 /*
- * Matrices in fewer bits: what a group of numbers becomes, and that a product with them has the bits of the product with the
- * numbers that they stand for, on every device, alone, in stacks, and of a checkpoint's own codes.
+ * Matrices in fewer bits: what a group of numbers becomes, and that a product with them has the bits of the
+ * product with the numbers that they stand for, on every device, alone, in stacks, and of a checkpoint's own
+ * codes.
  */
 #include "kernels/packed.h"
 #include "tests/kernels/device.h"

@@ -1,6 +1,6 @@
 /*
- * A device that can't be opened: the text says what to do. CUDA_PLUGIN, where this build has one: that it loads, and what it says of a
- * machine without a device, which any machine is that hides its own.
+ * A device that can't be opened: the text says what to do. CUDA_PLUGIN, where this build has one: that it
+ * loads, and what it says of a machine without a device, which any machine is that hides its own.
  */
 #include <dlfcn.h>
 

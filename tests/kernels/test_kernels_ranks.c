@@ -35,7 +35,8 @@ static float number(uint32_t round, uint32_t row, uint32_t column)
     return (float)(round * 1000 + row * 13 + column);
 }
 
-/* What ranks of a model do: columns of their own in two places by turns, sent off as soon as the gather after has been queued. */
+/* What ranks of a model do: columns of their own in two places by turns, sent off as soon as the gather after
+ * has been queued. */
 static void *gather_all(void *arg)
 {
     struct member *m = arg;

@@ -40,7 +40,8 @@ static inline void temp_dir_remove_store(const struct temp_dir *d)
     nftw(d->store, temp_dir_remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-/* Flips one bit of the first place in any file of dir whose name ends so, where the bytes stand. Returns how many files. */
+/* Flips one bit of the first place in any file of dir whose name ends so, where the bytes stand. Returns how
+ * many files. */
 static inline int temp_dir_flip(const char *dir, const char *suffix, const void *bytes, size_t len)
 {
     int n = 0;

@@ -69,8 +69,8 @@ static inline void note_on_disk(void *user, const struct offline_block *b)
 }
 
 /*
- * Stops the store, compares its directory with what it told the router, and starts it again. Returns how many blocks both have. Those that
- * were forgotten (by number; NULL: none) must be in neither.
+ * Stops the store, compares its directory with what it told the router, and starts it again. Returns how many
+ * blocks both have. Those that were forgotten (by number; NULL: none) must be in neither.
  */
 static inline uint32_t check_disk(struct world *w, const bool *forgotten)
 {

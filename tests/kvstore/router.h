@@ -1,7 +1,8 @@
 /*
  * A router as a store sees it: attaches, takes the hello, and keeps which block is said to be in which tier.
  *
- * The record is shared by the rpc threads and the test's: a mutex and a condition, because a test waits for states.
+ * The record is shared by the rpc threads and the test's: a mutex and a condition, because a test waits for
+ * states.
  */
 #pragma once
 

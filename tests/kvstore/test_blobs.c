@@ -1,6 +1,7 @@
 /*
- * The index of values on disk: it names what the files hold, readers never wait for more than one change of it, and what a file costs
- * to learn or to forget depends on that file alone. Files are made here as RocksDB makes them (kvstore/blobs.h).
+ * The index of values on disk: it names what the files hold, readers never wait for more than one change of
+ * it, and what a file costs to learn or to forget depends on that file alone. Files are made here as RocksDB
+ * makes them (kvstore/blobs.h).
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -186,8 +187,9 @@ static void *probe(void *arg)
 }
 
 /*
- * Tables of 200,000 places grow and shrink beside a reader. How long it is held off is counted in places that were looked at while a shard
- * was locked: times would be those of the machine, which may hold off a thread for longer.
+ * Tables of 200,000 places grow and shrink beside a reader. How long it is held off is counted in places that
+ * were looked at while a shard was locked: times would be those of the machine, which may hold off a thread
+ * for longer.
  */
 START_TEST(test_blobs_readers_are_not_held_off_by_scanning)
 {
@@ -268,8 +270,9 @@ static void model_append(struct model *m, struct index *x, uint32_t file, uint64
 }
 
 /*
- * Files come, grow and go at random, as garbage collection and others would have it, with scans in pieces between. The index names for each
- * key the youngest file that holds it; if it was in a file that is gone it may also name none (RocksDB is asked then), never another one.
+ * Files come, grow and go at random, as garbage collection and others would have it, with scans in pieces
+ * between. The index names for each key the youngest file that holds it; if it was in a file that is gone it
+ * may also name none (RocksDB is asked then), never another one.
  */
 START_TEST(test_blobs_index_equals_a_plain_model)
 {
@@ -309,7 +312,8 @@ START_TEST(test_blobs_index_equals_a_plain_model)
 }
 END_TEST
 
-/* What is measured is what du would say, whoever makes and removes files, also when the kernel's queue overflows or the directory moves. */
+/* What is measured is what du would say, whoever makes and removes files, also when the kernel's queue
+ * overflows or the directory moves. */
 static void check_measured(struct index *x)
 {
     uint64_t sum = 0, n = 0;

@@ -1,4 +1,5 @@
-/* Codecs: what comes back is within the bound that kvstore/codec.h states, and what no encoder made is refused. */
+/* Codecs: what comes back is within the bound that kvstore/codec.h states, and what no encoder made is
+ * refused. */
 #include "kvstore/codec.h"
 
 #include <math.h>
@@ -31,7 +32,8 @@ static void put(const struct kv_layout *l, uint8_t *page, size_t i, float x)
         memcpy(page + 2 * i, &h, 2);
 }
 
-/* Sums of uniform numbers, each group of another size from 2^-12 to 2^12, with zeros and a few large ones among them. */
+/* Sums of uniform numbers, each group of another size from 2^-12 to 2^12, with zeros and a few large ones
+ * among them. */
 static uint8_t *make_page(const struct kv_layout *l, uint64_t seed)
 {
     size_t n = kv_layout_page_bytes(l) / num_type_bytes(l->dtype);
@@ -116,7 +118,8 @@ START_TEST(test_quantised_pages_of_one_byte_numbers_are_refused)
 }
 END_TEST
 
-/* All 254 finite codes, straight from the definition of e4m3: sign, four bits of exponent with bias 7, three of mantissa. */
+/* All 254 finite codes, straight from the definition of e4m3: sign, four bits of exponent with bias 7, three
+ * of mantissa. */
 START_TEST(test_fp8_keeps_every_e4m3_number_as_it_is)
 {
     const struct kv_layout l = {NUM_F32, 1, 1, 64, 2}; /* K and V of two tokens: four groups */
@@ -215,7 +218,8 @@ START_TEST(test_zstd_gives_back_every_bit_and_what_does_not_shrink_stays_raw)
 }
 END_TEST
 
-/* Cut, longer, with bits turned, or random: never out of bounds (run under ASan), and a wrong length is always noticed. */
+/* Cut, longer, with bits turned, or random: never out of bounds (run under ASan), and a wrong length is
+ * always noticed. */
 START_TEST(test_damaged_encodings_are_refused_or_make_some_page)
 {
     const struct kv_layout *l = &LAYOUTS[1];

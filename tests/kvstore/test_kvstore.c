@@ -1,6 +1,6 @@
 /*
- * The store end to end: a store in this process, a worker played by an xfer over loopback, and a router attached by gRPC. The
- * last test runs tandem-kvstore itself over TCP and kills it.
+ * The store end to end: a store in this process, a worker played by an xfer over loopback, and a router
+ * attached by gRPC. The last test runs tandem-kvstore itself over TCP and kills it.
  */
 #include <signal.h>
 #include <spawn.h>

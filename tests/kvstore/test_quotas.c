@@ -1,4 +1,5 @@
-/* Quotas: a tenant that floods the store keeps to its share while others need the room, and may have all of it while none do. */
+/* Quotas: a tenant that floods the store keeps to its share while others need the room, and may have all of
+ * it while none do. */
 #include "kvstore/kvstore_internal.h"
 #include "tests/kvstore/world.h"
 #include "tests/tap.h"

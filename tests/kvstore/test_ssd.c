@@ -276,7 +276,8 @@ static void make_numbers(struct bench *b, uint32_t i)
         x[k] = (float)((double)(random_at(i, k, 0) >> 11) * 0x1p-53 - 0.5);
 }
 
-/* The codec was changed between runs: each block is read with its own. Ten blocks of each, of which one holds a NaN. */
+/* The codec was changed between runs: each block is read with its own. Ten blocks of each, of which one holds
+ * a NaN. */
 START_TEST(test_ssd_reads_blocks_of_several_codecs_in_one_directory)
 {
     enum { EACH = 10, N_BLOCKS = EACH * BLOCK_CODECS };
@@ -411,7 +412,8 @@ START_TEST(test_ssd_directory_in_use_is_refused)
 }
 END_TEST
 
-/* Writes to path the directory of the text log that this process has open. False: there is none in /dev/shm. */
+/* Writes to path the directory of the text log that this process has open. False: there is none in
+ * /dev/shm. */
 static bool find_log_dir(char path[PATH_MAX])
 {
     static const char under[] = "/dev/shm/tandem-log-";
@@ -469,7 +471,8 @@ START_TEST(test_ssd_write_queue_is_bounded)
 }
 END_TEST
 
-/* A ring of blocks, the oldest deleted as the owner would: the directory stays within its capacity, nothing is refused. */
+/* A ring of blocks, the oldest deleted as the owner would: the directory stays within its capacity, nothing
+ * is refused. */
 START_TEST(test_ssd_directory_stays_within_its_capacity)
 {
     struct temp_dir d = temp_dir_make();
@@ -501,7 +504,8 @@ START_TEST(test_ssd_directory_stays_within_its_capacity)
 }
 END_TEST
 
-/* Every other block deleted: no blob file is dead as a whole, so their room comes back by garbage collection alone. */
+/* Every other block deleted: no blob file is dead as a whole, so their room comes back by garbage collection
+ * alone. */
 START_TEST(test_ssd_collects_garbage_between_live_blocks)
 {
     struct temp_dir d = temp_dir_make();
@@ -685,7 +689,8 @@ static void check_direct(struct bench *b, struct ssd *db, uint32_t i)
     ssd_release(db, &v);
 }
 
-/* The background may write 1 MiB a second here, so that a round takes seconds: blocks are put meanwhile, and closing waits for none. */
+/* The background may write 1 MiB a second here, so that a round takes seconds: blocks are put meanwhile, and
+ * closing waits for none. */
 START_TEST(test_ssd_writing_goes_on_while_room_is_collected)
 {
     enum { FIRST = 1900, LEAST = 8 };

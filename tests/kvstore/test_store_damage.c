@@ -1,6 +1,7 @@
 /*
- * Damage to the SSD tier's files and values while no store runs: flipped bits, cut files, values under wrong keys. Whatever
- * was done, every lookup afterwards is the right bytes or a miss with a reason, and the store opens.
+ * Damage to the SSD tier's files and values while no store runs: flipped bits, cut files, values under wrong
+ * keys. Whatever was done, every lookup afterwards is the right bytes or a miss with a reason, and the store
+ * opens.
  *
  * 200 random injuries; TANDEM_LONG=store: 10,000.
  */
@@ -222,7 +223,8 @@ static void put_value(struct ssd *db, uint32_t i, const uint8_t *value, size_t l
         ck_assert_int_eq(ssd_put(db, &k, value, value + BLOCK_HEADER_BYTES, len - BLOCK_HEADER_BYTES, true), TD_OK);
 }
 
-/* Whole values, well formed, under keys that are not theirs: what no checksum of the bytes alone would notice. */
+/* Whole values, well formed, under keys that are not theirs: what no checksum of the bytes alone would
+ * notice. */
 static void injure_values(struct patient *p, int injury)
 {
     struct ssd *db;

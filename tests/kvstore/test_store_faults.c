@@ -1,6 +1,6 @@
 /*
- * The store on a disk that fails: whatever happens below, what is served is right, every block asked for is a hit or a miss
- * with a reason, and the tier comes back by itself.
+ * The store on a disk that fails: whatever happens below, what is served is right, every block asked for is a
+ * hit or a miss with a reason, and the tier comes back by itself.
  */
 #include "kvstore/forgotten.h"
 #include "tests/kvstore/outage.h"

@@ -1,7 +1,8 @@
 /*
- * The store on a disk of its own that others fill and free again, or that turns read-only: a tmpfs, and an ext4 in a file. What was durable
- * is lost only by eviction, writing is resumed within 10 s, what is known equals what is on disk within 30 s, and what was flushed
- * meanwhile does not come back. Where file systems can't be mounted these tests are skipped by name.
+ * The store on a disk of its own that others fill and free again, or that turns read-only: a tmpfs, and an
+ * ext4 in a file. What was durable is lost only by eviction, writing is resumed within 10 s, what is known
+ * equals what is on disk within 30 s, and what was flushed meanwhile does not come back. Where file systems
+ * can't be mounted these tests are skipped by name.
  */
 #include <errno.h>
 #include <linux/loop.h>
@@ -30,7 +31,8 @@ static const char *try_tmpfs(const char *at, const char *options)
     return why ? why : mount("tmpfs", at, "tmpfs", 0, options) ? NO_MOUNT : NULL;
 }
 
-/* Attaches the file to a free loop device, which is given back when nothing has it open any more. -1: not permitted. */
+/* Attaches the file to a free loop device, which is given back when nothing has it open any more. -1: not
+ * permitted. */
 static int attach_loop(int file, char device[32])
 {
     const struct loop_info64 info = {.lo_flags = LO_FLAGS_AUTOCLEAR};
@@ -204,7 +206,8 @@ struct outages {
     bool forgotten[ROUTER_BLOCKS];
 };
 
-/* Nothing that was durable was lost, as far as the store saw: blocks left the disk because they were evicted or flushed. */
+/* Nothing that was durable was lost, as far as the store saw: blocks left the disk because they were evicted
+ * or flushed. */
 static void check_nothing_lost(struct outages *o)
 {
     check_counters(&o->w);
@@ -232,7 +235,8 @@ static void flush_some(struct outages *o, uint64_t round)
     ROUTER_WAIT(r, r->n_loads > loads + 2);
 }
 
-/* What is there when the store has to stop while its disk is full is there when it was started again, and what was flushed is not. */
+/* What is there when the store has to stop while its disk is full is there when it was started again, and
+ * what was flushed is not. */
 static void restart_while_full(struct outages *o)
 {
     static bool before[ROUTER_BLOCKS];
@@ -316,7 +320,8 @@ START_TEST(test_store_whose_disk_others_fill_and_free_again_and_again_loses_no_m
 }
 END_TEST
 
-/* 64 MiB of ext4, of which the store takes what others leave: the whole test has ten such disks, each filled and freed six times. */
+/* 64 MiB of ext4, of which the store takes what others leave: the whole test has ten such disks, each filled
+ * and freed six times. */
 START_TEST(test_store_on_ext4_that_others_fill_and_free_loses_no_more_than_it_evicts)
 {
     struct outages *o = mem_zalloc(sizeof(*o));

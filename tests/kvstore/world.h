@@ -1,6 +1,6 @@
 /*
- * A store in this process, a worker played by an xfer over loopback, and a router attached by gRPC: what tests of the store as
- * a whole run in.
+ * A store in this process, a worker played by an xfer over loopback, and a router attached by gRPC: what
+ * tests of the store as a whole run in.
  */
 #pragma once
 
@@ -116,7 +116,8 @@ static inline bool is_want_of(const struct node *n, uint64_t id)
            m.id_counter == id;
 }
 
-/* Offers blocks [first, first + count), grants what is wanted, and returns how many that were; positions_out may be NULL. */
+/* Offers blocks [first, first + count), grants what is wanted, and returns how many that were; positions_out
+ * may be NULL. */
 static inline uint32_t offer_at(struct node *n, const char *store, uint64_t id, uint32_t first, uint32_t count,
                                 uint16_t *positions_out)
 {

@@ -188,7 +188,8 @@ START_TEST(test_config_families_fill_in_what_files_leave_out)
 }
 END_TEST
 
-/* transformers 5.23, modeling_rope_utils, head_dim 16: frequencies 1, 2 and 7, and the factor of cos and sin. */
+/* transformers 5.23, modeling_rope_utils, head_dim 16: frequencies 1, 2 and 7, and the factor of cos and
+ * sin. */
 START_TEST(test_config_rope_scalings_are_those_of_the_reference)
 {
     static const struct {

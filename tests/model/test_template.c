@@ -1,5 +1,6 @@
 /*
- * Templates against what jinja2 makes of them (tests/model/templates, made by make_cases.py there); what is refused at load; limits.
+ * Templates against what jinja2 makes of them (tests/model/templates, made by make_cases.py there); what is
+ * refused at load; limits.
  */
 #include <jansson.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /*
- * Tokenizers of every component, against what the Hugging Face library makes of the same files (tests/model/tokenizers, made by
- * make_cases.py there), and the cost of hostile texts.
+ * Tokenizers of every component, against what the Hugging Face library makes of the same files
+ * (tests/model/tokenizers, made by make_cases.py there), and the cost of hostile texts.
  */
 #include <jansson.h>
 #include <stdio.h>

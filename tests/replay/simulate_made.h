@@ -65,7 +65,8 @@ static inline double log_uniform(double low, double high, uint64_t i, uint64_t w
     return low * exp(uniform(i, what) * log(high / low));
 }
 
-/* Conversations: prompts of 0.5 to 20 thousand tokens, half of them with one of 40 prefixes; a mean of gap_ms apart. */
+/* Conversations: prompts of 0.5 to 20 thousand tokens, half of them with one of 40 prefixes; a mean of gap_ms
+ * apart. */
 static inline void make_mixed(struct maker *m, uint32_t n, double gap_ms)
 {
     double at = 0;

@@ -9,7 +9,8 @@
 
 enum { N = 400 };
 
-/* Latencies that hang together as those of a queue do: each keeps 0.9 of what the one before was above the mean. */
+/* Latencies that hang together as those of a queue do: each keeps 0.9 of what the one before was above the
+ * mean. */
 static void make(struct report_request *q, uint64_t seed, double scale)
 {
     double x = 0;
@@ -110,7 +111,8 @@ START_TEST(test_compare_finds_what_got_worse_and_what_got_better)
 }
 END_TEST
 
-/* Each pair comes from one and the same source. Of 95 % intervals some 5 % miss; stretches that are too short would miss far more. */
+/* Each pair comes from one and the same source. Of 95 % intervals some 5 % miss; stretches that are too short
+ * would miss far more. */
 START_TEST(test_compare_takes_little_noise_for_a_change)
 {
     enum { PAIRS = 60 };

@@ -1,4 +1,5 @@
-/* The eviction simulator: by hand, against an exhaustive search, and tandem's policy against lru on many loads. */
+/* The eviction simulator: by hand, against an exhaustive search, and tandem's policy against lru on many
+ * loads. */
 #include <math.h>
 #include <string.h>
 
@@ -40,7 +41,8 @@ static uint32_t between(uint64_t seed, uint64_t i, uint64_t what, uint32_t low, 
     return low + (uint32_t)(random_at(seed, i, what) % (high - low + 1));
 }
 
-/* System prompts by Zipf's law; what follows one is seen once. Every n_same requests all prompts are other ones. */
+/* System prompts by Zipf's law; what follows one is seen once. Every n_same requests all prompts are other
+ * ones. */
 static void add_prompts(struct bytes *b, uint32_t n, uint32_t n_prompts, uint32_t n_same, uint64_t *next)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -144,7 +146,8 @@ START_TEST(test_evict_sim_counts_prefixes_by_hand)
 }
 END_TEST
 
-/* The most hits that any choice of what to keep gives: blocks of uses[at..n) in order, kept is a set of bits. */
+/* The most hits that any choice of what to keep gives: blocks of uses[at..n) in order, kept is a set of
+ * bits. */
 struct search {
     uint8_t uses[24], n;
     uint8_t parent[12];

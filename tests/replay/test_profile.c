@@ -8,7 +8,8 @@
 #include "tests/replay/shared.h"
 #include "tests/tap.h"
 
-/* A table whose times are what the coefficients say: 3 + 0.02 n + 1e-6 n (n + 2 c); 5 + 4e-5 contexts + 0.01 sequences. */
+/* A table whose times are what the coefficients say: 3 + 0.02 n + 1e-6 n (n + 2 c); 5 + 4e-5 contexts + 0.01
+ * sequences. */
 static void make_table_with(struct bytes *b, const char *model, const char *more)
 {
     bytes_printf(b, "{\"gpu\":\"g1\",\"model\":\"%s\",\"backend\":\"b\",\"tp\":2,\"precision\":\"bf16\",\"prefill\":[",

@@ -1,4 +1,5 @@
-/* Reports: figures computed by hand, the identities that a run must keep, and JSON that gives the run again. */
+/* Reports: figures computed by hand, the identities that a run must keep, and JSON that gives the run
+ * again. */
 #include <jansson.h>
 #include <math.h>
 #include <string.h>

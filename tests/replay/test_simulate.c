@@ -1,4 +1,5 @@
-/* The cluster in virtual time: identities that any queueing system keeps, and what the scheduler does with small made loads. */
+/* The cluster in virtual time: identities that any queueing system keeps, and what the scheduler does with
+ * small made loads. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -197,8 +198,9 @@ static double measure_errors(double gap_ms, double noise, double profile_error, 
 }
 
 /*
- * What is left of the error is noise of the steps to come, which nobody can know: |error| of one step that is off by a log-normal
- * factor of sigma 0.1 has a median of 0.067 and a 90th percentile of 0.164. Without noise the medians are below 0.001.
+ * What is left of the error is noise of the steps to come, which nobody can know: |error| of one step that is
+ * off by a log-normal factor of sigma 0.1 has a median of 0.067 and a 90th percentile of 0.164. Without noise
+ * the medians are below 0.001.
  */
 START_TEST(test_simulate_times_to_first_token_are_as_promised)
 {
@@ -253,7 +255,8 @@ START_TEST(test_simulate_shares_a_full_cluster_by_the_weights_of_tenants)
 }
 END_TEST
 
-/* Workflows of 1 to 12 steps; each has its deadline: some times what its steps take alone. Returns the share that kept it. */
+/* Workflows of 1 to 12 steps; each has its deadline: some times what its steps take alone. Returns the share
+ * that kept it. */
 static double attainment(enum scheduler_order order, double gap_ms)
 {
     enum { FLOWS = 500, STEPS = 12 };
@@ -429,7 +432,8 @@ START_TEST(test_simulate_a_budget_that_is_never_near_changes_nothing)
 }
 END_TEST
 
-/* What one worker draws that decodes all the time is near enough to the budget for the first step down, 40 s after it was seen. */
+/* What one worker draws that decodes all the time is near enough to the budget for the first step down, 40 s
+ * after it was seen. */
 START_TEST(test_simulate_decoding_is_slower_by_its_factor_and_draws_less)
 {
     enum { N = 20000, LAST = 2000 };
@@ -484,7 +488,8 @@ START_TEST(test_simulate_clocks_go_down_where_they_were_told_to_first)
 }
 END_TEST
 
-/* Drawing more than the budget: the brake, after three more samples; for a delay; then all clocks are down, or all are up. */
+/* Drawing more than the budget: the brake, after three more samples; for a delay; then all clocks are down,
+ * or all are up. */
 START_TEST(test_simulate_a_row_above_its_budget_is_braked)
 {
     struct maker m = {0};

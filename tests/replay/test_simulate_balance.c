@@ -1,8 +1,8 @@
 /*
- * Equal workers serve equally many tokens: most over least of a role's workers is at most 1.5. Served are the tokens of prompts,
- * computed or found, and those of answers. Six loads, without limits and with limits, on three beds: 8 workers that do both phases;
- * 4 + 4; and 4 + 4 where every request is split, so that a role serves one kind of tokens. And no decode worker has more than its
- * pages while another has less than half.
+ * Equal workers serve equally many tokens: most over least of a role's workers is at most 1.5. Served are the
+ * tokens of prompts, computed or found, and those of answers. Six loads, without limits and with limits, on
+ * three beds: 8 workers that do both phases; 4 + 4; and 4 + 4 where every request is split, so that a role
+ * serves one kind of tokens. And no decode worker has more than its pages while another has less than half.
  *
  * Where 1.5 does not hold, EXCEPTIONS says what does, and why.
  */
@@ -29,9 +29,10 @@ struct exception {
 };
 
 /*
- * Decode workers of 4 + 4 that may also prefill do so for few prompts, each as long as 40 answers: 1.5 was measured, and 2.2 where some
- * prompts are very long. Where all is split, a decode worker that has a context of 100,000 tokens gets fewer answers beside it: 1.6 in
- * tokens, though not in time. (Without cost_fade() one by one: 2,261, and workers that got nothing.)
+ * Decode workers of 4 + 4 that may also prefill do so for few prompts, each as long as 40 answers: 1.5 was
+ * measured, and 2.2 where some prompts are very long. Where all is split, a decode worker that has a context
+ * of 100,000 tokens gets fewer answers beside it: 1.6 in tokens, though not in time. (Without cost_fade() one
+ * by one: 2,261, and workers that got nothing.)
  */
 static const struct exception EXCEPTIONS[] = {
     {LONG_ONES, ROLES, true, 2.5, 0.05},
@@ -89,7 +90,8 @@ static double warm_ms(const struct simulate_config *c, const struct simulate_res
     return warm;
 }
 
-/* 1 for a role that has next to nothing of the total: in an idle cluster prefill workers keep what they have computed. */
+/* 1 for a role that has next to nothing of the total: in an idle cluster prefill workers keep what they have
+ * computed. */
 static double ratio(const double *values, uint32_t n, double total)
 {
     double most = 0, least = INFINITY, sum = 0;

@@ -87,7 +87,8 @@ static double exposed(double gb_s, uint32_t n_at_once)
     return most;
 }
 
-/* Fast: only the last part of the last chunk (8000 - 4096 tokens, a quarter). Slow: all but what went during the prefill. */
+/* Fast: only the last part of the last chunk (8000 - 4096 tokens, a quarter). Slow: all but what went during
+ * the prefill. */
 START_TEST(test_simulate_a_hand_over_overlaps_the_prefill)
 {
     double last = 976 * 131072 / 50e6, fast = exposed(50, 1);
@@ -105,7 +106,8 @@ START_TEST(test_simulate_flows_share_a_port)
 }
 END_TEST
 
-/* Ports at which a transfer outlasts most prefills: what is predicted of the first gap is learned from the transfers before. */
+/* Ports at which a transfer outlasts most prefills: what is predicted of the first gap is learned from the
+ * transfers before. */
 START_TEST(test_simulate_first_gaps_are_predicted)
 {
     struct report_stats errors[2];
@@ -135,7 +137,8 @@ END_TEST
 
 /* ------------------------------------------------------------------- stores */
 
-/* The same prompt again, on another worker: from the store when that is faster. Returns the second's time to first token. */
+/* The same prompt again, on another worker: from the store when that is faster. Returns the second's time to
+ * first token. */
 static double second_ttft(double gb_s, double dram, double ssd, struct simulated *second_out)
 {
     struct maker m = {0};
@@ -235,7 +238,8 @@ START_TEST(test_simulate_tokens_from_before_a_death_stay)
 }
 END_TEST
 
-/* Its second placement finds in the worker what the first one loaded from the stores; one that is cut off while it loads starts anew. */
+/* Its second placement finds in the worker what the first one loaded from the stores; one that is cut off
+ * while it loads starts anew. */
 static void fail_second(double at_ms, uint32_t worker, struct simulated *out)
 {
     static char *tenants[] = {""};
@@ -372,7 +376,8 @@ START_TEST(test_simulate_decode_workers_may_be_other_machines)
 }
 END_TEST
 
-/* Prompts of 8 blocks: the prefill worker's pages hold two of them, the decode worker's many, or the other way round. */
+/* Prompts of 8 blocks: the prefill worker's pages hold two of them, the decode worker's many, or the other
+ * way round. */
 START_TEST(test_simulate_each_role_has_pages_of_its_own)
 {
     for (int large_decode = 0; large_decode < 2; large_decode++) {
@@ -428,7 +433,8 @@ END_TEST
 
 /* ------------------------------------------------------------------- report */
 
-/* As live: who was not told to come back, or was never sent, has no times of that; zeros would pull the means down. */
+/* As live: who was not told to come back, or was never sent, has no times of that; zeros would pull the means
+ * down. */
 START_TEST(test_simulate_report_has_no_times_of_what_was_not_said)
 {
     static char *tenants[] = {""};
@@ -465,7 +471,8 @@ START_TEST(test_simulate_report_has_no_times_of_what_was_not_said)
 }
 END_TEST
 
-/* A load that keeps both workers busy to the end, in ticks of 1 ms at first: the chart's means are the workers'. */
+/* A load that keeps both workers busy to the end, in ticks of 1 ms at first: the chart's means are the
+ * workers'. */
 START_TEST(test_simulate_load_over_time_ends_with_the_run_and_stays_short)
 {
     struct maker m = {0};

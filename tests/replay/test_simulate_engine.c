@@ -1,11 +1,12 @@
 /*
- * The simulator's workers beside the engine: the same random loads, with prefixes that prompts share, small pools, limits of batch
- * and rows, and prompts in chunks, through both. What each request finds in the cache, who is admitted, preempted and over when,
- * the number of steps, and what the pools hold at the end have to be the same, as long as a block of the trace is a page.
+ * The simulator's workers beside the engine: the same random loads, with prefixes that prompts share, small
+ * pools, limits of batch and rows, and prompts in chunks, through both. What each request finds in the cache,
+ * who is admitted, preempted and over when, the number of steps, and what the pools hold at the end have to
+ * be the same, as long as a block of the trace is a page.
  *
- * The engine computes nothing and takes no time; after each step the virtual clock goes on by what the cost model says of it.
- * Legs come when the simulator's scheduler sends them. A split request is handed over in a few nanoseconds, so that
- * this never happens at the end of a step.
+ * The engine computes nothing and takes no time; after each step the virtual clock goes on by what the cost
+ * model says of it. Legs come when the simulator's scheduler sends them. A split request is handed over in a
+ * few nanoseconds, so that this never happens at the end of a step.
  */
 #include <math.h>
 #include <stdio.h>

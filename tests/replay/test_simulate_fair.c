@@ -13,7 +13,8 @@ struct flood {
     double from_s[TENANTS]; /* when it begins */
 };
 
-/* Tokens a second that four workers serve of these requests when all wait, without and with limits: measured. */
+/* Tokens a second that four workers serve of these requests when all wait, without and with limits:
+ * measured. */
 static const double CAPACITY[] = {97000, 172000};
 
 struct run {
@@ -76,7 +77,8 @@ static bool is_late(const struct flood *f, const struct simulated *q)
     return (f->ttft_ms > 0 && q->ttft_ms > f->ttft_ms) || (f->tpot_ms > 0 && q->tpot_ms > f->tpot_ms);
 }
 
-/* Work charged by minute of the first token; the largest difference from the weights, from minute `first` on. */
+/* Work charged by minute of the first token; the largest difference from the weights, from minute `first`
+ * on. */
 static double worst(const struct flood *f, const struct run *x, uint32_t first, const char *name)
 {
     double work[MINUTES][TENANTS] = {{0}}, sum = 0, most = 0;

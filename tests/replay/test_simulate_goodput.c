@@ -1,10 +1,11 @@
 /*
- * Goodput against load: what must hold at every load, on small clusters and made traces. deploy/reproduce/goodput.py has the published
- * traces and pools (tests/run.sh --long sweep).
+ * Goodput against load: what must hold at every load, on small clusters and made traces.
+ * deploy/reproduce/goodput.py has the published traces and pools (tests/run.sh --long sweep).
  *
- * Load 1 is the highest rate at which 90 % of the requests meet their limits under tandem. A bed's gap_ms was found by bisection, and is
- * written down here, so that every version of the code gets the same requests. Counts are sums over the seeds of the noise: at one load all
- * policies get the same requests, so counts compare as rates do.
+ * Load 1 is the highest rate at which 90 % of the requests meet their limits under tandem. A bed's gap_ms was
+ * found by bisection, and is written down here, so that every version of the code gets the same requests.
+ * Counts are sums over the seeds of the noise: at one load all policies get the same requests, so counts
+ * compare as rates do.
  */
 #include <stdio.h>
 
@@ -150,10 +151,11 @@ END_TEST
 /* ------------------------------------------------- the best split of the machines */
 
 /*
- * Decoding is the bottleneck, and two thirds or half of the machines are prefill workers: too many, if every request were split. Workers
- * of both roles do both phases under tandem, so its goodput is at least that of the best split of the same machines, within 1 % as above.
- * This is the answers bed of goodput.py at a smaller scale. One prompt in a hundred is so long that a worker needs half of the TTFT
- * limit for it: such prompts are refused first when sequences decode on every worker.
+ * Decoding is the bottleneck, and two thirds or half of the machines are prefill workers: too many, if every
+ * request were split. Workers of both roles do both phases under tandem, so its goodput is at least that of
+ * the best split of the same machines, within 1 % as above. This is the answers bed of goodput.py at a
+ * smaller scale. One prompt in a hundred is so long that a worker needs half of the TTFT limit for it: such
+ * prompts are refused first when sequences decode on every worker.
  */
 enum { N_ANSWERS = 1000, SPLIT_LOADS = 2 };
 static const double PER_MACHINE[SPLIT_LOADS] = {5, 10}; /* requests a second */

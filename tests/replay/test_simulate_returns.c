@@ -1,7 +1,8 @@
 /*
- * Clients that come back when a refusal told them to. Asked: at least 90 % of them are admitted, and the mean of what they are told is
- * at most 1.5 times the mean of what they would have had to wait. The first admissible moment is found by trying, every 5 ms after a
- * refusal, whether the request would be admitted as a new one.
+ * Clients that come back when a refusal told them to. Asked: at least 90 % of them are admitted, and the mean
+ * of what they are told is at most 1.5 times the mean of what they would have had to wait. The first
+ * admissible moment is found by trying, every 5 ms after a refusal, whether the request would be admitted as
+ * a new one.
  */
 #include <stdio.h>
 
@@ -17,11 +18,12 @@ struct crowd {
 static const double SERVED_GAP_MS = 25;
 
 /*
- * Where a row has less than 0.9 or more than 1.5, that is what holds today, below what is asked. A worker keeps at most BOOKINGS_MAX
- * places, some seconds of its work. A client that is refused while all places are taken is told a time without a place, and new
- * requests are there before it. With 128 places a worker 0.89 and 0.98 were admitted at four times the load (10 % come back), and 0.93 to
- * 0.96 at up to twice the load if all come back; but then clients were told 1.7 to 2.7 times the first admissible wait, since places
- * lie further ahead than the gaps that a new request may find.
+ * Where a row has less than 0.9 or more than 1.5, that is what holds today, below what is asked. A worker
+ * keeps at most BOOKINGS_MAX places, some seconds of its work. A client that is refused while all places are
+ * taken is told a time without a place, and new requests are there before it. With 128 places a worker 0.89
+ * and 0.98 were admitted at four times the load (10 % come back), and 0.93 to 0.96 at up to twice the load if
+ * all come back; but then clients were told 1.7 to 2.7 times the first admissible wait, since places lie
+ * further ahead than the gaps that a new request may find.
  */
 static const struct crowd CROWDS[] = {
     /* the first four in every run; TANDEM_LONG=routers has all */

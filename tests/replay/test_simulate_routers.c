@@ -55,7 +55,8 @@ static const struct bed BEDS[] = {
     {"2 + 2, tight", 2, 2, 2500, 25, 500, 20, 0.5},
     {"4 + 4, half of the load", 4, 4, 2500, 50, 1000, 30, 0.5},
     {"4 + 4, four times the load", 4, 4, 10000, 6, 1000, 30, 0.5},
-    /* Queues of 5 s at each router: which of them finds its prefix on the worker that has room next? With four, one in four less. */
+    /* Queues of 5 s at each router: which of them finds its prefix on the worker that has room next? With
+     * four, one in four less. */
     {"4 + 4, limits of 5 s", 4, 4, 6000, 12, 5000, 30, 0.5, 0.88},
     {"8 + 8, slow messages", 8, 8, 8000, 8, 1000, 30, 2},
     {"8 alike", 0, 8, 6000, 12, 1000, 30, 0.5},

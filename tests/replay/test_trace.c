@@ -1,4 +1,5 @@
-/* The trace reader: all formats, packed or not, what is refused and by which words, and the real files where they are. */
+/* The trace reader: all formats, packed or not, what is refused and by which words, and the real files where
+ * they are. */
 #include <string.h>
 #include <zlib.h>
 #include <zstd.h>

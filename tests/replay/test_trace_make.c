@@ -10,7 +10,8 @@
 #include "tests/replay/shared.h"
 #include "tests/tap.h"
 
-/* Four requests in two minutes, blocks of 4 tokens. Ids of the first two chains are shared; 12 is a partial block that comes twice. */
+/* Four requests in two minutes, blocks of 4 tokens. Ids of the first two chains are shared; 12 is a partial
+ * block that comes twice. */
 static const char TEXT[] =
     "{\"tandem_trace\": 1, \"block_tokens\": 4}\n"
     "{\"timestamp\": 0, \"input_length\": 10, \"output_length\": 5, \"hash_ids\": [1, 2, 12], \"tenant\": \"a\", "

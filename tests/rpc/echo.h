@@ -1,5 +1,6 @@
 /*
- * What the rpc tests share: the Echo service, a recorder for what a client call sees, and a child process to kill.
+ * What the rpc tests share: the Echo service, a recorder for what a client call sees, and a child process to
+ * kill.
  *
  * Threads: everything here locks for itself. A Count call is fed by a thread of its own, as an engine would.
  */

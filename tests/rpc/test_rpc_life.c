@@ -326,7 +326,8 @@ START_TEST(test_rpc_frozen_server_is_noticed)
 }
 END_TEST
 
-/* A unix socket is the hard case: nothing in the kernel gives up on a peer that is alive and does not read. */
+/* A unix socket is the hard case: nothing in the kernel gives up on a peer that is alive and does not
+ * read. */
 static void close_server_with_frozen_client(const char *listen)
 {
     struct echo_service *e = echo_open(&(struct echo_config){.listen = listen});

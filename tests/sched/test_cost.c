@@ -31,7 +31,8 @@ static double log_normal(double sigma, uint64_t i)
     return exp(sigma * normal - sigma * sigma / 2);
 }
 
-/* Steps as a busy worker runs them: prompts of all sizes, batches that grow and shrink, both at once now and then. */
+/* Steps as a busy worker runs them: prompts of all sizes, batches that grow and shrink, both at once now and
+ * then. */
 static struct cost_step make_step(const struct cost_profile *truth, uint64_t i, double sigma)
 {
     struct cost_step s = {0};
@@ -127,7 +128,8 @@ START_TEST(test_cost_learns_nothing_from_a_step_in_which_its_process_was_stopped
 }
 END_TEST
 
-/* A neighbour comes and takes 19 of 20 cycles, and goes; in either direction within 20 steps, ten of a kind. */
+/* A neighbour comes and takes 19 of 20 cycles, and goes; in either direction within 20 steps, ten of a
+ * kind. */
 START_TEST(test_cost_follows_a_speed_that_changes_at_once)
 {
     const struct cost_profile start = profile(1);
@@ -147,7 +149,8 @@ START_TEST(test_cost_follows_a_speed_that_changes_at_once)
 }
 END_TEST
 
-/* Steps that take as long whatever their size is: noise must not make a busy worker look faster than an idle one. */
+/* Steps that take as long whatever their size is: noise must not make a busy worker look faster than an idle
+ * one. */
 START_TEST(test_cost_of_more_work_is_never_less)
 {
     const struct cost_profile start = profile(1);
@@ -189,7 +192,8 @@ START_TEST(test_cost_of_a_mixed_step_lacks_the_fixed_part_of_a_decode_step)
 }
 END_TEST
 
-/* Steps that are all alike tell batch and context not apart: what was known of them must not be lost meanwhile. */
+/* Steps that are all alike tell batch and context not apart: what was known of them must not be lost
+ * meanwhile. */
 START_TEST(test_cost_of_other_steps_stays_right_while_all_are_alike)
 {
     const struct cost_profile truth = profile(1);
@@ -260,7 +264,8 @@ START_TEST(test_cost_of_an_idle_machine_that_looks_slower_fades)
 }
 END_TEST
 
-/* One became four times as slow just now; one always was 1.4 times as slow; one runs other steps than the others. */
+/* One became four times as slow just now; one always was 1.4 times as slow; one runs other steps than the
+ * others. */
 START_TEST(test_cost_of_other_machines_stays_as_it_is)
 {
     struct cost_model m[5], before[5];

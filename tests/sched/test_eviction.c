@@ -147,7 +147,8 @@ START_TEST(test_eviction_lru_agrees_with_a_search_over_all)
 }
 END_TEST
 
-/* A forest of chains that fork: the parent of block i is before it. Whole paths from a root are used and pinned. */
+/* A forest of chains that fork: the parent of block i is before it. Whole paths from a root are used and
+ * pinned. */
 enum { FOREST = 3000, MAX_DEPTH = 64 };
 
 struct forest {
@@ -495,7 +496,8 @@ static void cache_use(struct cache *c, uint64_t chain)
     }
 }
 
-/* Every other request is one of 20 known prompts, the rest is seen once: share of the former's blocks found. */
+/* Every other request is one of 20 known prompts, the rest is seen once: share of the former's blocks
+ * found. */
 static double hits_in_a_scan(enum eviction_policy policy)
 {
     enum { HOT = 20, N = 6000 };
@@ -536,7 +538,8 @@ START_TEST(test_eviction_forgets_what_was_popular_once)
 }
 END_TEST
 
-/* A loop over more than fits: lru finds nothing in it. That it comes back has to be learned from what left. */
+/* A loop over more than fits: lru finds nothing in it. That it comes back has to be learned from what
+ * left. */
 START_TEST(test_eviction_keeps_a_part_of_a_loop_that_does_not_fit)
 {
     enum { LOOP = 60, ROUNDS = 400 };
@@ -612,8 +615,8 @@ START_TEST(test_learn_never_gives_less_for_more_uses_or_better_shape_or_more_for
 END_TEST
 
 /*
- * One block of class c a request, used again after `again` requests; every other request is one that never comes back.
- * Terms keep the class for keep_for. Returns whether they are in force in the end.
+ * One block of class c a request, used again after `again` requests; every other request is one that never
+ * comes back. Terms keep the class for keep_for. Returns whether they are in force in the end.
  */
 static bool duel_after(uint64_t again, uint64_t keep_for, uint64_t n_blocks)
 {

@@ -59,7 +59,8 @@ START_TEST(test_fair_serves_backlogged_tenants_by_their_weights)
 }
 END_TEST
 
-/* What of 100 ms each the second of two equal tenants gets in the first `n` turns, if it was away before, and wanted or not. */
+/* What of 100 ms each the second of two equal tenants gets in the first `n` turns, if it was away before, and
+ * wanted or not. */
 static uint32_t served_after(uint32_t n, bool wanted)
 {
     struct fair *f = open_with(NULL, 0);

@@ -1,4 +1,5 @@
-/* The prefix index against a naive model, under growth, clears, a limit of blocks, and readers on other threads. */
+/* The prefix index against a naive model, under growth, clears, a limit of blocks, and readers on other
+ * threads. */
 #include <stdatomic.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /*
- * Memory does not grow with what went by: a million requests through the scheduler, each of another tenant and prompt, and ten million
- * prefixes through a bounded index. Heap in use (of the index, which maps its tables: resident
- * memory): the most of it in the second half is no more than in the first.
+ * Memory does not grow with what went by: a million requests through the scheduler, each of another tenant
+ * and prompt, and ten million prefixes through a bounded index. Heap in use (of the index, which maps its
+ * tables: resident memory): the most of it in the second half is no more than in the first.
  */
 #include <malloc.h>
 #include <stdio.h>
@@ -153,7 +153,8 @@ END_TEST
 
 /* ------------------------------------------------------------------ index */
 
-/* Chains of 20 blocks by four holders, each of which keeps its last 50,000 blocks; the index may hold 150,000 in all. */
+/* Chains of 20 blocks by four holders, each of which keeps its last 50,000 blocks; the index may hold 150,000
+ * in all. */
 START_TEST(test_memory_is_flat_over_ten_million_prefixes)
 {
     enum { CHAIN = 20, HOLDERS = 4, KEEPS = 50000 / CHAIN };

@@ -487,7 +487,8 @@ START_TEST(test_policy_goes_to_the_prefix_unless_the_queue_there_costs_more)
 }
 END_TEST
 
-/* Stores have 20 blocks, another worker has 31: from both, from either, or from nobody, whichever is fastest. */
+/* Stores have 20 blocks, another worker has 31: from both, from either, or from nobody, whichever is
+ * fastest. */
 START_TEST(test_policy_loads_from_where_that_takes_least_time)
 {
     struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_DECODE), worker(ROLE_STORE)};
@@ -637,7 +638,8 @@ START_TEST(test_policy_without_limits_counts_kept_sequences_that_a_split_prompt_
 }
 END_TEST
 
-/* The next prompts come to any worker of the role: only the prompts that are there tell one from the other. */
+/* The next prompts come to any worker of the role: only the prompts that are there tell one from the
+ * other. */
 START_TEST(test_policy_without_limits_ignores_which_worker_had_prompts_lately)
 {
     struct policy_worker w[] = {worker(ROLE_DECODE), worker(ROLE_DECODE)};
@@ -648,7 +650,8 @@ START_TEST(test_policy_without_limits_ignores_which_worker_had_prompts_lately)
 }
 END_TEST
 
-/* What nobody has, nobody would find: slow workers are as good as their time, however busy the fast ones are. */
+/* What nobody has, nobody would find: slow workers are as good as their time, however busy the fast ones
+ * are. */
 START_TEST(test_policy_without_limits_charges_copies_only_of_what_another_has)
 {
     struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_PREFILL), worker(ROLE_DECODE)};
@@ -744,7 +747,8 @@ static struct transfer_model port(double ms_for_1000)
     return m;
 }
 
-/* A prompt that its prefill worker has cached for the most part: what flows is not hidden behind arithmetic. */
+/* A prompt that its prefill worker has cached for the most part: what flows is not hidden behind
+ * arithmetic. */
 START_TEST(test_policy_prefers_a_decode_worker_that_has_the_prompt)
 {
     const struct transfer_model slow = port(20);
@@ -844,7 +848,8 @@ START_TEST(test_policy_spreads_equal_workers)
 }
 END_TEST
 
-/* However busy that worker is, as long as it has room and keeps the limit; for choices alone, and only for the whole prompt. */
+/* However busy that worker is, as long as it has room and keeps the limit; for choices alone, and only for
+ * the whole prompt. */
 START_TEST(test_policy_choices_of_one_call_share_a_decode_worker)
 {
     enum { THERE = 2 };

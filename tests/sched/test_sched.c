@@ -73,7 +73,8 @@ static double step_of(const struct cost_model *m, const struct batch_item *items
     return cost_step_ms(m, tokens, square, batch, context);
 }
 
-/* As many prompt tokens as leave the step within the time of the sequence that is closest to its limit, and not one more. */
+/* As many prompt tokens as leave the step within the time of the sequence that is closest to its limit, and
+ * not one more. */
 START_TEST(test_batching_steps_take_the_time_that_limits_leave)
 {
     const struct cost_model m = model();
@@ -107,8 +108,9 @@ START_TEST(test_batching_steps_take_the_time_that_limits_leave)
 END_TEST
 
 /*
- * A prompt of any length passes a batch under a limit, whose sequences keep it, unless the batch alone breaks it; also where the fixed
- * part of a chunk is most of the limit, or more than it. It gets the share of the time that is predicted.
+ * A prompt of any length passes a batch under a limit, whose sequences keep it, unless the batch alone breaks
+ * it; also where the fixed part of a chunk is most of the limit, or more than it. It gets the share of the
+ * time that is predicted.
  */
 START_TEST(test_batching_keeps_limits_while_prompts_pass)
 {
@@ -148,7 +150,8 @@ START_TEST(test_batching_keeps_limits_while_prompts_pass)
 }
 END_TEST
 
-/* Short prompts behind a long one that waits for time do not take that time away: whatever comes, it gets on. */
+/* Short prompts behind a long one that waits for time do not take that time away: whatever comes, it gets
+ * on. */
 START_TEST(test_batching_lets_no_prompt_starve_behind_short_ones)
 {
     enum { BATCH = 60, N = BATCH + 2, LONG = 20000 };

@@ -1,4 +1,5 @@
-/* The one queue: life cycles, order, bounds. What must hold whatever comes in which order: test_scheduler_random.c. */
+/* The one queue: life cycles, order, bounds. What must hold whatever comes in which order:
+ * test_scheduler_random.c. */
 #include <math.h>
 #include <string.h>
 
@@ -227,8 +228,8 @@ static double prompt_ms(struct cluster *c)
 }
 
 /*
- * A worker ran at a twelfth of its speed for a while, and does no more. Requests that it could serve in time were refused for as long
- * as they came, since none was sent that could have shown that it is fast again.
+ * A worker ran at a twelfth of its speed for a while, and does no more. Requests that it could serve in time
+ * were refused for as long as they came, since none was sent that could have shown that it is fast again.
  */
 START_TEST(test_scheduler_probes_an_idle_worker_that_is_thought_slow)
 {
@@ -504,7 +505,8 @@ START_TEST(test_scheduler_bears_lateness_by_what_is_still_to_come)
 }
 END_TEST
 
-/* A long limit allows a long queue, longer than what a pass looks at; then it is the limit that refuses, not the length. */
+/* A long limit allows a long queue, longer than what a pass looks at; then it is the limit that refuses, not
+ * the length. */
 START_TEST(test_scheduler_admits_behind_more_than_a_pass_looks_at)
 {
     enum { MOST = 1500 };
@@ -553,7 +555,8 @@ START_TEST(test_scheduler_does_not_count_what_is_due_later)
 }
 END_TEST
 
-/* A first gap that is twice a step, before three steps as predicted: nothing that a margin for steps should learn from. */
+/* A first gap that is twice a step, before three steps as predicted: nothing that a margin for steps should
+ * learn from. */
 START_TEST(test_scheduler_learns_no_margin_from_first_gaps)
 {
     struct cluster *c = cluster_open(1, 1);
@@ -698,7 +701,8 @@ END_TEST
 
 /* ------------------------------------------------------------------- order */
 
-/* Fills the worker, lets qs[0..n) queue up a millisecond apart, and writes the order in which they are placed. */
+/* Fills the worker, lets qs[0..n) queue up a millisecond apart, and writes the order in which they are
+ * placed. */
 static void place_in_order(const struct scheduler_config *config, struct sched_request *qs, uint32_t n,
                            uint32_t *order_out)
 {

@@ -1,4 +1,5 @@
-/* The queue of the scheduler: its bounds, tenants that share it, who waits too long, and decisions when it is long. */
+/* The queue of the scheduler: its bounds, tenants that share it, who waits too long, and decisions when it is
+ * long. */
 #include "tests/sched/scheduler_cluster.h"
 
 START_TEST(test_scheduler_refuses_what_its_queue_has_no_room_for)
@@ -29,7 +30,8 @@ START_TEST(test_scheduler_refuses_what_its_queue_has_no_room_for)
 }
 END_TEST
 
-/* Another router keeps the only other worker full: a request goes back to the one that failed it rather than wait for ever. */
+/* Another router keeps the only other worker full: a request goes back to the one that failed it rather than
+ * wait for ever. */
 START_TEST(test_scheduler_avoids_a_worker_for_a_while_only)
 {
     struct cluster *c = cluster_open(2, 1);
@@ -176,7 +178,8 @@ START_TEST(test_scheduler_gives_a_tenant_its_share_of_a_full_queue)
 }
 END_TEST
 
-/* Both tenants have waited for longer than max_wait_ns: shares hold, and each tenant's oldest is its first. */
+/* Both tenants have waited for longer than max_wait_ns: shares hold, and each tenant's oldest is its
+ * first. */
 START_TEST(test_scheduler_keeps_shares_when_all_wait_too_long)
 {
     const struct fair_weight weights[] = {{1, 1}, {2, 3}};
@@ -240,7 +243,8 @@ START_TEST(test_scheduler_takes_who_comes_back_to_a_kept_place_though_the_queue_
 }
 END_TEST
 
-/* Long queues, in which newcomers are decided by the latest look at it, beside a scheduler that makes a whole pass for each. */
+/* Long queues, in which newcomers are decided by the latest look at it, beside a scheduler that makes a whole
+ * pass for each. */
 START_TEST(test_scheduler_decides_in_long_queues_as_whole_passes_do)
 {
     uint32_t n_admitted = 0, n_refused = 0;

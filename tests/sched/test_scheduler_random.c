@@ -1,10 +1,12 @@
 /*
- * The one queue under whatever comes in whatever order: after each action all that can be seen from outside must hold.
+ * The one queue under whatever comes in whatever order: after each action all that can be seen from outside
+ * must hold.
  *
- * Each seed makes a configuration and a stream of actions: requests of all kinds, alone and in bursts after long stalls; clients that
- * come back when they were told to, or earlier, or later; progress; losses of one worker, and of all; steps, reports and loading
- * times, in some seeds absurd ones. Each request is an allocation of its own, overwritten and freed at its end, if need be inside the
- * callback that refuses it: AddressSanitizer finds any later use.
+ * Each seed makes a configuration and a stream of actions: requests of all kinds, alone and in bursts after
+ * long stalls; clients that come back when they were told to, or earlier, or later; progress; losses of one
+ * worker, and of all; steps, reports and loading times, in some seeds absurd ones. Each request is an
+ * allocation of its own, overwritten and freed at its end, if need be inside the callback that refuses it:
+ * AddressSanitizer finds any later use.
  *
  * Default: 30,000 passes. TANDEM_LONG=scheduler: 1,000,000. TANDEM_SEED=N: that seed alone.
  */
@@ -249,8 +251,9 @@ static void check(struct random *f)
 }
 
 /*
- * After a run the queue is within its bounds. Exceptions: one request alone may be larger, and a request whose client has tokens
- * already is never given up. As long as such a one is the last of the tenant that has most, nobody else is given up either.
+ * After a run the queue is within its bounds. Exceptions: one request alone may be larger, and a request
+ * whose client has tokens already is never given up. As long as such a one is the last of the tenant that has
+ * most, nobody else is given up either.
  */
 static void check_bounds(struct random *f, bool resumed_before)
 {
@@ -342,7 +345,8 @@ static void submit_new(struct random *f)
     submit(f, &ask);
 }
 
-/* The next of those that were told to come back, now and then one that should have come; the clock goes on to it if it is near. */
+/* The next of those that were told to come back, now and then one that should have come; the clock goes on to
+ * it if it is near. */
 static void submit_returning(struct random *f)
 {
     uint64_t from = one_in(f, 4) ? 0 : f->now;
@@ -476,9 +480,9 @@ static void worker_up(struct random *f, uint32_t w)
 }
 
 /*
- * A request whose prompt is computed stays where it decodes. The router leaves it there while its pages flow, too; here it is planned
- * anew then: if another process takes the place of the prefill worker, the scheduler counts the worker's flows from 0, and takes one
- * off for this request when it ends.
+ * A request whose prompt is computed stays where it decodes. The router leaves it there while its pages flow,
+ * too; here it is planned anew then: if another process takes the place of the prefill worker, the scheduler
+ * counts the worker's flows from 0, and takes one off for this request when it ends.
  */
 static void worker_lost(struct random *f, uint32_t w)
 {
@@ -529,8 +533,9 @@ static void change_worker(struct random *f)
 }
 
 /*
- * Numbers that no sane worker says. Asked was any double; what holds is this range: from reports above some 1e15, and from steps whose
- * time is not finite, predictions become infinite or NaN, and a NaN as key ends in an assertion of sched/fair.c.
+ * Numbers that no sane worker says. Asked was any double; what holds is this range: from reports above some
+ * 1e15, and from steps whose time is not finite, predictions become infinite or NaN, and a NaN as key ends in
+ * an assertion of sched/fair.c.
  */
 static double absurd(struct random *f)
 {
@@ -606,7 +611,8 @@ static void observe_loading(struct random *f)
 
 /* --------------------------------------------------------------------- seeds */
 
-/* Only a run that calls back is counted as a pass: some passes that change nothing are missing from the count. */
+/* Only a run that calls back is counted as a pass: some passes that change nothing are missing from the
+ * count. */
 static void run(struct random *f)
 {
     const bool resumed = tally_of(f).resumed > 0;

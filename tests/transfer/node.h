@@ -1,9 +1,9 @@
 /*
  * One xfer with an arena and a record of what its callbacks said, for the tests of this folder.
  *
- * The record is shared by the xfer's thread and the test's: a mutex and a condition, because a test waits for states, and a
- * queue of events would have to be searched anyway. Pages are filled with a pattern made of the transfer's counter, the index
- * and the position, so that any byte in a wrong place shows.
+ * The record is shared by the xfer's thread and the test's: a mutex and a condition, because a test waits for
+ * states, and a queue of events would have to be searched anyway. Pages are filled with a pattern made of the
+ * transfer's counter, the index and the position, so that any byte in a wrong place shows.
  */
 #pragma once
 

@@ -1,6 +1,7 @@
 /*
- * Processes that die or freeze in the middle of transfers: the survivor gets exactly one end for everything it had open with
- * them, in time, and goes on with others. Not by loopback: a part of one process can't be killed alone.
+ * Processes that die or freeze in the middle of transfers: the survivor gets exactly one end for everything
+ * it had open with them, in time, and goes on with others. Not by loopback: a part of one process can't be
+ * killed alone.
  *
  * argv[1] is the helper program, xfer_peer.
  */
@@ -165,7 +166,8 @@ static void wait_random_ms(struct node *n, uint32_t most_ms)
 
 static uint32_t n_lost; /* a holder may be between two transfers when its reader dies, but not ten times */
 
-/* One victim: killed or stopped at a random moment while transfers run. Returns how long the last end took. */
+/* One victim: killed or stopped at a random moment while transfers run. Returns how long the last end
+ * took. */
 static uint64_t one_round(struct node *n, struct book *bystander, const char *tls, bool we_read, int sig, uint64_t id)
 {
     struct book *v = book_begin(n, tls, we_read, id);

@@ -132,7 +132,8 @@ START_TEST(test_mapped_and_plain_peers_understand_each_other)
 }
 END_TEST
 
-/* ----------------------------------------- a holder that offers what it should not: raw messages over the real transport */
+/* ----------------------------------------- a holder that offers what it should not: raw messages over the
+ * real transport */
 
 struct rogue {
     struct wire *wire;
@@ -266,7 +267,8 @@ static void say(const void *message, uint32_t len)
     wire_send(rogue.conn, message, len, NULL, 0, NULL, NULL);
 }
 
-/* One that is right in everything but what the test changes: of our own process, which is as good as another. */
+/* One that is right in everything but what the test changes: of our own process, which is as good as
+ * another. */
 static void make_offer(uint8_t out[68], int fd, uint64_t inode, uint64_t len_bytes)
 {
     memset(out, 0, 68);

@@ -1,7 +1,9 @@
 /*
- * Many peers: all pairs move data, and one that is frozen or slow does not hold up the others. Processes of their own, so not by loopback.
+ * Many peers: all pairs move data, and one that is frozen or slow does not hold up the others. Processes of
+ * their own, so not by loopback.
  *
- * TANDEM_LONG=transfer: 32 + 32 endpoints instead of 8 + 8. argv: the helper programs xfer_many and xfer_peer.
+ * TANDEM_LONG=transfer: 32 + 32 endpoints instead of 8 + 8. argv: the helper programs xfer_many and
+ * xfer_peer.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -176,7 +178,8 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Of the healthy streams' transfers that ended within the given time. The victim runs for run_ms of every 50 ms. */
+/* Of the healthy streams' transfers that ended within the given time. The victim runs for run_ms of every 50
+ * ms. */
 static double p99_ms(struct node *n, pid_t victim, int run_ms, uint64_t for_ns)
 {
     pthread_mutex_lock(&n->lock);

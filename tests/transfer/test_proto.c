@@ -122,7 +122,8 @@ START_TEST(test_proto_seal_tells_damage_and_another_number)
 }
 END_TEST
 
-/* One of each message; every truncation, every extension and every changed byte gives a status and stays in bounds. */
+/* One of each message; every truncation, every extension and every changed byte gives a status and stays in
+ * bounds. */
 static uint32_t sample(uint32_t which, uint8_t *out)
 {
     static const uint8_t mac[PROTO_MAC_BYTES];

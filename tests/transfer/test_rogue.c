@@ -1,6 +1,7 @@
 /*
- * A peer that breaks the protocol: the test itself speaks it, over the loopback wire, to a real xfer. Whatever it sends, the
- * xfer refuses by name, ends what was open exactly once, writes nowhere it should not, and goes on.
+ * A peer that breaks the protocol: the test itself speaks it, over the loopback wire, to a real xfer.
+ * Whatever it sends, the xfer refuses by name, ends what was open exactly once, writes nowhere it should not,
+ * and goes on.
  */
 #include "base/endian.h"
 #include "proto/wire/checksum.h"
@@ -431,7 +432,8 @@ static uint32_t ups_of(struct node *n)
     return ups;
 }
 
-/* Waits of 50 ms, 100, 200 .. between them, half of each by chance: some six connections in that time, and not thousands. */
+/* Waits of 50 ms, 100, 200 .. between them, half of each by chance: some six connections in that time, and
+ * not thousands. */
 START_TEST(test_rogue_that_dies_after_each_handshake_is_connected_to_ever_more_slowly)
 {
     const char *address = "rogue";
@@ -456,7 +458,8 @@ START_TEST(test_rogue_that_dies_after_each_handshake_is_connected_to_ever_more_s
 }
 END_TEST
 
-/* An attempt takes up to two silences when the other side says nothing; the next one begins after half of one. */
+/* An attempt takes up to two silences when the other side says nothing; the next one begins after half of
+ * one. */
 START_TEST(test_rogue_that_does_not_answer_holds_up_no_others)
 {
     const uint64_t silence_ns = 3 * NS_PER_S;

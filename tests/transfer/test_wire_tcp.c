@@ -1,6 +1,7 @@
 /*
- * The TCP transport by itself: two wires of this process, or a wire and a socket that says what it likes. Frames arrive whole and in order
- * however they are cut, payloads land where they should, and what is no frame, comes too early or never comes costs one connection.
+ * The TCP transport by itself: two wires of this process, or a wire and a socket that says what it likes.
+ * Frames arrive whole and in order however they are cut, payloads land where they should, and what is no
+ * frame, comes too early or never comes costs one connection.
  */
 #include <arpa/inet.h>
 #include <check.h>

@@ -1,4 +1,5 @@
-/* One suite for every backend: loopback, TCP, a mapped arena (over TCP), UCX as it chooses (shared memory), and UCX over its own tcp. */
+/* One suite for every backend: loopback, TCP, a mapped arena (over TCP), UCX as it chooses (shared memory),
+ * and UCX over its own tcp. */
 #include <sched.h>
 #include <unistd.h>
 
@@ -179,7 +180,8 @@ START_TEST(test_xfer_pages_that_are_had_are_neither_asked_for_nor_written)
 }
 END_TEST
 
-/* Nothing is asked for, so nothing can stall: it waits as long as the holder takes, and keeps the lease alive. */
+/* Nothing is asked for, so nothing can stall: it waits as long as the holder takes, and keeps the lease
+ * alive. */
 START_TEST(test_xfer_pull_of_what_is_had_waits_for_the_finish)
 {
     struct node *h = open_node(_i, "holder", 4), *r = open_node(_i, "reader", 4);
@@ -265,7 +267,8 @@ START_TEST(test_xfer_pull_that_overtakes_the_grant_is_asked_again)
 }
 END_TEST
 
-/* Waits for one more refusal: then the reader would not ask again for 50 ms, the longest it waits between two questions. */
+/* Waits for one more refusal: then the reader would not ask again for 50 ms, the longest it waits between two
+ * questions. */
 static void wait_refused(struct node *h)
 {
     uint64_t deadline = wall_ns() + 10 * NS_PER_S, before = xfer_stats(h->x).not_yet;
@@ -674,7 +677,8 @@ START_TEST(test_xfer_many_leases_at_once)
 }
 END_TEST
 
-/* Cancel at some moment between "not begun" and "done": each side gets one end, and what is reused stays as it was made. */
+/* Cancel at some moment between "not begun" and "done": each side gets one end, and what is reused stays as
+ * it was made. */
 static void cancel_at_random(int backend, bool by_reader)
 {
     enum { N = 16, ROUNDS = 12 };

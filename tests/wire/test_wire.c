@@ -154,7 +154,8 @@ START_TEST(test_checksum_copy_is_the_sum_of_what_was_copied)
 }
 END_TEST
 
-/* The plain version is memcpy and checksum_bytes; lengths around the blocks of the sum and the chunks of the ways, and any other. */
+/* The plain version is memcpy and checksum_bytes; lengths around the blocks of the sum and the chunks of the
+ * ways, and any other. */
 START_TEST(test_checksum_ways_all_give_the_same_bits_at_any_length_and_place)
 {
     enum { MOST = 70000, SPACE = MOST + 256, TURNS = 400 };
@@ -183,7 +184,8 @@ START_TEST(test_checksum_ways_all_give_the_same_bits_at_any_length_and_place)
 }
 END_TEST
 
-/* Measured again, the way chosen is still about as fast as any; three times at most, for what else the machine does. */
+/* Measured again, the way chosen is still about as fast as any; three times at most, for what else the
+ * machine does. */
 START_TEST(test_checksum_choice_is_the_fastest_way)
 {
     const struct checksum_choice *choice = checksum_choose();
