@@ -18,8 +18,9 @@ struct bench_engine {
     struct model *model;
     struct engine *engine;
     struct seq *seqs[BENCH_ENGINE_SEQS];
-    bool adopts;                /* what the last goal was */
-    uint32_t seq_chunk_tokens;  /* of sequences opened from now on: most prompt tokens in a step; 0: the engine's */
+    bool adopts; /* what the last goal was */
+    /* Of sequences opened from now on: most prompt tokens in a step; 0: the engine's. */
+    uint32_t seq_chunk_tokens;
     uint32_t n_tokens, n_ended; /* of all sequences since the caller last set them to 0 */
     uint64_t hash;              /* of tokens and the bits of their log-probabilities, likewise */
 };

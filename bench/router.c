@@ -162,7 +162,7 @@ static void bench_decisions(const struct bench_options *o, struct bench_rows *ou
     open_decisions(&d, n_blocks);
     for (uint32_t i = 0; i < DECISIONS; i++) {
         us[i] = decide(&d, i, n_chains, &q[i]);
-        if (i >= PREFILLING) /* at any time so many prompts are computed, and some hundred answers generated */
+        if (i >= PREFILLING) /* so many prompts are computed, beside some hundred answers */
             scheduler_prefilled(d.scheduler, &q[i - PREFILLING], q[i].arrived_ns);
         if (i >= ON_THE_WAY)
             scheduler_end(d.scheduler, &q[i - ON_THE_WAY], q[i].arrived_ns, true);

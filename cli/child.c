@@ -72,7 +72,8 @@ static _Noreturn void become(char **argv, pid_t parent, int log_fd, int ready_fd
     char number[16];
     sigset_t blocked;
     sigemptyset(&blocked);
-    sigaddset(&blocked, SIGUSR1); /* waits until the process takes it: it may come before (tandem replay --at) */
+    /* Waits until the process takes it: it may come before (tandem replay --at). */
+    sigaddset(&blocked, SIGUSR1);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) /* died before we asked to be told */
         _exit(1);

@@ -3,7 +3,8 @@
  *
  * --json: {"decisions": [{"request_id", "workflow_id", "age_ms", "verdict", "reason", "prefill", "decode",
  * "waited_ms", "ttft_ms", "tpot_ms",
- *          "retry_after_ms", "prompt_tokens", "candidates": [{"worker", "as", "matched_blocks", "store_blocks", "peer_blocks", "wait_ms", "load_ms",
+ *          "retry_after_ms", "prompt_tokens", "candidates": [{"worker", "as", "matched_blocks",
+ *          "store_blocks", "peer_blocks", "wait_ms", "load_ms",
  *          "prefill_ms", "transfer_ms", "ttft_ms", "tpot_ms", "cost" (null: it could not), "reason"}]}]}
  */
 #include <inttypes.h>

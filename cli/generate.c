@@ -44,7 +44,8 @@ struct generate_session {
     const struct generate_options *o;
     const char *router;
     struct rpc_client *client;
-    pthread_mutex_t lock; /* rpc threads finish asks, the main thread waits for them: a count, no queue needed */
+    /* Rpc threads finish asks, the main thread waits for them: a count, no queue needed. */
+    pthread_mutex_t lock;
     pthread_cond_t changed;
     int64_t n_flying;
     bool failed;

@@ -38,7 +38,8 @@ struct replay_slot {
     struct report_request q;
     char prefill[64], decode[64]; /* names of workers; "": none */
     char plan[16];                /* as the router told; "": nobody told */
-    char reason[96];              /* why it was not answered, as the router told; "": it was, or nobody told */
+    /* Why it was not answered, as the router told; "": it was, or nobody told. */
+    char reason[96];
 };
 
 struct replay_counts { /* of all senders, since the start; only added to */

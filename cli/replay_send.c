@@ -358,7 +358,8 @@ static void send_prompt(struct sender *s, struct call *c, const struct prompt *p
                                            .response = &tandem__v1__generate_response__descriptor,
                                            .handlers = {on_message, NULL, on_end},
                                            .user = c};
-    struct rpc_call *call = NULL;                    /* not in c, which on_end may free at any time from here on */
+    /* Not in c, which on_end may free at any time from here on. */
+    struct rpc_call *call = NULL;
     if (rpc_call_start(s->client, &params, &call)) { /* the client is closing: nothing is sent any more */
         pthread_mutex_lock(&s->lock);
         settle(s, c, RPC_CANCELLED, "the client was closing", 0, now_ms(r));
@@ -532,8 +533,7 @@ int replay_send(struct replay *r, uint32_t sender)
 {
     struct sender s = {.r = r};
     s.client = cli_connect("replay", cli_router(r->o.router));
-    if (!s.client ||
-        !cli_wait_ready("replay", s.client, cli_router(r->o.router), READY_MS)) /* also opens the connection */
+    if (!s.client || !cli_wait_ready("replay", s.client, cli_router(r->o.router), READY_MS)) /* opens the connection */
         return 1;
     pthread_mutex_init(&s.lock, NULL);
     pthread_cond_init(&s.changed, NULL);

@@ -130,7 +130,8 @@ void rundir_release(struct rundir *r)
     if (r->lock_fd < 0)
         return;
     rundir_path(r, "up.pid", path);
-    bool is_ours = leads_to(path, r->lock_fd); /* the directory may have been removed, and made again by another */
+    /* The directory may have been removed, and made again by another. */
+    bool is_ours = leads_to(path, r->lock_fd);
     if (is_ours)
         rundir_reset_faults(r, false, NULL);
     for (size_t i = 0; i < sizeof(NAMES) / sizeof(NAMES[0]) && is_ours; i++) {

@@ -3,12 +3,14 @@
  *
  *   up.pid          process id of the supervisor, which holds a flock on it for as long as it lives
  *   router.address  HOST:PORT of the client API, once it is up
- *   cluster.json    {"pid", "router", "model", "processes": [{"name", "role", "pid" (0: not running), "state", "address",
- *                   "restarts", "log"}], "n_given_up", "given_up"}, rewritten at each change; n_given_up counts processes that tandem
- *                   scale asked for and that can't start, given_up says what is wrong with the last one
+ *   cluster.json    {"pid", "router", "model", "processes": [{"name", "role", "pid" (0: not running),
+ *                   "state", "address", "restarts", "log"}], "n_given_up", "given_up"}, rewritten at each
+ *                   change; n_given_up counts processes that tandem scale asked for and that can't start,
+ *                   given_up says what is wrong with the last one
  *   faults/         of tandem up --faults: a file NAME for each process whose faults were set (base/fault.h)
  *   logs/           up.log and one NAME.log for each process, kept
- *   secret          the cluster secret (rundir_key), kept: remove it while the cluster is down, and the next one draws another
+ *   secret          the cluster secret (rundir_key), kept: remove it while the cluster is down, and the next
+ *                   one draws another
  *   store/          what the KV store wrote, kept
  *
  * The lock, not the file, says that a supervisor lives: it ends with the process, however that ends. The file

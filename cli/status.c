@@ -2,7 +2,8 @@
  * tandem status: what the router knows of its workers and of itself.
  *
  * --json prints one object; scripts rely on its shape:
- *   {"model", "fingerprint", "queued", "running", "accepted", "refused", "failed", "finished", "index_blocks", "ready", "replans",
+ *   {"model", "fingerprint", "queued", "running", "accepted", "refused", "failed", "finished",
+ *    "index_blocks", "ready", "replans",
  *    "replan_budget", "plans": {"split", "aggregated", "kept"} (placements, each re-plan counted),
  *    "workers": [{"name", "role", "pid", "state", "address", "transport", "incarnation" (16 hex digits),
  *                 "pages": {"free", "cached", "held", "leased", "quarantined", "total"},

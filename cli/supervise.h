@@ -2,12 +2,15 @@
  * Runs a cluster on this machine: starts workers and store, then the router that is told their addresses,
  * restarts what dies, and stops everything in order.
  *
- *   start:   all workers and the store at once; when each has said where it listens, the router; when `tandem status --wait`
- *            says that all are ready and the router serves, on_up
- *   run:     whoever exits is started again, on the same address, after 100 ms, doubling to 5 s; 10 s of life start that over
- *   scale:   SIGUSR1: the run directory's file `scale` says how many workers of each role and stores there shall be; new
- *            ones register with the router by themselves, those of the highest numbers are told to drain
- *   stop:    SIGTERM to the router, then to the workers, then to the store; each group has 10 s to drain, then SIGKILL
+ *   start:   all workers and the store at once; when each has said where it listens, the router; when `tandem
+ *            status --wait` says that all are ready and the router serves, on_up
+ *   run:     whoever exits is started again, on the same address, after 100 ms, doubling to 5 s; 10 s of life
+ *            start that over
+ *   scale:   SIGUSR1: the run directory's file `scale` says how many workers of each role and stores there
+ *            shall be; new ones register with the router by themselves, those of the highest numbers are told
+ *            to drain
+ *   stop:    SIGTERM to the router, then to the workers, then to the store; each group has 10 s to drain,
+ *            then SIGKILL
  *
  * A process that ends before it was ever ready stops the whole start: what is wrong with it will not pass by
  * itself. One that was added later is given up, and the others go on.

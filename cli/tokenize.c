@@ -4,7 +4,8 @@
  * --jsonl answers each line of input with one line; what a line asks for is told by its members:
  *   {"id", "text" or "text_base64", "add_special_tokens"}   -> {"id", "ids"}
  *   {"id", "ids", "skip_special_tokens"}                     -> {"id", "text"}
- *   {"id", "ids", "skip_special_tokens", "stream": true}     -> {"id", "pieces"}  text released by each id, then at the end
+ *   {"id", "ids", "skip_special_tokens", "stream": true}     -> {"id", "pieces"} text released by each id,
+ *                                                            then at the end
  *   {"id", "messages", "tools", "variables", "add_generation_prompt"} -> {"id", "ids", "text"}
  * or {"id", "error"}.
  */

@@ -148,8 +148,9 @@ struct up {
     struct child *children;
     uint32_t n_children;
     uint64_t default_pool_bytes; /* of workers that were told no size */
-    int signal_fd, report_fd;    /* report: where the waiting parent of a detached supervisor hears that all is up */
-    char bin[PATH_MAX / 2];      /* where this program lies */
+    /* Report: where the waiting parent of a detached supervisor hears that all is up. */
+    int signal_fd, report_fd;
+    char bin[PATH_MAX / 2]; /* where this program lies */
     char store_dir[PATH_MAX];
 };
 

@@ -178,7 +178,8 @@ uint8_t *tier_address(const struct kvstore *s, const struct store_entry *e);
 /* Makes a slot free, by evicting if needed; false if that is impossible. is_new: the slot is for an
  * offered block, else for a block that is read from SSD. */
 bool tier_make_slot(struct kvstore *s, uint32_t for_tenant, bool is_new);
-void tier_start_load(struct kvstore *s, struct store_entry *e); /* starts to read e from SSD; needs a free slot */
+/* Starts to read e from SSD; needs a free slot. */
+void tier_start_load(struct kvstore *s, struct store_entry *e);
 /* The block is missing or wrong, not merely unreadable now. */
 bool tier_is_corrupt(enum td_status read_status);
 bool tier_is_slow(const struct kvstore *s); /* blocks that are on SSD only count as absent */

@@ -81,7 +81,8 @@ struct tenant_share {
  * 1 and no names: no quotas. */
 void table_set_quotas(struct store_table *t, double share, const struct tenant_share *named, uint32_t n_named);
 
-struct store_entry *table_find(const struct store_table *t, const struct block_key *key); /* NULL: unknown key */
+/* NULL: unknown key. */
+struct store_entry *table_find(const struct store_table *t, const struct block_key *key);
 /* Adds an entry in no tier. The caller must give it a tier before it calls anything else that may end it. */
 struct store_entry *table_add(struct store_table *t, const struct block_key *key, uint32_t chain_index, uint32_t tenant,
                               uint64_t now);
@@ -101,7 +102,8 @@ void table_refused(struct store_table *t, const struct block_key *key, uint32_t 
 void table_pin(struct store_table *t, struct store_entry *e);
 void table_unpin(struct store_table *t, struct store_entry *e);                        /* may end e */
 void table_set_dram(struct store_table *t, struct store_entry *e, enum dram_state to); /* ABSENT may end e */
-void table_set_ssd(struct store_table *t, struct store_entry *e, enum ssd_state to); /* ABSENT and REFUSED may end e */
+/* ABSENT and REFUSED may free e. */
+void table_set_ssd(struct store_table *t, struct store_entry *e, enum ssd_state to);
 
 /* Leaving ABSENT takes a free slot, which must exist. A slot's generation rises when the slot is given
  * back. */

@@ -227,7 +227,8 @@ struct template_args {
 /* Keeps the first failure, with its line. Returns none. */
 struct value run_fail(struct template_run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 struct value run_undefined(struct template_run *r, struct value v); /* fails, because v is undefined */
-bool run_room(struct template_run *r, size_t len);                  /* room for len more bytes; false: failed */
+/* Room for len more bytes; false: failed. */
+bool run_room(struct template_run *r, size_t len);
 
 struct value value_none(void);
 struct value value_bool(bool b);

@@ -393,7 +393,8 @@ static void repr_str(struct str s, struct bytes *out)
     bytes_append(out, &quote, 1);
 }
 
-static void value_repr(struct template_run *r, struct value v, uint32_t depth, struct bytes *out); /* repr() */
+/* repr() */
+static void value_repr(struct template_run *r, struct value v, uint32_t depth, struct bytes *out);
 
 static void repr_items(struct template_run *r, struct value v, uint32_t depth, struct bytes *out)
 {

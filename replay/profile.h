@@ -5,8 +5,10 @@
  * By name (PROFILE_NAMES), as coefficients, or from a file of measured or predicted step times, one JSON
  * object, as AIConfigurator's tables are kept:
  *
- *     {"profiles": [{"gpu": "h200_sxm", "model": "meta-llama/Meta-Llama-3.1-8B", "backend": "vllm", "tp": 1, "precision": "bf16",
- *       "prefill": [{"batch": 1, "isl": 128, "ms": 6.2}, ...], "prefill_prefix": [{"isl_total": 8192, "prefix": 4096, "ms": 106}, ...],
+ *     {"profiles": [{"gpu": "h200_sxm", "model": "meta-llama/Meta-Llama-3.1-8B", "backend": "vllm",
+ *       "tp": 1, "precision": "bf16",
+ *       "prefill": [{"batch": 1, "isl": 128, "ms": 6.2}, ...],
+ *       "prefill_prefix": [{"isl_total": 8192, "prefix": 4096, "ms": 106}, ...],
  *       "decode": [{"batch": 16, "context": 4096, "ms": 7.5}, ...],
  *       "mixed": [{"batch": 4, "context": 64, "tokens": 128, "prefix": 0, "ms": 9.1}, ...]}, ...]}
  *
@@ -36,20 +38,22 @@
 
 /* How far predictions of the mixed rows are off: medians of |predicted / row - 1|. */
 struct profile_mixed {
-    uint32_t n_rows;           /* 0: the file has none, and the rest is 0 */
-    double sum_error;          /* of prefill + decode, each with its fixed part */
-    double smaller_error;      /* of the sum, less the smaller fixed part */
-    double model_error;        /* of the model: the sum, less the fixed part of the decode step (sched/cost.h) */
+    uint32_t n_rows;      /* 0: the file has none, and the rest is 0 */
+    double sum_error;     /* of prefill + decode, each with its fixed part */
+    double smaller_error; /* of the sum, less the smaller fixed part */
+    /* Of the model: the sum, less the fixed part of the decode step (sched/cost.h). */
+    double model_error;
     double share, share_error; /* of the sum, less the share of that fixed part that suits the rows best */
 };
 
 struct worker_profile {
     struct cost_profile cost;
     double kv_bytes_per_token, pool_bytes; /* 0: not known */
-    double idle_w, prefill_w, decode_w;    /* while nothing runs, in steps with prompts, in others; 0: not known */
-    double price_per_hour;                 /* in any unit; 0: not known */
-    double fit_error;                      /* mean of |fitted / row - 1|; 0: not fitted */
-    bool is_derived;                       /* kv_bytes_per_token or pool_bytes, from names */
+    /* While nothing runs, in steps with prompts, in others; 0: not known. */
+    double idle_w, prefill_w, decode_w;
+    double price_per_hour; /* in any unit; 0: not known */
+    double fit_error;      /* mean of |fitted / row - 1|; 0: not fitted */
+    bool is_derived;       /* kv_bytes_per_token or pool_bytes, from names */
     struct profile_mixed mixed;
 };
 

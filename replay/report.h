@@ -13,10 +13,12 @@
  *
  * Goodput has four definitions in the literature; each is named where it is printed:
  *   at_rate     requests per second that met every stated limit (AIPerf, vLLM bench --goodput)
- *   effective   the same, counting only requests that were answered whole, in time and at the first asking (Mooncake: what was
- *               refused or cut off is a loss, also if it came back), as requests and as tokens per second
+ *   effective   the same, counting only requests that were answered whole, in time and at the first asking
+ *               (Mooncake: what was refused or cut off is a loss, also if it came back), as requests and as
+ *               tokens per second
  *   distserve   highest rate at which >= 90 % of all requests meet both limits, per worker; needs --find-max
- *   mlperf      highest rate at which the 99th percentiles of TTFT and of TPOT are each within their limit; needs --find-max
+ *   mlperf      highest rate at which the 99th percentiles of TTFT and of TPOT are each within their limit;
+ *               needs --find-max
  *
  * Inter-token latencies come from the times of tokens, never of messages that carry several.
  *
@@ -44,14 +46,13 @@ struct report_request {
     double arrived_ms;               /* since the start of the run */
     double sent_late_ms;             /* 0 in virtual time */
     double ttft_ms, tpot_ms, e2e_ms; /* since arrival; NAN: it has none (refused; fewer than two tokens) */
-    double queue_ms, load_ms, prefill_ms, transfer_ms; /* parts of TTFT and of the first gap; NAN: not known */
+    /* Parts of TTFT and of the first gap; NAN: not known. */
+    double queue_ms, load_ms, prefill_ms, transfer_ms;
     double first_gap_ms; /* of a split one: between first and second token; NAN: not known */
     double predicted_ttft_ms, predicted_tpot_ms, predicted_first_gap_ms; /* NAN: none */
     double refused_after_ms, retry_after_ms;                             /* NAN: was not refused */
-    uint32_t
-        reason; /* 1 + index into report_run.reasons: why it was refused, failed or cut short; 0: not known, or none */
-    uint32_t
-        router; /* 1 + number of the router that it came to last; 0: not known, or it was not sent, or there is only one */
+    uint32_t reason; /* 1 + index into report_run.reasons; 0: none is known */
+    uint32_t router; /* 1 + number of the last router it was sent to; 0: unknown, or only one router */
     bool came_back, admitted_then;
     const float *token_ms; /* [n_output] since arrival, borrowed; NULL: not kept */
 };
@@ -117,10 +118,11 @@ struct report_stats report_stats_of(double *values, uint64_t n); /* sorts values
  * would have cost is not known of one that was refused. Shares are NAN when n is 0.
  */
 struct report_offered {
-    uint64_t n, tokens;                                        /* requests; tokens of their prompts */
-    uint32_t least_tokens, most_tokens;                        /* of a prompt */
-    double refused_share, met_share;                           /* of the requests */
-    double refused_token_share, met_token_share, cached_share; /* of the tokens; cached: found, by the answered */
+    uint64_t n, tokens;                 /* requests; tokens of their prompts */
+    uint32_t least_tokens, most_tokens; /* of a prompt */
+    double refused_share, met_share;    /* of the requests */
+    /* Of the tokens; cached: found, by the answered. */
+    double refused_token_share, met_token_share, cached_share;
 };
 enum { REPORT_QUARTERS = 4 };
 

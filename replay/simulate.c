@@ -241,7 +241,8 @@ static void fail(struct sim *s, struct sim_seq *q, const char *reason)
     q->out->refused = false;
     q->out->failed = true;
     q->out->reason = reason;
-    q->out->n_output = q->first_ns ? q->n_generated : 0; /* a token that no decode worker accepted was not shown */
+    /* A token that no decode worker accepted was not shown. */
+    q->out->n_output = q->first_ns ? q->n_generated : 0;
     q->out->end_ms = (double)s->now_ns * 1e-6;
     s->n_open--;
     step_over(s, q, false);
@@ -279,7 +280,7 @@ static void submit(struct sim *s, struct sim_seq *q)
         q->q.workflow_deadline_ns = ns_of(q->head->out->arrived_ms + workflow_ms);
     q->out->asked_ms = (double)s->now_ns * 1e-6;
     q->q.arrived_ns = s->now_ns;
-    if (!q->out->came_back || s->routers[q->router].is_down) /* one that comes back comes to whom told it to */
+    if (!q->out->came_back || s->routers[q->router].is_down) /* else it goes to the router that refused it */
         q->out->router = q->router = choose_router(s, q);
     prepare(s, q);
     expect_demand(s, q->router);
@@ -618,7 +619,8 @@ static void loop(struct sim *s)
     while (s->events.n) {
         struct event e = events_take(&s->events);
         s->now_ns = e.at_ns;
-        if (e.kind == EVENT_SAMPLE) { /* the router hears nothing of it: far below the budget, all is as without one */
+        /* The router hears nothing of it: far below the budget, all is as without one. */
+        if (e.kind == EVENT_SAMPLE) {
             budget_sample(s);
             continue;
         }

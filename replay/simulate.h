@@ -110,7 +110,8 @@ struct simulate_config {
     double link_ms;                         /* what a handover takes beyond the time of its bytes */
     double rpc_ms;                          /* a message between router and worker */
     struct simulate_stores stores;
-    bool peers;                 /* prefixes are also fetched from pools of other prefill workers, as in Mooncake */
+    /* Prefixes are also fetched from pools of other prefill workers, as in Mooncake. */
+    bool peers;
     double rate;                /* factor by which arrivals are faster than in the trace */
     double ttft_ms, tpot_ms;    /* limits of each request; 0: none */
     uint32_t max_queued;        /* requests that may wait; 0: any number */
@@ -125,11 +126,14 @@ struct simulate_config {
     double retry_share;  /* share of the refused requests that come back once, at their retry-after */
     /* Share of the requests refused with a retry-after for which admission is tried again each 5 ms. */
     double probe_share;
-    double silence_ms;               /* a dead worker is noticed after this time */
-    double gone_ms;                  /* requests fail after this time without a worker of a role that they need */
-    struct simulate_power power[2];  /* of prefill and of decode workers; workers with both phases count as decode */
-    double power_budget_w;           /* of all workers together, whose power must be known; 0: none */
-    uint32_t n_power_first;          /* workers whose clocks are lowered first: those with the highest numbers */
+    double silence_ms; /* a dead worker is noticed after this time */
+    /* Requests fail after this time without a worker of a role that they need. */
+    double gone_ms;
+    /* Of prefill and of decode workers; workers with both phases count as decode. */
+    struct simulate_power power[2];
+    double power_budget_w; /* of all workers together, whose power must be known; 0: none */
+    /* Workers whose clocks are lowered first: those with the highest numbers. */
+    uint32_t n_power_first;
     bool power_brake_only;           /* clocks stay up until the budget is exceeded: the baseline for POLCA */
     const struct simulate_ask *asks; /* one for each request; NULL: one tenant and no workflows */
     const struct fair_weight *weights;

@@ -35,7 +35,7 @@ enum event_kind {
     EVENT_DIE,        /* worker */
     EVENT_LOST,       /* worker */
     EVENT_BACK,       /* worker */
-    EVENT_GONE, /* workers of some role have been missing for gone_ms, if none came back; run: when the last was lost */
+    EVENT_GONE,       /* a role has had no worker for gone_ms; run: when the last was lost */
 };
 
 struct event {
@@ -110,7 +110,8 @@ struct sim_pool {
 
 void pool_init(struct sim_pool *p, uint32_t n_pages);
 void pool_fini(struct sim_pool *p);
-bool pool_take(struct sim *s, struct sim_worker_node *n, uint32_t n_pages); /* all or none; cached ones go for it */
+/* All or none; cached ones go for it. */
+bool pool_take(struct sim *s, struct sim_worker_node *n, uint32_t n_pages);
 void pool_give(struct sim_worker_node *n, uint32_t n_pages);
 uint32_t pool_takeable(const struct sim_worker_node *n);   /* free and cached */
 bool pool_hold(struct sim_worker_node *n, uint32_t block); /* false: it isn't there */
@@ -169,7 +170,8 @@ struct sim_leg {
     enum leg_state state;
     uint32_t n_pages, n_private; /* that it has; of them those that it does not hold by name */
     uint32_t n_blocks;           /* of the prompt, by name... */
-    uint32_t *twice, n_twice;  /* ...but for these, in order: they were here already, and its own pages have no name */
+    /* ...but for these, in order: they were here already, and its own pages have no name */
+    uint32_t *twice, n_twice;
     uint32_t n_computed, goal; /* tokens; goal: at which the next one is sampled */
     uint32_t rows;             /* of the step that runs */
     uint64_t order;
@@ -183,9 +185,10 @@ struct sim_seq { /* a request on its way */
     uint64_t first_ns, placement;  /* rises each time it is placed */
     uint32_t n_before;             /* of the answer, when it was placed */
     uint64_t admitted_ns, running_ns, prefilled_ns, accepted_ns;
-    struct sim_leg legs[2];                              /* where it prefills, and where it only decodes */
-    bool is_accepted, is_closed, is_sent, was_preempted; /* accepted: by the decode worker; closed: all was announced */
-    bool is_prefix_told;                                 /* what was found of the prompt is in the result */
+    struct sim_leg legs[2]; /* where it prefills, and where it only decodes */
+    /* Accepted: by the decode worker; closed: all was announced. */
+    bool is_accepted, is_closed, is_sent, was_preempted;
+    bool is_prefix_told;          /* what was found of the prompt is in the result */
     uint32_t answer, answer_page; /* of a preempted one: entry of its pool, 0: none; its first page */
     uint32_t flow;                /* 1 + that of the hand-over */
     double unsent, coming;        /* bytes announced that don't flow yet; and within the step that runs */
@@ -212,12 +215,14 @@ struct sim_worker_node { /* a worker */
     uint32_t n_steps;    /* of the run: 0 when prompts take part */
     uint32_t n_decoding; /* in the run: those that joined since follow behind */
     double run_ms;
-    double starved_ms;             /* how long steps have had no prompt tokens though prompts were there */
-    bool is_starving;              /* in the step that runs */
-    double first_ms, longer_ms;    /* of a run: its first step; by how much each takes longer than the one before it */
+    double starved_ms; /* how long steps have had no prompt tokens though prompts were there */
+    bool is_starving;  /* in the step that runs */
+    /* Of a run: its first step; by how much each takes longer than the one before it. */
+    double first_ms, longer_ms;
     struct sim_list ended, joined; /* in the step that ended; since it began */
     struct cost_profile cost;      /* true */
-    struct cost_model model;       /* as the worker knows it by its own steps, beginning where the scheduler does */
+    /* As the worker knows it by its own steps, beginning where the scheduler does. */
+    struct cost_model model;
     struct simulate_power power;
     double clock, watts; /* clock: of steps that begin now; watts: drawn while the run goes on */
     struct simulated_worker *out;

@@ -12,13 +12,15 @@
  *
  *   Qwen-Bailian: the same with seconds, blocks of 16 tokens, chats and turns. Its type becomes the tenant.
  *
- *       {"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.1, "input_length": 521, "output_length": 132, "type": "text",
+ *       {"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.1, "input_length": 521,
+ *        "output_length": 132, "type": "text",
  *        "turn": 2, "hash_ids": [1089, 1090]}
  *
  *   tandem's own: a line that says so, then Mooncake's members and what else is known. Only the first three are needed.
  *
  *       {"tandem_trace": 1, "block_tokens": 16}
- *       {"timestamp": 27482, "input_length": 30, "output_length": 52, "hash_ids": [46, 47], "tenant": "a", "priority": 2,
+ *       {"timestamp": 27482, "input_length": 30, "output_length": 52, "hash_ids": [46, 47],
+ *        "tenant": "a", "priority": 2,
  *        "ttft_ms": 500, "tpot_ms": 50, "id": "r8", "session": "s3", "follows": "r7", "delay_ms": 1200}
  *
  *   Azure (2023, 2024, multimodal 2025), comma separated with a header, without blocks:

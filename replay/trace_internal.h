@@ -11,9 +11,10 @@ enum { TRACE_MAX_COLUMNS = 32 };
 struct trace_parser {
     struct trace *trace;
     uint64_t cap_requests, cap_blocks;
-    uint64_t line;                             /* from 1 */
-    json_t *ids, *sessions, *tenants;          /* numbers by name */
-    int columns[TRACE_MAX_COLUMNS], n_columns; /* which member each column of a CSV file is; -1: none of ours */
+    uint64_t line;                    /* from 1 */
+    json_t *ids, *sessions, *tenants; /* numbers by name */
+    /* Which member each column of a CSV file is; -1: none of ours. */
+    int columns[TRACE_MAX_COLUMNS], n_columns;
     struct td_error *error_out;
 };
 

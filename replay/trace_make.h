@@ -27,8 +27,7 @@ struct trace *trace_changed(const struct trace *t,
                             const struct trace_change *change); /* close it; may be without a request */
 
 enum { TRACE_QUANTILES = 1001 };
-struct
-    trace_law { /* how something is distributed: its quantiles, evenly spaced; between two of them by straight lines */
+struct trace_law { /* a distribution by its quantiles, evenly spaced, with straight lines between them */
     double quantiles[TRACE_QUANTILES];
 };
 /* Log-normal; sigma 0: always the median. */
@@ -37,10 +36,10 @@ double trace_law_draw(const struct trace_law *law, double unit); /* unit in [0, 
 
 struct trace_synth {
     uint64_t n_requests, seed;
-    double rate;       /* of requests, a second, on average */
-    double burstiness; /* of sessions' arrivals: the variation of the gaps; 1: Poisson, 0: even, above: gamma bursts */
-    struct trace_law first,
-        more; /* tokens that a session's first request adds to the system prompt, and each later one to all before */
+    double rate; /* of requests, a second, on average */
+    /* Of sessions' arrivals: the variation of the gaps; 1: Poisson, 0: even, above: gamma bursts. */
+    double burstiness;
+    struct trace_law first, more;     /* tokens that each request of a session adds */
     struct trace_law output, think_s; /* think: from one arrival to the next */
     double turns;                     /* >= 1; mean, geometric */
     uint32_t n_system, system_tokens; /* system prompts; their popularity follows Zipf's law */

@@ -29,7 +29,8 @@ struct trace_ceiling {                   /* of a cache without end */
 
 struct trace_stat {
     uint64_t n, n_tokens_in, n_tokens_out, n_unanswered;
-    double span_s, rate;                                            /* first arrival to last, requests a second */
+    /* First arrival to last, requests a second. */
+    double span_s, rate;
     uint64_t most_in_a_second, least_in_a_minute, most_in_a_minute; /* of whole minutes */
     double gap_cv; /* of the times between arrivals: 1 when they are independent, more in bursts */
     struct report_stats prompt, output;

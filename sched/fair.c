@@ -28,11 +28,13 @@ struct fair_tenant {
 struct fair {
     struct fair_weight *weights;
     uint32_t n_weights, n_active;
-    struct fair_tenant *tenants; /* n_weights tenants with weights of their own, then FAIR_SLOTS shared ones */
-    uint32_t *active;            /* the n_active tenants that have items or were told to come back; no order */
-    double now;                  /* virtual time */
-    double charged[2];           /* work charged in the current half of FAIR_OWED, and in the half before */
-    uint64_t half_ns;            /* when the current half began */
+    /* n_weights tenants with weights of their own, then FAIR_SLOTS shared ones */
+    struct fair_tenant *tenants;
+    /* The n_active tenants that have items or were told to come back; no order. */
+    uint32_t *active;
+    double now;        /* virtual time */
+    double charged[2]; /* work charged in the current half of FAIR_OWED, and in the half before */
+    uint64_t half_ns;  /* when the current half began */
 };
 
 /* ------------------------------------------------------------------ weights */

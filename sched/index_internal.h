@@ -59,7 +59,8 @@ struct crowd {
 struct index_table {
     struct index_entry *entries; /* [cap] */
     struct index_table *next;    /* in index.replaced */
-    uint64_t epoch;              /* when it was replaced: readers that began before this epoch may still use it */
+    /* When it was replaced: readers that began before this epoch may still use it. */
+    uint64_t epoch;
     struct crowd *crowds;
     uint32_t cap;
 };

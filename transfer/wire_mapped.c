@@ -65,7 +65,8 @@ enum map_job_kind { JOB_MAP, JOB_UNMAP, JOB_STOP };
 
 struct mapped_conn;
 
-struct map_job { /* sent to the thread and back; part of the connection, which has at most one job at a time */
+/* Sent to the thread and back; part of the connection, which has at most one job at a time. */
+struct map_job {
     struct mail mail;
     enum map_job_kind kind;
     struct mapped_conn *conn;

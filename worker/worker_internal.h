@@ -281,7 +281,8 @@ struct worker_lease *lease_open(struct worker *w, struct xfer_id id, uint64_t re
  */
 struct worker_pull *pull_open(struct worker *w, struct leg *leg, const struct page_ref *pages, const uint32_t *which,
                               uint32_t n);
-void lease_cancel(struct worker *w, struct xfer_id id);                    /* does nothing if the lease is over */
+/* Does nothing if the lease is over. */
+void lease_cancel(struct worker *w, struct xfer_id id);
 void lease_close(struct worker *w, struct worker_lease *l, bool in_doubt); /* after on_lease_end: frees it */
 /* Frees a pull after on_pull_end. */
 void pull_close(struct worker *w, struct worker_pull *p);

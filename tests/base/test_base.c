@@ -62,7 +62,8 @@ START_TEST(test_log_word_is_one_word_whatever_it_is_made_of)
     ck_assert_str_eq(log_word("abc-7/x.Y", 9, word), "abc-7/x.Y");
     ck_assert_str_eq(log_word("a b='\"\\\n\x7f\xc3", 10, word), "a\\x20b\\x3d\\x27\\x22\\x5c\\x0a\\x7f\\xc3");
     ck_assert_str_eq(log_word(NULL, 0, word), "");
-    memset(all, 0, sizeof(all)); /* each byte takes four characters, and only the first LOG_WORD_MAX bytes count */
+    /* Each byte takes four characters, and only the first LOG_WORD_MAX bytes count. */
+    memset(all, 0, sizeof(all));
     ck_assert_uint_eq(strlen(log_word(all, sizeof(all), word)), LOG_WORD_BYTES - 1);
 }
 END_TEST

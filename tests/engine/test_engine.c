@@ -338,7 +338,8 @@ START_TEST(test_engine_golden_preempted_and_resumed)
         preempted += f.runs[i].n_preempted;
     }
     ck_assert_uint_ge(f.n_runs, 4);
-    (void)preempted; /* whether it happens depends on the golden file's lengths; test_engine_preempts forces it */
+    /* Whether it happens depends on the golden file's lengths; test_engine_preempts forces it. */
+    (void)preempted;
     teardown(&f);
 }
 END_TEST
@@ -408,7 +409,7 @@ START_TEST(test_engine_resumes_after_any_token)
     start_params(&f, p);
     run_all(&f);
     want = f.runs[0];
-    if (_i / 2 == 0 || !getenv("TANDEM_GOLDEN")) /* another model's token may have come, and been refused, before */
+    if (_i / 2 == 0 || !getenv("TANDEM_GOLDEN")) /* another model may end earlier, at a refused token */
         ck_assert_int_eq(want.finish, _i / 2 ? FINISH_STOP : FINISH_LENGTH);
     memcpy(ids + N, want.tokens, want.n_tokens * sizeof(*ids));
     for (uint32_t k = 1; k < want.n_tokens; k++) {

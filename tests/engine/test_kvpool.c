@@ -209,7 +209,7 @@ START_TEST(test_kvpool_window_matches_by_the_last_pages)
         kvpool_name(f.pool, pages[i], &keys[i], i);
     }
     for (uint32_t i = 0; i < N; i++)
-        kvpool_unhold(f.pool, &pages[i], 1); /* in token order, as a sequence gives them up: the head goes first */
+        kvpool_unhold(f.pool, &pages[i], 1); /* in token order, as a sequence does */
     for (uint32_t gone = 0; gone <= N; gone++) {
         uint32_t want = gone <= 6 ? N : 0; /* tokens 108 and later are needed, from page 6 on */
         ck_assert_uint_eq(kvpool_match_window(f.pool, keys, N, found, &first), want);

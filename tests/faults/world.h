@@ -5,10 +5,11 @@
  * Transfers begin at random times between random nodes, are announced piece by piece, and now and then
  * cancelled on either side. The oracles (failures of the field, each of them seen in other systems):
  *
- *   - a pull that says TD_OK has every byte of the pages that were leased, whatever happened on the way; those that were
- *     had stay as they are, however it ends;
+ *   - a pull that says TD_OK has every byte of the pages that were leased, whatever happened on the way;
+ *     those that were had stay as they are, however it ends;
  *   - each lease and each pull ends once, within its time;
- *   - after its end nothing writes into a page of a pull: it is filled with a poison that must stay until the next use;
+ *   - after its end nothing writes into a page of a pull: it is filled with a poison that must stay until the
+ *     next use;
  *   - at the end no lease, pull, connection or page is left.
  */
 #pragma once

@@ -612,7 +612,8 @@ START_TEST(test_linear_sorted_gives_what_linear_gives)
                                                  {0, 0, 0, 0, 0, 0, 0, 130},
                                                  {0, 90, 190, 254, 319, 319, 447, 700}};
     for (int mode = 0; mode < 2 * MODES; mode++) {
-        const uint32_t *first = FIRST[mode % MODES], n_out = mode % MODES == 3 ? 900 : 50; /* and over large tiles */
+        /* And over large tiles. */
+        const uint32_t *first = FIRST[mode % MODES], n_out = mode % MODES == 3 ? 900 : 50;
         struct linear_case c = {.n_in = N_IN, .n_out = {n_out, 0}, .type = {NUM_F16, NUM_F16}, .bias = mode % 2};
         c.compute = mode / MODES ? COMPUTE_BF16 : COMPUTE_F32;
         open_device(_i, c.compute, false);
@@ -1011,7 +1012,8 @@ START_TEST(test_limits_are_known_or_zero)
     ck_assert_int_eq(k_alloc(sides[1], 2 * HALF_BYTES, &memory), TD_OK);
     for (enum kernels_limit i = 0; i < N_LIMITS; i++) {
         double amount = sides[1]->backend->run_limit(sides[1], i, memory, HALF_BYTES);
-        bool other = i == (DEVICES[_i].device == DEVICE_CPU ? LIMIT_LINK : LIMIT_READ_ONE); /* what it does not have */
+        /* What it does not have. */
+        bool other = i == (DEVICES[_i].device == DEVICE_CPU ? LIMIT_LINK : LIMIT_READ_ONE);
         ck_assert(other ? !(amount > 0) : amount >= HALF_BYTES);
     }
     k_finish(sides[1]);

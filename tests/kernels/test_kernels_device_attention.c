@@ -335,7 +335,8 @@ START_TEST(test_fast_attention_row_is_the_same_in_any_chunk_and_batch)
     struct kv_case large = chunk_case(NUM_BF16, 64, 2);
     large.end[0] = 1100;
     check_chunks(&large, 3);
-    struct kv_case many = chunk_case(NUM_BF16, 64, 2); /* a device is busy enough to take runs one after the other */
+    /* A device is busy enough to take runs one after the other. */
+    struct kv_case many = chunk_case(NUM_BF16, 64, 2);
     many.layout.n_kv_heads = 16;
     many.n_heads = 64;
     many.end[0] = 560;

@@ -90,7 +90,8 @@ START_TEST(test_quantised_pages_come_back_within_the_bound)
     for (uint64_t seed = 0; seed < 8; seed++) {
         uint8_t *page = make_page(l, seed);
         for (enum block_codec codec = BLOCK_INT8; codec <= BLOCK_FP8; codec++) {
-            if (codec_encode(c, codec, page, &data, &len) == BLOCK_RAW) { /* a scale and a byte for two bytes */
+            /* A scale and a byte for two bytes. */
+            if (codec_encode(c, codec, page, &data, &len) == BLOCK_RAW) {
                 ck_assert(l->head_dim == 1 || l->dtype == NUM_F8_E4M3);
                 ck_assert_ptr_eq(data, page);
                 continue;

@@ -177,7 +177,8 @@ START_TEST(test_kvstore_pinned_prompts_outlive_others_until_the_pin_is_over)
         offer(&w, 100 + 4 * i, 4);
     ck_assert_uint_eq(lookup(&w, 0, 6, NULL), 4);
     ROUTER_WAIT(w.router, w.router->in_tier[TIER_DRAM][3] && !w.router->in_tier[TIER_DRAM][5]);
-    for (uint32_t i = 0; ROUTER_READ(w.router, w.router->in_tier[TIER_DRAM][3]); i++) { /* until the pin is over */
+    /* Until the pin is over. */
+    for (uint32_t i = 0; ROUTER_READ(w.router, w.router->in_tier[TIER_DRAM][3]); i++) {
         offer(&w, 1000 + 4 * i, 4);
         usleep(5000);
     }
@@ -343,7 +344,8 @@ START_TEST(test_kvstore_offer_of_a_worker_that_dies_and_is_started_again_gives_s
     struct world w;
     world_open(&w, 8, false);
     world_start(&w);
-    struct node *dying = open_dying(&w, "elsewhere"); /* so that the store can't connect to it before it is dead */
+    /* So that the store can't connect to it before it is dead. */
+    struct node *dying = open_dying(&w, "elsewhere");
     snprintf(dying->address, sizeof(dying->address), "%s", "its-address");
     send_keys(dying, kvstore_xfer_address(w.store), STORE_OFFER, 400, 50, 6);
     ROUTER_WAIT(w.router, w.router->held_pages == 6);
@@ -446,16 +448,15 @@ static struct process spawn_store(const char *dir)
     snprintf(fd, sizeof(fd), "%d", ends[1]);
     fcntl(ends[0], F_SETFD, FD_CLOEXEC);
     setenv("TANDEM_READY_FD", fd, 1);
-    char *argv[] = {
-        (char *)(uintptr_t)TANDEM_KVSTORE,
-        (char *)(uintptr_t) "--dummy=" DIMS,
-        (char *)(uintptr_t) "--tls=tcp",
-        (char *)(uintptr_t) "--log-level=error",
-        (char *)(uintptr_t) "--dram-bytes=4M",
-        (char *)(uintptr_t) "--ssd-bytes=64M", /* batches of 2 MiB, so that some puts are logged and some not */
-        (char *)(uintptr_t) "--dir",
-        (char *)(uintptr_t)dir,
-        NULL};
+    char *argv[] = {(char *)(uintptr_t)TANDEM_KVSTORE,
+                    (char *)(uintptr_t) "--dummy=" DIMS,
+                    (char *)(uintptr_t) "--tls=tcp",
+                    (char *)(uintptr_t) "--log-level=error",
+                    (char *)(uintptr_t) "--dram-bytes=4M",
+                    (char *)(uintptr_t) "--ssd-bytes=64M", /* batches of 2 MiB: some puts are logged */
+                    (char *)(uintptr_t) "--dir",
+                    (char *)(uintptr_t)dir,
+                    NULL};
     uint64_t before = wall_ns();
     ck_assert_int_eq(posix_spawn(&p.pid, TANDEM_KVSTORE, NULL, NULL, argv, environ), 0);
     close(ends[1]);

@@ -174,7 +174,8 @@ static int open_some_file(struct patient *p, off_t *size_out)
     ck_assert_ptr_nonnull(d);
     for (struct dirent *e; (e = readdir(d)) && n < 256;) {
         struct stat st;
-        bool is_log = !strncmp(e->d_name, "LOG", 3) || !strncmp(e->d_name, "OPTIONS", 7); /* words for people */
+        /* Words for people. */
+        bool is_log = !strncmp(e->d_name, "LOG", 3) || !strncmp(e->d_name, "OPTIONS", 7);
         if (!is_log && !fstatat(dirfd(d), e->d_name, &st, 0) && S_ISREG(st.st_mode) && st.st_size > 0)
             snprintf(names[n++], sizeof(names[0]), "%.63s", e->d_name);
     }

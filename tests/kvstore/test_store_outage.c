@@ -37,7 +37,8 @@ static int attach_loop(int file, char device[32])
 {
     const struct loop_info64 info = {.lo_flags = LO_FLAGS_AUTOCLEAR};
     int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC), fd = -1;
-    for (int i = 0; control >= 0 && fd < 0 && i < 100; i++) { /* somebody else may take the one that is free */
+    /* Somebody else may take the one that is free. */
+    for (int i = 0; control >= 0 && fd < 0 && i < 100; i++) {
         int n = ioctl(control, LOOP_CTL_GET_FREE);
         snprintf(device, 32, "/dev/loop%d", n);
         fd = n < 0 ? -1 : open(device, O_RDWR | O_CLOEXEC);

@@ -80,7 +80,8 @@ START_TEST(test_profile_has_the_memory_of_its_model_or_none)
     struct worker_profile p = with_members(
         "\"gpu\":\"h200_sxm\",\"model\":\"meta-llama/Meta-Llama-3.1-70B\",\"tp\":4,\"precision\":\"bf16\"");
     ck_assert_double_eq(p.kv_bytes_per_token, 327680);
-    ck_assert_msg(p.is_derived && fabs(p.pool_bytes / 380e9 - 1) < 0.01, "%g", p.pool_bytes); /* that of h200-70b */
+    /* That of h200-70b. */
+    ck_assert_msg(p.is_derived && fabs(p.pool_bytes / 380e9 - 1) < 0.01, "%g", p.pool_bytes);
     p = with_members("\"gpu\":\"h200_sxm\",\"model\":\"meta-llama/Meta-Llama-3.1-8B\",\"tp\":1,\"precision\":\"bf16\"");
     ck_assert(p.kv_bytes_per_token == 131072 && fabs(p.pool_bytes / 114e9 - 1) < 0.01); /* that of h200-8b */
     p = with_members("\"gpu\":\"h100_sxm\",\"model\":\"meta-llama/Meta-Llama-3.1-8B\",\"tp\":1,\"precision\":\"fp8\","

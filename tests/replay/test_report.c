@@ -13,7 +13,8 @@
  * Four requests of two tenants within 2 s, limits 100 and 10 ms:
  *   0  answered: 5 tokens at 40, 50, 60, 70, 80 ms; met
  *   1  answered: 3 tokens at 200, 205, 215 ms; TTFT missed by the run's limit
- *   2  refused after 3 ms, told to come back in 500 ms, came back and was answered: 2 tokens at 60, 75 ms; TPOT missed
+ *   2  refused after 3 ms, told to come back in 500 ms, came back and was answered: 2 tokens at 60, 75 ms;
+ *      TPOT missed
  *   3  refused after 1 ms
  */
 static const float TOKENS[3][5] = {{40, 50, 60, 70, 80}, {200, 205, 215}, {60, 75}};

@@ -228,8 +228,7 @@ START_TEST(test_simulate_shares_a_full_cluster_by_the_weights_of_tenants)
     struct simulate_result r;
     double shares[2][2] = {{0}};
     for (uint32_t i = 0; i < N; i++) {
-        bool floods =
-            i % 3 < 2; /* twice as many requests, for a third of the weight; both want more than their shares */
+        bool floods = i % 3 < 2; /* twice the requests, a third of the weight; both want more */
         add(&m, i * 13, 4000 + (uint32_t)(uniform(i, 1) * 4000), 20, 0, 0);
         asks[i] = (struct simulate_ask){.tenant = floods ? 1 : 2, .follows = -1};
     }
@@ -450,7 +449,8 @@ START_TEST(test_simulate_decoding_is_slower_by_its_factor_and_draws_less)
     double slower = ((double)b[N - 1] - (double)b[N - LAST]) / ((double)a[N - 1] - (double)a[N - LAST]);
     ck_assert_msg(fabs(slower / power_decode_factor(LEVEL_1) - 1) < 1e-4, "%f", slower);
     ck_assert_msg(fabs(down.power.peak_share - 0.85) < 1e-9 && !down.power.n_brakes, "%f", down.power.peak_share);
-    ck_assert_msg(fabs(down.power.level_ms[0] - 42e3) < 1e-3, "%f", down.power.level_ms[0]); /* seen after 2 s */
+    /* Seen after 2 s. */
+    ck_assert_msg(fabs(down.power.level_ms[0] - 42e3) < 1e-3, "%f", down.power.level_ms[0]);
     ck_assert(fabs(down.power.level_ms[0] + down.power.level_ms[1] - down.duration_ms) < 1e-3);
     double prefill = up.workers[0].prefill_ms;
     double want = WATTS.prefill * prefill + WATTS.decode * (up.duration_ms - prefill);

@@ -52,7 +52,8 @@ static void add_request(struct load *l, uint64_t seed, uint32_t i, uint64_t at_n
     uint32_t full = n_prompt / c->block_tokens, shared = between(seed, 300 + i, 0, full);
     if (n_prompt % c->block_tokens == 0 && between(seed, 400 + i, 0, 1)) { /* all of it may be in the cache */
         shared = full;
-        n_output = n_output < c->page_tokens ? n_output : c->page_tokens; /* and no page of the answer can be */
+        /* And no page of the answer can be. */
+        n_output = n_output < c->page_tokens ? n_output : c->page_tokens;
     } else if (n_prompt % c->block_tokens == 0 && shared == full) {
         shared--;
     }
@@ -99,8 +100,7 @@ static void make_load(struct load *l, uint64_t seed, uint32_t n_prefill, uint32_
     double at = 0, gap = between(seed, 8, 5, 200);
     for (uint32_t i = 0; i < N; i++) {
         at += -gap * log(1 - random_unit(random_at(seed, 2, i)));
-        add_request(l, seed, i,
-                    (uint64_t)(at * 1e3) * 1000 + 500); /* steps take whole microseconds: nothing is at one time */
+        add_request(l, seed, i, (uint64_t)(at * 1e3) * 1000 + 500); /* whole us and a half: no two events coincide */
     }
 }
 

@@ -22,8 +22,7 @@ struct bed {
     void (*make)(struct maker *m, uint32_t n, double gap_ms);
     uint32_t n_prefill, n_decode;
     double ttft_ms, tpot_ms, gap_ms;
-    double
-        kv_weight; /* of a token, over the profile's: if it is heavy, few sequences fill a worker, and N fill it often */
+    double kv_weight;  /* KV bytes of a token over the profile's: few heavy sequences fill a worker */
     bool held_to_both; /* workers that all do both phases are a bar, too */
     double chunk_ms;   /* what a chunk takes beyond the profile, whatever its tokens; 0: nothing */
     uint32_t n;        /* requests; 0: N */

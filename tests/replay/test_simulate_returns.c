@@ -68,7 +68,8 @@ START_TEST(test_simulate_admits_those_that_come_back_when_they_were_told)
     c.rpc_ms = 0.5;
     c.noise = 0.1;
     c.retry_share = crowd->returns;
-    c.probe_share = crowd->load < 4 ? 0.05 : 0.02; /* of those that are refused: each costs a few hundred trials */
+    /* Of those that are refused: each costs a few hundred trials. */
+    c.probe_share = crowd->load < 4 ? 0.05 : 0.02;
     for (c.seed = 1; c.seed <= (crowd->returns < 1 ? 3 : 1); c.seed++) {
         simulate_run(&m.trace, &c, &r);
         add_run(&c, &r, &s);
@@ -83,8 +84,7 @@ START_TEST(test_simulate_admits_those_that_come_back_when_they_were_told)
            (double)s.in_time / (double)s.taken, (double)s.late / (double)s.refused);
     ck_assert_msg(admitted >= crowd->least, "%f admitted", admitted);
     ck_assert_msg(wait <= crowd->most_wait, "told %f times what it takes", wait);
-    double in_time =
-        crowd->n_routers > 1 && crowd->returns == 1 ? 0.94 : 0.95; /* asked: 0.95; at four times the load 0.948 */
+    double in_time = crowd->n_routers > 1 && crowd->returns == 1 ? 0.94 : 0.95; /* four times the load: 0.948 */
     ck_assert_msg((double)s.in_time >= in_time * (double)s.taken, "%lu of %lu", (unsigned long)s.in_time,
                   (unsigned long)s.taken);
     ck_assert_msg((double)s.late <= (crowd->n_routers == 1 && crowd->returns < 1 ? 0.01 : 0.1) * (double)s.refused + 1,

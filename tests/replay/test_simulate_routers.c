@@ -4,7 +4,8 @@
 #include "tests/replay/simulate_made.h"
 
 struct outcome {
-    double goodput, within, error; /* a second; share of the admitted; median of |predicted - actual| / actual TTFT */
+    /* A second; share of the admitted; median of |predicted - actual| / actual TTFT. */
+    double goodput, within, error;
 };
 
 static int by_value(const void *a, const void *b)

@@ -266,7 +266,8 @@ START_TEST(test_trace_fit_describes_what_was_made)
     ck_assert_double_eq_tol(f.burstiness, 1, 0.1);
     ck_assert_uint_eq(f.system_tokens, 128);
     ck_assert_double_eq_tol(trace_law_draw(&f.first, 0.5), 300, 15);
-    ck_assert_double_eq_tol(trace_law_draw(&f.more, 0.5), 100, 20); /* the part of a block that was before counts too */
+    /* The part of a block that was before counts too. */
+    ck_assert_double_eq_tol(trace_law_draw(&f.more, 0.5), 100, 20);
     ck_assert_double_eq_tol(trace_law_draw(&f.think_s, 0.5), 5, 0.2);
     trace_close(t);
 }

@@ -39,7 +39,8 @@ struct echo_config {
     uint64_t max_queued_bytes;
 };
 struct echo_service *echo_open(const struct echo_config *config); /* NULL: could not listen */
-void echo_close(struct echo_service *e);                          /* closes the server, waits for the feeding threads */
+/* Closes the server, waits for the feeding threads. */
+void echo_close(struct echo_service *e);
 struct rpc_server *echo_server(struct echo_service *e);
 const char *echo_address(struct echo_service *e);
 struct echo_stats echo_stats(struct echo_service *e);

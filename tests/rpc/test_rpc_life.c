@@ -338,7 +338,7 @@ static void close_server_with_frozen_client(const char *listen)
     uint32_t n_full = echo_stats(e).n_full;
     kill(child.pid, SIGSTOP);
     uint64_t start_ms = echo_now_ms();
-    while (echo_stats(e).n_full < n_full + 10 && echo_now_ms() < start_ms + AT_MOST_MS) /* socket and queue are full */
+    while (echo_stats(e).n_full < n_full + 10 && echo_now_ms() < start_ms + AT_MOST_MS) /* both are full */
         echo_wait_ended(e, 1, 10);
     start_ms = echo_now_ms();
     echo_close(e);

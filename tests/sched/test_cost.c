@@ -156,7 +156,8 @@ START_TEST(test_cost_of_more_work_is_never_less)
     const struct cost_profile start = profile(1);
     struct cost_model m = cost_make(&start);
     for (uint64_t i = 0; i < 2000; i++) {
-        double ms = (i / 500 % 2 ? 15 : 3) * (0.7 + 0.6 * uniform(i, 5)); /* and the speed changes now and then */
+        /* The speed changes now and then. */
+        double ms = (i / 500 % 2 ? 15 : 3) * (0.7 + 0.6 * uniform(i, 5));
         uint32_t batch = 5 + (uint32_t)(uniform(i, 6) * 4), tokens = 10 + (uint32_t)(uniform(i, 7) * 30);
         const struct cost_step decode = {.batch = batch, .context = batch * 50.0, .ms = ms};
         const struct cost_step prompt = {
@@ -221,7 +222,8 @@ START_TEST(test_cost_of_an_unseen_worker_is_its_profile)
     }
     ck_assert(cost_prefill_ms(&m, 0, 100, 512) == 0 && cost_decode_ms(&m, 0, 100) == 0);
     double whole = cost_prefill_ms(&m, 4096, 0, 0), cut = cost_prefill_ms(&m, 4096, 0, 1024);
-    ck_assert(fabs(cut - whole - 3 * p.prefill[0]) < 1e-6); /* only the steps themselves are paid more often */
+    /* Only the steps themselves are paid more often. */
+    ck_assert(fabs(cut - whole - 3 * p.prefill[0]) < 1e-6);
 }
 END_TEST
 

@@ -569,7 +569,8 @@ START_TEST(test_learn_keeps_the_class_that_comes_back_as_long_as_it_takes)
     learn_terms_make(l, 200, &terms); /* twice what is needed */
     ck_assert_uint_ge(learn_keep_for(&terms, often, true), 100);
     ck_assert_uint_eq(terms.tight[once], 0);
-    learn_terms_make(l, 50, &terms); /* half of it: a share of the lives is kept long enough, the others not at all */
+    /* Half of it: a share of the lives is kept long enough, the others not at all. */
+    learn_terms_make(l, 50, &terms);
     ck_assert_uint_ge(terms.generous[often], 100);
     ck_assert_uint_eq(terms.tight[often], 0);
     ck_assert_double_gt(terms.share, 0.3);
@@ -639,7 +640,8 @@ static bool duel_after(uint64_t again, uint64_t keep_for, uint64_t n_blocks)
 
 START_TEST(test_duel_prefers_learned_terms_where_they_find_more_and_lru_where_not)
 {
-    ck_assert(duel_after(300, 700, 400));  /* lru reaches back 400 requests, what comes back does so after 600 */
+    /* LRU reaches back 400 requests, and blocks come back after 600. */
+    ck_assert(duel_after(300, 700, 400));
     ck_assert(!duel_after(300, 100, 400)); /* kept too short */
     ck_assert(!duel_after(100, 700, 400)); /* both find all */
 }

@@ -48,7 +48,8 @@ START_TEST(test_fair_serves_backlogged_tenants_by_their_weights)
         items[i] = (struct item){1 + i % 2, i, 1};
         fair_push(f, items[i].tenant, items[i].key, items[i].amount, &items[i], 0);
     }
-    for (uint32_t i = 0; i < 6000; i++) { /* ten minutes; amounts of all sizes, larger ones for the light tenant */
+    /* Ten minutes; amounts of all sizes, larger ones for the light tenant. */
+    for (uint32_t i = 0; i < 6000; i++) {
         struct item *next = serve(f, i * 100.0);
         served[next->tenant] += next->amount;
         next->amount = (next->tenant == 1 ? 2000 : 700) * (0.1 + random_unit(random_at(1, i, 1)));
@@ -95,7 +96,8 @@ END_TEST
 
 START_TEST(test_fair_owes_a_tenant_that_was_sent_away_what_was_served_lately_at_most)
 {
-    uint32_t second = served_after(100, true); /* FAIR_OWED are 20 turns: it gets at most those, then every other */
+    /* FAIR_OWED is 20 turns: it gets at most those, then every other one. */
+    uint32_t second = served_after(100, true);
     ck_assert_msg(second > 54 && second <= 61, "%u", second);
 }
 END_TEST

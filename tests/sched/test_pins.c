@@ -128,7 +128,8 @@ START_TEST(test_pin_list_takes_the_longer_end_and_calls_a_moment_more_no_news)
     struct block_key keys[] = {key_of(1), key_of(2), key_of(3)};
     ck_assert_int_eq(pin_list_add(&l, keys, 3, 10 * NS_PER_S, 4), PIN_NEWS);
     ck_assert_int_eq(pin_list_add(&l, keys, 3, 9 * NS_PER_S, 4), PIN_KNOWN);
-    ck_assert_int_eq(pin_list_add(&l, keys, 3, 10 * NS_PER_S + NS_PER_MS, 4), PIN_KNOWN); /* told and told again */
+    /* The same pin comes twice. */
+    ck_assert_int_eq(pin_list_add(&l, keys, 3, 10 * NS_PER_S + NS_PER_MS, 4), PIN_KNOWN);
     ck_assert_int_eq(pin_list_add(&l, keys, 3, 12 * NS_PER_S, 4), PIN_NEWS);
     ck_assert_int_eq(pin_list_add(&l, keys, 2, 12 * NS_PER_S, 4), PIN_NO_ROOM);
     ck_assert_int_eq(pin_list_add(&l, keys, 1, 12 * NS_PER_S, 4), PIN_NEWS);

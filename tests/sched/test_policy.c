@@ -365,7 +365,8 @@ START_TEST(test_policy_predicts_no_more_where_more_of_the_prefix_is)
         struct scene s;
         make_scene(&s, seed, true);
         uint32_t w = (uint32_t)(random_at(seed, 6, 6) % s.n);
-        bool stores = s.r.store_blocks && s.r.policy != POLICY_MOONCAKE; /* whose ratio is no matter of time */
+        /* Mooncake's ratio does not depend on times. */
+        bool stores = s.r.store_blocks && s.r.policy != POLICY_MOONCAKE;
         s.r.store_blocks = stores ? s.r.store_blocks : 0;
         s.r.matched_blocks = s.matched;
         s.r.policy = s.r.policy == POLICY_MOONCAKE ? POLICY_MOONCAKE : POLICY_TANDEM;
@@ -499,7 +500,8 @@ START_TEST(test_policy_loads_from_where_that_takes_least_time)
     w[0].load_ms = w[0].fetch_ms = 2;
     w[0].load_dram_ms = w[0].fetch_block_ms = 1;
     struct plan p = policy_place(w, 3, &r, NULL, NULL);
-    ck_assert(p.loaded_blocks == 31 && p.peer_from == 20 && fabs(p.load_ms - 22) < 1e-9); /* at the same time */
+    /* Both loads go on at the same time. */
+    ck_assert(p.loaded_blocks == 31 && p.peer_from == 20 && fabs(p.load_ms - 22) < 1e-9);
     w[0].fetch_block_ms = 0.1;
     p = policy_place(w, 3, &r, NULL, NULL);
     ck_assert(p.loaded_blocks == 31 && p.peer_from == 0 && fabs(p.load_ms - 5.1) < 1e-9);
@@ -671,7 +673,8 @@ START_TEST(test_policy_keeps_on_the_prefill_worker_what_decode_workers_have_no_r
     r.ttft_ms = 2000;
     r.tpot_ms = 40;
     ck_assert_int_ne(policy_place(w, 2, &r, NULL, NULL).kind, PLAN_KEPT);
-    fill(&w[1], (struct policy_load){60, 900000, 900}); /* its steps take 32 ms: with one more over the limit of 33 */
+    /* Its steps take 32 ms: with one more over the limit of 33. */
+    fill(&w[1], (struct policy_load){60, 900000, 900});
     w[1].tpot_limit_ms = 33;
     r.tpot_ms = 33;
     r.expected_tokens = 100;

@@ -160,7 +160,8 @@ START_TEST(test_power_a_row_that_flutters_is_held_below_its_budget)
     uint32_t over[2] = {0}, brakes = 0;
     for (uint64_t seed = 0; seed < 20; seed++) {
         struct row r = {.now_ns = 0};
-        for (uint64_t i = 0; i < 3600; i++) { /* two hours, up and down in the whole of it, 0.06 around that */
+        /* Two hours, up and down in the whole of it, 0.06 around that. */
+        for (uint64_t i = 0; i < 3600; i++) {
             double demand =
                 0.95 - 0.3 * cos((double)i / 3600 * 2 * M_PI) + 0.06 * (2 * random_unit(random_at(seed, i, 0)) - 1);
             demand = fmin(demand, 1.15);

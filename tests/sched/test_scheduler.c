@@ -233,7 +233,8 @@ static double prompt_ms(struct cluster *c)
  */
 START_TEST(test_scheduler_probes_an_idle_worker_that_is_thought_slow)
 {
-    for (int is_long = 0; is_long < 2; is_long++) { /* for ten requests; for long enough to be its usual speed */
+    /* For ten requests; for long enough to be its usual speed. */
+    for (int is_long = 0; is_long < 2; is_long++) {
         struct cluster *c = cluster_open(1, 1);
         for (int i = 0; i < 50; i++)
             prompt_step(c, 1);
@@ -491,7 +492,8 @@ START_TEST(test_scheduler_bears_lateness_by_what_is_still_to_come)
         q.ttft_ms = 500;
         next.ttft_ms = 5000; /* behind it */
         ck_assert(submit(c, &q));
-        pass_ms(c, 243 + late_ms); /* the worker is nearly done with the first; then 204 ms, and 51 of its own */
+        /* The worker is nearly done with the first; then 204 ms, and 51 of its own. */
+        pass_ms(c, 243 + late_ms);
         ck_assert(submit(c, &next));
         run(c);
         ck_assert_int_eq(q.state, late_ms == 15 ? SCHED_QUEUED : SCHED_OVER);
@@ -624,7 +626,8 @@ START_TEST(test_scheduler_keeps_a_place_for_one_that_comes_back_when_told)
     ck_assert(!scheduler_submit(c->s, &q, c->now, &retry)); /* 300 ms of queue and 500 of work */
     ck_assert_msg(retry >= 150 && retry <= 350, "%f", retry);
     uint64_t back = c->now + (uint64_t)(retry * 1e6);
-    for (; c->now + NS_PER_MS * 10 < back && n_others < 40; n_others++) { /* these would fill the worker meanwhile */
+    /* These would fill the worker meanwhile. */
+    for (; c->now + NS_PER_MS * 10 < back && n_others < 40; n_others++) {
         pass_ms(c, 9);
         others[n_others] = request(c, 900);
         others[n_others].ttft_ms = 700;

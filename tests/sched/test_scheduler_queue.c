@@ -278,7 +278,8 @@ START_TEST(test_scheduler_decides_in_long_queues_as_whole_passes_do)
                 n_admitted += taken[0];
                 n_refused += !taken[0];
             }
-            for (uint32_t k = 0; k < 2; k++) { /* for long enough that passes are not too near to one another */
+            /* For long enough that passes are not too near to one another. */
+            for (uint32_t k = 0; k < 2; k++) {
                 pass_ms(cs[k], 100);
                 run(cs[k]);
                 for (uint32_t i = 0; i < 3 && cs[k]->n_placed; i++) {

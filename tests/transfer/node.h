@@ -196,7 +196,8 @@ static inline void node_on_pull_end(void *user, struct xfer_id id, const struct 
 
 static const struct kv_layout SMALL_LAYOUT = {NUM_F32, 4, 2, 16, 16}; /* layer 4 KiB, page 16 KiB */
 static const struct kv_layout BIG_LAYOUT = {NUM_F32, 4, 8, 128, 32};  /* layer 256 KiB, page 1 MiB */
-static const struct kv_layout HUGE_LAYOUT = {NUM_F32, 3, 8, 128, 96}; /* layer 768 KiB, page 2.25 MiB: several parts */
+/* Layer 768 KiB, page 2.25 MiB: several parts. */
+static const struct kv_layout HUGE_LAYOUT = {NUM_F32, 3, 8, 128, 96};
 
 static inline struct node *node_open(const struct node_params *p)
 {

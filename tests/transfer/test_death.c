@@ -185,7 +185,8 @@ static uint64_t one_round(struct node *n, struct book *bystander, const char *tl
     ck_assert_int_eq(n->down_why, TD_ERR_PEER_LOST);
     n_lost += v->ended_lost; /* ends come before the peer's down */
     pthread_mutex_unlock(&n->lock);
-    for (uint64_t i = 1; i < 8192; i++) { /* granted ahead, not yet asked for when it died; or begun as it died */
+    /* Granted ahead, not yet asked for when it died; or begun as it died. */
+    for (uint64_t i = 1; i < 8192; i++) {
         if (we_read)
             xfer_pull_cancel(n->x, (struct xfer_id){id, i});
         else
@@ -204,7 +205,7 @@ static uint64_t one_round(struct node *n, struct book *bystander, const char *tl
 
 static void rounds(int tls_index, bool we_read, int sig, int n_rounds, uint64_t limit_ns)
 {
-    if (sig == SIGKILL) /* told by the transport; so a machine that starves the bystander for a second spoils nothing */
+    if (sig == SIGKILL) /* the transport tells it, so a bystander that is starved for a second still passes */
         setenv(PEER_SILENCE, "8000", 1);
     else
         unsetenv(PEER_SILENCE);
@@ -298,7 +299,8 @@ int main(int argc, char **argv)
                  {"frozen holder", test_xfer_frozen_holder_is_dead_after_a_second},
                  {"frozen reader", test_xfer_frozen_reader_is_dead_after_a_second},
                  {"thawed", test_xfer_frozen_peer_that_thaws_is_served_again}};
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) { /* one case each: CK_RUN_CASE can choose */
+    /* One case each: CK_RUN_CASE can choose. */
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         TCase *tc = tcase_create(cases[i].name);
         tcase_set_timeout(tc, 120);
         tcase_add_loop_test(tc, cases[i].test, 0, N_TLS);

@@ -365,7 +365,8 @@ START_TEST(test_rogue_reader_gets_only_what_was_announced)
     ROGUE_UNTIL(rogue.n_of[MSG_REFUSE]);
     ck_assert_int_eq(rogue.last.refuse.reason, REFUSE_STALE);
     ck_assert_uint_eq(rogue.n_of[MSG_DATA], 0);
-    say(out, proto_put_release(out, node_id(1), TD_OK)); /* says it has all, of a lease that is not finished */
+    /* Says it has all, of a lease that is not finished. */
+    say(out, proto_put_release(out, node_id(1), TD_OK));
     NODE_WAIT(node, (wire_progress(rogue.wire), node->leases[1].ends == 1));
     ck_assert_int_eq(node->leases[1].status, TD_ERR_CANCELLED);
 }

@@ -188,8 +188,7 @@ START_TEST(test_xfer_pull_of_what_is_had_waits_for_the_finish)
     node_grant(h, 60, 1200 * NS_PER_MS);
     node_pull_rest(r, 60, h->address, h->incarnation, LONG, 4);
     node_announce(h, 60, 0, 0, 3, 0, 4);
-    uint64_t until =
-        wall_ns() + 2500 * NS_PER_MS; /* the time itself is what is tested: longer than a stall, and the lease */
+    uint64_t until = wall_ns() + 2500 * NS_PER_MS; /* the time itself is tested */
     pthread_mutex_lock(&r->lock);
     while (node_wait_turn(r, until))
         ck_assert_uint_eq(r->pulls[60].ends, 0);
@@ -348,7 +347,8 @@ START_TEST(test_xfer_waiting_reader_keeps_its_lease_alive)
     node_grant(h, 9, 1200 * NS_PER_MS);
     node_pull(r, 9, h->address, 0, LONG);
     NODE_WAIT(r, r->ups);
-    uint64_t until = wall_ns() + 2500 * NS_PER_MS; /* the time itself is what is tested: two durations must pass */
+    /* The time itself is what is tested: two durations must pass. */
+    uint64_t until = wall_ns() + 2500 * NS_PER_MS;
     pthread_mutex_lock(&h->lock);
     while (node_wait_turn(h, until))
         ck_assert_uint_eq(h->leases[9].ends, 0);

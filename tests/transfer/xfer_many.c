@@ -1,9 +1,11 @@
 /*
  * Several endpoints in one process, for the test that connects all with all.
  *
- *     xfer_many holder TLS N FIRST N_READERS          endpoints FIRST.. that lease to readers 0..; prints their addresses, waits
- *     xfer_many reader TLS N FIRST ADDRESS...         endpoints FIRST.. that each pull ROUNDS times from every address (holder
- *                                                     0, 1, ..), check every word, and print "ok" and how many pulls it were
+ *     xfer_many holder TLS N FIRST N_READERS          endpoints FIRST.. that lease to readers 0..; prints
+ *                                                     their addresses, waits
+ *     xfer_many reader TLS N FIRST ADDRESS...         endpoints FIRST.. that each pull ROUNDS times from
+ *                                                     every address (holder 0, 1, ..), check every word, and
+ *                                                     print "ok" and how many pulls it were
  *
  * It dies with its parent.
  */

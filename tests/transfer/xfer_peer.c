@@ -1,7 +1,8 @@
 /*
  * A process to be killed: holds leases, or pulls, until somebody ends it.
  *
- *     xfer_peer holder TLS ID_INCARNATION             offers leases with counters 1, 2, .. for ever; prints its address
+ *     xfer_peer holder TLS ID_INCARNATION             offers leases with counters 1, 2, .. for ever; prints
+ *                                                     its address
  *     xfer_peer reader TLS ID_INCARNATION ADDRESS     pulls counters 1, 2, .. from ADDRESS for ever
  *
  * WINDOW transfers are open at any time. It dies with its parent.

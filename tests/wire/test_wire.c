@@ -109,7 +109,8 @@ START_TEST(test_kv_layout_absurd_values_are_refused)
 {
     uint8_t b[KV_LAYOUT_WIRE_BYTES];
     struct kv_layout back;
-    for (size_t at = 2; at < 24; at += at == 18 ? 4 : 2) { /* each field at its largest; a window may well be 65,535 */
+    /* Each field at its largest; a window may well be 65,535. */
+    for (size_t at = 2; at < 24; at += at == 18 ? 4 : 2) {
         kv_layout_encode(&LAYOUT, b);
         b[at] = b[at + 1] = 0xff;
         ck_assert_int_ne(kv_layout_decode(b, sizeof(b), &back, NULL), TD_OK);
