@@ -1,10 +1,12 @@
 /*
  * One worker: which sequences it has, and its steps.
  *
- *     leg arrives -> WAITING --pages--> PROMPT --computed--> DECODING --last token--> over        (aggregated, preempted)
- *                       |                  \--computed--> LEASED --the reader has all--> over     (prefill leg)
+ *     leg arrives -> WAITING --pages--> PROMPT --computed--> DECODING --last token--> over   (aggregated)
+ *                       |                  \--computed--> LEASED --the reader has all--> over (prefill leg)
  *                       |--pages--> FILLING --loaded from stores--> PROMPT
- *                       \--pages--> FILLING --the last byte came--> DECODING --last token--> over (decode leg)
+ *                       \--pages--> FILLING --the last byte came--> DECODING --last--> over    (decode leg)
+ *
+ * A preempted decode leg goes the way of an aggregated one.
  *
  * A run of decode steps in which nothing else happens is one event. What comes meanwhile cuts it at the end
  * of the step that runs. Whatever a worker hears during a step (a leg, pages that came) counts from the end

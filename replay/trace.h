@@ -5,31 +5,32 @@
  * Formats, told apart by their first line; all may be packed with gzip or zstd (docs/replay.md says where to
  * get them):
  *
- *   Mooncake, one JSON object a line (FAST'25 release). timestamp in milliseconds; hash_ids name the blocks of the
- *   prompt from its head, the last one may be partial; an id names the whole prefix that it ends.
+ *   Mooncake, one JSON object a line (FAST'25 release). timestamp is in milliseconds; hash_ids name the
+ *   blocks of the prompt from its head, of which the last may be partial. An id names the whole prefix that
+ *   it ends.
  *
  *       {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
  *
  *   Qwen-Bailian: the same with seconds, blocks of 16 tokens, chats and turns. Its type becomes the tenant.
  *
  *       {"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.1, "input_length": 521,
- *        "output_length": 132, "type": "text",
- *        "turn": 2, "hash_ids": [1089, 1090]}
+ *        "output_length": 132, "type": "text", "turn": 2, "hash_ids": [1089, 1090]}
  *
- *   tandem's own: a line that says so, then Mooncake's members and what else is known. Only the first three are needed.
+ *   tandem's own: a line that says so, then Mooncake's members and further ones. Only the first three members
+ *   are required.
  *
  *       {"tandem_trace": 1, "block_tokens": 16}
  *       {"timestamp": 27482, "input_length": 30, "output_length": 52, "hash_ids": [46, 47],
- *        "tenant": "a", "priority": 2,
- *        "ttft_ms": 500, "tpot_ms": 50, "id": "r8", "session": "s3", "follows": "r7", "delay_ms": 1200}
+ *        "tenant": "a", "priority": 2, "ttft_ms": 500, "tpot_ms": 50, "id": "r8", "session": "s3",
+ *        "follows": "r7", "delay_ms": 1200}
  *
  *   Azure (2023, 2024, multimodal 2025), comma separated with a header, without blocks:
  *
  *       TIMESTAMP,ContextTokens,GeneratedTokens
  *       2023-11-16 18:15:46.6805900,374,44
  *
- *   BurstGPT: the same with seconds; its model becomes the tenant, its session ID the session. Requests without a prompt
- *   token (failures of the service that was observed) are left out and counted.
+ *   BurstGPT: the same with seconds. Its model becomes the tenant, its session ID the session. Requests without
+ *   a prompt token (failures of the observed service) are left out and counted.
  *
  *       Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
  *       5,ChatGPT,472,18,490,Conversation log
