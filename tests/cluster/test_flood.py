@@ -331,7 +331,13 @@ def test_refusals_are_answered_within_five_milliseconds():
     with sim_cluster(step_ms=100, router_args=["--queue-requests", "20"]) as c:  # those that fill it go on for minutes
         client = Client(c.router.address)
         check_refused_within(c, HOPELESS, "slo")
-        full = [client.generate(BUSY, timeout=900) for _ in range(400)]  # more than run and wait
+        full = []
+
+        def is_full():  # a queue that is full before the worker is has room again
+            full.extend(client.generate(BUSY, timeout=900) for _ in range(100))
+            status = c.status()
+            return (status["running"], status["queued"]) == (64, 20)
+        wait_until(is_full, 120, "a full queue behind a full worker")
         check_refused_within(c, BUSY, "full")
         for f in full:
             f.cancel()

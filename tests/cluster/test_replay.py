@@ -95,16 +95,16 @@ def test_replay_with_a_dead_sender_is_no_valid_run():
     """And a crash is a crash: nothing catches the signal."""
     with tempfile.TemporaryDirectory() as d, Cluster(dummy=DIMS, prefill=0, decode=1, worker_args=SIM) as c:
         path = os.path.join(d, "trace.jsonl")
-        write_trace(path, 40, 20)
+        write_trace(path, 100, 50)
         p = subprocess.Popen([TANDEM, "replay", path, "--router", c.router.address, "--json", "--processes", "2"],
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         wait_until(lambda: c.status()["finished"] >= 2, 10, "some are answered")
         children = open(f"/proc/{p.pid}/task/{p.pid}/children").read().split()
         os.kill(int(children[-1]), signal.SIGSEGV)
-        out, err = p.communicate(timeout=20 * SLOW)
+        out, err = p.communicate(timeout=60 * SLOW)
         r = json.loads(out)
         assert p.returncode == 1 and not r["valid"] and r["why_invalid"] == "1 of the senders ended early", (p.returncode, r["valid"], r["why_invalid"])
-        assert "Caught signal" not in err and r["answered"] < 40, err
+        assert "Caught signal" not in err and r["answered"] < 100, err
 
 
 @test
