@@ -33,17 +33,26 @@ static void count_held(uint32_t *counts, const struct held_pages *h)
 /* Counts the holds of all legs, leases, pulls and offers. */
 static void count_all(struct worker *w, struct account *a, Tandem__Worker__V1__Audit *m)
 {
-    for (const struct leg *l = w->legs; l; l = l->next, m->legs++) {
+    const struct leg *l;
+    const struct worker_lease *lease;
+    const struct worker_pull *p;
+    const struct offer *o;
+    LIST_FOREACH (l, &w->legs, in_worker) {
         uint32_t n = 0;
+        m->legs++;
         const struct page_ref *pages = l->seq ? engine_seq_pages(l->seq, &n) : NULL;
         for (uint32_t i = l->seq ? engine_seq_first_page(l->seq) : 0; i < n; i++)
             a->by_sequences[pages[i].index]++;
     }
-    for (const struct worker_lease *l = w->leases; l; l = l->next, m->leases++)
-        count_held(a->by_transfers, &l->held);
-    for (const struct worker_pull *p = w->pulls; p; p = p->next, m->pulls++)
+    LIST_FOREACH (lease, &w->leases, in_worker) {
+        m->leases++;
+        count_held(a->by_transfers, &lease->held);
+    }
+    LIST_FOREACH (p, &w->pulls, in_worker) {
+        m->pulls++;
         count_held(a->by_transfers, &p->held);
-    for (const struct offer *o = w->offers; o; o = o->next)
+    }
+    LIST_FOREACH (o, &w->offers, in_worker)
         count_held(a->by_transfers, &o->held);
 }
 

@@ -63,8 +63,7 @@ static void add_prompt(Tandem__Worker__V1__Backlog *m, double to_compute, double
 static void add_leg(Tandem__Worker__V1__Backlog *m, const struct leg *leg, bool is_own)
 {
     uint32_t n_tokens, computed = engine_seq_computed(leg->seq);
-    bool prefills = leg->kind != TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE && computed < leg->n_ids,
-         decodes = leg->kind != TANDEM__WORKER__V1__LEG_KIND__LEG_PREFILL;
+    bool prefills = leg->kind->computes_prompt && computed < leg->n_ids, decodes = leg->kind->generates;
     /* Older routers send n_new = 0. */
     bool waits = engine_seq_state(leg->seq) != SEQ_RUNNING && leg->n_new && leg->n_new <= leg->n_ids;
     double to_compute = waits ? leg->n_new : (double)leg->n_ids - computed;
@@ -84,7 +83,8 @@ static void add_leg(Tandem__Worker__V1__Backlog *m, const struct leg *leg, bool 
 /* Whether that router has a leg here. */
 static bool has_legs(const struct worker *w, const struct link *link)
 {
-    for (const struct leg *l = w->legs; l; l = l->next)
+    const struct leg *l;
+    LIST_FOREACH (l, &w->legs, in_worker)
         if (l->link == link)
             return true;
     return false;
@@ -96,8 +96,9 @@ static void tell(struct worker *w, const struct backlog_router *to)
     const struct backlog *b = &w->backlog;
     Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
     Tandem__Worker__V1__Backlog report = TANDEM__WORKER__V1__BACKLOG__INIT;
+    const struct leg *l;
     report.attached = b->n_routers;
-    for (const struct leg *l = w->legs; l; l = l->next) /* newest first; the sums have no order */
+    LIST_FOREACH (l, &w->legs, in_worker)
         add_leg(&report, l, l->link == to->link);
     for (uint32_t i = 0; i < b->n_routers; i++) {
         const struct backlog_router *other = &b->routers[i];
@@ -119,7 +120,7 @@ uint32_t backlog_tell(struct worker *w, uint64_t now, uint32_t most_ms)
         b->changed = false;
         return most_ms;
     }
-    if (!b->changed && !(w->legs && since >= BACKLOG_MOST_MS))
+    if (!b->changed && !(!LIST_EMPTY(&w->legs) && since >= BACKLOG_MOST_MS))
         return most_ms;
     if (since < BACKLOG_LEAST_MS)
         return BACKLOG_LEAST_MS < most_ms ? BACKLOG_LEAST_MS : most_ms;

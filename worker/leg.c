@@ -1,16 +1,5 @@
 /*
- * Legs: from the router's message to the answer.
- *
- *   PREFILL:    the sequence has goal FIRST_TOKEN. The lease is granted at once, so that an early pull finds
- *               it; pages are announced layer by layer; the lease is finished with the first token in its
- *               tail. The leg ends there; the pages stay leased until the reader releases them.
- *   DECODE:     the sequence has goal ADOPT. When its pages are reserved, the leg is accepted and pulls what
- *               the prefix cache lacks. When all pages are verified, the sequence runs on from the first
- *               token.
- *   AGGREGATED: the sequence has goal GENERATE. Both roles get such legs (plans aggregated and kept).
- *
- * A leg ends with one LegEnd message, unless its router is gone. Cancelling closes the sequence at once;
- * pages that the wire may still touch keep their transfer holds until the lease or pull has ended.
+ * What all legs have in common; leg.h has the kinds.
  *
  * What must hold:
  *   - Engine callbacks (leg_on_...) never free a leg, because engine_step() still walks its sequences. An end
@@ -19,31 +8,22 @@
  *     before.
  *   - Holds for the wire are taken while the sequence still holds the page: announcing, offering to stores
  *     and opening a pull all come before engine_seq_close().
- *
- * Threads: all of it runs on the engine thread.
  */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/endian.h"
 #include "base/mem.h"
 #include "worker/worker_internal.h"
 
 enum { MAX_ADDRESS = 128 };
-/*
- * The tail of a prefill's lease, little-endian:
- *   0  u32 token   4  u32 bits of its log-probability (f32)   8  u32 enum seq_finish: always FINISH_NONE
- *  12  for each of the likeliest tokens that were asked for: u32 token, u32 bits of its log-probability
- */
-enum { TAIL_BYTES = 12, TAIL_TOP_BYTES = 8 };
 
 static bool same_id(struct xfer_id a, struct xfer_id b)
 {
     return a.incarnation == b.incarnation && a.counter == b.counter;
 }
 
-static Tandem__Worker__V1__TransferId message_id(struct xfer_id id)
+Tandem__Worker__V1__TransferId leg_message_id(struct xfer_id id)
 {
     Tandem__Worker__V1__TransferId m = TANDEM__WORKER__V1__TRANSFER_ID__INIT;
     m.incarnation = id.incarnation;
@@ -62,7 +42,7 @@ static void send_end(struct link *link, struct xfer_id id, enum td_status status
                      Tandem__Worker__V1__LegEnd *end)
 {
     Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
-    Tandem__Worker__V1__TransferId mid = message_id(id);
+    Tandem__Worker__V1__TransferId mid = leg_message_id(id);
     end->id = &mid;
     end->status = status;
     end->text = rpc_data(text);
@@ -77,8 +57,8 @@ static void fill_end(const struct leg *leg, Tandem__Worker__V1__LegEnd *end, Tan
     struct seq_times t = engine_seq_times(leg->seq);
     const struct prompt_scores *scores = engine_seq_prompt_scores(leg->seq);
     times->queue = t.queue;
-    times->prefix_load = leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE ? 0 : t.fill;
-    times->prefill = leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE ? 0 : t.prefill;
+    times->prefix_load = leg->kind->computes_prompt ? t.fill : 0;
+    times->prefill = leg->kind->computes_prompt ? t.prefill : 0;
     times->transfer = leg->transfer_ns;
     times->exposed_transfer = leg->exposed_ns;
     times->decode_wait = t.decode_wait;
@@ -109,9 +89,7 @@ static void leg_free(struct worker *w, struct leg *leg)
         leg->pull->leg = NULL;
     prefix_drop(w, leg);
     engine_seq_close(w->engine, leg->seq);
-    *(leg->prev ? &leg->prev->next : &w->legs) = leg->next;
-    if (leg->next)
-        leg->next->prev = leg->prev;
+    LIST_REMOVE(leg, in_worker);
     w->backlog.changed = true;
     link_leg_ended(leg->link, leg->id.counter);
     link_unref(leg->link);
@@ -126,8 +104,7 @@ static void leg_free(struct worker *w, struct leg *leg)
     free(leg);
 }
 
-/* Ends a leg early and frees it. tell: send a LegEnd to the router; false: the router is gone. */
-static void leg_abort(struct worker *w, struct leg *leg, enum td_status why, const char *text, bool tell)
+void leg_abort(struct worker *w, struct leg *leg, enum td_status why, const char *text, bool tell)
 {
     if (leg->pull)
         xfer_pull_cancel(w->xfer, leg->pull->id);
@@ -144,10 +121,10 @@ static void leg_abort(struct worker *w, struct leg *leg, enum td_status why, con
     leg_free(w, leg);
 }
 
-/* Cancels the leg with that id or, if the leg has ended, its lease that still waits for a reader. */
 void leg_cancel(struct worker *w, struct xfer_id id, enum td_status why, const char *text)
 {
-    for (struct leg *l = w->legs; l; l = l->next)
+    struct leg *l;
+    LIST_FOREACH (l, &w->legs, in_worker)
         if (same_id(l->id, id)) {
             leg_abort(w, l, why, text, true);
             return;
@@ -157,36 +134,39 @@ void leg_cancel(struct worker *w, struct xfer_id id, enum td_status why, const c
 
 void leg_cancel_link(struct worker *w, const struct link *link)
 {
-    for (struct leg *l = w->legs, *next; l; l = next) {
-        next = l->next;
+    struct leg *l, *next;
+    LIST_FOREACH_SAFE (l, &w->legs, in_worker, next)
         if (l->link == link)
             leg_abort(w, l, TD_ERR_PEER_LOST, "router lost", false);
-    }
 }
 
 void leg_cancel_all(struct worker *w, enum td_status why, const char *text)
 {
-    while (w->legs)
-        leg_abort(w, w->legs, why, text, true);
+    while (!LIST_EMPTY(&w->legs))
+        leg_abort(w, LIST_FIRST(&w->legs), why, text, true);
 }
 
 void leg_expire(struct worker *w, uint64_t now)
 {
-    for (struct leg *l = w->legs, *next; l; l = next) {
-        next = l->next;
+    struct leg *l, *next;
+    LIST_FOREACH_SAFE (l, &w->legs, in_worker, next)
         if (l->deadline_ns <= now)
             leg_abort(w, l, TD_ERR_DEADLINE, "deadline passed on the worker", true);
-    }
 }
 
 /* ------------------------------------------------------------------ start */
 
-static const char *kind_name(Tandem__Worker__V1__LegKind kind)
-{
-    return kind == TANDEM__WORKER__V1__LEG_KIND__LEG_PREFILL  ? "prefill"
-           : kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE ? "decode"
-                                                              : "aggregated";
-}
+static const struct leg_kind AGGREGATED_LEG = {.name = "aggregated",
+                                               .goal = SEQ_GENERATE,
+                                               .computes_prompt = true,
+                                               .generates = true,
+                                               .admitted = leg_admit_prompt};
+
+/* By the number of the kind in messages. */
+static const struct leg_kind *const KINDS[] = {[TANDEM__WORKER__V1__LEG_KIND__LEG_PREFILL] = &PREFILL_LEG,
+                                               [TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE] = &DECODE_LEG,
+                                               [TANDEM__WORKER__V1__LEG_KIND__LEG_AGGREGATED] = &AGGREGATED_LEG};
+enum { N_KINDS = sizeof(KINDS) / sizeof(KINDS[0]) };
 
 /* A copy with a terminating 0, which the caller frees; NULL if b is empty. */
 static char *text_of(ProtobufCBinaryData b)
@@ -255,10 +235,10 @@ static enum td_status check_message(struct worker *w, const Tandem__Worker__V1__
     if (m->prefix_root.len != BLOCK_KEY_BYTES)
         return td_fail(e, TD_ERR_INVALID, "leg.prefix_root: %zu bytes, expected %d", m->prefix_root.len,
                        BLOCK_KEY_BYTES);
-    if (m->kind > TANDEM__WORKER__V1__LEG_KIND__LEG_AGGREGATED)
+    if ((uint32_t)m->kind >= N_KINDS)
         return td_fail(e, TD_ERR_INVALID, "leg.kind: %d is unknown", (int)m->kind);
-    if (m->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE && (!m->peer_xfer_address.len || !m->peer_incarnation))
-        return td_fail(e, TD_ERR_INVALID, "leg.peer_xfer_address: a decode leg needs one, and the incarnation");
+    if (KINDS[m->kind]->check && KINDS[m->kind]->check(m, e))
+        return TD_ERR_INVALID;
     if (m->lora.len && !adapters_find(&w->adapters, m->lora.data, m->lora.len))
         return td_fail(e, TD_ERR_INVALID, "leg.lora: no adapter '%.*s' here", (int)m->lora.len,
                        (const char *)m->lora.data);
@@ -268,23 +248,22 @@ static enum td_status check_message(struct worker *w, const Tandem__Worker__V1__
         return TD_ERR_INVALID;
     if (m->sampling->n_logit_bias > SAMPLING_MAX_BIAS || m->n_ids > UINT32_MAX / 2)
         return td_fail(e, TD_ERR_INVALID, "leg: too many ids or biases");
-    for (const struct leg *l = w->legs; l; l = l->next)
-        if (l->id.incarnation == m->id->incarnation && l->id.counter == m->id->counter)
+    const struct leg *l;
+    LIST_FOREACH (l, &w->legs, in_worker)
+        if (same_id(l->id, (struct xfer_id){m->id->incarnation, m->id->counter}))
             return td_fail(e, TD_ERR_INVALID, "leg.id: in use");
     return atomic_load(&w->stopping) ? td_fail(e, TD_ERR_REFUSED, "worker is draining") : TD_OK;
 }
 
 static enum td_status open_seq(struct worker *w, struct leg *leg, const Tandem__Worker__V1__Leg *m, struct td_error *e)
 {
-    static const enum seq_goal GOALS[] = {SEQ_FIRST_TOKEN, SEQ_ADOPT, SEQ_GENERATE};
     struct logit_bias *bias = mem_array(m->sampling->n_logit_bias, sizeof(*bias));
     struct seq_params p = {.ids = m->ids,
                            .n_ids = (uint32_t)m->n_ids,
                            .n_prompt = m->sampling->n_prompt,
                            .sampling = sampling_of(m->sampling, bias),
-                           .goal = GOALS[m->kind],
-                           .prompt_logprobs =
-                               m->sampling->prompt_logprobs && m->kind != TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE,
+                           .goal = KINDS[m->kind]->goal,
+                           .prompt_logprobs = m->sampling->prompt_logprobs && KINDS[m->kind]->computes_prompt,
                            .tpot_ms = m->tpot_ms,
                            .adapter = adapters_find(&w->adapters, m->lora.data, m->lora.len),
                            .user = leg};
@@ -311,7 +290,6 @@ static void take_stores(struct leg *leg, const Tandem__Worker__V1__Leg *m)
             (struct store_run){m->store_runs[i]->store, m->store_runs[i]->first_block, m->store_runs[i]->n_blocks};
 }
 
-/* Begins a leg, or refuses it with a LegEnd. m is borrowed during the call. */
 void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Leg *m)
 {
     struct td_error e = {{0}};
@@ -328,7 +306,7 @@ void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Le
         return;
     }
     leg->id = (struct xfer_id){m->id->incarnation, m->id->counter};
-    leg->kind = m->kind;
+    leg->kind = KINDS[m->kind];
     leg->link = link_ref(link);
     take_stores(leg, m);
     leg->n_prompt = m->sampling->n_prompt;
@@ -343,15 +321,12 @@ void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Le
     leg->deadline_ns = m->remaining_ms > 0 && m->remaining_ms < INT64_MAX / 2000000
                            ? clock_now(&w->clock) + (uint64_t)m->remaining_ms * NS_PER_MS
                            : UINT64_MAX;
-    leg->next = w->legs;
-    if (w->legs)
-        w->legs->prev = leg;
-    w->legs = leg;
+    LIST_INSERT_HEAD(&w->legs, leg, in_worker);
     link_leg_began(link, leg->id.counter);
-    if (leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_PREFILL && leg->peer_incarnation)
-        leg->lease = lease_open(w, leg->id, leg->peer_incarnation, false);
+    if (leg->kind->begin)
+        leg->kind->begin(w, leg);
     log_debug(&w->log, "leg received req=%s xfer=%" PRIx64 "-%" PRIu64 " kind=%s tokens=%zu", leg->req,
-              leg->id.incarnation, leg->id.counter, kind_name(leg->kind), m->n_ids);
+              leg->id.incarnation, leg->id.counter, leg->kind->name, m->n_ids);
     metrics_inc(w->counters, WORKER_LEGS, 1);
     metrics_inc(w->counters, WORKER_PROMPT_TOKENS, m->n_ids);
     prefix_ask(w, leg);
@@ -359,70 +334,28 @@ void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Le
 
 /* -------------------------------------------------- callbacks of the engine */
 
-/*
- * A decode leg has its pages. The first n_matched need no pull: they are in the prefix cache, or lie behind
- * the sliding window of every layer. Page 0 of the lease is page leg->first_page of the sequence, and
- * n_matched >= leg->first_page.
- */
-static void accept_decode(struct worker *w, struct leg *leg, uint32_t n_matched)
-{
-    uint32_t n_pages;
-    const struct page_ref *pages = engine_seq_pages(leg->seq, &n_pages);
-    engine_seq_fill(w->engine, leg->seq);
-    struct worker_pull *p = leg->pull = pull_open(w, leg, pages + n_matched, NULL, n_pages - n_matched);
-    p->n_have = n_matched - leg->first_page;
-    metrics_inc(w->counters, WORKER_DECODE_CACHED_TOKENS, (uint64_t)p->n_have * w->geometry.layout.page_tokens);
-    pull_start(w, p, leg->id, leg->peer, leg->peer_incarnation, leg->deadline_ns);
-    Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
-    Tandem__Worker__V1__LegAccepted accepted = TANDEM__WORKER__V1__LEG_ACCEPTED__INIT;
-    Tandem__Worker__V1__TransferId id = message_id(leg->id);
-    log_debug(&w->log, "leg accepted req=%s had_pages=%u pages=%u", leg->req, p->n_have, n_pages - leg->first_page);
-    accepted.id = &id;
-    m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_ACCEPTED;
-    m.accepted = &accepted;
-    link_send(leg->link, &m);
-}
-
-/* The sequence has pages. If parts of its prefix can be loaded, it is filled before it runs. */
 void leg_on_admitted(void *user, struct seq *seq, uint32_t n_matched)
 {
-    struct worker *w = user;
     struct leg *leg = engine_seq_user(seq);
-    if (leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE) {
-        accept_decode(w, leg, n_matched);
-        return;
-    }
+    leg->kind->admitted(user, leg, n_matched);
+}
+
+void leg_admit_prompt(struct worker *w, struct leg *leg, uint32_t n_matched)
+{
     leg->cached_worker = n_matched * w->geometry.layout.page_tokens;
     metrics_inc(w->counters, WORKER_CACHED_TOKENS, leg->cached_worker);
     if (prefix_load(w, leg, n_matched))
-        engine_seq_fill(w->engine, seq);
+        engine_seq_fill(w->engine, leg->seq);
 }
 
-/* Inside engine_step(): announces pages whose KV is complete in layers [begin, end) to the reader. */
 void leg_on_pages_ready(void *user, struct seq *seq, uint32_t first, uint32_t n, uint16_t begin, uint16_t end)
 {
-    struct worker *w = user;
     struct leg *leg = engine_seq_user(seq);
-    uint32_t n_pages;
-    const struct page_ref *refs = engine_seq_pages(seq, &n_pages);
-    if (!leg->lease || first + n <= leg->first_page)
-        return;
-    uint32_t unseen = first < leg->first_page ? leg->first_page - first : 0;
-    first += unseen;
-    n -= unseen;
-    struct xfer_page *pages = mem_array(n, sizeof(*pages));
-    for (uint32_t i = 0; i < n; i++) {
-        struct page_ref ref = refs[first + i];
-        pages[i] = (struct xfer_page){kvpool_address(engine_pool(w->engine), ref), ref.generation};
-        if (first + i - leg->first_page >= leg->lease->held.n) /* first announcement of this page: hold it */
-            held_add(w, &leg->lease->held, ref);
-    }
-    xfer_lease_announce(w->xfer, leg->id, first - leg->first_page, pages, n, begin, end);
-    free(pages);
+    if (leg->kind->pages_ready)
+        leg->kind->pages_ready(user, leg, first, n, begin, end);
 }
 
-/* Keeps a token until leg_flush(). Call it before the token is appended: the length gives its position. */
-static void put_token(struct worker *w, struct leg *leg, const struct sampled *token)
+void leg_put_token(struct worker *w, struct leg *leg, const struct sampled *token)
 {
     uint32_t n_tokens;
     engine_seq_tokens(leg->seq, &n_tokens);
@@ -442,7 +375,7 @@ void leg_on_token(void *user, struct seq *seq, const struct sampled *token)
     if (n_tokens == leg->n_ids)
         log_debug(&w->log, "first token req=%s", leg->req);
     leg->first_token = *token;
-    put_token(w, leg, token);
+    leg_put_token(w, leg, token);
     metrics_inc(w->counters, WORKER_TOKENS, 1);
 }
 
@@ -469,7 +402,7 @@ static void send_tokens(struct worker *w, struct link *link)
         if (!o->leg || o->leg->link != link)
             continue;
         tandem__worker__v1__token__init(&tokens[n]);
-        ids[n] = message_id(o->leg->id);
+        ids[n] = leg_message_id(o->leg->id);
         tokens[n].id = &ids[n];
         tokens[n].token = o->token.id;
         tokens[n].logprob = o->token.logprob;
@@ -493,66 +426,19 @@ static void send_tokens(struct worker *w, struct link *link)
     free(ids);
 }
 
-static void put_scored(uint8_t *p, uint32_t id, float logprob)
-{
-    uint32_t bits;
-    memcpy(&bits, &logprob, sizeof(bits));
-    put_u32(p, id);
-    put_u32(p + 4, bits);
-}
-
-static uint32_t get_scored(const uint8_t *p, float *logprob)
-{
-    uint32_t bits = get_u32(p + 4);
-    memcpy(logprob, &bits, sizeof(bits));
-    return get_u32(p);
-}
-
-/* Parses a tail. False if it is malformed; out is undefined then. */
-static bool get_tail(const uint8_t *p, uint32_t len, struct sampled *out)
-{
-    if (len < TAIL_BYTES || (len - TAIL_BYTES) % TAIL_TOP_BYTES ||
-        (len - TAIL_BYTES) / TAIL_TOP_BYTES > SAMPLING_MAX_TOP_LOGPROBS)
-        return false;
-    out->id = get_scored(p, &out->logprob);
-    out->n_top = (len - TAIL_BYTES) / TAIL_TOP_BYTES;
-    for (uint32_t i = 0; i < out->n_top; i++)
-        out->top_ids[i] = get_scored(p + TAIL_BYTES + i * TAIL_TOP_BYTES, &out->top_logprobs[i]);
-    return true;
-}
-
-/* Ends the lease of a finished prefill: finished with the first token, or cancelled if nobody will decode. */
-static void finish_lease(struct worker *w, struct leg *leg)
-{
-    uint8_t tail[TAIL_BYTES + SAMPLING_MAX_TOP_LOGPROBS * TAIL_TOP_BYTES];
-    const struct sampled *first = &leg->first_token;
-    if (!leg->lease)
-        return;
-    if (leg->finish != FINISH_NONE) { /* the first token ended the answer: there is no decode leg */
-        xfer_lease_cancel(w->xfer, leg->id);
-        return;
-    }
-    put_scored(tail, first->id, first->logprob);
-    put_u32(tail + 8, (uint32_t)leg->finish);
-    for (uint32_t i = 0; i < first->n_top; i++)
-        put_scored(tail + TAIL_BYTES + i * TAIL_TOP_BYTES, first->top_ids[i], first->top_logprobs[i]);
-    log_debug(&w->log, "handed over req=%s pages=%u", leg->req, leg->lease->held.n);
-    xfer_lease_finish(w->xfer, leg->id, leg->lease->held.n, tail, TAIL_BYTES + first->n_top * TAIL_TOP_BYTES);
-}
-
 /* Ends a leg that has done its part. leg_free() comes last: LegEnd and offers borrow from the sequence. */
 static void leg_finish(struct worker *w, struct leg *leg)
 {
     Tandem__Worker__V1__LegEnd end = TANDEM__WORKER__V1__LEG_END__INIT;
     Tandem__Worker__V1__PhaseTimes times = TANDEM__WORKER__V1__PHASE_TIMES__INIT;
-    finish_lease(w, leg);
-    leg->lease = NULL; /* it ends by itself, when the reader releases it or its time is over */
+    if (leg->kind->finish)
+        leg->kind->finish(w, leg);
     fill_end(leg, &end, &times);
     log_debug(&w->log, "leg finished req=%s reason=%s", leg->req, finish_name(leg->finish));
     send_end(leg->link, leg->id, TD_OK, "", &end);
     /* The worker that computed the prompt offers its blocks; a decode worker offers the answer's only. */
-    bool decode = leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE;
-    store_offer(w, leg, decode ? leg->n_prompt / w->geometry.layout.page_tokens : leg->n_from_store);
+    store_offer(w, leg,
+                leg->kind->computes_prompt ? leg->n_from_store : leg->n_prompt / w->geometry.layout.page_tokens);
     leg_free(w, leg);
 }
 
@@ -568,15 +454,14 @@ static void leg_break(struct worker *w, struct leg *leg)
               true);
 }
 
-/* After a step: sends the tokens first, then ends the legs whose sequences have ended. */
 void leg_flush(struct worker *w)
 {
     for (uint32_t i = 0; i < w->n_out; i++)
         if (w->out[i].leg)
             send_tokens(w, w->out[i].leg->link);
     w->n_out = 0;
-    for (struct leg *l = w->legs, *next; l; l = next) {
-        next = l->next;
+    struct leg *l, *next;
+    LIST_FOREACH_SAFE (l, &w->legs, in_worker, next) {
         if (l->ended && l->finish == FINISH_BROKEN)
             leg_break(w, l);
         else if (l->ended)
@@ -586,31 +471,6 @@ void leg_flush(struct worker *w)
 
 /* ------------------------------------------------------------ pulls ended */
 
-/* A handover is complete. Checks its size and tail, then lets the sequence run on from the first token. */
-static void kv_arrived(struct worker *w, struct leg *leg, const struct worker_work *work)
-{
-    uint32_t n_tokens, n_pages;
-    struct sampled first;
-    const struct xfer_pull_result *r = &work->result;
-    engine_seq_tokens(leg->seq, &n_tokens);
-    engine_seq_pages(leg->seq, &n_pages);
-    if (r->n_pages != n_pages - leg->first_page || !get_tail(r->tail, r->tail_len_bytes, &first) ||
-        first.id >= w->geometry.config.vocab_size) {
-        leg_abort(w, leg, TD_ERR_PROTOCOL, "prefill worker handed over something else than this prompt", true);
-        return;
-    }
-    if (r->bytes) {
-        leg->transfer_ns = r->done_ns - r->first_announce_ns;
-        leg->exposed_ns = r->done_ns > r->last_announce_ns ? r->done_ns - r->last_announce_ns : 0;
-        metrics_observe_ns(w->counters, WORKER_TRANSFER_SECONDS, leg->transfer_ns);
-    }
-    log_debug(&w->log, "handover arrived req=%s pages=%u bytes=%" PRIu64, leg->req, r->n_pages, r->bytes);
-    engine_seq_filled(w->engine, leg->seq, n_tokens);
-    put_token(w, leg, &first);
-    engine_seq_append(w->engine, leg->seq, first.id);
-}
-
-/* A pull has ended: nothing writes into its pages any more. Gives up their holds and goes on with the leg. */
 void leg_pull_ended(struct worker *w, struct worker_work *work)
 {
     struct worker_pull *p = work->pull;
@@ -620,15 +480,5 @@ void leg_pull_ended(struct worker *w, struct worker_work *work)
     if (!leg || is_load)
         return;
     leg->pull = NULL;
-    /*
-     * The router has its own reactions to a handover that was late and to one that was cancelled. Any other
-     * status means that this pair of workers failed.
-     */
-    bool is_own_case = work->status == TD_ERR_DEADLINE || work->status == TD_ERR_CANCELLED;
-    const char *text = work->status == TD_ERR_CANCELLED ? "the prefill worker cancelled the handover of its KV"
-                                                        : "KV did not arrive from the prefill worker";
-    if (work->status)
-        leg_abort(w, leg, is_own_case ? work->status : TD_ERR_PEER_LOST, text, true);
-    else
-        kv_arrived(w, leg, work);
+    leg->kind->pull_ended(w, leg, work);
 }

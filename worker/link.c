@@ -19,11 +19,12 @@
 #include <string.h>
 
 #include "base/endian.h"
+#include "base/list.h"
 #include "base/mem.h"
 
 struct link {
     _Atomic uint32_t refs;
-    struct link *prev, *next; /* list of the server; a link is in it between hello and end */
+    LIST_ENTRY(link) in_server; /* between hello and end */
     struct link_server *server;
     struct rpc_call *call;
     uint64_t incarnation;
@@ -48,7 +49,7 @@ struct link_server {
     struct rpc_method method;
     /* Guards the list of links: rpc threads change it, the engine and beat threads walk it. */
     pthread_mutex_t lock;
-    struct link *links;
+    LIST_HEAD(, link) links;
 };
 
 void link_proof(const char *secret, uint64_t incarnation, uint8_t out[LINK_PROOF_BYTES])
@@ -163,7 +164,8 @@ void link_server_send_others(struct link_server *s, const struct link *except,
                              const Tandem__Worker__V1__WorkerMessage *message)
 {
     pthread_mutex_lock(&s->lock);
-    for (struct link *l = s->links; l; l = l->next)
+    struct link *l;
+    LIST_FOREACH (l, &s->links, in_server)
         if (l != except)
             link_send(l, message);
     pthread_mutex_unlock(&s->lock);
@@ -208,10 +210,7 @@ static void on_hello(struct link *link, const Tandem__Worker__V1__RouterHello *h
     message.hello = &answer;
     link_send(link, &message);
     pthread_mutex_lock(&s->lock);
-    link->next = s->links;
-    if (s->links)
-        s->links->prev = link;
-    s->links = link;
+    LIST_INSERT_HEAD(&s->links, link, in_server);
     link->up = true;
     pthread_mutex_unlock(&s->lock);
     deliver(link, LINK_UP, NULL);
@@ -253,11 +252,8 @@ static void on_end(struct rpc_call *call, enum rpc_code code, const char *text)
     struct link *link = rpc_call_user(call);
     struct link_server *s = link->server;
     pthread_mutex_lock(&s->lock);
-    if (link->up) {
-        *(link->prev ? &link->prev->next : &s->links) = link->next;
-        if (link->next)
-            link->next->prev = link->prev;
-    }
+    if (link->up)
+        LIST_REMOVE(link, in_server);
     pthread_mutex_unlock(&s->lock);
     if (link->up)
         deliver(link, LINK_GONE, NULL);

@@ -106,7 +106,7 @@ static void ask_all(struct worker *w, struct leg *leg, uint32_t n_have)
 void prefix_ask(struct worker *w, struct leg *leg)
 {
     uint32_t n_keys, n_computed;
-    if (!leg->n_runs || leg->kind == TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE || engine_seq_prompt_scores(leg->seq))
+    if (!leg->n_runs || !leg->kind->computes_prompt || engine_seq_prompt_scores(leg->seq))
         return;
     const struct block_key *keys = engine_seq_keys(leg->seq, &n_keys, &n_computed);
     struct page_ref *own = mem_array(n_keys, sizeof(*own));
@@ -296,7 +296,8 @@ bool prefix_pull_ended(struct worker *w, struct leg *leg, const struct worker_pu
 
 static bool is_leased(const struct worker *w, struct xfer_id id)
 {
-    for (const struct worker_lease *l = w->leases; l; l = l->next)
+    const struct worker_lease *l;
+    LIST_FOREACH (l, &w->leases, in_worker)
         if (l->id.incarnation == id.incarnation && l->id.counter == id.counter)
             return true;
     return false;

@@ -68,8 +68,7 @@ static void offer(struct worker *w, struct leg *leg, const char *store, uint32_t
         held_add(w, &o->held, page);
         kvpool_unhold(engine_pool(w->engine), &page, 1);
     }
-    o->next = w->offers;
-    w->offers = o;
+    LIST_INSERT_HEAD(&w->offers, o, in_worker);
     send_offer(w, leg, store, o->id, keys, first, o->held.n);
 }
 
@@ -111,36 +110,34 @@ static void lease_wanted(struct worker *w, struct offer *o, const struct store_w
     free(pages);
 }
 
+static void offer_close(struct worker *w, struct offer *o)
+{
+    LIST_REMOVE(o, in_worker);
+    held_drop(w, &o->held, false);
+    free(o);
+}
+
 /* A store's answer to an offer. Unknown ids are ignored: the offer may have expired. */
 void store_wanted(struct worker *w, const struct bytes *message)
 {
     struct store_want_msg m;
+    struct offer *o, *next;
     if (store_want_decode(message->data, message->len, &m)) {
         log_warn(&w->log, "store sent a want that can't be read");
         return;
     }
-    for (struct offer **at = &w->offers; *at; at = &(*at)->next) {
-        struct offer *o = *at;
-        if (o->id.incarnation != m.id_incarnation || o->id.counter != m.id_counter)
-            continue;
-        lease_wanted(w, o, &m);
-        *at = o->next;
-        held_drop(w, &o->held, false);
-        free(o);
-        return;
-    }
+    LIST_FOREACH_SAFE (o, &w->offers, in_worker, next)
+        if (o->id.incarnation == m.id_incarnation && o->id.counter == m.id_counter) {
+            lease_wanted(w, o, &m);
+            offer_close(w, o);
+            return;
+        }
 }
 
 void store_expire(struct worker *w, uint64_t now, bool all)
 {
-    for (struct offer **at = &w->offers; *at;) {
-        struct offer *o = *at;
-        if (!all && o->deadline_ns > now) {
-            at = &o->next;
-            continue;
-        }
-        *at = o->next;
-        held_drop(w, &o->held, false);
-        free(o);
-    }
+    struct offer *o, *next;
+    LIST_FOREACH_SAFE (o, &w->offers, in_worker, next)
+        if (all || o->deadline_ns <= now)
+            offer_close(w, o);
 }

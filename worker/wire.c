@@ -48,10 +48,7 @@ struct worker_lease *lease_open(struct worker *w, struct xfer_id id, uint64_t re
     struct worker_lease *l = mem_zalloc(sizeof(*l));
     l->worker = w;
     l->id = id;
-    l->next = w->leases;
-    if (w->leases)
-        w->leases->prev = l;
-    w->leases = l;
+    LIST_INSERT_HEAD(&w->leases, l, in_worker);
     w->n_wire++;
     xfer_lease_grant(w->xfer, &(struct xfer_lease_params){.id = id,
                                                           .reader_incarnation = reader_incarnation,
@@ -64,16 +61,15 @@ struct worker_lease *lease_open(struct worker *w, struct xfer_id id, uint64_t re
 
 void lease_cancel(struct worker *w, struct xfer_id id)
 {
-    for (const struct worker_lease *l = w->leases; l; l = l->next)
+    const struct worker_lease *l;
+    LIST_FOREACH (l, &w->leases, in_worker)
         if (l->id.incarnation == id.incarnation && l->id.counter == id.counter)
             xfer_lease_cancel(w->xfer, id);
 }
 
 void lease_close(struct worker *w, struct worker_lease *l, bool in_doubt)
 {
-    *(l->prev ? &l->prev->next : &w->leases) = l->next;
-    if (l->next)
-        l->next->prev = l->prev;
+    LIST_REMOVE(l, in_worker);
     held_drop(w, &l->held, in_doubt);
     w->n_wire--;
     free(l);
@@ -110,10 +106,7 @@ struct worker_pull *pull_open(struct worker *w, struct leg *leg, const struct pa
     struct worker_pull *p = mem_zalloc(sizeof(*p));
     p->worker = w;
     p->leg = leg;
-    p->next = w->pulls;
-    if (w->pulls)
-        w->pulls->prev = p;
-    w->pulls = p;
+    LIST_INSERT_HEAD(&w->pulls, p, in_worker);
     p->addresses = mem_array(n, sizeof(*p->addresses));
     for (uint32_t i = 0; i < n; i++) {
         struct page_ref page = pages[which ? which[i] : i];
@@ -125,9 +118,7 @@ struct worker_pull *pull_open(struct worker *w, struct leg *leg, const struct pa
 
 void pull_close(struct worker *w, struct worker_pull *p)
 {
-    *(p->prev ? &p->prev->next : &w->pulls) = p->next;
-    if (p->next)
-        p->next->prev = p->prev;
+    LIST_REMOVE(p, in_worker);
     /* No doubt here: after on_pull_end nothing writes into these pages. */
     held_drop(w, &p->held, false);
     w->n_wire--;

@@ -433,6 +433,7 @@ static void on_link(struct worker *w, struct link_mail *mail)
 /* Handles one piece of mail and frees it. */
 static void on_work(struct worker *w, struct worker_work *work)
 {
+    struct leg *leg;
     switch (work->kind) {
     case WORK_LINK:
         on_link(w, work->link);
@@ -441,9 +442,9 @@ static void on_work(struct worker *w, struct worker_work *work)
         leg_pull_ended(w, work);
         break;
     case WORK_LEASE_END:
-        for (struct leg *l = w->legs; l; l = l->next)
-            if (l->lease == work->lease)
-                l->lease = NULL;
+        LIST_FOREACH (leg, &w->legs, in_worker)
+            if (leg->lease == work->lease)
+                leg->lease = NULL;
         lease_close(w, work->lease, work->in_doubt);
         break;
     case WORK_WANT:
@@ -538,14 +539,14 @@ static void drain(struct worker *w)
         w->drain_until_ns = now + (uint64_t)w->options.drain_ms * NS_PER_MS;
         send_load(w); /* tells routers at once */
     }
-    if (now >= w->drain_until_ns && w->legs)
+    if (now >= w->drain_until_ns && !LIST_EMPTY(&w->legs))
         leg_cancel_all(w, TD_ERR_REFUSED, "worker is draining");
 }
 
 enum td_status worker_run(struct worker *w)
 {
     pthread_t beat_thread = thread_start("beat", beat, w);
-    while (!atomic_load(&w->forced) && !(atomic_load(&w->stopping) && !w->legs && !w->n_wire)) {
+    while (!atomic_load(&w->forced) && !(atomic_load(&w->stopping) && LIST_EMPTY(&w->legs) && !w->n_wire)) {
         take_mail(w);
         step(w);
         drain(w);

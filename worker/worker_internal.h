@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/absence.h"
+#include "base/list.h"
 #include "base/queue.h"
 #include "engine/engine.h"
 #include "proto/wire/events.h"
@@ -13,6 +14,7 @@
 #include "worker/adapters.h"
 #include "worker/backlog.h"
 #include "worker/keeps.h"
+#include "worker/leg.h"
 #include "worker/link.h"
 #include "worker/reach.h"
 #include "worker/register.h"
@@ -56,7 +58,7 @@ struct held_pages {
 
 /* The reader's side of one transfer; exists from pull_open() until pull_close(), which follows its end. */
 struct worker_pull {
-    struct worker_pull *prev, *next; /* list of the worker, which audits walk */
+    LIST_ENTRY(worker_pull) in_worker; /* the list that audits walk */
     struct worker *worker;
     struct xfer_id id;
     struct leg *leg; /* NULL: nobody waits for the KV; the pull only holds its pages until it has ended */
@@ -71,7 +73,7 @@ struct worker_pull {
 
 /* The holder's side of one transfer; exists from lease_open() until lease_close(), which follows its end. */
 struct worker_lease {
-    struct worker_lease *prev, *next; /* list of the worker, which audits walk */
+    LIST_ENTRY(worker_lease) in_worker; /* the list that audits walk */
     struct worker *worker;
     struct xfer_id id;
     struct held_pages held;
@@ -79,80 +81,13 @@ struct worker_lease {
 
 /* Blocks whose keys were sent to a store; their pages are held until it answers, or until the deadline. */
 struct offer {
-    struct offer *next;
+    LIST_ENTRY(offer) in_worker;
     struct xfer_id id;
     struct held_pages held;
     uint64_t deadline_ns;
 };
 
-enum { MAX_STORES = 64, MAX_HOLDERS = 16, STEPS_TOLD = 16 };
-
-/* A store that a leg may load blocks from and must offer its blocks to. */
-struct store_ref {
-    char *address; /* address for KV transfers */
-    uint64_t id;   /* the store's number in rendezvous hashing (sched/ring.h) */
-};
-
-/*
- * Blocks [first, first + n) of the prompt that the router believes one source to have. Sources below
- * leg.n_stores are leg.stores; the sources from n_stores on are leg.holders.
- */
-struct store_run {
-    uint32_t store, first, n;
-};
-
-/* The blocks that one source of a leg's prefix was asked for, and the pull that brings them. */
-struct prefix_source {
-    struct xfer_id id;
-    uint32_t source;          /* numbered as in store_run */
-    uint32_t *blocks, n, cap; /* positions in the prompt's chain of blocks, ascending */
-    struct worker_pull *pull; /* NULL: not started, or ended */
-    bool is_over;
-    /* Leading entries of blocks[] that were in the pool when the pull started, and that are there now. */
-    uint32_t n_have, n_got;
-    struct store_found found;
-};
-
-/* One worker's part of a request; leg_start() makes it, leg_free() in leg.c frees it and its sequence. */
-struct leg {
-    struct leg *prev, *next;
-    struct xfer_id id;
-    enum _Tandem__Worker__V1__LegKind kind;
-    struct link *link;
-    struct seq *seq;
-    struct worker_lease *lease; /* PREFILL whose request has a decode leg; NULL after the lease ended */
-    struct worker_pull *pull;   /* DECODE: the handover; NULL before admission and after its end */
-    char *peer;                 /* transfer address of the prefill worker; NULL: none */
-    struct store_ref *stores;
-    char **holders; /* transfer addresses of other workers that have some of the prompt's blocks */
-    struct store_run *runs;
-    uint32_t n_stores, n_holders, n_runs, hot_blocks, tenant;
-
-    /* Written by prefix.c. loads were asked for; n_loading of them are being pulled. */
-    struct prefix_source *loads;
-    uint32_t n_loads, n_loading;
-    /* First block that was asked for; blocks that were in the pool when the sequence got its pages. */
-    uint32_t load_first, n_matched;
-    struct store_found found; /* sum over all stores */
-    uint32_t n_from_holders;  /* blocks that other workers gave */
-    uint64_t asked_ns, load_begin_ns, stores_done_ns, holders_done_ns;
-
-    uint64_t peer_incarnation;
-    /* Tokens of the original prompt; leading blocks that no store needs to be offered. */
-    uint32_t n_prompt, n_from_store;
-    /* Tokens that came with the leg; tokens of them that the router expects this worker to compute. */
-    uint32_t n_ids, n_new;
-    double tpot_ms; /* TPOT limit in ms; 0: none */
-    /* Page of the sequence with index 0 in a handover; no layer sees the pages before it. */
-    uint32_t first_page;
-    char req[LOG_WORD_BYTES]; /* the request id as one word for logs */
-    uint64_t deadline_ns, transfer_ns, exposed_ns;
-    /* Prompt tokens by where their KV came from: this pool, other workers, DRAM and SSD of stores. */
-    uint32_t cached_worker, cached_peer, cached_dram, cached_ssd;
-    struct sampled first_token; /* the last token sampled here: for PREFILL, the first one of the answer */
-    bool ended;                 /* the sequence ended in this step: leg_flush() ends the leg */
-    enum seq_finish finish;
-};
+enum { STEPS_TOLD = 16 };
 
 struct out_token {
     struct leg *leg;
@@ -193,12 +128,12 @@ struct worker {
     struct faults *faults; /* NULL: none */
     struct mailbox mailbox;
 
-    struct leg *legs;
+    LIST_HEAD(, leg) legs;
     struct backlog backlog;
     struct keeps keeps;
-    struct offer *offers;
-    struct worker_lease *leases;
-    struct worker_pull *pulls;
+    LIST_HEAD(, offer) offers;
+    LIST_HEAD(, worker_lease) leases;
+    LIST_HEAD(, worker_pull) pulls;
     uint32_t n_wire; /* pulls and leases that have not ended; closing waits for them */
     /* Tokens sampled since the last leg_flush(). */
     struct out_token *out;
@@ -255,19 +190,6 @@ struct xfer_id worker_new_id(struct worker *w);
 void held_add(struct worker *w, struct held_pages *h, struct page_ref page);
 /* Gives up all transfer holds, frees the array. in_doubt: a peer may still read, so pages are quarantined. */
 void held_drop(struct worker *w, struct held_pages *h, bool in_doubt);
-
-/* leg.c */
-void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Leg *m);
-void leg_cancel(struct worker *w, struct xfer_id id, enum td_status why, const char *text);
-void leg_cancel_link(struct worker *w, const struct link *link);
-void leg_expire(struct worker *w, uint64_t now);
-void leg_cancel_all(struct worker *w, enum td_status why, const char *text);
-void leg_flush(struct worker *w); /* after a step: sends tokens, ends legs */
-void leg_pull_ended(struct worker *w, struct worker_work *work);
-void leg_on_admitted(void *user, struct seq *seq, uint32_t n_matched);
-void leg_on_pages_ready(void *user, struct seq *seq, uint32_t first, uint32_t n, uint16_t begin, uint16_t end);
-void leg_on_token(void *user, struct seq *seq, const struct sampled *token);
-void leg_on_end(void *user, struct seq *seq, enum seq_finish finish);
 
 /* wire.c: leases and pulls */
 /*
