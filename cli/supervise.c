@@ -18,10 +18,9 @@
 #include "cli/cli.h"
 
 enum { READY_SECONDS = 60, TAIL_LINES = 5 };
-static const uint64_t DRAIN_NS = SUPERVISE_STOP_MS / 3 * NS_PER_MS; /* of router, workers, stores */
-static const uint64_t ONE_STOP_NS =
-    /* signals within this time count once: timeout(1) sends its signal to a process and to its group */
-    500 * NS_PER_MS;
+static const uint64_t DRAIN_NS = SUPERVISE_STOP_MS / 3 * NS_PER_MS; /* limit of each: router, workers, stores */
+/* Signals within this time count once: timeout(1) sends its signal to a process and to its group. */
+static const uint64_t ONE_STOP_NS = 500 * NS_PER_MS;
 
 struct supervisor {
     const struct supervise_config *config;
