@@ -1,6 +1,6 @@
 /*
- * Runs a batch through all layers, as in Touvron et al. 2023, section 2.2, with later changes of families
- * (model/config.h).
+ * Runs a batch: embedding, all layers (forward_layer.c has the equations), the head; in pieces if there are
+ * several stages; and replayed if the device recorded a step of this size.
  */
 #include "engine/forward.h"
 
@@ -9,26 +9,6 @@
 
 #include "base/mem.h"
 #include "engine/forward_internal.h"
-
-void forward_project(struct forward *f, const struct k_matrix *w, const struct lora *lora, const float *y,
-                     const float *norm_after, const struct forward_rows *r)
-{
-    struct kernels *k = f->kernels;
-    uint32_t dim = f->c.hidden;
-    if (!norm_after) {
-        float *to = forward_own_columns(f, r);
-        k_linear(k, w, y, r->n_rows, to, true);
-        forward_lora(f, lora, y, r, to);
-        forward_gather(f, &f->share.hidden, r->n_rows, to, r->x);
-        return;
-    }
-    float *part = f->rank.tensor ? f->own : f->normed;
-    k_linear(k, w, y, r->n_rows, part, false);
-    forward_lora(f, lora, y, r, part);
-    forward_gather(f, &f->share.hidden, r->n_rows, part, f->normed);
-    k_rmsnorm(k, f->normed, norm_after, f->c.rms_eps, r->n_rows, dim, f->normed);
-    k_add(k, f->normed, (size_t)r->n_rows * dim, r->x);
-}
 
 /*
  * Rows of the rotary table: positions; for a long sequence under longrope, rows in the table's second half.
@@ -186,8 +166,7 @@ static void run_layers(struct forward *f, const struct forward_batch *b, const s
                        struct ranges *ranges)
 {
     for (uint32_t l = f->rank.first_layer; l < f->rank.end_layer; l++) {
-        forward_attention(f, l, r);
-        forward_mlp(f, l, r);
+        forward_layer(f, l, r);
         if (is_last && ends_range(f, b, l + 1))
             queue_range(f, b, ranges, l + 1);
         tell_ranges(f, b, ranges, false);

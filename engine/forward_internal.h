@@ -2,10 +2,11 @@
  * What the files of the forward pass share: the packed weights of a layer, and the scratch memory of one
  * batch.
  *
- * forward.c runs layers, forward_attention.c and forward_mlp.c the two halves of a layer. forward_weights.c
- * finds and packs the weights, forward_lora.c those of adapters. forward_share.c divides weights and pages
- * among ranks. forward_open.c has the rest of opening. Behaviour follows from which weights are NULL and from
- * the config, never from the family's name.
+ * forward.c runs batches, forward_layer.c a layer, with forward_latent.c and forward_experts.c for the families
+ * that have these; forward_linear.c its linear maps. forward_weights.c finds and packs the weights,
+ * forward_lora.c those of adapters. forward_share.c divides weights and pages among ranks. forward_open.c has
+ * the rest of opening. Behaviour follows from which weights are NULL and from the config, never from the
+ * family's name.
  */
 #pragma once
 
@@ -35,6 +36,12 @@ struct lora {
     uint32_t n_in, n_out;
 };
 
+/* A linear map: a matrix, and what adapters add to it. */
+struct projection {
+    struct k_matrix *matrix;
+    struct lora lora;
+};
+
 /*
  * Shapes below are [n_out][n_in] of all ranks together. A rank has its share of n_out and of the heads, and
  * all of n_in; of matrices whose result is added to x, n_out is hidden. "latent" marks multi-head latent
@@ -42,19 +49,17 @@ struct lora {
  */
 struct attention_weights {
     float *norm, *norm_after; /* [hidden]; norm_after NULL: none */
-    struct k_matrix *in;      /* [q, k, v][hidden]; latent: [q or q_a, latent][hidden] */
-    struct k_matrix *out;     /* [hidden][n_heads * v_dim] */
-    struct lora in_lora, out_lora;
-    float *q_norm, *k_norm; /* [head_dim], or NULL; latent: k_norm [kv_rank], q_norm [q_rank] or NULL */
-    float *sinks;           /* [n_heads of all ranks], or NULL */
-    struct k_stack *q_b;    /* latent: one matrix [n_heads * head_dim][q_rank], or NULL */
+    struct projection in;     /* [q, k, v][hidden]; latent: [q or q_a, latent][hidden] */
+    struct projection out;    /* W_o [hidden][n_heads * v_dim] */
+    float *q_norm, *k_norm;   /* [head_dim], or NULL; latent: k_norm [kv_rank], q_norm [q_rank] or NULL */
+    float *sinks;             /* [n_heads of all ranks], or NULL */
+    struct k_stack *q_b;      /* latent: one matrix [n_heads * head_dim][q_rank], or NULL */
     /* latent, one matrix for each head: W_UK [kv_rank][nope_dim], W_UV [v_dim][kv_rank]. */
     struct k_stack *to_latent, *value;
 };
 
 struct mlp {
-    struct k_matrix *gate_up, *down; /* [2 * intermediate][hidden], [hidden][intermediate] */
-    struct lora gate_up_lora, down_lora;
+    struct projection gate_up, down; /* [2 * intermediate][hidden], [hidden][intermediate] */
 };
 
 struct experts {
@@ -158,7 +163,7 @@ struct forward {
     float *cos_sin[2];
 
     /* Scratch for max_rows rows, in the kernels' memory, as are all weights. */
-    float *x, *normed, *in, *attn, *mlp, *hidden;
+    float *x, *normed, *in, *attn, *gate_up, *hidden;
     float *whole, *own;                        /* several ranks: gathered columns; the rank's columns of x */
     float *q, *latent_q, *latent_out;          /* latent */
     float *route_logits, *sorted, *expert_out; /* experts */
@@ -183,20 +188,35 @@ static inline bool forward_is_alone(const struct forward *f)
     return !f->rank.tensor && !f->rank.before && !f->rank.after;
 }
 
-/* x = x + attention(x); stores the KV of all rows. */
-void forward_attention(struct forward *f, uint32_t layer, const struct forward_rows *r);
-/* x = x + feed_forward(x) */
-void forward_mlp(struct forward *f, uint32_t layer, const struct forward_rows *r);
-/* x = x + W y, or x + norm_after(W y): the end of both halves of a layer. y has the columns of all ranks. */
-void forward_project(struct forward *f, const struct k_matrix *w, const struct lora *lora, const float *y,
-                     const float *norm_after, const struct forward_rows *r);
+/* x = layer(x); stores the KV of all rows. */
+void forward_layer(struct forward *f, uint32_t layer, const struct forward_rows *r);
+/* The parameters of attention that q, k and v have no part in. */
+struct k_attn forward_attention(const struct forward *f, uint32_t layer, const struct forward_rows *r);
+/*
+ * A row of in holds q [n_heads][nope, rope] (or q_a, if there is a q_rank), then the latent [kv_rank, rope].
+ * Changes in; writes o [T][n_heads][v_dim].
+ */
+void forward_latent(struct forward *f, uint32_t layer, const struct forward_rows *r, float *in, float *o);
+/* x = x + the weighted sum of what each row's experts make of h [T][hidden]. */
+void forward_experts(struct forward *f, const struct feed_forward *w, const float *h, const struct forward_rows *r);
+
+/* --------------------------------------------------------- forward_linear.c */
+
+/* out = W in, [T][n_in] -> [T][the rank's share of n_out]. */
+void forward_linear(struct forward *f, const struct projection *w, const float *in, const struct forward_rows *r,
+                    float *out);
+/* x = x + W in, or x + norm_after(W in): the end of both halves of a layer. in has the rank's share of columns. */
+void forward_add(struct forward *f, const struct projection *w, const struct share *in_share, const float *in,
+                 const float *norm_after, const struct forward_rows *r);
+/* out [n][the rank's share] = act(gate) * up, of gate_up [n][gate, up]. */
+void forward_glu(struct forward *f, const float *gate_up, uint32_t n_rows, const struct share *s, float *out);
 
 /* ------------------------------------------------------------ forward_lora.c */
 
 enum td_status forward_lora_open(struct forward *f, uint32_t layer, const struct part_name *parts, uint32_t n_parts,
                                  uint32_t n_in, struct lora *out, struct td_error *error_out);
 /* Adds what the adapters of its rows make of x [n_rows][n_in] to `to` [n_rows][n_out]. */
-void forward_lora(struct forward *f, const struct lora *y, const float *x, const struct forward_rows *r, float *to);
+void forward_lora(struct forward *f, const struct lora *w, const float *x, const struct forward_rows *r, float *to);
 /* The adapted rows among rows [begin, end) of the batch. adapter_rows: forward_batch.adapter_rows. */
 struct adapted_rows forward_adapted_rows(struct forward *f, const uint32_t *adapter_rows, uint32_t begin, uint32_t end);
 

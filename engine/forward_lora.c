@@ -115,16 +115,16 @@ enum td_status forward_lora_open(struct forward *f, uint32_t layer, const struct
     return s ? td_fail(e, s, "no memory for the adapters of layer %u", layer) : TD_OK;
 }
 
-void forward_lora(struct forward *f, const struct lora *y, const float *x, const struct forward_rows *r, float *to)
+void forward_lora(struct forward *f, const struct lora *w, const float *x, const struct forward_rows *r, float *to)
 {
     struct kernels *k = f->kernels;
     uint32_t n = r->adapted.n_rows;
     size_t row = r->adapted.first_row;
-    if (!y->up || !n)
+    if (!w->up || !n)
         return;
-    k_linear_sorted(k, y->down, r->adapted.first, n, x + row * y->n_in, f->lora_mid);
-    k_linear_sorted(k, y->up, r->adapted.first, n, f->lora_mid, f->lora_out);
-    k_add(k, f->lora_out, (size_t)n * y->n_out, to + row * y->n_out);
+    k_linear_sorted(k, w->down, r->adapted.first, n, x + row * w->n_in, f->lora_mid);
+    k_linear_sorted(k, w->up, r->adapted.first, n, f->lora_mid, f->lora_out);
+    k_add(k, f->lora_out, (size_t)n * w->n_out, to + row * w->n_out);
 }
 
 /* Clamps row to [begin, end] and counts from begin. */

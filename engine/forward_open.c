@@ -103,10 +103,11 @@ static enum td_status open_results(struct forward *f, struct td_error *e)
 static enum td_status open_scratch(struct forward *f, struct td_error *e)
 {
     const struct model_moe *m = &f->c.moe;
-    const struct model_latent *y = &f->c.latent;
+    const struct model_latent *latent_dims = &f->c.latent;
     struct routes *r = &f->routes;
     bool latent = f->c.family->latent, several = f->rank.tensor != NULL;
-    size_t rows = f->max_rows, heads = own(f, &f->share.heads), row = latent ? y->kv_rank + y->rope_dim : 0;
+    size_t rows = f->max_rows, heads = own(f, &f->share.heads),
+           row = latent ? latent_dims->kv_rank + latent_dims->rope_dim : 0;
     size_t expert = m->n_used * own(f, &f->share.expert), shared = own(f, &f->share.shared);
     size_t mlp = larger(own(f, &f->share.dense), larger(expert, shared));
     size_t hidden = larger(own(f, &f->share.dense), expert + shared);
@@ -120,15 +121,15 @@ static enum td_status open_scratch(struct forward *f, struct td_error *e)
                    {&f->normed, rows * f->c.hidden},
                    {&f->in, rows * f->in_dim},
                    {&f->attn, rows * heads * f->value_dim},
-                   {&f->mlp, rows * 2 * mlp},
+                   {&f->gate_up, rows * 2 * mlp},
                    {&f->hidden, rows * hidden},
                    {&f->whole, several ? rows * larger((size_t)f->c.n_heads * f->value_dim, all_mlp) : 0},
                    {&f->lora_mid, rows * f->lora_rank},
                    {&f->lora_out, rows * f->lora_n_out},
                    {&f->own, several ? rows * own(f, &f->share.hidden) : 0},
-                   {&f->q, y->q_rank ? rows * heads * f->c.head_dim : 0},
+                   {&f->q, latent_dims->q_rank ? rows * heads * f->c.head_dim : 0},
                    {&f->latent_q, rows * heads * row},
-                   {&f->latent_out, latent ? rows * heads * y->kv_rank : 0},
+                   {&f->latent_out, latent ? rows * heads * latent_dims->kv_rank : 0},
                    {&f->route_logits, rows * m->n_experts},
                    {&f->sorted, rows * m->n_used * f->c.hidden},
                    {&f->expert_out, slots * own(f, &f->share.hidden)},
@@ -216,10 +217,11 @@ static void visit(const struct forward *f, struct visitor *v)
     v->matrix(v, f->head);
     for (uint32_t l = 0; l < f->c.n_layers; l++) {
         const struct attention_weights *a = &f->layers[l].attention;
-        const struct feed_forward *y = &f->layers[l].feed_forward;
-        struct k_matrix *const matrices[] = {a->in, a->out, y->dense.gate_up, y->dense.down, y->router, y->gate};
-        const struct lora *const adapted[] = {&a->in_lora, &a->out_lora, &y->dense.gate_up_lora, &y->dense.down_lora};
-        struct k_stack *const stacks[] = {a->q_b, a->to_latent, a->value, y->experts.gate_up, y->experts.down};
+        const struct feed_forward *ff = &f->layers[l].feed_forward;
+        struct k_matrix *const matrices[] = {a->in.matrix,          a->out.matrix, ff->dense.gate_up.matrix,
+                                             ff->dense.down.matrix, ff->router,    ff->gate};
+        const struct lora *const adapted[] = {&a->in.lora, &a->out.lora, &ff->dense.gate_up.lora, &ff->dense.down.lora};
+        struct k_stack *const stacks[] = {a->q_b, a->to_latent, a->value, ff->experts.gate_up, ff->experts.down};
         for (size_t i = 0; i < sizeof(matrices) / sizeof(matrices[0]); i++)
             v->matrix(v, matrices[i]);
         for (size_t i = 0; i < sizeof(stacks) / sizeof(stacks[0]); i++)
@@ -248,14 +250,14 @@ void forward_close(struct forward *f)
     visit(f, &(struct visitor){.matrix = free_matrix, .stack = free_stack});
     for (uint32_t l = 0; l < f->c.n_layers; l++) {
         struct attention_weights *a = &f->layers[l].attention;
-        struct feed_forward *y = &f->layers[l].feed_forward;
-        void *const all[] = {a->norm, a->norm_after, a->q_norm, a->k_norm, a->sinks, y->norm, y->norm_after};
+        struct feed_forward *ff = &f->layers[l].feed_forward;
+        void *const all[] = {a->norm, a->norm_after, a->q_norm, a->k_norm, a->sinks, ff->norm, ff->norm_after};
         for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
             k_free(f->kernels, all[i]);
     }
     struct routes *r = &f->routes;
     void *const buffers[] = {f->final_norm,   f->cos_sin[0], f->cos_sin[1], f->x,       f->normed,   f->in,
-                             f->attn,         f->mlp,        f->hidden,     f->q,       f->latent_q, f->latent_out,
+                             f->attn,         f->gate_up,    f->hidden,     f->q,       f->latent_q, f->latent_out,
                              f->route_logits, f->sorted,     f->expert_out, r->experts, r->weights,  r->slots,
                              r->first,        r->slot_row,   f->whole,      f->own,     f->lora_mid, f->lora_out};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)

@@ -180,10 +180,10 @@ static enum td_status project(struct forward *f, uint32_t layer, uint32_t number
 
 /* The same for a matrix that adapters may change. */
 static enum td_status project_adapted(struct forward *f, uint32_t layer, const struct part_name *names, uint32_t n,
-                                      uint32_t n_in, struct k_matrix **out, struct lora *lora, struct td_error *e)
+                                      uint32_t n_in, struct projection *out, struct td_error *e)
 {
-    enum td_status s = project(f, layer, 0, names, n, n_in, f->form, out, e);
-    return s ? s : forward_lora_open(f, layer, names, n, n_in, lora, e);
+    enum td_status s = project(f, layer, 0, names, n, n_in, f->form, &out->matrix, e);
+    return s ? s : forward_lora_open(f, layer, names, n, n_in, &out->lora, e);
 }
 
 /* Packs matrix `number` of a stack. */
@@ -210,7 +210,7 @@ static enum td_status pack_stack(struct forward *f, uint32_t layer, uint32_t n, 
 
 static enum td_status open_plain(struct forward *f, uint32_t l, struct td_error *e)
 {
-    struct attention_weights *y = &f->layers[l].attention;
+    struct attention_weights *w = &f->layers[l].attention;
     uint32_t dim = f->c.head_dim, all_q = f->c.n_heads * dim, all_kv = f->c.n_kv_heads * dim, all = all_q + 2 * all_kv;
     uint32_t q = own(f, &f->share.heads) * dim, first_q = own_first(f, &f->share.heads) * dim;
     uint32_t kv = own(f, &f->share.kv_heads) * dim, first_kv = own_first(f, &f->share.kv_heads) * dim;
@@ -223,13 +223,13 @@ static enum td_status open_plain(struct forward *f, uint32_t l, struct td_error 
                                       {"self_attn.qkv_proj", all, all_q + all_kv + first_kv, kv, bias}};
     char name[MAX_NAME];
     const struct part_name *names = f->c.family->fused_qkv ? fused : split;
-    enum td_status s = project_adapted(f, l, names, 3, f->c.hidden, &y->in, &y->in_lora, e);
+    enum td_status s = project_adapted(f, l, names, 3, f->c.hidden, &w->in, e);
     if (!s && f->c.family->qk_norm)
-        s = norm(f, l, "self_attn.q_norm", f->c.head_dim, &y->q_norm, e);
+        s = norm(f, l, "self_attn.q_norm", f->c.head_dim, &w->q_norm, e);
     if (!s && f->c.family->qk_norm)
-        s = norm(f, l, "self_attn.k_norm", f->c.head_dim, &y->k_norm, e);
+        s = norm(f, l, "self_attn.k_norm", f->c.head_dim, &w->k_norm, e);
     if (!s && f->c.family->sinks)
-        s = vector(f, name_of(name, l, "self_attn.sinks", 0, ""), f->c.n_heads, 0, &y->sinks, e);
+        s = vector(f, name_of(name, l, "self_attn.sinks", 0, ""), f->c.n_heads, 0, &w->sinks, e);
     return s;
 }
 
@@ -292,33 +292,33 @@ static enum td_status pack_q_b(struct forward *f, uint32_t l, uint32_t number, s
 static enum td_status open_latent(struct forward *f, uint32_t l, struct td_error *e)
 {
     const struct model_latent *m = &f->c.latent;
-    struct attention_weights *y = &f->layers[l].attention;
+    struct attention_weights *w = &f->layers[l].attention;
     const struct part_name in[] = {m->q_rank ? whole("self_attn.q_a_proj", m->q_rank, false)
                                              : latent_q(f, "self_attn.q_proj"),
                                    whole("self_attn.kv_a_proj_with_mqa", m->kv_rank + m->rope_dim, false)};
     uint32_t n_heads = own(f, &f->share.heads);
-    enum td_status s = project(f, l, 0, in, 2, f->c.hidden, f->form, &y->in, e);
+    enum td_status s = project(f, l, 0, in, 2, f->c.hidden, f->form, &w->in.matrix, e);
     if (!s)
-        s = norm(f, l, "self_attn.kv_a_layernorm", m->kv_rank, &y->k_norm, e);
+        s = norm(f, l, "self_attn.kv_a_layernorm", m->kv_rank, &w->k_norm, e);
     if (!s && m->q_rank)
-        s = norm(f, l, "self_attn.q_a_layernorm", m->q_rank, &y->q_norm, e);
+        s = norm(f, l, "self_attn.q_a_layernorm", m->q_rank, &w->q_norm, e);
     if (!s && m->q_rank)
-        s = pack_stack(f, l, 1, pack_q_b, &y->q_b, e);
+        s = pack_stack(f, l, 1, pack_q_b, &w->q_b, e);
     if (!s)
-        s = pack_stack(f, l, n_heads, pack_to_latent, &y->to_latent, e);
-    return s ? s : pack_stack(f, l, n_heads, pack_value, &y->value, e);
+        s = pack_stack(f, l, n_heads, pack_to_latent, &w->to_latent, e);
+    return s ? s : pack_stack(f, l, n_heads, pack_value, &w->value, e);
 }
 
 static enum td_status open_attention(struct forward *f, uint32_t l, struct td_error *e)
 {
-    struct attention_weights *y = &f->layers[l].attention;
+    struct attention_weights *w = &f->layers[l].attention;
     const struct part_name out = share_of(f, &f->share.hidden, "self_attn.o_proj", f->c.out_bias);
-    enum td_status s = norm(f, l, "input_layernorm", f->c.hidden, &y->norm, e);
+    enum td_status s = norm(f, l, "input_layernorm", f->c.hidden, &w->norm, e);
     if (!s && f->c.family->norms_after)
-        s = norm(f, l, "post_attention_layernorm", f->c.hidden, &y->norm_after, e);
+        s = norm(f, l, "post_attention_layernorm", f->c.hidden, &w->norm_after, e);
     if (!s)
         s = f->c.family->latent ? open_latent(f, l, e) : open_plain(f, l, e);
-    return s ? s : project_adapted(f, l, &out, 1, f->c.n_heads * f->value_dim, &y->out, &y->out_lora, e);
+    return s ? s : project_adapted(f, l, &out, 1, f->c.n_heads * f->value_dim, &w->out, e);
 }
 
 /* -------------------------------------------------------------- feed-forward */
@@ -456,11 +456,11 @@ static enum td_status stacked_down(struct forward *f, uint32_t l, uint32_t exper
 static enum td_status open_dense(struct forward *f, uint32_t l, const char *const names[3], const struct share *share,
                                  struct td_error *e)
 {
-    struct mlp *y = &f->layers[l].feed_forward.dense;
+    struct mlp *w = &f->layers[l].feed_forward.dense;
     struct part_name gate_up[2], down = share_of(f, &f->share.hidden, names[2], f->c.mlp_bias);
     name_gate_up(f, names[0], names[1], share, gate_up);
-    enum td_status s = project_adapted(f, l, gate_up, 2, f->c.hidden, &y->gate_up, &y->gate_up_lora, e);
-    return s ? s : project_adapted(f, l, &down, 1, share->first[f->rank.n_tensor], &y->down, &y->down_lora, e);
+    enum td_status s = project_adapted(f, l, gate_up, 2, f->c.hidden, &w->gate_up, e);
+    return s ? s : project_adapted(f, l, &down, 1, share->first[f->rank.n_tensor], &w->down, e);
 }
 
 static enum td_status open_shared(struct forward *f, uint32_t l, struct td_error *e)
@@ -480,16 +480,16 @@ static enum td_status open_shared(struct forward *f, uint32_t l, struct td_error
 
 static enum td_status open_experts(struct forward *f, uint32_t l, struct td_error *e)
 {
-    struct feed_forward *y = &f->layers[l].feed_forward;
+    struct feed_forward *w = &f->layers[l].feed_forward;
     const struct model_family *family = f->c.family;
     uint32_t n = f->c.moe.n_experts;
     bool stacked = !family->expert_gate;
     const struct part_name router = whole(family->router, n, stacked);
-    enum td_status s = project(f, l, 0, &router, 1, f->c.hidden, EXACT, &y->router, e);
+    enum td_status s = project(f, l, 0, &router, 1, f->c.hidden, EXACT, &w->router, e);
     if (!s)
-        s = pack_stack(f, l, n, stacked ? stacked_gate_up : expert_gate_up, &y->experts.gate_up, e);
+        s = pack_stack(f, l, n, stacked ? stacked_gate_up : expert_gate_up, &w->experts.gate_up, e);
     if (!s)
-        s = pack_stack(f, l, n, stacked ? stacked_down : expert_down, &y->experts.down, e);
+        s = pack_stack(f, l, n, stacked ? stacked_down : expert_down, &w->experts.down, e);
     return s || !f->c.moe.shared_intermediate ? s : open_shared(f, l, e);
 }
 
@@ -498,12 +498,12 @@ static enum td_status open_feed_forward(struct forward *f, uint32_t l, struct td
     static const char *const SPLIT[] = {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}, *const FUSED[] = {
                                                                                               "mlp.gate_up_proj", NULL,
                                                                                               "mlp.down_proj"};
-    struct feed_forward *y = &f->layers[l].feed_forward;
+    struct feed_forward *w = &f->layers[l].feed_forward;
     const struct model_family *family = f->c.family;
     const char *before = family->norms_after ? "pre_feedforward_layernorm" : "post_attention_layernorm";
-    enum td_status s = norm(f, l, before, f->c.hidden, &y->norm, e);
+    enum td_status s = norm(f, l, before, f->c.hidden, &w->norm, e);
     if (!s && family->norms_after)
-        s = norm(f, l, "post_feedforward_layernorm", f->c.hidden, &y->norm_after, e);
+        s = norm(f, l, "post_feedforward_layernorm", f->c.hidden, &w->norm_after, e);
     if (s)
         return s;
     if (f->c.layers[l] & LAYER_MOE)
