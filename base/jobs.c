@@ -47,10 +47,7 @@ static struct owner *owner_add(struct jobs *p, uint64_t id)
     for (uint32_t i = 0; i < p->n_owners; i++)
         if (p->owners[i]->served_bytes < least)
             least = p->owners[i]->served_bytes;
-    if (p->n_owners == p->cap_owners) {
-        p->cap_owners = p->cap_owners ? p->cap_owners * 2 : 16;
-        p->owners = mem_resize(p->owners, p->cap_owners, sizeof(*p->owners));
-    }
+    p->owners = MEM_ROOM(p->owners, p->n_owners, p->cap_owners, 16);
     struct owner *o = mem_zalloc(sizeof(*o));
     o->id = id;
     o->served_bytes = p->n_owners ? least : 0;

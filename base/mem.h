@@ -12,6 +12,13 @@ void *mem_zalloc(size_t len_bytes);               /* zeroed, never NULL */
 void *mem_array(size_t count, size_t item_bytes); /* zeroed, overflow-checked, never NULL */
 /* As realloc: keeps the contents; added memory is not zeroed. Overflow-checked, never NULL. */
 void *mem_resize(void *old, size_t count, size_t item_bytes);
+/*
+ * `items`, with room for another one behind the first n: if all `cap` are in use, cap doubles (the first time: to
+ * `least`) and the array is resized. items = MEM_ROOM(items, n, cap, least); cap is an lvalue, evaluated twice.
+ */
+#define MEM_ROOM(items, n, cap, least)                                                                                 \
+    ((n) < (cap) ? (void *)(items)                                                                                     \
+                 : ((cap) = (cap) ? 2 * (cap) : (least), mem_resize((items), (cap), sizeof(*(items)))))
 char *mem_strdup(const char *text); /* NULL gives NULL; the caller frees */
 void *mem_dup(const void *data, size_t len_bytes);
 

@@ -224,10 +224,7 @@ static void count_answer(struct replay *r, const struct report_request *q)
 
 static void push_back(struct sender *s, struct back b)
 {
-    if (s->n_back == s->cap_back) {
-        s->cap_back = s->cap_back ? 2 * s->cap_back : 64;
-        s->back = mem_resize(s->back, s->cap_back, sizeof(*s->back));
-    }
+    s->back = MEM_ROOM(s->back, s->n_back, s->cap_back, 64);
     uint64_t i = s->n_back++;
     for (; i && s->back[i - 1].due_ms < b.due_ms; i--)
         s->back[i] = s->back[i - 1];

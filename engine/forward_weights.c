@@ -86,10 +86,7 @@ static enum td_status pack_new(struct forward *f, const struct k_matrix_part *pa
     if (s || !weight_cache_is_building(f->cache))
         return s;
     weight_cache_add(f->cache, k_matrix_data(f->kernels, *out), k_matrix_bytes(f->kernels, *out));
-    if (f->n_added == f->cap_added) {
-        f->cap_added = f->cap_added ? f->cap_added * 2 : 64;
-        f->added = mem_resize(f->added, f->cap_added, sizeof(struct k_matrix *));
-    }
+    f->added = MEM_ROOM(f->added, f->n_added, f->cap_added, 64);
     f->added[f->n_added++] = *out;
     return TD_OK;
 }

@@ -171,10 +171,7 @@ static int open_blob(const struct blobs *b, uint64_t number, int flags)
 
 static void note_key(struct scanned *f, const struct block_key *key)
 {
-    if (f->n == f->cap) {
-        f->cap = f->cap ? 2 * f->cap : 16;
-        f->keys = mem_resize(f->keys, f->cap, sizeof(*f->keys));
-    }
+    f->keys = MEM_ROOM(f->keys, f->n, f->cap, 16);
     f->keys[f->n++] = *key;
 }
 

@@ -48,10 +48,7 @@ struct dir_files {
 
 static void push(struct file_list *l, struct dir_file *f)
 {
-    if (l->n == l->cap) {
-        l->cap = l->cap ? 2 * l->cap : 64;
-        l->files = mem_resize(l->files, l->cap, sizeof(*l->files));
-    }
+    l->files = MEM_ROOM(l->files, l->n, l->cap, 64);
     l->files[l->n++] = f;
 }
 
@@ -211,10 +208,7 @@ static struct dir_file *list_dir(struct dir_files *d, DIR *dir, uint64_t *n_out)
                 add_other(d, e->d_name);
             continue;
         }
-        if (n == cap) {
-            cap = cap ? 2 * cap : 64;
-            found = mem_resize(found, cap, sizeof(*found));
-        }
+        found = MEM_ROOM(found, n, cap, 64);
         found[n++] = (struct dir_file){.number = number};
     }
     *n_out = n;

@@ -120,10 +120,7 @@ static void deliver(void *user, struct link_mail *mail)
 
 static void add_event(struct kvstore *s, struct block_event ev)
 {
-    if (s->n_events == s->cap_events) {
-        s->cap_events = s->cap_events ? s->cap_events * 2 : 256;
-        s->events = mem_resize(s->events, s->cap_events, sizeof(*s->events));
-    }
+    s->events = MEM_ROOM(s->events, s->n_events, s->cap_events, 256);
     s->events[s->n_events++] = ev;
 }
 

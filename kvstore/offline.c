@@ -121,10 +121,7 @@ struct keys {
 static void add_key(void *user, const struct offline_block *b)
 {
     struct keys *k = user;
-    if (k->n == k->cap) {
-        k->cap = k->cap ? 2 * k->cap : 256;
-        k->all = mem_resize(k->all, k->cap, sizeof(*k->all));
-    }
+    k->all = MEM_ROOM(k->all, k->n, k->cap, 256);
     k->all[k->n++] = b->header.key;
 }
 

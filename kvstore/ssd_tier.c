@@ -661,10 +661,7 @@ static bool note_found(void *user, const struct block_key *key, const void *head
                    !kv_layout_match(l->tier->config.layout, &h.layout, &why);
     if (!is_ours && !l->why.text[0])
         l->why = why;
-    if (l->n == l->cap) {
-        l->cap = l->cap ? 2 * l->cap : 256;
-        l->found = mem_resize(l->found, l->cap, sizeof(*l->found));
-    }
+    l->found = MEM_ROOM(l->found, l->n, l->cap, 256);
     h.key = *key;
     l->found[l->n++] = (struct found){h, is_ours};
     return true;

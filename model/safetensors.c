@@ -112,10 +112,7 @@ static enum td_status add_file(struct safetensors *s, const uint8_t *file, size_
     {
         if (!strcmp(name, "__metadata__"))
             continue;
-        if (s->n == s->cap) {
-            s->cap = s->cap ? s->cap * 2 : 64;
-            s->tensors = mem_resize(s->tensors, s->cap, sizeof(*s->tensors));
-        }
+        s->tensors = MEM_ROOM(s->tensors, s->n, s->cap, 64);
         s->tensors[s->n] = (struct tensor){0};
         status = parse_tensor(name, v, data, len - 8 - header, &s->tensors[s->n], e);
         if (status)

@@ -36,10 +36,7 @@ static void advance(struct lexer *l, size_t n)
 static struct token *push(struct lexer *l, enum token_kind kind)
 {
     struct template *t = l->t;
-    if (t->n_tokens == t->cap_tokens) {
-        t->cap_tokens = t->cap_tokens ? t->cap_tokens * 2 : 256;
-        t->tokens = mem_resize(t->tokens, t->cap_tokens, sizeof(*t->tokens));
-    }
+    t->tokens = MEM_ROOM(t->tokens, t->n_tokens, t->cap_tokens, 256);
     struct token *k = &t->tokens[t->n_tokens++];
     *k = (struct token){.kind = kind, .line = l->line, .column = (uint32_t)(l->at - l->line_begin + 1)};
     return k;

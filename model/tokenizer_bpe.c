@@ -88,10 +88,7 @@ static bool before(const struct bpe_candidate *a, const struct bpe_candidate *b)
 
 static void heap_push(struct bpe_work *w, struct bpe_candidate c)
 {
-    if (w->n_heap == w->cap_heap) {
-        w->cap_heap = w->cap_heap ? w->cap_heap * 2 : 64;
-        w->heap = mem_resize(w->heap, w->cap_heap, sizeof(*w->heap));
-    }
+    w->heap = MEM_ROOM(w->heap, w->n_heap, w->cap_heap, 64);
     size_t i = w->n_heap++;
     for (size_t up = (i - 1) / 2; i && before(&c, &w->heap[up]); i = up, up = (i - 1) / 2)
         w->heap[i] = w->heap[up];
@@ -131,10 +128,7 @@ static void buckets_begin(struct bpe_work *w)
 
 static void bucket_push(struct bpe_work *w, struct bpe_candidate c)
 {
-    if (w->n_nodes == w->cap_nodes) {
-        w->cap_nodes = w->cap_nodes ? w->cap_nodes * 2 : 4096;
-        w->nodes = mem_resize(w->nodes, w->cap_nodes, sizeof(*w->nodes));
-    }
+    w->nodes = MEM_ROOM(w->nodes, w->n_nodes, w->cap_nodes, 4096);
     w->nodes[w->n_nodes] = (struct bpe_node){c, w->heads[c.rank]};
     w->heads[c.rank] = (uint32_t)++w->n_nodes;
     w->filled[c.rank / 64] |= 1ull << c.rank % 64;

@@ -40,10 +40,7 @@ struct encoder_pool {
 
 void token_ids_push(struct token_ids *t, uint32_t id)
 {
-    if (t->n == t->cap) {
-        t->cap = t->cap ? t->cap * 2 : 64;
-        t->ids = mem_resize(t->ids, t->cap, sizeof(*t->ids));
-    }
+    t->ids = MEM_ROOM(t->ids, t->n, t->cap, 64);
     t->ids[t->n++] = id;
 }
 

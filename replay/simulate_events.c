@@ -10,10 +10,7 @@ static bool earlier(const struct event *a, const struct event *b)
 
 void events_post(struct events *e, uint64_t at_ns, enum event_kind kind, uint32_t subject, uint64_t run)
 {
-    if (e->n == e->cap) {
-        e->cap = e->cap ? e->cap * 2 : 1024;
-        e->heap = mem_resize(e->heap, e->cap, sizeof(*e->heap));
-    }
+    e->heap = MEM_ROOM(e->heap, e->n, e->cap, 1024);
     struct event new = {at_ns, e->n_made++, kind, subject, run};
     uint64_t i = e->n++;
     for (; i && earlier(&new, &e->heap[(i - 1) / 2]); i = (i - 1) / 2)

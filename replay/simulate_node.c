@@ -31,10 +31,7 @@ enum { ANNOUNCE_CALLS = 4 };
 
 static void list_push(struct sim_list *l, struct sim_seq *q)
 {
-    if (l->n == l->cap) {
-        l->cap = l->cap ? l->cap * 2 : 32;
-        l->at = mem_resize(l->at, l->cap, sizeof(*l->at));
-    }
+    l->at = MEM_ROOM(l->at, l->n, l->cap, 32);
     l->at[l->n++] = q;
 }
 

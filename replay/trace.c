@@ -28,10 +28,7 @@ struct trace *trace_open(void)
 
 struct trace_request *trace_add_request(struct trace *t, uint64_t *cap, const struct trace_request *r)
 {
-    if (t->n_requests == *cap) {
-        *cap = *cap ? 2 * *cap : 256;
-        t->requests = mem_resize(t->requests, *cap, sizeof(*t->requests));
-    }
+    t->requests = MEM_ROOM(t->requests, t->n_requests, *cap, 256);
     struct trace_request *to = &t->requests[t->n_requests++];
     *to = *r;
     to->first_block = t->n_blocks;
@@ -40,10 +37,7 @@ struct trace_request *trace_add_request(struct trace *t, uint64_t *cap, const st
 
 void trace_add_block(struct trace *t, uint64_t *cap, uint64_t id)
 {
-    if (t->n_blocks == *cap) {
-        *cap = *cap ? 2 * *cap : 1024;
-        t->blocks = mem_resize(t->blocks, *cap, sizeof(*t->blocks));
-    }
+    t->blocks = MEM_ROOM(t->blocks, t->n_blocks, *cap, 1024);
     t->blocks[t->n_blocks++] = id;
 }
 

@@ -261,10 +261,7 @@ static void show_certain(struct request *q)
 
 static void keep_token(struct request *q, struct shown_token token)
 {
-    if (q->n_tokens == q->cap_tokens) {
-        q->cap_tokens = q->cap_tokens ? q->cap_tokens * 2 : 32;
-        q->tokens = mem_resize(q->tokens, q->cap_tokens, sizeof(*q->tokens));
-    }
+    q->tokens = MEM_ROOM(q->tokens, q->n_tokens, q->cap_tokens, 32);
     token.text_start = q->text.len;
     q->tokens[q->n_tokens++] = token;
 }

@@ -160,10 +160,7 @@ static void settle(struct heap *h, uint32_t i, struct eviction_item *item)
 
 static void heap_push(struct heap *h, struct eviction_item *item)
 {
-    if (h->n == h->cap) {
-        h->cap = h->cap ? 2 * h->cap : 64;
-        h->slots = mem_resize(h->slots, h->cap, sizeof(h->slots[0]));
-    }
+    h->slots = MEM_ROOM(h->slots, h->n, h->cap, 64);
     settle(h, h->n++, item);
 }
 

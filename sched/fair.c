@@ -164,10 +164,7 @@ void fair_push(struct fair *f, uint64_t tenant, double key, double size, void *i
     uint32_t slot = find(f, tenant);
     struct fair_tenant *t = &f->tenants[slot];
     forget_the_gone(f, now);
-    if (t->n == t->cap) {
-        t->cap = t->cap ? t->cap * 2 : 16;
-        t->waiting = mem_resize(t->waiting, t->cap, sizeof(*t->waiting));
-    }
+    t->waiting = MEM_ROOM(t->waiting, t->n, t->cap, 16);
     uint32_t at = t->n++;
     for (; at && t->waiting[at - 1].key > key; at--)
         t->waiting[at] = t->waiting[at - 1];

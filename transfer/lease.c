@@ -284,10 +284,7 @@ static void run_announce(struct xfer *x, struct command *command)
         tell_unit(l, &c->unit);
         return;
     }
-    if (l->n_units == l->cap_units) {
-        l->cap_units = l->cap_units ? 2 * l->cap_units : 16;
-        l->units = mem_resize(l->units, l->cap_units, sizeof(l->units[0]));
-    }
+    l->units = MEM_ROOM(l->units, l->n_units, l->cap_units, 16);
     l->units[l->n_units++] = c->unit;
 }
 

@@ -429,10 +429,7 @@ static void push_unit(struct pull *p, const struct lease_unit *u)
         return;
     if (p->units_head && p->units_head == p->n_units)
         p->units_head = p->n_units = 0;
-    if (p->n_units == p->cap_units) {
-        p->cap_units = p->cap_units ? 2 * p->cap_units : 16;
-        p->units = mem_resize(p->units, p->cap_units, sizeof(p->units[0]));
-    }
+    p->units = MEM_ROOM(p->units, p->n_units, p->cap_units, 16);
     p->units[p->n_units++] = *u;
 }
 

@@ -9,10 +9,7 @@
 
 void backlog_attach(struct backlog *b, struct link *link)
 {
-    if (b->n_routers == b->cap) {
-        b->cap = b->cap ? 2 * b->cap : 4;
-        b->routers = mem_resize(b->routers, b->cap, sizeof(*b->routers));
-    }
+    b->routers = MEM_ROOM(b->routers, b->n_routers, b->cap, 4);
     b->routers[b->n_routers++] = (struct backlog_router){.link = link};
     b->changed = true;
 }

@@ -359,10 +359,7 @@ void leg_put_token(struct worker *w, struct leg *leg, const struct sampled *toke
 {
     uint32_t n_tokens;
     engine_seq_tokens(leg->seq, &n_tokens);
-    if (w->n_out == w->cap_out) {
-        w->cap_out = w->cap_out ? w->cap_out * 2 : 64;
-        w->out = mem_resize(w->out, w->cap_out, sizeof(*w->out));
-    }
+    w->out = MEM_ROOM(w->out, w->n_out, w->cap_out, 64);
     w->out[w->n_out++] = (struct out_token){leg, n_tokens - leg->n_prompt, *token};
 }
 

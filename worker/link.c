@@ -85,10 +85,7 @@ uint64_t link_router_incarnation(const struct link *link)
 void link_leg_began(struct link *link, uint64_t counter)
 {
     pthread_mutex_lock(&link->lock);
-    if (link->n_legs == link->cap_legs) {
-        link->cap_legs = link->cap_legs ? 2 * link->cap_legs : 16;
-        link->legs = mem_resize(link->legs, link->cap_legs, sizeof(*link->legs));
-    }
+    link->legs = MEM_ROOM(link->legs, link->n_legs, link->cap_legs, 16);
     link->legs[link->n_legs++] = counter;
     pthread_mutex_unlock(&link->lock);
 }

@@ -13,10 +13,7 @@
 
 void held_add(struct worker *w, struct held_pages *h, struct page_ref page)
 {
-    if (h->n == h->cap) {
-        h->cap = h->cap ? h->cap * 2 : 16;
-        h->pages = mem_resize(h->pages, h->cap, sizeof(*h->pages));
-    }
+    h->pages = MEM_ROOM(h->pages, h->n, h->cap, 16);
     h->pages[h->n++] = page;
     kvpool_transfer_hold(engine_pool(w->engine), page);
 }

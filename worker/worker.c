@@ -143,10 +143,7 @@ static void deliver(void *user, struct link_mail *mail)
 
 static void add_event(struct worker *w, struct block_event ev)
 {
-    if (w->n_events == w->cap_events) {
-        w->cap_events = w->cap_events ? w->cap_events * 2 : 256;
-        w->events = mem_resize(w->events, w->cap_events, sizeof(*w->events));
-    }
+    w->events = MEM_ROOM(w->events, w->n_events, w->cap_events, 256);
     w->events[w->n_events++] = ev;
 }
 
