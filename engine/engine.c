@@ -184,6 +184,7 @@ static enum td_status open_parts(struct engine *e, struct td_error *error_out)
 enum td_status engine_open(const struct engine_config *config, struct engine **out, struct td_error *error_out)
 {
     struct engine *e = mem_zalloc(sizeof(*e));
+    TAILQ_INIT(&e->seqs);
     e->config = *config;
     e->model = config->sim ? *config->shape : *model_config(config->model);
     e->layout = model_config_layout(&e->model, config->kv_dtype, config->page_tokens);
@@ -207,7 +208,7 @@ void engine_close(struct engine *e)
 {
     if (!e)
         return;
-    assert(!e->head);
+    assert(TAILQ_EMPTY(&e->seqs));
     sampler_close(e->sampler);
     ranks_close(e->ranks);
     forward_sim_close(e->sim);
@@ -266,7 +267,8 @@ struct block_key engine_fingerprint(const struct engine *e)
 struct engine_load engine_load(const struct engine *e)
 {
     struct engine_load l = {0};
-    for (const struct seq *s = e->head; s; s = s->next) {
+    const struct seq *s;
+    TAILQ_FOREACH (s, &e->seqs, in_engine) {
         l.running += s->state == SEQ_RUNNING;
         l.waiting += s->state == SEQ_WAITING;
         l.filling += s->state == SEQ_FILLING;
@@ -286,8 +288,10 @@ struct cost_step engine_last_step(const struct engine *e)
 /* Admits waiting sequences while there are pages and room in the batch. */
 static void admit(struct engine *e)
 {
-    for (struct seq *s = e->head, *next; s && e->n_active < e->config.max_batch; s = next) {
-        next = s->next;
+    struct seq *s, *next;
+    TAILQ_FOREACH_SAFE (s, &e->seqs, in_engine, next) {
+        if (e->n_active >= e->config.max_batch)
+            return;
         if (s->state == SEQ_WAITING && !seq_admit(s))
             return; /* nobody overtakes the sequence that lacks pages */
     }
@@ -296,9 +300,10 @@ static void admit(struct engine *e)
 /* The next victim of a preemption; NULL if there is none. */
 static struct seq *newest_running(struct engine *e)
 {
-    struct seq *s = e->tail;
-    while (s && (s->state != SEQ_RUNNING || s->goal == SEQ_FIRST_TOKEN))
-        s = s->prev;
+    struct seq *s;
+    TAILQ_FOREACH_REVERSE(s, &e->seqs, seq_list, in_engine)
+    if (s->state == SEQ_RUNNING && s->goal != SEQ_FIRST_TOKEN)
+        break;
     return s;
 }
 
@@ -322,20 +327,27 @@ static double room_ms(const struct seq *s, uint64_t now_ns)
     return batching_room_ms(s->tpot_ms, s->n_tokens - s->n_before, (double)(now_ns - s->first_token_ns) * 1e-6);
 }
 
+/* Puts the running sequences that have pages into e->batch; returns how many. */
+static uint32_t pick(struct engine *e)
+{
+    uint32_t n = 0, kept = 0;
+    struct seq *s;
+    TAILQ_FOREACH (s, &e->seqs, in_engine)
+        if (n < e->config.max_batch && s->state == SEQ_RUNNING && make_room(e, s))
+            e->batch[n++] = s;
+    for (uint32_t i = 0; i < n; i++) /* a later sequence may have preempted one that is in the batch already */
+        if (e->batch[i]->state == SEQ_RUNNING)
+            e->batch[kept++] = e->batch[i];
+    return kept;
+}
+
 /* Chooses the sequences of this step (e->batch) and gives each its n_rows. */
 static void plan(struct engine *e)
 {
     uint64_t now = clock_now(e->config.clock);
     struct batch_item *items = e->items;
-    uint32_t *rows = e->item_rows, n = 0, logprob_rows = 0;
-    for (struct seq *s = e->head; s && n < e->config.max_batch; s = s->next)
-        if (s->state == SEQ_RUNNING && make_room(e, s))
-            e->batch[n++] = s;
-    uint32_t kept = 0; /* a later sequence may have preempted one that is in the batch already */
-    for (uint32_t i = 0; i < n; i++)
-        if (e->batch[i]->state == SEQ_RUNNING)
-            e->batch[kept++] = e->batch[i];
-    for (uint32_t i = 0; i < kept; i++) {
+    uint32_t *rows = e->item_rows, logprob_rows = 0, n = pick(e);
+    for (uint32_t i = 0; i < n; i++) {
         const struct seq *s = e->batch[i];
         uint32_t n_pending = s->n_tokens - s->n_computed;
         bool decoding = sequence_decodes(s->n_tokens, s->n_prompt, s->n_computed);
@@ -345,10 +357,10 @@ static void plan(struct engine *e)
                                        .chunk = s->chunk_tokens,
                                        .room_ms = decoding ? room_ms(s, now) : INFINITY};
     }
-    batching_plan(items, kept, e->config.max_rows, &e->cost, e->starved_ms, rows);
-    e->is_starving = batching_starves(items, rows, kept);
+    batching_plan(items, n, e->config.max_rows, &e->cost, e->starved_ms, rows);
+    e->is_starving = batching_starves(items, rows, n);
     e->n_batch = 0;
-    for (uint32_t i = 0; i < kept; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         struct seq *s = e->batch[i];
         /* Scoring needs the logits of every row, so it takes few rows at a time. */
         if (s->scores.logprobs && s->n_computed < s->n_prompt) {

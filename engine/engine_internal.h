@@ -1,6 +1,7 @@
 /* What engine.c (steps) and seq.c (one sequence) share. */
 #pragma once
 
+#include "base/list.h"
 #include "engine/engine.h"
 #include "engine/ranks.h"
 #include "sched/batching.h"
@@ -8,7 +9,7 @@
 #include "sched/sequence.h"
 
 struct seq {
-    struct seq *prev, *next; /* list of the engine, in order of arrival */
+    TAILQ_ENTRY(seq) in_engine;
     struct engine *engine;
     enum seq_state state;
     enum seq_goal goal;
@@ -53,8 +54,8 @@ struct engine {
     struct sampler *sampler;
     struct block_key fingerprint;
     char numerics[K_NUMERICS_BYTES];
-    struct seq *head, *tail;
-    uint32_t n_active; /* sequences that are FILLING or RUNNING */
+    TAILQ_HEAD(seq_list, seq) seqs; /* in order of arrival */
+    uint32_t n_active;              /* sequences that are FILLING or RUNNING */
 
     /* Arrays of one step, max_rows or max_batch long. */
     uint32_t *ids, *positions, *logit_rows, max_logit_rows;

@@ -161,9 +161,7 @@ enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, str
     s->is_long = model_config_is_long(&e->model, s->n_tokens);
     extend_keys(s);
     s->opened_ns = clock_now(e->config.clock);
-    s->prev = e->tail;
-    *(e->tail ? &e->tail->next : &e->head) = s;
-    e->tail = s;
+    TAILQ_INSERT_TAIL(&e->seqs, s, in_engine);
     *out = s;
     return TD_OK;
 }
@@ -174,8 +172,7 @@ void engine_seq_close(struct engine *e, struct seq *s)
         return;
     release_pages(s);
     e->n_active -= s->state == SEQ_FILLING || s->state == SEQ_RUNNING;
-    *(s->prev ? &s->prev->next : &e->head) = s->next;
-    *(s->next ? &s->next->prev : &e->tail) = s->prev;
+    TAILQ_REMOVE(&e->seqs, s, in_engine);
     free((void *)s->sampling.bias);
     free((void *)s->sampling.stop_ids);
     free((void *)s->sampling.allowed);

@@ -178,8 +178,8 @@ static void forget(struct peer *p)
 {
     struct router *r = p->router;
     index_clear(r->index, p->holder);
-    for (struct request *q = r->requests, *next; q; q = next) {
-        next = q->next;
+    struct request *q, *next;
+    TAILQ_FOREACH_SAFE (q, &r->requests, in_router, next) {
         if (q->state == REQUEST_PLACED)
             request_peer_lost(q, p, REPLAN_LOST);
     }
@@ -625,8 +625,8 @@ static void stall(struct peer *p)
     p->probe = 0;
     breaker_trip(&p->breaker, clock_now(&r->clock));
     tell_usable(p);
-    for (struct request *q = r->requests, *next; q; q = next) {
-        next = q->next;
+    struct request *q, *next;
+    TAILQ_FOREACH_SAFE (q, &r->requests, in_router, next) {
         if (q->state == REQUEST_PLACED)
             request_peer_lost(q, p, REPLAN_STALLED);
     }

@@ -210,8 +210,8 @@ void place_again(struct request *q)
 /* Fails all queued requests: a role that they need has had no worker for gone_ms. */
 static void give_up(struct router *r)
 {
-    for (struct request *q = r->requests, *next; q; q = next) {
-        next = q->next;
+    struct request *q, *next;
+    TAILQ_FOREACH_SAFE (q, &r->requests, in_router, next) {
         if (q->state == REQUEST_QUEUED)
             request_fail(q, RPC_UNAVAILABLE,
                          !r->known                        ? "no worker is up yet"
@@ -233,8 +233,10 @@ void place_queued(struct router *r)
     }
     if (!r->ready || !r->known || !can_serve(r))
         return;
-    for (struct request *q = r->requests, *next; q && r->n_unsubmitted; q = next) {
-        next = q->next;
+    struct request *q, *next;
+    TAILQ_FOREACH_SAFE (q, &r->requests, in_router, next) {
+        if (!r->n_unsubmitted)
+            break;
         if (!q->submitted)
             submit(r, q, now);
     }

@@ -191,8 +191,8 @@ void replan_tick(struct router *r, uint64_t now)
     for (uint32_t i = 0; i < r->n_peers; i++)
         if (r->peers[i]->legs_told && r->peers[i]->n_legs)
             qsort(r->peers[i]->legs, r->peers[i]->n_legs, sizeof(*r->peers[i]->legs), by_value);
-    for (struct request *q = r->requests, *next; q; q = next) {
-        next = q->next;
+    struct request *q, *next;
+    TAILQ_FOREACH_SAFE (q, &r->requests, in_router, next) {
         if (q->state == REQUEST_PLACED)
             check_legs(q, now, patience);
     }

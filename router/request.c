@@ -71,8 +71,7 @@ void request_drop(struct request *q)
     }
     if (q->submitted)
         scheduler_end(r->scheduler, &q->sched, clock_now(&r->clock), q->answered);
-    *(q->prev ? &q->prev->next : &r->requests) = q->next;
-    *(q->next ? &q->next->prev : &r->last_request) = q->prev;
+    TAILQ_REMOVE(&r->requests, q, in_router);
     q->state = REQUEST_OVER;
     request_free(q);
 }

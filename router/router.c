@@ -107,9 +107,7 @@ struct request *router_find(struct router *r, const Tandem__Worker__V1__Transfer
 
 void router_enqueue(struct router *r, struct request *q)
 {
-    q->prev = r->last_request;
-    *(r->last_request ? &r->last_request->next : &r->requests) = q;
-    r->last_request = q;
+    TAILQ_INSERT_TAIL(&r->requests, q, in_router);
     r->n_queued++;
     r->queued_tokens += q->p.n_ids;
     r->n_unsubmitted++;
@@ -137,8 +135,8 @@ static void on_request(struct router *r, struct request *q)
 
 static void on_request_gone(struct router *r, struct rpc_call *call)
 {
-    for (struct request *q = r->requests, *next; q; q = next) {
-        next = q->next;
+    struct request *q, *next;
+    TAILQ_FOREACH_SAFE (q, &r->requests, in_router, next) {
         if (q->call == call) /* all choices of the call */
             request_gone(q);
     }
@@ -287,8 +285,8 @@ static void look_at_workers(struct router *r, uint64_t now, uint64_t patience)
 /* Fails requests whose deadline passed; sends what waited for room in a call's queue. */
 static void expire(struct router *r, uint64_t now)
 {
-    for (struct request *q = r->requests, *next; q; q = next) {
-        next = q->next;
+    struct request *q, *next;
+    TAILQ_FOREACH_SAFE (q, &r->requests, in_router, next) {
         answer_more(q);
         if (q->p.remaining_ms != INT64_MAX && now > q->arrived_ns + (uint64_t)q->p.remaining_ms * NS_PER_MS)
             request_fail(q, RPC_DEADLINE_EXCEEDED, "slo.deadline_ms passed", 0);
@@ -350,8 +348,8 @@ static void tick(struct router *r)
 enum td_status router_run(struct router *r)
 {
     uint64_t next_tick = 0;
-    while (!atomic_load(&r->forced) &&
-           !(atomic_load(&r->stopping) && !r->requests && !atomic_load(&r->n_texts) && !atomic_load(&r->n_notes))) {
+    while (!atomic_load(&r->forced) && !(atomic_load(&r->stopping) && TAILQ_EMPTY(&r->requests) &&
+                                         !atomic_load(&r->n_texts) && !atomic_load(&r->n_notes))) {
         take_mail(r);
         uint64_t now = clock_now(&r->clock);
         if (now >= next_tick) {
@@ -361,8 +359,8 @@ enum td_status router_run(struct router *r)
         place_queued(r);
         mailbox_wait(&r->mailbox, TICK_MS);
     }
-    while (r->requests)
-        request_fail(r->requests, RPC_UNAVAILABLE, "router is stopping", 1000);
+    while (!TAILQ_EMPTY(&r->requests))
+        request_fail(TAILQ_FIRST(&r->requests), RPC_UNAVAILABLE, "router is stopping", 1000);
     return TD_OK;
 }
 
@@ -451,6 +449,7 @@ static enum td_status open_network(struct router *r, struct td_error *e)
 enum td_status router_open(const struct router_options *options, struct router **out, struct td_error *error_out)
 {
     struct router *r = mem_zalloc(sizeof(*r));
+    TAILQ_INIT(&r->requests);
     r->options = *options;
     r->log = (struct log){.who = options->name, .level = (enum log_level)log_level_parse(options->log_level)};
     clock_init_real(&r->clock);
@@ -499,8 +498,8 @@ void router_close(struct router *r)
     rpc_server_close(r->rpc);
     jobs_close(r->texts); /* no rpc or text thread pushes client notes any more */
     take_mail(r);         /* frees the last requests: their calls are over */
-    while (r->requests)
-        request_gone(r->requests);
+    while (!TAILQ_EMPTY(&r->requests))
+        request_gone(TAILQ_FIRST(&r->requests));
     for (uint32_t i = 0; i < r->n_peers; i++)
         peer_disconnect(r->peers[i]);
     take_mail(r); /* frees the last notes of the streams; the peers they point to must still exist */

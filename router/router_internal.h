@@ -21,6 +21,7 @@
 #include "base/mem.h"
 #include "base/metrics.h"
 #include "base/jobs.h"
+#include "base/list.h"
 #include "base/queue.h"
 #include "model/chat.h"
 #include "model/config.h"
@@ -154,7 +155,7 @@ struct choices {
 
 /* One request. Times in ns are by router.clock unless stated otherwise. */
 struct request {
-    struct request *prev, *next; /* router.requests, in order of arrival */
+    TAILQ_ENTRY(request) in_router;
     struct request *next_placed; /* its bucket of router.placed; only in REQUEST_PLACED */
     struct router *router;
     struct rpc_call *call;   /* one reference; the choices of a call share the call */
@@ -353,8 +354,8 @@ struct router {
     struct hot *hot; /* how often segments of prompts are asked for */
     /* Hash table by counter, since every token looks up its request. */
     struct request *placed[PLACED_BUCKETS];
-    struct request *requests, *last_request; /* all requests in order of arrival; owned */
-    uint64_t queued_tokens;                  /* tokens of the requests in REQUEST_QUEUED */
+    TAILQ_HEAD(, request) requests; /* all requests in order of arrival; owned */
+    uint64_t queued_tokens;         /* tokens of the requests in REQUEST_QUEUED */
     /* Requests in REQUEST_QUEUED; in REQUEST_PLACED; in REQUEST_QUEUED and not yet known to the scheduler. */
     uint32_t n_queued, n_running, n_unsubmitted;
     uint64_t next_number; /* number of the latest submitted request */

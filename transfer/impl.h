@@ -24,6 +24,7 @@
 
 #include "base/absence.h"
 #include "base/clock.h"
+#include "base/list.h"
 #include "base/queue.h"
 #include "transfer/proto.h"
 #include "transfer/wire.h"
@@ -181,7 +182,7 @@ struct lease_unit {
 
 struct lease {
     struct idnode node;
-    struct lease *next, *prev;
+    LIST_ENTRY(lease) in_xfer;
     struct xfer_lease_params params;
     enum lease_state state;
     struct conn *reader;
@@ -209,7 +210,7 @@ struct pull_page { /* indexed as in the lease */
 
 struct pull {
     struct idnode node;
-    struct pull *next, *prev;
+    LIST_ENTRY(pull) in_xfer;
     struct xfer_pull_params params; /* params.address: the target's */
     enum pull_state state;
     struct xfer_target *target;
@@ -285,8 +286,8 @@ struct xfer {
     struct xfer_peer *peers;
     struct xfer_target *targets;
     uint64_t next_connect_ns; /* no new connection begins before this time (target.c) */
-    struct lease *leases;
-    struct pull *pulls;
+    LIST_HEAD(, lease) leases;
+    LIST_HEAD(, pull) pulls;
     struct idmap leases_by_id, pulls_by_id, ended_by_id, early_by_id;
     struct ended *ended; /* [ENDED_KEPT], a ring; ended_at counts entries written */
     struct early *early; /* [EARLY_KEPT], a ring; early_at counts entries written */

@@ -68,12 +68,7 @@ static void lease_settle(struct xfer *x, struct lease *l)
     if (l->state != LEASE_DRAINING || l->in_flight)
         return;
     idmap_remove(&x->leases_by_id, &l->node);
-    if (l->prev)
-        l->prev->next = l->next;
-    else
-        x->leases = l->next;
-    if (l->next)
-        l->next->prev = l->prev;
+    LIST_REMOVE(l, in_xfer);
     atomic_fetch_sub(&x->counters.leases_open, 1);
     remember_ended(x, l->node.id, l->end_status);
     log_debug(x->config.log, "lease ended xfer=%llx-%llu status=%s in_doubt=%d",
@@ -130,8 +125,8 @@ void lease_conn_lost(struct conn *c)
     for (uint32_t i = 0; i < EARLY_KEPT; i++)
         if (c->x->early[i].conn == c)
             c->x->early[i].conn = NULL;
-    for (struct lease *l = c->x->leases, *next; l; l = next) {
-        next = l->next;
+    struct lease *l, *next;
+    LIST_FOREACH_SAFE (l, &c->x->leases, in_xfer, next) {
         if (l->reader == c)
             lease_drain(c->x, l, TD_ERR_PEER_LOST);
     }
@@ -141,8 +136,8 @@ void lease_conn_lost(struct conn *c)
  * doubt. */
 void lease_peer_lost(struct xfer *x, uint64_t incarnation)
 {
-    for (struct lease *l = x->leases, *next; l; l = next) {
-        next = l->next;
+    struct lease *l, *next;
+    LIST_FOREACH_SAFE (l, &x->leases, in_xfer, next) {
         if (!l->reader && l->params.reader_is_up && l->params.reader_incarnation == incarnation)
             lease_drain(x, l, TD_ERR_PEER_LOST);
     }
@@ -150,8 +145,8 @@ void lease_peer_lost(struct xfer *x, uint64_t incarnation)
 
 void lease_cancel_all(struct xfer *x)
 {
-    for (struct lease *l = x->leases, *next; l; l = next) {
-        next = l->next;
+    struct lease *l, *next;
+    LIST_FOREACH_SAFE (l, &x->leases, in_xfer, next) {
         lease_drain(x, l, TD_ERR_CANCELLED);
     }
 }
@@ -190,10 +185,7 @@ static void run_grant(struct xfer *x, struct command *command)
     }
     struct lease *l = mem_zalloc(sizeof(*l));
     l->params = *p;
-    l->next = x->leases;
-    if (x->leases)
-        x->leases->prev = l;
-    x->leases = l;
+    LIST_INSERT_HEAD(&x->leases, l, in_xfer);
     idmap_add(&x->leases_by_id, &l->node, p->id);
     atomic_fetch_add(&x->counters.leases_open, 1);
     lease_touch(x, l);

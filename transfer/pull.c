@@ -93,12 +93,7 @@ static void pull_settle(struct xfer *x, struct pull *p)
     if (p->state != PULL_DRAINING || p->arriving)
         return;
     idmap_remove(&x->pulls_by_id, &p->node);
-    if (p->prev)
-        p->prev->next = p->next;
-    else
-        x->pulls = p->next;
-    if (p->next)
-        p->next->prev = p->prev;
+    LIST_REMOVE(p, in_xfer);
     tell_end(x, p);
     p->target->n_pulls--;
     due_at(x, x->now_ns); /* its target may not be needed any more */
@@ -141,8 +136,8 @@ static void pull_finish_if_done(struct xfer *x, struct pull *p)
 
 void pull_conn_lost(struct conn *c)
 {
-    for (struct pull *p = c->x->pulls, *next; p; p = next) {
-        next = p->next;
+    struct pull *p, *next;
+    LIST_FOREACH_SAFE (p, &c->x->pulls, in_xfer, next) {
         if (p->conn == c)
             pull_drain(c->x, p, TD_ERR_PEER_LOST, false);
     }
@@ -150,8 +145,8 @@ void pull_conn_lost(struct conn *c)
 
 void pull_cancel_all(struct xfer *x)
 {
-    for (struct pull *p = x->pulls, *next; p; p = next) {
-        next = p->next;
+    struct pull *p, *next;
+    LIST_FOREACH_SAFE (p, &x->pulls, in_xfer, next) {
         pull_drain(x, p, TD_ERR_CANCELLED, true);
     }
 }
@@ -190,8 +185,8 @@ static void pull_begin(struct xfer *x, struct pull *p)
 void pull_on_up(struct xfer_target *t)
 {
     struct xfer *x = t->conn->x;
-    for (struct pull *p = x->pulls, *next; p; p = next) {
-        next = p->next;
+    struct pull *p, *next;
+    LIST_FOREACH_SAFE (p, &x->pulls, in_xfer, next) {
         if (p->target == t && p->state == PULL_WAITING)
             pull_begin(x, p);
     }
@@ -200,8 +195,8 @@ void pull_on_up(struct xfer_target *t)
 void pull_on_refused(struct xfer_target *t, enum td_status why)
 {
     struct xfer *x = t->conn->x;
-    for (struct pull *p = x->pulls, *next; p; p = next) {
-        next = p->next;
+    struct pull *p, *next;
+    LIST_FOREACH_SAFE (p, &x->pulls, in_xfer, next) {
         if (p->target == t && p->state == PULL_WAITING)
             pull_drain(x, p, why, false);
     }
@@ -237,10 +232,7 @@ static void run_pull(struct xfer *x, struct command *command)
     p->target->n_pulls++;
     p->open_backoff_ns = REOPEN_MIN;
     p->began_ns = x->now_ns;
-    p->next = x->pulls;
-    if (x->pulls)
-        x->pulls->prev = p;
-    x->pulls = p;
+    LIST_INSERT_HEAD(&x->pulls, p, in_xfer);
     idmap_add(&x->pulls_by_id, &p->node, params->id);
     atomic_fetch_add(&x->counters.pulls_open, 1);
     due_at(x, p->params.deadline_ns);
@@ -616,7 +608,8 @@ bool pull_pump(struct conn *c)
     /* Each pull sends one message in turn, so that a long pull does not starve the others. */
     while (again) {
         again = false;
-        for (struct pull *p = x->pulls; p; p = p->next) {
+        struct pull *p;
+        LIST_FOREACH (p, &x->pulls, in_xfer) {
             if (p->conn != c || p->state != PULL_ACTIVE || p->units_head == p->n_units)
                 continue;
             uint64_t credit = c->in_bytes < max ? max - c->in_bytes : 0, part = least_ask(c);

@@ -54,6 +54,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/list.h"
 #include "base/mem.h"
 #include "base/queue.h"
 #include "base/thread.h"
@@ -80,7 +81,8 @@ struct ucx_job {
 };
 
 struct ucx_op { /* one send or receive, from the call into UCX to the protocol's callback; freed after it */
-    struct ucx_op *next, *prev;
+    LIST_ENTRY(ucx_op) in_conn;   /* while it is in flight */
+    STAILQ_ENTRY(ucx_op) in_wire; /* when it has ended */
     struct ucx_conn *conn;
     wire_done_fn *done; /* of a send */
     void *arg;          /* send: argument of done; receive: the protocol's token */
@@ -100,7 +102,7 @@ struct ucx_wire {
     ucp_listener_h listener;
     struct ucx_conn *conns;
     uint32_t n_making, n_turns;
-    struct ucx_op *ended, **ended_tail; /* operations whose callback is due */
+    STAILQ_HEAD(, ucx_op) ended; /* operations whose callback is due */
     struct names *names;
     struct mailbox jobs, results, requests;
     uint64_t warned_ns; /* used by the connector thread only */
@@ -122,7 +124,7 @@ struct ucx_conn {
     int worker_fd;
     ucp_ep_h ep;
     ucs_status_ptr_t close_request;
-    struct ucx_op *ops; /* operations in flight; a double list */
+    LIST_HEAD(, ucx_op) ops; /* operations in flight */
     enum td_status error;
     bool error_told, close_asked;
     enum { PAYLOADS_UNKNOWN, PAYLOADS_EAGER, PAYLOADS_RENDEZVOUS } payloads_by;
@@ -295,10 +297,7 @@ static struct ucx_op *op_new(struct ucx_conn *c, uint32_t header_len)
 {
     struct ucx_op *op = mem_zalloc(sizeof(*op) + header_len);
     op->conn = c;
-    op->next = c->ops;
-    if (c->ops)
-        c->ops->prev = op;
-    c->ops = op;
+    LIST_INSERT_HEAD(&c->ops, op, in_conn);
     return op;
 }
 
@@ -308,31 +307,24 @@ static void op_end(struct ucx_op *op, enum td_status status)
     struct ucx_conn *c = op->conn;
     op->ended = true;
     op->status = status;
-    if (op->prev)
-        op->prev->next = op->next;
-    else
-        c->ops = op->next;
-    if (op->next)
-        op->next->prev = op->prev;
-    op->next = op->prev = NULL;
-    *c->w->ended_tail = op;
-    c->w->ended_tail = &op->next;
+    LIST_REMOVE(op, in_conn);
+    STAILQ_INSERT_TAIL(&c->w->ended, op, in_wire);
 }
 
 static bool tell_ended(struct ucx_wire *w)
 {
-    struct ucx_op *op = w->ended;
-    w->ended = NULL;
-    w->ended_tail = &w->ended;
-    bool any = op != NULL;
-    while (op) {
-        struct ucx_op *next = op->next;
+    /* Callbacks may end further operations: the next call tells them. */
+    STAILQ_HEAD(, ucx_op) now = STAILQ_HEAD_INITIALIZER(now);
+    struct ucx_op *op;
+    STAILQ_CONCAT(&now, &w->ended);
+    bool any = !STAILQ_EMPTY(&now);
+    while ((op = STAILQ_FIRST(&now))) {
+        STAILQ_REMOVE_HEAD(&now, in_wire);
         if (op->is_receive)
             w->base.events.on_payload_done(op->conn->base.user, op->arg, op->status);
         else if (op->done)
             op->done(op->arg, op->status);
         free(op);
-        op = next;
     }
     return any;
 }
@@ -595,8 +587,8 @@ static bool take_results(struct ucx_wire *w)
         c->state = CONN_GONE;
         /* Operations that never ended: the worker that knew of them is destroyed, so nothing uses their
          * memory. */
-        while (c->ops)
-            op_end(c->ops, TD_ERR_CANCELLED);
+        while (!LIST_EMPTY(&c->ops))
+            op_end(LIST_FIRST(&c->ops), TD_ERR_CANCELLED);
     }
     return any;
 }
@@ -628,9 +620,9 @@ static bool close_step(struct ucx_conn *c)
         c->close_request = NULL;
     }
     bool is_pending = UCS_PTR_IS_PTR(c->close_request);
-    if ((c->ops || is_pending) && monotonic_ns() - c->close_begin_ns < CLOSE_PATIENCE_NS)
+    if ((!LIST_EMPTY(&c->ops) || is_pending) && monotonic_ns() - c->close_begin_ns < CLOSE_PATIENCE_NS)
         return false;
-    if (c->ops)
+    if (!LIST_EMPTY(&c->ops))
         log_warn(c->w->base.log, "operations outlived the close of their endpoint; its worker goes with them");
     /* From here on UCX's callbacks for this connection are ignored. */
     c->state = c->worker ? CONN_DESTROYING : CONN_GONE;
@@ -693,7 +685,7 @@ static bool ucx_progress(struct wire *base)
     }
     any |= tell_ended(w);
     /* Only when all done callbacks have been called. */
-    for (struct ucx_conn *c = w->conns, *next; c && !w->ended; c = next) {
+    for (struct ucx_conn *c = w->conns, *next; c && STAILQ_EMPTY(&w->ended); c = next) {
         next = c->next;
         if (c->state == CONN_GONE)
             conn_free(c);
@@ -717,7 +709,7 @@ static void stir_readable(struct ucx_wire *w)
 
 static bool conn_arm(struct ucx_conn *c)
 {
-    if (!c->is_armed || c->ops)
+    if (!c->is_armed || !LIST_EMPTY(&c->ops))
         c->is_armed = ucp_worker_arm(c->worker) == UCS_OK;
     return c->is_armed;
 }
@@ -725,7 +717,7 @@ static bool conn_arm(struct ucx_conn *c)
 static int ucx_arm(struct wire *base)
 {
     struct ucx_wire *w = wire_of(base);
-    if (w->ended)
+    if (!STAILQ_EMPTY(&w->ended))
         return 0;
     int sleep_ms = -1;
     if (w->listen_worker && ucp_worker_arm(w->listen_worker) != UCS_OK)
@@ -880,7 +872,7 @@ enum td_status wire_ucx_open(const struct wire_config *config, struct wire **out
     w->tls = mem_strdup(config->tls ? config->tls : "auto");
     w->arena_base = config->arena;
     w->arena_bytes = config->arena_bytes;
-    w->ended_tail = &w->ended;
+    STAILQ_INIT(&w->ended);
     w->names = names_open();
     mailbox_init(&w->jobs);
     mailbox_init(&w->results);

@@ -93,14 +93,12 @@ static void run_timers(struct xfer *x)
     x->due_ns = UINT64_MAX;
     for (struct conn *c = x->conns; c; c = c->next)
         conn_timer(c);
-    for (struct lease *l = x->leases, *next; l; l = next) {
-        next = l->next;
+    struct lease *l, *next_lease;
+    LIST_FOREACH_SAFE (l, &x->leases, in_xfer, next_lease)
         lease_timer(x, l);
-    }
-    for (struct pull *p = x->pulls, *next; p; p = next) {
-        next = p->next;
+    struct pull *p, *next_pull;
+    LIST_FOREACH_SAFE (p, &x->pulls, in_xfer, next_pull)
         pull_timer(x, p);
-    }
     struct xfer_target **at = &x->targets;
     while (*at) {
         struct xfer_target *t = *at;
@@ -165,7 +163,7 @@ static bool turn(struct xfer *x)
 /* Stopping is complete when the last connection is gone, too: only then no memory of the arena is in use. */
 static bool is_over(const struct xfer *x)
 {
-    return x->stopping && !x->conns && !x->leases && !x->pulls;
+    return x->stopping && !x->conns && LIST_EMPTY(&x->leases) && LIST_EMPTY(&x->pulls);
 }
 
 static void *run(void *arg)

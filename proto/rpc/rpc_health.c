@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/list.h"
 #include "base/mem.h"
 #include "grpc_health.pb-c.h"
 
@@ -16,7 +17,7 @@ typedef Grpc__Health__V1__HealthCheckRequest health_request;
 typedef Grpc__Health__V1__HealthCheckResponse health_response;
 
 struct watcher {
-    struct watcher *prev, *next;
+    LIST_ENTRY(watcher) in_health;
     struct rpc_call *call;
 };
 
@@ -26,7 +27,7 @@ struct rpc_health {
     /* Not a mailbox: a watcher's first answer and a change must not overtake each other. */
     pthread_mutex_t lock;
     bool serving;
-    struct watcher *watchers;
+    LIST_HEAD(, watcher) watchers;
 };
 
 struct rpc_health *rpc_health_open(const struct rpc_method *methods, uint32_t n_methods)
@@ -124,10 +125,7 @@ static void watch_message(struct rpc_call *call, const ProtobufCMessage *message
     }
     pthread_mutex_lock(&h->lock);
     w->watcher.call = call;
-    w->watcher.next = h->watchers;
-    if (h->watchers)
-        h->watchers->prev = &w->watcher;
-    h->watchers = &w->watcher;
+    LIST_INSERT_HEAD(&h->watchers, &w->watcher, in_health);
     health_send_state(call, h->serving);
     pthread_mutex_unlock(&h->lock);
 }
@@ -139,22 +137,20 @@ static void watch_end(struct rpc_call *call, enum rpc_code code, const char *tex
     struct watch_user *w = rpc_call_user(call);
     struct watcher *me = &w->watcher;
     pthread_mutex_lock(&w->health->lock);
-    if (me->call) {
-        *(me->prev ? &me->prev->next : &w->health->watchers) = me->next;
-        if (me->next)
-            me->next->prev = me->prev;
-    }
+    if (me->call)
+        LIST_REMOVE(me, in_health);
     pthread_mutex_unlock(&w->health->lock);
     free(w);
 }
 
 void rpc_health_set(struct rpc_health *h, bool serving)
 {
+    struct watcher *w;
     pthread_mutex_lock(&h->lock);
     bool changed = h->serving != serving;
     h->serving = serving;
-    for (struct watcher *w = h->watchers; w && changed; w = w->next)
-        if (health_send_state(w->call, serving) == TD_ERR_NO_SPACE)
+    LIST_FOREACH (w, &h->watchers, in_health)
+        if (changed && health_send_state(w->call, serving) == TD_ERR_NO_SPACE)
             rpc_call_abort(w->call, RPC_RESOURCE_EXHAUSTED, "watcher does not read");
     pthread_mutex_unlock(&h->lock);
 }

@@ -13,6 +13,7 @@
 
 #include <grpc/grpc.h>
 
+#include "base/list.h"
 #include "proto/rpc/rpc.h"
 
 #define RPC_TEXT_BYTES 1025 /* a status text: 1 KiB and the NUL */
@@ -50,9 +51,9 @@ struct rpc_pump {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* one of the counts below has fallen */
     bool closing;
-    uint32_t n_calls;       /* calls on the list: from begin until on_end has returned */
-    uint32_t n_other;       /* requests for calls, the shutdown, and ended calls whose send is not done */
-    struct rpc_call *calls; /* double list by prev, next */
+    uint32_t n_calls; /* calls on the list: from begin until on_end has returned */
+    uint32_t n_other; /* requests for calls, the shutdown, and ended calls whose send is not done */
+    LIST_HEAD(, rpc_call) calls;
 
     /* Servers only. Calls on the list that are not admitted are being refused. */
     uint32_t n_admitted;
@@ -106,7 +107,7 @@ struct rpc_call {
     bool is_server, one_request;
     bool admitted;         /* counted in pump->n_admitted */
     struct rpc_pump *pump; /* valid until call_release */
-    struct rpc_call *prev, *next;
+    LIST_ENTRY(rpc_call) in_pump;
     char *path;
     struct rpc_handlers handlers;
     const ProtobufCMessageDescriptor *incoming;

@@ -147,11 +147,7 @@ bool rpc_pump_add(struct rpc_pump *pump, struct rpc_call *call)
     pthread_mutex_lock(&pump->lock);
     bool closing = pump->closing;
     if (!closing || call->is_server) {
-        call->prev = NULL;
-        call->next = pump->calls;
-        if (call->next)
-            call->next->prev = call;
-        pump->calls = call;
+        LIST_INSERT_HEAD(&pump->calls, call, in_pump);
         pump->n_calls++;
     }
     pthread_mutex_unlock(&pump->lock);
@@ -194,9 +190,7 @@ bool rpc_pump_admit(struct rpc_pump *pump, struct rpc_call *call, uint32_t max_c
 void rpc_pump_remove(struct rpc_pump *pump, struct rpc_call *call)
 {
     pthread_mutex_lock(&pump->lock);
-    *(call->prev ? &call->prev->next : &pump->calls) = call->next;
-    if (call->next)
-        call->next->prev = call->prev;
+    LIST_REMOVE(call, in_pump);
     pump->n_calls--;
     pump->n_other++;
     if (call->admitted)
@@ -218,7 +212,8 @@ struct rpc_call **rpc_pump_calls(struct rpc_pump *pump, uint32_t *n_out)
     pthread_mutex_lock(&pump->lock);
     uint32_t n = 0;
     struct rpc_call **calls = mem_array(pump->n_calls, sizeof(*calls));
-    for (struct rpc_call *call = pump->calls; call; call = call->next)
+    struct rpc_call *call;
+    LIST_FOREACH (call, &pump->calls, in_pump)
         calls[n++] = rpc_call_ref(call);
     pthread_mutex_unlock(&pump->lock);
     *n_out = n;
@@ -260,7 +255,8 @@ static void pump_log_left(struct rpc_pump *pump)
 {
     pthread_mutex_lock(&pump->lock);
     log_warn(pump->log, "rpc close still waits calls=%u other=%u", pump->n_calls, pump->n_other);
-    for (struct rpc_call *call = pump->calls; call; call = call->next) {
+    struct rpc_call *call;
+    LIST_FOREACH (call, &pump->calls, in_pump) {
         pthread_mutex_lock(&call->lock);
         log_warn(pump->log, "rpc call still open method=%s state=%d pending=%u sending=%d", call->path,
                  (int)call->state, call->pending, call->sending);

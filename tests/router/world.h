@@ -167,7 +167,8 @@ static inline struct client ask(const Tandem__V1__GenerateRequest *m)
 /* The request still exists. Asks the list, since q may be freed. */
 static inline bool is_alive(const struct client *c)
 {
-    for (const struct request *q = router->requests; q; q = q->next)
+    const struct request *q;
+    TAILQ_FOREACH (q, &router->requests, in_router)
         if (q == c->q)
             return true;
     return false;
