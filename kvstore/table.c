@@ -25,7 +25,7 @@ struct store_table {
     uint64_t cap, n_entries;
     uint32_t *free_slots, *generations;
     uint32_t n_free, n_slots;
-    struct store_entry *dirty_first, *dirty_last;
+    TAILQ_HEAD(, store_entry) dirty;
     uint32_t n_unwritten;
     uint32_t n_use[4]; /* entries by enum slot_use */
     uint64_t n_ready, n_durable, n_queued, n_kept;
@@ -34,6 +34,7 @@ struct store_table {
 struct store_table *table_open(uint32_t n_slots, bool has_ssd, enum eviction_policy policy)
 {
     struct store_table *t = mem_zalloc(sizeof(*t));
+    TAILQ_INIT(&t->dirty);
     t->has_ssd = has_ssd;
     t->cap = 1024;
     t->buckets = mem_array(t->cap, sizeof(t->buckets[0]));
@@ -213,15 +214,10 @@ static void list_dirty(struct store_table *t, struct store_entry *e, bool wanted
     if (wanted == e->is_listed)
         return;
     e->is_listed = wanted;
-    if (wanted) {
-        e->dirty_prev = t->dirty_last;
-        e->dirty_next = NULL;
-        *(t->dirty_last ? &t->dirty_last->dirty_next : &t->dirty_first) = e;
-        t->dirty_last = e;
-    } else {
-        *(e->dirty_prev ? &e->dirty_prev->dirty_next : &t->dirty_first) = e->dirty_next;
-        *(e->dirty_next ? &e->dirty_next->dirty_prev : &t->dirty_last) = e->dirty_prev;
-    }
+    if (wanted)
+        TAILQ_INSERT_TAIL(&t->dirty, e, in_dirty);
+    else
+        TAILQ_REMOVE(&t->dirty, e, in_dirty);
 }
 
 /* Called after each change of state: moves the entry to the list, the orders and the counts that its state
@@ -353,7 +349,7 @@ uint32_t table_unwritten(const struct store_table *t)
 
 struct store_entry *table_first_dirty(const struct store_table *t)
 {
-    return t->dirty_first;
+    return TAILQ_FIRST(&t->dirty);
 }
 
 /* ----------------------------------------------------------------- states */

@@ -37,6 +37,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/list.h"
 #include "base/status.h"
 #include "proto/wire/block_key.h"
 #include "sched/eviction.h"
@@ -63,7 +64,7 @@ struct store_entry { /* may be read freely; the functions below change it, excep
     struct eviction_item in_dram, on_ssd;
     struct table_tenant *owner;  /* the tenant that the entry is counted under, and in whose orders it is */
     struct eviction *dram_order; /* the order that in_dram is in: clean or dirty; NULL: none */
-    struct store_entry *dirty_prev, *dirty_next;
+    TAILQ_ENTRY(store_entry) in_dirty;
     bool is_listed; /* in the list of dirty blocks */
     bool is_unwritten, is_kept;
 };

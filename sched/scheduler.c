@@ -70,6 +70,7 @@ static const struct terms LATE = {0.1, 0, 0, true, true};
 struct scheduler *scheduler_open(const struct scheduler_config *config)
 {
     struct scheduler *s = mem_zalloc(sizeof(*s));
+    TAILQ_INIT(&s->queued);
     s->config = *config;
     s->fair = fair_open(config->weights, config->n_weights);
     lengths_init(&s->lengths);
@@ -172,8 +173,9 @@ static bool may_probe(struct sched_worker *k, const struct sched_request *q, uin
 {
     if (k->prober == q)
         return true;
-    if (!k->up || k->info.role == ROLE_STORE || k->first || k->running || k->prober || k->report.n_prompts ||
-        k->report.running || (k->probed_ns && clock_ms_between(k->probed_ns, now) < PROBE_EVERY_MS))
+    if (!k->up || k->info.role == ROLE_STORE || k->first || !LIST_EMPTY(&k->running) || k->prober ||
+        k->report.n_prompts || k->report.running ||
+        (k->probed_ns && clock_ms_between(k->probed_ns, now) < PROBE_EVERY_MS))
         return false;
     const struct cost_model *m = &k->cost;
     double prefill = m->usual_prefill > 0 ? m->usual_prefill : 1, decode = m->usual_decode > 0 ? m->usual_decode : 1;
@@ -286,10 +288,7 @@ static void enqueue(struct scheduler *s, struct sched_request *q, uint64_t now)
     q->due_ms = order_key(s->config.order, q, now);
     q->state = SCHED_QUEUED;
     q->look = 0;
-    q->next = NULL;
-    q->prev = s->last_queued;
-    *(s->last_queued ? &s->last_queued->next : &s->queued) = q;
-    s->last_queued = q;
+    TAILQ_INSERT_TAIL(&s->queued, q, in_queue);
     if (!s->n_queued++)
         s->drain = drain_begin(s->drain, now);
     s->queued_tokens += q->n_tokens;
@@ -303,8 +302,7 @@ static void enqueue(struct scheduler *s, struct sched_request *q, uint64_t now)
 
 static void dequeue(struct scheduler *s, struct sched_request *q)
 {
-    *(q->prev ? &q->prev->next : &s->queued) = q->next;
-    *(q->next ? &q->next->prev : &s->last_queued) = q->prev;
+    TAILQ_REMOVE(&s->queued, q, in_queue);
     s->n_queued--;
     s->queued_tokens -= q->n_tokens;
     s->queued_ms = s->n_queued ? s->queued_ms - q->queued_ms : 0;
@@ -330,7 +328,8 @@ static bool is_overdue(const struct sched_request *q)
 /* Moves requests older than max_wait_ns to the front. The list is by arrival, except for resumed ones. */
 static void promote_overdue(struct scheduler *s, uint64_t now)
 {
-    for (struct sched_request *q = s->queued; q; q = q->next) {
+    struct sched_request *q;
+    TAILQ_FOREACH (q, &s->queued, in_queue) {
         bool waited = now > q->arrived_ns + s->config.max_wait_ns;
         if (!waited && !q->resumed)
             return;
@@ -353,14 +352,14 @@ static struct walk walk_begin(struct scheduler *s, uint64_t now)
 {
     promote_overdue(s, now);
     fair_begin(s->fair, now);
-    return (struct walk){s->n_back ? s->queued : NULL};
+    return (struct walk){s->n_back ? TAILQ_FIRST(&s->queued) : NULL};
 }
 
 static struct sched_request *walk_next(struct scheduler *s, struct walk *walk)
 {
     struct sched_request *q;
     while ((q = walk->back)) {
-        walk->back = q->next;
+        walk->back = TAILQ_NEXT(q, in_queue);
         if (is_back(q))
             return q;
     }
@@ -405,11 +404,7 @@ static void observe_tpot(struct scheduler *s, const struct sched_request *q, uin
 /* Above FEW_RUNNING, scheduler_apply() is exact enough until the next periodic refresh of the load. */
 static void add_running(struct sched_worker *k, struct sched_request *q)
 {
-    q->running_prev = NULL;
-    q->running_next = k->running;
-    if (k->running)
-        k->running->running_prev = q;
-    k->running = q;
+    LIST_INSERT_HEAD(&k->running, q, in_decode);
     k->n_running++;
     k->changed |= k->n_running <= FEW_RUNNING;
     q->on_decode = true;
@@ -796,7 +791,8 @@ static bool is_before(const struct sched_request *other, const struct sched_requ
 static double work_before(const struct scheduler *s, const struct sched_request *q, uint64_t now)
 {
     double own = 0, others = 0;
-    for (const struct sched_request *other = s->queued; other; other = other->next) {
+    const struct sched_request *other;
+    TAILQ_FOREACH (other, &s->queued, in_queue) {
         if (!fair_same(s->fair, other->tenant, q->tenant))
             others += other->queued_ms;
         else if (is_before(other, q))
@@ -1063,9 +1059,7 @@ static void remove_running(struct scheduler *s, struct sched_request *q)
     if (!q->on_decode)
         return;
     end_moving(s, q);
-    *(q->running_prev ? &q->running_prev->running_next : &k->running) = q->running_next;
-    if (q->running_next)
-        q->running_next->running_prev = q->running_prev;
+    LIST_REMOVE(q, in_decode);
     k->n_running--;
     if (k->n_running < FEW_RUNNING)
         k->changed = true;

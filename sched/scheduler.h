@@ -64,6 +64,7 @@
 #pragma once
 
 #include "base/clock.h"
+#include "base/list.h"
 #include "sched/fair.h"
 #include "sched/lengths.h"
 #include "sched/policy.h"
@@ -116,13 +117,13 @@ struct sched_request {
     double queued_ms;
     /* Tokens since it was placed; pages of prompt and expected answer. */
     uint32_t n_generated, n_pages;
-    uint64_t look;                     /* number of the latest struct look that saw it */
-    bool on_prefill, on_decode;        /* linked in its prefill, its decode worker's list */
-    bool is_moving;                    /* its prompt is computed and its pages still flow */
-    struct sched_request *prev, *next; /* all queued requests, in the order of queueing */
+    uint64_t look;                       /* number of the latest struct look that saw it */
+    bool on_prefill, on_decode;          /* linked in its prefill, its decode worker's list */
+    bool is_moving;                      /* its prompt is computed and its pages still flow */
+    TAILQ_ENTRY(sched_request) in_queue; /* all queued requests, in the order of queueing */
     /* Prompts of its prefill worker, in the order of dispatch. */
     struct sched_request *prefill_next;
-    struct sched_request *running_prev, *running_next; /* requests of its decode worker */
+    LIST_ENTRY(sched_request) in_decode; /* requests of its decode worker */
     /* When its prefill began: it was dispatched, or became first of its prefill worker, if later. */
     uint64_t began_ns;
 };

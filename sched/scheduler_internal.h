@@ -35,7 +35,7 @@ struct sched_worker {
     /* Prompts dispatched here and not computed, in the order of dispatch; the first one is being computed. */
     struct sched_request *first, *last;
     uint32_t n_prompts;
-    struct sched_request *running; /* requests whose plan decodes here, from dispatch on; no order */
+    LIST_HEAD(, sched_request) running; /* requests whose plan decodes here, from dispatch on; no order */
     uint32_t n_running;
     struct sched_report report;
     uint64_t report_ns, others_ns; /* latest report; latest report with prompts of other routers */
@@ -83,11 +83,11 @@ struct scheduler {
      * would get no requests, so nothing would show that it is over.
      */
     double stretch[2];
-    double return_share;                        /* share of recent bookings whose client came back in time */
-    struct fair *fair;                          /* owned; the queued requests by tenant */
-    struct sched_request *queued, *last_queued; /* the queued requests in the order of queueing */
-    uint64_t queued_tokens;                     /* their prompt tokens */
-    double queued_ms;                           /* sum of their queued_ms */
+    double return_share;                /* share of recent bookings whose client came back in time */
+    struct fair *fair;                  /* owned; the queued requests by tenant */
+    TAILQ_HEAD(, sched_request) queued; /* in the order of queueing */
+    uint64_t queued_tokens;             /* their prompt tokens */
+    double queued_ms;                   /* sum of their queued_ms */
     double beside;        /* other routers' work that is dispatched along with 1 ms of this queue's work */
     double ms_per_charge; /* recent mean of work, in ms, for each token charged to a tenant */
     uint64_t full_ns;     /* when the last client that a full queue refused was told to come back */

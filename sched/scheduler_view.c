@@ -106,7 +106,7 @@ static void start_anew(struct scheduler *s, struct sched_worker *k, enum worker_
 void scheduler_worker_up(struct scheduler *s, uint32_t w, const struct sched_worker_info *info)
 {
     struct sched_worker *k = &s->workers[w];
-    assert(w < SCHEDULER_MAX_WORKERS && !k->first && !k->running);
+    assert(w < SCHEDULER_MAX_WORKERS && !k->first && LIST_EMPTY(&k->running));
     if (k->info.incarnation != info->incarnation)
         start_anew(s, k, info->role);
     if (!k->cost.prefill.n)
@@ -149,7 +149,7 @@ void scheduler_worker_reads(struct scheduler *s, uint32_t w, uint32_t from, bool
 
 void scheduler_worker_down(struct scheduler *s, uint32_t w)
 {
-    assert(!s->workers[w].first && !s->workers[w].running);
+    assert(!s->workers[w].first && LIST_EMPTY(&s->workers[w].running));
     s->workers[w].up = false;
     memset(s->workers[w].unread, 0, sizeof(s->workers[w].unread));
     for (uint32_t i = 0; i < s->n_workers; i++) /* another process may get this number */
@@ -342,13 +342,14 @@ static void view_running(struct scheduler *s, uint32_t w, uint64_t now)
     struct sched_worker *k = &s->workers[w];
     struct policy_worker *v = &s->views[w];
     double context = k->report.context, n = k->n_running + k->report.running;
-    for (const struct sched_request *q = k->running; q; q = q->running_next)
+    const struct sched_request *q;
+    LIST_FOREACH (q, &k->running, in_decode)
         context += q->n_tokens + q->n_generated;
     double step = policy_token_ms(v, fmax(cost_decode_ms(&k->cost, n, context), 0.1));
     memset(v->at, 0, sizeof(v->at));
     k->step_ms = step;
     v->tpot_limit_ms = 0;
-    for (const struct sched_request *q = k->running; q; q = q->running_next) {
+    LIST_FOREACH (q, &k->running, in_decode) {
         add_load(s, q, step, v->at);
         v->tpot_limit_ms = tighter(v->tpot_limit_ms, q->tpot_ms);
     }
@@ -428,7 +429,7 @@ static void view_other_routers(struct scheduler *s)
 
 static bool is_idle(const struct sched_worker *k)
 {
-    return !k->first && !k->running && !k->report.n_prompts && !k->report.running;
+    return !k->first && LIST_EMPTY(&k->running) && !k->report.n_prompts && !k->report.running;
 }
 
 /* Calls cost_fade() for each role, every FADE_EVERY_MS. */
