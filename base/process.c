@@ -1,6 +1,7 @@
 #include "base/process.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -9,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -25,6 +27,20 @@ struct process_signals {
     /* SIGUSR1 came before process_on_signals. */
     bool is_reload_due;
 };
+
+/* Opening takes the lowest free number; the wrong direction makes reading and writing fail. Bare system
+ * calls, because sanitizers, which replace the functions, may not have started yet. */
+static void fill_standard_files(int argc, char **argv, char **environment)
+{
+    (void)argc, (void)argv, (void)environment;
+    for (int fd = 0; fd <= 2; fd++)
+        if (syscall(SYS_fcntl, fd, F_GETFD) < 0 &&
+            syscall(SYS_openat, AT_FDCWD, "/dev/null", fd ? O_RDONLY : O_WRONLY, 0) != fd)
+            _exit(1);
+}
+
+__attribute__((section(".preinit_array"),
+               used)) static void (*const before_constructors)(int, char **, char **) = fill_standard_files;
 
 static sigset_t our_signals(void)
 {

@@ -3,6 +3,11 @@
  *
  * Signals are blocked in all threads and taken by a thread of their own, so that the code that they cause is
  * ordinary code.
+ *
+ * A program with this file also fills the places of standard input, output and error that its caller left
+ * closed (2>&-), so that no file or connection gets these numbers, and with them what is printed or logged.
+ * Reading and writing there fail as before. It happens before the constructors of libraries: that of libucs
+ * opens a file.
  */
 #pragma once
 

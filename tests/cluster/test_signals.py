@@ -30,6 +30,28 @@ def test_a_start_can_be_interrupted():
             child.kill()
 
 
+@test
+def test_nothing_is_printed_into_files_when_standard_files_are_closed():
+    with tempfile.TemporaryDirectory() as d:
+        for role, args in (("decode", ["--pool-bytes", "8M"]), ("store", ["--dram-bytes", "8M", "--dir", d]), ("router", [])):
+            binary = os.path.join(BUILD, BINARIES[role])
+            read, write = os.pipe()
+            child = subprocess.Popen(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", binary, "--model", DEMO, "--listen", "127.0.0.1:0", *args],
+                                     env=dict(os.environ, TANDEM_READY_FD=str(write)), pass_fds=[write])
+            try:
+                os.close(write)
+                with os.fdopen(read) as f:
+                    assert f.readline(), role + " did not start"
+                files = [os.readlink(f"/proc/{child.pid}/fd/{fd}") for fd in range(3)]
+                assert files == ["/dev/null"] * 3, (role, files)
+                child.terminate()
+                assert child.wait(30 * SLOW) == 0, role
+            finally:
+                child.kill()
+    closed = subprocess.run(["sh", "-c", 'exec "$0" --version >&-', TANDEM], stderr=subprocess.PIPE, text=True)
+    assert closed.returncode == 1 and "standard output can't be written" in closed.stderr, closed
+
+
 def worker(*args):
     return subprocess.Popen([os.path.join(BUILD, BINARIES["decode"]), "--dummy", LARGE.replace("layers=16", "layers=40"), "--listen", "127.0.0.1:0",
                              "--pool-bytes", "64M", "--threads", "1", *args], stderr=subprocess.PIPE, text=True)
