@@ -107,6 +107,10 @@ enum td_status options_check_ports(const char *what, const char *addresses, stru
         end = strchrnul(at, ',');
         const char *colon = memrchr(at, ':', (size_t)(end - at));
         size_t n = colon ? strspn(colon + 1, "0123456789") : 0;
+        /* "fe80::" is a whole address. */
+        bool is_first = colon && (colon == memchr(at, ':', (size_t)(end - at)) || colon[-1] == ']');
+        if (is_first && colon + 1 == end)
+            return td_fail(e, TD_ERR_INVALID, "%s: '%.*s': the port is missing", what, (int)(end - at), at);
         if (n && colon + 1 + n == end && strtoull(colon + 1, NULL, 10) > UINT16_MAX)
             return td_fail(e, TD_ERR_INVALID, "%s: '%.*s': a port is at most %d", what, (int)(end - at), at,
                            UINT16_MAX);
@@ -197,9 +201,10 @@ static enum td_status from_config(const struct options *o, const char *path, voi
     bool is_open = !strncmp(path, "/dev/", 5) || !strncmp(path, "/proc/", 6);
     if (!is_open && !stat(path, &file) && S_ISFIFO(file.st_mode))
         return td_fail(e, TD_ERR_INVALID, "--config %s: is a named pipe; give a regular file", path);
-    enum td_status s = file_read(path, CONFIG_MAX_BYTES, &data, &len, e);
+    struct td_error why;
+    enum td_status s = file_read(path, CONFIG_MAX_BYTES, &data, &len, &why);
     if (s)
-        return td_fail(e, TD_ERR_INVALID, "--config %s: can't be read", path);
+        return td_fail(e, TD_ERR_INVALID, "--config %s", why.text);
     json_t *root = json_loadb(data, len, JSON_REJECT_DUPLICATES, &je);
     free(data);
     if (!json_is_object(root)) {

@@ -67,8 +67,9 @@ enum td_status options_parse(const struct options *o, int argc, char **argv, voi
                              int *n_rest_out, char **strings_out, enum options_action *action_out,
                              struct td_error *error_out);
 
-/* Checks that the ports in "HOST:PORT[,HOST:PORT...]" are at most 65535; an address without a port passes.
- * On TD_ERR_INVALID error_out names `what` and the address. */
+/* Checks that the ports in "HOST:PORT[,HOST:PORT...]" are at most 65535, and not empty ("HOST:", which gRPC
+ * takes for port 443). An address without a port passes. On TD_ERR_INVALID error_out names `what` and the
+ * address. */
 enum td_status options_check_ports(const char *what, const char *addresses, struct td_error *error_out);
 
 /* Milliseconds of "250", "250ms", "10s", "5m" or "1h", as OPT_MS reads them, but fractions are allowed.

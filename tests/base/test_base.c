@@ -215,7 +215,7 @@ END_TEST
 /* ---------------------------------------------------------------- options */
 
 struct values {
-    const char *name, *mode;
+    const char *name, *mode, *listen, *others;
     bool fast;
     int64_t count, size, wait;
     double share, limit;
@@ -231,6 +231,8 @@ static const struct option TABLE[] = {
     {"wait", OPT_MS, AT(wait), "250ms", NULL, 0, 0, "how long"},
     {"share", OPT_DOUBLE, AT(share), "0.5", NULL, 0, 1, "of all"},
     {"limit", OPT_LIMIT_MS, AT(limit), "0", NULL, 0, 3.6e6, "how long at most"},
+    {"listen", OPT_ADDRESS, AT(listen), "127.0.0.1:1", "HOST:PORT", 0, 0, "where"},
+    {"others", OPT_ADDRESS, AT(others), NULL, "HOST[:PORT],...", 0, 0, "where others are"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 static const struct options OPTIONS = {"test", "[options]", "About.", "TANDEM_TEST", TABLE};
@@ -289,11 +291,13 @@ END_TEST
 START_TEST(test_options_bad_values_are_refused_by_name)
 {
     static const char *const BAD[][2] = {
-        {"--count", "x"},      {"--count", "11"},     {"--count", "0"},     {"--count", "2.5"}, {"--mode", "maybe"},
-        {"--size", "5Q"},      {"--size", "-1"},      {"--wait", "5 days"}, {"--share", "nan"}, {"--share", "1.5"},
-        {"--wait", "9.3"},     {"--wait", "0.4"},     {"--size", "0.4"},    {"--limit", "nan"}, {"--limit", "-1"},
-        {"--limit", "0.0005"}, {"--limit", "1 day"},  {"--limit", "2h"},    {"--bogus", "1"},   {"--no-count", ""},
-        {"--fast=7", ""},      {"--config", "/nope"},
+        {"--count", "x"},       {"--count", "11"},     {"--count", "0"},         {"--count", "2.5"},
+        {"--mode", "maybe"},    {"--size", "5Q"},      {"--size", "-1"},         {"--wait", "5 days"},
+        {"--share", "nan"},     {"--share", "1.5"},    {"--wait", "9.3"},        {"--wait", "0.4"},
+        {"--size", "0.4"},      {"--limit", "nan"},    {"--limit", "-1"},        {"--limit", "0.0005"},
+        {"--limit", "1 day"},   {"--limit", "2h"},     {"--bogus", "1"},         {"--no-count", ""},
+        {"--fast=7", ""},       {"--config", "/nope"}, {"--listen", "1.2.3.4:"}, {"--listen", "[::1]:"},
+        {"--listen", ":99999"}, {"--listen", "host"},  {"--others", "a:1,b:"},
     };
     for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
         struct values v;
@@ -302,6 +306,31 @@ START_TEST(test_options_bad_values_are_refused_by_name)
         ck_assert_int_eq(s, TD_ERR_INVALID);
         ck_assert_msg(!strncmp(e.text, BAD[i][0], 5), "'%s' for %s", e.text, BAD[i][0]);
     }
+}
+END_TEST
+
+START_TEST(test_options_addresses_need_no_port_where_help_says_so)
+{
+    struct values v;
+    struct td_error e = {{0}};
+    ck_assert_msg(PARSE(&v, &e, "--listen", "[::1]:0", "--others", "a,::1,fe80::,[::1],b:2") == TD_OK, "%s", e.text);
+    ck_assert_msg(PARSE(&v, &e, "--listen", "unix:/tmp/x") == TD_OK, "%s", e.text);
+}
+END_TEST
+
+START_TEST(test_options_say_why_a_config_file_cannot_be_read)
+{
+    struct values v;
+    struct td_error e = {{0}};
+    char path[] = "/tmp/tandem-options-XXXXXX";
+    int fd = mkstemp(path);
+    ck_assert_int_eq(ftruncate(fd, 2 << 20), 0);
+    close(fd);
+    ck_assert_int_eq(PARSE(&v, &e, "--config", path), TD_ERR_INVALID);
+    ck_assert_msg(!!strstr(e.text, "larger than 1048576 bytes"), "%s", e.text);
+    unlink(path);
+    ck_assert_int_eq(PARSE(&v, &e, "--config", "/nope"), TD_ERR_INVALID);
+    ck_assert_str_eq(e.text, "--config /nope: No such file or directory");
 }
 END_TEST
 
@@ -737,6 +766,8 @@ int main(void)
     tcase_add_test(t, test_options_flag_beats_environment_beats_file_beats_default);
     tcase_add_test(t, test_options_limits_keep_fractions_of_a_millisecond);
     tcase_add_test(t, test_options_bad_values_are_refused_by_name);
+    tcase_add_test(t, test_options_addresses_need_no_port_where_help_says_so);
+    tcase_add_test(t, test_options_say_why_a_config_file_cannot_be_read);
     tcase_add_test(t, test_metrics_render_prometheus_text);
     tcase_add_test(t, test_random_at_is_repeatable_and_even);
     tcase_add_test(t, test_file_read_refuses_what_is_too_large);
