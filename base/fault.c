@@ -133,7 +133,7 @@ static bool parse_rule(const char *at, struct rule *r)
         if (!number_at(&at, &r->first) || !r->first)
             return false;
         r->last = r->first;
-        if (*at == '-' && (at++, !number_at(&at, &r->last)))
+        if (*at == '-' && (at++, !number_at(&at, &r->last) || r->last < r->first))
             return false;
     }
     return !*at;

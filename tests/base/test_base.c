@@ -411,6 +411,7 @@ START_TEST(test_faults_script_that_makes_no_sense_is_refused_by_its_word)
                                       "wire.message:delay=1/",
                                       "wire.message:delay=1/5m",
                                       "wire.connect:fail@0",
+                                      "wire.connect:fail@5-3",
                                       "seed=x",
                                       "disk.write:fail",
                                       "wire.message:drop=0.1x",
