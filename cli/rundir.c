@@ -22,6 +22,8 @@ enum td_status rundir_locate(const char *option, struct rundir *out, struct td_e
     struct rundir r = {.lock_fd = -1};
     char cwd[PATH_MAX] = "";
     int n;
+    if (option && !*option) /* an unset variable of a script; the current directory is "." */
+        return td_fail(error_out, TD_ERR_INVALID, "--run-dir: is empty");
     if (option && option[0] != '/')
         n = getcwd(cwd, sizeof(cwd)) ? snprintf(r.path, sizeof(r.path), "%s/%s", cwd, option) : -1;
     else if (option)
@@ -63,26 +65,40 @@ static enum td_status make_dir(const char *path, struct td_error *e)
     return TD_OK;
 }
 
-/* With the files in it. */
-static enum td_status remove_dir(const char *path, struct td_error *e)
+/* Whether faults/ may hold a file of this name: ROLE-N, or ROLE-N.new of a write that was cut off. */
+static bool is_script_name(const char *name)
+{
+    static const char *const ROLES[] = {"prefill-", "decode-", "store-"};
+    for (size_t i = 0; i < sizeof(ROLES) / sizeof(ROLES[0]); i++) {
+        size_t len = strlen(ROLES[i]), n = strncmp(name, ROLES[i], len) ? 0 : strspn(name + len, "0123456789");
+        if (n && (!name[len + n] || !strcmp(name + len + n, ".new")))
+            return true;
+    }
+    return false;
+}
+
+/* Removes the scripts, and the directory if it is empty then. */
+static bool remove_faults(const char *path)
 {
     struct dirent *entry;
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     while (d && (entry = readdir(d)))
-        unlinkat(fd, entry->d_name, 0); /* refuses . and .. */
+        if (is_script_name(entry->d_name))
+            unlinkat(fd, entry->d_name, 0);
     if (d)
         closedir(d);
-    return rmdir(path) && errno != ENOENT ? td_fail(e, TD_ERR_IO, "%s: can't be removed: %s", path, strerror(errno))
-                                          : TD_OK;
+    return !rmdir(path) || errno == ENOENT;
 }
 
 enum td_status rundir_reset_faults(const struct rundir *r, bool wanted, struct td_error *e)
 {
     char path[PATH_MAX];
     rundir_path(r, RUNDIR_FAULTS, path);
-    enum td_status s = remove_dir(path, e);
-    return s || !wanted ? s : make_dir(path, e);
+    bool is_removed = remove_faults(path);
+    if (!wanted)
+        return TD_OK; /* what is left in a directory of this name is not ours */
+    return is_removed ? make_dir(path, e) : td_fail(e, TD_ERR_IO, "%s: can't be removed: %s", path, strerror(errno));
 }
 
 static bool leads_to(const char *path, int fd)

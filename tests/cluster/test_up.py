@@ -26,8 +26,8 @@ class RunDir:
 
     def tandem(self, command, *args, env=None, run_dir=True):
         dir_args = ["--run-dir", self.path] if run_dir else []
-        return subprocess.run([TANDEM, command, *dir_args, *args], capture_output=True, text=True, timeout=60 * SLOW,
-                              env=dict(os.environ, **(env or {})))
+        return subprocess.run([TANDEM, command, *dir_args, *args], capture_output=True, text=True, errors="replace",
+                              timeout=60 * SLOW, env=dict(os.environ, **(env or {})))
 
     def up(self, *args, env=None):
         return self.tandem("up", "--model", DEMO, "--listen", "127.0.0.1:0", "--detach", *SMALL, *args, env=env)
@@ -177,6 +177,23 @@ def test_up_makes_weights_up_and_takes_another_chat_template():
         once = r.tandem("generate", "--router", r.router(), "--json", "--no-chat", "--max-tokens", "2", "HelloHello", run_dir=False)
         both = [json.loads(a.stdout)["usage"]["prompt_tokens"] for a in (answer, once)]
         assert both[0] == both[1] or both[0] + 1 == both[1], both  # a text begins with the first token
+
+
+@test
+def test_a_run_dir_that_is_empty_is_refused_and_files_of_others_stay():
+    with RunDir() as r:
+        for command in ("up", "down", "scale"):
+            args = {"up": ["--model", DEMO, "--detach", "--no-store"], "down": [], "scale": ["decode=2"]}[command]
+            out = subprocess.run([TANDEM, command, *args, "--run-dir", ""], cwd=r.path, capture_output=True, text=True, timeout=60 * SLOW)
+            assert out.returncode and "--run-dir: is empty" in out.stderr, (command, out)
+        assert os.listdir(r.path) == []
+        os.mkdir(os.path.join(r.path, "faults"))
+        for name in ("notes.txt", "store-0x", "decode-0"):
+            open(os.path.join(r.path, "faults", name), "w").close()
+        r.up_well("--no-store")
+        assert r.tandem("down").returncode == 0
+        assert sorted(os.listdir(os.path.join(r.path, "faults"))) == ["notes.txt", "store-0x"]
+        one_line(r.up("--no-store", "--faults"), "faults: can't be removed: Directory not empty")
 
 
 @test
