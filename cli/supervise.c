@@ -18,7 +18,7 @@
 #include "cli/cli.h"
 
 enum { READY_SECONDS = 60, TAIL_LINES = 5 };
-static const uint64_t DRAIN_NS = 10 * NS_PER_S;
+static const uint64_t DRAIN_NS = SUPERVISE_STOP_MS / 3 * NS_PER_MS; /* of router, workers, stores */
 static const uint64_t ONE_STOP_NS =
     500 * NS_PER_MS; /* timeout(1) sends its signal twice, to a process and to its group */
 

@@ -41,6 +41,8 @@ struct supervise_config {
     void *user;
 };
 
+enum { SUPERVISE_STOP_MS = 30000 }; /* longest that it takes to end all processes */
+
 /* Before any fork: SIGINT, SIGTERM, SIGHUP (unless ignored) and SIGCHLD wait to be read from the descriptor
  * returned. */
 int supervise_signals(void);

@@ -30,7 +30,7 @@
 #include "worker/geometry.h"
 #include "sched/policy.h"
 
-enum { DOWN_MS = 20000, DOWN_POLL_MS = 20, MAX_CHILDREN = 3 * CHILD_MOST + 1 };
+enum { DOWN_MS = SUPERVISE_STOP_MS + 10000, DOWN_POLL_MS = 20, MAX_CHILDREN = 3 * CHILD_MOST + 1 };
 
 struct up_options {
     const char *model, *dummy, *chat_template, *run_dir, *store_dir, *listen, *plan, *tls, *isa, *numerics, *weights,

@@ -180,6 +180,18 @@ def test_up_makes_weights_up_and_takes_another_chat_template():
 
 
 @test
+def test_down_waits_until_processes_that_stand_still_are_killed():
+    with RunDir() as r:
+        r.up_well()
+        pids = r.pids()
+        for name in ("router", "decode-0", "store-0"):  # router, workers and stores have 10 s each
+            os.kill(pids[name], signal.SIGSTOP)
+        down = r.tandem("down")
+        assert down.returncode == 0, down.stderr
+        assert none_alive(pids), [n for n, p in pids.items() if alive(p)]
+
+
+@test
 def test_a_run_dir_that_is_empty_is_refused_and_files_of_others_stay():
     with RunDir() as r:
         for command in ("up", "down", "scale"):
