@@ -209,6 +209,18 @@ def test_a_run_dir_that_is_empty_is_refused_and_files_of_others_stay():
 
 
 @test
+def test_a_run_dir_may_have_any_bytes_in_its_name():
+    with RunDir() as r:
+        name = os.fsdecode(os.fsencode(r.path) + b"\xff")
+        os.rename(r.path, name)
+        r.path = name
+        r.up_well("--no-store")
+        out = r.tandem("scale", "decode=2")
+        assert out.returncode == 0 and "decode=2" in out.stderr, out.stderr
+        assert len(r.cluster()["processes"]) == 4
+
+
+@test
 def test_faults_can_be_set_where_asked_for_and_do_not_outlive_the_cluster():
     with RunDir() as r:
         faults = os.path.join(r.path, "faults")
