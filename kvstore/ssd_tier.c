@@ -74,6 +74,7 @@ struct listing {
     struct ssd_tier *tier;
     struct found *found;
     uint64_t n, cap;
+    struct td_error why; /* the first block of another layout or with a damaged header: what is wrong with it */
 };
 
 struct ssd_tier {
@@ -652,11 +653,14 @@ static bool note_found(void *user, const struct block_key *key, const void *head
 {
     struct listing *l = user;
     struct block_header h = {.index = 0};
+    struct td_error why = {"header damaged"};
     /* It is deleted later: the disk takes no deletes now. */
     if (forgotten_has(l->tier->forgotten, key))
         return true;
     bool is_ours = !block_header_decode(header, len_bytes, &h) && block_key_equal(&h.key, key) &&
-                   !kv_layout_match(l->tier->config.layout, &h.layout, NULL);
+                   !kv_layout_match(l->tier->config.layout, &h.layout, &why);
+    if (!is_ours && !l->why.text[0])
+        l->why = why;
     if (l->n == l->cap) {
         l->cap = l->cap ? 2 * l->cap : 256;
         l->found = mem_resize(l->found, l->cap, sizeof(*l->found));
@@ -680,6 +684,10 @@ static void take_found(struct ssd_tier *t, const struct listing *l)
         if (ssd_delete(t->db, &f->header.key))
             doubt(t);
     }
+    uint64_t n_dropped = atomic_load(&t->dropped_layout);
+    if (n_dropped)
+        log_warn(t->config.log, "blocks on SSD that can't be served are deleted dir=%s n=%llu why='%s'", t->config.dir,
+                 (unsigned long long)n_dropped, l->why.text);
 }
 
 static void start_threads(struct ssd_tier *t)
