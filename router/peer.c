@@ -384,6 +384,18 @@ static bool parse_role(ProtobufCBinaryData b, enum worker_role *out)
     return false;
 }
 
+/* Stores may come before the first worker. One whose layout turns out to be another is asked again, and then
+ * refused by the field that differs. */
+static void part_from_other_stores(struct router *r)
+{
+    struct td_error e;
+    for (uint32_t i = 0; i < r->n_peers; i++) {
+        struct peer *p = r->peers[i];
+        if (p->state == PEER_READY && p->role == ROLE_STORE && kv_layout_match(&r->layout, &p->layout, &e))
+            peer_gone(p, e.text);
+    }
+}
+
 /* Takes over what the first worker serves. The router's own model must have the same vocabulary size. */
 static enum td_status adopt(struct router *r, const Tandem__Worker__V1__WorkerHello *h, const struct kv_layout *layout,
                             struct td_error *e)
@@ -399,6 +411,7 @@ static enum td_status adopt(struct router *r, const Tandem__Worker__V1__WorkerHe
     r->known = true;
     pthread_mutex_unlock(&r->hello_lock);
     atomic_store(&r->block_tokens, layout->page_tokens);
+    part_from_other_stores(r);
     return TD_OK;
 }
 

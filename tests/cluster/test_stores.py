@@ -106,4 +106,17 @@ def test_hot_prefix_gets_a_second_copy():
         c.audit()
 
 
+@test
+def test_store_with_other_layout_is_refused_by_field_also_when_it_comes_before_the_workers():
+    with Cluster(prefill=0, decode=0, store=True, store_args=["--block-tokens", "32"]) as c:
+        for role in ("prefill", "decode"):
+            c.workers.append(Proc(c, role, role, ["--model", DEMO, "--pool-bytes", "8M", "--threads", "1", "--routers",
+                                                  c.router.address]).start())
+        wait_until(lambda: "refused: kv_layout.page_tokens differs: ours 16, theirs 32" in [
+            w["state"] for w in c.status()["workers"] if w["name"] == "store-0"], 10, lambda: json.dumps(c.status()["workers"]))
+        wait_until(lambda: "page_tokens" in c.log("store-0"), 10, lambda: "it says why: " + c.log("store-0"))
+        result = c.generate([{"id": "a", "prompt_ids": [5] * 40, "max_tokens": 2}])["a"]
+        assert "error" not in result, result
+
+
 main()
