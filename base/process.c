@@ -59,6 +59,7 @@ void process_block_signals(void)
     sigset_t set = our_signals();
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
 }
 
 void process_default_fatal_signals(void)

@@ -86,6 +86,7 @@ int main(int argc, char **argv)
     static char help_flag[] = "--help";
     process_default_fatal_signals();
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
     const char *name = argc > 1 ? argv[1] : NULL;
     bool help = name && (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help"));
     if (!name || (help && argc == 2)) {

@@ -1,5 +1,5 @@
 """Signals of server processes, from their first moment on; and a cluster whose run directory is gone."""
-import os, re, shutil, signal, subprocess, sys, tempfile, time
+import os, re, resource, shutil, signal, subprocess, sys, tempfile, time
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 
@@ -50,6 +50,32 @@ def test_nothing_is_printed_into_files_when_standard_files_are_closed():
                 child.kill()
     closed = subprocess.run(["sh", "-c", 'exec "$0" --version >&-', TANDEM], stderr=subprocess.PIPE, text=True)
     assert closed.returncode == 1 and "standard output can't be written" in closed.stderr, closed
+
+
+@test
+def test_a_limit_of_the_size_of_files_is_an_error_of_writing_and_no_death():
+    def few_bytes():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, resource.RLIM_INFINITY))
+    with tempfile.TemporaryDirectory() as d:
+        up = subprocess.run([TANDEM, "up", "--model", DEMO, "--run-dir", d, "--listen", "127.0.0.1:0", "--detach", "--pool-bytes", "8M",
+                             "--store-dram", "8M", "--no-packed-cache"], preexec_fn=few_bytes, capture_output=True, text=True, timeout=60 * SLOW)
+        try:
+            assert up.returncode == 0, up.stderr
+            with open(os.path.join(d, "router.address")) as f:
+                router = f.read().strip()
+            asked = "".join(json.dumps({"id": str(i), "prompt_ids": [5 + i] * 200, "max_tokens": 2}) + "\n" for i in range(40))
+            out = subprocess.run([TANDEM, "generate", "--jsonl", "--router", router], input=asked, capture_output=True, text=True, timeout=60 * SLOW)
+            assert out.returncode == 0 and "error" not in out.stdout, out.stderr
+
+            def store_failed():
+                with open(os.path.join(d, "logs/store-0.log")) as f:
+                    return "SSD tier doesn't take writes" in f.read()
+            wait_until(store_failed, 20, "the store can't write what it was offered")
+            with open(os.path.join(d, "cluster.json")) as f:
+                assert all(p["restarts"] == 0 for p in json.load(f)["processes"])
+        finally:
+            down = subprocess.run([TANDEM, "down", "--run-dir", d], capture_output=True, text=True, timeout=60 * SLOW)
+        assert down.returncode == 0, down.stderr
 
 
 def worker(*args):
