@@ -22,8 +22,6 @@ enum td_status rundir_locate(const char *option, struct rundir *out, struct td_e
     struct rundir r = {.lock_fd = -1};
     char cwd[PATH_MAX] = "";
     int n;
-    if (option && !*option) /* an unset variable of a script; the current directory is "." */
-        return td_fail(error_out, TD_ERR_INVALID, "--run-dir: is empty");
     if (option && option[0] != '/')
         n = getcwd(cwd, sizeof(cwd)) ? snprintf(r.path, sizeof(r.path), "%s/%s", cwd, option) : -1;
     else if (option)

@@ -34,8 +34,7 @@ struct rundir {
     int lock_fd;             /* of up.pid; -1: not ours */
 };
 
-/* option, else $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-UID. Makes nothing. TD_ERR_INVALID: it is empty, or too
- * long. */
+/* option, else $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-UID. Makes nothing. */
 enum td_status rundir_locate(const char *option, struct rundir *out, struct td_error *error_out);
 
 /* Makes the directory with logs/ (mode 0700; somebody else's is refused) and takes the lock. It survives a

@@ -197,8 +197,9 @@ def test_a_run_dir_that_is_empty_is_refused_and_files_of_others_stay():
         for command in ("up", "down", "scale"):
             args = {"up": ["--model", DEMO, "--detach", "--no-store"], "down": [], "scale": ["decode=2"]}[command]
             out = subprocess.run([TANDEM, command, *args, "--run-dir", ""], cwd=r.path, capture_output=True, text=True, timeout=60 * SLOW)
-            assert out.returncode and "--run-dir: is empty" in out.stderr, (command, out)
+            assert out.returncode == 2 and "--run-dir: is empty" in out.stderr, (command, out)
         assert os.listdir(r.path) == []
+        one_line(r.up("--store-dir", ""), "--store-dir: is empty", code=2)
         os.mkdir(os.path.join(r.path, "faults"))
         for name in ("notes.txt", "store-0x", "decode-0"):
             open(os.path.join(r.path, "faults", name), "w").close()
