@@ -202,13 +202,27 @@ static void reap(struct supervisor *s)
     child_reap(&s->probe, now, &s->probe_status);
 }
 
-static void start_due(struct supervisor *s)
+/* When stopping, stop_roles() kills. */
+static bool is_waited_for(const struct supervisor *s, const struct child *c)
+{
+    return (c->state == CHILD_BACKOFF || c->state == CHILD_STOPPING) && !s->stopping;
+}
+
+/* Starts again what has waited long enough, and kills what was told to drain and does not end. */
+static void act_on_due(struct supervisor *s)
 {
     uint64_t now = clock_now(&s->clock);
     for (uint32_t i = 0; i < s->n_children; i++) {
         struct child *c = &s->config->children[i];
-        if (c->state == CHILD_BACKOFF && now >= c->due_ns && !s->stopping && !s->failed)
+        if (!is_waited_for(s, c) || now < c->due_ns)
+            continue;
+        if (c->state == CHILD_BACKOFF && !s->failed) {
             start(s, c);
+        } else if (c->state == CHILD_STOPPING) {
+            say(s, LOG_WARN, "%s has not ended yet: killed", c->name);
+            child_kill(c);
+            c->due_ns = UINT64_MAX;
+        }
     }
 }
 
@@ -218,7 +232,7 @@ static int poll_ms(const struct supervisor *s, uint64_t deadline)
     uint64_t now = clock_now(&s->clock);
     for (uint32_t i = 0; i < s->n_children; i++) {
         const struct child *c = &s->config->children[i];
-        if (c->state == CHILD_BACKOFF && !s->stopping && c->due_ns < deadline)
+        if (is_waited_for(s, c) && c->due_ns < deadline)
             deadline = c->due_ns;
     }
     return deadline == UINT64_MAX ? -1 : deadline <= now ? 0 : (int)((deadline - now + NS_PER_MS - 1) / NS_PER_MS);
@@ -239,7 +253,7 @@ static void turn(struct supervisor *s, uint64_t deadline)
     free(fds);
     read_signals(s);
     reap(s);
-    start_due(s);
+    act_on_due(s);
     if (s->changed)
         write_cluster(s);
 }
@@ -316,8 +330,10 @@ static void drain_process(struct supervisor *s, enum child_role role)
              (strlen(c->name) == strlen(last->name) && strcmp(c->name, last->name) > 0)))
             last = c;
     }
-    if (last)
+    if (last) {
         child_stop(last);
+        last->due_ns = clock_now(&s->clock) + (uint64_t)last->drain_ms * NS_PER_MS + DRAIN_NS;
+    }
     s->changed = true;
 }
 

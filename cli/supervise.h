@@ -8,7 +8,7 @@
  *            start that over
  *   scale:   SIGUSR1: the run directory's file `scale` says how many workers of each role and stores there
  *            shall be; new ones register with the router by themselves, those of the highest numbers are told
- *            to drain
+ *            to drain, and killed if they have not ended 10 s after the time that they have for it
  *   stop:    SIGTERM to the router, then to the workers, then to the store; each group has 10 s to drain,
  *            then SIGKILL
  *

@@ -3,7 +3,8 @@
  * available before the first of them starts, and workers and stores that were not told how much get equal
  * shares.
  *
- * Each child's options are read as the child will read them: its command line, its environment, its file.
+ * Each child's options are read as the child will read them: its command line, its environment, its file. So
+ * this is also where a child's drain_ms comes from.
  *
  * Threads: one.
  */

@@ -180,6 +180,18 @@ def test_up_makes_weights_up_and_takes_another_chat_template():
 
 
 @test
+def test_a_worker_that_stands_still_is_killed_when_it_is_scaled_away():
+    with RunDir() as r:
+        assert r.up("--no-store", "--decode", "2", env={"TANDEM_DECODE_DRAIN_MS": "100"}).returncode == 0
+        pid = r.pids()["decode-1"]
+        os.kill(pid, signal.SIGSTOP)
+        out = r.tandem("scale", "decode=1", "--wait", str(40 * SLOW))
+        assert out.returncode == 0 and "decode=1" in out.stderr, out.stderr
+        assert not alive(pid) and "decode-1 has not ended yet: killed" in r.file("logs/up.log")
+        assert r.tandem("scale", "decode=2").returncode == 0  # its number is free again
+
+
+@test
 def test_down_waits_until_processes_that_stand_still_are_killed():
     with RunDir() as r:
         r.up_well()
