@@ -264,6 +264,10 @@ static void on_message(struct kvstore *s, struct link *link, const Tandem__Worke
         pinned_forget(s, m->forget->keys);
         keeps_note(&s->keeps, s->links, link, m, clock_now(&s->clock));
         break;
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_DRAIN:
+        if (!atomic_load(&s->stopping)) /* a second stop would not wait for what is not on SSD yet */
+            kvstore_stop(s);
+        break;
     /* Not for a store, or from a newer router. */
     default:
         break;
