@@ -56,6 +56,7 @@ struct child {
     /* due: in BACKOFF when it starts again, in STOPPING when it is killed, if the supervisor sets that; backoff:
      * the last one, also while it runs */
     uint64_t started_ns, due_ns, backoff_ns;
+    bool registers;   /* it tells the router itself where it is */
     int64_t drain_ms; /* how long it may take to finish what it has, once it is told to end */
 };
 

@@ -114,10 +114,37 @@ static void give_up(struct supervisor *s, const char *why)
     s->changed = true;
 }
 
+static bool is_there(const struct child *c)
+{
+    return c->state != CHILD_ENDED && c->state != CHILD_STOPPING;
+}
+
+/* Tells the router of the workers and stores that are there now: one that was scaled away would be lost for
+ * ever to a router that is started again. The others register by themselves. */
+static void set_workers(struct supervisor *s)
+{
+    struct child_args *a = &s->router->args;
+    struct bytes list = {0};
+    for (uint32_t i = 0; i < s->n_children; i++) {
+        const struct child *c = &s->config->children[i];
+        if (c != s->router && is_there(c) && !c->registers)
+            bytes_printf(&list, "%s%s", list.len ? "," : "", c->listen);
+    }
+    if (a->n && !strncmp(a->words[a->n - 1], "--workers=", 10)) {
+        free(a->words[--a->n]);
+        a->words[a->n] = NULL;
+    }
+    if (list.len)
+        args_add(a, "--workers=%s", list.data);
+    bytes_free(&list);
+}
+
 static void start(struct supervisor *s, struct child *c)
 {
     struct td_error e;
     s->changed = true;
+    if (c == s->router)
+        set_workers(s);
     if (!child_start(c, clock_now(&s->clock), &e))
         return;
     say(s, c->announced ? LOG_WARN : LOG_ERROR, "%s", e.text);
@@ -260,11 +287,6 @@ static void turn(struct supervisor *s, uint64_t deadline)
 
 /* ------------------------------------------------------------------- scale */
 
-static bool is_there(const struct child *c)
-{
-    return c->state != CHILD_ENDED && c->state != CHILD_STOPPING;
-}
-
 static void name_log(struct supervisor *s, struct child *c)
 {
     char path[PATH_MAX];
@@ -316,6 +338,7 @@ static void add_process(struct supervisor *s, enum child_role role)
         return;
     }
     *c = made;
+    c->registers = true;
     name_log(s, c);
     start(s, c);
 }
@@ -422,12 +445,6 @@ static bool start_workers(struct supervisor *s)
 
 static bool start_router(struct supervisor *s)
 {
-    struct bytes workers = {0};
-    for (uint32_t i = 0; i + 1 < s->n_children; i++)
-        bytes_printf(&workers, "%s%s", i ? "," : "", s->config->children[i].listen);
-    args_add(&s->router->args, "--workers");
-    args_add(&s->router->args, "%s", workers.data);
-    bytes_free(&workers);
     start(s, s->router);
     return wait_announced(s, s->n_children);
 }

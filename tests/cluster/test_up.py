@@ -118,6 +118,18 @@ def test_a_killed_process_is_restarted_on_its_address():
 
 
 @test
+def test_a_router_that_is_started_again_does_not_miss_who_was_scaled_away():
+    with RunDir() as r:
+        r.up_well("--decode", "2", "--stores", "2")
+        assert r.tandem("scale", "decode=1", "store=1", "prefill=2").returncode == 0
+        os.kill(r.pids()["router"], signal.SIGKILL)
+        wait_until(lambda: sorted(r.status("--wait", "1")) == ["decode-0", "prefill-0", "prefill-1", "store-0"], 15,
+                   lambda: f"the router has them all, and no other: {r.status()}")
+        audit = r.tandem("audit", "--router", r.router(), run_dir=False)
+        assert audit.returncode == 0, audit.stdout
+
+
+@test
 def test_a_second_up_on_the_run_dir_is_refused():
     with RunDir() as r:
         r.up_well("--no-store")
