@@ -34,6 +34,7 @@ struct supervisor {
     uint64_t stopped_ns;
     bool failed, stopping, quiet;
     bool changed;     /* cluster.json is old */
+    bool unwritten;   /* the last attempt to write it failed */
     char loading[80]; /* what a loading worker said last */
     bool is_up;       /* all were ready once */
     bool scale;       /* somebody asks for other numbers of workers */
@@ -96,8 +97,10 @@ static void write_cluster(struct supervisor *s)
                              "given_up", cli_json_text(s->given_up, strlen(s->given_up)), "processes", list);
     char *json = json_dumps(root, JSON_INDENT(2));
     bytes_printf(&text, "%s\n", json ? json : "{}");
-    if (rundir_write(k->dir, "cluster.json", text.data, &e))
+    bool failed = rundir_write(k->dir, "cluster.json", text.data, &e);
+    if (failed && !s->unwritten)
         say(s, LOG_WARN, "%s", e.text);
+    s->unwritten = failed;
     free(json);
     json_decref(root);
     bytes_free(&text);
@@ -257,6 +260,8 @@ static void act_on_due(struct supervisor *s)
 static int poll_ms(const struct supervisor *s, uint64_t deadline)
 {
     uint64_t now = clock_now(&s->clock);
+    if (s->unwritten && now + NS_PER_S < deadline)
+        deadline = now + NS_PER_S;
     for (uint32_t i = 0; i < s->n_children; i++) {
         const struct child *c = &s->config->children[i];
         if (is_waited_for(s, c) && c->due_ns < deadline)
@@ -281,7 +286,7 @@ static void turn(struct supervisor *s, uint64_t deadline)
     read_signals(s);
     reap(s);
     act_on_due(s);
-    if (s->changed)
+    if (s->changed || s->unwritten)
         write_cluster(s);
 }
 

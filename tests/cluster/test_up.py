@@ -130,6 +130,25 @@ def test_a_router_that_is_started_again_does_not_miss_who_was_scaled_away():
 
 
 @test
+def test_cluster_json_is_written_when_it_can_be_again():
+    with RunDir() as r:
+        r.up_well("--no-store")
+        path = os.path.join(r.path, "cluster.json")
+        pids = r.pids()
+        os.unlink(path)
+        os.mkdir(path)  # as a full disk: nothing can be put there
+        os.kill(pids["decode-0"], signal.SIGKILL)
+        wait_until(lambda: r.status().get("decode-0", {}).get("state") == "ready" and r.status()["decode-0"]["pid"] != pids["decode-0"], 10,
+                   "decode-0 is ready again")
+        wait_until(lambda: "can't be written" in r.file("logs/up.log"), 5, "it says so")
+        assert not os.path.exists(path + ".new")
+        os.rmdir(path)
+        wait_until(lambda: os.path.exists(path), 5, "cluster.json is there")
+        assert r.pids()["decode-0"] == r.status()["decode-0"]["pid"]
+        assert r.file("logs/up.log").count("can't be written") == 1
+
+
+@test
 def test_a_second_up_on_the_run_dir_is_refused():
     with RunDir() as r:
         r.up_well("--no-store")
