@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -144,10 +145,13 @@ static void set_workers(struct supervisor *s)
 
 static void start(struct supervisor *s, struct child *c)
 {
+    char logs[PATH_MAX];
     struct td_error e;
     s->changed = true;
     if (c == s->router)
         set_workers(s);
+    rundir_path(s->config->dir, "logs", logs);
+    mkdir(logs, 0700); /* somebody may have removed it to get room; without it nothing would start again */
     if (!child_start(c, clock_now(&s->clock), &e))
         return;
     say(s, c->announced ? LOG_WARN : LOG_ERROR, "%s", e.text);

@@ -130,6 +130,18 @@ def test_a_router_that_is_started_again_does_not_miss_who_was_scaled_away():
 
 
 @test
+def test_a_process_is_restarted_also_when_the_logs_are_gone():
+    with RunDir() as r:
+        r.up_well("--no-store")
+        pid = r.pids()["decode-0"]
+        shutil.rmtree(os.path.join(r.path, "logs"))
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: r.status().get("decode-0", {}).get("state") == "ready" and r.status()["decode-0"]["pid"] != pid, 10,
+                   "decode-0 is ready again")
+        assert " ready address=" in r.file("logs/decode-0.log")
+
+
+@test
 def test_cluster_json_is_written_when_it_can_be_again():
     with RunDir() as r:
         r.up_well("--no-store")
