@@ -175,6 +175,7 @@ def test_a_wrong_model_is_one_clear_line():
         one_line(r.tandem("up", "--model", "/no/such/model", "--detach"), "--model", "/no/such/model", code=2)
         one_line(r.tandem("up", "--model", empty, "--detach"), empty)
         one_line(r.tandem("up", "--detach"), "--model", code=2)
+        one_line(r.up("--silence-ms", "499"), "--silence-ms: 499 is not in 500 ..", code=2)  # two heartbeats
 
 
 @test
