@@ -189,6 +189,8 @@ def test_a_busy_port_is_one_clear_line():
 @test
 def test_a_worker_that_can_not_start_stops_the_whole():
     with RunDir() as r:
+        out = r.up("--no-store", env={"TANDEM_ROUTER_DISPATCH_MS": "249"})  # heartbeats acknowledge legs every 250 ms
+        assert out.returncode == 1 and "--dispatch-ms: 249 is not in 250 .." in out.stderr, out.stderr
         out = r.up("--no-store", env={"TANDEM_DECODE_MAX_ROWS": "1"})
         assert out.returncode == 1 and out.stdout == "", out.stdout
         assert "decode-0 ended before it was ready (exit code 2)" in out.stderr, out.stderr
