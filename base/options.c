@@ -141,7 +141,7 @@ static enum td_status set_address(const struct option *t, const char *text, void
     return s;
 }
 
-/* An empty path is an unset variable of a script; it would name files in the root or the current directory. */
+/* An empty path is an unset variable of a script. It would name files in the root or the current folder. */
 static bool is_path(const struct option *t)
 {
     return t->choices && (!strcmp(t->choices, "DIR") || !strcmp(t->choices, "FILE"));

@@ -53,8 +53,8 @@ struct child {
     bool announced;    /* at least once; listen is its address since */
     int64_t log_start; /* where in its log the present run began */
     uint32_t n_restarts;
-    /* due: in BACKOFF when it starts again, in STOPPING when it is killed, if the supervisor sets that; backoff:
-     * the last one, also while it runs */
+    /* due: in BACKOFF when it starts again, in STOPPING when it is killed, if the supervisor sets that.
+     * backoff: the last one, also while it runs. */
     uint64_t started_ns, due_ns, backoff_ns;
     bool registers;   /* it tells the router itself where it is */
     int64_t drain_ms; /* how long it may take to finish what it has, once it is told to end */

@@ -40,9 +40,9 @@ enum td_status rundir_locate(const char *option, struct rundir *out, struct td_e
 /* Makes the directory with logs/ (mode 0700; somebody else's is refused) and takes the lock. It survives a
  * fork. */
 enum td_status rundir_take(struct rundir *r, struct td_error *error_out);
-/* Makes faults/, empty, or takes it away: what was set in an earlier cluster is over. Only files that are named
- * as processes are removed: somebody else's directory of that name stays, and is an error if faults/ is wanted.
- * The run directory must be taken. */
+/* Makes faults/, empty, or takes it away: what was set in an earlier cluster is over. Only files that are
+ * named as processes are removed: somebody else's directory of that name stays, and is an error if faults/ is
+ * wanted. The run directory must be taken. */
 enum td_status rundir_reset_faults(const struct rundir *r, bool wanted, struct td_error *error_out);
 void rundir_set_pid(struct rundir *r);
 void rundir_release(struct rundir *r); /* removes up.pid, router.address, cluster.json, scale and faults/ */

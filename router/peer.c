@@ -187,8 +187,8 @@ static void forget(struct peer *p)
 }
 
 /*
- * The stream is over, or is given up here (is_over is false). A draining worker has drained when its stream is
- * over; one that is only silent may still be there. Order: the state and the breaker change first, then
+ * The stream is over, or is given up here (is_over is false). A draining worker has drained when its stream
+ * is over; one that is only silent may still be there. Order: the state and the breaker change first, then
  * requests are re-planned (forget()), so that no new plan uses this peer.
  */
 static void lose(struct peer *p, const char *why, uint64_t retry_ms, bool is_over)
