@@ -141,6 +141,12 @@ static enum td_status set_address(const struct option *t, const char *text, void
     return s;
 }
 
+/* An empty path is an unset variable of a script. It would name files in the root or the current folder. */
+static bool is_path(const struct option *t)
+{
+    return t->choices && (!strcmp(t->choices, "DIR") || !strcmp(t->choices, "FILE"));
+}
+
 static enum td_status set(const struct option *t, const char *text, void *values, struct td_error *e)
 {
     char *at = (char *)values + t->offset;
@@ -149,6 +155,8 @@ static enum td_status set(const struct option *t, const char *text, void *values
         return set_address(t, text, at, e);
     case OPT_STRING:
     case OPT_SECRET:
+        if (is_path(t) && !*text)
+            return td_fail(e, TD_ERR_INVALID, "--%s: is empty; expected %s", t->name, t->choices);
         memcpy(at, &text, sizeof(text));
         return TD_OK;
     case OPT_CHOICE:

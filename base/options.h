@@ -40,8 +40,10 @@ struct option {
     enum option_type type;
     size_t offset;
     const char *fallback; /* default value as text; NULL: NULL, false or 0 */
-    const char *choices;  /* OPT_CHOICE: the choices; else the placeholder shown in --help; may be NULL */
-    double min, max;      /* bounds of numbers; both 0: any number >= 0 */
+    /* OPT_CHOICE: the choices; else the placeholder shown in --help; may be NULL. A DIR or FILE may not be
+     * empty. */
+    const char *choices;
+    double min, max; /* bounds of numbers; both 0: any number >= 0 */
     const char *help;
 };
 

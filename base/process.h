@@ -13,8 +13,8 @@
 
 #include "base/status.h"
 
-/* Blocks SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2; SIGPIPE and SIGXFSZ (a file at its ulimit) are ignored,
- * so that the write fails instead. Call before any thread is started. */
+/* Blocks SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2. SIGPIPE and SIGXFSZ (a file at its ulimit) are
+ * ignored, so that the write fails instead. Call before any thread is started. */
 void process_block_signals(void);
 
 /*

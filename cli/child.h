@@ -53,8 +53,13 @@ struct child {
     bool announced;    /* the process has been UP once; listen is its address since then */
     int64_t log_start; /* offset in the log at which the present run began */
     uint32_t n_restarts;
-    /* backoff_ns: the last delay, also kept while the process runs. */
+    /*
+     * due_ns: in BACKOFF when it starts again; in STOPPING when it is killed, if the supervisor sets that.
+     * backoff_ns: the last delay, also kept while the process runs.
+     */
     uint64_t started_ns, due_ns, backoff_ns;
+    bool registers;   /* it tells the router itself where it is */
+    int64_t drain_ms; /* how long it may take to finish what it has, once it is told to end */
 };
 
 const char *child_role_name(enum child_role role);

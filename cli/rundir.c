@@ -228,9 +228,11 @@ static enum td_status write_file(const char *path, const char *text, bool is_syn
     bool ok = fd >= 0 && write(fd, text, len) == (ssize_t)len && (!is_synced || !fsync(fd));
     if (fd >= 0)
         ok = !close(fd) && ok;
-    if (!ok || rename(fresh, path))
-        return td_fail(e, TD_ERR_IO, "%s: can't be written: %s", path, strerror(errno));
-    return TD_OK;
+    if (ok && !rename(fresh, path))
+        return TD_OK;
+    enum td_status s = td_fail(e, TD_ERR_IO, "%s: can't be written: %s", path, strerror(errno));
+    unlink(fresh);
+    return s;
 }
 
 enum td_status rundir_write(const struct rundir *r, const char *name, const char *text, struct td_error *e)

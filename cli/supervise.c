@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -34,6 +35,7 @@ struct supervisor {
     uint64_t stopped_ns;
     bool failed, stopping, quiet;
     bool changed;     /* cluster.json must be written again */
+    bool unwritten;   /* the last attempt to write it failed */
     char loading[80]; /* the last progress line of a loading worker */
     bool is_up;       /* all processes have been ready once */
     bool scale;       /* tandem scale asks for other numbers of processes */
@@ -96,8 +98,10 @@ static void write_cluster(struct supervisor *s)
                              "given_up", cli_json_text(s->given_up, strlen(s->given_up)), "processes", list);
     char *json = json_dumps(root, JSON_INDENT(2));
     bytes_printf(&text, "%s\n", json ? json : "{}");
-    if (rundir_write(k->dir, "cluster.json", text.data, &e))
+    bool failed = rundir_write(k->dir, "cluster.json", text.data, &e);
+    if (failed && !s->unwritten)
         say(s, LOG_WARN, "%s", e.text);
+    s->unwritten = failed;
     free(json);
     json_decref(root);
     bytes_free(&text);
@@ -114,10 +118,40 @@ static void give_up(struct supervisor *s, const char *why)
     s->changed = true;
 }
 
+static bool is_there(const struct child *c)
+{
+    return c->state != CHILD_ENDED && c->state != CHILD_STOPPING;
+}
+
+/* Tells the router of the workers and stores that are there now: one that was scaled away would be lost for
+ * ever to a router that is started again. The others register by themselves. */
+static void set_workers(struct supervisor *s)
+{
+    struct child_args *a = &s->router->args;
+    struct bytes list = {0};
+    for (uint32_t i = 0; i < s->n_children; i++) {
+        const struct child *c = &s->config->children[i];
+        if (c != s->router && is_there(c) && !c->registers)
+            bytes_printf(&list, "%s%s", list.len ? "," : "", c->listen);
+    }
+    if (a->n && !strncmp(a->words[a->n - 1], "--workers=", 10)) {
+        free(a->words[--a->n]);
+        a->words[a->n] = NULL;
+    }
+    if (list.len)
+        args_add(a, "--workers=%s", list.data);
+    bytes_free(&list);
+}
+
 static void start(struct supervisor *s, struct child *c)
 {
+    char logs[PATH_MAX];
     struct td_error e;
     s->changed = true;
+    if (c == s->router)
+        set_workers(s);
+    rundir_path(s->config->dir, "logs", logs);
+    mkdir(logs, 0700); /* somebody may have removed it to get room; without it nothing would start again */
     if (!child_start(c, clock_now(&s->clock), &e))
         return;
     say(s, c->announced ? LOG_WARN : LOG_ERROR, "%s", e.text);
@@ -203,13 +237,27 @@ static void reap(struct supervisor *s)
     child_reap(&s->probe, now, &s->probe_status);
 }
 
-static void start_due(struct supervisor *s)
+/* When stopping, stop_roles() kills. */
+static bool is_waited_for(const struct supervisor *s, const struct child *c)
+{
+    return (c->state == CHILD_BACKOFF || c->state == CHILD_STOPPING) && !s->stopping;
+}
+
+/* Starts again what has waited long enough, and kills what was told to drain and does not end. */
+static void act_on_due(struct supervisor *s)
 {
     uint64_t now = clock_now(&s->clock);
     for (uint32_t i = 0; i < s->n_children; i++) {
         struct child *c = &s->config->children[i];
-        if (c->state == CHILD_BACKOFF && now >= c->due_ns && !s->stopping && !s->failed)
+        if (!is_waited_for(s, c) || now < c->due_ns)
+            continue;
+        if (c->state == CHILD_BACKOFF && !s->failed) {
             start(s, c);
+        } else if (c->state == CHILD_STOPPING) {
+            say(s, LOG_WARN, "%s has not ended yet: killed", c->name);
+            child_kill(c);
+            c->due_ns = UINT64_MAX;
+        }
     }
 }
 
@@ -218,9 +266,11 @@ static void start_due(struct supervisor *s)
 static int poll_ms(const struct supervisor *s, uint64_t deadline)
 {
     uint64_t now = clock_now(&s->clock);
+    if (s->unwritten && now + NS_PER_S < deadline)
+        deadline = now + NS_PER_S;
     for (uint32_t i = 0; i < s->n_children; i++) {
         const struct child *c = &s->config->children[i];
-        if (c->state == CHILD_BACKOFF && !s->stopping && c->due_ns < deadline)
+        if (is_waited_for(s, c) && c->due_ns < deadline)
             deadline = c->due_ns;
     }
     return deadline == UINT64_MAX ? -1 : deadline <= now ? 0 : (int)((deadline - now + NS_PER_MS - 1) / NS_PER_MS);
@@ -241,17 +291,12 @@ static void turn(struct supervisor *s, uint64_t deadline)
     free(fds);
     read_signals(s);
     reap(s);
-    start_due(s);
-    if (s->changed)
+    act_on_due(s);
+    if (s->changed || s->unwritten)
         write_cluster(s);
 }
 
 /* ------------------------------------------------------------------- scale */
-
-static bool is_there(const struct child *c)
-{
-    return c->state != CHILD_ENDED && c->state != CHILD_STOPPING;
-}
 
 static void name_log(struct supervisor *s, struct child *c)
 {
@@ -304,6 +349,7 @@ static void add_process(struct supervisor *s, enum child_role role)
         return;
     }
     *c = made;
+    c->registers = true;
     name_log(s, c);
     start(s, c);
 }
@@ -318,8 +364,10 @@ static void drain_process(struct supervisor *s, enum child_role role)
              (strlen(c->name) == strlen(last->name) && strcmp(c->name, last->name) > 0)))
             last = c;
     }
-    if (last)
+    if (last) {
         child_stop(last);
+        last->due_ns = clock_now(&s->clock) + (uint64_t)last->drain_ms * NS_PER_MS + DRAIN_NS;
+    }
     s->changed = true;
 }
 
@@ -408,12 +456,6 @@ static bool start_workers(struct supervisor *s)
 
 static bool start_router(struct supervisor *s)
 {
-    struct bytes workers = {0};
-    for (uint32_t i = 0; i + 1 < s->n_children; i++)
-        bytes_printf(&workers, "%s%s", i ? "," : "", s->config->children[i].listen);
-    args_add(&s->router->args, "--workers");
-    args_add(&s->router->args, "%s", workers.data);
-    bytes_free(&workers);
     start(s, s->router);
     return wait_announced(s, s->n_children);
 }

@@ -8,7 +8,7 @@
  *            of life reset the delay
  *   scale:   SIGUSR1: the run directory's file `scale` says how many workers of each role and how many stores
  *            there shall be. New ones register with the router by themselves; those with the highest numbers
- *            are told to drain
+ *            are told to drain, and killed if they have not ended 10 s after the time that they have for it
  *   stop:    SIGTERM to the router, then to the workers, then to the stores; each group has 10 s to drain,
  *            then SIGKILL. A second signal kills at once
  *

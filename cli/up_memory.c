@@ -6,6 +6,8 @@
 #include "kvstore/kvstore.h"
 #include "worker/sizes.h"
 
+enum { STORE_DRAIN_MS = 60000 }; /* it writes what is not on disk yet, as fast as --write-rate allows */
+
 static bool is_worker(const struct child *c)
 {
     return c->role == CHILD_PREFILL || c->role == CHILD_DECODE;
@@ -40,6 +42,11 @@ static enum td_status plan_child(const struct child *c, struct child_plan *out, 
     *out = (struct child_plan){0};
     enum td_status s = parse(c, is_worker(c) ? (void *)&out->worker : (void *)&out->store, &out->strings, e);
     return s ? s : geometry_resolve(is_worker(c) ? &out->worker.geometry : &out->store.geometry, &out->geometry, e);
+}
+
+static int64_t drain_ms_of(const struct child *c, const struct child_plan *p)
+{
+    return is_worker(c) ? p->worker.drain_ms : STORE_DRAIN_MS;
 }
 
 static bool has_size(const struct worker_options *o)
@@ -113,8 +120,10 @@ enum td_status up_memory_plan(struct child *children, uint32_t n, uint64_t *defa
     struct child_plan *plans = mem_array(n, sizeof(*plans));
     enum td_status s = TD_OK;
     for (uint32_t i = 0; i < n && !s; i++)
-        if (children[i].role != CHILD_ROUTER)
+        if (children[i].role != CHILD_ROUTER) {
             s = plan_child(&children[i], &plans[i], error_out);
+            children[i].drain_ms = drain_ms_of(&children[i], &plans[i]);
+        }
     if (!s)
         s = add_up(children, plans, n, default_bytes_out, error_out);
     for (uint32_t i = 0; i < n; i++)
@@ -129,6 +138,7 @@ enum td_status up_memory_add(struct child *joined, uint64_t default_bytes, struc
     enum td_status s = plan_child(joined, &p, error_out);
     if (!s && is_worker(joined) && !has_size(&p.worker) && default_bytes)
         add_size(joined, default_bytes);
+    joined->drain_ms = drain_ms_of(joined, &p);
     free(p.strings);
     return s;
 }

@@ -2,7 +2,8 @@
  * The memory of the processes of `tandem up`. Before the first one starts, the sum of all pools is compared
  * with the available memory. Workers and stores without a size of their own get equal shares.
  *
- * Each child's options are read as the child will read them: from its command line, environment and file.
+ * Each child's options are read as the child will read them: from its command line, environment and file. So
+ * this is also where a child's drain_ms comes from.
  *
  * Threads: one.
  */

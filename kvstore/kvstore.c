@@ -20,7 +20,7 @@
 #include "worker/sizes.h"
 
 enum {
-    BEAT_MS = 250,
+    BEAT_MS = LINK_BEAT_MS,
     IDLE_MS = 100,
     WAITING_MS = 10,
     TURN_MS = 200 /* a turn that takes longer counts as an absence of this process */
@@ -47,7 +47,8 @@ const struct option KVSTORE_OPTIONS[] = {
      "how KV travels: auto (TCP, on one host a mapped arena), tcp, ucx, or a UCX_TLS list"},
     {"secret", OPT_SECRET, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
     {"metrics-listen", OPT_ADDRESS, AT(metrics_listen), NULL, "HOST:PORT", 0, 0, "Prometheus metrics over HTTP"},
-    {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, 100, 3.6e6, "silence after which a peer counts as dead"},
+    {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, LINK_LEAST_SILENCE_MS, 3.6e6,
+     "silence after which a peer counts as dead"},
     {"lease-ms", OPT_MS, AT(lease_ms), "10000", NULL, 100, 3.6e6,
      "how long blocks wait for a reader that does nothing"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Memory and disk"},
@@ -260,6 +261,10 @@ static void on_message(struct kvstore *s, struct link *link, const Tandem__Worke
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_FORGET:
         pinned_forget(s, m->forget->keys);
         keeps_note(&s->keeps, s->links, link, m, clock_now(&s->clock));
+        break;
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_DRAIN:
+        if (!atomic_load(&s->stopping)) /* a second stop would not wait for what is not on SSD yet */
+            kvstore_stop(s);
         break;
     /* Not for a store, or from a newer router. */
     default:

@@ -535,10 +535,11 @@ static void add_predictions(struct bytes *out, const struct report_run *run, con
 {
     const struct report_stats *p = &s->ttft_error, *naive = &s->ttft_error_last_value;
     if (p->n)
-        bytes_printf(out,
-                     "TTFT predicted within %.1f %% (median), %.1f %% (p90); by the last value %.1f %%, %.1f %%; "
-                     "%" PRIu64 " after %.0f s\n",
-                     100 * p->p50, 100 * p->p90, 100 * naive->p50, 100 * naive->p90, p->n, run->warm_ms * 1e-3);
+        bytes_printf(out, "TTFT predicted within %.1f %% (median), %.1f %% (p90); ", 100 * p->p50, 100 * p->p90);
+    if (p->n && naive->n) /* the first request has none before it */
+        bytes_printf(out, "by the last value %.1f %%, %.1f %%; ", 100 * naive->p50, 100 * naive->p90);
+    if (p->n)
+        bytes_printf(out, "%" PRIu64 " after %.0f s\n", p->n, run->warm_ms * 1e-3);
     if (s->tpot_error.n)
         bytes_printf(out, "TPOT predicted within %.1f %% (median), %.1f %% (p90)\n", 100 * s->tpot_error.p50,
                      100 * s->tpot_error.p90);

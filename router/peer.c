@@ -187,14 +187,15 @@ static void forget(struct peer *p)
 }
 
 /*
- * The stream is over, or is given up here. Order: the state and the breaker change first, then requests are
- * re-planned (forget()), so that no new plan uses this peer.
+ * The stream is over, or is given up here (is_over is false). A draining worker has drained when its stream
+ * is over; one that is only silent may still be there. Order: the state and the breaker change first, then
+ * requests are re-planned (forget()), so that no new plan uses this peer.
  */
-static void lose(struct peer *p, const char *why, uint64_t retry_ms)
+static void lose(struct peer *p, const char *why, uint64_t retry_ms, bool is_over)
 {
-    bool was_ready = p->state == PEER_READY;
+    bool was_ready = p->state == PEER_READY, has_drained = p->draining && is_over;
     p->tried = true;
-    if (was_ready && !p->draining)
+    if (was_ready && !has_drained)
         log_warn(&p->router->log, "worker lost peer=%s why='%s'", p->name, why);
     p->epoch++;
     if (p->call) {
@@ -209,11 +210,11 @@ static void lose(struct peer *p, const char *why, uint64_t retry_ms)
     p->retry_ns = router_patience(p->router) + retry_ms * NS_PER_MS;
     if (was_ready) {
         p->lost_ns = router_patience(p->router);
-        if (!p->draining)
+        if (!has_drained)
             peer_failed(p);
         forget(p);
     }
-    if (p->draining && p->state == PEER_LOST) {
+    if (has_drained && p->state == PEER_LOST) {
         log_info(&p->router->log, "worker drained peer=%s why='%s'", p->name, why);
         p->draining = false;
         p->drained = true;
@@ -224,7 +225,12 @@ static void lose(struct peer *p, const char *why, uint64_t retry_ms)
 
 void peer_gone(struct peer *p, const char *why)
 {
-    lose(p, why, p->state == PEER_REFUSED ? RETRY_REFUSED_MS : RETRY_MS);
+    lose(p, why, p->state == PEER_REFUSED ? RETRY_REFUSED_MS : RETRY_MS, true);
+}
+
+static void end_stream(struct peer *p, const char *why)
+{
+    lose(p, why, p->state == PEER_REFUSED ? RETRY_REFUSED_MS : RETRY_MS, false);
 }
 
 void peer_tick(struct peer *p, uint64_t now)
@@ -238,7 +244,7 @@ void peer_tick(struct peer *p, uint64_t now)
             set_state(p, PEER_LOST);
         connect_peer(p);
     } else if (p->call && now > p->heard_ns + silence) {
-        peer_gone(p, p->state == PEER_CONNECTING ? "no answer" : "silent");
+        end_stream(p, p->state == PEER_CONNECTING ? "no answer" : "silent");
     }
 }
 
@@ -392,7 +398,7 @@ static void part_from_other_stores(struct router *r)
     for (uint32_t i = 0; i < r->n_peers; i++) {
         struct peer *p = r->peers[i];
         if (p->state == PEER_READY && p->role == ROLE_STORE && kv_layout_match(&r->layout, &p->layout, &e))
-            peer_gone(p, e.text);
+            end_stream(p, e.text);
     }
 }
 
@@ -699,7 +705,7 @@ static void learn(struct peer *p, const Tandem__Worker__V1__Load *l)
 static void on_load(struct peer *p, const Tandem__Worker__V1__Load *l)
 {
     if (!is_heard(p, l->heard)) {
-        peer_gone(p, "it does not hear us");
+        end_stream(p, "it does not hear us");
         return;
     }
     p->heard = l->heard;
@@ -759,11 +765,11 @@ void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m)
         return;
     p->heard_ns = router_patience(r);
     if (m->number != ++p->n_heard) {
-        peer_gone(p, "a message is missing or doubled");
+        end_stream(p, "a message is missing or doubled");
         return;
     }
     if ((p->state == PEER_READY) == (m->kind_case == TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_HELLO)) {
-        peer_gone(p, "its messages are out of order");
+        end_stream(p, "its messages are out of order");
         return;
     }
     switch (m->kind_case) {

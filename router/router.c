@@ -16,6 +16,7 @@
 #include "descriptors.h"
 #include "router/router_internal.h"
 #include "sched/pins.h"
+#include "worker/link.h"
 #include "worker/register.h"
 
 enum {
@@ -54,8 +55,9 @@ const struct option ROUTER_OPTIONS[] = {
      "in the queue, after which a request is the first of its tenant"},
     {"prefix", OPT_CHOICE, AT(prefix), "auto", "auto|load|compute", 0, 0,
      "what stores hold: whichever is faster, or always the one"},
-    {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, 100, 3.6e6, "silence after which a worker counts as dead"},
-    {"dispatch-ms", OPT_MS, AT(dispatch_ms), "500", NULL, 10, 3.6e6,
+    {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, LINK_LEAST_SILENCE_MS, 3.6e6,
+     "silence after which a worker counts as dead"},
+    {"dispatch-ms", OPT_MS, AT(dispatch_ms), "500", NULL, LINK_BEAT_MS, 3.6e6,
      "how long a worker may take to acknowledge a request before it goes elsewhere"},
     {"gone-ms", OPT_MS, AT(gone_ms), "5000", NULL, 0, 3.6e6, "how long requests wait when no worker of a role is left"},
     {"settle-ms", OPT_MS, AT(settle_ms), "5000", NULL, 0, 3.6e6,

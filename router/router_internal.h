@@ -517,7 +517,7 @@ enum td_status peer_drain(struct router *r, const char *name, uint32_t limit_ms,
 /* For good, before the router frees it; its notes are dropped from now on. */
 void peer_disconnect(struct peer *p);
 void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m);
-void peer_gone(struct peer *p, const char *why); /* its stream ended, or it must end */
+void peer_gone(struct peer *p, const char *why); /* its stream has ended */
 void peer_tick(struct peer *p, uint64_t now);    /* now: router_patience() */
 /* If other routers use it and it was told another value. */
 void peer_tell_demand(struct peer *p, double queued_ms);

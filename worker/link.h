@@ -16,6 +16,10 @@
 
 enum { LINK_PROTOCOL_VERSION = 1, LINK_PROOF_BYTES = 32, LINK_MAX_MESSAGE_BYTES = 64 << 20 };
 
+/* Time between two heartbeats, which also acknowledge legs, and the least --silence-ms: a shorter one takes
+ * every idle worker for dead. */
+enum { LINK_BEAT_MS = 250, LINK_LEAST_SILENCE_MS = 2 * LINK_BEAT_MS };
+
 struct link; /* counted: link_ref, link_unref */
 
 enum link_mail_kind { LINK_MESSAGE, LINK_UP, LINK_GONE };

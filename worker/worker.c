@@ -32,7 +32,7 @@
 #include "worker/worker_internal.h"
 
 /* A turn of the engine thread that takes longer than TURN_MS is an absence (base/absence.h). */
-enum { BEAT_MS = 250, IDLE_MS = 50, TURN_MS = 200 };
+enum { BEAT_MS = LINK_BEAT_MS, IDLE_MS = 50, TURN_MS = 200 };
 
 #define AT(member) offsetof(struct worker_options, member)
 const struct option WORKER_OPTIONS[] = {
@@ -53,7 +53,8 @@ const struct option WORKER_OPTIONS[] = {
      "after SIGTERM: time to finish what runs; what is left is planned anew elsewhere"},
     {"secret", OPT_SECRET, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
     {"metrics-listen", OPT_ADDRESS, AT(metrics_listen), NULL, "HOST:PORT", 0, 0, "Prometheus metrics over HTTP"},
-    {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, 100, 3.6e6, "silence after which a peer counts as dead"},
+    {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, LINK_LEAST_SILENCE_MS, 3.6e6,
+     "silence after which a peer counts as dead"},
     {"lease-ms", OPT_MS, AT(lease_ms), "10000", NULL, 100, 3.6e6, "how long pages wait for a reader that does nothing"},
     {"quarantine-ms", OPT_MS, AT(quarantine_ms), "1000", NULL, 0, 3.6e6, "how long a page in doubt is kept away"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Compute and memory"},

@@ -215,7 +215,7 @@ END_TEST
 /* ---------------------------------------------------------------- options */
 
 struct values {
-    const char *name, *mode, *listen, *others;
+    const char *name, *mode, *listen, *others, *dir;
     bool fast;
     int64_t count, size, wait;
     double share, limit;
@@ -232,6 +232,7 @@ static const struct option TABLE[] = {
     {"share", OPT_DOUBLE, AT(share), "0.5", NULL, 0, 1, "of all"},
     {"limit", OPT_LIMIT_MS, AT(limit), "0", NULL, 0, 3.6e6, "how long at most"},
     {"listen", OPT_ADDRESS, AT(listen), "127.0.0.1:1", "HOST:PORT", 0, 0, "where"},
+    {"dir", OPT_STRING, AT(dir), NULL, "DIR", 0, 0, "where files are"},
     {"others", OPT_ADDRESS, AT(others), NULL, "HOST[:PORT],...", 0, 0, "where others are"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
@@ -297,7 +298,7 @@ START_TEST(test_options_bad_values_are_refused_by_name)
         {"--size", "0.4"},      {"--limit", "nan"},    {"--limit", "-1"},        {"--limit", "0.0005"},
         {"--limit", "1 day"},   {"--limit", "2h"},     {"--bogus", "1"},         {"--no-count", ""},
         {"--fast=7", ""},       {"--config", "/nope"}, {"--listen", "1.2.3.4:"}, {"--listen", "[::1]:"},
-        {"--listen", ":99999"}, {"--listen", "host"},  {"--others", "a:1,b:"},
+        {"--listen", ":99999"}, {"--listen", "host"},  {"--others", "a:1,b:"},   {"--dir=", ""},
     };
     for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
         struct values v;

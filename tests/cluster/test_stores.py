@@ -119,4 +119,22 @@ def test_store_with_other_layout_is_refused_by_field_also_when_it_comes_before_t
         assert "error" not in result, result
 
 
+@test
+def test_drain_ends_a_store_and_says_that_nothing_has_ended_which_stands_still():
+    def drain(name):
+        return subprocess.run([TANDEM, "drain", name, "--limit", "1s", "--router", c.router.address], capture_output=True, text=True,
+                              timeout=60 * SLOW)
+    with Cluster(store=True) as c:
+        out = drain("store-0")
+        assert out.returncode == 0 and c["store-0"].child.wait(20 * SLOW) == 0, (out.stderr, c.log("store-0"))
+        decode = c["decode-0"]
+        decode.kill(signal.SIGSTOP)
+        out = drain("decode-0")
+        assert out.returncode == 1 and "has not ended yet" in out.stderr and alive(decode.pid), out
+        assert [w["state"] for w in c.status()["workers"] if w["name"] == "decode-0"] != ["ready"], c.status()["workers"]
+        decode.kill(signal.SIGCONT)
+        assert decode.child.wait(20 * SLOW) == 0, c.log("decode-0")
+        wait_until(lambda: [w["name"] for w in c.status()["workers"]] == ["prefill-0"], 10, lambda: json.dumps(c.status()["workers"]))
+
+
 main()

@@ -118,6 +118,49 @@ def test_a_killed_process_is_restarted_on_its_address():
 
 
 @test
+def test_a_router_that_is_started_again_does_not_miss_who_was_scaled_away():
+    with RunDir() as r:
+        r.up_well("--decode", "2", "--stores", "2")
+        assert r.tandem("scale", "decode=1", "store=1", "prefill=2").returncode == 0
+        os.kill(r.pids()["router"], signal.SIGKILL)
+        wait_until(lambda: sorted(r.status("--wait", "1")) == ["decode-0", "prefill-0", "prefill-1", "store-0"], 15,
+                   lambda: f"the router has them all, and no other: {r.status()}")
+        audit = r.tandem("audit", "--router", r.router(), run_dir=False)
+        assert audit.returncode == 0, audit.stdout
+
+
+@test
+def test_a_process_is_restarted_also_when_the_logs_are_gone():
+    with RunDir() as r:
+        r.up_well("--no-store")
+        pid = r.pids()["decode-0"]
+        shutil.rmtree(os.path.join(r.path, "logs"))
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: r.status().get("decode-0", {}).get("state") == "ready" and r.status()["decode-0"]["pid"] != pid, 10,
+                   "decode-0 is ready again")
+        assert " ready address=" in r.file("logs/decode-0.log")
+
+
+@test
+def test_cluster_json_is_written_when_it_can_be_again():
+    with RunDir() as r:
+        r.up_well("--no-store")
+        path = os.path.join(r.path, "cluster.json")
+        pids = r.pids()
+        os.unlink(path)
+        os.mkdir(path)  # as a full disk: nothing can be put there
+        os.kill(pids["decode-0"], signal.SIGKILL)
+        wait_until(lambda: r.status().get("decode-0", {}).get("state") == "ready" and r.status()["decode-0"]["pid"] != pids["decode-0"], 10,
+                   "decode-0 is ready again")
+        wait_until(lambda: "can't be written" in r.file("logs/up.log"), 5, "it says so")
+        assert not os.path.exists(path + ".new")
+        os.rmdir(path)
+        wait_until(lambda: os.path.exists(path), 5, "cluster.json is there")
+        assert r.pids()["decode-0"] == r.status()["decode-0"]["pid"]
+        assert r.file("logs/up.log").count("can't be written") == 1
+
+
+@test
 def test_a_second_up_on_the_run_dir_is_refused():
     with RunDir() as r:
         r.up_well("--no-store")
@@ -132,6 +175,7 @@ def test_a_wrong_model_is_one_clear_line():
         one_line(r.tandem("up", "--model", "/no/such/model", "--detach"), "--model", "/no/such/model", code=2)
         one_line(r.tandem("up", "--model", empty, "--detach"), empty)
         one_line(r.tandem("up", "--detach"), "--model", code=2)
+        one_line(r.up("--silence-ms", "499"), "--silence-ms: 499 is not in 500 ..", code=2)  # two heartbeats
 
 
 @test
@@ -145,6 +189,8 @@ def test_a_busy_port_is_one_clear_line():
 @test
 def test_a_worker_that_can_not_start_stops_the_whole():
     with RunDir() as r:
+        out = r.up("--no-store", env={"TANDEM_ROUTER_DISPATCH_MS": "249"})  # heartbeats acknowledge legs every 250 ms
+        assert out.returncode == 1 and "--dispatch-ms: 249 is not in 250 .." in out.stderr, out.stderr
         out = r.up("--no-store", env={"TANDEM_DECODE_MAX_ROWS": "1"})
         assert out.returncode == 1 and out.stdout == "", out.stdout
         assert "decode-0 ended before it was ready (exit code 2)" in out.stderr, out.stderr
@@ -180,6 +226,18 @@ def test_up_makes_weights_up_and_takes_another_chat_template():
 
 
 @test
+def test_a_worker_that_stands_still_is_killed_when_it_is_scaled_away():
+    with RunDir() as r:
+        assert r.up("--no-store", "--decode", "2", env={"TANDEM_DECODE_DRAIN_MS": "100"}).returncode == 0
+        pid = r.pids()["decode-1"]
+        os.kill(pid, signal.SIGSTOP)
+        out = r.tandem("scale", "decode=1", "--wait", str(40 * SLOW))
+        assert out.returncode == 0 and "decode=1" in out.stderr, out.stderr
+        assert not alive(pid) and "decode-1 has not ended yet: killed" in r.file("logs/up.log")
+        assert r.tandem("scale", "decode=2").returncode == 0  # its number is free again
+
+
+@test
 def test_down_waits_until_processes_that_stand_still_are_killed():
     with RunDir() as r:
         r.up_well()
@@ -197,8 +255,9 @@ def test_a_run_dir_that_is_empty_is_refused_and_files_of_others_stay():
         for command in ("up", "down", "scale"):
             args = {"up": ["--model", DEMO, "--detach", "--no-store"], "down": [], "scale": ["decode=2"]}[command]
             out = subprocess.run([TANDEM, command, *args, "--run-dir", ""], cwd=r.path, capture_output=True, text=True, timeout=60 * SLOW)
-            assert out.returncode and "--run-dir: is empty" in out.stderr, (command, out)
+            assert out.returncode == 2 and "--run-dir: is empty" in out.stderr, (command, out)
         assert os.listdir(r.path) == []
+        one_line(r.up("--store-dir", ""), "--store-dir: is empty", code=2)
         os.mkdir(os.path.join(r.path, "faults"))
         for name in ("notes.txt", "store-0x", "decode-0"):
             open(os.path.join(r.path, "faults", name), "w").close()

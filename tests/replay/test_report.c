@@ -493,6 +493,12 @@ START_TEST(test_report_table_says_what_was_measured_and_that_it_is_not_valid)
     ck_assert_ptr_nonnull(strstr(text.data, "; to 400: 100.0 %, 0.0 %"));
     ck_assert_ptr_nonnull(strstr(text.data, "1 slo.ttft_ms can't be met\n"));
     ck_assert_ptr_nonnull(strstr(text.data, "NOT VALID: to see it"));
+    bytes_clear(&text);
+    run.n_requests = 1; /* none before it to predict by */
+    run.warm_ms = 0;
+    report_table(&run, &text);
+    ck_assert_ptr_nonnull(strstr(text.data, "TTFT predicted within 25.0 % (median), 25.0 % (p90); 1 after 0 s\n"));
+    ck_assert_ptr_null(strstr(text.data, "nan"));
     bytes_free(&text);
 }
 END_TEST
