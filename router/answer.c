@@ -213,18 +213,27 @@ static void finish(struct request *q, const char *reason, uint64_t upto, bool al
 
 /* ----------------------------------------------------------------- tokens */
 
-/* Offset of the first stop string that ends at or after `from`; UINT64_MAX: there is none. */
+/* Offset of the first stop string that ends after `from`; UINT64_MAX: there is none. */
 static uint64_t find_stop(const struct request *q, uint64_t from)
 {
     uint64_t best = UINT64_MAX;
     for (uint32_t i = 0; i < q->p.n_stop; i++) {
         const struct bytes *stop = &q->p.stop[i];
-        uint64_t start = from > stop->len ? from - stop->len : 0;
+        uint64_t start = from >= stop->len ? from - stop->len + 1 : 0;
         const char *at = memmem(q->text.data + start, q->text.len - start, stop->data, stop->len);
         if (at && (uint64_t)(at - q->text.data) < best)
             best = (uint64_t)(at - q->text.data);
     }
     return best;
+}
+
+/*
+ * The first stop string in text that is new from `before` on. Up to min_tokens a stop string is ordinary text.
+ * Older text is not looked at again, whether the client has read it or not.
+ */
+static uint64_t find_new_stop(const struct request *q, uint64_t before)
+{
+    return q->n_tokens > q->p.sampling.min_tokens ? find_stop(q, before) : UINT64_MAX;
 }
 
 /* Number of bytes at the end of the text that may be the beginning of a stop string. */
@@ -277,9 +286,9 @@ bool answer_token(struct request *q, struct shown_token token)
         q->first_token_ns = q->first_token_ns ? q->first_token_ns : now;
         end_stall(q);
     }
-    uint64_t stop = q->n_tokens > q->p.sampling.min_tokens ? find_stop(q, before) : UINT64_MAX;
+    uint64_t stop = find_new_stop(q, before);
     if (stop != UINT64_MAX) {
-        finish(q, "stop", stop > q->shown ? stop : q->shown, false);
+        finish(q, "stop", stop, false);
         return true;
     }
     if (q->n_tokens - q->n_told >= KEEP_TOKENS || rpc_call_queued_bytes(q->call) <= KEEP_BYTES)
@@ -295,9 +304,10 @@ void answer_more(struct request *q)
 
 void answer_finish(struct request *q, bool length)
 {
+    uint64_t before = q->text.len;
     token_stream_flush(q->detok, &q->text);
-    uint64_t stop = find_stop(q, q->shown);
-    if (stop != UINT64_MAX && stop >= q->shown)
+    uint64_t stop = find_new_stop(q, before);
+    if (stop != UINT64_MAX)
         finish(q, "stop", stop, false);
     else
         finish(q, length ? "length" : "stop", q->text.len, true);

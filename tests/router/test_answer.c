@@ -202,6 +202,17 @@ START_TEST(test_before_min_tokens_a_stop_string_is_text)
 }
 END_TEST
 
+START_TEST(test_a_stop_string_that_ends_with_min_tokens_is_text)
+{
+    struct client c = generate(&(struct wish){.stops = {"ab"}, .min_tokens = 2});
+    say(&c, "abc");
+    ck_assert(is_alive(&c));
+    expect_shown(&c, "abc");
+    worker_ends(&c, router->peers[0], "length");
+    expect_end(&c, "abc", 3, "length");
+}
+END_TEST
+
 /* ---------------------------------------------------------------- characters */
 
 START_TEST(test_a_character_is_shown_when_it_is_whole)
@@ -510,6 +521,18 @@ START_TEST(test_a_message_that_would_be_too_large_is_sent_in_parts)
 }
 END_TEST
 
+START_TEST(test_reading_slowly_moves_no_stop)
+{
+    struct client c = generate(&(struct wish){.stops = {"."}, .min_tokens = 5, .ids = true});
+    c.call->reads = false;
+    c.call->max_queued_bytes = 1;
+    say(&c, "ab.defgh"); /* the stop is text: it comes before min_tokens */
+    expect_shown(&c, "a");
+    worker_ends(&c, router->peers[0], "length");
+    expect_end(&c, "ab.defgh", 8, "length");
+}
+END_TEST
+
 START_TEST(test_a_stop_is_found_while_the_client_does_not_read)
 {
     struct client c = generate(&(struct wish){.stops = {"."}, .ids = true});
@@ -543,6 +566,7 @@ int main(void)
     tcase_add_test(stops, test_a_stop_in_the_middle_of_a_token_keeps_the_tokens_beginning);
     tcase_add_test(stops, test_a_stop_may_be_cut_inside_a_character_by_tokens);
     tcase_add_test(stops, test_before_min_tokens_a_stop_string_is_text);
+    tcase_add_test(stops, test_a_stop_string_that_ends_with_min_tokens_is_text);
     tcase_add_test(text, test_a_character_is_shown_when_it_is_whole);
     tcase_add_test(text, test_bytes_that_are_no_character_become_one_replacement_each);
     tcase_add_test(text, test_an_unfinished_character_is_replaced_at_the_end);
@@ -560,6 +584,7 @@ int main(void)
     tcase_add_test(slow, test_the_end_is_queued_without_room);
     tcase_add_test(slow, test_the_queue_of_a_slow_client_is_filled_by_messages_of_many_tokens);
     tcase_add_test(slow, test_a_message_that_would_be_too_large_is_sent_in_parts);
+    tcase_add_test(slow, test_reading_slowly_moves_no_stop);
     tcase_add_test(slow, test_a_stop_is_found_while_the_client_does_not_read);
     return tap_main(s);
 }
