@@ -52,18 +52,18 @@ static bool number(const char *text, const char *end, double *out)
     return ok;
 }
 
-/* "4..12", "1..2:0.5"; anything else is one value. */
+/* "4..12", "1..2:0.5"; anything else is one value, also a path with "..". */
 static enum td_status add_values(struct axis *a, const char *text, struct td_error *e)
 {
     const char *dots = strstr(text, ".."), *colon = strchr(text, ':'), *end = text + strlen(text);
     double from, to, by = 1;
     char one[64];
-    if (!dots) {
+    if (!dots || !number(text, dots, &from)) {
         add_value(a, text);
         return TD_OK;
     }
-    if (!number(text, dots, &from) || !number(dots + 2, colon ? colon : end, &to) ||
-        (colon && !number(colon + 1, end, &by)) || !(by > 0) || !(to >= from) || (to - from) / by > MAX_VALUES)
+    if (!number(dots + 2, colon ? colon : end, &to) || (colon && !number(colon + 1, end, &by)) || !(by > 0) ||
+        !(to >= from) || (to - from) / by > MAX_VALUES)
         return td_fail(e, TD_ERR_INVALID, "--sweep %s=%s: expected FROM..TO or FROM..TO:BY", a->name, text);
     for (uint32_t i = 0; from + i * by <= to + by * 1e-9; i++) {
         snprintf(one, sizeof(one), "%.10g", from + i * by);

@@ -541,6 +541,18 @@ START_TEST(test_a_sweep_makes_every_combination_in_order)
 }
 END_TEST
 
+START_TEST(test_a_path_with_dots_is_one_value_of_a_sweep)
+{
+    char words[256];
+    file("profile.json", "");
+    snprintf(words, sizeof(words), "--jobs 1 --sweep profile=%s/../none.json", dir);
+    simulate(words);
+    ck_assert_int_eq(ran.code, 2);
+    ck_assert_ptr_null(strstr(ran.err, "FROM..TO"));
+    ck_assert_ptr_nonnull(strstr(ran.err, "none.json"));
+}
+END_TEST
+
 /* ------------------------------------------------------------------ tokenize */
 
 static void tokenize_lines(const char *input)
@@ -564,6 +576,24 @@ START_TEST(test_tokenize_answers_each_line)
     ck_assert_str_eq(lines[3], "{\"pieces\":[\"H\",\"i\",\"\"]}");
     ck_assert_str_eq(lines[4], "{\"ids\":[]}");
     ck_assert_ptr_nonnull(strstr(lines[5], "\"text\":\"<|im_start|>user\\nHi<|im_end|>\\n\""));
+}
+END_TEST
+
+START_TEST(test_tokenize_says_what_is_wrong_with_a_line)
+{
+    tokenize_lines("{\"text\": 5}\n{\"text_base64\": \"SGk\"}\n{\"text_base64\": 5}\n{\"ids\": 5}\n{\"ids\": [-1]}\n"
+                   "{\"ids\": [4294967296]}\n");
+    ck_assert_str_eq(ran.out, "{\"error\":\"text: must be a text\",\"line\":1}\n"
+                              "{\"error\":\"text_base64: not base64\",\"line\":2}\n"
+                              "{\"error\":\"text_base64: must be a text\",\"line\":3}\n"
+                              "{\"error\":\"ids: must be a list\",\"line\":4}\n"
+                              "{\"error\":\"ids[0]: not an id\",\"line\":5}\n"
+                              "{\"error\":\"ids[0]: not an id\",\"line\":6}\n");
+    ck_assert_int_eq(ran.code, 0); /* they were requests, and were answered */
+    tokenize_lines("5\n{\"text\": \"a\"}\n{}\n");
+    ck_assert_int_eq(ran.code, 1);
+    ck_assert_ptr_nonnull(strstr(ran.err, "line 1: not a JSON object"));
+    ck_assert_ptr_nonnull(strstr(ran.err, "line 3: none of text, text_base64, ids, messages is there"));
 }
 END_TEST
 
@@ -642,7 +672,9 @@ int main(void)
     tcase_add_loop_test(c, test_simulate_refuses_what_it_can_not_run, 0, N_BAD_SIMULATE);
     tcase_add_test(c, test_faults_that_a_simulation_can_run);
     tcase_add_test(c, test_a_sweep_makes_every_combination_in_order);
+    tcase_add_test(c, test_a_path_with_dots_is_one_value_of_a_sweep);
     tcase_add_test(c, test_tokenize_answers_each_line);
+    tcase_add_test(c, test_tokenize_says_what_is_wrong_with_a_line);
     tcase_add_test(c, test_a_run_directory_is_given_or_found);
     tcase_add_test(c, test_a_key_is_drawn_once_and_kept);
     return tap_main(s);
