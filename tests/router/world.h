@@ -140,9 +140,8 @@ static inline uint32_t id_of_byte(uint8_t byte)
 struct client {
     struct rpc_call *call;
     struct request *q;
-    uint64_t counter;   /* transfer id of the placement that next_* and end_* speak about */
-    uint32_t n_tokens;  /* tokens that workers sent */
-    struct params copy; /* only where a test wants it */
+    uint64_t counter;  /* transfer id under which the worker_* functions speak */
+    uint32_t n_tokens; /* tokens that workers sent */
 };
 
 /* Validates, queues and places a request, as a text thread and the owner do. */
@@ -216,7 +215,7 @@ static inline void worker_accepts(struct client *c, struct peer *p)
     worker_says(p, &m);
 }
 
-/* A leg ends; end: NULL, or what else its message says. */
+/* A leg ends; end: what its message says, without the id. */
 static inline void worker_ends_with(struct client *c, struct peer *p, Tandem__Worker__V1__LegEnd end)
 {
     Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
@@ -240,6 +239,19 @@ static inline void worker_fails(struct client *c, struct peer *p, enum td_status
     end.status = status;
     end.text = rpc_data("it failed");
     worker_ends_with(c, p, end);
+}
+
+/* A heartbeat: p has received, and its engine has taken, all messages so far; it has these legs. */
+static inline void worker_beats(struct peer *p, const uint64_t *legs, uint32_t n_legs)
+{
+    Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
+    Tandem__Worker__V1__Load load = TANDEM__WORKER__V1__LOAD__INIT;
+    load.heard = load.taken = p->n_said;
+    load.legs = (uint64_t *)(uintptr_t)legs;
+    load.n_legs = n_legs;
+    m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_LOAD;
+    m.load = &load;
+    worker_says(p, &m);
 }
 
 /* The latest leg that p was sent; NULL: none. Borrowed from its stream. */
