@@ -19,6 +19,8 @@
 enum { WORLD_PAGE_TOKENS = 16, WORLD_START_NS = 1000000000 };
 
 static struct router *router;
+static uint32_t world_n_pages = 4096; /* of each worker that says hello from now on */
+static const char *world_codec = "";  /* of each store that says hello from now on */
 
 static inline void world_hello(struct peer *p, uint64_t incarnation)
 {
@@ -40,7 +42,8 @@ static inline void world_hello(struct peer *p, uint64_t incarnation)
     h.layout = (ProtobufCBinaryData){sizeof(layout), layout};
     h.numerics = rpc_data(*name == 's' ? "" : "exact");
     h.xfer_address = rpc_data(p->address);
-    h.n_pages = 4096;
+    h.n_pages = world_n_pages;
+    h.kv_codec = rpc_data(*name == 's' ? world_codec : "");
     h.max_context = router->config.max_positions;
     h.max_batch = 64;
     h.chunk_tokens = 512;
