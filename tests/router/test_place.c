@@ -102,6 +102,8 @@ START_TEST(test_names_differ_by_tenant_and_salt)
     expect_other(plain, name_of("", "s", ""));
     expect_other(name_of("a", "", ""), name_of("b", "", ""));
     expect_other(name_of("ab", "c", ""), name_of("a", "bc", "")); /* a salt can't continue a tenant */
+    expect_other(name_for("a\0b", 3, "", "", false), name_of("a", "", ""));
+    expect_other(name_for("a\0b", 3, "", "", false), name_for("a\0c", 3, "", "", false));
 }
 END_TEST
 
