@@ -1,4 +1,7 @@
-/* The commands of tandem, run inside the test: what they make of words and input, and how they refuse. No cluster runs. */
+/*
+ * The commands of tandem, run inside the test: what they make of words and input, and how they refuse. No
+ * cluster runs.
+ */
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -409,7 +412,7 @@ START_TEST(test_a_slice_of_a_trace_begins_at_0_and_ends_before_to)
     snprintf(words, sizeof(words), "slice %s --from 2", path);
     run(cli_trace, words);
     ck_assert_int_eq(ran.code, 0);
-    expect_trace(2, (uint64_t[]){0, 3000}, (uint32_t[]){20, 30}); /* 5 s after the first request is the third's time */
+    expect_trace(2, (uint64_t[]){0, 3000}, (uint32_t[]){20, 30});
     snprintf(words, sizeof(words), "slice %s/trace.jsonl --to 5 --rate 2", dir);
     run(cli_trace, words);
     expect_trace(2, (uint64_t[]){0, 1000}, (uint32_t[]){10, 20});

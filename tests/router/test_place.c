@@ -1,4 +1,7 @@
-/* Between requests and the scheduler (router/place.c): names of blocks, who has them, and what the scheduler is told. */
+/*
+ * Between requests and the scheduler (router/place.c): names of blocks, who has them, and what the scheduler
+ * is told.
+ */
 #include "world.h"
 
 enum { N_BLOCKS = 4, N_IDS = N_BLOCKS * WORLD_PAGE_TOKENS + 3 };

@@ -1,4 +1,7 @@
-/* Requests that lost a worker (router/replan.c): what the new placement carries, and what the old one can't do any more. */
+/*
+ * Requests that lost a worker (router/replan.c): what the new placement carries, and what the old one can't
+ * do any more.
+ */
 #include "world.h"
 
 enum { N_PROMPT = 20, MAX_TOKENS = 50 };
@@ -290,7 +293,8 @@ START_TEST(test_legs_of_the_old_placement_are_cancelled_where_they_can_hear)
     rpc_call_ref(lost->call);
     struct rpc_call *stream = lost->call;
     lose(&c, lost);
-    ck_assert_uint_eq(count_cancels(prefill, old), 1); /* though its leg has ended: its pages may wait for a reader */
+    /* Though the prefill leg has ended: its pages may wait for a reader. */
+    ck_assert_uint_eq(count_cancels(prefill, old), 1);
     struct peer gone = {.call = stream};
     ck_assert_uint_eq(count_cancels(&gone, old), 0);
     rpc_call_unref(stream);

@@ -141,7 +141,8 @@ START_TEST(test_a_token_outside_the_vocabulary_is_a_failure)
     struct client c = generate(&(struct wish){0});
     struct peer *decode = c.q->decode;
     worker_accepts(&c, decode);
-    worker_token(&c, decode, router->config.vocab_size - 4, 0, 0); /* the last one that does not end the answer */
+    /* The last one that does not end the answer. */
+    worker_token(&c, decode, router->config.vocab_size - 4, 0, 0);
     ck_assert_int_eq(c.q->state, REQUEST_PLACED);
     worker_token(&c, decode, router->config.vocab_size, 1, 0);
     ck_assert_int_eq(c.q->state, REQUEST_QUEUED);

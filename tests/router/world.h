@@ -1,8 +1,9 @@
 /*
- * A real router (model, tokenizer, scheduler, index) whose calls are kept in memory (calls.h), in virtual time.
+ * A real router (model, tokenizer, scheduler, index) in virtual time, whose calls are kept in memory
+ * (calls.h).
  *
- * The test is the owner thread, all workers and all clients. What a worker says goes through peer_message(), as
- * in a running router; what the router says to it is read from its stream.
+ * The test is the owner thread, all workers and all clients. What a worker says goes through peer_message(),
+ * as in a running router; what the router says to it is read from its stream.
  *
  * Roles of workers are given as letters: "pdds" is a prefill worker, two decode workers, and a store, which
  * are router->peers[0..3] with the names p0, d1, d2, s3.
