@@ -148,6 +148,15 @@ struct client {
     uint32_t n_tokens; /* tokens that workers sent */
 };
 
+/* The request still exists. Asks the list, since q may be freed. */
+static inline bool is_alive(const struct client *c)
+{
+    for (const struct request *q = router->requests; q; q = q->next)
+        if (q == c->q)
+            return true;
+    return false;
+}
+
 /* Validates, queues and places a request, as a text thread and the owner do. */
 static inline struct client ask(const Tandem__V1__GenerateRequest *m)
 {
@@ -162,18 +171,9 @@ static inline struct client ask(const Tandem__V1__GenerateRequest *m)
     choices_open(q);
     router_enqueue(router, q);
     place_queued(router);
-    c.q = q;
-    c.counter = q->counter;
+    c.q = q; /* freed already if it was refused */
+    c.counter = is_alive(&c) ? q->counter : 0;
     return c;
-}
-
-/* The request still exists. Asks the list, since q may be freed. */
-static inline bool is_alive(const struct client *c)
-{
-    for (const struct request *q = router->requests; q; q = q->next)
-        if (q == c->q)
-            return true;
-    return false;
 }
 
 static inline Tandem__Worker__V1__TransferId transfer_id_of(const struct client *c)
