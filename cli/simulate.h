@@ -31,7 +31,8 @@ struct simulate_point { /* a configuration, and what it points to */
     struct simulate_result result;
     struct simulate_report report;
     char label[128], *settings;
-    char *overrides; /* of a sweep: what makes this point, "prefill=4 rate=2" */
+    /* Of a sweep: what makes this point, "prefill=4 rate=2"; the same as words of options, NULL at the end. */
+    char *overrides, **words;
 };
 
 /* TD_ERR_INVALID names the option. The point stays where it is: it points into itself. */

@@ -115,11 +115,12 @@ static bool make_point(struct sweep *s, uint32_t number, int argc, char **argv)
     int code, n_rest, n = argc;
     uint32_t left = number;
     memcpy(all, argv, (size_t)argc * sizeof(*all));
+    p->words = mem_array(s->n_axes + 1, sizeof(*p->words));
     for (uint32_t i = s->n_axes; i-- > 0; left /= s->axes[i].n) {
         const struct axis *a = &s->axes[i];
         struct bytes option = {0};
         bytes_printf(&option, "--%s=%s", a->name, a->values[left % a->n]);
-        all[argc + (int)i] = option.data;
+        all[argc + (int)i] = p->words[i] = option.data; /* the options point into it */
         n++;
     }
     for (uint32_t i = 0; i < s->n_axes; i++)
@@ -131,7 +132,7 @@ static bool make_point(struct sweep *s, uint32_t number, int argc, char **argv)
     p->config.keep_tokens = false; /* of one run at a time they are worth their memory */
     p->config.load_tick_ms = 0;
     free(rest);
-    free(all); /* the options point into what was appended: it lives as long as the process */
+    free(all);
     return ok;
 }
 
