@@ -458,6 +458,9 @@ void simulate_point_fini(struct simulate_point *p)
     simulate_result_fini(&p->result);
     free(p->settings);
     free(p->overrides);
+    for (char **w = p->words; w && *w; w++)
+        free(*w);
+    free(p->words);
     free(p->weights);
 }
 

@@ -31,7 +31,8 @@ struct simulate_point { /* a configuration and everything that it points to */
     struct simulate_result result;
     struct simulate_report report;
     char label[128], *settings;
-    char *overrides; /* in a sweep: the options of this point, "prefill=4 rate=2" */
+    /* In a sweep: the options of this point, "prefill=4 rate=2"; the same as words, NULL at the end. */
+    char *overrides, **words;
 };
 
 /* Fills the rest from p->o. TD_ERR_INVALID names the option. The point must not be moved: it points into

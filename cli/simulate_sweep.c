@@ -52,18 +52,18 @@ static bool number(const char *text, const char *end, double *out)
     return ok;
 }
 
-/* Adds the values of "4..12" or "1..2:0.5"; any other text is one value. */
+/* Adds the values of "4..12" or "1..2:0.5"; any other text is one value, also a path with "..". */
 static enum td_status add_values(struct axis *a, const char *text, struct td_error *e)
 {
     const char *dots = strstr(text, ".."), *colon = strchr(text, ':'), *end = text + strlen(text);
     double from, to, by = 1;
     char one[64];
-    if (!dots) {
+    if (!dots || !number(text, dots, &from)) {
         add_value(a, text);
         return TD_OK;
     }
-    if (!number(text, dots, &from) || !number(dots + 2, colon ? colon : end, &to) ||
-        (colon && !number(colon + 1, end, &by)) || !(by > 0) || !(to >= from) || (to - from) / by > MAX_VALUES)
+    if (!number(dots + 2, colon ? colon : end, &to) || (colon && !number(colon + 1, end, &by)) || !(by > 0) ||
+        !(to >= from) || (to - from) / by > MAX_VALUES)
         return td_fail(e, TD_ERR_INVALID, "--sweep %s=%s: expected FROM..TO or FROM..TO:BY", a->name, text);
     for (uint32_t i = 0; from + i * by <= to + by * 1e-9; i++) {
         snprintf(one, sizeof(one), "%.10g", from + i * by);
@@ -116,11 +116,12 @@ static bool make_point(struct sweep *s, uint32_t number, int argc, char **argv)
     int code, n_rest, n = argc;
     uint32_t left = number;
     memcpy(all, argv, (size_t)argc * sizeof(*all));
+    p->words = mem_array(s->n_axes + 1, sizeof(*p->words));
     for (uint32_t i = s->n_axes; i-- > 0; left /= s->axes[i].n) {
         const struct axis *a = &s->axes[i];
         struct bytes option = {0};
         bytes_printf(&option, "--%s=%s", a->name, a->values[left % a->n]);
-        all[argc + (int)i] = option.data;
+        all[argc + (int)i] = p->words[i] = option.data; /* the options point into it */
         n++;
     }
     for (uint32_t i = 0; i < s->n_axes; i++)
@@ -132,7 +133,7 @@ static bool make_point(struct sweep *s, uint32_t number, int argc, char **argv)
     p->config.keep_tokens = false; /* token times take too much memory for several runs at a time */
     p->config.load_tick_ms = 0;
     free(rest);
-    free(all); /* the appended words are not freed: the options point into them until the process ends */
+    free(all);
     return ok;
 }
 

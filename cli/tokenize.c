@@ -58,6 +58,10 @@ static enum td_status input_text(json_t *request, struct bytes *out, struct td_e
         bytes_append(out, json_string_value(text), json_string_length(text));
         return TD_OK;
     }
+    if (text)
+        return td_fail(e, TD_ERR_INVALID, "text: must be a text");
+    if (!json_is_string(base64))
+        return td_fail(e, TD_ERR_INVALID, "text_base64: must be a text");
     size_t len = json_string_length(base64);
     unsigned char *raw = mem_zalloc(len + 4);
     int n = EVP_DecodeBlock(raw, (const unsigned char *)json_string_value(base64), (int)len);
@@ -131,6 +135,8 @@ static enum td_status answer_decode(struct local_tokenizer *l, json_t *request, 
     struct bytes text = {0};
     enum td_status s = TD_OK;
     size_t i;
+    if (!json_is_array(json_object_get(request, "ids")))
+        s = td_fail(e, TD_ERR_INVALID, "ids: must be a list");
     json_array_foreach(json_object_get(request, "ids"), i, v)
     {
         if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > UINT32_MAX)

@@ -228,8 +228,8 @@ static uint64_t find_stop(const struct request *q, uint64_t from)
 }
 
 /*
- * The first stop string in text that is new from `before` on. Up to min_tokens a stop string is ordinary text.
- * Older text is not looked at again, whether the client has read it or not.
+ * The first stop string in text that is new from `before` on. Up to min_tokens a stop string is ordinary
+ * text. Older text is not looked at again, whether the client has read it or not.
  */
 static uint64_t find_new_stop(const struct request *q, uint64_t before)
 {

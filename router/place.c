@@ -34,9 +34,10 @@ static struct block_key root_key(struct router *r, const struct params *p)
                             : o->secret  ? o->secret
                                          : "",
                *tenant = p->tenant.len ? p->tenant.data : "default";
-    put_u32(n, (uint32_t)strlen(tenant));
+    size_t tenant_len = p->tenant.len ? p->tenant.len : strlen(tenant); /* a tenant may contain U+0000 */
+    put_u32(n, (uint32_t)tenant_len);
     bytes_append(&b, n, 4);
-    bytes_append(&b, tenant, strlen(tenant));
+    bytes_append(&b, tenant, tenant_len);
     bytes_append(&b, p->salt.data, p->salt.len);
     if (p->bypass_cache) { /* a name that no other request will ever have, so nothing is found under it */
         uint64_t nonce = random_u64();

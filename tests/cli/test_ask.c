@@ -1,4 +1,7 @@
-/* Requests as JSON members and as options (proto/ask): what each type takes, and the message that comes of it. */
+/*
+ * Requests as JSON members and as options (proto/ask): what each type takes, and the message that comes of
+ * it.
+ */
 #include <math.h>
 
 #include "base/mem.h"

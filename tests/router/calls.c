@@ -129,6 +129,7 @@ uint64_t rpc_call_queued_bytes(struct rpc_call *call)
 
 void rpc_call_finish(struct rpc_call *call, enum rpc_code code, const char *text, uint32_t retry_after_ms)
 {
+    call->n_finishes++;
     if (call->over || call->finished)
         return;
     call->finished = true;

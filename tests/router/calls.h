@@ -23,7 +23,9 @@ struct rpc_call {
     ProtobufCMessage **sent; /* unpacked copies of all messages; owned */
     uint32_t n_sent;
     bool finished, over; /* rpc_call_finish() was called; the other side left, or was cancelled */
-    enum rpc_code code;  /* as it was finished */
+    /* How often rpc_call_finish() was called: the first call counts, and no other should follow. */
+    uint32_t n_finishes;
+    enum rpc_code code; /* as it was finished */
     char text[512];
     uint32_t retry_after_ms;
 };

@@ -1,8 +1,9 @@
 /*
- * A real router (model, tokenizer, scheduler, index) whose calls are kept in memory (calls.h), in virtual time.
+ * A real router (model, tokenizer, scheduler, index) in virtual time, whose calls are kept in memory
+ * (calls.h).
  *
- * The test is the owner thread, all workers and all clients. What a worker says goes through peer_message(), as
- * in a running router; what the router says to it is read from its stream.
+ * The test is the owner thread, all workers and all clients. What a worker says goes through peer_message(),
+ * as in a running router; what the router says to it is read from its stream.
  *
  * Roles of workers are given as letters: "pdds" is a prefill worker, two decode workers, and a store, which
  * are router->peers[0..3] with the names p0, d1, d2, s3.
@@ -19,6 +20,8 @@
 enum { WORLD_PAGE_TOKENS = 16, WORLD_START_NS = 1000000000 };
 
 static struct router *router;
+static uint32_t world_n_pages = 4096; /* of each worker that says hello from now on */
+static const char *world_codec = "";  /* of each store that says hello from now on */
 
 static inline void world_hello(struct peer *p, uint64_t incarnation)
 {
@@ -40,7 +43,8 @@ static inline void world_hello(struct peer *p, uint64_t incarnation)
     h.layout = (ProtobufCBinaryData){sizeof(layout), layout};
     h.numerics = rpc_data(*name == 's' ? "" : "exact");
     h.xfer_address = rpc_data(p->address);
-    h.n_pages = 4096;
+    h.n_pages = world_n_pages;
+    h.kv_codec = rpc_data(*name == 's' ? world_codec : "");
     h.max_context = router->config.max_positions;
     h.max_batch = 64;
     h.chunk_tokens = 512;
@@ -140,10 +144,19 @@ static inline uint32_t id_of_byte(uint8_t byte)
 struct client {
     struct rpc_call *call;
     struct request *q;
-    uint64_t counter;   /* transfer id of the placement that next_* and end_* speak about */
-    uint32_t n_tokens;  /* tokens that workers sent */
-    struct params copy; /* only where a test wants it */
+    uint64_t counter;  /* transfer id under which the worker_* functions speak */
+    uint32_t n_tokens; /* tokens that workers sent */
 };
+
+/* The request still exists. Asks the list, since q may be freed. */
+static inline bool is_alive(const struct client *c)
+{
+    const struct request *q;
+    TAILQ_FOREACH (q, &router->requests, in_router)
+        if (q == c->q)
+            return true;
+    return false;
+}
 
 /* Validates, queues and places a request, as a text thread and the owner do. */
 static inline struct client ask(const Tandem__V1__GenerateRequest *m)
@@ -159,19 +172,9 @@ static inline struct client ask(const Tandem__V1__GenerateRequest *m)
     choices_open(q);
     router_enqueue(router, q);
     place_queued(router);
-    c.q = q;
-    c.counter = q->counter;
+    c.q = q; /* freed already if it was refused */
+    c.counter = is_alive(&c) ? q->counter : 0;
     return c;
-}
-
-/* The request still exists. Asks the list, since q may be freed. */
-static inline bool is_alive(const struct client *c)
-{
-    const struct request *q;
-    TAILQ_FOREACH (q, &router->requests, in_router)
-        if (q == c->q)
-            return true;
-    return false;
 }
 
 static inline Tandem__Worker__V1__TransferId transfer_id_of(const struct client *c)
@@ -217,7 +220,7 @@ static inline void worker_accepts(struct client *c, struct peer *p)
     worker_says(p, &m);
 }
 
-/* A leg ends; end: NULL, or what else its message says. */
+/* A leg ends; end: what its message says, without the id. */
 static inline void worker_ends_with(struct client *c, struct peer *p, Tandem__Worker__V1__LegEnd end)
 {
     Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
@@ -241,6 +244,19 @@ static inline void worker_fails(struct client *c, struct peer *p, enum td_status
     end.status = status;
     end.text = rpc_data("it failed");
     worker_ends_with(c, p, end);
+}
+
+/* A heartbeat: p has received, and its engine has taken, all messages so far; it has these legs. */
+static inline void worker_beats(struct peer *p, const uint64_t *legs, uint32_t n_legs)
+{
+    Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
+    Tandem__Worker__V1__Load load = TANDEM__WORKER__V1__LOAD__INIT;
+    load.heard = load.taken = p->n_said;
+    load.legs = (uint64_t *)(uintptr_t)legs;
+    load.n_legs = n_legs;
+    m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_LOAD;
+    m.load = &load;
+    worker_says(p, &m);
 }
 
 /* The latest leg that p was sent; NULL: none. Borrowed from its stream. */
