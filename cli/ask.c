@@ -9,7 +9,7 @@
 
 /* ----------------------------------------------------------------- answer */
 
-/* [[id, log-probability], ...], the likeliest first */
+/* [[id, log-probability], ...], most probable first */
 static json_t *top_json(const Tandem__V1__TokenEvent *t)
 {
     json_t *list = json_array();
@@ -33,7 +33,7 @@ static void on_message(struct rpc_call *call, const ProtobufCMessage *base)
     const Tandem__V1__GenerateResponse *m = (const Tandem__V1__GenerateResponse *)base;
     struct ask_choice *c = m->choice && m->choice <= a->n_more ? &a->more[m->choice - 1] : NULL;
     if (m->choice && !c)
-        return; /* nobody asked for it */
+        return; /* a choice that was not asked for */
     Tandem__V1__GenerateEnd **end = c ? &c->end : &a->end;
     bytes_append(c ? &c->text : &a->text, m->text.data, m->text.len);
     add_tokens(m, c ? c->ids : a->ids, c ? c->logprobs : a->logprobs, c ? c->top_logprobs : a->top_logprobs);
@@ -82,7 +82,7 @@ struct ask *ask_start(struct rpc_client *c, json_t *request, void (*on_text)(str
                                            .response = &tandem__v1__generate_response__descriptor,
                                            .handlers = {on_message, NULL, on_end},
                                            .user = a};
-    struct rpc_call *call = NULL; /* not in the ask, which on_done may free at any time from here on */
+    struct rpc_call *call = NULL; /* not a member of the ask: on_done may free the ask from here on */
     if (bad || rpc_call_start(c, &params, &call)) {
         a->code = bad ? RPC_INVALID_ARGUMENT : RPC_UNAVAILABLE;
         snprintf(a->error, sizeof(a->error), "%s", bad ? e.text : "the call could not be started");
@@ -134,7 +134,7 @@ static json_t *timing_json(const Tandem__V1__Timing *t)
                      t->stalled);
 }
 
-/* The first token has none. */
+/* Adds ranks and top ids of the prompt's tokens. The first token has null, since nothing predicts it. */
 static void add_places(json_t *o, const Tandem__V1__GenerateEnd *e)
 {
     json_t *ranks = json_array(), *all = json_array();

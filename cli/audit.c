@@ -1,6 +1,6 @@
 /*
- * tandem audit: an account of every page and block of the cluster. Exit code 0: all is accounted for; 1: it
- * is not, or it could not be asked.
+ * tandem audit: accounts for every page and block of the cluster. Exit code 0: everything is accounted for;
+ * 1: something is not, or the router could not be asked.
  *
  * --json prints one object: {"ok", "running", "workers": [{"name", "role", "pages": {...}, "blocks",
  * "index_blocks", "legs", "leases", "pulls", "problems": [TEXT...]}]}

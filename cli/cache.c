@@ -1,7 +1,7 @@
 /*
- * tandem cache: what is cached of a prompt is kept for a time, or forgotten.
+ * tandem cache: keeps the cached blocks of a prompt for a time, or forgets them.
  *
- * Meant are the full blocks of the prompt as tandem generate would send it, of one tenant and salt.
+ * These are the full blocks of the prompt as tandem generate would send it, for one tenant and salt.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,11 +36,11 @@ struct cache_session {
     const struct cache_options *o;
     const char *router;
     struct rpc_client *client;
-    const char **rest; /* after the action */
+    const char **rest; /* the words after the action */
     int n_rest;
 };
 
-/* All answers are numbers. */
+/* An answer as a JSON object. Every field of these answers is a uint32. */
 static json_t *numbers(const ProtobufCMessage *m)
 {
     json_t *r = json_object();
@@ -53,7 +53,7 @@ static json_t *numbers(const ProtobufCMessage *m)
     return r;
 }
 
-/* Prints the answer. Exit code; *r_out only with 0. */
+/* Calls the router and prints the answer. Returns the exit code; *r_out is set only with 0. */
 static int call_for(const struct cache_session *s, const char *path, const ProtobufCMessage *request,
                     const ProtobufCMessageDescriptor *answer, json_t **r_out)
 {
@@ -135,7 +135,7 @@ static int action_of(const char *name)
     return i;
 }
 
-/* NULL: said why. */
+/* NULL: the reason was printed. */
 static json_t *read_request(const struct cache_session *s)
 {
     struct bytes prompt = {0};
@@ -165,7 +165,8 @@ static int run(const struct cache_session *s, int action)
     if (s->o->all)
         return flush_all(s);
     if (!s->o->request &&
-        !cli_wait_ready("cache", s->client, s->router, s->o->wait_ms)) /* it says whether there are chats */
+        /* the router knows only then whether the model takes chats */
+        !cli_wait_ready("cache", s->client, s->router, s->o->wait_ms))
         return 1;
     json_t *r = read_request(s);
     if (!r)

@@ -1,5 +1,5 @@
-/* tandem chat: a conversation on the terminal, one line a turn. The whole conversation goes with every
- * request: its prefix is in the workers' caches, which is what tandem is for. */
+/* tandem chat: a conversation on the terminal, one line a turn. Every request carries the whole conversation;
+ * its prefix is in the workers' caches. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

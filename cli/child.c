@@ -66,16 +66,16 @@ static void set_state(struct child *c, enum child_state to)
 
 /* ---------------------------------------------------------------- starting */
 
-/* In the child, between fork and exec. log_fd becomes its stdout and stderr, ready_fd stays open. */
+/* Runs in the child, between fork and exec. log_fd becomes stdout and stderr; ready_fd stays open. */
 static _Noreturn void become(char **argv, pid_t parent, int log_fd, int ready_fd)
 {
     char number[16];
     sigset_t blocked;
     sigemptyset(&blocked);
-    /* Waits until the process takes it: it may come before (tandem replay --at). */
+    /* tandem replay --at may send it before the process handles it: it stays pending until then. */
     sigaddset(&blocked, SIGUSR1);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (getppid() != parent) /* died before we asked to be told */
+    if (getppid() != parent) /* the parent died before prctl() took effect */
         _exit(1);
     setpgid(0, 0);
     signal(SIGPIPE, SIG_DFL);
@@ -145,7 +145,7 @@ bool child_hear(struct child *c)
     ssize_t n = read(c->ready_fd, text, sizeof(text) - 1);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return false;
-    close(c->ready_fd); /* an address comes in one piece, and nothing after it */
+    close(c->ready_fd); /* the address comes in one write, and nothing follows it */
     c->ready_fd = -1;
     if (n <= 0 || c->state != CHILD_STARTING)
         return false;

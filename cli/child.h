@@ -1,5 +1,5 @@
 /*
- * One process under supervision: how it is started, told to end, and what is known of it.
+ * One process under supervision: how it is started and told to end, and its state.
  *
  *     IDLE --start--> STARTING --its address arrives--> UP
  *                        |  ^                            |
@@ -7,16 +7,16 @@
  *                        v  |                            |
  *                       BACKOFF <------------------------+
  *     STARTING, UP --stop--> STOPPING --exit--> ENDED        IDLE, BACKOFF --stop--> ENDED
- *     UP --a worker's exit with code 0: it was drained--> ENDED
+ *     UP --exit of a worker or store with code 0: it was drained--> ENDED
  *
- * A child gets SIGTERM when the supervisor dies (PR_SET_PDEATHSIG), so that nothing outlives it; a process
- * group of its own, so that Ctrl-C reaches only the supervisor, which then stops everything in order; no open
- * file but its log, and the pipe named by TANDEM_READY_FD, on which it says where it listens. The address it
- * said first is the one it is given at each restart: others know it by that.
+ * A child gets SIGTERM when the supervisor dies (PR_SET_PDEATHSIG), so that nothing outlives it. It has a
+ * process group of its own, so that Ctrl-C reaches only the supervisor, which then stops everything in order.
+ * It inherits no open file but its log and a pipe (TANDEM_READY_FD), on which it writes where it listens. A
+ * restart gets the address that the first start wrote, because others know the process by it.
  *
- * fork() is safe only while this process has one thread: nothing here, or in whoever calls, may start gRPC.
+ * fork() is safe only while this process has one thread: neither this file nor its callers may start gRPC.
  *
- * Threads: the supervisor's only one (PR_SET_PDEATHSIG counts from the thread that forked).
+ * Threads: the supervisor's only thread (PR_SET_PDEATHSIG is tied to the thread that forked).
  */
 #pragma once
 
@@ -27,7 +27,7 @@
 
 #include "base/mem.h"
 
-/* Words of a command line, in one allocation each. */
+/* The words of a command line, each in an allocation of its own. */
 struct child_args {
     char **words; /* followed by NULL */
     uint32_t n;
@@ -35,7 +35,7 @@ struct child_args {
 void args_add(struct child_args *a, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void args_free(struct child_args *a);
 
-enum { CHILD_MOST = 64 }; /* of one role but the router */
+enum { CHILD_MOST = 64 }; /* most processes of one role, the router excepted */
 
 enum child_role { CHILD_ROUTER, CHILD_PREFILL, CHILD_DECODE, CHILD_STORE, CHILD_STATUS };
 enum child_state { CHILD_IDLE, CHILD_STARTING, CHILD_UP, CHILD_BACKOFF, CHILD_STOPPING, CHILD_ENDED };
@@ -43,38 +43,41 @@ enum child_state { CHILD_IDLE, CHILD_STARTING, CHILD_UP, CHILD_BACKOFF, CHILD_ST
 struct child {
     char name[32];
     enum child_role role;
-    struct child_args args; /* owned; program first */
-    char listen[128];       /* for --listen; "": it does not listen */
+    struct child_args args; /* owned; the program is the first word */
+    char listen[128];       /* for --listen; "": the process does not listen */
     char log_path[PATH_MAX];
 
     enum child_state state;
     pid_t pid;         /* 0: not running */
-    int ready_fd;      /* -1: nothing more to come */
-    bool announced;    /* at least once; listen is its address since */
-    int64_t log_start; /* where in its log the present run began */
+    int ready_fd;      /* -1: the address has come, or the process is not running */
+    bool announced;    /* the process has been UP once; listen is its address since then */
+    int64_t log_start; /* offset in the log at which the present run began */
     uint32_t n_restarts;
-    uint64_t started_ns, due_ns, backoff_ns; /* backoff: the last one, also while it runs */
+    /* backoff_ns: the last delay, also kept while the process runs */
+    uint64_t started_ns, due_ns, backoff_ns;
 };
 
 const char *child_role_name(enum child_role role);
 const char *child_state_name(enum child_state state);
 
-/* TD_ERR_IO: the log can't be opened, or the system has no process to give; that counts as an exit:
+/* TD_ERR_IO: the log can't be opened, or no process can be made. That counts as an exit: the state is
  * BACKOFF. */
 enum td_status child_start(struct child *c, uint64_t now_ns, struct td_error *error_out);
 
-/* ready_fd is readable. True: it announced itself, and is UP now. */
+/* Call it when ready_fd is readable. True: the process wrote its address, and is UP now. */
 bool child_hear(struct child *c);
 
-/* Its exit was collected: state is BACKOFF (or ENDED, if it was stopping), wait_status_out as of waitpid. */
+/* True: the process has exited and was reaped. Its state is BACKOFF or ENDED; *wait_status_out is as of
+ * waitpid(). */
 bool child_reap(struct child *c, uint64_t now_ns, int *wait_status_out);
 
-/* SIGTERM; one that is not up yet has nothing to drain and does not listen to signals: SIGKILL. */
+/* Sends SIGTERM. A process that is not up yet gets SIGKILL: it has nothing to drain and does not read
+ * signals. */
 void child_stop(struct child *c);
-void child_kill(struct child *c); /* SIGKILL; it still has to be reaped */
-void child_free(struct child *c); /* of this process: a running child goes on */
+void child_kill(struct child *c); /* sends SIGKILL; the process still has to be reaped */
+void child_free(struct child *c); /* frees memory only: a running child goes on */
 
-/* The last lines, n_lines at most, that it wrote since its start. */
+/* The last lines, at most n_lines, that the present run wrote to its log. */
 void child_log_tail(const struct child *c, uint32_t n_lines, struct bytes *out);
 /* "exit code 1", "signal 9 (Killed)". */
 void child_describe_exit(int wait_status, char out[64]);

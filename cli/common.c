@@ -15,7 +15,7 @@ const char *cli_router(const char *option)
     return option ? option : env && *env ? env : CLI_DEFAULT_ROUTER;
 }
 
-/* Options were checked when they were read. */
+/* options_parse() has checked the flag; the environment variable is checked here. */
 static bool check_environment(struct td_error *e)
 {
     return !options_check_ports("TANDEM_ROUTER", cli_router(NULL), e);
@@ -25,7 +25,7 @@ bool cli_options(const char *command, const char *usage, const char *about, cons
                  char **argv, void *values, const char **rest_out, int *n_rest_out, int *exit_out)
 {
     char program[64], prefix[64];
-    static char *strings; /* of a config file: borrowed by the values until the process ends */
+    static char *strings; /* texts of a config file; the values borrow them until the process ends */
     struct td_error e = {{0}};
     enum options_action action;
     snprintf(program, sizeof(program), "tandem %s", command);
@@ -139,7 +139,7 @@ bool cli_read_prompt(const char *command, const char **rest, int n_rest, struct 
     return out->len > 0;
 }
 
-/* Whether the cluster's model takes chats: asked of the router, once it has workers. */
+/* Asks the router whether its model takes chats. The router knows this once it has a worker. */
 static bool has_chat(struct rpc_client *client)
 {
     ProtobufCMessage *m = NULL;
@@ -167,7 +167,7 @@ json_t *cli_prompt_request(const char *command, struct rpc_client *client, const
 
 bool cli_read_line(struct bytes *line)
 {
-    static char *buffer; /* getline's own; the command reads one input from one thread */
+    static char *buffer; /* getline's buffer; a command reads one input in one thread */
     static size_t cap;
     bytes_clear(line);
     ssize_t n = getline(&buffer, &cap, stdin);
@@ -190,7 +190,7 @@ void cli_print_json(json_t *object)
 
 json_t *cli_json_text(const void *data, size_t len_bytes)
 {
-    json_t *s = json_stringn(data ? data : "", len_bytes); /* NULL if it is not UTF-8 */
+    json_t *s = json_stringn(data ? data : "", len_bytes); /* NULL if the text is not UTF-8 */
     if (s)
         return s;
     struct bytes b = {0};

@@ -47,7 +47,7 @@ static void *run_router(void *r)
     return NULL;
 }
 
-/* Before anything is opened: each worker looks for its own pool only. */
+/* Checks both pools together before anything is opened, because each worker only checks its own. */
 static enum td_status check_pools(const struct worker_options *o, struct td_error *e)
 {
     const struct available_memory there = available_memory("");

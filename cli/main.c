@@ -31,7 +31,7 @@ static const struct {
 };
 enum { N_COMMANDS = sizeof(COMMANDS) / sizeof(COMMANDS[0]) };
 
-/* tests/cluster/test_usage.py tries them. */
+/* tests/cluster/test_usage.py runs each of them. */
 static const char *const EXAMPLES[] = {
     "tandem up --model DIR --prefill 2 --decode 2",
     "tandem generate --temperature 0 --max-tokens 100 \"Why is the sky blue?\"",
@@ -66,7 +66,7 @@ static int find_command(const char *name)
     return -1;
 }
 
-/* What was printed may have met a full disk: then an exit status of 0 would be a lie. */
+/* Output may have met a full disk, so an exit code of 0 is only returned if stdout could be flushed. */
 static int finish(int exit_code)
 {
     if (!fflush(stdout) && !ferror(stdout))
