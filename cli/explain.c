@@ -1,11 +1,12 @@
 /*
  * tandem explain: what the router weighed when it placed or refused a request.
  *
- * --json: {"decisions": [{"request_id", "workflow_id", "age_ms", "verdict", "reason", "prefill", "decode",
- * "waited_ms", "ttft_ms", "tpot_ms",
- *          "retry_after_ms", "prompt_tokens", "candidates": [{"worker", "as", "matched_blocks",
- *          "store_blocks", "peer_blocks", "wait_ms", "load_ms",
- *          "prefill_ms", "transfer_ms", "ttft_ms", "tpot_ms", "cost" (null: it could not), "reason"}]}]}
+ * --json prints
+ *   {"decisions": [{"request_id", "workflow_id", "age_ms", "verdict", "reason", "prefill", "decode",
+ *      "waited_ms", "ttft_ms", "tpot_ms", "retry_after_ms", "prompt_tokens",
+ *      "candidates": [{"worker", "as", "matched_blocks", "store_blocks", "peer_blocks", "wait_ms", "load_ms",
+ *                      "prefill_ms", "transfer_ms", "ttft_ms", "tpot_ms", "cost", "reason"}]}]}
+ * cost is null if the worker could not take the request; reason then says why.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -77,7 +78,7 @@ static void print_json(const Tandem__Admin__V1__ExplainResponse *r)
     cli_print_json(json_pack("{s:o}", "decisions", list));
 }
 
-/* What a client wrote: nothing of it may move a terminal's cursor. */
+/* A client's text without control characters, which could move the terminal's cursor. */
 static const char *shown(ProtobufCBinaryData b, char out[SHOWN_BYTES])
 {
     size_t n = b.len < SHOWN_BYTES ? b.len : SHOWN_BYTES - 1;

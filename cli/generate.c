@@ -1,7 +1,5 @@
-/*
- * tandem generate: one prompt, streamed, or many from standard input (--jsonl: one JSON object a line,
- * proto/ask/ask_params.h).
- */
+/* tandem generate: answers one prompt and streams the answer, or answers many requests from standard input
+ * (--jsonl: one JSON object a line, proto/ask/ask_params.h). */
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -44,13 +42,14 @@ struct generate_session {
     const struct generate_options *o;
     const char *router;
     struct rpc_client *client;
-    /* Rpc threads finish asks, the main thread waits for them: a count, no queue needed. */
+    /* Rpc threads finish asks and the main thread waits for them: a count is enough, a queue is not
+     * needed. */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int64_t n_flying;
     bool failed;
-    uint64_t n_lines, n_failed; /* of input; empty ones do not count */
-    uint64_t first_failed;      /* the number of the first line that failed, from 1 on; 0: none */
+    uint64_t n_lines, n_failed; /* lines of input; empty lines do not count */
+    uint64_t first_failed;      /* number of the first line that failed; 0: none failed */
     char first_error[256];
 };
 
@@ -82,10 +81,10 @@ static void wait_flying(struct generate_session *s, int64_t below)
 
 struct line {
     struct generate_session *session;
-    uint64_t number; /* from 1 on */
+    uint64_t number; /* of the line, from 1 */
 };
 
-/* Prints an answer with its line's number in an error; takes the reference. Lock held. */
+/* Prints an answer; an error also has the line's number. Takes the reference. The lock is held. */
 static void print_answer(struct generate_session *s, uint64_t number, json_t *answer)
 {
     json_t *error = json_object_get(answer, "error");
@@ -233,7 +232,8 @@ static int run_prompt(struct generate_session *s, const struct bytes *text)
 static enum td_status open_local(const struct generate_options *o, struct local **out, struct td_error *e)
 {
     const char *args[64] = {"--model", o->model, "--log-level", "warn"};
-    static char words[4096]; /* outlives the cluster: options borrow their texts */
+    /* static, because the options of the workers borrow their texts until the cluster closes */
+    static char words[4096];
     int n = 4;
     snprintf(words, sizeof(words), "%s", o->worker_options ? o->worker_options : "");
     for (char *save, *w = strtok_r(words, " ", &save); w && n < 63; w = strtok_r(NULL, " ", &save))
@@ -255,7 +255,7 @@ static int run(struct generate_session *s, const char **rest, int n_rest)
     return exit_code;
 }
 
-/* Before anything is started. */
+/* Checks that the options fit together, before anything is started. */
 static bool is_usable(const struct generate_options *o, const char **rest, int n_rest, int *exit_out)
 {
     json_t *n = json_object_get(o->params.given, "n");

@@ -19,7 +19,7 @@ static bool is_option(const struct ask_param *p)
     return p->holder || p->is_switch;
 }
 
-/* The parameter's name as that of an option. */
+/* The parameter's name as an option: dashes take the place of underscores. */
 static void flag_name(const struct ask_param *p, char out[NAME_BYTES])
 {
     snprintf(out, NAME_BYTES, "%s", p->name);

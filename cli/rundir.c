@@ -43,7 +43,7 @@ void rundir_path(const struct rundir *r, const char *name, char out[PATH_MAX])
     snprintf(out, PATH_MAX, "%s/%s", r->path, name);
 }
 
-/* A directory of ours; parents are made too. */
+/* Makes a directory and its parents. Fails if another user owns the directory. */
 static enum td_status make_dir(const char *path, struct td_error *e)
 {
     char part[PATH_MAX];
@@ -63,7 +63,7 @@ static enum td_status make_dir(const char *path, struct td_error *e)
     return TD_OK;
 }
 
-/* With the files in it. */
+/* Removes a directory and the files in it. */
 static enum td_status remove_dir(const char *path, struct td_error *e)
 {
     struct dirent *entry;
@@ -101,7 +101,7 @@ enum td_status rundir_take(struct rundir *r, struct td_error *e)
     if (s)
         return s;
     rundir_path(r, "up.pid", path);
-    for (int i = 0; i < LOCK_TRIES; i++) { /* one that looks at the lock holds it for a moment */
+    for (int i = 0; i < LOCK_TRIES; i++) { /* rundir_owner() of another process holds the lock for a moment */
         int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
         if (fd < 0)
             return td_fail(e, TD_ERR_IO, "%s: %s", path, strerror(errno));
@@ -130,7 +130,7 @@ void rundir_release(struct rundir *r)
     if (r->lock_fd < 0)
         return;
     rundir_path(r, "up.pid", path);
-    /* The directory may have been removed, and made again by another. */
+    /* The directory may have been removed and made again by another supervisor, whose files must stay. */
     bool is_ours = leads_to(path, r->lock_fd);
     if (is_ours)
         rundir_reset_faults(r, false, NULL);
@@ -142,14 +142,14 @@ void rundir_release(struct rundir *r)
     r->lock_fd = -1;
 }
 
-/* Whether the process has a file open that /proc names so, and that says that it is the supervisor. */
+/* Whether the process has the file `name` open (as /proc spells it), and its content is this process id. */
 static bool has_open(const char *pid, const char *name)
 {
     char path[PATH_MAX], link[PATH_MAX], text[32];
     struct dirent *entry;
     bool has = false;
     snprintf(path, sizeof(path), "/proc/%s/fd", pid);
-    DIR *d = opendir(path); /* fails for processes of others */
+    DIR *d = opendir(path); /* fails for processes of other users */
     while (d && !has && (entry = readdir(d))) {
         ssize_t n = readlinkat(dirfd(d), entry->d_name, link, sizeof(link) - 1);
         link[n > 0 ? n : 0] = 0;
@@ -174,7 +174,7 @@ pid_t rundir_orphan(const struct rundir *r)
     pid_t found = 0;
     snprintf(parent, sizeof(parent), "%s", r->path);
     char *slash = strrchr(parent, '/');
-    const char *last = strrchr(r->path, '/') + 1; /* rundir_locate() made it absolute */
+    const char *last = strrchr(r->path, '/') + 1; /* not NULL: rundir_locate() made the path absolute */
     *slash = 0;
     if (!realpath(*parent ? parent : "/", real))
         snprintf(real, sizeof(real), "%s", parent);
@@ -224,7 +224,7 @@ enum td_status rundir_write(const struct rundir *r, const char *name, const char
     return write_file(path, text, false, e);
 }
 
-/* TD_ERR_NOT_FOUND: there is no file. */
+/* TD_ERR_NOT_FOUND: the file does not exist. */
 static enum td_status read_key(const char *path, char out[RUNDIR_KEY_BYTES], struct td_error *e)
 {
     char text[RUNDIR_KEY_BYTES + 1] = "";
@@ -252,7 +252,7 @@ enum td_status rundir_key(const char *dir, const char *name, char out[RUNDIR_KEY
     enum td_status s = read_key(path, out, e);
     if (s != TD_ERR_NOT_FOUND)
         return s;
-    mkdir(dir, 0700); /* if it fails, so does writing */
+    mkdir(dir, 0700); /* if it fails, write_file() fails and says why */
     for (int i = 0; i < 4; i++)
         snprintf(line + 16 * i, 17, "%016" PRIx64, random_u64());
     memcpy(out, line, RUNDIR_KEY_BYTES);

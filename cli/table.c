@@ -15,7 +15,8 @@ static void add(struct table *t, const char *text)
         t->cells = mem_resize(t->cells, t->n_cells + GROW_CELLS, sizeof(*t->cells));
     char *cell = t->cells[t->n_cells++] = mem_strdup(text);
     for (; *cell; cell++)
-        if ((unsigned char)*cell < 0x20 || *cell == 0x7f) /* names and reasons come from other processes */
+        /* control characters: texts come from other processes */
+        if ((unsigned char)*cell < 0x20 || *cell == 0x7f)
             *cell = '?';
 }
 

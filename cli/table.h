@@ -1,7 +1,5 @@
-/*
- * Tables for people: cells are added row by row and printed with columns as wide as they need, two spaces
- * between. Scripts read --json instead.
- */
+/* Tables for people. Cells are added row by row; each column is as wide as it needs, with two spaces between
+ * columns. Scripts read --json instead. */
 #pragma once
 
 #include <stdint.h>
