@@ -1,9 +1,9 @@
 /*
- * tandem compare: two reports, or several on each side, beside each other: what changed, and whether that is
- * noise (replay/compare.h).
+ * tandem compare: compares two reports, or several on each side: what changed, and whether that is noise
+ * (replay/compare.h).
  *
  * --json: {"a": [labels], "b": [labels], "paired", "rows": [{"name", "a", "b", "change", "low", "high", "p",
- * "verdict"}]}; changes are relative, of shares differences.
+ * "verdict"}]}. The change of a share is a difference, other changes are relative.
  */
 #include <math.h>
 #include <stdio.h>
@@ -35,7 +35,7 @@ static const struct option TABLE[] = {
 struct reports {
     struct report_file *files[MAX_REPORTS];
     const struct report_run *runs[MAX_REPORTS];
-    uint32_t n, n_a; /* of side a; the others are side b's */
+    uint32_t n, n_a; /* n_a: reports of side a, which come first */
 };
 
 static const char *const VERDICTS[] = {"noise", "better", "worse"};
@@ -61,7 +61,7 @@ static bool read_report(struct reports *all, const char *path)
     return true;
 }
 
-/* "A.json B.json", "A1.json A2.json vs B1.json B2.json". Exit code. */
+/* Reads "A.json B.json" or "A1.json A2.json vs B1.json B2.json". Returns the exit code. */
 static int read_all(struct reports *all, const char **paths, int n)
 {
     if (n < 2)

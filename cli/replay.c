@@ -1,9 +1,10 @@
 /*
- * tandem replay: sends a trace to a cluster and says how it did (docs/replay.md).
+ * tandem replay: sends a trace to a cluster and reports how the cluster did (docs/replay.md).
  *
- * Open loop unless told otherwise: a request is sent when it is due, whatever became of the others; how late
- * it was sent is reported, and a run whose sender was too late says so. Ctrl-C stops sending and reports what
- * ran; a second one does not wait for what is under way.
+ * The loop is open unless --concurrency is given: a request is sent when it is due, whatever happened to
+ * earlier ones. The report says how late requests were sent, and a run that sent them too late is marked as
+ * not valid. The first Ctrl-C stops sending, waits for the running requests and reports; a second one stops
+ * the waiting.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -56,12 +57,12 @@ static const struct option TABLE[] = {
 
 /* ------------------------------------------------------------------- trace */
 
-/* What does not fit the model is left out, and said, and so is what would follow it. */
+/* Leaves out requests that don't fit the model and requests that follow one of these, and says so. */
 static void cut_trace(struct replay *r)
 {
     struct trace *t = r->trace;
     uint64_t n = r->o.requests && (uint64_t)r->o.requests < t->n_requests ? (uint64_t)r->o.requests : t->n_requests;
-    uint64_t *new_index = mem_array(t->n_requests, sizeof(*new_index)); /* 1 + it; 0: left out */
+    uint64_t *new_index = mem_array(t->n_requests, sizeof(*new_index)); /* 1 + new index; 0: left out */
     for (uint64_t i = 0; i < n; i++) {
         struct trace_request q = t->requests[i];
         if (replay_prompt_tokens(r, i) >= r->board->context || (q.follows && !new_index[q.follows - 1])) {
@@ -122,7 +123,7 @@ static bool write_report(const struct replay *r, const struct report_run *run)
     return ok;
 }
 
-/* Exit code: 1 also when a sender died, or the figures contradict each other. */
+/* Returns the exit code. It is 1 also if a sender died, or if the figures contradict each other. */
 static int run_and_report(struct replay *r, struct replay_events *events, const char *trace_name)
 {
     struct replay_result result;

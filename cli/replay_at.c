@@ -1,14 +1,15 @@
 /*
- * Faults on schedule, as part of a replay: processes of a cluster on this machine (tandem up) are killed,
- * frozen, slowed, drained, or more of them started, and what they do on the wire, on disk and in RPCs goes
- * wrong by script (base/fault.h). Pids are read anew each time: one that died has another one since.
+ * Faults on schedule during a replay. Processes of a cluster on this machine (tandem up) are killed, frozen,
+ * slowed, drained or added, and scripts (base/fault.h) make their operations on the wire, on disk and in RPCs
+ * fail. Process ids are read from cluster.json each time, because a process that died has been started again
+ * under another id.
  *
- * A slowed process is stopped and let go on in turns of SLOW_MS together: so are its computing and what it
- * sends.
+ * A slowed process is stopped and continued in turns that take SLOW_MS together. This slows both its
+ * computing and its sending.
  *
- * A script is written to a file that its process reads at each start, and again at SIGUSR1 (tandem up
- * --faults): one that dies comes back with its faults. When the run is over, however it ended, those that it
- * set are taken away; only a replay that is killed leaves them.
+ * A script is written to a file that the process reads at each start, and again at SIGUSR1 (tandem up
+ * --faults). So a process that dies comes back with its faults. At its end, however it came, the run takes
+ * away the faults that it set; only a replay that is killed leaves them.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -88,7 +89,7 @@ static enum td_status parse_script(const char *text, const char *rest, struct re
     return TD_OK;
 }
 
-/* "30s:slow:decode-1/4"; the rest is what follows the name: nothing, or '/' and more. */
+/* Parses "30s:slow:decode-1/4". rest is what follows the name: nothing, or '/' and more. */
 static enum td_status parse_event(const char *text, struct replay_event *out, struct td_error *e)
 {
     char *end;
@@ -132,7 +133,7 @@ enum td_status replay_events_parse(const char *text, struct replay_events *out, 
 
 /* --------------------------------------------------------------- processes */
 
-/* 0: it is not there, or does not run. */
+/* Process id by name; 0: the process is not known, or does not run. */
 static pid_t pid_of(const struct rundir *dir, const char *name, bool *known_out)
 {
     char path[PATH_MAX];
@@ -169,7 +170,7 @@ static enum td_status check_takes_faults(const struct rundir *dir, const char *n
 enum td_status replay_events_check(const struct replay_events *v, const char *run_dir, struct td_error *error_out)
 {
     struct rundir dir;
-    bool known, is_scaled = false; /* it may make the worker that a later event names */
+    bool known, is_scaled = false; /* an earlier scale may start the worker that a later event names */
     enum td_status s = v->n ? rundir_locate(run_dir, &dir, error_out) : TD_OK;
     if (s || !v->n)
         return s;
@@ -189,7 +190,7 @@ enum td_status replay_events_check(const struct replay_events *v, const char *ru
 
 /* ------------------------------------------------------------------- doing */
 
-/* tandem drain WORKER, tandem scale prefill=N, in a process of their own: they wait. */
+/* Runs tandem drain WORKER or tandem scale prefill=N in a process of its own, because these commands wait. */
 static void run_command(const struct replay_event *event, const struct replay_options *o)
 {
     bool drain = is(event, "drain");
@@ -224,7 +225,7 @@ static void forget_slowed(struct replay_events *v, pid_t pid)
             v->slowed[i--] = v->slowed[--v->n_slowed];
 }
 
-/* The pid is read after the file was written: whoever starts in between has read it. */
+/* Reads the pid after it has written the file: a process that starts in between has read the new file. */
 static void set_faults(const char *name, const char *script, const struct replay_options *o)
 {
     char file[96];

@@ -1,12 +1,12 @@
 /*
- * tandem replay --find-max: the highest rate that is good enough, by two definitions (replay/report.h):
- * distserve asks that 90 % of all requests meet both limits, mlperf that 99 % meet that of TTFT and 99 % that
- * of TPOT.
+ * tandem replay --find-max: searches for the highest rate that is good enough, by two definitions
+ * (replay/report.h): distserve requires that 90 % of all requests meet both limits, mlperf that 99 % meet the
+ * TTFT limit and 99 % the TPOT limit.
  *
- * For each the rate is doubled or halved until a good and a bad one are known, then the geometric middle of
- * the two is tried, until they are 5 % apart; rounds of one definition serve the other too. A round has
- * prompts of its own, as far as they are not the same by the trace, so that what is cached since the one
- * before helps no more than within a round.
+ * For each definition the rate is doubled or halved until a good and a bad rate are known. Then their
+ * geometric mean is tried, until they are 5 % apart. Rounds of one definition count for the other, too. Each
+ * round has prompts of its own, except for what the trace itself makes equal, so that blocks cached by an
+ * earlier round don't help.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -20,7 +20,7 @@ static const double CLOSE_ENOUGH = 1.05;
 enum definition { DISTSERVE, MLPERF, DEFINITIONS };
 
 struct max_search {
-    struct report_point *points; /* by rate */
+    struct report_point *points; /* sorted by rate */
     uint32_t n, n_rounds;
 };
 
@@ -37,7 +37,7 @@ static double best_of(const struct max_search *s, enum definition d)
     return best;
 }
 
-/* 0: found. */
+/* The rate to try next; 0: the search has ended. */
 static double next_rate(const struct max_search *s, enum definition d, double first)
 {
     double good = best_of(s, d), bad = INFINITY;
@@ -90,7 +90,8 @@ struct report_point *replay_find_max(struct replay *r, uint32_t *n_out)
         while (go && s.n_rounds < (uint32_t)r->o.find_rounds && (rate = next_rate(&s, (enum definition)d, first)) > 0)
             go = run_round(r, &s, rate);
     best = best_of(&s, DISTSERVE);
-    if (go && best > 0 && fabs(best - r->o.rate) > 1e-9 * best) /* the report is of the last round */
+    /* the report is that of the last round, so the best rate runs once more */
+    if (go && best > 0 && fabs(best - r->o.rate) > 1e-9 * best)
         run_round(r, &s, best);
     *n_out = s.n;
     return s.points;

@@ -1,4 +1,4 @@
-/* What the senders of tandem replay left on the board, as a report. */
+/* Makes a report of the slots that the senders of tandem replay have filled. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@ static int32_t worker_of(struct replay_board *b, const char *name, const char *r
         i++;
     if (i == REPLAY_MAX_WORKERS)
         return -1;
-    if (i == b->n_workers) { /* it came after the start */
+    if (i == b->n_workers) { /* the worker joined after the start */
         snprintf(b->workers[i].name, sizeof(b->workers[i].name), "%s", name);
         snprintf(b->workers[i].role, sizeof(b->workers[i].role), "%s", role);
         b->n_workers++;
@@ -28,7 +28,7 @@ static int32_t worker_of(struct replay_board *b, const char *name, const char *r
     return (int32_t)i;
 }
 
-struct report_span { /* a worker has something to do for a request */
+struct report_span { /* a time in which a worker works for a request */
     double from_ms, to_ms;
 };
 
@@ -44,7 +44,7 @@ static void add_busy(float *load, double tick_ms, double from_ms, double to_ms)
         load[k] += (float)((fmin(to_ms, (k + 1) * tick_ms) - fmax(from_ms, k * tick_ms)) / tick_ms);
 }
 
-/* The union of the spans. Returns its length. */
+/* Adds the union of the spans to the load. Returns its length in ms. */
 static double add_spans(struct report_span *spans, uint64_t n, double tick_ms, float *load)
 {
     double busy = 0, from = 0, to = 0;
@@ -66,7 +66,7 @@ static double add_spans(struct report_span *spans, uint64_t n, double tick_ms, f
     return busy;
 }
 
-/* When a worker prefilled or decoded for somebody: as far as answers tell. */
+/* The times in which a worker prefilled or decoded, as far as the answers tell. */
 static uint64_t spans_of(const struct replay_result *out, int32_t worker, struct report_span *spans)
 {
     uint64_t n = 0;
@@ -137,7 +137,7 @@ static void set_times(struct report_run *run)
         first = fmin(first, q->arrived_ms);
         last = fmax(last, q->arrived_ms);
         end = fmax(end, q->arrived_ms);
-        if (isfinite(q->e2e_ms)) /* of one that came back it counts from then */
+        if (isfinite(q->e2e_ms)) /* e2e_ms of a request that came back counts from when it came back */
             end = fmax(end, q->arrived_ms + q->e2e_ms + (q->came_back ? q->refused_after_ms + q->retry_after_ms : 0));
         if (isfinite(q->refused_after_ms))
             end = fmax(end, q->arrived_ms + q->refused_after_ms);

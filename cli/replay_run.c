@@ -1,5 +1,5 @@
-/* The conductor of tandem replay: schedule, senders, progress. It never touches gRPC: whoever has must not
- * fork. */
+/* The conductor of tandem replay: schedule, senders, progress. It never touches gRPC, because a process that
+ * has used gRPC must not fork. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -94,7 +94,8 @@ static void make_slot(struct replay *r, uint64_t i)
                                              .retry_after_ms = NAN}};
 }
 
-/* Arrivals of the trace, or such as come independently of one another. */
+/* When request i is due, in ms since the start: at its arrival in the trace or, with --poisson, a random time
+ * after before_ms, when the request before it is due. */
 static double due_of(const struct replay *r, uint64_t i, double before_ms)
 {
     if (r->o.concurrency)
@@ -133,7 +134,7 @@ void replay_schedule(struct replay *r)
 
 /* ----------------------------------------------------------------- children */
 
-/* The child ends with the parent; Ctrl-C is the parent's business. */
+/* Forks. The child is killed when the parent dies, and ignores Ctrl-C, which the parent handles. */
 static pid_t fork_child(void)
 {
     pid_t parent = getpid();
@@ -265,7 +266,7 @@ bool replay_run(struct replay *r, struct replay_events *events)
     for (uint64_t i = 0; i < r->n; i++) {
         struct report_request *q = &r->slots[i].q;
         if (r->slots[i].state == SLOT_SENT)
-            q->outcome = REPORT_CUT_SHORT; /* its sender died */
+            q->outcome = REPORT_CUT_SHORT; /* its sender died before it wrote an outcome */
         q->token_ms = q->n_output ? r->tokens + r->first_token[i] : NULL;
     }
     return ready;

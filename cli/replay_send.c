@@ -1,12 +1,12 @@
 /*
  * A sender of tandem replay.
  *
- * Three kinds of threads: one makes prompts some way ahead of time, the main one sends each when it is due
- * and does nothing else, and gRPC's own note what comes. A prompt is made of the trace's block ids, so that
- * equal ids are equal tokens and prefixes are really shared; without ids all are unique.
+ * It has three kinds of threads. One makes prompts ahead of time. The main thread sends each request when it
+ * is due, and does nothing else. gRPC's threads note the answers. A prompt is made from the block ids of the
+ * trace: equal ids give equal tokens, so prefixes are really shared. Without ids all prompts are different.
  *
- * A token's time is when its message arrived; of several in one message, the time since the message before is
- * shared out evenly, as nobody saw them come one by one.
+ * A token's time is when its message arrived. If a message has several tokens, the time since the previous
+ * message is divided evenly among them, because nobody saw them come one by one.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -25,10 +25,10 @@ enum { AHEAD = 256, AHEAD_TOKENS = 8 << 20, STEP_MS = 20, READY_MS = 30000 };
 
 struct sender;
 
-struct call { /* one attempt of a request; freed in on_end */
+struct call { /* one attempt of a request; freed in on_end(), or when the call can't be started */
     struct sender *sender;
     uint64_t index;
-    double due_ms, sent_ms, first_ms, last_ms; /* since the start */
+    double due_ms, sent_ms, first_ms, last_ms; /* ms since the start */
     uint32_t n_tokens;
     bool second;
     Tandem__V1__GenerateEnd *end;
@@ -39,7 +39,7 @@ struct prompt {
     uint32_t *ids, n;
 };
 
-struct back { /* to be sent out of turn: it comes back, or what it follows has ended */
+struct back { /* a request sent out of turn: it comes back after a refusal, or the one before it has ended */
     uint64_t index;
     double due_ms;
     bool second;
@@ -48,16 +48,17 @@ struct back { /* to be sent out of turn: it comes back, or what it follows has e
 struct sender {
     struct replay *r;
     struct rpc_client *client;
-    uint64_t *mine, n_mine, next; /* requests, in the order of the trace */
-    uint64_t *next_follower;      /* [n] 1 + the next of those that follow the same */
-    uint64_t *first_follower;     /* [n] 1 + the first of those that follow this one */
+    uint64_t *mine, n_mine, next; /* this sender's requests, in the order of the trace */
+    uint64_t *next_follower;      /* [n] 1 + the next request that follows the same request; 0: none */
+    uint64_t *first_follower;     /* [n] 1 + the first request that follows this one; 0: none */
     struct back *back;            /* sorted by due_ms, the earliest last */
     uint64_t n_back, cap_back;
     uint64_t n_running;
-    pthread_mutex_t lock; /* rpc threads end what the main thread waits for */
+    /* guards back, n_back and n_running: rpc threads end calls, the main thread starts them */
+    pthread_mutex_t lock;
     pthread_cond_t changed;
 
-    pthread_mutex_t making; /* a bounded queue of what is made ahead, in the order of mine */
+    pthread_mutex_t making; /* guards the bounded queue of prompts made ahead, in the order of mine */
     pthread_cond_t made, taken;
     struct prompt ahead[AHEAD];
     uint64_t n_made, n_taken, n_tokens_ahead;
@@ -71,7 +72,7 @@ static double now_ms(const struct replay *r)
 
 /* ----------------------------------------------------------------- prompts */
 
-/* Tokens of block i of a request: of its id, else of the request itself. */
+/* The tokens of a block follow from its id; a block without an id gets tokens of its own. */
 static struct prompt make_prompt(const struct replay *r, uint64_t index)
 {
     const struct trace_request *t = &r->trace->requests[index];
@@ -109,7 +110,7 @@ static void *make_ahead(void *user)
     return NULL;
 }
 
-/* What is sent in turn was made ahead; what is not is made now. */
+/* A request in turn has a prompt made ahead. The prompt of any other is made now. */
 static struct prompt take_prompt(struct sender *s, uint64_t index, bool in_turn)
 {
     if (!in_turn)
@@ -126,7 +127,7 @@ static struct prompt take_prompt(struct sender *s, uint64_t index, bool in_turn)
 
 /* ----------------------------------------------------------------- reasons */
 
-/* The router's words without the figures that follow them, which differ from request to request. */
+/* Keeps the router's text without the predictions at its end, which differ from request to request. */
 static void note_reason(struct replay_slot *slot, const char *text)
 {
     const char *figures = text ? strstr(text, ": predicted TTFT") : NULL;
@@ -165,7 +166,7 @@ static void copy_name(char *out, size_t size, ProtobufCBinaryData name)
     snprintf(out, size, "%.*s", (int)(name.len < size ? name.len : size - 1), name.data ? (const char *)name.data : "");
 }
 
-/* What only the end of a stream tells. */
+/* Values that only the last message of a stream has. */
 static void note_end(const struct call *c, struct replay_slot *slot)
 {
     const Tandem__V1__GenerateEnd *e = c->end;
@@ -176,7 +177,7 @@ static void note_end(const struct call *c, struct replay_slot *slot)
         memcpy(q->cached, cached, sizeof(cached));
     }
     if (e->usage && e->usage->completion_tokens != c->n_tokens)
-        q->n_asked = e->usage->completion_tokens; /* which the check of the run will not let pass */
+        q->n_asked = e->usage->completion_tokens; /* makes report_check() fail: tokens were lost */
     if (e->timing) {
         q->queue_ms = e->timing->queue;
         q->load_ms = e->timing->prefix_load;
@@ -233,7 +234,7 @@ static void push_back(struct sender *s, struct back b)
     s->back[i] = b;
 }
 
-/* With one that was not answered, those that would follow are not sent either. */
+/* If a request was not answered, the requests that follow it are not sent. They count as refused. */
 static void drop_followers(struct sender *s, uint64_t index)
 {
     for (uint64_t f = s->first_follower[index]; f; f = s->next_follower[f - 1]) {
@@ -248,7 +249,8 @@ static void drop_followers(struct sender *s, uint64_t index)
     }
 }
 
-/* Those whose turn has passed; the others look for themselves when it comes. */
+/* Puts the followers of a request that has ended into the list `back`. send_all() passes over them in
+ * turn. */
 static void free_followers(struct sender *s, uint64_t index, double ended_ms)
 {
     for (uint64_t f = s->first_follower[index]; f; f = s->next_follower[f - 1]) {
@@ -263,7 +265,7 @@ static bool comes_back(const struct sender *s, const struct call *c, uint32_t re
            random_unit(random_at((uint64_t)s->r->o.seed, c->index, 3)) < s->r->o.retry_share;
 }
 
-/* Lock held. True: it is over. */
+/* The lock is held. True: the request does not come back. */
 static bool note_refusal(struct sender *s, const struct call *c, uint32_t retry_after_ms, double now)
 {
     struct report_request *q = &s->r->slots[c->index].q;
@@ -358,9 +360,10 @@ static void send_prompt(struct sender *s, struct call *c, const struct prompt *p
                                            .response = &tandem__v1__generate_response__descriptor,
                                            .handlers = {on_message, NULL, on_end},
                                            .user = c};
-    /* Not in c, which on_end may free at any time from here on. */
+    /* Not a member of c, which on_end() may free from here on. */
     struct rpc_call *call = NULL;
-    if (rpc_call_start(s->client, &params, &call)) { /* the client is closing: nothing is sent any more */
+    /* the client is closing: nothing was sent, and on_end() does not come */
+    if (rpc_call_start(s->client, &params, &call)) {
         pthread_mutex_lock(&s->lock);
         settle(s, c, RPC_CANCELLED, "the client was closing", 0, now_ms(r));
         s->n_running--;
@@ -399,8 +402,7 @@ static void send_one(struct sender *s, const struct back *b, bool in_turn)
 
 enum turn { TURN_SEND, TURN_SEND_BACK, TURN_WAIT, TURN_NONE };
 
-/* In the order of mine: whoever follows one that has not ended is passed over, and comes later by
- * free_followers. */
+/* Chooses what is sent next: the earlier of the next request in turn and the first of `back`. */
 static enum turn next_turn(struct sender *s, struct back *out)
 {
     const struct replay *r = s->r;
@@ -408,7 +410,7 @@ static enum turn next_turn(struct sender *s, struct back *out)
     double new_due = s->next < s->n_mine ? r->due_ms[s->mine[s->next]] : INFINITY;
     uint64_t limit = r->o.concurrency ? (uint64_t)r->o.concurrency : UINT64_MAX;
     uint32_t n = (uint32_t)r->o.processes;
-    if (r->o.concurrency) /* this sender's part of it */
+    if (r->o.concurrency) /* this sender's share of the limit */
         limit = limit / n + (r->owner[s->mine[0]] < limit % n);
     pthread_mutex_lock(&s->lock);
     if (s->n_running >= limit && (s->n_back || s->next < s->n_mine)) {
@@ -431,7 +433,8 @@ static bool is_stopped(const struct sender *s)
     return atomic_load(&s->r->board->stop) > 0;
 }
 
-/* False: something that is due earlier may have come in the meantime, or all is to stop. */
+/* Sleeps for a step at most. False: the caller must look again, since an earlier request may have become due
+ * or the run may have been stopped. */
 static bool wait_until(const struct sender *s, double due_ms)
 {
     double left_ms = due_ms - now_ms(s->r);
@@ -473,7 +476,8 @@ static void send_all(struct sender *s)
         if (!s->r->o.concurrency && !wait_until(s, b.due_ms))
             continue;
         if (turn == TURN_SEND && s->r->trace->requests[b.index].follows) {
-            free(take_prompt(s, b.index, true).ids); /* it is sent from the list of those that come back */
+            /* free_followers() adds it to `back` when it may be sent */
+            free(take_prompt(s, b.index, true).ids);
             s->next++;
             continue;
         }
@@ -533,7 +537,8 @@ int replay_send(struct replay *r, uint32_t sender)
 {
     struct sender s = {.r = r};
     s.client = cli_connect("replay", cli_router(r->o.router));
-    if (!s.client || !cli_wait_ready("replay", s.client, cli_router(r->o.router), READY_MS)) /* opens the connection */
+    /* this opens the connection */
+    if (!s.client || !cli_wait_ready("replay", s.client, cli_router(r->o.router), READY_MS))
         return 1;
     pthread_mutex_init(&s.lock, NULL);
     pthread_cond_init(&s.changed, NULL);
@@ -579,7 +584,7 @@ static void ask_workers(struct replay *r, struct rpc_client *client)
     struct td_error e;
     if (rpc_unary(client, "/tandem.admin.v1.Admin/Status", &request.base,
                   &tandem__admin__v1__status_response__descriptor, 5000, &m, &e))
-        return; /* placements will name them */
+        return; /* the placements of answers will name the workers */
     const Tandem__Admin__V1__StatusResponse *status = (const Tandem__Admin__V1__StatusResponse *)m;
     struct replay_board *b = r->board;
     for (size_t i = 0; i < status->n_workers && b->n_workers < REPLAY_MAX_WORKERS; i++) {

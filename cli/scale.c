@@ -1,9 +1,9 @@
 /*
- * tandem scale, tandem drain: workers come and go while the cluster serves.
+ * tandem scale, tandem drain: start and drain workers and stores while the cluster serves.
  *
- * scale tells the supervisor on this machine (tandem up) how many workers of each role, and stores, there
- * shall be, and waits until it is so. drain asks the router to tell one worker, wherever it runs, to take no
- * new work, finish and end.
+ * scale tells the supervisor on this machine (tandem up) how many workers of each role and how many stores
+ * there shall be, and waits until there are. drain asks the router to tell one worker, on any machine, to
+ * take no new work, to finish and to end.
  */
 #include <inttypes.h>
 #include <signal.h>
@@ -42,13 +42,13 @@ static const struct {
 } POOL[POOLS] = {{"prefill", 0}, {"decode", 1}, {"store", 0}};
 
 struct pools {
-    int n[POOLS];   /* up; as a target: -1: as many as there are */
-    int leaving;    /* starting or draining */
-    int n_given_up; /* processes that could not start since the cluster is up... */
-    char why[256];  /* ...and what is wrong with the last of them */
+    int n[POOLS];   /* processes that are up; in a target, -1: leave as it is */
+    int leaving;    /* processes that are starting or draining */
+    int n_given_up; /* n_given_up of cluster.json: added processes that could not start */
+    char why[256];  /* what is wrong with the last of them */
 };
 
-/* -1: none. */
+/* -1: there is no such pool. */
 static int pool_of(const char *role, size_t len)
 {
     for (int i = 0; i < POOLS; i++)
@@ -83,7 +83,7 @@ static bool read_pools(const struct rundir *dir, struct pools *out)
     return root;
 }
 
-/* "prefill=4", "decode=6", "store=2". */
+/* Parses "prefill=4", "decode=6" or "store=2". */
 static bool parse_target(const char *text, struct pools *target)
 {
     const char *number = strchr(text, '=');
@@ -104,7 +104,7 @@ static bool is_met(const struct pools *target, const struct pools *now)
     return met;
 }
 
-/* n_given_up: of cluster.json, before the supervisor was asked. */
+/* n_given_up: its value in cluster.json before the supervisor was asked. */
 static int wait_for(const struct rundir *dir, const struct pools *target, int n_given_up, double wait_s)
 {
     struct pools now = {{0}};
@@ -189,7 +189,7 @@ static bool is_data(ProtobufCBinaryData b, const char *text)
     return b.len == strlen(text) && !memcmp(b.data, text, b.len);
 }
 
-/* 1: it is there, 0: it is not, -1: the router did not say. */
+/* 1: the router knows the worker; 0: it does not; -1: the router did not answer. */
 static int is_known(struct rpc_client *c, const char *name)
 {
     const Tandem__Admin__V1__StatusRequest request = TANDEM__ADMIN__V1__STATUS_REQUEST__INIT;

@@ -1,8 +1,9 @@
 /*
- * tandem simulate: a trace against a cluster in virtual time (replay/simulate.h), reported as tandem replay
- * reports a live one.
+ * tandem simulate: runs a trace against a cluster in virtual time (replay/simulate.h) and reports it as
+ * tandem replay reports a live run.
  *
- * Defaults are a cluster of H200 with Llama-3.1-8B. docs/simulate.md has what is modelled, and what isn't.
+ * The defaults are a cluster of H200 with Llama-3.1-8B. docs/simulate.md says what is modelled and what is
+ * not.
  */
 #include "cli/simulate.h"
 
@@ -12,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_TRACE_BYTES = 1 << 30, KEEP_TOKENS = 50000 /* requests; more take too much memory */ };
+enum { MAX_TRACE_BYTES = 1 << 30, KEEP_TOKENS = 50000 /* requests; more have too many token times */ };
 
 #define AT(member) offsetof(struct simulate_options, member)
 const struct option SIMULATE_TABLE[] = {
@@ -108,7 +109,7 @@ const struct option SIMULATE_TABLE[] = {
 
 /* ------------------------------------------------------------ configuration */
 
-/* Index of a name in "a|b|c"; the option table has checked it. */
+/* Index of a name in "a|b|c". The option table has made sure that it is one of them. */
 static int choice(const char *names, const char *name)
 {
     size_t len = strlen(name);
@@ -150,7 +151,7 @@ static bool one_fault(const struct simulate_options *o, char *text, struct simul
     return !*end;
 }
 
-/* A worker that is dead, or that the router takes to be alive still, can't die. */
+/* Whether the last fault hits a worker that is still dead, or whose death the router does not know yet. */
 static bool dies_twice(const struct simulate_fault *faults, uint32_t n, double silence_ms)
 {
     const struct simulate_fault *last = &faults[n - 1];
@@ -163,7 +164,7 @@ static bool dies_twice(const struct simulate_fault *faults, uint32_t n, double s
     return false;
 }
 
-/* "router-2@90s". A router that died does not come back, and one must be left. */
+/* Parses "router-2@90s". A dead router does not come back, and one router must be left. */
 static enum td_status router_fault(struct simulate_point *p, const char *text, struct td_error *e)
 {
     char *end;
@@ -257,7 +258,7 @@ static uint32_t longest(const struct trace *t)
     return most;
 }
 
-/* Both roles keep the KV of the same model: what one profile does not say, the other does. */
+/* Both roles hold KV of the same model: if one profile does not give its size, that of the other counts. */
 static enum td_status set_kv_bytes(struct simulate_point *p, struct td_error *e)
 {
     double prefill = p->o.prefill ? p->profiles[0].kv_bytes_per_token : 0, decode = p->profiles[1].kv_bytes_per_token;
@@ -275,7 +276,7 @@ static enum td_status set_kv_bytes(struct simulate_point *p, struct td_error *e)
     return TD_OK;
 }
 
-/* Of a role's workers. */
+/* Number of pages of a worker of this role. */
 static enum td_status count_pages(const struct simulate_point *p, int role, uint32_t *out, struct td_error *e)
 {
     const struct simulate_options *o = &p->o;
@@ -383,7 +384,7 @@ enum td_status simulate_point_init(struct simulate_point *p, const struct trace 
 
 /* --------------------------------------------------------------------- run */
 
-/* The budget, and what became of it. */
+/* The power budget, and how the run kept it. */
 static json_t *power_of(const struct simulate_point *p)
 {
     const struct simulated_power *w = &p->result.power;
@@ -489,7 +490,7 @@ static void print_power(const struct simulate_point *p, double tokens)
     printf("\n");
 }
 
-/* How well the coefficients are those of the table, and what memory the workers have. */
+/* Prints how well the coefficients fit the table, and what memory the workers have. */
 static void print_profile(const struct simulate_point *p, int role)
 {
     const struct worker_profile *profile = &p->profiles[role];
@@ -503,7 +504,7 @@ static void print_profile(const struct simulate_point *p, int role)
                : "");
 }
 
-/* What a live run does not know. */
+/* Prints what only a simulated run knows. */
 static void print_more(const struct simulate_point *p)
 {
     const struct simulate_result *r = &p->result;

@@ -1,5 +1,5 @@
-/* tandem simulate: what its parts share. One point is one set of options, made into a configuration, run and
- * reported. */
+/* tandem simulate: what its parts share. A point is one set of options, which is made into a configuration,
+ * run and reported. */
 #pragma once
 
 #include "cli/cli.h"
@@ -21,25 +21,26 @@ struct simulate_options {
 
 extern const struct option SIMULATE_TABLE[];
 
-struct simulate_point { /* a configuration, and what it points to */
+struct simulate_point { /* a configuration and everything that it points to */
     struct simulate_options o;
     struct simulate_config config;
-    struct worker_profile profiles[2]; /* of prefill and decode workers */
+    struct worker_profile profiles[2]; /* of prefill workers, of decode workers */
     struct simulate_fault faults[SIMULATE_FAULTS];
     struct simulate_router_fault router_faults[SIMULATE_MAX_ROUTERS];
     struct fair_weight *weights;
     struct simulate_result result;
     struct simulate_report report;
     char label[128], *settings;
-    char *overrides; /* of a sweep: what makes this point, "prefill=4 rate=2" */
+    char *overrides; /* in a sweep: the options of this point, "prefill=4 rate=2" */
 };
 
-/* TD_ERR_INVALID names the option. The point stays where it is: it points into itself. */
+/* Fills the rest from p->o. TD_ERR_INVALID names the option. The point must not be moved: it points into
+ * itself. */
 enum td_status simulate_point_init(struct simulate_point *p, const struct trace *trace, struct td_error *error_out);
 void simulate_point_run(struct simulate_point *p, const struct trace *trace, const char *trace_name);
 void simulate_point_fini(struct simulate_point *p);
 
-/* All points of --sweep, on several cores; exit code. argv as the command got it. */
+/* Runs all points of --sweep on several cores. argv as the command got it. Returns the exit code. */
 int simulate_sweep(const struct trace *trace, const char *trace_name, const struct simulate_options *o, int argc,
                    char **argv);
 bool simulate_write_file(const char *path, const struct bytes *text);

@@ -1,7 +1,7 @@
 /*
- * --sweep: every combination of some options' values, one run each, several at a time. A point's options are
- * the command's own with the point's put behind them, so that whatever is an option can be swept. Results are
- * printed in order, whatever ends first.
+ * --sweep: runs every combination of some options' values, several runs at a time. The options of a point are
+ * those of the command, followed by the point's own, so that every option can be swept. Results are printed
+ * in the order of the points, whichever run ends first.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -30,7 +30,7 @@ struct sweep {
     const struct trace *trace;
     const char *trace_name;
     _Atomic uint32_t next;
-    pthread_mutex_t lock; /* threads end points, the main thread prints them in order */
+    pthread_mutex_t lock; /* guards done: threads finish points, the main thread prints them in order */
     pthread_cond_t changed;
     bool *done;
 };
@@ -52,7 +52,7 @@ static bool number(const char *text, const char *end, double *out)
     return ok;
 }
 
-/* "4..12", "1..2:0.5"; anything else is one value. */
+/* Adds the values of "4..12" or "1..2:0.5"; any other text is one value. */
 static enum td_status add_values(struct axis *a, const char *text, struct td_error *e)
 {
     const char *dots = strstr(text, ".."), *colon = strchr(text, ':'), *end = text + strlen(text);
@@ -104,7 +104,8 @@ static enum td_status parse(struct sweep *s, const char *text, struct td_error *
     return status;
 }
 
-/* The last axis runs fastest. False, and said why: the options don't make a point. */
+/* Makes point `number`; the last axis varies fastest. False: the options don't make a point, and the reason
+ * was printed. */
 static bool make_point(struct sweep *s, uint32_t number, int argc, char **argv)
 {
     struct simulate_point *p = s->points[number] = mem_zalloc(sizeof(*p));
@@ -128,10 +129,10 @@ static bool make_point(struct sweep *s, uint32_t number, int argc, char **argv)
     bool ok = cli_options("simulate", "TRACE [options]", "", SIMULATE_TABLE, n, all, &p->o, rest, &n_rest, &code);
     if (ok && simulate_point_init(p, s->trace, &e))
         ok = !cli_fail("simulate", "%s: %s", p->overrides, e.text);
-    p->config.keep_tokens = false; /* of one run at a time they are worth their memory */
+    p->config.keep_tokens = false; /* token times take too much memory for several runs at a time */
     p->config.load_tick_ms = 0;
     free(rest);
-    free(all); /* the options point into what was appended: it lives as long as the process */
+    free(all); /* the appended words are not freed: the options point into them until the process ends */
     return ok;
 }
 
@@ -185,7 +186,7 @@ static void print_point(const struct sweep *s, uint32_t i)
     fflush(stdout);
 }
 
-/* {"points": [{"point": "prefill=4 rate=2", "report": {...}}, ...]} */
+/* Writes {"points": [{"point": "prefill=4 rate=2", "report": {...}}, ...]}. */
 static void make_json(const struct sweep *s, struct bytes *out)
 {
     bytes_printf(out, "{\"points\":[");
@@ -197,7 +198,7 @@ static void make_json(const struct sweep *s, struct bytes *out)
     bytes_printf(out, "]}\n");
 }
 
-/* What was printed is let go, but for what a JSON or a page still needs. */
+/* Frees a printed point, unless a JSON or a page still needs it. False: the run contradicts itself. */
 static bool finish(struct sweep *s, uint32_t i, bool keep)
 {
     const struct report_run *run = &s->points[i]->report.run;

@@ -1,18 +1,18 @@
 /*
- * tandem status: what the router knows of its workers and of itself.
+ * tandem status: what the router knows about its workers and about itself.
  *
  * --json prints one object; scripts rely on its shape:
  *   {"model", "fingerprint", "queued", "running", "accepted", "refused", "failed", "finished",
  *    "index_blocks", "ready", "replans",
- *    "replan_budget", "plans": {"split", "aggregated", "kept"} (placements, each re-plan counted),
+ *    "replan_budget", "plans": {"split", "aggregated", "kept"} (placements; each re-plan counts),
  *    "workers": [{"name", "role", "pid", "state", "address", "transport", "incarnation" (16 hex digits),
  *                 "pages": {"free", "cached", "held", "leased", "quarantined", "total"},
  *                 "kv_bytes_in", "kv_bytes_out", "running", "waiting", "weight_bytes", "breaker",
- *                 "unreached": [names that it can't connect to],
+ *                 "unreached": [names of peers that it can't connect to],
  *                 "store": {"blocks_dram", "blocks_ssd", "bytes_ssd"} (role store only)}]}
  *
- * --wait asks again until every worker is ready and the router's health is SERVING, so what comes after it
- * can send requests.
+ * --wait asks again until every worker is ready and the router's health is SERVING, so that a script can send
+ * requests after it.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -169,8 +169,8 @@ static void print_table(const status_response *s)
     print_unreached(s);
 }
 
-/* The first worker that is not ready, or has not told its pages yet (a store may have none); NULL: all
- * are. */
+/* The first worker that is not ready, or has not reported its pages yet (a store may have none). NULL: all
+ * are ready. */
 static const worker_status *unready(const status_response *s)
 {
     for (size_t i = 0; i < s->n_workers; i++) {
@@ -216,7 +216,7 @@ static bool all_ready(struct rpc_client *c, const status_response *s, struct td_
     return !w && serving(c, e);
 }
 
-/* The last answer, or NULL; *ready_out says whether the wait ended well, e why it did not. */
+/* Returns the last answer, or NULL. *ready_out: all became ready in time; if not, e says why. */
 static status_response *ask_until_ready(struct rpc_client *c, double wait_s, bool *ready_out, enum rpc_code *code_out,
                                         struct td_error *e)
 {

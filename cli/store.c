@@ -1,12 +1,12 @@
 /*
- * tandem store: looks into the directory of a store that does not run.
+ * tandem store: inspects, checks and compacts the directory of a store that is not running.
  *
- * --json prints one object a block (ls), or one in all: stat {"blocks", "payload_bytes", "dir_bytes",
- * "blob_bytes", "garbage_bytes", "blob_files", "bad_headers", "layouts", "layout": {"dtype", "layers",
- * "kv_heads", "head_dim", "page_tokens"}, "stored_bytes", "codecs": {NAME: BLOCKS}, "tenants": {HASH OF NAME:
- * BYTES}, "default" and at most 31 others}; verify, export and import {"blocks", "right", "absent",
- * "corrupt", "checksum", "version", "unreadable", "bytes"}; compact {"before_bytes", "after_bytes"}. verify,
- * export and import end with 1 if any block is not right.
+ * --json prints one object for each block (ls), or one object in all: stat {"blocks", "payload_bytes",
+ * "dir_bytes", "blob_bytes", "garbage_bytes", "blob_files", "bad_headers", "layouts", "layout": {"dtype",
+ * "layers", "kv_heads", "head_dim", "page_tokens"}, "stored_bytes", "codecs": {NAME: BLOCKS}, "tenants":
+ * {HASH OF NAME: BYTES}}, where tenants has "default", and "others" beyond 31 tenants; verify, export and
+ * import {"blocks", "right", "absent", "corrupt", "checksum", "version", "unreadable", "bytes"}; compact
+ * {"before_bytes", "after_bytes"}. verify, export and import end with 1 if any block is not right.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -34,7 +34,7 @@ struct store_command {
     struct offline *store;
     const char *file;
     struct clock clock;
-    uint64_t told_ns; /* when progress was last said */
+    uint64_t told_ns; /* when progress was last printed */
     struct table table;
 };
 

@@ -20,23 +20,24 @@
 enum { READY_SECONDS = 60, TAIL_LINES = 5 };
 static const uint64_t DRAIN_NS = 10 * NS_PER_S;
 static const uint64_t ONE_STOP_NS =
-    500 * NS_PER_MS; /* timeout(1) sends its signal twice, to a process and to its group */
+    /* signals within this time count once: timeout(1) sends its signal to a process and to its group */
+    500 * NS_PER_MS;
 
 struct supervisor {
     const struct supervise_config *config;
     struct clock clock;
     struct log log;
     int signal_fd;
-    struct child *router; /* last of the children */
+    struct child *router; /* the last of the children at the start */
     struct child probe;   /* tandem status --wait */
     int probe_status;
-    uint32_t n_stops; /* times we were asked to stop; at the second, without draining */
+    uint32_t n_stops; /* how often we were asked to stop; the second time means without draining */
     uint64_t stopped_ns;
     bool failed, stopping, quiet;
-    bool changed;     /* cluster.json is old */
-    char loading[80]; /* what a loading worker said last */
-    bool is_up;       /* all were ready once */
-    bool scale;       /* somebody asks for other numbers of workers */
+    bool changed;     /* cluster.json must be written again */
+    char loading[80]; /* the last progress line of a loading worker */
+    bool is_up;       /* all processes have been ready once */
+    bool scale;       /* tandem scale asks for other numbers of processes */
     uint32_t n_children;
     uint32_t n_given_up; /* processes that scale added and that can't start */
     char given_up[256];  /* what is wrong with the last of them */
@@ -135,7 +136,8 @@ static void on_announced(struct supervisor *s, struct child *c)
     s->changed = true;
 }
 
-/* A start that can't succeed is over; a process that was added later leaves the others alone. */
+/* While the cluster starts, this fails the start. A process that was added later is given up, and the others
+ * go on. */
 static void on_exit_before_ready(struct supervisor *s, struct child *c, const char *how)
 {
     struct bytes tail = {0}, last = {0};
@@ -170,7 +172,7 @@ static void on_exited(struct supervisor *s, struct child *c, int status)
     } else if (!c->announced) {
         on_exit_before_ready(s, c, how);
     } else {
-        if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL) /* who is killed has no last words */
+        if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL) /* a killed process has not logged why */
             child_log_tail(c, 1, &words);
         say(s, LOG_WARN, "%s ended (%s), starts again in %llu ms%s%.400s", c->name, how,
             (unsigned long long)(c->backoff_ns / NS_PER_MS), words.len ? "; its log ends: " : "",
@@ -212,7 +214,8 @@ static void start_due(struct supervisor *s)
     }
 }
 
-/* Milliseconds until something is due; rounded up, so that it is due then. */
+/* Milliseconds until the deadline or the next restart; rounded up, so that it is due then. -1: nothing is
+ * due. */
 static int poll_ms(const struct supervisor *s, uint64_t deadline)
 {
     uint64_t now = clock_now(&s->clock);
@@ -259,7 +262,7 @@ static void name_log(struct supervisor *s, struct child *c)
     rundir_path(s->config->dir, path, c->log_path);
 }
 
-/* A place in the array: of one that ended, else a new one. */
+/* A place in the array: that of a process that has ended, else a new one. NULL: the array is full. */
 static struct child *free_child(struct supervisor *s)
 {
     for (uint32_t i = 0; i < s->n_children; i++)
@@ -339,7 +342,7 @@ static void scale_role(struct supervisor *s, enum child_role role, int wanted)
 static void scale(struct supervisor *s)
 {
     char path[PATH_MAX];
-    int n_prefill, n_decode, n_store; /* below 0: as many as there are */
+    int n_prefill, n_decode, n_store; /* below 0: leave as it is */
     rundir_path(s->config->dir, "scale", path);
     FILE *f = fopen(path, "re");
     s->scale = false;
@@ -362,7 +365,7 @@ static bool go_on(const struct supervisor *s)
 
 /* ---------------------------------------------------------- start and stop */
 
-/* What a worker that loads its model said last, once. */
+/* Prints the last progress line of a worker that loads its model, unless it was printed already. */
 static void tell_loading(struct supervisor *s, const struct child *c)
 {
     struct bytes line = {0};
@@ -463,7 +466,7 @@ static uint32_t kill_late(struct supervisor *s, bool late)
     return n_running;
 }
 
-/* Ends the children with these roles, and waits until they are gone. */
+/* Tells the children with these roles to end, and waits until they have. */
 static void stop_roles(struct supervisor *s, enum child_role first, enum child_role last)
 {
     uint64_t deadline = clock_now(&s->clock) + DRAIN_NS;
@@ -513,7 +516,7 @@ int supervise_run(const struct supervise_config *config, int signal_fd)
     for (uint32_t i = 0; i < s.n_children; i++)
         name_log(&s, &config->children[i]);
     s.router = &config->children[config->n_children - 1];
-    s.probe_status = -1; /* no exit code */
+    s.probe_status = -1; /* not a status of a process that exited */
     s.probe = (struct child){.name = "status", .role = CHILD_STATUS, .ready_fd = -1};
     rundir_path(config->dir, "logs/status.log", s.probe.log_path);
     log_info(&s.log, "starting pid=%d", (int)getpid());

@@ -1,13 +1,13 @@
 /*
- * tandem tokenize: text to ids and back, by a directory's tokenizer.json or by a router.
+ * tandem tokenize: text to ids and back, with a directory's tokenizer.json or through a router.
  *
- * --jsonl answers each line of input with one line; what a line asks for is told by its members:
+ * --jsonl answers each line of input with one line. The members of a line say what is asked for:
  *   {"id", "text" or "text_base64", "add_special_tokens"}   -> {"id", "ids"}
  *   {"id", "ids", "skip_special_tokens"}                     -> {"id", "text"}
- *   {"id", "ids", "skip_special_tokens", "stream": true}     -> {"id", "pieces"} text released by each id,
- *                                                            then at the end
+ *   {"id", "ids", "skip_special_tokens", "stream": true}     -> {"id", "pieces"}: the text that each id
+ *                                                            releases, then the rest at the end
  *   {"id", "messages", "tools", "variables", "add_generation_prompt"} -> {"id", "ids", "text"}
- * or {"id", "error"}.
+ * A line that can't be answered gets {"id", "error", "line"}.
  */
 #include <openssl/evp.h>
 #include <inttypes.h>
@@ -40,7 +40,7 @@ static const struct option TABLE[] = {
 struct local_tokenizer {
     struct tokenizer *tokenizer;
     struct chat_template *chat;
-    bool special; /* added where a request does not say */
+    bool special; /* whether special tokens are added if a request does not say */
 };
 
 static json_t *json_ids(const uint32_t *ids, size_t n)
@@ -149,7 +149,8 @@ static enum td_status answer_decode(struct local_tokenizer *l, json_t *request, 
     return s;
 }
 
-/* False: it is no request. A text that can't be tokenized is answered: that is what was asked. */
+/* False: the line is no request. A request that fails, such as a text that can't be tokenized, still counts
+ * as answered. */
 static bool answer_line(struct local_tokenizer *l, const struct bytes *line, uint64_t number)
 {
     json_error_t je;

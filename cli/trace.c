@@ -1,10 +1,10 @@
 /*
- * tandem trace: looks into request traces, and makes them (docs/replay.md).
+ * tandem trace: inspects request traces, changes them and makes new ones (docs/replay.md).
  *
- *   stat     what a trace is like, and what caches of several sizes would find in it
- *   convert  another format; also cut, faster or slower, longer or shorter, with more or less shared
- *   slice    the same: the name people look for
- *   synth    one made of sessions, by a description or fitted to another trace
+ *   stat     lengths, rates and sharing of a trace, and what caches of several sizes would find in it
+ *   convert  writes another format; also cuts a trace and scales rate, lengths and sharing
+ *   slice    the same command, under the name that people look for
+ *   synth    makes a trace of sessions, from a description or fitted to another trace
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -117,7 +117,7 @@ static bool parse_capacities(const char *text, uint64_t *out, uint32_t *n_out)
     }
 }
 
-struct hits { /* of a capacity, as shares of the blocks asked for */
+struct hits { /* for one capacity, as shares of the blocks that were asked for */
     uint64_t blocks;
     double lru, tandem, optimum; /* with partial last blocks */
     double lru_full, tandem_full, optimum_full;

@@ -1,10 +1,10 @@
 /*
  * tandem up, tandem down: a cluster on this machine, as real processes under one supervisor.
  *
- * This file turns options into command lines; rundir.c keeps two of them out of one directory, supervise.c
- * runs the processes. An option that was not given is not passed on, so that TANDEM_PREFILL_*,
+ * This file turns options into command lines. rundir.c keeps a second cluster out of the same directory, and
+ * supervise.c runs the processes. An option that was not given is not passed on, so that TANDEM_PREFILL_*,
  * TANDEM_DECODE_*, TANDEM_KVSTORE_* and TANDEM_ROUTER_* in the environment still count. Secret and cache key
- * go by the environment: command lines can be read by all.
+ * are passed in the environment, because every user can read command lines.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -100,7 +100,7 @@ static const struct option TABLE[] = {
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
-/* Whose options they are: bits of child roles. */
+/* Which processes get an option: bits of child roles. */
 enum {
     ROUTER = 1 << CHILD_ROUTER,
     WORKERS = 1 << CHILD_PREFILL | 1 << CHILD_DECODE,
@@ -147,10 +147,11 @@ struct up {
     struct rundir dir;
     struct child *children;
     uint32_t n_children;
-    uint64_t default_pool_bytes; /* of workers that were told no size */
-    /* Report: where the waiting parent of a detached supervisor hears that all is up. */
+    uint64_t default_pool_bytes; /* pool size of workers that have none from elsewhere */
+    /* report_fd: the parent of a detached supervisor waits at its other end for the cluster to be up; -1: not
+     * detached. */
     int signal_fd, report_fd;
-    char bin[PATH_MAX / 2]; /* where this program lies */
+    char bin[PATH_MAX / 2]; /* directory of this program */
     char store_dir[PATH_MAX];
 };
 
@@ -174,7 +175,7 @@ static void pass_options(struct child_args *a, const struct up_options *o, enum 
     }
 }
 
-/* Beside this program, or where a build leaves it. */
+/* Adds the path of a role's program: beside this program, or where a build leaves it. */
 static enum td_status add_program(const struct up *u, struct child_args *a, enum child_role role, struct td_error *e)
 {
     static const char *const FOLDERS[] = {"router", "prefill", "decode", "kvstore"};
@@ -218,7 +219,7 @@ static enum td_status add_child(struct up *u, enum child_role role, uint32_t num
     return fill_child(u, c, number, n_threads, e);
 }
 
-/* One that joins later tells the router itself where it is. */
+/* Makes a process that joins later. It registers with the router by itself (--routers). */
 static enum td_status make_child(void *user, enum child_role role, uint32_t number, const char *router,
                                  struct child *out, struct td_error *e)
 {
@@ -229,7 +230,7 @@ static enum td_status make_child(void *user, enum child_role role, uint32_t numb
     return s ? s : up_memory_add(out, u->default_pool_bytes, e);
 }
 
-/* An equal share of the threads for each worker, what is left over to the first. */
+/* Each worker gets an equal share of the threads; the first workers get the remainder. */
 static uint32_t threads_of(const struct up_options *o, uint32_t index)
 {
     cpu_set_t set;
@@ -257,7 +258,8 @@ static enum td_status plan_children(struct up *u, struct td_error *e)
 
 /* ------------------------------------------------------------------ checks */
 
-/* The router is started last: what would fail only after the workers have loaded the model. */
+/* Binds the router's address once. The router starts last, so the error would otherwise come only after the
+ * workers have loaded the model. */
 static enum td_status check_listen(const char *listen, struct td_error *e)
 {
     struct sockaddr_storage address;
@@ -275,7 +277,7 @@ static enum td_status check_listen(const char *listen, struct td_error *e)
     return s;
 }
 
-/* The model is read far enough to know its shape, so that a wrong directory is said once and at once. */
+/* Reads the model far enough to know its shape, so that a wrong directory is reported once and at once. */
 static enum td_status check_model(const struct up_options *o, struct td_error *e)
 {
     struct geometry g;
@@ -304,9 +306,9 @@ static enum td_status locate_program(struct up *u, struct td_error *e)
 }
 
 /*
- * Both are kept, so that a later cluster finds what the store's directory holds. The cache key lies beside
- * the blocks that are named by it, because the run directory may be gone after a reboot. The cluster starts
- * also when the store's directory takes no file; then blocks are named by the secret.
+ * Both secrets are kept, so that a later cluster finds the blocks in the store's directory. The cache key
+ * lies beside the blocks whose names depend on it, because the run directory may be gone after a reboot. The
+ * cluster also starts if the store's directory takes no file; then block names depend on the secret.
  */
 static enum td_status set_secrets(const struct up *u, struct td_error *e)
 {
@@ -328,7 +330,8 @@ static enum td_status set_secrets(const struct up *u, struct td_error *e)
 
 /* ------------------------------------------------------------------ detach */
 
-/* Waits until the supervisor says that all is up, or is gone. Signals go on to it. */
+/* Waits until the supervisor reports that all is up, or has ended. Passes signals on to it. Returns the exit
+ * code. */
 static int wait_detached(pid_t supervisor, int signal_fd, int report_fd)
 {
     struct signalfd_siginfo info;
@@ -344,7 +347,7 @@ static int wait_detached(pid_t supervisor, int signal_fd, int report_fd)
     }
 }
 
-/* True in the process that shall go on as supervisor. */
+/* True in the process that goes on as supervisor. */
 static bool go_detached(struct up *u, int *exit_out)
 {
     int fds[2];
@@ -476,7 +479,8 @@ int cli_down(int argc, char **argv)
         return cli_fail("down", "%s", e.text);
     pid_t pid;
     int ms = 0;
-    for (; (pid = rundir_owner(&dir)) < 0 && ms < DOWN_MS; ms += DOWN_POLL_MS) /* it is just starting */
+    /* the supervisor is just starting */
+    for (; (pid = rundir_owner(&dir)) < 0 && ms < DOWN_MS; ms += DOWN_POLL_MS)
         nanosleep(&(struct timespec){.tv_nsec = DOWN_POLL_MS * 1000000L}, NULL);
     if (pid < 0)
         return cli_fail("down", "%s: a supervisor holds it, but has not said who it is", dir.path);

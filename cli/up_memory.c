@@ -27,7 +27,7 @@ static enum td_status parse(const struct child *c, void *values, char **strings_
     return options_parse(&o, (int)c->args.n, c->args.words, values, NULL, NULL, strings_out, &action, e);
 }
 
-/* A child's options as it will read them, and what they make of the model. */
+/* A child's options as the child will read them, and the geometry that follows from them. */
 struct child_plan {
     struct worker_options worker;
     struct kvstore_options store;
@@ -52,7 +52,7 @@ static void add_size(struct child *c, uint64_t bytes)
     args_add(&c->args, "--pool-bytes=%" PRIu64, bytes);
 }
 
-/* Weights of all workers: those that are shared count once. */
+/* Bytes of all workers' weights; shared weights count once. */
 static uint64_t weights_of(const struct child *children, const struct child_plan *plans, uint32_t n)
 {
     uint64_t shared = 0, own = 0;
@@ -67,7 +67,7 @@ static uint64_t weights_of(const struct child *children, const struct child_plan
     return shared + own;
 }
 
-/* plans [n] of children. */
+/* Adds sizes to the command lines and checks the sum. plans[i] is the plan of children[i]. */
 static enum td_status add_up(struct child *children, const struct child_plan *plans, uint32_t n,
                              uint64_t *default_bytes_out, struct td_error *e)
 {
