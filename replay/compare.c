@@ -8,20 +8,20 @@
 
 enum { RESAMPLINGS = 1000, STRETCHES = 10, TIMES = 3 };
 
-/* Ten stretches tell a spread no better than ten numbers would: Student's t with nine degrees of freedom, and
- * the lost one. */
+/* Ten stretches estimate a spread no better than ten numbers would. So intervals are widened by Student's t
+ * with nine degrees of freedom over the normal quantile, and by sqrt(10 / 9) for the lost degree. */
 static const double WIDER = 2.262 / 1.960 * 1.054;
 
-/* How often each request counts is a weight, so that the order of values is found once and not with each
- * resampling. */
+/* All requests of one side. A resampling only sets weights (how often a request counts), so the values are
+ * sorted once and not in each resampling. */
 struct compare_side {
     const struct report_run *const *runs;
     uint32_t n_runs;
-    uint64_t n, *first; /* [n_runs + 1]: requests of all runs, one after the other */
+    uint64_t n, *first; /* [n_runs + 1] where each run begins in the concatenated requests */
     const struct report_request **requests;
     bool *met;
     double *values[TIMES];  /* TTFT, TPOT, latency; NAN: none */
-    uint32_t *order[TIMES]; /* of those with a value, by value */
+    uint32_t *order[TIMES]; /* indexes of requests with a value, sorted by it */
     uint64_t n_order[TIMES];
     uint32_t *weights;
 };
@@ -103,7 +103,7 @@ static double mean_of(const struct compare_side *s, int k)
     return n > 0 ? sum / n : NAN;
 }
 
-/* As report_stats_of's, of the values each as often as its weight says. */
+/* Quantile of the weighted values, interpolated as in report_stats_of(). */
 static double quantile_of(const struct compare_side *s, int k, double share)
 {
     uint64_t n = 0, before = 0;
@@ -133,7 +133,7 @@ static double share_of(const struct compare_side *s, enum report_outcome outcome
     return all > 0 ? n / all : NAN;
 }
 
-/* Of the prompts' tokens: of all that were offered. */
+/* The same share, of the tokens of all offered prompts. */
 static double token_share_of(const struct compare_side *s, enum report_outcome outcome, bool met)
 {
     double n = 0, all = 0;
@@ -161,7 +161,7 @@ static double found_share(const struct compare_side *s, bool of_all)
 
 static const struct {
     const char *name;
-    int better; /* 1: more is, -1: less */
+    int better; /* 1: a higher figure is better, -1: a lower one */
     bool is_share;
 } FIGURES[COMPARE_ROWS] = {
     {"TTFT mean", -1, false},      {"TTFT p50", -1, false},  {"TTFT p90", -1, false},
@@ -192,7 +192,7 @@ static void figures_of(const struct compare_side *s, double out[COMPARE_ROWS])
 
 /* -------------------------------------------------------------- resampling */
 
-/* The same numbers for both sides when they are paired. */
+/* Draws runs and stretches. Paired sides pass the same seed, so both get the same stretches. */
 static void resample(struct compare_side *s, uint64_t seed, uint64_t round)
 {
     memset(s->weights, 0, s->n * sizeof(*s->weights));

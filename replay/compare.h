@@ -1,12 +1,12 @@
 /*
- * Two sides, of one or several runs each: what changed between them, and whether that is noise.
+ * Compares two sides, each of one or several runs: what changed between them, and whether that is noise.
  *
- * The interval of a change is that of 1,000 resamplings (a bootstrap): runs of a side are drawn again with
- * replacement, and within each stretches of a tenth of its requests in the order of arrival, because requests
- * that were in the system together are not independent of each other (Kuensch 1989). Where run i of both
- * sides got the same requests, both are resampled alike, so that what the requests themselves differ in drops
- * out. A change is noise when its 95 % interval holds none. With one run a side, what differs from run to run
- * can't be seen: the interval is then too narrow, and n_runs says so.
+ * The interval of a change comes from a bootstrap of 1,000 resamplings. The runs of a side are drawn with
+ * replacement, and within a run stretches of a tenth of its requests in the order of arrival, because
+ * requests that were in the system together are not independent (Kuensch 1989). If run i of both sides got
+ * the same requests, both sides are resampled alike, so that differences between requests drop out. A change
+ * is noise if its 95 % interval includes zero. With one run on each side, differences from run to run can't
+ * be seen: the interval is then too narrow, and n_runs says so.
  *
  * Threads: any.
  */
@@ -18,17 +18,17 @@ enum compare_verdict { COMPARE_NOISE, COMPARE_BETTER, COMPARE_WORSE };
 
 struct compare_row {
     const char *name;
-    bool is_share;       /* change is a difference; else b / a - 1 */
-    double a, b, change; /* NAN: a side has no figure */
-    double low, high;    /* 95 % of the resamplings' changes */
-    double p;            /* twice the share of those on the other side of none, at least 0.001 */
+    bool is_share;       /* change is the difference; else change is b / a - 1 */
+    double a, b, change; /* NAN: a side does not have the figure */
+    double low, high;    /* limits of the 95 % interval of the change */
+    double p;            /* twice the share of resamplings whose change has the other sign, at least 0.001 */
     enum compare_verdict verdict;
 };
 
 enum { COMPARE_ROWS = 16 };
 struct compare_result {
     struct compare_row rows[COMPARE_ROWS];
-    uint32_t n_runs; /* of the side with fewer */
+    uint32_t n_runs; /* runs of the side with fewer */
     bool paired;     /* both sides got the same requests */
 };
 

@@ -11,8 +11,8 @@
 struct evict_node { /* a block */
     struct eviction_item item;
     uint64_t key;
-    uint32_t parent;     /* NONE: a head */
-    uint32_t n_children; /* in the cache */
+    uint32_t parent;     /* NONE: the block is the head of a chain */
+    uint32_t n_children; /* continuations that are in the cache */
     bool is_stored;
 };
 
@@ -21,10 +21,10 @@ struct evict_sim {
     uint32_t block_tokens;
     struct evict_node *nodes;
     uint64_t n_nodes;
-    uint32_t *uses;     /* node of each block of each request, in the order of arrival */
-    uint64_t *next_use; /* of each of these: 1 + number of the request that uses the node next */
+    uint32_t *uses;     /* node of each block of each request, requests in the order of arrival */
+    uint64_t *next_use; /* for each entry of uses: 1 + number of the request that uses the node next */
     uint64_t n_uses;
-    uint64_t *missing; /* keys; room for all blocks of a request */
+    uint64_t *missing; /* keys; has room for all blocks of a request */
     uint32_t *buckets; /* 1 + node; open addressing */
     uint64_t n_buckets;
 };
@@ -44,7 +44,7 @@ static uint32_t node_of(struct evict_sim *s, uint64_t key, uint32_t parent, uint
     return s->buckets[i] - 1;
 }
 
-/* Of those that the trace names for a request, how many take part. */
+/* Number of a request's blocks that take part. */
 static uint32_t blocks_of(const struct evict_sim *s, uint64_t request)
 {
     const struct trace_request *r = &s->trace->requests[request];
@@ -67,7 +67,7 @@ static void name_blocks(struct evict_sim *s)
     }
 }
 
-/* From the end, so that what was seen last is what comes next. */
+/* Goes backwards through the uses: the use seen last is the next one. */
 static void look_ahead(struct evict_sim *s)
 {
     uint64_t *next = mem_array(s->n_nodes + 1, sizeof(*next));
@@ -166,7 +166,7 @@ static struct evict_node *victim(struct cache *c)
     return item ? (struct evict_node *)(void *)((char *)item - offsetof(struct evict_node, item)) : NULL;
 }
 
-/* False: there is no room but for blocks that this request uses itself. */
+/* False: room could only be made by evicting a block that this request uses. */
 static bool make_room(struct cache *c, uint64_t time)
 {
     if (c->n < c->capacity)
@@ -180,7 +180,8 @@ static bool make_room(struct cache *c, uint64_t time)
 
 /* ------------------------------------------------------------------ policy */
 
-/* Full blocks are all alike: whether a request ended there says nothing. */
+/* Only a partial last block is a tail. A request that ends with a full block says nothing about that
+ * block. */
 static bool is_tail(const struct cache *c, uint32_t i, uint32_t n_uses)
 {
     return !c->sim->block_tokens && i + 1 == n_uses;
@@ -237,7 +238,8 @@ void evict_sim_run(struct evict_sim *s, enum eviction_policy policy, uint64_t ca
 
 /* ----------------------------------------------------------------- optimum */
 
-/* The furthest next use goes first: lru, whose time runs backwards from the end of the trace. */
+/* The block with the furthest next use goes first. This is LRU with a time that runs backwards from the end
+ * of the trace. */
 void evict_sim_optimum(struct evict_sim *s, uint64_t capacity, struct evict_result *out)
 {
     struct clock clock;

@@ -61,7 +61,7 @@ uint32_t trace_tenant(struct trace *t, json_t *by_name, const char *name)
     return t->n_tenants++;
 }
 
-/* By arrival; in the order of the list where equal, which nothing in a request tells, hence a merge sort. */
+/* Merge sort by arrival. It must be stable, because a request does not contain its position in the list. */
 static void sort_by_arrival(const struct trace_request *r, uint64_t *order, uint64_t *room, uint64_t n)
 {
     if (n < 2)
@@ -166,7 +166,7 @@ enum td_status trace_parse(const char *data, size_t size, struct trace **out, st
 
 enum { PIECE_BYTES = 1 << 18 };
 
-/* Adds a piece; false: it would be more than max. */
+/* Adds a piece. False: more than max_bytes. */
 static bool add_piece(struct bytes *out, const void *piece, size_t n, size_t max_bytes)
 {
     if (n > max_bytes - out->len)
@@ -175,7 +175,7 @@ static bool add_piece(struct bytes *out, const void *piece, size_t n, size_t max
     return true;
 }
 
-/* One or several gzip members, one after the other. */
+/* Unpacks one or several gzip members, one after the other. */
 static enum td_status unpack_gzip(const char *data, size_t size, size_t max_bytes, struct bytes *out,
                                   struct td_error *e)
 {
@@ -239,7 +239,7 @@ enum td_status trace_unpack(const char *data, size_t size, size_t max_bytes, cha
         bytes_free(&b);
         return s;
     }
-    bytes_append(&b, "", 0); /* never NULL */
+    bytes_append(&b, "", 0); /* makes data non-NULL for an empty file, too */
     *out = b.data;
     *size_out = b.len;
     return TD_OK;

@@ -29,15 +29,15 @@
  *       TIMESTAMP,ContextTokens,GeneratedTokens
  *       2023-11-16 18:15:46.6805900,374,44
  *
- *   BurstGPT: the same with seconds. Its model becomes the tenant, its session ID the session. Requests without
- *   a prompt token (failures of the observed service) are left out and counted.
+ *   BurstGPT: the same with seconds. Its model becomes the tenant, its session ID the session. Requests
+ *   without a prompt token (failures of the observed service) are left out and counted.
  *
  *       Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
  *       5,ChatGPT,472,18,490,Conversation log
  *
- * Requests come sorted by arrival, equal ones in the order of the file; arrivals count from the first. Other
- * members of an object are refused in tandem's own format and ignored in the others; blank lines are ignored.
- * What is wrong is named by line.
+ * Parsed requests are sorted by arrival, equal arrivals in the order of the file, and arrivals count from the
+ * first request. Other members of an object are refused in tandem's own format and ignored in the others;
+ * blank lines are ignored. An error names its line.
  *
  * Threads: a trace is read-only once it is parsed.
  */
@@ -52,26 +52,26 @@
 enum trace_format { TRACE_MOONCAKE, TRACE_BAILIAN, TRACE_TANDEM, TRACE_AZURE, TRACE_BURSTGPT, TRACE_FORMATS };
 
 struct trace_request {
-    uint64_t arrival_ns;         /* since the first of the trace */
+    uint64_t arrival_ns;         /* since the first request of the trace */
     uint32_t n_prompt, n_output; /* tokens; n_prompt >= 1 */
-    uint32_t n_blocks;           /* <= n_prompt; 0: the trace has none */
-    uint64_t first_block;        /* into blocks */
-    uint32_t tenant;             /* into tenants */
+    uint32_t n_blocks;           /* at most n_prompt; 0: the trace names none */
+    uint64_t first_block;        /* index into trace.blocks */
+    uint32_t tenant;             /* index into trace.tenants */
     int32_t priority;            /* -10 .. 10 */
-    double ttft_ms, tpot_ms;     /* limits asked for; 0: none */
-    uint32_t delay_ms;           /* from the end of the one that it follows */
+    double ttft_ms, tpot_ms;     /* limits of the request; 0: none */
+    uint32_t delay_ms;           /* from the end of the request that it follows */
     uint64_t session;            /* equal within a session; 0: none */
-    uint64_t follows;            /* 1 + index of the request before it that must have ended first; 0: none */
+    uint64_t follows;            /* 1 + index of the request that must end before this one is sent; 0: none */
 };
 
 struct trace {
     struct trace_request *requests;
     uint64_t n_requests;
-    uint64_t *blocks; /* ids, request by request in the order of the file */
+    uint64_t *blocks; /* ids, request by request, requests in the order of the file */
     uint64_t n_blocks;
-    char **tenants; /* the first is "": none named */
+    char **tenants; /* names; the first is "": no tenant named */
     uint32_t n_tenants;
-    uint32_t block_tokens; /* of an id */
+    uint32_t block_tokens; /* tokens of a block */
     enum trace_format format;
     uint64_t n_left_out; /* lines without a prompt token */
 };
@@ -83,23 +83,21 @@ static inline const uint64_t *trace_blocks(const struct trace *t, const struct t
 
 const char *trace_format_name(enum trace_format format); /* "mooncake", ... */
 
-/*
- * data[0..size) is only read during the call. TD_ERR_INVALID names line and member. Memory: below 64 * size +
- * 1 MiB, and 32 times the longest line while that is parsed.
- */
+/* Parses a whole file. data is not needed after the call. TD_ERR_INVALID names line and member. Memory: below
+ * 64 * size + 1 MiB, and 32 times the longest line while that line is parsed. */
 enum td_status trace_parse(const char *data, size_t size, struct trace **out, struct td_error *error_out);
 
-/* What gzip or zstd packed, by its first bytes; else a copy. *out is malloc'd. TD_ERR_INVALID,
- * TD_ERR_NO_SPACE over max_bytes. */
+/* Unpacks gzip or zstd data, known by its first bytes; copies other data. *out is malloc'd. TD_ERR_INVALID:
+ * damaged. TD_ERR_NO_SPACE: more than max_bytes. */
 enum td_status trace_unpack(const char *data, size_t size, size_t max_bytes, char **out, size_t *size_out,
                             struct td_error *error_out);
 
-/* A whole file, of at most max_bytes, also unpacked. TD_ERR_NOT_FOUND, TD_ERR_IO, TD_ERR_NO_SPACE (too
- * large), TD_ERR_INVALID. */
+/* Reads and parses a file. Packed and unpacked it has at most max_bytes. TD_ERR_NOT_FOUND, TD_ERR_IO,
+ * TD_ERR_NO_SPACE (too large), TD_ERR_INVALID. */
 enum td_status trace_read(const char *path, size_t max_bytes, struct trace **out, struct td_error *error_out);
 
-/* As a file of that format, which trace_parse reads. TD_ERR_UNSUPPORTED: it is none of tandem, mooncake,
- * azure. */
+/* Appends the trace as a file of that format, which trace_parse() reads again. TD_ERR_UNSUPPORTED: the format
+ * is not tandem, mooncake or azure. */
 enum td_status trace_write(const struct trace *t, enum trace_format format, struct bytes *out,
                            struct td_error *error_out);
 

@@ -1,4 +1,4 @@
-/* Traces with commas: Azure, BurstGPT. Columns are found by the names in the first line. */
+/* Reads traces with comma-separated columns: Azure, BurstGPT. The first line names the columns. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@ static const struct {
              {"Timestamp", SECONDS}, {"Request tokens", PROMPT}, {"Response tokens", OUTPUT},
              {"Model", MODEL},       {"Session ID", SESSION}};
 
-/* Reads 1 to max_digits digits; *at moves behind them. */
+/* Reads 1 to max_digits digits and moves *at behind them. */
 static bool get_number(const char **at, const char *end, int max_digits, uint64_t *out)
 {
     const char *p = *at;
@@ -32,7 +32,7 @@ static bool get_char(const char **at, const char *end, char c)
     return *at < end && *(*at)++ == c;
 }
 
-/* Billionths of what stands behind a point, if one does; true if there is none. */
+/* Reads a fraction, if there is one, as billionths (0 without). False: a point without digits. */
 static bool get_fraction(const char **at, const char *end, uint64_t *out)
 {
     *out = 0;
@@ -48,15 +48,15 @@ static bool get_fraction(const char **at, const char *end, uint64_t *out)
     return true;
 }
 
-/* Days since 1970-01-01 of a day of the Gregorian calendar; years from March on, so that the leap day is the
- * last. */
+/* Days from 1970-01-01 to a day of the Gregorian calendar. Years begin in March here, so that the leap day is
+ * the last day of a year. */
 static uint64_t days_of(uint64_t year, uint64_t month, uint64_t day)
 {
     uint64_t y = month > 2 ? year : year - 1, m = (month + 9) % 12;
     return 365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day - 1 - 719468;
 }
 
-/* "2023-11-16 18:15:46.6805900" or, in 2024, with "+00:00" behind: the only offset there is in these
+/* Reads "2023-11-16 18:15:46.6805900", in 2024 with "+00:00" behind it, which is the only offset in these
  * files. */
 static bool get_date(const char *at, const char *end, uint64_t *ns_out)
 {
@@ -84,7 +84,7 @@ static bool get_seconds(const char *at, const char *end, uint64_t *ns_out)
     return true;
 }
 
-/* A whole number, which some of these files write with ".0". */
+/* Reads a whole number, which some of these files write with ".0". */
 static bool get_tokens(const char *at, const char *end, uint64_t least, uint32_t *out)
 {
     uint64_t n, fraction;
@@ -97,7 +97,7 @@ static bool get_tokens(const char *at, const char *end, uint64_t least, uint32_t
 
 /* ------------------------------------------------------------------- lines */
 
-/* The next field; *at moves behind its comma, or to NULL after the last. */
+/* The next field. *at moves behind its comma, or becomes NULL after the last field. */
 static const char *next_field(const char **at, const char *end, const char **field_end)
 {
     const char *field = *at, *comma = memchr(field, ',', (size_t)(end - field));

@@ -1,4 +1,4 @@
-/* What the readers of the formats share. */
+/* Shared by the readers of trace formats. */
 #pragma once
 
 #include <jansson.h>
@@ -12,28 +12,28 @@ struct trace_parser {
     struct trace *trace;
     uint64_t cap_requests, cap_blocks;
     uint64_t line;                    /* from 1 */
-    json_t *ids, *sessions, *tenants; /* numbers by name */
-    /* Which member each column of a CSV file is; -1: none of ours. */
+    json_t *ids, *sessions, *tenants; /* numbers of request ids, sessions and tenants by name */
+    /* Meaning of each column of a CSV file; -1: the column is ignored. */
     int columns[TRACE_MAX_COLUMNS], n_columns;
     struct td_error *error_out;
 };
 
-static const uint32_t TRACE_MAX_TOKENS = 1u << 30; /* of a prompt or an answer */
+static const uint32_t TRACE_MAX_TOKENS = 1u << 30; /* most tokens of a prompt or an answer */
 static const double TRACE_MAX_TIMESTAMP_MS = 1e12; /* 30 years: below 2^63 ns */
 
 #define TRACE_FAIL(p, ...) td_fail((p)->error_out, TD_ERR_INVALID, __VA_ARGS__)
 
-/* The request is added at once, at its time in the file's own terms; blocks follow by trace_add_block. */
+/* Adds a request with its time as in the file. Its blocks follow with trace_add_block(). */
 struct trace_request *trace_add_request(struct trace *t, uint64_t *cap, const struct trace_request *r);
 void trace_add_block(struct trace *t, uint64_t *cap, uint64_t id);
-/* Its index, of a new one if need be. */
+/* Index of the tenant; adds it if it is new. */
 uint32_t trace_tenant(struct trace *t, json_t *by_name, const char *name);
-/* By arrival, in the order of the list where equal; follows is set anew, arrivals count from the first. */
+/* Sorts by arrival, stably. Corrects the members follows, and makes arrivals count from the first one. */
 void trace_sort(struct trace *t);
-struct trace *trace_open(void); /* with the tenant "" */
+struct trace *trace_open(void); /* an empty trace with the tenant "" */
 
-/* A line without its end. The first one has told the format, and is a header in all but Mooncake's and
- * Bailian's. */
+/* Read one line, without its end. The first line determines the format. It is a header, except in Mooncake's
+ * and Bailian's format. */
 enum td_status trace_json_line(struct trace_parser *p, const char *text, size_t len);
 enum td_status trace_csv_header(struct trace_parser *p, const char *text, size_t len);
 enum td_status trace_csv_line(struct trace_parser *p, const char *text, size_t len);

@@ -1,4 +1,4 @@
-/* Traces of one JSON object a line: Mooncake, Qwen-Bailian, tandem's own. */
+/* Reads traces with one JSON object a line: Mooncake, Qwen-Bailian, tandem's own. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -52,7 +52,7 @@ static enum td_status get_time(struct trace_parser *p, const json_t *object, uin
 
 /* -------------------------------------------------- what only tandem's have */
 
-/* NULL: it is not there. */
+/* *out is NULL if the member is missing. */
 static enum td_status get_text(struct trace_parser *p, const json_t *object, const char *name, const char **out)
 {
     const json_t *v = json_object_get(object, name);
@@ -68,7 +68,7 @@ static enum td_status get_optional(struct trace_parser *p, const json_t *object,
     return json_object_get(object, name) ? get_whole(p, object, name, least, most, out) : TD_OK;
 }
 
-/* A limit of time: 0 is none, fractions are kept. */
+/* A limit in ms. 0: none. Fractions are kept. */
 static enum td_status get_limit(struct trace_parser *p, const json_t *object, const char *name, double *out)
 {
     const json_t *v = json_object_get(object, name);
@@ -108,7 +108,7 @@ static enum td_status get_names(struct trace_parser *p, const json_t *object, st
     return TD_OK;
 }
 
-/* What is misspelt must not count as not given. */
+/* Refuses unknown members, so that a misspelt one is not taken for missing. */
 static enum td_status check_members(struct trace_parser *p, const json_t *object)
 {
     static const char *const NAMES[] = {"timestamp", "input_length", "output_length", "hash_ids", "tenant",
@@ -147,7 +147,7 @@ static enum td_status get_more(struct trace_parser *p, const json_t *object, str
     return s;
 }
 
-/* A chat's turns are a session; the chat that began it names it. */
+/* The turns of a chat are a session, which is that of the parent chat if the trace has it. */
 static void get_chat(struct trace_parser *p, const json_t *object, struct trace_request *r)
 {
     char chat[32], parent[32];

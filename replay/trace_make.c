@@ -33,7 +33,8 @@ struct changing {
     uint64_t cap_requests, cap_blocks;
 };
 
-/* Blocks that others use too stand at the head, as each names all before it. */
+/* Number of blocks that other requests use, too. They are at the head, since a node covers all blocks before
+ * it. */
 static uint32_t shared_of(const struct changing *c, uint64_t request)
 {
     const uint32_t *node = c->nodes->of_use + c->nodes->first[request];
@@ -43,10 +44,8 @@ static uint32_t shared_of(const struct changing *c, uint64_t request)
     return n;
 }
 
-/*
- * The blocks of a request, of whose shared ones each becomes as many as its place, scaled, says: from round(i
- * x) to round((i + 1) x). Equal chains stay equal that way. Returns how many there are.
- */
+/* Adds the blocks of a request. With prefix_scale x, shared block i becomes the blocks from round(i x) to
+ * round((i + 1) x), so equal chains stay equal. Returns the number of blocks. */
 static uint32_t add_blocks(struct changing *c, uint64_t request)
 {
     const struct trace_request *r = &c->from->requests[request];
@@ -61,7 +60,7 @@ static uint32_t add_blocks(struct changing *c, uint64_t request)
             continue;
         }
         for (uint32_t k = from; k < to;
-             k++, n++) /* ids of what is put in come from the block and the place: below 2^63 */
+             k++, n++) /* ids of added blocks come from the block and the place; below 2^63 */
             trace_add_block(c->to, &c->cap_blocks, k == from ? ids[i] : random_at(ids[i], k - from, 7) >> 1);
     }
     return n;
@@ -74,7 +73,7 @@ static void add_changed(struct changing *c, uint64_t request, uint64_t *new_inde
     double lengths = (double)c->to->block_tokens / c->from->block_tokens;
     r.arrival_ns = (uint64_t)((double)r.arrival_ns / change->rate);
     r.delay_ms = (uint32_t)(r.delay_ms / change->rate);
-    r.follows = r.follows ? new_index[r.follows - 1] : 0; /* 0 also when that one was not taken */
+    r.follows = r.follows ? new_index[r.follows - 1] : 0; /* 0 also if that request was not taken */
     struct trace_request *to = trace_add_request(c->to, &c->cap_requests, &r);
     uint32_t n_blocks = add_blocks(c, request);
     int64_t more = (int64_t)n_blocks - r.n_blocks;
@@ -82,7 +81,7 @@ static void add_changed(struct changing *c, uint64_t request, uint64_t *new_inde
     to->n_blocks = n_blocks;
     to->n_prompt = scaled(n_prompt < 1 ? 1 : (uint32_t)n_prompt, r.n_blocks ? lengths : change->length_scale, 1);
     to->n_output = scaled(r.n_output, change->output_scale * change->length_scale, r.n_output > 0);
-    if (to->n_blocks > to->n_prompt) /* the partial last one has shrunk to nothing */
+    if (to->n_blocks > to->n_prompt) /* the partial last block has shrunk to nothing */
         to->n_blocks = to->n_prompt;
     new_index[request] = c->to->n_requests;
 }
@@ -112,8 +111,8 @@ struct trace *trace_changed(const struct trace *t, const struct trace_change *ch
 
 /* -------------------------------------------------------------------- laws */
 
-/* The standard normal's quantile (Acklam 2003), good to a millionth of itself: more than a thousand points
- * need. */
+/* Quantile of the standard normal distribution (Acklam 2003). Its relative error of a millionth is less than
+ * a thousand points need. */
 static double probit(double p)
 {
     static const double A[] = {-39.69683028665376, 220.9460984245205,  -275.9285104469687,
@@ -154,7 +153,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Of values, which are sorted; none: all are 0. */
+/* Makes the distribution of some values, which it sorts. Without values all quantiles are 0. */
 static void law_of(double *values, uint64_t n, struct trace_law *out)
 {
     qsort(values, n, sizeof(*values), by_value);
@@ -181,7 +180,8 @@ static double unit(const struct synth *s, uint64_t session, enum trace_draw what
     return random_unit(random_at(s->d->seed + (uint64_t)what * 0x9e37, session, i));
 }
 
-/* Gamma with mean 1 (Marsaglia and Tsang 2000; below shape 1 by their power of a uniform number). */
+/* A gamma-distributed number with mean 1 (Marsaglia and Tsang 2000; for a shape below 1 with their power of a
+ * uniform number). */
 static double gamma_gap(struct synth *s, double shape, uint64_t session)
 {
     double boost = shape < 1 ? pow(1 - unit(s, session, DRAW_GAP, 0), 1 / shape) : 1,
@@ -202,7 +202,7 @@ static double session_gap_s(struct synth *s, uint64_t session)
     return mean * gamma_gap(s, 1 / (b * b), session);
 }
 
-/* Of n, by Zipf's law: place k is k + 1 times rarer than the first. */
+/* Draws one of n by Zipf's law: number k is k + 1 times rarer than number 0. */
 static uint32_t zipf(double u, uint32_t n)
 {
     double all = 0, sum = 0;
@@ -222,7 +222,7 @@ static uint32_t tokens_of(const struct trace_law *law, double u)
     return n < 1 ? 1 : n > 1e7 ? 10000000 : (uint32_t)n;
 }
 
-struct chain { /* full blocks of a session so far */
+struct chain { /* the full blocks of a session so far */
     uint64_t *ids;
     uint32_t n, cap;
 };
@@ -237,7 +237,7 @@ static void extend(struct synth *s, struct chain *c, uint32_t n_blocks)
         c->ids[c->n++] = s->next_id++;
 }
 
-/* The chain begins with the system prompt's full blocks, whose ids come first of all. */
+/* Begins the chain with the system prompt's full blocks, whose ids are the lowest ones. */
 static void begin_chain(struct synth *s, struct chain *c, uint32_t system)
 {
     uint32_t n = s->d->system_tokens / s->d->block_tokens;
@@ -253,12 +253,12 @@ static void add_turn(struct synth *s, struct chain *c, struct trace_request *r)
     struct trace_request *to = trace_add_request(s->t, &s->cap_requests, r);
     for (uint32_t i = 0; i < n_full; i++)
         trace_add_block(s->t, &s->cap_blocks, c->ids[i]);
-    if (r->n_prompt % s->d->block_tokens) /* nobody has the partial one: later it is full of something else */
+    if (r->n_prompt % s->d->block_tokens) /* the partial block is never shared: a later turn fills it */
         trace_add_block(s->t, &s->cap_blocks, s->next_id++);
     to->n_blocks = n_full + (r->n_prompt % s->d->block_tokens > 0);
 }
 
-/* Of a session that began before the trace, which is at 0, only what comes in it is added. */
+/* Adds the requests of a session that arrive at 0 or later; a session may begin before the trace does. */
 static void add_session(struct synth *s, uint64_t session, double at_s)
 {
     const struct trace_synth *d = s->d;
@@ -292,7 +292,7 @@ static void add_session(struct synth *s, uint64_t session, double at_s)
     free(chain.ids);
 }
 
-/* The i-th by arrival, of a trace that is not sorted yet. */
+/* Arrival of the i-th request by arrival. The trace need not be sorted. */
 static double arrival_of(const struct trace *t, uint64_t i)
 {
     double *all = mem_array(t->n_requests, sizeof(*all));
@@ -305,10 +305,11 @@ static double arrival_of(const struct trace *t, uint64_t i)
 }
 
 /*
- * How long before the trace sessions begin, so that it has its rate from the start: those in progress then
- * bring their later requests. A session lasts `turns` times the time between two requests, nearly
- * exponentially distributed: after six times that 0.3 % are left. (Making the first sessions denser instead
- * would keep all of them whole, but the trace would begin with short prompts alone.)
+ * How many seconds before the trace the first session begins. Sessions in progress at the start contribute
+ * their later requests, so the trace has its rate from the start. A session lasts `turns` times the time
+ * between two requests, nearly exponentially distributed: after six times that 0.3 % are left. (Rejected:
+ * making the first sessions denser. All sessions would stay whole, but the trace would begin with short
+ * prompts alone.)
  */
 static double warm_s(const struct trace_synth *d)
 {
@@ -334,7 +335,8 @@ struct trace *trace_synth(const struct trace_synth *d)
     for (uint64_t session = 0, n = d->n_requests; s.t->n_requests < n || at_s < end_s; session++) {
         bool enough = s.t->n_requests >= n;
         add_session(&s, session, at_s);
-        if (!enough && s.t->n_requests >= n) /* later sessions bring what comes before the ends of these */
+        /* later sessions may still add requests that arrive before the n-th one */
+        if (!enough && s.t->n_requests >= n)
             end_s = arrival_of(s.t, n - 1);
         at_s += session_gap_s(&s, session);
     }
@@ -348,15 +350,15 @@ struct trace *trace_synth(const struct trace_synth *d)
 struct fit {
     const struct trace *t;
     struct trace_nodes nodes;
-    uint64_t *last_user; /* [n_nodes] 1 + request that used the node last */
+    uint64_t *last_user; /* [n_nodes] 1 + last request that used the node; 0: none */
     double *first, *more, *think, *gaps, *system;
     uint64_t n_first, n_more, n_gaps;
 };
 
 /*
- * A request continues another if it begins with all full blocks of that one's prompt, which is whoever used
- * its deepest known block last, and with more than one block (in some traces all share the first). A system
- * prompt alone is shorter than that.
+ * A request continues another one if it begins with all full blocks of that one's prompt, and with more than
+ * one block (in some traces all requests share the first block). The other one is the last request that used
+ * its deepest known block. A system prompt alone is shorter than that.
  */
 static void fit_request(struct fit *f, uint64_t i, double *last_start_s)
 {

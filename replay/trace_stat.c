@@ -9,9 +9,9 @@
 
 /* ------------------------------------------------------------------- nodes */
 
-struct trace_names { /* node by key; open addressing */
+struct trace_names { /* numbers of nodes by key; a hash table with open addressing */
     uint64_t *keys;
-    uint32_t *numbers; /* 1 + it */
+    uint32_t *numbers; /* 1 + number; 0: the bucket is empty */
     uint64_t n_buckets;
 };
 
@@ -61,7 +61,7 @@ void trace_nodes_fini(struct trace_nodes *n)
 
 /* ------------------------------------------------------------------- reuse */
 
-/* Sums of a list of 0 and 1 (Fenwick 1994): a block counts at its last use. */
+/* A tree of partial sums (Fenwick 1994) over a list of 0 and 1: each block counts 1 at its last use. */
 static void tree_add(int32_t *tree, uint64_t n, uint64_t at, int32_t value)
 {
     for (uint64_t i = at + 1; i <= n; i += i & (0 - i))
@@ -76,7 +76,8 @@ static uint64_t tree_sum(const int32_t *tree, uint64_t n_first)
     return sum;
 }
 
-/* Stack distances (Mattson et al. 1970): an LRU cache of more blocks than that finds it. */
+/* Adds stack distances (Mattson et al. 1970): an LRU cache of more blocks than the distance finds the
+ * block. */
 static void add_reuse(const struct trace *t, const struct trace_nodes *nodes, struct trace_stat *out)
 {
     uint64_t n = t->n_blocks, n_reuses = 0, *last = mem_array(nodes->n_nodes, sizeof(*last)); /* 1 + use */
@@ -146,7 +147,7 @@ static void add_rates(const struct trace *t, struct trace_stat *out)
         in_second = i && at / NS_PER_S == before / NS_PER_S ? in_second + 1 : 1;
         out->most_in_a_second = in_second > out->most_in_a_second ? in_second : out->most_in_a_second;
         if (at / (60 * NS_PER_S) !=
-            before / (60 * NS_PER_S)) { /* a whole minute is over, and some may have been empty */
+            before / (60 * NS_PER_S)) { /* a minute is over; minutes without a request may follow */
             out->most_in_a_minute = in_minute > out->most_in_a_minute ? in_minute : out->most_in_a_minute;
             out->least_in_a_minute = in_minute < out->least_in_a_minute ? in_minute : out->least_in_a_minute;
             if (at / (60 * NS_PER_S) - before / (60 * NS_PER_S) > 1)
@@ -155,7 +156,7 @@ static void add_rates(const struct trace *t, struct trace_stat *out)
         }
         in_minute++;
     }
-    if (out->least_in_a_minute == UINT64_MAX) /* less than a minute */
+    if (out->least_in_a_minute == UINT64_MAX) /* the trace is shorter than a minute */
         out->least_in_a_minute = out->most_in_a_minute = n;
     struct report_stats s = report_stats_of(gaps, n - 1);
     out->gap_cv = s.n && s.mean > 0 ? s.std / s.mean : NAN;

@@ -1,9 +1,9 @@
 /*
- * What a trace is like: lengths, rates, and how much of its prompts a cache could find.
+ * Describes a trace: lengths, rates, and how much of its prompts a cache could find.
  *
- * Hits are those of a prefix: a block is found if it and all before it are. Two figures, never one: with
- * partial last blocks, as publications count the traces' ids, and without them, as a store of full blocks
- * finds them.
+ * A hit is one of a prefix: a block is found if it and all blocks before it are. There are always two
+ * figures: with partial last blocks, as publications count the traces' ids, and without them, as a store of
+ * full blocks finds them.
  *
  * Threads: any; the trace is borrowed.
  */
@@ -12,32 +12,34 @@
 #include "replay/report.h"
 #include "replay/trace.h"
 
-/* Blocks named by all that stands before them: the number of a node for each use, requests by arrival. */
+/* Blocks identified by all blocks before them: each use of a block has the number of its node. Requests in
+ * the order of arrival. */
 struct trace_nodes {
     uint32_t *of_use; /* [n_uses] */
     uint64_t *first;  /* [n_requests + 1] into of_use */
-    uint32_t *n_uses; /* [n_nodes] how often each is used */
+    uint32_t *n_uses; /* [n_nodes] number of uses of each node */
     uint64_t n_nodes;
 };
 void trace_nodes_init(const struct trace *t, struct trace_nodes *out);
 void trace_nodes_fini(struct trace_nodes *n);
 
-struct trace_ceiling {                   /* of a cache without end */
+struct trace_ceiling {                   /* what an unlimited cache finds */
     uint64_t asked, found;               /* blocks */
-    uint64_t asked_tokens, found_tokens; /* asked: of whole prompts, also what no block has */
+    uint64_t asked_tokens, found_tokens; /* asked_tokens: of whole prompts, also tokens outside any block */
 };
 
 struct trace_stat {
     uint64_t n, n_tokens_in, n_tokens_out, n_unanswered;
-    /* First arrival to last, requests a second. */
+    /* Seconds from the first arrival to the last; requests per second. */
     double span_s, rate;
-    uint64_t most_in_a_second, least_in_a_minute, most_in_a_minute; /* of whole minutes */
-    double gap_cv; /* of the times between arrivals: 1 when they are independent, more in bursts */
+    uint64_t most_in_a_second, least_in_a_minute, most_in_a_minute; /* minutes: whole ones only */
+    /* coefficient of variation of the times between arrivals: 1 if independent, more in bursts */
+    double gap_cv;
     struct report_stats prompt, output;
     uint64_t n_blocks, n_distinct, n_used_once;
     struct trace_ceiling with_partial, full_only;
-    struct report_stats reuse_blocks; /* distinct blocks used since the last use of the same */
-    struct report_stats reuse_s;      /* time since it */
+    struct report_stats reuse_blocks; /* distinct blocks used between two uses of a block */
+    struct report_stats reuse_s;      /* seconds between two uses of a block */
     uint64_t n_sessions, n_following, n_tenants;
 };
 void trace_stat_of(const struct trace *t, struct trace_stat *out);

@@ -1,5 +1,5 @@
-/* A trace as a file again: tandem's own format, Mooncake's, Azure's. Times keep their nanoseconds, as far as
- * the format has them. */
+/* Writes a trace in tandem's own format, Mooncake's or Azure's. Times keep their nanoseconds, as far as the
+ * format has them. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,13 +69,13 @@ static void write_json(const struct trace *t, bool tandem, struct bytes *out)
     free(is_followed);
 }
 
-/* Arrivals count from the first, so the day is made up. */
+/* Arrivals count from the first one, so the date is invented: 2000-01-01. */
 static void write_azure(const struct trace *t, struct bytes *out)
 {
     bytes_printf(out, "TIMESTAMP,ContextTokens,GeneratedTokens\n");
     for (uint64_t i = 0; i < t->n_requests; i++) {
         const struct trace_request *r = &t->requests[i];
-        time_t seconds = (time_t)(946684800 + r->arrival_ns / NS_PER_S); /* 2000-01-01 */
+        time_t seconds = (time_t)(946684800 + r->arrival_ns / NS_PER_S);
         struct tm day;
         char text[32];
         strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S", gmtime_r(&seconds, &day));
