@@ -9,7 +9,7 @@
 
 enum { RADIX_BITS = 11, RADIX = 1 << RADIX_BITS, RADIX_PASSES = 6 };
 
-/* The bits of a double, so that they are ordered as unsigned numbers; and back. */
+/* Bits of a double, changed so that they sort as unsigned numbers; value_of() is the inverse. */
 static uint64_t key_of(double value)
 {
     uint64_t bits;
@@ -25,7 +25,8 @@ static double value_of(uint64_t key)
     return value;
 }
 
-/* By radix, from the lowest digit: millions of gaps between tokens take a quarter of what qsort takes. */
+/* Radix sort, from the lowest digit. For millions of gaps between tokens it takes a quarter of qsort's
+ * time. */
 static void sort(double *values, uint64_t n)
 {
     uint64_t *keys = mem_array(2 * n, sizeof(*keys)), *room = keys + n, *from = keys;
@@ -114,7 +115,7 @@ enum report_plan report_plan_of(const struct report_run *run, const struct repor
     return strcmp(run->workers[q->decode].role, "prefill") ? REPORT_AGGREGATED : REPORT_KEPT;
 }
 
-struct counts { /* what rates are made of */
+struct counts { /* sums for the rates */
     uint64_t effective, effective_tokens;
 };
 
@@ -227,7 +228,7 @@ static double predicted_of(const struct report_request *q, enum promise what)
                                   : q->predicted_first_gap_ms;
 }
 
-/* Relative errors of what was predicted; naive: of what the request before had. */
+/* Relative errors of predictions. naive: the error of predicting the value of the request before. */
 static struct report_stats stats_of_errors(const struct report_run *run, double *room, enum promise what, bool naive)
 {
     double last = NAN;
@@ -265,8 +266,8 @@ static bool is_good(const struct report_point *p, bool mlperf)
     return mlperf ? p->ttft_share >= 0.99 && p->tpot_share >= 0.99 : p->met_share >= 0.9;
 }
 
-/* *under_out: what is above the most and was too much. Without it the search has only seen good rates, and no
- * limit. */
+/* The highest good offered rate; NAN: none. *under_out: the lowest tried one above it that was too high; NAN:
+ * the search has only seen good rates, and no limit. */
 static double most_of(const struct report_run *run, bool mlperf, double *under_out)
 {
     double most = NAN, rate = 0;
@@ -275,7 +276,7 @@ static double most_of(const struct report_run *run, bool mlperf, double *under_o
         const struct report_point *p = &run->points[i];
         if (!is_good(p, mlperf))
             continue;
-        most = fmax(most, p->offered_rate); /* fmax passes over NAN */
+        most = fmax(most, p->offered_rate); /* fmax ignores NAN */
         rate = fmax(rate, p->rate);
     }
     for (uint32_t i = 0; i < run->n_points; i++)
@@ -362,7 +363,7 @@ static enum td_status check_latency(const struct report_run *run, uint64_t i, st
     return TD_OK;
 }
 
-struct edge { /* a request comes or goes */
+struct edge { /* a request arrives or ends */
     double at_ms;
     int step;
 };
@@ -370,11 +371,11 @@ struct edge { /* a request comes or goes */
 static int by_time(const void *a, const void *b)
 {
     const struct edge *x = a, *y = b;
-    return x->at_ms < y->at_ms ? -1 : x->at_ms > y->at_ms ? 1 : y->step - x->step; /* comes before it goes */
+    return x->at_ms < y->at_ms ? -1 : x->at_ms > y->at_ms ? 1 : y->step - x->step; /* arrivals before ends */
 }
 
-/* The area under the number in the system is found by going through the run event by event, not by adding up
- * latencies. */
+/* Checks Little's law. The area under the number of requests in the system is found event by event; the
+ * latencies are not added up. */
 static enum td_status check_little(const struct report_run *run, struct td_error *e)
 {
     struct edge *edges = mem_array(2 * run->n_requests, sizeof(*edges));
@@ -477,7 +478,7 @@ static void add_quarters(struct bytes *out, const struct report_summary *s)
         bytes_printf(out, "\n");
 }
 
-/* The most frequent first. */
+/* Lists the reasons, most frequent first. */
 static void add_reasons(struct bytes *out, const struct report_run *run)
 {
     enum { MOST = 5 };
@@ -504,7 +505,8 @@ static void add_reasons(struct bytes *out, const struct report_run *run)
     free(counts);
 }
 
-/* The highest good rate, and what was too much; without that it is only the highest that was tried. */
+/* Prints the highest good rate and the lowest one that was too high. Without the latter, the former is only
+ * the highest tried rate. */
 static void add_most(struct bytes *out, const char *name, double rate, double under, const char *unit)
 {
     if (isnan(rate))

@@ -1,4 +1,4 @@
-/* The page is replay/report.html, in which the runs stand as JSON; what it draws is computed there. */
+/* The page is replay/report.html with the runs inserted as JSON; the script in the page computes the rest. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,9 +6,10 @@
 #include "report_page.h"
 
 static const char MARK[] = "@RUNS@";
-static const uint64_t MOST_TOKENS = 100000; /* whose times go into a page, for the look at single requests */
+/* tokens whose times go into a page, to look at single requests */
+static const uint64_t MOST_TOKENS = 100000;
 
-/* Every so-manieth request, so that not more tokens than that come in. */
+/* Stride between requests whose token times are written, so that there are about MOST_TOKENS of them. */
 static uint32_t stride_of(const struct report_run *run)
 {
     uint64_t n = 0;

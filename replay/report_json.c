@@ -1,9 +1,9 @@
 /*
- * A run as JSON (the format is in docs/replay.md).
+ * Writes a run as JSON (docs/replay.md has the format).
  *
- * Requests are written column by column, and a column that is the same for all as that one value: a fifth of
- * the size of an object for each, and quick to read in a page. Written by hand, because a tree of a million
- * values takes longer than the run's statistics.
+ * Requests are written column by column. A column that is the same for all requests is written as that one
+ * value. This takes a fifth of the size of an object for each request, and a page reads it quickly. The JSON
+ * is written by hand, because a tree of a million values takes longer than the statistics of the run.
  */
 #include <assert.h>
 #include <inttypes.h>
@@ -104,7 +104,7 @@ static void add_whole(struct bytes *out, const char *name, uint64_t value)
 
 /* ----------------------------------------------------------------- summary */
 
-/* As vLLM's serving benchmark names them. */
+/* Members with the names of vLLM's serving benchmark. */
 static void add_vllm(struct bytes *out, const struct report_summary *s)
 {
     const struct {
@@ -145,7 +145,7 @@ static void add_stats(struct bytes *out, const char *name, const struct report_s
     bytes_append(out, "}", 1);
 }
 
-/* JSON as it is, but for '<', which can only stand in a text there, and might end a page's script. */
+/* Copies JSON, but escapes '<', which can only be inside a string there and might end a page's script. */
 static void add_settings(struct bytes *out, const char *json)
 {
     bytes_printf(out, ",\"settings\":");
@@ -395,7 +395,7 @@ static void add_tokens(struct bytes *out, const struct report_run *run, const st
     bytes_append(out, "]", 1);
 }
 
-/* Follows from the workers: a reader finds it again by itself. */
+/* The plan follows from the workers, so report_parse() does not read it. */
 static void add_plan_column(struct bytes *out, const struct report_run *run)
 {
     bytes_printf(out, ",\"plan\":[");
@@ -428,7 +428,7 @@ static void add_list(struct bytes *out, const char *name, const double *values, 
     bytes_append(out, "]", 1);
 }
 
-struct gap { /* between two tokens */
+struct gap { /* time between two tokens */
     double at_ms, ms;
 };
 
@@ -453,13 +453,14 @@ static int by_length(const void *a, const void *b)
     return (x->ms > y->ms) - (x->ms < y->ms);
 }
 
-/* Of what comes from a file anything may be expected: what lies outside of the run counts at its ends. */
+/* Slot of a gap. A run from a file may have any times: those outside the run count in its first or last
+ * slot. */
 static int slot_of(const struct gap *g, double step_ms)
 {
     return (int)fmax(fmin(g->at_ms / step_ms, TIME_SLOTS - 1), 0);
 }
 
-/* Gaps are sorted by length: those of one slot come in that order too. */
+/* The gaps are sorted by length, so the gaps of one slot come in that order, too. */
 static void add_slots(struct bytes *out, const struct gap *gaps, uint64_t n, double step_ms)
 {
     uint64_t counts[TIME_SLOTS] = {0}, seen[TIME_SLOTS] = {0};

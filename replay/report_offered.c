@@ -1,7 +1,7 @@
 /*
- * What became of all that was offered, as a whole and by the length of prompts. Rates and means of the
- * answered alone look better the more is refused: long prompts are refused first, and what is left is short
- * and often cached.
+ * Outcomes of all offered requests, as a whole and by the length of prompts. Rates and means over answered
+ * requests alone improve as more requests are refused: long prompts are refused first, and the remaining ones
+ * are short and often cached.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -15,7 +15,8 @@ static int by_length(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The longest prompt of each of the first three quarters: prompts of one length are in one quarter. */
+/* Finds the longest prompt of each of the first three quarters. Prompts of equal length are in the same
+ * quarter. */
 static void find_quartiles(const struct report_run *run, uint32_t most_out[REPORT_QUARTERS - 1])
 {
     uint64_t n = run->n_requests;

@@ -1,4 +1,4 @@
-/* Reads a report as report_json wrote it: what is missing or out of range is named by its member. */
+/* Reads a report that report_json() wrote. An error names the member that is missing or out of range. */
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ enum {
 
 struct report_file {
     struct report_run run;
-    json_t *root; /* lends the texts */
+    json_t *root; /* the runs' texts are borrowed from it */
     struct report_request *requests;
     struct report_worker *workers;
     struct report_point *points;
@@ -29,7 +29,7 @@ struct report_file {
 
 #define FAIL(e, ...) td_fail(e, TD_ERR_INVALID, __VA_ARGS__)
 
-/* A number; null (or a member that is not there, when it may be missing) is NAN. */
+/* Reads a number; null becomes NAN. A missing member is refused. */
 static enum td_status get_real(const json_t *o, const char *name, double *out, struct td_error *e)
 {
     const json_t *v = json_object_get(o, name);
@@ -39,7 +39,7 @@ static enum td_status get_real(const json_t *o, const char *name, double *out, s
     return TD_OK;
 }
 
-/* Finite, and not negative. */
+/* Reads a finite number >= 0. */
 static enum td_status get_length(const json_t *o, const char *name, double *out, struct td_error *e)
 {
     double value;
@@ -60,7 +60,7 @@ static enum td_status get_text(const json_t *o, const char *name, const char **o
     return TD_OK;
 }
 
-/* An array of objects or texts, of at most so many. */
+/* Reads an array with `least` to `most` elements. */
 static enum td_status get_list(const json_t *o, const char *name, size_t least, size_t most, const json_t **out,
                                struct td_error *e)
 {
@@ -121,7 +121,7 @@ static enum td_status parse_tenants(struct report_file *f, struct td_error *e)
     return TD_OK;
 }
 
-/* Reports of before have none. */
+/* Reasons came after version 1, so they may be missing. */
 static enum td_status parse_reasons(struct report_file *f, struct td_error *e)
 {
     const json_t *list;
@@ -202,7 +202,7 @@ static enum td_status parse_points(struct report_file *f, struct td_error *e)
 
 /* ---------------------------------------------------------------- requests */
 
-/* The numbers of a column: how far they may go. */
+/* Whether a value is in the range of its column. */
 static bool is_in_range(const struct report_column *c, const struct report_run *r, double v)
 {
     bool is_worker = c->type == COLUMN_I32;
@@ -252,7 +252,7 @@ static bool set_cell(const struct report_file *f, const struct report_column *c,
     return true;
 }
 
-/* An array of one value each, or the one value of all. */
+/* Reads a column: an array with a value for each request, or one value for all. */
 static enum td_status parse_column(const struct report_file *f, const json_t *requests, const struct report_column *c,
                                    struct td_error *e)
 {
@@ -302,8 +302,8 @@ static enum td_status parse_requests(struct report_file *f, struct td_error *e)
     const json_t *requests = json_object_get(f->root, "requests"), *n = json_object_get(requests, "n");
     if (!requests)
         return FAIL(e, "requests: not there: the report was written without them");
-    /* a column that is the same for all costs no byte of input, hence a limit beside that of the file's
-     * size */
+    /* A column that is one value for all requests takes no space in the file, so the file's size does not
+     * limit n; the number of token_ms does. */
     if (!json_is_integer(n) || json_integer_value(n) < 0 || json_integer_value(n) > MAX_REQUESTS ||
         (uint64_t)json_integer_value(n) != json_array_size(json_object_get(requests, "token_ms")))
         return FAIL(e, "requests.n: must be from 0 to %d, and as many as token_ms has", MAX_REQUESTS);
