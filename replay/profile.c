@@ -12,13 +12,15 @@
 enum { MAX_FILE_BYTES = 64 << 20, MAX_ROWS = 65536, TERMS = 3 };
 
 /*
- * Named machines. H200: fits to TensorRT-LLM 1.3 as AIConfigurator 0.12 predicts it, bf16, one GPU for 8B and
- * four for 70B; pools are 90 % of memory less weights and 3.8 GB a GPU. a800x8-70b: eight A800 at 312 TFLOP/s
- * and half of it, by equation 1 of Mooncake (FAST '25), and 17 ms a decode step and half of 16.3 TB/s. The
- * DGX: a 70B model on eight GPUs; of the A100 the H100 is 3.43 times as fast in prefill and 1.64 times in
- * decode, at 1.75 times the power and 2.16 times the price (Splitwise, ISCA '24). Power: idle a fifth,
- * prefill all, decode six tenths of what it is built for (prompts draw the peak, decoding hardly notices a
- * cap of half of it).
+ * Named machines.
+ * - H200: fits to TensorRT-LLM 1.3 as AIConfigurator 0.12 predicts it, bf16, one GPU for 8B and four for 70B.
+ *   Pools are 90 % of the memory less weights and 3.8 GB a GPU.
+ * - a800x8-70b: eight A800. Prefill by equation 1 of Mooncake (FAST '25) at half of 312 TFLOP/s each; decode
+ *   17 ms a step, and KV at half of 16.3 TB/s.
+ * - DGX: a 70B model on eight GPUs. The H100 is 3.43 times as fast as the A100 in prefill and 1.64 times in
+ *   decode, at 1.75 times the power and 2.16 times the price (Splitwise, ISCA '24).
+ * - Power: idle draws a fifth of what the machine is built for, prefill all of it, decode six tenths (prompts
+ *   draw the peak, decoding hardly notices a cap at half of the peak).
  */
 static const struct {
     const char *name, *cost;
@@ -34,7 +36,7 @@ static const double IDLE_SHARE = 0.2, DECODE_SHARE = 0.6;
 
 /* --------------------------------------------------------------------- fit */
 
-struct rows { /* x[TERMS], y = 1: both over the measured time */
+struct rows { /* rows of x[TERMS] with y = 1: both divided by the measured time */
     double (*x)[TERMS];
     uint32_t n;
 };
@@ -48,7 +50,7 @@ static void add_row(struct rows *r, double a, double b, double c, double ms)
     r->x[r->n++][2] = c / ms;
 }
 
-/* m w = b for the terms that take part, by Gauss and Jordan with pivots; columns are scaled before. */
+/* Solves m w = b for n terms by Gauss-Jordan elimination with pivots. The caller has scaled the columns. */
 static bool solve(double m[TERMS][TERMS + 1], uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -69,7 +71,7 @@ static bool solve(double m[TERMS][TERMS + 1], uint32_t n)
     return true;
 }
 
-/* Least squares over the terms in use; *worst_out: one that came out below 0, TERMS: none. */
+/* Least squares over the used terms. *worst_out: the most negative coefficient; TERMS: none is negative. */
 static bool fit_terms(const struct rows *r, const bool *used, double *w_out, int *worst_out)
 {
     double m[TERMS][TERMS + 1] = {{0}}, scale[TERMS] = {0}, least = 0;
@@ -111,7 +113,7 @@ static bool fit(const struct rows *r, double *w_out, double *error_out)
             return false;
         if (worst == TERMS)
             break;
-        used[worst] = false; /* what would be negative is left out, and the others again */
+        used[worst] = false; /* fix the most negative one at 0 and fit the others again */
     }
     *error_out = 0;
     for (uint32_t i = 0; i < r->n; i++)
@@ -157,7 +159,7 @@ static enum td_status read_rows(const json_t *profile, const char *list, const c
     return TD_OK;
 }
 
-/* Steps with both, as the cost model describes them. */
+/* Measured steps with prompt tokens and decoding, as the cost model describes them. */
 struct mixed_rows {
     struct cost_step *at;
     uint32_t n;
@@ -212,7 +214,7 @@ static double median(struct weighted *w, uint32_t n)
     return w[i].value;
 }
 
-/* Of the sum of both halves, less some milliseconds. */
+/* Median error of the model "sum of both parts, less `less` milliseconds". */
 static double mixed_error(const struct mixed_rows *rows, const double *sums, double less, struct weighted *errors)
 {
     for (uint32_t i = 0; i < rows->n; i++)
@@ -220,8 +222,8 @@ static double mixed_error(const struct mixed_rows *rows, const double *sums, dou
     return median(errors, rows->n);
 }
 
-/* The share with the least mean of relative errors: the median of each row's own share, each with the weight
- * 1 / ms. */
+/* Finds the errors of the models. The best share has the least mean of relative errors: it is the median of
+ * the rows' own shares, each weighted by 1 / ms. */
 static struct profile_mixed judge_mixed(const struct mixed_rows *rows, const struct cost_profile *cost)
 {
     struct profile_mixed m = {.n_rows = rows->n};
@@ -290,8 +292,8 @@ static enum td_status choose(const json_t *root, const char *words, const json_t
 
 /* ------------------------------------------------------------------ memory */
 
-/* Models and GPUs whose memory follows from their names: from their configs, and what the driver reports less
- * what it keeps. */
+/* Models and GPUs whose memory is derived from their names: sizes from the models' configs, and memory as the
+ * driver reports it less what it reserves. */
 static const struct {
     const char *name;
     double layers, kv_heads, head_dim, parameters;
@@ -305,9 +307,10 @@ static const struct {
     double bytes;
 } GPUS[] = {{"h200_sxm", 139 * 0x1p30}, {"h100_sxm", 79 * 0x1p30}, {"a100_sxm", 79 * 0x1p30}};
 static const double USED_SHARE = 0.9,
-                    OTHER_BYTES = 3.8e9; /* of a GPU's memory; activations, graphs and libraries on each */
+                    /* share of a GPU's memory that is used; activations, graphs and libraries on each */
+    OTHER_BYTES = 3.8e9;
 
-/* Of a number in a quantization mode as AIConfigurator names them; 0: not known. */
+/* Bytes of a number in a quantization mode, as AIConfigurator names modes; 0: not known. */
 static double bytes_of_mode(const char *mode)
 {
     if (!strcmp(mode, "bfloat16") || !strcmp(mode, "bf16") || !strcmp(mode, "float16") || !strcmp(mode, "fp16"))
@@ -315,7 +318,8 @@ static double bytes_of_mode(const char *mode)
     return !strcmp(mode, "fp8") || !strcmp(mode, "fp8_block") || !strcmp(mode, "int8") ? 1 : 0;
 }
 
-/* Without modes "bf16" stands for all; "fp8" leaves open what the KV is in. */
+/* Bytes of a number of `what`. Without modes, a precision of "bf16" holds for all numbers; "fp8" does not say
+ * what the KV has. */
 static double bytes_of(const json_t *p, const char *what)
 {
     const char *mode = json_string_value(json_object_get(json_object_get(p, "quant"), what)),
@@ -324,7 +328,7 @@ static double bytes_of(const json_t *p, const char *what)
     return mode ? bytes_of_mode(mode) : all > 1 ? all : 0;
 }
 
-/* Fills what the table leaves out. Nothing is made of a name that is not known. */
+/* Derives the memory that the table does not give. Unknown names give nothing. */
 static void derive_memory(const json_t *p, struct worker_profile *out)
 {
     const char *model = json_string_value(json_object_get(p, "model")),
@@ -337,7 +341,7 @@ static void derive_memory(const json_t *p, struct worker_profile *out)
     while (g < sizeof(GPUS) / sizeof(GPUS[0]) && !(gpu && !strcmp(gpu, GPUS[g].name)))
         g++;
     if (m == sizeof(MODELS) / sizeof(MODELS[0]) || !(tp >= 1 && tp <= MODELS[m].kv_heads))
-        return; /* with more GPUs than heads of KV, heads are kept more than once */
+        return; /* with more GPUs than KV heads, some heads are stored more than once */
     if (!(out->kv_bytes_per_token > 0) && kv > 0) {
         out->kv_bytes_per_token = 2 * MODELS[m].layers * MODELS[m].kv_heads * MODELS[m].head_dim * kv;
         out->is_derived = true;

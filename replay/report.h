@@ -59,7 +59,7 @@ struct report_request {
 enum report_plan { REPORT_PLAN_UNKNOWN, REPORT_SPLIT, REPORT_AGGREGATED, REPORT_KEPT, REPORT_PLANS };
 
 struct report_worker {
-    const char *name, *role; /* "prefill-1", "prefill" | "decode" | "both" */
+    const char *name, *role; /* "prefill-1"; "prefill" | "decode" | "both" | "store" */
     double busy_ms, joules;  /* NAN: unknown */
     const float *load;       /* [n_load] busy share of each tick of load_tick_ms; borrowed; NULL: unknown */
     uint32_t n_load;

@@ -1,4 +1,4 @@
-/* Names of blocks, and which workers have each: a set of bits. */
+/* Numbers of blocks, and for each block a set of bits: the workers that have it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,7 +6,7 @@
 #include "base/random.h"
 #include "replay/simulate_internal.h"
 
-/* In the order of their first use, so that chains lie together. */
+/* Numbers blocks in the order of their first use, so that chains lie together in memory. */
 void blocks_number(struct sim *s)
 {
     const struct trace *t = s->trace;

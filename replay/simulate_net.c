@@ -1,10 +1,10 @@
 /*
- * Flows between ports. A port's rate is shared equally by the flows that use it, and a flow goes at the
- * lesser of its two shares: not quite max-min fair (what a flow that is held up elsewhere leaves is not given
- * to the others), but what starts or ends touches its own two ports alone.
+ * Flows between ports. The flows of a port share its rate equally, and a flow runs at the lesser of its two
+ * shares. This is not quite max-min fair, since the unused part of a share is not given to other flows. In
+ * return, a flow that starts or ends only touches its own two ports.
  *
- * A flow may be added to while it runs, as layers are computed; it stays open, at rest, when it has caught
- * up.
+ * Bytes may be added to a flow while it runs, as layers are computed. A flow that has moved all its bytes
+ * stays open, at rest, until it is closed.
  */
 #include <math.h>
 
@@ -127,7 +127,7 @@ void net_add(struct sim *s, uint32_t index, double bytes)
 {
     struct flow *f = &s->net.flows[index];
     if (!(f->from->bytes_per_ns > 0) && !(f->to->bytes_per_ns > 0))
-        return; /* there already */
+        return; /* no port has a limit: the bytes arrive at once */
     if (!f->is_flowing) {
         f->is_flowing = true;
         f->left = bytes;

@@ -1,24 +1,23 @@
 /*
- * A budget for what all workers draw together: it is sampled, and clocks are what its control makes of the
- * samples (sched/power.h).
+ * A power budget for all workers together: their power is sampled, and the control of sched/power.h turns the
+ * samples into clocks.
  *
- * A sample is what each worker draws at that moment, not its mean since the last one: what a row must not do
- * is pass its budget, and a mean would hide that. There are samples as long as requests are open, so that the
- * run ends.
+ * A sample is the power of each worker at that moment, not its mean since the last sample: a row of machines
+ * must never exceed its budget, and a mean would hide that it did. Samples end when no request is open, so
+ * that the run ends.
  */
 #include <math.h>
 
 #include "replay/simulate_internal.h"
 
-enum { SAMPLE_MS = 2000 }; /* as often as POLCA's rows are read */
+enum { SAMPLE_MS = 2000 }; /* the interval at which POLCA reads a row's power */
 
 static void post(struct sim *s)
 {
     events_post(&s->events, s->now_ns + SAMPLE_MS * NS_PER_MS, EVENT_SAMPLE, 0, 0);
 }
 
-/* The one whose clocks workers have: under the brake alone, those between are passed through, but nothing
- * follows from them. */
+/* The level in force. With brake-only control, every level below the brake acts as 0. */
 static uint32_t level_of(const struct sim *s)
 {
     return s->c.power_brake_only && s->power.held != POWER_BRAKE ? 0 : s->power.held;
@@ -32,7 +31,7 @@ static double share_of_budget(const struct sim *s)
     return watts / s->c.power_budget_w;
 }
 
-/* At each level the time until now, from the sample before. */
+/* Adds the time since the last sample to the level in force. */
 static void note_level(struct sim *s, uint64_t until_ns)
 {
     s->result->power.level_ms[level_of(s)] += clock_ms_between(s->sampled_ns, until_ns);

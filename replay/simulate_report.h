@@ -1,5 +1,5 @@
-/* A simulated run as a report. Everything stays the result's and the trace's; what is made for the report is
- * freed by _fini. */
+/* A simulated run as a report. The report borrows from the result and the trace; what is made for the report
+ * is freed by simulate_report_fini(). */
 #pragma once
 
 #include "replay/report.h"
@@ -14,7 +14,7 @@ struct simulate_report {
     char why[256];
 };
 
-/* The run is checked (report_check) and marked. */
+/* Makes the report, checks it (report_check), and marks it as not valid if the check fails. */
 void simulate_report_init(struct simulate_report *out, const struct trace *trace, const struct simulate_config *config,
                           const struct simulate_result *result);
 void simulate_report_fini(struct simulate_report *r);
