@@ -9,7 +9,7 @@
 
 /* ----------------------------------------------------------------- answer */
 
-/* [[id, log-probability], ...], most probable first */
+/* [[id, log-probability], ...], most probable first. */
 static json_t *top_json(const Tandem__V1__TokenEvent *t)
 {
     json_t *list = json_array();

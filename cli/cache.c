@@ -164,9 +164,8 @@ static int run(const struct cache_session *s, int action)
     struct td_error e = {{0}};
     if (s->o->all)
         return flush_all(s);
-    if (!s->o->request &&
-        /* the router knows only then whether the model takes chats */
-        !cli_wait_ready("cache", s->client, s->router, s->o->wait_ms))
+    /* Only a router that is ready knows whether the model takes chats. */
+    if (!s->o->request && !cli_wait_ready("cache", s->client, s->router, s->o->wait_ms))
         return 1;
     json_t *r = read_request(s);
     if (!r)

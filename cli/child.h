@@ -53,7 +53,7 @@ struct child {
     bool announced;    /* the process has been UP once; listen is its address since then */
     int64_t log_start; /* offset in the log at which the present run began */
     uint32_t n_restarts;
-    /* backoff_ns: the last delay, also kept while the process runs */
+    /* backoff_ns: the last delay, also kept while the process runs. */
     uint64_t started_ns, due_ns, backoff_ns;
 };
 

@@ -232,7 +232,7 @@ static int run_prompt(struct generate_session *s, const struct bytes *text)
 static enum td_status open_local(const struct generate_options *o, struct local **out, struct td_error *e)
 {
     const char *args[64] = {"--model", o->model, "--log-level", "warn"};
-    /* static, because the options of the workers borrow their texts until the cluster closes */
+    /* Static, because the options of the workers borrow their texts until the cluster closes. */
     static char words[4096];
     int n = 4;
     snprintf(words, sizeof(words), "%s", o->worker_options ? o->worker_options : "");

@@ -6,7 +6,7 @@
 
 struct local;
 
-/* how the workers move KV; LOCAL_NET: as separate processes do */
+/* How the workers move KV; LOCAL_NET: as separate processes do. */
 enum local_wire { LOCAL_LOOPBACK, LOCAL_NET };
 
 /* worker_args: options of both workers ("--model", DIR, ...), ended by NULL; they must outlive the cluster.

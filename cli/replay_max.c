@@ -90,7 +90,7 @@ struct report_point *replay_find_max(struct replay *r, uint32_t *n_out)
         while (go && s.n_rounds < (uint32_t)r->o.find_rounds && (rate = next_rate(&s, (enum definition)d, first)) > 0)
             go = run_round(r, &s, rate);
     best = best_of(&s, DISTSERVE);
-    /* the report is that of the last round, so the best rate runs once more */
+    /* The report is that of the last round, so the best rate runs once more. */
     if (go && best > 0 && fabs(best - r->o.rate) > 1e-9 * best)
         run_round(r, &s, best);
     *n_out = s.n;

@@ -54,7 +54,7 @@ struct sender {
     struct back *back;            /* sorted by due_ms, the earliest last */
     uint64_t n_back, cap_back;
     uint64_t n_running;
-    /* guards back, n_back and n_running: rpc threads end calls, the main thread starts them */
+    /* Guards back, n_back and n_running: rpc threads end calls, the main thread starts them. */
     pthread_mutex_t lock;
     pthread_cond_t changed;
 
@@ -362,7 +362,7 @@ static void send_prompt(struct sender *s, struct call *c, const struct prompt *p
                                            .user = c};
     /* Not a member of c, which on_end() may free from here on. */
     struct rpc_call *call = NULL;
-    /* the client is closing: nothing was sent, and on_end() does not come */
+    /* The client is closing: nothing was sent, and on_end() does not come. */
     if (rpc_call_start(s->client, &params, &call)) {
         pthread_mutex_lock(&s->lock);
         settle(s, c, RPC_CANCELLED, "the client was closing", 0, now_ms(r));
@@ -476,7 +476,7 @@ static void send_all(struct sender *s)
         if (!s->r->o.concurrency && !wait_until(s, b.due_ms))
             continue;
         if (turn == TURN_SEND && s->r->trace->requests[b.index].follows) {
-            /* free_followers() adds it to `back` when it may be sent */
+            /* free_followers() adds it to `back` when it may be sent. */
             free(take_prompt(s, b.index, true).ids);
             s->next++;
             continue;
@@ -537,7 +537,7 @@ int replay_send(struct replay *r, uint32_t sender)
 {
     struct sender s = {.r = r};
     s.client = cli_connect("replay", cli_router(r->o.router));
-    /* this opens the connection */
+    /* This opens the connection. */
     if (!s.client || !cli_wait_ready("replay", s.client, cli_router(r->o.router), READY_MS))
         return 1;
     pthread_mutex_init(&s.lock, NULL);

@@ -19,9 +19,8 @@
 
 enum { READY_SECONDS = 60, TAIL_LINES = 5 };
 static const uint64_t DRAIN_NS = 10 * NS_PER_S;
-static const uint64_t ONE_STOP_NS =
-    /* signals within this time count once: timeout(1) sends its signal to a process and to its group */
-    500 * NS_PER_MS;
+/* Signals within this time count once: timeout(1) sends its signal to a process and to its group. */
+static const uint64_t ONE_STOP_NS = 500 * NS_PER_MS;
 
 struct supervisor {
     const struct supervise_config *config;

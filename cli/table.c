@@ -14,8 +14,7 @@ static void add(struct table *t, const char *text)
     if (t->n_cells % GROW_CELLS == 0)
         t->cells = mem_resize(t->cells, t->n_cells + GROW_CELLS, sizeof(*t->cells));
     char *cell = t->cells[t->n_cells++] = mem_strdup(text);
-    for (; *cell; cell++)
-        /* control characters: texts come from other processes */
+    for (; *cell; cell++) /* no control characters: texts come from other processes */
         if ((unsigned char)*cell < 0x20 || *cell == 0x7f)
             *cell = '?';
 }

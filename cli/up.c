@@ -479,7 +479,7 @@ int cli_down(int argc, char **argv)
         return cli_fail("down", "%s", e.text);
     pid_t pid;
     int ms = 0;
-    /* the supervisor is just starting */
+    /* The supervisor is just starting. */
     for (; (pid = rundir_owner(&dir)) < 0 && ms < DOWN_MS; ms += DOWN_POLL_MS)
         nanosleep(&(struct timespec){.tv_nsec = DOWN_POLL_MS * 1000000L}, NULL);
     if (pid < 0)

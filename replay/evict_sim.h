@@ -37,6 +37,6 @@ struct evict_result {
 struct evict_sim *evict_sim_open(const struct trace *trace, uint32_t block_tokens);
 void evict_sim_close(struct evict_sim *s); /* NULL is fine */
 
-/* capacity in blocks, at least 1. */
+/* Capacity in blocks, at least 1. */
 void evict_sim_run(struct evict_sim *s, enum eviction_policy policy, uint64_t capacity, struct evict_result *out);
 void evict_sim_optimum(struct evict_sim *s, uint64_t capacity, struct evict_result *out);

@@ -306,9 +306,8 @@ static const struct {
     const char *name;
     double bytes;
 } GPUS[] = {{"h200_sxm", 139 * 0x1p30}, {"h100_sxm", 79 * 0x1p30}, {"a100_sxm", 79 * 0x1p30}};
-static const double USED_SHARE = 0.9,
-                    /* share of a GPU's memory that is used; activations, graphs and libraries on each */
-    OTHER_BYTES = 3.8e9;
+/* Used share of a GPU's memory; bytes of activations, graphs and libraries on each GPU. */
+static const double USED_SHARE = 0.9, OTHER_BYTES = 3.8e9;
 
 /* Bytes of a number in a quantization mode, as AIConfigurator names modes; 0: not known. */
 static double bytes_of_mode(const char *mode)

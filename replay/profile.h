@@ -43,7 +43,7 @@ struct profile_mixed {
     double smaller_error; /* the sum less the smaller fixed part */
     /* The model of sched/cost.h: the sum less the fixed part of the decode step. */
     double model_error;
-    /* the sum less the share of that fixed part that suits the rows best; that share */
+    /* The sum less the share of that fixed part that suits the rows best; that share. */
     double share, share_error;
 };
 

@@ -129,16 +129,15 @@ struct report_summary {
     double duration_s, offered_rate, request_throughput, output_throughput, total_token_throughput;
     double goodput_at_rate, goodput_effective, goodput_effective_tokens, attainment, attainment_admitted;
     struct report_offered offered; /* all requests */
-    struct report_offered
-        quarters[REPORT_QUARTERS]; /* by length, divided at the quartiles of the offered prompts' lengths */
+    /* By length, divided at the quartiles of the offered prompts' lengths. */
+    struct report_offered quarters[REPORT_QUARTERS];
     struct report_stats ttft, tpot, itl, e2e, sent_late, refused_after, retry_after, ttft_error, ttft_error_last_value,
         tpot_error, first_gap_error;
     double joules_per_token, total_joules; /* NAN: there is no power model */
-    double goodput_distserve,
-        goodput_mlperf; /* offered rates, per worker and of the cluster; NAN: no points, or no good one */
-    double distserve_under,
-        /* lowest tried rate above that was not good enough; NAN: none, so the limit is higher */
-        mlperf_under;
+    /* Offered rates, per worker and of the cluster; NAN: no points, or no good one. */
+    double goodput_distserve, goodput_mlperf;
+    /* Lowest tried rates above these that were not good enough; NAN: none, so the limit is higher. */
+    double distserve_under, mlperf_under;
 };
 void report_summarize(const struct report_run *run, struct report_summary *out);
 /* Numbers of requests that ended for a reason, and the tokens of their prompts. */

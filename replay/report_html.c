@@ -6,7 +6,7 @@
 #include "report_page.h"
 
 static const char MARK[] = "@RUNS@";
-/* tokens whose times go into a page, to look at single requests */
+/* Tokens whose times go into a page, to look at single requests. */
 static const uint64_t MOST_TOKENS = 100000;
 
 /* Stride between requests whose token times are written, so that there are about MOST_TOKENS of them. */

@@ -18,7 +18,7 @@ static uint32_t index_of(const struct sim *s, const struct sim_seq *q)
 
 /* ------------------------------------------------------------------- ends */
 
-/* The next step of its workflow is sent, or never will be. */
+/* Sends the requests that follow q, or refuses them if q was not answered. */
 static void step_over(struct sim *s, struct sim_seq *q, bool answered)
 {
     for (struct sim_seq *next = q->next; next; next = next->sibling) {
@@ -28,7 +28,7 @@ static void step_over(struct sim *s, struct sim_seq *q, bool answered)
         }
         next->out->refused = true;
         next->out->reason = "the request that it follows was not answered";
-        next->out->refused_after_ms = NAN; /* it was not sent */
+        next->out->refused_after_ms = NAN; /* the request was never sent */
         next->out->arrived_ms = next->out->end_ms = (double)s->now_ns * 1e-6;
         s->n_open--;
         step_over(s, next, false);
@@ -44,7 +44,7 @@ void sim_request_ended(struct sim *s, struct sim_seq *q)
     o->n_output = q->n_generated;
     if (q->n_total > 1)
         o->tpot_ms = (o->end_ms - (double)q->first_ns * 1e-6) / (q->n_total - 1);
-    for (int i = 0; i < 2; i++) /* the decode leg of one whose first token was its last */
+    for (int i = 0; i < 2; i++) /* if the first token was the last one, the decode leg is still there */
         if (q->legs[i].state != LEG_NONE)
             node_drop(s, i ? q->q.plan.decode : q->q.plan.prefill, q);
     scheduler_generated(&q->q, (uint32_t)seen);
@@ -60,7 +60,7 @@ void sim_request_note_tokens(struct sim *s, struct sim_seq *q, uint32_t n, doubl
         q->out->token_ms[q->n_generated - (each_ms > 0 ? 0 : 1) + i] = (float)(first_ms + i * each_ms - from);
 }
 
-/* It is shown when the decode worker has taken pages, too. */
+/* The client gets the first token when the decode worker has taken pages, too. */
 static void show_first_token(struct sim *s, struct sim_seq *q, uint64_t at_ns)
 {
     if (q->first_ns)
@@ -71,8 +71,8 @@ static void show_first_token(struct sim *s, struct sim_seq *q, uint64_t at_ns)
         q->out->token_ms[0] = (float)q->out->ttft_ms;
 }
 
-/* As live: by the first placement that computes the prompt. A later one also finds what the earlier one
- * left. */
+/* As live, only the first placement that computes the prompt counts: a later one also finds what the earlier
+ * one left. */
 static void tell_prefix(const struct sim *s, struct sim_seq *q)
 {
     if (q->is_prefix_told)
@@ -160,7 +160,7 @@ static void prepare(struct sim *s, struct sim_seq *q)
     q->q.matched_blocks = mem_array(s->n_nodes, sizeof(uint32_t));
 }
 
-/* Whether it would be admitted, had it come now. */
+/* Asks whether the request would be admitted if it came now; asks again after PROBE_MS if not. */
 static void probe(struct sim *s, struct sim_seq *q)
 {
     struct sched_request asked = q->q;
@@ -201,7 +201,7 @@ static void was_refused(struct sim *s, struct sim_seq *q, double retry_after_ms)
     events_post(&s->events, s->now_ns + ns_of(retry_after_ms), EVENT_RETURN, index_of(s, q), 0);
 }
 
-/* Workers hear of what a router has queued, at most every SIMULATE_REPORT_MS. */
+/* Routers report to workers what they have queued, at most once every SIMULATE_REPORT_MS. */
 static void expect_demand(struct sim *s, uint32_t r)
 {
     struct sim_router *router = &s->routers[r];
@@ -232,7 +232,7 @@ static const char *missing_role(const struct sim *s)
     return "no decode worker is up";
 }
 
-/* It ends without an answer, and nobody told it to come back: as the live router's UNAVAILABLE. */
+/* Ends a request without an answer and without a time to come back, as UNAVAILABLE of the live router. */
 static void fail(struct sim *s, struct sim_seq *q, const char *reason)
 {
     scheduler_end(scheduler_of(s, q), &q->q, s->now_ns, false);
@@ -241,7 +241,7 @@ static void fail(struct sim *s, struct sim_seq *q, const char *reason)
     q->out->refused = false;
     q->out->failed = true;
     q->out->reason = reason;
-    /* A token that no decode worker accepted was not shown. */
+    /* A first token is not shown before the decode worker has accepted. */
     q->out->n_output = q->first_ns ? q->n_generated : 0;
     q->out->end_ms = (double)s->now_ns * 1e-6;
     s->n_open--;
@@ -253,13 +253,13 @@ static void refused(void *user, struct sched_request *q_, double retry_after_ms)
     struct sim *s = user;
     struct sim_seq *q = q_->user;
     s->result->n_late_refused++;
-    if (q->first_ns) /* its client has tokens already: the answer is cut short */
+    if (q->first_ns) /* the client has tokens already, so the answer is cut short */
         fail(s, q, q_->plan.reason);
     else
         was_refused(s, q, retry_after_ms);
 }
 
-/* Of those that are up, by chance. */
+/* A random router of those that are up. */
 static uint32_t choose_router(const struct sim *s, const struct sim_seq *q)
 {
     uint32_t n_up = 0;
@@ -280,7 +280,8 @@ static void submit(struct sim *s, struct sim_seq *q)
         q->q.workflow_deadline_ns = ns_of(q->head->out->arrived_ms + workflow_ms);
     q->out->asked_ms = (double)s->now_ns * 1e-6;
     q->q.arrived_ns = s->now_ns;
-    if (!q->out->came_back || s->routers[q->router].is_down) /* else it goes to the router that refused it */
+    /* A request that comes back goes to the router that refused it. */
+    if (!q->out->came_back || s->routers[q->router].is_down)
         q->out->router = q->router = choose_router(s, q);
     prepare(s, q);
     expect_demand(s, q->router);
@@ -315,7 +316,7 @@ static void loaded(struct sim *s, struct sim_seq *q)
 
 /* ----------------------------------------------------------------- failures */
 
-/* What it has on workers ends. */
+/* Ends all that the request has on workers. The new placement makes its late events void. */
 static void leave_workers(struct sim *s, struct sim_seq *q)
 {
     if (q->flow)
@@ -328,7 +329,7 @@ static void leave_workers(struct sim *s, struct sim_seq *q)
             node_drop(s, i ? q->q.plan.decode : q->q.plan.prefill, q);
 }
 
-/* With its prompt and what it has of the answer, ahead of new ones. */
+/* Plans a request anew, with its prompt and the tokens so far, ahead of new requests. */
 static void replan(struct sim *s, struct sim_seq *q, uint32_t dead)
 {
     leave_workers(s, q);
@@ -341,7 +342,7 @@ static void replan(struct sim *s, struct sim_seq *q, uint32_t dead)
     scheduler_requeue(scheduler_of(s, q), &q->q, s->now_ns);
 }
 
-/* Its requests end, and their legs. */
+/* Ends the requests of a dead router, and their legs. */
 static void router_dies(struct sim *s, uint32_t r)
 {
     for (uint64_t i = 0; i < s->n_seqs; i++) {
@@ -361,7 +362,7 @@ static void router_dies(struct sim *s, uint32_t r)
             node_go_on(s, i);
 }
 
-/* There is a worker of each role that requests need, as far as the router knows. */
+/* Whether the routers know a worker of each role that requests need. */
 static bool can_serve(const struct sim *s)
 {
     bool has[2] = {false, s->c.force != FORCE_SPLIT};
@@ -370,7 +371,7 @@ static bool can_serve(const struct sim *s)
     return has[0] && has[1];
 }
 
-/* Nobody has come back in time: all queued requests fail. The scheduler would keep them until a worker
+/* No worker has come back in time: fails all queued requests, which the scheduler would keep until a worker
  * comes. */
 static void give_up(struct sim *s)
 {
@@ -450,7 +451,8 @@ static void open_nodes(struct sim *s)
         n->out = &s->result->workers[i];
         n->out->role = n->role;
         n->receives.bytes_per_ns = n->sends.bytes_per_ns = c->port_gb_s;
-        n->loading = rls_make(3, (const double[]){SCHEDULER_LOADING_PRIOR}, 0.1); /* as a worker begins */
+        /* As a live worker begins. */
+        n->loading = rls_make(3, (const double[]){SCHEDULER_LOADING_PRIOR}, 0.1);
         pool_init(&n->pool, pages_of_role(c, n->role));
         n->reports = mem_array(s->n_routers, sizeof(*n->reports));
         worker_up(s, i);
@@ -603,7 +605,7 @@ static void on_event(struct sim *s, const struct event *e)
     }
 }
 
-/* Whether any has something queued. */
+/* Runs all schedulers. True: some request is queued. */
 static bool run_routers(struct sim *s)
 {
     bool waits = false;
@@ -619,20 +621,21 @@ static void loop(struct sim *s)
     while (s->events.n) {
         struct event e = events_take(&s->events);
         s->now_ns = e.at_ns;
-        /* The router hears nothing of it: far below the budget, all is as without one. */
+        /* Schedulers don't run for a sample, so a run far below its budget is the same as one without a
+         * budget. */
         if (e.kind == EVENT_SAMPLE) {
             budget_sample(s);
             continue;
         }
         on_event(s, &e);
-        if (run_routers(s) && !s->ticks) { /* what waits is looked at again though nothing happens */
+        if (run_routers(s) && !s->ticks) { /* queued requests are looked at again even if nothing happens */
             s->ticks = true;
             events_post(&s->events, s->now_ns + TICK_MS * NS_PER_MS, EVENT_TICK, 0, 0);
         }
     }
 }
 
-/* What scheduler and workers start from. */
+/* The coefficients from which schedulers and workers start. */
 static struct cost_profile believed(const struct simulate_config *c)
 {
     struct cost_profile p = c->cost;
@@ -668,7 +671,7 @@ static struct scheduler *make_scheduler(struct sim *s, uint32_t r)
 
 /* ------------------------------------------------------------ load over time */
 
-/* Two ticks of all workers become one, until the time has a place. */
+/* Merges pairs of ticks of all workers, until the ticks reach to_ms. */
 static void stretch_load(struct sim *s, double to_ms)
 {
     struct simulate_result *out = s->result;
@@ -698,7 +701,7 @@ static void open_load(struct sim *s)
         s->result->workers[w].load = mem_array(SIMULATE_TICKS, sizeof(float));
 }
 
-/* All workers' loads end with the run. */
+/* Ends the loads of all workers with the run. */
 static void close_load(struct sim *s)
 {
     struct simulate_result *out = s->result;
@@ -709,7 +712,7 @@ static void close_load(struct sim *s)
         out->workers[w].n_load = (uint32_t)fmax(ceil(out->duration_ms / out->load_tick_ms), 1);
 }
 
-/* What is known when all have ended. */
+/* Sums that are known when all requests have ended. */
 static void sum_up(struct sim *s)
 {
     struct simulate_result *out = s->result;

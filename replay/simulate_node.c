@@ -1,17 +1,17 @@
 /*
- * One worker: which sequences it has, and its steps.
+ * One worker: its sequences, and its steps.
  *
  *     leg arrives -> WAITING --pages--> PROMPT --computed--> DECODING --last token--> over   (aggregated)
  *                       |                  \--computed--> LEASED --the reader has all--> over (prefill leg)
  *                       |--pages--> FILLING --loaded from stores--> PROMPT
  *                       \--pages--> FILLING --the last byte came--> DECODING --last--> over    (decode leg)
  *
- * A preempted decode leg goes the way of an aggregated one.
+ * A preempted decode leg continues like an aggregated one.
  *
- * A run of decode steps in which nothing else happens is one event. What comes meanwhile cuts it at the end
- * of the step that runs. Whatever a worker hears during a step (a leg, pages that came) counts from the end
- * of that step on, as in the engine, and each sequence of a run takes its next page when it needs it, no
- * sooner. tests/replay/test_simulate_engine.c holds all of this against the engine.
+ * A run of decode steps in which nothing else happens is one event. A change in the meantime cuts the run at
+ * the end of the current step. What a worker gets during a step (a leg, pages that arrived) counts from the
+ * end of that step on, as in the engine. Each sequence of a run takes its next page when it needs it, no
+ * sooner. tests/replay/test_simulate_engine.c compares all of this with the engine.
  */
 #include <assert.h>
 #include <math.h>
@@ -24,7 +24,8 @@
 #include "sched/batching.h"
 #include "sched/sequence.h"
 
-enum { ANNOUNCE_CALLS = 4 }; /* the engine's announce_calls: parts in which a step's layers are announced */
+/* The engine's announce_calls: a step's layers are announced in this many parts. */
+enum { ANNOUNCE_CALLS = 4 };
 
 /* ------------------------------------------------------------------- lists */
 
@@ -80,7 +81,7 @@ static void note(const struct sim *s, const struct sim_worker_node *n, const str
         s->c.observe(s->c.observer, &note);
 }
 
-/* In order of arrival at the worker. */
+/* Inserts q into a list that is ordered by arrival at the worker. */
 static void insert(struct sim *s, struct sim_worker_node *n, struct sim_list *l, struct sim_seq *q)
 {
     uint64_t order = leg_on(s, n, q)->order;
@@ -110,8 +111,8 @@ static void note_twice(struct sim_leg *leg, uint32_t block)
     leg->twice[leg->n_twice++] = block;
 }
 
-/* Full blocks of what is computed get their names, and are found by others from now on; of one that is here
- * already there are two. */
+/* Names the full blocks that are computed: other requests find them from now on. If the pool has the block
+ * already, the leg keeps its own pages without a name, and the block is there twice. */
 static void name_blocks(struct sim *s, struct sim_worker_node *n, struct sim_seq *q, struct sim_leg *leg)
 {
     uint32_t full = leg->n_computed / s->c.block_tokens, most = blocks_of(s, q->t);
@@ -123,7 +124,8 @@ static void name_blocks(struct sim *s, struct sim_worker_node *n, struct sim_seq
     }
 }
 
-/* The last pages first, so that a chain goes from its tail. What has no name is free at once. */
+/* Gives all pages of a leg back, the last ones first, so that a chain is evicted from its tail. Computed full
+ * pages without a name are cached as those of an answer; all other pages without a name are free at once. */
 static void give_back(struct sim *s, struct sim_worker_node *n, struct sim_seq *q, struct sim_leg *leg,
                       bool is_preempted)
 {
@@ -158,7 +160,7 @@ static bool grow(struct sim *s, struct sim_worker_node *n, struct sim_leg *leg, 
     return true;
 }
 
-/* Tokens of one that decodes, with the one to come: the engine's n_tokens. */
+/* Tokens of a decoding sequence including the next one, as the engine's n_tokens. */
 static uint32_t tokens_of(const struct sim_seq *q)
 {
     return q->t->n_prompt + q->n_generated;
@@ -176,13 +178,14 @@ static bool hands_over(const struct sim_seq *q)
     return q->q.plan.prefill != q->q.plan.decode && q->q.max_tokens != 1;
 }
 
-/* The time at which the run's first `steps` steps are over. */
+/* The time at which the first `steps` steps of the run are over. Step times grow linearly. */
 static uint64_t run_ns(const struct sim_worker_node *n, uint32_t steps)
 {
     return n->began_ns + ns_of(steps * n->first_ms + n->longer_ms * steps * (steps - 1.0) / 2);
 }
 
-/* Steps of the run that are over; one always remains, since the last one's end is an event. */
+/* Steps of the run that are over. At least one always remains, since the end of the last step is an event.
+ * Solves run_ns() for steps, then corrects the rounding. */
 static uint32_t steps_over(const struct sim *s, const struct sim_worker_node *n)
 {
     double ms = clock_ms_between(n->began_ns, s->now_ns), first = n->first_ms - n->longer_ms / 2,
@@ -204,8 +207,9 @@ static void start_prompt(struct sim *s, struct sim_worker_node *n, struct sim_se
 }
 
 /*
- * What it finds here; it is held then. Whoever computes leaves its last token; whoever is handed the prompt
- * needs none. A block of which the last page is left is held as a whole, though that page is computed again.
+ * Holds the cached prefix of q. A leg that computes leaves at least the last token to compute; a leg that is
+ * handed the prompt needs no token left. If only part of a block is usable, the whole block is held, and its
+ * last page is computed again.
  */
 static void hold_matched(struct sim *s, struct sim_worker_node *n, struct sim_seq *q, struct sim_leg *leg, bool adopts)
 {
@@ -227,7 +231,7 @@ static void admitted(struct sim *s, struct sim_worker_node *n, struct sim_seq *q
     n->n_active++;
     if (!again)
         note(s, n, q, SIMULATE_ADMITTED, leg->n_computed);
-    if (only_decodes(s, n, q) && !again) { /* what it has is not sent */
+    if (only_decodes(s, n, q) && !again) { /* pages that it has are not sent */
         leg->state = LEG_FILLING;
         list_push(&n->filling, q);
         q->unsent -= leg->n_computed * s->c.kv_bytes_per_token;
@@ -272,7 +276,7 @@ static void admit(struct sim *s, struct sim_worker_node *n)
 
 /* --------------------------------------------------------------- preemption */
 
-/* Of those that generate here, the one that came last. */
+/* The last arrived of the sequences that generate here. */
 static struct sim_seq *newest(struct sim *s, struct sim_worker_node *n)
 {
     struct sim_seq *best = NULL;
@@ -302,7 +306,8 @@ static void preempt(struct sim *s, struct sim_worker_node *n, struct sim_seq *q)
     insert(s, n, &n->waiting, q);
 }
 
-/* Pages for each one's next token, in order, whatever it takes. */
+/* Takes pages for the next token of each sequence, in order; preempts the newest sequences until they
+ * suffice. */
 static void make_room(struct sim *s, struct sim_worker_node *n)
 {
     for (uint32_t i = 0; i < n->running.n; i++) {
@@ -310,11 +315,11 @@ static void make_room(struct sim *s, struct sim_worker_node *n)
         if (grow(s, n, leg_on(s, n, q), tokens_of(q)))
             continue;
         preempt(s, n, newest(s, n));
-        i = UINT32_MAX; /* from the first on: they have moved up */
+        i = UINT32_MAX; /* starts again: the list has changed */
     }
 }
 
-/* Pages that a run of `steps` steps takes from now on. */
+/* Pages that a run of `steps` steps needs from now on. */
 static uint32_t run_needs(struct sim *s, struct sim_worker_node *n, uint32_t n_decoding, uint32_t steps)
 {
     uint32_t need = 0;
@@ -326,7 +331,7 @@ static uint32_t run_needs(struct sim *s, struct sim_worker_node *n, uint32_t n_d
     return need;
 }
 
-/* Steps until the first is over, or as many as there are pages for; 0: not even for one. */
+/* Steps until the first sequence ends, or fewer if there are not enough pages. 0: not enough for one step. */
 static uint32_t steps_ahead(struct sim *s, struct sim_worker_node *n)
 {
     uint32_t steps = UINT32_MAX;
@@ -339,8 +344,8 @@ static uint32_t steps_ahead(struct sim *s, struct sim_worker_node *n)
     return steps;
 }
 
-/* What decodes has the pages of the run's step number `step`: each takes its own when it needs it, no
- * sooner. */
+/* Takes the pages that the decoding sequences need at step `step` of the run, from 0: no sooner than they
+ * need them. */
 static void grow_run(struct sim *s, struct sim_worker_node *n, uint32_t step)
 {
     for (uint32_t i = 0; i < n->n_decoding; i++)
@@ -349,7 +354,7 @@ static void grow_run(struct sim *s, struct sim_worker_node *n, uint32_t step)
 
 /* ------------------------------------------------------------------- steps */
 
-/* Standard normal: Box and Muller, of one worker's own numbers. */
+/* A standard normal number (Box and Muller) from the worker's own random numbers. */
 static double normal(struct sim *s, struct sim_worker_node *n)
 {
     double u = random_unit(random_at(s->c.seed, number(s, n), n->n_random)) + 0x1p-54;
@@ -358,7 +363,7 @@ static double normal(struct sim *s, struct sim_worker_node *n)
     return sqrt(-2 * log(u)) * cos(2 * M_PI * v);
 }
 
-/* A log-normal factor of mean 1 on one step; of n steps, their mean. */
+/* A log-normal factor of mean 1 on the time of a step; for n_steps steps, on their mean. */
 static double noise(struct sim *s, struct sim_worker_node *n, uint32_t n_steps)
 {
     double sigma = s->c.noise / sqrt(n_steps);
@@ -392,7 +397,8 @@ static void make_items(struct sim *s, uint32_t n_items)
     s->rows = mem_resize(s->rows, s->cap_items, sizeof(*s->rows));
 }
 
-/* One step with prompts: what is left of the rows after the running ones goes to them, in order. */
+/* Plans a step with prompts. The running sequences come first; the prompts get the rest of the rows, in
+ * order. */
 static struct cost_step plan_step(struct sim *s, struct sim_worker_node *n)
 {
     uint32_t n_prompts = n->prompts.n, n_running = n->running.n, chunk = s->c.chunk_tokens;
@@ -410,7 +416,7 @@ static struct cost_step plan_step(struct sim *s, struct sim_worker_node *n)
     for (uint32_t i = 0; i < n_running; i++) {
         const struct sim_seq *q = n->running.at[i];
         double since = clock_ms_between(q->first_ns, s->now_ns),
-               tpot_ms = q->q.resumed ? 0 : q->q.tpot_ms; /* as its leg says */
+               tpot_ms = q->q.resumed ? 0 : q->q.tpot_ms; /* as in the leg */
         s->items[n_prompts + i] = (struct batch_item){.n_pending = 1,
                                                       .n_computed = tokens_of(q) - 1,
                                                       .decoding = true,
@@ -431,8 +437,8 @@ static struct cost_step plan_step(struct sim *s, struct sim_worker_node *n)
     return step;
 }
 
-/* All layers but the last part are announced while the step runs: taken to be there when the first part
- * is. */
+/* All parts of the layers but the last are announced during the step. The simulator announces them together,
+ * when the first part is ready. */
 static void announce_early(struct sim *s, struct sim_worker_node *n)
 {
     for (uint32_t i = 0; i < n->prompts.n; i++) {
@@ -447,7 +453,7 @@ static void announce_early(struct sim *s, struct sim_worker_node *n)
     }
 }
 
-/* Those that joined meanwhile take their places by order of arrival. */
+/* Sequences that have joined take their places by order of arrival. */
 static void sort_running(struct sim *s, struct sim_worker_node *n)
 {
     struct sim_seq **at = n->running.at;
@@ -459,7 +465,7 @@ static void sort_running(struct sim *s, struct sim_worker_node *n)
         }
 }
 
-/* Decode steps alone: the time of each grows with the contexts. */
+/* Plans a run of decode steps. Their times grow linearly with the contexts. */
 static void plan_run(struct sim *s, struct sim_worker_node *n, uint32_t steps)
 {
     n->n_steps = steps;
@@ -505,7 +511,8 @@ static void begin(struct sim *s, struct sim_worker_node *n)
     events_post(&s->events, s->now_ns + ns_of(n->run_ms), EVENT_STEP_END, number(s, n), ++n->run);
 }
 
-/* Something changes while a run of decode steps goes on: it ends with the step that runs now. */
+/* A change cuts a run of decode steps at the end of the current step. The event of the old end is ignored
+ * then (run is another one). */
 static void cut_run(struct sim *s, struct sim_worker_node *n)
 {
     if (!n->is_busy || n->n_steps <= 1)
@@ -555,7 +562,7 @@ static void handed_over(struct sim *s, uint32_t request)
     events_post(&s->events, s->now_ns + ns_of(s->c.link_ms), EVENT_JOIN, request, q->placement);
 }
 
-/* What was announced flows as soon as the reader has pages for it. */
+/* Announced bytes flow as soon as the decode worker has pages for them. */
 void node_send(struct sim *s, struct sim_seq *q)
 {
     if (!q->is_accepted || s->now_ns < q->accepted_ns || q->is_sent || !s->nodes[q->q.plan.prefill].is_up ||
@@ -582,7 +589,7 @@ void node_announce(struct sim *s, struct sim_seq *q)
     node_send(s, q);
 }
 
-/* The step is over: the last part. */
+/* Announces the last part, when the step is over. */
 static void announce_rest(struct sim *s, struct sim_seq *q, bool is_last)
 {
     q->unsent += q->coming;
@@ -592,7 +599,8 @@ static void announce_rest(struct sim *s, struct sim_seq *q, bool is_last)
         node_send(s, q);
 }
 
-/* A worker hears between steps of what came: the step that ran has its blocks named first. */
+/* Names the blocks of sequences that joined during a step. The engine gets arrived pages between steps, so
+ * the blocks of the step itself are named first. */
 static void name_joined(struct sim *s, struct sim_worker_node *n)
 {
     for (uint32_t i = 0; i < n->joined.n; i++)
@@ -622,7 +630,7 @@ void node_join(struct sim *s, struct sim_seq *q)
 
 /* ------------------------------------------------------------ ends of steps */
 
-/* The sequence is over. Its pages go back after the other sequences of the step had their blocks named. */
+/* The sequence is over. Its pages go back when all sequences of the step have had their blocks named. */
 static void over(struct sim *s, struct sim_worker_node *n, struct sim_seq *q)
 {
     insert(s, n, &n->ended, q);
@@ -675,7 +683,8 @@ static void end_decode(struct sim *s, struct sim_worker_node *n, uint32_t steps)
     n->running.n = kept;
 }
 
-/* The next token is sampled: the first, or one after a preemption or another worker's death. */
+/* The prompt is computed and the next token sampled: the first one, or one after a preemption or the death of
+ * another worker. */
 static void prompt_done(struct sim *s, struct sim_worker_node *n, struct sim_seq *q, struct sim_leg *leg)
 {
     bool split = hands_over(q) && !only_decodes(s, n, q);
@@ -734,7 +743,8 @@ void node_step_ended(struct sim *s, uint32_t w)
     s->result->n_steps += steps;
     note_load(s, n);
     n->step.ms = n->run_ms / steps;
-    n->step.context += n->n_steps ? (steps - 1) / 2.0 * n->step.batch : 0; /* of the step in the middle */
+    /* Context of the run's middle step. */
+    n->step.context += n->n_steps ? (steps - 1) / 2.0 * n->step.batch : 0;
     n->model = cost_observe(n->model, &n->step);
     n->starved_ms = n->is_starving ? n->starved_ms + n->run_ms : 0;
     for (uint32_t r = 0; r < s->n_routers; r++)
@@ -784,7 +794,8 @@ static void add_running_to(struct sched_report *r, const struct sim_seq *q)
         tpot_ms > 0 && (!(r->tpot_limit_ms > 0) || tpot_ms < r->tpot_limit_ms) ? tpot_ms : r->tpot_limit_ms;
 }
 
-/* In all reports: that of q's router counts its own prompts, the others' all of it. */
+/* Adds q to the reports of all routers. In the report of its own router it only counts as that router's
+ * prompt, in the others all of its work counts. */
 static void add_to_reports(struct sim *s, struct sim_worker_node *n, struct sim_seq *q)
 {
     struct sim_leg *leg = leg_on(s, n, q);
@@ -862,7 +873,7 @@ void node_filled(struct sim *s, struct sim_seq *q, uint32_t n_blocks)
     uint32_t usable = (leg->goal - 1) / s->page_tokens, pages = n_blocks * s->block_pages;
     leg->n_computed = (pages < usable ? pages : usable) * s->page_tokens;
     q->coming = leg->n_computed * s->c.kv_bytes_per_token;
-    if (!n->is_busy) /* else with the others, when the step ends */
+    if (!n->is_busy) /* else it is done with the others when the step ends */
         name_blocks(s, n, q, leg);
     cut_run(s, n);
     list_remove(&n->filling, q);
@@ -902,8 +913,8 @@ void node_drop(struct sim *s, uint32_t w, struct sim_seq *q)
     node_report(s, w);
 }
 
-/* Of a run of decode steps those that are over have shown their tokens. Of the step that runs only the time
- * counts. */
+/* Ends a run at a worker's death. Decode steps that were over have shown their tokens. Of the running step
+ * only the time counts. */
 static void end_run_by_death(struct sim *s, struct sim_worker_node *n)
 {
     double ran_ms = fmin(clock_ms_between(n->began_ns, s->now_ns), n->run_ms);
@@ -920,7 +931,7 @@ static void end_run_by_death(struct sim *s, struct sim_worker_node *n)
     note_load(s, n);
 }
 
-/* What flows to and from it stops; those whose request it is hear of it later. */
+/* Stops all flows to and from a dead worker. The routers learn of the death later. */
 void node_die(struct sim *s, uint32_t w)
 {
     struct sim_worker_node *n = &s->nodes[w];
@@ -935,7 +946,7 @@ void node_die(struct sim *s, uint32_t w)
         if (q->flow && (q->q.plan.prefill == w || q->q.plan.decode == w)) {
             net_cancel(s, q->flow - 1);
             q->flow = 0;
-            q->placement++; /* nothing of it joins */
+            q->placement++; /* so that no late event makes it join */
         }
     }
 }

@@ -1,7 +1,7 @@
 /*
- * The pages of one worker, as engine/kvpool.h counts them: held by legs, cached, free. What can be asked for
- * again has a name, the number of its block; the pages of answers are cached like others and push those out,
- * but no trace asks for them.
+ * The pages of one worker, in the states of engine/kvpool.h: held by legs, cached, free. A block that can be
+ * asked for again has a name, which is its number. The pages of answers are cached like other pages and push
+ * them out, but no trace asks for them.
  */
 #include <assert.h>
 #include <stdlib.h>
@@ -102,7 +102,7 @@ static void add_name(struct sim_pool *p, uint32_t entry)
     p->slots[find_slot(p, p->entries[entry].block)] = entry;
 }
 
-/* What follows moves up, so that no search ends too early (Knuth 6.4, R). */
+/* Moves later entries of the cluster up, so that no search ends too early (Knuth 6.4, algorithm R). */
 static void remove_name(struct sim_pool *p, uint32_t block)
 {
     uint32_t mask = p->n_slots - 1, hole = find_slot(p, block);
@@ -119,7 +119,8 @@ static void remove_name(struct sim_pool *p, uint32_t block)
 
 /* ------------------------------------------------------------------- pages */
 
-/* Of an answer, from its end, as much as is needed. */
+/* Evicts the least recently used entry. Of an answer it takes only as many pages as are needed, from its
+ * end. */
 static void evict(struct sim *s, struct sim_worker_node *n, uint32_t n_pages)
 {
     struct sim_pool *p = &n->pool;

@@ -1,7 +1,7 @@
 /*
- * Stores: each block belongs to one, by the segment of the chain that it lies in (sched/ring.h); memory over
- * disk, each with the order of the real store. What is offered is written to both at once; what is loaded
- * from disk lies in memory, too, afterwards. Simpler than live: a block counts as there from when its worker
+ * Stores. A block belongs to one store, by the segment of its chain (sched/ring.h). A store has memory over
+ * disk, each with the eviction order of the real store. An offered block is written to both at once; a block
+ * loaded from disk is in memory afterwards, too. Simpler than live: a block is there as soon as its worker
  * offers it, and writing to disk takes no time.
  */
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 
 static double bytes_per_ns(double gb_s)
 {
-    return gb_s; /* 1e9 bytes in 1e9 ns */
+    return gb_s; /* GB/s are 1e9 bytes in 1e9 ns */
 }
 
 void stores_open(struct sim *s)
@@ -72,8 +72,8 @@ uint32_t stores_match(const struct sim *s, const struct trace_request *t, uint32
 
 /* ------------------------------------------------------------------ contents */
 
-/* It comes in, or is used; what the order names goes for it, perhaps itself. Time is the number of uses, as
- * in the store. */
+/* Inserts a block into a tier, or notes its use, then evicts by the order, which may name the block itself.
+ * Time is the number of uses, as in the store. */
 static void put(struct sim *s, struct eviction *order, struct eviction_item *item, uint64_t capacity, uint32_t index,
                 bool gained)
 {
@@ -141,7 +141,7 @@ static void part_came(struct sim *s, uint32_t request)
         events_post(&s->events, s->now_ns + ns_of(s->c.link_ms), EVENT_FILLED, request, q->placement);
 }
 
-/* All of what is missing from one other worker. */
+/* Loads the missing blocks from one other worker, as far as it has them. */
 static bool load_from_peer(struct sim *s, struct sim_worker_node *n, struct sim_seq *q, uint32_t first, uint32_t end)
 {
     uint32_t peer, there = blocks_match_peer(s, q->t, (uint32_t)(n - s->nodes), &peer),
@@ -177,9 +177,9 @@ bool stores_load(struct sim *s, struct sim_worker_node *n, struct sim_seq *q, ui
         (in_memory ? dram : disk)[store_of(s, q->t, i) - s->stores] += block;
         *(in_memory ? &q->load_dram : &q->load_ssd) += 1;
     }
-    for (uint32_t i = 0; i < end; i++) /* all of the chain is used, not what is loaded alone */
+    for (uint32_t i = 0; i < end; i++) /* the whole chain counts as used, not only the loaded part */
         store_block(s, q->t, i, true);
-    q->n_loads = 1; /* until all are started */
+    q->n_loads = 1; /* held until all flows are started, so that EVENT_FILLED can't come before */
     for (uint32_t i = 0; i < s->c.stores.n; i++)
         for (int k = 0; k < 2; k++)
             if ((k ? disk : dram)[i] > 0) {

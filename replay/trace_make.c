@@ -335,7 +335,7 @@ struct trace *trace_synth(const struct trace_synth *d)
     for (uint64_t session = 0, n = d->n_requests; s.t->n_requests < n || at_s < end_s; session++) {
         bool enough = s.t->n_requests >= n;
         add_session(&s, session, at_s);
-        /* later sessions may still add requests that arrive before the n-th one */
+        /* Later sessions may still add requests that arrive before the n-th one. */
         if (!enough && s.t->n_requests >= n)
             end_s = arrival_of(s.t, n - 1);
         at_s += session_gap_s(&s, session);

@@ -23,9 +23,8 @@ struct trace_change {
     double prefix_scale;  /* factor for what prompts share with others; 0: nothing is shared */
     const char *tenant;   /* only this tenant's requests; NULL: all */
 };
-struct trace *trace_changed(const struct trace *t,
-                            /* free with trace_close(); may have no request */
-                            const struct trace_change *change);
+/* The result may have no request. Free with trace_close(). */
+struct trace *trace_changed(const struct trace *t, const struct trace_change *change);
 
 enum { TRACE_QUANTILES = 1001 };
 struct trace_law { /* a distribution: evenly spaced quantiles, linear between them */

@@ -33,7 +33,7 @@ struct trace_stat {
     /* Seconds from the first arrival to the last; requests per second. */
     double span_s, rate;
     uint64_t most_in_a_second, least_in_a_minute, most_in_a_minute; /* minutes: whole ones only */
-    /* coefficient of variation of the times between arrivals: 1 if independent, more in bursts */
+    /* Coefficient of variation of the times between arrivals: 1 if independent, more in bursts. */
     double gap_cv;
     struct report_stats prompt, output;
     uint64_t n_blocks, n_distinct, n_used_once;
