@@ -1,8 +1,8 @@
 /*
- * tandem bench: one area after the other, each into rows of (name, value, unit, limit, share).
+ * tandem bench: runs one area after the other. Each gives rows of (name, value, unit, limit, share).
  *
- * --json prints one object a row: {"area", "name", "value", "unit", "limit" (null: none), "share" (null),
- * "hash" (engine)}.
+ * --json prints one object for each row: {"area", "name", "value", "unit", "limit" (null: none), "share"
+ * (null), "hash" (engine)}.
  */
 #include "bench/bench.h"
 

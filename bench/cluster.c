@@ -1,10 +1,10 @@
 /*
- * tandem bench cluster: time to first token of a split cluster beside one worker that does all of it, and in
- * which part of it the difference lies. tandem bench overlap: what of the KV transfer prefill does not hide,
- * by length of the prompt.
+ * tandem bench cluster: time to first token of a split cluster beside one worker that does both phases, and
+ * the part in which they differ. tandem bench overlap: the part of the KV transfer that prefill does not
+ * hide, by length of the prompt.
  *
- * All are whole clusters inside this process (real gRPC; transfers by loopback and by the mapped arena),
- * asked in turn, so that what the machine does meanwhile hits both; prompts are random ids that no cache has
+ * The clusters run in this process (real gRPC; transfers by loopback and by the mapped arena). They are asked
+ * in turn, so that other work on the machine affects all of them. Prompts are random ids that no cache has
  * seen.
  */
 #include <pthread.h>
@@ -21,7 +21,7 @@
 
 enum { ROUNDS = 15, N_LENGTHS = 3, TAILS_MAX = 4, VOCAB_USED = 1000 };
 
-/* The clusters that are asked in turn. */
+/* The clusters, which are asked in turn. */
 enum { WHOLE, SPLIT, SPLIT_MAPPED, N_PLANS };
 static const struct {
     const char *name, *plan;
@@ -30,14 +30,14 @@ static const struct {
                     {"split", "split", LOCAL_LOOPBACK},
                     {"split, mapped arena", "split", LOCAL_NET}};
 
-/* What TTFT consists of; PART_REST is what nobody measured: messages between router and workers, wake-ups,
+/* Parts of TTFT. PART_REST is the part that nobody measures: messages between router and workers, wake-ups,
  * the answer. */
 enum { PART_TOKENIZE, PART_QUEUE, PART_PREFIX, PART_PREFILL, PART_EXPOSED, PART_REST, PART_TTFT, N_PARTS };
 static const char *const PART_NAMES[N_PARTS] = {"tokenize",         "queue", "prefix load", "prefill",
                                                 "exposed transfer", "rest",  "all"};
 
 struct waiter {
-    pthread_mutex_t lock; /* the rpc thread ends what the main thread waits for */
+    pthread_mutex_t lock; /* the rpc thread ends the call that the main thread waits for */
     pthread_cond_t changed;
     bool done;
 };
@@ -66,12 +66,13 @@ static enum td_status ask_once(struct rpc_client *c, uint32_t n_tokens, Tandem__
     pthread_mutex_unlock(&w.lock);
     enum td_status s = a->code ? td_fail(e, TD_ERR_REFUSED, "%s: %.200s", rpc_code_name(a->code), a->error) : TD_OK;
     if (!s)
-        *out = *a->end->timing; /* numbers only */
+        *out = *a->end->timing; /* a plain copy: the message has only numbers */
     ask_free(a);
     return s;
 }
 
-/* Threads that a request keeps busy, by the beginnings of their names; the rest is rpc, router and client. */
+/* Threads that a request keeps busy, by the first letters of their names. The rest is rpc, router and
+ * client. */
 enum { THREADS_ENGINE, THREADS_KERNELS, THREADS_XFER, N_THREADS };
 static const char *const THREAD_NAMES[N_THREADS] = {"engine", "kernels", "xfer"};
 
@@ -112,8 +113,8 @@ static double median_of(const double values[ROUNDS])
     return sorted[ROUNDS / 2];
 }
 
-/* Medians; what a split adds is the median of the rounds' own differences, so that what the machine does
- * meanwhile falls out. */
+/* Adds medians. What a split adds is the median of the rounds' own differences, so that other work on the
+ * machine cancels out. */
 static void add_length(struct bench_rows *out, uint32_t n_tokens, double ms[N_PLANS][N_PARTS][ROUNDS])
 {
     double whole = median_of(ms[WHOLE][PART_TTFT]);
@@ -136,7 +137,7 @@ static enum td_status measure(struct rpc_client *const clients[N_PLANS], struct 
     double ms[N_PLANS][N_PARTS][ROUNDS];
     for (int l = 0; l < N_LENGTHS; l++) {
         struct thread_times used[N_PLANS] = {{0}};
-        for (int round = -1; round < ROUNDS; round++) /* the first one warms up */
+        for (int round = -1; round < ROUNDS; round++) /* round -1 warms up */
             for (int plan = 0; plan < N_PLANS; plan++) {
                 Tandem__V1__Timing times;
                 double parts[N_PARTS];
@@ -191,7 +192,8 @@ enum td_status bench_cluster(const struct bench_options *o, struct bench_rows *o
 
 /* ----------------------------------------------------------------- overlap */
 
-/* What of the transfer is left after the last chunk's compute, by length, in turn; medians. */
+/* Measures the transfer time that is left after the compute of the last chunk, by length of the prompt.
+ * Lengths are measured in turn; values are medians. */
 static enum td_status measure_tails(const struct bench_options *o, const char *const *args, const uint32_t *lengths,
                                     uint32_t n_lengths, const char *engine, struct bench_rows *out, struct td_error *e)
 {

@@ -1,11 +1,10 @@
 /*
- * The codecs of the store's SSD tier over pages: what they save, what they cost, and how far off what comes
- * back is.
+ * The codecs of the store's SSD tier on KV pages: ratio, speed, and error of the decoded numbers.
  *
- * The pages are those of a file that `tandem store export` made (--blocks), of as many of them as 64 MiB
- * hold, or bell-shaped numbers in bf16 where there is none; they are gone through in rounds of memcpy, then
- * each codec both ways, by one thread. Rates are of pages, so that they compare with memcpy's, and medians
- * over the rounds. The error is the largest one, as a share of its page's largest number.
+ * The pages come from a file that `tandem store export` made (--blocks), up to 64 MiB of them; without a file
+ * they are bell-shaped numbers in bf16. Each round copies all pages with memcpy, then encodes and decodes
+ * them with each codec, in one thread. Rates count bytes of pages, so that they compare with memcpy's; values
+ * are medians over the rounds. The error is the largest one, as a share of the largest number in its page.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -27,7 +26,7 @@ struct pages {
     size_t page_bytes, n;
     uint8_t *data, *back;
     struct {
-        enum block_codec codec; /* that it was really made with */
+        enum block_codec codec; /* the codec that was used: raw if the page could not be made smaller */
         size_t len;
         uint8_t *data; /* page_bytes */
     } * encoded;
@@ -69,7 +68,7 @@ static void make_up(struct pages *p)
     }
 }
 
-/* Blocks [at, end) one by one: counted, or, with a codec, decoded into p. */
+/* Goes through the blocks in [at, end). Without a codec it counts them, with one it decodes them into p. */
 static enum td_status walk(struct pages *p, const uint8_t *at, const uint8_t *end, struct codec *codec, size_t *n_out)
 {
     struct block_header h;
@@ -123,7 +122,7 @@ static double measure_copy(const struct pages *p, const struct clock *clock)
     return gb_per_s(p, clock_now(clock) - before);
 }
 
-/* With the copy out of the codec's buffer that RocksDB makes, too. */
+/* Includes the copy out of the codec's buffer, which RocksDB also makes. */
 static double measure_encode(struct pages *p, struct codec *c, enum block_codec codec, const struct clock *clock)
 {
     const void *data;
@@ -177,7 +176,7 @@ static void measure(struct pages *p, struct bench_rows *out)
     struct clock clock;
     struct codec *c = codec_open(&p->layout);
     clock_init_real(&clock);
-    measure_copy(p, &clock); /* touches what will be touched */
+    measure_copy(p, &clock); /* touches the memory once */
     for (int i = 0; i < ROUNDS; i++) {
         copy[i] = measure_copy(p, &clock);
         for (int k = BLOCK_ZSTD; k < BLOCK_CODECS; k++) {

@@ -1,14 +1,14 @@
 /*
- * The engine on a model, a made-up one by default: prompts, then decoding by batch and context. On the CPU
- * contexts are short, and time goes to streaming the weights; on a device sequences are adopted with the KV
- * of a long context, all zeros: what is read counts, not what it says.
+ * The engine on a model, made up by default: prompts, then decoding, by batch and context. On the CPU
+ * contexts are short, and time goes to streaming the weights. On a device sequences adopt the KV of a long
+ * context; that KV is all zeros, since only the amount that is read matters.
  *
- * A time is the median over prompts or steps. Every repetition computes the same tokens; their hash, with the
- * bits of the log-probabilities (which the last logits make), stands beside the figures, and must not change
- * from one to the next.
+ * A time is the median over prompts or steps. Every repetition computes the same tokens. The hash of the
+ * tokens and of the bits of their log-probabilities, which follow from the last logits, stands beside the
+ * figures; it must be the same in every repetition.
  *
- * Arithmetic counts the matrices and attention, each multiply-add as two; of a prompt only the last token
- * meets the head. Limits come from a short run of the kernels' own bench.
+ * Arithmetic counts the matrices and attention, a multiply-add as two operations; only the last token of a
+ * prompt goes through the head. Limits come from a short run of the kernels' own bench.
  */
 #include <math.h>
 #include <stdio.h>
@@ -25,8 +25,8 @@
 enum { DECODE_STEPS = 16, MIN_REPEATS = 2, MAX_TIMES = 4096, GATHER_REPEATS = 9, MAX_RUNS = 8 };
 
 struct engine_run {
-    uint32_t n_prompt; /* tokens, of each sequence */
-    uint32_t batch;    /* sequences that decode; 0: the prompt itself is measured */
+    uint32_t n_prompt; /* prompt tokens of each sequence */
+    uint32_t batch;    /* decoding sequences; 0: the prompt itself is measured */
 };
 
 static const struct engine_run CPU_RUNS[MAX_RUNS] = {{512, 0}, {16, 1}, {16, 8}, {16, 32}};
@@ -37,7 +37,7 @@ struct engine_bench {
     struct bench_engine m;
     struct bench_rows *out;
     uint64_t row_ns;
-    double read_gb_s, peak_gflop_s; /* limits */
+    double read_gb_s, peak_gflop_s; /* measured limits */
     uint64_t times[MAX_TIMES];
     uint32_t n_times;
 };
@@ -62,7 +62,7 @@ static void add_time(struct engine_bench *b, uint64_t since)
         b->times[b->n_times++] = clock_now(&b->m.clock) - since;
 }
 
-/* Of all weights, those that n_rows rows read: experts that no row chose stay where they are. */
+/* Share of all weights that n_rows rows read. Experts that no row chose are not read. */
 static double share_read(const struct model_config *c, uint32_t n_rows)
 {
     double all = (double)model_config_n_params(c), active = (double)model_config_n_active_params(c);
@@ -70,11 +70,12 @@ static double share_read(const struct model_config *c, uint32_t n_rows)
     if (n <= used)
         return 1;
     double expert = (all - active) / (n - used),
-           chosen = n * (1 - pow(1 - used / n, n_rows)); /* were they drawn evenly */
+           chosen = n * (1 - pow(1 - used / n, n_rows)); /* expected number, if rows choose evenly */
     return (all - expert * (n - chosen)) / all;
 }
 
-/* What several ranks exchange in a step of n_rows, by itself; of the step's time. */
+/* Adds the time of the exchanges between ranks in a step of n_rows, measured by themselves, beside the step's
+ * time. */
 static void add_gathers(struct engine_bench *b, const char *name, uint32_t n_rows, double seconds)
 {
     double times[GATHER_REPEATS];
@@ -85,8 +86,8 @@ static void add_gathers(struct engine_bench *b, const char *name, uint32_t n_row
         bench_add(b->out, "ms", times[GATHER_REPEATS / 2] * 1e3, seconds * 1e3, "%s, gathers of all ranks", name);
 }
 
-/* n_rows tokens went through the layers and n_heads of them through the head, over n_keys pairs of query and
- * key of n_read tokens. */
+/* Adds rows for a step: n_rows tokens through the layers, n_heads of them through the head, n_keys pairs of
+ * query and key, and keys of n_read tokens. */
 static void add_rows(struct engine_bench *b, const char *name, uint32_t n_rows, uint32_t n_heads, double n_keys,
                      double n_read)
 {
@@ -115,7 +116,7 @@ static enum td_status run_prefill(struct engine_bench *b, const struct engine_ru
     return s;
 }
 
-/* The KV of the prompts as it came, from nowhere, and a first token. */
+/* Pretends that the KV of the prompts has arrived, and appends a first token. */
 static void fill_adopted(struct engine_bench *b, const struct engine_run *r)
 {
     engine_step(b->m.engine); /* admits */

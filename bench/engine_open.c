@@ -10,7 +10,7 @@ static void mix(struct bench_engine *b, uint64_t x)
     b->hash = random_mix(b->hash ^ x);
 }
 
-/* The order in which sequences of a step are reported is a part of what has to repeat. */
+/* The hash also covers the order in which the sequences of a step are reported, which has to be the same. */
 static void on_token(void *user, struct seq *seq, const struct sampled *token)
 {
     struct bench_engine *b = user;

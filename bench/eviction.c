@@ -1,7 +1,7 @@
 /*
- * The eviction policies over a trace: block hit rate by capacity, beside what no policy can exceed
- * (replay/evict_sim.h), and the time of one operation on the order: the mean over the whole trace, in the
- * fastest of three runs.
+ * The eviction policies on a trace: block hit rate by capacity, beside the rate that no policy can exceed
+ * (replay/evict_sim.h), and the time of one operation of the policy (mean over the trace, fastest of three
+ * runs).
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -13,7 +13,7 @@
 enum { MAX_CAPACITIES = 16, RUNS = 3 };
 static const size_t MAX_TRACE_BYTES = 1u << 30;
 
-/* "1000,10000,30000" */
+/* Parses "1000,10000,30000". */
 static enum td_status parse_capacities(const char *text, uint64_t *out, uint32_t *n_out, struct td_error *e)
 {
     uint32_t n = 0;

@@ -1,9 +1,10 @@
 /*
- * The prefix index (sched/index.h) with prompts of 6,250 blocks (100k tokens) at 1 to 3 of 128 holders each,
- * and a head of 100 blocks that all have. Rates are of a thread's own time, so that neighbours count little,
- * over rounds, each between two measurements of the limit: random cache lines of as much memory, read and
- * written, the next ones being prefetched. The limit of a lookup's time is that of as many reads of memory,
- * one after the other, as its bisection makes.
+ * The prefix index (sched/index.h). It has prompts of 6,250 blocks (100k tokens) at 1 to 3 of 128 holders
+ * each, and a head of 100 blocks that all holders have.
+ *
+ * Rates count the thread's own time, so that other processes matter little. Each round measures them between
+ * two measurements of the limit: random cache lines of as much memory, read and written, with prefetching.
+ * The limit of a lookup's time is that of as many dependent reads of memory as its bisection makes.
  */
 #include <inttypes.h>
 #include <pthread.h>
@@ -23,26 +24,26 @@ enum {
     HOLDERS = 128,
     PROMPT = 6250,
     HEAD = 100,
-    BATCH = 512, /* events at once */
+    BATCH = 512, /* events in one call */
     ROUNDS = 10,
     LOOKUPS = 2000,
     READERS_MAX = 2,
-    PROMPTS_ASKED = 64, /* by a reader, in turn */
+    PROMPTS_ASKED = 64, /* prompts that a reader asks for, in turn */
     LINE_WORDS = 8,
     AHEAD = 16,
 };
-static const double WRITER_SECONDS = 0.5; /* of a row with readers beside the writer */
+static const double WRITER_SECONDS = 0.5; /* duration of a row with readers beside the writer */
 
 struct index_work {
     struct index *index;
-    struct clock clock, processor; /* the latter: time that this thread ran */
+    struct clock clock, processor; /* processor: time for which this thread ran */
     uint32_t n_prompts, next_chain;
     struct block_key *keys;     /* [n_prompts][PROMPT] */
-    struct block_key *head;     /* [HEAD], then PROMPT blocks that nobody has */
-    struct block_event *events; /* [n_events], a round's */
+    struct block_key *head;     /* [HEAD + PROMPT] the head, then PROMPT blocks that no holder has */
+    struct block_event *events; /* [n_events] events of a round */
     uint32_t n_events;
     struct holder_set all;
-    uint64_t *lines; /* what limits are measured on */
+    uint64_t *lines; /* memory on which the limits are measured */
     uint64_t n_lines;
     double seconds;
 };
@@ -94,7 +95,7 @@ static double lines_per_second(const struct index_work *w)
     return (double)n / ran_since(w, start);
 }
 
-/* One read of memory whose address the one before has told. */
+/* Time of one read of memory whose address depends on the read before. */
 static double seconds_per_read(const struct index_work *w)
 {
     enum { READS = 100000 };
@@ -149,7 +150,7 @@ static void new_events(struct index_work *w)
         w->events[i] = (struct block_event){BLOCK_ADDED, TIER_WORKER, i, key(chain, i)};
 }
 
-/* All events once, each batch another holder's. Blocks per second. */
+/* Applies all events once, each batch for another holder. Returns blocks per second. */
 static double write_events(struct index_work *w, enum block_event_kind kind)
 {
     for (uint32_t i = 0; i < w->n_events; i++)
@@ -160,7 +161,7 @@ static double write_events(struct index_work *w, enum block_event_kind kind)
     return w->n_events / ran_since(w, start);
 }
 
-/* Over all rounds: in some of them tables are copied, in others none. */
+/* Adds the mean rate of all rounds: tables are copied in some of them, and not in others. */
 static void add_rate(struct bench_rows *out, const struct rate *r, const char *name, uint64_t n_blocks)
 {
     double value = 0, limit = 0;
@@ -205,7 +206,7 @@ static void bench_clear(struct index_work *w, struct bench_rows *out)
 
 /* ----------------------------------------------------------------- lookups */
 
-/* Prompt p, of which the first `known` blocks are there. */
+/* Makes the keys of prompt p; only its first `known` blocks are in the index. */
 static void ask(const struct index_work *w, uint32_t p, uint32_t known, struct block_key *keys)
 {
     memcpy(keys, w->keys + (size_t)(p % w->n_prompts) * PROMPT, known * sizeof(*keys));
@@ -214,7 +215,7 @@ static void ask(const struct index_work *w, uint32_t p, uint32_t known, struct b
 
 struct lookup {
     const char *name;
-    uint32_t known, n_reads; /* as its bisection makes, one after the other */
+    uint32_t known, n_reads; /* n_reads: dependent reads of memory that the bisection makes */
 };
 
 static void add_times(struct index_work *w, struct bench_rows *out, const struct lookup *l, double *us)
@@ -244,7 +245,7 @@ static void bench_lookup(struct index_work *w, struct bench_rows *out, const str
     add_times(w, out, l, us);
 }
 
-/* A prompt of which every holder has another part. */
+/* Measures lookups of a prompt of which every holder has a different part. */
 static void bench_ends(struct index_work *w, struct bench_rows *out)
 {
     static const struct lookup ENDS = {"each with another part of it", 0, 15};

@@ -1,12 +1,12 @@
 /*
- * What a worker of this machine is to tandem simulate: the times of single steps, and the coefficients that
- * fit them.
+ * Measures what tandem simulate needs to know of a worker on this machine: the times of single steps, and the
+ * coefficients that fit them.
  *
- * Prompts of several lengths are computed in chunks, so that a chunk is seen after many cached lengths;
- * batches of several sizes decode behind contexts of several lengths. Mixed steps, a chunk of a prompt beside
- * a batch that decodes, are not part of the fit: they show how good the model of such a step is
- * (sched/cost.h). A time is the median of a kind of step. The file has the rows themselves
- * (replay/profile.h): it can be read again when the fit changes.
+ * Prompts of several lengths are computed in chunks, so there are chunks after many cached lengths. Batches
+ * of several sizes decode with contexts of several lengths. Mixed steps compute a chunk of a prompt beside a
+ * decoding batch; they are not part of the fit, but show how good the model of such a step is (sched/cost.h).
+ * A time is the median of all steps of a kind. The file has these rows (replay/profile.h), so it can be read
+ * again if the fit changes.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -23,7 +23,7 @@ enum {
     LONGEST = 4096,
     ANSWER = 17,
     MAX_BATCH = 16,
-    BATCH_CONTEXT = 8192, /* most tokens of a batch's contexts: their prompts have to be computed first */
+    BATCH_CONTEXT = 8192, /* most tokens of a batch's contexts, whose prompts must be computed first */
     MIXED_ANSWER = 128,   /* long enough for the batch to decode beside all of its prompts */
     MIN_CHUNK = 16,
     MIN_REPEATS = 3,
@@ -31,10 +31,10 @@ enum {
     MAX_TIMES = 1024,
 };
 
-struct profile_kind { /* of steps that are alike; mixed ones have a prompt and a batch */
+struct profile_kind { /* steps that are alike; mixed steps have a prompt and a batch */
     double n_prompt, cached;
     uint32_t batch;
-    double context; /* of each; the mean */
+    double context; /* mean context of the sequences */
     double ms[MAX_TIMES];
     uint32_t n;
 };
@@ -42,10 +42,10 @@ struct profile_kind { /* of steps that are alike; mixed ones have a prompt and a
 struct profile_bench {
     struct bench_engine m;
     uint64_t row_ns;
-    uint32_t longest; /* prompt */
+    uint32_t longest; /* longest prompt */
     struct profile_kind *kinds;
     uint32_t n_kinds;
-    FILE *file; /* where the rows go; NULL: nowhere */
+    FILE *file; /* the rows are written to it; NULL: they are not written */
     bool is_counting;
     uint32_t n_rows, n_done;
     uint64_t told_ns;
@@ -80,7 +80,7 @@ static double median(struct profile_kind *k)
 
 /* ------------------------------------------------------------------- steps */
 
-/* Alone: batch is 0. */
+/* Runs a prompt alone; batch is not used. */
 static enum td_status run_prompt(struct profile_bench *b, uint32_t batch, uint32_t n_prompt, struct td_error *e)
 {
     (void)batch;
@@ -112,7 +112,7 @@ static enum td_status run_batch(struct profile_bench *b, uint32_t batch, uint32_
     return s;
 }
 
-/* A prompt of two chunks beside the batch. */
+/* Runs a prompt of two chunks beside the batch. */
 static enum td_status run_beside(struct profile_bench *b, uint32_t batch, uint32_t slot, uint32_t chunk,
                                  struct td_error *e)
 {
@@ -129,7 +129,7 @@ static enum td_status run_beside(struct profile_bench *b, uint32_t batch, uint32
     return s;
 }
 
-/* One batch, and beside it a prompt for each size of chunk. */
+/* Runs one batch, and beside it a prompt for each size of chunk. */
 static enum td_status run_mixed(struct profile_bench *b, uint32_t batch, uint32_t context, struct td_error *e)
 {
     enum td_status s = TD_OK;
@@ -146,7 +146,7 @@ static enum td_status run_mixed(struct profile_bench *b, uint32_t batch, uint32_
 
 typedef enum td_status run_kind(struct profile_bench *b, uint32_t batch, uint32_t n, struct td_error *e);
 
-/* It takes minutes: says on stderr how far it is, once a second. */
+/* Prints the progress on stderr once a second, since the bench takes minutes. */
 static void say_progress(struct profile_bench *b)
 {
     uint64_t now = clock_now(&b->m.clock);
@@ -157,7 +157,7 @@ static void say_progress(struct profile_bench *b)
     fprintf(stderr, "tandem bench: profile: %u of %u rows\n", b->n_done, b->n_rows);
 }
 
-/* While rows are counted nothing is run. */
+/* Repeats a kind of step. While b->is_counting, it only counts rows and runs nothing. */
 static enum td_status repeat(struct profile_bench *b, run_kind *run, uint32_t batch, uint32_t n, struct td_error *e)
 {
     uint64_t start = clock_now(&b->m.clock);
@@ -216,7 +216,7 @@ static json_t *rows_as_json(struct profile_bench *b, const char *model)
                      prefill, "prefill_prefix", prefix, "decode", decode, "mixed", mixed);
 }
 
-/* Before anything is measured, so that a name that can't be written is known at once. */
+/* Opens the file before anything is measured, so that a bad name is reported at once. */
 static enum td_status open_file(struct profile_bench *b, const char *path, struct td_error *e)
 {
     b->file = path ? fopen(path, "w") : NULL;

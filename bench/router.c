@@ -1,10 +1,10 @@
 /*
- * tandem bench router: what a decision takes, and what the router costs.
+ * tandem bench router: the time of a decision, and the processor time of a router.
  *
- * Decisions are measured inside this process: the prefix index and the scheduler, with DECISION_WORKERS
- * workers and o->n_blocks blocks known. The costs are those of a real tandem-router, a process of its own,
- * asked by real gRPC clients for answers of simulated workers (both in this process): its processor time,
- * whatever else the machine does.
+ * Decisions are measured in this process: the prefix index and the scheduler with DECISION_WORKERS workers
+ * and o->n_blocks known blocks. The processor time is that of a real tandem-router in a process of its own,
+ * whatever else the machine does. Real gRPC clients in this process ask it for answers of simulated workers,
+ * also in this process.
  */
 #include <fcntl.h>
 #include <limits.h>
@@ -50,7 +50,7 @@ enum {
 struct decisions {
     struct index *index;
     struct scheduler *scheduler;
-    struct block_key *keys; /* of the chain that is asked for */
+    struct block_key *keys; /* keys of the requested chain */
     struct holder_set workers;
     uint32_t matched[INDEX_MAX_HOLDERS];
 };
@@ -133,8 +133,8 @@ static double thread_us(void)
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
 }
 
-/* One request of a chain that some worker has in part: matched, admitted, placed; in microseconds of
- * processor time. */
+/* Submits and places one request whose chain some worker has in part. Returns microseconds of processor
+ * time. */
 static double decide(struct decisions *d, uint64_t number, uint64_t n_chains, struct sched_request *q)
 {
     double retry_after_ms;
@@ -162,7 +162,7 @@ static void bench_decisions(const struct bench_options *o, struct bench_rows *ou
     open_decisions(&d, n_blocks);
     for (uint32_t i = 0; i < DECISIONS; i++) {
         us[i] = decide(&d, i, n_chains, &q[i]);
-        if (i >= PREFILLING) /* so many prompts are computed, beside some hundred answers */
+        if (i >= PREFILLING) /* keeps PREFILLING prompts in computation, beside some hundred answers */
             scheduler_prefilled(d.scheduler, &q[i - PREFILLING], q[i].arrived_ns);
         if (i >= ON_THE_WAY)
             scheduler_end(d.scheduler, &q[i - ON_THE_WAY], q[i].arrived_ns, true);
@@ -188,13 +188,14 @@ struct real {
     struct worker *workers[N_WORKERS];
     pthread_t threads[N_WORKERS];
     struct rpc_client *client;
-    pthread_mutex_t lock; /* rpc threads end what the main thread waits for */
+    pthread_mutex_t lock; /* rpc threads end calls that the main thread waits for */
     pthread_cond_t changed;
     uint32_t n_running, n_failed;
     uint64_t n_tokens;
 };
 
-/* Beside this program, or where a build leaves it; it picks its port and says which. */
+/* Starts the router that lies beside this program or where a build leaves it. The router picks its port and
+ * reports it. */
 static enum td_status start_router(struct real *x, const char *model, struct td_error *e)
 {
     char bin[PATH_MAX / 2], path[PATH_MAX], ready[32];
@@ -275,7 +276,7 @@ static enum td_status start_workers(struct real *x, struct td_error *e)
     return TD_OK;
 }
 
-/* Processor time of the router so far, in seconds. */
+/* Processor time that the router has used so far, in seconds. */
 static double router_seconds(const struct real *x)
 {
     char path[64], text[1024];
@@ -321,7 +322,7 @@ static void wait_below(struct real *x, uint32_t most)
     pthread_mutex_unlock(&x->lock);
 }
 
-/* n requests, so many at once; gives the router's processor time. */
+/* Sends n requests, at_once of them at a time. *seconds_out: the router's processor time. */
 static enum td_status ask_many(struct real *x, uint32_t n, uint32_t at_once, uint32_t n_tokens, uint32_t max_tokens,
                                double *seconds_out, struct td_error *e)
 {
@@ -387,7 +388,7 @@ enum td_status bench_router(const struct bench_options *o, struct bench_rows *ou
     struct real x = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
     if (!o->model)
         return td_fail(e, TD_ERR_INVALID, "give --model DIR: a vocabulary of 1536, as the demo model's");
-    enum td_status s = start_router(&x, o->model, e); /* before there are threads */
+    enum td_status s = start_router(&x, o->model, e); /* forks, so it comes before any thread */
     bench_decisions(o, out);
     bench_waiting(out);
     if (!s)

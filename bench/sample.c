@@ -1,7 +1,7 @@
 /*
- * The sampler on made-up logits as peaked as a model's, by settings. The limit is one reading pass over the
- * vocabulary (the largest logit), measured beside each row; the copy of the logits that each draw starts from
- * is not counted.
+ * The sampler with several settings, on made-up logits as peaked as a model's. The limit is one read pass
+ * over the vocabulary (finding the largest logit), measured beside each row. The copy of the logits with
+ * which each draw begins is not counted.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -39,7 +39,7 @@ static double seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Normal, with a few large ones: the nucleus of 0.9 has some tens of tokens. */
+/* Normally distributed logits with a few large ones: the nucleus of 0.9 has some tens of tokens. */
 static void make_logits(float *logits)
 {
     for (uint32_t i = 0; i < VOCAB; i++) {

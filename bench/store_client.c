@@ -154,7 +154,7 @@ static void start(struct bench_client *c, struct bench_flight *f, enum bench_mov
         grant(f, pages, n, on_wire_lease_end);
         pull(c, f, xfer_address(c->holder));
         break;
-    /* The lookup first: a pull that arrives before its lease has to ask again. */
+    /* The lookup goes first: a pull that arrives before its lease has to ask again. */
     case BENCH_HIT:
         ask(c, f, STORE_LOOKUP);
         pull(c, f, c->store);

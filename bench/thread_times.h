@@ -1,7 +1,7 @@
 /*
- * Processor time of this process by the names of its threads ("engine", "xfer", "kernels-1" ..), for benches
- * that say where time goes: what stays the same when other programs are busy too. Threads: any. Errors: what
- * can't be read counts as nothing.
+ * Processor time of this process by the names of its threads ("engine", "xfer", "kernels-1" ...), for benches
+ * that say where time goes. Other programs hardly change it. Threads: any. Errors: a thread whose time can't
+ * be read counts as 0.
  */
 #pragma once
 
@@ -9,7 +9,7 @@
 
 enum { THREAD_TIMES_MAX = 64, THREAD_NAME_BYTES = 32 };
 
-struct thread_times { /* zeros: none */
+struct thread_times { /* all zero: no times */
     uint32_t n;
     struct {
         char name[THREAD_NAME_BYTES];
@@ -17,9 +17,9 @@ struct thread_times { /* zeros: none */
     } of[THREAD_TIMES_MAX];
 };
 
-/* Adds sign times what the threads that live now have used so far. Those that end between two calls are
+/* Adds the processor times of all living threads, multiplied by sign. Threads that end between two calls are
  * lost. */
 void thread_times_add(struct thread_times *t, double sign);
 
-/* Of all threads whose name begins with prefix. */
+/* Sum over all threads whose name begins with prefix, in ms. */
 double thread_times_ms(const struct thread_times *t, const char *prefix);

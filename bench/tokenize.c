@@ -1,10 +1,10 @@
 /*
  * The tokenizer of --model beside the Hugging Face tokenizers library, on the same text in the same pieces,
- * each on one thread and by that thread's own time. Text is --text FILE, else made up of the vocabulary's
- * words, the first ones oftenest.
+ * each in one thread and by that thread's own time. The text is --text FILE, else it is made of the
+ * vocabulary's words, the first words being the most frequent.
  *
- * The library is measured by the python3 on the path, if that can import it; its rate is the limit column of
- * our rows.
+ * The library is measured by the python3 on the path, if that can import it. Its rate is the limit of our
+ * rows.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,8 +58,7 @@ static void make_up(const struct tokenizer *t, struct bytes *out)
         bytes_clear(&word);
         tokenizer_decode(t, &id, 1, true, &word);
         bytes_printf(out, " ");
-        for (size_t j = 0; j < word.len;
-             j++) /* whole characters of one byte, so that any cut is one between characters */
+        for (size_t j = 0; j < word.len; j++) /* one-byte characters: any cut is between two */
             if (word.data[j] > ' ' && word.data[j] < 127)
                 bytes_append(out, &word.data[j], 1);
     }
@@ -91,7 +90,7 @@ static bool quotable(const char *path)
     return !strchr(path, '\'');
 }
 
-/* The library's rates on the text in the file path. */
+/* Measures the library on the text in file `path`. */
 static struct library measure_library(const char *dir, const char *path)
 {
     struct library l = {0};
@@ -151,7 +150,7 @@ static enum td_status bench_text(const struct tokenizer *t, const struct bytes *
     return s;
 }
 
-/* The text in a file that the library can read, too: --text itself, or a temporary one. */
+/* Puts the text into a file that the library can read, too: --text itself, or a temporary file. */
 static enum td_status measure(const struct tokenizer *t, const struct bench_options *o, double load_ms,
                               struct bench_rows *out, struct td_error *e)
 {

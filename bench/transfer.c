@@ -1,5 +1,5 @@
-/* tandem bench transfer: pages between two endpoints, against a bare loop and memcpy; --serve and --peer
- * between two hosts. */
+/* tandem bench transfer: KV pages between two endpoints, against a bare loop and memcpy; with --serve and
+ * --peer between two hosts. */
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -78,7 +78,8 @@ static enum td_status serve(const struct bench_options *o, const char *path, str
     return TD_OK;
 }
 
-/* "a+b" into words; the text is cut up. Lists of UCX have commas, so these are joined by plus signs. */
+/* Cuts "a+b" into words, in place. Lists of UCX transports contain commas, so lists are joined by plus
+ * signs. */
 static uint32_t split(char *text, const char *words[PATHS_MAX])
 {
     uint32_t n = 0;

@@ -50,7 +50,7 @@ static enum td_status side_open(struct bench_side *s, const char *name, const ch
         return td_fail(error_out, TD_ERR_NO_MEMORY, "no memory for an arena of %llu bytes",
                        (unsigned long long)s->arena_bytes);
     s->arena = arena;
-    /* Otherwise all pages might be the kernel's one page of zeros. */
+    /* Untouched pages might all be the kernel's single page of zeros. */
     for (uint64_t i = 0; i < s->arena_bytes / 8; i++)
         ((uint64_t *)arena)[i] = random_mix(i + (uint64_t)name[0]);
     s->incarnation = random_u64();
@@ -129,8 +129,8 @@ static void on_lease_end(void *user, struct xfer_id id, enum td_status status, b
     (void)in_doubt;
 }
 
-/* Units below a page: all pages for one range of layers after the other, as a prefill completes them. Else
- * runs of whole pages. */
+/* Announces the lease. Units below a page: all pages for one range of layers after another, as a prefill
+ * completes them. Else runs of whole pages. */
 static void announce(struct xfer_bench_server *s, struct xfer_id id, uint64_t unit_bytes, uint32_t n_pages)
 {
     struct xfer_page *pages = mem_array(n_pages, sizeof(pages[0]));

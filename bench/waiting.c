@@ -1,10 +1,9 @@
 /*
- * tandem bench router, the part with a queue: what decisions take while WAITING requests wait for PREFILL +
- * DECODE workers that are full, and what the books of RUNNING sequences on each decode worker cost.
+ * tandem bench router, the part with a queue: the time of decisions while WAITING requests wait for PREFILL +
+ * DECODE workers that are full, and the cost of the books of RUNNING sequences on each decode worker.
  *
- * Prompts end as fast as workers compute them, and as many requests come. All have the same TTFT limit, and
- * most of them wait for most of it. The scheduler has the router's default settings, and keeps what it
- * weighed (explain).
+ * Requests come at the rate at which prompts are computed. All have the same TTFT limit, and most of them
+ * wait for most of it. The scheduler has the router's default settings, and records its decisions (explain).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +25,7 @@ enum {
     BLOCK_TOKENS = 16
 };
 
-struct queue { /* of what is placed */
+struct queue { /* placed requests, oldest first */
     struct sched_request **at;
     uint32_t first, n, cap;
 };
@@ -119,7 +118,7 @@ static void open_cluster(struct cluster *c)
                                                         .incarnation = w + 1});
 }
 
-/* The oldest prompt of a worker is computed. */
+/* Ends the oldest prompt of a worker. */
 static void end_prompt(struct cluster *c, uint32_t w)
 {
     if (c->prompts[w].n)
@@ -147,7 +146,7 @@ static double thread_us(void)
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
 }
 
-/* All decode workers have their sequences, and the queue is as long as it shall be. */
+/* Submits requests until all decode workers have their sequences and WAITING requests are queued. */
 static void fill(struct cluster *c)
 {
     for (uint32_t i = 0; i < DECODE * RUNNING; i++) {
@@ -196,7 +195,8 @@ void bench_waiting(struct bench_rows *out)
     }
     bench_add(out, "cores", (thread_us() - before) * 1e-6 / (LOOKS * 0.0125), 0.05,
               "books of %d running sequences, every 50 ms", DECODE * RUNNING);
-    scheduler_close(c->scheduler); /* requests are not ended: they are only memory */
+    /* The requests need no scheduler_end(): they are plain memory, freed below. */
+    scheduler_close(c->scheduler);
     for (uint32_t w = 0; w < WORKERS; w++) {
         free(c->prompts[w].at);
         while (c->running[w].n) {
