@@ -80,7 +80,7 @@ START_TEST(test_absence_counts_one_turn_of_a_long_gap_and_all_of_short_ones)
     clock_advance(&c, TURN);
     ck_assert_uint_eq(absence_now(&a, 0), 1100); /* late, but not absent */
     clock_advance(&c, 10000);
-    ck_assert_uint_eq(absence_now(&a, 0), 1200); /* stopped */
+    ck_assert_uint_eq(absence_now(&a, 0), 1200); /* absent: only one turn counts */
     clock_advance(&c, 7);
     ck_assert_uint_eq(absence_now(&a, 0), 1207);
     ck_assert_uint_eq(absence_of(&a, clock_now(&c)), 1207);
@@ -103,7 +103,7 @@ START_TEST(test_absence_is_not_what_the_thread_meant_to_sleep)
     clock_advance(&c, 30);
     ck_assert_uint_eq(absence_now(&a, UINT64_MAX), 7130);
     clock_advance(&c, 50000);
-    ck_assert_uint_eq(absence_now(&a, UINT64_MAX), 57130); /* stopped while it slept without a deadline */
+    ck_assert_uint_eq(absence_now(&a, UINT64_MAX), 57130); /* it meant to sleep that long: no absence */
 }
 END_TEST
 

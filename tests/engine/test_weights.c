@@ -247,7 +247,7 @@ static void check_packed_text(struct setting s)
 struct fp8_style {
     const char *quantization, *ending;
     uint32_t out_block, in_block; /* size of a block with one scale; 0: the whole dimension */
-    bool flat;                    /* shapes of scales lack the dimension of inputs; that of one scale is empty */
+    bool flat;                    /* scales have no dimension of inputs; one scale has none at all */
 };
 
 static const struct fp8_style STYLES[] = {
