@@ -1,4 +1,4 @@
-"""tandem simulate, the command: what it refuses, what its reports say. No cluster runs here."""
+"""The command tandem simulate: refusals and reports. No cluster runs here."""
 import json, os, subprocess, sys, tempfile
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
@@ -75,7 +75,7 @@ def test_refusals_are_counted_by_reason_and_by_length():
 def test_a_full_token_pool_borrows_prompt_machines():
     with tempfile.TemporaryDirectory() as d:
         path, out = os.path.join(d, "trace.jsonl"), os.path.join(d, "report.json")
-        write_trace(path, range(0, 12000, 20), 200, 800)  # more sequences than one worker's batch
+        write_trace(path, range(0, 12000, 20), 200, 800)  # more sequences than a worker's batch takes
         args = [path, "--prefill", "2", "--decode", "1", "--ttft-ms", "2000", "--tpot-ms", "20"]
         for policy in ("mixed-pool", "tandem"):
             lent = simulate(*args, "--policy", policy, "--output", out)
@@ -93,7 +93,7 @@ def test_a_full_token_pool_borrows_prompt_machines():
 
 
 def rows_of(path):
-    """The requests of a report, one object each."""
+    """The requests of a report, as one object each."""
     with open(path) as f:
         report = json.load(f)
     columns = {k: v for k, v in report["requests"].items() if k != "n"}

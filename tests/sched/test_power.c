@@ -143,7 +143,7 @@ START_TEST(test_power_brake_comes_soon_and_ends_with_all_clocks_down)
         must_be(&full, POWER_BRAKE, POWER_BRAKE);
         sample(&r, 0.949);
         must_be(&r, 3, POWER_BRAKE);
-        stay_at(&r, 0.3, POWER_DELAY_NS - SAMPLE_NS); /* samples under the brake ask for no less than level 3 */
+        stay_at(&r, 0.3, POWER_DELAY_NS - SAMPLE_NS); /* still at the brake: no less than level 3 */
         must_be(&r, 3, 3);
     }
 }
