@@ -340,7 +340,7 @@ def test_replay_makes_wire_and_disk_fail_for_a_while():
     with FaultyCluster() as c:
         path = os.path.join(c.run, "trace.jsonl")
         write_trace(path, 40, 75, n_output=8)
-        for wrong, why in (("store-0/disk.put:burn", "'disk.put:burn'"), ("store-0", "a script is missing"), ("store-0/@x", "not a file"),
+        for wrong, why in (("store-0/disk.put:burn", "'disk.put:burn'"), ("store-0", "the script is missing"), ("store-0/@x", "not the name of a file"),
                            ("store-9/disk.put:fail", "no process 'store-9'"), ("router/rpc.message:drop", "of the router")):
             bad = tandem("replay", path, "--router", c.router, "--run-dir", c.run, "--at", "1s:faults:" + wrong, code=2)
             assert "--at" in bad.stderr and why in bad.stderr, (wrong, bad.stderr)
