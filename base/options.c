@@ -267,8 +267,8 @@ static void print_help(const struct options *o)
             printf(" [%s]", t->fallback);
         putchar('\n');
     }
-    printf("\n  --config FILE                   a JSON object with these names as keys\n"
-           "  --print-config                  the values in force, as such a file, and exit\n"
+    printf("\n  --config FILE                   reads options from a JSON object with these names as keys\n"
+           "  --print-config                  prints the values in force as such a file, and exits\n"
            "  --version, --help\n");
     if (o->env_prefix)
         printf("\nEach option can also be set in the environment: %s_NAME, with '_' for '-'.\n", o->env_prefix);

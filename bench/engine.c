@@ -87,7 +87,7 @@ static void add_gathers(struct engine_bench *b, const char *name, uint32_t n_row
 }
 
 /* Adds rows for a step: n_rows tokens through the layers, n_heads of them through the head, n_keys pairs of
- * query and key, and keys of n_read tokens. */
+ * query and key, reading the KV of n_read tokens. */
 static void add_rows(struct engine_bench *b, const char *name, uint32_t n_rows, uint32_t n_heads, double n_keys,
                      double n_read)
 {

@@ -25,7 +25,7 @@ struct audit_options {
 #define AT(member) offsetof(struct audit_options, member)
 static const struct option TABLE[] = {
     {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
-    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "one JSON object"},
+    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "prints one JSON object"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 

@@ -20,15 +20,16 @@ struct cache_options {
 
 #define AT(member) offsetof(struct cache_options, member)
 static const struct option TABLE[] = {
-    {"ttl", OPT_MS, AT(ttl_ms), "60m", NULL, 1, 24 * 3.6e6, "pin: for so long from now"},
+    {"ttl", OPT_MS, AT(ttl_ms), "60m", NULL, 1, 24 * 3.6e6, "pin: how long to keep the blocks, from now on"},
     {"all", OPT_BOOL, AT(all), NULL, NULL, 0, 0, "flush: every block of every tenant, and all pins"},
-    {"request", OPT_STRING, AT(request), NULL, "JSON", 0, 0, "instead of PROMPT: a line of tandem generate --jsonl"},
+    {"request", OPT_STRING, AT(request), NULL, "JSON", 0, 0,
+     "the request instead of PROMPT: a line of tandem generate --jsonl"},
     {"chat", OPT_BOOL, AT(chat), "true", NULL, 0, 0, "PROMPT is a user's turn, if the model has a chat template"},
-    {"tenant", OPT_STRING, AT(tenant), NULL, "NAME", 0, 0, "whose prompt it is"},
-    {"cache-salt", OPT_STRING, AT(salt), NULL, "TEXT", 0, 0, "that its requests come with"},
+    {"tenant", OPT_STRING, AT(tenant), NULL, "NAME", 0, 0, "tenant of the prompt"},
+    {"cache-salt", OPT_STRING, AT(salt), NULL, "TEXT", 0, 0, "cache salt of the prompt's requests"},
     {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
     {"wait-ms", OPT_MS, AT(wait_ms), "30000", NULL, 0, 3.6e6, "how long to wait for the cluster to be ready"},
-    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "the answer as one JSON object"},
+    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "prints the answer as one JSON object"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
@@ -94,9 +95,9 @@ static int pin(const struct cache_session *s, Tandem__V1__GenerateRequest *prefi
     int exit_code = call_for(s, "/tandem.v1.Tandem/Pin", &m.base, &tandem__v1__pin_response__descriptor, &r);
     if (!exit_code && !json_integer_value(json_object_get(r, "prefix_tokens")))
         exit_code =
-            cli_fail("cache", "nothing is kept: the prompt has no full block; tandem tokenize counts its tokens");
+            cli_fail("cache", "nothing is pinned: the prompt has no full block; tandem tokenize shows its tokens");
     else if (!exit_code && !json_integer_value(json_object_get(r, "told")))
-        exit_code = cli_fail("cache", "nothing is kept yet: no worker or store is there; see tandem status");
+        exit_code = cli_fail("cache", "nothing is pinned yet: no worker or store is there; see tandem status");
     json_decref(r);
     return exit_code;
 }
@@ -186,17 +187,17 @@ int cli_cache(int argc, char **argv)
     struct cache_session s = {.o = &o, .rest = mem_array((size_t)argc, sizeof(*s.rest))};
     const char **words = s.rest;
     int exit_code = 2, action = N_ACTIONS;
-    bool go = cli_options(
-        "cache", "pin|release|flush [PROMPT] [options]",
-        "What is cached of a prompt is kept as long as anything else can go, or as any other, or forgotten.", TABLE,
-        argc, argv, &o, words, &s.n_rest, &exit_code);
+    bool go =
+        cli_options("cache", "pin|release|flush [PROMPT] [options]",
+                    "Pins the cached blocks of a prompt (others are evicted first), releases them, or flushes them.",
+                    TABLE, argc, argv, &o, words, &s.n_rest, &exit_code);
     if (go && s.n_rest)
         action = action_of(words[0]);
     if (go && action == N_ACTIONS) {
         exit_code = s.n_rest ? cli_usage("cache", "'%s' is none of pin, release, flush", words[0])
                              : cli_usage("cache", "say pin, release or flush");
     } else if (go && o.all && ACTIONS[action].run != flush) {
-        exit_code = cli_usage("cache", "--all is for flush");
+        exit_code = cli_usage("cache", "--all is only for flush");
     } else if (go && (o.all || o.request) && s.n_rest > 1) {
         exit_code = cli_usage("cache", "'%s': --all and --request take no PROMPT", words[1]);
     } else if (go) {

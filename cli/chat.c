@@ -17,7 +17,7 @@ struct chat_options {
 #define AT(member) offsetof(struct chat_options, member)
 static const struct option TABLE[] = {
     {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
-    {"system", OPT_STRING, AT(system), NULL, "TEXT", 0, 0, "a system message"},
+    {"system", OPT_STRING, AT(system), NULL, "TEXT", 0, 0, "system message of the conversation"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 

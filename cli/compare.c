@@ -25,9 +25,9 @@ struct compare_options {
 
 #define AT(member) offsetof(struct compare_options, member)
 static const struct option TABLE[] = {
-    {"html", OPT_STRING, AT(html), NULL, "FILE", 0, 0, "one page with the plots of all"},
-    {"seed", OPT_INT, AT(seed), "1", NULL, 0, 1e18, "of the resamplings"},
-    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "one JSON object"},
+    {"html", OPT_STRING, AT(html), NULL, "FILE", 0, 0, "writes one page with the plots of all reports"},
+    {"seed", OPT_INT, AT(seed), "1", NULL, 0, 1e18, "seed of the resamplings"},
+    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "prints one JSON object"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 #undef AT
@@ -57,7 +57,7 @@ static bool read_report(struct reports *all, const char *path)
         return !cli_fail("compare", "%s: %s", path, e.text);
     all->runs[all->n] = report_file_run(all->files[all->n]);
     if (!all->runs[all->n++]->n_requests)
-        return !cli_fail("compare", "%s: there is no request in it", path);
+        return !cli_fail("compare", "%s: the report has no request", path);
     return true;
 }
 
@@ -71,7 +71,7 @@ static int read_all(struct reports *all, const char **paths, int n)
         if (between && !all->n_a)
             all->n_a = all->n;
         else if (between)
-            return cli_usage("compare", "there are two sides: give vs once");
+            return cli_usage("compare", "give vs once: there are two sides");
         else if (!read_report(all, paths[i]))
             return 1;
     }

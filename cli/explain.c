@@ -32,8 +32,8 @@ struct explain_options {
 #define AT(member) offsetof(struct explain_options, member)
 static const struct option TABLE[] = {
     {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
-    {"last", OPT_INT, AT(last), "1", NULL, 1, 256, "how many decisions, the newest first"},
-    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "one JSON object"},
+    {"last", OPT_INT, AT(last), "1", NULL, 1, 256, "number of decisions, newest first"},
+    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "prints one JSON object"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
@@ -136,8 +136,8 @@ int cli_explain(int argc, char **argv)
     const char **rest = mem_array((size_t)argc, sizeof(*rest)), *label;
     int exit_code, n_rest;
     bool run = cli_options("explain", "[REQUEST] [options]",
-                           "What the router weighed for a request (its request_id), or for the last ones.", TABLE, argc,
-                           argv, &o, rest, &n_rest, &exit_code);
+                           "Prints what the router weighed for a request (its request_id), or for the last ones.",
+                           TABLE, argc, argv, &o, rest, &n_rest, &exit_code);
     run = run && cli_words("explain", "REQUEST", rest, n_rest, 0, 1, &exit_code);
     label = run && n_rest ? rest[0] : "";
     free(rest);

@@ -22,15 +22,15 @@ struct generate_options {
 static const struct option TABLE[] = {
     {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
     {"jsonl", OPT_BOOL, AT(jsonl), NULL, NULL, 0, 0,
-     "requests from standard input, one JSON object a line; options are defaults of every line"},
-    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "the whole answer as one JSON object"},
-    {"concurrency", OPT_INT, AT(concurrency), "64", NULL, 1, 65536, "with --jsonl: requests in flight at most"},
+     "reads requests from standard input, one JSON object a line; options are defaults of every line"},
+    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "prints the whole answer as one JSON object"},
+    {"concurrency", OPT_INT, AT(concurrency), "64", NULL, 1, 65536, "with --jsonl: most requests in flight"},
     {"wait-ms", OPT_MS, AT(wait_ms), "30000", NULL, 0, 3.6e6, "how long to wait for the cluster to be ready"},
     {"chat", OPT_BOOL, AT(chat), "true", NULL, 0, 0, "the text is a user's turn, if the model has a chat template"},
-    {"timing", OPT_BOOL, AT(timing), "true", NULL, 0, 0, "where the time went, on stderr"},
-    {"logprobs", OPT_BOOL, AT(logprobs), "true", NULL, 0, 0, "log-probabilities in JSON answers"},
+    {"timing", OPT_BOOL, AT(timing), "true", NULL, 0, 0, "prints on stderr where the time went"},
+    {"logprobs", OPT_BOOL, AT(logprobs), "true", NULL, 0, 0, "includes log-probabilities in JSON answers"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "One process instead of a cluster"},
-    {"local", OPT_BOOL, AT(local), NULL, NULL, 0, 0, "run router and workers inside this process; needs --model"},
+    {"local", OPT_BOOL, AT(local), NULL, NULL, 0, 0, "runs router and workers inside this process; needs --model"},
     {"model", OPT_STRING, AT(model), NULL, "DIR", 0, 0, "with --local: the model's directory"},
     {"plan", OPT_CHOICE, AT(plan), "auto", PLAN_FORCE_NAMES, 0, 0, "with --local: forces every placement"},
     {"worker-options", OPT_STRING, AT(worker_options), NULL, "'--A X ...'", 0, 0,
@@ -294,8 +294,8 @@ int cli_generate(int argc, char **argv)
     const char **rest = mem_array((size_t)argc, sizeof(*rest));
     struct option *table = cli_params_table(TABLE, AT(params));
     int n_rest, exit_code;
-    if (cli_options("generate", "[options] [PROMPT]", "Generates text. Prints it as it comes.", table, argc, argv, &o,
-                    rest, &n_rest, &exit_code)) {
+    if (cli_options("generate", "[options] [PROMPT]", "Generates text and prints it as it comes.", table, argc, argv,
+                    &o, rest, &n_rest, &exit_code)) {
         pthread_mutex_init(&s.lock, NULL);
         pthread_cond_init(&s.changed, NULL);
         exit_code = 2;

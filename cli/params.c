@@ -54,7 +54,7 @@ struct option *cli_params_table(const struct option *own, size_t at)
     struct option *rows = mem_zalloc(n_most * sizeof(*rows) + ASK_N_PARAMS * NAME_BYTES);
     char *name = (char *)(rows + n_most);
     memcpy(rows, own, n * sizeof(*rows));
-    rows[n++] = (struct option){.name = "", .help = "Of a request"};
+    rows[n++] = (struct option){.name = "", .help = "Parameters of a request"};
     for (const struct ask_param *p = ASK_PARAMS; p < ASK_PARAMS + ASK_N_PARAMS; p++) {
         flag_name(p, name);
         if (!is_option(p) || has_row(own, name))

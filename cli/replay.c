@@ -19,39 +19,45 @@ enum { MAX_TRACE_BYTES = 1 << 30 };
 static const struct option TABLE[] = {
     {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "What is sent"},
-    {"requests", OPT_INT, AT(requests), "0", NULL, 0, 1e12, "the first so many; 0: all"},
-    {"length-scale", OPT_DOUBLE, AT(length_scale), "1", "X", 1e-6, 1e3,
-     "prompts and their blocks are so many times longer"},
-    {"max-output", OPT_INT, AT(max_output), "0", NULL, 0, 1e9, "answers are cut to that; 0: as the trace says"},
-    {"block-tokens", OPT_INT, AT(block_tokens), "0", NULL, 0, 1 << 20, "of a block id; 0: as the trace says"},
-    {"ttft-ms", OPT_LIMIT_MS, AT(ttft_ms), "0", NULL, 0, 3.6e6, "limit asked for, where the trace has none; 0: none"},
-    {"tpot-ms", OPT_LIMIT_MS, AT(tpot_ms), "0", NULL, 0, 3.6e6, "limit asked for, where the trace has none; 0: none"},
-    {"tenant", OPT_STRING, AT(tenant), NULL, "NAME", 0, 0, "of all requests; default: as the trace says"},
-    {"seed", OPT_INT, AT(seed), "1", NULL, 0, 1e18, "of the prompts' tokens and of --poisson"},
+    {"requests", OPT_INT, AT(requests), "0", NULL, 0, 1e12,
+     "number of requests to send, from the first one on; 0: all"},
+    {"length-scale", OPT_DOUBLE, AT(length_scale), "1", "X", 1e-6, 1e3, "factor for the lengths of prompts and blocks"},
+    {"max-output", OPT_INT, AT(max_output), "0", NULL, 0, 1e9, "most tokens of an answer; 0: as in the trace"},
+    {"block-tokens", OPT_INT, AT(block_tokens), "0", NULL, 0, 1 << 20, "tokens of a block id; 0: as in the trace"},
+    {"ttft-ms", OPT_LIMIT_MS, AT(ttft_ms), "0", NULL, 0, 3.6e6,
+     "TTFT limit of requests that have none in the trace; 0: none"},
+    {"tpot-ms", OPT_LIMIT_MS, AT(tpot_ms), "0", NULL, 0, 3.6e6,
+     "TPOT limit of requests that have none in the trace; 0: none"},
+    {"tenant", OPT_STRING, AT(tenant), NULL, "NAME", 0, 0, "tenant of all requests; default: as in the trace"},
+    {"seed", OPT_INT, AT(seed), "1", NULL, 0, 1e18, "seed of the prompts' tokens and of --poisson"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "When"},
-    {"rate", OPT_DOUBLE, AT(rate), "1", "X", 1e-6, 1e6, "so many times faster than the trace"},
+    {"rate", OPT_DOUBLE, AT(rate), "1", "X", 1e-6, 1e6, "factor by which arrivals are faster than in the trace"},
     {"poisson", OPT_DOUBLE, AT(poisson), "0", "RATE", 0, 1e6,
-     "arrivals independent of each other, RATE a second on average (times --rate); 0: as in the trace"},
+     "independent arrivals, RATE a second on average (times --rate); 0: as in the trace"},
     {"concurrency", OPT_INT, AT(concurrency), "0", "N", 0, 1e6,
-     "closed loop: so many under way, whatever the trace's times; 0: open loop"},
+     "closed loop: keeps N requests running, whatever the trace's times; 0: open loop"},
     {"retry-share", OPT_DOUBLE, AT(retry_share), "0", "X", 0, 1,
-     "of refused requests that come back once, when told to"},
-    {"processes", OPT_INT, AT(processes), "1", "N", 1, REPLAY_MAX_PROCESSES, "client processes"},
-    {"max-lag", OPT_MS, AT(max_lag_ms), "50", NULL, 1, 3.6e6, "p99 of sending late, beyond which the run is not valid"},
-    {"warm", OPT_MS, AT(warm_ms), "60s", NULL, 0, 3.6e6, "predictions of the first so long are not counted"},
-    {"find-max", OPT_BOOL, AT(find_max), NULL, NULL, 0, 0, "runs at several rates: the highest that meets the limits"},
-    {"find-rounds", OPT_INT, AT(find_rounds), "12", "N", 1, 100, "at most so many"},
+     "share of the refused requests that come back once, when they are told to"},
+    {"processes", OPT_INT, AT(processes), "1", "N", 1, REPLAY_MAX_PROCESSES, "processes that send requests"},
+    {"max-lag", OPT_MS, AT(max_lag_ms), "50", NULL, 1, 3.6e6,
+     "a run is not valid if the p99 of late sending exceeds this"},
+    {"warm", OPT_MS, AT(warm_ms), "60s", NULL, 0, 3.6e6,
+     "predictions for requests that arrive before this time are not counted"},
+    {"find-max", OPT_BOOL, AT(find_max), NULL, NULL, 0, 0,
+     "runs at several rates, and finds the highest that meets the limits"},
+    {"find-rounds", OPT_INT, AT(find_rounds), "12", "N", 1, 100, "most rates that --find-max tries"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Faults"},
     {"at", OPT_STRING, AT(at), NULL, "LIST", 0, 0,
-     "TIME:ACTION:WORKER with commas between: kill, stop, cont, term, drain, slow:WORKER/TIMES, scale:prefill=N, "
-     "faults:NAME/SCRIPT (after tandem up --faults; syntax: base/fault.h; empty: no more)"},
-    {"run-dir", OPT_STRING, AT(run_dir), NULL, "DIR", 0, 0, "of the cluster (tandem up), for --at"},
+     "TIME:ACTION:WORKER, several with commas: kill, stop, cont, term, drain, slow:WORKER/TIMES, scale:prefill=N, "
+     "faults:NAME/SCRIPT (needs tandem up --faults; syntax: base/fault.h; an empty script ends faults)"},
+    {"run-dir", OPT_STRING, AT(run_dir), NULL, "DIR", 0, 0, "run directory of the cluster (tandem up), for --at"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Report"},
-    {"output", OPT_STRING, AT(output), NULL, "FILE", 0, 0, "JSON with each request, for tandem compare"},
-    {"html", OPT_STRING, AT(html), NULL, "FILE", 0, 0, "one page to look at"},
-    {"label", OPT_STRING, AT(label), "replay", "TEXT", 0, 0, "shown in comparisons"},
-    {"progress", OPT_BOOL, AT(progress), "true", NULL, 0, 0, "a line on stderr each second"},
-    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "one JSON object, without the requests"},
+    {"output", OPT_STRING, AT(output), NULL, "FILE", 0, 0,
+     "writes the report with every request as JSON, for tandem compare"},
+    {"html", OPT_STRING, AT(html), NULL, "FILE", 0, 0, "writes the report as one page"},
+    {"label", OPT_STRING, AT(label), "replay", "TEXT", 0, 0, "name of the run in comparisons"},
+    {"progress", OPT_BOOL, AT(progress), "true", NULL, 0, 0, "prints a line on stderr each second"},
+    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "prints one JSON object, without the requests"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
@@ -152,11 +158,12 @@ static enum td_status check_options(const struct replay_options *o, struct repla
 {
     enum td_status s = replay_events_parse(o->at, events, e);
     if (!s && o->find_max && o->concurrency)
-        s = td_fail(e, TD_ERR_INVALID, "--find-max searches a rate, which --concurrency has none of");
+        s = td_fail(e, TD_ERR_INVALID,
+                    "--find-max searches for a rate; it can't be used with --concurrency, which has no rate");
     if (!s && o->find_max && !(o->ttft_ms > 0) && !(o->tpot_ms > 0))
-        s = td_fail(e, TD_ERR_INVALID, "--find-max needs limits: --ttft-ms, --tpot-ms");
+        s = td_fail(e, TD_ERR_INVALID, "--find-max needs a limit: --ttft-ms, --tpot-ms or both");
     if (!s && o->find_max && events->n)
-        s = td_fail(e, TD_ERR_INVALID, "--find-max and --at don't go together");
+        s = td_fail(e, TD_ERR_INVALID, "--find-max and --at can't be used together");
     return s ? s : replay_events_check(events, o->run_dir, e);
 }
 
@@ -184,8 +191,8 @@ int cli_replay(int argc, char **argv)
     struct td_error e = {{0}};
     const char **rest = mem_array((size_t)argc, sizeof(*rest)), *path;
     int exit_code, n_rest;
-    bool go = cli_options("replay", "TRACE [options]", "Sends a trace to a cluster and says how it did.", TABLE, argc,
-                          argv, &r.o, rest, &n_rest, &exit_code);
+    bool go = cli_options("replay", "TRACE [options]", "Sends a trace to a cluster and reports how the cluster did.",
+                          TABLE, argc, argv, &r.o, rest, &n_rest, &exit_code);
     go = go && cli_words("replay", "TRACE", rest, n_rest, 1, 1, &exit_code);
     path = go ? rest[0] : NULL;
     free(rest);

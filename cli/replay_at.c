@@ -68,7 +68,7 @@ static enum td_status parse_times(const char *text, const char *rest, struct rep
     char *end;
     out->times = strtod(*rest ? rest + 1 : "2", &end);
     return *end || !(out->times > 1 && out->times <= 1000)
-               ? refuse(text, "a worker can be slowed 1 to 1000 times: slow:WORKER/TIMES", e)
+               ? refuse(text, "TIMES must be above 1 and at most 1000: slow:WORKER/TIMES", e)
                : TD_OK;
 }
 
@@ -77,9 +77,9 @@ static enum td_status parse_script(const char *text, const char *rest, struct re
     struct td_error why = {{0}};
     struct faults *faults;
     if (!*rest)
-        return refuse(text, "a script is missing: faults:NAME/SCRIPT; an empty one takes faults away", e);
+        return refuse(text, "the script is missing: faults:NAME/SCRIPT; an empty script ends faults", e);
     if (rest[1] == '@')
-        return refuse(text, "a script is expected, not a file that has one", e);
+        return refuse(text, "expected a script, not the name of a file with a script", e);
     if (strlen(rest + 1) >= sizeof(out->script))
         return refuse(text, "the script is too long", e);
     if (faults_open(rest + 1, NULL, &faults, &why))

@@ -30,7 +30,7 @@ static const struct option SCALE_TABLE[] = {
     {"run-dir", OPT_STRING, AT(run_dir), NULL, "DIR", 0, 0,
      "as for tandem up; default: $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-UID"},
     {"wait", OPT_DOUBLE, AT(wait_s), "60", "SECONDS", 0, 86400,
-     "until it is so; 1 when the time is over; 0: don't wait"},
+     "waits until this is so; exit code 1 if it is not in time; 0: does not wait"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 #undef AT
@@ -119,10 +119,9 @@ static int wait_for(const struct rundir *dir, const struct pools *target, int n_
                             now.n[DECODE], now.n[STORE], now.why, dir->path);
     }
     return wait_s > 0
-               ? cli_fail(
-                     "scale",
-                     "prefill=%d decode=%d store=%d, and %d are still starting or draining; %s/logs/up.log says why",
-                     now.n[PREFILL], now.n[DECODE], now.n[STORE], now.leaving, dir->path)
+               ? cli_fail("scale",
+                          "prefill=%d decode=%d store=%d, and %d are still starting or draining; see %s/logs/up.log",
+                          now.n[PREFILL], now.n[DECODE], now.n[STORE], now.leaving, dir->path)
                : 0;
 }
 
@@ -135,10 +134,10 @@ int cli_scale(int argc, char **argv)
     const char **rest = mem_array((size_t)argc, sizeof(*rest));
     char text[32];
     int exit_code = 0, n_rest;
-    bool run = cli_options(
-        "scale", "[prefill=N] [decode=N] [store=N] [options]",
-        "How many workers of each role, and stores, the cluster of tandem up has: starts or drains the others.",
-        SCALE_TABLE, argc, argv, &o, rest, &n_rest, &exit_code);
+    bool run = cli_options("scale", "[prefill=N] [decode=N] [store=N] [options]",
+                           "Sets how many workers of each role and how many stores the cluster of tandem up has: "
+                           "starts or drains processes.",
+                           SCALE_TABLE, argc, argv, &o, rest, &n_rest, &exit_code);
     if (run && !n_rest) {
         exit_code = cli_usage("scale", "give prefill=N, decode=N or store=N");
         run = false;
@@ -178,8 +177,9 @@ struct drain_options {
 #define AT(member) offsetof(struct drain_options, member)
 static const struct option DRAIN_TABLE[] = {
     {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
-    {"limit", OPT_MS, AT(limit_ms), "30s", NULL, 1, 3.6e6, "what still runs then is planned anew elsewhere"},
-    {"wait", OPT_BOOL, AT(wait), "true", NULL, 0, 0, "until it has ended"},
+    {"limit", OPT_MS, AT(limit_ms), "30s", NULL, 1, 3.6e6,
+     "requests that still run after this time are planned anew elsewhere"},
+    {"wait", OPT_BOOL, AT(wait), "true", NULL, 0, 0, "waits until the worker has ended"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 #undef AT
@@ -226,8 +226,9 @@ int cli_drain(int argc, char **argv)
     ProtobufCMessage *m = NULL;
     const char **rest = mem_array((size_t)argc, sizeof(*rest)), *name;
     int exit_code, n_rest;
-    bool run = cli_options("drain", "WORKER [options]", "The worker takes no new work, finishes what it has, and ends.",
-                           DRAIN_TABLE, argc, argv, &o, rest, &n_rest, &exit_code);
+    bool run = cli_options("drain", "WORKER [options]",
+                           "Drains a worker: it takes no new work, finishes what it has, and ends.", DRAIN_TABLE, argc,
+                           argv, &o, rest, &n_rest, &exit_code);
     run = run && cli_words("drain", "WORKER, a name that tandem status shows,", rest, n_rest, 1, 1, &exit_code);
     name = run ? rest[0] : NULL;
     free(rest);

@@ -19,91 +19,96 @@ enum { MAX_TRACE_BYTES = 1 << 30, KEEP_TOKENS = 50000 /* requests; more have too
 const struct option SIMULATE_TABLE[] = {
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Cluster"},
     {"prefill", OPT_INT, AT(prefill), "8", NULL, 0, SCHEDULER_MAX_WORKERS,
-     "prefill workers; 0: every worker does both"},
+     "prefill workers; 0: every worker does both phases"},
     {"decode", OPT_INT, AT(decode), "8", NULL, 1, SCHEDULER_MAX_WORKERS, "decode workers"},
     {"routers", OPT_INT, AT(routers), "1", NULL, 1, SIMULATE_MAX_ROUTERS,
-     "routers that share only the workers; each request comes to one of them by chance"},
+     "routers that share only the workers; each request comes to a random one"},
     {"profile", OPT_STRING, AT(profile), "h200-8b", "P", 0, 0,
      "a worker: " PROFILE_NAMES "; A,B,C:A,B,C in us (as --sim-prefill and --sim-decode of a worker); FILE[:WORD,...]"},
     {"decode-profile", OPT_STRING, AT(decode_profile), NULL, "P", 0, 0,
-     "decode workers, where they are other machines"},
+     "profile of decode workers, if they are other machines"},
     {"chunk-tokens", OPT_INT, AT(chunk_tokens), "4096", NULL, 1, 1 << 20,
      "most prompt tokens of one sequence in a step"},
-    {"max-rows", OPT_INT, AT(max_rows), "0", NULL, 0, 1 << 20, "tokens of one step; 0: a chunk, and what decodes"},
-    {"max-batch", OPT_INT, AT(max_batch), "256", NULL, 1, 65536, "sequences computed together"},
-    {"page-tokens", OPT_INT, AT(page_tokens), "16", NULL, 1, 65536, "of a KV page; divides --block-tokens"},
-    {"pages", OPT_INT, AT(pages), "0", NULL, 0, 4e9, "KV pages of a worker; 0: what --pool-bytes hold"},
+    {"max-rows", OPT_INT, AT(max_rows), "0", NULL, 0, 1 << 20,
+     "most tokens of a step; 0: one chunk and all decoding sequences"},
+    {"max-batch", OPT_INT, AT(max_batch), "256", NULL, 1, 65536, "most sequences computed together"},
+    {"page-tokens", OPT_INT, AT(page_tokens), "16", NULL, 1, 65536, "tokens of a KV page; must divide --block-tokens"},
+    {"pages", OPT_INT, AT(pages), "0", NULL, 0, 4e9, "KV pages of a worker; 0: as many as --pool-bytes hold"},
     {"pool-bytes", OPT_BYTES, AT(pool_bytes), "0", NULL, 0, 1e15,
-     "memory for KV pages of a worker; 0: as its profile says"},
-    {"kv-bytes", OPT_DOUBLE, AT(kv_bytes), "0", "X", 0, 1e9, "bytes of a token; 0: as the profile says"},
-    {"max-context", OPT_INT, AT(max_context), "0", NULL, 0, 1 << 30, "prompt and answer; 0: what the trace needs"},
+     "memory of a worker for KV pages; 0: as its profile says"},
+    {"kv-bytes", OPT_DOUBLE, AT(kv_bytes), "0", "X", 0, 1e9, "KV bytes of a token; 0: as the profile says"},
+    {"max-context", OPT_INT, AT(max_context), "0", NULL, 0, 1 << 30,
+     "most tokens of prompt and answer; 0: what the trace needs"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Network and stores"},
     {"port-gb-s", OPT_DOUBLE, AT(port_gb_s), "50", "X", 0, 1e6,
-     "of each worker and store, each way, 1e9 bytes a second"},
-    {"link-ms", OPT_DOUBLE, AT(link_ms), "1", "X", 0, 1e6, "of a transfer, beyond its bytes"},
-    {"rpc-ms", OPT_DOUBLE, AT(rpc_ms), "0", "X", 0, 1e6, "a message between router and worker"},
+     "GB/s (1e9 bytes) of each worker and store, in each direction"},
+    {"link-ms", OPT_DOUBLE, AT(link_ms), "1", "X", 0, 1e6, "time of a transfer beyond that of its bytes"},
+    {"rpc-ms", OPT_DOUBLE, AT(rpc_ms), "0", "X", 0, 1e6, "time of a message between router and worker"},
     {"stores", OPT_INT, AT(stores), "0", NULL, 0, 512, "KV stores"},
-    {"store-dram", OPT_BYTES, AT(store_dram), "256G", NULL, 0, 1e15, "memory of each"},
-    {"store-ssd", OPT_BYTES, AT(store_ssd), "0", NULL, 0, 1e16, "disk of each"},
-    {"store-ssd-gb-s", OPT_DOUBLE, AT(store_ssd_gb_s), "6", "X", 0, 1e6, "reading from the disk of each"},
-    {"peers", OPT_BOOL, AT(peers), NULL, NULL, 0, 0, "prefixes are fetched from other prefill workers, too"},
-    {"eviction", OPT_CHOICE, AT(eviction), "tandem", EVICTION_NAMES, 0, 0, "what stores give up first"},
+    {"store-dram", OPT_BYTES, AT(store_dram), "256G", NULL, 0, 1e15, "memory of each store"},
+    {"store-ssd", OPT_BYTES, AT(store_ssd), "0", NULL, 0, 1e16, "disk of each store"},
+    {"store-ssd-gb-s", OPT_DOUBLE, AT(store_ssd_gb_s), "6", "X", 0, 1e6, "GB/s of reading from the disk of each store"},
+    {"peers", OPT_BOOL, AT(peers), NULL, NULL, 0, 0, "prefill workers also fetch prefixes from each other"},
+    {"eviction", OPT_CHOICE, AT(eviction), "tandem", EVICTION_NAMES, 0, 0, "which blocks stores evict first"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Decisions"},
-    {"policy", OPT_CHOICE, AT(policy), "tandem", POLICY_NAMES, 0, 0, "where requests go"},
-    {"order", OPT_CHOICE, AT(order), "tandem", ORDER_NAMES, 0, 0, "of the queue"},
+    {"policy", OPT_CHOICE, AT(policy), "tandem", POLICY_NAMES, 0, 0, "how requests are placed"},
+    {"order", OPT_CHOICE, AT(order), "tandem", ORDER_NAMES, 0, 0, "order of the queue"},
     {"plan", OPT_CHOICE, AT(plan), "auto", PLAN_FORCE_NAMES, 0, 0, "forces every placement"},
     {"prefix", OPT_CHOICE, AT(prefix), "auto", "auto|load|compute", 0, 0,
-     "what stores have: whichever is faster, or always the one"},
-    {"ttft-ms", OPT_LIMIT_MS, AT(ttft_ms), "0", NULL, 0, 3.6e6, "limit asked for; 0: none"},
-    {"tpot-ms", OPT_LIMIT_MS, AT(tpot_ms), "0", NULL, 0, 3.6e6, "limit asked for; 0: none"},
+     "blocks that stores have: load or compute, whichever is faster (auto), or always one of them"},
+    {"ttft-ms", OPT_LIMIT_MS, AT(ttft_ms), "0", NULL, 0, 3.6e6,
+     "TTFT limit of requests that have none in the trace; 0: none"},
+    {"tpot-ms", OPT_LIMIT_MS, AT(tpot_ms), "0", NULL, 0, 3.6e6,
+     "TPOT limit of requests that have none in the trace; 0: none"},
     {"tenants", OPT_STRING, AT(tenants), NULL, "NAME=WEIGHT,...", 0, 0,
      "shares of the trace's tenants; a tenant that is not named has weight 1"},
     {"max-wait-ms", OPT_MS, AT(max_wait_ms), "120s", NULL, 1, 1e12,
-     "in the queue, after which a request is the first of its tenant"},
+     "time in the queue after which a request is the first of its tenant"},
     {"queue-requests", OPT_INT, AT(queue_requests), "0", NULL, 0, 1e9,
      "requests that may wait at each router; 0: no bound"},
     {"queue-tokens", OPT_INT, AT(queue_tokens), "0", NULL, 0, 1e12,
      "prompt tokens that may wait at each router; 0: no bound"},
     {"max-tokens", OPT_INT, AT(max_tokens), "0", NULL, 0, 1 << 30,
-     "that requests ask for at most; 0: as many as will come, so that their length is known"},
+     "most tokens that a request asks for; 0: exactly the answer's tokens, so that the length is known"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "What goes wrong"},
-    {"noise", OPT_DOUBLE, AT(noise), "0", "SIGMA", 0, 2, "of a log-normal factor on the time of each step"},
+    {"noise", OPT_DOUBLE, AT(noise), "0", "SIGMA", 0, 2, "sigma of a log-normal factor on the time of each step"},
     {"profile-error", OPT_DOUBLE, AT(profile_error), "1", "X", 1e-3, 1e3,
      "the scheduler starts with coefficients X times too large"},
     {"length-error", OPT_DOUBLE, AT(length_error), "1", "X", 1e-3, 1e3,
      "the scheduler learns that answers are X times as long"},
     {"fail", OPT_STRING, AT(fail), NULL, "LIST", 0, 0,
-     "decode-3@120s,prefill-1@60s+30s,router-2@90s: it dies then; +: back after so long, empty; routers don't come "
-     "back"},
-    {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, 0, 3.6e6, "until a dead worker is known to be dead"},
+     "decode-3@120s,prefill-1@60s+30s,router-2@90s: it dies at that time; +TIME: it comes back, empty, after that "
+     "time; routers don't come back"},
+    {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, 0, 3.6e6, "time after which a dead worker counts as dead"},
     {"gone-ms", OPT_MS, AT(gone_ms), "5000", NULL, 0, 3.6e6,
      "how long requests wait when no worker of a role is left; then they fail"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Load"},
-    {"rate", OPT_DOUBLE, AT(rate), "1", "X", 1e-6, 1e6, "so many times faster than the trace"},
-    {"requests", OPT_INT, AT(requests), "0", NULL, 0, 1e12, "the first so many; 0: all"},
+    {"rate", OPT_DOUBLE, AT(rate), "1", "X", 1e-6, 1e6, "factor by which arrivals are faster than in the trace"},
+    {"requests", OPT_INT, AT(requests), "0", NULL, 0, 1e12, "number of requests to run, from the first one on; 0: all"},
     {"block-tokens", OPT_INT, AT(block_tokens), "0", NULL, 0, 1 << 20,
-     "of a block id in the trace; 0: as its format says"},
+     "tokens of a block id in the trace; 0: as its format says"},
     {"retry-share", OPT_DOUBLE, AT(retry_share), "0", "X", 0, 1,
-     "of refused requests that come back once, when told to"},
-    {"seed", OPT_INT, AT(seed), "1", NULL, 0, 1e18, "of noise and retries"},
+     "share of the refused requests that come back once, when they are told to"},
+    {"seed", OPT_INT, AT(seed), "1", NULL, 0, 1e18, "seed of noise and retries"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Power"},
     {"watts", OPT_STRING, AT(watts), NULL, "I,P,D", 0, 0,
-     "of a worker that is idle, prefills, decodes; default: the profile's"},
+     "watts of a worker that is idle, prefills, decodes; default: the profile's"},
     {"power-budget", OPT_DOUBLE, AT(power_budget), "0", "WATTS", 0, 1e12,
-     "of all workers: near it clocks go down; 0: none"},
+     "power budget of all workers together, near which clocks go down; 0: none"},
     {"power-first", OPT_INT, AT(power_first), "-1", "N", -1, SCHEDULER_MAX_WORKERS,
-     "the last so many workers' clocks go first; -1: all decode workers', of those that do both half"},
+     "the last N workers' clocks go down first; -1: all decode workers', or half of the workers that do both phases"},
     {"power-control", OPT_CHOICE, AT(power_control), "polca", "polca|brake", 0, 0,
-     "clocks go down in steps, or only when the budget is passed"},
-    {"price", OPT_DOUBLE, AT(price), "0", "X", 0, 1e9, "of a worker and hour; 0: as the profile says"},
+     "polca: clocks go down in steps; brake: only above the budget"},
+    {"price", OPT_DOUBLE, AT(price), "0", "X", 0, 1e9, "price of a worker per hour; 0: as the profile says"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Report"},
     {"sweep", OPT_STRING, AT(sweep), NULL, "LIST", 0, 0,
-     "prefill=4..12,policy=tandem|random,rate=1..2:0.5: every combination; any option above"},
-    {"jobs", OPT_INT, AT(jobs), "0", NULL, 0, 1024, "points of a sweep at a time; 0: one for each CPU"},
-    {"label", OPT_STRING, AT(label), NULL, "TEXT", 0, 0, "the run's name in comparisons"},
-    {"output", OPT_STRING, AT(output), NULL, "FILE", 0, 0, "the report, with every request, as JSON"},
-    {"html", OPT_STRING, AT(html), NULL, "FILE", 0, 0, "the report as one page"},
-    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "one JSON object on stdout"},
+     "runs every combination of some options' values: prefill=4..12,policy=tandem|random,rate=1..2:0.5; any option "
+     "above"},
+    {"jobs", OPT_INT, AT(jobs), "0", NULL, 0, 1024, "number of a sweep's runs at a time; 0: one for each CPU"},
+    {"label", OPT_STRING, AT(label), NULL, "TEXT", 0, 0, "name of the run in comparisons"},
+    {"output", OPT_STRING, AT(output), NULL, "FILE", 0, 0, "writes the report with every request as JSON"},
+    {"html", OPT_STRING, AT(html), NULL, "FILE", 0, 0, "writes the report as one page"},
+    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "prints one JSON object"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
@@ -171,12 +176,12 @@ static enum td_status router_fault(struct simulate_point *p, const char *text, s
     unsigned long n = strtoul(text + 7, &end, 10);
     double at_ms;
     if (!n || n > (unsigned long)p->o.routers || *end != '@' || !seconds(end + 1, &end, &at_ms) || *end)
-        return td_fail(e, TD_ERR_INVALID, "--fail '%s': expected router-N@TIME, a router that there is", text);
+        return td_fail(e, TD_ERR_INVALID, "--fail '%s': expected router-N@TIME, with N from 1 to --routers", text);
     for (uint32_t i = 0; i < p->config.n_router_faults; i++)
         if (p->router_faults[i].router == n - 1)
-            return td_fail(e, TD_ERR_INVALID, "--fail '%s': the router is dead already", text);
+            return td_fail(e, TD_ERR_INVALID, "--fail '%s': this router is dead already", text);
     if (p->config.n_router_faults + 1 == (uint32_t)p->o.routers)
-        return td_fail(e, TD_ERR_INVALID, "--fail '%s': no router is left then", text);
+        return td_fail(e, TD_ERR_INVALID, "--fail '%s': no router would be left", text);
     p->router_faults[p->config.n_router_faults++] = (struct simulate_router_fault){(uint32_t)n - 1, at_ms};
     return TD_OK;
 }
@@ -184,11 +189,15 @@ static enum td_status router_fault(struct simulate_point *p, const char *text, s
 static enum td_status worker_fault(struct simulate_point *p, char *text, struct td_error *e)
 {
     if (p->config.n_faults == SIMULATE_FAULTS)
-        return td_fail(e, TD_ERR_INVALID, "--fail: more than %d", SIMULATE_FAULTS);
+        return td_fail(e, TD_ERR_INVALID, "--fail: more than %d workers", SIMULATE_FAULTS);
     if (!one_fault(&p->o, text, &p->faults[p->config.n_faults++]))
-        return td_fail(e, TD_ERR_INVALID, "--fail '%s': expected ROLE-N@TIME[+TIME], a worker that there is", text);
+        return td_fail(e, TD_ERR_INVALID,
+                       "--fail '%s': expected prefill-N@TIME[+TIME] or decode-N@TIME[+TIME], with N from 1 to the "
+                       "number of workers",
+                       text);
     if (dies_twice(p->faults, p->config.n_faults, p->config.silence_ms))
-        return td_fail(e, TD_ERR_INVALID, "--fail '%s': the worker is not back yet, or not known to be dead", text);
+        return td_fail(e, TD_ERR_INVALID,
+                       "--fail '%s': at that time this worker is still dead, or its last death is not known yet", text);
     return TD_OK;
 }
 

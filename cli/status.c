@@ -40,8 +40,9 @@ struct status_options {
 #define AT(member) offsetof(struct status_options, member)
 static const struct option TABLE[] = {
     {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
-    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "one JSON object"},
-    {"wait", OPT_DOUBLE, AT(wait_s), "0", "SECONDS", 0, 86400, "until every worker is ready; 1 when the time is over"},
+    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "prints one JSON object"},
+    {"wait", OPT_DOUBLE, AT(wait_s), "0", "SECONDS", 0, 86400,
+     "waits until every worker is ready; exit code 1 if they are not in time"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
@@ -240,8 +241,8 @@ int cli_status(int argc, char **argv)
     struct td_error e = {{0}};
     bool ready = false;
     int exit_code;
-    if (!cli_options("status", "[options]", "Workers, their pages and bytes moved, and the router's counters.", TABLE,
-                     argc, argv, &o, NULL, NULL, &exit_code))
+    if (!cli_options("status", "[options]", "Prints workers, their pages, moved bytes, and the router's counters.",
+                     TABLE, argc, argv, &o, NULL, NULL, &exit_code))
         return exit_code;
     const char *router = cli_router(o.router);
     struct rpc_client *c = cli_connect("status", router);

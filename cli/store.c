@@ -24,8 +24,8 @@ struct store_options {
 
 #define AT(member) offsetof(struct store_options, member)
 static const struct option TABLE[] = {
-    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "objects instead of tables"},
-    {"quiet", OPT_BOOL, AT(quiet), NULL, NULL, 0, 0, "say nothing of how far it is"},
+    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "prints JSON objects instead of tables"},
+    {"quiet", OPT_BOOL, AT(quiet), NULL, NULL, 0, 0, "prints no progress"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
@@ -278,11 +278,11 @@ static const struct {
     enum offline_mode mode;
     bool has_file;
 } COMMANDS[] = {
-    {"ls", "the blocks", run_ls, OFFLINE_READ, false},
-    {"stat", "how many, how large, how much garbage", run_stat, OFFLINE_READ, false},
+    {"ls", "lists the blocks", run_ls, OFFLINE_READ, false},
+    {"stat", "counts blocks, bytes and garbage", run_stat, OFFLINE_READ, false},
     {"verify", "reads and checks every block", run_verify, OFFLINE_READ, false},
-    {"export", "the same, and writes what is right to FILE", run_export, OFFLINE_READ, true},
-    {"import", "puts the right blocks of such a FILE into DIR, which is made if need be", run_import, OFFLINE_MAKE,
+    {"export", "the same, and writes the right blocks to FILE", run_export, OFFLINE_READ, true},
+    {"import", "puts the right blocks of such a FILE into DIR, which it makes if need be", run_import, OFFLINE_MAKE,
      true},
     {"compact", "collects all garbage", run_compact, OFFLINE_WRITE, false},
 };

@@ -30,10 +30,11 @@ static const struct option TABLE[] = {
      "directory with tokenizer.json; default: ask the router"},
     {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
     {"chat-template", OPT_STRING, AT(chat_template), NULL, "FILE", 0, 0,
-     "with --tokenizer: instead of the model's; none: without"},
-    {"add-special-tokens", OPT_BOOL, AT(special), "true", NULL, 0, 0, "what the model puts around a text"},
-    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "ids as JSON"},
-    {"jsonl", OPT_BOOL, AT(jsonl), NULL, NULL, 0, 0, "requests from standard input, one JSON object a line"},
+     "with --tokenizer: template instead of the model's own; none: no template"},
+    {"add-special-tokens", OPT_BOOL, AT(special), "true", NULL, 0, 0,
+     "adds the tokens that the model puts around a text"},
+    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "prints ids as JSON"},
+    {"jsonl", OPT_BOOL, AT(jsonl), NULL, NULL, 0, 0, "reads requests from standard input, one JSON object a line"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
 
@@ -172,7 +173,7 @@ static bool answer_line(struct local_tokenizer *l, const struct bytes *line, uin
     else if (json_object_get(request, "text") || json_object_get(request, "text_base64"))
         s = answer_encode(l, request, answer, &e);
     else
-        s = td_fail(&e, TD_ERR_INVALID, "none of text, text_base64, ids, messages is there");
+        s = td_fail(&e, TD_ERR_INVALID, "text, text_base64, ids or messages is missing");
     bool is_request = json_object_get(request, "messages") || json_object_get(request, "ids") ||
                       json_object_get(request, "text") || json_object_get(request, "text_base64");
     if (json_object_get(request, "id"))
@@ -263,7 +264,7 @@ int cli_tokenize(int argc, char **argv)
     struct tokenize_options o = {0};
     const char **rest = mem_array((size_t)argc, sizeof(*rest));
     int n_rest, exit_code;
-    if (!cli_options("tokenize", "[options] [TEXT]", "Text to token ids.", TABLE, argc, argv, &o, rest, &n_rest,
+    if (!cli_options("tokenize", "[options] [TEXT]", "Turns text into token ids.", TABLE, argc, argv, &o, rest, &n_rest,
                      &exit_code)) {
         free(rest);
         return exit_code;

@@ -34,11 +34,11 @@ struct trace_options {
 #define OUTPUT                                                                                                         \
     {"output", OPT_STRING, AT(output), NULL, "FILE", 0, 0, "default: stdout"},                                         \
     {                                                                                                                  \
-        "format", OPT_CHOICE, AT(format), "tandem", "tandem|mooncake|azure", 0, 0, "what is written"                   \
+        "format", OPT_CHOICE, AT(format), "tandem", "tandem|mooncake|azure", 0, 0, "format of the output"              \
     }
 #define BLOCK_TOKENS                                                                                                   \
     {                                                                                                                  \
-        "block-tokens", OPT_INT, AT(block_tokens), "0", NULL, 0, 1 << 20, "of a block id; 0: as the trace says"        \
+        "block-tokens", OPT_INT, AT(block_tokens), "0", NULL, 0, 1 << 20, "tokens of a block id; 0: as in the trace"   \
     }
 #define END                                                                                                            \
     {                                                                                                                  \
@@ -47,54 +47,60 @@ struct trace_options {
 
 static const struct option STAT_TABLE[] = {
     {"capacity", OPT_STRING, AT(capacity), "1000,5859,10000,30000,50000,100000", "LIST", 0, 0,
-     "blocks of the caches that are tried"},
+     "sizes of the caches to try, in blocks"},
     BLOCK_TOKENS,
-    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "one JSON object"},
+    {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "prints one JSON object"},
     END,
 };
 
 static const struct option CHANGE_TABLE[] = {
     OUTPUT,
     BLOCK_TOKENS,
-    {"from", OPT_DOUBLE, AT(from_s), "0", "SECONDS", 0, 0, "the first arrival taken"},
-    {"to", OPT_DOUBLE, AT(to_s), "0", "SECONDS", 0, 0, "the first arrival not taken any more; 0: till the end"},
-    {"tenant", OPT_STRING, AT(tenant), NULL, "NAME", 0, 0, "only of this one"},
-    {"skip", OPT_INT, AT(skip), "0", "N", 0, 1e15, "of those, so many left out first"},
-    {"count", OPT_INT, AT(count), "0", "N", 0, 1e15, "then so many taken; 0: all"},
-    {"rate", OPT_DOUBLE, AT(rate), "1", "X", 1e-9, 1e9, "so many times faster"},
+    {"from", OPT_DOUBLE, AT(from_s), "0", "SECONDS", 0, 0, "takes requests that arrive from this time on"},
+    {"to", OPT_DOUBLE, AT(to_s), "0", "SECONDS", 0, 0, "takes requests that arrive before this time; 0: until the end"},
+    {"tenant", OPT_STRING, AT(tenant), NULL, "NAME", 0, 0, "takes only requests of this tenant"},
+    {"skip", OPT_INT, AT(skip), "0", "N", 0, 1e15, "leaves out the first N of these requests"},
+    {"count", OPT_INT, AT(count), "0", "N", 0, 1e15, "then takes N requests; 0: all"},
+    {"rate", OPT_DOUBLE, AT(rate), "1", "X", 1e-9, 1e9, "factor by which arrivals are faster"},
     {"length-scale", OPT_DOUBLE, AT(length_scale), "1", "X", 1e-6, 1e3,
-     "prompts, answers and blocks are so many times longer"},
-    {"output-scale", OPT_DOUBLE, AT(output_scale), "1", "X", 0, 1e3, "answers are so many times longer, besides"},
+     "factor for the lengths of prompts, answers and blocks"},
+    {"output-scale", OPT_DOUBLE, AT(output_scale), "1", "X", 0, 1e3, "further factor for the lengths of answers"},
     {"prefix-scale", OPT_DOUBLE, AT(prefix_scale), "1", "X", 0, 100,
-     "what prompts share with others is so many times longer"},
+     "factor for the part that a prompt shares with others"},
     END,
 };
 
 static const struct option SYNTH_TABLE[] = {
     OUTPUT,
-    {"fit", OPT_STRING, AT(fit), NULL, "TRACE", 0, 0, "what is not given is as in this one"},
-    {"requests", OPT_INT, AT(requests), "1000", "N", 1, 1e8, "how many"},
-    {"seed", OPT_INT, AT(seed), "1", NULL, 0, 1e18, "another seed, another trace"},
-    {"follows", OPT_BOOL, AT(follows), NULL, NULL, 0, 0, "who thinks has waited for the answer"},
-    {"tenants", OPT_INT, AT(tenants), "0", "N", 0, 100000, "sessions belong to so many; 0: none is named"},
-    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Description (-1: as fitted, else the default in brackets)"},
-    {"rate", OPT_DOUBLE, AT(rate), "-1", "RATE", -1, 1e6, "requests a second (1)"},
+    {"fit", OPT_STRING, AT(fit), NULL, "TRACE", 0, 0, "takes every value that is not given from this trace"},
+    {"requests", OPT_INT, AT(requests), "1000", "N", 1, 1e8, "number of requests"},
+    {"seed", OPT_INT, AT(seed), "1", NULL, 0, 1e18, "seed of the trace"},
+    {"follows", OPT_BOOL, AT(follows), NULL, NULL, 0, 0, "thinking begins when the answer has ended"},
+    {"tenants", OPT_INT, AT(tenants), "0", "N", 0, 100000,
+     "number of tenants among which sessions are divided; 0: none is named"},
+    {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Description (-1: as fitted; without --fit the default in parentheses)"},
+    {"rate", OPT_DOUBLE, AT(rate), "-1", "RATE", -1, 1e6, "requests per second (1)"},
     {"arrivals", OPT_CHOICE, AT(arrivals), "fitted", "fitted|poisson|even|gamma", 0, 0,
-     "of sessions (poisson); gamma: by --burstiness"},
+     "arrivals of sessions (poisson); gamma: by --burstiness"},
     {"burstiness", OPT_DOUBLE, AT(burstiness), "-1", "X", -1, 100,
-     "variation of the gaps between sessions: above 1 in bursts (2)"},
-    {"turns", OPT_DOUBLE, AT(turns), "-1", "N", -1, 1e4, "requests of a session, on average (1)"},
-    {"think", OPT_DOUBLE, AT(think_s), "-1", "SECONDS", -1, 1e6, "between two of them, median (10)"},
-    {"think-sigma", OPT_DOUBLE, AT(think_sigma), "1", NULL, 0, 5, "of log-normal lengths, when the median is given"},
-    {"prompt", OPT_INT, AT(prompt), "-1", "TOKENS", -1, 1e7, "of a session's first request, median (1000)"},
-    {"prompt-sigma", OPT_DOUBLE, AT(prompt_sigma), "1", NULL, 0, 5, "the same of these"},
-    {"more", OPT_INT, AT(more), "-1", "TOKENS", -1, 1e7, "that a later one adds, median (200)"},
-    {"more-sigma", OPT_DOUBLE, AT(more_sigma), "1", NULL, 0, 5, "the same of these"},
-    {"output-tokens", OPT_INT, AT(output_tokens), "-1", "TOKENS", -1, 1e7, "of an answer, median (200)"},
-    {"output-sigma", OPT_DOUBLE, AT(output_sigma), "0.7", NULL, 0, 5, "the same of these"},
-    {"system", OPT_INT, AT(system), "-1", "N", -1, 1e6, "system prompts, of Zipf's popularity (0)"},
-    {"system-tokens", OPT_INT, AT(system_tokens), "-1", "TOKENS", -1, 1e6, "of each (1024)"},
-    {"block-tokens", OPT_INT, AT(block_tokens), "-1", "TOKENS", -1, 1 << 20, "of a block id (512)"},
+     "variation of the gaps between sessions; above 1: bursts (2)"},
+    {"turns", OPT_DOUBLE, AT(turns), "-1", "N", -1, 1e4, "mean requests of a session (1)"},
+    {"think", OPT_DOUBLE, AT(think_s), "-1", "SECONDS", -1, 1e6, "median time between two requests of a session (10)"},
+    {"think-sigma", OPT_DOUBLE, AT(think_sigma), "1", NULL, 0, 5,
+     "sigma of these log-normal times; not for fitted ones"},
+    {"prompt", OPT_INT, AT(prompt), "-1", "TOKENS", -1, 1e7, "median tokens of a session's first prompt (1000)"},
+    {"prompt-sigma", OPT_DOUBLE, AT(prompt_sigma), "1", NULL, 0, 5,
+     "sigma of these log-normal lengths; not for fitted ones"},
+    {"more", OPT_INT, AT(more), "-1", "TOKENS", -1, 1e7, "median tokens that a later request adds (200)"},
+    {"more-sigma", OPT_DOUBLE, AT(more_sigma), "1", NULL, 0, 5,
+     "sigma of these log-normal lengths; not for fitted ones"},
+    {"output-tokens", OPT_INT, AT(output_tokens), "-1", "TOKENS", -1, 1e7, "median tokens of an answer (200)"},
+    {"output-sigma", OPT_DOUBLE, AT(output_sigma), "0.7", NULL, 0, 5,
+     "sigma of these log-normal lengths; not for fitted ones"},
+    {"system", OPT_INT, AT(system), "-1", "N", -1, 1e6,
+     "number of system prompts, whose popularity follows Zipf's law (0)"},
+    {"system-tokens", OPT_INT, AT(system_tokens), "-1", "TOKENS", -1, 1e6, "tokens of a system prompt (1024)"},
+    {"block-tokens", OPT_INT, AT(block_tokens), "-1", "TOKENS", -1, 1 << 20, "tokens of a block id (512)"},
     END,
 };
 #undef AT
@@ -271,7 +277,7 @@ static int run_stat(const struct trace_options *o, const char *path)
     struct trace_stat s;
     uint32_t n;
     if (!parse_capacities(o->capacity, capacities, &n)) {
-        cli_fail("trace", "--capacity takes up to %d numbers of blocks with commas between them", MAX_CAPACITIES);
+        cli_fail("trace", "--capacity: expected up to %d numbers of blocks, separated by commas", MAX_CAPACITIES);
         return 2;
     }
     struct trace *t = read_trace(path, o->block_tokens);
@@ -331,7 +337,7 @@ static int run_change(const struct trace_options *o, const char *path)
     if (!t)
         return 1;
     struct trace *changed = trace_changed(t, &change);
-    int code = changed->n_requests ? write_trace(changed, o) : cli_fail("trace", "%s: nothing of it is left", path);
+    int code = changed->n_requests ? write_trace(changed, o) : cli_fail("trace", "%s: no request is left", path);
     trace_close(changed);
     trace_close(t);
     return code;
@@ -410,10 +416,11 @@ static const struct {
     const struct option *table;
     int n_files;
 } KINDS[] = {
-    {"stat", "stat TRACE [options]", "What a trace is like, and what caches would find in it.", STAT_TABLE, 1},
-    {"convert", "convert TRACE [options]", "A trace in another format, changed on the way.", CHANGE_TABLE, 1},
-    {"slice", "slice TRACE [options]", "A part of a trace, changed on the way.", CHANGE_TABLE, 1},
-    {"synth", "synth [options]", "A trace made of sessions.", SYNTH_TABLE, 0},
+    {"stat", "stat TRACE [options]", "Describes a trace, and says what caches would find in it.", STAT_TABLE, 1},
+    {"convert", "convert TRACE [options]", "Writes a trace in another format; may also cut and scale it.", CHANGE_TABLE,
+     1},
+    {"slice", "slice TRACE [options]", "Writes a part of a trace; may also scale it.", CHANGE_TABLE, 1},
+    {"synth", "synth [options]", "Makes a trace of sessions.", SYNTH_TABLE, 0},
 };
 enum { N_KINDS = sizeof(KINDS) / sizeof(KINDS[0]) };
 

@@ -1,4 +1,5 @@
-/* Which device a test computes on (TANDEM_DEVICE: cpu or cuda), whether it is there, and where ranks are. */
+/* The device on which a test computes (TANDEM_DEVICE: cpu or cuda), whether the machine has it, and where
+ * ranks are. */
 #pragma once
 
 #include <stdio.h>
@@ -15,14 +16,14 @@ static inline enum kernels_device device_wanted(void)
     return name && !strcmp(name, "cuda") ? DEVICE_CUDA : DEVICE_CPU;
 }
 
-/* Ranks are all on one device, unless TANDEM_RANK_DEVICES is next: on as many as there are ranks. */
+/* Whether all ranks are on one device. With TANDEM_RANK_DEVICES=next each rank has a device of its own. */
 static inline bool ranks_share_device(void)
 {
     const char *where = getenv("TANDEM_RANK_DEVICES");
     return !where || strcmp(where, "next") != 0;
 }
 
-/* TANDEM_RANKS=NxM: an engine's tensor-parallel ranks and pipeline stages; else one. */
+/* TANDEM_RANKS=NxM gives the numbers of tensor-parallel ranks and of pipeline stages; default: one each. */
 static inline void ranks_wanted(uint32_t *n_tensor_out, uint32_t *n_pipeline_out)
 {
     const char *text = getenv("TANDEM_RANKS");
@@ -31,8 +32,8 @@ static inline void ranks_wanted(uint32_t *n_tensor_out, uint32_t *n_pipeline_out
         abort();
 }
 
-/* Why a device can't be opened; empty: it can. Asked in a process of its own: what CUDA has begun does not
- * survive a fork. */
+/* Finds out why a device can't be opened; an empty text: it can. Asks in a process of its own, because CUDA's
+ * state does not survive a fork. */
 static inline void ask_device(enum kernels_device device, char *why, size_t why_bytes)
 {
     int ends[2];
@@ -55,7 +56,7 @@ static inline void ask_device(enum kernels_device device, char *why, size_t why_
     waitpid(child, NULL, 0);
 }
 
-/* True: the device is not there, and the program's one line says so. */
+/* True: the machine does not have the device, and the program has printed its skip line. */
 static inline bool skip_without_device(const char *name)
 {
     char why[256] = "";

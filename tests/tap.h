@@ -1,4 +1,4 @@
-/* What every test program's main() is: one suite, run with libcheck's environment, TAP on stdout. */
+/* The main() of every test program: runs one suite with libcheck's environment and prints TAP on stdout. */
 #pragma once
 
 #include <check.h>
@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Whether tests run in processes of their own; without (CK_FORK=no), those that are meant to abort can't
+/* Whether each test runs in a process of its own. Without (CK_FORK=no), tests that are meant to abort can't
  * run. */
 static inline bool tap_forks(void)
 {
@@ -16,7 +16,7 @@ static inline bool tap_forks(void)
     return !fork || strcmp(fork, "no") != 0;
 }
 
-/* Whether TANDEM_LONG asks for what takes long: by this name, or for all. */
+/* Whether TANDEM_LONG asks for the long version of these tests, by this name or by "all". */
 static inline bool tap_is_long(const char *name)
 {
     const char *asked = getenv("TANDEM_LONG");
@@ -29,8 +29,8 @@ static struct {
 } tap_skips[TAP_SKIPS_MAX];
 static unsigned tap_n_skips;
 
-/* Instead of adding a test that can't be run here: tap_main reports it as skipped. Both texts are
- * borrowed. */
+/* Call it instead of adding a test that can't run here: tap_main() reports the test as skipped. Both texts
+ * are borrowed. */
 static inline void tap_skip(const char *name, const char *why)
 {
     if (tap_n_skips < TAP_SKIPS_MAX)
@@ -38,7 +38,8 @@ static inline void tap_skip(const char *name, const char *why)
     tap_skips[tap_n_skips - 1].why = why;
 }
 
-/* libcheck knows no skips and writes a plan of its own: its lines, then ours, then the plan of both. */
+/* libcheck knows no skips and prints a plan of its own. Prints its lines, then the skips, then the plan of
+ * both. */
 static inline void tap_print_with_skips(FILE *log)
 {
     char line[4096];

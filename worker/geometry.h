@@ -30,7 +30,7 @@ struct geometry_options {
          "DIMS",                                                                                                       \
          0,                                                                                                            \
          0,                                                                                                            \
-         "seeded random weights instead: 1b, 8b, or hidden=256,layers=2,heads=8,..."},                                 \
+         "random weights of these dimensions instead of a model: 1b, 8b, or hidden=256,layers=2,heads=8,..."},         \
         {"numerics",                                                                                                   \
          OPT_CHOICE,                                                                                                   \
          offsetof(type, member.numerics),                                                                              \
@@ -38,7 +38,7 @@ struct geometry_options {
          "auto|f32|bf16",                                                                                              \
          0,                                                                                                            \
          0,                                                                                                            \
-         "activations; auto: f32 below 64 M parameters, else bf16"},                                                   \
+         "type of activations; auto: f32 below 64 M parameters, else bf16"},                                           \
         {"kv-dtype",                                                                                                   \
          OPT_CHOICE,                                                                                                   \
          offsetof(type, member.kv_dtype),                                                                              \
@@ -46,7 +46,7 @@ struct geometry_options {
          "auto|f32|f16|bf16|fp8",                                                                                      \
          0,                                                                                                            \
          0,                                                                                                            \
-         "KV cache; auto: as numerics; fp8: e4m3, without scales"},                                                    \
+         "type of the KV cache; auto: as --numerics; fp8: e4m3, without scales"},                                      \
     {                                                                                                                  \
         "block-tokens", OPT_INT, offsetof(type, member.block_tokens), "16", "N", 1, 256,                               \
             "tokens of a page and of a block; one value for the whole cluster"                                         \
@@ -61,11 +61,11 @@ struct geometry_options {
      K_WEIGHTS_NAMES,                                                                                                  \
      0,                                                                                                                \
      0,                                                                                                                \
-     "large matrices in fewer bits, in groups of 32 weights with a scale"},                                            \
-        {"device", OPT_STRING, offsetof(type, member.device), "cpu", "cpu|cuda|cuda:N", 0, 0, "what computes"},        \
+     "format of large matrices; fewer bits: groups of 32 weights with a scale"},                                       \
+        {"device", OPT_STRING, offsetof(type, member.device), "cpu", "cpu|cuda|cuda:N", 0, 0, "device that computes"}, \
     {                                                                                                                  \
         "batch-invariant", OPT_CHOICE, offsetof(type, member.invariant), "on", "on|off", 0, 0,                         \
-            "cuda, bf16: what a sequence computes is the same in any batch; off: cuBLAS orders sums as is fastest"     \
+            "cuda, bf16: a sequence gets the same bits in any batch; off: cuBLAS may order sums as is fastest"         \
     }
 
 /*
@@ -84,7 +84,7 @@ struct rank_options {
      "N",                                                                                                              \
      1,                                                                                                                \
      K_MAX_RANKS,                                                                                                      \
-     "devices, or shares of the CPU's threads, that divide every layer; the kv heads must be a multiple"},             \
+     "ranks (devices, or shares of the CPU's threads) that divide every layer; must divide the KV heads"},             \
         {"pipeline-parallel",                                                                                          \
          OPT_INT,                                                                                                      \
          offsetof(type, member.n_pipeline),                                                                            \
@@ -95,7 +95,7 @@ struct rank_options {
          "stages that divide the layers, each of --tensor-parallel devices or shares"},                                \
     {                                                                                                                  \
         "rank-devices", OPT_CHOICE, offsetof(type, member.devices), "next", "next|same", 0, 0,                         \
-            "next: those from --device on; same: all on that one"                                                      \
+            "devices of the ranks: next: from --device on; same: all on that one"                                      \
     }
 
 static inline uint32_t rank_options_n(const struct rank_options *o)

@@ -1,4 +1,4 @@
-/* What memory is left, by recorded files of the system and of cgroups of both versions. */
+/* Available memory, from recorded files of the system and of cgroups of both versions. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

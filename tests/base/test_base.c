@@ -78,9 +78,9 @@ START_TEST(test_absence_counts_one_turn_of_a_long_gap_and_all_of_short_ones)
     absence_init(&a, &c, TURN, NULL);
     ck_assert_uint_eq(absence_now(&a, 0), 1000);
     clock_advance(&c, TURN);
-    ck_assert_uint_eq(absence_now(&a, 0), 1100); /* late, but there */
+    ck_assert_uint_eq(absence_now(&a, 0), 1100); /* late, but not absent */
     clock_advance(&c, 10000);
-    ck_assert_uint_eq(absence_now(&a, 0), 1200); /* stopped */
+    ck_assert_uint_eq(absence_now(&a, 0), 1200); /* absent: only one turn counts */
     clock_advance(&c, 7);
     ck_assert_uint_eq(absence_now(&a, 0), 1207);
     ck_assert_uint_eq(absence_of(&a, clock_now(&c)), 1207);
@@ -98,12 +98,12 @@ START_TEST(test_absence_is_not_what_the_thread_meant_to_sleep)
     absence_init(&a, &c, TURN, NULL);
     clock_advance(&c, 5000);
     ck_assert_uint_eq(absence_now(&a, 6000), 6000);
-    clock_advance(&c, 5000); /* it meant to sleep until 7000, and was stopped */
+    clock_advance(&c, 5000); /* stopped while it slept until 7000 */
     ck_assert_uint_eq(absence_now(&a, 7000), 7000 + TURN);
     clock_advance(&c, 30);
     ck_assert_uint_eq(absence_now(&a, UINT64_MAX), 7130);
     clock_advance(&c, 50000);
-    ck_assert_uint_eq(absence_now(&a, UINT64_MAX), 57130); /* it meant to sleep for ever */
+    ck_assert_uint_eq(absence_now(&a, UINT64_MAX), 57130); /* it meant to sleep that long: no absence */
 }
 END_TEST
 
@@ -181,7 +181,7 @@ START_TEST(test_mailbox_keeps_each_senders_order_and_loses_nothing)
 END_TEST
 
 struct ping {
-    struct eventcount turns[2]; /* of the test and of the thread */
+    struct eventcount turns[2]; /* [0] the test's turn, [1] the thread's */
     uint32_t ball;
 };
 
@@ -204,7 +204,7 @@ START_TEST(test_eventcount_wakes_who_waits_and_shows_what_was_written)
         p.ball++;
         eventcount_raise(&p.turns[0]);
         eventcount_wait(&p.turns[1], i);
-        if (p.ball != 2 * (i + 1)) /* libcheck notes every assertion in a file */
+        if (p.ball != 2 * (i + 1)) /* no assertion here: libcheck writes each one to a file */
             ck_abort_msg("%u after %u turns", p.ball, i + 1);
     }
     pthread_join(thread, NULL);
@@ -240,7 +240,7 @@ static const struct options OPTIONS = {"test", "[options]", "About.", "TANDEM_TE
 
 static enum td_status parse(struct values *v, struct td_error *e, const char *const *args)
 {
-    static char *strings; /* what v points into, until the next parse */
+    static char *strings; /* texts that v points to, until the next parse */
     char *argv[16] = {(char *)(uintptr_t) "test"};
     int argc = 1;
     enum options_action action;
@@ -396,7 +396,7 @@ START_TEST(test_faults_happen_as_often_as_the_script_says_and_repeat)
     uint64_t n = faults_count(a, FAULT_WIRE_PAYLOAD, FAULT_CORRUPT);
     ck_assert(n > 900 && n < 1100);
     n = faults_count(a, FAULT_WIRE_PAYLOAD, FAULT_DELAY);
-    ck_assert(n > 1650 && n < 1950); /* of the nine tenths that are left */
+    ck_assert(n > 1650 && n < 1950); /* a fifth of the remaining nine tenths */
     ck_assert_int_gt(n_other, 1000);
     faults_close(a);
     faults_close(b);
@@ -490,7 +490,7 @@ START_TEST(test_faults_of_a_file_change_when_it_is_read_again)
     ck_assert_int_eq(faults_draw(f, FAULT_DISK_PUT).kind, FAULT_FAIL);
     script_write(&s, "wire.connect:fail disk.put:delay/3ms@6-7");
     faults_reload(f);
-    for (int n = 5; n <= 8; n++) { /* operations are counted on */
+    for (int n = 5; n <= 8; n++) { /* the reload does not reset the count of operations */
         struct fault fault = faults_draw(f, FAULT_DISK_PUT);
         ck_assert_int_eq(fault.kind, n == 6 || n == 7 ? FAULT_DELAY : FAULT_NONE);
         ck_assert_uint_eq(fault.delay_ns, fault.kind ? 3 * NS_PER_MS : 0);
@@ -499,7 +499,7 @@ START_TEST(test_faults_of_a_file_change_when_it_is_read_again)
     unlink(s.path);
     faults_reload(f);
     ck_assert_int_eq(faults_draw(f, FAULT_WIRE_CONNECT).kind, FAULT_NONE);
-    ck_assert_uint_eq(faults_count(f, FAULT_DISK_PUT, FAULT_FAIL), 1); /* and so are faults */
+    ck_assert_uint_eq(faults_count(f, FAULT_DISK_PUT, FAULT_FAIL), 1); /* nor that of faults */
     ck_assert_uint_eq(faults_count(f, FAULT_DISK_PUT, FAULT_DELAY), 2);
     faults_close(f);
 }
@@ -536,7 +536,7 @@ START_TEST(test_faults_file_that_makes_no_sense_changes_nothing)
     faults_close(f);
     faults_reload(NULL);
     ck_assert_int_eq(faults_open("disk.read:fail", NULL, &f, NULL), TD_OK);
-    faults_reload(f); /* not of a file: as it was */
+    faults_reload(f); /* no file: nothing changes */
     ck_assert_int_eq(faults_draw(f, FAULT_DISK_READ).kind, FAULT_FAIL);
     faults_close(f);
 }
@@ -573,7 +573,7 @@ START_TEST(test_faults_are_drawn_by_some_threads_while_others_reload)
         pthread_join(threads[i], NULL);
     ck_assert_uint_eq(faults_count(f, FAULT_RPC_MESSAGE, FAULT_DROP) + faults_count(f, FAULT_RPC_MESSAGE, FAULT_FAIL),
                       100000);
-    faults_reload(f); /* what was written last */
+    faults_reload(f); /* the last written script is in force */
     ck_assert_int_eq(faults_draw(f, FAULT_RPC_MESSAGE).kind, FAULT_DROP);
     unlink(s.path);
     faults_close(f);
@@ -645,7 +645,7 @@ START_TEST(test_signals_stop_and_reload)
     struct signals_seen seen = {0};
     sem_init(&seen.any, 0, 0);
     struct process_signals *p = process_signals_open("test");
-    kill(getpid(), SIGUSR1); /* before anybody wants it: it waits */
+    kill(getpid(), SIGUSR1); /* it stays pending until somebody wants it */
     process_on_signals(p, on_stop, on_reload, &seen);
     wait_for_one(&seen);
     kill(getpid(), SIGTERM);
@@ -654,7 +654,8 @@ START_TEST(test_signals_stop_and_reload)
     process_signals_close(p);
     p = process_signals_open("test");
     process_on_signals(p, on_stop, NULL, &seen);
-    static const int NOTHING[] = {SIGUSR1, SIGUSR2, SIGHUP}; /* and SIGINT comes all the same */
+    /* SIGINT is delivered although it is not listed. */
+    static const int NOTHING[] = {SIGUSR1, SIGUSR2, SIGHUP};
     for (int i = 0; i < 3; i++) {
         kill(getpid(), NOTHING[i]);
         wait_until_taken(NOTHING[i]);
@@ -671,9 +672,9 @@ END_TEST
 
 struct work {
     struct job job; /* first member */
-    sem_t *gate;    /* waited for before anything else; NULL: nothing */
+    sem_t *gate;    /* the job first waits for it; NULL: it does not wait */
     _Atomic uint32_t *n_done;
-    uint32_t *place_out; /* how many were done before it */
+    uint32_t *place_out; /* set to the number of jobs done before it */
 };
 
 static void work_run(struct job *job)

@@ -1,4 +1,4 @@
-/* The bench on shapes that are small enough to be quick: that it fills its rows, not what they say. */
+/* Runs the bench on shapes small enough to be quick. Checks that it fills its rows, not their values. */
 #include <math.h>
 
 #include "bench/kernels_bench.h"
@@ -10,7 +10,7 @@ START_TEST(test_bench_fills_every_row)
     struct td_error error;
     struct kernels_bench_config config = {.kernels = {.n_threads = 2}, .seconds_per_row = 1e-6, .shrink = 16};
     enum td_status s = kernels_bench(&config, b, &error);
-    if (s != TD_ERR_UNSUPPORTED) { /* a CPU with nothing but plain C */
+    if (s != TD_ERR_UNSUPPORTED) { /* the CPU has no instruction set but plain C */
         ck_assert_int_eq(s, TD_OK);
         ck_assert_uint_eq(b->n_rows, 5 + (2 * 3 + 3) * 4 + 2);
         ck_assert_uint_eq(b->n_threads, 2);

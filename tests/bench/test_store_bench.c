@@ -1,5 +1,5 @@
-/* The bench runs on a small working set and its rows make sense. TANDEM_BENCH=1 takes the full set and shows
- * the rows. */
+/* Runs the bench on a small working set and checks that its rows make sense. TANDEM_BENCH=1 takes the full
+ * set and prints the rows. */
 #include <stdbool.h>
 
 #include "base/clock.h"
@@ -28,7 +28,7 @@ START_TEST(test_kvstore_bench_fills_its_rows)
                                            .load_ns = full ? 0 : NS_PER_S / 2,
                                            .index_bytes = full ? 0 : 4ull << 30};
     enum td_status s = kvstore_bench(&c, &b, &e);
-    /* in half a second beside other programs there may be no read, or nothing written */
+    /* Tries again: within half a second on a busy machine there may be no read, or nothing may be written. */
     for (int i = 0; i < 3 && (s ? s != TD_ERR_UNSUPPORTED : row_without_value(&b) != NULL); i++) {
         fprintf(stderr, "# again: %s\n", s ? e.text : row_without_value(&b));
         s = kvstore_bench(&c, &b, &e);

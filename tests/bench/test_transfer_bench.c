@@ -1,5 +1,5 @@
-/* The bench measures something plausible; with arguments (paths, then units in KiB) it prints the table, for
- * people. */
+/* Checks that the bench measures something plausible. With arguments (paths, then units in KiB) it prints the
+ * table for people. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,10 +72,8 @@ START_TEST(test_bench_of_sums_has_a_figure_for_each_way)
 }
 END_TEST
 
-/*
- * Beside memory's own speed, in the same run: an idle machine shows 100 % and more of memcpy; half of it
- * holds beside other programs. Three times at most.
- */
+/* Compares with memcpy in the same run. An idle machine shows 100 % of memcpy and more; half of it holds on a
+ * busy one. Three tries at most. */
 START_TEST(test_bench_of_copies_shows_that_the_way_chosen_is_fast)
 {
     double of_best = 0, of_memcpy = 0;
@@ -84,7 +82,7 @@ START_TEST(test_bench_of_copies_shows_that_the_way_chosen_is_fast)
         double best = 0, chosen = 0;
         uint32_t n_chosen = 0;
         ck_assert_int_eq(xfer_bench_copies(32 << 20, &w), TD_OK);
-        ck_assert_uint_ge(w.n, 4); /* those that need no vectors */
+        ck_assert_uint_ge(w.n, 4); /* the ways that need no vector instructions */
         for (uint32_t i = 0; i < w.n; i++) {
             ck_assert(w.ways[i].name && w.ways[i].gb_per_s > 0 && w.ways[i].start_gb_per_s > 0);
             best = w.ways[i].gb_per_s > best ? w.ways[i].gb_per_s : best;

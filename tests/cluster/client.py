@@ -8,7 +8,7 @@ except ImportError:
     sys.exit(0)
 
 SOURCE = os.environ["TANDEM_SOURCE_ROOT"]
-SLOW = 6 if os.environ.get("TANDEM_SANITIZE") else 1  # sanitizers: everything takes longer
+SLOW = 6 if os.environ.get("TANDEM_SANITIZE") else 1  # under sanitizers everything takes longer
 with tempfile.TemporaryDirectory(prefix="tandem-pb-") as _dir:
     for path in ("proto", "proto/rpc"):
         full = os.path.join(SOURCE, path)
@@ -29,7 +29,7 @@ class Client:
                                            m.SerializeToString(), response_deserializer=response.FromString)
 
     def generate(self, request, **kw):
-        if kw.get("timeout", 0) >= 30:  # a limit, not what is tested
+        if kw.get("timeout", 0) >= 30:  # such a long timeout is only a limit, and not tested
             kw["timeout"] *= SLOW
         return self._call("unary_stream", "/tandem.v1.Tandem/Generate", pb.GenerateResponse)(request, **kw)
 
@@ -60,7 +60,7 @@ class Client:
         return [s.name for s in next(answers).list_services_response.service]
 
     def all(self, request, **kw):
-        """(text, ids, end)"""
+        """Returns (text, ids, end)."""
         text, ids, end = b"", [], None
         for m in self.generate(request, timeout=kw.pop("timeout", 60), **kw):
             text += m.text
@@ -69,7 +69,7 @@ class Client:
         return text, ids, end
 
     def error(self, request, timeout=30):
-        """(code name, details) of a request that must fail; ("OK", "") if it did not."""
+        """(code name, details) of a request that must fail; ("OK", "") if it succeeded."""
         try:
             self.all(request, timeout=timeout)
             return "OK", ""

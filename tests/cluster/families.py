@@ -1,4 +1,5 @@
-"""Small models of several families (tests/model/golden) in a cluster: what suites that serve them share."""
+"""Small models of several families (tests/model/golden) in a cluster: shared by the suites that serve them.
+"""
 import os, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
@@ -8,7 +9,7 @@ _dirs = {}
 
 
 def model(name):
-    """The model with a tokenizer beside it, which the router wants; requests here are ids."""
+    """A directory with the model and a tokenizer, which the router needs; the requests here are token ids."""
     if name not in _dirs:
         _dirs[name] = tempfile.mkdtemp(prefix="tandem-family-")
         atexit.register(shutil.rmtree, _dirs[name], True)
@@ -23,7 +24,8 @@ def reference(name):
 
 
 def own_requests(n=12, max_tokens=60):
-    """Longer than any window; every other one shares its beginning; greedy and seeded."""
+    """Requests longer than any window. Every other one begins with the same tokens; some are greedy, some
+    seeded."""
     rnd = random.Random(5)
     shared = [rnd.randrange(2, 128) for _ in range(96)]
     out = []

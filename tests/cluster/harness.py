@@ -1,7 +1,8 @@
-"""A cluster of real processes for a test, TAP output, and the oracles that every test ends with. Python 3.11, stdlib only.
+"""A cluster of real processes for a test, TAP output, and the checks with which every test ends. Python 3.11,
+stdlib only.
 
-Environment: TANDEM_BUILD_ROOT (build directory), TANDEM_SOURCE_ROOT; both set by meson. TANDEM_ROUTERS=N: suites that take
-TANDEM_LONG=replan, pools, chaos or faults send their load through N routers.
+Environment: TANDEM_BUILD_ROOT (build directory) and TANDEM_SOURCE_ROOT, both set by meson. TANDEM_ROUTERS=N:
+suites that know TANDEM_LONG=replan, pools, chaos or faults send their load through N routers.
 """
 import atexit, contextlib, json, os, random, re, shutil, signal, socket, subprocess, sys, tempfile, threading, time, traceback, urllib.request
 
@@ -10,17 +11,19 @@ SOURCE = os.environ["TANDEM_SOURCE_ROOT"]
 SHARED = os.environ.get("TANDEM_SHARED", os.path.join(SOURCE, "..", "shared"))
 DEMO = os.path.join(SOURCE, "deploy/demo-model/tandem-demo")
 TANDEM = os.path.join(BUILD, "cli/tandem")
-SLOW = 6 if os.environ.get("TANDEM_SANITIZE") else 1  # sanitizers: everything takes longer
+SLOW = 6 if os.environ.get("TANDEM_SANITIZE") else 1  # under sanitizers everything takes longer
 SECRET = "test-secret"
 ROUTERS = int(os.environ.get("TANDEM_ROUTERS", "1"))
-DEVICE = os.environ.get("TANDEM_DEVICE", "cpu")  # tests/gpu.sh
-CACHE = tempfile.mkdtemp(prefix="tandem-cache-")  # packed weights of all processes of this program, gone with it
+DEVICE = os.environ.get("TANDEM_DEVICE", "cpu")  # set by tests/gpu.sh
+# Packed weights of all processes of this program; removed with it.
+CACHE = tempfile.mkdtemp(prefix="tandem-cache-")
 os.environ["XDG_CACHE_HOME"] = CACHE
 atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 
 
 class Proc:
-    """One server process; knows the address that it announced, and can be started again on it."""
+    """A server process. Knows the address that the process announced, and can start it again on that address.
+    """
 
     def __init__(self, cluster, role, name, args):
         self.cluster, self.role, self.name, self.args = cluster, role, name, args
@@ -59,7 +62,8 @@ class Proc:
         self.child.send_signal(sig)
 
     def misbehave(self, script):
-        """Another fault script (base/fault.h) for a worker or store of a cluster with scripts; "": it behaves again."""
+        """Gives a worker or store of a cluster with scripts another fault script (base/fault.h); "": no more
+        faults."""
         with open(self.script, "w") as f:
             f.write(script)
         if self.child:
@@ -80,13 +84,14 @@ class Proc:
 class Cluster:
     def __init__(self, model=DEMO, prefill=1, decode=1, store=False, plan="auto", worker_args=(), store_args=(),
                  router_args=(), wrap=(), roles_args=None, dummy=None, routers=1, scripts=False):
-        """scripts: each worker and store reads a fault script of its own, which Proc.misbehave changes."""
+        """scripts: each worker and store reads a fault script of its own, which Proc.misbehave() changes."""
         self.dir = tempfile.mkdtemp(prefix="tandem-test-")
         self.wrap, self.model = list(wrap), model
         patience = ["--silence-ms", str(1000 * SLOW)]
         worker_args, store_args, router_args = [[*patience, *a] for a in (worker_args, store_args, router_args)]
         router_args = ["--dispatch-ms", str(500 * SLOW), *router_args]
-        shape = ["--dummy", dummy] if dummy else ["--model", model]  # the router's model gives the vocabulary all the same
+        # The vocabulary still comes from the router's model.
+        shape = ["--dummy", dummy] if dummy else ["--model", model]
         workers = [*shape, "--device", DEVICE, "--pool-bytes", "64M", "--threads", "1", "--log-level", "info", *worker_args]
         self.workers = []
         for role, n in (("prefill", prefill), ("decode", decode)):
@@ -124,7 +129,7 @@ class Cluster:
         self.close()
 
     def add_router(self, *args):
-        """Another one of the same workers, as the first is but for args."""
+        """Adds a router of the same workers, which is like the first one except for args."""
         r = Proc(self, "router", f"router-{len(self.other_routers) + 2}", [*self.router.args, *args])
         self.other_routers.append(r)
         r.start()
@@ -155,7 +160,7 @@ class Cluster:
         return next(w for w in self.workers if w.name == name)
 
     def status(self, router=None):
-        for _ in range(3):  # beside many other processes a router may take seconds to answer
+        for _ in range(3):  # on a busy machine a router may take seconds to answer
             out = subprocess.run([*self.wrap, TANDEM, "status", "--json", "--router", (router or self.router).address],
                                  capture_output=True, text=True, timeout=30 * SLOW)
             if not out.returncode:
@@ -163,7 +168,8 @@ class Cluster:
         raise RuntimeError(out.stderr)
 
     def wait_ready(self, timeout=30, router=None):
-        """Until routers have all workers that run, and each is ready. (One that drained is in no status until it is back.)"""
+        """Waits until the routers know all running workers, and each is ready. (A drained worker is in no
+        status until it is back.)"""
         def is_ready(r):
             states = {w["name"]: w["state"] for w in self.status(r)["workers"]}
             runs = {w.name for w in self.workers if w.child and w.child.poll() is None}
@@ -172,7 +178,7 @@ class Cluster:
             wait_until(lambda: is_ready(r), timeout, f"{r.name}: all workers ready")
 
     def generate(self, requests, args=(), timeout=120):
-        """Results by id, many in flight."""
+        """Returns results by id; many requests are in flight at a time."""
         text = "".join(json.dumps(r) + "\n" for r in requests)
         out = subprocess.run([*self.wrap, TANDEM, "generate", "--jsonl", "--router", self.router.address, *args], input=text,
                              capture_output=True, text=True, timeout=timeout * SLOW)
@@ -186,7 +192,8 @@ class Cluster:
         return results
 
     def audit(self, timeout=10):
-        """Every page accounted for, nothing leased or held when nothing runs; every router's index is what workers hold."""
+        """Checks that every page is accounted for, nothing is leased or held when nothing runs, and every
+        router's index is what the workers hold."""
         def clean():
             for w in self.status()["workers"]:
                 p = w["pages"]
@@ -203,7 +210,7 @@ class Cluster:
             assert code == 0 and report["ok"], (r.name, report)
 
     def account(self, router=None):
-        """What `tandem audit` says, now, whatever runs."""
+        """Checks the present result of `tandem audit`, whatever runs."""
         out = subprocess.run([*self.wrap, TANDEM, "audit", "--json", "--router", (router or self.router).address],
                              capture_output=True, text=True, timeout=30 * SLOW)
         assert out.returncode in (0, 1) and out.stdout, out.stderr
@@ -214,7 +221,8 @@ _ports = set()
 
 
 def free_port():
-    """Below those that connections get: a process that is started again finds its port free. None twice."""
+    """A port below those that the kernel gives to connections, so that a process that is started again finds
+    its port free. Never returns a port twice."""
     while True:
         port = random.SystemRandom().randrange(10000, 32000)
         if port in _ports:
@@ -229,7 +237,8 @@ def free_port():
 
 
 def changed_model(name, change, of=DEMO):
-    """A directory with a copy of a model of which one file is changed: bytes to bytes, or to None: without it."""
+    """A directory with a copy of a model of which one file is changed. The change maps bytes to new bytes, or
+    to None: the file is left out."""
     d = tempfile.mkdtemp(prefix="tandem-model-")
     atexit.register(shutil.rmtree, d, ignore_errors=True)
     for f in os.listdir(of):
@@ -244,7 +253,7 @@ def changed_model(name, change, of=DEMO):
 
 @contextlib.contextmanager
 def network():
-    """A network namespace of its own with a loopback device; yields the words that run a program in it."""
+    """A network namespace of its own with a loopback device. Yields the words that run a program in it."""
     name = f"tandem-test-{os.getpid()}"
     words = ["ip", "netns", "exec", name]
     if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
@@ -280,7 +289,7 @@ def wait_until(condition, timeout, what):
 
 
 def wait_still(value, timeout, what, still_s=0.5):
-    """Until a figure is above zero and has not changed for a while."""
+    """Waits until a figure is above zero and has not changed for a while."""
     seen, since = value(), time.monotonic()
 
     def is_still():
@@ -332,7 +341,7 @@ class Skip(Exception):
 
 
 def main():
-    """Runs the tests named on the command line, or all; TAP."""
+    """Runs the tests named on the command line, or all of them, and prints TAP."""
     names = sys.argv[1:]
     chosen = [t for t in _tests if not names or t.__name__ in names]
     failed = 0

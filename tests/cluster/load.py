@@ -1,4 +1,4 @@
-"""Clients that keep requests in flight against routers, and check every answer against what one process gave.
+"""Clients that keep requests in flight at routers, and compare every answer with that of a single process.
 
 TANDEM_PROMPTS=100,300,1000: lengths of their prompts, for a slow machine.
 """
@@ -11,12 +11,13 @@ LENGTHS = [int(n) for n in os.environ.get("TANDEM_PROMPTS", "200,2000,5000" if S
 
 
 class Load:
-    """addresses: routers, to which the clients are shared out."""
+    """addresses: routers, among which the clients are divided."""
 
     def __init__(self, addresses, n, cached=True):
         self.addresses, self.n, self.stop, self.cached = addresses, n, threading.Event(), cached
         self.lock, self.flying, self.wrong, self.codes = threading.Lock(), {}, [], collections.Counter()
-        self.want, self.failed, self.texts, self.slowest = {}, [], collections.Counter(), 0  # failed: (began, ended)
+        # Failed: (began, ended) of each failed call.
+        self.want, self.failed, self.texts, self.slowest = {}, [], collections.Counter(), 0
         self.threads = [threading.Thread(target=self.run, args=(i,), daemon=True) for i in range(n)]
 
     def prompt(self, i, k):
@@ -29,7 +30,7 @@ class Load:
         self.want = {tuple(map(int, id.split("."))): r["token_ids"] for id, r in results.items()}
 
     def salt(self, i, k):
-        return b"" if self.cached else b"%d.%d" % (i, k)  # else no prefix is ever found
+        return b"" if self.cached else b"%d.%d" % (i, k)  # without a cache every call has a salt of its own
 
     def start(self):
         for t in self.threads:
@@ -62,7 +63,7 @@ class Load:
                 time.sleep(0.02)
 
     def check(self, limit):
-        """No wrong token so far, and no call that hangs."""
+        """Checks that there was no wrong token so far, and that no call hangs."""
         assert not self.wrong, self.wrong[:3]
         with self.lock:
             old = [(i, time.monotonic() - v[0], v[1]) for i, v in self.flying.items() if time.monotonic() - v[0] > limit]

@@ -1,4 +1,4 @@
-"""Requests in flight, and all that a client gets of each."""
+"""Requests in flight, and everything that a client gets of each."""
 import random, threading
 from client import Client, grpc, request
 from harness import wait_until
@@ -10,7 +10,7 @@ def ids(n, seed):
 
 
 class Answer:
-    """All that a client gets, to be compared with that of an undisturbed run."""
+    """Everything that a client gets, to be compared with an undisturbed run."""
 
     def __init__(self, client, r, timeout=90, seen=None):
         self.text, self.ids, self.logprobs, self.end, self.code, self.why = b"", [], [], None, "OK", ""
@@ -27,7 +27,7 @@ class Answer:
 
     def stream(self):
         e = self.end
-        scores = tuple(e.prompt_logprobs)[1:]  # the first is NaN
+        scores = tuple(e.prompt_logprobs)[1:]  # the first score is NaN
         return self.text, tuple(self.ids), tuple(self.logprobs), e.finish_reason, e.usage.completion_tokens, \
             e.usage.prompt_tokens, scores, tuple(e.prompt_ranks), tuple(e.prompt_top_ids), len(e.prompt_logprobs)
 

@@ -139,7 +139,8 @@ def test_client_that_does_not_read_is_cut_off():
         stream = client.generate(request(ids=[1, 2, 3], max_tokens=8000 // SLOW, stopping__ignore_eos=True, want_logprobs=True),
                                  timeout=120)
         next(stream)
-        c.audit(20)  # generated in full into the flow-control window, or cut off; either way nothing is held
+        # The answer was generated into the flow-control window, or cut off; either way nothing is held.
+        c.audit(20)
         good, _, end = client.all(request(chat=STORY, max_tokens=10))
         assert end.usage.completion_tokens == 10
 
@@ -148,7 +149,7 @@ def test_client_that_does_not_read_is_cut_off():
 def test_slo_that_cannot_be_met_is_refused_before_any_work():
     with cluster() as c:
         client = Client(c.router.address)
-        for _ in range(3):  # the workers' speed gets known
+        for _ in range(3):  # the router learns the workers' speed
             client.all(request(ids=list(range(1000)), max_tokens=4))
         wait_until(lambda: client.error(request(ids=list(range(1000, 1500)) * 4, max_tokens=4, slo__ttft_ms=1))[0] ==
                    "RESOURCE_EXHAUSTED", 5, "a refusal")
@@ -157,7 +158,7 @@ def test_slo_that_cannot_be_met_is_refused_before_any_work():
         def moved():
             return [w["kv_bytes_out"] for w in c.status()["workers"]]
         before = None
-        while before != moved():  # until what was admitted above has been reported
+        while before != moved():  # until the requests admitted above have been reported
             before = moved()
             time.sleep(0.6)
         code, text = client.error(request(ids=list(range(1000, 1500)) * 4, max_tokens=4, slo__ttft_ms=1))
@@ -167,7 +168,8 @@ def test_slo_that_cannot_be_met_is_refused_before_any_work():
             list(call)
         except grpc.RpcError:
             trailing = dict(call.trailing_metadata())
-            assert "retry-after-ms" not in trailing and "idle" in call.details()  # coming back would not help
+            # Coming back would not help, so there is no time to do so.
+            assert "retry-after-ms" not in trailing and "idle" in call.details()
         time.sleep(0.6)
         assert moved() == before
 
@@ -187,7 +189,7 @@ def test_first_token_that_ends_it_needs_no_decode():
 
 @test
 def test_first_token_that_ends_it_is_no_lost_handover():
-    """The decode worker's word that its pages were taken back may overtake the prefill worker's end."""
+    """The decode worker's message that its pages were taken back may overtake the prefill worker's end."""
     prompts = [[(i * 37 + j) % 1000 for j in range(64)] for i in range(16)]
     asked = [dict(id=str(i), prompt_ids=p, max_tokens=1, temperature=0) for i, p in enumerate(prompts)]
     with Cluster(prefill=2, decode=2, plan="split") as c:
@@ -256,7 +258,7 @@ def test_one_grep_follows_a_request_through_all_logs():
                 wait_until(lambda: sorted(line.split(" req=")[0] for line in lines(name)) == sorted(want), 5,
                            lambda: f"{name} tells {want}: {lines(name)}")
             xfer = re.search(r"xfer=(\S+)", next(line for line in lines("router") if "placed" in line)).group(1)
-            for name in ("prefill-0", "decode-0"):  # the transfer's own lines are found by that id
+            for name in ("prefill-0", "decode-0"):  # that id also finds the log lines of the transfer
                 assert any(f"xfer={xfer}" in line and "leg received" in line for line in lines(name)), lines(name)
                 wait_until(lambda: f"ended xfer={xfer} " in c.log(name), 5, f"{name}: the transfer's end")
 

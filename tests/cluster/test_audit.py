@@ -1,4 +1,5 @@
-"""tandem audit: every page and block is accounted for, at rest, under load and after faults; what is not is told."""
+"""tandem audit: every page and block is accounted for, at rest, under load and after faults; it reports those
+that are not."""
 import os, sys, threading
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
@@ -27,7 +28,7 @@ def test_audit_holds_while_requests_run():
         _, report = c.account()
         assert not report["running"]
         assert all(w["blocks"] == w["index_blocks"] > 0 for w in report["workers"]), report
-        def rests():  # what was generated last is still on its way to the store
+        def rests():  # the last generated blocks are still on their way to the store
             return all(not w["legs"] and not w["leases"] and not w["pulls"] for w in c.account()[1]["workers"])
         wait_until(rests, 10, lambda: f"nothing moves: {c.account()}")
 

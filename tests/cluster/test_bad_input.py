@@ -1,4 +1,5 @@
-"""Bad input is refused at the door with the field's name, nothing is allocated, and the next good request is unaffected."""
+"""Bad input is refused at once with the field's name, nothing is allocated, and the next good request is
+unaffected."""
 import os, random, struct, subprocess, sys, tempfile, threading
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
@@ -106,7 +107,8 @@ def test_tokenize_and_detokenize_refuse_what_no_context_holds():
                 code = "NOT_FOUND" if word.startswith("model") else "INVALID_ARGUMENT"
                 assert e.code().name == code and word in e.details(), e
         assert client.tokenize(pb.TokenizeRequest(text=b"a", model=b"tandem-demo")).ids
-        assert len(client.tokenize(pb.TokenizeRequest(text=b"a b" * 9000)).ids) > 8192  # to count tokens is no mistake
+        # Counting tokens is still possible.
+        assert len(client.tokenize(pb.TokenizeRequest(text=b"a b" * 9000)).ids) > 8192
 
 
 @test
@@ -125,7 +127,8 @@ def test_second_request_in_one_call_ends_it():
 
 @test
 def test_workers_check_at_their_own_door():
-    """A router that sends nonsense legs to a worker: each is answered with its own end, the worker lives."""
+    """A router that sends nonsense legs to a worker: each leg gets an end of its own, and the worker lives.
+    """
     import hashlib, hmac
     from client import worker_pb as wp
     with Cluster(plan="split") as c:
@@ -195,7 +198,7 @@ def test_router_without_the_secret_is_refused():
 @test
 def test_worker_with_other_layout_is_refused_by_field():
     with Cluster(plan="split") as c:
-        # registers by itself: the first worker that the router meets says what the others must match
+        # registers by itself: the other workers must match the first one that the router meets
         odd = Proc(c, "decode", "odd", ["--model", DEMO, "--pool-bytes", "16M", "--threads", "1", "--kv-dtype", "bf16", "--routers",
                                         c.router.address]).start()
         c.workers.append(odd)
@@ -240,7 +243,7 @@ def test_corrupt_model_files_give_one_line_and_exit_1():
 
 
 def with_nan(tensors):
-    """model.norm.weight begins with NaN."""
+    """Makes a model whose model.norm.weight begins with NaN."""
     n = struct.unpack("<Q", tensors[:8])[0]
     t = json.loads(tensors[8:8 + n])["model.norm.weight"]
     at, nan = 8 + n + t["data_offsets"][0], {"F32": b"\0\0\xc0\x7f", "F16": b"\0\x7e", "BF16": b"\xc0\x7f"}[t["dtype"]]

@@ -1,4 +1,5 @@
-"""KV bytes in status agree with what the interface counted, in a network namespace of its own over TCP."""
+"""KV bytes in status agree with the counters of the network interface, in a network namespace of its own over
+TCP."""
 import os, subprocess, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *

@@ -1,11 +1,12 @@
-"""Decode workers pull what they lack of a prompt. Prompts that are pinned outlive others, those that are flushed are gone: on
-workers and stores, for their tenant alone."""
+"""Decode workers pull the blocks of a prompt that they lack. Pinned prompts outlive others, and flushed
+prompts are gone: on workers and stores, for their tenant alone."""
 import os, signal, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from client import *
 from harness import *
 
-TOKENS, WHOLE = 320, 304  # of a prompt; that can come from a cache: the last block is computed, for the first token
+# Tokens of a prompt; those that can come from a cache: the last block is computed, for the first token.
+TOKENS, WHOLE = 320, 304
 
 
 def prompt(n):
@@ -32,13 +33,14 @@ def cache(cluster, action, n=None, *args, router=None):
 
 
 def flood(cluster, first):
-    """One at a time: what a store has not taken yet holds pages, too, and a full pool takes pinned ones."""
+    """Sends prompts one at a time: blocks that a store has not taken yet hold pages, and a full pool takes
+    pinned ones."""
     results = cluster.generate([line(i) for i in range(first, first + 12)], ["--concurrency", "1"])
     assert all("error" not in r for r in results.values()), results
 
 
 def small():
-    """One worker, whose pool holds four such prompts."""
+    """A cluster of one worker, whose pool holds four such prompts."""
     return Cluster(prefill=0, worker_args=["--pages", "96", "--max-context", "512"], router_args=["--pin-blocks", "30"])
 
 
@@ -53,11 +55,12 @@ def test_pinned_prompt_stays_until_it_is_released():
         cache(c, "release", 1)
         flood(c, 200)
         assert cached(c, 1)["worker"] == 0
-        assert cache(c, "pin", 3, "--ttl", "200ms")["cached_tokens"] == 0  # before it is there
+        # Pinned before the prompt is cached.
+        assert cache(c, "pin", 3, "--ttl", "200ms")["cached_tokens"] == 0
         cached(c, 3)
         time.sleep(0.3)
         flood(c, 300)
-        assert cached(c, 3)["worker"] == 0  # the time is over
+        assert cached(c, 3)["worker"] == 0  # the pin has ended
         c.audit()
 
 
@@ -83,7 +86,7 @@ def restart(process):
 
 
 def pin_is_refused(address, n):
-    """Whether there is no room for a second pin: --pin-blocks is less than two prompts have."""
+    """Whether a second pin is refused: --pin-blocks is less than two prompts have."""
     try:
         Client(address).pin(pb.PinRequest(prefix=request(prompt(n)), ttl_ms=60000))
         return False
@@ -103,9 +106,9 @@ def test_a_restarted_router_knows_what_is_pinned():
         cache(c, "pin", 1)
         restart(c.router)
         c.wait_ready()
-        c.account()  # answered by all, after what they told
+        c.account()  # all workers answer this after their earlier messages
         assert pin_is_refused(c.router.address, 2)
-        restart(c["decode-0"])  # it comes later, and knows nothing
+        restart(c["decode-0"])  # it comes later and knows nothing of the pin
         c.wait_ready()
         cached(c, 1)
         flood(c, 100)
@@ -119,7 +122,7 @@ def test_a_restarted_router_knows_what_is_pinned():
         restart(c.router)
         c.wait_ready()
         c.account()
-        assert not pin_is_refused(c.router.address, 2)  # what is over is told by nobody
+        assert not pin_is_refused(c.router.address, 2)  # nobody reports a pin that has ended
         c.audit()
 
 
@@ -138,7 +141,7 @@ def test_a_pin_that_ended_while_a_store_was_away_does_not_come_back():
         restart(c.router)
         c.wait_ready()
         c.account()
-        assert pin_is_refused(c.router.address, 3)  # the second one is known, and alone
+        assert pin_is_refused(c.router.address, 3)  # only the second pin is known
         cache(c, "release", 2)
         assert not pin_is_refused(c.router.address, 3)
         c.audit()
@@ -165,7 +168,7 @@ def test_a_pin_may_be_asked_for_again_for_a_shorter_time_through_another_router(
         pin(c.router.address, 3600000)
         wait_until(lambda: pin_is_refused(second.address, 2), 5, "the second router knows")
         pin(c.router.address, 0)
-        time.sleep(0.3)  # as long as news take, and longer
+        time.sleep(0.3)  # longer than messages take
         pin(c.router.address, 60000)
         time.sleep(0.5)
         assert pin_is_refused(c.router.address, 2) and pin_is_refused(second.address, 2)
@@ -177,7 +180,7 @@ def test_flushed_prompt_is_gone_from_workers_and_stores_for_its_tenant_alone():
         for tenant in ("a", "b"):
             cached(c, 1, tenant=tenant)
             assert sum(cached(c, 1, tenant=tenant).values()) == WHOLE
-        # the store asks for what it is offered: until it has all, a flush would find half of it
+        # a flush waits until the store has all offered blocks, else it would find half of them
         wait_until(lambda: next(w for w in c.status()["workers"] if w["role"] == "store")["store"]["blocks_ssd"] == 40, 10,
                    "both prompts in the store")
         assert cache(c, "flush", 1, "--tenant", "a") == {"prefix_tokens": TOKENS, "told": 3, "away": 0}
@@ -192,7 +195,7 @@ def test_flushed_prompt_is_gone_from_workers_and_stores_for_its_tenant_alone():
 
 
 class Pulls:
-    """What decode workers pulled, and what they had."""
+    """Counts what decode workers pulled, and what they had already."""
 
     def __init__(self, **kw):
         self.cluster = Cluster(plan="split", **kw)
@@ -207,7 +210,7 @@ class Pulls:
         return sum(w["kv_bytes_in"] for w in self.cluster.status()["workers"] if w["role"] == "decode")
 
     def check(self, had, n_bytes):
-        """Since the last time: prompt tokens that were had, and bytes that came."""
+        """Compares the changes since the last call: prompt tokens that they had, and bytes that came."""
         self.had += had
         self.bytes += n_bytes
         now = sum(metric(m, "tandem_worker_decode_cached_tokens_total{}") for m in self.metrics.values())
@@ -217,7 +220,7 @@ class Pulls:
 
 
 def page_bytes(p, c):
-    """Of a prompt that fills one page, and is new."""
+    """Bytes of a page, measured with a new prompt that fills one page."""
     c.generate([{**line(0), "prompt_ids": prompt(0)[:16]}])
     wait_until(lambda: p.bytes_in(), 5, "a page")
     p.bytes = p.bytes_in()
@@ -230,17 +233,17 @@ def test_decode_worker_pulls_what_its_cache_lacks():
     with p.cluster as c:
         page = page_bytes(p, c)
         how = {"max_tokens": 24, "logprobs": True}
-        for n, ids in ((1, prompt(1) + [7] * 9), (2, prompt(2))):  # the last block full in part, and in full
+        for n, ids in ((1, prompt(1) + [7] * 9), (2, prompt(2))):  # a partial last block, then a full one
             pages = -(-len(ids) // 16)
             first, again = (c.generate([line(n, prompt_ids=ids, **how)])[str(n)] for _ in range(2))
             assert (first["token_ids"], first["logprobs"]) == (again["token_ids"], again["logprobs"])
             p.check(TOKENS, page * (pages + pages - TOKENS // 16))
-            # a part of it, and an answer that was generated here
+            # a part of the prompt, and an answer that was generated here
             c.generate([line(n, prompt_ids=ids[:160] + [9] * 40, **how)])
             p.check(160, 3 * page)
             longer = ids + first["token_ids"] + [3] * 16
             c.generate([line(n, prompt_ids=longer, **how)])
-            full = (len(ids) + 23) // 16  # the last token's KV is not computed
+            full = (len(ids) + 23) // 16  # the KV of the last token is not computed
             p.check(full * 16, (-(-len(longer) // 16) - full) * page)
         c.generate([line(1, tenant="b")])
         p.check(0, TOKENS // 16 * page)
@@ -280,10 +283,11 @@ def test_what_can_not_be_pinned_is_refused():
                 assert e.code().name == code and what in e.details(), (what, e.code(), e.details())
         assert client.pin(pb.PinRequest(prefix=whole, ttl_ms=1000)).prefix_tokens == TOKENS
         assert client.pin(pb.PinRequest(prefix=request(prompt(2)[:160]), ttl_ms=1000)).told == 1
-        assert client.pin(pb.PinRequest(prefix=whole, ttl_ms=2000)).told == 1  # the same again takes no more room
+        # The same pin again takes no more room.
+        assert client.pin(pb.PinRequest(prefix=whole, ttl_ms=2000)).told == 1
         assert client.pin(pb.PinRequest(prefix=request([1, 2, 3]), ttl_ms=1000)).prefix_tokens == 0
         out = subprocess.run([TANDEM, "cache", "pin", "--router", c.router.address, "--request", '{"prompt_ids": [1, 2, 3]}'], capture_output=True, text=True)
-        assert out.returncode == 1 and "nothing is kept" in out.stderr, out
+        assert out.returncode == 1 and "nothing is pinned" in out.stderr, out
         assert client.flush(pb.FlushRequest(prefix=whole)).told == 1
 
 

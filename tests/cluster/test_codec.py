@@ -1,10 +1,11 @@
-"""Codecs of the SSD tier in a whole cluster: zstd changes no token, lossy ones have names of their own and are marked."""
+"""Codecs of the SSD tier in a whole cluster: zstd changes no token. With a lossy codec blocks have names of
+their own, and answers say so."""
 import os, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 
 MODEL = {"plan": "split", "router_args": ["--prefix", "load", "--silence-ms", str(5000 * SLOW)]}
-PATIENT = ["--read-deadline-ms", "10000"]  # what is asked is whether it comes from disk, not how fast
+PATIENT = ["--read-deadline-ms", "10000"]  # the test asks whether blocks come from disk, not how fast
 
 
 def requests(n=4, tokens=600):
@@ -34,7 +35,7 @@ def with_codec(c, codec, store="store-0"):
 
 
 def restart(c):
-    """Everything: nothing is left but what is on disk."""
+    """Restarts everything: only what is on disk remains."""
     for p in [c.router, *c.workers]:
         p.stop()
     for p in [*c.workers, c.router]:
@@ -65,7 +66,7 @@ def test_tokens_with_zstd_are_those_without_a_store():
         assert cached(again, "ssd") >= 4 * 500, again
         assert tokens(again) == expected
         assert not any("kv_codec" in r for r in again.values()), again
-        with_codec(c, "none")  # the codec is changed: what is there is read all the same
+        with_codec(c, "none")  # the codec changes: existing blocks are still read
         restart(c)
         again = ask(c)
         assert cached(again, "ssd") >= 4 * 500 and tokens(again) == expected, again
@@ -77,12 +78,12 @@ def test_answers_from_a_lossy_store_are_marked_and_its_blocks_are_found_by_no_ot
     for codec in ("int8", "fp8"):
         with Cluster(store=1, store_args=["--codec", codec, *PATIENT], **MODEL) as c:
             first = ask(c)
-            assert not any("kv_codec" in r for r in first.values()), first  # all of it was computed
+            assert not any("kv_codec" in r for r in first.values()), first  # everything was computed
             restart(c)
             again = ask(c)
             assert cached(again, "ssd") >= 4 * 500, again
             assert all(r["kv_codec"] == codec for r in again.values()), again
-            again = ask(c)  # what a worker kept was computed from what the store gave
+            again = ask(c)  # the worker's own blocks were computed from those of the store
             assert cached(again, "worker") >= 4 * 500 and all(r["kv_codec"] == codec for r in again.values()), again
             c["store-0"].stop()
             s = stat(c)
@@ -118,7 +119,7 @@ def test_namespace_follows_the_store_that_came_last():
         with_codec(c, "int8")
         c["store-0"].start()
         c.wait_ready()
-        lossy = ask(c)  # other names: nothing is found, neither in the workers nor in the directory
+        lossy = ask(c)  # other names: nothing is found in the workers or in the directory
         assert not any(cached(lossy, where) for where in ("worker", "dram", "ssd")), lossy
         assert tokens(lossy) == tokens(first)
         c["store-0"].stop()

@@ -1,7 +1,9 @@
-"""The router's index is what workers and stores hold, within five seconds of quiet, whatever happened to the events on their way.
+"""Within five seconds of quiet the router's index is what workers and stores hold, whatever happened to the
+events on their way.
 
-One in twenty of the first 400 messages that every worker and store sends after its start is dropped, doubled or goes after the
-next one, while workers, the store and the router are killed and started again, or frozen for longer than they may be silent.
+One in twenty of the first 400 messages that every worker and store sends after its start is dropped, doubled
+or sent after the next one, while workers, the store and the router are killed and started again, or frozen
+for longer than they may be silent.
 
 TANDEM_LONG=replan: 60 rounds, a quarter of an hour.
 """
@@ -17,7 +19,7 @@ DIMS = "layers=2,kv_heads=1,heads=1,head_dim=64,hidden=64,ffn=64,vocab=1536"
 
 
 class Load:
-    """Prompts with shared heads in small pools, so that blocks come and go. Whether calls succeed is not asked here."""
+    """Prompts with shared heads in small pools, so that blocks come and go. Calls may fail here."""
 
     def __init__(self, address):
         self.address, self.stop, self.codes = address, threading.Event(), collections.Counter()
@@ -45,7 +47,7 @@ class Load:
 
 
 def strike(c, n):
-    """A process dies and comes back, or is frozen for longer than it may be silent."""
+    """Kills a process and starts it again, or freezes it for longer than it may be silent."""
     victim = (c["prefill-0"], c["decode-0"], c["store-0"], c.router)[n % 4]
     if n % 8 >= 4 and victim is not c.router:
         victim.kill(signal.SIGSTOP)

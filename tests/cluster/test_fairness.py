@@ -1,11 +1,13 @@
-"""Tenants that want more than the cluster can do: each gets its share of the work in every window, and a tenant within its share is not
-refused because of another tenant's requests.
+"""Tenants that want more than the cluster can do: each gets its share of the work in every window, and a
+tenant within its share is not refused because of another tenant's requests.
 
-Work is prompt and answer tokens, counted in the window of the first token. Default: 20 s of each case, windows of 10 s, shares within 8
-percentage points of the weights. TANDEM_LONG=fairness: 10 minutes of each case, windows of 60 s, within 5 percentage points.
+Work is prompt and answer tokens, counted in the window of the first token. Default: 20 s of each case,
+windows of 10 s, shares within 8 percentage points of the weights. TANDEM_LONG=fairness: 10 minutes of each
+case, windows of 60 s, within 5 percentage points.
 
-Simulated steps are long (a prompt takes some 110 ms, a decode step 10 ms), so the workers' steps are what limits, not this machine's
-cores. Another program may still take a core for a while, so a short case gets three attempts. A long one gets one.
+Simulated steps are long (a prompt takes about 110 ms, a decode step 10 ms), so the workers' steps are the
+limit, not this machine's cores. Another program may still take a core for a while, so a short case gets three
+attempts. A long one gets one.
 """
 import math, os, subprocess, sys, tempfile
 sys.path.insert(0, os.path.dirname(__file__))
@@ -20,10 +22,11 @@ SHAPE = ["--engine", "sim", "--numerics", "bf16", "--pages", "8000", "--max-cont
 WEIGHTS = {"light": 1, "heavy": 3}
 OUTCOMES = ("answered", "refused", "failed", "cut short")
 LIMITS = ["--ttft-ms", "2000", "--tpot-ms", "50"]
-# Tokens a second that two prefill and two decode workers serve of these requests at most: measured. Without limits they serve 36000 while
-# the queue is short, and 20000 while it is long, because decode workers then compute no prompts.
+# The most tokens per second of these requests that two prefill and two decode workers serve; measured. Without
+# limits they serve 36000 while the queue is short, and 20000 while it is long, because decode workers then
+# compute no prompts.
 CAPACITY = 36000
-MAX_WAIT_MS = 2000  # of the router in the last test
+MAX_WAIT_MS = 2000  # the router's option in the last test
 
 
 def share(tenant):
@@ -31,10 +34,11 @@ def share(tenant):
 
 
 def write_flood(path, wanted, seconds, seed):
-    """Requests of each tenant for `wanted` times its share; prompts of 200 to 3200 tokens, answers of 5 to 40, no common prefix.
+    """Writes requests of each tenant for `wanted` times its share: prompts of 200 to 3200 tokens, answers of
+    5 to 40, no common prefix.
 
-    Arrivals are independent of each other, but those of a tenant that wants less than its share come about evenly: in a burst it would
-    want more than its share.
+    Arrivals are independent of each other. Those of a tenant that wants less than its share are nearly even,
+    because in a burst it would want more than its share.
     """
     rnd, rows = random.Random(seed), []
     mean_tokens = 3000 / math.log(16) + 22.5
@@ -50,7 +54,8 @@ def write_flood(path, wanted, seconds, seed):
 
 
 def send(c, wanted, seconds, seed, args):
-    """One flood: a list of what became of each request, with "tenant" and, where it was answered, "first_ms" of its first token."""
+    """Sends one flood. Returns the outcome of each request, with "tenant" and, if it was answered, "first_ms"
+    of its first token."""
     with tempfile.TemporaryDirectory() as d:
         path, report = os.path.join(d, "trace.jsonl"), os.path.join(d, "report.json")
         write_flood(path, wanted, seconds, seed)
@@ -74,7 +79,7 @@ def send(c, wanted, seconds, seed, args):
 
 
 def tally(rows, seconds):
-    """For each window the share of the work that the light tenant got, and the tokens a second of both."""
+    """For each window: the light tenant's share of the work, and the tokens per second of both tenants."""
     n = int(seconds // WINDOW_S)
     work = [dict.fromkeys(WEIGHTS, 0) for _ in range(n)]
     for q in rows:
@@ -88,7 +93,7 @@ def count(rows, tenant, outcome):
 
 
 def flooded(*args):
-    """A cluster whose router knows the tenants' weights, and what its workers' steps take."""
+    """A cluster whose router knows the tenants' weights and the times of the workers' steps."""
     if SLOW > 1:
         raise Skip("with sanitizers the cores limit, and not the workers' steps")
     tenants = ",".join(f"{name}={weight}" for name, weight in WEIGHTS.items())
@@ -134,7 +139,7 @@ def test_tenants_get_their_shares_of_a_bounded_queue():
 
 @test
 def test_a_tenant_within_its_share_is_not_refused_because_another_tenant_fills_the_queue():
-    """It wants 0.3 of its share of CAPACITY, and waits at most --max-wait-ms."""
+    """The tenant wants 0.3 of its share of CAPACITY, and waits at most --max-wait-ms."""
     for name, replay_args in (("bounded queue", []), ("bounded queue and limits", LIMITS)):
         with flooded("--queue-requests", "60", "--max-wait-ms", str(MAX_WAIT_MS)) as c:
             send(c, {"light": 0.5, "heavy": 0.5}, 3, 1, replay_args)

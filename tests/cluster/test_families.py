@@ -1,10 +1,11 @@
-"""Families beyond Llama, through a cluster: experts, sliding windows, latent KV. Tokens and log-probabilities are those of the
-reference (tests/model/golden/make.py), and the same alone, batched, chunked, handed over, from caches and stores, after a loss."""
+"""Families beyond Llama, through a cluster: experts, sliding windows, latent KV. Tokens and log-probabilities
+are those of the reference (tests/model/golden/make.py), and the same alone, batched, chunked, handed over,
+from caches and stores, after a loss."""
 import json, os, subprocess, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from families import *
 
-KINDS = ("mixtral", "mistral", "deepseek_v2")  # experts; every page behind a window is given up; latent pages
+KINDS = ("mixtral", "mistral", "deepseek_v2")  # experts; every page behind a window is released; latent pages
 OTHERS = ("gemma3", "gpt_oss", "phi3")  # mixed windows; sinks; two sets of frequencies
 
 
@@ -12,7 +13,8 @@ OTHERS = ("gemma3", "gpt_oss", "phi3")  # mixed windows; sinks; two sets of freq
 def test_behind_a_window_a_decode_worker_pulls_what_it_lacks():
     metrics = f"127.0.0.1:{free_port()}"
     with Cluster(model=model("mistral"), plan="split", roles_args={"decode": ["--metrics-listen", metrics]}) as c:
-        ids = [2 + i * 7 % 120 for i in range(100)]  # a window of 24: blocks 4 and 5 are seen, and 4 tokens of 6
+        # A window of 24 sees blocks 4 and 5, and 4 tokens of block 6.
+        ids = [2 + i * 7 % 120 for i in range(100)]
         one, two = (c.generate([{"id": "x", "prompt_ids": ids, "max_tokens": 60, "greedy": True, "logprobs": True}])["x"]
                     for _ in range(2))
         assert (one["token_ids"], one["logprobs"]) == (two["token_ids"], two["logprobs"])

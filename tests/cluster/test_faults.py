@@ -1,6 +1,7 @@
-"""Killed and frozen workers: every call is answered in full, no leaked page, no wrong token.
+"""Killed and frozen workers: every call is answered in full, no page leaks, no token is wrong.
 
-Default: 5 of each, 6 aimed ones. TANDEM_LONG=faults: 100 of each, 240 aimed ones. TANDEM_ROUTERS=N: through N routers. The histogram of what was going on at each fault is printed.
+Default: 5 of each, 6 aimed ones. TANDEM_LONG=faults: 100 of each, 240 aimed ones. TANDEM_ROUTERS=N: through N
+routers. The test prints a histogram of what was going on at each fault.
 """
 import collections, itertools, os, random, sys, threading
 sys.path.insert(0, os.path.dirname(__file__))
@@ -10,7 +11,7 @@ from load import Load
 
 ROUNDS = 100 if os.environ.get("TANDEM_LONG") in ("faults", "all") else 5
 AIMED = 240 if ROUNDS == 100 else 6  # faults at a role, by a signal, in a phase of a request: twelve combinations
-LIMIT = 3 * SLOW  # silence, a second of grace, and some
+LIMIT = 3 * SLOW  # the silence, a second of grace, and some more
 
 
 def campaign(sig):
@@ -36,7 +37,7 @@ def campaign(sig):
             if sig == signal.SIGKILL:
                 victim.child.wait()
 
-            def over():  # every call that ran at the fault is answered, by the worker that is left
+            def over():  # every call that ran at the fault is answered, by the remaining worker
                 with load.lock:
                     return all(load.flying.get(i, [None])[0] != t for i, t in at_fault.items())
             wait_until(over, 20, lambda: f"calls end after {victim.name}: {at_fault} {load.flying} {c.status()}")
@@ -72,7 +73,7 @@ def test_frozen_workers():
 
 
 def in_a_thread(call):
-    """What ends once the call has; its result is in .results."""
+    """Makes a call in a thread, which ends with the call; the result is in .results."""
     t = threading.Thread(target=lambda: t.results.append(call()))
     t.results = []
     t.start()
@@ -81,7 +82,8 @@ def in_a_thread(call):
 
 @test
 def test_a_loss_in_each_phase():
-    """Requests whose prefill, transfer and decode take a third of a second each, and a fault aimed at each of them."""
+    """Faults are aimed at each phase of requests whose prefill, transfer and decode take a third of a second
+    each."""
     rnd = random.Random(3)
     worker = ["--engine", "sim", "--numerics", "bf16", "--chunk-tokens", "1024", "--max-rows", "1024", "--pages", "400",
               "--sim-prefill", "20000,300,0", "--sim-decode", "17000,0,0", "--faults", "wire.payload:delay=1/300ms"]
@@ -92,7 +94,7 @@ def test_a_loss_in_each_phase():
                  worker_args=worker, router_args=["--replan-burst", "1000"], routers=ROUTERS) as c:
         clients = [Client(a) for a in c.addresses]
 
-        def ask(n):  # each time of another salt: no prefix is found
+        def ask(n):  # another salt each time, so no prefix is found
             return clients[n % len(clients)].all(request(ids=[n % 7] * 1000, max_tokens=20, stopping__ignore_eos=True,
                                                          cache_salt=b"%d" % rnd.getrandbits(60)))
         want = [ask(n)[1] for n in range(7)]
@@ -100,7 +102,8 @@ def test_a_loss_in_each_phase():
         length = [getattr(took, p) / 1e3 for p in phases]
         assert min(length) > 0.2, took
         for n in range(AIMED):
-            phase, role, sig = cases[5 * n % len(cases)]  # each phase and each role in any three or four
+            # Any three or four in a row have each phase and each role.
+            phase, role, sig = cases[5 * n % len(cases)]
             i = phases.index(phase)
             began = time.monotonic()
             calls = [in_a_thread(lambda k=k: ask(k)) for k in range(3)]
@@ -121,14 +124,14 @@ def test_a_loss_in_each_phase():
         replans = sum(c.status(r)["replans"] for r in c.routers)
         print(f"# {AIMED} faults {dict(hits)}; phases of {', '.join(f'{x:.2f} s' for x in length)}; {replans} re-plans; "
               f"slowest answer {slowest:.2f} s")
-        # one in six of these faults harms nobody, and a few requests may all be on the other worker
+        # one in six of these faults affects no request, and a few requests may all be on the other worker
         assert replans >= (AIMED / 2 if AIMED > 12 else 1)
         c.audit(15)
 
 
 @test
 def test_fault_is_told_in_time_when_nothing_is_left():
-    """One worker of each role, and it stays away: no call hangs, and each gets one status."""
+    """The only worker of a role stays away: no call hangs, and each gets one status."""
     for sig in (signal.SIGKILL, signal.SIGSTOP):
         for name in ("prefill-0", "decode-0"):
             with Cluster(plan="split", worker_args=["--isa", "plain", "--chunk-tokens", "16"],

@@ -1,6 +1,5 @@
-"""Clients that ask for too much, or do not read, harm nobody else: gaps between another client's tokens are measured without and with
-them, in the same run, and compared as a ratio.
-"""
+"""Clients that ask for too much, or do not read, harm no other client: gaps between another client's tokens
+are measured without and with them, in the same run, and compared as a ratio."""
 import os, subprocess, sys, threading
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
@@ -11,7 +10,7 @@ SIM = ["--engine", "sim", "--numerics", "bf16", "--pages", "3000", "--max-contex
        "576", "--sim-prefill", "1000,10,0"]
 STEP_MS = 20
 WINDOW_S = 6
-ATTEMPTS = 3  # the machine is shared: a phase in which somebody else computes says nothing
+ATTEMPTS = 3  # the machine is shared: a phase in which another program computes says nothing
 UNPACED = ("slo", "full")  # small requests, one after the other
 LARGE = (b"Tell me a story about a fox and a lantern, and leave nothing out. " * 60000)[:3900000]
 
@@ -21,8 +20,9 @@ def sim_cluster(step_ms=STEP_MS, **kw):
 
 
 def attack(address, kind, n):
-    """In a process of its own, niced because it stands for another machine: n calls at once, again and again until stdin ends, half a
-    second between two rounds. Prints how many ended with which code."""
+    """Runs in a process of its own, niced because it stands for another machine. Makes n calls at once, again
+    and again until stdin ends, half a second between two rounds. Prints how many calls ended with each code.
+    """
     import collections
     os.nice(10)
     client, codes, stop = Client(address), collections.Counter(), threading.Event()
@@ -70,7 +70,7 @@ class Attack:
 
 
 class Reader(threading.Thread):
-    """Reads tokens all the time, one stream after the other, and keeps when each came."""
+    """Reads tokens all the time, one stream after the other, and records when each came."""
 
     def __init__(self, address):
         super().__init__(daemon=True)
@@ -80,7 +80,7 @@ class Reader(threading.Thread):
     def run(self):
         try:
             while not self.stopped:
-                self.times.append(None)  # a gap between streams is none
+                self.times.append(None)  # the time between two streams is no gap
                 for m in self.client.generate(request(ids=[1, 2, 3], max_tokens=1000, stopping__ignore_eos=True), timeout=120):
                     self.times += [time.monotonic()] * len(m.tokens)
                     if self.stopped:
@@ -102,7 +102,8 @@ class Reader(threading.Thread):
 
 
 def check_p99_under(kind, expected):
-    """The p99 gap under an attack is less than twice the undisturbed one before and after it, and no stream is lost."""
+    """The p99 gap under an attack is less than twice the undisturbed one before and after it, and no stream
+    is lost."""
     with sim_cluster() as c:
         reader, ratios = Reader(c.router.address), []
         wait_until(lambda: len(reader.times) > 50, 20, "tokens")
@@ -133,15 +134,16 @@ def test_prompts_that_are_long_to_tokenize_do_not_disturb_another_clients_stream
     check_p99_under("tokenize", ["OK", "RESOURCE_EXHAUSTED"])
 
 
-# ----------------------------------------------------------------- clients that do not read, or slowly
+# ----------------------------------------------------------------- clients that do not read, or read slowly
 
-LONG = dict(ids=[1, 2, 3], max_tokens=8000, stopping__ignore_eos=True, want_logprobs=True, top_logprobs=20)  # some 120 bytes a token
+# About 120 bytes a token.
+LONG = dict(ids=[1, 2, 3], max_tokens=8000, stopping__ignore_eos=True, want_logprobs=True, top_logprobs=20)
 SEND_BYTES, WINDOW_BYTES = 256 << 10, 64 << 10
 FAST = ["--sim-decode", "500,0,0"]
 
 
 def narrow(address):
-    """A client whose window stays at HTTP/2's 64 KiB: what does not fit into it waits in the router."""
+    """A client whose window stays at HTTP/2's 64 KiB: the rest waits in the router."""
     client = Client(address)
     client.channel = grpc.insecure_channel(address, options=[("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BYTES)])
     return client
@@ -189,7 +191,8 @@ def h2_frame(kind, flags, stream, payload):
 
 
 def h2_generate(address, r):
-    """A socket on which a Generate call was sent by hand: windows as wide as HTTP/2 allows, and nothing is ever read."""
+    """A socket on which a Generate call was sent by hand: its windows are as wide as HTTP/2 allows, and it
+    never reads."""
     host, port = address.rsplit(":", 1)
     s = socket.socket()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
@@ -229,7 +232,8 @@ def test_kernel_keeps_little_for_a_client_that_opens_its_window_and_does_not_rea
 def test_threads_of_a_router_are_bounded_by_cores_and_not_by_workers():
     counts = {}
     for n in (1, 64):
-        with Cluster(dummy=DIMS, prefill=0, decode=0) as c:  # nobody is there: it connects for ever
+        # There is no worker: the router tries to connect for ever.
+        with Cluster(dummy=DIMS, prefill=0, decode=0) as c:
             router = Proc(c, "router", f"router-{n}", ["--model", DEMO, "--workers",
                                                        ",".join(f"127.0.0.1:{free_port()}" for _ in range(n))])
             c.workers.append(router.start())
@@ -241,7 +245,8 @@ def test_threads_of_a_router_are_bounded_by_cores_and_not_by_workers():
 
 
 def refusals(client, asks, timeout=60):
-    """Each ask in a thread of its own; (code, retry-after-ms, details) of each, in the order in which they ended."""
+    """Sends each request in a thread of its own. Returns (code, retry-after-ms, details) of each, in the
+    order in which they ended."""
     ends, threads = [], []
 
     def run(ask):
@@ -269,7 +274,7 @@ def test_calls_beyond_the_bound_are_refused_with_a_time_to_come_back_and_operato
         ends = refusals(client, [lambda: client.all(request(ids=[1, 2, 3], max_tokens=2))] * 10)
         assert len(ends) == 10 and all(code == "RESOURCE_EXHAUSTED" and int(after) >= 1 and "as many calls" in text
                                        for code, after, text in ends), ends
-        assert c.status()["running"] == 16 and client.health() == 1  # places of their own
+        assert c.status()["running"] == 16 and client.health() == 1  # these calls have places of their own
         wait_until(lambda: metric(metrics, "tandem_calls_refused_total{}") == 10, 5, "the metric says so")
         for s in streams:
             s.cancel()
@@ -304,7 +309,8 @@ REFUSAL_MS = 5 if os.environ.get("TANDEM_LONG") in ("predicted", "all") else 30 
 
 
 def check_refused_within(c, ask, what, limit_ms=REFUSAL_MS):
-    """p99 of the time from a call to its RESOURCE_EXHAUSTED, while another process is refused, too; the best of three phases."""
+    """Checks the p99 of the time from a call to its RESOURCE_EXHAUSTED while another process is refused, too;
+    the best of three phases counts."""
     client, p99 = Client(c.router.address), []
     wait_until(lambda: client.error(ask)[0] == "RESOURCE_EXHAUSTED", 20, "a refusal")
     while not p99 or (p99[-1] >= limit_ms * SLOW and len(p99) < ATTEMPTS):
@@ -328,7 +334,8 @@ HOPELESS = request(ids=[7] * 4000, max_tokens=4, slo__ttft_ms=1)
 
 @test
 def test_refusals_are_answered_within_five_milliseconds():
-    with sim_cluster(step_ms=100, router_args=["--queue-requests", "20"]) as c:  # those that fill it go on for minutes
+    # The requests that fill it take minutes.
+    with sim_cluster(step_ms=100, router_args=["--queue-requests", "20"]) as c:
         client = Client(c.router.address)
         check_refused_within(c, HOPELESS, "slo")
         full = []

@@ -80,7 +80,7 @@ def test_one_process_gives_golden_tokens():
 
 @test
 def test_fewer_bits_give_the_same_tokens_wherever_they_run():
-    """Weights, and KV pages: these are pulled, stored and found again as they are."""
+    """Weights and KV pages in fewer bits. Pages are pulled, stored and found again as they are."""
     for args, shared in ((["--weights", "int8"], ["--kv-dtype", "fp8"]), (["--weights", "int4"], ["--numerics", "bf16"])):
         runs = []
         for shape in ({"prefill": 2, "decode": 2, "store": True, "plan": "split"}, {"prefill": 0, "decode": 1}):
@@ -119,7 +119,7 @@ def test_prefix_in_the_workers_cache_changes_nothing():
 
 
 def long_requests():
-    """Prompts of several pages; greedy and seeded."""
+    """Requests with prompts of several pages, greedy and seeded."""
     prompt = [c["prompt_ids"] for c in DEMO_GOLDEN["cases"]]
     joined = [sum(prompt[i:] + prompt[:i], [])[:200] for i in range(4)]
     return [{"id": f"{kind}{i}", "prompt_ids": ids, "max_tokens": 40, "ignore_eos": True, **how}
@@ -138,7 +138,7 @@ def test_prefix_from_ssd_after_restart_changes_nothing():
         n_blocks = 4 * (200 // 16)
         wait_until(lambda: c["store-0"] and next(w for w in c.status()["workers"] if w["role"] == "store")["store"]["blocks_ssd"]
                    >= n_blocks, 20, "blocks on SSD")
-        for w in c.workers:  # all memory is gone, the disk stays
+        for w in c.workers:  # all memory is lost, the disk stays
             w.stop()
         for w in c.workers:
             w.start(wait=False)

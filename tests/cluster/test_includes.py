@@ -1,11 +1,12 @@
-"""A folder includes only what is below it, third-party libraries are seen where the design says, and documents name what exists."""
+"""A folder includes only folders below it, third-party libraries are used where the design says, and
+documents name things that exist."""
 import glob, os, re, subprocess, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 
 RANKS = {"base": 0, "proto/wire": 1, "model": 2, "kernels": 2, "transfer": 2, "sched": 2, "proto/rpc": 2, "proto/ask": 2, "engine": 3,
          "worker": 4, "router": 5, "prefill": 5, "decode": 5, "kvstore": 5, "replay": 6, "cli": 7, "bench": 8}
-# The stream between router and workers has one implementation of its proof; the router uses its header only.
+# The stream between router and workers has one implementation of its proof; the router only uses its header.
 ALLOWED = {}
 LIBRARIES = {r"ucp/|ucs/|uct/": r"^transfer/wire_ucx|^bench/transfer_bare", r"rocksdb/": r"^kvstore/ssd(_internal\.h|_room\.c|\.c)$", r"grpc/": r"^proto/rpc/",
              r"cuda|cublas": r"^kernels/cuda/"}
@@ -99,7 +100,7 @@ def test_tags_are_unique():
     for path in sources():
         for tag in re.findall(r"^(?:typedef |static |const )*(?:struct|enum|union) (\w+) \{", open(os.path.join(SOURCE, path)).read(), re.M):
             defined.setdefault(tag, set()).add(path)
-    # what a header declares and each backend, or each instruction set, defines
+    # declared by a header and defined by each backend, or each instruction set
     each_its_own = {"k_matrix", "k_stack", "int4_scales", "vpair"}
     twice = {tag: sorted(paths) for tag, paths in defined.items() if len(paths) > 1 and tag not in each_its_own}
     print(f"# {len(defined)} tags")
@@ -108,7 +109,7 @@ def test_tags_are_unique():
 
 @test
 def test_no_two_archives_define_one_symbol():
-    """Else a program that links both calls one where the other is meant, without a word."""
+    """A program that links both would silently call one where the other is meant."""
     defined = {}
     for top in {r.split("/")[0] for r in RANKS}:
         for d, _, files in os.walk(os.path.join(BUILD, top)):

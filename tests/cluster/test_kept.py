@@ -1,6 +1,6 @@
-"""Plans "kept": a prefill worker goes on and decodes by itself. The answers are those of other plans, whatever happens to the worker;
-a decode-bound load meets its limits more often; prompts beside sequences that decode leave them within their TPOT limits.
-"""
+"""Plans "kept": a prefill worker goes on and decodes by itself. The answers are those of other plans,
+whatever happens to the worker. A decode-bound load meets its limits more often. Prompts beside decoding
+sequences leave them within their TPOT limits."""
 import collections, os, subprocess, sys, tempfile, threading
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
@@ -19,7 +19,7 @@ def ids(n, seed):
 
 
 class Stream:
-    """What one call gives, by choice, and when its tokens came."""
+    """What one call returns, by choice, and the times of its tokens."""
 
     def __init__(self, client, r, times=None):
         times = [] if times is None else times
@@ -65,7 +65,7 @@ class Flight(threading.Thread):
 
 
 def kinds():
-    """Requests of each kind; the prompts begin with the same blocks."""
+    """Requests of each kind, whose prompts begin with the same blocks."""
     shared = ids(320, 1)
     plain = dict(max_tokens=24, stopping__ignore_eos=True)
     seeded = dict(plain, greedy=False, sampling__temperature=1.0, sampling__seed=5)
@@ -90,14 +90,14 @@ def status(c):
 
 
 def take_off(c, requests):
-    """Calls that all have tokens, and go on."""
+    """Starts calls, and returns when all have tokens and go on."""
     flights = [Flight(c.router.address, r) for r in requests]
     wait_until(lambda: all(len(f.times) > 1 for f in flights), 20, lambda: f"all stream: {[f.why for f in flights]}")
     return flights
 
 
 def busiest(c):
-    """The prefill worker that decodes most."""
+    """The prefill worker that decodes the most sequences."""
     wait_until(lambda: any(w["running"] for w in c.status()["workers"]), 10, "some worker decodes")
     return c[max(status(c).values(), key=lambda w: w["running"])["name"]]
 
@@ -111,7 +111,7 @@ def test_kept_requests_get_the_tokens_of_other_plans():
     metrics = f"127.0.0.1:{free_port()}"
     with Cluster(dummy=DIMS, prefill=2, decode=1, store=True, plan="kept", worker_args=QUICK, store_args=STORE,
                  router_args=["--metrics-listen", metrics]) as c:
-        for again in (False, True):  # the second time from caches
+        for again in (False, True):  # the second time prompts come from caches
             got = ask(c)
             assert contents(got) == want
             for name, s in got.items():
@@ -211,7 +211,7 @@ def test_a_prefill_worker_that_drains_finishes_what_it_keeps():
         c.audit()
 
 
-# Twelve or so sequences, and steps take 50 ms.
+# With about twelve sequences steps take 50 ms.
 TIGHT = [*SHAPE, "--sim-prefill", "2000,50,0", "--sim-decode", "20000,0,2500"]
 LIMITS = ["--ttft-ms", "1500", "--tpot-ms", "50"]
 

@@ -1,4 +1,5 @@
-"""JSON lines of tandem generate: every member is one of the table's, with its type and bounds; what else stands there is refused by name."""
+"""JSON lines of tandem generate: every member is one of the table's, with its type and bounds; other members
+are refused by name."""
 import json, os, subprocess, sys, tempfile
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
@@ -7,7 +8,7 @@ from client import Client, request
 GOOD = {"prompt_ids": [1, 2, 3], "max_tokens": 2}
 MESSAGES = [{"role": "user", "content": "x"}]
 
-# members of a line (or its text), what the refusal names
+# members of a line (or its text), text that the refusal has
 BAD = [
     ({"response_format": {}}, "response_format: no such member"),
     ({"max_token": 5}, "max_token: no such member"),
@@ -73,7 +74,7 @@ def test_every_bad_line_is_refused_by_number_and_member_and_the_others_go_on():
         out = lines(c, text[0])
         assert out.returncode == 0, out.stderr
         out = lines(c, '{"id": "a", "prompt_ids": [1], "max_tokens": 1}\n\n{"id": "b", "prompt_ids": [9999], "max_tokens": 1}\n')
-        assert out.returncode == 1 and "line 3: " in out.stderr, out  # refused by the router
+        assert out.returncode == 1 and "line 3: " in out.stderr, out  # the router refuses this line
 
 
 @test

@@ -1,4 +1,5 @@
-"""Requests with adapters: by name, together, split, aggregated and kept, out of stores, after a loss; and what is refused."""
+"""Requests with adapters: by name, together, split, aggregated and kept, from stores, after a loss; and
+refusals."""
 import array, os, struct, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from families import *
@@ -7,7 +8,7 @@ NAME = "mistral"
 
 
 def write_adapter(seed, rank, modules):
-    """An adapter of random numbers, as PEFT saves one."""
+    """Writes an adapter of random numbers, as PEFT saves one."""
     path = tempfile.mkdtemp(prefix="tandem-lora-")
     atexit.register(shutil.rmtree, path, True)
     config = json.load(open(os.path.join(GOLDEN, NAME, "config.json")))

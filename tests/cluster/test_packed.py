@@ -8,7 +8,8 @@ SHAPE = dict(hidden_size=1024, intermediate_size=4096, num_attention_heads=8, nu
 
 
 def make_model(path, n_layers):
-    """The demo model's tokenizer over larger made-up weights, in bf16: small positive and negative numbers. Returns their bytes."""
+    """Makes a model with the demo model's tokenizer and larger made-up weights in bf16: small positive and
+    negative numbers. Returns their bytes."""
     for f in os.listdir(DEMO):
         if f != "model.safetensors":
             shutil.copy(os.path.join(DEMO, f), path)
@@ -68,7 +69,7 @@ def pss(pid):
 
 
 def run(model, args):
-    """Answers of two prefill and two decode workers, and their memory: shared pages count once."""
+    """Returns answers of two prefill and two decode workers, and their memory; shared pages count once."""
     requests = [dict(r, max_tokens=6) for r in golden_requests(golden(os.path.join(DEMO, "golden.json")))]
     with Cluster(model=model.path, prefill=2, decode=2, worker_args=["--pool-bytes", "16M", "--numerics", "bf16", *args]) as c:
         results = c.generate(requests)
@@ -108,13 +109,13 @@ def start_time(binary, model, args):
 
 @test
 def test_worker_starts_sooner_with_weights_that_are_packed():
-    """The model was just written: neither way reads it from the disk."""
+    """The model was just written, so neither way reads it from the disk."""
     binary = os.path.join(BUILD, "decode/tandem-decode")
     with Model(n_layers=64 if LONG else 2) as m, tempfile.TemporaryDirectory() as d:
         for weights in ("as-stored", "int4") if LONG else ("int4",):
             args = ["--numerics", "bf16", "--weights", weights]
             writing = start_time(binary, m.path, [*args, "--packed-cache", d])
-            for _ in range(3):  # beside other processes
+            for _ in range(3):  # other processes may disturb
                 packing = start_time(binary, m.path, [*args, "--no-packed-cache"])
                 mapping = start_time(binary, m.path, [*args, "--packed-cache", d])
                 print(f"# {m.bytes >> 20} MiB, {weights}: ready after {packing:.2f} s packing, {writing:.2f} s packing and "

@@ -1,4 +1,5 @@
-"""Processes that stand still: a router, or the whole machine, for up to ten seconds. No stream ends, and none is planned anew.
+"""Processes that stand still: a router, or the whole machine, for up to ten seconds. No stream ends, and none
+is planned anew.
 
 Default: 0.6, 1.6 and 5 s of the router, 1.6 and 5 s of all processes at once. TANDEM_LONG=pauses: 10 s, too.
 """
@@ -66,7 +67,8 @@ def test_tandem_generate_waits_for_a_router_that_stands_still():
 
 @test
 def test_a_worker_that_stands_still_alone_is_lost():
-    with Cluster(prefill=1, decode=2, plan="split", worker_args=["--max-batch", "6"]) as c:  # both have some
+    # Both workers have streams.
+    with Cluster(prefill=1, decode=2, plan="split", worker_args=["--max-batch", "6"]) as c:
         asked = stories(8, 1500)
         want, _, _ = answers(Flight(c.router.address, asked))
         flight = Flight(c.router.address, asked)

@@ -1,4 +1,5 @@
-"""Workers come and go while the cluster serves: no request fails, no token changes, who comes takes a share.
+"""Workers come and go while the cluster serves: no request fails, no token changes, and a new worker takes
+its share.
 
 TANDEM_LONG=pools: 100 workers come and go, else 6. TANDEM_ROUTERS=N: through N routers.
 """
@@ -17,7 +18,7 @@ def states(c, router=None):
 
 
 def join(c, role, name):
-    """A worker nobody was told of: it tells the router itself."""
+    """Starts a worker that no router was told of: it registers with the router itself."""
     w = Proc(c, role, name, ["--dummy", DIMS, "--threads", "1", "--silence-ms", str(1000 * SLOW), *SIM, "--routers",
                              ",".join(c.addresses)])
     w.start()
@@ -55,7 +56,7 @@ def test_workers_come_and_go_and_no_request_fails():
         assert set(load.codes) == {"OK"}, (load.codes, load.texts)
         assert max(shares) < 5 * SLOW, shares
         print(f"# {ROUNDS} workers came and went, {load.codes['OK']} requests OK; the first work came within {max(shares):.2f} s")
-        for r in c.routers:  # those that came by themselves are forgotten
+        for r in c.routers:  # workers that registered by themselves are forgotten
             wait_until(lambda: set(states(c, r)) == {"prefill-0", "decode-0"}, 5, lambda: f"{r.name} forgets: {states(c, r).keys()}")
         c.audit()
 
@@ -74,7 +75,7 @@ def test_what_a_drained_worker_cannot_finish_is_planned_anew():
         assert "decode-1" not in states(c) and "worker lost peer=decode-1" not in c.log("router"), c.log("router")
         load.finish()
         assert set(load.codes) == {"OK"}, (load.codes, load.texts)
-        w.start()  # it was in the router's list: it is connected to again
+        w.start()  # it is in the router's list, so the router connects again
         wait_until(lambda: states(c).get("decode-1", {}).get("state") == "ready", 10, "decode-1 is back")
         c.workers.append(w)
 
@@ -132,7 +133,8 @@ def test_scale_says_at_once_why_a_process_cannot_start():
 
 @test
 def test_scale_starts_and_drains_stores():
-    """Each segment belongs to one: a store that comes gets its share of what is new, one that goes takes its own along."""
+    """Each segment belongs to one store: a new store gets its share of new segments, and a store that goes
+    takes its segments along."""
     with tempfile.TemporaryDirectory() as run_dir:
         def tandem(*args, **more):
             out = subprocess.run([TANDEM, *args], capture_output=True, text=True, timeout=90 * SLOW, **more)
@@ -165,14 +167,15 @@ def test_scale_starts_and_drains_stores():
             there = stores()
             assert there["store-0"] >= 12 * 64 and min(there.values()) >= 64, there
             assert ask(0, 12) == before
-            assert stores() == there, (stores(), there)  # what is stored stays where it is
+            assert stores() == there, (stores(), there)  # stored blocks stay where they are
             scale(2)
             assert stores() == {k: v for k, v in there.items() if k != "store-2"}, (stores(), there)
             wait_until(lambda: "lost" not in tandem("status", "--router", router), 5, "the one that went is no lost worker")
             assert ask(0, 30).items() >= before.items()
             scale(0)
             assert ask(0, 2).items() <= before.items()
-            read, write = os.pipe()  # another process has that store's directory: it can't start, and the others go on
+            # Another process has that store's directory: the store can't start, and the others go on.
+            read, write = os.pipe()
             other = subprocess.Popen([os.path.join(BUILD, "kvstore", "tandem-kvstore"), "--model", DEMO, "--dir", os.path.join(run_dir, "store-1")],
                                      env=dict(os.environ, TANDEM_READY_FD=str(write)), pass_fds=[write], stderr=subprocess.DEVNULL)
             os.close(write)
@@ -205,7 +208,7 @@ def test_a_new_router_waits_for_workers_that_register():
         c.generate([dict(asked, id="first")])
         for i in range(6):
             c.router.stop()
-            time.sleep(i * 0.37)  # at any moment between two registrations
+            time.sleep(i * 0.37)  # a random moment between two registrations
             c.router.start()
             r = c.generate([dict(asked, id="again")])["again"]
             assert r["usage"]["cached_tokens"]["worker"] == 624, (i, r)
@@ -240,7 +243,8 @@ def test_explain_says_what_was_weighed():
         assert json.loads(out.stdout)["decisions"][0]["workflow_id"] == "nightly\u001b[2J"
         out = subprocess.run([TANDEM, "explain", "step", "--router", c.router.address], capture_output=True, text=True)
         assert "request step of workflow nightly?[2J, 2 tokens" in out.stdout, out.stdout
-        for scored in (False, True):  # a prompt that is cached whole; one whose tokens are scored is computed all the same
+        # A prompt that is completely cached; a prompt whose tokens are scored is computed all the same.
+        for scored in (False, True):
             c.generate([{"id": f"scored-{scored}", "prompt_ids": list(range(200)), "max_tokens": 4, "prompt_logprobs": scored}])
             out = subprocess.run([TANDEM, "explain", f"scored-{scored}", "--json", "--router", c.router.address], capture_output=True, text=True)
             matched = max(k["matched_blocks"] for k in json.loads(out.stdout)["decisions"][0]["candidates"] if k["as"] == "prefill")

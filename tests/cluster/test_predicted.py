@@ -1,13 +1,16 @@
-"""How well the router predicts the time to the first token on the CPU engine: real compute, learned from its own steps.
+"""How well the router predicts the time to the first token on the CPU engine: real compute, learned from its
+own steps.
 
-Default: bounds that hold beside other programs. TANDEM_LONG=predicted: what is promised, 15 % (median) and 30 % (p90).
+Default: bounds that hold beside other programs. TANDEM_LONG=predicted: what is promised, 15 % (median) and 30
+% (p90).
 """
 import os, sys, threading
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 from client import Client, grpc, request
 
-PHASES, CALLS = 4, 60  # the best phase counts: the machine is shared, and a core that somebody else takes can't be predicted
+# The best phase counts: the machine is shared, and a core that another program takes can't be predicted.
+PHASES, CALLS = 4, 60
 MEDIAN, P90 = (0.15, 0.30) if os.environ.get("TANDEM_LONG") in ("predicted", "all") else (0.30, 0.90)
 
 
@@ -33,7 +36,7 @@ def errors(address, seed, at_once):
 
 def check(at_once, **kw):
     with Cluster(**kw) as c:
-        errors(c.router.address, 0, at_once)  # its workers' speed gets known
+        errors(c.router.address, 0, at_once)  # the router learns its workers' speed
         phases = []
         for n in range(PHASES):
             e = errors(c.router.address, 1 + n, at_once)

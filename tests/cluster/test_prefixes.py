@@ -1,4 +1,4 @@
-"""Prefixes that lie elsewhere: loaded from all stores at once, and from the pools of other workers."""
+"""Prefixes that are elsewhere: loaded from all stores at once, and from the pools of other workers."""
 import os, re, sys, threading
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
@@ -6,7 +6,8 @@ from harness import *
 DIMS = "layers=4,kv_heads=1,heads=1,head_dim=64,hidden=64,ffn=64,vocab=1536,positions=80000"
 SIM = ["--engine", "sim", "--numerics", "bf16", "--pages", "12000", "--max-rows", "2048", "--chunk-tokens", "2048", "--sim-decode",
        "500,0,0", "--sim-prefill"]
-SLOW_PREFILL, FAST_PREFILL = "1000,20,0", "100,0,0"  # us of a chunk: a prompt of 5000 tokens takes 0.1 s, or nearly nothing
+# Us of a chunk, by which a prompt of 5000 tokens takes 0.1 s, or nearly nothing.
+SLOW_PREFILL, FAST_PREFILL = "1000,20,0", "100,0,0"
 BLOCK = 16
 
 
@@ -25,7 +26,7 @@ def stored(c):
 
 
 def restart_workers(c):
-    """Their caches are empty then."""
+    """Restarts the workers, whose caches are empty then."""
     workers = [w for w in c.workers if w.role != "store"]
     for w in workers:
         w.kill()
@@ -38,7 +39,8 @@ def restart_workers(c):
 
 
 def ms_to_load(n_stores):
-    """Of a prefix of 64 segments, each store slowed; the best of three: other programs may take a core for a while."""
+    """Loading time of a prefix of 64 segments with slowed stores; the best of three, because other programs
+    may take a core for a while."""
     ids, took = prompt(1, 64 * 64 * BLOCK + 8), []
     with Cluster(dummy=DIMS, prefill=1, decode=1, store=n_stores, plan="split", worker_args=[*SIM, SLOW_PREFILL],
                  router_args=["--prefix", "load"],
@@ -78,7 +80,7 @@ def test_a_prefix_that_another_worker_has_is_fetched_from_it():
             again, cached, r = ask(c, ids)
             assert tokens == again and not any(first.values()), first
             assert cached["peer"] == 312 * BLOCK and not cached["worker"], (cached, r["placement"])
-            third, cached, _ = ask(c, ids)  # now both have it
+            third, cached, _ = ask(c, ids)  # now both workers have it
             assert third == tokens and cached["worker"] == 312 * BLOCK and not cached["peer"], cached
         c.audit()
 
@@ -86,7 +88,7 @@ def test_a_prefix_that_another_worker_has_is_fetched_from_it():
 @test
 def test_a_prefix_is_computed_where_that_is_faster_than_fetching_it():
     with workers(FAST_PREFILL) as c:
-        for seed in range(3):  # the speed of each gets known
+        for seed in range(3):  # the router learns the speed of each
             ask(c, prompt(10 + seed, 1500))
             ask(c, prompt(20 + seed, 1500))
         time.sleep(0.6)
@@ -98,7 +100,8 @@ def test_a_prefix_is_computed_where_that_is_faster_than_fetching_it():
 
 @test
 def test_an_answer_is_fetched_from_the_worker_that_decoded_it():
-    """The next turn of a conversation: its prompt is the last prompt and the answer, whose blocks only the decode worker has."""
+    """The prompt of a conversation's next turn is the last prompt and the answer, whose blocks only the
+    decode worker has."""
     with workers() as c:
         ids = prompt(7, 3200)
         answer, _, _ = ask(c, ids, max_tokens=1600)
@@ -111,10 +114,11 @@ def test_an_answer_is_fetched_from_the_worker_that_decoded_it():
 
 @test
 def test_a_lost_holder_costs_time_and_no_answer():
-    """Real compute, so that a wrong byte would be another token. The holder stands still when it is asked, and is killed then."""
+    """Real compute, so that a wrong byte would give another token. The holder stands still when it is asked,
+    and is then killed."""
     dims = "layers=4,kv_heads=2,heads=4,head_dim=64,hidden=256,ffn=512,vocab=1536,positions=8192"
     with Cluster(dummy=dims, prefill=2, decode=1, plan="split", router_args=["--policy", "round-robin", "--prefix", "load"]) as c:
-        for attempt in range(8):  # until it is the one that is asked: the decode worker has the blocks, too
+        for attempt in range(8):  # until this worker is asked: the decode worker has the blocks, too
             ids = prompt(attempt, 2000)
             tokens, _, first = ask(c, ids)
             holder = c[first["placement"]["prefill"]]
@@ -144,7 +148,7 @@ def disturbed_answers(stores):
              for i, ids in enumerate(prompts)]
 
     def answers(c):
-        """Tokens and the bits of their log-probabilities; or the one clean error, after too many attempts."""
+        """Tokens and the bits of their log-probabilities; or the one clean error after too many attempts."""
         out = c.generate(lines)
         failed = [r["error"]["code"] for r in out.values() if "error" in r]
         assert set(failed) <= {"UNAVAILABLE"} and len(failed) <= 2, out
@@ -162,7 +166,7 @@ def disturbed_answers(stores):
         for n, fault in enumerate(SILENT):
             for w in c.workers:
                 w.misbehave(f"seed={n} {fault}")
-            restart_workers(c)  # prompts come from the store now, or later from each other
+            restart_workers(c)  # prompts now come from the store, or later from other workers
             got = [answers(c) for _ in range(2)]
             assert all(answer == want[k] for tokens, _ in got for k, answer in tokens.items()), fault
             site, kind = re.match(r"([a-z.]+):([a-z]+)", fault).groups()
@@ -181,7 +185,8 @@ def disturbed_answers(stores):
 
 @test
 def test_reused_stale_expired_or_early_pages_change_no_answer():
-    """The ways in which split servers were seen to answer wrongly without a word, in hand-overs, and in loads from stores and from workers."""
+    """The ways in which split servers were seen to return wrong answers silently, in hand-overs, and in loads
+    from stores and from workers."""
     assert disturbed_answers(1)["dram"] > 0
     assert disturbed_answers(0)["peer"] > 0
 

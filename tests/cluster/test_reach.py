@@ -1,4 +1,5 @@
-"""Where processes listen, and where they say that they are: addresses that are not one loopback address for all."""
+"""Where processes listen and which addresses they announce: addresses that are not one loopback address for
+all."""
 import contextlib
 import os
 import subprocess
@@ -74,7 +75,8 @@ def test_a_pair_that_can_not_connect_is_found_before_it_is_used():
         subprocess.run([*wrap, "ip", "address", "add", "192.0.2.7/32", "dev", "lo"], check=True)
         c = cluster("split", wrap)
         try:
-            # it can be placed on, but nobody can read from it: its transfers listen on an address that goes
+            # the router can place requests on it, but nobody can read from it: its transfers listen on an
+            # address that is removed
             started(c, "prefill", "prefill-0", "--xfer-listen", "192.0.2.7:0")
             subprocess.run([*wrap, "ip", "address", "del", "192.0.2.7/32", "dev", "lo"], check=True)
             started(c, "prefill", "prefill-1")
@@ -113,7 +115,8 @@ def test_a_first_request_does_not_pay_for_the_connection():
 
 @contextlib.contextmanager
 def small_shm(size):
-    """What runs with the words in front shares a /dev/shm of that size, as in a container."""
+    """Yields words for a command line: programs that run with them share a /dev/shm of that size, as in a
+    container."""
     words = f"mount -t tmpfs -o size={size} tmpfs /dev/shm && echo ready && exec sleep 600"
     holder = subprocess.Popen(["unshare", "-m", "sh", "-c", words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
@@ -132,7 +135,7 @@ def shm_used(wrap):
 
 @test
 def test_a_small_dev_shm_is_as_good_as_a_large_one():
-    """Connections take nothing of it but by UCX, which says once that there is too little and goes by tcp."""
+    """Only UCX takes room in /dev/shm. It reports once that there is too little, and uses TCP."""
     asked = [dict(ASKED, id=str(i), prompt_ids=[(i * 37 + j) % 1000 for j in range(300)]) for i in range(64)]
     for tls in ("auto", "ucx"):
         with small_shm("64m") as wrap, Cluster(prefill=4, decode=4, store=tls == "auto", plan="split", wrap=wrap,

@@ -1,9 +1,11 @@
-"""Lost workers, failed transfers, refused and unheard legs: the router plans anew, and clients see a pause, then the same stream.
+"""Lost workers, failed transfers, refused and unheard legs: the router plans anew, and clients see a pause,
+then the same stream.
 
-Default: 20 losses, and some with stores, in an aggregated cluster and with kept requests. TANDEM_LONG=replan: 1,000. TANDEM_SEED=N, or --seed N before
-the tests' names: another run; TANDEM_COUNT=N, --count N: so many losses (a long run may be shared out). TANDEM_ROUTERS=N: through N
-routers, among which the clients are shared out. TANDEM_PROMPTS=40,300,900: other lengths, for a slow machine. The histogram of
-what was going on at each loss is printed.
+Default: 20 losses, and some with stores, in an aggregated cluster and with kept requests. TANDEM_LONG=replan:
+1,000. TANDEM_SEED=N, or --seed N before the tests' names: another run. TANDEM_COUNT=N, --count N: number of
+losses (a long run may be split up). TANDEM_ROUTERS=N: through N routers, among which the clients are divided.
+TANDEM_PROMPTS=40,300,900: other lengths, for a slow machine. The test prints a histogram of what was going on
+at each loss.
 """
 import collections, os, random, socket, subprocess, sys, threading, time
 sys.path.insert(0, os.path.dirname(__file__))
@@ -23,7 +25,7 @@ PROMPTS = [int(n) for n in os.environ.get("TANDEM_PROMPTS", "40,600,2500" if SLO
 
 
 def specs(reference):
-    """Requests of every kind. Stop strings and ids are taken from what the answers hold, late in them."""
+    """Requests of every kind. Stop strings and ids are taken from late parts of the answers."""
     out = []
     for i, n in enumerate(PROMPTS):
         prompt = ids(n, 100 + i)
@@ -136,7 +138,8 @@ def campaign(losses, kinds, routers=ROUTERS, **cluster):
               f"times add up within {max(crowd.off[1]):.0f} ms, of others {max(crowd.off[0]):.0f}")
         assert not crowd.wrong, crowd.wrong[:2]
         assert set(crowd.codes) == {"OK"}
-        # a lost store plans nothing anew, and a worker may be lost while it has no leg: only many losses have a share
+        # a lost store causes no re-plan, and a worker may be lost while it has no leg: only many losses have
+        # a share
         of_workers = sum(n for hit, n in hits.items() if "store" not in hit)
         least = of_workers / 2 if losses >= 20 else 1
         assert replans >= least and sum(v for k, v in crowd.replans.items() if k) >= least, (replans, crowd.replans)
@@ -174,17 +177,19 @@ def test_streams_are_the_same_with_two_routers():
 
 @test
 def test_a_worker_that_drains_gets_nothing_more_and_finishes_what_it_has():
-    with Cluster(prefill=1, decode=2, plan="split", worker_args=["--max-batch", "3"], scripts=True) as c:  # each has its share
+    # Each worker has its share.
+    with Cluster(prefill=1, decode=2, plan="split", worker_args=["--max-batch", "3"], scripts=True) as c:
         client, decoders = Client(c.router.address), [c["decode-0"], c["decode-1"]]
         want = [Answer(client, story(i, 20)) for i in range(12)]
         for w in decoders:
-            w.misbehave("step:delay/10ms")  # the streams go on until somebody has looked, on a busy machine, too
+            # The streams go on until the test has looked, on a busy machine, too.
+            w.misbehave("step:delay/10ms")
         busy = Flight(c.router.address, [story(90 + i, 3000) for i in range(4)])
         busy.all_stream()
         running = lambda: sorted((w["running"], w["name"]) for w in c.status()["workers"] if w["role"] == "decode")
         wait_until(lambda: [n for n, _ in running()] in ([1, 3], [2, 2]), 5, lambda: str(running()))
         drains, stays = (c[name] for _, name in running())
-        drains.child.terminate()  # has room, but takes nothing new, and finishes what it has
+        drains.child.terminate()  # it has room, but takes no new work, and finishes what it has
         stays.misbehave("")
         got = Flight(c.router.address, [story(i, 20) for i in range(12)]).join()
         assert all(a.code == "OK" for a in got), [(a.code, a.why) for a in got]
@@ -200,14 +205,16 @@ def test_a_worker_that_drains_gets_nothing_more_and_finishes_what_it_has():
 
 @test
 def test_a_refused_leg_goes_to_another_worker():
-    """A worker that was told to end refuses what is on its way to it, until the router has heard of that."""
+    """A worker that was told to end refuses legs on their way to it, until the router has heard of its end.
+    """
     metrics = f"127.0.0.1:{free_port()}"
     with Cluster(prefill=1, decode=2, plan="split", router_args=["--metrics-listen", metrics]) as c:
         client, w = Client(c.router.address), c["decode-0"]
         want = [Answer(client, story(i, 20)).stream() for i in range(16)]
         refused = 0
         for _ in range(10):
-            flight = Flight(c.router.address, [story(i, 600) for i in range(8)])  # both have something to finish
+            # Both workers have something to finish.
+            flight = Flight(c.router.address, [story(i, 600) for i in range(8)])
             flight.all_stream()
             asked = Flight(c.router.address, [story(i, 20) for i in range(16)])
             w.kill(signal.SIGTERM)
@@ -228,7 +235,8 @@ def test_a_refused_leg_goes_to_another_worker():
 @test
 def test_a_leg_that_nobody_heard_of_goes_elsewhere():
     metrics = f"127.0.0.1:{free_port()}"
-    # Three hellos, whom to read from for two decode workers, then the legs of the first request: decode, prefill.
+    # Messages so far: three hellos, the peers to read from for two decode workers; then the legs of the first
+    # request: decode, prefill.
     with Cluster(prefill=1, decode=2, plan="split",
                  router_args=["--metrics-listen", metrics, "--silence-ms", "20000", "--prefix", "compute", "--faults",
                               "rpc.message:drop@6"]) as c:
@@ -258,7 +266,7 @@ def test_beyond_the_budget_there_is_one_clean_unavailable():
                    if a.code != "OK"), [a.why for a in flight.answers]
         c.wait_ready()
         assert c.status()["replan_budget"] == 0
-        assert Answer(Client(c.router.address), story(1, 20)).code == "OK"  # new ones are none of its business
+        assert Answer(Client(c.router.address), story(1, 20)).code == "OK"  # it does not affect new requests
         c.audit()
 
 
@@ -273,7 +281,7 @@ def test_requests_wait_for_a_worker_that_comes_back_and_are_told_when_none_does(
             for name in ("decode-0", "decode-1"):
                 c[name].kill()
             gone = time.monotonic()
-            late = Flight(c.router.address, [story(9, 20)])  # a new one waits, too
+            late = Flight(c.router.address, [story(9, 20)])  # a new request waits, too
             if back:
                 time.sleep(0.5)
                 restart(c["decode-1"])
@@ -287,7 +295,8 @@ def test_requests_wait_for_a_worker_that_comes_back_and_are_told_when_none_does(
             took = time.monotonic() - gone
             assert 2.4 * SLOW <= took < 5 * SLOW, took
             began = time.monotonic()
-            assert Answer(client, story(9, 20)).code == "UNAVAILABLE" and time.monotonic() - began < 1 * SLOW  # known by now
+            # The router knows by now.
+            assert Answer(client, story(9, 20)).code == "UNAVAILABLE" and time.monotonic() - began < 1 * SLOW
             for name in ("decode-0", "decode-1"):
                 restart(c[name])
             c.wait_ready()
@@ -326,7 +335,7 @@ def test_a_worker_that_fails_every_transfer_is_left_out_and_tried_again():
 
 
 class Middleman:
-    """A TCP proxy that can be cut without a word, as a network that splits: nothing passes, nothing closes."""
+    """A TCP proxy that can be cut silently, like a network that splits: nothing passes, nothing closes."""
 
     def __init__(self, target):
         host, port = target.rsplit(":", 1)
@@ -374,7 +383,9 @@ def test_a_split_between_router_and_worker_changes_no_stream():
             c.wait_ready()
             client = Client(router.address)
             want = [Answer(client, story(i, 1500)).stream() for i in range(8)]
-            n_cut = 0  # decode workers that were cut off while something ran there: a quick one may be done before
+            # Decode workers that were cut off while something ran there; a quick request may have ended
+            # before.
+            n_cut = 0
             for attempt in range(12):
                 role = "prefill" if attempt == 1 else "decode"
                 flight = Flight(router.address, [story(i, 1500) for i in range(8)])
@@ -382,7 +393,7 @@ def test_a_split_between_router_and_worker_changes_no_stream():
                 victim = max((w for w in c.status()["workers"] if w["role"] == role), key=lambda w: w["running"])
                 between[victim["name"]].passing.clear()
                 time.sleep(1.5 * SLOW)
-                between[victim["name"]].passing.set()  # what the worker still said comes late, under old ids
+                between[victim["name"]].passing.set()  # the worker's late messages have old ids
                 got = flight.join()
                 assert [a.code for a in got] == ["OK"] * 8, [(a.code, a.why) for a in got]
                 assert [a.stream() for a in got] == want
@@ -398,7 +409,8 @@ def test_a_split_between_router_and_worker_changes_no_stream():
 
 
 class Net:
-    """A network namespace for the router, with one wire to the workers and one to the clients; the first can be cut."""
+    """A network namespace for the router, with one link to the workers and one to the clients; the first one
+    can be cut."""
 
     def __enter__(self):
         self.ns, self.a, self.b = f"tandem-{os.getpid()}", f"tw{os.getpid()}", f"tc{os.getpid()}"
@@ -441,7 +453,7 @@ def test_a_network_that_splits_changes_no_stream():
             for _ in range(3):
                 flight = Flight(c.router.address, [story(i, 1500) for i in range(8)])
                 flight.all_stream()
-                net.cut(True)  # from all of them
+                net.cut(True)  # cuts off all workers
                 time.sleep(1.5 * SLOW)
                 net.cut(False)
                 got = flight.join()
@@ -464,7 +476,7 @@ def test_messages_that_get_lost_change_no_stream():
         replans = 0
         for _ in range(4):
             got = Flight(c.router.address, mixed).join()
-            for i, a in enumerate(got):  # five times is enough: then it is told so
+            for i, a in enumerate(got):  # after five re-plans the client is told
                 assert (a.code == "OK" and a.stream() == want[i]) or "too often" in a.why, (i, a.code, a.why)
             replans += sum(a.end.replans for a in got if a.end)
             assert sum(a.code == "OK" for a in got) > len(got) / 2, [(a.code, a.why) for a in got]
@@ -484,7 +496,7 @@ def test_scores_that_were_lost_with_the_last_leg_are_made_again():
             a = Answer(client, asked[n % 20])
             assert (a.code == "OK" and a.stream() == want[n % 20]) or "too often" in a.why, (n, a.code, a.why)
             with open(os.path.join(c.dir, "router.log")) as f:
-                again = f.read().count(" tokens=1 ")  # the one token was here, the scores were not
+                again = f.read().count(" tokens=1 ")  # the token had come, the scores had not
             if again >= 3:
                 break
         assert again >= 3, again
@@ -501,7 +513,8 @@ def test_a_new_router_knows_what_workers_hold_before_it_places_anything():
             a = Answer(Client(c.router.address), request(ids=prompt, max_tokens=2))
             assert a.code == "OK" and a.end.usage.cached_tokens.worker == 624, (a.code, a.why, a.end)
         c.router.stop()
-        c["prefill-0"].kill(signal.SIGSTOP)  # takes connections and says nothing: waited for until it counts as silent
+        # It accepts connections and is silent: the router waits until it counts as silent.
+        c["prefill-0"].kill(signal.SIGSTOP)
         c.router.start()
         assert not c.status()["ready"]
         a = Answer(Client(c.router.address), request(ids=ids(64, 6), max_tokens=2))

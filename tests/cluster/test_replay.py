@@ -1,4 +1,5 @@
-"""tandem replay: every request of a trace is sent when it is due, equal block ids are equal tokens, and the report adds up."""
+"""tandem replay: every request of a trace is sent when it is due, equal block ids are equal tokens, and the
+report adds up."""
 import contextlib, gzip, os, re, shutil, signal, socket, subprocess, tempfile, urllib.request
 from harness import *
 
@@ -7,7 +8,7 @@ SIM = ["--engine", "sim", "--numerics", "bf16", "--pages", "3000", "--sim-prefil
 
 
 def write_trace(path, n, gap_ms, n_output=6, head=None, **more):
-    """Two blocks of 512 that four share, then one of its own."""
+    """Writes requests with two blocks of 512 tokens that four requests share, and one block of their own."""
     opener = gzip.open if path.endswith(".gz") else open
     with opener(path, "wt") as f:
         if head:
@@ -37,14 +38,14 @@ def test_replay_sends_all_and_reports_what_came():
         assert (r["sent"], r["answered"], r["refused"], r["failed"], r["met"]) == (40, 40, 0, 0, 40), r
         assert 1.94 < r["arrivals_ms"] / 1e3 < 2.1 and r["ttft_ms"]["p50"] > 0 and r["tpot_ms"]["mean"] > 0, r
         assert r["completed"] == 40 and r["total_output_tokens"] == 240 and r["itl_ms"]["n"] == 200, r
-        assert 0.4 < r["cached_share"] <= 3 / 4 * 1024 / 1200, r  # three of four find two blocks
+        assert 0.4 < r["cached_share"] <= 3 / 4 * 1024 / 1200, r  # three of four requests find two blocks
         assert [w["name"] for w in r["workers"]] == ["prefill-0", "decode-0"], r["workers"]
         r = replay(c.router.address, path, "--ttft-ms", "0.3", "--retry-share", "1")
         assert r["refused"] == 40 and r["answered"] == 0 and r["attainment"] == 0, r
         assert r["reasons"] == [{"reason": "slo.ttft_ms can't be met", "refused": 40, "failed": 0,
                                  "prompt_tokens": 40 * 1200}], r["reasons"]
         assert r["offered"]["refused_token_share"] == 1 and r["by_prompt_length"][0]["requests"] == 40, r["offered"]
-        r = replay(c.router.address, path, "--ttft-ms", "0.2", "--requests", "10")  # a fraction is a limit, too
+        r = replay(c.router.address, path, "--ttft-ms", "0.2", "--requests", "10")  # limits may be fractions
         assert (r["ttft_slo_ms"], r["settings"]["ttft_ms"], r["refused"]) == (0.2, 0.2, 10), r
         limits = {"short": 0.4, "long": 60000.5, "negative": -1, "tiny": 1e-4, "text": "x"}
         lines = [{"id": k, "prompt_ids": [1] * 300, "max_tokens": 4, "ttft_ms": ms} for k, ms in limits.items()]
@@ -72,13 +73,13 @@ def test_replay_that_is_interrupted_reports_what_ran():
         r = json.loads(out)
         assert p.returncode == 0 and 2 <= r["sent"] < 100 and r["answered"] == r["sent"], (r, err)
         assert "in flight" in err or r["sent"] < 10, err
-        write_trace(path, 3, 1, n_output=6000)  # of 2 ms each
+        write_trace(path, 3, 1, n_output=6000)  # 2 ms a token
         p = subprocess.Popen([TANDEM, "replay", path, "--router", c.router.address, "--json"], stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE, text=True)
         wait_until(lambda: c.status()["running"] == 3, 10, "all are under way")
         p.send_signal(signal.SIGINT)
         p.send_signal(signal.SIGINT)
-        while p.poll() is None:  # two signals at once may be one
+        while p.poll() is None:  # two signals at once may count as one
             p.send_signal(signal.SIGINT)
             time.sleep(0.1)
         r = json.loads(p.communicate()[0])
@@ -92,7 +93,7 @@ def test_replay_that_is_interrupted_reports_what_ran():
 
 @test
 def test_replay_with_a_dead_sender_is_no_valid_run():
-    """And a crash is a crash: nothing catches the signal."""
+    """A crash stays a crash: nothing catches the signal."""
     with tempfile.TemporaryDirectory() as d, Cluster(dummy=DIMS, prefill=0, decode=1, worker_args=SIM) as c:
         path = os.path.join(d, "trace.jsonl")
         write_trace(path, 100, 50)
@@ -136,7 +137,7 @@ def test_replay_with_several_processes_is_one_run():
 def test_replay_in_closed_loop_keeps_so_many_under_way():
     with tempfile.TemporaryDirectory() as d, Cluster(dummy=DIMS, prefill=1, decode=1, worker_args=SIM) as c:
         path, out = os.path.join(d, "trace.jsonl"), os.path.join(d, "out.json")
-        write_trace(path, 30, 100000)  # whose own times would take an hour
+        write_trace(path, 30, 100000)  # a trace whose own times would take an hour
         r = replay(c.router.address, path, "--concurrency", "4", "--processes", "2", "--output", out)
         assert (r["sent"], r["answered"]) == (30, 30) and r["duration"] < 60, r
         with open(out) as f:
@@ -146,7 +147,7 @@ def test_replay_in_closed_loop_keeps_so_many_under_way():
         for _, step in edges:
             n += step
             most = max(most, n)
-        assert 3 <= most <= 5, most  # a stream ends a little after its last token
+        assert 3 <= most <= 5, most  # a stream ends shortly after its last token
 
 
 @test
@@ -222,7 +223,8 @@ def test_trace_command_makes_cuts_and_describes():
 def test_replay_finds_the_highest_rate():
     with tempfile.TemporaryDirectory() as d, Cluster(dummy=DIMS, prefill=1, decode=1, worker_args=SIM) as c:
         path = os.path.join(d, "trace.jsonl")
-        write_trace(path, 60, 50)  # a prefill takes some 5 to 13 ms: well over a hundred a second can't be done
+        # A prefill takes about 5 to 13 ms, so more than a hundred a second is impossible.
+        write_trace(path, 60, 50)
         r = replay(c.router.address, path, "--find-max", "--ttft-ms", "200", "--tpot-ms", "200", "--find-rounds", "8", "--rate", "2", timeout=120)
         points = r["points"]
         assert 3 <= len(points) <= 9 and [p["rate"] for p in points] == sorted(p["rate"] for p in points), points
@@ -263,7 +265,7 @@ def test_replay_breaks_the_cluster_on_schedule():
         r = replay(router, path, "--length-scale", "0.1", "--run-dir", run, "--output", out, "--at",
                    "1s:kill:decode-1,500ms:slow:prefill-0/3,2s:cont:prefill-0")
         assert r["sent"] == 40 and r["answered"] + r["refused"] + r["failed"] + r["cut_short"] == 40, r
-        assert r["answered"] >= 35, r  # who lost its worker is planned anew
+        assert r["answered"] >= 35, r  # a request that lost its worker is planned anew
         assert [f["action"] for f in r["settings"]["faults"]] == ["slow", "kill", "cont"], r["settings"]
         wait_until(lambda: pid_of("decode-1") not in (0, before), 20, "decode-1 is started again")
         out = tandem("replay", path, "--router", router, "--length-scale", "0.1", "--run-dir", run, "--json", "--at",
@@ -283,7 +285,7 @@ def test_replay_breaks_the_cluster_on_schedule():
 
 
 class FaultyCluster:
-    """tandem up --faults with a store; what its processes say of faults."""
+    """tandem up --faults with a store, and the faults that its processes report."""
 
     def __init__(self):
         self.run, self.metrics = tempfile.mkdtemp(prefix="tandem-up-"), []
@@ -310,7 +312,7 @@ class FaultyCluster:
             return f.read()
 
     def faults(self):
-        """Made so far, by (site, kind)."""
+        """Faults made so far, by (site, kind)."""
         counts = {}
         for address in self.metrics:
             with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
@@ -319,7 +321,7 @@ class FaultyCluster:
         return {what: n for what, n in counts.items() if n}
 
     def is_over(self, name):
-        """It said that it makes no faults when it started, and has said so again."""
+        """Whether the process reported no faults at its start, and has reported so again."""
         return self.file(f"logs/{name}.log").count("no faults are made on purpose") > 1
 
     def answers(self):
@@ -338,7 +340,7 @@ def test_replay_makes_wire_and_disk_fail_for_a_while():
     with FaultyCluster() as c:
         path = os.path.join(c.run, "trace.jsonl")
         write_trace(path, 40, 75, n_output=8)
-        for wrong, why in (("store-0/disk.put:burn", "'disk.put:burn'"), ("store-0", "a script is missing"), ("store-0/@x", "not a file"),
+        for wrong, why in (("store-0/disk.put:burn", "'disk.put:burn'"), ("store-0", "the script is missing"), ("store-0/@x", "not the name of a file"),
                            ("store-9/disk.put:fail", "no process 'store-9'"), ("router/rpc.message:drop", "of the router")):
             bad = tandem("replay", path, "--router", c.router, "--run-dir", c.run, "--at", "1s:faults:" + wrong, code=2)
             assert "--at" in bad.stderr and why in bad.stderr, (wrong, bad.stderr)
@@ -387,7 +389,8 @@ def test_simulate_takes_the_step_times_that_bench_measured():
         dims = "layers=2,kv_heads=1,heads=2,head_dim=32,hidden=64,ffn=128,vocab=1536,positions=700"
         measured = tandem("bench", "--profile", profile, "--dummy", dims, "--seconds", "0.01", "--json")
         rows = [json.loads(x) for x in measured.stdout.splitlines()]
-        done, total = re.findall(r"profile: (\d+) of (\d+) rows", measured.stderr)[-1]  # it says how far it is
+        # It prints its progress.
+        done, total = re.findall(r"profile: (\d+) of (\d+) rows", measured.stderr)[-1]
         assert done == total and int(total) > 10, measured.stderr
         times = [r["value"] for r in rows if r["unit"] == "ms"]
         with open(profile) as f:
@@ -395,7 +398,8 @@ def test_simulate_takes_the_step_times_that_bench_measured():
         measured = [r["ms"] for name in ("prefill", "prefill_prefix", "decode", "mixed") for r in p[name]]
         assert len(measured) == len(times) and all(0 < ms < 1000 for ms in times), (rows, p)
         assert {r["isl"] for r in p["prefill"]} == {16, 32, 64, 128, 256, 512} and {r["batch"] for r in p["decode"]} == {1, 2, 4, 8, 16}
-        assert p["kv_bytes_per_token"] == 2 * 2 * 32 * 4, p  # two layers, keys and values, one head of 32, f32
+        # Two layers, keys and values, one head of 32 numbers, f32.
+        assert p["kv_bytes_per_token"] == 2 * 2 * 32 * 4, p
         write_trace(trace, 8, 50)
         r = json.loads(tandem("simulate", trace, "--prefill", "1", "--decode", "1", "--pages", "3000", "--profile", profile, "--json").stdout)
         assert r["answered"] == 8 and r["ttft_ms"]["p50"] > 0 and r["tpot_ms"]["p50"] > 0, r

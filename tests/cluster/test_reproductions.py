@@ -1,6 +1,8 @@
-"""The tables of docs/reproductions.md are what the scripts of deploy/reproduce print (deploy/reproduce/tables.py says how close).
+"""The tables of docs/reproductions.md are those that the scripts of deploy/reproduce print
+(deploy/reproduce/tables.py has the tolerances).
 
-Default: those that take seconds. TANDEM_LONG=reproductions: all, half an hour on one core. No cluster runs here.
+Default: tables that take seconds. TANDEM_LONG=reproductions: all of them, half an hour on one core. No
+cluster runs here.
 """
 import os, sys
 sys.path.insert(0, os.path.dirname(__file__))

@@ -1,7 +1,8 @@
-"""Two routers on the same workers, which share nothing else: the same load as one router alone, and one of them killed.
+"""Two routers that share only the workers: the same load as with one router, and one of them killed.
 
-Default: 600 requests, and bounds that hold beside other programs. TANDEM_LONG=routers: twice as many, and what is promised: 93 % of
-one router's goodput, 95 % of the admitted within limits, a median error of 15 %.
+Default: 600 requests, and bounds that hold beside other programs. TANDEM_LONG=routers: twice as many
+requests, and the promised bounds: 93 % of one router's goodput, 95 % of the admitted requests within limits,
+a median error of 15 %.
 """
 import os, subprocess, sys, tempfile
 sys.path.insert(0, os.path.dirname(__file__))
@@ -48,7 +49,7 @@ class Replay:
 
 
 def replay(d, routers, requests):
-    """Each request by one of the routers, in turns."""
+    """Sends each request through one of the routers, in turn."""
     runs = [Replay(d, r, requests[k::len(routers)]) for k, r in enumerate(routers)]
     return [row for r in runs for row in r.rows()]
 
@@ -71,7 +72,7 @@ def sum_up(rows):
 
 @test
 def test_two_routers_serve_what_one_serves():
-    """At twice the load that the workers can serve in time."""
+    """The load is twice what the workers can serve in time."""
     load = trace(1200 if LONG else 600, 12, 1)
     with tempfile.TemporaryDirectory() as d, Cluster(dummy=DIMS, prefill=2, decode=2, worker_args=SHAPE,
                                                      router_args=["--profile", STEP], routers=2) as c:
@@ -90,7 +91,8 @@ def test_two_routers_serve_what_one_serves():
 
 @test
 def test_a_router_goes_on_alone_when_the_other_is_killed():
-    """From two seconds later on it serves what a router alone does; streams of the other end on the workers."""
+    """From two seconds later on the other router serves as much as a single router does. Streams of the
+    killed one end on the workers."""
     load, beside = trace(1000, 12, 2), trace(500, 24, 3)
 
     def good(rows, begin_s, end_s):

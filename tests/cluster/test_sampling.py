@@ -1,4 +1,4 @@
-"""What a request may say about sampling, prompts and the cache, end to end."""
+"""Parameters of a request for sampling, prompts and the cache, end to end."""
 import json, math, os, subprocess, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
@@ -17,7 +17,7 @@ def test_top_logprobs_come_with_every_token_whatever_the_plan():
     want = None
     for plan in ("split", "aggregated", "kept"):
         with Cluster(plan=plan) as c:
-            for _ in range(5 if plan == "split" else 1):  # of both workers' first tokens either may come first
+            for _ in range(5 if plan == "split" else 1):  # the first token of either worker may come first
                 r = ask(c, top_logprobs=5, logprobs=True, bypass_cache=True)
                 assert len(r["top_logprobs"]) == 12 and r["token_ids"] == CASE["greedy_ids"][:12]
                 for token, logprob, top in zip(r["token_ids"], r["logprobs"], r["top_logprobs"]):
@@ -43,13 +43,13 @@ def test_prompt_tokens_come_with_rank_and_likeliest_whatever_the_plan():
                 for token, logprob, rank, top in list(zip(scored["prompt_ids"], *lists))[1:]:
                     assert len(top) == 4 and top == sorted(top, key=lambda t: -t[1])
                     assert top[rank - 1] == [token, logprob] if rank <= 4 else token not in [t[0] for t in top]
-                assert r["prompt_ranks"][-8:] == [1] * 8  # as it answered greedily
+                assert r["prompt_ranks"][-8:] == [1] * 8  # the answer was greedy
                 want = want or lists
                 assert lists == want
             plain = ask(c, max_tokens=1, **scored)
             assert plain["prompt_ranks"] == want[1] and "prompt_top_logprobs" not in plain
             c.audit()
-    with Cluster(prefill=0, decode=1) as c:  # a long prompt's fit a message
+    with Cluster(prefill=0, decode=1) as c:  # the scores of a long prompt fit into a message
         end = Client(c.router.address).all(request(ids=[1] * 8000, max_tokens=0, want_prompt_logprobs=True, top_logprobs=20))[2]
         assert len(end.prompt_top_ids) == len(end.prompt_top_logprobs) == 7999 * 20
 
@@ -114,7 +114,7 @@ def test_choices_are_what_they_are_alone_and_share_the_prompt():
             assert [sum(x["usage"]["cached_tokens"].values()) for x in all_of] == [0, full, full, full]
             one = ask(c, **settings)
             assert (one["token_ids"], one["logprobs"]) == (r["token_ids"], r["logprobs"])
-            again = ask(c, n=3, **settings)  # a choice depends on its number, not on how many there are
+            again = ask(c, n=3, **settings)  # a choice depends on its number, not on the number of choices
             assert [x["token_ids"] for x in again["choices"]] == [x["token_ids"] for x in r["choices"][:2]]
             first = ask(c, n=2, max_tokens=1, **settings)
             assert [len(x["token_ids"]) for x in (first, *first["choices"])] == [1, 1]
@@ -194,7 +194,7 @@ def test_refusals_name_the_field():
 
 
 def template(text):
-    """A file that is gone when nobody has it any more."""
+    """A temporary file that is removed when it is not used any more."""
     f = tempfile.NamedTemporaryFile("w", suffix=".jinja")
     f.write(text)
     f.flush()

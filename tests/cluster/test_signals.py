@@ -5,7 +5,8 @@ from harness import *
 
 BINARIES = {"prefill": "prefill/tandem-prefill", "decode": "decode/tandem-decode", "router": "router/tandem-router",
             "store": "kvstore/tandem-kvstore"}
-LARGE = "layers=16,heads=16,kv_heads=16,head_dim=64,hidden=1024,ffn=4096,vocab=32000"  # takes a second and longer to open
+# Takes a second or longer to open.
+LARGE = "layers=16,heads=16,kv_heads=16,head_dim=64,hidden=1024,ffn=4096,vocab=32000"
 
 
 def takes_signals(pid):
@@ -22,7 +23,7 @@ def test_a_start_can_be_interrupted():
                                   "256M"], stderr=subprocess.PIPE, text=True)
         try:
             wait_until(lambda: takes_signals(child.pid), 10, "it takes signals")
-            child.send_signal(signal.SIGHUP)  # means nothing
+            child.send_signal(signal.SIGHUP)  # SIGHUP has no effect
             child.send_signal(sig)
             _, err = child.communicate(timeout=30 * SLOW)
             assert child.returncode == 128 + sig and "tandem-decode: ended by signal" in err, (child.returncode, err)
@@ -100,8 +101,8 @@ def test_a_long_load_says_how_far_it_is_and_ends_at_once():
             assert child.returncode == 128 + signal.SIGTERM and "ended by signal" in err, (child.returncode, err)
         finally:
             child.kill()
-    assert min(took) < 1, took  # of three: the machine may be busy
-    child = worker("--weights", "int8")  # takes longer
+    assert min(took) < 1, took  # best of three: the machine may be busy
+    child = worker("--weights", "int8")  # this takes longer
     try:
         said = []
         for line in child.stderr:

@@ -1,4 +1,5 @@
-"""Workers with simulated compute: real processes, RPC and transfers, tokens that depend on the KV, time as the model says."""
+"""Workers with simulated compute: real processes, RPC and transfers; tokens depend on the KV, and time is
+that of the model."""
 import os, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
@@ -20,7 +21,7 @@ def test_sim_tokens_do_not_depend_on_where_they_are_made():
         want = {k[1:]: r["token_ids"] for k, r in c.generate(prompts("a")).items()}
     assert len({tuple(v) for v in want.values()}) == len(want)
     with Cluster(dummy=DIMS, prefill=2, decode=2, store=True, plan="split", worker_args=SIM, store_args=["--numerics", "bf16"]) as c:
-        for tag in "bc":  # the second time from caches
+        for tag in "bc":  # the second time prompts come from caches
             got = c.generate(prompts(tag))
             assert {k[1:]: r["token_ids"] for k, r in got.items()} == want
             assert all(r["placement"]["plan"] == "split" for r in got.values())
@@ -40,7 +41,7 @@ def test_sim_time_is_the_cost_models():
 
 @test
 def test_sim_first_gaps_are_predicted():
-    """What the router learns of hand-overs, live: a gap is a step of 20 ms, and what is left of the one that runs."""
+    """The router learns of live hand-overs: a gap is a step of 20 ms, and the rest of the running step."""
     cost, metrics = ["--sim-prefill", "2000,10,0", "--sim-decode", "20000,0,0"], f"127.0.0.1:{free_port()}"
     with Cluster(dummy=DIMS, plan="split", worker_args=[*SIM, *cost], router_args=["--metrics-listen", metrics]) as c:
         for i in range(40):
@@ -76,7 +77,8 @@ def test_what_simulated_compute_does_not_have_is_refused():
 
 @test
 def test_the_exposed_tail_of_a_transfer_does_not_grow_with_the_prompt():
-    """From the end of the prefill until all is there: at 1k, 4k, 16k and 31k tokens within 20 % of each other."""
+    """The time from the end of the prefill until all pages have arrived: at 1k, 4k, 16k and 31k tokens within
+    20 % of each other."""
     if os.environ.get("TANDEM_LONG") not in ("overlap", "all"):
         raise Skip("--long overlap: more than a minute")
     for _ in range(5):  # other programs may take a core for a while

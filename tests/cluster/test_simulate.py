@@ -1,4 +1,4 @@
-"""tandem simulate, the command: what it refuses, what its reports say. No cluster runs here."""
+"""The command tandem simulate: refusals and reports. No cluster runs here."""
 import json, os, subprocess, sys, tempfile
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
@@ -46,7 +46,7 @@ def test_a_run_without_workers_of_a_role_ends_and_says_what_failed():
         r = simulate(path, "--prefill", "1", "--decode", "1", "--fail", "prefill-1@4s", "--plan", "split")
         assert r["failed"] >= 70 and r["answered"] + r["failed"] + r["cut_short"] == 100, r
         err = tandem("simulate", path, "--fail", "decode-1@4s+10s,decode-1@9s", code=2).stderr
-        assert "--fail" in err and "not back yet" in err, err
+        assert "--fail" in err and "still dead" in err, err
 
 
 @test
@@ -75,7 +75,7 @@ def test_refusals_are_counted_by_reason_and_by_length():
 def test_a_full_token_pool_borrows_prompt_machines():
     with tempfile.TemporaryDirectory() as d:
         path, out = os.path.join(d, "trace.jsonl"), os.path.join(d, "report.json")
-        write_trace(path, range(0, 12000, 20), 200, 800)  # more sequences than one worker's batch
+        write_trace(path, range(0, 12000, 20), 200, 800)  # more sequences than a worker's batch takes
         args = [path, "--prefill", "2", "--decode", "1", "--ttft-ms", "2000", "--tpot-ms", "20"]
         for policy in ("mixed-pool", "tandem"):
             lent = simulate(*args, "--policy", policy, "--output", out)
@@ -93,7 +93,7 @@ def test_a_full_token_pool_borrows_prompt_machines():
 
 
 def rows_of(path):
-    """The requests of a report, one object each."""
+    """The requests of a report, as one object each."""
     with open(path) as f:
         report = json.load(f)
     columns = {k: v for k, v in report["requests"].items() if k != "n"}
@@ -169,10 +169,10 @@ def test_bad_values_of_routers_tenants_and_queues_are_refused_by_name():
                            (["--tenants", "a"], "'a' is not NAME=WEIGHT"), (["--tenants", "a=1,a=2"], "'a' comes twice"),
                            (["--tenants", "a=0"], "--tenants"), (["--queue-requests", "-1"], "--queue-requests"),
                            (["--queue-tokens", "many"], "--queue-tokens"), (["--max-wait-ms", "0"], "--max-wait-ms"),
-                           (["--fail", "router-1@4s"], "no router is left"), (["--fail", "router-2@4s"], "a router that there is"),
+                           (["--fail", "router-1@4s"], "no router would be left"), (["--fail", "router-2@4s"], "with N from 1"),
                            (["--routers", "2", "--fail", "router-2@4s+5s"], "expected router-N@TIME"),
-                           (["--routers", "3", "--fail", "router-2@4s,router-2@5s"], "dead already"),
-                           (["--routers", "2", "--fail", "router-2@4s,router-1@5s"], "no router is left"),
+                           (["--routers", "3", "--fail", "router-2@4s,router-2@5s"], "is dead already"),
+                           (["--routers", "2", "--fail", "router-2@4s,router-1@5s"], "no router would be left"),
                            (["--routers", "2", "--fail", "router-0@4s"], "--fail"), (["--fail", "store-1@4s"], "--fail"),
                            (["--sweep", "tenants=a=1|a=x"], "'a=x' is not NAME=WEIGHT")):
             err = tandem("simulate", path, *args, code=2).stderr

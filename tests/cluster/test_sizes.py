@@ -1,4 +1,4 @@
-"""How much memory pools take: little for a small model, and no more than is there."""
+"""Memory of pools: little for a small model, and no more than is available."""
 import contextlib, json, os, shutil, subprocess, tempfile, time
 
 from harness import BUILD, DEMO, SLOW, TANDEM, Skip, main, test, wait_until
@@ -7,7 +7,8 @@ DECODE, STORE = os.path.join(BUILD, "decode/tandem-decode"), os.path.join(BUILD,
 
 
 def refuse(args, *words, env=None):
-    """Wrong use, said in one line that has the words, before anything is allocated. Returns the line."""
+    """Checks that wrong use is refused in one line with these words, before anything is allocated. Returns
+    the line."""
     with tempfile.TemporaryDirectory() as d:
         args = [*args, "--run-dir", os.path.join(d, "run"), "--listen", "127.0.0.1:0"] if "up" in args else args
         started = time.monotonic()
@@ -20,7 +21,8 @@ def refuse(args, *words, env=None):
     assert child.returncode == 2 and not out, (args, child.returncode, out, errors)
     lines = errors.strip().splitlines()
     assert len(lines) == 1 and all(w in lines[0] for w in words), (args, errors)
-    assert took < 10 * SLOW, (args, took)  # a second on an idle machine; 900 GiB take minutes anywhere
+    # A second on an idle machine; to touch 900 GiB takes minutes anywhere.
+    assert took < 10 * SLOW, (args, took)
     return lines[0]
 
 
@@ -37,7 +39,7 @@ def test_sizes_that_are_not_there_are_refused_at_once():
 
 
 def share_of_memory(part):
-    """Of all that the machine has: what is available changes while a test runs."""
+    """A share of all memory of the machine, since the available memory changes while a test runs."""
     with open("/proc/meminfo") as f:
         return str(int(part * next(int(line.split()[1]) << 10 for line in f if line.startswith("MemTotal"))))
 
@@ -45,7 +47,8 @@ def share_of_memory(part):
 @test
 def test_up_adds_up_what_its_processes_will_take():
     up, many = [TANDEM, "up", "--model", DEMO], ["--prefill", "16", "--decode", "16"]
-    small, half = share_of_memory(0.07), share_of_memory(0.55)  # 32 times, and twice, more than there is
+    # 32 times this size, and twice this size, exceed the machine's memory.
+    small, half = share_of_memory(0.07), share_of_memory(0.55)
     refuse([*up, "--pool-bytes", "900T"], "tandem up: --pool-bytes", "900.0 TiB")
     refuse([*up, "--store-dram", "900T"], "tandem up: --store-dram", "900.0 TiB")
     refuse([*up, "--pages", "4000000000"], "--pages")
@@ -64,7 +67,8 @@ def pages(run_dir, address):
 
 @test
 def test_pools_of_a_small_model_are_small():
-    """Four contexts of 8192 tokens, 16 in a page, and sixteen of them in the store; one that joins later has as many."""
+    """Four contexts of 8192 tokens in pages of 16, and sixteen of them in the store; a worker that joins
+    later has as many."""
     run_dir = tempfile.mkdtemp(prefix="tandem-up-")
     env = dict(os.environ, TANDEM_DECODE_PAGES="300")
     try:
@@ -74,7 +78,7 @@ def test_pools_of_a_small_model_are_small():
         with open(os.path.join(run_dir, "cluster.json")) as f:
             router = json.load(f)["router"]
         wait_until(lambda: pages(run_dir, router) == {"prefill-0": 2048, "decode-0": 300, "store-0": 8192}, 10,
-                   lambda: str(pages(run_dir, router)))  # each tells by its first heartbeat
+                   lambda: str(pages(run_dir, router)))  # each worker reports them with its first heartbeat
         subprocess.run([TANDEM, "scale", "--run-dir", run_dir, "prefill=2"], check=True, capture_output=True, timeout=60 * SLOW)
         wait_until(lambda: pages(run_dir, router).get("prefill-1") == 2048, 30, lambda: str(pages(run_dir, router)))
     finally:
@@ -92,17 +96,17 @@ def test_small_model_in_one_process_takes_little_memory():
     print(f"# {usage.ru_maxrss >> 10} MiB at most, {time.monotonic() - started:.2f} s")
     assert child.returncode == 0
     if not os.environ.get("TANDEM_SANITIZE"):
-        assert usage.ru_maxrss >> 10 < 400, usage.ru_maxrss  # pools of 1 GiB each made it 2100
+        assert usage.ru_maxrss >> 10 < 400, usage.ru_maxrss  # with pools of 1 GiB each it was 2100
 
 
 @contextlib.contextmanager
 def cgroup(limit_bytes):
-    """A memory cgroup with a limit, of whichever version there is; yields a prefix of command lines that run in it."""
+    """A memory cgroup with a limit, of either version. Yields a prefix of command lines that run in it."""
     name = f"tandem-test-{os.getpid()}"
     for path, limit in ((f"/sys/fs/cgroup/{name}", "memory.max"), (f"/sys/fs/cgroup/memory/{name}", "memory.limit_in_bytes")):
         try:
             os.mkdir(path)
-            with open(os.path.join(path, limit), "r+") as f:  # its parent may be a mere directory
+            with open(os.path.join(path, limit), "r+") as f:  # its parent may be an ordinary directory
                 f.write(str(limit_bytes))
         except OSError:
             with contextlib.suppress(OSError):

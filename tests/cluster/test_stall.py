@@ -1,4 +1,5 @@
-"""Workers whose heartbeats go on while they get nowhere: their requests go elsewhere, and they come back when they get on."""
+"""Workers whose heartbeats go on while they make no progress: their requests go elsewhere, and they come back
+when they go on."""
 import os, signal, sys, time
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
@@ -11,7 +12,7 @@ def worker(c, name):
 
 
 def warm(c, n=12):
-    """Steps of each kind, so that workers know how long they take."""
+    """Runs steps of each kind, so that workers know how long they take."""
     for _ in range(3):
         assert all(a.code == "OK" for a in Flight(c.router.address, [story(50 + i, 20) for i in range(n)]).join())
 
@@ -54,12 +55,14 @@ def test_a_worker_whose_step_never_ends_is_left_out_until_it_gets_on():
 @test
 def test_a_leg_that_a_worker_forgets_goes_elsewhere():
     with Cluster(plan="split", scripts=True, prefill=2, decode=2) as c:
-        asked = [story(i, 20, bypass_cache=True) for i in range(8)]  # else each goes where it was before
+        # Else each request goes where it was before.
+        asked = [story(i, 20, bypass_cache=True) for i in range(8)]
         want = [a.stream() for a in Flight(c.router.address, asked).join()]
         for victim in ("prefill-0", "decode-1"):
             c[victim].misbehave("leg:drop=0.5")
             began, again, rounds = time.monotonic(), 0, 0
-            while rounds < 3 or not again and rounds < 40:  # some rounds go to the other worker
+            # In some rounds all requests go to the other worker.
+            while rounds < 3 or not again and rounds < 40:
                 rounds += 1
                 got = Flight(c.router.address, asked).join()
                 assert [a.code for a in got] == ["OK"] * 8, [(a.code, a.why) for a in got]

@@ -1,4 +1,4 @@
-"""The store of a whole cluster: what `tandem store` says of its directory, and that a disk that fails costs speed alone."""
+"""The store of a whole cluster: `tandem store` on its directory, and a failing disk that only costs speed."""
 import os, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
@@ -23,7 +23,7 @@ def directory(cluster):
 def fill(cluster):
     results = cluster.generate(requests(6))
     assert all("error" not in r for r in results.values()), results
-    cluster["store-0"].stop()  # what is dirty is written first
+    cluster["store-0"].stop()  # it writes all dirty blocks first
     return {k: r["token_ids"] for k, r in results.items()}
 
 
@@ -31,7 +31,7 @@ def fill(cluster):
 def test_store_tools_look_into_a_directory_and_find_damage():
     with Cluster(store=True, plan="split", router_args=["--prefix", "load"]) as c:
         code, _, err = store("stat", directory(c))
-        assert code == 1 and "a store uses it" in err, (code, err)  # refused while it runs
+        assert code == 1 and "a store uses it" in err, (code, err)  # refused while the store runs
         fill(c)
         d = directory(c)
         code, out, err = store("stat", d, "--json")
@@ -46,22 +46,22 @@ def test_store_tools_look_into_a_directory_and_find_damage():
         code, out, err = store("verify", d, "--json")
         report = json.loads(out)
         assert code == 0 and report["right"] == report["blocks"] == stat["blocks"], (report, err)
-        assert "blocks" in err  # it says how far it is
+        assert "blocks" in err  # it prints its progress
         file = os.path.join(c.dir, "blocks.tdkb")
         code, out, err = store("export", d, file, "--json", "--quiet")
         assert code == 0 and os.path.getsize(file) == json.loads(out)["bytes"] and not err, err
         assert open(file, "rb").read(4) == b"TDKB"
-        assert store("export", d, file)[0] == 1  # not over a file that is there
+        assert store("export", d, file)[0] == 1  # an existing file is not overwritten
         other = os.path.join(c.dir, "other-store")
         code, out, err = store("import", other, file, "--json")
         assert code == 0 and json.loads(out)["right"] == stat["blocks"] and "MiB" in err, (out, err)
         again = [json.loads(line) for line in store("ls", other, "--json")[1].splitlines()]
         assert sorted(again, key=lambda b: b["key"]) == sorted(listed, key=lambda b: b["key"])
         assert json.loads(store("verify", other, "--json")[1])["right"] == stat["blocks"]
-        assert store("import", other, file, "--quiet")[0] == 0  # what is there is replaced
+        assert store("import", other, file, "--quiet")[0] == 0  # existing blocks are replaced
         assert json.loads(store("stat", other, "--json")[1])["blocks"] == stat["blocks"]
         data = bytearray(open(file, "rb").read())
-        data[100] ^= 16  # of the first payload
+        data[100] ^= 16  # a byte of the first payload
         open(file, "wb").write(data)
         third = os.path.join(c.dir, "third-store")
         code, out, err = store("import", third, file, "--json")
@@ -72,7 +72,7 @@ def test_store_tools_look_into_a_directory_and_find_damage():
         code, out, err = store("compact", d, "--json")
         assert code == 0 and json.loads(out)["after_bytes"] >= stat["payload_bytes"], err
         blobs = [os.path.join(d, "blocks", f) for f in os.listdir(os.path.join(d, "blocks")) if f.endswith(".blob")]
-        for blob in blobs:  # one bit of each: of some value, or of a file that is not used any more
+        for blob in blobs:  # one bit of each: in some value, or in a file that is not used any more
             with open(blob, "r+b") as f:
                 f.seek(os.path.getsize(blob) * 5 // 13)
                 byte = f.read(1)[0]

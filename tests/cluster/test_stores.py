@@ -1,4 +1,5 @@
-"""Several stores: long prefixes spread over them by rendezvous hashing, hot ones get a second copy, a lost one is a set of misses."""
+"""Several stores: long prefixes are spread over them by rendezvous hashing, hot ones get a second copy, and a
+lost store only causes misses."""
 import os, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
@@ -36,12 +37,13 @@ def tokens(results):
 @test
 def test_prefixes_are_spread_over_stores_and_come_back_whole():
     rnd = random.Random(5)
-    prompts = [[rnd.randrange(1500) for _ in range(5000)] for _ in range(6)]  # 312 full blocks each: 5 segments
+    # 312 full blocks each, which are 5 segments.
+    prompts = [[rnd.randrange(1500) for _ in range(5000)] for _ in range(6)]
     with three() as c:
         first = ask(c, "a", prompts)
         wait_until(lambda: sum(stores(c).values()) >= 6 * 312, 20, lambda: f"all blocks are stored: {stores(c)}")
         assert all(n > 100 for n in stores(c).values()), stores(c)
-        assert sum(stores(c).values()) <= 6 * 313, stores(c)  # each once
+        assert sum(stores(c).values()) <= 6 * 313, stores(c)  # each block is stored once
         restart_workers(c)
         again = ask(c, "b", prompts)
         assert tokens(again) == tokens(first)
@@ -60,7 +62,7 @@ def test_prefix_is_computed_where_that_is_faster_than_loading():
         first = ask(c, "a", prompts)
         wait_until(lambda: sum(stores(c).values()) >= 3 * 125, 20, lambda: f"all blocks are stored: {stores(c)}")
         restart_workers(c)
-        ask(c, "w", [[1] * 1500])  # the new worker's speed gets known
+        ask(c, "w", [[1] * 1500])  # the router learns the new worker's speed
         time.sleep(0.6)
         again = ask(c, "b", prompts)
         assert tokens(again) == tokens(first)
@@ -88,7 +90,7 @@ def test_lost_store_costs_its_share_and_no_answer():
         assert tokens(again) == tokens(first)
         hits = sum(r["usage"]["cached_tokens"]["dram"] for r in again.values()) // 16
         assert 0 < lost < 30 * 64 and hits == 30 * 64 - lost, (hits, lost)
-        # what the lost one owned is written to the next in line
+        # blocks of the lost store are written to the next one in line
         wait_until(lambda: sum(n for s, n in stores(c).items() if s != "store-1") >= 30 * 64, 20, lambda: str(stores(c)))
 
 

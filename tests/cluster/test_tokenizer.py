@@ -1,4 +1,5 @@
-"""Token ids, decoding and streaming as the Hugging Face tokenizers library has them, by the cases in shared/golden."""
+"""Token ids, decoding and streaming are those of the Hugging Face tokenizers library, by the cases in
+shared/golden."""
 import os, subprocess, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *

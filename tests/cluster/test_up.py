@@ -7,7 +7,7 @@ SMALL = ["--pool-bytes", "8M", "--store-dram", "8M", "--store-ssd", "256M"]
 
 
 class RunDir:
-    """A run directory of its own; whatever ran in it is gone at the end, even if a test failed."""
+    """A run directory of its own. At the end everything that ran in it has ended, even if a test failed."""
 
     def __enter__(self):
         self.path = tempfile.mkdtemp(prefix="tandem-up-")
@@ -50,7 +50,7 @@ class RunDir:
         return json.loads(self.file("cluster.json"))
 
     def pids(self):
-        """Of all processes by name; the supervisor's is "up"."""
+        """Process ids by name; the supervisor's name is "up"."""
         cluster = self.cluster()
         pids = {p["name"]: p["pid"] for p in cluster["processes"]}
         pids["up"] = cluster["pid"]
@@ -94,7 +94,7 @@ def test_up_starts_all_and_down_leaves_nothing_but_logs_and_store():
         assert sorted(os.listdir(r.path)) == ["logs", "secret", "store"]
         again = r.tandem("down")
         assert again.returncode == 0 and "nothing runs" in again.stderr, again.stderr
-        r.up_well()  # logs and store of an earlier run are no hindrance
+        r.up_well()  # logs and store of an earlier run don't hinder
 
 
 @test
@@ -294,7 +294,7 @@ def test_faults_can_be_set_where_asked_for_and_do_not_outlive_the_cluster():
             with open(f"/proc/{pid}/cmdline") as f:
                 asked = [a for a in f.read().split("\0") if a.startswith("--faults=")]
             assert asked == ([f"--faults=@{faults}/{name}"] if name not in ("up", "router") else []), (name, asked)
-        os.kill(r.pids()["router"], signal.SIGUSR1)  # has none to read, and goes on
+        os.kill(r.pids()["router"], signal.SIGUSR1)  # the router has no script to read, and goes on
         assert r.status()
         assert r.tandem("down").returncode == 0 and sorted(os.listdir(r.path)) == ["logs", "secret", "store"]
 
@@ -306,7 +306,7 @@ def test_ctrl_c_stops_a_cluster_in_the_foreground():
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
         assert up.stdout.readline().startswith("tandem is up: ")
         pids = r.pids()
-        os.killpg(up.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(up.pid, signal.SIGINT)  # as a terminal does at Ctrl-C
         up.communicate(timeout=30 * SLOW)
         assert up.returncode == 0 and none_alive(pids)
         log = r.file("logs/up.log")
@@ -335,7 +335,7 @@ def test_a_second_signal_does_not_wait_for_a_frozen_worker():
         os.kill(pids["up"], signal.SIGTERM)
         wait_until(lambda: not alive(pids["decode-0"]), 10, "the others drain")
         assert alive(pids["prefill-0"]) and alive(pids["up"])
-        end = time.monotonic() + 8 * SLOW  # sooner than the ten seconds it would be given
+        end = time.monotonic() + 8 * SLOW  # sooner than the ten seconds that it has for draining
         while alive(pids["up"]) and time.monotonic() < end:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pids["up"], signal.SIGTERM)
@@ -367,7 +367,7 @@ def test_the_secret_is_random_and_on_no_command_line():
 
 
 def ask(r, prompt):
-    """Cached tokens by source of the same prompt, and its answer."""
+    """Asks with the same prompt. Returns its cached tokens by source, and the answer."""
     out = subprocess.run([TANDEM, "generate", "--jsonl", "--router", r.router()], capture_output=True, text=True,
                          input=json.dumps({"id": "a", "prompt_ids": prompt, "max_tokens": 4, "greedy": True, "ignore_eos": True}),
                          timeout=60 * SLOW)

@@ -1,4 +1,5 @@
-"""The commands as a user meets them: wrong use, failed writes, options from the environment, and all that --help promises."""
+"""The commands as a user sees them: wrong use, failed writes, options from the environment, and everything
+that --help promises."""
 import json, os, re, shlex, subprocess, sys, tempfile
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
@@ -18,7 +19,7 @@ def call(args, **kw):
     return subprocess.run([program, *args], **{"capture_output": True, "text": True, "timeout": 60 * SLOW, "env": env, **kw})
 
 
-# arguments, what the error quotes
+# arguments, text that the error quotes
 WRONG = [
     (["foo"], "'foo'"), (["--foo"], "'--foo'"), (["help", "foo"], "'foo'"), ([""], "''"),
     (["generate", "--foo", "x"], "--foo"), (["generate", "--temperature", "hot", "x"], "'hot'"),
@@ -125,7 +126,7 @@ NUMBERS = ("N", "BYTES", "TIME", "X", "SECONDS")
 
 
 def programs():
-    """What has a --help, as arguments: commands, kinds of traces, servers."""
+    """Everything that has a --help, as arguments: commands, kinds of traces, servers."""
     listed = call(["help"]).stdout.split("Examples")[0]
     commands = re.findall(r"^  (\w+) +\S", listed, re.M)
     kinds = re.findall(r"^  (\w+) +\S", call(["trace", "--help"]).stdout, re.M)
@@ -164,7 +165,8 @@ def test_every_option_in_help_is_taken_as_a_flag_and_from_the_environment():
                 wrong.append((program, name, by_env, by_flag))
             if kind in NUMBERS and "N" != kind or kind == "N" and name in json.loads(by_flag.stdout) and isinstance(json.loads(by_flag.stdout)[name], int):
                 bad = call([*program, f"--{name}=zero", "--print-config"])
-                taken = bad.returncode == 0 and isinstance(json.loads(bad.stdout).get(name), str)  # of a request: checked when it is made
+                # Parameters of a request are checked when it is made.
+                taken = bad.returncode == 0 and isinstance(json.loads(bad.stdout).get(name), str)
                 if not taken and (bad.returncode != 2 or "--" + name not in bad.stderr):
                     wrong.append((program, name, bad))
     print(f"# {n} options")
@@ -180,7 +182,7 @@ def test_every_example_in_help_and_readme_is_understood():
     for line in [*examples, *readme]:
         words = shlex.split(re.sub(r"[\[\]]", "", line.split(" # ")[0]).split("<")[0])
         command = words[1].split(";")[0]
-        if "|" in " ".join(words):  # KIND|KIND: options are those of any
+        if "|" in " ".join(words):  # KIND|KIND: options of any of them
             assert call([command, "--help"]).returncode == 0, line
             continue
         out = call([*words[1:], "--print-config"])

@@ -1,5 +1,4 @@
-/* Directories with models or adapters in them, written tensor by tensor, for tests that need one of their
- * own. */
+/* Makes directories with models or adapters, tensor by tensor, for tests that need one of their own. */
 #pragma once
 
 #include <jansson.h>
@@ -14,7 +13,7 @@
 #include "model/safetensors.h"
 #include "tests/tap.h"
 
-/* A file of this project: as built, or below TANDEM_SOURCE_ROOT. */
+/* Path of a file of this project: in the source tree of the build, or below TANDEM_SOURCE_ROOT. */
 static inline const char *source_file(char out[4096], const char *path)
 {
     const char *root = getenv("TANDEM_SOURCE_ROOT");
@@ -22,7 +21,7 @@ static inline const char *source_file(char out[4096], const char *path)
     return out;
 }
 
-/* A directory with a model in it, written tensor by tensor. */
+/* A directory with a model, which is written tensor by tensor. */
 struct checkpoint {
     char dir[64];
     json_t *header;
@@ -36,7 +35,8 @@ static inline void checkpoint_new(struct checkpoint *c)
     ck_assert_ptr_nonnull(mkdtemp(c->dir));
 }
 
-/* changes: of config.json, as JSON; quantization: NULL: none. */
+/* Begins with the files of directory `from`. changes: members of config.json to change, as JSON;
+ * quantization: its quantization_config, NULL: none. */
 static inline void checkpoint_begin(struct checkpoint *c, const char *from, const char *changes,
                                     const char *quantization)
 {
@@ -72,7 +72,7 @@ static inline void checkpoint_copy(struct checkpoint *c, const struct tensor *t)
     checkpoint_add(c, t->name, DTYPES[t->type], t->shape, t->n_dims, t->data, t->len_bytes);
 }
 
-/* file: "model.safetensors". */
+/* Writes the tensors to a file, usually "model.safetensors". */
 static inline void checkpoint_end_as(struct checkpoint *c, const char *file)
 {
     char path[4200];
@@ -95,7 +95,7 @@ static inline void checkpoint_end(struct checkpoint *c)
     checkpoint_end_as(c, "model.safetensors");
 }
 
-/* Any checkpoint's directory. */
+/* Removes the checkpoint's directory. */
 static inline void checkpoint_remove(const struct checkpoint *c)
 {
     static const char *const FILES[] = {"config.json", "model.safetensors", "adapter_config.json",

@@ -1,7 +1,5 @@
-/*
- * Chunks of prompts beside sequences that decode, in virtual time: simulated steps sleep, and here sleeping
- * is what moves the clock.
- */
+/* Chunks of prompts beside decoding sequences, in virtual time: simulated steps sleep, and sleeping advances
+ * the clock. */
 #include <math.h>
 #include <time.h>
 
@@ -12,7 +10,7 @@ enum { N_SEQS = 5, TOKENS = 100, PROMPT = 8000, LONG = N_SEQS - 1 };
 
 struct run {
     struct seq *seq;
-    uint64_t first_ns, last_ns; /* when its tokens came */
+    uint64_t first_ns, last_ns; /* times of its first and its last token */
     uint32_t n_tokens;
     bool ended;
 };
@@ -42,7 +40,7 @@ static void on_end(void *user, struct seq *seq, enum seq_finish finish)
     ((struct run *)engine_seq_user(seq))->ended = true;
 }
 
-/* A step takes 10 ms, and 1 ms a sequence; a chunk 2 ms, and 0.1 ms a token. */
+/* A decode step takes 10 ms, and 1 ms for each sequence; a chunk takes 2 ms, and 0.1 ms for each token. */
 static void setup(void)
 {
     static const struct sim_cost COST = {{{2e6, 1e5, 0}, {1e7, 0, 1e6}}, 0};
@@ -79,7 +77,7 @@ static void teardown(void)
 
 static void start(struct run *r, uint32_t n_prompt, uint32_t n_output, double tpot_ms)
 {
-    static uint32_t ids[PROMPT], n_started; /* no two prompts begin alike */
+    static uint32_t ids[PROMPT], n_started; /* prompts differ from their first token on */
     struct td_error e = {{0}};
     const struct seq_params p = {.ids = ids,
                                  .n_ids = n_prompt,
@@ -95,10 +93,8 @@ static void start(struct run *r, uint32_t n_prompt, uint32_t n_output, double tp
     ck_assert_msg(!engine_seq_open(engine, &p, &r->seq, &e), "%s", e.text);
 }
 
-/*
- * Runs four sequences, and a long prompt that comes when they have some tokens. Returns the worst TPOT of the
- * four, and the time that the prompt took.
- */
+/* Runs four sequences, and a long prompt that arrives when they have some tokens. Returns the worst TPOT of
+ * the four; *prompt_ms_out: the time that the prompt took. */
 static double worst_tpot_ms(uint32_t tokens_before, double tpot_ms, double *prompt_ms_out)
 {
     double worst = 0;
@@ -136,8 +132,8 @@ START_TEST(test_chunks_keep_the_tpot_of_those_that_decode_beside_them)
 }
 END_TEST
 
-/* 8000 tokens take 808 ms alone, in four chunks; the four sequences add 4 ms to each, and wait for all of
- * it. */
+/* 8000 tokens alone take 808 ms in four chunks. The four sequences add 4 ms to each chunk, and wait for all
+ * of it. */
 START_TEST(test_chunks_are_whole_beside_sequences_without_a_limit)
 {
     double limited_ms, prompt_ms, worst = worst_tpot_ms(1, 0, &prompt_ms);
@@ -148,18 +144,18 @@ START_TEST(test_chunks_are_whole_beside_sequences_without_a_limit)
 }
 END_TEST
 
-/* The four alone take 14 ms a step: under a limit of 14 ms a prompt gets some time all the same, and comes to
- * its end. */
+/* The four sequences alone take 14 ms a step. Under a limit of 14 ms the prompt still gets some time, and
+ * ends. */
 START_TEST(test_chunks_get_on_beside_sequences_that_use_up_their_limit)
 {
     double prompt_ms, worst = worst_tpot_ms(1, 14, &prompt_ms);
     ck_assert_double_gt(worst, 14);
-    ck_assert_double_lt(worst, 14 + 1.7); /* the 16 tokens that a step has at least */
+    ck_assert_double_lt(worst, 14 + 1.7); /* a step computes at least 16 prompt tokens */
     ck_assert_double_lt(prompt_ms, 2500);
 }
 END_TEST
 
-/* What was saved by fast steps lets larger chunks pass, but no step takes longer than four limits. */
+/* Time that fast steps saved allows larger chunks, but no step takes longer than four limits. */
 START_TEST(test_chunks_may_use_time_that_was_saved_up_to_a_burst)
 {
     double longest = 0;

@@ -1,6 +1,7 @@
 /*
- * The engine against golden token ids (deploy/demo-model, and any directory with a golden.json given in
- * TANDEM_GOLDEN): alone, in a crowd, in chunks, from the prefix cache, preempted, handed over page by page.
+ * Compares the engine with golden token ids (deploy/demo-model, and any directory with a golden.json that
+ * TANDEM_GOLDEN names): alone, in a crowd, in chunks, from the prefix cache, preempted, handed over page by
+ * page.
  */
 #include <jansson.h>
 #include <math.h>
@@ -16,7 +17,7 @@
 
 enum { MAX_SEQS = 64, MAX_TOKENS = 512, MAX_RANKS = 4 };
 
-struct run { /* one sequence of a test */
+struct run { /* a sequence of a test */
     struct seq *seq;
     uint32_t tokens[MAX_TOKENS], n_tokens;
     float logprobs[MAX_TOKENS];
@@ -24,7 +25,7 @@ struct run { /* one sequence of a test */
     bool ended;
     uint32_t matched;
     bool adopts;
-    bool keep; /* not closed when it ends: the test looks at its pages */
+    bool keep; /* don't close it when it ends: the test looks at its pages */
     uint32_t n_preempted;
     uint64_t layer_pages; /* sum over on_pages_ready of pages * layers */
 };
@@ -252,7 +253,7 @@ START_TEST(test_engine_golden_all_together_in_chunks)
 }
 END_TEST
 
-/* Nobody else says what bf16 gives, but it is the same in any batch and chunk. */
+/* There is no reference for bf16, but its tokens are the same in any batch and chunk. */
 START_TEST(test_engine_bf16_same_alone_and_together_in_chunks)
 {
     struct fixture f;
@@ -277,7 +278,8 @@ START_TEST(test_engine_bf16_same_alone_and_together_in_chunks)
 }
 END_TEST
 
-/* Where every layer has the same window, a sequence holds what it covers and a page at either end. */
+/* If all layers have the same window, a sequence holds the pages that the window covers, and one page at
+ * either end. */
 START_TEST(test_engine_gives_up_pages_behind_a_window)
 {
     struct fixture f;
@@ -328,7 +330,7 @@ START_TEST(test_engine_golden_preempted_and_resumed)
         longest = n > longest ? n : longest;
     }
     engine_close(f.engine);
-    open_engine(&f, (uint32_t)longest / 16 + 6, 0, 32); /* room for the longest and little else */
+    open_engine(&f, (uint32_t)longest / 16 + 6, 0, 32); /* room for little more than the longest sequence */
     uint32_t preempted = 0;
     for (size_t i = 0; i < n_cases(&f); i++)
         start_case(&f, i);
@@ -338,7 +340,7 @@ START_TEST(test_engine_golden_preempted_and_resumed)
         preempted += f.runs[i].n_preempted;
     }
     ck_assert_uint_ge(f.n_runs, 4);
-    /* Whether it happens depends on the golden file's lengths; test_engine_preempts forces it. */
+    /* Whether a preemption happens depends on the golden file's lengths; test_engine_preempts forces one. */
     (void)preempted;
     teardown(&f);
 }
@@ -360,7 +362,7 @@ START_TEST(test_engine_preempts_the_newest_and_tokens_stay)
     memset(f.runs, 0, sizeof(f.runs));
     engine_close(f.engine);
     f.n_named = 0;
-    open_engine(&f, 20, 0, 8); /* four of them want 8 pages each */
+    open_engine(&f, 20, 0, 8); /* four sequences need 8 pages each */
     for (uint32_t i = 0; i < 4; i++)
         start_params(&f, greedy(ids[i], 20, 100));
     run_all(&f);
@@ -370,7 +372,7 @@ START_TEST(test_engine_preempts_the_newest_and_tokens_stay)
         preempted += f.runs[i].n_preempted;
     }
     if (!engine_layout(f.engine)->window && !model_config_is_long(model_config(f.model), UINT32_MAX)) {
-        /* with a window they fit, and longrope has everybody start again */
+        /* With a window they fit. With longrope every sequence starts again. */
         ck_assert_uint_gt(preempted, 0);
         ck_assert_uint_eq(f.runs[0].n_preempted, 0);
     }
@@ -378,9 +380,9 @@ START_TEST(test_engine_preempts_the_newest_and_tokens_stay)
 }
 END_TEST
 
-/* Prefill in one sequence, copy of its pages to an adopting one: what transfer does, without a wire. */
-/* Prompt and first k tokens as somebody else generated them: the rest, the scores and the end are the
- * same. */
+/* A transfer without a wire: prefill in one sequence, then its pages are copied to a sequence that adopts
+ * them. */
+/* A sequence that gets the prompt and the first k tokens from elsewhere has the same rest, scores and end. */
 START_TEST(test_engine_resumes_after_any_token)
 {
     enum { N = 30, MAX = 40 };
@@ -396,7 +398,7 @@ START_TEST(test_engine_resumes_after_any_token)
     p.sampling.presence_penalty = 0.5f;
     p.sampling.repetition_penalty = 1.1f;
     p.prompt_logprobs = _i % 2;
-    if (_i / 2) { /* ends by a stop id, not allowed before min_tokens */
+    if (_i / 2) { /* ends at a stop id, which min_tokens forbids at first */
         start_params(&f, p);
         run_all(&f);
         stop = f.runs[0].tokens[MAX - 5];
@@ -409,7 +411,7 @@ START_TEST(test_engine_resumes_after_any_token)
     start_params(&f, p);
     run_all(&f);
     want = f.runs[0];
-    if (_i / 2 == 0 || !getenv("TANDEM_GOLDEN")) /* another model may end earlier, at a refused token */
+    if (_i / 2 == 0 || !getenv("TANDEM_GOLDEN")) /* another model may end earlier */
         ck_assert_int_eq(want.finish, _i / 2 ? FINISH_STOP : FINISH_LENGTH);
     memcpy(ids + N, want.tokens, want.n_tokens * sizeof(*ids));
     for (uint32_t k = 1; k < want.n_tokens; k++) {
@@ -432,7 +434,7 @@ START_TEST(test_engine_resumes_after_any_token)
 }
 END_TEST
 
-/* Of the blocks of a sequence those outside [begin, end) lose their names. */
+/* Takes the names of a sequence's blocks outside [begin, end) away. */
 static void keep_blocks(struct fixture *f, const struct run *r, uint32_t begin, uint32_t end)
 {
     uint32_t n, n_computed;
@@ -442,7 +444,7 @@ static void keep_blocks(struct fixture *f, const struct run *r, uint32_t begin, 
             kvpool_forget(engine_pool(f->engine), &keys[i]);
 }
 
-/* The pages of `first` that `second` does not share are brought to it, and its token. */
+/* Copies the pages of `first` that `second` does not share, and the last token. */
 static void hand_over(struct fixture *f, const struct run *first, struct run *second, uint32_t n_tokens)
 {
     uint32_t n_from, n_to, begin = engine_seq_first_page(second->seq);
@@ -462,7 +464,7 @@ static void hand_over(struct fixture *f, const struct run *first, struct run *se
     engine_seq_append(f->engine, second->seq, first->tokens[0]);
 }
 
-/* Adopted from a sequence beside it, with _i quarters of the full blocks that are needed in the cache. */
+/* Adopts pages from another sequence, while _i quarters of the needed full blocks are in the cache. */
 START_TEST(test_engine_adopted_pages_give_same_tokens)
 {
     struct fixture f;
@@ -472,7 +474,7 @@ START_TEST(test_engine_adopted_pages_give_same_tokens)
         uint32_t max = (uint32_t)json_array_size(json_object_get(case_at(&f, i), "greedy_ids"));
         uint32_t begin = engine_first_page_after(f.engine, n), end = begin + (n / 16 - begin) * (uint32_t)_i / 4;
         struct seq_params p = greedy(ids, n, max);
-        p.root.b[0] = (uint8_t)(i + 1); /* no cache hits between cases */
+        p.root.b[0] = (uint8_t)(i + 1); /* so that no case finds blocks of another one */
         p.goal = SEQ_FIRST_TOKEN;
         struct run *first = start_params(&f, p);
         first->keep = true;
@@ -483,7 +485,7 @@ START_TEST(test_engine_adopted_pages_give_same_tokens)
         p.goal = SEQ_ADOPT;
         struct run *second = start_params(&f, p);
         second->adopts = true;
-        ck_assert_uint_eq(engine_step(f.engine), 0); /* admitted, and waiting for its pages */
+        ck_assert_uint_eq(engine_step(f.engine), 0); /* it is admitted and waits for its pages */
         ck_assert_int_eq(engine_seq_state(second->seq), SEQ_FILLING);
         ck_assert_uint_eq(second->matched, end);
         hand_over(&f, first, second, n);
@@ -494,7 +496,7 @@ START_TEST(test_engine_adopted_pages_give_same_tokens)
 }
 END_TEST
 
-/* While the rest has no room, what was found in the cache is let go again. */
+/* While there is no room for the rest, the blocks found in the cache are released. */
 START_TEST(test_engine_adopting_without_room_holds_nothing)
 {
     enum { N = 100, PAGES = 7 };
@@ -512,7 +514,7 @@ START_TEST(test_engine_adopting_without_room_holds_nothing)
     struct run *second = start_params(&f, p);
     second->adopts = true;
     engine_step(f.engine);
-    if (!engine_first_page_after(f.engine, N)) { /* else the pages behind the window are room */
+    if (!engine_first_page_after(f.engine, N)) { /* else pages behind the window make room */
         ck_assert_int_eq(engine_seq_state(second->seq), SEQ_WAITING);
         for (uint32_t i = 0; i < PAGES; i++) {
             kvpool_page_holds(engine_pool(f.engine), i, &by_sequences, &by_transfers);
@@ -546,7 +548,7 @@ START_TEST(test_engine_seeded_sampling_same_in_any_batch)
     struct run *alone = start_params(&f, p);
     run_all(&f);
     kvpool_flush(engine_pool(f.engine));
-    for (uint32_t i = 0; i < 32; i++) { /* strangers */
+    for (uint32_t i = 0; i < 32; i++) { /* other sequences */
         uint32_t other[64];
         for (uint32_t j = 0; j < 64; j++)
             other[j] = some_id(&f, j * (i + 3) + i);
@@ -564,7 +566,8 @@ START_TEST(test_engine_seeded_sampling_same_in_any_batch)
 }
 END_TEST
 
-/* The token of rank r is the r-th of the likeliest; one beyond them is no likelier than the last. */
+/* The token of rank r is the r-th most probable one; a token beyond the listed ones is no more probable than
+ * the last. */
 static void check_places(const struct prompt_scores *p, const uint32_t *ids)
 {
     for (uint32_t t = 1; t < p->n; t++) {
@@ -609,7 +612,7 @@ START_TEST(test_engine_prompt_logprobs_agree_with_golden)
 }
 END_TEST
 
-/* The model with another number in config.json: opened, then refused when the weights don't fit. */
+/* Opens the model with another number in config.json; the engine refuses it, since the weights don't fit. */
 START_TEST(test_engine_refuses_weights_that_the_configuration_does_not_describe)
 {
     static const struct {

@@ -1,5 +1,5 @@
-/* The simulated forward pass: its tokens depend on the KV as a real one's do, and its steps take the time
- * that was said. */
+/* The simulated forward pass: its tokens depend on the KV as those of a real one do, and its steps take the
+ * configured time. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,7 +40,7 @@ static void teardown(void)
     forward_sim_close(sim);
 }
 
-/* Computes tokens [first, first + n); what is drawn after the last. */
+/* Computes tokens [first, first + n). Returns the token drawn after the last one. */
 static uint32_t compute(uint32_t first, uint32_t n)
 {
     static float logits[VOCAB];
@@ -93,7 +93,7 @@ START_TEST(test_sim_last_page_of_another_prompt_changes_what_is_drawn)
 {
     compute(0, N_TOKENS - 1);
     uint32_t right = compute(N_TOKENS - 1, 1);
-    for (uint32_t layer = 0; layer < LAYERS; layer++) { /* a page that is stale in one layer alone */
+    for (uint32_t layer = 0; layer < LAYERS; layer++) { /* make a page stale in one layer only */
         uint8_t *at = pages[(N_TOKENS - 2) / PAGE] + layer * kv_layout_layer_bytes(&LAYOUT);
         size_t n = kv_layout_layer_bytes(&LAYOUT);
         uint8_t *kept = mem_array(n, 1);

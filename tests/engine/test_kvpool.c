@@ -1,4 +1,4 @@
-/* The pool against its own invariants: random operations, two kinds of holders, names, quarantine; states
+/* Checks the pool's invariants under random operations: two kinds of holders, names, quarantine. The states
  * always add up. */
 #include <signal.h>
 #include <stdlib.h>
@@ -81,7 +81,7 @@ START_TEST(test_kvpool_stale_reference_aborts)
     kvpool_take(f.pool, 1, &page);
     kvpool_unhold(f.pool, &page, 1);
     kvpool_take(f.pool, PAGES, next);
-    kvpool_address(f.pool, page); /* another generation by now */
+    kvpool_address(f.pool, page); /* the page has another generation by now */
 }
 END_TEST
 
@@ -98,7 +98,7 @@ START_TEST(test_kvpool_tail_of_a_chain_goes_before_its_head)
     }
     kvpool_unhold(f.pool, chain, 10);
     ck_assert_uint_eq(kvpool_audit(f.pool).cached, 10);
-    ck_assert_int_eq(kvpool_take(f.pool, PAGES - 5, more), TD_OK); /* 40 free ones and 5 cached */
+    ck_assert_int_eq(kvpool_take(f.pool, PAGES - 5, more), TD_OK); /* 40 free pages and 5 cached ones */
     ck_assert_uint_eq(kvpool_match(f.pool, keys, 10, found), 5);
     ck_assert_uint_eq(found[0].index, chain[0].index);
     kvpool_unhold(f.pool, found, 5);
@@ -109,7 +109,7 @@ START_TEST(test_kvpool_tail_of_a_chain_goes_before_its_head)
 }
 END_TEST
 
-/* Named pages of blocks [first, first + n), which nobody holds any more. */
+/* Makes cached pages of blocks [first, first + n): named pages that nobody holds. */
 static void cache(struct fixture *f, uint32_t first, uint32_t n)
 {
     struct page_ref pages[PAGES];
@@ -137,20 +137,20 @@ START_TEST(test_kvpool_pinned_blocks_go_last_until_the_pin_is_over)
     struct page_ref all[PAGES];
     struct block_key pinned = key(3), later = key(99);
     setup(&f);
-    kvpool_keep(f.pool, &later, 500); /* before the block is there */
+    kvpool_keep(f.pool, &later, 500); /* the pin comes before the block */
     cache(&f, 0, 10);
     kvpool_keep(f.pool, &pinned, 500);
-    cache(&f, 100, 40); /* fills the pool */
-    cache(&f, 99, 1);   /* in the place of the oldest */
-    cache(&f, 200, 47); /* all but the two pinned ones, and one */
+    cache(&f, 100, 40); /* this fills the pool */
+    cache(&f, 99, 1);   /* this evicts the oldest block */
+    cache(&f, 200, 47); /* evicts all blocks but the two pinned ones and one more */
     ck_assert(is_cached(&f, 3) && is_cached(&f, 99));
     check_sum(&f);
-    ck_assert_int_eq(kvpool_take(f.pool, PAGES, all), TD_OK); /* nothing is refused for a pin */
+    ck_assert_int_eq(kvpool_take(f.pool, PAGES, all), TD_OK); /* a pin never makes the pool refuse pages */
     kvpool_unhold(f.pool, all, PAGES);
     cache(&f, 3, 1);
     cache(&f, 300, 49);
     clock_advance(&f.clock, 499);
-    kvpool_sweep(f.pool); /* over: as the others, and the one used last */
+    kvpool_sweep(f.pool); /* the pin has ended: the block is like others, and was used last */
     cache(&f, 400, 49);
     ck_assert(is_cached(&f, 3));
     cache(&f, 500, 50);
@@ -172,7 +172,7 @@ START_TEST(test_kvpool_forgotten_block_is_not_found_and_its_holder_keeps_the_pag
     ck_assert_uint_eq(kvpool_match(f.pool, keys, 1, &held), 1);
     kvpool_forget(f.pool, &keys[0]);
     kvpool_forget(f.pool, &keys[1]);
-    kvpool_forget(f.pool, &keys[1]); /* not there: nothing happens */
+    kvpool_forget(f.pool, &keys[1]); /* no such block: nothing happens */
     ck_assert_int_eq(f.n_named, 0);
     ck_assert_uint_eq(kvpool_match(f.pool, keys, 1, &found), 0);
     ck_assert_uint_eq(kvpool_audit(f.pool).held, 1);
@@ -189,8 +189,8 @@ struct held {
     uint32_t seq, xfer;
 };
 
-/* What lies behind a window may be gone: the last pages of a prefix are enough, and all of them are
- * needed. */
+/* Pages behind a window may be gone: a prefix matches if its last pages are there, all of those that the
+ * window needs. */
 START_TEST(test_kvpool_window_matches_by_the_last_pages)
 {
     enum { N = 8 };
@@ -209,9 +209,9 @@ START_TEST(test_kvpool_window_matches_by_the_last_pages)
         kvpool_name(f.pool, pages[i], &keys[i], i);
     }
     for (uint32_t i = 0; i < N; i++)
-        kvpool_unhold(f.pool, &pages[i], 1); /* in token order, as a sequence does */
+        kvpool_unhold(f.pool, &pages[i], 1); /* in the order of tokens, as a sequence does */
     for (uint32_t gone = 0; gone <= N; gone++) {
-        uint32_t want = gone <= 6 ? N : 0; /* tokens 108 and later are needed, from page 6 on */
+        uint32_t want = gone <= 6 ? N : 0; /* the window needs tokens from 108 on, which begin in page 6 */
         ck_assert_uint_eq(kvpool_match_window(f.pool, keys, N, found, &first), want);
         ck_assert_uint_eq(first, want ? 6 : 0);
         for (uint32_t i = first; i < want; i++)

@@ -1,7 +1,5 @@
-/*
- * Adapters: an engine that has them against one whose weights have them added, and sequences of several
- * adapters together against the same ones alone, in bits.
- */
+/* Adapters: compares an engine that has adapters with one whose weights contain them; and compares sequences
+ * of several adapters in one batch with the same sequences alone, bit for bit. */
 #include <math.h>
 
 #include "base/random.h"
@@ -12,7 +10,7 @@
 
 enum { N_ADAPTERS = 2, N_RUNS = 7, PROMPT = 40, TOKENS = 12, MAX_RANK = 6, MAX_MODULES = 8 };
 
-/* What an adapter changes in every layer, and with which ranks. */
+/* The modules that an adapter changes in every layer, and its ranks. */
 struct plan {
     const char *modules[MAX_MODULES];
     uint32_t ranks[MAX_MODULES];
@@ -53,7 +51,7 @@ static float *gaussian(size_t n, uint64_t seed, float scale)
     return x;
 }
 
-/* Adds B A of every module to the numbers of the tensors they are about, and writes A and B. */
+/* Adds B A of every module to the weights that it changes, and writes A and B. */
 struct writer {
     const struct plan *plan;
     uint64_t seed;
@@ -229,7 +227,7 @@ static void side_close(struct side *f)
     model_close(f->model);
 }
 
-/* Run i: a prompt and an adapter of its own. */
+/* The adapter of run i. Each run has a prompt of its own, too. */
 static uint32_t adapter_of(uint32_t i)
 {
     return (uint32_t[]){1, 0, 2, 1, 2, 0, 1}[i];
@@ -243,7 +241,8 @@ static void start(struct side *f, struct run *r, uint32_t i, uint32_t adapter)
     for (uint32_t t = 0; t < PROMPT; t++)
         ids[t] = (uint32_t)(random_at(9, i, t) % vocab);
     const struct seq_params p = {.ids = ids,
-                                 .n_ids = PROMPT - i, /* so that steps mix prompts and tokens */
+                                 /* Different lengths, so that steps mix prompts and decoding. */
+                                 .n_ids = PROMPT - i,
                                  .n_prompt = PROMPT - i,
                                  .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = TOKENS},
                                  .root.b = {(uint8_t)(1 + i), (uint8_t)adapter},

@@ -1,7 +1,7 @@
 /*
- * Engines on several ranks against an engine on one, on the prompts of a golden directory (deploy/demo-model,
- * or TANDEM_GOLDEN): tokens, log-probabilities and all bytes of the pool are the same. And engines whose
- * packed weights come from a file.
+ * Compares engines on several ranks with an engine on one rank, on the prompts of a golden directory
+ * (deploy/demo-model, or TANDEM_GOLDEN): tokens, log-probabilities and all bytes of the pool are equal. Also
+ * engines whose packed weights come from a file.
  */
 #include <dirent.h>
 #include <jansson.h>
@@ -34,11 +34,12 @@ struct run {
     uint32_t prompt[MAX_PROMPT], n_prompt, tokens[MAX_TOKENS], n_tokens;
     float logprobs[MAX_TOKENS], prompt_logprobs[MAX_PROMPT];
     bool adopts, ended;
-    uint32_t n_told, told_layers; /* pages told in all layers, and layers of the next ones */
-    uint64_t told_sum;            /* of all bytes that were told, as they were then */
+    /* Pages announced in all layers, and announced layers of the pages after them. */
+    uint32_t n_told, told_layers;
+    uint64_t told_sum; /* sum over all announced bytes at the time of announcement */
 };
 
-struct side { /* an engine, and what ran in it */
+struct side { /* an engine and its runs */
     struct clock clock;
     struct model *model;
     json_t *golden;
@@ -57,7 +58,7 @@ static const char *golden_dir(void)
 
 /* ------------------------------------------------------------------ callbacks */
 
-/* Of layers [begin, end) of the sequence's page i. Sums of ranges add up to that of all layers. */
+/* Sum over layers [begin, end) of the sequence's page i. Sums of ranges add up to the sum of all layers. */
 static uint64_t sum_of(const struct side *f, const struct run *r, uint32_t i, uint32_t begin, uint32_t end)
 {
     const struct kv_layout *l = engine_layout(f->engine);
@@ -170,7 +171,8 @@ static struct run *start(struct side *f, const uint32_t *ids, uint32_t n, uint32
                                  .n_prompt = n,
                                  .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = max_tokens},
                                  .goal = goal,
-                                 .root.b = {(uint8_t)f->n_runs}, /* nothing is found in the cache */
+                                 /* A root of its own, so that nothing is found in the cache. */
+                                 .root.b = {(uint8_t)f->n_runs},
                                  .prompt_logprobs = goal == SEQ_GENERATE && f->n_runs % 3 == 0,
                                  .user = r};
     ck_assert_msg(engine_seq_open(f->engine, &p, &r->seq, &e) == TD_OK, "%s", e.text);
@@ -203,8 +205,8 @@ static uint32_t golden_prompt(const struct side *f, size_t i, uint32_t *ids, uin
     return (uint32_t)json_array_size(json_object_get(c, "greedy_ids"));
 }
 
-/* Five prompts of the directory together, one more that announces its pages, and a long one, which is cut
- * into pieces. */
+/* Runs five prompts of the directory together, one more that announces its pages, and a long one that is cut
+ * into chunks. */
 static void run_some(struct side *f)
 {
     uint32_t ids[MAX_PROMPT], n, vocab = model_config(f->model)->vocab_size;
@@ -228,7 +230,7 @@ static void check_told_pages(const struct side *f)
         uint64_t sum = 0;
         for (uint32_t p = 0; p < r->n_told; p++)
             sum += sum_of(f, r, p, 0, l->n_layers);
-        if (!l->window) /* else some are given up */
+        if (!l->window) /* with a window some pages are given up */
             ck_assert_uint_eq(sum, r->told_sum);
     }
     ck_assert_uint_eq(f->runs[f->n_runs - 1].n_told, (180 + PAGE_TOKENS - 1) / PAGE_TOKENS);
@@ -272,7 +274,7 @@ START_TEST(test_ranks_give_the_bits_of_one)
 }
 END_TEST
 
-/* What the first engine has of the prompts goes to the second, as the wire brings it: whole pages. */
+/* Copies the prompt's pages from the first engine to the second, as the wire would: whole pages. */
 static void hand_over(struct side *from, struct side *to, uint32_t i)
 {
     struct run *first = &from->runs[i], *second = &to->runs[i];
@@ -301,7 +303,7 @@ START_TEST(test_ranks_hand_pages_to_any_other_number)
         start(&to, ids, n, max, SEQ_ADOPT);
     }
     run_all(&from);
-    ck_assert_uint_eq(engine_step(to.engine), 0); /* admitted, and waiting */
+    ck_assert_uint_eq(engine_step(to.engine), 0); /* it is admitted, and waits */
     for (uint32_t i = 0; i < 4; i++)
         hand_over(&from, &to, i);
     run_all(&to);
@@ -316,7 +318,8 @@ START_TEST(test_ranks_hand_pages_to_any_other_number)
 }
 END_TEST
 
-/* Heads of the latent are free to go anywhere, and shares may differ; others go with their kv heads. */
+/* Query heads of a latent layer can be on any rank, and shares may differ; other query heads go with their KV
+ * heads. */
 START_TEST(test_ranks_share_what_can_be_shared_or_name_both_numbers)
 {
     static struct side one, three;
@@ -356,7 +359,8 @@ START_TEST(test_ranks_refuse_more_stages_than_layers)
 }
 END_TEST
 
-/* The names of the files in a directory; removes them and it, if asked to. */
+/* Returns the number of files in a directory, and the state of the last one. Removes files and directory if
+ * asked to. */
 static uint32_t look_into(const char *dir, bool remove, struct stat *last_out)
 {
     char path[4096];
@@ -400,7 +404,7 @@ START_TEST(test_weights_packed_by_another_process_give_the_same_bits)
     side_open(&second, &shape);
     run_some(&second);
     ck_assert_uint_eq(look_into(dir, true, &mapped), shape.n_tensor * shape.n_pipeline);
-    ck_assert_uint_eq(mapped.st_ino, written.st_ino); /* not written anew */
+    ck_assert_uint_eq(mapped.st_ino, written.st_ino); /* the file was not written again */
     check_same(&alone, &first);
     check_same(&alone, &second);
     ck_assert_uint_eq(engine_weight_bytes(alone.engine), engine_weight_bytes(second.engine));
@@ -410,11 +414,11 @@ START_TEST(test_weights_packed_by_another_process_give_the_same_bits)
 }
 END_TEST
 
-/* Each has several files to write, and could wait for one that another has begun while it keeps one that the
- * other waits for. */
+/* Each process has several files to write. One could wait for a file that another process writes, while that
+ * one waits for a file of the first. */
 START_TEST(test_processes_that_write_packed_weights_of_several_ranks_do_not_wait_for_each_other)
 {
-    enum { N = 3, ROUNDS = 4, LIMIT_S = 40 }; /* who stands still is waited for for 60 s */
+    enum { N = 3, ROUNDS = 4, LIMIT_S = 40 }; /* a builder that stands still is waited for for 60 s */
     static struct side one;
     char dir[] = "/tmp/tandem-packed-XXXXXX";
     struct stat st;

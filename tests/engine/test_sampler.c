@@ -1,7 +1,5 @@
-/*
- * The sampler's distribution against exact probabilities (chi-square), its sets against an obvious
- * implementation that sorts, and what changes logits before the draw.
- */
+/* The sampler: its distribution against exact probabilities (chi-square), its sets of candidates against a
+ * simple implementation that sorts, and the settings that change logits before the draw. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +41,7 @@ static uint32_t cut_share(struct entry *e, uint32_t n, double share)
     return kept ? kept : 1;
 }
 
-/* Probabilities as the definitions say, by sorting. */
+/* Exact probabilities by the definitions, by sorting. */
 static void exact(const struct sampling *s, const float *logits, uint32_t vocab, double *p_out)
 {
     struct entry *e = mem_array(vocab, sizeof(*e));
@@ -108,9 +106,9 @@ static void draw(struct sampler *s, const struct sampling *p, const uint32_t *to
 }
 
 /*
- * Sum of (seen - expected)^2 / expected over tokens expected at least five times, the others together: for so
- * many degrees of freedom the sum exceeds degrees + 5 sqrt(2 degrees) + 10 about once in 10^5 samplers that
- * are right.
+ * Chi-square: the sum of (seen - expected)^2 / expected over tokens that are expected at least five times;
+ * all other tokens count as one. With d degrees of freedom, a correct sampler exceeds d + 5 sqrt(2 d) + 10
+ * about once in 10^5 runs.
  */
 START_TEST(test_sampler_draws_with_the_exact_probabilities)
 {
@@ -151,7 +149,7 @@ START_TEST(test_sampler_draws_with_the_exact_probabilities)
 }
 END_TEST
 
-/* Ids of a large vocabulary that are ever drawn are those that sorting chooses: equal logits, and sets of any
+/* With a large vocabulary, only ids of the set that sorting chooses are ever drawn: equal logits, sets of any
  * size. */
 START_TEST(test_sampler_chooses_the_sets_that_sorting_does)
 {
@@ -171,7 +169,7 @@ START_TEST(test_sampler_chooses_the_sets_that_sorting_does)
             p.typical_p = (float)(0.01 + 0.98 * random_unit(random_at(7, 10, i)));
         make_logits(logits, LARGE, i, r & 8 ? 3 : 0.3);
         for (uint32_t j = 0; r & 16 && j < LARGE; j++)
-            logits[j] = roundf(logits[j] * 4) / 4; /* many equal ones */
+            logits[j] = roundf(logits[j] * 4) / 4; /* makes many logits equal */
         exact(&p, logits, LARGE, want);
         uint32_t wrong = 0;
         for (uint32_t j = 0; j < 150; j++) {
@@ -181,7 +179,7 @@ START_TEST(test_sampler_chooses_the_sets_that_sorting_does)
             draw(s, &p, prompt, 1, 1, LARGE, work, &out);
             wrong += want[out.id] == 0;
         }
-        /* where the sum of floats and of doubles differ, one at the edge may be in or out */
+        /* Sums of floats and of doubles may differ, so one id at the edge may be in or out. */
         ck_assert_msg(wrong <= 1, "%u draws outside: top_k %u top_p %g typical_p %g", wrong, p.top_k, (double)p.top_p,
                       (double)p.typical_p);
     }
@@ -209,7 +207,7 @@ START_TEST(test_sampler_tells_the_likeliest_of_the_unmodified_distribution)
     struct sampled out;
     double sum = 0;
     make_logits(logits, VOCAB, 3, 2);
-    logits[50] = logits[60] = 9; /* equal ones: the lower id first */
+    logits[50] = logits[60] = 9; /* equal logits: the lower id comes first */
     memcpy(copy, logits, sizeof(copy));
     draw(s, &p, tokens, 4, 2, VOCAB, logits, &out);
     ck_assert_uint_eq(out.id, 3);
@@ -248,7 +246,7 @@ START_TEST(test_sampler_allows_only_what_is_allowed)
     }
     ck_assert_uint_eq(seen[7] + seen[400] + seen[12], 300);
     ck_assert(seen[7] && seen[400] && seen[12]);
-    p.stop_ids = stop; /* forbidden as long as min_tokens says */
+    p.stop_ids = stop; /* min_tokens forbids the stop ids */
     p.n_stop_ids = 2;
     for (p.seed = 0; p.seed < 100; p.seed++) {
         make_logits(logits, VOCAB, 3, 1);
@@ -257,7 +255,7 @@ START_TEST(test_sampler_allows_only_what_is_allowed)
     }
     struct td_error e = {{0}};
     ck_assert_int_eq(sampling_check(&p, VOCAB, &e), TD_OK);
-    p.n_stop_ids = 3; /* nothing is left */
+    p.n_stop_ids = 3; /* all ids are forbidden */
     ck_assert_int_eq(sampling_check(&p, VOCAB, &e), TD_ERR_INVALID);
     ck_assert(!strncmp(e.text, "sampling.allowed_ids: ", 22));
     p.min_tokens = 0;
@@ -278,7 +276,8 @@ START_TEST(test_sampler_penalties_are_counted_as_they_are_defined)
                          .max_tokens = 9};
     float logits[4] = {4, 4, 4, -1};
     struct sampled out;
-    draw(s, &p, tokens, 6, 2, 4, logits, &out); /* 0: prompt; 1: both; 2: generated three times */
+    /* Id 0 is in the prompt, 1 in both, 2 was generated three times. */
+    draw(s, &p, tokens, 6, 2, 4, logits, &out);
     ck_assert_double_eq((double)logits[0], 2);
     ck_assert_double_eq((double)logits[1], 2 - 0.5 - 0.25);
     ck_assert_double_eq((double)logits[2], 2 - 0.5 - 0.75);

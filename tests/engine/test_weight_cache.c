@@ -1,7 +1,7 @@
 /*
- * Files of packed weights: who writes them, who maps them, and what is not taken for one. The matrices here
- * are made up; that an engine computes the same with them is in test_ranks.c and test_weights.c. The last
- * test pins the bytes of the format.
+ * Files of packed weights: who writes them, who maps them, and which files are refused. The matrices here are
+ * made up; test_ranks.c and test_weights.c check that an engine computes the same with them. The last test
+ * pins the bytes of the format.
  */
 #include <fcntl.h>
 #include <sched.h>
@@ -105,7 +105,7 @@ static void check_mapped(struct weight_cache *c)
     }
 }
 
-/* Opens; writes if there is nothing to map; True: it was written. */
+/* Opens the cache, and writes the file if there is none to map. True: it wrote the file. */
 static bool use(const struct weight_cache_key *key)
 {
     struct weight_cache *c = weight_cache_open(dir, key, &logged);
@@ -192,7 +192,7 @@ static void replace_by_other_key(void)
 
 static void give_away(void)
 {
-    if (chown(path_of(FILE_NAME), 1, (gid_t)-1)) /* not root */
+    if (chown(path_of(FILE_NAME), 1, (gid_t)-1)) /* we are not root */
         ck_assert_int_eq(chmod(path_of(FILE_NAME), 0620), 0);
 }
 
@@ -267,7 +267,7 @@ START_TEST(test_packed_weights_are_private_where_the_directory_takes_no_file)
     begin();
     char path[512];
     snprintf(path, sizeof(path), "%s/a", root);
-    close(open(path, O_WRONLY | O_CREAT, 0600)); /* a file stands where a directory is to be */
+    close(open(path, O_WRONLY | O_CREAT, 0600)); /* a file is where the directory should be */
     check_not_shared();
     end();
 }
@@ -281,7 +281,7 @@ START_TEST(test_packed_weights_are_private_where_others_may_write)
     check_not_shared();
     ck_assert_int_eq(chmod(dir, 0755), 0);
     ck_assert(!use(&KEY));
-    if (!chown(dir, 1, (gid_t)-1)) { /* else we are not root */
+    if (!chown(dir, 1, (gid_t)-1)) { /* fails if we are not root */
         ck_assert_ptr_null(weight_cache_open(dir, &KEY, &logged));
         ck_assert_uint_eq(count_logged(" warn "), 2);
     }
@@ -289,7 +289,7 @@ START_TEST(test_packed_weights_are_private_where_others_may_write)
 }
 END_TEST
 
-/* Matrices are added and the end is told; nothing is left behind, and there is one warning. */
+/* Adds matrices and ends; the cache gives up with one warning, and leaves no file behind. */
 static void check_gives_up(void)
 {
     struct weight_cache *c = weight_cache_open(dir, &KEY, &logged);
@@ -316,7 +316,8 @@ START_TEST(test_packed_weights_are_private_where_files_may_not_be_so_long)
 }
 END_TEST
 
-/* A small file system at the parent of dir, seen by this process alone; false: not permitted here. */
+/* Mounts a small file system at the parent of dir, visible to this process only. False: not permitted
+ * here. */
 static bool mount_small(const char *path)
 {
     ck_assert_int_eq(mkdir(path, 0700), 0);
@@ -380,7 +381,7 @@ START_TEST(test_packed_weights_are_written_by_one_of_many_that_start_together)
 }
 END_TEST
 
-/* A process that has begun to write, and stands still; SIGUSR1: gives up. */
+/* Starts a process that begins to write and stands still. At SIGUSR1 it gives up. */
 static pid_t start_builder(void)
 {
     int ends[2];
@@ -501,7 +502,7 @@ END_TEST
 
 /* ------------------------------------------------------------------ the bytes */
 
-/* The checksum of the table, which holds the checksums of all matrices of the demo model. */
+/* The checksum of the file's table, which contains the checksums of all matrices of the demo model. */
 static uint64_t packed_sum(enum compute compute, enum k_weights weights, enum kernels_isa isa)
 {
     struct clock clock;
@@ -539,8 +540,8 @@ static uint64_t packed_sum(enum compute compute, enum k_weights weights, enum ke
     return sum;
 }
 
-/* Who changes one of these numbers raises WEIGHT_FILE_FORMAT: files of other processes and days have the old
- * bytes. */
+/* A change of one of these numbers must raise WEIGHT_FILE_FORMAT: files of other processes and days have the
+ * old bytes. */
 START_TEST(test_packed_bytes_are_those_of_the_format)
 {
     static const struct {
@@ -572,7 +573,7 @@ int main(void)
     tcase_add_test(t, test_packed_weights_with_fewer_matrices_are_refused_and_removed);
     tcase_add_test(t, test_packed_weights_are_private_where_the_directory_takes_no_file);
     tcase_add_test(t, test_packed_weights_are_private_where_others_may_write);
-    if (tap_forks()) { /* limits and mounts are the process's own */
+    if (tap_forks()) { /* limits and mounts must belong to a process of the test's own */
         tcase_add_test(t, test_packed_weights_are_private_where_files_may_not_be_so_long);
         tcase_add_test(t, test_packed_weights_are_private_where_the_disk_is_full);
         tcase_add_test(t, test_packed_weights_are_private_where_the_directory_is_read_only);

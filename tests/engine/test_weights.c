@@ -1,7 +1,7 @@
 /*
- * Models in fewer bits: what of a trained model's golden tokens is left, checkpoints that come quantised
- * against the same numbers in bf16, and that KV of one format is never taken for that of another. Checkpoints
- * with weights that nothing describes, or that are no numbers.
+ * Models in fewer bits: how many golden tokens of a trained model remain; quantised checkpoints against the
+ * same numbers in bf16; KV of one format is never taken for KV of another. Also checkpoints with weights that
+ * the configuration does not describe, or that are not finite.
  */
 #include <jansson.h>
 #include <math.h>
@@ -22,7 +22,7 @@
 
 enum { MAX_TOKENS = 512, PAGE_TOKENS = 16 };
 
-/* What one sequence gave. */
+/* The result of one sequence. */
 struct result {
     uint32_t tokens[MAX_TOKENS], n_tokens;
     float logprobs[MAX_TOKENS], prompt_logprobs[MAX_TOKENS];
@@ -61,7 +61,7 @@ struct setting {
     const char *dir;
     enum compute compute;
     enum k_weights weights;
-    enum num_type kv_dtype; /* 0: as compute */
+    enum num_type kv_dtype; /* 0: the type of compute */
     const char *weight_cache;
 };
 
@@ -118,7 +118,7 @@ static void run_seq(struct engine *engine, struct seq_params p, struct result *r
     engine_seq_close(engine, seq);
 }
 
-/* Greedy tokens after ids, and the log-probabilities of ids. */
+/* Generates greedy tokens after ids, and scores ids. */
 static struct result run(const struct setting *s, const uint32_t *ids, uint32_t n, uint32_t max_tokens)
 {
     struct result r;
@@ -140,8 +140,8 @@ static struct result run(const struct setting *s, const uint32_t *ids, uint32_t 
 /* ----------------------------------------------------------------- quality */
 
 struct quality {
-    uint32_t n, n_equal; /* greedy tokens, and those that are golden, the text before them golden too */
-    double error;        /* of log-probabilities of golden tokens, root of the mean square */
+    uint32_t n, n_equal; /* greedy tokens; those equal to the golden token, after a golden text */
+    double error;        /* root mean square error of the golden tokens' log-probabilities */
 };
 
 static struct quality quality_of(enum k_weights weights, enum num_type kv_dtype)
@@ -179,7 +179,8 @@ static struct quality quality_of(enum k_weights weights, enum num_type kv_dtype)
     return q;
 }
 
-/* Seen: int8 has all tokens, and an error of 0.0054; fp8 0.87 of them and 0.030; int4 0.59 and 0.050. */
+/* Measured: int8 keeps all tokens, with an error of 0.0054; fp8 keeps 0.87 of them, 0.030; int4 0.59,
+ * 0.050. */
 START_TEST(test_trained_model_in_fewer_bits_says_nearly_the_same)
 {
     static const struct {
@@ -196,7 +197,7 @@ START_TEST(test_trained_model_in_fewer_bits_says_nearly_the_same)
 }
 END_TEST
 
-/* Seen: 0.94 of the tokens, 0.0105. */
+/* Measured: 0.94 of the tokens, 0.0105. */
 START_TEST(test_trained_model_with_fp8_pages_says_nearly_the_same)
 {
     struct quality q = quality_of(WEIGHTS_AS_STORED, NUM_F8_E4M3);
@@ -208,7 +209,8 @@ END_TEST
 
 /* ------------------------------------------------------------- checkpoints */
 
-/* Tells whether their fingerprints are the same. */
+/* Runs both settings and checks that they give the same text. Returns whether their fingerprints are
+ * equal. */
 static bool check_text(const struct setting *a, const struct setting *b)
 {
     uint32_t ids[40];
@@ -227,8 +229,8 @@ static void check_same_text(const struct setting *a, const struct setting *b)
     ck_assert(!check_text(a, b));
 }
 
-/* The same weights from memory, and from a file (engine/weight_cache.h) when it is written, and when it is
- * there. */
+/* Compares weights from memory with weights from a file (engine/weight_cache.h), when it is written and when
+ * it is mapped. */
 static void check_packed_text(struct setting s)
 {
     struct setting cached = s;
@@ -241,11 +243,11 @@ static void check_packed_text(struct setting s)
     ck_assert_int_eq(system(command), 0);
 }
 
-/* How an e4m3 checkpoint says its scales. */
+/* How an e4m3 checkpoint stores its scales. */
 struct fp8_style {
     const char *quantization, *ending;
-    uint32_t out_block, in_block; /* 0: all */
-    bool flat;                    /* shapes without the dimension of inputs; of one scale: without any */
+    uint32_t out_block, in_block; /* size of a block with one scale; 0: the whole dimension */
+    bool flat;                    /* scales have no dimension of inputs; one scale has none at all */
 };
 
 static const struct fp8_style STYLES[] = {
@@ -256,7 +258,8 @@ static const struct fp8_style STYLES[] = {
      "_scale", 1, 0, false},
 };
 
-/* A matrix as codes and scales in one checkpoint, and as the bf16 numbers that they stand for in another. */
+/* Adds a matrix as codes and scales to one checkpoint, and as the bf16 numbers that they stand for to
+ * another. */
 static void add_fp8(struct checkpoint *codes, struct checkpoint *numbers, const char *name, const struct tensor *t,
                     const struct fp8_style *style)
 {
@@ -323,8 +326,8 @@ START_TEST(test_fp8_checkpoint_is_its_bf16_numbers_stored_or_kept)
 }
 END_TEST
 
-/* n experts of gpt-oss, [n][n_in][n_out] in bf16, and the same as codes [n][n_out][n_in / 32][16] and
- * exponents. */
+/* Adds n experts of gpt-oss, [n][n_in][n_out] in bf16, to one checkpoint, and as codes [n][n_out][n_in /
+ * 32][16] and exponents to another. */
 static void add_mxfp4(struct checkpoint *codes, struct checkpoint *numbers, const char *of, uint64_t n, uint64_t n_in,
                       uint64_t n_out)
 {
@@ -355,7 +358,7 @@ static void add_mxfp4(struct checkpoint *codes, struct checkpoint *numbers, cons
 
 START_TEST(test_mxfp4_experts_are_their_bf16_numbers)
 {
-    /* the model, with experts as wide as a group */
+    /* The model with experts as wide as a group. */
     char dir[4096];
     const char *from = source_file(dir, "tests/model/golden/gpt_oss"), *wider = "{\"intermediate_size\": 32}";
     const uint16_t bias[6 * 64] = {0};
@@ -404,8 +407,8 @@ END_TEST
 
 /* --------------------------------------------- what is no weight of the model */
 
-/* The golden mistral with changes, one more tensor, and one number of `broken` replaced. NULL: nothing of
- * it. */
+/* Writes the golden mistral with a changed configuration, one more tensor, and one number of tensor `broken`
+ * replaced. NULL: that change is not made. */
 static void write_changed(struct checkpoint *c, const char *changes, const char *extra, const char *broken, float value)
 {
     char dir[4096];
@@ -436,7 +439,7 @@ static void write_changed(struct checkpoint *c, const char *changes, const char 
 }
 
 static const struct {
-    const char *changes, *extra, *refused; /* refused NULL: it opens */
+    const char *changes, *extra, *refused; /* refused: text of the refusal; NULL: the checkpoint opens */
 } UNASKED[] = {
     {"{}", "model.layers.0.self_attn.o_proj.bias", "model.layers.0.self_attn.o_proj.bias"},
     {"{}", "model.layers.0.self_attn.q_proj.weight_scale", "model.layers.0.self_attn.q_proj.weight_scale"},
@@ -472,7 +475,8 @@ static const struct sampling SAMPLINGS[] = {
     {.top_p = 1, .repetition_penalty = 1.5f, .max_tokens = 5, .temperature = 0.7f, .top_k = 5},
 };
 
-/* value is in the weights of one id's logit, or of all. */
+/* Puts value into weights of one id's logit, or of all logits, and checks that the sequence ends with an
+ * error. */
 static void check_ends(const char *broken, float value, const struct sampling *sampling, bool scores)
 {
     uint32_t ids[40];
@@ -490,7 +494,8 @@ static void check_ends(const char *broken, float value, const struct sampling *s
     run_seq(o.engine, p, &r);
     ck_assert_int_eq(r.finish, FINISH_BROKEN);
     ck_assert_uint_eq(r.n_tokens, 0);
-    ck_assert_uint_eq(kvpool_audit(engine_pool(o.engine)).free, 100); /* and its blocks are nobody's prefix */
+    /* Its blocks are not in the prefix cache. */
+    ck_assert_uint_eq(kvpool_audit(engine_pool(o.engine)).free, 100);
     close_engine(&o);
     checkpoint_remove(&c);
 }
@@ -499,8 +504,8 @@ START_TEST(test_logits_that_are_no_numbers_end_a_sequence_without_a_token)
 {
     const struct sampling *sampling = &SAMPLINGS[_i % 3];
     for (int scores = 0; scores < 2; scores++) {
-        check_ends("model.norm.weight", NAN, sampling, scores);         /* all logits */
-        check_ends("model.embed_tokens.weight", NAN, sampling, scores); /* that of id 0 */
+        check_ends("model.norm.weight", NAN, sampling, scores);         /* changes all logits */
+        check_ends("model.embed_tokens.weight", NAN, sampling, scores); /* changes the logit of id 0 */
         check_ends("model.norm.weight", INFINITY, sampling, scores);
     }
 }

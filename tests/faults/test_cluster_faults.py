@@ -1,8 +1,8 @@
 """A whole cluster whose wire, disk and streams go wrong by script, under load.
 
-Whatever happens: no wrong token, no page lost, every call ends in time with OK or UNAVAILABLE, memory and descriptors stay flat,
-and when the faults are over all is as before. Default: some hundred faults. TANDEM_LONG=chaos: 10,000; TANDEM_SEED=N: another run;
-TANDEM_ROUTERS=N: through N routers.
+Whatever happens: no wrong token, no page lost, every call ends in time with OK or UNAVAILABLE, memory and
+descriptors stay flat, and after the faults everything is as before. Default: some hundred faults.
+TANDEM_LONG=chaos: 10,000; TANDEM_SEED=N: another run; TANDEM_ROUTERS=N: through N routers.
 """
 import collections, os, re, sys, urllib.request
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../cluster"))
@@ -97,9 +97,10 @@ def test_cluster_under_faults_gives_right_tokens_or_an_error():
               ", ".join(f"{n} {early[n]} {late[n]}" for n in late))
         bad = set(load.codes) - {"OK", "UNAVAILABLE"}
         assert not bad, (load.codes, load.texts)
-        assert load.codes["OK"] > WANTED / 20 and load.codes["OK"] > load.codes["UNAVAILABLE"], load.codes  # most are planned anew
-        assert min(in_flight[5:] or [1]) > 0, in_flight  # something to hit, all the time
-        # a short run ends before pools and memtables are full, and all pairs connected
+        # Most calls are planned anew.
+        assert load.codes["OK"] > WANTED / 20 and load.codes["OK"] > load.codes["UNAVAILABLE"], load.codes
+        assert min(in_flight[5:] or [1]) > 0, in_flight  # there are always requests to hit
+        # a short run ends before pools and memtables are full and all pairs have connected
         warming, opening = (40, 40) if WANTED >= 10000 else (160, 120)
         for name in late:
             assert late[name][0] < early[name][0] * 1.2 + warming, f"{name} grows: {early[name]} {late[name]}"

@@ -1,10 +1,11 @@
-"""What is known to break systems like this one between a request's arrival and its end. Each test is named after what it proves."""
+"""Known failures of systems like this one between a request's arrival and its end. Each test is named after
+what it proves."""
 import itertools, os, sys, threading
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../cluster"))
 from harness import *
 from client import Client, grpc, request
 
-DIMS = "layers=4,kv_heads=1,heads=1,head_dim=64,hidden=64,ffn=64,vocab=1536"  # 1 KiB of KV a token
+DIMS = "layers=4,kv_heads=1,heads=1,head_dim=64,hidden=64,ffn=64,vocab=1536"  # a token has 1 KiB of KV
 SIM = ["--engine", "sim", "--numerics", "bf16"]
 LONG = os.environ.get("TANDEM_LONG") in ("faults", "all")
 
@@ -23,7 +24,7 @@ def test_client_that_leaves_at_any_moment_leaves_nothing_behind():
         client = Client(c.router.address)
         rnd = random.Random(4)
         seen = set()
-        for i in range(rounds):  # prefill takes some 45 ms, decode some 60
+        for i in range(rounds):  # prefill takes about 45 ms, decode about 60 ms
             stream = client.generate(request(ids=ids(1500, rnd.randrange(9)), max_tokens=20, stopping__ignore_eos=True), timeout=30)
             timer = threading.Timer(rnd.random() * 0.12, stream.cancel)
             timer.start()
@@ -49,7 +50,8 @@ def test_requests_that_together_fill_the_pools_all_get_on():
     requests = [{"id": str(i), "prompt_ids": ids(rnd.choice((16, 200, 700, 900)), i), "max_tokens": rnd.choice((1, 30, 90)),
                  "greedy": True, "ignore_eos": True} for i in range(80)]
     want = {}
-    for plan, pages in (("split", 2000), ("split", 64), ("aggregated", 64), ("kept", 64)):  # 64: what the largest needs, and one page
+    # 64 pages: one more than the largest request needs.
+    for plan, pages in (("split", 2000), ("split", 64), ("aggregated", 64), ("kept", 64)):
         with Cluster(dummy=DIMS, plan=plan, worker_args=[*SIM, "--pages", str(pages), "--chunk-tokens", "128", "--max-rows",
                      "256", "--sim-prefill", "300,2,0", "--sim-decode", "500,0,0", "--max-context", "1008"]) as c:
             got = {k: r.get("token_ids") for k, r in c.generate(requests, timeout=60).items()}
@@ -111,7 +113,7 @@ def test_prompt_of_the_whole_context_is_moved_in_pieces():
         assert end.usage.prompt_tokens == n and len(first) == 6
         wait_until(lambda: sum(w["kv_bytes_in"] for w in c.status()["workers"]) >= n * 1024, 3, "the bytes are counted")
         code, text = client.error(request(ids=prompt * 2, max_tokens=6))
-        assert code == "INVALID_ARGUMENT", (code, text)  # never fits: refused before any work
+        assert code == "INVALID_ARGUMENT", (code, text)  # it never fits, so it is refused before any work
         c.audit()
         assert client.all(request(ids=prompt, max_tokens=6, stopping__ignore_eos=True), timeout=60)[1] == first
 
@@ -135,7 +137,8 @@ def test_orphaned_pages_come_back_by_themselves():
                 assert e.code().name in ("UNAVAILABLE", "CANCELLED"), e
         def prefill():
             return next(w for w in c.status()["workers"] if w["role"] == "prefill")["pages"]
-        wait_until(lambda: prefill()["free"] + prefill()["cached"] == 260, 6, lambda: str(prefill()))  # nothing was submitted
+        # No prefill was started.
+        wait_until(lambda: prefill()["free"] + prefill()["cached"] == 260, 6, lambda: str(prefill()))
         c["decode-0"].start()
         c.wait_ready(10)
         assert len(client.all(request(ids=ids(1000, 1), max_tokens=3, stopping__ignore_eos=True))[1]) == 3

@@ -14,7 +14,8 @@ WORKER = ["--engine", "sim", "--numerics", "bf16", "--pages", "3000", "--chunk-t
 
 
 class Clients:
-    """Random prompts over shared prefixes; a third leave early; some prompts are asked again and again, and must agree."""
+    """Clients with random prompts after shared prefixes. A third of the calls leave early. Some prompts are
+    sent again and again, and must give the same answer."""
 
     def __init__(self, address, n):
         self.address, self.stop = address, threading.Event()
@@ -68,7 +69,7 @@ def sizes(c):
 
 
 def slope_per_hour(samples):
-    """Least squares over (seconds, value)."""
+    """Slope of (seconds, value) by least squares."""
     n = len(samples)
     mx, my = sum(x for x, _ in samples) / n, sum(y for _, y in samples) / n
     den = sum((x - mx) ** 2 for x, _ in samples)
@@ -76,7 +77,7 @@ def slope_per_hour(samples):
 
 
 def account(c):
-    """On a busy machine somebody may not answer in time, but not three times in a row."""
+    """Runs the audit. On a busy machine a process may not answer in time, but not three times in a row."""
     for attempt in range(3):
         try:
             report = c.account()[1]
@@ -94,7 +95,8 @@ def account(c):
 @test
 def test_soak_stays_flat_and_right():
     with Cluster(dummy=DIMS, prefill=2, decode=2, store=True, plan="split", worker_args=WORKER,
-                 router_args=["--stall-ms", "10000"],  # eight clients in one process: one may be kept from reading
+                 # Eight clients in one process: one may be kept from reading.
+                 router_args=["--stall-ms", "10000"],
                  store_args=["--numerics", "bf16", "--dram-bytes", "4M", "--ssd-bytes", "64M"]) as c:
         clients = Clients(c.router.address, 8)
         started, series, shown = time.monotonic(), {}, 0

@@ -1,8 +1,8 @@
 /*
- * Transfers under every fault that the wire can make, in virtual time: thousands of faults a second, each run
- * exactly repeatable by its seed (TANDEM_SEED=N runs that one alone).
+ * Transfers under every fault of the wire, in virtual time: thousands of faults a second, and each run can be
+ * repeated exactly by its seed (TANDEM_SEED=N runs that seed alone).
  *
- * Default: a few hundred faults of each kind. TANDEM_LONG=faults: some 100,000 in all.
+ * Default: a few hundred faults of each kind. TANDEM_LONG=faults: about 100,000 in all.
  */
 #include "tests/faults/world.h"
 #include "tests/tap.h"
@@ -88,12 +88,12 @@ START_TEST(test_transfer_under_every_fault_gives_right_bytes_or_an_error)
     printf("\n");
     fflush(stdout);
     ck_assert_uint_eq(sum.n_status[7], 0);
-    ck_assert_uint_gt(sum.n_status[0], 400 * n_seeds); /* and the world still works */
+    ck_assert_uint_gt(sum.n_status[0], 400 * n_seeds); /* the world still works */
     ck_assert_uint_gt(sum.n_status[2], 0);
 }
 END_TEST
 
-/* One test for each kind: what it must end as, if it is the only one. */
+/* Runs transfers under one kind of fault alone. */
 static void only(const char *script, int n, struct world *w)
 {
     run(w, 21, script, n);
@@ -109,10 +109,8 @@ START_TEST(test_transfer_corrupt_payload_is_a_checksum_error_never_a_success)
 }
 END_TEST
 
-/*
- * The four ways in which split servers were seen to answer wrongly without a word. Whatever is read, world.h
- * holds every byte of a pull that says OK against what was leased.
- */
+/* The four ways in which split servers were seen to return wrong answers silently. world.h compares every
+ * byte of a pull that ends with TD_OK with the leased bytes. */
 static const char *const SILENT[] = {"lease:reuse=0.2", "lease:stale=0.2", "lease:expire=0.2",
                                      "wire.arrival:early=0.2"};
 
@@ -138,7 +136,7 @@ START_TEST(test_transfer_that_says_done_without_sending_is_a_stall)
 {
     struct world w;
     only("wire.payload:lie=0.1", 300, &w);
-    ck_assert_uint_gt(w.n_status[1], 20); /* told as lost, long before the deadline */
+    ck_assert_uint_gt(w.n_status[1], 20); /* reported as lost, long before the deadline */
     ck_assert_uint_eq(w.n_status[5] + w.n_status[7], 0);
 }
 END_TEST
@@ -170,7 +168,7 @@ START_TEST(test_transfer_with_one_bad_part_fails_whichever_part_it_is)
             snprintf(script, sizeof(script), "wire.payload:%s@%d", KINDS[kind], position);
             run(&w, 31, script, 1);
             n_struck += n_faults(&w);
-            if (kind != 1 && n_faults(&w)) /* a cut may take nothing away */
+            if (kind != 1 && n_faults(&w)) /* a cut may remove nothing */
                 ck_assert_msg(!w.n_status[0], "%s at part %d", KINDS[kind], position);
         }
         ck_assert_uint_ge(n_struck, 2);

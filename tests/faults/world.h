@@ -1,15 +1,15 @@
 /*
- * Some xfers in one thread, under a virtual clock and a script of faults: what happens is a function of the
- * seed.
+ * Some xfers in one thread, under a virtual clock and a script of faults. Everything that happens is a
+ * function of the seed.
  *
- * Transfers begin at random times between random nodes, are announced piece by piece, and now and then
- * cancelled on either side. The oracles (failures of the field, each of them seen in other systems):
+ * Transfers begin at random times between random nodes, are announced piece by piece, and are sometimes
+ * cancelled on either side. The tests check these rules; each failure was seen in another system:
  *
- *   - a pull that says TD_OK has every byte of the pages that were leased, whatever happened on the way;
- *     those that were had stay as they are, however it ends;
+ *   - a pull that ends with TD_OK has every byte of the leased pages, whatever happened on the way; pages
+ *     that the reader had before stay as they are, however the pull ends;
  *   - each lease and each pull ends once, within its time;
- *   - after its end nothing writes into a page of a pull: it is filled with a poison that must stay until the
- *     next use;
+ *   - after the end of a pull nothing writes into its pages: they are filled with a poison that must stay
+ *     until the next use;
  *   - at the end no lease, pull, connection or page is left.
  */
 #pragma once
@@ -24,7 +24,7 @@
 #include "base/random.h"
 #include "transfer/xfer.h"
 
-/* libcheck's assertions write to a pipe each time: those in inner loops only speak when they fail. */
+/* libcheck writes to a pipe at each assertion, so checks in inner loops only call it when they fail. */
 enum { WORLD_NODES = 3, WORLD_PAGES = 24, WORLD_RUN = 4, WORLD_LAYERS = 4, WORLD_AT_ONCE = 8, POISON = 0xee };
 
 static const struct kv_layout WORLD_LAYOUT = {NUM_F16, WORLD_LAYERS, 1, 16, 16};
@@ -37,7 +37,7 @@ struct sim_node {
     struct faults *faults;
     char name[16];
     uint8_t *arena;
-    int use[WORLD_PAGES]; /* transfer + 1; 0: free */
+    int use[WORLD_PAGES]; /* 1 + transfer that uses the page; 0: free */
     bool is_poisoned[WORLD_PAGES];
     uint32_t generation[WORLD_PAGES];
 };
@@ -48,8 +48,8 @@ struct sim_transfer {
     struct world *world;
     int number, holder, reader;
     uint32_t n_pages, n_have, from[WORLD_RUN], to[WORLD_RUN];
-    uint64_t at[N_STEPS]; /* when; 0: done or not to be done */
-    uint32_t n_announced; /* layers */
+    uint64_t at[N_STEPS]; /* time of each step; 0: done, or not to be done */
+    uint32_t n_announced; /* announced layers */
     bool lease_ended, pull_ended;
 };
 
@@ -61,7 +61,7 @@ struct world {
     struct sim_node nodes[WORLD_NODES];
     struct sim_transfer *transfers;
     int n_transfers, n_begun, n_over;
-    uint64_t page_bytes, trace; /* trace: a hash of all that was told, with its time */
+    uint64_t page_bytes, trace; /* trace: a hash of all callbacks and their times */
     uint64_t n_status[8], n_faults[FAULT_SITES][FAULT_KINDS];
 };
 
@@ -266,7 +266,7 @@ static inline void take_step(struct sim_transfer *t, enum step step)
     }
 }
 
-/* Takes what is due; says when something is next. */
+/* Does the steps that are due. Returns the time of the next one. */
 static inline uint64_t run_schedule(struct world *w)
 {
     uint64_t now = clock_now(&w->clock), next = UINT64_MAX;
@@ -288,7 +288,7 @@ static inline uint64_t run_schedule(struct world *w)
 
 /* ------------------------------------------------------------------ the run */
 
-/* All nodes, until nothing happens any more at this moment; when something will. */
+/* Runs all nodes until nothing more happens at this moment. Returns the time of the next event. */
 static inline uint64_t settle(struct world *w)
 {
     uint64_t due = UINT64_MAX;

@@ -1,6 +1,6 @@
 /*
- * Fuzz targets, one a program by -DTARGET=...: whatever the bytes, a parser answers with a status, reads
- * nothing outside of them and leaks nothing. Run with libFuzzer: build/tests/fuzz/fuzz_NAME -runs=10000000.
+ * Fuzz targets, one for each program (-DTARGET=...). For any bytes a parser must return a status, read
+ * nothing outside of them, and leak nothing. Run with libFuzzer: build/tests/fuzz/fuzz_NAME -runs=10000000.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -68,7 +68,7 @@ static void layout(const uint8_t *data, size_t size)
         return;
     kv_layout_encode(&l, back);
     if (memcmp(back, data, sizeof(back)))
-        abort(); /* one encoding for each layout */
+        abort(); /* a layout has exactly one encoding */
 }
 
 static void tensors(const uint8_t *data, size_t size)
@@ -90,7 +90,7 @@ static void config(const uint8_t *data, size_t size)
     double inv_freq[MODEL_MAX_PAIRS];
     if (model_config_parse((const char *)data, size, (const char *)data, size, &c, NULL))
         return;
-    for (int i = 0; i < 4; i++) /* what was accepted can be worked with */
+    for (int i = 0; i < 4; i++) /* an accepted object must be usable */
         (void)model_config_rope(&c, &c.rope[i % 2], i / 2, inv_freq);
     struct kv_layout l = model_config_layout(&c, NUM_BF16, 16);
     (void)kv_layout_check(&l, NULL);
@@ -98,7 +98,7 @@ static void config(const uint8_t *data, size_t size)
         abort();
 }
 
-/* adapter_config.json, a zero, adapter_model.safetensors. */
+/* Input: adapter_config.json, a zero byte, adapter_model.safetensors. */
 static void adapter(const uint8_t *data, size_t size)
 {
     static const struct model_dummy DIMS = {
@@ -142,7 +142,7 @@ static void tokenizer(const uint8_t *data, size_t size)
     tokenizer_close(t);
 }
 
-/* A template; what it sees is fixed, with values of each kind. */
+/* Input: a template. Its variables are fixed and have values of each kind. */
 static void template(const uint8_t *data, size_t size)
 {
     static const char VARIABLES[] =
@@ -171,7 +171,7 @@ static void check_trace(const struct trace *t)
             abort();
 }
 
-/* Also what is made of it: written it must be read again. */
+/* An accepted trace is also written, and must be readable again. */
 static void trace(const uint8_t *data, size_t size)
 {
     static const struct trace_change change = {.rate = 2, .length_scale = 0.5, .output_scale = 1, .prefix_scale = 1.5};
@@ -231,7 +231,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     void (*const all[])(const uint8_t *, size_t) = {events,  store_msg, block,    layout, tensors, config,
                                                     adapter, tokenizer, template, trace,  report,  profile};
-    (void)all; /* each program uses one */
+    (void)all; /* each program uses only one of them */
     TARGET(data, size);
     return 0;
 }

@@ -1,8 +1,5 @@
-/*
- * Bytes from a disk into the codecs (kvstore/codec.h): whatever they are, decoding ends with a status, and
- * reads and writes nothing outside of them and of one page; and whatever a page holds, what was made of it
- * can be decoded.
- */
+/* Bytes from a disk for the codecs (kvstore/codec.h). For any bytes decoding ends with a status, and accesses
+ * nothing outside of them and of one page. Whatever a page contains, its encoding can be decoded. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +32,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const struct kv_layout *l = &LAYOUTS[*data / BLOCK_CODECS % (sizeof(LAYOUTS) / sizeof(LAYOUTS[0]))];
     enum block_codec codec = (enum block_codec)(*data % BLOCK_CODECS);
     size_t page_bytes = kv_layout_page_bytes(l);
-    uint8_t *page = malloc(page_bytes), *copy = malloc(size); /* their ends are where they seem to be */
+    /* Exact sizes, so that ASan sees any access beyond the ends. */
+    uint8_t *page = malloc(page_bytes), *copy = malloc(size);
     struct codec *c = codec_open(l);
     memcpy(copy, data, size);
     (void)codec_decode(c, codec, copy + 1, size - 1, page);

@@ -19,7 +19,7 @@ static inline uint32_t data_range(uint64_t seed, uint64_t i, uint32_t low, uint3
     return low + (uint32_t)(data_bits(seed, i) % (high - low + 1));
 }
 
-/* n numbers in (-scale, scale), now and then a zero of either sign; free() them. */
+/* n numbers in (-scale, scale), some of them zeros of either sign. Free with free(). */
 static inline float *data_floats(uint64_t seed, size_t n, float scale)
 {
     float *x = mem_array(n, sizeof(*x));
@@ -32,7 +32,7 @@ static inline float *data_floats(uint64_t seed, size_t n, float scale)
     return x;
 }
 
-/* The same numbers as type. */
+/* The same numbers, converted to type. Free with free(). */
 static inline void *data_as(const float *x, enum num_type type, size_t n)
 {
     void *out = mem_array(n, num_type_bytes(type));
@@ -40,7 +40,8 @@ static inline void *data_as(const float *x, enum num_type type, size_t n)
     return out;
 }
 
-/* Ways to draw: each setting alone, and together. Row i of any n: DRAWS[i % N_DRAWS], with another u. */
+/* Settings of draws: each one alone, and all together. Row i of any step uses DRAWS[i % N_DRAWS], with a u of
+ * its own. */
 static inline struct k_draw data_draw(uint32_t i)
 {
     static const struct k_draw DRAWS[] = {
@@ -75,7 +76,7 @@ static inline struct kernels *data_open(enum kernels_isa isa, uint32_t n_threads
     return k;
 }
 
-/* Equal bits; NaNs are equal whatever they carry. */
+/* Checks for equal bits. All NaNs count as equal. */
 static inline void data_equal(const float *a, const float *b, size_t n, const char *what)
 {
     for (size_t i = 0; i < n; i++) {

@@ -1,8 +1,10 @@
 /*
- * What the suites of a device share: plain C on the CPU and the device, side by side, with the same inputs.
+ * Shared by the suites of a device, which run plain C on the CPU and the device side by side with the same
+ * inputs.
  *
- * The device is CUDA's first one, or the CPU's own fast version, which exercises the suites themselves.
- * TANDEM_DEVICE=cpu or cuda: only that. Tests on a device that is not there are skipped, by name.
+ * The device is CUDA's first one, or the CPU's own fast version, which tests the suites themselves.
+ * TANDEM_DEVICE=cpu or cuda selects one of them. If the machine does not have a device, its tests are skipped
+ * by name.
  */
 #pragma once
 
@@ -13,14 +15,14 @@
 #include "tests/kernels/data.h"
 #include "tests/tap.h"
 
-enum { N_DEVICES = 2, CASES = 40 /* random ones of a test */ };
+enum { N_DEVICES = 2, CASES = 40 /* random cases of a test */ };
 
 static const struct {
     const char *name;
     enum kernels_device device;
 } DEVICES[N_DEVICES] = {{"cpu", DEVICE_CPU}, {"cuda", DEVICE_CUDA}};
 
-/* Both sides of a comparison: plain C, and the device. */
+/* Both sides of a comparison: [0] plain C, [1] the device. */
 static struct kernels *sides[2];
 
 static inline void open_device(int i, enum compute compute, bool any_order)
@@ -47,10 +49,8 @@ static inline void close_device(void)
     kernels_close(sides[1]);
 }
 
-/*
- * The same bytes on both sides. What follows compares before it calls libcheck, which notes every assertion
- * in a file.
- */
+/* The same bytes on both sides. The functions below compare first and call libcheck only at the end, because
+ * libcheck writes every assertion to a file. */
 struct twin {
     void *at[2];
     size_t len_bytes;
@@ -83,7 +83,7 @@ static inline void twin_free(struct twin *t)
         k_free(sides[i], t->at[i]);
 }
 
-/* What a side has, on the host; free() it. */
+/* Copies the bytes of a side to the host. Free with free(). */
 static inline void *twin_read(const struct twin *t, int side)
 {
     void *host = mem_zalloc(t->len_bytes);
@@ -110,7 +110,7 @@ static inline void twin_same_bytes(const struct twin *t, const char *what)
     free(got);
 }
 
-/* Rows of dim, as far apart as share of the largest number in the row, at most. */
+/* Checks rows of dim numbers: both sides differ by at most `share` of the largest number in the row. */
 static inline void twin_near(const struct twin *t, uint32_t dim, float share, const char *what)
 {
     float *want = twin_read(t, 0), *got = twin_read(t, 1);
@@ -130,7 +130,7 @@ static inline void twin_near(const struct twin *t, uint32_t dim, float share, co
 
 /* -------------------------------------------------------------------- main */
 
-/* Each test on each device, i being which; without any, all are skipped. */
+/* Runs each test on each device; _i is the index of the device. Without a device all tests are skipped. */
 static inline int device_main(const char *name, const TTest *const *tests, uint32_t n_tests)
 {
     const char *only = getenv("TANDEM_DEVICE");
@@ -154,10 +154,10 @@ static inline int device_main(const char *name, const TTest *const *tests, uint3
             n_present++;
         suite_add_tcase(suite, t);
     }
-    fflush(stdout); /* or every test's process would have it to say as well */
+    fflush(stdout); /* else each forked test would print the buffer again */
     if (n_present)
         return tap_main(suite);
-    srunner_free(srunner_create(suite)); /* only a runner frees a suite */
+    srunner_free(srunner_create(suite)); /* only a runner can free a suite */
     printf("1..%u\n", n_tests);
     return 0;
 }

@@ -1,7 +1,5 @@
-/*
- * Every instruction set against plain C, bit for bit, and the invariance that the product promises: a row's
- * result does not depend on the rows beside it, the chunk, or the number of threads.
- */
+/* Compares every instruction set with plain C, bit for bit. Also the invariance that the product promises: a
+ * row's result does not depend on the rows beside it, the chunk, or the number of threads. */
 #include <math.h>
 
 #include "tests/kernels/data.h"
@@ -13,7 +11,8 @@ static const struct {
 
 enum { N_BACKENDS = sizeof(BACKENDS) / sizeof(BACKENDS[0]) };
 
-static struct kernels *plain, *fast; /* fast is NULL where the CPU lacks it: the test passes without work */
+/* Fast is NULL if the CPU lacks the instruction set: the test then passes without work. */
+static struct kernels *plain, *fast;
 
 static void open_both(int i)
 {
@@ -47,7 +46,7 @@ static struct k_matrix *pack(struct kernels *k, const struct linear_case *c, uin
         float *w = data_floats(seed + (uint64_t)i, n, c->scale);
         data[i] = data_as(w, c->type[i], n);
         parts[i] = (struct k_matrix_part){.data = data[i], .type = c->type[i], .n_out = c->n_out[i]};
-        if (c->bias && i == 0) { /* any numbers do */
+        if (c->bias && i == 0) { /* any numbers will do */
             parts[i].bias = data[i];
             parts[i].bias_type = c->type[i];
         }
@@ -117,7 +116,8 @@ START_TEST(test_linear_equals_plain_beyond_a_cache_block)
 }
 END_TEST
 
-/* Products and sums around the smallest normal number, where VDPBF16PS flushes, and up to infinity. */
+/* Products and sums around the smallest normal number, where VDPBF16PS flushes to zero, and up to
+ * infinity. */
 START_TEST(test_linear_bf16_equals_plain_at_the_edges_of_the_range)
 {
     open_both(_i);
@@ -141,10 +141,8 @@ START_TEST(test_linear_bf16_equals_plain_at_the_edges_of_the_range)
 }
 END_TEST
 
-/*
- * One pair of k's and an accumulator that a first pair sets, with random exponents everywhere: sums that
- * cancel, that are subnormal before or after rounding, ties.
- */
+/* One pair of k's, and an accumulator that a first pair sets, all with random exponents: sums that cancel,
+ * sums that are subnormal before or after rounding, ties. */
 START_TEST(test_linear_bf16_equals_plain_for_random_bits)
 {
     open_both(_i);
@@ -321,14 +319,14 @@ END_TEST
 struct kv_case {
     struct kv_layout layout;
     uint32_t n_heads, n_seqs, window, v_dim;
-    uint32_t first_kv_head, n_kv_heads; /* 0: all of the layout's */
+    uint32_t first_kv_head, n_kv_heads; /* 0: all KV heads of the layout */
     float cap;
     bool sinks;
     uint32_t first_pos[4], n_rows[4];
 };
 
-/* A batch of sequences, its pages (filled with NaN), and where they start: the KV of 0..first_pos comes from
- * seed. */
+/* A batch of sequences, its pages (filled with NaN), and the start of each: the KV of positions 0..first_pos
+ * comes from seed. */
 struct kv_batch {
     struct k_attn attn;
     struct k_attn_seq seqs[4];
@@ -383,7 +381,7 @@ static void batch_close(struct kv_batch *b)
     free(b->sinks);
 }
 
-/* The row of sequence i at a position: the same numbers in whatever chunk it comes. */
+/* Fills the row of sequence seq at a position: it has the same numbers in every chunk. */
 static void fill_row(struct kv_batch *b, uint32_t row, uint32_t seq, uint32_t pos)
 {
     float *x = data_floats(7000 + seq * 1000 + pos, b->stride, 1.5f);
@@ -391,7 +389,7 @@ static void fill_row(struct kv_batch *b, uint32_t row, uint32_t seq, uint32_t po
     free(x);
 }
 
-/* Stores what lies before the chunk, one row at a time, then fills the chunk and stores it. */
+/* Stores the KV before the chunk, one row at a time; then fills the chunk and stores its KV. */
 static void fill(struct kernels *k, struct kv_batch *b, const uint32_t *seq_ids)
 {
     for (uint32_t i = 0; i < b->attn.n_seqs; i++) {
@@ -427,7 +425,7 @@ static struct kv_case random_kv_case(uint64_t i)
         c.layout.kind = KV_LATENT;
         c.layout.n_kv_heads = 1;
         c.v_dim = data_range(i, 25, 1, c.layout.head_dim);
-    } else if (i % 3 == 1) { /* pages hold heads of others, too */
+    } else if (i % 3 == 1) { /* pages also hold heads of other ranks */
         c.n_kv_heads = c.layout.n_kv_heads;
         c.first_kv_head = data_range(i, 26, 0, 2);
         c.layout.n_kv_heads += c.first_kv_head + data_range(i, 27, 0, 2);
@@ -439,7 +437,7 @@ static struct kv_case random_kv_case(uint64_t i)
     return c;
 }
 
-/* Pages that lie before every row's window are gone. */
+/* Drops pages that are before the window of every row. */
 static void drop_unseen(const struct kv_case *c, struct kv_batch *b)
 {
     struct kv_layout l = c->layout;
@@ -482,7 +480,7 @@ START_TEST(test_attention_equals_plain_for_any_shape)
 }
 END_TEST
 
-/* What ranks do with pages that all of them have in one place. */
+/* Ranks with one common set of pages: each computes a range of heads. */
 START_TEST(test_attention_by_ranges_of_heads_equals_all_heads)
 {
     open_both(_i);
@@ -531,7 +529,8 @@ START_TEST(test_attention_by_ranges_of_heads_equals_all_heads)
 }
 END_TEST
 
-/* A prompt as one chunk, against the same prompt in odd chunks beside strangers, against rows one by one. */
+/* Compares a prompt as one chunk with the same prompt in odd chunks beside other sequences, and with rows one
+ * by one. */
 START_TEST(test_attention_row_is_the_same_in_any_chunk_and_batch)
 {
     open_both(_i);
@@ -573,8 +572,8 @@ END_TEST
 
 enum { STACK = 5, STACK_IN = 37, STACK_OUT = 70 };
 
-/* One of four kinds: with and without bias, in both computes. matrices: also in the stack, which frees
- * them. */
+/* Makes one of four kinds of stack: with and without bias, in both compute types. matrices: the matrices of
+ * the stack, which owns them. */
 static struct k_stack *stack(struct kernels *k, int kind, struct k_matrix *matrices[STACK])
 {
     struct linear_case c = {.n_in = STACK_IN, .n_out = {STACK_OUT, 0}, .scale = 1, .bias = kind % 2};
@@ -588,7 +587,8 @@ static struct k_stack *stack(struct kernels *k, int kind, struct k_matrix *matri
     return s;
 }
 
-/* Sorted rows of many matrices, and each row with each matrix, against one matrix after the other. */
+/* A stack with sorted rows of many matrices, and with each row for each matrix, gives what one matrix after
+ * the other gives. */
 START_TEST(test_a_stack_gives_what_linear_gives)
 {
     open_both(_i);
@@ -618,7 +618,7 @@ START_TEST(test_a_stack_gives_what_linear_gives)
 }
 END_TEST
 
-/* Five pairs by hand, and a shared expert behind them. */
+/* Five pairs written by hand, followed by a shared expert. */
 START_TEST(test_slots_are_sorted_by_expert_and_rows_stay_in_order)
 {
     struct kernels *k = data_open(ISA_AUTO, 1);
@@ -696,7 +696,7 @@ START_TEST(test_route_takes_the_best_experts_of_the_best_groups)
     enum { ROWS = 300, E = 24, USED = 4, STRIDE = 5 };
     float *logits = data_floats(5, ROWS * E, 4), weights[ROWS * STRIDE];
     uint32_t experts[ROWS * STRIDE];
-    logits[0] = logits[1] = logits[7] = 9; /* the lower index first */
+    logits[0] = logits[1] = logits[7] = 9; /* equal logits: the lower index comes first */
     for (int mode = 0; mode < 4; mode++) {
         const struct k_router r = {E, USED, mode % 2 ? 6 : 1, mode % 2 ? 2 : 1, mode / 2, 2.5f};
         k_route(k, &r, logits, ROWS, STRIDE, experts, weights);
@@ -705,7 +705,7 @@ START_TEST(test_route_takes_the_best_experts_of_the_best_groups)
             const float *row = logits + t * E;
             const uint32_t *got = experts + t * STRIDE;
             bool open[E] = {false};
-            for (uint32_t g = 0; g < r.n_groups; g++) { /* how many groups are better? */
+            for (uint32_t g = 0; g < r.n_groups; g++) { /* counts the better groups */
                 uint32_t better = 0, size = E / r.n_groups;
                 for (uint32_t h = 0; h < r.n_groups; h++)
                     better +=
@@ -757,7 +757,8 @@ START_TEST(test_combine_adds_weighted_rows_in_order)
 }
 END_TEST
 
-/* Each head as if it were a row; interleaved pairs as if they were halves. */
+/* Compares each head with the same numbers as a row, and interleaved pairs with the same numbers as
+ * halves. */
 START_TEST(test_heads_are_normed_and_rotated_each_by_itself)
 {
     struct kernels *k = data_open(ISA_AUTO, 2);
@@ -811,7 +812,7 @@ START_TEST(test_sampling_equals_plain_whatever_is_drawn)
         float *row = x + (size_t)r * N;
         row[17 + r] = row[500 + r] = r % 2 ? 4 : 12;
         for (uint32_t i = 0; r % 3 == 0 && i < N; i++)
-            row[i] = (float)(int)(row[i] * 4) / 4; /* many equal ones */
+            row[i] = (float)(int)(row[i] * 4) / 4; /* makes many logits equal */
         draws[r] = data_draw(r);
     }
     x[3] = NAN;
@@ -825,7 +826,7 @@ START_TEST(test_sampling_equals_plain_whatever_is_drawn)
         k_sample_rows(plain, x, N, ROWS, draws, a);
         k_sample_rows(fast, x, N, ROWS, draws, b);
         data_sampled_equal(b, a, ROWS);
-        ck_assert_uint_eq(a[0].id, 17); /* greedily, the lowest of equals */
+        ck_assert_uint_eq(a[0].id, 17); /* greedy: the lowest of equal ids */
         ck_assert_uint_eq(a[1].id, 9);
         ck_assert_uint_eq(a[8].id, 0);
         ck_assert_uint_eq(a[16].id, 77);
@@ -869,8 +870,8 @@ START_TEST(test_open_refuses_nonsense)
 }
 END_TEST
 
-/* Many small operations in a row, with pauses long enough for the threads to fall asleep: none may hang or
- * lose a piece. */
+/* Many small operations in a row, with pauses in which the threads fall asleep: no operation may hang or lose
+ * a piece. */
 START_TEST(test_pool_survives_many_operations)
 {
     struct kernels *k = data_open(ISA_AUTO, 4);

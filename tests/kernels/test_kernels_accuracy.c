@@ -1,9 +1,10 @@
-/* Plain C against double precision and libm; and the functions that every instruction set must share. */
+/* Compares plain C with double precision and libm. Also tests the functions that all instruction sets must
+ * share. */
 #include <math.h>
 
 #include "tests/kernels/data.h"
 
-/* Distance in units of the last place of the reference, rounded to f32. */
+/* Distance in units in the last place of the reference, rounded to f32. */
 static double ulps(float got, double want)
 {
     float near = fabsf((float)want);
@@ -151,7 +152,7 @@ START_TEST(test_rmsnorm_and_activations_are_near_double)
 }
 END_TEST
 
-/* Softmax over all positions at once, in double, K and V read back from f32 pages. */
+/* The reference: softmax over all positions at once, in double, with K and V read back from f32 pages. */
 START_TEST(test_attention_is_near_naive_double)
 {
     struct kernels *k = data_open(ISA_PLAIN, 1);
@@ -235,7 +236,8 @@ START_TEST(test_logsumexp_is_near_double)
 }
 END_TEST
 
-/* Every 16-bit pattern widens and comes back; every exponent narrows as arithmetic in double says. */
+/* Every 16-bit pattern is widened and comes back unchanged. Every exponent narrows as arithmetic in double
+ * gives it. */
 START_TEST(test_conversions_round_to_nearest_even)
 {
     for (uint32_t h = 0; h < 65536; h++)
@@ -294,7 +296,7 @@ START_TEST(test_f16_rounds_ties_to_even_and_overflows_to_infinity)
 }
 END_TEST
 
-/* The definition: sign, four bits of exponent with bias 7, three of mantissa. */
+/* e4m3 by its definition: sign, four bits of exponent with bias 7, three bits of mantissa. */
 static double e4m3_of(uint32_t code)
 {
     uint32_t e = code >> 3 & 15, m = code & 7;
@@ -315,7 +317,7 @@ START_TEST(test_e4m3_has_its_numbers_rounds_ties_to_even_and_saturates)
             ck_assert(isnan(x[i]) && back[i] % 128 == 127);
         else
             ck_assert((double)x[i] == e4m3_of(i) && back[i] == i);
-    for (uint32_t i = 0; i < 126; i++) { /* half-way, and a little to either side */
+    for (uint32_t i = 0; i < 126; i++) { /* halfway between two codes, and a little to either side */
         double middle = (e4m3_of(i) + e4m3_of(i + 1)) / 2;
         float in[] = {(float)(middle * (1 - 1e-6)), (float)middle, (float)(middle * (1 + 1e-6))};
         k_convert_from_f32(in, NUM_F8_E4M3, 3, back);

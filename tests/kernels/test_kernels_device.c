@@ -1,7 +1,5 @@
-/*
- * Every operation of a device but attention against plain C on the CPU: exact ones bit for bit, those that
- * have another order of summation within bounds, and then a row's bits in any batch.
- */
+/* Compares every operation of a device except attention with plain C on the CPU: exact operations bit for
+ * bit, those with another order of summation within bounds. Then a row's bits in any batch. */
 #include "kernels/backend.h"
 #include "tests/kernels/device.h"
 
@@ -20,7 +18,7 @@ START_TEST(test_what_is_written_is_read)
         ck_assert_int_eq(k_alloc(sides[1], n, &p), TD_OK);
         k_write(sides[1], p, out, n);
         uint8_t first = out[0];
-        out[0] = (uint8_t)~first; /* the source is ours again */
+        out[0] = (uint8_t)~first; /* the call has returned, so the source may change */
         k_read(sides[1], in, p, n);
         k_finish(sides[1]);
         ck_assert_uint_eq(in[0], first);
@@ -49,7 +47,8 @@ START_TEST(test_many_small_reads_are_there_after_one_finish)
 }
 END_TEST
 
-/* Arrays of a step, more than fit at first, changed as soon as they are put; over several steps. */
+/* Arrays of a step, more than fit at first; their sources change as soon as they are put; over several
+ * steps. */
 START_TEST(test_what_is_put_is_there_for_the_step)
 {
     open_exact(_i);
@@ -60,7 +59,7 @@ START_TEST(test_what_is_put_is_there_for_the_step)
     for (int step = 0; step < STEPS; step++) {
         k_step(k);
         const float *at[PUTS];
-        float *kept[PUTS]; /* on the CPU the array itself is read */
+        float *kept[PUTS]; /* the CPU reads the array itself */
         for (int i = 0; i < PUTS; i++) {
             for (uint32_t j = 0; j < N; j++)
                 work[j] = x[j] * (float)(i + step);
@@ -89,8 +88,8 @@ START_TEST(test_what_is_put_is_there_for_the_step)
 }
 END_TEST
 
-/* Runs of an array, doubled one after the other and read aside: each is there at its mark, mapped memory or
- * not. */
+/* Runs of an array are doubled one after the other and read asynchronously. Each is there at its mark, in
+ * mapped memory or not. */
 START_TEST(test_what_is_read_aside_is_there_at_its_mark)
 {
     open_exact(_i);
@@ -125,7 +124,7 @@ START_TEST(test_what_is_read_aside_is_there_at_its_mark)
 }
 END_TEST
 
-/* What was read aside without a mark is over with k_finish, and the next one waits for its operations
+/* An asynchronous read without a mark has ended after k_finish. The next read waits for its operations
  * again. */
 START_TEST(test_what_is_read_aside_is_there_after_finish_without_a_mark)
 {
@@ -187,7 +186,7 @@ struct linear_case {
     bool accumulate, bias;
 };
 
-/* A matrix, and on the host what bounds its error: |W| as it is stored, [n_out][n_in], and the bias. */
+/* A matrix, and on the host the numbers that bound its error: |W| as stored, [n_out][n_in], and the bias. */
 struct weights {
     struct k_matrix *at[2];
     float *size, *bias_size;
@@ -235,7 +234,7 @@ static void weights_free(struct weights *w)
     free(w->bias_size);
 }
 
-/* Within 2^-12 of the sum of what is added, each without its sign: one product left out is more than that. */
+/* Checks that y is within 2^-12 of the sum of the terms' absolute values. A missing product exceeds that. */
 static void linear_near(const struct weights *w, const float *x, const float *y_before, const struct twin *y)
 {
     float *want = twin_read(y, 0), *got = twin_read(y, 1);
@@ -297,7 +296,7 @@ START_TEST(test_linear_f32_keeps_subnormal_numbers_and_signs_of_zero)
     enum { N_IN = 3, N_OUT = 4 };
     static const float W[N_OUT][N_IN] = {
         {0, 0, -0x1p-100f}, {0x1p-80f, 0x1p-80f, 0}, {-0x1p-149f, 0x1p-149f, 0}, {1, -1, 0x1p-140f}};
-    static const float X[2][N_IN] = {{1, 1, 0x1p-60f}, {1, 1, 0x1.8p-5f}}; /* the first sum ends as -0 */
+    static const float X[2][N_IN] = {{1, 1, 0x1p-60f}, {1, 1, 0x1.8p-5f}}; /* the first sum is -0 */
     struct k_matrix_part part = {.data = W, .type = NUM_F32, .n_out = N_OUT};
     struct twin x = twin_of(X, sizeof(X)), y = twin_floats(1, 2 * N_OUT, 1);
     for (int i = 0; i < 2; i++) {
@@ -330,7 +329,7 @@ START_TEST(test_linear_in_any_order_is_near_plain)
     open_device(_i, COMPUTE_BF16, true);
     for (uint64_t s = 200; s < 212; s++) {
         struct linear_case c = random_case(s, COMPUTE_BF16);
-        c.n_out[0] = c.n_out[0] * 4; /* aligned, as cuBLAS wants */
+        c.n_out[0] = c.n_out[0] * 4; /* aligned as cuBLAS requires */
         c.n_out[1] = 0;
         check_linear(&c, data_range(s, 1, 65, 200), s);
     }
@@ -338,7 +337,7 @@ START_TEST(test_linear_in_any_order_is_near_plain)
 }
 END_TEST
 
-/* Over many stages of K, and outputs over many tiles. */
+/* Many stages of K, and outputs over many tiles. */
 START_TEST(test_linear_is_right_for_large_shapes)
 {
     for (enum compute compute = COMPUTE_F32; compute <= COMPUTE_BF16; compute++) {
@@ -355,7 +354,7 @@ START_TEST(test_linear_is_right_for_large_shapes)
 }
 END_TEST
 
-/* Rows of x [n_rows][n_in], n at a time, give what all of them gave. */
+/* Checks that the rows of x [n_rows][n_in], some at a time, give what all of them together gave. */
 static void check_batches(struct kernels *k, const struct k_matrix *m, const float *x, uint32_t n_in, uint32_t n_out,
                           uint32_t n_rows, const float *all)
 {
@@ -364,7 +363,7 @@ static void check_batches(struct kernels *k, const struct k_matrix *m, const flo
     float *y = mem_array((size_t)n_rows * n_out, sizeof(float));
     void *out = alloc(k, y, (size_t)n_rows * n_out * sizeof(float));
     for (uint32_t s = 0; s < sizeof(SIZES) / sizeof(SIZES[0]); s++) {
-        uint32_t step = SIZES[s] < 17 ? 29 : SIZES[s]; /* not every row alone */
+        uint32_t step = SIZES[s] < 17 ? 29 : SIZES[s]; /* single rows are only sampled */
         for (uint32_t row = 0; row < n_rows; row += step) {
             uint32_t left = n_rows - row, n = left < SIZES[s] ? left : SIZES[s];
             k_linear(k, m, (float *)in + (size_t)row * n_in, n, out, false);
@@ -402,7 +401,7 @@ START_TEST(test_linear_row_is_the_same_alone_and_in_a_batch)
 }
 END_TEST
 
-/* Around the sizes of tiles and of what is copied at once, in all three directions. */
+/* Sizes around those of tiles and of pieces that are copied at once, in all three dimensions. */
 START_TEST(test_linear_bf16_is_near_plain_at_the_edges_of_tiles)
 {
     static const uint32_t ROWS[] = {1, 7, 31, 32, 33, 64, 65, 128, 300}, OUTS[] = {1, 31, 33, 64, 127, 129};
@@ -421,7 +420,7 @@ START_TEST(test_linear_bf16_is_near_plain_at_the_edges_of_tiles)
 }
 END_TEST
 
-/* So many rows and outputs that a device takes its largest tiles; fewer of the rows, smaller ones. */
+/* Has enough rows and outputs for a device's largest tiles; with fewer rows it takes smaller ones. */
 START_TEST(test_linear_bf16_row_is_the_same_in_tiles_of_any_size)
 {
     enum { N_ROWS = 2100, N_IN = 72, N_OUT = 1100 };
@@ -455,7 +454,7 @@ START_TEST(test_linear_bf16_row_is_the_same_in_tiles_of_any_size)
 }
 END_TEST
 
-/* Parts that are transposed or interleaved, with biases as well, against straight ones. */
+/* Compares transposed or interleaved parts, also with biases, with plain ones. */
 START_TEST(test_matrix_parts_may_be_transposed_or_interleaved)
 {
     enum { N_OUT = 9, N_IN = 5 };
@@ -521,7 +520,7 @@ END_TEST
 
 /* ------------------------------------------------------------------ stacks */
 
-/* A stack, and again its matrices one by one. */
+/* A stack on both sides, and its matrices one by one. */
 struct stacks {
     struct k_stack *at[2];
     struct k_matrix *alone[2][8];
@@ -554,7 +553,7 @@ static void stacks_close(struct stacks *s)
     }
 }
 
-/* Row t of matrix i, which is row_of(t, i) of x and y, is what the device's k_linear makes of it. */
+/* Checks that row t of matrix i (row row_of(t, i) of x and y) is what the device's k_linear gives. */
 static void check_alone(const struct stacks *s, uint32_t i, const float *x, uint32_t n_in, const float *y,
                         uint32_t n_out)
 {
@@ -581,7 +580,7 @@ START_TEST(test_linear_each_gives_what_linear_gives)
         struct stacks s = stacks_open(&c, N);
         float *x = data_floats(3, n_rows * X_STRIDE, 1);
         struct twin in = twin_of(x, n_rows * X_STRIDE * sizeof(float)),
-                    out = twin_floats(4, n_rows * Y_STRIDE, 1); /* between heads it stays */
+                    out = twin_floats(4, n_rows * Y_STRIDE, 1); /* the room between heads must not change */
         for (int i = 0; i < 2; i++) {
             struct k_each e = {in.at[i], out.at[i], X_STRIDE, X_STEP, Y_STRIDE, Y_STEP};
             k_linear_each(sides[i], s.at[i], &e, n_rows);
@@ -612,7 +611,7 @@ START_TEST(test_linear_sorted_gives_what_linear_gives)
                                                  {0, 0, 0, 0, 0, 0, 0, 130},
                                                  {0, 90, 190, 254, 319, 319, 447, 700}};
     for (int mode = 0; mode < 2 * MODES; mode++) {
-        /* And over large tiles. */
+        /* The same with large tiles. */
         const uint32_t *first = FIRST[mode % MODES], n_out = mode % MODES == 3 ? 900 : 50;
         struct linear_case c = {.n_in = N_IN, .n_out = {n_out, 0}, .type = {NUM_F16, NUM_F16}, .bias = mode % 2};
         c.compute = mode / MODES ? COMPUTE_BF16 : COMPUTE_F32;
@@ -673,7 +672,7 @@ START_TEST(test_embed_equals_plain_for_every_type)
 }
 END_TEST
 
-/* Heads of random shapes, with room between them that must stay, or a whole row. */
+/* Heads of random shapes, with room between them that must not change, or a whole row. */
 static void check_norms(uint64_t s, bool exact)
 {
     uint32_t n_rows = data_range(s, 1, 1, 40), dim = data_range(s, 2, 1, s % 3 ? 300 : 2100);
@@ -816,7 +815,7 @@ START_TEST(test_route_equals_plain)
         uint32_t n_rows = data_range(s, 5, 1, 50), stride = r.n_used + (uint32_t)(s % 2);
         float *logits = data_floats(s, (size_t)n_rows * r.n_experts, 4);
         for (uint32_t i = 0; i < n_rows * r.n_experts && s % 5 == 0; i++)
-            logits[i] = floorf(logits[i]); /* ties */
+            logits[i] = floorf(logits[i]); /* makes ties */
         struct twin in = twin_of(logits, (size_t)n_rows * r.n_experts * sizeof(float)),
                     experts = twin_floats(1, (size_t)n_rows * stride, 1),
                     weights = twin_floats(2, (size_t)n_rows * stride, 1);
@@ -842,7 +841,7 @@ START_TEST(test_sorted_slots_equal_plain)
         uint32_t *chosen = mem_array((size_t)n_rows * n_slots, sizeof(*chosen));
         for (uint32_t t = 0; t < n_rows; t++)
             for (uint32_t i = 0, e = data_range(s, 10 + t, 0, n_experts - 1); i < n_used; i++)
-                chosen[t * n_slots + i] = (e + i) % n_experts; /* each at most once */
+                chosen[t * n_slots + i] = (e + i) % n_experts; /* each expert at most once */
         struct twin experts = twin_of(chosen, (size_t)n_rows * n_slots * sizeof(*chosen)),
                     weights = twin_floats(s, (size_t)n_rows * n_slots, 1),
                     slots = twin_of(chosen, (size_t)n_rows * n_slots * sizeof(*chosen)),
@@ -902,14 +901,14 @@ START_TEST(test_sampling_equals_plain)
     for (uint32_t i = 0; i < sizeof(LENGTHS) / sizeof(LENGTHS[0]); i++) {
         uint32_t n = LENGTHS[i];
         float *x = data_floats(5 + i, (size_t)n * ROWS, i % 2 ? 3 : 40);
-        x[n / 2] = x[n - 1] = 50; /* the lowest index first */
+        x[n / 2] = x[n - 1] = 50; /* equal numbers: the lowest index comes first */
         x[n + n / 3] = NAN;
         x[2 * n + n / 3] = INFINITY;
         for (uint32_t j = 0; j < n; j++) {
             x[7 * n + j] = NAN;
             x[8 * n + j] = -INFINITY;
             for (uint32_t r = 9; r < ROWS; r += 3)
-                x[r * n + j] = (float)(int)(x[r * n + j] * 4) / 4; /* many equal ones */
+                x[r * n + j] = (float)(int)(x[r * n + j] * 4) / 4; /* makes many numbers equal */
         }
         struct twin in = twin_of(x, (size_t)n * ROWS * sizeof(float)),
                     out = twin_floats(1, ROWS * sizeof(struct k_sampled) / sizeof(float), 1);
@@ -944,7 +943,7 @@ static void queue_replayed(struct kernels *k, const struct replayed *r, const ui
     k_linear(k, r->w, r->x, n_rows, r->y, true);
 }
 
-/* A step of rows with other ids each time; returns the first rows of y, on the host. */
+/* Runs a step whose rows have other ids each time. Returns the first rows of y, on the host. */
 static float *run_replayed(struct kernels *k, const struct replayed *r, uint32_t step, uint32_t n_rows, bool replays)
 {
     uint8_t *page = (uint8_t *)r->x;
@@ -983,7 +982,7 @@ START_TEST(test_steps_replayed_compute_with_what_was_put)
     struct replayed r = {table.at[1], x.at[1], y.at[1], NULL};
     ck_assert_int_eq(k_matrix_pack(k, &part, 1, REPLAY_DIM, COMPUTE_BF16, WEIGHTS_AS_STORED, &r.w), TD_OK);
     for (uint32_t step = 0; step < 12; step++) {
-        if (step == 7) /* takes more scratch than there was */
+        if (step == 7) /* takes more scratch memory than before */
             k_linear(k, r.w, r.x, MANY, r.y, false);
         float *got = run_replayed(k, &r, step, n_rows, true), *want = run_replayed(k, &r, step, n_rows, false);
         data_equal(got, want, (size_t)REPLAY_ROWS * REPLAY_OUT, "replayed");
@@ -1012,7 +1011,7 @@ START_TEST(test_limits_are_known_or_zero)
     ck_assert_int_eq(k_alloc(sides[1], 2 * HALF_BYTES, &memory), TD_OK);
     for (enum kernels_limit i = 0; i < N_LIMITS; i++) {
         double amount = sides[1]->backend->run_limit(sides[1], i, memory, HALF_BYTES);
-        /* What it does not have. */
+        /* A limit that this device does not have. */
         bool other = i == (DEVICES[_i].device == DEVICE_CPU ? LIMIT_LINK : LIMIT_READ_ONE);
         ck_assert(other ? !(amount > 0) : amount >= HALF_BYTES);
     }

@@ -1,7 +1,5 @@
-/*
- * Attention of a device, and the pages it stores, against plain C on the CPU: exact bit for bit, fast within
- * bounds; and of both a row's bits in any chunk and batch.
- */
+/* Compares a device's attention, and the pages it stores, with plain C on the CPU: exact attention bit for
+ * bit, fast attention within bounds. For both, a row's bits are the same in any chunk and batch. */
 #include "tests/kernels/device.h"
 
 enum { MAX_SEQS = 4 };
@@ -9,18 +7,18 @@ enum { MAX_SEQS = 4 };
 struct kv_case {
     struct kv_layout layout;
     uint32_t n_heads, v_dim, window, n_seqs;
-    uint32_t first_kv_head, n_kv_heads; /* 0: all of the layout's */
+    uint32_t first_kv_head, n_kv_heads; /* 0: all KV heads of the layout */
     float cap;
     bool sinks;
-    uint32_t end[MAX_SEQS], n_rows[MAX_SEQS]; /* what attends are the last rows of 0..end */
+    uint32_t end[MAX_SEQS], n_rows[MAX_SEQS]; /* the last n_rows rows of 0..end attend */
 };
 
-/* Sequences whose tokens are all stored, on both sides; what attends is chosen afterwards. */
+/* Sequences whose tokens are all stored, on both sides; the rows that attend are chosen later. */
 struct kv_pair {
     const struct kv_case *c;
     struct twin arena, qkv, sinks;
     uint8_t **pages[2][MAX_SEQS];
-    uint32_t first_row[MAX_SEQS], n_rows; /* in qkv: a row for every token */
+    uint32_t first_row[MAX_SEQS], n_rows; /* qkv has a row for every token */
     uint32_t stride;
 };
 
@@ -85,7 +83,7 @@ static struct kv_pair kv_open(const struct kv_case *c, uint64_t seed)
     for (int side = 0; side < 2; side++) {
         for (uint32_t s = 0, from = n_pages; s < c->n_seqs; s++) {
             p.pages[side][s] = mem_array(pages_of(c, s), sizeof(uint8_t *));
-            for (uint32_t i = 0; i < pages_of(c, s); i++) /* in no order that helps */
+            for (uint32_t i = 0; i < pages_of(c, s); i++) /* pages in random order */
                 p.pages[side][s][i] = (uint8_t *)p.arena.at[side] + --from * page_bytes;
         }
         store_all(&p, side);
@@ -104,8 +102,8 @@ static void kv_close(struct kv_pair *p)
     twin_free(&p->sinks);
 }
 
-/* Rows of some sequences attend: n of them up to a position. out [all of their rows][n_heads][v_dim]; returns
- * how many. */
+/* Lets rows of some sequences attend, n_rows of each up to position end. out [all of their
+ * rows][n_heads][v_dim]. Returns the number of rows. */
 struct chunk {
     uint32_t seq, end, n_rows;
 };
@@ -152,7 +150,7 @@ static size_t out_floats(const struct kv_case *c)
     return (size_t)c->n_heads * (c->v_dim ? c->v_dim : c->layout.head_dim);
 }
 
-/* Pages that no row sees are gone. */
+/* Drops pages that no row can see. */
 static void drop_unseen(struct kv_pair *p, const struct kv_case *c)
 {
     for (int side = 0; side < 2; side++)
@@ -163,7 +161,7 @@ static void drop_unseen(struct kv_pair *p, const struct kv_case *c)
         }
 }
 
-/* exact: equal bits; else near. */
+/* exact: the bits must be equal; else the numbers must be near. */
 static void check_attention(const struct kv_case *c, uint64_t seed, bool exact)
 {
     struct kv_pair p = kv_open(c, seed);
@@ -207,7 +205,7 @@ static struct kv_case random_kv(uint64_t s, bool tensor_cores)
         c.layout.kind = KV_LATENT;
         c.layout.n_kv_heads = 1;
         c.v_dim = data_range(s, 7, 1, c.layout.head_dim);
-    } else if (s % 5 == 2) { /* pages hold heads of others, too */
+    } else if (s % 5 == 2) { /* pages also hold heads of other ranks */
         c.n_kv_heads = c.layout.n_kv_heads;
         c.first_kv_head = data_range(s, 12, 0, 2);
         c.layout.n_kv_heads += c.first_kv_head + data_range(s, 13, 0, 2);
@@ -245,7 +243,7 @@ START_TEST(test_fast_attention_is_near_plain)
 }
 END_TEST
 
-/* Longer than one run of keys that a device sums by itself; few rows and many. */
+/* Sequences longer than the run of keys that a device sums by itself, with few rows and with many. */
 START_TEST(test_fast_attention_is_near_plain_for_long_sequences)
 {
     open_fast(_i);
@@ -263,7 +261,7 @@ START_TEST(test_fast_attention_is_near_plain_for_long_sequences)
 }
 END_TEST
 
-/* Shapes that the fast attention of a device may leave to the exact one. */
+/* Shapes that a device's fast attention may leave to the exact one. */
 START_TEST(test_attention_of_a_bf16_backend_takes_any_layout)
 {
     open_fast(_i);
@@ -275,7 +273,7 @@ START_TEST(test_attention_of_a_bf16_backend_takes_any_layout)
 }
 END_TEST
 
-/* A sequence as one chunk, against parts of it beside strangers, against rows one by one. */
+/* Compares a sequence as one chunk with parts of it beside other sequences, and with rows one by one. */
 static void check_chunks(const struct kv_case *c, uint64_t seed)
 {
     struct kv_pair p = kv_open(c, seed);
@@ -335,7 +333,7 @@ START_TEST(test_fast_attention_row_is_the_same_in_any_chunk_and_batch)
     struct kv_case large = chunk_case(NUM_BF16, 64, 2);
     large.end[0] = 1100;
     check_chunks(&large, 3);
-    /* A device is busy enough to take runs one after the other. */
+    /* With so many heads a device is busy enough to take runs of keys one after the other. */
     struct kv_case many = chunk_case(NUM_BF16, 64, 2);
     many.layout.n_kv_heads = 16;
     many.n_heads = 64;

@@ -1,14 +1,14 @@
 /*
- * Matrices in fewer bits: what a group of numbers becomes, and that a product with them has the bits of the
- * product with the numbers that they stand for, on every device, alone, in stacks, and of a checkpoint's own
- * codes.
+ * Matrices in fewer bits: how a group of numbers is encoded; and that a product with the codes has the bits
+ * of the product with the numbers that they stand for. On every device, alone, in stacks, and with a
+ * checkpoint's own codes.
  */
 #include "kernels/packed.h"
 #include "tests/kernels/device.h"
 
 /* ------------------------------------------------------------------ groups */
 
-/* The rules of kernels.h, again. */
+/* Scale of a group by the rules of kernels.h. */
 static float told_scale(enum k_weights weights, const float *w, uint32_t n)
 {
     float most = 0;
@@ -34,7 +34,7 @@ static float told_number(enum k_weights weights, float w, float scale)
     return scale * x;
 }
 
-/* bf16 numbers that the rows of W stand for in that format. */
+/* The bf16 numbers that the rows of W stand for in that format. */
 static uint16_t *told_matrix(enum k_weights weights, const float *w, uint32_t n_out, uint32_t n_in)
 {
     uint16_t *out = mem_array((size_t)n_out * n_in, sizeof(*out));
@@ -63,7 +63,7 @@ static double loss_of(enum k_weights weights, const float *w, uint32_t n, float 
     return sum;
 }
 
-/* Normal numbers, as weights are: a half of 8 sums of uniform ones. */
+/* Numbers that are normally distributed, as weights are: half the sum of 8 uniform numbers. */
 static float *normal_floats(uint64_t seed, size_t n)
 {
     float *x = data_floats(seed, n, 1);
@@ -79,8 +79,8 @@ static float *normal_floats(uint64_t seed, size_t n)
 START_TEST(test_packed_numbers_are_as_near_as_the_format_allows)
 {
     enum { GROUPS = 2000 };
-    static const double BOUNDS[] = {0, 0.0070, 0.030,
-                                    0.105}; /* of the root of the mean square; seen: 0.0058, 0.0262, 0.0953 */
+    /* Relative to the root mean square; measured: 0.0058, 0.0262, 0.0953. */
+    static const double BOUNDS[] = {0, 0.0070, 0.030, 0.105};
     float *w = normal_floats(1, GROUPS * K_GROUP);
     double all = 0, loss[4] = {0}, plain_int4 = 0;
     for (uint32_t g = 0; g < GROUPS; g++) {
@@ -96,7 +96,7 @@ START_TEST(test_packed_numbers_are_as_near_as_the_format_allows)
     }
     for (enum k_weights f = WEIGHTS_INT8; f <= WEIGHTS_INT4; f++)
         ck_assert_double_lt(sqrt(loss[f] / all), BOUNDS[f]);
-    ck_assert_double_lt(loss[WEIGHTS_INT4], plain_int4); /* searching pays */
+    ck_assert_double_lt(loss[WEIGHTS_INT4], plain_int4); /* searching for the scale pays off */
     free(w);
 }
 END_TEST
@@ -138,7 +138,7 @@ static struct k_matrix *pack(struct kernels *k, const struct packed_case *c, con
     return m;
 }
 
-/* x W^T of the device's side, on the host. */
+/* x W^T by the device, copied to the host. */
 static float *product(const struct packed_case *c, const struct k_matrix *m, const float *x)
 {
     size_t n = (size_t)c->n_rows * c->n_out;
@@ -211,7 +211,7 @@ START_TEST(test_fast_products_are_those_of_the_numbers_that_codes_stand_for)
 }
 END_TEST
 
-/* Codes and scales of a checkpoint, each scale for a block of outputs by inputs. */
+/* Codes and scales of a checkpoint. A scale belongs to a block of outputs by inputs. */
 struct stored {
     uint8_t *codes;
     float *scales;
@@ -236,7 +236,7 @@ static struct stored stored_open(const struct packed_case *c, uint32_t out_block
     return s;
 }
 
-/* The numbers: bf16(code * scale). */
+/* The numbers that they stand for: bf16(code * scale). */
 static uint16_t *stored_numbers(const struct packed_case *c, const struct stored *s)
 {
     const struct k_scales *b = &s->part.scales;
@@ -258,10 +258,10 @@ START_TEST(test_e4m3_of_a_checkpoint_is_kept_or_becomes_bf16)
         open_device(_i, compute, false);
         for (uint64_t i = 0; i < 10; i++) {
             struct packed_case c = random_case(i, compute);
-            bool kept = i % 5 < 4; /* groups of one scale each */
+            bool kept = i % 5 < 4; /* each group has one scale */
             struct stored s = stored_open(&c, BLOCKS[i % 5][0], BLOCKS[i % 5][1], i);
             uint16_t *numbers = stored_numbers(&c, &s);
-            uint32_t first = i % 2 ? c.n_out / 3 : 0; /* it may begin within a block */
+            uint32_t first = i % 2 ? c.n_out / 3 : 0; /* the part may begin within a block */
             c.n_out -= first;
             s.part.n_out = c.n_out;
             s.part.data = s.codes + (size_t)first * c.n_in;
@@ -315,7 +315,8 @@ START_TEST(test_parts_of_a_packed_matrix_may_be_transposed_and_of_several_types)
 }
 END_TEST
 
-/* Rows sorted by matrix, and each matrix with every row: what k_linear gives with the row's matrix. */
+/* A stack gives for sorted rows, and for every row with each matrix, what k_linear gives with the row's
+ * matrix. */
 static void check_stack(const struct packed_case *c, uint64_t seed)
 {
     enum { N = 5, MAX = 64 };
@@ -378,7 +379,8 @@ START_TEST(test_stacks_of_packed_matrices_are_as_their_matrices)
 }
 END_TEST
 
-/* A row's bits do not depend on the rows beside it, whichever way few and many of them are computed. */
+/* A row's bits do not depend on the rows beside it, although few rows and many may be computed
+ * differently. */
 START_TEST(test_packed_row_is_the_same_alone_and_in_a_batch)
 {
     enum { N_ROWS = 140, N_IN = 1100, N_OUT = 130 };

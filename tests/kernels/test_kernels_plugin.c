@@ -1,7 +1,5 @@
-/*
- * A device that can't be opened: the text says what to do. CUDA_PLUGIN, where this build has one: that it
- * loads, and what it says of a machine without a device, which any machine is that hides its own.
- */
+/* A device that can't be opened: the error says what to do. With CUDA_PLUGIN, if this build has one: the
+ * plugin loads, and reports a machine without a device, which any machine is that hides its devices. */
 #include <dlfcn.h>
 
 #include "kernels/backend.h"

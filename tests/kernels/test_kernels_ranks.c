@@ -1,10 +1,10 @@
-/* What ranks exchange, and parts of host memory. */
+/* Exchanges between ranks, and copies of parts of host memory. */
 #include "base/thread.h"
 #include "tests/kernels/device.h"
 
 enum { RANKS = 3, ROUNDS = 40, MAX_ROWS = 70 };
 
-/* Columns of each rank; one may have none. */
+/* First column of each rank; a rank may have no column. */
 static const uint32_t SHARES[][RANKS + 1] = {{0, 5, 70, 130}, {0, 33, 33, 40}, {0, 64, 128, 192}, {0, 1, 2, 3}};
 enum { N_SHARES = 4, WIDEST = 192 };
 
@@ -13,7 +13,7 @@ struct meeting {
     struct k_group *group;
 };
 
-/* One thread's rank, and the sum of all that it has gathered. */
+/* One thread's rank, and the sum of everything that it has gathered. */
 struct member {
     struct meeting *meeting;
     uint32_t rank;
@@ -35,8 +35,8 @@ static float number(uint32_t round, uint32_t row, uint32_t column)
     return (float)(round * 1000 + row * 13 + column);
 }
 
-/* What ranks of a model do: columns of their own in two places by turns, sent off as soon as the gather after
- * has been queued. */
+/* Does what a rank of a model does: it writes its columns into two places in turn, and overwrites a place as
+ * soon as one more gather has been queued after that of the place. */
 static void *gather_all(void *arg)
 {
     struct member *m = arg;
@@ -119,7 +119,8 @@ START_TEST(test_ranks_share_out_the_threads)
 }
 END_TEST
 
-/* Pieces of an array, packed, doubled, and read back aside: what lies between them on the host stays. */
+/* Pieces of an array are packed, doubled, and read back asynchronously. The host's bytes between them do not
+ * change. */
 START_TEST(test_pieces_of_the_host_are_packed_and_come_back)
 {
     static const struct k_pieces PIECES[] = {{12, 40, 50},  {4096, 10000, 30}, {400000, 800000, 13},

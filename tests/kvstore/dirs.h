@@ -1,4 +1,4 @@
-/* A temporary directory for a test, and the damage that disks do. */
+/* A temporary directory for a test, and damage as disks do it. */
 #pragma once
 
 #include <check.h>
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 struct temp_dir {
-    char root[64], store[96]; /* store does not exist yet */
+    char root[64], store[96]; /* path of the store's directory, which is not made here */
 };
 
 static inline struct temp_dir temp_dir_make(void)
@@ -40,8 +40,8 @@ static inline void temp_dir_remove_store(const struct temp_dir *d)
     nftw(d->store, temp_dir_remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-/* Flips one bit of the first place in any file of dir whose name ends so, where the bytes stand. Returns how
- * many files. */
+/* In each file of dir whose name ends with suffix, flips one bit of the first occurrence of the bytes.
+ * Returns the number of changed files. */
 static inline int temp_dir_flip(const char *dir, const char *suffix, const void *bytes, size_t len)
 {
     int n = 0;

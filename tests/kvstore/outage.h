@@ -1,4 +1,4 @@
-/* A store whose disk fails for a while: what tests of faults on purpose and of disks that are full share. */
+/* A store whose disk fails for a while: shared by tests of injected faults and tests of full disks. */
 #pragma once
 
 #include "kvstore/kvstore_internal.h"
@@ -26,12 +26,12 @@ static inline void check_counters(const struct world *w)
     ck_assert_uint_eq(counted(w, STORE_OFFERED), offers);
 }
 
-/* Waits until nothing waits to be written. */
+/* Waits until no block waits to be written. */
 static inline void settle(struct world *w)
 {
     uint64_t until = wall_ns() + 20 * NS_PER_S;
     bool is_quiet;
-    do { /* its events are out when it has beaten once more */
+    do { /* its events have been sent when one more heartbeat has come */
         is_quiet = !ssd_tier_stats(w->store->ssd).queued_bytes;
         uint32_t loads = (uint32_t)ROUTER_READ(w->router, w->router->n_loads);
         ROUTER_WAIT(w->router, w->router->n_loads > loads);
@@ -39,7 +39,7 @@ static inline void settle(struct world *w)
     } while (!is_quiet);
 }
 
-/* New blocks until one is durable again: what a worker that goes on offering sees. */
+/* Offers new blocks until one is durable again, as a worker that goes on offering would. */
 static inline void wait_durable(struct world *w, uint32_t first)
 {
     uint64_t until = wall_ns() + 10 * NS_PER_S;
@@ -68,10 +68,8 @@ static inline void note_on_disk(void *user, const struct offline_block *b)
     is_there[number_of(&b->header.key)] = true;
 }
 
-/*
- * Stops the store, compares its directory with what it told the router, and starts it again. Returns how many
- * blocks both have. Those that were forgotten (by number; NULL: none) must be in neither.
- */
+/* Stops the store, compares its directory with what the store told the router, and starts it again. Returns
+ * the number of blocks that both have. Forgotten blocks (by number; NULL: none) must be in neither. */
 static inline uint32_t check_disk(struct world *w, const bool *forgotten)
 {
     static bool told[ROUTER_BLOCKS], found[ROUTER_BLOCKS];
@@ -103,7 +101,7 @@ static inline uint32_t check_disk(struct world *w, const bool *forgotten)
     return n_both;
 }
 
-/* Offers new blocks for so long, 5000 a second at most; returns the number after the last. */
+/* Offers new blocks for ns nanoseconds, at most 5000 a second. Returns the number after the last block. */
 static inline uint32_t offer_for(struct world *w, uint32_t first, uint64_t ns)
 {
     for (uint64_t until = wall_ns() + ns; wall_ns() < until; first += 25) {

@@ -1,8 +1,9 @@
 /*
- * A router as a store sees it: attaches, takes the hello, and keeps which block is said to be in which tier.
+ * A router as a store sees it: attaches, gets the hello, and records which block the store reports in which
+ * tier.
  *
- * The record is shared by the rpc threads and the test's: a mutex and a condition, because a test waits for
- * states.
+ * Rpc threads and the test's thread share the record. It has a mutex and a condition, because a test waits
+ * for states of the record.
  */
 #pragma once
 
@@ -29,7 +30,7 @@ struct fake_router {
     char role[16], xfer_address[160];
     uint32_t n_pages, n_loads, n_said;
     uint64_t incarnation, next_event;
-    bool in_tier[3][ROUTER_BLOCKS]; /* by number of the block */
+    bool in_tier[3][ROUTER_BLOCKS]; /* indexed by the number of the block */
     uint32_t n_in[3], index[ROUTER_BLOCKS];
     uint32_t free_pages, cached_pages, held_pages, leased_pages, total_pages;
     uint64_t store_blocks_dram, store_blocks_ssd, store_bytes_ssd;
@@ -121,7 +122,7 @@ static inline void router_on_end(struct rpc_call *call, enum rpc_code code, cons
     pthread_mutex_unlock(&r->lock);
 }
 
-/* Waits, under the lock, until condition holds; fails the test after 20 s. */
+/* Waits, under the lock, until the condition holds; fails the test after 20 s. */
 #define ROUTER_WAIT(r, condition)                                                                                      \
     do {                                                                                                               \
         struct timespec router_until;                                                                                  \
@@ -136,7 +137,7 @@ static inline void router_on_end(struct rpc_call *call, enum rpc_code code, cons
         ck_assert_msg(router_holds, "waited in vain for: %s", #condition);                                             \
     } while (0)
 
-/* One number of the record, as it is now. */
+/* The present value of an expression over the record. */
 #define ROUTER_READ(r, expression) (pthread_mutex_lock(&(r)->lock), router_unlock(r, (uint64_t)(expression)))
 
 static inline uint64_t router_unlock(struct fake_router *r, uint64_t value)
@@ -177,7 +178,7 @@ static inline struct fake_router *router_attach(const char *address)
     return r;
 }
 
-/* Blocks [first, first + n): kept for ttl_ms, or forgotten; n 0: every one is. */
+/* Tells the store to keep blocks [first, first + n) for ttl_ms, or to forget them; n 0: all blocks. */
 static inline void router_say(struct fake_router *r, bool keep, uint32_t first, uint32_t n, uint32_t ttl_ms)
 {
     Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;

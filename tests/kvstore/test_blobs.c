@@ -1,6 +1,6 @@
 /*
- * The index of values on disk: it names what the files hold, readers never wait for more than one change of
- * it, and what a file costs to learn or to forget depends on that file alone. Files are made here as RocksDB
+ * The index of values on disk: it names what the files contain; readers never wait for more than one change
+ * of it; and the cost to learn or forget a file depends on that file alone. The tests make files as RocksDB
  * makes them (kvstore/blobs.h).
  */
 #include <pthread.h>
@@ -31,7 +31,8 @@ static void path_of(const struct temp_dir *d, uint64_t number, char path[128])
     snprintf(path, 128, "%s/%06llu.blob", d->root, (unsigned long long)number);
 }
 
-/* Appends records of these keys to a blob file, which is made; the value says in which file it lies. */
+/* Appends records of these keys to a blob file, which it makes if need be. A value is the number of its
+ * file. */
 static void append_file(const struct temp_dir *d, uint64_t number, const uint64_t *keys, uint32_t n)
 {
     struct bytes b = {0};
@@ -106,7 +107,7 @@ static void scan(struct index *x)
     ck_assert(blobs_scan(x->blobs, 0));
 }
 
-/* The file in which the index says that the key's value lies; 0: it knows of none. */
+/* The file in which the key's value is by the index; 0: the index does not know the key. */
 static uint64_t file_of_key(struct index *x, uint64_t n)
 {
     struct block_key k = key_of(n);
@@ -122,10 +123,10 @@ static uint64_t file_of_key(struct index *x, uint64_t n)
 /* ------------------------------------------------------------------------ cost */
 
 struct cost {
-    double looked_at, files, ms; /* of forgetting one file of 1000 records: places, directory entries, time */
+    double looked_at, files, ms; /* cost to forget a file of 1000 records: places, directory entries, ms */
 };
 
-/* Beside so many others of that size. */
+/* Cost to forget one file beside n_others others of that size. */
 static struct cost cost_of_forgetting(uint32_t n_others)
 {
     enum { RECORDS = 1000, N_FORGOTTEN = 5 };
@@ -167,7 +168,7 @@ struct prober {
 
 enum { STAYING = 8, COMING = 60, RECORDS_EACH = 3000 };
 
-/* Reads what stays, and asks for what never was. */
+/* Reads values that stay, and asks for keys that never existed. */
 static void *probe(void *arg)
 {
     struct prober *p = arg;
@@ -177,7 +178,7 @@ static void *probe(void *arg)
     for (uint64_t i = 0; !atomic_load(&p->is_over); i++, p->n++) {
         uint64_t stays = random_at(6, i, 0) % (STAYING * RECORDS_EACH);
         ck_assert_uint_eq(file_of_key(p->index, stays), 10 + stays / RECORDS_EACH);
-        memcpy(absent.b, &i, sizeof(i)); /* another shard each time */
+        memcpy(absent.b, &i, sizeof(i)); /* a different shard each time */
         uint64_t before = clock_now(&p->index->clock);
         ck_assert_int_eq(blobs_read(p->index->blobs, &absent, NULL, 0, &value, &len), TD_ERR_NOT_FOUND);
         uint64_t took = clock_now(&p->index->clock) - before;
@@ -187,9 +188,9 @@ static void *probe(void *arg)
 }
 
 /*
- * Tables of 200,000 places grow and shrink beside a reader. How long it is held off is counted in places that
- * were looked at while a shard was locked: times would be those of the machine, which may hold off a thread
- * for longer.
+ * Tables of 200,000 places grow and shrink while a reader reads. The time for which the reader has to wait is
+ * measured as the number of places looked at while a shard was locked. A clock would measure the machine,
+ * which may stop a thread for longer.
  */
 START_TEST(test_blobs_readers_are_not_held_off_by_scanning)
 {
@@ -215,7 +216,7 @@ START_TEST(test_blobs_readers_are_not_held_off_by_scanning)
     ck_assert_uint_gt(p.n, 0);
     ck_assert_uint_gt(work.n_moved, COMING * RECORDS_EACH);
     ck_assert_uint_lt(work.longest_locked,
-                      256); /* a run of neighbours in a table that is three quarters full at most */
+                      256); /* longest run of neighbours in a table that is at most three quarters full */
     index_close(&x);
 }
 END_TEST
@@ -244,7 +245,7 @@ END_TEST
 
 /* ----------------------------------------------------------------------- model */
 
-struct model { /* which keys lie in which file, in the plainest way */
+struct model { /* which keys are in which file, as a plain array */
     bool is_there[MODEL_FILES], holds[MODEL_FILES][MODEL_KEYS];
 };
 
@@ -270,9 +271,9 @@ static void model_append(struct model *m, struct index *x, uint32_t file, uint64
 }
 
 /*
- * Files come, grow and go at random, as garbage collection and others would have it, with scans in pieces
- * between. The index names for each key the youngest file that holds it; if it was in a file that is gone it
- * may also name none (RocksDB is asked then), never another one.
+ * Files appear, grow and go at random, as garbage collection and others would make them, with partial scans
+ * between. For each key the index names the youngest file that has it. If the key was in a file that is gone,
+ * the index may name none (RocksDB is asked then), but never a wrong one.
  */
 START_TEST(test_blobs_index_equals_a_plain_model)
 {
@@ -287,7 +288,7 @@ START_TEST(test_blobs_index_equals_a_plain_model)
             remove_file(&x.dir, file + 1);
             m->is_there[file] = false;
             memset(m->holds[file], 0, sizeof(m->holds[file]));
-            if (what == 3) /* made anew, and not noticed between */
+            if (what == 3) /* the file is made again before the index notices */
                 model_append(m, &x, file, step);
         }
         if (random_at(2, step, 2) % 3)
@@ -312,8 +313,8 @@ START_TEST(test_blobs_index_equals_a_plain_model)
 }
 END_TEST
 
-/* What is measured is what du would say, whoever makes and removes files, also when the kernel's queue
- * overflows or the directory moves. */
+/* Checks that the measured size is what du would report, whoever makes and removes files, also if the
+ * kernel's queue overflows or the directory is moved. */
 static void check_measured(struct index *x)
 {
     uint64_t sum = 0, n = 0;
@@ -351,7 +352,7 @@ START_TEST(test_dir_files_measures_what_lies_there)
             scan(&x);
     }
     path_of(&x.dir, 7, path);
-    for (uint32_t i = 0; i < 40000; i++) /* more than the queue takes: 16,384 by default */
+    for (uint32_t i = 0; i < 40000; i++) /* more than the kernel's queue takes (16,384 by default) */
         ck_assert_int_eq(i % 2 ? unlink(path) : close(open(path, O_WRONLY | O_CREAT, 0600)), 0 * (int)i);
     make_file(&x.dir, 77, 0, 100);
     check_measured(&x);
@@ -361,7 +362,7 @@ START_TEST(test_dir_files_measures_what_lies_there)
     make_file(&x.dir, 77, 5000, 100);
     check_measured(&x);
     scan(&x);
-    ck_assert_uint_eq(blobs_work(x.blobs).n_places, 100); /* of the new file of the same name */
+    ck_assert_uint_eq(blobs_work(x.blobs).n_places, 100); /* those of the new file of the same name */
     ck_assert_uint_eq(file_of_key(&x, 5000), 77);
     ck_assert_uint_eq(file_of_key(&x, 0), 0);
     nftw(aside, temp_dir_remove_one, 16, FTW_DEPTH | FTW_PHYS);
@@ -369,7 +370,7 @@ START_TEST(test_dir_files_measures_what_lies_there)
 }
 END_TEST
 
-/* Whether values can be read past the page cache here; else the index is not used (ssd.c). */
+/* Whether values can be read past the page cache here; if not, the index is not used (ssd.c). */
 static bool reads_directly(void)
 {
     char path[] = "/tmp/tandem-direct-XXXXXX";

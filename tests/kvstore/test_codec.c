@@ -1,4 +1,4 @@
-/* Codecs: what comes back is within the bound that kvstore/codec.h states, and what no encoder made is
+/* Codecs: a decoded page is within the bound that kvstore/codec.h states, and bytes that no encoder made are
  * refused. */
 #include "kvstore/codec.h"
 
@@ -32,8 +32,8 @@ static void put(const struct kv_layout *l, uint8_t *page, size_t i, float x)
         memcpy(page + 2 * i, &h, 2);
 }
 
-/* Sums of uniform numbers, each group of another size from 2^-12 to 2^12, with zeros and a few large ones
- * among them. */
+/* Makes a page of sums of uniform numbers. Groups have sizes from 2^-12 to 2^12, with zeros and a few large
+ * numbers among them. */
 static uint8_t *make_page(const struct kv_layout *l, uint64_t seed)
 {
     size_t n = kv_layout_page_bytes(l) / num_type_bytes(l->dtype);
@@ -47,7 +47,7 @@ static uint8_t *make_page(const struct kv_layout *l, uint64_t seed)
     return page;
 }
 
-/* Half of the last place of a number of the dtype near x. */
+/* Half a unit in the last place of the dtype near x. */
 static double rounding(const struct kv_layout *l, double x)
 {
     return l->dtype == NUM_F32    ? ldexp(fabs(x), -24)
@@ -90,7 +90,8 @@ START_TEST(test_quantised_pages_come_back_within_the_bound)
     for (uint64_t seed = 0; seed < 8; seed++) {
         uint8_t *page = make_page(l, seed);
         for (enum block_codec codec = BLOCK_INT8; codec <= BLOCK_FP8; codec++) {
-            /* A scale and a byte for two bytes. */
+            /* Numbers of one byte do not shrink, nor do groups of a single number, which also need a
+             * scale. */
             if (codec_encode(c, codec, page, &data, &len) == BLOCK_RAW) {
                 ck_assert(l->head_dim == 1 || l->dtype == NUM_F8_E4M3);
                 ck_assert_ptr_eq(data, page);
@@ -107,7 +108,7 @@ START_TEST(test_quantised_pages_come_back_within_the_bound)
 }
 END_TEST
 
-/* They would have more bytes than the page, so no encoder makes them. */
+/* Such an encoding would have more bytes than the page, so no encoder makes it. */
 START_TEST(test_quantised_pages_of_one_byte_numbers_are_refused)
 {
     const struct kv_layout l = {NUM_F8_E4M3, 1, 1, 64, 1};
@@ -119,11 +120,11 @@ START_TEST(test_quantised_pages_of_one_byte_numbers_are_refused)
 }
 END_TEST
 
-/* All 254 finite codes, straight from the definition of e4m3: sign, four bits of exponent with bias 7, three
- * of mantissa. */
+/* All 254 finite codes, by the definition of e4m3: sign, four bits of exponent with bias 7, three bits of
+ * mantissa. */
 START_TEST(test_fp8_keeps_every_e4m3_number_as_it_is)
 {
-    const struct kv_layout l = {NUM_F32, 1, 1, 64, 2}; /* K and V of two tokens: four groups */
+    const struct kv_layout l = {NUM_F32, 1, 1, 64, 2}; /* K and V of two tokens, so four groups */
     struct codec *c = codec_open(&l);
     float page[256] = {0}, back[256];
     const void *data;
@@ -133,7 +134,7 @@ START_TEST(test_fp8_keeps_every_e4m3_number_as_it_is)
         double x = e ? ldexp(1 + m / 8.0, e - 7) : ldexp(m, -9);
         page[i / 63 % 4 * 64 + i % 63] = (float)(i % 2 ? -x : x);
     }
-    page[63] = page[127] = page[191] = page[255] = 448; /* so that the scale of each group is 1 */
+    page[63] = page[127] = page[191] = page[255] = 448; /* makes the scale of each group 1 */
     ck_assert_int_eq(codec_encode(c, BLOCK_FP8, page, &data, &len), BLOCK_FP8);
     ck_assert_int_eq(codec_decode(c, BLOCK_FP8, data, len, back), TD_OK);
     for (int i = 0; i < 256; i++)
@@ -219,8 +220,8 @@ START_TEST(test_zstd_gives_back_every_bit_and_what_does_not_shrink_stays_raw)
 }
 END_TEST
 
-/* Cut, longer, with bits turned, or random: never out of bounds (run under ASan), and a wrong length is
- * always noticed. */
+/* Encodings that are cut, longer, random, or have flipped bits: never an access out of bounds (run under
+ * ASan), and a wrong length is always noticed. */
 START_TEST(test_damaged_encodings_are_refused_or_make_some_page)
 {
     const struct kv_layout *l = &LAYOUTS[1];
@@ -241,7 +242,7 @@ START_TEST(test_damaged_encodings_are_refused_or_make_some_page)
             ck_assert(s == TD_OK || s == TD_ERR_CORRUPT);
         }
         memset(copy, 0xff, len);
-        ck_assert_int_eq(codec_decode(c, codec, copy, len, back), TD_ERR_CORRUPT); /* a scale that is a NaN */
+        ck_assert_int_eq(codec_decode(c, codec, copy, len, back), TD_ERR_CORRUPT); /* the scale is NaN */
         free(copy);
     }
     free(page);
@@ -250,7 +251,7 @@ START_TEST(test_damaged_encodings_are_refused_or_make_some_page)
 }
 END_TEST
 
-/* Bytes of a file must mean the same for ever. */
+/* The bytes of a file must keep their meaning for ever. */
 START_TEST(test_quantised_golden_bytes)
 {
     const struct kv_layout l = {NUM_F32, 1, 1, 6, 1};

@@ -1,7 +1,5 @@
-/*
- * The store end to end: a store in this process, a worker played by an xfer over loopback, and a router
- * attached by gRPC. The last test runs tandem-kvstore itself over TCP and kills it.
- */
+/* The store end to end: a store in this process, a worker that is an xfer over loopback, and a router
+ * attached by gRPC. The last test runs tandem-kvstore itself over TCP and kills it. */
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -35,7 +33,7 @@ START_TEST(test_kvstore_serves_what_was_offered)
     ck_assert_uint_eq(ROUTER_READ(w.router, w.router->index[7]), 7);
     ck_assert_uint_eq(lookup(&w, 0, 10, &f), 10);
     ck_assert_uint_eq(f.n_dram, 10);
-    ck_assert_uint_eq(lookup(&w, 4, 20, &f), 6); /* the longest stored prefix of what was asked for */
+    ck_assert_uint_eq(lookup(&w, 4, 20, &f), 6); /* the longest stored prefix of the requested blocks */
     ROUTER_WAIT(w.router, w.router->cached_pages == 10 && !w.router->leased_pages && w.router->store_blocks_ssd == 10 &&
                               w.router->store_blocks_dram == 10);
     world_close(&w);
@@ -52,7 +50,7 @@ START_TEST(test_kvstore_answers_a_lookup_of_nothing_at_once)
     ck_assert_uint_eq(lookup(&w, 0, 5, &f), 0);
     ck_assert_uint_lt(wall_ns() - before, 2 * NS_PER_S);
     ck_assert_uint_eq(offer(&w, 1, 3), 3);
-    ck_assert_uint_eq(lookup(&w, 0, 4, &f), 0); /* without its head there is no prefix */
+    ck_assert_uint_eq(lookup(&w, 0, 4, &f), 0); /* without its head a prefix is not found */
     world_close(&w);
 }
 END_TEST
@@ -70,14 +68,14 @@ START_TEST(test_kvstore_wants_a_block_once)
     ck_assert_uint_eq(offer_at(w.worker, store, ++w.next_id, 2, 5, positions), 3);
     ck_assert_uint_eq(positions[0], 2); /* block 4 */
 
-    /* Offered by another worker while the first one's pull is waiting for its lease. */
+    /* Another worker offers the blocks while the first one's pull waits for its lease. */
     struct node *other = node_open(
         &(struct node_params){.backend = "loopback", .hub = w.hub, .name = "other", .n_pages = 32, .layout = LAYOUT});
     uint64_t first = ++w.next_id, second = ++w.next_id;
     send_keys(w.worker, store, STORE_OFFER, first, 20, 4);
     NODE_WAIT(w.worker, is_want_of(w.worker, first));
     ck_assert_uint_eq(offer_at(other, store, second, 20, 4, NULL), 0);
-    ck_assert_uint_eq(lookup(&w, 20, 4, NULL), 0); /* on its way is not there yet */
+    ck_assert_uint_eq(lookup(&w, 20, 4, NULL), 0); /* blocks on their way are not there yet */
     node_close(other);
     world_close(&w);
 }
@@ -120,7 +118,7 @@ START_TEST(test_kvstore_small_dram_cools_blocks_to_ssd)
         ck_assert_uint_eq(lookup(&w, 6 * i, 6, &f), 6);
         ck_assert_uint_le(ROUTER_READ(w.router, w.router->n_in[TIER_DRAM]), 8);
     }
-    ck_assert_uint_eq(lookup(&w, 0, 60, &f), 8); /* no more than there are slots */
+    ck_assert_uint_eq(lookup(&w, 0, 60, &f), 8); /* at most as many as there are slots */
     world_close(&w);
 }
 END_TEST
@@ -149,7 +147,7 @@ START_TEST(test_kvstore_pinned_blocks_survive)
     ck_assert_uint_eq(offer(&w, 0, 4), 4);
     ROUTER_WAIT(w.router, w.router->n_in[TIER_DRAM] == 4);
     uint64_t id = ++w.next_id;
-    send_keys(w.worker, store, STORE_LOOKUP, id, 0, 4); /* not pulled yet */
+    send_keys(w.worker, store, STORE_LOOKUP, id, 0, 4); /* the worker does not pull yet */
     ROUTER_WAIT(w.router, w.router->leased_pages == 4);
     ck_assert_uint_eq(offer(&w, 100, 8), 4);
     ck_assert_uint_eq(offer(&w, 200, 8), 4);
@@ -165,19 +163,20 @@ START_TEST(test_kvstore_pinned_blocks_survive)
 }
 END_TEST
 
-/* In DRAM alone at most half of it is kept; what is pinned before it comes is kept when it comes. */
+/* With DRAM alone at most half of it can be pinned. A block that is pinned before it comes is kept when it
+ * comes. */
 START_TEST(test_kvstore_pinned_prompts_outlive_others_until_the_pin_is_over)
 {
     struct world w;
     world_open(&w, 8, false);
     world_start(&w);
-    router_say(w.router, true, 0, 6, 1500); /* four of them are kept */
+    router_say(w.router, true, 0, 6, 1500); /* only four of them can be pinned */
     offer(&w, 0, 6);
     for (uint32_t i = 0; i < 10; i++)
         offer(&w, 100 + 4 * i, 4);
     ck_assert_uint_eq(lookup(&w, 0, 6, NULL), 4);
     ROUTER_WAIT(w.router, w.router->in_tier[TIER_DRAM][3] && !w.router->in_tier[TIER_DRAM][5]);
-    /* Until the pin is over. */
+    /* Until the pin has ended. */
     for (uint32_t i = 0; ROUTER_READ(w.router, w.router->in_tier[TIER_DRAM][3]); i++) {
         offer(&w, 1000 + 4 * i, 4);
         usleep(5000);
@@ -198,7 +197,7 @@ START_TEST(test_kvstore_forgets_what_it_is_told_to_in_both_tiers)
     ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 5 && w.router->n_in[TIER_DRAM] == 5);
     ck_assert_uint_eq(lookup(&w, 0, 20, NULL), 5);
     ck_assert_uint_eq(lookup(&w, 7, 3, NULL), 0);
-    stop_store(&w); /* nor does it come back */
+    stop_store(&w); /* it does not come back after a restart either */
     start_store(&w);
     ck_assert_uint_eq(lookup(&w, 7, 3, NULL), 0);
     ck_assert_uint_eq(lookup(&w, 0, 5, NULL), 5);
@@ -270,7 +269,7 @@ START_TEST(test_kvstore_survives_messages_that_make_no_sense)
                 noise[i] = (uint8_t)random_at(3, kind, len * 64 + i);
             xfer_send(w.worker->x, store, kind, noise, len);
         }
-    /* One id twice, one key many times over, and more keys than slots. */
+    /* One id twice, one key many times, and more keys than slots. */
     uint64_t id = ++w.next_id;
     struct block_key same[64];
     struct bytes b = {0};
@@ -313,7 +312,7 @@ static struct node *open_dying(struct world *w, const char *listen)
         .backend = "loopback", .hub = w->hub, .name = "dying", .listen = listen, .n_pages = 32, .layout = LAYOUT});
 }
 
-/* Waits until no slot is held or leased any more: 3 s at most since a peer died. */
+/* Waits until no slot is held or leased any more: at most 3 s after a peer's death. */
 static void check_let_go(struct world *w, uint64_t died_ns)
 {
     ROUTER_WAIT(w->router, !w->router->held_pages && !w->router->leased_pages);
@@ -344,14 +343,14 @@ START_TEST(test_kvstore_offer_of_a_worker_that_dies_and_is_started_again_gives_s
     struct world w;
     world_open(&w, 8, false);
     world_start(&w);
-    /* So that the store can't connect to it before it is dead. */
+    /* So that the store can't connect to the worker before it is dead. */
     struct node *dying = open_dying(&w, "elsewhere");
     snprintf(dying->address, sizeof(dying->address), "%s", "its-address");
     send_keys(dying, kvstore_xfer_address(w.store), STORE_OFFER, 400, 50, 6);
     ROUTER_WAIT(w.router, w.router->held_pages == 6);
     uint64_t died = wall_ns();
     node_close(dying);
-    struct node *again = open_dying(&w, "its-address"); /* knows nothing of the offer */
+    struct node *again = open_dying(&w, "its-address"); /* the new process does not know of the offer */
     check_let_go(&w, died);
     ck_assert_uint_eq(offer_at(again, kvstore_xfer_address(w.store), 401, 50, 8, NULL), 8);
     node_close(again);
@@ -363,7 +362,7 @@ START_TEST(test_kvstore_stop_writes_what_is_dirty)
 {
     struct world w;
     world_open(&w, 128, true);
-    w.config.options.write_queue_bytes = PAGE; /* the writer is always behind */
+    w.config.options.write_queue_bytes = PAGE; /* so that the writer is always behind */
     world_start(&w);
     ck_assert_uint_eq(offer(&w, 0, 100), 100);
     ROUTER_WAIT(w.router, w.router->n_in[TIER_DRAM] == 100);
@@ -375,7 +374,8 @@ START_TEST(test_kvstore_stop_writes_what_is_dirty)
 }
 END_TEST
 
-/* The writer is far behind, and offers would take every slot: what is on SSD could not be read any more. */
+/* The writer is far behind, and offers would take every slot, so that blocks on SSD could not be read any
+ * more. */
 START_TEST(test_kvstore_new_blocks_leave_room_to_what_is_read)
 {
     struct world w;
@@ -401,7 +401,7 @@ START_TEST(test_kvstore_ssd_capacity_evicts_the_oldest)
 {
     struct world w;
     world_open(&w, 64, true);
-    w.config.options.ssd_bytes = 8 << 20; /* some 860 blocks */
+    w.config.options.ssd_bytes = 8 << 20; /* about 860 blocks */
     world_start(&w);
     for (uint32_t i = 0; i < 60; i++) {
         ck_assert_uint_eq(offer(&w, 32 * i, 32), 32);
@@ -435,7 +435,7 @@ END_TEST
 struct process {
     pid_t pid;
     char address[128];
-    uint64_t start_ns; /* until it said where it listens */
+    uint64_t start_ns; /* time until the store reported where it listens */
 };
 
 static struct process spawn_store(const char *dir)
@@ -453,7 +453,7 @@ static struct process spawn_store(const char *dir)
                     (char *)(uintptr_t) "--tls=tcp",
                     (char *)(uintptr_t) "--log-level=error",
                     (char *)(uintptr_t) "--dram-bytes=4M",
-                    (char *)(uintptr_t) "--ssd-bytes=64M", /* batches of 2 MiB: some puts are logged */
+                    (char *)(uintptr_t) "--ssd-bytes=64M", /* a batch has 2 MiB, so some puts are logged */
                     (char *)(uintptr_t) "--dir",
                     (char *)(uintptr_t)dir,
                     NULL};
@@ -470,16 +470,16 @@ static struct process spawn_store(const char *dir)
     return p;
 }
 
-/* A worker that knows what it was told is durable; chains of CHAIN blocks. */
+/* A worker that records which blocks were reported as durable; chains of CHAIN blocks. */
 struct killing {
     struct temp_dir dir;
     struct node *worker;
     uint64_t next_id, slowest_ns;
-    bool *durable; /* by number of the block */
+    bool *durable; /* indexed by the number of the block */
     uint32_t n_checked;
 };
 
-enum { CHAIN = 200, DIR_ROUNDS = 16 }; /* what fits into the directory without evicting */
+enum { CHAIN = 200, DIR_ROUNDS = 16 }; /* rounds that fit into the directory without eviction */
 
 static void check_durable(struct killing *k, struct fake_router *r, uint32_t first_chain, uint32_t n_chains)
 {
@@ -503,7 +503,7 @@ static void kill_round(struct killing *k, uint32_t round, uint32_t dir_round)
     check_durable(k, r, round - dir_round, dir_round);
     uint32_t first = round * CHAIN, least = (uint32_t)(random_at(8, round, 0) % (CHAIN - 10));
     ck_assert_uint_eq(offer_at(k->worker, r->xfer_address, ++k->next_id, first, CHAIN, NULL), CHAIN);
-    ROUTER_WAIT(r, r->in_tier[TIER_SSD][first + least]); /* the rest is being written */
+    ROUTER_WAIT(r, r->in_tier[TIER_SSD][first + least]); /* the rest is still being written */
     kill(p.pid, SIGKILL);
     ROUTER_WAIT(r, r->is_over);
     memcpy(k->durable, r->in_tier[TIER_SSD], ROUTER_BLOCKS);

@@ -1,12 +1,12 @@
-/* Quotas: a tenant that floods the store keeps to its share while others need the room, and may have all of
- * it while none do. */
+/* Quotas: a tenant that floods the store keeps to its share while other tenants need the room, and may have
+ * all of it while none do. */
 #include "kvstore/kvstore_internal.h"
 #include "tests/kvstore/world.h"
 #include "tests/tap.h"
 
 enum { OURS = 7, FLOOD = 9 };
 
-/* Until so many more blocks are durable, or were refused. */
+/* Waits until n more blocks are durable or were refused. */
 static void wait_written(const struct world *w, const struct ssd_tier_stats *before, uint32_t n)
 {
     uint64_t until = wall_ns() + 20 * NS_PER_S;
@@ -18,7 +18,8 @@ static void wait_written(const struct world *w, const struct ssd_tier_stats *bef
     } while (now.written_bytes < before->written_bytes + n * PAGE && now.write_errors == before->write_errors);
 }
 
-/* Blocks [first, first + count) of a tenant, by eights, so that what arrived is written before more comes. */
+/* Offers blocks [first, first + count) of a tenant, eight at a time, so that arrived blocks are written
+ * before more come. */
 static void offer_by_eights(struct world *w, uint32_t tenant, uint32_t first, uint32_t count)
 {
     offering = tenant;
@@ -60,7 +61,7 @@ START_TEST(test_a_tenant_alone_may_fill_the_store)
     offer_by_eights(&w, OURS, 0, 40);
     ROUTER_WAIT(w.router, w.router->n_in[TIER_DRAM] == 40);
     ck_assert_uint_eq(lookup(&w, 0, 40, NULL), 40);
-    offer_by_eights(&w, 0, 100, 8); /* but makes room for others */
+    offer_by_eights(&w, 0, 100, 8); /* but it makes room for other tenants */
     ROUTER_WAIT(w.router, w.router->in_tier[TIER_DRAM][107]);
     ck_assert_uint_eq(lookup(&w, 100, 8, NULL), 8);
     ck_assert_uint_lt(lookup(&w, 0, 40, NULL), 40);
@@ -85,14 +86,14 @@ START_TEST(test_a_named_tenant_has_a_share_of_its_own)
 }
 END_TEST
 
-/* On SSD the header says whose a block is, so that a store that was restarted knows, too. */
+/* On SSD a block's header names its tenant, so that a restarted store knows it, too. */
 START_TEST(test_a_flood_stays_within_its_quota_on_ssd_after_a_restart)
 {
     bool has_quota = _i;
     struct world w;
     world_open(&w, 32, true);
     w.config.options.eviction = "lru";
-    w.config.options.ssd_bytes = 4 << 20; /* some 430 blocks */
+    w.config.options.ssd_bytes = 4 << 20; /* about 430 blocks */
     w.config.options.tenant_quota = has_quota ? 0.5 : 1;
     world_start(&w);
     offer_by_eights(&w, OURS, 0, 160);
@@ -111,7 +112,7 @@ START_TEST(test_a_flood_stays_within_its_quota_on_ssd_after_a_restart)
 }
 END_TEST
 
-/* More tenants than are told apart at a time: each block is somebody's, and all goes on. */
+/* More tenants than the store tells apart: every block belongs to some tenant, and everything goes on. */
 START_TEST(test_many_tenants_share_what_is_left)
 {
     struct store_table *t = table_open(100, true, EVICTION_TANDEM);

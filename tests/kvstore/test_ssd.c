@@ -1,4 +1,4 @@
-/* The SSD tier on a temporary directory: what is durable comes back, and nothing else ever does. */
+/* The SSD tier on a temporary directory: durable blocks come back, and nothing else ever does. */
 #include <dirent.h>
 #include <limits.h>
 #include <math.h>
@@ -20,7 +20,7 @@ enum { MAX = 2048 };
 static const struct kv_layout LAYOUT = {NUM_F32, 4, 2, 16, 16}; /* 16 KiB a page */
 static const struct kv_layout OTHER = {NUM_F32, 2, 2, 16, 16};
 
-struct bench { /* an ssd and what its callbacks said, by number of the block */
+struct bench { /* an SSD tier and what its callbacks reported, indexed by the number of the block */
     struct ssd_tier *ssd;
     struct clock clock;
     struct log log;
@@ -31,7 +31,7 @@ struct bench { /* an ssd and what its callbacks said, by number of the block */
     uint32_t found_index[MAX], found_tenant[MAX];
     enum block_codec found_codec[MAX];
     enum td_status put[MAX], read[MAX];
-    uint8_t *pages; /* MAX of them: what is put */
+    uint8_t *pages; /* [MAX] the pages that are put */
     uint8_t *landing;
     size_t page_bytes;
 };
@@ -268,7 +268,7 @@ START_TEST(test_ssd_flipped_bit_on_disk_is_never_served)
 }
 END_TEST
 
-/* Numbers as KV has them, not random bits: those neither shrink nor have a scale. */
+/* Makes numbers like those of KV, not random bits, which neither shrink nor have a scale. */
 static void make_numbers(struct bench *b, uint32_t i)
 {
     float *x = (float *)(void *)(b->pages + i * b->page_bytes);
@@ -276,8 +276,8 @@ static void make_numbers(struct bench *b, uint32_t i)
         x[k] = (float)((double)(random_at(i, k, 0) >> 11) * 0x1p-53 - 0.5);
 }
 
-/* The codec was changed between runs: each block is read with its own. Ten blocks of each, of which one holds
- * a NaN. */
+/* The codec changes between runs: each block is read with its own codec. Ten blocks of each codec, one of
+ * which contains a NaN. */
 START_TEST(test_ssd_reads_blocks_of_several_codecs_in_one_directory)
 {
     enum { EACH = 10, N_BLOCKS = EACH * BLOCK_CODECS };
@@ -380,7 +380,7 @@ START_TEST(test_ssd_directory_that_can_not_be_opened_is_set_aside)
     struct temp_dir d = temp_dir_make();
     struct bench *b = bench_make();
     char path[192];
-    for (int round = 0; round < 2; round++) { /* the second one finds the first one's leavings */
+    for (int round = 0; round < 2; round++) { /* the second round finds what the first one left */
         open_at(b, d.store);
         put_all(b, 5);
         ssd_tier_close(b->ssd);
@@ -415,14 +415,13 @@ START_TEST(test_ssd_directory_in_use_is_refused)
     struct ssd_tier_config c = config_of(b, d.store);
     ck_assert_int_eq(ssd_tier_open(&c, &second, &e), TD_ERR_REFUSED);
     ck_assert_ptr_nonnull(strstr(e.text, "--dir"));
-    ck_assert_int_eq(read_one(b, 1), TD_OK); /* and the first one is not disturbed */
+    ck_assert_int_eq(read_one(b, 1), TD_OK); /* the first tier is not disturbed */
     bench_free(b);
     temp_dir_remove(&d);
 }
 END_TEST
 
-/* Writes to path the directory of the text log that this process has open. False: there is none in
- * /dev/shm. */
+/* Writes to path the directory of the text log that this process has open. False: it is not in /dev/shm. */
 static bool find_log_dir(char path[PATH_MAX])
 {
     static const char under[] = "/dev/shm/tandem-log-";
@@ -439,7 +438,7 @@ static bool find_log_dir(char path[PATH_MAX])
     return found;
 }
 
-/* A process that is killed has no time to clean up, so nothing may be there from the moment it serves. */
+/* A killed process can't clean up, so no directory may be there from the moment at which it serves. */
 START_TEST(test_ssd_leaves_no_directory_in_shared_memory)
 {
     struct temp_dir d = temp_dir_make();
@@ -473,15 +472,15 @@ START_TEST(test_ssd_write_queue_is_bounded)
     ck_assert_uint_gt(n_busy, 0);
     wait_for(b, &b->n_put, n_taken);
     ck_assert_uint_eq(b->n_put, n_taken);
-    ck_assert_int_eq(put(b, 0), TD_OK); /* room again */
+    ck_assert_int_eq(put(b, 0), TD_OK); /* there is room again */
     wait_for(b, &b->n_put, n_taken + 1);
     bench_free(b);
     temp_dir_remove(&d);
 }
 END_TEST
 
-/* A ring of blocks, the oldest deleted as the owner would: the directory stays within its capacity, nothing
- * is refused. */
+/* A ring of blocks, of which the oldest is deleted as the owner would: the directory stays within its
+ * capacity, and no put is refused. */
 START_TEST(test_ssd_directory_stays_within_its_capacity)
 {
     struct temp_dir d = temp_dir_make();
@@ -491,7 +490,7 @@ START_TEST(test_ssd_directory_stays_within_its_capacity)
     open_with(b, &c);
     uint32_t max = (uint32_t)ssd_tier_max_blocks(b->ssd), n = MAX;
     ck_assert_uint_gt(max, 300);
-    ck_assert_uint_gt(n, 4 * max); /* the capacity is written several times over */
+    ck_assert_uint_gt(n, 4 * max); /* the capacity is written several times */
     for (uint32_t i = 0; i < n; i++) {
         if (i >= max) {
             struct block_key k = key_of(i - max);
@@ -513,8 +512,8 @@ START_TEST(test_ssd_directory_stays_within_its_capacity)
 }
 END_TEST
 
-/* Every other block deleted: no blob file is dead as a whole, so their room comes back by garbage collection
- * alone. */
+/* Every other block is deleted: no blob file is completely dead, so only garbage collection can free the
+ * room. */
 START_TEST(test_ssd_collects_garbage_between_live_blocks)
 {
     struct temp_dir d = temp_dir_make();
@@ -534,7 +533,7 @@ START_TEST(test_ssd_collects_garbage_between_live_blocks)
         n_ok += b->put[i] == TD_OK;
     }
     ck_assert_uint_ge(n_ok, max / 2 * 9 / 10);
-    ck_assert_uint_eq(b->n_over, 0); /* what is collected has no need of an eviction */
+    ck_assert_uint_eq(b->n_over, 0); /* collected room makes evictions unnecessary */
     ck_assert_uint_le(ssd_tier_stats(b->ssd).dir_bytes, c.capacity_bytes);
     for (uint32_t i = 1; i < max; i += 2) {
         ck_assert_int_eq(read_one(b, i), TD_OK);
@@ -561,7 +560,7 @@ START_TEST(test_ssd_over_capacity_asks_for_room_and_refuses)
     ck_assert_uint_gt(n_full, 100);
     ck_assert_uint_gt(b->n_over, 0);
     ck_assert(!ssd_tier_stats(b->ssd).is_writable);
-    ck_assert_int_eq(read_one(b, 0), TD_OK); /* what is there still serves */
+    ck_assert_int_eq(read_one(b, 0), TD_OK); /* existing blocks are still served */
     bench_free(b);
     temp_dir_remove(&d);
 }
@@ -586,7 +585,7 @@ START_TEST(test_ssd_close_answers_everything)
 }
 END_TEST
 
-/* What a trickle and a bulk of puts leave behind is the same: both paths are durable and are read back. */
+/* Single puts and puts in bulk take different paths; both are durable and are read back. */
 START_TEST(test_ssd_bulk_and_trickle_are_both_durable)
 {
     struct temp_dir d = temp_dir_make();
@@ -594,11 +593,11 @@ START_TEST(test_ssd_bulk_and_trickle_are_both_durable)
     struct ssd_tier_config c = config_of(b, d.store);
     c.capacity_bytes = 64 << 20; /* a quarter of a batch is 512 KiB, 32 blocks */
     open_with(b, &c);
-    for (uint32_t i = 0; i < 20; i++) { /* one by one: logged */
+    for (uint32_t i = 0; i < 20; i++) { /* single puts are logged */
         ck_assert_int_eq(put(b, i), TD_OK);
         wait_for(b, &b->n_put, i + 1);
     }
-    for (uint32_t i = 20; i < 300; i++) /* at once: flushed */
+    for (uint32_t i = 20; i < 300; i++) /* puts in bulk are flushed */
         ck_assert_int_eq(put(b, i), TD_OK);
     wait_for(b, &b->n_put, 300);
     for (uint32_t i = 0; i < 300; i++)
@@ -627,7 +626,8 @@ START_TEST(test_ssd_rate_bounds_what_is_written)
         ck_assert_int_eq(put(b, i), TD_OK);
     wait_for(b, &b->n_put, 512);
     uint64_t took = clock_now(&b->clock) - before;
-    ck_assert_uint_gt(took, NS_PER_S * 8 / 10); /* a bucket of a tenth of a second is full at the start */
+    /* At the start the bucket is full, with a tenth of a second. */
+    ck_assert_uint_gt(took, NS_PER_S * 8 / 10);
     bench_free(b);
     temp_dir_remove(&d);
 }
@@ -642,7 +642,7 @@ static void put_direct(struct bench *b, struct ssd *db, uint32_t i)
     ck_assert_int_eq(ssd_put(db, &h.key, header, b->pages + i * b->page_bytes, b->page_bytes, true), TD_OK);
 }
 
-/* Straight from the blob file, once its place is known; never what was deleted. */
+/* A value is read straight from the blob file once its place is known; a deleted value never is. */
 START_TEST(test_ssd_reads_values_straight_from_files_while_they_are_listed)
 {
     struct temp_dir d = temp_dir_make();
@@ -660,7 +660,8 @@ START_TEST(test_ssd_reads_values_straight_from_files_while_they_are_listed)
     for (uint32_t i = 0; i < 8; i++)
         put_direct(b, db, i);
     struct block_key k = key_of(5), absent = key_of(9);
-    ck_assert_int_eq(ssd_get_into(db, &k, buffer, room, &value, &len), TD_NOT_YET); /* in memory only */
+    /* The value is only in memory. */
+    ck_assert_int_eq(ssd_get_into(db, &k, buffer, room, &value, &len), TD_NOT_YET);
     ck_assert_int_eq(ssd_sync(db), TD_OK);
     while (!ssd_learn(db))
         ;
@@ -671,7 +672,7 @@ START_TEST(test_ssd_reads_values_straight_from_files_while_they_are_listed)
         ck_assert_int_eq(ssd_get_into(db, &absent, buffer, room, &value, &len), TD_ERR_NOT_FOUND);
         ck_assert_int_eq(ssd_delete(db, &k), TD_OK);
         ck_assert_int_eq(ssd_get_into(db, &k, buffer, room, &value, &len), TD_ERR_NOT_FOUND);
-        ck_assert_int_eq(ssd_compact(db), TD_OK); /* moves what lives; the old file goes */
+        ck_assert_int_eq(ssd_compact(db), TD_OK); /* moves live values; the old file goes */
         k = key_of(6);
         enum td_status s = ssd_get_into(db, &k, buffer, room, &value, &len);
         ck_assert(s == TD_NOT_YET || (s == TD_OK && !block_verify(value, len, &k, &LAYOUT, &h)));
@@ -698,8 +699,8 @@ static void check_direct(struct bench *b, struct ssd *db, uint32_t i)
     ssd_release(db, &v);
 }
 
-/* The background may write 1 MiB a second here, so that a round takes seconds: blocks are put meanwhile, and
- * closing waits for none. */
+/* Garbage collection may write 1 MiB a second here, so that a round takes seconds. Blocks are put meanwhile,
+ * and closing does not wait for it. */
 START_TEST(test_ssd_writing_goes_on_while_room_is_collected)
 {
     enum { FIRST = 1900, LEAST = 8 };
@@ -725,7 +726,7 @@ START_TEST(test_ssd_writing_goes_on_while_room_is_collected)
     ck_assert_int_eq(ssd_make_room(db, b->page_bytes, &over), TD_OK);
     ck_assert_msg(ssd_is_collecting(db), "nothing is collected before the directory is full");
     before = clock_now(&b->clock);
-    while (!ssd_reclaims(db)) { /* then deletes are merged, and values are moved */
+    while (!ssd_reclaims(db)) { /* from then on deletes are merged and values are moved */
         ck_assert_uint_lt(clock_now(&b->clock) - before, 60 * NS_PER_S);
         ssd_make_room(db, 0, &over);
     }
@@ -760,7 +761,7 @@ END_TEST
 enum { LARGE_BLOCKS = 10240 };
 static const struct kv_layout LARGE = {NUM_BF16, 32, 8, 64, 16}; /* 1 MiB */
 
-/* Blocks without end; says so by a byte when 10 GB of them are durable. */
+/* Puts blocks for ever. Writes a byte to `said` when 10 GB of them are durable. */
 static void write_until_killed(const char *dir, const struct bench *b, int said)
 {
     struct td_error e;
@@ -792,7 +793,7 @@ START_TEST(test_ssd_of_10_gb_opens_within_a_second)
         write_until_killed(d.store, b, said[1]);
     close(said[1]);
     ck_assert_int_eq(read(said[0], &byte, 1), 1);
-    nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL); /* it is in the middle of more */
+    nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL); /* it is in the middle of further puts */
     ck_assert_int_eq(kill(child, SIGKILL), 0);
     ck_assert(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
     close(said[0]);

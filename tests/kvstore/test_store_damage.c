@@ -1,7 +1,7 @@
 /*
  * Damage to the SSD tier's files and values while no store runs: flipped bits, cut files, values under wrong
- * keys. Whatever was done, every lookup afterwards is the right bytes or a miss with a reason, and the store
- * opens.
+ * keys. Whatever the damage, every lookup afterwards returns the right bytes or a miss with a reason, and the
+ * store opens.
  *
  * 200 random injuries; TANDEM_LONG=store: 10,000.
  */
@@ -126,7 +126,7 @@ static void put_missing(struct patient *p)
     wait_done(p, n);
 }
 
-/* Every block is asked for; right bytes or a reason. What is bad is deleted, as the store does. */
+/* Looks up every block: each gives the right bytes or a reason. Bad blocks are deleted, as the store does. */
 static void look_up_all(struct patient *p)
 {
     for (uint32_t i = 0; i < N; i++) {
@@ -165,7 +165,7 @@ static void look_up_all(struct patient *p)
 
 /* ----------------------------------------------------------------- injuries */
 
-/* Some file of the database with bytes in it. */
+/* Opens a random file of the database that is not empty. */
 static int open_some_file(struct patient *p, off_t *size_out)
 {
     char names[256][64];
@@ -174,7 +174,7 @@ static int open_some_file(struct patient *p, off_t *size_out)
     ck_assert_ptr_nonnull(d);
     for (struct dirent *e; (e = readdir(d)) && n < 256;) {
         struct stat st;
-        /* Words for people. */
+        /* Text files, which RocksDB does not read. */
         bool is_log = !strncmp(e->d_name, "LOG", 3) || !strncmp(e->d_name, "OPTIONS", 7);
         if (!is_log && !fstatat(dirfd(d), e->d_name, &st, 0) && S_ISREG(st.st_mode) && st.st_size > 0)
             snprintf(names[n++], sizeof(names[0]), "%.63s", e->d_name);
@@ -224,8 +224,8 @@ static void put_value(struct ssd *db, uint32_t i, const uint8_t *value, size_t l
         ck_assert_int_eq(ssd_put(db, &k, value, value + BLOCK_HEADER_BYTES, len - BLOCK_HEADER_BYTES, true), TD_OK);
 }
 
-/* Whole values, well formed, under keys that are not theirs: what no checksum of the bytes alone would
- * notice. */
+/* Puts whole, well-formed values under the keys of other blocks, which a checksum of the bytes alone would
+ * not notice. */
 static void injure_values(struct patient *p, int injury)
 {
     struct ssd *db;
@@ -251,7 +251,7 @@ static struct patient *patient_make(void)
     struct patient *p = mem_zalloc(sizeof(*p));
     p->dir = temp_dir_make();
     snprintf(p->blocks, sizeof(p->blocks), "%s/blocks", p->dir.store);
-    p->log = (struct log){.who = "damage"}; /* errors only, and those are expected */
+    p->log = (struct log){.who = "damage"}; /* no output: errors are expected */
     p->log.fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
     clock_init_real(&p->clock);
     pthread_mutex_init(&p->lock, NULL);

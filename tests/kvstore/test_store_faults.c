@@ -1,7 +1,5 @@
-/*
- * The store on a disk that fails: whatever happens below, what is served is right, every block asked for is a
- * hit or a miss with a reason, and the tier comes back by itself.
- */
+/* The store on a disk that fails. Whatever the disk does, served bytes are right, every lookup is a hit or a
+ * miss with a reason, and the tier recovers by itself. */
 #include "kvstore/forgotten.h"
 #include "tests/kvstore/outage.h"
 #include "tests/tap.h"
@@ -17,12 +15,11 @@ START_TEST(test_store_disk_that_lies_and_corrupts_never_serves_wrong_bytes)
                               "disk.read:lie=0.05 disk.read:fail=0.05 disk.read:delay=0.02/1ms";
     world_start(&w);
     for (uint32_t round = 0; round < rounds; round++) {
-        for (uint32_t chain = 0; chain < 6;
-             chain++) /* three times what DRAM holds, so that most of it comes from disk */
+        for (uint32_t chain = 0; chain < 6; chain++) /* thrice the DRAM: most of it is on disk */
             offer(&w, 100 * chain, 20);
         settle(&w);
         for (uint32_t chain = 0; chain < 6; chain++)
-            n_found += lookup(&w, 100 * chain, 20, NULL); /* compares every byte */
+            n_found += lookup(&w, 100 * chain, 20, NULL); /* this compares every byte */
     }
     uint64_t n_bad = counted(&w, STORE_SSD_CORRUPT) + counted(&w, STORE_SSD_READ_ERRORS);
     uint64_t n_faults = 0;
@@ -53,9 +50,9 @@ START_TEST(test_store_slow_disk_is_a_miss_in_time_and_is_used_again)
     start_store(&w);
     uint64_t before = wall_ns();
     ck_assert_uint_eq(lookup(&w, 0, 20, NULL), 0);
-    ck_assert_uint_lt(wall_ns() - before, NS_PER_S * 8 / 10); /* not until the disk answers */
+    ck_assert_uint_lt(wall_ns() - before, NS_PER_S * 8 / 10); /* it did not wait for the disk */
     before = wall_ns();
-    ck_assert_uint_eq(lookup(&w, 0, 20, NULL), 0); /* it is not even tried */
+    ck_assert_uint_eq(lookup(&w, 0, 20, NULL), 0); /* the disk is not asked */
     ck_assert_uint_lt(wall_ns() - before, NS_PER_S / 10);
     ck_assert_uint_ge(counted(&w, STORE_MISS_SLOW), 40);
     uint64_t until = wall_ns() + 10 * NS_PER_S;
@@ -109,7 +106,7 @@ START_TEST(test_store_refuses_a_script_that_makes_no_sense)
 }
 END_TEST
 
-/* From now on the store meets these faults. */
+/* Sets the faults that the store meets from now on. */
 static void set_faults(struct world *w, const char *script)
 {
     FILE *f = fopen(w->config.options.faults + 1, "w");
@@ -171,10 +168,10 @@ START_TEST(test_store_forgotten_keys_outlive_the_process_and_when_there_are_too_
     struct forgotten *f = forgotten_open(d.root, &log);
     for (int i = 0; i < 6; i++)
         forgotten_add(f, &keys[i % 3]);
-    forgotten_close(f); /* no byte is written then that was not before */
+    forgotten_close(f); /* closing writes no further byte */
     int fd = open(path, O_RDONLY);
     ck_assert_int_eq(pread(fd, written, sizeof(written), 0), sizeof(written));
-    ck_assert_mem_eq(written, keys, sizeof(keys)); /* the format: as they came, each once */
+    ck_assert_mem_eq(written, keys, sizeof(keys)); /* the format: keys in the order of arrival, each once */
     close(fd);
     f = forgotten_open(d.root, &log);
     forgotten_keys(f, &n);
@@ -210,26 +207,26 @@ START_TEST(test_store_restarted_while_its_disk_is_full_does_not_find_what_was_fo
     set_faults(&w, "disk.put:full disk.delete:full disk.flush:full");
     router_say(w.router, false, 20, 30, 0);
     ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 70);
-    for (int i = 0; i < 2; i++) { /* and again: nothing could be deleted meanwhile */
+    for (int i = 0; i < 2; i++) { /* twice, since nothing could be deleted meanwhile */
         stop_store(&w);
         start_store(&w);
         ck_assert_uint_eq(lookup(&w, 20, 30, NULL), 0);
         ck_assert_uint_eq(lookup(&w, 50, 50, NULL), 50);
     }
-    ck_assert_uint_eq(offer(&w, 20, 30), 30); /* as new blocks they are taken again, into DRAM */
+    ck_assert_uint_eq(offer(&w, 20, 30), 30); /* they are taken again as new blocks, into DRAM */
     settle(&w);
     ck_assert_uint_eq(ROUTER_READ(w.router, w.router->n_in[TIER_SSD]), 70);
     set_faults(&w, "");
     wait_sure(&w);
     ck_assert_uint_eq(check_disk(&w, NULL), 70);
-    router_say(w.router, false, 0, 0, 0); /* all, without an error */
+    router_say(w.router, false, 0, 0, 0); /* all blocks, before any error */
     ROUTER_WAIT(w.router, !w.router->n_in[TIER_SSD]);
     ck_assert_uint_eq(offer(&w, 0, 100), 100);
     ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 100);
     set_faults(&w, "disk.put:full disk.delete:full disk.flush:full");
     router_say(w.router, false, 0, 1, 0);
     settle(&w);
-    router_say(w.router, false, 0, 0, 0); /* all, after one */
+    router_say(w.router, false, 0, 0, 0); /* all blocks, after an error */
     ROUTER_WAIT(w.router, !w.router->n_in[TIER_SSD]);
     stop_store(&w);
     start_store(&w);
@@ -260,7 +257,7 @@ START_TEST(test_store_does_not_find_what_was_forgotten_behind_a_delete_that_fail
         last = before[i] ? i : last;
     set_faults(&w, "disk.put:delay=1/1s disk.delete:full");
     offer(&w, next, 1);
-    offer(&w, next + 1, 100); /* evicts some: their deletes stand behind the first put */
+    offer(&w, next + 1, 100); /* evicts some blocks, whose deletes wait behind the first put */
     router_say(w.router, false, last, 1, 0);
     ROUTER_WAIT(w.router, !w.router->in_tier[TIER_SSD][last]);
     for (uint32_t i = 0; i < next; i++)
@@ -269,7 +266,7 @@ START_TEST(test_store_does_not_find_what_was_forgotten_behind_a_delete_that_fail
             gone[i] = ++n_gone;
         }
     ck_assert_uint_gt(n_gone, 1);
-    router_say(w.router, false, last - 1, 1, 0); /* messages are worked off in order */
+    router_say(w.router, false, last - 1, 1, 0); /* messages are handled in order */
     ROUTER_WAIT(w.router, !w.router->in_tier[TIER_SSD][last - 1]);
     set_faults(&w, "disk.put:full disk.delete:full disk.flush:full");
     stop_store(&w);
@@ -294,7 +291,7 @@ START_TEST(test_store_that_is_stopped_while_it_writes_what_was_forgotten_does_no
     router_say(w.router, false, 10, 1, 0);
     router_say(w.router, false, 9, 1, 0);
     ROUTER_WAIT(w.router, !w.router->in_tier[TIER_SSD][9]);
-    kvstore_stop(w.store); /* and once more in stop_store: at once */
+    kvstore_stop(w.store); /* stop_store() stops it a second time, which ends it at once */
     stop_store(&w);
     start_store(&w);
     ck_assert_uint_eq(ROUTER_READ(w.router, w.router->n_in[TIER_SSD]), 9);

@@ -1,8 +1,8 @@
 /*
- * The store on a disk of its own that others fill and free again, or that turns read-only: a tmpfs, and an
- * ext4 in a file. What was durable is lost only by eviction, writing is resumed within 10 s, what is known
- * equals what is on disk within 30 s, and what was flushed meanwhile does not come back. Where file systems
- * can't be mounted these tests are skipped by name.
+ * The store on a disk of its own that other programs fill and free again, or that turns read-only: a tmpfs,
+ * and an ext4 in a file. Durable blocks are lost only by eviction; writing resumes within 10 s; the store's
+ * table equals the disk within 30 s; and blocks that were flushed meanwhile do not come back. Where file
+ * systems can't be mounted, these tests are skipped by name.
  */
 #include <errno.h>
 #include <linux/loop.h>
@@ -19,7 +19,7 @@
 static const char NO_MOUNT[] = "mounting is not permitted", NO_LOOP[] = "loop devices are not permitted",
                   NO_MKFS[] = "mkfs.ext4 is not installed";
 
-/* From now on what this process mounts is seen by this process alone, and goes with it. NULL, or why not. */
+/* From now on mounts of this process are visible to it alone, and end with it. Returns NULL, or why not. */
 static const char *leave_mounts(void)
 {
     return unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ? NO_MOUNT : NULL;
@@ -31,13 +31,13 @@ static const char *try_tmpfs(const char *at, const char *options)
     return why ? why : mount("tmpfs", at, "tmpfs", 0, options) ? NO_MOUNT : NULL;
 }
 
-/* Attaches the file to a free loop device, which is given back when nothing has it open any more. -1: not
+/* Attaches the file to a free loop device, which is freed when nothing has it open any more. -1: not
  * permitted. */
 static int attach_loop(int file, char device[32])
 {
     const struct loop_info64 info = {.lo_flags = LO_FLAGS_AUTOCLEAR};
     int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC), fd = -1;
-    /* Somebody else may take the one that is free. */
+    /* Another process may take the free device first. */
     for (int i = 0; control >= 0 && fd < 0 && i < 100; i++) {
         int n = ioctl(control, LOOP_CTL_GET_FREE);
         snprintf(device, 32, "/dev/loop%d", n);
@@ -68,7 +68,7 @@ static bool make_ext4(const char *image)
     return child > 0 && waitpid(child, &status, 0) == child && !status;
 }
 
-/* An ext4 of so many MiB in a file that has no name any more. */
+/* Mounts an ext4 of mib MiB from a file that is already unlinked. Returns NULL, or why not. */
 static const char *try_ext4(const char *at, uint32_t mib)
 {
     char image[] = "/tmp/tandem-ext4-XXXXXX", device[32];
@@ -101,7 +101,7 @@ static void mount_ext4(const char *at, uint32_t mib)
     ck_assert_msg(!why, "%s", why);
 }
 
-/* Tries it in a process of its own, so that nothing of it stays. */
+/* Tries it in a process of its own, so that nothing stays mounted. Returns NULL, or why not. */
 static const char *why_not(bool is_ext4)
 {
     static const char *const WHY[] = {NULL, NO_MOUNT, NO_LOOP, NO_MKFS};
@@ -157,7 +157,7 @@ START_TEST(test_store_on_a_full_disk_serves_on_and_writes_again_by_itself)
     ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 20);
     fill_disk(&w);
     for (uint32_t i = 0; i < 4; i++)
-        ck_assert_uint_eq(offer(&w, 1000 + 10 * i, 10), 10); /* taken, into DRAM */
+        ck_assert_uint_eq(offer(&w, 1000 + 10 * i, 10), 10); /* they are taken, into DRAM */
     settle(&w);
     ck_assert(!ssd_tier_stats(w.store->ssd).is_writable);
     ck_assert_uint_eq(lookup(&w, 1030, 10, NULL), 10);
@@ -175,20 +175,20 @@ START_TEST(test_store_on_a_disk_that_turns_read_only_serves_on_and_writes_again_
     struct world w;
     struct store_found f;
     world_open(&w, 64, true);
-    w.config.options.ssd_bytes = 16 << 20; /* memtables of 256 KiB */
+    w.config.options.ssd_bytes = 16 << 20; /* makes memtables of 256 KiB */
     mount_tmpfs(w.dir.root, "size=64m");
     world_start(&w);
     ck_assert_uint_eq(offer(&w, 0, 20), 20);
     ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 20);
     stop_store(&w);
-    start_store(&w); /* what it holds lies in files, and not in DRAM */
+    start_store(&w); /* its blocks are now in files, not in DRAM */
     ck_assert_int_eq(mount(w.dir.store, w.dir.store, NULL, MS_BIND, NULL), 0);
     ck_assert_int_eq(mount(NULL, w.dir.store, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY, NULL), 0);
-    for (uint32_t i = 0; i < 8; i++)
-        ck_assert_uint_gt(offer(&w, 1000 + 50 * i, 50), 0); /* more than a memtable: files have to be made */
+    for (uint32_t i = 0; i < 8; i++) /* more than a memtable, so files have to be made */
+        ck_assert_uint_gt(offer(&w, 1000 + 50 * i, 50), 0);
     settle(&w);
     ck_assert(!ssd_tier_stats(w.store->ssd).is_writable);
-    ck_assert_uint_eq(lookup(&w, 0, 20, &f), 20); /* reading goes on */
+    ck_assert_uint_eq(lookup(&w, 0, 20, &f), 20); /* blocks are still read */
     ck_assert_uint_eq(f.n_ssd, 20);
     ck_assert_int_eq(umount2(w.dir.store, MNT_DETACH), 0);
     wait_durable(&w, 2000);
@@ -202,13 +202,12 @@ END_TEST
 
 struct outages {
     struct world w;
-    uint32_t next, n_rounds; /* number of the next new block */
-    uint64_t seed, most_ns;  /* the longest that the disk stays full */
+    uint32_t next, n_rounds; /* next: number of the next new block */
+    uint64_t seed, most_ns;  /* most_ns: longest time for which the disk stays full */
     bool forgotten[ROUTER_BLOCKS];
 };
 
-/* Nothing that was durable was lost, as far as the store saw: blocks left the disk because they were evicted
- * or flushed. */
+/* Checks that no durable block was lost: blocks left the disk only because they were evicted or flushed. */
 static void check_nothing_lost(struct outages *o)
 {
     check_counters(&o->w);
@@ -218,12 +217,12 @@ static void check_nothing_lost(struct outages *o)
     ck_assert_uint_eq(counted(&o->w, STORE_SSD_SET_ASIDE), 0);
 }
 
-/* A tenth of what is on disk, here and there. */
+/* Flushes about a tenth of the blocks on disk. */
 static void flush_some(struct outages *o, uint64_t round)
 {
     struct fake_router *r = o->w.router;
     uint32_t n = 0;
-    for (uint32_t i = 0; i + 8 <= o->next; i += 8) { /* those behind it are offered later */
+    for (uint32_t i = 0; i + 8 <= o->next; i += 8) { /* later blocks have not been offered yet */
         bool is_there = ROUTER_READ(r, r->in_tier[TIER_SSD][i]);
         if (!is_there || random_at(o->seed, i, round) % 10)
             continue;
@@ -236,8 +235,8 @@ static void flush_some(struct outages *o, uint64_t round)
     ROUTER_WAIT(r, r->n_loads > loads + 2);
 }
 
-/* What is there when the store has to stop while its disk is full is there when it was started again, and
- * what was flushed is not. */
+/* Restarts the store while its disk is full. The blocks that it had are there afterwards, and the flushed
+ * ones are not. */
 static void restart_while_full(struct outages *o)
 {
     static bool before[ROUTER_BLOCKS];
@@ -280,9 +279,9 @@ static void run_outage(struct outages *o, uint32_t round)
         restart_while_full(o);
     free_disk(w);
     uint64_t freed = wall_ns();
-    wait_durable(w, o->next); /* within 10 s */
+    wait_durable(w, o->next); /* must happen within 10 s */
     uint64_t resumed = wall_ns();
-    wait_sure(w); /* within 30 s */
+    wait_sure(w); /* must happen within 30 s */
     check_nothing_lost(o);
     fprintf(stderr, "# round %u: %u blocks, %u after it; writing resumed after %.1f s, sure after %.1f s\n", round,
             n_before, (uint32_t)ROUTER_READ(w->router, w->router->n_in[TIER_SSD]), (double)(resumed - freed) * 1e-9,
@@ -290,7 +289,7 @@ static void run_outage(struct outages *o, uint32_t round)
     o->next += 1000;
 }
 
-/* The world is open, and its file system mounted. */
+/* Runs the outages. The world must be open and its file system mounted. */
 static void run_outages(struct outages *o, int64_t ssd_bytes)
 {
     struct world *w = &o->w;
@@ -321,8 +320,8 @@ START_TEST(test_store_whose_disk_others_fill_and_free_again_and_again_loses_no_m
 }
 END_TEST
 
-/* 64 MiB of ext4, of which the store takes what others leave: the whole test has ten such disks, each filled
- * and freed six times. */
+/* An ext4 of 64 MiB, of which the store takes what others leave. The whole test has ten such disks, each
+ * filled and freed six times. */
 START_TEST(test_store_on_ext4_that_others_fill_and_free_loses_no_more_than_it_evicts)
 {
     struct outages *o = mem_zalloc(sizeof(*o));
@@ -331,7 +330,7 @@ START_TEST(test_store_on_ext4_that_others_fill_and_free_loses_no_more_than_it_ev
     o->n_rounds = tap_is_long("store") ? 6 : 3;
     o->most_ns = tap_is_long("store") ? 5 * NS_PER_S : NS_PER_S;
     o->seed = 100 + (uint64_t)_i;
-    run_outages(o, 64 << 20); /* more than there is */
+    run_outages(o, 64 << 20); /* more than the disk has */
     free(o);
 }
 END_TEST

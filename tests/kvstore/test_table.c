@@ -1,4 +1,4 @@
-/* The table's states, counts and orders: data only, so everything is checked by model. */
+/* The table's states, counts and orders. The table is data only, so a model checks everything. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -85,7 +85,7 @@ START_TEST(test_table_pinned_block_is_in_no_eviction_order)
     ck_assert_ptr_null(table_victim_clean(t, 10));
     table_unpin(t, e);
     ck_assert_ptr_eq(table_victim_clean(t, 10), e);
-    ck_assert_ptr_null(table_victim_clean(t, 1)); /* not what this request itself used */
+    ck_assert_ptr_null(table_victim_clean(t, 1)); /* a request's own blocks are no victims */
     check_sum(t);
     table_close(t);
 }
@@ -100,7 +100,7 @@ START_TEST(test_table_block_being_written_is_not_evictable)
     ck_assert_ptr_null(table_first_dirty(t));
     ck_assert_ptr_null(table_victim_clean(t, 10));
     ck_assert_ptr_null(table_victim_dirty(t, 10));
-    table_set_ssd(t, e, SSD_REFUSED); /* lives on in DRAM, and is not tried again by itself */
+    table_set_ssd(t, e, SSD_REFUSED); /* it stays in DRAM, and writing is not tried again */
     ck_assert_ptr_null(table_first_dirty(t));
     ck_assert_ptr_eq(table_victim_clean(t, 10), e);
     table_close(t);
@@ -116,7 +116,7 @@ START_TEST(test_table_entry_ends_with_its_last_tier_and_pin)
     ck_assert_ptr_eq(find(t, 1), e);
     table_pin(t, e);
     table_set_dram(t, e, DRAM_LOADING);
-    table_set_dram(t, e, DRAM_ABSENT); /* it could not be read */
+    table_set_dram(t, e, DRAM_ABSENT); /* the block could not be read */
     table_set_ssd(t, e, SSD_ABSENT);
     ck_assert_ptr_eq(find(t, 1), e);
     table_unpin(t, e);
@@ -145,7 +145,7 @@ START_TEST(test_table_dirty_blocks_wait_in_order_of_arrival)
     struct store_table *t = table_open(8, true, EVICTION_LRU);
     for (uint64_t i = 0; i < 4; i++)
         add_ready(t, i, 0, 10 - i);
-    table_set_dram(t, find(t, 1), DRAM_ABSENT); /* from the middle */
+    table_set_dram(t, find(t, 1), DRAM_ABSENT); /* removes one from the middle */
     for (uint64_t i = 0; i < 4; i++) {
         if (i == 1)
             continue;
@@ -177,7 +177,7 @@ START_TEST(test_table_use_counts_in_each_tier_that_the_block_is_in)
     struct store_table *t = table_open(4, true, EVICTION_LRU);
     struct store_entry *e = add_ready(t, 1, 3, 1);
     table_touch(t, e, 2);
-    make_durable(t, e); /* there since now: used once */
+    make_durable(t, e); /* it is there since now, and was used once */
     ck_assert_uint_eq(e->in_dram.n_uses, 2);
     ck_assert_uint_eq(e->on_ssd.n_uses, 1);
     ck_assert_uint_eq(e->on_ssd.last_used, 2);
@@ -194,7 +194,7 @@ START_TEST(test_table_use_counts_in_each_tier_that_the_block_is_in)
 }
 END_TEST
 
-/* A kept block is the victim of nobody in its last tier; in the other one it is as all. */
+/* A pinned block is no victim in the last tier that has it; in the other tier it is like other blocks. */
 START_TEST(test_table_kept_blocks_are_no_victims_in_their_last_tier)
 {
     struct store_table *t = table_open(4, true, EVICTION_LRU);
@@ -209,7 +209,7 @@ START_TEST(test_table_kept_blocks_are_no_victims_in_their_last_tier)
     ck_assert_ptr_eq(table_victim_ssd(t, UINT64_MAX), a);
     table_set_kept(t, b, true);
     table_set_dram(t, b, DRAM_ABSENT);
-    table_set_ssd(t, b, SSD_ABSENT); /* gone, pin and all */
+    table_set_ssd(t, b, SSD_ABSENT); /* the block is gone, and its pin with it */
     ck_assert_uint_eq(table_kept(t), 0);
     table_close(t);
     t = table_open(4, false, EVICTION_LRU);

@@ -1,7 +1,5 @@
-/*
- * A store in this process, a worker played by an xfer over loopback, and a router attached by gRPC: what
- * tests of the store as a whole run in.
- */
+/* A store in this process, a worker that is an xfer over loopback, and a router attached by gRPC: the
+ * surroundings of tests of the whole store. */
 #pragma once
 
 #include "base/thread.h"
@@ -12,10 +10,10 @@
 #include "tests/transfer/node.h"
 
 #define DIMS "layers=2,hidden=32,heads=2,kv_heads=2,head_dim=16,ffn=64,vocab=256"
-static const struct kv_layout LAYOUT = {NUM_F32, 2, 2, 16, 16}; /* what DIMS make: a page of 8 KiB */
+static const struct kv_layout LAYOUT = {NUM_F32, 2, 2, 16, 16}; /* the layout of DIMS: a page of 8 KiB */
 enum { PAGE = 8192, WORKER_PAGES = 256 };
 
-static uint32_t offering; /* the tenant whose blocks are offered; tests have a process each */
+static uint32_t offering; /* tenant of offered blocks; a static, since each test has a process */
 
 struct world {
     struct temp_dir dir;
@@ -116,8 +114,8 @@ static inline bool is_want_of(const struct node *n, uint64_t id)
            m.id_counter == id;
 }
 
-/* Offers blocks [first, first + count), grants what is wanted, and returns how many that were; positions_out
- * may be NULL. */
+/* Offers blocks [first, first + count) and grants the wanted ones. Returns how many were wanted;
+ * positions_out may be NULL. */
 static inline uint32_t offer_at(struct node *n, const char *store, uint64_t id, uint32_t first, uint32_t count,
                                 uint16_t *positions_out)
 {
@@ -133,7 +131,7 @@ static inline uint32_t offer_at(struct node *n, const char *store, uint64_t id, 
     for (uint32_t i = 0; i < m.n; i++) {
         uint16_t at = store_want_at(&m, i);
         ck_assert_uint_lt(at, count);
-        node_fill(n, at, first + at, 0); /* the bytes of a block are made of its number */
+        node_fill(n, at, first + at, 0); /* the bytes of a block follow from its number */
         pages[i] = (struct xfer_page){n->arena + at * n->page_bytes, 1};
         if (positions_out)
             positions_out[i] = at;
@@ -154,7 +152,8 @@ static inline uint32_t offer(struct world *w, uint32_t first, uint32_t count)
     return offer_at(w->worker, kvstore_xfer_address(w->store), ++w->next_id, first, count, NULL);
 }
 
-/* Looks up blocks [first, first + count) and returns how many came; all bytes are compared. */
+/* Looks up blocks [first, first + count) and compares all bytes that came. Returns the number of blocks that
+ * came. */
 static inline uint32_t lookup_at(struct node *n, const char *store, uint64_t id, uint32_t first, uint32_t count,
                                  struct store_found *found_out)
 {
@@ -162,7 +161,7 @@ static inline uint32_t lookup_at(struct node *n, const char *store, uint64_t id,
     struct pull_record *r = &n->pulls[id % NODE_IDS];
     memset(n->arena, 0, n->arena_bytes);
     pthread_mutex_lock(&n->lock);
-    *r = (struct pull_record){0}; /* its number may have been used before */
+    *r = (struct pull_record){0}; /* the record may have been used before */
     pthread_mutex_unlock(&n->lock);
     node_pull(n, id, store, 0, 20 * NS_PER_S);
     send_keys(n, store, STORE_LOOKUP, id, first, count);

@@ -22,7 +22,7 @@ static enum td_status parse(const char *text, struct model_config *c, struct td_
     return model_config_parse(text, strlen(text), NULL, 0, c, e);
 }
 
-/* max_position_embeddings is 512. */
+/* max_position_embeddings is 512, less than the scaled length. */
 START_TEST(test_config_yarn_context_is_the_longer_of_what_is_scaled_and_what_is_said)
 {
     static const struct {
@@ -98,7 +98,7 @@ START_TEST(test_config_old_and_new_style_say_the_same)
     ck_assert_int_eq(a.rope[0].type, ROPE_LLAMA3);
     ck_assert_uint_eq(a.head_dim, 16);
     ck_assert_uint_eq(a.n_eos_ids, 2);
-    for (int i = 0; i < 8; i++) /* plain part: theta^(-2i/d), own exp and log against libm */
+    for (int i = 0; i < 8; i++) /* the unscaled part theta^(-2i/d): our exp and log against libm */
         if (6.283185307179586 / pow(500000, -2.0 * i / 16) < 64.0 / 4)
             ck_assert_double_eq_tol(x[i], pow(500000, -2.0 * i / 16), 1e-12);
 }
@@ -147,7 +147,7 @@ START_TEST(test_config_refusals_name_the_field)
 }
 END_TEST
 
-/* What is missing from a published file, by family. */
+/* Each family fills in the members that its published files leave out. */
 START_TEST(test_config_families_fill_in_what_files_leave_out)
 {
 #define SIZES                                                                                                          \
@@ -188,8 +188,8 @@ START_TEST(test_config_families_fill_in_what_files_leave_out)
 }
 END_TEST
 
-/* transformers 5.23, modeling_rope_utils, head_dim 16: frequencies 1, 2 and 7, and the factor of cos and
- * sin. */
+/* Reference values of transformers 5.23 (modeling_rope_utils) with head_dim 16: frequencies 1, 2 and 7, and
+ * the factor of cos and sin. */
 START_TEST(test_config_rope_scalings_are_those_of_the_reference)
 {
     static const struct {

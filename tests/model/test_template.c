@@ -1,7 +1,5 @@
-/*
- * Templates against what jinja2 makes of them (tests/model/templates, made by make_cases.py there); what is
- * refused at load; limits.
- */
+/* Compares templates with the output of jinja2 (tests/model/templates, made by make_cases.py there). Also
+ * templates that are refused at load, and limits. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,7 +81,7 @@ static const char *const ENDLESS[] = {
 };
 enum { N_ENDLESS = sizeof(ENDLESS) / sizeof(ENDLESS[0]) };
 
-/* Each with its own time limit: under a sanitizer one of them takes seconds. */
+/* Each case has a time limit of its own, because one of them takes seconds under a sanitizer. */
 START_TEST(test_template_limits_hold)
 {
     struct template *t = parse(ENDLESS[_i], strlen(ENDLESS[_i]));

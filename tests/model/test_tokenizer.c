@@ -1,7 +1,5 @@
-/*
- * Tokenizers of every component, against what the Hugging Face library makes of the same files
- * (tests/model/tokenizers, made by make_cases.py there), and the cost of hostile texts.
- */
+/* Compares tokenizers with every kind of component with the Hugging Face library on the same files
+ * (tests/model/tokenizers, made by make_cases.py there). Also the cost of hostile texts. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,7 +52,7 @@ START_TEST(test_tokenizer_encodes_as_the_library_does)
     json_t *root = load_kept(KEPT[_i], &t), *list = json_object_get(root, "encode"), *c;
     size_t i;
     ck_assert_uint_gt(json_array_size(list), 8);
-    for (int again = 0; again < 2; again++) /* and as it does from its cache */
+    for (int again = 0; again < 2; again++) /* the second time from the cache */
         json_array_foreach(list, i, c)
         {
             json_t *text = json_object_get(c, "text");
@@ -149,7 +147,7 @@ START_TEST(test_tokenizer_streams_whole_characters_that_join_to_the_text)
                 token_stream_push(s, ids.ids[j], &joined);
             else
                 token_stream_flush(s, &joined);
-            if (joined.len > before) /* what came begins a character, and is not its rest */
+            if (joined.len > before) /* a released piece begins with a whole character */
                 ck_assert_int_ne((unsigned char)joined.data[before] & 0xc0, 0x80);
         }
         token_stream_close(s);
@@ -204,7 +202,7 @@ START_TEST(test_tokenizer_refusals_name_the_component)
 }
 END_TEST
 
-/* Each step puts ten letters between any two: sixteen steps would take all memory. */
+/* Each step puts ten letters between any two, so sixteen steps would take all memory. */
 START_TEST(test_tokenizer_steps_that_multiply_a_text_end_with_an_error)
 {
     struct bytes json = {0}, steps = {0};
@@ -235,7 +233,7 @@ START_TEST(test_tokenizer_steps_that_multiply_a_text_end_with_an_error)
 }
 END_TEST
 
-/* Processor time, in seconds, that a text of so many bytes takes. */
+/* Processor time in seconds for a text of len bytes. */
 static double seconds_for(const struct tokenizer *t, const char *unit, size_t len)
 {
     struct bytes text = {0};
@@ -252,7 +250,7 @@ static double seconds_for(const struct tokenizer *t, const char *unit, size_t le
     return (double)(b.tv_sec - a.tv_sec) + (double)(b.tv_nsec - a.tv_nsec) * 1e-9;
 }
 
-/* Under a sanitizer with much slack: its memmem looks at all of the rest of the text in each call. */
+/* Allows much slack under a sanitizer, whose memmem reads the rest of the text in each call. */
 START_TEST(test_tokenizer_time_grows_with_the_text_and_no_faster)
 {
     const char *sanitizer = getenv("TANDEM_SANITIZE");

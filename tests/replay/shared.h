@@ -1,4 +1,4 @@
-/* Traces that don't come with the project lie in $TANDEM_SHARED, or in ../shared beside the source tree. */
+/* Traces that are not part of the project are in $TANDEM_SHARED, or in ../shared beside the source tree. */
 #pragma once
 
 #include <stdbool.h>
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* False, and a line that names the test, if the file isn't there. */
+/* False if the file does not exist; it then prints a line that names the test. */
 static inline bool shared_path(const char *test, const char *name, char *out, size_t size)
 {
     const char *dir = getenv("TANDEM_SHARED"), *root = getenv("TANDEM_SOURCE_ROOT");

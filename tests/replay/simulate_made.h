@@ -1,4 +1,4 @@
-/* Made traces and a small cluster for the tests of the simulator. */
+/* Synthetic traces and a small cluster for the tests of the simulator. */
 #pragma once
 
 #include <math.h>
@@ -18,7 +18,7 @@ struct maker {
     uint64_t cap_requests, cap_blocks, next_id;
 };
 
-/* The first n_shared blocks are those of the chain, the others its own. */
+/* Adds a request. Its first n_shared blocks are those of the chain, the others are its own. */
 static inline void add_in_blocks(struct maker *m, uint32_t block_tokens, double at_ms, uint32_t n_prompt,
                                  uint32_t n_output, uint64_t chain, uint32_t n_shared)
 {
@@ -34,7 +34,8 @@ static inline void add_in_blocks(struct maker *m, uint32_t block_tokens, double 
     }
     t->requests[t->n_requests++] =
         (struct trace_request){(uint64_t)(at_ms * 1e6), n_prompt, n_output, n_blocks, t->n_blocks};
-    for (uint32_t i = 0; i < n_blocks; i++) /* an id names its whole prefix: those of a chain are its own */
+    /* An id names its whole prefix, so each chain has ids of its own. */
+    for (uint32_t i = 0; i < n_blocks; i++)
         t->blocks[t->n_blocks++] = i < n_shared ? chain << 32 | i : 1ull << 62 | m->next_id++;
 }
 
@@ -65,8 +66,8 @@ static inline double log_uniform(double low, double high, uint64_t i, uint64_t w
     return low * exp(uniform(i, what) * log(high / low));
 }
 
-/* Conversations: prompts of 0.5 to 20 thousand tokens, half of them with one of 40 prefixes; a mean of gap_ms
- * apart. */
+/* Makes conversations: prompts of 500 to 20,000 tokens, half of them with one of 40 prefixes, gap_ms apart on
+ * average. */
 static inline void make_mixed(struct maker *m, uint32_t n, double gap_ms)
 {
     double at = 0;

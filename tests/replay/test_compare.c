@@ -1,4 +1,4 @@
-/* Comparisons of runs: figures as in the reports, and intervals that tell a change from noise. */
+/* Comparisons of runs: figures as in the reports, and intervals that distinguish a change from noise. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,8 +9,8 @@
 
 enum { N = 400 };
 
-/* Latencies that hang together as those of a queue do: each keeps 0.9 of what the one before was above the
- * mean. */
+/* Makes latencies that depend on each other like those of a queue: each keeps 0.9 of the previous deviation
+ * from the mean. */
 static void make(struct report_request *q, uint64_t seed, double scale)
 {
     double x = 0;
@@ -72,7 +72,8 @@ START_TEST(test_compare_shows_the_figures_of_both_reports)
     ck_assert_double_eq_tol(row(&c, "met limits")->b, s.attainment, 1e-9);
     ck_assert_double_eq_tol(row(&c, "refused")->b, 1.0 / N, 1e-9);
     ck_assert_double_eq_tol(row(&c, "TPOT mean")->change, 0.5, 1e-9);
-    ck_assert_double_eq_tol(row(&c, "refused")->change, 1.0 / N, 1e-9); /* of shares the difference */
+    /* The change of a share is a difference. */
+    ck_assert_double_eq_tol(row(&c, "refused")->change, 1.0 / N, 1e-9);
 }
 END_TEST
 
@@ -111,8 +112,8 @@ START_TEST(test_compare_finds_what_got_worse_and_what_got_better)
 }
 END_TEST
 
-/* Each pair comes from one and the same source. Of 95 % intervals some 5 % miss; stretches that are too short
- * would miss far more. */
+/* Each pair comes from one source. About 5 % of 95 % intervals miss; with stretches that are too short far
+ * more would miss. */
 START_TEST(test_compare_takes_little_noise_for_a_change)
 {
     enum { PAIRS = 60 };
@@ -121,7 +122,7 @@ START_TEST(test_compare_takes_little_noise_for_a_change)
     for (uint64_t i = 0; i < PAIRS; i++) {
         make(x, 100 + 2 * i, 1);
         make(y, 101 + 2 * i, 1);
-        y[0].n_prompt = 1; /* not the same requests */
+        y[0].n_prompt = 1; /* now the requests differ */
         struct report_run a = run_of(x), b = run_of(y);
         const struct report_run *pa = &a, *pb = &b;
         struct compare_result c;
@@ -140,7 +141,7 @@ START_TEST(test_compare_of_several_runs_sees_what_differs_from_run_to_run)
     struct report_run runs[6];
     const struct report_run *p[6];
     struct compare_result one, several;
-    for (int i = 0; i < 6; i++) { /* each run has a speed of its own */
+    for (int i = 0; i < 6; i++) { /* each run has a different speed */
         make(x[i], 10, (double[]){0.8, 1, 1.2, 0.85, 1.05, 1.25}[i]);
         runs[i] = run_of(x[i]);
         p[i] = &runs[i];
@@ -149,7 +150,8 @@ START_TEST(test_compare_of_several_runs_sees_what_differs_from_run_to_run)
     compare_runs(p, 3, p + 3, 3, 1, &several);
     ck_assert_int_eq(row(&one, "TTFT mean")->verdict, COMPARE_WORSE);
     ck_assert_uint_eq(several.n_runs, 3);
-    compare_runs(p, 2, p + 3, 3, 1, &several); /* not paired: 0.8 and 1 against 0.85, 1.05, 1.25 */
+    /* Not paired: runs of 0.8 and 1 against runs of 0.85, 1.05 and 1.25. */
+    compare_runs(p, 2, p + 3, 3, 1, &several);
     ck_assert(!several.paired);
     ck_assert_int_eq(row(&several, "TTFT mean")->verdict, COMPARE_NOISE);
 }

@@ -1,5 +1,5 @@
-/* The eviction simulator: by hand, against an exhaustive search, and tandem's policy against lru on many
- * loads. */
+/* The eviction simulator: cases by hand, comparison with an exhaustive search, and tandem's policy against
+ * LRU on many loads. */
 #include <math.h>
 #include <string.h>
 
@@ -41,8 +41,8 @@ static uint32_t between(uint64_t seed, uint64_t i, uint64_t what, uint32_t low, 
     return low + (uint32_t)(random_at(seed, i, what) % (high - low + 1));
 }
 
-/* System prompts by Zipf's law; what follows one is seen once. Every n_same requests all prompts are other
- * ones. */
+/* Adds prompts that begin with system prompts by Zipf's law; the rest of a prompt is unique. After each
+ * n_same requests all system prompts change. */
 static void add_prompts(struct bytes *b, uint32_t n, uint32_t n_prompts, uint32_t n_same, uint64_t *next)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -55,7 +55,7 @@ static void add_prompts(struct bytes *b, uint32_t n, uint32_t n_prompts, uint32_
     }
 }
 
-/* n_open conversations at a time, of up to n_turns turns; who speaks next is drawn. */
+/* Adds n_open conversations at a time, of up to n_turns turns. The next speaker is random. */
 static void add_conversations(struct bytes *b, uint32_t n, uint32_t n_open, uint32_t n_turns, uint64_t *next)
 {
     enum { MOST = 400 };
@@ -65,12 +65,12 @@ static void add_conversations(struct bytes *b, uint32_t n, uint32_t n_open, uint
         uint32_t c = between(12, i, 0, 0, n_open - 1);
         if (!left[c]) {
             n_ids[c] = 0;
-            ids[c][n_ids[c]++] = 7; /* all share it */
+            ids[c][n_ids[c]++] = 7; /* all conversations share it */
             extend(ids[c], &n_ids[c], between(12, i, 1, 2, 30), next);
             left[c] = between(12, i, 2, 1, n_turns);
         }
         left[c]--;
-        ids[c][n_ids[c]] = (*next)++; /* the partial last block */
+        ids[c][n_ids[c]] = (*next)++; /* a partial last block */
         add(b, ids[c], n_ids[c] + 1);
         extend(ids[c], &n_ids[c], between(12, i, 3, 2, 6), next);
     }
@@ -126,28 +126,28 @@ START_TEST(test_evict_sim_counts_prefixes_by_hand)
     struct evict_result r;
     add(&b, A, 3);
     add(&b, B, 3);
-    add(&b, C, 3); /* ids 2 and 3 behind another head are other blocks */
+    add(&b, C, 3); /* ids 2 and 3 after another head are different blocks */
     add(&b, A, 3);
     struct trace *t = parsed(&b);
     struct evict_sim *s = evict_sim_open(t, 0);
     evict_sim_run(s, EVICTION_LRU, 100, &r);
     ck_assert_uint_eq(r.n_asked, 12);
     ck_assert_uint_eq(r.n_first_uses, 7);
-    ck_assert_uint_eq(r.n_hits, 5); /* 1 2 of B, 1 2 3 of A again */
+    ck_assert_uint_eq(r.n_hits, 5); /* hits: 1 2 of B, 1 2 3 of the second A */
     ck_assert_uint_eq(r.n_evicted, 0);
-    evict_sim_run(s, EVICTION_LRU, 4, &r); /* C takes 4 and 3, then 2: only 1 is left for A */
+    evict_sim_run(s, EVICTION_LRU, 4, &r); /* C evicts 4 and 3, then 2: only 1 is left for A */
     ck_assert_uint_eq(r.n_hits, 3);
     evict_sim_run(s, EVICTION_LRU, 1, &r);
     ck_assert_uint_eq(r.n_hits, 1);
-    evict_sim_optimum(s, 3, &r); /* 1, 2, 3 stay */
+    evict_sim_optimum(s, 3, &r); /* 1, 2 and 3 stay */
     ck_assert_uint_eq(r.n_hits, 5);
     evict_sim_close(s);
     trace_close(t);
 }
 END_TEST
 
-/* The most hits that any choice of what to keep gives: blocks of uses[at..n) in order, kept is a set of
- * bits. */
+/* Exhaustive search for the most hits of any choice of kept blocks: blocks of uses[at..n) in order, the kept
+ * ones as a set of bits. */
 struct search {
     uint8_t uses[24], n;
     uint8_t parent[12];
@@ -167,7 +167,7 @@ static int search_most(struct search *s, uint32_t at, uint32_t kept)
         best = search_most(s, at + 1, with);
     } else {
         best = 0;
-        for (uint32_t i = 0; i < 12; i++) { /* also the new one: it is not stored then */
+        for (uint32_t i = 0; i < 12; i++) { /* the victim may be the new block, which is then not stored */
             int most = with & 1u << i ? search_most(s, at + 1, with & ~(1u << i)) : 0;
             best = most > best ? most : best;
         }
@@ -177,7 +177,7 @@ static int search_most(struct search *s, uint32_t at, uint32_t kept)
 
 START_TEST(test_evict_sim_optimum_is_what_an_exhaustive_search_finds)
 {
-    /* Blocks 0 .. 11 as a tree: the parent of i is (i - 1) / 2; a request is a path from the root. */
+    /* Blocks 0 .. 11 form a tree: the parent of i is (i - 1) / 2. A request is a path from the root. */
     struct search *s = mem_zalloc(sizeof(*s));
     for (uint64_t round = 0; round < 40; round++) {
         struct bytes b = {0};
@@ -233,7 +233,7 @@ START_TEST(test_evict_sim_holds_for_every_load)
         printf("# load %d, %llu blocks: lru %.4f tandem %.4f optimum %.4f\n", _i, (unsigned long long)CAPACITIES[k],
                (double)lru.n_hits / (double)lru.n_asked, (double)r.n_hits / (double)r.n_asked,
                (double)best.n_hits / (double)best.n_asked);
-        ck_assert_double_gt((double)r.n_hits, 0.99 * (double)lru.n_hits); /* r is tandem's, the last */
+        ck_assert_double_gt((double)r.n_hits, 0.99 * (double)lru.n_hits); /* r is the last result, tandem's */
     }
     evict_sim_close(s);
     trace_close(t);
@@ -264,7 +264,7 @@ START_TEST(test_evict_sim_tandem_beats_lru_where_prompts_are_shared)
 }
 END_TEST
 
-/* Sessions of several turns behind system prompts by Zipf's law; which, see SESSIONS. */
+/* Sessions of several turns after system prompts by Zipf's law, with the parameters of SESSIONS. */
 static const struct made {
     double turns, think_s, think_sigma, first, first_sigma, more;
     uint32_t n_system, system_tokens;
@@ -336,7 +336,7 @@ START_TEST(test_evict_sim_tandem_is_ahead_of_lru_unless_lru_finds_almost_all)
         if ((double)(best.n_hits - lru.n_hits) > 0.05 * n)
             ck_assert_double_gt(gain, 0);
         else
-            ck_assert_double_ge(gain, -0.001 * n); /* lru finds almost all there is */
+            ck_assert_double_ge(gain, -0.001 * n); /* LRU finds almost all hits that exist */
     }
     evict_sim_close(s);
     trace_close(t);
@@ -355,21 +355,22 @@ START_TEST(test_evict_sim_tandem_beats_lru_on_mooncake_conversations)
         return;
     ck_assert_msg(!trace_read(path, 1u << 28, &t, &e), "%s", e.text);
     check_beats_lru(t, CAPACITIES, 3, 1.01);
-    struct evict_sim *s = evict_sim_open(t, 0); /* figures published for this trace hold for this simulator */
+    /* The simulator reproduces the figures published for this trace. */
+    struct evict_sim *s = evict_sim_open(t, 0);
     evict_sim_run(s, EVICTION_LRU, 10000, &r);
     ck_assert_double_eq_tol((double)r.n_hits / (double)r.n_asked, 0.2116, 0.0001);
     evict_sim_optimum(s, 1000, &r);
     ck_assert_double_eq_tol((double)r.n_hits / (double)r.n_asked, 0.1907, 0.0001);
     evict_sim_run(s, EVICTION_TANDEM, 3000, &r);
-    ck_assert_double_gt((double)r.n_hits / (double)r.n_asked, 0.133); /* classes by uses alone: 0.1303 */
+    ck_assert_double_gt((double)r.n_hits / (double)r.n_asked, 0.133); /* 0.1303 with classes by uses alone */
     evict_sim_run(s, EVICTION_TANDEM, 5859, &r);
     ck_assert_double_gt((double)r.n_hits / (double)r.n_asked, 0.183); /* 0.1767 */
     evict_sim_close(s);
     s = evict_sim_open(t, 512);
     evict_sim_run(s, EVICTION_LRU, 10000, &r);
-    ck_assert_uint_eq(r.n_asked, 276491); /* full ones */
+    ck_assert_uint_eq(r.n_asked, 276491); /* full blocks only */
     evict_sim_close(s);
-    for (int i = 0; i < 2; i++) { /* halves in time: what was chosen is not chosen for the whole */
+    for (int i = 0; i < 2; i++) { /* each half in time: the choice does not fit the whole trace only */
         half = *t;
         half.n_requests /= 2;
         half.requests += (uint64_t)i * half.n_requests;

@@ -1,4 +1,4 @@
-/* What a worker is: by name, by coefficients, from a table of step times. */
+/* Profiles of workers: by name, by coefficients, from a table of step times. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "tests/replay/shared.h"
 #include "tests/tap.h"
 
-/* A table whose times are what the coefficients say: 3 + 0.02 n + 1e-6 n (n + 2 c); 5 + 4e-5 contexts + 0.01
+/* Makes a table whose times follow coefficients: 3 + 0.02 n + 1e-6 n (n + 2 c); 5 + 4e-5 contexts + 0.01
  * sequences. */
 static void make_table_with(struct bytes *b, const char *model, const char *more)
 {
@@ -55,7 +55,7 @@ START_TEST(test_profile_is_fitted_to_a_table)
 }
 END_TEST
 
-/* A profile of made step times, with these members beside. */
+/* A profile of such step times with these further members. */
 static struct worker_profile with_members(const char *members)
 {
     struct bytes b = {0};
@@ -80,27 +80,29 @@ START_TEST(test_profile_has_the_memory_of_its_model_or_none)
     struct worker_profile p = with_members(
         "\"gpu\":\"h200_sxm\",\"model\":\"meta-llama/Meta-Llama-3.1-70B\",\"tp\":4,\"precision\":\"bf16\"");
     ck_assert_double_eq(p.kv_bytes_per_token, 327680);
-    /* That of h200-70b. */
+    /* The pool of h200-70b. */
     ck_assert_msg(p.is_derived && fabs(p.pool_bytes / 380e9 - 1) < 0.01, "%g", p.pool_bytes);
     p = with_members("\"gpu\":\"h200_sxm\",\"model\":\"meta-llama/Meta-Llama-3.1-8B\",\"tp\":1,\"precision\":\"bf16\"");
-    ck_assert(p.kv_bytes_per_token == 131072 && fabs(p.pool_bytes / 114e9 - 1) < 0.01); /* that of h200-8b */
+    /* The pool of h200-8b. */
+    ck_assert(p.kv_bytes_per_token == 131072 && fabs(p.pool_bytes / 114e9 - 1) < 0.01);
     p = with_members("\"gpu\":\"h100_sxm\",\"model\":\"meta-llama/Meta-Llama-3.1-8B\",\"tp\":1,\"precision\":\"fp8\","
                      "\"quant\":{\"gemm_quant_mode\":\"fp8\",\"kvcache_quant_mode\":\"fp8\"}");
     ck_assert(p.kv_bytes_per_token == 65536 && p.pool_bytes > 60e9 && p.pool_bytes < 70e9);
     p = with_members("\"gpu\":\"h100_sxm\",\"model\":\"meta-llama/Meta-Llama-3.1-8B\",\"tp\":1,\"precision\":\"fp8\"");
-    ck_assert(p.kv_bytes_per_token == 0 && p.pool_bytes == 0); /* fp8 of what? */
+    ck_assert(p.kv_bytes_per_token == 0 && p.pool_bytes == 0); /* "fp8" does not say what is in fp8 */
     p = with_members(
         "\"gpu\":\"h100_sxm\",\"model\":\"meta-llama/Meta-Llama-3.1-70B\",\"tp\":1,\"precision\":\"bf16\"");
-    ck_assert(p.kv_bytes_per_token == 327680 && p.pool_bytes == 0); /* it does not fit one */
+    ck_assert(p.kv_bytes_per_token == 327680 && p.pool_bytes == 0); /* the weights do not fit on one GPU */
     p = with_members("\"gpu\":\"x100\",\"model\":\"somebody/Other-8B\",\"tp\":1,\"precision\":\"bf16\"");
     ck_assert(p.kv_bytes_per_token == 0 && p.pool_bytes == 0 && !p.is_derived);
+    /* The profile's own values take precedence. */
     p = with_members("\"gpu\":\"h200_sxm\",\"model\":\"Llama-3.1-8B\",\"tp\":1,\"precision\":\"bf16\","
-                     "\"kv_bytes_per_token\":1000,\"pool_bytes\":5e9"); /* what it says itself goes first */
+                     "\"kv_bytes_per_token\":1000,\"pool_bytes\":5e9");
     ck_assert(p.kv_bytes_per_token == 1000 && p.pool_bytes == 5e9 && !p.is_derived);
 }
 END_TEST
 
-/* Mixed steps that cost the sum less some share of the decode step's fixed part, of 5 ms. */
+/* Mixed steps that take the sum less some share of the decode step's fixed part of 5 ms. */
 START_TEST(test_profile_says_how_far_the_model_of_mixed_steps_is_off)
 {
     static const double SHARES[] = {1, 0, 0.6, 1.2};
@@ -177,7 +179,7 @@ START_TEST(test_profile_is_a_name_or_coefficients)
 }
 END_TEST
 
-/* The constant that stands for this machine is close to what the table of predictions says. */
+/* The constant of this machine is close to the table of predictions. */
 START_TEST(test_profile_of_the_h200_is_that_of_its_table)
 {
     char path[512], text[600];

@@ -1,4 +1,4 @@
-/* Reports: figures computed by hand, the identities that a run must keep, and JSON that gives the run
+/* Reports: figures computed by hand, identities that a run must keep, and JSON from which the run can be made
  * again. */
 #include <jansson.h>
 #include <math.h>
@@ -10,11 +10,11 @@
 #include "tests/tap.h"
 
 /*
- * Four requests of two tenants within 2 s, limits 100 and 10 ms:
+ * Four requests of two tenants within 2 s, with limits of 100 ms (TTFT) and 10 ms (TPOT):
  *   0  answered: 5 tokens at 40, 50, 60, 70, 80 ms; met
- *   1  answered: 3 tokens at 200, 205, 215 ms; TTFT missed by the run's limit
+ *   1  answered: 3 tokens at 200, 205, 215 ms; missed the run's TTFT limit
  *   2  refused after 3 ms, told to come back in 500 ms, came back and was answered: 2 tokens at 60, 75 ms;
- *      TPOT missed
+ *      missed TPOT
  *   3  refused after 1 ms
  */
 static const float TOKENS[3][5] = {{40, 50, 60, 70, 80}, {200, 205, 215}, {60, 75}};
@@ -161,18 +161,18 @@ START_TEST(test_report_summary_is_what_a_hand_computes)
     near(s.attainment_admitted, 1.0 / 3);
     near(s.ttft.mean, 100);
     near(s.tpot.mean, (10 + 7.5 + 15) / 3);
-    ck_assert_uint_eq(s.itl.n, 7); /* 10 10 10 10 5 10 15 */
+    ck_assert_uint_eq(s.itl.n, 7); /* gaps: 10 10 10 10 5 10 15 */
     near(s.itl.mean, 10);
     near(s.itl.p50, 10);
     near(s.refused_after.mean, 2);
     near(s.retry_after.mean, 500);
-    ck_assert_uint_eq(s.ttft_error.n, 2); /* the first came in the warm time */
+    ck_assert_uint_eq(s.ttft_error.n, 2); /* the first one arrived before warm_ms */
     near(s.ttft_error.mean, (0.25 + 0) / 2);
     near(s.ttft_error_last_value.mean, (0.8 + 140.0 / 60) / 2);
     near(s.total_joules, 40);
     near(s.joules_per_token, 4);
-    near(s.goodput_distserve, 2); /* 4/s with two workers */
-    near(s.goodput_mlperf, 2);    /* the second has TTFT in 98.5 % */
+    near(s.goodput_distserve, 2); /* 4/s on two workers */
+    near(s.goodput_mlperf, 2);    /* at the second rate only 98.5 % meet TTFT */
     near(s.distserve_under, 3);
     near(s.mlperf_under, 4);
 }
@@ -183,7 +183,7 @@ START_TEST(test_report_of_a_search_without_a_bad_rate_has_no_most)
     struct report_run run = hand_made();
     struct report_summary s;
     struct bytes text = {0};
-    run.n_points = 2; /* the second is bad for mlperf only */
+    run.n_points = 2; /* the second rate is too high for mlperf only */
     report_summarize(&run, &s);
     near(s.goodput_distserve, 2);
     ck_assert(isnan(s.distserve_under));
@@ -204,13 +204,13 @@ START_TEST(test_report_goodput_by_its_definitions_differs)
 {
     struct report_run run = hand_made();
     struct report_summary s;
-    run.tpot_slo_ms = 20; /* now the one that came back is in time */
+    run.tpot_slo_ms = 20; /* now the request that came back is in time */
     report_summarize(&run, &s);
     ck_assert_uint_eq(s.met, 2);
     near(s.goodput_at_rate, 1);
     near(s.goodput_effective, 0.5);
     near(s.goodput_effective_tokens, 2.5);
-    REQUESTS[1].ttft_slo_ms = 200; /* a limit of its own goes before that of the run */
+    REQUESTS[1].ttft_slo_ms = 200; /* a request's own limit takes precedence */
     report_summarize(&run, &s);
     ck_assert_uint_eq(s.met, 3);
     struct report_point p = report_point_of(&run);
@@ -220,7 +220,7 @@ START_TEST(test_report_goodput_by_its_definitions_differs)
 }
 END_TEST
 
-/* Prompts of 100, 200, 300 and 400 tokens: the first met its limits, the last was refused. */
+/* Prompts of 100, 200, 300 and 400 tokens; the first request met its limits, the last one was refused. */
 START_TEST(test_report_counts_over_all_that_was_offered)
 {
     struct report_run run = hand_made();
@@ -232,7 +232,7 @@ START_TEST(test_report_counts_over_all_that_was_offered)
     near(s.offered.refused_token_share, 0.4);
     near(s.offered.met_share, 0.25);
     near(s.offered.met_token_share, 0.1);
-    near(s.offered.cached_share, 0.1); /* 100 tokens of the answered, which have 600 */
+    near(s.offered.cached_share, 0.1); /* 100 tokens were found; the answered prompts have 600 */
     for (uint32_t i = 0; i < 4; i++) {
         const struct report_offered *q = &s.quarters[i];
         ck_assert(q->n == 1 && q->least_tokens == 100 * (i + 1) && q->most_tokens == 100 * (i + 1));
@@ -241,7 +241,7 @@ START_TEST(test_report_counts_over_all_that_was_offered)
         near(q->met_share, i == 0);
         near(q->cached_share, (double[]){0.64, 0.18, 0, 0}[i]);
     }
-    for (int i = 0; i < 4; i++) /* equal lengths are never in two quarters */
+    for (int i = 0; i < 4; i++) /* equal lengths are in one quarter */
         REQUESTS[i].n_prompt = 7;
     report_summarize(&run, &s);
     ck_assert(s.quarters[0].n == 4 && !s.quarters[1].n && isnan(s.quarters[3].met_share));
@@ -306,14 +306,14 @@ START_TEST(test_report_check_finds_each_broken_identity)
     ck_assert_int_eq(report_check(&run, &e), TD_ERR_CORRUPT);
     ck_assert_ptr_nonnull(strstr(e.text, "tokens in = out"));
     run = hand_made();
-    REQUESTS[0].cached[1] = 40; /* 104 of 100 */
+    REQUESTS[0].cached[1] = 40; /* 104 cached tokens of a prompt of 100 */
     ck_assert_int_eq(report_check(&run, &e), TD_ERR_CORRUPT);
     run = hand_made();
     REQUESTS[0].tpot_ms = 10.1;
     ck_assert_int_eq(report_check(&run, &e), TD_ERR_CORRUPT);
     ck_assert_ptr_nonnull(strstr(e.text, "latency"));
     run = hand_made();
-    run.duration_ms = 960; /* the last answer comes at 975 */
+    run.duration_ms = 960; /* the last answer ended at 975 */
     ck_assert_int_eq(report_check(&run, &e), TD_ERR_CORRUPT);
     ck_assert_ptr_nonnull(strstr(e.text, "Little"));
     run = hand_made();
@@ -377,7 +377,7 @@ START_TEST(test_report_json_gives_the_run_again)
 }
 END_TEST
 
-/* Reports of before know no reasons. */
+/* Reports from before reasons existed. */
 START_TEST(test_report_without_reasons_is_read)
 {
     struct report_run run = hand_made();
@@ -427,7 +427,7 @@ START_TEST(test_report_json_has_the_names_of_vllm)
 }
 END_TEST
 
-/* The report with one member replaced: at is a path of names with dots between them. */
+/* Checks the refusal of the report with one member replaced. at: path of names with dots between them. */
 static void check_refused(const char *at, json_t *value, const char *named)
 {
     struct report_run run = hand_made();

@@ -1,5 +1,5 @@
-/* The cluster in virtual time: identities that any queueing system keeps, and what the scheduler does with
- * small made loads. */
+/* The cluster in virtual time: identities of any queueing system, and the scheduler's behaviour on small
+ * synthetic loads. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -30,7 +30,7 @@ static double busy_share(const struct simulate_result *r, uint32_t from, uint32_
     return sum / (to - from);
 }
 
-/* Bit for bit. */
+/* Checks that two results are equal, bit for bit. */
 static void must_be_same(const struct simulate_result *a, const struct simulate_result *b)
 {
     ck_assert(a->n_refused == b->n_refused && a->duration_ms == b->duration_ms && a->n_steps == b->n_steps &&
@@ -70,7 +70,7 @@ START_TEST(test_simulate_gives_the_same_result_twice)
 }
 END_TEST
 
-struct edge { /* a request comes or goes */
+struct edge { /* a request arrives or ends */
     double at;
     int by;
 };
@@ -99,7 +99,7 @@ START_TEST(test_simulate_keeps_the_identities_of_queues)
         if (fabs(q->ttft_ms + (t->n_output - 1) * q->tpot_ms - latency) > 1e-4)
             ck_abort_msg("request %lu: %f + %u * %f is not %f", (unsigned long)i, q->ttft_ms, t->n_output - 1,
                          q->tpot_ms, latency);
-        double n = t->n_prompt - q->cached_tokens; /* no noise: the least that its prompt can take is known */
+        double n = t->n_prompt - q->cached_tokens; /* without noise the least time of its prompt is known */
         work += c.cost.prefill[1] * n + c.cost.prefill[2] * n * (n + 2.0 * q->cached_tokens);
         sojourn += latency;
         edges[2 * i] = (struct edge){q->arrived_ms, 1};
@@ -115,7 +115,8 @@ START_TEST(test_simulate_keeps_the_identities_of_queues)
         ck_assert_int_ge(there, 0);
     }
     ck_assert_int_eq(there, 0);
-    ck_assert(fabs(area / sojourn - 1) < 1e-9); /* Little: what is there over time is what each stays */
+    /* Little's law: the area under the number of requests is the sum of their times. */
+    ck_assert(fabs(area / sojourn - 1) < 1e-9);
     for (uint32_t w = 0; w < r.n_workers; w++) {
         busy += r.workers[w].busy_ms;
         ck_assert(r.workers[w].busy_ms <= r.duration_ms * (1 + 1e-9));
@@ -169,7 +170,8 @@ START_TEST(test_simulate_tandem_has_the_goodput_of_the_best_policy)
 }
 END_TEST
 
-/* Relative errors of TTFT as promised, after the first 20 %; returns how busy prefill workers were. */
+/* Measures the relative errors of promised TTFTs, after the first 20 % of the requests. Returns how busy the
+ * prefill workers were. */
 static double measure_errors(double gap_ms, double noise, double profile_error, double *p50_out, double *p90_out)
 {
     struct maker m = {0};
@@ -198,13 +200,13 @@ static double measure_errors(double gap_ms, double noise, double profile_error, 
 }
 
 /*
- * What is left of the error is noise of the steps to come, which nobody can know: |error| of one step that is
- * off by a log-normal factor of sigma 0.1 has a median of 0.067 and a 90th percentile of 0.164. Without noise
- * the medians are below 0.001.
+ * The remaining error is the noise of future steps, which nobody can predict: the error of one step with a
+ * log-normal factor of sigma 0.1 has a median of 0.067 and a 90th percentile of 0.164. Without noise the
+ * medians are below 0.001.
  */
 START_TEST(test_simulate_times_to_first_token_are_as_promised)
 {
-    static const double GAPS_MS[] = {80, 30}; /* a third busy; nine tenths */
+    static const double GAPS_MS[] = {80, 30}; /* workers are busy for a third, for nine tenths of the time */
     double p50, p90, busy;
     for (int i = 0; i < 2; i++) {
         measure_errors(GAPS_MS[i], 0, 1, &p50, &p90);
@@ -214,7 +216,8 @@ START_TEST(test_simulate_times_to_first_token_are_as_promised)
     }
     busy = measure_errors(30, 0.1, 2, &p50, &p90);
     ck_assert_msg(busy >= 0.7, "%f", busy);
-    ck_assert_msg(p50 <= 0.06 && p90 <= 0.17, "%f %f", p50, p90); /* noise alone: see above */
+    /* The bounds of the noise alone, see above. */
+    ck_assert_msg(p50 <= 0.06 && p90 <= 0.17, "%f %f", p50, p90);
 }
 END_TEST
 
@@ -228,7 +231,8 @@ START_TEST(test_simulate_shares_a_full_cluster_by_the_weights_of_tenants)
     struct simulate_result r;
     double shares[2][2] = {{0}};
     for (uint32_t i = 0; i < N; i++) {
-        bool floods = i % 3 < 2; /* twice the requests, a third of the weight; both want more */
+        /* Twice the requests and a third of the weight; both tenants want more than they get. */
+        bool floods = i % 3 < 2;
         add(&m, i * 13, 4000 + (uint32_t)(uniform(i, 1) * 4000), 20, 0, 0);
         asks[i] = (struct simulate_ask){.tenant = floods ? 1 : 2, .follows = -1};
     }
@@ -237,7 +241,8 @@ START_TEST(test_simulate_shares_a_full_cluster_by_the_weights_of_tenants)
     c.weights = WEIGHTS;
     c.n_weights = 2;
     simulate_run(&m.trace, &c, &r);
-    for (uint32_t i = 0; i < N; i++) { /* by when the prefill ended; while they arrive, both are backlogged */
+    /* Prefills that ended while requests arrive: both tenants are backlogged then. */
+    for (uint32_t i = 0; i < N; i++) {
         const struct simulated *q = &r.requests[i];
         uint32_t window = (uint32_t)((q->arrived_ms + q->ttft_ms) / WINDOW_MS);
         if (window < 2)
@@ -254,8 +259,8 @@ START_TEST(test_simulate_shares_a_full_cluster_by_the_weights_of_tenants)
 }
 END_TEST
 
-/* Workflows of 1 to 12 steps; each has its deadline: some times what its steps take alone. Returns the share
- * that kept it. */
+/* Runs workflows of 1 to 12 steps. A deadline is a multiple of the time of the steps alone. Returns the share
+ * of workflows that kept it. */
 static double attainment(enum scheduler_order order, double gap_ms)
 {
     enum { FLOWS = 500, STEPS = 12 };
@@ -296,7 +301,7 @@ static double attainment(enum scheduler_order order, double gap_ms)
 
 START_TEST(test_simulate_keeps_more_deadlines_of_workflows_than_other_orders)
 {
-    for (int i = 0; i < 2; i++) { /* a little more than can be kept; just what can */
+    for (int i = 0; i < 2; i++) { /* a load a little above what can be kept, and one that just can */
         double gap = i ? 320 : 250, tandem = attainment(ORDER_TANDEM, gap);
         double first_come = attainment(ORDER_FCFS, gap), earliest = attainment(ORDER_EDF, gap);
         ck_assert_msg(tandem >= (i ? 1 : 1.3) * first_come, "%f, first come first served %f", tandem, first_come);
@@ -309,7 +314,8 @@ END_TEST
 
 enum { CONCURRENT = 480 };
 
-/* One prefix, each request following the one 480 before it; or conversations that come by the clock. */
+/* Makes requests with one prefix, each of which follows the one 480 before it; or conversations that arrive
+ * by the clock. */
 static void make_prefixes(struct maker *m, bool is_mixed)
 {
     if (is_mixed) {
@@ -354,7 +360,7 @@ static double hits_of(bool is_mixed, enum policy policy)
     return hits;
 }
 
-/* That the load is spread all the same: test_simulate_balance.c. */
+/* test_simulate_balance.c checks that the load is spread nevertheless. */
 START_TEST(test_simulate_finds_prefixes_as_the_best_policy_does)
 {
     double best = 0;
@@ -368,7 +374,7 @@ END_TEST
 /* ------------------------------------------------------------------- power */
 
 static const struct simulate_power WATTS = {140, 700, 420};
-static const double LEVEL_1 = 0.904; /* clocks of those that go first */
+static const double LEVEL_1 = 0.904; /* clocks of the workers whose clocks go first */
 
 static double joules_of(const struct simulate_result *r)
 {
@@ -383,7 +389,8 @@ static double watts_at(double most, double clock)
     return WATTS.idle + (most - WATTS.idle) * power_draw_factor(clock);
 }
 
-/* Workers that do both, steps that do not get longer with the contexts, and a budget of so many watts. */
+/* A cluster of workers that do both phases, with steps that do not depend on contexts, and a budget of
+ * budget_w watts. */
 static struct simulate_config row_of(uint32_t n_workers, double budget_w)
 {
     struct simulate_config c = config_of(0, n_workers);
@@ -397,7 +404,7 @@ static struct simulate_config row_of(uint32_t n_workers, double budget_w)
     return c;
 }
 
-/* Load that rises for five minutes, and falls again. */
+/* Makes a load that rises for five minutes and falls again. */
 static void make_hill(struct maker *m, double gap_ms)
 {
     for (double at = 0; at < 600e3;) {
@@ -431,8 +438,8 @@ START_TEST(test_simulate_a_budget_that_is_never_near_changes_nothing)
 }
 END_TEST
 
-/* What one worker draws that decodes all the time is near enough to the budget for the first step down, 40 s
- * after it was seen. */
+/* The power of one worker that decodes all the time is near enough to the budget for the first level, which
+ * takes effect 40 s after it was seen. */
 START_TEST(test_simulate_decoding_is_slower_by_its_factor_and_draws_less)
 {
     enum { N = 20000, LAST = 2000 };
@@ -449,7 +456,7 @@ START_TEST(test_simulate_decoding_is_slower_by_its_factor_and_draws_less)
     double slower = ((double)b[N - 1] - (double)b[N - LAST]) / ((double)a[N - 1] - (double)a[N - LAST]);
     ck_assert_msg(fabs(slower / power_decode_factor(LEVEL_1) - 1) < 1e-4, "%f", slower);
     ck_assert_msg(fabs(down.power.peak_share - 0.85) < 1e-9 && !down.power.n_brakes, "%f", down.power.peak_share);
-    /* Seen after 2 s. */
+    /* It is seen after 2 s. */
     ck_assert_msg(fabs(down.power.level_ms[0] - 42e3) < 1e-3, "%f", down.power.level_ms[0]);
     ck_assert(fabs(down.power.level_ms[0] + down.power.level_ms[1] - down.duration_ms) < 1e-3);
     double prefill = up.workers[0].prefill_ms;
@@ -470,7 +477,7 @@ START_TEST(test_simulate_clocks_go_down_where_they_were_told_to_first)
     double ttft[3];
     struct maker m = {0};
     add(&m, 0, 4000, 20000, 0, 0);
-    add(&m, 61e3, 4000, 2, 0, 0); /* a second away from any sample */
+    add(&m, 61e3, 4000, 2, 0, 0); /* a second away from every sample */
     for (uint32_t n_first = 0; n_first <= 2; n_first++) {
         struct simulate_config c = row_of(2, (WATTS.idle + WATTS.decode) / 0.85);
         struct simulate_result r;
@@ -482,13 +489,13 @@ START_TEST(test_simulate_clocks_go_down_where_they_were_told_to_first)
         ck_assert(r.power.level_ms[1] > 0);
         simulate_result_fini(&r);
     }
-    ck_assert_msg(ttft[0] == ttft[1], "%f %f", ttft[0], ttft[1]); /* the last one, which decodes */
+    ck_assert_msg(ttft[0] == ttft[1], "%f %f", ttft[0], ttft[1]); /* the last worker, which decodes */
     ck_assert_msg(fabs(ttft[2] / ttft[0] * LEVEL_1 - 1) < 1e-4, "%f %f", ttft[2], ttft[0]);
     maker_fini(&m);
 }
 END_TEST
 
-/* Drawing more than the budget: the brake, after three more samples; for a delay; then all clocks are down,
+/* More power than the budget: the brake comes three samples later, for one delay. Then all clocks are down,
  * or all are up. */
 START_TEST(test_simulate_a_row_above_its_budget_is_braked)
 {
@@ -505,7 +512,7 @@ START_TEST(test_simulate_a_row_above_its_budget_is_braked)
     simulate_result_fini(&r);
     c.power_brake_only = true;
     simulate_run(&m.trace, &c, &r);
-    ck_assert_uint_gt(r.power.n_brakes, 1); /* what draws too much does so again */
+    ck_assert_uint_gt(r.power.n_brakes, 1); /* the power exceeds the budget again */
     ck_assert(r.power.level_ms[1] == 0 && r.power.level_ms[2] == 0 && r.power.level_ms[3] == 0);
     simulate_result_fini(&r);
     maker_fini(&m);
@@ -518,7 +525,7 @@ START_TEST(test_simulate_clocks_that_go_down_in_time_spare_the_brake)
     struct simulate_config c = row_of(32, 32 * WATTS.prefill);
     struct simulate_result r[4];
     make_hill(&m, 12);
-    simulate_run(&m.trace, &c, &r[0]); /* what the row draws at most, at all clocks up */
+    simulate_run(&m.trace, &c, &r[0]); /* the highest power of the row, with all clocks up */
     ck_assert_msg(r[0].power.level_ms[0] == r[0].duration_ms, "%f", r[0].power.peak_share);
     c.power_budget_w *= r[0].power.peak_share / 1.03;
     for (int i = 1; i < 4; i++) {

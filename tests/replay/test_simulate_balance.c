@@ -1,10 +1,11 @@
 /*
- * Equal workers serve equally many tokens: most over least of a role's workers is at most 1.5. Served are the
- * tokens of prompts, computed or found, and those of answers. Six loads, without limits and with limits, on
- * three beds: 8 workers that do both phases; 4 + 4; and 4 + 4 where every request is split, so that a role
- * serves one kind of tokens. And no decode worker has more than its pages while another has less than half.
+ * Equal workers serve about equally many tokens: the most over the least of a role's workers is at most 1.5.
+ * Served tokens are those of prompts, computed or found, and those of answers. There are six loads, without
+ * limits and with limits, on three clusters: 8 workers that do both phases; 4 + 4; and 4 + 4 where every
+ * request is split, so that a role serves one kind of tokens. Also, no decode worker has more than its pages
+ * while another one has less than half of its pages.
  *
- * Where 1.5 does not hold, EXCEPTIONS says what does, and why.
+ * Where 1.5 does not hold, EXCEPTIONS says what holds, and why.
  */
 #include <stdio.h>
 
@@ -13,7 +14,7 @@
 enum load { UNIQUE, SHARED, ONE_BY_ONE, LONG_ONES, ROUTERS, BURST, LOADS };
 enum { BEDS = 3, CASES = LOADS * BEDS * 2, CONCURRENT = 480, SHARED_BLOCKS = 16 };
 
-static const double LITTLE = 0.002; /* share of all tokens, below which a role is not compared */
+static const double LITTLE = 0.002; /* a role with less than this share of all tokens is not compared */
 
 static const char *const NAMES[LOADS] = {"unique prompts",        "one prefix, 480 at once", "one by one",
                                          "5 % very long prompts", "three routers",           "200 within 10 ms"};
@@ -29,10 +30,10 @@ struct exception {
 };
 
 /*
- * Decode workers of 4 + 4 that may also prefill do so for few prompts, each as long as 40 answers: 1.5 was
- * measured, and 2.2 where some prompts are very long. Where all is split, a decode worker that has a context
- * of 100,000 tokens gets fewer answers beside it: 1.6 in tokens, though not in time. (Without cost_fade() one
- * by one: 2,261, and workers that got nothing.)
+ * In 4 + 4, decode workers prefill few prompts, each as long as 40 answers: 1.5 was measured, and 2.2 where
+ * some prompts are very long. If everything is split, a decode worker with a context of 100,000 tokens gets
+ * fewer answers beside it: 1.6 in tokens, though not in time. (Without cost_fade() single cases reach 2,261,
+ * and some workers get nothing.)
  */
 static const struct exception EXCEPTIONS[] = {
     {LONG_ONES, ROLES, true, 2.5, 0.05},
@@ -66,7 +67,7 @@ static void make_load(struct maker *m, enum load load)
     }
 }
 
-/* Each request of a concurrent load follows the one that many before it. */
+/* In a concurrent load each request follows the one that is the number of concurrent requests before it. */
 static struct simulate_ask *asks_of(enum load load, uint64_t n)
 {
     uint32_t concurrent = load == SHARED ? CONCURRENT : load == ONE_BY_ONE;
@@ -76,7 +77,7 @@ static struct simulate_ask *asks_of(enum load load, uint64_t n)
     return asks;
 }
 
-/* When every worker that computes prompts has computed one. */
+/* Time by which every worker that computes prompts has computed one. */
 static double warm_ms(const struct simulate_config *c, const struct simulate_result *r)
 {
     double warm = 0;
@@ -90,8 +91,8 @@ static double warm_ms(const struct simulate_config *c, const struct simulate_res
     return warm;
 }
 
-/* 1 for a role that has next to nothing of the total: in an idle cluster prefill workers keep what they have
- * computed. */
+/* Most over least of a role's workers. 1 for a role with hardly any tokens: in an idle cluster prefill
+ * workers keep the requests whose prompts they computed. */
 static double ratio(const double *values, uint32_t n, double total)
 {
     double most = 0, least = INFINITY, sum = 0;
@@ -104,7 +105,7 @@ static double ratio(const double *values, uint32_t n, double total)
 }
 
 struct spread {
-    double prefill, decode; /* most over least served tokens of a role's workers */
+    double prefill, decode; /* most over least served tokens among the workers of the role */
 };
 
 static struct spread spread_of(const struct trace *t, const struct simulate_config *c, const struct simulate_result *r,
@@ -125,7 +126,7 @@ static struct spread spread_of(const struct trace *t, const struct simulate_conf
                            ratio(served + c->n_prefill, c->n_decode, total)};
 }
 
-struct edge { /* a request comes, or goes (-1 less its number) */
+struct edge { /* a request arrives, or ends (-1 less its number) */
     double at;
     int by;
 };
@@ -136,7 +137,8 @@ static int compare_edges(const void *a, const void *b)
     return (x->at > y->at) - (x->at < y->at);
 }
 
-/* Whether at some time one decode worker has more than its pages while another has less than half. */
+/* Whether at some time one decode worker has more than its pages while another one has less than half of its
+ * pages. */
 static bool is_lopsided(const struct trace *t, const struct simulate_config *c, const struct simulate_result *r)
 {
     struct edge *edges = mem_array(2 * r->n_requests, sizeof(*edges));
@@ -174,7 +176,7 @@ static struct simulate_config config_for(enum load load, enum bed bed, bool is_l
     c.force = bed == SPLIT ? FORCE_SPLIT : FORCE_NONE;
     if (!is_limited)
         c.ttft_ms = c.tpot_ms = 0;
-    else if (load == SHARED) /* 480 that begin at once */
+    else if (load == SHARED) /* 480 requests that begin at once */
         c.ttft_ms = 10000;
     return c;
 }
@@ -208,7 +210,7 @@ END_TEST
 
 int main(void)
 {
-    setvbuf(stdout, NULL, _IOLBF, 0); /* what is printed before a check fails */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* so that output appears before a check fails */
     Suite *s = suite_create("simulate_balance");
     TCase *t = tcase_create("simulate_balance");
     tcase_set_timeout(t, 300);

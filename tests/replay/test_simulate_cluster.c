@@ -26,7 +26,8 @@ START_TEST(test_simulate_sequences_that_grow_out_of_the_pages_wait_and_all_end)
     for (uint32_t i = 0; i < 40; i++)
         add(&m, i, 1000, 400, 0, 0);
     c.page_tokens = 16;
-    c.n_pages = 1000; /* 15 prompts and what they get to; who expects short answers takes more */
+    /* Pages for 15 prompts and little of their answers; a router that expects short answers places more. */
+    c.n_pages = 1000;
     c.policy = POLICY_LEAST_LOADED;
     c.ttft_ms = c.tpot_ms = 0;
     simulate_run(&m.trace, &c, &r);
@@ -35,14 +36,15 @@ START_TEST(test_simulate_sequences_that_grow_out_of_the_pages_wait_and_all_end)
         preempted += r.requests[i].n_preempted;
         ck_assert_uint_eq(r.requests[i].n_output, 400);
     }
-    ck_assert_uint_eq(r.requests[0].n_preempted, 0); /* the oldest always gets on */
+    ck_assert_uint_eq(r.requests[0].n_preempted, 0); /* the oldest sequence is never preempted */
     ck_assert_uint_gt(preempted, 0);
     simulate_result_fini(&r);
     maker_fini(&m);
 }
 END_TEST
 
-/* Four prompts, then the first again: with pages for all it is found, with pages for two it is gone. */
+/* Four prompts, then the first one again: it is found if there are pages for all, and gone if there are pages
+ * for two. */
 START_TEST(test_simulate_what_is_cached_goes_when_pages_are_needed)
 {
     for (int large = 0; large < 2; large++) {
@@ -87,8 +89,8 @@ static double exposed(double gb_s, uint32_t n_at_once)
     return most;
 }
 
-/* Fast: only the last part of the last chunk (8000 - 4096 tokens, a quarter). Slow: all but what went during
- * the prefill. */
+/* On a fast link only the last part of the last chunk is exposed (8000 - 4096 tokens, a quarter of them). On
+ * a slow link all bytes that did not flow during the prefill are. */
 START_TEST(test_simulate_a_hand_over_overlaps_the_prefill)
 {
     double last = 976 * 131072 / 50e6, fast = exposed(50, 1);
@@ -106,8 +108,8 @@ START_TEST(test_simulate_flows_share_a_port)
 }
 END_TEST
 
-/* Ports at which a transfer outlasts most prefills: what is predicted of the first gap is learned from the
- * transfers before. */
+/* At these ports a transfer outlasts most prefills. Predictions of the first gap are learned from earlier
+ * transfers. */
 START_TEST(test_simulate_first_gaps_are_predicted)
 {
     struct report_stats errors[2];
@@ -130,15 +132,15 @@ START_TEST(test_simulate_first_gaps_are_predicted)
         simulate_result_fini(&r);
         maker_fini(&m);
     }
-    ck_assert_double_lt(errors[0].p50, 0.25); /* half a step is chance */
+    ck_assert_double_lt(errors[0].p50, 0.25); /* half a step is random */
     ck_assert_double_lt(errors[1].p50, 0.25);
 }
 END_TEST
 
 /* ------------------------------------------------------------------- stores */
 
-/* The same prompt again, on another worker: from the store when that is faster. Returns the second's time to
- * first token. */
+/* Sends the same prompt again, to another worker, which loads it from the store if that is faster. Returns
+ * the second request's time to first token. */
 static double second_ttft(double gb_s, double dram, double ssd, struct simulated *second_out)
 {
     struct maker m = {0};
@@ -214,7 +216,7 @@ static uint32_t tokens_before(const struct simulated *q, double at_ms)
     return n;
 }
 
-/* What a worker generated before it died was shown; only the step that ran then is lost. */
+/* Tokens generated before a worker's death were shown; only those of the running step are lost. */
 START_TEST(test_simulate_tokens_from_before_a_death_stay)
 {
     struct maker m = {0};
@@ -238,8 +240,8 @@ START_TEST(test_simulate_tokens_from_before_a_death_stay)
 }
 END_TEST
 
-/* Its second placement finds in the worker what the first one loaded from the stores; one that is cut off
- * while it loads starts anew. */
+/* The second placement of a request finds in the worker the blocks that the first one loaded from the stores.
+ * A request that is cut off while it loads loads them again. */
 static void fail_second(double at_ms, uint32_t worker, struct simulated *out)
 {
     static char *tenants[] = {""};
@@ -272,25 +274,25 @@ static void fail_second(double at_ms, uint32_t worker, struct simulated *out)
 START_TEST(test_simulate_counts_the_prefix_of_the_placement_that_computed_the_prompt)
 {
     struct simulated q;
-    fail_second(5500, 3, &q); /* while it decodes */
+    fail_second(5500, 3, &q); /* the worker dies while the request decodes */
     ck_assert_uint_eq(q.dram_tokens, 16384);
     ck_assert_uint_eq(q.cached_tokens, 0);
-    fail_second(5001, 3, &q); /* while its prefix is loaded: what came of it is lost, and loaded again */
+    fail_second(5001, 3, &q); /* it dies while the prefix is loaded, which is then loaded again */
     ck_assert_uint_eq(q.dram_tokens, 16384);
     ck_assert_uint_eq(q.cached_tokens, 0);
-    double alone_ms = 16384 * 131072.0 / 50e6 + 1; /* the link's millisecond */
+    double alone_ms = 16384 * 131072.0 / 50e6 + 1; /* plus a millisecond for the link */
     ck_assert_msg(fabs(q.load_ms - alone_ms) < 1e-3, "loaded in %f ms, which takes %f", q.load_ms, alone_ms);
 }
 END_TEST
 
 enum { GONE_REQUESTS = 100, GONE_GAP_MS = 200, DIES_MS = 4000 };
 
-struct gone { /* requests by what became of them */
+struct gone { /* numbers of requests by outcome */
     uint32_t answered, failed, refused;
-    double last_failed_ms; /* of those that arrived before the worker was known to be dead */
+    double last_failed_ms; /* of requests that arrived before the worker was known to be dead */
 };
 
-/* The worker dies after 4 s of 20 s; requests come all the time. */
+/* Runs a cluster of which a worker dies 4 s into a load of 20 s. */
 static struct gone run_without(uint32_t worker, double back_ms, enum plan_force force)
 {
     static char *tenants[] = {""};
@@ -308,7 +310,7 @@ static struct gone run_without(uint32_t worker, double back_ms, enum plan_force 
     c.gone_ms = 3000;
     c.keep_tokens = true;
     c.power[0] = c.power[1] = (struct simulate_power){100, 700, 400};
-    c.power_budget_w = 1e6; /* samples go on as long as requests are open */
+    c.power_budget_w = 1e6; /* samples continue while requests are open */
     c.faults = &(struct simulate_fault){worker, DIES_MS, back_ms};
     c.n_faults = 1;
     simulate_run(&m.trace, &c, &r);
@@ -334,18 +336,20 @@ static struct gone run_without(uint32_t worker, double back_ms, enum plan_force 
 
 START_TEST(test_simulate_ends_when_the_last_worker_of_a_role_is_gone)
 {
-    struct gone g = run_without(1, INFINITY, FORCE_NONE); /* nobody decodes */
+    struct gone g = run_without(1, INFINITY, FORCE_NONE); /* no worker decodes */
+    /* The numbers depend on the plans, which decide which requests had ended before. */
     ck_assert_msg(g.failed >= 75 && g.answered >= 10 && g.answered + g.failed == GONE_REQUESTS,
-                  "%u answered, %u failed", g.answered, g.failed); /* the plans decide who was done before */
+                  "%u answered, %u failed", g.answered, g.failed);
     ck_assert_double_eq_tol(g.last_failed_ms, DIES_MS + 1000 + 3000, 1);
-    g = run_without(0, INFINITY, FORCE_SPLIT); /* nobody prefills, and decode workers must not */
+    g = run_without(0, INFINITY, FORCE_SPLIT); /* no worker prefills, and decode workers must not */
     ck_assert_msg(g.failed >= 79 && g.answered >= 10 && g.answered + g.failed == GONE_REQUESTS,
                   "%u answered, %u failed", g.answered, g.failed);
     g = run_without(0, INFINITY, FORCE_NONE);
     ck_assert_uint_eq(g.answered, GONE_REQUESTS);
-    g = run_without(1, DIES_MS + 3000, FORCE_NONE); /* it is back in time */
+    g = run_without(1, DIES_MS + 3000, FORCE_NONE); /* the worker is back in time */
     ck_assert_uint_eq(g.answered, GONE_REQUESTS);
-    g = run_without(1, DIES_MS + 6000, FORCE_NONE); /* too late for those of 4 s, and then all is as before */
+    /* Too late for requests around 4 s; later ones are answered. */
+    g = run_without(1, DIES_MS + 6000, FORCE_NONE);
     ck_assert_msg(g.answered >= 60 && g.failed >= 20 && !g.refused, "%u answered, %u failed", g.answered, g.failed);
 }
 END_TEST
@@ -376,8 +380,8 @@ START_TEST(test_simulate_decode_workers_may_be_other_machines)
 }
 END_TEST
 
-/* Prompts of 8 blocks: the prefill worker's pages hold two of them, the decode worker's many, or the other
- * way round. */
+/* Prompts of 8 blocks: the prefill worker has pages for two, and the decode worker for many, or the other way
+ * round. */
 START_TEST(test_simulate_each_role_has_pages_of_its_own)
 {
     for (int large_decode = 0; large_decode < 2; large_decode++) {
@@ -394,7 +398,7 @@ START_TEST(test_simulate_each_role_has_pages_of_its_own)
         c.ttft_ms = c.tpot_ms = 0;
         simulate_run(&m.trace, &c, &r);
         must_all_be_answered(&r);
-        for (uint64_t i = 0; i < r.n_requests; i++) /* on average at the same time */
+        for (uint64_t i = 0; i < r.n_requests; i++) /* all at the same time on average */
             decoding += (r.requests[i].end_ms - r.requests[i].arrived_ms - r.requests[i].ttft_ms) / r.duration_ms;
         ck_assert_msg(large_decode ? decoding > 2 : decoding <= 2, "%f", decoding);
         simulate_result_fini(&r);
@@ -403,7 +407,7 @@ START_TEST(test_simulate_each_role_has_pages_of_its_own)
 }
 END_TEST
 
-/* Who believes that answers are short puts too many on one worker's pages. */
+/* A router that expects short answers puts too many sequences on one worker's pages. */
 START_TEST(test_simulate_lengths_may_be_mispredicted)
 {
     uint64_t preempted[2] = {0};
@@ -433,8 +437,8 @@ END_TEST
 
 /* ------------------------------------------------------------------- report */
 
-/* As live: who was not told to come back, or was never sent, has no times of that; zeros would pull the means
- * down. */
+/* As live: a request that was not told to come back, or was never sent, has no such times; zeros would lower
+ * the means. */
 START_TEST(test_simulate_report_has_no_times_of_what_was_not_said)
 {
     static char *tenants[] = {""};
@@ -445,7 +449,7 @@ START_TEST(test_simulate_report_has_no_times_of_what_was_not_said)
     struct report_summary s;
     uint64_t told = 0, followers = 0;
     for (uint32_t i = 0; i < 60; i++)
-        add(&m, i * 20, i % 3 ? 8000 : 100000, 20, 0, 0); /* the long ones never make it in a second */
+        add(&m, i * 20, i % 3 ? 8000 : 100000, 20, 0, 0); /* long prompts never meet a limit of a second */
     for (uint32_t i = 3; i < 60; i += 3)
         m.trace.requests[i].follows = i - 2;
     m.trace.tenants = tenants;
@@ -471,8 +475,8 @@ START_TEST(test_simulate_report_has_no_times_of_what_was_not_said)
 }
 END_TEST
 
-/* A load that keeps both workers busy to the end, in ticks of 1 ms at first: the chart's means are the
- * workers'. */
+/* A load that keeps both workers busy to the end, in ticks of 1 ms at first: the means of the chart are those
+ * of the workers. */
 START_TEST(test_simulate_load_over_time_ends_with_the_run_and_stays_short)
 {
     struct maker m = {0};

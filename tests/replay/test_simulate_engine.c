@@ -1,12 +1,12 @@
 /*
- * The simulator's workers beside the engine: the same random loads, with prefixes that prompts share, small
- * pools, limits of batch and rows, and prompts in chunks, through both. What each request finds in the cache,
- * who is admitted, preempted and over when, the number of steps, and what the pools hold at the end have to
- * be the same, as long as a block of the trace is a page.
+ * Compares the simulator's workers with the engine: the same random loads, with shared prefixes, small pools,
+ * limits of batch and rows, and chunks, run through both. The tokens that each request finds in the cache,
+ * the order and times of admissions, preemptions and ends, the number of steps, and the final contents of the
+ * pools must be equal if a block of the trace is a page.
  *
- * The engine computes nothing and takes no time; after each step the virtual clock goes on by what the cost
- * model says of it. Legs come when the simulator's scheduler sends them. A split request is handed over in a
- * few nanoseconds, so that this never happens at the end of a step.
+ * The engine computes nothing and takes no time; after each step the virtual clock advances by the time that
+ * the cost model gives for it. Legs come when the simulator's scheduler sends them. A split request is handed
+ * over in a few nanoseconds, so that this never coincides with the end of a step.
  */
 #include <math.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ struct notes {
     uint32_t n;
 };
 
-struct side { /* what came out of one of the two */
+struct side { /* results of one of the two */
     struct notes legs, admitted[2], over[2];
     uint32_t n_preempted[N];
     uint64_t n_steps;
@@ -50,9 +50,10 @@ static void add_request(struct load *l, uint64_t seed, uint32_t i, uint64_t at_n
     uint32_t n_prompt = between(seed, 100 + i, 1, most),
              n_output = between(seed, 200 + i, 1, pool / 3 < 80 ? pool / 3 : 80);
     uint32_t full = n_prompt / c->block_tokens, shared = between(seed, 300 + i, 0, full);
-    if (n_prompt % c->block_tokens == 0 && between(seed, 400 + i, 0, 1)) { /* all of it may be in the cache */
+    /* The whole prompt may be in the cache. */
+    if (n_prompt % c->block_tokens == 0 && between(seed, 400 + i, 0, 1)) {
         shared = full;
-        /* And no page of the answer can be. */
+        /* But no page of the answer can be. */
         n_output = n_output < c->page_tokens ? n_output : c->page_tokens;
     } else if (n_prompt % c->block_tokens == 0 && shared == full) {
         shared--;
@@ -75,7 +76,7 @@ static void note_sim(void *user, const struct simulate_note *note)
     list->at[list->n++] = *note;
 }
 
-/* block_pages: pages of a block of the trace. growth: decode steps get longer as contexts grow. */
+/* block_pages: pages of a block of the trace. growth: decode steps take longer as contexts grow. */
 static void make_load(struct load *l, uint64_t seed, uint32_t n_prefill, uint32_t block_pages, bool growth)
 {
     static const enum policy POLICY[] = {POLICY_ROUND_ROBIN, POLICY_LEAST_LOADED, POLICY_TANDEM, POLICY_CACHE_AWARE};
@@ -100,7 +101,8 @@ static void make_load(struct load *l, uint64_t seed, uint32_t n_prefill, uint32_
     double at = 0, gap = between(seed, 8, 5, 200);
     for (uint32_t i = 0; i < N; i++) {
         at += -gap * log(1 - random_unit(random_at(seed, 2, i)));
-        add_request(l, seed, i, (uint64_t)(at * 1e3) * 1000 + 500); /* whole us and a half: no two events coincide */
+        /* Whole microseconds and a half, so that no two events coincide. */
+        add_request(l, seed, i, (uint64_t)(at * 1e3) * 1000 + 500);
     }
 }
 
@@ -108,7 +110,7 @@ static void make_load(struct load *l, uint64_t seed, uint32_t n_prefill, uint32_
 
 struct rig;
 
-struct leg_of { /* a request on one engine */
+struct leg_of { /* a request's leg on one engine */
     struct rig *rig;
     struct seq *seq;
     uint32_t request, worker, n_preempted;
@@ -122,9 +124,9 @@ struct rig {
     struct engine *engines[2];
     uint64_t busy_until[2]; /* 0: idle */
     struct leg_of legs[N][2];
-    uint32_t n_sides_ready[N]; /* of split requests: prefilled, accepted */
-    uint32_t ready[N];         /* to be handed over, in order... */
-    uint64_t ready_ns[N];      /* ...and when */
+    uint32_t n_sides_ready[N]; /* split requests: how many of "prefilled" and "accepted" have happened */
+    uint32_t ready[N];         /* requests to be handed over, in order */
+    uint64_t ready_ns[N];      /* when they are handed over */
     uint32_t n_ready, n_handed_over;
     uint32_t first_token[N];
     struct leg_of *ended[2][N], *to_fill[N];
@@ -209,7 +211,7 @@ static void open_engine(struct rig *rig, uint32_t w)
     ck_assert_msg(engine_open(&config, &rig->engines[w], &e) == TD_OK, "%s", e.text);
 }
 
-/* Tokens of a block are its name's; those after the last full one are the request's own. */
+/* The tokens of a block follow from its name; those after the last full block are the request's own. */
 static void make_ids(const struct load *l, uint32_t request, uint32_t *ids)
 {
     const struct trace_request *t = &l->made.trace.requests[request];
@@ -297,7 +299,8 @@ static void end_step(struct rig *rig, uint32_t w)
     begin_step(rig, w);
 }
 
-/* The prefill worker's pages are free; the decode worker goes on with it in its next step. */
+/* Hands a request over: the prefill worker's pages become free, and the decode worker continues with it in
+ * its next step. */
 static void hand_over(struct rig *rig)
 {
     uint32_t r = rig->ready[rig->n_handed_over++];
@@ -307,7 +310,7 @@ static void hand_over(struct rig *rig)
     begin_step(rig, 1);
 }
 
-/* What happens next; false: nothing. At one time, steps end first. */
+/* Runs the next event; false: there is none. Of events at the same time, ends of steps come first. */
 static bool run_event(struct rig *rig, const struct notes *legs, uint32_t *n_legs)
 {
     const uint64_t *ends = rig->busy_until, now = clock_now(&rig->clock), none = UINT64_MAX;
@@ -461,7 +464,8 @@ START_TEST(test_simulate_prefill_and_decode_workers_do_what_two_engines_do)
 }
 END_TEST
 
-/* Blocks of four pages go as a whole, and only whole ones are found: no longer the same, but close. */
+/* Blocks of four pages are cached and evicted as a whole, and only whole ones are found: results are close,
+ * but not equal. */
 START_TEST(test_simulate_blocks_of_several_pages_are_close_to_the_engine)
 {
     double cached[2] = {0}, preempted[2] = {0}, steps[2] = {0}, last[2] = {0};

@@ -1,4 +1,4 @@
-/* Tenants that want more than their shares, for ten minutes: what each gets in every minute. */
+/* Tenants that want more than their shares, for ten minutes: what each one gets in every minute. */
 #include <stdio.h>
 
 #include "tests/replay/simulate_made.h"
@@ -7,14 +7,14 @@ enum { TENANTS = 3, MINUTES = 10 };
 
 struct flood {
     double weight[TENANTS];  /* 0: there is no such tenant */
-    double offered[TENANTS]; /* times its share */
+    double offered[TENANTS]; /* offered load, as a multiple of its share */
     double ttft_ms, tpot_ms, retry_share, max_wait_ms;
     uint32_t max_queued;
-    double from_s[TENANTS]; /* when it begins */
+    double from_s[TENANTS]; /* when the tenant begins */
 };
 
-/* Tokens a second that four workers serve of these requests when all wait, without and with limits:
- * measured. */
+/* Tokens per second of these requests that four workers serve when all requests wait, without and with
+ * limits; measured. */
 static const double CAPACITY[] = {97000, 172000};
 
 struct run {
@@ -49,7 +49,7 @@ static struct run run_flood(const struct flood *f)
         uint32_t n_prompt = (uint32_t)log_uniform(1200, 16000, n, 1), n_output = (uint32_t)log_uniform(10, 100, n, 2);
         add(&x.m, next[t], n_prompt, n_output, 0, 0);
         x.asks[n] = (struct simulate_ask){.tenant = t + 1, .follows = -1};
-        double mean_tokens = 5714 + 39; /* of these distributions */
+        double mean_tokens = 5714 + 39; /* means of these distributions */
         next[t] +=
             exponential(mean_tokens * 1e3 / (CAPACITY[f->ttft_ms > 0] * f->offered[t] * f->weight[t] / sum), n, 3);
     }
@@ -77,8 +77,8 @@ static bool is_late(const struct flood *f, const struct simulated *q)
     return (f->ttft_ms > 0 && q->ttft_ms > f->ttft_ms) || (f->tpot_ms > 0 && q->tpot_ms > f->tpot_ms);
 }
 
-/* Work charged by minute of the first token; the largest difference from the weights, from minute `first`
- * on. */
+/* Adds the work of requests by the minute of their first token. Returns the largest difference from the
+ * weights, from minute `first` on. */
 static double worst(const struct flood *f, const struct run *x, uint32_t first, const char *name)
 {
     double work[MINUTES][TENANTS] = {{0}}, sum = 0, most = 0;
@@ -116,7 +116,7 @@ static const struct {
     const char *name;
     struct flood f;
 } FLOODS[] = {
-    /* the first two in every run; TANDEM_LONG=fairness has all */
+    /* The first two are run always, all of them with TANDEM_LONG=fairness. */
     {"clients that come back",
      {.weight = {1, 3}, .offered = {5, 1.5}, .ttft_ms = 2000, .tpot_ms = 50, .retry_share = 1}},
     {"bounded queue", {.weight = {1, 3}, .offered = {5, 1.5}, .max_queued = 200}},
@@ -144,7 +144,7 @@ END_TEST
 
 int main(void)
 {
-    setvbuf(stdout, NULL, _IOLBF, 0); /* what is printed before a check fails */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* so that output appears before a check fails */
     Suite *s = suite_create("simulate_fair");
     TCase *t = tcase_create("simulate_fair");
     tcase_set_timeout(t, 300);

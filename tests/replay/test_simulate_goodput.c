@@ -1,10 +1,10 @@
 /*
- * Goodput against load: what must hold at every load, on small clusters and made traces.
+ * Goodput against load: rules that hold at every load, on small clusters and synthetic traces.
  * deploy/reproduce/goodput.py has the published traces and pools (tests/run.sh --long sweep).
  *
  * Load 1 is the highest rate at which 90 % of the requests meet their limits under tandem. A bed's gap_ms was
- * found by bisection, and is written down here, so that every version of the code gets the same requests.
- * Counts are sums over the seeds of the noise: at one load all policies get the same requests, so counts
+ * found by bisection and is written down here, so that every version of the code gets the same requests.
+ * Counts are sums over the seeds of the noise. At one load all policies get the same requests, so counts
  * compare as rates do.
  */
 #include <stdio.h>
@@ -22,13 +22,14 @@ struct bed {
     void (*make)(struct maker *m, uint32_t n, double gap_ms);
     uint32_t n_prefill, n_decode;
     double ttft_ms, tpot_ms, gap_ms;
-    double kv_weight;  /* KV bytes of a token over the profile's: few heavy sequences fill a worker */
-    bool held_to_both; /* workers that all do both phases are a bar, too */
-    double chunk_ms;   /* what a chunk takes beyond the profile, whatever its tokens; 0: nothing */
-    uint32_t n;        /* requests; 0: N */
+    /* KV bytes of a token, as a multiple of the profile's: a few heavy sequences fill a worker. */
+    double kv_weight;
+    bool held_to_both; /* also compared with workers that all do both phases */
+    double chunk_ms;   /* ms that a chunk takes beyond the profile, whatever its tokens; 0: none */
+    uint32_t n;        /* number of requests; 0: N */
 };
 
-/* Long answers: decode workers are what is short. */
+/* Makes long answers, so that decode workers are the bottleneck. */
 static void make_answers(struct maker *m, uint32_t n, double gap_ms)
 {
     double at = 0;
@@ -42,7 +43,8 @@ static const struct bed BEDS[] = {
     {"tight TPOT", make_mixed, 2, 2, 1000, 25, 26, 1, true},
     {"loose TPOT", make_mixed, 2, 2, 1000, 100, 23.5, 1, true},
     {"long answers", make_answers, 2, 1, 1000, 30, 68.5, 8, false},
-    /* a step with any chunk is nearly as long as the limit; a queue of more than a pass looks at */
+    /* Slow chunks: a step with a chunk takes nearly the whole limit. Long queue: longer than a pass
+     * looks at. */
     {"slow chunks", make_mixed, 2, 2, 2000, 40, 46, 1, false, 30, 400},
     {"long queue", make_mixed, 2, 2, 15000, 40, 12, 1, false, 0, 400},
 };
@@ -98,7 +100,7 @@ static enum way best_other(const struct point of[WAYS])
     return best;
 }
 
-/* Prints a broken rule; returns their number so far. */
+/* Prints a broken rule. Returns the number of broken rules so far. */
 static int broken(int n, bool is_broken, const char *rule, double load)
 {
     if (is_broken)
@@ -106,7 +108,7 @@ static int broken(int n, bool is_broken, const char *rule, double load)
     return n + is_broken;
 }
 
-/* The rules for one load; most: the highest goodput at a lower one. */
+/* Checks the rules at one load. most: the highest goodput at a lower load. */
 static int check(const struct bed *bed, const struct point of[WAYS], double load, double least_admitted, double most)
 {
     const struct point *t = &of[TANDEM];
@@ -151,13 +153,13 @@ END_TEST
 
 /*
  * Decoding is the bottleneck, and two thirds or half of the machines are prefill workers: too many, if every
- * request were split. Workers of both roles do both phases under tandem, so its goodput is at least that of
+ * request were split. Under tandem, workers of both roles do both phases, so its goodput is at least that of
  * the best split of the same machines, within 1 % as above. This is the answers bed of goodput.py at a
  * smaller scale. One prompt in a hundred is so long that a worker needs half of the TTFT limit for it: such
  * prompts are refused first when sequences decode on every worker.
  */
 enum { N_ANSWERS = 1000, SPLIT_LOADS = 2 };
-static const double PER_MACHINE[SPLIT_LOADS] = {5, 10}; /* requests a second */
+static const double PER_MACHINE[SPLIT_LOADS] = {5, 10}; /* requests per second and machine */
 static const struct {
     uint32_t n_prefill, n_decode;
 } POOLS[] = {{4, 2}, {2, 2}};

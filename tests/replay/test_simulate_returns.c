@@ -1,8 +1,8 @@
 /*
- * Clients that come back when a refusal told them to. Asked: at least 90 % of them are admitted, and the mean
- * of what they are told is at most 1.5 times the mean of what they would have had to wait. The first
- * admissible moment is found by trying, every 5 ms after a refusal, whether the request would be admitted as
- * a new one.
+ * Clients that come back when a refusal told them to. The aim: at least 90 % of them are admitted, and the
+ * mean of the times that they are told is at most 1.5 times the mean of the waits that were necessary. The
+ * first admissible moment is found by asking every 5 ms after a refusal whether the request would be admitted
+ * as a new one.
  */
 #include <stdio.h>
 
@@ -10,23 +10,23 @@
 
 struct crowd {
     uint32_t n_routers;
-    double load;             /* of what 4 + 4 workers can serve */
-    double returns;          /* share of the refused that come back, once */
-    double least, most_wait; /* share admitted; told over first admissible */
+    double load;             /* load, as a multiple of what 4 + 4 workers can serve */
+    double returns;          /* share of the refused requests that come back once */
+    double least, most_wait; /* least admitted share; most ratio of told to necessary wait */
 };
 
 static const double SERVED_GAP_MS = 25;
 
 /*
- * Where a row has less than 0.9 or more than 1.5, that is what holds today, below what is asked. A worker
- * keeps at most BOOKINGS_MAX places, some seconds of its work. A client that is refused while all places are
- * taken is told a time without a place, and new requests are there before it. With 128 places a worker 0.89
- * and 0.98 were admitted at four times the load (10 % come back), and 0.93 to 0.96 at up to twice the load if
- * all come back; but then clients were told 1.7 to 2.7 times the first admissible wait, since places lie
- * further ahead than the gaps that a new request may find.
+ * A row with less than 0.9 or more than 1.5 has what holds today, which misses the aim. A worker keeps at
+ * most BOOKINGS_MAX places, which is some seconds of its work. A client that is refused while all places are
+ * taken is told a time without a place, and new requests arrive before it. With 128 places a worker 0.89 and
+ * 0.98 were admitted at four times the load (10 % come back), and 0.93 to 0.96 at up to twice the load if all
+ * come back; but then clients were told 1.7 to 2.7 times the first admissible wait, since places lie further
+ * ahead than the gaps that a new request may find.
  */
 static const struct crowd CROWDS[] = {
-    /* the first four in every run; TANDEM_LONG=routers has all */
+    /* The first four are run always, all of them with TANDEM_LONG=routers. */
     {1, 1.5, 0.1, 0.9, 1.5}, {2, 2, 0.1, 0.87, 1.5}, {1, 1.5, 1, 0.9, 2},  {2, 1.5, 1, 0.85, 1.5},
     {1, 2, 0.1, 0.9, 1.5},   {1, 4, 0.1, 0.6, 1.5},  {1, 2, 1, 0.75, 1.8}, {2, 1.5, 0.1, 0.87, 1.5},
     {1, 4, 1, 0.38, 1.5},    {2, 4, 0.1, 0.85, 1.6}, {2, 2, 1, 0.8, 1.8},  {2, 4, 1, 0.45, 1.8},
@@ -68,7 +68,7 @@ START_TEST(test_simulate_admits_those_that_come_back_when_they_were_told)
     c.rpc_ms = 0.5;
     c.noise = 0.1;
     c.retry_share = crowd->returns;
-    /* Of those that are refused: each costs a few hundred trials. */
+    /* Share of the refused requests that are probed; each costs a few hundred trials. */
     c.probe_share = crowd->load < 4 ? 0.05 : 0.02;
     for (c.seed = 1; c.seed <= (crowd->returns < 1 ? 3 : 1); c.seed++) {
         simulate_run(&m.trace, &c, &r);
@@ -84,7 +84,8 @@ START_TEST(test_simulate_admits_those_that_come_back_when_they_were_told)
            (double)s.in_time / (double)s.taken, (double)s.late / (double)s.refused);
     ck_assert_msg(admitted >= crowd->least, "%f admitted", admitted);
     ck_assert_msg(wait <= crowd->most_wait, "told %f times what it takes", wait);
-    double in_time = crowd->n_routers > 1 && crowd->returns == 1 ? 0.94 : 0.95; /* four times the load: 0.948 */
+    /* Measured at four times the load: 0.948. */
+    double in_time = crowd->n_routers > 1 && crowd->returns == 1 ? 0.94 : 0.95;
     ck_assert_msg((double)s.in_time >= in_time * (double)s.taken, "%lu of %lu", (unsigned long)s.in_time,
                   (unsigned long)s.taken);
     ck_assert_msg((double)s.late <= (crowd->n_routers == 1 && crowd->returns < 1 ? 0.01 : 0.1) * (double)s.refused + 1,
@@ -95,7 +96,7 @@ END_TEST
 
 int main(void)
 {
-    setvbuf(stdout, NULL, _IOLBF, 0); /* what is printed before a check fails */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* so that output appears before a check fails */
     Suite *s = suite_create("simulate_returns");
     TCase *t = tcase_create("simulate_returns");
     tcase_set_timeout(t, 300);

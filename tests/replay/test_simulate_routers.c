@@ -1,10 +1,11 @@
-/* Several routers that share only the workers, beside one router with the same load. */
+/* Compares several routers that share only the workers with one router under the same load. */
 #include <stdio.h>
 
 #include "tests/replay/simulate_made.h"
 
 struct outcome {
-    /* A second; share of the admitted; median of |predicted - actual| / actual TTFT. */
+    /* goodput: good answers per second. within: share of the admitted requests that met their limits.
+     * error: median of |predicted - actual| / actual TTFT. */
     double goodput, within, error;
 };
 
@@ -46,18 +47,18 @@ struct bed {
     const char *name;
     uint32_t n_prefill, n_decode, n_requests;
     double gap_ms, ttft_ms, tpot_ms, rpc_ms;
-    double least; /* of one router's goodput, with four; 0: 0.93 */
+    double least; /* least goodput of four routers, as a share of one router's; 0: 0.93 */
 };
 
 static const struct bed BEDS[] = {
-    /* the first three in every run; TANDEM_LONG=routers has all */
+    /* The first three are run always, all of them with TANDEM_LONG=routers. */
     {"4 + 4, idle", 4, 4, 1500, 200, 1000, 30, 0.5},
     {"4 + 4, full", 4, 4, 4000, 25, 1000, 30, 0.5},
     {"2 + 2, tight", 2, 2, 2500, 25, 500, 20, 0.5},
     {"4 + 4, half of the load", 4, 4, 2500, 50, 1000, 30, 0.5},
     {"4 + 4, four times the load", 4, 4, 10000, 6, 1000, 30, 0.5},
-    /* Queues of 5 s at each router: which of them finds its prefix on the worker that has room next? With
-     * four, one in four less. */
+    /* Queues of 5 s at each router. Whether a request finds its prefix on the worker that has room next is
+     * left to chance; with four routers a quarter fewer do. */
     {"4 + 4, limits of 5 s", 4, 4, 6000, 12, 5000, 30, 0.5, 0.88},
     {"8 + 8, slow messages", 8, 8, 8000, 8, 1000, 30, 2},
     {"8 alike", 0, 8, 6000, 12, 1000, 30, 0.5},
@@ -98,7 +99,7 @@ START_TEST(test_simulate_routers_that_share_only_the_workers)
 }
 END_TEST
 
-/* Good answers a second of those that arrived from `from_s` to `to_s`. */
+/* Good answers per second of the requests that arrived from `from_s` to `to_s`. */
 static double goodput_between(const struct simulate_config *c, const struct simulate_result *r, double from_s,
                               double to_s)
 {
@@ -143,7 +144,7 @@ END_TEST
 
 int main(void)
 {
-    setvbuf(stdout, NULL, _IOLBF, 0); /* what is printed before a check fails */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* so that output appears before a check fails */
     Suite *s = suite_create("simulate_routers");
     TCase *t = tcase_create("simulate_routers");
     tcase_set_timeout(t, 300);

@@ -1,5 +1,5 @@
-/* The trace reader: all formats, packed or not, what is refused and by which words, and the real files where
- * they are. */
+/* The trace reader: all formats, packed or not; refusals and their texts; and the real files, where they
+ * exist. */
 #include <string.h>
 #include <zlib.h>
 #include <zstd.h>
@@ -130,7 +130,7 @@ START_TEST(test_trace_reads_lines_of_its_own_format)
 {
     struct trace *t;
     ck_assert_int_eq(parse(OURS, &t, NULL), TD_OK);
-    const struct trace_request *r = t->requests; /* the last line came first */
+    const struct trace_request *r = t->requests; /* the last line arrived first */
     ck_assert_int_eq(t->format, TRACE_TANDEM);
     ck_assert_uint_eq(t->block_tokens, 16);
     ck_assert_uint_eq(r[0].n_prompt, 9);
@@ -206,7 +206,7 @@ START_TEST(test_trace_packed_by_gzip_or_zstd_is_unpacked)
     size_t n = room - z.avail_out;
     deflateEnd(&z);
     check_unpacked(packed, n, text.data, text.len);
-    memcpy(packed + n, packed, n); /* two members, as cat makes them */
+    memcpy(packed + n, packed, n); /* two gzip members, as cat would make them */
     char *out;
     size_t len;
     ck_assert_int_eq(trace_unpack(packed, 2 * n, 2 * text.len, &out, &len, NULL), TD_OK);
@@ -244,7 +244,8 @@ END_TEST
 #define GOOD  "{\"timestamp\": 0, \"input_length\": 2, \"output_length\": 1, \"hash_ids\": [1]}\n"
 #define AZURE "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 static const struct {
-    const char *text, *words; /* all of which the message must have, with blanks between; "" any */
+    /* words: the message must contain all of them; separated by blanks; "" matches any. */
+    const char *text, *words;
 } REFUSED[] = {
     {"", "no request"},
     {"\n \n", "no request"},
@@ -300,7 +301,7 @@ START_TEST(test_trace_refuses_what_makes_no_sense_by_line_and_name)
 }
 END_TEST
 
-/* Each copy ends exactly where its allocation does, so that a sanitizer sees one byte too many. */
+/* Each copy ends exactly where its allocation ends, so that a sanitizer notices one byte too many. */
 START_TEST(test_trace_survives_every_cut_and_every_flipped_byte)
 {
     static const char *const TEXTS[] = {

@@ -1,4 +1,4 @@
-/* What traces are like, by hand and as published; traces cut, changed, made and fitted. */
+/* Statistics of traces, by hand and as published; traces that are cut, changed, made and fitted. */
 #include <math.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 #include "tests/replay/shared.h"
 #include "tests/tap.h"
 
-/* Four requests in two minutes, blocks of 4 tokens. Ids of the first two chains are shared; 12 is a partial
+/* Four requests in two minutes, with blocks of 4 tokens. The first two chains share ids; 12 is a partial
  * block that comes twice. */
 static const char TEXT[] =
     "{\"tandem_trace\": 1, \"block_tokens\": 4}\n"
@@ -47,12 +47,12 @@ START_TEST(test_trace_stat_is_what_a_hand_counts)
     ck_assert_uint_eq(s.n_distinct, 6);
     ck_assert_uint_eq(s.n_used_once, 3);
     ck_assert_uint_eq(s.with_partial.asked, 10);
-    ck_assert_uint_eq(s.with_partial.found, 4); /* 1 2 12, then 1 */
+    ck_assert_uint_eq(s.with_partial.found, 4); /* blocks 1 2 12, then 1 */
     ck_assert_uint_eq(s.with_partial.found_tokens, 10 + 4);
     ck_assert_uint_eq(s.full_only.asked, 7);
     ck_assert_uint_eq(s.full_only.found, 3);
     ck_assert_uint_eq(s.full_only.found_tokens, 8 + 4);
-    ck_assert_uint_eq(s.reuse_blocks.n, 4); /* each of the three after the two others, 1 again after these */
+    ck_assert_uint_eq(s.reuse_blocks.n, 4); /* each of the three after the two others, then 1 after these */
     ck_assert_double_eq_tol(s.reuse_blocks.mean, 2, 1e-9);
     ck_assert_double_eq_tol(s.reuse_s.max, 60.5, 1e-9);
     trace_close(t);
@@ -63,7 +63,7 @@ START_TEST(test_trace_stat_reproduces_the_published_lru_table)
 {
     static const struct {
         uint64_t blocks;
-        int hits; /* ten thousandths of the blocks asked for */
+        int hits; /* share of the blocks that were asked for, in 1/10,000 */
     } LRU[] = {{1000, 445}, {5859, 1361}, {10000, 2116}, {30000, 3257}, {50000, 3546}, {100000, 3637}, {1000000, 3664}};
     char path[512];
     struct trace *t;
@@ -104,7 +104,7 @@ START_TEST(test_trace_slice_takes_what_lies_between)
     c = trace_changed(t, &change);
     ck_assert_uint_eq(c->n_requests, 2);
     ck_assert_uint_eq(c->requests[1].arrival_ns, 30250 * NS_PER_MS);
-    ck_assert_uint_eq(c->requests[1].follows, 0); /* what it followed is cut off */
+    ck_assert_uint_eq(c->requests[1].follows, 0); /* the request that it followed is cut off */
     ck_assert_uint_eq(trace_blocks(c, &c->requests[1])[1], 3);
     trace_close(c);
     change = SAME;
@@ -152,9 +152,9 @@ START_TEST(test_trace_prefixes_grow_and_shrink_together)
     struct trace_stat s;
     change.prefix_scale = 2;
     c = trace_changed(t, &change);
-    ck_assert_uint_eq(c->requests[0].n_blocks, 6); /* all three are shared */
+    ck_assert_uint_eq(c->requests[0].n_blocks, 6); /* all three blocks are shared */
     ck_assert_uint_eq(c->requests[0].n_prompt, 22);
-    ck_assert_uint_eq(c->requests[2].n_blocks, 4); /* one of three */
+    ck_assert_uint_eq(c->requests[2].n_blocks, 4); /* one of three blocks is shared */
     ck_assert_uint_eq(c->requests[3].n_blocks, 1);
     trace_stat_of(c, &s);
     ck_assert_uint_eq(s.with_partial.found, 8);
@@ -194,18 +194,18 @@ START_TEST(test_trace_synth_has_the_rate_and_lengths_asked_for)
         ck_assert_double_eq_tol(s.gap_cv, BURSTINESS[i], i == 2 ? 0.2 : 0.03);
         ck_assert_double_eq_tol(s.prompt.p50, 300, 6);
         ck_assert_double_eq_tol(s.output.mean, 50 * exp(0.5), 4);
-        ck_assert_uint_eq(s.with_partial.found, 0); /* nobody shares anything */
+        ck_assert_uint_eq(s.with_partial.found, 0); /* prompts share nothing */
         trace_close(t);
     }
 }
 END_TEST
 
-/* Also when the trace is shorter than a session: those that began before it bring their later requests. */
+/* Also if the trace is shorter than a session: sessions that began before it bring their later requests. */
 START_TEST(test_trace_synth_has_its_rate_from_the_first_second_on)
 {
     double rates = 0, first = 0;
     for (uint64_t seed = 1; seed <= 5; seed++) {
-        struct trace_synth d = plain(1000); /* 100 s; a session takes 400 s on average */
+        struct trace_synth d = plain(1000); /* the trace takes 100 s, a session 400 s on average */
         struct trace_stat s;
         d.seed = seed;
         d.turns = 5;
@@ -243,7 +243,8 @@ START_TEST(test_trace_synth_sessions_share_and_wait)
         uint32_t n = before->n_prompt / 16;
         ck_assert(r->follows <= i && before->session == r->session && before->tenant == r->tenant && r->tenant);
         ck_assert(!memcmp(trace_blocks(t, r), trace_blocks(t, before), n * sizeof(uint64_t)));
-        ck_assert_uint_lt(trace_blocks(t, r)[3], 12); /* of three system prompts of four blocks */
+        /* A block of one of three system prompts of four blocks. */
+        ck_assert_uint_lt(trace_blocks(t, r)[3], 12);
         ck_assert(!r->follows || (r->delay_ms == 5000 && r->arrival_ns > before->arrival_ns));
     }
     struct trace *again = trace_synth(&d);
@@ -266,7 +267,7 @@ START_TEST(test_trace_fit_describes_what_was_made)
     ck_assert_double_eq_tol(f.burstiness, 1, 0.1);
     ck_assert_uint_eq(f.system_tokens, 128);
     ck_assert_double_eq_tol(trace_law_draw(&f.first, 0.5), 300, 15);
-    /* The part of a block that was before counts too. */
+    /* A partial block of the turn before counts, too. */
     ck_assert_double_eq_tol(trace_law_draw(&f.more, 0.5), 100, 20);
     ck_assert_double_eq_tol(trace_law_draw(&f.think_s, 0.5), 5, 0.2);
     trace_close(t);

@@ -30,7 +30,7 @@ static void pause_us(long us)
     nanosleep(&(struct timespec){.tv_nsec = us * 1000}, NULL);
 }
 
-/* A lock with a condition and waits that end. */
+/* A lock with a condition whose waits have a deadline. */
 struct gate {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -63,7 +63,7 @@ static void gate_leave(struct gate *g)
     pthread_mutex_unlock(&g->lock);
 }
 
-/* Inside the gate: waits for a change; false when until_ms is past. */
+/* Call it inside the gate. Waits for a change; false after until_ms. */
 static bool gate_wait(struct gate *g, uint64_t until_ms)
 {
     struct timespec ts = {.tv_sec = (time_t)(until_ms / 1000), .tv_nsec = (long)(until_ms % 1000) * 1000000};
@@ -73,7 +73,7 @@ static bool gate_wait(struct gate *g, uint64_t until_ms)
 
 /* ------------------------------------------------------------------ service */
 
-enum { FROZEN_MS = 1000 }; /* tests wait for it */
+enum { FROZEN_MS = 1000 }; /* tests wait for that long */
 
 struct echo_service {
     struct rpc_server *server;
@@ -82,7 +82,7 @@ struct echo_service {
     uint32_t n_feeders;
 };
 
-struct served { /* one call at the server */
+struct served { /* a call at the server */
     struct echo_service *service;
     _Atomic int inside;
     bool ended;
@@ -155,7 +155,8 @@ static void echo_answer(struct rpc_call *call, const Tandem__Test__EchoRequest *
     response.text = large ? (ProtobufCBinaryData){request->answer_bytes, large} : request->text;
     response.header = (char *)(uintptr_t)(header ? header : "");
     response.remaining_ms = left == INT64_MAX ? -1 : left;
-    rpc_call_send_over(call, &response.base); /* a client that floods gets all answers */
+    /* Sent over the limit, so that a flooding client gets all answers. */
+    rpc_call_send_over(call, &response.base);
     free(large);
 }
 

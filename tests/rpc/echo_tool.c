@@ -1,4 +1,5 @@
-/* echo_tool server LISTEN | count ADDRESS: one side in a process of its own, until its stdin ends. */
+/* echo_tool server LISTEN | count ADDRESS: one side in a process of its own, which runs until its stdin
+ * ends. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

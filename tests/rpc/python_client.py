@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""A foreign gRPC client against our server: python_client.py ECHO_TOOL PROTO_DIR RPC_PROTO_DIR. Exits 77 without grpcio."""
+"""A foreign gRPC client against our server: python_client.py ECHO_TOOL PROTO_DIR RPC_PROTO_DIR. Exits 77
+without grpcio."""
 import os
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-/* One call at a time: what arrives, in which order, and how it ends. */
+/* Single calls: which messages arrive, in which order, and how the call ends. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -189,7 +189,8 @@ START_TEST(test_rpc_client_that_never_reads_fills_the_queue_and_is_aborted)
     request.abort_when_full = true;
     ck_assert_int_eq(record_start(r, client, COUNT_PATH, 0), TD_OK);
     ck_assert_int_eq(rpc_call_send(record_call(r), &request.base), TD_OK);
-    ck_assert(echo_wait_ended(service, 1, AT_MOST_MS)); /* while the client still sits in its first message */
+    /* Although the client is still in its first on_message. */
+    ck_assert(echo_wait_ended(service, 1, AT_MOST_MS));
     ck_assert_uint_le(record_view(r).n_messages, 1);
     ck_assert_int_eq(echo_stats(service).last_code, RPC_RESOURCE_EXHAUSTED);
     record_block(r, false);
@@ -235,7 +236,7 @@ START_TEST(test_rpc_server_may_end_a_stream_the_client_still_sends_on)
     request.fail_code = RPC_ABORTED;
     ck_assert_int_eq(record_start(r, client, ECHO_PATH, 0), TD_OK);
     ck_assert_int_eq(rpc_call_send(record_call(r), &request.base), TD_OK);
-    ck_assert(record_wait_end(r, AT_MOST_MS)); /* never half-closed */
+    ck_assert(record_wait_end(r, AT_MOST_MS)); /* the call was never half-closed */
     ck_assert_int_eq(record_view(r).code, RPC_ABORTED);
     ck_assert(echo_wait_ended(service, 1, AT_MOST_MS));
     ck_assert_int_eq(echo_stats(service).last_code, RPC_OK);
@@ -262,7 +263,7 @@ START_TEST(test_rpc_cancel_reaches_the_server_within_100_ms)
 {
     for (uint32_t i = 1; i <= 5; i++) {
         struct record *r = record_open();
-        record_count(r, client, 0, 64); /* endless, at full speed: the hard case for noticing anything */
+        record_count(r, client, 0, 64); /* endless, at full speed: here it is hardest to notice anything */
         ck_assert(record_wait_messages(r, 100, AT_MOST_MS));
         uint64_t start_ms = echo_now_ms();
         rpc_call_cancel(record_call(r));
@@ -369,7 +370,7 @@ START_TEST(test_rpc_garbage_bytes_are_invalid)
             seed = seed * 1664525u + 1013904223u;
             bytes[k] = (uint8_t)(seed >> 24);
         }
-        /* A field of unknown number with a length that is not there, followed by noise. */
+        /* An unknown field with a wrong length, followed by noise. */
         ProtobufCMessageUnknownField field = {
             .tag = 1, .wire_type = PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED, .len = 1 + (size_t)i % 63, .data = bytes};
         Tandem__Test__EchoRequest request = TANDEM__TEST__ECHO_REQUEST__INIT;
@@ -429,7 +430,7 @@ START_TEST(test_rpc_oversized_request_is_exhausted)
         RPC_RESOURCE_EXHAUSTED);
     ck_assert(echo_wait_ended(small, 1, AT_MOST_MS));
     ck_assert_uint_eq(echo_stats(small).n_requests, 0);
-    request.text.len = 5 << 20; /* over the client's own limit: does not leave */
+    request.text.len = 5 << 20; /* over the client's own limit: it is not sent */
     ck_assert_int_eq(
         rpc_unary(c, ECHO_PATH, &request.base, &tandem__test__echo_response__descriptor, AT_MOST_MS, &response, NULL),
         RPC_INVALID_ARGUMENT);
@@ -472,7 +473,7 @@ START_TEST(test_rpc_message_larger_than_the_queue_is_taken_once)
     struct rpc_call_params params = {
         .path = CHAT_PATH,
         .response = &tandem__test__echo_response__descriptor,
-        .wait_for_ready = true, /* nobody listens: nothing leaves */
+        .wait_for_ready = true, /* nobody listens, so nothing is sent */
     };
     struct rpc_call *call = NULL;
     ck_assert_int_eq(rpc_call_start(c, &params, &call), TD_OK);

@@ -53,7 +53,7 @@ START_TEST(test_rpc_server_close_ends_50_running_streams)
     struct record *r[N_STREAMS];
     streams_start(r, c);
     uint64_t start_ms = echo_now_ms();
-    echo_close(e); /* its feeders go on sending meanwhile */
+    echo_close(e); /* its feeding threads go on sending meanwhile */
     ck_assert_uint_le(echo_now_ms() - start_ms, 3000 * SLOWER);
     streams_check_and_close(r, RPC_UNAVAILABLE);
     rpc_client_close(c);
@@ -70,7 +70,7 @@ START_TEST(test_rpc_client_close_ends_50_running_streams)
     rpc_client_close(c);
     ck_assert_uint_le(echo_now_ms() - start_ms, 3000 * SLOWER);
     for (int i = 0; i < N_STREAMS; i++)
-        ck_assert_uint_eq(record_view(r[i]).n_ends, 1); /* already, without waiting */
+        ck_assert_uint_eq(record_view(r[i]).n_ends, 1); /* it has ended already, without waiting */
     streams_check_and_close(r, RPC_CANCELLED);
     ck_assert(echo_wait_ended(e, N_STREAMS, AT_MOST_MS));
     ck_assert_uint_eq(echo_stats(e).n_double_ends, 0);
@@ -238,7 +238,7 @@ START_TEST(test_rpc_client_finds_a_restarted_server)
     ck_assert_int_eq(ping(c, AT_MOST_MS), RPC_OK);
     echo_close(e);
     uint64_t until_ms = echo_now_ms() + 1500;
-    while (echo_now_ms() < until_ms) /* calls while it is down must not stretch the back-off */
+    while (echo_now_ms() < until_ms) /* calls while the server is down must not lengthen the back-off */
         ck_assert_int_ne(ping(c, 100), RPC_OK);
     e = echo_open(&(struct echo_config){.listen = address});
     ck_assert_ptr_nonnull(e);
@@ -326,8 +326,7 @@ START_TEST(test_rpc_frozen_server_is_noticed)
 }
 END_TEST
 
-/* A unix socket is the hard case: nothing in the kernel gives up on a peer that is alive and does not
- * read. */
+/* A unix socket is the hard case: the kernel never gives up on a peer that is alive and does not read. */
 static void close_server_with_frozen_client(const char *listen)
 {
     struct echo_service *e = echo_open(&(struct echo_config){.listen = listen});
@@ -338,7 +337,8 @@ static void close_server_with_frozen_client(const char *listen)
     uint32_t n_full = echo_stats(e).n_full;
     kill(child.pid, SIGSTOP);
     uint64_t start_ms = echo_now_ms();
-    while (echo_stats(e).n_full < n_full + 10 && echo_now_ms() < start_ms + AT_MOST_MS) /* both are full */
+    /* Until both queues are full. */
+    while (echo_stats(e).n_full < n_full + 10 && echo_now_ms() < start_ms + AT_MOST_MS)
         echo_wait_ended(e, 1, 10);
     start_ms = echo_now_ms();
     echo_close(e);
@@ -391,7 +391,7 @@ START_TEST(test_rpc_cancel_ends_a_call_whose_send_is_stuck)
 }
 END_TEST
 
-/* Pings come every second from both sides; with gRPC's defaults the third would end the connection. */
+/* Both sides ping every second. With gRPC's defaults the third ping would end the connection. */
 START_TEST(test_rpc_silent_stream_stays_open)
 {
     struct echo_service *e = echo_open(&(struct echo_config){0});

@@ -91,7 +91,7 @@ static void watch_end(struct rpc_call *call, enum rpc_code code, const char *tex
     pthread_mutex_unlock(&w->lock);
 }
 
-/* A hang ends with the test's own time limit. */
+/* Waits for n messages; the time limit of the test ends a hang. */
 static void watch_wait(struct watch *w, int n)
 {
     pthread_mutex_lock(&w->lock);
@@ -138,7 +138,7 @@ START_TEST(test_rpc_health_watch_tells_each_change)
         ck_assert_int_eq(w[i].seen[2], NOT_SERVING);
     }
     ck_assert_int_eq(w[2].seen[0], SERVICE_UNKNOWN);
-    rpc_call_cancel(calls[0]); /* one leaves by itself, the others with the server */
+    rpc_call_cancel(calls[0]); /* this call ends by cancelling, the others with the server */
     echo_close(service);
     service = NULL;
     rpc_client_close(client);

@@ -1,4 +1,4 @@
-/* A scheduler with workers of known speed, and what it decided, for its tests. */
+/* For tests of the scheduler: a scheduler with workers of known speed, and a record of its decisions. */
 #pragma once
 
 #include <math.h>
@@ -18,7 +18,7 @@ struct cluster {
     double retry_ms[MANY];
     uint32_t n_placed, n_refused;
     uint64_t now, number;
-    bool frees; /* what is refused */
+    bool frees; /* frees requests that are refused */
 };
 
 static inline struct sched_worker_stats stats_at(struct scheduler *s, uint32_t w, uint64_t now)
@@ -40,12 +40,11 @@ static inline void on_refuse(void *user, struct sched_request *q, double retry_a
     ck_assert_int_eq(q->state, SCHED_OVER);
     c->retry_ms[c->n_refused % MANY] = retry_after_ms;
     c->refused[c->n_refused++ % MANY] = q;
-    if (c->frees)
-        *q = (struct sched_request){.workflow_deadline_ns = UINT64_MAX,
-                                    .keeper = POLICY_NO_KEEPER}; /* it is gone, and as old as can be */
+    if (c->frees) /* overwritten, so that any later use is noticed */
+        *q = (struct sched_request){.workflow_deadline_ns = UINT64_MAX, .keeper = POLICY_NO_KEEPER};
 }
 
-/* Called for what takes its turn. */
+/* Called for each request whose turn it is. */
 static inline void on_match(void *user, struct sched_request *q)
 {
     struct cluster *c = user;
@@ -75,7 +74,7 @@ static inline void worker_up(struct cluster *c, uint32_t w, enum worker_role rol
             .role = role, .chunk_tokens = CHUNK, .max_batch = 64, .n_pages = 20000, .max_context = 100000});
 }
 
-/* The first n_prefill workers prefill, the rest decode. */
+/* The first n_prefill workers prefill, the others decode. */
 static inline struct cluster *cluster_with(const struct scheduler_config *config, uint32_t n_prefill, uint32_t n_decode)
 {
     struct cluster *c = config->user;

@@ -1,4 +1,4 @@
-/* What is learned: step times from noisy steps, answer lengths from those that ended. */
+/* What the scheduler learns: step times from noisy steps, lengths of answers from requests that ended. */
 #include <math.h>
 #include <string.h>
 
@@ -31,8 +31,8 @@ static double log_normal(double sigma, uint64_t i)
     return exp(sigma * normal - sigma * sigma / 2);
 }
 
-/* Steps as a busy worker runs them: prompts of all sizes, batches that grow and shrink, both at once now and
- * then. */
+/* Makes steps like those of a busy worker: prompts of all sizes, batches that grow and shrink, sometimes
+ * both. */
 static struct cost_step make_step(const struct cost_profile *truth, uint64_t i, double sigma)
 {
     struct cost_step s = {0};
@@ -57,7 +57,7 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Median relative error over fresh steps without noise, of prompts and of decoding. */
+/* Median relative error on new steps without noise, for prompts and for decoding. */
 static void measure(const struct cost_model *m, const struct cost_profile *truth, double *prefill_out,
                     double *decode_out)
 {
@@ -116,7 +116,7 @@ START_TEST(test_cost_learns_nothing_from_a_step_in_which_its_process_was_stopped
         m = cost_observe(m, &s);
     }
     const struct cost_model before = m;
-    for (uint64_t i = 300; i < 303; i++) { /* a batch's, a prompt's, and one with both */
+    for (uint64_t i = 300; i < 303; i++) { /* a step of a batch, one of a prompt, and one with both */
         struct cost_step s = make_step(&truth, i, 0);
         s.ms *= 50;
         m = cost_observe(m, &s);
@@ -128,8 +128,8 @@ START_TEST(test_cost_learns_nothing_from_a_step_in_which_its_process_was_stopped
 }
 END_TEST
 
-/* A neighbour comes and takes 19 of 20 cycles, and goes; in either direction within 20 steps, ten of a
- * kind. */
+/* Another program comes and takes 19 of 20 cycles, and goes. The model follows in either direction within 20
+ * steps, ten of each kind. */
 START_TEST(test_cost_follows_a_speed_that_changes_at_once)
 {
     const struct cost_profile start = profile(1);
@@ -149,8 +149,8 @@ START_TEST(test_cost_follows_a_speed_that_changes_at_once)
 }
 END_TEST
 
-/* Steps that take as long whatever their size is: noise must not make a busy worker look faster than an idle
- * one. */
+/* Steps that take the same time whatever their size: noise must not make a busy worker look faster than an
+ * idle one. */
 START_TEST(test_cost_of_more_work_is_never_less)
 {
     const struct cost_profile start = profile(1);
@@ -184,8 +184,11 @@ START_TEST(test_cost_of_a_mixed_step_lacks_the_fixed_part_of_a_decode_step)
     ck_assert(fabs(cost_profile_step_ms(&p, &both) - (prefill + decode - less)) < 1e-9);
     ck_assert(fabs(cost_step_ms(&m, 512, 512 * 512, 0, 0) - prefill) < 1e-9);
     ck_assert(fabs(cost_step_ms(&m, 0, 0, 4, 8000) - decode) < 1e-9);
-    struct cost_step small = {
-        .prefill_tokens = 1, .prefill_square = 1, .batch = 4, .context = 8000}; /* hidden behind it */
+    struct cost_step small = {/* Hidden behind the decoding. */
+                              .prefill_tokens = 1,
+                              .prefill_square = 1,
+                              .batch = 4,
+                              .context = 8000};
     const struct cost_profile free_chunks = {{0, p.prefill[1], p.prefill[2]}, {p.decode[0], p.decode[1], p.decode[2]}};
     m = cost_make(&free_chunks);
     ck_assert(fabs(cost_step_ms(&m, 1, 1, 4, 8000) - decode) < 1e-9);
@@ -193,7 +196,7 @@ START_TEST(test_cost_of_a_mixed_step_lacks_the_fixed_part_of_a_decode_step)
 }
 END_TEST
 
-/* Steps that are all alike tell batch and context not apart: what was known of them must not be lost
+/* Steps that are all alike can't tell batch and context apart. Knowledge of other steps must not get lost
  * meanwhile. */
 START_TEST(test_cost_of_other_steps_stays_right_while_all_are_alike)
 {
@@ -222,7 +225,7 @@ START_TEST(test_cost_of_an_unseen_worker_is_its_profile)
     }
     ck_assert(cost_prefill_ms(&m, 0, 100, 512) == 0 && cost_decode_ms(&m, 0, 100) == 0);
     double whole = cost_prefill_ms(&m, 4096, 0, 0), cut = cost_prefill_ms(&m, 4096, 0, 1024);
-    /* Only the steps themselves are paid more often. */
+    /* Only the fixed part counts more often. */
     ck_assert(fabs(cut - whole - 3 * p.prefill[0]) < 1e-6);
 }
 END_TEST
@@ -249,7 +252,7 @@ static struct cost_model learned(double speed, uint64_t n_steps, uint64_t seed, 
     return m;
 }
 
-/* It was unlucky in a few steps, and gets no work that would show it. */
+/* A few unlucky steps made a machine look slow, and it gets no work that would correct this. */
 START_TEST(test_cost_of_an_idle_machine_that_looks_slower_fades)
 {
     struct cost_model m[4];
@@ -266,8 +269,8 @@ START_TEST(test_cost_of_an_idle_machine_that_looks_slower_fades)
 }
 END_TEST
 
-/* One became four times as slow just now; one always was 1.4 times as slow; one runs other steps than the
- * others. */
+/* Three machines: one became four times as slow just now; one always was 1.4 times as slow; one runs other
+ * steps than the others. */
 START_TEST(test_cost_of_other_machines_stays_as_it_is)
 {
     struct cost_model m[5], before[5];
@@ -334,7 +337,7 @@ START_TEST(test_cost_profile_says_what_is_wrong)
 }
 END_TEST
 
-/* 100 prompt tokens beside contexts of 1,000 tokens, each part by itself and both. */
+/* 100 prompt tokens beside contexts of 1,000 tokens: each part alone, and both. */
 START_TEST(test_cost_profile_squares_and_unshared_part_count_in_a_step)
 {
     struct cost_profile p;
@@ -375,13 +378,14 @@ START_TEST(test_lengths_remaining_is_the_mean_of_those_that_got_as_long)
     struct lengths l;
     lengths_init(&l);
     for (uint32_t i = 0; i < 2000; i++)
-        lengths_observe(&l, 1, i % 4 ? 16 : 1024, 8192); /* three quarters are short, the rest long */
+        lengths_observe(&l, 1, i % 4 ? 16 : 1024, 8192); /* three quarters are short, the others long */
     double fresh = lengths_remaining(&l, 1, 0, 8192), past = lengths_remaining(&l, 1, 40, 8192);
     double late = lengths_remaining(&l, 1, 900, 8192), longest = lengths_remaining(&l, 1, 3000, 8192);
     ck_assert_msg(fresh > 0.8 * 268 && fresh < 1.2 * 268, "%f", fresh);
     ck_assert_msg(past > 0.85 * 984 && past < 1.15 * 984, "%f", past);
     ck_assert_msg(late > 1 && late < 300, "%f", late);
-    ck_assert_msg(longest >= 1500 && longest <= 3000, "%f", longest); /* longer than any: as long again */
+    /* Already longer than any known answer: expect as much again. */
+    ck_assert_msg(longest >= 1500 && longest <= 3000, "%f", longest);
 }
 END_TEST
 

@@ -1,4 +1,5 @@
-/* Eviction orders: each policy on small cases, and what must hold for all: by model, data only. */
+/* Eviction orders: each policy on small cases, and rules for all of them, checked by a model; they are data
+ * only. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,7 +63,7 @@ START_TEST(test_eviction_lru_takes_the_least_recently_used)
     eviction_touch(e, &a, 3);
     ck_assert_ptr_eq(eviction_victim(e), &b);
     eviction_remove(e, &b);
-    eviction_touch(e, &b, 9); /* in no order: only its history is written */
+    eviction_touch(e, &b, 9); /* the item is in no order, so only its history changes */
     ck_assert_uint_eq(b.last_used, 9);
     ck_assert_uint_eq(eviction_count(e), 1);
     eviction_close(e);
@@ -75,7 +76,7 @@ START_TEST(test_eviction_lfu_takes_the_least_often_used_then_the_least_recently)
     struct eviction_item often = {0}, once = {0}, later = {0};
     eviction_insert(e, &often, 0, 1);
     eviction_touch(e, &often, 2);
-    eviction_touch(e, &often, 2); /* the same use */
+    eviction_touch(e, &often, 2); /* counts as the same use */
     eviction_insert(e, &once, 0, 3);
     eviction_insert(e, &later, 0, 4);
     ck_assert_uint_eq(often.n_uses, 2);
@@ -94,7 +95,7 @@ START_TEST(test_eviction_s3fifo_keeps_what_was_used_again_and_what_came_back)
     eviction_leave(e, &back);
     eviction_insert(e, &used, 0, 2);
     eviction_insert(e, &once, 0, 3);
-    eviction_insert(e, &back, 0, 4); /* remembered: into the main queue at once */
+    eviction_insert(e, &back, 0, 4); /* a remembered block goes into the main queue at once */
     eviction_touch(e, &used, 5);
     eviction_touch(e, &used, 6);
     for (uint64_t i = 0; i < 20; i++) {
@@ -102,7 +103,7 @@ START_TEST(test_eviction_s3fifo_keeps_what_was_used_again_and_what_came_back)
         eviction_insert(e, &fill[i], 0, 10 + i);
     }
     ck_assert_ptr_eq(take(e), &once);
-    for (int i = 0; i < 19; i++) { /* while the small queue is above a tenth, it gives */
+    for (int i = 0; i < 19; i++) { /* while the small queue has more than a tenth, victims come from it */
         struct eviction_item *v = take(e);
         ck_assert(v != &used && v != &back);
     }
@@ -147,7 +148,7 @@ START_TEST(test_eviction_lru_agrees_with_a_search_over_all)
 }
 END_TEST
 
-/* A forest of chains that fork: the parent of block i is before it. Whole paths from a root are used and
+/* A forest of chains that fork; the parent of block i is before it. Whole paths from a root are used and
  * pinned. */
 enum { FOREST = 3000, MAX_DEPTH = 64 };
 
@@ -157,7 +158,7 @@ struct forest {
     uint32_t parent[FOREST], depth[FOREST], pins[FOREST], n_children[FOREST];
     bool is_here[FOREST];
     uint64_t n_here, capacity;
-    uint64_t hash; /* of the victims */
+    uint64_t hash; /* hash of the victims */
     uint64_t n_victims, n_stranded;
 };
 
@@ -224,7 +225,7 @@ static void forest_use(struct forest *f, uint32_t tip, uint64_t now)
         item->key_hash = random_mix(path[i]);
         item->chain_index = f->depth[path[i]];
         has_room = has_room && (f->is_here[path[i]] || forest_room(f, now));
-        if (f->is_here[path[i]]) { /* behind a hole, which s3-fifo leaves */
+        if (f->is_here[path[i]]) { /* a block after a hole, which s3-fifo leaves */
             eviction_touch(f->order, item, now);
         } else if (has_room) {
             eviction_insert(f->order, item, item->chain_index, now);
@@ -235,7 +236,7 @@ static void forest_use(struct forest *f, uint32_t tip, uint64_t now)
     }
 }
 
-/* by: 1 or -1. What is pinned is in no order, and comes back as it was last used. */
+/* by: 1 or -1. A pinned block is in no order, and comes back with its last use. */
 static void forest_pin(struct forest *f, uint32_t tip, int by)
 {
     uint32_t path[MAX_DEPTH], n = forest_path(f, tip, path);
@@ -254,7 +255,7 @@ static void forest_run(struct forest *f, uint64_t n_steps)
     uint32_t pinned[8], n_pinned = 0;
     for (uint64_t now = 1; now <= n_steps; now++) {
         double u = random_unit(random_at(3, now, 0));
-        uint32_t tip = (uint32_t)(u * u * FOREST); /* some often, most seldom */
+        uint32_t tip = (uint32_t)(u * u * FOREST); /* some blocks often, most of them seldom */
         forest_use(f, tip, now);
         if (n_pinned < 8 && f->is_here[tip]) {
             forest_pin(f, tip, 1);
@@ -299,7 +300,7 @@ START_TEST(test_eviction_cost_does_not_grow_with_the_number_of_blocks)
 {
     enum {
         N = 1000000
-    }; /* a search over all, once for each change, would take 10^12 steps: hours, not the time limit */
+    }; /* A search over all blocks at each change would take 10^12 steps, hours beyond the time limit. */
     struct eviction *e = eviction_open((enum eviction_policy)_i);
     struct eviction_item *items = mem_array(N, sizeof(*items));
     for (uint64_t i = 0; i < N; i++) {
@@ -369,7 +370,7 @@ START_TEST(test_eviction_keep_is_recent_but_no_use)
 }
 END_TEST
 
-/* As a store does with what it finds on its disk. */
+/* As a store inserts the blocks that it finds on its disk. */
 START_TEST(test_eviction_blocks_of_unknown_age_are_taken_first_from_the_tail)
 {
     struct eviction *e = eviction_open((enum eviction_policy)_i);
@@ -414,14 +415,14 @@ START_TEST(test_eviction_request_of_few_new_blocks_gives_a_better_shape_for_good
     eviction_request(e, missing, 40);
     eviction_insert(e, &head, 0, 1);
     ck_assert_uint_eq(head.shape, 0);
-    eviction_request(e, missing + 1, 3); /* the head is here */
+    eviction_request(e, missing + 1, 3); /* the head is in the cache */
     eviction_touch(e, &head, 2);
     eviction_insert(e, &next, 1, 2);
     ck_assert_uint_eq(head.shape, LEARN_SHAPES - 1);
     ck_assert_uint_eq(next.shape, LEARN_SHAPES - 1);
     eviction_leave(e, &next);
     eviction_leave(e, &head);
-    eviction_request(e, missing, 10); /* two are remembered, eight are new */
+    eviction_request(e, missing, 10); /* two of them are remembered, eight are new */
     eviction_insert(e, &head, 0, 3);
     ck_assert_uint_eq(head.shape, LEARN_SHAPES - 1);
     eviction_insert(e, &(struct eviction_item){.key_hash = 3}, 2, 3);
@@ -442,7 +443,7 @@ START_TEST(test_ghosts_keep_the_newest_in_bounded_room)
     ck_assert_uint_eq(ghost.last_used, N - 1);
     ck_assert(!ghosts_take(g, N - 1, &ghost)); /* only once */
     ck_assert(!ghosts_take(g, 0, &ghost));
-    ghosts_reserve(g, 20000); /* what is kept survives growing */
+    ghosts_reserve(g, 20000); /* entries survive growing */
     for (uint64_t i = 0; i < N; i++)
         n_kept += ghosts_take(g, i, &ghost);
     ck_assert_uint_gt(n_kept, 30000);
@@ -455,7 +456,7 @@ END_TEST
 
 enum { CHAIN = 10 };
 
-struct cache { /* of chains of CHAIN blocks without common heads */
+struct cache { /* a cache of chains of CHAIN blocks without common heads */
     struct eviction *order;
     struct eviction_item *items;
     uint64_t n, capacity, now, n_hits;
@@ -496,8 +497,8 @@ static void cache_use(struct cache *c, uint64_t chain)
     }
 }
 
-/* Every other request is one of 20 known prompts, the rest is seen once: share of the former's blocks
- * found. */
+/* Every other request is one of 20 known prompts; the others are seen once. Returns the share of the known
+ * prompts' blocks that were found. */
 static double hits_in_a_scan(enum eviction_policy policy)
 {
     enum { HOT = 20, N = 6000 };
@@ -515,7 +516,7 @@ static double hits_in_a_scan(enum eviction_policy policy)
 START_TEST(test_eviction_scan_does_not_flush_what_is_used)
 {
     ck_assert_double_gt(hits_in_a_scan(EVICTION_TANDEM), 0.9);
-    ck_assert_double_lt(hits_in_a_scan(EVICTION_LRU), 0.7); /* or this would prove nothing */
+    ck_assert_double_lt(hits_in_a_scan(EVICTION_LRU), 0.7); /* else the test would prove nothing */
 }
 END_TEST
 
@@ -538,8 +539,8 @@ START_TEST(test_eviction_forgets_what_was_popular_once)
 }
 END_TEST
 
-/* A loop over more than fits: lru finds nothing in it. That it comes back has to be learned from what
- * left. */
+/* A loop over more blocks than fit: LRU finds nothing. That the loop comes back has to be learned from
+ * evicted blocks. */
 START_TEST(test_eviction_keeps_a_part_of_a_loop_that_does_not_fit)
 {
     enum { LOOP = 60, ROUNDS = 400 };
@@ -564,12 +565,12 @@ START_TEST(test_learn_keeps_the_class_that_comes_back_as_long_as_it_takes)
         learn_begin(l, once);
         learn_begin(l, often);
         if (now > 100)
-            learn_end(l, often, 100); /* and those of the other class never */
+            learn_end(l, often, 100); /* blocks of the other class never are */
     }
-    learn_terms_make(l, 200, &terms); /* twice what is needed */
+    learn_terms_make(l, 200, &terms); /* twice the needed room */
     ck_assert_uint_ge(learn_keep_for(&terms, often, true), 100);
     ck_assert_uint_eq(terms.tight[once], 0);
-    /* Half of it: a share of the lives is kept long enough, the others not at all. */
+    /* Half the needed room: some blocks are kept long enough, the others not at all. */
     learn_terms_make(l, 50, &terms);
     ck_assert_uint_ge(terms.generous[often], 100);
     ck_assert_uint_eq(terms.tight[often], 0);
@@ -615,10 +616,8 @@ START_TEST(test_learn_never_gives_less_for_more_uses_or_better_shape_or_more_for
 }
 END_TEST
 
-/*
- * One block of class c a request, used again after `again` requests; every other request is one that never
- * comes back. Terms keep the class for keep_for. Returns whether they are in force in the end.
- */
+/* Each request uses one block of class c, which is used again after `again` requests; every other request
+ * never comes back. Terms keep the class for keep_for. Returns whether they are in force at the end. */
 static bool duel_after(uint64_t again, uint64_t keep_for, uint64_t n_blocks)
 {
     struct duel *d = mem_zalloc(sizeof(*d));
@@ -640,10 +639,10 @@ static bool duel_after(uint64_t again, uint64_t keep_for, uint64_t n_blocks)
 
 START_TEST(test_duel_prefers_learned_terms_where_they_find_more_and_lru_where_not)
 {
-    /* LRU reaches back 400 requests, and blocks come back after 600. */
+    /* LRU keeps blocks for 400 requests, and they come back after 600. */
     ck_assert(duel_after(300, 700, 400));
-    ck_assert(!duel_after(300, 100, 400)); /* kept too short */
-    ck_assert(!duel_after(100, 700, 400)); /* both find all */
+    ck_assert(!duel_after(300, 100, 400)); /* kept for too short a time */
+    ck_assert(!duel_after(100, 700, 400)); /* both policies find all blocks */
 }
 END_TEST
 

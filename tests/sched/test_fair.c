@@ -1,4 +1,4 @@
-/* The tenants' queue: whose turn it is, and what one is owed that was away, or sent away. */
+/* The tenants' queue: whose turn it is, and what is owed to a tenant that was away or sent away. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +26,7 @@ static uint64_t ms(double at)
     return (uint64_t)(at * 1e6);
 }
 
-/* Serves the first of the queue; it comes back at once, so that its tenant always waits. */
+/* Serves the first item, which is queued again at once, so that its tenant always waits. */
 static struct item *serve(struct fair *f, double at_ms)
 {
     fair_begin(f, ms(at_ms));
@@ -48,7 +48,7 @@ START_TEST(test_fair_serves_backlogged_tenants_by_their_weights)
         items[i] = (struct item){1 + i % 2, i, 1};
         fair_push(f, items[i].tenant, items[i].key, items[i].amount, &items[i], 0);
     }
-    /* Ten minutes; amounts of all sizes, larger ones for the light tenant. */
+    /* Ten minutes of amounts of all sizes, with larger ones for the light tenant. */
     for (uint32_t i = 0; i < 6000; i++) {
         struct item *next = serve(f, i * 100.0);
         served[next->tenant] += next->amount;
@@ -60,8 +60,8 @@ START_TEST(test_fair_serves_backlogged_tenants_by_their_weights)
 }
 END_TEST
 
-/* What of 100 ms each the second of two equal tenants gets in the first `n` turns, if it was away before, and
- * wanted or not. */
+/* How many of the first `n` turns of 100 ms the second of two equal tenants gets, after it was away; wanted:
+ * it wanted to be served meanwhile. */
 static uint32_t served_after(uint32_t n, bool wanted)
 {
     struct fair *f = open_with(NULL, 0);
@@ -96,7 +96,7 @@ END_TEST
 
 START_TEST(test_fair_owes_a_tenant_that_was_sent_away_what_was_served_lately_at_most)
 {
-    /* FAIR_OWED is 20 turns: it gets at most those, then every other one. */
+    /* FAIR_OWED is 20 turns: the tenant gets at most these, then every other turn. */
     uint32_t second = served_after(100, true);
     ck_assert_msg(second > 54 && second <= 61, "%u", second);
 }
@@ -115,7 +115,8 @@ START_TEST(test_fair_counts_the_weights_of_those_that_want_something)
     fair_push(f, 2, 0, 5, &two, ms(200));
     fair_push(f, 2, 1, 5, &three, ms(200));
     ck_assert(fair_count(f, 2) == 2 && fair_size(f, 2) == 10);
-    ck_assert_ptr_eq(fair_last(f, false, NULL), &one); /* one for a weight of 1 is more than two for 3 */
+    /* One item for weight 1 is more than two for weight 3. */
+    ck_assert_ptr_eq(fair_last(f, false, NULL), &one);
     fair_remove(f, 1, 0, 7, &one);
     ck_assert_ptr_eq(fair_last(f, true, NULL), &three);
     ck_assert(fair_size(f, 1) == 0 && fair_share(f, 2, ms(300)) == 1);
@@ -138,7 +139,7 @@ START_TEST(test_fair_knows_what_others_may_still_bring_before_a_turn)
         ck_assert_msg(fabs(fair_to_come(f, 1) - 10.0 * i) < 1e-9, "%u: %f", i, fair_to_come(f, 1));
         fair_take(f, 1, next->amount);
     }
-    fair_begin(f, ms(1000)); /* it did not come */
+    fair_begin(f, ms(1000)); /* the tenant did not come back */
     fair_next(f);
     fair_take(f, 1, 10);
     ck_assert(fair_to_come(f, 1) == 0);
@@ -182,7 +183,7 @@ START_TEST(test_fair_walk_takes_turns_as_serving_would)
         fair_take(f, next->tenant, next->amount);
     }
     ck_assert(n[1] >= 19 && n[1] <= 21);
-    ck_assert(fair_tag(f, 1) == 0); /* a walk charges nothing */
+    ck_assert(fair_tag(f, 1) == 0); /* walking the queue charges nothing */
     fair_begin(f, 0);
     for (uint32_t i = 0; i < N; i++)
         ck_assert_ptr_nonnull(fair_next(f));
@@ -208,7 +209,7 @@ START_TEST(test_fair_items_may_leave_in_the_middle_of_a_walk)
             ck_assert(in[i] && !seen[i]);
             seen[i] = true;
             fair_take(f, next->tenant, 1);
-            if (step % 2 && in[i]) { /* the one that was given out, and any other */
+            if (step % 2 && in[i]) { /* removes the item just returned, or any other */
                 fair_remove(f, next->tenant, next->key, next->amount, next);
                 in[i] = false;
             }
@@ -218,7 +219,7 @@ START_TEST(test_fair_items_may_leave_in_the_middle_of_a_walk)
             }
         }
         for (uint32_t i = 0; i < N; i++)
-            ck_assert(seen[i] || !in[i]); /* nobody who stayed was passed over */
+            ck_assert(seen[i] || !in[i]); /* no item that stayed was skipped */
         fair_close(f);
     }
 }

@@ -1,4 +1,4 @@
-/* The prefix index against a naive model, under growth, clears, a limit of blocks, and readers on other
+/* Compares the prefix index with a naive model, with growth, clears, a limit of blocks, and readers in other
  * threads. */
 #include <stdatomic.h>
 #include <string.h>
@@ -26,7 +26,7 @@ static void keys_of(uint32_t chain, uint32_t n, struct block_key *out)
         out[i] = key(chain, i);
 }
 
-/* Blocks [first, first + n) of a chain, in one batch. */
+/* Reports blocks [first, first + n) of a chain in one batch. */
 static void tell(struct index *x, uint32_t holder, enum block_event_kind kind, enum block_tier tier, uint32_t chain,
                  uint32_t first, uint32_t n)
 {
@@ -233,7 +233,7 @@ START_TEST(test_index_holds_blocks_of_all_holders_in_little_memory)
         tell(x, h, BLOCK_ADDED, TIER_WORKER, h, 0, OWN);
     }
     ck_assert_uint_eq(index_blocks(x), SHARED + INDEX_MAX_HOLDERS * OWN);
-    sweep_all(x); /* tables that were replaced */
+    sweep_all(x); /* frees tables that were replaced */
     ck_assert_uint_lt(index_bytes(x), 100 * index_blocks(x));
     for (uint32_t h = 0; h < INDEX_MAX_HOLDERS; h += 37) {
         keys_of(h, OWN, keys);
@@ -290,7 +290,7 @@ START_TEST(test_index_forgets_a_cleared_holder_at_once_and_frees_it_by_and_by)
         keys_of(chain, 8, keys);
         ck_assert_uint_eq(index_match(x, 3, keys, 8), 0);
     }
-    tell(x, 3, BLOCK_ADDED, TIER_DRAM, 2, 0, 4); /* a snapshot, before the sweep */
+    tell(x, 3, BLOCK_ADDED, TIER_DRAM, 2, 0, 4); /* a snapshot arrives before the sweep */
     ck_assert_uint_eq(index_match(x, 3, keys, 8), 4);
     ck_assert_uint_eq(index_blocks(x), N + 8);
     uint32_t n_steps = 1;
@@ -341,15 +341,15 @@ START_TEST(test_index_drops_what_is_beyond_its_limit_and_counts_it)
     ck_assert(index_digest(x, 0, &n, &sum));
     ck_assert(!index_digest(x, 1, &n, &sum));
     ck_assert_uint_eq(n, 100);
-    tell(x, 1, BLOCK_ADDED, TIER_DRAM, 1, 0, 10); /* a second holder takes no room */
+    tell(x, 1, BLOCK_ADDED, TIER_DRAM, 1, 0, 10); /* a second holder of a block takes no room */
     ck_assert_uint_eq(index_dropped(x), 200);
     ck_assert_uint_eq(index_match(x, 1, &k, 1), 1);
     tell(x, 1, BLOCK_REMOVED, TIER_DRAM, 2, 0, 300);
-    tell(x, 2, BLOCK_ADDED, TIER_DRAM, 3, 0, 100); /* what was removed has left room */
+    tell(x, 2, BLOCK_ADDED, TIER_DRAM, 3, 0, 100); /* removed blocks leave room */
     ck_assert_uint_eq(index_dropped(x), 200);
     index_clear(x, 0);
     tell(x, 1, BLOCK_CLEARED, TIER_DRAM, 0, 0, 1);
-    tell(x, 1, BLOCK_ADDED, TIER_DRAM, 4, 0, MAX - 100); /* so has what was cleared, before any sweep */
+    tell(x, 1, BLOCK_ADDED, TIER_DRAM, 4, 0, MAX - 100); /* and so do cleared ones, before any sweep */
     ck_assert_uint_eq(index_dropped(x), 200);
     ck_assert_uint_eq(index_blocks(x), MAX);
     ck_assert(index_digest(x, 1, &n, &sum));
@@ -386,7 +386,7 @@ struct shared {
     _Atomic uint64_t n_wrong, n_lookups;
 };
 
-/* The chain that never changes is found in full; the one that nobody has ever had is never found. */
+/* Whether the chain that never changes is found in full, and the chain that never existed is not found. */
 static bool looks_right(const struct index *x, const struct block_key *keys, const struct block_key *never)
 {
     struct holder_set workers = {{0}}, store = holder_set_of(100);
@@ -425,7 +425,8 @@ static void *read_on(void *arg)
     return NULL;
 }
 
-/* Holders that come and go on the fixed chain's blocks too, growth, crowds, clears and sweeps. */
+/* Writes a round: holders come and go, also on the fixed chain's blocks; growth, crowds, clears and
+ * sweeps. */
 static void write_round(struct index *x, uint32_t round)
 {
     for (uint32_t h = HOT_HOLDERS; h < 2 * HOT_HOLDERS; h++) {
@@ -443,7 +444,8 @@ START_TEST(test_index_readers_always_find_what_is_always_there)
 {
     pthread_t threads[READERS];
     struct shared s = {.index = index_open(0)};
-    for (uint32_t h = 0; h < HOT_HOLDERS; h++) /* few enough for slots: crowds are made while readers look */
+    /* Few enough for slots, so that crowds are made while readers look. */
+    for (uint32_t h = 0; h < HOT_HOLDERS; h++)
         tell(s.index, h, BLOCK_ADDED, TIER_WORKER, FIXED_CHAIN, 0, FIXED - h);
     tell(s.index, 100, BLOCK_ADDED, TIER_SSD, FIXED_CHAIN, 0, FIXED);
     for (uint32_t i = 0; i < READERS; i++)
@@ -454,7 +456,7 @@ START_TEST(test_index_readers_always_find_what_is_always_there)
     for (uint32_t i = 0; i < READERS; i++)
         pthread_join(threads[i], NULL);
     ck_assert_uint_eq(atomic_load(&s.n_wrong), 0);
-    sweep_all(s.index); /* ends: no reader keeps anything back */
+    sweep_all(s.index); /* this ends, since no reader holds a table any more */
     index_close(s.index);
 }
 END_TEST

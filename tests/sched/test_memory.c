@@ -1,7 +1,7 @@
 /*
- * Memory does not grow with what went by: a million requests through the scheduler, each of another tenant
- * and prompt, and ten million prefixes through a bounded index. Heap in use (of the index, which maps its
- * tables: resident memory): the most of it in the second half is no more than in the first.
+ * Memory does not grow with past requests: a million requests through the scheduler, each of another tenant
+ * and prompt, and ten million prefixes through a bounded index. The most heap in use (for the index, which
+ * maps its tables: resident memory) in the second half must not exceed that of the first half.
  */
 #include <malloc.h>
 #include <stdio.h>
@@ -17,8 +17,8 @@
 #include "tests/tap.h"
 
 enum { REQUESTS = 1000 * 1000, PREFIXES = 10 * 1000 * 1000, AT_ONCE = 24, BLOCK = 16 };
-static const double GROWTH = 0.02;    /* of the heap after a tenth, */
-static const size_t SLACK = 64 << 10; /* or so many bytes */
+static const double GROWTH = 0.02;    /* allowed growth, as a share of the heap after a tenth of the run, */
+static const size_t SLACK = 64 << 10; /* or in bytes */
 
 static uint64_t times(uint64_t n)
 {
@@ -31,7 +31,7 @@ static size_t heap_bytes(void)
     return m.uordblks + m.hblkhd;
 }
 
-/* Of what is mapped without malloc, too. */
+/* Includes memory that is mapped without malloc. */
 static size_t resident_bytes(void)
 {
     unsigned long all, pages = 0;
@@ -153,8 +153,8 @@ END_TEST
 
 /* ------------------------------------------------------------------ index */
 
-/* Chains of 20 blocks by four holders, each of which keeps its last 50,000 blocks; the index may hold 150,000
- * in all. */
+/* Chains of 20 blocks from four holders, each of which keeps its last 50,000 blocks. The index may have
+ * 150,000 in all. */
 START_TEST(test_memory_is_flat_over_ten_million_prefixes)
 {
     enum { CHAIN = 20, HOLDERS = 4, KEEPS = 50000 / CHAIN };

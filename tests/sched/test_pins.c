@@ -1,4 +1,4 @@
-/* Pins against a plain array of deadlines. */
+/* Compares pins with a plain array of deadlines. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +17,7 @@ struct model {
 static struct block_key key_of(uint64_t n)
 {
     struct block_key k;
-    uint64_t a = random_mix(n) << 8, b = n; /* hashes that end alike: runs of places */
+    uint64_t a = random_mix(n) << 8, b = n; /* hashes with equal low bits, so that runs of places form */
     memcpy(k.b, &a, 8);
     memcpy(k.b + 8, &b, 8);
     return k;
@@ -104,7 +104,7 @@ START_TEST(test_pin_list_is_what_was_said_prompt_by_prompt)
     for (uint32_t i = 0; i < PROMPTS + 4; i++)
         keys[i] = key_of(i);
     ck_assert_uint_eq(pin_list_remove(&l, keys, 1), 0);
-    for (uint32_t i = 0; i < PROMPTS; i++) { /* 1 to 4 blocks each; keys[i..] stands for a chain */
+    for (uint32_t i = 0; i < PROMPTS; i++) { /* each has 1 to 4 blocks; keys[i..] is a chain */
         ck_assert_int_eq(pin_list_add(&l, keys + i, 1 + i % 4, (1 + i) * NS_PER_S, UINT32_MAX), PIN_NEWS);
         n_blocks += 1 + i % 4;
     }
@@ -112,7 +112,7 @@ START_TEST(test_pin_list_is_what_was_said_prompt_by_prompt)
     pin_list_each(&l, sum, &seen);
     ck_assert_uint_eq(seen, n_blocks);
     ck_assert_uint_eq(pin_list_remove(&l, keys + 1, 2), 2 * NS_PER_S);
-    ck_assert_uint_eq(pin_list_remove(&l, keys + 1, 2), 0); /* of the same last block, but another length */
+    ck_assert_uint_eq(pin_list_remove(&l, keys + 1, 2), 0); /* the same last block, but another length */
     ck_assert_uint_eq(l.n_blocks, n_blocks - 2);
     pin_list_expire(&l, 100 * NS_PER_S);
     ck_assert_uint_eq(l.n_entries, PROMPTS - 100);
@@ -128,7 +128,7 @@ START_TEST(test_pin_list_takes_the_longer_end_and_calls_a_moment_more_no_news)
     struct block_key keys[] = {key_of(1), key_of(2), key_of(3)};
     ck_assert_int_eq(pin_list_add(&l, keys, 3, 10 * NS_PER_S, 4), PIN_NEWS);
     ck_assert_int_eq(pin_list_add(&l, keys, 3, 9 * NS_PER_S, 4), PIN_KNOWN);
-    /* The same pin comes twice. */
+    /* Adds the same pin twice. */
     ck_assert_int_eq(pin_list_add(&l, keys, 3, 10 * NS_PER_S + NS_PER_MS, 4), PIN_KNOWN);
     ck_assert_int_eq(pin_list_add(&l, keys, 3, 12 * NS_PER_S, 4), PIN_NEWS);
     ck_assert_int_eq(pin_list_add(&l, keys, 2, 12 * NS_PER_S, 4), PIN_NO_ROOM);

@@ -1,4 +1,4 @@
-/* Placement: properties that hold for every policy over random snapshots, then each rule by itself. */
+/* Placement: properties of every policy on random snapshots, then each rule by itself. */
 #include <math.h>
 #include <string.h>
 
@@ -22,7 +22,7 @@ static void set_up(void)
     }
 }
 
-struct draw { /* numbers one after the other */
+struct draw { /* a stream of random numbers */
     uint64_t seed, n;
 };
 
@@ -67,7 +67,7 @@ static struct policy_request ask(uint32_t tokens)
                                    .keeper = POLICY_NO_KEEPER};
 }
 
-/* steady: what runs on a decode worker stays, so that a later time isn't a better one. */
+/* steady: running sequences stay on a decode worker, so that a later time is never better. */
 static void make_load(struct draw *d, struct policy_worker *w, bool steady)
 {
     double leaves = within(d, 100, 20000);
@@ -193,7 +193,7 @@ START_TEST(test_policy_hands_no_pages_to_a_worker_that_can_not_read_them)
 }
 END_TEST
 
-/* The pair that would be chosen can't connect: another is, and if there is none a worker does both. */
+/* If the best pair can't connect, another pair is chosen; if there is none, one worker does both phases. */
 START_TEST(test_policy_goes_around_a_pair_that_can_not_connect)
 {
     for (enum policy policy = 0; policy < POLICIES; policy++) {
@@ -246,7 +246,7 @@ START_TEST(test_policy_keeps_limits_or_refuses)
         kept++;
         ck_assert(!(s.r.ttft_ms > 0) || p.ttft_ms <= s.r.ttft_ms + 1e-9);
         ck_assert(!(s.r.tpot_ms > 0) || s.r.policy != POLICY_TANDEM ||
-                  p.step_ms <= s.r.tpot_ms); /* Mooncake: the first step */
+                  p.step_ms <= s.r.tpot_ms); /* Mooncake's limit is about the first step */
         ck_assert(p.ttft_ms - s.r.waited_ms <= s.r.remaining_ms + 1e-9);
         ck_assert(p.ttft_ms - s.r.waited_ms >= p.work_ms - p.load_ms - 1e-9);
     }
@@ -303,7 +303,8 @@ static void make_busier(struct policy_worker *w, double ms, double running)
     }
 }
 
-/* What a snapshot predicts for one worker as the place of the prefill; INFINITY: it can't. */
+/* The TTFT or the work that is predicted with worker w as the place of the prefill; INFINITY: it can't
+ * prefill. */
 static double predicted(const struct scene *s, uint32_t w, bool work)
 {
     struct policy_candidate seen[2 * MOST];
@@ -346,7 +347,7 @@ START_TEST(test_policy_stays_with_its_choice_when_another_worker_gets_busier)
         struct plan p = place(&s);
         uint32_t other = (uint32_t)(random_at(seed, 5, 5) % s.n);
         if (p.kind == PLAN_REFUSE || other == p.prefill || other == p.decode || s.r.policy == POLICY_CACHE_AWARE)
-            continue; /* cache-aware goes by how far apart loads are, so any of them counts */
+            continue; /* cache-aware compares how far apart loads are, so any of them counts */
         make_busier(&s.workers[other], 100, s.workers[other].role == ROLE_DECODE);
         struct plan q = place(&s);
         ck_assert_msg(q.kind == p.kind && q.prefill == p.prefill && q.decode == p.decode, "seed %lu policy %d",
@@ -365,12 +366,12 @@ START_TEST(test_policy_predicts_no_more_where_more_of_the_prefix_is)
         struct scene s;
         make_scene(&s, seed, true);
         uint32_t w = (uint32_t)(random_at(seed, 6, 6) % s.n);
-        /* Mooncake's ratio does not depend on times. */
+        /* Mooncake loads by a ratio that does not depend on times. */
         bool stores = s.r.store_blocks && s.r.policy != POLICY_MOONCAKE;
         s.r.store_blocks = stores ? s.r.store_blocks : 0;
         s.r.matched_blocks = s.matched;
         s.r.policy = s.r.policy == POLICY_MOONCAKE ? POLICY_MOONCAKE : POLICY_TANDEM;
-        /* what is loaded may be hidden behind others' work: then not the time but the work can't rise */
+        /* Loading may be hidden behind other requests' work. Then the work can't rise, but the time may. */
         double before = predicted(&s, w, stores);
         s.matched[w] += 1 + (uint32_t)(seed % 7);
         double after = predicted(&s, w, stores);
@@ -411,7 +412,7 @@ START_TEST(test_policy_names_the_limit_that_is_missed)
         } else {
             continue;
         }
-        struct plan q = place(&s); /* without that limit, that is no reason any more */
+        struct plan q = place(&s); /* without that limit the reason must be gone */
         ck_assert(q.kind != PLAN_REFUSE || q.reason != p.reason || !(s.r.tpot_ms > 0));
     }
     ck_assert_msg(n_ttft > 500 && n_tpot > 100 && n_deadline > 100, "%u %u %u", n_ttft, n_tpot, n_deadline);
@@ -468,28 +469,30 @@ START_TEST(test_policy_goes_to_the_prefix_unless_the_queue_there_costs_more)
     r.matched_blocks = matched;
     double saved = cost_prefill_ms(&models[0], 16000, 0, 8192) - cost_prefill_ms(&models[0], 640, 15360, 8192);
     ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 1);
-    w[1].busy_ms = saved * 3; /* without a limit a second copy of the prefix has its price, too */
+    w[1].busy_ms = saved * 3; /* without a limit a second copy of the prefix costs something */
     ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 1);
     w[1].busy_ms = saved * 9;
     ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 0);
     r.ttft_ms = 60000;
-    w[1].busy_ms = saved * 0.9; /* waiting counts less than work */
+    w[1].busy_ms = saved * 0.9; /* waiting costs less than work */
     ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 1);
     w[1].busy_ms = saved * 3;
     ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 0);
-    r.ttft_ms = cost_prefill_ms(&models[0], 16000, 0, 8192) * 0.8; /* only the one with the prefix makes it */
+    /* Only the worker with the prefix meets the limit. */
+    r.ttft_ms = cost_prefill_ms(&models[0], 16000, 0, 8192) * 0.8;
     w[1].busy_ms = 0;
     ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 1);
     r.ttft_ms = 0;
     w[1].booked_ms = 1;
-    ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 0); /* it is kept for another */
+    /* The place is booked for another request. */
+    ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 0);
     r.keeper = POLICY_ANY_KEEPER;
     ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 1);
 }
 END_TEST
 
-/* Stores have 20 blocks, another worker has 31: from both, from either, or from nobody, whichever is
- * fastest. */
+/* Stores have 20 blocks, another worker has 31: the prefix is loaded from both, from either, or computed,
+ * whichever is fastest. */
 START_TEST(test_policy_loads_from_where_that_takes_least_time)
 {
     struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_DECODE), worker(ROLE_STORE)};
@@ -500,7 +503,7 @@ START_TEST(test_policy_loads_from_where_that_takes_least_time)
     w[0].load_ms = w[0].fetch_ms = 2;
     w[0].load_dram_ms = w[0].fetch_block_ms = 1;
     struct plan p = policy_place(w, 3, &r, NULL, NULL);
-    /* Both loads go on at the same time. */
+    /* Both loads run at the same time. */
     ck_assert(p.loaded_blocks == 31 && p.peer_from == 20 && fabs(p.load_ms - 22) < 1e-9);
     w[0].fetch_block_ms = 0.1;
     p = policy_place(w, 3, &r, NULL, NULL);
@@ -519,7 +522,8 @@ START_TEST(test_policy_loads_from_where_that_takes_least_time)
     r.matched_blocks = matched;
     w[0].fetch_ms = 2;
     p = policy_place(w, 3, &r, NULL, NULL);
-    ck_assert(p.loaded_blocks == 0 && p.new_tokens == 16000 - 31 * TOKENS); /* it has them itself */
+    /* The worker has these blocks itself. */
+    ck_assert(p.loaded_blocks == 0 && p.new_tokens == 16000 - 31 * TOKENS);
 }
 END_TEST
 
@@ -531,7 +535,7 @@ START_TEST(test_policy_loads_from_stores_where_that_takes_less_time)
     r.store_blocks = 31;
     w[0].load_ms = 2;
     w[0].load_dram_ms = 1;
-    w[0].load_ssd_ms = 100; /* more than computing a block takes */
+    w[0].load_ssd_ms = 100; /* longer than computing a block */
     struct plan p = policy_place(w, 3, &r, NULL, NULL);
     ck_assert_uint_eq(p.loaded_blocks, 31);
     ck_assert(fabs(p.load_ms - 33) < 1e-9);
@@ -575,7 +579,7 @@ START_TEST(test_policy_mooncake_takes_the_least_time_to_first_token)
     }
     r.ttft_ms = 10;
     ck_assert_int_eq(policy_place(w, 4, &r, NULL, NULL).kind, PLAN_REFUSE);
-    r.policy = POLICY_LEAST_LOADED; /* the others know no limits */
+    r.policy = POLICY_LEAST_LOADED; /* the other policies know no limits */
     ck_assert_int_eq(policy_place(w, 4, &r, NULL, NULL).kind, PLAN_SPLIT);
 }
 END_TEST
@@ -590,13 +594,13 @@ START_TEST(test_policy_prompts_get_the_time_that_the_limits_of_others_leave)
     double alone = p.ttft_ms;
     for (uint32_t i = 0; i < POLICY_HORIZONS; i++)
         w.at[i] = (struct policy_load){30, 30000, 90};
-    p = policy_place(&w, 1, &r, NULL, NULL); /* its two steps pay one of the fixed parts */
+    p = policy_place(&w, 1, &r, NULL, NULL); /* its two steps share one of the fixed parts */
     double steps = 2 * (cost_decode_ms(&models[0], 30, 30000) - cost_shared_ms(&models[0]));
     ck_assert(fabs(p.ttft_ms / (cost_prefill_ms(&models[0], 16000, 0, 8192) + steps) - 1) < 0.01);
     w.tpot_limit_ms = 40;
     p = policy_place(&w, 1, &r, NULL, NULL);
     double left = 1 - cost_decode_ms(&models[0], 30, 30000) / (BATCHING_SAFE * 40);
-    ck_assert(fabs(p.prompt_share / left - 1) < 0.1); /* of the step's fixed part, a bit more */
+    ck_assert(fabs(p.prompt_share / left - 1) < 0.1); /* a bit more because of the step's fixed part */
     ck_assert(fabs(p.ttft_ms * p.prompt_share / alone - 1) < 0.01);
     w.tpot_limit_ms = 6;
     ck_assert_int_eq(policy_place(&w, 1, &r, NULL, NULL).kind, PLAN_REFUSE);
@@ -609,7 +613,7 @@ static void fill(struct policy_worker *w, struct policy_load load)
         w->at[i] = load;
 }
 
-/* Chance must not decide: for every number of a request. */
+/* Checks that the choice is the same for every number of a request, so chance does not decide. */
 static void check_goes_to(const struct policy_worker *w, uint32_t n, struct policy_request r, uint32_t prefill)
 {
     for (r.number = 0; r.number < 50; r.number++)
@@ -628,7 +632,8 @@ START_TEST(test_policy_without_limits_delays_long_answers_rather_than_short_ones
 }
 END_TEST
 
-/* A prefill worker that kept sequences computes a prompt that goes on elsewhere: they wait all the same. */
+/* A prefill worker that kept sequences computes a prompt that decodes elsewhere: the sequences are delayed
+ * all the same. */
 START_TEST(test_policy_without_limits_counts_kept_sequences_that_a_split_prompt_delays)
 {
     struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_PREFILL), worker(ROLE_DECODE)};
@@ -640,8 +645,7 @@ START_TEST(test_policy_without_limits_counts_kept_sequences_that_a_split_prompt_
 }
 END_TEST
 
-/* The next prompts come to any worker of the role: only the prompts that are there tell one from the
- * other. */
+/* Future prompts may come to any worker of the role, so only the present ones distinguish workers. */
 START_TEST(test_policy_without_limits_ignores_which_worker_had_prompts_lately)
 {
     struct policy_worker w[] = {worker(ROLE_DECODE), worker(ROLE_DECODE)};
@@ -652,14 +656,14 @@ START_TEST(test_policy_without_limits_ignores_which_worker_had_prompts_lately)
 }
 END_TEST
 
-/* What nobody has, nobody would find: slow workers are as good as their time, however busy the fast ones
- * are. */
+/* If no worker has the prefix, a second copy costs nothing: slow workers are judged by their time, however
+ * busy the fast ones are. */
 START_TEST(test_policy_without_limits_charges_copies_only_of_what_another_has)
 {
     struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_PREFILL), worker(ROLE_DECODE)};
     struct policy_request r = ask(16000);
     r.force = FORCE_SPLIT;
-    w[1].cost = &models[1]; /* 1.6 s for that prompt, where the other needs 0.4 */
+    w[1].cost = &models[1]; /* it needs 1.6 s for the prompt, the other worker 0.4 s */
     w[0].busy_ms = 3000;
     w[0].n_prompts = 1;
     check_goes_to(w, 3, r, 1);
@@ -673,7 +677,7 @@ START_TEST(test_policy_keeps_on_the_prefill_worker_what_decode_workers_have_no_r
     r.ttft_ms = 2000;
     r.tpot_ms = 40;
     ck_assert_int_ne(policy_place(w, 2, &r, NULL, NULL).kind, PLAN_KEPT);
-    /* Its steps take 32 ms: with one more over the limit of 33. */
+    /* Its steps take 32 ms; with one more sequence they exceed the limit of 33 ms. */
     fill(&w[1], (struct policy_load){60, 900000, 900});
     w[1].tpot_limit_ms = 33;
     r.tpot_ms = 33;
@@ -699,11 +703,12 @@ START_TEST(test_policy_decodes_nowhere_where_promised_prompts_would_be_late)
     w[0].busy_ms = 1000;
     w[0].n_prompts = 3;
     w[0].patience = 1.5;
-    ck_assert_int_eq(policy_place(w, 1, &r, NULL, NULL).kind, PLAN_KEPT); /* it decodes after them */
+    /* The request decodes after the prompts. */
+    ck_assert_int_eq(policy_place(w, 1, &r, NULL, NULL).kind, PLAN_KEPT);
     w[0].busy_ms = 300;
     fill(&w[0], (struct policy_load){1, 4000, 300});
     w[0].tpot_limit_ms = 100;
-    r.n_tokens = 16; /* it decodes beside them, and would leave them less than half of the time */
+    r.n_tokens = 16; /* it decodes beside the prompts, and would leave them less than half of the time */
     r.tpot_ms = 9;
     w[0].busy_ms = 3000;
     w[0].patience = 1.1;
@@ -714,7 +719,7 @@ START_TEST(test_policy_decodes_nowhere_where_promised_prompts_would_be_late)
 }
 END_TEST
 
-/* Policies that know no limits wait for room only. */
+/* Policies that know no limits wait only for room. */
 START_TEST(test_policy_without_limits_places_what_no_limit_allows)
 {
     struct policy_worker w[] = {worker(ROLE_PREFILL), worker(ROLE_DECODE)};
@@ -722,7 +727,7 @@ START_TEST(test_policy_without_limits_places_what_no_limit_allows)
         struct policy_request r = ask(4000);
         r.policy = p;
         r.force = FORCE_SPLIT;
-        r.tpot_ms = 1; /* no step is as short */
+        r.tpot_ms = 1; /* every step takes longer */
         struct plan plan = policy_place(w, 2, &r, NULL, NULL);
         ck_assert_msg(policy_refuses(p) ? plan.kind == PLAN_REFUSE : plan.kind == PLAN_SPLIT && plan.now, "%d", p);
     }
@@ -750,8 +755,7 @@ static struct transfer_model port(double ms_for_1000)
     return m;
 }
 
-/* A prompt that its prefill worker has cached for the most part: what flows is not hidden behind
- * arithmetic. */
+/* Most of the prompt is cached by its prefill worker: its transfer is not hidden behind arithmetic. */
 START_TEST(test_policy_prefers_a_decode_worker_that_has_the_prompt)
 {
     const struct transfer_model slow = port(20);
@@ -773,7 +777,7 @@ START_TEST(test_policy_prefers_a_decode_worker_that_has_the_prompt)
 }
 END_TEST
 
-/* The predicted TPOT has the first gap, and a limit that the gap breaks is not promised by a split plan. */
+/* The predicted TPOT contains the first gap. A split plan does not promise a limit that the gap breaks. */
 START_TEST(test_policy_counts_the_first_gap_against_tpot)
 {
     const struct transfer_model slow = port(20);
@@ -794,7 +798,7 @@ START_TEST(test_policy_counts_the_first_gap_against_tpot)
     r.tpot_ms = plan.tpot_ms * 0.9;
     r.force = FORCE_NONE;
     ck_assert_int_eq(policy_place(w, 2, &r, NULL, NULL).kind, PLAN_KEPT);
-    r.expected_tokens = r.max_tokens = 1; /* it has no gap at all */
+    r.expected_tokens = r.max_tokens = 1; /* a single token has no gap */
     r.force = FORCE_SPLIT;
     ck_assert_int_eq(policy_place(w, 2, &r, NULL, NULL).kind, PLAN_SPLIT);
 }
@@ -809,13 +813,13 @@ START_TEST(test_policy_waits_at_the_router_for_pages_and_for_room_ahead)
     w[0].takes_prompts = false;
     ck_assert(!policy_place(w, 2, &r, NULL, NULL).now);
     w[0].takes_prompts = true;
-    for (uint32_t i = 0; i < POLICY_HORIZONS; i++)
-        w[1].at[i] = (struct policy_load){10, 10000, i < 5 ? 990 : 100}; /* room after two to four seconds */
+    for (uint32_t i = 0; i < POLICY_HORIZONS; i++) /* there is room after two to four seconds */
+        w[1].at[i] = (struct policy_load){10, 10000, i < 5 ? 990 : 100};
     struct plan p = policy_place(w, 2, &r, NULL, NULL);
     ck_assert(p.kind == PLAN_SPLIT && !p.now && p.ttft_ms > 2000 && p.ttft_ms <= 4000);
     for (uint32_t i = 0; i < POLICY_HORIZONS; i++)
         w[1].at[i].pages = 990;
-    p = policy_place(w, 2, &r, NULL, NULL); /* no room in sight: it waits, unless it must not */
+    p = policy_place(w, 2, &r, NULL, NULL); /* no room is in sight: the request waits, unless it must not */
     ck_assert(p.kind == PLAN_SPLIT && !p.now && p.ttft_ms > 16000);
     r.ttft_ms = 10000;
     p = policy_place(w, 2, &r, NULL, NULL);
@@ -823,7 +827,7 @@ START_TEST(test_policy_waits_at_the_router_for_pages_and_for_room_ahead)
 }
 END_TEST
 
-/* How often each of the first n workers was chosen for the prefill. */
+/* Counts how often each of the first n workers is chosen for the prefill. */
 static void count(enum policy policy, struct policy_worker *w, uint32_t n, uint32_t rounds, uint32_t *counts)
 {
     struct policy_request r = ask(1000);
@@ -845,14 +849,14 @@ START_TEST(test_policy_spreads_equal_workers)
         ck_assert_uint_eq(counts[i], 100);
     for (enum policy p = 0; p < POLICIES; p++) {
         count(p, w, 8, 4000, counts);
-        for (int i = 0; i < 8; i++) /* six standard deviations of 4000 draws */
+        for (int i = 0; i < 8; i++) /* within six standard deviations of 4000 draws */
             ck_assert_msg(counts[i] > 370 && counts[i] < 630, "policy %d, worker %d: %u of 4000", p, i, counts[i]);
     }
 }
 END_TEST
 
-/* However busy that worker is, as long as it has room and keeps the limit; for choices alone, and only for
- * the whole prompt. */
+/* However busy that worker is, as long as it has room and the limit is kept; only for choices, and only if it
+ * has the whole prompt. */
 START_TEST(test_policy_choices_of_one_call_share_a_decode_worker)
 {
     enum { THERE = 2 };
@@ -880,7 +884,7 @@ START_TEST(test_policy_choices_of_one_call_share_a_decode_worker)
     w[THERE].max_batch = 20;
     ck_assert_uint_ne(policy_place(w, 4, &r, NULL, NULL).decode, THERE);
     w[THERE].max_batch = 64;
-    r.n_tokens += TOKENS; /* now there is a block that it lacks */
+    r.n_tokens += TOKENS; /* now the worker lacks a block */
     ck_assert_uint_ne(policy_place(w, 4, &r, NULL, NULL).decode, THERE);
 }
 END_TEST
@@ -897,7 +901,7 @@ START_TEST(test_policy_headroom_and_mixed_pool_go_where_there_is_memory)
         r.policy = i ? POLICY_MIXED_POOL : POLICY_HEADROOM;
         ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).decode, 2);
     }
-    w[0].queued_tokens = 8000; /* the prompt machine's queue is full: a token machine takes both */
+    w[0].queued_tokens = 8000; /* the prompt machine's queue is full, so a token machine takes both phases */
     struct plan p = policy_place(w, 3, &r, NULL, NULL);
     ck_assert_int_eq(p.kind, PLAN_AGGREGATED);
 }
@@ -915,7 +919,7 @@ START_TEST(test_policy_cache_aware_leaves_the_prefix_when_loads_are_uneven)
     w[1].n_prompts = 40;
     ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 0);
     w[1].n_prompts = 30;
-    matched[1] = 14; /* less than half of the prompt */
+    matched[1] = 14; /* it has less than half of the prompt */
     ck_assert_uint_eq(policy_place(w, 3, &r, NULL, NULL).prefill, 0);
 }
 END_TEST
@@ -937,13 +941,14 @@ START_TEST(test_policy_mixed_pool_borrows_machines_of_either_pool)
     use_pages(&w[0], 4, 40);
     struct plan p = policy_place(w, 4, &r, NULL, NULL);
     ck_assert(p.kind == PLAN_KEPT && p.prefill == 1 && p.decode == 1 && p.now);
-    w[1].queued_tokens = 8000; /* its queue is full */
+    w[1].queued_tokens = 8000; /* its queue is full, too */
     p = policy_place(w, 4, &r, NULL, NULL);
     ck_assert(p.kind == PLAN_KEPT && p.prefill == 0 && p.decode == 0);
     r.force = FORCE_SPLIT;
     ck_assert_int_eq(policy_place(w, 4, &r, NULL, NULL).kind, PLAN_SPLIT);
     r.force = FORCE_NONE;
-    use_pages(&w[0], 4, 990); /* nobody has room: it waits for the token machine with the least in memory */
+    /* No machine has room: the request waits for the token machine with the least in memory. */
+    use_pages(&w[0], 4, 990);
     p = policy_place(w, 4, &r, NULL, NULL);
     ck_assert(p.kind == PLAN_SPLIT && p.prefill == 0 && p.decode == 3 && !p.now);
     use_pages(&w[3], 4, 100); /* the token pool has room, and the prompt pool's queues are full */
@@ -953,7 +958,7 @@ START_TEST(test_policy_mixed_pool_borrows_machines_of_either_pool)
 }
 END_TEST
 
-/* Of every policy. */
+/* With every policy. */
 START_TEST(test_policy_keeps_where_it_is_forced_to)
 {
     uint32_t n[POLICIES] = {0};

@@ -1,4 +1,5 @@
-/* A row's control by its samples alone: what it asks for and when, by hand and on made rows. */
+/* The control of a row of machines by its samples: what it asks for and when, by hand and on synthetic
+ * rows. */
 #include <math.h>
 
 #include "base/random.h"
@@ -7,7 +8,7 @@
 
 #define SAMPLE_NS (2 * NS_PER_S)
 
-struct row { /* its control, and the time of the next sample */
+struct row { /* the state of the control, and the time of the next sample */
     struct power_state s;
     uint64_t now_ns;
 };
@@ -18,7 +19,7 @@ static void sample(struct row *r, double share)
     r->now_ns += SAMPLE_NS;
 }
 
-/* Samples for so long; the last one is at its end. */
+/* Gives samples of `share` for for_ns; the last one is at the end of that time. */
 static void stay_at(struct row *r, double share, uint64_t for_ns)
 {
     for (uint64_t end = r->now_ns + for_ns; r->now_ns <= end;)
@@ -70,7 +71,7 @@ START_TEST(test_power_a_higher_level_takes_the_place_of_one_that_is_awaited)
     uint64_t asked_ns = r.now_ns;
     stay_at(&r, 0.9, POWER_DELAY_NS - SAMPLE_NS);
     must_be(&r, 2, 0);
-    ck_assert_uint_eq(r.s.asked_ns, asked_ns); /* once, though each sample would ask */
+    ck_assert_uint_eq(r.s.asked_ns, asked_ns); /* it was asked for once, although each sample would ask */
     sample(&r, 0.9);
     must_be(&r, 2, 2);
 }
@@ -80,7 +81,7 @@ START_TEST(test_power_others_go_down_only_when_the_first_are_down_and_that_is_no
 {
     struct row r = {.now_ns = 0};
     stay_at(&r, 0.95, POWER_DELAY_NS);
-    must_be(&r, 2, 2); /* this sample was still drawn at the clocks of before */
+    must_be(&r, 2, 2); /* this sample was still drawn at the former clocks */
     struct row enough = r;
     stay_at(&enough, 0.88, 4 * POWER_DELAY_NS);
     must_be(&enough, 2, 2);
@@ -122,7 +123,7 @@ START_TEST(test_power_what_was_asked_for_comes_though_the_row_calmed_down)
     must_be(&r, 0, 2);
     stay_at(&r, 0.5, POWER_DELAY_NS - 3 * SAMPLE_NS);
     must_be(&r, 0, 2);
-    sample(&r, 0.86); /* up again from what was asked for */
+    sample(&r, 0.86); /* more than the level asked for last */
     must_be(&r, 1, 2);
     sample(&r, 0.9); /* level 2 is still in effect */
     must_be(&r, 3, 2);
@@ -135,20 +136,20 @@ START_TEST(test_power_brake_comes_soon_and_ends_with_all_clocks_down)
         struct row r = {.s = {.asked = level, .held = level}, .now_ns = 1};
         sample(&r, 1.01);
         must_be(&r, POWER_BRAKE, level);
-        stay_at(&r, 0.5, POWER_BRAKE_NS); /* calm or not, it is on its way */
+        stay_at(&r, 0.5, POWER_BRAKE_NS); /* the brake comes even if the row is calm by then */
         must_be(&r, POWER_BRAKE, POWER_BRAKE);
         struct row full = r;
         stay_at(&full, 0.95, 4 * POWER_DELAY_NS);
         must_be(&full, POWER_BRAKE, POWER_BRAKE);
         sample(&r, 0.949);
         must_be(&r, 3, POWER_BRAKE);
-        stay_at(&r, 0.3, POWER_DELAY_NS - SAMPLE_NS); /* what is drawn under the brake does not lift more */
+        stay_at(&r, 0.3, POWER_DELAY_NS - SAMPLE_NS); /* still at the brake: no less than level 3 */
         must_be(&r, 3, 3);
     }
 }
 END_TEST
 
-/* A row whose demand nobody knows, and that draws as it is told to: n machines, half of them first. */
+/* Power of a row with an unknown demand that follows its clocks: n machines, of which half go first. */
 static double share_of(double demand, uint32_t level)
 {
     struct power_clocks c = power_clocks_at(level);
@@ -160,7 +161,7 @@ START_TEST(test_power_a_row_that_flutters_is_held_below_its_budget)
     uint32_t over[2] = {0}, brakes = 0;
     for (uint64_t seed = 0; seed < 20; seed++) {
         struct row r = {.now_ns = 0};
-        /* Two hours, up and down in the whole of it, 0.06 around that. */
+        /* Two hours in which the demand rises and falls once, with variations of 0.06 around that. */
         for (uint64_t i = 0; i < 3600; i++) {
             double demand =
                 0.95 - 0.3 * cos((double)i / 3600 * 2 * M_PI) + 0.06 * (2 * random_unit(random_at(seed, i, 0)) - 1);

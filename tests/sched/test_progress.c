@@ -1,4 +1,4 @@
-/* A worker that gets nowhere is told from one that is slow (sched/progress.h). */
+/* A stalled worker is distinguished from a slow one (sched/progress.h). */
 #include <math.h>
 
 #include "sched/progress.h"
@@ -7,7 +7,8 @@
 static struct cost_model model(void)
 {
     struct cost_profile p;
-    cost_profile_parse("1000,10,0:1000,0,0", &p, NULL); /* 1 ms and 0.01 ms a token; 1 ms a decode step */
+    /* A prompt takes 1 ms and 0.01 ms a token; a decode step 1 ms. */
+    cost_profile_parse("1000,10,0:1000,0,0", &p, NULL);
     return cost_make(&p);
 }
 
@@ -21,7 +22,7 @@ static struct cost_step decode(double ms)
     return (struct cost_step){.batch = 4, .context = 400, .ms = ms};
 }
 
-/* For how long a worker that reports the same again and again is believed, in ms. */
+/* For how many ms a worker is believed that repeats one report. */
 static double believed_ms(struct progress_report r)
 {
     struct progress p = {0};
@@ -35,11 +36,11 @@ START_TEST(test_progress_of_a_running_step_is_waited_for_by_its_prediction)
 {
     struct progress_report r = {.n_steps = 9, .n_taken = 5, .n_said = 5, .busy = true, .expected_ms = 10};
     ck_assert_double_le(fabs(believed_ms(r) - 3050), 251);
-    r.expected_ms = 20000; /* 20 s, predicted as 20 s */
+    r.expected_ms = 20000; /* a step of 20 s that was predicted as 20 s */
     ck_assert_double_ge(believed_ms(r), 100000);
-    r.expected_ms = 0; /* between two steps */
+    r.expected_ms = 0; /* the worker is between two steps */
     ck_assert_double_le(fabs(believed_ms(r) - 3000), 251);
-    r.busy = false; /* nothing to do */
+    r.busy = false; /* the worker has nothing to do */
     ck_assert_double_ge(believed_ms(r), 1e7 - 1000);
 }
 END_TEST
@@ -55,7 +56,7 @@ START_TEST(test_progress_of_messages_that_nobody_takes_is_missed_in_an_idle_work
     for (int i = 0; i < 20 && moves; i++, now += 250 * NS_PER_MS) {
         moves = progress_judge(&p, &r, now);
         r.n_steps++;
-        r.n_said++; /* what comes later does not make the first one younger */
+        r.n_said++; /* a later message does not make the first one younger */
     }
     ck_assert(!moves);
     r.n_taken = r.n_said;
@@ -86,7 +87,8 @@ START_TEST(test_progress_that_was_never_measured_gets_a_minute)
         progress_measured(&past, &m, &s);
     }
     ck_assert_double_le(progress_expect_ms(&past, &m, &p), 3);
-    ck_assert_double_ge(progress_expect_ms(&past, &m, &d), 12000); /* a kind of its own */
+    /* A kind of step that was never measured. */
+    ck_assert_double_ge(progress_expect_ms(&past, &m, &d), 12000);
 }
 END_TEST
 
@@ -102,7 +104,7 @@ START_TEST(test_progress_of_a_worker_a_thousand_times_slower_than_its_guess_is_b
         m = cost_observe(m, &s);
     }
     struct cost_step s = prompt(0);
-    ck_assert_double_le(progress_expect_ms(&past, &m, &s), 60000); /* and is known by now */
+    ck_assert_double_le(progress_expect_ms(&past, &m, &s), 60000); /* this kind is known by now */
 }
 END_TEST
 

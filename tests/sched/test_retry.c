@@ -36,12 +36,12 @@ START_TEST(test_budget_that_everything_asks_for_allows_a_tenth)
 {
     struct retry_budget b = {.burst = 10};
     uint32_t n = 0;
-    for (uint64_t i = 0; i < 60000; i++) { /* a minute of 1000 a second, all of which fail */
+    for (uint64_t i = 0; i < 60000; i++) { /* 1000 requests a second for a minute, which all fail */
         retry_budget_first(&b, i * NS_PER_MS);
         n += retry_budget_take(&b, i * NS_PER_MS);
     }
     ck_assert_uint_ge(n, 6000);
-    ck_assert_uint_le(n, 6000 + 10 * 7 + 1); /* the burst is given once every ten seconds */
+    ck_assert_uint_le(n, 6000 + 10 * 7 + 1); /* there is one burst every ten seconds */
 }
 END_TEST
 
@@ -59,14 +59,14 @@ START_TEST(test_breaker_opens_after_failures_and_tries_one_at_a_time)
         now += wait;
         ck_assert(breaker_usable(&b, now));
         ck_assert(breaker_used(&b));
-        ck_assert(!breaker_usable(&b, now)); /* one is enough */
+        ck_assert(!breaker_usable(&b, now)); /* one try at a time */
         ck_assert(!breaker_used(&b));
         breaker_failed(&b, now);
         wait = 2 * wait < BREAKER_LONGEST_NS ? 2 * wait : BREAKER_LONGEST_NS;
     }
     now += BREAKER_LONGEST_NS;
     breaker_used(&b);
-    breaker_try(&b, now); /* its client left: another may try */
+    breaker_try(&b, now); /* the client of the try left, so another request may try */
     ck_assert(breaker_usable(&b, now));
     ck_assert(breaker_used(&b));
     breaker_succeeded(&b);
@@ -89,9 +89,9 @@ START_TEST(test_breaker_forgives_what_mostly_succeeds_and_what_is_long_ago)
     for (int i = 0; i < BREAKER_FAILURES; i++)
         breaker_failed(&b, 2000 * NS_PER_S);
     ck_assert(!breaker_usable(&b, 2000 * NS_PER_S));
-    breaker_try(&b, 2000 * NS_PER_S); /* it was started anew */
+    breaker_try(&b, 2000 * NS_PER_S); /* the worker was started anew */
     ck_assert(breaker_usable(&b, 2000 * NS_PER_S));
-    ck_assert_int_eq(b.state, BREAKER_OPEN); /* for one */
+    ck_assert_int_eq(b.state, BREAKER_OPEN); /* usable for one try only */
 }
 END_TEST
 

@@ -73,7 +73,7 @@ static double step_of(const struct cost_model *m, const struct batch_item *items
     return cost_step_ms(m, tokens, square, batch, context);
 }
 
-/* As many prompt tokens as leave the step within the time of the sequence that is closest to its limit, and
+/* A step takes as many prompt tokens as fit within the time of the sequence that is closest to its limit, and
  * not one more. */
 START_TEST(test_batching_steps_take_the_time_that_limits_leave)
 {
@@ -108,9 +108,9 @@ START_TEST(test_batching_steps_take_the_time_that_limits_leave)
 END_TEST
 
 /*
- * A prompt of any length passes a batch under a limit, whose sequences keep it, unless the batch alone breaks
- * it; also where the fixed part of a chunk is most of the limit, or more than it. It gets the share of the
- * time that is predicted.
+ * A prompt of any length gets through beside a batch under a limit, and the batch keeps its limit unless it
+ * breaks it alone. This also holds if the fixed part of a chunk is most of the limit, or more than it. The
+ * prompt gets the predicted share of the time.
  */
 START_TEST(test_batching_keeps_limits_while_prompts_pass)
 {
@@ -119,7 +119,7 @@ START_TEST(test_batching_keeps_limits_while_prompts_pass)
         double limit;
     } MACHINES[] = {{"3526,18.5,0.000535:5228,0.0293,8.088", 30},
                     {"43300,160,0.001:16500,0.05,300", 60},
-                    {"43300,160,0.001:16500,0.05,300", 45}, /* a full batch alone takes 40 */
+                    {"43300,160,0.001:16500,0.05,300", 45}, /* a full batch alone takes 40 ms */
                     {"16500,18.6,0:5740,0.05,0", 12.94}};
     const uint32_t batch = (uint32_t)(_i % 4) * 20;
     const double limit = MACHINES[_i / 4].limit;
@@ -150,8 +150,8 @@ START_TEST(test_batching_keeps_limits_while_prompts_pass)
 }
 END_TEST
 
-/* Short prompts behind a long one that waits for time do not take that time away: whatever comes, it gets
- * on. */
+/* Short prompts behind a long one that waits for time do not take that time away: whatever comes, the long
+ * one makes progress. */
 START_TEST(test_batching_lets_no_prompt_starve_behind_short_ones)
 {
     enum { BATCH = 60, N = BATCH + 2, LONG = 20000 };
@@ -163,7 +163,7 @@ START_TEST(test_batching_lets_no_prompt_starve_behind_short_ones)
     double now = 0, starved = 0;
     while (now < 60000) {
         items[0].n_pending = LONG - items[0].n_computed;
-        items[1].n_pending = 30; /* there is always another one */
+        items[1].n_pending = 30; /* a new short prompt is always there */
         for (uint32_t i = 2; i < N; i++)
             items[i] = (struct batch_item){1, 4000, true, 1, batching_room_ms(45, n_steps + 1, now)};
         batching_plan(items, N, 8192, &m, starved, rows);
@@ -177,13 +177,13 @@ START_TEST(test_batching_lets_no_prompt_starve_behind_short_ones)
 }
 END_TEST
 
-/* Hours without a queue say nothing of its pace, and old queues little. */
+/* Hours without a queue say nothing about the pace of a queue, and old queues say little. */
 START_TEST(test_drain_is_the_pace_of_late_queues)
 {
     struct drain d = {0};
     uint64_t now = NS_PER_S;
     ck_assert_double_eq(drain_pace(&d), 0);
-    for (int i = 0; i < 20000; i++) { /* each comes to an empty queue */
+    for (int i = 0; i < 20000; i++) { /* each request comes to an empty queue */
         d = drain_begin(d, now);
         d = drain_observe(d, 200, false, now);
         now += NS_PER_S / 5;
@@ -242,7 +242,7 @@ START_TEST(test_rls_learns_a_line_and_follows_when_it_changes)
                           m.w[0], m.w[1], m.w[2]);
     }
     ck_assert_msg(fabs(m.w[2] - 3) < 0.1, "%f", m.w[2]);
-    for (uint32_t i = 0; i < 5000; i++) /* the same sample for ever: nothing runs away */
+    for (uint32_t i = 0; i < 5000; i++) /* the same sample for ever must not make a coefficient diverge */
         m = rls_observe(m, (const double[]){1, 30, 0}, 8);
     ck_assert(fabs(rls_predict(&m, (const double[]){1, 30, 0}) - 8) < 0.01);
     ck_assert(fabs(rls_predict(&m, (const double[]){1, 0, 30})) < 500);
@@ -262,12 +262,12 @@ START_TEST(test_ring_moves_only_the_share_of_a_store_that_comes_or_goes)
     for (uint32_t s = 0; s < SEGMENTS; s++) {
         struct block_key k = key(s, 0);
         uint32_t owner = ring_place(ids, STORES, &k, 0), copy = ring_place(ids, STORES, &k, 1);
-        uint32_t before = ring_place(ids, STORES - 1, &k, 0); /* without the last one */
+        uint32_t before = ring_place(ids, STORES - 1, &k, 0); /* the place without the last store */
         counts[owner]++;
         ck_assert_uint_ne(owner, copy);
-        ck_assert(before == owner || owner == STORES - 1); /* nothing moves but to the new one */
+        ck_assert(before == owner || owner == STORES - 1); /* blocks only move to the new store */
         if (owner == STORES - 1)
-            ck_assert_uint_eq(before, copy); /* the next in line takes over what a lost one had */
+            ck_assert_uint_eq(before, copy); /* the next store in line takes over a lost one's blocks */
         n_moved += before != owner;
     }
     for (uint32_t i = 0; i < STORES; i++)
@@ -283,7 +283,7 @@ START_TEST(test_hot_counts_what_comes_often_and_forgets)
     struct block_key often = key(1, 1);
     uint64_t now = NS_PER_S;
     double count = 0;
-    for (uint32_t i = 0; i < 2000; i++, now += NS_PER_MS) { /* strangers share its slots now and then */
+    for (uint32_t i = 0; i < 2000; i++, now += NS_PER_MS) { /* other tenants sometimes share its slots */
         struct block_key once = key(2, i);
         ck_assert(hot_count(h, &once, now) <= 2);
         count = hot_count(h, &often, now);

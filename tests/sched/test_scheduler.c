@@ -1,4 +1,4 @@
-/* The one queue: life cycles, order, bounds. What must hold whatever comes in which order:
+/* The scheduler: life cycles, order, bounds. Rules for random sequences of events are in
  * test_scheduler_random.c. */
 #include <math.h>
 #include <string.h>
@@ -22,7 +22,7 @@ START_TEST(test_scheduler_takes_a_request_through_its_life)
     ck_assert_int_eq(q.plan.kind, PLAN_SPLIT);
     struct sched_worker_stats prefill = stats_at(c->s, 0, c->now);
     ck_assert_uint_eq(prefill.n_prompts, 1);
-    ck_assert(fabs(prefill.busy_ms - 102) < 1); /* two chunks, 100 ms of tokens */
+    ck_assert(fabs(prefill.busy_ms - 102) < 1); /* two chunks, and 100 ms for the tokens */
     pass_ms(c, 50);
     ck_assert(fabs(stats_at(c->s, 0, c->now).busy_ms - 52) < 1);
     pass_ms(c, 52);
@@ -99,7 +99,7 @@ static void incarnation_up(struct cluster *c, uint32_t w, enum worker_role role,
                                                     .incarnation = incarnation});
 }
 
-/* Steps of 100 prompt tokens. */
+/* Reports steps of 100 prompt tokens. */
 static void measure(struct cluster *c, uint32_t w, double ms)
 {
     const struct cost_step step = {.n_prompts = 1, .prefill_tokens = 100, .prefill_square = 10000, .ms = ms};
@@ -122,16 +122,18 @@ START_TEST(test_scheduler_forgets_a_worker_whose_place_another_process_takes)
     measure(c, 2, 20);
     scheduler_observe_loading(c->s, 1, 7, 7, 7);
     scheduler_worker_down(c->s, 1);
-    incarnation_up(c, 1, ROLE_PREFILL, 11); /* it only lost its connection */
+    incarnation_up(c, 1, ROLE_PREFILL, 11); /* the same process, which had lost its connection */
     ck_assert_double_gt(step_ms(c, 1), 500);
     scheduler_worker_down(c->s, 1);
-    incarnation_up(c, 1, ROLE_PREFILL, 13); /* another one, taken to be as fast as those of its role */
+    /* Another process, taken to be as fast as the workers of its role. */
+    incarnation_up(c, 1, ROLE_PREFILL, 13);
     ck_assert_double_le(step_ms(c, 1), 30);
     ck_assert_uint_eq(scheduler_worker_stats(c->s, 1).cost.prefill_error.n, 0);
     scheduler_worker_down(c->s, 1);
-    incarnation_up(c, 1, ROLE_DECODE, 14); /* in another role, too */
+    incarnation_up(c, 1, ROLE_DECODE, 14); /* the same with another role */
     scheduler_worker_down(c->s, 2);
-    incarnation_up(c, 2, ROLE_PREFILL, 15); /* the only one of its role: the former one is the best guess */
+    /* The only worker of its role: the former one is the best guess. */
+    incarnation_up(c, 2, ROLE_PREFILL, 15);
     ck_assert_double_le(step_ms(c, 2), 30);
     assert_idle(c, 3);
     cluster_close(c);
@@ -150,7 +152,7 @@ START_TEST(test_scheduler_sends_nothing_to_a_draining_worker_and_waits_for_one)
         ck_assert_uint_eq(qs[i].plan.prefill, 0);
     }
     scheduler_worker_usable(c->s, 0, false);
-    waiting.ttft_ms = 100; /* nothing is known without a worker, so nothing is refused */
+    waiting.ttft_ms = 100; /* without a worker nothing is known, so nothing is refused */
     ck_assert(submit(c, &waiting));
     run(c);
     ck_assert_int_eq(waiting.state, SCHED_QUEUED);
@@ -166,7 +168,7 @@ START_TEST(test_scheduler_sends_nothing_to_a_draining_worker_and_waits_for_one)
 }
 END_TEST
 
-/* Its plan is used as it is unless a worker changed since then, or time passed. */
+/* A request's plan is used as it is, unless a worker changed since then or time has passed. */
 START_TEST(test_scheduler_decides_again_when_a_worker_left_after_admission)
 {
     for (int what = 0; what < 4; what++) {
@@ -199,7 +201,8 @@ static double decode_ms(struct cluster *c, uint32_t w)
     return cost_decode_ms(&stats.cost, 8, 8000);
 }
 
-/* For so long, a step each half second on that worker, so many times slower than the profile says. */
+/* Reports a step of worker w each half second for some seconds, `slower` times as long as the profile
+ * says. */
 static void steps_for(struct cluster *c, double seconds, uint32_t w, double slower)
 {
     for (double t = 0; t < seconds; t += 0.5) {
@@ -210,7 +213,7 @@ static void steps_for(struct cluster *c, double seconds, uint32_t w, double slow
     }
 }
 
-/* A step of 1,000 prompt tokens on worker 0, so many times slower than the profile says. */
+/* Reports a step of 1,000 prompt tokens on worker 0, `slower` times as long as the profile says. */
 static void prompt_step(struct cluster *c, double slower)
 {
     struct cost_profile p;
@@ -227,13 +230,11 @@ static double prompt_ms(struct cluster *c)
     return cost_prefill_ms(&stats.cost, 1000, 0, 0);
 }
 
-/*
- * A worker ran at a twelfth of its speed for a while, and does no more. Requests that it could serve in time
- * were refused for as long as they came, since none was sent that could have shown that it is fast again.
- */
+/* A worker ran at a twelfth of its speed for a while, and now runs at full speed again. Requests that it
+ * could serve in time used to be refused for ever, because none was sent that could have shown its speed. */
 START_TEST(test_scheduler_probes_an_idle_worker_that_is_thought_slow)
 {
-    /* For ten requests; for long enough to be its usual speed. */
+    /* Slow for ten requests; or long enough for the low speed to count as usual. */
     for (int is_long = 0; is_long < 2; is_long++) {
         struct cluster *c = cluster_open(1, 1);
         for (int i = 0; i < 50; i++)
@@ -257,8 +258,8 @@ START_TEST(test_scheduler_probes_an_idle_worker_that_is_thought_slow)
             n_probes++;
             struct sched_request second = request(c, 1000);
             second.ttft_ms = 2.2 * right;
-            ck_assert(!submit(c, &second));         /* one at a time */
-            prompt_step(c, n_probes == 1 ? 12 : 1); /* the first one finds it as it was */
+            ck_assert(!submit(c, &second));         /* one probe at a time */
+            prompt_step(c, n_probes == 1 ? 12 : 1); /* the first probe finds the worker still slow */
             scheduler_prefilled(c->s, &q, c->now);
             scheduler_end(c->s, &q, c->now, true);
         }
@@ -276,7 +277,7 @@ START_TEST(test_scheduler_probes_an_idle_worker_that_is_thought_slow)
 }
 END_TEST
 
-/* It is as fast as the others are now, not as they were when it came. */
+/* A new worker counts as fast as the others are now, not as they were when it came. */
 START_TEST(test_scheduler_gives_work_to_a_new_worker_whose_role_has_become_faster)
 {
     struct scheduler_config config = config_of(mem_zalloc(sizeof(struct cluster)));
@@ -299,7 +300,7 @@ START_TEST(test_scheduler_gives_work_to_a_new_worker_whose_role_has_become_faste
 }
 END_TEST
 
-/* A plan of kept requests waits for a prefill worker, as one of split requests does. */
+/* Kept plans wait for a prefill worker, as split plans do. */
 START_TEST(test_scheduler_waits_for_workers_of_the_roles_that_its_plans_need)
 {
     struct scheduler_config config = config_of(mem_zalloc(sizeof(struct cluster)));
@@ -389,7 +390,8 @@ START_TEST(test_scheduler_refuses_before_any_work_what_would_be_late)
     struct cluster *c = cluster_open(1, 1);
     struct sched_request qs[20];
     uint32_t admitted = 0;
-    for (int i = 0; i < 20; i++) { /* 50 ms of work each, 400 ms to wait: seven or eight of them */
+    /* Each is 50 ms of work and may wait 400 ms, so seven or eight are admitted. */
+    for (int i = 0; i < 20; i++) {
         qs[i] = request(c, 500);
         qs[i].ttft_ms = 400;
         double retry = -1;
@@ -403,7 +405,7 @@ START_TEST(test_scheduler_refuses_before_any_work_what_would_be_late)
     struct sched_request never = request(c, 99990), resumed = request(c, 500);
     double retry = -1;
     ck_assert(!scheduler_submit(c->s, &never, c->now, &retry));
-    ck_assert(never.plan.never && retry == 0); /* coming back makes no sense */
+    ck_assert(never.plan.never && retry == 0); /* coming back would be useless */
     resumed.ttft_ms = 1;
     resumed.resumed = true;
     ck_assert(submit(c, &resumed));
@@ -426,10 +428,10 @@ START_TEST(test_scheduler_does_not_admit_what_would_break_a_promise)
         ck_assert(submit(c, &busy[i]));
     }
     run(c);
-    promised.ttft_ms = 300; /* 102 ms of queue, 102 of work */
+    promised.ttft_ms = 300; /* 102 ms of queue, 102 ms of work */
     ck_assert(submit(c, &promised));
     run(c);
-    urgent.priority = 1; /* would go first, with 300 ms of work */
+    urgent.priority = 1; /* it would go first, with 300 ms of work */
     urgent.ttft_ms = 1000;
     ck_assert(!submit(c, &urgent));
     ck_assert_ptr_nonnull(strstr(urgent.plan.reason, "others"));
@@ -454,7 +456,8 @@ START_TEST(test_scheduler_refuses_late_what_can_not_be_on_time_any_more)
     struct cluster *c = cluster_open(1, 1);
     struct sched_request busy[2], late = request(c, 500), resumed = request(c, 500), next = request(c, 10);
     for (int i = 0; i < 2; i++) {
-        busy[i] = request(c, i ? 2000 : 1000); /* the second is more than the worker should have ahead */
+        /* The second one exceeds the work that a worker should have ahead. */
+        busy[i] = request(c, i ? 2000 : 1000);
         ck_assert(submit(c, &busy[i]));
     }
     run(c);
@@ -463,7 +466,7 @@ START_TEST(test_scheduler_refuses_late_what_can_not_be_on_time_any_more)
     resumed.ttft_ms = 500;
     resumed.resumed = true;
     ck_assert(submit(c, &resumed));
-    pass_ms(c, 600); /* the worker does not get on */
+    pass_ms(c, 600); /* the worker makes no progress */
     ck_assert(submit(c, &next));
     run(c);
     ck_assert_int_eq(late.state, SCHED_OVER);
@@ -478,7 +481,8 @@ START_TEST(test_scheduler_refuses_late_what_can_not_be_on_time_any_more)
 }
 END_TEST
 
-/* What is left to do is known the better the less it is: a tenth of it is borne, not a tenth of the limit. */
+/* The less work is left, the better it is known: the scheduler tolerates lateness of a tenth of the remaining
+ * work, not of the limit. */
 START_TEST(test_scheduler_bears_lateness_by_what_is_still_to_come)
 {
     for (int late_ms = 15; late_ms <= 45; late_ms += 30) {
@@ -490,9 +494,9 @@ START_TEST(test_scheduler_bears_lateness_by_what_is_still_to_come)
         }
         run(c);
         q.ttft_ms = 500;
-        next.ttft_ms = 5000; /* behind it */
+        next.ttft_ms = 5000; /* queued behind it */
         ck_assert(submit(c, &q));
-        /* The worker is nearly done with the first; then 204 ms, and 51 of its own. */
+        /* The worker has nearly ended the first one; then come 204 ms, and 51 ms of its own. */
         pass_ms(c, 243 + late_ms);
         ck_assert(submit(c, &next));
         run(c);
@@ -507,15 +511,15 @@ START_TEST(test_scheduler_bears_lateness_by_what_is_still_to_come)
 }
 END_TEST
 
-/* A long limit allows a long queue, longer than what a pass looks at; then it is the limit that refuses, not
- * the length. */
+/* A long limit allows a queue longer than a pass looks at. Requests are then refused for their limit, not for
+ * the length of the queue. */
 START_TEST(test_scheduler_admits_behind_more_than_a_pass_looks_at)
 {
     enum { MOST = 1500 };
     struct cluster *c = cluster_open(1, 1);
     struct sched_request *qs = mem_array(MOST, sizeof(*qs));
     uint32_t admitted = 0;
-    for (uint32_t i = 0; i < MOST; i++) { /* 11 ms of work each: 909 of them are on time */
+    for (uint32_t i = 0; i < MOST; i++) { /* each is 11 ms of work, so 909 of them are in time */
         qs[i] = request(c, 100);
         qs[i].ttft_ms = 10000;
         if (!submit(c, &qs[i]))
@@ -533,7 +537,7 @@ START_TEST(test_scheduler_admits_behind_more_than_a_pass_looks_at)
 }
 END_TEST
 
-/* Of a queue longer than a pass looks at only what is due before a request counts: here 1.6 s, not 24. */
+/* In a queue longer than a pass looks at, only requests that are due earlier count: here 1.6 s, not 24 s. */
 START_TEST(test_scheduler_does_not_count_what_is_due_later)
 {
     enum { HIGH = 145, LOW = 2000 };
@@ -557,8 +561,8 @@ START_TEST(test_scheduler_does_not_count_what_is_due_later)
 }
 END_TEST
 
-/* A first gap that is twice a step, before three steps as predicted: nothing that a margin for steps should
- * learn from. */
+/* A first gap of two steps, then three steps as predicted: the margin for steps must not learn from the
+ * gap. */
 START_TEST(test_scheduler_learns_no_margin_from_first_gaps)
 {
     struct cluster *c = cluster_open(1, 1);
@@ -587,7 +591,7 @@ START_TEST(test_scheduler_pass_goes_on_when_the_first_in_the_queue_is_refused_an
     struct cluster *c = cluster_open(1, 1);
     struct sched_request busy, late[2], next;
     pass_ms(c, 1e6);
-    busy = request(c, 3000); /* more than the worker should have ahead */
+    busy = request(c, 3000); /* exceeds the work that a worker should have ahead */
     ck_assert(submit(c, &busy));
     run(c);
     ck_assert_int_eq(busy.state, SCHED_PREFILLING);
@@ -603,7 +607,7 @@ START_TEST(test_scheduler_pass_goes_on_when_the_first_in_the_queue_is_refused_an
     run(c);
     ck_assert_uint_eq(c->n_refused, 2);
     ck_assert_int_eq(next.state, SCHED_PREFILLING);
-    ck_assert_int_eq(late[0].state, SCHED_NEW); /* nobody touched them since */
+    ck_assert_int_eq(late[0].state, SCHED_NEW); /* the scheduler has not touched them since */
     ck_assert_int_eq(late[1].state, SCHED_NEW);
     struct sched_request *const all[] = {&busy, &next};
     for (int i = 0; i < 2; i++)
@@ -623,10 +627,10 @@ START_TEST(test_scheduler_keeps_a_place_for_one_that_comes_back_when_told)
     ck_assert(submit(c, &first));
     run(c);
     double retry = 0;
-    ck_assert(!scheduler_submit(c->s, &q, c->now, &retry)); /* 300 ms of queue and 500 of work */
+    ck_assert(!scheduler_submit(c->s, &q, c->now, &retry)); /* 300 ms of queue and 500 ms of work */
     ck_assert_msg(retry >= 150 && retry <= 350, "%f", retry);
     uint64_t back = c->now + (uint64_t)(retry * 1e6);
-    /* These would fill the worker meanwhile. */
+    /* These requests would fill the worker meanwhile. */
     for (; c->now + NS_PER_MS * 10 < back && n_others < 40; n_others++) {
         pass_ms(c, 9);
         others[n_others] = request(c, 900);
@@ -637,7 +641,8 @@ START_TEST(test_scheduler_keeps_a_place_for_one_that_comes_back_when_told)
     ck_assert_msg(taken < n_others / 2, "%u of %u", taken, n_others);
     c->now = back;
     scheduler_prefilled(c->s, &first, c->now - NS_PER_MS);
-    for (uint32_t i = 0; i < n_others; i++) /* those that were let in were to be done by then, or nearly */
+    /* Admitted requests were predicted to have ended by then, or nearly. */
+    for (uint32_t i = 0; i < n_others; i++)
         if (others[i].state == SCHED_PREFILLING)
             scheduler_prefilled(c->s, &others[i], c->now);
     ck_assert(submit(c, &q));
@@ -667,10 +672,10 @@ START_TEST(test_scheduler_keeps_no_place_for_one_that_does_not_come)
     pass_ms(c, retry);
     scheduler_end(c->s, &first, c->now, false);
     other.arrived_ns = c->now;
-    ck_assert(!scheduler_would_admit(c->s, &other, c->now)); /* its place is kept... */
+    ck_assert(!scheduler_would_admit(c->s, &other, c->now)); /* the place is booked */
     pass_ms(c, 51);
     other.arrived_ns = c->now;
-    ck_assert(scheduler_would_admit(c->s, &other, c->now)); /* ...not for ever */
+    ck_assert(scheduler_would_admit(c->s, &other, c->now)); /* but not for ever */
     ck_assert_uint_eq(scheduler_queued(c->s), 0);
     assert_idle(c, 2);
     cluster_close(c);
@@ -688,13 +693,14 @@ START_TEST(test_scheduler_refuses_nobody_that_it_admitted_for_a_place_that_it_ke
     run(c);
     ck_assert(submit(c, &admitted));
     run(c);
-    ck_assert_int_eq(admitted.state, SCHED_QUEUED); /* the worker has enough ahead */
+    ck_assert_int_eq(admitted.state, SCHED_QUEUED); /* the worker has enough work ahead */
     q.arrived_ns = c->now;
-    ck_assert(!scheduler_submit(c->s, &q, c->now, &retry)); /* 500 ms of queue and 500 of work */
-    pass_ms(c, 350);                                        /* the worker did not get on as it should have */
+    ck_assert(!scheduler_submit(c->s, &q, c->now, &retry)); /* 500 ms of queue and 500 ms of work */
+    pass_ms(c, 350);                                        /* the worker made less progress than predicted */
     scheduler_prefilled(c->s, &first, c->now);
     run(c);
-    ck_assert_int_eq(admitted.state, SCHED_PREFILLING); /* though it will not be done when q comes back */
+    /* Although it will not have ended when q comes back. */
+    ck_assert_int_eq(admitted.state, SCHED_PREFILLING);
     scheduler_end(c->s, &first, c->now, false);
     scheduler_end(c->s, &admitted, c->now, false);
     assert_idle(c, 2);
@@ -704,8 +710,7 @@ END_TEST
 
 /* ------------------------------------------------------------------- order */
 
-/* Fills the worker, lets qs[0..n) queue up a millisecond apart, and writes the order in which they are
- * placed. */
+/* Fills the worker, queues qs[0..n) a millisecond apart, and writes the order in which they are placed. */
 static void place_in_order(const struct scheduler_config *config, struct sched_request *qs, uint32_t n,
                            uint32_t *order_out)
 {
@@ -723,7 +728,7 @@ static void place_in_order(const struct scheduler_config *config, struct sched_r
     for (uint32_t i = 0; i < n; i++) {
         run(c);
         struct sched_request *q = c->placed[i + 1];
-        ck_assert_uint_eq(c->n_placed, i + 2); /* each fills the worker */
+        ck_assert_uint_eq(c->n_placed, i + 2); /* each request fills the worker */
         order_out[i] = (uint32_t)(q - qs);
         scheduler_end(c->s, q, c->now, false);
     }
@@ -751,7 +756,7 @@ START_TEST(test_scheduler_orders_by_priority_then_by_when_each_is_due)
     struct sched_request qs[4];
     for (int i = 0; i < 4; i++) {
         qs[i] = request(&dummy, 2 * CHUNK);
-        qs[i].ttft_ms = 5000 - 100.0 * i; /* due earlier, the later it came */
+        qs[i].ttft_ms = 5000 - 100.0 * i; /* the later a request came, the earlier it is due */
     }
     qs[1].priority = 1;
     assert_order(&config, qs, 4, (const uint32_t[]){1, 3, 2, 0});
@@ -789,11 +794,13 @@ START_TEST(test_scheduler_puts_the_workflow_first_that_needs_least_and_a_lost_on
         qs[i].workflow_deadline_ns = NS_PER_S + 30 * NS_PER_S;
         qs[i].workflow_steps_left = (uint32_t)i;
     }
-    qs[3].workflow_deadline_ns = NS_PER_S + NS_PER_S / 10; /* can't make it any more: others may */
+    /* It can't meet its deadline any more, but others can. */
+    qs[3].workflow_deadline_ns = NS_PER_S + NS_PER_S / 10;
     assert_order(&config, qs, 4, (const uint32_t[]){0, 1, 2, 3});
-    qs[2].workflow_deadline_ns = NS_PER_S + 20 * NS_PER_S; /* more work left, but much earlier */
+    /* More work is left, but the deadline is much earlier. */
+    qs[2].workflow_deadline_ns = NS_PER_S + 20 * NS_PER_S;
     assert_order(&config, qs, 4, (const uint32_t[]){2, 0, 1, 3});
-    config.order = ORDER_EDF; /* that is by the moment alone */
+    config.order = ORDER_EDF; /* this order only compares deadlines */
     assert_order(&config, qs, 4, (const uint32_t[]){3, 2, 0, 1});
 }
 END_TEST
@@ -812,7 +819,7 @@ START_TEST(test_scheduler_lets_nobody_wait_longer_than_max_wait_while_others_are
     }
     ck_assert(submit(c, &low));
     uint64_t since = c->now;
-    while (low.state == SCHED_QUEUED && n < MANY) { /* a prompt ends each 52 ms, and one or two come */
+    while (low.state == SCHED_QUEUED && n < MANY) { /* a prompt ends every 52 ms, and one or two arrive */
         run(c);
         pass_ms(c, 52);
         if (c->placed[ended] != &low)

@@ -1,5 +1,5 @@
-/* The queue of the scheduler: its bounds, tenants that share it, who waits too long, and decisions when it is
- * long. */
+/* The scheduler's queue: its bounds, tenants that share it, requests that wait too long, and decisions in
+ * long queues. */
 #include "tests/sched/scheduler_cluster.h"
 
 START_TEST(test_scheduler_refuses_what_its_queue_has_no_room_for)
@@ -9,12 +9,13 @@ START_TEST(test_scheduler_refuses_what_its_queue_has_no_room_for)
     config.max_queued_tokens = 2000;
     struct cluster *c = cluster_with(&config, 0, 0);
     struct sched_request large = request(c, 50000), qs[5];
-    ck_assert(submit(c, &large)); /* an empty queue takes any */
+    ck_assert(submit(c, &large)); /* an empty queue takes a request of any size */
     scheduler_end(c->s, &large, c->now, false);
     for (int i = 0; i < 5; i++) {
         qs[i] = request(c, i == 2 ? 1900 : 100);
         qs[i].resumed = i == 4;
-        ck_assert_int_eq(submit(c, &qs[i]), i != 2); /* too many tokens; then there is room again */
+        /* The third has too many tokens; then there is room again. */
+        ck_assert_int_eq(submit(c, &qs[i]), i != 2);
         if (i == 2)
             ck_assert_ptr_nonnull(strstr(qs[i].plan.reason, "queue is full"));
     }
@@ -30,8 +31,8 @@ START_TEST(test_scheduler_refuses_what_its_queue_has_no_room_for)
 }
 END_TEST
 
-/* Another router keeps the only other worker full: a request goes back to the one that failed it rather than
- * wait for ever. */
+/* Another router keeps the only other worker full: a request goes back to the worker that failed it instead
+ * of waiting for ever. */
 START_TEST(test_scheduler_avoids_a_worker_for_a_while_only)
 {
     struct cluster *c = cluster_open(2, 1);
@@ -49,7 +50,7 @@ START_TEST(test_scheduler_avoids_a_worker_for_a_while_only)
         run(c);
         pass_ms(c, 50);
     }
-    ck_assert_uint_eq(c->n_placed, 1); /* it is avoided */
+    ck_assert_uint_eq(c->n_placed, 1); /* the worker is avoided */
     for (int ms = 0; ms < 2000 && c->n_placed == 1; ms += 50) {
         full.tokens = 10 * CHUNK + ms;
         scheduler_observe_report(c->s, other, &full, c->now);
@@ -63,7 +64,7 @@ START_TEST(test_scheduler_avoids_a_worker_for_a_while_only)
 }
 END_TEST
 
-/* Nothing happens but that time goes by: then the worker that failed it is free again. */
+/* Only time passes: then the worker that failed the request is allowed again. */
 START_TEST(test_scheduler_looks_again_when_a_worker_is_not_avoided_any_more)
 {
     struct cluster *c = cluster_open(2, 1);
@@ -86,7 +87,7 @@ START_TEST(test_scheduler_looks_again_when_a_worker_is_not_avoided_any_more)
 }
 END_TEST
 
-/* Where all plans are split, requests wait until a pair can connect; they are not refused. */
+/* If all plans are split, requests wait until a pair can connect; they are not refused. */
 START_TEST(test_scheduler_keeps_requests_while_no_pair_can_connect)
 {
     struct cluster *c = cluster_open(1, 1);
@@ -119,7 +120,7 @@ START_TEST(test_scheduler_shares_workers_between_tenants_by_weight)
     struct cluster *c = cluster_with(&config, 1, 1);
     struct sched_request *qs = mem_array(MANY, sizeof(*qs));
     uint32_t n = 0, served[3] = {0}, ended = 0;
-    for (; n < 40; n++) { /* the light one floods */
+    for (; n < 40; n++) { /* the light tenant floods the queue */
         qs[n] = request(c, CHUNK);
         qs[n].tenant = n < 30 ? 1 : 2;
         ck_assert(submit(c, &qs[n]));
@@ -140,7 +141,8 @@ START_TEST(test_scheduler_shares_workers_between_tenants_by_weight)
 }
 END_TEST
 
-/* 60 of each of two tenants with weights 1 and 3, the first all before the second; 40 may wait. */
+/* 60 requests of each of two tenants with weights 1 and 3, first all of one, then all of the other; 40 may
+ * wait. */
 START_TEST(test_scheduler_gives_a_tenant_its_share_of_a_full_queue)
 {
     const struct fair_weight weights[] = {{1, 1}, {2, 3}};
@@ -157,7 +159,8 @@ START_TEST(test_scheduler_gives_a_tenant_its_share_of_a_full_queue)
         qs[i].tenant = i < 60 ? 1 : 2;
         bool is_admitted = scheduler_submit(c->s, &qs[i], c->now, &retry);
         admitted[qs[i].tenant] += is_admitted;
-        if (!is_admitted && i < 60) { /* each is told to come back when the one before it has found room */
+        /* Each is told to come back when the refused request before it has found room. */
+        if (!is_admitted && i < 60) {
             ck_assert_ptr_nonnull(strstr(qs[i].plan.reason, "queue is full"));
             ck_assert_msg(retry > before && retry < 60 * 52, "%f after %f", retry, before);
             before = retry;
@@ -178,8 +181,8 @@ START_TEST(test_scheduler_gives_a_tenant_its_share_of_a_full_queue)
 }
 END_TEST
 
-/* Both tenants have waited for longer than max_wait_ns: shares hold, and each tenant's oldest is its
- * first. */
+/* Both tenants have waited for longer than max_wait_ns: shares hold, and the oldest request of each tenant is
+ * its first. */
 START_TEST(test_scheduler_keeps_shares_when_all_wait_too_long)
 {
     const struct fair_weight weights[] = {{1, 1}, {2, 3}};
@@ -193,7 +196,7 @@ START_TEST(test_scheduler_keeps_shares_when_all_wait_too_long)
     for (uint32_t i = 0; i < 200; i++) {
         qs[i] = request(c, CHUNK);
         qs[i].tenant = i < 100 ? 1 : 2;
-        qs[i].priority = i % 100 < 4 ? -1 : 0; /* the oldest, and the last in their tenant's order */
+        qs[i].priority = i % 100 < 4 ? -1 : 0; /* the oldest requests are the last in their tenant's order */
         ck_assert(submit(c, &qs[i]));
     }
     pass_ms(c, 2000);
@@ -223,7 +226,7 @@ START_TEST(test_scheduler_takes_who_comes_back_to_a_kept_place_though_the_queue_
     struct sched_request qs[40], again;
     double retry = 0;
     uint32_t n = 0;
-    do { /* until one is refused because of its limit, and told when to come back */
+    do { /* until a request is refused for its limit, and told when to come back */
         qs[n] = request(c, 8 * CHUNK);
         qs[n].identity = n + 1;
         qs[n].ttft_ms = 1500;
@@ -232,7 +235,7 @@ START_TEST(test_scheduler_takes_who_comes_back_to_a_kept_place_though_the_queue_
     ck_assert(n < 30 && retry > 0 && !strstr(qs[n].plan.reason, "queue is full"));
     again = qs[n];
     pass_ms(c, retry);
-    for (uint32_t i = 0; i < 9; i++) { /* others fill the queue meanwhile */
+    for (uint32_t i = 0; i < 9; i++) { /* other requests fill the queue meanwhile */
         qs[n + i] = request(c, 10);
         submit(c, &qs[n + i]);
     }
@@ -243,8 +246,8 @@ START_TEST(test_scheduler_takes_who_comes_back_to_a_kept_place_though_the_queue_
 }
 END_TEST
 
-/* Long queues, in which newcomers are decided by the latest look at it, beside a scheduler that makes a whole
- * pass for each. */
+/* In long queues new requests are decided by the latest look at the queue. Compares with a scheduler that
+ * makes a whole pass for each. */
 START_TEST(test_scheduler_decides_in_long_queues_as_whole_passes_do)
 {
     uint32_t n_admitted = 0, n_refused = 0;
@@ -278,7 +281,7 @@ START_TEST(test_scheduler_decides_in_long_queues_as_whole_passes_do)
                 n_admitted += taken[0];
                 n_refused += !taken[0];
             }
-            /* For long enough that passes are not too near to one another. */
+            /* Long enough for passes not to be too close to each other. */
             for (uint32_t k = 0; k < 2; k++) {
                 pass_ms(cs[k], 100);
                 run(cs[k]);
@@ -300,7 +303,8 @@ START_TEST(test_scheduler_decides_in_long_queues_as_whole_passes_do)
 }
 END_TEST
 
-/* A step whose workflow can't keep its deadline waits behind all others, but not longer than max_wait_ns. */
+/* A step of a workflow that can't keep its deadline waits behind all other requests, but not longer than
+ * max_wait_ns. */
 START_TEST(test_scheduler_serves_a_lost_step_that_waited_too_long)
 {
     struct scheduler_config config = config_of(mem_zalloc(sizeof(struct cluster)));
@@ -316,7 +320,8 @@ START_TEST(test_scheduler_serves_a_lost_step_that_waited_too_long)
     lost.workflow_steps_left = 3;
     uint64_t since = c->now;
     ck_assert(submit(c, &lost));
-    while (lost.state == SCHED_QUEUED && c->now < since + 10 * NS_PER_S) { /* there are always others */
+    /* Other requests are always there. */
+    while (lost.state == SCHED_QUEUED && c->now < since + 10 * NS_PER_S) {
         run(c);
         pass_ms(c, 52);
         scheduler_end(c->s, c->placed[ended], c->now, false);

@@ -1,11 +1,11 @@
 /*
- * The one queue under whatever comes in whatever order: after each action all that can be seen from outside
- * must hold.
+ * The scheduler under random actions in random order: after each action everything that is visible from
+ * outside must be right.
  *
- * Each seed makes a configuration and a stream of actions: requests of all kinds, alone and in bursts after
- * long stalls; clients that come back when they were told to, or earlier, or later; progress; losses of one
- * worker, and of all; steps, reports and loading times, in some seeds absurd ones. Each request is an
- * allocation of its own, overwritten and freed at its end, if need be inside the callback that refuses it:
+ * A seed makes a configuration and a stream of actions: requests of all kinds, alone and in bursts after long
+ * stalls; clients that come back when they were told to, or earlier, or later; progress; losses of one worker
+ * and of all; steps, reports and loading times, absurd ones in some seeds. Each request is an allocation of
+ * its own, which is overwritten and freed at its end, if need be inside the callback that refuses it, so that
  * AddressSanitizer finds any later use.
  *
  * Default: 30,000 passes. TANDEM_LONG=scheduler: 1,000,000. TANDEM_SEED=N: that seed alone.
@@ -53,9 +53,9 @@ struct counts {
 
 enum stage { NOBODY, QUEUED, PLACED };
 
-struct client { /* one request, from its submit to its one end */
+struct client { /* a request, from its submit to its one end */
     enum stage stage;
-    struct sched_request *q; /* its own allocation */
+    struct sched_request *q; /* an allocation of its own */
     uint32_t matched[WORKERS];
     bool decoded;
 };
@@ -87,13 +87,13 @@ static bool one_in(struct random *f, uint64_t n)
     return !below(f, n);
 }
 
-/* From 1 to most, all orders of magnitude alike. */
+/* A number from 1 to most; all orders of magnitude are equally likely. */
 static double magnitude(struct random *f, double most)
 {
     return exp(random_unit(random_at(f->seed, 4, f->draws++)) * log(most));
 }
 
-/* ck_assert() would write to a file each time that it holds. */
+/* ck_assert() would write to a file even if the condition holds. */
 #define MUST(f, condition)                                                                                             \
     do                                                                                                                 \
         if (!(condition))                                                                                              \
@@ -114,7 +114,8 @@ static void end_of(struct random *f, struct client *c)
 static void come_back(struct random *f, const struct sched_request *q, double retry_ms)
 {
     MUST(f, retry_ms == 0 || (retry_ms >= LEAST_RETRY_MS && retry_ms <= MOST_RETRY_MS));
-    for (uint64_t n = retry_ms > 0 ? below(f, 3) : 0; n; n--) { /* never, once, or twice */
+    /* The client never comes back, or once, or twice. */
+    for (uint64_t n = retry_ms > 0 ? below(f, 3) : 0; n; n--) {
         uint64_t told = f->now + (uint64_t)(retry_ms * 1e6), at = told;
         if (one_in(f, 4))
             at = f->now + below(f, told - f->now);
@@ -138,7 +139,7 @@ static void on_place(void *user, struct sched_request *q)
     MUST(f, q->plan.new_tokens && q->plan.new_tokens <= q->n_tokens);
     MUST(f, q->plan.transfer.flows <= OPEN + 1.0);
     c->stage = PLACED;
-    if (one_in(f, 50)) { /* its client is gone */
+    if (one_in(f, 50)) { /* its client has left */
         f->counts->ended++;
         f->counts->ended_in_place++;
         scheduler_end(f->s, q, f->now, false);
@@ -175,7 +176,7 @@ static void on_match(void *user, struct sched_request *q)
 
 /* ------------------------------------------------------------------- checks */
 
-/* Both neighbours in each list know it, and it is only in those of its state. */
+/* Whether its neighbours in each list point to it, and it is only in the lists of its state. */
 static bool is_linked(const struct client *c)
 {
     const struct sched_request *q = c->q, *next = LIST_NEXT(q, in_decode), *after = q->prefill_next;
@@ -238,7 +239,7 @@ static void check(struct random *f)
     MUST(f, scheduler_queued_ms(f->s) >= -1e-3 && isfinite(scheduler_queued_ms(f->s)));
     const struct scheduler_margins margins = scheduler_margins(f->s);
     MUST(f, margins.ttft >= 0 && margins.ttft <= 1 && margins.tpot >= 0 && margins.tpot <= 1);
-    if (one_in(f, 2)) /* else it shows what the last pass saw */
+    if (one_in(f, 2)) /* else the figures are those of the last pass */
         scheduler_refresh(f->s, f->now);
     for (uint32_t w = 0; w < WORKERS; w++) {
         const struct sched_worker_stats stats = scheduler_worker_stats(f->s, w);
@@ -251,9 +252,9 @@ static void check(struct random *f)
 }
 
 /*
- * After a run the queue is within its bounds. Exceptions: one request alone may be larger, and a request
- * whose client has tokens already is never given up. As long as such a one is the last of the tenant that has
- * most, nobody else is given up either.
+ * After a run the queue is within its bounds, with two exceptions. A single request may be larger. A request
+ * whose client has tokens already is never given up; as long as it is the last one of the tenant that has
+ * most, no other request is given up either.
  */
 static void check_bounds(struct random *f, bool resumed_before)
 {
@@ -345,8 +346,8 @@ static void submit_new(struct random *f)
     submit(f, &ask);
 }
 
-/* The next of those that were told to come back, now and then one that should have come; the clock goes on to
- * it if it is near. */
+/* Submits the next client that was told to come back, or sometimes one whose time has passed. The clock
+ * advances to its time if that is near. */
 static void submit_returning(struct random *f)
 {
     uint64_t from = one_in(f, 4) ? 0 : f->now;
@@ -382,7 +383,7 @@ static void burst(struct random *f)
     }
 }
 
-/* Nothing happens for up to some hours, and then much. */
+/* Nothing happens for up to some hours, then much at once. */
 static void stall(struct random *f)
 {
     f->counts->stalls++;
@@ -448,7 +449,7 @@ static void progress(struct random *f)
     }
 }
 
-/* A client that is queued goes away. */
+/* A queued client leaves. */
 static void hang_up(struct random *f)
 {
     struct client *c = some_client(f, QUEUED);
@@ -461,7 +462,7 @@ static void hang_up(struct random *f)
 static void worker_up(struct random *f, uint32_t w)
 {
     struct sched_worker_info *info = &f->infos[w];
-    if (!info->chunk_tokens || one_in(f, 2)) { /* another process */
+    if (!info->chunk_tokens || one_in(f, 2)) { /* another process takes the place of the worker */
         *info = (struct sched_worker_info){.role = w == STORE     ? ROLE_STORE
                                                    : one_in(f, 2) ? ROLE_DECODE
                                                                   : ROLE_PREFILL,
@@ -480,9 +481,9 @@ static void worker_up(struct random *f, uint32_t w)
 }
 
 /*
- * A request whose prompt is computed stays where it decodes. The router leaves it there while its pages flow,
- * too; here it is planned anew then: if another process takes the place of the prefill worker, the scheduler
- * counts the worker's flows from 0, and takes one off for this request when it ends.
+ * A request whose prompt is computed stays where it decodes. The router also leaves it there while its pages
+ * flow. Here it is planned anew in that case: if another process takes the place of the prefill worker, the
+ * scheduler counts the worker's flows from 0, and subtracts one for this request when it ends.
  */
 static void worker_lost(struct random *f, uint32_t w)
 {
@@ -533,9 +534,9 @@ static void change_worker(struct random *f)
 }
 
 /*
- * Numbers that no sane worker says. Asked was any double; what holds is this range: from reports above some
- * 1e15, and from steps whose time is not finite, predictions become infinite or NaN, and a NaN as key ends in
- * an assertion of sched/fair.c.
+ * Numbers that no sane worker reports. Any double would be desirable; this range is what holds: with reports
+ * above about 1e15, or steps whose time is not finite, predictions become infinite or NaN, and a NaN as key
+ * ends in an assertion of sched/fair.c.
  */
 static double absurd(struct random *f)
 {
@@ -565,7 +566,7 @@ static void observe_step(struct random *f)
                                                .ms = measured(f, ms * slower)});
 }
 
-/* The router passes on no report in which a number is below 0 or not finite. */
+/* Reports as the router passes them on: no number is below 0 or not finite. */
 static void observe_report(struct random *f)
 {
     uint32_t w = (uint32_t)below(f, WORKERS - 1);
@@ -611,7 +612,7 @@ static void observe_loading(struct random *f)
 
 /* --------------------------------------------------------------------- seeds */
 
-/* Only a run that calls back is counted as a pass: some passes that change nothing are missing from the
+/* Counts only runs that call back as passes, so some passes that change nothing are missing from the
  * count. */
 static void run(struct random *f)
 {
@@ -684,7 +685,7 @@ static struct random *begin(uint64_t seed, struct counts *counts)
     return f;
 }
 
-/* All clients go: nothing may be left. */
+/* All clients leave; nothing may be left. */
 static void finish(struct random *f)
 {
     for (uint32_t i = 0; i < OPEN; i++)
@@ -745,7 +746,7 @@ END_TEST
 
 int main(void)
 {
-    setvbuf(stdout, NULL, _IOLBF, 0); /* the seed is printed before what it finds */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* the seed is printed before its failure */
     Suite *s = suite_create("scheduler_random");
     TCase *t = tcase_create("scheduler_random");
     tcase_set_timeout(t, getenv("TANDEM_LONG") ? 7200 : 120);

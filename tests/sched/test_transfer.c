@@ -1,18 +1,18 @@
-/* Hand-overs: what comes after the prefill is learned from flows; a stall teaches little. */
+/* Hand-overs: the time after the prefill is learned from flows; a stall teaches little. */
 #include <math.h>
 
 #include "base/random.h"
 #include "sched/transfer.h"
 #include "tests/tap.h"
 
-static const double FIXED_MS = 1, PER_1000 = 2.6; /* 128 KiB a token at 50 GB/s */
+static const double FIXED_MS = 1, PER_1000 = 2.6; /* for 128 KiB a token at 50 GB/s */
 
 static double uniform(uint64_t i, uint64_t what)
 {
     return random_unit(random_at(47, i, what));
 }
 
-/* Prompts of all lengths, many of them cached for the most part: their pages outlast the prefill. */
+/* Prompts of all lengths, many of them mostly cached, so that their pages outlast the prefill. */
 static struct transfer some_transfer(uint64_t i)
 {
     double tokens = 200 + 30000 * uniform(i, 0), computed = uniform(i, 1) < 0.5 ? tokens : 0.05 * tokens;
@@ -56,7 +56,8 @@ START_TEST(test_transfer_learns_a_port_and_follows_it)
 }
 END_TEST
 
-/* The decode worker was stopped for seconds; and what never needed the port says nothing that isn't so. */
+/* The decode worker was stopped for seconds. Transfers that never needed the port must not teach anything
+ * wrong. */
 START_TEST(test_transfer_learns_little_from_a_stall)
 {
     struct transfer_model m = transfer_make();
@@ -79,7 +80,7 @@ START_TEST(test_transfer_gap_is_what_is_exposed_and_the_steps_after_it)
 {
     struct transfer_model m = transfer_make();
     ck_assert_double_eq_tol(transfer_gap_ms(&m, 5, 10, 0), 15, 1e-9);
-    ck_assert_double_eq_tol(transfer_gap_ms(&m, 5, 10, 1), 20, 1e-9); /* half of the step that runs is left */
+    ck_assert_double_eq_tol(transfer_gap_ms(&m, 5, 10, 1), 20, 1e-9); /* half of the running step is left */
     for (int i = 0; i < 200; i++)
         m = transfer_observe_gap(m, transfer_gap_ms(&m, 5, 10, 1), 23);
     ck_assert_double_eq_tol(transfer_gap_ms(&m, 5, 10, 1), 23, 0.1);

@@ -1,9 +1,9 @@
 /*
- * One xfer with an arena and a record of what its callbacks said, for the tests of this folder.
+ * One xfer with an arena and a record of its callbacks, for the tests of this folder.
  *
- * The record is shared by the xfer's thread and the test's: a mutex and a condition, because a test waits for
- * states, and a queue of events would have to be searched anyway. Pages are filled with a pattern made of the
- * transfer's counter, the index and the position, so that any byte in a wrong place shows.
+ * The xfer's thread and the test's thread share the record. It has a mutex and a condition, because a test
+ * waits for states of the record; a queue of events would have to be searched anyway. Pages are filled with a
+ * pattern of the transfer's counter, the index and the position, so that a byte in a wrong place is noticed.
  */
 #pragma once
 
@@ -31,8 +31,8 @@ struct pull_record {
     uint32_t ends, n_pages, progress, placed, tail_len;
     enum td_status status;
     uint64_t bytes;
-    uint32_t place_limit; /* indexes from here on get no place; 0: no limit */
-    uint32_t place_base;  /* first page of the arena used */
+    uint32_t place_limit; /* indexes from this one on get no place; 0: no limit */
+    uint32_t place_base;  /* first used page of the arena */
     uint8_t tail[256];
 };
 
@@ -47,7 +47,7 @@ struct node {
     char address[160];
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    struct lease_record leases[NODE_IDS]; /* by counter modulo NODE_IDS */
+    struct lease_record leases[NODE_IDS]; /* indexed by counter modulo NODE_IDS */
     struct pull_record pulls[NODE_IDS];
     uint32_t ups, downs, n_messages, pulls_ended, leases_ended, pulls_ok;
     enum td_status down_why;
@@ -62,7 +62,7 @@ struct node_params {
     struct xfer_hub *hub;
     const char *name, *secret, *listen;
     uint32_t n_pages;
-    struct kv_layout layout; /* zero: a small one */
+    struct kv_layout layout; /* all zero: SMALL_LAYOUT */
     uint64_t incarnation;
     uint32_t max_inflight_bytes;
     uint64_t silence_ns; /* 0: the default */
@@ -75,7 +75,7 @@ static inline uint64_t wall_ns(void)
     return (uint64_t)ts.tv_sec * NS_PER_S + (uint64_t)ts.tv_nsec;
 }
 
-/* One wait of at most 20 ms for a change; false once the deadline is over. */
+/* Waits for a change, at most 20 ms. False after the deadline. */
 static inline bool node_wait_turn(struct node *n, uint64_t deadline_ns)
 {
     struct timespec ts;
@@ -89,7 +89,7 @@ static inline bool node_wait_turn(struct node *n, uint64_t deadline_ns)
     return wall_ns() < deadline_ns;
 }
 
-/* Waits, under the node's lock, until condition holds; fails the test after seconds. */
+/* Waits, under the node's lock, until the condition holds; fails the test after some seconds. */
 #define NODE_WAIT_S(n, seconds, condition)                                                                             \
     do {                                                                                                               \
         uint64_t wait_deadline = wall_ns() + (uint64_t)((seconds) * (double)NS_PER_S);                                 \
@@ -196,7 +196,7 @@ static inline void node_on_pull_end(void *user, struct xfer_id id, const struct 
 
 static const struct kv_layout SMALL_LAYOUT = {NUM_F32, 4, 2, 16, 16}; /* layer 4 KiB, page 16 KiB */
 static const struct kv_layout BIG_LAYOUT = {NUM_F32, 4, 8, 128, 32};  /* layer 256 KiB, page 1 MiB */
-/* Layer 768 KiB, page 2.25 MiB: several parts. */
+/* Layer 768 KiB, page 2.25 MiB: a page has several parts. */
 static const struct kv_layout HUGE_LAYOUT = {NUM_F32, 3, 8, 128, 96};
 
 static inline struct node *node_open(const struct node_params *p)
@@ -259,7 +259,7 @@ static inline void node_close(struct node *n)
     free(n);
 }
 
-/* The promise after each test: nothing is left open. */
+/* Checks that nothing is left open; called after each test. */
 static inline void node_check_quiet(struct node *n)
 {
     uint64_t deadline = wall_ns() + 5 * NS_PER_S;
@@ -307,7 +307,8 @@ static inline void node_grant(struct node *n, uint64_t counter, uint64_t duratio
     xfer_lease_grant(n->x, &p);
 }
 
-/* Pages [first_index, +n_pages) lie in the arena from page first_page on; generation is 100 + index. */
+/* Announces pages [first_index, first_index + n_pages). They lie in the arena from page first_page on; a
+ * generation is 100 + index. */
 static inline void node_announce(struct node *n, uint64_t counter, uint32_t first_page, uint32_t first_index,
                                  uint32_t n_pages, uint16_t layer_begin, uint16_t layer_end)
 {
@@ -318,7 +319,7 @@ static inline void node_announce(struct node *n, uint64_t counter, uint32_t firs
     free(pages);
 }
 
-/* The first n_have pages are there already. */
+/* Pulls the rest of a transfer whose first n_have pages the reader has already. */
 static inline void node_pull_rest(struct node *n, uint64_t counter, const char *address, uint64_t holder_incarnation,
                                   uint64_t within_ns, uint32_t n_have)
 {

@@ -1,4 +1,4 @@
-/* What the child program and the test that kills it must agree on. */
+/* Values that the child program and the test that kills it share. */
 #pragma once
 
 #include <stdlib.h>
@@ -8,8 +8,8 @@
 
 enum { PEER_PAGES = 16, PEER_WINDOW = 3, PEER_LAYERS = 4 };
 
-/* How long a peer may be silent, by the environment, so that it is one for the test and its children; 0: the
- * default. */
+/* How long a peer may be silent. The environment gives it, so that the test and its children have the same
+ * value; 0: the default. */
 #define PEER_SILENCE "XFER_PEER_SILENCE_MS"
 static inline uint64_t peer_silence_ns(void)
 {

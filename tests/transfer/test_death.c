@@ -1,7 +1,7 @@
 /*
- * Processes that die or freeze in the middle of transfers: the survivor gets exactly one end for everything
- * it had open with them, in time, and goes on with others. Not by loopback: a part of one process can't be
- * killed alone.
+ * Processes that die or freeze during transfers. The survivor gets exactly one end for everything that it had
+ * open with them, in time, and goes on with other peers. Not over loopback, since part of a process can't be
+ * killed.
  *
  * argv[1] is the helper program, xfer_peer.
  */
@@ -49,15 +49,15 @@ static void child_end(struct child *c)
     c->pid = 0;
 }
 
-/* Everything opened with one child, by counter. */
+/* The transfers opened with one child, by counter. */
 struct book {
     struct node *n;
     struct child child;
     uint64_t id_incarnation;
-    uint32_t place_base; /* reader: its part of the arena */
+    uint32_t place_base; /* reader: first page of its part of the arena */
     uint32_t begun, ended, ended_ok, ended_lost, ended_doubt;
-    uint8_t ends[65536]; /* by counter */
-    bool is_stopped;     /* no new ones */
+    uint8_t ends[65536]; /* number of ends, by counter */
+    bool is_stopped;     /* no new transfers are begun */
 };
 
 static void book_end(struct book *b, uint64_t counter, enum td_status status)
@@ -159,15 +159,16 @@ static struct book *book_begin(struct node *n, const char *tls, bool we_read, ui
 
 static void wait_random_ms(struct node *n, uint32_t most_ms)
 {
-    uint64_t until = wall_ns() + random_u64() % (most_ms * NS_PER_MS); /* the moment is the test's input */
+    /* The moment is an input of the test. */
+    uint64_t until = wall_ns() + random_u64() % (most_ms * NS_PER_MS);
     while (wall_ns() < until)
         ck_assert_ptr_nonnull(n->x);
 }
 
-static uint32_t n_lost; /* a holder may be between two transfers when its reader dies, but not ten times */
+/* A single holder may be between two transfers when its reader dies, but not ten of them. */
+static uint32_t n_lost;
 
-/* One victim: killed or stopped at a random moment while transfers run. Returns how long the last end
- * took. */
+/* Kills or stops one victim at a random moment while transfers run. Returns how long the last end took. */
 static uint64_t one_round(struct node *n, struct book *bystander, const char *tls, bool we_read, int sig, uint64_t id)
 {
     struct book *v = book_begin(n, tls, we_read, id);
@@ -183,9 +184,9 @@ static uint64_t one_round(struct node *n, struct book *bystander, const char *tl
     v->is_stopped = true;
     uint64_t took = wall_ns() - begin;
     ck_assert_int_eq(n->down_why, TD_ERR_PEER_LOST);
-    n_lost += v->ended_lost; /* ends come before the peer's down */
+    n_lost += v->ended_lost; /* ends come before the report that the peer is down */
     pthread_mutex_unlock(&n->lock);
-    /* Granted ahead, not yet asked for when it died; or begun as it died. */
+    /* Leases that were granted but not yet asked for when the reader died, or begun as it died. */
     for (uint64_t i = 1; i < 8192; i++) {
         if (we_read)
             xfer_pull_cancel(n->x, (struct xfer_id){id, i});
@@ -205,7 +206,8 @@ static uint64_t one_round(struct node *n, struct book *bystander, const char *tl
 
 static void rounds(int tls_index, bool we_read, int sig, int n_rounds, uint64_t limit_ns)
 {
-    if (sig == SIGKILL) /* the transport tells it, so a bystander that is starved for a second still passes */
+    /* The transport reports a kill, so a bystander that is starved for a second still passes. */
+    if (sig == SIGKILL)
         setenv(PEER_SILENCE, "8000", 1);
     else
         unsetenv(PEER_SILENCE);
@@ -261,7 +263,7 @@ START_TEST(test_xfer_frozen_reader_is_dead_after_a_second)
 }
 END_TEST
 
-/* It was taken for dead, but it is the same incarnation: the next pull connects again. */
+/* The peer was taken for dead, but has the same incarnation: the next pull connects again. */
 START_TEST(test_xfer_frozen_peer_that_thaws_is_served_again)
 {
     struct node *n = node_open(&(struct node_params){
@@ -273,7 +275,7 @@ START_TEST(test_xfer_frozen_peer_that_thaws_is_served_again)
     kill(b->child.pid, SIGCONT);
     pthread_mutex_lock(&n->lock);
     for (uint64_t i = 30000; i < 30000 + PEER_WINDOW; i++)
-        book_pull(b, i); /* ids it does not hold: "not yet" says that it answers */
+        book_pull(b, i); /* ids that it does not hold: "not yet" shows that it answers */
     pthread_mutex_unlock(&n->lock);
     NODE_WAIT(n, n->ups == 2);
     for (uint64_t i = 30000; i < 30000 + PEER_WINDOW; i++)
@@ -299,7 +301,7 @@ int main(int argc, char **argv)
                  {"frozen holder", test_xfer_frozen_holder_is_dead_after_a_second},
                  {"frozen reader", test_xfer_frozen_reader_is_dead_after_a_second},
                  {"thawed", test_xfer_frozen_peer_that_thaws_is_served_again}};
-    /* One case each: CK_RUN_CASE can choose. */
+    /* Each has a case of its own, so that CK_RUN_CASE can select it. */
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         TCase *tc = tcase_create(cases[i].name);
         tcase_set_timeout(tc, 120);

@@ -1,4 +1,4 @@
-/* The mapped arena: what it promises beyond the suite of all backends, and when it must not be used. */
+/* The mapped arena: its promises beyond those of all backends, and when it must not be used. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -53,7 +53,7 @@ static void close_pair(struct node *h, struct node *r)
 START_TEST(test_mapped_pages_are_lent_and_checked)
 {
     struct node *h = open_node("mapped", "holder"), *r = open_node("mapped", "reader");
-    transfer(h, r, 1); /* begins over shared memory, until the reader has mapped the arena */
+    transfer(h, r, 1); /* the first bytes go through the connection, until the reader has mapped the arena */
     wait_for_transport(r, "mapped");
     wait_for_transport(h, "mapped");
     transfer(h, r, 2);
@@ -62,7 +62,7 @@ START_TEST(test_mapped_pages_are_lent_and_checked)
 }
 END_TEST
 
-/* The holder breaks its own promise and reuses pages that are leased: the reader must notice. */
+/* The holder breaks its promise and reuses leased pages: the reader must notice. */
 START_TEST(test_mapped_page_that_changes_under_the_reader_fails_its_checksum)
 {
     struct node *h = open_node("mapped", "holder"), *r = open_node("mapped", "reader");
@@ -105,14 +105,14 @@ START_TEST(test_mapped_arena_can_be_written_by_nobody_else)
     memset(arena, 7, 1 << 20);
     char path[64];
     snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    int again = open(path, O_RDWR | O_CLOEXEC); /* as any process of this user may */
+    int again = open(path, O_RDWR | O_CLOEXEC); /* any process of this user may do that */
     ck_assert_int_ge(again, 0);
     ck_assert_ptr_eq(mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, again, 0), MAP_FAILED);
     ck_assert_int_eq((int)pwrite(again, "x", 1, 0), -1);
     ck_assert_int_eq(ftruncate(again, 0), -1);
     ck_assert_int_eq(mem_map_view(1 << 20, again, &view), TD_OK);
     ck_assert_int_eq(mprotect((void *)(uintptr_t)view, 1 << 20, PROT_READ | PROT_WRITE), -1);
-    ((volatile char *)arena)[4096] = 9; /* the owner still may, and the view shows it */
+    ((volatile char *)arena)[4096] = 9; /* the owner may still write, and the view shows it */
     ck_assert_int_eq(((const volatile char *)view)[4096], 9);
     close(again);
     close(fd);
@@ -170,7 +170,7 @@ static void rogue_closed(void *user)
     ((struct rogue *)user)->is_closed = true;
 }
 
-/* The reader under test: a wire alone, which trusts at once. */
+/* The reader under test: a wire without an xfer, which trusts its peer at once. */
 struct plain {
     struct wire *wire;
     struct wire_conn *conn;
@@ -267,7 +267,7 @@ static void say(const void *message, uint32_t len)
     wire_send(rogue.conn, message, len, NULL, 0, NULL, NULL);
 }
 
-/* One that is right in everything but what the test changes: of our own process, which is as good as
+/* An offer that is right except for what the test changes. It is of our own process, which serves as well as
  * another. */
 static void make_offer(uint8_t out[68], int fd, uint64_t inode, uint64_t len_bytes)
 {
@@ -288,8 +288,8 @@ static void check_offer_is_refused(const uint8_t offer[68])
     static const uint8_t ORDINARY[8] = {1};
     say(offer, 68);
     say(ORDINARY, 8);
-    UNTIL(plain.n_messages == 1);                 /* what follows is heard */
-    uint64_t until = wall_ns() + 300 * NS_PER_MS; /* that nothing comes can only be seen by waiting */
+    UNTIL(plain.n_messages == 1);                 /* the wire still receives messages */
+    uint64_t until = wall_ns() + 300 * NS_PER_MS; /* only waiting shows that nothing comes */
     UNTIL(wall_ns() > until);
     ck_assert_uint_eq(rogue.n_taken, 0);
     ck_assert(!plain.is_lost);
@@ -307,16 +307,16 @@ START_TEST(test_mapped_offer_that_is_not_what_it_says_is_not_taken)
     make_offer(offer, fd, st.st_ino, 1 << 20);
     switch (_i) {
     case 0:
-        offer[32] ^= 1; /* another boot, so another host */
+        offer[32] ^= 1; /* another boot id, so another host */
         break;
     case 1:
-        put_u64(offer + 24, st.st_ino + 1); /* another file than the one that the number leads to */
+        put_u64(offer + 24, st.st_ino + 1); /* another file than the descriptor's */
         break;
     case 2:
-        put_u64(offer + 16, 2 << 20); /* longer than the file: reading beyond its end would be SIGBUS */
+        put_u64(offer + 16, 2 << 20); /* longer than the file: a read beyond its end would be SIGBUS */
         break;
     case 3:
-        make_offer(offer, plain_fd, plain_st.st_ino, 1 << 20); /* can be made shorter later */
+        make_offer(offer, plain_fd, plain_st.st_ino, 1 << 20); /* this file could be made shorter later */
         break;
     default:
         put_u32(offer + 8, 999999); /* no such descriptor */

@@ -1,4 +1,4 @@
-/* Which RDMA card a network device is, read from a directory that looks like /sys. */
+/* The RDMA card of a network device, read from a directory that looks like /sys. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,7 +70,7 @@ START_TEST(test_netaddr_figures_need_no_name_service)
 }
 END_TEST
 
-/* "" with AI_PASSIVE stands for the any-address of each family, so it has several wherever there is IPv6. */
+/* "" with AI_PASSIVE gives the any-address of each family, so there are several wherever there is IPv6. */
 START_TEST(test_netaddr_attempts_take_the_addresses_of_a_name_in_turn)
 {
     struct sockaddr_storage first, at;
@@ -81,7 +81,7 @@ START_TEST(test_netaddr_attempts_take_the_addresses_of_a_name_in_turn)
         ck_assert_int_eq(netaddr_resolve_nth(":7000", i, &at, &len, NULL), TD_OK);
         n += at.ss_family == first.ss_family;
         n_other += at.ss_family != first.ss_family;
-        if (i == 0 || i == 2) /* one address or two: counted round */
+        if (i == 0 || i == 2) /* with one or two addresses they come round again */
             ck_assert_mem_eq(&at, &first, sizeof(at));
     }
     ck_assert(n == 4 || (n == 2 && n_other == 2));

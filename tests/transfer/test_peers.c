@@ -1,6 +1,6 @@
 /*
- * Many peers: all pairs move data, and one that is frozen or slow does not hold up the others. Processes of
- * their own, so not by loopback.
+ * Many peers: all pairs move data, and a frozen or slow peer does not hold up the others. Peers are processes
+ * of their own, so not over loopback.
  *
  * TANDEM_LONG=transfer: 32 + 32 endpoints instead of 8 + 8. argv: the helper programs xfer_many and
  * xfer_peer.
@@ -85,7 +85,7 @@ START_TEST(test_peers_all_pairs_move_data)
 {
     const char *how_long = getenv("TANDEM_LONG");
     bool is_long = how_long && strstr(how_long, "transfer") &&
-                   strcmp(TLS[_i], "ucx") != 0; /* too many for UCX: docs/transfer.md */
+                   strcmp(TLS[_i], "ucx") != 0; /* UCX does not take that many: docs/transfer.md */
     int n_processes = is_long ? 4 : 2, n_each = is_long ? 8 : 4, n = n_processes * n_each;
     struct child holders[PROCESSES_MAX], readers[PROCESSES_MAX];
     char *tls = (char *)(uintptr_t)TLS[_i], expected[32], line[64];
@@ -113,7 +113,7 @@ END_TEST
 
 enum { HEALTHY = 2, SAMPLES_MAX = 20000 };
 
-struct stream { /* transfers from one holder, one after the other */
+struct stream { /* successive transfers from one holder */
     struct node *n;
     struct child child;
     char address[160];
@@ -122,7 +122,7 @@ struct stream { /* transfers from one holder, one after the other */
     bool is_measured;
 };
 
-static double samples_ms[SAMPLES_MAX]; /* under the node's lock */
+static double samples_ms[SAMPLES_MAX]; /* guarded by the node's lock */
 static uint32_t n_samples;
 static bool is_over;
 
@@ -178,8 +178,8 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Of the healthy streams' transfers that ended within the given time. The victim runs for run_ms of every 50
- * ms. */
+/* The 99th percentile of the healthy streams' transfers that ended within for_ns. The victim runs for run_ms
+ * of each 50 ms. */
 static double p99_ms(struct node *n, pid_t victim, int run_ms, uint64_t for_ns)
 {
     pthread_mutex_lock(&n->lock);
@@ -206,7 +206,8 @@ static double p99_ms(struct node *n, pid_t victim, int run_ms, uint64_t for_ns)
     return p99;
 }
 
-/* run_ms of every 50: 0 is frozen, so measured while it is not yet taken for dead; 5 is slow. */
+/* The bad peer runs for run_ms of each 50 ms. 0: it is frozen, and measured before it is taken for dead; 5:
+ * it is slow. */
 static void one_bad_peer(char *tls, int run_ms)
 {
     struct node *n = node_open(&(struct node_params){
@@ -225,7 +226,7 @@ static void one_bad_peer(char *tls, int run_ms)
     printf("# %s: p99 of the healthy %.2f ms, beside a %s peer %.2f ms: %.2f times\n", tls, before,
            run_ms ? "slow" : "frozen", during, during / before);
     fflush(stdout);
-    /* generous: what must not be is a wait for the bad one, which lasts a second */
+    /* Generous: the failure would be a wait for the bad peer, which lasts a second. */
     ck_assert_msg(during < 10 * before + 100, "p99 went from %.2f to %.2f ms", before, during);
     node_close(n);
     for (uint32_t i = 0; i <= HEALTHY; i++)
@@ -253,7 +254,7 @@ int main(int argc, char **argv)
     tcase_set_timeout(pairs, 300);
     tcase_set_timeout(one, 60);
     tcase_add_loop_test(pairs, test_peers_all_pairs_move_data, 0, N_TLS);
-    if (tap_forks()) { /* else a thread checker is at work, and what is measured means nothing */
+    if (tap_forks()) { /* without forks a thread checker is at work, and times mean nothing */
         tcase_add_loop_test(one, test_peers_frozen_one_leaves_the_others_alone, 0, N_TLS);
         tcase_add_loop_test(one, test_peers_slow_one_leaves_the_others_alone, 0, N_TLS);
     }

@@ -1,4 +1,4 @@
-/* The messages: golden bytes, round trips, and bytes that nobody meant. */
+/* The messages: golden bytes, round trips, and random bytes. */
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,7 +72,7 @@ START_TEST(test_proto_decode_gives_back_what_was_put)
     ck_assert_uint_eq(m.unit.n, u.n);
     ck_assert_uint_eq(m.unit.layer_end, u.layer_end);
     ck_assert_uint_eq(m.unit.part_layers, 7);
-    put_u16(out, MSG_ANNOUNCE); /* which has no parts */
+    put_u16(out, MSG_ANNOUNCE); /* an ANNOUNCE has no parts */
     ck_assert_int_eq(proto_decode(out, 32 + 4 * PROTO_UNIT_PAGES, &m, NULL), TD_ERR_PROTOCOL);
     ck_assert_mem_eq(m.unit.generations, u.generations, sizeof(u.generations));
 
@@ -122,7 +122,7 @@ START_TEST(test_proto_seal_tells_damage_and_another_number)
 }
 END_TEST
 
-/* One of each message; every truncation, every extension and every changed byte gives a status and stays in
+/* Makes a sample of each message. Every truncation, extension and changed byte must give a status and stay in
  * bounds. */
 static uint32_t sample(uint32_t which, uint8_t *out)
 {
@@ -156,7 +156,7 @@ static uint32_t sample(uint32_t which, uint8_t *out)
     }
 }
 
-/* Decodes from memory of exactly that size, so that a sanitizer sees a read beyond it. */
+/* Decodes from memory of exactly that size, so that a sanitizer notices a read beyond it. */
 static enum td_status decode_exactly(const uint8_t *data, size_t len, struct proto_msg *m)
 {
     uint8_t *copy = malloc(len ? len : 1);
@@ -178,7 +178,7 @@ START_TEST(test_proto_other_lengths_are_refused)
         uint32_t n = sample(which, out);
         ck_assert_int_eq(decode_exactly(out, n, &m), TD_OK);
         for (uint32_t cut = 0; cut < n; cut++)
-            if (which != 10 || cut <= 16) /* a shorter part of a user message is one */
+            if (which != 10 || cut <= 16) /* a shorter part of a user message is a valid message */
                 ck_assert_int_eq(decode_exactly(out, cut, &m), TD_ERR_PROTOCOL);
         out[n] = 0;
         if (which != 10)

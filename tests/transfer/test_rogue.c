@@ -1,7 +1,7 @@
 /*
- * A peer that breaks the protocol: the test itself speaks it, over the loopback wire, to a real xfer.
- * Whatever it sends, the xfer refuses by name, ends what was open exactly once, writes nowhere it should not,
- * and goes on.
+ * A peer that breaks the protocol: the test speaks it itself, over the loopback wire, to a real xfer.
+ * Whatever it sends, the xfer refuses it by name, ends what was open exactly once, writes nowhere it should
+ * not, and goes on.
  */
 #include "base/endian.h"
 #include "proto/wire/checksum.h"
@@ -18,7 +18,7 @@ struct rogue {
     char answer_role; /* 'a' is the right one */
     uint32_t n_said, n_heard;
     struct proto_msg last;
-    uint32_t n_of[MSG_USER + 1]; /* messages received, by type */
+    uint32_t n_of[MSG_USER + 1]; /* received messages, by type */
 };
 
 static struct xfer_hub *hub;
@@ -158,7 +158,7 @@ static void connect_up(void)
     ROGUE_UNTIL(rogue.is_up);
 }
 
-/* The node pulls from us; we are asked for the lease. */
+/* Lets the node pull from us, until it asks for the lease. */
 static void be_pulled_from(uint64_t counter)
 {
     node_pull(node, counter, "rogue", 0, 20 * NS_PER_S);
@@ -212,7 +212,7 @@ START_TEST(test_rogue_bytes_of_another_page_fail_the_pull)
     be_pulled_from(1);
     announce(1, 0, 2);
     ROGUE_UNTIL(rogue.n_of[MSG_PULL]);
-    struct checksum_identity other = {77, 1, 1, 0, 0, 4}; /* right for page 1, sent as page 0 */
+    struct checksum_identity other = {77, 1, 1, 0, 0, 4}; /* identity of page 1, sent as page 0 */
     struct proto_data d = {node_id(1), 0, 0, 0, 4, checksum_bytes(&other, bytes, node->page_bytes)};
     wire_send(rogue.conn, out, proto_put_data(out, &d), bytes, node->page_bytes, NULL, NULL);
     ROGUE_UNTIL(rogue.n_of[MSG_RELEASE]);
@@ -231,7 +231,7 @@ START_TEST(test_rogue_data_not_asked_for_lands_nowhere)
     ROGUE_UNTIL(rogue.n_of[MSG_PULL]);
     switch (_i) {
     case 0:
-        send_data(1, 3, 0, 0, bytes); /* an index never announced */
+        send_data(1, 3, 0, 0, bytes); /* an index that was never announced */
         break;
     case 1:
         send_data(1, 0, 9, 0, bytes); /* another generation */
@@ -243,9 +243,9 @@ START_TEST(test_rogue_data_not_asked_for_lands_nowhere)
         break;
     }
     default:
-        send_data(2, 0, 0, 0, bytes); /* another transfer: nobody's, so nothing happens */
+        send_data(2, 0, 0, 0, bytes); /* an unknown transfer: nothing happens */
         announce(1, 5, 3);
-        announce(1, 5, 1); /* twice */
+        announce(1, 5, 1); /* announced twice */
         break;
     }
     NODE_WAIT(node, (wire_progress(rogue.wire), node->pulls[1].ends == 1));
@@ -319,7 +319,7 @@ START_TEST(test_rogue_nothing_is_accepted_before_the_proof)
 }
 END_TEST
 
-/* The node asks us to prove ourselves in the other role; its own proof, sent back, must not do. */
+/* The node must not accept its own proof, sent back, as that of the other role. */
 START_TEST(test_rogue_proof_of_the_other_role_is_none)
 {
     node_pull(node, 1, "rogue", 0, 20 * NS_PER_S);
@@ -358,26 +358,27 @@ START_TEST(test_rogue_reader_gets_only_what_was_announced)
     if (_i == 0)
         u.generations[0] = 99; /* stale */
     else if (_i == 1)
-        u.layer_end = 3; /* not announced yet */
+        u.layer_end = 3; /* a layer that is not announced yet */
     else
         u.first = 2;
     say(out, proto_put_unit(out, MSG_PULL, &u));
     ROGUE_UNTIL(rogue.n_of[MSG_REFUSE]);
     ck_assert_int_eq(rogue.last.refuse.reason, REFUSE_STALE);
     ck_assert_uint_eq(rogue.n_of[MSG_DATA], 0);
-    /* Says it has all, of a lease that is not finished. */
+    /* Reports that it has everything, of a lease that is not finished. */
     say(out, proto_put_release(out, node_id(1), TD_OK));
     NODE_WAIT(node, (wire_progress(rogue.wire), node->leases[1].ends == 1));
     ck_assert_int_eq(node->leases[1].status, TD_ERR_CANCELLED);
 }
 END_TEST
 
-/* The reader says how long a part may be, in layers; whatever it says, all that it asked for comes, once. */
+/* The reader says how many layers a part may have. Whatever it says, everything that it asked for comes
+ * exactly once. */
 START_TEST(test_rogue_holder_cuts_pages_into_the_parts_asked_for)
 {
     static const struct {
         uint16_t part_layers;
-        uint32_t n_parts; /* of two pages of four layers */
+        uint32_t n_parts; /* parts of two pages with four layers each */
     } CASES[] = {{0, 2}, {1, 8}, {2, 4}, {3, 4}, {4, 2}, {UINT16_MAX, 2}};
     uint8_t out[WIRE_HEADER_MAX];
     node_grant(node, 1, 20 * NS_PER_S);
@@ -389,7 +390,7 @@ START_TEST(test_rogue_holder_cuts_pages_into_the_parts_asked_for)
     u.part_layers = CASES[_i].part_layers;
     say(out, proto_put_unit(out, MSG_PULL, &u));
     ROGUE_UNTIL(rogue.n_of[MSG_DATA] == CASES[_i].n_parts);
-    ck_assert_uint_eq(rogue.last.data.index, 1); /* page by page, the last one's end at the end */
+    ck_assert_uint_eq(rogue.last.data.index, 1); /* page by page, the end of the last one at the end */
     ck_assert_uint_eq(rogue.last.data.layer_end, 4);
     say(out, proto_put_release(out, node_id(1), TD_ERR_CANCELLED));
     NODE_WAIT(node, (wire_progress(rogue.wire), node->leases[1].ends == 1));
@@ -433,8 +434,8 @@ static uint32_t ups_of(struct node *n)
     return ups;
 }
 
-/* Waits of 50 ms, 100, 200 .. between them, half of each by chance: some six connections in that time, and
- * not thousands. */
+/* The waits between connections are 50, 100, 200 ms and so on, half of each random: about six connections in
+ * that time, not thousands. */
 START_TEST(test_rogue_that_dies_after_each_handshake_is_connected_to_ever_more_slowly)
 {
     const char *address = "rogue";
@@ -459,8 +460,8 @@ START_TEST(test_rogue_that_dies_after_each_handshake_is_connected_to_ever_more_s
 }
 END_TEST
 
-/* An attempt takes up to two silences when the other side says nothing; the next one begins after half of
- * one. */
+/* An attempt takes up to two silences if the other side says nothing. The next attempt begins after half a
+ * silence. */
 START_TEST(test_rogue_that_does_not_answer_holds_up_no_others)
 {
     const uint64_t silence_ns = 3 * NS_PER_S;

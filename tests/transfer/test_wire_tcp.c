@@ -1,7 +1,7 @@
 /*
- * The TCP transport by itself: two wires of this process, or a wire and a socket that says what it likes.
- * Frames arrive whole and in order however they are cut, payloads land where they should, and what is no
- * frame, comes too early or never comes costs one connection.
+ * The TCP transport by itself: two wires of this process, or a wire and a socket that sends arbitrary bytes.
+ * Frames arrive whole and in order, however they are cut, and payloads land where they should. Bytes that are
+ * no frame, come too early or never come cost one connection.
  */
 #include <arpa/inet.h>
 #include <check.h>
@@ -21,9 +21,9 @@
 
 enum { MESSAGES_MAX = 4096, STRANGERS = 256, PREFIX = 16, MAGIC = 0x314d4454 };
 
-struct end { /* a connection, as its user sees it */
+struct end { /* a connection as its user sees it */
     struct wire_conn *conn;
-    bool is_open, is_closed, is_refusing; /* is_refusing: payloads are thrown away */
+    bool is_open, is_closed, is_refusing; /* is_refusing: payloads are discarded */
     uint32_t n_messages, n_errors, n_payloads, n_cancelled;
     enum td_status error;
     uint32_t lens[MESSAGES_MAX], sums[MESSAGES_MAX];
@@ -33,11 +33,11 @@ struct end { /* a connection, as its user sees it */
 
 struct side {
     struct wire *wire;
-    struct end ends[4]; /* accepted, or connected */
-    struct end nobody;  /* of the many that only stand there */
+    struct end ends[4]; /* ends of accepted or own connections */
+    struct end nobody;  /* shared by connections that only stay open */
     struct wire_conn *crowd[STRANGERS];
     uint32_t n_ends, n_crowd, n_accepted;
-    bool is_trusting; /* whom it accepts */
+    bool is_trusting; /* trusts the connections that it accepts */
 };
 
 static struct side sides[2];
@@ -155,7 +155,7 @@ static void turns_for(uint64_t ns)
         turn();
 }
 
-/* sides[0] listens, sides[1] connects; ends[0] of each is their connection. */
+/* Connects sides[1] to sides[0]; ends[0] of each is their connection. */
 static void pair_open(void)
 {
     side_open(&sides[0], true);
@@ -198,7 +198,7 @@ static void put_prefix(uint8_t out[PREFIX], uint32_t header_len, uint64_t payloa
     put_u64(out + 8, payload_len);
 }
 
-/* Whether the other side has ended it. */
+/* Whether the other side has ended the connection. */
 static bool is_ended(int fd)
 {
     char byte;
@@ -225,7 +225,7 @@ START_TEST(test_tcp_frames_arrive_whole_and_in_order_however_they_are_cut)
     }
     int fd = socket_to(&sides[0]);
     struct end *e = &sides[0].ends[0];
-    for (size_t at = 0, n; at < all.len; at += n) { /* the first frames byte by byte */
+    for (size_t at = 0, n; at < all.len; at += n) { /* sends the first frames byte by byte */
         n = at < 3000 ? 1 : random_at(3, at, 0) % 40000 + 1;
         n = n < all.len - at ? n : all.len - at;
         ck_assert_int_eq(write(fd, all.data + at, n), (ssize_t)n);
@@ -242,7 +242,7 @@ START_TEST(test_tcp_frames_arrive_whole_and_in_order_however_they_are_cut)
 }
 END_TEST
 
-static uint32_t n_done[3]; /* by: sent, cancelled, lost */
+static uint32_t n_done[3]; /* number of sent, cancelled and lost messages */
 
 static void count_done(void *arg, enum td_status status)
 {
@@ -354,7 +354,7 @@ START_TEST(test_tcp_without_descriptors_a_connection_is_refused_and_nothing_spin
     struct rlimit before, less;
     int held[256], n_held = 0, fd;
     side_open(&sides[0], true);
-    fd = socket(AF_INET, SOCK_STREAM, 0); /* taken before there are none */
+    fd = socket(AF_INET, SOCK_STREAM, 0); /* taken before descriptors run out */
     ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
     less = (struct rlimit){128, before.rlim_max};
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &less), 0);
@@ -367,7 +367,7 @@ START_TEST(test_tcp_without_descriptors_a_connection_is_refused_and_nothing_spin
     UNTIL(!turn());
     ck_assert_int_eq(wire_arm(sides[0].wire), -1);
     struct pollfd p = {.fd = sides[0].wire->fd, .events = POLLIN};
-    ck_assert_int_eq(poll(&p, 1, 100), 0); /* it may sleep */
+    ck_assert_int_eq(poll(&p, 1, 100), 0); /* the wire may sleep */
     ck_assert_uint_eq(sides[0].n_accepted, 0);
     while (n_held)
         close(held[--n_held]);
@@ -386,7 +386,7 @@ START_TEST(test_tcp_that_can_accept_nothing_pauses_and_goes_on)
     side_open(&sides[0], true);
     int fd = socket_to(&sides[0]);
     ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
-    less = (struct rlimit){3, before.rlim_max}; /* not even the spare one can be opened again */
+    less = (struct rlimit){3, before.rlim_max}; /* not even the spare descriptor can be opened again */
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &less), 0);
     for (uint64_t until = wall_ns() + 500 * NS_PER_MS; wall_ns() < until;)
         n_busy += turn();
@@ -417,7 +417,7 @@ START_TEST(test_tcp_close_ends_what_is_under_way_once)
     UNTIL(closes->is_closed && hears->n_errors);
     ck_assert_uint_eq(closes->n_errors, 0);
     ck_assert_int_eq(hears->error, TD_ERR_PEER_LOST);
-    wire_send(hears->conn, "h", 1, NULL, 0, count_done, NULL); /* too late */
+    wire_send(hears->conn, "h", 1, NULL, 0, count_done, NULL); /* too late: the connection is closed */
     wire_close(hears->conn);
     UNTIL(hears->is_closed);
     ck_assert_uint_eq(n_done[0] + n_done[1] + n_done[2], 5);
@@ -437,7 +437,7 @@ START_TEST(test_tcp_what_was_said_before_a_close_is_heard)
     for (int round = 0; round < 200; round++) {
         pair_open();
         struct end *a = &sides[0].ends[0], *b = &sides[1].ends[0];
-        wire_send(a->conn, "other way", 9, NULL, 0, NULL, NULL); /* unread when it is closed */
+        wire_send(a->conn, "other way", 9, NULL, 0, NULL, NULL); /* not read when the connection is closed */
         wire_send(b->conn, "goodbye", 7, NULL, 0, NULL, NULL);
         if (round % 2)
             turn();
@@ -458,7 +458,7 @@ START_TEST(test_tcp_what_cannot_be_reached_is_an_error_and_a_close_comes_at_any_
         side_open(&sides[1], false);
         struct end *e = &sides[1].ends[0];
         e->conn = wire_connect(sides[1].wire, ADDRESSES[_i], 0, e);
-        wire_send(e->conn, "h", 1, NULL, 0, NULL, NULL); /* before it is open: lost */
+        wire_send(e->conn, "h", 1, NULL, 0, NULL, NULL); /* sent before the connection is open: lost */
         if (!is_early)
             UNTIL(e->n_errors);
         wire_close(e->conn);

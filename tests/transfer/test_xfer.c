@@ -1,5 +1,5 @@
-/* One suite for every backend: loopback, TCP, a mapped arena (over TCP), UCX as it chooses (shared memory),
- * and UCX over its own tcp. */
+/* One suite for every backend: loopback, TCP, a mapped arena (over TCP), UCX with its own choice (shared
+ * memory), and UCX over its own tcp. */
 #include <sched.h>
 #include <unistd.h>
 
@@ -39,7 +39,7 @@ static void close_pair(struct node *a, struct node *b)
     hub = NULL;
 }
 
-/* A lease whose pages lie at first_page, granted, announced whole and finished. */
+/* Grants a lease whose pages begin at first_page, announces all of it, and finishes it. */
 static void offer(struct node *h, uint64_t counter, uint32_t first_page, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -180,8 +180,8 @@ START_TEST(test_xfer_pages_that_are_had_are_neither_asked_for_nor_written)
 }
 END_TEST
 
-/* Nothing is asked for, so nothing can stall: it waits as long as the holder takes, and keeps the lease
- * alive. */
+/* The reader asks for nothing, so nothing can stall: it waits as long as the holder takes, and keeps the
+ * lease alive. */
 START_TEST(test_xfer_pull_of_what_is_had_waits_for_the_finish)
 {
     struct node *h = open_node(_i, "holder", 4), *r = open_node(_i, "reader", 4);
@@ -209,7 +209,7 @@ END_TEST
 START_TEST(test_xfer_having_more_than_the_lease_is_invalid)
 {
     struct node *h = open_node(_i, "holder", 4), *r = open_node(_i, "reader", 4);
-    node_pull_rest(r, 61, h->address, h->incarnation, LONG, 5); /* than fit the arena */
+    node_pull_rest(r, 61, h->address, h->incarnation, LONG, 5); /* more pages than fit the arena */
     NODE_WAIT(r, r->pulls[61].ends);
     ck_assert_int_eq(r->pulls[61].status, TD_ERR_INVALID);
     offer(h, 62, 0, 3);
@@ -232,7 +232,7 @@ START_TEST(test_xfer_pull_of_what_is_had_ends_with_its_peer_or_a_cancel)
         node_announce(h, id, 0, 0, 4, 0, 4);
         node_pull_rest(r, id, h->address, h->incarnation, LONG, id == 65 ? 3 : 4);
     }
-    NODE_WAIT(r, r->pulls[65].progress == 4); /* behind the others, so all are open */
+    NODE_WAIT(r, r->pulls[65].progress == 4); /* it came after the others, so all are open */
     xfer_pull_cancel(r->x, node_id(63));
     NODE_WAIT(r, r->pulls[63].ends);
     NODE_WAIT(h, h->leases[63].ends);
@@ -266,7 +266,7 @@ START_TEST(test_xfer_pull_that_overtakes_the_grant_is_asked_again)
 }
 END_TEST
 
-/* Waits for one more refusal: then the reader would not ask again for 50 ms, the longest it waits between two
+/* Waits for one more refusal. The reader then does not ask again for 50 ms, its longest wait between two
  * questions. */
 static void wait_refused(struct node *h)
 {
@@ -304,7 +304,8 @@ START_TEST(test_xfer_early_reader_that_gave_up_leaves_the_lease_to_another)
     wait_refused(h);
     xfer_pull_cancel(r->x, node_id(1));
     NODE_WAIT(r, r->pulls[1].ends);
-    node_pull(r, 2, h->address, h->incarnation, LONG); /* behind what said that the first gave up */
+    /* Comes after the message that the first pull gave up. */
+    node_pull(r, 2, h->address, h->incarnation, LONG);
     offer(h, 2, 0, 0);
     NODE_WAIT(r, r->pulls[2].ends);
     node_pull(other, 1, h->address, h->incarnation, LONG);
@@ -347,7 +348,7 @@ START_TEST(test_xfer_waiting_reader_keeps_its_lease_alive)
     node_grant(h, 9, 1200 * NS_PER_MS);
     node_pull(r, 9, h->address, 0, LONG);
     NODE_WAIT(r, r->ups);
-    /* The time itself is what is tested: two durations must pass. */
+    /* The test is about time: two durations must pass. */
     uint64_t until = wall_ns() + 2500 * NS_PER_MS;
     pthread_mutex_lock(&h->lock);
     while (node_wait_turn(h, until))
@@ -429,7 +430,8 @@ START_TEST(test_xfer_lease_that_its_reader_gave_up_before_it_was_granted_ends_at
     wait_refused(h);
     xfer_pull_cancel(r->x, node_id(1));
     NODE_WAIT(r, r->pulls[1].ends);
-    node_pull(r, 2, h->address, h->incarnation, LONG); /* behind what said that it gave up */
+    /* Comes after the message that the first pull gave up. */
+    node_pull(r, 2, h->address, h->incarnation, LONG);
     offer(h, 2, 0, 0);
     NODE_WAIT(r, r->pulls[2].ends);
     xfer_lease_grant(h->x, &p);
@@ -461,7 +463,7 @@ START_TEST(test_xfer_lease_of_a_reader_that_goes_before_it_pulls_ends_at_once)
     NODE_WAIT(h, h->leases[12].ends == 1);
     ck_assert_int_eq(h->leases[12].status, TD_ERR_PEER_LOST);
     ck_assert(!h->leases[12].in_doubt);
-    p.id = node_id(13); /* the reader was gone before the grant */
+    p.id = node_id(13); /* the reader left before the grant */
     xfer_lease_grant(h->x, &p);
     node_announce(h, 13, 0, 0, 1, 0, 4);
     xfer_lease_finish(h->x, node_id(13), 1, NULL, 0);
@@ -570,11 +572,11 @@ END_TEST
 START_TEST(test_xfer_holder_is_reached_by_name)
 {
     if (_i == 0)
-        return; /* loopback has names of its own */
+        return; /* loopback has no host names */
     struct node *h = open_node(_i, "holder", 2), *r = open_node(_i, "reader", 2);
     char address[160];
     snprintf(address, sizeof(address), "localhost%s",
-             strrchr(h->address, ':')); /* maybe ::1 first, where nobody listens */
+             strrchr(h->address, ':')); /* the name may give ::1 first, where nobody listens */
     offer(h, 19, 0, 2);
     node_pull(r, 19, address, 0, LONG);
     NODE_WAIT(r, r->pulls[19].ends);
@@ -586,7 +588,7 @@ END_TEST
 START_TEST(test_xfer_holder_that_comes_late_is_reached)
 {
     if (_i == 0)
-        return; /* loopback names are told by open_node only */
+        return; /* a loopback address is only known once the holder is open */
     struct node *first = open_node(_i, "first", 1);
     char address[160];
     snprintf(address, sizeof(address), "%s", first->address);
@@ -660,7 +662,7 @@ START_TEST(test_xfer_many_leases_at_once)
     struct node *h = open_node(_i, "holder", LEASES * PAGES), *r = open_node(_i, "reader", LEASES * PAGES);
     for (uint32_t i = 0; i < LEASES; i++)
         r->pulls[i + 1].place_base = i * PAGES;
-    for (uint32_t i = 0; i < LEASES; i++) { /* half of the pulls come first */
+    for (uint32_t i = 0; i < LEASES; i++) { /* half of the pulls come before their lease */
         if (i % 2)
             node_pull(r, i + 1, h->address, h->incarnation, LONG);
         offer(h, i + 1, i * PAGES, PAGES);
@@ -677,8 +679,8 @@ START_TEST(test_xfer_many_leases_at_once)
 }
 END_TEST
 
-/* Cancel at some moment between "not begun" and "done": each side gets one end, and what is reused stays as
- * it was made. */
+/* Cancels at a random moment between "not begun" and "done": each side gets one end, and reused pages stay as
+ * they were made. */
 static void cancel_at_random(int backend, bool by_reader)
 {
     enum { N = 16, ROUNDS = 12 };
@@ -696,7 +698,7 @@ static void cancel_at_random(int backend, bool by_reader)
         NODE_WAIT_S(r, 3, r->pulls[k].ends);
         if (!at)
             xfer_lease_cancel(h->x, node_id(k)); /* the pull may have ended before the holder heard of it */
-        memset(r->arena, 0x5a, r->arena_bytes);  /* ours again: a late write would show below */
+        memset(r->arena, 0x5a, r->arena_bytes);  /* the pages are ours again: a late write is noticed below */
         NODE_WAIT_S(h, 3, h->leases[k].ends);
         memset(h->arena, 0xa5, h->arena_bytes);
         ck_assert(r->pulls[k].status == TD_OK || r->pulls[k].status == TD_ERR_CANCELLED);

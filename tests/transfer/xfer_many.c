@@ -2,12 +2,12 @@
  * Several endpoints in one process, for the test that connects all with all.
  *
  *     xfer_many holder TLS N FIRST N_READERS          endpoints FIRST.. that lease to readers 0..; prints
- *                                                     their addresses, waits
+ *                                                     their addresses, then waits
  *     xfer_many reader TLS N FIRST ADDRESS...         endpoints FIRST.. that each pull ROUNDS times from
  *                                                     every address (holder 0, 1, ..), check every word, and
- *                                                     print "ok" and how many pulls it were
+ *                                                     print "ok" and the number of pulls
  *
- * It dies with its parent.
+ * The process dies with its parent.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -28,7 +28,7 @@ static const struct log LOG = {.who = "many", .level = LOG_ERROR};
 
 struct many {
     struct clock clock;
-    pthread_mutex_t lock; /* main waits for a number that all endpoints count up */
+    pthread_mutex_t lock; /* main waits for a count that all endpoints raise */
     pthread_cond_t changed;
     uint32_t n_ended, n_bad;
 };

@@ -1,11 +1,11 @@
 /*
- * A process to be killed: holds leases, or pulls, until somebody ends it.
+ * A process to be killed: it holds leases, or pulls, until it is ended.
  *
  *     xfer_peer holder TLS ID_INCARNATION             offers leases with counters 1, 2, .. for ever; prints
  *                                                     its address
  *     xfer_peer reader TLS ID_INCARNATION ADDRESS     pulls counters 1, 2, .. from ADDRESS for ever
  *
- * WINDOW transfers are open at any time. It dies with its parent.
+ * WINDOW transfers are open at any time. The process dies with its parent.
  */
 #include <signal.h>
 #include <stdio.h>

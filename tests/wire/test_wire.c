@@ -1,4 +1,4 @@
-/* Golden bytes of every binary format, and that what is damaged is refused. */
+/* Golden bytes of every binary format; damaged bytes are refused. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -74,7 +74,7 @@ START_TEST(test_kv_layout_kinds_and_windows_travel_where_zeroes_were)
     ck_assert_uint_eq(b[3], 1);
     ck_assert_int_eq(kv_layout_decode(b, sizeof(b), &back, &e), TD_OK);
     ck_assert_int_eq(kv_layout_match(&latent, &back, &e), TD_OK);
-    ck_assert_uint_eq(kv_layout_page_bytes(&back), 16u * 16 * 64 * 2); /* one plane */
+    ck_assert_uint_eq(kv_layout_page_bytes(&back), 16u * 16 * 64 * 2); /* a layout with one plane */
     latent.n_kv_heads = 2;
     ck_assert_int_eq(kv_layout_check(&latent, &e), TD_ERR_INVALID);
     kv_layout_encode(&windowed, b);
@@ -109,7 +109,7 @@ START_TEST(test_kv_layout_absurd_values_are_refused)
 {
     uint8_t b[KV_LAYOUT_WIRE_BYTES];
     struct kv_layout back;
-    /* Each field at its largest; a window may well be 65,535. */
+    /* Each field with its largest value; 65,535 is a valid window. */
     for (size_t at = 2; at < 24; at += at == 18 ? 4 : 2) {
         kv_layout_encode(&LAYOUT, b);
         b[at] = b[at + 1] = 0xff;
@@ -143,7 +143,7 @@ START_TEST(test_checksum_copy_is_the_sum_of_what_was_copied)
     for (size_t i = 0; i < sizeof(from); i++)
         from[i] = (uint8_t)random_mix(i);
     for (size_t i = 0; i < sizeof(LENGTHS) / sizeof(LENGTHS[0]); i++) {
-        for (size_t at = 0; at < 64; at += 7) { /* no place is better than another */
+        for (size_t at = 0; at < 64; at += 7) { /* at any offset */
             size_t n = LENGTHS[i], other = (at * 3) % 64;
             memset(to, 0xee, sizeof(to));
             ck_assert_uint_eq(checksum_copy(&id, to + other, from + at, n), checksum_bytes(&id, from + at, n));
@@ -155,8 +155,8 @@ START_TEST(test_checksum_copy_is_the_sum_of_what_was_copied)
 }
 END_TEST
 
-/* The plain version is memcpy and checksum_bytes; lengths around the blocks of the sum and the chunks of the
- * ways, and any other. */
+/* The reference is memcpy and checksum_bytes(). Lengths are around the blocks of the sum and the chunks of
+ * the ways, and random. */
 START_TEST(test_checksum_ways_all_give_the_same_bits_at_any_length_and_place)
 {
     enum { MOST = 70000, SPACE = MOST + 256, TURNS = 400 };
@@ -185,8 +185,8 @@ START_TEST(test_checksum_ways_all_give_the_same_bits_at_any_length_and_place)
 }
 END_TEST
 
-/* Measured again, the way chosen is still about as fast as any; three times at most, for what else the
- * machine does. */
+/* Measured again, the chosen way is still about as fast as any other. At most three tries, because other work
+ * on the machine disturbs the measurement. */
 START_TEST(test_checksum_choice_is_the_fastest_way)
 {
     const struct checksum_choice *choice = checksum_choose();
@@ -206,7 +206,8 @@ START_TEST(test_checksum_choice_is_the_fastest_way)
 }
 END_TEST
 
-/* What a sum of words would not see: the same bytes in another order, or of another time. */
+/* Changes that a sum of words would not notice: the same bytes in another order, or bytes of an older
+ * page. */
 START_TEST(test_checksum_sees_swapped_shifted_and_stale_bytes)
 {
     enum { BYTES = 65536, PART = 64 };
@@ -215,7 +216,7 @@ START_TEST(test_checksum_sees_swapped_shifted_and_stale_bytes)
     for (size_t i = 0; i < BYTES; i++)
         page[i] = (uint8_t)random_mix(i);
     const uint64_t sum = checksum_bytes(&id, page, BYTES);
-    for (size_t at = 0; at + 2 * PART <= BYTES; at += 1000 / 8 * 8) { /* neighbours of each length swapped */
+    for (size_t at = 0; at + 2 * PART <= BYTES; at += 1000 / 8 * 8) { /* swaps neighbouring pieces */
         for (size_t n = 1; n <= PART; n *= 2) {
             memcpy(other, page, BYTES);
             memcpy(other + at, page + at + n, n);
@@ -223,12 +224,13 @@ START_TEST(test_checksum_sees_swapped_shifted_and_stale_bytes)
             ck_assert_uint_ne(checksum_bytes(&id, other, BYTES), sum);
         }
     }
-    for (size_t n = 1; n <= 4096; n *= 2) { /* everything shifted */
+    for (size_t n = 1; n <= 4096; n *= 2) { /* shifts all bytes */
         memcpy(other, page + n, BYTES - n);
         memcpy(other + BYTES - n, page, n);
         ck_assert_uint_ne(checksum_bytes(&id, other, BYTES), sum);
     }
-    for (size_t at = 0; at < BYTES; at += 4096) { /* one piece of an older page, then of zeros */
+    /* Replaces a piece by that of an older page, then by zeros. */
+    for (size_t at = 0; at < BYTES; at += 4096) {
         memcpy(other, page, BYTES);
         for (size_t i = 0; i < 64; i++)
             other[at + i] = (uint8_t)random_mix(at + i + BYTES);
@@ -287,7 +289,7 @@ START_TEST(test_block_header_every_flipped_bit_is_noticed)
 }
 END_TEST
 
-/* What the bytes that were reserved say; all else is as it was before there were codecs. */
+/* Golden bytes of the fields that were reserved before there were codecs; all other bytes are unchanged. */
 START_TEST(test_block_header_golden_bytes)
 {
     struct block_header h = {.key = {{0xaa, 0xbb}},
@@ -308,7 +310,7 @@ START_TEST(test_block_header_golden_bytes)
                            "1000000003000000221100000000000088776655443322110200000004030201");
     ck_assert_int_eq(block_header_decode(b, sizeof(b), &back), TD_OK);
     ck_assert(back.codec == BLOCK_INT8 && back.tenant == 0x01020304);
-    h.codec = BLOCK_CODECS; /* of a newer version */
+    h.codec = BLOCK_CODECS; /* a codec of a newer version */
     block_header_encode(&h, b);
     ck_assert_int_eq(block_header_decode(b, sizeof(b), &back), TD_ERR_VERSION);
 }
@@ -339,7 +341,7 @@ START_TEST(test_store_messages_round_trip_and_bounds)
     ck_assert_uint_eq(back.tenant, m.tenant);
     for (size_t n = 24 + 3 * 16 + 1; n < b.len; n++)
         ck_assert_int_ne(store_keys_decode(b.data, n, &back), TD_OK);
-    ck_assert_uint_eq(m.tenant, 0x5d8858e1); /* it is on disks */
+    ck_assert_uint_eq(m.tenant, 0x5d8858e1); /* this value is on disks */
     ck_assert(!store_tenant("default", 7) && !store_tenant("", 0) && store_tenant("defaulT", 7));
     bytes_clear(&b);
     store_want_encode(1, 2, positions, 2, &b);

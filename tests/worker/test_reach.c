@@ -1,4 +1,4 @@
-/* Which addresses routers and peers are told, for every way to say where to listen. */
+/* The addresses that routers and peers are told, for every way to give --listen. */
 #include <string.h>
 
 #include "tests/tap.h"
@@ -7,8 +7,8 @@
 static const struct {
     struct reach_config config;
     const char *xfer_listen;         /* NULL: refused */
-    const char *rpc_listens, *rpc;   /* told to routers */
-    const char *xfer_listens, *xfer; /* told to peers */
+    const char *rpc_listens, *rpc;   /* addresses told to routers */
+    const char *xfer_listens, *xfer; /* addresses told to peers */
 } CASES[] = {
     {{"127.0.0.1:0", NULL, NULL}, "127.0.0.1:0", "127.0.0.1:70", "127.0.0.1:70", "127.0.0.1:71", "127.0.0.1:71"},
     {{"10.0.0.5:70", NULL, NULL}, "10.0.0.5:0", "10.0.0.5:70", "10.0.0.5:70", "10.0.0.5:71", "10.0.0.5:71"},

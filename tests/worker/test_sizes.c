@@ -1,4 +1,4 @@
-/* How large pools are by default, and which sizes are refused. */
+/* Default sizes of pools, and refused sizes. */
 #include <string.h>
 
 #include "tests/tap.h"
@@ -23,7 +23,8 @@ START_TEST(test_default_pool_holds_four_contexts_if_its_share_does)
     ck_assert_uint_eq(sizes_default(&odd.layout, 17, 4, GIB), 8 * 32768);
     ck_assert_uint_eq(sizes_default(&large.layout, 1 << 20, 4, 2 * GIB), 2 * GIB);
     ck_assert_uint_eq(sizes_default(&large.layout, 1 << 20, 4, UINT64_MAX), 8 * GIB);
-    ck_assert_uint_eq(sizes_default(&large.layout, 1 << 20, 4, MIB), 64 * MIB); /* less is of no use */
+    /* A smaller pool would be useless. */
+    ck_assert_uint_eq(sizes_default(&large.layout, 1 << 20, 4, MIB), 64 * MIB);
 }
 END_TEST
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Makes the tiny models beside this file, one for each family, and what transformers generates with them.
+"""Makes the tiny models beside this file, one for each family, and golden answers of transformers.
 
     pip install torch transformers safetensors        made with torch 2.15, transformers 5.23, in f32, eager attention
     python make.py [NAME...]
 
-NAME/config.json, NAME/model.safetensors, NAME/golden.json: cases of prompt_ids, greedy_ids and greedy_logprobs. Weights are random, but
-large enough for the logits to lie apart: of many prompts that one is kept on whose path the best token leads by most. Every path is
-computed in f64 too, and must be the same there, so no rounding decides a token or an expert.
+Writes NAME/config.json, NAME/model.safetensors and NAME/golden.json, which has cases of prompt_ids,
+greedy_ids and greedy_logprobs. Weights are random, but large enough for the logits to be far apart: of many
+prompts the one is kept on whose path the best token leads by most. Every path is also computed in f64, and
+must be the same there, so no rounding decides a token or an expert.
 """
 import json, math, os, sys, zlib
 import torch
@@ -14,7 +15,7 @@ from transformers import (AutoModelForCausalLM, DeepseekV2Config, Gemma2Config, 
                           MistralConfig, MixtralConfig, Phi3Config, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LENGTHS, STEPS, TRIES = (1, 17, 56, 100), 16, 48  # 56 + 16 is past the 64 at which the longrope model changes
+LENGTHS, STEPS, TRIES = (1, 17, 56, 100), 16, 48  # 56 + 16 exceeds 64, where the longrope model changes
 COMMON = dict(vocab_size=128, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
               intermediate_size=48, max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=0, eos_token_id=1,
               pad_token_id=None)
@@ -83,7 +84,8 @@ def logits_of(model, ids):
 
 
 def greedy(model, prompt):
-    """No cache, so that every token sees all others by the same rule; least lead of the best token."""
+    """Generates without a cache, so that every token sees all others by the same rule. Also returns the least
+    lead of the best token."""
     ids, logprobs, lead = list(prompt), [], 9.0
     for _ in range(STEPS):
         row = logits_of(model, ids)[-1]

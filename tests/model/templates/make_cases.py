@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""cases.json: templates of our own with the constructs that published ones use, and what jinja2 makes of them in the environment that
-transformers gives it. Needs jinja2 (made with 3.1.6); the test itself does not.
+"""Makes cases.json: templates of our own with the constructs that published ones use, and the output of
+jinja2 for them in the environment of transformers. Needs jinja2 (made with 3.1.6); the test itself does not.
 
     make_cases.py            writes cases.json beside this file
 """

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Small tokenizers of every component that tandem reads, random texts, and what the Hugging Face tokenizers library makes of them.
+"""Makes small tokenizers of every component that tandem reads, random texts, and the results of the Hugging
+Face tokenizers library.
 
     make_cases.py --out .                                   writes NAME.json beside this file (kept in the tree)
     make_cases.py --bulk 300 --cmd 'tandem tokenize --jsonl --tokenizer {dir}'    compares random mixtures of components
@@ -58,7 +59,7 @@ def replace(a, b, kind="String"):
 
 
 def charsmap():
-    """A precompiled charsmap: a Darts trie of a few single bytes and the texts they become."""
+    """A precompiled charsmap: a Darts trie of a few single bytes and their replacements."""
     mapping = {"\t": " ", "\u00a0": " ", "\ufb01": "fi", "\u2460": "1", "\u200b": "", "\u0301": "'"}
     texts, blob = {}, b""
     for k, v in mapping.items():
@@ -233,8 +234,9 @@ def cases(spec, r, n):
 
 
 def streams(spec, r, n):
-    """What DecodeStream gives for each id of runs of bytes, many of them broken by special tokens or no UTF-8. Left out: what it fails at (a
-    run of bytes that was given in part and then is no UTF-8), and where its pieces do not join to the decoded text."""
+    """Results of DecodeStream for each id of runs of bytes, many of them broken by special tokens or invalid
+    UTF-8. Cases are left out if DecodeStream fails (a run of bytes that was partly released and is then
+    invalid UTF-8), or if its pieces do not join to the decoded text."""
     t, vocab = Tokenizer.from_str(json.dumps(spec)), spec["model"]["vocab"]
     special = [a["id"] for a in spec["added_tokens"] if a["special"]]
     out = []
@@ -283,7 +285,7 @@ def compare(spec, r, n, cmd):
     return len(encode) + 2 * len(decode), wrong
 
 
-KEPT = {  # name: what is fixed; the rest is drawn
+KEPT = {  # name: fixed members; the others are random
     "byte-level-gpt2": dict(kind="bytes", size=120, pre=BYTES[1], normalizer=None, decoder=byte_level(), post="template2", added=["<think>", "mask"]),
     "byte-level-o200k": dict(kind="bytes", size=120, pre=BYTES[5], normalizer={"type": "NFC"}, decoder=byte_level(), post="sequence", ignore_merges=True, added=["<|end|>"]),
     "byte-level-deepseek": dict(kind="bytes", size=120, pre=BYTES[6], normalizer=seq("normalizers"), decoder=byte_level(), post="bert", added=["Day", "caf\u00e9"]),
@@ -297,8 +299,8 @@ KEPT = {  # name: what is fixed; the rest is drawn
     "expressions": dict(kind="sentencepiece", size=440, pre=split(r"\h+|\w*", "Contiguous"), normalizer=replace("x*", "-", "Regex"), byte_fallback=True, decoder=SENTENCEPIECE_DECODERS[5], post=None, added=[]),
     "properties": dict(kind="sentencepiece", size=440, pre=seq("pretokenizers", split(r"\p{Han}+"), split(r"[[:alpha:]]+[[:punct:]]?"), split(r"\w|\p{Punct}", "MergedWithNext")), normalizer=None, byte_fallback=True, decoder=SENTENCEPIECE_DECODERS[1], post=None, added=[]),
 }
-STREAMED = ["gemma-like", "phi-like"]  # by bytes where there is no entry
-N_TEXTS = {"properties": 80, "unigram": 40}  # of others 16
+STREAMED = ["gemma-like", "phi-like"]  # by bytes if there is no entry
+N_TEXTS = {"properties": 80, "unigram": 40}  # 16 for the others
 
 
 def main():
