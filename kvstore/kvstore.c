@@ -123,46 +123,9 @@ static void deliver(void *user, struct link_mail *mail)
 
 /* ----------------------------------------------------------- block events */
 
-static void add_event(struct kvstore *s, struct block_event ev)
-{
-    s->events = MEM_ROOM(s->events, s->n_events, s->cap_events, 256);
-    s->events[s->n_events++] = ev;
-}
-
 void store_event(struct kvstore *s, enum block_event_kind kind, enum block_tier tier, const struct store_entry *e)
 {
-    add_event(s, (struct block_event){kind, tier, e->chain_index, e->key});
-}
-
-/* to NULL: sends to every router and advances the event numbers. Otherwise sends a snapshot to one router,
- * numbered so that the next event follows it. */
-static void send_events(struct kvstore *s, const struct block_event *events, uint32_t n, struct link *to)
-{
-    uint64_t first = to ? s->next_event - n : s->next_event;
-    for (uint32_t at = 0; at < n;) {
-        uint32_t count = n - at < EVENTS_MAX ? n - at : EVENTS_MAX;
-        struct bytes b = {0};
-        events_encode(&(struct events_header){s->incarnation, first + at, count}, events + at, &b);
-        Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
-        m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_EVENTS;
-        m.events = (ProtobufCBinaryData){b.len, (uint8_t *)b.data};
-        if (to)
-            link_send(to, &m);
-        else
-            link_server_send_all(s->links, &m);
-        bytes_free(&b);
-        at += count;
-    }
-    if (!to)
-        s->next_event += n;
-}
-
-/* Events must be sent before anything that refers to them: a snapshot, an audit. */
-static void flush_events(struct kvstore *s)
-{
-    if (s->n_events)
-        send_events(s, s->events, s->n_events, NULL);
-    s->n_events = 0;
+    event_queue_add(&s->events, &(struct block_event){kind, tier, e->chain_index, e->key});
 }
 
 static void add_snapshot_block(void *user, const struct store_entry *e)
@@ -175,11 +138,9 @@ static void add_snapshot_block(void *user, const struct store_entry *e)
 
 static void send_snapshot(struct kvstore *s, struct link *link)
 {
-    flush_events(s);
-    add_event(s, (struct block_event){.kind = BLOCK_CLEARED, .tier = TIER_DRAM});
+    event_queue_begin_snapshot(&s->events, s->links, TIER_DRAM);
     table_each(s->table, add_snapshot_block, s);
-    send_events(s, s->events, s->n_events, link);
-    s->n_events = 0;
+    event_queue_end_snapshot(&s->events, link);
 }
 
 /* ------------------------------------------------------------------- load */
@@ -255,7 +216,7 @@ static void on_message(struct kvstore *s, struct link *link, const Tandem__Worke
         send_snapshot(s, link);
         break;
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_AUDIT:
-        flush_events(s);
+        event_queue_flush(&s->events, s->links);
         kvstore_audit_answer(s, link, m->audit->nonce);
         break;
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_KEEP:
@@ -357,7 +318,7 @@ enum td_status kvstore_run(struct kvstore *s)
         bool is_waiting = request_expire(s, patience);
         if (atomic_load(&s->stopping) && s->ssd)
             ssd_tier_hurry(s->ssd);
-        flush_events(s);
+        event_queue_flush(&s->events, s->links);
         note_load(s);
         mailbox_wait(&s->mailbox, is_waiting ? WAITING_MS : IDLE_MS);
     }
@@ -507,7 +468,7 @@ enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore 
     absence_init(&s->absence, &s->clock, TURN_MS * NS_PER_MS, &s->log);
     s->incarnation = random_u64();
     s->reach = (struct reach_config){s->options.listen, s->options.xfer_listen, s->options.advertise};
-    s->next_event = 1ull << 32; /* a snapshot is numbered backwards from the next event */
+    event_queue_init(&s->events, s->incarnation);
     mailbox_init(&s->mailbox);
     pthread_mutex_init(&s->load_lock, NULL);
     s->metrics = metrics_open();
@@ -561,7 +522,7 @@ void kvstore_close(struct kvstore *s)
     mem_unmap(s->arena, s->arena_bytes);
     if (s->arena_fd)
         close(s->arena_fd);
-    free(s->events);
+    event_queue_free(&s->events);
     free(s);
 }
 

@@ -10,9 +10,9 @@
 #include "kvstore/kvstore.h"
 #include "kvstore/ssd_tier.h"
 #include "kvstore/table.h"
-#include "proto/wire/events.h"
 #include "proto/wire/store_msg.h"
 #include "sched/pins.h"
+#include "worker/event_queue.h"
 #include "worker/keeps.h"
 #include "worker/link.h"
 #include "worker/reach.h"
@@ -155,9 +155,7 @@ struct kvstore {
     uint64_t tick; /* counts requests; an entry's last_used is the tick of a request */
     struct store_lease *leases;
     uint32_t n_wire; /* leases and pulls that have not ended; stopping waits for them */
-    struct block_event *events;
-    uint32_t n_events, cap_events;
-    uint64_t next_event;
+    struct event_queue events;
 
     /* Guards audit, which the thread "beat" reads: a few words, no queue is needed. */
     pthread_mutex_t load_lock;
@@ -224,5 +222,5 @@ enum td_status quotas_parse(const char *text, struct tenant_share **out, uint32_
 
 /* audit.c */
 
-/* Call after flush_events, so that the audit and the events agree. */
+/* Call after event_queue_flush, so that the audit and the events agree. */
 void kvstore_audit_answer(struct kvstore *s, struct link *link, uint64_t nonce);

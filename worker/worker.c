@@ -148,63 +148,24 @@ static void deliver(void *user, struct link_mail *mail)
 
 /* ----------------------------------------------------------- block events */
 
-static void add_event(struct worker *w, struct block_event ev)
-{
-    w->events = MEM_ROOM(w->events, w->n_events, w->cap_events, 256);
-    w->events[w->n_events++] = ev;
-}
-
-/* Inside calls of the pool: only notes the event. flush_events() sends it. */
+/* Inside calls of the pool: only notes the event. */
 static void on_block(void *user, bool added, const struct block_key *key, uint32_t chain_index)
 {
-    add_event(user, (struct block_event){added ? BLOCK_ADDED : BLOCK_REMOVED, TIER_WORKER, chain_index, *key});
-}
-
-/*
- * to NULL: sends events to every router and advances the event numbers. Else sends a snapshot to one router,
- * numbered so that the next event follows it.
- */
-static void send_events(struct worker *w, const struct block_event *events, uint32_t n, struct link *to)
-{
-    uint64_t first = to ? w->next_event - n : w->next_event;
-    for (uint32_t at = 0; at < n;) {
-        uint32_t count = n - at < EVENTS_MAX ? n - at : EVENTS_MAX;
-        struct bytes b = {0};
-        events_encode(&(struct events_header){w->incarnation, first + at, count}, events + at, &b);
-        Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
-        m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_EVENTS;
-        m.events = (ProtobufCBinaryData){b.len, (uint8_t *)b.data};
-        if (to)
-            link_send(to, &m);
-        else
-            link_server_send_all(w->links, &m);
-        bytes_free(&b);
-        at += count;
-    }
-    if (!to)
-        w->next_event += n;
-}
-
-static void flush_events(struct worker *w)
-{
-    if (w->n_events)
-        send_events(w, w->events, w->n_events, NULL);
-    w->n_events = 0;
+    struct worker *w = user;
+    event_queue_add(&w->events,
+                    &(struct block_event){added ? BLOCK_ADDED : BLOCK_REMOVED, TIER_WORKER, chain_index, *key});
 }
 
 static void add_snapshot_block(void *user, const struct block_key *key, uint32_t chain_index)
 {
-    add_event(user, (struct block_event){BLOCK_ADDED, TIER_WORKER, chain_index, *key});
+    on_block(user, true, key, chain_index);
 }
 
-/* Pending events go out first: the snapshot already contains them. */
 static void send_snapshot(struct worker *w, struct link *link)
 {
-    flush_events(w);
-    add_event(w, (struct block_event){.kind = BLOCK_CLEARED, .tier = TIER_WORKER});
+    event_queue_begin_snapshot(&w->events, w->links, TIER_WORKER);
     kvpool_each_block(engine_pool(w->engine), add_snapshot_block, w);
-    send_events(w, w->events, w->n_events, link);
-    w->n_events = 0;
+    event_queue_end_snapshot(&w->events, link);
 }
 
 /* ------------------------------------------------------------------- load */
@@ -378,7 +339,7 @@ static void on_message(struct worker *w, struct link *link, Tandem__Worker__V1__
         send_snapshot(w, link);
         break;
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_AUDIT:
-        flush_events(w);
+        event_queue_flush(&w->events, w->links);
         audit_answer(w, link, m->audit->nonce);
         break;
     case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_DRAIN:
@@ -515,7 +476,7 @@ static void step(struct worker *w)
     store_expire(w, absence_now(&w->absence, 0), false);
     uint32_t rows = engine_step(w->engine);
     /* Before tokens: a router that gets a prompt's first token may look up its blocks at once. */
-    flush_events(w);
+    event_queue_flush(&w->events, w->links);
     leg_flush(w);
     note_load(w);
     w->backlog.changed |= rows && engine_last_step(w->engine).prefill_tokens;
@@ -764,7 +725,7 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
     absence_init(&w->beat_absence, &w->clock, BEAT_MS * NS_PER_MS, NULL);
     w->incarnation = random_u64();
     w->reach = (struct reach_config){w->options.listen, w->options.xfer_listen, w->options.advertise};
-    w->next_event = 1ull << 32; /* a snapshot takes the numbers before this one */
+    event_queue_init(&w->events, w->incarnation);
     mailbox_init(&w->mailbox);
     pthread_mutex_init(&w->load_lock, NULL);
     w->loading = rls_make(3, (const double[]){SCHEDULER_LOADING_PRIOR}, 0.1);
@@ -827,7 +788,7 @@ void worker_close(struct worker *w)
     wants_free(&w->wants);
     pthread_mutex_destroy(&w->load_lock);
     free(w->out);
-    free(w->events);
+    event_queue_free(&w->events);
     free(w);
 }
 

@@ -13,6 +13,7 @@
 #include "sched/rls.h"
 #include "worker/adapters.h"
 #include "worker/backlog.h"
+#include "worker/event_queue.h"
 #include "worker/keeps.h"
 #include "worker/leg.h"
 #include "worker/link.h"
@@ -138,10 +139,7 @@ struct worker {
     /* Tokens sampled since the last leg_flush(). */
     struct out_token *out;
     uint32_t n_out, cap_out;
-    /* Block events not sent yet, and the number of the next one (proto/wire/events.h). */
-    struct block_event *events;
-    uint32_t n_events, cap_events;
-    uint64_t next_event;
+    struct event_queue events;
 
     /*
      * Guards the members from here to fetching: the engine thread writes them and the beat thread reads them.
@@ -234,4 +232,4 @@ void store_wanted(struct worker *w, const struct bytes *message);
 void store_expire(struct worker *w, uint64_t now, bool all);
 
 /* audit.c */
-void audit_answer(struct worker *w, struct link *link, uint64_t nonce); /* flush_events() comes before */
+void audit_answer(struct worker *w, struct link *link, uint64_t nonce); /* event_queue_flush() comes before */
