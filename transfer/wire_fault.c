@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "transfer/wire.h"
+#include "transfer/wire_wrap.h"
 
 enum { REORDER_MS = 10 }; /* the longest time for which a message waits to be overtaken */
 
@@ -41,24 +41,20 @@ struct fault_early {
 };
 
 struct fault_conn {
-    struct wire_conn base;
+    struct wrap_conn wrap;
     struct fault_wire *w;
-    struct wire_conn *inner; /* NULL: there is none, or it has ended */
-    struct fault_conn *next;
     struct parcels held;
     struct parcel *overtaken;
     struct fault_early *early; /* those whose payloads have not ended */
     uint32_t n_parcels;        /* parcels that are not done */
     uint64_t open_due_ns;
-    bool is_open_held, is_broken, error_told, is_closing;
+    bool is_open_held, is_broken;
 };
 
 struct fault_wire {
-    struct wire base;
-    struct wire *inner;
+    struct wrap_wire wrap;
     struct faults *faults;
     const struct clock *clock;
-    struct fault_conn *conns;
     struct parcels over; /* parcels whose done callback is due */
 };
 
@@ -119,12 +115,12 @@ static void on_sent(void *arg, enum td_status status)
 static void parcel_send(struct parcel *p)
 {
     struct fault_conn *c = p->conn;
-    if (!c->inner || c->is_broken) {
+    if (!c->wrap.inner || c->is_broken) {
         parcel_over(p, TD_ERR_PEER_LOST);
         return;
     }
     for (uint32_t i = p->n_sends; i; i--)
-        wire_send(c->inner, p->header, p->header_len, p->copy ? p->copy : p->payload, p->payload_len, on_sent, p);
+        wire_send(c->wrap.inner, p->header, p->header_len, p->copy ? p->copy : p->payload, p->payload_len, on_sent, p);
 }
 
 /* Sends p, behind what is held already; a message that waits to be overtaken follows it. */
@@ -192,11 +188,9 @@ static void strike(struct fault_conn *c, struct parcel *p, const struct fault *f
 static struct fault_conn *conn_new(struct fault_wire *w)
 {
     struct fault_conn *c = mem_zalloc(sizeof(*c));
-    c->base.wire = &w->base;
+    wrap_conn_init(&w->wrap, &c->wrap);
     c->w = w;
     parcels_init(&c->held);
-    c->next = w->conns;
-    w->conns = c;
     return c;
 }
 
@@ -205,14 +199,14 @@ static struct wire_conn *fault_connect(struct wire *base, const char *address, u
     struct fault_wire *w = (struct fault_wire *)base;
     struct fault_conn *c = conn_new(w);
     struct fault fault = faults_draw(w->faults, FAULT_WIRE_CONNECT);
-    c->base.user = user;
+    c->wrap.base.user = user;
     if (fault.kind == FAULT_FAIL)
         c->is_broken = true;
     else
-        c->inner = wire_connect(w->inner, address, attempt, c);
+        c->wrap.inner = wire_connect(w->wrap.inner, address, attempt, c);
     if (fault.kind == FAULT_DELAY)
         c->open_due_ns = clock_now(w->clock) + fault.delay_ns;
-    return &c->base;
+    return &c->wrap.base;
 }
 
 static void fault_send(struct wire_conn *base, const void *header, uint32_t header_len, const void *payload,
@@ -220,13 +214,14 @@ static void fault_send(struct wire_conn *base, const void *header, uint32_t head
 {
     struct fault_conn *c = (struct fault_conn *)base;
     struct fault fault = faults_draw(c->w->faults, payload_len ? FAULT_WIRE_PAYLOAD : FAULT_WIRE_MESSAGE);
-    bool is_plain = !fault.kind && !c->held.head && !c->overtaken && c->inner && !c->is_broken && !c->is_closing;
+    bool is_plain =
+        !fault.kind && !c->held.head && !c->overtaken && c->wrap.inner && !c->is_broken && !c->wrap.is_closing;
     if (is_plain) {
-        wire_send(c->inner, header, header_len, payload, payload_len, done, arg);
+        wire_send(c->wrap.inner, header, header_len, payload, payload_len, done, arg);
         return;
     }
     struct parcel *p = parcel_new(c, header, header_len, payload, payload_len, done, arg);
-    if (c->is_closing || !c->inner)
+    if (c->wrap.is_closing || !c->wrap.inner)
         parcel_over(p, TD_ERR_PEER_LOST);
     else if (fault.kind)
         strike(c, p, &fault);
@@ -237,60 +232,39 @@ static void fault_send(struct wire_conn *base, const void *header, uint32_t head
 static void fault_close(struct wire_conn *base)
 {
     struct fault_conn *c = (struct fault_conn *)base;
-    if (c->is_closing)
+    if (c->wrap.is_closing)
         return;
-    c->is_closing = true;
+    c->wrap.is_closing = true;
     for (struct parcel *p; (p = parcels_pop(&c->held));)
         parcel_over(p, TD_ERR_CANCELLED);
     if (c->overtaken)
         parcel_over(c->overtaken, TD_ERR_CANCELLED);
     c->overtaken = NULL;
-    if (c->inner)
-        wire_close(c->inner);
+    if (c->wrap.inner)
+        wire_close(c->wrap.inner);
 }
 
 static void fault_trust(struct wire_conn *base)
 {
     struct fault_conn *c = (struct fault_conn *)base;
-    if (c->inner && !c->is_closing)
-        wire_trust(c->inner);
+    if (c->wrap.inner && !c->wrap.is_closing)
+        wire_trust(c->wrap.inner);
 }
 
 /* -------------------------------------------------------------------- events */
 
-static const struct wire_events *events_of(const struct fault_conn *c)
-{
-    return &c->w->base.events;
-}
-
 static void on_accept(void *user, struct wire_conn *inner)
 {
     struct fault_wire *w = user;
-    struct fault_conn *c = conn_new(w);
-    w->base.events.on_accept(w->base.events.user, &c->base);
-    if (c->base.user) {
-        c->inner = inner;
-        inner->user = c;
-        return;
-    }
-    /* It is still the first of the list: a refusal makes no connection. */
-    w->conns = c->next;
-    free(c);
+    wrap_accept(&w->wrap, &conn_new(w)->wrap, inner);
 }
 
 static void on_open(void *user)
 {
     struct fault_conn *c = user;
     c->is_open_held = c->open_due_ns != 0;
-    if (!c->is_closing && !c->is_open_held)
-        events_of(c)->on_open(c->base.user);
-}
-
-static void on_message(void *user, const uint8_t *header, uint32_t header_len)
-{
-    struct fault_conn *c = user;
-    if (!c->is_closing)
-        events_of(c)->on_message(c->base.user, header, header_len);
+    if (!c->is_open_held)
+        wrap_on_open(&c->wrap);
 }
 
 static struct fault_early **early_at(struct fault_conn *c, const void *token)
@@ -304,9 +278,7 @@ static struct fault_early **early_at(struct fault_conn *c, const void *token)
 static void *on_payload(void *user, const uint8_t *header, uint32_t header_len, uint64_t payload_len, void **token_out)
 {
     struct fault_conn *c = user;
-    if (c->is_closing)
-        return NULL;
-    void *to = events_of(c)->on_payload(c->base.user, header, header_len, payload_len, token_out);
+    void *to = wrap_on_payload(&c->wrap, header, header_len, payload_len, token_out);
     if (!to || faults_draw(c->w->faults, FAULT_WIRE_ARRIVAL).kind != FAULT_EARLY)
         return to;
     struct fault_early *e = mem_zalloc(sizeof(*e) + payload_len);
@@ -319,9 +291,8 @@ static void *on_payload(void *user, const uint8_t *header, uint32_t header_len, 
 static void land(void *user, void *token, void *to, const void *from, uint64_t len_bytes)
 {
     struct fault_conn *c = user;
-    if (*early_at(c, token))
-        return;
-    wire_land(events_of(c), c->base.user, token, to, from, len_bytes);
+    if (!*early_at(c, token))
+        wrap_land(&c->wrap, token, to, from, len_bytes);
 }
 
 static void on_payload_done(void *user, void *token, enum td_status status)
@@ -331,33 +302,7 @@ static void on_payload_done(void *user, void *token, enum td_status status)
     if (e)
         *at = e->next;
     free(e);
-    events_of(c)->on_payload_done(c->base.user, token, status);
-}
-
-static void on_transport(void *user)
-{
-    struct fault_conn *c = user;
-    if (!c->is_closing && events_of(c)->on_transport)
-        events_of(c)->on_transport(c->base.user);
-}
-
-static void tell_error(struct fault_conn *c, enum td_status why)
-{
-    if (c->error_told || c->is_closing)
-        return;
-    c->error_told = true;
-    events_of(c)->on_error(c->base.user, why);
-}
-
-static void on_error(void *user, enum td_status why)
-{
-    tell_error(user, why);
-}
-
-static void on_closed(void *user)
-{
-    struct fault_conn *c = user;
-    c->inner = NULL; /* freed when its parcels are done */
+    wrap_on_payload_done(&c->wrap, token, status);
 }
 
 /* -------------------------------------------------------------------- the turn */
@@ -388,7 +333,7 @@ static bool release_due(struct fault_conn *c, uint64_t now)
     }
     if (c->is_open_held && c->open_due_ns <= now) {
         c->is_open_held = false;
-        events_of(c)->on_open(c->base.user);
+        wrap_on_open(&c->wrap);
         any = true;
     }
     return any;
@@ -396,50 +341,41 @@ static bool release_due(struct fault_conn *c, uint64_t now)
 
 static bool conn_turn(struct fault_conn *c, uint64_t now)
 {
-    if (c->is_closing)
+    if (c->wrap.is_closing)
         return false;
-    bool any = c->is_broken && !c->error_told;
+    bool any = c->is_broken && !c->wrap.error_told;
     if (any)
-        tell_error(c, TD_ERR_PEER_LOST);
-    return any | (!c->is_closing && release_due(c, now));
+        wrap_tell_error(&c->wrap, TD_ERR_PEER_LOST);
+    return any | (!c->wrap.is_closing && release_due(c, now));
 }
 
-static bool reap(struct fault_wire *w)
+static bool is_over(const struct wrap_conn *c)
 {
-    for (struct fault_conn **at = &w->conns; *at; at = &(*at)->next) {
-        struct fault_conn *c = *at;
-        if (!c->is_closing || c->inner || c->n_parcels)
-            continue;
-        void *user = c->base.user;
-        *at = c->next;
-        free(c);
-        /* The callback may change the list: the next connection is freed in the next turn. */
-        w->base.events.on_closed(user);
-        return true;
-    }
-    return false;
+    return !((const struct fault_conn *)c)->n_parcels;
 }
 
 static bool fault_progress(struct wire *base)
 {
     struct fault_wire *w = (struct fault_wire *)base;
     uint64_t now = clock_now(w->clock);
-    bool any = wire_progress(w->inner);
-    /* New connections are put first: they are not met in this turn. */
-    for (struct fault_conn *c = w->conns; c; c = c->next)
-        any |= conn_turn(c, now);
+    struct wrap_conn *c;
+    bool any = wire_progress(w->wrap.inner);
+    LIST_FOREACH (c, &w->wrap.conns, in_wire)
+        any |= conn_turn((struct fault_conn *)c, now);
     any |= tell_over(w);
-    return any | reap(w);
+    return any | wrap_reap(&w->wrap, is_over);
 }
 
 static uint64_t next_due(const struct fault_wire *w)
 {
     uint64_t due = w->over.head ? 0 : UINT64_MAX;
-    for (const struct fault_conn *c = w->conns; c; c = c->next) {
-        const uint64_t times[] = {c->held.head ? c->held.head->due_ns : UINT64_MAX,
-                                  c->overtaken ? c->overtaken->due_ns : UINT64_MAX,
-                                  c->is_open_held ? c->open_due_ns : UINT64_MAX,
-                                  (c->is_broken && !c->error_told) || (c->is_closing && !c->inner) ? 0 : UINT64_MAX};
+    const struct wrap_conn *at;
+    LIST_FOREACH (at, &w->wrap.conns, in_wire) {
+        const struct fault_conn *c = (const struct fault_conn *)at;
+        const uint64_t times[] = {
+            c->held.head ? c->held.head->due_ns : UINT64_MAX, c->overtaken ? c->overtaken->due_ns : UINT64_MAX,
+            c->is_open_held ? c->open_due_ns : UINT64_MAX,
+            (c->is_broken && !c->wrap.error_told) || (c->wrap.is_closing && !c->wrap.inner) ? 0 : UINT64_MAX};
         for (int i = 0; i < 4; i++)
             due = times[i] < due ? times[i] : due;
     }
@@ -450,7 +386,7 @@ static int fault_arm(struct wire *base)
 {
     struct fault_wire *w = (struct fault_wire *)base;
     uint64_t now = clock_now(w->clock), due = next_due(w);
-    int ms = wire_arm(w->inner);
+    int ms = wire_arm(w->wrap.inner);
     if (due <= now)
         return 0;
     if (due == UINT64_MAX)
@@ -462,8 +398,8 @@ static int fault_arm(struct wire *base)
 static void fault_transport(struct wire_conn *base, char *out, uint32_t out_bytes)
 {
     struct fault_conn *c = (struct fault_conn *)base;
-    if (c->inner)
-        wire_transport(c->inner, out, out_bytes);
+    if (c->wrap.inner)
+        wire_transport(c->wrap.inner, out, out_bytes);
     else
         snprintf(out, out_bytes, "none");
 }
@@ -471,14 +407,14 @@ static void fault_transport(struct wire_conn *base, char *out, uint32_t out_byte
 static uint64_t fault_part_bytes(struct wire_conn *base)
 {
     struct fault_conn *c = (struct fault_conn *)base;
-    return c->inner ? wire_part_bytes(c->inner) : 0;
+    return c->wrap.inner ? wire_part_bytes(c->wrap.inner) : 0;
 }
 
 static void fault_free(struct wire *base)
 {
     struct fault_wire *w = (struct fault_wire *)base;
-    assert(!w->conns && !w->over.head);
-    wire_free(w->inner);
+    assert(LIST_EMPTY(&w->wrap.conns) && !w->over.head);
+    wire_free(w->wrap.inner);
     free(w);
 }
 
@@ -502,23 +438,23 @@ enum td_status wire_fault_open(const struct wire_config *config, wire_open_fn *o
     inner.events = (struct wire_events){.user = w,
                                         .on_accept = on_accept,
                                         .on_open = on_open,
-                                        .on_message = on_message,
+                                        .on_message = wrap_on_message,
                                         .on_payload = on_payload,
                                         .land = land,
                                         .on_payload_done = on_payload_done,
-                                        .on_transport = on_transport,
-                                        .on_error = on_error,
-                                        .on_closed = on_closed};
-    enum td_status s = open_inner(&inner, &w->inner, error_out);
+                                        .on_transport = wrap_on_transport,
+                                        .on_error = wrap_on_error,
+                                        .on_closed = wrap_on_closed};
+    enum td_status s = open_inner(&inner, &w->wrap.inner, error_out);
     if (s) {
         free(w);
         return s;
     }
-    w->base = (struct wire){.ops = &OPS, .events = config->events, .log = config->log, .fd = w->inner->fd};
-    memcpy(w->base.address, w->inner->address, sizeof(w->base.address));
+    w->wrap.base = (struct wire){.ops = &OPS, .events = config->events, .log = config->log, .fd = w->wrap.inner->fd};
+    memcpy(w->wrap.base.address, w->wrap.inner->address, sizeof(w->wrap.base.address));
     w->faults = faults;
     w->clock = clock;
     parcels_init(&w->over);
-    *out = &w->base;
+    *out = &w->wrap.base;
     return TD_OK;
 }

@@ -55,7 +55,7 @@
 #include "base/mem.h"
 #include "base/queue.h"
 #include "base/thread.h"
-#include "transfer/wire.h"
+#include "transfer/wire_wrap.h"
 
 enum { OFFER = 0x4d01, TAKEN = 0x4d02, LEND = 0x4d03, RETURN = 0x4d04 };
 enum { BOOT_ID = 36, OFFER_BYTES = 32 + BOOT_ID, LEND_HEADER = 24, RETURN_EVERY = 16 };
@@ -79,13 +79,10 @@ struct loan { /* a payload that the peer may be reading; returned in the order o
 };
 
 struct mapped_conn {
-    struct wire_conn base;
+    struct wrap_conn wrap;
     struct mapped_wire *w;
-    /* The connection below; NULL: it is gone, or was never made. */
-    struct wire_conn *inner;
-    struct mapped_conn *next;
     /* is_broken: the peer broke the rules; conn_turn tells the protocol. */
-    bool is_accepted, is_trusted, is_closing, is_broken, error_told;
+    bool is_accepted, is_trusted, is_broken;
 
     bool may_lend; /* the peer has mapped our arena */
     struct loan *loans, **loans_tail;
@@ -102,9 +99,7 @@ struct mapped_conn {
 };
 
 struct mapped_wire {
-    struct wire base;
-    struct wire *inner;
-    struct mapped_conn *conns;
+    struct wrap_wire wrap;
     const uint8_t *arena;
     uint64_t arena_bytes;
     int arena_fd;    /* our own descriptor; 0: not shared */
@@ -206,8 +201,8 @@ static void say(struct mapped_conn *c, uint16_t type, uint32_t n)
     put_u16(out, type);
     put_u16(out + 2, 0);
     put_u32(out + 4, n);
-    if (c->inner && !c->is_closing)
-        wire_send(c->inner, out, sizeof(out), NULL, 0, NULL, NULL);
+    if (c->wrap.inner && !c->wrap.is_closing)
+        wire_send(c->wrap.inner, out, sizeof(out), NULL, 0, NULL, NULL);
 }
 
 static bool take_results(struct mapped_wire *w)
@@ -220,14 +215,13 @@ static bool take_results(struct mapped_wire *w)
         mail = mail->next;
         c->view_state = kind == JOB_MAP && c->view ? VIEW_READY : VIEW_GONE;
         /* A connection that was closed meanwhile keeps its view here; conn_turn has it unmapped. */
-        if (kind == JOB_UNMAP || c->is_closing)
+        if (kind == JOB_UNMAP || c->wrap.is_closing)
             continue;
-        log_debug(w->base.log, "arena of a peer %s bytes=%llu", c->view ? "is mapped" : "can't be mapped",
+        log_debug(w->wrap.base.log, "arena of a peer %s bytes=%llu", c->view ? "is mapped" : "can't be mapped",
                   (unsigned long long)c->view_bytes);
         if (c->view_state == VIEW_READY) {
             say(c, TAKEN, 0);
-            if (w->base.events.on_transport)
-                w->base.events.on_transport(c->base.user);
+            wrap_on_transport(&c->wrap);
         }
     }
     return any;
@@ -259,7 +253,7 @@ static void lend(struct mapped_conn *c, const void *header, uint32_t header_len,
     put_u64(out + 8, (uint64_t)((const uint8_t *)payload - c->w->arena));
     put_u64(out + 16, len);
     memcpy(out + LEND_HEADER, header, header_len);
-    wire_send(c->inner, out, LEND_HEADER + header_len, NULL, 0, NULL, NULL);
+    wire_send(c->wrap.inner, out, LEND_HEADER + header_len, NULL, 0, NULL, NULL);
 }
 
 /* The oldest loan ends: RETURN counts loans in the order of LEND. */
@@ -276,7 +270,7 @@ static void end_loan(struct mapped_conn *c, enum td_status status)
 
 static void break_off(struct mapped_conn *c, const char *what)
 {
-    log_warn(c->w->base.log, "peer broke the rules of the mapped arena what=%s", what);
+    log_warn(c->w->wrap.base.log, "peer broke the rules of the mapped arena what=%s", what);
     c->is_broken = true;
 }
 
@@ -284,7 +278,7 @@ static void break_off(struct mapped_conn *c, const char *what)
  * must lie in the view. */
 static void on_lend(struct mapped_conn *c, const uint8_t *m, uint32_t len)
 {
-    const struct wire_events *e = &c->w->base.events;
+    const struct wire_events *e = &c->w->wrap.base.events;
     uint32_t header_len = get_u16(m + 2);
     if (c->view_state != VIEW_READY || len < LEND_HEADER || len != LEND_HEADER + header_len) {
         break_off(c, "lend");
@@ -296,10 +290,10 @@ static void on_lend(struct mapped_conn *c, const uint8_t *m, uint32_t len)
         return;
     }
     void *token = NULL;
-    void *to = e->on_payload(c->base.user, m + LEND_HEADER, header_len, n, &token);
+    void *to = e->on_payload(c->wrap.base.user, m + LEND_HEADER, header_len, n, &token);
     if (to) {
-        wire_land(e, c->base.user, token, to, c->view + offset, n);
-        e->on_payload_done(c->base.user, token, TD_OK);
+        wire_land(e, c->wrap.base.user, token, to, c->view + offset, n);
+        e->on_payload_done(c->wrap.base.user, token, TD_OK);
     }
     c->has_lent = true;
     if (++c->n_to_return == RETURN_EVERY) {
@@ -336,25 +330,17 @@ static void on_taken(struct mapped_conn *c)
         return;
     }
     c->may_lend = true;
-    if (c->w->base.events.on_transport)
-        c->w->base.events.on_transport(c->base.user);
+    wrap_on_transport(&c->wrap);
 }
 
 /* -------------------------------------------------------------------- events */
 
-static const struct wire_events *events_of(const struct mapped_conn *c)
-{
-    return &c->w->base.events;
-}
-
 static struct mapped_conn *conn_new(struct mapped_wire *w)
 {
     struct mapped_conn *c = mem_zalloc(sizeof(*c));
-    c->base.wire = &w->base;
+    wrap_conn_init(&w->wrap, &c->wrap);
     c->w = w;
     c->loans_tail = &c->loans;
-    c->next = w->conns;
-    w->conns = c;
     return c;
 }
 
@@ -363,31 +349,17 @@ static void on_accept(void *user, struct wire_conn *inner)
     struct mapped_wire *w = user;
     struct mapped_conn *c = conn_new(w);
     c->is_accepted = true;
-    w->base.events.on_accept(w->base.events.user, &c->base);
-    if (c->base.user) {
-        c->inner = inner;
-        inner->user = c;
-        return;
-    }
-    w->conns = c->next; /* it is still the first of the list: a refusal makes no connection */
-    free(c);
-}
-
-static void on_open(void *user)
-{
-    struct mapped_conn *c = user;
-    if (!c->is_closing)
-        events_of(c)->on_open(c->base.user);
+    wrap_accept(&w->wrap, &c->wrap, inner);
 }
 
 static void on_message(void *user, const uint8_t *header, uint32_t len)
 {
     struct mapped_conn *c = user;
     uint16_t type = len >= 8 ? get_u16(header) : 0;
-    if (c->is_closing || c->is_broken)
+    if (c->wrap.is_closing || c->is_broken)
         return;
     if (!c->is_trusted || type < OFFER || type > RETURN)
-        events_of(c)->on_message(c->base.user, header, len);
+        wrap_on_message(&c->wrap, header, len);
     else if (type == OFFER)
         on_offer(c, header, len);
     else if (type == TAKEN)
@@ -398,53 +370,15 @@ static void on_message(void *user, const uint8_t *header, uint32_t len)
         on_return(c, get_u32(header + 4));
 }
 
-static void *on_payload(void *user, const uint8_t *header, uint32_t header_len, uint64_t payload_len, void **token_out)
-{
-    struct mapped_conn *c = user;
-    return c->is_closing ? NULL : events_of(c)->on_payload(c->base.user, header, header_len, payload_len, token_out);
-}
-
-static void land(void *user, void *token, void *to, const void *from, uint64_t len_bytes)
-{
-    struct mapped_conn *c = user;
-    wire_land(events_of(c), c->base.user, token, to, from, len_bytes);
-}
-
-static void on_payload_done(void *user, void *token, enum td_status status)
-{
-    struct mapped_conn *c = user;
-    events_of(c)->on_payload_done(c->base.user, token, status);
-}
-
-static void tell_error(struct mapped_conn *c, enum td_status why)
-{
-    if (c->error_told || c->is_closing)
-        return;
-    c->error_told = true;
-    events_of(c)->on_error(c->base.user, why);
-}
-
-static void on_error(void *user, enum td_status why)
-{
-    tell_error(user, why);
-}
-
-static void on_closed(void *user)
-{
-    struct mapped_conn *c = user;
-    /* Freed when its loans have ended and its view is unmapped. */
-    c->inner = NULL;
-}
-
 /* --------------------------------------------------------------------- calls */
 
 static struct wire_conn *mapped_connect(struct wire *base, const char *address, uint32_t attempt, void *user)
 {
     struct mapped_wire *w = (struct mapped_wire *)base;
     struct mapped_conn *c = conn_new(w);
-    c->base.user = user;
-    c->inner = wire_connect(w->inner, address, attempt, c);
-    return &c->base;
+    c->wrap.base.user = user;
+    c->wrap.inner = wire_connect(w->wrap.inner, address, attempt, c);
+    return &c->wrap.base;
 }
 
 /* A payload of the arena is lent if the peer has mapped the arena. Messages and loans use the same inner
@@ -453,24 +387,24 @@ static void mapped_send(struct wire_conn *base, const void *header, uint32_t hea
                         uint64_t payload_len, wire_done_fn *done, void *arg)
 {
     struct mapped_conn *c = (struct mapped_conn *)base;
-    bool is_lent = payload_len && c->may_lend && !c->is_closing && header_len + LEND_HEADER <= WIRE_HEADER_MAX &&
+    bool is_lent = payload_len && c->may_lend && !c->wrap.is_closing && header_len + LEND_HEADER <= WIRE_HEADER_MAX &&
                    in_arena(c->w, payload, payload_len);
     /* Without a connection the loan is ended in the next turn, so that no callback comes from inside
      * wire_send. */
-    if (is_lent || !c->inner)
+    if (is_lent || !c->wrap.inner)
         add_loan(c, done, arg);
     if (is_lent)
         lend(c, header, header_len, payload, payload_len);
-    else if (c->inner)
-        wire_send(c->inner, header, header_len, payload, payload_len, done, arg);
+    else if (c->wrap.inner)
+        wire_send(c->wrap.inner, header, header_len, payload, payload_len, done, arg);
 }
 
 static void mapped_close(struct wire_conn *base)
 {
     struct mapped_conn *c = (struct mapped_conn *)base;
-    if (!c->is_closing)
-        wire_close(c->inner);
-    c->is_closing = true;
+    if (!c->wrap.is_closing)
+        wire_close(c->wrap.inner);
+    c->wrap.is_closing = true;
 }
 
 /* Offers our arena; only the accepting side, which is the holder. */
@@ -480,7 +414,7 @@ static void mapped_trust(struct wire_conn *base)
     struct mapped_wire *w = c->w;
     struct stat st;
     c->is_trusted = true;
-    wire_trust(c->inner);
+    wire_trust(c->wrap.inner);
     if (!c->is_accepted || !w->arena_fd || !w->boot_id[0] || fstat(w->arena_fd, &st))
         return;
     uint8_t out[OFFER_BYTES] = {0};
@@ -490,7 +424,7 @@ static void mapped_trust(struct wire_conn *base)
     put_u64(out + 16, w->arena_bytes);
     put_u64(out + 24, st.st_ino);
     memcpy(out + 32, w->boot_id, BOOT_ID);
-    wire_send(c->inner, out, sizeof(out), NULL, 0, NULL, NULL);
+    wire_send(c->wrap.inner, out, sizeof(out), NULL, 0, NULL, NULL);
 }
 
 /* ------------------------------------------------------------------ the turn */
@@ -499,64 +433,52 @@ static void mapped_trust(struct wire_conn *base)
  * end, in order: loans, then the view. */
 static bool conn_turn(struct mapped_conn *c)
 {
-    bool any = c->is_broken && !c->error_told;
+    bool any = c->is_broken && !c->wrap.error_told;
     if (any)
-        tell_error(c, TD_ERR_PROTOCOL);
+        wrap_tell_error(&c->wrap, TD_ERR_PROTOCOL);
     if (c->n_to_return && !c->has_lent) {
         say(c, RETURN, c->n_to_return);
         c->n_to_return = 0;
     }
     c->has_lent = false;
-    for (; !c->inner && c->loans; any = true)
+    for (; !c->wrap.inner && c->loans; any = true)
         end_loan(c, TD_ERR_CANCELLED);
-    if (!c->inner && c->view_state == VIEW_READY)
+    if (!c->wrap.inner && c->view_state == VIEW_READY)
         job_push(c, JOB_UNMAP);
     return any;
 }
 
-/* Whether nothing uses the connection any more. */
-static bool is_over(const struct mapped_conn *c)
+/* Whether nothing of this layer uses the connection any more. */
+static bool is_over(const struct wrap_conn *base)
 {
+    const struct mapped_conn *c = (const struct mapped_conn *)base;
     bool has_job = c->view_state == VIEW_MAPPING || c->view_state == VIEW_READY || c->view_state == VIEW_UNMAPPING;
-    return c->is_closing && !c->inner && !c->loans && !has_job;
-}
-
-static bool reap(struct mapped_wire *w)
-{
-    for (struct mapped_conn **at = &w->conns; *at; at = &(*at)->next) {
-        struct mapped_conn *c = *at;
-        if (!is_over(c))
-            continue;
-        void *user = c->base.user;
-        *at = c->next;
-        free(c);
-        /* The callback may change the list: the next connection is freed in the next turn. */
-        w->base.events.on_closed(user);
-        return true;
-    }
-    return false;
+    return !c->loans && !has_job;
 }
 
 static bool mapped_progress(struct wire *base)
 {
     struct mapped_wire *w = (struct mapped_wire *)base;
-    bool any = wire_progress(w->inner);
+    struct wrap_conn *c;
+    bool any = wire_progress(w->wrap.inner);
     any |= take_results(w);
-    /* New connections are put first: they are not met in this turn. */
-    for (struct mapped_conn *c = w->conns; c; c = c->next)
-        any |= conn_turn(c);
-    return any | reap(w);
+    LIST_FOREACH (c, &w->wrap.conns, in_wire)
+        any |= conn_turn((struct mapped_conn *)c);
+    return any | wrap_reap(&w->wrap, is_over);
 }
 
 /* Whatever the next mapped_progress would do without an event must make this return 0. */
 static int mapped_arm(struct wire *base)
 {
     struct mapped_wire *w = (struct mapped_wire *)base;
-    for (const struct mapped_conn *c = w->conns; c; c = c->next)
-        if ((c->is_broken && !c->error_told) || (!c->inner && c->view_state == VIEW_READY) || is_over(c) ||
-            c->n_to_return)
+    const struct wrap_conn *at;
+    LIST_FOREACH (at, &w->wrap.conns, in_wire) {
+        const struct mapped_conn *c = (const struct mapped_conn *)at;
+        if ((c->is_broken && !c->wrap.error_told) || (!c->wrap.inner && c->view_state == VIEW_READY) ||
+            c->n_to_return || (c->wrap.is_closing && !c->wrap.inner && is_over(at)))
             return 0;
-    return wire_arm(w->inner);
+    }
+    return wire_arm(w->wrap.inner);
 }
 
 static void mapped_transport(struct wire_conn *base, char *out, uint32_t out_bytes)
@@ -565,12 +487,12 @@ static void mapped_transport(struct wire_conn *base, char *out, uint32_t out_byt
     if (c->may_lend || c->view_state == VIEW_READY)
         snprintf(out, out_bytes, "mapped");
     else
-        wire_transport(c->inner, out, out_bytes);
+        wire_transport(c->wrap.inner, out, out_bytes);
 }
 
 static uint64_t mapped_part_bytes(struct wire_conn *base)
 {
-    return wire_part_bytes(((struct mapped_conn *)base)->inner);
+    return wire_part_bytes(((struct mapped_conn *)base)->wrap.inner);
 }
 
 /* ------------------------------------------------------------- open and free */
@@ -587,20 +509,20 @@ static void read_boot_id(struct mapped_wire *w)
 static void mapped_free(struct wire *base)
 {
     struct mapped_wire *w = (struct mapped_wire *)base;
-    assert(!w->conns);
+    assert(LIST_EMPTY(&w->wrap.conns));
     if (w->thread_runs) {
         struct map_job stop = {.kind = JOB_STOP};
         mailbox_push(&w->jobs, &stop.mail);
         pthread_join(w->thread, NULL);
         mailbox_take(&w->jobs);
     }
-    wire_free(w->inner);
+    wire_free(w->wrap.inner);
     mailbox_fini(&w->jobs);
     mailbox_fini(&w->results);
     if (w->arena_fd)
         close(w->arena_fd);
-    if (w->base.fd >= 0)
-        close(w->base.fd);
+    if (w->wrap.base.fd >= 0)
+        close(w->wrap.base.fd);
     free(w);
 }
 
@@ -619,16 +541,16 @@ static const struct wire_ops OPS = {
 static void watch(struct mapped_wire *w, int fd)
 {
     struct epoll_event e = {.events = EPOLLIN};
-    epoll_ctl(w->base.fd, EPOLL_CTL_ADD, fd, &e);
+    epoll_ctl(w->wrap.base.fd, EPOLL_CTL_ADD, fd, &e);
 }
 
 static enum td_status open_inner(struct mapped_wire *w, struct wire_config *inner, struct td_error *error_out)
 {
     const char *tls = inner->tls ? inner->tls : "auto";
     if (!strcmp(tls, "auto") || !strcmp(tls, "tcp"))
-        return wire_tcp_open(inner, &w->inner, error_out);
+        return wire_tcp_open(inner, &w->wrap.inner, error_out);
     inner->tls = strcmp(tls, "ucx") ? tls : "auto";
-    return wire_ucx_open(inner, &w->inner, error_out);
+    return wire_ucx_open(inner, &w->wrap.inner, error_out);
 }
 
 enum td_status wire_mapped_open(const struct wire_config *config, struct wire **out, struct td_error *error_out)
@@ -637,15 +559,15 @@ enum td_status wire_mapped_open(const struct wire_config *config, struct wire **
     struct wire_config inner = *config;
     inner.events = (struct wire_events){.user = w,
                                         .on_accept = on_accept,
-                                        .on_open = on_open,
+                                        .on_open = wrap_on_open,
                                         .on_message = on_message,
-                                        .on_payload = on_payload,
-                                        .land = land,
-                                        .on_payload_done = on_payload_done,
-                                        .on_error = on_error,
-                                        .on_closed = on_closed};
-    w->base = (struct wire){.ops = &OPS, .events = config->events, .log = config->log};
-    w->base.fd = epoll_create1(EPOLL_CLOEXEC);
+                                        .on_payload = wrap_on_payload,
+                                        .land = wrap_land,
+                                        .on_payload_done = wrap_on_payload_done,
+                                        .on_error = wrap_on_error,
+                                        .on_closed = wrap_on_closed};
+    w->wrap.base = (struct wire){.ops = &OPS, .events = config->events, .log = config->log};
+    w->wrap.base.fd = epoll_create1(EPOLL_CLOEXEC);
     mailbox_init(&w->jobs);
     mailbox_init(&w->results);
     read_boot_id(w);
@@ -654,15 +576,16 @@ enum td_status wire_mapped_open(const struct wire_config *config, struct wire **
     w->is_willing = !config->tls || !strcmp(config->tls, "auto");
     int fd = config->arena_fd && w->is_willing ? fcntl(config->arena_fd, F_DUPFD_CLOEXEC, 3) : 0;
     w->arena_fd = fd > 0 ? fd : 0;
-    enum td_status s = w->base.fd < 0 || fd < 0 ? td_fail(error_out, TD_ERR_IO, "no descriptor for an arena or epoll")
-                                                : open_inner(w, &inner, error_out);
+    enum td_status s = w->wrap.base.fd < 0 || fd < 0
+                           ? td_fail(error_out, TD_ERR_IO, "no descriptor for an arena or epoll")
+                           : open_inner(w, &inner, error_out);
     if (s) {
-        mapped_free(&w->base);
+        mapped_free(&w->wrap.base);
         return s;
     }
-    memcpy(w->base.address, w->inner->address, sizeof(w->base.address));
-    watch(w, w->inner->fd);
+    memcpy(w->wrap.base.address, w->wrap.inner->address, sizeof(w->wrap.base.address));
+    watch(w, w->wrap.inner->fd);
     watch(w, mailbox_fd(&w->results));
-    *out = &w->base;
+    *out = &w->wrap.base;
     return TD_OK;
 }
