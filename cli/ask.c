@@ -80,7 +80,7 @@ struct ask *ask_start(struct rpc_client *c, json_t *request, void (*on_text)(str
         a->more[i] = (struct ask_choice){.ids = json_array(), .logprobs = json_array(), .top_logprobs = json_array()};
     const struct rpc_call_params params = {.path = "/tandem.v1.Tandem/Generate",
                                            .response = &tandem__v1__generate_response__descriptor,
-                                           .handlers = {on_message, NULL, on_end},
+                                           .handlers = {.on_message = on_message, .on_end = on_end},
                                            .user = a};
     struct rpc_call *call = NULL; /* not a member of the ask: on_done may free the ask from here on */
     if (bad || rpc_call_start(c, &params, &call)) {

@@ -355,7 +355,7 @@ static void send_prompt(struct sender *s, struct call *c, const struct prompt *p
     m.want_ids = true;
     const struct rpc_call_params params = {.path = "/tandem.v1.Tandem/Generate",
                                            .response = &tandem__v1__generate_response__descriptor,
-                                           .handlers = {on_message, NULL, on_end},
+                                           .handlers = {.on_message = on_message, .on_end = on_end},
                                            .user = c};
     /* Not a member of c, which on_end() may free from here on. */
     struct rpc_call *call = NULL;

@@ -140,7 +140,12 @@ enum td_status tier_open_ssd(struct kvstore *s, struct td_error *error_out)
                                       .layout = &s->geometry.layout,
                                       .clock = &s->clock,
                                       .log = &s->log,
-                                      .callbacks = {s, on_found, on_put, on_read, on_over, on_listed}};
+                                      .callbacks = {.user = s,
+                                                    .on_found = on_found,
+                                                    .on_put = on_put,
+                                                    .on_read = on_read,
+                                                    .on_over = on_over,
+                                                    .on_listed = on_listed}};
     enum td_status status = ssd_tier_open(&c, &s->ssd, error_out);
     if (status)
         return status;

@@ -86,7 +86,7 @@ static void connect_peer(struct peer *p)
     *t = (struct tie){p, ++p->epoch};
     const struct rpc_call_params params = {.path = "/tandem.worker.v1.Worker/Attach",
                                            .response = &tandem__worker__v1__worker_message__descriptor,
-                                           .handlers = {on_message, NULL, on_end},
+                                           .handlers = {.on_message = on_message, .on_end = on_end},
                                            .user = t};
     set_state(p, PEER_CONNECTING);
     p->heard_ns = router_patience(r);
@@ -701,7 +701,24 @@ static void learn(struct peer *p, const Tandem__Worker__V1__Load *l)
     }
 }
 
-/* A heartbeat. The message is freed after this call, so pointers in the copy p->load are cleared. */
+static struct peer_load load_of(const Tandem__Worker__V1__Load *l)
+{
+    return (struct peer_load){.free_pages = l->free_pages,
+                              .cached_pages = l->cached_pages,
+                              .held_pages = l->held_pages,
+                              .leased_pages = l->leased_pages,
+                              .quarantined_pages = l->quarantined_pages,
+                              .total_pages = l->total_pages,
+                              .running = l->running,
+                              .waiting = l->waiting,
+                              .kv_bytes_in = l->kv_bytes_in,
+                              .kv_bytes_out = l->kv_bytes_out,
+                              .store_blocks_dram = l->store_blocks_dram,
+                              .store_blocks_ssd = l->store_blocks_ssd,
+                              .store_bytes_ssd = l->store_bytes_ssd};
+}
+
+/* A heartbeat. */
 static void on_load(struct peer *p, const Tandem__Worker__V1__Load *l)
 {
     if (!is_heard(p, l->heard)) {
@@ -711,15 +728,8 @@ static void on_load(struct peer *p, const Tandem__Worker__V1__Load *l)
     p->heard = l->heard;
     if (l->draining)
         peer_drains(p);
-    p->load = *l;
+    p->load = load_of(l);
     copy_text(p->transport, sizeof(p->transport), l->transport);
-    p->load.transport = (ProtobufCBinaryData){0, NULL};
-    p->load.n_steps = 0;
-    p->load.steps = NULL;
-    p->load.n_legs = 0;
-    p->load.legs = NULL;
-    p->load.n_unreached = 0;
-    p->load.unreached = NULL;
     learn(p, l);
     pairs_learn(p, l);
     judge_progress(p, l);

@@ -223,6 +223,14 @@ struct request {
 /* PEER_GONE: the place is free for another worker or store. */
 enum peer_state { PEER_CONNECTING, PEER_READY, PEER_LOST, PEER_REFUSED, PEER_GONE };
 
+/* What a heartbeat says of pages, work and stored blocks; Status shows it. */
+struct peer_load {
+    uint32_t free_pages, cached_pages, held_pages, leased_pages, quarantined_pages, total_pages;
+    uint32_t running, waiting;
+    uint64_t kv_bytes_in, kv_bytes_out;
+    uint64_t store_blocks_dram, store_blocks_ssd, store_bytes_ssd;
+};
+
 /*
  * One worker or store. Owned by the router and freed only with it: notes of rpc threads point to it. When a
  * process goes for good, another one may take its place. Times in ns are by router_patience().
@@ -266,12 +274,12 @@ struct peer {
     uint64_t incarnation, weight_bytes;
     uint32_t n_pages, max_context, max_batch, chunk_tokens;
     struct kv_layout layout;
-    bool snapshot_asked;           /* a snapshot of its blocks is on its way */
-    uint32_t n_unreached;          /* peers that it may read from and can't connect to, as it says */
-    uint64_t peers_told;           /* hash of the addresses that it was told on this stream; 0: none */
-    bool is_shared;                /* other routers use it, too */
-    double told_ms;                /* work queued at this router, as it was last told */
-    Tandem__Worker__V1__Load load; /* its last heartbeat; pointers are cleared */
+    bool snapshot_asked;   /* a snapshot of its blocks is on its way */
+    uint32_t n_unreached;  /* peers that it may read from and can't connect to, as it says */
+    uint64_t peers_told;   /* hash of the addresses that it was told on this stream; 0: none */
+    bool is_shared;        /* other routers use it, too */
+    double told_ms;        /* work queued at this router, as it was last told */
+    struct peer_load load; /* of its last heartbeat */
 };
 
 enum note_kind {

@@ -268,10 +268,11 @@ enum td_status link_server_open(const struct link_server_config *config, struct 
     struct link_server *s = mem_zalloc(sizeof(*s));
     s->config = *config;
     pthread_mutex_init(&s->lock, NULL);
-    s->method = (struct rpc_method){.path = "/tandem.worker.v1.Worker/Attach",
-                                    .request = &tandem__worker__v1__router_message__descriptor,
-                                    .handlers = {on_message, on_half_close, on_end},
-                                    .on_open = on_open};
+    s->method =
+        (struct rpc_method){.path = "/tandem.worker.v1.Worker/Attach",
+                            .request = &tandem__worker__v1__router_message__descriptor,
+                            .handlers = {.on_message = on_message, .on_half_close = on_half_close, .on_end = on_end},
+                            .on_open = on_open};
     const struct rpc_server_config rpc = {.listen = config->listen,
                                           .methods = &s->method,
                                           .n_methods = 1,

@@ -660,7 +660,14 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
         .clock = &w->clock,
         .log = &w->log,
         .weight_cache = packed_cache(w, cache_dir),
-        .callbacks = {w, leg_on_admitted, leg_on_pages_ready, leg_on_token, leg_on_end, on_block, on_step, on_load},
+        .callbacks = {.user = w,
+                      .on_admitted = leg_on_admitted,
+                      .on_pages_ready = leg_on_pages_ready,
+                      .on_token = leg_on_token,
+                      .on_end = leg_on_end,
+                      .on_block = on_block,
+                      .on_step = on_step,
+                      .on_load = on_load},
     };
     return engine_open(&c, &w->engine, e);
 }
