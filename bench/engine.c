@@ -17,7 +17,6 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/random.h"
 #include "bench/bench.h"
 #include "bench/engine.h"
 #include "bench/kernels_bench.h"

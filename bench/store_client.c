@@ -1,6 +1,5 @@
 #include "bench/store_client.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

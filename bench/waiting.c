@@ -11,7 +11,6 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/random.h"
 #include "bench/bench.h"
 #include "sched/scheduler.h"
 

@@ -8,7 +8,6 @@
  *                      "prefill_ms", "transfer_ms", "ttft_ms", "tpot_ms", "cost", "reason"}]}]}
  * cost is null if the worker could not take the request; reason then says why.
  */
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

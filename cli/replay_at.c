@@ -11,7 +11,6 @@
  * --faults). So a process that dies comes back with its faults. At its end, however it came, the run takes
  * away the faults that it set; only a replay that is killed leaves them.
  */
-#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <signal.h>

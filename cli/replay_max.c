@@ -8,10 +8,8 @@
  * round has prompts of its own, except for what the trace itself makes equal, so that blocks cached by an
  * earlier round don't help.
  */
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "cli/replay.h"
 

@@ -5,7 +5,6 @@
  * there shall be, and waits until there are. drain asks the router to tell one worker, on any machine, to
  * take no new work, to finish and to end.
  */
-#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +12,6 @@
 #include <time.h>
 
 #include "admin.pb-c.h"
-#include "base/clock.h"
 #include "cli/child.h"
 #include "cli/cli.h"
 #include "cli/rundir.h"

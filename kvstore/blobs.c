@@ -10,7 +10,6 @@
  */
 #include "kvstore/blobs.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdbool.h>

@@ -1,6 +1,5 @@
 #include "model/model.h"
 
-#include <assert.h>
 #include <math.h>
 #include <openssl/evp.h>
 #include <stdatomic.h>

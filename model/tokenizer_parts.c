@@ -2,7 +2,6 @@
  * Components of tokenizer.json, except the model: each is understood as in the library, or refused by its
  * name.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

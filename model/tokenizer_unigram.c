@@ -3,7 +3,6 @@
  * section 3.2). A character with which no piece begins costs 10 more than the worst piece; a run of such
  * characters becomes one unknown token, or its bytes.
  */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,3 @@
-#include <stdlib.h>
-
 #include "base/mem.h"
 #include "replay/simulate_internal.h"
 

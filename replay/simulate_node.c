@@ -13,7 +13,6 @@
  * end of that step on, as in the engine. Each sequence of a run takes its next page when it needs it, no
  * sooner. tests/replay/test_simulate_engine.c compares all of this with the engine.
  */
-#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,6 @@
  * Threads: the owner thread.
  */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -10,7 +10,6 @@
  * peers that did not send them. Pins that were ended early are remembered for a while (struct unpinned): a
  * peer that was away at that time still reports them, and is then told that they have ended.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

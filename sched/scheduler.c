@@ -13,7 +13,6 @@
  */
 #include "sched/scheduler_internal.h"
 
-#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

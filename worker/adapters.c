@@ -1,6 +1,5 @@
 #include "worker/adapters.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,7 +2,6 @@
  * Requests as JSON members and as options (proto/ask): what each type takes, and the message that comes of
  * it.
  */
-#include <math.h>
 
 #include "base/mem.h"
 #include "proto/ask/ask_bounds.h"

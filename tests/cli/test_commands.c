@@ -2,7 +2,6 @@
  * The commands of tandem, run inside the test: what they make of words and input, and how they refuse. No
  * cluster runs.
  */
-#include <errno.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 

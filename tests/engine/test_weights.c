@@ -9,9 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include "base/endian.h"
 #include "base/mem.h"
 #include "base/random.h"
 #include "engine/engine.h"

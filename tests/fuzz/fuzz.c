@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/endian.h"
 #include "model/adapter.h"
 #include "model/config.h"
 #include "model/model.h"

@@ -3,7 +3,6 @@
 #include "kvstore/codec.h"
 
 #include <math.h>
-#include <stdio.h>
 
 #include "base/mem.h"
 #include "base/random.h"

@@ -4,7 +4,6 @@
  * table equals the disk within 30 s; and blocks that were flushed meanwhile do not come back. Where file
  * systems can't be mounted, these tests are skipped by name.
  */
-#include <errno.h>
 #include <linux/loop.h>
 #include <sched.h>
 #include <sys/ioctl.h>

@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mem.h"
 #include "base/random.h"
 #include "kvstore/table.h"
 #include "tests/tap.h"

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/random.h"
 #include "replay/report.h"
 #include "tests/tap.h"
 

@@ -1,5 +1,4 @@
 /* Compares pins with a plain array of deadlines. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/random.h"

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/random.h"
 #include "sched/scheduler.h"
 #include "tests/sched/scheduler_cluster.h"
 

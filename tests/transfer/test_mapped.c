@@ -1,5 +1,4 @@
 /* The mapped arena: its promises beyond those of all backends, and when it must not be used. */
-#include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>

@@ -3,7 +3,6 @@
  * Whatever it sends, the xfer refuses it by name, ends what was open exactly once, writes nowhere it should
  * not, and goes on.
  */
-#include "base/endian.h"
 #include "proto/wire/checksum.h"
 #include "tests/transfer/node.h"
 #include "transfer/proto.h"

@@ -1,5 +1,4 @@
 /* Golden bytes of every binary format; damaged bytes are refused. */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/random.h"
