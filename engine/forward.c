@@ -35,7 +35,7 @@ static void put_batch(struct forward *f, const struct forward_batch *b)
 
 static void embed(struct forward *f, uint32_t n_rows)
 {
-    k_embed(f->kernels, f->embedding, f->embedding_type, f->c.hidden, f->put.ids, n_rows, f->embedding_scale, f->x);
+    k_take_rows(f->kernels, f->embedding, f->embedding_type, f->c.hidden, f->put.ids, n_rows, f->embedding_scale, f->x);
 }
 
 /* Final norm, output matrix, and draws, for the rows whose logits are wanted. */
@@ -43,7 +43,7 @@ static void run_head(struct forward *f, const struct forward_batch *b)
 {
     struct kernels *k = f->kernels;
     uint32_t n = b->n_logit_rows;
-    k_embed(k, f->x, NUM_F32, f->c.hidden, f->put.logit_rows, n, 1, f->normed);
+    k_take_rows(k, f->x, NUM_F32, f->c.hidden, f->put.logit_rows, n, 1, f->normed);
     k_rmsnorm(k, f->normed, f->final_norm, f->c.rms_eps, n, f->c.hidden, f->normed);
     k_linear(k, f->head, f->normed, n, f->own_logits, false);
     if (f->rank.tensor)

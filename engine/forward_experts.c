@@ -34,7 +34,7 @@ static void run_experts(struct forward *f, const struct experts *w, const float 
 {
     const struct routes *r = &f->routes;
     uint32_t n = n_rows * f->c.moe.n_used;
-    k_embed(f->kernels, h, NUM_F32, f->c.hidden, r->slot_row, n, 1, f->sorted);
+    k_take_rows(f->kernels, h, NUM_F32, f->c.hidden, r->slot_row, n, 1, f->sorted);
     k_linear_sorted(f->kernels, w->gate_up, r->first, n, f->sorted, f->gate_up);
     forward_glu(f, f->gate_up, n, &f->share.expert, f->hidden);
     const float *hidden = forward_gather(f, &f->share.expert, n, f->hidden, f->whole);

@@ -20,17 +20,16 @@ static void each_head(struct forward *f, const struct k_stack *w, const float *i
 }
 
 /*
- * Every rank has the whole latent. If the ranks share the pages' memory, rank 0 stores it; the empty gather
- * makes the others wait for that.
+ * Every rank has the whole latent. If the ranks share the pages' memory, rank 0 stores it, and the others
+ * wait for that.
  */
 static void store_latent(struct forward *f, const struct k_attn *a)
 {
-    static const uint32_t NOTHING[K_MAX_RANKS + 1];
     bool share = f->rank.tensor && !forward_has_own_pages(f);
     if (!share || f->rank.rank == 0)
         k_kv_store(f->kernels, a);
     if (share)
-        k_gather(f->rank.tensor, f->rank.rank, NOTHING, K_EVERY_RANK, 0, NULL, NULL);
+        k_barrier(f->rank.tensor, f->rank.rank);
 }
 
 void forward_latent(struct forward *f, uint32_t l, const struct forward_rows *r, float *in, float *o)

@@ -68,8 +68,8 @@ struct kernels_backend {
     void (*linear_sorted)(struct kernels *k, const struct k_stack *s, const uint32_t *first, uint32_t n_rows,
                           const float *x, float *y);
 
-    void (*embed)(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
-                  uint32_t n_rows, float scale, float *out);
+    void (*take_rows)(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
+                      uint32_t n_rows, float scale, float *out);
     void (*rmsnorm)(struct kernels *k, const float *x, const float *w, float eps, uint32_t n_rows, uint32_t dim,
                     float *y);
     void (*head_norm)(struct kernels *k, float *x, size_t row_stride, uint32_t n_heads, size_t head_stride,

@@ -141,3 +141,9 @@ void k_gather(struct k_group *g, uint32_t rank, const uint32_t *first, uint32_t 
         take(me->kernels, from, first + i, first[g->n], n_rows, all);
     }
 }
+
+void k_barrier(struct k_group *g, uint32_t rank)
+{
+    static const uint32_t no_columns[K_MAX_RANKS + 1];
+    k_gather(g, rank, no_columns, K_EVERY_RANK, 0, NULL, NULL);
+}

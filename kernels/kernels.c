@@ -329,10 +329,10 @@ void k_linear_sorted(struct kernels *k, const struct k_stack *s, const uint32_t 
     k->backend->linear_sorted(k, s, first, n_rows, x, y);
 }
 
-void k_embed(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
-             uint32_t n_rows, float scale, float *out)
+void k_take_rows(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
+                 uint32_t n_rows, float scale, float *out)
 {
-    k->backend->embed(k, table, type, dim, ids, n_rows, scale, out);
+    k->backend->take_rows(k, table, type, dim, ids, n_rows, scale, out);
 }
 
 void k_rmsnorm(struct kernels *k, const float *x, const float *w, float eps, uint32_t n_rows, uint32_t dim, float *y)

@@ -261,9 +261,9 @@ void k_linear_sorted(struct kernels *k, const struct k_stack *s, const uint32_t 
 
 /* ------------------------------------------------------------- elementwise */
 
-/* out[T][dim] = table[ids[t]][dim] * scale; table [vocab][dim] of type. With scale 1 it gathers rows. */
-void k_embed(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
-             uint32_t n_rows, float scale, float *out);
+/* out[T][dim] = table[ids[t]][dim] * scale; table [any number of rows][dim] of type. An embedding is one use. */
+void k_take_rows(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
+                 uint32_t n_rows, float scale, float *out);
 
 /*
  * y[T][dim] = x / sqrt(mean(x^2) + eps) * w[dim]. Sum of squares: 16 lanes strided by 16, then a fixed tree.
@@ -451,14 +451,18 @@ const char *k_group_transport(const struct k_group *g);
  * Gathers columns: rank `to`, or every rank, gets all[T][first[n]], in which columns first[i] .. first[i + 1]
  * - 1 are rank i's mine[T][first[i + 1] - first[i]]. All ranks of the group call it, with the same first, to
  * and n_rows. `all` is ignored on ranks that receive nothing. mine must stay unchanged until this rank's next
- * gather in the group, or until k_finish of all ranks. Without columns (first is all 0) it is a barrier:
- * operations that any rank queued before it come before operations that any rank queues after it.
+ * gather in the group, or until k_finish of all ranks.
  *
  * Threads: each rank calls it on its own; on the CPU, and where devices copy, the calls wait for each other.
  */
 enum { K_EVERY_RANK = K_MAX_RANKS };
 void k_gather(struct k_group *g, uint32_t rank, const uint32_t *first, uint32_t to, uint32_t n_rows, const float *mine,
               float *all);
+/*
+ * A gather of nothing: operations that any rank queued before it come before operations that any rank queues
+ * after it. All ranks of the group call it.
+ */
+void k_barrier(struct k_group *g, uint32_t rank);
 
 /* ----------------------------------------------------------------- sampling */
 

@@ -26,7 +26,7 @@
 #include "base/clock.h"
 #include "base/list.h"
 #include "base/queue.h"
-#include "transfer/proto.h"
+#include "transfer/xfer_msg.h"
 #include "transfer/wire.h"
 #include "transfer/xfer.h"
 
@@ -110,10 +110,10 @@ struct conn {
     struct xfer_target *target; /* NULL: the peer connected to us */
     struct xfer_peer *peer;     /* set when the connection came up, and kept */
 
-    uint8_t hello_ours[PROTO_HELLO_MAX + PROTO_SEAL_BYTES], hello_theirs[PROTO_HELLO_MAX];
+    uint8_t hello_ours[XFER_MSG_HELLO_MAX + XFER_MSG_SEAL_BYTES], hello_theirs[XFER_MSG_HELLO_MAX];
     uint32_t hello_ours_len, hello_theirs_len;
     uint64_t incarnation; /* of the peer, as its HELLO says; proved from UP on */
-    char name[PROTO_NAME_MAX + 1];
+    char name[XFER_MSG_NAME_MAX + 1];
 
     uint32_t n_said, n_heard;   /* sealed messages sent and received: the seal's numbers */
     uint64_t heard_ns, beat_ns; /* when the peer last showed life; when the next heartbeat is due */
@@ -140,7 +140,7 @@ struct conn {
 struct xfer_peer { /* freed by xfer_close only, so that a late use of the pointer is harmless */
     struct xfer_peer *next;
     uint64_t incarnation;
-    char name[PROTO_NAME_MAX + 1];
+    char name[XFER_MSG_NAME_MAX + 1];
     uint32_t n_conns; /* connections that are up; 0: the peer is down */
 };
 
@@ -194,7 +194,7 @@ struct lease {
     struct lease_unit *units; /* announcements kept for a reader that is not bound yet */
     uint32_t n_units, cap_units;
     uint32_t n_final, tail_len;
-    uint8_t tail[PROTO_TAIL_MAX];
+    uint8_t tail[XFER_MSG_TAIL_MAX];
     uint32_t in_flight;
     bool released, in_doubt;
     enum td_status end_status;
@@ -238,7 +238,7 @@ struct pull {
     uint32_t n_complete, n_prefix;
     bool finished;
     uint32_t n_final, tail_len;
-    uint8_t tail[PROTO_TAIL_MAX];
+    uint8_t tail[XFER_MSG_TAIL_MAX];
     enum td_status end_status;
     /* When a part last began or ended arriving, or was asked for while nothing was outstanding. */
     uint64_t moved_ns;
@@ -249,7 +249,7 @@ struct pull {
 
 struct ended { /* a lease that has ended: a late pull is told the reason */
     struct idnode node;
-    enum proto_reason reason;
+    enum xfer_msg_reason reason;
 };
 
 struct early { /* a reader that asked before the lease was granted; it is bound at the grant */
@@ -359,16 +359,16 @@ static inline bool conn_is_up(const struct conn *c)
 {
     return c && c->state == CONN_UP;
 }
-/* Seals and sends a message. The buffer must have room for PROTO_SEAL_BYTES behind the message. */
+/* Seals and sends a message. The buffer must have room for XFER_MSG_SEAL_BYTES behind the message. */
 static inline void conn_say(struct conn *c, uint8_t *message, uint32_t len)
 {
-    wire_send(c->wire, message, proto_seal(message, len, ++c->n_said), NULL, 0, NULL, NULL);
+    wire_send(c->wire, message, xfer_msg_seal(message, len, ++c->n_said), NULL, 0, NULL, NULL);
 }
 
 /* lease.c */
 
 void lease_on_open(struct conn *c, struct xfer_id id, uint64_t holder_incarnation);
-void lease_on_pull(struct conn *c, const struct proto_unit *u);
+void lease_on_pull(struct conn *c, const struct xfer_msg_unit *u);
 void lease_on_release(struct conn *c, struct xfer_id id, enum td_status status);
 void lease_conn_lost(struct conn *c);
 /* Ends unread leases granted to a reader whose last connection is gone. */
@@ -382,10 +382,10 @@ void lease_cancel_all(struct xfer *x);
 void pull_on_up(struct xfer_target *t); /* the target's connection is up */
 /* The peer refused the connection; another attempt would not help. */
 void pull_on_refused(struct xfer_target *t, enum td_status why);
-void pull_on_announce(struct conn *c, const struct proto_unit *u);
-void pull_on_finish(struct conn *c, const struct proto_msg *m);
-void pull_on_refuse(struct conn *c, struct xfer_id id, enum proto_reason reason);
-void *pull_on_payload(struct conn *c, const struct proto_data *d, uint64_t payload_len, void **token_out);
+void pull_on_announce(struct conn *c, const struct xfer_msg_unit *u);
+void pull_on_finish(struct conn *c, const struct xfer_msg *m);
+void pull_on_refuse(struct conn *c, struct xfer_id id, enum xfer_msg_reason reason);
+void *pull_on_payload(struct conn *c, const struct xfer_msg_data *d, uint64_t payload_len, void **token_out);
 void pull_land(void *token, void *to, const void *from, uint64_t len_bytes);
 void pull_on_payload_done(struct conn *c, void *token, enum td_status status);
 void pull_conn_lost(struct conn *c);

@@ -42,7 +42,7 @@ static void lease_set_state(struct lease *l, enum lease_state to)
     l->state = to;
 }
 
-static enum proto_reason reason_of(enum td_status end)
+static enum xfer_msg_reason reason_of(enum td_status end)
 {
     if (end == TD_ERR_DEADLINE)
         return REFUSE_EXPIRED;
@@ -112,7 +112,7 @@ static void lease_drain(struct xfer *x, struct lease *l, enum td_status why)
         drop_units(c, l);
         if (!l->released && conn_is_up(c)) {
             uint8_t out[WIRE_HEADER_MAX];
-            conn_say(c, out, proto_put_refuse(out, l->node.id, reason_of(why)));
+            conn_say(c, out, xfer_msg_put_refuse(out, l->node.id, reason_of(why)));
         }
         l->in_doubt |= why == TD_ERR_PEER_LOST && l->in_flight && !l->released;
         l->reader = NULL;
@@ -214,24 +214,24 @@ void xfer_lease_grant(struct xfer *x, const struct xfer_lease_params *params)
     command_push(x, &c->head);
 }
 
-/* Sends one unit as ANNOUNCE messages of at most PROTO_UNIT_PAGES pages. */
+/* Sends one unit as ANNOUNCE messages of at most XFER_MSG_UNIT_PAGES pages. */
 static void tell_unit(struct lease *l, const struct lease_unit *u)
 {
-    struct proto_unit m = {.id = l->node.id, .layer_begin = u->layer_begin, .layer_end = u->layer_end};
+    struct xfer_msg_unit m = {.id = l->node.id, .layer_begin = u->layer_begin, .layer_end = u->layer_end};
     for (uint32_t done = 0; done < u->n; done += m.n) {
         m.first = u->first + done;
-        m.n = (uint16_t)(u->n - done < PROTO_UNIT_PAGES ? u->n - done : PROTO_UNIT_PAGES);
+        m.n = (uint16_t)(u->n - done < XFER_MSG_UNIT_PAGES ? u->n - done : XFER_MSG_UNIT_PAGES);
         for (uint32_t i = 0; i < m.n; i++)
             m.generations[i] = l->pages[m.first + i].generation;
         uint8_t out[WIRE_HEADER_MAX];
-        conn_say(l->reader, out, proto_put_unit(out, MSG_ANNOUNCE, &m));
+        conn_say(l->reader, out, xfer_msg_put_unit(out, MSG_ANNOUNCE, &m));
     }
 }
 
 static void tell_finish(struct lease *l)
 {
     uint8_t out[WIRE_HEADER_MAX];
-    conn_say(l->reader, out, proto_put_finish(out, l->node.id, l->n_final, l->tail, l->tail_len));
+    conn_say(l->reader, out, xfer_msg_put_finish(out, l->node.id, l->n_final, l->tail, l->tail_len));
 }
 
 struct announce_command {
@@ -301,7 +301,7 @@ struct finish_command {
     struct command head;
     struct xfer_id id;
     uint32_t n_pages, tail_len;
-    uint8_t tail[PROTO_TAIL_MAX];
+    uint8_t tail[XFER_MSG_TAIL_MAX];
 };
 
 static void run_finish(struct xfer *x, struct command *command)
@@ -320,7 +320,7 @@ static void run_finish(struct xfer *x, struct command *command)
 
 void xfer_lease_finish(struct xfer *x, struct xfer_id id, uint32_t n_pages, const void *tail, uint32_t tail_len_bytes)
 {
-    assert(tail_len_bytes <= PROTO_TAIL_MAX && n_pages <= x->pages_max);
+    assert(tail_len_bytes <= XFER_MSG_TAIL_MAX && n_pages <= x->pages_max);
     struct finish_command *c = mem_zalloc(sizeof(*c));
     c->head.run = run_finish;
     c->id = id;
@@ -353,17 +353,17 @@ void xfer_lease_cancel(struct xfer *x, struct xfer_id id)
 
 /* ------------------------------------------------------ what the reader says */
 
-static void refuse(struct conn *c, struct xfer_id id, enum proto_reason reason)
+static void refuse(struct conn *c, struct xfer_id id, enum xfer_msg_reason reason)
 {
     struct counters *n = &c->x->counters;
     atomic_fetch_add(reason == REFUSE_NOT_YET ? &n->not_yet : &n->refused_stale, 1);
     uint8_t out[WIRE_HEADER_MAX];
-    conn_say(c, out, proto_put_refuse(out, id, reason));
+    conn_say(c, out, xfer_msg_put_refuse(out, id, reason));
 }
 
 /* Refuses with the reason for which the lease ended; with else_reason if no lease of this id is
  * remembered. */
-static void refuse_ended(struct conn *c, struct xfer_id id, enum proto_reason else_reason)
+static void refuse_ended(struct conn *c, struct xfer_id id, enum xfer_msg_reason else_reason)
 {
     const struct ended *e = (const struct ended *)idmap_find(&c->x->ended_by_id, id);
     refuse(c, id, e ? e->reason : else_reason);
@@ -427,7 +427,7 @@ void lease_on_open(struct conn *c, struct xfer_id id, uint64_t holder_incarnatio
 }
 
 /* Whether every layer asked for was announced, with these generations. */
-static bool is_ready(const struct xfer *x, const struct lease *l, const struct proto_unit *u)
+static bool is_ready(const struct xfer *x, const struct lease *l, const struct xfer_msg_unit *u)
 {
     if (u->first + u->n > l->n_pages || u->layer_end > x->layout.n_layers)
         return false;
@@ -440,7 +440,7 @@ static bool is_ready(const struct xfer *x, const struct lease *l, const struct p
 
 /* Queues what a bound reader asks for. Nothing is sent from here, so that one turn's work stays bounded
  * (lease_pump). */
-void lease_on_pull(struct conn *c, const struct proto_unit *u)
+void lease_on_pull(struct conn *c, const struct xfer_msg_unit *u)
 {
     struct xfer *x = c->x;
     struct lease *l = lease_find(x, u->id);
@@ -568,14 +568,14 @@ static uint64_t send_part(struct conn *c, const struct send_unit *u)
                                                .generation = generation,
                                                .part_begin = begin,
                                                .part_end = end};
-    const struct proto_data m = {.id = l->node.id,
-                                 .index = index,
-                                 .generation = generation,
-                                 .layer_begin = begin,
-                                 .layer_end = end,
-                                 .checksum = checksum_bytes(&identity, bytes, p->len)};
+    const struct xfer_msg_data m = {.id = l->node.id,
+                                    .index = index,
+                                    .generation = generation,
+                                    .layer_begin = begin,
+                                    .layer_end = end,
+                                    .checksum = checksum_bytes(&identity, bytes, p->len)};
     uint8_t out[WIRE_HEADER_MAX];
-    uint32_t n = proto_put_data(out, &m);
+    uint32_t n = xfer_msg_put_data(out, &m);
     uint64_t len = p->len;
     l->in_flight++;
     c->out_bytes += len;

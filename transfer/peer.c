@@ -215,7 +215,7 @@ void conn_close(struct conn *c, enum td_status why)
 static void conn_leave(struct conn *c, enum td_status why, bool is_reply)
 {
     uint8_t out[WIRE_HEADER_MAX];
-    conn_say(c, out, proto_put_goodbye(out, is_reply, why));
+    conn_say(c, out, xfer_msg_put_goodbye(out, is_reply, why));
     if (c->state == CONN_LEAVING)
         return;
     bool was_up = c->state == CONN_UP;
@@ -250,11 +250,11 @@ static void on_accept(void *user, struct wire_conn *wire)
 static void send_hello(struct conn *c)
 {
     struct xfer *x = c->x;
-    struct proto_hello h = {.incarnation = x->config.incarnation, .layout = x->layout};
+    struct xfer_msg_hello h = {.incarnation = x->config.incarnation, .layout = x->layout};
     put_u64(h.nonce, random_u64());
     put_u64(h.nonce + 8, random_u64());
     snprintf(h.name, sizeof(h.name), "%s", x->name);
-    c->hello_ours_len = proto_put_hello(c->hello_ours, &h);
+    c->hello_ours_len = xfer_msg_put_hello(c->hello_ours, &h);
     conn_say(c, c->hello_ours, c->hello_ours_len);
 }
 
@@ -309,22 +309,22 @@ static void conn_refuse(struct conn *c, enum td_status why, const char *reason)
 }
 
 /* The MAC of the side with this role, over both HELLOs as they were sent. */
-static void mac_of(const struct conn *c, char role, uint8_t mac[PROTO_MAC_BYTES])
+static void mac_of(const struct conn *c, char role, uint8_t mac[XFER_MSG_MAC_BYTES])
 {
     if (c->target)
-        proto_mac(c->x->secret, role, c->hello_ours, c->hello_ours_len, c->hello_theirs, c->hello_theirs_len, mac);
+        xfer_msg_mac(c->x->secret, role, c->hello_ours, c->hello_ours_len, c->hello_theirs, c->hello_theirs_len, mac);
     else
-        proto_mac(c->x->secret, role, c->hello_theirs, c->hello_theirs_len, c->hello_ours, c->hello_ours_len, mac);
+        xfer_msg_mac(c->x->secret, role, c->hello_theirs, c->hello_theirs_len, c->hello_ours, c->hello_ours_len, mac);
 }
 
 static void send_auth(struct conn *c)
 {
-    uint8_t mac[PROTO_MAC_BYTES], out[WIRE_HEADER_MAX];
+    uint8_t mac[XFER_MSG_MAC_BYTES], out[WIRE_HEADER_MAX];
     mac_of(c, c->target ? 'c' : 'a', mac);
-    conn_say(c, out, proto_put_auth(out, mac));
+    conn_say(c, out, xfer_msg_put_auth(out, mac));
 }
 
-static void on_hello(struct conn *c, const struct proto_hello *h, const uint8_t *bytes, uint32_t len)
+static void on_hello(struct conn *c, const struct xfer_msg_hello *h, const uint8_t *bytes, uint32_t len)
 {
     struct xfer *x = c->x;
     memcpy(c->hello_theirs, bytes, len);
@@ -346,9 +346,9 @@ static void on_hello(struct conn *c, const struct proto_hello *h, const uint8_t 
 
 static void on_auth(struct conn *c, const uint8_t *mac)
 {
-    uint8_t expected[PROTO_MAC_BYTES];
+    uint8_t expected[XFER_MSG_MAC_BYTES];
     mac_of(c, c->target ? 'a' : 'c', expected);
-    if (!proto_mac_equal(mac, expected)) {
+    if (!xfer_msg_mac_equal(mac, expected)) {
         conn_refuse(c, TD_ERR_AUTH, "the cluster secret differs");
         return;
     }
@@ -393,7 +393,7 @@ static void part_sent(void *arg, enum td_status status)
 /* Sends a message as consecutive USER parts. It is dropped if the peer has not read PARTS_OUT_MAX parts. */
 void conn_send_message(struct conn *c, uint16_t kind, const uint8_t *data, uint32_t len)
 {
-    if (c->n_parts_out + len / PROTO_USER_PART >= PARTS_OUT_MAX) {
+    if (c->n_parts_out + len / XFER_MSG_USER_PART >= PARTS_OUT_MAX) {
         log_warn(c->x->config.log, "message dropped: peer does not read peer=%s bytes=%u", c->name, len);
         conn_drop_messages(c->x, 1);
         return;
@@ -401,10 +401,10 @@ void conn_send_message(struct conn *c, uint16_t kind, const uint8_t *data, uint3
     uint32_t at = 0;
     do {
         uint8_t out[WIRE_HEADER_MAX];
-        uint32_t n = len - at < PROTO_USER_PART ? len - at : PROTO_USER_PART;
-        uint32_t size = proto_put_user(out, kind, len, at, len ? data + at : NULL, n);
+        uint32_t n = len - at < XFER_MSG_USER_PART ? len - at : XFER_MSG_USER_PART;
+        uint32_t size = xfer_msg_put_user(out, kind, len, at, len ? data + at : NULL, n);
         c->n_parts_out++;
-        wire_send(c->wire, out, proto_seal(out, size, ++c->n_said), NULL, 0, part_sent, c);
+        wire_send(c->wire, out, xfer_msg_seal(out, size, ++c->n_said), NULL, 0, part_sent, c);
         at += n;
     } while (at < len);
 }
@@ -418,7 +418,7 @@ static void tell_message(struct conn *c, uint16_t kind, const void *data, uint32
 
 /* Parts of a message come in order and without another message between them, else the connection is
  * closed. */
-static void on_user(struct conn *c, const struct proto_msg *m)
+static void on_user(struct conn *c, const struct xfer_msg *m)
 {
     if (m->user.offset != c->message_len ||
         (m->user.offset && (m->user.kind != c->message_kind || m->user.total_len != c->message_total))) {
@@ -449,7 +449,7 @@ static void on_user(struct conn *c, const struct proto_msg *m)
 }
 
 /* Messages of a connection that is up. Any of the handlers may close the connection. */
-static void dispatch(struct conn *c, const struct proto_msg *m)
+static void dispatch(struct conn *c, const struct xfer_msg *m)
 {
     switch (m->type) {
     case MSG_HEARTBEAT:
@@ -487,18 +487,18 @@ static void dispatch(struct conn *c, const struct proto_msg *m)
 static void on_message(void *user, const uint8_t *header, uint32_t len)
 {
     struct conn *c = user;
-    struct proto_msg m;
+    struct xfer_msg m;
     struct td_error error = {""};
     if (c->state == CONN_CLOSING)
         return;
-    enum td_status s = proto_unseal(header, &len, ++c->n_heard, &error);
+    enum td_status s = xfer_msg_unseal(header, &len, ++c->n_heard, &error);
     if (s) { /* damaged by the network, so another attempt may succeed */
         if (c->state < CONN_LEAVING)
             log_warn(c->x->config.log, "connection is unsound peer=%s reason=%s", c->name, error.text);
         conn_close(c, TD_ERR_PEER_LOST);
         return;
     }
-    s = proto_decode(header, len, &m, &error);
+    s = xfer_msg_decode(header, len, &m, &error);
     if (s) {
         if (c->state < CONN_LEAVING)
             conn_refuse(c, s, error.text);
@@ -517,14 +517,14 @@ static void on_message(void *user, const uint8_t *header, uint32_t len)
         conn_close(c, TD_ERR_PROTOCOL);
 }
 
-/* DATA: it is not sealed, its checksum covers all its fields (proto.h). */
+/* DATA: it is not sealed, its checksum covers all its fields (xfer_msg.h). */
 static void *on_payload(void *user, const uint8_t *header, uint32_t header_len, uint64_t payload_len, void **token_out)
 {
     struct conn *c = user;
-    struct proto_msg m;
+    struct xfer_msg m;
     if (c->state != CONN_UP)
         return NULL;
-    if (proto_decode(header, header_len, &m, NULL) || m.type != MSG_DATA) {
+    if (xfer_msg_decode(header, header_len, &m, NULL) || m.type != MSG_DATA) {
         conn_close(c, TD_ERR_PROTOCOL);
         return NULL;
     }
@@ -584,7 +584,7 @@ void conn_timer(struct conn *c)
     }
     if (x->now_ns >= c->beat_ns) {
         uint8_t out[WIRE_HEADER_MAX];
-        conn_say(c, out, proto_put_heartbeat(out));
+        conn_say(c, out, xfer_msg_put_heartbeat(out));
         c->beat_ns = x->now_ns + x->config.heartbeat_ns;
     }
     due_at(x, c->beat_ns < silent_at ? c->beat_ns : silent_at);
@@ -630,7 +630,7 @@ static void run_send(struct xfer *x, struct command *command)
 static void push_send(struct xfer *x, struct xfer_peer *peer, const char *address, uint16_t kind, const void *data,
                       uint32_t len)
 {
-    if (len > PROTO_USER_MAX) {
+    if (len > XFER_MSG_USER_MAX) {
         log_error(x->config.log, "message dropped: too long bytes=%u", len);
         conn_drop_messages(x, 1);
         return;

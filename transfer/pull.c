@@ -118,7 +118,7 @@ static void pull_drain(struct xfer *x, struct pull *p, enum td_status why, bool 
         p->asked_bytes = 0;
         if (tell_holder && conn_is_up(c)) {
             uint8_t out[WIRE_HEADER_MAX];
-            conn_say(c, out, proto_put_release(out, p->node.id, why));
+            conn_say(c, out, xfer_msg_put_release(out, p->node.id, why));
         }
     }
     pull_set_state(p, PULL_DRAINING);
@@ -156,7 +156,7 @@ void pull_cancel_all(struct xfer *x)
 static void send_open(struct xfer *x, struct pull *p, uint64_t again_ns)
 {
     uint8_t out[WIRE_HEADER_MAX];
-    conn_say(p->conn, out, proto_put_pull_open(out, p->node.id, p->params.holder_incarnation));
+    conn_say(p->conn, out, xfer_msg_put_pull_open(out, p->node.id, p->params.holder_incarnation));
     p->open_ns = x->now_ns + again_ns;
     due_at(x, p->open_ns);
 }
@@ -372,7 +372,7 @@ static void pull_violated(struct xfer *x, struct pull *p, const char *what)
 
 /* Returns false if it ended the pull. */
 static bool announce_page(struct xfer *x, struct pull *p, uint32_t index, uint32_t generation,
-                          const struct proto_unit *u)
+                          const struct xfer_msg_unit *u)
 {
     struct pull_page *page = &p->pages[index];
     uint64_t *announced = page_bits(x, p, index, ANNOUNCED);
@@ -426,7 +426,7 @@ static void push_unit(struct pull *p, const struct lease_unit *u)
 }
 
 /* Queues the pages of an announcement that the reader does not have yet. */
-static void queue_unit(struct xfer *x, struct pull *p, const struct proto_unit *u)
+static void queue_unit(struct xfer *x, struct pull *p, const struct xfer_msg_unit *u)
 {
     uint32_t n_had = p->params.n_have > u->first ? least(p->params.n_have - u->first, u->n) : 0;
     if (n_had == u->n)
@@ -439,7 +439,7 @@ static void queue_unit(struct xfer *x, struct pull *p, const struct proto_unit *
 
 /* A holder may announce each layer of a page once, with one generation, and nothing after its finish;
  * anything else ends the pull. */
-void pull_on_announce(struct conn *c, const struct proto_unit *u)
+void pull_on_announce(struct conn *c, const struct xfer_msg_unit *u)
 {
     struct xfer *x = c->x;
     struct pull *p = pull_of(c, u->id);
@@ -460,7 +460,7 @@ void pull_on_announce(struct conn *c, const struct proto_unit *u)
 
 /* The holder's last message about the lease: the number of pages and the tail. Everything must have been
  * announced. */
-void pull_on_finish(struct conn *c, const struct proto_msg *m)
+void pull_on_finish(struct conn *c, const struct xfer_msg *m)
 {
     struct pull *p = pull_of(c, m->finish.id);
     if (!p)
@@ -485,7 +485,7 @@ void pull_on_finish(struct conn *c, const struct proto_msg *m)
     pull_finish_if_done(c->x, p);
 }
 
-static enum td_status status_of(enum proto_reason reason)
+static enum td_status status_of(enum xfer_msg_reason reason)
 {
     switch (reason) {
     case REFUSE_NOT_YET:
@@ -501,7 +501,7 @@ static enum td_status status_of(enum proto_reason reason)
     return TD_ERR_STALE;
 }
 
-void pull_on_refuse(struct conn *c, struct xfer_id id, enum proto_reason reason)
+void pull_on_refuse(struct conn *c, struct xfer_id id, enum xfer_msg_reason reason)
 {
     struct pull *p = pull_of(c, id);
     if (!p)
@@ -523,7 +523,7 @@ void pull_on_refuse(struct conn *c, struct xfer_id id, enum proto_reason reason)
 static uint16_t layers_at_once(const struct conn *c)
 {
     uint64_t n = (c->part_bytes ? c->part_bytes : PART_BYTES) / c->x->layer_bytes;
-    return (uint16_t)(n < 1 ? 1 : (n < PROTO_LAYERS_MAX ? n : PROTO_LAYERS_MAX));
+    return (uint16_t)(n < 1 ? 1 : (n < XFER_MSG_LAYERS_MAX ? n : XFER_MSG_LAYERS_MAX));
 }
 
 /* Bytes of the smallest useful request: one part. */
@@ -548,16 +548,16 @@ static void move_cursor(struct pull *p, uint32_t n_pages)
  * bytes; 0 if limit is too small. It asks for whole pages if one fits into limit (the holder cuts them into
  * parts), else for one part of one page.
  */
-static uint64_t next_ask(struct pull *p, uint64_t limit, struct proto_unit *m)
+static uint64_t next_ask(struct pull *p, uint64_t limit, struct xfer_msg_unit *m)
 {
     const struct lease_unit *u = &p->units[p->units_head];
     uint64_t layer = p->conn->x->layer_bytes, page = (uint64_t)(u->layer_end - u->layer_begin) * layer;
     uint16_t chunk = layers_at_once(p->conn), begin = (uint16_t)(u->layer_begin + p->ask_layer);
-    *m = (struct proto_unit){.id = p->node.id, .first = u->first + p->ask_page, .n = 1, .layer_begin = begin};
+    *m = (struct xfer_msg_unit){.id = p->node.id, .first = u->first + p->ask_page, .n = 1, .layer_begin = begin};
     if (!p->ask_layer && page <= limit) {
         uint64_t n = limit / page, left = u->n - p->ask_page;
         n = n > left ? left : n;
-        m->n = (uint16_t)(n > PROTO_UNIT_PAGES ? PROTO_UNIT_PAGES : n);
+        m->n = (uint16_t)(n > XFER_MSG_UNIT_PAGES ? XFER_MSG_UNIT_PAGES : n);
         m->layer_end = u->layer_end;
         m->part_layers = chunk < u->layer_end - u->layer_begin ? chunk : 0;
         move_cursor(p, m->n);
@@ -577,7 +577,7 @@ static uint64_t next_ask(struct pull *p, uint64_t limit, struct proto_unit *m)
  * Returns its bytes. */
 static uint64_t pull_ask(struct conn *c, struct pull *p, uint64_t credit)
 {
-    struct proto_unit m;
+    struct xfer_msg_unit m;
     uint64_t bytes = next_ask(p, credit, &m);
     if (!bytes)
         return 0;
@@ -591,7 +591,7 @@ static uint64_t pull_ask(struct conn *c, struct pull *p, uint64_t credit)
     c->in_bytes += bytes;
     due_at(c->x, stalled_at(c->x, p));
     uint8_t out[WIRE_HEADER_MAX];
-    conn_say(c, out, proto_put_unit(out, MSG_PULL, &m));
+    conn_say(c, out, xfer_msg_put_unit(out, MSG_PULL, &m));
     return bytes;
 }
 
@@ -630,7 +630,7 @@ bool pull_pump(struct conn *c)
  * its pull alive. */
 struct part_arrival {
     struct pull *pull;
-    struct proto_data data;
+    struct xfer_msg_data data;
     uint64_t len, checksum;
     bool is_summed; /* checksum was computed while the part was copied */
     void *bytes;
@@ -640,7 +640,7 @@ struct part_arrival {
  * Called when a part begins to arrive: returns its destination if exactly this part was asked for and has not
  * landed. LANDED is set here, before the bytes are verified, so that a repeated part can't overwrite them.
  */
-void *pull_on_payload(struct conn *c, const struct proto_data *d, uint64_t payload_len, void **token_out)
+void *pull_on_payload(struct conn *c, const struct xfer_msg_data *d, uint64_t payload_len, void **token_out)
 {
     struct xfer *x = c->x;
     struct pull *p = pull_of(c, d->id);
@@ -667,7 +667,7 @@ void *pull_on_payload(struct conn *c, const struct proto_data *d, uint64_t paylo
     return a->bytes;
 }
 
-static struct checksum_identity identity_of(const struct proto_data *d)
+static struct checksum_identity identity_of(const struct xfer_msg_data *d)
 {
     return (struct checksum_identity){.id_a = d->id.incarnation,
                                       .id_b = d->id.counter,
@@ -687,7 +687,7 @@ void pull_land(void *token, void *to, const void *from, uint64_t len_bytes)
 
 static bool is_genuine(const struct part_arrival *a)
 {
-    const struct proto_data *d = &a->data;
+    const struct xfer_msg_data *d = &a->data;
     const struct checksum_identity identity = identity_of(d);
     return (a->is_summed ? a->checksum : checksum_bytes(&identity, a->bytes, a->len)) == d->checksum;
 }

@@ -205,7 +205,7 @@ static struct xfer *xfer_new(const struct xfer_config *config)
     x->layer_bytes = kv_layout_layer_bytes(&x->layout);
     x->words = (x->layout.n_layers + 63) / 64;
     uint64_t fit = config->arena_bytes / x->page_bytes;
-    x->pages_max = fit < PROTO_PAGES_MAX ? (uint32_t)fit : PROTO_PAGES_MAX;
+    x->pages_max = fit < XFER_MSG_PAGES_MAX ? (uint32_t)fit : XFER_MSG_PAGES_MAX;
     x->config.tls = config->tls ? config->tls : "auto";
     x->config.heartbeat_ns = config->heartbeat_ns ? config->heartbeat_ns : DEFAULT_HEARTBEAT;
     x->config.silence_ns = config->silence_ns ? config->silence_ns : DEFAULT_SILENCE;

@@ -689,7 +689,7 @@ static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struc
                             .faults = w->faults,
                             .clock = &w->clock,
                             .log = &w->log,
-                            .callbacks = {.user = w, .on_message = wire_on_message}};
+                            .callbacks = {.user = w, .on_message = transfers_on_message}};
     x.arena = kvpool_arena(engine_pool(w->engine), &x.arena_bytes);
     x.arena_fd = kvpool_arena_fd(engine_pool(w->engine));
     enum td_status s = xfer_open(&x, &w->xfer, e);

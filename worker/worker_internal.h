@@ -64,7 +64,7 @@ struct worker_pull {
     struct xfer_id id;
     struct leg *leg; /* NULL: nobody waits for the KV; the pull only holds its pages until it has ended */
     /*
-     * The xfer thread reads n_have, held.n and addresses (place() in wire.c): all are written before
+     * The xfer thread reads n_have, held.n and addresses (place() in transfers.c): all are written before
      * pull_start() and not changed while the pull runs.
      */
     uint32_t n_have; /* leading pages of the lease that are in the pool already and are not pulled */
@@ -189,7 +189,7 @@ void held_add(struct worker *w, struct held_pages *h, struct page_ref page);
 /* Gives up all transfer holds, frees the array. in_doubt: a peer may still read, so pages are quarantined. */
 void held_drop(struct worker *w, struct held_pages *h, bool in_doubt);
 
-/* wire.c: leases and pulls */
+/* transfers.c: leases and pulls */
 /*
  * Grants a lease with no pages yet. reader_incarnation: the process that may pull it; 0: the first one that
  * asks for the id. reader_is_up: that process is connected now, so the lease ends when its connection does.
@@ -209,7 +209,7 @@ void pull_close(struct worker *w, struct worker_pull *p);
 /* Sends the pull on its way; on_pull_end comes exactly once, as WORK_PULL_END. */
 void pull_start(struct worker *w, struct worker_pull *p, struct xfer_id id, const char *address, uint64_t incarnation,
                 uint64_t deadline_ns);
-void wire_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes);
+void transfers_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes);
 
 /* prefix.c */
 void prefix_ask(struct worker *w, struct leg *leg); /* when the leg starts */

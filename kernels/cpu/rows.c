@@ -20,9 +20,9 @@ struct row_job {
     float *out;
     float eps, scale;
     void (*row)(const struct row_job *job, size_t row);
-    const void *table; /* embed */
+    const void *table; /* take_rows */
     enum num_type type;
-    const uint32_t *ids; /* embed: ids; rope, combine: rows of a table */
+    const uint32_t *ids; /* take_rows: ids; rope, combine: rows of a table */
     size_t row_stride, head_stride;
     uint32_t n_heads, n;
     const struct k_glu *glu;
@@ -65,7 +65,7 @@ static size_t numbers_left(size_t n, size_t row)
 
 /* ------------------------------------------------------------- elementwise */
 
-static void embed_row(const struct row_job *job, size_t row)
+static void take_row(const struct row_job *job, size_t row)
 {
     const uint8_t *at = (const uint8_t *)job->table + (size_t)job->ids[row] * job->dim * num_type_bytes(job->type);
     float *out = job->out + row * job->dim;
@@ -74,10 +74,10 @@ static void embed_row(const struct row_job *job, size_t row)
         out[i] = out[i] * job->scale;
 }
 
-void cpu_embed(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
-               uint32_t n_rows, float scale, float *out)
+void cpu_take_rows(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
+                   uint32_t n_rows, float scale, float *out)
 {
-    struct row_job job = {.row = embed_row, .n_rows = n_rows, .dim = dim, .table = table, .type = type, .ids = ids};
+    struct row_job job = {.row = take_row, .n_rows = n_rows, .dim = dim, .table = table, .type = type, .ids = ids};
     job.scale = scale;
     job.out = out;
     spread_rows(cpu_of(k), &job, dim);

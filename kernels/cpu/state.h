@@ -39,8 +39,8 @@ static inline uint32_t cpu_argmax(const struct cpu_ops *ops, const float *x, uin
 double cpu_run_limit(struct kernels *k, enum kernels_limit limit, void *memory, size_t len_bytes);
 
 /* rows.c: operations of backend.h */
-void cpu_embed(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
-               uint32_t n_rows, float scale, float *out);
+void cpu_take_rows(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
+                   uint32_t n_rows, float scale, float *out);
 void cpu_rmsnorm(struct kernels *k, const float *x, const float *w, float eps, uint32_t n_rows, uint32_t dim, float *y);
 void cpu_head_norm(struct kernels *k, float *x, size_t row_stride, uint32_t n_heads, size_t head_stride, const float *w,
                    float eps, uint32_t n_rows, uint32_t dim);

@@ -79,10 +79,10 @@ static void close_backend(struct kernels *k)
 
 /* ------------------------------------------------------------- elementwise */
 
-static void embed(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
-                  uint32_t n_rows, float scale, float *out)
+static void take_rows(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
+                      uint32_t n_rows, float scale, float *out)
 {
-    cuda_embed(cuda_enter(k)->stream, table, type, dim, ids, n_rows, scale, out);
+    cuda_take_rows(cuda_enter(k)->stream, table, type, dim, ids, n_rows, scale, out);
     CUDA_MUST(cudaGetLastError());
 }
 
@@ -220,7 +220,7 @@ static const struct kernels_backend BACKEND = {
     .linear = cuda_linear,
     .linear_each = cuda_linear_each,
     .linear_sorted = cuda_linear_sorted,
-    .embed = embed,
+    .take_rows = take_rows,
     .rmsnorm = rmsnorm,
     .head_norm = head_norm,
     .add = add,

@@ -148,8 +148,8 @@ CUDA_C void cuda_sorted_hopper(cudaStream_t stream, const struct cuda_stack *s, 
                                const struct cuda_map *x, const uint32_t *first);
 
 /* -------------------------------------------------------------- launches: rows.cu */
-CUDA_C void cuda_embed(cudaStream_t stream, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
-                       uint32_t n_rows, float scale, float *out);
+CUDA_C void cuda_take_rows(cudaStream_t stream, const void *table, enum num_type type, uint32_t dim,
+                           const uint32_t *ids, uint32_t n_rows, float scale, float *out);
 /*
  * As k_head_norm, for n_heads heads of dim numbers in a row. y may be x with the same strides. fast: any
  * order of the sum.

@@ -46,7 +46,7 @@ template <enum num_type TYPE> static __device__ __forceinline__ float widen(floa
 }
 
 template <enum num_type TYPE, class T, int N>
-static __global__ void embed_rows(const void *table, uint32_t dim, const uint32_t *ids, float scale, float *out)
+static __global__ void take_rows(const void *table, uint32_t dim, const uint32_t *ids, float scale, float *out)
 {
     uint32_t i = unit() * N;
     if (i >= dim)
@@ -59,17 +59,17 @@ static __global__ void embed_rows(const void *table, uint32_t dim, const uint32_
     store(out + (size_t)blockIdx.x * dim + i, v);
 }
 
-void cuda_embed(cudaStream_t stream, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
+void cuda_take_rows(cudaStream_t stream, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
                 uint32_t n_rows, float scale, float *out)
 {
     if (!n_rows)
         return;
     bool four = by_four(table, dim, dim) && by_four(out, dim, dim);
-    auto *kernel = four ? embed_rows<NUM_F32, float, 4> : embed_rows<NUM_F32, float, 1>;
+    auto *kernel = four ? take_rows<NUM_F32, float, 4> : take_rows<NUM_F32, float, 1>;
     if (type == NUM_F16)
-        kernel = four ? embed_rows<NUM_F16, uint16_t, 4> : embed_rows<NUM_F16, uint16_t, 1>;
+        kernel = four ? take_rows<NUM_F16, uint16_t, 4> : take_rows<NUM_F16, uint16_t, 1>;
     if (type == NUM_BF16)
-        kernel = four ? embed_rows<NUM_BF16, uint16_t, 4> : embed_rows<NUM_BF16, uint16_t, 1>;
+        kernel = four ? take_rows<NUM_BF16, uint16_t, 4> : take_rows<NUM_BF16, uint16_t, 1>;
     kernel<<<row_grid(n_rows, four ? dim / 4 : dim), THREADS, 0, stream>>>(table, dim, ids, scale, out);
 }
 

@@ -269,8 +269,8 @@ START_TEST(test_embed_equals_plain_for_every_type)
         ids[i] = data_range(4, i, 0, VOCAB - 1);
     for (enum num_type type = NUM_F32; fast && type <= NUM_F8_E4M3; type++) {
         void *table = data_as(x, type, VOCAB * DIM);
-        k_embed(plain, table, type, DIM, ids, N_ROWS, 1, y);
-        k_embed(fast, table, type, DIM, ids, N_ROWS, 1, z);
+        k_take_rows(plain, table, type, DIM, ids, N_ROWS, 1, y);
+        k_take_rows(fast, table, type, DIM, ids, N_ROWS, 1, z);
         data_equal(z, y, N_ROWS * DIM, "embed");
         k_convert_to_f32((uint8_t *)table + ids[5] * DIM * num_type_bytes(type), type, DIM, y);
         data_equal(z + 5 * DIM, y, DIM, "embed of one row");

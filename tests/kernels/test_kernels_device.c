@@ -660,7 +660,7 @@ START_TEST(test_embed_equals_plain_for_every_type)
             struct twin table = twin_of(data, VOCAB * MAX_DIM * num_type_bytes(type)),
                         out = twin_floats(1, N_ROWS * DIMS[d], 1);
             for (int i = 0; i < 2; i++)
-                k_embed(sides[i], table.at[i], type, DIMS[d], rows.at[i], N_ROWS, d % 2 ? 1 : 22.6f, out.at[i]);
+                k_take_rows(sides[i], table.at[i], type, DIMS[d], rows.at[i], N_ROWS, d % 2 ? 1 : 22.6f, out.at[i]);
             twin_equal(&out, "embed");
             twin_free(&table);
             twin_free(&out);
@@ -938,7 +938,7 @@ struct replayed {
 
 static void queue_replayed(struct kernels *k, const struct replayed *r, const uint32_t *ids, uint32_t n_rows)
 {
-    k_embed(k, r->table, NUM_F32, REPLAY_DIM, ids, n_rows, 1, r->x);
+    k_take_rows(k, r->table, NUM_F32, REPLAY_DIM, ids, n_rows, 1, r->x);
     k_linear(k, r->w, r->x, n_rows, r->y, false);
     k_linear(k, r->w, r->x, n_rows, r->y, true);
 }

@@ -5,18 +5,18 @@
  */
 #include "proto/wire/checksum.h"
 #include "tests/transfer/node.h"
-#include "transfer/proto.h"
+#include "transfer/xfer_msg.h"
 
 struct rogue {
     struct wire *wire;
     struct wire_conn *conn;
     struct kv_layout layout;
-    uint8_t hello_ours[PROTO_HELLO_MAX], hello_theirs[PROTO_HELLO_MAX];
+    uint8_t hello_ours[XFER_MSG_HELLO_MAX], hello_theirs[XFER_MSG_HELLO_MAX];
     uint32_t hello_ours_len, hello_theirs_len;
     bool is_open, is_up, is_lost, is_closed, is_accepted, is_mute;
     char answer_role; /* 'a' is the right one */
     uint32_t n_said, n_heard;
-    struct proto_msg last;
+    struct xfer_msg last;
     uint32_t n_of[MSG_USER + 1]; /* received messages, by type */
 };
 
@@ -28,24 +28,24 @@ static void say(const uint8_t *out, uint32_t n)
 {
     uint8_t sealed[WIRE_HEADER_MAX];
     memcpy(sealed, out, n);
-    wire_send(rogue.conn, sealed, proto_seal(sealed, n, ++rogue.n_said), NULL, 0, NULL, NULL);
+    wire_send(rogue.conn, sealed, xfer_msg_seal(sealed, n, ++rogue.n_said), NULL, 0, NULL, NULL);
 }
 
 static void say_hello(void)
 {
-    struct proto_hello h = {.incarnation = 666, .layout = rogue.layout, .name = "rogue"};
-    rogue.hello_ours_len = proto_put_hello(rogue.hello_ours, &h);
+    struct xfer_msg_hello h = {.incarnation = 666, .layout = rogue.layout, .name = "rogue"};
+    rogue.hello_ours_len = xfer_msg_put_hello(rogue.hello_ours, &h);
     say(rogue.hello_ours, rogue.hello_ours_len);
 }
 
 static void say_auth(char role)
 {
-    uint8_t mac[PROTO_MAC_BYTES], out[WIRE_HEADER_MAX];
+    uint8_t mac[XFER_MSG_MAC_BYTES], out[WIRE_HEADER_MAX];
     if (!rogue.is_accepted)
-        proto_mac("", role, rogue.hello_ours, rogue.hello_ours_len, rogue.hello_theirs, rogue.hello_theirs_len, mac);
+        xfer_msg_mac("", role, rogue.hello_ours, rogue.hello_ours_len, rogue.hello_theirs, rogue.hello_theirs_len, mac);
     else
-        proto_mac("", role, rogue.hello_theirs, rogue.hello_theirs_len, rogue.hello_ours, rogue.hello_ours_len, mac);
-    say(out, proto_put_auth(out, mac));
+        xfer_msg_mac("", role, rogue.hello_theirs, rogue.hello_theirs_len, rogue.hello_ours, rogue.hello_ours_len, mac);
+    say(out, xfer_msg_put_auth(out, mac));
 }
 
 static void on_accept(void *user, struct wire_conn *conn)
@@ -64,8 +64,8 @@ static void on_open(void *user)
 static void on_message(void *user, const uint8_t *header, uint32_t len)
 {
     struct rogue *r = user;
-    ck_assert_int_eq(proto_unseal(header, &len, ++r->n_heard, NULL), TD_OK);
-    ck_assert_int_eq(proto_decode(header, len, &r->last, NULL), TD_OK);
+    ck_assert_int_eq(xfer_msg_unseal(header, &len, ++r->n_heard, NULL), TD_OK);
+    ck_assert_int_eq(xfer_msg_decode(header, len, &r->last, NULL), TD_OK);
     r->n_of[r->last.type]++;
     if (r->last.type == MSG_HELLO && !r->is_mute) {
         memcpy(r->hello_theirs, header, len);
@@ -87,7 +87,7 @@ static void *on_payload(void *user, const uint8_t *header, uint32_t header_len, 
     struct rogue *r = user;
     (void)len;
     (void)token_out;
-    ck_assert_int_eq(proto_decode(header, header_len, &r->last, NULL), TD_OK);
+    ck_assert_int_eq(xfer_msg_decode(header, header_len, &r->last, NULL), TD_OK);
     r->n_of[r->last.type]++;
     return NULL;
 }
@@ -167,8 +167,8 @@ static void be_pulled_from(uint64_t counter)
 static void announce(uint64_t counter, uint32_t first, uint16_t n)
 {
     uint8_t out[WIRE_HEADER_MAX];
-    struct proto_unit u = {.id = node_id(counter), .first = first, .n = n, .layer_begin = 0, .layer_end = 4};
-    say(out, proto_put_unit(out, MSG_ANNOUNCE, &u));
+    struct xfer_msg_unit u = {.id = node_id(counter), .first = first, .n = n, .layer_begin = 0, .layer_end = 4};
+    say(out, xfer_msg_put_unit(out, MSG_ANNOUNCE, &u));
 }
 
 static void send_data(uint64_t counter, uint32_t index, uint32_t generation, uint64_t wrong, const uint8_t *bytes)
@@ -176,8 +176,8 @@ static void send_data(uint64_t counter, uint32_t index, uint32_t generation, uin
     uint8_t out[WIRE_HEADER_MAX];
     struct xfer_id id = node_id(counter);
     struct checksum_identity identity = {id.incarnation, id.counter, index, generation, 0, 4};
-    struct proto_data d = {id, index, generation, 0, 4, checksum_bytes(&identity, bytes, node->page_bytes) ^ wrong};
-    wire_send(rogue.conn, out, proto_put_data(out, &d), bytes, node->page_bytes, NULL, NULL);
+    struct xfer_msg_data d = {id, index, generation, 0, 4, checksum_bytes(&identity, bytes, node->page_bytes) ^ wrong};
+    wire_send(rogue.conn, out, xfer_msg_put_data(out, &d), bytes, node->page_bytes, NULL, NULL);
 }
 
 static bool arena_is_zero(size_t from_page)
@@ -212,8 +212,8 @@ START_TEST(test_rogue_bytes_of_another_page_fail_the_pull)
     announce(1, 0, 2);
     ROGUE_UNTIL(rogue.n_of[MSG_PULL]);
     struct checksum_identity other = {77, 1, 1, 0, 0, 4}; /* identity of page 1, sent as page 0 */
-    struct proto_data d = {node_id(1), 0, 0, 0, 4, checksum_bytes(&other, bytes, node->page_bytes)};
-    wire_send(rogue.conn, out, proto_put_data(out, &d), bytes, node->page_bytes, NULL, NULL);
+    struct xfer_msg_data d = {node_id(1), 0, 0, 0, 4, checksum_bytes(&other, bytes, node->page_bytes)};
+    wire_send(rogue.conn, out, xfer_msg_put_data(out, &d), bytes, node->page_bytes, NULL, NULL);
     ROGUE_UNTIL(rogue.n_of[MSG_RELEASE]);
     NODE_WAIT(node, node->pulls[1].ends == 1);
     ck_assert_int_eq(node->pulls[1].status, TD_ERR_CHECKSUM);
@@ -237,8 +237,8 @@ START_TEST(test_rogue_data_not_asked_for_lands_nowhere)
         break;
     case 2: { /* another length */
         uint8_t out[WIRE_HEADER_MAX];
-        struct proto_data d = {node_id(1), 0, 0, 0, 4, 0};
-        wire_send(rogue.conn, out, proto_put_data(out, &d), bytes, 100, NULL, NULL);
+        struct xfer_msg_data d = {node_id(1), 0, 0, 0, 4, 0};
+        wire_send(rogue.conn, out, xfer_msg_put_data(out, &d), bytes, 100, NULL, NULL);
         break;
     }
     default:
@@ -279,8 +279,8 @@ START_TEST(test_rogue_announcement_out_of_range_ends_the_pull)
         announce(1, 1000000, 1); /* more pages than the arena has */
     else {
         uint8_t out[WIRE_HEADER_MAX];
-        struct proto_unit u = {.id = node_id(1), .n = 1, .layer_begin = 3, .layer_end = 5};
-        say(out, proto_put_unit(out, MSG_ANNOUNCE, &u));
+        struct xfer_msg_unit u = {.id = node_id(1), .n = 1, .layer_begin = 3, .layer_end = 5};
+        say(out, xfer_msg_put_unit(out, MSG_ANNOUNCE, &u));
     }
     NODE_WAIT(node, (wire_progress(rogue.wire), node->pulls[1].ends == 1));
     ck_assert_int_eq(node->pulls[1].status, TD_ERR_PROTOCOL);
@@ -293,7 +293,7 @@ START_TEST(test_rogue_finish_with_other_pages_ends_the_pull)
     uint8_t out[WIRE_HEADER_MAX];
     be_pulled_from(1);
     announce(1, 0, 2);
-    say(out, proto_put_finish(out, node_id(1), 1, NULL, 0));
+    say(out, xfer_msg_put_finish(out, node_id(1), 1, NULL, 0));
     NODE_WAIT(node, (wire_progress(rogue.wire), node->pulls[1].ends == 1));
     ck_assert_int_eq(node->pulls[1].status, TD_ERR_PROTOCOL);
 }
@@ -307,9 +307,9 @@ START_TEST(test_rogue_nothing_is_accepted_before_the_proof)
     if (_i > 0)
         say_hello();
     if (_i < 2)
-        say(out, proto_put_pull_open(out, node_id(1), 0));
+        say(out, xfer_msg_put_pull_open(out, node_id(1), 0));
     else
-        say(out, proto_put_user(out, 1, 1, 0, "x", 1));
+        say(out, xfer_msg_put_user(out, 1, 1, 0, "x", 1));
     ROGUE_UNTIL(rogue.is_lost);
     ck_assert_uint_eq(rogue.n_of[MSG_REFUSE] + rogue.n_of[MSG_ANNOUNCE], 0);
     ck_assert_uint_eq(node->ups, 0);
@@ -350,22 +350,22 @@ START_TEST(test_rogue_reader_gets_only_what_was_announced)
     node_grant(node, 1, 20 * NS_PER_S);
     node_announce(node, 1, 0, 0, 2, 0, 2);
     connect_up();
-    say(out, proto_put_pull_open(out, node_id(1), node->incarnation));
+    say(out, xfer_msg_put_pull_open(out, node_id(1), node->incarnation));
     ROGUE_UNTIL(rogue.n_of[MSG_ANNOUNCE]);
     ck_assert_uint_eq(rogue.last.unit.generations[1], 101);
-    struct proto_unit u = {.id = node_id(1), .n = 1, .layer_begin = 0, .layer_end = 2, .generations = {100}};
+    struct xfer_msg_unit u = {.id = node_id(1), .n = 1, .layer_begin = 0, .layer_end = 2, .generations = {100}};
     if (_i == 0)
         u.generations[0] = 99; /* stale */
     else if (_i == 1)
         u.layer_end = 3; /* a layer that is not announced yet */
     else
         u.first = 2;
-    say(out, proto_put_unit(out, MSG_PULL, &u));
+    say(out, xfer_msg_put_unit(out, MSG_PULL, &u));
     ROGUE_UNTIL(rogue.n_of[MSG_REFUSE]);
     ck_assert_int_eq(rogue.last.refuse.reason, REFUSE_STALE);
     ck_assert_uint_eq(rogue.n_of[MSG_DATA], 0);
     /* Reports that it has everything, of a lease that is not finished. */
-    say(out, proto_put_release(out, node_id(1), TD_OK));
+    say(out, xfer_msg_put_release(out, node_id(1), TD_OK));
     NODE_WAIT(node, (wire_progress(rogue.wire), node->leases[1].ends == 1));
     ck_assert_int_eq(node->leases[1].status, TD_ERR_CANCELLED);
 }
@@ -383,15 +383,15 @@ START_TEST(test_rogue_holder_cuts_pages_into_the_parts_asked_for)
     node_grant(node, 1, 20 * NS_PER_S);
     node_announce(node, 1, 0, 0, 2, 0, 4);
     connect_up();
-    say(out, proto_put_pull_open(out, node_id(1), node->incarnation));
+    say(out, xfer_msg_put_pull_open(out, node_id(1), node->incarnation));
     ROGUE_UNTIL(rogue.n_of[MSG_ANNOUNCE]);
-    struct proto_unit u = {.id = node_id(1), .n = 2, .layer_begin = 0, .layer_end = 4, .generations = {100, 101}};
+    struct xfer_msg_unit u = {.id = node_id(1), .n = 2, .layer_begin = 0, .layer_end = 4, .generations = {100, 101}};
     u.part_layers = CASES[_i].part_layers;
-    say(out, proto_put_unit(out, MSG_PULL, &u));
+    say(out, xfer_msg_put_unit(out, MSG_PULL, &u));
     ROGUE_UNTIL(rogue.n_of[MSG_DATA] == CASES[_i].n_parts);
     ck_assert_uint_eq(rogue.last.data.index, 1); /* page by page, the end of the last one at the end */
     ck_assert_uint_eq(rogue.last.data.layer_end, 4);
-    say(out, proto_put_release(out, node_id(1), TD_ERR_CANCELLED));
+    say(out, xfer_msg_put_release(out, node_id(1), TD_ERR_CANCELLED));
     NODE_WAIT(node, (wire_progress(rogue.wire), node->leases[1].ends == 1));
     ck_assert_uint_eq(rogue.n_of[MSG_DATA], CASES[_i].n_parts);
     ck_assert_uint_eq(xfer_stats(node->x).bytes_out, 2 * node->page_bytes);
@@ -402,11 +402,11 @@ START_TEST(test_rogue_pull_of_an_unknown_lease_is_refused)
 {
     uint8_t out[WIRE_HEADER_MAX];
     connect_up();
-    struct proto_unit u = {.id = node_id(5), .n = 1, .layer_begin = 0, .layer_end = 1};
-    say(out, proto_put_unit(out, MSG_PULL, &u));
+    struct xfer_msg_unit u = {.id = node_id(5), .n = 1, .layer_begin = 0, .layer_end = 1};
+    say(out, xfer_msg_put_unit(out, MSG_PULL, &u));
     ROGUE_UNTIL(rogue.n_of[MSG_REFUSE]);
     ck_assert_int_eq(rogue.last.refuse.reason, REFUSE_UNKNOWN);
-    say(out, proto_put_pull_open(out, node_id(5), node->incarnation + 1));
+    say(out, xfer_msg_put_pull_open(out, node_id(5), node->incarnation + 1));
     ROGUE_UNTIL(rogue.n_of[MSG_REFUSE] == 2);
     ck_assert_int_eq(rogue.last.refuse.reason, REFUSE_STALE);
 }

@@ -1,4 +1,4 @@
-#include "transfer/proto.h"
+#include "transfer/xfer_msg.h"
 
 #include <openssl/crypto.h>
 #include <openssl/hmac.h>
@@ -11,17 +11,17 @@
 
 /* --------------------------------------------------------------------- seal */
 
-uint32_t proto_seal(uint8_t *message, uint32_t len, uint32_t number)
+uint32_t xfer_msg_seal(uint8_t *message, uint32_t len, uint32_t number)
 {
     put_u32(message + len, number);
     put_u32(message + len + 4, (uint32_t)XXH3_64bits(message, len + 4));
-    return len + PROTO_SEAL_BYTES;
+    return len + XFER_MSG_SEAL_BYTES;
 }
 
-enum td_status proto_unseal(const uint8_t *data, uint32_t *len_bytes, uint32_t number, struct td_error *error_out)
+enum td_status xfer_msg_unseal(const uint8_t *data, uint32_t *len_bytes, uint32_t number, struct td_error *error_out)
 {
-    uint32_t len = *len_bytes - PROTO_SEAL_BYTES;
-    if (*len_bytes < 8 + PROTO_SEAL_BYTES)
+    uint32_t len = *len_bytes - XFER_MSG_SEAL_BYTES;
+    if (*len_bytes < 8 + XFER_MSG_SEAL_BYTES)
         return td_fail(error_out, TD_ERR_PROTOCOL, "transfer message: short (%u bytes)", *len_bytes);
     if (get_u32(data + len + 4) != (uint32_t)XXH3_64bits(data, len + 4))
         return td_fail(error_out, TD_ERR_PROTOCOL, "transfer message: damaged (%u bytes)", *len_bytes);
@@ -34,7 +34,7 @@ enum td_status proto_unseal(const uint8_t *data, uint32_t *len_bytes, uint32_t n
 
 /* ------------------------------------------------------------------- encode */
 
-static void put_head(uint8_t *out, enum proto_type type, uint16_t a, uint32_t b)
+static void put_head(uint8_t *out, enum xfer_msg_type type, uint16_t a, uint32_t b)
 {
     put_u16(out, (uint16_t)type);
     put_u16(out + 2, a);
@@ -47,37 +47,37 @@ static void put_id(uint8_t *out, struct xfer_id id)
     put_u64(out + 8, id.counter);
 }
 
-uint32_t proto_put_hello(uint8_t *out, const struct proto_hello *m)
+uint32_t xfer_msg_put_hello(uint8_t *out, const struct xfer_msg_hello *m)
 {
-    uint32_t n = (uint32_t)strnlen(m->name, PROTO_NAME_MAX);
-    put_head(out, MSG_HELLO, PROTO_VERSION, n);
+    uint32_t n = (uint32_t)strnlen(m->name, XFER_MSG_NAME_MAX);
+    put_head(out, MSG_HELLO, XFER_MSG_VERSION, n);
     put_u64(out + 8, m->incarnation);
-    memcpy(out + 16, m->nonce, PROTO_NONCE_BYTES);
+    memcpy(out + 16, m->nonce, XFER_MSG_NONCE_BYTES);
     kv_layout_encode(&m->layout, out + 32);
     memcpy(out + 56, m->name, n);
     return 56 + n;
 }
 
-uint32_t proto_put_auth(uint8_t *out, const uint8_t mac[PROTO_MAC_BYTES])
+uint32_t xfer_msg_put_auth(uint8_t *out, const uint8_t mac[XFER_MSG_MAC_BYTES])
 {
     put_head(out, MSG_AUTH, 0, 0);
-    memcpy(out + 8, mac, PROTO_MAC_BYTES);
-    return 8 + PROTO_MAC_BYTES;
+    memcpy(out + 8, mac, XFER_MSG_MAC_BYTES);
+    return 8 + XFER_MSG_MAC_BYTES;
 }
 
-uint32_t proto_put_heartbeat(uint8_t *out)
+uint32_t xfer_msg_put_heartbeat(uint8_t *out)
 {
     put_head(out, MSG_HEARTBEAT, 0, 0);
     return 8;
 }
 
-uint32_t proto_put_goodbye(uint8_t *out, int is_reply, enum td_status status)
+uint32_t xfer_msg_put_goodbye(uint8_t *out, int is_reply, enum td_status status)
 {
     put_head(out, MSG_GOODBYE, is_reply ? 1 : 0, (uint32_t)status);
     return 8;
 }
 
-uint32_t proto_put_pull_open(uint8_t *out, struct xfer_id id, uint64_t holder_incarnation)
+uint32_t xfer_msg_put_pull_open(uint8_t *out, struct xfer_id id, uint64_t holder_incarnation)
 {
     put_head(out, MSG_PULL_OPEN, 0, 0);
     put_id(out + 8, id);
@@ -85,7 +85,7 @@ uint32_t proto_put_pull_open(uint8_t *out, struct xfer_id id, uint64_t holder_in
     return 32;
 }
 
-uint32_t proto_put_unit(uint8_t *out, enum proto_type announce_or_pull, const struct proto_unit *m)
+uint32_t xfer_msg_put_unit(uint8_t *out, enum xfer_msg_type announce_or_pull, const struct xfer_msg_unit *m)
 {
     put_head(out, announce_or_pull, m->n, m->first);
     put_id(out + 8, m->id);
@@ -98,7 +98,7 @@ uint32_t proto_put_unit(uint8_t *out, enum proto_type announce_or_pull, const st
     return 32 + 4u * m->n;
 }
 
-uint32_t proto_put_finish(uint8_t *out, struct xfer_id id, uint32_t n_pages, const void *tail, uint32_t tail_len)
+uint32_t xfer_msg_put_finish(uint8_t *out, struct xfer_id id, uint32_t n_pages, const void *tail, uint32_t tail_len)
 {
     put_head(out, MSG_FINISH, (uint16_t)tail_len, n_pages);
     put_id(out + 8, id);
@@ -107,7 +107,7 @@ uint32_t proto_put_finish(uint8_t *out, struct xfer_id id, uint32_t n_pages, con
     return 24 + tail_len;
 }
 
-uint32_t proto_put_data(uint8_t *out, const struct proto_data *m)
+uint32_t xfer_msg_put_data(uint8_t *out, const struct xfer_msg_data *m)
 {
     put_head(out, MSG_DATA, 0, m->index);
     put_id(out + 8, m->id);
@@ -118,29 +118,29 @@ uint32_t proto_put_data(uint8_t *out, const struct proto_data *m)
     return 40;
 }
 
-uint32_t proto_put_refuse(uint8_t *out, struct xfer_id id, enum proto_reason reason)
+uint32_t xfer_msg_put_refuse(uint8_t *out, struct xfer_id id, enum xfer_msg_reason reason)
 {
     put_head(out, MSG_REFUSE, (uint16_t)reason, 0);
     put_id(out + 8, id);
     return 24;
 }
 
-uint32_t proto_put_release(uint8_t *out, struct xfer_id id, enum td_status status)
+uint32_t xfer_msg_put_release(uint8_t *out, struct xfer_id id, enum td_status status)
 {
     put_head(out, MSG_RELEASE, 0, (uint32_t)status);
     put_id(out + 8, id);
     return 24;
 }
 
-uint32_t proto_put_user(uint8_t *out, uint16_t kind, uint32_t total_len, uint32_t offset, const void *bytes,
-                        uint32_t len)
+uint32_t xfer_msg_put_user(uint8_t *out, uint16_t kind, uint32_t total_len, uint32_t offset, const void *bytes,
+                           uint32_t len)
 {
     put_head(out, MSG_USER, kind, total_len);
     put_u32(out + 8, offset);
     put_u32(out + 12, 0);
     if (len)
-        memcpy(out + PROTO_USER_HEADER, bytes, len);
-    return PROTO_USER_HEADER + len;
+        memcpy(out + XFER_MSG_USER_HEADER, bytes, len);
+    return XFER_MSG_USER_HEADER + len;
 }
 
 /* ------------------------------------------------------------------- decode */
@@ -167,19 +167,19 @@ static int is_error(enum td_status s)
     return s <= 0 && s >= -255;
 }
 
-static enum td_status get_hello(const struct input *in, struct proto_msg *m)
+static enum td_status get_hello(const struct input *in, struct xfer_msg *m)
 {
     uint16_t version = get_u16(in->p + 2);
-    if (version != PROTO_VERSION)
-        return td_fail(in->error_out, TD_ERR_VERSION, "hello.version differs: ours %d, theirs %u", PROTO_VERSION,
+    if (version != XFER_MSG_VERSION)
+        return td_fail(in->error_out, TD_ERR_VERSION, "hello.version differs: ours %d, theirs %u", XFER_MSG_VERSION,
                        version);
     uint32_t n = get_u32(in->p + 4);
-    if (n > PROTO_NAME_MAX || in->len != 56 + (size_t)n)
+    if (n > XFER_MSG_NAME_MAX || in->len != 56 + (size_t)n)
         return bad(in, "hello.name_len");
     m->hello.incarnation = get_u64(in->p + 8);
     if (!m->hello.incarnation)
         return bad(in, "hello.incarnation is 0");
-    memcpy(m->hello.nonce, in->p + 16, PROTO_NONCE_BYTES);
+    memcpy(m->hello.nonce, in->p + 16, XFER_MSG_NONCE_BYTES);
     enum td_status s = kv_layout_decode(in->p + 32, KV_LAYOUT_WIRE_BYTES, &m->hello.layout, in->error_out);
     if (s)
         return s == TD_ERR_VERSION ? s : TD_ERR_PROTOCOL;
@@ -191,47 +191,47 @@ static enum td_status get_hello(const struct input *in, struct proto_msg *m)
     return TD_OK;
 }
 
-static enum td_status get_unit(const struct input *in, struct proto_msg *m)
+static enum td_status get_unit(const struct input *in, struct xfer_msg *m)
 {
     if (in->len < 32)
         return bad(in, "unit is short");
-    struct proto_unit *u = &m->unit;
+    struct xfer_msg_unit *u = &m->unit;
     u->n = get_u16(in->p + 2);
     u->first = get_u32(in->p + 4);
     u->id = get_id(in->p + 8);
     u->layer_begin = get_u16(in->p + 24);
     u->layer_end = get_u16(in->p + 26);
     u->part_layers = get_u16(in->p + 28);
-    if (u->n < 1 || u->n > PROTO_UNIT_PAGES || in->len != 32 + 4 * (size_t)u->n)
+    if (u->n < 1 || u->n > XFER_MSG_UNIT_PAGES || in->len != 32 + 4 * (size_t)u->n)
         return bad(in, "unit.n_pages");
     if (get_u16(in->p + 30) || (m->type == MSG_ANNOUNCE && u->part_layers))
         return bad(in, "unit.part_layers");
-    if (u->first > (uint32_t)PROTO_PAGES_MAX - u->n)
+    if (u->first > (uint32_t)XFER_MSG_PAGES_MAX - u->n)
         return bad(in, "unit.first_index");
-    if (u->layer_begin >= u->layer_end || u->layer_end > PROTO_LAYERS_MAX)
+    if (u->layer_begin >= u->layer_end || u->layer_end > XFER_MSG_LAYERS_MAX)
         return bad(in, "unit.layers");
     for (uint32_t i = 0; i < u->n; i++)
         u->generations[i] = get_u32(in->p + 32 + 4 * i);
     return TD_OK;
 }
 
-static enum td_status get_data(const struct input *in, struct proto_msg *m)
+static enum td_status get_data(const struct input *in, struct xfer_msg *m)
 {
     if (in->len != 40 || get_u16(in->p + 2))
         return bad(in, "data header");
-    struct proto_data *d = &m->data;
+    struct xfer_msg_data *d = &m->data;
     d->index = get_u32(in->p + 4);
     d->id = get_id(in->p + 8);
     d->layer_begin = get_u16(in->p + 24);
     d->layer_end = get_u16(in->p + 26);
     d->generation = get_u32(in->p + 28);
     d->checksum = get_u64(in->p + 32);
-    if (d->index >= PROTO_PAGES_MAX || d->layer_begin >= d->layer_end || d->layer_end > PROTO_LAYERS_MAX)
+    if (d->index >= XFER_MSG_PAGES_MAX || d->layer_begin >= d->layer_end || d->layer_end > XFER_MSG_LAYERS_MAX)
         return bad(in, "data.index or layers");
     return TD_OK;
 }
 
-static enum td_status get_finish(const struct input *in, struct proto_msg *m)
+static enum td_status get_finish(const struct input *in, struct xfer_msg *m)
 {
     if (in->len < 24)
         return bad(in, "finish is short");
@@ -239,28 +239,28 @@ static enum td_status get_finish(const struct input *in, struct proto_msg *m)
     m->finish.n_pages = get_u32(in->p + 4);
     m->finish.id = get_id(in->p + 8);
     m->finish.tail = in->p + 24;
-    if (m->finish.tail_len > PROTO_TAIL_MAX || in->len != 24 + (size_t)m->finish.tail_len)
+    if (m->finish.tail_len > XFER_MSG_TAIL_MAX || in->len != 24 + (size_t)m->finish.tail_len)
         return bad(in, "finish.tail_len");
-    return m->finish.n_pages <= PROTO_PAGES_MAX ? TD_OK : bad(in, "finish.n_pages");
+    return m->finish.n_pages <= XFER_MSG_PAGES_MAX ? TD_OK : bad(in, "finish.n_pages");
 }
 
-static enum td_status get_user(const struct input *in, struct proto_msg *m)
+static enum td_status get_user(const struct input *in, struct xfer_msg *m)
 {
-    if (in->len < PROTO_USER_HEADER || in->len > WIRE_HEADER_MAX || get_u32(in->p + 12))
+    if (in->len < XFER_MSG_USER_HEADER || in->len > WIRE_HEADER_MAX || get_u32(in->p + 12))
         return bad(in, "user header");
     m->user.kind = get_u16(in->p + 2);
     m->user.total_len = get_u32(in->p + 4);
     m->user.offset = get_u32(in->p + 8);
-    m->user.len = (uint32_t)in->len - PROTO_USER_HEADER;
-    m->user.bytes = in->p + PROTO_USER_HEADER;
-    if (m->user.total_len > PROTO_USER_MAX || m->user.offset > m->user.total_len ||
+    m->user.len = (uint32_t)in->len - XFER_MSG_USER_HEADER;
+    m->user.bytes = in->p + XFER_MSG_USER_HEADER;
+    if (m->user.total_len > XFER_MSG_USER_MAX || m->user.offset > m->user.total_len ||
         m->user.len > m->user.total_len - m->user.offset)
         return bad(in, "user.total_len");
     return m->user.len || !m->user.total_len ? TD_OK : bad(in, "user part is empty");
 }
 
 /* Messages of fixed length, 8 to 40 bytes. */
-static enum td_status get_small(const struct input *in, struct proto_msg *m)
+static enum td_status get_small(const struct input *in, struct xfer_msg *m)
 {
     static const uint8_t LENGTHS[] = {
         [MSG_AUTH] = 40,      [MSG_HEARTBEAT] = 8, [MSG_GOODBYE] = 8,
@@ -284,7 +284,7 @@ static enum td_status get_small(const struct input *in, struct proto_msg *m)
         return a || b ? bad(in, "pull_open") : TD_OK;
     case MSG_REFUSE:
         m->refuse.id = get_id(in->p + 8);
-        m->refuse.reason = (enum proto_reason)a;
+        m->refuse.reason = (enum xfer_msg_reason)a;
         return a < REFUSE_NOT_YET || a > REFUSE_CANCELLED || b ? bad(in, "refuse.reason") : TD_OK;
     case MSG_RELEASE:
         m->release.id = get_id(in->p + 8);
@@ -295,7 +295,7 @@ static enum td_status get_small(const struct input *in, struct proto_msg *m)
     }
 }
 
-enum td_status proto_decode(const uint8_t *data, size_t len_bytes, struct proto_msg *out, struct td_error *error_out)
+enum td_status xfer_msg_decode(const uint8_t *data, size_t len_bytes, struct xfer_msg *out, struct td_error *error_out)
 {
     struct input in = {data, len_bytes, error_out};
     if (len_bytes < 8)
@@ -303,7 +303,7 @@ enum td_status proto_decode(const uint8_t *data, size_t len_bytes, struct proto_
     uint16_t type = get_u16(data);
     if (type < MSG_HELLO || type > MSG_USER)
         return bad(&in, "unknown type");
-    out->type = (enum proto_type)type;
+    out->type = (enum xfer_msg_type)type;
     switch (out->type) {
     case MSG_HELLO:
         return get_hello(&in, out);
@@ -323,8 +323,8 @@ enum td_status proto_decode(const uint8_t *data, size_t len_bytes, struct proto_
 
 /* --------------------------------------------------------------------- auth */
 
-void proto_mac(const char *secret, char role, const uint8_t *connecting, uint32_t connecting_len,
-               const uint8_t *accepting, uint32_t accepting_len, uint8_t mac_out[PROTO_MAC_BYTES])
+void xfer_msg_mac(const char *secret, char role, const uint8_t *connecting, uint32_t connecting_len,
+                  const uint8_t *accepting, uint32_t accepting_len, uint8_t mac_out[XFER_MSG_MAC_BYTES])
 {
     struct bytes b = {0};
     bytes_append(&b, "tandem-xfer-1", 13);
@@ -334,12 +334,12 @@ void proto_mac(const char *secret, char role, const uint8_t *connecting, uint32_
     unsigned int n = 0;
     size_t secret_len = strlen(secret);
     if (!HMAC(EVP_sha256(), secret, (int)secret_len, (const uint8_t *)b.data, b.len, mac_out, &n) ||
-        n != PROTO_MAC_BYTES)
+        n != XFER_MSG_MAC_BYTES)
         abort(); /* the crypto library has no HMAC-SHA-256: no peer could be let in */
     bytes_free(&b);
 }
 
-int proto_mac_equal(const uint8_t *a, const uint8_t *b)
+int xfer_msg_mac_equal(const uint8_t *a, const uint8_t *b)
 {
-    return CRYPTO_memcmp(a, b, PROTO_MAC_BYTES) == 0;
+    return CRYPTO_memcmp(a, b, XFER_MSG_MAC_BYTES) == 0;
 }

@@ -44,70 +44,70 @@
 #include "transfer/xfer.h"
 
 enum {
-    PROTO_VERSION = 3,
-    PROTO_SEAL_BYTES = 8,
-    PROTO_NAME_MAX = 63,
-    PROTO_NONCE_BYTES = 16,
-    PROTO_MAC_BYTES = 32,
-    PROTO_UNIT_PAGES = 256,
-    PROTO_TAIL_MAX = 256,
-    PROTO_HELLO_MAX = 56 + PROTO_NAME_MAX,
-    PROTO_USER_HEADER = 16,
-    PROTO_USER_PART = WIRE_HEADER_MAX - PROTO_USER_HEADER - PROTO_SEAL_BYTES,
-    PROTO_USER_MAX = 16 << 20, /* longest user message, in bytes */
-    PROTO_PAGES_MAX = 1 << 20, /* pages of one transfer */
-    PROTO_LAYERS_MAX = 1024,
+    XFER_MSG_VERSION = 3,
+    XFER_MSG_SEAL_BYTES = 8,
+    XFER_MSG_NAME_MAX = 63,
+    XFER_MSG_NONCE_BYTES = 16,
+    XFER_MSG_MAC_BYTES = 32,
+    XFER_MSG_UNIT_PAGES = 256,
+    XFER_MSG_TAIL_MAX = 256,
+    XFER_MSG_HELLO_MAX = 56 + XFER_MSG_NAME_MAX,
+    XFER_MSG_USER_HEADER = 16,
+    XFER_MSG_USER_PART = WIRE_HEADER_MAX - XFER_MSG_USER_HEADER - XFER_MSG_SEAL_BYTES,
+    XFER_MSG_USER_MAX = 16 << 20, /* longest user message, in bytes */
+    XFER_MSG_PAGES_MAX = 1 << 20, /* pages of one transfer */
+    XFER_MSG_LAYERS_MAX = 1024,
 };
 
-enum proto_type { /* these values are sent: never renumber */
-                  MSG_HELLO = 1,
-                  MSG_AUTH = 2,
-                  MSG_HEARTBEAT = 3,
-                  MSG_GOODBYE = 4,
-                  MSG_PULL_OPEN = 5,
-                  MSG_ANNOUNCE = 6,
-                  MSG_PULL = 7,
-                  MSG_FINISH = 8,
-                  MSG_DATA = 9,
-                  MSG_REFUSE = 10,
-                  MSG_RELEASE = 11,
-                  MSG_USER = 12,
+enum xfer_msg_type { /* these values are sent: never renumber */
+                     MSG_HELLO = 1,
+                     MSG_AUTH = 2,
+                     MSG_HEARTBEAT = 3,
+                     MSG_GOODBYE = 4,
+                     MSG_PULL_OPEN = 5,
+                     MSG_ANNOUNCE = 6,
+                     MSG_PULL = 7,
+                     MSG_FINISH = 8,
+                     MSG_DATA = 9,
+                     MSG_REFUSE = 10,
+                     MSG_RELEASE = 11,
+                     MSG_USER = 12,
 };
 
-enum proto_reason { /* these values are sent: never renumber */
-                    REFUSE_NOT_YET = 1,
-                    /* Another incarnation or generation, or the lease has ended. */
-                    REFUSE_STALE = 2,
-                    REFUSE_UNKNOWN = 3,
-                    REFUSE_EXPIRED = 4,
-                    REFUSE_CANCELLED = 5,
+enum xfer_msg_reason { /* these values are sent: never renumber */
+                       REFUSE_NOT_YET = 1,
+                       /* Another incarnation or generation, or the lease has ended. */
+                       REFUSE_STALE = 2,
+                       REFUSE_UNKNOWN = 3,
+                       REFUSE_EXPIRED = 4,
+                       REFUSE_CANCELLED = 5,
 };
 
-struct proto_hello {
+struct xfer_msg_hello {
     uint64_t incarnation;
-    uint8_t nonce[PROTO_NONCE_BYTES];
+    uint8_t nonce[XFER_MSG_NONCE_BYTES];
     struct kv_layout layout;
-    char name[PROTO_NAME_MAX + 1];
+    char name[XFER_MSG_NAME_MAX + 1];
 };
 
-struct proto_unit { /* pages [first, first + n) in layers [layer_begin, layer_end) */
+struct xfer_msg_unit { /* pages [first, first + n) in layers [layer_begin, layer_end) */
     struct xfer_id id;
     uint32_t first;
     uint16_t n, layer_begin, layer_end, part_layers; /* part_layers: in PULL only */
-    uint32_t generations[PROTO_UNIT_PAGES];
+    uint32_t generations[XFER_MSG_UNIT_PAGES];
 };
 
-struct proto_data {
+struct xfer_msg_data {
     struct xfer_id id;
     uint32_t index, generation;
     uint16_t layer_begin, layer_end;
     uint64_t checksum;
 };
 
-struct proto_msg { /* a decoded message; pointers point into the decoded bytes */
-    enum proto_type type;
+struct xfer_msg { /* a decoded message; pointers point into the decoded bytes */
+    enum xfer_msg_type type;
     union {
-        struct proto_hello hello;
+        struct xfer_msg_hello hello;
         const uint8_t *mac;
         struct {
             int is_reply;
@@ -117,16 +117,16 @@ struct proto_msg { /* a decoded message; pointers point into the decoded bytes *
             struct xfer_id id;
             uint64_t holder_incarnation;
         } open;
-        struct proto_unit unit; /* of ANNOUNCE and PULL */
+        struct xfer_msg_unit unit; /* of ANNOUNCE and PULL */
         struct {
             struct xfer_id id;
             uint32_t n_pages, tail_len;
             const uint8_t *tail;
         } finish;
-        struct proto_data data;
+        struct xfer_msg_data data;
         struct {
             struct xfer_id id;
-            enum proto_reason reason;
+            enum xfer_msg_reason reason;
         } refuse;
         struct {
             struct xfer_id id;
@@ -142,30 +142,30 @@ struct proto_msg { /* a decoded message; pointers point into the decoded bytes *
 
 /* TD_ERR_PROTOCOL, or TD_ERR_VERSION for a HELLO with another protocol or layout version; error_out names
  * the field. */
-enum td_status proto_decode(const uint8_t *data, size_t len_bytes, struct proto_msg *out, struct td_error *error_out);
+enum td_status xfer_msg_decode(const uint8_t *data, size_t len_bytes, struct xfer_msg *out, struct td_error *error_out);
 
-/* Appends the seal to a message of len bytes; returns the new length, len + PROTO_SEAL_BYTES. */
-uint32_t proto_seal(uint8_t *message, uint32_t len, uint32_t number);
+/* Appends the seal to a message of len bytes; returns the new length, len + XFER_MSG_SEAL_BYTES. */
+uint32_t xfer_msg_seal(uint8_t *message, uint32_t len, uint32_t number);
 /* Checks the seal and subtracts it from *len_bytes. TD_ERR_PROTOCOL: damaged, or not message `number`. */
-enum td_status proto_unseal(const uint8_t *data, uint32_t *len_bytes, uint32_t number, struct td_error *error_out);
+enum td_status xfer_msg_unseal(const uint8_t *data, uint32_t *len_bytes, uint32_t number, struct td_error *error_out);
 
-/* Each writes one message of at most WIRE_HEADER_MAX - PROTO_SEAL_BYTES bytes, without seal, and returns
+/* Each writes one message of at most WIRE_HEADER_MAX - XFER_MSG_SEAL_BYTES bytes, without seal, and returns
  * its length. */
-uint32_t proto_put_hello(uint8_t *out, const struct proto_hello *m);
-uint32_t proto_put_auth(uint8_t *out, const uint8_t mac[PROTO_MAC_BYTES]);
-uint32_t proto_put_heartbeat(uint8_t *out);
-uint32_t proto_put_goodbye(uint8_t *out, int is_reply, enum td_status status);
-uint32_t proto_put_pull_open(uint8_t *out, struct xfer_id id, uint64_t holder_incarnation);
-uint32_t proto_put_unit(uint8_t *out, enum proto_type announce_or_pull, const struct proto_unit *m);
-uint32_t proto_put_finish(uint8_t *out, struct xfer_id id, uint32_t n_pages, const void *tail, uint32_t tail_len);
-uint32_t proto_put_data(uint8_t *out, const struct proto_data *m);
-uint32_t proto_put_refuse(uint8_t *out, struct xfer_id id, enum proto_reason reason);
-uint32_t proto_put_release(uint8_t *out, struct xfer_id id, enum td_status status);
-uint32_t proto_put_user(uint8_t *out, uint16_t kind, uint32_t total_len, uint32_t offset, const void *bytes,
-                        uint32_t len);
+uint32_t xfer_msg_put_hello(uint8_t *out, const struct xfer_msg_hello *m);
+uint32_t xfer_msg_put_auth(uint8_t *out, const uint8_t mac[XFER_MSG_MAC_BYTES]);
+uint32_t xfer_msg_put_heartbeat(uint8_t *out);
+uint32_t xfer_msg_put_goodbye(uint8_t *out, int is_reply, enum td_status status);
+uint32_t xfer_msg_put_pull_open(uint8_t *out, struct xfer_id id, uint64_t holder_incarnation);
+uint32_t xfer_msg_put_unit(uint8_t *out, enum xfer_msg_type announce_or_pull, const struct xfer_msg_unit *m);
+uint32_t xfer_msg_put_finish(uint8_t *out, struct xfer_id id, uint32_t n_pages, const void *tail, uint32_t tail_len);
+uint32_t xfer_msg_put_data(uint8_t *out, const struct xfer_msg_data *m);
+uint32_t xfer_msg_put_refuse(uint8_t *out, struct xfer_id id, enum xfer_msg_reason reason);
+uint32_t xfer_msg_put_release(uint8_t *out, struct xfer_id id, enum td_status status);
+uint32_t xfer_msg_put_user(uint8_t *out, uint16_t kind, uint32_t total_len, uint32_t offset, const void *bytes,
+                           uint32_t len);
 
 /* role: 'c' (connecting side) or 'a' (accepting side). connecting, accepting: the HELLO messages as sent,
  * without seal. */
-void proto_mac(const char *secret, char role, const uint8_t *connecting, uint32_t connecting_len,
-               const uint8_t *accepting, uint32_t accepting_len, uint8_t mac_out[PROTO_MAC_BYTES]);
-int proto_mac_equal(const uint8_t *a, const uint8_t *b); /* in constant time */
+void xfer_msg_mac(const char *secret, char role, const uint8_t *connecting, uint32_t connecting_len,
+                  const uint8_t *accepting, uint32_t accepting_len, uint8_t mac_out[XFER_MSG_MAC_BYTES]);
+int xfer_msg_mac_equal(const uint8_t *a, const uint8_t *b); /* in constant time */

@@ -141,7 +141,7 @@ void pull_start(struct worker *w, struct worker_pull *p, struct xfer_id id, cons
 /* --------------------------------------------------------------- messages */
 
 /* On the xfer thread: WANT of a store, LOOKUP of another worker. Other kinds are ignored. */
-void wire_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes)
+void transfers_on_message(void *user, struct xfer_peer *peer, uint16_t kind, const void *data, uint32_t len_bytes)
 {
     struct worker *w = user;
     if (kind != STORE_WANT && kind != STORE_LOOKUP)
