@@ -23,7 +23,7 @@ static const struct option TABLE[] = {
     {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "prints one JSON object for each row"},
     {"seconds", OPT_DOUBLE, AT(seconds), "0", NULL, 0, 3600,
      "seconds for which a row is measured; 0: the area's default"},
-    {"threads", OPT_INT, AT(threads), "0", NULL, 0, 1024,
+    {"threads", OPT_INT, AT(threads), "0", NULL, 0, K_MAX_THREADS,
      "kernels, engine, profile: compute threads; 0: one for each CPU"},
     {"dummy", OPT_STRING, AT(dummy), "1b", "DIMS", 0, 0,
      "engine, profile: dimensions of a made-up model: 1b, 8b or hidden=256,layers=2,..."},

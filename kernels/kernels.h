@@ -61,11 +61,12 @@ enum compute { COMPUTE_F32 = 1, COMPUTE_BF16 = 2 };
 struct kernels;
 
 enum kernels_device { DEVICE_CPU, DEVICE_CUDA };
+enum { K_MAX_THREADS = 256 };
 
 struct kernels_config {
     enum kernels_device device;
     uint32_t ordinal;     /* DEVICE_CUDA: number of the device */
-    uint32_t n_threads;   /* DEVICE_CPU; 0: one for each CPU that this process may use */
+    uint32_t n_threads;   /* DEVICE_CPU, <= K_MAX_THREADS; 0: one for each CPU that this process may use */
     enum kernels_isa isa; /* DEVICE_CPU; ISA_AUTO: the best that this CPU has */
     /*
      * DEVICE_CUDA: compute of the model's matrices; in COMPUTE_BF16 sums have the device's own order. 0:

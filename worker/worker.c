@@ -68,7 +68,7 @@ const struct option WORKER_OPTIONS[] = {
      "sim: us of a decode step: A + B (sum of contexts) + C sequences"},
     {"sim-noise", OPT_DOUBLE, AT(sim_noise), "0", "SIGMA", 0, 2,
      "sim: sigma of a log-normal factor on the time of each step"},
-    {"threads", OPT_INT, AT(threads), "0", NULL, 0, 1024, "compute threads; 0: one for each CPU"},
+    {"threads", OPT_INT, AT(threads), "0", NULL, 0, K_MAX_THREADS, "compute threads; 0: one for each CPU"},
     COMPUTE_OPTIONS(struct worker_options, geometry),
     RANK_OPTIONS(struct worker_options, ranks),
     {"isa", OPT_CHOICE, AT(isa), "auto", "auto|plain|avx2|avx512", 0, 0, "instruction set of the kernels"},

@@ -20,8 +20,6 @@
 #undef NDEBUG
 #include <assert.h>
 
-enum { MAX_THREADS = 256 };
-
 #ifdef KERNELS_SIMD
 /* __builtin_cpu_supports of Clang 14 does not know F16C. */
 static bool has_f16c(void)
@@ -758,8 +756,8 @@ uint32_t cpu_threads(const struct kernels_config *config)
 enum td_status cpu_open(const struct kernels_config *config, struct kernels **out, struct td_error *error_out)
 {
     uint32_t n_threads = cpu_threads(config);
-    if (config->n_threads > MAX_THREADS)
-        return td_fail(error_out, TD_ERR_INVALID, "kernels.n_threads: %u is not in 0..%d", n_threads, MAX_THREADS);
+    if (config->n_threads > K_MAX_THREADS)
+        return td_fail(error_out, TD_ERR_INVALID, "kernels.n_threads: %u is not in 0..%d", n_threads, K_MAX_THREADS);
     if (config->isa > ISA_AVX512)
         return td_fail(error_out, TD_ERR_INVALID, "kernels.isa: %d is unknown", (int)config->isa);
     const struct cpu_ops *ops = cpu_ops_get(config->isa);
@@ -769,7 +767,7 @@ enum td_status cpu_open(const struct kernels_config *config, struct kernels **ou
     struct cpu_kernels *k = mem_zalloc(sizeof(*k));
     k->head.backend = &CPU;
     k->ops = ops;
-    k->pool = pool_open(n_threads < MAX_THREADS ? n_threads : MAX_THREADS);
+    k->pool = pool_open(n_threads < K_MAX_THREADS ? n_threads : K_MAX_THREADS);
     *out = &k->head;
     return TD_OK;
 }

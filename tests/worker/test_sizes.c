@@ -117,6 +117,19 @@ START_TEST(test_weights_take_what_their_format_says_and_nothing_on_devices)
 }
 END_TEST
 
+START_TEST(test_more_threads_than_kernels_take_are_refused_by_the_option)
+{
+    char *argv[] = {(char *)(uintptr_t) "worker", (char *)(uintptr_t) "--threads=257"}, *strings;
+    struct worker_options o;
+    struct td_error e;
+    enum options_action action;
+    const struct options table = {.program = "worker", .usage = "", .about = "", .table = WORKER_OPTIONS};
+    ck_assert_int_eq(options_parse(&table, 2, argv, &o, NULL, NULL, &strings, &action, &e), TD_ERR_INVALID);
+    ck_assert_msg(!strncmp(e.text, "--threads", 9), "%s", e.text);
+    free(strings);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("sizes");
@@ -126,6 +139,7 @@ int main(void)
     tcase_add_test(t, test_device_takes_at_most_a_gibibyte_by_default);
     tcase_add_test(t, test_sizes_beyond_what_is_there_are_refused_by_option);
     tcase_add_test(t, test_weights_take_what_their_format_says_and_nothing_on_devices);
+    tcase_add_test(t, test_more_threads_than_kernels_take_are_refused_by_the_option);
     suite_add_tcase(s, t);
     return tap_main(s);
 }
