@@ -341,11 +341,11 @@ static const char *const BAD_EVENTS[][2] = {
     {"1s:kill:", "expected TIME:ACTION:WORKER"},
     {"1s:kill", "expected TIME:ACTION:WORKER"},
     {"1s:kill:a/2", "nothing may follow the name"},
-    {"1s:slow:a/1", "a worker can be slowed 1 to 1000 times"},
-    {"1s:slow:a/1001", "a worker can be slowed 1 to 1000 times"},
-    {"1s:slow:a/2x", "a worker can be slowed 1 to 1000 times"},
-    {"1s:faults:a", "a script is missing"},
-    {"1s:faults:a/@file", "a script is expected, not a file"},
+    {"1s:slow:a/1", "TIMES must be above 1 and at most 1000"},
+    {"1s:slow:a/1001", "TIMES must be above 1 and at most 1000"},
+    {"1s:slow:a/2x", "TIMES must be above 1 and at most 1000"},
+    {"1s:faults:a", "the script is missing"},
+    {"1s:faults:a/@file", "expected a script, not the name of a file"},
     {"1s:faults:a/wire.message:melt", "melt"},
 };
 enum { N_BAD_EVENTS = sizeof(BAD_EVENTS) / sizeof(BAD_EVENTS[0]) };
@@ -421,7 +421,7 @@ START_TEST(test_a_slice_of_a_trace_begins_at_0_and_ends_before_to)
     snprintf(words, sizeof(words), "slice %s/trace.jsonl --from 100", dir);
     run(cli_trace, words);
     ck_assert_int_eq(ran.code, 1);
-    ck_assert_ptr_nonnull(strstr(ran.err, "nothing of it is left"));
+    ck_assert_ptr_nonnull(strstr(ran.err, "no request is left"));
 }
 END_TEST
 
@@ -470,15 +470,15 @@ static void simulate(const char *more)
 }
 
 static const char *const BAD_SIMULATE[][2] = {
-    {"--fail decode-3@1s", "a worker that there is"},
-    {"--fail decode-0@1s", "a worker that there is"},
-    {"--fail store-1@1s", "a worker that there is"},
-    {"--fail decode-1@1s+", "a worker that there is"},
-    {"--fail decode-1@1sx", "a worker that there is"},
-    {"--fail decode-1@nan", "a worker that there is"},
-    {"--fail decode-1@4s+10s,decode-1@9s", "not back yet"},
-    {"--fail decode-1@9s,decode-1@4s+10s", "not back yet"},
-    {"--fail router-1@1s", "no router is left"},
+    {"--fail decode-3@1s", "with N from 1 to the number of workers"},
+    {"--fail decode-0@1s", "with N from 1 to the number of workers"},
+    {"--fail store-1@1s", "with N from 1 to the number of workers"},
+    {"--fail decode-1@1s+", "with N from 1 to the number of workers"},
+    {"--fail decode-1@1sx", "with N from 1 to the number of workers"},
+    {"--fail decode-1@nan", "with N from 1 to the number of workers"},
+    {"--fail decode-1@4s+10s,decode-1@9s", "still dead, or its last death is not known yet"},
+    {"--fail decode-1@9s,decode-1@4s+10s", "still dead, or its last death is not known yet"},
+    {"--fail router-1@1s", "no router would be left"},
     {"--routers 2 --fail router-1@1s+1s", "expected router-N@TIME"},
     {"--routers 3 --fail router-2@1s,router-2@2s", "dead already"},
     {"--watts 1,2", "--watts 1,2: expected IDLE,PREFILL,DECODE"},
@@ -595,7 +595,7 @@ START_TEST(test_tokenize_says_what_is_wrong_with_a_line)
     tokenize_lines("5\n{\"text\": \"a\"}\n{}\n");
     ck_assert_int_eq(ran.code, 1);
     ck_assert_ptr_nonnull(strstr(ran.err, "line 1: not a JSON object"));
-    ck_assert_ptr_nonnull(strstr(ran.err, "line 3: none of text, text_base64, ids, messages is there"));
+    ck_assert_ptr_nonnull(strstr(ran.err, "line 3: text, text_base64, ids or messages is missing"));
 }
 END_TEST
 
