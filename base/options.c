@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/man.h"
 #include "base/mem.h"
 
 enum { CONFIG_MAX_BYTES = 1 << 20 };
@@ -251,27 +252,131 @@ static enum td_status from_config(const struct options *o, const char *path, voi
     return s;
 }
 
+/* What a value is called in help; "": the option is a switch. */
+static const char *kind_of(const struct option *t)
+{
+    static const char *const KINDS[] = {"TEXT", "", "N", "BYTES", "TIME", "X", "", "TIME", "HOST:PORT", "TEXT"};
+    return t->choices ? t->choices : KINDS[t->type];
+}
+
+/* Options that every program has. */
+static const struct {
+    const char *name, *kind, *help;
+} COMMON[] = {
+    {"--config", "FILE", "reads options from a JSON object with these names as keys"},
+    {"--print-config", "", "prints the values in force as such a file, and exits"},
+    {"--version", "", "prints the version, and exits"},
+    {"--help", "", "prints this, and exits; --help=man prints the manual page in roff"},
+};
+enum { N_COMMON = sizeof(COMMON) / sizeof(COMMON[0]), HELP_COLUMN = 34 };
+#define ENVIRONMENT "Each option can also be set in the environment: %s_NAME, with '_' for '-'."
+
+static void print_row(const char *dashes, const char *name, const char *kind, const char *help, const char *fallback)
+{
+    int n = printf("  %s%s%s%s", dashes, name, *kind ? " " : "", kind);
+    printf("%*s%s", n < HELP_COLUMN ? HELP_COLUMN - n : 2, "", help);
+    if (fallback)
+        printf(" [%s]", fallback);
+    putchar('\n');
+}
+
 static void print_help(const struct options *o)
 {
     printf("usage: %s %s\n\n%s\n\n", o->program, o->usage, o->about);
+    bool own_tables = false;
+    for (const struct option_word *w = o->words; w && w->name; w++) {
+        printf("  %-10s %s\n", w->name, w->about);
+        own_tables |= w->table != NULL;
+    }
+    if (own_tables) {
+        printf("\n%s %s --help lists the options.\n", o->program, o->word);
+        return;
+    }
+    if (o->words)
+        putchar('\n');
     for (const struct option *t = o->table; t->name; t++) {
         if (!is_option(t)) {
             printf("\n%s\n", t->help);
             continue;
         }
-        static const char *const KINDS[] = {"TEXT", "", "N", "BYTES", "TIME", "X", "", "TIME", "HOST:PORT", "TEXT"};
-        const char *kind = t->choices ? t->choices : KINDS[t->type];
-        int n = printf("  --%s%s%s", t->name, *kind ? " " : "", kind);
-        printf("%*s%s", n < 34 ? 34 - n : 2, "", t->help);
-        if (t->fallback)
-            printf(" [%s]", t->fallback);
-        putchar('\n');
+        print_row("--", t->name, kind_of(t), t->help, t->fallback);
     }
-    printf("\n  --config FILE                   reads options from a JSON object with these names as keys\n"
-           "  --print-config                  prints the values in force as such a file, and exits\n"
-           "  --version, --help\n");
+    putchar('\n');
+    for (int i = 0; i < N_COMMON; i++)
+        print_row("", COMMON[i].name, COMMON[i].kind, COMMON[i].help, NULL);
     if (o->env_prefix)
-        printf("\nEach option can also be set in the environment: %s_NAME, with '_' for '-'.\n", o->env_prefix);
+        printf("\n" ENVIRONMENT "\n", o->env_prefix);
+}
+
+static void man_table(FILE *f, const struct option *table)
+{
+    char flag[80];
+    for (const struct option *t = table; t && t->name; t++) {
+        snprintf(flag, sizeof(flag), "--%s", t->name);
+        if (is_option(t))
+            man_item(f, flag, kind_of(t), t->help, t->fallback);
+        else
+            man_subheading(f, t->help);
+    }
+}
+
+static void man_words(FILE *f, const struct options *o)
+{
+    char title[128];
+    snprintf(title, sizeof(title), "%sS", o->word);
+    man_heading(f, title);
+    for (const struct option_word *w = o->words; w->name; w++)
+        man_item(f, w->name, NULL, w->about, NULL);
+}
+
+/* Words that stand side by side and have one table are described together. */
+static void man_word_tables(FILE *f, const struct option_word *words)
+{
+    char title[128];
+    for (const struct option_word *w = words; w->name; w++) {
+        if (!w->table)
+            continue;
+        int n = snprintf(title, sizeof(title), "Options of %s", w->name);
+        for (; w[1].name && w[1].table == w->table && n < (int)sizeof(title); w++)
+            n += snprintf(title + n, sizeof(title) - (size_t)n, " and %s", w[1].name);
+        man_subheading(f, title);
+        man_table(f, w->table);
+    }
+}
+
+void options_print_man(const struct options *o, FILE *f)
+{
+    char text[256];
+    man_open(f, o->program, o->man_section, o->about);
+    man_heading(f, "SYNOPSIS");
+    man_synopsis(f, o->program, o->usage);
+    man_heading(f, "DESCRIPTION");
+    man_text(f, o->about);
+    if (o->words)
+        man_words(f, o);
+    if (o->table) {
+        man_heading(f, "OPTIONS");
+        man_table(f, o->table);
+        if (o->words)
+            man_word_tables(f, o->words);
+        man_subheading(f, "Options of every program");
+        for (int i = 0; i < N_COMMON; i++)
+            man_item(f, COMMON[i].name, COMMON[i].kind, COMMON[i].help, NULL);
+    }
+    if (o->env_prefix) {
+        snprintf(text, sizeof(text), ENVIRONMENT, o->env_prefix);
+        man_heading(f, "ENVIRONMENT");
+        man_text(f, text);
+    }
+    man_heading(f, "EXIT STATUS");
+    man_text(f, "0: done. 1: failed. 2: wrong use, such as an unknown option.");
+}
+
+static void print_man(const struct options *o)
+{
+    options_print_man(o, stdout);
+    man_heading(stdout, "SEE ALSO");
+    man_reference(stdout, "tandem", 1, true);
 }
 
 static enum td_status answered(enum options_action *action_out, struct td_error *e)
@@ -325,7 +430,7 @@ static void print_config(const struct options *o, const void *values)
 
 struct parsed {
     const char *config;
-    bool help, version, print;
+    bool help, man, version, print;
 };
 
 /* Parses the argument at argv[*i] and advances *i over its value. values NULL: only looks for --config,
@@ -342,6 +447,12 @@ static enum td_status one_flag(const struct options *o, int argc, char **argv, i
         p->print |= name[0] == 'p';
         return TD_OK;
     }
+    if (!strcmp(name, "help=man")) {
+        p->man = true;
+        return TD_OK;
+    }
+    if (len == 4 && !memcmp(name, "help", 4))
+        return td_fail(e, TD_ERR_INVALID, "--help: '%s' is not man", eq + 1);
     bool config = len == 6 && !memcmp(name, "config", 6);
     const struct option *t = config ? NULL : find(o, name, len);
     bool off = !t && len > 3 && !memcmp(name, "no-", 3);
@@ -402,8 +513,8 @@ enum td_status options_parse(const struct options *o, int argc, char **argv, voi
     if (!s)
         /* First pass: --config, --help and the like. */
         s = walk(o, argc, argv, NULL, rest_out, &n_rest, &p, error_out);
-    if (!s && p.help) {
-        print_help(o);
+    if (!s && (p.help || p.man)) {
+        (p.man ? print_man : print_help)(o);
         return answered(action_out, error_out);
     }
     if (!s && p.version) {

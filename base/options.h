@@ -1,6 +1,6 @@
 /*
- * Option tables: one table gives a program's flags, environment variables, config file keys, --help,
- * --print-config and validation.
+ * Option tables: one table gives a program's flags, environment variables, config file keys, --help, manual
+ * page (--help=man), --print-config and validation.
  *
  * Precedence: flag, then environment (TANDEM_ROLE_NAME, upper case, '-' as '_'), then config file (--config
  * FILE, a JSON object with the flags' names as keys), then default. Unknown flags and keys, malformed values
@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "base/status.h"
 
@@ -47,18 +48,28 @@ struct option {
     const char *help;
 };
 
+/* What the first word after the program's name may be: a command of tandem, a kind of tandem trace. */
+struct option_word {
+    const char *name; /* NULL ends a list */
+    const char *about;
+    const struct option *table; /* options of this word alone; NULL: none */
+};
+
 struct options {
     const char *program;    /* "tandem-router" */
     const char *usage;      /* after the program's name: "[options] --model DIR" */
-    const char *about;      /* one or two sentences */
+    const char *about;      /* one or two sentences; the first one is the manual page's summary */
     const char *env_prefix; /* "TANDEM_ROUTER"; NULL: no environment */
     const struct option *table;
+    const struct option_word *words; /* NULL: none */
+    const char *word;                /* what they are called, "COMMAND" */
+    int man_section;                 /* 1: commands, 8: servers */
 };
 
 enum options_action {
     OPTIONS_RUN,
     OPTIONS_EXIT
-}; /* EXIT: --help, --version or --print-config was answered on stdout */
+}; /* EXIT: --help, --help=man, --version or --print-config was answered on stdout */
 
 /*
  * argv[0] is skipped. Words that are not options are moved to rest_out (room for argc pointers; NULL: they
@@ -68,6 +79,10 @@ enum options_action {
 enum td_status options_parse(const struct options *o, int argc, char **argv, void *values, const char **rest_out,
                              int *n_rest_out, char **strings_out, enum options_action *action_out,
                              struct td_error *error_out);
+
+/* Prints the manual page in roff (man(7)), up to EXIT STATUS; the caller may add sections. `table` may be NULL
+ * here. */
+void options_print_man(const struct options *o, FILE *f);
 
 /* Checks that the ports in "HOST:PORT[,HOST:PORT...]" are at most 65535, and not empty ("HOST:", which gRPC
  * takes for port 443). An address without a port passes. On TD_ERR_INVALID error_out names `what` and the

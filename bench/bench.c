@@ -220,8 +220,15 @@ int cli_bench(int argc, char **argv)
     struct bench_options o = {0};
     const char **areas = mem_array((size_t)argc, sizeof(*areas));
     int n_areas = 0, exit_code;
-    bool run = cli_options("bench", "AREA... [options]", "Measures areas beside the limits of this machine.", TABLE,
-                           argc, argv, &o, areas, &n_areas, &exit_code);
+    struct option_word words[N_AREAS + 1] = {{0}};
+    for (int i = 0; i < N_AREAS; i++)
+        words[i] = (struct option_word){.name = AREAS[i].name, .about = AREAS[i].about};
+    const struct options options = {.usage = "AREA... [options]",
+                                    .about = "Measures areas beside the limits of this machine.",
+                                    .table = TABLE,
+                                    .words = words,
+                                    .word = "AREA"};
+    bool run = cli_options_words("bench", &options, argc, argv, &o, areas, &n_areas, &exit_code);
     if (run && !n_areas && o.profile)
         areas[n_areas++] = "profile";
     if (run && !n_areas)

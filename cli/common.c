@@ -21,8 +21,8 @@ static bool check_environment(struct td_error *e)
     return !options_check_ports("TANDEM_ROUTER", cli_router(NULL), e);
 }
 
-bool cli_options(const char *command, const char *usage, const char *about, const struct option *table, int argc,
-                 char **argv, void *values, const char **rest_out, int *n_rest_out, int *exit_out)
+bool cli_options_words(const char *command, const struct options *options, int argc, char **argv, void *values,
+                       const char **rest_out, int *n_rest_out, int *exit_out)
 {
     char program[64], prefix[64];
     static char *strings; /* texts of a config file; the values borrow them until the process ends */
@@ -32,7 +32,10 @@ bool cli_options(const char *command, const char *usage, const char *about, cons
     snprintf(prefix, sizeof(prefix), "TANDEM_%s", command);
     for (char *c = prefix; *c; c++)
         *c = (char)toupper((unsigned char)*c);
-    const struct options o = {.program = program, .usage = usage, .about = about, .env_prefix = prefix, .table = table};
+    struct options o = *options;
+    o.program = program;
+    o.env_prefix = prefix;
+    o.man_section = 1;
     enum td_status s = options_parse(&o, argc, argv, values, rest_out, n_rest_out, &strings, &action, &e);
     if (!s && action == OPTIONS_RUN && !check_environment(&e))
         s = TD_ERR_INVALID;
@@ -40,6 +43,13 @@ bool cli_options(const char *command, const char *usage, const char *about, cons
     if (s)
         fprintf(stderr, "%s: %s\n", program, e.text);
     return !s && action == OPTIONS_RUN;
+}
+
+bool cli_options(const char *command, const char *usage, const char *about, const struct option *table, int argc,
+                 char **argv, void *values, const char **rest_out, int *n_rest_out, int *exit_out)
+{
+    const struct options o = {.usage = usage, .about = about, .table = table};
+    return cli_options_words(command, &o, argc, argv, values, rest_out, n_rest_out, exit_out);
 }
 
 __attribute__((format(printf, 2, 0))) static void say(const char *command, const char *format, va_list args)

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/man.h"
 #include "base/process.h"
 #include "cli/cli.h"
 
@@ -58,6 +59,36 @@ static void usage(FILE *f)
     fputs("\ntandem help COMMAND, or tandem COMMAND --help, lists its options.\n", f);
 }
 
+static const char *const SERVERS[] = {"tandem-router", "tandem-prefill", "tandem-decode", "tandem-kvstore"};
+enum { N_SERVERS = sizeof(SERVERS) / sizeof(SERVERS[0]) };
+
+static void print_man(FILE *f)
+{
+    struct option_word words[N_COMMANDS + 1] = {{0}};
+    for (int i = 0; i < N_COMMANDS; i++)
+        words[i] = (struct option_word){.name = COMMANDS[i].name, .about = COMMANDS[i].about};
+    const struct options o = {.program = "tandem",
+                              .usage = "COMMAND [options]",
+                              .about =
+                                  "Serves large language models from separate prefill and decode workers. Each command "
+                                  "has a page of its own, such as tandem-up(1).",
+                              .words = words,
+                              .word = "COMMAND",
+                              .man_section = 1};
+    options_print_man(&o, f);
+    man_heading(f, "EXAMPLES");
+    for (int i = 0; i < N_EXAMPLES; i++)
+        man_example(f, EXAMPLES[i]);
+    man_heading(f, "SEE ALSO");
+    for (int i = 0; i < N_COMMANDS; i++) {
+        char page[64];
+        snprintf(page, sizeof(page), "tandem %s", COMMANDS[i].name);
+        man_reference(f, page, 1, false);
+    }
+    for (int i = 0; i < N_SERVERS; i++)
+        man_reference(f, SERVERS[i], 8, i == N_SERVERS - 1);
+}
+
 static int find_command(const char *name)
 {
     for (int i = 0; i < N_COMMANDS; i++)
@@ -95,6 +126,10 @@ int main(int argc, char **argv)
     }
     if (!strcmp(name, "--version")) {
         printf("tandem %s\n", TANDEM_VERSION);
+        return finish(0);
+    }
+    if (!strcmp(name, "--help=man")) {
+        print_man(stdout);
         return finish(0);
     }
     int command = find_command(help ? argv[2] : name);

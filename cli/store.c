@@ -320,9 +320,15 @@ int cli_store(int argc, char **argv)
     struct store_options o = {0};
     const char **rest = mem_array((size_t)argc, sizeof(*rest));
     int n = 0, exit_code, which = 0;
-    bool run = cli_options("store", "ls|stat|verify|export|import|compact DIR [FILE] [options]",
-                           "Looks into the directory of a store that does not run.", TABLE, argc, argv, &o, rest, &n,
-                           &exit_code);
+    struct option_word words[N_COMMANDS + 1] = {{0}};
+    for (int i = 0; i < N_COMMANDS; i++)
+        words[i] = (struct option_word){.name = COMMANDS[i].name, .about = COMMANDS[i].about};
+    const struct options options = {.usage = "COMMAND DIR [FILE] [options]",
+                                    .about = "Looks into the directory of a store that does not run.",
+                                    .table = TABLE,
+                                    .words = words,
+                                    .word = "COMMAND"};
+    bool run = cli_options_words("store", &options, argc, argv, &o, rest, &n, &exit_code);
     if (run) {
         while (which < N_COMMANDS && (!n || strcmp(COMMANDS[which].name, rest[0])))
             which++;

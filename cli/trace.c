@@ -423,15 +423,28 @@ static const struct {
 };
 enum { N_KINDS = sizeof(KINDS) / sizeof(KINDS[0]) };
 
-static int usage(FILE *f, const char *word)
+static int no_kind(const char *word)
 {
     if (word)
-        fprintf(f, "tandem trace: '%s': no such KIND\n", word);
-    fputs("usage: tandem trace KIND [options]\n\n", f);
+        return cli_usage("trace", "'%s': no such KIND", word);
+    return cli_usage("trace", "KIND is missing");
+}
+
+/* --help without a kind. */
+static int help(int argc, char **argv)
+{
+    static const struct option NONE[] = {{NULL, 0, 0, NULL, NULL, 0, 0, NULL}};
+    struct option_word words[N_KINDS + 1] = {{0}};
     for (int i = 0; i < N_KINDS; i++)
-        fprintf(f, "  %-8s %s\n", KINDS[i].name, KINDS[i].about);
-    fputs("\ntandem trace KIND --help lists the options.\n", f);
-    return 2;
+        words[i] = (struct option_word){KINDS[i].name, KINDS[i].about, KINDS[i].table};
+    const struct options o = {.usage = "KIND [options]",
+                              .about = "Inspects, cuts, converts and makes request traces.",
+                              .table = NONE,
+                              .words = words,
+                              .word = "KIND"};
+    int exit_code;
+    cli_options_words("trace", &o, argc, argv, NULL, NULL, NULL, &exit_code);
+    return exit_code;
 }
 
 int cli_trace(int argc, char **argv)
@@ -441,12 +454,10 @@ int cli_trace(int argc, char **argv)
     int exit_code = 2, n_rest = 0, kind = 0;
     while (kind < N_KINDS && (argc < 2 || strcmp(argv[1], KINDS[kind].name)))
         kind++;
-    if (kind == N_KINDS && argc > 1 && !strcmp(argv[1], "--help")) {
-        usage(stdout, NULL);
-        exit_code = 0;
-    } else if (kind == N_KINDS) {
-        exit_code = usage(stderr, argc > 1 ? argv[1] : NULL);
-    }
+    if (kind == N_KINDS && argc > 1 && !strncmp(argv[1], "--help", 6))
+        exit_code = help(argc, argv);
+    else if (kind == N_KINDS)
+        exit_code = no_kind(argc > 1 ? argv[1] : NULL);
     bool go = kind < N_KINDS && cli_options("trace", KINDS[kind].usage, KINDS[kind].about, KINDS[kind].table, argc - 1,
                                             argv + 1, &o, rest, &n_rest, &exit_code);
     go = go && cli_words("trace", "TRACE", rest, n_rest, KINDS[kind].n_files, KINDS[kind].n_files, &exit_code);

@@ -22,6 +22,7 @@ int main(int argc, char **argv)
     enum options_action action;
     const struct options o = {
         .program = "tandem-kvstore",
+        .man_section = 8,
         .usage = "--model DIR [--dir DIR] [options]",
         .about = "Keeps KV blocks of a tandem cluster in memory and on SSD. Workers and routers connect "
                  "to it; SIGTERM writes what is not yet on SSD and ends it.",

@@ -18,6 +18,7 @@ int main(int argc, char **argv)
     const struct options o = {.program = "tandem-router",
                               .usage = "--model DIR --workers ADDR,... [options]",
                               .about = "The router of a tandem cluster: the client API. SIGTERM drains it.",
+                              .man_section = 8,
                               .env_prefix = "TANDEM_ROUTER",
                               .table = ROUTER_OPTIONS};
     enum td_status s = options_parse(&o, argc, argv, &values, NULL, NULL, &strings, &action, &e);

@@ -818,7 +818,7 @@ static void reload(void *worker)
 
 int worker_main(const char *role, int argc, char **argv)
 {
-    char program[32], prefix[32];
+    char program[32], prefix[32], about[128];
     struct worker_config config = {.role = role};
     struct td_error e = {{0}};
     struct worker *w = NULL;
@@ -826,9 +826,11 @@ int worker_main(const char *role, int argc, char **argv)
     enum options_action action;
     snprintf(program, sizeof(program), "tandem-%s", role);
     snprintf(prefix, sizeof(prefix), "TANDEM_%s", !strcmp(role, "prefill") ? "PREFILL" : "DECODE");
+    snprintf(about, sizeof(about), "A %s worker of a tandem cluster. Routers connect to it; SIGTERM drains it.", role);
     const struct options o = {.program = program,
                               .usage = "--model DIR [options]",
-                              .about = "A worker of a tandem cluster. Routers connect to it; SIGTERM drains it.",
+                              .about = about,
+                              .man_section = 8,
                               .env_prefix = prefix,
                               .table = WORKER_OPTIONS};
     enum td_status s = options_parse(&o, argc, argv, &config.options, NULL, NULL, &strings, &action, &e);

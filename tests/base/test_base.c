@@ -273,6 +273,30 @@ START_TEST(test_options_flag_beats_environment_beats_file_beats_default)
 }
 END_TEST
 
+START_TEST(test_options_manual_page_escapes_what_roff_would_read)
+{
+    static const struct option RISKY[] = {
+        {"dotted-name", OPT_STRING, AT(name), ".5", "a|b", 0, 0,
+         ".first 'quoted' back\\slash \"two\"\n.second --flag `^~"},
+        {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
+    };
+    const struct options o = {
+        "tandem test", "[options]", "'Quoted.' First 1.5 of e.g.x. Second.", NULL, RISKY, NULL, NULL, 1};
+    char *page = NULL;
+    size_t len;
+    FILE *f = open_memstream(&page, &len);
+    options_print_man(&o, f);
+    fclose(f);
+    ck_assert_msg(strstr(page, "\ntandem\\-test \\- \\(aqQuoted.\\(aq First 1.5 of e.g.x\n"), "%s", page);
+    ck_assert_msg(strstr(page, "\n\\fB\\-\\-dotted\\-name\\fR \\fIa|\\:b\\fR\n"), "%s", page);
+    ck_assert_msg(
+        strstr(page,
+               "\n\\&.first \\(aqquoted\\(aq back\\eslash \\(dqtwo\\(dq .second \\-\\-flag \\(ga\\(ha\\(ti [\\&.5]\n"),
+        "%s", page);
+    free(page);
+}
+END_TEST
+
 START_TEST(test_options_limits_keep_fractions_of_a_millisecond)
 {
     struct values v;
@@ -297,6 +321,7 @@ START_TEST(test_options_bad_values_are_refused_by_name)
         {"--limit", "1 day"},   {"--limit", "2h"},     {"--bogus", "1"},         {"--no-count", ""},
         {"--fast=7", ""},       {"--config", "/nope"}, {"--listen", "1.2.3.4:"}, {"--listen", "[::1]:"},
         {"--listen", ":99999"}, {"--listen", "host"},  {"--others", "a:1,b:"},   {"--dir=", ""},
+        {"--help=html", ""},
     };
     for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
         struct values v;
@@ -765,6 +790,7 @@ int main(void)
     tcase_add_test(t, test_mailbox_keeps_each_senders_order_and_loses_nothing);
     tcase_add_test(t, test_eventcount_wakes_who_waits_and_shows_what_was_written);
     tcase_add_test(t, test_options_flag_beats_environment_beats_file_beats_default);
+    tcase_add_test(t, test_options_manual_page_escapes_what_roff_would_read);
     tcase_add_test(t, test_options_limits_keep_fractions_of_a_millisecond);
     tcase_add_test(t, test_options_bad_values_are_refused_by_name);
     tcase_add_test(t, test_options_addresses_need_no_port_where_help_says_so);

@@ -94,6 +94,14 @@ def test_paths_that_documents_name_exist():
 
 
 @test
+def test_the_drawing_of_a_cluster_is_what_its_script_draws():
+    plots = os.path.join(SOURCE, "docs", "plots")
+    drawn = subprocess.run([sys.executable, os.path.join(plots, "cluster.py")], capture_output=True, text=True)
+    with open(os.path.join(plots, "cluster.svg")) as f:
+        assert drawn.returncode == 0 and drawn.stdout == f.read(), drawn.stderr or "run docs/plots/cluster.py > docs/plots/cluster.svg"
+
+
+@test
 def test_tags_are_unique():
     """A struct, union or enum tag is defined in one file, so that a search finds one thing."""
     defined = {}

@@ -174,12 +174,14 @@ def test_every_option_in_help_is_taken_as_a_flag_and_from_the_environment():
 
 
 @test
-def test_every_example_in_help_and_readme_is_understood():
-    with open(os.path.join(SOURCE, "README.md")) as f:
-        readme = [line for line in f.read().splitlines() if line.startswith("    tandem ")]
+def test_every_example_in_help_and_documents_is_understood():
+    documented = []
+    for name in ("README.md", "docs/usage.md"):
+        with open(os.path.join(SOURCE, name)) as f:
+            documented += [line for line in f.read().splitlines() if line.startswith("    tandem ")]
     examples = [line.strip() for line in call(["help"]).stdout.split("Examples")[1].splitlines() if line.startswith("  tandem ")]
-    assert len(examples) > 8 and len(readme) > 12
-    for line in [*examples, *readme]:
+    assert len(examples) > 8 and len(documented) > 12
+    for line in [*examples, *documented]:
         words = shlex.split(re.sub(r"[\[\]]", "", line.split(" # ")[0]).split("<")[0])
         command = words[1].split(";")[0]
         if "|" in " ".join(words):  # KIND|KIND: options of any of them
