@@ -117,11 +117,19 @@ static void connect_peer(struct peer *p)
     peer_send(p, &m);
 }
 
-/* Gives the place to the process at `address`. Notes of the former process have an older epoch. */
+/*
+ * Gives the place to the process at `address`. Notes of the former process have an older epoch. If the address
+ * is the former one, so may the process be, and its drain goes on.
+ */
 static enum td_status take_place(struct peer *p, const char *address, struct td_error *e)
 {
     struct router *r = p->router;
+    bool is_same = !strcmp(p->address, address);
     *p = (struct peer){.router = r,
+                       .incarnation = is_same ? p->incarnation : 0,
+                       .draining = is_same && p->draining,
+                       .drain_asked = is_same && p->drain_asked,
+                       .drain_ms = p->drain_ms,
                        .holder = p->holder,
                        .epoch = p->epoch + 1,
                        .counters = p->counters,
@@ -188,12 +196,13 @@ static void forget(struct peer *p)
 
 /*
  * The stream is over, or is given up here (is_over is false). A draining worker has drained when its stream
- * is over; one that is only silent may still be there. Order: the state and the breaker change first, then
- * requests are re-planned (forget()), so that no new plan uses this peer.
+ * is over, as far as we know; one that is only silent may still be there. If the same process says hello again,
+ * it drains again (on_hello()): the message may have been lost with the stream. Order: the state and the breaker
+ * change first, then requests are re-planned (forget()), so that no new plan uses this peer.
  */
 static void lose(struct peer *p, const char *why, uint64_t retry_ms, bool is_over)
 {
-    bool was_ready = p->state == PEER_READY, has_drained = p->draining && is_over;
+    bool was_ready = p->state == PEER_READY, has_drained = p->draining && !p->drained && is_over;
     p->tried = true;
     if (was_ready && !has_drained)
         log_warn(&p->router->log, "worker lost peer=%s why='%s'", p->name, why);
@@ -216,7 +225,6 @@ static void lose(struct peer *p, const char *why, uint64_t retry_ms, bool is_ove
     }
     if (has_drained && p->state == PEER_LOST) {
         log_info(&p->router->log, "worker drained peer=%s why='%s'", p->name, why);
-        p->draining = false;
         p->drained = true;
         if (p->registered)
             set_state(p, PEER_GONE);
@@ -296,18 +304,22 @@ void peer_drains(struct peer *p)
 
 /* ---------------------------------------------------------- coming, leaving */
 
-/* A place whose process is gone for good; NULL: none. */
-static struct peer *free_place(struct router *r)
+/* A place whose process is gone, as far as we know: of this address if there is one. NULL: none. */
+static struct peer *free_place(struct router *r, const char *address)
 {
-    for (uint32_t i = 0; i < r->n_peers; i++)
-        if (r->peers[i]->state == PEER_GONE)
-            return r->peers[i];
-    return NULL;
+    struct peer *any = NULL;
+    for (uint32_t i = 0; i < r->n_peers; i++) {
+        if (r->peers[i]->state != PEER_GONE)
+            continue;
+        if (!any || !strcmp(r->peers[i]->address, address))
+            any = r->peers[i];
+    }
+    return any;
 }
 
 enum td_status peer_register(struct router *r, const char *address, struct td_error *e)
 {
-    struct peer *p, *old = free_place(r);
+    struct peer *p, *old = free_place(r, address);
     uint32_t holder = old ? old->holder : r->n_peers;
     for (uint32_t i = 0; i < r->n_peers; i++)
         if (r->peers[i]->state != PEER_GONE && !strcmp(r->peers[i]->address, address))
@@ -330,19 +342,27 @@ enum td_status peer_register(struct router *r, const char *address, struct td_er
     return TD_OK;
 }
 
-enum td_status peer_drain(struct router *r, const char *name, uint32_t limit_ms, struct td_error *e)
+/* A worker that drains already ignores it. */
+static void tell_drain(struct peer *p)
 {
     Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
     Tandem__Worker__V1__Drain drain = TANDEM__WORKER__V1__DRAIN__INIT;
+    drain.limit_ms = p->drain_ms;
+    m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_DRAIN;
+    m.drain = &drain;
+    peer_send(p, &m);
+}
+
+enum td_status peer_drain(struct router *r, const char *name, uint32_t limit_ms, struct td_error *e)
+{
     for (uint32_t i = 0; i < r->n_peers; i++) {
         struct peer *p = r->peers[i];
         if (p->state != PEER_READY || strcmp(p->name, name))
             continue;
-        drain.limit_ms = limit_ms;
-        m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_DRAIN;
-        m.drain = &drain;
+        p->drain_asked = true;
+        p->drain_ms = limit_ms;
         peer_drains(p);
-        peer_send(p, &m);
+        tell_drain(p);
         return TD_OK;
     }
     return td_fail(e, TD_ERR_NOT_FOUND, "name: no worker '%s' is ready", name);
@@ -541,6 +561,7 @@ static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
     if (p->incarnation != h->incarnation)
         breaker_try(&p->breaker, clock_now(&r->clock));
     p->draining &= p->incarnation == h->incarnation;
+    p->drain_asked &= p->draining;
     p->incarnation = h->incarnation;
     p->n_pages = h->n_pages;
     p->max_context = h->max_context;
@@ -557,6 +578,8 @@ static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
     lower_context(r);
     tell_scheduler(p);
     prefix_tell(p);
+    if (p->drain_asked)
+        tell_drain(p);
     log_info(&r->log, "worker ready peer=%s incarnation=%016llx xfer=%s", p->name, (unsigned long long)p->incarnation,
              p->xfer_address);
 }

@@ -256,8 +256,10 @@ struct peer {
     bool legs_told; /* legs was updated since the last replan_tick() */
     bool stalled;   /* its heartbeats go on, its steps do not */
     struct progress progress;
-    bool draining; /* it takes no new work and will exit */
-    bool drained;  /* it has exited after draining */
+    bool draining;     /* it takes no new work and will exit; outlives its streams, ends with its process */
+    bool drained;      /* it has exited after draining, as far as we know */
+    bool drain_asked;  /* an operator asked us to drain it: told on each of its streams */
+    uint32_t drain_ms; /* the limit that was asked for; 0: its own */
     /* It came by itself: its place is freed when it has drained or was lost for FORGET_MS. */
     bool registered;
     uint64_t lost_ns; /* since when it is lost */

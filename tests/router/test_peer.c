@@ -1,0 +1,153 @@
+/*
+ * A worker's stream as the router sees it (router/peer.c): what outlives the stream, and what doesn't.
+ */
+#include "world.h"
+
+enum { LIMIT_MS = 1500 };
+
+static void setup(void)
+{
+    world_open("pd");
+}
+
+static struct peer *decode_peer(void)
+{
+    return router->peers[1];
+}
+
+static void drain(const char *name)
+{
+    struct td_error e = {{0}};
+    ck_assert_msg(!peer_drain(router, name, LIMIT_MS, &e), "%s", e.text);
+}
+
+/* Drain messages on the peer's present stream; *limit_ms is that of the last one. */
+static uint32_t drains_told(const struct peer *p, uint32_t *limit_ms)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < p->call->n_sent; i++) {
+        const Tandem__Worker__V1__RouterMessage *m =
+            (const Tandem__Worker__V1__RouterMessage *)(const void *)p->call->sent[i];
+        if (m->kind_case != TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_DRAIN)
+            continue;
+        *limit_ms = m->drain->limit_ms;
+        n++;
+    }
+    return n;
+}
+
+static void expect_drain_told_again(struct peer *p)
+{
+    uint32_t limit_ms = 0;
+    ck_assert(p->draining);
+    ck_assert(!peer_usable(p, clock_now(&router->clock)));
+    ck_assert_uint_eq(drains_told(p, &limit_ms), 1);
+    ck_assert_uint_eq(limit_ms, LIMIT_MS);
+}
+
+/* ------------------------------------------------------------------- drains */
+
+START_TEST(test_a_drain_is_told_again_to_a_worker_that_was_silent)
+{
+    struct peer *p = decode_peer();
+    drain("d1");
+    expect_drain_told_again(p);
+    p->heard_ns = 0;
+    absence_init(&router->absence, &router->clock, UINT64_MAX / 2, NULL);
+    peer_tick(p, router_patience(router) + (uint64_t)router->options.silence_ms * NS_PER_MS + 1);
+    ck_assert_int_eq(p->state, PEER_LOST);
+    world_connect(p, 101);
+    expect_drain_told_again(p);
+}
+END_TEST
+
+START_TEST(test_a_drain_is_told_again_to_a_worker_whose_stream_broke)
+{
+    struct peer *p = decode_peer();
+    drain("d1");
+    peer_gone(p, "DATA_LOSS: a message is missing or doubled");
+    ck_assert(p->drained); /* as far as we know */
+    world_connect(p, 101);
+    ck_assert(!p->drained);
+    expect_drain_told_again(p);
+}
+END_TEST
+
+START_TEST(test_a_drain_is_told_again_to_a_worker_that_registers_again)
+{
+    struct td_error e = {{0}};
+    ck_assert_int_eq(peer_register(router, "d7:1", &e), TD_OK);
+    ck_assert_int_eq(peer_register(router, "d8:1", &e), TD_OK);
+    struct peer *others = router->peers[2], *p = router->peers[3];
+    world_connect(others, 107);
+    world_connect(p, 108);
+    drain("d7");
+    drain("d8");
+    peer_gone(others, "UNAVAILABLE: ");
+    peer_gone(p, "UNAVAILABLE: ");
+    ck_assert_int_eq(p->state, PEER_GONE);
+    ck_assert_int_eq(peer_register(router, "d8:1", &e), TD_OK);
+    ck_assert_int_eq(others->state, PEER_GONE);
+    world_connect(p, 108);
+    expect_drain_told_again(p);
+}
+END_TEST
+
+START_TEST(test_a_drain_ends_with_the_process)
+{
+    struct peer *p = decode_peer();
+    uint32_t limit_ms;
+    drain("d1");
+    peer_gone(p, "UNAVAILABLE: Socket closed");
+    world_connect(p, 201);
+    ck_assert(!p->draining);
+    ck_assert(peer_usable(p, clock_now(&router->clock)));
+    ck_assert_uint_eq(drains_told(p, &limit_ms), 0);
+    peer_gone(p, "UNAVAILABLE: Socket closed");
+    ck_assert(!p->drained);
+}
+END_TEST
+
+/* A worker that refuses a leg may have been asked to drain by another router: it is not for us to repeat it. */
+START_TEST(test_only_a_drain_that_was_asked_for_is_told)
+{
+    struct peer *p = decode_peer();
+    uint32_t limit_ms;
+    peer_drains(p);
+    world_connect((peer_gone(p, "UNAVAILABLE: "), p), 101);
+    ck_assert(p->draining);
+    ck_assert_uint_eq(drains_told(p, &limit_ms), 0);
+}
+END_TEST
+
+START_TEST(test_a_worker_that_has_drained_is_said_once)
+{
+    struct peer *p = decode_peer();
+    drain("d1");
+    peer_gone(p, "UNAVAILABLE: Socket closed");
+    uint64_t failures = p->breaker.failures;
+    for (uint32_t i = 0; i < 3; i++) {
+        p->retry_ns = 0;
+        peer_tick(p, router_patience(router));
+        ck_assert_int_eq(p->state, PEER_CONNECTING);
+        peer_gone(p, "UNAVAILABLE: connection refused");
+        ck_assert(p->drained);
+    }
+    ck_assert_uint_eq(p->breaker.failures, failures);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("router_peer");
+    TCase *drains = tcase_create("drains");
+    suite_add_tcase(s, drains);
+    tcase_add_checked_fixture(drains, setup, world_close);
+    tcase_add_test(drains, test_a_drain_is_told_again_to_a_worker_that_was_silent);
+    tcase_add_test(drains, test_a_drain_is_told_again_to_a_worker_whose_stream_broke);
+    tcase_add_test(drains, test_a_drain_is_told_again_to_a_worker_that_registers_again);
+    tcase_add_test(drains, test_a_drain_ends_with_the_process);
+    tcase_add_test(drains, test_only_a_drain_that_was_asked_for_is_told);
+    tcase_add_test(drains, test_a_worker_that_has_drained_is_said_once);
+    return tap_main(s);
+}
