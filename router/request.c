@@ -48,7 +48,7 @@ void request_unplace(struct request *q)
 {
     struct router *r = q->router;
     struct request **at = &r->placed[q->counter % PLACED_BUCKETS];
-    legs_cancel(q);
+    dispatch_cancel(q);
     while (*at != q)
         at = &(*at)->next_placed;
     *at = q->next_placed;
@@ -161,7 +161,7 @@ void request_place(struct request *q, const struct plan *plan)
     char req[LOG_WORD_BYTES];
     log_debug(&r->log, "request placed req=%s xfer=%" PRIx64 "-%" PRIu64 " plan=%s prefill=%s decode=%s",
               request_log_id(q, req), r->incarnation, q->counter, plan_name(plan->kind), prefill->name, decode->name);
-    legs_send(q);
+    dispatch_send(q);
 }
 
 void request_fail(struct request *q, enum rpc_code code, const char *text, uint32_t retry_after_ms)
@@ -192,7 +192,7 @@ void request_peer_lost(struct request *q, struct peer *peer, enum replan_reason 
         return;
     /* The request may not need this worker any more: its pages may have moved. */
     if (prefill_lost && !decode_lost && q->prefill_done) {
-        legs_release_prefill(q);
+        dispatch_release_prefill(q);
         return;
     }
     const char *part = prefill_lost && decode_lost ? "" : prefill_lost ? "prefill " : "decode ";
@@ -228,7 +228,7 @@ void request_token(struct request *q, struct peer *from, const Tandem__Worker__V
 {
     uint32_t next = q->n_tokens + q->n_held;
     note_heard(q, from);
-    legs_prompt_computed(q);
+    dispatch_prompt_computed(q);
     if (from == q->decode && !q->proven)
         succeeded(q);
     if ((from != q->placed_prefill && from != q->placed_decode) || t->position < next)
@@ -429,7 +429,7 @@ void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker_
         return;
     note_heard(q, from);
     if (is_handover_cancelled(q, from, end)) {
-        legs_decoded(q);
+        dispatch_decoded(q);
         return;
     }
     if (end->status) {
@@ -446,7 +446,7 @@ void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker_
         note_cached(q, end);
     if (prefill_leg) {
         q->prefill_done = true;
-        legs_prompt_computed(q);
+        dispatch_prompt_computed(q);
         if (end->finish_reason.len || q->over) {
             finish_by_leg(q, q->over ? q->over_by_length : length);
             /* The handover was cancelled for another reason than an end, for example a worker that stops. */
@@ -457,8 +457,8 @@ void request_leg_end(struct request *q, struct peer *from, const Tandem__Worker_
         return;
     }
     if (end->times)
-        legs_moved(q, answer_ms(end->times->exposed_transfer));
-    legs_decoded(q);
+        dispatch_moved(q, answer_ms(end->times->exposed_transfer));
+    dispatch_decoded(q);
     if (q->plan.kind == PLAN_SPLIT && !q->prefill_done) { /* the end of the prefill leg is on its way */
         q->over = true;
         q->over_by_length = length;

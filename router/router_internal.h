@@ -471,15 +471,15 @@ void prefix_told(struct peer *p, const Tandem__Worker__V1__Pins *m);
 void prefix_tick(struct router *r, uint64_t now);
 void prefix_close(struct router *r);
 
-/* legs.c: messages to workers about a request, and the request's places on them. None frees q. */
-void legs_send(struct request *q); /* sends the legs of q->plan under q->counter */
-void legs_cancel(struct request *q);
-void legs_release_prefill(struct request *q);
-void legs_release_decode(struct request *q);
-void legs_moved(struct request *q, double exposed_ms); /* its KV is on the decode worker */
+/* dispatch.c: messages to workers about a request's legs, and its room on them. None frees q. */
+void dispatch_send(struct request *q); /* sends the legs of q->plan under q->counter */
+void dispatch_cancel(struct request *q);
+void dispatch_release_prefill(struct request *q);
+void dispatch_release_decode(struct request *q);
+void dispatch_moved(struct request *q, double exposed_ms); /* its KV is on the decode worker */
 /* Its decode leg is over; its prefill leg may still run. */
-void legs_decoded(struct request *q);
-void legs_prompt_computed(struct request *q); /* its prefill worker may take the next prompt */
+void dispatch_decoded(struct request *q);
+void dispatch_prompt_computed(struct request *q); /* its prefill worker may take the next prompt */
 
 /* choices.c */
 void choices_open(struct request *q);  /* before router_enqueue(), if the call wants several choices */

@@ -1,5 +1,5 @@
 /*
- * Legs: messages to workers about a request, and the request's places on workers.
+ * Dispatch: messages to workers about a request's legs, and what the scheduler counts on workers for it.
  *
  * A leg carries all that a worker needs: the ids (prompt and tokens generated before), the end of the
  * original prompt, the sampling, the worker of the other leg, the stores. It is not acknowledged by a message
@@ -7,7 +7,7 @@
  * that (replan.c). Heartbeats also list the legs that a worker has; a leg that was received and is not listed
  * was forgotten.
  *
- * A place is given back at once when a leg ends (legs_decoded(), legs_prompt_computed()), so the scheduler
+ * Room on a worker is given back at once when a leg ends (dispatch_decoded(), dispatch_prompt_computed()), so the scheduler
  * never counts work that is over. None of these functions frees the request.
  */
 #include <string.h>
@@ -192,7 +192,7 @@ static uint32_t send_leg(struct request *q, struct peer *to, Tandem__Worker__V1_
 }
 
 /* The decode leg goes first, so that its reservation is under way before the prefill begins. */
-void legs_send(struct request *q)
+void dispatch_send(struct request *q)
 {
     struct peer *prefill = q->prefill, *decode = q->decode;
     q->prefill_leg = q->decode_leg = 0;
@@ -201,7 +201,7 @@ void legs_send(struct request *q)
         return;
     }
     if (q->alone)
-        legs_decoded(q);
+        dispatch_decoded(q);
     else
         q->decode_leg = q->decode_said = send_leg(q, decode, TANDEM__WORKER__V1__LEG_KIND__LEG_DECODE, prefill);
     q->prefill_leg = q->prefill_said =
@@ -219,15 +219,15 @@ static void cancel_leg(struct request *q, struct peer *to)
     peer_send(to, &m);
 }
 
-void legs_cancel(struct request *q)
+void dispatch_cancel(struct request *q)
 {
     /* Cancel a prefill leg that has ended, too: its pages may still wait for a reader that never comes. */
     if (q->placed_prefill && q->placed_prefill->state == PEER_READY)
         cancel_leg(q, q->placed_prefill);
     if (q->decode && q->decode != q->placed_prefill && q->decode->state == PEER_READY)
         cancel_leg(q, q->decode);
-    legs_release_prefill(q);
-    legs_release_decode(q);
+    dispatch_release_prefill(q);
+    dispatch_release_decode(q);
 }
 
 /* Worker p has nothing more to do with q. If q was the probe of p's breaker, another request may probe. */
@@ -239,7 +239,7 @@ static void release(struct request *q, struct peer *p)
     }
 }
 
-void legs_release_prefill(struct request *q)
+void dispatch_release_prefill(struct request *q)
 {
     if (q->prefill)
         release(q, q->prefill);
@@ -247,7 +247,7 @@ void legs_release_prefill(struct request *q)
     q->prefill_said = q->prefill_leg = 0;
 }
 
-void legs_release_decode(struct request *q)
+void dispatch_release_decode(struct request *q)
 {
     if (q->decode)
         release(q, q->decode);
@@ -255,18 +255,18 @@ void legs_release_decode(struct request *q)
     q->decode_said = q->decode_leg = 0;
 }
 
-void legs_prompt_computed(struct request *q)
+void dispatch_prompt_computed(struct request *q)
 {
     scheduler_prefilled(q->router->scheduler, &q->sched, clock_now(&q->router->clock));
 }
 
-void legs_moved(struct request *q, double exposed_ms)
+void dispatch_moved(struct request *q, double exposed_ms)
 {
     scheduler_moved(q->router->scheduler, &q->sched, exposed_ms);
 }
 
-void legs_decoded(struct request *q)
+void dispatch_decoded(struct request *q)
 {
-    legs_release_decode(q);
+    dispatch_release_decode(q);
     scheduler_decoded(q->router->scheduler, &q->sched);
 }
