@@ -130,8 +130,7 @@ static void on_request(struct router *r, struct request *q)
                 r->n_queued >= (uint64_t)r->options.queue_requests;
     if (waits && full) {
         metrics_inc(r->counters, ROUTER_REFUSED, 1);
-        rpc_call_finish(q->call, RPC_RESOURCE_EXHAUSTED, "the queue is full", 1000);
-        request_free(q);
+        request_refuse(q, "the queue is full", 1000);
         return;
     }
     choices_open(q);

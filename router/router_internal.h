@@ -431,6 +431,8 @@ void router_answer_simple(struct rpc_call *call, const ProtobufCMessage *answer,
 /* request.c: one request. All of these may free q, except request_place(), request_unplace() and
  * request_log_id(). */
 void request_free(struct request *q); /* only if it is on no list */
+/* Ends a request that is on no list yet with RESOURCE_EXHAUSTED, and frees it. Any thread. */
+void request_refuse(struct request *q, const char *text, uint32_t retry_after_ms);
 /* Writes the request's id as one word for log lines. Returns out. Any thread. */
 const char *request_log_id(const struct request *q, char out[LOG_WORD_BYTES]);
 void request_place(struct request *q, const struct plan *plan);
