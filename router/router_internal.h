@@ -378,7 +378,7 @@ struct router {
     bool ready;
     uint64_t next_unread_ns; /* when to look next for clients that do not read */
     uint64_t away_ns;        /* absence.away_ns at the latest such look */
-    /* When the router started; when can_serve() was last true. By router_patience(). */
+    /* When the router started; when router_can_serve() was last true. By router_patience(). */
     uint64_t opened_ns, able_ns;
     struct retry_budget budget;
     struct metrics_set *replans[REPLAN_REASONS];
@@ -553,7 +553,7 @@ static inline uint64_t router_patience(struct router *r)
     return absence_now(&r->absence, 0);
 }
 
-bool can_serve(const struct router *r); /* the workers that are there allow a plan */
+bool router_can_serve(const struct router *r); /* the workers that are there allow a plan */
 struct note *note_new(enum note_kind kind);
 /* The placed request with this transfer id; NULL: none, as for ids of earlier placements. */
 struct request *router_find(struct router *r, const Tandem__Worker__V1__TransferId *id);

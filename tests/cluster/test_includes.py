@@ -1,6 +1,6 @@
 """A folder includes only folders below it, third-party libraries are used where the design says, and
 documents name things that exist."""
-import glob, os, re, subprocess, sys
+import collections, glob, os, re, subprocess, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 
@@ -115,20 +115,41 @@ def test_tags_are_unique():
     assert len(defined) > 500 and not twice, twice
 
 
-@test
-def test_no_two_archives_define_one_symbol():
-    """A program that links both would silently call one where the other is meant."""
-    defined = {}
+def archive_symbols():
+    """(archive, stem of the source file, name) of each external symbol that our sources define."""
     for top in {r.split("/")[0] for r in RANKS}:
         for d, _, files in os.walk(os.path.join(BUILD, top)):
             for path in (os.path.join(d, f) for f in files if f.endswith(".a")):
                 out = subprocess.run(["nm", "--extern-only", "--defined-only", "--print-file-name", path], capture_output=True, text=True)
                 assert out.returncode == 0, out.stderr
-                for name in re.findall(r" [TDBR] (\S+)$", out.stdout, re.M):
-                    defined.setdefault(name, set()).add(os.path.relpath(path, BUILD))
-    twice = {name: sorted(paths) for name, paths in defined.items() if len(paths) > 1}
+                for stem, name in re.findall(r"([\w.-]+)\.\w+\.o: *\S* [TDBR] (\S+)$", out.stdout, re.M):
+                    yield os.path.relpath(path, BUILD), stem, name
+
+
+@test
+def test_no_two_archives_define_one_symbol():
+    """A program that links both would silently call one where the other is meant."""
+    defined = {}
+    for archive, _, name in archive_symbols():
+        defined.setdefault(name, set()).add(archive)
+    twice = {name: sorted(archives) for name, archives in defined.items() if len(archives) > 1}
     print(f"# {len(defined)} symbols of archives")
     assert len(defined) > 500 and not twice, twice
+
+
+@test
+def test_external_functions_carry_a_prefix():
+    """Their first word is one of their file's or folder's, a tag's first or last word, or shared in their library."""
+    text = "".join(open(os.path.join(SOURCE, path)).read() for path in sources())
+    tags = {word for tag in re.findall(r"\b(?:struct|enum|union) (\w+)", text) for word in (tag, tag.split("_")[0], tag.split("_")[-1])}
+    symbols = [(archive, stem, name, name.lower().removeprefix("n_").split("_")[0])
+               for archive, stem, name in archive_symbols() if "pb-c" not in stem]
+    shared = collections.Counter((archive, word) for archive, _, _, word in symbols)
+    bare = [f"{archive}: {name}" for archive, stem, name, word in symbols
+            if not {word, word + "s", word.removesuffix("s")} & (tags | set(re.split(r"[/_.-]", archive + "/" + stem)))
+            and shared[archive, word] < 2]
+    print(f"# {len(symbols)} symbols")
+    assert len(symbols) > 500 and not bare, bare
 
 
 main()
