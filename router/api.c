@@ -13,7 +13,7 @@
 #include "router/router_internal.h"
 #include "worker/link.h"
 
-/* Logs a Generate that ends before it is a request, under the id that its client gave; other methods have none. */
+/* Logs a Generate that ends before it is a request, under its client's id; other methods have none. */
 static void log_refused(const struct router *r, const ProtobufCMessage *message, enum rpc_code code, const char *text)
 {
     char req[LOG_WORD_BYTES];
