@@ -19,7 +19,7 @@ static bool is_option(const struct option *t)
     return t->name[0] != 0;
 }
 
-static const struct option *find(const struct options *o, const char *name, size_t len)
+static const struct option *find_option(const struct options *o, const char *name, size_t len)
 {
     for (const struct option *t = o->table; t->name; t++)
         if (is_option(t) && strlen(t->name) == len && !memcmp(t->name, name, len))
@@ -228,7 +228,7 @@ static enum td_status from_config(const struct options *o, const char *path, voi
     char *at = *strings_out = mem_zalloc(room + 1);
     json_object_foreach(root, key, value)
     {
-        const struct option *t = find(o, key, strlen(key));
+        const struct option *t = find_option(o, key, strlen(key));
         if (!t) {
             s = td_fail(e, TD_ERR_INVALID, "--config %s: '%s' is no option of %s", path, key, o->program);
             break;
@@ -454,9 +454,9 @@ static enum td_status one_flag(const struct options *o, int argc, char **argv, i
     if (len == 4 && !memcmp(name, "help", 4))
         return td_fail(e, TD_ERR_INVALID, "--help: '%s' is not man", eq + 1);
     bool config = len == 6 && !memcmp(name, "config", 6);
-    const struct option *t = config ? NULL : find(o, name, len);
+    const struct option *t = config ? NULL : find_option(o, name, len);
     bool off = !t && len > 3 && !memcmp(name, "no-", 3);
-    if (off && (t = find(o, name + 3, len - 3)) && t->type != OPT_BOOL)
+    if (off && (t = find_option(o, name + 3, len - 3)) && t->type != OPT_BOOL)
         t = NULL;
     if (!t && !config)
         return td_fail(e, TD_ERR_INVALID, "--%.*s: no such option; %s --help lists them", (int)len, name, o->program);

@@ -81,7 +81,7 @@ static uint32_t *bucket(const struct kvpool *pool, const struct block_key *key)
 }
 
 /* The page that has this name, or NONE. */
-static uint32_t find(const struct kvpool *pool, const struct block_key *key)
+static uint32_t page_named(const struct kvpool *pool, const struct block_key *key)
 {
     uint32_t i = *bucket(pool, key);
     while (i != NONE && !block_key_equal(&pool->pages[i].key, key))
@@ -201,7 +201,7 @@ uint32_t kvpool_match(struct kvpool *pool, const struct block_key *keys, uint32_
 {
     uint32_t i = 0;
     for (; i < n; i++) {
-        uint32_t at = find(pool, &keys[i]);
+        uint32_t at = page_named(pool, &keys[i]);
         if (at == NONE)
             break;
         list_remove(pool, at);
@@ -219,7 +219,7 @@ uint32_t kvpool_match_window(struct kvpool *pool, const struct block_key *keys, 
     if (!pool->layout.window)
         return kvpool_match(pool, keys, n, pages_out);
     for (uint32_t i = n; i-- > 0;) { /* pages [i + 1, end) are found */
-        if (find(pool, &keys[i]) == NONE)
+        if (page_named(pool, &keys[i]) == NONE)
             end = i;
         else if (i == kv_layout_first_kept(&pool->layout, end * page_tokens)) {
             *first_out = i;
@@ -281,7 +281,7 @@ void kvpool_name(struct kvpool *pool, struct page_ref page, const struct block_k
 {
     struct page *p = checked(pool, page);
     MUST(p->seq_holds);
-    if (p->named || p->doubt || find(pool, key) != NONE)
+    if (p->named || p->doubt || page_named(pool, key) != NONE)
         return;
     p->named = true;
     p->key = *key;
@@ -312,7 +312,7 @@ static void move(struct kvpool *pool, uint32_t i)
 
 void kvpool_keep(struct kvpool *pool, const struct block_key *key, uint64_t until_ns)
 {
-    uint32_t i = find(pool, key);
+    uint32_t i = page_named(pool, key);
     if (until_ns)
         pins_keep(&pool->pins, key, until_ns);
     else
@@ -323,7 +323,7 @@ void kvpool_keep(struct kvpool *pool, const struct block_key *key, uint64_t unti
 
 void kvpool_forget(struct kvpool *pool, const struct block_key *key)
 {
-    uint32_t i = find(pool, key);
+    uint32_t i = page_named(pool, key);
     pins_drop(&pool->pins, key);
     if (i == NONE)
         return;
@@ -344,7 +344,7 @@ void kvpool_flush(struct kvpool *pool)
 static void pin_is_over(void *user, const struct block_key *key)
 {
     struct kvpool *pool = user;
-    uint32_t i = find(pool, key);
+    uint32_t i = page_named(pool, key);
     if (i == NONE || pool->pages[i].list != LIST_KEPT)
         return;
     list_remove(pool, i);

@@ -374,7 +374,7 @@ static const struct tensor *find_dummy(const struct model *m, const char *name)
     return NULL;
 }
 
-static const struct tensor *find(const struct model *m, const char *name)
+static const struct tensor *find_tensor(const struct model *m, const char *name)
 {
     const struct tensor *t = m->file ? safetensors_find(m->file, name) : find_dummy(m, name);
     if (t)
@@ -423,7 +423,7 @@ static enum td_status check_shape(const struct tensor *t, const uint64_t *shape,
 static enum td_status find_or_fail(const struct model *m, const char *name, const struct tensor **out,
                                    struct td_error *error_out)
 {
-    *out = find(m, name);
+    *out = find_tensor(m, name);
     return *out ? TD_OK : td_fail(error_out, TD_ERR_NOT_FOUND, "tensor %s is missing", name);
 }
 
@@ -485,7 +485,7 @@ enum td_status model_matrix(const struct model *m, const char *name, uint64_t ro
 {
     static const char *const ENDINGS[] = {"_scale", "_scale_inv"};
     char scale_name[256];
-    const struct tensor *t = find(m, name), *scales = NULL;
+    const struct tensor *t = find_tensor(m, name), *scales = NULL;
     struct model_matrix x = {.t = t};
     enum td_status s;
     if (!t || t->type != NUM_F8_E4M3) {
@@ -493,7 +493,7 @@ enum td_status model_matrix(const struct model *m, const char *name, uint64_t ro
     } else {
         for (int i = 0; i < 2 && !scales; i++) {
             snprintf(scale_name, sizeof(scale_name), "%s%s", name, ENDINGS[i]);
-            scales = find(m, scale_name);
+            scales = find_tensor(m, scale_name);
         }
         s = scales ? check_shape(t, (uint64_t[]){rows, cols}, 2, error_out)
                    : td_fail(error_out, TD_ERR_NOT_FOUND, "tensor %s has neither _scale nor _scale_inv", name);

@@ -293,7 +293,7 @@ void pattern_free(struct pattern *p)
     pcre2_code_free(p->code);
 }
 
-static bool find(const struct pattern *p, struct matcher *m, struct slice text, struct scan *s)
+static bool find_match(const struct pattern *p, struct matcher *m, struct slice text, struct scan *s)
 {
     if (!p->code) {
         const char *hit = memmem(text.data + s->from, text.len - s->from, p->literal.data, p->literal.len);
@@ -316,7 +316,7 @@ static bool find(const struct pattern *p, struct matcher *m, struct slice text, 
 bool pattern_next(const struct pattern *p, struct matcher *m, struct slice text, struct scan *s)
 {
     while (s->from <= text.len) {
-        if (!find(p, m, text, s))
+        if (!find_match(p, m, text, s))
             return false;
         if (s->begin == s->end && s->any && s->end == s->last_end) {
             s->from += s->from < text.len ? utf8_length((unsigned char)text.data[s->from]) : 1;

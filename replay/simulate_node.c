@@ -34,7 +34,7 @@ static void list_push(struct sim_list *l, struct sim_seq *q)
     l->at[l->n++] = q;
 }
 
-static bool find(const struct sim_list *l, const struct sim_seq *q, uint32_t *at_out)
+static bool find_in_list(const struct sim_list *l, const struct sim_seq *q, uint32_t *at_out)
 {
     for (uint32_t i = 0; i < l->n; i++)
         if (l->at[i] == q) {
@@ -53,7 +53,7 @@ static void take_out(struct sim_list *l, uint32_t at)
 static bool list_remove(struct sim_list *l, const struct sim_seq *q)
 {
     uint32_t at;
-    if (!find(l, q, &at))
+    if (!find_in_list(l, q, &at))
         return false;
     take_out(l, at);
     return true;
@@ -897,7 +897,7 @@ void node_drop(struct sim *s, uint32_t w, struct sim_seq *q)
     list_remove(&n->filling, q);
     list_remove(&n->prompts, q);
     list_remove(&n->joined, q);
-    if (find(&n->running, q, &at)) {
+    if (find_in_list(&n->running, q, &at)) {
         n->n_decoding -= n->is_busy && at < n->n_decoding;
         take_out(&n->running, at);
     }

@@ -11,7 +11,7 @@ static bool is_named(const struct served_adapter *a, const void *name, size_t le
     return strlen(a->name) == len && !memcmp(a->name, name, len);
 }
 
-static const struct served_adapter *find(const struct router *r, const void *name, size_t len)
+static const struct served_adapter *find_served(const struct router *r, const void *name, size_t len)
 {
     for (uint32_t i = 0; i < r->n_adapters; i++)
         if (is_named(&r->adapters[i], name, len))
@@ -50,7 +50,7 @@ enum td_status adapters_match(const struct router *r, const Tandem__Worker__V1__
                        r->n_adapters, h->n_adapters);
     for (size_t i = 0; i < h->n_adapters; i++) {
         const Tandem__Worker__V1__Adapter *theirs = h->adapters[i];
-        const struct served_adapter *ours = find(r, theirs->name.data, theirs->name.len);
+        const struct served_adapter *ours = find_served(r, theirs->name.data, theirs->name.len);
         if (!ours || memcmp(ours->fingerprint.b, theirs->fingerprint.data, BLOCK_KEY_BYTES) != 0)
             return td_fail(e, TD_ERR_VERSION, "adapters differ: '%.*s' %s", (int)theirs->name.len,
                            (const char *)theirs->name.data, ours ? "has other numbers" : "is not one of the cluster's");
@@ -71,7 +71,7 @@ enum td_status adapters_ask(struct router *r, const struct params *p, struct td_
     enum td_status s = TD_OK;
     char names[160];
     pthread_mutex_lock(&r->hello_lock);
-    if (p->lora.len && r->known && !find(r, p->lora.data, p->lora.len)) {
+    if (p->lora.len && r->known && !find_served(r, p->lora.data, p->lora.len)) {
         list_names(r, names, sizeof(names));
         s = td_fail(e, TD_ERR_NOT_FOUND, "lora: '%.*s' is not served; %s%s", (int)p->lora.len, p->lora.data,
                     *names ? "there are: " : "there are no adapters", names);
@@ -82,5 +82,5 @@ enum td_status adapters_ask(struct router *r, const struct params *p, struct td_
 
 const struct served_adapter *adapters_served(const struct router *r, const struct params *p)
 {
-    return p->lora.len ? find(r, p->lora.data, p->lora.len) : NULL;
+    return p->lora.len ? find_served(r, p->lora.data, p->lora.len) : NULL;
 }

@@ -47,7 +47,7 @@ void ghosts_put(struct ghosts *g, const struct ghost *ghost)
     *to = *ghost;
 }
 
-static struct ghost *find(const struct ghosts *g, uint64_t key_hash)
+static struct ghost *find_ghost(const struct ghosts *g, uint64_t key_hash)
 {
     struct ghost *set = set_of(g, key_hash);
     for (int i = 0; i < WAYS; i++)
@@ -58,12 +58,12 @@ static struct ghost *find(const struct ghosts *g, uint64_t key_hash)
 
 bool ghosts_has(const struct ghosts *g, uint64_t key_hash)
 {
-    return find(g, key_hash) != NULL;
+    return find_ghost(g, key_hash) != NULL;
 }
 
 bool ghosts_take(struct ghosts *g, uint64_t key_hash, struct ghost *out)
 {
-    struct ghost *ghost = find(g, key_hash);
+    struct ghost *ghost = find_ghost(g, key_hash);
     if (!ghost)
         return false;
     *out = *ghost;

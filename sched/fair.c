@@ -103,7 +103,7 @@ void fair_close(struct fair *f)
     free(f);
 }
 
-static uint32_t find(const struct fair *f, uint64_t tenant)
+static uint32_t find_tenant(const struct fair *f, uint64_t tenant)
 {
     for (uint32_t i = 0; i < f->n_weights; i++)
         if (f->weights[i].tenant == tenant)
@@ -161,7 +161,7 @@ static void limit_credit(struct fair *f)
 
 void fair_push(struct fair *f, uint64_t tenant, double key, double size, void *item, uint64_t now)
 {
-    uint32_t slot = find(f, tenant);
+    uint32_t slot = find_tenant(f, tenant);
     struct fair_tenant *t = &f->tenants[slot];
     forget_the_gone(f, now);
     t->waiting = MEM_ROOM(t->waiting, t->n, t->cap, 16);
@@ -176,7 +176,7 @@ void fair_push(struct fair *f, uint64_t tenant, double key, double size, void *i
 
 void fair_remove(struct fair *f, uint64_t tenant, double key, double size, void *item)
 {
-    struct fair_tenant *t = &f->tenants[find(f, tenant)];
+    struct fair_tenant *t = &f->tenants[find_tenant(f, tenant)];
     uint32_t low = 0, high = t->n; /* bisection for the first item with this key */
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
@@ -195,7 +195,7 @@ void fair_remove(struct fair *f, uint64_t tenant, double key, double size, void 
 
 void fair_serve(struct fair *f, uint64_t tenant, double amount, uint64_t now)
 {
-    uint32_t slot = find(f, tenant);
+    uint32_t slot = find_tenant(f, tenant);
     struct fair_tenant *t = &f->tenants[slot];
     activate(f, slot);
     if (now >= f->half_ns + FAIR_OWED / 2) {
@@ -211,13 +211,13 @@ void fair_serve(struct fair *f, uint64_t tenant, double amount, uint64_t now)
 
 void fair_correct(struct fair *f, uint64_t tenant, double amount)
 {
-    struct fair_tenant *t = &f->tenants[find(f, tenant)];
+    struct fair_tenant *t = &f->tenants[find_tenant(f, tenant)];
     t->tag = fmax(t->tag + amount / t->weight, 0);
 }
 
 void fair_want(struct fair *f, uint64_t tenant, uint64_t until_ns)
 {
-    uint32_t slot = find(f, tenant);
+    uint32_t slot = find_tenant(f, tenant);
     struct fair_tenant *t = &f->tenants[slot];
     t->wants_ns = until_ns > t->wants_ns ? until_ns : t->wants_ns;
     activate(f, slot);
@@ -225,12 +225,12 @@ void fair_want(struct fair *f, uint64_t tenant, uint64_t until_ns)
 
 bool fair_same(const struct fair *f, uint64_t a, uint64_t b)
 {
-    return a == b || find(f, a) == find(f, b);
+    return a == b || find_tenant(f, a) == find_tenant(f, b);
 }
 
 double fair_tag(const struct fair *f, uint64_t tenant)
 {
-    return f->tenants[find(f, tenant)].tag;
+    return f->tenants[find_tenant(f, tenant)].tag;
 }
 
 /* ------------------------------------------------------------------- shares */
@@ -242,7 +242,7 @@ static bool wants(const struct fair_tenant *t, uint64_t now)
 
 double fair_share(const struct fair *f, uint64_t tenant, uint64_t now)
 {
-    const struct fair_tenant *own = &f->tenants[find(f, tenant)];
+    const struct fair_tenant *own = &f->tenants[find_tenant(f, tenant)];
     double all = own->weight;
     for (uint32_t i = 0; i < f->n_active; i++) {
         const struct fair_tenant *t = &f->tenants[f->active[i]];
@@ -253,12 +253,12 @@ double fair_share(const struct fair *f, uint64_t tenant, uint64_t now)
 
 uint32_t fair_count(const struct fair *f, uint64_t tenant)
 {
-    return f->tenants[find(f, tenant)].n;
+    return f->tenants[find_tenant(f, tenant)].n;
 }
 
 double fair_size(const struct fair *f, uint64_t tenant)
 {
-    return f->tenants[find(f, tenant)].size;
+    return f->tenants[find_tenant(f, tenant)].size;
 }
 
 void *fair_last(const struct fair *f, bool by_size, bool (*stays)(const void *item))
@@ -278,7 +278,7 @@ void *fair_last(const struct fair *f, bool by_size, bool (*stays)(const void *it
 
 bool fair_is_behind(const struct fair *f, uint64_t tenant, double amount, uint64_t now)
 {
-    const struct fair_tenant *own = &f->tenants[find(f, tenant)];
+    const struct fair_tenant *own = &f->tenants[find_tenant(f, tenant)];
     double tags = 0, weights = 0;
     for (uint32_t i = 0; i < f->n_active; i++) {
         const struct fair_tenant *t = &f->tenants[f->active[i]];
@@ -319,13 +319,13 @@ void *fair_next(struct fair *f)
 
 void fair_take(struct fair *f, uint64_t tenant, double amount)
 {
-    struct fair_tenant *t = &f->tenants[find(f, tenant)];
+    struct fair_tenant *t = &f->tenants[find_tenant(f, tenant)];
     t->walked += amount / t->weight;
 }
 
 double fair_to_come(const struct fair *f, uint64_t tenant)
 {
-    const struct fair_tenant *own = &f->tenants[find(f, tenant)];
+    const struct fair_tenant *own = &f->tenants[find_tenant(f, tenant)];
     double work = 0;
     for (uint32_t i = 0; i < f->n_active; i++) {
         const struct fair_tenant *t = &f->tenants[f->active[i]];

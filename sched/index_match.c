@@ -28,7 +28,7 @@ __attribute__((always_inline)) static inline void prefetch(const struct index *x
     table_prefetch(table_of(x, shard_of(key)), key);
 }
 
-static const struct index_entry *find(const struct index *x, const struct block_key *key)
+static const struct index_entry *find_entry(const struct index *x, const struct block_key *key)
 {
     bool found;
     const struct index_entry *e = table_probe(table_of(x, shard_of(key)), key, &found);
@@ -50,7 +50,7 @@ struct view {
 
 static void look(const struct index *x, const struct block_key *key, uint32_t tiers, struct view *v)
 {
-    const struct index_entry *e = find(x, key);
+    const struct index_entry *e = find_entry(x, key);
     uint64_t slots = e ? atomic_load_explicit(&e->slots[0], memory_order_acquire) : 0;
     v->tiers = tiers;
     v->crowd = crowd_of(slots);
@@ -68,7 +68,7 @@ static void look(const struct index *x, const struct block_key *key, uint32_t ti
 /* Whether one holder id has the block, in any tier. */
 static bool look_for(const struct index *x, const struct block_key *key, uint32_t id)
 {
-    const struct index_entry *e = find(x, key);
+    const struct index_entry *e = find_entry(x, key);
     uint64_t slots = e ? atomic_load_explicit(&e->slots[0], memory_order_acquire) : 0;
     const struct crowd *c = crowd_of(slots);
     if (c)

@@ -12,7 +12,7 @@ static struct pin_entry **bucket(const struct pin_list *l, const struct block_ke
 }
 
 /* The pointer to the entry, or the NULL at the end of its bucket. */
-static struct pin_entry **find(const struct pin_list *l, const struct block_key *keys, uint32_t n)
+static struct pin_entry **find_pin(const struct pin_list *l, const struct block_key *keys, uint32_t n)
 {
     struct pin_entry **at = bucket(l, &keys[n - 1]);
     while (*at && ((*at)->n != n || !block_key_equal(&(*at)->keys[n - 1], &keys[n - 1])))
@@ -59,7 +59,7 @@ enum pin_change pin_list_add(struct pin_list *l, const struct block_key *keys, u
 {
     if (l->n_entries >= l->n_buckets)
         grow(l);
-    struct pin_entry **at = find(l, keys, n), *e = *at;
+    struct pin_entry **at = find_pin(l, keys, n), *e = *at;
     if (e && until_ns <= e->until_ns)
         return PIN_KNOWN;
     if (!e && (n > max_blocks || l->n_blocks > max_blocks - n))
@@ -81,7 +81,7 @@ enum pin_change pin_list_add(struct pin_list *l, const struct block_key *keys, u
 
 uint64_t pin_list_remove(struct pin_list *l, const struct block_key *keys, uint32_t n)
 {
-    struct pin_entry **at = l->n_entries ? find(l, keys, n) : NULL;
+    struct pin_entry **at = l->n_entries ? find_pin(l, keys, n) : NULL;
     if (!at || !*at)
         return 0;
     uint64_t until_ns = (*at)->until_ns;

@@ -5,7 +5,7 @@
 
 #include "base/mem.h"
 
-static struct wants_list *find(struct wants *w, const struct link *link)
+static struct wants_list *wants_of(struct wants *w, const struct link *link)
 {
     for (uint32_t i = 0; i < w->n; i++)
         if (w->lists[i].link == link)
@@ -26,7 +26,7 @@ static void apply(const struct wants *w, struct xfer *x)
 
 void wants_note(struct wants *w, struct xfer *x, struct link *link, const Tandem__Worker__V1__Peers *m)
 {
-    struct wants_list *l = find(w, link);
+    struct wants_list *l = wants_of(w, link);
     if (!l) {
         w->lists = mem_resize(w->lists, w->n + 1, sizeof(*w->lists));
         l = &w->lists[w->n++];
@@ -45,7 +45,7 @@ void wants_note(struct wants *w, struct xfer *x, struct link *link, const Tandem
 
 void wants_leave(struct wants *w, struct xfer *x, const struct link *link)
 {
-    struct wants_list *l = find(w, link);
+    struct wants_list *l = wants_of(w, link);
     if (!l)
         return;
     free(l->addresses);

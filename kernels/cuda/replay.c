@@ -58,7 +58,7 @@ void cuda_replay_forget(struct cuda *c)
     c->n_graphs = c->next_graph = 0;
 }
 
-static uint32_t find(const struct cuda *c, const struct cuda_steps *of)
+static uint32_t find_graph(const struct cuda *c, const struct cuda_steps *of)
 {
     for (uint32_t i = 0; i < c->n_graphs; i++)
         if (!memcmp(&c->graphs[i].of, of, sizeof(*of)))
@@ -90,7 +90,7 @@ bool cuda_replay(struct kernels *k, uint64_t shape)
     of.used = (uint32_t)((const uint8_t *)c->batch.seqs - a->device);
     of.arena = a->device;
     assert(of.single_runs);
-    uint32_t i = find(c, &of);
+    uint32_t i = find_graph(c, &of);
     c->capturing = NONE;
     if (i == NONE) {
         remember(c, &of);
