@@ -130,7 +130,8 @@ static void add_length(struct bench_rows *out, uint32_t n_tokens, double ms[N_PL
         }
 }
 
-static enum td_status measure(struct rpc_client *const clients[N_PLANS], struct bench_rows *out, struct td_error *e)
+static enum td_status measure_plans(struct rpc_client *const clients[N_PLANS], struct bench_rows *out,
+                                    struct td_error *e)
 {
     static const uint32_t LENGTHS[N_LENGTHS] = {64, 512, 2048};
     double ms[N_PLANS][N_PARTS][ROUNDS];
@@ -181,7 +182,7 @@ enum td_status bench_cluster(const struct bench_options *o, struct bench_rows *o
     for (int i = 0; i < N_PLANS && !s; i++)
         s = open_cluster(o->model, args, PLANS[i].plan, PLANS[i].wire, &clusters[i], &clients[i], e);
     if (!s)
-        s = measure(clients, out, e);
+        s = measure_plans(clients, out, e);
     for (int i = 0; i < N_PLANS; i++) {
         rpc_client_close(clients[i]);
         local_close(clusters[i]);

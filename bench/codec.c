@@ -170,7 +170,7 @@ static double median(double *v)
     return v[ROUNDS / 2];
 }
 
-static void measure(struct pages *p, struct bench_rows *out)
+static void measure_codecs(struct pages *p, struct bench_rows *out)
 {
     double copy[ROUNDS], in[BLOCK_CODECS][ROUNDS], back[BLOCK_CODECS][ROUNDS], ratio[BLOCK_CODECS], off[BLOCK_CODECS];
     struct clock clock;
@@ -209,7 +209,7 @@ enum td_status bench_codec(const struct bench_options *o, struct bench_rows *out
     else
         make_up(&p);
     if (!s)
-        measure(&p, out);
+        measure_codecs(&p, out);
     pages_close(&p);
     return s;
 }

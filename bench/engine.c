@@ -144,7 +144,7 @@ static enum td_status run_decode(struct engine_bench *b, const struct engine_run
     return s;
 }
 
-static enum td_status measure(struct engine_bench *b, const struct engine_run *r, struct td_error *e)
+static enum td_status measure_run(struct engine_bench *b, const struct engine_run *r, struct td_error *e)
 {
     uint64_t start = clock_now(&b->m.clock), first_hash = 0;
     enum td_status s = TD_OK;
@@ -218,7 +218,7 @@ enum td_status bench_engine(const struct bench_options *o, struct bench_rows *ou
     if (!s)
         s = bench_engine_open(&b->m, o, pool_tokens, longest, 0, e);
     for (uint32_t i = 0; i < MAX_RUNS && runs[i].n_prompt && !s; i++)
-        s = measure(b, &runs[i], e);
+        s = measure_run(b, &runs[i], e);
     bench_engine_close(&b->m);
     free(b);
     return s;

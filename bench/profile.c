@@ -173,7 +173,7 @@ static enum td_status repeat(struct profile_bench *b, run_kind *run, uint32_t ba
     return s;
 }
 
-static enum td_status measure(struct profile_bench *b, struct td_error *e)
+static enum td_status measure_profile(struct profile_bench *b, struct td_error *e)
 {
     enum td_status s = TD_OK;
     for (uint32_t n = 16; n <= b->longest && !s; n *= 2)
@@ -307,10 +307,10 @@ enum td_status bench_profile(const struct bench_options *o, struct bench_rows *o
     }
     b->is_counting = true;
     if (!s)
-        s = measure(b, e);
+        s = measure_profile(b, e);
     b->is_counting = false;
     if (!s)
-        s = measure(b, e);
+        s = measure_profile(b, e);
     if (!s)
         s = finish(b, o, out, e);
     bench_engine_close(&b->m);

@@ -348,7 +348,7 @@ static enum td_status ask_many(struct real *x, uint32_t n, uint32_t at_once, uin
     return s;
 }
 
-static enum td_status measure(struct real *x, struct bench_rows *out, struct td_error *e)
+static enum td_status measure_router(struct real *x, struct bench_rows *out, struct td_error *e)
 {
     double seconds;
     enum td_status s = ask_many(x, 4, LONG_AT_ONCE, LONG_TOKENS, 1, &seconds, e);
@@ -400,7 +400,7 @@ enum td_status bench_router(const struct bench_options *o, struct bench_rows *ou
     if (!s && !cli_wait_ready("bench", x.client, x.address, 20000))
         s = td_fail(e, TD_ERR_DEADLINE, "the router did not get ready");
     if (!s)
-        s = measure(&x, out, e);
+        s = measure_router(&x, out, e);
     stop(&x);
     return s;
 }

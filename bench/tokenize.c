@@ -151,8 +151,8 @@ static enum td_status bench_text(const struct tokenizer *t, const struct bytes *
 }
 
 /* Puts the text into a file that the library can read, too: --text itself, or a temporary file. */
-static enum td_status measure(const struct tokenizer *t, const struct bench_options *o, double load_ms,
-                              struct bench_rows *out, struct td_error *e)
+static enum td_status measure_tokenizer(const struct tokenizer *t, const struct bench_options *o, double load_ms,
+                                        struct bench_rows *out, struct td_error *e)
 {
     char made[] = "/tmp/tandem-bench-XXXXXX", *data = NULL;
     struct bytes text = {0};
@@ -193,7 +193,7 @@ enum td_status bench_tokenize(const struct bench_options *o, struct bench_rows *
     enum td_status s = tokenizer_open(o->model, &t, e);
     if (s)
         return s;
-    s = measure(t, o, (seconds() - a) * 1e3, out, e);
+    s = measure_tokenizer(t, o, (seconds() - a) * 1e3, out, e);
     if (!s)
         s = bench_letters(t, out, e);
     tokenizer_close(t);

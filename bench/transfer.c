@@ -89,8 +89,8 @@ static uint32_t split(char *text, const char *words[PATHS_MAX])
     return n;
 }
 
-static enum td_status measure(const struct bench_options *o, const char *const *paths, uint32_t n_paths,
-                              struct bench_rows *out, struct td_error *error_out)
+static enum td_status measure_paths(const struct bench_options *o, const char *const *paths, uint32_t n_paths,
+                                    struct bench_rows *out, struct td_error *error_out)
 {
     struct xfer_bench_config c = {.paths = paths,
                                   .n_paths = n_paths,
@@ -127,7 +127,7 @@ enum td_status bench_transfer(const struct bench_options *o, struct bench_rows *
     else if (o->serve)
         s = serve(o, paths[0], error_out);
     else
-        s = measure(o, paths, o->peer ? 1 : n_paths, out, error_out);
+        s = measure_paths(o, paths, o->peer ? 1 : n_paths, out, error_out);
     free(text);
     return s;
 }

@@ -403,7 +403,7 @@ static double cpu_ns(void)
     return (double)ts.tv_sec * 1e9 + (double)ts.tv_nsec;
 }
 
-static enum td_status measure(struct bench_reader *r, uint32_t n_rounds, struct xfer_bench_row *row)
+static enum td_status measure_rounds(struct bench_reader *r, uint32_t n_rounds, struct xfer_bench_row *row)
 {
     double ours[2 * ROUNDS_MAX], bare[ROUNDS_MAX], copy[ROUNDS_MAX], share[ROUNDS_MAX], spread[ROUNDS_MAX];
     double cpu[ROUNDS_MAX], bare_cpu[ROUNDS_MAX], bytes = (double)r->total_bytes;
@@ -464,7 +464,7 @@ static enum td_status one_path(const struct xfer_bench_config *config, const cha
     for (uint32_t i = 0; !s && i < config->n_units; i++) {
         struct xfer_bench_row *row = &rows[i];
         *row = (struct xfer_bench_row){.path = path, .unit_bytes = config->unit_bytes[i]};
-        s = measure(r, n_rounds < ROUNDS_MAX ? n_rounds : ROUNDS_MAX, row);
+        s = measure_rounds(r, n_rounds < ROUNDS_MAX ? n_rounds : ROUNDS_MAX, row);
         if (s)
             td_fail(error_out, s, "%s with units of %llu bytes: %s", path, (unsigned long long)row->unit_bytes,
                     td_status_name(s));

@@ -20,8 +20,8 @@ struct adapted {
 };
 
 /* The shapes of what adapters add to a matrix; rank 0: nothing. */
-static struct adapted measure(const struct forward *f, uint32_t layer, const struct part_name *parts, uint32_t n_parts,
-                              uint32_t n_in)
+static struct adapted adapted_shapes(const struct forward *f, uint32_t layer, const struct part_name *parts,
+                                     uint32_t n_parts, uint32_t n_in)
 {
     struct adapted t = {.parts = parts, .n_parts = n_parts, .n_in = n_in, .layer = layer};
     for (uint32_t p = 0; p < n_parts; p++) {
@@ -98,7 +98,7 @@ static enum td_status stack_up(const struct forward *f, struct k_matrix **all, e
 enum td_status forward_lora_open(struct forward *f, uint32_t layer, const struct part_name *parts, uint32_t n_parts,
                                  uint32_t n_in, struct lora *out, struct td_error *e)
 {
-    const struct adapted t = measure(f, layer, parts, n_parts, n_in);
+    const struct adapted t = adapted_shapes(f, layer, parts, n_parts, n_in);
     if (!t.rank)
         return TD_OK;
     struct k_matrix **downs = mem_array(f->n_adapters, sizeof(struct k_matrix *));

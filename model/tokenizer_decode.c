@@ -105,7 +105,7 @@ static int follow(unsigned char lead, unsigned char *lo, unsigned char *hi)
 /*
  * Length of the character at p. 0: the text ends within it. Negative: that many bytes are one invalid part.
  */
-static int measure(const unsigned char *p, size_t len)
+static int character_bytes(const unsigned char *p, size_t len)
 {
     unsigned char lo, hi;
     int n = follow(p[0], &lo, &hi);
@@ -127,7 +127,7 @@ static void release(struct token_stream *s, bool all, struct bytes *out)
     size_t at = 0;
     while (at < s->pending.len) {
         const char *p = s->pending.data + at;
-        int n = measure((const unsigned char *)p, s->pending.len - at);
+        int n = character_bytes((const unsigned char *)p, s->pending.len - at);
         if (n == 0 && !all)
             break;
         if (n > 0) {
@@ -194,7 +194,7 @@ static void append_token(struct token_stream *s, const char *text, size_t len, u
 static bool is_utf8(const struct bytes *b)
 {
     for (size_t i = 0; i < b->len;) {
-        int n = measure((const unsigned char *)b->data + i, b->len - i);
+        int n = character_bytes((const unsigned char *)b->data + i, b->len - i);
         if (n <= 0)
             return false;
         i += (size_t)n;

@@ -422,7 +422,7 @@ static uint32_t power_of_two(uint32_t n)
 }
 
 /* Computes sizes for launches; returns the number of pages of all sequences. */
-static size_t measure(struct cuda_batch *b, uint32_t page_tokens)
+static size_t size_batch(struct cuda_batch *b, uint32_t page_tokens)
 {
     size_t n_pages = 0;
     uint32_t n_runs = 0;
@@ -446,7 +446,7 @@ void cuda_put_seqs(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_
 {
     struct cuda *c = cuda_select(k);
     struct cuda_batch b = {.host = seqs, .n_seqs = n_seqs};
-    size_t n_all_pages = measure(&b, page_tokens);
+    size_t n_all_pages = size_batch(&b, page_tokens);
     size_t seqs_bytes = n_seqs * sizeof(struct cuda_seq), rows_bytes = aligned(b.n_rows * sizeof(uint32_t));
     void *pinned = NULL, *device = NULL;
     arena_take(c, seqs_bytes + rows_bytes + n_all_pages * sizeof(uint8_t *), &pinned, &device);
