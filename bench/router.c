@@ -72,7 +72,7 @@ static void match(void *user, struct sched_request *q)
     q->matched_blocks = d->matched;
 }
 
-static void place(void *user, struct sched_request *q)
+static void ignore_placement(void *user, struct sched_request *q)
 {
     (void)user;
     (void)q;
@@ -108,7 +108,7 @@ static void open_decisions(struct decisions *d, uint64_t n_blocks)
                                        .max_queued = 1 << 20,
                                        .explain = true,
                                        .user = d,
-                                       .place = place,
+                                       .place = ignore_placement,
                                        .refuse = refuse,
                                        .match = match};
     d->index = index_open(0);

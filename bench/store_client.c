@@ -49,7 +49,7 @@ static void on_pull_end(void *user, struct xfer_id id, const struct xfer_pull_re
     end_flight(f, result->status == TD_OK && result->n_pages == f->n);
 }
 
-static void *place(void *user, struct xfer_id id, uint32_t index)
+static void *flight_address(void *user, struct xfer_id id, uint32_t index)
 {
     (void)id;
     const struct bench_flight *f = user;
@@ -130,7 +130,7 @@ static void pull(struct bench_client *c, struct bench_flight *f, const char *add
     xfer_pull_start(c->reader, &(struct xfer_pull_params){.id = f->id,
                                                           .address = address,
                                                           .deadline_ns = f->began_ns + PATIENCE_NS,
-                                                          .place = place,
+                                                          .place = flight_address,
                                                           .on_end = on_pull_end,
                                                           .user = f});
 }

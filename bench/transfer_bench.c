@@ -253,7 +253,7 @@ static void on_pull_end(void *user, struct xfer_id id, const struct xfer_pull_re
     pthread_mutex_unlock(&r->lock);
 }
 
-static void *place(void *user, struct xfer_id id, uint32_t index)
+static void *page_address(void *user, struct xfer_id id, uint32_t index)
 {
     struct bench_reader *r = user;
     (void)id;
@@ -291,7 +291,7 @@ static enum td_status pull_once(struct bench_reader *r, uint64_t unit_bytes, uin
     const struct xfer_pull_params pull = {.id = id,
                                           .address = r->address,
                                           .deadline_ns = begin + PATIENCE_NS,
-                                          .place = place,
+                                          .place = page_address,
                                           .on_end = on_pull_end,
                                           .user = r};
     r->is_ended = false;

@@ -53,7 +53,7 @@ static struct sched_request *pop(struct queue *q)
     return q->at[q->first++];
 }
 
-static void place(void *user, struct sched_request *r)
+static void begin_work(void *user, struct sched_request *r)
 {
     struct cluster *c = user;
     push(&c->prompts[r->plan.prefill], r);
@@ -102,7 +102,7 @@ static void open_cluster(struct cluster *c)
                                             .max_queued = 4096,
                                             .explain = true,
                                             .user = c,
-                                            .place = place,
+                                            .place = begin_work,
                                             .refuse = refuse,
                                             .match = match};
     c->now = NS_PER_S;

@@ -134,7 +134,7 @@ uint32_t place_cached(struct router *r, const struct block_key *keys, uint32_t n
 /* --------------------------------------------------------------- decisions */
 
 /* scheduler_config.place */
-static void place(void *user, struct sched_request *s)
+static void carry_out(void *user, struct sched_request *s)
 {
     (void)user;
     explain_note(s->user, &s->plan, 0);
@@ -284,7 +284,7 @@ enum td_status place_open(struct router *r, struct td_error *e)
                                  .explain = true,
                                  .seed = r->incarnation,
                                  .user = r,
-                                 .place = place,
+                                 .place = carry_out,
                                  .refuse = refuse,
                                  .match = match};
     enum td_status s = cost_profile_parse(o->profile, &c.profile, e);

@@ -129,7 +129,7 @@ static bool goes_before(const struct eviction_slot *x, const struct eviction_slo
     return a->sequence < b->sequence;
 }
 
-static void place(struct heap *h, uint32_t i, struct eviction_slot slot)
+static void heap_put(struct heap *h, uint32_t i, struct eviction_slot slot)
 {
     h->slots[i] = slot;
     slot.item->at = i + 1;
@@ -144,9 +144,9 @@ static void sink(struct heap *h, uint32_t i, struct eviction_item *item)
             child++;
         if (!goes_before(&h->slots[child], &slot))
             break;
-        place(h, i, h->slots[child]);
+        heap_put(h, i, h->slots[child]);
     }
-    place(h, i, slot);
+    heap_put(h, i, slot);
 }
 
 /* Puts the item at place i, then moves it up or down to where it belongs. */
@@ -154,7 +154,7 @@ static void settle(struct heap *h, uint32_t i, struct eviction_item *item)
 {
     const struct eviction_slot slot = {item->rank, item};
     for (; i && goes_before(&slot, &h->slots[(i - 1) / 2]); i = (i - 1) / 2)
-        place(h, i, h->slots[(i - 1) / 2]);
+        heap_put(h, i, h->slots[(i - 1) / 2]);
     sink(h, i, item);
 }
 

@@ -12,7 +12,7 @@ static uint32_t home(const struct pins *p, const struct block_key *key)
 }
 
 /* The key's place, or the free place where it would go. */
-static struct pin *place(const struct pins *p, const struct block_key *key)
+static struct pin *pin_slot(const struct pins *p, const struct block_key *key)
 {
     uint32_t i = home(p, key);
     while (p->places[i].until_ns && !block_key_equal(&p->places[i].key, key))
@@ -41,7 +41,7 @@ bool pins_keep(struct pins *p, const struct block_key *key, uint64_t until_ns)
 {
     if (2 * (p->n + 1) > p->cap)
         rebuild(p, p->cap ? 2 * p->cap : FIRST_CAP, 0);
-    struct pin *at = place(p, key);
+    struct pin *at = pin_slot(p, key);
     if (!at->until_ns && p->n == PINS_MAX)
         return false;
     p->n += !at->until_ns;
@@ -60,7 +60,7 @@ void pins_drop(struct pins *p, const struct block_key *key)
 {
     if (!pins_has(p, key))
         return;
-    uint32_t mask = p->cap - 1, hole = (uint32_t)(place(p, key) - p->places);
+    uint32_t mask = p->cap - 1, hole = (uint32_t)(pin_slot(p, key) - p->places);
     for (uint32_t i = (hole + 1) & mask; p->places[i].until_ns; i = (i + 1) & mask) {
         uint32_t from_home = (i - home(p, &p->places[i].key)) & mask;
         if (from_home < ((i - hole) & mask))
@@ -74,7 +74,7 @@ void pins_drop(struct pins *p, const struct block_key *key)
 
 bool pins_has(const struct pins *p, const struct block_key *key)
 {
-    return p->n && place(p, key)->until_ns;
+    return p->n && pin_slot(p, key)->until_ns;
 }
 
 void pins_expire(struct pins *p, uint64_t now_ns, void (*over)(void *user, const struct block_key *key), void *user)

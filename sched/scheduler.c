@@ -228,8 +228,8 @@ static void end_probe(struct sched_worker *k, const struct sched_request *q)
  * places that are booked for others. If all refuse, workers that failed it are tried too. What prefill legs
  * take beyond their prediction is added to the plan.
  */
-static struct plan place(struct scheduler *s, struct policy_worker *views, struct sched_request *q, uint64_t now,
-                         struct terms terms)
+static struct plan ask_policy(struct scheduler *s, struct policy_worker *views, struct sched_request *q, uint64_t now,
+                              struct terms terms)
 {
     if (s->config.match && (!q->matched_ns || clock_ms_between(q->matched_ns, now) > MATCH_MS)) {
         s->config.match(s->config.user, q);
@@ -480,13 +480,13 @@ static void begin_pass(struct scheduler *s)
     keep_busy(s, s->beside * s->queued_ms / fmax(s->n_queued, 1) / 2);
 }
 
-/* Calls place() once more, only for its log (scheduler_candidates()). */
+/* Calls ask_policy() once more, only for its log (scheduler_candidates()). */
 static void explain(struct scheduler *s, struct policy_worker *views, struct sched_request *q, uint64_t now,
                     struct terms terms)
 {
     s->logs = s->config.explain;
     if (s->logs)
-        place(s, views, q, now, terms);
+        ask_policy(s, views, q, now, terms);
     s->logs = false;
 }
 
@@ -494,7 +494,7 @@ static void explain(struct scheduler *s, struct policy_worker *views, struct sch
 static struct plan take_turn(struct scheduler *s, struct sched_request *q, uint64_t now, struct terms terms,
                              bool decides)
 {
-    struct plan plan = place(s, s->pass, q, now, terms);
+    struct plan plan = ask_policy(s, s->pass, q, now, terms);
     if (decides && (plan.kind == PLAN_REFUSE || plan.now))
         explain(s, s->pass, q, now, terms);
     if (plan.kind != PLAN_REFUSE)
@@ -837,7 +837,7 @@ static struct plan place_behind_look(struct scheduler *s, struct sched_request *
 {
     memcpy(s->pass, s->look.pass, s->n_workers * sizeof(s->pass[0]));
     add_the_rest(s, work_before(s, q, now) - s->look.before_ms, s->look.start_ms / fmax(s->look.seen_ms, 1));
-    struct plan plan = place(s, s->pass, q, now, terms);
+    struct plan plan = ask_policy(s, s->pass, q, now, terms);
     if (plan.kind == PLAN_REFUSE)
         explain(s, s->pass, q, now, terms);
     return plan;
@@ -923,7 +923,7 @@ static void try_probe(struct scheduler *s, struct sched_request *q, uint64_t now
     if (!some_probe(s, q, now))
         return;
     q->is_probe = true;
-    struct plan plan = place(s, s->views, q, now, terms);
+    struct plan plan = ask_policy(s, s->views, q, now, terms);
     q->is_probe = plan.kind != PLAN_REFUSE && plan.now;
     if (q->is_probe)
         q->plan = plan;
@@ -935,7 +935,7 @@ static bool admit(struct scheduler *s, struct sched_request *q, uint64_t now)
     struct terms terms = is_back(q) ? BACK : new_terms(s);
     scheduler_refresh(s, now);
     s->logs = s->config.explain && !s->n_queued; /* with an empty queue this placement is the decision */
-    q->plan = place(s, s->views, q, now, terms);
+    q->plan = ask_policy(s, s->views, q, now, terms);
     s->logs = false;
     if (q->plan.kind == PLAN_REFUSE && !q->resumed && s->config.policy == POLICY_TANDEM)
         try_probe(s, q, now, terms);

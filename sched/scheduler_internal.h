@@ -74,7 +74,7 @@ struct scheduler {
     /* Log of the last decision, or of first_room(). */
     struct policy_candidate candidates[2 * SCHEDULER_MAX_WORKERS];
     uint32_t n_candidates;
-    bool logs;          /* place() writes candidates */
+    bool logs;          /* ask_policy() writes candidates */
     uint32_t n_workers; /* highest number ever up, plus 1; workers[w].up says which exist */
     struct lengths lengths;
     struct margin ttft_margin, tpot_margin;

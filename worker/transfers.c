@@ -75,7 +75,7 @@ void lease_close(struct worker *w, struct worker_lease *l, bool in_doubt)
 /* ------------------------------------------------------------------ pulls */
 
 /* On the xfer thread: where page `index` of the lease lands. NULL ends the pull: too many pages. */
-static void *place(void *user, struct xfer_id id, uint32_t index)
+static void *landing_address(void *user, struct xfer_id id, uint32_t index)
 {
     (void)id;
     const struct worker_pull *p = user;
@@ -133,7 +133,7 @@ void pull_start(struct worker *w, struct worker_pull *p, struct xfer_id id, cons
                                                         .holder_incarnation = incarnation,
                                                         .deadline_ns = deadline_ns,
                                                         .n_have = p->n_have,
-                                                        .place = place,
+                                                        .place = landing_address,
                                                         .on_end = on_pull_end,
                                                         .user = p});
 }
