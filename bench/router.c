@@ -78,7 +78,7 @@ static void ignore_placement(void *user, struct sched_request *q)
     (void)q;
 }
 
-static void refuse(void *user, struct sched_request *q, double retry_after_ms)
+static void ignore_refusal(void *user, struct sched_request *q, double retry_after_ms)
 {
     (void)user;
     (void)q;
@@ -109,7 +109,7 @@ static void open_decisions(struct decisions *d, uint64_t n_blocks)
                                        .explain = true,
                                        .user = d,
                                        .place = ignore_placement,
-                                       .refuse = refuse,
+                                       .refuse = ignore_refusal,
                                        .match = match};
     d->index = index_open(0);
     d->scheduler = scheduler_open(&c);

@@ -60,7 +60,7 @@ static void begin_work(void *user, struct sched_request *r)
     push(&c->running[r->plan.decode], r);
 }
 
-static void refuse(void *user, struct sched_request *r, double retry_after_ms)
+static void count_refused(void *user, struct sched_request *r, double retry_after_ms)
 {
     struct cluster *c = user;
     (void)retry_after_ms;
@@ -91,7 +91,7 @@ static void submit(struct cluster *c, uint32_t n_tokens, double ttft_ms)
                                 .workflow_deadline_ns = UINT64_MAX,
                                 .matched_blocks = mem_array(WORKERS, sizeof(uint32_t))};
     if (!scheduler_submit(c->scheduler, r, c->now, &retry_after_ms))
-        refuse(c, r, retry_after_ms);
+        count_refused(c, r, retry_after_ms);
 }
 
 static void open_cluster(struct cluster *c)
@@ -103,7 +103,7 @@ static void open_cluster(struct cluster *c)
                                             .explain = true,
                                             .user = c,
                                             .place = begin_work,
-                                            .refuse = refuse,
+                                            .refuse = count_refused,
                                             .match = match};
     c->now = NS_PER_S;
     c->scheduler = scheduler_open(&config);

@@ -57,7 +57,7 @@ static bool is_known(const struct replay_event *event)
     return false;
 }
 
-static enum td_status refuse(const char *text, const char *why, struct td_error *e)
+static enum td_status bad_event(const char *text, const char *why, struct td_error *e)
 {
     return td_fail(e, TD_ERR_INVALID, "--at: '%.60s': %s", text, why);
 }
@@ -67,7 +67,7 @@ static enum td_status parse_times(const char *text, const char *rest, struct rep
     char *end;
     out->times = strtod(*rest ? rest + 1 : "2", &end);
     return *end || !(out->times > 1 && out->times <= 1000)
-               ? refuse(text, "TIMES must be above 1 and at most 1000: slow:WORKER/TIMES", e)
+               ? bad_event(text, "TIMES must be above 1 and at most 1000: slow:WORKER/TIMES", e)
                : TD_OK;
 }
 
@@ -76,13 +76,13 @@ static enum td_status parse_script(const char *text, const char *rest, struct re
     struct td_error why = {{0}};
     struct faults *faults;
     if (!*rest)
-        return refuse(text, "the script is missing: faults:NAME/SCRIPT; an empty script ends faults", e);
+        return bad_event(text, "the script is missing: faults:NAME/SCRIPT; an empty script ends faults", e);
     if (rest[1] == '@')
-        return refuse(text, "expected a script, not the name of a file with a script", e);
+        return bad_event(text, "expected a script, not the name of a file with a script", e);
     if (strlen(rest + 1) >= sizeof(out->script))
-        return refuse(text, "the script is too long", e);
+        return bad_event(text, "the script is too long", e);
     if (faults_open(rest + 1, NULL, &faults, &why))
-        return refuse(text, why.text, e);
+        return bad_event(text, why.text, e);
     faults_close(faults);
     snprintf(out->script, sizeof(out->script), "%s", rest + 1);
     return TD_OK;
@@ -97,15 +97,15 @@ static enum td_status parse_event(const char *text, struct replay_event *out, st
     int n = sscanf(end, ":%7[a-z]:%63[^/]%n", out->action, out->target, &len);
     const char *rest = end + len;
     if (n != 2 || !is_known(out) || (*rest && *rest != '/') || !(out->at_ms >= 0 && out->at_ms <= 1e10))
-        return refuse(text,
-                      "expected TIME:ACTION:WORKER, like 30s:kill:decode-1; actions are kill, stop, cont, term, "
-                      "drain, slow:WORKER/TIMES, faults:NAME/SCRIPT, scale:prefill=N",
-                      e);
+        return bad_event(text,
+                         "expected TIME:ACTION:WORKER, like 30s:kill:decode-1; actions are kill, stop, cont, term, "
+                         "drain, slow:WORKER/TIMES, faults:NAME/SCRIPT, scale:prefill=N",
+                         e);
     if (is(out, "slow"))
         return parse_times(text, rest, out, e);
     if (is(out, "faults"))
         return parse_script(text, rest, out, e);
-    return *rest ? refuse(text, "nothing may follow the name", e) : TD_OK;
+    return *rest ? bad_event(text, "nothing may follow the name", e) : TD_OK;
 }
 
 static int by_time(const void *a, const void *b)

@@ -18,7 +18,7 @@ struct config_reader {
     enum td_status status;
 };
 
-static void refuse(struct config_reader *r, enum td_status status, const char *field, const char *what)
+static void refuse_field(struct config_reader *r, enum td_status status, const char *field, const char *what)
 {
     if (!r->status)
         r->status = td_fail(r->error, status, "%s: %s: %s", r->file, field, what);
@@ -37,12 +37,12 @@ static double number(struct config_reader *r, json_t *object, const char *field,
     json_t *v = json_object_get(object, field);
     if (!v || json_is_null(v)) {
         if (isnan(fallback))
-            refuse(r, TD_ERR_CORRUPT, field, "missing");
+            refuse_field(r, TD_ERR_CORRUPT, field, "missing");
         return fallback;
     }
     double d = json_is_number(v) ? json_number_value(v) : NAN;
     if (!(d >= min && d <= max)) {
-        refuse(r, TD_ERR_CORRUPT, field, "not a number in its range");
+        refuse_field(r, TD_ERR_CORRUPT, field, "not a number in its range");
         return min;
     }
     return d;
@@ -55,7 +55,7 @@ static uint32_t whole(struct config_reader *r, json_t *object, const char *field
     if (isnan(d))
         return (uint32_t)min;
     if (d != floor(d))
-        refuse(r, TD_ERR_CORRUPT, field, "not a whole number");
+        refuse_field(r, TD_ERR_CORRUPT, field, "not a whole number");
     return (uint32_t)d;
 }
 
@@ -76,7 +76,7 @@ static bool flag_in(struct config_reader *r, json_t *object, const char *field, 
     if (!v || json_is_null(v))
         return fallback;
     if (!json_is_boolean(v))
-        refuse(r, TD_ERR_CORRUPT, field, "neither true nor false");
+        refuse_field(r, TD_ERR_CORRUPT, field, "neither true nor false");
     return json_is_true(v);
 }
 
@@ -103,14 +103,14 @@ static void read_factors(struct config_reader *r, json_t *object, const char *fi
 {
     json_t *list = json_object_get(object, field);
     if (!json_is_array(list) || json_array_size(list) != n) {
-        refuse(r, TD_ERR_CORRUPT, field, "not a list of half as many numbers as dimensions are rotated");
+        refuse_field(r, TD_ERR_CORRUPT, field, "not a list of half as many numbers as dimensions are rotated");
         return;
     }
     for (uint32_t i = 0; i < n; i++) {
         json_t *v = json_array_get(list, i);
         out[i] = json_is_number(v) ? json_number_value(v) : 0;
         if (!(out[i] > 1e-6 && out[i] < 1e6))
-            refuse(r, TD_ERR_CORRUPT, field, "not numbers in their range");
+            refuse_field(r, TD_ERR_CORRUPT, field, "not numbers in their range");
     }
 }
 
@@ -143,7 +143,7 @@ static void read_scaling(struct config_reader *r, json_t *s, const struct model_
         rope->low_freq_factor = number(r, s, "low_freq_factor", NAN, 1e-6, 1e6);
         rope->high_freq_factor = number(r, s, "high_freq_factor", NAN, 1e-6, 1e6);
         if (!r->status && rope->high_freq_factor <= rope->low_freq_factor)
-            refuse(r, TD_ERR_CORRUPT, "high_freq_factor", "not larger than low_freq_factor");
+            refuse_field(r, TD_ERR_CORRUPT, "high_freq_factor", "not larger than low_freq_factor");
     }
     if (rope->type == ROPE_YARN) {
         rope->beta_fast = number(r, s, "beta_fast", 32, 1e-6, 1e6);
@@ -197,7 +197,7 @@ static void read_rope(struct config_reader *r, struct model_config *c)
     part = number(r, factor, "partial_rotary_factor", 1, 1e-3, 1);
     c->rotary_dim = (uint32_t)(dim * part);
     if (!r->status && (c->rotary_dim % 2 || c->rotary_dim < 2 || c->rotary_dim > 2 * MODEL_MAX_PAIRS)) {
-        refuse(r, TD_ERR_CORRUPT, "head_dim", "the dimensions to rotate are odd, or too many");
+        refuse_field(r, TD_ERR_CORRUPT, "head_dim", "the dimensions to rotate are odd, or too many");
         return;
     }
     read_one_rope(r, p, s, theta, c, &c->rope[0]);
@@ -250,13 +250,13 @@ static void read_windows(struct config_reader *r, struct model_config *c)
     bool missing = !json_object_get(r->root, "sliding_window");
     uint32_t window = missing ? (uint32_t)f->window : whole(r, r->root, "sliding_window", 0, 0, 1 << 24);
     if (json_is_array(types) && json_array_size(types) != c->n_layers)
-        refuse(r, TD_ERR_CORRUPT, "layer_types", "not one for each layer");
+        refuse_field(r, TD_ERR_CORRUPT, "layer_types", "not one for each layer");
     if (f->window_rule == WINDOW_NONE && used && !json_is_array(types))
         unsupported(r, "use_sliding_window without layer_types", "true");
     for (uint32_t l = 0; l < c->n_layers && !r->status; l++) {
         bool typed = json_is_array(types) && type_windows(r, json_array_get(types, l));
         if (typed && !(window && used))
-            refuse(r, TD_ERR_CORRUPT, "sliding_window", "missing, and layer_types has sliding_attention");
+            refuse_field(r, TD_ERR_CORRUPT, "sliding_window", "missing, and layer_types has sliding_attention");
         if (json_is_array(types) ? typed : window && used && rule_windows(f, l, from, pattern)) {
             c->layers[l] |= LAYER_WINDOW;
             c->window = window;
@@ -280,7 +280,7 @@ static void read_expert_layers(struct config_reader *r, struct model_config *c)
              first = whole(r, r->root, "first_k_dense_replace", 0, 0, 1e6);
     json_t *dense = json_object_get(r->root, "mlp_only_layers");
     if (whole(r, r->root, "moe_layer_freq", 1, 1, 1e6) != 1)
-        refuse(r, TD_ERR_UNSUPPORTED, "moe_layer_freq", "other than 1 is not supported");
+        refuse_field(r, TD_ERR_UNSUPPORTED, "moe_layer_freq", "other than 1 is not supported");
     for (uint32_t l = 0; l < c->n_layers; l++)
         if (l >= first && (l + 1) % step == 0 && !in_list(dense, l))
             c->layers[l] |= LAYER_MOE;
@@ -297,7 +297,7 @@ static void read_groups(struct config_reader *r, struct model_moe *m)
         m->n_groups_used = count(r, "topk_group", NAN, 256);
         if (!r->status && (m->n_experts % m->n_groups || m->n_groups_used > m->n_groups ||
                            m->n_used > m->n_experts / m->n_groups * m->n_groups_used))
-            refuse(r, TD_ERR_CORRUPT, "n_group", "does not divide the experts, or has fewer than are used");
+            refuse_field(r, TD_ERR_CORRUPT, "n_group", "does not divide the experts, or has fewer than are used");
     } else if (strcmp(method, "greedy")) {
         unsupported(r, "topk_method", method);
     }
@@ -316,7 +316,7 @@ static void read_experts(struct config_reader *r, struct model_config *c)
     m->n_experts = count(r, name, NAN, MODEL_MAX_EXPERTS);
     m->n_used = count(r, "num_experts_per_tok", NAN, MODEL_MAX_USED);
     if (!r->status && m->n_used > m->n_experts)
-        refuse(r, TD_ERR_CORRUPT, "num_experts_per_tok", "more than there are experts");
+        refuse_field(r, TD_ERR_CORRUPT, "num_experts_per_tok", "more than there are experts");
     m->intermediate = count(r, is_set(r->root, "moe_intermediate_size") ? "moe_intermediate_size" : "intermediate_size",
                             NAN, 1 << 22);
     m->scale = (float)number(r, r->root, "routed_scaling_factor", 1, 1e-6, 1e6);
@@ -341,7 +341,7 @@ static uint32_t read_ids(struct config_reader *r, json_t *object, const char *fi
     for (size_t i = 0; i < n; i++) {
         json_t *id = json_is_array(v) ? json_array_get(v, i) : v;
         if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= vocab_size || i >= max) {
-            refuse(r, TD_ERR_CORRUPT, field, "not ids inside the vocabulary, or too many");
+            refuse_field(r, TD_ERR_CORRUPT, field, "not ids inside the vocabulary, or too many");
             return 0;
         }
         out[i] = (uint32_t)json_integer_value(id);
@@ -452,7 +452,7 @@ static void read_attention(struct config_reader *r, struct model_config *c)
         must_not_be(r, "mlp_bias");
     }
     if (!r->status && (c->n_kv_heads > c->n_heads || c->n_heads % c->n_kv_heads))
-        refuse(r, TD_ERR_CORRUPT, "num_key_value_heads", "does not divide num_attention_heads");
+        refuse_field(r, TD_ERR_CORRUPT, "num_key_value_heads", "does not divide num_attention_heads");
     c->qkv_bias = f->bias_field ? flag(r, f->bias_field, f->bias) : f->bias;
     c->out_bias = c->qkv_bias && f->bias_out;
     must_not_be(r, "use_bidirectional_attention");
@@ -510,7 +510,7 @@ static void read_compressed(struct config_reader *r, json_t *groups)
         if (strcmp(type, "float"))
             unsupported(r, "quantization_config: weights of type", type);
         if (whole(r, weights, "num_bits", 8, 1, 64) != 8)
-            refuse(r, TD_ERR_UNSUPPORTED, "quantization_config: num_bits", "other than 8 is not supported");
+            refuse_field(r, TD_ERR_UNSUPPORTED, "quantization_config: num_bits", "other than 8 is not supported");
     }
 }
 
@@ -534,7 +534,7 @@ static void read_quantization(struct config_reader *r, struct model_config *c)
     for (size_t i = 0; i < 2 && json_is_array(block); i++) {
         json_t *n = json_array_get(block, i);
         if (!json_is_integer(n) || json_integer_value(n) < 1 || json_integer_value(n) > 1 << 20)
-            refuse(r, TD_ERR_CORRUPT, "weight_block_size", "not two whole numbers in their range");
+            refuse_field(r, TD_ERR_CORRUPT, "weight_block_size", "not two whole numbers in their range");
         else
             c->fp8_block[i] = (uint32_t)json_integer_value(n);
     }

@@ -24,7 +24,7 @@ static void log_refused(const struct router *r, const ProtobufCMessage *message,
               rpc_code_name(code), text);
 }
 
-static void refuse(struct router *r, struct rpc_call *call, enum td_status s, const struct td_error *e)
+static void refuse_call(struct router *r, struct rpc_call *call, enum td_status s, const struct td_error *e)
 {
     metrics_inc(r->counters, ROUTER_INVALID, 1);
     rpc_call_finish(call, rpc_code_of_status(s), e->text, 0);
@@ -132,7 +132,7 @@ static void generate(struct rpc_call *call, const ProtobufCMessage *base, const 
     enum td_status s = params_parse(r, (const Tandem__V1__GenerateRequest *)base, at->remaining_ms, &p, &e);
     if (s) {
         log_refused(r, base, rpc_code_of_status(s), e.text);
-        refuse(r, call, s, &e);
+        refuse_call(r, call, s, &e);
         return;
     }
     struct request *q = mem_zalloc(sizeof(*q));
@@ -162,7 +162,7 @@ static void on_generate(struct rpc_call *call, const ProtobufCMessage *base)
     enum td_status s = params_fits(r, (const Tandem__V1__GenerateRequest *)base, &e);
     if (s) {
         log_refused(r, base, rpc_code_of_status(s), e.text);
-        refuse(r, call, s, &e);
+        refuse_call(r, call, s, &e);
     } else {
         text_later(call, base, generate);
     }
@@ -207,7 +207,7 @@ static void tokenize(struct rpc_call *call, const ProtobufCMessage *base, const 
         s = td_fail(&e, TD_ERR_INVALID, "input: neither text nor chat is given");
     }
     if (s) {
-        refuse(r, call, s, &e);
+        refuse_call(r, call, s, &e);
     } else {
         answer.ids = ids.ids;
         answer.n_ids = ids.n;
@@ -230,7 +230,7 @@ static void on_tokenize(struct rpc_call *call, const ProtobufCMessage *base)
     else if (!s && m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_TEXT)
         s = params_text_fits(r, "text", m->text.len, &e);
     if (s)
-        refuse(r, call, s, &e);
+        refuse_call(r, call, s, &e);
     else
         text_later(call, base, tokenize);
 }
@@ -245,10 +245,10 @@ static void detokenize(struct rpc_call *call, const ProtobufCMessage *base, cons
     struct bytes text = {0};
     for (size_t i = 0; i < m->n_ids; i++)
         if (m->ids[i] >= r->config.vocab_size) {
-            refuse(r, call,
-                   td_fail(&e, TD_ERR_INVALID, "ids[%zu]: %u is not in the vocabulary of %u", i, m->ids[i],
-                           r->config.vocab_size),
-                   &e);
+            refuse_call(r, call,
+                        td_fail(&e, TD_ERR_INVALID, "ids[%zu]: %u is not in the vocabulary of %u", i, m->ids[i],
+                                r->config.vocab_size),
+                        &e);
             return;
         }
     tokenizer_decode(r->tokenizer, m->ids, m->n_ids, m->skip_special_tokens, &text);
@@ -267,7 +267,7 @@ static void on_detokenize(struct rpc_call *call, const ProtobufCMessage *base)
     if (!s && m->n_ids > params_context(r))
         s = td_fail(&e, TD_ERR_INVALID, "ids: %zu, at most the context of %u", m->n_ids, params_context(r));
     if (s)
-        refuse(r, call, s, &e);
+        refuse_call(r, call, s, &e);
     else
         text_later(call, base, detokenize);
 }
@@ -326,7 +326,7 @@ static void ask_about_prefix(struct rpc_call *call, const Tandem__V1__GenerateRe
     if (!s)
         s = params_parse(r, prefix, at->remaining_ms, &p, &e);
     if (s) {
-        refuse(r, call, s, &e);
+        refuse_call(r, call, s, &e);
         return;
     }
     struct note *note = note_new(kind);
@@ -354,7 +354,7 @@ static void prefix_later(struct rpc_call *call, const ProtobufCMessage *base, co
     struct td_error e = {{0}};
     enum td_status s = prefix ? params_fits(r, prefix, &e) : TD_OK;
     if (s)
-        refuse(r, call, s, &e);
+        refuse_call(r, call, s, &e);
     else
         text_later(call, base, handle);
 }

@@ -142,7 +142,7 @@ static void carry_out(void *user, struct sched_request *s)
 }
 
 /* scheduler_config.refuse; also for refusals at submission. Frees the request. */
-static void refuse(void *user, struct sched_request *s, double retry_after_ms)
+static void tell_refusal(void *user, struct sched_request *s, double retry_after_ms)
 {
     struct request *q = s->user;
     const struct plan *plan = &s->plan;
@@ -195,7 +195,7 @@ static void submit(struct router *r, struct request *q, uint64_t now)
         q->predicted_ttft_ms = s->promised_ttft_ms;
         q->predicted_tpot_ms = s->promised_tpot_ms;
     } else {
-        refuse(r, s, retry_after_ms);
+        tell_refusal(r, s, retry_after_ms);
     }
 }
 
@@ -285,7 +285,7 @@ enum td_status place_open(struct router *r, struct td_error *e)
                                  .seed = r->incarnation,
                                  .user = r,
                                  .place = carry_out,
-                                 .refuse = refuse,
+                                 .refuse = tell_refusal,
                                  .match = match};
     enum td_status s = cost_profile_parse(o->profile, &c.profile, e);
     if (!s)

@@ -754,7 +754,7 @@ static void try_split(struct policy_search *s)
 }
 
 /* The refusal: its reason is the first limit that no plan meets. Needs a thorough search. */
-static struct plan refuse(const struct policy_search *s)
+static struct plan refusal_of(const struct policy_search *s)
 {
     const struct policy_request *r = s->r;
     bool known = s->least_ttft < INFINITY;
@@ -791,7 +791,7 @@ static struct plan place_named(struct policy_search *s)
     uint32_t decode;
     if (!policy_choose_named(s->workers, s->n, s->r, &p, &decode)) {
         s->why = "prompt and max_tokens fit no worker's context or pool";
-        return refuse(s);
+        return refusal_of(s);
     }
     s->could_fit = true;
     struct decode_view d = policy_view_decode(s->workers, decode, s->r, p.ttft, &p);
@@ -806,7 +806,7 @@ static struct plan place_named(struct policy_search *s)
     if (s->r->policy != POLICY_MOONCAKE)
         return plan;
     weigh(s, &p, &d, cost);
-    return s->best_cost < INFINITY ? s->best : refuse(s);
+    return s->best_cost < INFINITY ? s->best : refusal_of(s);
 }
 
 /* Whether plan_force allows both phases on one worker of this role. */
@@ -853,7 +853,7 @@ struct plan policy_place(const struct policy_worker *workers, uint32_t n_workers
             s.is_thorough = true;
             search_all(&s);
         }
-        plan = s.best_cost < INFINITY ? s.best : refuse(&s);
+        plan = s.best_cost < INFINITY ? s.best : refusal_of(&s);
     }
     if (n_candidates_out)
         *n_candidates_out = s.n_log;

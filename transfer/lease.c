@@ -353,7 +353,7 @@ void xfer_lease_cancel(struct xfer *x, struct xfer_id id)
 
 /* ------------------------------------------------------ what the reader says */
 
-static void refuse(struct conn *c, struct xfer_id id, enum xfer_msg_reason reason)
+static void refuse_reader(struct conn *c, struct xfer_id id, enum xfer_msg_reason reason)
 {
     struct counters *n = &c->x->counters;
     atomic_fetch_add(reason == REFUSE_NOT_YET ? &n->not_yet : &n->refused_stale, 1);
@@ -366,7 +366,7 @@ static void refuse(struct conn *c, struct xfer_id id, enum xfer_msg_reason reaso
 static void refuse_ended(struct conn *c, struct xfer_id id, enum xfer_msg_reason else_reason)
 {
     const struct ended *e = (const struct ended *)idmap_find(&c->x->ended_by_id, id);
-    refuse(c, id, e ? e->reason : else_reason);
+    refuse_reader(c, id, e ? e->reason : else_reason);
 }
 
 /*
@@ -405,7 +405,7 @@ void lease_on_open(struct conn *c, struct xfer_id id, uint64_t holder_incarnatio
 {
     struct xfer *x = c->x;
     if (holder_incarnation && holder_incarnation != x->config.incarnation) {
-        refuse(c, id, REFUSE_STALE);
+        refuse_reader(c, id, REFUSE_STALE);
         return;
     }
     struct lease *l = lease_find(x, id);
@@ -418,7 +418,7 @@ void lease_on_open(struct conn *c, struct xfer_id id, uint64_t holder_incarnatio
     bool is_other = (l->params.reader_incarnation && l->params.reader_incarnation != c->incarnation) ||
                     (l->reader && l->reader != c);
     if (l->state == LEASE_DRAINING || is_other) {
-        refuse(c, id, l->state == LEASE_DRAINING ? reason_of(l->end_status) : REFUSE_STALE);
+        refuse_reader(c, id, l->state == LEASE_DRAINING ? reason_of(l->end_status) : REFUSE_STALE);
         return;
     }
     lease_touch(x, l);
@@ -454,7 +454,7 @@ void lease_on_pull(struct conn *c, const struct xfer_msg_unit *u)
     if (!is_ready(x, l, u)) {
         log_warn(x->config.log, "pull names what is not announced peer=%s first=%u n=%u layers=%u-%u", c->name,
                  u->first, u->n, u->layer_begin, u->layer_end);
-        refuse(c, u->id, REFUSE_STALE);
+        refuse_reader(c, u->id, REFUSE_STALE);
         return;
     }
     struct fault fault = faults_draw(x->config.faults, FAULT_LEASE);
