@@ -131,7 +131,7 @@ static void on_lease_end(void *user, struct xfer_id id, enum td_status status, b
 
 /* Announces the lease. Units below a page: all pages for one range of layers after another, as a prefill
  * completes them. Else runs of whole pages. */
-static void announce(struct xfer_bench_server *s, struct xfer_id id, uint64_t unit_bytes, uint32_t n_pages)
+static void announce_lease(struct xfer_bench_server *s, struct xfer_id id, uint64_t unit_bytes, uint32_t n_pages)
 {
     struct xfer_page *pages = mem_array(n_pages, sizeof(pages[0]));
     for (uint32_t i = 0; i < n_pages; i++)
@@ -164,7 +164,7 @@ static void on_offer(void *user, struct xfer_peer *peer, uint16_t kind, const vo
         const struct xfer_lease_params lease = {
             .id = {incarnation, counter}, .duration_ns = PATIENCE_NS, .on_end = on_lease_end, .user = s};
         xfer_lease_grant(s->side.x, &lease);
-        announce(s, lease.id, unit, (uint32_t)(total / PAGE_BYTES));
+        announce_lease(s, lease.id, unit, (uint32_t)(total / PAGE_BYTES));
     }
     xfer_send_peer(s->side.x, peer, KIND_OFFERED, answer, sizeof(answer));
 }

@@ -201,7 +201,7 @@ static bool is_stored(const struct store_entry *e)
 }
 
 /* Tells the table which keys the store lacks, so that eviction can tell a continued chain from a new one. */
-static void announce(struct kvstore *s, const struct store_keys_msg *m)
+static void note_missing(struct kvstore *s, const struct store_keys_msg *m)
 {
     uint64_t missing[STORE_MAX_KEYS];
     uint32_t n = 0;
@@ -412,7 +412,7 @@ void request_message(struct kvstore *s, const struct store_work *work)
         return;
     }
     s->tick++;
-    announce(s, &m);
+    note_missing(s, &m);
     if (kind == STORE_LOOKUP)
         lookup(s, &m, work->sender);
     else

@@ -187,7 +187,7 @@ static bool is_tail(const struct cache *c, uint32_t i, uint32_t n_uses)
     return !c->sim->block_tokens && i + 1 == n_uses;
 }
 
-static void announce(struct cache *c, const uint32_t *uses, uint32_t n_uses)
+static void tell_missing(struct cache *c, const uint32_t *uses, uint32_t n_uses)
 {
     const struct evict_node *nodes = c->sim->nodes;
     uint32_t n = 0;
@@ -201,7 +201,7 @@ static void request(struct cache *c, const uint32_t *uses, uint32_t n_uses, uint
 {
     struct evict_node *nodes = c->sim->nodes;
     uint32_t i = 0;
-    announce(c, uses, n_uses);
+    tell_missing(c, uses, n_uses);
     for (; i < n_uses && nodes[uses[i]].is_stored; i++) {
         nodes[uses[i]].item.is_tail = is_tail(c, i, n_uses);
         eviction_touch(c->order, &nodes[uses[i]].item, time);
