@@ -64,7 +64,7 @@ static struct block_key made_key(uint64_t chain, uint64_t i)
     return k;
 }
 
-static void match(void *user, struct sched_request *q)
+static void match_index(void *user, struct sched_request *q)
 {
     struct decisions *d = user;
     memset(d->matched, 0, sizeof(d->matched));
@@ -110,7 +110,7 @@ static void open_decisions(struct decisions *d, uint64_t n_blocks)
                                        .user = d,
                                        .place = ignore_placement,
                                        .refuse = ignore_refusal,
-                                       .match = match};
+                                       .match = match_index};
     d->index = index_open(0);
     d->scheduler = scheduler_open(&c);
     for (uint32_t w = 0; w < DECISION_WORKERS; w++) {

@@ -69,7 +69,7 @@ static void count_refused(void *user, struct sched_request *r, double retry_afte
     free(r);
 }
 
-static void match(void *user, struct sched_request *r)
+static void match_nothing(void *user, struct sched_request *r)
 {
     (void)user;
     memset(r->matched_blocks, 0, WORKERS * sizeof(*r->matched_blocks));
@@ -104,7 +104,7 @@ static void open_cluster(struct cluster *c)
                                             .user = c,
                                             .place = begin_work,
                                             .refuse = count_refused,
-                                            .match = match};
+                                            .match = match_nothing};
     c->now = NS_PER_S;
     c->scheduler = scheduler_open(&config);
     for (uint32_t w = 0; w < WORKERS; w++)

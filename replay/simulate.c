@@ -111,7 +111,7 @@ void sim_request_accepted(struct sim *s, struct sim_seq *q, uint64_t at_ns)
 
 /* ------------------------------------------------------- the router's part */
 
-static void match(void *user, struct sched_request *q_)
+static void match_blocks(void *user, struct sched_request *q_)
 {
     struct sim *s = user;
     struct sim_seq *q = q_->user;
@@ -665,7 +665,7 @@ static struct scheduler *make_scheduler(struct sim *s, uint32_t r)
                                   .user = s,
                                   .place = placed,
                                   .refuse = refused,
-                                  .match = match};
+                                  .match = match_blocks};
     return scheduler_open(&sc);
 }
 

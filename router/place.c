@@ -102,7 +102,7 @@ static struct holder_set ready_holders(const struct router *r, bool stores)
 }
 
 /* scheduler_config.match */
-static void match(void *user, struct sched_request *s)
+static void match_prefix(void *user, struct sched_request *s)
 {
     struct router *r = user;
     struct request *q = s->user;
@@ -286,7 +286,7 @@ enum td_status place_open(struct router *r, struct td_error *e)
                                  .user = r,
                                  .place = carry_out,
                                  .refuse = tell_refusal,
-                                 .match = match};
+                                 .match = match_prefix};
     enum td_status s = cost_profile_parse(o->profile, &c.profile, e);
     if (!s)
         s = fair_weights_parse(o->tenants, &weights, &c.n_weights, e);
