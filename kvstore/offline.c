@@ -125,7 +125,7 @@ static void add_key(void *user, const struct offline_block *b)
     k->all[k->n++] = b->header.key;
 }
 
-static void count(struct offline_report *r, enum td_status status)
+static void count_block(struct offline_report *r, enum td_status status)
 {
     r->n_blocks++;
     r->n_right += status == TD_OK;
@@ -190,7 +190,7 @@ static enum td_status check_all(struct offline *o, int fd, const struct offline_
             status = td_fail(e, TD_ERR_IO, "writing: %s", strerror(errno));
             break;
         }
-        count(&r, one);
+        count_block(&r, one);
         if (one && work->on_bad)
             work->on_bad(work->user, &k.all[i], one);
         if (work->on_progress && (i % PROGRESS_EVERY == 0 || i + 1 == k.n))
@@ -236,7 +236,7 @@ struct import {
 static enum td_status put_block(struct import *m, const uint8_t *value, const struct block_header *h)
 {
     enum td_status s = check_value(value, BLOCK_HEADER_BYTES + h->payload_bytes, &h->key);
-    count(&m->report, s);
+    count_block(&m->report, s);
     if (s && m->work->on_bad)
         m->work->on_bad(m->work->user, &h->key, s);
     if (s)

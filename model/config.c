@@ -59,7 +59,7 @@ static uint32_t whole(struct config_reader *r, json_t *object, const char *field
     return (uint32_t)d;
 }
 
-static uint32_t count(struct config_reader *r, const char *field, double fallback, double max)
+static uint32_t read_count(struct config_reader *r, const char *field, double fallback, double max)
 {
     return whole(r, r->root, field, fallback, 1, max);
 }
@@ -246,7 +246,7 @@ static void read_windows(struct config_reader *r, struct model_config *c)
     bool needs_use = f->window_rule == WINDOW_USED || f->window_rule == WINDOW_UPPER || f->window_rule == WINDOW_NONE;
     bool used = flag(r, "use_sliding_window", !needs_use) || !needs_use;
     uint32_t from = whole(r, r->root, "max_window_layers", 0, 0, 1e6);
-    uint32_t pattern = count(r, "sliding_window_pattern", 6, MODEL_MAX_LAYERS);
+    uint32_t pattern = read_count(r, "sliding_window_pattern", 6, MODEL_MAX_LAYERS);
     bool missing = !json_object_get(r->root, "sliding_window");
     uint32_t window = missing ? (uint32_t)f->window : whole(r, r->root, "sliding_window", 0, 0, 1 << 24);
     if (json_is_array(types) && json_array_size(types) != c->n_layers)
@@ -276,7 +276,7 @@ static bool in_list(json_t *list, uint32_t layer)
 
 static void read_expert_layers(struct config_reader *r, struct model_config *c)
 {
-    uint32_t step = count(r, "decoder_sparse_step", 1, MODEL_MAX_LAYERS),
+    uint32_t step = read_count(r, "decoder_sparse_step", 1, MODEL_MAX_LAYERS),
              first = whole(r, r->root, "first_k_dense_replace", 0, 0, 1e6);
     json_t *dense = json_object_get(r->root, "mlp_only_layers");
     if (whole(r, r->root, "moe_layer_freq", 1, 1, 1e6) != 1)
@@ -293,8 +293,8 @@ static void read_groups(struct config_reader *r, struct model_moe *m)
     if (strcmp(scoring, "softmax"))
         unsupported(r, "scoring_func", scoring);
     if (!strcmp(method, "group_limited_greedy")) {
-        m->n_groups = count(r, "n_group", NAN, 256);
-        m->n_groups_used = count(r, "topk_group", NAN, 256);
+        m->n_groups = read_count(r, "n_group", NAN, 256);
+        m->n_groups_used = read_count(r, "topk_group", NAN, 256);
         if (!r->status && (m->n_experts % m->n_groups || m->n_groups_used > m->n_groups ||
                            m->n_used > m->n_experts / m->n_groups * m->n_groups_used))
             refuse_field(r, TD_ERR_CORRUPT, "n_group", "does not divide the experts, or has fewer than are used");
@@ -313,19 +313,19 @@ static void read_experts(struct config_reader *r, struct model_config *c)
     const char *name = NAMES[0];
     for (size_t i = 0; i < sizeof(NAMES) / sizeof(NAMES[0]) && !is_set(r->root, name); i++)
         name = NAMES[i];
-    m->n_experts = count(r, name, NAN, MODEL_MAX_EXPERTS);
-    m->n_used = count(r, "num_experts_per_tok", NAN, MODEL_MAX_USED);
+    m->n_experts = read_count(r, name, NAN, MODEL_MAX_EXPERTS);
+    m->n_used = read_count(r, "num_experts_per_tok", NAN, MODEL_MAX_USED);
     if (!r->status && m->n_used > m->n_experts)
         refuse_field(r, TD_ERR_CORRUPT, "num_experts_per_tok", "more than there are experts");
-    m->intermediate = count(r, is_set(r->root, "moe_intermediate_size") ? "moe_intermediate_size" : "intermediate_size",
-                            NAN, 1 << 22);
+    m->intermediate = read_count(
+        r, is_set(r->root, "moe_intermediate_size") ? "moe_intermediate_size" : "intermediate_size", NAN, 1 << 22);
     m->scale = (float)number(r, r->root, "routed_scaling_factor", 1, 1e-6, 1e6);
     m->normalized = f->always_normalized || flag(r, "norm_topk_prob", false);
     /* Versions differ in what it means together with routed_scaling_factor. */
     if (m->normalized && f->latent)
         unsupported(r, "norm_topk_prob", "true");
     if (f->shared_gate)
-        m->shared_intermediate = count(r, "shared_expert_intermediate_size", NAN, 1 << 22);
+        m->shared_intermediate = read_count(r, "shared_expert_intermediate_size", NAN, 1 << 22);
     else if (f->shared)
         m->shared_intermediate = m->intermediate * whole(r, r->root, "n_shared_experts", 0, 0, 64);
     read_groups(r, m);
@@ -438,14 +438,14 @@ static void read_attention(struct config_reader *r, struct model_config *c)
 {
     const struct model_family *f = c->family;
     uint32_t head_dim = f->head_dim ? f->head_dim : c->n_heads ? c->hidden / c->n_heads : 0;
-    c->n_kv_heads = count(r, "num_key_value_heads", c->n_heads, 1024);
-    c->head_dim = count(r, "head_dim", head_dim, 1024);
+    c->n_kv_heads = read_count(r, "num_key_value_heads", c->n_heads, 1024);
+    c->head_dim = read_count(r, "head_dim", head_dim, 1024);
     if (f->latent) {
         c->latent.q_rank = whole(r, r->root, "q_lora_rank", 0, 0, 1 << 16);
-        c->latent.kv_rank = count(r, "kv_lora_rank", NAN, 960);
-        c->latent.nope_dim = count(r, "qk_nope_head_dim", NAN, 1024);
-        c->latent.rope_dim = count(r, "qk_rope_head_dim", NAN, 64);
-        c->latent.v_dim = count(r, "v_head_dim", NAN, 1024);
+        c->latent.kv_rank = read_count(r, "kv_lora_rank", NAN, 960);
+        c->latent.nope_dim = read_count(r, "qk_nope_head_dim", NAN, 1024);
+        c->latent.rope_dim = read_count(r, "qk_rope_head_dim", NAN, 64);
+        c->latent.v_dim = read_count(r, "v_head_dim", NAN, 1024);
         c->head_dim = c->latent.nope_dim + c->latent.rope_dim;
         c->n_kv_heads = c->n_heads;
         must_not_be(r, "attention_bias");
@@ -549,12 +549,12 @@ static void read_all(struct config_reader *r, struct model_config *c)
         return;
     }
     read_quantization(r, c);
-    c->vocab_size = count(r, "vocab_size", NAN, 1 << 24);
-    c->hidden = count(r, "hidden_size", NAN, 1 << 20);
-    c->n_layers = count(r, "num_hidden_layers", NAN, MODEL_MAX_LAYERS);
-    c->n_heads = count(r, "num_attention_heads", NAN, 1024);
-    c->intermediate = count(r, "intermediate_size", NAN, 1 << 22);
-    c->max_positions = count(r, "max_position_embeddings", NAN, MAX_POSITIONS);
+    c->vocab_size = read_count(r, "vocab_size", NAN, 1 << 24);
+    c->hidden = read_count(r, "hidden_size", NAN, 1 << 20);
+    c->n_layers = read_count(r, "num_hidden_layers", NAN, MODEL_MAX_LAYERS);
+    c->n_heads = read_count(r, "num_attention_heads", NAN, 1024);
+    c->intermediate = read_count(r, "intermediate_size", NAN, 1 << 22);
+    c->max_positions = read_count(r, "max_position_embeddings", NAN, MAX_POSITIONS);
     c->rms_eps = (float)number(r, r->root, "rms_norm_eps", NAN, 0, 1);
     c->tied_embeddings = flag(r, "tie_word_embeddings", c->family->tied);
     if (r->status)

@@ -119,8 +119,8 @@ struct counts { /* sums for the rates */
     uint64_t effective, effective_tokens;
 };
 
-static void count(const struct report_run *run, const struct report_request *q, struct report_summary *out,
-                  struct counts *c)
+static void count_request(const struct report_run *run, const struct report_request *q, struct report_summary *out,
+                          struct counts *c)
 {
     uint64_t *const outcomes[] = {&out->answered, &out->refused, &out->failed, &out->cut_short};
     bool met = report_is_met(run, q);
@@ -299,7 +299,7 @@ void report_summarize(const struct report_run *run, struct report_summary *out)
     struct counts c = {0};
     *out = (struct report_summary){0};
     for (uint64_t i = 0; i < run->n_requests; i++)
-        count(run, &run->requests[i], out, &c);
+        count_request(run, &run->requests[i], out, &c);
     set_rates(run, &c, out);
     report_sum_offered(run, out);
     out->ttft = stats_of_field(run, room, ttft_of);

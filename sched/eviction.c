@@ -248,7 +248,7 @@ static void begin_life(struct eviction_room *r, const struct eviction_item *item
  * with the time of the last use, so it is never above the rank of the block before, whatever the terms are
  * and however often they change.
  */
-static void count(struct eviction_room *r, struct eviction_item *item)
+static void count_use(struct eviction_room *r, struct eviction_item *item)
 {
     item->was_tail = item->is_tail && (item->was_tail || !item->n_uses);
     item->n_uses += item->n_uses < UINT32_MAX;
@@ -328,7 +328,7 @@ static void use(struct eviction *e, struct eviction_item *item, uint64_t now, bo
     if (is_new || (gains && now != item->last_used)) {
         end_life(r, item, !is_new, now);
         item->is_generous &= !is_new; /* a new block: nothing here continues it, so this may fall */
-        count(r, item);
+        count_use(r, item);
         if (follows(r, item, now))
             hold_back(r, item);
         begin_life(r, item);

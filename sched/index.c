@@ -230,7 +230,7 @@ static bool is_full(const struct index *x)
 }
 
 /* Updates the account of a holder's id for index_digest(). */
-static void count(struct index *x, uint32_t id, uint32_t tier, const struct block_key *key, bool added)
+static void count_held(struct index *x, uint32_t id, uint32_t tier, const struct block_key *key, bool added)
 {
     uint64_t digest = block_digest(key, tier == ON_DISK ? TIER_SSD : TIER_WORKER);
     x->ids[id].n += added ? 1 : -1ull;
@@ -276,7 +276,7 @@ static void add(struct index *x, uint32_t id, uint32_t tier, const struct block_
     x->n_held[shard] += !was_held;
     x->n_blocks += !was_held;
     if (index_entry_add(x, table_of(x, shard), e, id, tier))
-        count(x, id, tier, key, true);
+        count_held(x, id, tier, key, true);
 }
 
 static void drop(struct index *x, uint32_t id, uint32_t tier, const struct block_key *key)
@@ -286,7 +286,7 @@ static void drop(struct index *x, uint32_t id, uint32_t tier, const struct block
     struct index_entry *e = table_probe(table_of(x, shard), key, &found);
     if (!found || !index_entry_remove(e, id, tier))
         return;
-    count(x, id, tier, key, false);
+    count_held(x, id, tier, key, false);
     bool is_held = index_entry_held(e);
     x->n_held[shard] -= !is_held;
     x->n_blocks -= !is_held;

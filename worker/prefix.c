@@ -214,7 +214,7 @@ static uint32_t first_missing(const struct leg *leg)
 }
 
 /* Counts the tokens of a load that are used, those before block n_filled, in metrics and in the leg. */
-static void count(struct worker *w, struct leg *leg, const struct prefix_source *l, uint32_t n_filled)
+static void count_loaded(struct worker *w, struct leg *leg, const struct prefix_source *l, uint32_t n_filled)
 {
     uint32_t page_tokens = w->geometry.layout.page_tokens, all = l->found.n_dram + l->found.n_ssd;
     uint32_t n = n_before(l, n_filled);
@@ -250,7 +250,7 @@ static void all_ended(struct worker *w, struct leg *leg)
     uint32_t n = first_missing(leg);
     note_speed(w, leg);
     for (uint32_t i = 0; i < leg->n_loads; i++)
-        count(w, leg, &leg->loads[i], n);
+        count_loaded(w, leg, &leg->loads[i], n);
     leg->n_from_store = known_to_stores(leg, n);
     engine_seq_filled(w->engine, leg->seq, n * w->geometry.layout.page_tokens);
 }
