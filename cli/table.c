@@ -9,7 +9,7 @@
 
 enum { GROW_CELLS = 64, MAX_COLUMNS = 32 };
 
-static void add(struct table *t, const char *text)
+static void append_cell(struct table *t, const char *text)
 {
     if (t->n_cells % GROW_CELLS == 0)
         t->cells = mem_resize(t->cells, t->n_cells + GROW_CELLS, sizeof(*t->cells));
@@ -23,7 +23,7 @@ void table_init(struct table *t, uint32_t n_columns, uint32_t left, const char *
 {
     *t = (struct table){.n_columns = n_columns < MAX_COLUMNS ? n_columns : MAX_COLUMNS, .left = left};
     for (uint32_t i = 0; i < t->n_columns; i++)
-        add(t, titles[i]);
+        append_cell(t, titles[i]);
 }
 
 void table_fini(struct table *t)
@@ -41,7 +41,7 @@ void table_cell(struct table *t, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    add(t, text);
+    append_cell(t, text);
 }
 
 void table_bytes(struct table *t, uint64_t bytes)

@@ -169,7 +169,7 @@ struct store_entry *table_add(struct store_table *t, const struct block_key *key
 
 /* Removes the entry and frees it. Later entries of the same run move up, so that no hole ends a search
  * early (Knuth, The Art of Computer Programming, 6.4, algorithm R). */
-static void drop(struct store_table *t, struct store_entry *e)
+static void remove_entry(struct store_table *t, struct store_entry *e)
 {
     uint64_t mask = t->cap - 1, hole = bucket(t, &e->key);
     for (uint64_t i = (hole + 1) & mask; t->buckets[i]; i = (i + 1) & mask) {
@@ -249,7 +249,7 @@ static void settle(struct store_table *t, struct store_entry *e)
 
     if (e->dram == DRAM_ABSENT && (e->ssd == SSD_ABSENT || e->ssd == SSD_REFUSED) && !e->pins) {
         t->n_use[SLOT_NONE]--;
-        drop(t, e);
+        remove_entry(t, e);
     }
 }
 

@@ -233,7 +233,7 @@ static struct value repeat(struct template_run *r, struct value v, int64_t times
     return out;
 }
 
-static struct value add(struct template_run *r, struct value a, struct value b)
+static struct value add_values(struct template_run *r, struct value a, struct value b)
 {
     if (a.kind == V_STR && b.kind == V_STR)
         return concatenate(r, a, b);
@@ -285,7 +285,7 @@ static struct value arithmetic(struct template_run *r, int op, struct value a, s
     if (!numbers && b.kind == V_BOOL)
         b = value_int(b.b);
     if (!numbers && op == '+')
-        return add(r, a, b);
+        return add_values(r, a, b);
     if (op == '*' && (a.kind == V_STR || a.kind == V_LIST) && b.kind == V_INT)
         return repeat(r, a, b.i);
     if (op == '*' && (b.kind == V_STR || b.kind == V_LIST) && a.kind == V_INT)

@@ -34,7 +34,7 @@ struct offered_sums {
     uint32_t least, most;
 };
 
-static void add(struct offered_sums *s, const struct report_request *q, bool met)
+static void add_offered(struct offered_sums *s, const struct report_request *q, bool met)
 {
     bool refused = q->outcome == REPORT_REFUSED;
     s->least = s->n && s->least < q->n_prompt ? s->least : q->n_prompt;
@@ -78,8 +78,8 @@ void report_sum_offered(const struct report_run *run, struct report_summary *out
         int quarter = 0;
         while (quarter < REPORT_QUARTERS - 1 && q->n_prompt > most[quarter])
             quarter++;
-        add(&all, q, met);
-        add(&of[quarter], q, met);
+        add_offered(&all, q, met);
+        add_offered(&of[quarter], q, met);
     }
     out->offered = offered_of(&all);
     for (int i = 0; i < REPORT_QUARTERS; i++)

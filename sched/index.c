@@ -263,7 +263,7 @@ static struct index_entry *make_entry(struct index *x, uint32_t shard, const str
     return e;
 }
 
-static void add(struct index *x, uint32_t id, uint32_t tier, const struct block_key *key)
+static void add_holder(struct index *x, uint32_t id, uint32_t tier, const struct block_key *key)
 {
     uint32_t shard = shard_of(key);
     struct index_entry *e = make_entry(x, shard, key);
@@ -279,7 +279,7 @@ static void add(struct index *x, uint32_t id, uint32_t tier, const struct block_
         count_held(x, id, tier, key, true);
 }
 
-static void drop(struct index *x, uint32_t id, uint32_t tier, const struct block_key *key)
+static void drop_holder(struct index *x, uint32_t id, uint32_t tier, const struct block_key *key)
 {
     bool found;
     uint32_t shard = shard_of(key);
@@ -309,9 +309,9 @@ void index_apply(struct index *x, uint32_t holder, const struct block_event *eve
         if (ev->kind == BLOCK_CLEARED)
             index_clear(x, holder);
         else if (ev->kind == BLOCK_ADDED)
-            add(x, id_make(x, holder), tier, &ev->key);
+            add_holder(x, id_make(x, holder), tier, &ev->key);
         else if (id != NO_ID)
-            drop(x, id, tier, &ev->key);
+            drop_holder(x, id, tier, &ev->key);
     }
 }
 

@@ -33,7 +33,7 @@ void lengths_init(struct lengths *l)
     sum_up(l, &l->all);
 }
 
-static void add(const struct lengths *l, struct lengths_histogram *h, uint32_t n_tokens, uint32_t max_tokens)
+static void add_answer(const struct lengths *l, struct lengths_histogram *h, uint32_t n_tokens, uint32_t max_tokens)
 {
     for (uint32_t i = 0; i < LENGTHS_BUCKETS; i++)
         h->weight[i] *= FADE;
@@ -50,8 +50,8 @@ static uint32_t slot_of(uint64_t tenant)
 
 void lengths_observe(struct lengths *l, uint64_t tenant, uint32_t n_tokens, uint32_t max_tokens)
 {
-    add(l, &l->all, n_tokens, max_tokens);
-    add(l, &l->slots[slot_of(tenant)], n_tokens, max_tokens);
+    add_answer(l, &l->all, n_tokens, max_tokens);
+    add_answer(l, &l->slots[slot_of(tenant)], n_tokens, max_tokens);
 }
 
 /* The first bucket whose middle is above n tokens. */

@@ -5,7 +5,7 @@
  *   - A request is linked in the queue exactly in SCHED_QUEUED. From dispatch() to leave_workers() it is in
  *     the running list of its decode worker and, until its prompt is computed, in the prompt list of its
  *     prefill worker. plan.prefill and plan.decode must not change while it is linked there.
- *   - config.place and config.refuse may free the request, so dispatch() and drop() call them last.
+ *   - config.place and config.refuse may free the request, so dispatch() and drop_queued() call them last.
  *   - views contains every dispatched request at any time: dispatch() adds it by scheduler_apply(), and the
  *     next scheduler_refresh() counts it from the lists. Passes write only to the copy `pass`.
  *   - During a walk only the request that walk_next() returned last may leave the queue.
@@ -453,7 +453,7 @@ static void expect_back(struct scheduler *s, const struct sched_request *q, doub
 }
 
 /* Refuses a queued request. It counts as one that missed its limit. config.refuse may free q. */
-static void drop(struct scheduler *s, struct sched_request *q, const struct plan *plan, uint64_t now)
+static void drop_queued(struct scheduler *s, struct sched_request *q, const struct plan *plan, uint64_t now)
 {
     double retry_ms = plan->never || plan->hopeless ? 0 : fmin(fmax(plan->over_ms, LEAST_RETRY_MS), MAX_RETRY_MS);
     dequeue(s, q);
@@ -611,7 +611,7 @@ static void make_room(struct scheduler *s, uint64_t now)
         if (!q)
             return;
         const struct plan plan = full_plan(s, now);
-        drop(s, q, &plan, now);
+        drop_queued(s, q, &plan, now);
     }
 }
 
@@ -658,7 +658,7 @@ void scheduler_run(struct scheduler *s, uint64_t now)
             continue;
         struct plan plan = take_turn(s, q, now, LATE, true);
         if (plan.kind == PLAN_REFUSE)
-            drop(s, q, &plan, now);
+            drop_queued(s, q, &plan, now);
         else if (plan.now)
             dispatch(s, q, &plan, now);
         n_waits = plan.now ? 0 : n_waits + 1;

@@ -35,7 +35,7 @@ static void flush(struct batch *b)
 }
 
 /* Adds a pin. keys are borrowed until flush(). */
-static void add(struct batch *b, ProtobufCBinaryData keys, uint32_t ttl_ms)
+static void add_pin(struct batch *b, ProtobufCBinaryData keys, uint32_t ttl_ms)
 {
     uint32_t n_keys = (uint32_t)(keys.len / BLOCK_KEY_BYTES);
     if (b->n == MESSAGE_KEEPS || (b->n && b->n_keys + n_keys > MESSAGE_KEYS))
@@ -57,12 +57,12 @@ static void add_held(void *user, const struct pin_entry *e)
 {
     struct batch *b = user;
     if (e->until_ns > b->now_ns)
-        add(b, keys_of(e), (uint32_t)((e->until_ns - b->now_ns + NS_PER_MS - 1) / NS_PER_MS));
+        add_pin(b, keys_of(e), (uint32_t)((e->until_ns - b->now_ns + NS_PER_MS - 1) / NS_PER_MS));
 }
 
 static void add_ended(void *user, const struct pin_entry *e)
 {
-    add(user, keys_of(e), 0);
+    add_pin(user, keys_of(e), 0);
 }
 
 void keeps_tell(const struct keeps *k, struct link *to, uint64_t now_ns)
@@ -88,7 +88,7 @@ void keeps_note(struct keeps *k, struct link_server *s, const struct link *from,
     else if (!keep && !data.len)
         pin_list_each(&k->list, add_ended, &b);
     if (is_news)
-        add(&b, data, ttl_ms);
+        add_pin(&b, data, ttl_ms);
     flush(&b);
     if (!keep && !data.len)
         pin_list_free(&k->list);

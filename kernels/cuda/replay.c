@@ -44,7 +44,7 @@ uint32_t cuda_replay_rows(struct kernels *k, uint32_t n_rows)
     return n < 16 ? n : (n_rows + 15) / 16 * 16;
 }
 
-static void drop(struct cuda_graph *g)
+static void drop_graph(struct cuda_graph *g)
 {
     if (g->exec)
         CUDA_MUST(cudaGraphExecDestroy(g->exec));
@@ -54,7 +54,7 @@ static void drop(struct cuda_graph *g)
 void cuda_replay_forget(struct cuda *c)
 {
     for (uint32_t i = 0; i < c->n_graphs; i++)
-        drop(&c->graphs[i]);
+        drop_graph(&c->graphs[i]);
     c->n_graphs = c->next_graph = 0;
 }
 
@@ -71,7 +71,7 @@ static void remember(struct cuda *c, const struct cuda_steps *of)
     if (!c->graphs)
         c->graphs = mem_array(MAX_GRAPHS, sizeof(*c->graphs));
     struct cuda_graph *g = &c->graphs[c->next_graph];
-    drop(g);
+    drop_graph(g);
     g->of = *of;
     c->next_graph = (c->next_graph + 1) % MAX_GRAPHS;
     c->n_graphs += c->n_graphs < MAX_GRAPHS;
