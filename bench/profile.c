@@ -274,8 +274,8 @@ static void add_rows(struct profile_bench *b, const struct worker_profile *fit, 
     add_mixed(&fit->mixed, out);
 }
 
-static enum td_status finish(struct profile_bench *b, const struct bench_options *o, struct bench_rows *out,
-                             struct td_error *e)
+static enum td_status finish_profile(struct profile_bench *b, const struct bench_options *o, struct bench_rows *out,
+                                     struct td_error *e)
 {
     json_t *json = rows_as_json(b, o->model ? o->model : o->dummy);
     char *text = json_dumps(json, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
@@ -312,7 +312,7 @@ enum td_status bench_profile(const struct bench_options *o, struct bench_rows *o
     if (!s)
         s = measure_profile(b, e);
     if (!s)
-        s = finish(b, o, out, e);
+        s = finish_profile(b, o, out, e);
     bench_engine_close(&b->m);
     if (b->file)
         fclose(b->file);

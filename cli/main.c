@@ -98,7 +98,7 @@ static int find_command(const char *name)
 }
 
 /* Output may have met a full disk, so an exit code of 0 is only returned if stdout could be flushed. */
-static int finish(int exit_code)
+static int flush_output(int exit_code)
 {
     if (!fflush(stdout) && !ferror(stdout))
         return exit_code;
@@ -122,20 +122,20 @@ int main(int argc, char **argv)
     bool help = name && (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help"));
     if (!name || (help && argc == 2)) {
         usage(name ? stdout : stderr);
-        return finish(name ? 0 : 2);
+        return flush_output(name ? 0 : 2);
     }
     if (!strcmp(name, "--version")) {
         printf("tandem %s\n", TANDEM_VERSION);
-        return finish(0);
+        return flush_output(0);
     }
     if (!strcmp(name, "--help=man")) {
         print_man(stdout);
-        return finish(0);
+        return flush_output(0);
     }
     int command = find_command(help ? argv[2] : name);
     if (command < 0)
         return no_command(help ? argv[2] : name);
     if (help)
-        return finish(COMMANDS[command].run(2, (char *[]){argv[2], help_flag, NULL}));
-    return finish(COMMANDS[command].run(argc - 1, argv + 1));
+        return flush_output(COMMANDS[command].run(2, (char *[]){argv[2], help_flag, NULL}));
+    return flush_output(COMMANDS[command].run(argc - 1, argv + 1));
 }

@@ -200,7 +200,7 @@ static void make_json(const struct sweep *s, struct bytes *out)
 }
 
 /* Frees a printed point, unless a JSON or a page still needs it. False: the run contradicts itself. */
-static bool finish(struct sweep *s, uint32_t i, bool keep)
+static bool finish_point(struct sweep *s, uint32_t i, bool keep)
 {
     const struct report_run *run = &s->points[i]->report.run;
     bool ok =
@@ -230,7 +230,7 @@ static bool run_all(struct sweep *s, const struct simulate_options *o)
         pthread_mutex_unlock(&s->lock);
         if (!o->json)
             print_point(s, i);
-        ok = finish(s, i, o->json || o->output || o->html) && ok;
+        ok = finish_point(s, i, o->json || o->output || o->html) && ok;
     }
     for (uint32_t i = 0; i < n_threads; i++)
         pthread_join(threads[i], NULL);

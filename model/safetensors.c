@@ -137,7 +137,7 @@ static enum td_status add_file(struct safetensors *s, const uint8_t *file, size_
     return TD_OK;
 }
 
-static enum td_status finish(struct safetensors *s, struct td_error *e)
+static enum td_status sort_by_name(struct safetensors *s, struct td_error *e)
 {
     if (s->n)
         qsort(s->tensors, s->n, sizeof(*s->tensors), by_name);
@@ -212,7 +212,7 @@ static enum td_status finish_open(struct safetensors *s, enum td_status status, 
                                   struct td_error *error_out)
 {
     if (!status)
-        status = finish(s, error_out);
+        status = sort_by_name(s, error_out);
     if (status) {
         safetensors_close(s);
         return status;

@@ -158,7 +158,7 @@ static void end_stall(struct request *q)
 /*
  * Sends the rest and the end of the answer, then frees q. upto: bytes of q->text that belong to the answer.
  */
-static void finish(struct request *q, const char *reason, uint64_t upto, bool all_tokens)
+static void end_answer(struct request *q, const char *reason, uint64_t upto, bool all_tokens)
 {
     Tandem__V1__GenerateEnd end = end_message();
     Tandem__V1__Usage usage = TANDEM__V1__USAGE__INIT;
@@ -285,7 +285,7 @@ bool answer_token(struct request *q, struct shown_token token)
     }
     uint64_t stop = find_new_stop(q, before);
     if (stop != UINT64_MAX) {
-        finish(q, "stop", stop, false);
+        end_answer(q, "stop", stop, false);
         return true;
     }
     if (q->n_tokens - q->n_told >= KEEP_TOKENS || rpc_call_queued_bytes(q->call) <= KEEP_BYTES)
@@ -305,7 +305,7 @@ void answer_finish(struct request *q, bool length)
     token_stream_flush(q->detok, &q->text);
     uint64_t stop = find_new_stop(q, before);
     if (stop != UINT64_MAX)
-        finish(q, "stop", stop, false);
+        end_answer(q, "stop", stop, false);
     else
-        finish(q, length ? "length" : "stop", q->text.len, true);
+        end_answer(q, length ? "length" : "stop", q->text.len, true);
 }

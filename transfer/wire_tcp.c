@@ -561,7 +561,7 @@ static void tcp_trust(struct wire_conn *base)
     no_stranger(conn_of(base));
 }
 
-/* Only marks it. The socket is closed in the next turn (finish), the memory is freed by reap. */
+/* Only marks it. The socket is closed in the next turn (end_conn), the memory is freed by reap. */
 static void tcp_close(struct wire_conn *base)
 {
     conn_of(base)->is_closing = true;
@@ -591,7 +591,7 @@ static bool handle(struct tcp_wire *w, const struct epoll_event *e)
 
 /* Sends what the socket still takes, which may be a goodbye; then ends everything under way and closes the
  * socket. */
-static void finish(struct tcp_conn *c)
+static void end_conn(struct tcp_conn *c)
 {
     if (c->state == TCP_OPEN && !c->error)
         conn_write(c);
@@ -608,7 +608,7 @@ static bool conn_turn(struct tcp_conn *c)
 {
     if (c->is_closing) {
         bool any = c->fd >= 0 || c->outs.first || c->has_payload;
-        finish(c);
+        end_conn(c);
         return any;
     }
     if (c->error && !c->error_told) {
