@@ -278,8 +278,8 @@ static bool note_refusal(struct sender *s, const struct call *c, uint32_t retry_
     return false;
 }
 
-static void settle(struct sender *s, struct call *c, enum rpc_code code, const char *text, uint32_t retry_after_ms,
-                   double now)
+static void settle_call(struct sender *s, struct call *c, enum rpc_code code, const char *text, uint32_t retry_after_ms,
+                        double now)
 {
     struct replay_slot *slot = &s->r->slots[c->index];
     struct replay_counts *n = &s->r->board->counts;
@@ -312,7 +312,7 @@ static void on_end(struct rpc_call *rpc, enum rpc_code code, const char *text)
     struct call *c = rpc_call_user(rpc);
     struct sender *s = c->sender;
     pthread_mutex_lock(&s->lock);
-    settle(s, c, code, text, rpc_call_retry_after_ms(rpc), now_ms(s->r));
+    settle_call(s, c, code, text, rpc_call_retry_after_ms(rpc), now_ms(s->r));
     s->n_running--;
     pthread_cond_signal(&s->changed);
     pthread_mutex_unlock(&s->lock);
@@ -362,7 +362,7 @@ static void send_prompt(struct sender *s, struct call *c, const struct prompt *p
     /* The client is closing: nothing was sent, and on_end() does not come. */
     if (rpc_call_start(s->client, &params, &call)) {
         pthread_mutex_lock(&s->lock);
-        settle(s, c, RPC_CANCELLED, "the client was closing", 0, now_ms(r));
+        settle_call(s, c, RPC_CANCELLED, "the client was closing", 0, now_ms(r));
         s->n_running--;
         pthread_mutex_unlock(&s->lock);
         free(c);

@@ -230,7 +230,7 @@ uint32_t kvpool_match_window(struct kvpool *pool, const struct block_key *keys, 
 }
 
 /* Puts a page on its list if nobody holds it any more. A page in doubt loses its name at once. */
-static void settle(struct kvpool *pool, uint32_t i)
+static void list_page(struct kvpool *pool, uint32_t i)
 {
     struct page *p = &pool->pages[i];
     if (p->seq_holds || p->xfer_holds)
@@ -257,7 +257,7 @@ void kvpool_unhold(struct kvpool *pool, const struct page_ref *pages, uint32_t n
         struct page *p = checked(pool, pages[i]);
         MUST(p->seq_holds);
         p->seq_holds--;
-        settle(pool, pages[i].index);
+        list_page(pool, pages[i].index);
     }
 }
 
@@ -274,7 +274,7 @@ void kvpool_transfer_unhold(struct kvpool *pool, struct page_ref page, bool in_d
     MUST(p->xfer_holds);
     p->xfer_holds--;
     p->doubt |= in_doubt;
-    settle(pool, page.index);
+    list_page(pool, page.index);
 }
 
 void kvpool_name(struct kvpool *pool, struct page_ref page, const struct block_key *key, uint32_t chain_index)
@@ -307,7 +307,7 @@ static void move(struct kvpool *pool, uint32_t i)
     if (list != LIST_CACHED && list != LIST_KEPT)
         return;
     list_remove(pool, i);
-    settle(pool, i);
+    list_page(pool, i);
 }
 
 void kvpool_keep(struct kvpool *pool, const struct block_key *key, uint64_t until_ns)

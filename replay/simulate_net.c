@@ -49,7 +49,7 @@ static void leave(struct sim *s, uint32_t index, int side)
 
 /* ---------------------------------------------------------------- rates */
 
-static void settle(struct sim *s, struct flow *f)
+static void settle_flow(struct sim *s, struct flow *f)
 {
     f->left = fmax(f->left - f->bytes_per_ns * (double)(s->now_ns - f->settled_ns), 0);
     f->settled_ns = s->now_ns;
@@ -68,7 +68,7 @@ static void set_rate(struct sim *s, uint32_t index)
     double rate = fmin(share(f->from), share(f->to));
     if (rate == f->bytes_per_ns)
         return;
-    settle(s, f);
+    settle_flow(s, f);
     f->bytes_per_ns = rate;
     expect_end(s, index);
 }
@@ -138,7 +138,7 @@ void net_add(struct sim *s, uint32_t index, double bytes)
         for (int side = FROM; side <= TO; side++)
             set_rates(s, port_of(f, side), side);
     } else {
-        settle(s, f);
+        settle_flow(s, f);
         f->left += bytes;
         expect_end(s, index);
     }

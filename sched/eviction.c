@@ -150,7 +150,7 @@ static void sink(struct heap *h, uint32_t i, struct eviction_item *item)
 }
 
 /* Puts the item at place i, then moves it up or down to where it belongs. */
-static void settle(struct heap *h, uint32_t i, struct eviction_item *item)
+static void heap_settle(struct heap *h, uint32_t i, struct eviction_item *item)
 {
     const struct eviction_slot slot = {item->rank, item};
     for (; i && goes_before(&slot, &h->slots[(i - 1) / 2]); i = (i - 1) / 2)
@@ -161,7 +161,7 @@ static void settle(struct heap *h, uint32_t i, struct eviction_item *item)
 static void heap_push(struct heap *h, struct eviction_item *item)
 {
     h->slots = MEM_ROOM(h->slots, h->n, h->cap, 64);
-    settle(h, h->n++, item);
+    heap_settle(h, h->n++, item);
 }
 
 static void heap_remove(struct heap *h, struct eviction_item *item)
@@ -170,7 +170,7 @@ static void heap_remove(struct heap *h, struct eviction_item *item)
     struct eviction_item *last = h->slots[--h->n].item;
     item->at = 0;
     if (last != item)
-        settle(h, i, last);
+        heap_settle(h, i, last);
 }
 
 static struct heap *heap_of(struct eviction *e, const struct eviction_item *item)
@@ -346,7 +346,7 @@ static void use_in_place(struct eviction *e, struct eviction_item *item, uint64_
 {
     use(e, item, now, gains);
     if (item->at)
-        settle(heap_of(e, item), item->at - 1, item);
+        heap_settle(heap_of(e, item), item->at - 1, item);
 }
 
 void eviction_touch(struct eviction *e, struct eviction_item *item, uint64_t now)
