@@ -111,7 +111,7 @@ static void write_cluster(struct supervisor *s)
 /* -------------------------------------------------------------------- loop */
 
 /* A process that tandem scale asked for can't start: cluster.json says why, and the other processes go on. */
-static void give_up(struct supervisor *s, const char *why)
+static void give_up_start(struct supervisor *s, const char *why)
 {
     s->n_given_up++;
     snprintf(s->given_up, sizeof(s->given_up), "%s", why);
@@ -156,7 +156,7 @@ static void start(struct supervisor *s, struct child *c)
         return;
     say(s, c->announced ? LOG_WARN : LOG_ERROR, "%s", e.text);
     if (s->is_up && !c->announced) {
-        give_up(s, e.text);
+        give_up_start(s, e.text);
         child_stop(c);
     } else {
         s->failed |= !c->announced;
@@ -185,7 +185,7 @@ static void on_exit_before_ready(struct supervisor *s, struct child *c, const ch
         say(s, LOG_INFO, "  %s", line);
     bytes_free(&tail);
     if (s->is_up) {
-        give_up(s, why);
+        give_up_start(s, why);
         child_stop(c);
     } else {
         s->failed = true;
@@ -335,7 +335,7 @@ static void add_process(struct supervisor *s, enum child_role role)
     if (!c) {
         snprintf(e.text, sizeof(e.text), "no more than %u processes", s->config->max_children);
         say(s, LOG_WARN, "%s", e.text);
-        give_up(s, e.text);
+        give_up_start(s, e.text);
         return;
     }
     *c = (struct child){.state = CHILD_ENDED, .ready_fd = -1};
@@ -344,7 +344,7 @@ static void add_process(struct supervisor *s, enum child_role role)
     struct child made = {.role = role};
     if (s->config->make(s->config->user, role, number, s->router->listen, &made, &e)) {
         say(s, LOG_WARN, "%s", e.text);
-        give_up(s, e.text);
+        give_up_start(s, e.text);
         child_free(&made);
         return;
     }

@@ -132,7 +132,7 @@ static void stop_building(struct weight_cache *c)
     c->is_building = false;
 }
 
-static void give_up(struct weight_cache *c, const char *why)
+static void give_up_building(struct weight_cache *c, const char *why)
 {
     warn(c, "not written, packed in memory of our own", why);
     unlinkat(c->dir_fd, c->unfinished, 0);
@@ -220,7 +220,7 @@ void weight_cache_add(struct weight_cache *c, const void *data, uint64_t len_byt
 {
     struct td_error e;
     if (weight_cache_is_building(c) && weight_writer_add(&c->writer, data, len_bytes, &e))
-        give_up(c, e.text);
+        give_up_building(c, e.text);
 }
 
 /* ------------------------------------------------------------------- cleaning */
@@ -275,11 +275,11 @@ bool weight_cache_publish(struct weight_cache *c)
     if (!weight_cache_is_building(c))
         return false;
     if (weight_writer_end(&c->writer, c->key, &e)) {
-        give_up(c, e.text);
+        give_up_building(c, e.text);
         return false;
     }
     if (renameat(c->dir_fd, c->unfinished, c->dir_fd, c->name)) {
-        give_up(c, strerror(errno));
+        give_up_building(c, strerror(errno));
         return false;
     }
     fsync(c->dir_fd);

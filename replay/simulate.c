@@ -373,7 +373,7 @@ static bool can_serve(const struct sim *s)
 
 /* No worker has come back in time: fails all queued requests, which the scheduler would keep until a worker
  * comes. */
-static void give_up(struct sim *s)
+static void fail_queued(struct sim *s)
 {
     s->is_gone = true;
     for (uint64_t i = 0; i < s->n_seqs; i++)
@@ -406,7 +406,7 @@ static void worker_lost(struct sim *s, uint32_t w)
         scheduler_worker_down(s->routers[r].scheduler, w);
     s->nodes[w].is_known = s->nodes[w].reports_soon = false;
     if (s->is_gone)
-        give_up(s);
+        fail_queued(s);
     else
         expect_gone(s);
     for (uint32_t i = 0; i < s->n_nodes; i++)
@@ -598,7 +598,7 @@ static void on_event(struct sim *s, const struct event *e)
         break;
     case EVENT_GONE:
         if (s->able_ns == e->run)
-            give_up(s);
+            fail_queued(s);
         break;
     default:
         on_request_event(s, e, &s->seqs[e->subject]);

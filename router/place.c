@@ -209,7 +209,7 @@ void place_again(struct request *q)
 }
 
 /* Fails all queued requests: a role that they need has had no worker for gone_ms. */
-static void give_up(struct router *r)
+static void fail_queued(struct router *r)
 {
     struct request *q, *next;
     TAILQ_FOREACH_SAFE (q, &r->requests, in_router, next) {
@@ -229,7 +229,7 @@ void place_queued(struct router *r)
     if (!r->n_queued)
         return;
     if (router_patience(r) >= r->able_ns + (uint64_t)r->options.gone_ms * NS_PER_MS && !router_can_serve(r)) {
-        give_up(r);
+        fail_queued(r);
         return;
     }
     if (!r->ready || !r->known || !router_can_serve(r))
