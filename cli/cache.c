@@ -159,7 +159,7 @@ static json_t *read_request(const struct cache_session *s)
     return r;
 }
 
-static int run(const struct cache_session *s, int action)
+static int run_action(const struct cache_session *s, int action)
 {
     struct ask_message *m = NULL;
     struct td_error e = {{0}};
@@ -205,7 +205,7 @@ int cli_cache(int argc, char **argv)
         s.n_rest--;
         s.router = cli_router(o.router);
         s.client = cli_connect("cache", s.router);
-        exit_code = s.client ? run(&s, action) : 1;
+        exit_code = s.client ? run_action(&s, action) : 1;
         rpc_client_close(s.client);
     }
     free(words);

@@ -241,7 +241,7 @@ static enum td_status open_local(const struct generate_options *o, struct local 
     return local_open(o->model, args, o->plan, LOCAL_LOOPBACK, out, e);
 }
 
-static int run(struct generate_session *s, const char **rest, int n_rest)
+static int run_requests(struct generate_session *s, const char **rest, int n_rest)
 {
     struct bytes prompt = {0};
     if (!s->o->jsonl && !cli_read_prompt("generate", rest, n_rest, &prompt)) {
@@ -281,7 +281,7 @@ static int connect_and_run(struct generate_session *s, const char **rest, int n_
     s->router = local ? local_router(local) : cli_router(s->o->router);
     s->client = cli_connect("generate", s->router);
     if (s->client)
-        exit_code = run(s, rest, n_rest);
+        exit_code = run_requests(s, rest, n_rest);
     rpc_client_close(s->client);
     local_close(local);
     return exit_code;

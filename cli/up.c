@@ -395,7 +395,7 @@ static bool on_up(void *user, const char *router)
 
 /* ---------------------------------------------------------------- commands */
 
-static int run(struct up *u)
+static int run_cluster(struct up *u)
 {
     char tandem[PATH_MAX];
     int exit_code;
@@ -451,7 +451,9 @@ int cli_up(int argc, char **argv)
         s = up_memory_plan(u.children, u.n_children, &u.default_pool_bytes, &e);
     if (!s)
         s = set_secrets(&u, &e);
-    exit_code = s == TD_ERR_INVALID ? cli_usage("up", "%s", e.text) : s ? cli_fail("up", "%s", e.text) : run(&u);
+    exit_code = s == TD_ERR_INVALID ? cli_usage("up", "%s", e.text)
+                : s                 ? cli_fail("up", "%s", e.text)
+                                    : run_cluster(&u);
     if (s)
         rundir_release(&u.dir);
     for (uint32_t i = 0; u.children && i < MAX_CHILDREN; i++)

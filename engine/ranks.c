@@ -112,7 +112,7 @@ static uint32_t view_of(const struct rank *k)
     return forward_has_own_pages(k->forward) ? k->index : 0;
 }
 
-static void run(struct rank *k)
+static void run_rank(struct rank *k)
 {
     if (!k->ranks->batch) {
         forward_run_gathers(k->forward, k->ranks->gather_rows);
@@ -137,7 +137,7 @@ static void *rank_main(void *arg)
         eventcount_wait(&r->begun, seen);
         if (r->closing)
             return NULL;
-        run(k);
+        run_rank(k);
         end_turn(k);
     }
 }
@@ -147,7 +147,7 @@ static void run_all(struct ranks *r)
 {
     atomic_store(&r->n_ended, 0);
     eventcount_raise(&r->begun);
-    run(&r->all[0]);
+    run_rank(&r->all[0]);
     for (bool ended = false; !ended;) {
         uint32_t seen = eventcount_read(&r->told);
         ended = atomic_load(&r->n_ended) == r->n - 1;

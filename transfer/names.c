@@ -49,7 +49,7 @@ static void resolve(struct name_query *q)
     q->done(q);
 }
 
-static void *run(void *arg)
+static void *resolve_names(void *arg)
 {
     for (struct name_query *q; (q = take(arg));)
         resolve(q);
@@ -67,7 +67,7 @@ void names_resolve(struct names *n, struct name_query *q)
     *n->tail = q;
     n->tail = &q->next;
     if (++n->n_waiting > n->n_idle && n->n_threads < NAMES_THREADS) {
-        n->threads[n->n_threads] = thread_start("xfer-names", run, n);
+        n->threads[n->n_threads] = thread_start("xfer-names", resolve_names, n);
         n->n_threads++;
     }
     pthread_cond_signal(&n->wake);
