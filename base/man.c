@@ -30,7 +30,7 @@ static const char *escape(char c)
     }
 }
 
-static void put(FILE *f, const char *text, size_t len)
+static void put_escaped(FILE *f, const char *text, size_t len)
 {
     if (len && text[0] == '.')
         fputs("\\&", f);
@@ -45,7 +45,7 @@ static void put(FILE *f, const char *text, size_t len)
 
 static void put_text(FILE *f, const char *text)
 {
-    put(f, text, strlen(text));
+    put_escaped(f, text, strlen(text));
 }
 
 static void put_font(FILE *f, char font, const char *text)
@@ -58,7 +58,7 @@ static void put_font(FILE *f, char font, const char *text)
 static void put_page(FILE *f, const char *program)
 {
     for (const char *c = program; *c; c++)
-        put(f, *c == ' ' ? "-" : c, 1);
+        put_escaped(f, *c == ' ' ? "-" : c, 1);
 }
 
 /* Length of the first sentence, without its full stop. */
@@ -77,7 +77,7 @@ void man_open(FILE *f, const char *program, int section, const char *about)
     fprintf(f, "\" %d \"\" \"tandem %s\" \"tandem\"\n.nh\n.ad l\n.SH NAME\n", section, TANDEM_VERSION);
     put_page(f, program);
     fputs(" \\- ", f); /* man -k looks for these characters */
-    put(f, about, first_sentence(about));
+    put_escaped(f, about, first_sentence(about));
     putc('\n', f);
 }
 

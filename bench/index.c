@@ -121,7 +121,7 @@ static void fill_events(struct block_event *events, const struct block_key *keys
         events[i] = (struct block_event){BLOCK_ADDED, TIER_WORKER, i, keys[i]};
 }
 
-static void fill(struct index_work *w)
+static void make_prompts(struct index_work *w)
 {
     struct block_event *events = mem_array(PROMPT, sizeof(*events));
     for (uint32_t p = 0; p < w->n_prompts; p++) {
@@ -347,7 +347,7 @@ static enum td_status open_work(struct index_work *w, const struct bench_options
     w->events = events;
     w->head = mem_array(PROMPT + HEAD, sizeof(*w->head));
     w->index = index_open(0);
-    fill(w);
+    make_prompts(w);
     while (index_sweep(w->index, UINT32_MAX))
         ;
     w->n_lines = index_bytes(w->index) / (LINE_WORDS * sizeof(uint64_t));

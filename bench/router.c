@@ -85,7 +85,7 @@ static void ignore_refusal(void *user, struct sched_request *q, double retry_aft
     (void)retry_after_ms;
 }
 
-static void fill(struct decisions *d, uint64_t n_blocks)
+static void fill_blocks(struct decisions *d, uint64_t n_blocks)
 {
     enum { BATCH = 512 };
     struct block_event events[BATCH];
@@ -122,7 +122,7 @@ static void open_decisions(struct decisions *d, uint64_t n_blocks)
                                                         .n_pages = 60000,
                                                         .max_context = 131072});
     }
-    fill(d, n_blocks);
+    fill_blocks(d, n_blocks);
     d->keys = mem_array(PROMPT_BLOCKS, sizeof(*d->keys));
 }
 

@@ -146,7 +146,7 @@ static double thread_us(void)
 }
 
 /* Submits requests until all decode workers have their sequences and WAITING requests are queued. */
-static void fill(struct cluster *c)
+static void fill_cluster(struct cluster *c)
 {
     for (uint32_t i = 0; i < DECODE * RUNNING; i++) {
         submit(c, 1000, 0);
@@ -166,7 +166,7 @@ void bench_waiting(struct bench_rows *out)
     struct cluster *c = mem_zalloc(sizeof(*c));
     double *us = mem_array(DECISIONS, sizeof(*us)), run_us = 0;
     open_cluster(c);
-    fill(c);
+    fill_cluster(c);
     uint32_t queued = scheduler_queued(c->scheduler), refused = c->n_refused;
     for (uint32_t i = 0; i < DECISIONS; i++) {
         c->now += NS_PER_MS / 6; /* 64 workers compute 6,000 prompts of 4,000 tokens a second */

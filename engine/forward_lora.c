@@ -41,7 +41,7 @@ static size_t row_bytes(const struct tensor *t)
 }
 
 /* Fills down [rank][n_in] and up [n_out][rank] of one adapter. Both are zeroed before. */
-static void fill(const struct adapter *a, const struct adapted *t, float *down, float *up)
+static void fill_parts(const struct adapter *a, const struct adapted *t, float *down, float *up)
 {
     float *row = mem_array(ADAPTER_MAX_RANK, sizeof(*row));
     uint32_t at_rank = 0, at_out = 0;
@@ -75,7 +75,7 @@ static enum td_status pack_adapter(const struct forward *f, const struct adapter
 {
     float *down = mem_array((size_t)t->rank * t->n_in, sizeof(*down));
     float *up = mem_array((size_t)t->n_out * t->rank, sizeof(*up));
-    fill(a, t, down, up);
+    fill_parts(a, t, down, up);
     enum td_status s = pack(f, down, t->rank, t->n_in, down_out);
     if (!s)
         s = pack(f, up, t->n_out, t->rank, up_out);

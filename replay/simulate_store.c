@@ -74,8 +74,8 @@ uint32_t stores_match(const struct sim *s, const struct trace_request *t, uint32
 
 /* Inserts a block into a tier, or notes its use, then evicts by the order, which may name the block itself.
  * Time is the number of uses, as in the store. */
-static void put(struct sim *s, struct eviction *order, struct eviction_item *item, uint64_t capacity, uint32_t index,
-                bool gained)
+static void put_block(struct sim *s, struct eviction *order, struct eviction_item *item, uint64_t capacity,
+                      uint32_t index, bool gained)
 {
     uint64_t now = s->n_orders;
     if (eviction_contains(item)) {
@@ -97,8 +97,8 @@ static void store_block(struct sim *s, const struct trace_request *t, uint32_t i
     struct store *store = store_of(s, t, i);
     struct stored *b = &s->stored[block_at(s, t, i)];
     b->dram.key_hash = b->ssd.key_hash = random_mix(block_at(s, t, i)) | 1;
-    put(s, store->dram, &b->dram, store->max_dram, i, gained);
-    put(s, store->ssd, &b->ssd, store->max_ssd, i, gained);
+    put_block(s, store->dram, &b->dram, store->max_dram, i, gained);
+    put_block(s, store->ssd, &b->ssd, store->max_ssd, i, gained);
 }
 
 static void ignore(struct sim *s, uint32_t subject)

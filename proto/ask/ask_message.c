@@ -96,7 +96,7 @@ static void put_label(ProtobufCBinaryData *to, const json_t *v)
         to->len = ASK_MAX_LABEL_BYTES;
 }
 
-static void put(struct ask_message *b, const struct ask_param *p, const json_t *v)
+static void put_param(struct ask_message *b, const struct ask_param *p, const json_t *v)
 {
     void *at = (char *)b + p->at;
     if (p->case_at)
@@ -190,7 +190,7 @@ static enum td_status put_member(struct ask_message *b, const json_t *request, c
     if (!s && p->needs && !json_object_get(request, p->needs))
         s = td_fail(e, TD_ERR_INVALID, "%s: has a meaning only together with %s", name, p->needs);
     if (!s)
-        put(b, p, v);
+        put_param(b, p, v);
     return s;
 }
 
