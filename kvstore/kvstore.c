@@ -113,7 +113,7 @@ static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
     h->kv_codec = rpc_data(block_codec_is_lossy(s->codec) ? block_codec_name(s->codec) : "");
 }
 
-static void deliver(void *user, struct link_mail *mail)
+static void on_link_mail(void *user, struct link_mail *mail)
 {
     struct kvstore *s = user;
     struct store_work *work = store_work_new(WORK_LINK);
@@ -430,7 +430,7 @@ static enum td_status open_network(struct kvstore *s, struct xfer_hub *hub, stru
     if (!status && o->metrics_listen)
         status = metrics_http_open(s->metrics, o->metrics_listen, &s->metrics_http, s->metrics_address, e);
     const struct link_server_config l = {
-        .listen = o->listen, .secret = o->secret, .log = &s->log, .deliver = deliver, .hello = hello, .user = s};
+        .listen = o->listen, .secret = o->secret, .log = &s->log, .deliver = on_link_mail, .hello = hello, .user = s};
     if (!status)
         status = link_server_open(&l, &s->links, e);
     if (!status)

@@ -110,7 +110,7 @@ static void audit_free(struct audit *a)
     free(a);
 }
 
-static void tell(struct router *r)
+static void tell_audit(struct router *r)
 {
     static const char *const ROLES[] = {"prefill", "decode", "store"};
     struct audit *a = r->audit;
@@ -146,7 +146,7 @@ void audit_tick(struct router *r, uint64_t now)
     for (uint32_t i = 0; i < r->audit->n_peers; i++)
         is_awaited |= !r->audit->of[i].has_answered && r->peers[i]->state == PEER_READY;
     if (!is_awaited || now >= r->audit->deadline_ns)
-        tell(r);
+        tell_audit(r);
 }
 
 void audit_drop(struct router *r)

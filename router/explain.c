@@ -109,7 +109,7 @@ static void tell_candidate(const struct weighed *w, Tandem__Admin__V1__Candidate
     m->reason = rpc_data(w->of.reason ? w->of.reason : "");
 }
 
-static void tell(const struct decision *d, uint64_t now, struct told *t)
+static void tell_decision(const struct decision *d, uint64_t now, struct told *t)
 {
     tandem__admin__v1__decision__init(&t->m);
     t->m.request_id = rpc_data(d->label);
@@ -144,7 +144,7 @@ void explain_answer(struct router *r, struct rpc_call *call, const char *label, 
         const struct decision *d = &x->ring[(x->n - i) % KEPT];
         if (*label && strcmp(d->label, label))
             continue;
-        tell(d, now, &told[answer.n_decisions]);
+        tell_decision(d, now, &told[answer.n_decisions]);
         list[answer.n_decisions] = &told[answer.n_decisions].m;
         answer.n_decisions++;
     }

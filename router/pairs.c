@@ -33,7 +33,7 @@ static bool may_read(const struct peer *p, const struct peer *from)
 }
 
 /* Tells p its addresses, unless it was told the same before. */
-static void tell(struct peer *p)
+static void tell_pairs(struct peer *p)
 {
     struct router *r = p->router;
     Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
@@ -64,7 +64,7 @@ void pairs_tick(struct router *r)
     r->pairs_changed = false;
     for (uint32_t i = 0; i < r->n_peers; i++)
         if (r->peers[i]->state == PEER_READY && r->peers[i]->role != ROLE_STORE)
-            tell(r->peers[i]);
+            tell_pairs(r->peers[i]);
 }
 
 static bool is_listed(const Tandem__Worker__V1__Load *l, const char *address)

@@ -88,7 +88,7 @@ static bool has_legs(const struct worker *w, const struct link *link)
 }
 
 /* Sends one router its report. */
-static void tell(struct worker *w, const struct backlog_router *to)
+static void tell_backlog(struct worker *w, const struct backlog_router *to)
 {
     const struct backlog *b = &w->backlog;
     Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
@@ -122,7 +122,7 @@ uint32_t backlog_tell(struct worker *w, uint64_t now, uint32_t most_ms)
     if (since < BACKLOG_LEAST_MS)
         return BACKLOG_LEAST_MS < most_ms ? BACKLOG_LEAST_MS : most_ms;
     for (uint32_t i = 0; i < b->n_routers; i++)
-        tell(w, &b->routers[i]);
+        tell_backlog(w, &b->routers[i]);
     b->is_told = b->n_routers > 1;
     b->changed = false;
     b->told_ns = now;

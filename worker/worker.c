@@ -138,7 +138,7 @@ static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
 }
 
 /* On an rpc thread: hands a router's message to the engine thread. */
-static void deliver(void *user, struct link_mail *mail)
+static void on_link_mail(void *user, struct link_mail *mail)
 {
     struct worker *w = user;
     struct worker_work *work = worker_work_new(WORK_LINK);
@@ -701,7 +701,7 @@ static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struc
                                          .secret = o->secret,
                                          .faults = w->faults,
                                          .log = &w->log,
-                                         .deliver = deliver,
+                                         .deliver = on_link_mail,
                                          .hello = hello,
                                          .user = w};
     if (!s)
