@@ -13,7 +13,7 @@
 #include "worker/first_token.h"
 #include "worker/worker_internal.h"
 
-static enum td_status check(const Tandem__Worker__V1__Leg *m, struct td_error *error_out)
+static enum td_status check_peer(const Tandem__Worker__V1__Leg *m, struct td_error *error_out)
 {
     if (m->peer_xfer_address.len && m->peer_incarnation)
         return TD_OK;
@@ -94,6 +94,6 @@ static void pull_ended(struct worker *w, struct leg *leg, const struct worker_wo
 const struct leg_kind DECODE_LEG = {.name = "decode",
                                     .goal = SEQ_ADOPT,
                                     .generates = true,
-                                    .check = check,
+                                    .check = check_peer,
                                     .admitted = accept_leg,
                                     .pull_ended = pull_ended};

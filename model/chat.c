@@ -110,8 +110,8 @@ static enum td_status read_config(struct chat_template *c, const char *dir, json
 }
 
 /* Takes the requested file, else the directory's own template, else the one in its configuration. */
-static enum td_status choose(struct chat_template *c, const char *dir, const char *file, json_t *config,
-                             struct td_error *e)
+static enum td_status choose_template(struct chat_template *c, const char *dir, const char *file, json_t *config,
+                                      struct td_error *e)
 {
     char path[4096];
     struct td_error why = {{0}};
@@ -132,7 +132,7 @@ enum td_status chat_template_open(const char *dir, const char *file, struct chat
     c->variables = json_object();
     enum td_status s = read_config(c, dir, &config, error_out);
     if (!s)
-        s = choose(c, dir, file, config, error_out);
+        s = choose_template(c, dir, file, config, error_out);
     json_decref(config);
     if (s) {
         chat_template_close(c);
@@ -168,7 +168,7 @@ static bool is_role(json_t *v)
     return len && len <= MAX_ROLE && strspn(json_string_value(v), WORD) == len;
 }
 
-static enum td_status check(const struct chat_template *c, const struct chat_request *q, struct td_error *e)
+static enum td_status check_request(const struct chat_template *c, const struct chat_request *q, struct td_error *e)
 {
     size_t i;
     json_t *m;
@@ -191,7 +191,7 @@ static enum td_status check(const struct chat_template *c, const struct chat_req
 enum td_status chat_template_render(const struct chat_template *c, const struct chat_request *q, struct bytes *out,
                                     struct td_error *error_out)
 {
-    enum td_status s = check(c, q, error_out);
+    enum td_status s = check_request(c, q, error_out);
     if (s)
         return s;
     const struct template *t = (q->tools && c->with_tools) || !c->plain ? c->with_tools : c->plain;

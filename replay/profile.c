@@ -274,7 +274,7 @@ static bool has_words(const json_t *profile, const char *words)
     return all;
 }
 
-static enum td_status choose(const json_t *root, const char *words, const json_t **out, struct td_error *e)
+static enum td_status choose_profile(const json_t *root, const char *words, const json_t **out, struct td_error *e)
 {
     const json_t *list = json_object_get(root, "profiles"), *p;
     size_t i;
@@ -393,7 +393,7 @@ enum td_status profile_parse(const char *data, size_t size, const char *words, s
     json_t *root = json_loadb(data, size, JSON_REJECT_DUPLICATES, &why);
     if (!root)
         return td_fail(e, TD_ERR_INVALID, "line %d: %s", why.line, why.text);
-    enum td_status s = choose(root, words, &chosen, e);
+    enum td_status s = choose_profile(root, words, &chosen, e);
     if (!s)
         s = fit_profile(chosen, &p, e);
     if (!s)

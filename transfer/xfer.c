@@ -184,7 +184,7 @@ static void *run(void *arg)
 
 /* ------------------------------------------------------------- open and close */
 
-static enum td_status check(const struct xfer_config *config, struct td_error *error_out)
+static enum td_status check_config(const struct xfer_config *config, struct td_error *error_out)
 {
     if (!config->layout || !config->clock || !config->name || !config->incarnation)
         return td_fail(error_out, TD_ERR_INVALID, "xfer: layout, clock, name and incarnation are needed");
@@ -265,7 +265,7 @@ static void choose_copy(const struct log *log)
 
 enum td_status xfer_open(const struct xfer_config *config, struct xfer **out, struct td_error *error_out)
 {
-    enum td_status s = check(config, error_out);
+    enum td_status s = check_config(config, error_out);
     if (s)
         return s;
     struct xfer *x = xfer_new(config);

@@ -32,7 +32,7 @@ static bool is_wildcard(const char *address)
            (n == 2 && !memcmp(address, "::", 2));
 }
 
-static enum td_status check(const char *option, const char *address, bool may_be_wildcard, struct td_error *e)
+static enum td_status check_address(const char *option, const char *address, bool may_be_wildcard, struct td_error *e)
 {
     if (strlen(address) >= REACH_BYTES - PORT_BYTES)
         return td_fail(e, TD_ERR_INVALID, "%s: longer than %d bytes", option, REACH_BYTES - PORT_BYTES - 1);
@@ -49,11 +49,11 @@ enum td_status reach_listen(const struct reach_config *config, char xfer_listen_
 {
     const char *told = config->advertise;
     bool tells = told && !is_unix(told);
-    enum td_status s = told ? check("--advertise", told, false, error_out) : TD_OK;
+    enum td_status s = told ? check_address("--advertise", told, false, error_out) : TD_OK;
     if (!s)
-        s = check("--listen", config->listen, tells, error_out);
+        s = check_address("--listen", config->listen, tells, error_out);
     if (!s && config->xfer_listen)
-        s = check("--xfer-listen", config->xfer_listen, tells, error_out);
+        s = check_address("--xfer-listen", config->xfer_listen, tells, error_out);
     if (s)
         return s;
     if (config->xfer_listen)

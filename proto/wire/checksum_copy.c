@@ -255,14 +255,14 @@ void checksum_measure(struct checksum_choice *out)
 static struct checksum_choice choice;
 static pthread_once_t choice_made = PTHREAD_ONCE_INIT;
 
-static void choose(void)
+static void choose_copy(void)
 {
     checksum_measure(&choice);
 }
 
 const struct checksum_choice *checksum_choose(void)
 {
-    pthread_once(&choice_made, choose);
+    pthread_once(&choice_made, choose_copy);
     return &choice;
 }
 
