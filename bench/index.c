@@ -207,7 +207,7 @@ static void bench_clear(struct index_work *w, struct bench_rows *out)
 /* ----------------------------------------------------------------- lookups */
 
 /* Makes the keys of prompt p; only its first `known` blocks are in the index. */
-static void ask(const struct index_work *w, uint32_t p, uint32_t known, struct block_key *keys)
+static void ask_index(const struct index_work *w, uint32_t p, uint32_t known, struct block_key *keys)
 {
     memcpy(keys, w->keys + (size_t)(p % w->n_prompts) * PROMPT, known * sizeof(*keys));
     memcpy(keys + known, w->head + HEAD, (PROMPT - known) * sizeof(*keys));
@@ -236,7 +236,7 @@ static void bench_lookup(struct index_work *w, struct bench_rows *out, const str
     double us[LOOKUPS];
     for (uint32_t i = 0; i < LOOKUPS; i++) {
         if (!fixed)
-            ask(w, i, l->known, keys);
+            ask_index(w, i, l->known, keys);
         uint64_t start = clock_now(&w->clock);
         index_match_each(w->index, &w->all, fixed ? fixed : keys, PROMPT, lengths);
         us[i] = since(w, start) * 1e6;
@@ -289,7 +289,7 @@ static void *look_up(void *arg)
     uint32_t lengths[INDEX_MAX_HOLDERS];
     struct block_key *keys = mem_array((size_t)PROMPTS_ASKED * PROMPT, sizeof(*keys));
     for (uint32_t i = 0; i < PROMPTS_ASKED; i++)
-        ask(r->work, i, PROMPT * 3 / 10, keys + (size_t)i * PROMPT);
+        ask_index(r->work, i, PROMPT * 3 / 10, keys + (size_t)i * PROMPT);
     for (; !atomic_load(r->over); r->n++) {
         const struct block_key *prompt = keys + r->n % PROMPTS_ASKED * PROMPT;
         index_read_begin(r->reader);

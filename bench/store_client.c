@@ -105,7 +105,7 @@ static void on_message(void *user, struct xfer_peer *peer, uint16_t kind, const 
 
 /* ------------------------------------------------------------------- requests */
 
-static void ask(struct bench_client *c, const struct bench_flight *f, enum store_msg_kind kind)
+static void ask_store(struct bench_client *c, const struct bench_flight *f, enum store_msg_kind kind)
 {
     struct block_key keys[BENCH_REQUEST_BLOCKS];
     struct bytes b = {0};
@@ -155,11 +155,11 @@ static void start(struct bench_client *c, struct bench_flight *f, enum bench_mov
         break;
     /* The lookup goes first: a pull that arrives before its lease has to ask again. */
     case BENCH_HIT:
-        ask(c, f, STORE_LOOKUP);
+        ask_store(c, f, STORE_LOOKUP);
         pull(c, f, c->store);
         break;
     case BENCH_PUT:
-        ask(c, f, STORE_OFFER);
+        ask_store(c, f, STORE_OFFER);
         break;
     }
 }

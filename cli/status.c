@@ -183,7 +183,8 @@ static const worker_status *unready(const status_response *s)
     return NULL;
 }
 
-static status_response *ask(struct rpc_client *c, int64_t timeout_ms, enum rpc_code *code_out, struct td_error *e)
+static status_response *ask_status(struct rpc_client *c, int64_t timeout_ms, enum rpc_code *code_out,
+                                   struct td_error *e)
 {
     const Tandem__Admin__V1__StatusRequest request = TANDEM__ADMIN__V1__STATUS_REQUEST__INIT;
     ProtobufCMessage *m = NULL;
@@ -225,7 +226,7 @@ static status_response *ask_until_ready(struct rpc_client *c, double wait_s, boo
     clock_init_real(&clock);
     uint64_t deadline = clock_now(&clock) + (uint64_t)(wait_s * (double)NS_PER_S);
     for (;;) {
-        status_response *s = ask(c, CALL_WAITING_MS, code_out, e);
+        status_response *s = ask_status(c, CALL_WAITING_MS, code_out, e);
         *ready_out = s && all_ready(c, s, e);
         if (*ready_out || clock_now(&clock) >= deadline)
             return s;
@@ -250,7 +251,7 @@ int cli_status(int argc, char **argv)
         return 1;
     enum rpc_code code = RPC_OK;
     bool wait = o.wait_s > 0;
-    status_response *s = wait ? ask_until_ready(c, o.wait_s, &ready, &code, &e) : ask(c, CALL_MS, &code, &e);
+    status_response *s = wait ? ask_until_ready(c, o.wait_s, &ready, &code, &e) : ask_status(c, CALL_MS, &code, &e);
     if (s)
         o.json ? print_json(s) : print_table(s);
     if (!s)

@@ -69,7 +69,7 @@ static void list_blocks(struct leg *leg, uint32_t n_have, uint32_t usable)
 }
 
 /* Sends one load's question. Its id also names the lease that the source will grant. */
-static void ask(struct worker *w, struct leg *leg, struct prefix_source *l)
+static void ask_source(struct worker *w, struct leg *leg, struct prefix_source *l)
 {
     uint32_t n_keys, n_computed;
     const struct block_key *keys = engine_seq_keys(leg->seq, &n_keys, &n_computed);
@@ -100,7 +100,7 @@ static void ask_all(struct worker *w, struct leg *leg, uint32_t n_have)
     leg->load_first = n_have;
     leg->asked_ns = clock_now(&w->clock);
     for (uint32_t i = 0; i < leg->n_loads; i++)
-        ask(w, leg, &leg->loads[i]);
+        ask_source(w, leg, &leg->loads[i]);
 }
 
 void prefix_ask(struct worker *w, struct leg *leg)
