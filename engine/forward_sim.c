@@ -69,7 +69,7 @@ static uint8_t *slot_of(const struct forward_sim *f, const struct k_attn_seq *s,
            position % l->page_tokens * (l->head_dim * num_type_bytes(l->dtype));
 }
 
-static uint64_t load(const struct forward_sim *f, const struct k_attn_seq *s, uint32_t layer, uint32_t position)
+static uint64_t load_kv(const struct forward_sim *f, const struct k_attn_seq *s, uint32_t layer, uint32_t position)
 {
     uint64_t word;
     memcpy(&word, slot_of(f, s, layer, position), sizeof(word));
@@ -79,9 +79,9 @@ static uint64_t load(const struct forward_sim *f, const struct k_attn_seq *s, ui
 /* The word of a past token, or another word if the token's layers do not agree. */
 static uint64_t recall(const struct forward_sim *f, const struct k_attn_seq *s, uint32_t position)
 {
-    uint64_t word = load(f, s, 0, position), odd = 0;
+    uint64_t word = load_kv(f, s, 0, position), odd = 0;
     for (uint32_t layer = 1; layer < f->layout.n_layers; layer++)
-        odd |= load(f, s, layer, position) ^ word;
+        odd |= load_kv(f, s, layer, position) ^ word;
     return odd ? ~word : word;
 }
 
@@ -92,14 +92,14 @@ static void make_words(struct forward_sim *f, const struct forward_batch *b, con
     if (s->first_pos) {
         word = recall(f, s, s->first_pos - 1);
         uint32_t past = (uint32_t)(word % s->first_pos);
-        if (s->pages[past / f->layout.page_tokens] && recall(f, s, past) == ~load(f, s, 0, past))
+        if (s->pages[past / f->layout.page_tokens] && recall(f, s, past) == ~load_kv(f, s, 0, past))
             word = ~word;
     }
     for (uint32_t i = s->first_row; i < s->first_row + s->n_rows; i++)
         f->words[i] = word = random_at(word, b->ids[i], b->positions[i]);
 }
 
-static void store(struct forward_sim *f, const struct forward_batch *b, uint32_t begin, uint32_t end)
+static void store_kv(struct forward_sim *f, const struct forward_batch *b, uint32_t begin, uint32_t end)
 {
     for (uint32_t i = 0; i < b->n_seqs; i++) {
         const struct k_attn_seq *s = &b->seqs[i];
@@ -153,7 +153,7 @@ void forward_sim_run(struct forward_sim *f, const struct forward_batch *b, const
         make_words(f, b, &b->seqs[i]);
     for (uint32_t begin = 0; begin < n_layers; begin += per_call) {
         uint32_t end = begin + per_call < n_layers ? begin + per_call : n_layers;
-        store(f, b, begin, end);
+        store_kv(f, b, begin, end);
         sleep_until(f->clock, begin_ns + (uint64_t)(took_ns * end / n_layers));
         if (b->on_layers)
             b->on_layers(b->user, (uint16_t)begin, (uint16_t)end);

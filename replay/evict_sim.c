@@ -136,7 +136,7 @@ static void cache_open(struct cache *c, struct evict_sim *s, enum eviction_polic
     }
 }
 
-static void store(struct cache *c, struct evict_node *n, uint64_t time)
+static void store_node(struct cache *c, struct evict_node *n, uint64_t time)
 {
     eviction_insert(c->order, &n->item, n->item.chain_index, time);
     n->is_stored = true;
@@ -215,7 +215,7 @@ static void request(struct cache *c, const uint32_t *uses, uint32_t n_uses, uint
         if (n->is_stored)
             eviction_touch(c->order, &n->item, time);
         else if (has_room)
-            store(c, n, time);
+            store_node(c, n, time);
         else
             eviction_refused(c->order, &n->item, time);
     }
@@ -253,7 +253,7 @@ void evict_sim_optimum(struct evict_sim *s, uint64_t capacity, struct evict_resu
         if (n->is_stored)
             eviction_touch(c.order, &n->item, end - s->next_use[i]);
         else
-            store(&c, n, end - s->next_use[i]);
+            store_node(&c, n, end - s->next_use[i]);
         if (c.n > capacity)
             evict(&c, victim(&c));
     }
