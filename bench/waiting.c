@@ -36,7 +36,7 @@ struct cluster {
     uint32_t n_refused;
 };
 
-static void push(struct queue *q, struct sched_request *r)
+static void queue_push(struct queue *q, struct sched_request *r)
 {
     if (q->first + q->n == q->cap) {
         memmove(q->at, q->at + q->first, q->n * sizeof(*q->at));
@@ -56,8 +56,8 @@ static struct sched_request *pop(struct queue *q)
 static void begin_work(void *user, struct sched_request *r)
 {
     struct cluster *c = user;
-    push(&c->prompts[r->plan.prefill], r);
-    push(&c->running[r->plan.decode], r);
+    queue_push(&c->prompts[r->plan.prefill], r);
+    queue_push(&c->running[r->plan.decode], r);
 }
 
 static void count_refused(void *user, struct sched_request *r, double retry_after_ms)
@@ -129,7 +129,7 @@ static void end_answer(struct cluster *c, uint32_t w)
     struct sched_request *r = c->running[w].n > RUNNING ? pop(&c->running[w]) : NULL;
     if (!r || r->on_prefill) {
         if (r)
-            push(&c->running[w], r);
+            queue_push(&c->running[w], r);
         return;
     }
     scheduler_generated(r, 400);

@@ -98,7 +98,7 @@ static uint64_t bucket_of(const struct place *table, uint64_t cap, const struct 
     return i;
 }
 
-static void grow(struct blobs *b, struct shard *s)
+static void grow_shard(struct blobs *b, struct shard *s)
 {
     uint64_t cap = s->cap ? 2 * s->cap : SHARD_MIN;
     struct place *table = mem_array(cap, sizeof(*table)), *old = s->table;
@@ -119,7 +119,7 @@ static void note_place(struct blobs *b, const struct place *p)
 {
     struct shard *s = shard_of(b, &p->key);
     if (4 * (s->n + 1) > 3 * s->cap)
-        grow(b, s);
+        grow_shard(b, s);
     struct place *at = &s->table[bucket_of(s->table, s->cap, &p->key)];
     pthread_mutex_lock(&s->lock);
     s->n += !at->len_bytes;

@@ -46,7 +46,7 @@ struct dir_files {
     uint64_t n_others, n_gone, n_listings, n_looks, blob_bytes, other_bytes;
 };
 
-static void push(struct file_list *l, struct dir_file *f)
+static void push_file(struct file_list *l, struct dir_file *f)
 {
     l->files = MEM_ROOM(l->files, l->n, l->cap, 64);
     l->files[l->n++] = f;
@@ -112,7 +112,7 @@ static struct dir_file *find_blob(const struct dir_files *d, uint64_t number)
 static void note_change(struct dir_files *d, struct dir_file *f)
 {
     if (!f->is_changed)
-        push(&d->changed, f);
+        push_file(&d->changed, f);
     f->is_changed = true;
 }
 
@@ -122,7 +122,7 @@ static struct dir_file *find_or_add(struct dir_files *d, uint64_t number)
     struct dir_file *f = at < d->blobs.n ? d->blobs.files[at] : NULL;
     if (!f || f->number != number) { /* new files have the largest number, so this moves little */
         f = mem_zalloc(sizeof(*f));
-        push(&d->blobs, f);
+        push_file(&d->blobs, f);
         memmove(&d->blobs.files[at + 1], &d->blobs.files[at], (d->blobs.n - 1 - at) * sizeof(f));
         d->blobs.files[at] = f;
         *f = (struct dir_file){.number = number, .is_fresh = true};
@@ -246,7 +246,7 @@ static void list_all(struct dir_files *d, DIR *dir)
 static void watch_file(struct dir_files *d, struct dir_file *f, uint8_t looks)
 {
     if (!f->looks)
-        push(&d->watched, f);
+        push_file(&d->watched, f);
     f->looks = looks;
 }
 

@@ -134,7 +134,7 @@ struct store_entry *table_find(const struct store_table *t, const struct block_k
     return t->buckets[bucket(t, key)];
 }
 
-static void grow(struct store_table *t)
+static void grow_table(struct store_table *t)
 {
     struct store_entry **old = t->buckets;
     uint64_t n = t->cap;
@@ -150,7 +150,7 @@ struct store_entry *table_add(struct store_table *t, const struct block_key *key
                               uint64_t now)
 {
     if (2 * (t->n_entries + 1) > t->cap)
-        grow(t);
+        grow_table(t);
     struct store_entry *e = mem_zalloc(sizeof(*e));
     e->key = *key;
     e->chain_index = e->in_dram.chain_index = e->on_ssd.chain_index = chain_index;

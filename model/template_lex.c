@@ -33,7 +33,7 @@ static void advance(struct lexer *l, size_t n)
         }
 }
 
-static struct token *push(struct lexer *l, enum token_kind kind)
+static struct token *push_token(struct lexer *l, enum token_kind kind)
 {
     struct template *t = l->t;
     t->tokens = MEM_ROOM(t->tokens, t->n_tokens, t->cap_tokens, 256);
@@ -86,7 +86,7 @@ static void lex_text(struct lexer *l, const char *end, bool line_start)
             keep = line;
     }
     if (keep) {
-        struct token *k = push(l, T_TEXT);
+        struct token *k = push_token(l, T_TEXT);
         k->text = arena_str(&l->t->arena, text, keep);
     }
     advance(l, n);
@@ -193,7 +193,7 @@ static void lex_string(struct lexer *l)
         else
             bytes_append(&b, &l->p[i++], 1);
     }
-    struct token *k = push(l, T_STR);
+    struct token *k = push_token(l, T_STR);
     k->text = arena_str(&l->t->arena, b.data ? b.data : "", b.len);
     bytes_free(&b);
     advance(l, end + 1 - l->at);
@@ -232,7 +232,7 @@ static void lex_number(struct lexer *l)
         fail_at(l, "a number runs into a name");
         return;
     }
-    struct token *k = push(l, real ? T_FLOAT : T_INT);
+    struct token *k = push_token(l, real ? T_FLOAT : T_INT);
     k->i = strtoll(text, NULL, 10);
     k->f = strtod(text, NULL);
     k->text = arena_str(&l->t->arena, text, n);
@@ -244,7 +244,7 @@ static void lex_name(struct lexer *l)
     size_t end = l->at;
     while (end < l->n && name_char(l->p[end]))
         end++;
-    struct token *k = push(l, T_NAME);
+    struct token *k = push_token(l, T_NAME);
     k->text = arena_str(&l->t->arena, l->p + l->at, end - l->at);
     advance(l, end - l->at);
 }
@@ -265,7 +265,7 @@ static void lex_operator(struct lexer *l, int *open)
         }
     }
     *open += c == '(' || c == '[' || c == '{' ? 1 : c == ')' || c == ']' || c == '}' ? -1 : 0;
-    struct token *k = push(l, T_OP);
+    struct token *k = push_token(l, T_OP);
     k->text = arena_str(&l->t->arena, l->p + l->at, n);
     advance(l, n);
 }
@@ -275,7 +275,7 @@ static bool lex_tag(struct lexer *l, bool block)
 {
     const char *end = block ? "%}" : "}}";
     int open = 0;
-    push(l, block ? T_BLOCK : T_VARIABLE);
+    push_token(l, block ? T_BLOCK : T_VARIABLE);
     advance(l, 2);
     if (l->at < l->n && (l->p[l->at] == '-' || (block && l->p[l->at] == '+')))
         advance(l, 1);
@@ -283,7 +283,7 @@ static bool lex_tag(struct lexer *l, bool block)
         char c = l->p[l->at];
         bool signed_end = (c == '-' || (c == '+' && block)) && l->n - l->at >= 3 && !memcmp(l->p + l->at + 1, end, 2);
         if (open <= 0 && (signed_end || looking_at(l, end))) {
-            push(l, block ? T_BLOCK_END : T_VARIABLE_END);
+            push_token(l, block ? T_BLOCK_END : T_VARIABLE_END);
             return skip_end(l, signed_end ? 3 : 2, signed_end ? c : 0, block);
         }
         if (space(c))
@@ -326,7 +326,7 @@ enum td_status template_lex(struct template *t, const char *source, size_t len, 
         else
             line_start = lex_tag(&l, tag[1] == '%');
     }
-    push(&l, T_END);
+    push_token(&l, T_END);
     bytes_free(&text);
     return l.status;
 }

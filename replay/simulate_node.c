@@ -144,7 +144,7 @@ static void give_back(struct sim *s, struct sim_worker_node *n, struct sim_seq *
     leg->n_blocks = leg->n_pages = leg->n_private = 0;
 }
 
-static bool grow(struct sim *s, struct sim_worker_node *n, struct sim_leg *leg, uint32_t n_tokens)
+static bool grow_leg(struct sim *s, struct sim_worker_node *n, struct sim_leg *leg, uint32_t n_tokens)
 {
     uint32_t need = pages_for(s, n_tokens);
     if (need <= leg->n_pages)
@@ -254,7 +254,7 @@ static bool admit_one(struct sim *s, struct sim_worker_node *n, struct sim_seq *
     bool adopts = only_decodes(s, n, q) && !q->was_preempted;
     leg->goal = q->t->n_prompt + (adopts ? q->n_before : q->n_generated);
     hold_matched(s, n, q, leg, adopts);
-    if (!grow(s, n, leg, leg->goal)) {
+    if (!grow_leg(s, n, leg, leg->goal)) {
         give_back(s, n, q, leg, q->was_preempted);
         leg->n_computed = 0;
         return false;
@@ -308,7 +308,7 @@ static void make_room(struct sim *s, struct sim_worker_node *n)
 {
     for (uint32_t i = 0; i < n->running.n; i++) {
         struct sim_seq *q = n->running.at[i];
-        if (grow(s, n, leg_on(s, n, q), tokens_of(q)))
+        if (grow_leg(s, n, leg_on(s, n, q), tokens_of(q)))
             continue;
         preempt(s, n, newest(s, n));
         i = UINT32_MAX; /* starts again: the list has changed */
@@ -345,7 +345,7 @@ static uint32_t steps_ahead(struct sim *s, struct sim_worker_node *n)
 static void grow_run(struct sim *s, struct sim_worker_node *n, uint32_t step)
 {
     for (uint32_t i = 0; i < n->n_decoding; i++)
-        grow(s, n, leg_on(s, n, n->running.at[i]), tokens_of(n->running.at[i]) + step);
+        grow_leg(s, n, leg_on(s, n, n->running.at[i]), tokens_of(n->running.at[i]) + step);
 }
 
 /* ------------------------------------------------------------------- steps */

@@ -30,7 +30,7 @@ static void take_out(struct pin_list *l, struct pin_entry **at)
     free(e);
 }
 
-static void grow(struct pin_list *l)
+static void grow_list(struct pin_list *l)
 {
     struct pin_list old = *l;
     l->n_buckets = old.n_buckets ? 2 * old.n_buckets : FIRST_BUCKETS;
@@ -58,7 +58,7 @@ enum pin_change pin_list_add(struct pin_list *l, const struct block_key *keys, u
                              uint32_t max_blocks)
 {
     if (l->n_entries >= l->n_buckets)
-        grow(l);
+        grow_list(l);
     struct pin_entry **at = find_pin(l, keys, n), *e = *at;
     if (e && until_ns <= e->until_ns)
         return PIN_KNOWN;

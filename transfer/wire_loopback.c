@@ -112,7 +112,7 @@ static void envelope_free(struct envelope *e)
 }
 
 /* False: that side is gone, and the caller keeps the envelope. */
-static bool push(struct xfer_hub *hub, struct envelope *e)
+static bool push_envelope(struct xfer_hub *hub, struct envelope *e)
 {
     pthread_mutex_lock(&hub->lock);
     struct loop_wire *w = e->link->wire[e->to];
@@ -124,7 +124,7 @@ static bool push(struct xfer_hub *hub, struct envelope *e)
 
 static void push_or_free(struct xfer_hub *hub, struct envelope *e)
 {
-    if (!push(hub, e))
+    if (!push_envelope(hub, e))
         envelope_free(e);
 }
 
@@ -182,7 +182,7 @@ static void loop_send(struct wire_conn *base, const void *header, uint32_t heade
     e->done = done;
     e->arg = arg;
     c->n_receipts++;
-    if (!c->is_closing && push(w->hub, e))
+    if (!c->is_closing && push_envelope(w->hub, e))
         return;
     e->kind = ENV_RECEIPT;
     e->to = c->side;
