@@ -366,7 +366,7 @@ static enum td_status measure_router(struct real *x, struct bench_rows *out, str
     return s;
 }
 
-static void stop(struct real *x)
+static void stop_real(struct real *x)
 {
     for (int i = 0; i < N_WORKERS; i++)
         if (x->workers[i])
@@ -401,6 +401,6 @@ enum td_status bench_router(const struct bench_options *o, struct bench_rows *ou
         s = td_fail(e, TD_ERR_DEADLINE, "the router did not get ready");
     if (!s)
         s = measure_router(&x, out, e);
-    stop(&x);
+    stop_real(&x);
     return s;
 }

@@ -102,7 +102,7 @@ static int pin(const struct cache_session *s, Tandem__V1__GenerateRequest *prefi
     return exit_code;
 }
 
-static int release(const struct cache_session *s, Tandem__V1__GenerateRequest *prefix)
+static int release_pin(const struct cache_session *s, Tandem__V1__GenerateRequest *prefix)
 {
     Tandem__V1__PinRequest m = TANDEM__V1__PIN_REQUEST__INIT;
     m.prefix = prefix;
@@ -125,7 +125,7 @@ static int flush_all(const struct cache_session *s)
 static const struct {
     const char *name;
     int (*run)(const struct cache_session *s, Tandem__V1__GenerateRequest *prefix);
-} ACTIONS[] = {{"pin", pin}, {"release", release}, {"flush", flush}};
+} ACTIONS[] = {{"pin", pin}, {"release", release_pin}, {"flush", flush}};
 enum { N_ACTIONS = sizeof(ACTIONS) / sizeof(ACTIONS[0]) };
 
 static int action_of(const char *name)

@@ -122,7 +122,7 @@ static int character_bytes(const unsigned char *p, size_t len)
     return n + 1;
 }
 
-static void release(struct token_stream *s, bool all, struct bytes *out)
+static void release_text(struct token_stream *s, bool all, struct bytes *out)
 {
     size_t at = 0;
     while (at < s->pending.len) {
@@ -220,7 +220,7 @@ static void push_bytes(struct token_stream *s, const struct tokenizer_piece *p, 
 {
     if (p->raw || !alphabet_decode(&s->pending, p->text.data, p->text.len))
         bytes_append(&s->pending, p->text.data, p->text.len);
-    release(s, false, out);
+    release_text(s, false, out);
 }
 
 void token_stream_push(struct token_stream *s, uint32_t id, struct bytes *out)
@@ -255,7 +255,7 @@ void token_stream_push(struct token_stream *s, uint32_t id, struct bytes *out)
 void token_stream_flush(struct token_stream *s, struct bytes *out)
 {
     if (s->t->decode_byte_level)
-        release(s, true, out);
+        release_text(s, true, out);
     else
         end_run(s, out);
 }

@@ -79,7 +79,7 @@ static void set_rates(struct sim *s, const struct port *p, int side)
         set_rate(s, i - 1);
 }
 
-static void stop(struct sim *s, uint32_t index)
+static void stop_flow(struct sim *s, uint32_t index)
 {
     struct flow *f = &s->net.flows[index];
     if (!f->is_flowing)
@@ -110,7 +110,7 @@ uint32_t net_open(struct sim *s, struct port *from, struct port *to, void (*on_e
     return index;
 }
 
-static void release(struct sim *s, uint32_t index)
+static void free_flow(struct sim *s, uint32_t index)
 {
     s->net.flows[index] = (struct flow){.next = {s->net.first_free}};
     s->net.first_free = index + 1;
@@ -119,7 +119,7 @@ static void release(struct sim *s, uint32_t index)
 static void end(struct sim *s, uint32_t index)
 {
     struct flow f = s->net.flows[index];
-    release(s, index);
+    free_flow(s, index);
     f.on_end(s, f.subject);
 }
 
@@ -153,8 +153,8 @@ void net_finish(struct sim *s, uint32_t index)
 
 void net_cancel(struct sim *s, uint32_t index)
 {
-    stop(s, index);
-    release(s, index);
+    stop_flow(s, index);
+    free_flow(s, index);
 }
 
 void net_cancel_all(struct sim *s, void (*on_end)(struct sim *, uint32_t), uint32_t subject)
@@ -169,7 +169,7 @@ void net_flow_ended(struct sim *s, uint32_t index, uint64_t version)
     struct flow *f = &s->net.flows[index];
     if (!f->is_flowing || f->version != version)
         return;
-    stop(s, index);
+    stop_flow(s, index);
     if (s->net.flows[index].is_closed)
         end(s, index);
 }

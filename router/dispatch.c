@@ -231,7 +231,7 @@ void dispatch_cancel(struct request *q)
 }
 
 /* Worker p has nothing more to do with q. If q was the probe of p's breaker, another request may probe. */
-static void release(struct request *q, struct peer *p)
+static void release_worker(struct request *q, struct peer *p)
 {
     if (p->probe == q->counter) { /* the probe gave neither success nor failure */
         p->probe = 0;
@@ -242,7 +242,7 @@ static void release(struct request *q, struct peer *p)
 void dispatch_release_prefill(struct request *q)
 {
     if (q->prefill)
-        release(q, q->prefill);
+        release_worker(q, q->prefill);
     q->prefill = NULL;
     q->prefill_said = q->prefill_leg = 0;
 }
@@ -250,7 +250,7 @@ void dispatch_release_prefill(struct request *q)
 void dispatch_release_decode(struct request *q)
 {
     if (q->decode)
-        release(q, q->decode);
+        release_worker(q, q->decode);
     q->decode = NULL;
     q->decode_said = q->decode_leg = 0;
 }
