@@ -23,8 +23,8 @@ struct local {
     char addresses[256];
 };
 
-static enum td_status parse(const char *program, const struct option *table, const char *const *args, void *values,
-                            struct td_error *e)
+static enum td_status parse_args(const char *program, const struct option *table, const char *const *args, void *values,
+                                 struct td_error *e)
 {
     char *argv[MAX_ARGS] = {(char *)(uintptr_t)program}, *strings;
     int argc = 1;
@@ -67,7 +67,7 @@ static enum td_status open_workers(struct local *l, const char *const *args, str
     static const char *const ROLES[N_WORKERS] = {"prefill", "decode"};
     for (int i = 0; i < N_WORKERS; i++) {
         struct worker_config c = {.role = ROLES[i], .hub = l->hub};
-        enum td_status s = parse("tandem generate --local", WORKER_OPTIONS, args, &c.options, e);
+        enum td_status s = parse_args("tandem generate --local", WORKER_OPTIONS, args, &c.options, e);
         if (!s && !i)
             s = check_pools(&c.options, e);
         c.options.name = i ? "decode-0" : "prefill-0";
@@ -93,7 +93,7 @@ enum td_status local_open(const char *model, const char *const *worker_args, con
     if (!s) {
         const char *args[] = {"--model", model, "--workers",   l->addresses, "--listen", "127.0.0.1:0",
                               "--plan",  plan,  "--log-level", "warn",       NULL};
-        s = parse("tandem generate --local", ROUTER_OPTIONS, args, &options, error_out);
+        s = parse_args("tandem generate --local", ROUTER_OPTIONS, args, &options, error_out);
     }
     if (!s)
         s = router_open(&options, &l->router, error_out);

@@ -88,7 +88,7 @@ static enum td_status add_axis(struct sweep *s, char *text, struct td_error *e)
     return status;
 }
 
-static enum td_status parse(struct sweep *s, const char *text, struct td_error *e)
+static enum td_status parse_sweep(struct sweep *s, const char *text, struct td_error *e)
 {
     char *copy = mem_strdup(text), *state = NULL;
     enum td_status status = TD_OK;
@@ -274,7 +274,7 @@ int simulate_sweep(const struct trace *trace, const char *trace_name, const stru
     int code = 2;
     pthread_mutex_init(&s.lock, NULL);
     pthread_cond_init(&s.changed, NULL);
-    if (parse(&s, o->sweep, &e))
+    if (parse_sweep(&s, o->sweep, &e))
         ok = !cli_fail("simulate", "%s", e.text);
     s.points = mem_array(s.n_points, sizeof(struct simulate_point *));
     s.summaries = mem_array(s.n_points, sizeof(*s.summaries));

@@ -13,7 +13,7 @@ static bool is_worker(const struct child *c)
     return c->role == CHILD_PREFILL || c->role == CHILD_DECODE;
 }
 
-static enum td_status parse(const struct child *c, void *values, char **strings_out, struct td_error *e)
+static enum td_status parse_child(const struct child *c, void *values, char **strings_out, struct td_error *e)
 {
     enum options_action action;
     struct options o = {.program = "tandem-kvstore",
@@ -40,7 +40,7 @@ struct child_plan {
 static enum td_status plan_child(const struct child *c, struct child_plan *out, struct td_error *e)
 {
     *out = (struct child_plan){0};
-    enum td_status s = parse(c, is_worker(c) ? (void *)&out->worker : (void *)&out->store, &out->strings, e);
+    enum td_status s = parse_child(c, is_worker(c) ? (void *)&out->worker : (void *)&out->store, &out->strings, e);
     return s ? s : geometry_resolve(is_worker(c) ? &out->worker.geometry : &out->store.geometry, &out->geometry, e);
 }
 

@@ -31,8 +31,8 @@ static void unsupported(struct config_reader *r, const char *field, const char *
 }
 
 /* fallback NAN: the field must exist. */
-static double number(struct config_reader *r, json_t *object, const char *field, double fallback, double min,
-                     double max)
+static double read_number(struct config_reader *r, json_t *object, const char *field, double fallback, double min,
+                          double max)
 {
     json_t *v = json_object_get(object, field);
     if (!v || json_is_null(v)) {
@@ -51,7 +51,7 @@ static double number(struct config_reader *r, json_t *object, const char *field,
 static uint32_t whole(struct config_reader *r, json_t *object, const char *field, double fallback, double min,
                       double max)
 {
-    double d = number(r, object, field, fallback, min, max);
+    double d = read_number(r, object, field, fallback, min, max);
     if (isnan(d))
         return (uint32_t)min;
     if (d != floor(d))
@@ -133,27 +133,28 @@ static void read_scaling(struct config_reader *r, json_t *s, const struct model_
 {
     double ratio = NAN; /* a value for `factor` if it may be missing */
     if (rope->type >= ROPE_LLAMA3) {
-        double original = number(r, s, "original_max_position_embeddings", c->max_positions, 2, 1e8);
-        rope->original_positions = (uint32_t)number(r, r->root, "original_max_position_embeddings", original, 2, 1e8);
+        double original = read_number(r, s, "original_max_position_embeddings", c->max_positions, 2, 1e8);
+        rope->original_positions =
+            (uint32_t)read_number(r, r->root, "original_max_position_embeddings", original, 2, 1e8);
         if (rope->type != ROPE_LLAMA3)
             ratio = c->max_positions / (double)rope->original_positions;
     }
-    rope->factor = number(r, s, "factor", ratio, 1e-6, 1e6);
+    rope->factor = read_number(r, s, "factor", ratio, 1e-6, 1e6);
     if (rope->type == ROPE_LLAMA3) {
-        rope->low_freq_factor = number(r, s, "low_freq_factor", NAN, 1e-6, 1e6);
-        rope->high_freq_factor = number(r, s, "high_freq_factor", NAN, 1e-6, 1e6);
+        rope->low_freq_factor = read_number(r, s, "low_freq_factor", NAN, 1e-6, 1e6);
+        rope->high_freq_factor = read_number(r, s, "high_freq_factor", NAN, 1e-6, 1e6);
         if (!r->status && rope->high_freq_factor <= rope->low_freq_factor)
             refuse_field(r, TD_ERR_CORRUPT, "high_freq_factor", "not larger than low_freq_factor");
     }
     if (rope->type == ROPE_YARN) {
-        rope->beta_fast = number(r, s, "beta_fast", 32, 1e-6, 1e6);
-        rope->beta_slow = number(r, s, "beta_slow", 1, 1e-6, 1e6);
-        rope->mscale = number(r, s, "mscale", 0, 0, 1e6);
-        rope->mscale_all_dim = number(r, s, "mscale_all_dim", 0, 0, 1e6);
+        rope->beta_fast = read_number(r, s, "beta_fast", 32, 1e-6, 1e6);
+        rope->beta_slow = read_number(r, s, "beta_slow", 1, 1e-6, 1e6);
+        rope->mscale = read_number(r, s, "mscale", 0, 0, 1e6);
+        rope->mscale_all_dim = read_number(r, s, "mscale_all_dim", 0, 0, 1e6);
         rope->truncate = flag_in(r, s, "truncate", true);
     }
     if (rope->type == ROPE_YARN || rope->type == ROPE_LONGROPE)
-        rope->attention_factor = number(r, s, "attention_factor", 0, 1e-6, 1e6);
+        rope->attention_factor = read_number(r, s, "attention_factor", 0, 1e-6, 1e6);
     if (rope->type == ROPE_LONGROPE && !r->status) {
         read_factors(r, s, "short_factor", c->rotary_dim / 2, rope->short_factor);
         read_factors(r, s, "long_factor", c->rotary_dim / 2, rope->long_factor);
@@ -164,7 +165,7 @@ static void read_scaling(struct config_reader *r, json_t *s, const struct model_
 static void read_one_rope(struct config_reader *r, json_t *p, json_t *s, double theta, const struct model_config *c,
                           struct model_rope *rope)
 {
-    rope->theta = number(r, p, "rope_theta", theta, 2, 1e12);
+    rope->theta = read_number(r, p, "rope_theta", theta, 2, 1e12);
     if (!json_is_object(s))
         return;
     rope->type = rope_type_of(r, text(s, "rope_type", text(s, "type", "default")));
@@ -194,7 +195,7 @@ static void read_rope(struct config_reader *r, struct model_config *c)
     double theta = c->family->rope_theta, part = 1;
     uint32_t dim = c->family->latent ? c->latent.rope_dim : c->head_dim;
     factor = is_set(p, "partial_rotary_factor") ? p : r->root;
-    part = number(r, factor, "partial_rotary_factor", 1, 1e-3, 1);
+    part = read_number(r, factor, "partial_rotary_factor", 1, 1e-3, 1);
     c->rotary_dim = (uint32_t)(dim * part);
     if (!r->status && (c->rotary_dim % 2 || c->rotary_dim < 2 || c->rotary_dim > 2 * MODEL_MAX_PAIRS)) {
         refuse_field(r, TD_ERR_CORRUPT, "head_dim", "the dimensions to rotate are odd, or too many");
@@ -205,7 +206,7 @@ static void read_rope(struct config_reader *r, struct model_config *c)
     if (c->family->two_ropes) {
         json_t *local = json_object_get(json_object_get(r->root, "rope_parameters"), "sliding_attention");
         c->rope[1] = (struct model_rope){.type = ROPE_DEFAULT};
-        read_one_rope(r, local, local, number(r, r->root, "rope_local_base_freq", 10000, 1, 1e12), c, &c->rope[1]);
+        read_one_rope(r, local, local, read_number(r, r->root, "rope_local_base_freq", 10000, 1, 1e12), c, &c->rope[1]);
     }
 }
 
@@ -319,7 +320,7 @@ static void read_experts(struct config_reader *r, struct model_config *c)
         refuse_field(r, TD_ERR_CORRUPT, "num_experts_per_tok", "more than there are experts");
     m->intermediate = read_count(
         r, is_set(r->root, "moe_intermediate_size") ? "moe_intermediate_size" : "intermediate_size", NAN, 1 << 22);
-    m->scale = (float)number(r, r->root, "routed_scaling_factor", 1, 1e-6, 1e6);
+    m->scale = (float)read_number(r, r->root, "routed_scaling_factor", 1, 1e-6, 1e6);
     m->normalized = f->always_normalized || flag(r, "norm_topk_prob", false);
     /* Versions differ in what it means together with routed_scaling_factor. */
     if (m->normalized && f->latent)
@@ -402,17 +403,17 @@ static void note_ignored(json_t *g, const struct model_config *c, struct model_g
 static void read_defaults(struct config_reader *r, json_t *g, const struct model_config *c,
                           struct model_generation *out)
 {
-    out->repetition_penalty = (float)number(r, g, "repetition_penalty", 1, 1e-3, 10);
+    out->repetition_penalty = (float)read_number(r, g, "repetition_penalty", 1, 1e-3, 10);
     out->max_tokens = whole(r, g, "max_new_tokens", 0, 0, UINT32_MAX);
     out->n_suppressed_ids = read_ids(r, g, "suppress_tokens", c->vocab_size, MODEL_MAX_SUPPRESSED, out->suppressed_ids);
     note_ignored(g, c, out);
     if (!json_is_true(json_object_get(g, "do_sample")))
         return;
-    out->temperature = (float)number(r, g, "temperature", 1, 0, 100);
-    out->top_p = (float)number(r, g, "top_p", 1, 1e-6, 1);
-    out->top_k = (uint32_t)number(r, g, "top_k", 0, 0, 1e9);
-    out->min_p = (float)number(r, g, "min_p", 0, 0, 1);
-    out->typical_p = (float)number(r, g, "typical_p", 0, 0, 1);
+    out->temperature = (float)read_number(r, g, "temperature", 1, 0, 100);
+    out->top_p = (float)read_number(r, g, "top_p", 1, 1e-6, 1);
+    out->top_k = (uint32_t)read_number(r, g, "top_k", 0, 0, 1e9);
+    out->min_p = (float)read_number(r, g, "min_p", 0, 0, 1);
+    out->typical_p = (float)read_number(r, g, "typical_p", 0, 0, 1);
 }
 
 static void read_generation(struct config_reader *r, const char *data, size_t len, struct model_config *c)
@@ -464,13 +465,13 @@ static void read_attention(struct config_reader *r, struct model_config *c)
 static float cap_of(struct config_reader *r, const char *field, double fallback)
 {
     bool missing = !json_object_get(r->root, field);
-    return (float)number(r, r->root, field, missing && fallback > 0 ? fallback : 0, 1e-3, 1e6);
+    return (float)read_number(r, r->root, field, missing && fallback > 0 ? fallback : 0, 1e-3, 1e6);
 }
 
 static void read_scores(struct config_reader *r, struct model_config *c)
 {
     const struct model_family *f = c->family;
-    double scalar = f->query_scalar ? number(r, r->root, "query_pre_attn_scalar", 256, 1e-3, 1e6) : c->head_dim;
+    double scalar = f->query_scalar ? read_number(r, r->root, "query_pre_attn_scalar", 256, 1e-3, 1e6) : c->head_dim;
     c->score_scale = 1.0f / sqrtf((float)scalar);
     if (f->latent && c->rope[0].type == ROPE_YARN && c->rope[0].mscale_all_dim > 0) {
         double m = model_rope_mscale(&c->rope[0], c->rope[0].mscale_all_dim);
@@ -493,8 +494,8 @@ static void read_activation(struct config_reader *r, struct model_config *c)
         c->glu = GLU_GELU_TANH;
     else
         unsupported(r, c->family->act_field, act);
-    c->glu_alpha = (float)number(r, r->root, "swiglu_alpha", 1.702, 1e-3, 1e3);
-    c->glu_limit = (float)number(r, r->root, "swiglu_limit", 7, 1e-3, 1e6);
+    c->glu_alpha = (float)read_number(r, r->root, "swiglu_alpha", 1.702, 1e-3, 1e3);
+    c->glu_limit = (float)read_number(r, r->root, "swiglu_limit", 7, 1e-3, 1e6);
     c->mlp_bias = flag(r, "mlp_bias", false);
 }
 
@@ -555,7 +556,7 @@ static void read_all(struct config_reader *r, struct model_config *c)
     c->n_heads = read_count(r, "num_attention_heads", NAN, 1024);
     c->intermediate = read_count(r, "intermediate_size", NAN, 1 << 22);
     c->max_positions = read_count(r, "max_position_embeddings", NAN, MAX_POSITIONS);
-    c->rms_eps = (float)number(r, r->root, "rms_norm_eps", NAN, 0, 1);
+    c->rms_eps = (float)read_number(r, r->root, "rms_norm_eps", NAN, 0, 1);
     c->tied_embeddings = flag(r, "tie_word_embeddings", c->family->tied);
     if (r->status)
         return;

@@ -123,7 +123,7 @@ static bool fit(const struct rows *r, double *w_out, double *error_out)
 
 /* -------------------------------------------------------------------- file */
 
-static bool number(const json_t *row, const char *name, double least, double *out)
+static bool number_of(const json_t *row, const char *name, double least, double *out)
 {
     const json_t *v = json_object_get(row, name);
     if (!json_is_number(v) || !(json_number_value(v) >= least) || !(json_number_value(v) < 1e12))
@@ -145,8 +145,8 @@ static enum td_status read_rows(const json_t *profile, const char *list, const c
     {
         double a, b, ms;
         bool decode = !strcmp(list, "decode"), prefix = !strcmp(list, "prefill_prefix");
-        if (!number(row, names[0], 1, &a) || !number(row, names[1], prefix ? 0 : 1, &b) ||
-            !number(row, "ms", 1e-6, &ms) || (prefix && b >= a))
+        if (!number_of(row, names[0], 1, &a) || !number_of(row, names[1], prefix ? 0 : 1, &b) ||
+            !number_of(row, "ms", 1e-6, &ms) || (prefix && b >= a))
             return td_fail(e, TD_ERR_INVALID, "%s[%zu]: expected positive numbers %s, %s and ms", list, i, names[0],
                            names[1]);
         if (decode)
@@ -177,9 +177,9 @@ static enum td_status read_mixed(const json_t *profile, struct mixed_rows *out, 
     json_array_foreach(rows, i, row)
     {
         double batch, context, tokens, prefix, ms;
-        if (!number(row, "batch", 1, &batch) || !number(row, "context", 1, &context) ||
-            !number(row, "tokens", 1, &tokens) || !number(row, "prefix", 0, &prefix) || !number(row, "ms", 1e-6, &ms) ||
-            batch > UINT32_MAX || tokens > UINT32_MAX)
+        if (!number_of(row, "batch", 1, &batch) || !number_of(row, "context", 1, &context) ||
+            !number_of(row, "tokens", 1, &tokens) || !number_of(row, "prefix", 0, &prefix) ||
+            !number_of(row, "ms", 1e-6, &ms) || batch > UINT32_MAX || tokens > UINT32_MAX)
             return td_fail(e, TD_ERR_INVALID,
                            "mixed[%zu]: expected positive numbers batch, context, tokens and ms, and prefix", i);
         out->at[out->n++] = (struct cost_step){.n_prompts = 1,
@@ -375,8 +375,8 @@ static enum td_status fit_profile(const json_t *p, struct worker_profile *out, s
         out->fit_error = fmax(errors[0], errors[1]);
         out->mixed = judge_mixed(&mixed, &out->cost);
     }
-    number(p, "kv_bytes_per_token", 0, &out->kv_bytes_per_token);
-    number(p, "pool_bytes", 0, &out->pool_bytes);
+    number_of(p, "kv_bytes_per_token", 0, &out->kv_bytes_per_token);
+    number_of(p, "pool_bytes", 0, &out->pool_bytes);
     derive_memory(p, out);
     free(prefill.x);
     free(decode.x);

@@ -309,7 +309,7 @@ static json_t *parse_ids(const char *text)
     return v;
 }
 
-static json_t *parse(const struct ask_param *p, const char *text)
+static json_t *parse_value(const struct ask_param *p, const char *text)
 {
     uint64_t seed;
     switch (p->type) {
@@ -341,7 +341,7 @@ static json_t *parse(const struct ask_param *p, const char *text)
 enum td_status ask_param_parse(const struct ask_param *p, const char *name, const char *text, json_t **value_out,
                                struct td_error *e)
 {
-    json_t *v = parse(p, text);
+    json_t *v = parse_value(p, text);
     enum td_status s =
         v ? ask_param_check(p, name, v, e)
           : td_fail(e, TD_ERR_INVALID, "%s: '%.100s' is not %s", name, text, p->holder ? p->holder : "JSON");
