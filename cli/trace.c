@@ -355,7 +355,7 @@ static double given(double value, double fitted, double fallback, bool is_fitted
     return value >= 0 ? value : is_fitted ? fitted : fallback;
 }
 
-static void describe(const struct trace_options *o, bool fitted, struct trace_synth *d)
+static void describe_trace(const struct trace_options *o, bool fitted, struct trace_synth *d)
 {
     d->n_requests = (uint64_t)o->requests;
     d->seed = (uint64_t)o->seed;
@@ -389,7 +389,7 @@ static int run_synth(const struct trace_options *o)
         trace_fit(like, &d);
         trace_close(like);
     }
-    describe(o, o->fit, &d);
+    describe_trace(o, o->fit, &d);
     fprintf(stderr,
             "asked for: %" PRIu64
             " requests, %.3f/s, gaps of sessions vary by %.2f, %.2f turns; %u system prompts of %u tokens; first "

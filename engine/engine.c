@@ -590,7 +590,7 @@ static void finish_rows(struct engine *e)
 }
 
 /* Describes the step for the cost model. Call it before the step's tokens are counted. */
-static struct cost_step describe(const struct engine *e)
+static struct cost_step describe_step(const struct engine *e)
 {
     struct cost_step step = {0};
     for (uint32_t i = 0; i < e->n_batch; i++) {
@@ -625,7 +625,7 @@ uint32_t engine_step(struct engine *e)
                                         .on_layers = on_layers,
                                         .layers_per_call = (uint16_t)per_call,
                                         .user = e};
-    e->last_step = describe(e);
+    e->last_step = describe_step(e);
     if (e->config.callbacks.on_step)
         e->config.callbacks.on_step(e->config.callbacks.user, progress_expect_ms(&e->past, &e->cost, &e->last_step));
     uint64_t start = clock_now(e->config.clock);

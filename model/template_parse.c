@@ -79,7 +79,7 @@ static bool take_name(struct parser *p, const char *name)
     return yes;
 }
 
-static const char *describe(const struct token *k)
+static const char *token_name(const struct token *k)
 {
     static const char *const NAMES[] = {"text",   "'{{'",     "'}}'",     "'{%'", "'%}'",   "a name",
                                         "a text", "a number", "a number", "",     "the end"};
@@ -91,7 +91,7 @@ static void unexpected(struct parser *p, const char *wanted)
     if (p->at->kind == T_OP || p->at->kind == T_NAME)
         fail(p, p->at, TD_ERR_CORRUPT, "expected %s, found '%.*s'", wanted, (int)p->at->text.n, p->at->text.p);
     else
-        fail(p, p->at, TD_ERR_CORRUPT, "expected %s, found %s", wanted, describe(p->at));
+        fail(p, p->at, TD_ERR_CORRUPT, "expected %s, found %s", wanted, token_name(p->at));
 }
 
 static void want_op(struct parser *p, const char *op)
@@ -105,7 +105,7 @@ static void want(struct parser *p, enum token_kind kind)
     if (p->at->kind == kind)
         p->at += kind != T_END;
     else
-        unexpected(p, describe(&(struct token){.kind = kind}));
+        unexpected(p, token_name(&(struct token){.kind = kind}));
 }
 
 static struct str want_name(struct parser *p)
@@ -485,7 +485,7 @@ static int comparison(struct parser *p)
     return 0;
 }
 
-static struct template_node *compare(struct parser *p)
+static struct template_node *parse_compare(struct parser *p)
 {
     struct template_node *left = binary(p, LEVEL_SUM), *n = node(p, N_COMPARE), **end = &n->kids[1];
     for (int op; !p->status && (op = comparison(p));) {
@@ -501,7 +501,7 @@ static struct template_node *compare(struct parser *p)
 static struct template_node *not_expression(struct parser *p)
 {
     if (!is_name(p, "not"))
-        return compare(p);
+        return parse_compare(p);
     struct template_node *n = node(p, N_UNARY);
     n->op = '!';
     p->at++;

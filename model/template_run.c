@@ -362,7 +362,7 @@ static bool holds(struct template_run *r, int op, struct value a, struct value b
     }
 }
 
-static struct value compare(struct template_run *r, struct scope *scope, const struct template_node *n)
+static struct value compare_chain(struct template_run *r, struct scope *scope, const struct template_node *n)
 {
     struct value left = eval(r, scope, n->kids[0]);
     for (const struct template_node *with = n->kids[1]; with && !r->status; with = with->next) {
@@ -550,7 +550,7 @@ static struct value eval_kind(struct template_run *r, struct scope *scope, const
     case N_BINARY:
         return binary(r, scope, n);
     case N_COMPARE:
-        return compare(r, scope, n);
+        return compare_chain(r, scope, n);
     case N_COND:
         if (value_true(eval(r, scope, n->kids[0])))
             return eval(r, scope, n->kids[1]);

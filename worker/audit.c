@@ -57,7 +57,8 @@ static void count_all(struct worker *w, struct account *a, Tandem__Worker__V1__A
 }
 
 /* Writes a line for each page whose counts differ, at most PROBLEMS_MAX; returns how many. */
-static uint32_t compare(struct worker *w, const struct account *a, uint32_t n_pages, char (*problems)[PROBLEM_BYTES])
+static uint32_t compare_pages(struct worker *w, const struct account *a, uint32_t n_pages,
+                              char (*problems)[PROBLEM_BYTES])
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < n_pages && n < PROBLEMS_MAX; i++) {
@@ -90,7 +91,7 @@ void audit_answer(struct worker *w, struct link *link, uint64_t nonce)
     Tandem__Worker__V1__Audit m = TANDEM__WORKER__V1__AUDIT__INIT;
     Tandem__Worker__V1__WorkerMessage message = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
     count_all(w, &account, &m);
-    uint32_t n = compare(w, &account, pages.total, problems);
+    uint32_t n = compare_pages(w, &account, pages.total, problems);
     kvpool_each_block(pool, add_block, &blocks);
     if (pages.free + pages.cached + pages.held + pages.leased + pages.quarantined != pages.total)
         snprintf(problems[n++], PROBLEM_BYTES, "the states of the pages don't add up to %u", pages.total);
