@@ -308,7 +308,7 @@ static struct seq *newest_running(struct engine *e)
 }
 
 /* Takes the page for the next token of s, and preempts others for it. False: s itself was preempted. */
-static bool make_room(struct engine *e, struct seq *s)
+static bool find_room(struct engine *e, struct seq *s)
 {
     while (!seq_grow(s, pages_for(e, s->n_tokens))) {
         struct seq *victim = newest_running(e);
@@ -333,7 +333,7 @@ static uint32_t pick(struct engine *e)
     uint32_t n = 0, kept = 0;
     struct seq *s;
     TAILQ_FOREACH (s, &e->seqs, in_engine)
-        if (n < e->config.max_batch && s->state == SEQ_RUNNING && make_room(e, s))
+        if (n < e->config.max_batch && s->state == SEQ_RUNNING && find_room(e, s))
             e->batch[n++] = s;
     for (uint32_t i = 0; i < n; i++) /* a later sequence may have preempted one that is in the batch already */
         if (e->batch[i]->state == SEQ_RUNNING)

@@ -62,7 +62,7 @@ void forward_sim_close(struct forward_sim *f)
 /* ----------------------------------------------------------------- contents */
 
 /* Where a token's word is: in K of the first head, at the token's slot. */
-static uint8_t *slot_of(const struct forward_sim *f, const struct k_attn_seq *s, uint32_t layer, uint32_t position)
+static uint8_t *kv_slot(const struct forward_sim *f, const struct k_attn_seq *s, uint32_t layer, uint32_t position)
 {
     const struct kv_layout *l = &f->layout;
     return s->pages[position / l->page_tokens] + layer * kv_layout_layer_bytes(l) +
@@ -72,7 +72,7 @@ static uint8_t *slot_of(const struct forward_sim *f, const struct k_attn_seq *s,
 static uint64_t load_kv(const struct forward_sim *f, const struct k_attn_seq *s, uint32_t layer, uint32_t position)
 {
     uint64_t word;
-    memcpy(&word, slot_of(f, s, layer, position), sizeof(word));
+    memcpy(&word, kv_slot(f, s, layer, position), sizeof(word));
     return word ^ layer;
 }
 
@@ -106,7 +106,7 @@ static void store_kv(struct forward_sim *f, const struct forward_batch *b, uint3
         for (uint32_t layer = begin; layer < end; layer++)
             for (uint32_t r = 0; r < s->n_rows; r++) {
                 uint64_t word = f->words[s->first_row + r] ^ layer;
-                memcpy(slot_of(f, s, layer, s->first_pos + r), &word, sizeof(word));
+                memcpy(kv_slot(f, s, layer, s->first_pos + r), &word, sizeof(word));
             }
     }
 }

@@ -167,7 +167,7 @@ static struct evict_node *victim(struct cache *c)
 }
 
 /* False: room could only be made by evicting a block that this request uses. */
-static bool make_room(struct cache *c, uint64_t time)
+static bool evict_for(struct cache *c, uint64_t time)
 {
     if (c->n < c->capacity)
         return true;
@@ -211,7 +211,7 @@ static void request(struct cache *c, const uint32_t *uses, uint32_t n_uses, uint
     for (bool has_room = true; i < n_uses; i++) {
         struct evict_node *n = &nodes[uses[i]];
         n->item.is_tail = is_tail(c, i, n_uses);
-        has_room = has_room && (n->is_stored || make_room(c, time));
+        has_room = has_room && (n->is_stored || evict_for(c, time));
         if (n->is_stored)
             eviction_touch(c->order, &n->item, time);
         else if (has_room)

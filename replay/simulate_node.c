@@ -304,7 +304,7 @@ static void preempt(struct sim *s, struct sim_worker_node *n, struct sim_seq *q)
 
 /* Takes pages for the next token of each sequence, in order; preempts the newest sequences until they
  * suffice. */
-static void make_room(struct sim *s, struct sim_worker_node *n)
+static void preempt_for_room(struct sim *s, struct sim_worker_node *n)
 {
     for (uint32_t i = 0; i < n->running.n; i++) {
         struct sim_seq *q = n->running.at[i];
@@ -487,7 +487,7 @@ static void begin(struct sim *s, struct sim_worker_node *n)
     sort_running(s, n);
     uint32_t steps = n->prompts.n || !n->running.n ? 0 : steps_ahead(s, n);
     if (!steps)
-        make_room(s, n);
+        preempt_for_room(s, n);
     if (!(n->prompts.n + n->running.n))
         return;
     n->n_decoding = n->running.n;

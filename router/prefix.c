@@ -68,7 +68,7 @@ static uint32_t count_away(const struct router *r)
     return n;
 }
 
-static uint32_t forget(struct router *r, const struct block_key *keys, uint32_t n)
+static uint32_t forget_pins(struct router *r, const struct block_key *keys, uint32_t n)
 {
     Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
     Tandem__Worker__V1__Forget forget = TANDEM__WORKER__V1__FORGET__INIT;
@@ -268,7 +268,7 @@ void prefix_flush(struct router *r, struct rpc_call *call, const struct params *
     struct block_key *keys = place_keys(r, p, &n, &root);
     unpin(r, keys, n);
     answer.prefix_tokens = n * r->layout.page_tokens;
-    answer.told = n ? forget(r, keys, n) : 0;
+    answer.told = n ? forget_pins(r, keys, n) : 0;
     answer.away = count_away(r);
     free(keys);
     router_answer_simple(call, &answer.base, TD_OK, NULL);
@@ -278,7 +278,7 @@ void prefix_flush_all(struct router *r, struct rpc_call *call)
 {
     Tandem__Admin__V1__FlushResponse answer = TANDEM__ADMIN__V1__FLUSH_RESPONSE__INIT;
     unpin_all(r);
-    answer.told = forget(r, NULL, 0);
+    answer.told = forget_pins(r, NULL, 0);
     answer.away = count_away(r);
     router_answer_simple(call, &answer.base, TD_OK, NULL);
 }

@@ -43,7 +43,7 @@ static void add_answer(const struct lengths *l, struct lengths_histogram *h, uin
     sum_up(l, h);
 }
 
-static uint32_t slot_of(uint64_t tenant)
+static uint32_t histogram_of(uint64_t tenant)
 {
     return (uint32_t)(random_mix(tenant) % LENGTHS_SLOTS);
 }
@@ -51,7 +51,7 @@ static uint32_t slot_of(uint64_t tenant)
 void lengths_observe(struct lengths *l, uint64_t tenant, uint32_t n_tokens, uint32_t max_tokens)
 {
     add_answer(l, &l->all, n_tokens, max_tokens);
-    add_answer(l, &l->slots[slot_of(tenant)], n_tokens, max_tokens);
+    add_answer(l, &l->slots[histogram_of(tenant)], n_tokens, max_tokens);
 }
 
 /* The first bucket whose middle is above n tokens. */
@@ -63,7 +63,7 @@ static uint32_t first_above(const struct lengths *l, double n)
 
 double lengths_remaining(const struct lengths *l, uint64_t tenant, uint32_t n_so_far, uint32_t max_tokens)
 {
-    const struct lengths_histogram *own = &l->slots[slot_of(tenant)], *all = &l->all;
+    const struct lengths_histogram *own = &l->slots[histogram_of(tenant)], *all = &l->all;
     double most = max_tokens > n_so_far ? max_tokens - n_so_far : 0;
     double known = 1 / (BORROWED + own->total), share = BORROWED * known / all->total;
     uint32_t from = first_above(l, n_so_far), over = first_above(l, max_tokens); /* longer answers get cut */

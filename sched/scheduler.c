@@ -564,7 +564,7 @@ static void dispatch_alone(struct scheduler *s, uint64_t now)
 }
 
 /* Whether n requests with these prompt tokens exceed the share `part` of the queue's bounds. */
-static bool is_over(const struct scheduler *s, double n, double tokens, double part)
+static bool exceeds_bounds(const struct scheduler *s, double n, double tokens, double part)
 {
     return n > part * s->config.max_queued || tokens > part * (double)s->config.max_queued_tokens;
 }
@@ -578,8 +578,9 @@ static bool has_room(const struct scheduler *s, const struct sched_request *q, u
 {
     uint32_t n = fair_count(s->fair, q->tenant);
     return q->resumed || is_back(q) || !n ||
-           !is_over(s, s->n_queued + 1.0, (double)(s->queued_tokens + q->n_tokens), 1) ||
-           !is_over(s, n + 1.0, fair_size(s->fair, q->tenant) + q->n_tokens, fair_share(s->fair, q->tenant, now));
+           !exceeds_bounds(s, s->n_queued + 1.0, (double)(s->queued_tokens + q->n_tokens), 1) ||
+           !exceeds_bounds(s, n + 1.0, fair_size(s->fair, q->tenant) + q->n_tokens,
+                           fair_share(s->fair, q->tenant, now));
 }
 
 /* When a client refused by a full queue shall come back: one by one, at the pace of the queue. */
@@ -606,7 +607,7 @@ static bool is_resumed(const void *item)
 /* Drops requests that would be served last until the queue is within its bounds; never a resumed request. */
 static void make_room(struct scheduler *s, uint64_t now)
 {
-    while (s->n_queued > 1 && is_over(s, s->n_queued, (double)s->queued_tokens, 1)) {
+    while (s->n_queued > 1 && exceeds_bounds(s, s->n_queued, (double)s->queued_tokens, 1)) {
         struct sched_request *q = fair_last(s->fair, s->n_queued <= s->config.max_queued, is_resumed);
         if (!q)
             return;
