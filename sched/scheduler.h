@@ -286,7 +286,7 @@ uint64_t scheduler_queued_tokens(const struct scheduler *s);
 /* Predicted work of all queued requests; other routers are told this number. */
 double scheduler_queued_ms(const struct scheduler *s);
 /*
- * The log of the last decision: valid inside config.place and config.refuse, and after a submit that was refused.
- * Borrowed.
+ * The log of the last decision: valid inside config.place and config.refuse, and after a submit that was
+ * refused. Borrowed.
  */
 const struct policy_candidate *scheduler_candidates(const struct scheduler *s, uint32_t *n_out);

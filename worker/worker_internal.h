@@ -64,8 +64,8 @@ struct worker_pull {
     struct xfer_id id;
     struct leg *leg; /* NULL: nobody waits for the KV; the pull only holds its pages until it has ended */
     /*
-     * The xfer thread reads n_have, held.n and addresses (landing_address() in transfers.c): all are written before
-     * pull_start() and not changed while the pull runs.
+     * The xfer thread reads n_have, held.n and addresses (landing_address() in transfers.c): all are written
+     * before pull_start() and not changed while the pull runs.
      */
     uint32_t n_have; /* leading pages of the lease that are in the pool already and are not pulled */
     struct held_pages held;
