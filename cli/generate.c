@@ -60,6 +60,10 @@ static void add_defaults(const struct generate_options *o, json_t *r)
         json_object_set_new(r, "logprobs", json_true());
 }
 
+/*
+ * Comes last in the end of an ask: when the last one has landed, the main thread may go on, close the client
+ * and leave the function that has s. rpc_client_close() waits for the threads that are still in here.
+ */
 static void landed(struct generate_session *s, bool failed)
 {
     pthread_mutex_lock(&s->lock);
@@ -169,7 +173,8 @@ static void show_text(struct ask *a, const void *text, size_t len)
     fflush(stdout);
 }
 
-static void part(const char *name, double ms)
+/* One line of the timing, unless it would show 0.0. */
+static void print_part(const char *name, double ms)
 {
     if (ms >= 0.05)
         fprintf(stderr, "  %-18s %9.1f ms\n", name, ms);
@@ -185,17 +190,17 @@ static void show_timing(const struct ask *a)
             (int)e->placement->plan.len, (const char *)e->placement->plan.data, (int)e->placement->prefill.len,
             (const char *)e->placement->prefill.data, (int)e->placement->decode.len,
             (const char *)e->placement->decode.data, (unsigned long long)e->seed);
-    part("tokenize", t->tokenize);
-    part("queue", t->queue);
-    part("prefix load", t->prefix_load);
-    part("prefill", t->prefill);
-    part("transfer", t->transfer);
-    part("exposed transfer", t->exposed_transfer);
-    part("decode wait", t->decode_wait);
-    part("decode", t->decode);
+    print_part("tokenize", t->tokenize);
+    print_part("queue", t->queue);
+    print_part("prefix load", t->prefix_load);
+    print_part("prefill", t->prefill);
+    print_part("transfer", t->transfer);
+    print_part("exposed transfer", t->exposed_transfer);
+    print_part("decode wait", t->decode_wait);
+    print_part("decode", t->decode);
     if (e->replans)
-        part("stalled", t->stalled);
-    part("residual", t->residual);
+        print_part("stalled", t->stalled);
+    print_part("residual", t->residual);
     fprintf(stderr, "  %-18s %9.1f ms   (predicted %.1f ms)\n  %-18s %9.2f ms   (%.1f tokens/s)\n  %-18s %9.1f ms\n",
             "TTFT", t->ttft, e->predicted->ttft_ms, "TPOT", t->tpot, t->tpot > 0 ? 1000 / t->tpot : 0, "total",
             t->total);
@@ -234,8 +239,11 @@ static enum td_status open_local(const struct generate_options *o, struct local 
     const char *args[64] = {"--model", o->model, "--log-level", "warn"};
     /* Static, because the options of the workers borrow their texts until the cluster closes. */
     static char words[4096];
+    const char *given = o->worker_options ? o->worker_options : "";
     int n = 4;
-    snprintf(words, sizeof(words), "%s", o->worker_options ? o->worker_options : "");
+    if (strlen(given) >= sizeof(words))
+        return td_fail(e, TD_ERR_INVALID, "--worker-options: longer than %zu bytes", sizeof(words) - 1);
+    snprintf(words, sizeof(words), "%s", given);
     for (char *save, *w = strtok_r(words, " ", &save); w && n < 63; w = strtok_r(NULL, " ", &save))
         args[n++] = w;
     return local_open(o->model, args, o->plan, LOCAL_LOOPBACK, out, e);

@@ -23,6 +23,10 @@ struct local {
     char addresses[256];
 };
 
+/*
+ * The options borrow their strings from args, which outlive the cluster. `strings` has those of a file that
+ * --config names: they are never freed, because the options borrow them, too.
+ */
 static enum td_status parse_args(const char *program, const struct option *table, const char *const *args, void *values,
                                  struct td_error *e)
 {
@@ -31,6 +35,8 @@ static enum td_status parse_args(const char *program, const struct option *table
     enum options_action action;
     for (; *args && argc < MAX_ARGS - 1; args++)
         argv[argc++] = (char *)(uintptr_t)*args;
+    if (*args)
+        return td_fail(e, TD_ERR_INVALID, "options of workers: more than %d words", MAX_ARGS - 2);
     const struct options o = {.program = program, .usage = "", .about = "", .table = table};
     return options_parse(&o, argc, argv, values, NULL, NULL, &strings, &action, e);
 }
@@ -115,6 +121,9 @@ void local_close(struct local *l)
 {
     if (!l)
         return;
+    /* The router goes first: it cancels its legs, so the workers have nothing to finish. Each worker_run()
+     * returns when its leases have ended, so all of them are told before any is joined. Closing comes last:
+     * the threads use these objects. */
     if (l->router)
         router_stop(l->router);
     for (int i = 0; i < N_WORKERS; i++)

@@ -90,6 +90,26 @@ static const char *file(const char *name, const char *text)
 
 /* ------------------------------------------------------------------ generate */
 
+/* n words as one word for run(): "~x~x". */
+static const char *worker_options(int n, const char *word)
+{
+    static char text[3000];
+    size_t len = 0;
+    for (int i = 0; i < n; i++)
+        len += (size_t)snprintf(text + len, sizeof(text) - len, "~%s", word);
+    ck_assert_uint_lt(len, sizeof(text));
+    return text;
+}
+
+START_TEST(test_generate_local_passes_all_worker_options_or_says_that_it_can_not)
+{
+    char words[3100];
+    snprintf(words, sizeof(words), "--local --model %s --worker-options %s x", dir, worker_options(30, "--threads~1"));
+    run(cli_generate, words);
+    ck_assert_msg(strstr(ran.err, "more than 62 words") && ran.code == 2, "%d: %s", ran.code, ran.err);
+}
+END_TEST
+
 static const struct {
     const char *words, *said;
 } GENERATE[] = {
@@ -655,6 +675,7 @@ int main(void)
     TCase *c = tcase_create("commands");
     suite_add_tcase(s, c);
     tcase_add_checked_fixture(c, make_dir, remove_dir);
+    tcase_add_test(c, test_generate_local_passes_all_worker_options_or_says_that_it_can_not);
     tcase_add_loop_test(c, test_generate_refuses_options_before_it_connects, 0, sizeof(GENERATE) / sizeof(GENERATE[0]));
     tcase_add_test(c, test_a_router_in_the_environment_has_a_port_that_exists);
     tcase_add_test(c, test_a_row_of_the_command_goes_before_a_parameter);
