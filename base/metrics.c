@@ -15,11 +15,15 @@ static const uint64_t BOUNDS[] = {100000,      200000,      500000,      1000000
                                   10000000000, 20000000000, 50000000000, 100000000000};
 enum { N_BOUNDS = sizeof(BOUNDS) / sizeof(BOUNDS[0]) };
 
+/*
+ * An observation is counted in value first, then in its bucket. Rendering reads the buckets first: so the
+ * last bucket, le="+Inf", is never below the others, as Prometheus demands, whatever is observed meanwhile.
+ */
 struct metric {
     /* counter: the value; gauge: bits of a double; histogram: number of observations. */
     _Atomic uint64_t value;
-    _Atomic uint64_t sum_ns;
-    _Atomic uint64_t *buckets; /* [N_BOUNDS], histograms only */
+    _Atomic uint64_t sum_ns;   /* histograms only */
+    _Atomic uint64_t *buckets; /* [N_BOUNDS], histograms only: durations above the bound before and up to this one */
 };
 
 struct metrics_set {
@@ -101,7 +105,7 @@ void metrics_observe_ns(struct metrics_set *s, uint32_t id, uint64_t duration_ns
     atomic_fetch_add_explicit(&m->sum_ns, duration_ns, memory_order_relaxed);
     for (uint32_t i = 0; i < N_BOUNDS; i++)
         if (duration_ns <= BOUNDS[i]) {
-            atomic_fetch_add_explicit(&m->buckets[i], 1, memory_order_relaxed);
+            atomic_fetch_add_explicit(&m->buckets[i], 1, memory_order_release);
             break;
         }
 }
@@ -116,7 +120,7 @@ static void render_histogram(const struct metric_info *info, struct metric *m, c
     uint64_t total = 0;
     const char *comma = *labels ? "," : "";
     for (uint32_t i = 0; i < N_BOUNDS; i++) {
-        total += atomic_load_explicit(&m->buckets[i], memory_order_relaxed);
+        total += atomic_load_explicit(&m->buckets[i], memory_order_acquire);
         bytes_printf(out, "%s_bucket{%s%sle=\"%g\"} %llu\n", info->name, labels, comma, (double)BOUNDS[i] * 1e-9,
                      (unsigned long long)total);
     }

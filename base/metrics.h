@@ -5,12 +5,13 @@
  * A module lists its metrics once, as an X-macro, which gives an enum and a table:
  *
  *     #define XFER_METRICS(X) \
- *         X(XFER_BYTES_IN, METRIC_COUNTER, "tandem_transfer_received_bytes_total", "KV bytes received and
- *         verified")
+ *         X(XFER_BYTES_IN, METRIC_COUNTER, "tandem_transfer_received_bytes_total", "KV bytes received")
  *     enum { METRICS_ENUM(XFER_METRICS) };
  *     static const struct metric_info INFO[] = {METRICS_TABLE(XFER_METRICS)};
  *
- * Threads: any thread may change and render metrics; changes are atomic. Register before other threads start.
+ * Threads: any thread may add sets, change metrics and render them; changes are atomic. A set is handed to
+ * other threads as any pointer is. It stays until metrics_close(): what may come again, as a peer, keeps its
+ * set, or the page would have the same labels twice.
  */
 #pragma once
 
