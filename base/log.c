@@ -6,11 +6,13 @@
 #include <time.h>
 #include <unistd.h>
 
-static const char *const LEVEL_NAMES[] = {"error", "warn", "info", "debug"};
+static const char *const LEVEL_NAMES[] = {
+    [LOG_ERROR] = "error", [LOG_WARN] = "warn", [LOG_INFO] = "info", [LOG_DEBUG] = "debug"};
+enum { N_LEVELS = sizeof(LEVEL_NAMES) / sizeof(LEVEL_NAMES[0]) };
 
 int log_level_parse(const char *name)
 {
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < N_LEVELS; i++)
         if (!strcmp(name, LEVEL_NAMES[i]))
             return i;
     return -1;
@@ -31,14 +33,14 @@ void log_write(const struct log *log, enum log_level level, const char *format, 
     int m = vsnprintf(line + n, sizeof(line) - (size_t)n, format, args);
     va_end(args);
     size_t len = (size_t)n + (size_t)(m < 0 ? 0 : m);
-    if (len > sizeof(line) - 2)
+    if (len > sizeof(line) - 2) /* vsnprintf returns the length without the cut, and ends with a 0 */
         len = sizeof(line) - 2;
     /* A value from outside must not begin a line of its own. */
     for (size_t i = 0; i < len; i++)
         if ((unsigned char)line[i] < 0x20)
             line[i] = ' ';
     line[len++] = '\n';
-    ssize_t ignored = write(log->fd ? log->fd : 2, line, len);
+    ssize_t ignored = write(log->fd ? log->fd : 2, line, len); /* a full disk must not end a server */
     (void)ignored;
 }
 

@@ -7,7 +7,9 @@
  * A log belongs to one part of a process (router, prefill-0, ...). Whole clusters run in one process, so it
  * is an object and not a global.
  *
- * Threads: any; a line is one write(2).
+ * Threads: any; a line is one write(2), so lines of threads and processes that share a file do not mix.
+ * (Rejected: stdio, whose buffer splits lines, and is lost when a process dies.) A line has at most 1,023
+ * bytes; the rest of a longer one is left out.
  */
 #pragma once
 
