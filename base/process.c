@@ -24,8 +24,7 @@ struct process_signals {
     pthread_mutex_t lock;
     void (*stop)(void *user), (*reload)(void *user);
     void *user;
-    /* SIGUSR1 came before process_on_signals. */
-    bool is_reload_due;
+    bool is_reload_due; /* SIGUSR1 came before process_on_signals() */
 };
 
 /* Opening takes the lowest free number; the wrong direction makes reading and writing fail. Bare system
@@ -71,13 +70,17 @@ void process_default_fatal_signals(void)
         if (sigaction(SIGNALS[i], NULL, &now) || !(now.sa_flags & SA_SIGINFO))
             continue;
         void *handler;
-        memcpy(&handler, &now.sa_sigaction, sizeof(handler));
+        memcpy(&handler, &now.sa_sigaction, sizeof(handler)); /* C has no cast from functions to objects */
         if (dladdr(handler, &where) && where.dli_fname && strstr(where.dli_fname, "libucs"))
             signal(SIGNALS[i], SIG_DFL);
     }
 }
 
-static void take(struct process_signals *p, int sig)
+/*
+ * The callbacks are called without the lock: they may take long, and process_on_signals() may call reload at
+ * the same time.
+ */
+static void take_signal(struct process_signals *p, int sig)
 {
     pthread_mutex_lock(&p->lock);
     void (*stop)(void *) = p->stop, (*reload)(void *) = p->reload;
@@ -101,7 +104,7 @@ static void *take_signals(void *arg)
     sigset_t set = our_signals();
     int sig = 0;
     while (!sigwait(&set, &sig) && !atomic_load(&p->closing))
-        take(p, sig);
+        take_signal(p, sig);
     return NULL;
 }
 
@@ -131,6 +134,7 @@ void process_signals_close(struct process_signals *p)
 {
     if (!p)
         return;
+    /* Order: the thread looks at closing when a signal came. A SIGUSR2 of somebody else does nothing. */
     atomic_store(&p->closing, true);
     pthread_kill(p->thread, SIGUSR2);
     pthread_join(p->thread, NULL);
