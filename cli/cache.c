@@ -3,6 +3,7 @@
  *
  * These are the full blocks of the prompt as tandem generate would send it, for one tenant and salt.
  */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,12 +43,13 @@ struct cache_session {
 };
 
 /* An answer as a JSON object. Every field of these answers is a uint32. */
-static json_t *numbers(const ProtobufCMessage *m)
+static json_t *numbers_of(const ProtobufCMessage *m)
 {
     json_t *r = json_object();
     for (unsigned i = 0; i < m->descriptor->n_fields; i++) {
         const ProtobufCFieldDescriptor *f = &m->descriptor->fields[i];
         uint32_t value;
+        assert(f->type == PROTOBUF_C_TYPE_UINT32 && f->label != PROTOBUF_C_LABEL_REPEATED);
         memcpy(&value, (const char *)m + f->offset, sizeof(value));
         json_object_set_new(r, f->name, json_integer(value));
     }
@@ -65,7 +67,7 @@ static int call_for(const struct cache_session *s, const char *path, const Proto
     enum rpc_code code = rpc_unary(s->client, path, request, answer, CALL_MS, &m, &e);
     if (code)
         return cli_rpc_fail("cache", s->router, code, e.text);
-    *r_out = numbers(m);
+    *r_out = numbers_of(m);
     protobuf_c_message_free_unpacked(m, NULL);
     if (s->o->json)
         cli_print_json(json_incref(*r_out));
@@ -128,6 +130,7 @@ static const struct {
 } ACTIONS[] = {{"pin", pin}, {"release", release_pin}, {"flush", flush}};
 enum { N_ACTIONS = sizeof(ACTIONS) / sizeof(ACTIONS[0]) };
 
+/* Index of the action; N_ACTIONS: there is none of that name. */
 static int action_of(const char *name)
 {
     int i = 0;
