@@ -114,7 +114,8 @@ static int no_command(const char *name)
 
 int main(int argc, char **argv)
 {
-    static char help_flag[] = "--help";
+    static char help_flag[] = "--help"; /* argv is not const */
+    /* A write to a closed pipe or a full disk fails then, and flush_output() or the command says so. */
     process_default_fatal_signals();
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
