@@ -63,12 +63,16 @@ static const struct option TABLE[] = {
 
 /* ------------------------------------------------------------------- trace */
 
-/* Leaves out requests that don't fit the model and requests that follow one of these, and says so. */
+/*
+ * Leaves out requests that don't fit the model and requests that follow one of these, and says so. Moves the
+ * others towards the front of the same array, so none is overwritten before it is read. Both `follows` and
+ * new_index are 1 + an index, and a request follows only earlier ones (trace.h).
+ */
 static void cut_trace(struct replay *r)
 {
     struct trace *t = r->trace;
     uint64_t n = r->o.requests && (uint64_t)r->o.requests < t->n_requests ? (uint64_t)r->o.requests : t->n_requests;
-    uint64_t *new_index = mem_array(t->n_requests, sizeof(*new_index)); /* 1 + new index; 0: left out */
+    uint64_t *new_index = mem_array(t->n_requests, sizeof(*new_index)); /* 0: left out */
     for (uint64_t i = 0; i < n; i++) {
         struct trace_request q = t->requests[i];
         if (replay_prompt_tokens(r, i) >= r->board->context || (q.follows && !new_index[q.follows - 1])) {
@@ -173,9 +177,9 @@ static int replay_trace(struct replay *r, struct replay_events *events, const ch
     const char *slash = strrchr(path, '/');
     if (trace_read(path, MAX_TRACE_BYTES, &r->trace, &e))
         return cli_fail("replay", "%s", e.text);
-    r->board = replay_map(sizeof(*r->board));
+    r->board = replay_map(sizeof(*r->board)); /* before any child: they write their results there */
     replay_on_signal();
-    if (replay_in_child(r, replay_probe))
+    if (replay_in_child(r, replay_probe)) /* puts the model's context on the board, which cut_trace() needs */
         return 1;
     cut_trace(r);
     if (!r->n)
