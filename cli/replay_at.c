@@ -17,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/fault.h"
@@ -44,7 +43,7 @@ static double parse_time(const char *text, char **end)
     return value;
 }
 
-static bool is(const struct replay_event *event, const char *action)
+static bool is_action(const struct replay_event *event, const char *action)
 {
     return !strcmp(event->action, action);
 }
@@ -52,7 +51,7 @@ static bool is(const struct replay_event *event, const char *action)
 static bool is_known(const struct replay_event *event)
 {
     for (size_t i = 0; i < sizeof(ACTIONS) / sizeof(ACTIONS[0]); i++)
-        if (is(event, ACTIONS[i]))
+        if (is_action(event, ACTIONS[i]))
             return true;
     return false;
 }
@@ -101,9 +100,9 @@ static enum td_status parse_event(const char *text, struct replay_event *out, st
                          "expected TIME:ACTION:WORKER, like 30s:kill:decode-1; actions are kill, stop, cont, term, "
                          "drain, slow:WORKER/TIMES, faults:NAME/SCRIPT, scale:prefill=N",
                          e);
-    if (is(out, "slow"))
+    if (is_action(out, "slow"))
         return parse_times(text, rest, out, e);
-    if (is(out, "faults"))
+    if (is_action(out, "faults"))
         return parse_script(text, rest, out, e);
     return *rest ? bad_event(text, "nothing may follow the name", e) : TD_OK;
 }
@@ -177,11 +176,11 @@ enum td_status replay_events_check(const struct replay_events *v, const char *ru
         return td_fail(error_out, TD_ERR_NOT_FOUND, "--at: no cluster runs in %s: tandem up starts one", dir.path);
     for (uint32_t i = 0; i < v->n && !s; i++) {
         const struct replay_event *event = &v->list[i];
-        is_scaled |= is(event, "scale");
+        is_scaled |= is_action(event, "scale");
         pid_of(&dir, event->target, &known);
         if (!known && !is_scaled)
             s = td_fail(error_out, TD_ERR_NOT_FOUND, "--at: no process '%s' in %s", event->target, dir.path);
-        else if (is(event, "faults"))
+        else if (is_action(event, "faults"))
             s = check_takes_faults(&dir, event->target, error_out);
     }
     return s;
@@ -189,10 +188,13 @@ enum td_status replay_events_check(const struct replay_events *v, const char *ru
 
 /* ------------------------------------------------------------------- doing */
 
-/* Runs tandem drain WORKER or tandem scale prefill=N in a process of its own, because these commands wait. */
+/*
+ * Runs tandem drain WORKER or tandem scale prefill=N in a process of its own, because these commands wait. It
+ * is not waited for: its messages go to the same stderr, and it may end after the replay.
+ */
 static void run_command(const struct replay_event *event, const struct replay_options *o)
 {
-    bool drain = is(event, "drain");
+    bool drain = is_action(event, "drain");
     const char *router = cli_router(o->router);
     if (fork())
         return;
@@ -205,6 +207,11 @@ static void run_command(const struct replay_event *event, const struct replay_op
     _exit(127);
 }
 
+/*
+ * Slowed processes are known by their process id, which replay_events_do() does not look up again. So an id
+ * must be forgotten before its process can end: at each kill, stop, cont and term of this replay. If a slowed
+ * process ends by itself, its id gets signals until the end of the run, as long as no other process has it.
+ */
 static void set_slowed(struct replay_events *v, pid_t pid, double times)
 {
     uint32_t i = 0;
@@ -256,22 +263,22 @@ static void send_signal(struct replay_events *v, const struct replay_event *even
         cli_fail("replay", "--at: %s does not run: nothing was done", event->target);
         return;
     }
-    if (is(event, "slow")) {
+    if (is_action(event, "slow")) {
         set_slowed(v, pid, event->times);
         return;
     }
     forget_slowed(v, pid);
     for (size_t i = 0; i < sizeof(SIGNALS) / sizeof(SIGNALS[0]); i++)
-        if (is(event, SIGNALS[i].action))
+        if (is_action(event, SIGNALS[i].action))
             kill(pid, SIGNALS[i].signal);
 }
 
 static void do_event(struct replay_events *v, const struct replay_event *event, const struct replay_options *o)
 {
-    bool is_faults = is(event, "faults");
+    bool is_faults = is_action(event, "faults");
     fprintf(stderr, "\r%.1f s: %s %s %s%30s\n", event->at_ms * 1e-3, event->action, event->target,
             is_faults && !*event->script ? "none" : event->script, "");
-    if (is(event, "drain") || is(event, "scale"))
+    if (is_action(event, "drain") || is_action(event, "scale"))
         run_command(event, o);
     else if (is_faults)
         set_faults(event->target, event->script, o);
