@@ -1,6 +1,13 @@
 /*
  * Runs the tree of a template. Scopes are a chain: the body of a loop, a macro and a with block have their
  * own, an if has none. A name is looked up outwards, and set in the scope of the statement.
+ *
+ * The first error is kept in r->status and ends everything: each function goes on with values of no meaning
+ * and returns soon, because step() and enter() are false from then on. So nothing is undone on the way out.
+ * r->at is the node that an error names: it is set again after operands were evaluated.
+ *
+ * Values, scopes and lists live in r->arena until the rendering ends; nothing is freed before. Only the text
+ * of a block that is captured has memory of its own, which value_bytes() takes.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -22,6 +29,7 @@ static bool step(struct template_run *r, const struct template_node *n)
     return !r->status && run_room(r, 0);
 }
 
+/* One level deeper, also if it returns false: the caller leaves again by r->depth--. */
 static bool enter(struct template_run *r)
 {
     if (++r->depth > TEMPLATE_MAX_DEPTH && !r->status)
@@ -83,7 +91,7 @@ static struct value undefined(struct str name)
     return (struct value){.kind = V_UNDEFINED, .s = name};
 }
 
-static struct value loop_attribute(struct template_run *r, const struct loop *l, struct str name)
+static struct value loop_attribute(const struct loop *l, struct str name)
 {
     const struct {
         struct str name;
@@ -95,7 +103,6 @@ static struct value loop_attribute(struct template_run *r, const struct loop *l,
                    {STR("length"), (int64_t)l->items->n},
                    {STR("depth"), l->depth0 + 1},
                    {STR("depth0"), l->depth0}};
-    (void)r;
     for (size_t i = 0; i < sizeof(NUMBERS) / sizeof(NUMBERS[0]); i++)
         if (str_is(name, NUMBERS[i].name))
             return value_int(NUMBERS[i].value);
@@ -124,7 +131,7 @@ struct value run_attribute(struct template_run *r, struct value v, struct str na
         return (struct value){.kind = V_METHOD, .bound = b};
     }
     if (v.kind == V_LOOP)
-        return loop_attribute(r, v.loop, name);
+        return loop_attribute(v.loop, name);
     if (v.kind != V_DICT && v.kind != V_NAMESPACE)
         return undefined(name);
     const struct value *there = dict_find(v.dict, value_str(name.p, name.n));
@@ -262,8 +269,10 @@ static struct value whole(struct template_run *r, int op, int64_t x, int64_t y)
         over = __builtin_mul_overflow(x, y, &z);
         break;
     case OP_POW:
-        for (z = 1; y-- > 0 && !over;)
-            over = __builtin_mul_overflow(z, x, &z) || (x >= -1 && x <= 1 && (y = y % 2, false));
+        if (x >= -1 && x <= 1 && y > 2) /* x ** y is x ** (y - 2): no loop over a large y */
+            y = 2 - y % 2;
+        for (z = 1; y > 0 && !over; y--) /* ends by overflow after 63 turns */
+            over = __builtin_mul_overflow(z, x, &z);
         break;
     default: /* rounds down, as Python does */
         over = y == -1 && x == INT64_MIN;
@@ -435,8 +444,7 @@ static struct value run_macro(struct template_run *r, const struct macro *m, con
     struct scope *scope = scope_new(r, m->scope);
     struct value v = value_none(), caller;
     uint32_t i = 0, loops = r->loops;
-    if (!enter(r))
-        return v;
+    enter(r);
     for (const struct template_node *p = n->kids[0]; p && !r->status; p = p->next, i++) {
         char name[64];
         snprintf(name, sizeof(name), "%.*s", p->text.n < 63 ? (int)p->text.n : 63, p->text.p);
@@ -563,7 +571,9 @@ static struct value eval_kind(struct template_run *r, struct scope *scope, const
 static struct value eval(struct template_run *r, struct scope *scope, const struct template_node *n)
 {
     struct value v = value_none();
-    if (step(r, n) && enter(r))
+    if (!step(r, n))
+        return v;
+    if (enter(r))
         v = eval_kind(r, scope, n);
     r->depth--;
     return r->status ? value_none() : v;
