@@ -123,7 +123,9 @@ struct params {
     int32_t priority;
     uint32_t workflow_deadline_ms, workflow_steps_left; /* 0 ms: no workflow */
     int64_t remaining_ms;                               /* from arrival to its deadline; INT64_MAX: none */
-    struct bytes tenant, salt, label, workflow, lora;   /* lora: an adapter's name, or empty */
+    struct bytes tenant, salt, workflow;
+    struct bytes label; /* the request id; never empty */
+    struct bytes lora;  /* an adapter's name, or empty */
     bool want_ids, want_logprobs, want_prompt_logprobs, max_tokens_given, bypass_cache, skip_special;
 };
 
