@@ -100,8 +100,10 @@ static void await_deletions(struct ssd *s)
         ms += (int)(step.tv_nsec / (long)NS_PER_MS);
         step.tv_nsec += step.tv_nsec < 32 * (long)NS_PER_MS ? step.tv_nsec : 0;
     }
-    if (n < r->n_unknown || (!atomic_load(&r->is_cancelled) && !is_at_work(s)))
+    if (n < r->n_unknown)
         r->n_unknown = n;
+    else if (!atomic_load(&r->is_cancelled) && !is_at_work(s))
+        r->n_unknown = count_uncounted(s); /* again: work that ended just now has deleted its files */
 }
 
 /* The caller makes sure that the database stays open meanwhile. with_values: moves values, too. */
@@ -314,11 +316,13 @@ static bool go_on(struct ssd *s, uint64_t need)
     struct ssd_room *r = &s->room;
     uint64_t excess;
     note_background(s);
+    /* Asked before the directory is measured: files that go in between are in the size, and it would be final. */
+    bool is_busy = is_at_work(s);
     ssd_measure(s);
     enum room_state was = r->state;
     r->state = ROOM_MERGING; /* so that size_bytes is the directory's size again */
     bool is_full = !fits(s, need, &excess), is_enough = atomic_load(&s->dir_bytes) <= goal_bytes(s);
-    if (!s->broken && is_full && is_at_work(s)) {
+    if (!s->broken && is_full && is_busy) {
         r->state = was;
         return true; /* copies lie beside their originals: look again later */
     }
