@@ -55,6 +55,9 @@ struct report_request {
     const float *token_ms; /* [n_output] ms since arrival; borrowed; NULL: not kept */
 };
 
+/* Nothing is known of it yet: no worker, no times. */
+extern const struct report_request REPORT_REQUEST_NONE;
+
 /* Who computed the request: two workers, a decode worker alone, or a prefill worker alone. */
 enum report_plan { REPORT_PLAN_UNKNOWN, REPORT_SPLIT, REPORT_AGGREGATED, REPORT_KEPT, REPORT_PLANS };
 
