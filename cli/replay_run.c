@@ -51,8 +51,7 @@ void *replay_map(size_t len_bytes)
 
 static uint32_t scaled(const struct replay *r, uint32_t n)
 {
-    double tokens = round(n * r->o.length_scale);
-    return tokens < 1 ? 1 : (uint32_t)tokens;
+    return (uint32_t)fmin(fmax(round(n * r->o.length_scale), 1), UINT32_MAX);
 }
 
 uint32_t replay_prompt_tokens(const struct replay *r, uint64_t index)

@@ -170,6 +170,10 @@ struct report_point report_point_of(const struct report_run *run);
  */
 enum td_status report_check(const struct report_run *run, struct td_error *error_out);
 
+/* Appends a JSON string. Invalid UTF-8 becomes '?', and '<' is escaped, so that it can stand in a page's
+ * script. */
+void report_write_text(const char *text, struct bytes *out);
+
 void report_table(const struct report_run *run, struct bytes *out); /* appends the table for a terminal */
 /* Appends one JSON object; docs/replay.md has the format. with_requests adds every request, so that
  * report_parse() can make the whole run again. */
